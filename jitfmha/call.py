@@ -1,0 +1,218 @@
+"""From checked arguments to a launched kernel, once slowly and from then on quickly.
+
+The first call of a kind is checked, planned and bound; the result is kept under everything that
+the check looked at. Later calls look it up, allocate the outputs and launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .dispatch import Launch, select
+from .mask import Mask, parse_mask
+from .problem import Problem, check_cu_seqlens_values, make_problem, may_overlap
+from .target import CpuTarget, target_of
+
+CuSeqlens = tuple[Tensor, Tensor, Tensor, Tensor]  # q, k, q padded, k padded
+
+_MOST_PREPARED = 4096
+
+
+@dataclass(frozen=True)
+class PreparedCall:
+    """A call of which everything but the tensors' addresses is settled."""
+
+    problem: Problem
+    launch: Launch | None  # None where there is no output element to compute
+    out_shape: tuple[int, ...]
+    out_strides: tuple[int, ...]
+    lse_shape: tuple[int, ...]
+    spans: tuple[int, ...]  # bytes from the first to behind the last element: q, k, v, out
+    reads_cu_seqlens: bool
+
+
+_prepared: dict[Hashable, PreparedCall] = {}
+
+
+def run(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None,
+    mask: int | str | Mask,
+    window_size: tuple[int, int],
+    return_lse: bool,
+    out: Tensor | None,
+    cu_seqlens: CuSeqlens | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute attention eagerly; the arguments are those of ``fmha_fwd``.
+
+    Tensors must be plain: no subclass, no tracing, no transform in effect.
+    """
+    try:
+        key: Hashable = (
+            *(q.shape, q.stride(), q.dtype, q.device),
+            *(k.shape, k.stride(), k.dtype, k.device),
+            *(v.shape, v.stride(), v.dtype, v.device),
+            *(softmax_scale, softmax_scale.__class__, mask, mask.__class__, window_size),
+            return_lse,
+            None if out is None else (out.shape, out.stride(), out.dtype, out.device),
+            None
+            if cu_seqlens is None
+            else tuple([(x.shape, x.stride(), x.dtype, x.device) for x in cu_seqlens]),
+        )
+        call = _prepared.get(key)
+    except (AttributeError, TypeError, RuntimeError):
+        # Not a tensor, not hashable, not strided: the checks below say what is wrong, if anything.
+        key = call = None
+    if call is None:
+        call = _prepare(q, k, v, softmax_scale, mask, window_size, return_lse, out, cu_seqlens)
+        if key is not None:
+            if len(_prepared) >= _MOST_PREPARED:
+                _prepared.clear()
+            _prepared[key] = call
+    covered = True
+    if cu_seqlens is not None and call.reads_cu_seqlens:
+        covered = check_cu_seqlens_values(call.problem, cu_seqlens, max_seqlen_q, max_seqlen_k)
+    if out is None:
+        out = q.new_empty_strided(call.out_shape, call.out_strides)
+        if not covered:
+            out.zero_()
+    else:
+        _refuse_shared_memory(out, q, k, v, call.spans)
+    lse = None
+    if return_lse:
+        lse = q.new_empty(call.lse_shape, dtype=torch.float32)
+        if not covered:
+            lse.fill_(-torch.inf)
+    if call.launch is not None:
+        call.launch(q, k, v, out, lse, cu_seqlens)
+    return out, lse
+
+
+def resolve_cu_seqlens(
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    cu_seqlens_q_padded: Tensor | None,
+    cu_seqlens_k_padded: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+) -> CuSeqlens | None:
+    """The four prefix sums of a gm1 call, or None for gm0.
+
+    Raises ``ValueError`` where only some of what gm1 needs is given.
+    """
+    if cu_seqlens_q is None and cu_seqlens_k is None:
+        for name, value in (
+            ("cu_seqlens_q_padded", cu_seqlens_q_padded),
+            ("cu_seqlens_k_padded", cu_seqlens_k_padded),
+            ("max_seqlen_q", max_seqlen_q),
+            ("max_seqlen_k", max_seqlen_k),
+        ):
+            if value is not None:
+                raise ValueError(f"{name} is given without cu_seqlens_q and cu_seqlens_k")
+        return None
+    if cu_seqlens_q is None or cu_seqlens_k is None:
+        missing = "cu_seqlens_q" if cu_seqlens_q is None else "cu_seqlens_k"
+        raise ValueError(f"{missing} is missing; group mode needs cu_seqlens_q and cu_seqlens_k")
+    for name, value in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+            raise TypeError(f"{name} must be an int, got {type(value).__name__} ({value!r})")
+        if value < 0:
+            raise ValueError(f"{name}={value} must not be negative")
+    return (
+        cu_seqlens_q,
+        cu_seqlens_k,
+        cu_seqlens_q if cu_seqlens_q_padded is None else cu_seqlens_q_padded,
+        cu_seqlens_k if cu_seqlens_k_padded is None else cu_seqlens_k_padded,
+    )
+
+
+def default_softmax_scale(q: Tensor) -> float:
+    """``1 / sqrt(hdim)``; 1 where q has no head dimension to speak of (an error comes later)."""
+    hdim = q.shape[-1] if q.dim() > 0 else 0
+    return float(hdim) ** -0.5 if hdim > 0 else 1.0
+
+
+def describe_problem(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None,
+    mask: int | str | Mask,
+    window_size: tuple[int, int],
+    return_lse: bool,
+    out: Tensor | None,
+    cu_seqlens: CuSeqlens | None,
+) -> Problem:
+    """The checked :class:`Problem` of a call; reads no tensor's data."""
+    if not isinstance(q, Tensor):
+        raise TypeError(f"q must be a torch.Tensor, got {type(q).__name__}")
+    return make_problem(
+        q,
+        k,
+        v,
+        softmax_scale=default_softmax_scale(q) if softmax_scale is None else softmax_scale,
+        mask=mask if isinstance(mask, Mask) else parse_mask(mask, window_size),
+        has_lse=return_lse,
+        out=out,
+        cu_seqlens=cu_seqlens,
+    )
+
+
+def _prepare(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None,
+    mask: int | str | Mask,
+    window_size: tuple[int, int],
+    return_lse: bool,
+    out: Tensor | None,
+    cu_seqlens: CuSeqlens | None,
+) -> PreparedCall:
+    problem = describe_problem(
+        q, k, v, softmax_scale, mask, window_size, return_lse, out, cu_seqlens
+    )
+    target = target_of(q.device)
+    plan = select(problem, target)
+    strides = problem.out
+    return PreparedCall(
+        problem=problem,
+        launch=None if problem.is_empty else plan.bind(),
+        out_shape=problem.out_shape,
+        out_strides=(
+            *((strides.batch,) if problem.mode == "gm0" else ()),
+            *(strides.seq, strides.head, 1),
+        ),
+        lse_shape=problem.lse_shape,
+        spans=tuple(0 if x is None else _span(x) for x in (q, k, v, out)),
+        # On a GPU the values stay unread: looking at them would wait for the device.
+        reads_cu_seqlens=isinstance(target, CpuTarget),
+    )
+
+
+def _span(x: Tensor) -> int:
+    if x.numel() == 0:
+        return 0
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return (last + 1) * x.element_size()
+
+
+def _refuse_shared_memory(
+    out: Tensor, q: Tensor, k: Tensor, v: Tensor, spans: tuple[int, ...]
+) -> None:
+    start = out.data_ptr()
+    end = start + spans[3]
+    for name, x, span in (("q", q, spans[0]), ("k", k, spans[1]), ("v", v, spans[2])):
+        other = x.data_ptr()
+        if start < other + span and other < end and may_overlap(out, x):
+            raise ValueError(f"out shares memory with {name}; give it memory of its own")

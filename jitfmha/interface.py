@@ -1,0 +1,166 @@
+"""The public functions of the package: argument checks, and the way down to the kernel."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from .call import CuSeqlens, describe_problem, resolve_cu_seqlens, run
+from .dispatch import Explanation, explain_problem
+from .ops import mask_argument, refuse_grad
+from .target import target_of
+
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_functorch_level = torch._C._functorch.maybe_current_level
+
+
+def fmha_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    mask: int | str = 0,
+    window_size: tuple[int, int] = (-1, -1),
+    return_lse: bool = False,
+    out: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    cu_seqlens_q_padded: Tensor | None = None,
+    cu_seqlens_k_padded: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Fused multi-head attention, ``softmax(softmax_scale * q @ k^T) @ v`` for each head.
+
+    Without ``cu_seqlens`` every sequence has the same lengths (batch mode, gm0). With
+    ``cu_seqlens_q`` and ``cu_seqlens_k`` sequences of different lengths lie packed one after the
+    other (group mode, gm1).
+
+    Args:
+        q: gm0 ``(b, sq, hq, hdim)``, gm1 ``(total_q, hq, hdim)``; bfloat16 or float16, and float32
+            on the CPU. Any strides, as long as the last dimension is contiguous; never copied.
+        k: gm0 ``(b, sk, hk, hdim)``, gm1 ``(total_k, hk, hdim)``, with hk a divisor of hq
+            (GQA, MQA): query head h reads key head ``h // (hq // hk)``.
+        v: as k, with a head dimension ``hdim_v`` of its own. Both are 1 to 512.
+        softmax_scale: finite and > 0; ``1 / sqrt(hdim)`` by default.
+        mask: 0 or "none"; 1 (causal, top-left: key j is seen by query i when j <= i); 2 or
+            "causal" (causal, bottom-right: when j <= i + sk - sq); "t:l,r" and "b:l,r", the window
+            (l, r) of mask 1 and of mask 2; "g:y,x", the generic coordinates: i - y < j < i + x.
+            gm1 takes the bottom-right ones and none.
+        window_size: (left, right), in keys around the mask's diagonal, -1 being open. With mask 1
+            and 2, -1 on the right means 0; with mask 0 the diagonal is the bottom-right one.
+        return_lse: also return the log-sum-exp of the scaled scores.
+        out: where to write the result: the shape of q with hdim_v last, q's dtype, any strides
+            with a contiguous last dimension, no memory shared with q, k, v or itself.
+        cu_seqlens_q, cu_seqlens_k: int32 ``(b + 1,)``, the prefix sums of the lengths, from 0.
+        max_seqlen_q, max_seqlen_k: the longest lengths; optional on the CPU.
+        cu_seqlens_q_padded, cu_seqlens_k_padded: int32 ``(b + 1,)``, where each sequence starts in
+            the packed tensors if there are unused rows between them. Unused rows of a fresh output
+            are 0 and of the lse -inf; those of ``out`` stay as they are.
+
+    Returns:
+        out, contiguous unless ``out`` was given; or ``(out, lse)``, lse being float32, gm0
+        ``(b, hq, sq)``, gm1 ``(hq, total_q)``. A query that sees no key gets 0 and lse -inf.
+
+    Raises:
+        TypeError, ValueError: an argument breaks a rule; the text names it and its value.
+        NotImplementedError: nothing serves the call yet; the text lists the reasons. Also for
+            inputs that require grad while grad mode is on.
+        jitfmha.BuildError: the launcher could not be compiled on first use.
+
+    Source: Dao et al., FlashAttention (arXiv 2205.14135), for tiling and the online softmax.
+    """
+    cu_seqlens: CuSeqlens | None = None
+    if (
+        cu_seqlens_q is not None
+        or cu_seqlens_k is not None
+        or cu_seqlens_q_padded is not None
+        or cu_seqlens_k_padded is not None
+        or max_seqlen_q is not None
+        or max_seqlen_k is not None
+    ):
+        cu_seqlens = resolve_cu_seqlens(
+            cu_seqlens_q,
+            cu_seqlens_k,
+            cu_seqlens_q_padded,
+            cu_seqlens_k_padded,
+            max_seqlen_q,
+            max_seqlen_k,
+        )
+    if _is_compiling() or not _is_plain(q, k, v):
+        arguments = (
+            *(q, k, v, softmax_scale, mask_argument(mask), window_size, return_lse),
+            *(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
+            *(cu_seqlens_q_padded, cu_seqlens_k_padded),
+        )
+        if out is None:
+            result, lse = torch.ops.jitfmha.fmha_fwd(*arguments)
+        else:
+            result, lse = out, torch.ops.jitfmha.fmha_fwd_out(*arguments, out)
+        return (result, lse) if return_lse else result
+    if _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        refuse_grad(q, k, v)
+    result, lse = run(
+        *(q, k, v, softmax_scale, mask, window_size, return_lse, out, cu_seqlens),
+        *(max_seqlen_q, max_seqlen_k),
+    )
+    return result if lse is None else (result, lse)
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    mask: int | str = 0,
+    window_size: tuple[int, int] = (-1, -1),
+    return_lse: bool = False,
+    out: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    cu_seqlens_q_padded: Tensor | None = None,
+    cu_seqlens_k_padded: Tensor | None = None,
+) -> Explanation:
+    """What :func:`fmha_fwd` would do with the same arguments: target, kernel and reasons.
+
+    Builds and launches nothing and does not read the tensors' data. ``print`` the result, or take
+    its fields. Raises ``TypeError`` or ``ValueError`` as :func:`fmha_fwd` does for the arguments;
+    a call that nothing serves is not an error here.
+    """
+    cu_seqlens = resolve_cu_seqlens(
+        cu_seqlens_q,
+        cu_seqlens_k,
+        cu_seqlens_q_padded,
+        cu_seqlens_k_padded,
+        max_seqlen_q,
+        max_seqlen_k,
+    )
+    problem = describe_problem(
+        q, k, v, softmax_scale, mask, window_size, return_lse, out, cu_seqlens
+    )
+    return explain_problem(problem, target_of(q.device))
+
+
+def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the call may go past torch's dispatcher: no subclass, mode, transform or meta.
+
+    Raises ``TypeError`` for what is no tensor at all.
+    """
+    if type(q) is type(k) is type(v) is Tensor:
+        return (
+            _dispatch_modes() == 0
+            and _functorch_level() is None
+            and forward_ad._current_level < 0
+            and not q.is_meta
+        )
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__} ({x!r})")
+    return False

@@ -1,0 +1,117 @@
+"""What a query may see: one immutable value for every mask that the interface accepts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_TEXT_FORM = re.compile(r"([tbg]):(-?\d+),(-?\d+)")
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A band around a diagonal of the score matrix.
+
+    Query ``i`` sees key ``j`` if and only if ``d - left <= j <= d + right``, where the diagonal is
+    ``d = i`` when ``top_left`` is set and ``d = i + seqlen_k - seqlen_q`` when it is not.
+    ``None`` leaves that side open.
+    """
+
+    top_left: bool = False
+    left: int | None = None
+    right: int | None = None
+
+    @property
+    def is_none(self) -> bool:
+        """True when every query sees every key."""
+        return self.left is None and self.right is None
+
+    @property
+    def is_causal(self) -> bool:
+        """True for plain causal masks, without a window on the left."""
+        return self.left is None and self.right == 0
+
+    def __str__(self) -> str:
+        if self.is_none:
+            return "none"
+        corner = "top-left" if self.top_left else "bottom-right"
+        if self.is_causal:
+            return f"causal ({corner})"
+        left = "open" if self.left is None else str(self.left)
+        right = "open" if self.right is None else str(self.right)
+        return f"window (left {left}, right {right}, {corner})"
+
+
+NO_MASK = Mask()
+_CORNERS = {0: False, 1: True, 2: False}
+
+
+def parse_mask(mask: int | str, window_size: tuple[int, int] = (-1, -1)) -> Mask:
+    """The :class:`Mask` for the arguments ``mask`` and ``window_size`` of ``fmha_fwd``.
+
+    ``mask``: 0 or ``"none"``; 1 (causal, top-left); 2 or ``"causal"`` (causal, bottom-right);
+    ``"t:l,r"`` and ``"b:l,r"``, the window ``(l, r)`` of masks 1 and 2; ``"g:y,x"``, the generic
+    coordinates that count ``y`` down and ``x`` right of the top-left corner, so that query ``i``
+    sees keys ``i - y < j < i + x``.
+
+    ``window_size`` is ``(left, right)``. With mask 0 it is a window around the bottom-right
+    diagonal and -1 leaves a side open, as in flash-attn. With 1 and 2, -1 leaves the left open and
+    means 0 on the right, so that ``(-1, -1)`` is plain causal.
+
+    Raises ``TypeError`` or ``ValueError`` naming the argument and its value.
+    """
+    left, right = check_window_size(window_size)
+    if isinstance(mask, str):
+        text = _TEXT_FORM.fullmatch(mask)
+        if text is not None:
+            if (left, right) != (-1, -1):
+                raise ValueError(
+                    f"window_size={window_size!r} cannot be combined with mask={mask!r}, "
+                    "which names its own window"
+                )
+            return _from_text(mask, text[1], int(text[2]), int(text[3]))
+        if mask not in ("none", "causal"):
+            raise ValueError(
+                f"mask={mask!r} is not known; use 0, 1, 2, 'none', 'causal', "
+                "'t:l,r', 'b:l,r' or 'g:y,x' with integers l, r, y, x"
+            )
+        mask = 0 if mask == "none" else 2
+    elif isinstance(mask, bool) or not isinstance(mask, int):
+        raise TypeError(f"mask must be an int or a str, got {type(mask).__name__} ({mask!r})")
+    if mask not in _CORNERS:
+        raise ValueError(
+            f"mask={mask!r} is not known; use 0 (none), 1 (causal, top-left) or "
+            "2 (causal, bottom-right)"
+        )
+    if mask == 0:
+        return Mask(left=_open(left), right=_open(right))
+    return Mask(top_left=_CORNERS[mask], left=_open(left), right=max(right, 0))
+
+
+def check_window_size(window_size: tuple[int, int]) -> tuple[int, int]:
+    """``window_size`` as a pair of ints, each -1 or at least 0.
+
+    Raises ``TypeError`` or ``ValueError`` naming the argument and its value.
+    """
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+        raise TypeError(f"window_size must be a pair (left, right), got {window_size!r}")
+    for side in window_size:
+        if isinstance(side, bool) or not isinstance(side, int):
+            raise TypeError(f"window_size must hold two ints, got {window_size!r}")
+        if side < -1:
+            raise ValueError(f"window_size={window_size!r}: a side is -1 (open) or at least 0")
+    return window_size[0], window_size[1]
+
+
+def _from_text(mask: str, form: str, first: int, second: int) -> Mask:
+    if form == "g":
+        if first < 1 or second < 1:
+            raise ValueError(f"mask={mask!r}: y and x count from the corner and are at least 1")
+        return Mask(top_left=True, left=first - 1, right=second - 1)
+    if first < -1 or second < -1:
+        raise ValueError(f"mask={mask!r}: l and r are -1 or at least 0")
+    return Mask(top_left=form == "t", left=_open(first), right=max(second, 0))
+
+
+def _open(side: int) -> int | None:
+    return None if side < 0 else side
