@@ -1,0 +1,90 @@
+// Vectors of 8 floats for AVX2 with FMA and F16C.
+#pragma once
+
+#include <cstdint>
+#include <immintrin.h>
+
+namespace simd {
+
+using Vec = __m256;
+constexpr int kLanes = 8;
+
+// 12 accumulators: with two vectors of the panel and a broadcast, 15 of the 16 registers.
+constexpr int kBlockRows = 6;
+constexpr int kBlockVectors = 2;
+
+inline Vec load(const float* from) { return _mm256_loadu_ps(from); }
+inline void store(float* to, Vec a) { _mm256_storeu_ps(to, a); }
+inline Vec broadcast(float a) { return _mm256_set1_ps(a); }
+inline Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
+inline Vec sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
+inline Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
+inline Vec mul_add(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+inline Vec mul_sub(Vec a, Vec b, Vec c) { return _mm256_fmsub_ps(a, b, c); }
+
+// The larger of both; `b` where `a` is NaN.
+inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+
+// `a` in the lanes with low <= x <= high, `b` in all others.
+inline Vec select_between(Vec low, Vec x, Vec high, Vec a, Vec b) {
+  const Vec inside = _mm256_and_ps(_mm256_cmp_ps(low, x, _CMP_LE_OQ), _mm256_cmp_ps(x, high, _CMP_LE_OQ));
+  return _mm256_blendv_ps(b, a, inside);
+}
+
+// 2^x = scale_exponent(2^(c - w), w) with c = clamp_exponent(x), w = round_exponent(c); for x < 128.
+// It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
+inline Vec clamp_exponent(Vec x) { return _mm256_max_ps(_mm256_set1_ps(-127.0f), x); }
+inline Vec round_exponent(Vec x) {
+  return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+inline Vec scale_exponent(Vec a, Vec whole) {
+  const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127));
+  return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));
+}
+
+// rows[i] lane j <-> rows[j] lane i, bit patterns untouched.
+inline void transpose(Vec (&rows)[kLanes]) {
+  Vec t[kLanes];
+  for (int i = 0; i < kLanes; i += 4) {
+    const Vec ab_low = _mm256_unpacklo_ps(rows[i], rows[i + 1]);
+    const Vec ab_high = _mm256_unpackhi_ps(rows[i], rows[i + 1]);
+    const Vec cd_low = _mm256_unpacklo_ps(rows[i + 2], rows[i + 3]);
+    const Vec cd_high = _mm256_unpackhi_ps(rows[i + 2], rows[i + 3]);
+    t[i] = _mm256_shuffle_ps(ab_low, cd_low, 0x44);
+    t[i + 1] = _mm256_shuffle_ps(ab_low, cd_low, 0xee);
+    t[i + 2] = _mm256_shuffle_ps(ab_high, cd_high, 0x44);
+    t[i + 3] = _mm256_shuffle_ps(ab_high, cd_high, 0xee);
+  }
+  // Either 128-bit half now holds a transposed 4x4 block; what is left is to transpose the blocks.
+  for (int i = 0; i < 4; ++i) {
+    rows[i] = _mm256_permute2f128_ps(t[i], t[4 + i], 0x20);
+    rows[4 + i] = _mm256_permute2f128_ps(t[i], t[4 + i], 0x31);
+  }
+}
+
+inline Vec load_fp16(const uint16_t* from) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+inline void store_fp16(uint16_t* to, Vec a) {
+  constexpr int kToNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(a, kToNearest));
+}
+
+inline Vec load_bf16(const uint16_t* from) {
+  const __m256i bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
+}
+inline void store_bf16(uint16_t* to, Vec a) {
+  const __m256i bits = _mm256_castps_si256(a);
+  const __m256i last_kept = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i half_even = _mm256_add_epi32(last_kept, _mm256_set1_epi32(0x7fff));
+  const Vec rounded = _mm256_castsi256_ps(_mm256_add_epi32(bits, half_even));
+  const Vec quiet_nan = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000));
+  const Vec result = _mm256_blendv_ps(rounded, quiet_nan, _mm256_cmp_ps(a, a, _CMP_UNORD_Q));
+  const __m256i high = _mm256_srli_epi32(_mm256_castps_si256(result), 16);
+  // Packing works on either 128-bit half: gather both results in the lower one.
+  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(high, high), 0x08);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_castsi256_si128(packed));
+}
+
+}  // namespace simd

@@ -1,0 +1,120 @@
+// Vectors of 16 floats for AVX-512 (F, BW, DQ, VL), with AVX512_BF16 dot products where compiled in.
+#pragma once
+
+#include <cstdint>
+#include <immintrin.h>
+
+namespace simd {
+
+using Vec = __m512;
+constexpr int kLanes = 16;
+
+// Register block of the matrix products: kBlockRows x kBlockVectors accumulators. 16 of the 32
+// registers hide the FMA latency and leave the loads well below one per FMA.
+constexpr int kBlockRows = 8;
+constexpr int kBlockVectors = 2;
+
+inline Vec load(const float* from) { return _mm512_loadu_ps(from); }
+inline void store(float* to, Vec a) { _mm512_storeu_ps(to, a); }
+inline Vec broadcast(float a) { return _mm512_set1_ps(a); }
+inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
+inline Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
+inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
+inline Vec mul_add(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+inline Vec mul_sub(Vec a, Vec b, Vec c) { return _mm512_fmsub_ps(a, b, c); }
+
+// The larger of both; `b` where `a` is NaN.
+inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+
+// `a` in the lanes with low <= x <= high, `b` in all others.
+inline Vec select_between(Vec low, Vec x, Vec high, Vec a, Vec b) {
+  const __mmask16 above = _mm512_cmp_ps_mask(low, x, _CMP_LE_OQ);
+  return _mm512_mask_blend_ps(_mm512_mask_cmp_ps_mask(above, x, high, _CMP_LE_OQ), b, a);
+}
+
+// 2^x = scale_exponent(2^(c - w), w) with c = clamp_exponent(x), w = round_exponent(c).
+// It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
+inline Vec clamp_exponent(Vec x) { return _mm512_max_ps(_mm512_set1_ps(-200.0f), x); }
+inline Vec round_exponent(Vec x) {
+  return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+inline Vec scale_exponent(Vec a, Vec whole) { return _mm512_scalef_ps(a, whole); }
+
+// rows[i] lane j <-> rows[j] lane i, bit patterns untouched.
+inline void transpose(Vec (&rows)[kLanes]) {
+  Vec t[kLanes];
+  for (int i = 0; i < kLanes; i += 4) {
+    const Vec ab_low = _mm512_unpacklo_ps(rows[i], rows[i + 1]);
+    const Vec ab_high = _mm512_unpackhi_ps(rows[i], rows[i + 1]);
+    const Vec cd_low = _mm512_unpacklo_ps(rows[i + 2], rows[i + 3]);
+    const Vec cd_high = _mm512_unpackhi_ps(rows[i + 2], rows[i + 3]);
+    t[i] = _mm512_shuffle_ps(ab_low, cd_low, 0x44);
+    t[i + 1] = _mm512_shuffle_ps(ab_low, cd_low, 0xee);
+    t[i + 2] = _mm512_shuffle_ps(ab_high, cd_high, 0x44);
+    t[i + 3] = _mm512_shuffle_ps(ab_high, cd_high, 0xee);
+  }
+  // Every 128-bit quarter now holds a transposed 4x4 block; what is left is to transpose the blocks.
+  for (int i = 0; i < 4; ++i) {
+    const Vec even_01 = _mm512_shuffle_f32x4(t[i], t[4 + i], 0x88);
+    const Vec odd_01 = _mm512_shuffle_f32x4(t[i], t[4 + i], 0xdd);
+    const Vec even_23 = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0x88);
+    const Vec odd_23 = _mm512_shuffle_f32x4(t[8 + i], t[12 + i], 0xdd);
+    rows[i] = _mm512_shuffle_f32x4(even_01, even_23, 0x88);
+    rows[4 + i] = _mm512_shuffle_f32x4(odd_01, odd_23, 0x88);
+    rows[8 + i] = _mm512_shuffle_f32x4(even_01, even_23, 0xdd);
+    rows[12 + i] = _mm512_shuffle_f32x4(odd_01, odd_23, 0xdd);
+  }
+}
+
+inline Vec load_fp16(const uint16_t* from) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+inline void store_fp16(uint16_t* to, Vec a) {
+  constexpr int kToNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph(a, kToNearest));
+}
+
+inline __m512i widen(const uint16_t* from) {
+  return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+}
+inline Vec load_bf16(const uint16_t* from) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(widen(from), 16));
+}
+inline void store_bf16(uint16_t* to, Vec a) {
+  const __m512i bits = _mm512_castps_si512(a);
+  const __m512i last_kept = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i half_even = _mm512_add_epi32(last_kept, _mm512_set1_epi32(0x7fff));
+  const __mmask16 is_number = _mm512_cmp_ps_mask(a, a, _CMP_ORD_Q);
+  const __m512i quiet_nan = _mm512_set1_epi32(0x7fc00000);
+  const __m512i rounded = _mm512_mask_add_epi32(quiet_nan, is_number, bits, half_even);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                      _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
+}
+
+#if defined(__AVX512BF16__)
+#define JITFMHA_BF16_PAIRS 1
+
+// A lane is a pair of bf16 numbers, the first in its low half.
+
+// c + a.first * b.first + a.second * b.second
+inline Vec pair_mul_add(Vec a, Vec b, Vec c) {
+  return _mm512_dpbf16_ps(c, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+}
+// Pairs (first[i], second[i]) of rounded floats.
+inline Vec round_to_pairs(Vec first, Vec second) {
+  // The conversion yields all of `first`, then all of `second`.
+  alignas(64) static constexpr uint16_t kInterleave[32] = {
+      0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const __m512bh halves = _mm512_cvtne2ps_pbh(second, first);
+  return _mm512_castsi512_ps(_mm512_permutexvar_epi16(_mm512_load_si512(kInterleave),
+                                                      reinterpret_cast<__m512i>(halves)));
+}
+// Pairs (first[i], second[i]) of 16 values each in memory.
+inline Vec load_pairs(const uint16_t* first, const uint16_t* second) {
+  const __m512i high = _mm512_slli_epi32(widen(second), 16);
+  return _mm512_castsi512_ps(_mm512_or_si512(widen(first), high));
+}
+#endif
+
+}  // namespace simd

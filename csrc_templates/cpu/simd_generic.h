@@ -1,0 +1,106 @@
+// Vectors of 4 floats in GCC's and Clang's portable vector types: baseline x86-64, or anything else.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace simd {
+
+typedef float Vec __attribute__((vector_size(16)));
+typedef int32_t IntVec __attribute__((vector_size(16)));
+typedef uint32_t BitVec __attribute__((vector_size(16)));
+constexpr int kLanes = 4;
+
+// 8 accumulators: where there is no FMA, 16 registers have to hold the products, too.
+constexpr int kBlockRows = 4;
+constexpr int kBlockVectors = 2;
+
+inline Vec load(const float* from) {
+  Vec a;
+  std::memcpy(&a, from, sizeof(a));
+  return a;
+}
+inline void store(float* to, Vec a) { std::memcpy(to, &a, sizeof(a)); }
+inline Vec broadcast(float a) { return Vec{a, a, a, a}; }
+inline Vec add(Vec a, Vec b) { return a + b; }
+inline Vec sub(Vec a, Vec b) { return a - b; }
+inline Vec mul(Vec a, Vec b) { return a * b; }
+inline Vec mul_add(Vec a, Vec b, Vec c) { return a * b + c; }
+inline Vec mul_sub(Vec a, Vec b, Vec c) { return a * b - c; }
+
+inline BitVec bits_of(Vec a) { return (BitVec)a; }
+inline Vec from_bits(BitVec bits) { return (Vec)bits; }
+
+// Comparisons are all ones in the lanes where they hold.
+inline Vec select(IntVec condition, Vec a, Vec b) {
+  return (Vec)(((IntVec)a & condition) | ((IntVec)b & ~condition));
+}
+
+// The larger of both; `b` where `a` is NaN.
+inline Vec max(Vec a, Vec b) { return select(a > b, a, b); }
+
+// `a` in the lanes with low <= x <= high, `b` in all others.
+inline Vec select_between(Vec low, Vec x, Vec high, Vec a, Vec b) {
+  return select((low <= x) & (x <= high), a, b);
+}
+
+// 2^x = scale_exponent(2^(c - w), w) with c = clamp_exponent(x), w = round_exponent(c); for x < 128.
+// It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
+inline Vec clamp_exponent(Vec x) {
+  const Vec lowest = broadcast(-127.0f);
+  return select(lowest > x, lowest, x);
+}
+// Adding 1.5 * 2^23 leaves no bits for a fraction, and the integer in the low bits.
+constexpr float kIntegerBits = 12582912.0f;
+inline Vec round_exponent(Vec x) { return (x + kIntegerBits) - kIntegerBits; }
+inline Vec scale_exponent(Vec a, Vec whole) {
+  return a * from_bits(bits_of(whole + (kIntegerBits + 127.0f)) << 23);
+}
+
+// rows[i] lane j <-> rows[j] lane i, bit patterns untouched.
+inline void transpose(Vec (&rows)[kLanes]) {
+  Vec t[kLanes];
+  for (int i = 0; i < kLanes; ++i) t[i] = Vec{rows[0][i], rows[1][i], rows[2][i], rows[3][i]};
+  for (int i = 0; i < kLanes; ++i) rows[i] = t[i];
+}
+
+inline BitVec widen(const uint16_t* from) { return BitVec{from[0], from[1], from[2], from[3]}; }
+inline void narrow(uint16_t* to, BitVec bits) {
+  for (int i = 0; i < kLanes; ++i) to[i] = uint16_t(bits[i]);
+}
+
+inline Vec load_bf16(const uint16_t* from) { return from_bits(widen(from) << 16); }
+inline void store_bf16(uint16_t* to, Vec a) {
+  const BitVec bits = bits_of(a);
+  const Vec rounded = from_bits(bits + 0x7fffu + ((bits >> 16) & 1u));
+  const Vec quiet_nan = from_bits(BitVec{} + 0x7fc00000u);
+  narrow(to, bits_of(select(a == a, rounded, quiet_nan)) >> 16);
+}
+
+// fp16 has 5 bits of exponent biased by 15, and 10 of mantissa; float has 8, biased by 127, and 23.
+// Moved into place, a half is too small by 2^112, which a product puts right for subnormals, too.
+inline Vec load_fp16(const uint16_t* from) {
+  const BitVec half = widen(from);
+  const BitVec sign = (half & 0x8000u) << 16;
+  const BitVec magnitude = bits_of(from_bits((half & 0x7fffu) << 13) * 0x1p112f);
+  const BitVec not_finite = (BitVec)((half & 0x7c00u) == 0x7c00u) & 0x7f800000u;
+  return from_bits(magnitude | not_finite | sign);
+}
+inline void store_fp16(uint16_t* to, Vec a) {
+  const BitVec sign = (bits_of(a) >> 16) & 0x8000u;
+  const Vec magnitude = from_bits(bits_of(a) & 0x7fffffffu);
+  // Normal halves: round the 13 bits that go to nearest even, and move the bias.
+  const BitVec bits = bits_of(magnitude);
+  const BitVec normal = (bits + 0xfffu + ((bits >> 13) & 1u) - (112u << 23)) >> 13;
+  // Subnormal ones are multiples of 2^-24, as are all floats from 1/2 to 1 when rounded.
+  const BitVec subnormal = bits_of(magnitude + 0.5f) - bits_of(broadcast(0.5f));
+  const BitVec is_subnormal = (BitVec)(magnitude < broadcast(0x1p-14f));
+  const BitVec is_infinite = (BitVec)(magnitude >= broadcast(65520.0f));
+  const BitVec is_nan = (BitVec)(a != a);
+  BitVec half = (subnormal & is_subnormal) | (normal & ~is_subnormal);
+  half = (half & ~is_infinite) | (is_infinite & 0x7c00u);
+  half = (half & ~is_nan) | (is_nan & 0x7e00u);
+  narrow(to, half | sign);
+}
+
+}  // namespace simd

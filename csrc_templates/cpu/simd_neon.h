@@ -1,0 +1,68 @@
+// Vectors of 4 floats for AArch64.
+#pragma once
+
+#include <arm_neon.h>
+#include <cstdint>
+
+namespace simd {
+
+using Vec = float32x4_t;
+constexpr int kLanes = 4;
+
+// 16 of the 32 registers are accumulators.
+constexpr int kBlockRows = 8;
+constexpr int kBlockVectors = 2;
+
+inline Vec load(const float* from) { return vld1q_f32(from); }
+inline void store(float* to, Vec a) { vst1q_f32(to, a); }
+inline Vec broadcast(float a) { return vdupq_n_f32(a); }
+inline Vec add(Vec a, Vec b) { return vaddq_f32(a, b); }
+inline Vec sub(Vec a, Vec b) { return vsubq_f32(a, b); }
+inline Vec mul(Vec a, Vec b) { return vmulq_f32(a, b); }
+inline Vec mul_add(Vec a, Vec b, Vec c) { return vfmaq_f32(c, a, b); }
+inline Vec mul_sub(Vec a, Vec b, Vec c) { return vfmaq_f32(vnegq_f32(c), a, b); }
+
+// The larger of both; `b` where `a` is NaN.
+inline Vec max(Vec a, Vec b) { return vmaxnmq_f32(a, b); }
+
+// `a` in the lanes with low <= x <= high, `b` in all others.
+inline Vec select_between(Vec low, Vec x, Vec high, Vec a, Vec b) {
+  return vbslq_f32(vandq_u32(vcleq_f32(low, x), vcleq_f32(x, high)), a, b);
+}
+
+// 2^x = scale_exponent(2^(c - w), w) with c = clamp_exponent(x), w = round_exponent(c); for x < 128.
+// It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
+inline Vec clamp_exponent(Vec x) { return vmaxq_f32(x, vdupq_n_f32(-127.0f)); }
+inline Vec round_exponent(Vec x) { return vrndnq_f32(x); }
+inline Vec scale_exponent(Vec a, Vec whole) {
+  const int32x4_t biased = vaddq_s32(vcvtnq_s32_f32(whole), vdupq_n_s32(127));
+  return vmulq_f32(a, vreinterpretq_f32_s32(vshlq_n_s32(biased, 23)));
+}
+
+// rows[i] lane j <-> rows[j] lane i, bit patterns untouched.
+inline void transpose(Vec (&rows)[kLanes]) {
+  const Vec even_01 = vtrn1q_f32(rows[0], rows[1]), odd_01 = vtrn2q_f32(rows[0], rows[1]);
+  const Vec even_23 = vtrn1q_f32(rows[2], rows[3]), odd_23 = vtrn2q_f32(rows[2], rows[3]);
+  rows[0] = vcombine_f32(vget_low_f32(even_01), vget_low_f32(even_23));
+  rows[1] = vcombine_f32(vget_low_f32(odd_01), vget_low_f32(odd_23));
+  rows[2] = vcombine_f32(vget_high_f32(even_01), vget_high_f32(even_23));
+  rows[3] = vcombine_f32(vget_high_f32(odd_01), vget_high_f32(odd_23));
+}
+
+inline Vec load_fp16(const uint16_t* from) {
+  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
+}
+inline void store_fp16(uint16_t* to, Vec a) { vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32(a))); }
+
+inline Vec load_bf16(const uint16_t* from) {
+  return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(from), 16));
+}
+inline void store_bf16(uint16_t* to, Vec a) {
+  const uint32x4_t bits = vreinterpretq_u32_f32(a);
+  const uint32x4_t last_kept = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
+  const uint32x4_t rounded = vaddq_u32(bits, vaddq_u32(last_kept, vdupq_n_u32(0x7fff)));
+  const uint32x4_t is_number = vceqq_f32(a, a);
+  vst1_u16(to, vshrn_n_u32(vbslq_u32(is_number, rounded, vdupq_n_u32(0x7fc00000)), 16));
+}
+
+}  // namespace simd
