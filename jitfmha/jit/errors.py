@@ -1,0 +1,15 @@
+"""What can go wrong between a launcher's source and its loaded library."""
+
+from __future__ import annotations
+
+
+class CacheError(RuntimeError):
+    """The build cache must not or cannot be used; the message says why and what to do."""
+
+
+class BuildError(RuntimeError):
+    """A launcher could not be built or loaded; the message carries the compiler's first error."""
+
+
+class CompilerNotFound(BuildError):
+    """There is no C++ compiler, and no finished build that could stand in for one."""

@@ -1,0 +1,113 @@
+"""Keeps the cache below its limit."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from .cache_directory import CacheDirectory
+from .entry import discard, empty_trash, removal_lock
+from .errors import CacheError
+from .flock import Flock, try_exclusive
+from .key import EntryKey
+
+_ENVIRONMENT = "JITFMHA_CACHE_LIMIT"
+_DEFAULT_LIMIT_BYTES = 1 << 30
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    path: Path
+    size: int
+    last_used: float
+
+
+def cache_limit() -> int:
+    """The limit in bytes: `JITFMHA_CACHE_LIMIT` (`2000000`, `500M`, `2G`), else 1 GiB.
+
+    Raises:
+        CacheError: the variable is set to something that is not a size.
+    """
+    text = os.environ.get(_ENVIRONMENT, "").strip()
+    if not text:
+        return _DEFAULT_LIMIT_BYTES
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise CacheError(
+            f"{_ENVIRONMENT}={text!r} is not a size; give bytes, or a number with K, M, G or T "
+            "(such as 500M)"
+        )
+    return int(float(match.group(1)) * _UNITS[match.group(2).upper()])
+
+
+def enforce_limit(directory: CacheDirectory, keep: Path) -> None:
+    """Remove what was not used for longest until the cache is below its limit. Does not raise.
+
+    Entries that a process has loaded stay, and so does `keep`. Where locks are not supported
+    nobody knows what is in use, and everything stays.
+    """
+    try:
+        turn = os.open(
+            directory.locks / "eviction.lock",
+            os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
+            0o600,
+        )
+    except OSError:
+        return
+    try:
+        # Two at a time would both count what the other is about to remove, and remove too much.
+        if try_exclusive(turn) is Flock.TAKEN:
+            _evict(directory, keep, cache_limit())
+    except OSError:
+        pass  # The next build tries again.
+    finally:
+        os.close(turn)
+
+
+def entry_size(path: Path) -> int:
+    """The bytes in the files of an entry; 0 for what is gone meanwhile."""
+    try:
+        with os.scandir(path) as listing:
+            return sum(item.stat(follow_symlinks=False).st_size for item in listing)
+    except OSError:
+        return 0
+
+
+def _evict(directory: CacheDirectory, keep: Path, limit: int) -> None:
+    candidates = _candidates(directory.entries)
+    excess = sum(candidate.size for candidate in candidates) - limit
+    for candidate in sorted(candidates, key=lambda candidate: candidate.last_used):
+        if excess <= 0:
+            break
+        if candidate.path != keep and _remove(candidate.path, directory.trash):
+            excess -= candidate.size
+    empty_trash(directory.trash)
+
+
+def _candidates(entries: Path) -> list[_Candidate]:
+    found = []
+    for path in entries.iterdir():
+        if EntryKey.parse(path.name) is None or path.is_symlink():
+            continue
+        try:
+            last_used = path.stat().st_mtime
+        except OSError:
+            continue
+        found.append(_Candidate(path, entry_size(path), last_used))
+    return found
+
+
+def _remove(path: Path, trash: Path) -> bool:
+    try:
+        with removal_lock(path) as lock:
+            if lock is not Flock.TAKEN:
+                return False
+            # Moved while it is locked: a reader finds it whole, locked, or not at all.
+            discard(path, trash)
+    except OSError:
+        return False
+    return True

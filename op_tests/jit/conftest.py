@@ -1,0 +1,96 @@
+"""A private cache for each test, and a compiler that can be counted and slowed down."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from jitfmha import jit
+from jitfmha.jit import cache_directory, compiler, loader
+
+SOURCE = 'extern "C" int answer() { return 42; }\n'
+REAL_COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+
+
+def make_spec(name: str = "demo", source: str = SOURCE, **fields: object) -> jit.LauncherSpec:
+    return jit.LauncherSpec(name, {"demo.cpp": source}, **fields)  # type: ignore[arg-type]
+
+
+def answer(spec: jit.LauncherSpec) -> int:
+    return int(jit.load(spec).answer())
+
+
+def build_only(spec: jit.LauncherSpec) -> Path:
+    """Build without loading: the loader of the system knows a library by its path, once loaded."""
+    entry, _ = loader._obtain(spec)
+    entry.close()
+    return entry.path
+
+
+@dataclass(frozen=True)
+class FakeCompiler:
+    """A script in front of the real compiler.
+
+    Attributes:
+        path: for `CXX`.
+        log: gets one line for each source that is compiled.
+        delay: if this file exists, compiling takes as many seconds as it says.
+    """
+
+    path: Path
+    log: Path
+    delay: Path
+
+    def compiled(self) -> int:
+        return len(self.log.read_text().splitlines()) if self.log.exists() else 0
+
+
+@pytest.fixture(autouse=True)
+def _fresh_process_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("CXX", "JITFMHA_VERBOSE", "JITFMHA_CACHE_LIMIT", "JITFMHA_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    before = dict(os.environ)
+    monkeypatch.setattr(loader, "_state", loader._ProcessState())
+    monkeypatch.setattr(cache_directory, "_stand_ins", {})
+    monkeypatch.setattr(compiler, "_found", {})
+    yield
+    changed = {name for name in before if before[name] != os.environ.get(name)}
+    assert changed <= {"CXX", "PATH", "HOME", "TMPDIR", "PYTEST_CURRENT_TEST"}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The versioned folder of an empty cache."""
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "v1"
+
+
+@pytest.fixture
+def new_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes this process forget what it loaded, as if it had just started."""
+
+    def forget() -> None:
+        monkeypatch.setattr(loader, "_state", loader._ProcessState())
+
+    return forget
+
+
+@pytest.fixture
+def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCompiler:
+    fake = FakeCompiler(tmp_path / "fake-c++", tmp_path / "compiled", tmp_path / "delay")
+    fake.path.write_text(
+        "#!/bin/sh\n"
+        'case " $* " in *" -c "*)\n'
+        f'  echo compiling >> "{fake.log}"\n'
+        f'  if [ -e "{fake.delay}" ]; then sleep "$(cat "{fake.delay}")"; fi;;\n'
+        "esac\n"
+        f'exec "{REAL_COMPILER}" "$@"\n'
+    )
+    fake.path.chmod(0o700)
+    monkeypatch.setenv("CXX", str(fake.path))
+    return fake

@@ -1,0 +1,304 @@
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jitfmha import jit
+from jitfmha.jit import cache_directory, entry, owned_directory, trust
+
+from .conftest import FakeCompiler, answer, make_spec
+
+_IS_ROOT = os.geteuid() == 0
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary directories are made."""
+    folder = tmp_path / "temporary"
+    folder.mkdir(mode=0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_environment_variable_names_the_cache(cache: Path) -> None:
+    assert jit.cache_dir() == cache.parent
+    assert not cache.parent.exists()
+
+
+def test_standard_place_is_below_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert jit.cache_dir().is_relative_to(tmp_path)
+    assert jit.cache_dir().name == "jitfmha"
+
+
+def test_missing_parents_are_created_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "a" / "b" / "c"))
+    answer(make_spec())
+    for path in (tmp_path / "a", tmp_path / "a" / "b", tmp_path / "a" / "b" / "c"):
+        assert path.stat().st_mode & 0o777 == 0o700
+
+
+def assert_falls_back(temporary: Path, reason: str) -> None:
+    with pytest.warns(RuntimeWarning, match=reason) as caught:
+        assert answer(make_spec()) == 42
+    assert len(caught) == 1
+    assert answer(make_spec(name="second")) == 42
+    assert jit.cache_dir().is_relative_to(temporary)
+    assert jit.artifact_path(make_spec()).is_relative_to(temporary)
+    assert {item.name for item in jit.cache_entries()} == {"demo", "second"}
+    assert jit.cache_dir().stat().st_mode & 0o777 == 0o700
+    owned_directory._remove_all_owned_here()
+    assert not list(temporary.iterdir())
+
+
+def test_file_in_the_way(temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    assert_falls_back(temporary, "cannot be used")
+
+
+def test_name_too_long(temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / ("x" * 300)))
+    assert_falls_back(temporary, "cannot be used")
+
+
+def test_no_home(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import platformdirs
+
+    monkeypatch.setattr(platformdirs, "user_cache_dir", lambda *_a, **_k: "~/.cache/jitfmha")
+    with pytest.raises(jit.CacheError, match="no home directory"):
+        jit.cache_dir()
+    assert_falls_back(temporary, "no home directory is known")
+
+
+def test_unwritable(cache: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.mkdir
+
+    def mkdir(path: str | Path, mode: int = 0o777) -> None:
+        if Path(path).is_relative_to(cache.parent):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        real(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    assert_falls_back(temporary, "Permission denied")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_disk_full_while_publishing(
+    number: int, cache: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = entry._write_private
+
+    def write(path: Path, content: bytes) -> None:
+        if path.is_relative_to(cache.parent) and path.name == "meta.json":
+            real(path, content[:10])
+            raise OSError(number, os.strerror(number))
+        real(path, content)
+
+    monkeypatch.setattr(entry, "_write_private", write)
+    assert_falls_back(temporary, os.strerror(number))
+    assert not list((cache / "entries").iterdir())
+    assert not list((cache / "building").iterdir())
+
+
+def test_disk_full_while_compiling(
+    cache: Path, temporary: Path, fake_compiler: FakeCompiler
+) -> None:
+    text = fake_compiler.path.read_text()
+    full = 'echo "fatal error: closing: No space left on device" >&2; exit 1'
+    where = f'case "$PWD" in "{cache}"*) case "$1" in --version) ;; *) {full};; esac;; esac\n'
+    fake_compiler.path.write_text(text.replace("exec", where + "exec"))
+    assert_falls_back(temporary, "No space left on device")
+    assert not list((cache / "building").iterdir())
+
+
+def test_noexec(cache: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        cache_directory, "_forbids_execution", lambda path: path.is_relative_to(cache.parent)
+    )
+    assert_falls_back(temporary, "noexec")
+
+
+def test_no_temporary_directory_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(jit.CacheError, match="no temporary directory can stand in"):
+        jit.load(make_spec())
+
+
+def test_temporary_directory_of_a_dead_process_is_swept(temporary: Path) -> None:
+    dead = temporary / f"jitfmha-{os.geteuid()}.0123"
+    dead.mkdir(mode=0o700)
+    boot = owned_directory._boot()
+    (dead / "owner").write_text(f'{{"pid": 1, "host": "h", "boot": "{boot}"}}')
+    with pytest.warns(RuntimeWarning):
+        directory = cache_directory.stand_in("is gone")
+    assert not dead.exists()
+    assert directory.root.exists()
+
+
+@pytest.mark.parametrize(
+    ("boot", "age", "stays"),
+    [("here", 0, False), ("elsewhere", 0, True), ("elsewhere", 90_000, False), (None, 0, True)],
+)
+def test_who_is_swept(boot: str | None, age: float, stays: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "demo.0123"
+    folder.mkdir()
+    name = owned_directory._boot() if boot == "here" else boot
+    content = f'{{"pid": 1, "host": "h", "boot": "{name}"}}' if boot else ""
+    (folder / "owner").write_text(content)
+    then = (folder / "owner").stat().st_mtime - age
+    os.utime(folder / "owner", (then, then))
+    owned_directory.sweep(tmp_path)
+    assert folder.exists() == stays
+
+
+def test_the_living_are_not_swept(tmp_path: Path) -> None:
+    with owned_directory.OwnedDirectory(tmp_path, "demo") as mine:
+        owned_directory.sweep(tmp_path)
+        assert mine.path.exists()
+        owner = owned_directory.owner_of(tmp_path, "demo")
+        assert owner is not None
+        assert owner.pid == os.getpid()
+    assert not mine.path.exists()
+
+
+def assert_refused(reason: str) -> None:
+    for attempt in (jit.load, jit.is_built):
+        with pytest.raises(jit.CacheError, match=reason) as caught:
+            attempt(make_spec())
+        assert "JITFMHA_CACHE_DIR" in str(caught.value)
+
+
+@pytest.mark.parametrize("where", [".", "..", "entries", "building"])
+def test_writable_by_others(where: str, cache: Path) -> None:
+    answer(make_spec())
+    # Another spec is asked for, so that the memory of this process does not answer.
+    os.chmod(cache / where, 0o777)
+    with pytest.raises(jit.CacheError, match=r"written to by everybody \(mode 0777\)"):
+        jit.load(make_spec(name="other"))
+
+
+def test_writable_by_group(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.mkdir(parents=True)
+    if not _IS_ROOT:
+        pytest.skip("giving a directory to another group needs root")
+    os.chown(cache, 0, 4321)
+    cache.chmod(0o770)
+    assert_refused("written to by group id 4321")
+
+
+def test_sticky_parent_is_good_enough(cache: Path) -> None:
+    cache.parent.mkdir()
+    cache.parent.chmod(0o1777)
+    assert answer(make_spec()) == 42
+
+
+def test_sticky_bit_does_not_excuse_the_cache_itself(cache: Path) -> None:
+    cache.mkdir(parents=True)
+    cache.chmod(0o1777)
+    assert_refused("written to by everybody")
+
+
+@pytest.mark.parametrize("where", [".", "..", "entries"])
+def test_owned_by_another_user(where: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not _IS_ROOT:
+        pytest.skip("giving a directory away needs root")
+    (cache / "entries").mkdir(parents=True)
+    os.chown(cache / where, 4321, 0)
+    assert_refused("owned by user id 4321")
+
+
+def test_owner_is_this_user_or_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4321)
+    status = os.stat("/")
+    assert trust.node_reason("/", status, as_parent=True) is None
+    if not _IS_ROOT:
+        assert "owned by" in str(trust.node_reason("x", os.stat(tmp_path), as_parent=True))
+
+
+@pytest.mark.parametrize("where", [".", "entries", "trash"])
+def test_planted_link_is_refused(where: str, cache: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    (cache / where).parent.mkdir(parents=True, mode=0o700)
+    link = cache if where == "." else cache / where
+    link.symlink_to(elsewhere)
+    assert_refused("is a symbolic link")
+    assert not list(elsewhere.iterdir())
+
+
+def test_links_in_the_way_are_followed_and_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "real" / "deep").mkdir(parents=True, mode=0o700)
+    (tmp_path / "link").symlink_to("real/../real")
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "link" / "deep"))
+    assert answer(make_spec()) == 42
+    (tmp_path / "real").chmod(0o777)
+    assert_refused_for(make_spec(name="other"), "real' can be written to")
+
+
+def assert_refused_for(spec: jit.LauncherSpec, reason: str) -> None:
+    with pytest.raises(jit.CacheError, match=reason):
+        jit.load(spec)
+
+
+def test_link_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not _IS_ROOT:
+        pytest.skip("giving a link away needs root")
+    (tmp_path / "real").mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to("real")
+    os.chown(tmp_path / "link", 4321, 0, follow_symlinks=False)
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "link"))
+    assert_refused("owned by user id 4321")
+
+
+def test_circle_of_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "a"))
+    assert_refused("more than 40 symbolic links")
+
+
+def test_unsafe_temporary_directory_is_refused(
+    temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary.chmod(0o777)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.raises(jit.CacheError, match="written to by everybody"):
+        jit.load(make_spec())
+
+
+def test_owner_outside_of_the_user_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trust, "_stands_for_unmapped", lambda user: user == 65534)
+    assert not trust._is_foreign(65534)
+    assert trust._is_foreign(65533)
+
+
+def test_read_only_cache_that_lacks_an_entry(
+    cache: Path,
+    temporary: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    new_process: Callable[[], None],
+) -> None:
+    """What is there is used; what is missing is built elsewhere."""
+    answer(make_spec())
+    new_process()
+
+    def refuse(_directory: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(cache_directory, "_create", refuse)
+    assert answer(make_spec()) == 42
+    assert jit.build_log()[0].path.is_relative_to(cache)

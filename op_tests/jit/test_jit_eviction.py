@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jitfmha import jit
+from jitfmha.jit import eviction
+from jitfmha.jit.entry import open_entry, removal_lock
+from jitfmha.jit.flock import Flock
+from jitfmha.jit.key import EntryKey
+
+from .conftest import answer, build_only, make_spec
+
+
+@pytest.fixture
+def unused() -> Callable[[str, float], Path]:
+    """Builds an entry that no process has loaded, last used some seconds ago."""
+
+    def build(name: str, age: float) -> Path:
+        path = build_only(make_spec(name=name))
+        then = time.time() - age
+        os.utime(path, (then, then))
+        return path
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("", 1 << 30),
+        ("12345", 12345),
+        ("500M", 500 << 20),
+        ("2G", 2 << 30),
+        ("1.5k", 1536),
+        ("3 GiB", 3 << 30),
+        ("0", 0),
+    ],
+)
+def test_limit(text: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITFMHA_CACHE_LIMIT", text)
+    assert eviction.cache_limit() == size
+
+
+@pytest.mark.parametrize("text", ["-1", "much", "1X", "1e9", "G"])
+def test_bad_limit_is_named_before_the_build(
+    text: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITFMHA_CACHE_LIMIT", text)
+    with pytest.raises(jit.CacheError, match=f"JITFMHA_CACHE_LIMIT='{text}'"):
+        jit.load(make_spec())
+
+
+def test_least_recently_used_goes_first(
+    cache: Path, unused: Callable[[str, float], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, older, recent = unused("old", 200), unused("older", 300), unused("recent", 100)
+    size = sum(eviction.entry_size(path) for path in (old, older, recent))
+    monkeypatch.setenv("JITFMHA_CACHE_LIMIT", str(size))
+    new = unused("new", 0)
+    assert [path.exists() for path in (older, old, recent, new)] == [False, True, True, True]
+    monkeypatch.setenv("JITFMHA_CACHE_LIMIT", "1")
+    newest = unused("newest", 0)
+    assert list((cache / "entries").iterdir()) == [newest]
+    assert not list((cache / "trash").iterdir())
+
+
+def test_what_is_in_use_stays(
+    cache: Path, unused: Callable[[str, float], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = jit.load(make_spec(name="in_use"))
+    os.utime(jit.artifact_path(make_spec(name="in_use")).parent, (0, 0))
+    idle = unused("idle", 10)
+    monkeypatch.setenv("JITFMHA_CACHE_LIMIT", "1")
+    unused("new", 0)
+    assert not idle.exists()
+    assert jit.is_built(make_spec(name="in_use"))
+    assert library.answer() == 42
+
+
+def test_entry_under_eviction_is_not_there(
+    cache: Path, unused: Callable[[str, float], Path]
+) -> None:
+    path = unused("demo", 0)
+    key = EntryKey.parse(path.name)
+    assert key is not None
+    with removal_lock(path) as lock:
+        assert lock is Flock.TAKEN
+        assert open_entry(path, key) is None
+
+
+def test_loading_refreshes_the_last_use(cache: Path, unused: Callable[[str, float], Path]) -> None:
+    path = unused("demo", 1_000_000)
+    answer(make_spec())
+    assert time.time() - path.stat().st_mtime < 100
+
+
+def test_list(cache: Path, unused: Callable[[str, float], Path]) -> None:
+    assert jit.cache_entries() == []
+    path = unused("demo", 50)
+    unused("another", 0)
+    another, entry = jit.cache_entries()
+    assert another.name == "another"
+    assert (entry.name, entry.path, entry.valid) == ("demo", path, True)
+    assert path.name == f"demo-{entry.key}"
+    assert entry.size == sum(item.stat().st_size for item in path.iterdir())
+    assert abs(entry.created - time.time()) < 60
+    assert abs(time.time() - 50 - entry.last_used) < 20
+
+
+def test_clear(cache: Path, unused: Callable[[str, float], Path]) -> None:
+    assert jit.cache_clear() == 0
+    assert not cache.exists()
+    library = jit.load(make_spec(name="in_use"))
+    unused("demo", 0)
+    assert jit.cache_clear() == 2
+    assert jit.cache_entries() == []
+    assert library.answer() == 42
+    assert len(list((cache / "trash").iterdir())) == 1
+    assert answer(make_spec()) == 42

@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jitfmha import jit
+from jitfmha.jit import entry as entry_module
+from jitfmha.jit.entry import EntryMeta, InvalidEntry
+from jitfmha.jit.key import EntryKey
+
+from .conftest import FakeCompiler, answer, build_only, make_spec
+
+FILES = ["demo.so", "demo.cpp", "meta.json"]
+
+
+def truncate(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def zero_fill(content: bytes) -> bytes:
+    return bytes(len(content))
+
+
+def flip_bit(content: bytes) -> bytes:
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+def append(content: bytes) -> bytes:
+    return content + b"\n"
+
+
+def empty(content: bytes) -> bytes:
+    return b""
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", [truncate, zero_fill, flip_bit, append, empty])
+def test_damage_is_reported_once_and_repaired(
+    name: str,
+    damage: Callable[[bytes], bytes],
+    cache: Path,
+    fake_compiler: FakeCompiler,
+    new_process: Callable[[], None],
+) -> None:
+    build_only(make_spec())
+    path = jit.artifact_path(make_spec()).with_name(name)
+    path.write_bytes(damage(path.read_bytes()))
+    assert not jit.is_built(make_spec())
+    assert [entry.valid for entry in jit.cache_entries()] == [False]
+    with pytest.warns(RuntimeWarning, match=f"{name} is damaged") as caught:
+        assert answer(make_spec()) == 42
+    assert len(caught) == 1
+    assert jit.build_log()[0].how == "built"
+    assert fake_compiler.compiled() == 2
+    new_process()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert answer(make_spec()) == 42
+    assert jit.build_log()[0].how == "loaded"
+
+
+def test_every_bit_of_the_meta_data_counts(cache: Path) -> None:
+    answer(make_spec())
+    content = jit.artifact_path(make_spec()).with_name("meta.json").read_bytes()
+    EntryMeta.from_bytes(content)
+    for position in range(len(content)):
+        for bit in range(8):
+            damaged = bytearray(content)
+            damaged[position] ^= 1 << bit
+            with pytest.raises(InvalidEntry):
+                EntryMeta.from_bytes(bytes(damaged))
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("replacement", ["nothing", "link", "directory", "fifo"])
+def test_something_else_in_place_of_a_file(
+    name: str, replacement: str, cache: Path, tmp_path: Path, new_process: Callable[[], None]
+) -> None:
+    build_only(make_spec())
+    path = jit.artifact_path(make_spec()).with_name(name)
+    path.rename(tmp_path / "moved")
+    if replacement == "link":
+        path.symlink_to(tmp_path / "moved")
+    elif replacement == "directory":
+        path.mkdir()
+    elif replacement == "fifo":
+        os.mkfifo(path, 0o600)
+    with pytest.warns(RuntimeWarning, match="is not used"):
+        assert answer(make_spec()) == 42
+    assert jit.build_log()[0].how == "built"
+    assert jit.is_built(make_spec())
+    assert (tmp_path / "moved").exists()
+
+
+def test_link_in_place_of_an_entry(
+    cache: Path, tmp_path: Path, new_process: Callable[[], None]
+) -> None:
+    build_only(make_spec())
+    path = jit.artifact_path(make_spec()).parent
+    path.rename(tmp_path / "moved")
+    path.symlink_to(tmp_path / "moved")
+    with pytest.warns(RuntimeWarning, match="symbolic link"):
+        assert answer(make_spec()) == 42
+    assert not path.is_symlink()
+    assert jit.is_built(make_spec())
+    assert (tmp_path / "moved" / "demo.so").exists()
+
+
+def test_entry_of_another_key(cache: Path, new_process: Callable[[], None]) -> None:
+    other = make_spec(cflags=("-O1",))
+    build_only(other)
+    shutil.copytree(
+        jit.artifact_path(other).parent, jit.artifact_path(make_spec()).parent, symlinks=True
+    )
+    with pytest.warns(RuntimeWarning, match="it was built as demo-"):
+        assert answer(make_spec()) == 42
+
+
+def test_file_that_others_can_write_to(cache: Path, new_process: Callable[[], None]) -> None:
+    build_only(make_spec())
+    jit.artifact_path(make_spec()).chmod(0o666)
+    with pytest.warns(RuntimeWarning, match="can be written to by everybody"):
+        assert answer(make_spec()) == 42
+    assert jit.build_log()[0].how == "built"
+
+
+def test_times_play_no_part(cache: Path, new_process: Callable[[], None]) -> None:
+    build_only(make_spec())
+    folder = jit.artifact_path(make_spec()).parent
+    for seconds in (0, 4_000_000_000):
+        for path in [folder, *folder.iterdir()]:
+            os.utime(path, (seconds, seconds))
+        new_process()
+        assert answer(make_spec()) == 42
+        assert jit.build_log()[0].how == "loaded"
+
+
+def test_reader_with_an_entry_that_is_replaced_meanwhile(cache: Path, tmp_path: Path) -> None:
+    """What is missing from a directory that was moved away is no damage."""
+    answer(make_spec())
+    path = jit.artifact_path(make_spec()).parent
+    key = EntryKey.parse(path.name)
+    assert key is not None
+    directory = os.open(path, os.O_RDONLY)
+    path.rename(tmp_path / "moved")
+    (tmp_path / "moved" / "demo.cpp").unlink()
+    assert entry_module._is_elsewhere(path, directory)
+    os.close(directory)
+    assert entry_module.open_entry(path, key) is None
+
+
+def test_read_only_cache_is_used_as_it_is(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, new_process: Callable[[], None]
+) -> None:
+    build_only(make_spec())
+
+    def refuse(*_arguments: object, **_named: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    for name in ("mkdir", "utime", "rename", "unlink"):
+        monkeypatch.setattr(os, name, refuse)
+    os.chmod(cache, 0o500)
+    assert answer(make_spec()) == 42
+    assert jit.build_log()[0].how == "loaded"

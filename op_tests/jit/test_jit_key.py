@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import sys
+
+import pytest
+import torch
+
+import jitfmha
+from jitfmha import jit
+from jitfmha.jit import key as key_module
+from jitfmha.jit.compiler import Compiler
+from jitfmha.jit.key import EntryKey, entry_key
+
+from .conftest import make_spec
+
+COMPILER = Compiler(("/usr/bin/c++",), "/usr/bin/g++-12", "c++ 12.2.0\n")
+
+
+def test_same_ingredients_same_key() -> None:
+    assert entry_key(make_spec(), COMPILER) == entry_key(make_spec(why="again"), COMPILER)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        make_spec(name="other"),
+        make_spec(source="extern int x;\n"),
+        make_spec(cflags=("-O2",)),
+        make_spec(ldflags=("-lm",)),
+        make_spec(cflags=("-lm",)),
+        jit.LauncherSpec("demo", {"other.cpp": make_spec().sources["demo.cpp"]}),
+        jit.LauncherSpec("demo", {**make_spec().sources, "a.h": ""}),
+    ],
+)
+def test_spec_is_in_the_key(other: jit.LauncherSpec) -> None:
+    assert entry_key(other, COMPILER) != entry_key(make_spec(), COMPILER)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"resolved": "/usr/bin/g++-13"},
+        {"version": "c++ 12.2.1\n"},
+        {"command": ("/usr/bin/c++", "-m32")},
+        {"command": ("/usr/bin/clang",)},
+    ],
+)
+def test_compiler_is_in_its_part_of_the_key(change: dict[str, object]) -> None:
+    other = dataclasses.replace(COMPILER, **change)  # type: ignore[arg-type]
+    before, after = entry_key(make_spec(), COMPILER), entry_key(make_spec(), other)
+    assert before.content == after.content
+    assert before.compiler != after.compiler
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "value"),
+    [
+        (torch, "__version__", "2.99.0"),
+        (torch, "compiled_with_cxx11_abi", lambda: "another"),
+        (jitfmha, "__version__", "99.0"),
+        (sys, "platform", "darwin"),
+        (key_module, "_machine", lambda: ("linux", "riscv64", "glibc 2.36")),
+        (key_module, "_FORMAT", 99),
+    ],
+)
+def test_surroundings_are_in_the_key(
+    where: object, name: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = entry_key(make_spec(), COMPILER)
+    monkeypatch.setattr(where, name, value)
+    after = entry_key(make_spec(), COMPILER)
+    assert before.content != after.content
+    assert before.compiler == after.compiler
+
+
+def test_directory_name_can_be_parsed() -> None:
+    key = entry_key(make_spec(name="cpu_fwd.v2"), COMPILER)
+    assert EntryKey.parse(key.directory_name) == key
+    assert EntryKey.parse("something-else") is None
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../x", "a b", "a-b", "a\n", "x" * 81, ".hidden"])
+def test_bad_name_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="launcher name"):
+        make_spec(name=name)
+
+
+@pytest.mark.parametrize("flag", ["-D'x'", "-O2 -g", "x.o", "-DX=$(id)", "-I`id`", "-a;b", ""])
+def test_flag_for_a_shell_is_refused(flag: str) -> None:
+    with pytest.raises(ValueError, match="flag"):
+        make_spec(cflags=(flag,))
+
+
+@pytest.mark.parametrize("name", ["../a.cpp", "a.so", "a b.cpp", "a.cpp\n", "meta.json"])
+def test_bad_source_name_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="source name"):
+        jit.LauncherSpec("demo", {name: ""})
+
+
+def test_nothing_to_compile_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no \.cpp source"):
+        jit.LauncherSpec("demo", {"a.h": ""})
+
+
+def test_spec_is_a_value() -> None:
+    sources = {"demo.cpp": "int x;\n"}
+    spec = jit.LauncherSpec("demo", sources)
+    sources["demo.cpp"] = "changed"
+    assert spec.sources["demo.cpp"] == "int x;\n"
+    assert pickle.loads(pickle.dumps(spec)) == spec
+    assert len({spec, pickle.loads(pickle.dumps(spec))}) == 1

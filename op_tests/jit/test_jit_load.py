@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jitfmha import jit
+from jitfmha.jit import status
+
+from .conftest import REAL_COMPILER, FakeCompiler, answer, make_spec
+
+
+def test_built_once_and_then_loaded(
+    cache: Path, fake_compiler: FakeCompiler, new_process: Callable[[], None]
+) -> None:
+    spec = make_spec()
+    assert not jit.is_built(spec)
+    assert not cache.parent.exists()
+    assert answer(spec) == 42
+    assert jit.load(spec) is jit.load(make_spec())
+    assert [(event.name, event.how) for event in jit.build_log()] == [("demo", "built")]
+    new_process()
+    assert jit.is_built(spec)
+    assert answer(spec) == 42
+    assert [(event.name, event.how) for event in jit.build_log()] == [("demo", "loaded")]
+    assert jit.build_log()[0].path == jit.artifact_path(spec)
+    assert fake_compiler.compiled() == 1
+
+
+def test_nothing_is_left_but_the_entry(cache: Path) -> None:
+    spec = make_spec()
+    path = jit.artifact_path(spec)
+    answer(spec)
+    assert path.parent.parent == cache / "entries"
+    assert sorted(item.name for item in path.parent.iterdir()) == [
+        "demo.cpp",
+        "demo.so",
+        "meta.json",
+    ]
+    assert not [*(cache / "building").iterdir(), *(cache / "trash").iterdir()]
+
+
+def test_everything_is_private(cache: Path) -> None:
+    mask = os.umask(0)
+    try:
+        answer(make_spec())
+    finally:
+        os.umask(mask)
+    for path in [cache.parent, *cache.parent.rglob("*")]:
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_headers_lie_beside_the_sources(cache: Path) -> None:
+    sources = {
+        "a.cpp": '#include "b.h"\nint part();\nextern "C" int answer() { return B + part(); }\n',
+        "c.cpp": "int part() { return 2; }\n",
+        "b.h": "#define B 40\n",
+    }
+    assert answer(jit.LauncherSpec("parts", sources, ("-O1",), ("-lm",))) == 42
+
+
+def test_torch_library_can_be_called(cache: Path) -> None:
+    source = (
+        "namespace at { int get_num_threads(); }\n"
+        'extern "C" int answer() { return at::get_num_threads(); }\n'
+    )
+    import torch
+
+    assert answer(make_spec(source=source)) == torch.get_num_threads()
+
+
+def test_threads_build_once(cache: Path, fake_compiler: FakeCompiler) -> None:
+    spec, found = make_spec(), []
+    threads = [threading.Thread(target=lambda: found.append(jit.load(spec))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert len({id(library) for library in found}) == 1
+    assert fake_compiler.compiled() == 1
+
+
+def test_warm_path_imports_nothing_heavy(cache: Path) -> None:
+    answer(make_spec())
+    program = (
+        "import sys, torch, jitfmha.jit as jit\n"
+        "from jitfmha.jit.launcher_spec import LauncherSpec\n"
+        f"spec = LauncherSpec('demo', {dict(make_spec().sources)!r})\n"
+        "assert jit.load(spec).answer() == 42\n"
+        "assert jit.build_log()[0].how == 'loaded'\n"
+        "heavy = {'torch.utils.cpp_extension', 'setuptools', 'filelock', 'platformdirs', 'ninja'}\n"
+        "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()\n"
+    )
+    root = Path(jit.__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], cwd=root, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_quiet_build_prints_nothing(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    answer(make_spec(source='#warning "look"\n' + make_spec().sources["demo.cpp"]))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_verbose_build_shows_commands_and_warnings(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JITFMHA_VERBOSE", "1")
+    answer(make_spec(source='#warning "look here"\n' + make_spec().sources["demo.cpp"]))
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "-c " in err
+    assert "look here" in err
+
+
+def test_long_build_says_what_and_why(
+    cache: Path,
+    fake_compiler: FakeCompiler,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(status, "PATIENCE_SECONDS", 0.05)
+    fake_compiler.delay.write_text("0.3")
+    answer(make_spec(why="first call with these traits"))
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0] == "jitfmha: building demo (first call with these traits) ..."
+    assert lines[1].startswith("jitfmha: building demo (first call with these traits): ")
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize("verbose", ["0", "1"])
+def test_compile_error_shows_the_first_one(
+    cache: Path, verbose: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITFMHA_VERBOSE", verbose)
+    source = "int fine;\nint x = nonsense;\nint y = rubbish;\n"
+    with pytest.raises(jit.BuildError) as caught:
+        jit.load(make_spec(source=source))
+    text = str(caught.value)
+    assert "demo.cpp:2:" in text
+    assert "nonsense" in text
+    assert "rubbish" not in text
+    [log] = (cache / "logs").iterdir()
+    assert str(log / "build.log") in text
+    assert "rubbish" in (log / "build.log").read_text()
+    assert f"{log}/demo.cpp:2:" in text
+    assert (log / "demo.cpp").read_text() == source
+    assert not list((cache / "building").iterdir())
+    assert not list((cache / "entries").iterdir())
+
+
+def test_link_error_is_shown(cache: Path) -> None:
+    with pytest.raises(jit.BuildError, match="cannot find -lnosuchlibrary"):
+        jit.load(make_spec(ldflags=("-lnosuchlibrary",)))
+
+
+def test_logs_are_bounded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jitfmha.jit.failure_report._KEPT_LOGS", 2)
+    for number in range(4):
+        with pytest.raises(jit.BuildError):
+            jit.load(make_spec(source=f"error{number}"))
+    assert len(list((cache / "logs").iterdir())) == 2
+
+
+def test_without_compiler_each_candidate_is_listed(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("CXX", "my-compiler -O3")
+    with pytest.raises(jit.CompilerNotFound) as caught:
+        jit.load(make_spec())
+    for words in ("CXX='my-compiler -O3': not found", "c++: ", "g++: ", "clang++: ", "apt install"):
+        assert words in str(caught.value)
+    with pytest.raises(jit.CompilerNotFound):
+        jit.artifact_path(make_spec())
+    assert not jit.is_built(make_spec())
+
+
+def test_without_compiler_a_finished_build_is_used(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, new_process: Callable[[], None]
+) -> None:
+    path = jit.artifact_path(make_spec())
+    answer(make_spec())
+    new_process()
+    monkeypatch.setenv("PATH", "")
+    assert jit.is_built(make_spec())
+    assert jit.artifact_path(make_spec()) == path
+    assert answer(make_spec()) == 42
+    with pytest.raises(jit.CompilerNotFound):
+        jit.load(make_spec(cflags=("-O3",)))
+
+
+def test_compiler_with_arguments(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", f"{REAL_COMPILER} -DANSWER=42 '-DTEXT=\"a  $(id) b\"'")
+    source = 'extern "C" int answer() { return sizeof(TEXT) == 11 ? ANSWER : 0; }\n'
+    assert answer(make_spec(source=source)) == 42
+
+
+def test_compiler_in_a_hostile_place(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / 'it\'s a $(touch owned) "place"\n;'
+    folder.mkdir()
+    (folder / "c++").symlink_to(str(REAL_COMPILER))
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    assert answer(make_spec()) == 42
+    assert not list(tmp_path.rglob("owned"))
+
+
+@pytest.mark.parametrize(
+    "chosen", ["c++; touch owned", "'unbalanced", "$(touch owned)", "/dev/null"]
+)
+def test_hostile_compiler_is_passed_over(
+    cache: Path, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CXX", chosen)
+    with pytest.warns(RuntimeWarning, match="CXX="):
+        assert jit.is_built(make_spec()) is False
+    assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["with space", "it's", 'a"b', "a\nb", "$(touch owned)", "a;b&c|d", "a:b", "größe", "a=b"],
+)
+def test_hostile_cache_path(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_process: Callable[[], None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / name))
+    assert answer(make_spec()) == 42
+    assert jit.artifact_path(make_spec()).is_relative_to(tmp_path / name)
+    new_process()
+    assert answer(make_spec()) == 42
+    assert jit.build_log()[0].how == "loaded"
+    assert not list(tmp_path.rglob("owned"))
+
+
+def test_torch_in_a_hostile_place_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils import cpp_extension
+
+    monkeypatch.setattr(cpp_extension, "library_paths", lambda: ["/opt/my torch/lib"])
+    with pytest.raises(jit.BuildError, match="'/opt/my torch/lib'"):
+        jit.load(make_spec())
+
+
+def test_ninja_beside_the_interpreter_is_found(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ninja")
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for tool in ("c++", "as", "ld", "sh", "sleep"):
+        found = shutil.which(tool)
+        if found:
+            (folder / tool).symlink_to(found)
+    monkeypatch.setenv("PATH", str(folder))
+    assert answer(make_spec()) == 42
+
+
+def test_compiler_that_was_upgraded_meanwhile(
+    cache: Path, fake_compiler: FakeCompiler, new_process: Callable[[], None]
+) -> None:
+    before = jit.artifact_path(make_spec())
+    text = fake_compiler.path.read_text()
+    version = 'if [ "$1" = --version ]; then echo new; exit; fi\n'
+    fake_compiler.path.write_text(text.replace("exec", version + "exec"))
+    answer(make_spec())
+    assert not before.exists()
+    assert jit.build_log()[0].path != before
+
+
+def test_broken_library_is_no_traceback_from_ctypes(cache: Path) -> None:
+    source = (
+        'extern "C" int missing_symbol();\nextern "C" int answer() { return missing_symbol(); }'
+    )
+    with pytest.raises(jit.BuildError, match="missing_symbol"):
+        jit.load(make_spec(source=source))
