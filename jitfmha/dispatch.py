@@ -52,7 +52,7 @@ class Family(Protocol):
     """A module of ``jitfmha.kernels``."""
 
     @property
-    def NAME(self) -> str: ...
+    def NAME(self) -> str: ...  # noqa: N802 - a constant of the module
 
     def reasons_not(self, problem: Problem, target: Target) -> list[str]:
         """A sentence for each rule that keeps this family from serving the problem."""
@@ -108,9 +108,7 @@ def select(problem: Problem, target: Target) -> Plan:
     for family in FAMILIES:
         if not family.reasons_not(problem, target):
             return family.plan(problem, target)
-    raise NotImplementedError(
-        f"no kernel serves this call\n{explain_problem(problem, target)}"
-    )
+    raise NotImplementedError(f"no kernel serves this call\n{explain_problem(problem, target)}")
 
 
 def explain_problem(problem: Problem, target: Target) -> Explanation:

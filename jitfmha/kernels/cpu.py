@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from torch import Tensor
@@ -85,8 +85,7 @@ class CpuTraits:
     def name(self) -> str:
         """The kernel's name."""
         return (
-            f"cpu_fwd_{self.dtype}_{self.hdim_q}x{self.hdim_v}_"
-            f"{self.mask}_{self.mode}_{self.isa}"
+            f"cpu_fwd_{self.dtype}_{self.hdim_q}x{self.hdim_v}_{self.mask}_{self.mode}_{self.isa}"
         )
 
     @property
@@ -183,7 +182,7 @@ class CpuLaunch:
             raise MemoryError("the CPU kernel could not allocate its scratch memory")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _entry(traits: CpuTraits) -> Callable[..., int]:
     function = getattr(jit.load(launcher_spec(traits)), f"jitfmha_fwd_{traits.mode}")
     function.argtypes = [ctypes.c_void_p] * (6 if traits.mode == "gm0" else 10)

@@ -1,4 +1,4 @@
-"""The general family: kernels for AMD Instinct GPUs that are compiled for exactly a call's traits."""
+"""The general family: AMD Instinct kernels that are compiled for exactly a call's traits."""
 
 from __future__ import annotations
 
