@@ -1,0 +1,26 @@
+"""Benchmark suites, ``python -m jitfmha bench``: they print every bar beside what was measured.
+
+A suite is a module with ``run(quick, progress)`` that returns a
+:class:`~jitfmha.bench.report.Report`. Times of two sides always come from one process and
+alternate, because a shared machine drifts; a result is checked before it is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from .report import Report
+
+SUITES = {
+    "cpu": "the CPU kernel against torch's attention, and what first calls cost",
+}
+
+
+def run_suite(name: str, *, quick: bool, progress: Callable[[str], None]) -> Report:
+    """Run one suite of ``SUITES``; ``quick`` measures a part of it, in seconds.
+
+    ``progress`` gets a line for each step. Raises ``RuntimeError`` for a wrong result.
+    """
+    report: Report = import_module(f".{name}", __name__).run(quick, progress)
+    return report

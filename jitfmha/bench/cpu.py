@@ -1,0 +1,254 @@
+"""The CPU suite: every bar that the CPU kernel and the build cache are held to."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from collections.abc import Callable
+from itertools import accumulate, pairwise, product
+from statistics import geometric_mean, median
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from ..interface import fmha_fwd
+from ..problem import DTYPE_NAMES
+from ..target import target_of
+from .first_call import FirstCall, first_call
+from .report import Comparison, Report
+from .timing import Timings, alternate
+
+Progress = Callable[[str], None]
+
+_THREADS = 2
+_HEADS = 8
+_SEED = 20260101
+# Only a wrong kernel gets here: the accuracy tests of op_tests are the strict ones.
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 5e-3}
+
+
+def run(quick: bool, progress: Progress) -> Report:
+    """Measure with two threads; ``quick`` leaves out the long problems and repeats less."""
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(_THREADS)
+    torch.manual_seed(_SEED)
+    report = Report("cpu", _machine(quick))
+    try:
+        with torch.no_grad():
+            _dense(report, quick, progress)
+            _ragged(report, quick, progress)
+            _share_of_mm_peak(report, quick, progress)
+            _first_calls(report, quick, progress)
+            _small_call(report, quick, progress)
+        # Two threads of ours are 2 of it; what is above that competed with them.
+        report.machine["load"] = f"{os.getloadavg()[0]:.1f} (1 minute average at the end)"
+    finally:
+        torch.set_num_threads(threads_before)
+    return report
+
+
+def _machine(quick: bool) -> dict[str, str]:
+    return {
+        "target": str(target_of(torch.device("cpu"))),
+        "machine": platform.machine(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "threads": str(_THREADS),
+        "extent": "quick: fewer and shorter problems than the bars mean" if quick else "full",
+    }
+
+
+def _dense(report: Report, quick: bool, progress: Progress) -> None:
+    seqlens = (512,) if quick else (512, 2048, 4096)
+    cases = list(product(DTYPE_NAMES, (64, 128), seqlens, (False, True)))
+    speedups = []
+    for number, (dtype, hdim, seqlen, causal) in enumerate(cases, 1):
+        name = f"{DTYPE_NAMES[dtype]} hdim {hdim} seqlen {seqlen} {'causal' if causal else 'full'}"
+        q, k, v = (torch.randn(1, seqlen, _HEADS, hdim).to(dtype) for _ in range(3))
+        # Each side gets the layout that it likes best: SDPA's is contiguous (b, h, s, d).
+        qt, kt, vt = (x.transpose(1, 2).contiguous() for x in (q, k, v))
+        mask = "causal" if causal else "none"
+
+        def ours(q: Tensor = q, k: Tensor = k, v: Tensor = v, mask: str = mask) -> Tensor:
+            return fmha_fwd(q, k, v, mask=mask)  # type: ignore[return-value]
+
+        def theirs(q: Tensor = qt, k: Tensor = kt, v: Tensor = vt, causal: bool = causal) -> Tensor:
+            return scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+        error = _verified(name, ours(), theirs().transpose(1, 2))
+        times = alternate([ours, theirs], min_seconds=0.3 if quick else 1.0, min_rounds=5)
+        pairs = seqlen * (seqlen + 1) // 2 if causal else seqlen * seqlen
+        comparison = _compare(name, "SDPA", times, 1, _flops(pairs, hdim), error)
+        report.comparisons.append(comparison)
+        speedups.append(comparison.speedup)
+        progress(f"[{number}/{len(cases)}] {name}: {comparison.speedup:.2f}x SDPA")
+    count = f"{len(cases)} cases"
+    report.at_least(
+        f"speed over SDPA, geometric mean of {count}", geometric_mean(speedups), 1.4, "x"
+    )
+    report.at_least(f"speed over SDPA, slowest of {count}", min(speedups), 1.0, "x")
+
+
+def _ragged_lengths() -> list[int]:
+    generator = torch.Generator().manual_seed(_SEED)
+    drawn = torch.randint(64, 2049, (14,), generator=generator).tolist()
+    return [2048, *drawn, 64]
+
+
+def _ragged(report: Report, quick: bool, progress: Progress) -> None:
+    lengths = _ragged_lengths()
+    kinds = list(product((torch.float32, torch.bfloat16), (64, 128)))
+    per_sequence, padded = [], []
+    for dtype, hdim in kinds[:1] if quick else kinds:
+        name = f"{DTYPE_NAMES[dtype]} hdim {hdim} ragged batch of {len(lengths)}"
+        timed = _time_ragged(name, lengths, dtype, hdim, min_seconds=0.0 if quick else 4.0)
+        report.comparisons.extend(timed)
+        per_sequence.append(timed[0].speedup)
+        padded.append(timed[1].speedup)
+        progress(f"{name}: {per_sequence[-1]:.2f}x SDPA per sequence, {padded[-1]:.2f}x padded")
+    among = f"slowest of {len(per_sequence)}"
+    report.at_least(f"ragged batch over SDPA per sequence, {among}", min(per_sequence), 1.3, "x")
+    report.at_least(f"ragged batch over SDPA on a padded batch, {among}", min(padded), 2.5, "x")
+
+
+def _time_ragged(
+    name: str, lengths: list[int], dtype: torch.dtype, hdim: int, min_seconds: float
+) -> list[Comparison]:
+    ends = list(accumulate(lengths, initial=0))
+    spans = list(pairwise(ends))
+    cu_seqlens = torch.tensor(ends, dtype=torch.int32)
+    q, k, v = (torch.randn(ends[-1], _HEADS, hdim).to(dtype) for _ in range(3))
+    # The padded side gets its padded tensors and the mask for nothing.
+    shape = (len(lengths), _HEADS, max(lengths), hdim)
+    qp, kp, vp = (torch.zeros(shape, dtype=dtype) for _ in range(3))
+    seen = torch.zeros(len(lengths), 1, 1, max(lengths), dtype=torch.bool)
+    for i, (start, end) in enumerate(spans):
+        seen[i, ..., : end - start] = True
+        for batch, packed in ((qp, q), (kp, k), (vp, v)):
+            batch[i, :, : end - start] = packed[start:end].transpose(0, 1)
+    looped_out = torch.empty_like(q)
+
+    def ours() -> Tensor:
+        return fmha_fwd(  # type: ignore[return-value]
+            q,
+            k,
+            v,
+            cu_seqlens_q=cu_seqlens,
+            cu_seqlens_k=cu_seqlens,
+            max_seqlen_q=max(lengths),
+            max_seqlen_k=max(lengths),
+        )
+
+    def looped() -> Tensor:
+        for start, end in spans:
+            qt, kt, vt = (x[start:end].transpose(0, 1)[None] for x in (q, k, v))
+            looped_out[start:end] = scaled_dot_product_attention(qt, kt, vt)[0].transpose(0, 1)
+        return looped_out
+
+    def on_padded() -> Tensor:
+        return scaled_dot_product_attention(qp, kp, vp, attn_mask=seen)
+
+    out = ours()
+    error = _verified(name, out, looped())
+    unpadded = torch.cat(
+        [x[:, :n].transpose(0, 1) for x, n in zip(on_padded(), lengths, strict=True)]
+    )
+    padded_error = _verified(name, out, unpadded)
+    times = alternate([ours, looped, on_padded], min_seconds=min_seconds)
+    flops = _flops(sum(length * length for length in lengths), hdim)
+    return [
+        _compare(name, "SDPA per sequence", times, 1, flops, error),
+        _compare(name, "SDPA padded", times, 2, flops, padded_error),
+    ]
+
+
+def _share_of_mm_peak(report: Report, quick: bool, progress: Progress) -> None:
+    seqlen, hdim = 4096, 128
+    q, k, v = (torch.randn(1, seqlen, _HEADS, hdim) for _ in range(3))
+    sizes = (1024, 2048) if quick else (1024, 2048, 4096)
+    factors = [(torch.randn(n, n), torch.randn(n, n)) for n in sizes]
+    functions: list[Callable[[], object]] = [lambda: fmha_fwd(q, k, v)]
+    functions += [lambda a=a, b=b: torch.mm(a, b) for a, b in factors]  # type: ignore[misc]
+    times = alternate(functions, min_seconds=0.0 if quick else 8.0)
+    # A peak that a busy machine hid would flatter the share, so torch.mm gets more tries alone.
+    alone = alternate(functions[1:], min_seconds=0.5 if quick else 4.0)
+    peak = max(2 * n**3 / min(times.best(i + 1), alone.best(i)) for i, n in enumerate(sizes))
+    reached = _flops(seqlen * seqlen, hdim) / times.best(0)
+    progress(f"fp32 torch.mm peak {peak / 1e9:.0f} GFLOP/s, attention {reached / 1e9:.0f} GFLOP/s")
+    what = f"share of the float32 torch.mm peak ({peak / 1e9:.0f} GFLOP/s), seqlen 4096, hdim 128"
+    report.at_least(what, 100 * reached / peak, 75.0, "%")
+
+
+def _first_calls(report: Report, quick: bool, progress: Progress) -> None:
+    kinds = [("float32", "gm0"), ("bfloat16", "gm1"), ("float16", "gm0"), ("bfloat16", "gm0")]
+    cold: list[FirstCall] = []
+    warm: list[FirstCall] = []
+    for dtype, mode in kinds[-1:] if quick else kinds:
+        with tempfile.TemporaryDirectory(prefix="jitfmha-bench-") as cache_dir:
+            cold.append(first_call(cache_dir, dtype=dtype, mode=mode, threads=_THREADS))  # type: ignore[arg-type]
+            progress(f"first call, empty cache, {dtype} {mode}: {cold[-1].call_seconds:.2f} s")
+            warm += [
+                first_call(cache_dir, dtype=dtype, mode=mode, threads=_THREADS)  # type: ignore[arg-type]
+                for _ in range(2)
+            ]
+    slowest = max(process.call_seconds for process in cold)
+    first = median(process.call_seconds for process in warm)
+    imported = median(process.import_seconds for process in warm)
+    progress(f"first call, full cache, {len(warm)} processes: {first * 1e3:.1f} ms")
+    kind = f"slowest of {len(cold)}"
+    report.at_most(f"first call with an empty cache, {kind}", slowest, 4.0, "s")
+    kind = f"median of {len(warm)}"
+    report.at_most(f"first call of a process with a full cache, {kind}", 1e3 * first, 60.0, "ms")
+    report.at_most(f"import jitfmha after import torch, {kind}", 1e3 * imported, 30.0, "ms")
+
+
+def _small_call(report: Report, quick: bool, progress: Progress) -> None:
+    q, k, v = (torch.randn(1, 16, 1, 64) for _ in range(3))
+    qt, kt, vt = (x.transpose(1, 2).contiguous() for x in (q, k, v))
+    name = "fp32 (1, 1, 16, 64)"
+    error = _verified(
+        name,
+        fmha_fwd(q, k, v),  # type: ignore[arg-type]
+        scaled_dot_product_attention(qt, kt, vt).transpose(1, 2),
+    )
+    times = alternate(
+        [lambda: fmha_fwd(q, k, v), lambda: scaled_dot_product_attention(qt, kt, vt)],
+        min_seconds=0.5 if quick else 3.0,
+        calls=1000,
+    )
+    comparison = _compare(name, "SDPA", times, 1, 4 * 16 * 16 * 64, error)
+    report.comparisons.append(comparison)
+    progress(
+        f"{name}: {comparison.seconds * 1e6:.2f} us, SDPA {comparison.against_seconds * 1e6:.2f} us"
+    )
+    report.at_most("steady call on (1, 1, 16, 64), time over SDPA's", times.ratio(0, 1), 1.0, "x")
+
+
+def _flops(pairs: int, hdim: int) -> int:
+    """Two products of two operations for each (query, key) pair that the mask leaves."""
+    return 4 * _HEADS * pairs * hdim
+
+
+def _compare(
+    what: str, against: str, times: Timings, other: int, flops: int, error: float
+) -> Comparison:
+    return Comparison(
+        what=what,
+        against=against,
+        seconds=times.best(0),
+        against_seconds=times.best(other),
+        speedup=times.ratio(other, 0),
+        gflops=flops / times.best(0) / 1e9,
+        error=error,
+    )
+
+
+def _verified(what: str, ours: Tensor, theirs: Tensor) -> float:
+    """The largest difference. Raises ``RuntimeError`` where the results do not belong together."""
+    error = (ours.float() - theirs.float()).abs().max().item()
+    tolerance = _TOLERANCE[ours.dtype]
+    if not error <= tolerance:
+        raise RuntimeError(f"{what}: the result differs from SDPA's by {error}, over {tolerance}")
+    return error

@@ -1,0 +1,68 @@
+"""What a suite returns: comparisons, and the rows that are held against a bar."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One problem, timed here and with a competitor, in alternation."""
+
+    what: str
+    against: str
+    seconds: float  # the best
+    against_seconds: float  # the best
+    speedup: float  # the median over pairs of neighbouring measurements
+    gflops: float  # at the best time, counting only what the mask leaves
+    error: float  # largest absolute difference between the two results
+
+
+@dataclass(frozen=True)
+class Row:
+    """One bar. ``unit`` is "x", "%", "s" or "ms", and of ``measured`` and ``bar`` alike."""
+
+    what: str
+    measured: float
+    bar: float
+    unit: str
+    at_least: bool
+
+    @property
+    def met(self) -> bool:
+        """Whether the bar is met."""
+        return self.measured >= self.bar if self.at_least else self.measured <= self.bar
+
+
+@dataclass
+class Report:
+    """A whole run."""
+
+    suite: str
+    machine: dict[str, str]
+    rows: list[Row] = field(default_factory=list)
+    comparisons: list[Comparison] = field(default_factory=list)
+
+    @property
+    def met(self) -> bool:
+        """Whether every bar is met."""
+        return all(row.met for row in self.rows)
+
+    def at_least(self, what: str, measured: float, bar: float, unit: str) -> None:
+        """Add a row whose figure must not be lower than the bar."""
+        self.rows.append(Row(what, measured, bar, unit, at_least=True))
+
+    def at_most(self, what: str, measured: float, bar: float, unit: str) -> None:
+        """Add a row whose figure must not be higher than the bar."""
+        self.rows.append(Row(what, measured, bar, unit, at_least=False))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain values, for JSON."""
+        return {
+            "suite": self.suite,
+            "machine": self.machine,
+            "met": self.met,
+            "rows": [{**asdict(row), "met": row.met} for row in self.rows],
+            "comparisons": [asdict(comparison) for comparison in self.comparisons],
+        }

@@ -1,0 +1,60 @@
+"""Times functions in alternation, so that what disturbs the machine disturbs all of them."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds per call, ``rounds[r][i]`` being function i in round r."""
+
+    rounds: list[list[float]]
+
+    def best(self, i: int) -> float:
+        """The shortest time of function i: what it takes when nothing disturbs it."""
+        return min(times[i] for times in self.rounds)
+
+    def ratio(self, i: int, j: int) -> float:
+        """Time of function i over that of function j, the median of the rounds.
+
+        Both times of a round are neighbours, so a machine that is slow for a while cancels out.
+        """
+        return median(times[i] / times[j] for times in self.rounds)
+
+
+def alternate(
+    functions: Sequence[Callable[[], object]],
+    *,
+    min_seconds: float,
+    min_rounds: int = 3,
+    calls: int = 1,
+) -> Timings:
+    """Time ``calls`` calls of each function in turn, A B A B, after one warming call of each.
+
+    Stops when ``min_rounds`` rounds are done and ``min_seconds`` have passed.
+    """
+    for function in functions:
+        function()
+    rounds: list[list[float]] = []
+    was_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        end = time.perf_counter() + min_seconds
+        while len(rounds) < min_rounds or time.perf_counter() < end:
+            rounds.append([_seconds(function, calls) for function in functions])
+    finally:
+        if was_collecting:
+            gc.enable()
+    return Timings(rounds)
+
+
+def _seconds(function: Callable[[], object], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        function()
+    return (time.perf_counter() - start) / calls

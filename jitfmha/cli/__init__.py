@@ -1,0 +1,53 @@
+"""The command line, ``python -m jitfmha``: one module per command.
+
+A command's module has ``add_parser``, which adds its flags, and ``run``, which returns the exit
+code. Results go to stdout and progress to stderr, so that ``--json`` leaves pure JSON on stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from . import bench, build, cache, demo, explain, info
+from .exit_codes import FAILED, USAGE, UsageError
+
+_EXIT_CODES = (
+    "exit codes: 0 done, 1 failed (also: a verification failed or a bar was missed), "
+    "2 usage error, 130 interrupted"
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; ``argv`` is ``sys.argv[1:]`` by default. Returns the exit code."""
+    args = _parser().parse_args(argv)
+    try:
+        code: int = args.run(args)
+        sys.stdout.flush()
+    except UsageError as error:
+        print(f"jitfmha {args.command}: {error}", file=sys.stderr)
+        return USAGE
+    except (NotImplementedError, RuntimeError, OSError, MemoryError) as error:
+        if isinstance(error, BrokenPipeError):
+            # The reader (`| head`) has seen enough. Python would complain once more at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return FAILED
+        print(f"jitfmha {args.command}: {type(error).__name__}: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="jitfmha",
+        description="Fused attention for AMD Instinct GPUs and the CPU, compiled on first use.",
+        epilog=_EXIT_CODES,
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    for module in (demo, info, explain, build, cache, bench):
+        module.add_parser(commands)
+    return parser

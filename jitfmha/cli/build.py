@@ -1,0 +1,73 @@
+"""``python -m jitfmha build``: fill the cache ahead, in a container image or before many ranks."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from .exit_codes import OK, UsageError
+from .output import add_json_flag, print_json, progress, table
+
+if TYPE_CHECKING:
+    from ..warmup import WarmedLauncher
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command and its flags."""
+    parser = commands.add_parser(
+        "build",
+        help="build launchers ahead of the first call",
+        description=(
+            "Build the launcher of every combination of the flags into the cache, so that no call "
+            "has to. A launcher that is in the cache already is not built again."
+        ),
+    )
+    parser.add_argument("--dtype", nargs="+", default=["fp32", "bf16", "fp16"], metavar="DTYPE")
+    parser.add_argument(
+        "--hdim",
+        nargs="+",
+        default=["64", "128"],
+        metavar="HDIM",
+        help="head dimensions, as 128, or as 192x128 where v has another one (default: 64 128)",
+    )
+    parser.add_argument(
+        "--mask", nargs="+", default=["none", "causal"], metavar="MASK", help="as in fmha_fwd"
+    )
+    parser.add_argument("--mode", nargs="+", default=["gm0", "gm1"], choices=["gm0", "gm1"])
+    parser.add_argument("--device", default="cpu", help="where the calls will run (default: cpu)")
+    add_json_flag(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Build, and say what each launcher took."""
+    from ..warmup import warmup
+
+    try:
+        launchers = warmup(
+            dtypes=args.dtype,
+            hdims=[_hdim(text) for text in args.hdim],
+            masks=[int(mask) if mask.isdecimal() else mask for mask in args.mask],
+            modes=args.mode,
+            device=args.device,
+            on_ready=lambda launcher: progress(f"{launcher.name}: {_seconds(launcher)}"),
+        )
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error
+    if args.json:
+        print_json([{"name": x.name, "build_seconds": x.seconds} for x in launchers])
+    else:
+        print(table(("launcher", "build"), [(x.name, _seconds(x)) for x in launchers]))
+    return OK
+
+
+def _hdim(text: str) -> tuple[int, int]:
+    hdim_q, _, hdim_v = text.partition("x")
+    try:
+        return int(hdim_q), int(hdim_v or hdim_q)
+    except ValueError:
+        raise UsageError(f"--hdim {text} is not a number, nor two with an x between") from None
+
+
+def _seconds(launcher: WarmedLauncher) -> str:
+    return "in the cache already" if launcher.seconds is None else f"{launcher.seconds:.2f} s"

@@ -1,0 +1,117 @@
+"""``python -m jitfmha info``: what a bug report needs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from typing import Any
+
+from .exit_codes import OK
+from .output import add_json_flag, byte_size, fields, print_json
+
+# What changes how or where launchers are built.
+_ENVIRONMENT = ("JITFMHA_CACHE_DIR", "JITFMHA_CACHE_LIMIT", "JITFMHA_VERBOSE", "CXX")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command and its flags."""
+    parser = commands.add_parser(
+        "info",
+        help="print versions, targets, compiler and cache",
+        description="Print versions, targets, the compiler and the state of the cache.",
+    )
+    add_json_flag(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the facts; builds nothing."""
+    facts = _facts()
+    if args.json:
+        print_json(facts)
+        return OK
+    cache, variables = facts["cache"], facts["environment"]
+    print(
+        fields(
+            [
+                ("jitfmha", facts["jitfmha"]),
+                ("torch", facts["torch"]),
+                ("python", facts["python"]),
+                ("platform", facts["platform"]),
+                ("targets", "\n".join(facts["targets"])),
+                ("threads", str(facts["threads"])),
+                ("compiler", facts["compiler"] or facts["compiler_error"]),
+                ("cache", cache["path"] or cache["error"]),
+                (
+                    "",
+                    f"{cache['entries']} entries, {byte_size(cache['size'])}"
+                    + (f" of {byte_size(cache['limit'])}" if cache["limit"] is not None else "")
+                    + (f"\n{cache['error']}" if cache["path"] and cache["error"] else ""),
+                ),
+                ("environment", "\n".join(f"{k}={v}" for k, v in variables.items()) or "(nothing)"),
+            ]
+        )
+    )
+    return OK
+
+
+def _facts() -> dict[str, Any]:
+    import torch
+
+    from .. import __version__
+    from ..jit.compiler import find_compiler
+    from ..jit.errors import CompilerNotFound
+
+    compiler = compiler_error = None
+    try:
+        compiler = str(find_compiler())
+    except CompilerNotFound as error:
+        compiler_error = str(error)
+    return {
+        "jitfmha": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "targets": _targets(),
+        "threads": torch.get_num_threads(),
+        "compiler": compiler,
+        "compiler_error": compiler_error,
+        "cache": _cache(),
+        "environment": {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+    }
+
+
+def _targets() -> list[str]:
+    """The CPU and every GPU that torch sees; for an unsupported one, why it is not."""
+    import torch
+
+    from ..target import target_of
+
+    targets = []
+    devices = [torch.device("cpu")]
+    if torch.cuda.is_available():
+        devices += [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    for device in devices:
+        try:
+            targets.append(str(target_of(device)))
+        except ValueError as error:
+            targets.append(str(error))
+    return targets
+
+
+def _cache() -> dict[str, Any]:
+    """A cache that must not be used is a fact like any other: its reason is ``error``."""
+    from .. import jit
+    from ..jit.eviction import cache_limit
+
+    facts: dict[str, Any] = {"path": None, "entries": 0, "size": 0, "limit": None, "error": None}
+    try:
+        facts["path"] = str(jit.cache_dir())
+        facts["limit"] = cache_limit()
+        entries = jit.cache_entries()
+        facts["entries"] = len(entries)
+        facts["size"] = sum(entry.size for entry in entries)
+    except jit.CacheError as error:
+        facts["error"] = str(error)
+    return facts

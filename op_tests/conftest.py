@@ -1,0 +1,90 @@
+"""Options and fixtures of all tests: the seed, the launcher cache, poisoned memory."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import zlib
+from collections.abc import Generator, Iterator
+
+import pytest
+import torch
+
+_SEED = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, help="seed of all random inputs (default: a fresh one)")
+    parser.addoption(
+        "--exhaustive",
+        action="store_true",
+        help="run the full product of the sweeps instead of a sample drawn from the seed",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    seed = config.getoption("--seed")
+    config.addinivalue_line("markers", "sample(names, cases, n): n cases drawn from the seed")
+    config.stash[_SEED] = secrets.randbelow(2**31) if seed is None else seed
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed: {config.stash[_SEED]} (repeat this run's random inputs with --seed)"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        report.sections.append(("seed", f"repeat with --seed {item.config.stash[_SEED]}"))
+    return report
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """``@pytest.mark.sample(names, cases, n)``: parametrize with n cases drawn from the seed.
+
+    With ``--exhaustive`` all cases are taken.
+    """
+    for mark in metafunc.definition.iter_markers("sample"):
+        names, cases, n = mark.args
+        if not metafunc.config.getoption("--exhaustive"):
+            drawn = random.Random(f"{metafunc.config.stash[_SEED]} {metafunc.definition.name}")
+            cases = drawn.sample(cases, min(n, len(cases)))
+        metafunc.parametrize(names, cases)
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> torch.Generator:
+    """The random numbers of one test: they depend on the seed and on the test's name only."""
+    seed = f"{request.config.stash[_SEED]} {request.node.nodeid}"
+    return torch.Generator().manual_seed(zlib.crc32(seed.encode()))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def launcher_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """One cache for the session, so that each launcher is built once; one that is set is kept."""
+    given = os.environ.get("JITFMHA_CACHE_DIR")
+    if given is None:
+        os.environ["JITFMHA_CACHE_DIR"] = str(tmp_path_factory.mktemp("launchers"))
+    yield os.environ["JITFMHA_CACHE_DIR"]
+    if given is None:
+        del os.environ["JITFMHA_CACHE_DIR"]
+
+
+@pytest.fixture
+def poisoned_memory() -> Iterator[None]:
+    """Every fresh tensor holds NaN until something is written to it."""
+    torch.use_deterministic_algorithms(True)  # includes torch.utils.deterministic's filling
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def num_threads() -> Iterator[None]:
+    """Restores the number of threads that a test sets."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)

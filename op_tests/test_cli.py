@@ -1,0 +1,400 @@
+"""The command line: what it prints, pure JSON, and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import jitfmha
+from jitfmha import jit
+from jitfmha.bench import SUITES, cpu
+from jitfmha.bench.first_call import first_call
+from jitfmha.bench.report import Report, Row
+from jitfmha.bench.timing import Timings, alternate
+from jitfmha.cli import bench, demo, explain, main, output
+
+COMMANDS = ("demo", "info", "explain", "build", "cache", "bench")
+
+
+class Ran:
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    def run_command(*argv: str) -> Ran:
+        capfd.readouterr()
+        try:
+            code = main(argv)
+        except SystemExit as end:  # argparse's way
+            code = end.code if isinstance(end.code, int) else 1
+        out, err = capfd.readouterr()
+        return Ran(code, out, err)
+
+    return run_command
+
+
+@pytest.fixture
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "_SEQLEN", 100)
+    monkeypatch.setattr(demo, "_RAGGED_LENGTHS", (70, 1, 33))
+    monkeypatch.setattr(demo, "_SECONDS_PER_PROBLEM", 0.0)
+
+
+def test_python_dash_m_runs_from_any_directory(tmp_path: Path) -> None:
+    process = subprocess.run(
+        [sys.executable, "-m", "jitfmha", "cache", "path"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(jitfmha.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert process.stdout == f"{jit.cache_dir()}\n"
+
+
+@pytest.mark.parametrize("argv", [(), *((command,) for command in COMMANDS)])
+def test_help(run: Run, argv: tuple[str, ...]) -> None:
+    result = run(*argv, "--help")
+    assert result.code == 0
+    assert "usage: jitfmha" in result.out
+    if not argv:
+        assert all(f"\n    {command} " in result.out for command in COMMANDS)
+        assert "exit codes" in result.out
+
+
+@pytest.mark.parametrize(
+    ("argv", "complaint"),
+    [
+        ((), "command"),
+        (("nonsense",), "nonsense"),
+        (("cache",), "action"),
+        (("bench", "--suite", "nonsense"), "nonsense"),
+        (("explain", "--mask", "diagonal"), "mask='diagonal'"),
+        (("explain", "--hdim", "513"), "513"),
+        (("explain", "--heads", "8", "--heads-k", "3"), "3 heads"),
+        (("explain", "--window", "one,two"), "--window one,two"),
+        (("explain", "--window", "1"), "window_size"),
+        (("explain", "--batch", "-1"), "-1"),
+        (("explain", "--device", "mps"), "mps"),
+        (("explain", "--device", "nonsense"), "nonsense"),
+        (("explain", "--varlen", "3,-1"), "--varlen 3,-1"),
+        (("explain", "--varlen-k", "3"), "--varlen-k needs --varlen"),
+        (("explain", "--varlen", "3", "--mask", "1"), "gm1"),
+        (("explain", "--varlen", "3", "--layout", "bhsd"), "--layout"),
+        (("explain", "--layout", "qkvpacked", "--heads-k", "1"), "qkvpacked"),
+        (("build", "--hdim", "wide"), "--hdim wide"),
+        (("build", "--hdim", "64x128x32"), "--hdim 64x128x32"),
+        (("build", "--dtype", "int8"), "int8"),
+    ],
+)
+def test_usage_errors_name_the_value(run: Run, argv: tuple[str, ...], complaint: str) -> None:
+    result = run(*argv)
+    assert result.code == 2
+    assert complaint in result.err
+    assert result.out == ""
+    assert "Traceback" not in result.err
+
+
+def test_info(run: Run) -> None:
+    result = run("info")
+    assert result.code == 0
+    assert f"jitfmha      {jitfmha.__version__}" in result.out
+    assert torch.__version__ in result.out
+    facts = run("info", "--json").json
+    assert facts["jitfmha"] == jitfmha.__version__
+    assert facts["targets"][0].startswith("cpu (")
+    assert facts["cache"]["path"] == str(jit.cache_dir())
+    assert facts["environment"]["JITFMHA_CACHE_DIR"] == str(jit.cache_dir())
+
+
+def test_info_reports_a_bad_limit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITFMHA_CACHE_LIMIT", "plenty")
+    result = run("info")
+    assert result.code == 0
+    assert "JITFMHA_CACHE_LIMIT='plenty'" in result.out
+
+
+def test_explain_says_what_fmha_fwd_would_do(run: Run) -> None:
+    q, k = torch.empty(2, 100, 8, 64), torch.empty(2, 60, 2, 64)
+    v = torch.empty(2, 60, 2, 32)
+    argv = (
+        *("explain", "--dtype", "fp32", "--batch", "2", "--seqlen", "100", "--seqlen-k", "60"),
+        *("--heads", "8", "--heads-k", "2", "--hdim", "64", "--hdim-v", "32", "--lse"),
+        *("--mask", "2", "--window", "16,0"),
+    )
+    expected = jitfmha.explain(q, k, v, mask=2, window_size=(16, 0), return_lse=True)
+    assert run(*argv).out == f"{expected}\n"
+    assert run(*argv, "--json").json == expected.to_dict()
+
+
+def test_explain_varlen(run: Run) -> None:
+    ends_q = torch.tensor([0, 3, 8], dtype=torch.int32)
+    ends_k = torch.tensor([0, 10, 21], dtype=torch.int32)
+    q, k = torch.empty(8, 4, 64).half(), torch.empty(21, 4, 64).half()
+    expected = jitfmha.explain(q, k, k, mask="causal", cu_seqlens_q=ends_q, cu_seqlens_k=ends_k)
+    result = run(
+        *("explain", "--dtype", "fp16", "--heads", "4", "--hdim", "64"),
+        *("--varlen", "3,5", "--varlen-k", "10,11", "--mask", "causal"),
+    )
+    assert result.code == 0
+    assert result.out == f"{expected}\n"
+
+
+@pytest.mark.parametrize(
+    ("layout", "tensors"),
+    [
+        ("bshd", lambda: [torch.empty(2, 5, 3, 8)] * 3),
+        ("bhsd", lambda: [torch.empty(2, 3, 5, 8).transpose(1, 2)] * 3),
+        ("sbhd", lambda: [torch.empty(5, 2, 3, 8).transpose(0, 1)] * 3),
+        ("qkvpacked", lambda: torch.empty(2, 5, 3, 3, 8).unbind(2)),
+    ],
+)
+def test_explain_layouts(
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    layout: str,
+    tensors: Callable[[], list[torch.Tensor]],
+) -> None:
+    made: list[tuple[torch.Tensor, ...]] = []
+    make = explain._meta_tensors
+
+    def spy(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        made.append(make(*args))
+        return made[-1]  # type: ignore[return-value]
+
+    monkeypatch.setattr(explain, "_meta_tensors", spy)
+    flags = ("--batch", "2", "--seqlen", "5", "--heads", "3", "--hdim", "8", "--layout", layout)
+    assert run("explain", *flags).code == 0
+    for mine, real in zip(made[0], tensors(), strict=True):
+        assert (mine.shape, mine.stride()) == (real.shape, real.stride())
+
+
+def test_explain_of_a_huge_problem_allocates_nothing(run: Run) -> None:
+    argv = ("explain", "--batch", "4096", "--seqlen", "1000000", "--heads", "128")
+    assert run(*argv).code == 0
+
+
+def test_explain_fails_when_no_kernel_serves(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from jitfmha import target
+
+    monkeypatch.setattr(target, "target_of", lambda _: target.AmdTarget("gfx950", 0))
+    result = run("explain", "--json")
+    assert result.code == 1
+    assert result.json["kernel"] is None
+    assert set(result.json["rejected"]) == {"tuned", "general", "cpu"}
+
+
+def test_build_fills_the_cache_once(run: Run, empty_cache: Path) -> None:
+    argv = ("build", "--dtype", "fp32", "--hdim", "24x8", "--mask", "causal", "--mode", "gm0")
+    first = run(*argv, "--json")
+    assert first.code == 0
+    assert [x["name"].split("_")[2:4] for x in first.json] == [["fp32", "24x8"]]
+    assert first.json[0]["build_seconds"] > 0
+    assert "24x8" in first.err
+    again = run(*argv)
+    assert again.code == 0
+    assert "in the cache already" in again.out
+
+
+def test_cache_commands(run: Run, empty_cache: Path) -> None:
+    assert run("cache", "path").out == f"{empty_cache}\n"
+    assert run("cache", "path", "--json").json == {"path": str(empty_cache)}
+    assert run("cache", "list").out == f"no entries in {empty_cache}\n"
+    assert run("cache", "list", "--json").json == []
+    assert not empty_cache.exists()
+    # No other test has hdim 25: what this process has loaded already would not be built here.
+    run("build", "--dtype", "fp32", "--hdim", "25", "--mask", "none", "--mode", "gm0")
+    (entry,) = run("cache", "list", "--json").json
+    assert entry["valid"]
+    assert entry["size"] > 1000
+    assert Path(entry["path"]).is_dir()
+    assert entry["name"] in run("cache", "list").out
+
+    library = next(Path(entry["path"]).glob("*.so"))
+    damaged = bytearray(library.read_bytes())
+    damaged[100] ^= 1
+    # A new file, because this process has the old one mapped.
+    library.unlink()
+    library.write_bytes(damaged)
+    library.chmod(0o600)
+    listed = run("cache", "list")
+    assert listed.code == 1
+    assert "DAMAGED" in listed.out
+
+    assert run("cache", "clear", "--json").json == {"removed": 1, "path": str(empty_cache)}
+    assert run("cache", "clear").out == f"removed 0 entries from {empty_cache}\n"
+
+
+def test_a_refused_cache_is_a_failure_with_its_reason(
+    run: Run, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty_cache.mkdir()
+    empty_cache.chmod(0o777)
+    result = run("cache", "list")
+    assert result.code == 1
+    assert "CacheError" in result.err
+    assert str(empty_cache) in result.err
+    assert str(empty_cache) in run("info").out
+
+
+@pytest.mark.usefixtures("small_demo")
+def test_demo(run: Run) -> None:
+    result = run("demo", "--dtype", "fp32", "--json")
+    assert result.code == 0
+    assert result.json["verified"]
+    kernels = [x["kernel"] for x in result.json["results"]]
+    assert ["_gm0_" in kernels[0], "_gm1_" in kernels[1]] == [True, True]
+    assert all(x["milliseconds"] > 0 and x["gflops"] > 0 for x in result.json["results"])
+    table = run("demo", "--dtype", "fp32")
+    assert table.code == 0
+    assert all(kernel in table.out for kernel in kernels)
+    assert "target: cpu" in table.err
+
+
+@pytest.mark.usefixtures("small_demo")
+def test_demo_fails_on_a_wrong_result(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from jitfmha import interface
+
+    right = interface.fmha_fwd
+
+    def wrong(q: Any, k: Any, v: Any, **arguments: Any) -> Any:
+        return right(q, k, v, **arguments) + 1e-3
+
+    monkeypatch.setattr(interface, "fmha_fwd", wrong)
+    result = run("demo", "--dtype", "fp32")
+    assert result.code == 1
+    assert "NO" in result.out
+
+
+def test_demo_says_when_the_launcher_was_in_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    figures = (1.0, 2.0, 3.0, 4.0, 5.0)
+    demo._print(
+        [demo.DemoResult("p", "k", 2.5, *figures), demo.DemoResult("p", "k", None, *figures)]
+    )
+    out = capsys.readouterr().out
+    assert "2.5 s" in out
+    assert "in the cache" in out
+
+
+@pytest.mark.parametrize(("measured", "code"), [(1.5, 0), (1.3, 1)])
+def test_bench_exit_code_follows_the_bars(
+    run: Run, monkeypatch: pytest.MonkeyPatch, measured: float, code: int
+) -> None:
+    def suite(name: str, *, quick: bool, progress: Callable[[str], None]) -> Report:
+        progress("under way")
+        report = Report(name, {"extent": "quick" if quick else "full"})
+        report.at_least("speed", measured, 1.4, "x")
+        report.at_most("first call", 3.0, 4.0, "s")
+        return report
+
+    monkeypatch.setattr(bench, "run_suite", suite)
+    result = run("bench", "--suite", "cpu")
+    assert result.code == code
+    assert ("NO" in result.out) == bool(code)
+    assert "under way" in result.err
+    as_json = run("bench", "--json", "--quick")
+    assert as_json.code == code
+    assert as_json.json["met"] == (code == 0)
+    assert as_json.json["machine"] == {"extent": "quick"}
+    assert [row["met"] for row in as_json.json["rows"]] == [code == 0, True]
+
+
+def test_bench_suites_exist() -> None:
+    from importlib import import_module
+
+    for name in SUITES:
+        assert callable(import_module(f"jitfmha.bench.{name}").run)
+
+
+def test_bars() -> None:
+    assert Row("", 1.4, 1.4, "x", at_least=True).met
+    assert not Row("", 1.39, 1.4, "x", at_least=True).met
+    assert Row("", 4.0, 4.0, "s", at_least=False).met
+    assert not Row("", 4.1, 4.0, "s", at_least=False).met
+    # A figure that could not be measured meets no bar.
+    assert not Row("", float("nan"), 4.0, "s", at_least=False).met
+
+
+def test_timings_alternate() -> None:
+    calls: list[str] = []
+    timings = alternate(
+        [lambda: calls.append("a"), lambda: calls.append("b")], min_seconds=0.0, calls=2
+    )
+    assert calls == ["a", "b"] + ["a", "a", "b", "b"] * 3
+    assert len(timings.rounds) == 3
+    timings = Timings([[1.0, 2.0], [10.0, 30.0], [2.0, 2.0]])
+    assert timings.best(0) == 1.0
+    assert timings.ratio(1, 0) == 2.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_ragged_benchmark_checks_what_it_times(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    looped, padded = cpu._time_ragged("small", [5, 40, 1], dtype, 64, min_seconds=0.0)
+    assert looped.against != padded.against
+    assert looped.error < cpu._TOLERANCE[dtype]
+    assert looped.gflops == pytest.approx(4 * 8 * (25 + 1600 + 1) * 64 / looped.seconds / 1e9)
+
+    right = cpu.fmha_fwd
+    monkeypatch.setattr(cpu, "fmha_fwd", lambda *args, **kwargs: -right(*args, **kwargs))  # type: ignore[operator]
+    with pytest.raises(RuntimeError, match="small: the result differs"):
+        cpu._time_ragged("small", [5, 40, 1], dtype, 64, min_seconds=0.0)
+
+
+def test_ragged_lengths_are_those_of_the_bar() -> None:
+    lengths = cpu._ragged_lengths()
+    assert len(lengths) == 16
+    assert (min(lengths), max(lengths)) == (64, 2048)
+    assert lengths == cpu._ragged_lengths()
+
+
+def test_first_call_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
+    cold = first_call(str(tmp_path), dtype="float32", mode="gm1")
+    assert len(list(tmp_path.rglob("*.so"))) == 1
+    warm = first_call(str(tmp_path), dtype="float32", mode="gm1")
+    assert len(list(tmp_path.rglob("*.so"))) == 1
+    assert warm.call_seconds < cold.call_seconds
+    with pytest.raises(RuntimeError, match="no_such_dtype"):
+        first_call(str(tmp_path), dtype="no_such_dtype")
+
+
+def test_table_aligns_columns() -> None:
+    text = output.table(("name", "ms"), [("a", "1.5"), ("longer", "10.25")])
+    assert text.splitlines() == [
+        "name       ms",
+        "------  -----",
+        "a         1.5",
+        "longer  10.25",
+    ]
+    assert output.table(("name",), []) == "name\n----"
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1 << 30, "1.0 GiB")]
+)
+def test_byte_size(size: int, text: str) -> None:
+    assert output.byte_size(size) == text

@@ -1,0 +1,155 @@
+"""The wheel and the sdist hold everything, and the package works from wherever it is installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import jitfmha
+
+pytest.importorskip("build", reason="the extra is not installed: pip install '.[test]'")
+pytest.importorskip("hatchling", reason="the extra is not installed: pip install '.[test]'")
+
+ROOT = Path(__file__).resolve().parents[1]
+SHIPPED_FOLDERS = ("csrc_templates", "hsa")
+
+ONE_CALL = """
+import json, sys
+import torch
+import jitfmha
+from jitfmha.resources import hsa_dir, templates_dir
+q = torch.randn(1, 70, 2, 24)
+out = jitfmha.fmha_fwd(q, q, q, mask="causal")
+x = q.transpose(1, 2)
+expected = torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+torch.testing.assert_close(out, expected.transpose(1, 2))
+print(json.dumps([jitfmha.__file__, str(templates_dir()), str(hsa_dir())]))
+"""
+
+
+def run(*argv: str, cwd: Path, **environment: str) -> str:
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    process = subprocess.run(
+        [sys.executable, *argv],
+        cwd=cwd,
+        env={**inherited, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
+
+
+def files_below(folder: Path) -> set[str]:
+    return {
+        path.relative_to(folder.parent).as_posix()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Both, the wheel built from the sdist, so that the sdist is complete if the wheel is."""
+    folder = tmp_path_factory.mktemp("dist")
+    run("-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT), cwd=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(distributions: Path) -> Path:
+    (path,) = distributions.glob("*.whl")
+    return path
+
+
+def test_wheel_contents(wheel: Path) -> None:
+    assert wheel.name == f"jitfmha-{jitfmha.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+        (metadata,) = (x for x in archive.namelist() if x.endswith(".dist-info/METADATA"))
+        fields = archive.read(metadata).decode().splitlines()
+    expected = files_below(ROOT / "jitfmha")
+    for folder in SHIPPED_FOLDERS:
+        expected |= {f"jitfmha/{name}" for name in files_below(ROOT / folder)}
+    assert names == expected
+    assert {"jitfmha/py.typed", "jitfmha/csrc_templates/cpu/fmha_fwd.cpp.in"} <= names
+    assert "Requires-Python: >=3.10" in fields
+    assert "Requires-Dist: torch>=2.10" in fields
+
+
+def test_sdist_contents(distributions: Path) -> None:
+    (path,) = distributions.glob("*.tar.gz")
+    with tarfile.open(path) as archive:
+        names = {x.name.partition("/")[2] for x in archive.getmembers() if x.isfile()}
+    assert {"pyproject.toml", "README.md", "LICENSE", ".ci/run"} <= names
+    for folder in ("jitfmha", "op_tests", "examples", *SHIPPED_FOLDERS):
+        assert files_below(ROOT / folder) <= names
+
+
+def test_works_from_an_unwritable_wheel_install(wheel: Path, tmp_path: Path) -> None:
+    site_packages = tmp_path / "site-packages"
+    arguments = ("--no-deps", "--no-index", "--quiet", "--target", str(site_packages))
+    run("-m", "pip", "install", *arguments, str(wheel), cwd=tmp_path)
+    everything = [site_packages, *site_packages.rglob("*")]
+    for path in everything:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = {path: path.stat().st_mtime_ns for path in everything}
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    try:
+        output = run(
+            *("-c", ONE_CALL),
+            cwd=elsewhere,
+            PYTHONPATH=str(site_packages),
+            JITFMHA_CACHE_DIR=str(tmp_path / "cache"),
+        )
+        # The modes stop no root user, so what counts is that nothing has changed.
+        after = [site_packages, *site_packages.rglob("*")]
+        assert {path: path.stat().st_mtime_ns for path in after} == before
+    finally:
+        for path in everything:
+            path.chmod(0o755 if path.is_dir() else 0o644)
+    package = site_packages / "jitfmha"
+    for found in (package / "__init__.py", package / "csrc_templates", package / "hsa"):
+        assert f'"{found}"' in output
+    assert list((tmp_path / "cache").rglob("*.so"))
+    assert not list(elsewhere.iterdir())
+
+
+def test_works_from_an_editable_install(tmp_path: Path) -> None:
+    site_packages = tmp_path / "site-packages"
+    arguments = ("--no-deps", "--no-index", "--no-build-isolation", "--quiet")
+    target = ("--target", str(site_packages))
+    run("-m", "pip", "install", *arguments, *target, "--editable", str(ROOT), cwd=tmp_path)
+    # A --target folder is not a site directory until it is made one, and only those read .pth. What
+    # the .pth names goes to the front, before a jitfmha that is installed with the tests.
+    code = (
+        "import site, sys; before = list(sys.path); "
+        f"site.addsitedir({str(site_packages)!r}); "
+        "sys.path.sort(key=lambda path: path in before)\n"
+    ) + ONE_CALL
+    output = run("-c", code, cwd=tmp_path)
+    for found in (ROOT / "jitfmha" / "__init__.py", ROOT / "csrc_templates", ROOT / "hsa"):
+        assert f'"{found}"' in output
+    # No second copy of the templates that could go stale.
+    assert not list(site_packages.rglob("*.cpp.in"))
+
+
+def test_import_compiles_nothing_and_touches_no_cache(tmp_path: Path) -> None:
+    code = (
+        "import sys, torch, jitfmha; "
+        "print('torch.utils.cpp_extension' in sys.modules, 'setuptools' in sys.modules)"
+    )
+    cache = tmp_path / "cache"
+    output = run("-c", code, cwd=tmp_path, PYTHONPATH=str(ROOT), JITFMHA_CACHE_DIR=str(cache))
+    assert output == "False False\n"
+    assert not cache.exists()
