@@ -12,10 +12,14 @@ from .flash_attn import (
     flash_attn_varlen_qkvpacked_func,
 )
 from .interface import explain, fmha_fwd
+from .jit.errors import BuildError, CacheError, CompilerNotFound
 from .warmup import WarmedLauncher, warmup
 
 __version__ = "0.1.0"
 __all__ = [
+    "BuildError",
+    "CacheError",
+    "CompilerNotFound",
     "WarmedLauncher",
     "__version__",
     "explain",

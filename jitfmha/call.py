@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .dispatch import Launch, select
-from .mask import Mask, parse_mask
+from .mask import OPEN_WINDOW, Mask, parse_mask
 from .problem import Problem, check_cu_seqlens_values, make_problem, may_overlap
 from .target import CpuTarget, target_of
 
@@ -60,8 +60,10 @@ def run(
             *(q.shape, q.stride(), q.dtype, q.device),
             *(k.shape, k.stride(), k.dtype, k.device),
             *(v.shape, v.stride(), v.dtype, v.device),
-            *(softmax_scale, softmax_scale.__class__, mask, mask.__class__, window_size),
-            return_lse,
+            # 1, 1.0 and True are one key, but not all of them are valid: add what tells them apart.
+            *(softmax_scale, softmax_scale.__class__, mask, mask.__class__),
+            None if window_size is OPEN_WINDOW else repr(window_size),
+            *(return_lse, return_lse.__class__),
             None if out is None else (out.shape, out.stride(), out.dtype, out.device),
             None
             if cu_seqlens is None
@@ -86,6 +88,9 @@ def run(
             out.zero_()
     else:
         _refuse_shared_memory(out, q, k, v, call.spans)
+        if not out.is_inference():
+            # Autograd must notice the write if it has saved out for a backward pass.
+            torch.autograd.graph.increment_version(out)
     lse = None
     if return_lse:
         lse = q.new_empty(call.lse_shape, dtype=torch.float32)
@@ -156,6 +161,8 @@ def describe_problem(
     """The checked :class:`Problem` of a call; reads no tensor's data."""
     if not isinstance(q, Tensor):
         raise TypeError(f"q must be a torch.Tensor, got {type(q).__name__}")
+    if not isinstance(return_lse, bool):
+        raise TypeError(f"return_lse must be a bool, got {return_lse!r}")
     return make_problem(
         q,
         k,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal, overload
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
 from .call import CuSeqlens, describe_problem, resolve_cu_seqlens, run
 from .dispatch import Explanation, explain_problem
+from .mask import OPEN_WINDOW
 from .ops import mask_argument, refuse_grad
 from .target import target_of
 
@@ -17,6 +20,7 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.maybe_current_level
 
 
+@overload
 def fmha_fwd(
     q: Tensor,
     k: Tensor,
@@ -24,7 +28,60 @@ def fmha_fwd(
     *,
     softmax_scale: float | None = None,
     mask: int | str = 0,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = OPEN_WINDOW,
+    return_lse: Literal[False] = False,
+    out: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    cu_seqlens_q_padded: Tensor | None = None,
+    cu_seqlens_k_padded: Tensor | None = None,
+) -> Tensor: ...
+@overload
+def fmha_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    mask: int | str = 0,
+    window_size: tuple[int, int] = OPEN_WINDOW,
+    return_lse: Literal[True],
+    out: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    cu_seqlens_q_padded: Tensor | None = None,
+    cu_seqlens_k_padded: Tensor | None = None,
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def fmha_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    mask: int | str = 0,
+    window_size: tuple[int, int] = OPEN_WINDOW,
+    return_lse: bool,
+    out: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    cu_seqlens_q_padded: Tensor | None = None,
+    cu_seqlens_k_padded: Tensor | None = None,
+) -> Tensor | tuple[Tensor, Tensor]: ...
+def fmha_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    mask: int | str = 0,
+    window_size: tuple[int, int] = OPEN_WINDOW,
     return_lse: bool = False,
     out: Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,
@@ -102,8 +159,13 @@ def fmha_fwd(
         else:
             result, lse = out, torch.ops.jitfmha.fmha_fwd_out(*arguments, out)
         return (result, lse) if return_lse else result
-    if _is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        refuse_grad(q, k, v)
+    if _is_grad_enabled() and (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or (isinstance(out, Tensor) and out.requires_grad)
+    ):
+        refuse_grad(q, k, v, out)
     result, lse = run(
         *(q, k, v, softmax_scale, mask, window_size, return_lse, out, cu_seqlens),
         *(max_seqlen_q, max_seqlen_k),
@@ -118,7 +180,7 @@ def explain(
     *,
     softmax_scale: float | None = None,
     mask: int | str = 0,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] = OPEN_WINDOW,
     return_lse: bool = False,
     out: Tensor | None = None,
     cu_seqlens_q: Tensor | None = None,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import torch
+
 _TEXT_FORM = re.compile(r"([tbg]):(-?\d+),(-?\d+)")
 
 
@@ -43,10 +45,11 @@ class Mask:
 
 
 NO_MASK = Mask()
+OPEN_WINDOW = (-1, -1)
 _CORNERS = {0: False, 1: True, 2: False}
 
 
-def parse_mask(mask: int | str, window_size: tuple[int, int] = (-1, -1)) -> Mask:
+def parse_mask(mask: int | str, window_size: tuple[int, int] = OPEN_WINDOW) -> Mask:
     """The :class:`Mask` for the arguments ``mask`` and ``window_size`` of ``fmha_fwd``.
 
     ``mask``: 0 or ``"none"``; 1 (causal, top-left); 2 or ``"causal"`` (causal, bottom-right);
@@ -64,7 +67,7 @@ def parse_mask(mask: int | str, window_size: tuple[int, int] = (-1, -1)) -> Mask
     if isinstance(mask, str):
         text = _TEXT_FORM.fullmatch(mask)
         if text is not None:
-            if (left, right) != (-1, -1):
+            if (left, right) != OPEN_WINDOW:
                 raise ValueError(
                     f"window_size={window_size!r} cannot be combined with mask={mask!r}, "
                     "which names its own window"
@@ -96,7 +99,7 @@ def check_window_size(window_size: tuple[int, int]) -> tuple[int, int]:
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
         raise TypeError(f"window_size must be a pair (left, right), got {window_size!r}")
     for side in window_size:
-        if isinstance(side, bool) or not isinstance(side, int):
+        if isinstance(side, bool) or not isinstance(side, (int, torch.SymInt)):
             raise TypeError(f"window_size must hold two ints, got {window_size!r}")
         if side < -1:
             raise ValueError(f"window_size={window_size!r}: a side is -1 (open) or at least 0")

@@ -6,6 +6,9 @@ same function.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -22,14 +25,25 @@ _library.define(f"fmha_fwd({_ARGUMENTS}) -> (Tensor out, Tensor lse)")
 _library.define(f"fmha_fwd_out({_ARGUMENTS}, Tensor(a!) out) -> Tensor lse")
 
 
+_NUMBERS = {"0": 0, "1": 1, "2": 2}
+
+
 def mask_argument(mask: int | str) -> str:
     """``mask`` as the operators take it: text, because a schema has no union of int and str."""
-    return mask if isinstance(mask, str) else repr(mask)
+    if isinstance(mask, str):
+        return repr(mask) if mask in _NUMBERS else mask
+    if isinstance(mask, int) and not isinstance(mask, bool):
+        for text, number in _NUMBERS.items():
+            if mask == number:  # under torch.compile the number may be symbolic
+                return text
+    return repr(mask)
 
 
-def refuse_grad(q: Tensor, k: Tensor, v: Tensor) -> None:
+def refuse_grad(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> None:
     """Raise ``NotImplementedError`` where a derivative would have to go through the call."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
+    for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
+        if x is None:
+            continue
         if x.requires_grad:
             raise NotImplementedError(
                 f"{name} requires grad, and the backward pass is not implemented yet; "
@@ -42,7 +56,7 @@ def refuse_grad(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def _mask_value(mask: str) -> int | str:
-    return int(mask) if mask in ("0", "1", "2") else mask
+    return _NUMBERS.get(mask, mask)
 
 
 def _fmha_fwd(
@@ -122,27 +136,30 @@ def _fmha_fwd_fake(
     return q.new_empty(problem.out_shape), lse
 
 
-def _fmha_fwd_out(*args: object) -> Tensor:
-    return _fmha_fwd(*args)[1]  # type: ignore[arg-type]
+def _fmha_fwd_out(*args: Any) -> Tensor:
+    return _fmha_fwd(*args)[1]
 
 
-def _fmha_fwd_out_fake(*args: object) -> Tensor:
-    return _fmha_fwd_fake(*args)[1]  # type: ignore[arg-type]
+def _fmha_fwd_out_fake(*args: Any) -> Tensor:
+    return _fmha_fwd_fake(*args)[1]
 
 
-def _fmha_fwd_autograd(*args: object) -> tuple[Tensor, Tensor]:
-    return _below_autograd(torch.ops.jitfmha.fmha_fwd.default, args)  # type: ignore[no-any-return]
+def _fmha_fwd_autograd(*args: Any) -> tuple[Tensor, Tensor]:
+    results: tuple[Tensor, Tensor] = _below_autograd(torch.ops.jitfmha.fmha_fwd.default, args, None)
+    return results
 
 
-def _fmha_fwd_out_autograd(*args: object) -> Tensor:
-    return _below_autograd(torch.ops.jitfmha.fmha_fwd_out.default, args)  # type: ignore[no-any-return]
+def _fmha_fwd_out_autograd(*args: Any) -> Tensor:
+    lse: Tensor = _below_autograd(torch.ops.jitfmha.fmha_fwd_out.default, args, args[-1])
+    return lse
 
 
-def _below_autograd(op: object, args: tuple[object, ...]) -> object:
+def _below_autograd(op: Callable[..., Any], args: tuple[Any, ...], out: Tensor | None) -> Any:
     if torch.is_grad_enabled():
-        refuse_grad(*args[:3])  # type: ignore[arg-type]
+        q, k, v = args[:3]
+        refuse_grad(q, k, v, out)
     with torch._C._AutoDispatchBelowAutograd():
-        return op(*args)  # type: ignore[operator]
+        return op(*args)
 
 
 for _name, _kernel, _autograd, _fake in (

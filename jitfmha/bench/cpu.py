@@ -72,7 +72,7 @@ def _dense(report: Report, quick: bool, progress: Progress) -> None:
         mask = "causal" if causal else "none"
 
         def ours(q: Tensor = q, k: Tensor = k, v: Tensor = v, mask: str = mask) -> Tensor:
-            return fmha_fwd(q, k, v, mask=mask)  # type: ignore[return-value]
+            return fmha_fwd(q, k, v, mask=mask)
 
         def theirs(q: Tensor = qt, k: Tensor = kt, v: Tensor = vt, causal: bool = causal) -> Tensor:
             return scaled_dot_product_attention(q, k, v, is_causal=causal)
@@ -131,7 +131,7 @@ def _time_ragged(
     looped_out = torch.empty_like(q)
 
     def ours() -> Tensor:
-        return fmha_fwd(  # type: ignore[return-value]
+        return fmha_fwd(
             q,
             k,
             v,
@@ -210,7 +210,7 @@ def _small_call(report: Report, quick: bool, progress: Progress) -> None:
     name = "fp32 (1, 1, 16, 64)"
     error = _verified(
         name,
-        fmha_fwd(q, k, v),  # type: ignore[arg-type]
+        fmha_fwd(q, k, v),
         scaled_dot_product_attention(qt, kt, vt).transpose(1, 2),
     )
     times = alternate(

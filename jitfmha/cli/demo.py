@@ -137,7 +137,7 @@ def _batch_problem(dtype: torch.dtype) -> DemoResult:
     return _measure(
         f"batch of {_BATCH} x {_SEQLEN}, {_HEADS} heads",
         explain(q, k, v).to_dict()["kernel"],
-        lambda: fmha_fwd(q, k, v),  # type: ignore[arg-type, return-value]
+        lambda: fmha_fwd(q, k, v),
         sdpa,
         (q, k, v),
         pairs=_BATCH * _HEADS * _SEQLEN * _SEQLEN,
@@ -172,7 +172,7 @@ def _ragged_problem(dtype: torch.dtype) -> DemoResult:
         f"{len(_RAGGED_LENGTHS)} ragged sequences to {max(_RAGGED_LENGTHS)}, causal, "
         f"{_RAGGED_HEADS}/{_RAGGED_HEADS_K} heads",
         explain(q, k, v, **arguments).to_dict()["kernel"],
-        lambda: fmha_fwd(q, k, v, **arguments),  # type: ignore[arg-type, return-value]
+        lambda: fmha_fwd(q, k, v, **arguments),
         sdpa,
         (q, k, v),
         pairs=_RAGGED_HEADS * sum(length * (length + 1) // 2 for length in _RAGGED_LENGTHS),

@@ -1,0 +1,220 @@
+"""Compiles HIP C++ and assembly to AMDGPU code objects, with or without a ROCm installation.
+
+A ROCm installation has clang and lld under `llvm/bin`. Elsewhere the PyPI package `ziglang` carries
+both, with the AMDGPU back end; it needs neither ROCm nor a GPU. No HIP header is used: kernels are
+written with `__global__`, `__device__`, `__shared__` and the `__builtin_amdgcn_*` builtins.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+__all__ = [
+    "DeviceCompileError",
+    "DeviceCompiler",
+    "DeviceCompilerNotFound",
+    "assemble",
+    "assemble_words",
+    "compile_hip",
+    "compile_hip_to_assembly",
+    "device_compiler",
+]
+
+_DEFAULT_ROCM = "/opt/rocm"
+_CODE_OBJECT_VERSIONS = (4, 5, 6)
+_TARGET = ("-target", "amdgcn-amd-amdhsa")
+_HIP = ("-x", "hip", "--cuda-device-only", "-nogpuinc", "-nogpulib", "--no-gpu-bundle-output")
+# What hip_runtime.h would define; the kernels need no header.
+_HIP_DEFINITIONS = (
+    "-D__global__=__attribute__((global))",
+    "-D__device__=__attribute__((device))",
+    "-D__shared__=__attribute__((shared))",
+)
+
+
+class DeviceCompilerNotFound(RuntimeError):
+    """No compiler with the AMDGPU back end is installed; the message names what was tried."""
+
+
+class DeviceCompileError(RuntimeError):
+    """The compiler refused the source.
+
+    Attributes:
+        output: the compiler's own words, all of them.
+    """
+
+    def __init__(self, message: str, output: str) -> None:
+        super().__init__(message)
+        self.output = output
+
+
+@dataclass(frozen=True)
+class DeviceCompiler:
+    """A clang and an lld that know AMD GPUs, each as the words of a command."""
+
+    clang: tuple[str, ...]
+    lld: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " ".join(self.clang)
+
+
+def device_compiler() -> DeviceCompiler:
+    """The first that is there of `$ROCM_PATH/llvm/bin`, `/opt/rocm/llvm/bin` and `ziglang`.
+
+    Raises:
+        DeviceCompilerNotFound: none is; the message names each place and how to get one.
+    """
+    return _find(os.environ.get("ROCM_PATH"))
+
+
+@lru_cache(maxsize=4)
+def _find(rocm_path: str | None) -> DeviceCompiler:
+    tried = []
+    for root, origin in ((rocm_path, "ROCM_PATH"), (_DEFAULT_ROCM, "the default")):
+        if not root:
+            tried.append(f"{origin} (not set)")
+            continue
+        folder = Path(root, "llvm", "bin")
+        clang, lld = folder / "clang++", folder / "ld.lld"
+        if clang.is_file() and lld.is_file():
+            return DeviceCompiler((str(clang),), (str(lld),))
+        missing = clang if not clang.is_file() else lld
+        tried.append(f"{origin}: {missing} (not there)")
+    if importlib.util.find_spec("ziglang") is not None:
+        zig = (sys.executable, "-m", "ziglang")
+        return DeviceCompiler((*zig, "clang"), (*zig, "ld.lld"))
+    tried.append("the Python package 'ziglang' (not installed)")
+    raise DeviceCompilerNotFound(
+        "no compiler for AMD GPUs was found; tried "
+        + "; ".join(tried)
+        + ". Install ROCm and set ROCM_PATH, or run: pip install ziglang"
+    )
+
+
+def compile_hip(
+    source: str, arch: str, *, code_object_version: int = 5, flags: Sequence[str] = ()
+) -> bytes:
+    """A linked code object from HIP C++ text.
+
+    Args:
+        source: uses no header; `__global__`, `__device__`, `__shared__` are defined.
+        arch: gfx942 or gfx950.
+        code_object_version: 4, 5 or 6.
+        flags: more compiler flags, after `-O3`.
+
+    Returns:
+        The bytes of an ELF file, as `hipModuleLoadData` takes them.
+
+    Raises:
+        DeviceCompilerNotFound: no compiler is installed.
+        DeviceCompileError: the source is refused.
+        ValueError: an unknown code object version.
+    """
+    # In two steps, because clang does not find lld by itself everywhere.
+    assembly = compile_hip_to_assembly(
+        source, arch, code_object_version=code_object_version, flags=flags
+    )
+    return assemble(assembly, arch)
+
+
+def compile_hip_to_assembly(
+    source: str, arch: str, *, code_object_version: int = 5, flags: Sequence[str] = ()
+) -> str:
+    """The assembly text of HIP C++ text; arguments and errors as `compile_hip`."""
+    if code_object_version not in _CODE_OBJECT_VERSIONS:
+        raise ValueError(f"code object version {code_object_version} is not 4, 5 or 6")
+    with tempfile.TemporaryDirectory(prefix="jitfmha-") as folder:
+        text, assembly = Path(folder, "kernel.hip"), Path(folder, "kernel.s")
+        text.write_text(source, encoding="utf-8")
+        _run(
+            [
+                *device_compiler().clang,
+                *_HIP,
+                *_HIP_DEFINITIONS,
+                f"--offload-arch={arch}",
+                "-O3",
+                f"-mcode-object-version={code_object_version}",
+                *flags,
+                *("-S", str(text), "-o", str(assembly)),
+            ]
+        )
+        return assembly.read_text(encoding="utf-8")
+
+
+def assemble(source: str, arch: str) -> bytes:
+    """A linked code object from assembly text; the text says its code object version.
+
+    Raises:
+        DeviceCompilerNotFound: no compiler is installed.
+        DeviceCompileError: the source is refused.
+    """
+    with tempfile.TemporaryDirectory(prefix="jitfmha-") as folder:
+        relocatable = Path(folder, "kernel.o")
+        _assemble_to(source, arch, relocatable)
+        linked = Path(folder, "kernel.co")
+        _run([*device_compiler().lld, "-shared", str(relocatable), "-o", str(linked)])
+        return linked.read_bytes()
+
+
+def assemble_words(lines: Sequence[str], arch: str) -> list[tuple[int, ...]]:
+    """The dwords of each line of assembly, one instruction a line.
+
+    Raises:
+        DeviceCompilerNotFound: no compiler is installed.
+        DeviceCompileError: a line is not an instruction of `arch`.
+    """
+    # Every instruction begins a slot of 16 bytes, the longest there is. Padding is s_nop; labels
+    # around it tell how long the instruction is.
+    body = "".join(f".p2align 4\n.Lb{i}:\n{line}\n.Le{i}:\n" for i, line in enumerate(lines))
+    sizes = "".join(f".long .Le{i} - .Lb{i}\n" for i in range(len(lines)))
+    source = f'.text\n{body}.section .sizes, "a"\n{sizes}'
+    with tempfile.TemporaryDirectory(prefix="jitfmha-") as folder:
+        relocatable = Path(folder, "words.o")
+        _assemble_to(source, arch, relocatable)
+        sections = _sections(relocatable.read_bytes())
+    text, lengths = sections[".text"], sections[".sizes"]
+    words = []
+    for i in range(len(lines)):
+        length = int.from_bytes(lengths[4 * i : 4 * i + 4], "little")
+        code = text[16 * i : 16 * i + length]
+        words.append(tuple(int.from_bytes(code[k : k + 4], "little") for k in range(0, length, 4)))
+    return words
+
+
+def _assemble_to(source: str, arch: str, relocatable: Path) -> None:
+    text = relocatable.with_suffix(".s")
+    text.write_text(source, encoding="utf-8")
+    clang = device_compiler().clang
+    _run([*clang, *_TARGET, f"-mcpu={arch}", "-c", str(text), "-o", str(relocatable)])
+
+
+def _sections(elf: bytes) -> dict[str, bytes]:
+    """The sections of a 64-bit little-endian ELF file, by name."""
+
+    def field(offset: int, size: int) -> int:
+        return int.from_bytes(elf[offset : offset + size], "little")
+
+    headers, size, count, names = field(40, 8), field(58, 2), field(60, 2), field(62, 2)
+    content = []
+    for i in range(count):
+        header = headers + i * size
+        offset, length = field(header + 24, 8), field(header + 32, 8)
+        content.append((field(header, 4), elf[offset : offset + length]))
+    strings = content[names][1]
+    return {strings[name : strings.index(b"\0", name)].decode(): data for name, data in content}
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        output = done.stderr.strip()
+        raise DeviceCompileError(f"{' '.join(command[:4])} ... failed:\n{output}", output)

@@ -1,0 +1,262 @@
+"""flash-attn 2's functions: the same names, arguments, order and results.
+
+Source: ``flash_attn/flash_attn_interface.py`` of github.com/Dao-AILab/flash-attention. All seven
+end in :func:`jitfmha.fmha_fwd`; the packed forms pass views of the packed tensor, not copies.
+
+What they have in common:
+
+* Dtypes, GQA and head dimensions are those of :func:`jitfmha.fmha_fwd`. A tensor whose last
+  dimension is not contiguous is copied first, as flash-attn does; all others are read in place.
+* ``causal`` is aligned to the bottom-right corner: query i sees key j when
+  ``j <= i + seqlen_k - seqlen_q``.
+* ``window_size`` is (left, right): query i sees the keys from ``i + seqlen_k - seqlen_q - left`` to
+  ``i + seqlen_k - seqlen_q + right`` inclusive, -1 leaving a side open. With ``causal`` the right
+  side is 0 whatever is given. The formula holds exactly, also where flash-attn's CUDA code widens
+  or clips a side that is longer than ``seqlen_k``.
+* A query that sees no key gets 0 and lse -inf (flash-attn: lse +inf).
+* ``deterministic`` may be True or False: the forward pass is deterministic either way.
+* With ``return_attn_probs`` the result is ``(out, softmax_lse, S_dmask)``. ``S_dmask`` is an empty
+  tensor, as flash-attn returns without dropout.
+* ``dropout_p`` > 0, ``softcap``, ``alibi_slopes`` and ``block_table`` raise ``NotImplementedError``
+  for now. Every other violation of a rule is a ``TypeError`` or a ``ValueError`` that names the
+  argument and its value.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from .arguments import check_dropout, check_flags, refuse_given, refuse_nonzero
+from .interface import fmha_fwd
+from .mask import check_window_size
+
+Attention = Tensor | tuple[Tensor, Tensor, Tensor]
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Attention:
+    """Attention over a batch of sequences of equal length (gm0).
+
+    Args:
+        q: ``(b, sq, hq, hdim)``; k: ``(b, sk, hk, hdim)``; v: ``(b, sk, hk, hdim_v)``.
+        softmax_scale: finite and > 0; ``1 / sqrt(hdim)`` by default.
+
+    The other arguments, and what is raised: see the module.
+
+    Returns:
+        out ``(b, sq, hq, hdim_v)``; with ``return_attn_probs`` also softmax_lse, float32
+        ``(b, hq, sq)``, and S_dmask.
+    """
+    return _attend(
+        *(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
+        *(deterministic, return_attn_probs),
+    )
+
+
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Attention:
+    """:func:`flash_attn_func` with k and v in one tensor ``kv`` of shape ``(b, sk, 2, hk, hdim)``.
+
+    q is ``(b, sq, hq, hdim)``; the other arguments and the results are the same.
+    """
+    k, v = _unpacked("kv", kv, "(batch, seqlen, 2, heads, hdim)")
+    return _attend(
+        *(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
+        *(deterministic, return_attn_probs),
+    )
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Attention:
+    """:func:`flash_attn_func` with q, k and v in one tensor ``qkv`` ``(b, s, 3, h, hdim)``.
+
+    The other arguments and the results are the same.
+    """
+    q, k, v = _unpacked("qkv", qkv, "(batch, seqlen, 3, heads, hdim)")
+    return _attend(
+        *(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
+        *(deterministic, return_attn_probs),
+    )
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+) -> Attention:
+    """Attention over sequences of different lengths, packed one after the other (gm1).
+
+    Args:
+        q: ``(total_q, hq, hdim)``; k: ``(total_k, hk, hdim)``; v: ``(total_k, hk, hdim_v)``.
+        cu_seqlens_q, cu_seqlens_k: int32 ``(b + 1,)``, prefix sums of the lengths, from 0.
+        max_seqlen_q, max_seqlen_k: the longest lengths.
+        softmax_scale: finite and > 0; ``1 / sqrt(hdim)`` by default.
+
+    The other arguments, and what is raised: see the module.
+
+    Returns:
+        out ``(total_q, hq, hdim_v)``; with ``return_attn_probs`` also softmax_lse, float32
+        ``(hq, total_q)``, and S_dmask.
+    """
+    return _attend(
+        *(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
+        *(deterministic, return_attn_probs),
+        block_table=block_table,
+        cu_seqlens=(cu_seqlens_q, cu_seqlens_k),
+        max_seqlens=(max_seqlen_q, max_seqlen_k),
+    )
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Attention:
+    """:func:`flash_attn_varlen_func` with k and v in one tensor ``kv`` ``(total_k, 2, hk, hdim)``.
+
+    q is ``(total_q, hq, hdim)``; the other arguments and the results are the same.
+    """
+    k, v = _unpacked("kv", kv, "(total_tokens, 2, heads, hdim)")
+    return _attend(
+        *(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
+        *(deterministic, return_attn_probs),
+        cu_seqlens=(cu_seqlens_q, cu_seqlens_k),
+        max_seqlens=(max_seqlen_q, max_seqlen_k),
+    )
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Attention:
+    """:func:`flash_attn_varlen_func` with q, k and v in one tensor ``(total, 3, h, hdim)``.
+
+    cu_seqlens and max_seqlen hold for q, k and v alike; the other arguments and the results are
+    the same.
+    """
+    q, k, v = _unpacked("qkv", qkv, "(total_tokens, 3, heads, hdim)")
+    return _attend(
+        *(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
+        *(deterministic, return_attn_probs),
+        cu_seqlens=(cu_seqlens, cu_seqlens),
+        max_seqlens=(max_seqlen, max_seqlen),
+    )
+
+
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+    return_attn_probs: bool,
+    *,
+    block_table: Tensor | None = None,
+    cu_seqlens: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),
+    max_seqlens: tuple[int, int] | tuple[None, None] = (None, None),
+) -> Attention:
+    check_flags(causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs)
+    check_dropout(dropout_p)
+    refuse_nonzero(softcap=softcap)
+    refuse_given(alibi_slopes=alibi_slopes, block_table=block_table)
+    left, right = check_window_size(window_size)
+    result = fmha_fwd(
+        _last_contiguous(q),
+        _last_contiguous(k),
+        _last_contiguous(v),
+        softmax_scale=softmax_scale,
+        mask=2 if causal else 0,
+        window_size=(left, -1 if causal else right),
+        return_lse=return_attn_probs,
+        cu_seqlens_q=cu_seqlens[0],
+        cu_seqlens_k=cu_seqlens[1],
+        max_seqlen_q=max_seqlens[0],
+        max_seqlen_k=max_seqlens[1],
+    )
+    if isinstance(result, Tensor):
+        return result
+    out, softmax_lse = result
+    return out, softmax_lse, q.new_empty(0)
+
+
+def _unpacked(name: str, packed: Tensor, expected: str) -> tuple[Tensor, ...]:
+    """Views of q, k and v, or of k and v, in a tensor whose third last dimension holds them."""
+    if not isinstance(packed, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(packed).__name__} ({packed!r})")
+    if packed.dim() != expected.count(",") + 1 or packed.shape[-3] != len(name):
+        raise ValueError(f"{name} has shape {tuple(packed.shape)}; expected {expected}")
+    return packed.unbind(-3)
+
+
+def _last_contiguous(x: Tensor) -> Tensor:
+    if isinstance(x, Tensor) and x.dim() > 0 and x.stride(-1) != 1:
+        return x.contiguous()
+    return x

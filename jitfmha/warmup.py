@@ -1,0 +1,150 @@
+"""Build launchers ahead: for container images, and before a job of many ranks."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar, get_args
+
+import torch
+
+from .call import describe_problem
+from .dispatch import Plan, select
+from .problem import DTYPE_NAMES, MAX_HDIM, Mode
+from .target import target_of
+
+_T = TypeVar("_T")
+_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+
+@dataclass(frozen=True)
+class WarmedLauncher:
+    """One launcher that is ready now: its kernel's name, and the seconds that building it took.
+
+    ``seconds`` is None where the launcher was in the cache already.
+    """
+
+    name: str
+    seconds: float | None
+
+    @property
+    def was_cached(self) -> bool:
+        """True when nothing had to be built."""
+        return self.seconds is None
+
+
+def warmup(
+    *,
+    dtypes: Iterable[str | torch.dtype] = ("fp32", "bf16", "fp16"),
+    hdims: Iterable[int | tuple[int, int]] = (64, 128),
+    masks: Iterable[int | str] = ("none", "causal"),
+    modes: Iterable[Mode] = ("gm0", "gm1"),
+    device: str | torch.device = "cpu",
+    on_ready: Callable[[WarmedLauncher], None] | None = None,
+) -> list[WarmedLauncher]:
+    """Build and load the launcher of every combination, so that later calls find it.
+
+    Args:
+        dtypes: "fp32", "bf16", "fp16", or the torch dtypes.
+        hdims: head dimensions, 1 to 512: an int, or a pair (hdim of q and k, hdim of v).
+        masks: what :func:`jitfmha.fmha_fwd` takes as ``mask``.
+        modes: "gm0" (batch) and "gm1" (group, with cu_seqlens).
+        device: where the calls will run.
+        on_ready: called with each launcher as soon as it is ready, to report progress.
+
+    Returns:
+        The launchers in the order of the arguments, each once: several combinations may share one
+        (all masks other than "none" do on the CPU).
+
+    Raises:
+        TypeError, ValueError: an argument or a combination breaks a rule; nothing was built then.
+        NotImplementedError: no kernel serves a combination on ``device``; nothing was built then.
+        jitfmha.BuildError: a launcher could not be compiled; those before it are in the cache.
+    """
+    where = _device(device)
+    plans: dict[str, Plan] = {}
+    for dtype, hdim, mask, mode in itertools.product(
+        [_dtype(dtype) for dtype in _several("dtypes", dtypes)],
+        [_hdim(hdim) for hdim in _several("hdims", hdims)],
+        _several("masks", masks),
+        [_mode(mode) for mode in _several("modes", modes)],
+    ):
+        plan = _plan(dtype, hdim, mask, mode, where)
+        plans.setdefault(plan.kernel, plan)
+    warmed = []
+    for name, plan in plans.items():
+        was_cached = plan.is_built
+        start = time.perf_counter()
+        plan.bind()
+        launcher = WarmedLauncher(name, None if was_cached else time.perf_counter() - start)
+        warmed.append(launcher)
+        if on_ready is not None:
+            on_ready(launcher)
+    return warmed
+
+
+def _plan(
+    dtype: torch.dtype, hdim: tuple[int, int], mask: int | str, mode: Mode, device: torch.device
+) -> Plan:
+    """The plan of the smallest call with these traits, made as a real call makes it."""
+    rows = (1, 1, 1) if mode == "gm0" else (1, 1)
+    q = torch.empty((*rows, hdim[0]), dtype=dtype, device=device)
+    v = torch.empty((*rows, hdim[1]), dtype=dtype, device=device)
+    ends = torch.empty(2, dtype=torch.int32, device=device)
+    cu_seqlens = None if mode == "gm0" else (ends, ends, ends, ends)
+    problem = describe_problem(q, q, v, None, mask, (-1, -1), False, None, cu_seqlens)
+    return select(problem, target_of(device))
+
+
+def _several(name: str, values: Iterable[_T]) -> list[_T]:
+    # A lone "bf16" would otherwise be taken apart into letters.
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(
+            f"{name} must be a list or tuple, got {values!r}; write {name}=[{values!r}]"
+        )
+    several = list(values)
+    if not several:
+        raise ValueError(f"{name} is empty; name at least one")
+    return several
+
+
+def _dtype(dtype: object) -> torch.dtype:
+    if isinstance(dtype, str) and dtype in _DTYPES:
+        return _DTYPES[dtype]
+    if isinstance(dtype, torch.dtype) and dtype in DTYPE_NAMES:
+        return dtype
+    error = ValueError if isinstance(dtype, (str, torch.dtype)) else TypeError
+    raise error(f"dtypes holds {dtype!r}; use {', '.join(map(repr, _DTYPES))} or the torch dtypes")
+
+
+def _hdim(hdim: object) -> tuple[int, int]:
+    pair = (hdim, hdim) if isinstance(hdim, int) else hdim
+    if (
+        not isinstance(pair, (tuple, list))
+        or len(pair) != 2
+        or any(isinstance(side, bool) or not isinstance(side, int) for side in pair)
+    ):
+        raise TypeError(f"hdims holds {hdim!r}; use ints, or pairs of ints (hdim_q, hdim_v)")
+    if not all(1 <= side <= MAX_HDIM for side in pair):
+        raise ValueError(f"hdims holds {hdim!r}; a head dimension is between 1 and {MAX_HDIM}")
+    return pair[0], pair[1]
+
+
+def _mode(mode: object) -> Mode:
+    for known in get_args(Mode):
+        if mode == known:
+            return known  # type: ignore[no-any-return]
+    raise ValueError(f"modes holds {mode!r}; use 'gm0' (batch) or 'gm1' (group, with cu_seqlens)")
+
+
+def _device(device: object) -> torch.device:
+    if not isinstance(device, (str, torch.device)):
+        raise TypeError(f"device must be a str or a torch.device, got {device!r}")
+    try:
+        where = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device={device!r} is not a device: {error}") from error
+    target_of(where)
+    return where

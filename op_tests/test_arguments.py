@@ -1,0 +1,174 @@
+"""Every broken rule is an error that names the argument and its value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from inputs import random_qkv
+from torch import Tensor
+from untyped import explain, fmha_fwd
+
+import jitfmha
+
+Q = (2, 33, 4, 64)
+K = (2, 49, 2, 64)
+
+
+def tensors(**changes: Tensor) -> dict[str, Tensor]:
+    return {"q": torch.zeros(Q), "k": torch.zeros(K), "v": torch.zeros(K)} | changes
+
+
+def zeros(*shape: int, **options: Any) -> Tensor:
+    return torch.zeros(shape, **options)
+
+
+BROKEN: list[tuple[dict[str, object], type[Exception], list[str]]] = [
+    ({"q": None}, TypeError, ["q", "NoneType"]),
+    ({"q": [1.0]}, TypeError, ["q", "list"]),
+    ({"k": 3}, TypeError, ["k", "int"]),
+    ({"v": "v"}, TypeError, ["v", "str"]),
+    ({"q": zeros(*Q, dtype=torch.float64)}, TypeError, ["q", "torch.float64"]),
+    ({"q": zeros(*Q, dtype=torch.int32)}, TypeError, ["q", "torch.int32"]),
+    ({"k": zeros(*K, dtype=torch.float16)}, TypeError, ["k", "torch.float16", "torch.float32"]),
+    ({"v": zeros(*K, dtype=torch.bfloat16)}, TypeError, ["v", "torch.bfloat16", "torch.float32"]),
+    ({"q": torch.zeros(Q).to_sparse()}, TypeError, ["q", "torch.sparse_coo"]),
+    ({"v": torch.zeros(K).to_sparse()}, TypeError, ["v", "torch.sparse_coo"]),
+    ({"q": zeros(33, 4, 64)}, ValueError, ["q", "(33, 4, 64)"]),
+    ({"q": zeros()}, ValueError, ["q", "()"]),
+    ({"k": zeros(2, 49, 128)}, ValueError, ["k", "(2, 49, 128)"]),
+    ({"v": zeros(1, 2, 49, 2, 64)}, ValueError, ["v", "(1, 2, 49, 2, 64)"]),
+    ({"k": zeros(3, 49, 2, 64)}, ValueError, ["k has batch size 3", "2"]),
+    ({"v": zeros(1, 49, 2, 64)}, ValueError, ["v has batch size 1", "2"]),
+    ({"v": zeros(2, 48, 2, 64)}, ValueError, ["v has seqlen 48", "49"]),
+    ({"v": zeros(2, 49, 4, 64)}, ValueError, ["v has 4 heads", "2"]),
+    ({"k": zeros(2, 49, 2, 32)}, ValueError, ["k has hdim 32", "64"]),
+    ({"q": zeros(2, 33, 3, 64)}, ValueError, ["3 heads", "2"]),
+    ({"q": zeros(2, 33, 0, 64), "k": zeros(2, 49, 0, 64)}, ValueError, ["v has 2 heads"]),
+    ({"k": zeros(2, 49, 0, 64), "v": zeros(2, 49, 0, 64)}, ValueError, ["4 heads", "0"]),
+    ({"q": zeros(2, 33, 4, 513), "k": zeros(2, 49, 2, 513)}, ValueError, ["hdim", "513", "512"]),
+    ({"q": zeros(2, 33, 4, 0), "k": zeros(2, 49, 2, 0)}, ValueError, ["hdim", "0", "512"]),
+    ({"v": zeros(2, 49, 2, 600)}, ValueError, ["hdim of v", "600", "512"]),
+    ({"q": zeros(2, 33, 4, 128)[..., ::2]}, ValueError, ["q", "stride 2", "contiguous"]),
+    ({"k": zeros(2, 49, 64, 2).mT}, ValueError, ["k", "stride 2", "contiguous"]),
+    ({"v": zeros(2, 49, 2, 1).expand(K)}, ValueError, ["v", "stride 0", "contiguous"]),
+    ({"softmax_scale": 0.0}, ValueError, ["softmax_scale=0.0"]),
+    ({"softmax_scale": -1}, ValueError, ["softmax_scale=-1"]),
+    ({"softmax_scale": math.nan}, ValueError, ["softmax_scale=nan"]),
+    ({"softmax_scale": math.inf}, ValueError, ["softmax_scale=inf"]),
+    ({"softmax_scale": 1e39}, ValueError, ["softmax_scale=1e+39"]),
+    ({"softmax_scale": 1e-50}, ValueError, ["softmax_scale=1e-50"]),
+    ({"softmax_scale": "1"}, TypeError, ["softmax_scale", "'1'"]),
+    ({"softmax_scale": True}, TypeError, ["softmax_scale", "True"]),
+    ({"softmax_scale": 10**400}, ValueError, ["softmax_scale"]),
+    ({"out": 1}, TypeError, ["out", "int"]),
+    ({"out": zeros(*Q, dtype=torch.float16)}, TypeError, ["out", "torch.float16"]),
+    ({"out": zeros(2, 33, 4, 63)}, ValueError, ["out", "(2, 33, 4, 63)", "(2, 33, 4, 64)"]),
+    ({"out": zeros(2, 33, 4, 128)[..., ::2]}, ValueError, ["out", "stride 2"]),
+    ({"out": zeros(1, 33, 4, 64).expand(Q)}, ValueError, ["out", "(0, 256, 64, 1)", "overlap"]),
+    ({"out": zeros(20000).as_strided(Q, (8448, 64, 64, 1))}, ValueError, ["out", "overlap"]),
+    ({"out": torch.zeros(Q).to_sparse()}, TypeError, ["out", "torch.sparse_coo"]),
+    ({"return_lse": 1}, TypeError, ["return_lse", "1"]),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "texts"), BROKEN)
+@pytest.mark.parametrize("function", [fmha_fwd, explain])
+def test_errors(
+    function: Callable[..., object],
+    changes: dict[str, Any],
+    error: type[Exception],
+    texts: list[str],
+) -> None:
+    arguments = tensors() | changes
+    for _ in range(2):  # also when the same call came before
+        with pytest.raises(error) as raised:
+            function(**arguments)
+        for text in texts:
+            assert text in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_meta_beside_cpu(name: str) -> None:
+    arguments = tensors()
+    arguments[name] = arguments[name].to("meta")
+    with pytest.raises(ValueError, match=r"(meta|cpu).*(cpu|meta)"):
+        fmha_fwd(**arguments)
+
+
+def test_all_but_the_tensors_are_keyword_only() -> None:
+    with pytest.raises(TypeError):
+        fmha_fwd(*tensors().values(), 0.5)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_out_shares_memory(rng: torch.Generator, name: str) -> None:
+    buffer = torch.zeros(3, 2, 33, 2, 64)
+    named = dict(zip(("q", "k", "v"), random_qkv(rng, seqlen_k=33), strict=True))
+    named[name] = buffer[0]
+    with pytest.raises(ValueError, match=f"out shares memory with {name}"):
+        fmha_fwd(**named, out=buffer[0])
+    flat = buffer.flatten()
+    with pytest.raises(ValueError, match=f"out shares memory with {name}"):
+        fmha_fwd(**named, out=flat[64 : 64 + buffer[0].numel()].view(buffer[0].shape))
+    fmha_fwd(**named, out=buffer[1])
+
+
+def test_out_interleaved_with_q_is_served(rng: torch.Generator) -> None:
+    """Slices of one packed buffer span each other without sharing an element."""
+    buffer = torch.randn(2, 33, 4, 2, 64, generator=rng)
+    q, k, v, out = buffer.unbind(2)
+    expected = fmha_fwd(q.clone(), k.clone(), v.clone())
+    assert fmha_fwd(q, k, v, out=out) is out
+    assert torch.equal(out, expected)
+    rows = torch.randn(2, 66, 2, 64, generator=rng)
+    expected = fmha_fwd(rows[:, ::2].clone(), k, v)
+    assert torch.equal(fmha_fwd(rows[:, ::2], k, v, out=rows[:, 1::2]), expected)
+
+
+def test_the_same_shapes_with_other_addresses_are_checked_again(rng: torch.Generator) -> None:
+    q, k, v = random_qkv(rng, seqlen_k=33)
+    fmha_fwd(q, k, v, out=torch.empty_like(q))
+    with pytest.raises(ValueError, match="out shares memory with v"):
+        fmha_fwd(q, k, v, out=v)
+
+
+def test_numbers_that_are_equal_but_of_other_types(rng: torch.Generator) -> None:
+    """1, 1.0 and True are one dictionary key; only some are valid arguments."""
+    q, k, v = random_qkv(rng)
+    fmha_fwd(q, k, v, mask=1, softmax_scale=1)
+    with pytest.raises(TypeError, match="mask"):
+        fmha_fwd(q, k, v, mask=True, softmax_scale=1)
+    with pytest.raises(TypeError, match="mask"):
+        fmha_fwd(q, k, v, mask=1.0, softmax_scale=1)
+    with pytest.raises(TypeError, match="softmax_scale"):
+        fmha_fwd(q, k, v, mask=1, softmax_scale=True)
+    fmha_fwd(q, k, v, window_size=(1, 0))
+    with pytest.raises(TypeError, match="window_size"):
+        fmha_fwd(q, k, v, window_size=(True, 0))
+    with pytest.raises(TypeError, match="window_size"):
+        fmha_fwd(q, k, v, window_size=(1.0, 0))
+    fmha_fwd(q, k, v, return_lse=False)
+    with pytest.raises(TypeError, match="return_lse"):
+        fmha_fwd(q, k, v, return_lse=0)
+
+
+def test_window_size_may_be_a_list(rng: torch.Generator) -> None:
+    q, k, v = random_qkv(rng)
+    as_list = fmha_fwd(q, k, v, window_size=[3, 4])
+    assert torch.equal(as_list, fmha_fwd(q, k, v, window_size=(3, 4)))
+
+
+def test_nothing_is_written_when_a_rule_is_broken(rng: torch.Generator) -> None:
+    q, k, v = random_qkv(rng)
+    out = torch.full_like(q, -77.0)
+    with pytest.raises(ValueError, match="softmax_scale"):
+        fmha_fwd(q, k, v, out=out, softmax_scale=-1.0)
+    assert (out == -77.0).all()
+
+
+def test_public_names() -> None:
+    assert all(hasattr(jitfmha, name) for name in jitfmha.__all__)

@@ -1,0 +1,220 @@
+"""flash-attn 2's functions: signatures, meaning and results, against flash-attn's own formula."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from inputs import DTYPES, prefix_sums, random_qkv
+from reference import Result, assert_close, attention
+from torch import Tensor
+from untyped import (
+    flash_attn_func,
+    flash_attn_kvpacked_func,
+    flash_attn_qkvpacked_func,
+    flash_attn_varlen_func,
+    flash_attn_varlen_kvpacked_func,
+    flash_attn_varlen_qkvpacked_func,
+)
+
+import jitfmha
+
+# What flash-attn 2.8 declares: the names in their order, and the defaults.
+OPTIONS: dict[str, Any] = {
+    "dropout_p": 0.0,
+    "softmax_scale": None,
+    "causal": False,
+    "window_size": (-1, -1),
+    "softcap": 0.0,
+    "alibi_slopes": None,
+    "deterministic": False,
+    "return_attn_probs": False,
+}
+GROUPS = ["cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
+SIGNATURES: dict[str, tuple[list[str], dict[str, object]]] = {
+    "flash_attn_func": (["q", "k", "v"], OPTIONS),
+    "flash_attn_kvpacked_func": (["q", "kv"], OPTIONS),
+    "flash_attn_qkvpacked_func": (["qkv"], OPTIONS),
+    "flash_attn_varlen_func": (["q", "k", "v", *GROUPS], {**OPTIONS, "block_table": None}),
+    "flash_attn_varlen_kvpacked_func": (["q", "kv", *GROUPS], OPTIONS),
+    "flash_attn_varlen_qkvpacked_func": (["qkv", "cu_seqlens", "max_seqlen"], OPTIONS),
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature(name: str) -> None:
+    parameters = inspect.signature(getattr(jitfmha, name)).parameters
+    required, options = SIGNATURES[name]
+    empty = inspect.Parameter.empty
+    expected = [*((n, empty) for n in required), *options.items()]
+    assert [(p.name, p.default) for p in parameters.values()] == expected
+    assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters.values())
+
+
+def by_formula(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, window_size: tuple[int, int]
+) -> Result:
+    """Key j is seen when ``i + sk - sq - left <= j <= i + sk - sq + right``, causal being right 0.
+
+    That is the documented rule; masks are built entry by entry to keep it recognisable.
+    """
+    left = math.inf if window_size[0] == -1 else window_size[0]
+    right = 0 if causal else (math.inf if window_size[1] == -1 else window_size[1])
+    sq, sk = q.shape[1], k.shape[1]
+    entries = (i + sk - sq - left <= j <= i + sk - sq + right for i in range(sq) for j in range(sk))
+    seen = torch.tensor(list(entries), dtype=torch.bool).view(sq, sk)
+    groups = q.shape[2] // k.shape[2]
+    k, v = (x.double().repeat_interleave(groups, dim=2) for x in (k, v))
+    scores = torch.einsum("bihd,bjhd->bhij", q.double(), k) / math.sqrt(q.shape[-1])
+    scores = scores.masked_fill(~seen, -torch.inf)
+    weights = scores.softmax(-1).nan_to_num(0.0)
+    return torch.einsum("bhij,bjhd->bihd", weights, v), scores.logsumexp(-1)
+
+
+WINDOWS = [(-1, -1), (0, 0), (4, 9), (-1, 5), (7, -1), (30, 30), (200, 200)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window_size", WINDOWS)
+@pytest.mark.parametrize("seqlens", [(40, 40), (20, 70), (70, 20), (1, 33)])
+def test_formula(
+    rng: torch.Generator, seqlens: tuple[int, int], window_size: tuple[int, int], causal: bool
+) -> None:
+    q, k, v = random_qkv(rng, seqlen_q=seqlens[0], seqlen_k=seqlens[1], heads_q=4)
+    out, lse, s_dmask = flash_attn_func(
+        q, k, v, causal=causal, window_size=window_size, return_attn_probs=True
+    )
+    assert_close((out, lse), by_formula(q, k, v, causal, window_size), q, k, v)
+    assert s_dmask.numel() == 0
+    alone = flash_attn_func(q, k, v, 0.0, None, causal, window_size, 0.0, None, True)
+    assert isinstance(alone, Tensor)
+    assert torch.equal(alone, out)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_packed_forms(rng: torch.Generator, dtype: str) -> None:
+    qkv = torch.randn(2, 40, 3, 4, 64, generator=rng).to(DTYPES[dtype])
+    q, k, v = qkv.unbind(2)
+    expected = flash_attn_func(q, k, v, causal=True, softmax_scale=0.3, return_attn_probs=True)
+    packed = flash_attn_qkvpacked_func(qkv, 0.0, 0.3, True, return_attn_probs=True)
+    kv_packed = flash_attn_kvpacked_func(q, qkv[:, :, 1:], 0.0, 0.3, True, return_attn_probs=True)
+    for result in (packed, kv_packed):
+        assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
+    assert_close(expected[:2], attention(q, k, v, mask=2, softmax_scale=0.3), q, k, v, 0.3)
+
+
+def test_packed_forms_with_gqa(rng: torch.Generator) -> None:
+    q, _, _ = random_qkv(rng, heads_q=6)
+    kv = torch.randn(2, 49, 2, 2, 64, generator=rng)
+    expected = flash_attn_func(q, kv[:, :, 0], kv[:, :, 1])
+    assert torch.equal(flash_attn_kvpacked_func(q, kv), expected)
+
+
+def test_varlen_forms(rng: torch.Generator) -> None:
+    lengths = [5, 0, 70, 17]
+    qkv = torch.randn(sum(lengths), 3, 4, 64, generator=rng)
+    q, k, v = qkv.unbind(1)
+    cu = prefix_sums(lengths)
+    options = {"window_size": (9, 3), "return_attn_probs": True}
+    plain = flash_attn_varlen_func(q, k, v, cu, cu, 70, 70, **options)
+    packed = flash_attn_varlen_qkvpacked_func(qkv, cu, 70, **options)
+    kv_packed = flash_attn_varlen_kvpacked_func(q, qkv[:, 1:], cu, cu, 70, 70, **options)
+    for result in (packed, kv_packed):
+        assert all(torch.equal(a, b) for a, b in zip(result, plain, strict=True))
+    out, lse, s_dmask = plain
+    assert s_dmask.numel() == 0
+    assert lse.shape == (4, sum(lengths))
+    for start, end in zip(cu.tolist(), cu.tolist()[1:], strict=False):
+        q1, k1, v1 = (x[None, start:end] for x in (q, k, v))
+        expected = by_formula(q1, k1, v1, causal=False, window_size=(9, 3))
+        assert_close((out[None, start:end], lse[None, :, start:end]), expected, q1, k1, v1)
+
+
+def test_last_dimension_that_is_not_contiguous_is_copied(rng: torch.Generator) -> None:
+    q, k, v = random_qkv(rng)
+    strided = [x.mT.contiguous().mT for x in (q, k, v)]
+    assert torch.equal(flash_attn_func(*strided), flash_attn_func(q, k, v))
+
+
+def call(name: str, **changes: Any) -> object:
+    """The named function with small valid arguments, apart from the changes."""
+    four, three = torch.zeros(1, 8, 2, 16), torch.zeros(8, 2, 16)
+    ends = torch.tensor([0, 8], dtype=torch.int32)
+    x = three if "varlen" in name else four
+    values: dict[str, Any] = dict.fromkeys(("q", "k", "v"), x)
+    values |= {"kv": torch.stack([x] * 2, -3), "qkv": torch.stack([x] * 3, -3)}
+    values |= dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k"), ends)
+    values |= dict.fromkeys(("max_seqlen", "max_seqlen_q", "max_seqlen_k"), 8)
+    function: Callable[..., object] = getattr(jitfmha, name)
+    return function(**({n: values[n] for n in SIGNATURES[name][0]} | changes))
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+@pytest.mark.parametrize(
+    ("changes", "error", "texts"),
+    [
+        ({"dropout_p": 0.1}, NotImplementedError, ["dropout_p=0.1"]),
+        ({"softcap": 30.0}, NotImplementedError, ["softcap=30.0"]),
+        ({"softcap": math.nan}, NotImplementedError, ["softcap=nan"]),
+        ({"alibi_slopes": torch.ones(2)}, NotImplementedError, ["alibi_slopes", "float32", "(2,)"]),
+        ({"dropout_p": -0.1}, ValueError, ["dropout_p=-0.1"]),
+        ({"dropout_p": 1.0}, ValueError, ["dropout_p=1.0"]),
+        ({"dropout_p": math.nan}, ValueError, ["dropout_p=nan"]),
+        ({"dropout_p": "0"}, TypeError, ["dropout_p", "'0'"]),
+        ({"dropout_p": None}, TypeError, ["dropout_p", "None"]),
+        ({"dropout_p": False}, TypeError, ["dropout_p", "False"]),
+        ({"softcap": None}, TypeError, ["softcap", "None"]),
+        ({"causal": 1}, TypeError, ["causal", "1"]),
+        ({"causal": "False"}, TypeError, ["causal", "'False'"]),
+        ({"deterministic": None}, TypeError, ["deterministic", "None"]),
+        ({"return_attn_probs": 0}, TypeError, ["return_attn_probs", "0"]),
+        ({"window_size": (1, 2, 3)}, TypeError, ["window_size", "(1, 2, 3)"]),
+        ({"causal": True, "window_size": (1, -5)}, ValueError, ["window_size=(1, -5)"]),
+        ({"softmax_scale": 0.0}, ValueError, ["softmax_scale=0.0"]),
+    ],
+)
+def test_errors(
+    name: str, changes: dict[str, Any], error: type[Exception], texts: list[str]
+) -> None:
+    call(name)
+    with pytest.raises(error) as raised:
+        call(name, **changes)
+    for text in texts:
+        assert text in str(raised.value)
+
+
+def test_block_table_is_refused() -> None:
+    table = torch.zeros(1, 4, dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match=r"block_table .*int32.*\(1, 4\)"):
+        call("flash_attn_varlen_func", block_table=table)
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "shape"),
+    [
+        ("flash_attn_qkvpacked_func", "qkv", (1, 8, 2, 2, 16)),
+        ("flash_attn_qkvpacked_func", "qkv", (8, 3, 2, 16)),
+        ("flash_attn_kvpacked_func", "kv", (1, 8, 3, 2, 16)),
+        ("flash_attn_kvpacked_func", "kv", ()),
+        ("flash_attn_varlen_qkvpacked_func", "qkv", (1, 8, 3, 2, 16)),
+        ("flash_attn_varlen_kvpacked_func", "kv", (8, 1, 2, 16)),
+    ],
+)
+def test_packed_shapes(name: str, argument: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=argument) as raised:
+        call(name, **{argument: torch.zeros(shape)})
+    assert str(shape) in str(raised.value)
+    with pytest.raises(TypeError, match=f"{argument} must be a torch.Tensor"):
+        call(name, **{argument: None})
+
+
+def test_compile(rng: torch.Generator) -> None:
+    torch._dynamo.reset()
+    qkv = torch.randn(2, 40, 3, 4, 64, generator=rng)
+    compiled = torch.compile(flash_attn_qkvpacked_func, fullgraph=True, backend="aot_eager")
+    expected = flash_attn_qkvpacked_func(qkv, causal=True, window_size=(8, 8))
+    assert torch.equal(compiled(qkv, causal=True, window_size=(8, 8)), expected)  # type: ignore[no-untyped-call]

@@ -1,0 +1,159 @@
+"""Every form of mask against its written definition."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from inputs import DTYPES, prefix_sums, random_qkv
+from reference import assert_close, attention, attention_packed, visible
+from untyped import fmha_fwd
+
+from jitfmha.mask import parse_mask
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+WINDOWS = [(-1, -1), (0, 0), (0, -1), (-1, 0), (3, 5), (-1, 7), (9, -1), (64, 0), (1000, 1000)]
+TEXTS = [
+    *(f"{corner}:{left},{right}" for corner in "tb" for left, right in WINDOWS),
+    *(f"g:{y},{x}" for y, x in ((1, 1), (1, 9), (9, 1), (20, 30), (1000, 1), (1, 1000))),
+]
+LENGTHS = [(1, 1), (1, 40), (40, 1), (33, 33), (20, 90), (90, 20), (129, 200), (200, 129), (9, 0)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window_size", WINDOWS)
+@pytest.mark.parametrize("mask", [0, 1, 2, "none", "causal"])
+def test_numbers(
+    rng: torch.Generator, mask: int | str, window_size: tuple[int, int], dtype: str
+) -> None:
+    for seqlen_q, seqlen_k in LENGTHS:
+        q, k, v = random_qkv(rng, seqlen_q=seqlen_q, seqlen_k=seqlen_k, dtype=DTYPES[dtype])
+        actual = fmha_fwd(q, k, v, mask=mask, window_size=window_size, return_lse=True)
+        expected = attention(q, k, v, mask=mask, window_size=window_size)
+        assert_close(actual, expected, q, k, v)
+
+
+@pytest.mark.parametrize("mask", TEXTS)
+def test_texts(rng: torch.Generator, mask: str) -> None:
+    for seqlen_q, seqlen_k in LENGTHS:
+        q, k, v = random_qkv(rng, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
+        actual = fmha_fwd(q, k, v, mask=mask, return_lse=True)
+        assert_close(actual, attention(q, k, v, mask=mask), q, k, v)
+
+
+def test_random_windows_and_lengths(rng: torch.Generator) -> None:
+    for _ in range(150):
+        seqlen_q, seqlen_k, heads_k, groups = torch.randint(1, 200, (4,), generator=rng).tolist()
+        heads_k, groups = heads_k % 3 + 1, groups % 3 + 1
+        left, right = torch.randint(-1, 250, (2,), generator=rng).tolist()
+        mask = int(torch.randint(3, (1,), generator=rng))
+        q, k, v = random_qkv(
+            rng,
+            batch=1,
+            seqlen_q=seqlen_q,
+            seqlen_k=seqlen_k,
+            heads_q=heads_k * groups,
+            heads_k=heads_k,
+        )
+        actual = fmha_fwd(q, k, v, mask=mask, window_size=(left, right), return_lse=True)
+        expected = attention(q, k, v, mask=mask, window_size=(left, right))
+        assert_close(actual, expected, q, k, v)
+
+
+@pytest.mark.parametrize("mask", [0, 2, "none", "causal", *(t for t in TEXTS if t[0] == "b")])
+def test_group_mode(rng: torch.Generator, mask: int | str) -> None:
+    lengths_q, lengths_k = zip(*LENGTHS, strict=True)
+    cu_q, cu_k = prefix_sums(list(lengths_q)), prefix_sums(list(lengths_k))
+    q, k, v = random_qkv(rng, batch=1, seqlen_q=sum(lengths_q), seqlen_k=sum(lengths_k))
+    windows = WINDOWS if not isinstance(mask, str) or ":" not in mask else [(-1, -1)]
+    for window_size in windows:
+        actual = fmha_fwd(
+            q[0],
+            k[0],
+            v[0],
+            mask=mask,
+            window_size=window_size,
+            return_lse=True,
+            cu_seqlens_q=cu_q,
+            cu_seqlens_k=cu_k,
+        )
+        expected = attention_packed(
+            *(q[0], k[0], v[0], lengths_q, lengths_k, cu_q.tolist()[:-1], cu_k.tolist()[:-1]),
+            mask=mask,
+            window_size=window_size,
+        )
+        assert_close(actual, expected, q[0], k[0], v[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_hidden_rows_are_exactly_zero(rng: torch.Generator, dtype: str) -> None:
+    q, k, v = random_qkv(rng, seqlen_q=100, seqlen_k=30, dtype=DTYPES[dtype])
+    out, lse = fmha_fwd(q, k, v, mask="causal", return_lse=True)
+    assert (out[:, :70] == 0).all()
+    assert (lse[..., :70] == -torch.inf).all()
+    assert (out[:, 70:] != 0).any(-1).all()
+    assert lse[..., 70:].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_keys_at_all(rng: torch.Generator, dtype: str) -> None:
+    q, k, v = random_qkv(rng, seqlen_k=0, dtype=DTYPES[dtype])
+    for mask in (0, 1, 2):
+        out, lse = fmha_fwd(q, k, v, mask=mask, return_lse=True)
+        assert (out == 0).all()
+        assert (lse == -torch.inf).all()
+
+
+def test_parsed_masks_see_what_the_definition_says() -> None:
+    """The Python side alone, over all small sizes: independent of any kernel."""
+    forms: list[tuple[int | str, tuple[int, int]]] = [
+        (mask, window) for mask in (0, 1, 2) for window in WINDOWS
+    ]
+    forms += [(text, (-1, -1)) for text in TEXTS]
+    for (mask, window), sq, sk in itertools.product(forms, (1, 3, 12), (1, 4, 12)):
+        parsed = parse_mask(mask, window)
+        i, j = torch.arange(sq)[:, None], torch.arange(sk)[None, :]
+        diagonal = i if parsed.top_left else i + sk - sq
+        sees = torch.ones(sq, sk, dtype=torch.bool)
+        if parsed.left is not None:
+            sees &= j >= diagonal - parsed.left
+        if parsed.right is not None:
+            sees &= j <= diagonal + parsed.right
+        assert torch.equal(sees, visible(sq, sk, mask, window)), (mask, window, sq, sk)
+
+
+@pytest.mark.parametrize(
+    ("mask", "window_size", "error", "texts"),
+    [
+        (3, (-1, -1), ValueError, ["mask=3"]),
+        (-1, (-1, -1), ValueError, ["mask=-1"]),
+        (True, (-1, -1), TypeError, ["mask", "True"]),
+        (1.0, (-1, -1), TypeError, ["mask", "1.0"]),
+        (None, (-1, -1), TypeError, ["mask", "None"]),
+        ("causal ", (-1, -1), ValueError, ["mask='causal '"]),
+        ("b:1", (-1, -1), ValueError, ["mask='b:1'"]),
+        ("b:1,-2", (-1, -1), ValueError, ["mask='b:1,-2'"]),
+        ("g:0,1", (-1, -1), ValueError, ["mask='g:0,1'"]),
+        ("b:1,2", (3, 4), ValueError, ["window_size=(3, 4)", "mask='b:1,2'"]),
+        (0, (-2, 0), ValueError, ["window_size=(-2, 0)"]),
+        (0, (1,), TypeError, ["window_size", "(1,)"]),
+        (0, 5, TypeError, ["window_size", "5"]),
+        (0, (1.0, 2), TypeError, ["window_size", "(1.0, 2)"]),
+        (0, (True, 2), TypeError, ["window_size", "(True, 2)"]),
+        (0, None, TypeError, ["window_size", "None"]),
+    ],
+)
+def test_errors(
+    rng: torch.Generator,
+    mask: object,
+    window_size: object,
+    error: type[Exception],
+    texts: list[str],
+) -> None:
+    q, k, v = random_qkv(rng)
+    with pytest.raises(error) as raised:
+        fmha_fwd(q, k, v, mask=mask, window_size=window_size)
+    for text in texts:
+        assert text in str(raised.value)

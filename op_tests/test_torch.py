@@ -1,0 +1,314 @@
+"""What torch's transforms see: the operators, torch.compile, fake and meta tensors, grad mode."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from inputs import DTYPES, prefix_sums, random_qkv
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+from untyped import explain, fmha_fwd
+
+LENGTHS = ([5, 0, 17], [9, 4, 30])
+
+
+def packed_qkv(rng: torch.Generator) -> tuple[list[Tensor], dict[str, Tensor]]:
+    lengths_q, lengths_k = LENGTHS
+    qkv = random_qkv(rng, batch=1, seqlen_q=sum(lengths_q), seqlen_k=sum(lengths_k))
+    groups = {"cu_seqlens_q": prefix_sums(lengths_q), "cu_seqlens_k": prefix_sums(lengths_k)}
+    return [x[0] for x in qkv], groups
+
+
+def operator_arguments(rng: torch.Generator, mode: str, return_lse: bool) -> tuple[Any, ...]:
+    if mode == "gm0":
+        return (*random_qkv(rng), 0.3, "causal", [-1, -1], return_lse, *[None] * 6)
+    qkv, groups = packed_qkv(rng)
+    return (*qkv, None, "0", [8, 3], return_lse, *groups.values(), 17, 30, None, None)
+
+
+@pytest.fixture
+def fresh_dynamo() -> None:
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("return_lse", [False, True])
+@pytest.mark.parametrize("mode", ["gm0", "gm1"])
+def test_opcheck(rng: torch.Generator, mode: str, return_lse: bool) -> None:
+    arguments = operator_arguments(rng, mode, return_lse)
+    torch.library.opcheck(torch.ops.jitfmha.fmha_fwd.default, arguments)
+
+
+@pytest.mark.parametrize("return_lse", [False, True])
+@pytest.mark.parametrize("mode", ["gm0", "gm1"])
+def test_opcheck_out(rng: torch.Generator, mode: str, return_lse: bool) -> None:
+    arguments = operator_arguments(rng, mode, return_lse)
+    out = torch.empty_like(arguments[0])
+    torch.library.opcheck(torch.ops.jitfmha.fmha_fwd_out.default, (*arguments, out))
+
+
+def test_operator_equals_function(rng: torch.Generator) -> None:
+    q, k, v, *rest = operator_arguments(rng, "gm0", True)
+    out, lse = torch.ops.jitfmha.fmha_fwd(q, k, v, *rest)
+    expected = fmha_fwd(q, k, v, softmax_scale=0.3, mask="causal", return_lse=True)
+    assert torch.equal(out, expected[0])
+    assert torch.equal(lse, expected[1])
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """A function with something around the call, as a model has it."""
+    out = fmha_fwd(q * 2, k, v.relu(), **options)
+    assert isinstance(out, Tensor)
+    return out + 1
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("mask", [0, 1, "causal", "b:4,5"])
+def test_compile(rng: torch.Generator, mask: int | str) -> None:
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    for dtype in DTYPES.values():
+        q, k, v = random_qkv(rng, dtype=dtype)
+        assert torch.equal(compiled(q, k, v, mask=mask), attend(q, k, v, mask=mask))
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.filterwarnings("ignore")
+def test_compile_with_inductor(rng: torch.Generator) -> None:
+    q, k, v = random_qkv(rng)
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True)
+    torch.testing.assert_close(compiled(q, k, v, mask=2), attend(q, k, v, mask=2))
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_compile_dynamic(rng: torch.Generator) -> None:
+    count = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend=count)
+    for batch, seqlen_q, seqlen_k, heads in ((3, 33, 49, 4), (5, 64, 20, 6), (7, 100, 101, 8)):
+        q, k, v = random_qkv(rng, batch=batch, seqlen_q=seqlen_q, seqlen_k=seqlen_k, heads_q=heads)
+        assert torch.equal(compiled(q, k, v, mask="causal"), attend(q, k, v, mask="causal"))
+    assert count.frame_count == 1, "sizes were guarded on"
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_compile_dynamic_scale_and_window(rng: torch.Generator) -> None:
+    compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="aot_eager")
+    q, k, v = random_qkv(rng)
+    for scale, left in ((0.5, 3), (0.25, 9), (2.0, 20)):
+        options = {"softmax_scale": scale, "window_size": (left, left + 1)}
+        assert torch.equal(compiled(q, k, v, **options), attend(q, k, v, **options))
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_group_mode(rng: torch.Generator, dynamic: bool) -> None:
+    compiled = torch.compile(attend, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    (q, k, v), groups = packed_qkv(rng)
+    for longest in ({}, {"max_seqlen_q": 17, "max_seqlen_k": 30}, {"max_seqlen_q": 18}):
+        options = {**groups, **longest, "mask": "causal"}
+        assert torch.equal(compiled(q, k, v, **options), attend(q, k, v, **options))
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_lse_and_out(rng: torch.Generator, dynamic: bool) -> None:
+    def into(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> tuple[Tensor, Tensor, bool]:
+        result, lse = fmha_fwd(q, k, v, out=out, return_lse=True, mask=2)
+        return result + 0, lse, result is out
+
+    compiled = torch.compile(into, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for seqlen_q in (33, 20):
+        q, k, v = random_qkv(rng, seqlen_q=seqlen_q)
+        buffer = torch.full((2, seqlen_q, 3, 2, 64), -77.0)
+        result, lse, is_out = compiled(q, k, v, buffer[:, :, 1])
+        expected, expected_lse = fmha_fwd(q, k, v, mask=2, return_lse=True)
+        assert is_out
+        assert torch.equal(result, expected)
+        assert torch.equal(lse, expected_lse)
+        assert torch.equal(buffer[:, :, 1], expected)
+        assert (buffer[:, :, ::2] == -77.0).all()
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_compile_reports_broken_rules(rng: torch.Generator) -> None:
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    q, k, v = random_qkv(rng)
+    with pytest.raises(Exception, match="k has hdim 32, q has 64"):
+        compiled(q, k[..., :32].contiguous(), v)
+    with pytest.raises(Exception, match=r"mask='?3"):
+        compiled(q, k, v, mask=3)
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+def test_export(rng: torch.Generator) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return attend(q, k, v, mask="causal")
+
+    q, k, v = random_qkv(rng)
+    program = torch.export.export(Model(), (q, k, v))
+    assert torch.equal(program.module()(q, k, v), attend(q, k, v, mask="causal"))
+
+
+def needing_grad(rng: torch.Generator, name: str) -> dict[str, Tensor]:
+    named = dict(zip(("q", "k", "v"), random_qkv(rng), strict=True))
+    named[name].requires_grad_()
+    return named
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_grad_is_refused(rng: torch.Generator, name: str) -> None:
+    arguments = needing_grad(rng, name)
+    with pytest.raises(NotImplementedError, match=f"{name} requires grad"):
+        fmha_fwd(**arguments)
+    with torch.no_grad():
+        without = fmha_fwd(**arguments)
+    assert not without.requires_grad
+    assert torch.equal(without, fmha_fwd(**{n: x.detach() for n, x in arguments.items()}))
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_grad_is_refused_when_compiled(rng: torch.Generator, name: str) -> None:
+    compiled = torch.compile(fmha_fwd, fullgraph=True, backend="aot_eager")
+    arguments = needing_grad(rng, name)
+    with pytest.raises(Exception, match=f"{name} requires grad"):
+        compiled(**arguments)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        assert torch.equal(compiled(**arguments), fmha_fwd(**arguments))  # type: ignore[no-untyped-call]
+
+
+def test_grad_is_refused_by_the_operators(rng: torch.Generator) -> None:
+    q, k, v, *rest = operator_arguments(rng, "gm0", False)
+    q.requires_grad_()
+    with pytest.raises(NotImplementedError, match="q requires grad"):
+        torch.ops.jitfmha.fmha_fwd(q, k, v, *rest)
+
+
+def test_out_that_requires_grad(rng: torch.Generator) -> None:
+    """Writing into a leaf, or into what autograd has recorded, would give wrong gradients."""
+    q, k, v = random_qkv(rng)
+    leaf = torch.empty_like(q, requires_grad=True)
+    for out in (leaf, leaf * 1):
+        with pytest.raises(NotImplementedError, match="out requires grad"):
+            fmha_fwd(q, k, v, out=out)
+        with torch.no_grad():
+            assert torch.equal(fmha_fwd(q, k, v, out=out), fmha_fwd(q, k, v))
+
+
+def test_writing_out_is_seen_by_autograd(rng: torch.Generator) -> None:
+    """What autograd saved must not be changed behind its back."""
+    q, k, v = random_qkv(rng)
+    weight = torch.ones((), requires_grad=True)
+    out = torch.zeros_like(q)
+    product = (weight * out).sum()
+    fmha_fwd(q, k, v, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
+def test_parameters_without_grad_mode(rng: torch.Generator) -> None:
+    q, k, v = random_qkv(rng)
+    parameters = [torch.nn.Parameter(x) for x in (q, k, v)]
+    with torch.no_grad():
+        assert torch.equal(fmha_fwd(*parameters), fmha_fwd(q, k, v))
+    with pytest.raises(NotImplementedError, match="q requires grad"):
+        fmha_fwd(*parameters)
+
+
+def test_inference_mode(rng: torch.Generator) -> None:
+    q, k, v = random_qkv(rng)
+    expected = fmha_fwd(q, k, v)
+    with torch.inference_mode():
+        inside = [x.clone() for x in (q, k, v)]
+        assert torch.equal(fmha_fwd(*inside), expected)
+        assert torch.equal(fmha_fwd(*inside, out=torch.empty_like(q)), expected)
+        assert torch.equal(fmha_fwd(q, k, v), expected)
+    assert torch.equal(fmha_fwd(*inside), expected)
+
+
+@pytest.mark.parametrize("mode", ["gm0", "gm1"])
+def test_fake_tensors(rng: torch.Generator, mode: str) -> None:
+    qkv, groups = (random_qkv(rng), {}) if mode == "gm0" else packed_qkv(rng)
+    expected = fmha_fwd(*qkv, return_lse=True, **groups)
+    with FakeTensorMode() as fake:
+        fakes = [fake.from_tensor(x) for x in qkv]
+        fake_groups = {name: fake.from_tensor(x) for name, x in groups.items()}
+        results = fmha_fwd(*fakes, return_lse=True, **fake_groups)
+        alone = fmha_fwd(*fakes, **fake_groups)
+    for result, real in zip((*results, alone), (*expected, expected[0]), strict=True):
+        assert result.shape == real.shape
+        assert result.stride() == real.stride()
+        assert result.dtype == real.dtype
+        assert result.device == real.device
+
+
+def test_meta_tensors(rng: torch.Generator) -> None:
+    q, k, v = (x.to("meta") for x in random_qkv(rng, hdim_v=32))
+    out, lse = fmha_fwd(q, k, v, return_lse=True)
+    assert out.is_meta
+    assert out.shape == (2, 33, 2, 32)
+    assert lse.shape == (2, 2, 33)
+    with pytest.raises(ValueError, match="v has seqlen 48"):
+        fmha_fwd(q, k, v[:, 1:])
+
+
+def test_vmap(rng: torch.Generator) -> None:
+    q, k, v = (x[None].expand(3, *x.shape) * 1.0 for x in random_qkv(rng))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch notes that a loop runs instead of one batch
+        batched = torch.vmap(fmha_fwd)(q, k, v)
+    assert torch.equal(batched, torch.stack([fmha_fwd(*x) for x in zip(q, k, v, strict=True)]))
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev, torch.func.jacfwd])
+def test_derivatives_are_refused(rng: torch.Generator, transform: Callable[..., Any]) -> None:
+    q, k, v = random_qkv(rng)
+    with pytest.raises((NotImplementedError, RuntimeError), match=r"grad|derivative|tangent"):
+        transform(lambda x: fmha_fwd(x, k, v).sum())(q)
+
+
+def test_forward_mode_tangents_are_refused(rng: torch.Generator) -> None:
+    q, k, v = random_qkv(rng)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(NotImplementedError, match="q carries a forward-mode tangent"):
+            fmha_fwd(dual, k, v)
+        assert torch.equal(fmha_fwd(q, k, v), fmha_fwd(q.clone(), k, v))
+
+
+def test_subclass_with_torch_function(rng: torch.Generator) -> None:
+    class Tagged(Tensor):
+        pass
+
+    q, k, v = random_qkv(rng)
+    tagged = q.as_subclass(Tagged)
+    out = fmha_fwd(tagged, k, v)
+    assert torch.equal(out.as_subclass(Tensor), fmha_fwd(q, k, v))
+
+
+def test_call_under_a_dispatch_mode(rng: torch.Generator) -> None:
+    """Profilers and the like see the operator, not a hole."""
+    seen = []
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Recorder():  # type: ignore[no-untyped-call]
+        fmha_fwd(*random_qkv(rng))
+    assert "jitfmha.fmha_fwd.default" in seen
+
+
+def test_module_with_attention_can_be_copied_and_saved(rng: torch.Generator) -> None:
+    q, k, v = random_qkv(rng)
+    first = explain(q, k, v)
+    assert copy.deepcopy(first).problem == first.problem

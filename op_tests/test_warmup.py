@@ -1,0 +1,76 @@
+"""warmup(): exactly the launchers that later calls look up, each once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from inputs import prefix_sums
+from untyped import explain, fmha_fwd, warmup
+
+from jitfmha import WarmedLauncher
+
+
+def test_builds_what_calls_look_up() -> None:
+    """Head dimensions that no other test uses, so that they are built here or cached by a rerun."""
+    seen: list[WarmedLauncher] = []
+    warmed = warmup(
+        dtypes=["bf16"], hdims=[(11, 19)], masks=["causal", 2, "b:3,4"], on_ready=seen.append
+    )
+    assert seen == warmed
+    assert len(warmed) == 2, "masks share a launcher, modes do not"
+    names = {launcher.name for launcher in warmed}
+    q = torch.zeros(2, 5, 4, 11, dtype=torch.bfloat16)
+    v = torch.zeros(2, 5, 2, 19, dtype=torch.bfloat16)
+    k = torch.zeros(2, 5, 2, 11, dtype=torch.bfloat16)
+    ends = prefix_sums([2, 3])
+    groups = {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
+    for plan in (
+        explain(q, k, v, mask=2, return_lse=True).plan,
+        explain(q[0], k[0], v[0], mask=2, **groups).plan,
+    ):
+        assert plan is not None
+        assert plan.kernel in names
+        assert plan.is_built
+    fmha_fwd(q, k, v, mask="causal")
+
+
+def test_second_time_is_cached() -> None:
+    arguments = {"dtypes": [torch.float32], "hdims": [64], "masks": [0], "modes": ["gm0"]}
+    warmup(**arguments)
+    (again,) = warmup(**arguments)
+    assert again.was_cached
+    assert again.seconds is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "texts"),
+    [
+        ({"dtypes": "bf16"}, TypeError, ["dtypes", "'bf16'"]),
+        ({"dtypes": []}, ValueError, ["dtypes"]),
+        ({"dtypes": ["float8"]}, ValueError, ["dtypes", "'float8'", "'bf16'"]),
+        ({"dtypes": [torch.float64]}, ValueError, ["dtypes", "torch.float64"]),
+        ({"dtypes": [3]}, TypeError, ["dtypes", "3"]),
+        ({"hdims": 64}, TypeError, ["hdims", "64"]),
+        ({"hdims": [0]}, ValueError, ["hdims", "0", "512"]),
+        ({"hdims": [(64, 513)]}, ValueError, ["hdims", "(64, 513)", "512"]),
+        ({"hdims": [(64, 64, 64)]}, TypeError, ["hdims", "(64, 64, 64)"]),
+        ({"hdims": ["64"]}, TypeError, ["hdims", "'64'"]),
+        ({"hdims": [True]}, TypeError, ["hdims", "True"]),
+        ({"hdims": [64.0]}, TypeError, ["hdims", "64.0"]),
+        ({"masks": "causal"}, TypeError, ["masks", "'causal'"]),
+        ({"masks": ["cause"]}, ValueError, ["mask='cause'"]),
+        ({"masks": [1], "modes": ["gm1"]}, ValueError, ["mask", "top-left", "gm1"]),
+        ({"modes": ["gm2"]}, ValueError, ["modes", "'gm2'", "'gm0'"]),
+        ({"modes": [0]}, ValueError, ["modes", "0"]),
+        ({"device": "gpu"}, ValueError, ["device='gpu'"]),
+        ({"device": 0}, TypeError, ["device", "0"]),
+        ({"device": "meta"}, ValueError, ["device meta"]),
+    ],
+)
+def test_errors(changes: dict[str, Any], error: type[Exception], texts: list[str]) -> None:
+    with pytest.raises(error) as raised:
+        warmup(**changes)
+    for text in texts:
+        assert text in str(raised.value)

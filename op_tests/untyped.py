@@ -1,0 +1,19 @@
+"""The public functions without their annotations: tests also pass what those forbid."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jitfmha
+
+explain: Any = jitfmha.explain
+fmha_fwd: Any = jitfmha.fmha_fwd
+fmha_v3_fwd: Any = jitfmha.fmha_v3_fwd
+fmha_v3_varlen_fwd: Any = jitfmha.fmha_v3_varlen_fwd
+flash_attn_func: Any = jitfmha.flash_attn_func
+flash_attn_kvpacked_func: Any = jitfmha.flash_attn_kvpacked_func
+flash_attn_qkvpacked_func: Any = jitfmha.flash_attn_qkvpacked_func
+flash_attn_varlen_func: Any = jitfmha.flash_attn_varlen_func
+flash_attn_varlen_kvpacked_func: Any = jitfmha.flash_attn_varlen_kvpacked_func
+flash_attn_varlen_qkvpacked_func: Any = jitfmha.flash_attn_varlen_qkvpacked_func
+warmup: Any = jitfmha.warmup
