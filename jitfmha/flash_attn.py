@@ -1,6 +1,6 @@
 """flash-attn 2's functions: the same names, arguments, order and results.
 
-Source: ``flash_attn/flash_attn_interface.py`` of github.com/Dao-AILab/flash-attention. All seven
+Source: ``flash_attn/flash_attn_interface.py`` of github.com/Dao-AILab/flash-attention. All six
 end in :func:`jitfmha.fmha_fwd`; the packed forms pass views of the packed tensor, not copies.
 
 What they have in common:

@@ -55,10 +55,12 @@ def target_of(device: torch.device) -> Target:
             f"device {device} is not supported; use cpu tensors or an AMD Instinct GPU: {supported}"
         )
     if torch.version.hip is None:
-        raise ValueError(
-            f"device {device} is an NVIDIA GPU, which is not supported; "
-            f"use cpu tensors or an AMD Instinct GPU: {supported}"
+        found = (
+            f"torch {torch.__version__} has no GPU support"
+            if torch.version.cuda is None
+            else f"device {device} is an NVIDIA GPU, which is not supported"
         )
+        raise ValueError(f"{found}; use cpu tensors or an AMD Instinct GPU: {supported}")
     index = torch.cuda.current_device() if device.index is None else device.index
     gcn_arch_name: str = torch.cuda.get_device_properties(index).gcnArchName
     arch = gcn_arch_name.partition(":")[0]

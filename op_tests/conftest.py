@@ -57,6 +57,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """The seed of one test: it depends on the run's seed and on the test's name only."""
+    return zlib.crc32(f"{request.config.stash[_SEED]} {request.node.nodeid}".encode())
+
+
+@pytest.fixture
 def rng(request: pytest.FixtureRequest) -> torch.Generator:
     """The random numbers of one test: they depend on the seed and on the test's name only."""
     seed = f"{request.config.stash[_SEED]} {request.node.nodeid}"

@@ -169,15 +169,13 @@ class CpuLaunch:
         cu_seqlens: tuple[Tensor, Tensor, Tensor, Tensor] | None,
     ) -> None:
         """Run the kernel; returns when ``out`` and ``lse`` are written."""
-        status = self._entry(
-            self._shape_address,
-            q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
-            out.data_ptr(),
-            None if lse is None else lse.data_ptr(),
-            *(() if cu_seqlens is None else [x.data_ptr() for x in cu_seqlens]),
-        )
+        lse_address = None if lse is None else lse.data_ptr()
+        tensors = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse_address)
+        if cu_seqlens is None:
+            status = self._entry(self._shape_address, *tensors)
+        else:
+            ends = [x.data_ptr() for x in cu_seqlens]
+            status = self._entry(self._shape_address, *tensors, *ends)
         if status != 0:
             raise MemoryError("the CPU kernel could not allocate its scratch memory")
 
