@@ -27,12 +27,13 @@ inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 
 // `a` in the lanes with low <= x <= high, `b` in all others.
 inline Vec select_between(Vec low, Vec x, Vec high, Vec a, Vec b) {
-  const Vec inside = _mm256_and_ps(_mm256_cmp_ps(low, x, _CMP_LE_OQ), _mm256_cmp_ps(x, high, _CMP_LE_OQ));
+  const Vec inside =
+      _mm256_and_ps(_mm256_cmp_ps(low, x, _CMP_LE_OQ), _mm256_cmp_ps(x, high, _CMP_LE_OQ));
   return _mm256_blendv_ps(b, a, inside);
 }
 
-// 2^x = scale_exponent(2^(c - w), w) with c = clamp_exponent(x), w = round_exponent(c); for x < 128.
-// It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
+// 2^x = scale_exponent(2^(c - w), w) with c = clamp_exponent(x), w = round_exponent(c); for x <
+// 128. It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
 inline Vec clamp_exponent(Vec x) { return _mm256_max_ps(_mm256_set1_ps(-127.0f), x); }
 inline Vec round_exponent(Vec x) {
   return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
@@ -71,7 +72,8 @@ inline void store_fp16(uint16_t* to, Vec a) {
 }
 
 inline Vec load_bf16(const uint16_t* from) {
-  const __m256i bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+  const __m256i bits =
+      _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   return _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
 }
 inline void store_bf16(uint16_t* to, Vec a) {

@@ -1,4 +1,5 @@
-// Vectors of 16 floats for AVX-512 (F, BW, DQ, VL), with AVX512_BF16 dot products where compiled in.
+// Vectors of 16 floats for AVX-512 (F, BW, DQ, VL), with AVX512_BF16 dot products where compiled
+// in.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +54,8 @@ inline void transpose(Vec (&rows)[kLanes]) {
     t[i + 2] = _mm512_shuffle_ps(ab_high, cd_high, 0x44);
     t[i + 3] = _mm512_shuffle_ps(ab_high, cd_high, 0xee);
   }
-  // Every 128-bit quarter now holds a transposed 4x4 block; what is left is to transpose the blocks.
+  // Every 128-bit quarter now holds a transposed 4x4 block; what is left is to transpose the
+  // blocks.
   for (int i = 0; i < 4; ++i) {
     const Vec even_01 = _mm512_shuffle_f32x4(t[i], t[4 + i], 0x88);
     const Vec odd_01 = _mm512_shuffle_f32x4(t[i], t[4 + i], 0xdd);
@@ -107,8 +109,8 @@ inline Vec round_to_pairs(Vec first, Vec second) {
       0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
       8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   const __m512bh halves = _mm512_cvtne2ps_pbh(second, first);
-  return _mm512_castsi512_ps(_mm512_permutexvar_epi16(_mm512_load_si512(kInterleave),
-                                                      reinterpret_cast<__m512i>(halves)));
+  return _mm512_castsi512_ps(
+      _mm512_permutexvar_epi16(_mm512_load_si512(kInterleave), reinterpret_cast<__m512i>(halves)));
 }
 // Pairs (first[i], second[i]) of 16 values each in memory.
 inline Vec load_pairs(const uint16_t* first, const uint16_t* second) {
