@@ -1,0 +1,145 @@
+// The sanitizer's findings: one for each kind and instruction, with a count.
+#include "check.h"
+
+#if JITFMHA_EMULATOR_CHECK
+
+#include <cstdarg>
+#include <cstdio>
+#include <tuple>
+
+#include "text.h"
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace emulator {
+
+namespace {
+
+constexpr std::size_t kMostFindings = 1000;
+
+struct KnownFinding {
+  Finding finding;
+  std::string location, instruction;
+};
+
+// Of all launches since Python last took them.
+struct Collection {
+  std::mutex mutex;
+  std::map<std::tuple<std::string, FindingKind, u32>, KnownFinding>
+      findings;  // kernel, kind, dword
+  u64 left_out = 0;
+};
+Collection& collection() {
+  static Collection instance;
+  return instance;
+}
+
+}  // namespace
+
+std::string formatted(const char* format, ...) {
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  std::vsnprintf(text, sizeof(text), format, arguments);
+  va_end(arguments);
+  return text;
+}
+
+u32 dword_of(const Wave& wave, const Instruction& inst) {
+  return static_cast<u32>(&inst - wave.dispatch().code->instructions.data());
+}
+
+std::string instruction_at(const Wave& wave, u32 dword) {
+  const CodeObject& code = *wave.dispatch().code;
+  return "`" + text_of(code.instructions[dword]) + "` at " + code.location(dword);
+}
+
+std::string register_name(u32 vgpr) {
+  return vgpr < kFirstAccumulation ? "v" + std::to_string(vgpr)
+                                   : "a" + std::to_string(vgpr - kFirstAccumulation);
+}
+
+std::string scalar_name(u32 index) {
+  switch (index & ~1u) {
+    case kFlatScratch: return "flat_scratch";
+    case kVccIndex: return "vcc";
+    case kM0: return "m0";
+    case kExecIndex: return "exec";
+    default: return "s" + std::to_string(index);
+  }
+}
+
+Finding* count_finding(Wave& wave, const Instruction& inst, FindingKind kind, int lane) {
+  Workgroup& workgroup = *wave.workgroup;
+  Finding& finding = workgroup.observation->findings[{kind, dword_of(wave, inst)}];
+  if (finding.count++) return nullptr;
+  const Dispatch& dispatch = workgroup.dispatch;
+  for (u32 axis = 0; axis < 3; ++axis) finding.workgroup_id[axis] = workgroup.id[axis];
+  finding.workgroup = workgroup.id[0] +
+                      u64{dispatch.workgroups[0]} *
+                          (workgroup.id[1] + u64{dispatch.workgroups[1]} * workgroup.id[2]);
+  finding.wave = wave.index;
+  finding.lane = lane;
+  return &finding;
+}
+
+void export_findings(const Dispatch& dispatch, const Findings& findings) {
+  Collection& all = collection();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  for (const auto& [key, finding] : findings) {
+    const auto [kind, dword] = key;
+    const auto slot = std::make_tuple(dispatch.kernel->name, kind, dword);
+    const auto known = all.findings.find(slot);
+    if (known != all.findings.end()) {
+      known->second.finding.count += finding.count;
+    } else if (all.findings.size() >= kMostFindings) {
+      all.left_out += finding.count;
+    } else {
+      all.findings[slot] = {finding, dispatch.code->location(dword),
+                            text_of(dispatch.code->instructions[dword])};
+    }
+  }
+}
+
+}  // namespace emulator
+
+// ---- Exports ------------------------------------------------------------------------------------
+
+struct FindingRow {
+  char kernel[256], address[128], instruction[256], message[512];
+  emulator::u64 count;
+  emulator::u32 kind;
+  emulator::u32 workgroup[3];
+  emulator::u32 wave;
+  emulator::i32 lane;
+};
+
+// Writes the findings in the order of kernel, kind and address, at most `capacity`, and forgets
+// what it wrote. Returns how many. `left_out`: occurrences that were too many to be kept.
+EXPORT int jitfmha_emulator_take_findings(FindingRow* rows, int capacity, emulator::u64* left_out) {
+  using namespace emulator;
+  Collection& all = collection();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  int written = 0;
+  for (auto it = all.findings.begin(); it != all.findings.end() && written < capacity;
+       it = all.findings.erase(it)) {
+    const auto& [kernel, kind, dword] = it->first;
+    const KnownFinding& known = it->second;
+    FindingRow& row = rows[written++];
+    row = {};
+    std::snprintf(row.kernel, sizeof(row.kernel), "%s", kernel.c_str());
+    std::snprintf(row.address, sizeof(row.address), "%s", known.location.c_str());
+    std::snprintf(row.instruction, sizeof(row.instruction), "%s", known.instruction.c_str());
+    std::snprintf(row.message, sizeof(row.message), "%s", known.finding.message.c_str());
+    row.count = known.finding.count;
+    row.kind = static_cast<u32>(kind);
+    for (u32 axis = 0; axis < 3; ++axis) row.workgroup[axis] = known.finding.workgroup_id[axis];
+    row.wave = known.finding.wave;
+    row.lane = known.finding.lane;
+  }
+  *left_out = all.left_out;
+  if (all.findings.empty()) all.left_out = 0;
+  return written;
+}
+
+#endif

@@ -1,0 +1,50 @@
+// Half-precision operations that are not one rounded operation of floats.
+#pragma once
+
+#include "signature.h"
+
+namespace emulator {
+
+inline f16 lower_half(f16x2 pair) { return f16::from_bits(static_cast<u16>(pair.bits)); }
+inline f16 upper_half(f16x2 pair) { return f16::from_bits(static_cast<u16>(pair.bits >> 16)); }
+
+// The rounded sum with its last bit set where the exact one lies beside it: rounding that once more,
+// to fewer bits, gives the exact sum rounded once. Needs the host to round to nearest.
+inline f64 sum_to_odd(f64 a, f64 b) {
+  const f64 sum = a + b;
+  const f64 b_part = sum - a;
+  const f64 error = (a - (sum - b_part)) + (b - b_part);
+  u64 bits = bit_cast<u64>(sum);
+  const bool exact = !(error != 0.0) | (sum - sum != 0.0);
+  const u64 toward_zero = bits - ((error > 0.0) != (sum > 0.0));
+  bits = exact ? bits : toward_zero | 1;
+  return bit_cast<f64>(bits);
+}
+
+// To float, where what is lost sets the last bit.
+inline f32 float_to_odd(f64 value) {
+  constexpr u64 kLost = (u64{1} << 29) - 1;
+  const u64 bits = bit_cast<u64>(value);
+  const u64 odd = (bits & ~kLost) | (bits & kLost ? kLost + 1 : 0);
+  return static_cast<f32>(bit_cast<f64>(odd));
+}
+
+// Rounded once. In the other rounding modes, rounding twice in one direction is rounding once.
+inline f16 fma(f16 a, f16 b, f16 c, Mode mode) {
+  const f64 product = static_cast<f64>(f32(a)) * f32(b);
+  const f32 odd = float_to_odd(sum_to_odd(product, f32(c)));
+  const f32 directed = static_cast<f32>(product + f32(c));
+  return mode.rounds_halves_and_doubles_to_nearest() ? odd : directed;
+}
+
+inline f16 flush_denormal(f16 value) {
+  return f16::from_bits(static_cast<u16>(value.bits & (value.bits & 0x7c00 ? 0xffff : 0x8000)));
+}
+
+// v_mad_f16, v_mac_f16: the product is rounded too, and denormals are zeros whatever MODE says.
+inline f16 multiply_add(f16 a, f16 b, f16 c) {
+  const f16 product = flush_denormal(f16(f32(flush_denormal(a)) * f32(flush_denormal(b))));
+  return flush_denormal(f16(f32(product) + f32(flush_denormal(c))));
+}
+
+}  // namespace emulator

@@ -1,0 +1,169 @@
+// The cost model: the hooks for -DJITFMHA_EMULATOR_PROFILE=1. See hooks.h and profile.h.
+#include "hooks.h"
+
+#if JITFMHA_EMULATOR_PROFILE
+
+#include <algorithm>
+
+#include "profile.h"
+
+namespace emulator {
+
+namespace {
+
+u64 number_of(const Workgroup& workgroup) {
+  const u32* const workgroups = workgroup.dispatch.workgroups;
+  return workgroup.id[0] +
+         u64{workgroups[0]} * (workgroup.id[1] + u64{workgroups[1]} * workgroup.id[2]);
+}
+
+u16 clipped(u64 value) { return static_cast<u16>(std::min<u64>(value, 0xffff)); }
+
+void count_accesses(Wave& wave, const Instruction& inst, WaveObservation& state, Counts& counts) {
+  const Rates& rates = wave.dispatch().observation->rates;
+  if (!state.lds.empty()) {
+    const bool is_read =
+        inst.definition->format == Format::DS && inst.destination.place != Place::none;
+    u64 without_conflicts = 0;
+    const u64 cycles = state.lds.bank_cycles(rates, is_read, &without_conflicts);
+    counts.lds_bytes += state.lds.bytes();
+    counts.lds_cycles += cycles;
+    counts.lds_conflict_cycles += cycles - without_conflicts;
+    state.step.lds_cycles = clipped(cycles);
+    state.lds.clear();
+  } else if (inst.definition->unit == Unit::lds) {
+    // Exchange among lanes takes the banks' crossbar without touching their memory.
+    const u32 cycles = kLanes / rates.lds_banks;
+    counts.lds_cycles += cycles;
+    state.step.lds_cycles = clipped(cycles);
+  }
+  if (!state.global.empty()) {
+    const u64 lines = state.global.lines(rates.line_bytes);
+    counts.global_bytes += state.global.bytes();
+    counts.lines += lines;
+    state.step.lines = clipped(lines);
+    state.global.clear();
+  }
+}
+
+}  // namespace
+
+namespace hooks {
+
+// ---- Beginnings and ends -------------------------------------------------------------------------
+
+void dispatch_begin(Dispatch& dispatch) {
+  dispatch.observation = new DispatchObservation;
+  DispatchObservation& state = *dispatch.observation;
+  const std::vector<Instruction>& instructions = dispatch.code->instructions;
+  state.options = profile_options();
+  state.rates = rates_of(dispatch.code->arch);
+  state.costs.reserve(instructions.size());
+  for (const Instruction& inst : instructions) state.costs.push_back(cost_of(inst, state.rates));
+  state.total.resize(instructions.size());
+}
+
+void dispatch_end(Dispatch& dispatch) {
+  export_profile(dispatch, *dispatch.observation);
+  delete dispatch.observation;
+  dispatch.observation = nullptr;
+}
+
+void workgroup_begin(Workgroup& workgroup) {
+  const DispatchObservation& dispatch = *workgroup.dispatch.observation;
+  workgroup.observation = new WorkgroupObservation;
+  workgroup.observation->total.resize(dispatch.total.size());
+  workgroup.observation->is_looked_at = number_of(workgroup) == dispatch.options.workgroup;
+}
+
+void workgroup_end(Workgroup& workgroup) {
+  DispatchObservation& dispatch = *workgroup.dispatch.observation;
+  {
+    const std::lock_guard<std::mutex> lock(dispatch.mutex);
+    for (std::size_t i = 0; i < dispatch.total.size(); ++i)
+      dispatch.total[i] += workgroup.observation->total[i];
+    ++dispatch.workgroups;
+  }
+  delete workgroup.observation;
+  workgroup.observation = nullptr;
+}
+
+void wave_begin(Wave& wave) {
+  wave.observation = new WaveObservation;
+  WaveObservation& state = *wave.observation;
+  WorkgroupObservation& workgroup = *wave.workgroup->observation;
+  state.is_looked_at = workgroup.is_looked_at;
+  if (state.is_looked_at) state.counts.resize(workgroup.total.size());
+  state.to = state.is_looked_at ? &state.counts : &workgroup.total;
+}
+
+// Only one workgroup is looked at, and its waves end one after the other.
+void wave_end(Wave& wave) {
+  WaveObservation& state = *wave.observation;
+  if (state.is_looked_at) {
+    CountsByDword& total = wave.workgroup->observation->total;
+    for (std::size_t i = 0; i < total.size(); ++i) total[i] += state.counts[i];
+    DispatchObservation& dispatch = *wave.dispatch().observation;
+    dispatch.waves.push_back(std::move(state.counts));
+    dispatch.steps.push_back(std::move(state.steps));
+    dispatch.has_all_steps &= state.has_all_steps;
+  }
+  delete wave.observation;
+  wave.observation = nullptr;
+}
+
+// ---- Instructions --------------------------------------------------------------------------------
+
+void before_instruction(Wave& wave, const Instruction& inst) {
+  const u32 dword = static_cast<u32>(&inst - wave.dispatch().code->instructions.data());
+  wave.observation->step = {dword, 0, 0};
+}
+
+void after_instruction(Wave& wave, const Instruction& inst) {
+  WaveObservation& state = *wave.observation;
+  Counts& counts = (*state.to)[state.step.dword];
+  ++counts.executed;
+  const Unit unit = inst.definition->unit;
+  if (unit == Unit::branch) counts.taken += wave.pc != &inst + inst.dwords;
+  if (unit >= Unit::smem && unit != Unit::valu && unit != Unit::transcendental &&
+      unit != Unit::mfma)
+    count_accesses(wave, inst, state, counts);
+  if (!state.is_looked_at || !state.has_all_steps) return;
+  const u64 most = wave.dispatch().observation->options.most_steps / wave.workgroup->wave_count;
+  if (state.steps.size() < most)
+    state.steps.push_back(state.step);
+  else
+    state.has_all_steps = false;
+}
+
+// ---- Memory --------------------------------------------------------------------------------------
+
+// Scalar loads have a cache of their own.
+void global_access(Wave& wave, const Instruction&, int lane, u64 address, u32 bytes, Access) {
+  if (lane != kScalarLane) wave.observation->global.add(lane, address, bytes);
+}
+// A lane's private dwords are interleaved with those of the other lanes.
+void scratch_access(Wave& wave, const Instruction&, int lane, u64 offset, u32 bytes, Access) {
+  WaveObservation& state = *wave.observation;
+  (*state.to)[state.step.dword].scratch_bytes += bytes;
+  state.global.add(lane, (offset / 4 * kLanes + static_cast<u64>(lane)) * 4, bytes);
+}
+void lds_access(Wave& wave, const Instruction&, int lane, u64 offset, u32 bytes, Access) {
+  wave.observation->lds.add(lane, offset, bytes);
+}
+
+// ---- Of no interest ------------------------------------------------------------------------------
+
+void vgpr_read(Wave&, u32, u32, u64) {}
+void vgpr_written(Wave&, u32, u32, u64) {}
+void scalar_read(Wave&, u32, u32) {}
+void scalar_written(Wave&, u32, u32) {}
+void waitcnt(Wave&, u32, u32, u32) {}
+void barrier_arrived(Wave&) {}
+void barrier_released(Workgroup&) {}
+
+}  // namespace hooks
+
+}  // namespace emulator
+
+#endif

@@ -1,0 +1,307 @@
+// Scalar ALU and program flow. The table is sop.inc.
+#include "code_object.h"
+#include "scalar_operands.h"
+
+namespace emulator {
+
+namespace {
+
+// ---- Semantics that do not fit in the table ------------------------------------------------------
+
+// `width` bits from `position`; the upper bits are the field's sign where T is signed.
+template <class T>
+T bit_field(T value, u32 position, u32 width) {
+  constexpr u32 kBits = 8 * sizeof(T);
+  if (width == 0) return 0;
+  if (position + width >= kBits) return static_cast<T>(value >> position);
+  using Unsigned = std::make_unsigned_t<T>;
+  const Unsigned top = static_cast<Unsigned>(value) << (kBits - position - width);
+  return static_cast<T>(static_cast<T>(top) >> (kBits - width));
+}
+
+u32 absolute(u32 value) { return value >> 31 ? 0u - value : value; }
+
+WithScc<u32> add_with_carry(u64 a, u32 b) { return {static_cast<u32>(a + b), (a + b) >> 32 != 0}; }
+
+template <class T>
+T reverse_bits(T value) {
+  T reversed = 0;
+  for (u32 bit = 0; bit < 8 * sizeof(T); ++bit) reversed |= (value >> bit & 1) << (8 * sizeof(T) - 1 - bit);
+  return reversed;
+}
+
+// One bit for each group of four that has one.
+u64 quad_mask(u64 mask) {
+  u64 quads = 0;
+  for (u32 quad = 0; quad < 16; ++quad) quads |= static_cast<u64>((mask >> (4 * quad) & 15) != 0) << quad;
+  return quads;
+}
+
+template <class T>
+T whole_quads(T mask) {
+  T whole = 0;
+  for (u32 quad = 0; quad < 2 * sizeof(T); ++quad)
+    if (mask >> (4 * quad) & 15) whole |= T{15} << (4 * quad);
+  return whole;
+}
+
+u64 replicate_bits(u32 value) {
+  u64 replicated = 0;
+  for (u32 bit = 0; bit < 32; ++bit) replicated |= static_cast<u64>(value >> bit & 1) * 3 << (2 * bit);
+  return replicated;
+}
+
+// ---- Executor of the table's one-liners ----------------------------------------------------------
+
+template <class T>
+struct ScalarArgument {
+  static T read(Wave& wave, const Instruction&, const Operand& operand) { return read_scalar<T>(wave, operand); }
+};
+template <class T>
+struct ScalarArgument<Old<T>> {
+  static Old<T> read(Wave& wave, const Instruction&, const Operand& operand) { return {read_scalar<T>(wave, operand)}; }
+};
+template <>
+struct ScalarArgument<Scc> {
+  static Scc read(Wave& wave, const Instruction&, const Operand&) { return {wave.scc}; }
+};
+template <>
+struct ScalarArgument<Exec> {
+  static Exec read(Wave& wave, const Instruction&, const Operand&) { return {read_scalar_pair(wave, kExecIndex)}; }
+};
+template <>
+struct ScalarArgument<Simm16> {
+  static Simm16 read(Wave&, const Instruction& inst, const Operand&) { return {inst.offset}; }
+};
+
+template <class T>
+void write_result(Wave& wave, const Instruction& inst, T result) { write_scalar(wave, inst.destination, result); }
+template <class T>
+void write_result(Wave& wave, const Instruction& inst, WithScc<T> result) {
+  write_scalar(wave, inst.destination, result.value);
+  wave.scc = result.scc;
+}
+void write_result(Wave& wave, const Instruction&, bool scc) { wave.scc = scc; }
+void write_result(Wave& wave, const Instruction& inst, WithExec result) {
+  write_scalar(wave, inst.destination, result.value);
+  write_scalar_pair(wave, kExecIndex, result.exec);
+  wave.scc = result.exec != 0;
+}
+
+template <auto kApply>
+struct ScalarOperation;
+template <class R, class... A, R (*kApply)(A...)>
+struct ScalarOperation<kApply> {
+  static void execute(Wave& wave, const Instruction& inst) { run(wave, inst, std::index_sequence_for<A...>{}); }
+
+ private:
+  template <std::size_t... I>
+  static void run(Wave& wave, const Instruction& inst, std::index_sequence<I...>) {
+    write_result(wave, inst, kApply(ScalarArgument<A>::read(wave, inst, inst.source[I])...));
+  }
+};
+
+// ---- Program flow --------------------------------------------------------------------------------
+
+// `pc` is past the instruction already; inside of the code: the array ends with instructions that fault.
+void jump(Wave& wave, i64 dwords) {
+  const CodeObject& code = *wave.dispatch().code;
+  const i64 target = (wave.pc - code.instructions.data()) + dwords;
+  if (target < 0 || target >= static_cast<i64>(code.text_dwords)) fault("branch leaves the code object");
+  wave.pc = code.instructions.data() + target;
+}
+
+void jump_to_address(Wave& wave, u64 address) {
+  const CodeObject& code = *wave.dispatch().code;
+  const u64 offset = address - code.text_address;
+  if (address < code.text_address || offset >= u64{4} * code.text_dwords || offset % 4)
+    fault("jump to 0x%llx, which is not an instruction of this code object", static_cast<unsigned long long>(address));
+  wave.pc = code.instructions.data() + offset / 4;
+}
+
+u64 address_of_pc(const Wave& wave) {
+  const CodeObject& code = *wave.dispatch().code;
+  return code.text_address + 4 * static_cast<u64>(wave.pc - code.instructions.data());
+}
+
+void branch_if(Wave& wave, const Instruction& inst, bool taken) {
+  if (taken) jump(wave, inst.offset);
+}
+
+void execute_nothing(Wave&, const Instruction&) {}
+void execute_endpgm(Wave& wave, const Instruction&) {
+  wave.finish_lds_loads(0);
+  wave.state = WaveState::ended;
+}
+void execute_branch(Wave& wave, const Instruction& inst) { jump(wave, inst.offset); }
+void execute_cbranch_scc0(Wave& wave, const Instruction& inst) { branch_if(wave, inst, !wave.scc); }
+void execute_cbranch_scc1(Wave& wave, const Instruction& inst) { branch_if(wave, inst, wave.scc); }
+void execute_cbranch_vccz(Wave& wave, const Instruction& inst) {
+  branch_if(wave, inst, read_scalar_pair(wave, kVccIndex) == 0);
+}
+void execute_cbranch_vccnz(Wave& wave, const Instruction& inst) {
+  branch_if(wave, inst, read_scalar_pair(wave, kVccIndex) != 0);
+}
+void execute_cbranch_execz(Wave& wave, const Instruction& inst) { branch_if(wave, inst, wave.exec() == 0); }
+void execute_cbranch_execnz(Wave& wave, const Instruction& inst) { branch_if(wave, inst, wave.exec() != 0); }
+
+void execute_getpc(Wave& wave, const Instruction& inst) { write_scalar<u64>(wave, inst.destination, address_of_pc(wave)); }
+void execute_setpc(Wave& wave, const Instruction& inst) { jump_to_address(wave, read_scalar<u64>(wave, inst.source[0])); }
+void execute_swappc(Wave& wave, const Instruction& inst) {
+  const u64 target = read_scalar<u64>(wave, inst.source[0]);
+  write_scalar<u64>(wave, inst.destination, address_of_pc(wave));
+  jump_to_address(wave, target);
+}
+void execute_call(Wave& wave, const Instruction& inst) {
+  write_scalar<u64>(wave, inst.destination, address_of_pc(wave));
+  jump(wave, inst.offset);
+}
+
+// ---- Waves among each other ----------------------------------------------------------------------
+
+void execute_barrier(Wave& wave, const Instruction&) { wave.state = WaveState::at_barrier; }
+void execute_sleep(Wave& wave, const Instruction&) { wave.yields = true; }
+void execute_setprio(Wave& wave, const Instruction& inst) { wave.priority = static_cast<u8>(inst.offset & 3); }
+
+// Memory operations are complete when they return, but for loads into LDS; the others only the hooks
+// care about.
+void execute_waitcnt(Wave& wave, const Instruction& inst) {
+  const u32 field = static_cast<u32>(inst.offset), vmcnt = (field & 15) | (field >> 14 & 3) << 4;
+  if (!wave.lds_loads.empty()) wave.finish_lds_loads(vmcnt);
+  hooks::waitcnt(wave, vmcnt, field >> 8 & 15, field >> 4 & 7);
+}
+
+void execute_unsupported(Wave&, const Instruction&) { fault("not emulated"); }
+
+void execute_trap(Wave&, const Instruction& inst) { fault("s_trap %d: the kernel stopped itself", inst.offset & 0xff); }
+
+// ---- Indexed moves and hardware registers --------------------------------------------------------
+
+u32 relative_scalar(const Wave& wave, u32 index, u32 dwords) {
+  const u32 relative = index + wave.scalar[kM0];
+  if (relative + dwords > kFlatScratch || relative % dwords) fault("s_movrel reaches s%u", relative);
+  return relative;
+}
+
+template <class T>
+void execute_movrels(Wave& wave, const Instruction& inst) {
+  Operand source = inst.source[0];
+  source.index = static_cast<u16>(relative_scalar(wave, source.index, sizeof(T) / 4));
+  write_scalar<T>(wave, inst.destination, read_scalar<T>(wave, source));
+}
+
+template <class T>
+void execute_movreld(Wave& wave, const Instruction& inst) {
+  Operand destination = inst.destination;
+  destination.index = static_cast<u16>(relative_scalar(wave, destination.index, sizeof(T) / 4));
+  write_scalar<T>(wave, destination, read_scalar<T>(wave, inst.source[0]));
+}
+
+// VGPR indexing: M0 holds what is added, and in bits 12 to 15 to which operands.
+void write_gpr_idx(Wave& wave, u32 value, u32 mask) {
+  write_scalar_register(wave, kM0, (wave.scalar[kM0] & ~mask) | (value & mask));
+}
+void execute_set_gpr_idx_idx(Wave& wave, const Instruction& inst) {
+  write_gpr_idx(wave, read_scalar<u32>(wave, inst.source[0]), 0xff);
+}
+void execute_set_gpr_idx_mode(Wave& wave, const Instruction& inst) {
+  write_gpr_idx(wave, static_cast<u32>(inst.offset) << 12, 0xf000);
+}
+void execute_set_gpr_idx_on(Wave& wave, const Instruction& inst) {
+  const u32 operands = inst.words[0] >> 8 & 15;  // a number in place of the second source
+  write_gpr_idx(wave, (read_scalar<u32>(wave, inst.source[0]) & 0xff) | operands << 12, 0xf0ff);
+  wave.set_mode(wave.mode | kModeVgprIndexing);
+}
+void execute_set_gpr_idx_off(Wave& wave, const Instruction&) { wave.set_mode(wave.mode & ~kModeVgprIndexing); }
+
+enum HardwareRegister : u32 {
+  kHwMode = 1, kHwStatus = 2, kHwTrapStatus = 3, kHwId = 4, kHwShMemBases = 15, kHwXccId = 20,
+};
+
+u32 hardware_register(const Wave& wave, u32 id) {
+  switch (id) {
+    case kHwMode: return wave.mode;
+    case kHwStatus: return (wave.scc ? 1u : 0u) | (wave.exec() == 0 ? 1u << 9 : 0u);
+    case kHwTrapStatus:
+    case kHwId: return 0;
+    case kHwShMemBases:
+      return static_cast<u32>(kPrivateAperture >> 48) | static_cast<u32>(kSharedAperture >> 48) << 16;
+    case kHwXccId: return wave.workgroup->id[0] % 8;  // workgroups go round-robin over 8 chiplets
+    default: fault("hardware register %u is not emulated", id);
+  }
+}
+
+struct HardwareField {
+  u32 id, position, width;
+  u32 mask() const { return static_cast<u32>((u64{1} << width) - 1); }
+};
+
+HardwareField hardware_field(const Instruction& inst) {
+  const u32 field = static_cast<u32>(inst.offset) & 0xffff;
+  return {field & 63, field >> 6 & 31, (field >> 11 & 31) + 1};
+}
+
+void execute_getreg(Wave& wave, const Instruction& inst) {
+  const HardwareField field = hardware_field(inst);
+  write_scalar<u32>(wave, inst.destination, hardware_register(wave, field.id) >> field.position & field.mask());
+}
+
+void execute_setreg(Wave& wave, const Instruction& inst) {
+  const HardwareField field = hardware_field(inst);
+  const bool immediate = inst.source[1].place == Place::constant;
+  const u32 value = immediate ? static_cast<u32>(inst.source[1].constant) : read_scalar<u32>(wave, inst.source[0]);
+  if (field.id != kHwMode) fault("writing hardware register %u is not emulated", field.id);
+  const u32 mask = field.mask() << field.position;
+  wave.set_mode((wave.mode & ~mask) | (value << field.position & mask));
+}
+
+// ---- The table -----------------------------------------------------------------------------------
+
+#define SOP(NAME, RESULT, ARGS, ...) \
+  RESULT NAME##_semantics ARGS { return __VA_ARGS__; }
+#define SOP2(OPCODE, NAME, ARCH, RESULT, ARGS, ...) SOP(NAME, RESULT, ARGS, __VA_ARGS__)
+#define SOP1(OPCODE, NAME, ARCH, RESULT, ARGS, ...) SOP(NAME, RESULT, ARGS, __VA_ARGS__)
+#define SOPC(OPCODE, NAME, ARCH, RESULT, ARGS, ...) SOP(NAME, RESULT, ARGS, __VA_ARGS__)
+#define SOPK(OPCODE, NAME, ARCH, RESULT, ARGS, ...) SOP(NAME, RESULT, ARGS, __VA_ARGS__)
+#define SOP1_CUSTOM(OPCODE, NAME, ARCH, RESULT, ARGS, UNIT, EXECUTOR) using NAME##_signature = RESULT ARGS;
+#define SOPK_CUSTOM(OPCODE, NAME, ARCH, RESULT, ARGS, UNIT, EXECUTOR) using NAME##_signature = RESULT ARGS;
+#define SOPC_CUSTOM(OPCODE, NAME, ARCH, RESULT, ARGS, UNIT, EXECUTOR) using NAME##_signature = RESULT ARGS;
+#define SOPP(OPCODE, NAME, ARCH, UNIT, EXECUTOR)
+#include "sop.inc"
+#undef SOP
+#undef SOP2
+#undef SOP1
+#undef SOPC
+#undef SOPK
+#undef SOP1_CUSTOM
+#undef SOPK_CUSTOM
+#undef SOPC_CUSTOM
+#undef SOPP
+
+template <class F>
+constexpr Signature signature_of_type() {
+  return signature_of(static_cast<F*>(nullptr));
+}
+
+#define SOP(FORMAT, OPCODE, NAME, ARCH) \
+  {Format::FORMAT, OPCODE, ARCH, #NAME, &ScalarOperation<&NAME##_semantics>::execute, signature_of(&NAME##_semantics), Unit::salu},
+#define SOP2(OPCODE, NAME, ARCH, RESULT, ARGS, ...) SOP(SOP2, OPCODE, NAME, ARCH)
+#define SOP1(OPCODE, NAME, ARCH, RESULT, ARGS, ...) SOP(SOP1, OPCODE, NAME, ARCH)
+#define SOPC(OPCODE, NAME, ARCH, RESULT, ARGS, ...) SOP(SOPC, OPCODE, NAME, ARCH)
+#define SOPK(OPCODE, NAME, ARCH, RESULT, ARGS, ...) SOP(SOPK, OPCODE, NAME, ARCH)
+#define SOP1_CUSTOM(OPCODE, NAME, ARCH, RESULT, ARGS, UNIT, EXECUTOR) \
+  {Format::SOP1, OPCODE, ARCH, #NAME, &EXECUTOR, signature_of_type<NAME##_signature>(), UNIT},
+#define SOPK_CUSTOM(OPCODE, NAME, ARCH, RESULT, ARGS, UNIT, EXECUTOR) \
+  {Format::SOPK, OPCODE, ARCH, #NAME, &EXECUTOR, signature_of_type<NAME##_signature>(), UNIT},
+#define SOPC_CUSTOM(OPCODE, NAME, ARCH, RESULT, ARGS, UNIT, EXECUTOR) \
+  {Format::SOPC, OPCODE, ARCH, #NAME, &EXECUTOR, signature_of_type<NAME##_signature>(), UNIT},
+#define SOPP(OPCODE, NAME, ARCH, UNIT, EXECUTOR) {Format::SOPP, OPCODE, ARCH, #NAME, &EXECUTOR, {}, UNIT},
+const Definition kDefinitions[] = {
+#include "sop.inc"
+};
+
+}  // namespace
+
+DefinitionSpan sop_definitions() { return {kDefinitions, std::size(kDefinitions)}; }
+
+}  // namespace emulator

@@ -1,0 +1,280 @@
+"""The emulator's HIP functions, typed, with errors as exceptions."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .library import Variant, load
+
+_POINTER = ctypes.c_void_p
+_LAUNCH_BUFFER, _LAUNCH_SIZE, _LAUNCH_END = 1, 2, 3
+
+
+class EmulatorError(RuntimeError):
+    """A HIP call failed.
+
+    Attributes:
+        code: HIP's error code.
+        name: its name, for example hipErrorLaunchFailure.
+    """
+
+    def __init__(self, code: int, name: str, text: str) -> None:
+        super().__init__(f"{name}: {text}")
+        self.code = code
+        self.name = name
+
+
+class _Options(ctypes.Structure):
+    """`Options` in wave.h."""
+
+    _fields_ = [
+        ("threads", ctypes.c_uint32),
+        ("time_slice", ctypes.c_uint32),
+        ("instruction_budget", ctypes.c_uint64),
+        ("random_order", ctypes.c_uint32),
+        ("register_fill", ctypes.c_uint32),
+        ("seed", ctypes.c_uint64),
+    ]
+
+
+class _Range(ctypes.Structure):
+    """`Range` in memory.h."""
+
+    _fields_ = [("begin", ctypes.c_uint64), ("end", ctypes.c_uint64)]
+
+
+@dataclass(frozen=True)
+class Module:
+    """A loaded code object, on one device."""
+
+    handle: int
+    device: int
+
+
+@dataclass(frozen=True)
+class Function:
+    """A kernel of a module."""
+
+    handle: int
+    device: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A row of the instruction tables: an instruction that is emulated.
+
+    Attributes:
+        mnemonic: without _e32, _e64, _sdwa, _dpp.
+        format: of the encoding; `opcode` counts in it.
+        chips: that have the instruction.
+        unit: that executes it.
+        registers: of the operands, where no signature says it.
+        passes: of a matrix instruction, of 4 cycles each.
+        result: (type, role).
+        sources: (type, role) of each.
+    """
+
+    mnemonic: str
+    format: str
+    opcode: int
+    chips: tuple[str, ...]
+    unit: str
+    registers: tuple[int, ...]
+    passes: int
+    result: tuple[str, str]
+    sources: tuple[tuple[str, str], ...]
+
+
+class Emulator:
+    """The virtual node of one variant of the library: devices 0 MI300X, 1 MI308X, 2 MI355X.
+
+    Args:
+        variant: plain, check (the sanitizer) or profile (the cost model).
+
+    Raises:
+        jitfmha.jit.BuildError: the library does not compile.
+    """
+
+    def __init__(self, variant: Variant = "plain", library: ctypes.CDLL | None = None) -> None:
+        self.library = load(variant) if library is None else library
+        _declare(self.library)
+
+    def load_module(self, code_object: bytes, device: int) -> Module:
+        """Load a code object for a device.
+
+        Raises:
+            EmulatorError: it is damaged, or for another chip.
+        """
+        handle = _POINTER()
+        self._check(self.library.hipSetDevice(device))
+        self._check(
+            self.library.jitfmha_emulator_module_load(
+                ctypes.byref(handle), code_object, len(code_object)
+            )
+        )
+        assert handle.value is not None
+        return Module(handle.value, device)
+
+    def unload_module(self, module: Module) -> None:
+        """Unload a module; its functions become invalid."""
+        self._check(self.library.hipModuleUnload(module.handle))
+
+    def function(self, module: Module, name: str) -> Function:
+        """The kernel called `name`.
+
+        Raises:
+            EmulatorError: there is none; the message lists those there are.
+        """
+        handle = _POINTER()
+        self._check(
+            self.library.hipModuleGetFunction(ctypes.byref(handle), module.handle, name.encode())
+        )
+        assert handle.value is not None
+        return Function(handle.value, module.device, name)
+
+    def launch(
+        self,
+        function: Function,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        kernarg: bytes,
+        *,
+        dynamic_lds: int = 0,
+    ) -> None:
+        """Run a kernel to its end.
+
+        Args:
+            grid: workgroups.
+            block: threads of a workgroup.
+            kernarg: the packed arguments, without hidden ones.
+            dynamic_lds: bytes of LDS beyond those that the kernel declares.
+
+        Raises:
+            EmulatorError: the kernel did something wrong or unknown; the message says where.
+        """
+        buffer = ctypes.create_string_buffer(kernarg, max(1, len(kernarg)))
+        size = ctypes.c_size_t(len(kernarg))
+        extra = (_POINTER * 5)(
+            _LAUNCH_BUFFER,
+            ctypes.addressof(buffer),
+            _LAUNCH_SIZE,
+            ctypes.addressof(size),
+            _LAUNCH_END,
+        )
+        self._check(self.library.hipSetDevice(function.device))
+        self._check(
+            self.library.hipModuleLaunchKernel(
+                function.handle, *grid, *block, dynamic_lds, None, None, extra
+            )
+        )
+
+    def device_attribute(self, attribute: int, device: int) -> int:
+        """`hipDeviceGetAttribute`."""
+        value = ctypes.c_int()
+        self._check(self.library.hipDeviceGetAttribute(ctypes.byref(value), attribute, device))
+        return value.value
+
+    def set_options(
+        self,
+        *,
+        threads: int = 0,
+        time_slice: int = 64,
+        instruction_budget: int = 0,
+        random_order: bool = False,
+        register_fill: int = 0,
+        seed: int = 0,
+    ) -> None:
+        """Set how later launches of this process run.
+
+        Args:
+            threads: workers; 0: as many as the CPU has.
+            time_slice: instructions before the next wave of a workgroup gets its turn.
+            instruction_budget: of each wave, after which it is stopped with an error; 0: none.
+            random_order: waves take turns in random order, with slices of random length.
+            register_fill: the content of registers and LDS that nobody wrote.
+            seed: of `random_order`.
+        """
+        self.library.jitfmha_emulator_set_options(
+            ctypes.byref(
+                _Options(threads, time_slice, instruction_budget, random_order, register_fill, seed)
+            )
+        )
+
+    def set_allowed_memory(self, ranges: Sequence[tuple[int, int]] | None) -> None:
+        """Set what later launches of this thread may touch.
+
+        Args:
+            ranges: (address, bytes) of each tensor. None, the initial state, allows everything.
+        """
+        if ranges is None:
+            self.library.jitfmha_emulator_set_allowed_memory(None, -1)
+            return
+        array = (_Range * len(ranges))(*(_Range(begin, begin + size) for begin, size in ranges))
+        self.library.jitfmha_emulator_set_allowed_memory(array, len(ranges))
+
+    def last_error(self) -> str:
+        """The text of this thread's last failure."""
+        text: bytes = self.library.jitfmha_emulator_last_error()
+        return text.decode(errors="replace")
+
+    def disassemble(self, arch: str, words: Sequence[int]) -> tuple[str, int]:
+        """The text of the instruction that `words` begin with, and its dwords; 0: it is unknown."""
+        array = (ctypes.c_uint32 * len(words))(*words)
+        text = ctypes.create_string_buffer(256)
+        length = self.library.jitfmha_emulator_disassemble(
+            950 if arch == "gfx950" else 942, array, len(words), text, len(text)
+        )
+        return text.value.decode(), length
+
+    def definitions(self) -> list[Definition]:
+        """Every row of the instruction tables."""
+        rows: list[Definition] = []
+        text = ctypes.create_string_buffer(512)
+        while self.library.jitfmha_emulator_definition(len(rows), text, len(text)):
+            mnemonic, form, opcode, chips, unit, *rest = text.value.decode().split()
+            result, *sources = (tuple(pair.split(":")) for pair in rest[4:])
+            rows.append(
+                Definition(
+                    mnemonic=mnemonic,
+                    format=form,
+                    opcode=int(opcode),
+                    chips=tuple(chips.split(",")),
+                    unit=unit,
+                    registers=tuple(int(count) for count in rest[:3]),
+                    passes=int(rest[3]),
+                    result=(result[0], result[1]),
+                    sources=tuple((kind, role) for kind, role in sources),
+                )
+            )
+        return rows
+
+    def _check(self, code: int) -> None:
+        if code != 0:
+            name = self.library.hipGetErrorName(code).decode()
+            raise EmulatorError(code, name, self.last_error())
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    """Give the functions their types. ctypes would pass pointers as 32-bit integers otherwise."""
+    u32, integer = ctypes.c_uint, ctypes.c_int
+    for name, result, arguments in (
+        ("hipSetDevice", integer, [integer]),
+        ("hipModuleLoadData", integer, [_POINTER, ctypes.c_char_p]),
+        ("jitfmha_emulator_module_load", integer, [_POINTER, ctypes.c_char_p, ctypes.c_size_t]),
+        ("hipModuleUnload", integer, [_POINTER]),
+        ("hipModuleGetFunction", integer, [_POINTER, _POINTER, ctypes.c_char_p]),
+        ("hipModuleLaunchKernel", integer, [_POINTER, *[u32] * 7, _POINTER, _POINTER, _POINTER]),
+        ("hipDeviceGetAttribute", integer, [_POINTER, integer, integer]),
+        ("hipGetErrorName", ctypes.c_char_p, [integer]),
+        ("jitfmha_emulator_last_error", ctypes.c_char_p, []),
+        ("jitfmha_emulator_set_options", None, [_POINTER]),
+        ("jitfmha_emulator_set_allowed_memory", None, [_POINTER, ctypes.c_int64]),
+        ("jitfmha_emulator_definition", ctypes.c_bool, [integer, _POINTER, integer]),
+        ("jitfmha_emulator_disassemble", integer, [integer, _POINTER, integer, _POINTER, integer]),
+    ):
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments

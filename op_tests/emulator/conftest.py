@@ -1,0 +1,37 @@
+"""One emulator for all tests of this folder, on the virtual node's chips."""
+
+from __future__ import annotations
+
+import pytest
+
+from jitfmha.device_compiler import DeviceCompilerNotFound, device_compiler
+from jitfmha.emulator import DEVICES, Emulator
+
+
+@pytest.fixture(scope="session")
+def emulator() -> Emulator:
+    return Emulator()
+
+
+@pytest.fixture(scope="session")
+def check_emulator() -> Emulator:
+    """With the sanitizer."""
+    return Emulator("check")
+
+
+@pytest.fixture(params=["gfx942", "gfx950"])
+def arch(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def device(arch: str) -> int:
+    return DEVICES[arch]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _device_compiler() -> None:
+    try:
+        device_compiler()
+    except DeviceCompilerNotFound as error:
+        pytest.skip(str(error))

@@ -1,0 +1,198 @@
+"""One lane of VOP3P's packed math and dot products; see models/vector_alu.py for the conventions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .number_formats import BF16, F16, F32, NEAREST, Format
+from .vector_alu import Environment, fields, saturate, signed
+
+Function = Callable[..., int]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """`function` is one half's: (environment, *halves) -> bits, or the exact integer if it saturates."""
+
+    kind: str  # of the halves: f16, f32, i16, u16
+    count: int  # of sources
+    function: Function
+    saturates: bool = False
+    archs: tuple[str, ...] = ("gfx942", "gfx950")
+
+
+def _extreme(env: Environment, a: int, b: int, largest: bool) -> int:
+    for x in (a, b):
+        if env.ieee and F16.is_signaling(x):
+            return F16.quiet(x)
+    if F16.is_nan(a):
+        return b
+    if F16.is_nan(b):
+        return a
+    return b if F16.less(a, b) == largest else a
+
+
+def _nan_wins(largest: bool) -> Function:
+    def choose(a: int, b: int) -> int:
+        if F16.is_nan(a) or F16.is_nan(b):
+            return F16.quiet(a if F16.is_nan(a) else b)
+        return b if F16.less(a, b) == largest else a
+
+    return lambda env, a, b, c: choose(choose(a, b), c)
+
+
+def _float_operations(number: Format) -> dict[str, Packed]:
+    name = "f16" if number is F16 else "f32"
+    return {
+        f"v_pk_fma_{name}": Packed(
+            name, 3, lambda e, a, b, c: number.fma(a, b, c, e.rounding(number))
+        ),
+        f"v_pk_add_{name}": Packed(name, 2, lambda e, a, b: number.add(a, b, e.rounding(number))),
+        f"v_pk_mul_{name}": Packed(
+            name, 2, lambda e, a, b: number.multiply(a, b, e.rounding(number))
+        ),
+    }
+
+
+PACKED: dict[str, Packed] = {
+    **_float_operations(F16),
+    **_float_operations(F32),
+    "v_pk_min_f16": Packed("f16", 2, lambda e, a, b: _extreme(e, a, b, False)),
+    "v_pk_max_f16": Packed("f16", 2, lambda e, a, b: _extreme(e, a, b, True)),
+    "v_pk_minimum3_f16": Packed("f16", 3, _nan_wins(False), archs=("gfx950",)),
+    "v_pk_maximum3_f16": Packed("f16", 3, _nan_wins(True), archs=("gfx950",)),
+    "v_pk_mad_i16": Packed("i16", 3, lambda e, a, b, c: a * b + c, saturates=True),
+    "v_pk_mad_u16": Packed("u16", 3, lambda e, a, b, c: a * b + c, saturates=True),
+    "v_pk_mul_lo_u16": Packed("u16", 2, lambda e, a, b: a * b),
+    "v_pk_add_i16": Packed("i16", 2, lambda e, a, b: a + b, saturates=True),
+    "v_pk_sub_i16": Packed("i16", 2, lambda e, a, b: a - b, saturates=True),
+    "v_pk_add_u16": Packed("u16", 2, lambda e, a, b: a + b, saturates=True),
+    "v_pk_sub_u16": Packed("u16", 2, lambda e, a, b: a - b, saturates=True),
+    "v_pk_lshlrev_b16": Packed("u16", 2, lambda e, a, b: b << (a & 15)),
+    "v_pk_lshrrev_b16": Packed("u16", 2, lambda e, a, b: b >> (a & 15)),
+    "v_pk_ashrrev_i16": Packed("i16", 2, lambda e, a, b: b >> (a & 15)),
+    "v_pk_max_i16": Packed("i16", 2, lambda e, a, b: max(a, b)),
+    "v_pk_min_i16": Packed("i16", 2, lambda e, a, b: min(a, b)),
+    "v_pk_max_u16": Packed("u16", 2, lambda e, a, b: max(a, b)),
+    "v_pk_min_u16": Packed("u16", 2, lambda e, a, b: min(a, b)),
+}
+
+
+def clamped(number: Format, bits: int, env: Environment) -> int:
+    """To [0, 1]."""
+    if number.is_nan(bits):
+        return 0 if env.dx10_clamp else bits
+    if number.is_negative(bits):
+        return 0
+    return min(bits, (number.sign >> 1) - (1 << number.mantissa))
+
+
+@dataclass(frozen=True)
+class Modifiers:
+    """One bit a source, in the order of the sources."""
+
+    op_sel: tuple[int, ...]
+    op_sel_hi: tuple[int, ...]
+    neg_lo: tuple[int, ...]
+    neg_hi: tuple[int, ...]
+    clamp: bool = False
+
+
+def _half(kind: str, source: int, chosen: int, negated: int, env: Environment) -> int:
+    width = int(kind[1:])
+    bits = source >> (width * chosen) & ((1 << width) - 1)
+    if kind[0] != "f":
+        return signed(bits, 16) if kind == "i16" else bits
+    number = F16 if kind == "f16" else F32
+    if not env.denormal(number) & 1:
+        bits = number.flush(bits)
+    return bits ^ (number.sign if negated else 0)
+
+
+def packed(operation: Packed, env: Environment, modifiers: Modifiers, *sources: int) -> int:
+    """The destination, of 32 or 64 bits."""
+    kind = operation.kind
+    width = int(kind[1:])
+    result = 0
+    for upper in range(2):
+        chosen = modifiers.op_sel_hi if upper else modifiers.op_sel
+        negated = modifiers.neg_hi if upper else modifiers.neg_lo
+        halves = [
+            _half(kind, source, chosen[k], negated[k], env) for k, source in enumerate(sources)
+        ]
+        value = operation.function(env, *halves)
+        if operation.saturates and modifiers.clamp:
+            value = saturate(value, kind)
+        value &= (1 << width) - 1
+        if kind[0] == "f":
+            number = F16 if kind == "f16" else F32
+            if not env.denormal(number) & 2:
+                value = number.flush(value)
+            if modifiers.clamp:
+                value = clamped(number, value, env)
+        result |= value << (width * upper)
+    return result
+
+
+def mixed(result: str, env: Environment, modifiers: Modifiers, old: int, *sources: int) -> int:
+    """v_fma_mix: op_sel_hi makes a source a half, which op_sel chooses; neg_hi is abs."""
+    values = []
+    for k, source in enumerate(sources):
+        if modifiers.op_sel_hi[k]:
+            half = source >> (16 * modifiers.op_sel[k]) & 0xFFFF
+            half = half if env.denormal16_64 & 1 else F16.flush(half)
+            bits = F16.convert(half, F32, NEAREST)
+        else:
+            bits = source if env.denormal32 & 1 else F32.flush(source)
+        bits = bits & ~F32.sign if modifiers.neg_hi[k] else bits
+        values.append(bits ^ (F32.sign if modifiers.neg_lo[k] else 0))
+    value = F32.fma(*values, env.round32)
+    value = value if env.denormal32 & 2 else F32.flush(value)
+    if result == "f32":
+        return clamped(F32, value, env) if modifiers.clamp else value
+    half = F32.convert(value, F16, env.round16_64)
+    half = half if env.denormal16_64 & 2 else F16.flush(half)
+    half = clamped(F16, half, env) if modifiers.clamp else half
+    return old & 0xFFFF0000 | half if result == "low" else old & 0xFFFF | half << 16
+
+
+def dot_of_halves(half: Format, env: Environment, pairs: list[tuple[int, int]], addend: int) -> int:
+    """A sum of floats, rounded after each step: from the addend on for f16, up to it for bf16."""
+
+    def product(pair: tuple[int, int]) -> int:
+        a, b = (half.convert(x, F32, NEAREST) for x in pair)
+        return F32.multiply(a, b, env.round32)
+
+    def add(a: int, b: int) -> int:
+        return F32.add(a, b, env.round32)
+
+    first, second = map(product, pairs)
+    if half is BF16:
+        return add(add(first, second), addend)
+    return add(add(addend, first), second)
+
+
+def dot_of_integers(width: int, is_signed: bool, clamp: bool, a: int, b: int, c: int) -> int:
+    kind = "i32" if is_signed else "u32"
+
+    def number(x: int) -> int:
+        return signed(x, width) if is_signed else x
+
+    total = signed(c, 32) if is_signed else c
+    for x, y in zip(fields(a, width, 32 // width), fields(b, width, 32 // width), strict=True):
+        total += number(x) * number(y)
+    return (saturate(total, kind) if clamp else total) & 0xFFFFFFFF
+
+
+def same(kind: str, actual: int, expected: int) -> bool:
+    """Equal bits, or NaN where NaN is expected; of one or two numbers of f16 or f32."""
+    if kind[0] != "f":
+        return actual == expected
+    width = int(kind[1:])
+    number: Any = F16 if kind == "f16" else F32
+    return all(
+        x == y or (number.is_nan(x) and number.is_nan(y))
+        for x, y in zip(fields(actual, width, 2), fields(expected, width, 2), strict=True)
+    )

@@ -1,0 +1,142 @@
+"""The sanitizer finds nothing in correct kernels that a compiler made, and does not change them."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from jitfmha.device_compiler import compile_hip
+from jitfmha.emulator import DEVICES, Emulator
+from jitfmha.emulator.findings import take_findings
+
+_SOURCE = r"""
+#define THREAD __builtin_amdgcn_workitem_id_x()
+#define GROUP __builtin_amdgcn_workgroup_id_x()
+
+__device__ inline void sync() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+
+extern "C" __global__ void vector_add(const float* a, const float* b, float* out, int n) {
+  const int i = GROUP * 256 + THREAD;
+  if (i < n) out[i] = a[i] + b[i];
+}
+
+extern "C" __global__ void sums(const float* a, const float* b, float* out, int n) {
+  __shared__ float partial[256];
+  const int i = GROUP * 256 + THREAD;
+  partial[THREAD] = i < n ? a[i] * b[i] : 0.0f;
+  sync();
+  for (int stride = 128; stride > 0; stride >>= 1) {
+    if (THREAD < stride) partial[THREAD] += partial[THREAD + stride];
+    sync();
+  }
+  if (THREAD == 0) out[GROUP] = partial[0];
+}
+
+// Within a wave, by ds_bpermute, and division: v_div_scale, v_div_fmas.
+extern "C" __global__ void softmax(const float* a, const float* b, float* out, int n) {
+  const float value = a[GROUP * 256 + THREAD];
+  float largest = value, sum;
+  for (int distance = 1; distance < 64; distance <<= 1) {
+    const int from = (THREAD ^ distance) * 4;
+    largest = __builtin_fmaxf(largest, __builtin_bit_cast(float,
+        __builtin_amdgcn_ds_bpermute(from, __builtin_bit_cast(int, largest))));
+  }
+  const float weight = __builtin_amdgcn_exp2f((value - largest) * 1.44269504f);
+  sum = weight;
+  for (int distance = 1; distance < 64; distance <<= 1) {
+    const int from = (THREAD ^ distance) * 4;
+    sum += __builtin_bit_cast(float,
+        __builtin_amdgcn_ds_bpermute(from, __builtin_bit_cast(int, sum)));
+  }
+  out[GROUP * 256 + THREAD] = weight / sum;
+}
+
+extern "C" __global__ void transpose(const float* a, const float* b, float* out, int n) {
+  __shared__ float tile[32][33];
+  for (int row = THREAD / 32; row < 32; row += 8)
+    tile[row][THREAD % 32] = a[row * 32 + THREAD % 32];
+  sync();
+  for (int row = THREAD / 32; row < 32; row += 8)
+    out[row * 32 + THREAD % 32] = tile[THREAD % 32][row];
+}
+
+// LDS by generic addresses: flat instructions.
+__device__ __attribute__((noinline)) void put(float* where, float value) { *where = value; }
+extern "C" __global__ void generic(const float* a, const float* b, float* out, int n) {
+  __shared__ float values[256];
+  put(THREAD % 2 ? &values[THREAD] : out + THREAD, a[THREAD]);
+  sync();
+  if (THREAD % 2 == 0) put(out + THREAD + 1, values[THREAD + 1]);
+}
+
+typedef float f32x16 __attribute__((ext_vector_type(16)));
+typedef short bf16x4 __attribute__((ext_vector_type(4)));
+typedef short bf16x8 __attribute__((ext_vector_type(8)));
+
+// out = A B^T, 64 x 64 x n of bf16; 4 waves of 32 x 32.
+extern "C" __global__ void gemm(const float* a, const float* b, float* out, int n) {
+  __shared__ short tiles[2][64][40];
+  const short* inputs[2] = {(const short*)a, (const short*)b};
+  const int wave = THREAD / 64, lane = THREAD % 64;
+  f32x16 sums = {0};
+  for (int depth = 0; depth < n; depth += 32) {
+    const int row = THREAD / 4, column = THREAD % 4 * 8;
+    for (int i = 0; i < 2; ++i)
+      *(bf16x8*)&tiles[i][row][column] = *(const bf16x8*)&inputs[i][row * n + depth + column];
+    sync();
+    for (int k = lane / 32 * 4; k < 32; k += 8) {
+      const bf16x4 x = *(bf16x4*)&tiles[0][wave / 2 * 32 + lane % 32][k];
+      const bf16x4 y = *(bf16x4*)&tiles[1][wave % 2 * 32 + lane % 32][k];
+      sums = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(x, y, sums, 0, 0, 0);
+    }
+    sync();
+  }
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int row = wave / 2 * 32 + i / 4 * 8 + lane / 32 * 4 + i % 4;
+    out[row * 64 + wave % 2 * 32 + lane % 32] = sums[i];
+  }
+}
+"""
+_KERNELS = ("vector_add", "sums", "softmax", "transpose", "generic", "gemm")
+
+
+def _run(emulator: Emulator, arch: str, code: bytes, kernel: str) -> np.ndarray:
+    n = 256
+    rng = np.random.default_rng(0)
+    if kernel == "gemm":
+        a, b = rng.standard_normal((2, 64, n)).astype(np.float32)
+        a, b = ((x.view(np.uint32) >> 16).astype(np.uint16) for x in (a, b))
+        out = np.zeros((64, 64), np.float32)
+    else:
+        a, b = rng.standard_normal((2, 1024)).astype(np.float32)
+        out = np.zeros(1024, np.float32)
+    module = emulator.load_module(code, DEVICES[arch])
+    emulator.set_allowed_memory([(x.ctypes.data, x.nbytes) for x in (a, b, out)])
+    kernarg = struct.pack("<QQQi", a.ctypes.data, b.ctypes.data, out.ctypes.data, n)
+    grid = 4 if kernel == "softmax" else 1
+    try:
+        emulator.launch(emulator.function(module, kernel), (grid, 1, 1), (256, 1, 1), kernarg)
+    finally:
+        emulator.set_allowed_memory(None)
+        emulator.unload_module(module)
+    return out
+
+
+@pytest.mark.parametrize("level", ["-O1", "-O3"])
+def test_nothing_is_found(
+    emulator: Emulator, check_emulator: Emulator, arch: str, level: str
+) -> None:
+    code = compile_hip(_SOURCE, arch, flags=(level,))
+    take_findings(check_emulator.library)
+    for kernel in _KERNELS:
+        checked = _run(check_emulator, arch, code, kernel)
+        assert take_findings(check_emulator.library) == [], kernel
+        np.testing.assert_array_equal(checked, _run(emulator, arch, code, kernel))
+        assert np.count_nonzero(checked), kernel

@@ -1,0 +1,234 @@
+"""The sanitizer: wait states that software must insert.
+
+Each hazard runs with the wait states that the documents ask for, and with one fewer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from checked_kernels import Body, kinds, run_checked
+
+from jitfmha.emulator import Emulator
+
+
+@dataclass(frozen=True)
+class _Hazard:
+    """Two instructions and the wait states between them, the same on both chips or by chip.
+
+    The numbers are those of the ISA documents of CDNA3 and CDNA4, 4.5 and 7.5 or 7.6.
+    """
+
+    first: str
+    second: str
+    waits: int | dict[str, int]
+    before: str = ""
+    lds_bytes: int = field(default=0)
+    chips: tuple[str, ...] = ("gfx942", "gfx950")
+
+    def needed(self, arch: str) -> int:
+        return self.waits if isinstance(self.waits, int) else self.waits[arch]
+
+    def body(self, wait_states: int) -> Body:
+        nops = []
+        while wait_states:
+            count = min(wait_states, 8)
+            nops.append(f"s_nop {count - 1}")
+            wait_states -= count
+        lines = [self.before, "s_nop 7\ns_nop 7\ns_nop 7", self.first, *nops, self.second]
+        return Body("\n".join(line for line in lines if line), lds_bytes=self.lds_bytes)
+
+
+def _zeros(*registers: str) -> str:
+    """Registers v.., a.. and s.. set to 0, so that nothing is read that nobody wrote."""
+    lines = []
+    for name in registers:
+        file, _, span = name.partition("[")
+        first, _, last = span.rstrip("]").partition(":")
+        move = {"v": "v_mov_b32", "s": "s_mov_b32", "a": "v_accvgpr_write_b32"}[file]
+        lines += [f"{move} {file}{i}, 0" for i in range(int(first), int(last) + 1)]
+    return "\n".join(lines)
+
+
+def _by_chip(gfx942: int, gfx950: int) -> dict[str, int]:
+    return {"gfx942": gfx942, "gfx950": gfx950}
+
+
+_V = _zeros("v[1:40]")
+_CMP = "v_cmp_eq_u32 s[4:5], v1, v2"
+_CMP_VCC = "v_cmp_eq_u32 vcc, v1, v2"
+_CMPX = "v_cmpx_eq_u32 exec, v1, v1"
+_SET_MODE = "s_setreg_imm32_b32 hwreg(HW_REG_MODE), 0x3f0"
+_SDWA = (
+    "v_add_u32_sdwa v1, v2, v3 dst_sel:WORD_1 dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:DWORD"
+)
+_DPP = "quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf"
+_BUFFER = "s_mov_b64 s[4:5], s[0:1]\ns_mov_b32 s6, 0x1000\ns_mov_b32 s7, 0x20000\n"
+_XDL_4 = "v_mfma_f32_4x4x4_16b_f16 v[8:11], v[2:3], v[4:5], 0"  # 2 passes
+_XDL_16 = "v_mfma_f32_16x16x16_f16 v[8:11], v[2:3], v[4:5], 0"  # 4 passes
+_XDL_32 = "v_mfma_f32_32x32x8_f16 v[8:23], v[2:3], v[4:5], 0"  # 8 passes
+_XDL_32X4 = "v_mfma_f32_32x32x4_2b_f16 v[8:39], v[2:3], v[4:5], v[8:39]"  # 16 passes
+_F32_4 = "v_mfma_f32_4x4x1_16b_f32 v[8:11], v2, v4, 0"  # 2 passes
+_F32_16 = "v_mfma_f32_16x16x4_f32 v[8:11], v2, v4, 0"  # 8 passes
+_F64_16 = "v_mfma_f64_16x16x4_f64 v[8:15], v[2:3], v[4:5], 0"
+_F64_4 = "v_mfma_f64_4x4x4_4b_f64 v[8:9], v[2:3], v[4:5], 0"
+
+_SCALAR = {
+    "getreg": _Hazard(_SET_MODE, "s_getreg_b32 s4, hwreg(HW_REG_MODE)", 2),
+    "setreg": _Hazard(_SET_MODE, "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 4), 0", 2),
+    "vmem_sgpr": _Hazard(
+        "v_readfirstlane_b32 s8, v1", "buffer_load_dword v2, v1, s[4:7], s8 offen", 5, _BUFFER + _V
+    ),
+    "global_sgpr": _Hazard(
+        "v_readfirstlane_b32 s8, v2",
+        "global_load_dword v3, v1, s[8:9]",
+        5,
+        _V + "\ns_mov_b64 s[8:9], s[0:1]\nv_mov_b32 v2, s0",
+    ),
+    "constant": _Hazard("v_readfirstlane_b32 s4, v1", "v_mov_b32 v2, s4", 2, _V),
+    "vcc_constant": _Hazard(_CMP_VCC, "v_mov_b32 v2, vcc_lo", 2, _V),
+    "lane_select": _Hazard("v_readfirstlane_b32 s4, v1", "v_readlane_b32 s6, v2, s4", 4, _V),
+    "lane_select_of_write": _Hazard(
+        "v_readfirstlane_b32 s4, v1", "v_writelane_b32 v2, 0, s4", 4, _V
+    ),
+    "div_fmas": _Hazard(_CMP_VCC, "v_div_fmas_f32 v1, v2, v3, v4", 4, _V),
+    "vccz": _Hazard(_CMP_VCC, "v_mov_b32 v2, src_vccz", 5, _V),
+    "execz": _Hazard(_CMPX, "v_mov_b32 v2, src_execz", 5, _V),
+    "dpp_exec": _Hazard(_CMPX, f"v_mov_b32_dpp v2, v3 {_DPP}", 5, _V),
+    "readlane_exec": _Hazard(_CMPX, "v_readlane_b32 s4, v2, 0", 4, _V),
+    "writelane_exec": _Hazard(_CMPX, "v_writelane_b32 v2, s2, 0", 4, _V),
+    "mfma_exec": _Hazard(_CMPX, _XDL_16, 4, _V),
+    "permlane_exec": _Hazard(_CMPX, "v_permlane32_swap_b32 v2, v3", 4, _V, chips=("gfx950",)),
+    "m0_movrel": _Hazard("s_mov_b32 m0, 0", "s_movrels_b32 s4, s2", 1),
+    "m0_lds_dma": _Hazard(
+        "s_mov_b32 m0, 0",
+        "buffer_load_dword v1, s[4:7], 0 offen lds",
+        1,
+        _BUFFER + _V,
+        lds_bytes=256,
+    ),
+}
+
+_VALU = {
+    "dpp": _Hazard("v_mov_b32 v1, 0", f"v_mov_b32_dpp v2, v1 {_DPP}", 2),
+    "readlane": _Hazard("v_mov_b32 v1, 0", "v_readlane_b32 s4, v1, 0", 1),
+    "readfirstlane": _Hazard("v_mov_b32 v1, 0", "v_readfirstlane_b32 s4, v1", 1),
+    "permlane": _Hazard(
+        "v_mov_b32 v2, 0", "v_permlane32_swap_b32 v1, v2", 2, _V, chips=("gfx950",)
+    ),
+    "mfma_a": _Hazard("v_mov_b32 v3, 0", _XDL_16, 2, _V),
+    "mfma_c": _Hazard(
+        "v_mov_b32 v8, 0", "v_mfma_f32_16x16x16_f16 v[8:11], v[2:3], v[4:5], v[8:11]", 2, _V
+    ),
+    "trans": _Hazard("v_exp_f32 v1, v2", "v_add_f32 v3, v1, v1", 1, _V),
+    "sdwa": _Hazard(_SDWA, "v_mov_b32 v4, v1", 1, _V),
+    "dot_to_valu": _Hazard("v_dot2c_f32_f16 v1, v2, v3", "v_mov_b32 v5, v1", 3, _V),
+    "dot_to_dot": _Hazard("v_dot2c_f32_f16 v1, v2, v3", "v_dot2c_f32_f16 v5, v1, v3", 3, _V),
+    "dot_overwritten": _Hazard("v_dot2c_f32_f16 v1, v2, v3", "v_mov_b32 v1, 0", 3, _V),
+    "dot_stored": _Hazard("v_dot2c_f32_f16 v1, v2, v3", "global_store_dword v6, v1, s[0:1]", 3, _V),
+    "store_data": _Hazard("global_store_dwordx4 v1, v[4:7], s[0:1]", "v_mov_b32 v6, 0", 2, _V),
+}
+
+_MATRIX = {
+    "xdl_4_c": _Hazard(
+        _XDL_4, "v_mfma_f32_4x4x4_16b_f16 v[12:15], v[2:3], v[4:5], v[10:13]", _by_chip(3, 4), _V
+    ),
+    "xdl_4_same_c": _Hazard(
+        _XDL_4, "v_mfma_f32_4x4x4_16b_f16 v[8:11], v[2:3], v[4:5], v[8:11]", 2, _V
+    ),
+    "xdl_16_c": _Hazard(
+        _XDL_16, "v_mfma_f32_16x16x16_f16 v[12:15], v[2:3], v[4:5], v[10:13]", _by_chip(5, 6), _V
+    ),
+    "xdl_32_a": _Hazard(
+        _XDL_32, "v_mfma_f32_16x16x16_f16 v[24:27], v[8:9], v[4:5], 0", _by_chip(11, 12), _V
+    ),
+    "xdl_16_b": _Hazard(
+        _XDL_16, "v_mfma_f32_16x16x16_f16 v[24:27], v[2:3], v[8:9], 0", _by_chip(7, 8), _V
+    ),
+    "xdl_4_to_f32": _Hazard(_XDL_4, "v_mfma_f32_4x4x1_16b_f32 v[12:15], v2, v4, v[10:13]", 3, _V),
+    "xdl_16_to_valu": _Hazard(_XDL_16, "v_mov_b32 v1, v11", _by_chip(7, 8), _V),
+    "xdl_32_to_valu": _Hazard(_XDL_32, "v_mov_b32 v1, v23", _by_chip(11, 12), _V),
+    "xdl_32x4_to_valu": _Hazard(_XDL_32X4, "v_mov_b32 v1, v39", _by_chip(19, 20), _V),
+    "xdl_16_to_memory": _Hazard(_XDL_16, "global_store_dword v1, v8, s[0:1]", _by_chip(7, 8), _V),
+    "xdl_16_to_lds": _Hazard(_XDL_16, "ds_write_b32 v1, v8", _by_chip(7, 8), _V, lds_bytes=16),
+    "xdl_16_overwritten": _Hazard(_XDL_16, "v_mov_b32 v8, 0", _by_chip(7, 8), _V),
+    "xdl_c_overwritten": _Hazard(
+        "v_mfma_f32_16x16x16_f16 v[8:11], v[2:3], v[4:5], v[12:15]", "v_mov_b32 v13, 0", 3, _V
+    ),
+    "f32_4_c": _Hazard(_F32_4, "v_mfma_f32_4x4x1_16b_f32 v[12:15], v2, v4, v[10:13]", 2, _V),
+    "f32_16_c": _Hazard(_F32_16, "v_mfma_f32_16x16x4_f32 v[12:15], v2, v4, v[10:13]", 8, _V),
+    "f32_16_to_valu": _Hazard(_F32_16, "v_mov_b32 v1, v8", 10, _V),
+    "f32_16_a": _Hazard(_F32_16, "v_mfma_f32_16x16x4_f32 v[24:27], v8, v4, 0", 10, _V),
+    "f64_16_to_valu": _Hazard(_F64_16, "v_mov_b32 v1, v8", _by_chip(11, 19), _V),
+    "f64_16_to_memory": _Hazard(_F64_16, "global_store_dword v1, v8, s[0:1]", 18, _V),
+    "f64_4_to_valu": _Hazard(_F64_4, "v_mov_b32 v1, v8", 6, _V),
+    "f64_4_same_c": _Hazard(
+        _F64_4, "v_mfma_f64_4x4x4_4b_f64 v[8:9], v[2:3], v[4:5], v[8:9]", 4, _V
+    ),
+    "f64_then_fma": _Hazard(_F64_4, "v_fma_f64 v[20:21], v[2:3], v[4:5], v[6:7]", 2, _V),
+}
+
+# What needs no wait states although it looks like one of the above.
+_HARMLESS = {
+    "salu_sgpr": Body("s_mov_b32 s4, 0\nv_mov_b32 v1, s4"),
+    "carry_in": Body("v_cmp_eq_u32 vcc, v0, v0\nv_cndmask_b32 v1, 0, v0, vcc"),
+    "scalar_unit": Body("v_readfirstlane_b32 s4, v0\ns_mov_b32 s5, s4"),
+    "valu_chain": Body("v_mov_b32 v1, v0\nv_mov_b32 v2, v1"),
+    "trans_chain": Body("v_exp_f32 v1, v0\nv_log_f32 v2, v1"),
+    "same_accumulator": Body(
+        f"{_V}\ns_nop 1\n{_XDL_16}\nv_mfma_f32_16x16x16_f16 v[8:11], v[2:3], v[4:5], v[8:11]"
+    ),
+    "dot_chain": Body(f"{_V}\nv_dot2c_f32_f16 v1, v2, v3\nv_dot2c_f32_f16 v1, v2, v3"),
+    "store_with_soffset": Body(
+        f"{_BUFFER}{_V}\ns_mov_b32 s8, 0\nbuffer_store_dwordx4 v[4:7], v1, s[4:7], s8 offen"
+        "\nv_mov_b32 v6, 0"
+    ),
+    "narrow_store": Body(f"{_V}\nglobal_store_dwordx2 v1, v[4:5], s[0:1]\nv_mov_b32 v4, 0"),
+}
+
+
+def _check(emulator: Emulator, arch: str, hazards: dict[str, _Hazard]) -> None:
+    hazards = {name: hazard for name, hazard in hazards.items() if arch in hazard.chips}
+    bodies = {}
+    for name, hazard in hazards.items():
+        needed = hazard.needed(arch)
+        bodies |= {f"{name}_clean": hazard.body(needed), f"{name}_faulty": hazard.body(needed - 1)}
+    findings = run_checked(emulator, arch, bodies)
+    for name, hazard in hazards.items():
+        needed = hazard.needed(arch)
+        assert findings[f"{name}_clean"] == [], name
+        found = findings[f"{name}_faulty"]
+        assert kinds(found) == ["wait-states"], name
+        assert f"needs {needed} wait states after `{hazard.first.split()[0]}" in found[0].message
+        assert f"has {needed - 1} " in found[0].message, name
+        assert any(source in found[0].message for source in ("T11", "M;", "check")), name
+
+
+def test_scalar_registers(check_emulator: Emulator, arch: str) -> None:
+    _check(check_emulator, arch, _SCALAR)
+
+
+def test_vector_registers(check_emulator: Emulator, arch: str) -> None:
+    _check(check_emulator, arch, _VALU)
+
+
+def test_matrices(check_emulator: Emulator, arch: str) -> None:
+    _check(check_emulator, arch, _MATRIX)
+
+
+def test_no_false_alarm(check_emulator: Emulator, arch: str) -> None:
+    findings = run_checked(check_emulator, arch, _HARMLESS)
+    assert findings == {name: [] for name in _HARMLESS}
+
+
+def test_any_instruction_is_a_wait_state(check_emulator: Emulator, arch: str) -> None:
+    lines = ["v_readfirstlane_b32 s8, v0", "s_mov_b32 s9, 0", *["v_mov_b32 v5, 0"] * 3]
+    load = "buffer_load_dword v2, v0, s[4:7], s8 offen"
+    code = _BUFFER + "\n".join(lines)
+    findings = run_checked(
+        check_emulator,
+        arch,
+        {"four": Body(f"{code}\n{load}"), "five": Body(f"{code}\nv_mov_b32 v5, 0\n{load}")},
+    )
+    assert kinds(findings["four"]) == ["wait-states"]
+    assert findings["five"] == []

@@ -1,0 +1,256 @@
+"""Code objects of all versions: arguments, preloading, and what is wrong with broken ones."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+
+import numpy as np
+import pytest
+from elf import section_headers, sections
+
+from jitfmha.device_compiler import assemble, compile_hip
+from jitfmha.emulator import DEVICES, Emulator, EmulatorError, Module
+
+_OTHER_CHIP = {"gfx942": "gfx950", "gfx950": "gfx942"}
+_VERSIONS = (4, 5, 6)
+_FLAGS_OFFSET, _ABI_OFFSET = 48, 8
+
+# Every explicit and hidden argument that a kernel can read, into out.
+_ARGUMENTS = """
+extern "C" __global__ void arguments(int* out, char c, double d, short s, float4_ v) {
+  if (__builtin_amdgcn_workitem_id_x()) return;
+  const int group = __builtin_amdgcn_workgroup_id_x() + 3 * __builtin_amdgcn_workgroup_id_y();
+  int* const to = out + 16 * group;
+  to[0] = c;
+  to[1] = (int)(d * 8);
+  to[2] = s;
+  to[3] = (int)v.w;
+  to[4] = __builtin_amdgcn_workgroup_size_x();
+  to[5] = __builtin_amdgcn_workgroup_size_y();
+  to[6] = __builtin_amdgcn_grid_size_x();
+  to[7] = __builtin_amdgcn_workgroup_id_z();
+}
+"""
+_FLOAT4 = "typedef float float4_ __attribute__((ext_vector_type(4)));\n"
+_SCALE = """
+extern "C" __global__ void scale(const float* in, float* out, float factor, int shift) {
+  const int i = __builtin_amdgcn_workitem_id_x();
+  out[i] = in[i] * factor + shift;
+}
+"""
+
+
+def _explicit(out: np.ndarray) -> bytes:
+    return struct.pack("<Qb7xdh6x4f", out.ctypes.data, -5, 2.5, -300, 1, 2, 3, 4)
+
+
+def _expected(blocks_x: int, blocks_y: int, size: tuple[int, int]) -> np.ndarray:
+    row = [-5, 20, -300, 4, size[0], size[1], blocks_x * size[0], 0]
+    return np.array([row] * (blocks_x * blocks_y), np.int32)
+
+
+@pytest.mark.parametrize("version", _VERSIONS)
+def test_explicit_and_hidden_arguments(
+    emulator: Emulator, arch: str, device: int, version: int
+) -> None:
+    code = compile_hip(_FLOAT4 + _ARGUMENTS, arch, code_object_version=version)
+    out = np.zeros((6, 16), np.int32)
+    emulator.set_allowed_memory([(out.ctypes.data, out.nbytes)])
+    function = emulator.function(emulator.load_module(code, device), "arguments")
+    emulator.launch(function, (3, 2, 1), (64, 2, 1), _explicit(out))
+    np.testing.assert_array_equal(out[:, :8], _expected(3, 2, (64, 2)))
+
+
+def test_arguments_as_pointers(emulator: Emulator, arch: str, device: int) -> None:
+    """`kernelParams`: one pointer an argument, placed by the metadata."""
+    code = compile_hip(_FLOAT4 + _ARGUMENTS, arch)
+    out = np.zeros((6, 16), np.int32)
+    emulator.set_allowed_memory([(out.ctypes.data, out.nbytes)])
+    function = emulator.function(emulator.load_module(code, device), "arguments")
+    values = [
+        ctypes.c_uint64(out.ctypes.data),
+        ctypes.c_char(b"\xfb"),
+        ctypes.c_double(2.5),
+        ctypes.c_short(-300),
+        (ctypes.c_float * 4)(1, 2, 3, 4),
+    ]
+    pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+    launch = emulator.library.hipModuleLaunchKernel
+    assert launch(function.handle, 3, 2, 1, 64, 2, 1, 0, None, pointers, None) == 0
+    np.testing.assert_array_equal(out[:, :8], _expected(3, 2, (64, 2)))
+
+
+@pytest.mark.parametrize("dwords", [1, 4, 6, 14])
+@pytest.mark.parametrize("version", _VERSIONS)
+def test_preloaded_arguments(
+    emulator: Emulator, arch: str, device: int, version: int, dwords: int
+) -> None:
+    """Arguments in SGPRs when the kernel starts, behind its 256 bytes for older firmware."""
+    flags = ["-mllvm", f"-amdgpu-kernarg-preload-count={dwords}"]
+    code = compile_hip(_SCALE, arch, code_object_version=version, flags=flags)
+    offset, _ = sections(code)[".rodata"]
+    assert struct.unpack_from("<H", code, offset + 58)[0] & 127, "nothing is preloaded"
+    source, out = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
+    emulator.set_allowed_memory([(a.ctypes.data, a.nbytes) for a in (source, out)])
+    function = emulator.function(emulator.load_module(code, device), "scale")
+    kernarg = struct.pack("<QQfi", source.ctypes.data, out.ctypes.data, 3.0, 7)
+    emulator.launch(function, (1, 1, 1), (64, 1, 1), kernarg)
+    np.testing.assert_array_equal(out, source * 3 + 7)
+
+
+def test_kernels_of_one_module_are_found_by_name(
+    emulator: Emulator, arch: str, device: int
+) -> None:
+    module = emulator.load_module(compile_hip(_FLOAT4 + _SCALE + _ARGUMENTS, arch), device)
+    assert emulator.function(module, "scale").name == "scale"
+    with pytest.raises(EmulatorError, match=r"no kernel add; .* has:.*scale") as caught:
+        emulator.function(module, "add")
+    assert caught.value.name == "hipErrorNotFound"
+
+
+def test_data_of_the_code_object_is_relocated(emulator: Emulator, arch: str, device: int) -> None:
+    """Constant tables, and a table of addresses that a relocation fills in."""
+    source = """
+    __device__ int first[4] = {3, 5, 7, 11};
+    __device__ int second[4] = {13, 17, 19, 23};
+    __device__ int* tables[2] = {second, first};
+    extern "C" __global__ void lookup(int* out, int which) {
+      const int i = __builtin_amdgcn_workitem_id_x();
+      out[i] = tables[which][i & 3] + first[i & 1];
+    }
+    """
+    module = emulator.load_module(compile_hip(source, arch), device)
+    out = np.zeros(64, np.int32)
+    emulator.set_allowed_memory([(out.ctypes.data, out.nbytes)])
+    for which, table in enumerate(([13, 17, 19, 23], [3, 5, 7, 11])):
+        kernarg = struct.pack("<Qi", out.ctypes.data, which)
+        emulator.launch(emulator.function(module, "lookup"), (1, 1, 1), (64, 1, 1), kernarg)
+        i = np.arange(64)
+        np.testing.assert_array_equal(out, np.array(table)[i & 3] + np.array([3, 5])[i & 1])
+
+
+# ---- What is refused -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def good() -> dict[str, bytes]:
+    return {chip: compile_hip(_SCALE, chip) for chip in _OTHER_CHIP}
+
+
+def _refused(emulator: Emulator, code: bytes, device: int, words: str, name: str) -> None:
+    with pytest.raises(EmulatorError, match=words) as caught:
+        emulator.load_module(code, device)
+    assert caught.value.name == name
+
+
+def _with(code: bytes, offset: int, content: bytes) -> bytes:
+    return code[:offset] + content + code[offset + len(content) :]
+
+
+def test_code_for_another_chip(
+    emulator: Emulator, arch: str, device: int, good: dict[str, bytes]
+) -> None:
+    other = _OTHER_CHIP[arch]
+    _refused(emulator, good[other], device, f"for {other}, and.*{arch}", "hipErrorNoBinaryForGpu")
+
+
+def test_code_for_a_chip_that_is_not_emulated(emulator: Emulator, good: dict[str, bytes]) -> None:
+    gfx90a = _with(good["gfx942"], _FLAGS_OFFSET, b"\x3f")
+    _refused(emulator, gfx90a, 0, "neither for gfx942 nor for gfx950", "hipErrorInvalidImage")
+
+
+@pytest.mark.parametrize(
+    ("offset", "content", "words"),
+    [
+        (0, b"\x7fELG", "not a little-endian 64-bit ELF"),
+        (4, b"\x01", "not a little-endian 64-bit ELF"),
+        (7, b"\x00", "operating system is not HSA"),
+        (_ABI_OFFSET, b"\x01", "version is not 4, 5 or 6"),
+        (_ABI_OFFSET, b"\x09", "version is not 4, 5 or 6"),
+        (18, b"\x3e\x00", "machine is not AMDGPU"),
+        (32, b"\xff" * 8, "truncated"),
+        (54, b"\x01\x00", "program headers have an unknown size"),
+    ],
+)
+def test_damaged_header(
+    emulator: Emulator, good: dict[str, bytes], offset: int, content: bytes, words: str
+) -> None:
+    _refused(emulator, _with(good["gfx942"], offset, content), 0, words, "hipErrorInvalidImage")
+
+
+def test_truncated_files(
+    emulator: Emulator, arch: str, device: int, good: dict[str, bytes]
+) -> None:
+    code = good[arch]
+    ends = section_headers(code)[0]
+    for length in (*range(0, 128, 9), *range(128, ends, 97), len(code) - 1):
+        with pytest.raises(EmulatorError, match=r"not a usable AMDGPU code object|null pointer"):
+            emulator.load_module(code[:length], device)
+
+
+def test_entry_outside_of_the_code(emulator: Emulator, good: dict[str, bytes]) -> None:
+    code = good["gfx942"]
+    descriptor, _ = sections(code)[".rodata"]
+    damaged = _with(code, descriptor + 16, struct.pack("<q", 1 << 40))
+    words = "entry of kernel scale lies outside of the code"
+    _refused(emulator, damaged, 0, words, "hipErrorInvalidImage")
+
+
+def test_wave32_kernel(emulator: Emulator, good: dict[str, bytes]) -> None:
+    code = good["gfx942"]
+    descriptor, _ = sections(code)[".rodata"]
+    (properties,) = struct.unpack_from("<H", code, descriptor + 56)
+    damaged = _with(code, descriptor + 56, struct.pack("<H", properties | 1 << 10))
+    _refused(emulator, damaged, 0, "waves of 32 lanes", "hipErrorInvalidImage")
+
+
+def test_unknown_instruction_stops_when_it_is_reached(
+    emulator: Emulator, arch: str, device: int
+) -> None:
+    source = """
+    .text
+    .globl unknown
+    .p2align 8
+    .type unknown,@function
+    unknown:
+      s_nop 0
+      .long 0xffffffff
+      s_endpgm
+    .rodata
+    .p2align 6
+    .amdhsa_kernel unknown
+      .amdhsa_next_free_vgpr 8
+      .amdhsa_next_free_sgpr 8
+      .amdhsa_accum_offset 8
+    .end_amdhsa_kernel
+    """
+    function = emulator.function(emulator.load_module(assemble(source, arch), device), "unknown")
+    words = r"kernel unknown, at unknown\+0x4: `.long 0xffffffff`.*unknown instruction"
+    with pytest.raises(EmulatorError, match=words):
+        emulator.launch(function, (1, 1, 1), (64, 1, 1), b"")
+
+
+def test_handles_of_an_unloaded_module_are_errors(
+    emulator: Emulator, arch: str, device: int, good: dict[str, bytes]
+) -> None:
+    module = emulator.load_module(good[arch], device)
+    function = emulator.function(module, "scale")
+    emulator.unload_module(module)
+    for use in (
+        lambda: emulator.launch(function, (1, 1, 1), (64, 1, 1), b""),
+        lambda: emulator.function(module, "scale"),
+        lambda: emulator.unload_module(module),
+        lambda: emulator.function(Module(1234, device), "scale"),
+    ):
+        with pytest.raises(EmulatorError, match="not valid") as caught:
+            use()
+        assert caught.value.name == "hipErrorInvalidHandle"
+
+
+def test_both_devices_of_one_chip_load_the_same_code(
+    emulator: Emulator, good: dict[str, bytes]
+) -> None:
+    for name in ("gfx942", "gfx942-mi308"):
+        module = emulator.load_module(good["gfx942"], DEVICES[name])
+        assert emulator.function(module, "scale").device == DEVICES[name]

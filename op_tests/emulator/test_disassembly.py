@@ -1,0 +1,162 @@
+"""The decoder's view of instructions agrees with LLVM's."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+
+import pytest
+from assembler import assemble_each
+from elf import text_words
+from hip_sources import STYLES
+from instruction_encodings import Encoding, encodings
+
+from jitfmha.device_compiler import assemble, assemble_words, compile_hip_to_assembly
+from jitfmha.emulator import Emulator
+
+# Forms that LLVM does not write, but that the ISA documents list.
+_WITHOUT_TEXT = {("v_readfirstlane_b32", "e64")}
+# Forms that LLVM writes, but whose meaning the ISA documents do not give: SDWA of packed halves.
+_WITHOUT_MEANING = {"v_pk_fmac_f16_sdwa"}
+# LLVM knows these on some instructions only; elsewhere the bits mean nothing, or it has no text.
+# At least so much of what we write, it must read.
+_LEAST_ACCEPTED = dict.fromkeys(("neg", "abs", "sext", "omod"), 0.85) | {"op_sel": 0.75}
+_LEAST_ACCEPTED |= {"clamp": 0.4, "cbsz": 0.9, "blgp": 0.9, "lds": 0.9, "accumulation": 0.6}
+
+
+def _samples(request: pytest.FixtureRequest) -> int:
+    return 200 if request.config.getoption("--exhaustive") else 8
+
+
+def _hex(words: tuple[int, ...] | None) -> str:
+    return "refused" if words is None else " ".join(f"{word:08x}" for word in words)
+
+
+def test_reassembling_every_row_gives_the_same_bits(
+    emulator: Emulator, arch: str, seed: int, request: pytest.FixtureRequest
+) -> None:
+    decoded: list[tuple[Encoding, str]] = []
+    forms: Counter[tuple[str, str]] = Counter()
+    rng = random.Random(seed)
+    for encoding in encodings(emulator.definitions(), arch, rng, samples=_samples(request)):
+        text, length = emulator.disassemble(arch, (*encoding.words, 0, 0))
+        assert length in (0, len(encoding.words)), f"{text} has {length} dwords"
+        form = (encoding.row.mnemonic, encoding.form)
+        forms[form] += bool(length)
+        if length and form not in _WITHOUT_TEXT:
+            decoded.append((encoding, text))
+    own = {encoding.row.mnemonic for encoding, _ in decoded}
+    unknown = {d.mnemonic for d in emulator.definitions() if arch in d.chips} - own
+    assert not unknown, f"no encoding is decoded of {sorted(unknown)}"
+
+    written: Counter[str] = Counter()
+    accepted: Counter[str] = Counter()
+    wrong = []
+    for (encoding, text), words in zip(
+        decoded, assemble_each([text for _, text in decoded], arch), strict=True
+    ):
+        written.update(encoding.modifiers)
+        if words is not None:
+            accepted.update(encoding.modifiers)
+        if words != encoding.words and (words is not None or not encoding.modifiers):
+            wrong.append(f"{_hex(encoding.words)}  {text}  LLVM: {_hex(words)}")
+    assert not wrong, f"{len(wrong)} of {len(decoded)}:\n" + "\n".join(wrong[:40])
+    for modifier, count in written.items():
+        share = accepted[modifier] / count
+        assert share >= _LEAST_ACCEPTED[modifier], f"LLVM reads {share:.0%} of our {modifier}"
+
+
+def test_forms_that_llvm_has_are_decoded(emulator: Emulator, arch: str) -> None:
+    """SDWA, DPP and VOP3 forms with plain registers, wherever LLVM assembles them."""
+    texts = []
+    for row in emulator.definitions():
+        if arch not in row.chips or row.format not in ("VOP1", "VOP2", "VOPC"):
+            continue
+        sources = [
+            1 + (kind in ("b64", "i64", "f64")) for kind, role in row.sources if role == "source"
+        ]
+        wide = row.result[0] in ("b64", "i64", "f64", "f32x2")
+        operands = ["v[2:3]" if wide else "v2"] if row.format != "VOPC" else ["vcc"]
+        operands += ["vcc"] if row.result[1] == "with_carry" else []
+        operands += ["v4" if size == 1 else "v[4:5]" for size in sources]
+        operands += ["vcc"] if any(role == "lane_bit" for _, role in row.sources) else []
+        listed = ", ".join(operands)
+        texts += [f"{row.mnemonic}_e64 {listed}", f"{row.mnemonic}_sdwa {listed}"]
+        texts += [f"{row.mnemonic}_dpp {listed} row_newbcast:1"]
+    missing = [
+        text
+        for text, words in zip(texts, assemble_each(texts, arch), strict=True)
+        if words is not None
+        and text.split()[0] not in _WITHOUT_MEANING
+        and emulator.disassemble(arch, (*words, 0, 0))[1] == 0
+    ]
+    assert not missing, missing
+
+
+_COMMENT = re.compile(r"\s*(;|//).*")
+_INSTRUCTION = re.compile(r"\s+[a-z]\w* ?[^:]*$|\s+[a-z]\w* .*")
+
+
+def _instructions(assembly: str) -> list[str]:
+    """The lines of the text section that are instructions."""
+    lines = []
+    in_text = False
+    for line in assembly.splitlines():
+        line = _COMMENT.sub("", line).rstrip()
+        directive = line.strip().split()[:2]
+        if directive and directive[0] in (
+            ".text",
+            ".section",
+            ".rodata",
+            ".data",
+            ".amdgpu_metadata",
+        ):
+            in_text = (
+                directive[0] == ".text"
+                or directive[1:2] == [".text"]
+                or (directive[0] == ".section" and ".text" in line)
+            )
+        elif in_text and _INSTRUCTION.match(line):
+            lines.append(" ".join(line.split()))
+    return lines
+
+
+def _is_symbol(operand: str) -> bool:
+    return "@" in operand or ".L" in operand
+
+
+def _same(ours: str, theirs: str) -> bool:
+    """Equal but for operands that LLVM gives by symbol."""
+    our_operands, their_operands = (text.replace(", ", " ").split() for text in (ours, theirs))
+    return len(our_operands) == len(their_operands) and all(
+        a == b or _is_symbol(b) for a, b in zip(our_operands, their_operands, strict=True)
+    )
+
+
+@pytest.mark.parametrize("level", ["-O3", "-O1", "-O0"])
+@pytest.mark.parametrize("style", list(STYLES))
+def test_compiled_code_agrees_with_llvms_listing(
+    emulator: Emulator, arch: str, style: str, level: str
+) -> None:
+    assembly = compile_hip_to_assembly(STYLES[style], arch, flags=[level])
+    listing = _instructions(assembly)
+    words = text_words(assemble(assembly, arch))
+    at, ours, encoded = 0, [], []
+    for theirs in listing:
+        while True:
+            text, length = emulator.disassemble(arch, words[at : at + 4])
+            # Functions are aligned with s_nop.
+            if text != "s_nop 0" or theirs == "s_nop 0":
+                break
+            at += 1
+        assert length, f"not decoded: {theirs} ({words[at]:08x} {words[at + 1]:08x})"
+        assert _same(text, theirs), f"ours {text!r}, LLVM's {theirs!r}"
+        # A symbol is a literal, even where its value has a shorter form.
+        if not _is_symbol(theirs):
+            ours.append(text)
+            encoded.append(tuple(words[at : at + length]))
+        at += length
+    again = assemble_words(ours, arch)
+    differ = [text for text, a, b in zip(ours, encoded, again, strict=True) if a != b]
+    assert not differ, differ

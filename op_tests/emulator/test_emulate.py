@@ -1,0 +1,136 @@
+"""`emulate`, JITFMHA_EMULATE and the search for a device compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import jitfmha.emulator
+from jitfmha import device_compiler
+from jitfmha.device_compiler import (
+    DeviceCompileError,
+    DeviceCompilerNotFound,
+    assemble_words,
+    compile_hip,
+)
+from jitfmha.emulator import DEVICES, Emulation, emulate, emulation
+
+
+@pytest.mark.parametrize("arch", list(DEVICES))
+def test_emulate_holds_inside_only(arch: str) -> None:
+    before = emulation()
+    with emulate(arch, random_order=7, threads=2) as current:
+        assert emulation() is current
+        assert (current.arch, current.device) == (arch, DEVICES[arch])
+        assert (current.variant, current.random_order, current.threads) == ("plain", 7, 2)
+        with emulate("gfx942", check=True):
+            inner = emulation()
+            assert inner is not None
+            assert inner.variant == "check"
+        assert emulation() is current
+    assert emulation() == before
+
+
+def test_emulate_ends_with_an_error() -> None:
+    before = emulation()
+    with pytest.raises(KeyError), emulate("gfx950"):
+        raise KeyError
+    assert emulation() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            {"arch": "gfx90a"},
+            "'gfx90a' is not emulated; choose one of gfx942, gfx942-mi308, gfx950",
+        ),
+        ({"arch": ""}, "'' is not emulated"),
+        ({"arch": "gfx942", "check": True, "profile": True}, "separate builds"),
+        ({"arch": "gfx942", "threads": 0}, "threads is 0"),
+        ({"arch": "gfx942", "random_order": -1}, "random_order is -1"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(ValueError, match=words), emulate(**arguments):
+        pass
+
+
+@pytest.fixture
+def read_again() -> Iterator[Callable[[], Emulation | None]]:
+    """Reads the environment as a fresh process does."""
+    caches = (jitfmha.emulator._from_environment, jitfmha.emulator._environment_checks)
+
+    def read() -> Emulation | None:
+        for cache in caches:
+            cache.cache_clear()
+        return emulation()
+
+    yield read
+    for cache in caches:
+        cache.cache_clear()
+
+
+def test_environment(
+    monkeypatch: pytest.MonkeyPatch, read_again: Callable[[], Emulation | None]
+) -> None:
+    for arch, check, expected in (
+        ("", "1", None),
+        ("gfx942-mi308", "0", Emulation("gfx942-mi308")),
+        ("gfx950", "1", Emulation("gfx950", "check")),
+    ):
+        monkeypatch.setenv("JITFMHA_EMULATE", arch)
+        monkeypatch.setenv("JITFMHA_EMULATE_CHECK", check)
+        assert read_again() == expected
+    with emulate("gfx942") as current:
+        assert current.variant == "check"
+    with emulate("gfx942", profile=True) as current:
+        assert current.variant == "profile"
+    monkeypatch.setenv("JITFMHA_EMULATE", "")
+    assert emulation() == expected, "the environment is read once"
+
+
+def test_environment_that_names_no_chip(
+    monkeypatch: pytest.MonkeyPatch, read_again: Callable[[], Emulation | None]
+) -> None:
+    monkeypatch.setenv("JITFMHA_EMULATE", "mi300")
+    with pytest.raises(ValueError, match="JITFMHA_EMULATE: 'mi300' is not emulated; choose one of"):
+        read_again()
+
+
+# ---- The device compiler -------------------------------------------------------------------------
+
+
+def test_no_compiler_names_what_was_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
+    monkeypatch.setattr(device_compiler, "_DEFAULT_ROCM", str(tmp_path / "default"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(DeviceCompilerNotFound) as caught:
+        device_compiler.device_compiler()
+    words = str(caught.value)
+    assert f"ROCM_PATH: {tmp_path}/llvm/bin/clang++ (not there)" in words
+    assert f"the default: {tmp_path}/default/llvm/bin/clang++ (not there)" in words
+    assert "'ziglang' (not installed)" in words
+    assert "pip install ziglang" in words
+
+
+def test_rocm_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = tmp_path / "llvm" / "bin"
+    folder.mkdir(parents=True)
+    for name in ("clang++", "ld.lld"):
+        folder.joinpath(name).touch()
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
+    found = device_compiler.device_compiler()
+    assert found.clang == (str(folder / "clang++"),)
+    assert found.lld == (str(folder / "ld.lld"),)
+
+
+def test_the_compilers_words_are_passed_on() -> None:
+    with pytest.raises(DeviceCompileError, match="unknown type name 'nonsense'"):
+        compile_hip("nonsense x;", "gfx942")
+    with pytest.raises(DeviceCompileError, match="invalid instruction"):
+        assemble_words(["v_nonsense v0"], "gfx950")
+    with pytest.raises(ValueError, match="version 3"):
+        compile_hip("", "gfx942", code_object_version=3)

@@ -1,0 +1,85 @@
+"""FLAT and GLOBAL instructions: every row against its model, apertures, atomics across threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from flat_cases import check, draw, rows
+from models import flat as model
+from programs import LANES, Array, Segment, run
+
+from jitfmha.emulator import Emulator, EmulatorError
+
+
+@pytest.mark.parametrize("segment", ["FLAT", "GLOBAL"])
+def test_every_row(emulator: Emulator, arch: str, seed: int, segment: str) -> None:
+    rng = np.random.default_rng(seed)
+    check(emulator, arch, [draw(row, rng) for row in rows(emulator, arch, segment) * 3])
+
+
+def test_apertures(emulator: Emulator, arch: str) -> None:
+    code = "s_mov_b64 s[4:5], src_shared_base\ns_mov_b64 s[6:7], src_private_base"
+    result = run(emulator, arch, [Segment(code, {}, ["s[4:5]", "s[6:7]"])])[0]
+    assert result["s[4:5]"][0] == model.SHARED_APERTURE
+    assert result["s[6:7]"][0] == model.PRIVATE_APERTURE
+
+
+_COUNT = """
+  s_movk_i32 s30, 100
+loop:
+  {instruction}
+  s_sub_u32 s30, s30, 1
+  s_cmp_lg_u32 s30, 0
+  s_cbranch_scc1 loop
+  s_waitcnt vmcnt(0)"""
+
+
+@pytest.mark.parametrize(
+    ("instruction", "one", "kind"),
+    [
+        ("global_atomic_add v[2:3], v4, off", 1, np.uint32),
+        ("global_atomic_add_f32 v[2:3], v4, off", 0x3F800000, np.float32),
+        ("flat_atomic_inc v[2:3], v5", 0, np.uint32),
+        ("global_atomic_pk_add_bf16 v[2:3], v4, off", 0, np.uint32),
+    ],
+)
+def test_atomics_of_many_workgroups(
+    emulator: Emulator, arch: str, instruction: str, one: int, kind: type
+) -> None:
+    """Nothing is lost when workgroups on several threads meet at one address."""
+    waves = 32
+    counter = np.zeros(2, kind)
+    lanes = waves * LANES
+    inputs: dict[str, Array | int] = {
+        "v[2:3]": np.full(lanes, counter.ctypes.data, np.uint64),
+        "v4": np.full(lanes, one, np.uint32),
+        "v5": np.full(lanes, 0xFFFFFFFF, np.uint32),
+    }
+    emulator.set_options(threads=4)
+    try:
+        segment = Segment(_COUNT.format(instruction=instruction), inputs)
+        run(emulator, arch, [segment], memory=[counter])
+    finally:
+        emulator.set_options()
+    expected = 0 if "bf16" in instruction else 100 * lanes
+    assert counter[0] == expected
+    assert counter[1] == 0
+
+
+def _faults(emulator: Emulator, code: str, address: int, message: str) -> None:
+    memory = np.zeros(64, np.uint8)
+    vaddr = np.full(LANES, memory.ctypes.data, np.uint64)
+    vaddr[37] += np.uint64(address)
+    with pytest.raises(EmulatorError, match=message):
+        run(emulator, "gfx942", [Segment(code, {"v[2:3]": vaddr})], memory=[memory])
+
+
+def test_a_fault_names_the_lane_and_the_address(emulator: Emulator) -> None:
+    name = r"kernel program, at program\+0x[0-9a-f]+: `global_load_dword v1, v\[2:3\], off`"
+    where = r", workgroup \(0, 0, 0\), wave 0, lane 37: load of 4 bytes at 0x[0-9a-f]+, which is"
+    _faults(emulator, "global_load_dword v1, v[2:3], off", 1 << 40, name + where)
+
+
+def test_an_unaligned_atomic_faults(emulator: Emulator) -> None:
+    code = "global_atomic_add v[2:3], v1, off"
+    _faults(emulator, code, 2, "lane 37: atomic operation on an address that is not a multiple")

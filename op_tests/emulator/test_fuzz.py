@@ -1,0 +1,134 @@
+"""Damaged code objects and random instructions end in an error, never in a crash or a hang."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jitfmha.emulator.library import launcher_spec
+
+_WORKER = Path(__file__).with_name("fuzz_worker.py")
+_KINDS = ("code_objects", "instructions")
+_SECONDS, _LONG_SECONDS = 4.0, 90.0
+# Beyond the time that it is given: loading, compiling what it damages, one slow case.
+_PATIENCE = 60.0
+
+
+def _fuzz(
+    kind: str,
+    seed: int,
+    seconds: float,
+    folder: Path,
+    *,
+    library: Path | None = None,
+    environment: dict[str, str] | None = None,
+) -> None:
+    progress = folder / "progress"
+    command = [sys.executable, str(_WORKER), "--kind", kind, "--seed", str(seed)]
+    if library is not None:
+        command += ["--library", str(library)]
+    full = [*command, "--seconds", str(seconds), "--progress", str(progress)]
+    try:
+        done = subprocess.run(
+            full,
+            env={**os.environ, **(environment or {})},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds + _PATIENCE,
+            check=False,
+        )
+        how, output = f"exit status {done.returncode}", done.stdout + done.stderr
+        if done.returncode == 0:
+            return
+    except subprocess.TimeoutExpired:
+        how, output = "it hangs", ""
+    case = struct.unpack("<q", progress.read_bytes())[0] if progress.exists() else "none yet"
+    repeat = " ".join([*command, "--case", str(case)])
+    pytest.fail(f"case {case}: {how}\n{output[-4000:]}\nrepeat with: {repeat}")
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_errors_but_no_crash(
+    kind: str, seed: int, tmp_path: Path, request: pytest.FixtureRequest, emulator: object
+) -> None:
+    # `emulator` has built the library that the worker finds in the cache.
+    is_long = request.config.getoption("--exhaustive")
+    _fuzz(kind, seed, _LONG_SECONDS if is_long else _SECONDS, tmp_path)
+
+
+@pytest.fixture(scope="session")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """A build with AddressSanitizer and UBSan, and the environment that it needs; else skips."""
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        pytest.skip("there is no C++ compiler to build with sanitizers")
+    folder = tmp_path_factory.mktemp("sanitized")
+    flags = [
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+        "-g",
+        "-fno-omit-frame-pointer",
+    ]
+    if not _links(compiler, folder, flags):
+        pytest.skip(f"{compiler} has no sanitizers")
+    # AddressSanitizer looks for the C++ runtime when it starts, before the emulator brings it.
+    runtimes = [_library_of(compiler, name) for name in ("libasan.so", "libstdc++.so.6")]
+    spec = launcher_spec("plain")
+    for name, text in spec.sources.items():
+        folder.joinpath(name).write_text(text, encoding="utf-8")
+    cflags = ["-O1" if flag == "-O2" else flag for flag in spec.cflags]
+    library = folder / "emulator.so"
+    _build(
+        compiler, sorted(n for n in spec.sources if n.endswith(".cpp")), [*cflags, *flags], library
+    )
+    # The interpreter's own leaks are none of ours.
+    return library, {
+        "LD_PRELOAD": " ".join(runtimes),
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+
+
+def _library_of(compiler: str, name: str) -> str:
+    command = [compiler, f"-print-file-name={name}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _links(compiler: str, folder: Path, flags: list[str]) -> bool:
+    probe = folder / "probe.cc"
+    probe.write_text("int probe() { return 0; }\n", encoding="utf-8")
+    command = [compiler, *flags, "-fPIC", "-shared", str(probe), "-o", str(folder / "probe.so")]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _build(compiler: str, names: list[str], cflags: list[str], library: Path) -> None:
+    """All sources, as many at a time as there are processors."""
+    folder, waiting, running = library.parent, list(names), []
+    while waiting or running:
+        while waiting and len(running) < (os.cpu_count() or 1):
+            name = waiting.pop(0)
+            command = [compiler, *cflags, "-c", name, "-o", f"{name}.o"]
+            running.append(subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True))
+        process = running.pop(0)
+        _, messages = process.communicate()
+        assert process.returncode == 0, messages
+    objects = [f"{name}.o" for name in names]
+    link = [compiler, *cflags, "-shared", *objects, "-o", str(library)]
+    subprocess.run(link, cwd=folder, check=True)
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_no_undefined_behaviour(
+    kind: str, seed: int, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if not request.config.getoption("--exhaustive"):
+        pytest.skip("--exhaustive builds the emulator with AddressSanitizer and UBSan")
+    library, environment = request.getfixturevalue("sanitized")
+    _fuzz(kind, seed, _LONG_SECONDS, tmp_path, library=library, environment=environment)

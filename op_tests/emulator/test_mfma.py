@@ -1,0 +1,662 @@
+"""MFMA and SMFMAC of every shape, type and modifier against float64."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from models import mfma as model
+from models.mfma import Array, Expected, Mfma
+from numpy.typing import NDArray
+from programs import DEFAULT_MODE, LANES, Segment, run
+
+from jitfmha.emulator import Definition, Emulator, EmulatorError
+
+_FLUSH_DENORMALS_32 = DEFAULT_MODE & ~0x30
+_FP16_OVERFLOW = DEFAULT_MODE | 1 << 23
+# First registers of the operands; the destination has two poisoned registers on either side.
+_A, _B, _C, _D = 16, 32, 64, 130
+# v or a for A, B and C with D.
+_FILES = ("vvv", "vva", "avv", "vaa", "aaa", "aav")
+_INDICES, _A_SCALE, _B_SCALE = 40, 42, 43
+_CONSTANTS = {
+    "f32": ("0", "1.0", "-4.0", "0.5"),
+    "i32": ("0", "1", "-16", "64"),
+    "f64": ("0", "1.0", "-2.0"),
+}
+
+
+@pytest.fixture
+def random(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+def _definitions(emulator: Emulator, arch: str) -> list[Definition]:
+    rows = (d for d in emulator.definitions() if d.format in ("MFMA", "MFMA_SCALE"))
+    return [d for d in rows if arch in d.chips]
+
+
+def _instructions(emulator: Emulator, arch: str) -> list[Mfma]:
+    return [Mfma.parse(row.mnemonic, arch) for row in _definitions(emulator, arch)]
+
+
+def _name(file: str, first: int, count: int) -> str:
+    return f"{file}{first}" if count == 1 else f"{file}[{first}:{first + count - 1}]"
+
+
+@dataclass
+class _Operands:
+    """Registers before an instruction, and where they are.
+
+    Attributes:
+        c: the content of C, or the text of a constant.
+        files: v or a, of A, B and C with D.
+        in_place: D is C.
+    """
+
+    a: Array
+    b: Array
+    c: Array | str
+    files: str = "vvv"
+    in_place: bool = True
+    extra: Mapping[str, Array | int] = field(default_factory=dict)
+
+
+def _segment(
+    random: np.random.Generator, instruction: Mfma, operands: _Operands, modifiers: str = ""
+) -> tuple[Segment, Array]:
+    """The segment, and the content of the destination with its surroundings before it."""
+    a_count, b_count, c_count = instruction.registers
+    a_file, b_file, c_file = tuple(operands.files)
+    around = random.integers(2**32, size=(c_count + 4, LANES), dtype=np.uint32)
+    d_name = _name(c_file, _D, c_count)
+    inputs: dict[str, Array | int] = {
+        _name(a_file, _A, a_count): operands.a,
+        _name(b_file, _B, b_count): operands.b,
+    }
+    if isinstance(operands.c, str):
+        c_name = operands.c
+    elif operands.in_place:
+        c_name = d_name
+        around[2:-2] = operands.c
+    else:
+        c_name = _name(c_file, _C, c_count)
+        inputs[c_name] = operands.c
+    around_name = _name(c_file, _D - 2, c_count + 4)
+    inputs[around_name] = around
+    if instruction.sparse:
+        c_name = f"v{_INDICES}"
+    names = (d_name, _name(a_file, _A, a_count), _name(b_file, _B, b_count), c_name)
+    text = f"{instruction.mnemonic} {', '.join(names)}"
+    if instruction.scaled:
+        text += f", v{_A_SCALE}, v{_B_SCALE}"
+    return Segment(f"{text} {modifiers}", inputs | dict(operands.extra), [around_name]), around
+
+
+def _random_codes(
+    random: np.random.Generator, kind: str, arch: str, shape: tuple[int, ...]
+) -> Array:
+    """Finite numbers of moderate size, none of them alike."""
+    if kind == "i8":
+        return random.integers(256, size=shape, dtype=np.uint64)
+    if kind in ("fp8", "bf8", "fp6", "bf6", "fp4"):
+        codes = np.arange({"fp8": 256, "bf8": 256, "fp6": 64, "bf6": 64, "fp4": 16}[kind])
+        finite = codes[np.isfinite(model.values_of(codes, kind, arch))]
+        return random.choice(finite, size=shape).astype(np.uint64)
+    values = random.standard_normal(shape) * 2.0 ** random.integers(-4, 4, size=shape)
+    codes = model.codes_of(values, kind)
+    if kind == "xf32":  # as many ties as numbers that round up or down
+        is_tie = random.random(shape) < 0.5
+        codes = np.where(is_tie, (codes & ~np.uint64(0x1FFF)) | np.uint64(0x1000), codes)
+    return codes
+
+
+def _sprinkle(random: np.random.Generator, codes: Array, kind: str, arch: str) -> Array:
+    """Some infinities, NaN, zeros and denormals."""
+    special = {
+        "f32": [0x7F800000, 0xFF800000, 0x7FC00001, 0x80000000, 0x00000001, 0x807FFFFF],
+        "xf32": [0x7F800000, 0xFF800000, 0x7F800001, 0x80000000],
+        "f16": [0x7C00, 0xFC00, 0x7E01, 0x8000, 0x0001, 0x83FF],
+        "bf16": [0x7F80, 0xFF80, 0x7FC1, 0x8000, 0x0001, 0x807F],
+        "fp8": [0x7F, 0x80, 0xFF, 0x00, 0x01, 0x87],
+        "bf8": [0x7C, 0xFC, 0x7D, 0x80, 0xFF, 0x01, 0x83],
+        "f64": [0x7FF << 52, 0xFFF << 52, 0x7FF8 << 48, 1 << 63, 1, (1 << 63) + 12345],
+    }.get(kind, [0])
+    chosen = random.choice(np.array(special, np.uint64), size=codes.shape)
+    return np.where(random.random(codes.shape) < 0.01, chosen, codes)
+
+
+def _random_inputs(
+    random: np.random.Generator, instruction: Mfma, *, specials: bool = False
+) -> tuple[Array, Array, Array]:
+    """Registers of A, B and C."""
+    registers = []
+    for kind, items in ((instruction.a, instruction.a_items), (instruction.b, instruction.b_items)):
+        codes = _random_codes(random, kind, instruction.arch, (items, LANES))
+        if specials:
+            codes = _sprinkle(random, codes, kind, instruction.arch)
+        registers.append(model.pack(codes, model.BITS[kind]))
+    results = instruction.blocks * instruction.size**2 // LANES
+    if instruction.result == "i32":
+        c = random.integers(2**32, size=(results, LANES), dtype=np.uint32)
+    else:
+        codes = _random_codes(random, instruction.result, instruction.arch, (results, LANES))
+        if specials:
+            codes = _sprinkle(random, codes, instruction.result, instruction.arch)
+        c = model.pack(codes, 64 if instruction.result == "f64" else 32)
+    return registers[0], registers[1], c
+
+
+def _check(instruction: Mfma, expected: Expected, before: Array, after: Array, what: str) -> None:
+    np.testing.assert_array_equal(after[:2], before[:2], f"{what}: below the destination")
+    np.testing.assert_array_equal(after[-2:], before[-2:], f"{what}: above the destination")
+    actual = instruction.c_matrix(after[2:-2])
+    if instruction.result == "i32":
+        wrapped = (expected.value.astype(np.int64) & 0xFFFFFFFF).astype(np.uint32).view(np.int32)
+        np.testing.assert_array_equal(actual, wrapped, what)
+        return
+    finite = np.isfinite(expected.value)
+    np.testing.assert_array_equal(
+        actual[~finite], expected.value[~finite].astype(actual.dtype), what
+    )
+    error = np.abs(actual[finite].astype(np.float64) - expected.value[finite])
+    bound = expected.bound[finite]
+    worst = int(np.argmax(error - bound)) if error.size else 0
+    assert np.all(error <= bound), f"{what}: error {error[worst]} > {bound[worst]}"
+
+
+def _dense(
+    instruction: Mfma,
+    a: Array,
+    b: Array,
+    c: Array | float,
+    *,
+    blgp: int = 0,
+    cbsz: int = 0,
+    abid: int = 0,
+) -> Expected:
+    """The model of an MFMA without scales, on registers."""
+    a_codes = instruction.a_matrix(a, lambda lane: model.cbsz_lane(cbsz, abid, lane))
+    b_codes = instruction.b_matrix(b, lambda lane: model.blgp_lane(blgp, lane))
+    c_values = c if isinstance(c, float) else instruction.c_matrix(c).astype(np.float64)
+    return model.product(
+        model.values_of(a_codes, instruction.a, instruction.arch),
+        model.values_of(b_codes, instruction.b, instruction.arch),
+        np.broadcast_to(c_values, (instruction.blocks, instruction.size, instruction.size)),
+        instruction.result,
+    )
+
+
+def _sparse(
+    instruction: Mfma, a: Array, b: Array, c: Array, indices: Array, index_set: int
+) -> Expected:
+    return model.sparse_product(
+        model.values_of(instruction.a_matrix(a), instruction.a, instruction.arch),
+        instruction.sparse_depths(indices, index_set),
+        model.values_of(instruction.b_matrix(b), instruction.b, instruction.arch),
+        instruction.c_matrix(c).astype(np.float64),
+        instruction.result,
+    )
+
+
+def _random_indices(random: np.random.Generator) -> NDArray[np.uint32]:
+    """Of each four bits, the lower index is below the upper one."""
+    pairs = np.array([low | high << 2 for low in range(4) for high in range(low + 1, 4)], np.uint32)
+    nibbles = random.choice(pairs, size=(8, LANES))
+    shifts = np.arange(0, 32, 4, dtype=np.uint32)[:, None]
+    indices: NDArray[np.uint32] = np.bitwise_or.reduce(nibbles << shifts, axis=0)
+    return indices.astype(np.uint32)
+
+
+@dataclass
+class _Batch:
+    """Segments of one launch, each with what must come out of it."""
+
+    random: np.random.Generator
+    arch: str
+    segments: list[Segment] = field(default_factory=list)
+    checks: list[tuple[Mfma, Expected, Array]] = field(default_factory=list)
+
+    def add(
+        self, instruction: Mfma, operands: _Operands, expected: Expected, modifiers: str = ""
+    ) -> None:
+        segment, before = _segment(self.random, instruction, operands, modifiers)
+        self.segments.append(segment)
+        self.checks.append((instruction, expected, before))
+
+    def run(self, emulator: Emulator) -> None:
+        assert self.segments
+        for segment, check, result in zip(
+            self.segments, self.checks, run(emulator, self.arch, self.segments), strict=True
+        ):
+            instruction, expected, before = check
+            (after,) = result.values()
+            _check(instruction, expected, before, after, segment.code)
+
+
+# ---- The table and the layouts -------------------------------------------------------------------
+
+
+def test_all_matrix_instructions_are_there(emulator: Emulator, arch: str) -> None:
+    rows = _definitions(emulator, arch)
+    assert {row.mnemonic for row in rows} == model.all_mnemonics(arch)
+    for row in rows:
+        instruction = Mfma.parse(row.mnemonic, arch)
+        a, b, c = instruction.registers
+        expected = (0, 0, c) if instruction.chosen_formats else (a, b, c)
+        assert row.registers == expected, row.mnemonic
+
+
+def test_published_cycles(emulator: Emulator, arch: str) -> None:
+    cycles = {row.mnemonic: 4 * row.passes for row in _definitions(emulator, arch)}
+    published = {
+        "v_mfma_f32_32x32x8_bf16": 32,
+        "v_mfma_f32_16x16x16_f16": 16,
+        "v_mfma_f32_4x4x4_16b_bf16": 8,
+        "v_mfma_f32_32x32x4_2b_f16": 64,
+        "v_mfma_f32_16x16x4_f32": 32,
+        "v_mfma_f32_32x32x2_f32": 64,
+        "v_mfma_i32_32x32x16_i8": 32,
+        "v_mfma_f32_16x16x32_fp8_fp8": 16,
+        "v_smfmac_f32_16x16x64_bf8_fp8": 16,
+        "v_smfmac_f32_32x32x16_bf16": 32,
+    }
+    if arch == "gfx942":
+        published |= {"v_mfma_f32_16x16x8_xf32": 16, "v_mfma_f64_16x16x4_f64": 32}
+    else:
+        published |= {
+            "v_mfma_f32_32x32x16_bf16": 32,
+            "v_mfma_f32_16x16x32_f16": 16,
+            "v_mfma_i32_32x32x32_i8": 32,
+            "v_mfma_f32_16x16x128_f8f6f4": 32,  # with a matrix of 8-bit elements
+            "v_mfma_scale_f32_32x32x64_f8f6f4": 64,
+            "v_smfmac_i32_16x16x128_i8": 16,
+            "v_mfma_f64_16x16x4_f64": 64,
+        }
+    assert {name: cycles[name] for name in published} == published
+
+
+@pytest.mark.parametrize(
+    ("mnemonic", "items"),
+    [
+        ("v_mfma_f32_32x32x8_bf16", 4),
+        ("v_mfma_f32_16x16x16_f16", 4),
+        ("v_mfma_f32_32x32x16_bf16", 8),
+        ("v_mfma_f32_16x16x32_bf16", 8),
+    ],
+)
+def test_model_has_the_layouts_of_real_kernels(mnemonic: str, items: int) -> None:
+    instruction = Mfma.parse(mnemonic, "gfx950")
+    size = instruction.size
+    for lane, item in itertools.product(range(LANES), range(items)):
+        place = instruction.input_place(
+            np.array(0),
+            np.array(lane % size),
+            np.array(items * (lane // size) + item),
+            items=items,
+            halves=False,
+        )
+        assert tuple(map(int, place)) == (lane, item)
+    for lane, register in itertools.product(range(LANES), range(size * size // LANES)):
+        row = 4 * (lane // 16) + register
+        if size == 32:
+            row = 8 * (register // 4) + 4 * (lane // 32) + register % 4
+        place = instruction.output_place(np.array(0), np.array(row), np.array(lane % size))
+        assert tuple(map(int, place)) == (lane, register)
+
+
+# ---- Dense products ------------------------------------------------------------------------------
+
+
+def test_dense(emulator: Emulator, arch: str, random: np.random.Generator) -> None:
+    batch = _Batch(random, arch)
+    for row in _definitions(emulator, arch):
+        instruction = Mfma.parse(row.mnemonic, arch)
+        if instruction.sparse or instruction.chosen_formats:
+            continue
+        for number, files in enumerate(_FILES):
+            a, b, c = _random_inputs(random, instruction)
+            operands = _Operands(a, b, c, files, in_place=number % 2 == 0)
+            batch.add(instruction, operands, _dense(instruction, a, b, c))
+        for constant in _CONSTANTS[instruction.result]:
+            operands = _Operands(a, b, constant, str(random.choice(["vvv", "vva"])))
+            batch.add(instruction, operands, _dense(instruction, a, b, float(constant)))
+    batch.run(emulator)
+
+
+def test_destination_over_a_source(
+    emulator: Emulator, arch: str, random: np.random.Generator
+) -> None:
+    """D may lie in A's and B's registers: everything is read first."""
+    segments, expected = [], []
+    for mnemonic in (
+        "v_mfma_f32_32x32x8_bf16",
+        "v_mfma_f32_32x32x1_2b_f32",
+        "v_mfma_f64_16x16x4_f64",
+    ):
+        instruction = Mfma.parse(mnemonic, arch)
+        a, b, c = _random_inputs(random, instruction)
+        count = instruction.registers[2]
+        for first in (_A, _B):
+            names = [
+                _name("v", *place)
+                for place in zip((_A, _B, _C), instruction.registers, strict=True)
+            ]
+            d_name = _name("v", first, count)
+            inputs = dict(zip(names, (a, b, c), strict=True))
+            segments.append(Segment(f"{mnemonic} {d_name}, {', '.join(names)}", inputs, [d_name]))
+            expected.append((instruction, _dense(instruction, a, b, c)))
+    for (instruction, result), segment, outputs in zip(
+        expected, segments, run(emulator, arch, segments), strict=True
+    ):
+        (after,) = outputs.values()
+        padded = np.pad(after, ((2, 2), (0, 0)))
+        _check(instruction, result, padded, padded, segment.code)
+
+
+def test_exec_does_not_matter(emulator: Emulator, arch: str, random: np.random.Generator) -> None:
+    batch = _Batch(random, arch)
+    for instruction in _instructions(emulator, arch):
+        if instruction.sparse or instruction.chosen_formats:
+            continue
+        a, b, c = _random_inputs(random, instruction)
+        extra = {"exec": int(random.integers(2**63))}
+        batch.add(instruction, _Operands(a, b, c, extra=extra), _dense(instruction, a, b, c))
+    batch.run(emulator)
+
+
+def test_special_values(emulator: Emulator, arch: str, random: np.random.Generator) -> None:
+    """Infinity and NaN; zeros and denormals among normal numbers."""
+    batch = _Batch(random, arch)
+    for instruction in _instructions(emulator, arch):
+        if instruction.result == "i32" or instruction.chosen_formats:
+            continue
+        for _ in range(2):
+            a, b, c = _random_inputs(random, instruction, specials=True)
+            if instruction.sparse:
+                indices = _random_indices(random)
+                operands = _Operands(a, b, c, extra={f"v{_INDICES}": indices})
+                batch.add(instruction, operands, _sparse(instruction, a, b, c, indices, 0))
+            else:
+                batch.add(instruction, _Operands(a, b, c), _dense(instruction, a, b, c))
+    batch.run(emulator)
+
+
+def _denormal_inputs(random: np.random.Generator, instruction: Mfma) -> tuple[Array, Array, Array]:
+    """A all denormals, B large, C zeros and denormals."""
+    mantissa = {"f64": 52, "f32": 23, "xf32": 23, "f16": 10, "bf16": 7, "fp8": 3, "bf8": 2}
+    bits = mantissa[instruction.a]
+    shape = (instruction.a_items, LANES)
+    sign = random.integers(2, size=shape, dtype=np.uint64) << np.uint64(
+        model.BITS[instruction.a] - 1
+    )
+    a = random.integers(1, 2**bits, size=shape, dtype=np.uint64) | sign
+    if instruction.a == "xf32":
+        a &= ~np.uint64(0x1FFF)  # nothing to round
+    b = _random_codes(random, instruction.b, instruction.arch, (instruction.b_items, LANES))
+    results = instruction.registers[2] // (2 if instruction.result == "f64" else 1)
+    c = random.integers(0, 2**20, size=(results, LANES), dtype=np.uint64)
+    widths = (
+        model.BITS[instruction.a],
+        model.BITS[instruction.b],
+        64 if instruction.result == "f64" else 32,
+    )
+    packed = [model.pack(codes, width) for codes, width in zip((a, b, c), widths, strict=True)]
+    return packed[0], packed[1], packed[2]
+
+
+@pytest.mark.parametrize("mode", [DEFAULT_MODE, _FLUSH_DENORMALS_32, DEFAULT_MODE & ~0xFF | 0x0F])
+def test_denormals(emulator: Emulator, arch: str, random: np.random.Generator, mode: int) -> None:
+    """Kept whatever MODE says, and rounded to nearest; only float32 inputs look at MODE."""
+    batch = _Batch(random, arch)
+    for instruction in _instructions(emulator, arch):
+        if instruction.result == "i32" or instruction.sparse or instruction.chosen_formats:
+            continue
+        a, b, c = _denormal_inputs(random, instruction)
+        expected = _dense(instruction, a, b, c)
+        if instruction.a == "f32" and not mode & 0x10:
+            expected = _dense(instruction, a & np.uint32(0x80000000), b, c)
+        batch.add(instruction, _Operands(a, b, c, extra={"mode": mode}), expected)
+    batch.run(emulator)
+
+
+# ---- Modifiers -----------------------------------------------------------------------------------
+
+
+def _permutes_b(instruction: Mfma) -> bool:
+    return instruction.result != "f64" and (instruction.blocks > 1 or instruction.a == "f32")
+
+
+def test_blgp(emulator: Emulator, arch: str, random: np.random.Generator) -> None:
+    batch = _Batch(random, arch)
+    for instruction in filter(_permutes_b, _instructions(emulator, arch)):
+        for blgp in range(1, 8):
+            a, b, c = _random_inputs(random, instruction)
+            batch.add(
+                instruction,
+                _Operands(a, b, c),
+                _dense(instruction, a, b, c, blgp=blgp),
+                f"blgp:{blgp}",
+            )
+    batch.run(emulator)
+
+
+def test_cbsz_and_abid(emulator: Emulator, arch: str, random: np.random.Generator) -> None:
+    batch = _Batch(random, arch)
+    for instruction in _instructions(emulator, arch):
+        if instruction.blocks == 1 or instruction.result == "f64":
+            continue
+        cbsz = instruction.blocks.bit_length() - 1
+        for abid in range(instruction.blocks):
+            a, b, c = _random_inputs(random, instruction)
+            blgp = int(random.integers(8))
+            expected = _dense(instruction, a, b, c, cbsz=cbsz, abid=abid, blgp=blgp)
+            batch.add(
+                instruction, _Operands(a, b, c), expected, f"cbsz:{cbsz} abid:{abid} blgp:{blgp}"
+            )
+    batch.run(emulator)
+
+
+@pytest.mark.parametrize(
+    ("mnemonic", "modifiers", "message"),
+    [
+        ("v_mfma_f32_16x16x1_4b_f32", "cbsz:1", "cbsz:1 is not implemented"),
+        ("v_mfma_f32_4x4x4_16b_f16", "cbsz:3 abid:2", "cbsz:3 is not implemented"),
+        ("v_mfma_f32_32x32x1_2b_f32", "cbsz:1 abid:2", "abid:2 is not implemented"),
+        ("v_mfma_f32_32x32x8_bf16", "cbsz:1", "cbsz:1 is not implemented"),
+        ("v_mfma_f32_32x32x8_bf16", "blgp:1", "blgp:1 is not implemented"),
+        ("v_mfma_f32_16x16x32_fp8_fp8", "abid:1", "abid:1 is not implemented"),
+    ],
+)
+def test_modifiers_without_a_meaning_are_errors(
+    emulator: Emulator,
+    arch: str,
+    random: np.random.Generator,
+    mnemonic: str,
+    modifiers: str,
+    message: str,
+) -> None:
+    instruction = Mfma.parse(mnemonic, arch)
+    segment, _ = _segment(
+        random, instruction, _Operands(*_random_inputs(random, instruction)), modifiers
+    )
+    with pytest.raises(EmulatorError, match=f"{mnemonic}.*{message}"):
+        run(emulator, arch, [segment])
+
+
+def test_negated_float64(emulator: Emulator, arch: str, random: np.random.Generator) -> None:
+    batch = _Batch(random, arch)
+    sign = np.uint32(0x80000000)
+    for mnemonic in ("v_mfma_f64_16x16x4_f64", "v_mfma_f64_4x4x4_4b_f64"):
+        instruction = Mfma.parse(mnemonic, arch)
+        for negated in itertools.product((0, 1), repeat=3):
+            registers = _random_inputs(random, instruction)
+            signed = [r.copy() for r in registers]
+            for register, negate in zip(signed, negated, strict=True):
+                register[1::2] ^= sign * np.uint32(negate)
+            modifiers = f"neg:[{','.join(map(str, negated))}]"
+            batch.add(instruction, _Operands(*registers), _dense(instruction, *signed), modifiers)
+            constant = _dense(instruction, signed[0], signed[1], -2.0 if negated[2] else 2.0)
+            batch.add(
+                instruction, _Operands(registers[0], registers[1], "2.0"), constant, modifiers
+            )
+    batch.run(emulator)
+
+
+# ---- Sparse products -----------------------------------------------------------------------------
+
+
+def test_sparse(emulator: Emulator, arch: str, random: np.random.Generator) -> None:
+    batch = _Batch(random, arch)
+    for instruction in _instructions(emulator, arch):
+        if not instruction.sparse:
+            continue
+        sets = 16 // instruction.a_items  # of two bits an element, in 32
+        for index_set, files in zip(itertools.cycle(range(sets)), _FILES, strict=False):
+            a, b, c = _random_inputs(random, instruction)
+            indices = _random_indices(random)
+            extra: dict[str, Array | int] = {f"v{_INDICES}": indices}
+            extra["exec"] = int(random.integers(2**63))
+            expected = _sparse(instruction, a, b, c, indices, index_set)
+            batch.add(
+                instruction, _Operands(a, b, c, files, extra=extra), expected, f"abid:{index_set}"
+            )
+        # With CBSZ the first set is taken. One set alone is taken whatever the fields say.
+        for modifiers in ("cbsz:1 abid:1", "cbsz:2 abid:1", "cbsz:3 abid:3"):
+            operands = _Operands(a, b, c, extra={f"v{_INDICES}": indices})
+            batch.add(instruction, operands, _sparse(instruction, a, b, c, indices, 0), modifiers)
+        if sets == 1:
+            expected = _sparse(instruction, a, b, c, indices, 0)
+            batch.add(instruction, operands, expected, "abid:2")
+    batch.run(emulator)
+
+
+# ---- Chosen formats and scales -------------------------------------------------------------------
+
+_FORMAT_PAIRS = [(a, b) for a in range(5) for b in range(5)]
+_SHAPES = ("16x16x128", "32x32x64")
+
+
+def _format_modifiers(a: int, b: int) -> str:
+    return f"{f'cbsz:{a} ' if a else ''}{f'blgp:{b}' if b else ''}"
+
+
+def test_chosen_formats(emulator: Emulator, random: np.random.Generator) -> None:
+    batch = _Batch(random, "gfx950")
+    for shape, formats in itertools.product(_SHAPES, _FORMAT_PAIRS):
+        instruction = Mfma.parse(f"v_mfma_f32_{shape}_f8f6f4", "gfx950", formats)
+        a, b, c = _random_inputs(random, instruction, specials=random.random() < 0.3)
+        files = str(random.choice(_FILES))
+        batch.add(
+            instruction,
+            _Operands(a, b, c, files),
+            _dense(instruction, a, b, c),
+            _format_modifiers(*formats),
+        )
+        constant = _Operands(a, b, "-4.0", files)
+        batch.add(
+            instruction, constant, _dense(instruction, a, b, -4.0), _format_modifiers(*formats)
+        )
+    batch.run(emulator)
+
+
+def _scaled(
+    instruction: Mfma,
+    a: Array,
+    b: Array,
+    c: Array | float,
+    a_scales: Array,
+    b_scales: Array,
+    bytes_: Sequence[int],
+) -> Expected:
+    """Every element times the scale of its row (column) and its block of 32 depths."""
+    a_values = model.values_of(instruction.a_matrix(a), instruction.a, "gfx950")
+    b_values = model.values_of(instruction.b_matrix(b), instruction.b, "gfx950")
+    rows = model.scales_of(a_scales, bytes_[0], instruction.size)
+    columns = model.scales_of(b_scales, bytes_[1], instruction.size)
+    c_values = c if isinstance(c, float) else instruction.c_matrix(c).astype(np.float64)
+    return model.product(
+        a_values * np.repeat(rows, 32, axis=1),
+        b_values * np.repeat(columns, 32, axis=1).T,
+        np.broadcast_to(c_values, (1, instruction.size, instruction.size)),
+        "f32",
+    )
+
+
+def test_scales(emulator: Emulator, random: np.random.Generator) -> None:
+    batch = _Batch(random, "gfx950")
+    for number, (shape, formats) in enumerate(itertools.product(_SHAPES, _FORMAT_PAIRS)):
+        instruction = Mfma.parse(f"v_mfma_scale_f32_{shape}_f8f6f4", "gfx950", formats)
+        a, b, c = _random_inputs(random, instruction)
+        codes = random.integers(118, 136, size=(2, 4, LANES), dtype=np.uint8)
+        if number % 5 == 0:
+            codes[0, :, 5] = codes[1, :, 37] = 0xFF  # NaN
+            codes[0, :, 9] = 0
+        scales = codes.transpose(0, 2, 1).copy().view(np.uint32)[:, :, 0]
+        bytes_ = random.integers(4, size=2).tolist()
+        low, high = ([byte >> bit & 1 for byte in bytes_] for bit in (0, 1))
+        modifiers = f"op_sel:[{low[0]},{low[1]},0] op_sel_hi:[{high[0]},{high[1]},0] "
+        modifiers += _format_modifiers(*formats)
+        extra = {
+            f"v{_A_SCALE}": scales[0],
+            f"v{_B_SCALE}": scales[1],
+            "exec": int(random.integers(2**63)),
+        }
+        files = str(random.choice(_FILES))
+        expected = _scaled(instruction, a, b, c, scales[0], scales[1], bytes_)
+        batch.add(instruction, _Operands(a, b, c, files, extra=extra), expected, modifiers)
+        constant = _Operands(a, b, "1.0", files, extra=extra)
+        batch.add(
+            instruction,
+            constant,
+            _scaled(instruction, a, b, 1.0, scales[0], scales[1], bytes_),
+            modifiers,
+        )
+    batch.run(emulator)
+
+
+# ---- Overflow ------------------------------------------------------------------------------------
+
+
+def test_float_results_saturate_with_fp16_ovfl(
+    emulator: Emulator, arch: str, random: np.random.Generator
+) -> None:
+    instruction = Mfma.parse("v_mfma_f32_32x32x8_bf16", arch)
+    largest, infinity = np.float32(np.finfo(np.float32).max), np.float32(np.inf)
+    # Row 0 of A is huge and column 1 of B is infinite; C has an infinity of its own in row 2.
+    a_values = np.full((2, LANES), 0x3F803F80, np.uint32)
+    a_values[:, 0] = a_values[:, 32] = 0x7F7F7F7F
+    b_values = np.full((2, LANES), 0x7F007F00, np.uint32)
+    b_values[:, 1] = b_values[:, 33] = 0x7F807F80
+    c = np.ones((instruction.registers[2], LANES), np.float32)
+    lane, register = instruction.output_place(np.array(0), np.array(2), np.array(7))
+    c[register, lane] = -infinity
+    for mode, overflow in ((DEFAULT_MODE, infinity), (_FP16_OVERFLOW, largest)):
+        operands = _Operands(a_values, b_values, c.view(np.uint32), extra={"mode": mode})
+        segment, _ = _segment(random, instruction, operands)
+        (after,) = run(emulator, arch, [segment])[0].values()
+        d = instruction.c_matrix(after[2:-2])[0]
+        assert d[0, 0] == overflow
+        assert d[0, 1] == infinity
+        assert d[5, 1] == infinity
+        assert d[2, 7] == -infinity
+        assert np.isfinite(np.delete(d[3], 1)).all() or mode == DEFAULT_MODE
+
+
+def test_integer_results_saturate_with_fp16_ovfl(
+    emulator: Emulator, arch: str, random: np.random.Generator
+) -> None:
+    batch = _Batch(random, arch)
+    for instruction in _instructions(emulator, arch):
+        if instruction.result != "i32" or instruction.sparse:
+            continue
+        a, b, c = _random_inputs(random, instruction)
+        c = np.where(random.random(c.shape) < 0.5, 0x7FFFFFF0, 0x80000010).astype(np.uint32)
+        exact = _dense(instruction, a, b, c)
+        clipped = Expected(np.clip(exact.value, -(2.0**31), 2.0**31 - 1), exact.bound)
+        batch.add(instruction, _Operands(a, b, c), exact)
+        batch.add(instruction, _Operands(a, b, c, extra={"mode": _FP16_OVERFLOW}), clipped)
+    batch.run(emulator)

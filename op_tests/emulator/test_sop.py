@@ -1,0 +1,315 @@
+"""SOP1, SOP2, SOPC, SOPK, SOPP: the scalar ALU, program flow, hardware registers, VGPR indexing."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from models.scalar_alu import CONSTANT_OPERATIONS, EXEC_OPERATIONS, OPERATIONS
+from programs import LANES, Segment, run
+
+from jitfmha.emulator import Emulator, EmulatorError
+
+_WAVES = 24
+
+
+def _value(rng: random.Random, width: int) -> int:
+    edges = [0, 1, 2, (1 << width) - 1, 1 << (width - 1), (1 << (width - 1)) - 1, width - 1]
+    if rng.random() < 0.3:
+        return rng.choice(edges)
+    return rng.getrandbits(rng.choice((width, width, width // 2, 6)))
+
+
+def _register(first: int, width: int) -> str:
+    return f"s{first}" if width == 32 else f"s[{first}:{first + 1}]"
+
+
+def _array(values: list[int], width: int) -> np.ndarray:
+    return np.array(values, np.uint32 if width == 32 else np.uint64)
+
+
+def _width(kind: str) -> int:
+    return int(kind[1:])
+
+
+def _typed(value: int, kind: str) -> int:
+    width = _width(kind)
+    return value - (1 << width) if kind[0] == "i" and value >> (width - 1) else value
+
+
+def test_arithmetic(emulator: Emulator, arch: str, seed: int) -> None:
+    rng = random.Random(seed)
+    segments, inputs = [], []
+    for name, op in OPERATIONS.items():
+        sources = [[_value(rng, _width(kind)) for _ in range(_WAVES)] for kind in op.sources]
+        if "bfe" in name:  # position and size
+            sources[1] = [
+                rng.choice((v, rng.getrandbits(6) | rng.getrandbits(7) << 16)) for v in sources[1]
+            ]
+        if rng.random() < 0.5 and "cmp" in name and "bitcmp" not in name:
+            sources[1][::3] = sources[0][::3]
+        old = [_value(rng, 64) for _ in range(_WAVES)]
+        scc = [rng.getrandbits(1) for _ in range(_WAVES)]
+        inputs.append((sources, old, scc))
+        width = _width(op.result) if op.result else 32
+        registers = [_register(8 + 2 * k, _width(kind)) for k, kind in enumerate(op.sources)]
+        given = {
+            r: _array(v, _width(kind))
+            for r, v, kind in zip(registers, sources, op.sources, strict=True)
+        }
+        given |= {"s[4:5]": _array(old, 64), "scc": _array(scc, 32)}
+        operands = ([_register(4, width)] if op.result else []) + registers
+        segments.append(Segment(f"{name} {', '.join(operands)}", given, ["s[4:5]", "scc"]))
+    report = []
+    for (name, op), (sources, old, scc), result in zip(
+        OPERATIONS.items(), inputs, run(emulator, arch, segments), strict=True
+    ):
+        for wave in range(_WAVES):
+            width = _width(op.result) if op.result else 32
+            content = old[wave] & ((1 << width) - 1)
+            typed = [_typed(v[wave], kind) for v, kind in zip(sources, op.sources, strict=True)]
+            value, bit = op.function(scc[wave], content, *typed)
+            expected = old[wave]
+            if value is not None:
+                value &= (1 << width) - 1
+                expected = value if width == 64 else value | old[wave] >> 32 << 32
+            expected_scc = scc[wave] if bit is None else bit
+            actual = int(result["s[4:5]"][wave]), int(result["scc"][wave])
+            if actual != (expected, expected_scc):
+                shown = ", ".join(f"{v & (2**64 - 1):x}" for v in typed)
+                report.append(
+                    f"{name} ({shown}): {actual[0]:x} {actual[1]}, not {expected:x} {expected_scc}"
+                )
+    assert not report, "\n".join(report[:40])
+
+
+def test_constants(emulator: Emulator, arch: str, seed: int) -> None:
+    rng = random.Random(seed)
+    cases = []
+    for name in CONSTANT_OPERATIONS:
+        for _ in range(4):
+            k = rng.choice((0, 1, 0x7FFF, 0x8000, 0xFFFF, rng.getrandbits(16)))
+            old = [_value(rng, 32) for _ in range(_WAVES)]
+            old[::4] = [(k - (k >> 15 << 16)) & 0xFFFFFFFF] * len(old[::4])
+            cases.append((name, k, old, [rng.getrandbits(1) for _ in range(_WAVES)]))
+    segments = [
+        Segment(
+            f"{name} s4, 0x{k:x}", {"s4": _array(old, 32), "scc": _array(scc, 32)}, ["s4", "scc"]
+        )
+        for name, k, old, scc in cases
+    ]
+    for (name, k, old, scc), result in zip(cases, run(emulator, arch, segments), strict=True):
+        for wave in range(_WAVES):
+            value, bit = CONSTANT_OPERATIONS[name](scc[wave], old[wave], k)
+            expected = (old[wave] if value is None else value) & 0xFFFFFFFF
+            expected_scc = scc[wave] if bit is None else bit
+            actual = int(result["s4"][wave]), int(result["scc"][wave])
+            assert actual == (expected, expected_scc), (name, hex(k), hex(old[wave]), actual)
+
+
+def test_exec(emulator: Emulator, arch: str, seed: int) -> None:
+    rng = random.Random(seed)
+    cases = [
+        (name, [_value(rng, 64) for _ in range(_WAVES)], [_value(rng, 64) for _ in range(_WAVES)])
+        for name in EXEC_OPERATIONS
+    ]
+    segments = [
+        Segment(f"{name} s[4:5], s[6:7]", {"s[6:7]": _array(a, 64), "exec": _array(e, 64)},
+                ["s[4:5]", "exec", "scc"])
+        for name, a, e in cases
+    ]  # fmt: skip
+    for (name, sources, masks), result in zip(cases, run(emulator, arch, segments), strict=True):
+        for wave, (a, e) in enumerate(zip(sources, masks, strict=True)):
+            value, mask = (x & (2**64 - 1) for x in EXEC_OPERATIONS[name].function(a, e))
+            actual = [int(result[key][wave]) for key in ("s[4:5]", "exec", "scc")]
+            assert actual == [value, mask, int(mask != 0)], name
+
+
+def test_literals_and_inline_constants(emulator: Emulator, arch: str) -> None:
+    cases = {
+        "s_mov_b32 s4, -16": 0xFFFFFFF0,
+        "s_mov_b32 s4, 64": 64,
+        "s_mov_b32 s4, 0.5": 0x3F000000,
+        "s_mov_b32 s4, 0.15915494": 0x3E22F983,
+        "s_mov_b32 s4, 0x12345678": 0x12345678,
+        "s_mov_b64 s[4:5], -1": 2**64 - 1,
+        "s_mov_b64 s[4:5], 1.0": 0x3FF0000000000000,
+        "s_mov_b64 s[4:5], 0x12345678": 0x12345678,
+        "s_ashr_i64 s[4:5], 0xf0000000, 4": 0xFFFFFFFFFF000000,
+        "s_lshr_b64 s[4:5], 0xf0000000, 4": 0x0F000000,
+    }
+    segments = [Segment(code, {"s[4:5]": 0}, ["s[4:5]"]) for code in cases]
+    for (code, expected), result in zip(cases.items(), run(emulator, arch, segments), strict=True):
+        assert int(result["s[4:5]"][0]) == expected, code
+
+
+_BRANCHES = """
+s_mov_b32 s4, 0
+s_cmp_eq_u32 s5, 3
+s_cbranch_scc1 1f
+s_or_b32 s4, s4, 1
+1:
+s_cmp_eq_u32 s5, 3
+s_cbranch_scc0 2f
+s_or_b32 s4, s4, 2
+2:
+s_cbranch_vccz 3f
+s_or_b32 s4, s4, 4
+3:
+s_cbranch_vccnz 4f
+s_or_b32 s4, s4, 8
+4:
+s_cbranch_execz 5f
+s_or_b32 s4, s4, 16
+5:
+s_cbranch_execnz 6f
+s_or_b32 s4, s4, 32
+6:
+s_cbranch_cdbgsys 7f
+s_or_b32 s4, s4, 64
+7:
+s_branch 8f
+s_or_b32 s4, s4, 128
+8:
+"""
+
+
+def test_branches(emulator: Emulator, arch: str) -> None:
+    cases = [
+        (number, vcc, mask) for number in (3, 4) for vcc in (0, 1 << 40) for mask in (0, 1 << 63)
+    ]
+    segments = [Segment(_BRANCHES, {"s5": n, "vcc": v, "exec": e}, ["s4"]) for n, v, e in cases]
+    for (number, vcc, mask), result in zip(cases, run(emulator, arch, segments), strict=True):
+        expected = (1 if number != 3 else 2) | (4 if vcc else 8) | (16 if mask else 32) | 64
+        assert int(result["s4"][0]) == expected
+
+
+_CALLS = """
+s_mov_b32 s4, 0
+s_call_b64 s[6:7], callee
+s_add_u32 s4, s4, 1
+s_getpc_b64 s[10:11]
+s_add_u32 s10, s10, callee-here
+s_addc_u32 s11, s11, 0
+s_swappc_b64 s[6:7], s[10:11]
+s_add_u32 s4, s4, 0x100
+s_branch 8f
+callee:
+s_add_u32 s4, s4, 0x10000
+s_setpc_b64 s[6:7]
+8:
+"""
+
+
+def test_calls(emulator: Emulator, arch: str) -> None:
+    code = _CALLS.replace("s_add_u32 s10", "here:\ns_add_u32 s10")
+    (result,) = run(emulator, arch, [Segment(code, {}, ["s4"])])
+    assert int(result["s4"][0]) == 0x20101
+
+
+def test_loop(emulator: Emulator, arch: str) -> None:
+    code = "s_mov_b32 s4, 0\n1:\ns_add_u32 s4, s4, s5\ns_sub_u32 s5, s5, 1\ns_cmp_lg_u32 s5, 0\n"
+    code += "s_cbranch_scc1 1b"
+    (result,) = run(emulator, arch, [Segment(code, {"s5": 100}, ["s4"])])
+    assert int(result["s4"][0]) == 5050
+
+
+def test_relative_moves(emulator: Emulator, arch: str) -> None:
+    segments = [
+        Segment("s_movrels_b32 s4, s8", {"s[8:11]": 7 << 96 | 5 << 32, "m0": 3}, ["s4"]),
+        Segment(
+            "s_movrels_b64 s[4:5], s[8:9]", {"s[8:11]": 7 << 96 | 6 << 64, "m0": 2}, ["s[4:5]"]
+        ),
+        Segment("s_movreld_b32 s4, s8", {"s8": 9, "s[4:7]": 0, "m0": 2}, ["s6"]),
+        Segment(
+            "s_movreld_b64 s[4:5], s[8:9]", {"s[8:9]": 9 << 32, "s[4:7]": 0, "m0": 2}, ["s[6:7]"]
+        ),
+    ]
+    results = run(emulator, arch, segments)
+    assert [int(v[0]) for result in results for v in result.values()] == [
+        7,
+        7 << 32 | 6,
+        9,
+        9 << 32,
+    ]
+
+
+def test_mode_register(emulator: Emulator, arch: str) -> None:
+    part = (
+        "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), 5\ns_getreg_b32 s4, hwreg(HW_REG_MODE, 2, 8)"
+    )
+    segments = [
+        Segment(part, {"mode": 0x3F0}, ["s4", "mode"]),
+        Segment(
+            "s_setreg_b32 hwreg(HW_REG_MODE, 0, 2), s5",
+            {"mode": 0x3F0, "s5": 0xFFFFFFFF},
+            ["mode"],
+        ),
+    ]
+    first, second = run(emulator, arch, segments)
+    assert int(first["mode"][0]) == 0x350
+    assert int(first["s4"][0]) == 0x350 >> 2 & 0xFF
+    assert int(second["mode"][0]) == 0x3F3
+
+
+def test_vgpr_indexing(emulator: Emulator, arch: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, 2**32, (8, LANES), dtype=np.uint32)
+    inputs = {"v[8:15]": values, "s4": 3 | 0xFFFFFF00, "m0": 0xABC0000, "v1": values[0]}
+
+    def indexed(operands: str, code: str, *outputs: str, **more: int) -> Segment:
+        """The code with indexing on; after it, v2 is v8 without."""
+        text = f"s_set_gpr_idx_on s4, gpr_idx({operands})\n{code}\n"
+        text += "s_set_gpr_idx_off\nv_mov_b32 v2, v8"
+        return Segment(text, inputs | more, [*outputs, "v2"])
+
+    both = "s_set_gpr_idx_idx s5\nv_mov_b32 v0, v8\n"
+    both += "s_set_gpr_idx_mode gpr_idx(SRC1)\nv_sub_u32 v3, v8, v9"
+    segments = [
+        indexed("SRC0", "v_mov_b32 v0, v8", "v0", "m0"),
+        indexed("DST", "v_mov_b32 v16, v8", "v19"),
+        indexed("SRC1", "v_sub_u32 v0, v8, v9", "v0"),
+        indexed("SRC2", "v_add3_u32 v0, v1, v8, v9", "v0"),
+        indexed("SRC0", both, "v0", "v3", s5=6),
+    ]
+    source, destination, second, third, changed = run(emulator, arch, segments)
+    np.testing.assert_array_equal(source["v0"], values[3])
+    np.testing.assert_array_equal(source["v2"], values[0])
+    assert int(source["m0"][0]) == 0xABC1003
+    np.testing.assert_array_equal(destination["v19"], values[0])
+    np.testing.assert_array_equal(second["v0"], values[0] - values[4])
+    np.testing.assert_array_equal(third["v0"], values[0] + values[0] + values[4])
+    np.testing.assert_array_equal(changed["v0"], values[6])
+    np.testing.assert_array_equal(changed["v3"], values[0] - values[7])
+    for result in (source, destination, second, third, changed):
+        np.testing.assert_array_equal(result["v2"], values[0])
+
+
+def test_every_row_is_tested(emulator: Emulator) -> None:
+    text = Path(__file__).read_text(encoding="utf-8")
+    modelled = {*OPERATIONS, *CONSTANT_OPERATIONS, *EXEC_OPERATIONS}
+    # What does nothing here but end, wait or hint.
+    quiet = {
+        "s_nop", "s_endpgm", "s_endpgm_saved", "s_wakeup", "s_barrier", "s_waitcnt", "s_sleep",
+        "s_setprio", "s_icache_inv", "s_incperflevel", "s_decperflevel", "s_ttracedata",
+        "s_sendmsghalt", "s_cbranch_cdbguser", "s_cbranch_cdbgsys_or_user",
+        "s_cbranch_cdbgsys_and_user",
+    }  # fmt: skip
+    missing = {
+        row.mnemonic
+        for row in emulator.definitions()
+        if row.format.startswith("SOP")
+        and row.mnemonic not in modelled | quiet
+        and row.mnemonic not in text
+    }
+    assert not missing
+
+
+@pytest.mark.parametrize(
+    "code", ["s_sendmsg sendmsg(MSG_INTERRUPT)", "s_sethalt 1", "s_setkill 1", "s_trap 2"]
+)
+def test_what_is_not_emulated_is_an_error(emulator: Emulator, arch: str, code: str) -> None:
+    with pytest.raises(EmulatorError, match=code.split()[0]):
+        run(emulator, arch, [Segment(code)])

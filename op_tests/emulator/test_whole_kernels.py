@@ -1,0 +1,290 @@
+"""Small HIP programs, compiled by clang and run on the emulator, against NumPy."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from jitfmha.device_compiler import compile_hip
+from jitfmha.emulator import DEVICES, Emulator, EmulatorError, Module
+
+_VECTOR_ADD = """
+extern "C" __global__ void add(const float* a, const float* b, float* c, int n) {
+  const int i = __builtin_amdgcn_workgroup_id_x() * __builtin_amdgcn_workgroup_size_x()
+              + __builtin_amdgcn_workitem_id_x();
+  if (i < n) c[i] = a[i] + b[i];
+}
+"""
+
+
+def _addresses(*arrays: np.ndarray) -> list[tuple[int, int]]:
+    return [(array.ctypes.data, array.nbytes) for array in arrays]
+
+
+@pytest.fixture(params=list(DEVICES))
+def any_device(request: pytest.FixtureRequest) -> tuple[str, int]:
+    """(arch, device) of each device of the virtual node."""
+    return str(request.param).removesuffix("-mi308"), DEVICES[request.param]
+
+
+def _launch(
+    emulator: Emulator,
+    module: Module,
+    name: str,
+    grid: int | tuple[int, int],
+    block: int,
+    *arguments: np.ndarray | int,
+) -> None:
+    """Pointers to arrays and 32-bit integers, in the kernel's order."""
+    kernarg = b""
+    for argument in arguments:
+        if isinstance(argument, int):
+            kernarg += struct.pack("<i", argument)
+        else:
+            kernarg += struct.pack("<Q", argument.ctypes.data)
+    emulator.set_allowed_memory(_addresses(*(a for a in arguments if not isinstance(a, int))))
+    x, y = (grid, 1) if isinstance(grid, int) else grid
+    emulator.launch(emulator.function(module, name), (x, y, 1), (block, 1, 1), kernarg)
+
+
+@pytest.mark.parametrize("version", [4, 5, 6])
+def test_vector_add(emulator: Emulator, arch: str, device: int, version: int) -> None:
+    module = emulator.load_module(
+        compile_hip(_VECTOR_ADD, arch, code_object_version=version), device
+    )
+    n = 1000
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((2, n)).astype(np.float32)
+    c = np.zeros(n, np.float32)
+    emulator.set_allowed_memory(_addresses(a, b, c))
+    kernarg = struct.pack("<QQQi", a.ctypes.data, b.ctypes.data, c.ctypes.data, n)
+    emulator.launch(emulator.function(module, "add"), (4, 1, 1), (256, 1, 1), kernarg)
+    np.testing.assert_array_equal(c, a + b)
+
+
+def test_access_outside_of_the_given_memory_is_an_error(
+    emulator: Emulator, arch: str, device: int
+) -> None:
+    module = emulator.load_module(compile_hip(_VECTOR_ADD, arch), device)
+    a = np.zeros(64, np.float32)
+    emulator.set_allowed_memory(_addresses(a))
+    kernarg = struct.pack("<QQQi", a.ctypes.data, a.ctypes.data, a.ctypes.data, 65)
+    with pytest.raises(EmulatorError, match=r"kernel add, at add.*lane 0: load of 4 bytes at 0x"):
+        emulator.launch(emulator.function(module, "add"), (2, 1, 1), (64, 1, 1), kernarg)
+
+
+# ---- Reduction: shuffles, LDS across the waves, one atomic for each workgroup --------------------
+
+_PRELUDE = """
+__device__ inline unsigned thread() { return __builtin_amdgcn_workitem_id_x(); }
+__device__ inline unsigned group() { return __builtin_amdgcn_workgroup_id_x(); }
+__device__ inline void barrier() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+"""
+
+_REDUCTION = (
+    _PRELUDE
+    + """
+extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(256, 256)))
+void sum(const float* values, float* total, float* largest, int n) {
+  __shared__ float sums[4], maxima[4];
+  float s = 0.0f, m = -__builtin_inff();
+  for (int i = 256 * group() + thread(); i < n; i += 256 * 3) {
+    s += values[i];
+    m = __builtin_fmaxf(m, values[i]);
+  }
+  const unsigned lane = thread() % 64, wave = thread() / 64;
+  for (int step = 32; step; step /= 2) {
+    const int from = 4 * (lane ^ step);
+    s += __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute(from, __builtin_bit_cast(int, s)));
+    const int other = __builtin_amdgcn_ds_bpermute(from, __builtin_bit_cast(int, m));
+    m = __builtin_fmaxf(m, __builtin_bit_cast(float, other));
+  }
+  if (lane == 0) sums[wave] = s, maxima[wave] = m;
+  barrier();
+  if (thread() == 0) {
+    for (int w = 1; w < 4; ++w) s += sums[w], m = __builtin_fmaxf(m, maxima[w]);
+    __hip_atomic_fetch_add(total, s, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    largest[group()] = m;
+  }
+}
+"""
+)
+
+
+def test_reduction(emulator: Emulator, any_device: tuple[str, int], seed: int) -> None:
+    arch, index = any_device
+    module = emulator.load_module(compile_hip(_REDUCTION, arch), index)
+    random = np.random.default_rng(seed)
+    n = int(random.integers(1000, 5000))
+    values = random.integers(-1000, 1000, n).astype(np.float32)  # sums are exact in any order
+    total, largest = np.zeros(1, np.float32), np.zeros(3, np.float32)
+    _launch(emulator, module, "sum", 3, 256, values, total, largest, n)
+    assert total[0] == values.sum(dtype=np.float64)
+    padded = np.pad(values, (0, -n % 768), constant_values=-np.inf).reshape(-1, 3, 256)
+    np.testing.assert_array_equal(largest, padded.max(axis=(0, 2)))
+
+
+# ---- Transpose through LDS, with ragged edges ----------------------------------------------------
+
+_TRANSPOSE = (
+    _PRELUDE
+    + """
+template <class T>
+__device__ inline void transpose(const T* from, T* to, int rows, int columns) {
+  __shared__ T tile[32][33];
+  const int x = thread() % 32, y = thread() / 32;
+  const int row = 32 * __builtin_amdgcn_workgroup_id_y(), column = 32 * group();
+  for (int i = y; i < 32; i += 8)
+    if (row + i < rows && column + x < columns) tile[i][x] = from[(row + i) * columns + column + x];
+  barrier();
+  for (int i = y; i < 32; i += 8)
+    if (column + i < columns && row + x < rows) to[(column + i) * rows + row + x] = tile[x][i];
+}
+#define TRANSPOSE(NAME, T)                                                        \\
+  extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(256, 256)))    \\
+  void NAME(const T* from, T* to, int rows, int columns) { transpose(from, to, rows, columns); }
+TRANSPOSE(transpose1, unsigned char)
+TRANSPOSE(transpose2, unsigned short)
+TRANSPOSE(transpose4, unsigned)
+TRANSPOSE(transpose8, unsigned long)
+"""
+)
+
+
+def test_transpose(emulator: Emulator, any_device: tuple[str, int], seed: int) -> None:
+    arch, index = any_device
+    module = emulator.load_module(compile_hip(_TRANSPOSE, arch), index)
+    random = np.random.default_rng(seed)
+    for size in (1, 2, 4, 8):
+        rows, columns = (int(n) for n in random.integers(1, 100, 2))
+        matrix = random.integers(2 ** (8 * size - 1), size=(rows, columns)).astype(f"u{size}")
+        result = np.zeros((columns, rows), matrix.dtype)
+        grid = -(-columns // 32), -(-rows // 32)
+        _launch(emulator, module, f"transpose{size}", grid, 256, matrix, result, rows, columns)
+        np.testing.assert_array_equal(result, matrix.T)
+
+
+# ---- Matrix product: A through LDS, B from memory in operand layout ------------------------------
+
+_GEMM = (
+    _PRELUDE
+    + """
+typedef float f32x16 __attribute__((ext_vector_type(16)));
+#if defined(__gfx950__)
+constexpr int kDepth = 16;
+typedef _Float16 f16s __attribute__((ext_vector_type(8)));
+__device__ inline f32x16 mfma(f16s a, f16s b, f32x16 c) {
+  return __builtin_amdgcn_mfma_f32_32x32x16_f16(a, b, c, 0, 0, 0);
+}
+#else
+constexpr int kDepth = 8;
+typedef _Float16 f16s __attribute__((ext_vector_type(4)));
+__device__ inline f32x16 mfma(f16s a, f16s b, f32x16 c) {
+  return __builtin_amdgcn_mfma_f32_32x32x8f16(a, b, c, 0, 0, 0);
+}
+#endif
+
+// C (m x n) = A (m x k) B (k x n) + C; a workgroup of two waves makes 32 rows and 64 columns.
+extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(128, 128)))
+void gemm(const _Float16* a, const _Float16* b, float* c, int n, int k) {
+  __shared__ _Float16 rows[32][kDepth + 2];
+  const int lane = thread() % 64, wave = thread() / 64;
+  const int row = 32 * group();
+  const int column = 64 * __builtin_amdgcn_workgroup_id_y() + 32 * wave + lane % 32;
+  float* const results = c + (row + 4 * (lane / 32)) * n + column;
+  const int first = kDepth / 2 * (lane / 32);
+  f32x16 sums;
+  for (int r = 0; r < 16; ++r) sums[r] = results[(8 * (r / 4) + r % 4) * n];
+  for (int depth = 0; depth < k; depth += kDepth) {
+    for (int i = thread(); i < 32 * kDepth; i += 128)
+      rows[i / kDepth][i % kDepth] = a[(row + i / kDepth) * k + depth + i % kDepth];
+    barrier();
+    f16s left, right;
+    for (int i = 0; i < kDepth / 2; ++i) {
+      left[i] = rows[lane % 32][first + i];
+      right[i] = b[(depth + first + i) * n + column];
+    }
+    sums = mfma(left, right, sums);
+    barrier();
+  }
+  for (int r = 0; r < 16; ++r) results[(8 * (r / 4) + r % 4) * n] = sums[r];
+}
+"""
+)
+
+
+def test_matrix_product(emulator: Emulator, any_device: tuple[str, int], seed: int) -> None:
+    arch, index = any_device
+    module = emulator.load_module(compile_hip(_GEMM, arch), index)
+    random = np.random.default_rng(seed)
+    m, n, k = 96, 128, 80
+    a = random.standard_normal((m, k)).astype(np.float16)
+    b = random.standard_normal((k, n)).astype(np.float16)
+    c = random.standard_normal((m, n)).astype(np.float32)
+    exact = a.astype(np.float64) @ b.astype(np.float64) + c
+    bound = np.abs(a).astype(np.float64) @ np.abs(b).astype(np.float64) + np.abs(c)
+    _launch(emulator, module, "gemm", (m // 32, n // 64), 128, a, b, c, n, k)
+    assert np.all(np.abs(c - exact) <= bound * (k + 2) * 2.0**-24)
+
+
+# ---- Atomics -------------------------------------------------------------------------------------
+
+_ATOMICS = (
+    _PRELUDE
+    + """
+#define AGENT __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT
+#define WORKGROUP __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_WORKGROUP
+extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(256, 256)))
+void histogram(const int* values, unsigned* counts, int* extremes, unsigned long* sum,
+               float* largest, unsigned* bits, int n) {
+  __shared__ unsigned local[64];
+  if (thread() < 64) local[thread()] = 0;
+  barrier();
+  const int i = 256 * group() + thread();
+  if (i < n) {
+    const int value = values[i];
+    __hip_atomic_fetch_add(&local[value & 63], 1u, WORKGROUP);
+    __hip_atomic_fetch_min(&extremes[0], value, AGENT);
+    __hip_atomic_fetch_max(&extremes[1], value, AGENT);
+    __hip_atomic_fetch_add(sum, (unsigned long)value, AGENT);
+    __hip_atomic_fetch_xor(&bits[0], (unsigned)value, AGENT);
+    __hip_atomic_fetch_or(&bits[1], (unsigned)value, AGENT);
+    __hip_atomic_fetch_and(&bits[2], (unsigned)value, AGENT);
+    // The largest of floats, by compare and exchange.
+    unsigned* const word = (unsigned*)largest;
+    unsigned seen = __hip_atomic_load(word, AGENT);
+    const unsigned mine = __builtin_bit_cast(unsigned, (float)value);
+    while (__builtin_bit_cast(float, seen) < (float)value &&
+           !__hip_atomic_compare_exchange_strong(word, &seen, mine, __ATOMIC_RELAXED, AGENT)) {}
+  }
+  barrier();
+  if (thread() < 64) __hip_atomic_fetch_add(&counts[thread()], local[thread()], AGENT);
+}
+"""
+)
+
+
+def test_atomics(emulator: Emulator, any_device: tuple[str, int], seed: int) -> None:
+    arch, index = any_device
+    module = emulator.load_module(compile_hip(_ATOMICS, arch), index)
+    random = np.random.default_rng(seed)
+    n = int(random.integers(1000, 3000))
+    values = random.integers(-(2**20), 2**20, n).astype(np.int32)
+    counts, sum_ = np.zeros(64, np.uint32), np.zeros(1, np.int64)
+    extremes = np.array([2**31 - 1, -(2**31)], np.int32)
+    largest, bits = np.array([-1e30], np.float32), np.array([0, 0, 0xFFFFFFFF], np.uint32)
+    arrays = (values, counts, extremes, sum_, largest, bits)
+    _launch(emulator, module, "histogram", -(-n // 256), 256, *arrays, n)
+    np.testing.assert_array_equal(counts, np.bincount(values & 63, minlength=64))
+    assert extremes.tolist() == [values.min(), values.max()]
+    assert sum_[0] == values.sum(dtype=np.int64)
+    assert largest[0] == np.float32(values.max())
+    bitwise = (np.bitwise_xor, np.bitwise_or, np.bitwise_and)
+    reduced = [ufunc.reduce(values.view(np.uint32)) for ufunc in bitwise]
+    np.testing.assert_array_equal(bits, reduced)
