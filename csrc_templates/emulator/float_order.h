@@ -3,6 +3,8 @@
 // V_CMP_CLASS_F32.
 #pragma once
 
+#include <type_traits>
+
 #include "signature.h"
 
 namespace emulator {
@@ -33,11 +35,14 @@ inline bool is_nan(T value) {
 }
 
 template <class T>
-inline bool is_signaling_nan(T value) { return is_nan(value) && !(float_bits(value) & FloatFormat<T>::kQuiet); }
+inline bool is_signaling_nan(T value) {
+  return is_nan(value) && !(float_bits(value) & FloatFormat<T>::kQuiet);
+}
 
 template <class T>
 inline T quiet(T nan) {
-  return bit_cast<T>(static_cast<typename FloatFormat<T>::Bits>(float_bits(nan) | FloatFormat<T>::kQuiet));
+  using Format = FloatFormat<T>;
+  return bit_cast<T>(static_cast<typename Format::Bits>(float_bits(nan) | Format::kQuiet));
 }
 
 // Numbers as integers in the order of the numbers, -0 below +0.
@@ -54,19 +59,35 @@ inline i64 order_key(f64 value) {
   return bits ^ (bits >> 63 & 0x7fffffffffffffff);
 }
 
-// A number wins against a NaN. In IEEE mode a signaling NaN wins, and becomes quiet.
+// A number wins against a NaN. In IEEE mode a signaling NaN wins, and becomes quiet. Integer
+// comparisons of one width, so that loops over lanes become vector code.
 template <class T>
-inline T settle_nan(T result, T a, T b, Mode mode) {
-  result = is_nan(b) ? a : result;
-  result = is_nan(a) ? b : result;
-  result = mode.ieee() & is_signaling_nan(b) ? quiet(b) : result;
-  return mode.ieee() & is_signaling_nan(a) ? quiet(a) : result;
+inline T settle_nan(T ordered, T first, T second, Mode mode) {
+  using Format = FloatFormat<T>;
+  using Word = std::conditional_t<sizeof(T) == 8, u64, u32>;
+  constexpr Word kMagnitude = Format::kSign - 1, kInfinity = Format::kInfinity, kQuiet = Format::kQuiet;
+  const Word a = float_bits(first), b = float_bits(second);
+  // Outside of IEEE mode all NaN count as quiet ones.
+  const Word quiet_anyway = mode.ieee() ? 0 : kQuiet;
+  const Word a_beyond = ((a | quiet_anyway) & kMagnitude) - kInfinity - 1;
+  const Word b_beyond = ((b | quiet_anyway) & kMagnitude) - kInfinity - 1;
+  Word result = float_bits(ordered);
+  result = (b & kMagnitude) > kInfinity ? a : result;
+  result = (a & kMagnitude) > kInfinity ? b : result;
+  // Signaling NaN lie between infinity and the first quiet one.
+  result = b_beyond < kQuiet - 1 ? b | kQuiet : result;
+  result = a_beyond < kQuiet - 1 ? a | kQuiet : result;
+  return bit_cast<T>(static_cast<typename Format::Bits>(result));
 }
 
 template <class T>
-inline T minimum(T a, T b, Mode mode) { return settle_nan(order_key(a) < order_key(b) ? a : b, a, b, mode); }
+inline T minimum(T a, T b, Mode mode) {
+  return settle_nan(order_key(a) < order_key(b) ? a : b, a, b, mode);
+}
 template <class T>
-inline T maximum(T a, T b, Mode mode) { return settle_nan(order_key(a) > order_key(b) ? a : b, a, b, mode); }
+inline T maximum(T a, T b, Mode mode) {
+  return settle_nan(order_key(a) > order_key(b) ? a : b, a, b, mode);
+}
 
 template <class T>
 inline T minimum3(T a, T b, T c, Mode mode) { return minimum(minimum(a, b, mode), c, mode); }
@@ -76,10 +97,13 @@ inline T maximum3(T a, T b, T c, Mode mode) { return maximum(maximum(a, b, mode)
 template <class T>
 inline T median(T a, T b, T c, Mode mode) {
   const T largest = maximum3(a, b, c, mode);
-  const T of_others = largest == a   ? maximum(b, c, mode)
-                      : largest == b ? maximum(a, c, mode)
-                                     : maximum(a, b, mode);
-  return is_nan(a) | is_nan(b) | is_nan(c) ? minimum3(a, b, c, mode) : of_others;
+  T result = maximum(a, b, mode);
+  result = largest == b ? maximum(a, c, mode) : result;
+  result = largest == a ? maximum(b, c, mode) : result;
+  const T without_nan = minimum3(a, b, c, mode);
+  result = is_nan(a) ? without_nan : result;
+  result = is_nan(b) ? without_nan : result;
+  return is_nan(c) ? without_nan : result;
 }
 
 // IEEE 754-2019's minimum and maximum: a NaN wins.
