@@ -1,0 +1,513 @@
+// Fused multi-head attention, forward: O = softmax(scale Q K^T) V, for gfx942 and gfx950.
+//
+// A workgroup computes kTileRows queries of one head, each wave 32 of them, over all key tiles with
+// an online softmax. Everything is transposed: S^T = K Q^T and O^T = V^T P^T. So a lane holds
+// scores of one query only, and P^T in the accumulator is the second product's operand as it is.
+//
+// With two groups of waves, the waves of a SIMD take turns: while one is in its matrix phase
+// (O += V P, then the next tile's S = K Q), the other is in its softmax phase. A barrier after each
+// half keeps them apart. The second group runs half an iteration behind the first:
+//
+//     half        -2         -1         0          1          2
+//     group 0     S0         softmax 0  O0 S1      softmax 1  O1 S2
+//     group 1     -          S0         softmax 0  O0 S1      softmax 1
+//     LDS needs   K0         K0         V0 K1      V0 K1      V1 K2
+//
+// K and V have two buffers each; V i and K i+1 are written in halves 2i-2 and 2i-1, by the group
+// that is in its softmax phase (half -2: by group 1, which has nothing else to do).
+//
+// Set by the build: DTYPE (BF16 or FP16), HDIM_Q, HDIM_V, CAUSAL, GROUP, ROUNDING, KERNEL (the
+// symbol), TILE_ROWS, TILE_KEYS, XCDS (chiplets, each with an L2 cache of its own).
+#include "arguments.h"
+#include "number_formats.h"
+#include "tiles.h"
+
+constexpr int kHdimQ = HDIM_Q, kHdimV = HDIM_V;
+constexpr int kTileRows = TILE_ROWS, kTileKeys = TILE_KEYS;
+constexpr int kWaves = kTileRows / 32, kThreads = 64 * kWaves;
+constexpr int kGroups = kWaves / 4;
+constexpr bool kCausal = CAUSAL, kGroupMode = GROUP;
+constexpr Rounding kRounding = Rounding::ROUNDING;
+#if defined(__gfx950__)
+constexpr int kBankChunks = 16;  // 64 banks
+constexpr bool kHeadsFirst = false;
+#else
+constexpr int kBankChunks = 8;  // 32 banks
+// The interface has a launch grid of its own for this kernel: heads in x, and no pairs of tiles.
+constexpr bool kHeadsFirst = kHdimQ == 192;
+#endif
+constexpr bool kPairs = kCausal && !kHeadsFirst;
+static_assert(kGroups == 1 || kGroups == 2);
+
+using Keys = KeyTile<kTileKeys, kHdimQ, kThreads, kBankChunks>;
+using Values = ValueTile<kTileKeys, kHdimV, kThreads, kBankChunks>;
+
+using Exchange = RowExchange<kBankChunks>;
+
+// LDS: the buffers of keys, then those of values, then room for Exchange of each wave. Where that is
+// not to be had, queries pass through the values' buffers, and the output through the keys'.
+constexpr int kKeysBytes = kGroups * Keys::kBytes, kValuesBytes = kGroups * Values::kBytes;
+constexpr int kTilesBytes = kKeysBytes + kValuesBytes, kExchangeBytes = kWaves * Exchange::kBytes;
+#if defined(__gfx950__)
+constexpr int kLdsBytes = 160 * 1024;
+#else
+constexpr int kLdsBytes = 64 * 1024;
+#endif
+// Four waves are one a SIMD: then two workgroups share a compute unit.
+constexpr bool kHasRoom = kTilesBytes + kExchangeBytes <= kLdsBytes * kGroups / 2;
+constexpr int kQueryExchange = kHasRoom ? kTilesBytes : kGroups == 2 ? kKeysBytes : 0;
+constexpr int kOutputExchange = kHasRoom ? kTilesBytes : 0;
+constexpr int kSharedBytes = kHasRoom ? kTilesBytes + kExchangeBytes : kTilesBytes;
+static_assert(kHasRoom || kExchangeBytes <= (kGroups == 2 ? kKeysBytes : kTilesBytes));
+static_assert(kHasRoom || kGroups == 1 || kExchangeBytes <= kValuesBytes);
+
+constexpr int kKeyBlocks = kTileKeys / 32, kKeySteps = kTileKeys / 16;
+constexpr int kQuerySteps = kHdimQ / 16, kValueBlocks = kHdimV / 32;
+constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+constexpr float kInfinity = __builtin_inff();
+// Below every scaled score, and finite: the difference to -inf has to be -inf.
+constexpr float kNoMaximum = -1.7e38f;
+// How far scores may exceed the maximum in use, in powers of two, before all is rescaled.
+constexpr float kHeadroom = 8;
+
+// Orders LDS among the waves of the workgroup; global loads stay on their way.
+__device__ inline void barrier() {
+  constexpr int kLgkmcnt0 = 0xc07f;
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+  // The fence alone leaves writes outstanding: LLVM relies on LDS keeping the order of all waves.
+  __builtin_amdgcn_s_waitcnt(kLgkmcnt0);
+  __builtin_amdgcn_sched_barrier(0);
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+  __builtin_amdgcn_sched_barrier(0);
+}
+
+// What a wave writes to LDS, other lanes of it read: in order, but the compiler has to know.
+__device__ inline void wave_barrier() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront", "local");
+  __builtin_amdgcn_wave_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront", "local");
+}
+
+__device__ inline int smaller(int a, int b) { return a < b ? a : b; }
+
+// Addresses that depend on the result are computed where they are needed, instead of being kept in
+// registers throughout the loop.
+__device__ inline int anew(int lane) {
+  asm volatile("" : "+v"(lane));
+  return lane;
+}
+
+// Workgroups go to the chiplets in turn. This gives each chiplet consecutive tasks, so that those
+// which share keys and values share an L2 cache.
+__device__ inline unsigned task_of(unsigned index, unsigned count) {
+  const unsigned chiplet = index % XCDS, each = count / XCDS, more = count % XCDS;
+  return chiplet * each + (chiplet < more ? chiplet : more) + index / XCDS;
+}
+
+// The queries, keys and values of one sequence and head, and where results go.
+struct Head {
+  Rows q, k, v;
+  Global<char> o;
+  unsigned o_stride;
+  Global<float> lse;  // null: not wanted
+};
+
+struct Task {
+  Head head;
+  int first_tile, last_tile;  // query tiles; one workgroup computes one or two
+};
+
+// Where the next tiles come from.
+struct Source {
+  Values::Source values;
+  Keys::Source keys;
+};
+constexpr int kLoads = Values::kLoads + Keys::kLoads;
+static_assert(kLoads <= kQuerySteps * kKeyBlocks);
+
+struct Attention {
+  u32x4 query[kQuerySteps];
+  f32x16 score[kKeyBlocks];
+  u32x4 probability[kKeySteps];
+  f32x16 output[kValueBlocks];
+  float maximum, scale;  // of the scores, times scale; scale has log2(e) in it
+  unsigned long rescales;         // the output has to be multiplied by factor before more is added
+  float factor;
+  f32x2 sum;             // of the probabilities that the lane has seen
+
+  // Operands from LDS are read this many ahead of the products that take them.
+  static constexpr int kAhead = 8 / kProductsOfOperand;
+
+  // What a matrix phase multiplies with the probabilities, then with the queries.
+  struct Operands {
+    static constexpr int kValues = kKeySteps * kValueBlocks;
+    static constexpr int kEnd = kValues + kQuerySteps * kKeyBlocks;
+    Lds<const char> first_value, first_key;
+    u32x4 ahead[kAhead];
+
+    __device__ u32x4 read(int n) const {
+      if (n < kValues) return Values::operand(first_value, n % kValueBlocks, n / kValueBlocks);
+      n -= kValues;
+      return Keys::operand(first_key, n % kKeyBlocks, n / kKeyBlocks);
+    }
+
+    // Calls multiply(n, operand) for n from kFirst to kLast - 1, and reads ahead. In this order:
+    // left alone, the compiler would read each operand when it is needed, to save registers.
+    template <int kFirst, int kLast, class Multiply>
+    __device__ void in_turn(Multiply multiply) {
+#pragma unroll
+      for (int n = kFirst; n < kLast; ++n) {
+        multiply(n, ahead[n % kAhead]);
+        if (n + kAhead < kEnd) ahead[n % kAhead] = read(n + kAhead);
+        __builtin_amdgcn_sched_barrier(0);
+      }
+    }
+  };
+
+  __device__ Operands operands(Lds<const char> values, Lds<const char> keys, int lane) {
+    Operands result{values + Values::first_operand(lane), keys + Keys::first_operand(lane)};
+#pragma unroll
+    for (int n = 0; n < kAhead; ++n) result.ahead[n] = result.read(n);
+    return result;
+  }
+
+  // Adds a tile of values to the output.
+  __device__ void multiply_values(Operands& operands) {
+    const auto multiply = [&](int n, u32x4 value, f32x16 c) {
+      output[n % kValueBlocks] = DTYPE::multiply(value, probability[n / kValueBlocks], c);
+    };
+    // Rescaling is part of a branch that ends with a product, whose result takes the registers of
+    // the old output. A branch with multiplications alone would cost copies of all of it.
+    if (rescales) {
+      operands.in_turn<0, kValueBlocks>([&](int n, u32x4 value) {
+        const f32x16 rescaled = output[n] * factor;
+        multiply(n, value, rescaled);
+        asm volatile("" ::"v"(rescaled));  // or the product would take the registers of this
+      });
+    } else {
+      operands.in_turn<0, kValueBlocks>(
+          [&](int n, u32x4 value) { multiply(n, value, output[n]); });
+    }
+    operands.in_turn<kValueBlocks, Operands::kValues>(
+        [&](int n, u32x4 value) { multiply(n, value, output[n % kValueBlocks]); });
+  }
+
+  // Computes the scores of the next tile of keys, and calls also(n) after operand n.
+  template <class Also>
+  __device__ void multiply_keys(Operands& operands, Also also) {
+#pragma unroll
+    for (int block = 0; block < kKeyBlocks; ++block) score[block] = f32x16(0);
+    operands.in_turn<Operands::kValues, Operands::kEnd>(
+        [&](int n, u32x4 key) {
+          multiply_key(n - Operands::kValues, key);
+          also(n - Operands::kValues);
+        });
+  }
+
+  __device__ void multiply_key(int n, u32x4 key) {
+    score[n % kKeyBlocks] = DTYPE::multiply(key, query[n / kKeyBlocks], score[n % kKeyBlocks]);
+  }
+
+  __device__ void multiply_first_keys(Lds<const char> keys, int lane) {
+    const Lds<const char> first = keys + Keys::first_operand(lane);
+#pragma unroll
+    for (int block = 0; block < kKeyBlocks; ++block) score[block] = f32x16(0);
+#pragma unroll
+    for (int n = 0; n < kQuerySteps * kKeyBlocks; ++n)
+      multiply_key(n, Keys::operand(first, n % kKeyBlocks, n / kKeyBlocks));
+  }
+
+  // Hides the keys behind `last`, which counts from the tile's first key.
+  __device__ void mask(int last, int lane) {
+    const int limit = last - 4 * (lane / 32);
+#pragma unroll
+    for (int block = 0; block < kKeyBlocks; ++block)
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+        score[block][i] = 32 * block + i / 4 * 8 + i % 4 <= limit ? score[block][i] : -kInfinity;
+  }
+
+  __device__ void rescale(float largest) {
+    // The other half of the wave has the query's other keys.
+    const float other = bits_as<float>(__builtin_amdgcn_ds_bpermute(
+        (__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0)) ^ 32) * 4,
+        bits_as<int>(largest)));
+    const float next = __builtin_fmaxf(maximum, __builtin_fmaxf(largest, other));
+    factor = __builtin_amdgcn_exp2f(maximum - next);
+    maximum = next;
+    sum *= factor;
+  }
+
+  __device__ void softmax() {
+    float largest = score[0][0];
+#pragma unroll
+    for (int i = 1; i < 16 * kKeyBlocks; ++i)
+      largest = __builtin_fmaxf(largest, score[i / 16][i % 16]);
+    largest *= scale;
+    rescales = __builtin_amdgcn_ballot_w64(largest > maximum + kHeadroom);
+    if (rescales) rescale(largest);
+    f32x2 even = {0, 0}, odd = {0, 0};
+#pragma unroll
+    for (int step = 0; step < kKeySteps; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = step % 2 * 8 + i * 2;
+        const f32x2 pair = {score[step / 2][at], score[step / 2][at + 1]};
+        const f32x2 exponent = __builtin_elementwise_fma(pair, f32x2(scale), f32x2(-maximum));
+        const f32x2 p = {__builtin_amdgcn_exp2f(exponent.x), __builtin_amdgcn_exp2f(exponent.y)};
+        (i % 2 ? odd : even) += p;
+        probability[step][i] = DTYPE::pack<kRounding>(p.x, p.y);
+      }
+    }
+    sum += even + odd;
+    // All of it here: the compiler would move what nobody needs yet to the matrix phase.
+    asm volatile("" : "+v"(sum));
+#pragma unroll
+    for (int step = 0; step < kKeySteps; ++step) asm volatile("" : "+v"(probability[step]));
+  }
+};
+
+// Rows behind the last one get its queries; nobody stores what comes of them.
+__device__ inline void load_queries(u32x4 (&query)[kQuerySteps], Rows rows, int first_row,
+                                    Lds<char> exchange, int lane) {
+#pragma unroll
+  for (int n = 0; n < kQuerySteps; ++n) {
+    const int pass = n % Exchange::kPasses, values = n / Exchange::kPasses * 64;
+    const int row = smaller(first_row + Exchange::row_of(pass, lane), rows.count - 1);
+    query[n] = *(Global<const u32x4>)(rows.base + static_cast<unsigned long>(row) * rows.stride +
+                                      values * 2 + Exchange::chunk_of(lane) * 16);
+  }
+#pragma unroll
+  for (int first = 0; first < kQuerySteps; first += Exchange::kPasses) {
+#pragma unroll
+    for (int pass = 0; pass < Exchange::kPasses; ++pass)
+      *(Lds<u32x4>)(exchange + Exchange::place(Exchange::row_of(pass, lane),
+                                               Exchange::chunk_of(lane))) = query[first + pass];
+    wave_barrier();
+#pragma unroll
+    for (int step = 0; step < Exchange::kPasses; ++step)
+      query[first + step] =
+          *(Lds<const u32x4>)(exchange + Exchange::operand_place(step, lane));
+    wave_barrier();
+  }
+}
+
+__device__ inline void store_output(const Attention& wave, const Head& head, int first_row,
+                                    Lds<char> exchange, int lane) {
+  const float own = wave.sum.x + wave.sum.y;
+  const float other = bits_as<float>(
+      __builtin_amdgcn_ds_bpermute((lane ^ 32) * 4, bits_as<int>(own)));
+  const float sum = own + other;
+  const float factor = sum == 0 ? 0 : __builtin_amdgcn_rcpf(sum);
+#pragma unroll
+  for (int first = 0; first < kValueBlocks; first += 2) {
+#pragma unroll
+    for (int group = 0; group < 8; ++group) {
+      const f32x16& o = wave.output[first + group / 4];
+      const int i = group % 4 * 4;
+      *(Lds<u32x2>)(exchange + Exchange::accumulator_place(group, lane)) =
+          u32x2{DTYPE::pack<kRounding>(o[i] * factor, o[i + 1] * factor),
+                DTYPE::pack<kRounding>(o[i + 2] * factor, o[i + 3] * factor)};
+    }
+    wave_barrier();
+#pragma unroll
+    for (int pass = 0; pass < Exchange::kPasses; ++pass) {
+      const int row = Exchange::row_of(pass, lane), chunk = Exchange::chunk_of(lane);
+      const u32x4 values = *(Lds<const u32x4>)(exchange + Exchange::place(row, chunk));
+      if (first_row + row < head.q.count)
+        *(Global<u32x4>)(head.o + static_cast<unsigned long>(first_row + row) * head.o_stride +
+                         first * 64 + chunk * 16) = Exchange::unswapped(values, pass);
+    }
+    wave_barrier();
+  }
+  const int row = first_row + lane % 32;
+  if (head.lse && lane < 32 && row < head.q.count)
+    head.lse[row] = sum == 0 ? -kInfinity
+                             : (wave.maximum + __builtin_amdgcn_logf(sum)) * kLn2;
+}
+
+// kAreFar: rows of keys or values are further apart than a buffer's offsets reach. The loop that is
+// made for that is slower.
+template <bool kAreFar>
+__device__ inline void attend(const Head& head, int tile, float scale, Lds<char> lds, int thread) {
+  const int lane = thread % 64;
+  const int wave_index = __builtin_amdgcn_readfirstlane(thread / 64);
+  const int group = wave_index / 4;
+  const int first_row = tile * kTileRows + wave_index * 32;
+  // The last key that a row sees is its number plus this, under the causal mask.
+  const int diagonal = head.k.count - head.q.count;
+
+  int count = head.k.count;  // of keys that any row of the tile sees
+  if (kCausal) count = smaller(count, smaller((tile + 1) * kTileRows, head.q.count) + diagonal);
+  const int tiles = count > 0 ? (count + kTileKeys - 1) / kTileKeys : 0;
+
+  Attention wave;
+  wave.scale = scale * kLog2e;
+  wave.maximum = kNoMaximum;
+  wave.sum = f32x2(0);
+#pragma unroll
+  for (int block = 0; block < kValueBlocks; ++block) wave.output[block] = f32x16(0);
+  const Lds<char> keys = lds, values = lds + kKeysBytes;
+  load_queries(wave.query, head.q, first_row,
+               lds + kQueryExchange + wave_index * Exchange::kBytes, lane);
+  if (!kHasRoom && kGroups == 1) barrier();
+
+  if (tiles > 0) {
+    const int row = first_row + lane % 32;
+    const auto key_buffer = [&](int i) { return keys + i % kGroups * Keys::kBytes; };
+    const auto value_buffer = [&](int i) { return values + i % kGroups * Values::kBytes; };
+
+    Keys::Registers next_keys;
+    Values::Registers next_values;
+    const auto source = [&](int i) {  // V i and K i+1
+      return Source{Values::source(head.v.from(i * kTileKeys), thread),
+                    Keys::source(head.k.from((i + 1) * kTileKeys), thread)};
+    };
+    const auto load = [&](const Source& from, int n) {
+      if (n < Values::kLoads) return from.values.template load<kAreFar>(next_values, n);
+      if (n < kLoads) return from.keys.template load<kAreFar>(next_keys, n - Values::kLoads);
+    };
+    const auto load_all = [&](const Source& from) {
+#pragma unroll
+      for (int n = 0; n < kLoads; ++n) load(from, n);
+    };
+    const auto store = [&](int i) {
+      Values::store(value_buffer(i), next_values, thread);
+      Keys::store(key_buffer(i + 1), next_keys, thread);
+    };
+
+    const Keys::Source first_keys = Keys::source(head.k, thread);
+#pragma unroll
+    for (int n = 0; n < Keys::kLoads; ++n) first_keys.template load<kAreFar>(next_keys, n);
+    Keys::store(key_buffer(0), next_keys, thread);
+    load_all(source(0));
+    barrier();
+    if (group == 1) {
+      store(0);
+      load_all(source(1));
+      barrier();
+    }
+    wave.multiply_first_keys(key_buffer(0), lane);
+    barrier();
+    for (int i = 0;; ++i) {
+      // What all rows of the wave see needs no mask.
+      const int first_key = i * kTileKeys;
+      int visible = head.k.count;
+      if (kCausal) visible = smaller(visible, first_row + diagonal + 1);
+      if (first_key + kTileKeys > visible) {
+        int last = head.k.count - 1;
+        if (kCausal) last = smaller(last, row + diagonal);
+        wave.mask(last - first_key, lane);
+      }
+      wave.softmax();
+      store(i + group);
+      barrier();
+      __builtin_amdgcn_s_setprio(1);
+      // The last products read ahead too, but others may be writing output where keys were.
+      const bool has_next = i + 1 < tiles || kGroups == 1;
+      auto operands = wave.operands(value_buffer(i),
+                                    has_next ? key_buffer(i + 1) : value_buffer(i), lane);
+      wave.multiply_values(operands);
+      if (i + 1 == tiles) break;
+      const Source next = source(i + 1 + group);
+      // One load after every other operand: all at once would make the waves queue.
+      constexpr int kEvery = kQuerySteps * kKeyBlocks >= 2 * kLoads ? 2 : 1;
+      wave.multiply_keys(operands, [&](int n) {
+        if (n % kEvery == 0) load(next, n / kEvery);
+      });
+      __builtin_amdgcn_s_setprio(0);
+      barrier();
+    }
+    __builtin_amdgcn_s_setprio(0);
+    if (kGroups == 2 && group == 0) barrier();
+  }
+  if (!kHasRoom && kGroups == 1) barrier();
+  store_output(wave, head, first_row, lds + kOutputExchange + wave_index * Exchange::kBytes,
+               anew(lane));
+}
+
+__device__ inline Task task_of_workgroup(const Arguments& a) {
+  unsigned head, batch, pair;
+  int seqlen_q, seqlen_k;
+  long q_start = 0, k_start = 0;  // rows
+  if (kGroupMode) {
+    head = task_of(__builtin_amdgcn_workgroup_id_x(), a.s_q_head_num.value);
+    batch = __builtin_amdgcn_workgroup_id_y();
+    pair = __builtin_amdgcn_workgroup_id_z();
+    seqlen_q = a.ptr_qseq.value[batch + 1] - a.ptr_qseq.value[batch];
+    seqlen_k = a.ptr_kseq.value[batch + 1] - a.ptr_kseq.value[batch];
+    q_start = a.ptr_qseq_padding.value[batch];
+    k_start = a.ptr_kseq_padding.value[batch];
+  } else {
+    batch = __builtin_amdgcn_workgroup_id_z();
+    seqlen_q = a.s_seq_len.value;
+    seqlen_k = a.s_kv_seq_len.value;
+    const unsigned x = __builtin_amdgcn_workgroup_id_x(), y = __builtin_amdgcn_workgroup_id_y();
+    if (kHeadsFirst) {
+      head = task_of(x, a.s_q_head_num.value);
+      pair = y;
+    } else {
+      const unsigned tiles = (seqlen_q + kTileRows - 1) / kTileRows;
+      const unsigned pairs = kPairs ? (tiles + 1) / 2 : tiles;
+      const unsigned task = task_of(x + pairs * y, pairs * a.s_q_head_num.value);
+      head = task / pairs;
+      pair = task % pairs;
+    }
+  }
+  const unsigned head_k = head / a.s_gqa.value;
+  const auto rows = [](auto base, unsigned batch_offset, unsigned batch_stride, unsigned head_index,
+                       unsigned head_stride, long start, unsigned stride) {
+    return base + static_cast<unsigned long>(batch_offset) * batch_stride +
+           static_cast<unsigned long>(head_index) * head_stride +
+           static_cast<unsigned long>(start) * stride;
+  };
+  Task task;
+  task.head.q = {rows(a.ptr_q.value, batch, a.s_Bs.value, head, a.s_Hs.value, q_start,
+                      a.s_Seqs.value),
+                 a.s_Seqs.value, seqlen_q};
+  task.head.k = {rows(a.ptr_k.value, batch, a.s_k_Bs.value, head_k, a.s_k_Hs.value, k_start,
+                      a.s_k_Seqs.value),
+                 a.s_k_Seqs.value, seqlen_k};
+  task.head.v = {rows(a.ptr_v.value, batch, a.s_v_Bs.value, head_k, a.s_v_Hs.value, k_start,
+                      a.s_v_Seqs.value),
+                 a.s_v_Seqs.value, seqlen_k};
+  task.head.o = rows(a.ptr_o.value, batch, a.s_o_Bs.value, head, a.s_o_Hs.value, q_start,
+                     a.s_o_Seqs.value);
+  task.head.o_stride = a.s_o_Seqs.value;
+  task.head.lse = nullptr;
+  if (a.s_lse.value) {
+    const unsigned long lse_row =
+        kGroupMode ? static_cast<unsigned long>(head) * a.s_lse_Hs.value + q_start * 4
+                   : (static_cast<unsigned long>(batch) * a.s_q_head_num.value + head) *
+                         a.s_lse_Hs.value;
+    task.head.lse = (Global<float>)((Global<char>)a.ptr_lse.value + lse_row);
+  }
+  const int tiles = (seqlen_q + kTileRows - 1) / kTileRows;
+  // A sequence of a group may need fewer workgroups than the longest one. Under a causal mask one
+  // tile from the head and one from the tail make equal work; without pairs, the longest go first.
+  const int last = tiles - 1 - static_cast<int>(pair);
+  task.first_tile = kCausal && !kPairs ? last : pair;
+  task.last_tile = kCausal ? last : smaller(pair, tiles - 1);
+  return task;
+}
+
+__global__ void forward(Arguments) asm(KERNEL);
+
+// Two waves a SIMD: 256 registers each.
+__global__ __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads),
+                          amdgpu_waves_per_eu(2, 2))) void
+forward(Arguments arguments) {
+  alignas(1024) __shared__ char lds[kSharedBytes];
+  const Task task = task_of_workgroup(arguments);
+  for (int i = 0; i < 2; ++i) {
+    const int tile = i == 0 ? task.last_tile : task.first_tile;
+    if (tile < task.first_tile || tile < 0 || i == 1 && task.first_tile == task.last_tile) return;
+    if (i == 1) barrier();  // others are still busy with the first tile's output
+    const int thread = anew(__builtin_amdgcn_workitem_id_x());
+    if (are_far<kTileKeys>(task.head.k) || are_far<kTileKeys>(task.head.v))
+      attend<true>(task.head, tile, arguments.scalar.value, (Lds<char>)lds, thread);
+    else
+      attend<false>(task.head, tile, arguments.scalar.value, (Lds<char>)lds, thread);
+  }
+}

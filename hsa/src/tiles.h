@@ -1,0 +1,272 @@
+// Tiles of keys and values: from global memory through registers into LDS, and from there into
+// operands of matrix products.
+#pragma once
+
+#include "arguments.h"
+#include "number_formats.h"
+
+template <class T>
+using Lds = __attribute__((address_space(3))) T*;
+
+// Rows of a tensor from `base` on: of one sequence and head.
+struct Rows {
+  Global<const char> base;
+  unsigned stride;  // bytes
+  int count;
+
+  __device__ Rows from(int row) const {
+    return {base + static_cast<unsigned long>(row) * stride, stride, count - row};
+  }
+};
+
+// Whether a tile's rows are further apart than a buffer's offsets reach.
+template <int kRows>
+__device__ inline bool are_far(const Rows& rows) {
+  return rows.stride >= (1u << 31) / kRows;
+}
+
+// What a buffer load would give, for such rows. There is one row at least.
+template <class T>
+__device__ inline T load_far(const Rows& rows, int row, int offset) {
+  // Computed again for each tile: registers for all addresses are not to be had.
+  asm volatile("" : "+v"(row), "+v"(offset));
+  // The last one is before `base` where the tile is behind the end.
+  const long there = row < rows.count ? row : rows.count - 1;
+  const T value = *(Global<const T>)(rows.base + there * static_cast<long>(rows.stride) + offset);
+  return row < rows.count ? value : T(0);
+}
+
+// A view of kRows rows at most, of which the hardware reads those beyond the end as zeros.
+template <int kRows, int kRowBytes>
+__device__ inline __amdgpu_buffer_rsrc_t buffer_of(Rows rows) {
+  constexpr unsigned kRaw = 0x27000;  // 32-bit elements; no swizzle
+  const int count = rows.count < kRows ? rows.count : kRows;
+  const int bytes = count > 0 ? (count - 1) * static_cast<int>(rows.stride) + kRowBytes : 0;
+  return __builtin_amdgcn_make_buffer_rsrc((void*)(rows.base), 0, bytes, kRaw);
+}
+
+// A tile in LDS: kRows rows of kChunks chunks. A chunk is 8 values, which a lane reads at once as
+// half of an operand's 16 values of depth.
+//
+// Lanes read one chunk of consecutive rows each. The chunks of a row change places by an exclusive
+// or with bits of the row's number, so that they are in different banks.
+template <int kRows, int kChunks>
+struct Tile {
+  static constexpr int kBytes = kRows * kChunks * 16;
+  static constexpr int kRowBytes = kChunks * 16;
+
+  // `mix` changes bits of the chunk's number below kMixed, a power of two.
+  template <int kMixed>
+  __device__ static int place(int row, int chunk, int mix) {
+    static_assert(kChunks % kMixed == 0);
+    return row * kRowBytes + (chunk ^ (mix & (kMixed - 1))) * 16;
+  }
+
+  // The chunk `step` operands behind the one at `first`, `block` times 32 rows below.
+  template <int kMixed>
+  __device__ static u32x4 operand(Lds<const char> first, int block, int step) {
+    const int chunk = 2 * step;
+    const unsigned mixed = (unsigned)first ^ chunk % kMixed * 16;
+    return *(Lds<const u32x4>)(mixed + chunk / kMixed * kMixed * 16 + block * 32 * kRowBytes);
+  }
+};
+
+// A tile of keys: rows of kHdim values.
+template <int kKeys, int kHdim, int kThreads, int kBankChunks>
+struct KeyTile : Tile<kKeys, kHdim / 8> {
+  using Base = Tile<kKeys, kHdim / 8>;
+  static constexpr int kChunks = kHdim / 8;
+  // Eight threads load a row, 128 bytes at a time.
+  static constexpr int kLoads = kChunks / 8;
+  static constexpr int kMixed = kChunks % kBankChunks == 0 ? kBankChunks : 8;
+  static_assert(kThreads == 8 * kKeys);
+
+  // Where two rows are as wide as the banks, odd rows begin with their second half.
+  __device__ static int swap(int row) { return kMixed == 16 ? row % 2 : 0; }
+
+  struct Registers {
+    u32x4 chunk[kLoads];
+  };
+
+  __device__ static int place(int row, int chunk) {
+    // Rows of half the banks' width lie in pairs.
+    return Base::template place<kMixed>(row, chunk, kMixed == kBankChunks ? row : row / 2);
+  }
+
+  // A tile on its way: load() starts one of kLoads loads.
+  struct Source {
+    Rows rows;
+    int thread;
+    __amdgpu_buffer_rsrc_t buffer;
+    unsigned offset[kLoads];
+
+    template <bool kAreFar>
+    __device__ void load(Registers& to, int i) const {
+      if constexpr (kAreFar)
+        to.chunk[i] = load_far<u32x4>(rows, thread / 8, column(thread, i));
+      else
+        to.chunk[i] = __builtin_amdgcn_raw_buffer_load_b128(buffer, offset[i], 0, 0);
+    }
+  };
+
+  // In bytes, where load i of a thread begins in its row.
+  __device__ static int column(int thread, int i) {
+    return (thread % 8 + (i ^ swap(thread / 8)) * 8) * 16;
+  }
+
+  __device__ static Source source(Rows rows, int thread) {
+    Source result{rows, thread, buffer_of<kKeys, kHdim * 2>(rows)};
+    for (int i = 0; i < kLoads; ++i)
+      result.offset[i] = thread / 8 * rows.stride + column(thread, i);
+    return result;
+  }
+
+  __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
+    const int row = thread / 8;
+    const unsigned first = (unsigned)(tile + place(row, thread % 8 + swap(row) * 8));
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i)
+      *(Lds<u32x4>)((first ^ i * 8 % kMixed * 16) + i * 8 / kMixed * kMixed * 16) = from.chunk[i];
+  }
+
+  __device__ static int first_operand(int lane) { return place(lane % 32, lane / 32); }
+
+  // Rows 32 * block and on, values 16 * step and on; `first` is where first_operand is.
+  __device__ static u32x4 operand(Lds<const char> first, int block, int step) {
+    return Base::template operand<kMixed>(first, block, step);
+  }
+};
+
+// A tile of values, transposed: rows of kKeys keys. The product takes keys in the order in which
+// the accumulator of the scores holds them: a lane of the first half of the wave has keys 0 to 3
+// and 8 to 11 of 16, one of the second half keys 4 to 7 and 12 to 15. These are a chunk.
+template <int kKeys, int kHdim, int kThreads, int kBankChunks>
+struct ValueTile : Tile<kHdim, kKeys / 8> {
+  using Base = Tile<kHdim, kKeys / 8>;
+  static constexpr int kChunks = kKeys / 8;
+  static constexpr int kWidth = kKeys / 4 * kHdim / kThreads;  // values of a row that a thread loads
+  static_assert(kWidth == 2 || kWidth == 4);
+  static_assert(kChunks == 4 || kChunks == 8);
+  static constexpr int kDwords = kWidth / 2;
+  static constexpr int kColumns = kHdim / kWidth;
+
+  // Four keys, kWidth values of each.
+  struct Registers {
+    unsigned row[4][kDwords];
+  };
+
+  // Which keys and values a thread has: 4 * quad and on, kWidth * column and on. Threads that write
+  // at once have eight columns, both halves of a chunk, and with 64 banks two chunks.
+  __device__ static int column_of(int thread) {
+    return thread % 8 + thread / 32 % (kColumns / 8) * 8;
+  }
+  __device__ static int half_of(int thread) { return thread / 8 % 2; }
+  __device__ static int chunk_of(int thread) {
+    return thread / 16 % 2 + thread / 4 / kColumns * 2;
+  }
+  __device__ static int quad_of(int thread) {
+    const int chunk = chunk_of(thread);
+    return chunk / 2 * 4 + half_of(thread) * 2 + chunk % 2;
+  }
+
+  // Free of conflicts for two patterns: the writes of store(), where bits 1 or 2 and on of the row
+  // vary, and reads, which the hardware serves in groups of rows 0-3 and 20-23, 4-7 and 16-19 and so
+  // on (with 64 banks two groups at once). op_tests/amd checks it.
+  //
+  // All of it is made of exclusive ors, so that place(a | b, c) is place(a, c) ^ place(b, 0) for
+  // numbers without common bits.
+  __device__ static int place(int row, int chunk) {
+    constexpr bool kHas32Banks = kBankChunks == 8;
+    if constexpr (kHas32Banks && kChunks == 8)
+      return Base::template place<8>(row, chunk, row ^ row / 8 % 2 * 3 ^ row / 16 % 2);
+    else if constexpr (kHas32Banks)
+      return Base::template place<4>(row ^ row / 4 % 2, chunk,
+                                     row / 2 % 2 ^ row / 8 % 2 ^ row / 16 % 2 * 2);
+    else if constexpr (kChunks == 8)
+      return Base::template place<8>(row ^ row / 2 % 2 ^ row / 16 % 2, chunk, row / 2);
+    else
+      return Base::template place<4>(row ^ row / 16 % 2 ^ row / 4 % 2 * 2, chunk, row / 4);
+  }
+
+  static constexpr int kLoads = 4;
+  typedef unsigned Columns __attribute__((ext_vector_type(kDwords)));
+
+  struct Source {
+    Rows rows;
+    int thread;
+    __amdgpu_buffer_rsrc_t buffer;
+    unsigned offset;
+
+    template <bool kAreFar>
+    __device__ void load(Registers& to, int i) const {
+      Columns values;
+      if constexpr (kAreFar)
+        values = load_far<Columns>(rows, quad_of(thread) * 4 + i, column_of(thread) * kWidth * 2);
+      else if constexpr (kDwords == 1)
+        values = __builtin_amdgcn_raw_buffer_load_b32(buffer, offset + i * rows.stride, 0, 0);
+      else
+        values = __builtin_amdgcn_raw_buffer_load_b64(buffer, offset + i * rows.stride, 0, 0);
+      __builtin_memcpy(to.row[i], &values, sizeof values);
+    }
+  };
+
+  __device__ static Source source(Rows rows, int thread) {
+    unsigned offset = quad_of(thread) * 4 * rows.stride + column_of(thread) * kWidth * 2;
+    // An addition for each load is cheaper than registers for four offsets throughout the loop.
+    asm volatile("" : "+v"(offset));
+    return {rows, thread, buffer_of<kKeys, kHdim * 2>(rows), offset};
+  }
+
+  __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
+    const int first = place(column_of(thread) * kWidth, chunk_of(thread)) + half_of(thread) * 8;
+    const unsigned address = (unsigned)(tile + first);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      const auto& row = from.row;
+      const int d = j / 2;
+      const u32x2 keys =
+          j % 2 ? u32x2{upper_halves(row[0][d], row[1][d]), upper_halves(row[2][d], row[3][d])}
+                : u32x2{lower_halves(row[0][d], row[1][d]), lower_halves(row[2][d], row[3][d])};
+      *(Lds<u32x2>)(address ^ place(j, 0)) = keys;
+    }
+  }
+
+  __device__ static int first_operand(int lane) { return place(lane % 32, lane / 32); }
+
+  // Values 32 * block and on, the 16 keys 16 * step and on; `first` is where first_operand is.
+  __device__ static u32x4 operand(Lds<const char> first, int block, int step) {
+    return Base::template operand<kChunks>(first, block, step);
+  }
+};
+
+// A wave's way between rows in global memory and rows of its lanes: 32 rows of 64 values in LDS of
+// its own. So global memory is read and written in whole lines.
+template <int kBankChunks>
+struct RowExchange {
+  static constexpr int kBytes = 32 * 128;
+  static constexpr int kPasses = 4;  // of eight rows each, eight lanes a row
+
+  __device__ static int place(int row, int chunk) {
+    const int mix = kBankChunks == 16 ? row / 2 : row;
+    return row * 128 + (chunk ^ (mix & 7)) * 16;
+  }
+
+  // The row and the chunk that a lane moves from or to global memory.
+  __device__ static int row_of(int pass, int lane) { return pass * 8 + lane / 8; }
+  __device__ static int chunk_of(int lane) { return lane % 8; }
+
+  // An operand's chunk: of row lane % 32, values 16 * step and on.
+  __device__ static int operand_place(int step, int lane) {
+    return place(lane % 32, 2 * step + lane / 32);
+  }
+
+  // Four values of an accumulator: of row lane % 32, 8 * group + 4 * (lane / 32) and on. Rows 8 to
+  // 15 and 24 to 31 have the halves of their chunks swapped, for the banks.
+  __device__ static int accumulator_place(int group, int lane) {
+    return place(lane % 32, group) + (lane / 32 ^ lane / 8 % 2) * 8;
+  }
+
+  __device__ static u32x4 unswapped(u32x4 chunk, int pass) {
+    return pass % 2 ? chunk.zwxy : chunk;
+  }
+};
