@@ -39,7 +39,7 @@ ROUNDINGS = {0: ("rtne", "nearest_even"), 1: ("rtna", "nearest_away"), 2: ("rtz"
 TILES = {(64, 64): (256, 64), (128, 128): (256, 64), (192, 128): (128, 32)}
 COLUMNS = (
     "dtype,hdim_q,hdim_v,mask,mode,bf16_cvt,ts_qo,ts_kv,knl_name,co_name,"
-    "chip,sha256,lds_bytes,vgprs,agprs,sgprs,spills,compiler"
+    "chip,combine_name,sha256,lds_bytes,vgprs,agprs,sgprs,spills,compiler"
 ).split(",")
 FLAGS = (
     "-std=c++17",
@@ -89,7 +89,12 @@ class Kernel:
 
     @property
     def symbol(self) -> str:
-        return f"_ZN5aiter{len(self.name)}{self.name}E"
+        return _symbol(self.name)
+
+    @property
+    def combine_symbol(self) -> str:
+        """Of the kernel that makes the output where keys are split."""
+        return _symbol(f"{self.name}_combine")
 
     @property
     def file_name(self) -> str:
@@ -116,6 +121,7 @@ class Kernel:
             "TILE_KEYS": self.tile[1],
             "XCDS": CHIPS[self.chip][1],
             "KERNEL": f'"{self.symbol}"',
+            "COMBINE": f'"{self.combine_symbol}"',
         }
 
 
@@ -147,6 +153,7 @@ class CodeObject:
             "knl_name": kernel.symbol,
             "co_name": kernel.file_name,
             "chip": kernel.chip if CHIPS[kernel.chip][2] else "",
+            "combine_name": kernel.combine_symbol,
             "sha256": hashlib.sha256(self.content).hexdigest(),
             "lds_bytes": self.lds_bytes,
             "vgprs": self.vgprs,
@@ -178,10 +185,10 @@ def build(kernel: Kernel) -> CodeObject:
     """
     definitions = [f"-D{name}={value}" for name, value in kernel.definitions().items()]
     assembly = compile_hip_to_assembly(_source(), kernel.arch, flags=(*FLAGS, *definitions))
-    metadata = {
-        name: int(value)
-        for name, value in re.findall(r"^ {2}[- ] \.(\w+): +(\d+)$", assembly, re.MULTILINE)
-    }
+    # Of the kernel itself; that of `combine`, which needs less of everything, follows.
+    metadata: dict[str, int] = {}
+    for name, value in re.findall(r"^ {2}[- ] \.(\w+): +(\d+)$", assembly, re.MULTILINE):
+        metadata.setdefault(name, int(value))
     (compiler,) = re.findall(r'\.ident\s+"(clang version [\d.]+)', assembly)
     return CodeObject(
         kernel,
@@ -218,6 +225,10 @@ def differing(expected: dict[Path, bytes]) -> list[str]:
     ]
     unexpected = set(HSA.glob("gfx*/**/*.*")) - set(expected)
     return lines + [f"{path.relative_to(HSA)} comes from no source" for path in sorted(unexpected)]
+
+
+def _symbol(name: str) -> str:
+    return f"_ZN5aiter{len(name)}{name}E"
 
 
 @cache

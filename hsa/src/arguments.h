@@ -32,8 +32,13 @@ struct Arguments {
   Slot<Global<const int>> ptr_qseq, ptr_kseq;                  // gm1: ends of the sequences
   Slot<unsigned> s_lse_Hs;                                     // lse between heads
   Slot<Global<const int>> ptr_qseq_padding, ptr_kseq_padding;  // gm1: where sequences begin
-  Slot<Global<const float>> ptr_q_descale, ptr_k_descale, ptr_v_descale;
-  Slot<unsigned> s_descale_q_Bs, s_descale_q_Hs;
+  // Null and zeros, but where keys are split: then several workgroups attend to the same queries,
+  // each to a part of the keys, and the kernel `combine` makes the output of what they leave here.
+  // (fp8 kernels have their scales in these slots: ptr_q_descale, s_descale_q_Bs, s_descale_q_Hs.)
+  Slot<Global<float>> ptr_partial;
+  Slot<Global<const float>> ptr_k_descale, ptr_v_descale;
+  Slot<unsigned> s_splits;                // parts of the keys
+  Slot<unsigned> s_tiles;                 // query tiles of the longest sequence
   Slot<unsigned> s_descale_k_Bs, s_descale_k_Hs;
   Slot<unsigned> s_descale_v_Bs, s_descale_v_Hs;
 };

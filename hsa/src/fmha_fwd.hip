@@ -16,8 +16,10 @@
 // K and V have two buffers each; V i and K i+1 are written in halves 2i-2 and 2i-1, by the group
 // that is in its softmax phase (half -2: by group 1, which has nothing else to do).
 //
-// Set by the build: DTYPE (BF16 or FP16), HDIM_Q, HDIM_V, CAUSAL, GROUP, ROUNDING, KERNEL (the
-// symbol), TILE_ROWS, TILE_KEYS, XCDS (chiplets, each with an L2 cache of its own).
+// A launch that would not fill the chip splits the keys: see ptr_partial in arguments.h.
+//
+// Set by the build: DTYPE (BF16 or FP16), HDIM_Q, HDIM_V, CAUSAL, GROUP, ROUNDING, KERNEL and
+// COMBINE (symbols), TILE_ROWS, TILE_KEYS, XCDS (chiplets, each with an L2 cache of its own).
 #include "arguments.h"
 #include "number_formats.h"
 #include "tiles.h"
@@ -116,6 +118,8 @@ struct Head {
 struct Task {
   Head head;
   int first_tile, last_tile;  // query tiles; one workgroup computes one or two
+  int split, splits;          // which part of the keys, of how many
+  Global<float> partial;      // where parts go; null: there is one part
 };
 
 // Where the next tiles come from.
@@ -327,20 +331,75 @@ __device__ inline void store_output(const Attention& wave, const Head& head, int
                              : (wave.maximum + __builtin_amdgcn_logf(sum)) * kLn2;
 }
 
+// What is left of a part of the keys: the registers of a wave, as they are.
+struct Part {
+  static constexpr int kQuads = 4 * kValueBlocks;
+  static constexpr int kFloats = (kQuads * 4 + 2) * 64;  // of a wave
+  Global<float> base;
+
+  __device__ static Part at(Global<float> partial, int part, int wave_index) {
+    return {partial + (static_cast<unsigned long>(part) * kWaves + wave_index) * kFloats};
+  }
+
+  // Four values of each lane lie together, so that lanes move whole lines.
+  __device__ Global<f32x4> quad(int i, int lane) const {
+    return (Global<f32x4>)(base + i * 256) + lane;
+  }
+  __device__ Global<float> maximum(int lane) const { return base + kQuads * 256 + lane; }
+  __device__ Global<float> sum(int lane) const { return base + kQuads * 256 + 64 + lane; }
+
+  __device__ void store(const Attention& wave, int lane) const {
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      const f32x16& o = wave.output[i / 4];
+      const int at = i % 4 * 4;
+      *quad(i, lane) = f32x4{o[at], o[at + 1], o[at + 2], o[at + 3]};
+    }
+    *maximum(lane) = wave.maximum;
+    *sum(lane) = wave.sum.x + wave.sum.y;
+  }
+
+  // Adds the part to what `wave` has.
+  __device__ void merge_into(Attention& wave, int lane) const {
+    const float next = __builtin_fmaxf(wave.maximum, *maximum(lane));
+    const float before = __builtin_amdgcn_exp2f(wave.maximum - next);
+    const float factor = __builtin_amdgcn_exp2f(*maximum(lane) - next);
+    wave.maximum = next;
+    wave.sum.x = wave.sum.x * before + *sum(lane) * factor;
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) {
+      const f32x4 part = *quad(i, lane);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int at = i % 4 * 4 + j;
+        wave.output[i / 4][at] = wave.output[i / 4][at] * before + part[j] * factor;
+      }
+    }
+  }
+};
+
 // kAreFar: rows of keys or values are further apart than a buffer's offsets reach. The loop that is
 // made for that is slower.
 template <bool kAreFar>
-__device__ inline void attend(const Head& head, int tile, float scale, Lds<char> lds, int thread) {
+__device__ inline void attend(Task task, int tile, float scale, Lds<char> lds, int thread) {
+  Head& head = task.head;
   const int lane = thread % 64;
   const int wave_index = __builtin_amdgcn_readfirstlane(thread / 64);
   const int group = wave_index / 4;
   const int first_row = tile * kTileRows + wave_index * 32;
   // The last key that a row sees is its number plus this, under the causal mask.
-  const int diagonal = head.k.count - head.q.count;
+  int diagonal = head.k.count - head.q.count;
 
   int count = head.k.count;  // of keys that any row of the tile sees
   if (kCausal) count = smaller(count, smaller((tile + 1) * kTileRows, head.q.count) + diagonal);
-  const int tiles = count > 0 ? (count + kTileKeys - 1) / kTileKeys : 0;
+  int tiles = count > 0 ? (count + kTileKeys - 1) / kTileKeys : 0;
+  if (task.partial) {
+    const int begin = tiles * task.split / task.splits;
+    tiles = tiles * (task.split + 1) / task.splits - begin;
+    head.k = head.k.from(begin * kTileKeys);
+    head.v = head.v.from(begin * kTileKeys);
+    diagonal -= begin * kTileKeys;
+  }
 
   Attention wave;
   wave.scale = scale * kLog2e;
@@ -422,25 +481,40 @@ __device__ inline void attend(const Head& head, int tile, float scale, Lds<char>
     __builtin_amdgcn_s_setprio(0);
     if (kGroups == 2 && group == 0) barrier();
   }
+  if (task.partial) {
+    if (first_row < head.q.count)
+      Part::at(task.partial, tile * task.splits + task.split, wave_index).store(wave, anew(lane));
+    return;
+  }
   if (!kHasRoom && kGroups == 1) barrier();
   store_output(wave, head, first_row, lds + kOutputExchange + wave_index * Exchange::kBytes,
                anew(lane));
 }
 
+// kCombines: of the kernel `combine`, which has one workgroup for all parts.
+template <bool kCombines>
 __device__ inline Task task_of_workgroup(const Arguments& a) {
   unsigned head, batch, pair;
   int seqlen_q, seqlen_k;
   long q_start = 0, k_start = 0;  // rows
+  Task task;
+  task.partial = a.ptr_partial.value;
+  task.splits = task.partial ? a.s_splits.value : 1;
+  // Parts of the same keys are neighbours in z. Two tiles a workgroup are for full chips only.
+  const int parts = kCombines ? 1 : task.splits;
+  const unsigned z = __builtin_amdgcn_workgroup_id_z();
+  task.split = z % parts;
+  const bool has_pairs = kPairs && !task.partial;
   if (kGroupMode) {
     head = task_of(__builtin_amdgcn_workgroup_id_x(), a.s_q_head_num.value);
     batch = __builtin_amdgcn_workgroup_id_y();
-    pair = __builtin_amdgcn_workgroup_id_z();
+    pair = z / parts;
     seqlen_q = a.ptr_qseq.value[batch + 1] - a.ptr_qseq.value[batch];
     seqlen_k = a.ptr_kseq.value[batch + 1] - a.ptr_kseq.value[batch];
     q_start = a.ptr_qseq_padding.value[batch];
     k_start = a.ptr_kseq_padding.value[batch];
   } else {
-    batch = __builtin_amdgcn_workgroup_id_z();
+    batch = z / parts;
     seqlen_q = a.s_seq_len.value;
     seqlen_k = a.s_kv_seq_len.value;
     const unsigned x = __builtin_amdgcn_workgroup_id_x(), y = __builtin_amdgcn_workgroup_id_y();
@@ -449,12 +523,15 @@ __device__ inline Task task_of_workgroup(const Arguments& a) {
       pair = y;
     } else {
       const unsigned tiles = (seqlen_q + kTileRows - 1) / kTileRows;
-      const unsigned pairs = kPairs ? (tiles + 1) / 2 : tiles;
-      const unsigned task = task_of(x + pairs * y, pairs * a.s_q_head_num.value);
-      head = task / pairs;
-      pair = task % pairs;
+      const unsigned pairs = has_pairs ? (tiles + 1) / 2 : tiles;
+      const unsigned index = task_of(x + pairs * y, pairs * a.s_q_head_num.value);
+      head = index / pairs;
+      pair = index % pairs;
     }
   }
+  if (task.partial)
+    task.partial += (static_cast<unsigned long>(batch) * a.s_q_head_num.value + head) *
+                    a.s_tiles.value * task.splits * kWaves * Part::kFloats;
   const unsigned head_k = head / a.s_gqa.value;
   const auto rows = [](auto base, unsigned batch_offset, unsigned batch_stride, unsigned head_index,
                        unsigned head_stride, long start, unsigned stride) {
@@ -462,7 +539,6 @@ __device__ inline Task task_of_workgroup(const Arguments& a) {
            static_cast<unsigned long>(head_index) * head_stride +
            static_cast<unsigned long>(start) * stride;
   };
-  Task task;
   task.head.q = {rows(a.ptr_q.value, batch, a.s_Bs.value, head, a.s_Hs.value, q_start,
                       a.s_Seqs.value),
                  a.s_Seqs.value, seqlen_q};
@@ -487,7 +563,7 @@ __device__ inline Task task_of_workgroup(const Arguments& a) {
   // A sequence of a group may need fewer workgroups than the longest one. Under a causal mask one
   // tile from the head and one from the tail make equal work; without pairs, the longest go first.
   const int last = tiles - 1 - static_cast<int>(pair);
-  task.first_tile = kCausal && !kPairs ? last : pair;
+  task.first_tile = kCausal && !has_pairs ? last : pair;
   task.last_tile = kCausal ? last : smaller(pair, tiles - 1);
   return task;
 }
@@ -499,15 +575,38 @@ __global__ __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads),
                           amdgpu_waves_per_eu(2, 2))) void
 forward(Arguments arguments) {
   alignas(1024) __shared__ char lds[kSharedBytes];
-  const Task task = task_of_workgroup(arguments);
+  const Task task = task_of_workgroup<false>(arguments);
   for (int i = 0; i < 2; ++i) {
     const int tile = i == 0 ? task.last_tile : task.first_tile;
     if (tile < task.first_tile || tile < 0 || i == 1 && task.first_tile == task.last_tile) return;
     if (i == 1) barrier();  // others are still busy with the first tile's output
     const int thread = anew(__builtin_amdgcn_workitem_id_x());
     if (are_far<kTileKeys>(task.head.k) || are_far<kTileKeys>(task.head.v))
-      attend<true>(task.head, tile, arguments.scalar.value, (Lds<char>)lds, thread);
+      attend<true>(task, tile, arguments.scalar.value, (Lds<char>)lds, thread);
     else
-      attend<false>(task.head, tile, arguments.scalar.value, (Lds<char>)lds, thread);
+      attend<false>(task, tile, arguments.scalar.value, (Lds<char>)lds, thread);
   }
+}
+
+__global__ void combine(Arguments) asm(COMBINE);
+
+// Makes the output of the parts. Its grid is that of the other kernel with one part.
+__global__ __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads),
+                          amdgpu_waves_per_eu(2, 2))) void
+combine(Arguments arguments) {
+  alignas(1024) __shared__ char lds[kExchangeBytes];
+  const int thread = __builtin_amdgcn_workitem_id_x(), lane = thread % 64;
+  const int wave_index = __builtin_amdgcn_readfirstlane(thread / 64);
+  const Task task = task_of_workgroup<true>(arguments);
+  const int tile = task.last_tile, first_row = tile * kTileRows + wave_index * 32;
+  if (tile < 0 || tile < task.first_tile || first_row >= task.head.q.count) return;
+  Attention wave;
+  wave.maximum = kNoMaximum;
+  wave.sum = f32x2(0);
+#pragma unroll
+  for (int block = 0; block < kValueBlocks; ++block) wave.output[block] = f32x16(0);
+  for (int part = 0; part < task.splits; ++part)
+    Part::at(task.partial, tile * task.splits + part, wave_index).merge_into(wave, lane);
+  store_output(wave, task.head, first_row,
+               (Lds<char>)lds + wave_index * Exchange::kBytes, lane);
 }
