@@ -38,9 +38,21 @@ ROUNDINGS = {0: ("rtne", "nearest_even"), 1: ("rtna", "nearest_away"), 2: ("rtz"
 # (hdim_q, hdim_v) -> query rows of a workgroup, keys of a tile
 TILES = {(64, 64): (256, 64), (128, 128): (256, 64), (192, 128): (128, 32)}
 COLUMNS = (
-    "dtype,hdim_q,hdim_v,mask,mode,bf16_cvt,ts_qo,ts_kv,knl_name,co_name,"
-    "chip,combine_name,sha256,lds_bytes,vgprs,agprs,sgprs,spills,compiler"
-).split(",")
+    *("dtype", "hdim_q", "hdim_v", "mask", "mode", "bf16_cvt", "ts_qo", "ts_kv"),
+    *(
+        "knl_name",
+        "co_name",
+        "chip",
+        "combine_name",
+        "sha256",
+        "lds_bytes",
+        "vgprs",
+        "agprs",
+        "sgprs",
+        "spills",
+        "compiler",
+    ),
+)
 FLAGS = (
     "-std=c++17",
     f"-I{SOURCES}",

@@ -32,9 +32,10 @@ struct Arguments {
   Slot<Global<const int>> ptr_qseq, ptr_kseq;                  // gm1: ends of the sequences
   Slot<unsigned> s_lse_Hs;                                     // lse between heads
   Slot<Global<const int>> ptr_qseq_padding, ptr_kseq_padding;  // gm1: where sequences begin
-  // Null and zeros, but where keys are split: then several workgroups attend to the same queries,
-  // each to a part of the keys, and the kernel `combine` makes the output of what they leave here.
-  // (fp8 kernels have their scales in these slots: ptr_q_descale, s_descale_q_Bs, s_descale_q_Hs.)
+  // Three slots that fp8 kernels have for the scales of q; other launchers leave them zero. Where
+  // s_tiles is set, a workgroup has one query tile and never two. Where ptr_partial is set too, keys
+  // are split: several workgroups attend to the same queries, each to a part of the keys, and the
+  // kernel `combine` makes the output of what they leave there.
   Slot<Global<float>> ptr_partial;
   Slot<Global<const float>> ptr_k_descale, ptr_v_descale;
   Slot<unsigned> s_splits;                // parts of the keys

@@ -5,16 +5,17 @@
 // scores of one query only, and P^T in the accumulator is the second product's operand as it is.
 //
 // With two groups of waves, the waves of a SIMD take turns: while one is in its matrix phase
-// (O += V P, then the next tile's S = K Q), the other is in its softmax phase. A barrier after each
-// half keeps them apart. The second group runs half an iteration behind the first:
+// (O += V P, then the next tile's S = K Q), the other is in its softmax phase. Between two barriers
+// a wave goes through both, those of the first group matrix phase first:
 //
-//     half        -2         -1         0          1          2
-//     group 0     S0         softmax 0  O0 S1      softmax 1  O1 S2
-//     group 1     -          S0         softmax 0  O0 S1      softmax 1
-//     LDS needs   K0         K0         V0 K1      V0 K1      V1 K2
+//     between barriers    -1                    0                    1
+//     group 0             S0, softmax 0         O0 S1, softmax 1     O1 S2, softmax 2
+//     group 1             S0                    softmax 0, O0 S1     softmax 1, O1 S2
+//     read from LDS       K0                    V0 K1                V1 K2
+//     written to LDS      V0 K1                 V1 K2                V2 K3
 //
-// K and V have two buffers each; V i and K i+1 are written in halves 2i-2 and 2i-1, by the group
-// that is in its softmax phase (half -2: by group 1, which has nothing else to do).
+// So K and V have two buffers each. A wave writes its share in its softmax phase, and group 1, which
+// has none at first, before it begins.
 //
 // A launch that would not fill the chip splits the keys: see ptr_partial in arguments.h.
 //
@@ -445,10 +446,9 @@ __device__ inline void attend(Task task, int tile, float scale, Lds<char> lds, i
     if (group == 1) {
       store(0);
       load_all(source(1));
-      barrier();
     }
     wave.multiply_first_keys(key_buffer(0), lane);
-    barrier();
+    if (kGroups == 1 || group == 1) barrier();
     for (int i = 0;; ++i) {
       // What all rows of the wave see needs no mask.
       const int first_key = i * kTileKeys;
@@ -460,8 +460,8 @@ __device__ inline void attend(Task task, int tile, float scale, Lds<char> lds, i
         wave.mask(last - first_key, lane);
       }
       wave.softmax();
-      store(i + group);
-      barrier();
+      if (i + group < tiles) store(i + group);
+      if (kGroups == 1 || group == 0) barrier();
       __builtin_amdgcn_s_setprio(1);
       // The last products read ahead too, but others may be writing output where keys were.
       const bool has_next = i + 1 < tiles || kGroups == 1;
@@ -476,10 +476,9 @@ __device__ inline void attend(Task task, int tile, float scale, Lds<char> lds, i
         if (n % kEvery == 0) load(next, n / kEvery);
       });
       __builtin_amdgcn_s_setprio(0);
-      barrier();
+      if (kGroups == 1 || group == 1) barrier();
     }
     __builtin_amdgcn_s_setprio(0);
-    if (kGroups == 2 && group == 0) barrier();
   }
   if (task.partial) {
     if (first_row < head.q.count)
@@ -500,11 +499,11 @@ __device__ inline Task task_of_workgroup(const Arguments& a) {
   Task task;
   task.partial = a.ptr_partial.value;
   task.splits = task.partial ? a.s_splits.value : 1;
-  // Parts of the same keys are neighbours in z. Two tiles a workgroup are for full chips only.
+  // Parts of the same keys are neighbours in z.
   const int parts = kCombines ? 1 : task.splits;
   const unsigned z = __builtin_amdgcn_workgroup_id_z();
   task.split = z % parts;
-  const bool has_pairs = kPairs && !task.partial;
+  const bool has_pairs = kPairs && !a.s_tiles.value;
   if (kGroupMode) {
     head = task_of(__builtin_amdgcn_workgroup_id_x(), a.s_q_head_num.value);
     batch = __builtin_amdgcn_workgroup_id_y();
@@ -523,10 +522,17 @@ __device__ inline Task task_of_workgroup(const Arguments& a) {
       pair = y;
     } else {
       const unsigned tiles = (seqlen_q + kTileRows - 1) / kTileRows;
-      const unsigned pairs = has_pairs ? (tiles + 1) / 2 : tiles;
-      const unsigned index = task_of(x + pairs * y, pairs * a.s_q_head_num.value);
-      head = index / pairs;
-      pair = index % pairs;
+      const unsigned pairs = has_pairs ? (tiles + 1) / 2 : tiles, heads = a.s_q_head_num.value;
+      const unsigned index = x + pairs * y;
+      if (kCausal && !has_pairs && heads % XCDS == 0) {
+        // The longest tiles of all heads of a chiplet first: what is left for the end is short.
+        const unsigned own = heads / XCDS, rank = index / XCDS;
+        head = index % XCDS * own + rank % own;
+        pair = rank / own;
+      } else {
+        head = task_of(index, pairs * heads) / pairs;
+        pair = task_of(index, pairs * heads) % pairs;
+      }
     }
   }
   if (task.partial)
