@@ -1,10 +1,13 @@
-// The sanitizer's findings: one for each kind and instruction, with a count.
+// The sanitizer's findings: one for each kind and instruction, with a count. They are printed when
+// they first occur in the process, and kept for the thread that launched the kernel.
 #include "check.h"
 
 #if JITFMHA_EMULATOR_CHECK
 
 #include <cstdarg>
 #include <cstdio>
+#include <iterator>
+#include <set>
 #include <tuple>
 
 #include "text.h"
@@ -15,24 +18,70 @@ namespace emulator {
 
 namespace {
 
-constexpr std::size_t kMostFindings = 1000;
+constexpr std::size_t kMostFindings = 1000, kMostPrinted = 20;
+
+// In the order of FindingKind; also in jitfmha/emulator/findings.py.
+constexpr const char* kKindNames[] = {
+    "global-bounds", "lds-bounds",  "scratch-bounds", "uninitialized",
+    "wait-count",    "wait-states", "lds-race",       "barrier",
+};
+static_assert(std::size(kKindNames) == static_cast<std::size_t>(FindingKind::barrier) + 1,
+              "a name for each kind");
+
+// Kernel, kind, dword, and the instruction's text: another module may have a kernel of that name.
+using FindingKey = std::tuple<std::string, FindingKind, u32, std::string>;
 
 struct KnownFinding {
   Finding finding;
-  std::string location, instruction;
+  std::string location;
 };
 
-// Of all launches since Python last took them.
+// Of this thread's launches since Python last took them.
 struct Collection {
-  std::mutex mutex;
-  std::map<std::tuple<std::string, FindingKind, u32>, KnownFinding>
-      findings;  // kernel, kind, dword
+  std::map<FindingKey, KnownFinding> findings;
   u64 left_out = 0;
 };
 Collection& collection() {
-  static Collection instance;
+  thread_local Collection instance;
   return instance;
 }
+
+std::string text_of(const FindingKey& key, const KnownFinding& known) {
+  const auto& [kernel, kind, dword, instruction] = key;
+  const Finding& finding = known.finding;
+  std::string text = std::string(kKindNames[static_cast<u32>(kind)]) + ": kernel " + kernel +
+                     ", at " + known.location + ": `" + instruction + "`, workgroup (" +
+                     std::to_string(finding.workgroup_id[0]) + ", " +
+                     std::to_string(finding.workgroup_id[1]) + ", " +
+                     std::to_string(finding.workgroup_id[2]) + "), wave " +
+                     std::to_string(finding.wave);
+  if (finding.lane >= 0) text += ", lane " + std::to_string(finding.lane);
+  text += ": " + finding.message;
+  if (finding.count > 1) text += " (" + std::to_string(finding.count) + " times)";
+  return text;
+}
+
+// A line on standard error for each finding that no earlier launch of the process had.
+class Printer {
+ public:
+  explicit Printer(const std::string& kernel) : kernel_(kernel) {}
+  ~Printer() {
+    if (printed_ > kMostPrinted)
+      std::fprintf(stderr, "jitfmha emulator: %zu more findings in kernel %s\n",
+                   printed_ - kMostPrinted, kernel_.c_str());
+  }
+  void print(const FindingKey& key, const KnownFinding& known) {
+    static std::mutex mutex;
+    static std::set<FindingKey> printed;
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (!printed.insert(key).second || ++printed_ > kMostPrinted) return;
+    std::fprintf(stderr, "jitfmha emulator: %s\n", text_of(key, known).c_str());
+  }
+
+ private:
+  const std::string& kernel_;
+  std::size_t printed_ = 0;
+};
 
 }  // namespace
 
@@ -85,19 +134,17 @@ Finding* count_finding(Wave& wave, const Instruction& inst, FindingKind kind, in
 
 void export_findings(const Dispatch& dispatch, const Findings& findings) {
   Collection& all = collection();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  for (const auto& [key, finding] : findings) {
-    const auto [kind, dword] = key;
-    const auto slot = std::make_tuple(dispatch.kernel->name, kind, dword);
-    const auto known = all.findings.find(slot);
-    if (known != all.findings.end()) {
-      known->second.finding.count += finding.count;
-    } else if (all.findings.size() >= kMostFindings) {
-      all.left_out += finding.count;
-    } else {
-      all.findings[slot] = {finding, dispatch.code->location(dword),
-                            text_of(dispatch.code->instructions[dword])};
-    }
+  Printer printer(dispatch.kernel->name);
+  for (const auto& [kind_and_dword, finding] : findings) {
+    const auto [kind, dword] = kind_and_dword;
+    const FindingKey key{dispatch.kernel->name, kind, dword,
+                         text_of(dispatch.code->instructions[dword])};
+    const KnownFinding found{finding, dispatch.code->location(dword)};
+    printer.print(key, found);
+    const auto known = all.findings.find(key);
+    if (known != all.findings.end()) known->second.finding.count += finding.count;
+    else if (all.findings.size() >= kMostFindings) all.left_out += finding.count;
+    else all.findings.emplace(key, found);
   }
 }
 
@@ -114,22 +161,22 @@ struct FindingRow {
   emulator::i32 lane;
 };
 
-// Writes the findings in the order of kernel, kind and address, at most `capacity`, and forgets
-// what it wrote. Returns how many. `left_out`: occurrences that were too many to be kept.
+// Writes the findings of this thread's launches in the order of kernel, kind and address, at most
+// `capacity`, and forgets what it wrote. Returns how many. `left_out`: occurrences that were too
+// many to be kept.
 EXPORT int jitfmha_emulator_take_findings(FindingRow* rows, int capacity, emulator::u64* left_out) {
   using namespace emulator;
   Collection& all = collection();
-  const std::lock_guard<std::mutex> lock(all.mutex);
   int written = 0;
   for (auto it = all.findings.begin(); it != all.findings.end() && written < capacity;
        it = all.findings.erase(it)) {
-    const auto& [kernel, kind, dword] = it->first;
+    const auto& [kernel, kind, dword, instruction] = it->first;
     const KnownFinding& known = it->second;
     FindingRow& row = rows[written++];
     row = {};
     std::snprintf(row.kernel, sizeof(row.kernel), "%s", kernel.c_str());
     std::snprintf(row.address, sizeof(row.address), "%s", known.location.c_str());
-    std::snprintf(row.instruction, sizeof(row.instruction), "%s", known.instruction.c_str());
+    std::snprintf(row.instruction, sizeof(row.instruction), "%s", instruction.c_str());
     std::snprintf(row.message, sizeof(row.message), "%s", known.finding.message.c_str());
     row.count = known.finding.count;
     row.kind = static_cast<u32>(kind);

@@ -27,8 +27,9 @@ u64 lane_that_is_read(const Wave& wave, const Instruction& inst) {
 }
 
 // Compilers leave half of a pair undefined where it does not matter: packed float math on an odd
-// number of elements, 64-bit multiplication for the low half alone. The half of the result that
-// follows from it is then undefined too, and reported where it is read.
+// number of elements, 64-bit multiplication for the low half alone; and 64-bit moves may move what
+// is not defined at all. What follows from it in the result is then undefined too, and reported
+// where it is read.
 bool flows_into_result(Wave& wave, const Instruction& inst, u32 index, const u64 (&missing)[2]) {
   const InstructionTraits& traits = *wave.observation->current;
   RegisterState& state = wave.observation->registers;
@@ -37,7 +38,8 @@ bool flows_into_result(Wave& wave, const Instruction& inst, u32 index, const u64
     if (missing[0]) return false;
     result[1] = missing[1];
   } else if (traits.halves_are_independent) {
-    if (missing[0] & missing[1]) return false;
+    const bool is_move = inst.encoding == Format::VOP1;
+    if (missing[0] & missing[1] && !is_move) return false;
     for (u32 k = 0; k < kMaxSources; ++k) {
       if (inst.source[k].place != Place::vgpr || inst.source[k].index != index) continue;
       const bool is_packed = inst.encoding == Format::VOP3P;
@@ -105,12 +107,15 @@ void check_scalar_read(Wave& wave, u32 index, u32 dwords) {
   const u64 missing = wanted & ~state.written_scalars[index / 64];
   if (__builtin_expect(missing == 0, 1)) return;
   const Instruction& inst = *wave.current;
-  // Half of a pair may be undefined when it is only moved.
-  const bool is_move = inst.encoding == Format::SOP1 && inst.destination.dwords == 2 &&
-                       inst.source[0].index == index;
-  if (is_move && missing != wanted) {
+  // Pairs of which not all is defined are moved; that is reported where it is used.
+  const bool is_scalar_move = inst.encoding == Format::SOP1 && missing != wanted;
+  const bool is_vector_move = inst.encoding == Format::VOP1 &&
+                              wave.observation->current->halves_are_independent;
+  if ((is_scalar_move || is_vector_move) && inst.destination.dwords == 2 &&
+      inst.source[0].index == index) {
+    const u64 result = is_vector_move ? wave.exec() : kAllLanes;
     for (u32 half = 0; half < 2; ++half)
-      state.undefined_result[half] = missing >> (index % 64 + half) & 1;
+      state.undefined_result[half] = missing >> (index % 64 + half) & 1 ? result : 0;
     state.has_undefined_result = true;
     return;
   }

@@ -64,9 +64,8 @@ enum Use : u32 {
   valu_reads,
   memory_reads,
   valu_writes,
-  xdl_reads_same_c,
+  matrix_reads_same_c,
   xdl_reads_c,
-  sgemm_reads_same_c,
   dgemm_4_reads_same_c,
   sdgemm_reads_c,
   f64_fma,
@@ -364,17 +363,17 @@ bool is_recent(const WaitStateState& state, const Trace& trace) {
   return state.now - trace.time <= kLongestWait;
 }
 
-// What reading C means to the matrix instruction that wrote it: exactly its result may be passed on
+// What reading C means to the matrix instruction that wrote it: exactly its result is passed on
 // inside of the matrix unit.
 UseSet uses_of_matrix_c(const InstructionTraits& traits, const Trace& trace) {
   const RegisterRange& c = traits.vgpr_reads[traits.matrix_c];
   const RegisterRange& written = trace.by->vgpr_writes[0];
-  const ProducerSet same_kind = trace.by->produces_vgpr & traits.produces_vgpr;
-  if (c.first != written.first || c.count != written.count || !same_kind) return c.uses;
-  if (same_kind & one(xdl_writes)) return one(use::xdl_reads_same_c);
-  if (same_kind & one(sgemm_writes)) return one(use::sgemm_reads_same_c);
-  if (same_kind & one(dgemm_4_writes)) return one(use::dgemm_4_reads_same_c);
-  return 0;
+  constexpr ProducerSet kMatrix = one(xdl_writes) | one(sgemm_writes) | one(dgemm_4_writes) |
+                                  one(dgemm_16_writes);
+  const bool by_matrix = trace.by->produces_vgpr & kMatrix;
+  if (!by_matrix || c.first != written.first || c.count != written.count) return c.uses;
+  const bool both_f64_4x4 = trace.by->produces_vgpr & traits.produces_vgpr & one(dgemm_4_writes);
+  return one(both_f64_4x4 ? use::dgemm_4_reads_same_c : use::matrix_reads_same_c);
 }
 
 void check_vgpr_reads(const Site& site, const InstructionTraits& traits) {

@@ -96,8 +96,7 @@ u64 widen_literal(u32 literal, OperandType type) {
 
 class Decoder {
  public:
-  Decoder(Arch arch, const u32* words, u32 available)
-      : arch_(arch), words_(words), available_(available) {
+  Decoder(Arch arch, const u32* words, u32 available) : arch_(arch), available_(available) {
     for (u32 i = 0; i < 4 && i < available; ++i) inst_.words[i] = words[i];
   }
 
@@ -285,10 +284,15 @@ class Decoder {
   void decode_smem() {
     const u32 w = word(0), w1 = word(1);
     if (!define(Format::SMEM, Format::SMEM, bits(w, 25, 18), 2)) return;
-    const u32 dwords = inst_.definition->registers[0];
-    const bool is_buffer = bits(w, 25, 18) >= 8 && bits(w, 25, 18) <= 12;
-    if (dwords) inst_.destination = scalar(bits(w, 12, 6), dwords);
-    const bool has_address = bits(w, 25, 18) < 0x20;  // beyond are cache control and clocks
+    const u32 opcode = bits(w, 25, 18);
+    const u32 result = inst_.definition->registers[0], data = inst_.definition->registers[1];
+    const bool is_atomic = opcode >= 0x40, is_glc = bits(w, 16, 16);
+    const bool is_buffer = (opcode >= 0x08 && opcode <= 0x0c) ||
+                           (opcode >= 0x18 && opcode <= 0x1a) || opcode == 0x27 ||
+                           (opcode >= 0x40 && opcode <= 0x6c);
+    if (data) inst_.source[2] = scalar(bits(w, 12, 6), data);
+    if (result && (!is_atomic || is_glc)) inst_.destination = scalar(bits(w, 12, 6), result);
+    const bool has_address = opcode < 0x20 || opcode > 0x25;  // between: cache control and clocks
     if (!has_address) return;
     inst_.source[0] = scalar(2 * bits(w, 5, 0), is_buffer ? 4 : 2);
     const bool has_immediate = bits(w, 17, 17), has_sgpr = bits(w, 14, 14);
@@ -296,7 +300,7 @@ class Decoder {
     if (has_sgpr) inst_.source[1] = source(bits(w1, 31, 25), OperandType::b32);
     // Without both bits the offset field names an SGPR. Compilers never emit it, people do.
     else if (!has_immediate) inst_.source[1] = source(bits(w1, 6, 0), OperandType::b32);
-    inst_.cache_policy = static_cast<u8>(bits(w, 16, 16));
+    inst_.cache_policy = static_cast<u8>(is_glc);
   }
 
   // ---- Vector ALU ----
@@ -526,9 +530,9 @@ class Decoder {
     const u32 w = word(0), w1 = word(1);
     const u32 opcode = bits(w, 22, 16);
     constexpr u32 kAccvgprRead = 0x58, kAccvgprWrite = 0x59, kLoadScale = 0x2c;
-    if (opcode == kLoadScale && arch_ == kGfx950) {
-      decode_mfma_scale();
-    } else if (tables().find(arch_, Format::MFMA, opcode)) {
+    if (opcode == kLoadScale && arch_ == kGfx950) decode_mfma_scale();
+    if (inst_.definition) return;
+    if (tables().find(arch_, Format::MFMA, opcode)) {
       decode_mfma(Format::MFMA, opcode, w, w1, 2);
     } else if (define(Format::VOP3P, Format::VOP3P, opcode, 2)) {
       bind_vector({{bits(w1, 8, 0), bits(w1, 17, 9), bits(w1, 26, 18)}, bits(w, 7, 0)}, 3);
@@ -596,13 +600,18 @@ class Decoder {
   void decode_ds() {
     const u32 w = word(0), w1 = word(1);
     if (!define(Format::DS, Format::DS, bits(w, 24, 17), 2)) return;
-    if (bits(w, 16, 16)) valid_ = false;  // GDS, which these chips do not have
     inst_.offset = static_cast<i32>(bits(w, 15, 0));
     const u8* const registers = inst_.definition->registers;
     const bool accumulation = bits(w, 25, 25);
     constexpr u32 kNop = 0x14, kWriteAddtid = 0x1d, kReadAddtid = 0xb6, kConsume = 0xbd,
                   kAppend = 0xbe;
     const u32 opcode = bits(w, 24, 17);
+    constexpr u32 kFirstGws = 0x98, kLastGws = 0x9d;
+    const bool is_gws = opcode >= kFirstGws && opcode <= kLastGws;
+    // Nothing else of GDS, the memory of all workgroups, is left on these chips.
+    if (bits(w, 16, 16) != is_gws) valid_ = false;
+    const bool has_value = opcode % 2;  // of the GWS: init, sema_br, barrier
+    if (is_gws && !has_value) return;
     const bool has_address = opcode != kNop && opcode != kWriteAddtid && opcode != kReadAddtid &&
                              opcode != kConsume && opcode != kAppend;
     if (has_address) inst_.source[0] = vgpr(bits(w1, 7, 0), 1, false, OperandType::b32);
@@ -700,7 +709,6 @@ class Decoder {
   }
 
   const Arch arch_;
-  const u32* const words_;
   const u32 available_;
   Instruction inst_{};
   bool valid_ = true;
@@ -709,6 +717,10 @@ class Decoder {
 };
 
 }  // namespace
+
+void execute_unsupported(Wave&, const Instruction&) {
+  fault("the emulator knows this instruction, but does not emulate it");
+}
 
 Instruction decode_instruction(Arch arch, const u32* words, u32 available) {
   return Decoder(arch, words, available).decode();

@@ -35,6 +35,13 @@ class Random {
     return z ^ z >> 31;
   }
   u32 below(u32 bound) { return static_cast<u32>(next() % bound); }
+  // A slice of any order of magnitude: now and then one wave runs far ahead of the others, which is
+  // what shows that they do not wait for each other.
+  u32 slice() {
+    constexpr u32 kMagnitudes = 13;  // up to 4096 instructions
+    const u32 magnitude = 1u << below(kMagnitudes);
+    return magnitude / 2 + 1 + below((magnitude + 1) / 2);
+  }
 
  private:
   u64 state_;
@@ -81,7 +88,8 @@ void set_initial_lanes(Wave& wave) {
     const u32 thread = wave.index * kLanes + lane;
     if (thread >= threads) break;
     exec |= u64{1} << lane;
-    const u32 x = thread % size[0], y = thread / size[0] % size[1], z = thread / (size[0] * size[1]);
+    const u32 x = thread % size[0], y = thread / size[0] % size[1],
+              z = thread / (size[0] * size[1]);
     wave.vgpr[0][lane] = x | (enabled_axes >= 1 ? y << 10 : 0) | (enabled_axes >= 2 ? z << 20 : 0);
   }
   wave.exec() = exec;
@@ -95,7 +103,8 @@ void begin_wave(Wave& wave, Workgroup& workgroup, u32 index, u8* scratch) {
   wave.index = static_cast<u8>(index);
   wave.scratch = scratch;
   wave.vgpr_count = std::min(descriptor.vgprs(), kVgprs);
-  wave.accumulation_offset = std::min({descriptor.accumulation_offset(), wave.vgpr_count, kFirstAccumulation});
+  wave.accumulation_offset = std::min(
+      {descriptor.accumulation_offset(), wave.vgpr_count, kFirstAccumulation});
   const auto fill_registers = [&](u32 first, u32 count) {
     std::fill_n(&wave.vgpr[first][0], std::min(count, kFirstAccumulation) * kLanes, fill);
   };
@@ -106,7 +115,8 @@ void begin_wave(Wave& wave, Workgroup& workgroup, u32 index, u8* scratch) {
   wave.scalar[kM0] = 0;
   // A kernel with preloaded arguments begins with 256 bytes that load them on older firmware.
   const u32 skipped_dwords = descriptor.preload_dwords() ? 64 : 0;
-  wave.pc = dispatch.code->instructions.data() + std::min(dispatch.kernel->entry_dword + skipped_dwords, dispatch.code->text_dwords);
+  wave.pc = dispatch.code->instructions.data() +
+            std::min(dispatch.kernel->entry_dword + skipped_dwords, dispatch.code->text_dwords);
   wave.current = wave.pc;
   wave.scc = false;
   wave.state = WaveState::running;
@@ -122,22 +132,24 @@ void begin_wave(Wave& wave, Workgroup& workgroup, u32 index, u8* scratch) {
   hooks::wave_begin(wave);
 }
 
-// Under s_set_gpr_idx_on, M0 has a number to add to the indices of VALU operands (bits 0 to 7) and says
-// which: bits 12 to 14 the sources, bit 15 the destination.
+// Under s_set_gpr_idx_on, M0 has a number to add to the indices of VALU operands (bits 0 to 7) and
+// says which: bits 12 to 14 the sources, bit 15 the destination.
 Instruction with_indices(const Wave& wave, const Instruction& inst) {
   Instruction relative = inst;
   const u32 m0 = wave.scalar[kM0], added = m0 & 0xff, enabled = m0 >> 12 & 15;
   const auto add = [&](Operand& operand) {
     if (operand.place != Place::vgpr) return;
     const u32 index = operand.index + added;
-    if (index + operand.dwords > wave.accumulation_offset) fault("the index in M0 leads to v%u", index);
+    if (index + operand.dwords > wave.accumulation_offset)
+      fault("the index in M0 leads to v%u", index);
     operand.index = static_cast<u16>(index);
   };
   if (inst.destination.place == Place::scalar) fault("VGPR indexing with a scalar destination");
   u32 field = 0;
   for (u32 k = 0; k < kMaxSources; ++k) {
     const Role role = inst.definition->signature.sources[k].role;
-    if (role == Role::old ? enabled & 8 : role == Role::source && enabled >> field & 1) add(relative.source[k]);
+    if (role == Role::old ? enabled & 8 : role == Role::source && enabled >> field & 1)
+      add(relative.source[k]);
     field += role == Role::source;
   }
   if (enabled & 8) add(relative.destination);
@@ -190,8 +202,11 @@ std::string describe(const Fault& fault, const Wave& wave) {
   const CodeObject& code = *dispatch.code;
   const Instruction* const inst = wave.current;
   char where[256];
-  std::snprintf(where, sizeof(where), ", workgroup (%u, %u, %u), wave %u", wave.workgroup->id[0], wave.workgroup->id[1], wave.workgroup->id[2], wave.index);
-  std::string text = "kernel " + dispatch.kernel->name + ", at " + code.location(static_cast<u32>(inst - code.instructions.data())) + ": `" + text_of(*inst) + "`" + where;
+  std::snprintf(where, sizeof(where), ", workgroup (%u, %u, %u), wave %u", wave.workgroup->id[0],
+                wave.workgroup->id[1], wave.workgroup->id[2], wave.index);
+  std::string text = "kernel " + dispatch.kernel->name + ", at " +
+                     code.location(static_cast<u32>(inst - code.instructions.data())) + ": `" +
+                     text_of(*inst) + "`" + where;
   if (fault.lane >= 0) text += ", lane " + std::to_string(fault.lane);
   return text + ": " + fault.what();
 }
@@ -200,7 +215,8 @@ std::string describe(const Fault& fault, const Wave& wave) {
 class Worker {
  public:
   explicit Worker(const Dispatch& dispatch) : dispatch_(dispatch) {
-    const u32 threads = dispatch.workgroup_size[0] * dispatch.workgroup_size[1] * dispatch.workgroup_size[2];
+    const u32 threads = dispatch.workgroup_size[0] * dispatch.workgroup_size[1] *
+                        dispatch.workgroup_size[2];
     wave_count_ = (threads + kLanes - 1) / kLanes;
     waves_.reset(new Wave[wave_count_]());
     const u32 granule = dispatch.device->lds_granule;
@@ -216,10 +232,12 @@ class Worker {
     workgroup.id[0] = static_cast<u32>(number % dispatch_.workgroups[0]);
     workgroup.id[1] = static_cast<u32>(number / dispatch_.workgroups[0] % dispatch_.workgroups[1]);
     workgroup.id[2] = static_cast<u32>(number / dispatch_.workgroups[0] / dispatch_.workgroups[1]);
-    std::fill_n(reinterpret_cast<u32*>(lds_.get()), lds_bytes_ / 4, dispatch_.options.register_fill);
+    std::fill_n(reinterpret_cast<u32*>(lds_.get()), lds_bytes_ / 4,
+                dispatch_.options.register_fill);
     hooks::workgroup_begin(workgroup);
     for (u32 i = 0; i < wave_count_; ++i)
-      begin_wave(waves_[i], workgroup, i, reinterpret_cast<u8*>(scratch_.get()) + u64{i} * scratch_bytes_);
+      begin_wave(waves_[i], workgroup, i,
+                 reinterpret_cast<u8*>(scratch_.get()) + u64{i} * scratch_bytes_);
     const std::string failure = run_waves(workgroup, Random(dispatch_.options.seed ^ number));
     for (u32 i = 0; i < wave_count_; ++i) hooks::wave_end(waves_[i]);
     hooks::workgroup_end(workgroup);
@@ -238,9 +256,11 @@ class Worker {
         Wave& wave = waves_[index];
         if (wave.state != WaveState::running) continue;
         try {
-          u64 slice = options.random_order ? 1 + random.below(options.time_slice) : options.time_slice;
+          u64 slice = options.random_order ? random.slice() : options.time_slice;
           if (options.instruction_budget) {
-            if (wave.executed >= options.instruction_budget) fault("the wave's budget of %llu instructions is used up", static_cast<unsigned long long>(options.instruction_budget));
+            if (wave.executed >= options.instruction_budget)
+              fault("the wave's budget of %llu instructions is used up",
+                    static_cast<unsigned long long>(options.instruction_budget));
             slice = std::min(slice, options.instruction_budget - wave.executed);
           }
           run_slice(wave, slice);
@@ -277,7 +297,9 @@ class Worker {
 void fill_dispatch_packet(Dispatch& dispatch) {
   u8* const packet = dispatch.dispatch_packet;
   std::memset(packet, 0, sizeof(dispatch.dispatch_packet));
-  const auto put = [&](u32 offset, auto value) { std::memcpy(packet + offset, &value, sizeof(value)); };
+  const auto put = [&](u32 offset, auto value) {
+    std::memcpy(packet + offset, &value, sizeof(value));
+  };
   put(0, u16{2});  // type: kernel dispatch
   put(2, u16{3});  // dimensions
   for (u32 axis = 0; axis < 3; ++axis) {
@@ -309,8 +331,8 @@ void lane_fault(int lane, const char* format, ...) {
 
 void Wave::set_mode(u32 value) {
   mode = value;
-  constexpr u32 kFloatBits =
-      kModeRound32 | kModeRound16And64 | kModeDenormal32 | kModeDenormal16And64 | kModeFp16Overflow;
+  constexpr u32 kFloatBits = kModeRound32 | kModeRound16And64 | kModeDenormal32 |
+                             kModeDenormal16And64 | kModeFp16Overflow;
   // A turn runs with or without indexing: this one ends where that changes.
   const bool indexes = value & kModeVgprIndexing;
   yields = yields || indexes;
@@ -321,7 +343,9 @@ void Wave::set_mode(u32 value) {
 LaunchFailure run_dispatch(Dispatch& dispatch) {
   fill_dispatch_packet(dispatch);
   hooks::dispatch_begin(dispatch);
+  const std::vector<u64> selected = hooks::selected_workgroups(dispatch);
   const u64 total = u64{dispatch.workgroups[0]} * dispatch.workgroups[1] * dispatch.workgroups[2];
+  const u64 count = selected.empty() ? total : selected.size();
   std::atomic<u64> next{0}, first_failed{~u64{0}};
   std::mutex mutex;
   LaunchFailure failure;
@@ -337,18 +361,19 @@ LaunchFailure run_dispatch(Dispatch& dispatch) {
     try {
       Worker worker(dispatch);
       // Workgroups before a failed one still run, so that the failure reported is always the same.
-      for (u64 number; (number = next++) < std::min<u64>(total, first_failed);) {
-        const std::string message = worker.run(number);
-        if (!message.empty()) report(number, message);
+      for (u64 i; (i = next++) < std::min<u64>(count, first_failed);) {
+        const std::string message = worker.run(selected.empty() ? i : selected[i]);
+        if (!message.empty()) report(i, message);
       }
     } catch (const std::bad_alloc&) {
       report(0, "kernel " + dispatch.kernel->name + ": no memory for the state of its waves");
     }
     set_host_float_control(saved);
   };
-  const u32 wanted = dispatch.options.threads ? dispatch.options.threads : std::max(1u, std::thread::hardware_concurrency());
+  const u32 wanted = dispatch.options.threads ? dispatch.options.threads
+                                              : std::max(1u, std::thread::hardware_concurrency());
   std::vector<std::thread> threads;
-  for (u32 i = 1; i < std::min<u64>(wanted, total); ++i) threads.emplace_back(work);
+  for (u32 i = 1; i < std::min<u64>(wanted, count); ++i) threads.emplace_back(work);
   work();
   for (std::thread& thread : threads) thread.join();
   hooks::dispatch_end(dispatch);

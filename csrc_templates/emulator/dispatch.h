@@ -1,4 +1,4 @@
-// Runs a launch: workgroups in parallel on threads, the waves of a workgroup in turns on one thread.
+// Runs a launch: workgroups in parallel on threads, waves of a workgroup in turns on one thread.
 #pragma once
 
 #include <string>
@@ -14,8 +14,8 @@ struct Device {
   const char* arch_name;  // gcnArchName, with features
   Arch arch;
   u32 compute_units;
-  u32 lds_bytes;          // of a compute unit, and at most of a workgroup
-  u32 lds_granule;        // LDS is allocated in multiples of this
+  u32 lds_bytes;    // of a compute unit, and at most of a workgroup
+  u32 lds_granule;  // LDS is allocated in multiples of this
   u32 pci_chip_id;
   u32 clock_khz;
   u64 memory_bytes;

@@ -28,7 +28,9 @@ inline HostFloatControl host_float_control() {
   asm volatile("mrs %0, fpcr" : "=r"(control));
   return control;
 }
-inline void set_host_float_control(HostFloatControl control) { asm volatile("msr fpcr, %0" ::"r"(control)); }
+inline void set_host_float_control(HostFloatControl control) {
+  asm volatile("msr fpcr, %0" ::"r"(control));
+}
 // The CPU flushes sources and results together: it does where MODE asks for either.
 inline HostFloatControl host_float_control_of(u32 round, u32 denormal) {
   return (u64{round & 3} << 22) | (denormal == 3 ? 0 : u64{1} << 24);
@@ -55,7 +57,8 @@ constexpr FloatClass float_class(OperandType type) {
 }
 
 constexpr FloatClass float_class(const Signature& signature) {
-  if (float_class(signature.result.type) != FloatClass::none) return float_class(signature.result.type);
+  if (float_class(signature.result.type) != FloatClass::none)
+    return float_class(signature.result.type);
   for (const Parameter& source : signature.sources)
     if (float_class(source.type) != FloatClass::none) return float_class(source.type);
   return FloatClass::none;
@@ -68,8 +71,8 @@ class FloatEnvironment {
     if (__builtin_expect(changed_, 0)) {
       saved_ = host_float_control();
       const u32 mode = kClass == FloatClass::single ? wave.mode : wave.mode >> 2;
-      // Denormals are flushed by the operand layer: hosts differ in when a result counts as one, and
-      // conversions have two kinds of them.
+      // Denormals are flushed by the operand layer: hosts differ in when a result counts as one,
+      // and conversions have two kinds of them.
       set_host_float_control(host_float_control_of(mode & 3, 3));
     }
   }

@@ -1,6 +1,6 @@
-// Minimum, maximum and median of floating-point numbers, and their classes: what vector instructions
-// do with NaN and with the two zeros. The ISA documents: V_MIN_F32, V_MAX_F32, V_MED3_F32,
-// V_CMP_CLASS_F32.
+// Minimum, maximum and median of floating-point numbers, and their classes: what vector
+// instructions do with NaN and with the two zeros. The ISA documents: V_MIN_F32, V_MAX_F32,
+// V_MED3_F32, V_CMP_CLASS_F32.
 #pragma once
 
 #include <type_traits>
@@ -65,7 +65,8 @@ template <class T>
 inline T settle_nan(T ordered, T first, T second, Mode mode) {
   using Format = FloatFormat<T>;
   using Word = std::conditional_t<sizeof(T) == 8, u64, u32>;
-  constexpr Word kMagnitude = Format::kSign - 1, kInfinity = Format::kInfinity, kQuiet = Format::kQuiet;
+  constexpr Word kMagnitude = Format::kSign - 1, kInfinity = Format::kInfinity,
+                 kQuiet = Format::kQuiet;
   const Word a = float_bits(first), b = float_bits(second);
   // Outside of IEEE mode all NaN count as quiet ones.
   const Word quiet_anyway = mode.ieee() ? 0 : kQuiet;

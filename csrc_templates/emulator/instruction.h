@@ -48,8 +48,8 @@ struct Definition {
   Signature signature;    // formats SOP*, VOP*; empty elsewhere
   Unit unit;
   // Registers of the operands where no signature says it; 0 where there is no operand.
-  //   MFMA: A, B, C/D; A and B 0: the format in CBSZ and BLGP says.   DS: data0, data1, result.   MUBUF, FLAT, GLOBAL, SCRATCH: data, result.
-  //   SMEM: result.
+  //   MFMA: A, B, C/D; A and B 0: the format in CBSZ and BLGP says.   DS: data0, data1, result.
+  //   MUBUF, FLAT, GLOBAL, SCRATCH: data, result.   SMEM: result, data.
   u8 registers[3] = {0, 0, 0};
   u8 passes = 0;          // MFMA: passes of 4 cycles; mfma_passes() knows better for f8f6f4
 };
@@ -90,7 +90,7 @@ struct Dpp {
 
 // Operands by format:
 //   SOP*, VOP*   source[k] is the k-th parameter of the signature.
-//   SMEM         source: base, SGPR offset. destination: data.
+//   SMEM         source: base, SGPR offset, data. destination: data.
 //   DS           source: address, data0, data1.
 //   MUBUF        source: vaddr (0, 1 or 2 registers), data, resource, soffset. destination: data.
 //   FLAT...      source: vaddr, data, saddr (place none where off).
@@ -126,6 +126,9 @@ inline u32 mfma_passes(const Instruction& inst) {
   const bool is_short = row.registers[0] == 0 && inst.cbsz > 1 && inst.blgp > 1;
   return is_short ? row.passes / 2u : row.passes;
 }
+
+// Of rows that stand for instructions that are decoded but not emulated: faults.
+void execute_unsupported(Wave&, const Instruction&);
 
 struct DefinitionSpan {
   const Definition* begin;

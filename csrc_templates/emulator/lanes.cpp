@@ -29,11 +29,13 @@ u64 pack_mask(const u32* plane) {
 void expand_mask(u64 mask, u32* plane) {
 #if defined(__AVX512F__)
   for (u32 lane = 0; lane < kLanes; lane += 16)
-    _mm512_storeu_si512(plane + lane, _mm512_maskz_set1_epi32(static_cast<__mmask16>(mask >> lane), -1));
+    _mm512_storeu_si512(plane + lane,
+                        _mm512_maskz_set1_epi32(static_cast<__mmask16>(mask >> lane), -1));
 #else
   const u32 halves[2] = {static_cast<u32>(mask), static_cast<u32>(mask >> 32)};
   for (u32 half = 0; half < 2; ++half)
-    for (u32 lane = 0; lane < 32; ++lane) plane[32 * half + lane] = 0u - ((halves[half] >> lane) & 1u);
+    for (u32 lane = 0; lane < 32; ++lane)
+      plane[32 * half + lane] = 0u - ((halves[half] >> lane) & 1u);
 #endif
 }
 
@@ -44,7 +46,8 @@ void write_vgpr(Wave& wave, u32 index, const u32* plane, u64 mask) {
   } else {
 #if defined(__AVX512F__)
     for (u32 lane = 0; lane < kLanes; lane += 16)
-      _mm512_mask_storeu_epi32(target + lane, static_cast<__mmask16>(mask >> lane), _mm512_loadu_si512(plane + lane));
+      _mm512_mask_storeu_epi32(target + lane, static_cast<__mmask16>(mask >> lane),
+                               _mm512_loadu_si512(plane + lane));
 #else
     alignas(64) u32 keep[kLanes];
     expand_mask(mask, keep);
@@ -55,20 +58,20 @@ void write_vgpr(Wave& wave, u32 index, const u32* plane, u64 mask) {
   hooks::vgpr_written(wave, index, 1, mask);
 }
 
-// ---- Sources -------------------------------------------------------------------------------------
+// ---- Sources ------------------------------------------------------------------------------------
 
 namespace {
 
 // The lane that DPP's `control` makes lane `lane` read; -1 where there is none.
 int dpp_source_lane(u32 control, int lane) {
   const int row = lane & ~15, in_row = lane & 15;
-  if (control <= 0xff) return (lane & ~3) | ((control >> (2 * (lane & 3))) & 3);           // quad_perm
+  if (control <= 0xff) return (lane & ~3) | ((control >> (2 * (lane & 3))) & 3);  // quad_perm
   const int count = control & 15;
   switch (control >> 4) {
-    case 0x10: return in_row + count < 16 ? lane + count : -1;                              // row_shl
-    case 0x11: return in_row >= count ? lane - count : -1;                                  // row_shr
-    case 0x12: return row | ((in_row - count) & 15);                                        // row_ror
-    case 0x15: return row | count;                                                          // row_newbcast
+    case 0x10: return in_row + count < 16 ? lane + count : -1;  // row_shl
+    case 0x11: return in_row >= count ? lane - count : -1;      // row_shr
+    case 0x12: return row | ((in_row - count) & 15);            // row_ror
+    case 0x15: return row | count;                              // row_newbcast
     default: break;
   }
   switch (control) {
@@ -123,8 +126,9 @@ void select_part(Select select, bool sign_extend, const u32* from, u32* to) {
     return;
   }
   const u32 width = select <= Select::byte_3 ? 8 : 16;
-  const u32 position = select <= Select::byte_3 ? 8 * static_cast<u32>(select)
-                                                : 16 * (static_cast<u32>(select) - static_cast<u32>(Select::word_0));
+  const u32 position = select <= Select::byte_3
+                           ? 8 * static_cast<u32>(select)
+                           : 16 * (static_cast<u32>(select) - static_cast<u32>(Select::word_0));
   const u32 up = 32 - width - position, down = 32 - width;
   if (sign_extend) {
     for (u32 lane = 0; lane < kLanes; ++lane)
@@ -153,11 +157,14 @@ void modify_sign(const Operand& operand, const u32* from, u32* to) {
 
 }  // namespace
 
-Planes materialize(Wave& wave, const Instruction& inst, const Operand& operand, LaneBuffer& buffer) {
+Planes materialize(Wave& wave, const Instruction& inst, const Operand& operand,
+                   LaneBuffer& buffer) {
   Planes planes{buffer.plane[0], buffer.plane[1]};
   if (operand.place == Place::vgpr) {
     const bool permutes = inst.dpp && &operand == &inst.source[0];
-    hooks::vgpr_read(wave, operand.index, operand.dwords, hooks::kObserving && permutes ? dpp_read_lanes(wave, inst.dpp_control) : wave.exec());
+    hooks::vgpr_read(
+        wave, operand.index, operand.dwords,
+        hooks::kObserving && permutes ? dpp_read_lanes(wave, inst.dpp_control) : wave.exec());
     planes = {wave.vgpr[operand.index], wave.vgpr[operand.index + (operand.dwords > 1)]};
   } else {
     const u64 bits = read_scalar_bits(wave, operand);
@@ -210,21 +217,25 @@ void flush_doubles(const u32* from_low, const u32* from_high, u32* low, u32* hig
 
 }  // namespace
 
-Planes flush_denormal_sources(const Wave& wave, OperandType type, Planes planes, LaneBuffer& buffer) {
+Planes flush_denormal_sources(const Wave& wave, OperandType type, Planes planes,
+                              LaneBuffer& buffer) {
   const u32 denormal = float_class(type) == FloatClass::single ? wave.mode >> 4 : wave.mode >> 6;
   if (denormal & 1) return planes;
   switch (type) {
     case OperandType::f32: flush_plane<false>(planes.low, buffer.plane[0]); break;
     case OperandType::f16:
     case OperandType::f16x2: flush_plane<true>(planes.low, buffer.plane[0]); break;
-    case OperandType::f64: flush_doubles(planes.low, planes.high, buffer.plane[0], buffer.plane[1]); break;
+    case OperandType::f64:
+      flush_doubles(planes.low, planes.high, buffer.plane[0], buffer.plane[1]);
+      break;
     default: return planes;
   }
   return {buffer.plane[0], buffer.plane[1]};
 }
 
 void flush_denormal_results(const Wave& wave, OperandType type, u32* low, u32* high) {
-  if (type == OperandType::f16 && wave.mode & kModeFp16Overflow) fault("MODE.FP16_OVFL is not emulated here");
+  if (type == OperandType::f16 && wave.mode & kModeFp16Overflow)
+    fault("MODE.FP16_OVFL is not emulated here");
   const u32 denormal = float_class(type) == FloatClass::single ? wave.mode >> 4 : wave.mode >> 6;
   if (denormal & 2) return;
   switch (type) {
@@ -239,12 +250,14 @@ void flush_denormal_results(const Wave& wave, OperandType type, u32* low, u32* h
 u64 dpp_write_mask(const Wave& wave, const Dpp& dpp) {
   u64 enabled = 0;
   for (u32 lane = 0; lane < kLanes; ++lane)
-    enabled |= static_cast<u64>((dpp.row_mask >> (lane / 16) & 1) && (dpp.bank_mask >> (lane / 4 % 4) & 1)) << lane;
+    enabled |=
+        static_cast<u64>((dpp.row_mask >> (lane / 16) & 1) && (dpp.bank_mask >> (lane / 4 % 4) & 1))
+        << lane;
   if (!dpp.bound_control) enabled &= dpp_valid_lanes(wave, dpp.control);
   return enabled & wave.exec();
 }
 
-// ---- Results -------------------------------------------------------------------------------------
+// ---- Results ------------------------------------------------------------------------------------
 
 namespace {
 
@@ -278,9 +291,11 @@ void modify_output(const Wave& wave, const Instruction& inst, u32* low, u32* hig
     case OperandType::f32: {
       f32* const values = reinterpret_cast<f32*>(low);
       if (scales)
-        for (u32 lane = 0; lane < kLanes; ++lane) values[lane] = flushed(values[lane] * scale, 0x1p-126f);
+        for (u32 lane = 0; lane < kLanes; ++lane)
+          values[lane] = flushed(values[lane] * scale, 0x1p-126f);
       if (inst.clamp)
-        for (u32 lane = 0; lane < kLanes; ++lane) values[lane] = clamp_to_unit(values[lane], nan_to_zero);
+        for (u32 lane = 0; lane < kLanes; ++lane)
+          values[lane] = clamp_to_unit(values[lane], nan_to_zero);
       break;
     }
     case OperandType::f16:
@@ -308,8 +323,9 @@ void modify_output(const Wave& wave, const Instruction& inst, u32* low, u32* hig
 // Puts a narrow result into its part of the register.
 void place_part(Select select, u8 unused, const u32* old, u32* plane) {
   const u32 width = select <= Select::byte_3 ? 8 : 16;
-  const u32 position = select <= Select::byte_3 ? 8 * static_cast<u32>(select)
-                                                : 16 * (static_cast<u32>(select) - static_cast<u32>(Select::word_0));
+  const u32 position = select <= Select::byte_3
+                           ? 8 * static_cast<u32>(select)
+                           : 16 * (static_cast<u32>(select) - static_cast<u32>(Select::word_0));
   const u32 part = ((width == 8 ? 0xffu : 0xffffu)) << position;
   for (u32 lane = 0; lane < kLanes; ++lane) {
     const u32 placed = plane[lane] << position & part;

@@ -41,7 +41,8 @@ struct alignas(64) ResultBuffer {
 
 Planes materialize(Wave&, const Instruction&, const Operand&, LaneBuffer&);
 
-inline Planes read_lanes(Wave& wave, const Instruction& inst, const Operand& operand, LaneBuffer& buffer) {
+inline Planes read_lanes(Wave& wave, const Instruction& inst, const Operand& operand,
+                         LaneBuffer& buffer) {
   if (__builtin_expect(operand.direct, 1)) {
     hooks::vgpr_read(wave, operand.index, operand.dwords, wave.exec());
     return {wave.vgpr[operand.index], wave.vgpr[operand.index + (operand.dwords > 1)]};
@@ -49,7 +50,8 @@ inline Planes read_lanes(Wave& wave, const Instruction& inst, const Operand& ope
   return materialize(wave, inst, operand, buffer);
 }
 
-// Under a MODE that flushes denormal sources: planes with zeros for them; else the planes as they are.
+// Under a MODE that flushes denormal sources: planes with zeros for them; else the planes as they
+// are.
 Planes flush_denormal_sources(const Wave&, OperandType, Planes, LaneBuffer&);
 // The same for results, in place.
 void flush_denormal_results(const Wave&, OperandType, u32* low, u32* high);
@@ -76,7 +78,7 @@ inline bool writes_in_place(const Wave& wave, const Instruction& inst) {
   return wave.exec() == kAllLanes && !inst.has_output_modifiers && !inst.dpp;
 }
 
-// ---- One lane of a source ------------------------------------------------------------------------
+// ---- One lane of a source -----------------------------------------------------------------------
 
 template <class T>
 struct LaneSource {
@@ -141,7 +143,8 @@ struct LaneSource<LaneBit> {
 template <>
 struct LaneSource<Vcc> {
   const u32* low;
-  LaneSource(Wave& wave, const Instruction&, const Operand&, LaneBuffer& buffer) : low(buffer.plane[0]) {
+  LaneSource(Wave& wave, const Instruction&, const Operand&, LaneBuffer& buffer)
+      : low(buffer.plane[0]) {
     expand_mask(read_scalar_pair(wave, kVccIndex), buffer.plane[0]);
   }
   Vcc operator[](u32 lane) const { return {low[lane]}; }
@@ -154,7 +157,7 @@ struct LaneSource<Mode> {
   Mode operator[](u32) const { return value; }
 };
 
-// ---- The results of all lanes --------------------------------------------------------------------
+// ---- The results of all lanes -------------------------------------------------------------------
 // Holds pointers only: its address never escapes, so that the loop keeps them in registers.
 
 enum Buffered { kBuffered };  // a result that is not complete yet
@@ -193,7 +196,8 @@ struct LaneResult64 {
   u32* const low;
   u32* const high;
 
-  LaneResult64(Wave&, const Instruction&, ResultBuffer& buffer) : low(buffer.plane[0]), high(buffer.plane[1]) {}
+  LaneResult64(Wave&, const Instruction&, ResultBuffer& buffer)
+      : low(buffer.plane[0]), high(buffer.plane[1]) {}
   void put(u32 lane, T value) const {
     const u64 bits = bit_cast<u64>(value);
     low[lane] = static_cast<u32>(bits);
@@ -217,9 +221,13 @@ struct LaneResult<Saturating<T>> : LaneResult<T> {
   static constexpr i64 kHighest = std::is_signed_v<T> ? (i64{1} << (8 * sizeof(T) - 1)) - 1
                                                       : (i64{1} << (8 * sizeof(T))) - 1;
   using LaneResult<T>::LaneResult;
-  void put(u32 lane, Saturating<T> result) const { LaneResult<T>::put(lane, static_cast<T>(result.exact)); }
+  void put(u32 lane, Saturating<T> result) const {
+    LaneResult<T>::put(lane, static_cast<T>(result.exact));
+  }
   void put_saturated(u32 lane, Saturating<T> result) const {
-    const i64 bounded = result.exact < kLowest ? kLowest : result.exact > kHighest ? kHighest : result.exact;
+    const i64 bounded = result.exact < kLowest    ? kLowest
+                        : result.exact > kHighest ? kHighest
+                                                  : result.exact;
     LaneResult<T>::put(lane, static_cast<T>(bounded));
   }
 };
@@ -227,10 +235,12 @@ struct LaneResult<Saturating<T>> : LaneResult<T> {
 // The 16 bits are in the lower half of `plane[0]` first.
 template <class T>
 struct LaneResult<KeepHigh<T>> : LaneResult<T> {
-  LaneResult(Wave& wave, const Instruction& inst, ResultBuffer& buffer) : LaneResult<T>(wave, inst, buffer, kBuffered) {}
+  LaneResult(Wave& wave, const Instruction& inst, ResultBuffer& buffer)
+      : LaneResult<T>(wave, inst, buffer, kBuffered) {}
   void put(u32 lane, KeepHigh<T> result) const { LaneResult<T>::put(lane, result.value); }
-  template <class S>
-  void put_saturated(u32 lane, KeepHigh<S> result) const { LaneResult<T>::put_saturated(lane, result.value); }
+  template <class S> void put_saturated(u32 lane, KeepHigh<S> result) const {
+    LaneResult<T>::put_saturated(lane, result.value);
+  }
   void finish(Wave& wave, const Instruction& inst, ResultBuffer& buffer) const {
     if constexpr (float_class(ResultOf<T>::value.type) != FloatClass::none) {
       if (__builtin_expect(!wave.default_float_mode, 0))
@@ -273,7 +283,7 @@ struct LaneResult<WithCarry<T>> {
   }
 };
 
-// ---- The executor --------------------------------------------------------------------------------
+// ---- The executor -------------------------------------------------------------------------------
 
 template <auto kApply>
 struct Elementwise;
@@ -290,24 +300,28 @@ struct Elementwise<kApply> {
   template <std::size_t... I>
   static void run(Wave& wave, const Instruction& inst, std::index_sequence<I...>) {
     LaneBuffer buffers[sizeof...(A) + 1];
-    const std::tuple<LaneSource<A>...> sources{LaneSource<A>(wave, inst, inst.source[I], buffers[I])...};
+    const std::tuple<LaneSource<A>...> sources{
+        LaneSource<A>(wave, inst, inst.source[I], buffers[I])...};
     const FloatEnvironment<float_class(kSignature)> environment(wave);
     ResultBuffer output;
     const LaneResult<R> result(wave, inst, output);
     if constexpr (kSaturates<R>) {
       if (inst.clamp) {
-        for (u32 lane = 0; lane < kLanes; ++lane) result.put_saturated(lane, kApply(std::get<I>(sources)[lane]...));
+        for (u32 lane = 0; lane < kLanes; ++lane)
+          result.put_saturated(lane, kApply(std::get<I>(sources)[lane]...));
         result.finish(wave, inst, output);
         return;
       }
     }
     EMULATOR_LANE_LOOP
-    for (u32 lane = 0; lane < kLanes; ++lane) result.put(lane, kApply(std::get<I>(sources)[lane]...));
+    for (u32 lane = 0; lane < kLanes; ++lane)
+      result.put(lane, kApply(std::get<I>(sources)[lane]...));
     result.finish(wave, inst, output);
   }
 };
 
-// Instructions that round to nearest whatever MODE says; the transcendental ones are approximations.
+// Instructions that round to nearest whatever MODE says; the transcendental ones are
+// approximations.
 template <auto kApply>
 struct NearestElementwise {
   static constexpr Signature kSignature = Elementwise<kApply>::kSignature;

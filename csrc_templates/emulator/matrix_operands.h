@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "lanes.h"
+#include "small_floats.h"
 
 #if defined(__AVX512F__) || defined(__AVX2__)
 #include <immintrin.h>
@@ -22,7 +23,7 @@ namespace emulator {
 
 // ---- Elements -----------------------------------------------------------------------------------
 // `value` of an element's bits, exact: every type but float64 computes as float32. Sums of products
-// of int8 stay far below 2^24.
+// of int8 stay far below 2^24. Formats of 4 to 8 bits are those of small_floats.h.
 
 struct Float32 {
   static constexpr u32 kBits = 32;
@@ -52,49 +53,6 @@ struct Int8 {
   static constexpr u32 kBits = 8;
   static f32 value(u32 bits) { return static_cast<f32>(static_cast<i32>(bits << 24) >> 24); }
 };
-
-enum class Specials : u8 {
-  none,           // every code is a number
-  nan_all_ones,   // no infinity; all bits but the sign: NaN
-  ieee,           // infinity and NaN with the largest exponent
-  nan_minus_zero, // FNUZ: the code of -0 is NaN, and there is no infinity
-};
-
-constexpr f32 power_of_2(int exponent) {
-  f32 power = 1;
-  for (; exponent > 0; --exponent) power *= 2;
-  for (; exponent < 0; ++exponent) power /= 2;
-  return power;
-}
-
-template <u32 kExponentBits, u32 kMantissaBits, int kBias, Specials kSpecials>
-struct SmallFloat {
-  static constexpr u32 kBits = 1 + kExponentBits + kMantissaBits;
-  static f32 value(u32 bits) {
-    constexpr u32 kLargest = (1u << (kBits - 1)) - 1;
-    constexpr u32 kInfinity = kLargest >> kMantissaBits << kMantissaBits;
-    constexpr f32 kSmallest = power_of_2(1 - kBias - static_cast<int>(kMantissaBits));
-    constexpr u32 kNan = 0x7fc00000u, kInfinity32 = 0x7f800000u;
-    const u32 magnitude = bits & kLargest;
-    const u32 sign = (bits >> (kBits - 1) & 1) << 31;
-    const u32 normal = (magnitude << (23 - kMantissaBits)) + (static_cast<u32>(127 - kBias) << 23);
-    const u32 denormal = bit_cast<u32>(static_cast<f32>(static_cast<i32>(magnitude)) * kSmallest);
-    u32 number = magnitude >> kMantissaBits ? normal : denormal;
-    if (kSpecials == Specials::nan_all_ones) number = magnitude == kLargest ? kNan : number;
-    if (kSpecials == Specials::ieee) number = magnitude == kInfinity ? kInfinity32 : number;
-    if (kSpecials == Specials::ieee) number = magnitude > kInfinity ? kNan : number;
-    if (kSpecials == Specials::nan_minus_zero) number = bits == kLargest + 1 ? kNan : number;
-    return bit_cast<f32>(number | sign);
-  }
-};
-
-using Fp8Fnuz = SmallFloat<4, 3, 8, Specials::nan_minus_zero>;   // gfx942
-using Bf8Fnuz = SmallFloat<5, 2, 16, Specials::nan_minus_zero>;
-using Fp8 = SmallFloat<4, 3, 7, Specials::nan_all_ones>;         // OCP: gfx950
-using Bf8 = SmallFloat<5, 2, 15, Specials::ieee>;
-using Fp6 = SmallFloat<2, 3, 1, Specials::none>;
-using Bf6 = SmallFloat<3, 2, 3, Specials::none>;
-using Fp4 = SmallFloat<2, 1, 1, Specials::none>;
 
 // One element of each lane.
 using Plane = f32[kLanes];

@@ -39,8 +39,8 @@ class AddressSpace {
 };
 
 // ---- The only ways in which instructions reach memory -------------------------------------------
-// Each returns a host pointer to `bytes` bytes (not necessarily aligned), or faults with the address.
-// `lane` is for messages and hooks; scalar accesses say kScalarLane.
+// Each returns a host pointer to `bytes` bytes (not necessarily aligned), or faults with the
+// address. `lane` is for messages and hooks; scalar accesses say kScalarLane.
 
 constexpr int kScalarLane = -1;
 

@@ -52,7 +52,8 @@ inline u16 float_to_half(f32 value) {
   // bit of a denormal, as its own: adding it, with the number's sign, rounds there.
   const u32 at_least_normal = magnitude > (113u << 23) ? magnitude : 113u << 23;
   const u32 bounded = at_least_normal < (143u << 23) ? at_least_normal : 143u << 23;
-  const f32 shifter = bit_cast<f32>(((bounded & 0x7f800000u) + (13u << 23) + (1u << 22)) | (bits & 0x80000000u));
+  const f32 shifter =
+      bit_cast<f32>(((bounded & 0x7f800000u) + (13u << 23) + (1u << 22)) | (bits & 0x80000000u));
   const u32 rounded = bit_cast<u32>((value + shifter) - shifter) & 0x7fffffffu;
   const u32 normal = (rounded - ((127u - 15u) << 23)) >> 13;
   const u32 denormal = bit_cast<u32>(bit_cast<f32>(rounded) + 0.5f) - bit_cast<u32>(0.5f);
@@ -82,11 +83,13 @@ inline u16 float_to_half_rounded(f32 value) {
   const u32 kept = significand >> shift;
   const u32 rest = significand & ((1u << shift) - 1);
   const u32 tie = 1u << (shift - 1);
-  const bool up = kRounding == Rounding::nearest_even && (rest > tie || (rest == tie && (kept & 1)));
+  const bool up =
+      kRounding == Rounding::nearest_even && (rest > tie || (rest == tie && (kept & 1)));
   // The significand's leading one adds the last 1 to the exponent.
   const u32 base = exponent < 113 ? 0 : (exponent - 113) << 10;
   u32 half = base + kept + up;
-  const u32 large = kRounding == Rounding::nearest_even || magnitude == 0x7f800000u ? 0x7c00u : 0x7bffu;
+  const u32 large =
+      kRounding == Rounding::nearest_even || magnitude == 0x7f800000u ? 0x7c00u : 0x7bffu;
   half = magnitude >= (143u << 23) ? large : half;
   half = magnitude > 0x7f800000u ? 0x7e00u | ((magnitude >> 13) & 0x3ffu) : half;
   return static_cast<u16>(half | sign);

@@ -17,13 +17,33 @@ u64 number_of(const Workgroup& workgroup) {
          u64{workgroups[0]} * (workgroup.id[1] + u64{workgroups[1]} * workgroup.id[2]);
 }
 
+// Runs on the worker's thread, so that several workgroups are timed at once and their steps need
+// not be kept.
+TimedWorkgroup timed_workgroup(const Workgroup& workgroup, const DispatchObservation& dispatch) {
+  const WorkgroupObservation& state = *workgroup.observation;
+  TimedWorkgroup result{number_of(workgroup), {}, 0, {}};
+  std::copy_n(workgroup.id, 3, result.id);
+  for (const Counts& counts : state.total) result.instructions += counts.executed;
+  if (!state.has_all_steps) {
+    result.timing.why_not = "its waves executed more than " +
+                            std::to_string(dispatch.options.most_steps) + " instructions";
+  } else if (!dispatch.occupancy.workgroups) {
+    result.timing.why_not = "a workgroup does not fit into a compute unit";
+  } else {
+    std::vector<const Steps*> waves;
+    for (const Steps& steps : state.steps) waves.push_back(&steps);
+    result.timing = time_workgroups(dispatch.costs, dispatch.rates, waves, dispatch.together);
+  }
+  return result;
+}
+
 u16 clipped(u64 value) { return static_cast<u16>(std::min<u64>(value, 0xffff)); }
 
 void count_accesses(Wave& wave, const Instruction& inst, WaveObservation& state, Counts& counts) {
   const Rates& rates = wave.dispatch().observation->rates;
   if (!state.lds.empty()) {
-    const bool is_read =
-        inst.definition->format == Format::DS && inst.destination.place != Place::none;
+    const bool is_read = inst.definition->format == Format::DS &&
+                         inst.destination.place != Place::none;
     u64 without_conflicts = 0;
     const u64 cycles = state.lds.bank_cycles(rates, is_read, &without_conflicts);
     counts.lds_bytes += state.lds.bytes();
@@ -50,7 +70,7 @@ void count_accesses(Wave& wave, const Instruction& inst, WaveObservation& state,
 
 namespace hooks {
 
-// ---- Beginnings and ends -------------------------------------------------------------------------
+// ---- Beginnings and ends ------------------------------------------------------------------------
 
 void dispatch_begin(Dispatch& dispatch) {
   dispatch.observation = new DispatchObservation;
@@ -58,6 +78,16 @@ void dispatch_begin(Dispatch& dispatch) {
   const std::vector<Instruction>& instructions = dispatch.code->instructions;
   state.options = profile_options();
   state.rates = rates_of(dispatch.code->arch);
+  state.occupancy = occupancy_of(dispatch);
+  const u32* const grid = dispatch.workgroups;
+  const u64 launched = u64{grid[0]} * grid[1] * grid[2];
+  const u64 workgroups = state.options.assumed_workgroups ? state.options.assumed_workgroups
+                                                          : launched;
+  // As many share a compute unit as the launch has for each, and as fit.
+  const u64 units = dispatch.device->compute_units;
+  const u64 together = std::min<u64>(state.occupancy.workgroups, (workgroups + units - 1) / units);
+  state.together = static_cast<u32>(std::max<u64>(together, 1));
+  state.sample = sample_of(dispatch.workgroups, state.options.sample, state.options.workgroup);
   state.costs.reserve(instructions.size());
   for (const Instruction& inst : instructions) state.costs.push_back(cost_of(inst, state.rates));
   state.total.resize(instructions.size());
@@ -73,16 +103,22 @@ void workgroup_begin(Workgroup& workgroup) {
   const DispatchObservation& dispatch = *workgroup.dispatch.observation;
   workgroup.observation = new WorkgroupObservation;
   workgroup.observation->total.resize(dispatch.total.size());
-  workgroup.observation->is_looked_at = number_of(workgroup) == dispatch.options.workgroup;
+  const u64 number = number_of(workgroup);
+  workgroup.observation->is_looked_at = number == dispatch.options.workgroup;
+  workgroup.observation->is_timed = std::binary_search(dispatch.sample.begin(),
+                                                       dispatch.sample.end(), number);
 }
 
 void workgroup_end(Workgroup& workgroup) {
   DispatchObservation& dispatch = *workgroup.dispatch.observation;
+  TimedWorkgroup timed;
+  if (workgroup.observation->is_timed) timed = timed_workgroup(workgroup, dispatch);
   {
     const std::lock_guard<std::mutex> lock(dispatch.mutex);
     for (std::size_t i = 0; i < dispatch.total.size(); ++i)
       dispatch.total[i] += workgroup.observation->total[i];
     ++dispatch.workgroups;
+    if (workgroup.observation->is_timed) dispatch.timed.push_back(std::move(timed));
   }
   delete workgroup.observation;
   workgroup.observation = nullptr;
@@ -93,6 +129,7 @@ void wave_begin(Wave& wave) {
   WaveObservation& state = *wave.observation;
   WorkgroupObservation& workgroup = *wave.workgroup->observation;
   state.is_looked_at = workgroup.is_looked_at;
+  state.is_timed = workgroup.is_timed;
   if (state.is_looked_at) state.counts.resize(workgroup.total.size());
   state.to = state.is_looked_at ? &state.counts : &workgroup.total;
 }
@@ -105,14 +142,13 @@ void wave_end(Wave& wave) {
     for (std::size_t i = 0; i < total.size(); ++i) total[i] += state.counts[i];
     DispatchObservation& dispatch = *wave.dispatch().observation;
     dispatch.waves.push_back(std::move(state.counts));
-    dispatch.steps.push_back(std::move(state.steps));
-    dispatch.has_all_steps &= state.has_all_steps;
   }
+  if (state.is_timed) wave.workgroup->observation->steps.push_back(std::move(state.steps));
   delete wave.observation;
   wave.observation = nullptr;
 }
 
-// ---- Instructions --------------------------------------------------------------------------------
+// ---- Instructions -------------------------------------------------------------------------------
 
 void before_instruction(Wave& wave, const Instruction& inst) {
   const u32 dword = static_cast<u32>(&inst - wave.dispatch().code->instructions.data());
@@ -128,15 +164,14 @@ void after_instruction(Wave& wave, const Instruction& inst) {
   if (unit >= Unit::smem && unit != Unit::valu && unit != Unit::transcendental &&
       unit != Unit::mfma)
     count_accesses(wave, inst, state, counts);
-  if (!state.is_looked_at || !state.has_all_steps) return;
+  WorkgroupObservation& workgroup = *wave.workgroup->observation;
+  if (!state.is_timed || !workgroup.has_all_steps) return;
   const u64 most = wave.dispatch().observation->options.most_steps / wave.workgroup->wave_count;
-  if (state.steps.size() < most)
-    state.steps.push_back(state.step);
-  else
-    state.has_all_steps = false;
+  if (state.steps.size() < most) state.steps.push_back(state.step);
+  else workgroup.has_all_steps = false;
 }
 
-// ---- Memory --------------------------------------------------------------------------------------
+// ---- Memory -------------------------------------------------------------------------------------
 
 // Scalar loads have a cache of their own.
 void global_access(Wave& wave, const Instruction&, int lane, u64 address, u32 bytes, Access) {
@@ -152,7 +187,14 @@ void lds_access(Wave& wave, const Instruction&, int lane, u64 offset, u32 bytes,
   wave.observation->lds.add(lane, offset, bytes);
 }
 
-// ---- Of no interest ------------------------------------------------------------------------------
+// ---- Selection ----------------------------------------------------------------------------------
+
+std::vector<u64> selected_workgroups(const Dispatch& dispatch) {
+  const DispatchObservation& state = *dispatch.observation;
+  return state.options.run_sample_only ? state.sample : std::vector<u64>{};
+}
+
+// ---- Of no interest -----------------------------------------------------------------------------
 
 void vgpr_read(Wave&, u32, u32, u64) {}
 void vgpr_written(Wave&, u32, u32, u64) {}

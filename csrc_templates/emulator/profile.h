@@ -4,6 +4,7 @@
 //   profile_costs.cpp    what an instruction occupies, and for how long
 //   profile_memory.cpp   what an access costs: LDS banks, cache lines
 //   profile_loops.cpp    the loops of the code that ran
+//   profile_sample.cpp   which workgroups are timed
 //   profile_timing.cpp   when the instructions of a compute unit's waves issue
 //   profile_export.cpp   all of it as JSON, for jitfmha/emulator/profile.py
 #pragma once
@@ -19,7 +20,7 @@
 
 namespace emulator {
 
-// ---- Costs ---------------------------------------------------------------------------------------
+// ---- Costs --------------------------------------------------------------------------------------
 
 // Cycles of one SIMD, or of the unit that the SIMDs of a compute unit share. Published rates, but
 // for those that say otherwise; profile.py prints all of them with its results.
@@ -60,7 +61,7 @@ struct Cost {
 
 Cost cost_of(const Instruction&, const Rates&);
 
-// ---- Counts --------------------------------------------------------------------------------------
+// ---- Counts -------------------------------------------------------------------------------------
 
 // What the executions of one instruction by one wave came to.
 struct Counts {
@@ -116,7 +117,7 @@ class AccessList {
   std::vector<u64> lines_;
 };
 
-// ---- Loops ---------------------------------------------------------------------------------------
+// ---- Loops --------------------------------------------------------------------------------------
 
 // Instructions `first` to `last`, which branches back to `first`.
 struct Loop {
@@ -132,7 +133,7 @@ std::vector<Loop> find_loops(const CodeObject&, const CountsByDword&);
 // The innermost loop of every dword.
 std::vector<int> innermost_loops(const std::vector<Loop>&, std::size_t dwords);
 
-// ---- Timing --------------------------------------------------------------------------------------
+// ---- Timing -------------------------------------------------------------------------------------
 
 // Why a wave did not issue, and for how many cycles.
 enum class Stall : u32 {
@@ -164,7 +165,7 @@ struct Timing {
 Timing time_workgroups(const std::vector<Cost>&, const Rates&,
                        const std::vector<const Steps*>& waves, u32 workgroups);
 
-// ---- Occupancy -----------------------------------------------------------------------------------
+// ---- Occupancy ----------------------------------------------------------------------------------
 
 struct Occupancy {
   u32 vgprs, architectural_vgprs, sgprs, lds_bytes;  // as allocated: a wave's, a workgroup's
@@ -175,29 +176,47 @@ struct Occupancy {
 
 Occupancy occupancy_of(const Dispatch&);
 
-// ---- State ---------------------------------------------------------------------------------------
+// ---- Sample -------------------------------------------------------------------------------------
+
+// Linear numbers of at most `most` workgroups, ascending, `looked_at` among them.
+std::vector<u64> sample_of(const u32 (&workgroups)[3], u64 most, u64 looked_at);
+
+// A workgroup that was timed: copies of it share a compute unit.
+struct TimedWorkgroup {
+  u64 number;
+  u32 id[3];
+  u64 instructions;  // of its waves
+  Timing timing;
+};
+
+// ---- State --------------------------------------------------------------------------------------
 
 struct ProfileOptions {
-  u64 workgroup = 0;            // the one that is looked at wave by wave, and timed
+  u64 workgroup = 0;            // the one that is looked at wave by wave
   u64 assumed_workgroups = 0;   // of the launch, for the timing; 0: as many as there are
-  u64 most_steps = 50'000'000;  // of its waves together; beyond them there is no timing
+  u64 most_steps = 50'000'000;  // of a workgroup's waves together; beyond them there is no timing
+  u64 sample = 32;              // workgroups that are timed
+  u32 run_sample_only = 0;      // 1: the others do not run
 };
 
 struct DispatchObservation {
   ProfileOptions options;
   Rates rates;
+  Occupancy occupancy;
+  std::vector<u64> sample;  // by number, ascending
+  u32 together = 1;         // workgroups on a compute unit, for the timing
   std::vector<Cost> costs;  // one for each of CodeObject::instructions
   std::mutex mutex;
   CountsByDword total;               // of all waves
   std::vector<CountsByDword> waves;  // of the workgroup that is looked at
-  std::vector<Steps> steps;
-  bool has_all_steps = true;
+  std::vector<TimedWorkgroup> timed;
   u64 workgroups = 0;  // that have ended
 };
 
 struct WorkgroupObservation {
   CountsByDword total;
-  bool is_looked_at = false;
+  std::vector<Steps> steps;  // of its waves, where it is timed
+  bool is_looked_at = false, is_timed = false, has_all_steps = true;
 };
 
 struct WaveObservation {
@@ -206,7 +225,7 @@ struct WaveObservation {
   Steps steps;
   Step step{0, 0, 0};  // the instruction that runs
   AccessList lds, global;
-  bool is_looked_at = false, has_all_steps = true;
+  bool is_looked_at = false, is_timed = false;
 };
 
 void export_profile(const Dispatch&, const DispatchObservation&);

@@ -31,19 +31,18 @@ static_assert(std::size(kStallNames) == kStalls, "a name for each stall");
 
 constexpr std::size_t kMostLaunches = 1000, kMostConflicts = 10;
 
-// Options, and launches that Python has not taken yet.
+// Of this thread: options, and launches that Python has not taken yet.
 struct Collection {
-  std::mutex mutex;
   ProfileOptions options;
   std::vector<std::string> launches;
   u64 left_out = 0;
 };
 Collection& collection() {
-  static Collection instance;
+  thread_local Collection instance;
   return instance;
 }
 
-// ---- JSON ----------------------------------------------------------------------------------------
+// ---- JSON ---------------------------------------------------------------------------------------
 
 class Json {
  public:
@@ -105,7 +104,7 @@ class Json {
   bool first_ = true;
 };
 
-// ---- Parts ---------------------------------------------------------------------------------------
+// ---- Parts --------------------------------------------------------------------------------------
 
 // A row for each loop and unit: instructions of the loop, without those of loops inside.
 void write_counts(Json& json, const DispatchObservation& state, const CountsByDword& counts,
@@ -247,24 +246,24 @@ void write_timing(Json& json, const Timing& timing) {
   });
 }
 
-// As many workgroups share a compute unit as the launch has for each, and as fit.
-Timing timing_of(const Dispatch& dispatch, const DispatchObservation& state,
-                 const Occupancy& occupancy, u64 workgroups) {
-  Timing timing;
-  if (state.steps.empty())
-    timing.why_not = "the launch has no workgroup " + std::to_string(state.options.workgroup);
-  else if (!state.has_all_steps)
-    timing.why_not = "its waves executed more than " + std::to_string(state.options.most_steps) +
-                     " instructions";
-  else if (!occupancy.workgroups)
-    timing.why_not = "a workgroup does not fit into a compute unit";
-  if (!timing.why_not.empty()) return timing;
-  const u64 units = dispatch.device->compute_units;
-  const u64 together = std::min<u64>(occupancy.workgroups, (workgroups + units - 1) / units);
-  std::vector<const Steps*> waves;
-  for (const Steps& steps : state.steps) waves.push_back(&steps);
-  return time_workgroups(state.costs, state.rates, waves,
-                         static_cast<u32>(std::max<u64>(together, 1)));
+void write_timed(Json& json, const DispatchObservation& state) {
+  std::vector<const TimedWorkgroup*> in_order;
+  for (const TimedWorkgroup& timed : state.timed) in_order.push_back(&timed);
+  std::sort(in_order.begin(), in_order.end(),
+            [](const auto* a, const auto* b) { return a->number < b->number; });
+  json.array([&] {
+    for (const TimedWorkgroup* const timed : in_order) {
+      json.object([&] {
+        json.field("number", timed->number);
+        json.key("id");
+        json.array([&] {
+          for (const u32 index : timed->id) json.number(index);
+        });
+        json.field("instructions", timed->instructions);
+        json.key("timing"), write_timing(json, timed->timing);
+      });
+    }
+  });
 }
 
 }  // namespace
@@ -272,11 +271,10 @@ Timing timing_of(const Dispatch& dispatch, const DispatchObservation& state,
 void export_profile(const Dispatch& dispatch, const DispatchObservation& state) {
   const std::vector<Loop> loops = find_loops(*dispatch.code, state.total);
   const std::vector<int> loop_of = innermost_loops(loops, state.total.size());
-  const Occupancy occupancy = occupancy_of(dispatch);
-  const u64 launched =
-      u64{dispatch.workgroups[0]} * dispatch.workgroups[1] * dispatch.workgroups[2];
-  const u64 workgroups =
-      state.options.assumed_workgroups ? state.options.assumed_workgroups : launched;
+  const u64 launched = u64{dispatch.workgroups[0]} * dispatch.workgroups[1] *
+                       dispatch.workgroups[2];
+  const u64 workgroups = state.options.assumed_workgroups ? state.options.assumed_workgroups
+                                                          : launched;
   const auto write_three = [](Json& json, const char* name, const u32* values) {
     json.key(name);
     json.array([&] {
@@ -293,11 +291,13 @@ void export_profile(const Dispatch& dispatch, const DispatchObservation& state) 
     write_three(json, "grid", dispatch.workgroups);
     write_three(json, "block", dispatch.workgroup_size);
     json.field("launched_workgroups", launched);
+    json.field("selected_workgroups",
+               state.options.run_sample_only ? static_cast<u64>(state.sample.size()) : launched);
     json.field("ended_workgroups", state.workgroups);
     json.field("workgroups", workgroups);
-    json.field("timed_workgroup", state.options.workgroup);
+    json.field("looked_at", state.options.workgroup);
     json.key("rates"), write_rates(json, state.rates);
-    json.key("occupancy"), write_occupancy(json, occupancy);
+    json.key("occupancy"), write_occupancy(json, state.occupancy);
     json.key("loops"), write_loops(json, dispatch, state, loops, loop_of);
     json.key("counts"), write_counts(json, state, state.total, loop_of, loops.size());
     json.key("counts_of_waves");
@@ -306,39 +306,30 @@ void export_profile(const Dispatch& dispatch, const DispatchObservation& state) 
         write_counts(json, state, wave, loop_of, loops.size());
     });
     json.key("conflicts"), write_conflicts(json, dispatch, state);
-    json.key("timing"), write_timing(json, timing_of(dispatch, state, occupancy, workgroups));
+    json.field("together", state.together);
+    json.key("timed"), write_timed(json, state);
   });
   Collection& all = collection();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  if (all.launches.size() < kMostLaunches)
-    all.launches.push_back(json.text());
-  else
-    ++all.left_out;
+  if (all.launches.size() < kMostLaunches) all.launches.push_back(json.text());
+  else ++all.left_out;
 }
 
-ProfileOptions profile_options() {
-  Collection& all = collection();
-  const std::lock_guard<std::mutex> lock(all.mutex);
-  return all.options;
-}
+ProfileOptions profile_options() { return collection().options; }
 
 }  // namespace emulator
 
-// ---- Exports -------------------------------------------------------------------------------------
+// ---- Exports ------------------------------------------------------------------------------------
 
-// For all later launches of the process.
+// For this thread's later launches.
 EXPORT void jitfmha_emulator_set_profile_options(const emulator::ProfileOptions* options) {
-  using namespace emulator;
-  const std::lock_guard<std::mutex> lock(collection().mutex);
-  collection().options = *options;
+  emulator::collection().options = *options;
 }
 
-// The launches since the last call, a JSON array, until the next call on the same thread.
+// This thread's launches since the last call, a JSON array, which stays until the next call.
 EXPORT const char* jitfmha_emulator_take_profiles(emulator::u64* left_out) {
   using namespace emulator;
   thread_local std::string text;
   Collection& all = collection();
-  const std::lock_guard<std::mutex> lock(all.mutex);
   text = "[";
   for (const std::string& launch : all.launches) text += (text.size() > 1 ? "," : "") + launch;
   text += "]";

@@ -4,7 +4,7 @@
 //    in Rates::issue cycles, and from each wave at most one instruction: highest s_setprio first,
 //    then the oldest wave.
 //  * The vector port is busy for a VALU instruction's cycles, and for one issue slot of a matrix
-//    instruction, whose cycles are the matrix unit's. So the two overlap, of one wave or of several.
+//    instruction, whose cycles are the matrix unit's. So the two overlap, of one wave or several.
 //  * Who reads or overwrites a matrix result waits for it, but for the accumulator of the next one.
 //  * LDS and L1 are the compute unit's. They serve requests in order; data comes a latency later.
 //
@@ -109,8 +109,8 @@ class ComputeUnit {
       }
       if (all_ended) break;
       // Where nothing issued, nothing happens until the first wave can go on.
-      const u64 slots =
-          issued || next == kNever ? 1 : (next - now_ + rates_.issue - 1) / rates_.issue;
+      const u64 slots = issued || next == kNever ? 1
+                                                 : (next - now_ + rates_.issue - 1) / rates_.issue;
       for (const auto& wave : waves_)
         if (!wave->has_ended() && wave->issued_at != now_)
           timing_.stalls[static_cast<u32>(wave->why)] += slots * rates_.issue;
@@ -194,12 +194,8 @@ class ComputeUnit {
         simd.vector_free = now_ + cost.cycles;
         timing_.vector_busy += cost.cycles;
         break;
-      case Unit::lds:
-        wave.lgkm.add(occupy_lds(step.lds_cycles) + rates_.lds_latency);
-        break;
-      case Unit::smem:
-        wave.lgkm.add(now_ + rates_.scalar_latency);
-        break;
+      case Unit::lds: wave.lgkm.add(occupy_lds(step.lds_cycles) + rates_.lds_latency); break;
+      case Unit::smem: wave.lgkm.add(now_ + rates_.scalar_latency); break;
       case Unit::vmem_load:
       case Unit::vmem_store:
       case Unit::vmem_atomic: {
@@ -212,8 +208,7 @@ class ComputeUnit {
         if (step.lds_cycles) occupy_lds(step.lds_cycles);
         break;
       }
-      default:
-        break;
+      default: break;
     }
   }
 

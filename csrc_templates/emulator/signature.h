@@ -1,8 +1,9 @@
 // How the C++ signature of an instruction's semantics says where its operands are.
 //
 // An instruction is a function such as `f32 (f32 a, f32 b)`. Its parameters are taken in order from
-// the source fields of the encoding; the types below stand for everything that is not a plain source
-// or a plain destination. Decoder, executor and disassembler all follow this one description.
+// the source fields of the encoding; the types below stand for everything that is not a plain
+// source or a plain destination. Decoder, executor and disassembler all follow this one
+// description.
 #pragma once
 
 #include "numeric_types.h"
@@ -36,7 +37,7 @@ enum class Role : u8 {
   mode,          // MODE
 };
 
-// ---- Parameters ----------------------------------------------------------------------------------
+// ---- Parameters ---------------------------------------------------------------------------------
 
 template <class T> struct Old { T value; operator T() const { return value; } };
 template <class T> struct Literal { T value; operator T() const { return value; } };
@@ -63,7 +64,7 @@ struct Mode {
   }
 };
 
-// ---- Results -------------------------------------------------------------------------------------
+// ---- Results ------------------------------------------------------------------------------------
 
 // Vector: the value, and the lane's bit of the carry mask.
 template <class T> struct WithCarry { T value; bool carry; };
@@ -80,7 +81,7 @@ struct WithExec { u64 value; u64 exec; };
 
 template <class T> inline WithScc<T> nonzero(T value) { return {value, value != 0}; }
 
-// ---- C++ type -> description ---------------------------------------------------------------------
+// ---- C++ type -> description --------------------------------------------------------------------
 
 struct Parameter {
   OperandType type = OperandType::none;
@@ -107,25 +108,51 @@ template <> constexpr OperandType operand_type<b192> = OperandType::b192;
 template <> constexpr OperandType operand_type<b512> = OperandType::b512;
 template <> constexpr OperandType operand_type<b1024> = OperandType::b1024;
 
-template <class T> struct ParameterOf { static constexpr Parameter value{operand_type<T>, Role::source}; };
-template <class T> struct ParameterOf<Old<T>> { static constexpr Parameter value{operand_type<T>, Role::old}; };
-template <class T> struct ParameterOf<Literal<T>> { static constexpr Parameter value{operand_type<T>, Role::literal}; };
-template <> struct ParameterOf<LaneBit> { static constexpr Parameter value{OperandType::lane_mask, Role::lane_bit}; };
-template <> struct ParameterOf<Vcc> { static constexpr Parameter value{OperandType::lane_mask, Role::vcc}; };
-template <> struct ParameterOf<Scc> { static constexpr Parameter value{OperandType::none, Role::scc}; };
-template <> struct ParameterOf<Exec> { static constexpr Parameter value{OperandType::none, Role::exec}; };
+template <class T> struct ParameterOf {
+  static constexpr Parameter value{operand_type<T>, Role::source};
+};
+template <class T> struct ParameterOf<Old<T>> {
+  static constexpr Parameter value{operand_type<T>, Role::old};
+};
+template <class T> struct ParameterOf<Literal<T>> {
+  static constexpr Parameter value{operand_type<T>, Role::literal};
+};
+template <> struct ParameterOf<LaneBit> {
+  static constexpr Parameter value{OperandType::lane_mask, Role::lane_bit};
+};
+template <> struct ParameterOf<Vcc> {
+  static constexpr Parameter value{OperandType::lane_mask, Role::vcc};
+};
+template <> struct ParameterOf<Scc> {
+  static constexpr Parameter value{OperandType::none, Role::scc};
+};
+template <> struct ParameterOf<Exec> {
+  static constexpr Parameter value{OperandType::none, Role::exec};
+};
 
-template <> struct ParameterOf<Mode> { static constexpr Parameter value{OperandType::none, Role::mode}; };
-template <> struct ParameterOf<Simm16> { static constexpr Parameter value{OperandType::none, Role::simm16}; };
+template <> struct ParameterOf<Mode> {
+  static constexpr Parameter value{OperandType::none, Role::mode};
+};
+template <> struct ParameterOf<Simm16> {
+  static constexpr Parameter value{OperandType::none, Role::simm16};
+};
 
-template <class T> struct ResultOf { static constexpr Parameter value{operand_type<T>, Role::destination}; };
+template <class T> struct ResultOf {
+  static constexpr Parameter value{operand_type<T>, Role::destination};
+};
 template <> struct ResultOf<void> { static constexpr Parameter value{}; };
-template <> struct ResultOf<bool> { static constexpr Parameter value{OperandType::lane_mask, Role::lane_mask}; };
-template <class T> struct ResultOf<WithCarry<T>> { static constexpr Parameter value{operand_type<T>, Role::with_carry}; };
+template <> struct ResultOf<bool> {
+  static constexpr Parameter value{OperandType::lane_mask, Role::lane_mask};
+};
+template <class T> struct ResultOf<WithCarry<T>> {
+  static constexpr Parameter value{operand_type<T>, Role::with_carry};
+};
 template <class T> struct ResultOf<Saturating<T>> : ResultOf<T> {};
 template <class T> struct ResultOf<WithCarry<Saturating<T>>> : ResultOf<WithCarry<T>> {};
 template <class T> struct ResultOf<KeepHigh<T>> : ResultOf<T> {};
-template <class T> struct ResultOf<ToScalar<T>> { static constexpr Parameter value{operand_type<T>, Role::scalar_destination}; };
+template <class T> struct ResultOf<ToScalar<T>> {
+  static constexpr Parameter value{operand_type<T>, Role::scalar_destination};
+};
 template <class T> struct ResultOf<WithScc<T>> : ResultOf<T> {};
 template <> struct ResultOf<WithExec> : ResultOf<u64> {};
 

@@ -23,7 +23,8 @@ struct SmallFormat {
   static constexpr bool kIsFnuz = kSpecials == SpecialCodes::negative_zero;
   static constexpr bool kIsIeee = kSpecials == SpecialCodes::ieee;
 
-  // The largest number; what is beyond it; NaN, for which a format without one has its largest number.
+  // The largest number; what is beyond it; NaN, for which a format without one has its largest
+  // number.
   static constexpr u32 kLargest = kIsIeee ? kMagnitude - (1u << kMantissaBits)
                                           : kMagnitude - (kSpecials == SpecialCodes::nan_only);
   static constexpr u32 kInfinity =
@@ -64,12 +65,14 @@ using Fp4 = SmallFormat<2, 1, 1, SpecialCodes::none>;                // E2M1
 
 // Types that stochastic rounding works on: mantissa bits of the source, and f16, bf16 as results.
 struct HalfFormat {
-  static constexpr u32 kMantissaBits = 10, kSign = 0x8000, kLargest = 0x7bff, kInfinity = 0x7c00, kNan = 0x7e00;
+  static constexpr u32 kMantissaBits = 10, kSign = 0x8000, kLargest = 0x7bff, kInfinity = 0x7c00,
+                       kNan = 0x7e00;
   static constexpr i32 kBias = 15;
   static constexpr bool kIsFnuz = false;
 };
 struct BfloatFormat {
-  static constexpr u32 kMantissaBits = 7, kSign = 0x8000, kLargest = 0x7f7f, kInfinity = 0x7f80, kNan = 0x7fc0;
+  static constexpr u32 kMantissaBits = 7, kSign = 0x8000, kLargest = 0x7f7f, kInfinity = 0x7f80,
+                       kNan = 0x7fc0;
   static constexpr i32 kBias = 127;
   static constexpr bool kIsFnuz = false;
 };
@@ -88,8 +91,8 @@ struct Stochastic {
 };
 
 // Rounds to a code of the format. Overflow gives kInfinity, or kLargest if `saturates`; infinity
-// stays infinity. `kSourceMantissa`: mantissa bits of the type that `value` came from, which is what
-// random bits are added to.
+// stays infinity. `kSourceMantissa`: mantissa bits of the type that `value` came from, which is
+// what random bits are added to.
 //
 // Integers only: neither the host's rounding direction nor its treatment of denormals matters.
 template <class Format, u32 kSourceMantissa = 23, class Rounding>
@@ -100,7 +103,8 @@ inline u32 round_to(f32 value, Rounding rounding, bool saturates) {
   const u32 leading_one = magnitude >= (1u << 23) ? 1u << 23 : 0;
   u32 mantissa = ((magnitude & 0x7fffffu) | leading_one) >> (23 - kSourceMantissa);
   // A denormal of the source has the exponent 1, too.
-  const i32 exponent = static_cast<i32>((magnitude >> 23) + (leading_one ? 0 : 1)) - 127 + Format::kBias;
+  const i32 exponent =
+      static_cast<i32>((magnitude >> 23) + (leading_one ? 0 : 1)) - 127 + Format::kBias;
   // Denormal results lose more bits.
   const u32 lost = exponent < 1 ? static_cast<u32>(1 - exponent) : 0;
   const u32 shift = lost < 31 ? lost : 31;

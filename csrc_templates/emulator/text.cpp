@@ -214,7 +214,8 @@ void scalar_immediate(Line& line, const Instruction& inst) {
     return;
   }
   for (const char* const name : {"s_barrier", "s_wakeup", "s_icache_inv", "s_ttracedata",
-                                 "s_set_gpr_idx_off", "s_endpgm_saved"})
+                                 "s_set_gpr_idx_off", "s_endpgm_saved",
+                                 "s_endpgm_ordered_ps_done"})
     if (!std::strcmp(mnemonic, name)) return;
   if (!std::strcmp(mnemonic, "s_set_gpr_idx_mode") && field < 16) {
     line.operand(gpr_idx_text(field));
@@ -243,14 +244,18 @@ std::string scalar_text_of(const Instruction& inst) {
 
 std::string scalar_memory_text_of(const Instruction& inst) {
   Line line(inst.definition->mnemonic);
-  const u32 registers = inst.definition->registers[0];
-  line.operand_if_there(inst.destination);
-  for (u32 k = 0; k < kMaxSources; ++k) line.operand_if_there(inst.source[k]);
+  // Atomics that return have one field for both.
+  const Operand& data = inst.source[2].place != Place::none ? inst.source[2] : inst.destination;
+  if (begins_with(inst.definition->mnemonic, "s_atc_probe"))
+    line.operand(format("%u", inst.words[0] >> 6 & 127));
+  line.operand_if_there(data);
+  line.operand_if_there(inst.source[0]);
+  line.operand_if_there(inst.source[1]);
   const bool has_base = inst.source[0].place != Place::none;
   const bool has_immediate = inst.words[0] >> 17 & 1;
   const std::string offset =
       format("%s0x%x", inst.offset < 0 ? "-" : "", inst.offset < 0 ? -inst.offset : inst.offset);
-  if (registers && has_base && has_immediate) {
+  if (has_base && has_immediate) {
     if (inst.source[1].place == Place::none) line.operand(offset);
     else line.modifier("offset:" + offset);
   }
@@ -473,6 +478,7 @@ std::string lds_text_of(const Instruction& inst) {
   } else if (offset) {
     line.modifier(format("offset:%u", offset));
   }
+  line.modifier_if(inst.words[0] >> 16 & 1, "gds");
   return line.text();
 }
 

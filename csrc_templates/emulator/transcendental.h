@@ -1,18 +1,18 @@
-// Base-2 exponential and logarithm, sine and cosine of full turns, in binary32: within 1 ulp, free of
-// branches and of libm calls, so that loops over lanes become vector code. Polynomials: minimax fits
-// of relative error, the first coefficients rounded first. The host rounds to nearest.
+// Base-2 exponential and logarithm, sine and cosine of full turns, in binary32: within 1 ulp, free
+// of branches and of libm calls, so that loops over lanes become vector code. Polynomials: minimax
+// fits of relative error, the first coefficients rounded first. The host rounds to nearest.
 #pragma once
 
 #include "numeric_types.h"
 
 namespace emulator {
 
-// a * b + c, fused where the host has the instruction.
+// a * b + c, fused where the host has the instruction, else as good as fused.
 inline f32 mul_add(f32 a, f32 b, f32 c) {
 #if defined(__FMA__) || defined(__aarch64__)
   return __builtin_fmaf(a, b, c);
 #else
-  return a * b + c;
+  return static_cast<f32>(static_cast<f64>(a) * b + c);
 #endif
 }
 

@@ -8,7 +8,7 @@ namespace emulator {
 
 namespace {
 
-// ---- Executors -----------------------------------------------------------------------------------
+// ---- Executors ----------------------------------------------------------------------------------
 
 void execute_nothing(Wave&, const Instruction&) {}
 
@@ -16,7 +16,8 @@ void execute_nothing(Wave&, const Instruction&) {}
 void execute_readfirstlane(Wave& wave, const Instruction& inst) {
   const u32 lane = wave.exec() ? static_cast<u32>(__builtin_ctzll(wave.exec())) : 0;
   LaneBuffer buffer;
-  write_scalar<u32>(wave, inst.destination, read_lanes(wave, inst, inst.source[0], buffer).low[lane]);
+  write_scalar<u32>(wave, inst.destination,
+                    read_lanes(wave, inst, inst.source[0], buffer).low[lane]);
 }
 
 // Exchanges two registers' lanes: lane l of the first with lane partner(l) of the second.
@@ -33,7 +34,8 @@ void exchange_lanes(Wave& wave, const Instruction& inst, u64 lanes_of_first, Par
     const u32 other = partner(lane);
     const bool active = wave.exec() >> lane & 1;
     if (active != (wave.exec() >> other & 1))
-      fault("a swap between lanes %u and %u, of which one is inactive, is not implemented", lane, other);
+      fault("a swap between lanes %u and %u, of which one is inactive, is not implemented", lane,
+            other);
     if (!active) continue;
     result.plane[0][lane] = wave.vgpr[second][other];
     result.plane[1][other] = wave.vgpr[first][lane];
@@ -79,7 +81,7 @@ void execute_unpack_pair(Wave& wave, const Instruction& inst) {
   commit(wave, inst, result.plane[0], result.plane[1], write_mask(wave, inst));
 }
 
-// ---- Conversions to integers: truncated, saturated; NaN gives 0 ----------------------------------
+// ---- Conversions to integers: truncated, saturated; NaN gives 0 ---------------------------------
 
 inline u32 float_to_u32(f32 value) {
   const f32 bounded = value < 4294967296.0f ? value : 0.0f;
@@ -89,11 +91,14 @@ inline u32 float_to_u32(f32 value) {
 inline i32 float_to_i32(f32 value) {
   const f32 bounded = value >= -2147483648.0f && value < 2147483648.0f ? value : 0.0f;
   const i32 converted = static_cast<i32>(bounded);
-  return value >= 2147483648.0f ? 0x7fffffff : value < -2147483648.0f ? i32(0x80000000u) : converted;
+  return value >= 2147483648.0f   ? 0x7fffffff
+         : value < -2147483648.0f ? i32(0x80000000u)
+                                  : converted;
 }
 inline u32 double_to_u32(f64 value) {
   const f64 not_negative = value > 0.0 ? value : 0.0;  // also for NaN
-  return static_cast<u32>(static_cast<i64>(not_negative < 4294967295.0 ? not_negative : 4294967295.0));
+  return static_cast<u32>(
+      static_cast<i64>(not_negative < 4294967295.0 ? not_negative : 4294967295.0));
 }
 inline i32 double_to_i32(f64 value) {
   const f64 number = value == value ? value : 0.0;
@@ -113,11 +118,13 @@ inline i16 half_to_i16(f32 value) {
 inline i16 normalized_i16(f32 value) {
   const f32 number = value == value ? value : 0.0f;
   const f32 bounded = number > 1.0f ? 1.0f : number < -1.0f ? -1.0f : number;
-  return static_cast<i16>(static_cast<i32>(__builtin_nearbyint(static_cast<f64>(bounded) * 32767.0)));
+  return static_cast<i16>(
+      static_cast<i32>(__builtin_nearbyint(static_cast<f64>(bounded) * 32767.0)));
 }
 inline u16 normalized_u16(f32 value) {
   const f32 bounded = value > 1.0f ? 1.0f : value > 0.0f ? value : 0.0f;
-  return static_cast<u16>(static_cast<i32>(__builtin_nearbyint(static_cast<f64>(bounded) * 65535.0)));
+  return static_cast<u16>(
+      static_cast<i32>(__builtin_nearbyint(static_cast<f64>(bounded) * 65535.0)));
 }
 inline u32 saturated_u8(u32 value) {
   const i32 number = static_cast<i16>(value);
@@ -140,9 +147,16 @@ inline f32 double_to_float(f64 value) {
 }
 
 // A 4-bit integer in sixteenths.
-inline f32 sixteenths(u32 value) { return static_cast<f32>(static_cast<i32>(value << 28) >> 28) * 0.0625f; }
+inline f32 sixteenths(u32 value) {
+  return static_cast<f32>(static_cast<i32>(value << 28) >> 28) * 0.0625f;
+}
 
-// ---- Parts of numbers ----------------------------------------------------------------------------
+// ---- Parts of numbers ---------------------------------------------------------------------------
+
+// It has the value's sign, even where it is zero: compilers for hosts without an instruction for it
+// subtract 0 from +0, which is -0 where MODE rounds down.
+inline f32 floor_of(f32 value) { return __builtin_copysignf(__builtin_floorf(value), value); }
+inline f64 floor_of(f64 value) { return __builtin_copysign(__builtin_floor(value), value); }
 
 // value - floor(value), never 1: `largest` is the number below it.
 template <class T>
@@ -150,9 +164,9 @@ inline T fraction(T value, T floor, T largest) {
   const T rest = value - floor;
   return rest > largest ? largest : rest;
 }
-inline f32 fraction(f32 value) { return fraction(value, __builtin_floorf(value), 0x1.fffffep-1f); }
-inline f64 fraction(f64 value) { return fraction(value, __builtin_floor(value), 0x1.fffffffffffffp-1); }
-inline f32 half_fraction(f32 value) { return fraction(value, __builtin_floorf(value), 0x1.ffcp-1f); }
+inline f32 fraction(f32 value) { return fraction(value, floor_of(value), 0x1.fffffep-1f); }
+inline f64 fraction(f64 value) { return fraction(value, floor_of(value), 0x1.fffffffffffffp-1); }
+inline f32 half_fraction(f32 value) { return fraction(value, floor_of(value), 0x1.ffcp-1f); }
 
 // frexp: a mantissa from 1/2 to 1, and the exponent; 0 for zeros, infinities and NaN.
 inline i32 exponent_of(f64 value) {
@@ -181,13 +195,14 @@ inline i32 exponent_of(f32 value) {
 inline f32 mantissa_of(f32 value) {
   const u32 bits = bit_cast<u32>(value);
   const bool is_denormal = (bits & 0x7f800000u) == 0;
-  const u32 normal = is_denormal ? bit_cast<u32>(static_cast<f32>(static_cast<i32>(bits & 0x7fffff))) : bits;
+  const u32 normal =
+      is_denormal ? bit_cast<u32>(static_cast<f32>(static_cast<i32>(bits & 0x7fffff))) : bits;
   const u32 field = normal >> 23 & 0xff;
   const bool has_none = field == 0 || field == 0xff;
   return has_none ? value : bit_cast<f32>((bits & 0x80000000u) | (normal & 0x7fffff) | 126u << 23);
 }
 
-// ---- Bits ----------------------------------------------------------------------------------------
+// ---- Bits ---------------------------------------------------------------------------------------
 
 inline u32 reversed(u32 bits) {
   bits = (bits >> 1 & 0x55555555u) | (bits & 0x55555555u) << 1;

@@ -28,18 +28,12 @@ inline f32 power_of_two(i32 exponent) {
   return bit_cast<f32>((127 + bounded) << 23);
 }
 
-// Products are exact in a float; the sums round one after the other.
-inline f32 dot2(f32 a, f32 b, f32 c, f32 d, f32 addend, Mode mode) {
-  const f32 first = mode.flush_result(__builtin_fmaf(a, c, addend));
-  return __builtin_fmaf(b, d, mode.flush_source(first));
-}
-inline f32 dot2(f16x2 a, f16x2 b, f32 c, Mode mode) {
-  return dot2(lower_half(a), upper_half(a), lower_half(b), upper_half(b), c, mode);
-}
-inline f32 dot2(bf16x2 a, bf16x2 b, f32 c, Mode mode) {
-  const auto lower = [&](bf16x2 pair) { return mode.flush_source(bit_cast<f32>(pair.bits << 16)); };
-  const auto upper = [&](bf16x2 pair) { return mode.flush_source(bit_cast<f32>(pair.bits & 0xffff0000)); };
-  return dot2(lower(a), upper(a), lower(b), upper(b), c, mode);
+// v_dot2c: on bits, because MODE's flushing does not apply.
+template <class Half>
+u32 dot2_of_bits(u32 a, u32 b, Old<u32> addend) {
+  const auto lower = [](u32 pair) { return Half::from_bits(static_cast<u16>(pair)); };
+  const auto upper = [](u32 pair) { return Half::from_bits(static_cast<u16>(pair >> 16)); };
+  return bit_cast<u32>(dot2_onto_addend(lower(a), upper(a), lower(b), upper(b), addend));
 }
 
 // Signed integers of `kBits` side by side.

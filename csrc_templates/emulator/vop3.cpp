@@ -10,7 +10,7 @@ namespace emulator {
 
 namespace {
 
-// ---- Integers ------------------------------------------------------------------------------------
+// ---- Integers -----------------------------------------------------------------------------------
 
 inline i64 signed_24(i32 value) { return static_cast<i32>(static_cast<u32>(value) << 8) >> 8; }
 inline i64 unsigned_24(u32 value) { return value & 0xffffff; }
@@ -24,7 +24,9 @@ inline T middle(T a, T b, T c) { return larger(smaller(a, b), smaller(larger(a, 
 template <i32 kLowest, i32 kHighest>
 inline i32 bounded(i32 value) { return smaller(larger(value, kLowest), kHighest); }
 
-inline u16 two_bytes(i32 low, i32 high) { return static_cast<u16>((low & 0xff) | (high & 0xff) << 8); }
+inline u16 two_bytes(i32 low, i32 high) {
+  return static_cast<u16>((low & 0xff) | (high & 0xff) << 8);
+}
 inline u32 two_words(i32 low, i32 high) {
   return (static_cast<u32>(low) & 0xffff) | static_cast<u32>(high) << 16;
 }
@@ -77,7 +79,8 @@ inline u64 four_sums(u64 a, u32 b, u64 c, Sum sum) {
 }
 
 void execute_mqsad(Wave& wave, const Instruction& inst) {
-  if (inst.source[2].place != Place::vgpr) fault("v_mqsad_u32_u8 with an addend outside of the VGPRs");
+  if (inst.source[2].place != Place::vgpr)
+    fault("v_mqsad_u32_u8 with an addend outside of the VGPRs");
   LaneBuffer data, reference;
   const Planes a = read_lanes(wave, inst, inst.source[0], data);
   const u32* const b = read_lanes(wave, inst, inst.source[1], reference).low;
@@ -116,7 +119,8 @@ inline u32 permuted_bytes(u64 bytes, u32 selectors) {
 
 // omod, abs and neg are the truth table: bit 4 * a + 2 * b + c of it is the result.
 void execute_bitop3(Wave& wave, const Instruction& inst) {
-  const u32 omod = inst.words[1] >> 27 & 3, absolute = inst.words[0] >> 8 & 7, negate = inst.words[1] >> 29;
+  const u32 omod = inst.words[1] >> 27 & 3, absolute = inst.words[0] >> 8 & 7,
+            negate = inst.words[1] >> 29;
   const u32 table = omod << 6 | absolute << 3 | negate;
   LaneBuffer buffers[3];
   const u32* source[3];
@@ -126,7 +130,8 @@ void execute_bitop3(Wave& wave, const Instruction& inst) {
     if (!(table >> row & 1)) continue;
     const u32 flip[3] = {row & 4 ? 0 : ~0u, row & 2 ? 0 : ~0u, row & 1 ? 0 : ~0u};
     for (u32 lane = 0; lane < kLanes; ++lane)
-      result.plane[0][lane] |= (source[0][lane] ^ flip[0]) & (source[1][lane] ^ flip[1]) & (source[2][lane] ^ flip[2]);
+      result.plane[0][lane] |=
+          (source[0][lane] ^ flip[0]) & (source[1][lane] ^ flip[1]) & (source[2][lane] ^ flip[2]);
   }
   const bool is_half = inst.destination.type == OperandType::u16;
   if (is_half)
@@ -134,7 +139,7 @@ void execute_bitop3(Wave& wave, const Instruction& inst) {
   commit(wave, inst, result.plane[0], nullptr, write_mask(wave, inst), is_half);
 }
 
-// ---- Conversions ---------------------------------------------------------------------------------
+// ---- Conversions --------------------------------------------------------------------------------
 
 template <Rounding kRounding>
 inline u32 packed_halves(f32 a, f32 b, Mode mode) {
@@ -143,6 +148,18 @@ inline u32 packed_halves(f32 a, f32 b, Mode mode) {
   low = mode.flushes_half_results() ? flush_denormal(low) : low;
   high = mode.flushes_half_results() ? flush_denormal(high) : high;
   return low.bits | static_cast<u32>(high.bits) << 16;
+}
+
+// To 0..255, rounded as MODE says: the documents only say that it is converted, gfx1201 was
+// measured (AMD's rocjitsu) and GFX9 rounds to nearest in the default mode. NaN gives 0.
+inline u32 float_to_u8(f32 value) {
+  const f32 not_negative = value > 0.0f ? value : 0.0f;
+  const f32 bounded = not_negative < 255.0f ? not_negative : 255.0f;
+  return static_cast<u32>(static_cast<i32>(__builtin_nearbyintf(bounded)));
+}
+inline u32 with_byte(u32 word, u32 index, u32 byte) {
+  const u32 position = 8 * (index & 3);
+  return (word & ~(0xffu << position)) | byte << position;
 }
 
 // -1..1 or 0..1 to all 16 bits, to nearest even whatever MODE says; NaN gives 0. Exact in doubles.
@@ -162,7 +179,7 @@ inline u32 unsigned_norms(f32 a, f32 b) {
   return two_words(scaled_norm(a, 0.0f, 65535.0), scaled_norm(b, 0.0f, 65535.0));
 }
 
-// ---- Floating point ------------------------------------------------------------------------------
+// ---- Floating point -----------------------------------------------------------------------------
 
 // Any larger one gives the same for a float.
 inline f64 power_of_two(i32 exponent) {
@@ -174,22 +191,22 @@ struct CubeFace {
 };
 inline CubeFace cube_face(f32 x, f32 y, f32 z) {
   const f32 ax = __builtin_fabsf(x), ay = __builtin_fabsf(y), az = __builtin_fabsf(z);
-  if (az >= ax && az >= ay) return z < 0.0f ? CubeFace{5, -x, -y, 2 * z} : CubeFace{4, x, -y, 2 * z};
+  if (az >= ax && az >= ay)
+    return z < 0.0f ? CubeFace{5, -x, -y, 2 * z} : CubeFace{4, x, -y, 2 * z};
   if (ay >= ax) return y < 0.0f ? CubeFace{3, x, -z, 2 * y} : CubeFace{2, x, z, 2 * y};
   return x < 0.0f ? CubeFace{1, z, -y, 2 * x} : CubeFace{0, -z, -y, 2 * x};
 }
 
 template <class T> struct Division;
-template <> struct Division<f16> {
-  static constexpr i32 kUnderflow = -1000;  // never: the halves' fixup has no such case
-};
 template <> struct Division<f32> {
   static constexpr i32 kBias = 127, kMantissaBits = 23, kUnderflow = -150, kNearLargest = 96;
-  static constexpr f32 kScale = 0x1p64f, kTiny = 0x1p-100f, kHuge = 0x1p100f, kLargestWithNormalInverse = 0x1p126f;
+  static constexpr f32 kScale = 0x1p64f, kTiny = 0x1p-100f, kHuge = 0x1p100f,
+                       kLargestWithNormalInverse = 0x1p126f;
 };
 template <> struct Division<f64> {
   static constexpr i32 kBias = 1023, kMantissaBits = 52, kUnderflow = -1075, kNearLargest = 768;
-  static constexpr f64 kScale = 0x1p128, kTiny = 0x1p-1000, kHuge = 0x1p1000, kLargestWithNormalInverse = 0x1p1022;
+  static constexpr f64 kScale = 0x1p128, kTiny = 0x1p-1000, kHuge = 0x1p1000,
+                       kLargestWithNormalInverse = 0x1p1022;
 };
 
 template <class T>
@@ -199,12 +216,14 @@ inline i32 biased_exponent(T value) {
 }
 template <class T>
 inline T magnitude(T value) {
-  return bit_cast<T>(static_cast<typename FloatFormat<T>::Bits>(float_bits(value) & ~FloatFormat<T>::kSign));
+  return bit_cast<T>(
+      static_cast<typename FloatFormat<T>::Bits>(float_bits(value) & ~FloatFormat<T>::kSign));
 }
 template <class T>
 inline bool is_zero(T value) { return float_bits(magnitude(value)) == 0; }
-template <class T>
-inline bool is_infinite(T value) { return float_bits(magnitude(value)) == FloatFormat<T>::kInfinity; }
+template <class T> inline bool is_infinite(T value) {
+  return float_bits(magnitude(value)) == FloatFormat<T>::kInfinity;
+}
 
 // The special cases of numerator / denominator; otherwise the quotient with the right sign.
 template <class T>
@@ -215,7 +234,8 @@ T fix_quotient(T quotient, T denominator, T numerator) {
   const auto with_sign = [&](Bits bits) { return bit_cast<T>(static_cast<Bits>(bits | sign)); };
   if (is_nan(numerator)) return quiet(numerator);
   if (is_nan(denominator)) return quiet(denominator);
-  if ((is_zero(numerator) && is_zero(denominator)) || (is_infinite(numerator) && is_infinite(denominator)))
+  if ((is_zero(numerator) && is_zero(denominator)) ||
+      (is_infinite(numerator) && is_infinite(denominator)))
     return bit_cast<T>(static_cast<Bits>(Format::kSign | Format::kInfinity | Format::kQuiet));
   if (is_zero(denominator) || is_infinite(numerator)) return with_sign(Format::kInfinity);
   if (is_infinite(denominator) || is_zero(numerator)) return with_sign(0);
@@ -223,8 +243,8 @@ T fix_quotient(T quotient, T denominator, T numerator) {
     // Rounded as MODE says, with the quotient's sign.
     if (biased_exponent(numerator) - biased_exponent(denominator) < Division<T>::kUnderflow)
       return with_sign(float_bits(Division<T>::kTiny)) * Division<T>::kTiny;
-    // The documents ask this of the denominator, which is finite here. The steps of a division whose
-    // quotient overflows end in infinity or NaN.
+    // The documents ask this of the denominator, which is finite here. The steps of a division
+    // whose quotient overflows end in infinity or NaN.
     if (is_infinite(quotient) || is_nan(quotient))
       return with_sign(float_bits(Division<T>::kHuge)) * Division<T>::kHuge;
   }
@@ -241,19 +261,22 @@ inline i32 exponent_of_quotient(f64 numerator, f64 denominator) {
 
 // `value` is the numerator or the denominator, scaled so that the steps of the division neither
 // overflow nor lose bits to denormals. The carry says that v_div_fmas has to undo it.
-// Two places differ from the documents' text, which divides wrongly there: whether 1 / denominator is
-// denormal is asked in the operands' type (they write double, where a float's inverse never is), and
-// where the quotient is denormal too, the denominator is made smaller, not larger.
+// Two places differ from the documents' text, which divides wrongly there: whether 1 / denominator
+// is denormal is asked in the operands' type (they write double, where a float's inverse never is),
+// and where the quotient is denormal too, the denominator is made smaller, not larger.
 template <class T>
 WithCarry<T> scale_for_division(T value, T denominator, T numerator) {
   using Limits = Division<T>;
-  if (is_zero(numerator) || is_zero(denominator)) return {std::numeric_limits<T>::quiet_NaN(), false};
+  if (is_zero(numerator) || is_zero(denominator))
+    return {std::numeric_limits<T>::quiet_NaN(), false};
   const i32 exponent = biased_exponent(numerator), other = biased_exponent(denominator);
-  const bool is_finite = !is_nan(numerator) && !is_nan(denominator) && !is_infinite(numerator) && !is_infinite(denominator);
+  const bool is_finite = !is_nan(numerator) && !is_nan(denominator) && !is_infinite(numerator) &&
+                         !is_infinite(denominator);
   const i32 of_quotient = is_finite ? exponent_of_quotient(numerator, denominator) : 0;
-  const bool quotient_is_denormal =
-      of_quotient < 1 - Limits::kBias && of_quotient >= 1 - Limits::kBias - Limits::kMantissaBits - 1;
-  const bool inverse_is_denormal = is_finite && magnitude(denominator) > Limits::kLargestWithNormalInverse;
+  const bool quotient_is_denormal = of_quotient < 1 - Limits::kBias &&
+                                    of_quotient >= 1 - Limits::kBias - Limits::kMantissaBits - 1;
+  const bool inverse_is_denormal =
+      is_finite && magnitude(denominator) > Limits::kLargestWithNormalInverse;
   if (exponent - other >= Limits::kNearLargest)
     return {value == denominator ? value * Limits::kScale : value, true};
   if (other == 0) return {value * Limits::kScale, false};
@@ -266,7 +289,8 @@ WithCarry<T> scale_for_division(T value, T denominator, T numerator) {
 }
 
 // Undoes v_div_scale. Large quotients were made small by it and small ones large: the addend, the
-// quotient so far, tells which. (The documents give one factor, with which quotients come out wrong.)
+// quotient so far, tells which. (The documents give one factor, with which quotients come out
+// wrong.)
 inline f32 fma_and_unscale(f32 a, f32 b, f32 c, Vcc scaled, Mode mode) {
   if (!scaled) return __builtin_fmaf(a, b, c);
   const f64 scale = biased_exponent(c) > 127 ? 0x1p64 : 0x1p-64;
@@ -280,7 +304,8 @@ inline f64 fma_and_unscale(f64 a, f64 b, f64 c, Vcc scaled, Mode mode) {
   if (!scaled) return sum;
   const f64 scale = biased_exponent(c) > 1023 ? 0x1p128 : 0x1p-128;
   const f64 rounded = sum * scale;
-  if (!mode.rounds_halves_and_doubles_to_nearest() || !(std::fabs(rounded) <= 0x1p-1022)) return rounded;
+  if (!mode.rounds_halves_and_doubles_to_nearest() || !(std::fabs(rounded) <= 0x1p-1022))
+    return rounded;
   // The sum was rounded and became denormal, which rounded it again. That is wrong only if the sum
   // lies in the middle of two denormals and the exact one beside it.
   const f64 beyond = sum - rounded / scale;
@@ -315,12 +340,13 @@ f64 segment_of_2_over_pi(f64 value, u32 segment) {
   return std::ldexp(static_cast<f64>(bits >> 11), scale);
 }
 
-// ---- Lanes ---------------------------------------------------------------------------------------
+// ---- Lanes --------------------------------------------------------------------------------------
 
 void execute_readlane(Wave& wave, const Instruction& inst) {
   LaneBuffer buffer;
   const u32 lane = read_scalar<u32>(wave, inst.source[1]) & 63;
-  write_scalar<u32>(wave, inst.destination, read_lanes(wave, inst, inst.source[0], buffer).low[lane]);
+  write_scalar<u32>(wave, inst.destination,
+                    read_lanes(wave, inst, inst.source[0], buffer).low[lane]);
 }
 
 // Writes whether the lane is active or not.
@@ -338,7 +364,9 @@ void execute_mbcnt(Wave& wave, const Instruction& inst) {
   const u32* const mask = read_lanes(wave, inst, inst.source[0], masks).low;
   const u32* const add = read_lanes(wave, inst, inst.source[1], addends).low;
   for (u32 lane = 0; lane < kLanes; ++lane) {
-    const u32 below = lane <= kFirstLane ? 0 : lane - kFirstLane >= 32 ? ~0u : (1u << (lane - kFirstLane)) - 1;
+    const u32 below = lane <= kFirstLane        ? 0
+                      : lane - kFirstLane >= 32 ? ~0u
+                                                : (1u << (lane - kFirstLane)) - 1;
     counts.plane[0][lane] = static_cast<u32>(__builtin_popcount(mask[lane] & below)) + add[lane];
   }
   commit(wave, inst, counts.plane[0], nullptr, write_mask(wave, inst));

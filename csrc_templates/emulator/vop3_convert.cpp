@@ -1,11 +1,11 @@
 // VOP3: conversions to and from the formats of 4 to 8 bits. The table is vop3_convert.inc.
 //
-// Scaled conversions take 2 to the exponent of a float, an E8M0 scale: narrowing divides by it, widening
-// multiplies; exponent 255 gives NaN. MODE.FP16_OVFL makes numbers that overflow fp8 and bf8 the largest
-// number; infinity stays what it is. MODE's rounding does not matter.
+// Scaled conversions take 2 to the exponent of a float, an E8M0 scale: narrowing divides by it,
+// widening multiplies; exponent 255 gives NaN. MODE.FP16_OVFL makes numbers that overflow fp8 and
+// bf8 the largest number; infinity stays what it is. MODE's rounding does not matter.
 //
-// Stochastic rounding adds the upper bits of a random number below the last bit that stays, and cuts off;
-// packed forms take the next number of v_prng_b32 for each element.
+// Stochastic rounding adds the upper bits of a random number below the last bit that stays, and
+// cuts off; packed forms take the next number of v_prng_b32 for each element.
 #include "half_arithmetic.h"
 #include "lanes.h"
 #include "small_floats.h"
@@ -14,11 +14,13 @@ namespace emulator {
 
 namespace {
 
-// ---- Scales --------------------------------------------------------------------------------------
+// ---- Scales -------------------------------------------------------------------------------------
 
 inline u32 scale_exponent(f32 scale) { return bit_cast<u32>(scale) >> 23 & 0xff; }
 
-inline f32 nan_of_sign(f32 value) { return bit_cast<f32>((bit_cast<u32>(value) & 0x80000000u) | 0x7fc00000u); }
+inline f32 nan_of_sign(f32 value) {
+  return bit_cast<f32>((bit_cast<u32>(value) & 0x80000000u) | 0x7fc00000u);
+}
 
 // value / 2^(exponent - 127). What is too large for a float stays finite, and too large for the
 // formats; what is too small for one is too small for them as well.
@@ -40,7 +42,7 @@ inline f32 multiplied(f32 value, f32 scale) {
   return exponent == 255 ? nan_of_sign(value) : result;
 }
 
-// ---- One or two elements -------------------------------------------------------------------------
+// ---- One or two elements ------------------------------------------------------------------------
 
 inline bool saturates(Mode mode) { return mode.bits & kModeFp16Overflow; }
 
@@ -55,8 +57,9 @@ template <> constexpr u32 kMantissaOf<f16x2> = 10;
 template <> constexpr u32 kMantissaOf<bf16> = 7;
 template <> constexpr u32 kMantissaOf<bf16x2> = 7;
 
-template <class Format>
-inline u32 narrow(f32 value, Mode mode) { return round_to<Format>(value, NearestEven{}, saturates(mode)); }
+template <class Format> inline u32 narrow(f32 value, Mode mode) {
+  return round_to<Format>(value, NearestEven{}, saturates(mode));
+}
 template <class Format, u32 kMantissa = 23>
 inline u32 narrow_stochastic(f32 value, u32 random, Mode mode) {
   return round_to<Format, kMantissa>(value, Stochastic{random}, saturates(mode));
@@ -67,8 +70,9 @@ template <class Format>
 inline u32 narrow_pair(f32 a, f32 b, Mode mode) {
   return narrow<Format>(a, mode) | narrow<Format>(b, mode) << Format::kBits;
 }
-template <class Format>
-KeepHigh<u16> narrow_two(f32 a, f32 b, Mode mode) { return {static_cast<u16>(narrow_pair<Format>(a, b, mode))}; }
+template <class Format> KeepHigh<u16> narrow_two(f32 a, f32 b, Mode mode) {
+  return {static_cast<u16>(narrow_pair<Format>(a, b, mode))};
+}
 template <class Format>
 inline u32 narrow_scaled(f32 a, f32 b, f32 scale, Mode mode) {
   return narrow_pair<Format>(divided(a, scale), divided(b, scale), mode);
@@ -78,8 +82,9 @@ inline u32 narrow_scaled(Pair pair, f32 scale, Mode mode) {
   return narrow_scaled<Format>(lower(pair), upper(pair), scale, mode);
 }
 
-template <class Format>
-u32 narrow_one_stochastic(f32 a, u32 random, Mode mode) { return narrow_stochastic<Format>(a, random, mode); }
+template <class Format> u32 narrow_one_stochastic(f32 a, u32 random, Mode mode) {
+  return narrow_stochastic<Format>(a, random, mode);
+}
 template <class Format, class T>
 u32 narrow_scaled_stochastic(T a, u32 random, f32 scale, Mode mode) {
   return narrow_stochastic<Format, kMantissaOf<T>>(divided(a, scale), random, mode);
@@ -87,7 +92,8 @@ u32 narrow_scaled_stochastic(T a, u32 random, f32 scale, Mode mode) {
 template <u32 kMantissa>
 inline u32 fp4_pair_stochastic(f32 a, f32 b, u32 random, f32 scale, Mode mode) {
   const u32 first = narrow_stochastic<Fp4, kMantissa>(divided(a, scale), random, mode);
-  return first | narrow_stochastic<Fp4, kMantissa>(divided(b, scale), next_random(random), mode) << 4;
+  return first | narrow_stochastic<Fp4, kMantissa>(divided(b, scale), next_random(random), mode)
+                     << 4;
 }
 u32 fp4_of_floats_stochastic(u64 pair, u32 random, f32 scale, Mode mode) {
   const f32 a = mode.flush_source(bit_cast<f32>(static_cast<u32>(pair)));
@@ -112,15 +118,17 @@ u64 widen_to_floats(u32 codes, f32 scale, Mode mode) {
 template <class Format>
 f16x2 widen_to_halves(u32 codes, f32 scale) {
   const u32 low = float_to_half_rounded<Rounding::nearest_even>(widen<Format>(codes, scale));
-  const u32 high = float_to_half_rounded<Rounding::nearest_even>(widen<Format>(codes >> Format::kBits, scale));
+  const u32 high =
+      float_to_half_rounded<Rounding::nearest_even>(widen<Format>(codes >> Format::kBits, scale));
   return {low | high << 16};
 }
 template <class Format>
 u32 widen_to_bfloats(u32 codes, f32 scale) {
-  return float_to_bfloat(widen<Format>(codes, scale)) | u32{float_to_bfloat(widen<Format>(codes >> Format::kBits, scale))} << 16;
+  return float_to_bfloat(widen<Format>(codes, scale)) |
+         u32{float_to_bfloat(widen<Format>(codes >> Format::kBits, scale))} << 16;
 }
 
-// ---- Executors that know op_sel ------------------------------------------------------------------
+// ---- Executors that know op_sel -----------------------------------------------------------------
 
 void refuse_output_modifiers(const Instruction& inst) {
   if (inst.clamp || inst.omod) fault("output modifiers of this conversion are not implemented");
@@ -170,13 +178,13 @@ void execute_pair_from_word(Wave& wave, const Instruction& inst) {
   execute_from_part<kApply>(wave, inst, word_of(inst.op_sel & 1));
 }
 
-// ---- 32 elements of 6 bits -----------------------------------------------------------------------
+// ---- 32 elements of 6 bits ----------------------------------------------------------------------
 
 constexpr u32 kElements = 32, kPackedDwords = 6;
 using Registers = const u32 (*)[kLanes];
 
-// Element `index` of the registers of one lane. MODE rules denormals of floats; those of the other types
-// are always kept.
+// Element `index` of the registers of one lane. MODE rules denormals of floats; those of the other
+// types are always kept.
 template <class T>
 f32 element(const Wave& wave, Registers registers, u32 index, u32 lane) {
   if constexpr (std::is_same_v<T, f32>) {
@@ -203,7 +211,8 @@ Registers read_registers(Wave& wave, const Operand& operand) {
   return wave.vgpr + operand.index;
 }
 void write_registers(Wave& wave, const Operand& operand, Registers registers) {
-  for (u32 i = 0; i < operand.dwords; ++i) write_vgpr(wave, operand.index + i, registers[i], wave.exec());
+  for (u32 i = 0; i < operand.dwords; ++i)
+    write_vgpr(wave, operand.index + i, registers[i], wave.exec());
 }
 
 template <class Format, class T>
@@ -215,7 +224,8 @@ void execute_narrow_32(Wave& wave, const Instruction& inst) {
   u32 result[kPackedDwords][kLanes] = {};
   for (u32 i = 0; i < kElements; ++i)
     for (u32 lane = 0; lane < kLanes; ++lane)
-      pack_code(result, i, lane, narrow<Format>(divided(element<T>(wave, source, i, lane), scale[lane]), {0}));
+      pack_code(result, i, lane,
+                narrow<Format>(divided(element<T>(wave, source, i, lane), scale[lane]), {0}));
   write_registers(wave, inst.destination, result);
 }
 
@@ -223,13 +233,16 @@ void execute_narrow_32(Wave& wave, const Instruction& inst) {
 template <class Format>
 void execute_narrow_2x16(Wave& wave, const Instruction& inst) {
   refuse_output_modifiers(inst);
-  const Registers sources[2] = {read_registers(wave, inst.source[0]), read_registers(wave, inst.source[1])};
+  const Registers sources[2] = {read_registers(wave, inst.source[0]),
+                                read_registers(wave, inst.source[1])};
   LaneBuffer buffer;
   const LaneSource<f32> scale(wave, inst, inst.source[2], buffer);
   u32 result[kPackedDwords][kLanes] = {};
   for (u32 i = 0; i < kElements; ++i)
     for (u32 lane = 0; lane < kLanes; ++lane)
-      pack_code(result, i, lane, narrow<Format>(divided(element<f32>(wave, sources[i % 2], i / 2, lane), scale[lane]), {0}));
+      pack_code(result, i, lane,
+                narrow<Format>(
+                    divided(element<f32>(wave, sources[i % 2], i / 2, lane), scale[lane]), {0}));
   write_registers(wave, inst.destination, result);
 }
 
@@ -261,7 +274,8 @@ void execute_widen_32_to_f32(Wave& wave, const Instruction& inst) {
   u32 result[kElements][kLanes];
   for (u32 i = 0; i < kElements; ++i)
     for (u32 lane = 0; lane < kLanes; ++lane)
-      result[i][lane] = bit_cast<u32>(mode.flush_result(widen<Format>(packed_code(source, i, lane), scale[lane])));
+      result[i][lane] = bit_cast<u32>(
+          mode.flush_result(widen<Format>(packed_code(source, i, lane), scale[lane])));
   write_registers(wave, inst.destination, result);
 }
 
@@ -275,7 +289,8 @@ void execute_widen_32_to_halves(Wave& wave, const Instruction& inst) {
   for (u32 i = 0; i < kElements; ++i) {
     for (u32 lane = 0; lane < kLanes; ++lane) {
       const f32 value = widen<Format>(packed_code(source, i, lane), scale[lane]);
-      const u32 half = std::is_same_v<T, f16> ? float_to_half_rounded<Rounding::nearest_even>(value) : float_to_bfloat(value);
+      const u32 half = std::is_same_v<T, f16> ? float_to_half_rounded<Rounding::nearest_even>(value)
+                                              : float_to_bfloat(value);
       result[i / 2][lane] |= half << (16 * (i % 2));
     }
   }

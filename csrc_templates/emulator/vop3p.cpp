@@ -7,7 +7,7 @@ namespace emulator {
 
 namespace {
 
-// ---- Halves --------------------------------------------------------------------------------------
+// ---- Halves -------------------------------------------------------------------------------------
 
 // The pair type that a half's type decodes as.
 constexpr OperandType packed_type(OperandType half) {
@@ -39,8 +39,10 @@ Planes read_halves(Wave& wave, const Instruction& inst, u32 index, LaneBuffer& b
   }
   const Planes planes = read_lanes(wave, inst, operand, buffer);
   constexpr OperandType kType = packed_type(operand_type<T>);
-  if (float_class(kType) == FloatClass::none || __builtin_expect(wave.default_float_mode, 1)) return planes;
-  if constexpr (kType != OperandType::f32x2) return flush_denormal_sources(wave, kType, planes, buffer);
+  if (float_class(kType) == FloatClass::none || __builtin_expect(wave.default_float_mode, 1))
+    return planes;
+  if constexpr (kType != OperandType::f32x2)
+    return flush_denormal_sources(wave, kType, planes, buffer);
   LaneBuffer upper;
   const Planes high = flush_denormal_sources(wave, OperandType::f32, {planes.high, nullptr}, upper);
   std::memcpy(buffer.plane[1], high.low, sizeof(buffer.plane[1]));
@@ -132,7 +134,9 @@ struct Packed;
 template <class R, class... A, R (*kApply)(A...)>
 struct Packed<kApply> {
   static constexpr Signature kSignature = packed_signature(signature_of(kApply));
-  static void execute(Wave& wave, const Instruction& inst) { run(wave, inst, std::index_sequence_for<A...>{}); }
+  static void execute(Wave& wave, const Instruction& inst) {
+    run(wave, inst, std::index_sequence_for<A...>{});
+  }
 
  private:
   template <std::size_t... I>
@@ -175,13 +179,14 @@ void execute_pk_mov(Wave& wave, const Instruction& inst) {
   LaneBuffer buffers[2], result;
   for (u32 k = 0; k < 2; ++k) {
     const Planes planes = read_halves<f32>(wave, inst, k, buffers[k]);
-    std::memcpy(result.plane[k], inst.op_sel >> k & 1 ? planes.high : planes.low, sizeof(result.plane[k]));
+    std::memcpy(result.plane[k], inst.op_sel >> k & 1 ? planes.high : planes.low,
+                sizeof(result.plane[k]));
   }
   write_vgpr(wave, inst.destination.index, result.plane[0], wave.exec());
   write_vgpr(wave, inst.destination.index + 1, result.plane[1], wave.exec());
 }
 
-// ---- Mixed precision -----------------------------------------------------------------------------
+// ---- Mixed precision ----------------------------------------------------------------------------
 
 // One source of v_fma_mix as floats: op_sel_hi says that it is one of two halves, neg_hi takes the
 // absolute value.
@@ -195,17 +200,20 @@ void read_mixed(Wave& wave, const Instruction& inst, u32 index, f32* values) {
   const u32 field = inst.words[1] >> (9 * index) & 0x1ff;
   const bool is_float_constant = field >= 240 && field <= 248;
   if (is_half && is_float_constant)
-    operand.constant = float_to_half_rounded<Rounding::nearest_even>(bit_cast<f32>(static_cast<u32>(operand.constant)));
+    operand.constant = float_to_half_rounded<Rounding::nearest_even>(
+        bit_cast<f32>(static_cast<u32>(operand.constant)));
   Planes planes = read_lanes(wave, inst, operand, buffer);
   if (!wave.default_float_mode)
-    planes = flush_denormal_sources(wave, is_half ? OperandType::f16x2 : OperandType::f32, planes, buffer);
+    planes = flush_denormal_sources(wave, is_half ? OperandType::f16x2 : OperandType::f32, planes,
+                                    buffer);
   if (is_half) {
     for (u32 lane = 0; lane < kLanes; ++lane) {
       const f32 value = half_to_float(static_cast<u16>(planes.low[lane] >> shift));
       values[lane] = bit_cast<f32>((bit_cast<u32>(value) & keep) ^ flip);
     }
   } else {
-    for (u32 lane = 0; lane < kLanes; ++lane) values[lane] = bit_cast<f32>((planes.low[lane] & keep) ^ flip);
+    for (u32 lane = 0; lane < kLanes; ++lane)
+      values[lane] = bit_cast<f32>((planes.low[lane] & keep) ^ flip);
   }
 }
 
@@ -229,7 +237,8 @@ void execute_fma_mix(Wave& wave, const Instruction& inst) {
     commit(wave, inst, plane, nullptr, wave.exec());
   } else {
     const FloatEnvironment<FloatClass::half_or_double> environment(wave);
-    for (u32 lane = 0; lane < kLanes; ++lane) plane[lane] = float_to_half(bit_cast<f32>(plane[lane]));
+    for (u32 lane = 0; lane < kLanes; ++lane)
+      plane[lane] = float_to_half(bit_cast<f32>(plane[lane]));
     if (!wave.default_float_mode) flush_denormal_results(wave, OperandType::f16, plane, nullptr);
     // The other half of the destination stays.
     Instruction half = inst;
@@ -239,9 +248,9 @@ void execute_fma_mix(Wave& wave, const Instruction& inst) {
   }
 }
 
-// ---- Dot products --------------------------------------------------------------------------------
+// ---- Dot products -------------------------------------------------------------------------------
 
-// A function of both halves of two sources, and of a whole third one.
+// A function of both halves of two sources, and of the bits of a whole third one.
 template <auto kApply>
 struct DotOfHalves;
 template <class R, class T, class C, R (*kApply)(T, T, T, T, C)>
@@ -251,39 +260,30 @@ struct DotOfHalves<kApply> {
     const u32 negations = kIsFloat ? (inst.neg_hi & 4u) : (inst.neg_lo | inst.neg_hi);
     if (negations) fault("neg_lo or neg_hi of this dot product is not implemented");
     // LLVM refuses to choose halves on these chips.
-    if (inst.op_sel || (inst.op_sel_hi & 3) != 3) fault("op_sel of this dot product is not implemented");
+    if (inst.op_sel || (inst.op_sel_hi & 3) != 3)
+      fault("op_sel of this dot product is not implemented");
     LaneBuffer buffers[3];
-    const Planes a = read_halves<T>(wave, inst, 0, buffers[0]);
-    const Planes b = read_halves<T>(wave, inst, 1, buffers[1]);
+    const Planes a = read_lanes(wave, inst, inst.source[0], buffers[0]);
+    const Planes b = read_lanes(wave, inst, inst.source[1], buffers[1]);
     const HalfSource<T> a_low(wave, inst, a, 0, false), a_high(wave, inst, a, 0, true);
     const HalfSource<T> b_low(wave, inst, b, 1, false), b_high(wave, inst, b, 1, true);
     const LaneSource<C> c(wave, inst, inst.source[2], buffers[2]);
-    const bool negates = inst.neg_lo >> 2 & 1;
-    const FloatEnvironment<float_class(operand_type<C>)> environment(wave);
+    const C flip = inst.neg_lo & 4u ? C(0x80000000u) : C(0);
     const HalfResult<R> result(wave, inst);
     LaneBuffer output;
     EMULATOR_LANE_LOOP
     for (u32 lane = 0; lane < kLanes; ++lane) {
-      const C addend = negates ? -c[lane] : c[lane];
-      output.plane[0][lane] = result.bits(kApply(a_low[lane], a_high[lane], b_low[lane], b_high[lane], addend));
+      const C addend = c[lane] ^ flip;
+      output.plane[0][lane] =
+          result.bits(kApply(a_low[lane], a_high[lane], b_low[lane], b_high[lane], addend));
     }
-    if (kIsFloat && !wave.default_float_mode) flush_denormal_results(wave, OperandType::f32, output.plane[0], nullptr);
     write_vgpr(wave, inst.destination.index, output.plane[0], wave.exec());
   }
 };
 
-// Products are exact; the sums round one after the other.
-inline f32 dot2_f16(f16 a, f16 b, f16 c, f16 d, f32 addend) {
-  const f32 first = addend + f32(a) * f32(c);
-  return first + f32(b) * f32(d);
+template <class C, class T> Saturating<C> dot2_integer(T a, T b, T c, T d, C addend) {
+  return {i64{a} * c + i64{b} * d + addend};
 }
-inline f32 dot2_bf16(bf16 a, bf16 b, bf16 c, bf16 d, f32 addend) {
-  const f32 first = f32(a) * f32(c);
-  const f32 second = first + f32(b) * f32(d);
-  return second + addend;
-}
-template <class C, class T>
-Saturating<C> dot2_integer(T a, T b, T c, T d, C addend) { return {i64{a} * c + i64{b} * d + addend}; }
 
 // Fields of kBits of two dwords, multiplied and added.
 template <u32 kBits, class C>
@@ -300,16 +300,18 @@ Saturating<C> dot(u32 a, u32 b, C addend) {
 // Whole dwords: neither halves nor signs to choose.
 template <auto kApply>
 void execute_unmodified(Wave& wave, const Instruction& inst) {
-  if (inst.neg_lo | inst.neg_hi | inst.op_sel) fault("op_sel and neg of this dot product are not implemented");
+  if (inst.neg_lo | inst.neg_hi | inst.op_sel)
+    fault("op_sel and neg of this dot product are not implemented");
   Elementwise<kApply>::execute(wave, inst);
 }
 
-// ---- Moves ---------------------------------------------------------------------------------------
+// ---- Moves --------------------------------------------------------------------------------------
 
 // The decoder has put the accumulation register in its place.
 void execute_accvgpr_move(Wave& wave, const Instruction& inst) {
   LaneBuffer buffer;
-  write_vgpr(wave, inst.destination.index, read_lanes(wave, inst, inst.source[0], buffer).low, wave.exec());
+  write_vgpr(wave, inst.destination.index, read_lanes(wave, inst, inst.source[0], buffer).low,
+             wave.exec());
 }
 
 #define VECTOR_TABLE "vop3p.inc"

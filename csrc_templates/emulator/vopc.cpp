@@ -15,8 +15,9 @@ struct CompareAndSetExec {
   }
 };
 
-template <class T, class Bits>
-bool is_of_class(Bits value, u32 classes) { return classes >> float_class_bit(bit_cast<T>(value)) & 1; }
+template <class T, class Bits> bool is_of_class(Bits value, u32 classes) {
+  return classes >> float_class_bit(bit_cast<T>(value)) & 1;
+}
 
 #define VECTOR_TABLE "vopc.inc"
 #define VECTOR_FORMAT VOPC

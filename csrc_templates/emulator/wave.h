@@ -36,13 +36,15 @@ enum ModeBits : u32 {
 // What stopped a kernel. The scheduler adds kernel, address, instruction, workgroup and wave.
 class Fault : public std::runtime_error {
  public:
-  explicit Fault(const std::string& message, int lane = -1) : std::runtime_error(message), lane(lane) {}
+  explicit Fault(const std::string& message, int lane = -1)
+      : std::runtime_error(message), lane(lane) {}
   const int lane;
 };
 
 // `Fault` with a printf-like message.
 [[noreturn]] void fault(const char* format, ...) __attribute__((format(printf, 1, 2)));
-[[noreturn]] void lane_fault(int lane, const char* format, ...) __attribute__((format(printf, 2, 3)));
+[[noreturn]] void lane_fault(int lane, const char* format, ...)
+    __attribute__((format(printf, 2, 3)));
 
 // State that check.cpp and profile.cpp keep for a wave, a workgroup and a launch; see hooks.h.
 struct WaveObservation;
@@ -55,11 +57,12 @@ struct Device;
 
 struct Options {
   u32 threads = 0;              // workers; 0: as many as the CPU has
-  // Instructions before the next wave of the workgroup gets its turn. Few, so that waves keep pace as
-  // they do on hardware: production kernels count on that where they could have a barrier.
+  // Instructions before the next wave of the workgroup gets its turn. Few, so that waves keep pace
+  // as they do on hardware: published kernels (gfx950, causal) hand LDS over without a barrier and
+  // give wrong results from 512 on. 64 costs no time that can be measured.
   u32 time_slice = 64;
   u64 instruction_budget = 0;   // for each wave; 0: without limit
-  u32 random_order = 0;         // 1: wave order and slice lengths are random
+  u32 random_order = 0;         // 1: the order of waves and the lengths of their slices are random
   u32 register_fill = 0;        // content of registers and LDS that nobody wrote
   u64 seed = 0;
 };
@@ -115,7 +118,7 @@ struct Wave {
   bool default_float_mode;      // nearest even, denormals kept: nothing to set around float code
   u8 index;                     // in the workgroup
   u8 priority;
-  u32 vgpr_count;               // that the kernel allocated, architectural and accumulation together
+  u32 vgpr_count;               // architectural and accumulation, that the kernel allocated
   u32 accumulation_offset;      // architectural VGPRs; accumulation registers come after
   u64 executed;                 // instructions
   u8* scratch;                  // scratch_bytes_per_lane for each of 64 lanes, one after the other
@@ -130,7 +133,8 @@ struct Wave {
   u64& pair(u32 index) { return reinterpret_cast<u64&>(scalar[index]); }  // index is even
   const Dispatch& dispatch() const { return workgroup->dispatch; }
   void set_mode(u32 value);
-  // Lets loads into LDS arrive, in order, until at most `outstanding` vector memory instructions are left.
+  // Lets loads into LDS arrive, in order, until at most `outstanding` vector memory instructions
+  // are left.
   void finish_lds_loads(u64 outstanding);
 };
 

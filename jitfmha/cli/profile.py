@@ -21,8 +21,8 @@ def add_parser(commands: Any) -> None:
         help="run a kernel on the emulator and print what it costs",
         description=(
             "Run one kernel of a code object or of a HIP C++ source on the emulator, and print "
-            "exact counts, registers, LDS, occupancy and a modelled time, with the model's "
-            "assumptions."
+            "exact counts, registers, LDS, occupancy and a modelled time of the launch, with the "
+            "model's assumptions."
         ),
         epilog=(
             "Arguments of --args, separated by commas, are laid out with their natural alignment: "
@@ -63,7 +63,13 @@ def add_parser(commands: Any) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="the workgroup that is timed, by linear number (default: 0)",
+        help="the workgroup to look at wave by wave, by linear number (default: 0)",
+    )
+    parser.add_argument(
+        "--sample",
+        type=int,
+        metavar="N",
+        help="run and time only N workgroups of a large launch, and predict the others",
     )
     parser.add_argument(
         "--assume-workgroups",
@@ -80,12 +86,14 @@ def run(args: argparse.Namespace) -> int:
     """Run the kernel that the flags describe, and print its profile."""
     from ..device_compiler import compile_hip
     from ..emulator import DEVICES, Emulator
-    from ..emulator.profile import set_profile_options, take_profiles
+    from ..emulator.profile import profile_launch
 
     if args.arch not in DEVICES:
         raise UsageError(f"--arch {args.arch}: choose one of {', '.join(DEVICES)}")
     if args.workgroup < 0 or args.assume_workgroups < 0 or args.lds < 0:
         raise UsageError("--workgroup, --assume-workgroups and --lds are at least 0")
+    if args.sample is not None and args.sample < 1:
+        raise UsageError(f"--sample {args.sample}: at least one workgroup has to run")
     grid, block = _extent("--grid", args.grid), _extent("--block", args.block)
     if args.buffer and args.kernarg_hex is None:
         raise UsageError("--buffer needs --kernarg-hex; --args has buf:BYTES")
@@ -105,21 +113,20 @@ def run(args: argparse.Namespace) -> int:
 
     emulator = Emulator("profile")
     module = emulator.load_module(code_object, DEVICES[args.arch])
-    set_profile_options(
-        emulator.library,
-        workgroup=args.workgroup,
-        assumed_workgroups=args.assume_workgroups,
-    )
-    emulator.set_allowed_memory(memory.ranges())
     try:
-        take_profiles(emulator.library)
-        emulator.launch(
-            emulator.function(module, args.kernel), grid, block, kernarg, dynamic_lds=args.lds
+        profile = profile_launch(
+            emulator,
+            emulator.function(module, args.kernel),
+            grid,
+            block,
+            kernarg,
+            dynamic_lds=args.lds,
+            memory=memory.ranges(),
+            looked_at=args.workgroup,
+            assumed_workgroups=args.assume_workgroups,
+            **({} if args.sample is None else {"sample": args.sample, "run_sample_only": True}),
         )
-        profile = take_profiles(emulator.library)[0]
     finally:
-        emulator.set_allowed_memory(None)
-        set_profile_options(emulator.library)
         emulator.unload_module(module)
     if args.json:
         print_json(profile.to_dict())

@@ -6,7 +6,7 @@ import ctypes
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-__all__ = ["Finding", "FindingKind", "take_findings"]
+__all__ = ["Finding", "FindingKind", "SanitizerWarning", "take_findings"]
 
 FindingKind = Literal[
     "global-bounds",
@@ -21,6 +21,10 @@ FindingKind = Literal[
 # In the order of `FindingKind` in check.h.
 _KINDS: tuple[FindingKind, ...] = get_args(FindingKind)
 _MOST_FINDINGS = 1000
+
+
+class SanitizerWarning(UserWarning):
+    """A kernel has faults, and nobody has asked for them."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ class _FindingRow(ctypes.Structure):
 
 
 def take_findings(library: ctypes.CDLL) -> list[Finding]:
-    """The findings of all launches of this process since the last call, at most 1000.
+    """The findings of this thread's launches since the last call, at most 1000.
 
     Args:
         library: the `check` variant of the emulator.

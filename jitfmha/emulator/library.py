@@ -6,11 +6,9 @@ import ctypes
 from functools import cache
 from typing import Literal
 
-import torch
-
 from .. import jit
 from ..resources import templates_dir
-from ..target import CpuIsa, CpuTarget, target_of
+from ..target import CpuIsa, cpu_target
 
 Variant = Literal["plain", "check", "profile"]
 
@@ -59,9 +57,7 @@ _VARIANT_FLAGS: dict[Variant, tuple[str, ...]] = {
 @cache
 def launcher_spec(variant: Variant) -> jit.LauncherSpec:
     """The sources and flags of one variant."""
-    target = target_of(torch.device("cpu"))
-    assert isinstance(target, CpuTarget)
-    isa = target.isa
+    isa = cpu_target().isa
     names = sorted(p.name for p in (templates_dir() / _FOLDER).iterdir() if p.suffix in _SUFFIXES)
     return jit.LauncherSpec(
         name=f"emulator_{variant}_{isa}",

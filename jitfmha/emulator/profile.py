@@ -1,8 +1,13 @@
 """What a kernel's launches cost: the emulator's library in its `profile` variant.
 
-Counts are exact. Times are those of a model: an in-order replay of one workgroup's instructions
-against the published rates (csrc_templates/emulator/profile_timing.cpp), which `LaunchProfile`
-prints together with what it assumes.
+Counts are exact. Times are those of a model: an in-order replay of the instructions of a sample of
+workgroups against the published rates (csrc_templates/emulator/profile_timing.cpp), and a launch
+put together from them (estimate.py). `LaunchProfile` prints them with what they assume.
+
+    profile = profile_launch(emulator, function, grid, block, kernarg, run_sample_only=True)
+    profile.estimate().matrix_busy          # share of the whole launch
+    for loop in profile.main_loops:
+        loop.matrix_cycles, loop.valu_cycles   # of one iteration of one wave
 """
 
 from __future__ import annotations
@@ -10,9 +15,20 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
+
+from .estimate import (
+    DIES,
+    SIMDS,
+    SUSTAINED_CLOCK,
+    Estimate,
+    TimedWorkgroup,
+    Timing,
+    estimate_launch,
+)
+from .runtime import Emulator, Function
 
 __all__ = [
     "SUSTAINED_CLOCK",
@@ -21,9 +37,11 @@ __all__ = [
     "LaunchProfile",
     "Loop",
     "Occupancy",
+    "TimedWorkgroup",
     "Timing",
     "Unit",
     "Work",
+    "profile_launch",
     "set_profile_options",
     "take_profiles",
 ]
@@ -44,18 +62,15 @@ Unit = Literal[
     "vmem_atomic",
 ]
 _UNITS: tuple[Unit, ...] = get_args(Unit)
-_SIMDS = 4
 _MOST_STEPS = 50_000_000
-
-# One of two fitted constants, the other being the barrier's cycles in profile.h: the share of the
-# peak clock that a chip keeps up. Fitted to three published times of forward kernels on an MI300X
-# at (batch, heads, seqlen, hdim) = (2, 24, 16384, 128); here they are with what the model gives.
-SUSTAINED_CLOCK = 0.66
+_SAMPLE = 32
 _CALIBRATION = (
     "Calibration: the barrier's cycles and the share of the clock are fitted to three published "
     "times on an MI300X at (2, 24, 16384, 128), production kernels with bf16 by rtne, rtna, rtz: "
     "14.69, 13.80, 12.63 ms. The model gives 14.64, 13.85, 12.59 ms. Both constants also stand for "
-    "what is not modelled; other chips, shapes and kernels were not compared."
+    "what is not modelled, so that other chips, shapes and kernels may be further off. A second "
+    "published kernel (16x16x16 MFMA in HIP: 11.67, 11.48, 11.39 ms there) was not compared: the "
+    "model needs code to run, and its code is not at hand."
 )
 
 
@@ -115,11 +130,11 @@ class Loop:
         depth: 1 where no loop is around it.
         outer: index of the smallest loop around it.
         iterations: of all waves of the launch.
-        iterations_of_waves: of each wave of the workgroup that was timed.
+        iterations_of_waves: of each wave of the workgroup that is looked at.
         code: the instructions of the loop, each as if it was executed once; those of loops inside
             and those that are skipped included.
         work: of all waves, without that of loops inside.
-        work_of_waves: the same, of each wave of the workgroup that was timed.
+        work_of_waves: the same, of each wave of the workgroup that is looked at.
     """
 
     first: str
@@ -131,6 +146,16 @@ class Loop:
     code: Work
     work: Work
     work_of_waves: tuple[Work, ...]
+
+    @property
+    def matrix_cycles(self) -> float:
+        """Of one iteration of one wave, on average."""
+        return self.work.matrix_cycles / self.iterations
+
+    @property
+    def valu_cycles(self) -> float:
+        """Of one iteration of one wave, on average; transcendental instructions included."""
+        return self.work.valu_cycles / self.iterations
 
 
 @dataclass(frozen=True)
@@ -162,7 +187,7 @@ class Occupancy:
     @property
     def waves_of_simd(self) -> int:
         """Waves that the fullest SIMD has room for."""
-        return math.ceil(self.workgroups * self.waves_of_workgroup / _SIMDS)
+        return math.ceil(self.workgroups * self.waves_of_workgroup / SIMDS)
 
     @property
     def limits(self) -> tuple[str, ...]:
@@ -174,48 +199,6 @@ class Occupancy:
             "wave slots": self.by_waves,
         }
         return tuple(name for name, room in named.items() if room == self.workgroups)
-
-
-@dataclass(frozen=True)
-class Timing:
-    """One compute unit, by the model.
-
-    Attributes:
-        workgroups: that ran on it together.
-        cycles: until the last of them had ended.
-        matrix_busy: share of the cycles in which a SIMD's matrix unit worked.
-        vector_busy: share in which a SIMD's vector ALU worked.
-        lds_busy: share in which the LDS banks worked.
-        line_busy: share in which L1 delivered.
-        stalls: cycles in which waves waited, summed over waves, by what they waited for.
-    """
-
-    workgroups: int
-    cycles: int
-    matrix_busy: float
-    vector_busy: float
-    lds_busy: float
-    line_busy: float
-    stalls: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A whole launch on the chip, by the model.
-
-    Attributes:
-        workgroups: of the launch.
-        rounds: in which the compute units run them; a partial one counts as a whole.
-        cycles: rounds times the cycles of one.
-        clock: cycles a second that the chip is assumed to keep up.
-        seconds: cycles over clock.
-    """
-
-    workgroups: int
-    rounds: int
-    cycles: float
-    clock: float
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -241,17 +224,18 @@ class LaunchProfile:
         peak_clock: of the chip, in Hz.
         grid, block: workgroups, and threads of each.
         launched_workgroups: product of `grid`.
-        ended_workgroups: fewer than launched where the launch failed.
+        selected_workgroups: that were to run: all, or the sample.
+        ended_workgroups: fewer than selected where the launch failed.
         workgroups: that times are for: as many as were launched, or as options say.
-        timed_workgroup: linear number of the one that is looked at wave by wave.
+        looked_at: linear number of the workgroup that is looked at wave by wave.
         rates: cycles and sizes that the model uses, by name; see profile.h.
         occupancy: room that the kernel takes.
-        work: of all waves.
-        work_of_waves: of each wave of the timed workgroup.
+        work: of all waves of the workgroups that ended.
+        work_of_waves: of each wave of the workgroup that is looked at.
         loops: by address; of branches back that were taken.
         conflicts: the worst instructions, the worst first.
-        timing: None where there is none; `why_not` says why.
-        why_not: empty where there is a timing.
+        together: workgroups that share a compute unit, for the times.
+        timed: the sample of workgroups, by number.
     """
 
     kernel: str
@@ -262,32 +246,52 @@ class LaunchProfile:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     launched_workgroups: int
+    selected_workgroups: int
     ended_workgroups: int
     workgroups: int
-    timed_workgroup: int
+    looked_at: int
     rates: Mapping[str, int]
     occupancy: Occupancy
     work: Work
     work_of_waves: tuple[Work, ...]
     loops: tuple[Loop, ...]
     conflicts: tuple[Conflict, ...]
-    timing: Timing | None
-    why_not: str
+    together: int
+    timed: tuple[TimedWorkgroup, ...]
 
     @property
-    def share_of_timed(self) -> float:
-        """Instructions of the mean workgroup over those of the timed one."""
-        timed = sum(work.count() for work in self.work_of_waves)
-        return self.work.count() / self.ended_workgroups / timed if timed else 1.0
+    def main_loops(self) -> tuple[Loop, ...]:
+        """The loops that do the matrix work: with it, and without a loop inside that has it."""
+        working = [index for index, loop in enumerate(self.loops) if loop.work.matrix]
+        outer = {self.loops[index].outer for index in working}
+        return tuple(self.loops[index] for index in working if index not in outer)
+
+    @property
+    def timing(self) -> Timing | None:
+        """Of the workgroup that is looked at; None where there is none, and `why_not` says why."""
+        return self._looked_at.timing if self._looked_at else None
+
+    @property
+    def why_not(self) -> str:
+        """Why there are no times; empty where there are."""
+        if self._looked_at is None:
+            return f"the launch has no workgroup {self.looked_at}"
+        return next((workgroup.why_not for workgroup in self.timed if workgroup.why_not), "")
+
+    @property
+    def _looked_at(self) -> TimedWorkgroup | None:
+        return next((timed for timed in self.timed if timed.number == self.looked_at), None)
 
     def estimate(self) -> Estimate | None:
-        """The time of the launch on the chip; None without a timing."""
-        if self.timing is None:
-            return None
-        rounds = math.ceil(self.workgroups / (self.compute_units * self.timing.workgroups))
-        cycles = rounds * self.timing.cycles * self.share_of_timed
-        clock = self.peak_clock * SUSTAINED_CLOCK
-        return Estimate(self.workgroups, rounds, cycles, clock, cycles / clock)
+        """The whole launch on the chip; None where a workgroup could not be timed."""
+        return estimate_launch(
+            self.timed,
+            grid=self.grid,
+            workgroups=self.workgroups,
+            compute_units=self.compute_units,
+            together=self.together,
+            peak_clock=self.peak_clock,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON takes it, with the estimate and the assumptions."""
@@ -327,9 +331,14 @@ class LaunchProfile:
                 f"{rates['barrier']}."
             ),
             (
-                f"Workgroups fill {self.compute_units} compute units in rounds, a partial round "
-                f"counting as a whole, at {clock / 1e9:.2f} GHz: the peak of "
-                f"{self.peak_clock / 1e9:.1f} GHz times {SUSTAINED_CLOCK} (fitted)."
+                f"A timed workgroup shares its compute unit with {self.together - 1} copies of "
+                "itself that start together; nothing of the launch around it is modelled."
+            ),
+            (
+                f"Workgroups go to {DIES} chiplets in turn, in the order of the launch, and there "
+                f"to the first compute unit of {self.compute_units // DIES} with room, at "
+                f"{clock / 1e9:.2f} GHz: the peak of {self.peak_clock / 1e9:.1f} GHz times "
+                f"{SUSTAINED_CLOCK} (fitted)."
             ),
             _CALIBRATION,
         ]
@@ -345,35 +354,93 @@ class _Options(ctypes.Structure):
         ("workgroup", ctypes.c_uint64),
         ("assumed_workgroups", ctypes.c_uint64),
         ("most_steps", ctypes.c_uint64),
+        ("sample", ctypes.c_uint64),
+        ("run_sample_only", ctypes.c_uint32),
     ]
+
+
+def profile_launch(
+    emulator: Emulator,
+    function: Function,
+    grid: tuple[int, int, int],
+    block: tuple[int, int, int],
+    kernarg: bytes,
+    *,
+    dynamic_lds: int = 0,
+    memory: Sequence[tuple[int, int]] | None = None,
+    sample: int = _SAMPLE,
+    run_sample_only: bool = False,
+    looked_at: int = 0,
+    assumed_workgroups: int = 0,
+) -> LaunchProfile:
+    """Run a kernel and give what it costs.
+
+    Args:
+        emulator: its `profile` variant.
+        function, grid, block, kernarg, dynamic_lds: as `Emulator.launch` takes them.
+        memory: (address, bytes) that the launch may touch; None: everything.
+        sample, run_sample_only, looked_at, assumed_workgroups: see `set_profile_options`.
+
+    Raises:
+        RuntimeError: another variant.
+        EmulatorError: the kernel did something wrong or unknown.
+    """
+    set_profile_options(
+        emulator.library,
+        sample=sample,
+        run_sample_only=run_sample_only,
+        looked_at=looked_at,
+        assumed_workgroups=assumed_workgroups,
+    )
+    emulator.set_allowed_memory(memory)
+    try:
+        take_profiles(emulator.library)
+        emulator.launch(function, grid, block, kernarg, dynamic_lds=dynamic_lds)
+        (profile,) = take_profiles(emulator.library)
+    finally:
+        emulator.set_allowed_memory(None)
+        set_profile_options(emulator.library)
+    return profile
 
 
 def set_profile_options(
     library: ctypes.CDLL,
     *,
-    workgroup: int = 0,
+    looked_at: int = 0,
     assumed_workgroups: int = 0,
     most_steps: int = _MOST_STEPS,
+    sample: int = _SAMPLE,
+    run_sample_only: bool = False,
 ) -> None:
-    """Set how later launches of this process are profiled.
+    """Set how later launches of this thread are profiled.
 
     Args:
         library: the `profile` variant of the emulator.
-        workgroup: linear number (x fastest) of the one that is looked at wave by wave, and timed.
+        looked_at: linear number (x fastest) of the workgroup that is looked at wave by wave.
         assumed_workgroups: times are for a launch of so many; 0: for as many as are launched.
-        most_steps: instructions of the timed workgroup beyond which there is no timing.
+        most_steps: instructions of a timed workgroup beyond which there is no timing.
+        sample: workgroups that are timed, of launches that have more.
+        run_sample_only: the other workgroups do not run: what they should write stays unwritten,
+            and counts are those of the sample. For launches that would take too long.
 
     Raises:
         RuntimeError: another variant.
+        ValueError: a sample of none.
     """
+    if sample < 1:
+        raise ValueError(f"sample is {sample}; at least one workgroup has to be timed")
     set_options = _exported(library, "jitfmha_emulator_set_profile_options")
     set_options.restype = None
     set_options.argtypes = [ctypes.c_void_p]
-    set_options(ctypes.byref(_Options(workgroup, assumed_workgroups, most_steps)))
+    set_options(
+        ctypes.byref(
+            _Options(looked_at, assumed_workgroups, most_steps, sample, int(run_sample_only))
+        )
+    )
 
 
 def take_profiles(library: ctypes.CDLL) -> list[LaunchProfile]:
-    """The profiles of the launches of this process since the last call, at most 1000.
+    """The profiles of the launches of this thread since the last call, at most 1000.
 
     Args:
         library: the `profile` variant of the emulator.
@@ -446,7 +513,6 @@ def _launch(facts: dict[str, Any]) -> LaunchProfile:
         )
         for index, loop in enumerate(facts["loops"])
     )
-    timing = facts["timing"]
     return LaunchProfile(
         kernel=facts["kernel"],
         device=facts["device"],
@@ -456,15 +522,27 @@ def _launch(facts: dict[str, Any]) -> LaunchProfile:
         grid=(facts["grid"][0], facts["grid"][1], facts["grid"][2]),
         block=(facts["block"][0], facts["block"][1], facts["block"][2]),
         launched_workgroups=facts["launched_workgroups"],
+        selected_workgroups=facts["selected_workgroups"],
         ended_workgroups=facts["ended_workgroups"],
         workgroups=facts["workgroups"],
-        timed_workgroup=facts["timed_workgroup"],
+        looked_at=facts["looked_at"],
         rates=facts["rates"],
         occupancy=Occupancy(**facts["occupancy"]),
         work=_work(counts),
         work_of_waves=tuple(_work(rows) for rows in waves),
         loops=loops,
         conflicts=tuple(Conflict(**conflict) for conflict in facts["conflicts"]),
+        together=facts["together"],
+        timed=tuple(_timed(timed) for timed in facts["timed"]),
+    )
+
+
+def _timed(facts: dict[str, Any]) -> TimedWorkgroup:
+    timing, (x, y, z) = facts["timing"], facts["id"]
+    return TimedWorkgroup(
+        number=facts["number"],
+        id=(x, y, z),
+        instructions=facts["instructions"],
         timing=None if timing["why_not"] else _timing(timing),
         why_not=timing["why_not"],
     )
@@ -475,8 +553,8 @@ def _timing(facts: dict[str, Any]) -> Timing:
     return Timing(
         workgroups=facts["workgroups"],
         cycles=cycles,
-        matrix_busy=facts["matrix_busy"] / (_SIMDS * cycles),
-        vector_busy=facts["vector_busy"] / (_SIMDS * cycles),
+        matrix_busy=facts["matrix_busy"] / (SIMDS * cycles),
+        vector_busy=facts["vector_busy"] / (SIMDS * cycles),
         lds_busy=facts["lds_busy"] / cycles,
         line_busy=facts["line_busy"] / cycles,
         stalls=facts["stalls"],
@@ -550,11 +628,17 @@ def _report(profile: LaunchProfile) -> list[str]:
         ),
         "",
     ]
-    if profile.ended_workgroups < profile.launched_workgroups:
+    if profile.ended_workgroups < profile.selected_workgroups:
         lines.append(f"The launch failed: {profile.ended_workgroups} workgroups ended.")
-    rows = [["counts", *_COLUMNS], ["all waves", *_cells(profile.work)]]
+    of_all = "all waves"
+    if profile.selected_workgroups < profile.launched_workgroups:
+        of_all = f"waves of {profile.ended_workgroups} workgroups"
+        lines.append(
+            f"Only a sample of {profile.selected_workgroups} workgroups ran; counts are theirs."
+        )
+    rows = [["counts", *_COLUMNS], [of_all, *_cells(profile.work)]]
     rows += [
-        [f"workgroup {profile.timed_workgroup} wave {i}", *_cells(work)]
+        [f"workgroup {profile.looked_at} wave {i}", *_cells(work)]
         for i, work in enumerate(profile.work_of_waves)
     ]
     lines += [*_table(rows), ""]
@@ -565,6 +649,13 @@ def _report(profile: LaunchProfile) -> list[str]:
             rows.append([name, str(loop.iterations), *_cells(loop.work, max(loop.iterations, 1))])
             rows.append(["  in its code", "", *_cells(loop.code)])
         lines += [*_table(rows), ""]
+    lines += [
+        f"main loop {loop.first}: an iteration of a wave has {loop.matrix_cycles:.10g} matrix "
+        f"cycles, {loop.valu_cycles:.10g} VALU cycles, "
+        f"{loop.work.lds_conflict_cycles / loop.iterations:.10g} LDS conflict cycles, "
+        f"{loop.work.scratch_bytes / loop.iterations:.10g} bytes of scratch"
+        for loop in profile.main_loops
+    ]
     if profile.conflicts:
         lines.append("LDS bank conflicts:")
         lines += [
@@ -582,7 +673,10 @@ def _timing_lines(profile: LaunchProfile) -> list[str]:
     waiting = sum(timing.stalls.values()) or 1
     stalls = sorted(timing.stalls.items(), key=lambda item: -item[1])
     return [
-        f"model: {timing.cycles} cycles for {timing.workgroups} workgroup(s) on a compute unit",
+        (
+            f"model: {timing.cycles} cycles for workgroup {profile.looked_at}, "
+            f"{timing.workgroups} on a compute unit"
+        ),
         (
             f"  busy: matrix units {timing.matrix_busy:.1%}, vector ALUs {timing.vector_busy:.1%}, "
             f"LDS {timing.lds_busy:.1%}, L1 {timing.line_busy:.1%}"
@@ -593,6 +687,11 @@ def _timing_lines(profile: LaunchProfile) -> list[str]:
             f"  chip: {estimate.workgroups} workgroups in {estimate.rounds} rounds, "
             f"{estimate.cycles:.0f} cycles, {estimate.seconds * 1e3:.3f} ms"
         ),
+        (
+            f"  busy over the whole launch: matrix units {estimate.matrix_busy:.1%}, vector ALUs "
+            f"{estimate.vector_busy:.1%}"
+        ),
+        f"  its workgroups: {estimate.basis}",
         "assumptions:",
         *(f"  - {sentence}" for sentence in profile.assumptions()),
     ]

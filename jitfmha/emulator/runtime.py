@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from .library import Variant, load
@@ -187,21 +188,35 @@ class Emulator:
         register_fill: int = 0,
         seed: int = 0,
     ) -> None:
-        """Set how later launches of this process run.
+        """Set how later launches of this thread run.
 
         Args:
             threads: workers; 0: as many as the CPU has.
-            time_slice: instructions before the next wave of a workgroup gets its turn.
+            time_slice: instructions before the next wave of a workgroup gets its turn. Waves
+                drift apart by that much: published kernels that hand LDS over without a barrier
+                are right up to 256 and wrong from 512 on.
             instruction_budget: of each wave, after which it is stopped with an error; 0: none.
-            random_order: waves take turns in random order, with slices of random length.
+            random_order: waves take turns in random order, and `time_slice` is replaced by
+                lengths from 1 to 4096, short ones as often as long ones.
             register_fill: the content of registers and LDS that nobody wrote.
             seed: of `random_order`.
         """
         self.library.jitfmha_emulator_set_options(
             ctypes.byref(
                 _Options(threads, time_slice, instruction_budget, random_order, register_fill, seed)
-            )
+            ),
+            None,
         )
+
+    @contextmanager
+    def keep_options(self) -> Iterator[None]:
+        """Options that are set inside hold until the end of the block."""
+        options = _Options()
+        self.library.jitfmha_emulator_set_options(None, ctypes.byref(options))
+        try:
+            yield
+        finally:
+            self.library.jitfmha_emulator_set_options(ctypes.byref(options), None)
 
     def set_allowed_memory(self, ranges: Sequence[tuple[int, int]] | None) -> None:
         """Set what later launches of this thread may touch.
@@ -270,7 +285,7 @@ def _declare(library: ctypes.CDLL) -> None:
         ("hipDeviceGetAttribute", integer, [_POINTER, integer, integer]),
         ("hipGetErrorName", ctypes.c_char_p, [integer]),
         ("jitfmha_emulator_last_error", ctypes.c_char_p, []),
-        ("jitfmha_emulator_set_options", None, [_POINTER]),
+        ("jitfmha_emulator_set_options", None, [_POINTER, _POINTER]),
         ("jitfmha_emulator_set_allowed_memory", None, [_POINTER, ctypes.c_int64]),
         ("jitfmha_emulator_definition", ctypes.c_bool, [integer, _POINTER, integer]),
         ("jitfmha_emulator_disassemble", integer, [integer, _POINTER, integer, _POINTER, integer]),

@@ -215,6 +215,7 @@ class Encoder:
             "s_ttracedata",
             "s_set_gpr_idx_off",
             "s_endpgm_saved",
+            "s_endpgm_ordered_ps_done",
         )
         few_bits = {"s_setprio": 2, "s_sleep": 7, "s_nop": 4, "s_trap": 8, "s_set_gpr_idx_mode": 4}
         fields = _Fields()
@@ -228,13 +229,17 @@ class Encoder:
         fields = _Fields()
         fields.put(26, 6, 0x30)
         fields.put(18, 8, row.opcode)
-        if row.registers[0]:
-            fields.put(6, 7, self._sgpr(row.registers[0], special=False))
-        if row.opcode >= 0x20:
+        registers = max(row.registers[:2])
+        if registers:
+            fields.put(6, 7, self._sgpr(registers, special=False))
+        elif "probe" in row.mnemonic:
+            fields.put(6, 7, self._bits(7))
+        if 0x20 <= row.opcode <= 0x25:
             return fields, 2
-        buffer = 8 <= row.opcode <= 12
+        buffer = "buffer" in row.mnemonic
         fields.put(0, 6, self._sgpr(4 if buffer else 2, special=not buffer) // 2)
-        fields.put(16, 1, self._bits(1))
+        if registers:
+            fields.put(16, 1, self._bits(1))
         form = self._rng.choice(["immediate", "sgpr", "both"])
         if form != "sgpr":
             fields.put(17, 1, 1)
@@ -558,11 +563,14 @@ class Encoder:
         fields = _Fields()
         fields.put(26, 6, 0x36)
         fields.put(17, 8, row.opcode)
-        without_address = ("ds_append", "ds_consume", "ds_nop", "addtid")
+        without_address = ("ds_append", "ds_consume", "ds_nop", "addtid", "gws_sema_v")
+        without_address += ("gws_sema_p", "gws_sema_release_all")
+        fields.put(16, 1, int("gws" in row.mnemonic))
         if row.mnemonic != "ds_nop":
             fields.put(0, 16, self._bits(16))
         if not any(name in row.mnemonic for name in without_address):
-            fields.put(32, 8, self._vgpr())
+            # LLVM wants the register of the latter to be even.
+            fields.put(32, 8, self._vgpr(2 if "gws" in row.mnemonic else 1))
         if data0 or data1 or result:
             fields.put(25, 1, self._bits(1))
         for position, dwords in ((40, data0), (48, data1), (56, result)):

@@ -140,3 +140,82 @@ def test_nothing_is_found(
         assert take_findings(check_emulator.library) == [], kernel
         np.testing.assert_array_equal(checked, _run(emulator, arch, code, kernel))
         assert np.count_nonzero(checked), kernel
+
+
+# Matrix instructions of all kinds, close to each other and to the instructions that wait for them.
+_MIXED = r"""
+#define THREAD __builtin_amdgcn_workitem_id_x()
+typedef float f32x2 __attribute__((ext_vector_type(2)));
+typedef float f32x4 __attribute__((ext_vector_type(4)));
+typedef float f32x16 __attribute__((ext_vector_type(16)));
+typedef double f64x4 __attribute__((ext_vector_type(4)));
+typedef int i32x4 __attribute__((ext_vector_type(4)));
+typedef _Float16 f16x2 __attribute__((ext_vector_type(2)));
+typedef _Float16 f16x4 __attribute__((ext_vector_type(4)));
+typedef _Float16 f16x8 __attribute__((ext_vector_type(8)));
+
+__device__ inline int bits(float x) { return __builtin_bit_cast(int, x); }
+__device__ inline float number(int x) { return __builtin_bit_cast(float, x); }
+
+extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(64, 64)))
+void mixed(float* out, const float* in) {
+  __shared__ float tile[64];
+  const float x = in[THREAD];
+  const f16x4 a = {(_Float16)x, (_Float16)(x + 1), (_Float16)(x * 2), (_Float16)1};
+  const f16x8 wide = __builtin_shufflevector(a, a, 0, 1, 2, 3, 3, 2, 1, 0);
+  const long eight = __builtin_bit_cast(long, a) & 0x3f3f3f3f3f3f3f3f;
+  f32x16 large = {x};
+  f32x4 small = {x, x, x, x};
+  i32x4 whole = {1, 2, 3, 4};
+  f64x4 exact = {x, x, x, x};
+  for (int turn = 0; turn < 3; ++turn) {
+    large = __builtin_amdgcn_mfma_f32_32x32x8f16(a, a, large, 0, 0, 0);
+    large = __builtin_amdgcn_mfma_f32_32x32x2f32(x, x, large, 0, 0, 0);
+    large = __builtin_amdgcn_smfmac_f32_32x32x16_f16(a, wide, large, 0x44444444, 0, 0);
+    small = __builtin_amdgcn_mfma_f32_16x16x4f32(x, large[3], small, 0, 0, 0);
+    small = __builtin_amdgcn_mfma_f32_4x4x4f16(a, a, small, 0, 0, 0);
+    small = __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(eight, eight, small, 0, 0, 0);
+    whole = __builtin_amdgcn_mfma_i32_16x16x32_i8(eight, eight, whole, 0, 0, 0);
+    exact = __builtin_amdgcn_mfma_f64_16x16x4f64(small[1], x, exact, 0, 0, 0);
+    const double fma = __builtin_fma(exact[0], exact[1], 2.0);
+    const float dot = __builtin_amdgcn_fdot2(f16x2{a[0], a[1]}, f16x2{a[2], a[3]}, x, false);
+    small = __builtin_amdgcn_mfma_f32_16x16x4f32(dot, x, small, 0, 0, 0);
+    const float moved = number(__builtin_amdgcn_update_dpp(
+        0, bits(small[2] + dot), 0x111, 0xf, 0xf, true));
+    const float first = number(__builtin_amdgcn_readlane(bits(large[5]), turn));
+    tile[THREAD] = large[7] + moved;
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+    large[1] += tile[63 - THREAD] + __builtin_amdgcn_exp2f(first) / (1 + moved * moved);
+    small[0] += (float)fma / 3.0f;
+    *(f32x4*)&out[256 * turn + 4 * THREAD] = small;
+    __builtin_amdgcn_s_barrier();
+  }
+  out[768 + THREAD] = large[1] + large[9] + whole[2] + (float)exact[3];
+}
+"""
+
+
+@pytest.mark.parametrize("level", ["-O1", "-O2", "-O3"])
+def test_matrix_instructions_of_a_compiler_are_clean(
+    emulator: Emulator, check_emulator: Emulator, arch: str, level: str, seed: int
+) -> None:
+    code = compile_hip(_MIXED, arch, flags=(level,))
+    given = np.random.default_rng(seed).uniform(-1, 1, 64).astype(np.float32)
+    results = []
+    take_findings(check_emulator.library)
+    for each in (check_emulator, emulator):
+        out = np.zeros(768 + 64, np.float32)
+        module = each.load_module(code, DEVICES[arch])
+        each.set_allowed_memory([(x.ctypes.data, x.nbytes) for x in (out, given)])
+        try:
+            kernarg = struct.pack("<QQ", out.ctypes.data, given.ctypes.data)
+            each.launch(each.function(module, "mixed"), (1, 1, 1), (64, 1, 1), kernarg)
+        finally:
+            each.set_allowed_memory(None)
+            each.unload_module(module)
+        results.append(out)
+    assert take_findings(check_emulator.library) == []
+    np.testing.assert_array_equal(results[0], results[1])
+    assert np.count_nonzero(results[0]) > 700

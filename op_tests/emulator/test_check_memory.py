@@ -155,3 +155,21 @@ def test_an_undefined_half_is_no_fault_until_it_is_used(
     findings = run_checked(check_emulator, arch, bodies)
     assert findings["used"] == []
     assert kinds(findings["undefined"]) == ["uninitialized"]
+
+
+@pytest.mark.parametrize("half", [0, 1])
+def test_an_undefined_pair_is_no_fault_until_it_is_used(
+    check_emulator: Emulator, arch: str, half: int
+) -> None:
+    # What compilers make of a vector of which some elements are undefined.
+    code = f"s_mov_b32 s{4 + half}, s2\nv_mov_b64 v[2:3], s[4:5]\nv_mov_b64 v[4:5], v[2:3]\n"
+    bodies = {
+        "used": Body(f"{code}v_mov_b32 v8, v{4 + half}"),
+        "undefined": Body(f"{code}v_mov_b32 v8, v{5 - half}"),
+        "nothing_is_defined": Body("v_mov_b64 v[2:3], s[6:7]\nv_mov_b64 v[4:5], v[2:3]"),
+        "stored": Body("v_mov_b64 v[4:5], s[6:7]\nglobal_store_dwordx2 v0, v[4:5], s[0:1]"),
+    }
+    findings = run_checked(check_emulator, arch, bodies)
+    assert findings["used"] == findings["nothing_is_defined"] == []
+    assert kinds(findings["undefined"]) == kinds(findings["stored"]) == ["uninitialized"]
+    assert f"reads v{5 - half}" in findings["undefined"][0].message

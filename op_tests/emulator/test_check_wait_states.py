@@ -16,7 +16,8 @@ from jitfmha.emulator import Emulator
 class _Hazard:
     """Two instructions and the wait states between them, the same on both chips or by chip.
 
-    The numbers are those of the ISA documents of CDNA3 and CDNA4, 4.5 and 7.5 or 7.6.
+    The numbers are those of the ISA documents of CDNA3 and CDNA4, 4.5 and 7.5 or 7.6, but 19 where
+    they say 20: LLVM does not look further back.
     """
 
     first: str
@@ -148,7 +149,7 @@ _MATRIX = {
     "xdl_4_to_f32": _Hazard(_XDL_4, "v_mfma_f32_4x4x1_16b_f32 v[12:15], v2, v4, v[10:13]", 3, _V),
     "xdl_16_to_valu": _Hazard(_XDL_16, "v_mov_b32 v1, v11", _by_chip(7, 8), _V),
     "xdl_32_to_valu": _Hazard(_XDL_32, "v_mov_b32 v1, v23", _by_chip(11, 12), _V),
-    "xdl_32x4_to_valu": _Hazard(_XDL_32X4, "v_mov_b32 v1, v39", _by_chip(19, 20), _V),
+    "xdl_32x4_to_valu": _Hazard(_XDL_32X4, "v_mov_b32 v1, v39", 19, _V),
     "xdl_16_to_memory": _Hazard(_XDL_16, "global_store_dword v1, v8, s[0:1]", _by_chip(7, 8), _V),
     "xdl_16_to_lds": _Hazard(_XDL_16, "ds_write_b32 v1, v8", _by_chip(7, 8), _V, lds_bytes=16),
     "xdl_16_overwritten": _Hazard(_XDL_16, "v_mov_b32 v8, 0", _by_chip(7, 8), _V),
@@ -178,6 +179,10 @@ _HARMLESS = {
     "same_accumulator": Body(
         f"{_V}\ns_nop 1\n{_XDL_16}\nv_mfma_f32_16x16x16_f16 v[8:11], v[2:3], v[4:5], v[8:11]"
     ),
+    "accumulator_of_another_kind": Body(
+        f"{_V}\ns_nop 1\n{_XDL_32}\nv_mfma_f32_32x32x2_f32 v[8:23], v2, v4, v[8:23]"
+    ),
+    "dot_to_matrix": Body(f"{_V}\ns_nop 1\nv_dot2c_f32_f16 v2, v4, v5\n{_XDL_16}"),
     "dot_chain": Body(f"{_V}\nv_dot2c_f32_f16 v1, v2, v3\nv_dot2c_f32_f16 v1, v2, v3"),
     "store_with_soffset": Body(
         f"{_BUFFER}{_V}\ns_mov_b32 s8, 0\nbuffer_store_dwordx4 v[4:7], v1, s[4:7], s8 offen"

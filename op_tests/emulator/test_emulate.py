@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import jitfmha.emulator
+import jitfmha.emulator.session as session
 from jitfmha import device_compiler
 from jitfmha.device_compiler import (
     DeviceCompileError,
@@ -21,15 +21,16 @@ from jitfmha.emulator import DEVICES, Emulation, emulate, emulation
 @pytest.mark.parametrize("arch", list(DEVICES))
 def test_emulate_holds_inside_only(arch: str) -> None:
     before = emulation()
-    with emulate(arch, random_order=7, threads=2) as current:
-        assert emulation() is current
+    with emulate(arch, random_order=7, threads=2) as run:
+        current = run.emulation
+        assert emulation() == current
         assert (current.arch, current.device) == (arch, DEVICES[arch])
         assert (current.variant, current.random_order, current.threads) == ("plain", 7, 2)
         with emulate("gfx942", check=True):
             inner = emulation()
             assert inner is not None
             assert inner.variant == "check"
-        assert emulation() is current
+        assert emulation() == current
     assert emulation() == before
 
 
@@ -61,7 +62,7 @@ def test_wrong_arguments(arguments: dict[str, object], words: str) -> None:
 @pytest.fixture
 def read_again() -> Iterator[Callable[[], Emulation | None]]:
     """Reads the environment as a fresh process does."""
-    caches = (jitfmha.emulator._from_environment, jitfmha.emulator._environment_checks)
+    caches = (session._from_environment, session._environment_checks)
 
     def read() -> Emulation | None:
         for cache in caches:
@@ -84,10 +85,10 @@ def test_environment(
         monkeypatch.setenv("JITFMHA_EMULATE", arch)
         monkeypatch.setenv("JITFMHA_EMULATE_CHECK", check)
         assert read_again() == expected
-    with emulate("gfx942") as current:
-        assert current.variant == "check"
-    with emulate("gfx942", profile=True) as current:
-        assert current.variant == "profile"
+    with emulate("gfx942") as run:
+        assert run.emulation.variant == "check"
+    with emulate("gfx942", profile=True) as run:
+        assert run.emulation.variant == "profile"
     monkeypatch.setenv("JITFMHA_EMULATE", "")
     assert emulation() == expected, "the environment is read once"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,7 +18,7 @@ _CHIPS = list(DEVICES)
 _MULTIPROCESSOR_COUNT, _WARP_SIZE, _MAX_LDS, _PCI_CHIP_ID = 63, 87, 74, 10019
 _MI308_PCI_IDS = {0x74A2, 0x74A8, 0x74B6, 0x74BC}
 _SUCCESS, _INVALID_VALUE, _INVALID_CONFIGURATION, _INVALID_DEVICE = 0, 1, 9, 101
-_NOT_FOUND_FILE, _INVALID_HANDLE = 301, 400
+_NOT_FOUND_FILE, _INVALID_HANDLE, _LAUNCH_FAILURE = 301, 400, 719
 _PROPERTIES_BYTES = 1472
 
 _KERNEL = """
@@ -91,6 +92,18 @@ def test_device_count_and_current_device(library: ctypes.CDLL) -> None:
     assert device.value == count.value - 1
 
 
+def test_names(library: ctypes.CDLL) -> None:
+    handle, name = ctypes.c_int(), ctypes.create_string_buffer(64)
+    assert library.hipInit(0) == _SUCCESS
+    assert library.hipDeviceGet(ctypes.byref(handle), 1) == _SUCCESS
+    assert library.hipDeviceGetName(name, len(name), handle) == _SUCCESS
+    assert name.value == b"AMD Instinct MI308X"
+    assert library.hipDeviceGetName(name, 11, handle) == _SUCCESS
+    assert name.value == b"AMD Instin"
+    assert library.hipDeviceGet(ctypes.byref(handle), 3) == _INVALID_DEVICE
+    assert library.hipDeviceGetName(None, 11, handle) == _INVALID_VALUE
+
+
 def test_unknown_attributes_and_devices(emulator: Emulator) -> None:
     with pytest.raises(EmulatorError, match="device attribute 9999 is not emulated") as caught:
         emulator.device_attribute(9999, 0)
@@ -118,6 +131,31 @@ def test_error_names(library: ctypes.CDLL, code: int, name: str, text: str) -> N
     library.hipGetErrorString.restype = ctypes.c_char_p
     assert library.hipGetErrorName(code).decode() == name
     assert text in library.hipGetErrorString(code).decode()
+
+
+def test_the_error_string_has_the_details(
+    emulator: Emulator, library: ctypes.CDLL, tiny: Function
+) -> None:
+    """Launchers that know nothing but HIP still say what went wrong, and where."""
+    library.hipGetErrorString.restype = ctypes.c_char_p
+    emulator.set_allowed_memory([])
+    try:
+        with pytest.raises(EmulatorError):
+            emulator.launch(tiny, (1, 1, 1), (64, 1, 1), struct.pack("<Q", 4096))
+    finally:
+        emulator.set_allowed_memory(None)
+    text = library.hipGetErrorString(_LAUNCH_FAILURE).decode()
+    assert text.startswith("unspecified launch failure: kernel tiny, at tiny+0x")
+    assert "wave 0, lane 0: store of 4 bytes at 0x1000" in text
+    # Only for that code, and only where it happened.
+    assert library.hipGetErrorString(_INVALID_VALUE) == b"invalid argument"
+    elsewhere: list[bytes] = []
+    thread = threading.Thread(
+        target=lambda: elsewhere.append(library.hipGetErrorString(_LAUNCH_FAILURE))
+    )
+    thread.start()
+    thread.join()
+    assert elsewhere == [b"unspecified launch failure"]
 
 
 def test_the_last_error_is_kept_until_it_is_taken(library: ctypes.CDLL) -> None:
@@ -184,6 +222,15 @@ def test_a_kernel_of_another_chip(emulator: Emulator, library: ctypes.CDLL, tiny
     assert caught.value.name == "hipErrorNoBinaryForGpu"
 
 
+def test_a_kernel_of_another_device(emulator: Emulator) -> None:
+    function = emulator.function(
+        emulator.load_module(compile_hip(_KERNEL, "gfx942"), DEVICES["gfx942"]), "tiny"
+    )
+    elsewhere = Function(function.handle, DEVICES["gfx942-mi308"], "tiny")
+    with pytest.raises(EmulatorError, match=r"loaded for device 0, .* current device is 1"):
+        emulator.launch(elsewhere, (1, 1, 1), (64, 1, 1), bytes(8))
+
+
 def test_an_extra_that_is_no_list_of_parameters(library: ctypes.CDLL, tiny: Function) -> None:
     library.hipSetDevice(tiny.device)
     extra = (ctypes.c_void_p * 3)(77, 0, 3)
@@ -229,14 +276,17 @@ def test_memory(emulator: Emulator, library: ctypes.CDLL, tiny: Function) -> Non
     block = ctypes.c_void_p()
     assert library.hipMalloc(ctypes.byref(block), ctypes.c_size_t(256)) == _SUCCESS
     emulator.set_allowed_memory([])
-    emulator.launch(tiny, (1, 1, 1), (64, 1, 1), struct.pack("<Q", block.value or 0))
-    copy = np.zeros(64, np.int32)
-    assert library.hipMemcpy(copy.ctypes.data, block, 256, 2) == _SUCCESS
-    np.testing.assert_array_equal(copy, 1)
-    assert library.hipFree(block) == _SUCCESS
-    assert library.hipFree(block) == _INVALID_VALUE
-    with pytest.raises(EmulatorError, match="outside of all memory"):
+    try:
         emulator.launch(tiny, (1, 1, 1), (64, 1, 1), struct.pack("<Q", block.value or 0))
+        copy = np.zeros(64, np.int32)
+        assert library.hipMemcpy(copy.ctypes.data, block, 256, 2) == _SUCCESS
+        np.testing.assert_array_equal(copy, 1)
+        assert library.hipFree(block) == _SUCCESS
+        assert library.hipFree(block) == _INVALID_VALUE
+        with pytest.raises(EmulatorError, match="outside of all memory"):
+            emulator.launch(tiny, (1, 1, 1), (64, 1, 1), struct.pack("<Q", block.value or 0))
+    finally:
+        emulator.set_allowed_memory(None)
 
 
 def test_streams(library: ctypes.CDLL) -> None:

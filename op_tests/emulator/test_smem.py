@@ -1,9 +1,13 @@
-"""SMEM: scalar loads in all forms of their offset, and buffers' bounds."""
+"""SMEM: scalar loads, stores and atomics in all forms of their offset, and buffers' bounds."""
 
 from __future__ import annotations
 
+import random
+from pathlib import Path
+
 import numpy as np
 import pytest
+from models.atomics import Denormals, atomic, interesting
 from programs import Segment, run
 
 from jitfmha.emulator import Emulator, EmulatorError
@@ -98,10 +102,131 @@ def test_time_passes(emulator: Emulator, arch: str) -> None:
     assert int(result["s[4:5]"][0]) < int(result["s[6:7]"][0])
 
 
+@pytest.mark.parametrize("address", ["s[4:5], 0x14", "s[4:5], s6", "s[4:5], s6 offset:0x10"])
+def test_stores(emulator: Emulator, arch: str, seed: int, address: str) -> None:
+    value, offset = _data(seed), 20 if "s6" not in address else 9 + 16 * ("offset" in address)
+    for dwords in (1, 2, 4):
+        memory = np.zeros(16, np.uint32)
+        code = f"{_name('store', dwords)} {_destination(dwords)}, {address}"
+        registers = sum(int(x) << 32 * i for i, x in enumerate(value[:dwords]))
+        inputs = {"s[4:5]": memory.ctypes.data, "s6": 9, _destination(dwords): registers}
+        run(emulator, arch, [Segment(code, inputs)], memory=[memory])
+        first = offset // 4  # the low bits do not count
+        expected = np.zeros(16, np.uint32)
+        expected[first : first + dwords] = value[:dwords]
+        np.testing.assert_array_equal(memory, expected, err_msg=code)
+
+
+@pytest.mark.parametrize(("stride", "records"), [(0, 22), (12, 2)])
+def test_buffer_stores(emulator: Emulator, arch: str, stride: int, records: int) -> None:
+    """What lies beyond the buffer is not stored."""
+    size = stride * records if stride else records
+    for dwords in (1, 2, 4):
+        for offset in (0, 12, 16, 20, 24, 4000):
+            memory = np.zeros(64, np.uint32)
+            resource = memory.ctypes.data | stride << 48 | records << 64
+            code = f"{_name('buffer_store', dwords)} {_destination(dwords)}, s[8:11], 0x{offset:x}"
+            registers = sum((i + 1) << 32 * i for i in range(dwords))
+            inputs = {"s[8:11]": resource, _destination(dwords): registers}
+            run(emulator, arch, [Segment(code, inputs)], memory=[memory])
+            expected = np.zeros(64, np.uint32)
+            for i in range(dwords):
+                if offset + 4 * i + 4 <= size:
+                    expected[offset // 4 + i] = i + 1
+            np.testing.assert_array_equal(memory, expected, err_msg=f"{code}, {size} bytes")
+
+
+_ATOMICS = {
+    "swap": ("swap", "u"), "cmpswap": ("cmpswap", "u"), "add": ("add", "u"), "sub": ("sub", "u"),
+    "smin": ("min", "i"), "umin": ("min", "u"), "smax": ("max", "i"), "umax": ("max", "u"),
+    "and": ("and", "b"), "or": ("or", "b"), "xor": ("xor", "b"), "inc": ("inc", "u"),
+    "dec": ("dec", "u"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("segment", ["atomic", "buffer_atomic"])
+def test_atomics(emulator: Emulator, arch: str, seed: int, segment: str) -> None:
+    rng = random.Random(seed)
+    memory = np.zeros(256, np.uint64)
+    cases = []
+    for name, (operation, kind) in _ATOMICS.items():
+        for bits in (32, 64):
+            values = [*interesting(kind, bits), rng.getrandbits(bits), rng.getrandbits(bits)]
+            for returns in (False, True):
+                content, *data = (rng.choice(values) for _ in range(3))
+                data = data[: 2 if name == "cmpswap" else 1]
+                if name == "cmpswap" and rng.randrange(2):
+                    data[1] = content
+                cases.append((name, operation, kind, bits, returns, content, data))
+    segments = []
+    for i, (name, _, _, bits, returns, content, data) in enumerate(cases):
+        memory[i] = content | 0xABCD << 32 if bits == 32 else content
+        dwords = len(data) * bits // 32
+        packed = sum(x << bits * k for k, x in enumerate(data))
+        base = "s[8:11]" if segment == "buffer_atomic" else "s[8:9]"
+        code = f"s_{segment}_{name}{'_x2' if bits == 64 else ''} {_destination(dwords)}, {base}, "
+        code += f"0x{8 * i:x}{' glc' if returns else ''}"
+        resource = memory.ctypes.data | (memory.nbytes << 64 if segment == "buffer_atomic" else 0)
+        result = _destination(bits // 32)
+        segments.append(Segment(code, {base: resource, _destination(dwords): packed}, [result]))
+    results = run(emulator, arch, segments, memory=[memory])
+    for i, (case, result) in enumerate(zip(cases, results, strict=True)):
+        name, operation, kind, bits, returns, content, data = case
+        expected = atomic(operation, kind, bits, content, data, Denormals())
+        if bits == 32:
+            assert int(memory[i]) >> 32 == 0xABCD, name
+        assert int(memory[i]) & ((1 << bits) - 1) == expected, (name, content, data)
+        (register,) = result.values()
+        low = (1 << bits) - 1
+        assert int(register[0]) & low == (content if returns else data[0]), (name, returns)
+
+
+def test_atomics_beyond_a_buffer(emulator: Emulator, arch: str) -> None:
+    memory = np.full(8, 7, np.uint32)
+    resource = memory.ctypes.data | 16 << 64
+    code = "s_buffer_atomic_add s16, s[8:11], 0x10 glc"
+    inputs = {"s[8:11]": resource, "s16": 5}
+    (result,) = run(emulator, arch, [Segment(code, inputs, ["s16"])], memory=[memory])
+    assert int(result["s16"][0]) == 0
+    np.testing.assert_array_equal(memory, 7)
+
+
+def test_atomics_need_aligned_addresses(emulator: Emulator, arch: str) -> None:
+    memory = np.zeros(4, np.uint64)
+    code = "s_atomic_add_x2 s[16:17], s[4:5], 0x4"
+    inputs = {"s[4:5]": memory.ctypes.data, "s[16:17]": 1}
+    with pytest.raises(EmulatorError, match="multiple of 8 bytes"):
+        run(emulator, arch, [Segment(code, inputs)], memory=[memory])
+
+
+def test_hints_change_nothing(emulator: Emulator, arch: str) -> None:
+    memory = np.arange(8, dtype=np.uint32)
+    code = "s_atc_probe 1, s[4:5], 0x0\ns_atc_probe_buffer 2, s[8:11], 0x4\n"
+    code += "s_dcache_discard s[4:5], 0x0\ns_dcache_discard_x2 s[4:5], s6\n"
+    code += "s_dcache_wb\ns_dcache_wb_vol\ns_dcache_inv_vol\ns_load_dword s16, s[4:5], 0x8"
+    inputs = {"s[4:5]": memory.ctypes.data, "s6": 4, "s[8:11]": memory.ctypes.data | 32 << 64}
+    (result,) = run(emulator, arch, [Segment(code, inputs, ["s16"])], memory=[memory])
+    assert int(result["s16"][0]) == 2
+    np.testing.assert_array_equal(memory, np.arange(8))
+
+
 @pytest.mark.parametrize(
-    "code", ["s_store_dword s16, s[4:5], 0x0", "s_atomic_add s16, s[4:5], 0x0"]
+    "code", ["s_scratch_load_dword s16, s[4:5], 0x0", "s_scratch_store_dwordx2 s[16:17], s[4:5], 0"]
 )
-def test_scalar_stores_do_not_exist(emulator: Emulator, arch: str, code: str) -> None:
-    data = np.zeros(4, np.uint32)
-    with pytest.raises(EmulatorError, match="unknown instruction"):
-        run(emulator, arch, [Segment(code, {"s[4:5]": data.ctypes.data})], memory=[data])
+def test_what_is_not_emulated_is_an_error(emulator: Emulator, arch: str, code: str) -> None:
+    with pytest.raises(EmulatorError, match=f"{code.split()[0]}.*does not emulate"):
+        run(emulator, arch, [Segment(code, {"s[4:5]": 0})])
+
+
+def test_every_row_is_tested(emulator: Emulator) -> None:
+    text = Path(__file__).read_text(encoding="utf-8")
+    atomics = {
+        f"s_{kind}_{name}{x}"
+        for kind in ("atomic", "buffer_atomic")
+        for name in _ATOMICS
+        for x in ("", "_x2")
+    }
+    kinds = [f"{of}{way}" for of in ("", "buffer_", "scratch_") for way in ("load", "store")]
+    sized = {_name(kind, dwords) for kind in kinds for dwords in _SIZES}
+    rows = {row.mnemonic for row in emulator.definitions() if row.format == "SMEM"}
+    assert not {name for name in rows - atomics - sized if name not in text}

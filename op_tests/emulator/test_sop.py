@@ -209,6 +209,65 @@ def test_calls(emulator: Emulator, arch: str) -> None:
     assert int(result["s4"][0]) == 0x20101
 
 
+_I_FORK = "s_cbranch_i_fork s[20:21], {label}"
+_G_FORK = """s_getpc_b64 s[22:23]
+{label}_from:
+s_add_u32 s22, s22, {label}-{label}_from
+s_addc_u32 s23, s23, 0
+s_cbranch_g_fork s[20:21], s[22:23]"""
+# Both ways add to v0; s40 lists them in the order in which they run, a digit each.
+_FORK = """{fork}
+v_add_u32 v0, 1, v0
+s_mul_i32 s40, s40, 10
+s_add_u32 s40, s40, 1
+s_branch {label}_join
+{label}:
+v_add_u32 v0, 2, v0
+s_mul_i32 s40, s40, 10
+s_add_u32 s40, s40, 2
+{label}_join:
+s_cbranch_join s41"""
+
+
+def test_forks(emulator: Emulator, arch: str, seed: int) -> None:
+    rng = random.Random(seed)
+    masks = [0, 1, rng.getrandbits(64), (1 << 40) - 1, 0xFFFF << 20, (1 << 64) - 1]
+    cases = [(passes, active) for passes in masks for active in ((1 << 64) - 1, 0xFF00FF00FF)]
+    segments = []
+    for i, (passes, active) in enumerate(cases):
+        label = f"taken_{i}"
+        fork = (_I_FORK if i % 2 else _G_FORK).format(label=label)
+        code = _FORK.format(fork=fork, label=label)
+        inputs = {"s[20:21]": passes, "exec": active, "v0": np.zeros(LANES, np.uint32)}
+        segments.append(Segment(code, inputs | {"s40": 0, "s41": 0}, ["v0", "s40", "exec", "mode"]))
+    for (passes, active), result in zip(cases, run(emulator, arch, segments), strict=True):
+        taken, other = passes & active, ~passes & active
+        ways = [(2, taken), (1, other)] if other.bit_count() >= taken.bit_count() else []
+        ways = ways or [(1, other), (2, taken)]
+        ways = [(way, lanes) for way, lanes in ways if lanes]
+        assert int(result["s40"][0]) == int("".join(str(way) for way, _ in ways))
+        expected = [sum(way for way, lanes in ways if lanes >> lane & 1) for lane in range(LANES)]
+        assert result["v0"].tolist() == expected
+        # The lanes of the second way go on alone, as the documents have it.
+        assert int(result["exec"][0]) == ways[-1][1]
+        assert int(result["mode"][0]) >> 29 == 0
+
+
+def test_nested_forks(emulator: Emulator, arch: str) -> None:
+    """A fork within the first way of another: the inner join comes first."""
+    inner = _FORK.format(fork=_I_FORK.format(label="inner"), label="inner").replace("s41", "s42")
+    inner = inner.replace("s[20:21]", "s[24:25]")
+    outer = _FORK.format(fork=_I_FORK.format(label="outer"), label="outer")
+    code = outer.replace("s_branch outer_join", f"{inner}\ns_branch outer_join")
+    inputs = {"s[20:21]": (1 << 64) - 4, "s[24:25]": 1, "v0": np.zeros(LANES, np.uint32)}
+    segment = Segment(code, inputs | {"s40": 0, "s41": 0, "s42": 1}, ["v0", "s40", "mode"])
+    (result,) = run(emulator, arch, [segment])
+    # Lanes 0 and 1 do not take the outer branch and run first, lane 0 takes the inner one.
+    assert int(result["s40"][0]) == 1212
+    assert result["v0"].tolist() == [3, 2] + [2] * 62
+    assert int(result["mode"][0]) >> 29 == 0
+
+
 def test_loop(emulator: Emulator, arch: str) -> None:
     code = "s_mov_b32 s4, 0\n1:\ns_add_u32 s4, s4, s5\ns_sub_u32 s5, s5, 1\ns_cmp_lg_u32 s5, 0\n"
     code += "s_cbranch_scc1 1b"
@@ -294,7 +353,7 @@ def test_every_row_is_tested(emulator: Emulator) -> None:
     quiet = {
         "s_nop", "s_endpgm", "s_endpgm_saved", "s_wakeup", "s_barrier", "s_waitcnt", "s_sleep",
         "s_setprio", "s_icache_inv", "s_incperflevel", "s_decperflevel", "s_ttracedata",
-        "s_sendmsghalt", "s_cbranch_cdbguser", "s_cbranch_cdbgsys_or_user",
+        "s_cbranch_cdbguser", "s_cbranch_cdbgsys_or_user",
         "s_cbranch_cdbgsys_and_user",
     }  # fmt: skip
     missing = {
@@ -308,8 +367,38 @@ def test_every_row_is_tested(emulator: Emulator) -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["s_sendmsg sendmsg(MSG_INTERRUPT)", "s_sethalt 1", "s_setkill 1", "s_trap 2"]
-)
+    "code",
+    [
+        "s_sendmsg sendmsg(MSG_GET_DOORBELL)", "s_sendmsghalt sendmsg(MSG_INTERRUPT)",
+        "s_sethalt 1", "s_setkill 1", "s_trap 2", "s_setvskip 1, 0", "s_rfe_b64 s[4:5]",
+        "s_rfe_restore_b64 s[4:5], s6", "s_endpgm_ordered_ps_done",
+        "s_getreg_b32 s4, hwreg(HW_REG_TRAPSTS)", "s_getreg_b32 s4, hwreg(HW_REG_GPR_ALLOC)",
+        "s_setreg_imm32_b32 hwreg(HW_REG_TRAPSTS), 1", "s_setreg_b32 hwreg(HW_REG_HW_ID), s4",
+        "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 12, 9), 1",
+        "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 28, 1), 1",
+    ],
+)  # fmt: skip
 def test_what_is_not_emulated_is_an_error(emulator: Emulator, arch: str, code: str) -> None:
     with pytest.raises(EmulatorError, match=code.split()[0]):
         run(emulator, arch, [Segment(code)])
+
+
+def test_what_means_nothing_without_a_debugger(emulator: Emulator, arch: str) -> None:
+    code = "s_mov_b32 s4, 5\ns_sethalt 0\ns_setkill 0\ns_trap 3\n"
+    code += "s_sendmsg sendmsg(MSG_INTERRUPT)\ns_setreg_imm32_b32 hwreg(HW_REG_TRAPSTS, 0, 9), 0"
+    (result,) = run(emulator, arch, [Segment(code, {}, ["s4"])])
+    assert int(result["s4"][0]) == 5
+
+
+def test_hardware_registers(emulator: Emulator, arch: str) -> None:
+    code = "s_setprio 2\ns_cmp_eq_u32 s8, s8\ns_getreg_b32 s4, hwreg(HW_REG_STATUS)\n"
+    code += "s_setprio 0\ns_getreg_b32 s5, hwreg(HW_REG_SH_MEM_BASES)\n"
+    code += "s_getreg_b32 s6, hwreg(HW_REG_XCC_ID)\ns_getreg_b32 s7, hwreg(HW_REG_HW_ID)"
+    names = ["s4", "s5", "s6", "s7"]
+    segments = [Segment(code, {"s8": 0, "vcc": v, "exec": e}, names) for v, e in ((0, 3), (1, 0))]
+    for (vcc, mask), result in zip(((0, 3), (1, 0)), run(emulator, arch, segments), strict=True):
+        status = 1 | 2 << 3 | (mask == 0) << 9 | (vcc == 0) << 10 | 1 << 16
+        assert int(result["s4"][0]) == status
+        assert int(result["s5"][0]) == 0x2 | 0x1 << 16
+        assert int(result["s6"][0]) == 0
+        assert int(result["s7"][0]) == 0

@@ -154,18 +154,25 @@ def test_float32_approximations_are_within_one_ulp(
     ("name", "source", "expected"),
     [
         # The ISA documents' examples.
-        ("exp", 0xFF800000, 0x00000000), ("exp", 0x80000000, 0x3F800000), ("exp", 0x7F800000, 0x7F800000),
-        ("log", 0xFF800000, 0xFFC00000), ("log", 0xBF800000, 0xFFC00000), ("log", 0x80000000, 0xFF800000),
-        ("log", 0x00000000, 0xFF800000), ("log", 0x3F800000, 0x00000000), ("log", 0x7F800000, 0x7F800000),
-        ("rcp", 0xFF800000, 0x80000000), ("rcp", 0xC0000000, 0xBF000000), ("rcp", 0x80000000, 0xFF800000),
-        ("rcp", 0x00000000, 0x7F800000), ("rcp", 0x7F800000, 0x00000000),
-        ("rsq", 0xFF800000, 0xFFC00000), ("rsq", 0x80000000, 0xFF800000), ("rsq", 0x00000000, 0x7F800000),
-        ("rsq", 0x40800000, 0x3F000000), ("rsq", 0x7F800000, 0x00000000),
-        ("sqrt", 0xFF800000, 0xFFC00000), ("sqrt", 0x80000000, 0x80000000), ("sqrt", 0x40800000, 0x40000000),
-        ("sin", 0xFF800000, 0xFFC00000), ("sin", 0xFF7FFFFF, 0x00000000), ("sin", 0x80000000, 0x80000000),
-        ("sin", 0x3E800000, 0x3F800000), ("sin", 0x7F800000, 0xFFC00000),
-        ("cos", 0xFF800000, 0xFFC00000), ("cos", 0xFF7FFFFF, 0x3F800000), ("cos", 0x80000000, 0x3F800000),
-        ("cos", 0x3E800000, 0x00000000), ("cos", 0x7F800000, 0xFFC00000),
+        ("exp", 0xFF800000, 0x00000000), ("exp", 0x80000000, 0x3F800000),
+        ("exp", 0x7F800000, 0x7F800000),
+        ("log", 0xFF800000, 0xFFC00000), ("log", 0xBF800000, 0xFFC00000),
+        ("log", 0x80000000, 0xFF800000), ("log", 0x00000000, 0xFF800000),
+        ("log", 0x3F800000, 0x00000000), ("log", 0x7F800000, 0x7F800000),
+        ("rcp", 0xFF800000, 0x80000000), ("rcp", 0xC0000000, 0xBF000000),
+        ("rcp", 0x80000000, 0xFF800000), ("rcp", 0x00000000, 0x7F800000),
+        ("rcp", 0x7F800000, 0x00000000),
+        ("rsq", 0xFF800000, 0xFFC00000), ("rsq", 0x80000000, 0xFF800000),
+        ("rsq", 0x00000000, 0x7F800000), ("rsq", 0x40800000, 0x3F000000),
+        ("rsq", 0x7F800000, 0x00000000),
+        ("sqrt", 0xFF800000, 0xFFC00000), ("sqrt", 0x80000000, 0x80000000),
+        ("sqrt", 0x40800000, 0x40000000),
+        ("sin", 0xFF800000, 0xFFC00000), ("sin", 0xFF7FFFFF, 0x00000000),
+        ("sin", 0x80000000, 0x80000000), ("sin", 0x3E800000, 0x3F800000),
+        ("sin", 0x7F800000, 0xFFC00000),
+        ("cos", 0xFF800000, 0xFFC00000), ("cos", 0xFF7FFFFF, 0x3F800000),
+        ("cos", 0x80000000, 0x3F800000), ("cos", 0x3E800000, 0x00000000),
+        ("cos", 0x7F800000, 0xFFC00000),
     ],
 )  # fmt: skip
 def test_documented_examples(emulator: Emulator, name: str, source: int, expected: int) -> None:
@@ -296,7 +303,7 @@ def test_swaps_of_rows(emulator: Emulator, seed: int, row: int) -> None:
 
 def test_a_swap_with_an_inactive_lane_stops(emulator: Emulator) -> None:
     segment = Segment("v_permlane32_swap_b32 v0, v1", {"exec": 1}, [])
-    with pytest.raises(EmulatorError, match="v_permlane32_swap_b32.*inactive"):
+    with pytest.raises(EmulatorError, match=r"v_permlane32_swap_b32.*inactive"):
         run(emulator, "gfx950", [segment])
 
 
@@ -320,3 +327,13 @@ def test_accumulation_registers_and_first_lanes(emulator: Emulator, arch: str, s
     np.testing.assert_array_equal(moved["a0"], np.where(active, a, b))
     np.testing.assert_array_equal(first["s4"], [a[16], a[2 * LANES - 1]])
     np.testing.assert_array_equal(none["s4"], [a[0], a[LANES]])
+
+
+@pytest.mark.parametrize(
+    "name", ["v_exp_legacy_f32", "v_log_legacy_f32", "v_screen_partition_4se_b32"]
+)
+def test_what_the_documents_do_not_describe_is_an_error(
+    emulator: Emulator, arch: str, name: str
+) -> None:
+    with pytest.raises(EmulatorError, match=f"{name}.*does not emulate"):
+        run(emulator, arch, [Segment(f"{name} v0, v1")])

@@ -343,7 +343,8 @@ def test_widening(emulator: Emulator, seed: int) -> None:
 
                 def one(
                     old: list[int], a: list[int], scale: list[int],
-                    small: SmallFormat = small, number: Format = number, byte: int = byte, word: int = word,
+                    small: SmallFormat = small, number: Format = number,
+                    byte: int = byte, word: int = word,
                 ) -> list[int]:  # fmt: skip
                     value = widen(small, a[0] >> (8 * byte) & 255, number, scale[0])
                     return [value if number is F32 else _insert(old[0], value, word, 16)]
@@ -466,7 +467,8 @@ def test_denormals_of_floats_are_what_mode_says(emulator: Emulator, seed: int) -
         [
             _Check(
                 "v_cvt_scalef32_pk_fp4_f32 v0, v2, v3, v4", "v0", [_bits(rng)],
-                {"v2": [denormals], "v3": [denormals[::-1]], "v4": [lowest]}, to_small, mode=flushing,
+                {"v2": [denormals], "v3": [denormals[::-1]], "v4": [lowest]}, to_small,
+                mode=flushing,
             ),
             _Check(
                 "v_cvt_scalef32_pk_f32_fp4 v[0:1], v2, v3", "v[0:1]", [_bits(rng), _bits(rng)],

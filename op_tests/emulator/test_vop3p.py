@@ -198,14 +198,12 @@ def test_an_undocumented_half_of_a_constant_stops(emulator: Emulator, arch: str)
 def test_mixed_precision(emulator: Emulator, arch: str, seed: int) -> None:
     rng = random.Random(seed)
     checks = []
-    for result, name in (("f32", "f32"), ("low", "lo_f16"), ("high", "hi_f16")):
+    for result, name in (("f32", "_f32"), ("low", "lo_f16"), ("high", "hi_f16")):
         for i in range(12):
             environment = random_environment(rng) if i % 2 else Environment()
             bits = [_random_bits(rng, 3) for _ in range(4)]
             modifiers = Modifiers(*bits, rng.random() < 0.3)
-            code = (
-                f"v_fma_mix{'' if result == 'f32' else ''}{'_' if result == 'f32' else ''}{name} v0"
-            )
+            code = f"v_fma_mix{name} v0"
             for k in range(3):
                 text = f"v{2 + 2 * k}"
                 text = f"|{text}|" if modifiers.neg_hi[k] else text
@@ -281,15 +279,22 @@ def test_dot_products_of_floats(emulator: Emulator, arch: str, seed: int) -> Non
                     )
                     pairs.append((x, y))
                 addend = c ^ (F32.sign if negated[0][2] else 0)
-                return dot_of_halves(number, Environment(), pairs, addend)
+                return dot_of_halves(number, pairs, addend)
 
             sources = [
                 _numbers(number, rng),
                 _numbers(number, rng),
                 random_values("f32", rng, LANES),
             ]
-            checks.append(_Check(code, sources, random_values("f32", rng, LANES), model, "f32"))
+            old = random_values("f32", rng, LANES)
+            environment = random_environment(rng) if i % 2 else None
+            checks.append(_Check(code, sources, old, model, "f32", environment=environment))
     _run(emulator, arch, checks)
+
+
+def test_scales_without_their_product_are_an_error(emulator: Emulator) -> None:
+    with pytest.raises(EmulatorError, match=r"v_mfma_ld_scale_b32 v0, v1.*does not emulate"):
+        run(emulator, "gfx950", [Segment("v_mfma_ld_scale_b32 v0, v1")])
 
 
 def test_dot_products_of_integers(emulator: Emulator, arch: str, seed: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -27,6 +28,12 @@ def _addresses(*arrays: np.ndarray) -> list[tuple[int, int]]:
 def any_device(request: pytest.FixtureRequest) -> tuple[str, int]:
     """(arch, device) of each device of the virtual node."""
     return str(request.param).removesuffix("-mi308"), DEVICES[request.param]
+
+
+@pytest.fixture(autouse=True)
+def _allows_everything_again(emulator: Emulator) -> Iterator[None]:
+    yield
+    emulator.set_allowed_memory(None)
 
 
 def _launch(

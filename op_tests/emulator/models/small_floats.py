@@ -1,7 +1,7 @@
 """fp8, bf8, fp6, bf6 and fp4: every code's exact value, and rounding by search among the values.
 
-gfx942's FNUZ and gfx950's OCP forms, from the documents' tables: AMD's CDNA3 ISA ("FP8 and BF8"), the
-OCP 8-bit floating point and microscaling specifications. Codes are integers, values exact.
+gfx942's FNUZ and gfx950's OCP forms, from the documents' tables: AMD's CDNA3 ISA ("FP8 and BF8"),
+the OCP 8-bit floating point and microscaling specifications. Codes are integers, values exact.
 """
 
 from __future__ import annotations
@@ -77,7 +77,10 @@ class SmallFormat:
         return self._signed(self.largest, negative) if saturates else self.of_infinity(negative)
 
     def nearest(self, value: Fraction, *, negative: bool, saturates: bool) -> int:
-        """The code of the nearest number; of two, the even one. `negative` is the sign of zero, too."""
+        """The code of the nearest number; of two, the even one.
+
+        `negative` is the sign of zero, too.
+        """
         size = abs(value)
         # The number after the largest counts, too: what is nearer to it is an overflow.
         step = self._values[-1] - self._values[-2]

@@ -10,10 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from math import pi
+from math import ceil, floor, pi
 from typing import Any
 
-from .number_formats import BF16, F16, F32, F64, FORMATS, NEAREST, TO_ZERO, Format
+from .number_formats import (
+    BF16,
+    DOWN,
+    F16,
+    F32,
+    F64,
+    FORMATS,
+    NEAREST,
+    TO_ZERO,
+    UP,
+    Format,
+)
 
 
 @dataclass(frozen=True)
@@ -186,14 +197,32 @@ def _multiply_legacy(env: Environment, a: int, b: int) -> int:
 
 
 def _dot2(half: Format) -> Function:
+    """Whatever MODE says, rounded to nearest, with +0 for float32 denormals and -0."""
+
+    def plus_zero(bits: int) -> int:
+        return 0 if F32.is_denormal(bits) or F32.is_zero(bits) else bits
+
     def dot2(env: Environment, a: int, b: int, d: int) -> int:
+        d = plus_zero(d)
         for x, y in zip(fields(a, 16, 2), fields(b, 16, 2), strict=True):
-            # Products of halves are exact in a float.
-            wide_x, wide_y = (half.convert(v, F32, NEAREST) for v in (x, y))
-            d = F32.fma(wide_x, wide_y, d, env.round32)
-        return d
+            wide_x, wide_y = (plus_zero(half.convert(v, F32, NEAREST)) for v in (x, y))
+            d = F32.fma(wide_x, wide_y, d, NEAREST)
+        return plus_zero(d)
 
     return dot2
+
+
+def _to_byte(env: Environment, a: int, index: int, word: int) -> int:
+    """0 to 255, rounded as MODE says, in one byte of a word."""
+    if F32.is_nan(a) or F32.is_negative(a):
+        byte = 0
+    elif F32.is_infinite(a) or F32.value(a) >= 255:
+        byte = 255
+    else:
+        value = F32.value(a)
+        byte = {NEAREST: round, UP: ceil, DOWN: floor, TO_ZERO: floor}[env.round32](value)
+    shift = 8 * (index & 3)
+    return word & ~(0xFF << shift) | byte << shift
 
 
 def _pk_fmac(env: Environment, a: int, b: int, d: int) -> int:
@@ -434,8 +463,8 @@ def _vop2() -> dict[str, Operation]:
         "v_lshrrev_b16": o("u16 u16 u16", lambda e, a, b: b >> (a & 15)),
         "v_ashrrev_i16": o("i16 u16 i16", lambda e, a, b: b >> (a & 15)),
         "v_ldexp_f16": o("f16 f16 i16", lambda e, a, b: F16.power_of_two(a, b, e.round16_64)),
-        "v_dot2c_f32_f16": o("f32 p16 p16", _dot2(F16), old=True),
-        "v_dot2c_f32_bf16": o("f32 pb16 pb16", _dot2(BF16), old=True, archs=("gfx950",)),
+        "v_dot2c_f32_f16": o("f32 p16 p16", _dot2(F16), old=True, raw=True),
+        "v_dot2c_f32_bf16": o("f32 pb16 pb16", _dot2(BF16), old=True, raw=True, archs=("gfx950",)),
         "v_dot2c_i32_i16": o("i32 u32 u32", _dot_fields(16), old=True, saturates=True),
         "v_dot4c_i32_i8": o("i32 u32 u32", _dot_fields(8), old=True, saturates=True),
         "v_dot8c_i32_i4": o("i32 u32 u32", _dot_fields(4), old=True, saturates=True),
@@ -619,6 +648,8 @@ def _vop3() -> dict[str, Operation]:
         "v_ldexp_f32": o("f32 f32 i32", lambda e, a, b: F32.power_of_two(a, b, e.round32)),
         "v_ldexp_f64": o("f64 f64 i32", lambda e, a, b: F64.power_of_two(a, b, e.round16_64)),
         "v_trig_preop_f64": o("f64 f64 u32", _trig_preop),
+        "v_cvt_pk_u8_f32": o("u32 f32 u32 u32", _to_byte),
+        "v_cvt_pkaccum_u8_f32": o("u32 f32 u32", _to_byte, old=True),
         "v_cvt_pknorm_i16_f32": o("u32 f32 f32", _norms(F32, -1, 32767)),
         "v_cvt_pknorm_u16_f32": o("u32 f32 f32", _norms(F32, 0, 65535)),
         "v_cvt_pknorm_i16_f16": o("u32 f16 f16", _norms(F16, -1, 32767)),

@@ -86,10 +86,8 @@ def _norm(kind: str, scale: int) -> Function:
     def convert(env: Environment, a: int) -> int:
         if F16.is_nan(a):
             return 0
-        if F16.is_infinite(a):
-            value = Fraction(-1 if F16.is_negative(a) else 1)
-        else:
-            value = F16.value(a)
+        infinity = Fraction(-1 if F16.is_negative(a) else 1)  # as good as any from there on
+        value = infinity if F16.is_infinite(a) else F16.value(a)
         low = -1 if kind[0] == "i" else 0
         return round(max(Fraction(low), min(Fraction(1), value)) * scale)
 

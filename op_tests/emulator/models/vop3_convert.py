@@ -1,7 +1,8 @@
 """One lane of the conversions to and from the formats of 4 to 8 bits.
 
-From the CDNA4 ISA's descriptions of V_CVT_SCALEF32_* and V_CVT_SR_*, and AMD's CDNA3 and CDNA4 rules for
-MODE.FP16_OVFL: overflow gives infinity, or NaN where there is none, or the largest number.
+From the CDNA4 ISA's descriptions of V_CVT_SCALEF32_* and V_CVT_SR_*, and AMD's CDNA3 and CDNA4
+rules for MODE.FP16_OVFL: an overflow gives infinity, NaN where there is none, or the largest
+number.
 """
 
 from __future__ import annotations

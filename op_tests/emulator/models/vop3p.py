@@ -1,4 +1,4 @@
-"""One lane of VOP3P's packed math and dot products; see models/vector_alu.py for the conventions."""
+"""One lane of VOP3P's packed math and dot products, by the conventions of models/vector_alu.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ Function = Callable[..., int]
 
 @dataclass(frozen=True)
 class Packed:
-    """`function` is one half's: (environment, *halves) -> bits, or the exact integer if it saturates."""
+    """What a half of the result is.
+
+    Attributes:
+        function: (environment, *halves) -> bits, or the exact integer if it saturates.
+    """
 
     kind: str  # of the halves: f16, f32, i16, u16
     count: int  # of sources
@@ -158,20 +162,21 @@ def mixed(result: str, env: Environment, modifiers: Modifiers, old: int, *source
     return old & 0xFFFF0000 | half if result == "low" else old & 0xFFFF | half << 16
 
 
-def dot_of_halves(half: Format, env: Environment, pairs: list[tuple[int, int]], addend: int) -> int:
-    """A sum of floats, rounded after each step: from the addend on for f16, up to it for bf16."""
+def dot_of_halves(half: Format, pairs: list[tuple[int, int]], addend: int) -> int:
+    """A sum of floats, rounded after each step: from the addend on for f16, up to it for bf16.
 
-    def product(pair: tuple[int, int]) -> int:
-        a, b = (half.convert(x, F32, NEAREST) for x in pair)
-        return F32.multiply(a, b, env.round32)
+    Whatever MODE says: to nearest, and +0 for float32 denormals and -0.
+    """
 
-    def add(a: int, b: int) -> int:
-        return F32.add(a, b, env.round32)
+    def plus_zero(bits: int) -> int:
+        return 0 if F32.is_denormal(bits) or F32.is_zero(bits) else bits
 
-    first, second = map(product, pairs)
+    (a, c), (b, d) = ([plus_zero(half.convert(x, F32, NEAREST)) for x in pair] for pair in pairs)
+    addend = plus_zero(addend)
     if half is BF16:
-        return add(add(first, second), addend)
-    return add(add(addend, first), second)
+        products = F32.fma(b, d, F32.multiply(a, c, NEAREST), NEAREST)
+        return plus_zero(F32.add(products, addend, NEAREST))
+    return plus_zero(F32.fma(b, d, F32.fma(a, c, addend, NEAREST), NEAREST))
 
 
 def dot_of_integers(width: int, is_signed: bool, clamp: bool, a: int, b: int, c: int) -> int:

@@ -1,0 +1,239 @@
+"""What a whole launch takes on the chip, from the workgroups of it that were timed.
+
+The timed ones lie on lines along the axes of the grid, and anywhere in it (profile_sample.cpp).
+Those that were not timed are predicted as the sum of one term for each axis, read off the lines;
+the ones anywhere tell how well that works, and stand for the others where it does not. Then all
+workgroups are put on the compute units in the order of the launch.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = ["DIES", "SUSTAINED_CLOCK", "Estimate", "TimedWorkgroup", "Timing", "estimate_launch"]
+
+# One of two fitted constants, the other being the barrier's cycles in profile.h: the share of the
+# peak clock that a chip keeps up. Fitted to three published times of forward kernels on an MI300X
+# at (batch, heads, seqlen, hdim) = (2, 24, 16384, 128); profile.py prints what the model gives.
+SUSTAINED_CLOCK = 0.66
+# Chiplets; workgroups go to them in turn.
+DIES = 8
+SIMDS = 4
+_MOST_ERROR = 0.1
+_FEWEST_ANYWHERE = 4
+
+Id = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One compute unit, by the model.
+
+    Attributes:
+        workgroups: copies of one workgroup that ran on it together.
+        cycles: until the last of them had ended.
+        matrix_busy: share of the cycles in which a SIMD's matrix unit worked.
+        vector_busy: share in which a SIMD's vector ALU worked.
+        lds_busy: share in which the LDS banks worked.
+        line_busy: share in which L1 delivered.
+        stalls: cycles in which waves waited, summed over waves, by what they waited for.
+    """
+
+    workgroups: int
+    cycles: int
+    matrix_busy: float
+    vector_busy: float
+    lds_busy: float
+    line_busy: float
+    stalls: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class TimedWorkgroup:
+    """A workgroup of the sample.
+
+    Attributes:
+        number: linear, x fastest.
+        id: x, y, z.
+        instructions: of its waves.
+        timing: None where there is none; `why_not` says why.
+        why_not: empty where there is a timing.
+    """
+
+    number: int
+    id: Id
+    instructions: int
+    timing: Timing | None
+    why_not: str
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A whole launch on the chip, by the model.
+
+    Attributes:
+        workgroups: of the launch.
+        rounds: in which the compute units would run them if all took equally long.
+        cycles: from the first workgroup's begin to the last one's end.
+        clock: cycles a second that the chip is assumed to keep up.
+        seconds: cycles over clock.
+        matrix_busy: share of the launch in which the chip's matrix units worked.
+        vector_busy: the same of the vector ALUs.
+        basis: how workgroups that were not timed were predicted, in words.
+    """
+
+    workgroups: int
+    rounds: int
+    cycles: float
+    clock: float
+    seconds: float
+    matrix_busy: float
+    vector_busy: float
+    basis: str
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """What one workgroup takes: its slot's time, and work of the four SIMDs together."""
+
+    cycles: float
+    matrix: float
+    vector: float
+
+    def __add__(self, other: _Cost) -> _Cost:
+        return _Cost(
+            self.cycles + other.cycles, self.matrix + other.matrix, self.vector + other.vector
+        )
+
+    def scaled(self, factor: float) -> _Cost:
+        return _Cost(self.cycles * factor, self.matrix * factor, self.vector * factor)
+
+
+def estimate_launch(
+    timed: Sequence[TimedWorkgroup],
+    *,
+    grid: Id,
+    workgroups: int,
+    compute_units: int,
+    together: int,
+    peak_clock: float,
+) -> Estimate | None:
+    """The estimate of a launch of `workgroups`; None where a workgroup of the sample has no timing.
+
+    Args:
+        timed: the sample, workgroup (0, 0, 0) among them.
+        grid: workgroups that were launched; where they are not as many as `workgroups`, the
+            sample stands for all.
+        compute_units: of the chip.
+        together: workgroups that share a compute unit.
+        peak_clock: in Hz.
+    """
+    costs: dict[Id, _Cost] = {}
+    for workgroup in timed:
+        timing = workgroup.timing
+        if timing is None:
+            return None
+        share = SIMDS * timing.cycles / timing.workgroups
+        costs[workgroup.id] = _Cost(
+            timing.cycles, timing.matrix_busy * share, timing.vector_busy * share
+        )
+    if not costs:
+        return None
+    every, basis = _predict(costs, grid, workgroups)
+    cycles = _schedule(every, compute_units, together)
+    available = SIMDS * compute_units * cycles
+    clock = peak_clock * SUSTAINED_CLOCK
+    return Estimate(
+        workgroups=workgroups,
+        rounds=math.ceil(workgroups / (compute_units * together)),
+        cycles=cycles,
+        clock=clock,
+        seconds=cycles / clock,
+        matrix_busy=sum(cost.matrix for cost in every) / available,
+        vector_busy=sum(cost.vector for cost in every) / available,
+        basis=basis,
+    )
+
+
+def _predict(costs: Mapping[Id, _Cost], grid: Id, workgroups: int) -> tuple[list[_Cost], str]:
+    """The cost of every workgroup in the order of the launch, and where they come from."""
+    total = math.prod(grid)
+    if workgroups == total == len(costs):
+        return [costs[_id_of(n, grid)] for n in range(total)], "all of them were timed"
+    if workgroups != total:
+        return _repeated(list(costs.values()), workgroups), (
+            f"the {len(costs)} timed ones of those that were launched stand for all"
+        )
+    axes = _axes(costs, grid)
+    anywhere = [place for place in costs if sum(index != 0 for index in place) > 1]
+    error = _error({place: costs[place] for place in anywhere}, axes)
+    if error <= _MOST_ERROR or len(anywhere) < _FEWEST_ANYWHERE:
+        text = (
+            f"{len(costs)} were timed and the others predicted from their place in the grid; at "
+            f"{len(anywhere)} timed ones the prediction is off by {error:.1%} on average"
+        )
+        predicted = [_sum(axes, _id_of(n, grid)) for n in range(total)]
+        return [costs.get(_id_of(n, grid), cost) for n, cost in enumerate(predicted)], text
+    return _repeated([costs[place] for place in anywhere], workgroups), (
+        f"{len(anywhere)} were timed anywhere in the grid and stand for all, because their place "
+        f"does not say what they take: a prediction from it is off by {error:.1%} on average"
+    )
+
+
+def _repeated(costs: Sequence[_Cost], workgroups: int) -> list[_Cost]:
+    return [costs[n % len(costs)] for n in range(workgroups)]
+
+
+def _id_of(number: int, grid: Id) -> Id:
+    return number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1])
+
+
+def _axes(costs: Mapping[Id, _Cost], grid: Id) -> list[list[_Cost]]:
+    """For each axis and index the term that it adds; the first axis has that of (0, 0, 0)."""
+    base = costs[0, 0, 0]
+    axes = []
+    for axis, length in enumerate(grid):
+        line = {
+            place[axis]: cost
+            for place, cost in costs.items()
+            if all(index == 0 for other, index in enumerate(place) if other != axis)
+        }
+        terms = [_on_line(line, index) for index in range(length)]
+        axes.append(terms if axis == 0 else [term + base.scaled(-1) for term in terms])
+    return axes
+
+
+def _on_line(line: Mapping[int, _Cost], index: int) -> _Cost:
+    """The cost between the two nearest known ones."""
+    known = sorted(line)
+    above = bisect_right(known, index)
+    low = known[above - 1]
+    if low == index or above == len(known):
+        return line[low]
+    share = (index - low) / (known[above] - low)
+    return line[low].scaled(1 - share) + line[known[above]].scaled(share)
+
+
+def _sum(axes: Sequence[Sequence[_Cost]], place: Id) -> _Cost:
+    x, y, z = (axis[index] for axis, index in zip(axes, place, strict=True))
+    return x + y + z
+
+
+def _error(costs: Mapping[Id, _Cost], axes: Sequence[Sequence[_Cost]]) -> float:
+    """The mean difference between cycles and their prediction, over the mean of the cycles."""
+    off = sum(abs(_sum(axes, place).cycles - cost.cycles) for place, cost in costs.items())
+    return off / sum(cost.cycles for cost in costs.values()) if costs else 0.0
+
+
+def _schedule(costs: Sequence[_Cost], compute_units: int, together: int) -> float:
+    """When the last workgroup ends: each goes to the next chiplet, there to the first free slot."""
+    dies = min(DIES, compute_units)
+    slots = [[0.0] * (together * len(range(die, compute_units, dies))) for die in range(dies)]
+    for number, cost in enumerate(costs):
+        die = slots[number % dies]
+        heapq.heapreplace(die, die[0] + cost.cycles)
+    return max(max(die) for die in slots)

@@ -1,0 +1,319 @@
+"""`emulate`: CPU tensors take the AMD path, and what the emulator saw of it.
+
+A launcher that finds an `Emulation` binds to `Emulation.library` instead of libamdhip64, and wraps
+every launch in `Emulation.launching`. What the sanitizer and the cost model made of the launches
+is then with the `EmulatedRun` that `emulate` gave.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import dataclasses
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING
+
+from ..emulated_here import CURRENT_RUN
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from .findings import Finding
+    from .library import Variant
+    from .profile import LaunchProfile
+    from .runtime import Emulator
+
+# What `emulate` accepts -> the virtual node's device: MI300X, MI308X, MI355X.
+DEVICES = {"gfx942": 0, "gfx942-mi308": 1, "gfx950": 2}
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """How CPU tensors run inside of `emulate`.
+
+    Attributes:
+        arch: a key of `DEVICES`.
+        variant: plain, or with the sanitizer or the cost model.
+        random_order: the seed of the order in which waves run; None: a fixed order.
+        threads: workers; None: as many as the CPU has.
+        sample: with the cost model, the workgroups of a launch that run at all; None: all.
+    """
+
+    arch: str
+    variant: Variant = "plain"
+    random_order: int | None = None
+    threads: int | None = None
+    sample: int | None = None
+
+    @property
+    def device(self) -> int:
+        """The device of the virtual node."""
+        return DEVICES[self.arch]
+
+    @property
+    def library(self) -> ctypes.CDLL:
+        """The emulator, built where the cache lacks it; it stands in for libamdhip64.
+
+        Raises:
+            jitfmha.jit.BuildError: it does not compile.
+        """
+        return _emulator(self.variant).library
+
+    @property
+    def library_path(self) -> str:
+        """The file of `library`, for dlopen."""
+        return self.library._name
+
+    def emulator(self) -> Emulator:
+        """The emulator with these options, which hold for later launches of this thread.
+
+        Raises:
+            jitfmha.jit.BuildError: it does not compile.
+        """
+        emulator = _emulator(self.variant)
+        emulator.set_options(
+            threads=self.threads or 0,
+            random_order=self.random_order is not None,
+            seed=self.random_order or 0,
+        )
+        if self.variant == "profile":
+            from .profile import set_profile_options
+
+            if self.sample is None:
+                set_profile_options(emulator.library)
+            else:
+                set_profile_options(emulator.library, sample=self.sample, run_sample_only=True)
+        return emulator
+
+    @contextmanager
+    def launching(self, *tensors: Tensor | None) -> Iterator[Emulator]:
+        """Launches inside, on this thread, may touch these tensors and nothing else.
+
+        They run with the options of this emulation. What the sanitizer or the cost model sees
+        goes to the `EmulatedRun` around. Other threads are not affected.
+
+        Args:
+            tensors: that the kernel is given, in any layout; None is skipped.
+
+        Raises:
+            jitfmha.jit.BuildError: the emulator does not compile.
+        """
+        with _emulator(self.variant).keep_options():
+            emulator = self.emulator()
+            emulator.set_allowed_memory([extent(x) for x in tensors if x is not None and x.numel()])
+            try:
+                yield emulator
+            finally:
+                emulator.set_allowed_memory(None)
+                current_run(self).collect()
+
+
+def extent(tensor: Tensor) -> tuple[int, int]:
+    """The address of a tensor's first element, and the bytes up to its last one's end."""
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), (last + 1) * tensor.element_size()
+
+
+@cache
+def _emulator(variant: Variant) -> Emulator:
+    from .runtime import Emulator
+
+    return Emulator(variant)
+
+
+class EmulatedRun:
+    """What `emulate` gives: how the block is emulated, and what was seen of its launches.
+
+    Attributes:
+        emulation: how.
+    """
+
+    def __init__(self, emulation: Emulation) -> None:
+        self.emulation = emulation
+        self._lock = threading.Lock()
+        self._findings: dict[tuple[str, str, str, str], Finding] = {}
+        self._unread = 0
+        self._profiles: list[LaunchProfile] = []
+
+    def emulator(self) -> Emulator:
+        """`Emulation.emulator`."""
+        return self.emulation.emulator()
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What the sanitizer found until now, one for each kind, kernel and instruction.
+
+        Raises:
+            RuntimeError: the run is not checked.
+        """
+        if self.emulation.variant != "check":
+            raise RuntimeError("nothing is checked here; use emulate(..., check=True)")
+        self.collect()
+        with self._lock:
+            self._unread = 0
+            return tuple(self._findings.values())
+
+    def profiles(self) -> tuple[LaunchProfile, ...]:
+        """The cost model's view of each launch until now.
+
+        Raises:
+            RuntimeError: the run is not profiled.
+        """
+        if self.emulation.variant != "profile":
+            raise RuntimeError("nothing is profiled here; use emulate(..., profile=True)")
+        self.collect()
+        with self._lock:
+            return tuple(self._profiles)
+
+    def collect(self) -> None:
+        """Take over what was seen of this thread's launches."""
+        variant = self.emulation.variant
+        if variant == "check":
+            from .findings import take_findings
+
+            found = take_findings(_emulator(variant).library)
+            with self._lock:
+                for finding in found:
+                    self._add(finding)
+        elif variant == "profile":
+            from .profile import take_profiles
+
+            taken = take_profiles(_emulator(variant).library)
+            with self._lock:
+                self._profiles += taken
+
+    def warn_of_unread(self) -> str:
+        """The sentence about findings that nobody has asked for; empty where there are none."""
+        with self._lock:
+            if not self._unread:
+                return ""
+            first = next(iter(self._findings.values()))
+            return (
+                f"the emulator's sanitizer found {len(self._findings)} faults that nobody asked "
+                f"for; the first one: {first}"
+            )
+
+    def _add(self, finding: Finding) -> None:
+        key = (finding.kind, finding.kernel, finding.address, finding.instruction)
+        known = self._findings.get(key)
+        if known is not None:
+            finding = dataclasses.replace(known, count=known.count + finding.count)
+        self._findings[key] = finding
+        self._unread += 1
+
+
+def emulation() -> Emulation | None:
+    """How CPU tensors run here: set by `emulate`, else by JITFMHA_EMULATE; None: on the CPU.
+
+    The environment is read once.
+
+    Raises:
+        ValueError: JITFMHA_EMULATE names no chip that is emulated.
+    """
+    run = CURRENT_RUN.get()
+    return run.emulation if run is not None else _from_environment()
+
+
+def current_run(emulation: Emulation) -> EmulatedRun:
+    """Where what is seen of `emulation`'s launches goes: the block around, else the process."""
+    run = CURRENT_RUN.get()
+    return run if run is not None and run.emulation == emulation else _run_of_process(emulation)
+
+
+@contextmanager
+def emulate(
+    arch: str,
+    *,
+    check: bool = False,
+    profile: bool = False,
+    random_order: int | None = None,
+    threads: int | None = None,
+    sample: int | None = None,
+) -> Iterator[EmulatedRun]:
+    """Make CPU tensors take the AMD path, executed by the emulator.
+
+        with emulate("gfx950", check=True) as run:
+            out = fmha_fwd(q, k, v)
+        assert not run.findings()
+
+    The emulator is built when it is first needed, which takes up to a minute; a line on standard
+    error says so. The sanitizer also prints each finding on standard error, once in a process.
+
+    Args:
+        arch: gfx942 (MI300X), gfx942-mi308 (MI308X) or gfx950 (MI355X).
+        check: with the sanitizer; JITFMHA_EMULATE_CHECK=1 in the environment does the same.
+        profile: with the cost model.
+        random_order: a seed: waves run in random order, which shakes out races. None: always in
+            the same order.
+        threads: workers. None: as many as the CPU has. Float atomics of several workgroups on one
+            address give the same bits again with one only.
+        sample: with the cost model: only so many workgroups of a launch run, and outputs stay
+            incomplete. For launches that would take too long.
+
+    Warns:
+        SanitizerWarning: the block ends and nobody has asked for its findings.
+
+    Raises:
+        ValueError: an unknown arch, fewer than one thread, a seed that is not from 0 to 2**64 - 1,
+            both `check` and `profile`, or a `sample` of less than one or without `profile`.
+    """
+    if check and profile:
+        raise ValueError("check and profile are separate builds of the emulator; choose one")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads is {threads}; the emulator needs one at least")
+    if random_order is not None and not 0 <= random_order < 2**64:
+        raise ValueError(f"random_order is {random_order}; a seed is from 0 to 2**64 - 1")
+    if sample is not None and (sample < 1 or not profile):
+        raise ValueError(f"sample is {sample}; it counts workgroups and needs profile=True")
+    check = check or (_environment_checks() and not profile)
+    variant: Variant = "check" if check else "profile" if profile else "plain"
+    run = EmulatedRun(Emulation(_known(arch, "arch"), variant, random_order, threads, sample))
+    token = CURRENT_RUN.set(run)
+    try:
+        yield run
+    finally:
+        CURRENT_RUN.reset(token)
+        if text := run.warn_of_unread():
+            from .findings import SanitizerWarning
+
+            # The caller of the context manager, not contextlib.
+            warnings.warn(text, SanitizerWarning, stacklevel=3)
+
+
+def _known(arch: str, origin: str) -> str:
+    if arch not in DEVICES:
+        raise ValueError(f"{origin} {arch!r} is not emulated; choose one of {', '.join(DEVICES)}")
+    return arch
+
+
+@lru_cache(maxsize=1)
+def _environment_checks() -> bool:
+    return os.environ.get("JITFMHA_EMULATE_CHECK", "0") not in ("", "0")
+
+
+@lru_cache(maxsize=1)
+def _from_environment() -> Emulation | None:
+    arch = os.environ.get("JITFMHA_EMULATE", "")
+    if not arch:
+        return None
+    return Emulation(
+        _known(arch, "JITFMHA_EMULATE:"), "check" if _environment_checks() else "plain"
+    )
+
+
+@cache
+def _run_of_process(emulation: Emulation) -> EmulatedRun:
+    run = EmulatedRun(emulation)
+    atexit.register(_print_unread, run)
+    return run
+
+
+def _print_unread(run: EmulatedRun) -> None:
+    if text := run.warn_of_unread():
+        print(f"jitfmha: {text}", file=sys.stderr)

@@ -1,0 +1,216 @@
+"""Whole launches: put together from timed workgroups, and from a sample of them."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from jitfmha.device_compiler import compile_hip
+from jitfmha.emulator import DEVICES, Emulator
+from jitfmha.emulator.estimate import (
+    SUSTAINED_CLOCK,
+    Estimate,
+    TimedWorkgroup,
+    Timing,
+    estimate_launch,
+)
+from jitfmha.emulator.profile import LaunchProfile, profile_launch
+
+_UNITS, _CLOCK = 304, 2.1e9
+
+
+def _timed(place: tuple[int, int, int], number: int, cycles: int, together: int) -> TimedWorkgroup:
+    timing = Timing(together, cycles, 0.5, 0.25, 0.0, 0.0, {})
+    return TimedWorkgroup(number, place, 1000, timing, "")
+
+
+def _estimate(
+    grid: tuple[int, int, int],
+    cycles: Callable[[int, int, int], int],
+    *,
+    sample: list[int] | None = None,
+    together: int = 1,
+    workgroups: int | None = None,
+) -> Estimate:
+    total = grid[0] * grid[1] * grid[2]
+    timed = []
+    for number in range(total) if sample is None else sample:
+        x, y, z = number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1])
+        timed.append(_timed((x, y, z), number, cycles(x, y, z), together))
+    estimate = estimate_launch(
+        timed,
+        grid=grid,
+        workgroups=workgroups or total,
+        compute_units=_UNITS,
+        together=together,
+        peak_clock=_CLOCK,
+    )
+    assert estimate is not None
+    return estimate
+
+
+def test_equal_workgroups_run_in_rounds() -> None:
+    for workgroups, rounds in ((1, 1), (304, 1), (305, 2), (912, 3)):
+        estimate = _estimate((workgroups, 1, 1), lambda x, y, z: 1000)
+        assert (estimate.workgroups, estimate.rounds) == (workgroups, rounds)
+        assert estimate.cycles == 1000 * rounds
+        assert estimate.seconds == pytest.approx(1000 * rounds / (_CLOCK * SUSTAINED_CLOCK))
+        # Each keeps half of its unit's matrix units busy.
+        assert estimate.matrix_busy == pytest.approx(0.5 * workgroups / (304 * rounds))
+        assert estimate.vector_busy == pytest.approx(0.25 * workgroups / (304 * rounds))
+
+
+def test_workgroups_that_share_a_unit_share_its_work() -> None:
+    estimate = _estimate((1216, 1, 1), lambda x, y, z: 1000, together=2)
+    assert (estimate.rounds, estimate.cycles) == (2, 2000)
+    assert estimate.matrix_busy == pytest.approx(0.5)
+
+
+def test_the_order_of_the_launch_counts() -> None:
+    # The long ones first: the short ones fill up. The long ones last: everybody waits for them.
+    first = _estimate((608, 1, 1), lambda x, y, z: 1000 if x < 304 else 500)
+    last = _estimate((912, 1, 1), lambda x, y, z: 3000 if x >= 608 else 1000)
+    assert first.cycles == 1500
+    assert last.cycles == 5000
+    # A unit that is free takes the next one: two rounds of 900 cycles would be 1800.
+    mixed = _estimate((608, 1, 1), lambda x, y, z: 900 if x // 8 % 2 else 100)
+    assert 1000 <= mixed.cycles < 1800
+
+
+def test_workgroups_go_to_chiplets_in_turn() -> None:
+    # All long ones are the first chiplet's: its 38 units need two rounds of them.
+    estimate = _estimate((608, 1, 1), lambda x, y, z: 1000 if x % 8 == 0 else 10)
+    assert estimate.cycles == 2000
+
+
+def _sample_of(profiler: Emulator, grid: tuple[int, int, int], most: int) -> list[int]:
+    """The numbers that the emulator would time."""
+    source = 'extern "C" __global__ void nothing() {}'
+    module = profiler.load_module(compile_hip(source, "gfx942"), DEVICES["gfx942"])
+    function = profiler.function(module, "nothing")
+    taken = profile_launch(
+        profiler, function, grid, (64, 1, 1), b"", sample=most, run_sample_only=True
+    )
+    profiler.unload_module(module)
+    return [timed.number for timed in taken.timed]
+
+
+@pytest.fixture(scope="module")
+def profiler() -> Emulator:
+    return Emulator("profile")
+
+
+@pytest.mark.parametrize("grid", [(16, 64, 1), (64, 24, 2), (8, 3, 50), (5000, 1, 1)])
+def test_a_sample_predicts_what_the_place_decides(
+    profiler: Emulator, grid: tuple[int, int, int]
+) -> None:
+    def causal(x: int, y: int, z: int) -> int:
+        return 2000 + 300 * x + 10 * z
+
+    sample = _sample_of(profiler, grid, 32)
+    assert len(sample) == 32
+    assert sample == sorted(set(sample))
+    estimate = _estimate(grid, causal, sample=sample)
+    whole = _estimate(grid, causal)
+    assert estimate.cycles == pytest.approx(whole.cycles, rel=1e-6)
+    assert estimate.matrix_busy == pytest.approx(whole.matrix_busy, rel=1e-6)
+    assert "predicted from their place" in estimate.basis
+    assert "off by 0.0%" in estimate.basis
+
+
+def test_a_sample_stands_for_all_where_the_place_says_nothing(
+    profiler: Emulator, seed: int
+) -> None:
+    grid = (50, 40, 5)
+    numbers = random.Random(seed)
+    cycles = {n: numbers.choice([1000, 3000]) for n in range(10_000)}
+
+    def of_place(x: int, y: int, z: int) -> int:
+        return cycles[x + 50 * (y + 40 * z)]
+
+    sample = _sample_of(profiler, grid, 64)
+    estimate = _estimate(grid, of_place, sample=sample)
+    assert "does not say what they take" in estimate.basis
+    assert estimate.cycles == pytest.approx(_estimate(grid, of_place).cycles, rel=0.4)
+
+
+def test_assumed_workgroups_are_like_the_launched_ones() -> None:
+    estimate = _estimate((4, 1, 1), lambda x, y, z: 1000, workgroups=3040)
+    assert (estimate.workgroups, estimate.cycles) == (3040, 10_000)
+    assert "stand for all" in estimate.basis
+
+
+# ---- A kernel ------------------------------------------------------------------------------------
+
+# Query tile x of a causal mask sees x + 1 key tiles.
+_CAUSAL = """
+typedef float f32x16 __attribute__((ext_vector_type(16)));
+typedef _Float16 f16x4 __attribute__((ext_vector_type(4)));
+extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(256, 256)))
+void causal(float* out) {
+  const int tile = __builtin_amdgcn_workgroup_id_x();
+  f32x16 sums = {};
+  f16x4 a = {(_Float16)__builtin_amdgcn_workitem_id_x()};
+  for (int i = 0; i <= tile; ++i) {
+#pragma unroll
+    for (int k = 0; k < 8; ++k)
+      sums = __builtin_amdgcn_mfma_f32_32x32x8f16(a, a, sums, 0, 0, 0);
+    asm volatile("" : "+v"(a));
+  }
+  float sum = 0;
+  for (int i = 0; i < 16; ++i) sum += sums[i];
+  const int workgroup = tile + 40 * __builtin_amdgcn_workgroup_id_y();
+  out[256 * workgroup + __builtin_amdgcn_workitem_id_x()] = sum;
+}
+"""
+
+
+def _causal(profiler: Emulator, arch: str, *, sample: int, run_sample_only: bool) -> LaunchProfile:
+    out = np.zeros(256 * 40 * 12, np.float32)
+    module = profiler.load_module(compile_hip(_CAUSAL, arch), DEVICES[arch])
+    try:
+        return profile_launch(
+            profiler,
+            profiler.function(module, "causal"),
+            (40, 12, 1),
+            (256, 1, 1),
+            struct.pack("<Q", out.ctypes.data),
+            memory=[(out.ctypes.data, out.nbytes)],
+            sample=sample,
+            run_sample_only=run_sample_only,
+            looked_at=39,
+        )
+    finally:
+        profiler.unload_module(module)
+
+
+def test_a_causal_kernel_by_a_sample(profiler: Emulator, arch: str) -> None:
+    whole = _causal(profiler, arch, sample=1000, run_sample_only=False)
+    part = _causal(profiler, arch, sample=24, run_sample_only=True)
+    assert (whole.selected_workgroups, part.selected_workgroups) == (480, 24)
+    assert (whole.ended_workgroups, part.ended_workgroups) == (480, 24)
+    (loop,), (loop_of_part,) = whole.main_loops, part.main_loops
+    # Exact, whatever ran: 8 products of 8 passes of 4 cycles.
+    assert loop.matrix_cycles == loop_of_part.matrix_cycles == 256
+    assert loop.valu_cycles == loop_of_part.valu_cycles
+    assert loop.work.scratch_bytes == loop.work.lds_conflict_cycles == 0
+    assert loop.iterations == 12 * 4 * sum(range(1, 41))
+    estimates = whole.estimate(), part.estimate()
+    assert estimates[0] is not None
+    assert estimates[1] is not None
+    assert estimates[1].cycles == pytest.approx(estimates[0].cycles, rel=0.02)
+    assert estimates[1].matrix_busy == pytest.approx(estimates[0].matrix_busy, rel=0.02)
+    assert 0 < estimates[0].matrix_busy < 1
+    assert "Only a sample of 24 workgroups ran" in str(part)
+    assert "busy over the whole launch" in str(part)
+    assert f"main loop {loop.first}: an iteration of a wave has 256 matrix cycles" in str(part)
+    assert "0 LDS conflict cycles, 0 bytes of scratch" in str(part)
+
+
+def test_a_sample_of_none(profiler: Emulator) -> None:
+    with pytest.raises(ValueError, match="sample is 0"):
+        _causal(profiler, "gfx942", sample=0, run_sample_only=True)

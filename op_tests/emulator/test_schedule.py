@@ -1,0 +1,99 @@
+"""The order in which waves run: fixed, or random from a seed, which shows races."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from jitfmha.device_compiler import compile_hip
+from jitfmha.emulator import DEVICES, Emulator, Function
+
+_WORKGROUPS, _THREADS = 8, 256
+# Threads hand a word to the next wave. `racy` trusts that the other wave needs less time for its
+# few instructions than this one for its many; `clean` has a barrier.
+_SOURCE = """
+#define HAND_OVER(NAME, BARRIER)                                                     \\
+  extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(256, 256)))       \\
+  void NAME(int* out) {                                                              \\
+    __shared__ volatile int words[256];                                              \\
+    const int i = __builtin_amdgcn_workitem_id_x();                                  \\
+    words[i] = i + 1;                                                                \\
+    BARRIER                                                                          \\
+    int x = i;                                                                       \\
+    for (int turn = 0; turn < 100; ++turn) asm volatile("v_add_u32 %0, %0, %0" : "+v"(x)); \\
+    out[__builtin_amdgcn_workgroup_id_x() * 256 + i] = words[(i + 64) % 256] + (x & 0);    \\
+  }
+HAND_OVER(racy, )
+HAND_OVER(clean, __builtin_amdgcn_s_waitcnt(0); __builtin_amdgcn_s_barrier();)
+"""
+
+
+@pytest.fixture(scope="module")
+def kernels(emulator: Emulator) -> dict[tuple[str, str], Function]:
+    modules = {
+        arch: emulator.load_module(compile_hip(_SOURCE, arch), DEVICES[arch])
+        for arch in ("gfx942", "gfx950")
+    }
+    return {
+        (arch, name): emulator.function(module, name)
+        for arch, module in modules.items()
+        for name in ("racy", "clean")
+    }
+
+
+@pytest.fixture(autouse=True)
+def _default_options(emulator: Emulator) -> Iterator[None]:
+    with emulator.keep_options():
+        yield
+
+
+def _run(emulator: Emulator, kernel: Function) -> np.ndarray:
+    out = np.zeros((_WORKGROUPS, _THREADS), np.int32)
+    kernarg = struct.pack("<Q", out.ctypes.data)
+    emulator.set_allowed_memory([(out.ctypes.data, out.nbytes)])
+    try:
+        emulator.launch(kernel, (_WORKGROUPS, 1, 1), (_THREADS, 1, 1), kernarg)
+    finally:
+        emulator.set_allowed_memory(None)
+    return out
+
+
+_RIGHT = np.broadcast_to((np.arange(_THREADS) + 64) % _THREADS + 1, (_WORKGROUPS, _THREADS))
+
+
+def test_random_order_shows_a_race(
+    emulator: Emulator, kernels: dict[tuple[str, str], Function], arch: str, seed: int
+) -> None:
+    np.testing.assert_array_equal(_run(emulator, kernels[arch, "racy"]), _RIGHT)
+    wrong = 0
+    for order in range(seed, seed + 5):
+        emulator.set_options(random_order=True, seed=order)
+        wrong += not np.array_equal(_run(emulator, kernels[arch, "racy"]), _RIGHT)
+        np.testing.assert_array_equal(_run(emulator, kernels[arch, "clean"]), _RIGHT)
+    # Of 40 workgroups, hardly one in three gets away with it each time.
+    assert wrong == 5
+
+
+def test_a_seed_gives_the_same_order_again(
+    emulator: Emulator, kernels: dict[tuple[str, str], Function], arch: str, seed: int
+) -> None:
+    results = {}
+    for order in (*range(seed, seed + 5), *range(seed, seed + 5)):
+        # The number of workers does not matter.
+        emulator.set_options(random_order=True, seed=order, threads=1 + len(results) % 2)
+        result = _run(emulator, kernels[arch, "racy"])
+        np.testing.assert_array_equal(result, results.setdefault(order, result))
+    assert len({result.tobytes() for result in results.values()}) > 1
+
+
+def test_long_slices_hide_what_short_ones_show(
+    emulator: Emulator, kernels: dict[tuple[str, str], Function], arch: str
+) -> None:
+    """A wave that runs alone for 4096 instructions sees nothing of the later ones."""
+    for time_slice, is_right in ((1, True), (64, True), (4096, False)):
+        emulator.set_options(time_slice=time_slice)
+        result = _run(emulator, kernels[arch, "racy"])
+        assert np.array_equal(result, _RIGHT) == is_right, time_slice
