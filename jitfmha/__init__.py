@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from .aiter import fmha_v3_fwd, fmha_v3_varlen_fwd
 from .flash_attn import (
     flash_attn_func,
@@ -15,13 +18,19 @@ from .interface import explain, fmha_fwd
 from .jit.errors import BuildError, CacheError, CompilerNotFound
 from .warmup import WarmedLauncher, warmup
 
+if TYPE_CHECKING:
+    from .emulator import emulate
+    from .hip_runtime import HipError
+
 __version__ = "0.1.0"
 __all__ = [
     "BuildError",
     "CacheError",
     "CompilerNotFound",
+    "HipError",
     "WarmedLauncher",
     "__version__",
+    "emulate",
     "explain",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
@@ -34,3 +43,14 @@ __all__ = [
     "fmha_v3_varlen_fwd",
     "warmup",
 ]
+
+_HOMES = {"HipError": ".hip_runtime", "emulate": ".emulator"}
+
+
+def __getattr__(name: str) -> object:
+    # Imported when first asked for: most programs run without a GPU and emulate none.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(_HOMES[name], __name__), name)
+    globals()[name] = value
+    return value

@@ -13,8 +13,7 @@ from torch import Generator, Tensor
 from .arguments import check_dropout, check_flags, check_ints, refuse_given, refuse_nonzero
 from .interface import fmha_fwd
 from .mask import check_window_size
-
-_BF16_ROUNDINGS = (0, 1, 2)  # to nearest even, to nearest away from zero, toward zero
+from .problem import BF16_CVTS, Bf16Cvt
 
 
 def fmha_v3_fwd(
@@ -51,10 +50,12 @@ def fmha_v3_fwd(
         return_softmax_lse: whether to compute the log-sum-exp.
         return_dropout_randval: False only, for now.
         how_v3_bf16_cvt: how probabilities are rounded to bfloat16: 0 to nearest even, 1 to nearest
-            away from zero, 2 toward zero. Without effect on the CPU, which always rounds to
-            nearest even.
+            away from zero, 2 toward zero. It chooses on gfx942 with bf16 inputs; elsewhere there
+            is only one way, and it has no effect.
         out: where to write the result, ``(b, sq, hq, hdim_v)``.
-        bias, alibi_slopes, q_descale, k_descale, v_descale, gen: None only, for now.
+        q_descale, k_descale, v_descale: what fp8 inputs are multiplied with, as for
+            :func:`jitfmha.fmha_fwd`; None is 1.
+        bias, alibi_slopes, gen: None only, for now.
 
     Returns:
         ``(out, softmax_lse, p, rng_state)``: lse float32 ``(b, hq, sq)``, or empty where it was not
@@ -70,16 +71,9 @@ def fmha_v3_fwd(
         return_softmax_lse=return_softmax_lse,
         return_dropout_randval=return_dropout_randval,
     )
-    _check_v3_options(dropout_p, return_dropout_randval, how_v3_bf16_cvt)
+    bf16_cvt = _check_v3_options(dropout_p, return_dropout_randval, how_v3_bf16_cvt)
     check_ints(window_size_left=window_size_left, window_size_right=window_size_right)
-    refuse_given(
-        bias=bias,
-        alibi_slopes=alibi_slopes,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        gen=gen,
-    )
+    refuse_given(bias=bias, alibi_slopes=alibi_slopes, gen=gen)
     seqlen_k = k.shape[1] if isinstance(k, Tensor) and k.dim() > 1 else 0
     result = fmha_fwd(
         q,
@@ -90,6 +84,10 @@ def fmha_v3_fwd(
         window_size=_window(is_causal, window_size_left, window_size_right, seqlen_k),
         return_lse=return_softmax_lse,
         out=out,
+        bf16_cvt=bf16_cvt,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
     )
     return _four(result, q)
 
@@ -151,7 +149,7 @@ def fmha_v3_varlen_fwd(
         return_softmax_lse=return_softmax_lse,
         return_dropout_randval=return_dropout_randval,
     )
-    _check_v3_options(dropout_p, return_dropout_randval, how_v3_bf16_cvt)
+    bf16_cvt = _check_v3_options(dropout_p, return_dropout_randval, how_v3_bf16_cvt)
     check_ints(
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
@@ -160,15 +158,7 @@ def fmha_v3_varlen_fwd(
         window_size_right=window_size_right,
     )
     refuse_nonzero(min_seqlen_q=min_seqlen_q, logits_soft_cap=logits_soft_cap)
-    refuse_given(
-        block_table=block_table,
-        bias=bias,
-        alibi_slopes=alibi_slopes,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        gen=gen,
-    )
+    refuse_given(block_table=block_table, bias=bias, alibi_slopes=alibi_slopes, gen=gen)
     result = fmha_fwd(
         q,
         k,
@@ -184,6 +174,10 @@ def fmha_v3_varlen_fwd(
         max_seqlen_k=max_seqlen_k,
         cu_seqlens_q_padded=cu_seqlens_q_padded,
         cu_seqlens_k_padded=cu_seqlens_k_padded,
+        bf16_cvt=bf16_cvt,
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
     )
     if zero_tensors and out is not None:
         padded = cu_seqlens_q if cu_seqlens_q_padded is None else cu_seqlens_q_padded
@@ -191,13 +185,17 @@ def fmha_v3_varlen_fwd(
     return _four(result, q)
 
 
-def _check_v3_options(dropout_p: float, return_dropout_randval: bool, how_v3_bf16_cvt: int) -> None:
+def _check_v3_options(
+    dropout_p: float, return_dropout_randval: bool, how_v3_bf16_cvt: int
+) -> Bf16Cvt:
+    """The rounding that ``how_v3_bf16_cvt`` numbers, once all three are checked."""
     check_dropout(dropout_p)
     if return_dropout_randval:
         raise NotImplementedError("return_dropout_randval=True is not implemented yet; use False")
     check_ints(how_v3_bf16_cvt=how_v3_bf16_cvt)
-    if how_v3_bf16_cvt not in _BF16_ROUNDINGS:
+    if not 0 <= how_v3_bf16_cvt < len(BF16_CVTS):
         raise ValueError(f"how_v3_bf16_cvt={how_v3_bf16_cvt} is not known; use 0, 1 or 2")
+    return BF16_CVTS[how_v3_bf16_cvt]
 
 
 def _window(is_causal: bool, left: int, right: int, seqlen_k: int) -> tuple[int, int]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from .kernels import cpu, general, tuned
 from .problem import Problem
 from .target import Target
 
@@ -28,6 +28,8 @@ class Launch(Protocol):
         out: Tensor,
         lse: Tensor | None,
         cu_seqlens: tuple[Tensor, Tensor, Tensor, Tensor] | None,
+        max_seqlen_q: int | None,
+        descales: tuple[Tensor | None, Tensor | None, Tensor | None] | None,
     ) -> None: ...
 
 
@@ -39,6 +41,11 @@ class Plan(Protocol):
 
     @property
     def kernel(self) -> str: ...
+
+    @property
+    def source(self) -> str:
+        """Where the kernel comes from: a template, or a file of a tree of code objects."""
+        ...
 
     @property
     def is_built(self) -> bool: ...
@@ -62,8 +69,17 @@ class Family(Protocol):
         """The kernel of this family for a problem that it serves."""
         ...
 
+    def remarks(self, problem: Problem, target: Target) -> list[str]:
+        """What explain adds: everything odd about the kernels found, and which were passed over."""
+        ...
 
-FAMILIES: tuple[Family, ...] = (tuned, general, cpu)
+
+@cache
+def families() -> tuple[Family, ...]:
+    """The families in order of preference; imported with the first call."""
+    from .kernels import cpu, general, tuned
+
+    return tuned, general, cpu
 
 
 @dataclass(frozen=True)
@@ -74,6 +90,7 @@ class Explanation:
     target: Target
     plan: Plan | None
     rejected: Mapping[str, tuple[str, ...]]
+    remarks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         problem, plan = self.problem, self.plan
@@ -83,8 +100,10 @@ class Explanation:
         else:
             built = "built" if plan.is_built else "built on first use"
             lines.append(f"kernel   {plan.kernel} (family {plan.family}, {built})")
+            lines.append(f"source   {plan.source}")
         for family, reasons in self.rejected.items():
             lines.extend(f"not {family}: {reason}" for reason in reasons)
+        lines.extend(f"note     {remark}" for remark in self.remarks)
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,8 +114,10 @@ class Explanation:
             "problem": _describe(self.problem),
             "family": plan and plan.family,
             "kernel": plan and plan.kernel,
+            "source": plan and plan.source,
             "built": plan and plan.is_built,
             "rejected": {family: list(reasons) for family, reasons in self.rejected.items()},
+            "remarks": list(self.remarks),
         }
 
 
@@ -105,7 +126,7 @@ def select(problem: Problem, target: Target) -> Plan:
 
     Raises ``NotImplementedError`` listing every family's reasons where none serves it.
     """
-    for family in FAMILIES:
+    for family in families():
         if not family.reasons_not(problem, target):
             return family.plan(problem, target)
     raise NotImplementedError(f"no kernel serves this call\n{explain_problem(problem, target)}")
@@ -115,7 +136,7 @@ def explain_problem(problem: Problem, target: Target) -> Explanation:
     """The plan for ``problem`` and, for every family that is not taken, the reasons."""
     plan: Plan | None = None
     rejected: dict[str, tuple[str, ...]] = {}
-    for family in FAMILIES:
+    for family in families():
         reasons = family.reasons_not(problem, target)
         if reasons:
             rejected[family.NAME] = tuple(reasons)
@@ -123,7 +144,8 @@ def explain_problem(problem: Problem, target: Target) -> Explanation:
             plan = family.plan(problem, target)
         else:
             rejected[family.NAME] = (f"{plan.family} is preferred.",)
-    return Explanation(problem, target, plan, rejected)
+    remarks = [remark for family in families() for remark in family.remarks(problem, target)]
+    return Explanation(problem, target, plan, rejected, tuple(remarks))
 
 
 def _describe(problem: Problem) -> str:

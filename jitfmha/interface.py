@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .call import CuSeqlens, describe_problem, resolve_cu_seqlens, run
+from .call import CuSeqlens, Descales, describe_problem, resolve_cu_seqlens, resolve_descales, run
 from .dispatch import Explanation, explain_problem
 from .mask import OPEN_WINDOW
 from .ops import mask_argument, refuse_grad
+from .problem import Bf16Cvt
 from .target import target_of
 
 _is_compiling = torch.compiler.is_compiling
@@ -37,6 +38,10 @@ def fmha_fwd(
     max_seqlen_k: int | None = None,
     cu_seqlens_q_padded: Tensor | None = None,
     cu_seqlens_k_padded: Tensor | None = None,
+    bf16_cvt: Bf16Cvt = "rtne",
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
 ) -> Tensor: ...
 @overload
 def fmha_fwd(
@@ -55,6 +60,10 @@ def fmha_fwd(
     max_seqlen_k: int | None = None,
     cu_seqlens_q_padded: Tensor | None = None,
     cu_seqlens_k_padded: Tensor | None = None,
+    bf16_cvt: Bf16Cvt = "rtne",
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def fmha_fwd(
@@ -73,6 +82,10 @@ def fmha_fwd(
     max_seqlen_k: int | None = None,
     cu_seqlens_q_padded: Tensor | None = None,
     cu_seqlens_k_padded: Tensor | None = None,
+    bf16_cvt: Bf16Cvt = "rtne",
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def fmha_fwd(
     q: Tensor,
@@ -90,6 +103,10 @@ def fmha_fwd(
     max_seqlen_k: int | None = None,
     cu_seqlens_q_padded: Tensor | None = None,
     cu_seqlens_k_padded: Tensor | None = None,
+    bf16_cvt: Bf16Cvt = "rtne",
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Fused multi-head attention, ``softmax(softmax_scale * q @ k^T) @ v`` for each head.
 
@@ -98,8 +115,9 @@ def fmha_fwd(
     other (group mode, gm1).
 
     Args:
-        q: gm0 ``(b, sq, hq, hdim)``, gm1 ``(total_q, hq, hdim)``; bfloat16 or float16, and float32
-            on the CPU. Any strides, as long as the last dimension is contiguous; never copied.
+        q: gm0 ``(b, sq, hq, hdim)``, gm1 ``(total_q, hq, hdim)``; bfloat16 or float16, float32 on
+            the CPU, float8_e4m3fnuz on gfx942 and float8_e4m3fn on gfx950. Any strides, as long as
+            the last dimension is contiguous; never copied.
         k: gm0 ``(b, sk, hk, hdim)``, gm1 ``(total_k, hk, hdim)``, with hk a divisor of hq
             (GQA, MQA): query head h reads key head ``h // (hq // hk)``.
         v: as k, with a head dimension ``hdim_v`` of its own. Both are 1 to 512.
@@ -111,13 +129,20 @@ def fmha_fwd(
         window_size: (left, right), in keys around the mask's diagonal, -1 being open. With mask 1
             and 2, -1 on the right means 0; with mask 0 the diagonal is the bottom-right one.
         return_lse: also return the log-sum-exp of the scaled scores.
-        out: where to write the result: the shape of q with hdim_v last, q's dtype, any strides
-            with a contiguous last dimension, no memory shared with q, k, v or itself.
+        out: where to write the result: the shape of q with hdim_v last, q's dtype (bfloat16 for
+            fp8), any strides with a contiguous last dimension, no memory shared with q, k, v or
+            itself.
         cu_seqlens_q, cu_seqlens_k: int32 ``(b + 1,)``, the prefix sums of the lengths, from 0.
-        max_seqlen_q, max_seqlen_k: the longest lengths; optional on the CPU.
+        max_seqlen_q, max_seqlen_k: the longest lengths, optional. A GPU does not check them: there
+            queries from max_seqlen_q up are not computed, and giving it saves empty workgroups.
         cu_seqlens_q_padded, cu_seqlens_k_padded: int32 ``(b + 1,)``, where each sequence starts in
             the packed tensors if there are unused rows between them. Unused rows of a fresh output
-            are 0 and of the lse -inf; those of ``out`` stay as they are.
+            are 0 and of the lse -inf; those of ``out`` stay as they are. Without this argument the
+            sequences must cover all rows of q on a GPU, where nobody reads the numbers to find out.
+        bf16_cvt: how probabilities become bf16: "rtne" rounds to nearest even, "rtna" to nearest
+            away from zero, "rtz" towards zero. Only gfx942 has a choice, for bf16 inputs.
+        q_descale, k_descale, v_descale: what fp8 inputs are multiplied with, 1 by default: float32
+            of shape ``(1,)``, or ``(b, hk)`` with a scale for each sequence and key head.
 
     Returns:
         out, contiguous unless ``out`` was given; or ``(out, lse)``, lse being float32, gm0
@@ -128,6 +153,7 @@ def fmha_fwd(
         NotImplementedError: nothing serves the call yet; the text lists the reasons. Also for
             inputs that require grad while grad mode is on.
         jitfmha.BuildError: the launcher could not be compiled on first use.
+        jitfmha.HipError: the HIP runtime refused to load or launch the kernel.
 
     Source: Dao et al., FlashAttention (arXiv 2205.14135), for tiling and the online softmax.
     """
@@ -148,16 +174,20 @@ def fmha_fwd(
             max_seqlen_q,
             max_seqlen_k,
         )
+    descales: Descales | None = None
+    if q_descale is not None or k_descale is not None or v_descale is not None:
+        descales = (q_descale, k_descale, v_descale)
     if _is_compiling() or not _is_plain(q, k, v):
         arguments = (
             *(q, k, v, softmax_scale, mask_argument(mask), window_size, return_lse),
             *(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
             *(cu_seqlens_q_padded, cu_seqlens_k_padded),
         )
+        options = (bf16_cvt, q_descale, k_descale, v_descale)
         if out is None:
-            result, lse = torch.ops.jitfmha.fmha_fwd(*arguments)
+            result, lse = torch.ops.jitfmha.fmha_fwd(*arguments, *options)
         else:
-            result, lse = out, torch.ops.jitfmha.fmha_fwd_out(*arguments, out)
+            result, lse = out, torch.ops.jitfmha.fmha_fwd_out(*arguments, out, *options)
         return (result, lse) if return_lse else result
     if _is_grad_enabled() and (
         q.requires_grad
@@ -167,8 +197,19 @@ def fmha_fwd(
     ):
         refuse_grad(q, k, v, out)
     result, lse = run(
-        *(q, k, v, softmax_scale, mask, window_size, return_lse, out, cu_seqlens),
-        *(max_seqlen_q, max_seqlen_k),
+        q,
+        k,
+        v,
+        softmax_scale,
+        mask,
+        window_size,
+        return_lse,
+        out,
+        cu_seqlens,
+        max_seqlen_q,
+        max_seqlen_k,
+        bf16_cvt,
+        descales,
     )
     return result if lse is None else (result, lse)
 
@@ -189,6 +230,10 @@ def explain(
     max_seqlen_k: int | None = None,
     cu_seqlens_q_padded: Tensor | None = None,
     cu_seqlens_k_padded: Tensor | None = None,
+    bf16_cvt: Bf16Cvt = "rtne",
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
 ) -> Explanation:
     """What :func:`fmha_fwd` would do with the same arguments: target, kernel and reasons.
 
@@ -205,7 +250,8 @@ def explain(
         max_seqlen_k,
     )
     problem = describe_problem(
-        q, k, v, softmax_scale, mask, window_size, return_lse, out, cu_seqlens
+        *(q, k, v, softmax_scale, mask, window_size, return_lse, out, cu_seqlens, bf16_cvt),
+        resolve_descales(q_descale, k_descale, v_descale),
     )
     return explain_problem(problem, target_of(q.device))
 

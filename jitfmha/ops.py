@@ -13,16 +13,21 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .call import describe_problem, resolve_cu_seqlens, run
+from .call import describe_problem, resolve_cu_seqlens, resolve_descales, run
+from .problem import out_dtype_of
 
 _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, float? softmax_scale, str mask, SymInt[2] window_size, "
     "bool return_lse, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, "
     "SymInt? max_seqlen_k, Tensor? cu_seqlens_q_padded, Tensor? cu_seqlens_k_padded"
 )
+_OPTIONS = (
+    'str bf16_cvt="rtne", Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None'
+)
 _library = torch.library.Library("jitfmha", "DEF")
-_library.define(f"fmha_fwd({_ARGUMENTS}) -> (Tensor out, Tensor lse)")
-_library.define(f"fmha_fwd_out({_ARGUMENTS}, Tensor(a!) out) -> Tensor lse")
+_library.define(f"fmha_fwd({_ARGUMENTS}, {_OPTIONS}) -> (Tensor out, Tensor lse)")
+_library.define(f"fmha_fwd_out({_ARGUMENTS}, Tensor(a!) out, {_OPTIONS}) -> Tensor lse")
+_OUT = _ARGUMENTS.count(",") + 1  # the position of `out`
 
 
 _NUMBERS = {"0": 0, "1": 1, "2": 2}
@@ -59,89 +64,54 @@ def _mask_value(mask: str) -> int | str:
     return _NUMBERS.get(mask, mask)
 
 
-def _fmha_fwd(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    softmax_scale: float | None,
-    mask: str,
-    window_size: list[int],
-    return_lse: bool,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    cu_seqlens_q_padded: Tensor | None,
-    cu_seqlens_k_padded: Tensor | None,
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    out, lse = run(
-        q,
-        k,
-        v,
-        softmax_scale,
-        _mask_value(mask),
-        (window_size[0], window_size[1]),
-        return_lse,
-        out,
-        resolve_cu_seqlens(
-            cu_seqlens_q,
-            cu_seqlens_k,
-            cu_seqlens_q_padded,
-            cu_seqlens_k_padded,
-            max_seqlen_q,
-            max_seqlen_k,
-        ),
-        max_seqlen_q,
-        max_seqlen_k,
-    )
-    return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
-
-
-def _fmha_fwd_fake(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    softmax_scale: float | None,
-    mask: str,
-    window_size: list[int],
-    return_lse: bool,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    cu_seqlens_q_padded: Tensor | None,
-    cu_seqlens_k_padded: Tensor | None,
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    problem = describe_problem(
-        q,
-        k,
-        v,
-        softmax_scale,
-        _mask_value(mask),
-        (window_size[0], window_size[1]),
-        return_lse,
-        out,
-        resolve_cu_seqlens(
-            cu_seqlens_q,
-            cu_seqlens_k,
-            cu_seqlens_q_padded,
-            cu_seqlens_k_padded,
-            max_seqlen_q,
-            max_seqlen_k,
-        ),
-    )
-    lse = q.new_empty(problem.lse_shape if return_lse else 0, dtype=torch.float32)
-    return q.new_empty(problem.out_shape), lse
+def _fmha_fwd(*args: Any) -> tuple[Tensor, Tensor]:
+    return _results(args, None)
 
 
 def _fmha_fwd_out(*args: Any) -> Tensor:
-    return _fmha_fwd(*args)[1]
+    return _results((*args[:_OUT], *args[_OUT + 1 :]), args[_OUT])[1]
+
+
+def _results(args: tuple[Any, ...], out: Tensor | None) -> tuple[Tensor, Tensor]:
+    q: Tensor = args[0]
+    call, longest, options = _call(args, out)
+    out, lse = run(*call, *longest, *options)
+    return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
+
+
+def _fmha_fwd_fake(*args: Any) -> tuple[Tensor, Tensor]:
+    return _fake_results(args, None)
 
 
 def _fmha_fwd_out_fake(*args: Any) -> Tensor:
-    return _fmha_fwd_fake(*args)[1]
+    return _fake_results((*args[:_OUT], *args[_OUT + 1 :]), args[_OUT])[1]
+
+
+def _fake_results(args: tuple[Any, ...], out: Tensor | None) -> tuple[Tensor, Tensor]:
+    q: Tensor = args[0]
+    call, _, options = _call(args, out)
+    problem = describe_problem(*call, *options)
+    lse = q.new_empty(problem.lse_shape if problem.has_lse else 0, dtype=torch.float32)
+    return q.new_empty(problem.out_shape, dtype=out_dtype_of(q.dtype)), lse
+
+
+def _call(args: tuple[Any, ...], out: Tensor | None) -> tuple[Any, Any, Any]:
+    """An operator's arguments as :func:`run` takes them: the call, its longest lengths, options.
+
+    The dispatcher leaves trailing arguments out that have their default values.
+    """
+    args = (*args, *_DEFAULTS[len(args) - _OUT :])
+    q, k, v, softmax_scale, mask, window_size, return_lse = args[:7]
+    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, padded_q, padded_k = args[7:_OUT]
+    bf16_cvt, q_descale, k_descale, v_descale = args[_OUT:]
+    longest = (max_seqlen_q, max_seqlen_k)
+    cu_seqlens = resolve_cu_seqlens(cu_seqlens_q, cu_seqlens_k, padded_q, padded_k, *longest)
+    window = (window_size[0], window_size[1])
+    call = (q, k, v, softmax_scale, _mask_value(mask), window, return_lse, out, cu_seqlens)
+    return call, longest, (bf16_cvt, resolve_descales(q_descale, k_descale, v_descale))
+
+
+_DEFAULTS = ("rtne", None, None, None)  # of the options
 
 
 def _fmha_fwd_autograd(*args: Any) -> tuple[Tensor, Tensor]:
@@ -150,7 +120,8 @@ def _fmha_fwd_autograd(*args: Any) -> tuple[Tensor, Tensor]:
 
 
 def _fmha_fwd_out_autograd(*args: Any) -> Tensor:
-    lse: Tensor = _below_autograd(torch.ops.jitfmha.fmha_fwd_out.default, args, args[-1])
+    op = torch.ops.jitfmha.fmha_fwd_out.default
+    lse: Tensor = _below_autograd(op, args, args[_OUT])
     return lse
 
 

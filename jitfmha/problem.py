@@ -7,7 +7,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -15,9 +15,26 @@ from torch import Tensor
 from .mask import Mask
 
 Mode = Literal["gm0", "gm1"]
+Bf16Cvt = Literal["rtne", "rtna", "rtz"]
 
-DTYPE_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+BF16_CVTS: tuple[Bf16Cvt, ...] = get_args(Bf16Cvt)
+"""How probabilities become bf16: rounded to nearest even, to nearest away from zero, or towards
+zero. A manifest and AITER number them in this order."""
+
+FP8_NAMES = {
+    torch.float8_e4m3fnuz: "fp8_e4m3fnuz",
+    torch.float8_e4m3fn: "fp8_e4m3fn",
+}
+DTYPE_NAMES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    **FP8_NAMES,
+}
 MAX_HDIM = 512
+
+DescaleStrides = tuple[int, int]
+"""Of fp8 scales of shape (b, hk), between batches and heads, in elements; 0 and 0 for (1,)."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +52,7 @@ class Problem:
 
     In gm0 ``seqlen_q`` and ``seqlen_k`` are the lengths that every sequence has. In gm1 they are
     the numbers of packed rows, ``total_q`` and ``total_k``; the lengths are in ``cu_seqlens``.
+    The scales of fp8 inputs are None where they are 1.
     """
 
     mode: Mode
@@ -53,6 +71,15 @@ class Problem:
     v: Strides
     out: Strides
     has_lse: bool
+    bf16_cvt: Bf16Cvt = "rtne"
+    q_descale: DescaleStrides | None = None
+    k_descale: DescaleStrides | None = None
+    v_descale: DescaleStrides | None = None
+
+    @property
+    def is_fp8(self) -> bool:
+        """True for 8-bit inputs, whose output is bf16."""
+        return self.dtype in FP8_NAMES.values()
 
     @property
     def gqa(self) -> int:
@@ -87,12 +114,14 @@ def make_problem(
     has_lse: bool,
     out: Tensor | None,
     cu_seqlens: Sequence[Tensor] | None,
+    bf16_cvt: Bf16Cvt = "rtne",
+    descales: Sequence[Tensor | None] | None = None,
 ) -> Problem:
     """Check everything about a call that does not need the tensors' data.
 
     ``cu_seqlens`` holds cu_seqlens_q, cu_seqlens_k and the padded two (the same tensors where
-    there is no padding), or is None for gm0. Raises ``TypeError`` or ``ValueError`` naming the
-    argument and its value.
+    there is no padding), or is None for gm0. ``descales`` are those of q, k and v. Raises
+    ``TypeError`` or ``ValueError`` naming the argument and its value.
     """
     _check_tensors(q, k, v)
     if cu_seqlens is None:
@@ -152,7 +181,22 @@ def make_problem(
         v=_strides(v),
         out=out_strides,
         has_lse=has_lse,
+        bf16_cvt=check_bf16_cvt(bf16_cvt),
+        **_descale_strides(q, batch, heads_k, descales),
     )
+
+
+def out_dtype_of(dtype: torch.dtype) -> torch.dtype:
+    """The output's dtype for inputs of ``dtype``: the same, and bfloat16 for fp8."""
+    return torch.bfloat16 if dtype in FP8_NAMES else dtype
+
+
+def check_bf16_cvt(bf16_cvt: str) -> Bf16Cvt:
+    """``bf16_cvt`` if it is known."""
+    for known in BF16_CVTS:
+        if bf16_cvt == known:
+            return known
+    raise ValueError(f"bf16_cvt={bf16_cvt!r} is not known; use {', '.join(map(repr, BF16_CVTS))}")
 
 
 def check_softmax_scale(softmax_scale: float) -> float:
@@ -290,7 +334,8 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     if q.dtype not in DTYPE_NAMES:
         raise TypeError(
             f"q has dtype {q.dtype}; served are torch.bfloat16 and torch.float16, "
-            "and torch.float32 on the CPU"
+            "torch.float32 on the CPU, torch.float8_e4m3fnuz on gfx942 and torch.float8_e4m3fn "
+            "on gfx950"
         )
     for name, x in (("k", k), ("v", v)):
         if x.dtype != q.dtype:
@@ -356,8 +401,9 @@ def _check_out(out: Tensor, q: Tensor, shape: tuple[int, ...]) -> None:
         raise TypeError(f"out must be a torch.Tensor, got {type(out).__name__}")
     if out.layout != torch.strided:
         raise TypeError(f"out has layout {out.layout}; only torch.strided is served")
-    if out.dtype != q.dtype:
-        raise TypeError(f"out has dtype {out.dtype}, q has {q.dtype}; they must be equal")
+    if out.dtype != out_dtype_of(q.dtype):
+        rule = "out must be torch.bfloat16" if q.dtype in FP8_NAMES else "they must be equal"
+        raise TypeError(f"out has dtype {out.dtype}, q has {q.dtype}; {rule}")
     if out.device != q.device:
         raise ValueError(f"out is on {out.device}, q is on {q.device}; use one device")
     if tuple(out.shape) != shape:
@@ -367,9 +413,46 @@ def _check_out(out: Tensor, q: Tensor, shape: tuple[int, ...]) -> None:
         raise ValueError(f"out has strides {out.stride()} with which its elements overlap")
 
 
+def _descale_strides(
+    q: Tensor, batch: int, heads_k: int, descales: Sequence[Tensor | None] | None
+) -> dict[str, DescaleStrides]:
+    """The strides of the scales that are given, under the names of their arguments."""
+    strides: dict[str, DescaleStrides] = {}
+    for name, x in zip(("q_descale", "k_descale", "v_descale"), descales or (), strict=False):
+        if x is None:
+            continue
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__} ({x!r})")
+        if q.dtype not in FP8_NAMES:
+            raise ValueError(f"{name} is the scale of fp8 inputs, q has dtype {q.dtype}; use None")
+        if x.layout != torch.strided or x.dtype != torch.float32:
+            raise TypeError(f"{name} has dtype {x.dtype}; it must be a strided torch.float32")
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device")
+        if x.shape == (1,):
+            strides[name] = (0, 0)
+        elif x.shape == (batch, heads_k):
+            strides[name] = (x.stride(0), x.stride(1))
+        else:
+            raise ValueError(
+                f"{name} has shape {tuple(x.shape)}; expected (1,) or (batch, heads of k), "
+                f"which is {(batch, heads_k)}"
+            )
+    return strides
+
+
 def _strides(x: Tensor) -> Strides:
+    """The strides, those of dimensions of size 1 replaced: they say nothing, and can be anything.
+
+    Kernels multiply lengths with them to learn where a tensor ends.
+    """
+    *batches, seqlen, heads, hdim = x.shape
     *batch, seq, head, _ = x.stride()
-    return Strides(batch[0] if batch else 0, seq, head)
+    return Strides(
+        batch=batch[0] if batches and batches[0] > 1 else 0,
+        seq=seq if seqlen > 1 else hdim,
+        head=head if heads > 1 else hdim,
+    )
 
 
 def _contiguous(mode: Mode, seqlen: int, heads: int, hdim: int) -> Strides:

@@ -17,6 +17,8 @@ from .target import target_of
 
 _T = TypeVar("_T")
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+_DEFAULT_DTYPES = ("fp32", "bf16", "fp16")
+_DEFAULT_HDIMS = (64, 128)
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,8 @@ class WarmedLauncher:
 
 def warmup(
     *,
-    dtypes: Iterable[str | torch.dtype] = ("fp32", "bf16", "fp16"),
-    hdims: Iterable[int | tuple[int, int]] = (64, 128),
+    dtypes: Iterable[str | torch.dtype] | None = None,
+    hdims: Iterable[int | tuple[int, int]] | None = None,
     masks: Iterable[int | str] = ("none", "causal"),
     modes: Iterable[Mode] = ("gm0", "gm1"),
     device: str | torch.device = "cpu",
@@ -47,8 +49,10 @@ def warmup(
     """Build and load the launcher of every combination, so that later calls find it.
 
     Args:
-        dtypes: "fp32", "bf16", "fp16", or the torch dtypes.
-        hdims: head dimensions, 1 to 512: an int, or a pair (hdim of q and k, hdim of v).
+        dtypes: "fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", or the torch dtypes; by
+            default those of the first three that ``device`` serves.
+        hdims: head dimensions, 1 to 512: an int, or a pair (hdim of q and k, hdim of v); by
+            default those of 64 and 128 that ``device`` serves.
         masks: what :func:`jitfmha.fmha_fwd` takes as ``mask``.
         modes: "gm0" (batch) and "gm1" (group, with cu_seqlens).
         device: where the calls will run.
@@ -60,19 +64,31 @@ def warmup(
 
     Raises:
         TypeError, ValueError: an argument or a combination breaks a rule; nothing was built then.
-        NotImplementedError: no kernel serves a combination on ``device``; nothing was built then.
+        NotImplementedError: no kernel serves a combination on ``device`` (of defaults: any at
+            all); nothing was built then.
         jitfmha.BuildError: a launcher could not be compiled; those before it are in the cache.
     """
     where = _device(device)
     plans: dict[str, Plan] = {}
+    may_be_unserved, unserved = dtypes is None or hdims is None, None
+    dtypes = _DEFAULT_DTYPES if dtypes is None else dtypes
+    hdims = _DEFAULT_HDIMS if hdims is None else hdims
     for dtype, hdim, mask, mode in itertools.product(
         [_dtype(dtype) for dtype in _several("dtypes", dtypes)],
         [_hdim(hdim) for hdim in _several("hdims", hdims)],
         _several("masks", masks),
         [_mode(mode) for mode in _several("modes", modes)],
     ):
-        plan = _plan(dtype, hdim, mask, mode, where)
+        try:
+            plan = _plan(dtype, hdim, mask, mode, where)
+        except NotImplementedError as error:
+            if not may_be_unserved:
+                raise
+            unserved = error
+            continue
         plans.setdefault(plan.kernel, plan)
+    if unserved is not None and not plans:
+        raise unserved
     warmed = []
     for name, plan in plans.items():
         was_cached = plan.is_built

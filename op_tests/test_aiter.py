@@ -212,9 +212,9 @@ UNSERVED: list[tuple[dict[str, object], type[Exception], list[str]]] = [
     ({"softmax_scale": math.inf}, ValueError, ["softmax_scale=inf"]),
     ({"bias": torch.ones(3, 4)}, NotImplementedError, ["bias", "(3, 4)"]),
     ({"alibi_slopes": torch.ones(4)}, NotImplementedError, ["alibi_slopes", "(4,)"]),
-    ({"q_descale": torch.ones(1)}, NotImplementedError, ["q_descale", "(1,)"]),
-    ({"k_descale": torch.ones(1)}, NotImplementedError, ["k_descale", "(1,)"]),
-    ({"v_descale": torch.ones(1)}, NotImplementedError, ["v_descale", "(1,)"]),
+    ({"q_descale": torch.ones(1)}, ValueError, ["q_descale", "fp8", "float32"]),
+    ({"k_descale": torch.ones(1)}, ValueError, ["k_descale", "fp8", "float32"]),
+    ({"v_descale": torch.ones(1)}, ValueError, ["v_descale", "fp8", "float32"]),
     ({"gen": torch.Generator()}, NotImplementedError, ["gen", "Generator"]),
 ]
 UNSERVED_GROUP: list[tuple[dict[str, object], type[Exception], list[str]]] = [

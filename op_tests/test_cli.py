@@ -58,9 +58,8 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "_SEQLEN", 100)
-    monkeypatch.setattr(demo, "_RAGGED_LENGTHS", (70, 1, 33))
-    monkeypatch.setattr(demo, "_SECONDS_PER_PROBLEM", 0.0)
+    small = demo.DemoSizes(2, 100, 8, (70, 1, 33), 16, 0.0)
+    monkeypatch.setattr(demo, "_REAL_SIZES", small)
 
 
 def test_python_dash_m_runs_from_any_directory(tmp_path: Path) -> None:
@@ -200,8 +199,9 @@ def test_explain_of_a_huge_problem_allocates_nothing(run: Run) -> None:
 def test_explain_fails_when_no_kernel_serves(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from jitfmha import target
 
-    monkeypatch.setattr(target, "target_of", lambda _: target.AmdTarget("gfx950", 0))
-    result = run("explain", "--json")
+    gpu = target.AmdTarget("gfx950", "MI350", 0, 256)
+    monkeypatch.setattr(target, "target_of", lambda _: gpu)
+    result = run("explain", "--dtype", "fp32", "--json")
     assert result.code == 1
     assert result.json["kernel"] is None
     assert set(result.json["rejected"]) == {"tuned", "general", "cpu"}

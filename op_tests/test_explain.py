@@ -61,6 +61,6 @@ def test_no_kernel_serves_the_call() -> None:
     x = torch.zeros(1, 4, 2, 64)
     problem = explain(x, x, x).problem
     with pytest.raises(NotImplementedError) as raised:
-        select(problem, AmdTarget("gfx942", 0))
+        select(problem, AmdTarget("gfx942", "MI300", 0, 304))
     for part in ("no kernel serves this call", "not tuned: ", "not general: ", "not cpu: "):
         assert part in str(raised.value)

@@ -14,6 +14,9 @@ from .report import Report
 
 SUITES = {
     "cpu": "the CPU kernel against torch's attention, and what first calls cost",
+    "emulator": "how fast the emulator executes, what its checks cost, and its build",
+    "amd-model": "the tuned kernels by the emulator's cost model, and the launcher",
+    "launcher": "what the host pays for a call on an AMD GPU",
 }
 
 
@@ -22,5 +25,5 @@ def run_suite(name: str, *, quick: bool, progress: Callable[[str], None]) -> Rep
 
     ``progress`` gets a line for each step. Raises ``RuntimeError`` for a wrong result.
     """
-    report: Report = import_module(f".{name}", __name__).run(quick, progress)
+    report: Report = import_module(f".{name.replace('-', '_')}", __name__).run(quick, progress)
     return report

@@ -21,7 +21,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Row:
-    """One bar. ``unit`` is "x", "%", "s" or "ms", and of ``measured`` and ``bar`` alike."""
+    """One bar. ``unit``, for example "x" or "ms", is that of ``measured`` and ``bar`` alike."""
 
     what: str
     measured: float

@@ -46,24 +46,25 @@ def run(args: argparse.Namespace) -> int:
 def _print(report: Report) -> None:
     print(fields(list(report.machine.items())))
     print()
-    print(
-        table(
-            ("problem", "ms", "GFLOP/s", "against", "its ms", "speed", "difference"),
-            [
-                (
-                    x.what,
-                    f"{x.seconds * 1e3:.3f}",
-                    f"{x.gflops:.1f}",
-                    x.against,
-                    f"{x.against_seconds * 1e3:.3f}",
-                    f"{x.speedup:.2f}x",
-                    f"{x.error:.1e}",
-                )
-                for x in report.comparisons
-            ],
+    if report.comparisons:
+        print(
+            table(
+                ("problem", "ms", "GFLOP/s", "against", "its ms", "speed", "difference"),
+                [
+                    (
+                        x.what,
+                        f"{x.seconds * 1e3:.3f}",
+                        f"{x.gflops:.1f}",
+                        x.against,
+                        f"{x.against_seconds * 1e3:.3f}",
+                        f"{x.speedup:.2f}x",
+                        f"{x.error:.1e}",
+                    )
+                    for x in report.comparisons
+                ],
+            )
         )
-    )
-    print()
+        print()
     print(
         table(
             ("what", "measured", "bar", "met"),

@@ -22,13 +22,18 @@ def add_parser(commands: Any) -> None:
             "has to. A launcher that is in the cache already is not built again."
         ),
     )
-    parser.add_argument("--dtype", nargs="+", default=["fp32", "bf16", "fp16"], metavar="DTYPE")
+    parser.add_argument(
+        "--dtype",
+        nargs="+",
+        metavar="DTYPE",
+        help="as bf16 (default: those of fp32, bf16 and fp16 that the device serves)",
+    )
     parser.add_argument(
         "--hdim",
         nargs="+",
-        default=["64", "128"],
         metavar="HDIM",
-        help="head dimensions, as 128, or as 192x128 where v has another one (default: 64 128)",
+        help="head dimensions, as 128, or as 192x128 where v has another one (default: those of "
+        "64 and 128 that the device serves)",
     )
     parser.add_argument(
         "--mask", nargs="+", default=["none", "causal"], metavar="MASK", help="as in fmha_fwd"
@@ -46,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         launchers = warmup(
             dtypes=args.dtype,
-            hdims=[_hdim(text) for text in args.hdim],
+            hdims=None if args.hdim is None else [_hdim(text) for text in args.hdim],
             masks=[int(mask) if mask.isdecimal() else mask for mask in args.mask],
             modes=args.mode,
             device=args.device,

@@ -28,7 +28,15 @@ def add_parser(commands: Any) -> None:
         ),
     )
     parser.add_argument("--device", default="cpu", help="where the tensors are (default: cpu)")
-    parser.add_argument("--dtype", default="bf16", choices=["fp32", "bf16", "fp16"])
+    parser.add_argument(
+        "--dtype", default="bf16", choices=["fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn"]
+    )
+    parser.add_argument(
+        "--bf16-cvt",
+        default="rtne",
+        choices=["rtne", "rtna", "rtz"],
+        help="how probabilities become bf16 on gfx942 (default: rtne)",
+    )
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--heads", type=int, default=8, help="heads of q")
     parser.add_argument("--heads-k", type=int, help="heads of k and v (default: as q)")
@@ -90,7 +98,10 @@ def run(args: argparse.Namespace) -> int:
             q, k, v = q[0], k[0], v[0]
         mask = int(args.mask) if args.mask.isdecimal() else args.mask
         window = _ints("--window", args.window)
-        problem = describe_problem(q, k, v, None, mask, window, args.lse, None, cu_seqlens)  # type: ignore[arg-type]
+        problem = describe_problem(
+            *(q, k, v, None, mask, window, args.lse, None, cu_seqlens),  # type: ignore[arg-type]
+            args.bf16_cvt,
+        )
         target = target_of(torch.device(args.device))
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(str(error)) from error

@@ -5,13 +5,20 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-from typing import Any
+import warnings
+from typing import TYPE_CHECKING, Any
 
 from .exit_codes import OK
 from .output import add_json_flag, byte_size, fields, print_json
 
-# What changes how or where launchers are built.
-_ENVIRONMENT = ("JITFMHA_CACHE_DIR", "JITFMHA_CACHE_LIMIT", "JITFMHA_VERBOSE", "CXX")
+if TYPE_CHECKING:
+    from ..target import Target
+
+# What changes how or where launchers are built, and which kernels run where.
+_ENVIRONMENT = (
+    *("JITFMHA_CACHE_DIR", "JITFMHA_CACHE_LIMIT", "JITFMHA_VERBOSE", "CXX"),
+    *("JITFMHA_EMULATE", "JITFMHA_EMULATE_CHECK", "JITFMHA_HSA_DIR", "AITER_ASM_DIR"),
+)
 
 
 def add_parser(commands: Any) -> None:
@@ -40,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
                 ("python", facts["python"]),
                 ("platform", facts["platform"]),
                 ("targets", "\n".join(facts["targets"])),
+                ("trees", "\n".join(facts["trees"]) or "(no AMD target)"),
                 ("threads", str(facts["threads"])),
                 ("compiler", facts["compiler"] or facts["compiler_error"]),
                 ("cache", cache["path"] or cache["error"]),
@@ -63,6 +71,7 @@ def _facts() -> dict[str, Any]:
     from ..jit.compiler import find_compiler
     from ..jit.errors import CompilerNotFound
 
+    targets = _targets()
     compiler = compiler_error = None
     try:
         compiler = str(find_compiler())
@@ -73,7 +82,8 @@ def _facts() -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "targets": _targets(),
+        "targets": [str(target) for target in targets],
+        "trees": _trees(targets),
         "threads": torch.get_num_threads(),
         "compiler": compiler,
         "compiler_error": compiler_error,
@@ -82,22 +92,47 @@ def _facts() -> dict[str, Any]:
     }
 
 
-def _targets() -> list[str]:
-    """The CPU and every GPU that torch sees; for an unsupported one, why it is not."""
+def _targets() -> list[Target | str]:
+    """The CPU, what it emulates, and every GPU; for one that cannot be used, why not."""
     import torch
 
-    from ..target import target_of
+    from ..emulator import emulation
+    from ..target import cpu_target, target_of
 
-    targets = []
-    devices = [torch.device("cpu")]
+    targets: list[Target | str] = [cpu_target()]
+    devices = []
     if torch.cuda.is_available():
         devices += [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    try:
+        if emulation() is not None:
+            devices.insert(0, torch.device("cpu"))
+    except ValueError as error:
+        targets.append(str(error))
     for device in devices:
         try:
-            targets.append(str(target_of(device)))
-        except ValueError as error:
+            targets.append(target_of(device))
+        except (ValueError, RuntimeError) as error:
             targets.append(str(error))
     return targets
+
+
+def _trees(targets: list[Target | str]) -> list[str]:
+    """The trees of code objects for the GPUs, and what is odd about them."""
+    from ..manifest import trees_of
+    from ..target import AmdTarget
+
+    lines = []
+    chips = {(x.arch, x.chip): None for x in targets if isinstance(x, AmdTarget)}
+    for arch, chip in chips:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the lines below say the same
+            trees = trees_of(arch, chip)
+        for tree in trees:
+            lines.append(f"{chip}: {len(tree.rows)} kernels in {tree}")
+            lines += [f"  {oddity}" for oddity in tree.oddities]
+        if not trees:
+            lines.append(f"{chip}: none")
+    return lines
 
 
 def _cache() -> dict[str, Any]:

@@ -48,10 +48,17 @@ _OPEN_SIDE = 1 << 40  # a window side that no sequence reaches
 
 
 def reasons_not(problem: Problem, target: Target) -> list[str]:
-    """Why the CPU kernel does not serve ``problem``: only because its tensors are elsewhere."""
-    if isinstance(target, CpuTarget):
-        return []
-    return [f"It needs tensors on the CPU; the target is {target}."]
+    """Why the CPU kernel does not serve ``problem``: tensors elsewhere, or in fp8."""
+    if not isinstance(target, CpuTarget):
+        return [f"It needs tensors on the CPU; the target is {target}."]
+    if problem.is_fp8:
+        return [f"It computes in fp32, bf16 and fp16; the inputs are {problem.dtype}."]
+    return []
+
+
+def remarks(problem: Problem, target: Target) -> list[str]:
+    """There is one kernel for each problem, and nothing odd about it."""
+    return []
 
 
 def plan(problem: Problem, target: Target) -> CpuPlan:
@@ -144,6 +151,11 @@ class CpuPlan:
         """True when the launcher is in the cache already."""
         return jit.is_built(launcher_spec(self.traits))
 
+    @property
+    def source(self) -> str:
+        """The template."""
+        return f"csrc_templates/{_TEMPLATE}"
+
     def bind(self) -> CpuLaunch:
         """Build and load the launcher where needed."""
         return CpuLaunch(_entry(self.traits), self.problem)
@@ -167,6 +179,8 @@ class CpuLaunch:
         out: Tensor,
         lse: Tensor | None,
         cu_seqlens: tuple[Tensor, Tensor, Tensor, Tensor] | None,
+        max_seqlen_q: int | None,
+        descales: tuple[Tensor | None, Tensor | None, Tensor | None] | None,
     ) -> None:
         """Run the kernel; returns when ``out`` and ``lse`` are written."""
         lse_address = None if lse is None else lse.data_ptr()

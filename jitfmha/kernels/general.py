@@ -17,6 +17,11 @@ def reasons_not(problem: Problem, target: Target) -> list[str]:
     return [f"This version has no general kernels for {target.arch}."]
 
 
+def remarks(problem: Problem, target: Target) -> list[str]:
+    """Nothing is found on a disk, so nothing is odd."""
+    return []
+
+
 def plan(problem: Problem, target: Target) -> NoReturn:
     """No problem is served yet, so none can be planned."""
     raise NotImplementedError(f"the general family has no kernel for {target}")

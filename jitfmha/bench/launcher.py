@@ -1,0 +1,115 @@
+"""The launcher suite: what the host pays for a call on an AMD GPU, with the GPU left out.
+
+Calls go the whole way, with CPU tensors in place of a GPU's, to a HIP runtime that records and
+runs nothing. Kernels are the shipped ones, or those of the tree that JITFMHA_HSA_DIR names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from ..interface import fmha_fwd
+from ..jit.compiler import find_compiler
+from ..target import AmdTarget
+from .recording_runtime import RecordingRuntime
+from .report import Report
+from .timing import alternate
+
+Progress = Callable[[str], None]
+
+FIRST_CALL_SECONDS, STEADY_CALL_MICROSECONDS = 3.0, 8.0
+_TARGET = AmdTarget("gfx942", "MI300", 0, 304)
+# The recording runtime is built before, in a cache of its own; the empty one is set afterwards.
+_FIRST_CALL = """
+import json, os, sys, time
+import torch
+import jitfmha
+from jitfmha.bench.launcher import call_of, _TARGET
+from jitfmha.bench.recording_runtime import RecordingRuntime
+runtime = RecordingRuntime()
+os.environ["JITFMHA_CACHE_DIR"] = sys.argv[2]
+call = call_of(sys.argv[1])
+with runtime.stands_for(_TARGET):
+    start = time.perf_counter()
+    call()
+    print(json.dumps(time.perf_counter() - start))
+assert runtime.launch_count == 1
+"""
+_TIMEOUT_SECONDS = 120.0
+_PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
+
+
+def run(quick: bool, progress: Progress) -> Report:
+    """Measure first and steady calls in both modes."""
+    report = Report(
+        "launcher",
+        {
+            "target": f"{_TARGET}, recorded",
+            "torch": torch.__version__,
+            "compiler": str(find_compiler()),
+        },
+    )
+    add_rows(report, quick, progress)
+    return report
+
+
+def add_rows(report: Report, quick: bool, progress: Progress) -> None:
+    """Add the launcher's bars to a report."""
+    runtime = RecordingRuntime()
+    for mode in ("gm0", "gm1"):
+        seconds = [_first_call(mode) for _ in range(1 if quick else 3)]
+        progress(f"first call in {mode}: {', '.join(f'{x:.2f}' for x in seconds)} s")
+        what = f"first call in {mode} with an empty cache, median of {len(seconds)}"
+        report.at_most(what, median(seconds), FIRST_CALL_SECONDS, "s")
+    for mode in ("gm0", "gm1"):
+        microseconds = 1e6 * _steady_call(runtime, mode, 0.3 if quick else 2.0)
+        progress(f"steady call in {mode}: {microseconds:.2f} us")
+        what = f"host time of a steady call of fmha_fwd in {mode}"
+        report.at_most(what, microseconds, STEADY_CALL_MICROSECONDS, "us")
+
+
+def call_of(mode: str) -> Callable[[], object]:
+    """One call in bf16 with hdim 128."""
+    rows = (2, 128) if mode == "gm0" else (256,)
+    q, k, v = (torch.zeros(*rows, 8, 128, dtype=torch.bfloat16) for _ in range(3))
+    if mode == "gm0":
+        return lambda: fmha_fwd(q, k, v)
+    ends = torch.tensor([0, 100, 256], dtype=torch.int32)
+    return lambda: fmha_fwd(q, k, v, cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=156)
+
+
+def _steady_call(runtime: RecordingRuntime, mode: str, seconds: float) -> float:
+    call = call_of(mode)
+    runtime.reset(keeps_launches=False)
+    with runtime.stands_for(_TARGET):
+        best = alternate([call], min_seconds=seconds, calls=1000).best(0)
+    if runtime.launch_count == 0:
+        raise RuntimeError(f"no call in {mode} reached the runtime")
+    return best
+
+
+def _first_call(mode: str) -> float:
+    search_path = [_PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])]
+    with tempfile.TemporaryDirectory(prefix="jitfmha-") as empty_cache:
+        process = subprocess.run(
+            [sys.executable, "-c", _FIRST_CALL, mode, empty_cache],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_SECONDS,
+            check=False,
+        )
+    if process.returncode != 0:
+        raise RuntimeError(f"the process for a first call failed:\n{process.stderr.strip()}")
+    seconds: float = json.loads(process.stdout)
+    return seconds

@@ -1,0 +1,93 @@
+"""A HIP runtime that records what a launcher asks of it and runs nothing."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+import torch
+
+from .. import amd_launcher, call, hip_runtime, jit
+from ..target import AmdTarget
+
+_TEMPLATE = "amd/recording_runtime.cpp"
+
+
+class Launch(ctypes.Structure):
+    """One hipModuleLaunchKernel; ``Launch`` of the C++ source."""
+
+    _fields_ = [
+        ("device", ctypes.c_int32),
+        ("grid", ctypes.c_uint32 * 3),
+        ("block", ctypes.c_uint32 * 3),
+        ("dynamic_lds", ctypes.c_uint32),
+        ("stream", ctypes.c_uint64),
+        ("kernarg_bytes", ctypes.c_uint64),
+        ("kernarg", ctypes.c_uint8 * 656),
+        ("symbol", ctypes.c_char * 128),
+    ]
+
+
+class RecordingRuntime:
+    """The runtime's library, and what it recorded since :meth:`reset`."""
+
+    def __init__(self) -> None:
+        spec = jit.LauncherSpec(
+            name="recording_hip_runtime",
+            sources={"recording_runtime.cpp": jit.render(_TEMPLATE, {})},
+            cflags=("-std=c++17", "-O2", "-fvisibility=hidden"),
+            why="a launcher is tried without a GPU",
+        )
+        self.library = jit.load(spec)
+        self.library.recorder_fail.argtypes = [ctypes.c_char_p, ctypes.c_int]
+        self.library.recorder_launch_count.restype = ctypes.c_uint64
+        self.reset()
+
+    def reset(self, *, keeps_launches: bool = True) -> None:
+        """Forget everything: launches, loads, failures and attributes."""
+        self.library.recorder_reset(ctypes.c_bool(keeps_launches))
+
+    def fail(self, function: str, code: int) -> None:
+        """Make a HIP function return an error from now on; 0 makes it work again."""
+        self.library.recorder_fail(function.encode(), code)
+
+    def set_attribute(self, device: int, attribute: int, value: int) -> None:
+        """What hipDeviceGetAttribute tells; it fails for what is not set."""
+        self.library.recorder_set_attribute(device, attribute, value)
+
+    @property
+    def launch_count(self) -> int:
+        """Launches, whether they were kept or not."""
+        return int(self.library.recorder_launch_count())
+
+    def launches(self) -> list[Launch]:
+        """The launches in order."""
+        count = self.library.recorder_launches(None, 0)
+        launches = (Launch * count)()
+        self.library.recorder_launches(launches, count)
+        return list(launches)
+
+    def loads(self) -> list[int]:
+        """The device of each module that was loaded, in order."""
+        count = self.library.recorder_loads(None, 0)
+        devices = (ctypes.c_int * count)()
+        self.library.recorder_loads(devices, count)
+        return list(devices)
+
+    @contextmanager
+    def stands_for(self, target: AmdTarget, *, stream: int = 0) -> Iterator[None]:
+        """Inside, CPU tensors are on ``target``, and this is the runtime that torch has loaded."""
+
+        def current_stream(_device: int) -> int:  # a mock would take longer than the launch
+            return stream
+
+        with (
+            mock.patch.object(call, "target_of", return_value=target),
+            mock.patch.object(hip_runtime, "loaded_runtime", return_value=self.library),
+            mock.patch.object(amd_launcher, "loaded_runtime", return_value=self.library),
+            mock.patch.object(torch._C, "_cuda_getCurrentRawStream", current_stream, create=True),
+            mock.patch.object(call, "_prepared", {}),
+        ):
+            yield

@@ -1,0 +1,276 @@
+"""One AMD GPU code object: what its file says about itself, and whether that is what we need.
+
+A code object is an ELF file. Its header names the architecture, its symbol table the kernels
+(``NAME.kd`` is the descriptor of kernel NAME), and a note holds metadata in MessagePack.
+Source: LLVM's "User Guide for AMDGPU Backend", sections ELF Code Object and Code Object Metadata.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# EF_AMDGPU_MACH, the low byte of the ELF header's flags.
+_MACHINES = {"gfx942": 0x4C, "gfx950": 0x4F}
+_MACHINE_AMDGPU = 224
+_SECTION_NOTE, _SECTION_DYNSYM, _NOTE_METADATA = 7, 11, 32
+_LARGEST_FILE = 64 << 20
+
+
+class CodeObjectError(ValueError):
+    """A code object that must not be loaded; the text says what was expected and what found."""
+
+
+@dataclass(frozen=True)
+class CodeObject:
+    """A code object that was checked.
+
+    Attributes:
+        path: of the file, for messages.
+        image: the file's content; what is loaded is what was checked.
+        symbol: of the kernel.
+        kernarg_bytes: size of the kernel's arguments, as its metadata declare it.
+    """
+
+    path: Path
+    image: bytes
+    symbol: str
+    kernarg_bytes: int
+
+
+def read_code_object(
+    path: Path, *, arch: str, symbol: str, threads: int, kernarg_bytes: int, sha256: str | None
+) -> CodeObject:
+    """Read a file and check it before anything is loaded from it.
+
+    Args:
+        arch: gfx942 or gfx950.
+        symbol: of the kernel that must be inside.
+        threads: of a workgroup, as it will be launched.
+        kernarg_bytes: that the launcher passes. A kernel may declare fewer: it reads a part.
+        sha256: of the whole file in hexadecimal digits; None where the manifest has none.
+
+    Raises:
+        CodeObjectError: the file cannot be read, or is not what was expected.
+    """
+    try:
+        with path.open("rb") as file:
+            image = file.read(_LARGEST_FILE + 1)
+    except OSError as error:
+        raise CodeObjectError(f"{path} cannot be read: {error.strerror or error}") from error
+    if len(image) > _LARGEST_FILE:
+        raise CodeObjectError(f"{path} has more than {_LARGEST_FILE} bytes: not a code object")
+    if sha256 is not None:
+        found = hashlib.sha256(image).hexdigest()
+        if found != sha256:
+            raise CodeObjectError(
+                f"{path} is damaged or was replaced: its SHA-256 is {found}, "
+                f"the manifest expects {sha256}"
+            )
+    try:
+        declared = _check(path, _Elf(image), arch, symbol, threads, kernarg_bytes)
+    except CodeObjectError:
+        raise
+    except (
+        *(struct.error, LookupError, ValueError, OverflowError, RecursionError),
+        _Malformed,
+    ) as error:
+        raise CodeObjectError(f"{path} is damaged: {error or type(error).__name__}") from error
+    return CodeObject(path, image, symbol, declared)
+
+
+def _check(path: Path, elf: _Elf, arch: str, symbol: str, threads: int, kernarg_bytes: int) -> int:
+    if elf.machine != _MACHINE_AMDGPU:
+        raise CodeObjectError(
+            f"{path} is for ELF machine {elf.machine}, expected {_MACHINE_AMDGPU} (AMD GPU)"
+        )
+    mach = elf.flags & 0xFF
+    if mach != _MACHINES[arch]:
+        names = {number: name for name, number in _MACHINES.items()}
+        raise CodeObjectError(
+            f"{path} is for {names.get(mach, 'another architecture')} (EF_AMDGPU_MACH {mach:#x}), "
+            f"expected {arch} ({_MACHINES[arch]:#x})"
+        )
+    kernels = elf.kernels()
+    if symbol not in kernels:
+        raise CodeObjectError(
+            f"{path} has no kernel {symbol}; it has {', '.join(kernels) or 'none at all'}"
+        )
+    metadata = elf.kernel_metadata(symbol)
+    if metadata is None:
+        raise CodeObjectError(f"{path} has no metadata about kernel {symbol}")
+    declared = _integer(metadata, ".kernarg_segment_size")
+    # Compilers write the size into the descriptor too; assembly often leaves a 0 there.
+    described = kernels[symbol]
+    for size in (declared, described or declared):
+        if not 0 < size <= kernarg_bytes:
+            raise CodeObjectError(
+                f"{path}: kernel {symbol} declares {size} bytes of arguments, "
+                f"expected at most {kernarg_bytes}"
+            )
+    most = _integer(metadata, ".max_flat_workgroup_size")
+    if most < threads:
+        raise CodeObjectError(
+            f"{path}: kernel {symbol} takes workgroups of at most {most} threads, "
+            f"expected {threads}"
+        )
+    required = metadata.get(".reqd_workgroup_size")
+    if required is not None and required != [threads, 1, 1]:
+        raise CodeObjectError(
+            f"{path}: kernel {symbol} requires workgroups of {required}, expected {[threads, 1, 1]}"
+        )
+    lanes = _integer(metadata, ".wavefront_size")
+    if lanes != 64:
+        raise CodeObjectError(f"{path}: kernel {symbol} has waves of {lanes} lanes, expected 64")
+    return declared
+
+
+class _Malformed(Exception):
+    """Something that no well-formed file has."""
+
+
+class _Elf:
+    """A 64-bit little-endian ELF file, as far as a code object's identity goes."""
+
+    def __init__(self, image: bytes) -> None:
+        if image[:6] != b"\x7fELF\x02\x01":
+            raise _Malformed("it is not a 64-bit little-endian ELF file")
+        self._image = image
+        (self.machine,) = struct.unpack_from("<H", image, 18)
+        (self.flags,) = struct.unpack_from("<I", image, 48)
+        (table,) = struct.unpack_from("<Q", image, 40)
+        entry_bytes, count = struct.unpack_from("<HH", image, 58)
+        self._sections = [
+            _Section(*struct.unpack_from("<4xIQQQQI12xQ", image, table + entry_bytes * i))
+            for i in range(count)
+        ]
+
+    def kernels(self) -> dict[str, int]:
+        """The kernels by symbol, and the argument size that the descriptor of each tells."""
+        kernels = {}
+        for section in self._sections:
+            if section.type != _SECTION_DYNSYM:
+                continue
+            names = self._sections[section.link]
+            for at in range(section.offset, section.offset + section.size, 24):
+                name, index, value = struct.unpack_from("<I2xHQ", self._image, at)
+                end = self._image.index(b"\0", names.offset + name)
+                text = self._image[names.offset + name : end].decode()
+                if text.endswith(".kd") and index < len(self._sections):
+                    home = self._sections[index]
+                    descriptor = home.offset + value - home.address
+                    (size,) = struct.unpack_from("<I", self._image, descriptor + 8)
+                    kernels[text.removesuffix(".kd")] = size
+        return kernels
+
+    def kernel_metadata(self, symbol: str) -> dict[str, Any] | None:
+        """The metadata of one kernel, if there are any."""
+        for note in self._notes():
+            document = _unpacked(note)
+            kernels = document.get("amdhsa.kernels") if isinstance(document, dict) else None
+            for kernel in kernels if isinstance(kernels, list) else ():
+                if isinstance(kernel, dict) and kernel.get(".symbol") == f"{symbol}.kd":
+                    return kernel
+        return None
+
+    def _notes(self) -> Iterator[bytes]:
+        for section in self._sections:
+            if section.type != _SECTION_NOTE:
+                continue
+            at = section.offset
+            while at + 12 <= section.offset + section.size:
+                name, size, kind = struct.unpack_from("<III", self._image, at)
+                start = at + 12 + -(-name // 4) * 4
+                if kind == _NOTE_METADATA:
+                    yield self._image[start : start + size]
+                at = start + -(-size // 4) * 4
+
+
+@dataclass(frozen=True)
+class _Section:
+    type: int
+    flags: int
+    address: int
+    offset: int
+    size: int
+    link: int
+    entry_bytes: int
+
+
+def _integer(metadata: dict[str, Any], name: str) -> int:
+    value = metadata.get(name)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise _Malformed(f"its metadata say {value!r} for {name}")
+    return value
+
+
+def _unpacked(data: bytes) -> Any:
+    value, _ = _unpack(data, 0)
+    return value
+
+
+# MessagePack: the first byte of a value -> (struct format of its number or length, its kind).
+_NUMBERS = dict(
+    zip(
+        (0xCC, 0xCD, 0xCE, 0xCF, 0xD0, 0xD1, 0xD2, 0xD3, 0xCA, 0xCB),
+        ("B", "H", "I", "Q", "b", "h", "i", "q", "f", "d"),
+        strict=True,
+    )
+)
+_LENGTHS = {
+    0xD9: ("B", "text"),
+    0xDA: ("H", "text"),
+    0xDB: ("I", "text"),
+    0xC4: ("B", "bytes"),
+    0xC5: ("H", "bytes"),
+    0xC6: ("I", "bytes"),
+    0xDC: ("H", "array"),
+    0xDD: ("I", "array"),
+    0xDE: ("H", "map"),
+    0xDF: ("I", "map"),
+}
+_CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
+
+
+def _unpack(data: bytes, at: int) -> tuple[Any, int]:
+    """A MessagePack value and where the next one begins."""
+    first = data[at]
+    at += 1
+    if first < 0x80:
+        return first, at
+    if first >= 0xE0:
+        return first - 0x100, at
+    if first in _CONSTANTS:
+        return _CONSTANTS[first], at
+    if first in _NUMBERS:
+        (number,) = struct.unpack_from(f">{_NUMBERS[first]}", data, at)
+        return number, at + struct.calcsize(_NUMBERS[first])
+    if first in _LENGTHS:
+        form, kind = _LENGTHS[first]
+        (length,) = struct.unpack_from(f">{form}", data, at)
+        at += struct.calcsize(form)
+    elif first < 0xC0:
+        kind = "map" if first < 0x90 else "array" if first < 0xA0 else "text"
+        length = first & (0x1F if kind == "text" else 0x0F)
+    else:
+        raise _Malformed(f"its metadata hold a value that starts with {first:#x}")
+    if kind in ("text", "bytes"):
+        piece = data[at : at + length]
+        return (piece.decode() if kind == "text" else piece), at + length
+    if kind == "array":
+        items = []
+        for _ in range(length):
+            item, at = _unpack(data, at)
+            items.append(item)
+        return items, at
+    pairs = {}
+    for _ in range(length):
+        key, at = _unpack(data, at)
+        if isinstance(key, (list, dict)):
+            raise _Malformed("its metadata have a list as a key")
+        pairs[key], at = _unpack(data, at)
+    return pairs, at

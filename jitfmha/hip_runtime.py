@@ -1,0 +1,81 @@
+"""The HIP runtime of a process: which library it is, and what kernels need to know from it.
+
+torch has loaded the runtime already, and there must not be a second one: streams and memory of the
+one mean nothing to the other. So the loaded one comes first, whatever its path is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+_NAME = "libamdhip64.so"
+_MAPS = Path("/proc/self/maps")
+_PCI_CHIP_ID = 10019  # hipDeviceAttributePciChipId
+
+
+class HipError(RuntimeError):
+    """A function of the HIP runtime failed.
+
+    Attributes:
+        code: HIP's number for the error; negative where the runtime could not be used at all.
+    """
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@lru_cache(maxsize=1)
+def loaded_runtime() -> ctypes.CDLL:
+    """The HIP runtime that torch uses, or the one that it would load.
+
+    Raises:
+        HipError: there is none; the text names what was tried.
+    """
+    tried = []
+    for path, already_loaded in _candidates():
+        flags = os.RTLD_NOW | (os.RTLD_NOLOAD if already_loaded else 0)
+        try:
+            return ctypes.CDLL(path, mode=flags)
+        except OSError as error:
+            tried.append(f"{path} ({error})")
+    raise HipError(-1, f"the HIP runtime was not found; tried {'; '.join(tried)}")
+
+
+def _candidates() -> list[tuple[str, bool]]:
+    """Libraries to try in turn, and whether only a copy that is loaded already counts."""
+    beside_torch = Path(torch.__file__).parent / "lib" / _NAME
+    return [
+        *((path, True) for path in _mapped_libraries()),
+        (_NAME, True),
+        (str(beside_torch), False),
+        (_NAME, False),
+    ]
+
+
+def _mapped_libraries() -> list[str]:
+    """The HIP runtimes in this process's memory, by path."""
+    try:
+        maps = _MAPS.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    paths = (line.split(maxsplit=5)[-1] for line in maps.splitlines())
+    return list(dict.fromkeys(path for path in paths if Path(path).name.startswith(_NAME)))
+
+
+def pci_chip_id(runtime: ctypes.CDLL, device: int) -> int:
+    """The PCI device id of a GPU, which tells chips of one architecture apart.
+
+    Raises:
+        HipError: the runtime does not tell.
+    """
+    value = ctypes.c_int()
+    code = runtime.hipDeviceGetAttribute(ctypes.byref(value), _PCI_CHIP_ID, device)
+    if code != 0:
+        raise HipError(code, f"hipDeviceGetAttribute(PciChipId) of device {device} failed: {code}")
+    return value.value

@@ -1,0 +1,130 @@
+"""Calls on an emulated GPU and their float64 answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from inputs import lay_out, prefix_sums
+from reference import attention, attention_packed
+from torch import Tensor
+from untyped import fmha_fwd
+
+FP8 = {
+    "gfx942": torch.float8_e4m3fnuz,
+    "gfx942-mi308": torch.float8_e4m3fnuz,
+    "gfx950": torch.float8_e4m3fn,
+}
+
+
+@dataclass
+class AmdProblem:
+    """The arguments of one call and its exact result.
+
+    ``lengths`` are (seqlen_q, seqlen_k) of each sequence; gm0 takes them from the first, ``batch``
+    times. ``gap`` unused rows follow each sequence of gm1.
+    """
+
+    rng: torch.Generator
+    dtype: torch.dtype = torch.bfloat16
+    hdims: tuple[int, int] = (128, 128)
+    heads: tuple[int, int] = (2, 1)
+    lengths: Sequence[tuple[int, int]] = ((70, 90),)
+    batch: int | None = None
+    mask: int | str = 0
+    softmax_scale: float = 0.2
+    layout: str = "bshd"
+    gap: int = 0
+    descales: str | None = None  # "one": shape (1,); "each": shape (b, hk)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        (hq, hk), (dq, dv) = self.heads, self.hdims
+        if self.is_group:
+            lengths_q, lengths_k = (
+                [pair[side] + self.gap for pair in self.lengths] for side in (0, 1)
+            )
+            rows_q, rows_k = (sum(lengths_q),), (sum(lengths_k),)
+            logical = [prefix_sums([pair[side] for pair in self.lengths]) for side in (0, 1)]
+            physical = [prefix_sums(lengths) for lengths in (lengths_q, lengths_k)]
+            self.arguments: dict[str, Any] = {
+                "cu_seqlens_q": logical[0],
+                "cu_seqlens_k": logical[1],
+            }
+            if self.gap:
+                self.arguments |= {
+                    "cu_seqlens_q_padded": physical[0],
+                    "cu_seqlens_k_padded": physical[1],
+                }
+            self.starts = [ends.tolist()[:-1] for ends in physical]
+        else:
+            (seqlen_q, seqlen_k) = self.lengths[0]
+            rows_q, rows_k = (self.batch, seqlen_q), (self.batch, seqlen_k)
+            self.arguments = {}
+        self.q = self._random(*rows_q, hq, dq)
+        self.k = self._random(*rows_k, hk, dq)
+        self.v = self._random(*rows_k, hk, dv)
+        count = len(self.lengths) if self.is_group else self.batch
+        if self.descales:
+            shape = (1,) if self.descales == "one" else (count, hk)
+            for name in ("q_descale", "k_descale", "v_descale"):
+                self.arguments[name] = torch.rand(shape, generator=self.rng) + 0.5
+        self.arguments |= {
+            "mask": self.mask,
+            "softmax_scale": self.softmax_scale,
+            "return_lse": True,
+        } | self.options
+
+    @property
+    def is_group(self) -> bool:
+        return self.batch is None
+
+    def _random(self, *shape: int) -> Tensor:
+        values = torch.randn(shape, generator=self.rng).to(self.dtype)
+        if self.is_group or self.layout == "bshd":
+            return values
+        return lay_out(values, self.layout)
+
+    def run(self) -> tuple[Tensor, Tensor]:
+        out, lse = fmha_fwd(self.q, self.k, self.v, **self.arguments)
+        return out, lse
+
+    def exact(self) -> tuple[Tensor, Tensor]:
+        q, k, v = (self._scaled(name) for name in "qkv")
+        options: dict[str, Any] = {"mask": self.mask, "softmax_scale": self.softmax_scale}
+        if not self.is_group:
+            return attention(q, k, v, **options)
+        lengths = [[pair[side] for pair in self.lengths] for side in (0, 1)]
+        return attention_packed(q, k, v, *lengths, *self.starts, **options)
+
+    def _scaled(self, name: str) -> Tensor:
+        x: Tensor = getattr(self, name).double()
+        scales = self.arguments.get(f"{name}_descale")
+        if scales is None:
+            return x
+        if scales.dim() == 1:
+            return x * scales.double()
+        each = scales.double().repeat_interleave(x.shape[-2] // self.heads[1], dim=1)
+        if not self.is_group:
+            return x * each[:, None, :, None]
+        starts = self.starts[0 if name == "q" else 1]
+        ends = [*starts[1:], x.shape[0]]
+        for i, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            x[start:end] *= each[i][None, :, None]
+        return x
+
+
+def assert_exact(
+    actual: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], rounding: float
+) -> None:
+    """Within the relative ``rounding`` of the output, and that of float32 arithmetic."""
+    out, lse = actual
+    assert out.shape == expected[0].shape
+    assert lse.shape == expected[1].shape
+    assert lse.dtype == torch.float32
+    seen = expected[1] > -torch.inf
+    assert torch.equal(lse == -torch.inf, ~seen), "lse is not -inf exactly where no key is seen"
+    torch.testing.assert_close(lse[seen].double(), expected[1][seen], atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(out.double(), expected[0], atol=2e-5, rtol=rounding + 1e-4)

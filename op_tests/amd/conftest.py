@@ -1,0 +1,66 @@
+"""Trees of code objects for the tests of the AMD path, and a runtime that records launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from plain_tree import FULL_TREE, write_tree
+from tree_environment import UseTree, forget_trees
+
+from jitfmha import manifest
+from jitfmha.bench.recording_runtime import RecordingRuntime
+from jitfmha.device_compiler import DeviceCompilerNotFound, device_compiler
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _device_compiler() -> None:
+    try:
+        device_compiler()
+    except DeviceCompilerNotFound as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def use_tree(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[UseTree]:
+    """Name a tree in the environment: ``use_tree(root)``, or with another variable.
+
+    The package's own tree is out of sight.
+    """
+    empty = tmp_path_factory.mktemp("no_hsa")
+    monkeypatch.setattr(manifest, "hsa_dir", lambda: empty)
+    for variable in (manifest.HSA_DIR, manifest.AITER_ASM_DIR):
+        monkeypatch.delenv(variable, raising=False)
+    forget_trees()
+
+    def use(root: Path, variable: str = manifest.HSA_DIR) -> None:
+        monkeypatch.setenv(variable, str(root))
+        forget_trees()
+
+    yield use
+    monkeypatch.undo()
+    forget_trees()
+
+
+@pytest.fixture(scope="session")
+def full_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tree with every kernel that the tests launch."""
+    root = tmp_path_factory.mktemp("hsa")
+    for arch, kernels in FULL_TREE.items():
+        write_tree(root, arch, kernels)
+    return root
+
+
+@pytest.fixture(scope="session")
+def recording_runtime() -> RecordingRuntime:
+    return RecordingRuntime()
+
+
+@pytest.fixture
+def runtime(recording_runtime: RecordingRuntime) -> RecordingRuntime:
+    """The recording runtime, with nothing recorded."""
+    recording_runtime.reset()
+    return recording_runtime

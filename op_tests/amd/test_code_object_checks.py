@@ -1,0 +1,175 @@
+"""Code objects are checked before they are loaded; a bad one is named with what was expected."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plain_tree import PlainKernel
+
+from jitfmha.code_object import CodeObjectError, read_code_object
+from jitfmha.device_compiler import assemble, compile_hip_to_assembly
+
+KERNEL = PlainKernel()
+_FLAGS = 48  # of the ELF header
+_MINIMAL = """
+extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(512, 512)))
+void small(const int* a, int* b) { b[0] = a[0]; }
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / KERNEL.file
+    file.write_bytes(KERNEL.code_object("gfx942"))
+    return file
+
+
+def read(path: Path, **changes: Any) -> Any:
+    expected: dict[str, Any] = {
+        "arch": "gfx942",
+        "symbol": KERNEL.symbol,
+        "threads": 512,
+        "kernarg_bytes": 656,
+        "sha256": None,
+    }
+    return read_code_object(path, **(expected | changes))
+
+
+def assert_refused(path: Path, *words: str, **changes: Any) -> None:
+    with pytest.raises(CodeObjectError) as raised:
+        read(path, **changes)
+    for word in (str(path), *words):
+        assert word in str(raised.value)
+
+
+def patched(path: Path, offset: int, value: int) -> Path:
+    image = bytearray(path.read_bytes())
+    image[offset] = value
+    path.write_bytes(image)
+    return path
+
+
+def test_a_good_one(path: Path) -> None:
+    image = path.read_bytes()
+    code_object = read(path, sha256=hashlib.sha256(image).hexdigest())
+    assert code_object.image == image
+    assert code_object.kernarg_bytes == 656
+    assert code_object.symbol == KERNEL.symbol
+    path.write_bytes(KERNEL.code_object("gfx950"))
+    assert read(path, arch="gfx950").kernarg_bytes == 656
+
+
+def test_hash(path: Path) -> None:
+    wrong = hashlib.sha256(b"").hexdigest()
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert_refused(path, "its SHA-256 is", found, wrong, sha256=wrong)
+
+
+def test_architecture(path: Path) -> None:
+    assert_refused(
+        path, "is for gfx942 (EF_AMDGPU_MACH 0x4c)", "expected gfx950 (0x4f)", arch="gfx950"
+    )
+    assert_refused(patched(path, _FLAGS, 0x3F), "another architecture", "0x3f")
+
+
+def test_machine(path: Path) -> None:
+    assert_refused(patched(path, 18, 62), "ELF machine 62", "expected 224")
+
+
+def test_symbol(path: Path) -> None:
+    assert_refused(
+        path, "has no kernel _ZN5aiter4noneE", "it has", KERNEL.symbol, symbol="_ZN5aiter4noneE"
+    )
+
+
+def test_argument_size(path: Path) -> None:
+    assert_refused(path, "declares 656 bytes of arguments", "at most 655", kernarg_bytes=655)
+
+
+def test_argument_size_of_the_descriptor(path: Path) -> None:
+    """Compilers write it there too, and the two must not contradict each other."""
+    image = bytearray(path.read_bytes())
+    descriptors = [i for i in range(0, len(image) - 4, 4) if image[i : i + 4] == b"\x90\x02\0\0"]
+    for at in descriptors:
+        image[at : at + 4] = struct.pack("<I", 1024)
+    path.write_bytes(image)
+    assert_refused(path, "declares 1024 bytes of arguments")
+
+
+def test_a_kernel_may_read_a_part_of_the_arguments(tmp_path: Path) -> None:
+    """As production kernels do, whose descriptors also leave the size out."""
+    text = compile_hip_to_assembly(_MINIMAL, "gfx942")
+    file = tmp_path / "small.co"
+    file.write_bytes(assemble(text, "gfx942"))
+    assert read(file, symbol="small").kernarg_bytes == 16
+    file.write_bytes(
+        assemble(text.replace(".amdhsa_kernarg_size 16", ".amdhsa_kernarg_size 0"), "gfx942")
+    )
+    assert read(file, symbol="small").kernarg_bytes == 16
+
+
+def test_workgroup_size(path: Path) -> None:
+    assert_refused(path, "at most 512 threads", "expected 1024", threads=1024)
+
+
+def test_required_workgroup_size(tmp_path: Path) -> None:
+    source = _MINIMAL.replace("512, 512", "1, 1024")
+    text = compile_hip_to_assembly(source, "gfx942").replace(
+        "    .max_flat_workgroup_size: 1024\n",
+        "    .max_flat_workgroup_size: 1024\n    .reqd_workgroup_size:\n"
+        "      - 256\n      - 1\n      - 1\n",
+    )
+    file = tmp_path / "small.co"
+    file.write_bytes(assemble(text, "gfx942"))
+    assert read(file, symbol="small", threads=256).kernarg_bytes == 16
+    assert_refused(file, "[256, 1, 1]", "expected [512, 1, 1]", symbol="small")
+
+
+def test_wave_size(path: Path) -> None:
+    image = path.read_bytes()
+    at = image.index(b".wavefront_size") + len(b".wavefront_size")
+    assert image[at] == 64
+    assert_refused(patched(path, at, 32), "waves of 32 lanes, expected 64")
+
+
+def test_metadata_that_are_missing(path: Path) -> None:
+    image = path.read_bytes().replace(b"amdhsa.kernels", b"amdhsa.Kernels")
+    path.write_bytes(image)
+    assert_refused(path, "no metadata about kernel", KERNEL.symbol)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert_refused(tmp_path / "none.co", "cannot be read", "No such file")
+    assert_refused(tmp_path, "cannot be read", "directory")
+
+
+@pytest.mark.parametrize("content", [b"", b"\x7fELF", b"text" * 100, bytes(64)])
+def test_files_that_are_no_code_objects(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    assert_refused(path, "is damaged")
+
+
+def test_damage_anywhere_is_refused_or_harmless(path: Path, seed: int) -> None:
+    """Whatever is cut off or flipped: the answer is a sentence, never another exception."""
+    drawn = random.Random(seed)
+    image = path.read_bytes()
+    sentences = []
+    for _ in range(300):
+        damaged = bytearray(image[: drawn.randrange(len(image))] if drawn.random() < 0.3 else image)
+        for _ in range(drawn.randrange(1, 30)):
+            if damaged:
+                damaged[drawn.randrange(len(damaged))] = drawn.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            read(path)
+        except CodeObjectError as error:
+            sentences.append(str(error))
+    assert len(sentences) > 60
+    assert all(sentence.startswith(str(path)) for sentence in sentences)
+    path.write_bytes(image)
+    read(path)

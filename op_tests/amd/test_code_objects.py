@@ -1,0 +1,96 @@
+"""The code objects in the tree: what their sources give, and what their manifests say."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import importlib.util
+import random
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def _build_module() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("hsa_build", REPOSITORY / "hsa" / "build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look for the types of their fields
+    spec.loader.exec_module(module)
+    return module
+
+
+hsa_build: Any = _build_module()
+
+
+def manifests() -> list[Path]:
+    return sorted((REPOSITORY / "hsa").glob("gfx*/fmha_v3_fwd/fmha_fwd.csv"))
+
+
+def rows() -> list[tuple[Path, dict[str, str]]]:
+    """Each code object's file with its row."""
+    found: list[tuple[Path, dict[str, str]]] = []
+    for manifest in manifests():
+        with manifest.open(newline="", encoding="utf-8") as text:
+            found += [
+                (manifest.parent / row["chip"] / row["co_name"], row)
+                for row in csv.DictReader(text)
+            ]
+    return found
+
+
+def test_the_sources_give_the_code_objects_bit_for_bit(
+    request: pytest.FixtureRequest, rng: Any
+) -> None:
+    """All of them with `--exhaustive`; `python hsa/build.py --check` does the same."""
+    kernels = list(hsa_build.kernels())
+    if not request.config.getoption("--exhaustive"):
+        kernels = random.Random(rng.initial_seed()).sample(kernels, 12)
+    with ThreadPoolExecutor() as pool:
+        built = list(pool.map(hsa_build.build, kernels))
+    compilers = {each.compiler for each in built}
+    assert compilers == {row["compiler"] for _, row in rows()}, "this is not the pinned compiler"
+    for code_object in built:
+        path = code_object.kernel.path
+        assert path.read_bytes() == code_object.content, f"{path.name} is not what its source gives"
+        (row,) = (row for file, row in rows() if file == path)
+        assert row == {name: str(value) for name, value in code_object.row().items()}
+
+
+def test_manifests_list_every_kernel_and_every_file() -> None:
+    assert [row["knl_name"] for _, row in rows()] == [each.symbol for each in hsa_build.kernels()]
+    files = {path for path, _ in rows()} | set(manifests())
+    assert files == {path for path in (REPOSITORY / "hsa").glob("gfx*/**/*") if path.is_file()}
+
+
+def test_manifests_have_the_hashes_of_the_files() -> None:
+    for path, row in rows():
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == row["sha256"], path.name
+
+
+def test_nothing_is_spilled() -> None:
+    """Registers that go to scratch memory would be in every loop's way."""
+    assert {row["spills"] for _, row in rows()} == {"0"}
+
+
+def test_a_difference_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--check` names what is missing, what differs, and what nobody made."""
+    kernel = next(iter(hsa_build.kernels()))
+    monkeypatch.setattr(hsa_build, "HSA", tmp_path)
+    folder = tmp_path / "gfx942" / "fmha_v3_fwd"
+    folder.mkdir(parents=True)
+    (folder / "other.co").write_bytes(b"other")
+    expected = {kernel.path: b"content", folder / "fmha_fwd.csv": b"manifest"}
+    (folder / "fmha_fwd.csv").write_bytes(b"another manifest")
+    assert hsa_build.differing(expected) == [
+        f"{kernel.path.relative_to(tmp_path)} is missing",
+        "gfx942/fmha_v3_fwd/fmha_fwd.csv is not what its sources give",
+        "gfx942/fmha_v3_fwd/other.co comes from no source",
+    ]

@@ -1,0 +1,174 @@
+"""What the emulator adds to a launch: memory that is declared, findings, options, errors."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from amd_problems import FP8, AmdProblem, assert_exact
+from inputs import prefix_sums
+from plain_tree import PlainKernel, write_manifest, write_tree
+from tree_environment import UseTree
+from untyped import explain, fmha_fwd, warmup
+
+from jitfmha import HipError, emulate, jit
+
+BF16_ROUNDING = 2**-8
+
+
+@pytest.fixture
+def tree(full_tree: Path, use_tree: UseTree) -> Path:
+    use_tree(full_tree)
+    return full_tree
+
+
+def problems(rng: torch.Generator) -> list[AmdProblem]:
+    """One of each kind: batch and group, causal, lse, gaps, fp8 with scales."""
+    ragged = ((70, 90), (0, 10), (20, 0), (129, 64), (1, 1))
+    return [
+        AmdProblem(rng, batch=2, lengths=((70, 90),), layout="packed"),
+        AmdProblem(rng, batch=1, lengths=((130, 65),), mask=2),
+        AmdProblem(rng, lengths=ragged, mask=2),
+        AmdProblem(rng, lengths=ragged, gap=3),
+        AmdProblem(
+            *(rng, FP8["gfx942"], (128, 128), (4, 2)), lengths=ragged, gap=3, descales="each"
+        ),
+    ]
+
+
+def test_every_tensor_of_a_launch_is_declared(rng: torch.Generator, tree: Path) -> None:
+    """So the sanitizer finds nothing in a kernel that stays within them."""
+    for problem in problems(rng):
+        with emulate("gfx942", check=True) as run:
+            actual = problem.run()
+        assert run.findings() == ()
+        assert_exact(actual, problem.exact(), BF16_ROUNDING)
+
+
+@pytest.fixture
+def reaching_tree(tmp_path: Path, use_tree: UseTree) -> Path:
+    """A manifest that promises larger tiles than its kernel has: q is read beyond its end."""
+    kernel = PlainKernel(mask=2)
+    write_tree(tmp_path, "gfx942", [kernel])
+    folder = tmp_path / "gfx942" / "fmha_v3_fwd"
+    write_manifest(folder, [replace(kernel, ts_qo=4096).row])
+    use_tree(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("reaching_tree")
+def test_the_sanitizer_finds_an_access_outside_of_the_tensors(rng: torch.Generator) -> None:
+    problem = AmdProblem(rng, batch=1, lengths=((130, 65),), mask=2)
+    with emulate("gfx942", check=True) as run:
+        problem.run()
+        kinds = {finding.kind for finding in run.findings()}
+    assert kinds == {"global-bounds"}
+
+
+@pytest.mark.usefixtures("reaching_tree")
+def test_without_the_sanitizer_it_is_an_error(rng: torch.Generator) -> None:
+    """Not a crash of the process; and the next launch is none the worse."""
+    problem = AmdProblem(rng, batch=1, lengths=((130, 65),), mask=2)
+    with emulate("gfx942"):
+        with pytest.raises(HipError, match="hipErrorLaunchFailure") as raised:
+            problem.run()
+        small = AmdProblem(rng, batch=1, lengths=((60, 65),), mask=2)
+        assert_exact(small.run(), small.exact(), BF16_ROUNDING)
+    for part in (PlainKernel(mask=2).name, "lane", "device 0", "load of"):
+        assert part in str(raised.value)
+
+
+def test_random_order_gives_the_same(rng: torch.Generator, tree: Path) -> None:
+    problem = AmdProblem(rng, lengths=((130, 90), (64, 65)), mask=2)
+    with emulate("gfx942"):
+        expected = problem.run()
+    with emulate("gfx942", random_order=7, threads=1):
+        actual = problem.run()
+    for one, other in zip(actual, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_cu_seqlens_are_checked_as_on_the_cpu(rng: torch.Generator, tree: Path) -> None:
+    x = [torch.zeros(30, 2, 128, dtype=torch.bfloat16) for _ in range(3)]
+    wrong = prefix_sums([10, 40])
+    with emulate("gfx942"), pytest.raises(ValueError, match="cu_seqlens_q ends at 50, past the 30"):
+        fmha_fwd(*x, cu_seqlens_q=wrong, cu_seqlens_k=wrong)
+
+
+def test_float32_and_windows_have_no_kernel_there(tree: Path) -> None:
+    x = [torch.zeros(1, 30, 2, 128) for _ in range(3)]
+    with emulate("gfx942"):
+        with pytest.raises(NotImplementedError, match="the inputs are fp32"):
+            fmha_fwd(*x)
+        with pytest.raises(NotImplementedError, match="window"):
+            fmha_fwd(*(y.bfloat16() for y in x), window_size=(3, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])
+def test_fp8_on_the_cpu(dtype: torch.dtype) -> None:
+    x = [torch.zeros(1, 30, 2, 128).to(dtype) for _ in range(3)]
+    with pytest.raises(NotImplementedError, match="fp32, bf16 and fp16; the inputs are fp8_e4m3fn"):
+        fmha_fwd(*x)
+
+
+FP8_ERRORS: list[tuple[dict[str, object], type[Exception], list[str]]] = [
+    ({"q_descale": 1.0}, TypeError, ["q_descale", "float (1.0)"]),
+    ({"k_descale": torch.ones(1, dtype=torch.float64)}, TypeError, ["k_descale", "float64"]),
+    ({"v_descale": torch.ones(())}, ValueError, ["v_descale", "()", "(2, 4)"]),
+    ({"v_descale": torch.ones(2, 3)}, ValueError, ["v_descale", "(2, 3)", "(2, 4)"]),
+    ({"q_descale": torch.ones(1, device="meta")}, ValueError, ["q_descale is on meta"]),
+    ({"out": torch.zeros(2, 30, 4, 128)}, TypeError, ["out", "float32", "bfloat16"]),
+    ({"bf16_cvt": "up"}, ValueError, ["bf16_cvt='up'", "'rtne', 'rtna', 'rtz'"]),
+    ({"bf16_cvt": 0}, ValueError, ["bf16_cvt=0"]),
+    ({"bf16_cvt": []}, ValueError, ["bf16_cvt=[]"]),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "words"), FP8_ERRORS)
+def test_errors_of_arguments(
+    tree: Path, changes: dict[str, object], error: type[Exception], words: list[str]
+) -> None:
+    x = [torch.zeros(2, 30, 4, 128).to(torch.float8_e4m3fnuz) for _ in range(3)]
+    for function in (fmha_fwd, explain):
+        with emulate("gfx942"), pytest.raises(error) as raised:
+            function(*x, **changes)
+        for word in words:
+            assert word in str(raised.value)
+
+
+def test_descales_are_for_fp8_only() -> None:
+    x = [torch.zeros(2, 30, 4, 128) for _ in range(3)]
+    with pytest.raises(ValueError, match="k_descale is the scale of fp8 inputs, q has dtype"):
+        fmha_fwd(*x, k_descale=torch.ones(1))
+
+
+def test_warmup(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left to defaults is what the target serves; what is named must be served."""
+    with emulate("gfx942"):
+        names = {launcher.name for launcher in warmup()}
+        assert names == {
+            *(PlainKernel(mask=mask, mode=mode).name for mask in (0, 2) for mode in (0, 1)),
+            *(PlainKernel("fp16", 64, 64, mode=mode).name for mode in (0, 1)),
+        }
+        with pytest.raises(NotImplementedError, match="fp32"):
+            warmup(dtypes=["fp32"], hdims=[128])
+        with pytest.raises(NotImplementedError, match="hdim 32x32"):
+            warmup(dtypes=["bf16"], hdims=[32])
+        (fp8,) = warmup(dtypes=["fp8_e4m3fnuz"], hdims=[128], masks=[0], modes=["gm1"])
+        assert fp8.name == PlainKernel("fp8bf16", mode=1, bf16_cvt=1).name
+
+
+def test_one_launcher_serves_a_chip_and_mode(tree: Path) -> None:
+    """Every row of the tree is in it: other dtypes, masks and hdims build nothing."""
+    with emulate("gfx942"):
+        warmup(dtypes=["bf16"], hdims=[128], masks=[0])
+        before = len(jit.build_log())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            (again,) = warmup(dtypes=["fp16"], hdims=[64], masks=[0], modes=["gm1"])
+            assert again.was_cached
+            warmup(dtypes=["bf16"], hdims=[(192, 128)])
+        assert len(jit.build_log()) == before

@@ -1,0 +1,247 @@
+"""The kernels of this package, through its launcher, on the emulator with the sanitizer on.
+
+The matrix is that of AMD's own smoke test, for every chip, dtype and head dimension that the tuned
+family serves. A run takes a sample of it, and all edge cases; `--exhaustive` takes everything.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from inputs import LAYOUTS, lay_out, prefix_sums
+from reference import attention
+from torch import Tensor
+from untyped import fmha_fwd
+
+from jitfmha import emulate
+
+CHIPS = ("gfx942", "gfx942-mi308", "gfx950")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# By what share of itself a number changes when it becomes one of 16 bits.
+ROUNDING = {"rtne": 2**-8, "rtna": 2**-8, "rtz": 2**-7}
+FP16_ROUNDING = 2**-11
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call; in group mode each of ``batch`` sequences is a little shorter than the last."""
+
+    chip: str
+    dtype: str
+    hdims: tuple[int, int]
+    is_group: bool
+    layout: str  # of q, k and v
+    out_layout: str
+    mask: int
+    return_lse: bool
+    seqlen_q: int
+    seqlen_k: int
+    bf16_cvt: str
+    heads: tuple[int, int, int]  # batch, query heads, key heads
+
+    def __str__(self) -> str:
+        mode = "gm1" if self.is_group else f"gm0-{self.layout}-{self.out_layout}"
+        hdims, heads = ("x".join(map(str, sizes)) for sizes in (self.hdims, self.heads))
+        return (
+            f"{self.chip}-{self.dtype}-{self.bf16_cvt}-hd{hdims}-{mode}-mask{self.mask}"
+            f"{'-lse' if self.return_lse else ''}-{self.seqlen_q}x{self.seqlen_k}-{heads}"
+        )
+
+    @property
+    def is_valid(self) -> bool:
+        """Mask 1 is for gm0 with as many queries as keys; only gfx942's bf16 has conversions."""
+        if self.dtype == "fp16" and self.hdims == (192, 128):
+            return False
+        if self.mask == 1 and (self.is_group or self.seqlen_q != self.seqlen_k):
+            return False
+        if self.is_group and (self.layout, self.out_layout) != ("bshd", "bshd"):
+            return False
+        converts = self.dtype == "bf16" and self.chip != "gfx950"
+        return converts or self.bf16_cvt == "rtne"
+
+
+def matrix() -> list[Case]:
+    """The smoke test's, with our other dtypes and head dimensions beside its own."""
+    cases = (
+        Case(*values)
+        for values in itertools.product(
+            CHIPS,
+            DTYPES,
+            ((64, 64), (128, 128), (192, 128)),
+            (False, True),
+            ("bshd", "bhsd"),
+            ("bshd", "bhsd"),
+            (0, 1, 2),
+            (False, True),
+            (127, 192, 301, 512, 1024),
+            (0, 129, 301, 512, 700, 1023, 1058),
+            ("rtne", "rtna", "rtz"),
+            ((2, 4, 2), (1, 3, 1), (1, 1, 1)),
+        )
+    )
+    return [case for case in cases if case.is_valid]
+
+
+def edges() -> list[Case]:
+    """Lengths about the tiles' sizes, no queries, no keys, one of each, heads in odd numbers."""
+    tiles = {(64, 64): (256, 64), (128, 128): (256, 64), (192, 128): (128, 32)}
+    cases: list[Case] = []
+    for hdims, (rows, keys) in tiles.items():
+        lengths = [
+            *itertools.product((1, rows - 1, rows, rows + 1), (1, keys - 1, keys, keys + 1)),
+            *((0, 70), (70, 0), (1, 1), (33, 2 * keys + 1), (2 * rows + 1, 31), (5, 300)),
+        ]
+        kinds = itertools.cycle(itertools.product(CHIPS, (False, True), (0, 2)))
+        for (seqlen_q, seqlen_k), (chip, is_group, mask) in zip(lengths, kinds, strict=False):
+            cases += [
+                Case(
+                    *(chip, dtype, hdims, is_group, "bshd", "bshd", mask, True),
+                    *(seqlen_q, seqlen_k, "rtne", (2, 3, 1)),
+                )
+                for dtype in DTYPES
+            ]
+    return [case for case in cases if case.is_valid]
+
+
+def layouts() -> list[Case]:
+    """Every layout of the inputs and of `out`."""
+    return [
+        Case(chip, "bf16", (128, 128), False, layout, out, 2, True, 130, 70, "rtne", (2, 2, 1))
+        for chip, (layout, out) in zip(
+            itertools.cycle(CHIPS), itertools.product(LAYOUTS, LAYOUTS), strict=False
+        )
+    ]
+
+
+def run(case: Case, rng: torch.Generator) -> None:
+    """Compute on the emulator, compare with float64, and look for findings."""
+    batch, heads_q, heads_k = case.heads
+    dtype, (hdim_q, hdim_v) = DTYPES[case.dtype], case.hdims
+    steps = range(batch) if case.is_group else [0] * batch
+    lengths = [(max(case.seqlen_q - 37 * i, 0), max(case.seqlen_k - 61 * i, 0)) for i in steps]
+    if case.is_group:
+        lengths += [(0, 5), (5, 0)]
+    problems = [
+        tuple(
+            torch.randn(1, rows, heads, hdim, generator=rng).to(dtype)
+            for rows, heads, hdim in (
+                (rows_q, heads_q, hdim_q),
+                (rows_k, heads_k, hdim_q),
+                (rows_k, heads_k, hdim_v),
+            )
+        )
+        for rows_q, rows_k in lengths
+    ]
+    dimension = 1 if case.is_group else 0
+    q, k, v = (torch.cat(parts, dimension) for parts in zip(*problems, strict=True))
+    poison = torch.full((*q.shape[:3], hdim_v), torch.nan, dtype=dtype)
+    if case.is_group:
+        q, k, v, out = q[0], k[0], v[0], poison[0]
+    else:
+        q, k, v = (lay_out(x, case.layout) for x in (q, k, v))
+        out = lay_out(poison, case.out_layout)
+    options: dict[str, Any] = {
+        "mask": case.mask,
+        "return_lse": case.return_lse,
+        "out": out,
+        "bf16_cvt": case.bf16_cvt,
+    }
+    if case.is_group:
+        options["cu_seqlens_q"] = prefix_sums([rows for rows, _ in lengths])
+        options["cu_seqlens_k"] = prefix_sums([rows for _, rows in lengths])
+    with emulate(case.chip, check=True) as emulated:
+        result = fmha_fwd(q, k, v, **options)
+        assert emulated.findings() == ()
+    rounding = FP16_ROUNDING if case.dtype == "fp16" else ROUNDING[case.bf16_cvt]
+    lse = result[1] if case.return_lse else None
+    begin = 0
+    for i, (q_one, k_one, v_one) in enumerate(problems):
+        exact = attention(q_one, k_one, v_one, mask=case.mask)
+        # Of what the probabilities are rounded by, as much as all values together can make.
+        spread, _ = attention(q_one, k_one, v_one.abs(), mask=case.mask)
+        end = begin + q_one.shape[1]
+        out_one = out[begin:end] if case.is_group else out[i]
+        _assert_within(out_one, exact[0][0], rounding * (spread + exact[0].abs())[0])
+        if lse is not None:
+            _assert_lse(lse[:, begin:end] if case.is_group else lse[i], exact[1][0])
+        begin = end
+
+
+def _assert_within(actual: Tensor, expected: Tensor, bound: Tensor) -> None:
+    error = (actual.double() - expected).abs()
+    assert not error.isnan().any(), "out holds NaN"
+    excess = (error - bound - 1e-5).max().item() if error.numel() else 0.0
+    assert excess <= 0, f"out is off by {excess:.3g} more than rounding explains"
+
+
+def _assert_lse(actual: Tensor, expected: Tensor) -> None:
+    seen = expected > -torch.inf
+    assert torch.equal(actual == -torch.inf, ~seen), "lse is not -inf where no key is seen"
+    torch.testing.assert_close(actual[seen].double(), expected[seen], atol=1e-4, rtol=0)
+
+
+@pytest.mark.sample("case", matrix(), 40)
+def test_matrix(case: Case, rng: torch.Generator) -> None:
+    run(case, rng)
+
+
+@pytest.mark.parametrize("case", edges(), ids=str)
+def test_edges(case: Case, rng: torch.Generator) -> None:
+    run(case, rng)
+
+
+@pytest.mark.sample("case", layouts(), 12)
+def test_layouts(case: Case, rng: torch.Generator) -> None:
+    run(case, rng)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_large_scores_are_rescaled(chip: str, rng: torch.Generator) -> None:
+    """Maxima that grow with every tile, by more than what goes without rescaling."""
+    q, k, v = (torch.randn(1, 200, 1, 128, generator=rng).bfloat16() for _ in range(3))
+    k *= torch.linspace(0.1, 12, 200)[None, :, None, None]
+    out = torch.full_like(q, torch.nan)
+    with emulate(chip, check=True) as emulated:
+        _, lse = fmha_fwd(q, k, v, out=out, return_lse=True)
+        assert emulated.findings() == ()
+    exact, exact_lse = attention(q, k, v)
+    spread, _ = attention(q, k, v.abs())
+    _assert_within(out, exact, 2**-8 * (spread + exact.abs()) + 1e-3)
+    torch.testing.assert_close(lse.double(), exact_lse, atol=1e-4, rtol=1e-6)
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize("stride", [2**24 - 8, 2**25 + 8, 2**31 - 128])
+def test_rows_far_apart(chip: str, stride: int, rng: torch.Generator) -> None:
+    """Rows that a buffer's offsets reach just so, just not, and that are nearly 4 GiB apart."""
+    rows = 3 if stride > 2**30 else 70
+    # Nobody touches what lies between the rows, so it takes no memory.
+    storage = torch.empty(rows * stride + 512, dtype=torch.bfloat16)
+    k, v = (
+        storage.as_strided((1, rows, 1, 128), (0, stride, 128, 1), offset) for offset in (0, 256)
+    )
+    q = torch.randn(1, 40, 1, 128, generator=rng).bfloat16()
+    for x in (k, v):
+        x.copy_(torch.randn(1, rows, 1, 128, generator=rng))
+    with emulate(chip):
+        out, lse = fmha_fwd(q, k, v, mask=2, return_lse=True)
+    exact, exact_lse = attention(q, k, v, mask=2)
+    spread, _ = attention(q, k, v.abs(), mask=2)
+    _assert_within(out, exact, 2**-8 * (spread + exact.abs()))
+    _assert_lse(lse, exact_lse)
+
+
+def test_the_sample_is_of_everything() -> None:
+    """No value of any parameter has dropped out of the matrix."""
+    cases = matrix()
+    assert {case.hdims for case in cases} == {(64, 64), (128, 128), (192, 128)}
+    assert {case.mask for case in cases if not case.is_group} == {0, 1, 2}
+    for chip, dtype in itertools.product(CHIPS, DTYPES):
+        drawn = [case for case in cases if (case.chip, case.dtype) == (chip, dtype)]
+        assert {case.is_group for case in drawn} == {False, True}
+    assert replace(random.choice(cases), mask=1, is_group=True).is_valid is False

@@ -1,0 +1,416 @@
+"""The launcher on a runtime that records: arguments byte by byte, grids, devices, errors."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from inputs import LAYOUTS, lay_out, prefix_sums
+from kernel_arguments import packed
+from plain_tree import PlainKernel, write_tree
+from torch import Tensor
+from tree_environment import UseTree
+from untyped import fmha_fwd
+
+from jitfmha import HipError, amd_launcher, jit
+from jitfmha.bench.recording_runtime import Launch, RecordingRuntime
+from jitfmha.manifest import trees_of
+from jitfmha.target import AmdTarget
+
+MI300 = AmdTarget("gfx942", "MI300", 0, 304)
+MI308 = AmdTarget("gfx942", "MI308", 1, 80)
+MI350 = AmdTarget("gfx950", "MI350", 2, 256)
+TARGETS = {"MI300": MI300, "MI308": MI308, "MI350": MI350}
+
+
+@pytest.fixture(autouse=True)
+def tree(full_tree: Path, use_tree: UseTree) -> Path:
+    use_tree(full_tree)
+    return full_tree
+
+
+def qkv(
+    rng: torch.Generator,
+    *rows: int,
+    heads: tuple[int, int] = (4, 2),
+    hdims: tuple[int, int] = (128, 128),
+    dtype: torch.dtype = torch.bfloat16,
+    rows_k: tuple[int, ...] | None = None,
+) -> list[Tensor]:
+    (hq, hk), (dq, dv) = heads, hdims
+    rows_k = rows_k or rows
+    shapes = ((*rows, hq, dq), (*rows_k, hk, dq), (*rows_k, hk, dv))
+    return [torch.randn(shape, generator=rng).to(dtype) for shape in shapes]
+
+
+def only_launch(runtime: RecordingRuntime) -> Launch:
+    (launch,) = runtime.launches()
+    assert launch.dynamic_lds == 0
+    assert launch.kernarg_bytes == 656
+    return launch
+
+
+def differing_fields(launch: Launch, expected: bytes) -> list[int]:
+    """The offsets of the 16-byte fields that differ: a readable failure."""
+    actual = bytes(launch.kernarg)
+    return [i for i in range(0, 656, 16) if actual[i : i + 16] != expected[i : i + 16]]
+
+
+# ---- Arguments -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("return_lse", [False, True])
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+@pytest.mark.parametrize("chip", list(TARGETS))
+def test_arguments_of_gm0(
+    rng: torch.Generator, runtime: RecordingRuntime, chip: str, layout: str, return_lse: bool
+) -> None:
+    q, k, v = (lay_out(x, layout) for x in qkv(rng, 2, 70, rows_k=(2, 90)))
+    out = lay_out(torch.zeros(2, 70, 4, 128, dtype=torch.bfloat16), layout)
+    with runtime.stands_for(TARGETS[chip], stream=0xABCD0):
+        result = fmha_fwd(q, k, v, out=out, return_lse=return_lse, softmax_scale=0.3)
+    lse = result[1] if return_lse else None
+    launch = only_launch(runtime)
+    expected = packed(q, k, v, out, lse, scale=0.3, ts_qo=64, s_opt=5)
+    assert differing_fields(launch, expected) == []
+    assert launch.stream == 0xABCD0
+    assert launch.device == TARGETS[chip].device_index
+    assert launch.symbol.decode() == PlainKernel().symbol
+    assert list(launch.block) == [512, 1, 1]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("return_lse", [False, True])
+@pytest.mark.parametrize("chip", list(TARGETS))
+def test_arguments_of_gm1(
+    rng: torch.Generator, runtime: RecordingRuntime, chip: str, return_lse: bool, padded: bool
+) -> None:
+    q, k, v = qkv(rng, 260, rows_k=(300,))
+    q, k = q.repeat(1, 2, 1)[:, ::2], k.transpose(0, 1).contiguous().transpose(0, 1)
+    ends = [prefix_sums([100, 0, 150]), prefix_sums([120, 30, 140])]
+    starts = [prefix_sums([100, 5, 155]), prefix_sums([122, 33, 145])] if padded else ends
+    names = ("cu_seqlens_q_padded", "cu_seqlens_k_padded")
+    options = dict(zip(names, starts, strict=True)) if padded else {}
+    with runtime.stands_for(TARGETS[chip]):
+        result = fmha_fwd(
+            *(q, k, v),
+            cu_seqlens_q=ends[0],
+            cu_seqlens_k=ends[1],
+            max_seqlen_q=150,
+            return_lse=return_lse,
+            softmax_scale=0.3,
+            **options,
+        )
+    out, lse = result if return_lse else (result, None)
+    expected = packed(
+        *(q, k, v, out, lse),
+        scale=0.3,
+        ts_qo=64,
+        s_opt=5,
+        cu_seqlens=(*ends, *starts),
+        max_seqlen_q=150,
+    )
+    launch = only_launch(runtime)
+    assert differing_fields(launch, expected) == []
+    assert list(launch.grid) == [4, 3, 3]
+
+
+@pytest.mark.parametrize("shape", [None, "one", "each"])
+@pytest.mark.parametrize("mode", ["gm0", "gm1"])
+def test_arguments_of_fp8(
+    rng: torch.Generator, runtime: RecordingRuntime, mode: str, shape: str | None
+) -> None:
+    rows, options = ((3, 70), {}) if mode == "gm0" else ((70,), {"max_seqlen_q": 33})
+    q, k, v = qkv(rng, *rows, dtype=torch.float8_e4m3fnuz)
+    ends = prefix_sums([33, 30, 7])
+    cu_seqlens = None
+    if mode == "gm1":
+        options |= {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
+        cu_seqlens = (ends, ends, ends, ends)
+    descales = None
+    if shape is not None:
+        size, order = ((1,), (0,)) if shape == "one" else ((2, 3), (1, 0))
+        descales = tuple(torch.rand(size, generator=rng).permute(*order) for _ in range(3))
+        options |= dict(zip(("q_descale", "k_descale", "v_descale"), descales, strict=True))
+    with runtime.stands_for(MI300):
+        out = fmha_fwd(q, k, v, softmax_scale=0.3, **options)
+    launch = only_launch(runtime)
+    expected = packed(
+        *(q, k, v, out, None),
+        scale=0.3,
+        ts_qo=64,
+        s_opt=5,
+        cu_seqlens=cu_seqlens,
+        max_seqlen_q=33,
+        descales=descales,
+    )
+    wrong = differing_fields(launch, expected)
+    if shape is None:
+        # One scale of 1 takes the place of all three.
+        assert wrong == [512, 528, 544]
+        addresses = {bytes(launch.kernarg[i : i + 8]) for i in wrong}
+        assert len(addresses) == 1
+        assert addresses != {bytes(8)}
+    else:
+        assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("chip", "hdims", "mask", "heads", "seqlen_q", "s_opt"),
+    [
+        ("MI300", (128, 128), 0, 4, 70, 5),
+        ("MI300", (128, 128), 2, 8, 70, 5),
+        ("MI300", (128, 128), 2, 16, 16384, 5),
+        ("MI300", (128, 128), 2, 4, 70, 3),
+        ("MI300", (128, 128), 2, 8, 16385, 3),
+        ("MI300", (128, 128), 0, 4, 16385, 5),
+        ("MI300", (192, 128), 0, 4, 70, 0),
+        ("MI308", (192, 128), 2, 4, 70, 0),
+        ("MI350", (192, 128), 0, 4, 70, 5),
+        ("MI350", (192, 128), 2, 4, 70, 3),
+    ],
+)
+def test_scheduling_hint(
+    rng: torch.Generator,
+    runtime: RecordingRuntime,
+    chip: str,
+    hdims: tuple[int, int],
+    mask: int,
+    heads: int,
+    seqlen_q: int,
+    s_opt: int,
+) -> None:
+    q, k, v = qkv(rng, 1, seqlen_q, heads=(heads, 1), hdims=hdims, rows_k=(1, 9))
+    with runtime.stands_for(TARGETS[chip]):
+        fmha_fwd(q, k, v, mask=mask)
+    assert int.from_bytes(only_launch(runtime).kernarg[240:256], "little") == s_opt
+
+
+# ---- Grids ---------------------------------------------------------------------------------------
+
+WIDE, SQUARE = (192, 128), (128, 128)  # tiles of 32 and of 64 rows
+
+
+@pytest.mark.parametrize(
+    ("chip", "hdims", "mode", "mask", "seqlen_q", "grid", "threads"),
+    [
+        ("MI300", SQUARE, "gm0", 0, 256, (4, 4, 3), 512),
+        ("MI300", SQUARE, "gm0", 0, 257, (5, 4, 3), 512),
+        ("MI300", SQUARE, "gm0", 2, 256, (2, 4, 3), 512),
+        ("MI350", SQUARE, "gm0", 2, 257, (3, 4, 3), 512),
+        ("MI308", SQUARE, "gm0", 2, 1, (1, 4, 3), 512),
+        ("MI300", SQUARE, "gm1", 0, 257, (4, 3, 5), 512),
+        ("MI300", SQUARE, "gm1", 2, 257, (4, 3, 3), 512),
+        ("MI350", SQUARE, "gm1", 2, 256, (4, 3, 2), 512),
+        ("MI300", WIDE, "gm0", 0, 70, (4, 3, 3), 256),
+        ("MI308", WIDE, "gm0", 2, 70, (4, 3, 3), 256),
+        ("MI300", WIDE, "gm1", 0, 70, (4, 3, 3), 256),
+        ("MI300", WIDE, "gm1", 2, 70, (4, 3, 3), 256),
+        ("MI350", WIDE, "gm0", 0, 70, (3, 4, 3), 256),
+        ("MI350", WIDE, "gm0", 2, 70, (2, 4, 3), 256),
+        ("MI350", WIDE, "gm1", 0, 70, (4, 3, 3), 256),
+        ("MI350", WIDE, "gm1", 2, 70, (4, 3, 2), 256),
+    ],
+)
+def test_grid(
+    rng: torch.Generator,
+    runtime: RecordingRuntime,
+    chip: str,
+    hdims: tuple[int, int],
+    mode: str,
+    mask: int,
+    seqlen_q: int,
+    grid: tuple[int, int, int],
+    threads: int,
+) -> None:
+    options: dict[str, Any] = {"mask": mask}
+    rows: tuple[int, ...] = (3, seqlen_q)
+    if mode == "gm1":
+        rows = (3 * seqlen_q,)
+        ends = prefix_sums([seqlen_q, 0, 1])
+        options |= {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": seqlen_q}
+    with runtime.stands_for(TARGETS[chip]):
+        fmha_fwd(*qkv(rng, *rows, hdims=hdims), **options)
+    launch = only_launch(runtime)
+    assert tuple(launch.grid) == grid
+    assert list(launch.block) == [threads, 1, 1]
+
+
+@pytest.mark.parametrize(("longest", "tiles"), [(None, 5), (1000, 5), (65, 2), (64, 1)])
+def test_longest_length_sizes_the_grid(
+    rng: torch.Generator, runtime: RecordingRuntime, longest: int | None, tiles: int
+) -> None:
+    """Without it, and where it is too large, there are as many tiles as all rows together have."""
+    ends = prefix_sums([100, 157])
+    with runtime.stands_for(MI300):
+        fmha_fwd(*qkv(rng, 257), cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=longest)
+    assert list(only_launch(runtime).grid) == [4, 2, tiles]
+
+
+def test_nothing_is_launched_without_work(rng: torch.Generator, runtime: RecordingRuntime) -> None:
+    ends = prefix_sums([0, 0])
+    q, k, v = qkv(rng, 30)
+    with runtime.stands_for(MI300):
+        fmha_fwd(*qkv(rng, 2, 0))
+        fmha_fwd(*qkv(rng, 0, 70))
+        fmha_fwd(*qkv(rng, 2, 70, heads=(0, 0)))
+        assert (fmha_fwd(*qkv(rng, 2, 70, rows_k=(2, 0))) == 0).all()
+        fmha_fwd(q, k, v, cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=0)
+        fmha_fwd(q[:0], k, v, cu_seqlens_q=ends, cu_seqlens_k=ends)
+        no_sequence = prefix_sums([])
+        fmha_fwd(q, k, v, cu_seqlens_q=no_sequence, cu_seqlens_k=no_sequence)
+    assert runtime.launch_count == 0
+
+
+def test_strides_of_single_rows_mean_nothing(
+    rng: torch.Generator, runtime: RecordingRuntime
+) -> None:
+    """Kernels take the end of a tensor from length times stride, so it must not be too short."""
+    q, k, v = qkv(rng, 1, 1, heads=(1, 1))
+    tensors = (q, k, v, torch.empty_like(q))
+    *odd, out = (x.as_strided(x.shape, (1 << 40, 0, 3, 1)) for x in tensors)
+    with runtime.stands_for(MI300):
+        fmha_fwd(*odd, out=out, softmax_scale=0.3)
+    contiguous = [x.as_strided(x.shape, (0, 128, 128, 1)) for x in tensors]
+    expected = packed(*contiguous, None, scale=0.3, ts_qo=64, s_opt=5)
+    assert differing_fields(only_launch(runtime), expected) == []
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("padded", [False, True])
+def test_gaps_are_filled_without_reading_cu_seqlens(
+    rng: torch.Generator, runtime: RecordingRuntime, padded: bool
+) -> None:
+    """On a GPU the values stay unread: these would be refused on the CPU."""
+    wrong = torch.tensor([7, 3, 99], dtype=torch.int32)
+    options = {"cu_seqlens_q_padded": wrong.clone()} if padded else {}
+    with runtime.stands_for(MI300):
+        out, lse = fmha_fwd(
+            *qkv(rng, 30), cu_seqlens_q=wrong, cu_seqlens_k=wrong, return_lse=True, **options
+        )
+    assert (out == 0).all() == padded
+    assert (lse == -torch.inf).all() == padded
+    assert runtime.launch_count == 1
+
+
+# ---- Devices, modules, threads -------------------------------------------------------------------
+
+
+def test_devices_get_their_own_modules(rng: torch.Generator, runtime: RecordingRuntime) -> None:
+    """Each once, as long as the process lives; no other test may load the same kernel there.
+
+    The thread's current device stays what it was.
+    """
+    inputs = qkv(rng, 1, 70, heads=(1, 1), hdims=(64, 64), dtype=torch.float16)
+    devices = [AmdTarget("gfx942", "MI300", i, 304) for i in (3, 1, 3, 1)]
+    runtime.library.hipSetDevice(2)
+    try:
+        for target in devices:
+            with runtime.stands_for(target, stream=100 + target.device_index):
+                fmha_fwd(*inputs)
+        device = ctypes.c_int()
+        runtime.library.hipGetDevice(ctypes.byref(device))
+        assert device.value == 2
+    finally:
+        runtime.library.hipSetDevice(0)
+    assert [launch.device for launch in runtime.launches()] == [3, 1, 3, 1]
+    assert [launch.stream for launch in runtime.launches()] == [103, 101, 103, 101]
+    assert runtime.loads() == [3, 1]
+
+
+def test_trees_with_one_manifest_keep_their_own_code_objects(
+    rng: torch.Generator, runtime: RecordingRuntime, tmp_path: Path, use_tree: UseTree
+) -> None:
+    """They share a launcher, in which a row has one number for both."""
+    kernel, inputs = PlainKernel(), qkv(rng, 1, 70)
+    for name in ("one", "other"):
+        write_tree(tmp_path / name, "gfx942", [kernel])
+    file = tmp_path / "other" / "gfx942" / "fmha_v3_fwd" / "MI300" / kernel.file
+    file.write_bytes(file.read_bytes() + b"something behind the sections")
+    for name in ("one", "other", "one"):
+        use_tree(tmp_path / name)
+        with runtime.stands_for(AmdTarget("gfx942", "MI300", 2, 304)):
+            fmha_fwd(*inputs)
+    assert runtime.loads() == [2, 2]
+
+
+def test_threads_load_once_and_launch_all(rng: torch.Generator, runtime: RecordingRuntime) -> None:
+    q, k, v = qkv(rng, 1, 70, hdims=(192, 128))
+    threads, each = 8, 50
+    barrier = threading.Barrier(threads)
+
+    def call_often(i: int) -> None:
+        barrier.wait()
+        for _ in range(each):
+            fmha_fwd(q, k, v, softmax_scale=1.0 + i, bf16_cvt="rtne")
+
+    target = AmdTarget("gfx942", "MI308", 3, 80)
+    with runtime.stands_for(target), ThreadPoolExecutor(threads) as pool:
+        list(pool.map(call_often, range(threads)))
+    launches = runtime.launches()
+    assert len(launches) == threads * each
+    scales = {bytes(launch.kernarg[80:84]) for launch in launches}
+    assert len(scales) == threads
+    assert runtime.loads() == [3]
+
+
+# ---- Errors --------------------------------------------------------------------------------------
+
+
+def test_errors_of_the_runtime_surface(rng: torch.Generator, runtime: RecordingRuntime) -> None:
+    """With HIP's name, number and text, and what was being done; then it works again."""
+    inputs = qkv(rng, 1, 70, hdims=(192, 128), heads=(2, 1))
+    with runtime.stands_for(AmdTarget("gfx942", "MI308", 2, 80)):
+        for function in ("hipModuleLoadData", "hipModuleGetFunction", "hipModuleLaunchKernel"):
+            runtime.fail(function, 719)
+            with pytest.raises(HipError) as raised:
+                fmha_fwd(*inputs)
+            assert raised.value.code == 719
+            for part in (
+                *(function, "hipErrorOfTheRecorder", "719", "told to fail", "device 2"),
+                PlainKernel(hdim_q=192).file
+                if "Load" in function
+                else PlainKernel(hdim_q=192).name,
+            ):
+                assert part in str(raised.value)
+            runtime.fail(function, 0)
+        fmha_fwd(*inputs)
+    assert runtime.launch_count == 1
+
+
+def test_wrong_devices_surface(rng: torch.Generator, runtime: RecordingRuntime) -> None:
+    text = r"hipErrorInvalidDevice \(101\): invalid device ordinal"
+    target = AmdTarget("gfx942", "MI300", 9, 304)
+    with runtime.stands_for(target), pytest.raises(HipError, match=text):
+        fmha_fwd(*qkv(rng, 1, 70))
+
+
+def test_a_library_that_is_no_hip_runtime(tmp_path: Path) -> None:
+    (tree,) = trees_of("gfx942", "MI300")
+    launcher = jit.load(amd_launcher.launcher_spec(tree, "MI300", "gm0"))
+    amd_launcher._launcher(amd_launcher.launcher_spec(tree, "MI300", "gm0"))
+    assert launcher.jitfmha_open_runtime(str(tmp_path / "missing.so").encode()) is None
+    assert "missing.so" in launcher.jitfmha_last_error().decode()
+    # The launcher itself is a library without HIP's functions.
+    assert launcher.jitfmha_open_runtime(launcher._name.encode()) is None
+    assert "no function hipGetDevice" in launcher.jitfmha_last_error().decode()
+
+
+def test_offsets_are_checked_by_the_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A field too many in the struct does not compile."""
+    (tree,) = trees_of("gfx942", "MI300")
+    spec = amd_launcher.launcher_spec(tree, "MI300", "gm0")
+    (source,) = spec.sources.values()
+    assert source.count("static_assert(offsetof(FmhaFwdArgs") == 41
+    broken = source.replace("Uint s_lse_Hs;", "Uint s_lse_Hs, s_surplus;")
+    assert broken != source
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path))
+    with pytest.raises(jit.BuildError, match="static"):
+        jit.load(jit.LauncherSpec("broken_launcher", {"broken.cpp": broken}, spec.cflags))

@@ -1,0 +1,285 @@
+"""Manifests and what can be odd in them: told by name, warned of once, and never contagious."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plain_tree import COLUMNS, PlainKernel, write_manifest, write_tree
+from tree_environment import UseTree, forget_trees
+from untyped import explain, fmha_fwd
+
+from jitfmha import emulate, manifest
+from jitfmha.manifest import Tree, read_tree, trees_of
+
+GOOD = PlainKernel()
+OTHER = PlainKernel(mode=1)
+SHA = "0" * 64
+
+
+def read(root: Path, arch: Any = "gfx942", chip: Any = "MI300") -> Tree:
+    return read_tree("the tree of the test", root / arch, arch, chip)
+
+
+def files_of(folder: Path, *kernels: PlainKernel) -> None:
+    """Empty files, for what only reads the manifest."""
+    for chip in ("MI300", "MI308"):
+        for kernel in kernels:
+            (folder / chip).mkdir(parents=True, exist_ok=True)
+            (folder / chip / kernel.file).touch()
+
+
+def odd(root: Path, rows: list[dict[str, object]], columns: tuple[str, ...] = COLUMNS) -> Tree:
+    """A tree with these rows and one good one behind them."""
+    folder = root / "gfx942" / "fmha_v3_fwd"
+    write_manifest(folder, [*rows, OTHER.row], columns=columns)
+    files_of(folder, GOOD, OTHER)
+    return read(root)
+
+
+def test_rows(tmp_path: Path) -> None:
+    tree = odd(tmp_path, [GOOD.row])
+    assert tree.oddities == ()
+    assert not tree.is_shipped
+    row = tree.rows[0]
+    assert (row.dtype, row.hdim_q, row.hdim_v, row.mask, row.mode) == ("bf16", 128, 128, 0, 0)
+    assert (row.bf16_cvt, row.ts_qo, row.ts_kv) == (0, 64, 32)
+    assert (row.symbol, row.name) == (GOOD.symbol, GOOD.name)
+    assert (row.file, row.sha256, row.chip) == (f"MI300/{GOOD.file}", None, None)
+    assert read(tmp_path, chip="MI308").rows[0].file == f"MI308/{GOOD.file}"
+
+
+def test_gfx950_files_lie_beside_the_manifest(tmp_path: Path) -> None:
+    write_tree(tmp_path, "gfx950", [GOOD])
+    tree = read(tmp_path, "gfx950", "MI350")
+    assert tree.rows[0].file == GOOD.file
+    assert tree.oddities == ()
+
+
+def test_columns_are_found_by_name(tmp_path: Path) -> None:
+    """In any order, with unknown ones between, quotes, spaces and a byte order mark."""
+    columns = ("compiler", *reversed(COLUMNS), "what_else")
+    tree = odd(tmp_path, [GOOD.row | {"compiler": "clang, 22", "what_else": 3}], columns)
+    assert [row.symbol for row in tree.rows] == [GOOD.symbol, OTHER.symbol]
+    path = tree.folder / "fmha_fwd.csv"
+    text = path.read_text().replace('"clang, 22"', "clang").replace(",", " , ")
+    path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n\r\n").encode())
+    assert [row.symbol for row in read(tmp_path).rows] == [GOOD.symbol, OTHER.symbol]
+
+
+def test_chip_and_hash_columns(tmp_path: Path) -> None:
+    """A row for the very chip comes before the one for its architecture."""
+    columns = (*COLUMNS, "chip", "sha256")
+    faster = PlainKernel(ts_qo=32)
+    rows = [
+        GOOD.row | {"chip": "", "sha256": ""},
+        faster.row | {"chip": "MI308", "sha256": SHA.upper()},
+    ]
+    tree = odd(tmp_path, rows, columns)
+    assert tree.oddities == ()
+    assert [row.ts_qo for row in tree.rows if row.mode == 0] == [64]
+    mi308 = [row for row in read(tmp_path, chip="MI308").rows if row.mode == 0]
+    assert [(row.ts_qo, row.chip, row.sha256) for row in mi308] == [
+        (32, "MI308", SHA),
+        (64, None, None),
+    ]
+
+
+ODD_ROWS: list[tuple[dict[str, object], list[str]]] = [
+    ({"dtype": "int8"}, ["dtype 'int8'", "bf16, fp16, fp8bf16"]),
+    ({"hdim_q": "wide"}, ["hdim_q 'wide' is not a number"]),
+    ({"hdim_v": 0}, ["hdim_v '0' is not between 1"]),
+    ({"hdim_v": 1 << 20}, ["hdim_v '1048576' is not between"]),
+    ({"mask": 3}, ["mask '3' is not known; 0, 1, 2 are"]),
+    ({"mask": -1}, ["mask '-1' is not a number"]),
+    ({"mode": 2}, ["mode '2' is not known"]),
+    ({"bf16_cvt": 3}, ["bf16_cvt '3' is not known"]),
+    ({"ts_qo": "2_56"}, ["ts_qo '2_56' is not a number"]),
+    ({"ts_kv": ""}, ["ts_kv '' is not a number"]),
+    ({"ts_qo": "٢"}, ["ts_qo '٢' is not a number"]),
+    ({"knl_name": 'x"); system("'}, ["knl_name", "is not a symbol"]),
+    ({"knl_name": ""}, ["knl_name '' is not a symbol"]),
+    ({"co_name": "../../evil.co"}, ["co_name '../../evil.co' is not a file name"]),
+    ({"co_name": "/etc/passwd"}, ["co_name '/etc/passwd' is not a file name"]),
+    ({"co_name": "missing.co"}, ["there is no file", "MI300/missing.co"]),
+    ({"chip": "MI999"}, ["chip 'MI999' is not known for gfx942; MI300, MI308 are"]),
+    ({"sha256": "abc"}, ["sha256 'abc' is not 64 hexadecimal digits"]),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), ODD_ROWS)
+def test_odd_rows(tmp_path: Path, changes: dict[str, object], words: list[str]) -> None:
+    tree = odd(tmp_path, [GOOD.row | changes], (*COLUMNS, "chip", "sha256"))
+    assert [row.symbol for row in tree.rows] == [OTHER.symbol]
+    (oddity,) = tree.oddities
+    for word in ("the tree of the test", "fmha_fwd.csv, line 2 is left out", *words):
+        assert word in oddity
+
+
+def test_duplicate_rows(tmp_path: Path) -> None:
+    tree = odd(tmp_path, [GOOD.row, GOOD.row | {"ts_qo": 128}])
+    assert [row.ts_qo for row in tree.rows] == [64, 64]
+    (oddity,) = tree.oddities
+    assert "line 3 is left out: it serves the same as line 2" in oddity
+
+
+def test_short_rows(tmp_path: Path) -> None:
+    tree = odd(tmp_path, [])
+    path = tree.folder / "fmha_fwd.csv"
+    path.write_text(path.read_text() + "bf16,128,128\n\n  \n")
+    tree = read(tmp_path)
+    assert len(tree.rows) == 1
+    assert "line 3 is left out: it has no mask, mode" in tree.oddities[0]
+    assert len(tree.oddities) == 1
+
+
+def _missing(path: Path) -> None:
+    path.unlink()
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+ODD_MANIFESTS = {
+    "missing": (_missing, "No such file"),
+    "folder": (_folder, "Is a directory"),
+    "empty": (lambda path: path.write_text(""), "it has no column dtype, hdim_q"),
+    "binary": (lambda path: path.write_bytes(b"\x7fELF\xff\xfe\0"), "decode"),
+    "quotes": (lambda path: path.write_text('dtype,"hdim\n'), "unexpected end of data"),
+    "columns": (
+        lambda path: path.write_text(",".join(COLUMNS).replace("ts_qo,", "") + "\n"),
+        "it has no column ts_qo",
+    ),
+    "twice": (lambda path: path.write_text(",".join([*COLUMNS, "mask"]) + "\n"), "mask more than"),
+}
+
+
+@pytest.mark.parametrize("how", list(ODD_MANIFESTS))
+def test_unreadable_manifests(tmp_path: Path, how: str) -> None:
+    spoil, words = ODD_MANIFESTS[how]
+    spoil(odd(tmp_path, []).folder / "fmha_fwd.csv")  # type: ignore[operator]
+    tree = read(tmp_path)
+    assert tree.rows == ()
+    (oddity,) = tree.oddities
+    assert "the tree of the test: the manifest" in oddity
+    assert words in oddity
+
+
+# ---- Which trees there are -----------------------------------------------------------------------
+
+
+def origins(arch: Any = "gfx942", chip: Any = "MI300") -> list[str]:
+    return [f"{tree.origin} {len(tree.rows)}" for tree in trees_of(arch, chip)]
+
+
+def test_the_environment_names_a_root(tmp_path: Path, use_tree: UseTree) -> None:
+    write_tree(tmp_path, "gfx942", [GOOD, OTHER])
+    assert origins() == []
+    use_tree(tmp_path)
+    assert origins() == [f"JITFMHA_HSA_DIR={tmp_path} 2"]
+    # A tree without a folder for the chip's architecture has nothing to say about it.
+    assert origins("gfx950", "MI350") == []
+
+
+@pytest.mark.parametrize("variable", [manifest.HSA_DIR, manifest.AITER_ASM_DIR])
+def test_the_environment_names_a_folder_of_an_architecture(
+    tmp_path: Path, use_tree: UseTree, variable: str
+) -> None:
+    write_tree(tmp_path, "gfx942", [GOOD])
+    use_tree(tmp_path / "gfx942", variable)
+    assert origins() == [f"{variable}={tmp_path / 'gfx942'} 1"]
+    assert origins("gfx950", "MI350") == []
+    renamed = tmp_path / "asm"
+    (tmp_path / "gfx942").rename(renamed)
+    use_tree(renamed, variable)
+    assert origins() == [f"{variable}={renamed} 1"]
+
+
+@pytest.mark.parametrize("variable", [manifest.HSA_DIR, manifest.AITER_ASM_DIR])
+def test_a_folder_that_is_not_there(tmp_path: Path, use_tree: UseTree, variable: str) -> None:
+    use_tree(tmp_path / "nowhere", variable)
+    with pytest.warns(RuntimeWarning, match=rf"{variable}=\S+nowhere: the manifest \S+ cannot be"):
+        (tree,) = trees_of("gfx942", "MI300")
+    assert tree.rows == ()
+
+
+def test_shipped_kernels_come_last(
+    tmp_path: Path, use_tree: UseTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, kernels in (("shipped", [GOOD, OTHER]), ("theirs", [GOOD])):
+        write_tree(tmp_path / name, "gfx942", kernels)
+    use_tree(tmp_path / "theirs")
+    monkeypatch.setattr(manifest, "hsa_dir", lambda: tmp_path / "shipped")
+    forget_trees()
+    trees = trees_of("gfx942", "MI300")
+    assert [tree.is_shipped for tree in trees] == [False, True]
+    assert str(trees[1]) == "the kernels of this package"
+
+
+# ---- An odd tree in use --------------------------------------------------------------------------
+
+
+def qkv() -> list[torch.Tensor]:
+    return [torch.zeros(1, 70, 2, 128, dtype=torch.bfloat16) for _ in range(3)]
+
+
+def test_oddities_are_warned_of_once_and_explained(tmp_path: Path, use_tree: UseTree) -> None:
+    write_tree(tmp_path, "gfx942", [GOOD, OTHER])
+    write_manifest(
+        tmp_path / "gfx942" / "fmha_v3_fwd",
+        [GOOD.row, PlainKernel(mask=2).row, GOOD.row | {"mask": 7}],
+    )
+    use_tree(tmp_path)
+    with emulate("gfx942"):
+        with pytest.warns(RuntimeWarning) as warned:
+            plan = explain(*qkv())
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            explain(*qkv())
+            fmha_fwd(*qkv())
+    assert plan.plan.kernel == GOOD.name
+    assert len(warned) == len(plan.remarks) == 2
+    for text in (str(plan), *("\n".join(str(w.message) for w in warned),)):
+        assert "there is no file" in text
+        assert PlainKernel(mask=2).file in text
+        assert "mask '7' is not known" in text
+    assert str(plan).count("note     ") == 2
+    assert plan.to_dict()["remarks"] == list(plan.remarks)
+
+
+def test_a_bad_code_object_leaves_the_next_tree(tmp_path: Path, use_tree: UseTree) -> None:
+    """Damaged, or for another architecture: the kernel of the next tree serves, and both say so."""
+    for name in ("first", "second"):
+        write_tree(tmp_path / name, "gfx942", [GOOD, OTHER])
+    bad = tmp_path / "first" / "gfx942" / "fmha_v3_fwd" / "MI300" / GOOD.file
+    bad.write_bytes(GOOD.code_object("gfx950"))
+    use_tree(tmp_path / "second", manifest.AITER_ASM_DIR)
+    use_tree(tmp_path / "first")
+    with emulate("gfx942"):
+        with pytest.warns(RuntimeWarning, match=r"is for gfx950 .*expected gfx942"):
+            plan = explain(*qkv())
+        assert (fmha_fwd(*qkv()) == 0).all()
+    assert "second" in plan.plan.source
+    (remark,) = plan.remarks
+    assert f"JITFMHA_HSA_DIR={tmp_path / 'first'}: {bad} is for gfx950" in remark
+
+
+def test_a_bad_code_object_without_another_is_the_reason(tmp_path: Path, use_tree: UseTree) -> None:
+    write_tree(tmp_path, "gfx942", [GOOD, OTHER])
+    bad = tmp_path / "gfx942" / "fmha_v3_fwd" / "MI300" / GOOD.file
+    bad.write_bytes(bad.read_bytes()[:1000])
+    use_tree(tmp_path)
+    with emulate("gfx942"):
+        with pytest.warns(RuntimeWarning, match="is damaged"):
+            plan = explain(*qkv())
+        assert plan.plan is None
+        with pytest.raises(NotImplementedError, match=rf"not tuned: .*{GOOD.file} is damaged"):
+            fmha_fwd(*qkv())
+        x = [y[0] for y in qkv()]
+        ends = torch.tensor([0, 70], dtype=torch.int32)
+        assert (fmha_fwd(*x, cu_seqlens_q=ends, cu_seqlens_k=ends) == 0).all()

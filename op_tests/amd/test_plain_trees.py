@@ -1,0 +1,263 @@
+"""Trees in the plain form run on the emulated chips: every row of the interface, in numbers."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from amd_problems import FP8, AmdProblem, assert_exact
+from plain_tree import PlainKernel
+from tree_environment import UseTree
+from untyped import explain, fmha_fwd, fmha_v3_fwd, fmha_v3_varlen_fwd
+
+from jitfmha import emulate
+
+CHIPS = ("gfx942", "gfx942-mi308", "gfx950")
+# The largest relative error of rounding to nearest.
+BF16_ROUNDING, FP16_ROUNDING = 2**-8, 2**-11
+MODES = ("gm0", "gm1")
+RAGGED = ((70, 90), (0, 10), (20, 0), (129, 64), (1, 1))
+
+
+@pytest.fixture(autouse=True)
+def _every_warning_is_an_error() -> None:
+    warnings.simplefilter("error")
+
+
+@pytest.fixture(autouse=True)
+def tree(full_tree: Path, use_tree: UseTree) -> Path:
+    use_tree(full_tree)
+    return full_tree
+
+
+def problem(rng: torch.Generator, mode: str, **changes: object) -> AmdProblem:
+    options: dict[str, object] = (
+        {"batch": 2, "lengths": ((70, 90),)} if mode == "gm0" else {"lengths": RAGGED}
+    )
+    return AmdProblem(rng, **(options | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("mask", [0, 2])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("chip", CHIPS)
+def test_bf16(rng: torch.Generator, tree: Path, chip: str, mode: str, mask: int) -> None:
+    kernel = PlainKernel(mask=mask, mode=MODES.index(mode))
+    call = problem(rng, mode, mask=mask)
+    with emulate(chip):
+        plan = explain(call.q, call.k, call.v, **call.arguments)
+        actual = call.run()
+    assert plan.plan.kernel == kernel.name
+    assert str(tree) in str(plan)
+    assert_exact(actual, call.exact(), BF16_ROUNDING)
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("chip", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("mask", [0, 2])
+@pytest.mark.parametrize("mode", MODES)
+def test_192x128(rng: torch.Generator, chip: str, mode: str, mask: int) -> None:
+    """Another workgroup, and on gfx942 another grid, in which causal tiles come one by one."""
+    call = problem(rng, mode, mask=mask, hdims=(192, 128))
+    with emulate(chip):
+        actual = call.run()
+    assert_exact(actual, call.exact(), BF16_ROUNDING)
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("mode", MODES)
+def test_fp16(rng: torch.Generator, mode: str) -> None:
+    call = problem(rng, mode, dtype=torch.float16, hdims=(64, 64))
+    with emulate("gfx942"):
+        actual = call.run()
+    assert actual[0].dtype == torch.float16
+    assert_exact(actual, call.exact(), FP16_ROUNDING)
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize(
+    ("chip", "hdim", "descales"),
+    [
+        *(("gfx942", 128, descales) for descales in (None, "one", "each")),
+        # Plain gfx950 kernels take one scale; test_tuned.py has the refusal of others.
+        *(("gfx950", hdim, descales) for hdim in (128, 256) for descales in (None, "one")),
+    ],
+)
+@pytest.mark.parametrize("mode", MODES)
+def test_fp8(rng: torch.Generator, chip: str, hdim: int, mode: str, descales: str | None) -> None:
+    call = problem(
+        *(rng, mode),
+        dtype=FP8[chip],
+        hdims=(hdim, hdim),
+        heads=(4, 2),
+        softmax_scale=0.05,
+        descales=descales,
+    )
+    with emulate(chip):
+        actual = call.run()
+    assert actual[0].dtype == torch.bfloat16
+    assert_exact(actual, call.exact(), BF16_ROUNDING)
+
+
+def test_some_descales(rng: torch.Generator) -> None:
+    """Those that are not given are 1."""
+    call = problem(rng, "gm0", dtype=FP8["gfx942"], descales="one")
+    for name in ("q_descale", "v_descale"):
+        del call.arguments[name]
+        with emulate("gfx942"):
+            assert_exact(call.run(), call.exact(), BF16_ROUNDING)
+
+
+@pytest.mark.parametrize("layout", ["bhsd", "sbhd", "packed", "packed_by_head", "every_other_row"])
+def test_layouts(rng: torch.Generator, layout: str) -> None:
+    """Strides of every kind, and none but the given tensors is touched."""
+    call = problem(rng, "gm0", mask=2, layout=layout, heads=(4, 2))
+    buffer = torch.full((2, 70, 4, 3, 128), -77.0, dtype=torch.bfloat16)
+    call.arguments["out"] = buffer[:, :, :, 1]
+    with emulate("gfx942"):
+        actual = call.run()
+    assert_exact(actual, call.exact(), BF16_ROUNDING)
+    assert (buffer[:, :, :, ::2] == -77.0).all()
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize(
+    ("seqlen_q", "seqlen_k"), [(1, 1), (1, 130), (65, 1), (128, 64), (127, 129)]
+)
+def test_ragged_lengths(rng: torch.Generator, seqlen_q: int, seqlen_k: int) -> None:
+    call = problem(rng, "gm0", mask=2, lengths=((seqlen_q, seqlen_k),))
+    with emulate("gfx950"):
+        actual = call.run()
+    assert_exact(actual, call.exact(), BF16_ROUNDING)
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_no_keys(rng: torch.Generator, return_lse: bool) -> None:
+    call = problem(rng, "gm0", lengths=((70, 0),), options={"return_lse": return_lse})
+    buffer = torch.full((2, 70, 2, 3, 128), -77.0, dtype=torch.bfloat16)
+    call.arguments["out"] = buffer[:, :, :, 1]
+    with emulate("gfx942"):
+        result = fmha_fwd(call.q, call.k, call.v, **call.arguments)
+    out = result[0] if return_lse else result
+    assert (out == 0).all()
+    assert (buffer[:, :, :, ::2] == -77.0).all()
+    if return_lse:
+        assert result[1].shape == (2, 2, 70)
+        assert (result[1] == -torch.inf).all()
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+def test_no_keys_in_any_sequence(rng: torch.Generator) -> None:
+    call = problem(rng, "gm1", lengths=((20, 0), (5, 0)), gap=2)
+    call.k, call.v = call.k[:0], call.v[:0]
+    call.arguments["cu_seqlens_k_padded"] = call.arguments["cu_seqlens_k"]
+    with emulate("gfx942"):
+        out, lse = call.run()
+    assert (out == 0).all()
+    assert (lse == -torch.inf).all()
+
+
+def test_no_queries(rng: torch.Generator) -> None:
+    with emulate("gfx942"):
+        out, lse = problem(rng, "gm0", lengths=((0, 90),)).run()
+        assert out.shape == (2, 0, 2, 128)
+        assert lse.shape == (2, 2, 0)
+        out, lse = problem(rng, "gm1", lengths=((0, 30), (0, 0))).run()
+        assert out.shape == (0, 2, 128)
+        assert lse.shape == (2, 0)
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("longest", [None, 129, 5000])
+def test_gaps_and_longest_lengths(rng: torch.Generator, longest: int | None) -> None:
+    """Unused rows are 0 and -inf; the grid holds every tile whatever length is announced."""
+    call = problem(rng, "gm1", mask=2, gap=7, options={"max_seqlen_q": longest})
+    with emulate("gfx942"):
+        actual = call.run()
+    assert_exact(actual, call.exact(), BF16_ROUNDING)
+
+
+def test_top_left_masks(rng: torch.Generator) -> None:
+    """Bottom-right kernels serve square problems; others need a kernel of their own."""
+    for lengths, kernel in (((70, 70), PlainKernel(mask=2)), ((70, 90), PlainKernel(mask=1))):
+        call = problem(rng, "gm0", mask=1, lengths=(lengths,))
+        with emulate("gfx942"):
+            assert explain(call.q, call.k, call.v, mask=1).plan.kernel == kernel.name
+            assert_exact(call.run(), call.exact(), BF16_ROUNDING)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rounding_is_the_one_asked_for(rng: torch.Generator, mode: str) -> None:
+    call = problem(rng, mode)
+    exact = call.exact()[0]
+    results = []
+    for cvt in ("rtne", "rtna", "rtz"):
+        call.arguments["bf16_cvt"] = cvt
+        with emulate("gfx942"):
+            results.append(call.run()[0])
+    nearest, away, to_zero = (x.double() for x in results)
+    assert (to_zero.abs() <= exact.abs() + 2e-5).all()
+    assert not torch.equal(nearest, to_zero)
+    for rounded in (nearest, away):
+        torch.testing.assert_close(rounded, exact, atol=2e-5, rtol=BF16_ROUNDING + 1e-4)
+    rest: dict[str, object] = (
+        {}
+        if mode == "gm0"
+        else {
+            "cu_seqlens_q": call.arguments["cu_seqlens_q"],
+            "cu_seqlens_k": call.arguments["cu_seqlens_k"],
+            "max_seqlen_q": 129,
+            "max_seqlen_k": 90,
+        }
+    )
+    for how, result in enumerate(results):
+        with emulate("gfx942"):
+            if mode == "gm0":
+                out = fmha_v3_fwd(
+                    *(call.q, call.k, call.v, 0.0, 0.2, False, -1, -1, False, False, how)
+                )[0]
+            else:
+                out = fmha_v3_varlen_fwd(
+                    *(call.q, call.k, call.v, *rest.values(), 0, 0.0, 0.2, 0.0, False),
+                    *(False, -1, -1, False, False, how),
+                )[0]
+        assert torch.equal(out, result)
+
+
+def test_rounding_is_ignored_on_gfx950(rng: torch.Generator) -> None:
+    call = problem(rng, "gm0")
+    with emulate("gfx950"):
+        results = [call.run()[0] for call.arguments["bf16_cvt"] in ("rtne", "rtna", "rtz")]
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_descales_of_aiter(rng: torch.Generator, mode: str) -> None:
+    call = problem(rng, mode, dtype=FP8["gfx942"], heads=(4, 2), descales="each")
+    scales = {name: call.arguments[name] for name in ("q_descale", "k_descale", "v_descale")}
+    with emulate("gfx942"):
+        if mode == "gm0":
+            out, lse, _, _ = fmha_v3_fwd(
+                *(call.q, call.k, call.v, 0.0, 0.2, False, -1, -1, True, False, 1), **scales
+            )
+        else:
+            ends = (call.arguments["cu_seqlens_q"], call.arguments["cu_seqlens_k"])
+            out, lse, _, _ = fmha_v3_varlen_fwd(
+                *(call.q, call.k, call.v, *ends, 129, 90, 0, 0.0, 0.2, 0.0, False),
+                *(False, -1, -1, True, False, 1),
+                **scales,
+            )
+    assert_exact((out, lse), call.exact(), BF16_ROUNDING)
+
+
+@pytest.mark.filterwarnings("default")
+def test_compiled_graphs(rng: torch.Generator) -> None:
+    call = problem(rng, "gm0", dtype=FP8["gfx942"], descales="one")
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda: call.run(), backend="aot_eager")
+    with emulate("gfx942"):
+        assert_exact(compiled(), call.exact(), BF16_ROUNDING)

@@ -1,0 +1,248 @@
+"""Which chip it is: by the name's first part and the PCI id, for each device once."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copyfile
+
+import pytest
+import torch
+
+from jitfmha import hip_runtime
+from jitfmha.bench.recording_runtime import RecordingRuntime
+from jitfmha.emulator import DEVICES, Emulator, emulate
+from jitfmha.hip_runtime import HipError
+from jitfmha.target import AmdTarget, CpuTarget, _gpu_target, cpu_target, target_of
+
+MI308_IDS = (0x74A2, 0x74A8, 0x74B6, 0x74BC)
+PCI_CHIP_ID, COMPUTE_UNITS = 10019, 63
+
+
+@dataclass
+class Properties:
+    """What torch.cuda.get_device_properties gives, as far as anybody looks."""
+
+    gcnArchName: str  # noqa: N815 - torch's name
+    multi_processor_count: int
+
+
+class FakeGpus:
+    """GPUs that torch and the runtime tell of."""
+
+    def __init__(self, runtime: RecordingRuntime) -> None:
+        self.runtime = runtime
+        self.devices: list[Properties] = []
+        self.questions: list[int] = []
+        self.current = 0
+
+    def add(self, arch: str, units: int, pci_chip_id: int) -> torch.device:
+        index = len(self.devices)
+        self.devices.append(Properties(arch, units))
+        self.runtime.set_attribute(index, PCI_CHIP_ID, pci_chip_id)
+        return torch.device("cuda", index)
+
+    def properties(self, index: int) -> Properties:
+        self.questions.append(index)
+        return self.devices[index]
+
+
+@pytest.fixture
+def gpus(runtime: RecordingRuntime, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpus]:
+    fake = FakeGpus(runtime)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", fake.properties)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: fake.current)
+    monkeypatch.setattr(hip_runtime, "loaded_runtime", lambda: runtime.library)
+    _gpu_target.cache_clear()
+    yield fake
+    _gpu_target.cache_clear()
+
+
+def test_several_gpus_each_get_theirs(gpus: FakeGpus) -> None:
+    """And a partition of an MI300X, whose units are those of an MI308X, stays an MI300."""
+    devices = [
+        gpus.add("gfx942:sramecc+:xnack-", 304, 0x74A1),
+        gpus.add("gfx942:sramecc+:xnack-", 80, MI308_IDS[0]),
+        gpus.add("gfx950:sramecc+:xnack-", 256, 0x75A3),
+        gpus.add("gfx942", 80, 0x74A1),
+        gpus.add("gfx942", 228, 0x74A0),
+        gpus.add("gfx942:xnack+", 20, MI308_IDS[3]),
+    ]
+    targets = [target_of(device) for device in devices]
+    assert targets == [
+        AmdTarget("gfx942", "MI300", 0, 304),
+        AmdTarget("gfx942", "MI308", 1, 80),
+        AmdTarget("gfx950", "MI350", 2, 256),
+        AmdTarget("gfx942", "MI300", 3, 80),
+        AmdTarget("gfx942", "MI300", 4, 228),
+        AmdTarget("gfx942", "MI308", 5, 20),
+    ]
+    assert str(targets[1]) == "gfx942 MI308 (device 1, 80 compute units)"
+
+
+@pytest.mark.parametrize("pci_chip_id", MI308_IDS)
+def test_every_id_of_the_mi308(gpus: FakeGpus, pci_chip_id: int) -> None:
+    target = target_of(gpus.add("gfx942", 80, pci_chip_id))
+    assert isinstance(target, AmdTarget)
+    assert target.chip == "MI308"
+
+
+def test_a_device_is_asked_once(gpus: FakeGpus) -> None:
+    first, second = (gpus.add("gfx950", 256, 0x75A3) for _ in range(2))
+    for device in (first, second, first, torch.device("cuda"), second):
+        target_of(device)
+    assert gpus.questions == [0, 1]
+
+
+def test_a_device_without_an_index_is_the_current_one(gpus: FakeGpus) -> None:
+    gpus.add("gfx950", 256, 0x75A3)
+    gpus.add("gfx942", 304, 0x74A1)
+    for gpus.current, arch in ((0, "gfx950"), (1, "gfx942")):
+        target = target_of(torch.device("cuda"))
+        assert isinstance(target, AmdTarget)
+        assert (target.arch, target.device_index) == (arch, gpus.current)
+
+
+@pytest.mark.parametrize("arch", ["gfx90a:sramecc+", "gfx1100", "gfx9420", ""])
+def test_unsupported_gpus(gpus: FakeGpus, arch: str) -> None:
+    device = gpus.add(arch, 104, 0x740F)
+    with pytest.raises(ValueError, match="cuda:0") as raised:
+        target_of(device)
+    for part in (arch.partition(":")[0], "gfx942 (MI300A, MI300X", "gfx950 (MI350X and MI355X)"):
+        assert part in str(raised.value)
+    assert "sramecc" not in str(raised.value)
+
+
+def test_a_runtime_that_does_not_tell(gpus: FakeGpus) -> None:
+    device = gpus.add("gfx942", 304, 0x74A1)
+    gpus.runtime.reset()
+    with pytest.raises(HipError, match=r"PciChipId\) of device 0 failed: 1") as raised:
+        target_of(device)
+    assert raised.value.code == 1
+
+
+def test_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    with pytest.raises(ValueError, match=r"NVIDIA GPU, which is not supported.*gfx942 .*gfx950"):
+        target_of(torch.device("cuda", 0))
+    with pytest.raises(ValueError, match=r"device meta is not supported.*gfx942 .*gfx950"):
+        target_of(torch.device("meta"))
+
+
+# ---- Emulated ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("chip", list(DEVICES))
+def test_emulated_targets_are_what_the_emulator_says(chip: str) -> None:
+    """explain must not build the emulator to ask it, so the package knows; here both are asked."""
+    assert target_of(torch.device("cpu")) == cpu_target()
+    with emulate(chip) as run:
+        target = target_of(torch.device("cpu"))
+        assert isinstance(target, AmdTarget)
+        assert target.emulation == run.emulation
+        assert isinstance(cpu_target(), CpuTarget)
+    assert target_of(torch.device("cpu")) == cpu_target()
+    emulator, device = Emulator(), target.device_index
+    properties = ctypes.create_string_buffer(1472)
+    emulator.library.hipGetDevicePropertiesR0600(properties, device)
+    name = properties.raw[1160:].split(b"\0")[0].decode()
+    assert name.partition(":")[0] == target.arch
+    assert emulator.device_attribute(COMPUTE_UNITS, device) == target.compute_units
+    is_mi308 = emulator.device_attribute(PCI_CHIP_ID, device) in MI308_IDS
+    assert is_mi308 == (target.chip == "MI308")
+    assert (
+        str(target)
+        == f"{target.arch} {target.chip} (emulated, {target.compute_units} compute units)"
+    )
+
+
+def test_other_threads_are_not_emulated() -> None:
+    seen = []
+    with emulate("gfx950"):
+        thread = threading.Thread(target=lambda: seen.append(target_of(torch.device("cpu"))))
+        thread.start()
+        thread.join()
+    assert seen == [cpu_target()]
+
+
+def jitfmha(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "jitfmha", *argv],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_the_environment_emulates(full_tree: Path) -> None:
+    variables = {"JITFMHA_EMULATE": "gfx942-mi308", "JITFMHA_HSA_DIR": str(full_tree)}
+    facts = json.loads(jitfmha("info", "--json", **variables).stdout)
+    assert facts["targets"][1:] == ["gfx942 MI308 (emulated, 80 compute units)"]
+    assert facts["trees"][0] == f"MI308: 17 kernels in JITFMHA_HSA_DIR={full_tree}"
+    assert facts["environment"].items() >= variables.items()
+    explained = jitfmha("explain", "--mask", "causal", "--json", **variables)
+    assert explained.returncode == 0
+    assert "JITFMHA_HSA_DIR" in json.loads(explained.stdout)["source"]
+    refused = jitfmha("explain", "--hdim", "96", **variables)
+    assert refused.returncode == 1
+    assert "no kernel for bf16, hdim 96x96" in refused.stdout
+    wrong = jitfmha("info", JITFMHA_EMULATE="gfx90a")
+    assert wrong.returncode == 0
+    assert "'gfx90a' is not emulated; choose one of gfx942" in wrong.stdout
+
+
+# ---- The runtime that torch loaded ---------------------------------------------------------------
+
+
+@pytest.fixture
+def no_runtime_yet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    hip_runtime.loaded_runtime.cache_clear()
+    monkeypatch.setattr(hip_runtime, "_NAME", "libamdhip64_of_a_test.so")
+    yield
+    hip_runtime.loaded_runtime.cache_clear()
+
+
+@pytest.fixture
+def runtime_copy(recording_runtime: RecordingRuntime) -> Callable[[Path], Path]:
+    """A runtime of its own under some path."""
+
+    def copy(path: Path) -> Path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return Path(copyfile(recording_runtime.library._name, path))
+
+    return copy
+
+
+@pytest.mark.usefixtures("no_runtime_yet")
+def test_a_loaded_runtime_comes_first(
+    tmp_path: Path, runtime_copy: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its path is, and though there is one where torch usually has it."""
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
+    beside_torch = runtime_copy(tmp_path / "torch" / "lib" / "libamdhip64_of_a_test.so")
+    assert hip_runtime.loaded_runtime()._name == str(beside_torch)
+    hip_runtime.loaded_runtime.cache_clear()
+    monkeypatch.setattr(hip_runtime, "_NAME", "libamdhip64_of_another_test.so")
+    loaded = runtime_copy(tmp_path / "some where" / "libamdhip64_of_another_test.so.7")
+    runtime_copy(tmp_path / "torch" / "lib" / "libamdhip64_of_another_test.so")
+    ctypes.CDLL(str(loaded))
+    assert hip_runtime.loaded_runtime()._name == str(loaded)
+
+
+@pytest.mark.usefixtures("no_runtime_yet")
+def test_no_runtime_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hip_runtime, "_NAME", "libamdhip64_of_no_test.so")
+    with pytest.raises(HipError, match="the HIP runtime was not found; tried ") as raised:
+        hip_runtime.loaded_runtime()
+    assert str(Path(torch.__file__).parent / "lib") in str(raised.value)

@@ -1,0 +1,288 @@
+"""The rules of the tuned family, each with its sentence, and what explain makes of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plain_tree import PlainKernel, write_tree
+from torch import Tensor
+from tree_environment import UseTree, forget_trees
+from untyped import explain, fmha_fwd
+
+from jitfmha import emulate
+from jitfmha.dispatch import explain_problem, select
+from jitfmha.kernels import tuned
+from jitfmha.manifest import KernelRow, trees_of
+from jitfmha.mask import parse_mask
+from jitfmha.problem import Mode, Problem, Strides
+from jitfmha.target import AmdTarget, CpuTarget
+
+MI300 = AmdTarget("gfx942", "MI300", 0, 304)
+MI350 = AmdTarget("gfx950", "MI350", 0, 256)
+GIB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def tree(full_tree: Path, use_tree: UseTree) -> Path:
+    use_tree(full_tree)
+    return full_tree
+
+
+def problem(mode: Mode = "gm0", **changes: Any) -> Problem:
+    """A small problem that the tree serves, bshd, with changes."""
+    row = Strides(batch=70 * 4 * 128, seq=4 * 128, head=128)
+    base = Problem(
+        mode=mode,
+        dtype="bf16",
+        batch=2,
+        heads_q=4,
+        heads_k=4,
+        seqlen_q=70,
+        seqlen_k=70,
+        hdim_q=128,
+        hdim_v=128,
+        mask=parse_mask(0),
+        softmax_scale=0.3,
+        q=row,
+        k=row,
+        v=row,
+        out=row,
+        has_lse=False,
+    )
+    return replace(base, **changes)
+
+
+def reasons(changed: Problem, target: AmdTarget = MI300) -> str:
+    """The tuned family's reasons; dispatch and explain say the same."""
+    given = tuned.reasons_not(changed, target)
+    explanation = explain_problem(changed, target)
+    assert list(explanation.rejected.get("tuned", ())) == given
+    if given:
+        assert explanation.plan is None
+        with pytest.raises(NotImplementedError) as raised:
+            select(changed, target)
+        for reason in given:
+            assert f"not tuned: {reason}" in str(raised.value)
+    return "\n".join(given)
+
+
+def strides(**changes: int) -> Strides:
+    return replace(problem().q, **changes)
+
+
+@pytest.mark.parametrize("mode", ["gm0", "gm1"])
+@pytest.mark.parametrize("mask", [0, 2])
+def test_served(mode: Mode, mask: int) -> None:
+    served = problem(mode, mask=parse_mask(mask))
+    assert reasons(served) == ""
+    plan = select(served, MI300)
+    assert plan.family == "tuned"
+    assert plan.kernel == PlainKernel(mask=mask, mode=("gm0", "gm1").index(mode)).name
+
+
+def test_the_target() -> None:
+    (reason,) = tuned.reasons_not(problem(), CpuTarget("generic"))
+    assert reason.startswith("It needs an AMD Instinct GPU")
+    assert tuned.remarks(problem(), CpuTarget("generic")) == []
+
+
+# Changes, a target, and words of the only sentence. All but the first few go through one rule each.
+REFUSED: list[tuple[dict[str, Any], AmdTarget, list[str]]] = [
+    ({"dtype": "fp32"}, MI300, ["fp32"]),
+    ({"dtype": "fp8_e4m3fn"}, MI300, ["gfx942", "fp8_e4m3fnuz", "fp8_e4m3fn"]),
+    ({"dtype": "fp8_e4m3fnuz"}, MI350, ["gfx950", "fp8_e4m3fn", "fp8_e4m3fnuz"]),
+    ({"mask": parse_mask(0, (5, 5))}, MI300, ["window (left 5, right 5, bottom-right)"]),
+    ({"mask": parse_mask(1, (5, -1))}, MI300, ["window (left 5, right 0, top-left)"]),
+    ({"mask": parse_mask("g:3,4")}, MI300, ["window (left 2, right 3, top-left)"]),
+    ({"seqlen_q": GIB}, MI300, ["1073741823 rows", "q has 1073741824"]),
+    ({"seqlen_k": GIB}, MI300, ["k has 1073741824"]),
+    ({"q": strides(head=2 * GIB)}, MI300, ["q has 4294967296 bytes", "head"]),
+    ({"k": strides(batch=2 * GIB)}, MI300, ["k has 4294967296 bytes", "batch"]),
+    ({"v": strides(seq=2 * GIB)}, MI300, ["v has 4294967296 bytes", "seq"]),
+    ({"out": strides(seq=2 * GIB)}, MI300, ["out has 4294967296 bytes", "seq"]),
+    ({"batch": 65536}, MI300, ["65535 sequences", "65536"]),
+    ({"heads_q": 65536}, MI300, ["65535 heads", "65536"]),
+    # Of plain trees only:
+    ({"hdim_q": 96, "hdim_v": 96}, MI300, ["no kernel for bf16, hdim 96x96, mask none, gm0, rtne"]),
+    ({"dtype": "fp16"}, MI300, ["no kernel for fp16, hdim 128x128, mask none, gm0 on MI300"]),
+    ({"mask": parse_mask(2), "bf16_cvt": "rtz"}, MI300, ["causal (bottom-right), gm0, rtz"]),
+    ({"mask": parse_mask(1), "seqlen_k": 71}, MI350, ["mask causal (top-left), gm0 on MI350"]),
+    ({"seqlen_q": 4096, "q": strides(seq=GIB // 2048)}, MI300, ["4 GiB", "rows of q"]),
+    ({"seqlen_k": 4096, "v": strides(seq=GIB // 2048)}, MI300, ["4 GiB", "rows of v"]),
+    ({"seqlen_q": 4096, "out": strides(seq=GIB // 2048)}, MI300, ["4 GiB", "rows of out"]),
+    ({"k": strides(seq=127)}, MI300, ["do not overlap", "those of k"]),
+    ({"q": strides(seq=0)}, MI300, ["do not overlap", "those of q"]),
+]
+
+
+@pytest.mark.parametrize(("changes", "target", "words"), REFUSED)
+def test_refused(tree: Path, changes: dict[str, Any], target: AmdTarget, words: list[str]) -> None:
+    text = reasons(problem(**changes), target)
+    assert text.count("\n") == 0
+    for word in words:
+        assert word in text
+    assert (str(tree) in text) == ("kernel" in words[0] or text.startswith("JITFMHA_HSA_DIR"))
+
+
+# One less, or one more, than what is refused.
+JUST_SERVED: list[tuple[dict[str, Any], AmdTarget]] = [
+    ({"q": strides(head=2 * GIB - 1)}, MI300),
+    ({"k": strides(batch=2 * GIB - 1)}, MI300),
+    ({"batch": 1, "q": strides(batch=1 << 50)}, MI300),
+    ({"batch": 65535, "heads_q": 65532}, MI300),
+    ({"seqlen_q": 4095, "q": strides(seq=GIB // 2048)}, MI300),
+    ({"k": strides(seq=128)}, MI300),
+    ({"seqlen_q": 1, "seqlen_k": 1, "q": strides(seq=0), "k": strides(seq=1)}, MI300),
+    ({"mask": parse_mask(0, (-1, 0))}, MI300),
+    ({"mask": parse_mask("b:-1,0")}, MI300),
+    ({"mask": parse_mask(1)}, MI350),
+    ({"mask": parse_mask(1), "seqlen_k": 71}, MI300),
+    ({"bf16_cvt": "rtz"}, MI300),
+    ({"bf16_cvt": "rtz"}, MI350),
+    ({"dtype": "fp8_e4m3fnuz"}, MI300),
+    (
+        {
+            "dtype": "fp8_e4m3fn",
+            "hdim_q": 256,
+            "hdim_v": 256,
+            **dict.fromkeys("qkv", strides(seq=256)),
+        },
+        MI350,
+    ),
+    ({"dtype": "fp16", "hdim_q": 64, "hdim_v": 64, "bf16_cvt": "rtna"}, MI300),
+]
+
+
+@pytest.mark.parametrize(("changes", "target"), JUST_SERVED)
+def test_just_served(changes: dict[str, Any], target: AmdTarget) -> None:
+    out = {"out": strides(seq=256)} if changes.get("hdim_v") == 256 else {}
+    assert reasons(problem(**changes, **out), target) == ""
+
+
+@pytest.mark.parametrize("name", ["q_descale", "k_descale", "v_descale"])
+def test_plain_gfx950_kernels_take_one_scale(name: str) -> None:
+    each = {name: (4, 1)}
+    assert f"{name} of shape (1,)" in reasons(problem(dtype="fp8_e4m3fn", **each), MI350)
+    assert reasons(problem(dtype="fp8_e4m3fn", **{name: (0, 0)}), MI350) == ""
+    alone = {"batch": 1, "heads_k": 1, "heads_q": 1}
+    assert reasons(problem(dtype="fp8_e4m3fn", **each, **alone), MI350) == ""
+    assert reasons(problem(dtype="fp8_e4m3fnuz", **each), MI300) == ""
+
+
+def test_plain_causal_gfx942_kernels_take_no_scale_beyond_a_tile() -> None:
+    """Production kernels loop back to before the multiplication of the scale with q_ and k_descale.
+
+    Seen in their disassembly, and in numbers: from the second tile on the scale has both squared.
+    """
+    one = (0, 0)
+    causal = problem(dtype="fp8_e4m3fnuz", mask=parse_mask(2))
+    (tree,) = trees_of("gfx942", "MI300")
+    kernel = PlainKernel("fp8bf16", mask=2, bf16_cvt=1)
+    row = tuned._row(causal, MI300, tree)
+    assert isinstance(row, str), "the tree of the tests has no such kernel"
+    row = KernelRow("fp8bf16", 128, 128, 2, 0, 1, 64, 64, kernel.symbol, "MI300/x.co", None, None)
+    rule = tuned._descale_twice_rule
+    for scales in ({"q_descale": one}, {"k_descale": one}):
+        text = rule(replace(causal, **scales), MI300, row)
+        assert text is not None
+        assert "twice from row 64 on" in text
+        assert rule(replace(causal, **scales, seqlen_q=64), MI300, row) is None
+        assert rule(replace(causal, **scales), MI300, replace(row, mask=0)) is None
+        assert rule(replace(causal, **scales), MI350, row) is None
+    assert rule(replace(causal, v_descale=one), MI300, row) is None
+    assert rule(causal, MI300, row) is None
+
+
+def test_the_shipped_tree_has_no_limits_of_plain_kernels() -> None:
+    (tree,) = trees_of("gfx942", "MI300")
+    shipped = replace(tree, is_shipped=True, origin="the kernels of this package")
+    beyond = [
+        problem(seqlen_q=4096, q=strides(seq=GIB // 2048)),
+        problem(k=strides(seq=0)),
+    ]
+    for changed in beyond:
+        assert isinstance(tuned._in_tree(changed, MI300, tree), str)
+        assert isinstance(tuned._in_tree(changed, MI300, shipped), tuned.TunedPlan)
+
+
+def qkv() -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (torch.zeros(2, 70, 4, 128, dtype=torch.bfloat16) for _ in range(3))
+    return q, k, v
+
+
+def test_explanation(tree: Path) -> None:
+    with emulate("gfx942-mi308"):
+        plan = explain(*qkv(), mask=2, return_lse=True)
+    text = str(plan)
+    kernel = PlainKernel(mask=2)
+    for part in (
+        *("gfx942", "MI308", "emulated", "80 compute units", kernel.name, "family tuned"),
+        *(f"MI308/{kernel.file}", f"JITFMHA_HSA_DIR={tree}", "not general: ", "not cpu: "),
+    ):
+        assert part in text
+    values = json.loads(json.dumps(plan.to_dict()))
+    assert values["kernel"] == kernel.name
+    assert values["source"] == f"MI308/{kernel.file} of JITFMHA_HSA_DIR={tree}"
+    assert values["remarks"] == []
+
+
+def test_an_uncovered_call_raises_what_explain_says() -> None:
+    with emulate("gfx950"):
+        said = explain(*qkv(), window_size=(3, 3))
+        with pytest.raises(NotImplementedError) as raised:
+            fmha_fwd(*qkv(), window_size=(3, 3))
+    assert said.plan is None
+    assert str(said) in str(raised.value)
+    assert "window (left 3, right 3" in str(raised.value)
+
+
+def test_emulation_takes_effect_at_once_and_ends_at_once(tree: Path) -> None:
+    """The same tensors, prepared before, go to whatever is emulated at the moment."""
+    q, k, v = qkv()
+    families = []
+    for _ in range(2):
+        families.append(explain(q, k, v).plan.family)
+        on_cpu = fmha_fwd(q + 1, k, v)
+        with emulate("gfx942"):
+            families.append(explain(q, k, v).target.chip)
+            fmha_fwd(q + 1, k, v)
+            with pytest.raises(NotImplementedError):
+                fmha_fwd(q.float(), k.float(), v.float())
+            with emulate("gfx950"):
+                families.append(explain(q, k, v).target.chip)
+                assert torch.equal(fmha_fwd(q + 1, k, v), on_cpu)
+        fmha_fwd(q.float(), k.float(), v.float())
+    assert families == ["cpu", "MI300", "MI350"] * 2
+
+
+def test_no_tree_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JITFMHA_HSA_DIR")
+    forget_trees()
+    assert reasons(problem()) == "This version ships no code objects for gfx942."
+
+
+def test_trees_are_tried_in_turn(tmp_path: Path, full_tree: Path, use_tree: UseTree) -> None:
+    """JITFMHA_HSA_DIR, then AITER_ASM_DIR: the first that has a kernel for the problem."""
+    first = PlainKernel(ts_qo=32)
+    write_tree(tmp_path, "gfx942", [first])
+    use_tree(full_tree, "AITER_ASM_DIR")
+    use_tree(tmp_path)
+    assert [tree.origin.partition("=")[0] for tree in trees_of("gfx942", "MI300")] == [
+        "JITFMHA_HSA_DIR",
+        "AITER_ASM_DIR",
+    ]
+    plan = select(problem(), MI300)
+    assert isinstance(plan, tuned.TunedPlan)
+    assert plan.row.ts_qo == 32
+    other = select(problem("gm1"), MI300)
+    assert "AITER_ASM_DIR" in other.source
+    (remark,) = explain_problem(problem("gm1"), MI300).remarks
+    assert remark.startswith("JITFMHA_HSA_DIR")
+    assert "no kernel for bf16, hdim 128x128, mask none, gm1" in remark
+    text = reasons(problem(hdim_q=96, hdim_v=96))
+    assert text.count("no kernel for") == 2
