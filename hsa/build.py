@@ -34,6 +34,7 @@ CHIPS = {
     "MI308": ("gfx942", 4, "MI308"),
     "MI350": ("gfx950", 8, ""),
 }
+MASKS = {0: "", 1: "causal_top_left", 2: "causal"}
 ROUNDINGS = {0: ("rtne", "nearest_even"), 1: ("rtna", "nearest_away"), 2: ("rtz", "towards_zero")}
 # (hdim_q, hdim_v) -> query rows of a workgroup, keys of a tile
 TILES = {(64, 64): (256, 64), (128, 128): (256, 64), (192, 128): (128, 32)}
@@ -69,7 +70,7 @@ class Kernel:
     """A code object: one row of a manifest.
 
     Attributes:
-        mask: 0 none, 2 causal with the diagonal at the bottom right.
+        mask: 0 none, 1 causal with the diagonal from the top left, 2 to the bottom right.
         mode: 0 gm0 (batch), 1 gm1 (group).
         bf16_cvt: how float32 becomes bf16, a key of `ROUNDINGS`; 0 where that has one way only.
     """
@@ -93,7 +94,7 @@ class Kernel:
         has_roundings = self.arch == "gfx942" and self.dtype == "bf16"
         words = (
             f"fmha_fwd_hd{hdim}_{self.dtype}",
-            "causal" if self.mask else "",
+            MASKS[self.mask],
             ROUNDINGS[self.bf16_cvt][0] if has_roundings else "",
             "group" if self.mode else "",
         )
@@ -126,7 +127,7 @@ class Kernel:
             "DTYPE": self.dtype.upper(),
             "HDIM_Q": self.hdim_q,
             "HDIM_V": self.hdim_v,
-            "CAUSAL": int(self.mask != 0),
+            "MASK": self.mask,
             "GROUP": self.mode,
             "ROUNDING": ROUNDINGS[self.bf16_cvt][1],
             "TILE_ROWS": self.tile[0],
@@ -183,7 +184,8 @@ def kernels() -> Iterator[Kernel]:
             roundings = (0, 1, 2) if arch == "gfx942" and dtype == "bf16" else (0,)
             for hdim_q, hdim_v in hdims:
                 for mode in (0, 1):
-                    for mask in (0, 2):
+                    # Group mode knows no top left.
+                    for mask in (0, 2) if mode else (0, 1, 2):
                         for bf16_cvt in roundings:
                             yield Kernel(chip, dtype, hdim_q, hdim_v, mask, mode, bf16_cvt)
 

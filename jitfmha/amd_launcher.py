@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -25,6 +26,8 @@ Descales = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 KERNARG_BYTES = 656
 _TEMPLATE = "amd/fmha_fwd_launcher.cpp.in"
+# Fewer key tiles for a part would cost more in reading and writing parts than they save.
+_LEAST_KEY_TILES = 4
 _INPUT_BYTES = {"bf16": 2, "fp16": 2, "fp8bf16": 1}
 _MODES = ("gm0", "gm1")
 
@@ -39,7 +42,8 @@ def launcher_spec(tree: Tree, chip: Chip, mode: str) -> jit.LauncherSpec:
         "is_gfx942": str(chip != "MI350").lower(),
         "is_group_mode": str(mode == "gm1").lower(),
         "code_objects": "\n".join(
-            f'    {{"{row.file}", "{row.symbol}", {row.hdim_q}, {row.hdim_v}, {row.mask}, '
+            f'    {{"{row.file}", "{row.symbol}", "{row.combine_symbol or ""}", '
+            f"{row.hdim_q}, {row.hdim_v}, {row.mask}, "
             f"{_INPUT_BYTES[row.dtype]}, {row.ts_qo}, {threads_of(tree, row)}}},"
             for row in rows
         ),
@@ -81,9 +85,57 @@ def checked_code_object(tree: Tree, row: KernelRow, target_arch: str) -> CodeObj
             threads=threads_of(tree, row),
             kernarg_bytes=KERNARG_BYTES,
             sha256=row.sha256,
+            combine_symbol=row.combine_symbol,
         )
     except CodeObjectError as error:
         return f"{tree}: {error}"
+
+
+@dataclass(frozen=True)
+class KeySplit:
+    """How keys are split among workgroups where query tiles alone would leave units idle.
+
+    Attributes:
+        sequences: batch times query heads.
+        ts_qo: rows of q in a tile.
+        key_tiles: of the longest sequence, or in gm1 of one of average length.
+        slots: workgroups that the GPU runs at a time.
+        hdim_v: columns of a part's output.
+    """
+
+    sequences: int
+    ts_qo: int
+    key_tiles: int
+    slots: int
+    hdim_v: int
+
+    def parts(self, rows: int) -> int:
+        """Parts of the keys for query sequences of up to ``rows``; 1: keys are not split."""
+        workgroups = self.sequences * -(-rows // self.ts_qo)
+        if workgroups == 0:
+            return 1
+        return max(1, min(self.slots // workgroups, self.key_tiles // _LEAST_KEY_TILES))
+
+    def floats(self, rows: int, parts: int) -> int:
+        """The size of what parts leave: for each query the output, its maximum and its sum.
+
+        A wave of 64 lanes has 32 queries: the last two are there twice.
+        """
+        waves = self.ts_qo // 32
+        tiles = self.sequences * -(-rows // self.ts_qo)
+        return tiles * parts * waves * 64 * (self.hdim_v // 2 + 2)
+
+
+def key_split_of(problem: Problem, target: AmdTarget, row: KernelRow, threads: int) -> KeySplit:
+    """The split for a problem on a GPU; two workgroups of four waves share a unit."""
+    rows_k = problem.seqlen_k if problem.mode == "gm0" else problem.seqlen_k // max(problem.batch, 1)
+    return KeySplit(
+        sequences=problem.batch * problem.heads_q,
+        ts_qo=row.ts_qo,
+        key_tiles=-(-rows_k // row.ts_kv),
+        slots=target.compute_units * (512 // threads),
+        hdim_v=row.hdim_v,
+    )
 
 
 class AmdLaunch:
@@ -91,7 +143,7 @@ class AmdLaunch:
 
     __slots__ = (
         *("_bound", "_bound_address", "_device", "_entry"),
-        *("_is_fp8", "_launcher", "_ones", "_rows", "_stream_of"),
+        *("_is_fp8", "_launcher", "_ones", "_rows", "_split", "_stream_of"),
     )
 
     def __init__(
@@ -110,10 +162,10 @@ class AmdLaunch:
         runtime = launcher.jitfmha_open_runtime(runtime_path.encode())
         if not runtime:
             raise HipError(-1, _last_error(launcher))
-        function = ctypes.c_void_p()
+        function, combine = ctypes.c_void_p(), ctypes.c_void_p()
         status = launcher.jitfmha_load(
-            *(runtime, target.device_index, index),
-            *(code_object.image, len(code_object.image), ctypes.byref(function)),
+            *(runtime, target.device_index, index, code_object.image, len(code_object.image)),
+            *(ctypes.byref(function), ctypes.byref(combine)),
         )
         if status != 0:
             raise HipError(status, _last_error(launcher))
@@ -124,8 +176,14 @@ class AmdLaunch:
         self._is_fp8 = problem.is_fp8
         self._rows = problem.seqlen_q
         self._ones: Tensor | None = None
+        self._split = None
+        if row.combine_symbol is not None:
+            split = key_split_of(problem, target, row, threads_of(tree, row))
+            # More rows make more tiles: where one tile for each sequence is enough, all are.
+            if split.parts(problem.seqlen_q if problem.mode == "gm0" else 1) > 1:
+                self._split = split
         self._bound = _BoundKernel(
-            runtime, function, target.device_index, index, _launch_problem(problem)
+            runtime, function, combine, target.device_index, index, _launch_problem(problem)
         )
         self._bound_address = ctypes.addressof(self._bound)
 
@@ -139,8 +197,12 @@ class AmdLaunch:
         cu_seqlens: CuSeqlens | None,
         max_seqlen_q: int | None,
         descales: Descales | None,
+        partial: Tensor | None = None,
     ) -> None:
-        """Start the kernel on torch's current stream; ``out`` and ``lse`` are written later."""
+        """Start the kernel on torch's current stream; ``out`` and ``lse`` are written later.
+
+        ``partial`` is what :meth:`new_partial` gives, where the caller has asked for it already.
+        """
         scale_q = scale_k = scale_v = None
         if self._is_fp8:
             scale_q, scale_k, scale_v = (x.data_ptr() for x in self.complete(descales, q.device))
@@ -155,6 +217,11 @@ class AmdLaunch:
             ends_q, ends_k = plain_q.data_ptr(), plain_k.data_ptr()
             starts_q = ends_q if padded_q is plain_q else padded_q.data_ptr()
             starts_k = ends_k if padded_k is plain_k else padded_k.data_ptr()
+        parts = 1
+        if self._split is not None:
+            parts = self._split.parts(longest or self._rows)
+            if partial is None:
+                partial = self.new_partial(q, max_seqlen_q)
         status = self._entry(
             self._bound_address,
             self._stream_of(self._device),
@@ -171,9 +238,21 @@ class AmdLaunch:
             ends_k,
             starts_q,
             starts_k,
+            None if partial is None else partial.data_ptr(),
+            parts,
         )
         if status != 0:
             raise HipError(status, _last_error(self._launcher))
+
+    def new_partial(self, q: Tensor, max_seqlen_q: int | None) -> Tensor | None:
+        """Room for the parts of the keys, or None where keys are not split."""
+        if self._split is None:
+            return None
+        rows = self._rows if max_seqlen_q is None else min(self._rows, max_seqlen_q)
+        parts = self._split.parts(rows)
+        if parts == 1:
+            return None
+        return q.new_empty(self._split.floats(rows, parts), dtype=torch.float32)
 
     def complete(self, descales: Descales | None, device: torch.device) -> tuple[Tensor, ...]:
         """The scales of fp8 inputs, with 1 in place of those that were not given."""
@@ -231,6 +310,7 @@ class _BoundKernel(ctypes.Structure):
     _fields_ = [
         ("runtime", ctypes.c_void_p),
         ("function", ctypes.c_void_p),
+        ("combine", ctypes.c_void_p),
         ("device", ctypes.c_int32),
         ("code_object", ctypes.c_int32),
         ("problem", _Problem),
@@ -275,9 +355,13 @@ def _launcher(spec: jit.LauncherSpec) -> ctypes.CDLL:
         (
             "jitfmha_load",
             integer,
-            [pointer, integer, integer, ctypes.c_char_p, ctypes.c_size_t, pointer],
+            [pointer, integer, integer, ctypes.c_char_p, ctypes.c_size_t, pointer, pointer],
         ),
-        ("jitfmha_fwd", integer, [pointer, pointer, ctypes.c_int64, *[pointer] * 12]),
+        (
+            "jitfmha_fwd",
+            integer,
+            [pointer, pointer, ctypes.c_int64, *[pointer] * 13, ctypes.c_int32],
+        ),
     ):
         function = getattr(library, name)
         function.restype = result

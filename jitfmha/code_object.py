@@ -43,7 +43,14 @@ class CodeObject:
 
 
 def read_code_object(
-    path: Path, *, arch: str, symbol: str, threads: int, kernarg_bytes: int, sha256: str | None
+    path: Path,
+    *,
+    arch: str,
+    symbol: str,
+    threads: int,
+    kernarg_bytes: int,
+    sha256: str | None,
+    combine_symbol: str | None = None,
 ) -> CodeObject:
     """Read a file and check it before anything is loaded from it.
 
@@ -53,6 +60,7 @@ def read_code_object(
         threads: of a workgroup, as it will be launched.
         kernarg_bytes: that the launcher passes. A kernel may declare fewer: it reads a part.
         sha256: of the whole file in hexadecimal digits; None where the manifest has none.
+        combine_symbol: of a second kernel that must be inside; None where there is none.
 
     Raises:
         CodeObjectError: the file cannot be read, or is not what was expected.
@@ -72,7 +80,10 @@ def read_code_object(
                 f"the manifest expects {sha256}"
             )
     try:
-        declared = _check(path, _Elf(image), arch, symbol, threads, kernarg_bytes)
+        elf = _Elf(image)
+        declared = _check(path, elf, arch, symbol, threads, kernarg_bytes)
+        if combine_symbol is not None:
+            _check(path, elf, arch, combine_symbol, threads, kernarg_bytes)
     except CodeObjectError:
         raise
     except (

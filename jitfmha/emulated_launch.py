@@ -50,8 +50,9 @@ class EmulatedLaunch:
         anything but the tensors of the call.
         """
         scales = self._launch.complete(descales, q.device) if self._is_fp8 else ()
-        with self._emulation.launching(q, k, v, out, lse, *(cu_seqlens or ()), *scales):
-            self._launch(q, k, v, out, lse, cu_seqlens, max_seqlen_q, descales)
+        partial = self._launch.new_partial(q, max_seqlen_q)
+        with self._emulation.launching(q, k, v, out, lse, *(cu_seqlens or ()), *scales, partial):
+            self._launch(q, k, v, out, lse, cu_seqlens, max_seqlen_q, descales, partial)
 
 
 def _no_stream(_device: int) -> None:

@@ -15,7 +15,10 @@ import torch
 
 _NAME = "libamdhip64.so"
 _MAPS = Path("/proc/self/maps")
-_PCI_CHIP_ID = 10019  # hipDeviceAttributePciChipId
+# hipDeviceAttributePciChipId: ROCm 7.1 put another attribute before it, which has its old number
+# (aiter pull request 5182). Ids of Instinct chips tell an answer from one to another question.
+_PCI_CHIP_ID = (10019, 10020)
+_INSTINCT_IDS = range(0x7400, 0x7600)
 
 
 class HipError(RuntimeError):
@@ -71,11 +74,19 @@ def _mapped_libraries() -> list[str]:
 def pci_chip_id(runtime: ctypes.CDLL, device: int) -> int:
     """The PCI device id of a GPU, which tells chips of one architecture apart.
 
+    Where no number of the attribute gives an Instinct chip's id, the first answer is returned.
+
     Raises:
         HipError: the runtime does not tell.
     """
-    value = ctypes.c_int()
-    code = runtime.hipDeviceGetAttribute(ctypes.byref(value), _PCI_CHIP_ID, device)
+    answers = []
+    for attribute in _PCI_CHIP_ID:
+        value = ctypes.c_int()
+        code = runtime.hipDeviceGetAttribute(ctypes.byref(value), attribute, device)
+        if code == 0 and value.value in _INSTINCT_IDS:
+            return value.value
+        answers.append((code, value.value))
+    code, answer = answers[0]
     if code != 0:
         raise HipError(code, f"hipDeviceGetAttribute(PciChipId) of device {device} failed: {code}")
-    return value.value
+    return answer

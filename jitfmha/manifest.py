@@ -52,6 +52,8 @@ class KernelRow:
         file: of the code object, relative to the manifest's folder.
         sha256: of the file; None where the manifest has none.
         chip: the one that the row names; None where it holds for all of the architecture.
+        combine_symbol: of the kernel that makes the output where keys are split; None where the
+            manifest has none.
     """
 
     dtype: KernelDtype
@@ -66,6 +68,7 @@ class KernelRow:
     file: str
     sha256: str | None
     chip: Chip | None
+    combine_symbol: str | None = None
 
     @property
     def name(self) -> str:
@@ -224,7 +227,7 @@ def _row(cells: Mapping[str, str], arch: Arch, chip: Chip) -> KernelRow:
     file = _matching("co_name", cells["co_name"], _FILE, "a file name")
     if _CHIP_FOLDERS[arch]:
         file = f"{named_chip or chip}/{file}"
-    sha256 = cells.get("sha256", "").lower()
+    sha256, combine = cells.get("sha256", "").lower(), cells.get("combine_name", "")
     return KernelRow(
         dtype=_dtype(cells["dtype"]),
         hdim_q=_positive("hdim_q", cells["hdim_q"]),
@@ -238,6 +241,7 @@ def _row(cells: Mapping[str, str], arch: Arch, chip: Chip) -> KernelRow:
         file=file,
         sha256=_matching("sha256", sha256, _SHA256, "64 hexadecimal digits") if sha256 else None,
         chip=named_chip,
+        combine_symbol=_matching("combine_name", combine, _SYMBOL, "a symbol") if combine else None,
     )
 
 

@@ -19,7 +19,7 @@
 //
 // A launch that would not fill the chip splits the keys: see ptr_partial in arguments.h.
 //
-// Set by the build: DTYPE (BF16 or FP16), HDIM_Q, HDIM_V, CAUSAL, GROUP, ROUNDING, KERNEL and
+// Set by the build: DTYPE (BF16 or FP16), HDIM_Q, HDIM_V, MASK, GROUP, ROUNDING, KERNEL and
 // COMBINE (symbols), TILE_ROWS, TILE_KEYS, XCDS (chiplets, each with an L2 cache of its own).
 #include "arguments.h"
 #include "number_formats.h"
@@ -29,7 +29,8 @@ constexpr int kHdimQ = HDIM_Q, kHdimV = HDIM_V;
 constexpr int kTileRows = TILE_ROWS, kTileKeys = TILE_KEYS;
 constexpr int kWaves = kTileRows / 32, kThreads = 64 * kWaves;
 constexpr int kGroups = kWaves / 4;
-constexpr bool kCausal = CAUSAL, kGroupMode = GROUP;
+// The diagonal of the causal mask begins in the top left corner or ends in the bottom right one.
+constexpr bool kCausal = MASK != 0, kTopLeft = MASK == 1, kGroupMode = GROUP;
 constexpr Rounding kRounding = Rounding::ROUNDING;
 #if defined(__gfx950__)
 constexpr int kBankChunks = 16;  // 64 banks
@@ -389,7 +390,7 @@ __device__ inline void attend(Task task, int tile, float scale, Lds<char> lds, i
   const int group = wave_index / 4;
   const int first_row = tile * kTileRows + wave_index * 32;
   // The last key that a row sees is its number plus this, under the causal mask.
-  int diagonal = head.k.count - head.q.count;
+  int diagonal = kTopLeft ? 0 : head.k.count - head.q.count;
 
   int count = head.k.count;  // of keys that any row of the tile sees
   if (kCausal) count = smaller(count, smaller((tile + 1) * kTileRows, head.q.count) + diagonal);

@@ -291,9 +291,20 @@ def _descale_twice_rule(problem: Problem, target: AmdTarget, row: KernelRow) -> 
     return None
 
 
+def _gqa_rule(problem: Problem, target: AmdTarget, row: KernelRow) -> str | None:
+    """Plain gfx950 fp8 kernels turn the ratio of heads into a shift, which knows five of them."""
+    ratio = problem.heads_q // max(problem.heads_k, 1)
+    if problem.is_empty:
+        return None
+    if target.arch != "gfx950" or not problem.is_fp8 or ratio in (1, 2, 4, 8, 16):
+        return None
+    return f"its fp8 kernels take 1, 2, 4, 8 or 16 query heads for a key head; here are {ratio}."
+
+
 _ONE_SCALE: DescaleStrides = (0, 0)
 _PLAIN_RULES: tuple[Callable[[Problem, AmdTarget, KernelRow], str | None], ...] = (
     _range_rule,
+    _gqa_rule,
     _descale_shape_rule,
     _descale_twice_rule,
 )

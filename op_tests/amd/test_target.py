@@ -121,6 +121,21 @@ def test_unsupported_gpus(gpus: FakeGpus, arch: str) -> None:
     assert "sramecc" not in str(raised.value)
 
 
+def test_runtimes_that_number_attributes_anew(gpus: FakeGpus) -> None:
+    """From ROCm 7.1 on the old number asks for registers, and the new one for the id."""
+    device = gpus.add("gfx942", 80, 512)
+    gpus.runtime.set_attribute(0, PCI_CHIP_ID + 1, MI308_IDS[1])
+    target = target_of(device)
+    assert isinstance(target, AmdTarget)
+    assert target.chip == "MI308"
+
+
+def test_an_unknown_id_is_no_mi308(gpus: FakeGpus) -> None:
+    target = target_of(gpus.add("gfx942", 80, 512))
+    assert isinstance(target, AmdTarget)
+    assert target.chip == "MI300"
+
+
 def test_a_runtime_that_does_not_tell(gpus: FakeGpus) -> None:
     device = gpus.add("gfx942", 304, 0x74A1)
     gpus.runtime.reset()

@@ -198,6 +198,18 @@ def test_plain_causal_gfx942_kernels_take_no_scale_beyond_a_tile() -> None:
     assert rule(causal, MI300, row) is None
 
 
+def test_plain_gfx950_fp8_kernels_take_five_ratios_of_heads() -> None:
+    """Seen in their disassembly: the ratio is compared with powers of two, and becomes a shift."""
+    row = KernelRow("fp8bf16", 128, 128, 0, 0, 0, 64, 64, "symbol", "x.co", None, None)
+    for ratio in (1, 2, 3, 4, 6, 8, 16, 32):
+        fp8 = problem(dtype="fp8_e4m3fn", heads_q=2 * ratio, heads_k=2)
+        text = tuned._gqa_rule(fp8, MI350, row)
+        assert (text is None) == (ratio in (1, 2, 4, 8, 16))
+        assert text is None or f"here are {ratio}" in text
+        assert tuned._gqa_rule(replace(fp8, dtype="bf16"), MI350, row) is None
+        assert tuned._gqa_rule(fp8, MI300, row) is None
+
+
 def test_the_shipped_tree_has_no_limits_of_plain_kernels() -> None:
     (tree,) = trees_of("gfx942", "MI300")
     shipped = replace(tree, is_shipped=True, origin="the kernels of this package")

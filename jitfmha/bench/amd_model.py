@@ -1,0 +1,168 @@
+"""The amd-model suite: the tuned kernels by the emulator's cost model, and the launcher's cost.
+
+Calls of `fmha_fwd` go the whole way to the emulator, which counts and times a sample of their
+workgroups. Figures are the model's; `python -m jitfmha profile` prints what it assumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..emulator import DEVICES, emulate
+from ..emulator.profile import Estimate, LaunchProfile
+from ..interface import fmha_fwd
+from ..problem import BF16_CVTS, Bf16Cvt
+from . import launcher
+from .report import Report
+
+Progress = Callable[[str], None]
+
+# A launch of seven rounds on an MI300X: 2048 workgroups without a mask.
+_BATCH, _HEADS, _SEQLEN, _HDIM = 4, 32, 4096, 128
+_SAMPLE = 24
+_QUICK_SAMPLE = 4
+# The bars' unit of work: 32 queries and 64 keys of one wave.
+_QUERIES, _KEYS = 32, 64
+_MATRIX_CYCLES = 2048
+_VALU_CYCLES: dict[Bf16Cvt, int] = {"rtne": 2024, "rtna": 1900, "rtz": 1700}
+_BUSY: dict[tuple[str, Bf16Cvt], int] = {
+    ("gfx942", "rtz"): 75,
+    ("gfx942", "rtne"): 65,
+    ("gfx950", "rtne"): 60,
+}
+_CAUSAL = 0.56
+# GPU allocators align to more than a cache line, PyTorch's for the CPU to less.
+_ALIGNMENT = 512
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """What chooses a code object."""
+
+    chip: str
+    dtype: torch.dtype
+    hdims: tuple[int, int]
+    mask: int
+    bf16_cvt: Bf16Cvt = "rtne"
+
+    def __str__(self) -> str:
+        hdim_q, hdim_v = self.hdims
+        dtype = str(self.dtype).removeprefix("torch.")
+        mask = "causal" if self.mask else "no mask"
+        return f"{self.chip} {dtype} {hdim_q}x{hdim_v} {self.bf16_cvt}, {mask}"
+
+
+def run(quick: bool, progress: Progress) -> Report:
+    """Model the launches; ``quick`` takes a smaller sample of each and fewer kernels."""
+    report = Report(
+        "amd-model",
+        {
+            "launch": f"batch {_BATCH}, heads {_HEADS}, seqlen {_SEQLEN}, hdim {_HDIM}, bf16",
+            "extent": "quick: a smaller sample" if quick else "full",
+        },
+    )
+    sample = _QUICK_SAMPLE if quick else _SAMPLE
+    kinds: list[tuple[str, Bf16Cvt]] = [("gfx942", cvt) for cvt in BF16_CVTS]
+    large = {
+        (chip, cvt, mask): _profile(
+            _Kernel(chip, torch.bfloat16, (_HDIM, _HDIM), mask, cvt),
+            (_BATCH, _HEADS, _SEQLEN),
+            sample,
+            progress,
+        )
+        for chip, cvt in [*kinds, ("gfx950", "rtne")]
+        for mask in (0, 2)
+    }
+    _cycles(report, large)
+    for (chip, cvt), bar in _BUSY.items():
+        busy = 100 * _estimate(large[chip, cvt, 0]).matrix_busy
+        report.at_least(f"matrix units busy, {chip} {cvt}, whole launch", busy, bar, "%")
+    for chip, cvt in _BUSY:
+        plain, causal = (_estimate(large[chip, cvt, mask]).seconds for mask in (0, 2))
+        report.at_most(f"causal over unmasked time, {chip} {cvt}", causal / plain, _CAUSAL, "x")
+    _main_loops(report, quick, progress)
+    launcher.add_rows(report, quick, progress)
+    return report
+
+
+def _cycles(report: Report, large: dict[tuple[str, Bf16Cvt, int], LaunchProfile]) -> None:
+    """Cycles of one wave for 32 queries and 64 keys: of an iteration, which is just that."""
+    for cvt in BF16_CVTS:
+        loop = max(large["gfx942", cvt, 0].main_loops, key=lambda loop: loop.work.matrix)
+        # A product of 32 x 32 x 8 takes 32 cycles, and both of attention's products are as large.
+        products = 2 * (_QUERIES * _KEYS * _HDIM) // (32 * 32 * 8)
+        of_unit = products / loop.work.matrix * loop.iterations
+        for what, cycles, bar in (
+            ("MFMA", loop.matrix_cycles, _MATRIX_CYCLES),
+            ("VALU", loop.valu_cycles, _VALU_CYCLES[cvt]),
+        ):
+            where = f"one wave, {_QUERIES} queries x {_KEYS} keys, gfx942 {cvt}"
+            report.at_most(f"{what} cycles, {where}", cycles * of_unit, bar, "cycles")
+
+
+def _main_loops(report: Report, quick: bool, progress: Progress) -> None:
+    """What must not be in any main loop, of each kind of kernel."""
+    conflicts = scratch = 0
+    for kernel in _kernels(quick):
+        profile = _profile(kernel, (1, 2, 1024), None, progress)
+        conflicts += sum(loop.work.lds_conflict_cycles for loop in profile.main_loops)
+        scratch += sum(loop.work.scratch_bytes for loop in profile.main_loops)
+    report.at_most("LDS bank conflicts in all main loops", conflicts, 0, "cycles")
+    report.at_most("spilled to scratch in all main loops", scratch, 0, "bytes")
+
+
+def _kernels(quick: bool) -> Iterator[_Kernel]:
+    kinds: tuple[tuple[torch.dtype, tuple[int, int]], ...] = (
+        (torch.bfloat16, (128, 128)),
+        (torch.bfloat16, (64, 64)),
+        (torch.bfloat16, (192, 128)),
+        (torch.float16, (128, 128)),
+        (torch.float16, (64, 64)),
+    )
+    for chip in DEVICES:
+        for dtype, hdims in kinds[:1] if quick else kinds:
+            for mask in (0, 2):
+                yield _Kernel(chip, dtype, hdims, mask)
+
+
+def _profile(
+    kernel: _Kernel, extent: tuple[int, int, int], sample: int | None, progress: Progress
+) -> LaunchProfile:
+    """The profile of one launch; the output is not looked at, since a sample leaves most undone."""
+    batch, heads, seqlen = extent
+    hdim_q, hdim_v = kernel.hdims
+    q, k, v = (_aligned(kernel.dtype, batch, seqlen, heads, d) for d in (hdim_q, hdim_q, hdim_v))
+    out = _aligned(kernel.dtype, batch, seqlen, heads, hdim_v)
+    generator = torch.Generator().manual_seed(20260101)
+    for x in (q, k, v):
+        # One sequence's values serve all: what they are changes no cost.
+        x.copy_(torch.randn(1, seqlen, 1, x.shape[-1], generator=generator))
+    with emulate(kernel.chip, profile=True, sample=sample) as run:
+        fmha_fwd(q, k, v, mask=kernel.mask, out=out, bf16_cvt=kernel.bf16_cvt)
+        profile = run.profiles()[-1]
+    estimate = _estimate(profile)
+    progress(
+        f"{kernel}, seqlen {seqlen}: {estimate.seconds * 1e3:.3f} ms, matrix units busy "
+        f"{estimate.matrix_busy:.1%}"
+    )
+    return profile
+
+
+def _estimate(profile: LaunchProfile) -> Estimate:
+    estimate = profile.estimate()
+    if estimate is None:
+        raise RuntimeError(f"no timing: {profile.why_not}")
+    return estimate
+
+
+def _aligned(dtype: torch.dtype, *shape: int) -> Tensor:
+    """Uninitialised memory, aligned as a GPU's allocator does it."""
+    spare = _ALIGNMENT // dtype.itemsize
+    count = torch.Size(shape).numel()
+    flat = torch.empty(count + spare, dtype=dtype)
+    begin = -flat.data_ptr() % _ALIGNMENT // dtype.itemsize
+    return flat[begin : begin + count].view(shape)
