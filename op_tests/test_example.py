@@ -44,10 +44,21 @@ def test_sentence_encoder_agrees_with_the_original(tmp_path: Path) -> None:
     assert "A just-in-time compiler" in nearest
 
 
-def test_the_notebook_example_of_the_readme(tmp_path: Path) -> None:
+def _readme_examples() -> list[str]:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+    return re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+
+
+def test_the_notebook_example_of_the_readme(tmp_path: Path) -> None:
+    code, _ = _readme_examples()
     assert len(code.splitlines()) == 10
     process = run_python("-c", code, cwd=tmp_path)
     assert process.returncode == 0, process.stderr
     assert "kernel   cpu_fwd_bf16" in process.stdout
+
+
+def test_the_emulator_example_of_the_readme(tmp_path: Path) -> None:
+    _, code = _readme_examples()
+    process = run_python("-c", code, cwd=tmp_path)
+    assert process.returncode == 0, process.stderr
+    assert "fmha_fwd_hd128_bf16_causal_rtneE on AMD Instinct MI300X (gfx942)" in process.stdout

@@ -62,7 +62,7 @@ def _machine(quick: bool) -> dict[str, str]:
 
 def _dense(report: Report, quick: bool, progress: Progress) -> None:
     seqlens = (512,) if quick else (512, 2048, 4096)
-    cases = list(product(DTYPE_NAMES, (64, 128), seqlens, (False, True)))
+    cases = list(product(_TOLERANCE, (64, 128), seqlens, (False, True)))
     speedups = []
     for number, (dtype, hdim, seqlen, causal) in enumerate(cases, 1):
         name = f"{DTYPE_NAMES[dtype]} hdim {hdim} seqlen {seqlen} {'causal' if causal else 'full'}"
