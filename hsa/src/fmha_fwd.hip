@@ -95,6 +95,8 @@ __device__ inline void wave_barrier() {
 
 __device__ inline int smaller(int a, int b) { return a < b ? a : b; }
 
+__device__ inline int tiles_of(unsigned count, unsigned size) { return (count + size - 1) / size; }
+
 // Addresses that depend on the result are computed where they are needed, instead of being kept in
 // registers throughout the loop.
 __device__ inline int anew(int lane) {
@@ -171,10 +173,12 @@ struct Attention {
     }
   };
 
-  __device__ Operands operands(Lds<const char> values, Lds<const char> keys, int lane) {
+  // With the first ones read: from kFirst on, which is 0 or kValues.
+  template <int kFirst>
+  __device__ static Operands operands(Lds<const char> values, Lds<const char> keys, int lane) {
     Operands result{values + Values::first_operand(lane), keys + Keys::first_operand(lane)};
 #pragma unroll
-    for (int n = 0; n < kAhead; ++n) result.ahead[n] = result.read(n);
+    for (int n = kFirst; n < kFirst + kAhead; ++n) result.ahead[n % kAhead] = result.read(n);
     return result;
   }
 
@@ -213,15 +217,6 @@ struct Attention {
 
   __device__ void multiply_key(int n, u32x4 key) {
     score[n % kKeyBlocks] = DTYPE::multiply(key, query[n / kKeyBlocks], score[n % kKeyBlocks]);
-  }
-
-  __device__ void multiply_first_keys(Lds<const char> keys, int lane) {
-    const Lds<const char> first = keys + Keys::first_operand(lane);
-#pragma unroll
-    for (int block = 0; block < kKeyBlocks; ++block) score[block] = f32x16(0);
-#pragma unroll
-    for (int n = 0; n < kQuerySteps * kKeyBlocks; ++n)
-      multiply_key(n, Keys::operand(first, n % kKeyBlocks, n / kKeyBlocks));
   }
 
   // Hides the keys behind `last`, which counts from the tile's first key.
@@ -276,7 +271,7 @@ struct Attention {
 
 // Rows behind the last one get its queries; nobody stores what comes of them.
 __device__ inline void load_queries(u32x4 (&query)[kQuerySteps], Rows rows, int first_row,
-                                    Lds<char> exchange, int lane) {
+                                    int lane) {
 #pragma unroll
   for (int n = 0; n < kQuerySteps; ++n) {
     const int pass = n % Exchange::kPasses, values = n / Exchange::kPasses * 64;
@@ -284,6 +279,10 @@ __device__ inline void load_queries(u32x4 (&query)[kQuerySteps], Rows rows, int 
     query[n] = *(Global<const u32x4>)(rows.base + static_cast<unsigned long>(row) * rows.stride +
                                       values * 2 + Exchange::chunk_of(lane) * 16);
   }
+}
+
+// From whole rows to operands.
+__device__ inline void exchange_queries(u32x4 (&query)[kQuerySteps], Lds<char> exchange, int lane) {
 #pragma unroll
   for (int first = 0; first < kQuerySteps; first += Exchange::kPasses) {
 #pragma unroll
@@ -312,9 +311,9 @@ __device__ inline void store_output(const Attention& wave, const Head& head, int
     for (int group = 0; group < 8; ++group) {
       const f32x16& o = wave.output[first + group / 4];
       const int i = group % 4 * 4;
+      const f32x2 low = f32x2{o[i], o[i + 1]} * factor, high = f32x2{o[i + 2], o[i + 3]} * factor;
       *(Lds<u32x2>)(exchange + Exchange::accumulator_place(group, lane)) =
-          u32x2{DTYPE::pack<kRounding>(o[i] * factor, o[i + 1] * factor),
-                DTYPE::pack<kRounding>(o[i + 2] * factor, o[i + 3] * factor)};
+          u32x2{DTYPE::pack<kRounding>(low.x, low.y), DTYPE::pack<kRounding>(high.x, high.y)};
     }
     wave_barrier();
 #pragma unroll
@@ -394,7 +393,7 @@ __device__ inline void attend(Task task, int tile, float scale, Lds<char> lds, i
 
   int count = head.k.count;  // of keys that any row of the tile sees
   if (kCausal) count = smaller(count, smaller((tile + 1) * kTileRows, head.q.count) + diagonal);
-  int tiles = count > 0 ? (count + kTileKeys - 1) / kTileKeys : 0;
+  int tiles = count > 0 ? tiles_of(count, kTileKeys) : 0;
   if (task.partial) {
     const int begin = tiles * task.split / task.splits;
     tiles = tiles * (task.split + 1) / task.splits - begin;
@@ -409,17 +408,14 @@ __device__ inline void attend(Task task, int tile, float scale, Lds<char> lds, i
   wave.sum = f32x2(0);
 #pragma unroll
   for (int block = 0; block < kValueBlocks; ++block) wave.output[block] = f32x16(0);
-  const Lds<char> keys = lds, values = lds + kKeysBytes;
-  load_queries(wave.query, head.q, first_row,
-               lds + kQueryExchange + wave_index * Exchange::kBytes, lane);
-  if (!kHasRoom && kGroups == 1) barrier();
 
+  const Lds<char> keys = lds, values = lds + kKeysBytes;
   if (tiles > 0) {
     const int row = first_row + lane % 32;
     const auto key_buffer = [&](int i) { return keys + i % kGroups * Keys::kBytes; };
     const auto value_buffer = [&](int i) { return values + i % kGroups * Values::kBytes; };
 
-    Keys::Registers next_keys;
+    Keys::Registers first_keys, next_keys;
     Values::Registers next_values;
     const auto source = [&](int i) {  // V i and K i+1
       return Source{Values::source(head.v.from(i * kTileKeys), thread),
@@ -438,17 +434,22 @@ __device__ inline void attend(Task task, int tile, float scale, Lds<char> lds, i
       Keys::store(key_buffer(i + 1), next_keys, thread);
     };
 
-    const Keys::Source first_keys = Keys::source(head.k, thread);
+    // All that the first tile needs is on its way before anything is waited for.
+    const Keys::Source keys_0 = Keys::source(head.k, thread);
 #pragma unroll
-    for (int n = 0; n < Keys::kLoads; ++n) first_keys.template load<kAreFar>(next_keys, n);
-    Keys::store(key_buffer(0), next_keys, thread);
+    for (int n = 0; n < Keys::kLoads; ++n) keys_0.template load<kAreFar>(first_keys, n);
+    load_queries(wave.query, head.q, first_row, lane);
     load_all(source(0));
+    exchange_queries(wave.query, lds + kQueryExchange + wave_index * Exchange::kBytes, lane);
+    if (!kHasRoom && kGroups == 1) barrier();
+    Keys::store(key_buffer(0), first_keys, thread);
     barrier();
     if (group == 1) {
       store(0);
       load_all(source(1));
     }
-    wave.multiply_first_keys(key_buffer(0), lane);
+    auto first_operands = Attention::operands<Attention::Operands::kValues>(values, keys, lane);
+    wave.multiply_keys(first_operands, [](int) {});
     if (kGroups == 1 || group == 1) barrier();
     for (int i = 0;; ++i) {
       // What all rows of the wave see needs no mask.
@@ -466,8 +467,8 @@ __device__ inline void attend(Task task, int tile, float scale, Lds<char> lds, i
       __builtin_amdgcn_s_setprio(1);
       // The last products read ahead too, but others may be writing output where keys were.
       const bool has_next = i + 1 < tiles || kGroups == 1;
-      auto operands = wave.operands(value_buffer(i),
-                                    has_next ? key_buffer(i + 1) : value_buffer(i), lane);
+      auto operands = Attention::operands<0>(
+          value_buffer(i), has_next ? key_buffer(i + 1) : value_buffer(i), lane);
       wave.multiply_values(operands);
       if (i + 1 == tiles) break;
       const Source next = source(i + 1 + group);
@@ -500,46 +501,55 @@ __device__ inline Task task_of_workgroup(const Arguments& a) {
   Task task;
   task.partial = a.ptr_partial.value;
   task.splits = task.partial ? a.s_splits.value : 1;
-  // Parts of the same keys are neighbours in z.
-  const int parts = kCombines ? 1 : task.splits;
-  const unsigned z = __builtin_amdgcn_workgroup_id_z();
-  task.split = z % parts;
+  // Parts of the same keys are neighbours in z; `combine` has one workgroup for all of them.
+  unsigned z = __builtin_amdgcn_workgroup_id_z();
+  task.split = 0;
+  if (task.partial && !kCombines) {
+    task.split = z % task.splits;
+    z /= task.splits;
+  }
   const bool has_pairs = kPairs && !a.s_tiles.value;
+  const unsigned heads = a.s_q_head_num.value;
+  const unsigned x = __builtin_amdgcn_workgroup_id_x(), y = __builtin_amdgcn_workgroup_id_y();
   if (kGroupMode) {
-    head = task_of(__builtin_amdgcn_workgroup_id_x(), a.s_q_head_num.value);
-    batch = __builtin_amdgcn_workgroup_id_y();
-    pair = z / parts;
+    head = task_of(x, heads);
+    batch = y;
+    pair = z;
     seqlen_q = a.ptr_qseq.value[batch + 1] - a.ptr_qseq.value[batch];
     seqlen_k = a.ptr_kseq.value[batch + 1] - a.ptr_kseq.value[batch];
     q_start = a.ptr_qseq_padding.value[batch];
     k_start = a.ptr_kseq_padding.value[batch];
   } else {
-    batch = z / parts;
+    batch = z;
     seqlen_q = a.s_seq_len.value;
     seqlen_k = a.s_kv_seq_len.value;
-    const unsigned x = __builtin_amdgcn_workgroup_id_x(), y = __builtin_amdgcn_workgroup_id_y();
+    const unsigned tiles = tiles_of(seqlen_q, kTileRows);
+    const unsigned pairs = has_pairs ? (tiles + 1) / 2 : tiles;
     if (kHeadsFirst) {
-      head = task_of(x, a.s_q_head_num.value);
+      head = task_of(x, heads);
       pair = y;
-    } else {
-      const unsigned tiles = (seqlen_q + kTileRows - 1) / kTileRows;
-      const unsigned pairs = has_pairs ? (tiles + 1) / 2 : tiles, heads = a.s_q_head_num.value;
-      const unsigned index = x + pairs * y;
-      if (kCausal && !has_pairs && heads % XCDS == 0) {
+    } else if (heads % XCDS == 0) {
+      // As task_of numbers them, without dividing by the tiles: XCDS heads after each other in the
+      // grid are one head of each chiplet.
+      const unsigned own = heads / XCDS, at = x + pairs * (y % XCDS), rank = y / XCDS;
+      head = at % XCDS * own + rank;
+      pair = at / XCDS;
+      if (kCausal && !has_pairs) {
         // The longest tiles of all heads of a chiplet first: what is left for the end is short.
-        const unsigned own = heads / XCDS, rank = index / XCDS;
-        head = index % XCDS * own + rank % own;
-        pair = rank / own;
-      } else {
-        head = task_of(index, pairs * heads) / pairs;
-        pair = task_of(index, pairs * heads) % pairs;
+        const unsigned turn = rank * pairs + pair;
+        head = at % XCDS * own + turn % own;
+        pair = turn / own;
       }
+    } else {
+      const unsigned task_index = task_of(x + pairs * y, pairs * heads);
+      head = task_index / pairs;
+      pair = task_index % pairs;
     }
   }
   if (task.partial)
     task.partial += (static_cast<unsigned long>(batch) * a.s_q_head_num.value + head) *
                     a.s_tiles.value * task.splits * kWaves * Part::kFloats;
-  const unsigned head_k = head / a.s_gqa.value;
+  const unsigned head_k = a.s_gqa.value == 1 ? head : head / a.s_gqa.value;
   const auto rows = [](auto base, unsigned batch_offset, unsigned batch_stride, unsigned head_index,
                        unsigned head_stride, long start, unsigned stride) {
     return base + static_cast<unsigned long>(batch_offset) * batch_stride +
@@ -566,7 +576,7 @@ __device__ inline Task task_of_workgroup(const Arguments& a) {
                          a.s_lse_Hs.value;
     task.head.lse = (Global<float>)((Global<char>)a.ptr_lse.value + lse_row);
   }
-  const int tiles = (seqlen_q + kTileRows - 1) / kTileRows;
+  const int tiles = tiles_of(seqlen_q, kTileRows);
   // A sequence of a group may need fewer workgroups than the longest one. Under a causal mask one
   // tile from the head and one from the tail make equal work; without pairs, the longest go first.
   const int last = tiles - 1 - static_cast<int>(pair);
