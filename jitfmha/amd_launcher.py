@@ -128,7 +128,9 @@ class KeySplit:
 
 def key_split_of(problem: Problem, target: AmdTarget, row: KernelRow, threads: int) -> KeySplit:
     """The split for a problem on a GPU; two workgroups of four waves share a unit."""
-    rows_k = problem.seqlen_k if problem.mode == "gm0" else problem.seqlen_k // max(problem.batch, 1)
+    rows_k = problem.seqlen_k
+    if problem.mode == "gm1":
+        rows_k //= max(problem.batch, 1)
     return KeySplit(
         sequences=problem.batch * problem.heads_q,
         ts_qo=row.ts_qo,

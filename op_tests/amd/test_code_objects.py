@@ -4,30 +4,13 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import importlib.util
 import random
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-def _build_module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hsa_build", REPOSITORY / "hsa" / "build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look for the types of their fields
-    spec.loader.exec_module(module)
-    return module
-
-
-hsa_build: Any = _build_module()
+from hsa_build import REPOSITORY, hsa_build
 
 
 def manifests() -> list[Path]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import pytest
 from assembler import assemble_each
 from elf import text_words
 from hip_sources import STYLES
+from hsa_build import hsa_build
 from instruction_encodings import Encoding, encodings
 
 from jitfmha.device_compiler import assemble, assemble_words, compile_hip_to_assembly
@@ -95,31 +99,79 @@ def test_forms_that_llvm_has_are_decoded(emulator: Emulator, arch: str) -> None:
 
 
 _COMMENT = re.compile(r"\s*(;|//).*")
+_LABEL = re.compile(r"[\w.$]+:")
 _INSTRUCTION = re.compile(r"\s+[a-z]\w* ?[^:]*$|\s+[a-z]\w* .*")
+_PADDING = 0xBF800000  # s_nop 0
+_SECTIONS = (".text", ".section", ".rodata", ".data", ".amdgpu_metadata")
+_PLACEMENT = (".p2align", ".p2alignl", ".fill")
 
 
-def _instructions(assembly: str) -> list[str]:
-    """The lines of the text section that are instructions."""
-    lines = []
+class _Decoded(NamedTuple):
+    """One instruction: what the decoder and LLVM's listing call it."""
+
+    at: int
+    words: tuple[int, ...]
+    ours: str
+    theirs: str
+
+
+def _code(assembly: str) -> Iterator[str]:
+    """The text section's labels, instructions, and directives that move what follows."""
     in_text = False
     for line in assembly.splitlines():
         line = _COMMENT.sub("", line).rstrip()
-        directive = line.strip().split()[:2]
-        if directive and directive[0] in (
-            ".text",
-            ".section",
-            ".rodata",
-            ".data",
-            ".amdgpu_metadata",
-        ):
+        directive = line.split()[:2]
+        if directive and directive[0] in _SECTIONS:
             in_text = (
                 directive[0] == ".text"
                 or directive[1:2] == [".text"]
                 or (directive[0] == ".section" and ".text" in line)
             )
-        elif in_text and _INSTRUCTION.match(line):
-            lines.append(" ".join(line.split()))
-    return lines
+        elif in_text and (
+            _LABEL.fullmatch(line)
+            or _INSTRUCTION.match(line)
+            or (directive and directive[0] in _PLACEMENT)
+        ):
+            yield " ".join(line.split())
+
+
+def _side_by_side(
+    emulator: Emulator, arch: str, assembly: str, words: Sequence[int]
+) -> tuple[list[_Decoded], dict[str, int]]:
+    """Every instruction of a listing with the decoder's view of it, and where the labels are.
+
+    Where LLVM names a branch's target, that is resolved to the distance which the encoding has.
+    """
+    at = 0
+    decoded: list[_Decoded] = []
+    labels: dict[str, int] = {}
+    for line in _code(assembly):
+        if line.endswith(":"):
+            assert line[:-1] not in labels, f"{line} stands twice"
+            labels[line[:-1]] = at
+        elif line.startswith("."):
+            directive, first, *_ = line.replace(",", " ").split()
+            unit = max(1, 2 ** int(first) // 4)
+            end = at + int(first) if directive == ".fill" else -(-at // unit) * unit
+            assert set(words[at:end]) <= {_PADDING}, f"more than padding at dword {at}: {line}"
+            at = end
+        else:
+            text, length = emulator.disassemble(arch, words[at : at + 4])
+            assert length, f"not decoded: {line} ({_hex(tuple(words[at : at + 2]))})"
+            decoded.append(_Decoded(at, tuple(words[at : at + length]), text, line))
+            # The rest of the listing would be out of step.
+            assert text.split()[0] == line.split()[0], f"ours {text!r}, LLVM's {line!r}"
+            at += length
+    assert at == len(words), f"{len(words) - at} dwords are not in the listing"
+    return [each._replace(theirs=_with_distance(each, labels)) for each in decoded], labels
+
+
+def _with_distance(decoded: _Decoded, labels: dict[str, int]) -> str:
+    """LLVM's text; a branch's target as the encoding has it, in dwords from the next one."""
+    mnemonic, _, operands = decoded.theirs.partition(" ")
+    if operands not in labels:
+        return decoded.theirs
+    return f"{mnemonic} {(labels[operands] - decoded.at - 1) & 0xFFFF}"
 
 
 def _is_symbol(operand: str) -> bool:
@@ -140,23 +192,46 @@ def test_compiled_code_agrees_with_llvms_listing(
     emulator: Emulator, arch: str, style: str, level: str
 ) -> None:
     assembly = compile_hip_to_assembly(STYLES[style], arch, flags=[level])
-    listing = _instructions(assembly)
     words = text_words(assemble(assembly, arch))
-    at, ours, encoded = 0, [], []
-    for theirs in listing:
-        while True:
-            text, length = emulator.disassemble(arch, words[at : at + 4])
-            # Functions are aligned with s_nop.
-            if text != "s_nop 0" or theirs == "s_nop 0":
-                break
-            at += 1
-        assert length, f"not decoded: {theirs} ({words[at]:08x} {words[at + 1]:08x})"
-        assert _same(text, theirs), f"ours {text!r}, LLVM's {theirs!r}"
-        # A symbol is a literal, even where its value has a shorter form.
-        if not _is_symbol(theirs):
-            ours.append(text)
-            encoded.append(tuple(words[at : at + length]))
-        at += length
-    again = assemble_words(ours, arch)
-    differ = [text for text, a, b in zip(ours, encoded, again, strict=True) if a != b]
+    decoded, _ = _side_by_side(emulator, arch, assembly, words)
+    for each in decoded:
+        assert _same(each.ours, each.theirs), f"ours {each.ours!r}, LLVM's {each.theirs!r}"
+    # A symbol is a literal, even where its value has a shorter form.
+    plain = [each for each in decoded if not _is_symbol(each.theirs)]
+    again = assemble_words([each.ours for each in plain], arch)
+    differ = [each.ours for each, words in zip(plain, again, strict=True) if each.words != words]
     assert not differ, differ
+
+
+def test_code_objects_of_the_tree_agree_with_llvms_listing(
+    emulator: Emulator, arch: str, seed: int, request: pytest.FixtureRequest
+) -> None:
+    """Two of each architecture, all with `--exhaustive`."""
+    kernels = [kernel for kernel in hsa_build.kernels() if kernel.arch == arch]
+    if not request.config.getoption("--exhaustive"):
+        kernels = random.Random(seed).sample(kernels, 2)
+    source = (hsa_build.SOURCES / "fmha_fwd.hip").read_text(encoding="utf-8")
+
+    def listing(kernel: Any) -> tuple[str, bytes]:
+        definitions = [f"-D{name}={value}" for name, value in kernel.definitions().items()]
+        flags = (*hsa_build.FLAGS, *definitions)
+        assembly = compile_hip_to_assembly(source, arch, flags=flags)
+        return assembly, assemble(assembly, arch)
+
+    with ThreadPoolExecutor() as pool:
+        listings = list(pool.map(listing, kernels))
+    for kernel, (assembly, assembled) in zip(kernels, listings, strict=True):
+        name = kernel.path.relative_to(hsa_build.HSA)
+        code_object = kernel.path.read_bytes()
+        # So that LLVM's text is that of these very instructions.
+        assert code_object == assembled, f"{name} is not what its source gives"
+        decoded, labels = _side_by_side(emulator, arch, assembly, text_words(code_object))
+        starts = {each.at for each in decoded}
+        for symbol in (kernel.symbol, kernel.combine_symbol):
+            assert labels.get(symbol) in starts, f"{name} has no {symbol}"
+        differ = [
+            f"dword {each.at}: {_hex(each.words)}  {each.ours}  LLVM: {each.theirs}"
+            for each in decoded
+            if each.ours != each.theirs
+        ]
+        assert not differ, f"{name}: {len(differ)} of {len(decoded)}:\n" + "\n".join(differ[:40])

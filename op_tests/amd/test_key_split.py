@@ -1,0 +1,96 @@
+"""When keys are split, into how many parts, and what the launcher asks of the runtime then."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+import torch
+from inputs import prefix_sums
+from untyped import fmha_fwd
+
+from jitfmha.amd_launcher import KeySplit
+from jitfmha.bench.recording_runtime import Launch, RecordingRuntime
+from jitfmha.target import AmdTarget
+
+MI300 = AmdTarget("gfx942", "MI300", 0, 304)
+PARTIAL, SPLITS, TILES = 512, 560, 576  # offsets in the kernels' arguments
+
+
+def split(**changes: int) -> KeySplit:
+    values = {"sequences": 8, "ts_qo": 256, "key_tiles": 64, "slots": 304, "hdim_v": 128}
+    return KeySplit(**(values | changes))
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "parts"),
+    [
+        (1, {}, 16),  # 304 / 8 workgroups are 38, but parts have four key tiles at least
+        (256, {}, 16),
+        (257, {}, 16),  # 304 / 16
+        (1024, {}, 9),  # 304 / 32
+        (4096, {}, 2),  # 304 / 128
+        (8192, {}, 1),
+        (0, {}, 1),
+        (1, {"key_tiles": 7}, 1),
+        (1, {"key_tiles": 8}, 2),
+        (1, {"key_tiles": 0}, 1),
+        (1, {"sequences": 304}, 1),
+        (1, {"sequences": 152}, 2),
+        (1, {"sequences": 0}, 1),
+        (1, {"slots": 80}, 10),
+    ],
+)
+def test_parts(rows: int, changes: dict[str, int], parts: int) -> None:
+    assert split(**changes).parts(rows) == parts
+
+
+def test_room_for_parts() -> None:
+    """Each of a tile's 8 waves leaves 64 values, a maximum and a sum in each of 64 lanes."""
+    assert split().floats(257, 3) == 8 * 2 * 3 * 8 * 64 * 66
+
+
+def words(launch: Launch, *offsets: int) -> list[int]:
+    return [struct.unpack_from("<I", bytes(launch.kernarg), offset)[0] for offset in offsets]
+
+
+def call(runtime: RecordingRuntime, heads: int, rows_q: int, rows_k: int, **options: Any) -> None:
+    rows = (1,) if "cu_seqlens_q" not in options else ()
+    q, k, v = (
+        torch.zeros(*rows, count, heads, 128, dtype=torch.bfloat16)
+        for count in (rows_q, rows_k, rows_k)
+    )
+    with runtime.stands_for(MI300):
+        fmha_fwd(q, k, v, **options)
+
+
+def test_a_full_chip_gets_one_launch(runtime: RecordingRuntime) -> None:
+    """Without pairs of tiles, which the kernels are told."""
+    call(runtime, 64, 2048, 2048, mask=2)
+    (launch,) = runtime.launches()
+    assert list(launch.grid) == [8, 64, 1]
+    assert words(launch, PARTIAL, PARTIAL + 4, SPLITS, TILES) == [0, 0, 0, 8]
+
+
+@pytest.mark.parametrize("mask", [0, 2])
+def test_split_keys_take_two_launches(runtime: RecordingRuntime, mask: int) -> None:
+    call(runtime, 8, 300, 4096, mask=mask)
+    first, second = runtime.launches()
+    assert list(first.grid) == [2, 8, 16]
+    assert list(second.grid) == [2, 8, 1]
+    assert bytes(first.kernarg) == bytes(second.kernarg)
+    assert words(first, SPLITS, TILES) == [16, 2]
+    assert words(first, PARTIAL) != [0]
+    assert second.symbol.decode().endswith("_combineE")
+    assert list(first.block) == list(second.block) == [512, 1, 1]
+
+
+def test_group_mode_splits_by_the_longest_sequence(runtime: RecordingRuntime) -> None:
+    ends_q, ends_k = prefix_sums([300, 20]), prefix_sums([4096, 4096])
+    ends = {"cu_seqlens_q": ends_q, "cu_seqlens_k": ends_k}
+    call(runtime, 4, 320, 8192, **ends, max_seqlen_q=300)
+    first, second = runtime.launches()
+    assert list(first.grid) == [4, 2, 2 * 16]
+    assert list(second.grid) == [4, 2, 2]
+    assert words(first, SPLITS, TILES) == [16, 2]
