@@ -1,4 +1,4 @@
-// The kernel arguments of the forward kernels: one packed struct, every field in a slot of 16 bytes.
+// The arguments of the forward kernels: one packed struct, every field in a slot of 16 bytes.
 // Strides are in bytes. The host's launcher has the same struct; both check every offset.
 #pragma once
 
@@ -33,9 +33,9 @@ struct Arguments {
   Slot<unsigned> s_lse_Hs;                                     // lse between heads
   Slot<Global<const int>> ptr_qseq_padding, ptr_kseq_padding;  // gm1: where sequences begin
   // Three slots that fp8 kernels have for the scales of q; other launchers leave them zero. Where
-  // s_tiles is set, a workgroup has one query tile and never two. Where ptr_partial is set too, keys
-  // are split: several workgroups attend to the same queries, each to a part of the keys, and the
-  // kernel `combine` makes the output of what they leave there.
+  // s_tiles is set, a workgroup has one query tile and never two. Where ptr_partial is set too,
+  // keys are split: several workgroups attend to the same queries, each to a part of the keys, and
+  // the kernel `combine` makes the output of what they leave there.
   Slot<Global<float>> ptr_partial;
   Slot<Global<const float>> ptr_k_descale, ptr_v_descale;
   Slot<unsigned> s_splits;                // parts of the keys

@@ -14,8 +14,8 @@
 //     read from LDS       K0                    V0 K1                V1 K2
 //     written to LDS      V0 K1                 V1 K2                V2 K3
 //
-// So K and V have two buffers each. A wave writes its share in its softmax phase, and group 1, which
-// has none at first, before it begins.
+// So K and V have two buffers each. A wave writes its share in its softmax phase, and group 1,
+// which has none at first, before it begins.
 //
 // A launch that would not fill the chip splits the keys: see ptr_partial in arguments.h.
 //
@@ -45,11 +45,10 @@ static_assert(kGroups == 1 || kGroups == 2);
 
 using Keys = KeyTile<kTileKeys, kHdimQ, kThreads, kBankChunks>;
 using Values = ValueTile<kTileKeys, kHdimV, kThreads, kBankChunks>;
-
 using Exchange = RowExchange<kBankChunks>;
 
-// LDS: the buffers of keys, then those of values, then room for Exchange of each wave. Where that is
-// not to be had, queries pass through the values' buffers, and the output through the keys'.
+// LDS: the buffers of keys, then those of values, then room for Exchange of each wave. Where that
+// is not to be had, queries pass through the values' buffers, and the output through the keys'.
 constexpr int kKeysBytes = kGroups * Keys::kBytes, kValuesBytes = kGroups * Values::kBytes;
 constexpr int kTilesBytes = kKeysBytes + kValuesBytes, kExchangeBytes = kWaves * Exchange::kBytes;
 #if defined(__gfx950__)
@@ -140,9 +139,9 @@ struct Attention {
   u32x4 probability[kKeySteps];
   f32x16 output[kValueBlocks];
   float maximum, scale;  // of the scores, times scale; scale has log2(e) in it
-  unsigned long rescales;         // the output has to be multiplied by factor before more is added
+  unsigned long rescales;  // not 0: before more is added, the output has to be multiplied by
   float factor;
-  f32x2 sum;             // of the probabilities that the lane has seen
+  f32x2 sum;  // of the probabilities that the lane has seen
 
   // Operands from LDS are read this many ahead of the products that take them.
   static constexpr int kAhead = 8 / kProductsOfOperand;

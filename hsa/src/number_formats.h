@@ -46,10 +46,10 @@ struct BF16 {
     return __builtin_amdgcn_mfma_f32_32x32x16_bf16(bits_as<bf16x8>(a), bits_as<bf16x8>(b), c, 0, 0,
                                                    0);
 #else
-    c = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(bits_as<s16x4>(a.xy), bits_as<s16x4>(b.xy), c, 0, 0,
-                                                 0);
-    return __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(bits_as<s16x4>(a.zw), bits_as<s16x4>(b.zw), c, 0,
-                                                    0, 0);
+    c = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(bits_as<s16x4>(a.xy), bits_as<s16x4>(b.xy), c, 0,
+                                                 0, 0);
+    return __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(bits_as<s16x4>(a.zw), bits_as<s16x4>(b.zw), c,
+                                                    0, 0, 0);
 #endif
   }
 
@@ -78,7 +78,8 @@ struct FP16 {
 #if defined(__gfx950__)
     return __builtin_amdgcn_mfma_f32_32x32x16_f16(bits_as<f16x8>(a), bits_as<f16x8>(b), c, 0, 0, 0);
 #else
-    c = __builtin_amdgcn_mfma_f32_32x32x8f16(bits_as<f16x4>(a.xy), bits_as<f16x4>(b.xy), c, 0, 0, 0);
+    c = __builtin_amdgcn_mfma_f32_32x32x8f16(bits_as<f16x4>(a.xy), bits_as<f16x4>(b.xy), c, 0, 0,
+                                             0);
     return __builtin_amdgcn_mfma_f32_32x32x8f16(bits_as<f16x4>(a.zw), bits_as<f16x4>(b.zw), c, 0, 0,
                                                 0);
 #endif

@@ -144,7 +144,7 @@ template <int kKeys, int kHdim, int kThreads, int kBankChunks>
 struct ValueTile : Tile<kHdim, kKeys / 8> {
   using Base = Tile<kHdim, kKeys / 8>;
   static constexpr int kChunks = kKeys / 8;
-  static constexpr int kWidth = kKeys / 4 * kHdim / kThreads;  // values of a row that a thread loads
+  static constexpr int kWidth = kKeys / 4 * kHdim / kThreads;  // values of a row for a thread
   static_assert(kWidth == 2 || kWidth == 4);
   static_assert(kChunks == 4 || kChunks == 8);
   static constexpr int kDwords = kWidth / 2;
@@ -170,8 +170,8 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
   }
 
   // Free of conflicts for two patterns: the writes of store(), where bits 1 or 2 and on of the row
-  // vary, and reads, which the hardware serves in groups of rows 0-3 and 20-23, 4-7 and 16-19 and so
-  // on (with 64 banks two groups at once). op_tests/amd checks it.
+  // vary, and reads, which the hardware serves in groups of rows 0-3 and 20-23, 4-7 and 16-19 and
+  // so on (with 64 banks two groups at once). The amd-model benchmark counts what there is.
   //
   // All of it is made of exclusive ors, so that place(a | b, c) is place(a, c) ^ place(b, 0) for
   // numbers without common bits.
