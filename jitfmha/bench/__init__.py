@@ -20,10 +20,18 @@ SUITES = {
 }
 
 
+Suite = Callable[[bool, Callable[[str], None]], Report]
+
+
+def suite(name: str) -> Suite:
+    """The ``run(quick, progress)`` of one of ``SUITES``; its module has ``_`` for ``-``."""
+    run: Suite = import_module(f".{name.replace('-', '_')}", __name__).run
+    return run
+
+
 def run_suite(name: str, *, quick: bool, progress: Callable[[str], None]) -> Report:
     """Run one suite of ``SUITES``; ``quick`` measures a part of it, in seconds.
 
     ``progress`` gets a line for each step. Raises ``RuntimeError`` for a wrong result.
     """
-    report: Report = import_module(f".{name.replace('-', '_')}", __name__).run(quick, progress)
-    return report
+    return suite(name)(quick, progress)
