@@ -15,7 +15,7 @@ import torch
 
 import jitfmha
 from jitfmha import jit
-from jitfmha.bench import SUITES, cpu
+from jitfmha.bench import SUITES, cpu, suite
 from jitfmha.bench.first_call import first_call
 from jitfmha.bench.report import Report, Row
 from jitfmha.bench.timing import Timings, alternate
