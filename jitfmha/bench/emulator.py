@@ -5,12 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import struct
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 
@@ -26,6 +23,7 @@ from .emulator_kernels import (
     VALU_BODY,
     loop_source,
 )
+from .fresh_process import run_fresh
 from .report import Report
 from .timing import alternate
 
@@ -157,28 +155,15 @@ def _forward(
 
 def _cold_build(report: Report, progress: Progress) -> None:
     with tempfile.TemporaryDirectory(prefix="jitfmha-bench-") as cache_dir:
-        search_path = [
-            str(Path(__file__).resolve().parents[2]),
-            *filter(None, [os.environ.get("PYTHONPATH")]),
-        ]
         start = time.perf_counter()
-        process = subprocess.run(
-            [sys.executable, "-c", _BUILD],
-            cwd=cache_dir,
-            env={
-                **os.environ,
-                "JITFMHA_CACHE_DIR": cache_dir,
-                "PYTHONPATH": os.pathsep.join(search_path),
-            },
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
+        process = run_fresh(
+            _BUILD,
+            failure="the emulator did not build",
             timeout=_BUILD_TIMEOUT_SECONDS,
-            check=False,
+            cwd=cache_dir,
+            environment={"JITFMHA_CACHE_DIR": cache_dir},
         )
         elapsed = time.perf_counter() - start
-    if process.returncode != 0:
-        raise RuntimeError(f"the emulator did not build:\n{process.stderr.strip()}")
     lines = process.stderr.strip().splitlines()
     if not lines:
         raise RuntimeError("the emulator was built without a word of progress")

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
+
+from .fresh_process import run_fresh
 
 # The clocks start and stop inside the process, so its own start and torch's import stay out.
 _PROCESS = """
@@ -28,7 +26,6 @@ called = time.perf_counter() - start
 print(json.dumps({"import_seconds": imported, "call_seconds": called}))
 """
 _TIMEOUT_SECONDS = 120.0
-_PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 
 
 @dataclass(frozen=True)
@@ -50,21 +47,11 @@ def first_call(
 
     Raises ``RuntimeError`` with the process's stderr when it fails.
     """
-    search_path = [_PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])]
-    process = subprocess.run(
-        [sys.executable, "-c", _PROCESS, dtype, mode, str(threads)],
-        cwd=cache_dir,
-        env={
-            **os.environ,
-            "JITFMHA_CACHE_DIR": cache_dir,
-            "PYTHONPATH": os.pathsep.join(search_path),
-        },
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
+    process = run_fresh(
+        *(_PROCESS, dtype, mode, str(threads)),
+        failure="the process for a first call failed",
         timeout=_TIMEOUT_SECONDS,
-        check=False,
+        cwd=cache_dir,
+        environment={"JITFMHA_CACHE_DIR": cache_dir},
     )
-    if process.returncode != 0:
-        raise RuntimeError(f"the process for a first call failed:\n{process.stderr.strip()}")
     return FirstCall(**json.loads(process.stdout))

@@ -7,12 +7,8 @@ runs nothing. Kernels are the shipped ones, or those of the tree that JITFMHA_HS
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -20,6 +16,7 @@ import torch
 from ..interface import fmha_fwd
 from ..jit.compiler import find_compiler
 from ..target import AmdTarget
+from .fresh_process import run_fresh
 from .recording_runtime import RecordingRuntime
 from .report import Report
 from .timing import alternate
@@ -45,7 +42,6 @@ with runtime.stands_for(_TARGET):
 assert runtime.launch_count == 1
 """
 _TIMEOUT_SECONDS = 120.0
-_PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 
 
 def run(quick: bool, progress: Progress) -> Report:
@@ -98,18 +94,11 @@ def _steady_call(runtime: RecordingRuntime, mode: str, seconds: float) -> float:
 
 
 def _first_call(mode: str) -> float:
-    search_path = [_PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory(prefix="jitfmha-") as empty_cache:
-        process = subprocess.run(
-            [sys.executable, "-c", _FIRST_CALL, mode, empty_cache],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
+        process = run_fresh(
+            *(_FIRST_CALL, mode, empty_cache),
+            failure="the process for a first call failed",
             timeout=_TIMEOUT_SECONDS,
-            check=False,
         )
-    if process.returncode != 0:
-        raise RuntimeError(f"the process for a first call failed:\n{process.stderr.strip()}")
     seconds: float = json.loads(process.stdout)
     return seconds
