@@ -112,9 +112,7 @@ __device__ inline unsigned task_of(unsigned index, unsigned count) {
 
 // The queries, keys and values of one sequence and head, and where results go.
 struct Head {
-  Rows q, k, v;
-  Global<char> o;
-  unsigned o_stride;
+  Rows q, k, v, o;
   Global<float> lse;  // null: not wanted
 };
 
@@ -181,14 +179,16 @@ struct Attention {
     return result;
   }
 
-  // Adds a tile of values to the output.
-  __device__ void multiply_values(Operands& operands) {
+  // Adds a tile of values to the output, the first of which makes it.
+  __device__ void multiply_values(Operands& operands, bool is_first) {
     const auto multiply = [&](int n, u32x4 value, f32x16 c) {
       output[n % kValueBlocks] = DTYPE::multiply(value, probability[n / kValueBlocks], c);
     };
     // Rescaling is part of a branch that ends with a product, whose result takes the registers of
     // the old output. A branch with multiplications alone would cost copies of all of it.
-    if (rescales) {
+    if (is_first) {
+      operands.in_turn<0, kValueBlocks>([&](int n, u32x4 value) { multiply(n, value, f32x16(0)); });
+    } else if (rescales) {
       operands.in_turn<0, kValueBlocks>([&](int n, u32x4 value) {
         const f32x16 rescaled = output[n] * factor;
         multiply(n, value, rescaled);
@@ -239,6 +239,13 @@ struct Attention {
     sum *= factor;
   }
 
+  // In place of softmax(), for a tile that is hidden from all rows of the wave.
+  __device__ void see_nothing() {
+    rescales = 0;
+#pragma unroll
+    for (int step = 0; step < kKeySteps; ++step) probability[step] = u32x4(0);
+  }
+
   __device__ void softmax() {
     float largest = score[0][0];
 #pragma unroll
@@ -268,15 +275,20 @@ struct Attention {
   }
 };
 
-// Rows behind the last one get its queries; nobody stores what comes of them.
-__device__ inline void load_queries(u32x4 (&query)[kQuerySteps], Rows rows, int first_row,
-                                    int lane) {
+// Of the 32 rows that begin with `rows`. What is loaded for rows behind the last one does not matter,
+// as nobody stores what comes of it.
+template <bool kAreFar>
+__device__ inline void load_queries(u32x4 (&query)[kQuerySteps], Rows rows, int lane) {
+  const auto buffer = buffer_of<32, kHdimQ * 2>(rows);
 #pragma unroll
   for (int n = 0; n < kQuerySteps; ++n) {
     const int pass = n % Exchange::kPasses, values = n / Exchange::kPasses * 64;
-    const int row = smaller(first_row + Exchange::row_of(pass, lane), rows.count - 1);
-    query[n] = *(Global<const u32x4>)(rows.base + static_cast<unsigned long>(row) * rows.stride +
-                                      values * 2 + Exchange::chunk_of(lane) * 16);
+    const int row = Exchange::row_of(pass, lane);
+    const int column = values * 2 + Exchange::chunk_of(lane) * 16;
+    if constexpr (kAreFar)
+      query[n] = load_far<u32x4>(rows, row, column);
+    else
+      query[n] = __builtin_amdgcn_raw_buffer_load_b128(buffer, row * rows.stride + column, 0, 0);
   }
 }
 
@@ -297,8 +309,13 @@ __device__ inline void exchange_queries(u32x4 (&query)[kQuerySteps], Lds<char> e
   }
 }
 
+template <bool kAreFar>
 __device__ inline void store_output(const Attention& wave, const Head& head, int first_row,
                                     Lds<char> exchange, int lane) {
+  Rows rows = head.o.from(first_row);
+  // The stride of a single row may be anything, and has to lead behind the end.
+  if (rows.count == 1) rows.stride = kHdimV * 2;
+  const auto buffer = buffer_of<32, kHdimV * 2>(rows);
   const float own = wave.sum.x + wave.sum.y;
   const float other = bits_as<float>(
       __builtin_amdgcn_ds_bpermute((lane ^ 32) * 4, bits_as<int>(own)));
@@ -318,10 +335,14 @@ __device__ inline void store_output(const Attention& wave, const Head& head, int
 #pragma unroll
     for (int pass = 0; pass < Exchange::kPasses; ++pass) {
       const int row = Exchange::row_of(pass, lane), chunk = Exchange::chunk_of(lane);
-      const u32x4 values = *(Lds<const u32x4>)(exchange + Exchange::place(row, chunk));
-      if (first_row + row < head.q.count)
-        *(Global<u32x4>)(head.o + static_cast<unsigned long>(first_row + row) * head.o_stride +
-                         first * 64 + chunk * 16) = Exchange::unswapped(values, pass);
+      const u32x4 values = Exchange::unswapped(
+          *(Lds<const u32x4>)(exchange + Exchange::place(row, chunk)), pass);
+      const int column = first * 64 + chunk * 16;
+      if constexpr (!kAreFar)
+        __builtin_amdgcn_raw_buffer_store_b128(values, buffer, row * rows.stride + column, 0, 0);
+      else if (row < rows.count)
+        *(Global<u32x4>)(rows.base + static_cast<unsigned long>(row) * rows.stride + column) =
+            values;
     }
     wave_barrier();
   }
@@ -378,8 +399,8 @@ struct Part {
   }
 };
 
-// kAreFar: rows of keys or values are further apart than a buffer's offsets reach. The loop that is
-// made for that is slower.
+// kAreFar: rows are further apart than a buffer's offsets reach. The loop that is made for that is
+// slower.
 template <bool kAreFar>
 __device__ inline void attend(Task task, int tile, float scale, Lds<char> lds, int thread) {
   Head& head = task.head;
@@ -405,8 +426,9 @@ __device__ inline void attend(Task task, int tile, float scale, Lds<char> lds, i
   wave.scale = scale * kLog2e;
   wave.maximum = kNoMaximum;
   wave.sum = f32x2(0);
+  // Left as it is: the first tile makes it.
 #pragma unroll
-  for (int block = 0; block < kValueBlocks; ++block) wave.output[block] = f32x16(0);
+  for (int block = 0; block < kValueBlocks; ++block) asm volatile("" : "=v"(wave.output[block]));
 
   const Lds<char> keys = lds, values = lds + kKeysBytes;
   if (tiles > 0) {
@@ -437,7 +459,7 @@ __device__ inline void attend(Task task, int tile, float scale, Lds<char> lds, i
     const Keys::Source keys_0 = Keys::source(head.k, thread);
 #pragma unroll
     for (int n = 0; n < Keys::kLoads; ++n) keys_0.template load<kAreFar>(first_keys, n);
-    load_queries(wave.query, head.q, first_row, lane);
+    load_queries<kAreFar>(wave.query, head.q.from(first_row), lane);
     load_all(source(0));
     exchange_queries(wave.query, lds + kQueryExchange + wave_index * Exchange::kBytes, lane);
     if (!kHasRoom && kGroups == 1) barrier();
@@ -455,12 +477,16 @@ __device__ inline void attend(Task task, int tile, float scale, Lds<char> lds, i
       const int first_key = i * kTileKeys;
       int visible = head.k.count;
       if (kCausal) visible = smaller(visible, first_row + diagonal + 1);
-      if (first_key + kTileKeys > visible) {
-        int last = head.k.count - 1;
-        if (kCausal) last = smaller(last, row + diagonal);
-        wave.mask(last - first_key, lane);
+      if (kCausal && first_key > first_row + 31 + diagonal) {
+        wave.see_nothing();
+      } else {
+        if (first_key + kTileKeys > visible) {
+          int last = head.k.count - 1;
+          if (kCausal) last = smaller(last, row + diagonal);
+          wave.mask(last - first_key, lane);
+        }
+        wave.softmax();
       }
-      wave.softmax();
       if (i + group < tiles) store(i + group);
       if (kGroups == 1 || group == 0) barrier();
       __builtin_amdgcn_s_setprio(1);
@@ -468,7 +494,7 @@ __device__ inline void attend(Task task, int tile, float scale, Lds<char> lds, i
       const bool has_next = i + 1 < tiles || kGroups == 1;
       auto operands = Attention::operands<0>(
           value_buffer(i), has_next ? key_buffer(i + 1) : value_buffer(i), lane);
-      wave.multiply_values(operands);
+      wave.multiply_values(operands, i == 0);
       if (i + 1 == tiles) break;
       const Source next = source(i + 1 + group);
       // One load after every other operand: all at once would make the waves queue.
@@ -480,6 +506,9 @@ __device__ inline void attend(Task task, int tile, float scale, Lds<char> lds, i
       if (kGroups == 1 || group == 1) barrier();
     }
     __builtin_amdgcn_s_setprio(0);
+  } else {
+#pragma unroll
+    for (int block = 0; block < kValueBlocks; ++block) wave.output[block] = f32x16(0);
   }
   if (task.partial) {
     if (first_row < head.q.count)
@@ -487,8 +516,8 @@ __device__ inline void attend(Task task, int tile, float scale, Lds<char> lds, i
     return;
   }
   if (!kHasRoom && kGroups == 1) barrier();
-  store_output(wave, head, first_row, lds + kOutputExchange + wave_index * Exchange::kBytes,
-               anew(lane));
+  store_output<kAreFar>(wave, head, first_row,
+                        lds + kOutputExchange + wave_index * Exchange::kBytes, anew(lane));
 }
 
 // kCombines: of the kernel `combine`, which has one workgroup for all parts.
@@ -564,9 +593,9 @@ __device__ inline Task task_of_workgroup(const Arguments& a) {
   task.head.v = {rows(a.ptr_v.value, batch, a.s_v_Bs.value, head_k, a.s_v_Hs.value, k_start,
                       a.s_v_Seqs.value),
                  a.s_v_Seqs.value, seqlen_k};
-  task.head.o = rows(a.ptr_o.value, batch, a.s_o_Bs.value, head, a.s_o_Hs.value, q_start,
-                     a.s_o_Seqs.value);
-  task.head.o_stride = a.s_o_Seqs.value;
+  task.head.o = {rows(a.ptr_o.value, batch, a.s_o_Bs.value, head, a.s_o_Hs.value, q_start,
+                      a.s_o_Seqs.value),
+                 a.s_o_Seqs.value, seqlen_q};
   task.head.lse = nullptr;
   if (a.s_lse.value) {
     const unsigned long lse_row =
@@ -597,7 +626,8 @@ forward(Arguments arguments) {
     if (tile < task.first_tile || tile < 0 || i == 1 && task.first_tile == task.last_tile) return;
     if (i == 1) barrier();  // others are still busy with the first tile's output
     const int thread = anew(__builtin_amdgcn_workitem_id_x());
-    if (are_far<kTileKeys>(task.head.k) || are_far<kTileKeys>(task.head.v))
+    if (are_far<kTileKeys>(task.head.k) || are_far<kTileKeys>(task.head.v) ||
+        are_far<32>(task.head.q) || are_far<32>(task.head.o))
       attend<true>(task, tile, arguments.scalar.value, (Lds<char>)lds, thread);
     else
       attend<false>(task, tile, arguments.scalar.value, (Lds<char>)lds, thread);
@@ -623,6 +653,9 @@ combine(Arguments arguments) {
   for (int block = 0; block < kValueBlocks; ++block) wave.output[block] = f32x16(0);
   for (int part = 0; part < task.splits; ++part)
     Part::at(task.partial, tile * task.splits + part, wave_index).merge_into(wave, lane);
-  store_output(wave, task.head, first_row,
-               (Lds<char>)lds + wave_index * Exchange::kBytes, lane);
+  const Lds<char> exchange = (Lds<char>)lds + wave_index * Exchange::kBytes;
+  if (are_far<32>(task.head.o))
+    store_output<true>(wave, task.head, first_row, exchange, lane);
+  else
+    store_output<false>(wave, task.head, first_row, exchange, lane);
 }
