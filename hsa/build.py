@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 from jitfmha.device_compiler import assemble, compile_hip_to_assembly
@@ -36,8 +37,13 @@ CHIPS = {
 }
 MASKS = {0: "", 1: "causal_top_left", 2: "causal"}
 ROUNDINGS = {0: ("rtne", "nearest_even"), 1: ("rtna", "nearest_away"), 2: ("rtz", "towards_zero")}
-# (hdim_q, hdim_v) -> query rows of a workgroup, keys of a tile
-TILES = {(64, 64): (256, 64), (128, 128): (256, 64), (192, 128): (128, 32)}
+# (hdim_q, hdim_v) -> query rows of a workgroup, keys of a tile. The first is for long sequences, the
+# second for those that it holds whole: half of the first one's waves would have no rows there.
+TILES = {
+    (64, 64): ((256, 64),),
+    (128, 128): ((256, 64), (128, 32)),
+    (192, 128): ((128, 32),),
+}
 COLUMNS = (
     *("dtype", "hdim_q", "hdim_v", "mask", "mode", "bf16_cvt", "ts_qo", "ts_kv"),
     *(
@@ -73,6 +79,7 @@ class Kernel:
         mask: 0 none, 1 causal with the diagonal from the top left, 2 to the bottom right.
         mode: 0 gm0 (batch), 1 gm1 (group).
         bf16_cvt: how float32 becomes bf16, a key of `ROUNDINGS`; 0 where that has one way only.
+        tile: one of `TILES`.
     """
 
     chip: str
@@ -82,6 +89,7 @@ class Kernel:
     mask: int
     mode: int
     bf16_cvt: int
+    tile: tuple[int, int]
 
     @property
     def arch(self) -> str:
@@ -92,10 +100,12 @@ class Kernel:
         """As `fmha_fwd_hd128_bf16_causal_rtne_group`."""
         hdim = f"{self.hdim_q}" if self.hdim_q == self.hdim_v else f"{self.hdim_q}x{self.hdim_v}"
         has_roundings = self.arch == "gfx942" and self.dtype == "bf16"
+        is_first = self.tile == TILES[self.hdim_q, self.hdim_v][0]
         words = (
             f"fmha_fwd_hd{hdim}_{self.dtype}",
             MASKS[self.mask],
             ROUNDINGS[self.bf16_cvt][0] if has_roundings else "",
+            "" if is_first else f"q{self.tile[0]}",
             "group" if self.mode else "",
         )
         return "_".join(word for word in words if word)
@@ -116,10 +126,6 @@ class Kernel:
     @property
     def path(self) -> Path:
         return HSA / self.arch / FAMILY / CHIPS[self.chip][2] / self.file_name
-
-    @property
-    def tile(self) -> tuple[int, int]:
-        return TILES[self.hdim_q, self.hdim_v]
 
     def definitions(self) -> dict[str, object]:
         """The constants of the source."""
@@ -183,11 +189,12 @@ def kernels() -> Iterator[Kernel]:
         for dtype, hdims in (("bf16", tuple(TILES)), ("fp16", ((64, 64), (128, 128)))):
             roundings = (0, 1, 2) if arch == "gfx942" and dtype == "bf16" else (0,)
             for hdim_q, hdim_v in hdims:
-                for mode in (0, 1):
-                    # Group mode knows no top left.
-                    for mask in (0, 2) if mode else (0, 1, 2):
-                        for bf16_cvt in roundings:
-                            yield Kernel(chip, dtype, hdim_q, hdim_v, mask, mode, bf16_cvt)
+                # Group mode knows no top left.
+                modes_and_masks = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 2))
+                for (mode, mask), bf16_cvt, tile in product(
+                    modes_and_masks, roundings, TILES[hdim_q, hdim_v]
+                ):
+                    yield Kernel(chip, dtype, hdim_q, hdim_v, mask, mode, bf16_cvt, tile)
 
 
 def build(kernel: Kernel) -> CodeObject:

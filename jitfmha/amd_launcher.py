@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from math import isqrt
 
 import torch
 from torch import Tensor
@@ -114,7 +115,11 @@ class KeySplit:
         workgroups = self.sequences * -(-rows // self.ts_qo)
         if workgroups == 0:
             return 1
-        return max(1, min(self.slots // workgroups, self.key_tiles // _LEAST_KEY_TILES))
+        # Each part more makes parts shorter but takes `combine` longer, which merges them one after
+        # another: by the cost model about as long as half a tile of keys.
+        quickest = isqrt(2 * self.key_tiles)
+        most = min(quickest, self.key_tiles // _LEAST_KEY_TILES)
+        return max(1, min(self.slots // workgroups, most))
 
     def floats(self, rows: int, parts: int) -> int:
         """The size of what parts leave: for each query the output, its maximum and its sum.

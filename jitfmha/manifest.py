@@ -181,10 +181,12 @@ def read_tree(origin: str, folder: Path, arch: Arch, chip: Chip, *, shipped: boo
             continue
         if row.chip not in (None, chip):
             continue
-        if row.serves in seen:
-            oddities.append(f"{where} is left out: it serves the same as line {seen[row.serves]}")
+        # Ours have tiles of several sizes; a plain manifest has no rule for choosing between rows.
+        serves = (*row.serves, row.ts_qo) if shipped else row.serves
+        if serves in seen:
+            oddities.append(f"{where} is left out: it serves the same as line {seen[serves]}")
             continue
-        seen[row.serves] = number
+        seen[serves] = number
         if not (path.parent / row.file).is_file():
             oddities.append(f"{where} is left out: there is no file {path.parent / row.file}")
             continue

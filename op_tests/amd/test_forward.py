@@ -89,9 +89,12 @@ def matrix() -> list[Case]:
 
 def edges() -> list[Case]:
     """Lengths about the tiles' sizes, no queries, no keys, one of each, heads in odd numbers."""
-    tiles = {(64, 64): (256, 64), (128, 128): (256, 64), (192, 128): (128, 32)}
+    tiles = (
+        *((hdims, (256, 64)) for hdims in ((64, 64), (128, 128))),
+        *((hdims, (128, 32)) for hdims in ((128, 128), (192, 128))),
+    )
     cases: list[Case] = []
-    for hdims, (rows, keys) in tiles.items():
+    for hdims, (rows, keys) in tiles:
         lengths = [
             *itertools.product((1, rows - 1, rows, rows + 1), (1, keys - 1, keys, keys + 1)),
             *((0, 70), (70, 0), (1, 1), (33, 2 * keys + 1), (2 * rows + 1, 31), (5, 300)),
