@@ -96,3 +96,23 @@ def test_group_mode_splits_by_the_longest_sequence(runtime: RecordingRuntime) ->
     assert list(first.grid) == [4, 2, 2 * 11]
     assert list(second.grid) == [4, 2, 2]
     assert words(first, SPLITS, TILES) == [11, 2]
+
+
+@pytest.mark.parametrize(("rows", "threads"), [(1, 256), (128, 256), (129, 512), (2048, 512)])
+def test_short_sequences_get_small_tiles(
+    runtime: RecordingRuntime, rows: int, threads: int
+) -> None:
+    """A wave of 64 threads has 32 queries: in a large tile half of them would have none."""
+    call(runtime, 304, rows, 64)
+    (launch,) = runtime.launches()
+    assert list(launch.block) == [threads, 1, 1]
+
+
+@pytest.mark.parametrize(("lengths", "threads"), [([200, 20], 256), ([200, 80], 512)])
+def test_group_mode_chooses_tiles_by_the_average(
+    runtime: RecordingRuntime, lengths: list[int], threads: int
+) -> None:
+    ends = prefix_sums(lengths)
+    call(runtime, 304, sum(lengths), sum(lengths), cu_seqlens_q=ends, cu_seqlens_k=ends)
+    (launch,) = runtime.launches()
+    assert list(launch.block) == [threads, 1, 1]
