@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from math import isqrt
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -131,6 +132,13 @@ class KeySplit:
         return tiles * parts * waves * 64 * (self.hdim_v // 2 + 2)
 
 
+class Partial(NamedTuple):
+    """How many parts the keys are split into, and the memory for what these leave, in float32."""
+
+    memory: Tensor
+    parts: int
+
+
 def key_split_of(problem: Problem, target: AmdTarget, row: KernelRow, threads: int) -> KeySplit:
     """The split for a problem on a GPU; two workgroups of four waves share a unit."""
     rows_k = problem.seqlen_k
@@ -204,7 +212,7 @@ class AmdLaunch:
         cu_seqlens: CuSeqlens | None,
         max_seqlen_q: int | None,
         descales: Descales | None,
-        partial: Tensor | None = None,
+        partial: Partial | None = None,
     ) -> None:
         """Start the kernel on torch's current stream; ``out`` and ``lse`` are written later.
 
@@ -224,11 +232,8 @@ class AmdLaunch:
             ends_q, ends_k = plain_q.data_ptr(), plain_k.data_ptr()
             starts_q = ends_q if padded_q is plain_q else padded_q.data_ptr()
             starts_k = ends_k if padded_k is plain_k else padded_k.data_ptr()
-        parts = 1
-        if self._split is not None:
-            parts = self._split.parts(longest or self._rows)
-            if partial is None:
-                partial = self.new_partial(q, max_seqlen_q)
+        if partial is None and self._split is not None:
+            partial = self.new_partial(q, max_seqlen_q)
         status = self._entry(
             self._bound_address,
             self._stream_of(self._device),
@@ -245,21 +250,22 @@ class AmdLaunch:
             ends_k,
             starts_q,
             starts_k,
-            None if partial is None else partial.data_ptr(),
-            parts,
+            None if partial is None else partial.memory.data_ptr(),
+            1 if partial is None else partial.parts,
         )
         if status != 0:
             raise HipError(status, _last_error(self._launcher))
 
-    def new_partial(self, q: Tensor, max_seqlen_q: int | None) -> Tensor | None:
-        """Room for the parts of the keys, or None where keys are not split."""
+    def new_partial(self, q: Tensor, max_seqlen_q: int | None) -> Partial | None:
+        """The parts of the keys and room for them, or None where keys are not split."""
         if self._split is None:
             return None
         rows = self._rows if max_seqlen_q is None else min(self._rows, max_seqlen_q)
         parts = self._split.parts(rows)
         if parts == 1:
             return None
-        return q.new_empty(self._split.floats(rows, parts), dtype=torch.float32)
+        memory = q.new_empty(self._split.floats(rows, parts), dtype=torch.float32)
+        return Partial(memory, parts)
 
     def complete(self, descales: Descales | None, device: torch.device) -> tuple[Tensor, ...]:
         """The scales of fp8 inputs, with 1 in place of those that were not given."""

@@ -51,7 +51,8 @@ class EmulatedLaunch:
         """
         scales = self._launch.complete(descales, q.device) if self._is_fp8 else ()
         partial = self._launch.new_partial(q, max_seqlen_q)
-        with self._emulation.launching(q, k, v, out, lse, *(cu_seqlens or ()), *scales, partial):
+        memory = None if partial is None else partial.memory
+        with self._emulation.launching(q, k, v, out, lse, *(cu_seqlens or ()), *scales, memory):
             self._launch(q, k, v, out, lse, cu_seqlens, max_seqlen_q, descales, partial)
 
 
