@@ -253,18 +253,38 @@ def test_rows_far_apart(chip: str, stride: int, rng: torch.Generator) -> None:
     rows = 3 if stride > 2**30 else 70
     # Nobody touches what lies between the rows, so it takes no memory.
     storage = torch.empty(rows * stride + 512, dtype=torch.bfloat16)
-    k, v = (
-        storage.as_strided((1, rows, 1, 128), (0, stride, 128, 1), offset) for offset in (0, 256)
+    q, k, v, out = (
+        storage.as_strided((1, count, 1, 128), (0, stride, 128, 1), offset)
+        for count, offset in ((min(rows, 40), 0), (rows, 128), (rows, 256), (min(rows, 40), 384))
     )
-    q = torch.randn(1, 40, 1, 128, generator=rng).bfloat16()
-    for x in (k, v):
-        x.copy_(torch.randn(1, rows, 1, 128, generator=rng))
+    for x in (q, k, v):
+        x.copy_(torch.randn(x.shape, generator=rng))
+    out.fill_(torch.nan)
     with emulate(chip):
-        out, lse = fmha_fwd(q, k, v, mask=2, return_lse=True)
+        _, lse = fmha_fwd(q, k, v, mask=2, return_lse=True, out=out)
     exact, exact_lse = attention(q, k, v, mask=2)
     spread, _ = attention(q, k, v.abs(), mask=2)
     _assert_within(out, exact, 2**-8 * (spread + exact.abs()))
     _assert_lse(lse, exact_lse)
+
+
+@pytest.mark.parametrize("is_group", [False, True])
+@pytest.mark.parametrize("chip", CHIPS)
+def test_a_single_row_of_any_stride(chip: str, is_group: bool, rng: torch.Generator) -> None:
+    """Where there is one row, its stride leads nowhere, and nothing else may be written."""
+    q, k, v = (torch.randn(1, rows, 2, 128, generator=rng).bfloat16() for rows in (1, 50, 50))
+    storage = torch.full((5, 2, 128), torch.nan, dtype=torch.bfloat16)
+    out = storage.as_strided((1, 1, 2, 128), (0, 0, 128, 1), 512)
+    with emulate(chip, check=True) as emulated:
+        if is_group:
+            ends = {"cu_seqlens_q": prefix_sums([1]), "cu_seqlens_k": prefix_sums([50])}
+            fmha_fwd(q[0], k[0], v[0], out=out[0], **ends)
+        else:
+            fmha_fwd(q, k, v, out=out)
+        assert emulated.findings() == ()
+    exact, _ = attention(q, k, v)
+    _assert_within(out, exact, 2**-6 * (1 + exact.abs()))
+    assert storage[[0, 1, 3, 4]].isnan().all()
 
 
 def test_the_sample_is_of_everything() -> None:
