@@ -37,8 +37,8 @@ CHIPS = {
 }
 MASKS = {0: "", 1: "causal_top_left", 2: "causal"}
 ROUNDINGS = {0: ("rtne", "nearest_even"), 1: ("rtna", "nearest_away"), 2: ("rtz", "towards_zero")}
-# (hdim_q, hdim_v) -> query rows of a workgroup, keys of a tile. The first is for long sequences, the
-# second for those that it holds whole: half of the first one's waves would have no rows there.
+# (hdim_q, hdim_v) -> query rows of a workgroup, keys of a tile. The first is for long sequences,
+# the second for those that it holds whole: half of the first one's waves would have no rows there.
 TILES = {
     (64, 64): ((256, 64),),
     (128, 128): ((256, 64), (128, 32)),
