@@ -204,6 +204,22 @@ def test_layouts(case: Case, rng: torch.Generator) -> None:
     run(case, rng)
 
 
+@pytest.mark.parametrize("beyond", [-31, 0, 1, 33])
+@pytest.mark.parametrize(
+    ("hdims", "seqlen_q"), [((64, 64), 256), ((128, 128), 256), ((128, 128), 128), ((192, 128), 128)]
+)
+@pytest.mark.parametrize("chip", CHIPS)
+def test_keys_that_one_row_sees(
+    chip: str, hdims: tuple[int, int], seqlen_q: int, beyond: int, rng: torch.Generator
+) -> None:
+    """The diagonal enters a tile of keys with a wave's first row, its last one, or between."""
+    seqlen_k = seqlen_q + beyond
+    case = Case(
+        *(chip, "bf16", hdims, False, "bshd", "bshd", 2, True, seqlen_q, seqlen_k, "rtne", (1, 1, 1))
+    )
+    run(case, rng)
+
+
 @pytest.mark.parametrize("mask", [0, 1, 2])
 @pytest.mark.parametrize("hdims", [(64, 64), (128, 128), (192, 128)])
 @pytest.mark.parametrize("chip", CHIPS)
