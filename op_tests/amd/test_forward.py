@@ -206,7 +206,8 @@ def test_layouts(case: Case, rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize("beyond", [-31, 0, 1, 33])
 @pytest.mark.parametrize(
-    ("hdims", "seqlen_q"), [((64, 64), 256), ((128, 128), 256), ((128, 128), 128), ((192, 128), 128)]
+    ("hdims", "seqlen_q"),
+    [((64, 64), 256), ((128, 128), 256), ((128, 128), 128), ((192, 128), 128)],
 )
 @pytest.mark.parametrize("chip", CHIPS)
 def test_keys_that_one_row_sees(
@@ -215,7 +216,8 @@ def test_keys_that_one_row_sees(
     """The diagonal enters a tile of keys with a wave's first row, its last one, or between."""
     seqlen_k = seqlen_q + beyond
     case = Case(
-        *(chip, "bf16", hdims, False, "bshd", "bshd", 2, True, seqlen_q, seqlen_k, "rtne", (1, 1, 1))
+        *(chip, "bf16", hdims, False, "bshd", "bshd", 2, True),
+        *(seqlen_q, seqlen_k, "rtne", (1, 1, 1)),
     )
     run(case, rng)
 
@@ -262,16 +264,30 @@ def test_large_scores_are_rescaled(chip: str, rng: torch.Generator) -> None:
     torch.testing.assert_close(lse.double(), exact_lse, atol=1e-4, rtol=1e-6)
 
 
-@pytest.mark.parametrize("chip", CHIPS)
-@pytest.mark.parametrize("stride", [2**24 - 8, 2**25 + 8, 2**31 - 128])
-def test_rows_far_apart(chip: str, stride: int, rng: torch.Generator) -> None:
+@pytest.mark.sample(
+    ("chip", "stride", "far"),
+    list(
+        itertools.product(
+            CHIPS,
+            (2**24 - 8, 2**24 + 8, 2**25 - 8, 2**25 + 8, 2**31 - 128),
+            ({"q"}, {"k"}, {"v"}, {"out"}, {"q", "k", "v", "out"}),
+        )
+    ),
+    24,
+)
+def test_rows_far_apart(chip: str, stride: int, far: set[str], rng: torch.Generator) -> None:
     """Rows that a buffer's offsets reach just so, just not, and that are nearly 4 GiB apart."""
     rows = 3 if stride > 2**30 else 70
     # Nobody touches what lies between the rows, so it takes no memory.
     storage = torch.empty(rows * stride + 512, dtype=torch.bfloat16)
     q, k, v, out = (
         storage.as_strided((1, count, 1, 128), (0, stride, 128, 1), offset)
-        for count, offset in ((min(rows, 40), 0), (rows, 128), (rows, 256), (min(rows, 40), 384))
+        if name in far
+        else torch.empty(1, count, 1, 128, dtype=torch.bfloat16)
+        for name, count, offset in (
+            *(("q", min(rows, 40), 0), ("k", rows, 128)),
+            *(("v", rows, 256), ("out", min(rows, 40), 384)),
+        )
     )
     for x in (q, k, v):
         x.copy_(torch.randn(x.shape, generator=rng))
