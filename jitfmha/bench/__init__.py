@@ -16,6 +16,7 @@ SUITES = {
     "cpu": "the CPU kernel against torch's attention, and what first calls cost",
     "emulator": "how fast the emulator executes, what its checks cost, and its build",
     "amd-model": "the tuned kernels by the emulator's cost model, and the launcher",
+    "cache": "the build cache under faults of clusters and of shared disks",
     "launcher": "what the host pays for a call on an AMD GPU",
 }
 

@@ -23,6 +23,9 @@ from .status import PATIENCE_SECONDS, say
 _POLL_SECONDS = 0.05
 # A holder that is alive but stopped (a suspended job, a frozen node) must not stop everybody else.
 _GIVE_UP_SECONDS = 900.0
+# The builder leaves its name right after it has taken the lock. Where many start at once on a few
+# processors, that can be seconds later.
+_NAMELESS_SECONDS = 10.0
 
 _Published = TypeVar("_Published")
 
@@ -73,7 +76,7 @@ def turn_to_build(
 
 
 class _Waiting:
-    """Tells once, after a second, what is waited for."""
+    """Tells once, after a second, what is waited for, and for whom as soon as that is known."""
 
     def __init__(self, directory: CacheDirectory, key: EntryKey) -> None:
         self._directory = directory
@@ -84,16 +87,15 @@ class _Waiting:
     def has_lost_patience(self) -> bool:
         waited = time.monotonic() - self._started
         if waited > PATIENCE_SECONDS and not self._told:
-            self._told = True
-            say(f"waiting for {self._key.name}, which {self._builder()} is building ...")
+            builder = owner_of(self._directory.building, self._key.directory_name)
+            if builder is not None or waited > _NAMELESS_SECONDS:
+                self._told = True
+                whom = str(builder) if builder else "another process"
+                say(f"waiting for {self._key.name}, which {whom} is building ...")
         if waited > _GIVE_UP_SECONDS:
             say(f"{self._key.name} is still not there; building it without waiting any longer")
             return True
         return False
-
-    def _builder(self) -> str:
-        owner = owner_of(self._directory.building, self._key.directory_name)
-        return str(owner) if owner else "another process"
 
 
 def _has_locks(path: Path) -> bool:

@@ -33,7 +33,8 @@ from .eviction import cache_limit, enforce_limit
 from .failure_report import build_error
 from .key import EntryKey, package_version
 from .launcher_spec import LauncherSpec
-from .owned_directory import OwnedDirectory, sweep
+from .owned_directory import OwnedDirectory, is_owned_here, sweep
+from .owner_umask import owner_umask
 from .status import status_line
 
 _PUBLISH_ATTEMPTS = 20
@@ -48,6 +49,11 @@ def build_or_wait(spec: LauncherSpec, key: EntryKey, compiler: Compiler) -> tupl
         CacheError: there is no place to build it in, or the cache is not safe.
     """
     cache_limit()  # A malformed limit is reported before the work rather than after it.
+    with owner_umask():
+        return _build_or_wait(spec, key, compiler)
+
+
+def _build_or_wait(spec: LauncherSpec, key: EntryKey, compiler: Compiler) -> tuple[OpenEntry, bool]:
     directory = writable_directory()
     try:
         return _build_in(directory, spec, key, compiler)
@@ -129,6 +135,9 @@ def _compile(
         try:
             return compile_library(spec, compiler, workspace, target)
         except CompileFailure as failure:
+            if not is_owned_here(workspace):
+                # Removed at exit, compiler included, while a daemon thread was building.
+                raise BuildError(f"{spec.name} was not built: the interpreter ends") from None
             if not workspace.is_dir():
                 raise OSError(f"the build directory {str(workspace)!r} was removed") from failure
             raise build_error(spec, compiler, failure.output, workspace, directory) from None

@@ -99,7 +99,7 @@ def readable_directories() -> list[CacheDirectory]:
     directory = CacheDirectory.below(Path(root))
     try:
         check_trust(directory)
-        if not _forbids_execution(directory.root):
+        if not forbids_execution(directory.root):
             found.append(directory)
     except OSError:
         pass  # What cannot be looked at holds nothing for this process.
@@ -127,7 +127,7 @@ def writable_directory() -> CacheDirectory:
         check_trust(directory)
     except OSError as error:
         return stand_in(f"{root!r} cannot be used ({error.strerror or error})")
-    if _forbids_execution(directory.root):
+    if forbids_execution(directory.root):
         return stand_in(f"{root!r} is on a file system mounted noexec")
     return directory
 
@@ -192,8 +192,11 @@ def _configured_root() -> str:
         return os.path.abspath(os.path.expanduser(chosen))
     import platformdirs
 
-    standard = platformdirs.user_cache_dir("jitfmha", appauthor=False)
-    # Without a home directory it starts with a literal "~".
+    # Without a home directory new versions raise, and in old ones the path starts with "~".
+    try:
+        standard = platformdirs.user_cache_dir("jitfmha", appauthor=False)
+    except RuntimeError:
+        return ""
     return standard if os.path.isabs(standard) else ""
 
 
@@ -222,7 +225,8 @@ def _make_private(path: Path) -> None:
             os.mkdir(path, 0o700)
 
 
-def _forbids_execution(path: Path) -> bool:
+def forbids_execution(path: Path) -> bool:
+    """Whether `path` is on a file system mounted noexec."""
     if not hasattr(os, "ST_NOEXEC"):
         return False
     try:

@@ -15,17 +15,18 @@ import logging
 import os
 import re
 import shlex
-import shutil
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from .compiler import Compiler
 from .errors import BuildError
 from .launcher_spec import LauncherSpec
+from .ninja_command import path_with_ninja
 from .status import is_verbose
 from .verbose_output import shown_output
 
@@ -84,8 +85,7 @@ def _load(
     spec: LauncherSpec, sources: Path, workspace: Path, cflags: list[str], ldflags: list[str]
 ) -> str:
     with _quiet_extension_log(), shown_output() as shown:
-        # Imported here because it drags in setuptools, which a filled cache has no use for.
-        extension = import_module("torch.utils.cpp_extension")
+        extension = _imported_cpp_extension()
         _check_torch_location(extension.library_paths())
         try:
             library = extension.load(
@@ -110,6 +110,22 @@ def _load(
                 raise
             raise BuildError(f"the build of {spec.name} cannot be run: {error}") from error
     return str(library)
+
+
+def _imported_cpp_extension() -> Any:
+    """Imported when needed because it drags in setuptools, which a filled cache has no use for.
+
+    A KeyboardInterrupt meanwhile would leave half of setuptools in place, with which no later
+    attempt succeeds. So what is half there is forgotten.
+    """
+    before = set(sys.modules)
+    try:
+        return import_module("torch.utils.cpp_extension")
+    except BaseException:
+        for name in sys.modules.keys() - before:
+            if name.partition(".")[0] == "setuptools" or name == "torch.utils.cpp_extension":
+                del sys.modules[name]
+        raise
 
 
 def _failure(output: str) -> Exception:
@@ -154,7 +170,7 @@ def _quiet_extension_log() -> Iterator[None]:
 def _environment(compiler: Compiler, workspace: Path) -> Iterator[None]:
     changes = {
         "CXX": _plain_command(compiler, workspace),
-        "PATH": _path_with_ninja(),
+        "PATH": path_with_ninja(workspace),
         # The errors of the compiler are read by a program here.
         "LC_ALL": "C",
         # The compiler that was hashed is the one that runs: no ccache put in front of it unasked.
@@ -196,21 +212,6 @@ def _plain_command(compiler: Compiler, workspace: Path) -> str:
     with os.fdopen(descriptor, "wb") as file:
         file.write(os.fsencode(text))
     return str(script)
-
-
-def _path_with_ninja() -> str:
-    path = os.environ.get("PATH", os.defpath)
-    if shutil.which("ninja"):
-        return path
-    # The package's program need not be on PATH: the interpreter may run from a virtual environment
-    # that is not activated.
-    try:
-        folder = str(import_module("ninja").BIN_DIR)
-    except ImportError:
-        folder = ""
-    if not folder:
-        raise BuildError("ninja was not found, and launchers are built with it; pip install ninja")
-    return f"{folder}{os.pathsep}{path}" if path else folder
 
 
 os.register_at_fork(after_in_child=_forget_build_of_parent)

@@ -15,7 +15,8 @@ from .key import EntryKey
 
 _ENVIRONMENT = "JITFMHA_CACHE_LIMIT"
 _DEFAULT_LIMIT_BYTES = 1 << 30
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
+# So few digits that every size is a finite number.
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -28,6 +29,9 @@ class _Candidate:
 
 def cache_limit() -> int:
     """The limit in bytes: `JITFMHA_CACHE_LIMIT` (`2000000`, `500M`, `2G`), else 1 GiB.
+
+    0 means what it says, not that there is no limit: each build leaves nothing but itself and what
+    is in use.
 
     Raises:
         CacheError: the variable is set to something that is not a size.

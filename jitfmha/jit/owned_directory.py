@@ -82,6 +82,11 @@ class OwnedDirectory:
 _owned_here: list[OwnedDirectory] = []
 
 
+def is_owned_here(path: Path) -> bool:
+    """Whether `path` lies in a directory of this process that was not removed, even in part."""
+    return any(path.is_relative_to(directory.path) for directory in _owned_here)
+
+
 def sweep(parent: Path, prefix: str = "") -> None:
     """Remove the directories below `parent` whose owners are dead. Does not raise."""
     for path in _directories(parent, prefix):

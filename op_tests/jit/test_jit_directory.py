@@ -122,7 +122,7 @@ def test_disk_full_while_compiling(
 
 def test_noexec(cache: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        cache_directory, "_forbids_execution", lambda path: path.is_relative_to(cache.parent)
+        cache_directory, "forbids_execution", lambda path: path.is_relative_to(cache.parent)
     )
     assert_falls_back(temporary, "noexec")
 

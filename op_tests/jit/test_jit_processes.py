@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from jitfmha import jit
-from jitfmha.jit import build_turn, loader, owned_directory
+from jitfmha.jit import build_turn, loader, ninja_command, owned_directory
 
 from .conftest import FakeCompiler, answer, make_spec
 
@@ -79,7 +79,15 @@ def test_one_who_waits_says_for_whom(
     assert capfd.readouterr().err.splitlines().count(line) == 1
 
 
-def test_killed_builder_leaves_no_trace(cache: Path, fake_compiler: FakeCompiler) -> None:
+@pytest.mark.parametrize("ends_with_its_builder", [True, False])
+def test_killed_builder_leaves_no_trace(
+    ends_with_its_builder: bool,
+    cache: Path,
+    fake_compiler: FakeCompiler,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not ends_with_its_builder:
+        monkeypatch.setattr(ninja_command, "_can_be_tied", lambda _workspace: False)
     for round_ in range(1, 4):
         fake_compiler.delay.write_text("60")
         builder = start(lambda: jit.load(make_spec()))
@@ -88,7 +96,10 @@ def test_killed_builder_leaves_no_trace(cache: Path, fake_compiler: FakeCompiler
         os.kill(builder.pid, signal.SIGKILL)
         builder.join()
     assert len(list((cache / "building").iterdir())) == 1
-    assert processes_in(cache / "building")
+    if ends_with_its_builder:
+        wait_until(lambda: not processes_in(cache / "building"))
+    else:
+        assert processes_in(cache / "building")
     fake_compiler.delay.unlink()
     started = time.monotonic()
     assert answer(make_spec()) == 42

@@ -1,0 +1,37 @@
+"""Faults that a build cache meets on clusters, each as a scenario that can be run and counted.
+
+A scenario is a module of this package with ``run(extent, progress)``. The suite ``cache`` prints
+what each found, and ``op_tests/cache/`` runs the same code over a shorter extent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from .outcome import Extent, Outcome
+
+__all__ = ["FAULTS", "Extent", "Outcome", "Scenario", "scenario"]
+
+FAULTS = {
+    "first_calls_at_once": "many processes make the first call at once on an empty cache",
+    "killed_builders": "the builder gets SIGKILL at a random moment",
+    "readers": "readers load while others publish, rebuild and evict",
+    "interruptions": "fork, threads, interpreter shutdown and KeyboardInterrupt during a build",
+    "damaged_files": "files of an entry truncated, zero-filled, or with one bit flipped",
+    "no_space": "disk full, quota, read-only or missing home, unwritable cache, no /tmp",
+    "other_hands": "a cache that others own or can write to, and planted symbolic links",
+    "without_locks": "a file system without locks",
+    "clocks": "clock jumps and delayed modification times",
+    "upgrades": "compiler, torch, package, template or CPU changed under a shared home",
+    "limit": "a cache that grows past its limit",
+    "hostile_environment": "spaces, quotes and newlines in paths, a compiler with arguments",
+}
+
+Scenario = Callable[[Extent, Callable[[str], None]], Outcome]
+
+
+def scenario(name: str) -> Scenario:
+    """The ``run(extent, progress)`` of one of ``FAULTS``."""
+    run: Scenario = import_module(f".{name}", __name__).run
+    return run

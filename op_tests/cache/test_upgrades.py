@@ -1,0 +1,11 @@
+"""What changes builds an entry of its own, and the old one stays usable."""
+
+from __future__ import annotations
+
+from jitfmha.bench.cache_faults import Extent, upgrades
+
+from .conftest import check_outcome
+
+
+def test_upgrades(extent: Extent) -> None:
+    check_outcome(upgrades.run(extent, print))

@@ -1,0 +1,11 @@
+"""A file system without locks: many processes, one entry."""
+
+from __future__ import annotations
+
+from jitfmha.bench.cache_faults import Extent, without_locks
+
+from .conftest import check_outcome
+
+
+def test_without_locks(extent: Extent) -> None:
+    check_outcome(without_locks.run(extent, print))
