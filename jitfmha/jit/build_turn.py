@@ -1,7 +1,8 @@
 """One builder at a time for each entry, and news for those who wait.
 
-The lock saves work; it does not keep the cache correct, publishing by rename does. So where locks
-are not to be had, or their holder does not get on, the build goes ahead without.
+Turns save work; they do not keep the cache correct, publishing by rename does. So where somebody
+does not get on, the build goes ahead without. Where the file system has no locks, whoever has come
+first builds, which is looked up rather than locked: two may build where they come at one moment.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TypeVar
 from .cache_directory import CacheDirectory
 from .flock import is_unsupported
 from .key import EntryKey
-from .owned_directory import owner_of
+from .owned_directory import OwnedDirectory, earlier_owner, owner_of
 from .status import PATIENCE_SECONDS, say
 
 _POLL_SECONDS = 0.05
@@ -47,32 +48,66 @@ def turn_to_build(
     Raises:
         OSError: the lock file cannot be created.
     """
-    from filelock import FileLock, Timeout
-
     path = directory.locks / f"{key.directory_name}.lock"
-    lock = FileLock(path, timeout=0, mode=0o600) if _has_locks(path) else None
+    turn: _LockedTurn | _FirstComeTurn
+    turn = _LockedTurn(path) if _has_locks(path) else _FirstComeTurn(directory, key)
     waiting = _Waiting(directory, key)
     try:
-        while lock is not None:
+        while True:
             try:
-                lock.acquire(timeout=0)
-                break
-            except Timeout:
-                found = published()
-                if found is not None:
-                    yield found
-                    return
+                if turn.has_come():
+                    break
             except (OSError, NotImplementedError) as error:
-                if not is_unsupported(error):
+                if isinstance(turn, _FirstComeTurn) or not is_unsupported(error):
                     raise
-                lock = None
+                turn = _FirstComeTurn(directory, key)
+                continue
+            found = published()
+            if found is not None:
+                yield found
+                return
             if waiting.has_lost_patience():
                 break
             time.sleep(_POLL_SECONDS)
         yield published()
     finally:
-        if lock is not None and lock.is_locked:
-            lock.release()
+        turn.end()
+
+
+class _LockedTurn:
+    """A lock, which the kernel takes back when its holder dies."""
+
+    def __init__(self, path: Path) -> None:
+        from filelock import FileLock
+
+        self._lock = FileLock(path, timeout=0, mode=0o600)
+
+    def has_come(self) -> bool:
+        from filelock import Timeout
+
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            return False
+        return True
+
+    def end(self) -> None:
+        if self._lock.is_locked:
+            self._lock.release()
+
+
+class _FirstComeTurn:
+    """A directory that says who waits, or builds. All times in it come from the one file system."""
+
+    def __init__(self, directory: CacheDirectory, key: EntryKey) -> None:
+        self._prefix = key.directory_name
+        self._place = OwnedDirectory(directory.building, self._prefix)
+
+    def has_come(self) -> bool:
+        return earlier_owner(self._place, self._prefix) is None
+
+    def end(self) -> None:
+        self._place.remove()
 
 
 class _Waiting:

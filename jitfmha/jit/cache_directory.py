@@ -76,7 +76,8 @@ def cache_dir() -> Path:
     that is returned.
 
     Raises:
-        CacheError: the variable is not set and no home directory is known.
+        CacheError: the variable is not set and no home directory is known, or it names one that
+            does not exist.
     """
     root = _configured_root()
     if root in _stand_ins:
@@ -189,7 +190,12 @@ def _configured_root() -> str:
     """An absolute path, or "" if there is none."""
     chosen = os.environ.get(_ENVIRONMENT, "")
     if chosen:
-        return os.path.abspath(os.path.expanduser(chosen))
+        expanded = os.path.expanduser(chosen)
+        if expanded.startswith("~"):
+            raise CacheError(
+                f"{_ENVIRONMENT}={chosen!r}: there is no such home directory. {_ADVICE}"
+            )
+        return os.path.abspath(expanded)
     import platformdirs
 
     # Without a home directory new versions raise, and in old ones the path starts with "~".

@@ -25,6 +25,8 @@ _OWNER_FILE_LIMIT = 4096
 _CREATION_SECONDS = 3600.0
 # How long a directory is left alone whose owner cannot be asked: another machine, or no locks.
 _DISTANT_OWNER_SECONDS = 24 * 3600.0
+# Nobody waits for an owner who cannot be asked and who came so long before.
+_STALE_NANOSECONDS = 600 * 10**9
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,44 @@ def owner_of(parent: Path, prefix: str) -> Owner | None:
         if owner is not None:
             return owner
     return None
+
+
+def earlier_owner(own: OwnedDirectory, prefix: str) -> Owner | None:
+    """The owner of a directory beside `own`, named after `prefix`, that came before and may live.
+
+    For file systems without locks, where whoever came first goes first.
+
+    Raises:
+        OSError: `own` is gone.
+    """
+    came = _claimed(own.path)
+    for path in _directories(own.path.parent, f"{prefix}."):
+        try:
+            age = came[0] - _claimed(path)[0]
+            is_earlier = _claimed(path) < came
+            owner = _parse((path / _OWNER_FILE).read_bytes()[:_OWNER_FILE_LIMIT])
+        except OSError:
+            continue  # It has just ended, or is only just beginning.
+        if is_earlier and owner is not None and age < _STALE_NANOSECONDS and _may_live(owner):
+            return owner
+    return None
+
+
+def _claimed(path: Path) -> tuple[int, str]:
+    """When a directory was claimed by the file system's clock; the name decides between two."""
+    return (path / _OWNER_FILE).stat().st_mtime_ns, path.name
+
+
+def _may_live(owner: Owner) -> bool:
+    if owner.boot != _boot():
+        return True
+    try:
+        os.kill(owner.pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        pass  # Somebody else's, but alive.
+    return True
 
 
 def _claim(path: Path) -> int:

@@ -79,6 +79,14 @@ def test_no_home(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_falls_back(temporary, "no home directory is known")
 
 
+def test_home_of_nobody(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a folder named "~nobody..." in the current directory."""
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", "~nobody-of-this-name/cache")
+    with pytest.raises(jit.CacheError, match="'~nobody-of-this-name/cache': there is no such home"):
+        jit.load(make_spec())
+    assert not list(temporary.iterdir())
+
+
 def test_unwritable(cache: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.mkdir
 

@@ -16,6 +16,7 @@ import pytest
 
 from jitfmha import jit
 from jitfmha.jit import build_turn, loader, ninja_command, owned_directory
+from jitfmha.jit.owned_directory import OwnedDirectory, earlier_owner, owner_of
 
 from .conftest import FakeCompiler, answer, make_spec
 
@@ -228,10 +229,60 @@ def test_without_locks(
     assert not list((cache / "building").iterdir())
 
 
+def test_without_locks_the_first_to_come_builds(
+    cache: Path, fake_compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_turn, "_has_locks", lambda _path: False)
+    fake_compiler.delay.write_text("0.3")
+    others = [start(lambda: jit.load(make_spec())) for _ in range(3)]
+    wait_until(is_compiling(fake_compiler))
+    assert answer(make_spec()) == 42
+    for other in others:
+        other.join(30)
+    assert [other.exitcode for other in others] == [0, 0, 0]
+    assert fake_compiler.compiled() <= 2
+    assert not list((cache / "building").iterdir())
+
+
+def test_without_locks_nobody_waits_for_the_dead(
+    cache: Path, fake_compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build_turn, "_has_locks", lambda _path: False)
+    fake_compiler.delay.write_text("60")
+    builder = start(lambda: jit.load(make_spec()))
+    wait_until(is_compiling(fake_compiler))
+    assert builder.pid is not None
+    os.kill(builder.pid, signal.SIGKILL)
+    builder.join()
+    fake_compiler.delay.unlink()
+    assert answer(make_spec()) == 42
+    assert fake_compiler.compiled() == 2
+
+
+def test_who_came_earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with OwnedDirectory(tmp_path, "a") as first, OwnedDirectory(tmp_path, "a") as second:
+        os.utime(first.path / "owner", (1000, 1000))
+        os.utime(second.path / "owner", (1001, 1001))
+        with OwnedDirectory(tmp_path, "b") as other:
+            os.utime(other.path / "owner", (1, 1))
+            assert earlier_owner(first, "a") is None
+            assert earlier_owner(second, "a") == owner_of(tmp_path, "a")
+        # One who cannot be asked is waited for, but not for ever.
+        owner = (first.path / "owner").read_text()
+        (first.path / "owner").write_text(owner.replace(f'"pid": {os.getpid()}', '"pid": 4194304'))
+        os.utime(first.path / "owner", (1000, 1000))
+        assert earlier_owner(second, "a") is None
+        monkeypatch.setattr(owned_directory, "_boot", lambda: "another machine")
+        assert earlier_owner(second, "a") is not None
+        os.utime(second.path / "owner", (2000, 2000))
+        assert earlier_owner(second, "a") is None
+
+
 def test_without_locks_the_first_to_publish_wins(
     cache: Path, fake_compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build_turn, "_has_locks", lambda _path: False)
+    monkeypatch.setattr(build_turn, "earlier_owner", lambda _own, _prefix: None)
     fake_compiler.delay.write_text("0.3")
     other = start(lambda: jit.load(make_spec()))
     wait_until(is_compiling(fake_compiler))
