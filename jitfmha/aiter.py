@@ -208,6 +208,9 @@ def _window(is_causal: bool, left: int, right: int, seqlen_k: int) -> tuple[int,
 
 
 def _zero_unused_rows(out: Tensor, cu_seqlens: Tensor, starts: Tensor) -> None:
+    if starts.shape[0] == 1:  # no sequence at all
+        out.zero_()
+        return
     rows = torch.arange(out.shape[0], dtype=torch.int32, device=out.device)
     # The sequence that a row would belong to; rows behind the last one count to the last.
     sequence = torch.searchsorted(starts[1:], rows, right=True).clamp(max=starts.shape[0] - 2)

@@ -16,7 +16,7 @@ from torch import Tensor
 from .dispatch import Launch, select
 from .emulated_here import emulated_run_here
 from .huge_pages import LEAST_BYTES, request_huge_pages
-from .mask import OPEN_WINDOW, Mask, parse_mask
+from .mask import INT64_MAX, OPEN_WINDOW, Mask, parse_mask
 from .problem import (
     Bf16Cvt,
     Problem,
@@ -149,18 +149,21 @@ def resolve_cu_seqlens(
             ("max_seqlen_k", max_seqlen_k),
         ):
             if value is not None:
-                raise ValueError(f"{name} is given without cu_seqlens_q and cu_seqlens_k")
+                given = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+                raise ValueError(f"{name} is given without cu_seqlens_q and cu_seqlens_k ({given})")
         return None
     if cu_seqlens_q is None or cu_seqlens_k is None:
         missing = "cu_seqlens_q" if cu_seqlens_q is None else "cu_seqlens_k"
         raise ValueError(f"{missing} is missing; group mode needs cu_seqlens_q and cu_seqlens_k")
     for name, value in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
-        if value is None or (value.__class__ is int and value >= 0):
+        if value is None or (value.__class__ is int and 0 <= value <= INT64_MAX):
             continue
         if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
             raise TypeError(f"{name} must be an int, got {type(value).__name__} ({value!r})")
         if value < 0:
             raise ValueError(f"{name}={value} must not be negative")
+        if isinstance(value, int) and value > INT64_MAX:
+            raise ValueError(f"{name}={value} must be less than 2**63")
     return (
         cu_seqlens_q,
         cu_seqlens_k,

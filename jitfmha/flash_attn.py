@@ -24,6 +24,7 @@ What they have in common:
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from .arguments import check_dropout, check_flags, refuse_given, refuse_nonzero
@@ -257,6 +258,7 @@ def _unpacked(name: str, packed: Tensor, expected: str) -> tuple[Tensor, ...]:
 
 
 def _last_contiguous(x: Tensor) -> Tensor:
-    if isinstance(x, Tensor) and x.dim() > 0 and x.stride(-1) != 1:
+    # Sparse tensors have no strides, and are refused later.
+    if isinstance(x, Tensor) and x.layout == torch.strided and x.dim() > 0 and x.stride(-1) != 1:
         return x.contiguous()
     return x

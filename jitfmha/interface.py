@@ -177,7 +177,13 @@ def fmha_fwd(
     descales: Descales | None = None
     if q_descale is not None or k_descale is not None or v_descale is not None:
         descales = (q_descale, k_descale, v_descale)
-    if _is_compiling() or not _is_plain(q, k, v):
+    if (is_compiling := _is_compiling()) or not _is_plain(q, k, v):
+        if not is_compiling:
+            # Torch's dispatcher says less clearly, and with other types, what is wrong.
+            describe_problem(
+                *(q, k, v, softmax_scale, mask, window_size, return_lse, out, cu_seqlens),
+                *(bf16_cvt, descales),
+            )
         arguments = (
             *(q, k, v, softmax_scale, mask_argument(mask), window_size, return_lse),
             *(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),

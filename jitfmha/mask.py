@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-_TEXT_FORM = re.compile(r"([tbg]):(-?\d+),(-?\d+)")
+# More digits than any length has; Python refuses to read numbers of thousands.
+_TEXT_FORM = re.compile(r"([tbg]):(-?\d{1,100}),(-?\d{1,100})")
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Mask:
 
 NO_MASK = Mask()
 OPEN_WINDOW = (-1, -1)
+INT64_MAX = 2**63 - 1  # what torch's operators take as a number
 _CORNERS = {0: False, 1: True, 2: False}
 
 
@@ -103,6 +105,8 @@ def check_window_size(window_size: tuple[int, int]) -> tuple[int, int]:
             raise TypeError(f"window_size must hold two ints, got {window_size!r}")
         if side < -1:
             raise ValueError(f"window_size={window_size!r}: a side is -1 (open) or at least 0")
+        if isinstance(side, int) and side > INT64_MAX:
+            raise ValueError(f"window_size={window_size!r}: a side is less than 2**63")
     return window_size[0], window_size[1]
 
 

@@ -69,6 +69,7 @@ def _fmha_fwd(*args: Any) -> tuple[Tensor, Tensor]:
 
 
 def _fmha_fwd_out(*args: Any) -> Tensor:
+    _check_is_given(args[_OUT])
     return _results((*args[:_OUT], *args[_OUT + 1 :]), args[_OUT])[1]
 
 
@@ -84,6 +85,7 @@ def _fmha_fwd_fake(*args: Any) -> tuple[Tensor, Tensor]:
 
 
 def _fmha_fwd_out_fake(*args: Any) -> Tensor:
+    _check_is_given(args[_OUT])
     return _fake_results((*args[:_OUT], *args[_OUT + 1 :]), args[_OUT])[1]
 
 
@@ -93,6 +95,12 @@ def _fake_results(args: tuple[Any, ...], out: Tensor | None) -> tuple[Tensor, Te
     problem = describe_problem(*call, *options)
     lse = q.new_empty(problem.lse_shape if problem.has_lse else 0, dtype=torch.float32)
     return q.new_empty(problem.out_shape, dtype=out_dtype_of(q.dtype)), lse
+
+
+def _check_is_given(out: Tensor | None) -> None:
+    # Torch's dispatcher takes None for any tensor.
+    if out is None:
+        raise TypeError("out must be a torch.Tensor, got NoneType")
 
 
 def _call(args: tuple[Any, ...], out: Tensor | None) -> tuple[Any, Any, Any]:
@@ -106,7 +114,7 @@ def _call(args: tuple[Any, ...], out: Tensor | None) -> tuple[Any, Any, Any]:
     bf16_cvt, q_descale, k_descale, v_descale = args[_OUT:]
     longest = (max_seqlen_q, max_seqlen_k)
     cu_seqlens = resolve_cu_seqlens(cu_seqlens_q, cu_seqlens_k, padded_q, padded_k, *longest)
-    window = (window_size[0], window_size[1])
+    window = tuple(window_size)
     call = (q, k, v, softmax_scale, _mask_value(mask), window, return_lse, out, cu_seqlens)
     return call, longest, (bf16_cvt, resolve_descales(q_descale, k_descale, v_descale))
 

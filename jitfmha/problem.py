@@ -194,7 +194,7 @@ def out_dtype_of(dtype: torch.dtype) -> torch.dtype:
 def check_bf16_cvt(bf16_cvt: str) -> Bf16Cvt:
     """``bf16_cvt`` if it is known."""
     for known in BF16_CVTS:
-        if bf16_cvt == known:
+        if isinstance(bf16_cvt, str) and bf16_cvt == known:
             return known
     raise ValueError(f"bf16_cvt={bf16_cvt!r} is not known; use {', '.join(map(repr, BF16_CVTS))}")
 
@@ -370,6 +370,8 @@ def _check_cu_seqlens_tensors(
     for name, x in named:
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+        if x.layout != torch.strided:
+            raise TypeError(f"{name} has layout {x.layout}; only torch.strided is served")
         if x.dtype != torch.int32:
             raise TypeError(f"{name} has dtype {x.dtype}; it must be torch.int32")
         if x.device != q.device:

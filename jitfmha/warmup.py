@@ -69,6 +69,8 @@ def warmup(
         jitfmha.BuildError: a launcher could not be compiled; those before it are in the cache.
     """
     where = _device(device)
+    if on_ready is not None and not callable(on_ready):
+        raise TypeError(f"on_ready must be a function or None, got {on_ready!r}")
     plans: dict[str, Plan] = {}
     may_be_unserved, unserved = dtypes is None or hdims is None, None
     dtypes = _DEFAULT_DTYPES if dtypes is None else dtypes

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
+from ..arguments import check_flags, check_ints
 from ..emulated_here import CURRENT_RUN
 
 if TYPE_CHECKING:
@@ -260,16 +261,20 @@ def emulate(
         SanitizerWarning: the block ends and nobody has asked for its findings.
 
     Raises:
+        TypeError: a flag that is no bool, or a number that is no int.
         ValueError: an unknown arch, fewer than one thread, a seed that is not from 0 to 2**64 - 1,
             both `check` and `profile`, or a `sample` of less than one or without `profile`.
     """
+    check_flags(check=check, profile=profile)
+    numbers = {"threads": threads, "random_order": random_order, "sample": sample}
+    check_ints(**{name: value for name, value in numbers.items() if value is not None})
     if check and profile:
         raise ValueError("check and profile are separate builds of the emulator; choose one")
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads is {threads}; the emulator needs one at least")
+    if threads is not None and not 1 <= threads < 2**31:
+        raise ValueError(f"threads is {threads}; the emulator needs one at least, below 2**31")
     if random_order is not None and not 0 <= random_order < 2**64:
         raise ValueError(f"random_order is {random_order}; a seed is from 0 to 2**64 - 1")
-    if sample is not None and (sample < 1 or not profile):
+    if sample is not None and (not 1 <= sample < 2**31 or not profile):
         raise ValueError(f"sample is {sample}; it counts workgroups and needs profile=True")
     check = check or (_environment_checks() and not profile)
     variant: Variant = "check" if check else "profile" if profile else "plain"
@@ -287,7 +292,7 @@ def emulate(
 
 
 def _known(arch: str, origin: str) -> str:
-    if arch not in DEVICES:
+    if not isinstance(arch, str) or arch not in DEVICES:
         raise ValueError(f"{origin} {arch!r} is not emulated; choose one of {', '.join(DEVICES)}")
     return arch
 

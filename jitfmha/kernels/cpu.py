@@ -245,8 +245,8 @@ def _fmha_shape(problem: Problem) -> _FmhaShape:
         seqlen_q=problem.seqlen_q,
         seqlen_k=problem.seqlen_k,
         **values,
-        window_left=_OPEN_SIDE if mask.left is None else mask.left,
-        window_right=_OPEN_SIDE if mask.right is None else mask.right,
+        window_left=_OPEN_SIDE if mask.left is None else min(mask.left, _OPEN_SIDE),
+        window_right=_OPEN_SIDE if mask.right is None else min(mask.right, _OPEN_SIDE),
         bottom_right=not mask.top_left,
         softmax_scale=problem.softmax_scale,
     )

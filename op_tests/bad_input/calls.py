@@ -1,0 +1,477 @@
+"""Valid calls of every public function, drawn small: what the changes of `changes.py` start from.
+
+A call is a dictionary of arguments by name. Whatever a function's own arguments are, it asks for
+what `fmha_fwd` computes; `Subject.asked` translates them, so that one set of rules and one
+reference serve all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from inputs import LAYOUTS, lay_out, prefix_sums
+from torch import Tensor
+
+Arguments = dict[str, Any]
+Draw = Callable[..., Any]
+
+FRESH = -77.0
+"""What an `out` holds before it is written."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a CPU kernel is compiled for, apart from mode and mask."""
+
+    dtype: torch.dtype
+    hdim_q: int
+    hdim_v: int
+
+
+# Few, because each is compiled for both modes, with and without a mask; rows that do not end with
+# a vector, because that is where a kernel may read or write too much.
+KINDS = (
+    Kind(torch.float32, 24, 40),
+    Kind(torch.bfloat16, 33, 33),
+    Kind(torch.float16, 64, 64),
+)
+SQUARE_KINDS = tuple(kind for kind in KINDS if kind.hdim_q == kind.hdim_v)
+AMD_KINDS = (
+    Kind(torch.bfloat16, 64, 64),
+    Kind(torch.bfloat16, 128, 128),
+    Kind(torch.float16, 128, 128),
+)
+
+GROUP = (
+    *("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"),
+    *("cu_seqlens_q_padded", "cu_seqlens_k_padded"),
+)
+PLAIN: Arguments = {
+    "softmax_scale": None,
+    "mask": 0,
+    "window_size": (-1, -1),
+    "return_lse": False,
+    "out": None,
+    **dict.fromkeys(GROUP),
+    "bf16_cvt": "rtne",
+    "q_descale": None,
+    "k_descale": None,
+    "v_descale": None,
+}
+"""The defaults of `fmha_fwd`."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A public function.
+
+    Attributes:
+        name: of the function.
+        function: takes the arguments by name.
+        modes: gm0, gm1 or both.
+        arguments: those of a function, from those of `fmha_fwd` that ask for the same.
+        asked: the other way round, for arguments that may be anything; with the names of those
+            that break a rule of the function's own.
+        kinds: what to draw.
+        results: out and lse, from what the function returns; None where it returns neither.
+        packed: 1, or 2 for k and v, or 3 for q, k and v in one tensor.
+        is_finite: whether NaN and infinity are left out.
+        is_operator: of torch, whose dispatcher looks at the arguments first.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    modes: tuple[str, ...]
+    arguments: Callable[[Draw, Arguments], Arguments]
+    asked: Callable[[Arguments], tuple[Arguments, set[str]]]
+    results: Callable[[Any], tuple[Tensor, Tensor | None] | None]
+    kinds: tuple[Kind, ...] = KINDS
+    packed: int = 1
+    is_finite: bool = False
+    is_operator: bool = False
+
+
+@st.composite
+def valid_calls(draw: Draw, subject: Subject) -> Arguments:
+    """Arguments that `subject` must serve."""
+    problem = draw(problems(subject))
+    return subject.arguments(draw, problem)
+
+
+@st.composite
+def problems(draw: Draw, subject: Subject) -> Arguments:
+    """The arguments of `fmha_fwd` for a small problem in memory of any layout."""
+    mode = draw(st.sampled_from(subject.modes))
+    kind = draw(st.sampled_from(subject.kinds))
+    heads_k = draw(st.integers(1, 3))
+    heads_q = heads_k if subject.packed == 3 else heads_k * draw(st.integers(1, 3))
+    rng = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
+    group: Arguments = {}
+    if mode == "gm0":
+        batch = draw(st.integers(0, 3))
+        rows_q, rows_k = draw(_rows()), draw(_rows())
+        shape_q, shape_k = (batch, rows_q), (batch, rows_k)
+    else:
+        count = draw(st.integers(0, 4))
+        group, rows_q, rows_k = draw(groups(count, same=subject.packed == 3))
+        shape_q, shape_k = (1, rows_q), (1, rows_k)
+    if subject.packed == 3:
+        shape_k = shape_q
+    shapes = (
+        (*shape_q, heads_q, kind.hdim_q),
+        (*shape_k, heads_k, kind.hdim_q),
+        (*shape_k, heads_k, kind.hdim_v),
+        (*shape_q, heads_q, kind.hdim_v),
+    )
+    layouts = st.sampled_from(sorted(LAYOUTS))
+    q, k, v, out = (
+        lay_out(torch.randn(shape, generator=rng).to(kind.dtype), draw(layouts)) for shape in shapes
+    )
+    if not subject.is_finite and draw(st.integers(0, 4)) == 0:
+        _spoil(draw, (q, k, v))
+    if mode == "gm1":
+        q, k, v, out = (x[0] for x in (q, k, v, out))
+    return {
+        "q": q,
+        "k": k,
+        "v": v,
+        **PLAIN,
+        **group,
+        "softmax_scale": draw(st.none() | st.floats(2.0**-10, 4) | st.just(1)),
+        **draw(masks(mode)),
+        "return_lse": draw(st.booleans()),
+        "out": out.fill_(FRESH) if draw(st.booleans()) else None,
+    }
+
+
+def _rows() -> st.SearchStrategy[int]:
+    # Past one tile of queries or keys now and then.
+    return st.sampled_from((*range(21), *range(10), 1, 16, 33, 140))
+
+
+def _spoil(draw: Draw, tensors: Iterable[Tensor]) -> None:
+    """NaN, infinity or a large number at a few places."""
+    for x in tensors:
+        for _ in range(draw(st.integers(0, 2))):
+            if x.numel() == 0:
+                continue
+            place = [draw(st.integers(0, size - 1)) for size in x.shape]
+            x[tuple(place)] = draw(st.sampled_from((torch.nan, torch.inf, -torch.inf, 1e4)))
+
+
+@st.composite
+def groups(draw: Draw, count: int, same: bool = False) -> tuple[Arguments, int, int]:
+    """The arguments of gm1 for `count` sequences, and the packed rows of q and of k."""
+    group: Arguments = {}
+    rows = []
+    is_padded = draw(st.booleans()) and not same
+    for side in ("q",) if same else ("q", "k"):
+        lengths = draw(st.lists(_rows(), min_size=count, max_size=count))
+        room = [n + draw(st.integers(0, 3)) for n in lengths] if is_padded else lengths
+        group[f"cu_seqlens_{side}"] = prefix_sums(lengths)
+        group[f"cu_seqlens_{side}_padded"] = prefix_sums(room) if is_padded else None
+        longest = max(lengths, default=0)
+        group[f"max_seqlen_{side}"] = draw(
+            st.sampled_from((None, longest, longest, longest + 3, 2**31 - 1))
+        )
+        rows.append(sum(room) + draw(st.sampled_from((0, 0, 2))))
+    if same:
+        group |= {"cu_seqlens_k": group["cu_seqlens_q"], "max_seqlen_k": group["max_seqlen_q"]}
+    return group, rows[0], rows[-1]
+
+
+@st.composite
+def masks(draw: Draw, mode: str) -> Arguments:
+    """`mask` and `window_size` that go together."""
+    side = st.integers(-1, 50)
+    form = draw(st.sampled_from(("number", "name", "text")))
+    if form == "text":
+        letter = draw(st.sampled_from("b" if mode == "gm1" else "btg"))
+        numbers = st.integers(1, 50) if letter == "g" else side
+        return {"mask": f"{letter}:{draw(numbers)},{draw(numbers)}"}
+    numbers = (0, 2) if mode == "gm1" else (0, 1, 2)
+    mask = draw(st.sampled_from(numbers if form == "number" else ("none", "causal")))
+    open_or_not = st.just((-1, -1)) | st.tuples(side, side) | st.lists(side, min_size=2, max_size=2)
+    return {"mask": mask, "window_size": draw(open_or_not)}
+
+
+# ---- What the functions take, and what it means --------------------------------------------------
+
+
+def plain_arguments(draw: Draw, problem: Arguments) -> Arguments:
+    return problem
+
+
+def plain_asked(arguments: Arguments) -> tuple[Arguments, set[str]]:
+    return arguments, set()
+
+
+def pair_results(returned: Any) -> tuple[Tensor, Tensor | None]:
+    return (returned, None) if isinstance(returned, Tensor) else returned
+
+
+def no_results(returned: Any) -> None:
+    return None
+
+
+def is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_window_size(value: object) -> bool:
+    return (
+        isinstance(value, (tuple, list))
+        and len(value) == 2
+        and all(is_int(side) and -1 <= side < 2**63 for side in value)
+    )
+
+
+def _not_zero(arguments: Arguments, *names: str) -> set[str]:
+    return {n for n in names if not (is_number(arguments[n]) and arguments[n] == 0)}
+
+
+def _not_bool(arguments: Arguments, *names: str) -> set[str]:
+    return {n for n in names if not isinstance(arguments[n], bool)}
+
+
+def _not_none(arguments: Arguments, *names: str) -> set[str]:
+    return {n for n in names if arguments.get(n) is not None}
+
+
+# flash-attn.
+
+
+def flash_arguments(packed: int, group: bool) -> Callable[[Draw, Arguments], Arguments]:
+    """The arguments of the flash-attn function with `packed` tensors in one."""
+
+    def arguments(draw: Draw, problem: Arguments) -> Arguments:
+        window = problem["window_size"]
+        made: Arguments = {
+            "dropout_p": draw(st.sampled_from((0.0, 0))),
+            "softmax_scale": problem["softmax_scale"],
+            "causal": draw(st.booleans()),
+            "window_size": window,
+            "softcap": draw(st.sampled_from((0.0, 0))),
+            "alibi_slopes": None,
+            "deterministic": draw(st.booleans()),
+            "return_attn_probs": problem["return_lse"],
+        }
+        q, k, v = problem["q"], problem["k"], problem["v"]
+        if packed == 1:
+            made |= {"q": q, "k": k, "v": v}
+        elif packed == 2:
+            made |= {"q": q, "kv": torch.stack((k, v), dim=-3)}
+        else:
+            made |= {"qkv": torch.stack((q, k, v), dim=-3)}
+        if group and packed == 3:
+            made |= {"cu_seqlens": problem["cu_seqlens_q"], "max_seqlen": problem["max_seqlen_q"]}
+        elif group:
+            made |= {n: problem[n] for n in GROUP[:4]}
+        if group and packed == 1:
+            made["block_table"] = None
+        return made
+
+    return arguments
+
+
+def flash_asked(packed: int, group: bool) -> Callable[[Arguments], tuple[Arguments, set[str]]]:
+    """What a call of the flash-attn function with `packed` tensors in one asks for."""
+
+    def asked(arguments: Arguments) -> tuple[Arguments, set[str]]:
+        broken = _not_bool(arguments, "causal", "deterministic", "return_attn_probs")
+        broken |= _not_zero(arguments, "dropout_p", "softcap")
+        broken |= _not_none(arguments, "alibi_slopes", "block_table")
+        window, causal = arguments["window_size"], arguments["causal"] is True
+        if not is_window_size(window):
+            broken.add("window_size")
+            window = (-1, -1)
+        call: Arguments = {
+            **PLAIN,
+            "softmax_scale": arguments["softmax_scale"],
+            "mask": 2 if causal else 0,
+            "window_size": (window[0], -1 if causal else window[1]),
+            "return_lse": arguments["return_attn_probs"] is True,
+        }
+        call |= _unpacked(arguments, packed, group, broken)
+        for name in ("q", "k", "v"):
+            x = call[name]
+            if (
+                isinstance(x, Tensor)
+                and x.layout == torch.strided
+                and x.dim()
+                and x.stride(-1) != 1
+            ):
+                call[name] = x.contiguous()  # flash-attn copies these
+        if group and packed == 3:
+            longest = arguments["max_seqlen"]
+            call |= dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), arguments["cu_seqlens"])
+            call |= dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), longest)
+        elif group:
+            call |= {n: arguments[n] for n in GROUP[:4]}
+        return call, broken
+
+    return asked
+
+
+def _unpacked(arguments: Arguments, packed: int, group: bool, broken: set[str]) -> Arguments:
+    if packed == 1:
+        return {n: arguments[n] for n in ("q", "k", "v")}
+    name = "kv" if packed == 2 else "qkv"
+    x = arguments[name]
+    found: Arguments = {"q": arguments.get("q"), "k": None, "v": None}
+    is_one = isinstance(x, Tensor) and x.layout == torch.strided
+    if is_one and x.dim() == (4 if group else 5) and x.shape[-3] == len(name):
+        return found | dict(zip(name, x.unbind(-3), strict=True))
+    broken.add(name)
+    return found
+
+
+def flash_results(returned: Any) -> tuple[Tensor, Tensor | None]:
+    if isinstance(returned, Tensor):
+        return returned, None
+    out, lse, dropout_mask = returned
+    assert dropout_mask.numel() == 0
+    return out, lse
+
+
+# AITER.
+
+
+def v3_arguments(group: bool) -> Callable[[Draw, Arguments], Arguments]:
+    """The arguments of `fmha_v3_fwd`, or of `fmha_v3_varlen_fwd`."""
+
+    def arguments(draw: Draw, problem: Arguments) -> Arguments:
+        left, right = problem["window_size"]
+        made: Arguments = {
+            **{n: problem[n] for n in ("q", "k", "v", "softmax_scale", "out")},
+            "dropout_p": draw(st.sampled_from((0.0, 0))),
+            "is_causal": draw(st.booleans()),
+            "window_size_left": left,
+            "window_size_right": right,
+            "return_softmax_lse": problem["return_lse"],
+            "return_dropout_randval": False,
+            "how_v3_bf16_cvt": draw(st.integers(0, 2)),
+            **dict.fromkeys(("bias", "alibi_slopes", "q_descale", "k_descale", "v_descale", "gen")),
+        }
+        if group:
+            longest = {n: problem[n] or 2**31 - 1 for n in ("max_seqlen_q", "max_seqlen_k")}
+            made |= {
+                **{n: problem[n] for n in GROUP if n not in longest},
+                **longest,
+                "min_seqlen_q": 0,
+                "logits_soft_cap": draw(st.sampled_from((0.0, 0))),
+                "zero_tensors": draw(st.booleans()),
+                "block_table": None,
+            }
+        return made
+
+    return arguments
+
+
+def v3_asked(group: bool) -> Callable[[Arguments], tuple[Arguments, set[str]]]:
+    """What a call of `fmha_v3_fwd`, or of `fmha_v3_varlen_fwd`, asks for."""
+
+    def asked(arguments: Arguments) -> tuple[Arguments, set[str]]:
+        broken = _not_bool(arguments, "is_causal", "return_softmax_lse")
+        if arguments["return_dropout_randval"] is not False:
+            broken.add("return_dropout_randval")
+        broken |= _not_zero(arguments, "dropout_p")
+        broken |= _not_none(arguments, "bias", "alibi_slopes", "gen", "block_table")
+        cvt = arguments["how_v3_bf16_cvt"]
+        if not (is_int(cvt) and 0 <= cvt <= 2):
+            broken.add("how_v3_bf16_cvt")
+        window = []
+        for name in ("window_size_left", "window_size_right"):
+            side = arguments[name]
+            if not is_int(side) or not -1 <= side < 2**63:
+                broken.add(name)
+                side = -1
+            window.append(side)
+        causal = arguments["is_causal"] is True
+        # Every side from the longest sequence of keys up is open.
+        k = arguments["k"]
+        most = arguments.get("max_seqlen_k", k.shape[1] if _has_rows(k) else 0)
+        window = [-1 if is_int(most) and side >= most else side for side in window]
+        call: Arguments = {
+            **PLAIN,
+            **{n: arguments[n] for n in ("q", "k", "v", "softmax_scale", "out")},
+            **{n: arguments[n] for n in ("q_descale", "k_descale", "v_descale")},
+            "mask": 2 if causal else 0,
+            "window_size": (window[0], -1 if causal else window[1]),
+            "return_lse": arguments["return_softmax_lse"] is True,
+        }
+        if group:
+            broken |= _not_bool(arguments, "zero_tensors")
+            broken |= _not_zero(arguments, "min_seqlen_q", "logits_soft_cap")
+            broken |= {n for n in ("max_seqlen_q", "max_seqlen_k") if not is_int(arguments[n])}
+            broken |= {n for n in ("min_seqlen_q",) if not is_int(arguments[n])}
+            call |= {n: arguments[n] for n in GROUP}
+        return call, broken
+
+    return asked
+
+
+def _has_rows(x: object) -> bool:
+    return isinstance(x, Tensor) and x.dim() > 1
+
+
+def v3_results(returned: Any) -> tuple[Tensor, Tensor | None]:
+    out, lse, p, rng_state = returned
+    assert p.numel() == 0
+    assert rng_state.shape == (2,)
+    return out, lse if lse.dim() > 1 else None
+
+
+# The operators.
+
+OPERATOR_ARGUMENTS = (
+    *("q", "k", "v", "softmax_scale", "mask", "window_size", "return_lse", *GROUP),
+    *("bf16_cvt", "q_descale", "k_descale", "v_descale"),
+)
+
+
+def operator_arguments(with_out: bool) -> Callable[[Draw, Arguments], Arguments]:
+    """The arguments of `torch.ops.jitfmha.fmha_fwd`, or of `fmha_fwd_out`."""
+
+    def arguments(draw: Draw, problem: Arguments) -> Arguments:
+        made = {n: problem[n] for n in OPERATOR_ARGUMENTS}
+        made |= {"mask": str(problem["mask"]), "window_size": list(problem["window_size"])}
+        if with_out:
+            q, v = problem["q"], problem["v"]
+            made["out"] = problem["out"]
+            if made["out"] is None:
+                made["out"] = q.new_full((*q.shape[:-1], v.shape[-1]), FRESH)
+        return made
+
+    return arguments
+
+
+def operator_asked(arguments: Arguments) -> tuple[Arguments, set[str]]:
+    mask = arguments["mask"]
+    number = int(mask) if isinstance(mask, str) and mask in ("0", "1", "2") else mask
+    broken = {"out"} if arguments.get("out", ...) is None else set()
+    return {**PLAIN, **arguments, "mask": number}, broken
+
+
+def operator_results(returned: Any) -> tuple[Tensor, Tensor | None]:
+    out, lse = returned
+    return out, lse if lse.dim() > 1 else None
+
+
+def on_amd(subject: Subject) -> Subject:
+    """The same function, with calls most of which an AMD GPU's kernels serve."""
+
+    def arguments(draw: Draw, problem: Arguments) -> Arguments:
+        if draw(st.integers(0, 5)):
+            problem |= {"mask": draw(st.sampled_from((0, 2))), "window_size": (-1, -1)}
+        return subject.arguments(draw, problem)
+
+    return replace(subject, arguments=arguments, kinds=AMD_KINDS, results=no_results)

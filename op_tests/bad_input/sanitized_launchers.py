@@ -1,0 +1,70 @@
+"""A pytest plugin: every launcher of this process is built with AddressSanitizer and UBSan.
+
+    LD_PRELOAD=$(g++ -print-file-name=libasan.so) python -m pytest -p sanitized_launchers ...
+
+The first fault ends the process, with a report on standard error. `test_sanitized.py` runs the
+other tests of this folder in this way.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import product
+
+import pytest
+from calls import KINDS
+
+from jitfmha import amd_launcher, jit
+from jitfmha.kernels import cpu
+from jitfmha.kernels.cpu import CpuTraits
+from jitfmha.manifest import trees_of
+from jitfmha.problem import DTYPE_NAMES
+from jitfmha.target import cpu_target
+
+OPTIMISE = "JITFMHA_TEST_SANITIZED_OPTIMISE"
+"""The level in the environment: 0 compiles three times as fast as 1."""
+
+SANITIZERS = "-fsanitize=address,undefined"
+_CFLAGS = (SANITIZERS, "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g")
+
+_plain = (cpu.launcher_spec, amd_launcher.launcher_spec)
+
+
+def sanitized(spec: jit.LauncherSpec) -> jit.LauncherSpec:
+    """The same sources with other flags; another entry of the cache."""
+    level = f"-O{os.environ.get(OPTIMISE, '0')}"
+    cflags = [level if flag in ("-O2", "-O3") else flag for flag in spec.cflags]
+    return dataclasses.replace(
+        spec, cflags=(*cflags, *_CFLAGS), ldflags=(*spec.ldflags, SANITIZERS)
+    )
+
+
+def all_specs() -> Iterator[jit.LauncherSpec]:
+    """Everything that the tests of this folder load, to be built ahead."""
+    for kind, mode, masked in product(KINDS, ("gm0", "gm1"), (False, True)):
+        dtype = DTYPE_NAMES[kind.dtype]
+        hdims = (kind.hdim_q, kind.hdim_v)
+        yield sanitized(_plain[0](CpuTraits(dtype, *hdims, masked, mode, cpu_target().isa)))
+    for arch, chip in (("gfx942", "MI300"), ("gfx950", "MI350")):
+        for tree, mode in product(trees_of(arch, chip)[:1], ("gm0", "gm1")):
+            yield sanitized(_plain[1](tree, chip, mode))
+
+
+def _replacement(plain: Callable[..., jit.LauncherSpec]) -> Callable[..., jit.LauncherSpec]:
+    @lru_cache(maxsize=256)
+    def launcher_spec(*traits: object) -> jit.LauncherSpec:
+        return sanitized(plain(*traits))
+
+    return launcher_spec
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    cpu.launcher_spec, amd_launcher.launcher_spec = map(_replacement, _plain)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    loaded = [event.name for event in jit.build_log()]
+    terminalreporter.write_line(f"loaded with sanitizers: {', '.join(loaded)}")

@@ -1,0 +1,72 @@
+"""The way to an AMD GPU with whatever can be passed: on a runtime that records, and emulated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from calls import Subject, on_amd
+from changes import any_calls
+from contract import Call, KnownCall, Sweep, Tally, check_call
+from test_functions import SUBJECTS
+
+from jitfmha import emulate
+from jitfmha.bench.recording_runtime import RecordingRuntime
+from jitfmha.target import AmdTarget, Target
+
+MI300X = AmdTarget("gfx942", "MI300", 0, 304)
+MI355X = AmdTarget("gfx950", "MI350", 2, 256)
+_NAMES = ("fmha_fwd", "fmha_v3_varlen_fwd", "flash_attn_func", "ops.jitfmha.fmha_fwd_out")
+_SUBJECTS = [on_amd(subject) for subject in SUBJECTS if subject.name in _NAMES]
+
+
+class RecordedCall(KnownCall):
+    """A call that reaches the runtime; nothing computes a result there."""
+
+    def __init__(self, runtime: RecordingRuntime) -> None:
+        super().__init__()
+        self._runtime = runtime
+
+    def check(self) -> None:
+        before = self._runtime.launch_count
+        super().check()
+        assert self._runtime.launch_count > before
+
+    def _agrees(self, out: torch.Tensor) -> bool:
+        return out.shape == self._expected.shape
+
+
+def is_not_served(error: BaseException) -> bool:
+    """The right answer to many masks, dtypes, head dimensions and strides."""
+    return isinstance(error, NotImplementedError) and str(error).startswith("no kernel serves")
+
+
+@pytest.mark.parametrize("target", [MI300X, MI355X], ids=lambda target: target.chip)
+@pytest.mark.parametrize("subject", _SUBJECTS, ids=lambda subject: subject.name)
+def test_launcher(subject: Subject, target: Target, sweep: Sweep) -> None:
+    """The launcher gets what it can launch; results are left out, as nothing runs."""
+    runtime = RecordingRuntime()
+    runtime.reset(keeps_launches=False)
+    with runtime.stands_for(target):
+        known = RecordedCall(runtime)
+
+        def check(call: Call, tally: Tally) -> None:
+            options = {"may_refuse": is_not_served, "known": known}
+            check_call(call, tally, **options, reads_lengths=False)
+
+        sweep(any_calls(subject).map(lambda arguments: Call(subject, arguments)), check, share=0.5)
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_emulated(arch: str, sweep: Sweep) -> None:
+    """The whole way, with results. What AMD's kernels make of NaN is not settled here."""
+    subject = next(subject for subject in SUBJECTS if subject.name == "fmha_fwd")
+    subject = replace(on_amd(subject), results=subject.results, is_finite=True)
+    with emulate(arch):
+        known = KnownCall()
+
+        def check(call: Call, tally: Tally) -> None:
+            check_call(call, tally, known=known, may_refuse=is_not_served)
+
+        sweep(any_calls(subject).map(lambda arguments: Call(subject, arguments)), check, share=0.25)

@@ -1,0 +1,152 @@
+"""What the sweeps of this folder have found, each as one call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from inputs import prefix_sums
+from reference import attention
+from untyped import (
+    flash_attn_func,
+    flash_attn_varlen_func,
+    fmha_fwd,
+    fmha_v3_varlen_fwd,
+    warmup,
+)
+
+from jitfmha import emulate
+
+Q = (1, 5, 2, 64)
+
+
+def qkv(device: str = "cpu") -> list[torch.Tensor]:
+    rng = torch.Generator().manual_seed(3)
+    return [torch.randn(Q, generator=rng).to(torch.float16).to(device) for _ in "qkv"]
+
+
+@pytest.mark.parametrize("side", [2**40 + 1, 2**62, 2**63 - 1])
+def test_windows_up_to_the_largest_number(side: int) -> None:
+    """They went to the kernel as they were, where adding a row's number to them overflows."""
+    q, k, v = qkv()
+    for window_size in ((side, 1), (1, side), (side, side)):
+        expected, _ = attention(q, k, v, window_size=tuple(min(n, 100) for n in window_size))
+        out = fmha_fwd(q, k, v, window_size=window_size)
+        torch.testing.assert_close(out.double(), expected, atol=2e-3, rtol=0)
+    text = fmha_fwd(q, k, v, mask=f"b:{side}{side},1")  # of any length
+    expected, _ = attention(q, k, v, window_size=(100, 1))
+    torch.testing.assert_close(text.double(), expected, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_numbers_beyond_64_bits(device: str) -> None:
+    """They became other numbers, or an OverflowError on the way through torch's dispatcher."""
+    q, k, v = qkv(device)
+    with pytest.raises(ValueError, match=r"window_size=\(9223372036854775808, 0\)"):
+        fmha_fwd(q, k, v, window_size=(2**63, 0))
+    ends = prefix_sums([5]).to(device)
+    group = {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
+    with pytest.raises(ValueError, match="max_seqlen_q=9223372036854775808"):
+        fmha_fwd(q[0], k[0], v[0], **group, max_seqlen_q=2**63)
+    fmha_fwd(q[0], k[0], v[0], **group, max_seqlen_q=2**63 - 1)
+
+
+def test_a_mask_with_thousands_of_digits() -> None:
+    """Python's own refusal to read them does not name the argument."""
+    with pytest.raises(ValueError, match="mask='b:99"):
+        fmha_fwd(*qkv(), mask=f"b:{'9' * 5000},1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "name"),
+    [
+        ({"softmax_scale": "1"}, TypeError, "softmax_scale"),
+        ({"return_lse": 3}, TypeError, "return_lse"),
+        ({"window_size": 3}, TypeError, "window_size"),
+        ({"out": 3}, TypeError, "out"),
+        ({"bf16_cvt": 3}, ValueError, "bf16_cvt"),
+        ({"mask": [1]}, TypeError, "mask"),
+    ],
+)
+def test_wrong_types_beside_meta_tensors(
+    changes: dict[str, Any], error: type[Exception], name: str
+) -> None:
+    """They reached torch's dispatcher, which has RuntimeErrors for them."""
+    with pytest.raises(error, match=name):
+        fmha_fwd(*qkv("meta"), **changes)
+    with pytest.raises(error, match=name):
+        fmha_fwd(*qkv(), **changes)
+
+
+def test_sparse_prefix_sums() -> None:
+    """One entry was accepted; more were an error of torch's."""
+    q, k, v = qkv()
+    for lengths in ([], [5]):
+        ends = prefix_sums(lengths)
+        for group in ((ends.to_sparse(), ends), (ends, ends.to_sparse())):
+            with pytest.raises(TypeError, match=r"cu_seqlens_[qk] has layout torch.sparse_coo"):
+                flash_attn_varlen_func(q[0], k[0], v[0], *group, 5, 5)
+
+
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
+def test_sparse_tensors_for_flash_attn(layout: str) -> None:
+    """Making them contiguous was tried first."""
+    q, k, v = (x.float() for x in qkv())
+    sparse = torch.eye(5).to_sparse_csr() if layout == "to_sparse_csr" else k.to_sparse()
+    with pytest.raises(TypeError, match=r"k has layout torch\.sparse"):
+        flash_attn_func(q, sparse, v)
+
+
+def test_zero_tensors_without_a_sequence() -> None:
+    """There is no last sequence to count the unused rows to."""
+    q, k, v = (x[0] for x in qkv())
+    out, ends = torch.full_like(q, -77.0), prefix_sums([])
+    options = (0.0, None, 0.0, True, False, -1, -1, False, False, 0)
+    result = fmha_v3_varlen_fwd(q, k, v, ends, ends, 0, 0, 0, *options, out=out)
+    assert result[0] is out
+    assert (out == 0).all()
+
+
+def test_bf16_cvt_that_is_an_array() -> None:
+    """An array compares element by element."""
+    with pytest.raises(ValueError, match="bf16_cvt=array"):
+        fmha_fwd(*qkv(), bf16_cvt=np.zeros(3))
+
+
+def test_lengths_without_prefix_sums_are_given_back() -> None:
+    with pytest.raises(ValueError, match=r"max_seqlen_k is given without .* \(17\)"):
+        fmha_fwd(*qkv(), max_seqlen_k=17)
+
+
+def test_operators_check_what_the_dispatcher_lets_pass() -> None:
+    """Windows of one side or three, and None in place of a tensor."""
+    arguments = [*qkv(), None, "0", [-1, -1], False, *[None] * 6]
+    for window in ([1], [1, 2, 3]):
+        with pytest.raises(TypeError, match="window_size must be a pair"):
+            torch.ops.jitfmha.fmha_fwd(*arguments[:5], window, *arguments[6:])
+    with pytest.raises(TypeError, match=r"out must be a torch\.Tensor"):
+        torch.ops.jitfmha.fmha_fwd_out(*arguments, None)
+
+
+def test_warmup_checks_on_ready_before_it_builds() -> None:
+    with pytest.raises(TypeError, match="on_ready must be a function or None, got 3"):
+        warmup(dtypes=["fp16"], hdims=[64], masks=[0], modes=["gm0"], on_ready=3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"arch": []}, ValueError, r"arch \[\]"),
+        ({"check": 1}, TypeError, "check must be a bool"),
+        ({"threads": "2"}, TypeError, "threads must be an int"),
+        ({"threads": 2**32}, ValueError, "threads is 4294967296"),
+        ({"random_order": 1.5}, TypeError, "random_order must be an int"),
+        ({"profile": True, "sample": 2**40}, ValueError, "sample is 1099511627776"),
+    ],
+)
+def test_emulate(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    """They were found out when something was launched, or never."""
+    with pytest.raises(error, match=text), emulate(**({"arch": "gfx950"} | arguments)):
+        pass

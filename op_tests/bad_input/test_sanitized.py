@@ -1,0 +1,121 @@
+"""The host code of the launchers, built with AddressSanitizer and UBSan, passes the same tests."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+from sanitized_launchers import OPTIMISE, all_specs
+
+from jitfmha.jit import is_built, loader
+from jitfmha.jit.compiler import find_compiler
+
+_FOLDER = Path(__file__).parent
+_TESTS = ("test_functions.py", "test_amd.py")
+_SECONDS, _LONG_SECONDS = 300, 3600
+
+# Reads one float behind a tensor's memory, through a launcher that is built like all others.
+_FAULT = """
+import ctypes, torch
+from jitfmha import jit
+from sanitized_launchers import sanitized
+
+source = 'extern "C" float read(const float* from, int i) { return from[i]; }'
+library = jit.load(sanitized(jit.LauncherSpec("reads_too_far", {"read.cpp": source})))
+library.read.argtypes = [ctypes.c_void_p, ctypes.c_int]
+library.read.restype = ctypes.c_float
+x = torch.ones(37)
+assert library.read(x.data_ptr(), 36) == 1
+print("so far, so good", flush=True)
+library.read(x.data_ptr(), 37)
+"""
+
+
+@pytest.fixture(scope="module")
+def environment() -> dict[str, str]:
+    """What a process needs that loads sanitized libraries; skips where there is none."""
+    compiler = list(find_compiler().command)
+    found = []
+    for name in ("libasan.so", "libstdc++.so.6"):
+        command = [*compiler, f"-print-file-name={name}"]
+        path = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        if not os.path.isabs(path):
+            pytest.skip(f"{compiler[0]} has no {name}")
+        found.append(path)
+    return {
+        # AddressSanitizer looks for the C++ runtime when it starts, before torch brings it.
+        "LD_PRELOAD": " ".join(found),
+        # The interpreter's own leaks are none of ours.
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+        # What pytest puts there for the tests, and is needed before it does.
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, (str(_FOLDER), str(_FOLDER.parent), os.environ.get("PYTHONPATH")))
+        ),
+    }
+
+
+def _run(
+    arguments: list[str], environment: dict[str, str], seconds: float
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, **environment},
+        cwd=_FOLDER.parents[1],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=seconds,
+        check=False,
+    )
+
+
+def test_a_fault_is_noticed(environment: dict[str, str], launcher_cache: str) -> None:
+    """Or everything else here would prove nothing."""
+    done = _run(["-c", _FAULT], environment, _SECONDS)
+    assert "so far, so good" in done.stdout, done.stderr
+    assert done.returncode != 0
+    assert "heap-buffer-overflow" in done.stderr
+
+
+def _build(index: int, level: str) -> None:
+    """Build one of all specs; in a process without sanitizers, where a compiler is quicker."""
+    os.environ[OPTIMISE] = level
+    entry, _ = loader._obtain(list(all_specs())[index])
+    entry.close()
+
+
+def test_bad_input(
+    environment: dict[str, str], launcher_cache: str, seed: int, request: pytest.FixtureRequest
+) -> None:
+    is_long = request.config.getoption("--exhaustive")
+    level = "1" if is_long else "0"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(OPTIMISE, level)
+        missing = [i for i, spec in enumerate(all_specs()) if not is_built(spec)]
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        list(pool.map(_build, missing, [level] * len(missing)))
+    tests = [str(_FOLDER / name) for name in _TESTS]
+    plugins = ["-p", "sanitized_launchers", "-p", "no:cacheprovider"]
+    options = ["--seed", str(seed), *(["--exhaustive"] if is_long else [])]
+    done = _run(
+        ["-m", "pytest", "-q", *plugins, *options, *tests],
+        {**environment, OPTIMISE: level},
+        _LONG_SECONDS if is_long else _SECONDS,
+    )
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output[-8000:]
+    print(done.stdout[-1500:])
+    calls = re.search(r"bad input: (\d+) calls", output)
+    assert calls, output[-2000:]
+    assert int(calls[1]) >= (20_000 if is_long else 300)
+    loaded = re.search(r"loaded with sanitizers: (.*)", output)
+    assert loaded, output[-2000:]
+    for name in ("cpu_fwd_fp32", "cpu_fwd_bf16", "cpu_fwd_fp16", "amd_fwd_mi300", "amd_fwd_mi350"):
+        assert name in loaded[1]
