@@ -239,6 +239,22 @@ struct Attention {
     sum *= factor;
   }
 
+  // Of the probabilities of the whole row.
+  __device__ float row_sum(int lane) const {
+    const float own = sum.x + sum.y;
+    return own + bits_as<float>(
+                     __builtin_amdgcn_ds_bpermute((lane ^ 32) * 4, bits_as<int>(own)));
+  }
+
+  // Rows that see no key have added up zeros times hidden values, which may be NaN or infinite.
+  __device__ void clear_blind_rows(float row_sum) {
+    if (!__builtin_amdgcn_ballot_w64(row_sum == 0)) return;
+#pragma unroll
+    for (int block = 0; block < kValueBlocks; ++block)
+#pragma unroll
+      for (int i = 0; i < 16; ++i) output[block][i] = row_sum == 0 ? 0 : output[block][i];
+  }
+
   // In place of softmax(), for a tile that is hidden from all rows of the wave.
   __device__ void see_nothing() {
     rescales = 0;
@@ -310,16 +326,14 @@ __device__ inline void exchange_queries(u32x4 (&query)[kQuerySteps], Lds<char> e
 }
 
 template <bool kAreFar>
-__device__ inline void store_output(const Attention& wave, const Head& head, int first_row,
+__device__ inline void store_output(Attention& wave, const Head& head, int first_row,
                                     Lds<char> exchange, int lane) {
   Rows rows = head.o.from(first_row);
   // The stride of a single row may be anything, and has to lead behind the end.
   if (rows.count == 1) rows.stride = kHdimV * 2;
   const auto buffer = buffer_of<32, kHdimV * 2>(rows);
-  const float own = wave.sum.x + wave.sum.y;
-  const float other = bits_as<float>(
-      __builtin_amdgcn_ds_bpermute((lane ^ 32) * 4, bits_as<int>(own)));
-  const float sum = own + other;
+  const float sum = wave.row_sum(lane);
+  wave.clear_blind_rows(sum);
   const float factor = sum == 0 ? 0 : __builtin_amdgcn_rcpf(sum);
 #pragma unroll
   for (int first = 0; first < kValueBlocks; first += 2) {
@@ -511,8 +525,10 @@ __device__ inline void attend(Task task, int tile, float scale, Lds<char> lds, i
     for (int block = 0; block < kValueBlocks; ++block) wave.output[block] = f32x16(0);
   }
   if (task.partial) {
-    if (first_row < head.q.count)
+    if (first_row < head.q.count) {
+      wave.clear_blind_rows(wave.row_sum(anew(lane)));
       Part::at(task.partial, tile * task.splits + task.split, wave_index).store(wave, anew(lane));
+    }
     return;
   }
   if (!kHasRoom && kGroups == 1) barrier();

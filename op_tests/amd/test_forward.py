@@ -300,6 +300,25 @@ def test_rows_far_apart(chip: str, stride: int, far: set[str], rng: torch.Genera
     _assert_lse(lse, exact_lse)
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(2, 1), (300, 40), (700, 400)])
+@pytest.mark.parametrize("chip", CHIPS)
+def test_hidden_values_do_not_reach_queries_without_keys(
+    chip: str, seqlen_q: int, seqlen_k: int, value: float, rng: torch.Generator
+) -> None:
+    """Zero times NaN is NaN, also where keys are split."""
+    q, k, v = (
+        torch.randn(1, rows, 2, 128, generator=rng).bfloat16()
+        for rows in (seqlen_q, seqlen_k, seqlen_k)
+    )
+    v[:, 0] = value
+    with emulate(chip):
+        out, lse = fmha_fwd(q, k, v, mask=2, return_lse=True)
+    blind = seqlen_q - seqlen_k
+    assert not out[:, :blind].any()
+    assert (lse[..., :blind] == -torch.inf).all()
+
+
 @pytest.mark.parametrize("is_group", [False, True])
 @pytest.mark.parametrize("chip", CHIPS)
 def test_a_single_row_of_any_stride(chip: str, is_group: bool, rng: torch.Generator) -> None:
