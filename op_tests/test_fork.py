@@ -1,0 +1,57 @@
+"""Calls in forked children, which have none of their parent's threads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# With torch's threads in use its own operators hang in a child, where nothing but the call is made.
+CODE = """
+import os, sys, time
+import torch
+from jitfmha import fmha_fwd
+
+before, threads = sys.argv[1] == "True", int(sys.argv[2])
+torch.set_num_threads(threads)
+q, k, v = torch.randn(3, 1, 300, 4, 64)
+small = fmha_fwd(q[:, :1], k[:, :1], v[:, :1])  # loads the library
+expected = fmha_fwd(q, k, v).numpy() if before else None
+child = os.fork()
+if child == 0:
+    out = fmha_fwd(q, k, v)
+    used = len(os.listdir("/proc/self/task"))
+    right = expected is None or out.numpy().tobytes() == expected.tobytes()
+    os._exit(10 + used if right else 1)
+deadline = time.monotonic() + 60
+while time.monotonic() < deadline:
+    pid, status = os.waitpid(child, os.WNOHANG)
+    if pid:
+        print(os.waitstatus_to_exitcode(status))
+        break
+    time.sleep(0.01)
+else:
+    os.kill(child, 9)
+    print("it hangs")
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads in /proc")
+@pytest.mark.parametrize(
+    ("before", "threads", "used"),
+    [
+        (True, 2, 1),  # the parent's pool is lost: the child goes on alone
+        (True, 1, 1),
+        (False, 2, 2),  # nobody has lost anything: the child has a pool of its own
+    ],
+)
+def test_call_in_a_child(before: bool, threads: int, used: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, str(before), str(threads)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.stdout.strip() == str(10 + used), done.stdout + done.stderr
