@@ -236,29 +236,17 @@ def _row(problem: Problem, target: AmdTarget, tree: Tree) -> KernelRow | str:
         and (row.mask, row.mode) == (mask, mode)
         and (not converts or BF16_CVTS[row.bf16_cvt] == problem.bf16_cvt)
     ]
+    if rows and tree.is_shipped:
+        from .tile_choice import best_tile
+
+        return best_tile(rows, problem, target, tree)
     if rows:
-        return _best_tile(rows, problem)
+        return rows[0]
     cvt = f", {problem.bf16_cvt}" if converts else ""
     return (
         f"{tree}: no kernel for {dtype}, hdim {problem.hdim_q}x{problem.hdim_v}, "
         f"mask {_MASK_NAMES[mask]}, {problem.mode}{cvt} on {target.chip}."
     )
-
-
-def _best_tile(rows: list[KernelRow], problem: Problem) -> KernelRow:
-    """The smallest tile that holds all queries of a sequence, or the largest there is.
-
-    A large tile reads keys and values less often, but waves without rows have nothing to do. The
-    lengths of gm1's sequences are on the GPU: they count as equally long.
-    """
-    seqlen_q = problem.seqlen_q
-    if problem.mode == "gm1":
-        seqlen_q = -(-seqlen_q // max(problem.batch, 1))
-    # Of rows for the very chip and for the architecture, the former come first.
-    large_enough = [row for row in rows if row.ts_qo >= seqlen_q]
-    if large_enough:
-        return min(large_enough, key=lambda row: row.ts_qo)
-    return max(rows, key=lambda row: row.ts_qo)
 
 
 def _mask_column(problem: Problem) -> int:

@@ -79,13 +79,13 @@ def test_a_full_chip_gets_one_launch(runtime: RecordingRuntime) -> None:
 def test_split_keys_take_two_launches(runtime: RecordingRuntime, mask: int) -> None:
     call(runtime, 8, 300, 4096, mask=mask)
     first, second = runtime.launches()
-    assert list(first.grid) == [2, 8, 11]
-    assert list(second.grid) == [2, 8, 1]
+    assert list(first.grid) == [3, 8, 16]
+    assert list(second.grid) == [3, 8, 1]
     assert bytes(first.kernarg) == bytes(second.kernarg)
-    assert words(first, SPLITS, TILES) == [11, 2]
+    assert words(first, SPLITS, TILES) == [16, 3]
     assert words(first, PARTIAL) != [0]
     assert second.symbol.decode().endswith("_combineE")
-    assert list(first.block) == list(second.block) == [512, 1, 1]
+    assert list(first.block) == list(second.block) == [256, 1, 1]
 
 
 def test_group_mode_splits_by_the_longest_sequence(runtime: RecordingRuntime) -> None:
@@ -93,26 +93,52 @@ def test_group_mode_splits_by_the_longest_sequence(runtime: RecordingRuntime) ->
     ends = {"cu_seqlens_q": ends_q, "cu_seqlens_k": ends_k}
     call(runtime, 4, 320, 8192, **ends, max_seqlen_q=300)
     first, second = runtime.launches()
-    assert list(first.grid) == [4, 2, 2 * 11]
-    assert list(second.grid) == [4, 2, 2]
-    assert words(first, SPLITS, TILES) == [11, 2]
+    assert list(first.grid) == [4, 2, 3 * 16]
+    assert list(second.grid) == [4, 2, 3]
+    assert words(first, SPLITS, TILES) == [16, 3]
 
 
-@pytest.mark.parametrize(("rows", "threads"), [(1, 256), (128, 256), (129, 512), (2048, 512)])
-def test_short_sequences_get_small_tiles(
-    runtime: RecordingRuntime, rows: int, threads: int
+@pytest.mark.parametrize(
+    ("heads", "rows", "mask", "tile"),
+    [
+        (304, 1, 0, 128),  # half of a large tile's waves would have no rows
+        (304, 128, 0, 128),
+        (304, 256, 0, 256),  # one round of either, and large ones go through keys faster
+        (100, 256, 0, 128),  # small ones have units of their own
+        (200, 384, 0, 128),  # one round in place of two
+        (304, 384, 0, 256),  # two rounds of either
+        (304, 512, 0, 256),
+        (400, 384, 2, 128),  # less is computed that the mask hides
+        (400, 2048, 2, 256),
+        (400, 2048, 0, 256),
+    ],
+)
+def test_tiles_on_an_mi300(
+    runtime: RecordingRuntime, heads: int, rows: int, mask: int, tile: int
 ) -> None:
-    """A wave of 64 threads has 32 queries: in a large tile half of them would have none."""
-    call(runtime, 304, rows, 64)
-    (launch,) = runtime.launches()
-    assert list(launch.block) == [threads, 1, 1]
+    """A wave of 64 threads has 32 queries."""
+    call(runtime, heads, rows, rows, mask=mask)
+    launch, *_ = runtime.launches()
+    assert list(launch.block) == [2 * tile, 1, 1]
 
 
-@pytest.mark.parametrize(("lengths", "threads"), [([200, 20], 256), ([200, 80], 512)])
+@pytest.mark.parametrize(
+    ("target", "tile"), [(MI300, 128), (AmdTarget("gfx942", "MI308", 0, 80), 256)]
+)
+def test_tiles_depend_on_the_units(runtime: RecordingRuntime, target: AmdTarget, tile: int) -> None:
+    """64 large tiles, or 128 small ones: these get a unit each on the larger chip only."""
+    q = torch.zeros(1, 256, 64, 128, dtype=torch.bfloat16)
+    with runtime.stands_for(target):
+        fmha_fwd(q, q, q)
+    launch, *_ = runtime.launches()
+    assert list(launch.block) == [2 * tile, 1, 1]
+
+
+@pytest.mark.parametrize(("lengths", "tile"), [([200, 20], 128), ([300, 212], 256)])
 def test_group_mode_chooses_tiles_by_the_average(
-    runtime: RecordingRuntime, lengths: list[int], threads: int
+    runtime: RecordingRuntime, lengths: list[int], tile: int
 ) -> None:
     ends = prefix_sums(lengths)
-    call(runtime, 304, sum(lengths), sum(lengths), cu_seqlens_q=ends, cu_seqlens_k=ends)
-    (launch,) = runtime.launches()
-    assert list(launch.block) == [threads, 1, 1]
+    call(runtime, 152, sum(lengths), sum(lengths), cu_seqlens_q=ends, cu_seqlens_k=ends)
+    launch, *_ = runtime.launches()
+    assert list(launch.block) == [2 * tile, 1, 1]
