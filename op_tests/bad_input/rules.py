@@ -27,6 +27,9 @@ def broken_rules(
     """
     broken = broken_numbers(call) | _broken_tensors(call, explains) | _broken_group(call)
     if broken & {"q", "k", "v"}:
+        tensors = [call[name] for name in ("q", "k", "v")]
+        if all(isinstance(x, Tensor) and x.layout == torch.strided and x.dim() for x in tensors):
+            broken |= _broken_out(call, explains)  # may be what is told first
         return broken
     broken |= _broken_shapes(call) | _broken_out(call, explains)
     if explains and call["q"].is_meta:
