@@ -171,12 +171,23 @@ def _broken_out(call: Arguments, explains: bool) -> set[str]:
     if not explains and out.requires_grad and torch.is_grad_enabled():
         return {"out"}
     mine = _bytes(out)
-    if len(mine) < out.numel() * out.element_size():
+    if len(mine) < out.numel() * out.element_size() or _is_interleaved(out):
         return {"out"}
     if explains or out.is_meta:
         return set()
     is_shared = any(not mine.isdisjoint(_bytes(call[n])) for n in ("q", "k", "v"))
     return {"out"} if is_shared else set()
+
+
+def _is_interleaved(x: Tensor) -> bool:
+    """Rows between each other's elements count as overlapping, even where they do not."""
+    reach = 0
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and x.numel():
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
 
 
 def _bytes(x: Tensor) -> set[int]:
