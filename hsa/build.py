@@ -22,7 +22,7 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
-from jitfmha.device_compiler import assemble, compile_hip_to_assembly
+from jitfmha.amd.device_compiler import assemble, compile_hip_to_assembly
 
 HSA = Path(__file__).resolve().parent
 SOURCES = HSA / "src"
@@ -201,8 +201,8 @@ def build(kernel: Kernel) -> CodeObject:
     """Compile a kernel.
 
     Raises:
-        jitfmha.device_compiler.DeviceCompilerNotFound: no compiler for AMD GPUs is installed.
-        jitfmha.device_compiler.DeviceCompileError: the source is refused.
+        jitfmha.amd.device_compiler.DeviceCompilerNotFound: no compiler for AMD GPUs is installed.
+        jitfmha.amd.device_compiler.DeviceCompileError: the source is refused.
     """
     definitions = [f"-D{name}={value}" for name, value in kernel.definitions().items()]
     assembly = compile_hip_to_assembly(_source(), kernel.arch, flags=(*FLAGS, *definitions))

@@ -19,8 +19,8 @@ from .jit.errors import BuildError, CacheError, CompilerNotFound
 from .warmup import WarmedLauncher, warmup
 
 if TYPE_CHECKING:
+    from .amd.runtime import HipError
     from .emulator import emulate
-    from .hip_runtime import HipError
 
 __version__ = "0.1.0"
 __all__ = [
@@ -44,7 +44,7 @@ __all__ = [
     "warmup",
 ]
 
-_HOMES = {"HipError": ".hip_runtime", "emulate": ".emulator"}
+_HOMES = {"HipError": ".amd.runtime", "emulate": ".emulator"}
 
 
 def __getattr__(name: str) -> object:

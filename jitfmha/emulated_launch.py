@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .amd_launcher import AmdLaunch, CuSeqlens, Descales
-from .code_object import CodeObject
-from .manifest import KernelRow, Tree
+from .amd.code_object import CodeObject
+from .amd.launcher import AmdLaunch, CuSeqlens, Descales
+from .amd.manifest import KernelRow, Tree
 from .problem import Problem
 from .target import AmdTarget
 

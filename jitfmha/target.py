@@ -100,11 +100,11 @@ def cpu_target() -> CpuTarget:
 
 @lru_cache(maxsize=64)
 def _gpu_target(index: int) -> AmdTarget:
-    from . import hip_runtime
+    from .amd import runtime
 
     properties = torch.cuda.get_device_properties(index)
     arch = _arch(properties.gcnArchName, f"device cuda:{index}")
-    pci_chip_id = hip_runtime.pci_chip_id(hip_runtime.loaded_runtime(), index)
+    pci_chip_id = runtime.pci_chip_id(runtime.loaded_runtime(), index)
     return AmdTarget(arch, _chip(arch, pci_chip_id), index, properties.multi_processor_count)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from ..device_compiler import assemble, compile_hip
+from ..amd.device_compiler import assemble, compile_hip
 from ..emulator import DEVICES, Emulator
 from .emulator_kernels import (
     FORWARD_KERNEL,

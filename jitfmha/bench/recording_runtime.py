@@ -9,7 +9,9 @@ from unittest import mock
 
 import torch
 
-from .. import amd_launcher, call, hip_runtime, jit
+from .. import call, jit
+from ..amd import launcher as amd_launcher
+from ..amd import runtime as hip_runtime
 from ..target import AmdTarget
 
 _TEMPLATE = "amd/recording_runtime.cpp"
@@ -34,7 +36,7 @@ class RecordingRuntime:
     """The runtime's library, and what it recorded since :meth:`reset`."""
 
     def __init__(self) -> None:
-        spec = jit.LauncherSpec(
+        spec = jit.BuildSpec(
             name="recording_hip_runtime",
             sources={"recording_runtime.cpp": jit.render(_TEMPLATE, {})},
             cflags=("-std=c++17", "-O2", "-fvisibility=hidden"),

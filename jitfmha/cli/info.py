@@ -118,7 +118,7 @@ def _targets() -> list[Target | str]:
 
 def _trees(targets: list[Target | str]) -> list[str]:
     """The trees of code objects for the GPUs, and what is odd about them."""
-    from ..manifest import trees_of
+    from ..amd.manifest import trees_of
     from ..target import AmdTarget
 
     lines = []

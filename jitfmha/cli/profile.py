@@ -84,7 +84,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the kernel that the flags describe, and print its profile."""
-    from ..device_compiler import compile_hip
+    from ..amd.device_compiler import compile_hip
     from ..emulator import DEVICES, Emulator
     from ..emulator.profile import profile_launch
 

@@ -55,11 +55,11 @@ _VARIANT_FLAGS: dict[Variant, tuple[str, ...]] = {
 
 
 @cache
-def launcher_spec(variant: Variant) -> jit.LauncherSpec:
+def launcher_spec(variant: Variant) -> jit.BuildSpec:
     """The sources and flags of one variant."""
     isa = cpu_target().isa
     names = sorted(p.name for p in (templates_dir() / _FOLDER).iterdir() if p.suffix in _SUFFIXES)
-    return jit.LauncherSpec(
+    return jit.BuildSpec(
         name=f"emulator_{variant}_{isa}",
         sources={name: jit.render(f"{_FOLDER}/{name}", {}) for name in names},
         cflags=(*_CFLAGS, *_ISA_FLAGS[isa], *_VARIANT_FLAGS[variant]),

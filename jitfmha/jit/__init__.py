@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .errors import BuildError, CacheError, CompilerNotFound
-from .launcher_spec import LauncherSpec
 from .render import TemplateError, render
+from .spec import BuildSpec
 
 if TYPE_CHECKING:
     from .cache_directory import cache_dir
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BuildError",
+    "BuildSpec",
     "CacheEntry",
     "CacheError",
     "CompilerNotFound",
-    "LauncherSpec",
     "LoadEvent",
     "TemplateError",
     "artifact_path",

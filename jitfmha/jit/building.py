@@ -32,16 +32,16 @@ from .errors import BuildError, CacheError
 from .eviction import cache_limit, enforce_limit
 from .failure_report import build_error
 from .key import EntryKey, package_version
-from .launcher_spec import LauncherSpec
 from .owned_directory import OwnedDirectory, is_owned_here, sweep
 from .owner_umask import owner_umask
+from .spec import BuildSpec
 from .status import status_line
 
 _PUBLISH_ATTEMPTS = 20
 _PUBLISH_PAUSE_SECONDS = 0.05
 
 
-def build_or_wait(spec: LauncherSpec, key: EntryKey, compiler: Compiler) -> tuple[OpenEntry, bool]:
+def build_or_wait(spec: BuildSpec, key: EntryKey, compiler: Compiler) -> tuple[OpenEntry, bool]:
     """The entry for `key`, and whether this process built it (or waited for who did).
 
     Raises:
@@ -53,7 +53,7 @@ def build_or_wait(spec: LauncherSpec, key: EntryKey, compiler: Compiler) -> tupl
         return _build_or_wait(spec, key, compiler)
 
 
-def _build_or_wait(spec: LauncherSpec, key: EntryKey, compiler: Compiler) -> tuple[OpenEntry, bool]:
+def _build_or_wait(spec: BuildSpec, key: EntryKey, compiler: Compiler) -> tuple[OpenEntry, bool]:
     directory = writable_directory()
     try:
         return _build_in(directory, spec, key, compiler)
@@ -74,7 +74,7 @@ def _build_or_wait(spec: LauncherSpec, key: EntryKey, compiler: Compiler) -> tup
 
 
 def _build_in(
-    directory: CacheDirectory, spec: LauncherSpec, key: EntryKey, compiler: Compiler
+    directory: CacheDirectory, spec: BuildSpec, key: EntryKey, compiler: Compiler
 ) -> tuple[OpenEntry, bool]:
     target = directory.entries / key.directory_name
     with turn_to_build(directory, key, lambda: _valid_entry(target, key)) as entry:
@@ -95,7 +95,7 @@ def _valid_entry(target: Path, key: EntryKey) -> OpenEntry | None:
 
 
 def _build(
-    directory: CacheDirectory, spec: LauncherSpec, key: EntryKey, compiler: Compiler
+    directory: CacheDirectory, spec: BuildSpec, key: EntryKey, compiler: Compiler
 ) -> OpenEntry:
     target = directory.entries / key.directory_name
     started = time.monotonic()
@@ -127,7 +127,7 @@ def _build(
 def _compile(
     directory: CacheDirectory,
     stage: OwnedDirectory,
-    spec: LauncherSpec,
+    spec: BuildSpec,
     compiler: Compiler,
     target: Path,
 ) -> bytes:

@@ -25,8 +25,8 @@ from typing import Any
 
 from .compiler import Compiler
 from .errors import BuildError
-from .launcher_spec import LauncherSpec
 from .ninja_command import path_with_ninja
+from .spec import BuildSpec
 from .status import is_verbose
 from .verbose_output import shown_output
 
@@ -55,7 +55,7 @@ def is_plain_path(path: Path) -> bool:
 
 
 def compile_library(
-    spec: LauncherSpec, compiler: Compiler, workspace: Path, destination: Path
+    spec: BuildSpec, compiler: Compiler, workspace: Path, destination: Path
 ) -> bytes:
     """Compile and link the launcher; returns the content of the library.
 
@@ -82,7 +82,7 @@ def compile_library(
 
 
 def _load(
-    spec: LauncherSpec, sources: Path, workspace: Path, cflags: list[str], ldflags: list[str]
+    spec: BuildSpec, sources: Path, workspace: Path, cflags: list[str], ldflags: list[str]
 ) -> str:
     with _quiet_extension_log(), shown_output() as shown:
         extension = _imported_cpp_extension()

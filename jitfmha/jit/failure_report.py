@@ -11,7 +11,7 @@ from .cache_directory import CacheDirectory
 from .compiler import Compiler
 from .entry import delete
 from .errors import BuildError
-from .launcher_spec import LauncherSpec
+from .spec import BuildSpec
 
 _KEPT_LOGS = 10
 _LOG_NAME = "build.log"
@@ -27,7 +27,7 @@ _OTHER_ERROR = re.compile(
 
 
 def build_error(
-    spec: LauncherSpec,
+    spec: BuildSpec,
     compiler: Compiler,
     output: str,
     workspace: Path,
@@ -68,7 +68,7 @@ def _without_commands(output: str) -> str:
     return "\n".join(line for line in lines if " -o " not in line and not line.startswith("FAILED"))
 
 
-def _keep(spec: LauncherSpec, output: str, workspace: Path, directory: CacheDirectory) -> Path:
+def _keep(spec: BuildSpec, output: str, workspace: Path, directory: CacheDirectory) -> Path:
     _make_room(directory.logs)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     kept = directory.logs / f"{stamp}-{spec.name}.{os.urandom(4).hex()}"

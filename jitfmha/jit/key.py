@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from .compiler import Compiler
-from .launcher_spec import LauncherSpec
+from .spec import BuildSpec
 
 # Raised when the meaning of an entry changes in a way that the other ingredients do not show.
 _FORMAT = 1
@@ -49,12 +49,12 @@ class EntryKey:
         return cls(*parts)
 
 
-def entry_key(spec: LauncherSpec, compiler: Compiler) -> EntryKey:
+def entry_key(spec: BuildSpec, compiler: Compiler) -> EntryKey:
     """The address of what `compiler` makes of `spec` on this machine."""
     return EntryKey(spec.name, content_key(spec), _short_hash(compiler.identity, _COMPILER_LENGTH))
 
 
-def content_key(spec: LauncherSpec) -> str:
+def content_key(spec: BuildSpec) -> str:
     """The part of the address that does not depend on the compiler."""
     return _short_hash((_FORMAT, spec.digest, *_surroundings()), _CONTENT_LENGTH)
 

@@ -21,7 +21,7 @@ from .compiler import Compiler, find_compiler
 from .entry import InvalidEntry, OpenEntry, library_name, note_use, open_entry
 from .errors import BuildError, CompilerNotFound
 from .key import EntryKey, content_key, entry_key
-from .launcher_spec import LauncherSpec
+from .spec import BuildSpec
 
 _LOAD_ATTEMPTS = 20
 
@@ -65,7 +65,7 @@ class _ProcessState:
 _state = _ProcessState()
 
 
-def load(spec: LauncherSpec) -> ctypes.CDLL:
+def load(spec: BuildSpec) -> ctypes.CDLL:
     """The loaded library of a launcher, built if it was never built before.
 
     Threads and processes that ask for the same launcher at once build it once.
@@ -86,7 +86,7 @@ def load(spec: LauncherSpec) -> ctypes.CDLL:
         return library
 
 
-def is_built(spec: LauncherSpec) -> bool:
+def is_built(spec: BuildSpec) -> bool:
     """Whether `load` would find a valid build in the cache. Changes nothing.
 
     Raises:
@@ -103,7 +103,7 @@ def is_built(spec: LauncherSpec) -> bool:
     return False
 
 
-def artifact_path(spec: LauncherSpec) -> Path:
+def artifact_path(spec: BuildSpec) -> Path:
     """Where the library of a launcher is, or will be once it is built.
 
     Raises:
@@ -127,7 +127,7 @@ def build_log() -> tuple[LoadEvent, ...]:
     return tuple(_state.events)
 
 
-def _load(spec: LauncherSpec) -> ctypes.CDLL:
+def _load(spec: BuildSpec) -> ctypes.CDLL:
     started = time.perf_counter()
     for _ in range(_LOAD_ATTEMPTS):
         entry, how = _obtain(spec)
@@ -152,7 +152,7 @@ def _load(spec: LauncherSpec) -> ctypes.CDLL:
     )
 
 
-def _obtain(spec: LauncherSpec) -> tuple[OpenEntry, Literal["built", "loaded"]]:
+def _obtain(spec: BuildSpec) -> tuple[OpenEntry, Literal["built", "loaded"]]:
     compiler = _compiler_or_none()
     entry = _find(spec, compiler)
     if entry is not None:
@@ -166,7 +166,7 @@ def _obtain(spec: LauncherSpec) -> tuple[OpenEntry, Literal["built", "loaded"]]:
     return entry, "built" if built else "loaded"
 
 
-def _find(spec: LauncherSpec, compiler: Compiler | None) -> OpenEntry | None:
+def _find(spec: BuildSpec, compiler: Compiler | None) -> OpenEntry | None:
     for path, key in _places(spec, compiler):
         try:
             entry = open_entry(path, key)
@@ -180,7 +180,7 @@ def _find(spec: LauncherSpec, compiler: Compiler | None) -> OpenEntry | None:
     return None
 
 
-def _places(spec: LauncherSpec, compiler: Compiler | None) -> Iterator[tuple[Path, EntryKey]]:
+def _places(spec: BuildSpec, compiler: Compiler | None) -> Iterator[tuple[Path, EntryKey]]:
     """Where the launcher may be: its own entry, or without a compiler that of any compiler."""
     for directory in readable_directories():
         if compiler is not None:
@@ -191,7 +191,7 @@ def _places(spec: LauncherSpec, compiler: Compiler | None) -> Iterator[tuple[Pat
 
 
 def _entries_of_any_compiler(
-    directory: CacheDirectory, spec: LauncherSpec
+    directory: CacheDirectory, spec: BuildSpec
 ) -> Iterator[tuple[Path, EntryKey]]:
     content = content_key(spec)
     try:

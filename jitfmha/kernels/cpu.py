@@ -102,7 +102,7 @@ class CpuTraits:
 
 
 @lru_cache(maxsize=256)
-def launcher_spec(traits: CpuTraits) -> jit.LauncherSpec:
+def launcher_spec(traits: CpuTraits) -> jit.BuildSpec:
     """The source and the flags of the launcher for ``traits``."""
     values = {
         "origin": f"csrc_templates/{_TEMPLATE} for {traits.name}",
@@ -112,7 +112,7 @@ def launcher_spec(traits: CpuTraits) -> jit.LauncherSpec:
         "mask": traits.mask,
         "mode": traits.mode,
     }
-    return jit.LauncherSpec(
+    return jit.BuildSpec(
         name=traits.name,
         sources={
             "fmha_fwd.cpp": jit.render(_TEMPLATE, values),

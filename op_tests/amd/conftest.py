@@ -9,9 +9,9 @@ import pytest
 from plain_tree import FULL_TREE, write_tree
 from tree_environment import UseTree, forget_trees
 
-from jitfmha import manifest
+from jitfmha.amd import manifest
+from jitfmha.amd.device_compiler import DeviceCompilerNotFound, device_compiler
 from jitfmha.bench.recording_runtime import RecordingRuntime
-from jitfmha.device_compiler import DeviceCompilerNotFound, device_compiler
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -10,7 +10,7 @@ import torch
 from inputs import prefix_sums
 from untyped import fmha_fwd
 
-from jitfmha.amd_launcher import KeySplit
+from jitfmha.amd.launcher import KeySplit
 from jitfmha.bench.recording_runtime import Launch, RecordingRuntime
 from jitfmha.target import AmdTarget
 

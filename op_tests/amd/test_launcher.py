@@ -17,9 +17,10 @@ from torch import Tensor
 from tree_environment import UseTree
 from untyped import fmha_fwd
 
-from jitfmha import HipError, amd_launcher, jit
+from jitfmha import HipError, jit
+from jitfmha.amd import launcher as amd_launcher
+from jitfmha.amd.manifest import trees_of
 from jitfmha.bench.recording_runtime import Launch, RecordingRuntime
-from jitfmha.manifest import trees_of
 from jitfmha.target import AmdTarget
 
 MI300 = AmdTarget("gfx942", "MI300", 0, 304)
@@ -413,4 +414,4 @@ def test_offsets_are_checked_by_the_compiler(
     assert broken != source
     monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path))
     with pytest.raises(jit.BuildError, match="static"):
-        jit.load(jit.LauncherSpec("broken_launcher", {"broken.cpp": broken}, spec.cflags))
+        jit.load(jit.BuildSpec("broken_launcher", {"broken.cpp": broken}, spec.cflags))

@@ -12,8 +12,9 @@ from plain_tree import COLUMNS, PlainKernel, write_manifest, write_tree
 from tree_environment import UseTree, forget_trees
 from untyped import explain, fmha_fwd
 
-from jitfmha import emulate, manifest
-from jitfmha.manifest import Tree, read_tree, trees_of
+from jitfmha import emulate
+from jitfmha.amd import manifest
+from jitfmha.amd.manifest import Tree, read_tree, trees_of
 
 GOOD = PlainKernel()
 OTHER = PlainKernel(mode=1)

@@ -16,10 +16,10 @@ from shutil import copyfile
 import pytest
 import torch
 
-from jitfmha import hip_runtime
+from jitfmha.amd import runtime as hip_runtime
+from jitfmha.amd.runtime import HipError
 from jitfmha.bench.recording_runtime import RecordingRuntime
 from jitfmha.emulator import DEVICES, Emulator, emulate
-from jitfmha.hip_runtime import HipError
 from jitfmha.target import AmdTarget, CpuTarget, _gpu_target, cpu_target, target_of
 
 MI308_IDS = (0x74A2, 0x74A8, 0x74B6, 0x74BC)

@@ -15,9 +15,9 @@ from tree_environment import UseTree, forget_trees
 from untyped import explain, fmha_fwd
 
 from jitfmha import emulate
+from jitfmha.amd.manifest import KernelRow, trees_of
 from jitfmha.dispatch import explain_problem, select
-from jitfmha.kernels import tuned
-from jitfmha.manifest import KernelRow, trees_of
+from jitfmha.kernels.tuned import family as tuned
 from jitfmha.mask import parse_mask
 from jitfmha.problem import Mode, Problem, Strides
 from jitfmha.target import AmdTarget, CpuTarget

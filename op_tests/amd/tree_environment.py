@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jitfmha import call, manifest
-from jitfmha.amd_launcher import checked_code_object
+from jitfmha import call
+from jitfmha.amd import manifest
+from jitfmha.amd.launcher import checked_code_object
 
 UseTree = Callable[..., None]
 """``use_tree(root)`` sets JITFMHA_HSA_DIR, ``use_tree(root, variable)`` another one."""

@@ -17,10 +17,11 @@ from itertools import product
 import pytest
 from calls import KINDS
 
-from jitfmha import amd_launcher, jit
+from jitfmha import jit
+from jitfmha.amd import launcher as amd_launcher
+from jitfmha.amd.manifest import trees_of
 from jitfmha.kernels import cpu
 from jitfmha.kernels.cpu import CpuTraits
-from jitfmha.manifest import trees_of
 from jitfmha.problem import DTYPE_NAMES
 from jitfmha.target import cpu_target
 
@@ -33,7 +34,7 @@ _CFLAGS = (SANITIZERS, "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "
 _plain = (cpu.launcher_spec, amd_launcher.launcher_spec)
 
 
-def sanitized(spec: jit.LauncherSpec) -> jit.LauncherSpec:
+def sanitized(spec: jit.BuildSpec) -> jit.BuildSpec:
     """The same sources with other flags; another entry of the cache."""
     level = f"-O{os.environ.get(OPTIMISE, '0')}"
     cflags = [level if flag in ("-O2", "-O3") else flag for flag in spec.cflags]
@@ -42,7 +43,7 @@ def sanitized(spec: jit.LauncherSpec) -> jit.LauncherSpec:
     )
 
 
-def all_specs() -> Iterator[jit.LauncherSpec]:
+def all_specs() -> Iterator[jit.BuildSpec]:
     """Everything that the tests of this folder load, to be built ahead."""
     for kind, mode, masked in product(KINDS, ("gm0", "gm1"), (False, True)):
         dtype = DTYPE_NAMES[kind.dtype]
@@ -53,9 +54,9 @@ def all_specs() -> Iterator[jit.LauncherSpec]:
             yield sanitized(_plain[1](tree, chip, mode))
 
 
-def _replacement(plain: Callable[..., jit.LauncherSpec]) -> Callable[..., jit.LauncherSpec]:
+def _replacement(plain: Callable[..., jit.BuildSpec]) -> Callable[..., jit.BuildSpec]:
     @lru_cache(maxsize=256)
-    def launcher_spec(*traits: object) -> jit.LauncherSpec:
+    def launcher_spec(*traits: object) -> jit.BuildSpec:
         return sanitized(plain(*traits))
 
     return launcher_spec

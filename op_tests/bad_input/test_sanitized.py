@@ -27,7 +27,7 @@ from jitfmha import jit
 from sanitized_launchers import sanitized
 
 source = 'extern "C" float read(const float* from, int i) { return from[i]; }'
-library = jit.load(sanitized(jit.LauncherSpec("reads_too_far", {"read.cpp": source})))
+library = jit.load(sanitized(jit.BuildSpec("reads_too_far", {"read.cpp": source})))
 library.read.argtypes = [ctypes.c_void_p, ctypes.c_int]
 library.read.restype = ctypes.c_float
 x = torch.ones(37)

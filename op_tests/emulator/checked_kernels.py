@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jitfmha.device_compiler import assemble
+from jitfmha.amd.device_compiler import assemble
 from jitfmha.emulator import DEVICES, Emulator
 from jitfmha.emulator.findings import Finding, take_findings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jitfmha.device_compiler import DeviceCompilerNotFound, device_compiler
+from jitfmha.amd.device_compiler import DeviceCompilerNotFound, device_compiler
 from jitfmha.emulator import DEVICES, Emulator
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from elf import HEADER_BYTES, section_headers, sections
 from instruction_encodings import Encoder
 
-from jitfmha.device_compiler import assemble, compile_hip
+from jitfmha.amd.device_compiler import assemble, compile_hip
 from jitfmha.emulator import DEVICES, Definition, Emulator, EmulatorError, Function
 
 _CHIPS = ("gfx942", "gfx950")

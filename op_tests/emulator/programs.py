@@ -36,7 +36,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jitfmha.device_compiler import assemble
+from jitfmha.amd.device_compiler import assemble
 from jitfmha.emulator import DEVICES, Emulator
 
 Array = NDArray[Any]

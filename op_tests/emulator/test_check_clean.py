@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from jitfmha.device_compiler import compile_hip
+from jitfmha.amd.device_compiler import compile_hip
 from jitfmha.emulator import DEVICES, Emulator
 from jitfmha.emulator.findings import take_findings
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from elf import section_headers, sections
 
-from jitfmha.device_compiler import assemble, compile_hip
+from jitfmha.amd.device_compiler import assemble, compile_hip
 from jitfmha.emulator import DEVICES, Emulator, EmulatorError, Module
 
 _OTHER_CHIP = {"gfx942": "gfx950", "gfx950": "gfx942"}

@@ -16,7 +16,7 @@ from hip_sources import STYLES
 from hsa_build import hsa_build
 from instruction_encodings import Encoding, encodings
 
-from jitfmha.device_compiler import assemble, assemble_words, compile_hip_to_assembly
+from jitfmha.amd.device_compiler import assemble, assemble_words, compile_hip_to_assembly
 from jitfmha.emulator import Emulator
 
 # Forms that LLVM does not write, but that the ISA documents list.

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import jitfmha.emulator.session as session
-from jitfmha import device_compiler
-from jitfmha.device_compiler import (
+from jitfmha.amd import device_compiler
+from jitfmha.amd.device_compiler import (
     DeviceCompileError,
     DeviceCompilerNotFound,
     assemble_words,

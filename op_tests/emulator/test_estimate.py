@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from jitfmha.device_compiler import compile_hip
+from jitfmha.amd.device_compiler import compile_hip
 from jitfmha.emulator import DEVICES, Emulator
 from jitfmha.emulator.estimate import (
     SUSTAINED_CLOCK,

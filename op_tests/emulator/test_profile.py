@@ -12,8 +12,8 @@ import pytest
 from models.profile import cache_lines, lds_cycles
 from programs import LANES, Segment, run
 
+from jitfmha.amd.device_compiler import compile_hip
 from jitfmha.cli import main
-from jitfmha.device_compiler import compile_hip
 from jitfmha.emulator import DEVICES, Emulator
 from jitfmha.emulator.profile import (
     LaunchProfile,
@@ -356,7 +356,7 @@ def test_waves_of_one_simd_overlap_matrix_and_vector_work(profiler: Emulator) ->
       .amdhsa_next_free_sgpr 16
     .end_amdhsa_kernel
     """.format(matrix="\n".join([_MFMA] * 100), vector="\n".join([_VALU] * 600))
-    from jitfmha.device_compiler import assemble
+    from jitfmha.amd.device_compiler import assemble
 
     module = profiler.load_module(assemble(source, "gfx942"), DEVICES["gfx942"])
     take_profiles(profiler.library)

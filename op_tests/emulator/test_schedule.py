@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from jitfmha.device_compiler import compile_hip
+from jitfmha.amd.device_compiler import compile_hip
 from jitfmha.emulator import DEVICES, Emulator, Function
 
 _WORKGROUPS, _THREADS = 8, 256

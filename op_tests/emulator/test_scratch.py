@@ -9,7 +9,7 @@ import pytest
 from flat_cases import check, draw, rows
 from programs import LANES, Segment, run
 
-from jitfmha.device_compiler import compile_hip
+from jitfmha.amd.device_compiler import compile_hip
 from jitfmha.emulator import Emulator, EmulatorError
 
 _KERNEL = """

@@ -17,15 +17,15 @@ SOURCE = 'extern "C" int answer() { return 42; }\n'
 REAL_COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 
 
-def make_spec(name: str = "demo", source: str = SOURCE, **fields: object) -> jit.LauncherSpec:
-    return jit.LauncherSpec(name, {"demo.cpp": source}, **fields)  # type: ignore[arg-type]
+def make_spec(name: str = "demo", source: str = SOURCE, **fields: object) -> jit.BuildSpec:
+    return jit.BuildSpec(name, {"demo.cpp": source}, **fields)  # type: ignore[arg-type]
 
 
-def answer(spec: jit.LauncherSpec) -> int:
+def answer(spec: jit.BuildSpec) -> int:
     return int(jit.load(spec).answer())
 
 
-def build_only(spec: jit.LauncherSpec) -> Path:
+def build_only(spec: jit.BuildSpec) -> Path:
     """Build without loading: the loader of the system knows a library by its path, once loaded."""
     entry, _ = loader._obtain(spec)
     entry.close()

@@ -256,7 +256,7 @@ def test_links_in_the_way_are_followed_and_checked(
     assert_refused_for(make_spec(name="other"), "real' can be written to")
 
 
-def assert_refused_for(spec: jit.LauncherSpec, reason: str) -> None:
+def assert_refused_for(spec: jit.BuildSpec, reason: str) -> None:
     with pytest.raises(jit.CacheError, match=reason):
         jit.load(spec)
 

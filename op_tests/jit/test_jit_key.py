@@ -30,11 +30,11 @@ def test_same_ingredients_same_key() -> None:
         make_spec(cflags=("-O2",)),
         make_spec(ldflags=("-lm",)),
         make_spec(cflags=("-lm",)),
-        jit.LauncherSpec("demo", {"other.cpp": make_spec().sources["demo.cpp"]}),
-        jit.LauncherSpec("demo", {**make_spec().sources, "a.h": ""}),
+        jit.BuildSpec("demo", {"other.cpp": make_spec().sources["demo.cpp"]}),
+        jit.BuildSpec("demo", {**make_spec().sources, "a.h": ""}),
     ],
 )
-def test_spec_is_in_the_key(other: jit.LauncherSpec) -> None:
+def test_spec_is_in_the_key(other: jit.BuildSpec) -> None:
     assert entry_key(other, COMPILER) != entry_key(make_spec(), COMPILER)
 
 
@@ -96,17 +96,17 @@ def test_flag_for_a_shell_is_refused(flag: str) -> None:
 @pytest.mark.parametrize("name", ["../a.cpp", "a.so", "a b.cpp", "a.cpp\n", "meta.json"])
 def test_bad_source_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="source name"):
-        jit.LauncherSpec("demo", {name: ""})
+        jit.BuildSpec("demo", {name: ""})
 
 
 def test_nothing_to_compile_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no \.cpp source"):
-        jit.LauncherSpec("demo", {"a.h": ""})
+        jit.BuildSpec("demo", {"a.h": ""})
 
 
 def test_spec_is_a_value() -> None:
     sources = {"demo.cpp": "int x;\n"}
-    spec = jit.LauncherSpec("demo", sources)
+    spec = jit.BuildSpec("demo", sources)
     sources["demo.cpp"] = "changed"
     assert spec.sources["demo.cpp"] == "int x;\n"
     assert pickle.loads(pickle.dumps(spec)) == spec

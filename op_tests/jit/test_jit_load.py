@@ -62,7 +62,7 @@ def test_headers_lie_beside_the_sources(cache: Path) -> None:
         "c.cpp": "int part() { return 2; }\n",
         "b.h": "#define B 40\n",
     }
-    assert answer(jit.LauncherSpec("parts", sources, ("-O1",), ("-lm",))) == 42
+    assert answer(jit.BuildSpec("parts", sources, ("-O1",), ("-lm",))) == 42
 
 
 def test_torch_library_can_be_called(cache: Path) -> None:
@@ -91,8 +91,8 @@ def test_warm_path_imports_nothing_heavy(cache: Path) -> None:
     answer(make_spec())
     program = (
         "import sys, torch, jitfmha.jit as jit\n"
-        "from jitfmha.jit.launcher_spec import LauncherSpec\n"
-        f"spec = LauncherSpec('demo', {dict(make_spec().sources)!r})\n"
+        "from jitfmha.jit.spec import BuildSpec\n"
+        f"spec = BuildSpec('demo', {dict(make_spec().sources)!r})\n"
         "assert jit.load(spec).answer() == 42\n"
         "assert jit.build_log()[0].how == 'loaded'\n"
         "heavy = {'torch.utils.cpp_extension', 'setuptools', 'filelock', 'platformdirs', 'ninja'}\n"

@@ -196,4 +196,4 @@ def tiny(number: int) -> bool:
         "tiny.cpp": '#include "tiny.h"\nextern "C" int answer() { return ANSWER; }\n',
         "tiny.h": f"#define ANSWER {number}\n",
     }
-    return bool(jit.load(jit.LauncherSpec("tiny", sources)).answer() == number)
+    return bool(jit.load(jit.BuildSpec("tiny", sources)).answer() == number)

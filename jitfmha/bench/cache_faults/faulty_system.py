@@ -20,7 +20,7 @@ _NOTE_OFFSET = 64
 
 def faulty_system() -> Path:
     """The library for ``LD_PRELOAD``, built where needed."""
-    spec = jit.LauncherSpec(
+    spec = jit.BuildSpec(
         name="faulty_system",
         sources={"faulty_system.cpp": jit.render(_TEMPLATE, {})},
         cflags=("-std=c++17", "-O2", "-fvisibility=hidden"),

@@ -101,9 +101,9 @@ def play(stage: Stage, extent: Extent) -> Outcome:
     return outcome
 
 
-def _spec(name: str, number: int) -> jit.LauncherSpec:
+def _spec(name: str, number: int) -> jit.BuildSpec:
     source = _SOURCE.format(letters="a" * _TABLE_BYTES, number=number)
-    return jit.LauncherSpec(name, {"table.cpp": source})
+    return jit.BuildSpec(name, {"table.cpp": source})
 
 
 def _repeat(
@@ -137,7 +137,7 @@ def _take(step: Callable[[random.Random], _Step], rng: random.Random) -> None:
         os._exit(code)
 
 
-def _read(rng: random.Random, specs: list[jit.LauncherSpec]) -> _Step:
+def _read(rng: random.Random, specs: list[jit.BuildSpec]) -> _Step:
     number = rng.randrange(len(specs))
     holds = rng.random() < 0.5
     library = jit.load(specs[number])
@@ -166,7 +166,7 @@ def _watch(_rng: random.Random) -> _Step:
     return _Step.SAW_NOTHING_PARTIAL
 
 
-def _rebuild(rng: random.Random, specs: list[jit.LauncherSpec]) -> _Step:
+def _rebuild(rng: random.Random, specs: list[jit.BuildSpec]) -> _Step:
     """Take an entry away, as for one that is damaged, and publish it again."""
     number = rng.randrange(len(specs))
     discard(jit.artifact_path(specs[number]).parent, CacheDirectory.below(cache_dir()).trash)
@@ -186,7 +186,7 @@ def _evict(rng: random.Random) -> _Step:
     return _load(_spec(f"other{number % 4}", number), number)
 
 
-def _load(spec: jit.LauncherSpec, number: int) -> _Step:
+def _load(spec: jit.BuildSpec, number: int) -> _Step:
     _check(int(jit.load(spec).answer()), number)
     return _Step.BUILT if jit.build_log()[0].how == "built" else _Step.FOUND
 
@@ -212,7 +212,7 @@ def _check_that_they_met(outcome: Outcome, steps: Counter[str]) -> None:
         outcome.expect(steps[step.name] > 0, f"nothing was {step.name.lower()} in all that time")
 
 
-def _check_what_is_left(stage: Stage, outcome: Outcome, specs: list[jit.LauncherSpec]) -> None:
+def _check_what_is_left(stage: Stage, outcome: Outcome, specs: list[jit.BuildSpec]) -> None:
     def look() -> dict[str, object]:
         _load(specs[0], 0)
         return {"invalid": [str(entry.path) for entry in jit.cache_entries() if not entry.valid]}

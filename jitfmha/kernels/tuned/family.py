@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..problem import BF16_CVTS, DescaleStrides, Problem, Strides
-from ..target import AmdTarget, Arch, Target
+from ...problem import BF16_CVTS, DescaleStrides, Problem, Strides
+from ...target import AmdTarget, Arch, Target
 
 if TYPE_CHECKING:
-    from ..code_object import CodeObject
-    from ..manifest import KernelDtype, KernelRow, Tree
+    from ...amd.code_object import CodeObject
+    from ...amd.manifest import KernelDtype, KernelRow, Tree
 
-# What only a GPU needs (jitfmha.manifest, .code_object, .amd_launcher) is imported in functions.
+# What only a GPU needs (the modules of jitfmha.amd) is imported in functions.
 
 NAME = "tuned"
 
@@ -54,7 +54,7 @@ def remarks(problem: Problem, target: Target) -> list[str]:
     """What is odd in the trees for ``target``, and why preferred trees do not serve ``problem``."""
     if not isinstance(target, AmdTarget):
         return []
-    from ..manifest import trees_of
+    from ...amd.manifest import trees_of
 
     odd = [oddity for tree in trees_of(target.arch, target.chip) for oddity in tree.oddities]
     found, passed_over = _find(problem, target)
@@ -92,8 +92,8 @@ class TunedPlan:
     @property
     def is_built(self) -> bool:
         """True when the launcher is in the cache already."""
-        from .. import jit
-        from ..amd_launcher import launcher_spec
+        from ... import jit
+        from ...amd.launcher import launcher_spec
 
         return jit.is_built(launcher_spec(self.tree, self.target.chip, self.problem.mode))
 
@@ -101,7 +101,7 @@ class TunedPlan:
         """Build and load the launcher, and load the code object."""
         if self.problem.mode == "gm0" and self.problem.seqlen_k == 0:
             return _write_no_attention
-        from ..amd_launcher import bind
+        from ...amd.launcher import bind
 
         return bind(self.problem, self.target, self.tree, self.row, self.code_object)
 
@@ -193,7 +193,7 @@ def _strided(problem: Problem) -> tuple[tuple[str, Strides, int], ...]:
 
 def _find(problem: Problem, target: AmdTarget) -> tuple[TunedPlan | None, list[str]]:
     """The first tree's kernel that fits, and a sentence for each tree that was passed over."""
-    from ..manifest import trees_of
+    from ...amd.manifest import trees_of
 
     passed_over: list[str] = []
     for tree in trees_of(target.arch, target.chip):
@@ -205,8 +205,8 @@ def _find(problem: Problem, target: AmdTarget) -> tuple[TunedPlan | None, list[s
 
 
 def _in_tree(problem: Problem, target: AmdTarget, tree: Tree) -> TunedPlan | str:
-    from ..amd_launcher import checked_code_object
-    from ..manifest import warn_of
+    from ...amd.launcher import checked_code_object
+    from ...amd.manifest import warn_of
 
     row = _row(problem, target, tree)
     if isinstance(row, str):

@@ -18,7 +18,7 @@ _FLAG = re.compile(r"-[A-Za-z0-9_@%+=:,./-]*")
 
 
 @dataclass(frozen=True)
-class LauncherSpec:
+class BuildSpec:
     """A C++ host launcher: loaded with ctypes, free of Python and PyTorch headers.
 
     Attributes:

@@ -16,12 +16,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import jit
+from .. import jit
+from ..problem import DescaleStrides, Problem, Strides
+from ..target import AmdTarget, Chip
 from .code_object import CodeObject, CodeObjectError, read_code_object
-from .hip_runtime import HipError, loaded_runtime
 from .manifest import KernelRow, Tree
-from .problem import DescaleStrides, Problem, Strides
-from .target import AmdTarget, Chip
+from .runtime import HipError, loaded_runtime
 
 CuSeqlens = tuple[Tensor, Tensor, Tensor, Tensor]
 Descales = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -35,7 +35,7 @@ _MODES = ("gm0", "gm1")
 
 
 @lru_cache(maxsize=64)
-def launcher_spec(tree: Tree, chip: Chip, mode: str) -> jit.LauncherSpec:
+def launcher_spec(tree: Tree, chip: Chip, mode: str) -> jit.BuildSpec:
     """The source and the flags of the launcher for one mode of a tree's kernels."""
     rows = rows_of(tree, mode)
     values = {
@@ -51,7 +51,7 @@ def launcher_spec(tree: Tree, chip: Chip, mode: str) -> jit.LauncherSpec:
         ),
         "kernarg_bytes": KERNARG_BYTES,
     }
-    return jit.LauncherSpec(
+    return jit.BuildSpec(
         name=f"amd_fwd_{chip.lower()}_{mode}",
         sources={"fmha_fwd_launcher.cpp": jit.render(_TEMPLATE, values)},
         cflags=("-std=c++17", "-O2", "-fvisibility=hidden"),
@@ -281,7 +281,7 @@ def bind(
     """Build, load and bind whatever a launch needs and is not there yet."""
     if target.emulation is not None:
         # Imported here because a machine with a GPU has no use for the emulator.
-        from .emulated_launch import EmulatedLaunch
+        from ..emulated_launch import EmulatedLaunch
 
         return EmulatedLaunch(problem, target, tree, row, code_object)
     return AmdLaunch(
@@ -358,7 +358,7 @@ def _descale_strides(strides: DescaleStrides | None) -> _Strides:
     return _Strides(batch, 0, head)
 
 
-def _launcher(spec: jit.LauncherSpec) -> ctypes.CDLL:
+def _launcher(spec: jit.BuildSpec) -> ctypes.CDLL:
     """The loaded library; its functions get their types, or ctypes would cut pointers in half."""
     library = jit.load(spec)
     pointer, integer = ctypes.c_void_p, ctypes.c_int

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from ..amd_launcher import key_split_of, threads_of
-from ..manifest import KernelRow, Tree
-from ..problem import Problem
-from ..target import AmdTarget, Arch
+from ...amd.launcher import key_split_of, threads_of
+from ...amd.manifest import KernelRow, Tree
+from ...problem import Problem
+from ...target import AmdTarget, Arch
 
 _LARGE_TILE = 256
 # With so many queries tiles are many, and large ones are best.

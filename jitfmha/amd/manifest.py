@@ -19,9 +19,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_args
 
-from .problem import BF16_CVTS
-from .resources import hsa_dir
-from .target import Arch, Chip
+from ..problem import BF16_CVTS
+from ..resources import hsa_dir
+from ..target import Arch, Chip
 
 KernelDtype = Literal["bf16", "fp16", "fp8bf16"]
 
