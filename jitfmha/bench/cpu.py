@@ -17,10 +17,8 @@ from ..interface import fmha_fwd
 from ..problem import DTYPE_NAMES
 from ..target import target_of
 from .first_call import FirstCall, first_call
-from .report import Comparison, Report
+from .report import Comparison, Progress, Report
 from .timing import Timings, alternate
-
-Progress = Callable[[str], None]
 
 _THREADS = 2
 _HEADS = 8

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-
-from jitfmha.bench.cache_faults.callers import Call, Place, new_place, shared_callers
-from jitfmha.bench.cache_faults.faulty_system import (
+from rigs.cache_faults.callers import Call, Place, new_place, shared_callers
+from rigs.cache_faults.faulty_system import (
     FileFault,
     faulty_system,
     foreign_owner,

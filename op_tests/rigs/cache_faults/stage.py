@@ -23,8 +23,10 @@ from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 
-from ...jit.cache_directory import CacheDirectory
-from ...jit.compiler import find_compiler
+from jitfmha.bench.fresh_process import search_path
+from jitfmha.jit.cache_directory import CacheDirectory
+from jitfmha.jit.compiler import find_compiler
+
 from .outcome import Extent, Figure, Outcome
 from .processes import (
     Ending,
@@ -37,8 +39,7 @@ from .watched_compiler import WatchedCompiler
 
 Progress = Callable[[str], None]
 
-_PACKAGE_PARENT = str(Path(__file__).resolve().parents[3])
-_CODE = "import sys; from jitfmha.bench.cache_faults.stage import main; main(*sys.argv[1:])"
+_CODE = "import sys; from rigs.cache_faults.stage import main; main(*sys.argv[1:])"
 _UNSET = ("JITFMHA_VERBOSE", "JITFMHA_CACHE_LIMIT", "JITFMHA_EMULATE", "JITFMHA_EMULATE_CHECK")
 # A process gets this long to report that it is stuck before others do it.
 _GRACE_SECONDS = 20.0
@@ -175,9 +176,8 @@ def main(scenario: str, extent: str, seed: str, root: str, limit_seconds: str) -
 
 
 def _environment(root: Path) -> dict[str, str]:
-    search_path = [_PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])]
     changes = {
-        "PYTHONPATH": os.pathsep.join(search_path),
+        "PYTHONPATH": search_path(),
         "JITFMHA_CACHE_DIR": str(root / "cache"),
         "TMPDIR": str(root / "tmp"),
         "CXX": str(root / "watched-c++"),

@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from ...jit.compiler import find_compiler
+from jitfmha.bench.fresh_process import search_path
+from jitfmha.jit.compiler import find_compiler
+
 from .callers import (
-    PACKAGE_PARENT,
     Answer,
     Call,
     Callers,
@@ -144,9 +145,9 @@ _VARIABLES = (
 )
 _READ_AT_THE_START = ("LD_LIBRARY_PATH", "PYTHONPATH", "LC_ALL", "LANG", "TORCH_EXTENSIONS_DIR")
 _NEW_CALL = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from jitfmha.bench.cache_faults.caller_process import tiny
+import os, sys
+sys.path[:0] = sys.argv[1].split(os.pathsep)
+from rigs.cache_faults.caller_process import tiny
 sys.exit(0 if tiny(1) else 3)
 """
 _REFUSALS = ("BuildError", "CacheError", "CompilerNotFound")
@@ -296,7 +297,7 @@ def _new_interpreter(variable: str, value: str, outcome: Outcome) -> None:
         own = os.environ.get("PYTHONPATH", "")
         value = f"{own}:{value}" if variable == "PYTHONPATH" and own else value
         process = subprocess.run(
-            [sys.executable, "-c", _NEW_CALL, str(PACKAGE_PARENT)],
+            [sys.executable, "-c", _NEW_CALL, search_path()],
             env={**os.environ, **place.environment, variable: value},
             cwd=_work(place),
             stdin=subprocess.DEVNULL,

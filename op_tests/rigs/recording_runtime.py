@@ -5,16 +5,17 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from unittest import mock
 
 import torch
 
-from .. import call, jit
-from ..amd import launcher as amd_launcher
-from ..amd import runtime as hip_runtime
-from ..target import AmdTarget
+from jitfmha import call, jit
+from jitfmha.amd import launcher as amd_launcher
+from jitfmha.amd import runtime as hip_runtime
+from jitfmha.target import AmdTarget
 
-_TEMPLATE = "amd/recording_runtime.cpp"
+_SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 class Launch(ctypes.Structure):
@@ -38,7 +39,7 @@ class RecordingRuntime:
     def __init__(self) -> None:
         spec = jit.BuildSpec(
             name="recording_hip_runtime",
-            sources={"recording_runtime.cpp": jit.render(_TEMPLATE, {})},
+            sources={_SOURCE.name: _SOURCE.read_text(encoding="utf-8")},
             cflags=("-std=c++17", "-O2", "-fvisibility=hidden"),
             why="a launcher is tried without a GPU",
         )

@@ -100,7 +100,7 @@ def _call(request: _Request) -> None:
     except Exception as error:
         answer["error"] = type(error).__name__
         answer["message"] = str(error)
-    from ...jit import build_log
+    from jitfmha.jit import build_log
 
     answer["seconds"] = time.perf_counter() - started
     events = build_log()
@@ -189,7 +189,7 @@ def _kernel(name: str) -> Any:
 
 def tiny(number: int) -> bool:
     """Load a small launcher, and tell whether it gives its number."""
-    from ... import jit
+    from jitfmha import jit
 
     # The header makes two sources of an entry, the number an entry of its own.
     sources = {

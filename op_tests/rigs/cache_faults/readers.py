@@ -18,10 +18,11 @@ from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 
-from ... import jit
-from ...jit.cache_directory import CacheDirectory, cache_dir
-from ...jit.entry import discard, open_entry
-from ...jit.key import EntryKey
+from jitfmha import jit
+from jitfmha.jit.cache_directory import CacheDirectory, cache_dir
+from jitfmha.jit.entry import discard, open_entry
+from jitfmha.jit.key import EntryKey
+
 from .outcome import Extent, Outcome
 from .processes import Worker, wait_for_exit
 from .stage import Progress, Stage, run_on_stage

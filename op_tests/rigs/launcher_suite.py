@@ -13,29 +13,28 @@ from statistics import median
 
 import torch
 
-from ..interface import fmha_fwd
-from ..jit.compiler import find_compiler
-from ..target import AmdTarget
-from .fresh_process import run_fresh
-from .recording_runtime import RecordingRuntime
-from .report import Report
-from .timing import alternate
+from jitfmha.bench.fresh_process import run_fresh
+from jitfmha.bench.report import Progress, Report
+from jitfmha.bench.timing import alternate
+from jitfmha.interface import fmha_fwd
+from jitfmha.jit.compiler import find_compiler
+from jitfmha.target import AmdTarget
 
-Progress = Callable[[str], None]
+from .recording_runtime import RecordingRuntime
 
 FIRST_CALL_SECONDS, STEADY_CALL_MICROSECONDS = 3.0, 8.0
-_TARGET = AmdTarget("gfx942", "MI300", 0, 304)
+TARGET = AmdTarget("gfx942", "MI300", 0, 304)
 # The recording runtime is built before, in a cache of its own; the empty one is set afterwards.
 _FIRST_CALL = """
 import json, os, sys, time
 import torch
 import jitfmha
-from jitfmha.bench.launcher import call_of, _TARGET
-from jitfmha.bench.recording_runtime import RecordingRuntime
+from rigs.launcher_suite import TARGET, call_of
+from rigs.recording_runtime import RecordingRuntime
 runtime = RecordingRuntime()
 os.environ["JITFMHA_CACHE_DIR"] = sys.argv[2]
 call = call_of(sys.argv[1])
-with runtime.stands_for(_TARGET):
+with runtime.stands_for(TARGET):
     start = time.perf_counter()
     call()
     print(json.dumps(time.perf_counter() - start))
@@ -49,17 +48,11 @@ def run(quick: bool, progress: Progress) -> Report:
     report = Report(
         "launcher",
         {
-            "target": f"{_TARGET}, recorded",
+            "target": f"{TARGET}, recorded",
             "torch": torch.__version__,
             "compiler": str(find_compiler()),
         },
     )
-    add_rows(report, quick, progress)
-    return report
-
-
-def add_rows(report: Report, quick: bool, progress: Progress) -> None:
-    """Add the launcher's bars to a report."""
     runtime = RecordingRuntime()
     for mode in ("gm0", "gm1"):
         seconds = [_first_call(mode) for _ in range(1 if quick else 3)]
@@ -71,6 +64,7 @@ def add_rows(report: Report, quick: bool, progress: Progress) -> None:
         progress(f"steady call in {mode}: {microseconds:.2f} us")
         what = f"host time of a steady call of fmha_fwd in {mode}"
         report.at_most(what, microseconds, STEADY_CALL_MICROSECONDS, "us")
+    return report
 
 
 def call_of(mode: str) -> Callable[[], object]:
@@ -86,7 +80,7 @@ def call_of(mode: str) -> Callable[[], object]:
 def _steady_call(runtime: RecordingRuntime, mode: str, seconds: float) -> float:
     call = call_of(mode)
     runtime.reset(keeps_launches=False)
-    with runtime.stands_for(_TARGET):
+    with runtime.stands_for(TARGET):
         best = alternate([call], min_seconds=seconds, calls=1000).best(0)
     if runtime.launch_count == 0:
         raise RuntimeError(f"no call in {mode} reached the runtime")

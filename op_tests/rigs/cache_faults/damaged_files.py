@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...jit.entry import InvalidEntry, open_entry
-from ...jit.key import EntryKey
+from jitfmha.jit.entry import InvalidEntry, open_entry
+from jitfmha.jit.key import EntryKey
+
 from .callers import (
     Answer,
     Call,

@@ -22,12 +22,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, final
 
+from jitfmha.bench.fresh_process import search_path
+
 from .faulty_system import faulty_system
 from .outcome import Outcome
 from .stage import Progress
 
-PACKAGE_PARENT = Path(__file__).resolve().parents[3]
-_SERVE = "from jitfmha.bench.cache_faults.caller_process import serve; serve()"
+_SERVE = "from rigs.cache_faults.caller_process import serve; serve()"
 _WARNING = "RuntimeWarning: jitfmha: "
 # Variables of this process that would change what a caller does.
 _OWN_VARIABLES = ("JITFMHA_", "FAULTY_", "XDG_", "AITER_", "PYTEST", "TMPDIR")
@@ -144,18 +145,17 @@ class Callers:
         folder: where the callers report.
     """
 
-    def __init__(self, package_parent: Path = PACKAGE_PARENT) -> None:
+    def __init__(self, *package_parent: Path) -> None:
         """Start it.
 
         Args:
-            package_parent: where the package, or a copy of it, is.
+            package_parent: where another copy of the package is; by default it is this process's.
         """
         self.folder = Path(tempfile.mkdtemp(prefix="jitfmha-callers-"))
         self._count = 0
         self._faulty_system = shutil.copy(faulty_system(), self.folder / "faulty_system.so")
         environment = _base_environment()
         preloaded = filter(None, [os.environ.get("LD_PRELOAD"), str(self._faulty_system)])
-        search_path = filter(None, [str(package_parent), os.environ.get("PYTHONPATH")])
         self._process = subprocess.Popen(
             [sys.executable, "-c", _SERVE],
             stdin=subprocess.PIPE,
@@ -166,7 +166,7 @@ class Callers:
             env={
                 **environment,
                 "LD_PRELOAD": " ".join(preloaded),
-                "PYTHONPATH": os.pathsep.join(search_path),
+                "PYTHONPATH": search_path(*package_parent),
             },
         )
         if not self._reply()["is_faulty"]:

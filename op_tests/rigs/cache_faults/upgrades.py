@@ -15,12 +15,12 @@ from pathlib import Path
 
 import torch
 
-from ... import __version__
-from ...jit.compiler import find_compiler
-from ...resources import hsa_dir, templates_dir
-from ...target import cpu_target
+import jitfmha
+from jitfmha.jit.compiler import find_compiler
+from jitfmha.resources import hsa_dir, templates_dir
+from jitfmha.target import cpu_target
+
 from .callers import (
-    PACKAGE_PARENT,
     Call,
     Callers,
     Place,
@@ -73,7 +73,7 @@ def _kinds_of_callers(place: Place, old: Call) -> dict[str, Call]:
             old, answers={"torch.compiled_with_cxx11_abi": not torch.compiled_with_cxx11_abi()}
         ),
         "another version of the package": replace(
-            old, attributes={"jitfmha.__version__": f"{__version__}.post1"}
+            old, attributes={"jitfmha.__version__": f"{jitfmha.__version__}.post1"}
         ),
         "another C library": replace(old, answers={"os.confstr": "glibc 99.1"}),
     }
@@ -123,9 +123,8 @@ def _compiler_upgraded_in_place(
 
 def _edited_template(callers: Callers, place: Place, old: Call, outcome: Outcome) -> None:
     copy = place.root / "edited"
-    shutil.copytree(
-        PACKAGE_PARENT / "jitfmha", copy / "jitfmha", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    package = Path(jitfmha.__file__).parent
+    shutil.copytree(package, copy / package.name, ignore=shutil.ignore_patterns("__pycache__"))
     templates = copy / "jitfmha" / "csrc_templates"
     if not templates.is_dir():
         shutil.copytree(templates_dir(), templates)

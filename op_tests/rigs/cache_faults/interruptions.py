@@ -34,7 +34,7 @@ _INTERPRETER = """
 import signal, sys, threading, time
 from pathlib import Path
 import torch
-from jitfmha.bench.cache_faults.attention_call import AttentionCall
+from rigs.cache_faults.attention_call import AttentionCall
 way, compiler_runs, number = sys.argv[1:]
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)

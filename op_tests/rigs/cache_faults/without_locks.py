@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import os
 
-from ...jit.compiler import find_compiler
+from jitfmha.jit.compiler import find_compiler
+
 from .callers import (
     Call,
     Callers,

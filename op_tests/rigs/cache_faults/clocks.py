@@ -12,7 +12,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...jit.compiler import find_compiler
+from jitfmha.jit.compiler import find_compiler
+
 from .callers import (
     Call,
     Callers,
