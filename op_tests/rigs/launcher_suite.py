@@ -13,6 +13,7 @@ from statistics import median
 
 import torch
 
+from jitfmha.bench import decode_loop
 from jitfmha.bench.fresh_process import run_fresh
 from jitfmha.bench.report import Progress, Report
 from jitfmha.bench.timing import alternate
@@ -64,6 +65,7 @@ def run(quick: bool, progress: Progress) -> Report:
         progress(f"steady call in {mode}: {microseconds:.2f} us")
         what = f"host time of a steady call of fmha_fwd in {mode}"
         report.at_most(what, microseconds, STEADY_CALL_MICROSECONDS, "us")
+    _decode_loop(report, runtime, quick, progress)
     return report
 
 
@@ -85,6 +87,18 @@ def _steady_call(runtime: RecordingRuntime, mode: str, seconds: float) -> float:
     if runtime.launch_count == 0:
         raise RuntimeError(f"no call in {mode} reached the runtime")
     return best
+
+
+def _decode_loop(
+    report: Report, runtime: RecordingRuntime, quick: bool, progress: Progress
+) -> None:
+    tensors = decode_loop.tensors(torch.bfloat16, heads=2, hdim=128)
+    runtime.reset(keeps_launches=False)
+    with runtime.stands_for(TARGET):
+        seconds = 0.5 if quick else 3.0
+        decode_loop.add_row(report, "recorded, (1,1,2,128)", tensors, seconds, progress)
+    if runtime.launch_count == 0:
+        raise RuntimeError("no call of a decode loop reached the runtime")
 
 
 def _first_call(mode: str) -> float:
