@@ -108,7 +108,7 @@ def _call(request: _Request) -> None:
         answer["how"] = events[-1].how
         answer["library"] = str(events[-1].path)
     answer["loaded"] = loaded
-    answer["left"] = [path for root in request["list"] for path in _below(root)]
+    answer["files_left"] = [path for root in request["listed_folders"] for path in _below(root)]
     os.environ.pop("FAULTY_BELOW", None)  # What follows is no longer the package's.
     os.write(report, json.dumps(answer).encode("ascii"))
     os.close(report)
