@@ -15,10 +15,10 @@ from shutil import copyfile
 
 import pytest
 import torch
+from rigs.recording_runtime import RecordingRuntime
 
 from jitfmha.amd import runtime as hip_runtime
 from jitfmha.amd.runtime import HipError
-from jitfmha.bench.recording_runtime import RecordingRuntime
 from jitfmha.emulator import DEVICES, Emulator, emulate
 from jitfmha.target import AmdTarget, CpuTarget, _gpu_target, cpu_target, target_of
 

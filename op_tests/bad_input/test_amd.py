@@ -9,10 +9,10 @@ import torch
 from calls import Subject, on_amd
 from changes import any_calls
 from contract import Call, KnownCall, Sweep, Tally, check_call
+from rigs.recording_runtime import RecordingRuntime
 from test_functions import SUBJECTS
 
 from jitfmha import emulate
-from jitfmha.bench.recording_runtime import RecordingRuntime
 from jitfmha.target import AmdTarget, Target
 
 MI300X = AmdTarget("gfx942", "MI300", 0, 304)

@@ -16,21 +16,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from jitfmha.bench.report import Progress
+
 from .callers import (
     Call,
     Callers,
-    Place,
+    Scratch,
     expect_answer,
     expect_clean,
     expect_refused,
-    new_place,
-    seeded,
+    new_scratch,
+    seeded_rng,
     shared_callers,
 )
 from .damaged_files import is_intact
 from .faulty_system import foreign_owner
 from .outcome import Extent, Outcome
-from .stage import Progress
 
 _STRANGER = 54321
 _CACHE_FOLDERS = ("v1", "v1/entries", "v1/building", "v1/locks", "v1/trash", "v1/logs")
@@ -41,14 +42,14 @@ _Environment = dict[str, str]
 
 
 def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
-    """Everything in every place; the short form takes a third of each."""
-    rng = seeded(__name__, progress, seed)
+    """Everything in every folder; the short form takes a third of each."""
+    rng = seeded_rng(__name__, progress, seed)
     outcome = Outcome()
     callers = shared_callers()
     is_real = os.geteuid() == 0
     progress(f"files are owned by others {'for real' if is_real else 'in appearance'}")
-    with new_place() as original:
-        _spoiled_caches(_Filled(callers, original, outcome), extent, rng)
+    with new_scratch() as original:
+        _spoiled_caches(_FilledCache(callers, original, outcome), extent, rng)
     kernels = ("tiny1",) if extent is Extent.SHORT else ("tiny1", "attention")
     for umask in _UMASKS:
         for kernel in kernels:
@@ -56,7 +57,7 @@ def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
     return outcome
 
 
-def _spoiled_caches(filled: _Filled, extent: Extent, rng: random.Random) -> None:
+def _spoiled_caches(filled: _FilledCache, extent: Extent, rng: random.Random) -> None:
     def some(cases: Sequence[_Case]) -> Sequence[_Case]:
         return cases if extent is Extent.LONG else rng.sample(cases, math.ceil(len(cases) / 3))
 
@@ -81,54 +82,56 @@ def _give_away(path: Path) -> _Environment:
     return {**foreign_owner(path, _STRANGER)}
 
 
-class _Filled:
+class _FilledCache:
     """A cache with one entry, copied for each attempt."""
 
-    def __init__(self, callers: Callers, original: Place, outcome: Outcome) -> None:
+    def __init__(self, callers: Callers, original: Scratch, outcome: Outcome) -> None:
         self.callers = callers
         self.outcome = outcome
         self._original = original
         answer = callers.call(Call(original.environment))
         expect_answer(outcome, answer, "a call before anything is done", how="built")
 
-    def copy_to(self, place: Place) -> Path:
+    def copy_to(self, scratch: Scratch) -> Path:
         """The entry in the copy."""
-        shutil.copytree(self._original.cache, place.cache)
-        return place.entries / place.entry_names()[0]
+        shutil.copytree(self._original.cache, scratch.cache)
+        return scratch.entries / scratch.entry_names()[0]
 
 
-def _nested(place: Place) -> Place:
-    """A place with a parent directory that can be given away with nothing else in it."""
-    (place.root / "home").mkdir(mode=0o700)
-    (place.root / "home" / "temporary").mkdir(mode=0o700)
-    return Place(place.root / "home")
+def _nested(scratch: Scratch) -> Scratch:
+    """Scratch folders with a parent directory that can be given away with nothing else in it."""
+    (scratch.root / "home").mkdir(mode=0o700)
+    (scratch.root / "home" / "temporary").mkdir(mode=0o700)
+    return Scratch(scratch.root / "home")
 
 
-def _owned_by_another(filled: _Filled, where: str) -> None:
-    with new_place() as outside:
-        place = _nested(outside)
-        filled.copy_to(place)
-        path = (place.cache / where).resolve()
+def _owned_by_another(filled: _FilledCache, where: str) -> None:
+    with new_scratch() as outside:
+        scratch = _nested(outside)
+        filled.copy_to(scratch)
+        path = (scratch.cache / where).resolve()
         appearance = _give_away(path)
-        environment = {**outside.environment, "JITFMHA_CACHE_DIR": str(place.cache), **appearance}
-        _expect_refused_untouched(filled, environment, place, f"owned by user id {_STRANGER}", path)
+        environment = {**outside.environment, "JITFMHA_CACHE_DIR": str(scratch.cache), **appearance}
+        _expect_refused_untouched(
+            filled, environment, scratch, f"owned by user id {_STRANGER}", path
+        )
 
 
-def _writable_by_others(filled: _Filled, where: str) -> None:
-    with new_place() as outside:
-        place = _nested(outside)
-        filled.copy_to(place)
-        path = (place.cache / where).resolve()
-        environment = {**outside.environment, "JITFMHA_CACHE_DIR": str(place.cache)}
+def _writable_by_others(filled: _FilledCache, where: str) -> None:
+    with new_scratch() as outside:
+        scratch = _nested(outside)
+        filled.copy_to(scratch)
+        path = (scratch.cache / where).resolve()
+        environment = {**outside.environment, "JITFMHA_CACHE_DIR": str(scratch.cache)}
         path.chmod(0o777)
         reason = "can be written to by everybody (mode 0777)"
-        _expect_refused_untouched(filled, environment, place, reason, path)
+        _expect_refused_untouched(filled, environment, scratch, reason, path)
         group = _foreign_group()
         if group is not None:
             os.chown(path, -1, group)
             path.chmod(0o770)
             reason = f"can be written to by group id {group} (mode 0770)"
-            _expect_refused_untouched(filled, environment, place, reason, path)
+            _expect_refused_untouched(filled, environment, scratch, reason, path)
         path.chmod(0o1777)
         if where == "..":
             answer = filled.callers.call(Call(environment))
@@ -136,7 +139,7 @@ def _writable_by_others(filled: _Filled, where: str) -> None:
         else:
             reason = "can be written to by everybody (mode 1777)"
             if where != ".":
-                _expect_refused_untouched(filled, environment, place, reason, path)
+                _expect_refused_untouched(filled, environment, scratch, reason, path)
 
 
 def _foreign_group() -> int | None:
@@ -148,36 +151,42 @@ def _foreign_group() -> int | None:
 
 
 def _expect_refused_untouched(
-    filled: _Filled, environment: _Environment, place: Place, reason: str, path: Path
+    filled: _FilledCache,
+    environment: _Environment,
+    scratch: Scratch,
+    reason: str,
+    path: Path,
 ) -> None:
-    before = _snapshot(place.root)
+    before = _snapshot(scratch.root)
     for kernel in ("tiny1", "tiny2"):  # What is in the cache, and what would have to be built.
         answer = filled.callers.call(Call(environment, kernel))
-        what = f"{path.relative_to(place.root.parent)}: {reason}"
+        what = f"{path.relative_to(scratch.root.parent)}: {reason}"
         expect_refused(filled.outcome, answer, what, repr(str(path)), reason, "JITFMHA_CACHE_DIR")
         filled.outcome.expect(not answer.loaded, f"{what}: loaded {answer.loaded}")
-    filled.outcome.expect(_snapshot(place.root) == before, f"{path}: the cache was changed")
+    filled.outcome.expect(_snapshot(scratch.root) == before, f"{path}: the cache was changed")
 
 
-def _link_instead_of_folder(filled: _Filled, where: str) -> None:
-    with new_place() as place:
-        filled.copy_to(place)
-        planted = place.cache / where
-        target = place.root / "elsewhere"
+def _link_instead_of_folder(filled: _FilledCache, where: str) -> None:
+    with new_scratch() as scratch:
+        filled.copy_to(scratch)
+        planted = scratch.cache / where
+        target = scratch.root / "elsewhere"
         shutil.move(planted, target)
         planted.symlink_to(target)
-        _expect_refused_untouched(filled, place.environment, place, "is a symbolic link", planted)
+        _expect_refused_untouched(
+            filled, scratch.environment, scratch, "is a symbolic link", planted
+        )
 
 
-def _links_to_the_cache(filled: _Filled) -> None:
+def _links_to_the_cache(filled: _FilledCache) -> None:
     """The way to the cache may lead over links, of this user, to what is in safe hands."""
-    with new_place() as place:
-        filled.copy_to(place)
-        (place.root / "link").symlink_to("cache")
-        environment = {**place.environment, "JITFMHA_CACHE_DIR": str(place.root / "link")}
+    with new_scratch() as scratch:
+        filled.copy_to(scratch)
+        (scratch.root / "link").symlink_to("cache")
+        environment = {**scratch.environment, "JITFMHA_CACHE_DIR": str(scratch.root / "link")}
         answer = filled.callers.call(Call(environment))
         expect_answer(filled.outcome, answer, "a link of this user to the cache", how="loaded")
-        appearance = _give_away(place.root / "link")
+        appearance = _give_away(scratch.root / "link")
         answer = filled.callers.call(Call({**environment, **appearance}))
         what = "a link of another user to the cache"
         expect_refused(filled.outcome, answer, what, f"owned by user id {_STRANGER}")
@@ -262,16 +271,16 @@ _SPOILED_ENTRIES: tuple[_Spoil, ...] = (
 )
 
 
-def _spoiled_entry(filled: _Filled, spoil: _Spoil) -> None:
+def _spoiled_entry(filled: _FilledCache, spoil: _Spoil) -> None:
     """Such an entry is not loaded but built again, with the reason."""
     what = spoil.__name__.strip("_").replace("_", " ")
-    with new_place() as place:
-        entry = filled.copy_to(place)
-        outside = place.root / "outside"
+    with new_scratch() as scratch:
+        entry = filled.copy_to(scratch)
+        outside = scratch.root / "outside"
         outside.mkdir(mode=0o700)
         reason, environment = spoil(entry, outside)
         before = _snapshot(outside)
-        answer = filled.callers.call(Call({**place.environment, **environment}))
+        answer = filled.callers.call(Call({**scratch.environment, **environment}))
         expect_answer(filled.outcome, answer, what, how="built", warnings=1)
         filled.outcome.expect(
             bool(answer.warnings) and reason in answer.warnings[0],
@@ -281,58 +290,58 @@ def _spoiled_entry(filled: _Filled, spoil: _Spoil) -> None:
         filled.outcome.expect(
             not entry.is_symlink() and is_intact(entry), f"{what}: the new entry is not valid"
         )
-        answer = filled.callers.call(Call(place.environment))
+        answer = filled.callers.call(Call(scratch.environment))
         expect_answer(filled.outcome, answer, f"the call after {what}", how="loaded")
-        expect_clean(filled.outcome, place, what)
+        expect_clean(filled.outcome, scratch, what)
 
 
-# Each takes a place whose cache has an entry, and a target outside; returns whether the cache can
-# be used in spite of what it plants.
-_Plant = Callable[[Place, Path], bool]
+# Each takes scratch folders whose cache has an entry, and a target outside; returns whether the
+# cache can be used in spite of what it plants.
+_Plant = Callable[[Scratch, Path], bool]
 
 
-def _lock_of_the_entry(place: Place, target: Path) -> bool:
-    lock = place.cache / "v1" / "locks" / f"{place.entry_names()[0]}.lock"
+def _lock_of_the_entry(scratch: Scratch, target: Path) -> bool:
+    lock = scratch.cache / "v1" / "locks" / f"{scratch.entry_names()[0]}.lock"
     lock.unlink()
     lock.symlink_to(target / "file")
-    shutil.rmtree(place.entries / place.entry_names()[0])
+    shutil.rmtree(scratch.entries / scratch.entry_names()[0])
     return False
 
 
-def _dangling_lock_of_the_entry(place: Place, target: Path) -> bool:
-    lock = place.cache / "v1" / "locks" / f"{place.entry_names()[0]}.lock"
+def _dangling_lock_of_the_entry(scratch: Scratch, target: Path) -> bool:
+    lock = scratch.cache / "v1" / "locks" / f"{scratch.entry_names()[0]}.lock"
     lock.unlink()
     lock.symlink_to(target / "not-there")
-    shutil.rmtree(place.entries / place.entry_names()[0])
+    shutil.rmtree(scratch.entries / scratch.entry_names()[0])
     return False
 
 
-def _lock_of_eviction(place: Place, target: Path) -> bool:
-    lock = place.cache / "v1" / "locks" / "eviction.lock"
+def _lock_of_eviction(scratch: Scratch, target: Path) -> bool:
+    lock = scratch.cache / "v1" / "locks" / "eviction.lock"
     lock.unlink()
     lock.symlink_to(target / "not-there")
-    shutil.rmtree(place.entries / place.entry_names()[0])
+    shutil.rmtree(scratch.entries / scratch.entry_names()[0])
     return True
 
 
-def _in_building(place: Place, target: Path) -> bool:
-    building = place.cache / "v1" / "building"
-    (building / f"{place.entry_names()[0]}.0123456789abcdef").symlink_to(target)
+def _in_building(scratch: Scratch, target: Path) -> bool:
+    building = scratch.cache / "v1" / "building"
+    (building / f"{scratch.entry_names()[0]}.0123456789abcdef").symlink_to(target)
     abandoned = building / "abandoned"
     abandoned.mkdir(mode=0o700)
     (abandoned / "owner").symlink_to(target / "file")
     (abandoned / "inside").symlink_to(target)
-    shutil.rmtree(place.entries / place.entry_names()[0])
+    shutil.rmtree(scratch.entries / scratch.entry_names()[0])
     return True
 
 
-def _in_trash(place: Place, target: Path) -> bool:
-    trash = place.cache / "v1" / "trash"
+def _in_trash(scratch: Scratch, target: Path) -> bool:
+    trash = scratch.cache / "v1" / "trash"
     (trash / "link").symlink_to(target)
     (trash / "entry").mkdir(mode=0o700)
     (trash / "entry" / "tiny.so").symlink_to(target / "file")
     (trash / "entry" / "inside").symlink_to(target)
-    shutil.rmtree(place.entries / place.entry_names()[0])
+    shutil.rmtree(scratch.entries / scratch.entry_names()[0])
     return True
 
 
@@ -345,17 +354,17 @@ _PLANTED_LINKS: tuple[_Plant, ...] = (
 )
 
 
-def _planted_link(filled: _Filled, plant: _Plant) -> None:
+def _planted_link(filled: _FilledCache, plant: _Plant) -> None:
     """A link where the cache writes, locks or deletes: never followed."""
     what = f"a link planted: {plant.__name__.strip('_').replace('_', ' ')}"
-    with new_place() as place:
-        filled.copy_to(place)
-        target = place.root / "target"
+    with new_scratch() as scratch:
+        filled.copy_to(scratch)
+        target = scratch.root / "target"
         target.mkdir(mode=0o700)
         (target / "file").write_text("precious", encoding="ascii")
-        is_usable = plant(place, target)
+        is_usable = plant(scratch, target)
         before = _snapshot(target)
-        answer = filled.callers.call(Call(place.environment))
+        answer = filled.callers.call(Call(scratch.environment))
         expect_answer(filled.outcome, answer, what, how="built", warnings=0 if is_usable else 1)
         if not is_usable:
             filled.outcome.expect(
@@ -365,19 +374,19 @@ def _planted_link(filled: _Filled, plant: _Plant) -> None:
 
 
 def _modes_of_a_new_cache(callers: Callers, umask: int, kernel: str, outcome: Outcome) -> None:
-    with new_place() as place:
-        answer = callers.call(Call(place.environment, kernel, umask=umask, is_ordinary=True))
+    with new_scratch() as scratch:
+        answer = callers.call(Call(scratch.environment, kernel, umask=umask, is_ordinary=True))
         what = f"umask {umask:04o}, {kernel}"
         expect_answer(outcome, answer, what, how="built")
         wrong = {
-            str(path.relative_to(place.root)): oct(mode)
-            for path, mode in _modes(place.cache).items()
+            str(path.relative_to(scratch.root)): oct(mode)
+            for path, mode in _modes(scratch.cache).items()
             if mode != (0o700 if path.is_dir() else 0o600)
         }
         outcome.expect(not wrong, f"{what}: modes {wrong}")
-        answer = callers.call(Call(place.environment, kernel, umask=umask, is_ordinary=True))
+        answer = callers.call(Call(scratch.environment, kernel, umask=umask, is_ordinary=True))
         expect_answer(outcome, answer, f"{what}, second call", how="loaded")
-        expect_clean(outcome, place, what)
+        expect_clean(outcome, scratch, what)
 
 
 def _modes(folder: Path) -> dict[Path, int]:

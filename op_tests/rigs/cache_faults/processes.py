@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _FORK = multiprocessing.get_context("fork")
-_LAST_WORDS_SECONDS = 5.0
+_STACK_DUMP_SECONDS = 5.0
 _ARRIVAL_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
 
@@ -33,17 +33,17 @@ class Ending:
     Attributes:
         status: its exit code, negated if it is a signal; None if it was stuck and had to be killed.
         report: what its work returned.
-        said: its stdout and stderr, with the stacks of all threads if it crashed or was stuck.
+        output: its stdout and stderr, with the stacks of all threads if it crashed or was stuck.
     """
 
     pid: int
     status: int | None
     report: dict[str, object]
-    said: str
+    output: str
 
     def __str__(self) -> str:
         how = "was stuck" if self.status is None else f"ended with {self.status}"
-        return f"pid {self.pid} {how}, and said {self.said[-3000:]!r}"
+        return f"pid {self.pid} {how}, and said {self.output[-3000:]!r}"
 
 
 class Worker:
@@ -82,11 +82,11 @@ class Worker:
         status = self._process.exitcode
         if status is None:
             self.signal(signal.SIGABRT)  # Dumps all stacks first.
-            self._process.join(_LAST_WORDS_SECONDS)
+            self._process.join(_STACK_DUMP_SECONDS)
             self._process.kill()
             self._process.join()
-        said = (self._folder / "said").read_text(encoding="utf-8", errors="replace")
-        return Ending(self.pid, status, self._report(), said)
+        output = (self._folder / "output").read_text(encoding="utf-8", errors="replace")
+        return Ending(self.pid, status, self._report(), output)
 
     def _report(self) -> dict[str, object]:
         try:
@@ -101,9 +101,9 @@ class Worker:
         end_with_parent()
         # A group of its own, as a shell gives it to each job.
         os.setpgid(0, 0)
-        said = os.open(self._folder / "said", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(said, 1)
-        os.dup2(said, 2)
+        output = os.open(self._folder / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
         faulthandler.enable(file=2)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -173,7 +173,7 @@ def wait_for_exit(child: int, limit_seconds: float) -> int | None:
     return None
 
 
-def live_descendants_of_session(session: int, below: Path) -> dict[int, str]:
+def live_processes(session: int, below: Path) -> dict[int, str]:
     """The processes of a session and those that work below a directory, with their commands.
 
     Zombies are left out: they run nothing, and wait for whoever adopted them.

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Callable
+
+from jitfmha.bench.report import Progress, Report
 
 from .cache_faults import FAULTS, Extent, Outcome, scenario
-from .report import Report
-
-Progress = Callable[[str], None]
 
 
 def run(quick: bool, progress: Progress) -> Report:

@@ -1,7 +1,7 @@
 """Files that cannot be written, missing locks, wrong clocks and foreign owners, for real processes.
 
 A library that is preloaded into a process stands in front of the C library there
-(``csrc_templates/cache_faults/faulty_system.cpp``) and obeys the process's environment, so that no
+(``faulty_system.cpp``) and obeys the process's environment, so that no
 file system has to be mounted and no right is needed.
 """
 
@@ -11,9 +11,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ... import jit
+from jitfmha import jit
 
-_TEMPLATE = "cache_faults/faulty_system.cpp"
+_SOURCE = Path(__file__).with_suffix(".cpp")
 _COUNTER_BYTES = 4096
 _NOTE_OFFSET = 64
 
@@ -22,7 +22,7 @@ def faulty_system() -> Path:
     """The library for ``LD_PRELOAD``, built where needed."""
     spec = jit.BuildSpec(
         name="faulty_system",
-        sources={"faulty_system.cpp": jit.render(_TEMPLATE, {})},
+        sources={_SOURCE.name: _SOURCE.read_text(encoding="utf-8")},
         cflags=("-std=c++17", "-O2", "-fvisibility=hidden"),
         ldflags=("-ldl",),
         why="the cache is tried on a system with faults",

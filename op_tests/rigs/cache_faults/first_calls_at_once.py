@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import statistics
 
+from jitfmha.bench.report import Progress
+
 from .attention_call import AttentionCall
 from .outcome import Extent, Outcome
 from .processes import Ending, Gate
-from .stage import Progress, Stage, run_on_stage
+from .sandbox import Sandbox, run_in_sandbox
 
 _PROCESSES = {Extent.SHORT: 16, Extent.LONG: 64}
 _ROUNDS = {Extent.SHORT: 1, Extent.LONG: 20}
@@ -25,65 +27,65 @@ _MUST_HAVE_TOLD_SECONDS = 1.5
 def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
     """The scenario, in processes of its own."""
     limit = _LIMIT_SECONDS[extent]
-    return run_on_stage(__name__, extent, progress, seed=seed, limit_seconds=limit)
+    return run_in_sandbox(__name__, extent, progress, seed=seed, limit_seconds=limit)
 
 
-def play(stage: Stage, extent: Extent) -> Outcome:
+def run_inside(sandbox: Sandbox, extent: Extent) -> Outcome:
     """All rounds."""
     outcome = Outcome()
-    ratios, told = [], 0
+    ratios, messages = [], 0
     for number in range(_ROUNDS[extent]):
-        call = AttentionCall.draw(stage.rng.randrange(2**31))
-        alone = _first_call_alone(stage, call, outcome)
-        endings = _round(stage, call, _PROCESSES[extent])
-        _check_round(stage, endings, outcome, f"round {number}")
+        call = AttentionCall.draw(sandbox.rng.randrange(2**31))
+        alone = _first_call_alone(sandbox, call, outcome)
+        endings = _round(sandbox, call, _PROCESSES[extent])
+        _check_round(sandbox, endings, outcome, f"round {number}")
         slowest = max((_seconds(ending) for ending in endings if ending.report), default=0.0)
-        told += sum("waiting for" in ending.said for ending in endings)
+        messages += sum("waiting for" in ending.output for ending in endings)
         ratios.append(slowest / alone)
-        stage.progress(
+        sandbox.progress(
             f"round {number}: the slowest of {len(endings)} callers took {slowest:.2f} s, "
             f"a first call alone {alone:.2f} s"
         )
-    stage.progress(
+    sandbox.progress(
         f"the slowest caller took {statistics.median(ratios):.2f} times a first call alone "
-        f"(median over rounds; at most {max(ratios):.2f} times); {told} waiters told of it"
+        f"(median over rounds; at most {max(ratios):.2f} times); {messages} waiters told of it"
     )
     return outcome
 
 
-def _first_call_alone(stage: Stage, call: AttentionCall, outcome: Outcome) -> float:
-    stage.empty_cache()
-    ending = stage.alone(call.make, _CALL_LIMIT_SECONDS)
+def _first_call_alone(sandbox: Sandbox, call: AttentionCall, outcome: Outcome) -> float:
+    sandbox.empty_cache()
+    ending = sandbox.run(call.make, _CALL_LIMIT_SECONDS)
     outcome.expect(ending.status == 0, f"a first call alone failed: {ending}")
     return _seconds(ending) if ending.report else float("nan")
 
 
-def _round(stage: Stage, call: AttentionCall, processes: int) -> list[Ending]:
-    stage.empty_cache()
+def _round(sandbox: Sandbox, call: AttentionCall, processes: int) -> list[Ending]:
+    sandbox.empty_cache()
     gate = Gate(processes)
 
     def work() -> dict[str, object]:
         gate.wait()
         return call.make()
 
-    workers = [stage.start(work) for _ in range(processes)]
+    workers = [sandbox.start(work) for _ in range(processes)]
     gate.open()
     return [worker.end(_CALL_LIMIT_SECONDS) for worker in workers]
 
 
-def _check_round(stage: Stage, endings: list[Ending], outcome: Outcome, label: str) -> None:
+def _check_round(sandbox: Sandbox, endings: list[Ending], outcome: Outcome, label: str) -> None:
     for ending in endings:
         outcome.expect(ending.status == 0, f"{label}: {ending}")
     builders = [ending for ending in endings if ending.report.get("how") == ["built"]]
     outcome.expect(len(builders) == 1, f"{label}: {len(builders)} processes built")
-    runs = stage.compiler.runs()
+    runs = sandbox.compiler.runs()
     outcome.expect(runs == ["compile", "link"], f"{label}: the compiler was run for {runs}")
-    counts = stage.counts()
+    counts = sandbox.counts()
     # Beside the lock of the one entry there is that of eviction.
     expected = {"entries": 1, "building": 0, "locks": 2, "trash": 0, "logs": 0, "tmp": 0}
     outcome.expect(counts == expected, f"{label}: left behind {counts}")
-    strays = stage.strays(grace_seconds=1.0)
-    outcome.expect(not strays, f"{label}: still running: {strays}")
+    running = sandbox.still_running(grace_seconds=1.0)
+    outcome.expect(not running, f"{label}: still running: {running}")
     if builders:
         _check_messages(endings, builders[0], outcome, label)
 
@@ -97,11 +99,11 @@ def _check_messages(endings: list[Ending], builder: Ending, outcome: Outcome, la
         waited = _number(ending, "waited")
         if waited > _MUST_HAVE_TOLD_SECONDS:
             outcome.expect(
-                ending.said.splitlines().count(line) == 1,
+                ending.output.splitlines().count(line) == 1,
                 f"{label}: waited {waited:.1f} s without telling once for {whom}: {ending}",
             )
         elif waited < 1.0:
-            outcome.expect("waiting" not in ending.said, f"{label}: told too early: {ending}")
+            outcome.expect("waiting" not in ending.output, f"{label}: told too early: {ending}")
 
 
 def _seconds(ending: Ending) -> float:

@@ -42,7 +42,7 @@ class AttentionCall:
         Raises:
             RuntimeError: the result is wrong.
         """
-        with _timed_turns() as turns:
+        with _timed_waits() as waits:
             began = time.monotonic()
             out = jitfmha.fmha_fwd(self.q, self.k, self.v)
             ended = time.monotonic()
@@ -55,26 +55,26 @@ class AttentionCall:
             "ended": ended,
             "how": [event.how for event in events],
             "name": events[0].name if events else "",
-            "waited": sum(turns),
+            "waited": sum(waits),
         }
 
 
 @contextmanager
-def _timed_turns() -> Iterator[list[float]]:
+def _timed_waits() -> Iterator[list[float]]:
     """Collects how long this process waited for its turns to build."""
     building: Any = import_module("jitfmha.jit.building")
-    turns: list[float] = []
+    waits: list[float] = []
     real = building.turn_to_build
 
     @contextmanager
     def timed(*arguments: object) -> Iterator[object]:
         began = time.monotonic()
         with real(*arguments) as found:
-            turns.append(time.monotonic() - began)
+            waits.append(time.monotonic() - began)
             yield found
 
     building.turn_to_build = timed
     try:
-        yield turns
+        yield waits
     finally:
         building.turn_to_build = real

@@ -100,7 +100,7 @@ def _call(request: _Request) -> None:
     except Exception as error:
         answer["error"] = type(error).__name__
         answer["message"] = str(error)
-    from ...jit import build_log
+    from jitfmha.jit import build_log
 
     answer["seconds"] = time.perf_counter() - started
     events = build_log()
@@ -108,7 +108,7 @@ def _call(request: _Request) -> None:
         answer["how"] = events[-1].how
         answer["library"] = str(events[-1].path)
     answer["loaded"] = loaded
-    answer["left"] = [path for root in request["list"] for path in _below(root)]
+    answer["files_left"] = [path for root in request["listed_folders"] for path in _below(root)]
     os.environ.pop("FAULTY_BELOW", None)  # What follows is no longer the package's.
     os.write(report, json.dumps(answer).encode("ascii"))
     os.close(report)
@@ -189,7 +189,7 @@ def _kernel(name: str) -> Any:
 
 def tiny(number: int) -> bool:
     """Load a small launcher, and tell whether it gives its number."""
-    from ... import jit
+    from jitfmha import jit
 
     # The header makes two sources of an entry, the number an entry of its own.
     sources = {

@@ -17,22 +17,23 @@ import os
 import random
 from pathlib import Path
 
+from jitfmha.bench.report import Progress
+
 from .callers import (
     Answer,
     Call,
     Callers,
-    Place,
+    Scratch,
     expect_answer,
     expect_clean,
     expect_refused,
-    new_place,
-    seeded,
+    new_scratch,
+    seeded_rng,
     shared_callers,
 )
 from .damaged_files import is_intact
 from .faulty_system import FileFault
 from .outcome import Extent, Outcome
-from .stage import Progress
 
 # Which operations, the error, whether all later ones fail too, and the share of them that is tried
 # in the long form. Network file systems may report a full disk only when a file is synced or
@@ -54,7 +55,7 @@ _TEMPORARY_FOLDERS = tuple(map(Path, ("/tmp", "/var/tmp", "/usr/tmp", "/dev/shm"
 
 def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
     """All of the above."""
-    rng = seeded(__name__, progress, seed)
+    rng = seeded_rng(__name__, progress, seed)
     outcome = Outcome()
     callers = shared_callers()
     _full_at_each_operation(callers, extent, rng, outcome, progress)
@@ -70,8 +71,8 @@ def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
         _read_only_cache,
         _no_temporary_folder,
     ):
-        with new_place() as place:
-            case(callers, place, outcome)
+        with new_scratch() as scratch:
+            case(callers, scratch, outcome)
     return outcome
 
 
@@ -82,10 +83,10 @@ def _full_at_each_operation(
         count = _operations(callers, only, outcome)
         number = 1 if extent is Extent.SHORT else math.ceil(count * share)
         for at in sorted(rng.sample(range(1, count + 1), number)):
-            with new_place() as place:
-                counter = place.root / "counter"
-                fault = FileFault((place.cache,), counter, at, error, stays, only)
-                _fill_up(callers, place, fault, outcome)
+            with new_scratch() as scratch:
+                counter = scratch.root / "counter"
+                fault = FileFault((scratch.cache,), counter, at, error, stays, only)
+                _fill_up(callers, scratch, fault, outcome)
         progress(
             f"{os.strerror(error)} at {number} of {count} {' and '.join(only) or 'file'} "
             f"operations{', and at all after it' * stays}"
@@ -93,29 +94,29 @@ def _full_at_each_operation(
 
 
 def _operations(callers: Callers, only: tuple[str, ...], outcome: Outcome) -> int:
-    with new_place() as place:
-        fault = FileFault((place.cache,), place.root / "counter", 0, 0, only=only)
-        answer = callers.call(Call({**place.environment, **fault.environment()}))
+    with new_scratch() as scratch:
+        fault = FileFault((scratch.cache,), scratch.root / "counter", 0, 0, only=only)
+        answer = callers.call(Call({**scratch.environment, **fault.environment()}))
         expect_answer(outcome, answer, "a call whose operations are counted", how="built")
         return fault.operations()
 
 
-def _fill_up(callers: Callers, place: Place, fault: FileFault, outcome: Outcome) -> None:
-    answer = callers.call(Call({**place.environment, **fault.environment()}))
+def _fill_up(callers: Callers, scratch: Scratch, fault: FileFault, outcome: Outcome) -> None:
+    answer = callers.call(Call({**scratch.environment, **fault.environment()}))
     what = f"{os.strerror(fault.error)}{' from' if fault.stays else ''} at {fault.at}: "
     what += fault.what_failed()
-    is_cached = Path(answer.library).is_relative_to(place.cache)
+    is_cached = Path(answer.library).is_relative_to(scratch.cache)
     # What fails after the entry is in place needs no warning.
     expect_answer(outcome, answer, what, how="built", warnings=0 if is_cached else 1)
-    _expect_whole(callers, place, what, outcome)
+    _expect_whole(callers, scratch, what, outcome)
 
 
-def _expect_whole(callers: Callers, place: Place, what: str, outcome: Outcome) -> None:
-    expect_clean(outcome, place, what)
-    for name in place.entry_names():
-        outcome.expect(is_intact(place.entries / name), f"{what}: {name} is half-written")
-    if place.entry_names():
-        answer = callers.call(Call(place.environment))
+def _expect_whole(callers: Callers, scratch: Scratch, what: str, outcome: Outcome) -> None:
+    expect_clean(outcome, scratch, what)
+    for name in scratch.entry_names():
+        outcome.expect(is_intact(scratch.entries / name), f"{what}: {name} is half-written")
+    if scratch.entry_names():
+        answer = callers.call(Call(scratch.environment))
         expect_answer(outcome, answer, f"the call after {what}", how="loaded")
 
 
@@ -124,28 +125,28 @@ def _full_everywhere(
 ) -> None:
     count = _operations(callers, (), outcome)
     for at in [1, *sorted(rng.sample(range(2, count), _FULL_EVERYWHERE[extent]))]:
-        with new_place() as place:
+        with new_scratch() as scratch:
             fault = FileFault(
-                _TEMPORARY_FOLDERS + (place.root,),
-                place.root / "counter",
+                _TEMPORARY_FOLDERS + (scratch.root,),
+                scratch.root / "counter",
                 at,
                 errno.ENOSPC,
                 stays=True,
                 spared=(callers.folder,),
             )
             # tempfile's last resort is the current directory.
-            call = Call({**place.environment, **fault.environment()}, directory=place.root)
+            call = Call({**scratch.environment, **fault.environment()}, directory=scratch.root)
             answer = callers.call(call)
             what = f"a full disk from operation {at} on: {fault.what_failed()}"
             if answer.right:  # It was full too late to matter.
                 expect_answer(outcome, answer, what)
             else:
-                words = (str(place.cache), os.strerror(errno.ENOSPC))
+                words = (str(scratch.cache), os.strerror(errno.ENOSPC))
                 _expect_refused_or_warned(outcome, answer, what, words)
             # A compiler that cannot close its own temporary files leaves them.
-            for file in place.temporary.glob("cc*"):
+            for file in scratch.temporary.glob("cc*"):
                 file.unlink()
-            _expect_whole(callers, place, what, outcome)
+            _expect_whole(callers, scratch, what, outcome)
 
 
 def _expect_refused_or_warned(
@@ -160,50 +161,54 @@ def _small_file_systems(
     callers: Callers, extent: Extent, outcome: Outcome, progress: Progress
 ) -> None:
     for size in _SIZES[extent]:
-        with new_place() as place:
-            place.cache.mkdir(mode=0o700)
-            folders = [str(place.cache / "v1" / name) for name in ("building", "entries", "trash")]
-            mounts = [(str(place.cache), f"size={size},mode=700")]
-            answer = callers.call(Call(place.environment, mounts=mounts, list=folders))
+        with new_scratch() as scratch:
+            scratch.cache.mkdir(mode=0o700)
+            folders = [
+                str(scratch.cache / "v1" / name) for name in ("building", "entries", "trash")
+            ]
+            mounts = [(str(scratch.cache), f"size={size},mode=700")]
+            answer = callers.call(Call(scratch.environment, mounts=mounts, listed_folders=folders))
             if answer.message.endswith(("] unshare", "] mount")):
                 progress(f"nothing can be mounted here ({answer.message})")
                 return
-            is_cached = Path(answer.library).is_relative_to(place.cache)
+            is_cached = Path(answer.library).is_relative_to(scratch.cache)
             what = f"a disk of {size}"
             expect_answer(outcome, answer, what, how="built", warnings=0 if is_cached else 1)
-            left = len(answer.left)
+            left = len(answer.files_left)
             # The entry's folder and the four files in it, or nothing.
-            outcome.expect(left == (5 if is_cached else 0), f"{what}: left {answer.left}")
-            expect_clean(outcome, place, what)
+            outcome.expect(left == (5 if is_cached else 0), f"{what}: left {answer.files_left}")
+            expect_clean(outcome, scratch, what)
     progress(f"disks of {' '.join(_SIZES[extent])}")
 
 
 def _kernel_on_a_full_disk(callers: Callers, outcome: Outcome) -> None:
-    with new_place() as place:
-        fault = FileFault((place.cache,), place.root / "counter", 40, errno.ENOSPC, stays=True)
-        environment = {**place.environment, **fault.environment()}
+    with new_scratch() as scratch:
+        fault = FileFault((scratch.cache,), scratch.root / "counter", 40, errno.ENOSPC, stays=True)
+        environment = {**scratch.environment, **fault.environment()}
         answer = callers.call(Call(environment, "attention"))
         expect_answer(outcome, answer, "a kernel on a full disk", how="built", warnings=1)
-        expect_clean(outcome, place, "a kernel on a full disk")
+        expect_clean(outcome, scratch, "a kernel on a full disk")
 
 
-def _at_home(place: Place, home: str | None) -> dict[str, str | None]:
-    return {"HOME": home, "TMPDIR": str(place.temporary)}
+def _at_home(scratch: Scratch, home: str | None) -> dict[str, str | None]:
+    return {"HOME": home, "TMPDIR": str(scratch.temporary)}
 
 
-def _read_only_home(callers: Callers, place: Place, outcome: Outcome) -> None:
-    home = place.root / "home"
+def _read_only_home(callers: Callers, scratch: Scratch, outcome: Outcome) -> None:
+    home = scratch.root / "home"
     home.mkdir(mode=0o500)
-    answer = callers.call(Call(_at_home(place, str(home)), is_ordinary=True))
-    _expect_stand_in(outcome, answer, place, "a read-only home", str(home), errno.EACCES)
+    answer = callers.call(Call(_at_home(scratch, str(home)), is_ordinary=True))
+    _expect_stand_in(outcome, answer, scratch, "a read-only home", str(home), errno.EACCES)
     outcome.expect(not os.listdir(home), "something was written to a read-only home")
 
 
-def _home_that_cannot_be(callers: Callers, place: Place, outcome: Outcome) -> None:
-    answer = callers.call(Call(_at_home(place, "/proc/nowhere"), is_ordinary=True))
-    _expect_stand_in(outcome, answer, place, "a home that cannot be", "/proc/nowhere", errno.ENOENT)
-    nowhere = place.root / "nowhere"
-    answer = callers.call(Call(_at_home(place, str(nowhere)), is_ordinary=True))
+def _home_that_cannot_be(callers: Callers, scratch: Scratch, outcome: Outcome) -> None:
+    answer = callers.call(Call(_at_home(scratch, "/proc/nowhere"), is_ordinary=True))
+    _expect_stand_in(
+        outcome, answer, scratch, "a home that cannot be", "/proc/nowhere", errno.ENOENT
+    )
+    nowhere = scratch.root / "nowhere"
+    answer = callers.call(Call(_at_home(scratch, str(nowhere)), is_ordinary=True))
     # Nothing is wrong with making it.
     expect_answer(outcome, answer, "a home that is missing", how="built")
     outcome.expect(
@@ -212,70 +217,77 @@ def _home_that_cannot_be(callers: Callers, place: Place, outcome: Outcome) -> No
     )
 
 
-def _no_home(callers: Callers, place: Place, outcome: Outcome) -> None:
-    call = Call(_at_home(place, None), is_nobody=True, directory=place.root)
+def _no_home(callers: Callers, scratch: Scratch, outcome: Outcome) -> None:
+    call = Call(_at_home(scratch, None), is_nobody=True, directory=scratch.root)
     answer = callers.call(call)
     expect_answer(outcome, answer, "no home", how="built", warnings=1)
     outcome.expect(
         any("no home directory is known" in warning for warning in answer.warnings),
         f"no home: {answer}",
     )
-    expect_clean(outcome, place, "no home")
-    left = sorted(path.name for path in place.root.iterdir())
+    expect_clean(outcome, scratch, "no home")
+    left = sorted(path.name for path in scratch.root.iterdir())
     outcome.expect(left == ["temporary"], f"no home: left {left}")
 
 
-def _missing_cache(callers: Callers, place: Place, outcome: Outcome) -> None:
-    cache = place.root / "not" / "there" / "yet"
-    environment = {**place.environment, "JITFMHA_CACHE_DIR": str(cache)}
+def _missing_cache(callers: Callers, scratch: Scratch, outcome: Outcome) -> None:
+    cache = scratch.root / "not" / "there" / "yet"
+    environment = {**scratch.environment, "JITFMHA_CACHE_DIR": str(cache)}
     answer = callers.call(Call(environment, is_ordinary=True, umask=0))
     expect_answer(outcome, answer, "a cache that is missing", how="built")
-    made = [place.root / "not", place.root / "not" / "there", cache]
+    made = [scratch.root / "not", scratch.root / "not" / "there", cache]
     outcome.expect(all(map(_is_private, made)), "a cache that is missing: made, but not private")
 
 
-def _cache_that_is_a_file(callers: Callers, place: Place, outcome: Outcome) -> None:
-    file = place.root / "file"
+def _cache_that_is_a_file(callers: Callers, scratch: Scratch, outcome: Outcome) -> None:
+    file = scratch.root / "file"
     file.write_text("precious", encoding="ascii")
     for cache in (file, file / "below"):
-        environment = {**place.environment, "JITFMHA_CACHE_DIR": str(cache)}
+        environment = {**scratch.environment, "JITFMHA_CACHE_DIR": str(cache)}
         answer = callers.call(Call(environment, is_ordinary=True))
         what = f"{cache.name} as the cache"
-        _expect_stand_in(outcome, answer, place, what, str(cache), errno.ENOTDIR)
+        _expect_stand_in(outcome, answer, scratch, what, str(cache), errno.ENOTDIR)
     outcome.expect(file.read_text(encoding="ascii") == "precious", "a file was overwritten")
 
 
-def _read_only_cache(callers: Callers, place: Place, outcome: Outcome) -> None:
-    place.cache.mkdir(mode=0o500)
-    answer = callers.call(Call(place.environment, is_ordinary=True))
+def _read_only_cache(callers: Callers, scratch: Scratch, outcome: Outcome) -> None:
+    scratch.cache.mkdir(mode=0o500)
+    answer = callers.call(Call(scratch.environment, is_ordinary=True))
     _expect_stand_in(
-        outcome, answer, place, "an empty read-only cache", str(place.cache), errno.EACCES
+        outcome, answer, scratch, "an empty read-only cache", str(scratch.cache), errno.EACCES
     )
-    place.cache.chmod(0o700)
-    answer = callers.call(Call(place.environment))
+    scratch.cache.chmod(0o700)
+    answer = callers.call(Call(scratch.environment))
     expect_answer(outcome, answer, "a cache that is to become read-only", how="built")
-    _set_modes(place.cache, 0o500)
-    answer = callers.call(Call(place.environment, is_ordinary=True))
+    _set_modes(scratch.cache, 0o500)
+    answer = callers.call(Call(scratch.environment, is_ordinary=True))
     expect_answer(outcome, answer, "what a read-only cache has", how="loaded")
-    answer = callers.call(Call(place.environment, "tiny2", is_ordinary=True))
+    answer = callers.call(Call(scratch.environment, "tiny2", is_ordinary=True))
     _expect_stand_in(
-        outcome, answer, place, "what a read-only cache lacks", str(place.cache), errno.EACCES
+        outcome, answer, scratch, "what a read-only cache lacks", str(scratch.cache), errno.EACCES
     )
-    _set_modes(place.cache, 0o000)
-    answer = callers.call(Call(place.environment, is_ordinary=True))
-    _expect_stand_in(outcome, answer, place, "an unreadable cache", str(place.cache), errno.EACCES)
+    _set_modes(scratch.cache, 0o000)
+    answer = callers.call(Call(scratch.environment, is_ordinary=True))
+    _expect_stand_in(
+        outcome, answer, scratch, "an unreadable cache", str(scratch.cache), errno.EACCES
+    )
 
 
-def _no_temporary_folder(callers: Callers, place: Place, outcome: Outcome) -> None:
-    file = place.root / "file"
+def _no_temporary_folder(callers: Callers, scratch: Scratch, outcome: Outcome) -> None:
+    file = scratch.root / "file"
     file.touch()
-    work = place.root / "work"
+    work = scratch.root / "work"
     work.mkdir(mode=0o500)
     for error in (errno.EROFS, errno.EACCES, errno.ENOSPC):
         fault = FileFault(
-            _TEMPORARY_FOLDERS, place.root / "counter", 1, error, stays=True, spared=(place.root,)
+            _TEMPORARY_FOLDERS,
+            scratch.root / "counter",
+            1,
+            error,
+            stays=True,
+            spared=(scratch.root,),
         )
-        environment = {**place.environment, "TMPDIR": str(place.root / "nowhere")}
+        environment = {**scratch.environment, "TMPDIR": str(scratch.root / "nowhere")}
         what = f"no /tmp ({os.strerror(error)})"
         number = error  # A launcher of its own each time.
         call = Call({**environment, **fault.environment()}, f"tiny{number}", work, is_ordinary=True)
@@ -293,15 +305,15 @@ def _no_temporary_folder(callers: Callers, place: Place, outcome: Outcome) -> No
 
 
 def _expect_stand_in(
-    outcome: Outcome, answer: Answer, place: Place, what: str, path: str, error: int
+    outcome: Outcome, answer: Answer, scratch: Scratch, what: str, path: str, error: int
 ) -> None:
     expect_answer(outcome, answer, what, how="built", warnings=1)
     warning = answer.warnings[0] if answer.warnings else ""
-    holds = path in warning and os.strerror(error) in warning and str(place.temporary) in warning
+    holds = path in warning and os.strerror(error) in warning and str(scratch.temporary) in warning
     outcome.expect(holds, f"{what}: the warning names no path, reason or place: {answer}")
-    holds = Path(answer.library).is_relative_to(place.temporary)
+    holds = Path(answer.library).is_relative_to(scratch.temporary)
     outcome.expect(holds, f"{what}: built {answer.library!r}")
-    outcome.expect(not os.listdir(place.temporary), f"{what}: the temporary directory stays")
+    outcome.expect(not os.listdir(scratch.temporary), f"{what}: the temporary directory stays")
 
 
 def _set_modes(folder: Path, mode: int) -> None:

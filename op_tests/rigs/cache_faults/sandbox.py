@@ -1,4 +1,4 @@
-"""Where the scenarios with real processes take place: a fresh interpreter that forks the others.
+"""A sandbox for scenarios with many processes: a fresh interpreter that forks the others.
 
 It has torch imported and nothing loaded, one thread, a session, an empty cache and a temporary
 directory of its own. So nothing of the program that runs the scenario leaks in, nothing leaks out,
@@ -23,28 +23,28 @@ from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 
-from ...jit.cache_directory import CacheDirectory
-from ...jit.compiler import find_compiler
-from .outcome import Extent, Figure, Outcome
+from jitfmha.bench.fresh_process import search_path
+from jitfmha.bench.report import Progress
+from jitfmha.jit.cache_directory import CacheDirectory
+from jitfmha.jit.compiler import find_compiler
+
+from .outcome import Extent, Figure, Outcome, reported_seed
 from .processes import (
     Ending,
     Worker,
     end_with_parent,
-    live_descendants_of_session,
+    live_processes,
     wait_until,
 )
 from .watched_compiler import WatchedCompiler
 
-Progress = Callable[[str], None]
-
-_PACKAGE_PARENT = str(Path(__file__).resolve().parents[3])
-_CODE = "import sys; from jitfmha.bench.cache_faults.stage import main; main(*sys.argv[1:])"
+_CODE = "import sys; from rigs.cache_faults.sandbox import main; main(*sys.argv[1:])"
 _UNSET = ("JITFMHA_VERBOSE", "JITFMHA_CACHE_LIMIT", "JITFMHA_EMULATE", "JITFMHA_EMULATE_CHECK")
 # A process gets this long to report that it is stuck before others do it.
 _GRACE_SECONDS = 20.0
 
 
-class Stage:
+class Sandbox:
     """The scratch directory of a scenario, its cache and its processes."""
 
     def __init__(self, root: Path, compiler: WatchedCompiler, rng: random.Random) -> None:
@@ -73,7 +73,7 @@ class Stage:
         self._workers += 1
         return Worker(self.root / "workers" / str(self._workers), work, environment or {})
 
-    def alone(self, work: Callable[[], Mapping[str, object]], limit_seconds: float) -> Ending:
+    def run(self, work: Callable[[], Mapping[str, object]], limit_seconds: float) -> Ending:
         """Fork a process and wait for its end."""
         return self.start(work).end(limit_seconds)
 
@@ -90,19 +90,19 @@ class Stage:
             for name, folder in folders.items()
         }
 
-    def strays(self, grace_seconds: float, beside: Worker | None = None) -> list[str]:
+    def still_running(self, grace_seconds: float, beside: Worker | None = None) -> list[str]:
         """Commands that still run when nothing should but one, given some time to end."""
         expected = {os.getpid(), beside.pid if beside else 0}
 
         def running() -> list[str]:
-            found = live_descendants_of_session(os.getsid(0), self.root)
+            found = live_processes(os.getsid(0), self.root)
             return [f"pid {pid}: {found[pid]}" for pid in found.keys() - expected]
 
         wait_until(lambda: not running(), grace_seconds)
         return running()
 
 
-def run_on_stage(
+def run_in_sandbox(
     scenario: str,
     extent: Extent,
     progress: Progress,
@@ -110,7 +110,7 @@ def run_on_stage(
     seed: int | None,
     limit_seconds: float,
 ) -> Outcome:
-    """Run ``play(stage, extent)`` of a scenario's module in a fresh interpreter.
+    """Run ``run_inside(sandbox, extent)`` of a scenario's module in a fresh interpreter.
 
     Args:
         scenario: the full name of the module.
@@ -119,9 +119,8 @@ def run_on_stage(
         seed: of everything random; by default a fresh one.
         limit_seconds: after this time the scenario has failed, and all of its processes are ended.
     """
-    seed = random.SystemRandom().randrange(2**31) if seed is None else seed
-    progress(f"{scenario.rpartition('.')[2]}: seed {seed}")
-    with tempfile.TemporaryDirectory(prefix="jitfmha-stage-") as folder:
+    seed = reported_seed(scenario, progress, seed)
+    with tempfile.TemporaryDirectory(prefix="jitfmha-sandbox-") as folder:
         root = Path(folder).resolve()
         (root / "tmp").mkdir()
         WatchedCompiler.install(root, list(find_compiler().command))
@@ -139,8 +138,8 @@ def run_on_stage(
         try:
             outcome = _listen(process, progress, limit_seconds + _GRACE_SECONDS)
             if outcome is None:
-                said = (root / "stderr").read_text(errors="replace")
-                return Outcome(1, [f"no result after {limit_seconds:.0f} s, or a crash: {said}"])
+                output = (root / "stderr").read_text(errors="replace")
+                return Outcome(1, [f"no result after {limit_seconds:.0f} s, or a crash: {output}"])
             left = _end_session(process.pid, root)
             outcome.expect(not left, f"still running after the end: {left}")
             return outcome
@@ -150,7 +149,7 @@ def run_on_stage(
 
 
 def main(scenario: str, extent: str, seed: str, root: str, limit_seconds: str) -> None:
-    """The fresh interpreter: plays the scenario, and writes its progress and outcome to stdout."""
+    """The fresh interpreter: runs the scenario, and writes its progress and outcome to stdout."""
     import torch
 
     end_with_parent()
@@ -163,21 +162,18 @@ def main(scenario: str, extent: str, seed: str, root: str, limit_seconds: str) -
     # The one who listens must not wait for a process that is left over.
     os.register_at_fork(after_in_child=lambda: os.close(channel))
 
-    def tell(kind: str, value: object) -> None:
+    def send(kind: str, value: object) -> None:
         os.write(channel, json.dumps({kind: value}).encode() + b"\n")
 
-    place = Path(root)
-    compiler = WatchedCompiler(*(place / name for name in ("watched-c++", "compiler-runs", "hold")))
-    stage = Stage(place, compiler, random.Random(int(seed)))
-    stage.progress = lambda line: tell("progress", line)
-    outcome: Outcome = import_module(scenario).play(stage, Extent(extent))
-    tell("outcome", asdict(outcome))
+    sandbox = Sandbox(Path(root), WatchedCompiler.below(Path(root)), random.Random(int(seed)))
+    sandbox.progress = lambda line: send("progress", line)
+    outcome: Outcome = import_module(scenario).run_inside(sandbox, Extent(extent))
+    send("outcome", asdict(outcome))
 
 
 def _environment(root: Path) -> dict[str, str]:
-    search_path = [_PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])]
     changes = {
-        "PYTHONPATH": os.pathsep.join(search_path),
+        "PYTHONPATH": search_path(),
         "JITFMHA_CACHE_DIR": str(root / "cache"),
         "TMPDIR": str(root / "tmp"),
         "CXX": str(root / "watched-c++"),
@@ -213,7 +209,7 @@ def _end_session(session: int, root: Path) -> list[str]:
     running: dict[int, str] = {}
     # Its first process has told everything and is on its way out.
     for _ in range(100):
-        running = live_descendants_of_session(session, root)
+        running = live_processes(session, root)
         if not running:
             return []
         time.sleep(0.05)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, field
 from enum import Enum
+
+from jitfmha.bench.report import Progress
 
 
 class Extent(Enum):
@@ -42,3 +45,10 @@ class Outcome:
         self.attempts += 1
         if not holds:
             self.failures.append(sentence)
+
+
+def reported_seed(scenario: str, progress: Progress, seed: int | None) -> int:
+    """The seed, by default a fresh one; ``progress`` gets it, so that a run can be repeated."""
+    seed = random.SystemRandom().randrange(2**31) if seed is None else seed
+    progress(f"{scenario.rpartition('.')[2]}: seed {seed}")
+    return seed

@@ -18,13 +18,15 @@ from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 
-from ... import jit
-from ...jit.cache_directory import CacheDirectory, cache_dir
-from ...jit.entry import discard, open_entry
-from ...jit.key import EntryKey
+from jitfmha import jit
+from jitfmha.bench.report import Progress
+from jitfmha.jit.cache_directory import CacheDirectory, cache_dir
+from jitfmha.jit.entry import discard, open_entry
+from jitfmha.jit.key import EntryKey
+
 from .outcome import Extent, Outcome
 from .processes import Worker, wait_for_exit
-from .stage import Progress, Stage, run_on_stage
+from .sandbox import Sandbox, run_in_sandbox
 
 _SECONDS = {Extent.SHORT: 3.0, Extent.LONG: 60.0}
 _READERS = 3
@@ -60,10 +62,10 @@ class _Step(IntEnum):
 def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
     """The scenario, in processes of its own."""
     limit = _LIMIT_SECONDS[extent]
-    return run_on_stage(__name__, extent, progress, seed=seed, limit_seconds=limit)
+    return run_in_sandbox(__name__, extent, progress, seed=seed, limit_seconds=limit)
 
 
-def play(stage: Stage, extent: Extent) -> Outcome:
+def run_inside(sandbox: Sandbox, extent: Extent) -> Outcome:
     """All processes, for a time."""
     # Whoever builds would import it, and the time is for builds.
     import torch.utils.cpp_extension  # noqa: F401
@@ -76,8 +78,8 @@ def play(stage: Stage, extent: Extent) -> Outcome:
     def start(
         step: Callable[[random.Random], _Step], limit: dict[str, str] | None = None
     ) -> Worker:
-        rng = random.Random(stage.rng.randrange(2**31))
-        return stage.start(lambda: _repeat(step, rng, end), limit)
+        rng = random.Random(sandbox.rng.randrange(2**31))
+        return sandbox.start(lambda: _repeat(step, rng, end), limit)
 
     workers = {f"reader {i}": start(lambda rng: _read(rng, specs)) for i in range(_READERS)}
     workers["publisher"] = start(lambda rng: _rebuild(rng, specs))
@@ -92,12 +94,12 @@ def play(stage: Stage, extent: Extent) -> Outcome:
         assert isinstance(counts, dict)
         assert isinstance(failures, list)
         outcome.attempts += sum(counts.values())
-        outcome.failures += [f"{name}: {failure}: {ending.said[-2000:]}" for failure in failures]
+        outcome.failures += [f"{name}: {failure}: {ending.output[-2000:]}" for failure in failures]
         steps.update(counts)
     _check_that_they_met(outcome, steps)
-    _check_what_is_left(stage, outcome, specs)
+    _check_what_is_left(sandbox, outcome, specs)
     listed = ", ".join(f"{count} {name.lower().replace('_', ' ')}" for name, count in steps.items())
-    stage.progress(f"{_SECONDS[extent]:.0f} s with {len(workers)} processes: {listed}")
+    sandbox.progress(f"{_SECONDS[extent]:.0f} s with {len(workers)} processes: {listed}")
     return outcome
 
 
@@ -212,17 +214,17 @@ def _check_that_they_met(outcome: Outcome, steps: Counter[str]) -> None:
         outcome.expect(steps[step.name] > 0, f"nothing was {step.name.lower()} in all that time")
 
 
-def _check_what_is_left(stage: Stage, outcome: Outcome, specs: list[jit.BuildSpec]) -> None:
+def _check_what_is_left(sandbox: Sandbox, outcome: Outcome, specs: list[jit.BuildSpec]) -> None:
     def look() -> dict[str, object]:
         _load(specs[0], 0)
         return {"invalid": [str(entry.path) for entry in jit.cache_entries() if not entry.valid]}
 
-    ending = stage.alone(look, _LOAD_LIMIT_SECONDS)
+    ending = sandbox.run(look, _LOAD_LIMIT_SECONDS)
     outcome.expect(ending.report.get("invalid") == [], f"invalid entries are left: {ending}")
-    ending = stage.alone(lambda: {"cleared": jit.cache_clear()}, _LOAD_LIMIT_SECONDS)
+    ending = sandbox.run(lambda: {"cleared": jit.cache_clear()}, _LOAD_LIMIT_SECONDS)
     outcome.expect(ending.status == 0, f"the cache cannot be cleared: {ending}")
-    counts = stage.counts()
+    counts = sandbox.counts()
     left = {name: count for name, count in counts.items() if count and name != "locks"}
     outcome.expect(not left, f"left behind after clearing: {left}")
-    strays = stage.strays(grace_seconds=1.0)
-    outcome.expect(not strays, f"still running: {strays}")
+    running = sandbox.still_running(grace_seconds=1.0)
+    outcome.expect(not running, f"still running: {running}")

@@ -13,29 +13,27 @@ from statistics import median
 
 import torch
 
-from ..interface import fmha_fwd
-from ..jit.compiler import find_compiler
-from ..target import AmdTarget
-from .fresh_process import run_fresh
+from jitfmha.bench import decode_loop
+from jitfmha.bench.fresh_process import run_fresh
+from jitfmha.bench.report import Progress, Report
+from jitfmha.bench.timing import alternate
+from jitfmha.interface import fmha_fwd
+from jitfmha.jit.compiler import find_compiler
 from .recording_runtime import RecordingRuntime
-from .report import Report
-from .timing import alternate
-
-Progress = Callable[[str], None]
 
 FIRST_CALL_SECONDS, STEADY_CALL_MICROSECONDS = 3.0, 8.0
-_TARGET = AmdTarget("gfx942", "MI300", 0, 304)
+_CHIP = "MI300X"
 # The recording runtime is built before, in a cache of its own; the empty one is set afterwards.
 _FIRST_CALL = """
 import json, os, sys, time
 import torch
 import jitfmha
-from jitfmha.bench.launcher import call_of, _TARGET
-from jitfmha.bench.recording_runtime import RecordingRuntime
+from rigs.launcher_suite import call_of
+from rigs.recording_runtime import RecordingRuntime
 runtime = RecordingRuntime()
 os.environ["JITFMHA_CACHE_DIR"] = sys.argv[2]
 call = call_of(sys.argv[1])
-with runtime.stands_for(_TARGET):
+with runtime.stands_for(runtime.target("MI300X")):
     start = time.perf_counter()
     call()
     print(json.dumps(time.perf_counter() - start))
@@ -49,17 +47,11 @@ def run(quick: bool, progress: Progress) -> Report:
     report = Report(
         "launcher",
         {
-            "target": f"{_TARGET}, recorded",
+            "target": f"{_CHIP}, recorded",
             "torch": torch.__version__,
             "compiler": str(find_compiler()),
         },
     )
-    add_rows(report, quick, progress)
-    return report
-
-
-def add_rows(report: Report, quick: bool, progress: Progress) -> None:
-    """Add the launcher's bars to a report."""
     runtime = RecordingRuntime()
     for mode in ("gm0", "gm1"):
         seconds = [_first_call(mode) for _ in range(1 if quick else 3)]
@@ -71,6 +63,8 @@ def add_rows(report: Report, quick: bool, progress: Progress) -> None:
         progress(f"steady call in {mode}: {microseconds:.2f} us")
         what = f"host time of a steady call of fmha_fwd in {mode}"
         report.at_most(what, microseconds, STEADY_CALL_MICROSECONDS, "us")
+    _decode_loop(report, runtime, quick, progress)
+    return report
 
 
 def call_of(mode: str) -> Callable[[], object]:
@@ -79,18 +73,30 @@ def call_of(mode: str) -> Callable[[], object]:
     q, k, v = (torch.zeros(*rows, 8, 128, dtype=torch.bfloat16) for _ in range(3))
     if mode == "gm0":
         return lambda: fmha_fwd(q, k, v)
-    ends = torch.tensor([0, 100, 256], dtype=torch.int32)
-    return lambda: fmha_fwd(q, k, v, cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=156)
+    sums = torch.tensor([0, 100, 256], dtype=torch.int32)
+    return lambda: fmha_fwd(q, k, v, cu_seqlens_q=sums, cu_seqlens_k=sums, max_seqlen_q=156)
 
 
 def _steady_call(runtime: RecordingRuntime, mode: str, seconds: float) -> float:
     call = call_of(mode)
     runtime.reset(keeps_launches=False)
-    with runtime.stands_for(_TARGET):
+    with runtime.stands_for(runtime.target(_CHIP)):
         best = alternate([call], min_seconds=seconds, calls=1000).best(0)
     if runtime.launch_count == 0:
         raise RuntimeError(f"no call in {mode} reached the runtime")
     return best
+
+
+def _decode_loop(
+    report: Report, runtime: RecordingRuntime, quick: bool, progress: Progress
+) -> None:
+    tensors = decode_loop.tensors(torch.bfloat16, heads=2, hdim=128)
+    runtime.reset(keeps_launches=False)
+    with runtime.stands_for(runtime.target(_CHIP)):
+        seconds = 0.5 if quick else 3.0
+        decode_loop.add_row(report, "recorded, (1,1,2,128)", tensors, seconds, progress)
+    if runtime.launch_count == 0:
+        raise RuntimeError("no call of a decode loop reached the runtime")
 
 
 def _first_call(mode: str) -> float:

@@ -17,10 +17,12 @@ from contextlib import contextmanager
 
 import torch
 
+from jitfmha.bench.report import Progress
+
 from .attention_call import AttentionCall
 from .outcome import Extent, Outcome
 from .processes import Ending, Gate, Worker, wait_for_exit, wait_until
-from .stage import Progress, Stage, run_on_stage
+from .sandbox import Sandbox, run_in_sandbox
 
 _REPEATS = {Extent.SHORT: 1, Extent.LONG: 3}
 _RANDOM_MOMENTS = {Extent.SHORT: 2, Extent.LONG: 60}
@@ -34,7 +36,7 @@ _INTERPRETER = """
 import signal, sys, threading, time
 from pathlib import Path
 import torch
-from jitfmha.bench.cache_faults.attention_call import AttentionCall
+from rigs.cache_faults.attention_call import AttentionCall
 way, compiler_runs, number = sys.argv[1:]
 torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -52,36 +54,36 @@ else:
 def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
     """The scenario, in processes of its own."""
     limit = _LIMIT_SECONDS[extent]
-    return run_on_stage(__name__, extent, progress, seed=seed, limit_seconds=limit)
+    return run_in_sandbox(__name__, extent, progress, seed=seed, limit_seconds=limit)
 
 
-def play(stage: Stage, extent: Extent) -> Outcome:
+def run_inside(sandbox: Sandbox, extent: Extent) -> Outcome:
     """All interruptions, one after the other."""
-    scene = _Scene(stage, Outcome())
+    interruptions = _Interruptions(sandbox, Outcome())
     for number in range(_REPEATS[extent]):
-        scene.fork_after_load()
-        scene.fork_after_a_parallel_call()
-        scene.fork_during_a_build()
-        scene.threads_race_to_the_first_call()
-        scene.interpreter_shuts_down_during_a_build()
-        scene.interrupt_ends_the_interpreter()
+        interruptions.fork_after_load()
+        interruptions.fork_after_a_parallel_call()
+        interruptions.fork_during_a_build()
+        interruptions.threads_race_to_the_first_call()
+        interruptions.interpreter_shuts_down_during_a_build()
+        interruptions.interrupt_ends_the_interpreter()
         for group in (False, True):
-            scene.interrupt_while_building(group)
-            scene.interrupt_while_waiting(group)
-            scene.terminate_the_builder(group)
-        stage.progress(f"every interruption {number + 1} times: {scene.summary()}")
+            interruptions.interrupt_while_building(group)
+            interruptions.interrupt_while_waiting(group)
+            interruptions.terminate_the_builder(group)
+        sandbox.progress(f"every interruption {number + 1} times: {interruptions.summary()}")
     for _ in range(_RANDOM_MOMENTS[extent]):
-        scene.interrupt_at_a_random_moment(group=stage.rng.random() < 0.5)
-    stage.progress(scene.summary())
-    return scene.outcome
+        interruptions.interrupt_at_a_random_moment(group=sandbox.rng.random() < 0.5)
+    sandbox.progress(interruptions.summary())
+    return interruptions.outcome
 
 
-class _Scene:
+class _Interruptions:
     """Each method is one kind of interruption on an empty cache; a call that works follows."""
 
-    def __init__(self, stage: Stage, outcome: Outcome) -> None:
+    def __init__(self, sandbox: Sandbox, outcome: Outcome) -> None:
         self.outcome = outcome
-        self._stage = stage
+        self._sandbox = sandbox
         self._call = self._draw()
         self._interrupted_before_the_end = 0
         self._random_moments = 0
@@ -96,7 +98,7 @@ class _Scene:
             return {"child": _status_of_fork(lambda: (call.make(), other.make()))}
 
         with self._case("fork after load"):
-            ending = self._alone(work)
+            ending = self._run(work)
             self._expect(ending.report.get("child") == 0, f"the child of a fork: {ending}")
 
     def fork_after_a_parallel_call(self) -> None:
@@ -117,12 +119,12 @@ class _Scene:
             return {"child": _status_of_fork(child)}
 
         with self._case("fork after a parallel call"):
-            ending = self._alone(work)
+            ending = self._run(work)
             self._expect(ending.report.get("child") == 0, f"the child of a fork: {ending}")
 
     def fork_during_a_build(self) -> None:
         """The child waits for the thread of its parent, as any other process."""
-        call, compiler = self._call, self._stage.compiler
+        call, compiler = self._call, self._sandbox.compiler
 
         def work() -> dict[str, object]:
             thread = threading.Thread(target=call.make)
@@ -137,7 +139,7 @@ class _Scene:
             return {"child": wait_for_exit(child, _CALL_LIMIT_SECONDS / 2)}
 
         with self._case("fork during a build", hold=True):
-            ending = self._alone(work)
+            ending = self._run(work)
             self._expect(ending.report.get("child") == 0, f"the child of a fork: {ending}")
             self._expect(compiler.runs() == ["compile", "link"], f"built {compiler.runs()}")
 
@@ -166,9 +168,9 @@ class _Scene:
             return {"right": len(reports), "loads": len(reports[0]["how"])}  # type: ignore[arg-type]
 
         with self._case(f"{_THREADS} threads"):
-            ending = self._alone(work)
+            ending = self._run(work)
             self._expect(ending.report == {"right": _THREADS, "loads": 1}, f"threads: {ending}")
-            runs = self._stage.compiler.runs()
+            runs = self._sandbox.compiler.runs()
             self._expect(runs == ["compile", "link"], f"{_THREADS} threads built {runs}")
 
     def interpreter_shuts_down_during_a_build(self) -> None:
@@ -184,30 +186,29 @@ class _Scene:
             process = self._interpreter("in the main thread")
             self._await_compiler()
             os.killpg(process.pid, signal.SIGINT)
-            said = self._expect_end(process, -signal.SIGINT)
-            self._expect(said.rstrip().endswith("KeyboardInterrupt"), f"it said {said!r}")
+            output = self._expect_end(process, -signal.SIGINT)
+            self._expect(output.rstrip().endswith("KeyboardInterrupt"), f"it said {output!r}")
 
     def interrupt_while_building(self, group: bool) -> None:
         """A notebook sends it to the process alone, a terminal to the whole group."""
         with self._case(f"interrupt while building, group={group}", hold=True):
-            builder = self._stage.start(self._interruptible)
+            builder = self._sandbox.start(self._interruptible)
             self._await_compiler()
-            self._interrupt(builder, group)
-            strays = self._stage.strays(_GRACE_SECONDS, beside=builder)
-            self._expect(not strays, f"still running after the interrupt: {strays}")
-            self._stage.compiler.hold.unlink()
+            builder.signal(signal.SIGINT, group=group)
+            self._expect_nothing_running("after the interrupt", beside=builder)
+            self._sandbox.compiler.hold.unlink()
             self._expect_interrupted(builder.end(_CALL_LIMIT_SECONDS))
 
     def interrupt_while_waiting(self, group: bool) -> None:
         """Who waits gets the interrupt; the builder has nothing to do with it."""
         with self._case(f"interrupt while waiting, group={group}", hold=True):
-            builder = self._stage.start(self._call.make)
+            builder = self._sandbox.start(self._call.make)
             self._await_compiler()
-            waiter = self._stage.start(self._interruptible)
-            time.sleep(self._stage.rng.uniform(0.3, 1.5))
-            self._interrupt(waiter, group)
+            waiter = self._sandbox.start(self._interruptible)
+            time.sleep(self._sandbox.rng.uniform(0.3, 1.5))
+            waiter.signal(signal.SIGINT, group=group)
             self._expect(builder.is_running(), "the builder ended when the waiter was interrupted")
-            self._stage.compiler.hold.unlink()
+            self._sandbox.compiler.hold.unlink()
             self._expect_interrupted(waiter.end(_CALL_LIMIT_SECONDS))
             ending = builder.end(_CALL_LIMIT_SECONDS)
             self._expect(ending.status == 0, f"the builder: {ending}")
@@ -221,9 +222,9 @@ class _Scene:
                 gate.wait()
                 return self._interruptible()
 
-            caller = self._stage.start(work)
+            caller = self._sandbox.start(work)
             gate.open()
-            time.sleep(self._stage.rng.uniform(0, max(self._ends)))
+            time.sleep(self._sandbox.rng.uniform(0, max(self._ends)))
             caller.signal(signal.SIGINT, group=group)
             ending = caller.end(_CALL_LIMIT_SECONDS)
             self._expect_interrupted(ending)
@@ -233,13 +234,12 @@ class _Scene:
     def terminate_the_builder(self, group: bool) -> None:
         """SIGTERM has its default action, and takes the compiler along."""
         with self._case(f"SIGTERM, group={group}", hold=True):
-            builder = self._stage.start(self._call.make)
+            builder = self._sandbox.start(self._call.make)
             self._await_compiler()
             builder.signal(signal.SIGTERM, group=group)
             ending = builder.end(_CALL_LIMIT_SECONDS)
             self._expect(ending.status == -signal.SIGTERM, f"a terminated builder: {ending}")
-            strays = self._stage.strays(_GRACE_SECONDS)
-            self._expect(not strays, f"still running after SIGTERM: {strays}")
+            self._expect_nothing_running("after SIGTERM")
 
     def summary(self) -> str:
         """What the random moments hit."""
@@ -252,22 +252,21 @@ class _Scene:
     @contextmanager
     def _case(self, label: str, *, hold: bool = False) -> Iterator[None]:
         self._label = label
-        self._stage.empty_cache()
+        self._sandbox.empty_cache()
         if hold:
-            self._stage.compiler.hold.touch()
+            self._sandbox.compiler.hold.touch()
         try:
             yield
         finally:
-            self._stage.compiler.hold.unlink(missing_ok=True)
-        strays = self._stage.strays(_GRACE_SECONDS)
-        self._expect(not strays, f"still running: {strays}")
-        ending = self._alone(self._call.make)
+            self._sandbox.compiler.hold.unlink(missing_ok=True)
+        self._expect_nothing_running("in the end")
+        ending = self._run(self._call.make)
         if ending.report.get("how") == ["built"]:
             began, ended = ending.report["began"], ending.report["ended"]
             assert isinstance(began, float)
             assert isinstance(ended, float)
             self._ends.append(ended - began)
-        counts = self._stage.counts()
+        counts = self._sandbox.counts()
         left = {name: counts[name] for name in ("building", "trash", "logs", "tmp") if counts[name]}
         # Who only loads does not clean up; what is left then goes with the next build.
         if ending.report.get("how") == ["loaded"]:
@@ -285,8 +284,9 @@ class _Scene:
             caught = time.monotonic()
         return {"caught": caught, "finished": finished, "again": self._call.make()}
 
-    def _interrupt(self, worker: Worker, group: bool) -> None:
-        worker.signal(signal.SIGINT, group=group)
+    def _expect_nothing_running(self, when: str, *, beside: Worker | None = None) -> None:
+        running = self._sandbox.still_running(_GRACE_SECONDS, beside=beside)
+        self._expect(not running, f"still running {when}: {running}")
 
     def _expect_interrupted(self, ending: Ending) -> None:
         self._expect(
@@ -295,7 +295,7 @@ class _Scene:
         )
 
     def _interpreter(self, way: str) -> subprocess.Popen[str]:
-        log, number = str(self._stage.compiler.log), str(self._stage.rng.randrange(2**31))
+        log, number = str(self._sandbox.compiler.log), str(self._sandbox.rng.randrange(2**31))
         return subprocess.Popen(
             [sys.executable, "-c", _INTERPRETER, way, log, number],
             stdin=subprocess.DEVNULL,
@@ -307,30 +307,30 @@ class _Scene:
 
     def _expect_end(self, process: subprocess.Popen[str], status: int) -> str:
         try:
-            _, said = process.communicate(timeout=_CALL_LIMIT_SECONDS)
+            _, output = process.communicate(timeout=_CALL_LIMIT_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
-            _, said = process.communicate()
-            self._expect(False, f"an interpreter does not end; it said {said!r}")
-            return said
+            _, output = process.communicate()
+            self._expect(False, f"an interpreter does not end; it said {output!r}")
+            return output
         self._expect(
-            process.returncode == status, f"an interpreter ended with {process.returncode}: {said}"
+            process.returncode == status,
+            f"an interpreter ended with {process.returncode}: {output}",
         )
-        strays = self._stage.strays(_GRACE_SECONDS)
-        self._expect(not strays, f"still running after the interpreter: {strays}")
-        return said
+        self._expect_nothing_running("after the interpreter")
+        return output
 
     def _await_compiler(self) -> None:
-        began = wait_until(lambda: bool(self._stage.compiler.runs()), _CALL_LIMIT_SECONDS)
+        began = wait_until(lambda: bool(self._sandbox.compiler.runs()), _CALL_LIMIT_SECONDS)
         self._expect(began, "no compiler is started")
 
-    def _alone(self, work: Callable[[], dict[str, object]]) -> Ending:
-        ending = self._stage.alone(work, _CALL_LIMIT_SECONDS)
+    def _run(self, work: Callable[[], dict[str, object]]) -> Ending:
+        ending = self._sandbox.run(work, _CALL_LIMIT_SECONDS)
         self._expect(ending.status == 0, f"a call: {ending}")
         return ending
 
     def _draw(self, *, seqlen: int = 48, hdim: int = 32) -> AttentionCall:
-        return AttentionCall.draw(self._stage.rng.randrange(2**31), seqlen=seqlen, hdim=hdim)
+        return AttentionCall.draw(self._sandbox.rng.randrange(2**31), seqlen=seqlen, hdim=hdim)
 
     def _expect(self, holds: bool, sentence: str) -> None:
         self.outcome.expect(holds, f"{self._label}: {sentence}")

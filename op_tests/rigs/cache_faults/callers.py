@@ -22,12 +22,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, final
 
-from .faulty_system import faulty_system
-from .outcome import Outcome
-from .stage import Progress
+from jitfmha.bench.fresh_process import search_path
+from jitfmha.bench.report import Progress
 
-PACKAGE_PARENT = Path(__file__).resolve().parents[3]
-_SERVE = "from jitfmha.bench.cache_faults.caller_process import serve; serve()"
+from .faulty_system import faulty_system
+from .outcome import Outcome, reported_seed
+
+_SERVE = "from rigs.cache_faults.caller_process import serve; serve()"
 _WARNING = "RuntimeWarning: jitfmha: "
 # Variables of this process that would change what a caller does.
 _OWN_VARIABLES = ("JITFMHA_", "FAULTY_", "XDG_", "AITER_", "PYTEST", "TMPDIR")
@@ -47,7 +48,7 @@ class Call:
         mounts: (folder, options) of memory file systems that the caller alone sees.
         attributes: "module.name" to a value that it has in the caller.
         answers: "module.function" to what it always returns in the caller.
-        list: folders whose content the answer holds, as the caller sees it in the end.
+        listed_folders: folders whose content the answer holds, as the caller sees it in the end.
         hold: whether to stay, with the library in use, until the answer's ``release``.
     """
 
@@ -60,7 +61,7 @@ class Call:
     mounts: Sequence[tuple[str, str]] = ()
     attributes: Mapping[str, object] = field(default_factory=dict)
     answers: Mapping[str, object] = field(default_factory=dict)
-    list: Sequence[str] = ()
+    listed_folders: Sequence[str] = ()
     hold: bool = False
 
 
@@ -78,7 +79,7 @@ class Answer:
         stderr: all of it.
         library: the path of the loaded library.
         loaded: path and SHA-256 of each library at the moment it was given to the loader.
-        left: what was below ``Call.list``.
+        files_left: what was below ``Call.listed_folders``.
         seconds: for the call.
     """
 
@@ -91,7 +92,7 @@ class Answer:
     stderr: str
     library: str
     loaded: tuple[tuple[str, str], ...]
-    left: tuple[str, ...]
+    files_left: tuple[str, ...]
     seconds: float
 
     def __str__(self) -> str:
@@ -103,7 +104,7 @@ class Answer:
         return "; ".join(filter(None, parts))
 
 
-class Running:
+class RunningCall:
     """A caller under way."""
 
     def __init__(self, callers: Callers, pid: int, folder: Path, pipe: int | None) -> None:
@@ -144,18 +145,17 @@ class Callers:
         folder: where the callers report.
     """
 
-    def __init__(self, package_parent: Path = PACKAGE_PARENT) -> None:
+    def __init__(self, *package_parent: Path) -> None:
         """Start it.
 
         Args:
-            package_parent: where the package, or a copy of it, is.
+            package_parent: where another copy of the package is; by default it is this process's.
         """
         self.folder = Path(tempfile.mkdtemp(prefix="jitfmha-callers-"))
         self._count = 0
         self._faulty_system = shutil.copy(faulty_system(), self.folder / "faulty_system.so")
         environment = _base_environment()
         preloaded = filter(None, [os.environ.get("LD_PRELOAD"), str(self._faulty_system)])
-        search_path = filter(None, [str(package_parent), os.environ.get("PYTHONPATH")])
         self._process = subprocess.Popen(
             [sys.executable, "-c", _SERVE],
             stdin=subprocess.PIPE,
@@ -166,7 +166,7 @@ class Callers:
             env={
                 **environment,
                 "LD_PRELOAD": " ".join(preloaded),
-                "PYTHONPATH": os.pathsep.join(search_path),
+                "PYTHONPATH": search_path(*package_parent),
             },
         )
         if not self._reply()["is_faulty"]:
@@ -188,7 +188,7 @@ class Callers:
         self._process.stdout.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def start(self, call: Call) -> Running:
+    def start(self, call: Call) -> RunningCall:
         """Begin a call."""
         self._count += 1
         folder = self.folder / str(self._count)
@@ -208,10 +208,10 @@ class Callers:
             "mounts": list(call.mounts),
             "attributes": dict(call.attributes),
             "answers": dict(call.answers),
-            "list": list(call.list),
+            "listed_folders": list(call.listed_folders),
             "hold": call.hold,
         }
-        return Running(self, int(self._ask(request)["pid"]), folder, pipe)
+        return RunningCall(self, int(self._ask(request)["pid"]), folder, pipe)
 
     def call(self, call: Call) -> Answer:
         """Make a call and wait for its end."""
@@ -242,11 +242,9 @@ class Callers:
         return reply
 
 
-def seeded(scenario: str, progress: Progress, seed: int | None) -> random.Random:
-    """The random numbers of a scenario, whose seed is told."""
-    seed = random.SystemRandom().randrange(2**31) if seed is None else seed
-    progress(f"{scenario.rpartition('.')[2]}: seed {seed}")
-    return random.Random(seed)
+def seeded_rng(scenario: str, progress: Progress, seed: int | None) -> random.Random:
+    """The random numbers of a scenario, whose seed is reported."""
+    return random.Random(reported_seed(scenario, progress, seed))
 
 
 @cache
@@ -258,7 +256,7 @@ def shared_callers() -> Callers:
 
 
 @dataclass(frozen=True)
-class Place:
+class Scratch:
     """Folders of one attempt: private to this user, as those of a user are."""
 
     root: Path
@@ -294,13 +292,13 @@ class Place:
 
 
 @contextmanager
-def new_place() -> Iterator[Place]:
-    """A place that goes with everything in it, whatever became of its permissions."""
+def new_scratch() -> Iterator[Scratch]:
+    """Scratch folders that go with everything in them, whatever became of its permissions."""
     with tempfile.TemporaryDirectory(prefix="jitfmha-fault-", ignore_cleanup_errors=True) as folder:
-        place = Place(Path(folder).resolve())
-        place.temporary.mkdir(mode=0o700)
+        scratch = Scratch(Path(folder).resolve())
+        scratch.temporary.mkdir(mode=0o700)
         try:
-            yield place
+            yield scratch
         finally:
             for root, names, _ in os.walk(folder):
                 for name in names:
@@ -326,9 +324,9 @@ def expect_refused(outcome: Outcome, answer: Answer, what: str, *words: str) -> 
     outcome.expect(holds, f"{what}: expected CacheError with {words}; got {answer}")
 
 
-def expect_clean(outcome: Outcome, place: Place, what: str) -> None:
+def expect_clean(outcome: Outcome, scratch: Scratch, what: str) -> None:
     """Expect no debris."""
-    debris = place.debris()
+    debris = scratch.debris()
     outcome.expect(not debris, f"{what}: left behind {', '.join(debris)}")
 
 
@@ -356,6 +354,6 @@ def _answer(folder: Path, status: int | None) -> Answer:
         stderr=stderr,
         library=report.get("library", ""),
         loaded=tuple((path, digest) for path, digest in report.get("loaded", [])),
-        left=tuple(report.get("left", [])),
+        files_left=tuple(report.get("files_left", [])),
         seconds=report.get("seconds", 0.0),
     )

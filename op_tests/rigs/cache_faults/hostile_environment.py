@@ -15,20 +15,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from ...jit.compiler import find_compiler
+from jitfmha.bench.fresh_process import search_path
+from jitfmha.bench.report import Progress
+from jitfmha.jit.compiler import find_compiler
+
 from .callers import (
-    PACKAGE_PARENT,
     Answer,
     Call,
     Callers,
-    Place,
+    Scratch,
     expect_answer,
-    new_place,
-    seeded,
+    new_scratch,
+    seeded_rng,
     shared_callers,
 )
 from .outcome import Extent, Outcome
-from .stage import Progress
 
 _MARKER = "marker"
 # Names of folders; what is not UTF-8 is written as Python's own names of such files are.
@@ -144,9 +145,9 @@ _VARIABLES = (
 )
 _READ_AT_THE_START = ("LD_LIBRARY_PATH", "PYTHONPATH", "LC_ALL", "LANG", "TORCH_EXTENSIONS_DIR")
 _NEW_CALL = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from jitfmha.bench.cache_faults.caller_process import tiny
+import os, sys
+sys.path[:0] = sys.argv[1].split(os.pathsep)
+from rigs.cache_faults.caller_process import tiny
 sys.exit(0 if tiny(1) else 3)
 """
 _REFUSALS = ("BuildError", "CacheError", "CompilerNotFound")
@@ -155,7 +156,7 @@ _Case = TypeVar("_Case")
 
 def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
     """Paths, compilers, other variables, and the same in new interpreters."""
-    rng = seeded(__name__, progress, seed)
+    rng = seeded_rng(__name__, progress, seed)
     outcome = Outcome()
     callers = shared_callers()
     short = extent is Extent.SHORT
@@ -182,16 +183,16 @@ def _some(cases: Sequence[_Case], count: int, rng: random.Random) -> Sequence[_C
 
 
 def _hostile_folders(callers: Callers, name: str, outcome: Outcome) -> None:
-    with new_place() as place:
-        folder = _work(place) / name
+    with new_scratch() as scratch:
+        folder = _work(scratch) / name
         folder.mkdir(mode=0o700)
-        cache = {**place.environment, "JITFMHA_CACHE_DIR": str(folder)}
-        temporary = {**place.environment, "TMPDIR": str(folder)}
-        no_cache = {**temporary, "JITFMHA_CACHE_DIR": str(place.root / "file" / "cache")}
-        (place.root / "file").touch()
+        cache = {**scratch.environment, "JITFMHA_CACHE_DIR": str(folder)}
+        temporary = {**scratch.environment, "TMPDIR": str(folder)}
+        no_cache = {**temporary, "JITFMHA_CACHE_DIR": str(scratch.root / "file" / "cache")}
+        (scratch.root / "file").touch()
         both = {**cache, "TMPDIR": str(folder)}
-        home = {"HOME": str(folder), "TMPDIR": str(place.temporary)}
-        relative = {**place.environment, "JITFMHA_CACHE_DIR": name}
+        home = {"HOME": str(folder), "TMPDIR": str(scratch.temporary)}
+        relative = {**scratch.environment, "JITFMHA_CACHE_DIR": name}
         compiler = _linked_compiler(folder)
         for what, environment, warnings in (
             ("cache directory", cache, 0),
@@ -200,18 +201,18 @@ def _hostile_folders(callers: Callers, name: str, outcome: Outcome) -> None:
             ("cache and temporary directory", both, 0),
             ("home", home, 0),
             ("relative cache directory", relative, 0),
-            ("compiler's directory", {**place.environment, "CXX": shlex.quote(compiler)}, 0),
+            ("compiler's directory", {**scratch.environment, "CXX": shlex.quote(compiler)}, 0),
         ):
             what = f"{what} {name[:40]!r}"
-            answer = _call(callers, place, environment, what, outcome)
+            answer = _call(callers, scratch, environment, what, outcome)
             expect_answer(outcome, answer, what, warnings=warnings)
             again = "built" if warnings else "loaded"
-            answer = _call(callers, place, environment, what, outcome)
+            answer = _call(callers, scratch, environment, what, outcome)
             expect_answer(outcome, answer, f"{what}, again", how=again, warnings=warnings)
 
 
-def _work(place: Place) -> Path:
-    work = place.root / "work"
+def _work(scratch: Scratch) -> Path:
+    work = scratch.root / "work"
     work.mkdir(mode=0o700, exist_ok=True)
     return work
 
@@ -226,51 +227,51 @@ def _linked_compiler(folder: Path) -> str:
 
 def _call(
     callers: Callers,
-    place: Place,
+    scratch: Scratch,
     environment: Mapping[str, str | None],
     what: str,
     outcome: Outcome,
 ) -> Answer:
     """Call from a folder that the marker would appear in, and look for it everywhere."""
-    answer = callers.call(Call(environment, directory=_work(place)))
-    _expect_no_marker(place, what, outcome)
+    answer = callers.call(Call(environment, directory=_work(scratch)))
+    _expect_no_marker(scratch, what, outcome)
     return answer
 
 
-def _expect_no_marker(place: Place, what: str, outcome: Outcome) -> None:
+def _expect_no_marker(scratch: Scratch, what: str, outcome: Outcome) -> None:
     markers = [
         os.path.join(root, name)
-        for root, folders, files in os.walk(place.root)
+        for root, folders, files in os.walk(scratch.root)
         for name in (*folders, *files)
         if name == _MARKER
     ]
     outcome.expect(not markers, f"{what}: a shell ran it: {markers}")
 
 
-def _with_compiler(place: Place, command: str) -> dict[str, str | None]:
+def _with_compiler(scratch: Scratch, command: str) -> dict[str, str | None]:
     real = shlex.join(find_compiler().command)
-    return {**place.environment, "CXX": command.replace("{compiler}", real)}
+    return {**scratch.environment, "CXX": command.replace("{compiler}", real)}
 
 
 def _compiler_that_works(callers: Callers, command: str, outcome: Outcome) -> None:
-    with new_place() as place:
+    with new_scratch() as scratch:
         what = f"CXX={command!r}"
-        answer = _call(callers, place, _with_compiler(place, command), what, outcome)
+        answer = _call(callers, scratch, _with_compiler(scratch, command), what, outcome)
         expect_answer(outcome, answer, what, how="built")
 
 
 def _compiler_that_is_replaced(callers: Callers, command: str, outcome: Outcome) -> None:
-    with new_place() as place:
+    with new_scratch() as scratch:
         what = f"CXX={command!r}"
-        answer = _call(callers, place, _with_compiler(place, command), what, outcome)
+        answer = _call(callers, scratch, _with_compiler(scratch, command), what, outcome)
         expect_answer(outcome, answer, what, how="built", warnings=1)
         outcome.expect("CXX=" in str(answer.warnings), f"{what}: CXX is not named: {answer}")
 
 
 def _compiler_that_is_refused(callers: Callers, command: str, outcome: Outcome) -> None:
-    with new_place() as place:
+    with new_scratch() as scratch:
         what = f"CXX={command!r}"
-        answer = _call(callers, place, _with_compiler(place, command), what, outcome)
+        answer = _call(callers, scratch, _with_compiler(scratch, command), what, outcome)
         holds = answer.status == 0 and answer.error in _REFUSALS
         outcome.expect(holds, f"{what}: expected a refusal; got {answer}")
 
@@ -278,10 +279,10 @@ def _compiler_that_is_refused(callers: Callers, command: str, outcome: Outcome) 
 def _hostile_variable(
     callers: Callers, variable: str, value: str, outcome: Outcome, progress: Progress
 ) -> None:
-    with new_place() as place:
+    with new_scratch() as scratch:
         what = f"{variable}={value[:40]!r}"
-        environment = {**place.environment, variable: value}
-        answer = _call(callers, place, environment, what, outcome)
+        environment = {**scratch.environment, variable: value}
+        answer = _call(callers, scratch, environment, what, outcome)
         if answer.error in _REFUSALS and answer.message:
             progress(f"{what} is refused: {answer.error}: {' '.join(answer.message.split())[:300]}")
             outcome.expect(answer.status == 0, f"{what}: {answer}")
@@ -291,19 +292,19 @@ def _hostile_variable(
 
 def _new_interpreter(variable: str, value: str, outcome: Outcome) -> None:
     """What the dynamic loader and Python themselves read at their start."""
-    with new_place() as place:
+    with new_scratch() as scratch:
         what = f"{variable}={value[:40]!r} in a new interpreter"
         own = os.environ.get("PYTHONPATH", "")
         value = f"{own}:{value}" if variable == "PYTHONPATH" and own else value
         process = subprocess.run(
-            [sys.executable, "-c", _NEW_CALL, str(PACKAGE_PARENT)],
-            env={**os.environ, **place.environment, variable: value},
-            cwd=_work(place),
+            [sys.executable, "-c", _NEW_CALL, search_path()],
+            env={**os.environ, **scratch.environment, variable: value},
+            cwd=_work(scratch),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=300,
             check=False,
         )
-        said = process.stderr.decode(errors="replace")[-1000:]
-        outcome.expect(process.returncode == 0, f"{what}: status {process.returncode}: {said}")
-        _expect_no_marker(place, what, outcome)
+        output = process.stderr.decode(errors="replace")[-1000:]
+        outcome.expect(process.returncode == 0, f"{what}: status {process.returncode}: {output}")
+        _expect_no_marker(scratch, what, outcome)

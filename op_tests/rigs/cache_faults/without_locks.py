@@ -9,20 +9,21 @@ from __future__ import annotations
 import errno
 import os
 
-from ...jit.compiler import find_compiler
+from jitfmha.bench.report import Progress
+from jitfmha.jit.compiler import find_compiler
+
 from .callers import (
     Call,
     Callers,
-    Place,
+    Scratch,
     expect_answer,
     expect_clean,
-    new_place,
+    new_scratch,
     shared_callers,
 )
 from .damaged_files import is_intact
 from .faulty_system import without_locks
 from .outcome import Extent, Figure, Outcome
-from .stage import Progress
 from .watched_compiler import WatchedCompiler
 
 _ERRORS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -53,14 +54,14 @@ def run(extent: Extent, progress: Progress) -> Outcome:
 def _at_once(callers: Callers, error: int, count: int, kernel: str, outcome: Outcome) -> int:
     """Calls at once on an empty cache; returns how many of them compiled."""
     what = f"{os.strerror(error)}, {count} callers of {kernel} at once"
-    with new_place() as place:
-        compiler = WatchedCompiler.install(place.root, list(find_compiler().command))
-        environment = {**place.environment, **without_locks(error), "CXX": str(compiler.path)}
+    with new_scratch() as scratch:
+        compiler = WatchedCompiler.install(scratch.root, list(find_compiler().command))
+        environment = {**scratch.environment, **without_locks(error), "CXX": str(compiler.path)}
         for answer in callers.at_once([Call(environment, kernel)] * count):
             expect_answer(outcome, answer, what)
         builds = compiler.runs().count("compile")
         outcome.expect(1 <= builds <= count, f"{what}: {builds} builds")
-        _expect_one_entry(place, what, outcome)
+        _expect_one_entry(scratch, what, outcome)
         answer = callers.call(Call(environment, kernel))
         expect_answer(outcome, answer, f"the call after {what}", how="loaded")
         outcome.expect(compiler.runs().count("compile") == builds, f"{what}: was built again")
@@ -72,23 +73,23 @@ def _at_once(callers: Callers, error: int, count: int, kernel: str, outcome: Out
 
 def _damaged_entry(callers: Callers, error: int, outcome: Outcome) -> None:
     what = f"{os.strerror(error)}, a damaged entry"
-    with new_place() as place:
-        environment = {**place.environment, **without_locks(error)}
+    with new_scratch() as scratch:
+        environment = {**scratch.environment, **without_locks(error)}
         expect_answer(outcome, callers.call(Call(environment)), what, how="built")
-        library = place.entries / place.entry_names()[0] / "tiny.so"
+        library = scratch.entries / scratch.entry_names()[0] / "tiny.so"
         library.write_bytes(library.read_bytes()[:-1])
         expect_answer(outcome, callers.call(Call(environment)), what, how="built", warnings=1)
         outcome.expect(
-            len(place.entry_names()) == 1 and is_intact(library.parent),
+            len(scratch.entry_names()) == 1 and is_intact(library.parent),
             f"{what}: it is still not valid",
         )
         # Nobody knows whether the damaged library is mapped somewhere; it stays for a day.
-        discarded = [path.name for path in (place.cache / "v1" / "trash").iterdir()]
+        discarded = [path.name for path in (scratch.cache / "v1" / "trash").iterdir()]
         outcome.expect(len(discarded) == 1, f"{what}: the trash holds {discarded}")
 
 
-def _expect_one_entry(place: Place, what: str, outcome: Outcome) -> None:
-    names = place.entry_names()
-    intact = [name for name in names if is_intact(place.entries / name)]
+def _expect_one_entry(scratch: Scratch, what: str, outcome: Outcome) -> None:
+    names = scratch.entry_names()
+    intact = [name for name in names if is_intact(scratch.entries / name)]
     outcome.expect(len(names) == len(intact) == 1, f"{what}: entries {names}, valid {intact}")
-    expect_clean(outcome, place, what)
+    expect_clean(outcome, scratch, what)

@@ -22,9 +22,14 @@ class WatchedCompiler:
     hold: Path
 
     @classmethod
+    def below(cls, folder: Path) -> WatchedCompiler:
+        """The one that was installed in this folder."""
+        return cls(folder / "watched-c++", folder / "compiler-runs", folder / "hold")
+
+    @classmethod
     def install(cls, folder: Path, command: list[str]) -> WatchedCompiler:
         """Write the script for the compiler that ``command`` runs."""
-        watched = cls(folder / "watched-c++", folder / "compiler-runs", folder / "hold")
+        watched = cls.below(folder)
         log, hold = shlex.quote(str(watched.log)), shlex.quote(str(watched.hold))
         watched.path.write_text(
             "#!/bin/sh\n"

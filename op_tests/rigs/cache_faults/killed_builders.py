@@ -19,10 +19,12 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
+from jitfmha.bench.report import Progress
+
 from .attention_call import AttentionCall
 from .outcome import Extent, Figure, Outcome
 from .processes import Ending, Gate, Worker, wait_until
-from .stage import Progress, Stage, run_on_stage
+from .sandbox import Sandbox, run_in_sandbox
 
 _KILLS = {Extent.SHORT: 6, Extent.LONG: 200}
 _LIMIT_SECONDS = {Extent.SHORT: 240.0, Extent.LONG: 3600.0}
@@ -36,26 +38,26 @@ _BAR = 1.5
 def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
     """The scenario, in processes of its own."""
     limit = _LIMIT_SECONDS[extent]
-    return run_on_stage(__name__, extent, progress, seed=seed, limit_seconds=limit)
+    return run_in_sandbox(__name__, extent, progress, seed=seed, limit_seconds=limit)
 
 
-def play(stage: Stage, extent: Extent) -> Outcome:
+def run_inside(sandbox: Sandbox, extent: Extent) -> Outcome:
     """All kills."""
     outcome = Outcome()
-    scene = _Scene(stage, AttentionCall.draw(stage.rng.randrange(2**31)), outcome)
-    scene.normal_build()
+    kills = _KilledBuilders(sandbox, AttentionCall.draw(sandbox.rng.randrange(2**31)), outcome)
+    kills.normal_build()
     for number in range(_KILLS[extent]):
-        scene.normal_build()
-        scene.kill_and_recover(number)
+        kills.normal_build()
+        kills.kill_and_recover(number)
         if number % 20 == 19:
-            stage.progress(f"{number + 1} kills: {scene.summary()}")
-    stage.progress(scene.summary())
+            sandbox.progress(f"{number + 1} kills: {kills.summary()}")
+    sandbox.progress(kills.summary())
     if extent is Extent.LONG:  # The slowest of a few tells of the machine, not of the package.
-        kills = _KILLS[extent]
-        what = f"killed builder: slowest of {kills} next callers over the slowest normal build"
-        outcome.figures.append(Figure(what, scene.slowest_over_slowest(), _BAR, "x"))
+        what = f"killed builder: slowest of {_KILLS[extent]} next callers"
+        what += " over the slowest normal build"
+        outcome.figures.append(Figure(what, kills.slowest_over_slowest(), _BAR, "x"))
     what = "killed builder: median next caller over the median normal build"
-    outcome.figures.append(Figure(what, scene.median_over_median(), _BAR, "x"))
+    outcome.figures.append(Figure(what, kills.median_over_median(), _BAR, "x"))
     return outcome
 
 
@@ -69,11 +71,11 @@ class _Recovery:
     built: bool
 
 
-class _Scene:
+class _KilledBuilders:
     """Normal builds and kills in turns, and what was measured."""
 
-    def __init__(self, stage: Stage, call: AttentionCall, outcome: Outcome) -> None:
-        self._stage = stage
+    def __init__(self, sandbox: Sandbox, call: AttentionCall, outcome: Outcome) -> None:
+        self._sandbox = sandbox
         self._call = call
         self._outcome = outcome
         self._normal: list[float] = []
@@ -83,20 +85,20 @@ class _Scene:
     def normal_build(self) -> None:
         """Time a first call that nobody disturbs."""
         self._unpublish()
-        ending = self._stage.alone(self._call.make, _CALL_LIMIT_SECONDS)
+        ending = self._sandbox.run(self._call.make, _CALL_LIMIT_SECONDS)
         built = ending.status == 0 and ending.report["how"] == ["built"]
         self._outcome.expect(built, f"a normal build failed: {ending}")
         if built:
-            self._normal.append(_moment(ending, "ended") - _moment(ending, "began"))
+            self._normal.append(_timestamp(ending, "ended") - _timestamp(ending, "began"))
 
     def kill_and_recover(self, number: int) -> None:
         """Kill a builder, and see how the next caller fares."""
-        rng = self._stage.rng
+        rng = self._sandbox.rng
         self._unpublish()
         label = f"kill {number}"
         waits_already = rng.random() < 0.5
         gate = Gate(1)
-        victim = self._stage.start(lambda: self._victim(gate))
+        victim = self._sandbox.start(lambda: self._victim(gate))
         gate.open()
         opened = time.monotonic()
         next_caller: Worker | None = None
@@ -107,13 +109,13 @@ class _Scene:
             after = rng.uniform(0, statistics.median(self._normal))
             if waits_already:
                 time.sleep(after / 2)
-                next_caller = self._stage.start(self._call.make)
+                next_caller = self._sandbox.start(self._call.make)
             time.sleep(max(0.0, opened + after - time.monotonic()))
         victim.signal(signal.SIGKILL)
         killed = time.monotonic()
-        self._moments[self._seen()] += 1
+        self._moments[self._moment_of_the_kill()] += 1
         if next_caller is None:
-            next_caller = self._stage.start(self._call.make)
+            next_caller = self._sandbox.start(self._call.make)
         ending = next_caller.end(_CALL_LIMIT_SECONDS)
         self._outcome.expect(
             victim.end(_CALL_LIMIT_SECONDS).status in (-signal.SIGKILL, 0),
@@ -121,7 +123,7 @@ class _Scene:
         )
         self._outcome.expect(ending.status == 0, f"{label}: the next caller failed: {ending}")
         if ending.status == 0:
-            self._note(ending, killed)
+            self._record(ending, killed)
             self._check_debris(label, self._recoveries[-1])
 
     def _victim(self, gate: Gate) -> dict[str, object]:
@@ -129,30 +131,30 @@ class _Scene:
         return self._call.make()
 
     def _await_publishing(self, victim: Worker) -> None:
-        building = self._stage.cache.building
+        building = self._sandbox.cache.building
         began = wait_until(
             lambda: any(building.glob("*/entry")) or not victim.is_running(), _CALL_LIMIT_SECONDS
         )
         self._outcome.expect(began, "a builder does not get as far as publishing")
 
-    def _seen(self) -> str:
+    def _moment_of_the_kill(self) -> str:
         """What a builder that was just killed leaves."""
-        cache = self._stage.cache
+        cache = self._sandbox.cache
         if any(cache.building.glob("*/entry")):
             return "while writing the entry"
         if any(cache.entries.glob("*")):
             return "after publishing"
-        if self._stage.compiler.runs().count("link"):
+        if self._sandbox.compiler.runs().count("link"):
             return "during or after linking"
-        if self._stage.compiler.runs():
+        if self._sandbox.compiler.runs():
             return "while compiling"
         return "before compiling"
 
-    def _note(self, ending: Ending, killed: float) -> None:
-        began = _moment(ending, "began")
+    def _record(self, ending: Ending, killed: float) -> None:
+        began = _timestamp(ending, "began")
         self._recoveries.append(
             _Recovery(
-                seconds=_moment(ending, "ended") - max(began, killed),
+                seconds=_timestamp(ending, "ended") - max(began, killed),
                 normal=self._normal[-1],
                 was_waiting=began < killed,
                 built=ending.report["how"] == ["built"],
@@ -160,7 +162,7 @@ class _Scene:
         )
 
     def _check_debris(self, label: str, recovery: _Recovery) -> None:
-        counts = self._stage.counts()
+        counts = self._sandbox.counts()
         # Who only loads does not clean up; what is left then goes with the next build.
         expected = {
             "entries": 1,
@@ -172,13 +174,13 @@ class _Scene:
         }
         holds = counts["building"] <= 1 and counts | {"locks": 2} == expected
         self._outcome.expect(holds and counts["locks"] <= 2, f"{label}: left behind {counts}")
-        strays = self._stage.strays(grace_seconds=0.5)
-        self._outcome.expect(not strays, f"{label}: still running: {strays}")
+        running = self._sandbox.still_running(grace_seconds=0.5)
+        self._outcome.expect(not running, f"{label}: still running: {running}")
 
     def _unpublish(self) -> None:
-        for path in self._stage.cache.entries.glob("*"):
+        for path in self._sandbox.cache.entries.glob("*"):
             shutil.rmtree(path)
-        self._stage.compiler.forget()
+        self._sandbox.compiler.forget()
 
     def ratios(self) -> list[float]:
         """Each recovery over the normal build before it."""
@@ -215,7 +217,7 @@ class _Scene:
         return "; ".join([*parts, f"killed {killed}"])
 
 
-def _moment(ending: Ending, name: str) -> float:
+def _timestamp(ending: Ending, name: str) -> float:
     value = ending.report[name]
     assert isinstance(value, float)
     return value

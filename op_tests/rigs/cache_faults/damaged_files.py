@@ -12,21 +12,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...jit.entry import InvalidEntry, open_entry
-from ...jit.key import EntryKey
+from jitfmha.bench.report import Progress
+from jitfmha.jit.entry import InvalidEntry, open_entry
+from jitfmha.jit.key import EntryKey
+
 from .callers import (
     Answer,
     Call,
     Callers,
-    Place,
+    Scratch,
     expect_answer,
     expect_clean,
-    new_place,
-    seeded,
+    new_scratch,
+    seeded_rng,
     shared_callers,
 )
 from .outcome import Extent, Outcome
-from .stage import Progress
 
 _BITS_OF_LIBRARY = {Extent.SHORT: 2, Extent.LONG: 200}
 _BITS_OF_OTHERS = {Extent.SHORT: 1, Extent.LONG: 100}
@@ -43,19 +44,19 @@ class Damage:
 
 def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
     """All damages to the entry of a small launcher, and some to that of a real kernel."""
-    rng = seeded(__name__, progress, seed)
+    rng = seeded_rng(__name__, progress, seed)
     outcome = Outcome()
     callers = shared_callers()
-    with new_place() as place:
-        entry = _build(callers, place, "tiny1", outcome)
+    with new_scratch() as scratch:
+        entry = _build(callers, scratch, "tiny1", outcome)
         damages = list(_damages(_contents(entry), extent, rng))
         for number, damage in enumerate(damages, start=1):
-            _try(callers, place, "tiny1", entry, damage, outcome)
+            _try(callers, scratch, "tiny1", entry, damage, outcome)
             if number % 100 == 0:
                 progress(f"{number} of {len(damages)} damages")
         progress(f"{len(damages)} damages to the entry of a small launcher")
-    with new_place() as place:
-        entry = _build(callers, place, "attention", outcome)
+    with new_scratch() as scratch:
+        entry = _build(callers, scratch, "attention", outcome)
         damages = list(_damages(_contents(entry), Extent.SHORT, rng))
         if extent is Extent.SHORT:
             library, *others = sorted({damage.name for damage in damages}, key=_library_first)
@@ -65,15 +66,15 @@ def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
                 for name, kind in choice
             ]
         for damage in damages:
-            _try(callers, place, "attention", entry, damage, outcome)
+            _try(callers, scratch, "attention", entry, damage, outcome)
         progress(f"{len(damages)} damages to the entry of a kernel")
     return outcome
 
 
-def _build(callers: Callers, place: Place, kernel: str, outcome: Outcome) -> Path:
-    answer = callers.call(Call(place.environment, kernel))
+def _build(callers: Callers, scratch: Scratch, kernel: str, outcome: Outcome) -> Path:
+    answer = callers.call(Call(scratch.environment, kernel))
     expect_answer(outcome, answer, "the first call", how="built")
-    return place.entries / place.entry_names()[0]
+    return scratch.entries / scratch.entry_names()[0]
 
 
 def _contents(entry: Path) -> dict[str, bytes]:
@@ -99,19 +100,24 @@ def _damages(contents: dict[str, bytes], extent: Extent, rng: random.Random) -> 
 
 
 def _try(
-    callers: Callers, place: Place, kernel: str, entry: Path, damage: Damage, outcome: Outcome
+    callers: Callers,
+    scratch: Scratch,
+    kernel: str,
+    entry: Path,
+    damage: Damage,
+    outcome: Outcome,
 ) -> None:
     what = f"{damage.name} of {kernel} {damage.what}"
     # In place, as a failing disk does it: the file stays the same one, with the same times.
     (entry / damage.name).write_bytes(damage.content)
-    answer = callers.call(Call(place.environment, kernel))
+    answer = callers.call(Call(scratch.environment, kernel))
     expect_answer(outcome, answer, what, how="built", warnings=1)
     warning = answer.warnings[0] if answer.warnings else ""
     outcome.expect(
         str(entry) in warning and "will be built again" in warning,
         f"{what}: the warning does not name the entry: {warning!r}",
     )
-    expect_clean(outcome, place, what)
+    expect_clean(outcome, scratch, what)
     _expect_intact(answer, entry, damage, what, outcome)
 
 

@@ -7,21 +7,22 @@ import random
 import time
 from pathlib import Path
 
+from jitfmha.bench.report import Progress
+
 from .callers import (
     Call,
     Callers,
-    Place,
-    Running,
+    RunningCall,
+    Scratch,
     expect_answer,
     expect_clean,
     expect_refused,
-    new_place,
-    seeded,
+    new_scratch,
+    seeded_rng,
     shared_callers,
 )
 from .damaged_files import is_intact
 from .outcome import Extent, Outcome
-from .stage import Progress
 
 _HOUR = 3600.0
 _BAD_LIMITS = (
@@ -43,7 +44,7 @@ _ROUNDS = {Extent.SHORT: 1, Extent.LONG: 15}
 
 def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
     """The order in which entries go, what stays, bad values, and builders that evict at once."""
-    rng = seeded(__name__, progress, seed)
+    rng = seeded_rng(__name__, progress, seed)
     outcome = Outcome()
     callers = shared_callers()
     _bad_limits(callers, outcome)
@@ -57,28 +58,28 @@ def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
     return outcome
 
 
-def _limited(place: Place, limit: object) -> dict[str, str | None]:
-    return {**place.environment, "JITFMHA_CACHE_LIMIT": str(limit)}
+def _limited(scratch: Scratch, limit: object) -> dict[str, str | None]:
+    return {**scratch.environment, "JITFMHA_CACHE_LIMIT": str(limit)}
 
 
 def _bad_limits(callers: Callers, outcome: Outcome) -> None:
-    with new_place() as place:
+    with new_scratch() as scratch:
         for limit in _BAD_LIMITS:
-            answer = callers.call(Call(_limited(place, limit)))
+            answer = callers.call(Call(_limited(scratch, limit)))
             what = f"the limit {limit[:20]!r}"
             expect_refused(outcome, answer, what, "JITFMHA_CACHE_LIMIT", limit[:20], "500M")
-        outcome.expect(not place.cache.exists(), "a bad limit: something was built")
+        outcome.expect(not scratch.cache.exists(), "a bad limit: something was built")
         for number, limit in enumerate(_GOOD_LIMITS):
-            answer = callers.call(Call(_limited(place, limit), f"tiny{number}"))
+            answer = callers.call(Call(_limited(scratch, limit), f"tiny{number}"))
             expect_answer(outcome, answer, f"the limit {limit!r}", how="built")
 
 
 def _least_recently_used_go(
     callers: Callers, rng: random.Random, attempt: str, outcome: Outcome
 ) -> None:
-    with new_place() as place:
+    with new_scratch() as scratch:
         kernels = [f"tiny{number}" for number in rng.sample(range(100, 1000), 6)]
-        paths = {kernel: _build(callers, place, kernel, outcome) for kernel in kernels}
+        paths = {kernel: _build(callers, scratch, kernel, outcome) for kernel in kernels}
         size = max(map(_size, paths.values()))
         used = rng.sample(kernels, len(kernels))  # The one used last comes last.
         for age, kernel in enumerate(reversed(used)):
@@ -86,58 +87,58 @@ def _least_recently_used_go(
             os.utime(paths[kernel], (then, then))
         # A call refreshes the oldest.
         again = used.pop(0)
-        answer = callers.call(Call(place.environment, again))
+        answer = callers.call(Call(scratch.environment, again))
         expect_answer(outcome, answer, f"{attempt}: {again}", how="loaded")
         used.append(again)
         stay = rng.randrange(1, 6)
         # So many and the new one fit, and half of another.
-        answer = callers.call(Call(_limited(place, int((stay + 1.5) * size)), "tiny1"))
+        answer = callers.call(Call(_limited(scratch, int((stay + 1.5) * size)), "tiny1"))
         expect_answer(outcome, answer, f"{attempt}: a call past the limit", how="built")
         left = {kernel for kernel in kernels if paths[kernel].exists()}
         expected = set(used[len(used) - stay :])
         outcome.expect(left == expected, f"{attempt}: {left} are left of {used}, not {expected}")
         outcome.expect(Path(answer.library).exists(), f"{attempt}: the new entry is gone")
-        expect_clean(outcome, place, attempt)
+        expect_clean(outcome, scratch, attempt)
 
 
 def _in_use_stays(callers: Callers, outcome: Outcome) -> None:
-    with new_place() as place:
-        oldest = _build(callers, place, "tiny1", outcome)
+    with new_scratch() as scratch:
+        oldest = _build(callers, scratch, "tiny1", outcome)
         os.utime(oldest, (1, 1))
-        user = callers.start(Call(place.environment, "tiny1", hold=True))
+        user = callers.start(Call(scratch.environment, "tiny1", hold=True))
         expect_answer(outcome, user.wait_until_held(), "one who stays", how="loaded")
         os.utime(oldest, (1, 1))
-        second = _build(callers, place, "tiny2", outcome)
-        _build(callers, place, "tiny3", outcome, limit=1)
+        second = _build(callers, scratch, "tiny2", outcome)
+        _build(callers, scratch, "tiny3", outcome, limit=1)
         outcome.expect(is_intact(oldest), "an entry in use was evicted")
         outcome.expect(not second.exists(), "an entry that nobody uses was not evicted")
         expect_answer(outcome, user.finish(), "one who stayed", how="loaded")
-        _build(callers, place, "tiny4", outcome, limit=1)
+        _build(callers, scratch, "tiny4", outcome, limit=1)
         outcome.expect(not oldest.exists(), "an entry that nobody uses any more was not evicted")
-        outcome.expect(len(place.entry_names()) == 1, f"left are {place.entry_names()}")
-        expect_clean(outcome, place, "entries in use")
+        outcome.expect(len(scratch.entry_names()) == 1, f"left are {scratch.entry_names()}")
+        expect_clean(outcome, scratch, "entries in use")
 
 
 def _nothing_but_the_new_one(callers: Callers, outcome: Outcome) -> None:
     """0 is what it says: no room for anything but what was just built."""
     for limit in (0, 1):
-        with new_place() as place:
+        with new_scratch() as scratch:
             for kernel in ("tiny1", "tiny2", "tiny3"):
-                path = _build(callers, place, kernel, outcome, limit=limit)
-                names = place.entry_names()
+                path = _build(callers, scratch, kernel, outcome, limit=limit)
+                names = scratch.entry_names()
                 outcome.expect(names == [path.name], f"limit {limit}: {names} after {kernel}")
-            answer = callers.call(Call(_limited(place, limit), "tiny3"))
+            answer = callers.call(Call(_limited(scratch, limit), "tiny3"))
             expect_answer(outcome, answer, f"limit {limit}: the last one again", how="loaded")
 
 
 def _builders_at_once(
     callers: Callers, rng: random.Random, count: int, label: str, outcome: Outcome
 ) -> None:
-    with new_place() as place:
-        size = _size(_build(callers, place, "tiny1", outcome))
+    with new_scratch() as scratch:
+        size = _size(_build(callers, scratch, "tiny1", outcome))
         limit = rng.randrange(1, 4 * size)
         calls = [
-            Call(_limited(place, limit), f"tiny{number}", hold=rng.random() < 0.3)
+            Call(_limited(scratch, limit), f"tiny{number}", hold=rng.random() < 0.3)
             for number in rng.choices(range(10, 10 + count), k=count)
         ]
         running = [callers.start(call) for call in calls]
@@ -145,16 +146,16 @@ def _builders_at_once(
         _expect_intact_while_held(held, label, outcome)
         for caller in running:
             expect_answer(outcome, caller.finish(), f"{label}: a builder among others")
-        newest = _build(callers, place, "tiny2", outcome, limit=limit)
-        total = sum(map(_size, place.entries.iterdir()))
+        newest = _build(callers, scratch, "tiny2", outcome, limit=limit)
+        total = sum(map(_size, scratch.entries.iterdir()))
         allowed = max(limit, _size(newest))
         outcome.expect(total <= allowed, f"{label}: {total} bytes, {allowed} allowed")
-        for entry in place.entries.iterdir():
+        for entry in scratch.entries.iterdir():
             outcome.expect(is_intact(entry), f"{label}: {entry.name} is not valid")
-        expect_clean(outcome, place, label)
+        expect_clean(outcome, scratch, label)
 
 
-def _expect_intact_while_held(held: list[Running], label: str, outcome: Outcome) -> None:
+def _expect_intact_while_held(held: list[RunningCall], label: str, outcome: Outcome) -> None:
     for caller in held:
         answer = caller.wait_until_held()
         expect_answer(outcome, answer, f"{label}: one who stays among others")
@@ -163,9 +164,9 @@ def _expect_intact_while_held(held: list[Running], label: str, outcome: Outcome)
 
 
 def _build(
-    callers: Callers, place: Place, kernel: str, outcome: Outcome, limit: object = ""
+    callers: Callers, scratch: Scratch, kernel: str, outcome: Outcome, limit: object = ""
 ) -> Path:
-    answer = callers.call(Call(_limited(place, limit), kernel))
+    answer = callers.call(Call(_limited(scratch, limit), kernel))
     expect_answer(outcome, answer, f"{kernel} with the limit {limit!r}", how="built")
     return Path(answer.library).parent
 

@@ -16,7 +16,7 @@ constexpr int kSuccess = 0, kInvalidValue = 1, kInvalidDevice = 101, kInvalidHan
 constexpr int kDevices = 4;
 constexpr std::size_t kKernargBytes = 656, kSymbolBytes = 128;
 
-// `Launch` of jitfmha/bench/recording_runtime.py.
+// `Launch` of recording_runtime.py.
 struct Launch {
   std::int32_t device;
   std::uint32_t grid[3];

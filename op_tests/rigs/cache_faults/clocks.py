@@ -12,21 +12,22 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...jit.compiler import find_compiler
+from jitfmha.bench.report import Progress
+from jitfmha.jit.compiler import find_compiler
+
 from .callers import (
     Call,
     Callers,
-    Place,
+    Scratch,
     expect_answer,
     expect_clean,
-    new_place,
-    seeded,
+    new_scratch,
+    seeded_rng,
     shared_callers,
 )
 from .faulty_system import wrong_clock
 from .outcome import Extent, Outcome
 from .processes import wait_until
-from .stage import Progress
 from .watched_compiler import WatchedCompiler
 
 _DAY = 24 * 3600
@@ -47,7 +48,7 @@ _LATEST = 2**32
 
 def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
     """Entries of all ages, builds under all clocks, and a builder that others see in the past."""
-    rng = seeded(__name__, progress, seed)
+    rng = seeded_rng(__name__, progress, seed)
     outcome = Outcome()
     callers = shared_callers()
     _old_and_future_entries(callers, extent, rng, outcome)
@@ -67,49 +68,49 @@ def _old_and_future_entries(
     def clocks() -> Sequence[_Jumps]:
         return (_RIGHT, *_JUMPS) if extent is Extent.LONG else [rng.choice((_RIGHT, *_JUMPS))]
 
-    with new_place() as place:
-        answer = callers.call(Call(place.environment))
+    with new_scratch() as scratch:
+        answer = callers.call(Call(scratch.environment))
         expect_answer(outcome, answer, "a call at the right time", how="built")
         for age in _AGES:
-            for path in _everything(place):
+            for path in _everything(scratch):
                 os.utime(path, (age, age), follow_symlinks=False)
-            _expect_no_build(callers, place, clocks(), f"everything has the time {age}", outcome)
+            _expect_no_build(callers, scratch, clocks(), f"everything has the time {age}", outcome)
         for attempt in range(_RANDOM_TIMES[extent]):
-            for path in _everything(place):
+            for path in _everything(scratch):
                 age = rng.randrange(_LATEST)
                 os.utime(path, (age, age), follow_symlinks=False)
-            _expect_no_build(callers, place, clocks(), f"random times, {attempt}", outcome)
+            _expect_no_build(callers, scratch, clocks(), f"random times, {attempt}", outcome)
 
 
 def _expect_no_build(
-    callers: Callers, place: Place, clocks: Sequence[_Jumps], what: str, outcome: Outcome
+    callers: Callers, scratch: Scratch, clocks: Sequence[_Jumps], what: str, outcome: Outcome
 ) -> None:
     for jumps in clocks:
-        answer = callers.call(Call({**place.environment, **wrong_clock(*jumps)}))
+        answer = callers.call(Call({**scratch.environment, **wrong_clock(*jumps)}))
         expect_answer(outcome, answer, f"{what}, the clock is off by {jumps}", how="loaded")
 
 
-def _everything(place: Place) -> list[Path]:
-    return [place.cache, *place.cache.rglob("*")]
+def _everything(scratch: Scratch) -> list[Path]:
+    return [scratch.cache, *scratch.cache.rglob("*")]
 
 
 def _wrong_clock(callers: Callers, jumps: _Jumps, kernel: str, outcome: Outcome) -> None:
-    with new_place() as place:
+    with new_scratch() as scratch:
         what = f"{kernel} with a clock that is off by {jumps}"
-        call = Call({**place.environment, **wrong_clock(*jumps)}, kernel)
+        call = Call({**scratch.environment, **wrong_clock(*jumps)}, kernel)
         expect_answer(outcome, callers.call(call), what, how="built")
-        expect_clean(outcome, place, what)
+        expect_clean(outcome, scratch, what)
         expect_answer(outcome, callers.call(call), f"{what}, again", how="loaded")
-        answer = callers.call(Call(place.environment, kernel))
+        answer = callers.call(Call(scratch.environment, kernel))
         expect_answer(outcome, answer, f"{what}, then the right one", how="loaded")
 
 
 def _builder_at_work(callers: Callers, jumps: _Jumps, outcome: Outcome) -> None:
     """Others may see it years ago, but not take it for dead."""
     what = f"a builder, seen by clocks that are off by {jumps}"
-    with new_place() as place:
-        compiler = WatchedCompiler.install(place.root, list(find_compiler().command))
-        environment = {**place.environment, "CXX": str(compiler.path)}
+    with new_scratch() as scratch:
+        compiler = WatchedCompiler.install(scratch.root, list(find_compiler().command))
+        environment = {**scratch.environment, "CXX": str(compiler.path)}
         compiler.hold.touch()
         builder = callers.start(Call(environment))
         outcome.expect(_has_started(compiler), f"{what}: did not start")
@@ -121,7 +122,7 @@ def _builder_at_work(callers: Callers, jumps: _Jumps, outcome: Outcome) -> None:
         expect_answer(outcome, builder.finish(), f"{what}: itself", how="built")
         expect_answer(outcome, waiting.finish(), f"{what}: one who waits", how="loaded")
         outcome.expect(compiler.runs().count("compile") == 1, f"{what}: {compiler.runs()}")
-        expect_clean(outcome, place, what)
+        expect_clean(outcome, scratch, what)
 
 
 def _has_started(compiler: WatchedCompiler) -> bool:
@@ -130,9 +131,9 @@ def _has_started(compiler: WatchedCompiler) -> bool:
 
 def _odd_sources(callers: Callers, stamp: str, outcome: Outcome) -> None:
     """The files of a build get their times late, or from a server with another clock."""
-    with new_place() as place:
+    with new_scratch() as scratch:
         real = find_compiler().command
-        compiler = place.root / "late-c++"
+        compiler = scratch.root / "late-c++"
         compiler.write_text(
             "#!/bin/sh\n"
             f'case " $* " in *" -c "*) find .. -type f -exec touch -t {stamp} {{}} + ;; esac\n'
@@ -141,9 +142,9 @@ def _odd_sources(callers: Callers, stamp: str, outcome: Outcome) -> None:
             encoding="utf-8",
         )
         compiler.chmod(0o700)
-        environment = {**place.environment, "CXX": str(compiler)}
+        environment = {**scratch.environment, "CXX": str(compiler)}
         what = f"a build whose files are from {stamp}"
         expect_answer(outcome, callers.call(Call(environment)), what, how="built")
         answer = callers.call(Call(environment))
         expect_answer(outcome, answer, f"{what}, again", how="loaded")
-        expect_clean(outcome, place, what)
+        expect_clean(outcome, scratch, what)
