@@ -197,10 +197,7 @@ def test_explain_of_a_huge_problem_allocates_nothing(run: Run) -> None:
 
 
 def test_explain_fails_when_no_kernel_serves(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jitfmha import target
-
-    gpu = target.AmdTarget("gfx950", "MI350", 0, 256)
-    monkeypatch.setattr(target, "target_of", lambda _: gpu)
+    monkeypatch.setenv("JITFMHA_EMULATE", "gfx950")
     result = run("explain", "--dtype", "fp32", "--json")
     assert result.code == 1
     assert result.json["kernel"] is None

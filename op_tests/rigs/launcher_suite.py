@@ -19,6 +19,7 @@ from jitfmha.bench.report import Progress, Report
 from jitfmha.bench.timing import alternate
 from jitfmha.interface import fmha_fwd
 from jitfmha.jit.compiler import find_compiler
+
 from .recording_runtime import RecordingRuntime
 
 FIRST_CALL_SECONDS, STEADY_CALL_MICROSECONDS = 3.0, 8.0
