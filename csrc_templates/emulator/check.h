@@ -66,9 +66,9 @@ u32 dword_of(const Wave&, const Instruction&);
 
 // ---- What the checks know about an instruction --------------------------------------------------
 
-// In what ways software must keep an instruction away from the ones before it, and these from it;
-// see check_wait_states.inc. Uses are what the later instruction does, producers what the earlier
-// did.
+// In what ways software must keep an instruction away from the ones before it, and later ones from
+// it; see check_wait_states.inc. Producers are what the earlier instruction did, uses are what the
+// later one does.
 using UseSet = u64;
 using ProducerSet = u32;
 
@@ -83,6 +83,9 @@ struct RegisterRange {
   UseSet uses;
 };
 
+// s_getreg and s_setreg.
+enum class HardwareRegisterUse : u8 { none, read, written };
+
 struct InstructionTraits {
   static constexpr u32 kMostReads = 7, kMostWrites = 2;
   RegisterRange vgpr_reads[kMostReads], vgpr_writes[kMostWrites];
@@ -96,16 +99,12 @@ struct InstructionTraits {
   u8 wait_states = 1;    // that it takes itself; s_nop takes more
   u8 passes_column = 0;  // MFMA: 2, 4, 8, 16 passes are columns 0 to 3
   ProducerSet produces_vgpr = 0, produces_scalar = 0;
-  ProducerSet reads_as = 0;  // what reading makes of it: write-after-read hazards
+  ProducerSet produces_by_reading = 0;  // write-after-read hazards
   UseSet threatened_by_vgpr = 0, threatened_by_scalar = 0, threatened_by_read = 0;
-  u8 protected_source = 0xff;  // vgpr_reads entry that reads_as is about
+  u8 protected_source = 0xff;  // vgpr_reads entry that produces_by_reading is about
   UseSet exec_uses = 0;        // of EXEC and VCC, without naming them
   u8 matrix_c = 0xff;          // vgpr_reads entry of C
-  enum class HardwareRegister : u8 {
-    none,
-    read,
-    written
-  } hardware_register = HardwareRegister::none;
+  HardwareRegisterUse hardware_register = HardwareRegisterUse::none;
   bool is_f64_fma = false, is_f64_matrix = false, is_dot = false;
 
   bool reads_one_lane = false;                                      // v_readlane, v_readfirstlane
@@ -123,15 +122,15 @@ struct DispatchObservation {
 };
 
 // The last instruction that wrote (or, for some rules, read) a register.
-struct Trace {
+struct LastAccess {
   const InstructionTraits* by = nullptr;
   u32 time = 0;  // in wait states
   u32 dword = 0;
 };
 
 struct WaitStateState {
-  u32 now = 1000;  // so that a trace that was never written is long ago
-  Trace vgpr[kVgprs], vgpr_read[kVgprs], scalar[128], hardware_register[64], f64_matrix;
+  u32 now = 1000;  // so that an access that never happened is long ago
+  LastAccess vgpr[kVgprs], vgpr_read[kVgprs], scalar[128], hardware_register[64], f64_matrix;
 };
 
 struct CounterState {

@@ -114,19 +114,19 @@ void check_counters(Wave& wave, const Instruction& inst, const InstructionTraits
 
 void note_waitcnt(Wave& wave, u32 vmcnt, u32 lgkmcnt) {
   CounterState& state = wave.observation->counters;
-  const auto complete = [&](Order order, u32 outstanding) {
+  const auto mark_completed = [&](Order order, u32 outstanding) {
     const u32 issued = state.issued[static_cast<u32>(order)];
     u32& completed = state.completed[static_cast<u32>(order)];
     if (issued > outstanding) completed = std::max(completed, issued - outstanding);
   };
-  if (vmcnt < kVmcntLimit) complete(Order::vector_memory, vmcnt);
-  if (lgkmcnt < kLgkmcntLimit) complete(Order::lds, lgkmcnt);
-  if (lgkmcnt == 0) complete(Order::scalar, 0);
+  if (vmcnt < kVmcntLimit) mark_completed(Order::vector_memory, vmcnt);
+  if (lgkmcnt < kLgkmcntLimit) mark_completed(Order::lds, lgkmcnt);
+  if (lgkmcnt == 0) mark_completed(Order::scalar, 0);
   const u32 flat = state.issued[static_cast<u32>(Order::flat)];
   if (vmcnt == 0) state.flat_vmcnt_done = flat;
   if (lgkmcnt == 0) state.flat_lgkmcnt_done = flat;
-  state.completed[static_cast<u32>(Order::flat)] = std::min(state.flat_vmcnt_done,
-                                                            state.flat_lgkmcnt_done);
+  state.completed[static_cast<u32>(Order::flat)] =
+      std::min(state.flat_vmcnt_done, state.flat_lgkmcnt_done);
 }
 
 }  // namespace emulator

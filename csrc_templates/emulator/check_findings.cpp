@@ -49,12 +49,11 @@ Collection& collection() {
 std::string text_of(const FindingKey& key, const KnownFinding& known) {
   const auto& [kernel, kind, dword, instruction] = key;
   const Finding& finding = known.finding;
-  std::string text = std::string(kKindNames[static_cast<u32>(kind)]) + ": kernel " + kernel +
-                     ", at " + known.location + ": `" + instruction + "`, workgroup (" +
-                     std::to_string(finding.workgroup_id[0]) + ", " +
-                     std::to_string(finding.workgroup_id[1]) + ", " +
-                     std::to_string(finding.workgroup_id[2]) + "), wave " +
-                     std::to_string(finding.wave);
+  std::string text =
+      std::string(kKindNames[static_cast<u32>(kind)]) + ": kernel " + kernel + ", at " +
+      known.location + ": `" + instruction + "`, workgroup (" +
+      std::to_string(finding.workgroup_id[0]) + ", " + std::to_string(finding.workgroup_id[1]) +
+      ", " + std::to_string(finding.workgroup_id[2]) + "), wave " + std::to_string(finding.wave);
   if (finding.lane >= 0) text += ", lane " + std::to_string(finding.lane);
   text += ": " + finding.message;
   if (finding.count > 1) text += " (" + std::to_string(finding.count) + " times)";
@@ -124,9 +123,9 @@ Finding* count_finding(Wave& wave, const Instruction& inst, FindingKind kind, in
   if (finding.count++) return nullptr;
   const Dispatch& dispatch = workgroup.dispatch;
   for (u32 axis = 0; axis < 3; ++axis) finding.workgroup_id[axis] = workgroup.id[axis];
-  finding.workgroup = workgroup.id[0] +
-                      u64{dispatch.workgroups[0]} *
-                          (workgroup.id[1] + u64{dispatch.workgroups[1]} * workgroup.id[2]);
+  finding.workgroup =
+      workgroup.id[0] + u64{dispatch.workgroups[0]} *
+                            (workgroup.id[1] + u64{dispatch.workgroups[1]} * workgroup.id[2]);
   finding.wave = wave.index;
   finding.lane = lane;
   return &finding;

@@ -1,8 +1,8 @@
 // LDS, word by word: bounds, content that nobody wrote, and accesses of two waves that no barrier
 // orders.
 //
-// An operation is ordered before what other waves do after a barrier if it was complete - an
-// s_waitcnt covered it - when its wave arrived there: s_barrier itself waits for nothing.
+// An operation is ordered before what other waves do after a barrier if an s_waitcnt had covered it
+// when its wave arrived there: s_barrier itself waits for nothing.
 #include "check.h"
 
 #if JITFMHA_EMULATOR_CHECK
@@ -84,8 +84,8 @@ void note_reader(const LdsAccess& access, LdsWord& word) {
   if (word.reader[0] != self && word.reader[0] != LdsWord::kNobody) {
     const WorkgroupObservation& workgroup = *access.wave.workgroup->observation;
     const bool has_room = word.reader[1] == self || word.reader[1] == LdsWord::kNobody;
-    slot = has_room ||
-           !is_ordered(workgroup, word.reader[0], word.read_order[0], word.read_serial[0]);
+    slot =
+        has_room || !is_ordered(workgroup, word.reader[0], word.read_order[0], word.read_serial[0]);
   }
   word.reader[slot] = self;
   word.read_serial[slot] = access.serial;

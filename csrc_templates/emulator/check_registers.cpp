@@ -109,8 +109,8 @@ void check_scalar_read(Wave& wave, u32 index, u32 dwords) {
   const Instruction& inst = *wave.current;
   // Pairs of which not all is defined are moved; that is reported where it is used.
   const bool is_scalar_move = inst.encoding == Format::SOP1 && missing != wanted;
-  const bool is_vector_move = inst.encoding == Format::VOP1 &&
-                              wave.observation->current->halves_are_independent;
+  const bool is_vector_move =
+      inst.encoding == Format::VOP1 && wave.observation->current->halves_are_independent;
   if ((is_scalar_move || is_vector_move) && inst.destination.dwords == 2 &&
       inst.source[0].index == index) {
     const u64 result = is_vector_move ? wave.exec() : kAllLanes;

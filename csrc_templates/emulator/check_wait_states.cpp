@@ -97,7 +97,7 @@ constexpr Rule kRules[] = {
 };
 #undef RULE
 
-// The uses that any of the producers forbids for a while.
+// The uses that must keep away from any of the producers for a while.
 UseSet threatened_by(ProducerSet producers) {
   UseSet uses = 0;
   for (const Rule& rule : kRules)
@@ -142,7 +142,7 @@ class TraitsBuilder {
     }
     traits_.threatened_by_vgpr = threatened_by(traits_.produces_vgpr);
     traits_.threatened_by_scalar = threatened_by(traits_.produces_scalar);
-    traits_.threatened_by_read = threatened_by(traits_.reads_as);
+    traits_.threatened_by_read = threatened_by(traits_.produces_by_reading);
     return traits_;
   }
 
@@ -177,20 +177,19 @@ class TraitsBuilder {
 
   void describe_valu() {
     const bool is_trans = definition_.unit == Unit::transcendental;
-    const bool is_lane_read = begins_with(name_, "v_readlane") ||
-                              begins_with(name_, "v_readfirstlane");
+    const bool is_lane_read =
+        begins_with(name_, "v_readlane") || begins_with(name_, "v_readfirstlane");
     const bool is_lane_access = is_lane_read || begins_with(name_, "v_writelane");
     const bool is_permlane = begins_with(name_, "v_permlane");
     const bool is_div_fmas = begins_with(name_, "v_div_fmas");
     traits_.is_dot = begins_with(name_, "v_dot");
     traits_.reads_one_lane = is_lane_read;
-    traits_.halves_are_independent = begins_with(name_, "v_mov_b64") ||
-                                     (begins_with(name_, "v_pk_") &&
-                                      (ends_with(name_, "_f32") || ends_with(name_, "_b32")));
-    traits_.high_half_flows_up = begins_with(name_, "v_mad_u64") ||
-                                 begins_with(name_, "v_mad_i64") ||
-                                 begins_with(name_, "v_lshl_add_u64") ||
-                                 begins_with(name_, "v_lshlrev_b64");
+    traits_.halves_are_independent =
+        begins_with(name_, "v_mov_b64") ||
+        (begins_with(name_, "v_pk_") && (ends_with(name_, "_f32") || ends_with(name_, "_b32")));
+    traits_.high_half_flows_up =
+        begins_with(name_, "v_mad_u64") || begins_with(name_, "v_mad_i64") ||
+        begins_with(name_, "v_lshl_add_u64") || begins_with(name_, "v_lshlrev_b64");
     traits_.is_f64_fma = begins_with(name_, "v_fma_f64") || begins_with(name_, "v_fmac_f64");
 
     UseSet source = one(use::valu_reads);
@@ -248,11 +247,11 @@ class TraitsBuilder {
     const bool is_sparse = begins_with(name_, "v_smfmac");
     const bool is_f64 = begins_with(name_, "v_mfma_f64"),
                is_f64_4x4 = is_f64 && contains(name_, "4x4x4");
-    const bool is_f32 = begins_with(name_, "v_mfma_f32") && ends_with(name_, "_f32") &&
-                        !contains(name_, "xf32");
+    const bool is_f32 =
+        begins_with(name_, "v_mfma_f32") && ends_with(name_, "_f32") && !contains(name_, "xf32");
     const bool is_xdl = !is_f64 && !is_f32;
-    const UseSet c = one(use::matrix_reads_c) |
-                     one(is_xdl ? use::xdl_reads_c : use::sdgemm_reads_c);
+    const UseSet c =
+        one(use::matrix_reads_c) | one(is_xdl ? use::xdl_reads_c : use::sdgemm_reads_c);
     reads(inst_.source[0], one(use::matrix_reads_ab), 0);
     reads(inst_.source[1], one(use::matrix_reads_ab), 0);
     reads(inst_.source[3], one(use::matrix_reads_ab), one(use::valu_reads_scalar));
@@ -271,7 +270,7 @@ class TraitsBuilder {
                                              : dgemm_16_writes);
     traits_.is_f64_matrix = is_f64;
     if (is_xdl && traits_.matrix_c != 0xff) {
-      traits_.reads_as = one(Producer::xdl_reads_c);
+      traits_.produces_by_reading = one(Producer::xdl_reads_c);
       traits_.protected_source = traits_.matrix_c;
     }
   }
@@ -290,10 +289,10 @@ class TraitsBuilder {
     }
     const Operand& data = inst_.source[1];
     const bool is_wide_store = !is_lds && data.place == Place::vgpr && data.dwords > 2;
-    const bool is_buffer = definition_.format == Format::MUBUF ||
-                           definition_.format == Format::MTBUF;
+    const bool is_buffer =
+        definition_.format == Format::MUBUF || definition_.format == Format::MTBUF;
     const bool has_soffset = is_buffer && inst_.source[3].place == Place::scalar;
-    if (is_wide_store && !has_soffset) traits_.reads_as = one(wide_store_reads);
+    if (is_wide_store && !has_soffset) traits_.produces_by_reading = one(wide_store_reads);
     // A half that is loaded keeps the other half: old content, not a use.
     writes(inst_.destination, 0);
     traits_.has_result = traits_.vgpr_write_count != 0;
@@ -316,10 +315,8 @@ class TraitsBuilder {
       reads_scalar(kM0, 1, one(use::message_reads_m0));
     }
     if (begins_with(name_, "s_movrel")) reads_scalar(kM0, 1, one(use::movrel_reads_m0));
-    if (begins_with(name_, "s_getreg"))
-      traits_.hardware_register = InstructionTraits::HardwareRegister::read;
-    if (begins_with(name_, "s_setreg"))
-      traits_.hardware_register = InstructionTraits::HardwareRegister::written;
+    if (begins_with(name_, "s_getreg")) traits_.hardware_register = HardwareRegisterUse::read;
+    if (begins_with(name_, "s_setreg")) traits_.hardware_register = HardwareRegisterUse::written;
     if (begins_with(name_, "s_cbranch_vcc")) reads_scalar(kVccIndex, 2, 0);
   }
 
@@ -339,19 +336,19 @@ struct Site {
 };
 
 // `about` names the register, or is empty.
-void check_rules(const Site& site, const Trace& trace, ProducerSet producers, UseSet uses,
+void check_rules(const Site& site, const LastAccess& last, ProducerSet producers, UseSet uses,
                  const std::string& about) {
-  const u32 since = site.state.now - trace.time - 1;
+  const u32 since = site.state.now - last.time - 1;
   const u32 column = site.wave.dispatch().device->arch == kGfx950;
   const Rule* broken = nullptr;
   u32 needed = 0;
   for (const Rule& rule : kRules) {
     if (!(producers & one(rule.producer)) || !(uses & one(rule.use))) continue;
-    const u32 waits = rule.waits[column][trace.by->passes_column];
+    const u32 waits = rule.waits[column][last.by->passes_column];
     if (waits > since && waits > needed) broken = &rule, needed = waits;
   }
   if (!broken) return;
-  const std::string first = instruction_at(site.wave, trace.dword);
+  const std::string first = instruction_at(site.wave, last.dword);
   report(site.wave, site.inst, FindingKind::wait_states, -1, [&] {
     return formatted("%s%sneeds %u wait states after %s, has %u (%s; %s)", about.c_str(),
                      about.empty() ? "" : ": ", needed, first.c_str(), since, broken->text,
@@ -359,20 +356,20 @@ void check_rules(const Site& site, const Trace& trace, ProducerSet producers, Us
   });
 }
 
-bool is_recent(const WaitStateState& state, const Trace& trace) {
-  return state.now - trace.time <= kLongestWait;
+bool is_recent(const WaitStateState& state, const LastAccess& last) {
+  return state.now - last.time <= kLongestWait;
 }
 
 // What reading C means to the matrix instruction that wrote it: exactly its result is passed on
 // inside of the matrix unit.
-UseSet uses_of_matrix_c(const InstructionTraits& traits, const Trace& trace) {
+UseSet uses_of_matrix_c(const InstructionTraits& traits, const LastAccess& last) {
   const RegisterRange& c = traits.vgpr_reads[traits.matrix_c];
-  const RegisterRange& written = trace.by->vgpr_writes[0];
-  constexpr ProducerSet kMatrix = one(xdl_writes) | one(sgemm_writes) | one(dgemm_4_writes) |
-                                  one(dgemm_16_writes);
-  const bool by_matrix = trace.by->produces_vgpr & kMatrix;
+  const RegisterRange& written = last.by->vgpr_writes[0];
+  constexpr ProducerSet kMatrix =
+      one(xdl_writes) | one(sgemm_writes) | one(dgemm_4_writes) | one(dgemm_16_writes);
+  const bool by_matrix = last.by->produces_vgpr & kMatrix;
   if (!by_matrix || c.first != written.first || c.count != written.count) return c.uses;
-  const bool both_f64_4x4 = trace.by->produces_vgpr & traits.produces_vgpr & one(dgemm_4_writes);
+  const bool both_f64_4x4 = last.by->produces_vgpr & traits.produces_vgpr & one(dgemm_4_writes);
   return one(both_f64_4x4 ? use::dgemm_4_reads_same_c : use::matrix_reads_same_c);
 }
 
@@ -380,15 +377,15 @@ void check_vgpr_reads(const Site& site, const InstructionTraits& traits) {
   for (u32 i = 0; i < traits.vgpr_read_count; ++i) {
     const RegisterRange& range = traits.vgpr_reads[i];
     for (u32 reg = range.first; reg < u32{range.first} + range.count; ++reg) {
-      const Trace& trace = site.state.vgpr[reg];
-      if (!is_recent(site.state, trace) || !(trace.by->threatened_by_vgpr & range.uses)) continue;
+      const LastAccess& last = site.state.vgpr[reg];
+      if (!is_recent(site.state, last) || !(last.by->threatened_by_vgpr & range.uses)) continue;
       UseSet uses = range.uses;
       if (i == traits.matrix_c) {
-        const Instruction& writer = site.wave.dispatch().code->instructions[trace.dword];
-        if (!traits.is_dot) uses = uses_of_matrix_c(traits, trace);
-        else if (trace.by->is_dot && writer.definition == site.inst.definition) continue;
+        const Instruction& writer = site.wave.dispatch().code->instructions[last.dword];
+        if (!traits.is_dot) uses = uses_of_matrix_c(traits, last);
+        else if (last.by->is_dot && writer.definition == site.inst.definition) continue;
       }
-      check_rules(site, trace, trace.by->produces_vgpr, uses, register_name(reg));
+      check_rules(site, last, last.by->produces_vgpr, uses, register_name(reg));
     }
   }
 }
@@ -398,10 +395,10 @@ void check_vgpr_writes(const Site& site, const InstructionTraits& traits) {
     const RegisterRange& range = traits.vgpr_writes[i];
     if (!range.uses) continue;
     for (u32 reg = range.first; reg < u32{range.first} + range.count; ++reg) {
-      const Trace& read = site.state.vgpr_read[reg];
+      const LastAccess& read = site.state.vgpr_read[reg];
       if (is_recent(site.state, read))
-        check_rules(site, read, read.by->reads_as, range.uses, register_name(reg));
-      const Trace& written = site.state.vgpr[reg];
+        check_rules(site, read, read.by->produces_by_reading, range.uses, register_name(reg));
+      const LastAccess& written = site.state.vgpr[reg];
       if (!is_recent(site.state, written) || !(written.by->threatened_by_vgpr & range.uses))
         continue;
       if (written.by->is_dot &&
@@ -417,24 +414,24 @@ void check_scalar_reads(const Site& site, const InstructionTraits& traits) {
     const RegisterRange& range = traits.scalar_reads[i];
     if (!range.uses) continue;
     for (u32 reg = range.first; reg < u32{range.first} + range.count; ++reg) {
-      const Trace& trace = site.state.scalar[reg];
-      if (is_recent(site.state, trace) && trace.by->threatened_by_scalar & range.uses)
-        check_rules(site, trace, trace.by->produces_scalar, range.uses, scalar_name(reg));
+      const LastAccess& last = site.state.scalar[reg];
+      if (is_recent(site.state, last) && last.by->threatened_by_scalar & range.uses)
+        check_rules(site, last, last.by->produces_scalar, range.uses, scalar_name(reg));
     }
   }
 }
 
-void check_hardware_register(const Site& site, const InstructionTraits& traits, const Trace& here) {
-  using HardwareRegister = InstructionTraits::HardwareRegister;
-  if (traits.hardware_register == HardwareRegister::none) return;
-  Trace& trace = site.state.hardware_register[site.inst.offset & 63];
-  const bool writes = traits.hardware_register == HardwareRegister::written;
-  if (is_recent(site.state, trace))
-    check_rules(site, trace, one(setreg), one(writes ? use::setreg : use::getreg), "");
-  if (writes) trace = here;
+void check_hardware_register(const Site& site, const InstructionTraits& traits,
+                             const LastAccess& here) {
+  if (traits.hardware_register == HardwareRegisterUse::none) return;
+  LastAccess& last = site.state.hardware_register[site.inst.offset & 63];
+  const bool writes = traits.hardware_register == HardwareRegisterUse::written;
+  if (is_recent(site.state, last))
+    check_rules(site, last, one(setreg), one(writes ? use::setreg : use::getreg), "");
+  if (writes) last = here;
 }
 
-void check_f64(const Site& site, const InstructionTraits& traits, const Trace& here) {
+void check_f64(const Site& site, const InstructionTraits& traits, const LastAccess& here) {
   if (traits.is_f64_fma && is_recent(site.state, site.state.f64_matrix))
     check_rules(site, site.state.f64_matrix, one(dgemm), one(use::f64_fma), "");
   if (traits.is_f64_matrix) site.state.f64_matrix = here;
@@ -449,13 +446,13 @@ InstructionTraits traits_of(const Instruction& inst, Arch arch) {
 void check_wait_states(Wave& wave, const Instruction& inst, const InstructionTraits& traits) {
   WaitStateState& state = wave.observation->wait_states;
   const Site site{wave, inst, state};
-  const Trace here{&traits, state.now, dword_of(wave, inst)};
+  const LastAccess here{&traits, state.now, dword_of(wave, inst)};
   check_vgpr_reads(site, traits);
   check_vgpr_writes(site, traits);
   check_scalar_reads(site, traits);
   check_hardware_register(site, traits, here);
   check_f64(site, traits, here);
-  if (traits.reads_as) {
+  if (traits.produces_by_reading) {
     const RegisterRange& range = traits.vgpr_reads[traits.protected_source];
     for (u32 reg = range.first; reg < u32{range.first} + range.count; ++reg)
       state.vgpr_read[reg] = here;

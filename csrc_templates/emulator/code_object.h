@@ -43,8 +43,15 @@ static_assert(sizeof(KernelDescriptor) == 64, "as the hardware reads it");
 
 // Bits of KernelDescriptor::properties.
 enum KernelProperty : u32 {
-  kPrivateSegmentBuffer = 0, kDispatchPtr = 1, kQueuePtr = 2, kKernargPtr = 3, kDispatchId = 4,
-  kFlatScratchInit = 5, kPrivateSegmentSize = 6, kWave32 = 10, kDynamicStack = 11,
+  kPrivateSegmentBuffer = 0,
+  kDispatchPtr = 1,
+  kQueuePtr = 2,
+  kKernargPtr = 3,
+  kDispatchId = 4,
+  kFlatScratchInit = 5,
+  kPrivateSegmentSize = 6,
+  kWave32 = 10,
+  kDynamicStack = 11,
 };
 
 // One kernel argument of the metadata.
@@ -57,7 +64,7 @@ struct KernelArgument {
 struct Kernel {
   std::string name;
   KernelDescriptor descriptor;
-  u32 entry_dword;  // index into CodeObject::instructions
+  u32 entry_dword;                        // index into CodeObject::instructions
   std::vector<KernelArgument> arguments;  // empty where there is no metadata
   u32 kernarg_bytes;
   u32 max_workgroup_size = 1024;
@@ -67,13 +74,13 @@ struct CodeObject {
   Arch arch;
   u32 version;
   std::unique_ptr<u8, void (*)(void*)> storage{nullptr, std::free};
-  u8* image;               // the loaded segments, page-aligned
+  u8* image;  // the loaded segments, page-aligned
   u64 image_bytes = 0;
-  u64 text_address = 0;      // of the executable segment
+  u64 text_address = 0;  // of the executable segment
   u32 text_dwords = 0;
-  std::vector<Instruction>
-      instructions;  // one for each dword of the text; every dword is decoded as
-                     // if an instruction began there; faulting ones at the end
+  // One for each dword of the text, because every dword is decoded as if an instruction began
+  // there, and some behind the last one, which fault.
+  std::vector<Instruction> instructions;
   std::vector<std::unique_ptr<Kernel>> kernels;
 
   const Kernel* find_kernel(const std::string& name) const;

@@ -241,7 +241,10 @@ class Decoder {
       const Parameter& parameter = signature.sources[k];
       switch (parameter.role) {
         case Role::source:
-          if (field == fields.end()) { valid_ = false; return; }
+          if (field == fields.end()) {
+            valid_ = false;
+            return;
+          }
           inst_.source[k] = source(*field++, parameter.type);
           break;
         case Role::old:
@@ -306,7 +309,7 @@ class Decoder {
   // ---- Vector ALU ----
 
   struct VectorFields {
-    u32 source[3];       // 9 bits each
+    u32 source[3];  // 9 bits each
     u32 vdst;
     // The lane mask that is read (LaneBit without a field), or written (carry, comparison).
     u32 mask = kVccIndex;
@@ -320,7 +323,10 @@ class Decoder {
       const Parameter& parameter = signature.sources[k];
       switch (parameter.role) {
         case Role::source:
-          if (field == field_count) { valid_ = false; return; }
+          if (field == field_count) {
+            valid_ = false;
+            return;
+          }
           source_field_[k] = static_cast<int>(field);
           inst_.source[k] = source(fields.source[field++], parameter.type);
           if (dwords_of(parameter.type) > 2 && inst_.source[k].place != Place::vgpr) valid_ = false;
@@ -334,7 +340,10 @@ class Decoder {
           break;
         case Role::lane_bit:
           if (fields.lane_bit_in_field) {
-            if (field == field_count) { valid_ = false; return; }
+            if (field == field_count) {
+              valid_ = false;
+              return;
+            }
             inst_.source[k] = source(fields.source[field++], OperandType::lane_mask);
             if (inst_.source[k].place == Place::vgpr) valid_ = false;
           } else {

@@ -15,6 +15,7 @@ using namespace emulator;
 #define NAME(ENUM, ENUMERATOR) \
   case ENUM::ENUMERATOR: return #ENUMERATOR;
 
+// clang-format off
 const char* name_of(Format format) {
   switch (format) {
     NAME(Format, SOP1) NAME(Format, SOP2) NAME(Format, SOPK) NAME(Format, SOPC) NAME(Format, SOPP)
@@ -58,6 +59,7 @@ const char* name_of(Role role) {
   }
   return "";
 }
+// clang-format on
 #undef NAME
 
 std::string description(const Parameter& parameter) {

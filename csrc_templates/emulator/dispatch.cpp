@@ -103,8 +103,8 @@ void begin_wave(Wave& wave, Workgroup& workgroup, u32 index, u8* scratch) {
   wave.index = static_cast<u8>(index);
   wave.scratch = scratch;
   wave.vgpr_count = std::min(descriptor.vgprs(), kVgprs);
-  wave.accumulation_offset = std::min(
-      {descriptor.accumulation_offset(), wave.vgpr_count, kFirstAccumulation});
+  wave.accumulation_offset =
+      std::min({descriptor.accumulation_offset(), wave.vgpr_count, kFirstAccumulation});
   const auto fill_registers = [&](u32 first, u32 count) {
     std::fill_n(&wave.vgpr[first][0], std::min(count, kFirstAccumulation) * kLanes, fill);
   };
@@ -215,8 +215,8 @@ std::string describe(const Fault& fault, const Wave& wave) {
 class Worker {
  public:
   explicit Worker(const Dispatch& dispatch) : dispatch_(dispatch) {
-    const u32 threads = dispatch.workgroup_size[0] * dispatch.workgroup_size[1] *
-                        dispatch.workgroup_size[2];
+    const u32 threads =
+        dispatch.workgroup_size[0] * dispatch.workgroup_size[1] * dispatch.workgroup_size[2];
     wave_count_ = (threads + kLanes - 1) / kLanes;
     waves_.reset(new Wave[wave_count_]());
     const u32 granule = dispatch.device->lds_granule;
@@ -331,8 +331,8 @@ void lane_fault(int lane, const char* format, ...) {
 
 void Wave::set_mode(u32 value) {
   mode = value;
-  constexpr u32 kFloatBits = kModeRound32 | kModeRound16And64 | kModeDenormal32 |
-                             kModeDenormal16And64 | kModeFp16Overflow;
+  constexpr u32 kFloatBits =
+      kModeRound32 | kModeRound16And64 | kModeDenormal32 | kModeDenormal16And64 | kModeFp16Overflow;
   // A turn runs with or without indexing: this one ends where that changes.
   const bool indexes = value & kModeVgprIndexing;
   yields = yields || indexes;

@@ -91,9 +91,13 @@ inline T maximum(T a, T b, Mode mode) {
 }
 
 template <class T>
-inline T minimum3(T a, T b, T c, Mode mode) { return minimum(minimum(a, b, mode), c, mode); }
+inline T minimum3(T a, T b, T c, Mode mode) {
+  return minimum(minimum(a, b, mode), c, mode);
+}
 template <class T>
-inline T maximum3(T a, T b, T c, Mode mode) { return maximum(maximum(a, b, mode), c, mode); }
+inline T maximum3(T a, T b, T c, Mode mode) {
+  return maximum(maximum(a, b, mode), c, mode);
+}
 
 template <class T>
 inline T median(T a, T b, T c, Mode mode) {
@@ -126,10 +130,10 @@ inline u32 float_class_bit(T value) {
   using Format = FloatFormat<T>;
   const bool negative = float_bits(value) & Format::kSign;
   const auto magnitude = static_cast<typename Format::Bits>(float_bits(value) & ~Format::kSign);
-  const u32 rank = magnitude == 0                                        ? 0
-                   : (magnitude & Format::kInfinity) == 0                ? 1
-                   : magnitude < Format::kInfinity                       ? 2
-                                                                         : 3;
+  const u32 rank = magnitude == 0                         ? 0
+                   : (magnitude & Format::kInfinity) == 0 ? 1
+                   : magnitude < Format::kInfinity        ? 2
+                                                          : 3;
   const u32 number = negative ? 5 - rank : 6 + rank;
   return is_nan(value) ? (is_signaling_nan(value) ? 0 : 1) : number;
 }

@@ -44,9 +44,10 @@ inline f16 flush_denormal(f16 value) {
 // ---- Dot products of two halves -----------------------------------------------------------------
 // They ignore MODE. Of v_dot2_f32_f16 and v_dot2c_f32_f16 LLVM says that float32 denormals of the
 // addend and of the result become +0 always (SITargetLowering::performFMACombine, and pull request
-// 205101 of llvm-project). gfx1100, whose dot products AMD measured for its emulator rocjitsu,
-// does the same, gives +0 for -0 too, takes denormal bf16 for zeros but not denormal f16, and
-// rounds to nearest.
+// 205101 of llvm-project). gfx1100, whose dot products AMD measured for its emulator rocjitsu, does
+// the same, gives +0 for -0 too, takes denormal bf16 for zeros but not denormal f16, and rounds to
+// nearest.
+//
 // The order of the terms is that of the documents. How often CDNA rounds is not published; here
 // each sum is rounded, and the products are exact, as in the chain of FMAs that LLVM folds.
 

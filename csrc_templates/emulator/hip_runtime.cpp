@@ -244,14 +244,14 @@ int launch(void* function_handle, const u32 (&grid)[3], const u32 (&block)[3], u
   dispatch.scratch_bytes_per_lane = std::min(kernel.descriptor.private_segment_bytes, 1u << 20) +
                                     (kernel.descriptor.has(kDynamicStack) ? 16 * kKiB : 0);
 
-  const u64 preloaded_bytes = 4 * (u64{kernel.descriptor.preload_offset_dwords()} +
-                                   kernel.descriptor.preload_dwords());
-  const u64 kernarg_bytes = std::max<u64>(
-      {argument_end(kernel), arguments.buffer_bytes,
-       kernel.descriptor.preload_dwords() ? preloaded_bytes : 0});
+  const u64 preloaded_bytes =
+      4 * (u64{kernel.descriptor.preload_offset_dwords()} + kernel.descriptor.preload_dwords());
+  const u64 kernarg_bytes =
+      std::max<u64>({argument_end(kernel), arguments.buffer_bytes,
+                     kernel.descriptor.preload_dwords() ? preloaded_bytes : 0});
   std::vector<u64> kernarg(kernarg_bytes / 8 + 16);
-  u8* const segment = reinterpret_cast<u8*>((reinterpret_cast<u64>(kernarg.data()) + 63) &
-                                            ~u64{63});
+  u8* const segment =
+      reinterpret_cast<u8*>((reinterpret_cast<u64>(kernarg.data()) + 63) & ~u64{63});
   if (arguments.buffer) std::memcpy(segment, arguments.buffer, arguments.buffer_bytes);
   u32 explicit_index = 0;
   for (const KernelArgument& argument : kernel.arguments) {

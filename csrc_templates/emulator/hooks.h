@@ -31,7 +31,8 @@ constexpr bool kObserving = true;
 #define EMULATOR_HOOK(...) __VA_ARGS__;
 #else
 constexpr bool kObserving = false;
-#define EMULATOR_HOOK(...) inline __VA_ARGS__ {}
+#define EMULATOR_HOOK(...) \
+  inline __VA_ARGS__ {}
 #endif
 
 // Empty hooks use none of their parameters, whose names are what documents them.
@@ -44,7 +45,7 @@ EMULATOR_HOOK(void dispatch_begin(Dispatch&))
 EMULATOR_HOOK(void dispatch_end(Dispatch&))
 EMULATOR_HOOK(void workgroup_begin(Workgroup&))
 EMULATOR_HOOK(void workgroup_end(Workgroup&))
-EMULATOR_HOOK(void wave_begin(Wave&))   // registers hold their initial state
+EMULATOR_HOOK(void wave_begin(Wave&))  // registers hold their initial state
 EMULATOR_HOOK(void wave_end(Wave&))
 
 EMULATOR_HOOK(void before_instruction(Wave&, const Instruction&))
@@ -62,14 +63,13 @@ EMULATOR_HOOK(void global_access(Wave&, const Instruction&, int lane, u64 addres
                                  Access))
 EMULATOR_HOOK(void scratch_access(Wave&, const Instruction&, int lane, u64 offset, u32 bytes,
                                   Access))
-// 64 bytes for an access outside of memory, so that the kernel goes on; null, and the fault is
-// thrown.
+// 64 bytes for an access outside of memory, so that the kernel goes on. Null: the fault is thrown.
 #if JITFMHA_EMULATOR_CHECK
 u8* instead_of_memory(Wave&, const Instruction&, bool is_scratch, const Fault&);
 #else
 inline u8* instead_of_memory(Wave&, const Instruction&, bool, const Fault&) { return nullptr; }
 #endif
-// Also called for offsets outside of the allocation.
+// As global_access; also called for offsets outside of the allocation.
 EMULATOR_HOOK(void lds_access(Wave&, const Instruction&, int lane, u64 offset, u32 bytes, Access))
 
 // s_waitcnt: wait until at most this many are outstanding; a counter that does not matter is ~0.

@@ -17,6 +17,7 @@ enum Arch : u8 { kGfx942 = 1, kGfx950 = 2, kBoth = 3 };
 // The names that tables use.
 constexpr Arch BOTH = kBoth, GFX942 = kGfx942, GFX950 = kGfx950;
 
+// clang-format off
 enum class Format : u8 {
   SOP1, SOP2, SOPK, SOPC, SOPP, SMEM,
   VOP1, VOP2, VOPC, VOP3, VOP3P,
@@ -35,32 +36,35 @@ enum class Unit : u8 {
   lds,                                       // lgkmcnt
   vmem_load, vmem_store, vmem_atomic,        // vmcnt; FLAT segment: lgkmcnt too
 };
+// clang-format on
 
 using Execute = void (*)(Wave&, const Instruction&);
 
 // One row of an instruction table.
 struct Definition {
   Format format;
-  u16 opcode;             // as the named format counts; VOP1/2/C rows also serve their VOP3 form
+  u16 opcode;  // as the named format counts; VOP1/2/C rows also serve their VOP3 form
   Arch arch;
-  const char* mnemonic;   // without _e32, _e64, _sdwa, _dpp
+  const char* mnemonic;  // without _e32, _e64, _sdwa, _dpp
   Execute execute;
-  Signature signature;    // formats SOP*, VOP*; empty elsewhere
+  Signature signature;  // formats SOP*, VOP*; empty elsewhere
   Unit unit;
   // Registers of the operands where no signature says it; 0 where there is no operand.
   //   MFMA: A, B, C/D; A and B 0: the format in CBSZ and BLGP says.   DS: data0, data1, result.
   //   MUBUF, FLAT, GLOBAL, SCRATCH: data, result.   SMEM: result, data.
   u8 registers[3] = {0, 0, 0};
-  u8 passes = 0;          // MFMA: passes of 4 cycles; mfma_passes() knows better for f8f6f4
+  u8 passes = 0;  // MFMA: passes of 4 cycles; mfma_passes() knows better for f8f6f4
 };
 
 enum class Place : u8 {
   none,
-  vgpr,       // index 0-255 architectural, 256-511 accumulation
-  scalar,     // index as encoded: 0-101 SGPRs, 102 flat_scratch, 104 xnack_mask, 106 vcc, 108-123
-              // ttmp, 124 m0, 126 exec
-  constant,   // inline constant or literal, already in the operand's type
-  vccz, execz, scc,
+  vgpr,      // index 0-255 architectural, 256-511 accumulation
+  scalar,    // index as encoded: 0-101 SGPRs, 102 flat_scratch, 104 xnack_mask, 106 vcc,
+             // 108-123 ttmp, 124 m0, 126 exec
+  constant,  // inline constant or literal, already in the operand's type
+  vccz,
+  execz,
+  scc,
 };
 
 enum Modifier : u8 { kNegate = 1, kAbsolute = 2, kSignExtend = 4 };
@@ -73,7 +77,7 @@ enum ApertureField : u16 { kSharedBase = 235, kSharedLimit, kPrivateBase, kPriva
 
 struct Operand {
   u64 constant = 0;
-  u16 index = 0;        // register; of a constant that is an aperture, its field
+  u16 index = 0;  // register; of a constant that is an aperture, its field
   Place place = Place::none;
   OperandType type = OperandType::none;
   u8 dwords = 0;
@@ -101,18 +105,18 @@ struct Instruction {
   Operand destination;
   Operand scalar_destination;  // carry-out, comparison, VOP3B sdst
   Operand source[kMaxSources];
-  i32 offset = 0;      // simm16, or the byte offset of memory formats (DS: offset0 | offset1 << 8)
-  u32 words[4] = {};   // the encoding
-  u8 dwords = 1;       // its length
-  Format encoding;     // differs from definition->format for the VOP3 form of VOP1/2/C
+  i32 offset = 0;     // simm16, or the byte offset of memory formats (DS: offset0 | offset1 << 8)
+  u32 words[4] = {};  // the encoding
+  u8 dwords = 1;      // its length
+  Format encoding;    // differs from definition->format for the VOP3 form of VOP1/2/C
 
   bool has_output_modifiers = false;  // clamp, omod, dst_sel or op_sel to the upper half
   bool clamp = false;
-  u8 omod = 0;                        // 0 none, 1 *2, 2 *4, 3 /2
+  u8 omod = 0;  // 0 none, 1 *2, 2 *4, 3 /2
   bool sdwa = false;
   bool dpp = false;
   Select destination_select = Select::dword;
-  u8 destination_unused = 0;          // SDWA: 0 pad with zeros, 1 sign extend, 2 preserve
+  u8 destination_unused = 0;  // SDWA: 0 pad with zeros, 1 sign extend, 2 preserve
   Dpp dpp_control{};
   u8 op_sel = 0, op_sel_hi = 0, neg_lo = 0, neg_hi = 0;  // VOP3P, one bit a source
   u8 cbsz = 0, abid = 0, blgp = 0;                       // MFMA; op_sel, op_sel_hi of MFMA_SCALE

@@ -75,14 +75,14 @@ int dpp_source_lane(u32 control, int lane) {
     default: break;
   }
   switch (control) {
-    case 0x130: return lane < 63 ? lane + 1 : -1;      // wave_shl:1
-    case 0x134: return (lane + 1) & 63;                // wave_rol:1
-    case 0x138: return lane - 1;                       // wave_shr:1
-    case 0x13c: return (lane - 1) & 63;                // wave_ror:1
-    case 0x140: return row | (15 - in_row);            // row_mirror
-    case 0x141: return (lane & ~7) | (7 - (lane & 7)); // row_half_mirror
-    case 0x142: return row ? row - 1 : -1;             // row_bcast:15
-    case 0x143: return lane >= 32 ? 31 : -1;           // row_bcast:31
+    case 0x130: return lane < 63 ? lane + 1 : -1;       // wave_shl:1
+    case 0x134: return (lane + 1) & 63;                 // wave_rol:1
+    case 0x138: return lane - 1;                        // wave_shr:1
+    case 0x13c: return (lane - 1) & 63;                 // wave_ror:1
+    case 0x140: return row | (15 - in_row);             // row_mirror
+    case 0x141: return (lane & ~7) | (7 - (lane & 7));  // row_half_mirror
+    case 0x142: return row ? row - 1 : -1;              // row_bcast:15
+    case 0x143: return lane >= 32 ? 31 : -1;            // row_bcast:31
     default: fault("reserved DPP control 0x%x", control);
   }
 }

@@ -160,7 +160,7 @@ struct LaneSource<Mode> {
 // ---- The results of all lanes -------------------------------------------------------------------
 // Holds pointers only: its address never escapes, so that the loop keeps them in registers.
 
-enum Buffered { kBuffered };  // a result that is not complete yet
+enum Buffered { kBuffered };  // a result that goes to the buffer first, whatever the registers
 
 template <class T>
 struct LaneResult {
@@ -211,15 +211,21 @@ struct LaneResult64 {
     commit(wave, inst, buffer.plane[0], buffer.plane[1], write_mask(wave, inst));
   }
 };
-template <> struct LaneResult<u64> : LaneResult64<u64> { using LaneResult64<u64>::LaneResult64; };
-template <> struct LaneResult<i64> : LaneResult64<i64> { using LaneResult64<i64>::LaneResult64; };
-template <> struct LaneResult<f64> : LaneResult64<f64> { using LaneResult64<f64>::LaneResult64; };
+template <> struct LaneResult<u64> : LaneResult64<u64> {
+  using LaneResult64<u64>::LaneResult64;
+};
+template <> struct LaneResult<i64> : LaneResult64<i64> {
+  using LaneResult64<i64>::LaneResult64;
+};
+template <> struct LaneResult<f64> : LaneResult64<f64> {
+  using LaneResult64<f64>::LaneResult64;
+};
 
 template <class T>
 struct LaneResult<Saturating<T>> : LaneResult<T> {
   static constexpr i64 kLowest = std::is_signed_v<T> ? -(i64{1} << (8 * sizeof(T) - 1)) : 0;
-  static constexpr i64 kHighest = std::is_signed_v<T> ? (i64{1} << (8 * sizeof(T) - 1)) - 1
-                                                      : (i64{1} << (8 * sizeof(T))) - 1;
+  static constexpr i64 kHighest =
+      std::is_signed_v<T> ? (i64{1} << (8 * sizeof(T) - 1)) - 1 : (i64{1} << (8 * sizeof(T))) - 1;
   using LaneResult<T>::LaneResult;
   void put(u32 lane, Saturating<T> result) const {
     LaneResult<T>::put(lane, static_cast<T>(result.exact));

@@ -218,10 +218,11 @@ __attribute__((noinline)) void add_products(const Terms& terms, u32 first, f32 (
     for (u32 row = 0; row < kSize; row += kTile) {
       F32Vector sums[kTile][kVectors];
       EMULATOR_UNROLL
-      for (u32 i = 0; i < kTile; ++i)
+      for (u32 i = 0; i < kTile; ++i) {
         EMULATOR_UNROLL
         for (u32 v = 0; v < kVectors; ++v)
           sums[i][v] = F32Vector::load(rows[row + i] + F32Vector::kWidth * v);
+      }
       for (u32 group = 0; group < terms.groups; ++group) {
         const u32 lane = first + terms.stride * group;
         for (u32 element = 0; element < terms.count; ++element) {
@@ -239,9 +240,10 @@ __attribute__((noinline)) void add_products(const Terms& terms, u32 first, f32 (
         }
       }
       EMULATOR_UNROLL
-      for (u32 i = 0; i < kTile; ++i)
+      for (u32 i = 0; i < kTile; ++i) {
         EMULATOR_UNROLL
         for (u32 v = 0; v < kVectors; ++v) sums[i][v].store(rows[row + i] + F32Vector::kWidth * v);
+      }
     }
   }
 }

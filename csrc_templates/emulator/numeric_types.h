@@ -33,12 +33,12 @@ inline f32 half_to_float(u16 half) {
   // Normal numbers: move the exponent bias from 15 to 127; infinity and NaN: to 255.
   const u32 normal = magnitude + ((127u - 15u) << 23);
   const u32 special = magnitude | (255u << 23);
-  // Denormals: 0.mantissa * 2^-14, as (1.mantissa - 1) * 2^-14; rounding down, 1 - 1 is -0.
+  // Denormals: 0.mantissa * 2^-14, as (1.mantissa - 1) * 2^-14. The sign is cleared because 1 - 1
+  // is -0 where the host rounds down.
   const f32 difference = bit_cast<f32>(magnitude + (113u << 23)) - bit_cast<f32>(113u << 23);
   const u32 denormal = bit_cast<u32>(difference) & 0x7fffffffu;
-  // Rounding down makes -0 of the difference.
-  const u32 small = denormal & 0x7fffffffu;
-  const u32 bits = magnitude >= (31u << 23) ? special : (magnitude < (1u << 23) ? small : normal);
+  const u32 bits =
+      magnitude >= (31u << 23) ? special : (magnitude < (1u << 23) ? denormal : normal);
   return bit_cast<f32>(bits | sign);
 }
 
@@ -77,7 +77,7 @@ inline u16 float_to_half_rounded(f32 value) {
   const u32 magnitude = bits & 0x7fffffffu;
   const u32 exponent = magnitude >> 23;
   const u32 significand = exponent ? (magnitude & 0x7fffffu) | 0x800000u : magnitude;
-  // Bits that go: 13, and more for a denormal result; all of them at last.
+  // Bits that are dropped: 13, and more for a denormal result, in the end all of them.
   const u32 below = exponent < 113 ? 113 - (exponent ? exponent : 1) : 0;
   const u32 shift = 13 + (below < 18 ? below : 18);
   const u32 kept = significand >> shift;
@@ -128,7 +128,8 @@ struct bf16 {
   }
 };
 
-// Two of them in a register, and four registers.
+// Packed pairs, and values of several registers.
+// clang-format off
 struct f16x2 { u32 bits; };
 struct bf16x2 { u32 bits; };
 struct i16x2 { u32 bits; };
@@ -137,5 +138,6 @@ struct b128 { u32 dword[4]; };
 struct b192 { u32 dword[6]; };
 struct b512 { u32 dword[16]; };
 struct b1024 { u32 dword[32]; };
+// clang-format on
 
 }  // namespace emulator

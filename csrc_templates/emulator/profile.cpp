@@ -42,8 +42,8 @@ u16 clipped(u64 value) { return static_cast<u16>(std::min<u64>(value, 0xffff)); 
 void count_accesses(Wave& wave, const Instruction& inst, WaveObservation& state, Counts& counts) {
   const Rates& rates = wave.dispatch().observation->rates;
   if (!state.lds.empty()) {
-    const bool is_read = inst.definition->format == Format::DS &&
-                         inst.destination.place != Place::none;
+    const bool is_read =
+        inst.definition->format == Format::DS && inst.destination.place != Place::none;
     u64 without_conflicts = 0;
     const u64 cycles = state.lds.bank_cycles(rates, is_read, &without_conflicts);
     counts.lds_bytes += state.lds.bytes();
@@ -81,8 +81,8 @@ void dispatch_begin(Dispatch& dispatch) {
   state.occupancy = occupancy_of(dispatch);
   const u32* const grid = dispatch.workgroups;
   const u64 launched = u64{grid[0]} * grid[1] * grid[2];
-  const u64 workgroups = state.options.assumed_workgroups ? state.options.assumed_workgroups
-                                                          : launched;
+  const u64 workgroups =
+      state.options.assumed_workgroups ? state.options.assumed_workgroups : launched;
   // As many share a compute unit as the launch has for each, and as fit.
   const u64 units = dispatch.device->compute_units;
   const u64 together = std::min<u64>(state.occupancy.workgroups, (workgroups + units - 1) / units);
@@ -105,8 +105,8 @@ void workgroup_begin(Workgroup& workgroup) {
   workgroup.observation->total.resize(dispatch.total.size());
   const u64 number = number_of(workgroup);
   workgroup.observation->is_looked_at = number == dispatch.options.workgroup;
-  workgroup.observation->is_timed = std::binary_search(dispatch.sample.begin(),
-                                                       dispatch.sample.end(), number);
+  workgroup.observation->is_timed =
+      std::binary_search(dispatch.sample.begin(), dispatch.sample.end(), number);
 }
 
 void workgroup_end(Workgroup& workgroup) {
@@ -131,7 +131,7 @@ void wave_begin(Wave& wave) {
   state.is_looked_at = workgroup.is_looked_at;
   state.is_timed = workgroup.is_timed;
   if (state.is_looked_at) state.counts.resize(workgroup.total.size());
-  state.to = state.is_looked_at ? &state.counts : &workgroup.total;
+  state.counted_in = state.is_looked_at ? &state.counts : &workgroup.total;
 }
 
 // Only one workgroup is looked at, and its waves end one after the other.
@@ -157,7 +157,7 @@ void before_instruction(Wave& wave, const Instruction& inst) {
 
 void after_instruction(Wave& wave, const Instruction& inst) {
   WaveObservation& state = *wave.observation;
-  Counts& counts = (*state.to)[state.step.dword];
+  Counts& counts = (*state.counted_in)[state.step.dword];
   ++counts.executed;
   const Unit unit = inst.definition->unit;
   if (unit == Unit::branch) counts.taken += wave.pc != &inst + inst.dwords;
@@ -180,7 +180,7 @@ void global_access(Wave& wave, const Instruction&, int lane, u64 address, u32 by
 // A lane's private dwords are interleaved with those of the other lanes.
 void scratch_access(Wave& wave, const Instruction&, int lane, u64 offset, u32 bytes, Access) {
   WaveObservation& state = *wave.observation;
-  (*state.to)[state.step.dword].scratch_bytes += bytes;
+  (*state.counted_in)[state.step.dword].scratch_bytes += bytes;
   state.global.add(lane, (offset / 4 * kLanes + static_cast<u64>(lane)) * 4, bytes);
 }
 void lds_access(Wave& wave, const Instruction&, int lane, u64 offset, u32 bytes, Access) {

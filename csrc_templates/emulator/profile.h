@@ -71,7 +71,7 @@ struct Counts {
   u64 lds_cycles = 0;           // of the banks
   u64 lds_conflict_cycles = 0;  // of them, those beyond a conflict-free access
   u64 global_bytes = 0;
-  u64 lines = 0;  // cache lines, counted for each execution anew
+  u64 lines = 0;  // cache lines, counted again for each execution
   u64 scratch_bytes = 0;
 
   void operator+=(const Counts& other) {
@@ -220,8 +220,8 @@ struct WorkgroupObservation {
 };
 
 struct WaveObservation {
-  CountsByDword counts;  // where the wave is looked at; else those of its workgroup grow
-  CountsByDword* to;
+  CountsByDword counts;       // of its own, where the wave is looked at
+  CountsByDword* counted_in;  // these, or those of its workgroup
   Steps steps;
   Step step{0, 0, 0};  // the instruction that runs
   AccessList lds, global;

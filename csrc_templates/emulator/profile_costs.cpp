@@ -26,22 +26,17 @@ Cost::Port port_of(Unit unit) {
   switch (unit) {
     case Unit::valu:
     case Unit::transcendental:
-    case Unit::mfma:
-      return Cost::Port::vector;
-    case Unit::lds:
-      return Cost::Port::lds;
+    case Unit::mfma: return Cost::Port::vector;
+    case Unit::lds: return Cost::Port::lds;
     case Unit::vmem_load:
     case Unit::vmem_store:
-    case Unit::vmem_atomic:
-      return Cost::Port::vector_memory;
+    case Unit::vmem_atomic: return Cost::Port::vector_memory;
     case Unit::salu:
     case Unit::smem:
     case Unit::branch:
-    case Unit::message:
-      return Cost::Port::scalar;
+    case Unit::message: return Cost::Port::scalar;
     case Unit::waitcnt:
-    case Unit::barrier:
-      return Cost::Port::none;
+    case Unit::barrier: return Cost::Port::none;
   }
   return Cost::Port::none;
 }

@@ -271,10 +271,10 @@ void write_timed(Json& json, const DispatchObservation& state) {
 void export_profile(const Dispatch& dispatch, const DispatchObservation& state) {
   const std::vector<Loop> loops = find_loops(*dispatch.code, state.total);
   const std::vector<int> loop_of = innermost_loops(loops, state.total.size());
-  const u64 launched = u64{dispatch.workgroups[0]} * dispatch.workgroups[1] *
-                       dispatch.workgroups[2];
-  const u64 workgroups = state.options.assumed_workgroups ? state.options.assumed_workgroups
-                                                          : launched;
+  const u64 launched =
+      u64{dispatch.workgroups[0]} * dispatch.workgroups[1] * dispatch.workgroups[2];
+  const u64 workgroups =
+      state.options.assumed_workgroups ? state.options.assumed_workgroups : launched;
   const auto write_three = [](Json& json, const char* name, const u32* values) {
     json.key(name);
     json.array([&] {

@@ -5,7 +5,8 @@
 //    then the oldest wave.
 //  * The vector port is busy for a VALU instruction's cycles, and for one issue slot of a matrix
 //    instruction, whose cycles are the matrix unit's. So the two overlap, of one wave or several.
-//  * Who reads or overwrites a matrix result waits for it, but for the accumulator of the next one.
+//  * An instruction that reads or overwrites a matrix result waits for it for
+//    Rates::matrix_result; the accumulator of the next matrix instruction does not.
 //  * LDS and L1 are the compute unit's. They serve requests in order; data comes a latency later.
 //
 // What is not modelled: caches (every access has one latency), HBM, instruction fetch other than
@@ -45,8 +46,8 @@ struct SimulatedWave {
   const Steps* steps;
   u32 workgroup;
   std::size_t next = 0;
-  u64 ready = 0;             // it cannot issue before
-  Stall why = Stall::fetch;  // what it waits for
+  u64 ready = 0;  // it cannot issue before
+  Stall waiting_for = Stall::fetch;
   u64 issued_at = kNever;
   u32 priority = 0;
   bool at_barrier = false;
@@ -60,7 +61,7 @@ struct SimulatedWave {
     return !has_ended() && !at_barrier && ready <= now && issued_at != now;
   }
   bool waits(Stall reason, u64 until = 0) {
-    why = reason;
+    waiting_for = reason;
     ready = std::max(ready, until);
     return false;
   }
@@ -109,11 +110,11 @@ class ComputeUnit {
       }
       if (all_ended) break;
       // Where nothing issued, nothing happens until the first wave can go on.
-      const u64 slots = issued || next == kNever ? 1
-                                                 : (next - now_ + rates_.issue - 1) / rates_.issue;
+      const u64 slots =
+          issued || next == kNever ? 1 : (next - now_ + rates_.issue - 1) / rates_.issue;
       for (const auto& wave : waves_)
         if (!wave->has_ended() && wave->issued_at != now_)
-          timing_.stalls[static_cast<u32>(wave->why)] += slots * rates_.issue;
+          timing_.stalls[static_cast<u32>(wave->waiting_for)] += slots * rates_.issue;
       now_ += slots * rates_.issue;
       if (next == kNever && !issued) {
         timing_.why_not = "the waves that are left wait at barriers that no other wave reaches";
@@ -228,7 +229,7 @@ class ComputeUnit {
       --running_[wave.workgroup];
     } else if (cost.unit == Unit::barrier) {
       wave.at_barrier = true;
-      wave.why = Stall::barrier;
+      wave.waiting_for = Stall::barrier;
       ++arrived_[wave.workgroup];
     }
     if (running_[wave.workgroup] && arrived_[wave.workgroup] == running_[wave.workgroup])

@@ -10,6 +10,7 @@
 
 namespace emulator {
 
+// clang-format off
 enum class OperandType : u8 {
   none,
   u16, i16, f16, bf16,           // the low half of a register; SDWA and op_sel choose another part
@@ -36,9 +37,11 @@ enum class Role : u8 {
   none,
   mode,          // MODE
 };
+// clang-format on
 
 // ---- Parameters ---------------------------------------------------------------------------------
 
+// clang-format off
 template <class T> struct Old { T value; operator T() const { return value; } };
 template <class T> struct Literal { T value; operator T() const { return value; } };
 struct LaneBit { u32 value; operator bool() const { return value != 0; } };  // 0 or ~0
@@ -46,6 +49,7 @@ struct Vcc { u32 value; operator bool() const { return value != 0; } };      // 
 struct Scc { u32 value; operator u32() const { return value; } };
 struct Exec { u64 value; operator u64() const { return value; } };
 struct Simm16 { i32 value; operator i32() const { return value; } };
+// clang-format on
 // Vector semantics that depend on MODE in more than rounding and denormals.
 struct Mode {
   u32 bits;
@@ -66,6 +70,7 @@ struct Mode {
 
 // ---- Results ------------------------------------------------------------------------------------
 
+// clang-format off
 // Vector: the value, and the lane's bit of the carry mask.
 template <class T> struct WithCarry { T value; bool carry; };
 // Vector: clamp saturates to the range of T instead of wrapping around. Holds the exact result.
@@ -78,6 +83,7 @@ template <class T> struct ToScalar { T value; };
 template <class T> struct WithScc { T value; bool scc; };
 // Scalar: SCC alone is bool. Value, new EXEC; SCC is whether EXEC is not zero.
 struct WithExec { u64 value; u64 exec; };
+// clang-format on
 
 template <class T> inline WithScc<T> nonzero(T value) { return {value, value != 0}; }
 
@@ -140,7 +146,9 @@ template <> struct ParameterOf<Simm16> {
 template <class T> struct ResultOf {
   static constexpr Parameter value{operand_type<T>, Role::destination};
 };
-template <> struct ResultOf<void> { static constexpr Parameter value{}; };
+template <> struct ResultOf<void> {
+  static constexpr Parameter value{};
+};
 template <> struct ResultOf<bool> {
   static constexpr Parameter value{OperandType::lane_mask, Role::lane_mask};
 };

@@ -23,12 +23,13 @@ struct SmallFormat {
   static constexpr bool kIsFnuz = kSpecials == SpecialCodes::negative_zero;
   static constexpr bool kIsIeee = kSpecials == SpecialCodes::ieee;
 
-  // The largest number; what is beyond it; NaN, for which a format without one has its largest
-  // number.
+  // The codes of the largest number, of what is beyond it, and of NaN. A format without infinity or
+  // NaN has its largest number in their place.
   static constexpr u32 kLargest = kIsIeee ? kMagnitude - (1u << kMantissaBits)
                                           : kMagnitude - (kSpecials == SpecialCodes::nan_only);
-  static constexpr u32 kInfinity =
-      kIsFnuz ? kSign : kSpecials == SpecialCodes::none ? kLargest : kLargest + 1;
+  static constexpr u32 kInfinity = kIsFnuz                           ? kSign
+                                   : kSpecials == SpecialCodes::none ? kLargest
+                                                                     : kLargest + 1;
   static constexpr u32 kNan = kIsFnuz ? kSign : kIsIeee ? kMagnitude - 1 : kMagnitude;
 
   // Exact. Bits above the format's are ignored.
@@ -55,13 +56,13 @@ struct SmallFormat {
   }
 };
 
-using Fp8 = SmallFormat<4, 3, 7, SpecialCodes::nan_only>;            // E4M3; gfx950: OCP
-using Bf8 = SmallFormat<5, 2, 15, SpecialCodes::ieee>;               // E5M2
-using Fp8Fnuz = SmallFormat<4, 3, 8, SpecialCodes::negative_zero>;   // gfx942
+using Fp8 = SmallFormat<4, 3, 7, SpecialCodes::nan_only>;           // E4M3; gfx950: OCP
+using Bf8 = SmallFormat<5, 2, 15, SpecialCodes::ieee>;              // E5M2
+using Fp8Fnuz = SmallFormat<4, 3, 8, SpecialCodes::negative_zero>;  // gfx942
 using Bf8Fnuz = SmallFormat<5, 2, 16, SpecialCodes::negative_zero>;
-using Fp6 = SmallFormat<2, 3, 1, SpecialCodes::none>;                // E2M3
-using Bf6 = SmallFormat<3, 2, 3, SpecialCodes::none>;                // E3M2
-using Fp4 = SmallFormat<2, 1, 1, SpecialCodes::none>;                // E2M1
+using Fp6 = SmallFormat<2, 3, 1, SpecialCodes::none>;  // E2M3
+using Bf6 = SmallFormat<3, 2, 3, SpecialCodes::none>;  // E3M2
+using Fp4 = SmallFormat<2, 1, 1, SpecialCodes::none>;  // E2M1
 
 // Types that stochastic rounding works on: mantissa bits of the source, and f16, bf16 as results.
 struct HalfFormat {

@@ -308,7 +308,12 @@ void execute_set_gpr_idx_off(Wave& wave, const Instruction&) {
 }
 
 enum HardwareRegister : u32 {
-  kHwMode = 1, kHwStatus = 2, kHwTrapStatus = 3, kHwId = 4, kHwShMemBases = 15, kHwXccId = 20,
+  kHwMode = 1,
+  kHwStatus = 2,
+  kHwTrapStatus = 3,
+  kHwId = 4,
+  kHwShMemBases = 15,
+  kHwXccId = 20,
 };
 
 u32 status(const Wave& wave) {
@@ -324,9 +329,10 @@ u32 hardware_register(const Wave& wave, u32 id) {
     case kHwStatus: return status(wave);
     // Its fields that are not zero here: the slot among a SIMD's waves, and the SIMD.
     case kHwId: return wave.index / 4u | wave.index % 4u << 4;
-    case kHwShMemBases:
-      return static_cast<u32>(kPrivateAperture >> 48) |
-             static_cast<u32>(kSharedAperture >> 48) << 16;
+    case kHwShMemBases: {
+      const u32 private_base = kPrivateAperture >> 48, shared_base = kSharedAperture >> 48;
+      return private_base | shared_base << 16;
+    }
     case kHwXccId: return wave.workgroup->id[0] % 8;  // workgroups go round-robin over 8 chiplets
     default: fault("hardware register %u is not emulated", id);
   }
@@ -406,14 +412,19 @@ constexpr Signature signature_of_type() {
   return signature_of(static_cast<F*>(nullptr));
 }
 
-#define SOP(FORMAT, OPCODE, NAME, ARCH) \
-  {Format::FORMAT, OPCODE, ARCH, #NAME, &ScalarOperation<&NAME##_semantics>::execute, \
-   signature_of(&NAME##_semantics), Unit::salu},
+#define SOP(FORMAT, OPCODE, NAME, ARCH)          \
+  {Format::FORMAT,                               \
+   OPCODE,                                       \
+   ARCH,                                         \
+   #NAME,                                        \
+   &ScalarOperation<&NAME##_semantics>::execute, \
+   signature_of(&NAME##_semantics),              \
+   Unit::salu},
 #define SOP2(OPCODE, NAME, ARCH, RESULT, ARGS, ...) SOP(SOP2, OPCODE, NAME, ARCH)
 #define SOP1(OPCODE, NAME, ARCH, RESULT, ARGS, ...) SOP(SOP1, OPCODE, NAME, ARCH)
 #define SOPC(OPCODE, NAME, ARCH, RESULT, ARGS, ...) SOP(SOPC, OPCODE, NAME, ARCH)
 #define SOPK(OPCODE, NAME, ARCH, RESULT, ARGS, ...) SOP(SOPK, OPCODE, NAME, ARCH)
-#define CUSTOM(FORMAT, OPCODE, NAME, ARCH, RESULT, ARGS, UNIT, EXECUTOR)        \
+#define CUSTOM(FORMAT, OPCODE, NAME, ARCH, RESULT, ARGS, UNIT, EXECUTOR) \
   {Format::FORMAT, OPCODE, ARCH, #NAME, &EXECUTOR, signature_of_type<NAME##_signature>(), UNIT},
 #define SOP2_CUSTOM(...) CUSTOM(SOP2, __VA_ARGS__)
 #define SOP1_CUSTOM(...) CUSTOM(SOP1, __VA_ARGS__)

@@ -214,8 +214,7 @@ void scalar_immediate(Line& line, const Instruction& inst) {
     return;
   }
   for (const char* const name : {"s_barrier", "s_wakeup", "s_icache_inv", "s_ttracedata",
-                                 "s_set_gpr_idx_off", "s_endpgm_saved",
-                                 "s_endpgm_ordered_ps_done"})
+                                 "s_set_gpr_idx_off", "s_endpgm_saved", "s_endpgm_ordered_ps_done"})
     if (!std::strcmp(mnemonic, name)) return;
   if (!std::strcmp(mnemonic, "s_set_gpr_idx_mode") && field < 16) {
     line.operand(gpr_idx_text(field));

@@ -2,10 +2,14 @@
 //
 // A family describes its addresses by a class, here called Memory:
 //
-//     Memory(Wave&, const Instruction&)                 counts the instruction, if vmcnt does
-//     u8* at(u32 lane, u32 within, u32 bytes, Access)   null where hardware reads 0 and drops
-//     writes bool point_at_all(u32 bytes, Access, LanePointers&)  false: ask for one lane after the
-//     other kChecksEachDword     parts of an access may be out of range
+//     Memory(Wave&, const Instruction&)
+//         counts the instruction, if vmcnt does
+//     u8* at(u32 lane, u32 offset, u32 bytes, Access) const
+//         the lane's access, from `offset` on; null where hardware reads 0 and drops writes
+//     bool point_at_all(u32 bytes, Access, LanePointers&) const
+//         the accesses of all active lanes; false where each lane must be asked for with `at`
+//     static constexpr bool kChecksEachDword
+//         whether one dword of an access may be out of range and the next one not
 //
 // and gets loads, stores, atomics and loads into LDS from the templates below.
 #pragma once
@@ -26,7 +30,7 @@ template <class Body> inline void for_each_lane(u64 lanes, Body&& body) {
   for (; lanes; lanes &= lanes - 1) body(static_cast<u32>(__builtin_ctzll(lanes)));
 }
 
-// The plane of one register of source `source`.
+// The plane of register `reg` of a source.
 inline const u32* read_address(Wave& wave, const Instruction& inst, u32 source, u32 reg = 0) {
   const Operand& operand = inst.source[source];
   hooks::vgpr_read(wave, operand.index + reg, 1, wave.exec());

@@ -32,17 +32,27 @@ constexpr Signature signature_of_type() {
 #ifndef VECTOR_EXECUTOR
 #define VECTOR_EXECUTOR Elementwise
 #endif
-#define ROW(EXECUTOR, UNIT, OPCODE, NAME, ARCH)                                       \
-  {Format::VECTOR_FORMAT, OPCODE, ARCH, #NAME, &EXECUTOR<&NAME##_semantics>::execute, \
-   EXECUTOR<&NAME##_semantics>::kSignature, Unit::UNIT},
+#define ROW(EXECUTOR, UNIT, OPCODE, NAME, ARCH) \
+  {Format::VECTOR_FORMAT,                       \
+   OPCODE,                                      \
+   ARCH,                                        \
+   #NAME,                                       \
+   &EXECUTOR<&NAME##_semantics>::execute,       \
+   EXECUTOR<&NAME##_semantics>::kSignature,     \
+   Unit::UNIT},
 #define V(OPCODE, NAME, ARCH, RESULT, ARGS, ...) ROW(VECTOR_EXECUTOR, valu, OPCODE, NAME, ARCH)
 #define V_NEAREST(OPCODE, NAME, ARCH, RESULT, ARGS, ...) \
   ROW(NearestElementwise, valu, OPCODE, NAME, ARCH)
 #define V_TRANSCENDENTAL(OPCODE, NAME, ARCH, RESULT, ARGS, ...) \
   ROW(NearestElementwise, transcendental, OPCODE, NAME, ARCH)
-#define V_CUSTOM(OPCODE, NAME, ARCH, RESULT, ARGS, ...)       \
-  {Format::VECTOR_FORMAT, OPCODE, ARCH, #NAME, &__VA_ARGS__, \
-   signature_of_type<NAME##_signature>(), Unit::valu},
+#define V_CUSTOM(OPCODE, NAME, ARCH, RESULT, ARGS, ...) \
+  {Format::VECTOR_FORMAT,                               \
+   OPCODE,                                              \
+   ARCH,                                                \
+   #NAME,                                               \
+   &__VA_ARGS__,                                        \
+   signature_of_type<NAME##_signature>(),               \
+   Unit::valu},
 const Definition kDefinitions[] = {
 #include VECTOR_TABLE
 };

@@ -65,7 +65,9 @@ void execute_permlane_swap(Wave& wave, const Instruction& inst) {
 }
 
 template <class Format>
-f32 small_value(u32 code) { return Format::value(code); }
+f32 small_value(u32 code) {
+  return Format::value(code);
+}
 
 // Two numbers of 8 bits to two registers.
 template <class Format>

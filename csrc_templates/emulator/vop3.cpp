@@ -16,13 +16,21 @@ inline i64 signed_24(i32 value) { return static_cast<i32>(static_cast<u32>(value
 inline i64 unsigned_24(u32 value) { return value & 0xffffff; }
 
 template <class T>
-inline T smaller(T a, T b) { return a < b ? a : b; }
+inline T smaller(T a, T b) {
+  return a < b ? a : b;
+}
 template <class T>
-inline T larger(T a, T b) { return a > b ? a : b; }
+inline T larger(T a, T b) {
+  return a > b ? a : b;
+}
 template <class T>
-inline T middle(T a, T b, T c) { return larger(smaller(a, b), smaller(larger(a, b), c)); }
+inline T middle(T a, T b, T c) {
+  return larger(smaller(a, b), smaller(larger(a, b), c));
+}
 template <i32 kLowest, i32 kHighest>
-inline i32 bounded(i32 value) { return smaller(larger(value, kLowest), kHighest); }
+inline i32 bounded(i32 value) {
+  return smaller(larger(value, kLowest), kHighest);
+}
 
 inline u16 two_bytes(i32 low, i32 high) {
   return static_cast<u16>((low & 0xff) | (high & 0xff) << 8);
@@ -220,7 +228,9 @@ inline T magnitude(T value) {
       static_cast<typename FloatFormat<T>::Bits>(float_bits(value) & ~FloatFormat<T>::kSign));
 }
 template <class T>
-inline bool is_zero(T value) { return float_bits(magnitude(value)) == 0; }
+inline bool is_zero(T value) {
+  return float_bits(magnitude(value)) == 0;
+}
 template <class T> inline bool is_infinite(T value) {
   return float_bits(magnitude(value)) == FloatFormat<T>::kInfinity;
 }

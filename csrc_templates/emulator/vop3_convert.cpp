@@ -106,9 +106,13 @@ u32 fp4_of_halves_stochastic(Pair pair, u32 random, f32 scale, Mode mode) {
 }
 
 template <class Format>
-f32 widen(u32 code, f32 scale) { return multiplied(Format::value(code), scale); }
+f32 widen(u32 code, f32 scale) {
+  return multiplied(Format::value(code), scale);
+}
 template <class Format>
-KeepHigh<f16> widen_to_half(u32 code, f32 scale) { return {f16(widen<Format>(code, scale))}; }
+KeepHigh<f16> widen_to_half(u32 code, f32 scale) {
+  return {f16(widen<Format>(code, scale))};
+}
 template <class Format>
 u64 widen_to_floats(u32 codes, f32 scale, Mode mode) {
   const f32 low = mode.flush_result(widen<Format>(codes, scale));

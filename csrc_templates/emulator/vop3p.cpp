@@ -84,7 +84,9 @@ class HalfSource<Mode> {
   Mode mode_;
 };
 template <>
-Planes read_halves<Mode>(Wave&, const Instruction&, u32, LaneBuffer&) { return {}; }
+Planes read_halves<Mode>(Wave&, const Instruction&, u32, LaneBuffer&) {
+  return {};
+}
 
 // The bits of a half's result, under the instruction's clamp.
 template <class R>

@@ -12,13 +12,18 @@
 namespace emulator {
 
 constexpr u32 kLanes = 64;
-constexpr u32 kVgprs = 512;             // architectural and accumulation
+constexpr u32 kVgprs = 512;  // architectural and accumulation
 constexpr u32 kFirstAccumulation = 256;
 constexpr u64 kAllLanes = ~u64{0};
 
 // Encodings of the scalar operands that have a name.
 enum ScalarIndex : u16 {
-  kFlatScratch = 102, kXnackMask = 104, kVccIndex = 106, kTtmp0 = 108, kM0 = 124, kExecIndex = 126,
+  kFlatScratch = 102,
+  kXnackMask = 104,
+  kVccIndex = 106,
+  kTtmp0 = 108,
+  kM0 = 124,
+  kExecIndex = 126,
 };
 
 // MODE as s_getreg and s_setreg see it.
@@ -56,14 +61,14 @@ struct Kernel;
 struct Device;
 
 struct Options {
-  u32 threads = 0;              // workers; 0: as many as the CPU has
+  u32 threads = 0;  // workers; 0: as many as the CPU has
   // Instructions before the next wave of the workgroup gets its turn. Few, so that waves keep pace
   // as they do on hardware: published kernels (gfx950, causal) hand LDS over without a barrier and
   // give wrong results from 512 on. 64 costs no time that can be measured.
   u32 time_slice = 64;
-  u64 instruction_budget = 0;   // for each wave; 0: without limit
-  u32 random_order = 0;         // 1: the order of waves and the lengths of their slices are random
-  u32 register_fill = 0;        // content of registers and LDS that nobody wrote
+  u64 instruction_budget = 0;  // for each wave; 0: without limit
+  u32 random_order = 0;        // 1: the order of waves and the lengths of their slices are random
+  u32 register_fill = 0;       // content of registers and LDS that nobody wrote
   u64 seed = 0;
 };
 
@@ -74,7 +79,7 @@ struct Dispatch {
   const Device* device;
   u32 workgroups[3];
   u32 workgroup_size[3];
-  u32 lds_bytes;                // static and dynamic
+  u32 lds_bytes;  // static and dynamic
   u32 scratch_bytes_per_lane;
   const u8* kernarg;
   AddressSpace memory;
@@ -95,9 +100,9 @@ struct Workgroup {
 // A load into LDS on its way. It arrives when an s_waitcnt asks for it and not before: between the
 // last barrier and the first wait, production kernels count on memory being far away.
 struct LdsLoad {
-  u64 number;            // of the vector memory instruction, counted as vmcnt does
-  u32 bytes;             // of each lane
-  u8* to[kLanes];        // null: nothing
+  u64 number;      // of the vector memory instruction, counted as vmcnt does
+  u32 bytes;       // of each lane
+  u8* to[kLanes];  // null: nothing
   u32 data[kLanes][4];
 };
 
@@ -110,20 +115,20 @@ struct Wave {
   const Instruction* current;   // the one that runs
   Workgroup* workgroup;
   u32 mode;
-  u32 status_bits;              // hardware registers that kernels read for information only
+  u32 status_bits;  // hardware registers that kernels read for information only
   bool scc;
   WaveState state;
-  bool yields;                  // set by s_sleep: the other waves get their turn
-  bool indexes_vgprs;           // between s_set_gpr_idx_on and _off
-  bool default_float_mode;      // nearest even, denormals kept: nothing to set around float code
-  u8 index;                     // in the workgroup
+  bool yields;              // set by s_sleep: the other waves get their turn
+  bool indexes_vgprs;       // between s_set_gpr_idx_on and _off
+  bool default_float_mode;  // nearest even, denormals kept: nothing to set around float code
+  u8 index;                 // in the workgroup
   u8 priority;
-  u32 vgpr_count;               // architectural and accumulation, that the kernel allocated
-  u32 accumulation_offset;      // architectural VGPRs; accumulation registers come after
-  u64 executed;                 // instructions
-  u8* scratch;                  // scratch_bytes_per_lane for each of 64 lanes, one after the other
-  AddressSpace::Hit memory_hit; // the range of the last access
-  u64 vector_memory_issued;     // instructions that raise vmcnt
+  u32 vgpr_count;                // architectural and accumulation, that the kernel allocated
+  u32 accumulation_offset;       // architectural VGPRs; accumulation registers come after
+  u64 executed;                  // instructions
+  u8* scratch;                   // scratch_bytes_per_lane for each of 64 lanes, one after the other
+  AddressSpace::Hit memory_hit;  // the range of the last access
+  u64 vector_memory_issued;      // instructions that raise vmcnt
   std::deque<LdsLoad> lds_loads;
   WaveObservation* observation = nullptr;
 
