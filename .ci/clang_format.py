@@ -5,9 +5,10 @@
     python .ci/clang_format.py --check      # show it, and fail
     python .ci/clang_format.py FILE ...     # these files only
 
-A template's placeholders, `@{name}`, are no C++. clang-format sees an identifier of the same length
-in the place of each. It leaves the text of comments alone, so that lines that are too long are for
-a person to break; `--check` names them.
+A template's placeholders, `@{name}`, are no C++. In the place of each, clang-format sees an
+identifier of the same length; of one that has a line to itself, a comment, so that the line stays.
+It leaves the text of comments alone, so that a line that is too long is for a person to break;
+`--check` names it.
 """
 
 from __future__ import annotations
@@ -26,8 +27,12 @@ SUFFIXES = (".cpp", ".h", ".hip", ".inc", ".cpp.in", ".h.in", ".inc.in")
 # A letter that none of the sources uses, so that the way back is unambiguous.
 MARK = "µ"
 COLUMNS = int(re.findall(r"^ColumnLimit: (\d+)$", (ROOT / ".clang-format").read_text(), re.M)[0])
-PLACEHOLDER = re.compile(r"@\{([A-Za-z_][A-Za-z0-9_]*)\}")
-STAND_IN = re.compile(rf"{MARK}{MARK}([A-Za-z0-9_]+){MARK}")
+NAME = "[A-Za-z_][A-Za-z0-9_]*"
+# (pattern, what stands for it, the stand-in's pattern), in the order in which they are looked for.
+PLACEHOLDERS = (
+    (rf"(?m)^([ \t]*)@\{{({NAME})\}}$", rf"\1// {MARK}\2", rf"// {MARK}({NAME})$"),
+    (rf"@\{{({NAME})\}}", rf"{MARK}{MARK}\1{MARK}", rf"{MARK}{MARK}({NAME}){MARK}"),
+)
 
 
 def tracked_sources() -> list[Path]:
@@ -60,14 +65,18 @@ def formatted(clang_format: str, path: Path, text: str) -> str:
     name = str(path).removesuffix(".in")
     if not name.endswith((".cpp", ".h")):
         name += ".cpp"
-    result = subprocess.run(
+    for placeholder, stand_in, _ in PLACEHOLDERS:
+        text = re.sub(placeholder, stand_in, text)
+    text = subprocess.run(
         [clang_format, "--style=file", f"--assume-filename={name}"],
-        input=PLACEHOLDER.sub(rf"{MARK}{MARK}\1{MARK}", text),
+        input=text,
         check=True,
         stdout=subprocess.PIPE,
         encoding="utf-8",
     ).stdout
-    return STAND_IN.sub(r"@{\1}", result)
+    for _, _, stand_in in PLACEHOLDERS:
+        text = re.sub(stand_in, r"@{\1}", text, flags=re.M)
+    return text
 
 
 def show_changes(path: Path, before: str, after: str) -> None:
