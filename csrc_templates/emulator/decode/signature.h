@@ -50,6 +50,7 @@ struct Scc { u32 value; operator u32() const { return value; } };
 struct Exec { u64 value; operator u64() const { return value; } };
 struct Simm16 { i32 value; operator i32() const { return value; } };
 // clang-format on
+
 // Vector semantics that depend on MODE in more than rounding and denormals.
 struct Mode {
   u32 bits;
@@ -71,6 +72,7 @@ struct Mode {
 // ---- Results ------------------------------------------------------------------------------------
 
 // clang-format off
+
 // Vector: the value, and the lane's bit of the carry mask.
 template <class T> struct WithCarry { T value; bool carry; };
 // Vector: clamp saturates to the range of T instead of wrapping around. Holds the exact result.

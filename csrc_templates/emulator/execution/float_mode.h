@@ -1,5 +1,5 @@
-// Runs host floating point under a wave's rounding mode. The default (nearest even) is what
-// worker threads run under anyway, so that nothing is set for it.
+// Runs host floating point under a wave's rounding mode. The default (nearest even) is what worker
+// threads run under anyway, so that nothing is set for it.
 #pragma once
 
 #include "execution/wave.h"

@@ -116,8 +116,8 @@ struct ScalarOperation<kApply> {
 
 // ---- Program flow -------------------------------------------------------------------------------
 
-// `pc` is past the instruction already; inside of the code: the array ends with instructions that
-// fault.
+// `pc` is past the instruction already, and `dwords` counts from there. Targets are inside of the
+// code: what lies behind it in the array are instructions that fault.
 void jump(Wave& wave, i64 dwords) {
   const CodeObject& code = *wave.dispatch().code;
   const i64 target = (wave.pc - code.instructions.data()) + dwords;
