@@ -11,6 +11,7 @@ from .. import chips, jit
 from ..resources import templates_dir
 from ..target import CpuIsa, cpu_target
 from .estimate import SIMDS
+from .node import VIRTUAL_NODE
 from .shared_structs import (
     DEFAULT_MOST_STEPS,
     DEFAULT_SAMPLE,
@@ -21,9 +22,6 @@ from .shared_structs import (
     RANGE,
     FindingKind,
 )
-
-VIRTUAL_NODE = ("MI300X", "MI308X", "MI355X")
-"""The chips that are emulated, by device number."""
 
 Variant = Literal["plain", "check", "profile"]
 
@@ -105,7 +103,7 @@ def _facts_about_chips() -> dict[str, object]:
     return {
         "simds": SIMDS,
         "architectures": _rows(_architecture_row(each) for each in architectures),
-        "devices": _rows(_device_row(chips.chip(name)) for name in VIRTUAL_NODE),
+        "devices": _rows(_device_row(chips.chip(name)) for name in VIRTUAL_NODE.values()),
     }
 
 

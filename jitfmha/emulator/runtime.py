@@ -72,7 +72,7 @@ class Definition:
 
 
 class Emulator:
-    """The virtual node of one variant of the library: the devices of `library.VIRTUAL_NODE`.
+    """The virtual node of one variant of the library: the devices of `VIRTUAL_NODE`.
 
     Args:
         variant: plain, check (the sanitizer) or profile (the cost model).
