@@ -1,9 +1,8 @@
-// Where the sanitizer (check.cpp) and the cost model (profile.cpp) look in.
+// Where the sanitizer (checks/check.cpp) and the cost model (profile/profile.cpp) look in.
 //
 // They are compile-time variants of the same sources: -DJITFMHA_EMULATOR_CHECK=1 or
 // -DJITFMHA_EMULATOR_PROFILE=1, never both. Without either, every hook is an empty inline function
-// and its arguments fold away. With one, the functions below are defined in check.cpp or
-// profile.cpp.
+// and its arguments fold away. With one, the functions below are defined in one of these files.
 //
 // Instruction families never call hooks: the operand layer (lanes.h, scalar_operands.h), the memory
 // functions (memory.h) and the scheduler do.

@@ -52,7 +52,7 @@ class Fault : public std::runtime_error {
 [[noreturn]] void lane_fault(int lane, const char* format, ...)
     __attribute__((format(printf, 2, 3)));
 
-// State that check.cpp and profile.cpp keep for a wave, a workgroup and a launch; see hooks.h.
+// State that checks/ and profile/ keep for a wave, a workgroup and a launch; see hooks.h.
 struct WaveObservation;
 struct WorkgroupObservation;
 struct DispatchObservation;
