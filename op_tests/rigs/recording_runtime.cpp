@@ -42,7 +42,7 @@ struct Recorder {
   std::vector<Launch> launches;
   bool keeps_launches = true;
   std::uint64_t launch_count = 0;
-  std::vector<int> loads;  // the device of each hipModuleLoadData
+  std::vector<int> loads;               // the device of each hipModuleLoadData
   std::map<std::string, int> failures;  // function -> the code that it returns
   std::map<std::pair<int, int>, int> attributes;
 };
@@ -85,7 +85,11 @@ EXPORT int hipModuleLoadData(void** module, const void* image) {
   const std::lock_guard<std::mutex> lock(recorder().mutex);
   recorder().loads.push_back(current_device);
   if (const int failure = failure_of("hipModuleLoadData")) return failure;
-  if (std::memcmp(image, "\x7f" "ELF", 4) != 0) return kInvalidValue;
+  if (std::memcmp(image,
+                  "\x7f"
+                  "ELF",
+                  4) != 0)
+    return kInvalidValue;
   *module = new Module{current_device};
   return kSuccess;
 }
