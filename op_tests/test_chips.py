@@ -1,0 +1,87 @@
+"""The facts about chips, and how devices find theirs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+
+from jitfmha.chips import (
+    _FILE,
+    Arch,
+    architecture,
+    chip,
+    chip_of_device,
+    chips,
+    is_arch,
+    supported_chips,
+)
+
+
+def test_every_chip() -> None:
+    assert [each.name for each in chips()] == list(json.loads(_FILE.read_text())["chips"])
+    assert {each.architecture.name for each in chips()} == set(get_args(Arch))
+    for each in chips():
+        assert each == chip(each.name)
+        assert 0 < each.xcds <= each.compute_units
+        assert each.compute_units % each.xcds == 0
+        for pci_id in each.pci_ids:
+            assert chip_of_device(each.architecture.name, pci_id) == each
+
+
+def test_each_fact_has_a_source() -> None:
+    file = json.loads(_FILE.read_text())
+    sourced = {name for names in file["sources"] for name in names.split(", ")}
+    facts = {
+        name for kind in ("architectures", "chips") for each in file[kind].values() for name in each
+    }
+    assert facts == sourced
+
+
+def test_a_pci_id_is_of_one_chip() -> None:
+    ids = [pci_id for each in chips() for pci_id in each.pci_ids]
+    assert len(ids) == len(set(ids))
+
+
+@pytest.mark.parametrize(
+    ("arch", "pci_id", "name", "folder"),
+    [
+        ("gfx942", 0x74A1, "MI300X", "MI300"),
+        ("gfx942", 0x74A0, "MI300A", "MI300"),
+        ("gfx942", 0x74BC, "MI308X", "MI308"),
+        ("gfx942", 0x1234, "MI300X", "MI300"),
+        ("gfx950", 0x75A3, "MI355X", None),
+        ("gfx950", 0x1234, "MI350X", None),
+        ("gfx950", 0x74A2, "MI350X", None),  # that of an MI308X, which has another architecture
+    ],
+)
+def test_the_chip_of_a_device(arch: Arch, pci_id: int, name: str, folder: str | None) -> None:
+    found = chip_of_device(arch, pci_id)
+    assert (found.name, found.kernel_folder) == (name, folder)
+
+
+def test_architectures() -> None:
+    assert architecture("gfx942").kernel_folders == ("MI300", "MI308")
+    assert architecture("gfx950").kernel_folders == ()
+    assert architecture("gfx942").fp8_dtype in architecture("gfx942").dtypes
+    assert is_arch("gfx950")
+    assert not is_arch("gfx90a")
+
+
+def test_an_unknown_chip_is_named() -> None:
+    with pytest.raises(ValueError, match="chip 'MI999' is not known; MI300A, MI300X"):
+        chip("MI999")
+
+
+def test_the_sentence_of_supported_chips() -> None:
+    assert supported_chips() == (
+        "gfx942 (MI300A, MI300X, MI325X and MI308X); gfx950 (MI350X, MI355X and MI350P)"
+    )
+
+
+def test_importing_reads_nothing() -> None:
+    program = "import jitfmha.chips as c; assert c._facts.cache_info().currsize == 0"
+    subprocess.run([sys.executable, "-c", program], check=True)
