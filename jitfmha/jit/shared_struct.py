@@ -1,0 +1,227 @@
+"""Structs that C++ and Python share, each stated once.
+
+A :class:`SharedStruct` gives the C++ definition, which goes into a template as one placeholder with
+a ``static_assert`` for its size and for every offset; a :class:`ctypes.Structure`; and a
+:class:`struct.Struct`, which packs all values at once and is the quickest way to fill one. So where
+the two languages disagree, the build fails.
+
+    SIZES = SharedStruct("Sizes", {"rows": INT64, "strides": Array(INT64, 4), "scale": FLOAT})
+
+    jit.render("example.cpp.in", {"sizes": SIZES.cpp()})
+    SIZES.packer.pack(70, *(8960, 128, 128, 1), 0.1)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+__all__ = [
+    "BOOL",
+    "FLOAT",
+    "HOST",
+    "INT32",
+    "INT64",
+    "POINTER",
+    "UINT32",
+    "UINT64",
+    "Array",
+    "Dialect",
+    "FieldType",
+    "Pointer",
+    "Scalar",
+    "SharedStruct",
+]
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How C++ text spells what differs between the host's compiler and a GPU's without headers.
+
+    Attributes:
+        scalars: the names of the scalar types; those of C++'s <cstdint> where one is missing.
+        pointer: a pointer's type, with {} for what it points to.
+        offsetof: the operator.
+    """
+
+    scalars: Mapping[str, str]
+    pointer: str
+    offsetof: str
+
+
+HOST = Dialect(scalars={}, pointer="{}*", offsetof="offsetof")
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number.
+
+    Attributes:
+        cpp: its C++ type.
+        letter: its letter in a :mod:`struct` format, without a byte order; its alignment is its
+            size.
+        ctype: its ctypes type.
+    """
+
+    cpp: str
+    letter: str
+    ctype: Any
+
+    @property
+    def size(self) -> int:
+        return struct.calcsize(f"={self.letter}")
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """An address, as Python's ``int``; null is 0.
+
+    Attributes:
+        to: the C++ type that it points to.
+    """
+
+    to: str = "void"
+
+
+INT32 = Scalar("std::int32_t", "i", ctypes.c_int32)
+UINT32 = Scalar("std::uint32_t", "I", ctypes.c_uint32)
+INT64 = Scalar("std::int64_t", "q", ctypes.c_int64)
+UINT64 = Scalar("std::uint64_t", "Q", ctypes.c_uint64)
+BOOL = Scalar("bool", "?", ctypes.c_bool)
+FLOAT = Scalar("float", "f", ctypes.c_float)
+POINTER = Pointer()
+_POINTER_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Array:
+    """``count`` values of one type, one behind the other."""
+
+    of: FieldType
+    count: int
+
+
+FieldType: TypeAlias = "Scalar | Pointer | Array | SharedStruct"
+
+
+class SharedStruct:
+    """One struct, known to both languages.
+
+    Attributes:
+        name: in C++.
+        fields: name -> type, in order.
+        slot_bytes: every field begins at a multiple of this, and the size is one; 0: each has the
+            alignment that its type has in C++.
+    """
+
+    def __init__(self, name: str, fields: Mapping[str, FieldType], *, slot_bytes: int = 0) -> None:
+        self.name = name
+        self.fields = dict(fields)
+        self.slot_bytes = slot_bytes
+        self.offsets: dict[str, int] = {}
+        end = 0
+        for field, kind in self.fields.items():
+            start = _rounded_up(end, max(_alignment(kind), slot_bytes))
+            self.offsets[field] = start
+            end = start + _size(kind)
+        self.alignment = max([slot_bytes, *(_alignment(kind) for kind in self.fields.values())])
+        self.size = _rounded_up(end, self.alignment)
+
+    def __repr__(self) -> str:
+        return f"SharedStruct({self.name!r}, {self.size} bytes)"
+
+    @cached_property
+    def leaves(self) -> tuple[str, ...]:
+        """The plain values in the order in which ``packer`` takes them, as ``strides[1].head``."""
+        return tuple(name for name, _, _ in _leaves(self, "", 0))
+
+    @cached_property
+    def packer(self) -> struct.Struct:
+        """Packs the values of all ``leaves``; what lies between fields is 0."""
+        form, end = "=", 0
+        for _, letter, offset in _leaves(self, "", 0):
+            gap = offset - end
+            form += f"{gap}x{letter}" if gap else letter
+            end = offset + struct.calcsize(f"={letter}")
+        return struct.Struct(form + (f"{self.size - end}x" if self.size > end else ""))
+
+    @cached_property
+    def ctype(self) -> type[ctypes.Structure]:
+        """The struct for ctypes; all bytes of a new one are 0."""
+        members: list[tuple[str, Any]] = []
+        end = 0
+        for field, kind in self.fields.items():
+            if self.offsets[field] > end:
+                members.append((f"_before_{field}", ctypes.c_uint8 * (self.offsets[field] - end)))
+            members.append((field, _ctype(kind)))
+            end = self.offsets[field] + _size(kind)
+        if self.size > end:
+            members.append(("_rest", ctypes.c_uint8 * (self.size - end)))
+        made = type(self.name, (ctypes.Structure,), {"_pack_": 1, "_fields_": members})
+        assert ctypes.sizeof(made) == self.size
+        return made
+
+    def cpp(self, dialect: Dialect = HOST) -> str:
+        """The C++ definition and its checks. Structs inside of it have to be defined before."""
+        slot = f"alignas({self.slot_bytes}) " if self.slot_bytes else ""
+        members = "".join(
+            f"  {slot}{_declaration(field, kind, dialect)};\n"
+            for field, kind in self.fields.items()
+        )
+        checks = "".join(
+            f"static_assert({dialect.offsetof}({self.name}, {field}) == {offset});\n"
+            for field, offset in self.offsets.items()
+        )
+        return (
+            f"struct {self.name} {{\n{members}}};\n{checks}"
+            f"static_assert(sizeof({self.name}) == {self.size});"
+        )
+
+
+def _rounded_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _size(kind: FieldType) -> int:
+    if isinstance(kind, Array):
+        return _size(kind.of) * kind.count
+    return _POINTER_BYTES if isinstance(kind, Pointer) else kind.size
+
+
+def _alignment(kind: FieldType) -> int:
+    if isinstance(kind, Array):
+        return _alignment(kind.of)
+    return kind.alignment if isinstance(kind, SharedStruct) else _size(kind)
+
+
+def _leaves(kind: FieldType, name: str, offset: int) -> Iterator[tuple[str, str, int]]:
+    """Name, letter and offset of each plain value."""
+    if isinstance(kind, SharedStruct):
+        for field, each in kind.fields.items():
+            inner = f"{name}.{field}" if name else field
+            yield from _leaves(each, inner, offset + kind.offsets[field])
+    elif isinstance(kind, Array):
+        for i in range(kind.count):
+            yield from _leaves(kind.of, f"{name}[{i}]", offset + i * _size(kind.of))
+    else:
+        yield name, "Q" if isinstance(kind, Pointer) else kind.letter, offset
+
+
+def _ctype(kind: FieldType) -> Any:
+    if isinstance(kind, Array):
+        return _ctype(kind.of) * kind.count
+    return ctypes.c_void_p if isinstance(kind, Pointer) else kind.ctype
+
+
+def _declaration(name: str, kind: FieldType, dialect: Dialect) -> str:
+    if isinstance(kind, Array):
+        return _declaration(f"{name}[{kind.count}]", kind.of, dialect)
+    if isinstance(kind, Pointer):
+        return f"{dialect.pointer.format(kind.to)} {name}"
+    if isinstance(kind, SharedStruct):
+        return f"{kind.name} {name}"
+    return f"{dialect.scalars.get(kind.cpp, kind.cpp)} {name}"
