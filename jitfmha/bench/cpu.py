@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from ..detection import target_of
 from ..interface import fmha_fwd
 from ..problem import DTYPE_NAMES
-from ..target import target_of
 from .first_call import FirstCall, first_call
 from .report import Comparison, Report
 from .timing import Timings, alternate
