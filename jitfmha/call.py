@@ -1,16 +1,17 @@
 """From the arguments of a call to a launched kernel, once slowly and from then on quickly.
 
-The first call of a kind is checked, planned and bound. What is kept, under all that the plan
-depends on, serves every later call of the kind. Lengths and strides are not part of that: a call
-with new ones is checked for them alone, and gets a launch of the kernel that is there. A call with
-lengths that were there before is looked up, allocates its outputs and launches.
+A call is looked up under everything that the checks look at, allocates its outputs and launches.
+What is not there yet is prepared, on one of two ways. The first call of a kind is checked, planned
+and bound. Lengths and strides do not belong to the kind: a call with new ones is checked for them
+alone, and gets a launch of the kernel that the kind has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from math import prod
-from typing import NamedTuple
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,17 +32,20 @@ from .problem import (
 )
 from .target import TARGET_HERE, Target
 
-_MOST_KINDS = 4096
-_MOST_SIZES = 1024  # of one kind
+_Kept = TypeVar("_Kept")
+_MOST_KEPT = 4096
 
 
-class PreparedCall(NamedTuple):
+@dataclass(frozen=True, eq=False, repr=False)
+class PreparedCall:
     """A call of which everything but the tensors' addresses is settled."""
 
     launch: Launch | None  # None where there is no output element to compute
     sizes: Sizes
+    # In shape, strides and dtype, and of ordinary size: allocating such an output is quicker.
+    out_is_like_q: bool
     out_shape: tuple[int, ...]
-    out_dtype: torch.dtype | None  # None where it is q's
+    out_dtype: torch.dtype
     lse_shape: tuple[int, ...]
     lse_strides: tuple[int, ...]  # contiguous; given, because that is quicker
     spans: tuple[int, ...]  # bytes from the first to behind the last element: q, k, v, out
@@ -56,12 +60,9 @@ class CallKind:
         self._problem = problem
         self._target = target
         self._kernels: list[Kernel] = []
-        self._prepared: dict[Hashable, PreparedCall] = {}
-        self.prepared_for = self._prepared.get
-        """What :meth:`prepare` kept under a key."""
 
-    def prepare(self, key: Hashable, sizes: Sizes, arguments: Arguments) -> PreparedCall:
-        """Settle a call with ``sizes``, and keep the result under ``key``."""
+    def prepare(self, sizes: Sizes, arguments: Arguments) -> PreparedCall:
+        """Settle a call with ``sizes``."""
         problem, seqlen_q = self._problem, sizes.seqlen_q
         heads_q, out = problem.heads_q, arguments.out
         out_shape: tuple[int, ...] = (seqlen_q, heads_q, problem.hdim_v)
@@ -72,24 +73,28 @@ class CallKind:
             lse_shape = (problem.batch, *lse_shape)
             lse_strides = (heads_q * seqlen_q, *lse_strides)
         q = arguments.q
-        prepared = PreparedCall(
+        wants_huge_pages = (
+            q.device.type == "cpu" and prod(out_shape) * q.element_size() >= HUGE_PAGES_FROM_BYTES
+        )
+        return PreparedCall(
             launch=self._launch_for(sizes),
             sizes=sizes,
+            out_is_like_q=(
+                out_shape == q.shape
+                and sizes.out == sizes.q
+                and not problem.is_fp8
+                and not wants_huge_pages
+            ),
             out_shape=out_shape,
-            out_dtype=out_dtype_of(q.dtype) if problem.is_fp8 else None,
+            out_dtype=out_dtype_of(q.dtype),
             lse_shape=lse_shape,
             lse_strides=lse_strides,
             spans=()
             if out is None
             else tuple([extent(x)[1] for x in (q, arguments.k, arguments.v, out)]),
             reads_cu_seqlens=self._target.has_host_memory,
-            wants_huge_pages=q.device.type == "cpu"
-            and prod(out_shape) * q.element_size() >= HUGE_PAGES_FROM_BYTES,
+            wants_huge_pages=wants_huge_pages,
         )
-        if len(self._prepared) >= _MOST_SIZES:
-            self._prepared.clear()
-        self._prepared[key] = prepared
-        return prepared
 
     def _launch_for(self, sizes: Sizes) -> Launch | None:
         problem = self._problem
@@ -108,6 +113,7 @@ class CallKind:
         return launch
 
 
+_prepared: dict[Hashable, PreparedCall] = {}
 _kinds: dict[Hashable, CallKind] = {}
 
 
@@ -117,43 +123,33 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
     Tensors must be plain: no subclass, no tracing, no transform in effect.
     """
     q, k, v, scale, mask, window, return_lse, out, cu_seqlens, bf16_cvt, descales = arguments
-    kind_key: Hashable = None
-    sizes_key: Hashable = None
-    kind = prepared = None
+    key: Hashable
     try:
-        if cu_seqlens is None:
-            batch, seqlen_q, heads_q, hdim_q = q.shape
-            batch_k, seqlen_k, heads_k, hdim_k = k.shape
-            batch_v, seqlen_v, heads_v, hdim_v = v.shape
-            sequences: Hashable = (batch, batch_k, batch_v)
-        else:
-            seqlen_q, heads_q, hdim_q = q.shape
-            seqlen_k, heads_k, hdim_k = k.shape
-            seqlen_v, heads_v, hdim_v = v.shape
-            sequences = _described_cu_seqlens(cu_seqlens)
-        kind_key = (
-            *(sequences, heads_q, heads_k, heads_v, hdim_q, hdim_k, hdim_v),
-            *(q.dtype, k.dtype, v.dtype, q.device, k.device, v.device),
+        key = (
+            (q.shape, q.stride(), q.dtype, q.device),
+            (k.shape, k.stride(), k.dtype, k.device),
+            (v.shape, v.stride(), v.dtype, v.device),
             # 1, 1.0 and True are one key, but not all of them are valid: add what tells them apart.
-            *(scale, scale.__class__, mask, mask.__class__),
+            scale,
+            scale.__class__,
+            mask,
+            mask.__class__,
             None if window is OPEN_WINDOW else repr(window),
-            *(return_lse, return_lse.__class__, bf16_cvt),
-            None if out is None else (out.dtype, out.device),
+            return_lse,
+            return_lse.__class__,
+            bf16_cvt,
+            None if out is None else (out.shape, out.stride(), out.dtype, out.device),
+            None if cu_seqlens is None else _described_cu_seqlens(cu_seqlens),
             None if descales is None else _described_descales(descales),
             # CPU tensors are somebody else's where a target is set, and only there.
             TARGET_HERE.get(),
         )
-        sizes_key = (
-            *(seqlen_q, seqlen_k, seqlen_v, q.stride(), k.stride(), v.stride()),
-            None if out is None else (out.shape, out.stride()),
-        )
-        kind = _kinds.get(kind_key)
-        prepared = None if kind is None else kind.prepared_for(sizes_key)
-    except (AttributeError, TypeError, ValueError, RuntimeError):
+        prepared = _prepared.get(key)
+    except (AttributeError, TypeError, RuntimeError):
         # Not a tensor, not hashable, not strided: the checks say what is wrong, if anything.
-        kind_key = kind = prepared = None
+        key = prepared = None
     if prepared is None:
-        prepared = _prepare(kind_key, sizes_key, kind, arguments)
+        prepared = _prepare(key, arguments)
     covered = True
     if cu_seqlens is not None:
         if prepared.reads_cu_seqlens:
@@ -161,14 +157,14 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
         else:
             covered = cu_seqlens.q_padded is cu_seqlens.q
     if out is None:
-        if prepared.out_dtype is None:
-            out = q.new_empty_strided(prepared.out_shape, prepared.sizes.out)
+        if prepared.out_is_like_q:
+            out = _empty_like(q)
         else:
             out = q.new_empty_strided(
                 prepared.out_shape, prepared.sizes.out, dtype=prepared.out_dtype
             )
-        if prepared.wants_huge_pages:
-            request_huge_pages(out)
+            if prepared.wants_huge_pages:
+                request_huge_pages(out)
         if not covered:
             out.zero_()
     else:
@@ -182,27 +178,54 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
         if not covered:
             lse.fill_(-torch.inf)
     if prepared.launch is not None:
-        prepared.launch(Tensors(q, k, v, out, lse, cu_seqlens, descales))
+        prepared.launch(_new_tuple(Tensors, (q, k, v, out, lse, cu_seqlens, descales)))
     return out, lse
 
 
-def _prepare(
-    kind_key: Hashable,
-    sizes_key: Hashable,
-    kind: CallKind | None,
-    arguments: Arguments,
-) -> PreparedCall:
-    """What is missing for a call: its launch, or everything."""
-    if kind is not None:
-        return kind.prepare(sizes_key, check_sizes(arguments), arguments)
+_empty_like = torch.empty_like
+# What a NamedTuple's own constructor ends in, at half of its cost.
+_new_tuple = tuple.__new__
+
+
+def _prepare(key: Any, arguments: Arguments) -> PreparedCall:
+    """Settle a call that is not kept under ``key``; None stands for one that cannot be kept."""
+    if key is None:
+        return _first_of_kind(arguments)[1]
+    kind_key = _without_sizes(key)
+    kind = _kinds.get(kind_key)
+    if kind is None:
+        kind, prepared = _first_of_kind(arguments)
+        _keep(_kinds, kind_key, kind)
+    else:
+        prepared = kind.prepare(check_sizes(arguments), arguments)
+    _keep(_prepared, key, prepared)
+    return prepared
+
+
+def _first_of_kind(arguments: Arguments) -> tuple[CallKind, PreparedCall]:
     problem = make_problem(arguments)
     kind = CallKind(problem, target_of(arguments.q.device))
-    prepared = kind.prepare(sizes_key, problem.sizes, arguments)
-    if kind_key is not None:
-        if len(_kinds) >= _MOST_KINDS:
-            _kinds.clear()
-        _kinds[kind_key] = kind
-    return prepared
+    return kind, kind.prepare(problem.sizes, arguments)
+
+
+def _keep(kept: dict[Hashable, _Kept], key: Hashable, value: _Kept) -> None:
+    if len(kept) >= _MOST_KEPT:
+        kept.clear()
+    kept[key] = value
+
+
+def _without_sizes(key: Any) -> Hashable:
+    """The part of a call's key that tells kinds apart: no lengths, no strides."""
+    q, k, v, *options, out, cu_seqlens, descales, target = key
+    described = []
+    for shape, _, dtype, device in (q, k, v):
+        # Where a dimension is missing or one too many, the kind is another one.
+        described.append((len(shape), shape[:-3], shape[-2:], dtype, device))
+    return (
+        *(*described, *options),
+        None if out is None else out[2:],
+        *(cu_seqlens, descales, target),
+    )
 
 
 def _described_descales(descales: Descales) -> tuple[object, ...]:

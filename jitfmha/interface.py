@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from .arguments import Options
 
+# What a NamedTuple's own constructor ends in, at half of its cost.
+_new_tuple = tuple.__new__
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -130,11 +132,31 @@ def fmha_fwd(
     descales = None
     if q_descale is not None or k_descale is not None or v_descale is not None:
         descales = gather_descales(q_descale, k_descale, v_descale)
-    arguments = Arguments(
-        *(q, k, v, softmax_scale, mask, window_size, return_lse, out),
-        *(cu_seqlens, bf16_cvt, descales),
+    arguments = _new_tuple(
+        Arguments,
+        (
+            q,
+            k,
+            v,
+            softmax_scale,
+            mask,
+            window_size,
+            return_lse,
+            out,
+            cu_seqlens,
+            bf16_cvt,
+            descales,
+        ),
     )
-    if (is_compiling := _is_compiling()) or not _is_plain(q, k, v):
+    if (
+        (is_compiling := _is_compiling())
+        or not (type(q) is type(k) is type(v) is Tensor)
+        or _dispatch_modes() != 0
+        or _functorch_level() is not None
+        or forward_ad._current_level >= 0
+        or q.is_meta
+    ):
+        # Not plain: a subclass, a mode, a transform, or tensors without values.
         if not is_compiling:
             # Torch's dispatcher says less clearly, and with other types, what is wrong.
             make_problem(arguments)
@@ -162,21 +184,3 @@ def explain(
     """
     problem = make_problem(Arguments.of(q, k, v, {**options, "return_lse": return_lse}))
     return explain_problem(problem, target_of(q.device))
-
-
-def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the call may go past torch's dispatcher: no subclass, mode, transform or meta.
-
-    Raises ``TypeError`` for what is no tensor at all.
-    """
-    if type(q) is type(k) is type(v) is Tensor:
-        return (
-            _dispatch_modes() == 0
-            and _functorch_level() is None
-            and forward_ad._current_level < 0
-            and not q.is_meta
-        )
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__} ({x!r})")
-    return False

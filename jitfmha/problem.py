@@ -370,7 +370,7 @@ def check_cu_seqlens_values(sizes: Sizes, cu_seqlens: CuSeqlens) -> bool:
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__} ({x!r})")
         if x.layout != torch.strided:
             raise TypeError(f"{name} has layout {x.layout}; only torch.strided is served")
     if q.dtype not in DTYPE_NAMES:

@@ -14,7 +14,7 @@ from functools import cache, lru_cache
 from .. import jit
 from ..arguments import Tensors
 from ..jit.shared_struct import FLOAT, INT32, INT64, Pointer, SharedStruct
-from ..plan import Reason, Refusal
+from ..plan import Launch, Reason, Refusal
 from ..problem import Feature, Problem, Sizes
 from ..target import CpuIsa, CpuTarget, Target
 
@@ -93,7 +93,6 @@ TENSORS = SharedStruct(
         ),
     },
 )
-_NO_CU_SEQLENS = (0, 0, 0, 0)
 
 
 def refusal_of_target(target: Target) -> Refusal | None:
@@ -224,7 +223,7 @@ class CpuKernel:
             problem.softmax_scale,
         )
 
-    def launch_for(self, sizes: Sizes) -> CpuLaunch:
+    def launch_for(self, sizes: Sizes) -> Launch:
         """The same kernel serves all sizes."""
         seqlen_q, seqlen_k, q, k, v, out = sizes
         if self._is_group:
@@ -232,7 +231,7 @@ class CpuKernel:
         else:
             strides = (*q, *k, *v, *out, self._heads_q * seqlen_q, 1, seqlen_q, 1)
         shape = FMHA_SHAPE.packer.pack(*self._constants, seqlen_q, seqlen_k, *strides)
-        return CpuLaunch(self._entry, shape)
+        return CpuLaunch(self._entry, shape).run
 
 
 class CpuLaunch:
@@ -244,15 +243,16 @@ class CpuLaunch:
         self._entry = entry
         self._shape = shape
 
-    def __call__(self, tensors: Tensors) -> None:
+    def run(self, tensors: Tensors) -> None:
         """Run the kernel; returns when ``out`` and ``lse`` are written."""
         q, k, v, out, lse, cu_seqlens, _ = tensors
-        addresses = _pack_tensors(
-            *(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()),
-            0 if lse is None else lse.data_ptr(),
-            *(_NO_CU_SEQLENS if cu_seqlens is None else [x.data_ptr() for x in cu_seqlens[:4]]),
-        )
-        status = self._entry(self._shape, addresses)
+        lse_address = 0 if lse is None else lse.data_ptr()
+        addresses = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse_address
+        if cu_seqlens is None:
+            status = self._entry(self._shape, _pack_tensors(*addresses, 0, 0, 0, 0))
+        else:
+            sums = [x.data_ptr() for x in cu_seqlens[:4]]
+            status = self._entry(self._shape, _pack_tensors(*addresses, *sums))
         if status != 0:
             raise MemoryError("the CPU kernel could not allocate its scratch memory")
 
