@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..arguments import Bf16Cvt
 from ..emulator import DEVICES, emulate
 from ..emulator.profile import Estimate, LaunchProfile
 from ..interface import fmha_fwd
-from ..problem import BF16_CVTS, Bf16Cvt
+from ..problem import BF16_CVTS
 from .report import Progress, Report
 from .rig_suites import RigsNotFound, rig_suite
 
