@@ -27,13 +27,13 @@ class Options(TypedDict, total=False):
     softmax_scale: float | None
     mask: int | str
     window_size: tuple[int, int]
-    out: Tensor | None
     cu_seqlens_q: Tensor | None
     cu_seqlens_k: Tensor | None
     max_seqlen_q: int | None
     max_seqlen_k: int | None
     cu_seqlens_q_padded: Tensor | None
     cu_seqlens_k_padded: Tensor | None
+    out: Tensor | None
     bf16_cvt: Bf16Cvt
     q_descale: Tensor | None
     k_descale: Tensor | None
@@ -107,10 +107,8 @@ class Arguments(NamedTuple):
         return cls(q, k, v, cu_seqlens=cu_seqlens, descales=descales, **rest)
 
     def flattened(self) -> dict[str, Any]:
-        """Everything but q, k and v by its public name: the inverse of :meth:`of`."""
+        """Everything by its public name."""
         flat = self._asdict()
-        for name in ("q", "k", "v"):
-            del flat[name]
         cu_seqlens, descales = flat.pop("cu_seqlens"), flat.pop("descales")
         flat |= dict.fromkeys((*_CU_SEQLENS, *_DESCALES))
         if cu_seqlens is not None:
