@@ -58,7 +58,12 @@ _VARIANT_FLAGS: dict[Variant, tuple[str, ...]] = {
 def launcher_spec(variant: Variant) -> jit.BuildSpec:
     """The sources and flags of one variant."""
     isa = cpu_target().isa
-    names = sorted(p.name for p in (templates_dir() / _FOLDER).iterdir() if p.suffix in _SUFFIXES)
+    folder = templates_dir() / _FOLDER
+    names = sorted(
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*")
+        if path.suffix in _SUFFIXES
+    )
     return jit.BuildSpec(
         name=f"emulator_{variant}_{isa}",
         sources={name: jit.render(f"{_FOLDER}/{name}", {}) for name in names},

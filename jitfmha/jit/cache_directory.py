@@ -207,16 +207,16 @@ def _configured_root() -> str:
 
 
 def _create(directory: CacheDirectory) -> None:
-    _make_private(directory.root)
+    make_private(directory.root)
     for folder in directory.folders:
-        _make_private(folder)
+        make_private(folder)
     # Existing folders say nothing about permission, and a file system can be full.
     probe = directory.building / f"probe-{os.urandom(8).hex()}"
     os.mkdir(probe, 0o700)
     os.rmdir(probe)
 
 
-def _make_private(path: Path) -> None:
+def make_private(path: Path) -> None:
     """Like mkdir -p, but private also where the parents are missing."""
     try:
         os.mkdir(path, 0o700)
@@ -226,7 +226,7 @@ def _make_private(path: Path) -> None:
     except FileNotFoundError:
         if path.parent == path:
             raise
-        _make_private(path.parent)
+        make_private(path.parent)
         with suppress(FileExistsError):  # Somebody else starts at the same time.
             os.mkdir(path, 0o700)
 

@@ -23,6 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from .cache_directory import make_private
 from .compiler import Compiler
 from .errors import BuildError
 from .ninja_command import path_with_ninja
@@ -73,8 +74,11 @@ def compile_library(
     sources = workspace / "sources"
     sources.mkdir(mode=0o700)
     for name, text in spec.sources.items():
-        (sources / name).write_text(text, encoding="utf-8")
-    cflags = [*spec.cflags, *_source_path_flags(sources, destination)]
+        path = sources / name
+        make_private(path.parent)
+        path.write_text(text, encoding="utf-8")
+    # Not -I: a source or folder called "memory" must not come before <memory>.
+    cflags = [*spec.cflags, f"-iquote{sources}", *_source_path_flags(sources, destination)]
     ldflags = ["-shared", *_needed_libraries_only(), *spec.ldflags]
     with _one_build_at_a_time, _environment(compiler, workspace):
         library = _load(spec, sources, workspace, cflags, ldflags)

@@ -21,12 +21,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from . import trust
+from .cache_directory import make_private
 from .flock import Flock, try_exclusive, try_shared
 from .key import EntryKey
 
 META_NAME = "meta.json"
 _META_LIMIT = 1 << 20
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _IN_THE_WAY = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 # Refreshing the time of last use more often than this only makes work for network file systems.
 _LAST_USE_GRANULARITY_SECONDS = 3600.0
@@ -43,7 +45,8 @@ class EntryMeta:
     """What an entry records about itself.
 
     Attributes:
-        files: name to (size in bytes, SHA-256 in hexadecimal digits).
+        files: name, which may lie in folders of the entry, to (size in bytes, SHA-256 in
+            hexadecimal digits).
         created: seconds since the epoch, for display.
     """
 
@@ -123,7 +126,7 @@ def open_entry(path: Path, key: EntryKey) -> OpenEntry | None:
         OSError: it cannot be read.
     """
     try:
-        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        directory = os.open(path, _FOLDER_FLAGS)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -150,7 +153,9 @@ def write_entry(directory: Path, meta: EntryMeta, contents: Mapping[str, bytes])
     """
     os.mkdir(directory, 0o700)
     for name, content in {**contents, META_NAME: meta.to_bytes()}.items():
-        _write_private(directory / name, content)
+        path = directory / name
+        make_private(path.parent)
+        _write_private(path, content)
 
 
 def file_records(contents: Mapping[str, bytes]) -> dict[str, tuple[int, str]]:
@@ -268,15 +273,31 @@ def _read_file(name: str, directory: int, limit: int) -> bytes:
 
 
 def _open_file(name: str, directory: int) -> int:
-    if os.path.basename(name) != name:
+    """Open a file of the entry, one folder after the other, none of them through a link."""
+    *folders, file_name = name.split("/")
+    if not {"", ".", ".."}.isdisjoint((*folders, file_name)):
         raise InvalidEntry(f"{META_NAME} lists the path {name!r}")
+    inner = os.dup(directory)
     try:
-        return os.open(name, _READ_FLAGS, dir_fd=directory)
+        for depth, folder in enumerate(folders, start=1):
+            outer, inner = inner, _open_node(folder, _FOLDER_FLAGS, inner, name)
+            os.close(outer)
+            _check_hands("/".join(folders[:depth]), os.fstat(inner))
+        return _open_node(file_name, _READ_FLAGS, inner, name)
+    finally:
+        os.close(inner)
+
+
+def _open_node(component: str, flags: int, directory: int, name: str) -> int:
+    try:
+        return os.open(component, flags, dir_fd=directory)
     except FileNotFoundError as error:
         raise InvalidEntry(f"{name} is missing") from error
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise InvalidEntry(f"{name} is a symbolic link") from error
+        if error.errno == errno.ENOTDIR:
+            raise InvalidEntry(f"{component}, on the way to {name}, is no folder") from error
         raise
 
 

@@ -73,10 +73,15 @@ def enforce_limit(directory: CacheDirectory, keep: Path) -> None:
 
 
 def entry_size(path: Path) -> int:
-    """The bytes in the files of an entry; 0 for what is gone meanwhile."""
+    """The bytes in the files of an entry, in its folders too; 0 for what is gone meanwhile."""
     try:
         with os.scandir(path) as listing:
-            return sum(item.stat(follow_symlinks=False).st_size for item in listing)
+            return sum(
+                entry_size(Path(item.path))
+                if item.is_dir(follow_symlinks=False)
+                else item.stat(follow_symlinks=False).st_size
+                for item in listing
+            )
     except OSError:
         return 0
 

@@ -7,7 +7,7 @@ import re
 import time
 from pathlib import Path
 
-from .cache_directory import CacheDirectory
+from .cache_directory import CacheDirectory, make_private
 from .compiler import Compiler
 from .entry import delete
 from .errors import BuildError
@@ -75,6 +75,7 @@ def _keep(spec: BuildSpec, output: str, workspace: Path, directory: CacheDirecto
     kept.mkdir(mode=0o700)
     for name, text in {**spec.sources, _LOG_NAME: output}.items():
         text = text.replace(str(workspace / "sources"), str(kept)) if name == _LOG_NAME else text
+        make_private((kept / name).parent)
         descriptor = os.open(kept / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
             file.write(text)

@@ -112,6 +112,15 @@ def test_list(cache: Path, unused: Callable[[str, float], Path]) -> None:
     assert abs(time.time() - 50 - entry.last_used) < 20
 
 
+def test_size_counts_folders(cache: Path) -> None:
+    sources = {"demo.cpp": "int x;\n", "a/b/c.h": "/" * 100_000, "a/d.h": "/" * 10_000}
+    path = build_only(jit.BuildSpec("demo", sources))
+    size = sum(item.stat().st_size for item in path.rglob("*") if item.is_file())
+    assert size > 110_000
+    assert eviction.entry_size(path) == size
+    assert [entry.size for entry in jit.cache_entries()] == [size]
+
+
 def test_clear(cache: Path, unused: Callable[[str, float], Path]) -> None:
     assert jit.cache_clear() == 0
     assert not cache.exists()

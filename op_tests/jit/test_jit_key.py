@@ -93,7 +93,20 @@ def test_flag_for_a_shell_is_refused(flag: str) -> None:
         make_spec(cflags=(flag,))
 
 
-@pytest.mark.parametrize("name", ["../a.cpp", "a.so", "a b.cpp", "a.cpp\n", "meta.json"])
+@pytest.mark.parametrize("name", ["memory/lds.h", "a/b/c/d.inc", "_1/x.y.hpp"])
+def test_source_may_lie_in_folders(name: str) -> None:
+    spec = jit.BuildSpec("demo", {name: "", "a/demo.cpp": ""})
+    assert list(spec.sources) == [name, "a/demo.cpp"]
+    flat = jit.BuildSpec("demo", {name.replace("/", "_"): "", "a/demo.cpp": ""})
+    assert entry_key(spec, COMPILER) != entry_key(flat, COMPILER)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../a.cpp", "a.so", "a b.cpp", "a.cpp\n", "meta.json"]
+    + ["/a.cpp", "a/../b.cpp", "./a.cpp", "a/./b.cpp", "a//b.cpp", "a/.b.cpp", "a\\b.cpp"]
+    + ["meta.json/a.cpp", "demo.so/a.cpp", "a.h/b.cpp", "a b/c.cpp", "~/a.cpp", "a/"],
+)
 def test_bad_source_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="source name"):
         jit.BuildSpec("demo", {name: ""})
@@ -102,6 +115,11 @@ def test_bad_source_name_is_refused(name: str) -> None:
 def test_nothing_to_compile_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no \.cpp source"):
         jit.BuildSpec("demo", {"a.h": ""})
+
+
+def test_two_object_files_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"'a/x\.cpp' and 'b/x\.cpp' of launcher demo"):
+        jit.BuildSpec("demo", {"a/x.cpp": "", "a/x.h": "", "b/x.cpp": ""})
 
 
 def test_spec_is_a_value() -> None:

@@ -65,6 +65,47 @@ def test_headers_lie_beside_the_sources(cache: Path) -> None:
     assert answer(jit.BuildSpec("parts", sources, ("-O1",), ("-lm",))) == 42
 
 
+def test_sources_in_folders(
+    cache: Path, fake_compiler: FakeCompiler, new_process: Callable[[], None]
+) -> None:
+    """Found from everywhere, kept as they are, and no danger to a standard header of that name."""
+    sources = {
+        "run/a.cpp": (
+            "#include <memory>\n"
+            '#include "memory/one.h"\n'
+            '#include "beside.h"\n'
+            'extern "C" int answer() { return *std::make_unique<int>(ONE + BESIDE); }\n'
+        ),
+        "run/beside.h": "#define BESIDE 2\n",
+        "memory/one.h": '#include "memory/inner/two.h"\n#define ONE TWO\n',
+        "memory/inner/two.h": "#define TWO 40\n",
+        "memory.h": "#error this is not the standard one\n",
+    }
+    spec = jit.BuildSpec("folders", sources)
+    mask = os.umask(0)
+    try:
+        assert answer(spec) == 42
+    finally:
+        os.umask(mask)
+    entry = jit.artifact_path(spec).parent
+    assert {name: (entry / name).read_text() for name in sources} == sources
+    for path in [cache.parent, *cache.parent.rglob("*")]:
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+    new_process()
+    assert answer(spec) == 42
+    assert jit.build_log()[0].how == "loaded"
+    assert fake_compiler.compiled() == 1
+
+
+def test_compile_error_in_a_folder(cache: Path) -> None:
+    spec = jit.BuildSpec("folders", {"a/b.cpp": '#include "c/d.h"\n', "c/d.h": "int x = no;\n"})
+    with pytest.raises(jit.BuildError, match=r"logs/[^\n]*/c/d\.h:1:") as caught:
+        jit.load(spec)
+    [log] = (cache / "logs").iterdir()
+    assert f"{log}/c/d.h:1:" in str(caught.value)
+    assert (log / "c" / "d.h").read_text() == spec.sources["c/d.h"]
+
+
 def test_torch_library_can_be_called(cache: Path) -> None:
     source = (
         "namespace at { int get_num_threads(); }\n"
