@@ -16,13 +16,13 @@ from .flash_attn import (
 )
 from .interface import explain, fmha_fwd
 from .jit.errors import BuildError, CacheError, CompilerNotFound
+from .version import __version__
 from .warmup import WarmedLauncher, warmup
 
 if TYPE_CHECKING:
     from .amd.runtime import HipError
     from .emulator import emulate
 
-__version__ = "0.1.0"
 __all__ = [
     "BuildError",
     "CacheError",

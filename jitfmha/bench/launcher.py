@@ -14,7 +14,7 @@ from statistics import median
 import torch
 
 from ..interface import fmha_fwd
-from ..jit.compiler import find_compiler
+from ..jit.toolchain.host_cpp import find_host_cpp
 from ..target import AmdTarget
 from .fresh_process import run_fresh
 from .recording_runtime import RecordingRuntime
@@ -51,7 +51,7 @@ def run(quick: bool, progress: Progress) -> Report:
         {
             "target": f"{_TARGET}, recorded",
             "torch": torch.__version__,
-            "compiler": str(find_compiler()),
+            "compiler": str(find_host_cpp()),
         },
     )
     add_rows(report, quick, progress)

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...jit.compiler import find_compiler
+from ...jit.toolchain.host_cpp import find_host_cpp
 from .callers import (
     Call,
     Callers,
@@ -108,7 +108,7 @@ def _builder_at_work(callers: Callers, jumps: _Jumps, outcome: Outcome) -> None:
     """Others may see it years ago, but not take it for dead."""
     what = f"a builder, seen by clocks that are off by {jumps}"
     with new_place() as place:
-        compiler = WatchedCompiler.install(place.root, list(find_compiler().command))
+        compiler = WatchedCompiler.install(place.root, list(find_host_cpp().command))
         environment = {**place.environment, "CXX": str(compiler.path)}
         compiler.hold.touch()
         builder = callers.start(Call(environment))
@@ -131,7 +131,7 @@ def _has_started(compiler: WatchedCompiler) -> bool:
 def _odd_sources(callers: Callers, stamp: str, outcome: Outcome) -> None:
     """The files of a build get their times late, or from a server with another clock."""
     with new_place() as place:
-        real = find_compiler().command
+        real = find_host_cpp().command
         compiler = place.root / "late-c++"
         compiler.write_text(
             "#!/bin/sh\n"

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...jit.entry import InvalidEntry, open_entry
-from ...jit.key import EntryKey
+from ...jit.cache.entry import InvalidEntry, open_entry
+from ...jit.cache.key import EntryKey
 from .callers import (
     Answer,
     Call,

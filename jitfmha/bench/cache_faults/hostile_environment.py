@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from ...jit.compiler import find_compiler
+from ...jit.toolchain.host_cpp import find_host_cpp
 from .callers import (
     PACKAGE_PARENT,
     Answer,
@@ -217,7 +217,7 @@ def _work(place: Place) -> Path:
 
 
 def _linked_compiler(folder: Path) -> str:
-    command = find_compiler().command
+    command = find_host_cpp().command
     script = folder / "c++"
     script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n', encoding="utf-8")
     script.chmod(0o700)
@@ -248,7 +248,7 @@ def _expect_no_marker(place: Place, what: str, outcome: Outcome) -> None:
 
 
 def _with_compiler(place: Place, command: str) -> dict[str, str | None]:
-    real = shlex.join(find_compiler().command)
+    real = shlex.join(find_host_cpp().command)
     return {**place.environment, "CXX": command.replace("{compiler}", real)}
 
 

@@ -19,9 +19,10 @@ from enum import IntEnum
 from pathlib import Path
 
 from ... import jit
-from ...jit.cache_directory import CacheDirectory, cache_dir
-from ...jit.entry import discard, open_entry
-from ...jit.key import EntryKey
+from ...jit.cache.directory import CacheDirectory, cache_dir
+from ...jit.cache.entry import open_entry
+from ...jit.cache.eviction import discard
+from ...jit.cache.key import EntryKey
 from .outcome import Extent, Outcome
 from .processes import Worker, wait_for_exit
 from .stage import Progress, Stage, run_on_stage

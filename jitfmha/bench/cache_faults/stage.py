@@ -23,8 +23,8 @@ from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 
-from ...jit.cache_directory import CacheDirectory
-from ...jit.compiler import find_compiler
+from ...jit.cache.directory import CacheDirectory
+from ...jit.toolchain.host_cpp import find_host_cpp
 from .outcome import Extent, Figure, Outcome
 from .processes import (
     Ending,
@@ -124,7 +124,7 @@ def run_on_stage(
     with tempfile.TemporaryDirectory(prefix="jitfmha-stage-") as folder:
         root = Path(folder).resolve()
         (root / "tmp").mkdir()
-        WatchedCompiler.install(root, list(find_compiler().command))
+        WatchedCompiler.install(root, list(find_host_cpp().command))
         with (root / "stderr").open("wb") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-c", _CODE, scenario, extent.value, str(seed), str(root)]

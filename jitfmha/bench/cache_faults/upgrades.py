@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from ... import __version__
-from ...jit.compiler import find_compiler
+from ...jit.toolchain.host_cpp import find_host_cpp
 from ...resources import hsa_dir, templates_dir
 from ...target import cpu_target
 from .callers import (
@@ -73,7 +73,7 @@ def _kinds_of_callers(place: Place, old: Call) -> dict[str, Call]:
             old, answers={"torch.compiled_with_cxx11_abi": not torch.compiled_with_cxx11_abi()}
         ),
         "another version of the package": replace(
-            old, attributes={"jitfmha.__version__": f"{__version__}.post1"}
+            old, attributes={"jitfmha.jit.cache.key.__version__": f"{__version__}.post1"}
         ),
         "another C library": replace(old, answers={"os.confstr": "glibc 99.1"}),
     }
@@ -144,7 +144,7 @@ def _compiler(path: Path, version: str) -> Path:
     """A script that is the real compiler, but for the version that it tells if one is given."""
     path.parent.mkdir(exist_ok=True)
     tell = f'case "$1" in --version) echo {shlex.quote(version)}; exit;; esac\n' if version else ""
-    command = shlex.join(find_compiler().command)
+    command = shlex.join(find_host_cpp().command)
     path.write_text(f'#!/bin/sh\n{tell}exec {command} "$@"\n', encoding="utf-8")
     path.chmod(0o700)
     return path

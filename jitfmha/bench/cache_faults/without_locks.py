@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 
-from ...jit.compiler import find_compiler
+from ...jit.toolchain.host_cpp import find_host_cpp
 from .callers import (
     Call,
     Callers,
@@ -54,7 +54,7 @@ def _at_once(callers: Callers, error: int, count: int, kernel: str, outcome: Out
     """Calls at once on an empty cache; returns how many of them compiled."""
     what = f"{os.strerror(error)}, {count} callers of {kernel} at once"
     with new_place() as place:
-        compiler = WatchedCompiler.install(place.root, list(find_compiler().command))
+        compiler = WatchedCompiler.install(place.root, list(find_host_cpp().command))
         environment = {**place.environment, **without_locks(error), "CXX": str(compiler.path)}
         for answer in callers.at_once([Call(environment, kernel)] * count):
             expect_answer(outcome, answer, what)
