@@ -12,7 +12,6 @@ from .cache import Turn
 from .cache.directory import write_private
 from .cache.entry import EntryMeta, file_records
 from .cache.key import EntryKey
-from .errors import BuildError
 from .spec import BuildSpec
 from .status import status_line
 from .toolchain import CompileFailure, Toolchain
@@ -50,15 +49,10 @@ def build(
 
 
 def _compile(spec: BuildSpec, toolchain: Toolchain, turn: Turn) -> bytes:
-    with turn.workspace() as workspace:
-        for name, text in spec.sources.items():
-            write_private(workspace / "sources" / name, text.encode())
-        try:
+    try:
+        with turn.workspace() as workspace:
+            for name, text in spec.sources.items():
+                write_private(workspace / "sources" / name, text.encode())
             return toolchain.compile(spec, workspace, turn.destination)
-        except CompileFailure as failure:
-            if turn.is_withdrawn(workspace):
-                # Removed at exit, compiler included, while a daemon thread was building.
-                raise BuildError(f"{spec.name} was not built: the interpreter ends") from None
-            if not workspace.is_dir():
-                raise OSError(f"the build directory {str(workspace)!r} was removed") from failure
-            raise build_error(spec, toolchain, failure.output, workspace, turn.logs) from None
+    except CompileFailure as failure:
+        raise build_error(spec, toolchain, failure.output, workspace, turn.logs) from None

@@ -96,10 +96,13 @@ class Turn(Protocol):
     def logs(self) -> Path: ...
 
     def workspace(self) -> AbstractContextManager[Path]:
-        """A new directory for this build alone, with a path that a shell leaves alone."""
+        """A new directory for this build alone, with a path that a shell leaves alone.
 
-    def is_withdrawn(self, workspace: Path) -> bool:
-        """Whether the workspace is gone because the interpreter ends."""
+        Raises:
+            BuildError: in place of a `CompileFailure` in the `with` block whose cause is that the
+                interpreter ends.
+            OSError: in place of one whose cause is that the directory was removed.
+        """
 
     def publish(self, meta: EntryMeta, contents: Mapping[str, bytes]) -> OpenEntry:
         """Make the entry visible; if somebody else was first, theirs is returned.

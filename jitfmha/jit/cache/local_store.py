@@ -18,7 +18,7 @@ from .key import EntryKey
 
 @dataclass(frozen=True)
 class LocalStore:
-    """A `Store` in the directories that `JITFMHA_CACHE_DIR` and its default lead to.
+    """A `Store` below `JITFMHA_CACHE_DIR` or its default; its methods do as that protocol says.
 
     Attributes:
         directory: where to build; None for the configured cache.
@@ -30,7 +30,6 @@ class LocalStore:
     _reported: set[Path] = field(default_factory=set, compare=False)
 
     def find(self, key: EntryKey, *, warn: bool = True) -> OpenEntry | None:
-        """As the protocol says."""
         for path, published in _places(key):
             try:
                 entry = open_entry(path, published)
@@ -47,7 +46,6 @@ class LocalStore:
         return None
 
     def turn(self, key: EntryKey) -> AbstractContextManager[OpenEntry | Turn]:
-        """As the protocol says."""
         # Imported here because a filled cache has no use for it.
         from .local_turn import local_turn
 
@@ -70,7 +68,6 @@ class LocalStore:
             return LocalStore(stand_in(reason), failure.place)
 
     def locate(self, key: EntryKey) -> Path | None:
-        """As the protocol says."""
         places = [path for path, _ in _places(key)]
         for path in places:
             if path.is_dir():

@@ -7,10 +7,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BuildError, CacheError
-from ..toolchain import is_plain_path
+from ..toolchain import CompileFailure, is_plain_path
 from . import StoreFailure, Turn
 from .directory import CacheDirectory, writable_directory
 from .entry import EntryMeta, InvalidEntry, OpenEntry, open_entry, publish, write_entry
@@ -50,51 +51,50 @@ def _turn_in(directory: CacheDirectory, key: EntryKey) -> Iterator[OpenEntry | T
     enforce_limit(directory, keep=target)
 
 
+@dataclass(frozen=True)
 class LocalTurn:
-    """A `Turn` with a private directory beside the finished entries, so that a rename publishes."""
+    """A `Turn` with a private directory beside the finished entries, so that a rename publishes.
 
-    def __init__(self, directory: CacheDirectory, key: EntryKey, stage: Path) -> None:
-        self._directory = directory
-        self._key = key
-        self._stage = stage
+    Attributes:
+        directory: the cache.
+        key: of the entry to build.
+        stage: the private directory.
+    """
+
+    directory: CacheDirectory
+    key: EntryKey
+    stage: Path
 
     @property
     def destination(self) -> Path:
-        """As the protocol says."""
-        return self._directory.entries / self._key.directory_name
+        return self.directory.entries / self.key.directory_name
 
     @property
     def logs(self) -> Path:
-        """As the protocol says."""
-        return self._directory.logs
+        return self.directory.logs
 
     @contextmanager
     def workspace(self) -> Iterator[Path]:
         """A part of the private directory, or one elsewhere if a shell would trip over its path."""
-        if is_plain_path(self._stage):
-            workspace = self._stage / "workspace"
+        if is_plain_path(self.stage):
+            workspace = self.stage / "workspace"
             workspace.mkdir(mode=0o700)
-            yield workspace
+            yield from _watched(workspace, self.key.name)
             return
         parent = _plain_temporary_directory()
         prefix = f"jitfmha-{os.geteuid()}"
         sweep(parent, prefix + ".")
         with OwnedDirectory(parent, prefix) as elsewhere:
-            yield elsewhere.path
-
-    def is_withdrawn(self, workspace: Path) -> bool:
-        """As the protocol says: at exit all private directories are removed, compilers included."""
-        return not is_owned_here(workspace)
+            yield from _watched(elsewhere.path, self.key.name)
 
     def publish(self, meta: EntryMeta, contents: Mapping[str, bytes]) -> OpenEntry:
-        """As the protocol says."""
-        staged = self._stage / "entry"
+        staged = self.stage / "entry"
         write_entry(staged, meta, contents)
         reason = "other processes kept removing it"
         for _ in range(_PUBLISH_ATTEMPTS):
             ours = staged.is_dir() and publish(staged, self.destination)
             try:
-                entry = open_entry(self.destination, self._key)
+                entry = open_entry(self.destination, self.key)
             except InvalidEntry as invalid:
                 if ours:
                     raise BuildError(
@@ -102,7 +102,7 @@ class LocalTurn:
                         "check the disk"
                     ) from invalid
                 reason = str(invalid)
-                discard(self.destination, self._directory.trash)
+                discard(self.destination, self.directory.trash)
                 continue
             if entry is not None:
                 return entry
@@ -110,6 +110,18 @@ class LocalTurn:
                 break  # Ours was evicted at once.
             time.sleep(_PUBLISH_PAUSE_SECONDS)
         raise BuildError(f"{self.destination} could not be published ({reason}); try again")
+
+
+def _watched(workspace: Path, name: str) -> Iterator[Path]:
+    try:
+        yield workspace
+    except CompileFailure as failure:
+        if not is_owned_here(workspace):
+            # Removed at exit, compiler included, while a daemon thread was building.
+            raise BuildError(f"{name} was not built: the interpreter ends") from None
+        if not workspace.is_dir():
+            raise OSError(f"the build directory {str(workspace)!r} was removed") from failure
+        raise
 
 
 def _valid_entry(target: Path, key: EntryKey) -> OpenEntry | None:

@@ -38,7 +38,6 @@ class HostCpp:
         return (self.resolved, name, *self.command[1:], self.version)
 
     def compile(self, spec: BuildSpec, workspace: Path, destination: Path) -> bytes:
-        """As the protocol says, through `torch.utils.cpp_extension.load`."""
         # Imported here because a filled cache has no use for it.
         from .cpp_extension import compile_library
 
