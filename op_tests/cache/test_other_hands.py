@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from rigs.cache_faults import Extent, other_hands
 
-from jitfmha.jit.owner_umask import owner_umask
+from jitfmha.jit.cache.umask import owner_umask
 
 from .conftest import check_outcome
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from jitfmha import jit
-from jitfmha.jit import eviction
-from jitfmha.jit.entry import open_entry, removal_lock
-from jitfmha.jit.flock import Flock
-from jitfmha.jit.key import EntryKey
+from jitfmha.jit.cache import eviction
+from jitfmha.jit.cache.entry import open_entry
+from jitfmha.jit.cache.eviction import removal_lock
+from jitfmha.jit.cache.flock import Flock
+from jitfmha.jit.cache.key import EntryKey
 
 from .conftest import answer, build_only, make_spec
 

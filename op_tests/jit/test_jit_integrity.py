@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from jitfmha import jit
-from jitfmha.jit import entry as entry_module
-from jitfmha.jit.entry import EntryMeta, InvalidEntry
-from jitfmha.jit.key import EntryKey
+from jitfmha.jit.cache import entry as entry_module
+from jitfmha.jit.cache.entry import EntryMeta, InvalidEntry
+from jitfmha.jit.cache.key import EntryKey
 
 from .conftest import FakeCompiler, answer, build_only, make_spec
 

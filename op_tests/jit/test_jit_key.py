@@ -7,15 +7,14 @@ import sys
 import pytest
 import torch
 
-import jitfmha
 from jitfmha import jit
-from jitfmha.jit import key as key_module
-from jitfmha.jit.compiler import Compiler
-from jitfmha.jit.key import EntryKey, entry_key
+from jitfmha.jit.cache import key as key_module
+from jitfmha.jit.cache.key import EntryKey, entry_key
+from jitfmha.jit.toolchain.host_cpp import HostCpp
 
 from .conftest import make_spec
 
-COMPILER = Compiler(("/usr/bin/c++",), "/usr/bin/g++-12", "c++ 12.2.0\n")
+COMPILER = HostCpp(("/usr/bin/c++",), "/usr/bin/g++-12", "c++ 12.2.0\n")
 
 
 def test_same_ingredients_same_key() -> None:
@@ -59,7 +58,7 @@ def test_compiler_is_in_its_part_of_the_key(change: dict[str, object]) -> None:
     [
         (torch, "__version__", "2.99.0"),
         (torch, "compiled_with_cxx11_abi", lambda: "another"),
-        (jitfmha, "__version__", "99.0"),
+        (key_module, "__version__", "99.0"),
         (sys, "platform", "darwin"),
         (key_module, "_machine", lambda: ("linux", "riscv64", "glibc 2.36")),
         (key_module, "_FORMAT", 99),

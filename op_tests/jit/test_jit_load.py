@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from jitfmha import jit
 from jitfmha.jit import status
+from jitfmha.jit.toolchain.shown_output import ShownOutput
 
 from .conftest import REAL_COMPILER, FakeCompiler, answer, make_spec
 
@@ -198,13 +200,30 @@ def test_compile_error_shows_the_first_one(
     assert not list((cache / "entries").iterdir())
 
 
+def test_verbose_failure_waits_for_the_output(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The thread that copies the output may be behind when the build has failed."""
+    monkeypatch.setenv("JITFMHA_VERBOSE", "1")
+    forward = ShownOutput._forward
+
+    def late(self: ShownOutput, source: int) -> None:
+        time.sleep(0.5)
+        forward(self, source)
+
+    monkeypatch.setattr(ShownOutput, "_forward", late)
+    with pytest.raises(jit.BuildError, match="nonsense"):
+        jit.load(make_spec(source="int x = nonsense;\n"))
+    assert "nonsense" in capfd.readouterr().err
+
+
 def test_link_error_is_shown(cache: Path) -> None:
     with pytest.raises(jit.BuildError, match="cannot find -lnosuchlibrary"):
         jit.load(make_spec(ldflags=("-lnosuchlibrary",)))
 
 
 def test_logs_are_bounded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jitfmha.jit.failure_report._KEPT_LOGS", 2)
+    monkeypatch.setattr("jitfmha.jit.toolchain.failure_report._KEPT_LOGS", 2)
     for number in range(4):
         with pytest.raises(jit.BuildError):
             jit.load(make_spec(source=f"error{number}"))

@@ -18,7 +18,7 @@ from jitfmha.bench.fresh_process import run_fresh
 from jitfmha.bench.report import Progress, Report
 from jitfmha.bench.timing import alternate
 from jitfmha.interface import fmha_fwd
-from jitfmha.jit.compiler import find_compiler
+from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 
 from .recording_runtime import RecordingRuntime
 
@@ -50,7 +50,7 @@ def run(quick: bool, progress: Progress) -> Report:
         {
             "target": f"{_CHIP}, recorded",
             "torch": torch.__version__,
-            "compiler": str(find_compiler()),
+            "compiler": str(find_host_cpp()),
         },
     )
     runtime = RecordingRuntime()

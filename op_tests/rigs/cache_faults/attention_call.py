@@ -62,9 +62,9 @@ class AttentionCall:
 @contextmanager
 def _timed_waits() -> Iterator[list[float]]:
     """Collects how long this process waited for its turns to build."""
-    building: Any = import_module("jitfmha.jit.building")
+    local_turn: Any = import_module("jitfmha.jit.cache.local_turn")
     waits: list[float] = []
-    real = building.turn_to_build
+    real = local_turn.building_lock
 
     @contextmanager
     def timed(*arguments: object) -> Iterator[object]:
@@ -73,8 +73,8 @@ def _timed_waits() -> Iterator[list[float]]:
             waits.append(time.monotonic() - began)
             yield found
 
-    building.turn_to_build = timed
+    local_turn.building_lock = timed
     try:
         yield waits
     finally:
-        building.turn_to_build = real
+        local_turn.building_lock = real

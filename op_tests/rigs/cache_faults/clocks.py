@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jitfmha.bench.report import Progress
-from jitfmha.jit.compiler import find_compiler
+from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 
 from .callers import (
     Call,
@@ -109,7 +109,7 @@ def _builder_at_work(callers: Callers, jumps: _Jumps, outcome: Outcome) -> None:
     """Others may see it years ago, but not take it for dead."""
     what = f"a builder, seen by clocks that are off by {jumps}"
     with new_scratch() as scratch:
-        compiler = WatchedCompiler.install(scratch.root, list(find_compiler().command))
+        compiler = WatchedCompiler.install(scratch.root, list(find_host_cpp().command))
         environment = {**scratch.environment, "CXX": str(compiler.path)}
         compiler.hold.touch()
         builder = callers.start(Call(environment))
@@ -132,7 +132,7 @@ def _has_started(compiler: WatchedCompiler) -> bool:
 def _odd_sources(callers: Callers, stamp: str, outcome: Outcome) -> None:
     """The files of a build get their times late, or from a server with another clock."""
     with new_scratch() as scratch:
-        real = find_compiler().command
+        real = find_host_cpp().command
         compiler = scratch.root / "late-c++"
         compiler.write_text(
             "#!/bin/sh\n"

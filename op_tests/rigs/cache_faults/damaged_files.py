@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jitfmha.bench.report import Progress
-from jitfmha.jit.entry import InvalidEntry, open_entry
-from jitfmha.jit.key import EntryKey
+from jitfmha.jit.cache.entry import InvalidEntry, open_entry
+from jitfmha.jit.cache.key import EntryKey
 
 from .callers import (
     Answer,

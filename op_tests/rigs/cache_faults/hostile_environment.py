@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from jitfmha.bench.fresh_process import search_path
 from jitfmha.bench.report import Progress
-from jitfmha.jit.compiler import find_compiler
+from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 
 from .callers import (
     Answer,
@@ -218,7 +218,7 @@ def _work(scratch: Scratch) -> Path:
 
 
 def _linked_compiler(folder: Path) -> str:
-    command = find_compiler().command
+    command = find_host_cpp().command
     script = folder / "c++"
     script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n', encoding="utf-8")
     script.chmod(0o700)
@@ -249,7 +249,7 @@ def _expect_no_marker(scratch: Scratch, what: str, outcome: Outcome) -> None:
 
 
 def _with_compiler(scratch: Scratch, command: str) -> dict[str, str | None]:
-    real = shlex.join(find_compiler().command)
+    real = shlex.join(find_host_cpp().command)
     return {**scratch.environment, "CXX": command.replace("{compiler}", real)}
 
 

@@ -20,9 +20,10 @@ from pathlib import Path
 
 from jitfmha import jit
 from jitfmha.bench.report import Progress
-from jitfmha.jit.cache_directory import CacheDirectory, cache_dir
-from jitfmha.jit.entry import discard, open_entry
-from jitfmha.jit.key import EntryKey
+from jitfmha.jit.cache.directory import CacheDirectory, cache_dir
+from jitfmha.jit.cache.entry import open_entry
+from jitfmha.jit.cache.eviction import discard
+from jitfmha.jit.cache.key import EntryKey
 
 from .outcome import Extent, Outcome
 from .processes import Worker, wait_for_exit

@@ -25,8 +25,8 @@ from pathlib import Path
 
 from jitfmha.bench.fresh_process import search_path
 from jitfmha.bench.report import Progress
-from jitfmha.jit.cache_directory import CacheDirectory
-from jitfmha.jit.compiler import find_compiler
+from jitfmha.jit.cache.directory import CacheDirectory
+from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 
 from .outcome import Extent, Figure, Outcome, reported_seed
 from .processes import (
@@ -123,7 +123,7 @@ def run_in_sandbox(
     with tempfile.TemporaryDirectory(prefix="jitfmha-sandbox-") as folder:
         root = Path(folder).resolve()
         (root / "tmp").mkdir()
-        WatchedCompiler.install(root, list(find_compiler().command))
+        WatchedCompiler.install(root, list(find_host_cpp().command))
         with (root / "stderr").open("wb") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-c", _CODE, scenario, extent.value, str(seed), str(root)]

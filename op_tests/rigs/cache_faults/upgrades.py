@@ -17,7 +17,7 @@ import torch
 
 import jitfmha
 from jitfmha.bench.report import Progress
-from jitfmha.jit.compiler import find_compiler
+from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 from jitfmha.resources import hsa_dir, templates_dir
 from jitfmha.target import cpu_target
 
@@ -73,7 +73,7 @@ def _kinds_of_callers(scratch: Scratch, old: Call) -> dict[str, Call]:
             old, answers={"torch.compiled_with_cxx11_abi": not torch.compiled_with_cxx11_abi()}
         ),
         "another version of the package": replace(
-            old, attributes={"jitfmha.__version__": f"{jitfmha.__version__}.post1"}
+            old, attributes={"jitfmha.jit.cache.key.__version__": f"{jitfmha.__version__}.post1"}
         ),
         "another C library": replace(old, answers={"os.confstr": "glibc 99.1"}),
     }
@@ -145,7 +145,7 @@ def _compiler(path: Path, version: str) -> Path:
     version_case = ""
     if version:
         version_case = f'case "$1" in --version) echo {shlex.quote(version)}; exit;; esac\n'
-    command = shlex.join(find_compiler().command)
+    command = shlex.join(find_host_cpp().command)
     path.write_text(f'#!/bin/sh\n{version_case}exec {command} "$@"\n', encoding="utf-8")
     path.chmod(0o700)
     return path

@@ -10,7 +10,7 @@ import errno
 import os
 
 from jitfmha.bench.report import Progress
-from jitfmha.jit.compiler import find_compiler
+from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 
 from .callers import (
     Call,
@@ -55,7 +55,7 @@ def _at_once(callers: Callers, error: int, count: int, kernel: str, outcome: Out
     """Calls at once on an empty cache; returns how many of them compiled."""
     what = f"{os.strerror(error)}, {count} callers of {kernel} at once"
     with new_scratch() as scratch:
-        compiler = WatchedCompiler.install(scratch.root, list(find_compiler().command))
+        compiler = WatchedCompiler.install(scratch.root, list(find_host_cpp().command))
         environment = {**scratch.environment, **without_locks(error), "CXX": str(compiler.path)}
         for answer in callers.at_once([Call(environment, kernel)] * count):
             expect_answer(outcome, answer, what)

@@ -1,4 +1,4 @@
-"""Finds the C++ compiler and tells one from another."""
+"""C++ for this machine: finds the compiler, tells one from another, and has it make a library."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import shlex
 import shutil
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 
-from .errors import CompilerNotFound
+from ..errors import CompilerNotFound
+from ..spec import BuildSpec
 
 _STANDARD_NAMES = ("c++", "g++", "clang++")
 _VERSION_TIMEOUT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Compiler:
-    """A compiler that answered `--version`.
+class HostCpp:
+    """The toolchain around a C++ compiler that answered `--version`.
 
     Attributes:
         command: what to run, as words; the first is an absolute path, not resolved further because
@@ -31,9 +33,15 @@ class Compiler:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """Everything by which two compilers can differ in what they make of a source."""
+        """Where it is, how it is called, and what it says of itself."""
         name = os.path.basename(self.command[0])
         return (self.resolved, name, *self.command[1:], self.version)
+
+    def compile(self, spec: BuildSpec, workspace: Path, destination: Path) -> bytes:
+        # Imported here because a filled cache has no use for it.
+        from .cpp_extension import compile_library
+
+        return compile_library(spec, self.command, workspace, destination)
 
     def __str__(self) -> str:
         first_line = self.version.partition("\n")[0].strip()
@@ -45,11 +53,11 @@ class _Unusable(Exception):
 
 
 # Asking costs a process. The answer holds as long as the two variables it depends on.
-_found: dict[tuple[str | None, str | None], Compiler] = {}
+_found: dict[tuple[str | None, str | None], HostCpp] = {}
 
 
-def find_compiler(*, ask_again: bool = False) -> Compiler:
-    """The compiler in `CXX` (which may carry arguments), else `c++`, `g++`, `clang++`.
+def find_host_cpp(*, ask_again: bool = False) -> HostCpp:
+    """A toolchain around `CXX` (which may carry arguments), else `c++`, `g++`, `clang++`.
 
     Args:
         ask_again: whether to distrust an answer that this process got earlier.
@@ -63,7 +71,7 @@ def find_compiler(*, ask_again: bool = False) -> Compiler:
     return _found[question]
 
 
-def _search() -> Compiler:
+def _search() -> HostCpp:
     reasons: list[str] = []
     for label, command in _candidates():
         try:
@@ -83,7 +91,7 @@ def _candidates() -> list[tuple[str, str]]:
     return named + [(name, name) for name in _STANDARD_NAMES]
 
 
-def _ask(command: str) -> Compiler:
+def _ask(command: str) -> HostCpp:
     try:
         words = shlex.split(command)
     except ValueError as error:
@@ -93,7 +101,7 @@ def _ask(command: str) -> Compiler:
         raise _Unusable("not found, or not executable")
     path = os.path.abspath(path)
     words[0] = path
-    return Compiler(tuple(words), os.path.realpath(path), _version(words))
+    return HostCpp(tuple(words), os.path.realpath(path), _version(words))
 
 
 def _version(words: list[str]) -> str:
@@ -116,7 +124,7 @@ def _version(words: list[str]) -> str:
     return answer.stdout.decode(errors="replace")
 
 
-def _warn_about_cxx(reason: str, compiler: Compiler) -> None:
+def _warn_about_cxx(reason: str, compiler: HostCpp) -> None:
     if reason.startswith("CXX="):
         import warnings
 

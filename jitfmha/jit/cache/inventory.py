@@ -6,10 +6,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cache_directory import CacheDirectory, readable_directories
-from .entry import InvalidEntry, discard, empty_trash, open_entry
-from .eviction import entry_size
+from .directory import CacheDirectory, readable_directories
+from .entry import InvalidEntry, open_entry
+from .eviction import delete, discard, empty_trash, entry_size
 from .key import EntryKey
+from .owned_directory import sweep
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class CacheEntry:
     """One entry of the cache, as it is on the disk.
 
     Attributes:
-        name: of the launcher.
+        name: of what was built.
         key: the hash in its path, of all that went into it.
         size: in bytes, all files together.
         created: seconds since the epoch; 0 if the entry does not say (any more).
@@ -59,9 +60,6 @@ def cache_clear() -> int:
         CacheError: the cache is not safe.
         OSError: an entry cannot be removed.
     """
-    from .entry import delete
-    from .owned_directory import sweep
-
     count = 0
     for directory in readable_directories():
         for path in _entry_paths(directory):

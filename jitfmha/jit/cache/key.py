@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 import torch
 
-from .compiler import Compiler
-from .spec import BuildSpec
+from ...version import __version__
+from ..spec import BuildSpec
+from ..toolchain import Toolchain
 
 # Raised when the meaning of an entry changes in a way that the other ingredients do not show.
 _FORMAT = 1
@@ -29,16 +30,28 @@ _COMPILER_LENGTH = 12
 
 @dataclass(frozen=True)
 class EntryKey:
-    """The name of a cache entry, in its three parts."""
+    """The name of a cache entry, in its three parts.
+
+    Attributes:
+        name: of what is built.
+        content: a hash of everything but the compiler.
+        compiler: a hash of the compiler; None where there is none, and any compiler's entry will
+            do. Published entries have one.
+    """
 
     name: str
     content: str
-    compiler: str
+    compiler: str | None
 
     @property
     def directory_name(self) -> str:
         """The one path component that the entry is published under."""
         return f"{self.name}-{self.content}-{self.compiler}"
+
+    def is_served_by(self, other: EntryKey) -> bool:
+        """Whether the entry published under `other` is one that this key asks for."""
+        same_content = (self.name, self.content) == (other.name, other.content)
+        return same_content and self.compiler in (None, other.compiler)
 
     @classmethod
     def parse(cls, directory_name: str) -> EntryKey | None:
@@ -49,26 +62,15 @@ class EntryKey:
         return cls(*parts)
 
 
-def entry_key(spec: BuildSpec, compiler: Compiler) -> EntryKey:
-    """The address of what `compiler` makes of `spec` on this machine."""
-    return EntryKey(spec.name, content_key(spec), _short_hash(compiler.identity, _COMPILER_LENGTH))
-
-
-def content_key(spec: BuildSpec) -> str:
-    """The part of the address that does not depend on the compiler."""
-    return _short_hash((_FORMAT, spec.digest, *_surroundings()), _CONTENT_LENGTH)
+def entry_key(spec: BuildSpec, toolchain: Toolchain | None) -> EntryKey:
+    """The address of what `toolchain` makes of `spec` on this machine; None for any toolchain."""
+    content = _short_hash((_FORMAT, spec.digest, *_surroundings()), _CONTENT_LENGTH)
+    compiler = None if toolchain is None else _short_hash(toolchain.identity, _COMPILER_LENGTH)
+    return EntryKey(spec.name, content, compiler)
 
 
 def _surroundings() -> tuple[str, ...]:
-    return (package_version(), *_torch_identity(), *_machine())
-
-
-def package_version() -> str:
-    """The version of jitfmha."""
-    # Imported here because the package's own __init__ imports this module.
-    from jitfmha import __version__
-
-    return __version__
+    return (__version__, *_torch_identity(), *_machine())
 
 
 def _torch_identity() -> tuple[str, str]:

@@ -1,20 +1,29 @@
-"""Keeps the cache below its limit."""
+"""How entries leave the cache: discarded by one rename, deleted when no process uses them.
+
+The least recently used go when the cache is above its limit.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cache_directory import CacheDirectory
-from .entry import discard, empty_trash, removal_lock
-from .errors import CacheError
+from ..errors import CacheError
+from ..spec import ARTIFACT_SUFFIXES
+from .directory import CacheDirectory
 from .flock import Flock, try_exclusive
 from .key import EntryKey
 
 _ENVIRONMENT = "JITFMHA_CACHE_LIMIT"
 _DEFAULT_LIMIT_BYTES = 1 << 30
+# Without locks nobody knows whether a discarded library is still mapped somewhere.
+_DISCARDED_WITHOUT_LOCKS_SECONDS = 24 * 3600.0
 # So few digits that every size is a finite number.
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -72,6 +81,57 @@ def enforce_limit(directory: CacheDirectory, keep: Path) -> None:
         os.close(turn)
 
 
+def discard(path: Path, trash: Path) -> None:
+    """Take an entry out of service by one rename, without disturbing who has it open.
+
+    Raises:
+        OSError: it cannot be moved.
+    """
+    try:
+        os.rename(path, trash / f"{path.name}.{os.urandom(8).hex()}")
+    except FileNotFoundError:
+        return  # Somebody else was faster.
+
+
+def empty_trash(trash: Path) -> None:
+    """Delete the discarded entries that no process uses. Does not raise."""
+    try:
+        names = os.listdir(trash)
+    except OSError:
+        return
+    for name in names:
+        try:
+            _delete_discarded(trash / name)
+        except OSError:
+            continue
+
+
+@contextmanager
+def removal_lock(path: Path) -> Iterator[Flock]:
+    """Try to lock what was built alone: `Flock.TAKEN` means that no process uses it.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    artifact = _artifact_in(path)
+    if artifact is None:
+        yield Flock.TAKEN
+        return
+    descriptor = os.open(artifact, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield try_exclusive(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def delete(path: Path) -> None:
+    """Delete a directory, a file or a link (never what it leads to). Does not raise for trees."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def entry_size(path: Path) -> int:
     """The bytes in the files of an entry, in its folders too; 0 for what is gone meanwhile."""
     try:
@@ -120,3 +180,21 @@ def _remove(path: Path, trash: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def _delete_discarded(path: Path) -> None:
+    age = abs(time.time() - os.lstat(path).st_ctime)
+    with removal_lock(path) as lock:
+        is_old = age > _DISCARDED_WITHOUT_LOCKS_SECONDS
+        if lock is Flock.TAKEN or (lock is Flock.UNSUPPORTED and is_old):
+            delete(path)
+
+
+def _artifact_in(path: Path) -> Path | None:
+    """What was built, in the directory of an entry, which may have been renamed."""
+    if path.is_symlink() or not path.is_dir():
+        return None
+    for item in sorted(path.iterdir()):
+        if item.suffix in ARTIFACT_SUFFIXES and item.is_file() and not item.is_symlink():
+            return item
+    return None

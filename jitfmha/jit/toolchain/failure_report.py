@@ -7,11 +7,11 @@ import re
 import time
 from pathlib import Path
 
-from .cache_directory import CacheDirectory, make_private
-from .compiler import Compiler
-from .entry import delete
-from .errors import BuildError
-from .spec import BuildSpec
+from ..cache.directory import write_private
+from ..cache.eviction import delete
+from ..errors import BuildError
+from ..spec import BuildSpec
+from . import Toolchain
 
 _KEPT_LOGS = 10
 _LOG_NAME = "build.log"
@@ -27,16 +27,12 @@ _OTHER_ERROR = re.compile(
 
 
 def build_error(
-    spec: BuildSpec,
-    compiler: Compiler,
-    output: str,
-    workspace: Path,
-    directory: CacheDirectory,
+    spec: BuildSpec, toolchain: Toolchain, output: str, workspace: Path, logs: Path
 ) -> BuildError:
-    """The error to raise for `output`; keeps the whole of it, with the sources, in the logs."""
-    headline = f"{spec.name} could not be compiled with {compiler}"
+    """The error to raise for `output`; keeps the whole of it, with the sources, in `logs`."""
+    headline = f"{spec.name} could not be compiled with {toolchain}"
     try:
-        kept = _keep(spec, output, workspace, directory)
+        kept = _keep(spec, output, workspace, logs)
     except OSError as error:
         tail = output[-_WITHOUT_LOG_CHARACTERS:]
         return BuildError(f"{headline} (no log could be kept: {error.strerror}):\n{tail}")
@@ -68,17 +64,12 @@ def _without_commands(output: str) -> str:
     return "\n".join(line for line in lines if " -o " not in line and not line.startswith("FAILED"))
 
 
-def _keep(spec: BuildSpec, output: str, workspace: Path, directory: CacheDirectory) -> Path:
-    _make_room(directory.logs)
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    kept = directory.logs / f"{stamp}-{spec.name}.{os.urandom(4).hex()}"
-    kept.mkdir(mode=0o700)
-    for name, text in {**spec.sources, _LOG_NAME: output}.items():
-        text = text.replace(str(workspace / "sources"), str(kept)) if name == _LOG_NAME else text
-        make_private((kept / name).parent)
-        descriptor = os.open(kept / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
+def _keep(spec: BuildSpec, output: str, workspace: Path, logs: Path) -> Path:
+    _make_room(logs)
+    kept = logs / f"{time.strftime('%Y%m%d-%H%M%S')}-{spec.name}.{os.urandom(4).hex()}"
+    log = output.replace(str(workspace / "sources"), str(kept))
+    for name, text in {**spec.sources, _LOG_NAME: log}.items():
+        write_private(kept / name, text.encode(errors="replace"))
     return kept
 
 

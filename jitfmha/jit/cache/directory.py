@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import trust
-from .errors import CacheError
+from ..errors import CacheError
+from .trust import parents_reason, private_directory_reason
 
 # Raised when the layout below changes; caches of other versions of the package stay as they are.
 _LAYOUT = "v1"
@@ -146,7 +146,7 @@ def stand_in(reason: str) -> CacheDirectory:
     prefix = f"jitfmha-{os.geteuid()}"
     try:
         parent = Path(tempfile.gettempdir()).absolute()
-        weakness = trust.parents_reason(str(parent))
+        weakness = parents_reason(str(parent))
         if weakness:
             raise CacheError(
                 f"the build cache {reason}, and no temporary directory can stand in for it, "
@@ -177,9 +177,9 @@ def check_trust(directory: CacheDirectory) -> None:
         CacheError: with the reason.
         OSError: it cannot be looked at.
     """
-    reason = trust.parents_reason(str(directory.root.parent))
+    reason = parents_reason(str(directory.root.parent))
     for folder in (directory.root, *directory.folders):
-        reason = reason or trust.private_directory_reason(str(folder))
+        reason = reason or private_directory_reason(str(folder))
     if reason:
         raise CacheError(
             f"the build cache {str(directory.root)!r} is not safe: {reason}. {_ADVICE}"
@@ -229,6 +229,28 @@ def make_private(path: Path) -> None:
         make_private(path.parent)
         with suppress(FileExistsError):  # Somebody else starts at the same time.
             os.mkdir(path, 0o700)
+
+
+def write_private(path: Path, content: bytes, *, mode: int = 0o600, durable: bool = False) -> None:
+    """Write a new file for this user alone, and the folders on the way to it.
+
+    Args:
+        path: of the file, which must not exist.
+        content: of the file.
+        mode: of the file.
+        durable: whether to wait until it is on the disk. Network file systems report a full disk
+            only then.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    make_private(path.parent)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, mode), "wb") as file:
+        file.write(content)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def forbids_execution(path: Path) -> bool:

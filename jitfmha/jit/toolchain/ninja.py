@@ -3,7 +3,8 @@
 A process that is killed, or that a scheduler ends with SIGTERM, cannot end its compilers: ninja
 starts each in a process group of its own. So ninja is started through a script that asks the kernel
 for SIGTERM as soon as the building thread dies, on which ninja ends all that it started. Where that
-cannot be had, the compilers are ended by the next process that builds (see owned_directory.py).
+cannot be had, the compilers are ended by the next process that builds (see
+cache/owned_directory.py).
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from .cache_directory import forbids_execution
-from .errors import BuildError
+from ..cache.directory import forbids_execution, write_private
+from ..errors import BuildError
 
 # 1 is PR_SET_PDEATHSIG, 15 is SIGTERM. The builder may be dead already when it is asked for, and
 # then `kill` raises; it may also be alive without being the parent, if the interpreter is started
@@ -51,7 +52,7 @@ def path_with_ninja(workspace: Path) -> str:
         ninja = f"{folder}/ninja"
     if not _can_be_tied(workspace):
         return path
-    return f"{_write_script(workspace, os.path.abspath(ninja))}{os.pathsep}{path}"
+    return f"{_write_tied_ninja(workspace, os.path.abspath(ninja))}{os.pathsep}{path}"
 
 
 def _package_folder() -> str:
@@ -71,13 +72,21 @@ def _can_be_tied(workspace: Path) -> bool:
     return os.path.basename(sys.executable or "").startswith("python")
 
 
-def _write_script(workspace: Path, ninja: str) -> str:
+def _write_tied_ninja(workspace: Path, ninja: str) -> str:
     folder = workspace / "bin"
     folder.mkdir(mode=0o700)
     # Without site-packages it starts in some 10 ms.
-    command = [sys.executable, "-s", "-S", "-c", _TIED_TO_BUILDER, ninja, str(os.getpid())]
-    text = f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n'
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with os.fdopen(os.open(folder / "ninja", flags, 0o700), "wb") as file:
-        file.write(os.fsencode(text))
+    command = (sys.executable, "-s", "-S", "-c", _TIED_TO_BUILDER, ninja, str(os.getpid()))
+    write_script(folder / "ninja", command)
     return str(folder)
+
+
+def write_script(path: Path, command: tuple[str, ...]) -> Path:
+    """Write a program that runs `command` with its own arguments after it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    text = f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n'
+    write_private(path, os.fsencode(text), mode=0o700)
+    return path

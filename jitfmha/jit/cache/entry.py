@@ -1,10 +1,11 @@
 """One published build: a directory that appears whole, is checked when read, and leaves whole.
 
-An entry holds the library, the sources it was built from (a debugger finds them there) and
-`meta.json`, which records size and SHA-256 of each and carries a checksum of its own. Times play no
-part: an entry that is there and agrees with its records is valid.
+An entry holds its *artifact* (the library or code object that was built), the sources it was built
+from (a debugger finds them there) and `meta.json`, which records size and SHA-256 of each and
+carries a checksum of its own. Times play no part: an entry that is there and agrees with its
+records is valid.
 
-Whoever loads the library keeps a shared lock on it, by which eviction knows that it is in use.
+Whoever loads a library keeps a shared lock on it, by which eviction knows that it is in use.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from . import trust
-from .cache_directory import make_private
-from .flock import Flock, try_exclusive, try_shared
+from ..spec import ARTIFACT_SUFFIXES
+from .directory import write_private
+from .flock import Flock, try_shared
 from .key import EntryKey
+from .trust import node_reason
 
 META_NAME = "meta.json"
 _META_LIMIT = 1 << 20
@@ -32,8 +33,6 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _IN_THE_WAY = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 # Refreshing the time of last use more often than this only makes work for network file systems.
 _LAST_USE_GRANULARITY_SECONDS = 3600.0
-# Without locks nobody knows whether a discarded library is still mapped somewhere.
-_DISCARDED_WITHOUT_LOCKS_SECONDS = 24 * 3600.0
 
 
 class InvalidEntry(Exception):
@@ -100,22 +99,22 @@ class OpenEntry:
     """An entry that was checked, with the shared lock that keeps it in place.
 
     Attributes:
-        descriptor: of the library; the lock lasts until it is closed or the process ends.
+        path: of the entry's directory.
+        artifact: of the file that was built.
+        content: of that file; what is used is what was checked.
+        descriptor: of that file; the lock lasts until it is closed or the process ends.
+        meta: what the entry records about itself.
     """
 
     path: Path
-    library: Path
+    artifact: Path
+    content: bytes
     descriptor: int
     meta: EntryMeta
 
     def close(self) -> None:
         """Give up the lock."""
         os.close(self.descriptor)
-
-
-def library_name(name: str) -> str:
-    """The file name of a launcher's library."""
-    return f"{name}.so"
 
 
 def open_entry(path: Path, key: EntryKey) -> OpenEntry | None:
@@ -153,9 +152,7 @@ def write_entry(directory: Path, meta: EntryMeta, contents: Mapping[str, bytes])
     """
     os.mkdir(directory, 0o700)
     for name, content in {**contents, META_NAME: meta.to_bytes()}.items():
-        path = directory / name
-        make_private(path.parent)
-        _write_private(path, content)
+        write_private(directory / name, content, durable=True)
 
 
 def file_records(contents: Mapping[str, bytes]) -> dict[str, tuple[int, str]]:
@@ -178,49 +175,6 @@ def publish(staged: Path, target: Path) -> bool:
     return True
 
 
-def discard(path: Path, trash: Path) -> None:
-    """Take an entry out of service by one rename, without disturbing who has it open.
-
-    Raises:
-        OSError: it cannot be moved.
-    """
-    try:
-        os.rename(path, trash / f"{path.name}.{os.urandom(8).hex()}")
-    except FileNotFoundError:
-        return  # Somebody else was faster.
-
-
-def empty_trash(trash: Path) -> None:
-    """Delete the discarded entries that no process uses. Does not raise."""
-    try:
-        names = os.listdir(trash)
-    except OSError:
-        return
-    for name in names:
-        try:
-            _delete_discarded(trash / name)
-        except OSError:
-            continue
-
-
-@contextmanager
-def removal_lock(path: Path) -> Iterator[Flock]:
-    """Try to lock the library of an entry alone: `Flock.TAKEN` means that no process uses it.
-
-    Raises:
-        OSError: the library cannot be opened.
-    """
-    library = _library_in(path)
-    if library is None:
-        yield Flock.TAKEN
-        return
-    descriptor = os.open(library, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        yield try_exclusive(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def note_use(path: Path) -> None:
     """Record that the entry was used now, as the time of its directory. Does not raise."""
     try:
@@ -232,14 +186,14 @@ def note_use(path: Path) -> None:
 
 def _open_checked(path: Path, directory: int, key: EntryKey) -> OpenEntry | None:
     _check_hands("the directory", os.fstat(directory))
-    name = library_name(key.name)
+    name = _artifact_name(directory, key)
     descriptor = _open_file(name, directory)
     try:
         if try_shared(descriptor) is Flock.CONTENDED:
             os.close(descriptor)
             return None  # It is being evicted.
         meta = EntryMeta.from_bytes(_read_file(META_NAME, directory, _META_LIMIT))
-        _check_files(meta, key, directory, {name: descriptor})
+        content = _checked_artifact(meta, key, directory, name, descriptor)
         # A removal that took place before the lock leaves a file without a name.
         if os.fstat(descriptor).st_nlink == 0:
             os.close(descriptor)
@@ -247,21 +201,34 @@ def _open_checked(path: Path, directory: int, key: EntryKey) -> OpenEntry | None
     except BaseException:
         os.close(descriptor)
         raise
-    return OpenEntry(path, path / name, descriptor, meta)
+    return OpenEntry(path, path / name, content, descriptor, meta)
 
 
-def _check_files(meta: EntryMeta, key: EntryKey, directory: int, opened: Mapping[str, int]) -> None:
+def _artifact_name(directory: int, key: EntryKey) -> str:
+    present = os.listdir(directory)
+    names = [key.name + suffix for suffix in ARTIFACT_SUFFIXES]
+    for name in names:
+        if name in present:
+            return name
+    raise InvalidEntry(f"{' or '.join(names)} is missing")
+
+
+def _checked_artifact(
+    meta: EntryMeta, key: EntryKey, directory: int, artifact: str, descriptor: int
+) -> bytes:
+    """The artifact's content, after a check of all files."""
     if meta.key != key:
         raise InvalidEntry(f"it was built as {meta.key.directory_name}")
-    if not opened.keys() <= meta.files.keys():
-        raise InvalidEntry(f"{META_NAME} does not list {', '.join(opened)}")
+    if artifact not in meta.files:
+        raise InvalidEntry(f"{META_NAME} does not list {artifact}")
+    contents = {artifact: _read_open(artifact, descriptor, meta.files[artifact][0])}
     for name, (size, digest) in meta.files.items():
-        if name in opened:
-            content = _read_open(name, opened[name], size)
-        else:
+        content = contents.get(name)
+        if content is None:
             content = _read_file(name, directory, size)
         if len(content) != size or _sha256(content) != digest:
             raise InvalidEntry(f"{name} is damaged")
+    return contents[artifact]
 
 
 def _read_file(name: str, directory: int, limit: int) -> bytes:
@@ -315,7 +282,7 @@ def _read_open(name: str, descriptor: int, limit: int) -> bytes:
 
 
 def _check_hands(name: str, status: os.stat_result) -> None:
-    reason = trust.node_reason(name, status, as_parent=False)
+    reason = node_reason(name, status, as_parent=False)
     if reason:
         raise InvalidEntry(reason)
 
@@ -325,40 +292,6 @@ def _is_elsewhere(path: Path, directory: int) -> bool:
         return not os.path.samestat(os.lstat(path), os.fstat(directory))
     except FileNotFoundError:
         return True
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _library_in(path: Path) -> Path | None:
-    """The one library in the directory of an entry, which may have been renamed."""
-    if path.is_symlink() or not path.is_dir():
-        return None
-    libraries = [item for item in path.glob("*.so") if item.is_file() and not item.is_symlink()]
-    return libraries[0] if libraries else None
-
-
-def _delete_discarded(path: Path) -> None:
-    age = abs(time.time() - os.lstat(path).st_ctime)
-    with removal_lock(path) as lock:
-        is_old = age > _DISCARDED_WITHOUT_LOCKS_SECONDS
-        if lock is Flock.TAKEN or (lock is Flock.UNSUPPORTED and is_old):
-            delete(path)
-
-
-def delete(path: Path) -> None:
-    """Delete a directory, a file or a link (never what it leads to). Does not raise for trees."""
-    import shutil
-
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _sha256(content: bytes) -> str:

@@ -15,11 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from .cache_directory import CacheDirectory
+from ..status import PATIENCE_SECONDS, say
+from .directory import CacheDirectory
 from .flock import is_unsupported
 from .key import EntryKey
 from .owned_directory import OwnedDirectory, earlier_owner, owner_of
-from .status import PATIENCE_SECONDS, say
 
 _POLL_SECONDS = 0.05
 # A holder that is alive but stopped (a suspended job, a frozen node) must not stop everybody else.
@@ -32,7 +32,7 @@ _Published = TypeVar("_Published")
 
 
 @contextmanager
-def turn_to_build(
+def building_lock(
     directory: CacheDirectory, key: EntryKey, published: Callable[[], _Published | None]
 ) -> Iterator[_Published | None]:
     """Wait until this process may build `key`, or until somebody else has.
