@@ -5,14 +5,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
-from unittest import mock
 
-import torch
-
-from .. import call, jit
-from ..amd import launcher as amd_launcher
-from ..amd import runtime as hip_runtime
-from ..target import AmdTarget
+from .. import jit
+from ..amd.manifest import trees_of
+from ..chips import chip
+from ..target import TARGET_HERE, AmdTarget
 
 _TEMPLATE = "amd/recording_runtime.cpp"
 
@@ -35,6 +32,9 @@ class Launch(ctypes.Structure):
 class RecordingRuntime:
     """The runtime's library, and what it recorded since :meth:`reset`."""
 
+    has_host_memory = False
+    launching = None
+
     def __init__(self) -> None:
         spec = jit.BuildSpec(
             name="recording_hip_runtime",
@@ -45,7 +45,25 @@ class RecordingRuntime:
         self.library = jit.load(spec)
         self.library.recorder_fail.argtypes = [ctypes.c_char_p, ctypes.c_int]
         self.library.recorder_launch_count.restype = ctypes.c_uint64
+        self.library_path = self.library._name
+        self._stream = 0
         self.reset()
+
+    def describe_device(self, device_index: int) -> str:
+        """What a message calls the device."""
+        return f"device {device_index}, recorded"
+
+    def current_stream(self, device_index: int) -> int:
+        """The stream that :meth:`stands_for` was given."""
+        return self._stream
+
+    def target(
+        self, chip_name: str, device_index: int = 0, compute_units: int | None = None
+    ) -> AmdTarget:
+        """A GPU whose launches are recorded, with the trees that the environment names now."""
+        found = chip(chip_name)
+        units = found.compute_units if compute_units is None else compute_units
+        return AmdTarget(found, device_index, units, self, trees_of(found))
 
     def reset(self, *, keeps_launches: bool = True) -> None:
         """Forget everything: launches, loads, failures and attributes."""
@@ -80,16 +98,10 @@ class RecordingRuntime:
 
     @contextmanager
     def stands_for(self, target: AmdTarget, *, stream: int = 0) -> Iterator[None]:
-        """Inside, CPU tensors are on ``target``, and this is the runtime that torch has loaded."""
-
-        def current_stream(_device: int) -> int:  # a mock would take longer than the launch
-            return stream
-
-        with (
-            mock.patch.object(call, "target_of", return_value=target),
-            mock.patch.object(hip_runtime, "loaded_runtime", return_value=self.library),
-            mock.patch.object(amd_launcher, "loaded_runtime", return_value=self.library),
-            mock.patch.object(torch._C, "_cuda_getCurrentRawStream", current_stream, create=True),
-            mock.patch.object(call, "_prepared", {}),
-        ):
+        """Inside, on this thread, CPU tensors are on ``target``, one of :meth:`target`."""
+        self._stream = stream
+        token = TARGET_HERE.set(target)
+        try:
             yield
+        finally:
+            TARGET_HERE.reset(token)
