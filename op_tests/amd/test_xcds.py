@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from amd_problems import AmdProblem, assert_exact
+from amd_problems import AmdProblem
 from untyped import fmha_fwd
 
 from jitfmha import emulate
@@ -108,5 +108,10 @@ def test_any_number_of_xcds(
     for lengths, batch in ((((300, seqlen_k),), 2), (RAGGED, None)):
         problem = AmdProblem(rng, heads=heads, lengths=lengths, batch=batch, mask=mask)
         with emulated_with(xcds):
-            actual = problem.run()
-        assert_exact(actual, problem.exact(), ROUNDING)
+            out, lse = problem.run()
+        exact, exact_lse = problem.exact()
+        # Of what the probabilities are rounded by, as much as all values together can make.
+        problem.v = problem.v.abs()
+        spread, _ = problem.exact()
+        assert ((out.double() - exact).abs() <= ROUNDING * (spread + exact.abs()) + 1e-5).all()
+        torch.testing.assert_close(lse.double(), exact_lse, atol=1e-4, rtol=0)
