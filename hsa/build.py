@@ -106,7 +106,7 @@ class Kernel:
 
     @property
     def grid(self) -> str:
-        return "heads_splits_tiles" if self.mode else "tiles_splits"
+        return "xcd_heads_batches_splits" if self.mode else "xcd_heads_tiles_splits"
 
     @property
     def file_name(self) -> str:

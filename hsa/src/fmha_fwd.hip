@@ -120,7 +120,7 @@ struct Head {
   Global<float> lse;  // null: not wanted
 };
 
-// What a workgroup computes.
+// A tile of queries of one sequence and head, and a share of its keys.
 struct Task {
   Head head;
   int tile;               // of queries; one that the sequence does not have: there is nothing to do
@@ -544,45 +544,31 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
                         lds + kOutputExchange + wave_index * Exchange::kBytes, opaque(lane));
 }
 
-// Which tile of which sequence and head.
-struct Place {
-  unsigned batch, head;
-  int tile_rank;  // in the order of the launch
-};
-
-// Workgroups go to the XCDs, each of which has an L2 cache of its own, in turn. So those that share
-// keys and values are given numbers in x that are a multiple of xcds apart. Returns false for a
-// workgroup that only fills up the grid.
+// What a workgroup computes. Workgroups go to the XCDs, each of which has an L2 cache of its own, in
+// turn: those whose numbers in x are a multiple of xcds apart are on the same one, because x has a
+// multiple of xcds. Each XCD has consecutive heads, so that what shares keys and values meets there.
 //
-// gm1: x counts the heads of an XCD, then the sequences; z counts the tiles, so that the first ones
-// of all sequences come first. gm0: x counts tiles within groups of heads, which share an XCD and
-// whose tiles alternate.
-__device__ inline bool place_of_workgroup(const Arguments& a, Place& place) {
-  const Quotient turn = divide(__builtin_amdgcn_workgroup_id_x(), a.xcds);
-  const unsigned xcd = turn.remainder;
-  if (kGroupMode) {
-    const Quotient of_xcd = divide(turn.value, a.group_heads);
-    place.batch = of_xcd.value;
-    place.head = xcd * a.group_heads.divisor + of_xcd.remainder;
-    place.tile_rank = __builtin_amdgcn_workgroup_id_z();
-    return true;
+// gm0: x counts the heads of a group, whose tiles alternate; y counts tiles, z groups and splits.
+// gm1: x counts all heads, y sequences, z tiles and splits, so that the first tiles of all sequences
+// come first.
+//
+// kCombines: of the kernel `combine`, which has one workgroup for all splits.
+template <bool kCombines>
+__device__ inline Task task_of_workgroup(const Arguments& a) {
+  const Quotient in_x = divide(__builtin_amdgcn_workgroup_id_x(), a.xcds);
+  const unsigned z = __builtin_amdgcn_workgroup_id_z();
+  const Quotient in_z = kCombines ? Quotient{z, 0} : divide(z, a.num_splits);
+  const unsigned y = __builtin_amdgcn_workgroup_id_y();
+  const unsigned first_head = in_x.remainder * a.xcd_heads + in_x.value;
+  unsigned long batch = y, head = first_head;
+  int tile_rank = in_z.value;
+  if (!kGroupMode) {
+    const Quotient sequence = divide(first_head + in_z.value * a.group_heads, a.heads);
+    batch = sequence.value;
+    head = sequence.remainder;
+    tile_rank = y;
   }
-  const bool has_more = xcd < a.xcds_with_one_more;
-  if (turn.value >= a.tiles_of_xcd + has_more) return false;
-  const unsigned index =
-      xcd * a.tiles_of_xcd + (has_more ? xcd : a.xcds_with_one_more) + turn.value;
-  const Quotient group = divide(index, a.group_tiles);
-  const Quotient in_group = divide(group.remainder, a.group_heads);
-  const Quotient head = divide(group.value * a.group_heads.divisor + in_group.remainder, a.heads);
-  place.batch = head.value;
-  place.head = head.remainder;
-  place.tile_rank = in_group.value;
-  return true;
-}
-
-__device__ inline Task task_at(const Arguments& a, const Place& place) {
-  const unsigned long batch = place.batch, head = place.head;
-  const unsigned long head_k = divide(place.head, a.gqa).value;
+  const unsigned long head_k = divide(head, a.gqa).value;
   unsigned long q_start = 0, k_start = 0;  // rows
   int seqlen_q = a.seqlen_q, seqlen_k = a.seqlen_k;
   if (kGroupMode) {
@@ -606,12 +592,12 @@ __device__ inline Task task_at(const Arguments& a, const Place& place) {
     task.head.lse = (Global<float>)((Global<char>)a.lse + row);
   }
   // Under a causal mask the longest tiles go first: what is left for the end is short.
-  task.tile = kCausal ? tiles_of(seqlen_q, kTileRows) - 1 - place.tile_rank : place.tile_rank;
-  task.split = __builtin_amdgcn_workgroup_id_y();
-  task.num_splits = a.num_splits;
+  task.tile = kCausal ? tiles_of(seqlen_q, kTileRows) - 1 - tile_rank : tile_rank;
+  task.split = in_z.remainder;
+  task.num_splits = a.num_splits.divisor;
   task.workspace = a.workspace;
   if (task.workspace)
-    task.workspace += line * a.query_tiles * a.num_splits * kWaves * SplitResult::kFloats;
+    task.workspace += line * a.query_tiles * task.num_splits * kWaves * SplitResult::kFloats;
   return task;
 }
 
@@ -622,9 +608,7 @@ __global__ __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads),
                           amdgpu_waves_per_eu(2, 2))) void
 forward(Arguments arguments) {
   alignas(1024) __shared__ char lds[kSharedBytes];
-  Place place;
-  if (!place_of_workgroup(arguments, place)) return;
-  const Task task = task_at(arguments, place);
+  const Task task = task_of_workgroup<false>(arguments);
   if (task.is_idle()) return;
   const int thread = __builtin_amdgcn_workitem_id_x();
   if (are_far<kTileKeys>(task.head.k) || are_far<kTileKeys>(task.head.v) ||
@@ -643,9 +627,7 @@ combine(Arguments arguments) {
   alignas(1024) __shared__ char lds[kExchangeBytes];
   const int thread = __builtin_amdgcn_workitem_id_x(), lane = thread % 64;
   const int wave_index = __builtin_amdgcn_readfirstlane(thread / 64);
-  Place place;
-  if (!place_of_workgroup(arguments, place)) return;
-  const Task task = task_at(arguments, place);
+  const Task task = task_of_workgroup<true>(arguments);
   const int first_row = task.tile * kTileRows + wave_index * 32;
   if (task.is_idle() || first_row >= task.head.q.count) return;
   Attention wave;

@@ -77,14 +77,12 @@ JITFMHA_ARGUMENTS = SharedStruct(
         **dict.fromkeys(("v_seq", "v_head", "v_batch"), UINT32),
         **dict.fromkeys(("out_seq", "out_head", "out_batch"), UINT32),
         "lse_head": UINT32,
-        "num_splits": UINT32,  # of the keys
         "query_tiles": UINT32,  # of the longest sequence
-        # How the workgroups divide the work; the launcher says more, and the kernel how it is used.
-        "tiles_of_xcd": UINT32,  # gm0: of queries, of all sequences and heads
-        "xcds_with_one_more": UINT32,  # gm0: how many XCDs have one tile more than that
+        # How the workgroups divide the work: the kernel says what follows from these.
+        "xcd_heads": UINT32,  # heads of an XCD; gm0: of all sequences together
+        "group_heads": UINT32,  # gm0: how many of them alternate
         "xcds": DIVISOR,
-        "group_tiles": DIVISOR,  # gm0: query tiles of a group of heads
-        "group_heads": DIVISOR,  # gm0: heads of a group; gm1: of an XCD
+        "num_splits": DIVISOR,  # of the keys
         "heads": DIVISOR,  # of q
         "gqa": DIVISOR,  # query heads of a key head
         # Of fp8 inputs, for kernels to come.

@@ -34,8 +34,8 @@ Grid = Literal[
     "heads_tiles_batches",
     "heads_batches_tiles",
     "heads_batches_tile_pairs",
-    "tiles_splits",
-    "heads_splits_tiles",
+    "xcd_heads_tiles_splits",
+    "xcd_heads_batches_splits",
 ]
 """What a launch counts along x, y and z; the launcher has the formulas. In a pair is a tile from
 the head of a causal triangle and one from its tail."""
@@ -51,8 +51,8 @@ _COLUMNS = (
 _GRIDS_OF: Mapping[tuple[Abi, int], tuple[Grid, ...]] = {
     ("aiter", 0): ("tiles_heads_batches", "tile_pairs_heads_batches", "heads_tiles_batches"),
     ("aiter", 1): ("heads_batches_tiles", "heads_batches_tile_pairs"),
-    ("jitfmha", 0): ("tiles_splits",),
-    ("jitfmha", 1): ("heads_splits_tiles",),
+    ("jitfmha", 0): ("xcd_heads_tiles_splits",),
+    ("jitfmha", 1): ("xcd_heads_batches_splits",),
 }
 _WAVE, _MOST_THREADS = 64, 1024
 # Both end up inside C++ string literals; a file stays inside of its tree.

@@ -1,8 +1,7 @@
-"""When keys are split, into how many parts, and what the launcher asks of the runtime then."""
+"""When keys are split, into how many splits, and what the launcher asks of the runtime then."""
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import pytest
@@ -11,26 +10,23 @@ from inputs import prefix_sums
 from rigs.recording_runtime import Launch, RecordingRuntime
 from untyped import fmha_fwd
 
-from jitfmha.amd.launcher import KeySplit
-from jitfmha.target import AmdTarget
-
-MI300 = AmdTarget("gfx942", "MI300", 0, 304)
-PARTIAL, SPLITS, TILES = 512, 560, 576  # offsets in the kernels' arguments
+from jitfmha.amd.kernel_arguments import JITFMHA_ARGUMENTS
+from jitfmha.kernels.tuned.key_split import KeySplit
 
 
 def split(**changes: int) -> KeySplit:
-    values = {"sequences": 8, "ts_qo": 256, "key_tiles": 64, "slots": 304, "hdim_v": 128}
+    values = {"sequences": 8, "ts_qo": 256, "slots": 304, "hdim_v": 128}
     return KeySplit(**(values | changes))
 
 
 @pytest.mark.parametrize(
-    ("rows", "changes", "parts"),
+    ("seqlen_q", "changes", "num_splits"),
     [
-        (1, {}, 11),  # 304 / 8 workgroups are 38, but many parts take long to combine
+        (1, {}, 11),  # 304 / 8 workgroups are 38, but many splits take long to combine
         (256, {}, 11),
         (257, {}, 11),  # 304 / 16
         (257, {"key_tiles": 1024}, 19),
-        (1, {"key_tiles": 24}, 6),  # parts have four key tiles at least
+        (1, {"key_tiles": 24}, 6),  # splits have four key tiles at least
         (1024, {}, 9),  # 304 / 32
         (4096, {}, 2),  # 304 / 128
         (8192, {}, 1),
@@ -44,17 +40,22 @@ def split(**changes: int) -> KeySplit:
         (1, {"slots": 80}, 10),
     ],
 )
-def test_parts(rows: int, changes: dict[str, int], parts: int) -> None:
-    assert split(**changes).parts(rows) == parts
+def test_num_splits(seqlen_q: int, changes: dict[str, int], num_splits: int) -> None:
+    key_tiles = changes.pop("key_tiles", 64)
+    assert split(**changes).num_splits(seqlen_q, key_tiles) == num_splits
 
 
-def test_room_for_parts() -> None:
+def test_the_workspace() -> None:
     """Each of a tile's 8 waves leaves 64 values, a maximum and a sum in each of 64 lanes."""
-    assert split().floats(257, 3) == 8 * 2 * 3 * 8 * 64 * 66
+    assert split().workspace_floats(257, 3) == 8 * 2 * 3 * 8 * 64 * 66
 
 
-def words(launch: Launch, *offsets: int) -> list[int]:
-    return [struct.unpack_from("<I", bytes(launch.kernarg), offset)[0] for offset in offsets]
+def fields(launch: Launch, *names: str) -> list[int]:
+    """Arguments of the kernel by their names."""
+    assert launch.kernarg_bytes == JITFMHA_ARGUMENTS.size
+    values = JITFMHA_ARGUMENTS.packer.unpack_from(bytes(launch.kernarg))
+    by_name = dict(zip(JITFMHA_ARGUMENTS.leaves, values, strict=True))
+    return [by_name[name] for name in names]
 
 
 def call(runtime: RecordingRuntime, heads: int, rows_q: int, rows_k: int, **options: Any) -> None:
@@ -63,28 +64,27 @@ def call(runtime: RecordingRuntime, heads: int, rows_q: int, rows_k: int, **opti
         torch.zeros(*rows, count, heads, 128, dtype=torch.bfloat16)
         for count in (rows_q, rows_k, rows_k)
     )
-    with runtime.stands_for(MI300):
+    with runtime.stands_for(runtime.target("MI300X")):
         fmha_fwd(q, k, v, **options)
 
 
 def test_a_full_chip_gets_one_launch(runtime: RecordingRuntime) -> None:
-    """Without pairs of tiles, which the kernels are told."""
     call(runtime, 64, 2048, 2048, mask=2)
     (launch,) = runtime.launches()
-    assert list(launch.grid) == [8, 64, 1]
-    assert words(launch, PARTIAL, PARTIAL + 4, SPLITS, TILES) == [0, 0, 0, 8]
+    assert list(launch.grid) == [64, 8, 1]
+    assert fields(launch, "workspace", "num_splits.divisor", "query_tiles") == [0, 1, 8]
 
 
 @pytest.mark.parametrize("mask", [0, 2])
 def test_split_keys_take_two_launches(runtime: RecordingRuntime, mask: int) -> None:
     call(runtime, 8, 300, 4096, mask=mask)
     first, second = runtime.launches()
-    assert list(first.grid) == [3, 8, 16]
-    assert list(second.grid) == [3, 8, 1]
+    assert list(first.grid) == [8, 3, 16]
+    assert list(second.grid) == [8, 3, 1]
     assert bytes(first.kernarg) == bytes(second.kernarg)
-    assert words(first, SPLITS, TILES) == [16, 3]
-    assert words(first, PARTIAL) != [0]
-    assert second.symbol.decode().endswith("_combineE")
+    assert fields(first, "num_splits.divisor", "query_tiles") == [16, 3]
+    assert fields(first, "workspace") != [0]
+    assert second.symbol.decode().endswith("_combine")
     assert list(first.block) == list(second.block) == [256, 1, 1]
 
 
@@ -95,7 +95,7 @@ def test_group_mode_splits_by_the_longest_sequence(runtime: RecordingRuntime) ->
     first, second = runtime.launches()
     assert list(first.grid) == [4, 2, 3 * 16]
     assert list(second.grid) == [4, 2, 3]
-    assert words(first, SPLITS, TILES) == [16, 3]
+    assert fields(first, "num_splits.divisor", "query_tiles") == [16, 3]
 
 
 @pytest.mark.parametrize(
@@ -122,13 +122,11 @@ def test_tiles_on_an_mi300(
     assert list(launch.block) == [2 * tile, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("target", "tile"), [(MI300, 128), (AmdTarget("gfx942", "MI308", 0, 80), 256)]
-)
-def test_tiles_depend_on_the_units(runtime: RecordingRuntime, target: AmdTarget, tile: int) -> None:
+@pytest.mark.parametrize(("chip", "tile"), [("MI300X", 128), ("MI308X", 256)])
+def test_tiles_depend_on_the_units(runtime: RecordingRuntime, chip: str, tile: int) -> None:
     """64 large tiles, or 128 small ones: these get a unit each on the larger chip only."""
     q = torch.zeros(1, 256, 64, 128, dtype=torch.bfloat16)
-    with runtime.stands_for(target):
+    with runtime.stands_for(runtime.target(chip)):
         fmha_fwd(q, q, q)
     launch, *_ = runtime.launches()
     assert list(launch.block) == [2 * tile, 1, 1]
@@ -142,3 +140,24 @@ def test_group_mode_chooses_tiles_by_the_average(
     call(runtime, 152, sum(lengths), sum(lengths), cu_seqlens_q=ends, cu_seqlens_k=ends)
     launch, *_ = runtime.launches()
     assert list(launch.block) == [2 * tile, 1, 1]
+
+
+# ---- Another kernel for other lengths ------------------------------------------------------------
+
+
+def test_a_loop_changes_kernels_where_others_would_be_chosen(runtime: RecordingRuntime) -> None:
+    """Each call gets the kernel and the splits that a fresh process would give it."""
+    lengths = [(128, 128), (256, 256), (384, 384), (512, 512), (1, 4096), (1, 4097), (1, 8192)]
+
+    def launches(each_afresh: bool) -> list[tuple[bytes, list[int], list[int]]]:
+        runtime.reset()
+        target = runtime.target("MI300X")
+        for rows_q, rows_k in lengths * 2:
+            q, k = (torch.zeros(1, n, 200, 128, dtype=torch.bfloat16) for n in (rows_q, rows_k))
+            with runtime.stands_for(runtime.target("MI300X") if each_afresh else target):
+                fmha_fwd(q, k, k)
+        return [(x.symbol, list(x.grid), list(x.block)) for x in runtime.launches()]
+
+    in_a_loop = launches(each_afresh=False)
+    assert in_a_loop == launches(each_afresh=True)
+    assert len({symbol for symbol, _, _ in in_a_loop}) > 1

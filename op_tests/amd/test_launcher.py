@@ -20,13 +20,9 @@ from untyped import fmha_fwd
 
 from jitfmha import HipError, jit
 from jitfmha.amd import launcher as amd_launcher
-from jitfmha.amd.manifest import trees_of
-from jitfmha.target import AmdTarget
+from jitfmha.amd.kernel_arguments import JITFMHA_ARGUMENTS
 
-MI300 = AmdTarget("gfx942", "MI300", 0, 304)
-MI308 = AmdTarget("gfx942", "MI308", 1, 80)
-MI350 = AmdTarget("gfx950", "MI350", 2, 256)
-TARGETS = {"MI300": MI300, "MI308": MI308, "MI350": MI350}
+CHIPS = {"MI300X": 0, "MI308X": 1, "MI355X": 2}  # device of each
 
 
 @pytest.fixture(autouse=True)
@@ -67,27 +63,27 @@ def differing_fields(launch: Launch, expected: bytes) -> list[int]:
 
 @pytest.mark.parametrize("return_lse", [False, True])
 @pytest.mark.parametrize("layout", list(LAYOUTS))
-@pytest.mark.parametrize("chip", list(TARGETS))
+@pytest.mark.parametrize("chip", list(CHIPS))
 def test_arguments_of_gm0(
     rng: torch.Generator, runtime: RecordingRuntime, chip: str, layout: str, return_lse: bool
 ) -> None:
     q, k, v = (lay_out(x, layout) for x in qkv(rng, 2, 70, rows_k=(2, 90)))
     out = lay_out(torch.zeros(2, 70, 4, 128, dtype=torch.bfloat16), layout)
-    with runtime.stands_for(TARGETS[chip], stream=0xABCD0):
+    with runtime.stands_for(runtime.target(chip, CHIPS[chip]), stream=0xABCD0):
         result = fmha_fwd(q, k, v, out=out, return_lse=return_lse, softmax_scale=0.3)
     lse = result[1] if return_lse else None
     launch = only_launch(runtime)
     expected = packed(q, k, v, out, lse, scale=0.3, ts_qo=64, s_opt=5)
     assert differing_fields(launch, expected) == []
     assert launch.stream == 0xABCD0
-    assert launch.device == TARGETS[chip].device_index
+    assert launch.device == CHIPS[chip]
     assert launch.symbol.decode() == PlainKernel().symbol
     assert list(launch.block) == [512, 1, 1]
 
 
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("return_lse", [False, True])
-@pytest.mark.parametrize("chip", list(TARGETS))
+@pytest.mark.parametrize("chip", list(CHIPS))
 def test_arguments_of_gm1(
     rng: torch.Generator, runtime: RecordingRuntime, chip: str, return_lse: bool, padded: bool
 ) -> None:
@@ -97,7 +93,7 @@ def test_arguments_of_gm1(
     starts = [prefix_sums([100, 5, 155]), prefix_sums([122, 33, 145])] if padded else ends
     names = ("cu_seqlens_q_padded", "cu_seqlens_k_padded")
     options = dict(zip(names, starts, strict=True)) if padded else {}
-    with runtime.stands_for(TARGETS[chip]):
+    with runtime.stands_for(runtime.target(chip, CHIPS[chip])):
         result = fmha_fwd(
             *(q, k, v),
             cu_seqlens_q=ends[0],
@@ -138,7 +134,7 @@ def test_arguments_of_fp8(
         size, order = ((1,), (0,)) if shape == "one" else ((2, 3), (1, 0))
         descales = tuple(torch.rand(size, generator=rng).permute(*order) for _ in range(3))
         options |= dict(zip(("q_descale", "k_descale", "v_descale"), descales, strict=True))
-    with runtime.stands_for(MI300):
+    with runtime.stands_for(runtime.target("MI300X")):
         out = fmha_fwd(q, k, v, softmax_scale=0.3, **options)
     launch = only_launch(runtime)
     expected = packed(
@@ -164,16 +160,16 @@ def test_arguments_of_fp8(
 @pytest.mark.parametrize(
     ("chip", "hdims", "mask", "heads", "seqlen_q", "s_opt"),
     [
-        ("MI300", (128, 128), 0, 4, 70, 5),
-        ("MI300", (128, 128), 2, 8, 70, 5),
-        ("MI300", (128, 128), 2, 16, 16384, 5),
-        ("MI300", (128, 128), 2, 4, 70, 3),
-        ("MI300", (128, 128), 2, 8, 16385, 3),
-        ("MI300", (128, 128), 0, 4, 16385, 5),
-        ("MI300", (192, 128), 0, 4, 70, 0),
-        ("MI308", (192, 128), 2, 4, 70, 0),
-        ("MI350", (192, 128), 0, 4, 70, 5),
-        ("MI350", (192, 128), 2, 4, 70, 3),
+        ("MI300X", (128, 128), 0, 4, 70, 5),
+        ("MI300X", (128, 128), 2, 8, 70, 5),
+        ("MI300X", (128, 128), 2, 16, 16384, 5),
+        ("MI300X", (128, 128), 2, 4, 70, 3),
+        ("MI300X", (128, 128), 2, 8, 16385, 3),
+        ("MI300X", (128, 128), 0, 4, 16385, 5),
+        ("MI300X", (192, 128), 0, 4, 70, 0),
+        ("MI308X", (192, 128), 2, 4, 70, 0),
+        ("MI355X", (192, 128), 0, 4, 70, 5),
+        ("MI355X", (192, 128), 2, 4, 70, 3),
     ],
 )
 def test_scheduling_hint(
@@ -187,7 +183,7 @@ def test_scheduling_hint(
     s_opt: int,
 ) -> None:
     q, k, v = qkv(rng, 1, seqlen_q, heads=(heads, 1), hdims=hdims, rows_k=(1, 9))
-    with runtime.stands_for(TARGETS[chip]):
+    with runtime.stands_for(runtime.target(chip, CHIPS[chip])):
         fmha_fwd(q, k, v, mask=mask)
     assert int.from_bytes(only_launch(runtime).kernarg[240:256], "little") == s_opt
 
@@ -200,22 +196,22 @@ WIDE, SQUARE = (192, 128), (128, 128)  # tiles of 32 and of 64 rows
 @pytest.mark.parametrize(
     ("chip", "hdims", "mode", "mask", "seqlen_q", "grid", "threads"),
     [
-        ("MI300", SQUARE, "gm0", 0, 256, (4, 4, 3), 512),
-        ("MI300", SQUARE, "gm0", 0, 257, (5, 4, 3), 512),
-        ("MI300", SQUARE, "gm0", 2, 256, (2, 4, 3), 512),
-        ("MI350", SQUARE, "gm0", 2, 257, (3, 4, 3), 512),
-        ("MI308", SQUARE, "gm0", 2, 1, (1, 4, 3), 512),
-        ("MI300", SQUARE, "gm1", 0, 257, (4, 3, 5), 512),
-        ("MI300", SQUARE, "gm1", 2, 257, (4, 3, 3), 512),
-        ("MI350", SQUARE, "gm1", 2, 256, (4, 3, 2), 512),
-        ("MI300", WIDE, "gm0", 0, 70, (4, 3, 3), 256),
-        ("MI308", WIDE, "gm0", 2, 70, (4, 3, 3), 256),
-        ("MI300", WIDE, "gm1", 0, 70, (4, 3, 3), 256),
-        ("MI300", WIDE, "gm1", 2, 70, (4, 3, 3), 256),
-        ("MI350", WIDE, "gm0", 0, 70, (3, 4, 3), 256),
-        ("MI350", WIDE, "gm0", 2, 70, (2, 4, 3), 256),
-        ("MI350", WIDE, "gm1", 0, 70, (4, 3, 3), 256),
-        ("MI350", WIDE, "gm1", 2, 70, (4, 3, 2), 256),
+        ("MI300X", SQUARE, "gm0", 0, 256, (4, 4, 3), 512),
+        ("MI300X", SQUARE, "gm0", 0, 257, (5, 4, 3), 512),
+        ("MI300X", SQUARE, "gm0", 2, 256, (2, 4, 3), 512),
+        ("MI355X", SQUARE, "gm0", 2, 257, (3, 4, 3), 512),
+        ("MI308X", SQUARE, "gm0", 2, 1, (1, 4, 3), 512),
+        ("MI300X", SQUARE, "gm1", 0, 257, (4, 3, 5), 512),
+        ("MI300X", SQUARE, "gm1", 2, 257, (4, 3, 3), 512),
+        ("MI355X", SQUARE, "gm1", 2, 256, (4, 3, 2), 512),
+        ("MI300X", WIDE, "gm0", 0, 70, (4, 3, 3), 256),
+        ("MI308X", WIDE, "gm0", 2, 70, (4, 3, 3), 256),
+        ("MI300X", WIDE, "gm1", 0, 70, (4, 3, 3), 256),
+        ("MI300X", WIDE, "gm1", 2, 70, (4, 3, 3), 256),
+        ("MI355X", WIDE, "gm0", 0, 70, (3, 4, 3), 256),
+        ("MI355X", WIDE, "gm0", 2, 70, (2, 4, 3), 256),
+        ("MI355X", WIDE, "gm1", 0, 70, (4, 3, 3), 256),
+        ("MI355X", WIDE, "gm1", 2, 70, (4, 3, 2), 256),
     ],
 )
 def test_grid(
@@ -235,7 +231,7 @@ def test_grid(
         rows = (3 * seqlen_q,)
         ends = prefix_sums([seqlen_q, 0, 1])
         options |= {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": seqlen_q}
-    with runtime.stands_for(TARGETS[chip]):
+    with runtime.stands_for(runtime.target(chip, CHIPS[chip])):
         fmha_fwd(*qkv(rng, *rows, hdims=hdims), **options)
     launch = only_launch(runtime)
     assert tuple(launch.grid) == grid
@@ -248,7 +244,7 @@ def test_longest_length_sizes_the_grid(
 ) -> None:
     """Without it, and where it is too large, there are as many tiles as all rows together have."""
     ends = prefix_sums([100, 157])
-    with runtime.stands_for(MI300):
+    with runtime.stands_for(runtime.target("MI300X")):
         fmha_fwd(*qkv(rng, 257), cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=longest)
     assert list(only_launch(runtime).grid) == [4, 2, tiles]
 
@@ -256,7 +252,7 @@ def test_longest_length_sizes_the_grid(
 def test_nothing_is_launched_without_work(rng: torch.Generator, runtime: RecordingRuntime) -> None:
     ends = prefix_sums([0, 0])
     q, k, v = qkv(rng, 30)
-    with runtime.stands_for(MI300):
+    with runtime.stands_for(runtime.target("MI300X")):
         fmha_fwd(*qkv(rng, 2, 0))
         fmha_fwd(*qkv(rng, 0, 70))
         fmha_fwd(*qkv(rng, 2, 70, heads=(0, 0)))
@@ -275,7 +271,7 @@ def test_strides_of_single_rows_mean_nothing(
     q, k, v = qkv(rng, 1, 1, heads=(1, 1))
     tensors = (q, k, v, torch.empty_like(q))
     *odd, out = (x.as_strided(x.shape, (1 << 40, 0, 3, 1)) for x in tensors)
-    with runtime.stands_for(MI300):
+    with runtime.stands_for(runtime.target("MI300X")):
         fmha_fwd(*odd, out=out, softmax_scale=0.3)
     contiguous = [x.as_strided(x.shape, (0, 128, 128, 1)) for x in tensors]
     expected = packed(*contiguous, None, scale=0.3, ts_qo=64, s_opt=5)
@@ -290,7 +286,7 @@ def test_gaps_are_filled_without_reading_cu_seqlens(
     """On a GPU the values stay unread: these would be refused on the CPU."""
     wrong = torch.tensor([7, 3, 99], dtype=torch.int32)
     options = {"cu_seqlens_q_padded": wrong.clone()} if padded else {}
-    with runtime.stands_for(MI300):
+    with runtime.stands_for(runtime.target("MI300X")):
         out, lse = fmha_fwd(
             *qkv(rng, 30), cu_seqlens_q=wrong, cu_seqlens_k=wrong, return_lse=True, **options
         )
@@ -308,7 +304,7 @@ def test_devices_get_their_own_modules(rng: torch.Generator, runtime: RecordingR
     The thread's current device stays what it was.
     """
     inputs = qkv(rng, 1, 70, heads=(1, 1), hdims=(64, 64), dtype=torch.float16)
-    devices = [AmdTarget("gfx942", "MI300", i, 304) for i in (3, 1, 3, 1)]
+    devices = [runtime.target("MI300X", i) for i in (3, 1, 3, 1)]
     runtime.library.hipSetDevice(2)
     try:
         for target in devices:
@@ -335,7 +331,7 @@ def test_trees_with_one_manifest_keep_their_own_code_objects(
     file.write_bytes(file.read_bytes() + b"something behind the sections")
     for name in ("one", "other", "one"):
         use_tree(tmp_path / name)
-        with runtime.stands_for(AmdTarget("gfx942", "MI300", 2, 304)):
+        with runtime.stands_for(runtime.target("MI300X", 2)):
             fmha_fwd(*inputs)
     assert runtime.loads() == [2, 2]
 
@@ -346,12 +342,13 @@ def test_threads_load_once_and_launch_all(rng: torch.Generator, runtime: Recordi
     barrier = threading.Barrier(threads)
 
     def call_often(i: int) -> None:
-        barrier.wait()
-        for _ in range(each):
-            fmha_fwd(q, k, v, softmax_scale=1.0 + i, bf16_cvt="rtne")
+        with runtime.stands_for(target):
+            barrier.wait()
+            for _ in range(each):
+                fmha_fwd(q, k, v, softmax_scale=1.0 + i, bf16_cvt="rtne")
 
-    target = AmdTarget("gfx942", "MI308", 3, 80)
-    with runtime.stands_for(target), ThreadPoolExecutor(threads) as pool:
+    target = runtime.target("MI308X", 3)
+    with ThreadPoolExecutor(threads) as pool:
         list(pool.map(call_often, range(threads)))
     launches = runtime.launches()
     assert len(launches) == threads * each
@@ -366,7 +363,7 @@ def test_threads_load_once_and_launch_all(rng: torch.Generator, runtime: Recordi
 def test_errors_of_the_runtime_surface(rng: torch.Generator, runtime: RecordingRuntime) -> None:
     """With HIP's name, number and text, and what was being done; then it works again."""
     inputs = qkv(rng, 1, 70, hdims=(192, 128), heads=(2, 1))
-    with runtime.stands_for(AmdTarget("gfx942", "MI308", 2, 80)):
+    with runtime.stands_for(runtime.target("MI308X", 2)):
         for function in ("hipModuleLoadData", "hipModuleGetFunction", "hipModuleLaunchKernel"):
             runtime.fail(function, 719)
             with pytest.raises(HipError) as raised:
@@ -386,15 +383,13 @@ def test_errors_of_the_runtime_surface(rng: torch.Generator, runtime: RecordingR
 
 def test_wrong_devices_surface(rng: torch.Generator, runtime: RecordingRuntime) -> None:
     text = r"hipErrorInvalidDevice \(101\): invalid device ordinal"
-    target = AmdTarget("gfx942", "MI300", 9, 304)
+    target = runtime.target("MI300X", 9)
     with runtime.stands_for(target), pytest.raises(HipError, match=text):
         fmha_fwd(*qkv(rng, 1, 70))
 
 
 def test_a_library_that_is_no_hip_runtime(tmp_path: Path) -> None:
-    (tree,) = trees_of("gfx942", "MI300")
-    launcher = jit.load(amd_launcher.launcher_spec(tree, "MI300", "gm0"))
-    amd_launcher._launcher(amd_launcher.launcher_spec(tree, "MI300", "gm0"))
+    launcher = amd_launcher.load_launcher(amd_launcher.launcher_spec())
     assert launcher.jitfmha_open_runtime(str(tmp_path / "missing.so").encode()) is None
     assert "missing.so" in launcher.jitfmha_last_error().decode()
     # The launcher itself is a library without HIP's functions.
@@ -406,12 +401,14 @@ def test_offsets_are_checked_by_the_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A field too many in the struct does not compile."""
-    (tree,) = trees_of("gfx942", "MI300")
-    spec = amd_launcher.launcher_spec(tree, "MI300", "gm0")
+    spec = amd_launcher.launcher_spec()
     (source,) = spec.sources.values()
-    assert source.count("static_assert(offsetof(FmhaFwdArgs") == 41
-    broken = source.replace("Uint s_lse_Hs;", "Uint s_lse_Hs, s_surplus;")
-    assert broken != source
+    assert source.count("static_assert(offsetof(AiterArguments") == 41
+    assert source.count("static_assert(offsetof(Arguments") == len(JITFMHA_ARGUMENTS.fields)
     monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path))
-    with pytest.raises(jit.BuildError, match="static"):
-        jit.load(jit.BuildSpec("broken_launcher", {"broken.cpp": broken}, spec.cflags))
+    for field in ("alignas(16) std::uint32_t s_lse_Hs;", "std::uint32_t k_seq;"):
+        surplus = field.replace(";", "_surplus;")
+        broken = source.replace(field, f"{field} {surplus}")
+        assert broken != source
+        with pytest.raises(jit.BuildError, match="static"):
+            jit.load(jit.BuildSpec("broken_launcher", {"broken.cpp": broken}, spec.cflags))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,22 +14,24 @@ from untyped import explain, fmha_fwd
 from jitfmha import emulate
 from jitfmha.amd import manifest
 from jitfmha.amd.manifest import Tree, read_tree, trees_of
+from jitfmha.chips import chip
 
 GOOD = PlainKernel()
 OTHER = PlainKernel(mode=1)
 SHA = "0" * 64
 
 
-def read(root: Path, arch: Any = "gfx942", chip: Any = "MI300") -> Tree:
-    return read_tree("the tree of the test", root / arch, arch, chip)
+def read(root: Path, chip_name: str = "MI300X") -> Tree:
+    found = chip(chip_name)
+    return read_tree("the tree of the test", root / found.architecture.name, found)
 
 
 def files_of(folder: Path, *kernels: PlainKernel) -> None:
     """Empty files, for what only reads the manifest."""
-    for chip in ("MI300", "MI308"):
+    for place in (folder, folder / "MI300", folder / "MI308"):
         for kernel in kernels:
-            (folder / chip).mkdir(parents=True, exist_ok=True)
-            (folder / chip / kernel.file).touch()
+            place.mkdir(parents=True, exist_ok=True)
+            (place / kernel.file).touch()
 
 
 def odd(root: Path, rows: list[dict[str, object]], columns: tuple[str, ...] = COLUMNS) -> Tree:
@@ -44,18 +45,19 @@ def odd(root: Path, rows: list[dict[str, object]], columns: tuple[str, ...] = CO
 def test_rows(tmp_path: Path) -> None:
     tree = odd(tmp_path, [GOOD.row])
     assert tree.oddities == ()
-    assert not tree.is_shipped
     row = tree.rows[0]
     assert (row.dtype, row.hdim_q, row.hdim_v, row.mask, row.mode) == ("bf16", 128, 128, 0, 0)
     assert (row.bf16_cvt, row.ts_qo, row.ts_kv) == (0, 64, 32)
     assert (row.symbol, row.name) == (GOOD.symbol, GOOD.name)
-    assert (row.file, row.sha256, row.chip) == (f"MI300/{GOOD.file}", None, None)
-    assert read(tmp_path, chip="MI308").rows[0].file == f"MI308/{GOOD.file}"
+    assert (row.file, row.sha256) == (f"MI300/{GOOD.file}", None)
+    assert (row.abi, row.threads, row.combine_symbol) == ("aiter", 512, None)
+    assert read(tmp_path, "MI308X").rows[0].file == f"MI308/{GOOD.file}"
+    assert read(tmp_path, "MI300A").rows == tree.rows
 
 
 def test_gfx950_files_lie_beside_the_manifest(tmp_path: Path) -> None:
     write_tree(tmp_path, "gfx950", [GOOD])
-    tree = read(tmp_path, "gfx950", "MI350")
+    tree = read(tmp_path, "MI355X")
     assert tree.rows[0].file == GOOD.file
     assert tree.oddities == ()
 
@@ -71,22 +73,61 @@ def test_columns_are_found_by_name(tmp_path: Path) -> None:
     assert [row.symbol for row in read(tmp_path).rows] == [GOOD.symbol, OTHER.symbol]
 
 
-def test_chip_and_hash_columns(tmp_path: Path) -> None:
-    """A row for the very chip comes before the one for its architecture."""
-    columns = (*COLUMNS, "chip", "sha256")
-    faster = PlainKernel(ts_qo=32)
-    rows = [
-        GOOD.row | {"chip": "", "sha256": ""},
-        faster.row | {"chip": "MI308", "sha256": SHA.upper()},
-    ]
-    tree = odd(tmp_path, rows, columns)
+def test_the_hash_column(tmp_path: Path) -> None:
+    rows = [GOOD.row | {"sha256": SHA.upper()}, PlainKernel(mask=2).row | {"sha256": ""}]
+    files_of(tmp_path / "gfx942" / "fmha_v3_fwd", PlainKernel(mask=2))
+    tree = odd(tmp_path, rows, (*COLUMNS, "sha256"))
     assert tree.oddities == ()
-    assert [row.ts_qo for row in tree.rows if row.mode == 0] == [64]
-    mi308 = [row for row in read(tmp_path, chip="MI308").rows if row.mode == 0]
-    assert [(row.ts_qo, row.chip, row.sha256) for row in mi308] == [
-        (32, "MI308", SHA),
-        (64, None, None),
+    assert [row.sha256 for row in tree.rows] == [SHA, None, None]
+
+
+@pytest.mark.parametrize(
+    ("chip_name", "kernel", "threads", "grid"),
+    [
+        ("MI300X", PlainKernel(), 512, "tiles_heads_batches"),
+        ("MI300X", PlainKernel(mask=1), 512, "tile_pairs_heads_batches"),
+        ("MI355X", PlainKernel(mask=2), 512, "tile_pairs_heads_batches"),
+        ("MI308X", PlainKernel(mode=1), 512, "heads_batches_tiles"),
+        ("MI355X", PlainKernel(mask=2, mode=1), 512, "heads_batches_tile_pairs"),
+        ("MI300X", PlainKernel(hdim_q=192), 256, "heads_tiles_batches"),
+        ("MI308X", PlainKernel(hdim_q=192, mask=2), 256, "heads_tiles_batches"),
+        ("MI300X", PlainKernel(hdim_q=192, mask=2, mode=1), 256, "heads_batches_tiles"),
+        ("MI355X", PlainKernel(hdim_q=192), 256, "tiles_heads_batches"),
+        ("MI355X", PlainKernel(hdim_q=192, mask=2), 256, "tile_pairs_heads_batches"),
+        ("MI355X", PlainKernel(hdim_q=192, mask=2, mode=1), 256, "heads_batches_tile_pairs"),
+    ],
+)
+def test_the_interface_of_plain_rows(
+    tmp_path: Path, chip_name: str, kernel: PlainKernel, threads: int, grid: str
+) -> None:
+    """What the production kernels' interface says, which their manifests do not repeat."""
+    folder = tmp_path / chip(chip_name).architecture.name / "fmha_v3_fwd"
+    write_manifest(folder, [kernel.row])
+    files_of(folder, kernel)
+    (row,) = read(tmp_path, chip_name).rows
+    assert (row.abi, row.threads, row.grid) == ("aiter", threads, grid)
+
+
+INTERFACE = ("abi", "threads", "grid", "combine_name")
+OURS = {"abi": "jitfmha", "threads": 128, "grid": "xcd_heads_tiles_splits"}
+
+
+def test_the_interface_columns(tmp_path: Path) -> None:
+    """Our code objects lie beside the manifest, and may differ in their tiles alone."""
+    rows = [
+        GOOD.row | OURS | {"combine_name": "merge"},
+        GOOD.row | OURS | {"ts_qo": 128},
+        PlainKernel(mask=2).row | {"threads": 256, "grid": "tiles_heads_batches"},
     ]
+    files_of(tmp_path / "gfx942" / "fmha_v3_fwd", PlainKernel(mask=2))
+    tree = odd(tmp_path, rows, (*COLUMNS, *INTERFACE))
+    assert tree.oddities == ()
+    first, second, foreign, _ = tree.rows
+    assert (first.abi, first.threads, first.grid) == ("jitfmha", 128, "xcd_heads_tiles_splits")
+    assert (first.file, first.combine_symbol) == (GOOD.file, "merge")
+    assert (second.ts_qo, second.combine_symbol) == (128, None)
+    assert (foreign.abi, foreign.threads, foreign.grid) == ("aiter", 256, "tiles_heads_batches")
+    assert foreign.file.startswith("MI300/")
 
 
 ODD_ROWS: list[tuple[dict[str, object], list[str]]] = [
@@ -106,14 +147,22 @@ ODD_ROWS: list[tuple[dict[str, object], list[str]]] = [
     ({"co_name": "../../evil.co"}, ["co_name '../../evil.co' is not a file name"]),
     ({"co_name": "/etc/passwd"}, ["co_name '/etc/passwd' is not a file name"]),
     ({"co_name": "missing.co"}, ["there is no file", "MI300/missing.co"]),
-    ({"chip": "MI999"}, ["chip 'MI999' is not known for gfx942; MI300, MI308 are"]),
+    ({"abi": "cuda"}, ["abi 'cuda' is not known; aiter, jitfmha are"]),
+    ({"abi": "jitfmha"}, ["abi 'jitfmha' needs threads and a grid; they are '' and ''"]),
+    ({"abi": "jitfmha", "threads": 64}, ["needs threads and a grid; they are '64' and ''"]),
+    ({"threads": 100}, ["threads '100' is not a multiple of 64 up to 1024"]),
+    ({"threads": 2048}, ["threads '2048' is not a multiple of 64"]),
+    ({"grid": "round"}, ["grid 'round' is not known for abi aiter and mode 0; tiles_heads_ba"]),
+    ({"grid": "heads_batches_tiles"}, ["is not known for abi aiter and mode 0"]),
+    (OURS | {"grid": "xcd_heads_batches_splits"}, ["and mode 0; xcd_heads_tiles_splits are"]),
+    ({"combine_name": "a b"}, ["combine_name 'a b' is not a symbol"]),
     ({"sha256": "abc"}, ["sha256 'abc' is not 64 hexadecimal digits"]),
 ]
 
 
 @pytest.mark.parametrize(("changes", "words"), ODD_ROWS)
 def test_odd_rows(tmp_path: Path, changes: dict[str, object], words: list[str]) -> None:
-    tree = odd(tmp_path, [GOOD.row | changes], (*COLUMNS, "chip", "sha256"))
+    tree = odd(tmp_path, [GOOD.row | changes], (*COLUMNS, *INTERFACE, "sha256"))
     assert [row.symbol for row in tree.rows] == [OTHER.symbol]
     (oddity,) = tree.oddities
     for word in ("the tree of the test", "fmha_fwd.csv, line 2 is left out", *words):
@@ -174,8 +223,8 @@ def test_unreadable_manifests(tmp_path: Path, how: str) -> None:
 # ---- Which trees there are -----------------------------------------------------------------------
 
 
-def origins(arch: Any = "gfx942", chip: Any = "MI300") -> list[str]:
-    return [f"{tree.origin} {len(tree.rows)}" for tree in trees_of(arch, chip)]
+def origins(chip_name: str = "MI300X") -> list[str]:
+    return [f"{tree.origin} {len(tree.rows)}" for tree in trees_of(chip(chip_name))]
 
 
 def test_the_environment_names_a_root(tmp_path: Path, use_tree: UseTree) -> None:
@@ -184,7 +233,7 @@ def test_the_environment_names_a_root(tmp_path: Path, use_tree: UseTree) -> None
     use_tree(tmp_path)
     assert origins() == [f"JITFMHA_HSA_DIR={tmp_path} 2"]
     # A tree without a folder for the chip's architecture has nothing to say about it.
-    assert origins("gfx950", "MI350") == []
+    assert origins("MI355X") == []
 
 
 @pytest.mark.parametrize("variable", [manifest.HSA_DIR, manifest.AITER_ASM_DIR])
@@ -194,7 +243,7 @@ def test_the_environment_names_a_folder_of_an_architecture(
     write_tree(tmp_path, "gfx942", [GOOD])
     use_tree(tmp_path / "gfx942", variable)
     assert origins() == [f"{variable}={tmp_path / 'gfx942'} 1"]
-    assert origins("gfx950", "MI350") == []
+    assert origins("MI355X") == []
     renamed = tmp_path / "asm"
     (tmp_path / "gfx942").rename(renamed)
     use_tree(renamed, variable)
@@ -204,8 +253,9 @@ def test_the_environment_names_a_folder_of_an_architecture(
 @pytest.mark.parametrize("variable", [manifest.HSA_DIR, manifest.AITER_ASM_DIR])
 def test_a_folder_that_is_not_there(tmp_path: Path, use_tree: UseTree, variable: str) -> None:
     use_tree(tmp_path / "nowhere", variable)
+    (tree,) = trees_of(chip("MI300X"))
     with pytest.warns(RuntimeWarning, match=rf"{variable}=\S+nowhere: the manifest \S+ cannot be"):
-        (tree,) = trees_of("gfx942", "MI300")
+        tree.warn_of_oddities()
     assert tree.rows == ()
 
 
@@ -217,9 +267,8 @@ def test_shipped_kernels_come_last(
     use_tree(tmp_path / "theirs")
     monkeypatch.setattr(manifest, "hsa_dir", lambda: tmp_path / "shipped")
     forget_trees()
-    trees = trees_of("gfx942", "MI300")
-    assert [tree.is_shipped for tree in trees] == [False, True]
-    assert str(trees[1]) == "the kernels of this package"
+    trees = [str(tree) for tree in trees_of(chip("MI300X"))]
+    assert trees == [f"JITFMHA_HSA_DIR={tmp_path / 'theirs'}", "the kernels of this package"]
 
 
 # ---- An odd tree in use --------------------------------------------------------------------------

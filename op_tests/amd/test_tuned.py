@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,17 @@ from untyped import explain, fmha_fwd
 
 from jitfmha import emulate
 from jitfmha.amd.manifest import KernelRow, trees_of
-from jitfmha.dispatch import explain_problem, select
+from jitfmha.chips import chip
+from jitfmha.dispatch import explain_problem, plan_for
+from jitfmha.emulator.session import Emulation
 from jitfmha.kernels.tuned import family as tuned
+from jitfmha.kernels.tuned.limits import reason_of_row
 from jitfmha.mask import parse_mask
-from jitfmha.problem import Mode, Problem, Strides
+from jitfmha.plan import Refusal
+from jitfmha.problem import Mode, Problem, Sizes
 from jitfmha.target import AmdTarget, CpuTarget
 
-MI300 = AmdTarget("gfx942", "MI300", 0, 304)
-MI350 = AmdTarget("gfx950", "MI350", 0, 256)
+MI300, MI350 = "MI300X", "MI355X"
 GIB = 1 << 30
 
 
@@ -33,46 +35,54 @@ def tree(full_tree: Path, use_tree: UseTree) -> Path:
     return full_tree
 
 
+def target(name: str) -> AmdTarget:
+    """A GPU that nothing is launched on, with the trees that the environment names."""
+    found = chip(name)
+    return AmdTarget(found, 0, found.compute_units, Emulation("gfx942"), trees_of(found))
+
+
+def strides(
+    batch: int = 70 * 4 * 128, seq: int = 4 * 128, head: int = 128
+) -> tuple[int, int, int, int]:
+    return batch, seq, head, 1
+
+
 def problem(mode: Mode = "gm0", **changes: Any) -> Problem:
     """A small problem that the tree serves, bshd, with changes."""
-    row = Strides(batch=70 * 4 * 128, seq=4 * 128, head=128)
-    base = Problem(
-        mode=mode,
-        dtype="bf16",
-        batch=2,
-        heads_q=4,
-        heads_k=4,
-        seqlen_q=70,
-        seqlen_k=70,
-        hdim_q=128,
-        hdim_v=128,
-        mask=parse_mask(0),
-        softmax_scale=0.3,
-        q=row,
-        k=row,
-        v=row,
-        out=row,
-        has_lse=False,
-    )
-    return replace(base, **changes)
+    sizes: dict[str, Any] = {"seqlen_q": 70, "seqlen_k": 70}
+    sizes |= dict.fromkeys(("q", "k", "v", "out"), strides())
+    for name in sizes:
+        sizes[name] = changes.pop(name, sizes[name])
+        if mode == "gm1" and isinstance(sizes[name], tuple):
+            sizes[name] = sizes[name][1:]
+    values: dict[str, Any] = {
+        "mode": mode,
+        "dtype": "bf16",
+        "batch": 2,
+        "heads_q": 4,
+        "heads_k": 4,
+        "hdim_q": 128,
+        "hdim_v": 128,
+        "mask": parse_mask(0),
+        "softmax_scale": 0.3,
+        "sizes": Sizes(**sizes),
+        "has_lse": False,
+    }
+    return Problem(**(values | changes))
 
 
-def reasons(changed: Problem, target: AmdTarget = MI300) -> str:
-    """The tuned family's reasons; dispatch and explain say the same."""
-    given = tuned.reasons_not(changed, target)
-    explanation = explain_problem(changed, target)
-    assert list(explanation.rejected.get("tuned", ())) == given
+def reasons(changed: Problem, chip_name: str = MI300) -> str:
+    """The tuned family's reasons, which dispatch and explain give alike."""
+    on = target(chip_name)
+    explanation = explain_problem(changed, on)
+    given = explanation.rejected.get("tuned", ())
     if given:
         assert explanation.plan is None
         with pytest.raises(NotImplementedError) as raised:
-            select(changed, target)
+            plan_for(changed, on)
         for reason in given:
             assert f"not tuned: {reason}" in str(raised.value)
     return "\n".join(given)
-
-
-def strides(**changes: int) -> Strides:
-    return replace(problem().q, **changes)
 
 
 @pytest.mark.parametrize("mode", ["gm0", "gm1"])
@@ -80,19 +90,20 @@ def strides(**changes: int) -> Strides:
 def test_served(mode: Mode, mask: int) -> None:
     served = problem(mode, mask=parse_mask(mask))
     assert reasons(served) == ""
-    plan = select(served, MI300)
+    plan = plan_for(served, target(MI300))
     assert plan.family == "tuned"
     assert plan.kernel == PlainKernel(mask=mask, mode=("gm0", "gm1").index(mode)).name
 
 
 def test_the_target() -> None:
-    (reason,) = tuned.reasons_not(problem(), CpuTarget("generic"))
+    refusal = tuned.refusal_of_target(CpuTarget("generic"))
+    assert refusal is not None
+    (reason,) = refusal.sentences()
     assert reason.startswith("It needs an AMD Instinct GPU")
-    assert tuned.remarks(problem(), CpuTarget("generic")) == []
 
 
-# Changes, a target, and words of the only sentence. All but the first few go through one rule each.
-REFUSED: list[tuple[dict[str, Any], AmdTarget, list[str]]] = [
+# Changes, a chip, and words of the only sentence. All but the first few go through one rule each.
+REFUSED: list[tuple[dict[str, Any], str, list[str]]] = [
     ({"dtype": "fp32"}, MI300, ["fp32"]),
     ({"dtype": "fp8_e4m3fn"}, MI300, ["gfx942", "fp8_e4m3fnuz", "fp8_e4m3fn"]),
     ({"dtype": "fp8_e4m3fnuz"}, MI350, ["gfx950", "fp8_e4m3fn", "fp8_e4m3fnuz"]),
@@ -111,7 +122,7 @@ REFUSED: list[tuple[dict[str, Any], AmdTarget, list[str]]] = [
     ({"hdim_q": 96, "hdim_v": 96}, MI300, ["no kernel for bf16, hdim 96x96, mask none, gm0, rtne"]),
     ({"dtype": "fp16"}, MI300, ["no kernel for fp16, hdim 128x128, mask none, gm0 on MI300"]),
     ({"mask": parse_mask(2), "bf16_cvt": "rtz"}, MI300, ["causal (bottom-right), gm0, rtz"]),
-    ({"mask": parse_mask(1), "seqlen_k": 71}, MI350, ["mask causal (top-left), gm0 on MI350"]),
+    ({"mask": parse_mask(1), "seqlen_k": 71}, MI350, ["mask causal (top-left), gm0 on MI355X"]),
     ({"seqlen_q": 4096, "q": strides(seq=GIB // 2048)}, MI300, ["4 GiB", "rows of q"]),
     ({"seqlen_k": 4096, "v": strides(seq=GIB // 2048)}, MI300, ["4 GiB", "rows of v"]),
     ({"seqlen_q": 4096, "out": strides(seq=GIB // 2048)}, MI300, ["4 GiB", "rows of out"]),
@@ -120,9 +131,9 @@ REFUSED: list[tuple[dict[str, Any], AmdTarget, list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "target", "words"), REFUSED)
-def test_refused(tree: Path, changes: dict[str, Any], target: AmdTarget, words: list[str]) -> None:
-    text = reasons(problem(**changes), target)
+@pytest.mark.parametrize(("changes", "chip_name", "words"), REFUSED)
+def test_refused(tree: Path, changes: dict[str, Any], chip_name: str, words: list[str]) -> None:
+    text = reasons(problem(**changes), chip_name)
     assert text.count("\n") == 0
     for word in words:
         assert word in text
@@ -130,7 +141,7 @@ def test_refused(tree: Path, changes: dict[str, Any], target: AmdTarget, words: 
 
 
 # One less, or one more, than what is refused.
-JUST_SERVED: list[tuple[dict[str, Any], AmdTarget]] = [
+JUST_SERVED: list[tuple[dict[str, Any], str]] = [
     ({"q": strides(head=2 * GIB - 1)}, MI300),
     ({"k": strides(batch=2 * GIB - 1)}, MI300),
     ({"batch": 1, "q": strides(batch=1 << 50)}, MI300),
@@ -158,10 +169,10 @@ JUST_SERVED: list[tuple[dict[str, Any], AmdTarget]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "target"), JUST_SERVED)
-def test_just_served(changes: dict[str, Any], target: AmdTarget) -> None:
+@pytest.mark.parametrize(("changes", "chip_name"), JUST_SERVED)
+def test_just_served(changes: dict[str, Any], chip_name: str) -> None:
     out = {"out": strides(seq=256)} if changes.get("hdim_v") == 256 else {}
-    assert reasons(problem(**changes, **out), target) == ""
+    assert reasons(problem(**changes, **out), chip_name) == ""
 
 
 @pytest.mark.parametrize("name", ["q_descale", "k_descale", "v_descale"])
@@ -179,47 +190,51 @@ def test_plain_causal_gfx942_kernels_take_no_scale_beyond_a_tile() -> None:
 
     Seen in their disassembly, and in numbers: from the second tile on the scale has both squared.
     """
-    one = (0, 0)
-    causal = problem(dtype="fp8_e4m3fnuz", mask=parse_mask(2))
-    (tree,) = trees_of("gfx942", "MI300")
-    kernel = PlainKernel("fp8bf16", mask=2, bf16_cvt=1)
-    row = tuned._row(causal, MI300, tree)
-    assert isinstance(row, str), "the tree of the tests has no such kernel"
-    row = KernelRow("fp8bf16", 128, 128, 2, 0, 1, 64, 64, kernel.symbol, "MI300/x.co", None, None)
-    rule = tuned._descale_twice_rule
+    one, on = (0, 0), target(MI300)
+    causal: dict[str, Any] = {"dtype": "fp8_e4m3fnuz", "mask": parse_mask(2)}
+    answer = tuned.propose(problem(**causal), on)
+    assert isinstance(answer, Refusal), "the tree of the tests has no such kernel"
     for scales in ({"q_descale": one}, {"k_descale": one}):
-        text = rule(replace(causal, **scales), MI300, row)
-        assert text is not None
-        assert "twice from row 64 on" in text
-        assert rule(replace(causal, **scales, seqlen_q=64), MI300, row) is None
-        assert rule(replace(causal, **scales), MI300, replace(row, mask=0)) is None
-        assert rule(replace(causal, **scales), MI350, row) is None
-    assert rule(replace(causal, v_descale=one), MI300, row) is None
-    assert rule(causal, MI300, row) is None
+        reason = reason_of_row(problem(**causal, **scales), on, fp8_row(mask=2))
+        assert "twice from row 64 on" in str(reason)
+        assert reason_of_row(problem(**causal, **scales, seqlen_q=64), on, fp8_row(mask=2)) is None
+        assert reason_of_row(problem(**causal, **scales), on, fp8_row()) is None
+        assert reason_of_row(problem(**causal, **scales), target(MI350), fp8_row(mask=2)) is None
+    assert reason_of_row(problem(**causal, v_descale=one), on, fp8_row(mask=2)) is None
+    assert reason_of_row(problem(**causal), on, fp8_row(mask=2)) is None
+
+
+def fp8_row(mask: int = 0) -> KernelRow:
+    """A row of a plain manifest."""
+    return KernelRow(
+        *("fp8bf16", 128, 128, mask, 0, 1, 64, 64, "symbol", "x.co"),
+        *("aiter", 512, "tile_pairs_heads_batches" if mask else "tiles_heads_batches"),
+    )
 
 
 def test_plain_gfx950_fp8_kernels_take_five_ratios_of_heads() -> None:
     """Seen in their disassembly: the ratio is compared with powers of two, and becomes a shift."""
-    row = KernelRow("fp8bf16", 128, 128, 0, 0, 0, 64, 64, "symbol", "x.co", None, None)
     for ratio in (1, 2, 3, 4, 6, 8, 16, 32):
-        fp8 = problem(dtype="fp8_e4m3fn", heads_q=2 * ratio, heads_k=2)
-        text = tuned._gqa_rule(fp8, MI350, row)
-        assert (text is None) == (ratio in (1, 2, 4, 8, 16))
-        assert text is None or f"here are {ratio}" in text
-        assert tuned._gqa_rule(replace(fp8, dtype="bf16"), MI350, row) is None
-        assert tuned._gqa_rule(fp8, MI300, row) is None
+        heads = {"heads_q": 2 * ratio, "heads_k": 2}
+        fp8 = problem(dtype="fp8_e4m3fn", **heads)
+        reason = reason_of_row(fp8, target(MI350), fp8_row())
+        assert (reason is None) == (ratio in (1, 2, 4, 8, 16))
+        assert reason is None or f"here are {ratio}" in str(reason)
+        assert reason_of_row(problem(**heads), target(MI350), fp8_row()) is None
+        assert reason_of_row(fp8, target(MI300), fp8_row()) is None
 
 
-def test_the_shipped_tree_has_no_limits_of_plain_kernels() -> None:
-    (tree,) = trees_of("gfx942", "MI300")
-    shipped = replace(tree, is_shipped=True, origin="the kernels of this package")
-    beyond = [
+def test_our_kernels_have_no_limits_of_plain_ones() -> None:
+    ours = KernelRow(
+        *("bf16", 128, 128, 0, 0, 0, 256, 64, "symbol", "x.co"),
+        *("jitfmha", 512, "xcd_heads_tiles_splits"),
+    )
+    for beyond in (
         problem(seqlen_q=4096, q=strides(seq=GIB // 2048)),
         problem(k=strides(seq=0)),
-    ]
-    for changed in beyond:
-        assert isinstance(tuned._in_tree(changed, MI300, tree), str)
-        assert isinstance(tuned._in_tree(changed, MI300, shipped), tuned.TunedPlan)
+    ):
+        assert reasons(beyond) != ""
+        assert reason_of_row(beyond, target(MI300), ours) is None
 
 
 def qkv() -> tuple[Tensor, Tensor, Tensor]:
@@ -261,15 +276,15 @@ def test_emulation_takes_effect_at_once_and_ends_at_once(tree: Path) -> None:
         families.append(explain(q, k, v).plan.family)
         on_cpu = fmha_fwd(q + 1, k, v)
         with emulate("gfx942"):
-            families.append(explain(q, k, v).target.chip)
+            families.append(explain(q, k, v).target.chip.name)
             fmha_fwd(q + 1, k, v)
             with pytest.raises(NotImplementedError):
                 fmha_fwd(q.float(), k.float(), v.float())
             with emulate("gfx950"):
-                families.append(explain(q, k, v).target.chip)
+                families.append(explain(q, k, v).target.chip.name)
                 assert torch.equal(fmha_fwd(q + 1, k, v), on_cpu)
         fmha_fwd(q.float(), k.float(), v.float())
-    assert families == ["cpu", "MI300", "MI350"] * 2
+    assert families == ["cpu", "MI300X", "MI355X"] * 2
 
 
 def test_no_tree_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,16 +299,17 @@ def test_trees_are_tried_in_turn(tmp_path: Path, full_tree: Path, use_tree: UseT
     write_tree(tmp_path, "gfx942", [first])
     use_tree(full_tree, "AITER_ASM_DIR")
     use_tree(tmp_path)
-    assert [tree.origin.partition("=")[0] for tree in trees_of("gfx942", "MI300")] == [
+    assert [tree.origin.partition("=")[0] for tree in trees_of(chip("MI300X"))] == [
         "JITFMHA_HSA_DIR",
         "AITER_ASM_DIR",
     ]
-    plan = select(problem(), MI300)
+    on = target(MI300)
+    plan = plan_for(problem(), on)
     assert isinstance(plan, tuned.TunedPlan)
-    assert plan.row.ts_qo == 32
-    other = select(problem("gm1"), MI300)
+    assert plan.choice.row.ts_qo == 32
+    other = plan_for(problem("gm1"), on)
     assert "AITER_ASM_DIR" in other.source
-    (remark,) = explain_problem(problem("gm1"), MI300).remarks
+    (remark,) = explain_problem(problem("gm1"), on).remarks
     assert remark.startswith("JITFMHA_HSA_DIR")
     assert "no kernel for bf16, hdim 128x128, mask none, gm1" in remark
     text = reasons(problem(hdim_q=96, hdim_v=96))

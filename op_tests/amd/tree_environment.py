@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jitfmha import call
-from jitfmha.amd import manifest
-from jitfmha.amd.launcher import checked_code_object
+from jitfmha.emulator import session
 
 UseTree = Callable[..., None]
 """``use_tree(root)`` sets JITFMHA_HSA_DIR, ``use_tree(root, variable)`` another one."""
@@ -14,7 +13,5 @@ UseTree = Callable[..., None]
 
 def forget_trees() -> None:
     """Read the environment and the manifests again, as a new process would."""
-    manifest._trees_of.cache_clear()
-    manifest._warned_of.clear()
-    checked_code_object.cache_clear()
-    call._prepared.clear()
+    session._target_with_trees.cache_clear()
+    call._kinds.clear()

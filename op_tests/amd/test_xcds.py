@@ -1,0 +1,117 @@
+"""How many XCDs a device has, and that every tile is computed once however many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from amd_problems import AmdProblem
+from jitfmha.bench.recording_runtime import RecordingRuntime
+from untyped import fmha_fwd
+
+from jitfmha import emulate
+from jitfmha.amd.kernel_arguments import JITFMHA_ARGUMENTS
+from jitfmha.target import TARGET_HERE
+
+NUMBER_OF_XCCS, INVALID_VALUE = 10018, 1
+ROUNDING = 2**-8
+RAGGED = ((300, 500), (0, 10), (20, 0), (129, 64), (1, 1))
+
+
+def xcds_of_launch(runtime: RecordingRuntime) -> tuple[int, int, int]:
+    """XCDs, heads of one, and heads of a group, as the kernel is told."""
+    *_, launch = runtime.launches()
+    values = JITFMHA_ARGUMENTS.packer.unpack_from(bytes(launch.kernarg))
+    arguments = dict(zip(JITFMHA_ARGUMENTS.leaves, values, strict=True))
+    assert arguments["xcds.reciprocal"] == (2**32 - 1) // arguments["xcds.divisor"]
+    assert launch.grid[0] % arguments["xcds.divisor"] == 0
+    return arguments["xcds.divisor"], arguments["xcd_heads"], arguments["group_heads"]
+
+
+def call(batch: int, heads: int, mask: int = 0) -> None:
+    q = torch.zeros(batch, 512, heads, 128, dtype=torch.bfloat16)
+    fmha_fwd(q, q, q, mask=mask)
+
+
+@pytest.mark.parametrize(
+    ("chip", "device", "answer", "xcds"),
+    [
+        ("MI300X", 0, None, 8),
+        ("MI300A", 0, None, 6),
+        ("MI308X", 0, None, 4),
+        ("MI350P", 0, None, 4),
+        ("MI300X", 1, 8, 8),
+        ("MI300X", 2, 1, 1),  # a partition of one XCD
+        ("MI355X", 1, 4, 4),  # a partition of four
+        ("MI300X", 3, 512, 8),  # before ROCm 7.0 the number is that of another attribute
+        ("MI300A", 3, 0, 6),
+    ],
+)
+def test_the_device_tells(
+    runtime: RecordingRuntime, chip: str, device: int, answer: int | None, xcds: int
+) -> None:
+    """A runtime that does not know, or answers nonsense, is not believed."""
+    if answer is not None:
+        runtime.set_attribute(device, NUMBER_OF_XCCS, answer)
+    with runtime.stands_for(runtime.target(chip, device)):
+        call(batch=1, heads=24 * (device + 1))
+    assert xcds_of_launch(runtime)[0] == xcds
+
+
+@pytest.mark.parametrize(
+    ("batch", "heads", "mask", "expected"),
+    [
+        (1, 32, 0, (8, 4, 1)),
+        (1, 32, 2, (8, 4, 4)),  # the longest tiles of all heads of an XCD first
+        (4, 32, 2, (8, 16, 4)),
+        (2, 4, 0, (8, 1, 1)),
+        (2, 12, 2, (8, 3, 3)),
+        (1, 12, 2, (4, 3, 3)),  # two XCDs have three heads
+        (1, 1, 2, (1, 1, 1)),  # every XCD has a share of the tiles
+    ],
+)
+def test_heads_are_shared_out_evenly(
+    runtime: RecordingRuntime, batch: int, heads: int, mask: int, expected: tuple[int, int, int]
+) -> None:
+    with runtime.stands_for(runtime.target("MI300X")):
+        call(batch, heads, mask)
+    assert xcds_of_launch(runtime) == expected
+
+
+@contextmanager
+def emulated_with(xcds: int) -> Iterator[None]:
+    """A chip with less XCDs than its like, which the device therefore does not contradict."""
+    with emulate("gfx942", check=True):
+        target = TARGET_HERE.get()
+        assert target is not None
+        token = TARGET_HERE.set(replace(target, chip=replace(target.chip, xcds=xcds)))
+        try:
+            yield
+        finally:
+            TARGET_HERE.reset(token)
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("xcds", [1, 2, 3, 6, 7])
+@pytest.mark.parametrize(
+    ("heads", "mask", "splits"),
+    [((6, 2), 2, False), ((5, 1), 0, False), ((7, 7), 2, True), ((4, 4), 0, True)],
+)
+def test_any_number_of_xcds(
+    rng: torch.Generator, xcds: int, heads: tuple[int, int], mask: int, splits: bool
+) -> None:
+    """In gm0, with keys that are split or not, and in gm1."""
+    seqlen_k = 700 if splits else 90
+    for lengths, batch in ((((300, seqlen_k),), 2), (RAGGED, None)):
+        problem = AmdProblem(rng, heads=heads, lengths=lengths, batch=batch, mask=mask)
+        with emulated_with(xcds):
+            out, lse = problem.run()
+        exact, exact_lse = problem.exact()
+        # Of what the probabilities are rounded by, as much as all values together can make.
+        problem.v = problem.v.abs()
+        spread, _ = problem.exact()
+        assert ((out.double() - exact).abs() <= ROUNDING * (spread + exact.abs()) + 1e-5).all()
+        torch.testing.assert_close(lse.double(), exact_lse, atol=1e-4, rtol=0)
