@@ -4,7 +4,8 @@
     python hsa/build.py --check    writes nothing; fails where a file differs from what is built
 
 Every code object comes from `src/fmha_fwd.hip`, specialised by constants. The compiler is part of
-the result: the manifest names it, and `--check` refuses to compare with another one.
+the result: the manifest names it, and `--check` refuses to compare with another one. The kernels'
+arguments are stated in `jitfmha/amd/kernel_arguments.py`; `src/arguments.h` is written from there.
 """
 
 from __future__ import annotations
@@ -21,20 +22,18 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
+from typing import get_args
 
 from jitfmha.amd.device_compiler import assemble, compile_hip_to_assembly
+from jitfmha.amd.kernel_arguments import device_header
+from jitfmha.chips import Arch
 
 HSA = Path(__file__).resolve().parent
 SOURCES = HSA / "src"
 FAMILY = "fmha_v3_fwd"
 
-# Chip -> architecture, chiplets (each with an L2 cache of its own) and the folder of its code
-# objects beside the manifest.
-CHIPS = {
-    "MI300": ("gfx942", 8, "MI300"),
-    "MI308": ("gfx942", 4, "MI308"),
-    "MI350": ("gfx950", 8, ""),
-}
+ARGUMENTS = SOURCES / "arguments.h"
+ARCHS: tuple[Arch, ...] = get_args(Arch)
 MASKS = {0: "", 1: "causal_top_left", 2: "causal"}
 ROUNDINGS = {0: ("rtne", "nearest_even"), 1: ("rtna", "nearest_away"), 2: ("rtz", "towards_zero")}
 # (hdim_q, hdim_v) -> query rows of a workgroup, keys of a tile. The first is for long sequences,
@@ -46,19 +45,8 @@ TILES = {
 }
 COLUMNS = (
     *("dtype", "hdim_q", "hdim_v", "mask", "mode", "bf16_cvt", "ts_qo", "ts_kv"),
-    *(
-        "knl_name",
-        "co_name",
-        "chip",
-        "combine_name",
-        "sha256",
-        "lds_bytes",
-        "vgprs",
-        "agprs",
-        "sgprs",
-        "spills",
-        "compiler",
-    ),
+    *("knl_name", "co_name", "abi", "threads", "grid", "combine_name", "sha256"),
+    *("lds_bytes", "vgprs", "agprs", "sgprs", "spills", "compiler"),
 )
 FLAGS = (
     "-std=c++17",
@@ -82,7 +70,7 @@ class Kernel:
         tile: one of `TILES`.
     """
 
-    chip: str
+    arch: Arch
     dtype: str
     hdim_q: int
     hdim_v: int
@@ -90,10 +78,6 @@ class Kernel:
     mode: int
     bf16_cvt: int
     tile: tuple[int, int]
-
-    @property
-    def arch(self) -> str:
-        return CHIPS[self.chip][0]
 
     @property
     def name(self) -> str:
@@ -111,13 +95,18 @@ class Kernel:
         return "_".join(word for word in words if word)
 
     @property
-    def symbol(self) -> str:
-        return _symbol(self.name)
+    def combine_name(self) -> str:
+        """Of the kernel that makes the output where keys are split."""
+        return f"{self.name}_combine"
 
     @property
-    def combine_symbol(self) -> str:
-        """Of the kernel that makes the output where keys are split."""
-        return _symbol(f"{self.name}_combine")
+    def threads(self) -> int:
+        """Of a workgroup: a wave of 64 has 32 rows of q."""
+        return 2 * self.tile[0]
+
+    @property
+    def grid(self) -> str:
+        return "heads_splits_tiles" if self.mode else "tiles_splits"
 
     @property
     def file_name(self) -> str:
@@ -125,7 +114,7 @@ class Kernel:
 
     @property
     def path(self) -> Path:
-        return HSA / self.arch / FAMILY / CHIPS[self.chip][2] / self.file_name
+        return HSA / self.arch / FAMILY / self.file_name
 
     def definitions(self) -> dict[str, object]:
         """The constants of the source."""
@@ -138,9 +127,8 @@ class Kernel:
             "ROUNDING": ROUNDINGS[self.bf16_cvt][1],
             "TILE_ROWS": self.tile[0],
             "TILE_KEYS": self.tile[1],
-            "XCDS": CHIPS[self.chip][1],
-            "KERNEL": f'"{self.symbol}"',
-            "COMBINE": f'"{self.combine_symbol}"',
+            "KERNEL": f'"{self.name}"',
+            "COMBINE": f'"{self.combine_name}"',
         }
 
 
@@ -169,10 +157,12 @@ class CodeObject:
             "bf16_cvt": kernel.bf16_cvt,
             "ts_qo": kernel.tile[0],
             "ts_kv": kernel.tile[1],
-            "knl_name": kernel.symbol,
+            "knl_name": kernel.name,
             "co_name": kernel.file_name,
-            "chip": kernel.chip if CHIPS[kernel.chip][2] else "",
-            "combine_name": kernel.combine_symbol,
+            "abi": "jitfmha",
+            "threads": kernel.threads,
+            "grid": kernel.grid,
+            "combine_name": kernel.combine_name,
             "sha256": hashlib.sha256(self.content).hexdigest(),
             "lds_bytes": self.lds_bytes,
             "vgprs": self.vgprs,
@@ -185,7 +175,7 @@ class CodeObject:
 
 def kernels() -> Iterator[Kernel]:
     """All kernels, in the order of the manifests."""
-    for chip, (arch, _, _) in CHIPS.items():
+    for arch in ARCHS:
         for dtype, hdims in (("bf16", tuple(TILES)), ("fp16", ((64, 64), (128, 128)))):
             roundings = (0, 1, 2) if arch == "gfx942" and dtype == "bf16" else (0,)
             for hdim_q, hdim_v in hdims:
@@ -194,7 +184,7 @@ def kernels() -> Iterator[Kernel]:
                 for (mode, mask), bf16_cvt, tile in product(
                     modes_and_masks, roundings, TILES[hdim_q, hdim_v]
                 ):
-                    yield Kernel(chip, dtype, hdim_q, hdim_v, mask, mode, bf16_cvt, tile)
+                    yield Kernel(arch, dtype, hdim_q, hdim_v, mask, mode, bf16_cvt, tile)
 
 
 def build(kernel: Kernel) -> CodeObject:
@@ -224,8 +214,9 @@ def build(kernel: Kernel) -> CodeObject:
 
 
 def files(code_objects: list[CodeObject]) -> dict[Path, bytes]:
-    """What belongs where: the code objects, and a manifest for each architecture."""
+    """What belongs where: code objects, a manifest for each architecture, and the arguments."""
     result = {each.kernel.path: each.content for each in code_objects}
+    result[ARGUMENTS] = device_header().encode()
     for arch in dict.fromkeys(each.kernel.arch for each in code_objects):
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
@@ -244,12 +235,13 @@ def differing(expected: dict[Path, bytes]) -> list[str]:
         for path, content in expected.items()
         if not path.is_file() or path.read_bytes() != content
     ]
-    unexpected = set(HSA.glob("gfx*/**/*.*")) - set(expected)
-    return lines + [f"{path.relative_to(HSA)} comes from no source" for path in sorted(unexpected)]
+    return lines + [
+        f"{path.relative_to(HSA)} comes from no source" for path in _unexpected(expected)
+    ]
 
 
-def _symbol(name: str) -> str:
-    return f"_ZN5aiter{len(name)}{name}E"
+def _unexpected(expected: dict[Path, bytes]) -> list[Path]:
+    return sorted(set(HSA.glob("gfx*/**/*.*")) - set(expected))
 
 
 @cache
@@ -262,10 +254,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="compare only, and write nothing")
     arguments = parser.parse_args()
+    if not arguments.check:
+        ARGUMENTS.write_text(device_header(), encoding="utf-8")
     with ThreadPoolExecutor() as pool:
         expected = files(list(pool.map(build, kernels())))
     lines = differing(expected)
     if not arguments.check:
+        for path in _unexpected(expected):
+            path.unlink()
         for path, content in expected.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)

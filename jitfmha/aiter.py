@@ -10,10 +10,11 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from .arguments import check_dropout, check_flags, check_ints, refuse_given, refuse_nonzero
+from .argument_checks import check_dropout, check_flags, check_ints, refuse_given, refuse_nonzero
+from .arguments import Bf16Cvt
 from .interface import fmha_fwd
 from .mask import check_window_size
-from .problem import BF16_CVTS, Bf16Cvt
+from .problem import BF16_CVTS
 
 
 def fmha_v3_fwd(

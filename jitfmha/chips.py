@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Literal, TypeGuard, get_args
 
 __all__ = [
     "Arch",
@@ -101,7 +101,7 @@ class _Facts:
     chips: Mapping[str, Chip]
 
 
-def is_arch(name: str) -> bool:
+def is_arch(name: str) -> TypeGuard[Arch]:
     """True for the name of a supported architecture."""
     return name in get_args(Arch)
 

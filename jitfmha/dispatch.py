@@ -1,96 +1,92 @@
 """Which kernel serves a problem: the first family in order of preference that can.
 
-The first choice costs nothing but its own check; sentences about the others are only made for
-:func:`explain_problem` and for the error when nothing fits.
+Each family is asked once, with one question, and gives one typed answer: a plan, or a refusal whose
+sentences are made when somebody reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any
 
-from torch import Tensor
-
-from .problem import Problem
+from .plan import Family, Plan, Reason, Refusal
+from .problem import Feature, Problem
 from .target import Target
-
-
-class Launch(Protocol):
-    """A kernel that is built, loaded and bound to the constants of one problem."""
-
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor | None,
-        cu_seqlens: tuple[Tensor, Tensor, Tensor, Tensor] | None,
-        max_seqlen_q: int | None,
-        descales: tuple[Tensor | None, Tensor | None, Tensor | None] | None,
-    ) -> None: ...
-
-
-class Plan(Protocol):
-    """A kernel chosen for a problem on a target; nothing is built until :meth:`bind`."""
-
-    @property
-    def family(self) -> str: ...
-
-    @property
-    def kernel(self) -> str: ...
-
-    @property
-    def source(self) -> str:
-        """Where the kernel comes from: a template, or a file of a tree of code objects."""
-        ...
-
-    @property
-    def is_built(self) -> bool: ...
-
-    def bind(self) -> Launch:
-        """Render, build and load the launcher as far as that has not been done yet."""
-        ...
-
-
-class Family(Protocol):
-    """A module of ``jitfmha.kernels``."""
-
-    @property
-    def NAME(self) -> str: ...  # noqa: N802 - a constant of the module
-
-    def reasons_not(self, problem: Problem, target: Target) -> list[str]:
-        """A sentence for each rule that keeps this family from serving the problem."""
-        ...
-
-    def plan(self, problem: Problem, target: Target) -> Plan:
-        """The kernel of this family for a problem that it serves."""
-        ...
-
-    def remarks(self, problem: Problem, target: Target) -> list[str]:
-        """What explain adds: everything odd about the kernels found, and which were passed over."""
-        ...
 
 
 @cache
 def families() -> tuple[Family, ...]:
     """The families in order of preference; imported with the first call."""
-    from .kernels import cpu, general, tuned
+    from .kernels import cpu, general, tuned  # a program that only imports the package needs none
 
     return tuned, general, cpu
 
 
 @dataclass(frozen=True)
+class Proposal:
+    """The answers of the families that were asked, in order of preference.
+
+    Attributes:
+        plan: of the first family that serves the problem; None where none does.
+        refusals: by family.
+    """
+
+    plan: Plan | None
+    refusals: tuple[tuple[str, Refusal], ...]
+
+
+def propose(problem: Problem, target: Target) -> Proposal:
+    """Ask the families in turn until one serves ``problem`` on ``target``."""
+    refusals: list[tuple[str, Refusal]] = []
+    for name, answer in _answers(problem, target):
+        if not isinstance(answer, Refusal):
+            return Proposal(answer, tuple(refusals))
+        refusals.append((name, answer))
+    return Proposal(None, tuple(refusals))
+
+
+def plan_for(problem: Problem, target: Target) -> Plan:
+    """The preferred kernel for ``problem`` on ``target``.
+
+    Raises ``NotImplementedError`` listing every family's reasons where none serves it.
+    """
+    proposal = propose(problem, target)
+    if proposal.plan is None:
+        explanation = Explanation.of(problem, target, proposal)
+        raise NotImplementedError(f"no kernel serves this call\n{explanation}")
+    return proposal.plan
+
+
+@dataclass(frozen=True)
 class Explanation:
-    """Where a call would run, and why nowhere else. ``str()`` gives it as sentences."""
+    """Where a call would run, and why nowhere else. ``str()`` gives it as sentences.
+
+    Attributes:
+        rejected: sentences by family.
+        remarks: what else there is to know about the kernels that were found.
+    """
 
     problem: Problem
     target: Target
     plan: Plan | None
-    rejected: Mapping[str, tuple[str, ...]]
-    remarks: tuple[str, ...] = ()
+    rejected: dict[str, tuple[str, ...]]
+    remarks: tuple[str, ...]
+
+    @classmethod
+    def of(cls, problem: Problem, target: Target, proposal: Proposal) -> Explanation:
+        """The sentences for a proposal. Families that were not asked are said to come later."""
+        plan = proposal.plan
+        rejected = {name: refusal.sentences() for name, refusal in proposal.refusals}
+        for family in families():
+            if plan is None or plan.family == family.NAME or family.NAME in rejected:
+                continue
+            absent = family.refusal_of_target(target)
+            rejected[family.NAME] = (
+                (f"{plan.family} is preferred.",) if absent is None else absent.sentences()
+            )
+        return cls(problem, target, plan, rejected, () if plan is None else tuple(plan.remarks()))
 
     def __str__(self) -> str:
         problem, plan = self.problem, self.plan
@@ -121,31 +117,37 @@ class Explanation:
         }
 
 
-def select(problem: Problem, target: Target) -> Plan:
-    """The preferred kernel for ``problem`` on ``target``.
-
-    Raises ``NotImplementedError`` listing every family's reasons where none serves it.
-    """
-    for family in families():
-        if not family.reasons_not(problem, target):
-            return family.plan(problem, target)
-    raise NotImplementedError(f"no kernel serves this call\n{explain_problem(problem, target)}")
-
-
 def explain_problem(problem: Problem, target: Target) -> Explanation:
     """The plan for ``problem`` and, for every family that is not taken, the reasons."""
-    plan: Plan | None = None
-    rejected: dict[str, tuple[str, ...]] = {}
+    return Explanation.of(problem, target, propose(problem, target))
+
+
+def _answers(problem: Problem, target: Target) -> Iterator[tuple[str, Plan | Refusal]]:
+    """What each family answers, by name; a family is asked when its answer is taken."""
+    features = problem.features
     for family in families():
-        reasons = family.reasons_not(problem, target)
-        if reasons:
-            rejected[family.NAME] = tuple(reasons)
-        elif plan is None:
-            plan = family.plan(problem, target)
-        else:
-            rejected[family.NAME] = (f"{plan.family} is preferred.",)
-    remarks = [remark for family in families() for remark in family.remarks(problem, target)]
-    return Explanation(problem, target, plan, rejected, tuple(remarks))
+        refusal = family.refusal_of_target(target) or _refusal_of_features(
+            features - family.SERVES, problem
+        )
+        yield family.NAME, refusal or family.propose(problem, target)
+
+
+def _refusal_of_features(missing: frozenset[Feature], problem: Problem) -> Refusal | None:
+    if not missing:
+        return None
+    of_mask = {Feature.CAUSAL_MASK, Feature.WINDOW_MASK, Feature.TOP_LEFT_MASK}
+    return Refusal(
+        tuple(
+            Reason(
+                "It does not serve {feature}; the mask is {mask}."
+                if feature in of_mask
+                else "It does not serve {feature}.",
+                feature=feature.value,
+                mask=problem.mask,
+            )
+            for feature in sorted(missing, key=lambda feature: feature.name)
+        )
+    )
 
 
 def _describe(problem: Problem) -> str:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .arguments import check_dropout, check_flags, refuse_given, refuse_nonzero
+from .argument_checks import check_dropout, check_flags, refuse_given, refuse_nonzero
 from .interface import fmha_fwd
 from .mask import check_window_size
 

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .call import CuSeqlens, Descales, describe_problem, resolve_cu_seqlens, resolve_descales, run
+from .arguments import Arguments, Bf16Cvt, gather_cu_seqlens, gather_descales
+from .call import run
+from .detection import target_of
 from .dispatch import Explanation, explain_problem
 from .mask import OPEN_WINDOW
-from .ops import mask_argument, refuse_grad
-from .problem import Bf16Cvt
-from .target import target_of
+from .ops import call_operator, refuse_grad
+from .problem import make_problem
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .arguments import Options
+
+# What a NamedTuple's own constructor ends in, at half of its cost.
+_new_tuple = tuple.__new__
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -27,65 +35,16 @@ def fmha_fwd(
     k: Tensor,
     v: Tensor,
     *,
-    softmax_scale: float | None = None,
-    mask: int | str = 0,
-    window_size: tuple[int, int] = OPEN_WINDOW,
     return_lse: Literal[False] = False,
-    out: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    cu_seqlens_q_padded: Tensor | None = None,
-    cu_seqlens_k_padded: Tensor | None = None,
-    bf16_cvt: Bf16Cvt = "rtne",
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
+    **options: Unpack[Options],
 ) -> Tensor: ...
 @overload
 def fmha_fwd(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    softmax_scale: float | None = None,
-    mask: int | str = 0,
-    window_size: tuple[int, int] = OPEN_WINDOW,
-    return_lse: Literal[True],
-    out: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    cu_seqlens_q_padded: Tensor | None = None,
-    cu_seqlens_k_padded: Tensor | None = None,
-    bf16_cvt: Bf16Cvt = "rtne",
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Unpack[Options]
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def fmha_fwd(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    softmax_scale: float | None = None,
-    mask: int | str = 0,
-    window_size: tuple[int, int] = OPEN_WINDOW,
-    return_lse: bool,
-    out: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    cu_seqlens_q_padded: Tensor | None = None,
-    cu_seqlens_k_padded: Tensor | None = None,
-    bf16_cvt: Bf16Cvt = "rtne",
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **options: Unpack[Options]
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def fmha_fwd(
     q: Tensor,
@@ -157,7 +116,7 @@ def fmha_fwd(
 
     Source: Dao et al., FlashAttention (arXiv 2205.14135), for tiling and the online softmax.
     """
-    cu_seqlens: CuSeqlens | None = None
+    cu_seqlens = None
     if (
         cu_seqlens_q is not None
         or cu_seqlens_k is not None
@@ -166,34 +125,42 @@ def fmha_fwd(
         or max_seqlen_q is not None
         or max_seqlen_k is not None
     ):
-        cu_seqlens = resolve_cu_seqlens(
-            cu_seqlens_q,
-            cu_seqlens_k,
-            cu_seqlens_q_padded,
-            cu_seqlens_k_padded,
-            max_seqlen_q,
-            max_seqlen_k,
+        cu_seqlens = gather_cu_seqlens(
+            *(cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded),
+            *(max_seqlen_q, max_seqlen_k),
         )
-    descales: Descales | None = None
+    descales = None
     if q_descale is not None or k_descale is not None or v_descale is not None:
-        descales = (q_descale, k_descale, v_descale)
-    if (is_compiling := _is_compiling()) or not _is_plain(q, k, v):
+        descales = gather_descales(q_descale, k_descale, v_descale)
+    arguments = _new_tuple(
+        Arguments,
+        (
+            q,
+            k,
+            v,
+            softmax_scale,
+            mask,
+            window_size,
+            return_lse,
+            out,
+            cu_seqlens,
+            bf16_cvt,
+            descales,
+        ),
+    )
+    if (
+        (is_compiling := _is_compiling())
+        or not (type(q) is type(k) is type(v) is Tensor)
+        or _dispatch_modes() != 0
+        or _functorch_level() is not None
+        or forward_ad._current_level >= 0
+        or q.is_meta
+    ):
+        # Not plain: a subclass, a mode, a transform, or tensors without values.
         if not is_compiling:
             # Torch's dispatcher says less clearly, and with other types, what is wrong.
-            describe_problem(
-                *(q, k, v, softmax_scale, mask, window_size, return_lse, out, cu_seqlens),
-                *(bf16_cvt, descales),
-            )
-        arguments = (
-            *(q, k, v, softmax_scale, mask_argument(mask), window_size, return_lse),
-            *(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
-            *(cu_seqlens_q_padded, cu_seqlens_k_padded),
-        )
-        options = (bf16_cvt, q_descale, k_descale, v_descale)
-        if out is None:
-            result, lse = torch.ops.jitfmha.fmha_fwd(*arguments, *options)
-        else:
-            result, lse = out, torch.ops.jitfmha.fmha_fwd_out(*arguments, out, *options)
+            make_problem(arguments)
+        result, lse = call_operator(arguments)
         return (result, lse) if return_lse else result
     if _is_grad_enabled() and (
         q.requires_grad
@@ -201,45 +168,13 @@ def fmha_fwd(
         or v.requires_grad
         or (isinstance(out, Tensor) and out.requires_grad)
     ):
-        refuse_grad(q, k, v, out)
-    result, lse = run(
-        q,
-        k,
-        v,
-        softmax_scale,
-        mask,
-        window_size,
-        return_lse,
-        out,
-        cu_seqlens,
-        max_seqlen_q,
-        max_seqlen_k,
-        bf16_cvt,
-        descales,
-    )
-    return result if lse is None else (result, lse)
+        refuse_grad(arguments)
+    result, lse_or_none = run(arguments)
+    return result if lse_or_none is None else (result, lse_or_none)
 
 
 def explain(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    softmax_scale: float | None = None,
-    mask: int | str = 0,
-    window_size: tuple[int, int] = OPEN_WINDOW,
-    return_lse: bool = False,
-    out: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    cu_seqlens_q_padded: Tensor | None = None,
-    cu_seqlens_k_padded: Tensor | None = None,
-    bf16_cvt: Bf16Cvt = "rtne",
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, **options: Unpack[Options]
 ) -> Explanation:
     """What :func:`fmha_fwd` would do with the same arguments: target, kernel and reasons.
 
@@ -247,34 +182,5 @@ def explain(
     its fields. Raises ``TypeError`` or ``ValueError`` as :func:`fmha_fwd` does for the arguments;
     a call that nothing serves is not an error here.
     """
-    cu_seqlens = resolve_cu_seqlens(
-        cu_seqlens_q,
-        cu_seqlens_k,
-        cu_seqlens_q_padded,
-        cu_seqlens_k_padded,
-        max_seqlen_q,
-        max_seqlen_k,
-    )
-    problem = describe_problem(
-        *(q, k, v, softmax_scale, mask, window_size, return_lse, out, cu_seqlens, bf16_cvt),
-        resolve_descales(q_descale, k_descale, v_descale),
-    )
+    problem = make_problem(Arguments.of(q, k, v, {**options, "return_lse": return_lse}))
     return explain_problem(problem, target_of(q.device))
-
-
-def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the call may go past torch's dispatcher: no subclass, mode, transform or meta.
-
-    Raises ``TypeError`` for what is no tensor at all.
-    """
-    if type(q) is type(k) is type(v) is Tensor:
-        return (
-            _dispatch_modes() == 0
-            and _functorch_level() is None
-            and forward_ad._current_level < 0
-            and not q.is_meta
-        )
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__} ({x!r})")
-    return False

@@ -1,7 +1,7 @@
 """The operators ``torch.ops.jitfmha.*``: what torch.compile, export and tensor subclasses see.
 
 ``fmha_fwd`` in eager mode goes past them, straight to :func:`jitfmha.call.run`; they end in the
-same function.
+same function. Their schemas are made from :class:`jitfmha.arguments.Options`.
 """
 
 from __future__ import annotations
@@ -13,40 +13,46 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .call import describe_problem, resolve_cu_seqlens, resolve_descales, run
-from .problem import out_dtype_of
+from .arguments import Arguments, Options
+from .call import run
+from .problem import make_problem, out_dtype_of
 
-_ARGUMENTS = (
-    "Tensor q, Tensor k, Tensor v, float? softmax_scale, str mask, SymInt[2] window_size, "
-    "bool return_lse, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, SymInt? max_seqlen_q, "
-    "SymInt? max_seqlen_k, Tensor? cu_seqlens_q_padded, Tensor? cu_seqlens_k_padded"
-)
-_OPTIONS = (
-    'str bf16_cvt="rtne", Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None'
-)
+# A schema has no union of int and str, so `mask` is text; lengths may be symbolic.
+_SCHEMA_TYPES = {
+    "softmax_scale": "float? softmax_scale=None",
+    "mask": 'str mask="0"',
+    "window_size": "SymInt[2] window_size=[-1, -1]",
+    "return_lse": "bool return_lse=False",
+    "max_seqlen_q": "SymInt? max_seqlen_q=None",
+    "max_seqlen_k": "SymInt? max_seqlen_k=None",
+    "bf16_cvt": 'str bf16_cvt="rtne"',
+}
+_OPTIONS = ("return_lse", *(name for name in Options.__annotations__ if name != "out"))
+_SCHEMA = ", ".join(_SCHEMA_TYPES.get(name, f"Tensor? {name}=None") for name in _OPTIONS)
 _library = torch.library.Library("jitfmha", "DEF")
-_library.define(f"fmha_fwd({_ARGUMENTS}, {_OPTIONS}) -> (Tensor out, Tensor lse)")
-_library.define(f"fmha_fwd_out({_ARGUMENTS}, Tensor(a!) out, {_OPTIONS}) -> Tensor lse")
-_OUT = _ARGUMENTS.count(",") + 1  # the position of `out`
-
-
+_library.define(f"fmha_fwd(Tensor q, Tensor k, Tensor v, {_SCHEMA}) -> (Tensor out, Tensor lse)")
+_library.define(
+    f"fmha_fwd_out(Tensor q, Tensor k, Tensor v, Tensor(a!) out, {_SCHEMA}) -> Tensor lse"
+)
 _NUMBERS = {"0": 0, "1": 1, "2": 2}
 
 
-def mask_argument(mask: int | str) -> str:
-    """``mask`` as the operators take it: text, because a schema has no union of int and str."""
-    if isinstance(mask, str):
-        return repr(mask) if mask in _NUMBERS else mask
-    if isinstance(mask, int) and not isinstance(mask, bool):
-        for text, number in _NUMBERS.items():
-            if mask == number:  # under torch.compile the number may be symbolic
-                return text
-    return repr(mask)
+def call_operator(arguments: Arguments) -> tuple[Tensor, Tensor]:
+    """Go through torch's dispatcher: the output and the log-sum-exp, empty if not asked for."""
+    q, k, v, out = arguments.q, arguments.k, arguments.v, arguments.out
+    flat = arguments.flattened()
+    flat["mask"] = _mask_as_text(flat["mask"])
+    options = [flat[name] for name in _OPTIONS]
+    if out is None:
+        results: tuple[Tensor, Tensor] = torch.ops.jitfmha.fmha_fwd(q, k, v, *options)
+        return results
+    return out, torch.ops.jitfmha.fmha_fwd_out(q, k, v, out, *options)
 
 
-def refuse_grad(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> None:
+def refuse_grad(arguments: Arguments) -> None:
     """Raise ``NotImplementedError`` where a derivative would have to go through the call."""
-    for name, x in (("q", q), ("k", k), ("v", v), ("out", out)):
+    named = zip(("q", "k", "v"), arguments[:3], strict=True)
+    for name, x in (*named, ("out", arguments.out)):
         if x is None:
             continue
         if x.requires_grad:
@@ -60,85 +66,78 @@ def refuse_grad(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> None:
             )
 
 
-def _mask_value(mask: str) -> int | str:
-    return _NUMBERS.get(mask, mask)
+def _mask_as_text(mask: int | str) -> str:
+    if isinstance(mask, str):
+        return repr(mask) if mask in _NUMBERS else mask
+    if isinstance(mask, int) and not isinstance(mask, bool):
+        for text, number in _NUMBERS.items():
+            if mask == number:  # under torch.compile the number may be symbolic
+                return text
+    return repr(mask)
 
 
-def _fmha_fwd(*args: Any) -> tuple[Tensor, Tensor]:
-    return _results(args, None)
+def _arguments_of(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, *options: Any) -> Arguments:
+    """The value behind an operator's arguments; the dispatcher leaves trailing defaults out."""
+    given: dict[str, Any] = dict(zip(_OPTIONS, options, strict=False))
+    if "mask" in given:
+        given["mask"] = _NUMBERS.get(given["mask"], given["mask"])
+    if "window_size" in given:
+        given["window_size"] = tuple(given["window_size"])
+    return Arguments.of(q, k, v, {**given, "out": out})
 
 
-def _fmha_fwd_out(*args: Any) -> Tensor:
-    _check_is_given(args[_OUT])
-    return _results((*args[:_OUT], *args[_OUT + 1 :]), args[_OUT])[1]
-
-
-def _results(args: tuple[Any, ...], out: Tensor | None) -> tuple[Tensor, Tensor]:
-    q: Tensor = args[0]
-    call, longest, options = _call(args, out)
-    out, lse = run(*call, *longest, *options)
+def _fmha_fwd(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    out, lse = run(_arguments_of(q, k, v, None, *options))
     return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
-def _fmha_fwd_fake(*args: Any) -> tuple[Tensor, Tensor]:
-    return _fake_results(args, None)
+def _fmha_fwd_out(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *options: Any) -> Tensor:
+    _, lse = run(_arguments_of(q, k, v, _given(out), *options))
+    return q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
-def _fmha_fwd_out_fake(*args: Any) -> Tensor:
-    _check_is_given(args[_OUT])
-    return _fake_results((*args[:_OUT], *args[_OUT + 1 :]), args[_OUT])[1]
+def _fmha_fwd_fake(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    return _fake_results(_arguments_of(q, k, v, None, *options))
 
 
-def _fake_results(args: tuple[Any, ...], out: Tensor | None) -> tuple[Tensor, Tensor]:
-    q: Tensor = args[0]
-    call, _, options = _call(args, out)
-    problem = describe_problem(*call, *options)
+def _fmha_fwd_out_fake(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *options: Any) -> Tensor:
+    return _fake_results(_arguments_of(q, k, v, _given(out), *options))[1]
+
+
+def _fake_results(arguments: Arguments) -> tuple[Tensor, Tensor]:
+    q, problem = arguments.q, make_problem(arguments)
     lse = q.new_empty(problem.lse_shape if problem.has_lse else 0, dtype=torch.float32)
     return q.new_empty(problem.out_shape, dtype=out_dtype_of(q.dtype)), lse
 
 
-def _check_is_given(out: Tensor | None) -> None:
+def _given(out: Tensor | None) -> Tensor:
     # Torch's dispatcher takes None for any tensor.
     if out is None:
         raise TypeError("out must be a torch.Tensor, got NoneType")
+    return out
 
 
-def _call(args: tuple[Any, ...], out: Tensor | None) -> tuple[Any, Any, Any]:
-    """An operator's arguments as :func:`run` takes them: the call, its longest lengths, options.
-
-    The dispatcher leaves trailing arguments out that have their default values.
-    """
-    args = (*args, *_DEFAULTS[len(args) - _OUT :])
-    q, k, v, softmax_scale, mask, window_size, return_lse = args[:7]
-    cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, padded_q, padded_k = args[7:_OUT]
-    bf16_cvt, q_descale, k_descale, v_descale = args[_OUT:]
-    longest = (max_seqlen_q, max_seqlen_k)
-    cu_seqlens = resolve_cu_seqlens(cu_seqlens_q, cu_seqlens_k, padded_q, padded_k, *longest)
-    window = tuple(window_size)
-    call = (q, k, v, softmax_scale, _mask_value(mask), window, return_lse, out, cu_seqlens)
-    return call, longest, (bf16_cvt, resolve_descales(q_descale, k_descale, v_descale))
-
-
-_DEFAULTS = ("rtne", None, None, None)  # of the options
-
-
-def _fmha_fwd_autograd(*args: Any) -> tuple[Tensor, Tensor]:
-    results: tuple[Tensor, Tensor] = _below_autograd(torch.ops.jitfmha.fmha_fwd.default, args, None)
+def _fmha_fwd_autograd(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+    results: tuple[Tensor, Tensor] = _below_autograd(
+        torch.ops.jitfmha.fmha_fwd.default, Arguments(q, k, v), (q, k, v, *options)
+    )
     return results
 
 
-def _fmha_fwd_out_autograd(*args: Any) -> Tensor:
-    op = torch.ops.jitfmha.fmha_fwd_out.default
-    lse: Tensor = _below_autograd(op, args, args[_OUT])
+def _fmha_fwd_out_autograd(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *options: Any) -> Tensor:
+    lse: Tensor = _below_autograd(
+        torch.ops.jitfmha.fmha_fwd_out.default,
+        Arguments(q, k, v, out=out),
+        (q, k, v, out, *options),
+    )
     return lse
 
 
-def _below_autograd(op: Callable[..., Any], args: tuple[Any, ...], out: Tensor | None) -> Any:
+def _below_autograd(op: Callable[..., Any], tensors: Arguments, given: tuple[Any, ...]) -> Any:
     if torch.is_grad_enabled():
-        q, k, v = args[:3]
-        refuse_grad(q, k, v, out)
+        refuse_grad(tensors)
     with torch._C._AutoDispatchBelowAutograd():
-        return op(*args)
+        return op(*given)
 
 
 for _name, _kernel, _autograd, _fake in (

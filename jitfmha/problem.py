@@ -5,17 +5,18 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from .mask import Mask
+from .arguments import Arguments, Bf16Cvt, CuSeqlens, Descales
+from .mask import Mask, parse_mask
+from .memory import overlaps_itself
 
 Mode = Literal["gm0", "gm1"]
-Bf16Cvt = Literal["rtne", "rtna", "rtz"]
 
 BF16_CVTS: tuple[Bf16Cvt, ...] = get_args(Bf16Cvt)
 """How probabilities become bf16: rounded to nearest even, to nearest away from zero, or towards
@@ -37,9 +38,59 @@ DescaleStrides = tuple[int, int]
 """Of fp8 scales of shape (b, hk), between batches and heads, in elements; 0 and 0 for (1,)."""
 
 
+class Feature(Enum):
+    """What a call may ask for. A kernel family declares which features it serves.
+
+    The value is what a refusal says.
+    """
+
+    FP32 = "fp32 inputs"
+    BF16 = "bf16 inputs"
+    FP16 = "fp16 inputs"
+    FP8_E4M3FNUZ = "fp8_e4m3fnuz inputs"
+    FP8_E4M3FN = "fp8_e4m3fn inputs"
+    DESCALES = "scales of fp8 inputs"
+    GROUP_MODE = "packed sequences (gm1)"
+    PADDED_SEQUENCES = "unused rows between packed sequences"
+    CAUSAL_MASK = "a causal mask"
+    WINDOW_MASK = "a window mask"
+    TOP_LEFT_MASK = "a mask aligned at the top left"
+    LSE = "the log-sum-exp"
+
+
+DTYPE_FEATURES = {
+    "fp32": Feature.FP32,
+    "bf16": Feature.BF16,
+    "fp16": Feature.FP16,
+    "fp8_e4m3fnuz": Feature.FP8_E4M3FNUZ,
+    "fp8_e4m3fn": Feature.FP8_E4M3FN,
+}
+
+
+class Sizes(NamedTuple):
+    """What changes from call to call of one kind, without changing what is asked for.
+
+    Attributes:
+        seqlen_q, seqlen_k: gm0 the lengths of every sequence, gm1 the packed rows of all of them.
+        q, k, v, out: strides in elements as torch gives them, one for each dimension. Those of
+            dimensions of size 1 say nothing, and may be anything.
+    """
+
+    seqlen_q: int
+    seqlen_k: int
+    q: tuple[int, ...]
+    k: tuple[int, ...]
+    v: tuple[int, ...]
+    out: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Strides:
-    """Strides of q, k, v or out in elements; the head dimension itself is contiguous."""
+    """Strides of q, k, v or out in elements; the head dimension itself is contiguous.
+
+    Those of dimensions of size 1 are replaced: kernels multiply lengths with strides to learn where
+    a tensor ends.
+    """
 
     batch: int
     seq: int
@@ -60,21 +111,62 @@ class Problem:
     batch: int
     heads_q: int
     heads_k: int
-    seqlen_q: int
-    seqlen_k: int
     hdim_q: int
     hdim_v: int
     mask: Mask
     softmax_scale: float
-    q: Strides
-    k: Strides
-    v: Strides
-    out: Strides
+    sizes: Sizes
     has_lse: bool
+    is_padded: bool = False
     bf16_cvt: Bf16Cvt = "rtne"
     q_descale: DescaleStrides | None = None
     k_descale: DescaleStrides | None = None
     v_descale: DescaleStrides | None = None
+
+    @property
+    def seqlen_q(self) -> int:
+        """Queries of each sequence, or in gm1 of all."""
+        return self.sizes.seqlen_q
+
+    @property
+    def seqlen_k(self) -> int:
+        """Keys of each sequence, or in gm1 of all."""
+        return self.sizes.seqlen_k
+
+    @property
+    def q(self) -> Strides:
+        """Strides of q."""
+        return self._strides(self.sizes.q, self.seqlen_q, self.heads_q, self.hdim_q)
+
+    @property
+    def k(self) -> Strides:
+        """Strides of k."""
+        return self._strides(self.sizes.k, self.seqlen_k, self.heads_k, self.hdim_q)
+
+    @property
+    def v(self) -> Strides:
+        """Strides of v."""
+        return self._strides(self.sizes.v, self.seqlen_k, self.heads_k, self.hdim_v)
+
+    @property
+    def out(self) -> Strides:
+        """Strides of the output."""
+        return self._strides(self.sizes.out, self.seqlen_q, self.heads_q, self.hdim_v)
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """Everything that a kernel has to know of to serve the call."""
+        asked = {
+            Feature.DESCALES: self.q_descale or self.k_descale or self.v_descale,
+            Feature.GROUP_MODE: self.mode == "gm1",
+            Feature.PADDED_SEQUENCES: self.is_padded,
+            Feature.CAUSAL_MASK: self.mask.is_causal,
+            Feature.WINDOW_MASK: not (self.mask.is_none or self.mask.is_causal),
+            Feature.TOP_LEFT_MASK: self.mask.top_left,
+            Feature.LSE: self.has_lse,
+        }
+        given = (feature for feature, is_asked in asked.items() if is_asked not in (None, False))
+        return frozenset((DTYPE_FEATURES[self.dtype], *given))
 
     @property
     def is_fp8(self) -> bool:
@@ -103,27 +195,31 @@ class Problem:
         """True when there is no output element to compute."""
         return self.batch * self.seqlen_q * self.heads_q == 0
 
+    def with_sizes(self, sizes: Sizes) -> Problem:
+        """The same call with other lengths and strides."""
+        return replace(self, sizes=sizes)
 
-def make_problem(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    softmax_scale: float,
-    mask: Mask,
-    has_lse: bool,
-    out: Tensor | None,
-    cu_seqlens: Sequence[Tensor] | None,
-    bf16_cvt: Bf16Cvt = "rtne",
-    descales: Sequence[Tensor | None] | None = None,
-) -> Problem:
+    def _strides(self, given: tuple[int, ...], seqlen: int, heads: int, hdim: int) -> Strides:
+        *batch, seq, head, _ = given
+        return Strides(
+            batch=batch[0] if batch and self.batch > 1 else 0,
+            seq=seq if seqlen > 1 else hdim,
+            head=head if heads > 1 else hdim,
+        )
+
+
+def make_problem(arguments: Arguments) -> Problem:
     """Check everything about a call that does not need the tensors' data.
 
-    ``cu_seqlens`` holds cu_seqlens_q, cu_seqlens_k and the padded two (the same tensors where
-    there is no padding), or is None for gm0. ``descales`` are those of q, k and v. Raises
-    ``TypeError`` or ``ValueError`` naming the argument and its value.
+    Raises ``TypeError`` or ``ValueError`` naming the argument and its value.
     """
+    q, k, v, cu_seqlens = arguments.q, arguments.k, arguments.v, arguments.cu_seqlens
+    if not isinstance(arguments.return_lse, bool):
+        raise TypeError(f"return_lse must be a bool, got {arguments.return_lse!r}")
     _check_tensors(q, k, v)
+    mask = arguments.mask
+    if not isinstance(mask, Mask):
+        mask = parse_mask(mask, arguments.window_size)
     if cu_seqlens is None:
         mode: Mode = "gm0"
         _check_ndim(q, k, v, 4, "(batch, seqlen, heads, hdim)")
@@ -134,21 +230,18 @@ def make_problem(
     else:
         mode = "gm1"
         _check_ndim(q, k, v, 3, "(total_tokens, heads, hdim) with cu_seqlens")
-        batch = _check_cu_seqlens_tensors(q, *cu_seqlens)
+        batch = _check_cu_seqlens_tensors(q, cu_seqlens)
         if mask.top_left:
             raise ValueError(
                 f"mask {mask} is not served with cu_seqlens (gm1); "
                 "use 0 (none) or 2 (causal, bottom-right)"
             )
-    seqlen_q, heads_q, hdim_q = q.shape[-3:]
-    seqlen_k, heads_k, _ = k.shape[-3:]
+    heads_q, hdim_q = q.shape[-2:]
+    heads_k, hdim_v = k.shape[-2], v.shape[-1]
     if k.shape[-1] != hdim_q:
         raise ValueError(f"k has hdim {k.shape[-1]}, q has {hdim_q}; they must be equal")
-    if v.shape[-3] != seqlen_k:
-        raise ValueError(f"v has seqlen {v.shape[-3]}, k has {seqlen_k}; they must be equal")
     if v.shape[-2] != heads_k:
         raise ValueError(f"v has {v.shape[-2]} heads, k has {heads_k}; they must be equal")
-    hdim_v = v.shape[-1]
     for name, hdim in (("q and k", hdim_q), ("v", hdim_v)):
         if not 1 <= hdim <= MAX_HDIM:
             raise ValueError(f"hdim of {name} is {hdim}; it must be between 1 and {MAX_HDIM}")
@@ -156,34 +249,53 @@ def make_problem(
         raise ValueError(
             f"q has {heads_q} heads, which is not a multiple of the {heads_k} heads of k and v"
         )
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        _check_last_dimension(name, x)
-    out_shape = (*q.shape[:-1], hdim_v)
-    if out is None:
-        out_strides = _contiguous(mode, seqlen_q, heads_q, hdim_v)
-    else:
-        _check_out(out, q, out_shape)
-        out_strides = _strides(out)
+    softmax_scale = arguments.softmax_scale
     return Problem(
         mode=mode,
         dtype=DTYPE_NAMES[q.dtype],
         batch=batch,
         heads_q=heads_q,
         heads_k=heads_k,
-        seqlen_q=seqlen_q,
-        seqlen_k=seqlen_k,
         hdim_q=hdim_q,
         hdim_v=hdim_v,
         mask=mask,
-        softmax_scale=check_softmax_scale(softmax_scale),
-        q=_strides(q),
-        k=_strides(k),
-        v=_strides(v),
-        out=out_strides,
-        has_lse=has_lse,
-        bf16_cvt=check_bf16_cvt(bf16_cvt),
-        **_descale_strides(q, batch, heads_k, descales),
+        softmax_scale=(
+            float(hdim_q) ** -0.5 if softmax_scale is None else check_softmax_scale(softmax_scale)
+        ),
+        sizes=check_sizes(arguments),
+        has_lse=arguments.return_lse,
+        is_padded=cu_seqlens is not None and cu_seqlens.is_padded,
+        bf16_cvt=check_bf16_cvt(arguments.bf16_cvt),
+        **_descale_strides(q, batch, heads_k, arguments.descales),
     )
+
+
+def check_sizes(arguments: Arguments) -> Sizes:
+    """The lengths and strides of a call whose other properties are checked.
+
+    Every call with new lengths comes by here. Raises ``TypeError`` or ``ValueError`` naming the
+    argument and its value.
+    """
+    q, k, v, out = arguments.q, arguments.k, arguments.v, arguments.out
+    *batch, seqlen_q, heads_q, hdim_q = q.shape
+    seqlen_k, seqlen_v, hdim_v = k.shape[-3], v.shape[-3], v.shape[-1]
+    if seqlen_v != seqlen_k:
+        raise ValueError(f"v has seqlen {seqlen_v}, k has {seqlen_k}; they must be equal")
+    strides_q, strides_k, strides_v = q.stride(), k.stride(), v.stride()
+    if (strides_q[-1] != 1 or strides_k[-1] != 1) and hdim_q > 1:
+        _check_last_dimension("q", q)
+        _check_last_dimension("k", k)
+    if strides_v[-1] != 1 and hdim_v > 1:
+        _check_last_dimension("v", v)
+    if out is None:
+        row = heads_q * hdim_v
+        strides_out: tuple[int, ...] = (row, hdim_v, 1)
+        if batch:
+            strides_out = (seqlen_q * row, *strides_out)
+    else:
+        _check_out(out, q, (*q.shape[:-1], hdim_v))
+        strides_out = out.stride()
+    return Sizes(seqlen_q, seqlen_k, strides_q, strides_k, strides_v, strides_out)
 
 
 def out_dtype_of(dtype: torch.dtype) -> torch.dtype:
@@ -217,12 +329,7 @@ def check_softmax_scale(softmax_scale: float) -> float:
     return float(softmax_scale)
 
 
-def check_cu_seqlens_values(
-    problem: Problem,
-    cu_seqlens: Sequence[Tensor],
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-) -> bool:
+def check_cu_seqlens_values(sizes: Sizes, cu_seqlens: CuSeqlens) -> bool:
     """Check the numbers inside ``cu_seqlens``; reads the tensors' data.
 
     Returns True when the sequences cover every row of q, so that no row of the output is left
@@ -230,17 +337,17 @@ def check_cu_seqlens_values(
     """
     q_covered = True
     sides = (
-        ("q", cu_seqlens[0], cu_seqlens[2], max_seqlen_q, problem.seqlen_q),
-        ("k", cu_seqlens[1], cu_seqlens[3], max_seqlen_k, problem.seqlen_k),
+        ("q", cu_seqlens.q, cu_seqlens.q_padded, cu_seqlens.max_seqlen_q, sizes.seqlen_q),
+        ("k", cu_seqlens.k, cu_seqlens.k_padded, cu_seqlens.max_seqlen_k, sizes.seqlen_k),
     )
-    for side, logical, physical, longest, rows in sides:
+    for side, plain, padded, max_seqlen, rows in sides:
         name = f"cu_seqlens_{side}"
-        ends = logical.tolist()
-        lengths = _lengths(name, ends)
-        if physical is not logical:
+        sums = plain.tolist()
+        lengths = _lengths(name, sums)
+        if padded is not plain:
             name = f"cu_seqlens_{side}_padded"
-            ends = physical.tolist()
-            for i, (length, room) in enumerate(zip(lengths, _lengths(name, ends), strict=True)):
+            sums = padded.tolist()
+            for i, (length, room) in enumerate(zip(lengths, _lengths(name, sums), strict=True)):
                 if room < length:
                     raise ValueError(
                         f"{name} leaves {room} rows for sequence {i}, "
@@ -249,86 +356,21 @@ def check_cu_seqlens_values(
             if side == "q":
                 q_covered = sum(lengths) == rows
         elif side == "q":
-            q_covered = ends[-1] == rows
-        if ends[-1] > rows:
-            raise ValueError(f"{name} ends at {ends[-1]}, past the {rows} rows of {side}")
-        if longest is not None and longest < max(lengths, default=0):
+            q_covered = sums[-1] == rows
+        if sums[-1] > rows:
+            raise ValueError(f"{name} ends at {sums[-1]}, past the {rows} rows of {side}")
+        if max_seqlen is not None and max_seqlen < max(lengths, default=0):
             raise ValueError(
-                f"max_seqlen_{side}={longest} is less than the longest sequence, "
+                f"max_seqlen_{side}={max_seqlen} is less than the longest sequence, "
                 f"{max(lengths)} by cu_seqlens_{side}"
             )
     return q_covered
 
 
-def may_overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether two strided views of equal item size share an element.
-
-    Exact for the views that attention sees (slices, permutations and packed buffers). A pair too
-    tangled to decide in a bounded number of steps counts as overlapping.
-    """
-    if a.numel() == 0 or b.numel() == 0:
-        return False
-    item = a.element_size()
-    # The views meet where  offset_a + sum(s_a * i) == offset_b + sum(s_b * j).  With every term
-    # moved to one side, that is a sum of stride times a bounded integer equal to a constant.
-    distance, rest = divmod(b.data_ptr() - a.data_ptr(), item)
-    low = high = 0
-    terms: dict[int, int] = {}
-    for x, sign in ((a, 1), (b, -1)):
-        for size, stride in zip(x.shape, x.stride(), strict=True):
-            if size > 1 and stride > 0:
-                terms[stride] = terms.get(stride, 0) + size - 1
-                if sign > 0:
-                    high += stride * (size - 1)
-                else:
-                    low -= stride * (size - 1)
-    if not low <= distance <= high:
-        return False
-    if rest:
-        return True
-    # Shift every b term by its range, so that all integers run from 0 up to their bound.
-    return _reachable(distance - low, sorted(terms.items(), reverse=True))
-
-
-def overlaps_itself(x: Tensor) -> bool:
-    """Whether two indices of a strided view name one element (an expanded ``out``, say)."""
-    reach = 0
-    if x.numel() == 0:
-        return False
-    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
-        if size > 1:
-            if stride <= reach:
-                return True
-            reach += stride * (size - 1)
-    return False
-
-
-def _reachable(target: int, terms: list[tuple[int, int]], budget: int = 20_000) -> bool:
-    """Whether ``target`` is a sum of ``stride * n`` with ``0 <= n <= bound`` for each term."""
-    reach = [0] * (len(terms) + 1)
-    for i in range(len(terms) - 1, -1, -1):
-        reach[i] = reach[i + 1] + terms[i][0] * terms[i][1]
-    stack = [(0, target)]
-    while stack:
-        budget -= 1
-        if budget == 0:
-            return True
-        i, left = stack.pop()
-        if left == 0:
-            return True
-        if i == len(terms) or not 0 < left <= reach[i]:
-            continue
-        stride, bound = terms[i]
-        fewest = max(0, -(-(left - reach[i + 1]) // stride))
-        most = min(bound, left // stride)
-        stack.extend((i + 1, left - stride * n) for n in range(fewest, most + 1))
-    return False
-
-
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__} ({x!r})")
         if x.layout != torch.strided:
             raise TypeError(f"{name} has layout {x.layout}; only torch.strided is served")
     if q.dtype not in DTYPE_NAMES:
@@ -358,16 +400,10 @@ def _check_last_dimension(name: str, x: Tensor) -> None:
         )
 
 
-def _check_cu_seqlens_tensors(
-    q: Tensor, cu_q: Tensor, cu_k: Tensor, cu_q_padded: Tensor, cu_k_padded: Tensor
-) -> int:
-    named = (
-        ("cu_seqlens_q", cu_q),
-        ("cu_seqlens_k", cu_k),
-        ("cu_seqlens_q_padded", cu_q_padded),
-        ("cu_seqlens_k_padded", cu_k_padded),
-    )
-    for name, x in named:
+def _check_cu_seqlens_tensors(q: Tensor, cu_seqlens: CuSeqlens) -> int:
+    """The number of sequences."""
+    cu_q = cu_seqlens.q
+    for name, x in cu_seqlens.named():
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
         if x.layout != torch.strided:
@@ -388,13 +424,14 @@ def _check_cu_seqlens_tensors(
     return cu_q.shape[0] - 1
 
 
-def _lengths(name: str, ends: list[int]) -> list[int]:
-    if ends[0] != 0:
-        raise ValueError(f"{name} starts at {ends[0]}; it must start at 0")
-    lengths = [end - start for start, end in itertools.pairwise(ends)]
+def _lengths(name: str, sums: list[int]) -> list[int]:
+    """The lengths behind prefix sums."""
+    if sums[0] != 0:
+        raise ValueError(f"{name} starts at {sums[0]}; it must start at 0")
+    lengths = [end - start for start, end in itertools.pairwise(sums)]
     if lengths and min(lengths) < 0:
         i = next(i for i, length in enumerate(lengths) if length < 0)
-        raise ValueError(f"{name} decreases at entry {i + 1}, from {ends[i]} to {ends[i + 1]}")
+        raise ValueError(f"{name} decreases at entry {i + 1}, from {sums[i]} to {sums[i + 1]}")
     return lengths
 
 
@@ -416,11 +453,11 @@ def _check_out(out: Tensor, q: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def _descale_strides(
-    q: Tensor, batch: int, heads_k: int, descales: Sequence[Tensor | None] | None
+    q: Tensor, batch: int, heads_k: int, descales: Descales | None
 ) -> dict[str, DescaleStrides]:
     """The strides of the scales that are given, under the names of their arguments."""
     strides: dict[str, DescaleStrides] = {}
-    for name, x in zip(("q_descale", "k_descale", "v_descale"), descales or (), strict=False):
+    for name, x in () if descales is None else descales.named():
         if x is None:
             continue
         if not isinstance(x, Tensor):
@@ -441,22 +478,3 @@ def _descale_strides(
                 f"which is {(batch, heads_k)}"
             )
     return strides
-
-
-def _strides(x: Tensor) -> Strides:
-    """The strides, those of dimensions of size 1 replaced: they say nothing, and can be anything.
-
-    Kernels multiply lengths with them to learn where a tensor ends.
-    """
-    *batches, seqlen, heads, hdim = x.shape
-    *batch, seq, head, _ = x.stride()
-    return Strides(
-        batch=batch[0] if batches and batches[0] > 1 else 0,
-        seq=seq if seqlen > 1 else hdim,
-        head=head if heads > 1 else hdim,
-    )
-
-
-def _contiguous(mode: Mode, seqlen: int, heads: int, hdim: int) -> Strides:
-    row = heads * hdim
-    return Strides(seqlen * row if mode == "gm0" else 0, row, hdim)

@@ -10,10 +10,11 @@ from typing import TypeVar, get_args
 
 import torch
 
-from .call import describe_problem
-from .dispatch import Plan, select
-from .problem import DTYPE_NAMES, MAX_HDIM, Mode
-from .target import target_of
+from .arguments import Arguments, CuSeqlens
+from .detection import target_of
+from .dispatch import plan_for
+from .plan import Plan
+from .problem import DTYPE_NAMES, MAX_HDIM, Mode, make_problem
 
 _T = TypeVar("_T")
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
@@ -110,10 +111,10 @@ def _plan(
     rows = (1, 1, 1) if mode == "gm0" else (1, 1)
     q = torch.empty((*rows, hdim[0]), dtype=dtype, device=device)
     v = torch.empty((*rows, hdim[1]), dtype=dtype, device=device)
-    ends = torch.empty(2, dtype=torch.int32, device=device)
-    cu_seqlens = None if mode == "gm0" else (ends, ends, ends, ends)
-    problem = describe_problem(q, q, v, None, mask, (-1, -1), False, None, cu_seqlens)
-    return select(problem, target_of(device))
+    sums = torch.empty(2, dtype=torch.int32, device=device)
+    cu_seqlens = None if mode == "gm0" else CuSeqlens(sums, sums, sums, sums, None, None)
+    problem = make_problem(Arguments(q, q, v, mask=mask, cu_seqlens=cu_seqlens))
+    return plan_for(problem, target_of(device))
 
 
 def _several(name: str, values: Iterable[_T]) -> list[_T]:

@@ -1,52 +1,105 @@
-// The arguments of the forward kernels: one packed struct, every field in a slot of 16 bytes.
-// Strides are in bytes. The host's launcher has the same struct; both check every offset.
+// The arguments of the forward kernels. Written by hsa/build.py: jitfmha/amd/kernel_arguments.py
+// states them, says what they mean, and gives them to the host's launcher too.
 #pragma once
 
-template <class T>
-struct Slot {
-  T value;
-  char padding[16 - sizeof(T)];
-};
+#include "address_spaces.h"
 
-// In the address space of global memory: loads through generic pointers would be FLAT ones, which
-// occupy both wait counters.
-template <class T>
-using Global = __attribute__((address_space(1))) T*;
+struct Divisor {
+  unsigned divisor;
+  unsigned reciprocal;
+};
+static_assert(__builtin_offsetof(Divisor, divisor) == 0);
+static_assert(__builtin_offsetof(Divisor, reciprocal) == 4);
+static_assert(sizeof(Divisor) == 8);
 
 struct Arguments {
-  Slot<Global<char>> ptr_o, ptr_q, ptr_k, ptr_v;
-  Slot<Global<float>> ptr_lse;
-  Slot<float> scalar;                     // the softmax scale
-  Slot<unsigned> s_seq_len;               // gm0: queries of each sequence
-  Slot<unsigned> s_Seqs, s_Ts;            // q between tokens; of one query tile
-  Slot<unsigned> s_Hs, s_Bs;              // q between heads, between batches
-  Slot<unsigned> s_gqa;                   // query heads of a key head
-  Slot<unsigned> s_k_Seqs, s_k_Hs, s_k_Bs;
-  Slot<unsigned> s_opt;                   // a scheduling hint that these kernels do not need
-  Slot<unsigned> s_lse;                   // 1: write the log-sum-exp
-  Slot<unsigned> s_kv_seq_len;            // gm0: keys of each sequence
-  Slot<unsigned> s_qk_head_dim, s_v_head_dim;
-  Slot<unsigned> s_q_head_num;
-  Slot<unsigned> s_v_Seqs, s_v_Hs, s_v_Bs;
-  Slot<unsigned> s_o_Seqs, s_o_Hs, s_o_Bs;
-  Slot<Global<const int>> ptr_qseq, ptr_kseq;                  // gm1: ends of the sequences
-  Slot<unsigned> s_lse_Hs;                                     // lse between heads
-  Slot<Global<const int>> ptr_qseq_padding, ptr_kseq_padding;  // gm1: where sequences begin
-  // Three slots that fp8 kernels have for the scales of q; other launchers leave them zero. Where
-  // s_tiles is set, a workgroup has one query tile and never two. Where ptr_partial is set too,
-  // keys are split: several workgroups attend to the same queries, each to a part of the keys, and
-  // the kernel `combine` makes the output of what they leave there.
-  Slot<Global<float>> ptr_partial;
-  Slot<Global<const float>> ptr_k_descale, ptr_v_descale;
-  Slot<unsigned> s_splits;                // parts of the keys
-  Slot<unsigned> s_tiles;                 // query tiles of the longest sequence
-  Slot<unsigned> s_descale_k_Bs, s_descale_k_Hs;
-  Slot<unsigned> s_descale_v_Bs, s_descale_v_Hs;
+  Global<const char> q;
+  Global<const char> k;
+  Global<const char> v;
+  Global<char> out;
+  Global<float> lse;
+  Global<float> workspace;
+  Global<const int> cu_seqlens_q;
+  Global<const int> cu_seqlens_k;
+  Global<const int> cu_seqlens_q_padded;
+  Global<const int> cu_seqlens_k_padded;
+  float scale_log2;
+  unsigned seqlen_q;
+  unsigned seqlen_k;
+  unsigned q_seq;
+  unsigned q_head;
+  unsigned q_batch;
+  unsigned k_seq;
+  unsigned k_head;
+  unsigned k_batch;
+  unsigned v_seq;
+  unsigned v_head;
+  unsigned v_batch;
+  unsigned out_seq;
+  unsigned out_head;
+  unsigned out_batch;
+  unsigned lse_head;
+  unsigned num_splits;
+  unsigned query_tiles;
+  unsigned tiles_of_xcd;
+  unsigned xcds_with_one_more;
+  Divisor xcds;
+  Divisor group_tiles;
+  Divisor group_heads;
+  Divisor heads;
+  Divisor gqa;
+  Global<const float> q_descale;
+  Global<const float> k_descale;
+  Global<const float> v_descale;
+  unsigned q_descale_batch;
+  unsigned q_descale_head;
+  unsigned k_descale_batch;
+  unsigned k_descale_head;
+  unsigned v_descale_batch;
+  unsigned v_descale_head;
 };
-
-static_assert(__builtin_offsetof(Arguments, scalar) == 80);
-static_assert(__builtin_offsetof(Arguments, s_k_Seqs) == 192);
-static_assert(__builtin_offsetof(Arguments, s_q_head_num) == 320);
-static_assert(__builtin_offsetof(Arguments, s_lse_Hs) == 464);
-static_assert(__builtin_offsetof(Arguments, s_descale_v_Hs) == 640);
-static_assert(sizeof(Arguments) == 656);
+static_assert(__builtin_offsetof(Arguments, q) == 0);
+static_assert(__builtin_offsetof(Arguments, k) == 8);
+static_assert(__builtin_offsetof(Arguments, v) == 16);
+static_assert(__builtin_offsetof(Arguments, out) == 24);
+static_assert(__builtin_offsetof(Arguments, lse) == 32);
+static_assert(__builtin_offsetof(Arguments, workspace) == 40);
+static_assert(__builtin_offsetof(Arguments, cu_seqlens_q) == 48);
+static_assert(__builtin_offsetof(Arguments, cu_seqlens_k) == 56);
+static_assert(__builtin_offsetof(Arguments, cu_seqlens_q_padded) == 64);
+static_assert(__builtin_offsetof(Arguments, cu_seqlens_k_padded) == 72);
+static_assert(__builtin_offsetof(Arguments, scale_log2) == 80);
+static_assert(__builtin_offsetof(Arguments, seqlen_q) == 84);
+static_assert(__builtin_offsetof(Arguments, seqlen_k) == 88);
+static_assert(__builtin_offsetof(Arguments, q_seq) == 92);
+static_assert(__builtin_offsetof(Arguments, q_head) == 96);
+static_assert(__builtin_offsetof(Arguments, q_batch) == 100);
+static_assert(__builtin_offsetof(Arguments, k_seq) == 104);
+static_assert(__builtin_offsetof(Arguments, k_head) == 108);
+static_assert(__builtin_offsetof(Arguments, k_batch) == 112);
+static_assert(__builtin_offsetof(Arguments, v_seq) == 116);
+static_assert(__builtin_offsetof(Arguments, v_head) == 120);
+static_assert(__builtin_offsetof(Arguments, v_batch) == 124);
+static_assert(__builtin_offsetof(Arguments, out_seq) == 128);
+static_assert(__builtin_offsetof(Arguments, out_head) == 132);
+static_assert(__builtin_offsetof(Arguments, out_batch) == 136);
+static_assert(__builtin_offsetof(Arguments, lse_head) == 140);
+static_assert(__builtin_offsetof(Arguments, num_splits) == 144);
+static_assert(__builtin_offsetof(Arguments, query_tiles) == 148);
+static_assert(__builtin_offsetof(Arguments, tiles_of_xcd) == 152);
+static_assert(__builtin_offsetof(Arguments, xcds_with_one_more) == 156);
+static_assert(__builtin_offsetof(Arguments, xcds) == 160);
+static_assert(__builtin_offsetof(Arguments, group_tiles) == 168);
+static_assert(__builtin_offsetof(Arguments, group_heads) == 176);
+static_assert(__builtin_offsetof(Arguments, heads) == 184);
+static_assert(__builtin_offsetof(Arguments, gqa) == 192);
+static_assert(__builtin_offsetof(Arguments, q_descale) == 200);
+static_assert(__builtin_offsetof(Arguments, k_descale) == 208);
+static_assert(__builtin_offsetof(Arguments, v_descale) == 216);
+static_assert(__builtin_offsetof(Arguments, q_descale_batch) == 224);
+static_assert(__builtin_offsetof(Arguments, q_descale_head) == 228);
+static_assert(__builtin_offsetof(Arguments, k_descale_batch) == 232);
+static_assert(__builtin_offsetof(Arguments, k_descale_head) == 236);
+static_assert(__builtin_offsetof(Arguments, v_descale_batch) == 240);
+static_assert(__builtin_offsetof(Arguments, v_descale_head) == 244);
+static_assert(sizeof(Arguments) == 248);

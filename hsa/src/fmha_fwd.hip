@@ -17,10 +17,12 @@
 // So K and V have two buffers each. A wave writes its share in its softmax phase, and group 1,
 // which has none at first, before it begins.
 //
-// A launch that would not fill the chip splits the keys: see ptr_partial in arguments.h.
+// A launch that would not fill the chip splits the keys: num_splits workgroups attend to the same
+// queries, each to its share of the keys. Each leaves its registers in the workspace, from which
+// the kernel COMBINE then makes the output.
 //
 // Set by the build: DTYPE (BF16 or FP16), HDIM_Q, HDIM_V, MASK, GROUP, ROUNDING, KERNEL and
-// COMBINE (symbols), TILE_ROWS, TILE_KEYS, XCDS (chiplets, each with an L2 cache of its own).
+// COMBINE (symbols), TILE_ROWS, TILE_KEYS.
 #include "arguments.h"
 #include "number_formats.h"
 #include "tiles.h"
@@ -34,13 +36,9 @@ constexpr bool kCausal = MASK != 0, kTopLeft = MASK == 1, kGroupMode = GROUP;
 constexpr Rounding kRounding = Rounding::ROUNDING;
 #if defined(__gfx950__)
 constexpr int kBankChunks = 16;  // 64 banks
-constexpr bool kHeadsFirst = false;
 #else
 constexpr int kBankChunks = 8;  // 32 banks
-// The interface has a launch grid of its own for this kernel: heads in x, and no pairs of tiles.
-constexpr bool kHeadsFirst = kHdimQ == 192;
 #endif
-constexpr bool kPairs = kCausal && !kHeadsFirst;
 static_assert(kGroups == 1 || kGroups == 2);
 
 using Keys = KeyTile<kTileKeys, kHdimQ, kThreads, kBankChunks>;
@@ -66,7 +64,7 @@ static_assert(kHasRoom || kGroups == 1 || kExchangeBytes <= kValuesBytes);
 
 constexpr int kKeyBlocks = kTileKeys / 32, kKeySteps = kTileKeys / 16;
 constexpr int kQuerySteps = kHdimQ / 16, kValueBlocks = kHdimV / 32;
-constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kInfinity = __builtin_inff();
 // Below every scaled score, and finite: the difference to -inf has to be -inf.
 constexpr float kNoMaximum = -1.7e38f;
@@ -96,18 +94,24 @@ __device__ inline int smaller(int a, int b) { return a < b ? a : b; }
 
 __device__ inline int tiles_of(unsigned count, unsigned size) { return (count + size - 1) / size; }
 
-// Addresses that depend on the result are computed where they are needed, instead of being kept in
-// registers throughout the loop.
-__device__ inline int anew(int lane) {
+// The same value, of which the compiler knows nothing. Addresses that depend on the result are
+// computed where they are needed, instead of being kept in registers throughout the loop.
+__device__ inline int opaque(int lane) {
   asm volatile("" : "+v"(lane));
   return lane;
 }
 
-// Workgroups go to the chiplets in turn. This gives each chiplet consecutive tasks, so that those
-// which share keys and values share an L2 cache.
-__device__ inline unsigned task_of(unsigned index, unsigned count) {
-  const unsigned chiplet = index % XCDS, each = count / XCDS, more = count % XCDS;
-  return chiplet * each + (chiplet < more ? chiplet : more) + index / XCDS;
+struct Quotient {
+  unsigned value, remainder;
+};
+
+// The host has divided 2^32 - 1 by the divisor: multiplied with that, the quotient is right or one
+// too small.
+__device__ inline Quotient divide(unsigned dividend, const Divisor& by) {
+  const unsigned value = static_cast<unsigned long>(dividend) * by.reciprocal >> 32;
+  const unsigned remainder = dividend - value * by.divisor;
+  return remainder < by.divisor ? Quotient{value, remainder}
+                                : Quotient{value + 1, remainder - by.divisor};
 }
 
 // The queries, keys and values of one sequence and head, and where results go.
@@ -116,11 +120,14 @@ struct Head {
   Global<float> lse;  // null: not wanted
 };
 
+// What a workgroup computes.
 struct Task {
   Head head;
-  int first_tile, last_tile;  // query tiles; one workgroup computes one or two
-  int split, splits;          // which part of the keys, of how many
-  Global<float> partial;      // where parts go; null: there is one part
+  int tile;               // of queries; one that the sequence does not have: there is nothing to do
+  int split, num_splits;  // which share of the keys, of how many
+  Global<float> workspace;  // of the sequence and head, where splits leave results; null: one split
+
+  __device__ bool is_idle() const { return tile < 0 || tile * kTileRows >= head.q.count; }
 };
 
 // Where the next tiles come from.
@@ -366,14 +373,15 @@ __device__ inline void store_output(Attention& wave, const Head& head, int first
                              : (wave.maximum + __builtin_amdgcn_logf(sum)) * kLn2;
 }
 
-// What is left of a part of the keys: the registers of a wave, as they are.
-struct Part {
+// What a split leaves in the workspace: the registers of a wave, as they are.
+struct SplitResult {
   static constexpr int kQuads = 4 * kValueBlocks;
   static constexpr int kFloats = (kQuads * 4 + 2) * 64;  // of a wave
   Global<float> base;
 
-  __device__ static Part at(Global<float> partial, int part, int wave_index) {
-    return {partial + (static_cast<unsigned long>(part) * kWaves + wave_index) * kFloats};
+  __device__ static SplitResult of(const Task& task, int split, int wave_index) {
+    const int index = task.tile * task.num_splits + split;
+    return {task.workspace + (static_cast<unsigned long>(index) * kWaves + wave_index) * kFloats};
   }
 
   // Four values of each lane lie together, so that lanes move whole lines.
@@ -394,7 +402,7 @@ struct Part {
     *sum(lane) = wave.sum.x + wave.sum.y;
   }
 
-  // Adds the part to what `wave` has.
+  // Adds the result to what `wave` has.
   __device__ void merge_into(Attention& wave, int lane) const {
     const float next = __builtin_fmaxf(wave.maximum, *maximum(lane));
     const float before = __builtin_amdgcn_exp2f(wave.maximum - next);
@@ -403,11 +411,11 @@ struct Part {
     wave.sum.x = wave.sum.x * before + *sum(lane) * factor;
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
-      const f32x4 part = *quad(i, lane);
+      const f32x4 result = *quad(i, lane);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const int at = i % 4 * 4 + j;
-        wave.output[i / 4][at] = wave.output[i / 4][at] * before + part[j] * factor;
+        wave.output[i / 4][at] = wave.output[i / 4][at] * before + result[j] * factor;
       }
     }
   }
@@ -416,28 +424,28 @@ struct Part {
 // kAreFar: rows are further apart than a buffer's offsets reach. The loop that is made for that is
 // slower.
 template <bool kAreFar>
-__device__ inline void attend(Task task, int tile, float scale, Lds<char> lds, int thread) {
+__device__ inline void attend(Task task, float scale, Lds<char> lds, int thread) {
   Head& head = task.head;
   const int lane = thread % 64;
   const int wave_index = __builtin_amdgcn_readfirstlane(thread / 64);
   const int group = wave_index / 4;
-  const int first_row = tile * kTileRows + wave_index * 32;
+  const int first_row = task.tile * kTileRows + wave_index * 32;
   // The last key that a row sees is its number plus this, under the causal mask.
   int diagonal = kTopLeft ? 0 : head.k.count - head.q.count;
 
   int count = head.k.count;  // of keys that any row of the tile sees
-  if (kCausal) count = smaller(count, smaller((tile + 1) * kTileRows, head.q.count) + diagonal);
+  if (kCausal) count = smaller(count, smaller((task.tile + 1) * kTileRows, head.q.count) + diagonal);
   int tiles = count > 0 ? tiles_of(count, kTileKeys) : 0;
-  if (task.partial) {
-    const int begin = tiles * task.split / task.splits;
-    tiles = tiles * (task.split + 1) / task.splits - begin;
+  if (task.workspace) {
+    const int begin = tiles * task.split / task.num_splits;
+    tiles = tiles * (task.split + 1) / task.num_splits - begin;
     head.k = head.k.from(begin * kTileKeys);
     head.v = head.v.from(begin * kTileKeys);
     diagonal -= begin * kTileKeys;
   }
 
   Attention wave;
-  wave.scale = scale * kLog2e;
+  wave.scale = scale;
   wave.maximum = kNoMaximum;
   wave.sum = f32x2(0);
   // Left as it is: the first tile makes it.
@@ -524,108 +532,86 @@ __device__ inline void attend(Task task, int tile, float scale, Lds<char> lds, i
 #pragma unroll
     for (int block = 0; block < kValueBlocks; ++block) wave.output[block] = f32x16(0);
   }
-  if (task.partial) {
+  if (task.workspace) {
     if (first_row < head.q.count) {
-      wave.clear_blind_rows(wave.row_sum(anew(lane)));
-      Part::at(task.partial, tile * task.splits + task.split, wave_index).store(wave, anew(lane));
+      wave.clear_blind_rows(wave.row_sum(opaque(lane)));
+      SplitResult::of(task, task.split, wave_index).store(wave, opaque(lane));
     }
     return;
   }
   if (!kHasRoom && kGroups == 1) barrier();
   store_output<kAreFar>(wave, head, first_row,
-                        lds + kOutputExchange + wave_index * Exchange::kBytes, anew(lane));
+                        lds + kOutputExchange + wave_index * Exchange::kBytes, opaque(lane));
 }
 
-// kCombines: of the kernel `combine`, which has one workgroup for all parts.
-template <bool kCombines>
-__device__ inline Task task_of_workgroup(const Arguments& a) {
-  unsigned head, batch, pair;
-  int seqlen_q, seqlen_k;
-  long q_start = 0, k_start = 0;  // rows
-  Task task;
-  task.partial = a.ptr_partial.value;
-  task.splits = task.partial ? a.s_splits.value : 1;
-  // Parts of the same keys are neighbours in z; `combine` has one workgroup for all of them.
-  unsigned z = __builtin_amdgcn_workgroup_id_z();
-  task.split = 0;
-  if (task.partial && !kCombines) {
-    task.split = z % task.splits;
-    z /= task.splits;
-  }
-  const bool has_pairs = kPairs && !a.s_tiles.value;
-  const unsigned heads = a.s_q_head_num.value;
-  const unsigned x = __builtin_amdgcn_workgroup_id_x(), y = __builtin_amdgcn_workgroup_id_y();
+// Which tile of which sequence and head.
+struct Place {
+  unsigned batch, head;
+  int tile_rank;  // in the order of the launch
+};
+
+// Workgroups go to the XCDs, each of which has an L2 cache of its own, in turn. So those that share
+// keys and values are given numbers in x that are a multiple of xcds apart. Returns false for a
+// workgroup that only fills up the grid.
+//
+// gm1: x counts the heads of an XCD, then the sequences; z counts the tiles, so that the first ones
+// of all sequences come first. gm0: x counts tiles within groups of heads, which share an XCD and
+// whose tiles alternate.
+__device__ inline bool place_of_workgroup(const Arguments& a, Place& place) {
+  const Quotient turn = divide(__builtin_amdgcn_workgroup_id_x(), a.xcds);
+  const unsigned xcd = turn.remainder;
   if (kGroupMode) {
-    head = task_of(x, heads);
-    batch = y;
-    pair = z;
-    seqlen_q = a.ptr_qseq.value[batch + 1] - a.ptr_qseq.value[batch];
-    seqlen_k = a.ptr_kseq.value[batch + 1] - a.ptr_kseq.value[batch];
-    q_start = a.ptr_qseq_padding.value[batch];
-    k_start = a.ptr_kseq_padding.value[batch];
-  } else {
-    batch = z;
-    seqlen_q = a.s_seq_len.value;
-    seqlen_k = a.s_kv_seq_len.value;
-    const unsigned tiles = tiles_of(seqlen_q, kTileRows);
-    const unsigned pairs = has_pairs ? (tiles + 1) / 2 : tiles;
-    if (kHeadsFirst) {
-      head = task_of(x, heads);
-      pair = y;
-    } else if (heads % XCDS == 0) {
-      // As task_of numbers them, without dividing by the tiles: XCDS heads after each other in the
-      // grid are one head of each chiplet.
-      const unsigned own = heads / XCDS, at = x + pairs * (y % XCDS), rank = y / XCDS;
-      head = at % XCDS * own + rank;
-      pair = at / XCDS;
-      if (kCausal && !has_pairs) {
-        // The longest tiles of all heads of a chiplet first: what is left for the end is short.
-        const unsigned turn = rank * pairs + pair;
-        head = at % XCDS * own + turn % own;
-        pair = turn / own;
-      }
-    } else {
-      const unsigned task_index = task_of(x + pairs * y, pairs * heads);
-      head = task_index / pairs;
-      pair = task_index % pairs;
-    }
+    const Quotient of_xcd = divide(turn.value, a.group_heads);
+    place.batch = of_xcd.value;
+    place.head = xcd * a.group_heads.divisor + of_xcd.remainder;
+    place.tile_rank = __builtin_amdgcn_workgroup_id_z();
+    return true;
   }
-  if (task.partial)
-    task.partial += (static_cast<unsigned long>(batch) * a.s_q_head_num.value + head) *
-                    a.s_tiles.value * task.splits * kWaves * Part::kFloats;
-  const unsigned head_k = a.s_gqa.value == 1 ? head : head / a.s_gqa.value;
-  const auto rows = [](auto base, unsigned batch_offset, unsigned batch_stride, unsigned head_index,
-                       unsigned head_stride, long start, unsigned stride) {
-    return base + static_cast<unsigned long>(batch_offset) * batch_stride +
-           static_cast<unsigned long>(head_index) * head_stride +
-           static_cast<unsigned long>(start) * stride;
-  };
-  task.head.q = {rows(a.ptr_q.value, batch, a.s_Bs.value, head, a.s_Hs.value, q_start,
-                      a.s_Seqs.value),
-                 a.s_Seqs.value, seqlen_q};
-  task.head.k = {rows(a.ptr_k.value, batch, a.s_k_Bs.value, head_k, a.s_k_Hs.value, k_start,
-                      a.s_k_Seqs.value),
-                 a.s_k_Seqs.value, seqlen_k};
-  task.head.v = {rows(a.ptr_v.value, batch, a.s_v_Bs.value, head_k, a.s_v_Hs.value, k_start,
-                      a.s_v_Seqs.value),
-                 a.s_v_Seqs.value, seqlen_k};
-  task.head.o = {rows(a.ptr_o.value, batch, a.s_o_Bs.value, head, a.s_o_Hs.value, q_start,
-                      a.s_o_Seqs.value),
-                 a.s_o_Seqs.value, seqlen_q};
+  const bool has_more = xcd < a.xcds_with_one_more;
+  if (turn.value >= a.tiles_of_xcd + has_more) return false;
+  const unsigned index =
+      xcd * a.tiles_of_xcd + (has_more ? xcd : a.xcds_with_one_more) + turn.value;
+  const Quotient group = divide(index, a.group_tiles);
+  const Quotient in_group = divide(group.remainder, a.group_heads);
+  const Quotient head = divide(group.value * a.group_heads.divisor + in_group.remainder, a.heads);
+  place.batch = head.value;
+  place.head = head.remainder;
+  place.tile_rank = in_group.value;
+  return true;
+}
+
+__device__ inline Task task_at(const Arguments& a, const Place& place) {
+  const unsigned long batch = place.batch, head = place.head;
+  const unsigned long head_k = divide(place.head, a.gqa).value;
+  unsigned long q_start = 0, k_start = 0;  // rows
+  int seqlen_q = a.seqlen_q, seqlen_k = a.seqlen_k;
+  if (kGroupMode) {
+    seqlen_q = a.cu_seqlens_q[batch + 1] - a.cu_seqlens_q[batch];
+    seqlen_k = a.cu_seqlens_k[batch + 1] - a.cu_seqlens_k[batch];
+    q_start = a.cu_seqlens_q_padded[batch];
+    k_start = a.cu_seqlens_k_padded[batch];
+  }
+  Task task;
+  task.head.q = {a.q + batch * a.q_batch + head * a.q_head + q_start * a.q_seq, a.q_seq, seqlen_q};
+  task.head.k = {a.k + batch * a.k_batch + head_k * a.k_head + k_start * a.k_seq, a.k_seq,
+                 seqlen_k};
+  task.head.v = {a.v + batch * a.v_batch + head_k * a.v_head + k_start * a.v_seq, a.v_seq,
+                 seqlen_k};
+  task.head.o = {a.out + batch * a.out_batch + head * a.out_head + q_start * a.out_seq, a.out_seq,
+                 seqlen_q};
+  const unsigned long line = batch * a.heads.divisor + head;
   task.head.lse = nullptr;
-  if (a.s_lse.value) {
-    const unsigned long lse_row =
-        kGroupMode ? static_cast<unsigned long>(head) * a.s_lse_Hs.value + q_start * 4
-                   : (static_cast<unsigned long>(batch) * a.s_q_head_num.value + head) *
-                         a.s_lse_Hs.value;
-    task.head.lse = (Global<float>)((Global<char>)a.ptr_lse.value + lse_row);
+  if (a.lse) {
+    const unsigned long row = kGroupMode ? head * a.lse_head + q_start * 4 : line * a.lse_head;
+    task.head.lse = (Global<float>)((Global<char>)a.lse + row);
   }
-  const int tiles = tiles_of(seqlen_q, kTileRows);
-  // A sequence of a group may need fewer workgroups than the longest one. Under a causal mask one
-  // tile from the head and one from the tail make equal work; without pairs, the longest go first.
-  const int last = tiles - 1 - static_cast<int>(pair);
-  task.first_tile = kCausal && !has_pairs ? last : pair;
-  task.last_tile = kCausal ? last : smaller(pair, tiles - 1);
+  // Under a causal mask the longest tiles go first: what is left for the end is short.
+  task.tile = kCausal ? tiles_of(seqlen_q, kTileRows) - 1 - place.tile_rank : place.tile_rank;
+  task.split = __builtin_amdgcn_workgroup_id_y();
+  task.num_splits = a.num_splits;
+  task.workspace = a.workspace;
+  if (task.workspace)
+    task.workspace += line * a.query_tiles * a.num_splits * kWaves * SplitResult::kFloats;
   return task;
 }
 
@@ -636,39 +622,39 @@ __global__ __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads),
                           amdgpu_waves_per_eu(2, 2))) void
 forward(Arguments arguments) {
   alignas(1024) __shared__ char lds[kSharedBytes];
-  const Task task = task_of_workgroup<false>(arguments);
-  for (int i = 0; i < 2; ++i) {
-    const int tile = i == 0 ? task.last_tile : task.first_tile;
-    if (tile < task.first_tile || tile < 0 || i == 1 && task.first_tile == task.last_tile) return;
-    if (i == 1) barrier();  // others are still busy with the first tile's output
-    const int thread = anew(__builtin_amdgcn_workitem_id_x());
-    if (are_far<kTileKeys>(task.head.k) || are_far<kTileKeys>(task.head.v) ||
-        are_far<32>(task.head.q) || are_far<32>(task.head.o))
-      attend<true>(task, tile, arguments.scalar.value, (Lds<char>)lds, thread);
-    else
-      attend<false>(task, tile, arguments.scalar.value, (Lds<char>)lds, thread);
-  }
+  Place place;
+  if (!place_of_workgroup(arguments, place)) return;
+  const Task task = task_at(arguments, place);
+  if (task.is_idle()) return;
+  const int thread = __builtin_amdgcn_workitem_id_x();
+  if (are_far<kTileKeys>(task.head.k) || are_far<kTileKeys>(task.head.v) ||
+      are_far<32>(task.head.q) || are_far<32>(task.head.o))
+    attend<true>(task, arguments.scale_log2, (Lds<char>)lds, thread);
+  else
+    attend<false>(task, arguments.scale_log2, (Lds<char>)lds, thread);
 }
 
 __global__ void combine(Arguments) asm(COMBINE);
 
-// Makes the output of the parts. Its grid is that of the other kernel with one part.
+// Makes the output of what the splits left. Its grid is that of the other kernel with one split.
 __global__ __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads),
                           amdgpu_waves_per_eu(2, 2))) void
 combine(Arguments arguments) {
   alignas(1024) __shared__ char lds[kExchangeBytes];
   const int thread = __builtin_amdgcn_workitem_id_x(), lane = thread % 64;
   const int wave_index = __builtin_amdgcn_readfirstlane(thread / 64);
-  const Task task = task_of_workgroup<true>(arguments);
-  const int tile = task.last_tile, first_row = tile * kTileRows + wave_index * 32;
-  if (tile < 0 || tile < task.first_tile || first_row >= task.head.q.count) return;
+  Place place;
+  if (!place_of_workgroup(arguments, place)) return;
+  const Task task = task_at(arguments, place);
+  const int first_row = task.tile * kTileRows + wave_index * 32;
+  if (task.is_idle() || first_row >= task.head.q.count) return;
   Attention wave;
   wave.maximum = kNoMaximum;
   wave.sum = f32x2(0);
 #pragma unroll
   for (int block = 0; block < kValueBlocks; ++block) wave.output[block] = f32x16(0);
-  for (int part = 0; part < task.splits; ++part)
-    Part::at(task.partial, tile * task.splits + part, wave_index).merge_into(wave, lane);
+  for (int split = 0; split < task.num_splits; ++split)
+    SplitResult::of(task, split, wave_index).merge_into(wave, lane);
   const Lds<char> exchange = (Lds<char>)lds + wave_index * Exchange::kBytes;
   if (are_far<32>(task.head.o))
     store_output<true>(wave, task.head, first_row, exchange, lane);

@@ -2,11 +2,8 @@
 // operands of matrix products.
 #pragma once
 
-#include "arguments.h"
+#include "address_spaces.h"
 #include "number_formats.h"
-
-template <class T>
-using Lds = __attribute__((address_space(3))) T*;
 
 // Rows of a tensor from `base` on: of one sequence and head.
 struct Rows {

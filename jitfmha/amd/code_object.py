@@ -12,10 +12,10 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-# EF_AMDGPU_MACH, the low byte of the ELF header's flags.
-_MACHINES = {"gfx942": 0x4C, "gfx950": 0x4F}
+from ..chips import Arch, architecture
+
 _MACHINE_AMDGPU = 224
 _SECTION_NOTE, _SECTION_DYNSYM, _NOTE_METADATA = 7, 11, 32
 _LARGEST_FILE = 64 << 20
@@ -45,7 +45,7 @@ class CodeObject:
 def read_code_object(
     path: Path,
     *,
-    arch: str,
+    arch: Arch,
     symbol: str,
     threads: int,
     kernarg_bytes: int,
@@ -94,17 +94,17 @@ def read_code_object(
     return CodeObject(path, image, symbol, declared)
 
 
-def _check(path: Path, elf: _Elf, arch: str, symbol: str, threads: int, kernarg_bytes: int) -> int:
+def _check(path: Path, elf: _Elf, arch: Arch, symbol: str, threads: int, kernarg_bytes: int) -> int:
     if elf.machine != _MACHINE_AMDGPU:
         raise CodeObjectError(
             f"{path} is for ELF machine {elf.machine}, expected {_MACHINE_AMDGPU} (AMD GPU)"
         )
-    mach = elf.flags & 0xFF
-    if mach != _MACHINES[arch]:
-        names = {number: name for name, number in _MACHINES.items()}
+    mach, expected = elf.flags & 0xFF, architecture(arch).elf_machine
+    if mach != expected:
+        names = {architecture(name).elf_machine: name for name in get_args(Arch)}
         raise CodeObjectError(
             f"{path} is for {names.get(mach, 'another architecture')} (EF_AMDGPU_MACH {mach:#x}), "
-            f"expected {arch} ({_MACHINES[arch]:#x})"
+            f"expected {arch} ({expected:#x})"
         )
     kernels = elf.kernels()
     if symbol not in kernels:

@@ -1,9 +1,11 @@
 """What a tree of code objects offers: its manifest, read row by row.
 
 A tree has one folder for each architecture. ``<arch>/fmha_v3_fwd/fmha_fwd.csv`` lists the forward
-kernels; the code objects of gfx950 lie beside it, those of gfx942 one folder deeper, in ``MI300``
-and ``MI308``. AITER's trees have this form, and so has the one that this package ships; ours has
-more columns, which are optional. Whatever is odd in a tree is told by name and left out.
+kernels. AITER's trees have this form, and so has the one that this package ships, with more
+columns: ``abi``, ``threads`` and ``grid`` name the binary interface of a kernel. Where they are
+missing the kernel is one of AMD's, and the rules of its interface ("fmha v3") say the rest. The
+code objects lie beside the manifest; AMD's for gfx942 one folder deeper, in ``MI300`` and
+``MI308``. Whatever is odd in a tree is told by name and left out.
 """
 
 from __future__ import annotations
@@ -15,15 +17,29 @@ import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_args
 
+from ..chips import Arch, Chip
 from ..problem import BF16_CVTS
 from ..resources import hsa_dir
-from ..target import Arch, Chip
+from .code_object import CodeObject, CodeObjectError, read_code_object
+from .kernel_arguments import ARGUMENTS_OF, Abi
 
 KernelDtype = Literal["bf16", "fp16", "fp8bf16"]
+
+Grid = Literal[
+    "tiles_heads_batches",
+    "tile_pairs_heads_batches",
+    "heads_tiles_batches",
+    "heads_batches_tiles",
+    "heads_batches_tile_pairs",
+    "tiles_splits",
+    "heads_splits_tiles",
+]
+"""What a launch counts along x, y and z; the launcher has the formulas. In a pair is a tile from
+the head of a causal triangle and one from its tail."""
+GRIDS: tuple[Grid, ...] = get_args(Grid)
 
 HSA_DIR, AITER_ASM_DIR = "JITFMHA_HSA_DIR", "AITER_ASM_DIR"
 
@@ -32,7 +48,13 @@ _COLUMNS = (
     *("dtype", "hdim_q", "hdim_v", "mask", "mode", "bf16_cvt"),
     *("ts_qo", "ts_kv", "knl_name", "co_name"),
 )
-_CHIP_FOLDERS: Mapping[Arch, tuple[Chip, ...]] = {"gfx942": ("MI300", "MI308"), "gfx950": ()}
+_GRIDS_OF: Mapping[tuple[Abi, int], tuple[Grid, ...]] = {
+    ("aiter", 0): ("tiles_heads_batches", "tile_pairs_heads_batches", "heads_tiles_batches"),
+    ("aiter", 1): ("heads_batches_tiles", "heads_batches_tile_pairs"),
+    ("jitfmha", 0): ("tiles_splits",),
+    ("jitfmha", 1): ("heads_splits_tiles",),
+}
+_WAVE, _MOST_THREADS = 64, 1024
 # Both end up inside C++ string literals; a file stays inside of its tree.
 _SYMBOL = re.compile(r"[A-Za-z_$.][A-Za-z0-9_$.]*")
 _FILE = re.compile(r"[A-Za-z0-9_+,=-][A-Za-z0-9_.+,=-]*(/[A-Za-z0-9_+,=-][A-Za-z0-9_.+,=-]*)*")
@@ -50,10 +72,12 @@ class KernelRow:
         ts_qo, ts_kv: rows of q and of k in a tile.
         symbol: of the kernel.
         file: of the code object, relative to the manifest's folder.
+        abi: whose argument block the kernel takes.
+        threads: of a workgroup.
+        grid: what a launch counts along x, y and z.
+        combine_symbol: of the kernel that makes the output where keys are split; None: this one
+            cannot split them.
         sha256: of the file; None where the manifest has none.
-        chip: the one that the row names; None where it holds for all of the architecture.
-        combine_symbol: of the kernel that makes the output where keys are split; None where the
-            manifest has none.
     """
 
     dtype: KernelDtype
@@ -66,9 +90,11 @@ class KernelRow:
     ts_kv: int
     symbol: str
     file: str
-    sha256: str | None
-    chip: Chip | None
+    abi: Abi
+    threads: int
+    grid: Grid
     combine_symbol: str | None = None
+    sha256: str | None = None
 
     @property
     def name(self) -> str:
@@ -78,10 +104,13 @@ class KernelRow:
 
     @property
     def serves(self) -> tuple[object, ...]:
-        """What two rows of one manifest must not have in common."""
+        """What two rows of one manifest must not have in common.
+
+        Of our kernels there are tiles of several sizes to choose from; for AMD's there is no rule.
+        """
         return (
-            *(self.dtype, self.hdim_q, self.hdim_v),
-            *(self.mask, self.mode, self.bf16_cvt, self.chip),
+            *(self.dtype, self.hdim_q, self.hdim_v, self.mask, self.mode, self.bf16_cvt),
+            *((self.ts_qo,) if self.abi == "jitfmha" else ()),
         )
 
 
@@ -92,44 +121,71 @@ class Tree:
     Attributes:
         origin: how a message names the tree.
         folder: of the manifest.
-        is_shipped: whether it is the one that came with the package.
-        rows: the usable ones; rows for this very chip come before those for the architecture.
+        arch: that the code objects must be for.
+        rows: the usable ones.
         oddities: a sentence for everything that was left out.
     """
 
     origin: str
     folder: Path
-    is_shipped: bool
+    arch: Arch
     rows: tuple[KernelRow, ...] = field(repr=False)
     oddities: tuple[str, ...] = field(repr=False)
+    _warned_of: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    _code_objects: dict[KernelRow, CodeObject | CodeObjectError] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __str__(self) -> str:
         return self.origin
 
+    def warn_of_oddities(self) -> None:
+        """Warn of everything that was left out, once for each tree."""
+        for oddity in self.oddities:
+            self._warn_of(oddity)
 
-def trees_of(arch: Arch, chip: Chip) -> tuple[Tree, ...]:
-    """The trees for a chip, the preferred one first: what the environment names, then ours.
+    def code_object(self, row: KernelRow) -> CodeObject | CodeObjectError:
+        """The code object of a row, read and checked once, or why it must not be loaded.
 
-    The environment and the files are read once in a process. Oddities are warned of once.
-    """
-    return _trees_of(arch, chip)
+        The latter is warned of.
+        """
+        found = self._code_objects.get(row)
+        if found is None:
+            try:
+                found = read_code_object(
+                    self.folder / row.file,
+                    arch=self.arch,
+                    symbol=row.symbol,
+                    threads=row.threads,
+                    kernarg_bytes=ARGUMENTS_OF[row.abi].size,
+                    sha256=row.sha256,
+                    combine_symbol=row.combine_symbol,
+                )
+            except CodeObjectError as error:
+                found = error
+                self._warn_of(f"{self}: {error}")
+            self._code_objects[row] = found
+        return found
+
+    def _warn_of(self, text: str) -> None:
+        if text not in self._warned_of:
+            self._warned_of.add(text)
+            warnings.warn(f"jitfmha: {text}", RuntimeWarning, stacklevel=3)
 
 
-@lru_cache(maxsize=8)
-def _trees_of(arch: Arch, chip: Chip) -> tuple[Tree, ...]:
+def trees_of(chip: Chip) -> tuple[Tree, ...]:
+    """The trees for a chip, the preferred one first: what the environment names, then ours."""
+    arch = chip.architecture.name
     trees = []
     for variable in (HSA_DIR, AITER_ASM_DIR):
         given = os.environ.get(variable, "")
         if given:
             folder = _architecture_folder(Path(given), arch)
             if folder is not None:
-                trees.append(read_tree(f"{variable}={given}", folder, arch, chip))
+                trees.append(read_tree(f"{variable}={given}", folder, chip))
     shipped = hsa_dir() / arch
     if (shipped / _MANIFEST).is_file():
-        trees.append(read_tree("the kernels of this package", shipped, arch, chip, shipped=True))
-    for tree in trees:
-        for oddity in tree.oddities:
-            warn_of(oddity)
+        trees.append(read_tree("the kernels of this package", shipped, chip))
     return tuple(trees)
 
 
@@ -138,26 +194,16 @@ def _architecture_folder(given: Path, arch: Arch) -> Path | None:
 
     None where it is the folder of another architecture, which is nothing odd.
     """
-    if given.name in _CHIP_FOLDERS:
+    if given.name in get_args(Arch):
         return given if given.name == arch else None
     if (given / _MANIFEST).exists() and not (given / arch).exists():
         return given
-    if not (given / arch).exists() and any((given / other).exists() for other in _CHIP_FOLDERS):
+    if not (given / arch).exists() and any((given / other).exists() for other in get_args(Arch)):
         return None
     return given / arch
 
 
-def warn_of(oddity: str) -> None:
-    """Warn of something odd in a tree, once in a process."""
-    if oddity not in _warned_of:
-        _warned_of.add(oddity)
-        warnings.warn(f"jitfmha: {oddity}", RuntimeWarning, stacklevel=3)
-
-
-_warned_of: set[str] = set()
-
-
-def read_tree(origin: str, folder: Path, arch: Arch, chip: Chip, *, shipped: bool = False) -> Tree:
+def read_tree(origin: str, folder: Path, chip: Chip) -> Tree:
     """Read the manifest below an architecture's folder, as far as it concerns ``chip``.
 
     Raises nothing: a manifest that cannot be read gives a tree without rows and the reason.
@@ -175,24 +221,20 @@ def read_tree(origin: str, folder: Path, arch: Arch, chip: Chip, *, shipped: boo
     for number, cells in lines:
         where = f"{origin}: {path}, line {number}"
         try:
-            row = _row(cells, arch, chip)
+            row = _row(cells, chip)
         except _OddRow as error:
             oddities.append(f"{where} is left out: {error}")
             continue
-        if row.chip not in (None, chip):
+        if row.serves in seen:
+            oddities.append(f"{where} is left out: it serves the same as line {seen[row.serves]}")
             continue
-        # Ours have tiles of several sizes; a plain manifest has no rule for choosing between rows.
-        serves = (*row.serves, row.ts_qo) if shipped else row.serves
-        if serves in seen:
-            oddities.append(f"{where} is left out: it serves the same as line {seen[serves]}")
-            continue
-        seen[serves] = number
+        seen[row.serves] = number
         if not (path.parent / row.file).is_file():
             oddities.append(f"{where} is left out: there is no file {path.parent / row.file}")
             continue
         rows.append(row)
-    rows.sort(key=lambda row: row.chip is None)
-    return Tree(origin, path.parent, shipped, tuple(rows), tuple(oddities))
+    arch = chip.architecture.name
+    return Tree(origin, path.parent, arch, tuple(rows), tuple(oddities))
 
 
 class _OddRow(Exception):
@@ -221,30 +263,89 @@ def _lines(path: Path) -> list[tuple[int, dict[str, str]]]:
     return lines
 
 
-def _row(cells: Mapping[str, str], arch: Arch, chip: Chip) -> KernelRow:
+def _row(cells: Mapping[str, str], chip: Chip) -> KernelRow:
     short = [name for name in _COLUMNS if name not in cells]
     if short:
         raise _OddRow(f"it has no {', '.join(short)}")
-    named_chip = _chip(cells.get("chip", ""), arch)
+    hdims = tuple(_positive(name, cells[name]) for name in ("hdim_q", "hdim_v"))
+    mask, mode = (_one_of(name, cells[name], range(n)) for name, n in (("mask", 3), ("mode", 2)))
+    abi = _abi(cells.get("abi", ""))
+    threads, grid = cells.get("threads", ""), cells.get("grid", "")
+    if abi == "jitfmha" and not (threads and grid):
+        raise _OddRow(f"abi 'jitfmha' needs threads and a grid; they are {threads!r} and {grid!r}")
+    is_wide = hdims == (192, 128)
     file = _matching("co_name", cells["co_name"], _FILE, "a file name")
-    if _CHIP_FOLDERS[arch]:
-        file = f"{named_chip or chip}/{file}"
+    if abi == "aiter" and chip.kernel_folder is not None:
+        file = f"{chip.kernel_folder}/{file}"
     sha256, combine = cells.get("sha256", "").lower(), cells.get("combine_name", "")
     return KernelRow(
         dtype=_dtype(cells["dtype"]),
-        hdim_q=_positive("hdim_q", cells["hdim_q"]),
-        hdim_v=_positive("hdim_v", cells["hdim_v"]),
-        mask=_one_of("mask", cells["mask"], (0, 1, 2)),
-        mode=_one_of("mode", cells["mode"], (0, 1)),
+        hdim_q=hdims[0],
+        hdim_v=hdims[1],
+        mask=mask,
+        mode=mode,
         bf16_cvt=_one_of("bf16_cvt", cells["bf16_cvt"], range(len(BF16_CVTS))),
         ts_qo=_positive("ts_qo", cells["ts_qo"]),
         ts_kv=_positive("ts_kv", cells["ts_kv"]),
         symbol=_matching("knl_name", cells["knl_name"], _SYMBOL, "a symbol"),
         file=file,
-        sha256=_matching("sha256", sha256, _SHA256, "64 hexadecimal digits") if sha256 else None,
-        chip=named_chip,
+        abi=abi,
+        threads=_threads(threads) if threads else _aiter_threads(is_wide),
+        grid=(
+            _grid(grid, abi, mode)
+            if grid
+            else _aiter_grid(mode, mask, takes_pairs=not (is_wide and _is_gfx942(chip)))
+        ),
         combine_symbol=_matching("combine_name", combine, _SYMBOL, "a symbol") if combine else None,
+        sha256=_matching("sha256", sha256, _SHA256, "64 hexadecimal digits") if sha256 else None,
     )
+
+
+# ---- What AMD's interface says where a manifest does not -----------------------------------------
+
+
+def _is_gfx942(chip: Chip) -> bool:
+    return chip.architecture.name == "gfx942"
+
+
+def _aiter_threads(is_wide: bool) -> int:
+    return 256 if is_wide else 512
+
+
+def _aiter_grid(mode: int, mask: int, *, takes_pairs: bool) -> Grid:
+    """The grid of a kernel of AMD's; only the wide ones for gfx942 know no pairs of tiles."""
+    if mode == 1:
+        return "heads_batches_tile_pairs" if mask and takes_pairs else "heads_batches_tiles"
+    if not takes_pairs:
+        return "heads_tiles_batches"
+    return "tile_pairs_heads_batches" if mask else "tiles_heads_batches"
+
+
+# ---- Cells ---------------------------------------------------------------------------------------
+
+
+def _abi(text: str) -> Abi:
+    if not text:
+        return "aiter"
+    for known in ARGUMENTS_OF:
+        if text == known:
+            return known
+    raise _OddRow(f"abi {text!r} is not known; {_listed(tuple(ARGUMENTS_OF))} are")
+
+
+def _threads(text: str) -> int:
+    threads = _number("threads", text)
+    if threads % _WAVE or not 0 < threads <= _MOST_THREADS:
+        raise _OddRow(f"threads {text!r} is not a multiple of {_WAVE} up to {_MOST_THREADS}")
+    return threads
+
+
+def _grid(text: str, abi: Abi, mode: int) -> Grid:
+    known = _GRIDS_OF[abi, mode]
+    for grid in known:
+        if text == grid:
+            return grid
+    raise _OddRow(f"grid {text!r} is not known for abi {abi} and mode {mode}; {_listed(known)} are")
 
 
 def _dtype(text: str) -> KernelDtype:
@@ -252,16 +353,6 @@ def _dtype(text: str) -> KernelDtype:
         if text == known:
             return known  # type: ignore[no-any-return]
     raise _OddRow(f"dtype {text!r} is not known; {_listed(get_args(KernelDtype))} are")
-
-
-def _chip(text: str, arch: Arch) -> Chip | None:
-    if not text:
-        return None
-    known: tuple[Chip, ...] = _CHIP_FOLDERS[arch] or ("MI350",)
-    for chip in known:
-        if text == chip:
-            return chip
-    raise _OddRow(f"chip {text!r} is not known for {arch}; {_listed(known)} are")
 
 
 def _number(name: str, text: str) -> int:

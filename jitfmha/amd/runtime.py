@@ -1,4 +1,4 @@
-"""The HIP runtime of a process: which library it is, and what kernels need to know from it.
+"""The HIP runtime that launches go to: the one that torch uses, or what stands in for it.
 
 torch has loaded the runtime already, and there must not be a second one: streams and memory of the
 one mean nothing to the other. So the loaded one comes first, whatever its path is.
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import os
-from functools import lru_cache
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 _NAME = "libamdhip64.so"
 _MAPS = Path("/proc/self/maps")
@@ -33,8 +36,87 @@ class HipError(RuntimeError):
         self.code = code
 
 
-@lru_cache(maxsize=1)
-def loaded_runtime() -> ctypes.CDLL:
+LaunchScope = Callable[[Iterable[Tensor | None]], AbstractContextManager[object]]
+
+
+class Runtime(Protocol):
+    """What a launcher needs of a HIP runtime. A target carries one as a value."""
+
+    @property
+    def library_path(self) -> str:
+        """The library with the HIP functions, for dlopen.
+
+        Raises:
+            jitfmha.BuildError: it is built on first use, and does not compile.
+        """
+        ...
+
+    @property
+    def has_host_memory(self) -> bool:
+        """Whether tensors lie in the host's memory, and a launch has ended when it returns."""
+        ...
+
+    def describe_device(self, device_index: int) -> str:
+        """What a message calls the device."""
+        ...
+
+    @property
+    def current_stream(self) -> Callable[[int], int | None]:
+        """Device index -> the stream that torch's own kernels go to; None is the default one."""
+        ...
+
+    @property
+    def launching(self) -> LaunchScope | None:
+        """Gives what must be around a launch that may touch these tensors; None: nothing must."""
+        ...
+
+
+class HipRuntime:
+    """A real HIP runtime."""
+
+    has_host_memory = False
+    launching = None
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+        self.library_path = library._name
+        # As it is, because every launch asks; a torch without GPU support has none.
+        self.current_stream: Callable[[int], int | None] = getattr(
+            torch._C, "_cuda_getCurrentRawStream", _no_stream
+        )
+
+    def describe_device(self, device_index: int) -> str:
+        """As ``device 0``."""
+        return f"device {device_index}"
+
+    def pci_chip_id(self, device: int) -> int:
+        """The PCI device id of a GPU, which tells chips of one architecture apart.
+
+        Where no number of the attribute gives an Instinct chip's id, the first answer is returned.
+
+        Raises:
+            HipError: the runtime does not tell.
+        """
+        answers = []
+        for attribute in _PCI_CHIP_ID:
+            value = ctypes.c_int()
+            code = self.library.hipDeviceGetAttribute(ctypes.byref(value), attribute, device)
+            if code == 0 and value.value in _INSTINCT_IDS:
+                return value.value
+            answers.append((code, value.value))
+        code, answer = answers[0]
+        if code != 0:
+            raise HipError(
+                code, f"hipDeviceGetAttribute(PciChipId) of device {device} failed: {code}"
+            )
+        return answer
+
+
+def _no_stream(_device_index: int) -> None:
+    """Launches go to the default stream."""
+
+
+def loaded_runtime() -> HipRuntime:
     """The HIP runtime that torch uses, or the one that it would load.
 
     Raises:
@@ -44,7 +126,7 @@ def loaded_runtime() -> ctypes.CDLL:
     for path, already_loaded in _candidates():
         flags = os.RTLD_NOW | (os.RTLD_NOLOAD if already_loaded else 0)
         try:
-            return ctypes.CDLL(path, mode=flags)
+            return HipRuntime(ctypes.CDLL(path, mode=flags))
         except OSError as error:
             tried.append(f"{path} ({error})")
     raise HipError(-1, f"the HIP runtime was not found; tried {'; '.join(tried)}")
@@ -69,24 +151,3 @@ def _mapped_libraries() -> list[str]:
         return []
     paths = (line.split(maxsplit=5)[-1] for line in maps.splitlines())
     return list(dict.fromkeys(path for path in paths if Path(path).name.startswith(_NAME)))
-
-
-def pci_chip_id(runtime: ctypes.CDLL, device: int) -> int:
-    """The PCI device id of a GPU, which tells chips of one architecture apart.
-
-    Where no number of the attribute gives an Instinct chip's id, the first answer is returned.
-
-    Raises:
-        HipError: the runtime does not tell.
-    """
-    answers = []
-    for attribute in _PCI_CHIP_ID:
-        value = ctypes.c_int()
-        code = runtime.hipDeviceGetAttribute(ctypes.byref(value), attribute, device)
-        if code == 0 and value.value in _INSTINCT_IDS:
-            return value.value
-        answers.append((code, value.value))
-    code, answer = answers[0]
-    if code != 0:
-        raise HipError(code, f"hipDeviceGetAttribute(PciChipId) of device {device} failed: {code}")
-    return answer

@@ -75,13 +75,14 @@ def run(args: argparse.Namespace) -> int:
     """Run both problems and print the table."""
     import torch
 
+    from ..detection import target_of
     from ..problem import DTYPE_NAMES
-    from ..target import AmdTarget, target_of
+    from ..target import AmdTarget
 
     device = torch.device("cuda" if torch.cuda.is_available() and torch.version.hip else "cpu")
     target = target_of(device)
     progress(f"target: {target}, {torch.get_num_threads()} threads")
-    is_emulated = isinstance(target, AmdTarget) and target.emulation is not None
+    is_emulated = isinstance(target, AmdTarget) and target.has_host_memory
     sizes = _EMULATED_SIZES if is_emulated else _REAL_SIZES
     dtype = next(dtype for dtype, name in DTYPE_NAMES.items() if name == args.dtype)
     torch.manual_seed(0)

@@ -71,10 +71,10 @@ def run(args: argparse.Namespace) -> int:
     """Explain the problem that the flags describe."""
     import torch
 
-    from ..call import CuSeqlens, describe_problem
+    from ..arguments import Arguments, CuSeqlens
+    from ..detection import target_of
     from ..dispatch import explain_problem
-    from ..problem import DTYPE_NAMES
-    from ..target import target_of
+    from ..problem import DTYPE_NAMES, make_problem
 
     dtype = next(dtype for dtype, name in DTYPE_NAMES.items() if name == args.dtype)
     cu_seqlens: CuSeqlens | None = None
@@ -83,14 +83,14 @@ def run(args: argparse.Namespace) -> int:
         if args.varlen is not None:
             if args.layout not in ("bshd", "qkvpacked"):
                 raise UsageError("--varlen packs sequences; --layout is bshd or qkvpacked with it")
-            ends_q = _ends("--varlen", args.varlen)
-            ends_k = _ends("--varlen-k", _or(args.varlen_k, args.varlen))
+            sums_q = _prefix_sums("--varlen", args.varlen)
+            sums_k = _prefix_sums("--varlen-k", _or(args.varlen_k, args.varlen))
             cu_q, cu_k = (
-                torch.empty(len(ends), dtype=torch.int32, device="meta")
-                for ends in (ends_q, ends_k)
+                torch.empty(len(sums), dtype=torch.int32, device="meta")
+                for sums in (sums_q, sums_k)
             )
-            cu_seqlens = (cu_q, cu_k, cu_q, cu_k)
-            batch, seqlen_q, seqlen_k = 1, ends_q[-1], ends_k[-1]
+            cu_seqlens = CuSeqlens(cu_q, cu_k, cu_q, cu_k, None, None)
+            batch, seqlen_q, seqlen_k = 1, sums_q[-1], sums_k[-1]
         elif args.varlen_k is not None:
             raise UsageError("--varlen-k needs --varlen")
         q, k, v = _meta_tensors(args, dtype, batch, seqlen_q, seqlen_k)
@@ -98,9 +98,15 @@ def run(args: argparse.Namespace) -> int:
             q, k, v = q[0], k[0], v[0]
         mask = int(args.mask) if args.mask.isdecimal() else args.mask
         window = _ints("--window", args.window)
-        problem = describe_problem(
-            *(q, k, v, None, mask, window, args.lse, None, cu_seqlens),  # type: ignore[arg-type]
-            args.bf16_cvt,
+        problem = make_problem(
+            Arguments(
+                *(q, k, v),
+                mask=mask,
+                window_size=window,  # type: ignore[arg-type]
+                return_lse=args.lse,
+                cu_seqlens=cu_seqlens,
+                bf16_cvt=args.bf16_cvt,
+            )
         )
         target = target_of(torch.device(args.device))
     except (TypeError, ValueError, RuntimeError) as error:
@@ -141,7 +147,7 @@ def _meta_tensors(
     )
 
 
-def _ends(flag: str, text: str) -> list[int]:
+def _prefix_sums(flag: str, text: str) -> list[int]:
     lengths = _ints(flag, text)
     if min(lengths) < 0:
         raise UsageError(f"{flag} {text}: a length is at least 0")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from .exit_codes import OK
@@ -96,18 +95,15 @@ def _targets() -> list[Target | str]:
     """The CPU, what it emulates, and every GPU; for one that cannot be used, why not."""
     import torch
 
-    from ..emulator import emulation
-    from ..target import cpu_target, target_of
+    from ..detection import target_of
+    from ..target import cpu_target
 
     targets: list[Target | str] = [cpu_target()]
     devices = []
     if torch.cuda.is_available():
         devices += [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
-    try:
-        if emulation() is not None:
-            devices.insert(0, torch.device("cpu"))
-    except ValueError as error:
-        targets.append(str(error))
+    if os.environ.get("JITFMHA_EMULATE"):
+        devices.insert(0, torch.device("cpu"))
     for device in devices:
         try:
             targets.append(target_of(device))
@@ -118,19 +114,15 @@ def _targets() -> list[Target | str]:
 
 def _trees(targets: list[Target | str]) -> list[str]:
     """The trees of code objects for the GPUs, and what is odd about them."""
-    from ..amd.manifest import trees_of
     from ..target import AmdTarget
 
     lines = []
-    chips = {(x.arch, x.chip): None for x in targets if isinstance(x, AmdTarget)}
-    for arch, chip in chips:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the lines below say the same
-            trees = trees_of(arch, chip)
-        for tree in trees:
+    trees = {x.chip: x.trees for x in targets if isinstance(x, AmdTarget)}
+    for chip, trees_of_chip in trees.items():
+        for tree in trees_of_chip:
             lines.append(f"{chip}: {len(tree.rows)} kernels in {tree}")
             lines += [f"  {oddity}" for oddity in tree.oddities]
-        if not trees:
+        if not trees_of_chip:
             lines.append(f"{chip}: none")
     return lines
 

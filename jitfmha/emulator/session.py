@@ -14,14 +14,18 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
-from ..arguments import check_flags, check_ints
-from ..emulated_here import CURRENT_RUN
+from ..amd.manifest import Tree, trees_of
+from ..argument_checks import check_flags, check_ints
+from ..chips import chip
+from ..memory import extent
+from ..target import TARGET_HERE, AmdTarget
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,8 +35,11 @@ if TYPE_CHECKING:
     from .profile import LaunchProfile
     from .runtime import Emulator
 
-# What `emulate` accepts -> the virtual node's device: MI300X, MI308X, MI355X.
+# What `emulate` accepts -> the virtual node's device, and the chip that it is.
 DEVICES = {"gfx942": 0, "gfx942-mi308": 1, "gfx950": 2}
+_CHIPS = {"gfx942": "MI300X", "gfx942-mi308": "MI308X", "gfx950": "MI355X"}
+
+_CURRENT_RUN: ContextVar[EmulatedRun | None] = ContextVar("jitfmha_emulated_run", default=None)
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,18 @@ class Emulation:
     def device(self) -> int:
         """The device of the virtual node."""
         return DEVICES[self.arch]
+
+    @property
+    def has_host_memory(self) -> bool:
+        """The emulator works on CPU tensors, and runs a launch to its end."""
+        return True
+
+    def describe_device(self, device_index: int) -> str:
+        """What a message calls the device."""
+        return "emulated"
+
+    def current_stream(self, device_index: int) -> None:
+        """There are no streams to choose from."""
 
     @property
     def library(self) -> ctypes.CDLL:
@@ -94,7 +113,7 @@ class Emulation:
         return emulator
 
     @contextmanager
-    def launching(self, *tensors: Tensor | None) -> Iterator[Emulator]:
+    def launching(self, tensors: Iterable[Tensor | None]) -> Iterator[Emulator]:
         """Launches inside, on this thread, may touch these tensors and nothing else.
 
         They run with the options of this emulation. What the sanitizer or the cost model sees
@@ -113,13 +132,7 @@ class Emulation:
                 yield emulator
             finally:
                 emulator.set_allowed_memory(None)
-                current_run(self).collect()
-
-
-def extent(tensor: Tensor) -> tuple[int, int]:
-    """The address of a tensor's first element, and the bytes up to its last one's end."""
-    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), (last + 1) * tensor.element_size()
+                _run_here(self).collect()
 
 
 @cache
@@ -212,18 +225,19 @@ class EmulatedRun:
 def emulation() -> Emulation | None:
     """How CPU tensors run here: set by `emulate`, else by JITFMHA_EMULATE; None: on the CPU.
 
-    The environment is read once.
-
     Raises:
         ValueError: JITFMHA_EMULATE names no chip that is emulated.
     """
-    run = CURRENT_RUN.get()
-    return run.emulation if run is not None else _from_environment()
+    target = TARGET_HERE.get()
+    if target is None and os.environ.get("JITFMHA_EMULATE"):
+        target = target_of_environment()
+    runtime = None if target is None else target.runtime
+    return runtime if isinstance(runtime, Emulation) else None
 
 
-def current_run(emulation: Emulation) -> EmulatedRun:
+def _run_here(emulation: Emulation) -> EmulatedRun:
     """Where what is seen of `emulation`'s launches goes: the block around, else the process."""
-    run = CURRENT_RUN.get()
+    run = _CURRENT_RUN.get()
     return run if run is not None and run.emulation == emulation else _run_of_process(emulation)
 
 
@@ -278,12 +292,14 @@ def emulate(
         raise ValueError(f"sample is {sample}; it counts workgroups and needs profile=True")
     check = check or (_environment_checks() and not profile)
     variant: Variant = "check" if check else "profile" if profile else "plain"
-    run = EmulatedRun(Emulation(_known(arch, "arch"), variant, random_order, threads, sample))
-    token = CURRENT_RUN.set(run)
+    emulation = Emulation(_known(arch, "arch"), variant, random_order, threads, sample)
+    run = EmulatedRun(emulation)
+    target, run_before = TARGET_HERE.set(_target_of(emulation)), _CURRENT_RUN.set(run)
     try:
         yield run
     finally:
-        CURRENT_RUN.reset(token)
+        _CURRENT_RUN.reset(run_before)
+        TARGET_HERE.reset(target)
         if text := run.warn_of_unread():
             from .findings import SanitizerWarning
 
@@ -297,19 +313,30 @@ def _known(arch: str, origin: str) -> str:
     return arch
 
 
-@lru_cache(maxsize=1)
+def target_of_environment() -> AmdTarget:
+    """The target that JITFMHA_EMULATE names.
+
+    Raises:
+        ValueError: it names no chip that is emulated.
+    """
+    arch = _known(os.environ["JITFMHA_EMULATE"], "JITFMHA_EMULATE:")
+    return _target_of(Emulation(arch, "check" if _environment_checks() else "plain"))
+
+
 def _environment_checks() -> bool:
     return os.environ.get("JITFMHA_EMULATE_CHECK", "0") not in ("", "0")
 
 
-@lru_cache(maxsize=1)
-def _from_environment() -> Emulation | None:
-    arch = os.environ.get("JITFMHA_EMULATE", "")
-    if not arch:
-        return None
-    return Emulation(
-        _known(arch, "JITFMHA_EMULATE:"), "check" if _environment_checks() else "plain"
-    )
+def _target_of(emulation: Emulation) -> AmdTarget:
+    """What the emulator's device is, without building the emulator to ask it."""
+    return _target_with_trees(emulation, trees_of(chip(_CHIPS[emulation.arch])))
+
+
+# Targets are told apart by identity: the same one for the same emulation lets calls be looked up.
+@lru_cache(maxsize=64)
+def _target_with_trees(emulation: Emulation, trees: tuple[Tree, ...]) -> AmdTarget:
+    emulated = chip(_CHIPS[emulation.arch])
+    return AmdTarget(emulated, emulation.device, emulated.compute_units, emulation, trees)
 
 
 @cache

@@ -10,15 +10,28 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any
-
-from torch import Tensor
 
 from .. import jit
-from ..problem import Problem, Strides
+from ..arguments import Tensors
+from ..jit.shared_struct import FLOAT, INT32, INT64, Pointer, SharedStruct
+from ..plan import Launch, Reason, Refusal
+from ..problem import Feature, Problem, Sizes
 from ..target import CpuIsa, CpuTarget, Target
 
 NAME = "cpu"
+SERVES = frozenset(
+    {
+        Feature.FP32,
+        Feature.BF16,
+        Feature.FP16,
+        Feature.GROUP_MODE,
+        Feature.PADDED_SEQUENCES,
+        Feature.CAUSAL_MASK,
+        Feature.WINDOW_MASK,
+        Feature.TOP_LEFT_MASK,
+        Feature.LSE,
+    }
+)
 
 _TEMPLATE = "cpu/fmha_fwd.cpp.in"
 _X86_AVX512 = (
@@ -47,21 +60,49 @@ _ISA_HEADERS: dict[CpuIsa, str] = {
 _OPEN_SIDE = 1 << 40  # a window side that no sequence reaches
 
 
-def reasons_not(problem: Problem, target: Target) -> list[str]:
-    """Why the CPU kernel does not serve ``problem``: tensors elsewhere, or in fp8."""
-    if not isinstance(target, CpuTarget):
-        return [f"It needs tensors on the CPU; the target is {target}."]
-    if problem.is_fp8:
-        return [f"It computes in fp32, bf16 and fp16; the inputs are {problem.dtype}."]
-    return []
+# Strides are in elements; those of the sequence dimension lie between tokens.
+STRIDES = SharedStruct("Strides", {"batch": INT64, "seq": INT64, "head": INT64, "hdim": INT64})
+FMHA_SHAPE = SharedStruct(
+    "FmhaShape",
+    {
+        "batch": INT64,
+        "heads_q": INT64,
+        "heads_k": INT64,
+        "window_left": INT64,
+        "window_right": INT64,
+        "bottom_right": INT32,
+        "softmax_scale": FLOAT,
+        "seqlen_q": INT64,
+        "seqlen_k": INT64,
+        "q": STRIDES,
+        "k": STRIDES,
+        "v": STRIDES,
+        "o": STRIDES,
+        "lse": STRIDES,
+    },
+)
+TENSORS = SharedStruct(
+    "Tensors",
+    {
+        **dict.fromkeys(("q", "k", "v"), Pointer("const void")),
+        "o": Pointer("void"),
+        "lse": Pointer("float"),
+        **dict.fromkeys(
+            ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded"),
+            Pointer("const std::int32_t"),
+        ),
+    },
+)
 
 
-def remarks(problem: Problem, target: Target) -> list[str]:
-    """There is one kernel for each problem, and nothing odd about it."""
-    return []
+def refusal_of_target(target: Target) -> Refusal | None:
+    """The CPU kernel needs tensors on the CPU."""
+    if isinstance(target, CpuTarget):
+        return None
+    return Refusal((Reason("It needs tensors on the CPU; the target is {target}.", target=target),))
 
 
-def plan(problem: Problem, target: Target) -> CpuPlan:
+def propose(problem: Problem, target: Target) -> CpuPlan:
     """The kernel for ``problem``."""
     assert isinstance(target, CpuTarget)
     return CpuPlan(
@@ -111,6 +152,7 @@ def launcher_spec(traits: CpuTraits) -> jit.BuildSpec:
         "hdim_v": traits.hdim_v,
         "mask": traits.mask,
         "mode": traits.mode,
+        "shared_structs": "\n\n".join(x.cpp() for x in (STRIDES, FMHA_SHAPE, TENSORS)),
     }
     return jit.BuildSpec(
         name=traits.name,
@@ -156,97 +198,71 @@ class CpuPlan:
         """The template."""
         return f"csrc_templates/{_TEMPLATE}"
 
-    def bind(self) -> CpuLaunch:
+    def remarks(self) -> list[str]:
+        """There is one kernel for each problem, and nothing odd about it."""
+        return []
+
+    def bind(self) -> CpuKernel:
         """Build and load the launcher where needed."""
-        return CpuLaunch(_entry(self.traits), self.problem)
+        return CpuKernel(_entry(self.traits), self.problem)
+
+
+class CpuKernel:
+    """The loaded kernel, for calls that differ from one problem in lengths and strides only."""
+
+    def __init__(self, entry: Callable[..., int], problem: Problem) -> None:
+        mask = problem.mask
+        self._entry = entry
+        self._heads_q = problem.heads_q
+        self._is_group = problem.mode == "gm1"
+        self._constants = (
+            *(problem.batch, problem.heads_q, problem.heads_k),
+            _OPEN_SIDE if mask.left is None else min(mask.left, _OPEN_SIDE),
+            _OPEN_SIDE if mask.right is None else min(mask.right, _OPEN_SIDE),
+            not mask.top_left,
+            problem.softmax_scale,
+        )
+
+    def launch_for(self, sizes: Sizes) -> Launch:
+        """The same kernel serves all sizes."""
+        seqlen_q, seqlen_k, q, k, v, out = sizes
+        if self._is_group:
+            strides = (0, *q, 0, *k, 0, *v, 0, *out, 0, 1, seqlen_q, 1)
+        else:
+            strides = (*q, *k, *v, *out, self._heads_q * seqlen_q, 1, seqlen_q, 1)
+        shape = FMHA_SHAPE.packer.pack(*self._constants, seqlen_q, seqlen_k, *strides)
+        return CpuLaunch(self._entry, shape).run
 
 
 class CpuLaunch:
-    """The loaded kernel with the constants of one problem."""
+    """The loaded kernel with all that it needs but the tensors' addresses."""
 
-    __slots__ = ("_entry", "_shape", "_shape_address")
+    __slots__ = ("_entry", "_shape")
 
-    def __init__(self, entry: Callable[..., int], problem: Problem) -> None:
+    def __init__(self, entry: Callable[..., int], shape: bytes) -> None:
         self._entry = entry
-        self._shape = _fmha_shape(problem)
-        self._shape_address = ctypes.addressof(self._shape)
+        self._shape = shape
 
-    def __call__(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor | None,
-        cu_seqlens: tuple[Tensor, Tensor, Tensor, Tensor] | None,
-        max_seqlen_q: int | None,
-        descales: tuple[Tensor | None, Tensor | None, Tensor | None] | None,
-    ) -> None:
+    def run(self, tensors: Tensors) -> None:
         """Run the kernel; returns when ``out`` and ``lse`` are written."""
-        lse_address = None if lse is None else lse.data_ptr()
-        tensors = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse_address)
+        q, k, v, out, lse, cu_seqlens, _ = tensors
+        lse_address = 0 if lse is None else lse.data_ptr()
+        addresses = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse_address
         if cu_seqlens is None:
-            status = self._entry(self._shape_address, *tensors)
+            status = self._entry(self._shape, _pack_tensors(*addresses, 0, 0, 0, 0))
         else:
-            ends = [x.data_ptr() for x in cu_seqlens]
-            status = self._entry(self._shape_address, *tensors, *ends)
+            sums = [x.data_ptr() for x in cu_seqlens[:4]]
+            status = self._entry(self._shape, _pack_tensors(*addresses, *sums))
         if status != 0:
             raise MemoryError("the CPU kernel could not allocate its scratch memory")
 
 
+_pack_tensors = TENSORS.packer.pack
+
+
 @cache
 def _entry(traits: CpuTraits) -> Callable[..., int]:
-    function = getattr(jit.load(launcher_spec(traits)), f"jitfmha_fwd_{traits.mode}")
-    function.argtypes = [ctypes.c_void_p] * (6 if traits.mode == "gm0" else 10)
+    function = jit.load(launcher_spec(traits)).jitfmha_fwd
+    function.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     function.restype = ctypes.c_int
-    return function  # type: ignore[no-any-return]
-
-
-class _FmhaShape(ctypes.Structure):
-    """``FmhaShape`` of the template: strides in elements, all integers 64 bits wide."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("batch", "heads_q", "heads_k")),
-        *((name, ctypes.c_int64) for name in ("seqlen_q", "seqlen_k")),
-        *(
-            (f"{tensor}_{dimension}", ctypes.c_int64)
-            for tensor in ("q", "k", "v", "o", "lse")
-            for dimension in ("batch", "seq", "head")
-        ),
-        ("window_left", ctypes.c_int64),
-        ("window_right", ctypes.c_int64),
-        ("bottom_right", ctypes.c_int32),
-        ("softmax_scale", ctypes.c_float),
-    ]
-
-
-def _fmha_shape(problem: Problem) -> _FmhaShape:
-    mask = problem.mask
-    lse = Strides(
-        batch=problem.heads_q * problem.seqlen_q if problem.mode == "gm0" else 0,
-        seq=1,
-        head=problem.seqlen_q,
-    )
-    values: dict[str, Any] = {
-        f"{tensor}_{dimension}": getattr(strides, dimension)
-        for tensor, strides in (
-            ("q", problem.q),
-            ("k", problem.k),
-            ("v", problem.v),
-            ("o", problem.out),
-            ("lse", lse),
-        )
-        for dimension in ("batch", "seq", "head")
-    }
-    return _FmhaShape(
-        batch=problem.batch,
-        heads_q=problem.heads_q,
-        heads_k=problem.heads_k,
-        seqlen_q=problem.seqlen_q,
-        seqlen_k=problem.seqlen_k,
-        **values,
-        window_left=_OPEN_SIDE if mask.left is None else min(mask.left, _OPEN_SIDE),
-        window_right=_OPEN_SIDE if mask.right is None else min(mask.right, _OPEN_SIDE),
-        bottom_right=not mask.top_left,
-        softmax_scale=problem.softmax_scale,
-    )
+    return function

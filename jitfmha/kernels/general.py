@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
-from ..problem import Problem
+from ..plan import Reason, Refusal
+from ..problem import Feature, Problem
 from ..target import AmdTarget, Target
 
 NAME = "general"
+SERVES: frozenset[Feature] = frozenset()
 
 
-def reasons_not(problem: Problem, target: Target) -> list[str]:
-    """Why the general kernels do not serve ``problem``."""
-    if not isinstance(target, AmdTarget):
-        return [f"It needs an AMD Instinct GPU (gfx942 or gfx950); the target is {target}."]
-    return [f"This version has no general kernels for {target.arch}."]
+def refusal_of_target(target: Target) -> Refusal:
+    """There are no general kernels yet, and they will be for AMD Instinct GPUs only."""
+    if isinstance(target, AmdTarget):
+        template = "This version has no general kernels for {target}."
+    else:
+        template = "It needs an AMD Instinct GPU (gfx942 or gfx950); the target is {target}."
+    return Refusal((Reason(template, target=target),))
 
 
-def remarks(problem: Problem, target: Target) -> list[str]:
-    """Nothing is found on a disk, so nothing is odd."""
-    return []
-
-
-def plan(problem: Problem, target: Target) -> NoReturn:
-    """No problem is served yet, so none can be planned."""
-    raise NotImplementedError(f"the general family has no kernel for {target}")
+def propose(problem: Problem, target: Target) -> Refusal:
+    """No problem is served yet."""
+    return refusal_of_target(target)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 from inputs import prefix_sums
+from rigs.recording_runtime import Launch, RecordingRuntime
 from untyped import fmha_fwd
 
 from jitfmha.amd.launcher import KeySplit
-from jitfmha.bench.recording_runtime import Launch, RecordingRuntime
 from jitfmha.target import AmdTarget
 
 MI300 = AmdTarget("gfx942", "MI300", 0, 304)

@@ -13,6 +13,7 @@ import torch
 from inputs import LAYOUTS, lay_out, prefix_sums
 from kernel_arguments import packed
 from plain_tree import PlainKernel, write_tree
+from rigs.recording_runtime import Launch, RecordingRuntime
 from torch import Tensor
 from tree_environment import UseTree
 from untyped import fmha_fwd
@@ -20,7 +21,6 @@ from untyped import fmha_fwd
 from jitfmha import HipError, jit
 from jitfmha.amd import launcher as amd_launcher
 from jitfmha.amd.manifest import trees_of
-from jitfmha.bench.recording_runtime import Launch, RecordingRuntime
 from jitfmha.target import AmdTarget
 
 MI300 = AmdTarget("gfx942", "MI300", 0, 304)

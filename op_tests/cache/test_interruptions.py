@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from jitfmha.bench.cache_faults import Extent, interruptions
+from rigs.cache_faults import Extent, interruptions
+
 from jitfmha.bench.fresh_process import run_fresh
 
 from .conftest import check_outcome

@@ -1,5 +1,5 @@
 """The tuned family: code objects of ``hsa/``, or of a tree that the environment names."""
 
-from .family import NAME, plan, reasons_not, remarks
+from .family import NAME, SERVES, propose, refusal_of_target
 
-__all__ = ["NAME", "plan", "reasons_not", "remarks"]
+__all__ = ["NAME", "SERVES", "propose", "refusal_of_target"]

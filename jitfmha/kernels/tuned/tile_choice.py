@@ -1,4 +1,4 @@
-"""Which of several tile sizes serves a problem best on a chip.
+"""Which of several tile sizes serves a call best on a chip, and into how many splits its keys go.
 
 A workgroup takes a tile of queries. A large one reads keys and values less often; small ones waste
 less where sequences end or a causal mask cuts, and fill the last round of a launch better. How that
@@ -10,15 +10,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import TYPE_CHECKING, NamedTuple
 
-from ...amd.launcher import key_split_of, threads_of
-from ...amd.manifest import KernelRow, Tree
-from ...problem import Problem
-from ...target import AmdTarget, Arch
+from .key_split import KeySplit
+
+if TYPE_CHECKING:
+    from ...amd.manifest import KernelRow
+    from ...chips import Arch
+    from ...problem import Problem
+    from ...target import AmdTarget
 
 _LARGE_TILE = 256
 # With so many queries tiles are many, and large ones are best.
 _LONG_SEQUENCE = 4096
+# Lengths count in these steps, so that a loop whose lengths grow seldom has to choose anew. They
+# divide all tiles.
+_STEP_Q, _STEP_K = 128, 32
+_MOST_CHOSEN = 4096
 
 
 @dataclass(frozen=True)
@@ -35,53 +43,90 @@ _SMALL_TILES: dict[Arch, _SmallTiles] = {
 }
 
 
-def best_tile(
-    rows: Sequence[KernelRow], problem: Problem, target: AmdTarget, tree: Tree
-) -> KernelRow:
-    """The row with the least :func:`relative_time`; of equal ones that with the largest tile.
+class Tile(NamedTuple):
+    """The chosen kernel.
 
-    The lengths of gm1's sequences are on the GPU: they count as equally long.
+    Attributes:
+        row: of the manifest.
+        split: None where the kernel cannot split keys.
+        key_tiles: of a sequence, of average length in gm1.
+        num_splits: of sequences of the length that the choice was made for.
     """
-    largest_first = sorted(rows, key=lambda row: -row.ts_qo)
-    seqlen_q, _ = _lengths(problem)
-    if len(rows) == 1 or seqlen_q >= _LONG_SEQUENCE:
-        return largest_first[0]
-    return min(largest_first, key=lambda row: relative_time(row, problem, target, tree))
+
+    row: KernelRow
+    split: KeySplit | None
+    key_tiles: int
+    num_splits: int
 
 
-def relative_time(row: KernelRow, problem: Problem, target: AmdTarget, tree: Tree) -> float:
-    """How long a launch takes, in keys that a unit goes through for one large tile."""
-    split = key_split_of(problem, target, row, threads_of(tree, row))
-    seqlen_q, seqlen_k = _lengths(problem)
-    parts = split.parts(seqlen_q)
-    keys = [key / parts for key in _keys_of_tiles(row.ts_qo, problem, seqlen_q, seqlen_k)]
-    if not keys:
-        return 0.0
-    of_each_tile = problem.batch * problem.heads_q * parts
-    if problem.mask.is_none:
-        time = ceil(of_each_tile * len(keys) / split.slots) * keys[0]
-    else:
-        # The longest go first, so that all units end at about the same time.
-        time = max(max(keys), of_each_tile * sum(keys) / split.slots)
-    if row.ts_qo >= _LARGE_TILE:
-        return time
-    small = _SMALL_TILES[target.arch]
-    are_alone = of_each_tile * len(keys) <= target.compute_units
-    return time * (small.alone if are_alone else small.pair)
+class TileChoice:
+    """Chooses among the kernels that differ in their tiles only, for calls of one kind.
 
+    What was chosen is remembered for as many steps of queries and keys.
+    """
 
-def _lengths(problem: Problem) -> tuple[int, int]:
-    if problem.mode == "gm0":
-        return problem.seqlen_q, problem.seqlen_k
-    sequences = max(problem.batch, 1)
-    return -(-problem.seqlen_q // sequences), -(-problem.seqlen_k // sequences)
+    def __init__(self, rows: Sequence[KernelRow], problem: Problem, target: AmdTarget) -> None:
+        sequences = problem.batch * problem.heads_q
+        self._rows = [
+            (row, KeySplit.of(row, sequences, target.compute_units) if row.combine_symbol else None)
+            for row in sorted(rows, key=lambda row: -row.ts_qo)
+        ]
+        self._sequences = sequences
+        # The lengths of gm1's sequences are on the GPU: they count as equally long.
+        self._batch = max(problem.batch, 1) if problem.mode == "gm1" else 1
+        self._mask = problem.mask
+        self._compute_units = target.compute_units
+        self._small = _SMALL_TILES[target.arch]
+        self._chosen: dict[tuple[int, int], Tile] = {}
 
+    def tile_for(self, seqlen_q: int, seqlen_k: int) -> Tile:
+        """The kernel that takes least time; of equal ones that with the largest tile.
 
-def _keys_of_tiles(ts_qo: int, problem: Problem, seqlen_q: int, seqlen_k: int) -> list[float]:
-    """The keys that each tile of one sequence and head goes through."""
-    tiles = -(-seqlen_q // ts_qo)
-    if problem.mask.is_none:
-        return [float(seqlen_k)] * tiles
-    beyond = 0 if problem.mask.top_left else seqlen_k - seqlen_q
-    ends = (min((tile + 1) * ts_qo, seqlen_q) + beyond for tile in range(tiles))
-    return [float(min(max(end, 0), seqlen_k)) for end in ends]
+        The lengths are those of every sequence, or in gm1 the packed rows of all.
+        """
+        steps = (
+            -(-seqlen_q // (self._batch * _STEP_Q)),
+            -(-seqlen_k // (self._batch * _STEP_K)),
+        )
+        tile = self._chosen.get(steps)
+        if tile is None:
+            if len(self._chosen) >= _MOST_CHOSEN:
+                self._chosen.clear()
+            tile = self._chosen[steps] = self._choose(steps[0] * _STEP_Q, steps[1] * _STEP_K)
+        return tile
+
+    def _choose(self, seqlen_q: int, seqlen_k: int) -> Tile:
+        tiles = []
+        for row, split in self._rows:
+            key_tiles = -(-seqlen_k // row.ts_kv)
+            num_splits = 1 if split is None else split.num_splits(seqlen_q, key_tiles)
+            tiles.append(Tile(row, split, key_tiles, num_splits))
+        if len(tiles) == 1 or seqlen_q >= _LONG_SEQUENCE:
+            return tiles[0]
+        return min(tiles, key=lambda tile: self._relative_time(tile, seqlen_q, seqlen_k))
+
+    def _relative_time(self, tile: Tile, seqlen_q: int, seqlen_k: int) -> float:
+        """How long a launch takes, in keys that a unit goes through for one large tile."""
+        row, split, _, num_splits = tile
+        keys = [key / num_splits for key in self._keys_of_tiles(row.ts_qo, seqlen_q, seqlen_k)]
+        if not keys or split is None:
+            return 0.0
+        of_each_tile = self._sequences * num_splits
+        if self._mask.is_none:
+            time = ceil(of_each_tile * len(keys) / split.slots) * keys[0]
+        else:
+            # The longest go first, so that all units end at about the same time.
+            time = max(max(keys), of_each_tile * sum(keys) / split.slots)
+        if row.ts_qo >= _LARGE_TILE:
+            return time
+        are_alone = of_each_tile * len(keys) <= self._compute_units
+        return time * (self._small.alone if are_alone else self._small.pair)
+
+    def _keys_of_tiles(self, ts_qo: int, seqlen_q: int, seqlen_k: int) -> list[float]:
+        """The keys that each tile of one sequence and head goes through."""
+        tiles = -(-seqlen_q // ts_qo)
+        if self._mask.is_none:
+            return [float(seqlen_k)] * tiles
+        beyond = 0 if self._mask.top_left else seqlen_k - seqlen_q
+        ends = (min((tile + 1) * ts_qo, seqlen_q) + beyond for tile in range(tiles))
+        return [float(min(max(end, 0), seqlen_k)) for end in ends]

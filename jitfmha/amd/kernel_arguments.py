@@ -1,0 +1,120 @@
+"""The argument blocks of both binary interfaces, each stated once.
+
+``aiter`` is the interface of AMD's kernels ("fmha v3"); ``jitfmha`` that of ours. The launcher has
+both, rendered from here; ``hsa/src/arguments.h`` has ours, and ``hsa/build.py`` writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from ..jit.shared_struct import FLOAT, UINT32, Dialect, Pointer, SharedStruct
+
+__all__ = [
+    "AITER_ARGUMENTS",
+    "ARGUMENTS_OF",
+    "DIVISOR",
+    "JITFMHA_ARGUMENTS",
+    "Abi",
+    "device_header",
+]
+
+Abi = Literal["aiter", "jitfmha"]
+
+# Strides count bytes: Seqs between tokens, Hs between heads, Bs between batches.
+AITER_ARGUMENTS = SharedStruct(
+    "AiterArguments",
+    {
+        **dict.fromkeys(("ptr_o", "ptr_q", "ptr_k", "ptr_v", "ptr_lse"), Pointer("const void")),
+        "scalar": FLOAT,  # the softmax scale
+        "s_seq_len": UINT32,  # gm0: of q; gm1: the longest of q
+        **dict.fromkeys(("s_Seqs", "s_Ts", "s_Hs", "s_Bs"), UINT32),  # of q; Ts is a tile's
+        "s_gqa": UINT32,  # query heads of a key head
+        **dict.fromkeys(("s_k_Seqs", "s_k_Hs", "s_k_Bs"), UINT32),
+        "s_opt": UINT32,  # how the kernel orders its work
+        "s_lse": UINT32,  # 1: write the log-sum-exp
+        "s_kv_seq_len": UINT32,  # gm0
+        **dict.fromkeys(("s_qk_head_dim", "s_v_head_dim", "s_q_head_num"), UINT32),
+        **dict.fromkeys(("s_v_Seqs", "s_v_Hs", "s_v_Bs"), UINT32),
+        **dict.fromkeys(("s_o_Seqs", "s_o_Hs", "s_o_Bs"), UINT32),
+        **dict.fromkeys(("ptr_qseq", "ptr_kseq"), Pointer("const void")),  # gm1: cu_seqlens
+        "s_lse_Hs": UINT32,
+        **dict.fromkeys(("ptr_qseq_padding", "ptr_kseq_padding"), Pointer("const void")),
+        **dict.fromkeys(("ptr_q_descale", "ptr_k_descale", "ptr_v_descale"), Pointer("const void")),
+        **dict.fromkeys(("s_descale_q_Bs", "s_descale_q_Hs"), UINT32),
+        **dict.fromkeys(("s_descale_k_Bs", "s_descale_k_Hs"), UINT32),
+        **dict.fromkeys(("s_descale_v_Bs", "s_descale_v_Hs"), UINT32),
+    },
+    slot_bytes=16,
+)
+
+# What a kernel divides by: dividing takes it long, so the host gives it the reciprocal.
+DIVISOR = SharedStruct(
+    "Divisor",
+    {
+        "divisor": UINT32,
+        "reciprocal": UINT32,  # of it: 2^32 - 1 divided by it, rounded down
+    },
+)
+
+# Strides count bytes.
+JITFMHA_ARGUMENTS = SharedStruct(
+    "Arguments",
+    {
+        **dict.fromkeys(("q", "k", "v"), Pointer("const char")),
+        "out": Pointer("char"),
+        "lse": Pointer("float"),  # null: not wanted
+        # What splits of the keys leave, where there are several; else null.
+        "workspace": Pointer("float"),
+        **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), Pointer("const int")),  # gm1
+        # Where sequences begin: the same as above unless there are gaps between them.
+        **dict.fromkeys(("cu_seqlens_q_padded", "cu_seqlens_k_padded"), Pointer("const int")),
+        "scale_log2": FLOAT,  # the softmax scale times log2(e)
+        **dict.fromkeys(("seqlen_q", "seqlen_k"), UINT32),  # gm0
+        **dict.fromkeys(("q_seq", "q_head", "q_batch"), UINT32),
+        **dict.fromkeys(("k_seq", "k_head", "k_batch"), UINT32),
+        **dict.fromkeys(("v_seq", "v_head", "v_batch"), UINT32),
+        **dict.fromkeys(("out_seq", "out_head", "out_batch"), UINT32),
+        "lse_head": UINT32,
+        "num_splits": UINT32,  # of the keys
+        "query_tiles": UINT32,  # of the longest sequence
+        # How the workgroups divide the work; the launcher says more, and the kernel how it is used.
+        "tiles_of_xcd": UINT32,  # gm0: of queries, of all sequences and heads
+        "xcds_with_one_more": UINT32,  # gm0: how many XCDs have one tile more than that
+        "xcds": DIVISOR,
+        "group_tiles": DIVISOR,  # gm0: query tiles of a group of heads
+        "group_heads": DIVISOR,  # gm0: heads of a group; gm1: of an XCD
+        "heads": DIVISOR,  # of q
+        "gqa": DIVISOR,  # query heads of a key head
+        # Of fp8 inputs, for kernels to come.
+        **dict.fromkeys(("q_descale", "k_descale", "v_descale"), Pointer("const float")),
+        **dict.fromkeys(("q_descale_batch", "q_descale_head"), UINT32),
+        **dict.fromkeys(("k_descale_batch", "k_descale_head"), UINT32),
+        **dict.fromkeys(("v_descale_batch", "v_descale_head"), UINT32),
+    },
+)
+
+ARGUMENTS_OF: Mapping[Abi, SharedStruct] = {
+    "aiter": AITER_ARGUMENTS,
+    "jitfmha": JITFMHA_ARGUMENTS,
+}
+
+_DEVICE = Dialect(
+    scalars={"std::uint32_t": "unsigned"}, pointer="Global<{}>", offsetof="__builtin_offsetof"
+)
+
+
+def device_header() -> str:
+    """The text of ``hsa/src/arguments.h``."""
+    return f"""\
+// The arguments of the forward kernels. Written by hsa/build.py: jitfmha/amd/kernel_arguments.py
+// states them, says what they mean, and gives them to the host's launcher too.
+#pragma once
+
+#include "address_spaces.h"
+
+{DIVISOR.cpp(_DEVICE)}
+
+{JITFMHA_ARGUMENTS.cpp(_DEVICE)}
+"""

@@ -1,0 +1,65 @@
+"""Which target the tensors of a call run on: the CPU, an emulated GPU, or a real one."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from .chips import chip_of_device, is_arch, supported_chips
+from .target import TARGET_HERE, AmdTarget, Target, cpu_target
+
+
+def target_of(device: torch.device) -> Target:
+    """The target that tensors on ``device`` run on; a GPU is asked once in a process.
+
+    Inside of ``jitfmha.emulate``, or with JITFMHA_EMULATE in the environment, CPU tensors run on
+    an emulated GPU. Raises ``ValueError`` for a device that is neither the CPU nor a supported AMD
+    Instinct GPU.
+    """
+    if device.type == "cpu":
+        target = TARGET_HERE.get()
+        if target is not None:
+            return target
+        if os.environ.get("JITFMHA_EMULATE"):
+            # Few processes need the emulator.
+            from .emulator.session import target_of_environment
+
+            return target_of_environment()
+        return cpu_target()
+    if device.type != "cuda":
+        raise ValueError(
+            f"device {device} is not supported; use cpu tensors or an AMD Instinct GPU: "
+            f"{supported_chips()}"
+        )
+    if torch.version.hip is None:
+        found = (
+            f"torch {torch.__version__} has no GPU support"
+            if torch.version.cuda is None
+            else f"device {device} is an NVIDIA GPU, which is not supported"
+        )
+        raise ValueError(f"{found}; use cpu tensors or an AMD Instinct GPU: {supported_chips()}")
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index not in _gpu_targets:
+        _gpu_targets[index] = _gpu_target(index)
+    return _gpu_targets[index]
+
+
+# GPUs do not change while a process runs.
+_gpu_targets: dict[int, AmdTarget] = {}
+
+
+def _gpu_target(index: int) -> AmdTarget:
+    """What torch and the HIP runtime tell of a GPU."""
+    # Few machines have a GPU.
+    from .amd.manifest import trees_of
+    from .amd.runtime import loaded_runtime
+
+    properties = torch.cuda.get_device_properties(index)
+    # As in "gfx942:sramecc+:xnack-".
+    arch = properties.gcnArchName.partition(":")[0]
+    if not is_arch(arch):
+        raise ValueError(f"device cuda:{index} is a {arch}; supported are {supported_chips()}")
+    runtime = loaded_runtime()
+    chip = chip_of_device(arch, runtime.pci_chip_id(index))
+    return AmdTarget(chip, index, properties.multi_processor_count, runtime, trees_of(chip))

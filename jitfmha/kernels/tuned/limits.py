@@ -1,0 +1,175 @@
+"""What calls the tuned kernels of each binary interface cannot serve, as reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from ...plan import Reason
+from ...problem import DescaleStrides, Problem, Sizes, Strides
+from ...target import AmdTarget
+
+if TYPE_CHECKING:
+    from ...amd.manifest import KernelRow
+
+_FIELD_END = 1 << 32  # the kernels' integers have 32 bits
+_GRID_END = 1 << 16
+_MOST_ROWS = _FIELD_END // 4 - 1  # the lse's stride between heads counts bytes
+_OUTPUT_BYTES = 2
+_ONE_SCALE: DescaleStrides = (0, 0)
+
+
+def reasons_of_target(problem: Problem, target: AmdTarget) -> Iterator[Reason]:
+    """What the chip's matrix units do not take."""
+    dtypes = target.chip.architecture.dtypes
+    if problem.dtype not in dtypes:
+        yield Reason(
+            "The matrix units of {arch} take {dtypes}; the inputs are {dtype}.",
+            arch=target.arch,
+            dtypes=", ".join(dtypes),
+            dtype=problem.dtype,
+        )
+
+
+def reasons_of_sizes(problem: Problem) -> Iterator[Reason]:
+    """What does not fit into the arguments, or the grid, of either interface."""
+    for name, seqlen in (("q", problem.seqlen_q), ("k", problem.seqlen_k)):
+        if seqlen > _MOST_ROWS:
+            template = "The kernels take up to {most} rows; {name} has {seqlen}."
+            yield Reason(template, most=_MOST_ROWS, name=name, seqlen=seqlen)
+    for name, strides, element in _strided(problem):
+        for dimension in ("seq", "head", "batch"):
+            size = getattr(strides, dimension) * element
+            if size >= _FIELD_END:
+                yield Reason(
+                    "The kernels take strides below 4 GiB; "
+                    "{name} has {size} bytes between two in dimension {dimension}.",
+                    name=name,
+                    size=size,
+                    dimension=dimension,
+                )
+                break
+    for what, count in (("heads", problem.heads_q), ("sequences", problem.batch)):
+        if count >= _GRID_END:
+            template = "A grid takes up to {most} {what}; the problem has {count}."
+            yield Reason(template, most=_GRID_END - 1, what=what, count=count)
+
+
+def are_far_from_limits(problem: Problem, row: KernelRow) -> Callable[[Sizes], bool]:
+    """A quick question for calls that differ from ``problem`` in lengths and strides only.
+
+    True: no limit of :func:`reasons_of_sizes` and :func:`reason_of_row` is in the way. False: there
+    may be one.
+    """
+    input_bytes = 1 if problem.is_fp8 else 2
+    widest = max(problem.hdim_q, problem.hdim_v)
+
+    def have_small_fields(sizes: Sizes) -> bool:
+        seqlen_q, seqlen_k, q, k, v, out = sizes
+        return (
+            (seqlen_q if seqlen_q > seqlen_k else seqlen_k) <= _MOST_ROWS
+            and max(*q, *k, *v) * input_bytes < _FIELD_END
+            and max(out) * _OUTPUT_BYTES < _FIELD_END
+        )
+
+    def have_small_heads(sizes: Sizes) -> bool:
+        seqlen_q, seqlen_k, *strides = sizes
+        of_rows = [x[-3] for x in strides]
+        return (
+            have_small_fields(sizes)
+            and max(seqlen_q, seqlen_k) * max(of_rows) * _OUTPUT_BYTES < _FIELD_END
+            and min(of_rows) >= widest
+            and not (problem.is_fp8 and row.mask)
+        )
+
+    return have_small_fields if row.abi == "jitfmha" else have_small_heads
+
+
+def reason_of_row(problem: Problem, target: AmdTarget, row: KernelRow) -> Reason | None:
+    """What a kernel of a manifest cannot do beyond that; AMD's own have more limits than ours."""
+    if row.abi == "jitfmha":
+        return _grid_reason(problem, row)
+    return (
+        _range_reason(problem)
+        or _gqa_reason(problem, target)
+        or _descale_shape_reason(problem, target)
+        or _descale_twice_reason(problem, target, row)
+    )
+
+
+def _grid_reason(problem: Problem, row: KernelRow) -> Reason | None:
+    """In gm1 the heads of all sequences lie along one axis, which counts threads in 32 bits."""
+    most = (_FIELD_END - 1) // row.threads
+    count = problem.batch * problem.heads_q
+    if problem.mode == "gm0" or count <= most:
+        return None
+    return Reason(
+        "a grid takes up to {most} heads of sequences; the problem has {count}.",
+        most=most,
+        count=count,
+    )
+
+
+def _range_reason(problem: Problem) -> Reason | None:
+    """AMD's kernels give the buffer unit a sequence's length times its stride, in 32 bits."""
+    if problem.is_empty:
+        return None
+    for name, strides, element in _strided(problem):
+        rows = problem.seqlen_q if name in ("q", "out") else problem.seqlen_k
+        width = problem.hdim_v if name in ("v", "out") else problem.hdim_q
+        if rows > 1 and rows * strides.seq * element >= _FIELD_END:
+            template = "its kernels reach 4 GiB of one head; the rows of {name} take more."
+            return Reason(template, name=name)
+        if rows > 1 and strides.seq < width:
+            template = "its kernels need rows that do not overlap; those of {name} do."
+            return Reason(template, name=name)
+    return None
+
+
+def _gqa_reason(problem: Problem, target: AmdTarget) -> Reason | None:
+    """AMD's gfx950 fp8 kernels turn the ratio of heads into a shift, which knows five of them."""
+    if problem.is_empty or target.arch != "gfx950" or not problem.is_fp8:
+        return None
+    if problem.gqa in (1, 2, 4, 8, 16):
+        return None
+    return Reason(
+        "its fp8 kernels take 1, 2, 4, 8 or 16 query heads for a key head; here are {ratio}.",
+        ratio=problem.gqa,
+    )
+
+
+def _descale_shape_reason(problem: Problem, target: AmdTarget) -> Reason | None:
+    """AMD's gfx950 kernels read one scale each of q, k and v, and no strides."""
+    if target.arch != "gfx950" or problem.batch * problem.heads_k == 1:
+        return None
+    for name in ("q_descale", "k_descale", "v_descale"):
+        strides = getattr(problem, name)
+        if strides not in (None, _ONE_SCALE):
+            return Reason("its kernels take a {name} of shape (1,) only.", name=name)
+    return None
+
+
+def _descale_twice_reason(problem: Problem, target: AmdTarget, row: KernelRow) -> Reason | None:
+    """AMD's gfx942 kernels with a mask multiply their scale in place, once for each tile.
+
+    So the second tile of a workgroup has the scales of q and k squared.
+    """
+    if not problem.is_fp8 or target.arch != "gfx942" or row.mask == 0:
+        return None
+    if not (problem.q_descale or problem.k_descale) or problem.seqlen_q <= row.ts_qo:
+        return None
+    return Reason(
+        "its causal fp8 kernels apply q_descale and k_descale twice from row {rows} on.",
+        rows=row.ts_qo,
+    )
+
+
+def _strided(problem: Problem) -> tuple[tuple[str, Strides, int], ...]:
+    """The tensors with their strides and the bytes of an element."""
+    element = 1 if problem.is_fp8 else 2
+    return (
+        ("q", problem.q, element),
+        ("k", problem.k, element),
+        ("v", problem.v, element),
+        ("out", problem.out, _OUTPUT_BYTES),
+    )

@@ -1,0 +1,113 @@
+"""Where tensors lie in memory: extents, overlaps, and huge pages for large outputs on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from functools import cache
+
+from torch import Tensor
+
+
+def extent(x: Tensor) -> tuple[int, int]:
+    """The address of a tensor's first element, and the bytes up to the end of its last one."""
+    if x.numel() == 0:
+        return x.data_ptr(), 0
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr(), (last + 1) * x.element_size()
+
+
+def may_overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two strided views of equal item size share an element.
+
+    Exact for the views that attention sees (slices, permutations and packed buffers). A pair too
+    tangled to decide in a bounded number of steps counts as overlapping.
+    """
+    (begin_a, bytes_a), (begin_b, bytes_b) = extent(a), extent(b)
+    if not (begin_a < begin_b + bytes_b and begin_b < begin_a + bytes_a):
+        return False
+    item = a.element_size()
+    # The views meet where  offset_a + sum(s_a * i) == offset_b + sum(s_b * j).  With every term
+    # moved to one side, that is a sum of stride times a bounded integer equal to a constant.
+    distance, rest = divmod(begin_b - begin_a, item)
+    low = high = 0
+    terms: dict[int, int] = {}
+    for x, sign in ((a, 1), (b, -1)):
+        for size, stride in zip(x.shape, x.stride(), strict=True):
+            if size > 1 and stride > 0:
+                terms[stride] = terms.get(stride, 0) + size - 1
+                if sign > 0:
+                    high += stride * (size - 1)
+                else:
+                    low -= stride * (size - 1)
+    if not low <= distance <= high:
+        return False
+    if rest:
+        return True
+    # Shift every b term by its range, so that all integers run from 0 up to their bound.
+    return _reachable(distance - low, sorted(terms.items(), reverse=True))
+
+
+def overlaps_itself(x: Tensor) -> bool:
+    """Whether two indices of a strided view name one element (an expanded ``out``, say)."""
+    reach = 0
+    if x.numel() == 0:
+        return False
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
+
+
+def _reachable(target: int, terms: list[tuple[int, int]], budget: int = 20_000) -> bool:
+    """Whether ``target`` is a sum of ``stride * n`` with ``0 <= n <= bound`` for each term."""
+    reach = [0] * (len(terms) + 1)
+    for i in range(len(terms) - 1, -1, -1):
+        reach[i] = reach[i + 1] + terms[i][0] * terms[i][1]
+    stack = [(0, target)]
+    while stack:
+        budget -= 1
+        if budget == 0:
+            return True
+        i, left = stack.pop()
+        if left == 0:
+            return True
+        if i == len(terms) or not 0 < left <= reach[i]:
+            continue
+        stride, bound = terms[i]
+        fewest = max(0, -(-(left - reach[i + 1]) // stride))
+        most = min(bound, left // stride)
+        stack.extend((i + 1, left - stride * n) for n in range(fewest, most + 1))
+    return False
+
+
+# The C library maps a block of more than 32 MiB afresh for every allocation (the upper limit of its
+# M_MMAP_THRESHOLD), so that the kernel's first write to each of its pages is a page fault. Linux
+# serves a fault with 2 MiB at a time where it is asked to, which "madvise", its usual setting for
+# transparent huge pages, waits for.
+HUGE_PAGES_FROM_BYTES = 32 << 20
+_HUGE_PAGE = 2 << 20
+
+
+def request_huge_pages(fresh: Tensor) -> None:
+    """Ask for huge pages under ``fresh``, a newly allocated contiguous tensor on the CPU.
+
+    Only whole huge pages are asked for: nothing else can lie in them. It is no more than advice, so
+    a refusal changes nothing. Other systems than Linux have no such advice.
+    """
+    if sys.platform != "linux":
+        return
+    begin = -(-fresh.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE
+    end = (fresh.data_ptr() + fresh.nbytes) // _HUGE_PAGE * _HUGE_PAGE
+    if begin < end:
+        _c_library().madvise(
+            ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_HUGEPAGE
+        )
+
+
+@cache
+def _c_library() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
