@@ -68,7 +68,7 @@ _VARIANT_FLAGS: dict[Variant, tuple[str, ...]] = {
 
 
 @cache
-def launcher_spec(variant: Variant) -> jit.BuildSpec:
+def build_spec(variant: Variant) -> jit.BuildSpec:
     """The sources and flags of one variant."""
     isa = cpu_target().isa
     return jit.BuildSpec(
@@ -83,7 +83,7 @@ def launcher_spec(variant: Variant) -> jit.BuildSpec:
 @cache
 def load(variant: Variant = "plain") -> ctypes.CDLL:
     """The loaded library, built where the cache lacks it (about half a minute)."""
-    return jit.load(launcher_spec(variant))
+    return jit.load(build_spec(variant))
 
 
 def _sources() -> dict[str, str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jitfmha.emulator.library import launcher_spec
+from jitfmha.emulator.library import build_spec
 
 _WORKER = Path(__file__).with_name("fuzz_worker.py")
 _KINDS = ("code_objects", "instructions")
@@ -80,7 +80,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
         pytest.skip(f"{compiler} has no sanitizers")
     # AddressSanitizer looks for the C++ runtime when it starts, before the emulator brings it.
     runtimes = [_library_of(compiler, name) for name in ("libasan.so", "libstdc++.so.6")]
-    spec = launcher_spec("plain")
+    spec = build_spec("plain")
     for name, text in spec.sources.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
