@@ -189,8 +189,7 @@ def _obtain(spec: BuildSpec) -> tuple[OpenEntry, _How]:
     # Asked again: a compiler that was upgraded while this process ran builds something else.
     toolchain = _find_toolchain(spec, ask_again=True)
     key = entry_key(spec, toolchain)
-    # Imported here because a filled cache has no use for it.
-    from .build import build
+    from .build import build  # A filled cache has no use for it.
 
     store = STORE
     while True:
@@ -198,7 +197,8 @@ def _obtain(spec: BuildSpec) -> tuple[OpenEntry, _How]:
             with store.turn(key) as turn:
                 if isinstance(turn, OpenEntry):
                     return turn, "loaded"
-                return turn.publish(*build(spec, key, toolchain, turn)), "built"
+                meta, contents = build(spec, key, toolchain, turn)
+                return turn.publish(meta, contents), "built"
         except StoreFailure as failure:
             store = store.substitute(spec.name, failure)
 

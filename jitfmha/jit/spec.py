@@ -65,13 +65,13 @@ class BuildSpec:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ValueError(
-                f"launcher name {self.name!r} must be 1 to 80 letters, digits, '_' or '.'"
+                f"build name {self.name!r} must be 1 to 80 letters, digits, '_' or '.'"
             )
         self._check_sources()
         for flag in (*self.cflags, *self.ldflags):
             if not _FLAG.fullmatch(flag):
                 raise ValueError(
-                    f"flag {flag!r} of launcher {self.name} must start with '-' and hold nothing "
+                    f"flag {flag!r} of build {self.name} must start with '-' and hold nothing "
                     "that a shell interprets"
                 )
         object.__setattr__(self, "sources", MappingProxyType(dict(self.sources)))
@@ -101,7 +101,7 @@ class BuildSpec:
             match = _SOURCE_NAME.fullmatch(name)
             if match is None or match.group(1) not in allowed:
                 raise ValueError(
-                    f"source name {name!r} of launcher {self.name} must be a plain file name "
+                    f"source name {name!r} of build {self.name} must be a plain file name "
                     f"ending in one of {', '.join(allowed)}; its folders are letters, digits, '_'"
                 )
         # An object file is named after its source, without the folder.
@@ -110,13 +110,11 @@ class BuildSpec:
             other = by_object.setdefault(name.rpartition("/")[2], name)
             if other != name:
                 raise ValueError(
-                    f"sources {other!r} and {name!r} of launcher {self.name} would give object "
+                    f"sources {other!r} and {name!r} of build {self.name} would give object "
                     "files of one name"
                 )
         if not by_object:
-            raise ValueError(
-                f"launcher {self.name} has no {allowed[0]} source: {list(self.sources)}"
-            )
+            raise ValueError(f"build {self.name} has no {allowed[0]} source: {list(self.sources)}")
 
     def _compute_digest(self) -> str:
         sources = list(self.sources.items())

@@ -82,7 +82,7 @@ def test_directory_name_can_be_parsed() -> None:
 
 @pytest.mark.parametrize("name", ["", "a/b", "../x", "a b", "a-b", "a\n", "x" * 81, ".hidden"])
 def test_bad_name_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="launcher name"):
+    with pytest.raises(ValueError, match="build name"):
         make_spec(name=name)
 
 
@@ -117,7 +117,7 @@ def test_nothing_to_compile_is_refused() -> None:
 
 
 def test_two_object_files_of_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"'a/x\.cpp' and 'b/x\.cpp' of launcher demo"):
+    with pytest.raises(ValueError, match=r"'a/x\.cpp' and 'b/x\.cpp' of build demo"):
         jit.BuildSpec("demo", {"a/x.cpp": "", "a/x.h": "", "b/x.cpp": ""})
 
 
