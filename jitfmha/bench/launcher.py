@@ -15,7 +15,6 @@ import torch
 
 from ..interface import fmha_fwd
 from ..jit.compiler import find_compiler
-from ..target import AmdTarget
 from .fresh_process import run_fresh
 from .recording_runtime import RecordingRuntime
 from .report import Report
@@ -24,18 +23,18 @@ from .timing import alternate
 Progress = Callable[[str], None]
 
 FIRST_CALL_SECONDS, STEADY_CALL_MICROSECONDS = 3.0, 8.0
-_TARGET = AmdTarget("gfx942", "MI300", 0, 304)
+_CHIP = "MI300X"
 # The recording runtime is built before, in a cache of its own; the empty one is set afterwards.
 _FIRST_CALL = """
 import json, os, sys, time
 import torch
 import jitfmha
-from jitfmha.bench.launcher import call_of, _TARGET
+from jitfmha.bench.launcher import call_of, _CHIP
 from jitfmha.bench.recording_runtime import RecordingRuntime
 runtime = RecordingRuntime()
 os.environ["JITFMHA_CACHE_DIR"] = sys.argv[2]
 call = call_of(sys.argv[1])
-with runtime.stands_for(_TARGET):
+with runtime.stands_for(runtime.target(_CHIP)):
     start = time.perf_counter()
     call()
     print(json.dumps(time.perf_counter() - start))
@@ -49,7 +48,7 @@ def run(quick: bool, progress: Progress) -> Report:
     report = Report(
         "launcher",
         {
-            "target": f"{_TARGET}, recorded",
+            "target": f"{_CHIP}, recorded",
             "torch": torch.__version__,
             "compiler": str(find_compiler()),
         },
@@ -86,7 +85,7 @@ def call_of(mode: str) -> Callable[[], object]:
 def _steady_call(runtime: RecordingRuntime, mode: str, seconds: float) -> float:
     call = call_of(mode)
     runtime.reset(keeps_launches=False)
-    with runtime.stands_for(_TARGET):
+    with runtime.stands_for(runtime.target(_CHIP)):
         best = alternate([call], min_seconds=seconds, calls=1000).best(0)
     if runtime.launch_count == 0:
         raise RuntimeError(f"no call in {mode} reached the runtime")
