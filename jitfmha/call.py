@@ -9,14 +9,13 @@ alone, and gets a launch of the kernel that the kind has.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
-from math import prod
+from math import inf
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from .arguments import Arguments, CuSeqlens, Descales, Tensors
+from .arguments import Arguments, CuSeqlens, Descales, Tensors, new_tuple
 from .detection import target_of
 from .dispatch import plan_for
 from .mask import OPEN_WINDOW
@@ -36,77 +35,94 @@ _Kept = TypeVar("_Kept")
 _MOST_KEPT = 4096
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class PreparedCall:
-    """A call of which everything but the tensors' addresses is settled."""
+    """A call of which everything but the tensors' addresses is settled.
 
-    launch: Launch | None  # None where there is no output element to compute
-    sizes: Sizes
-    # In shape, strides and dtype, and of ordinary size: allocating such an output is quicker.
-    out_is_like_q: bool
-    out_shape: tuple[int, ...]
-    out_dtype: torch.dtype
-    lse_shape: tuple[int, ...]
-    lse_strides: tuple[int, ...]  # contiguous; given, because that is quicker
-    spans: tuple[int, ...]  # bytes from the first to behind the last element: q, k, v, out
-    reads_cu_seqlens: bool
-    wants_huge_pages: bool  # for a new output
+    Attributes:
+        kind: what it has in common with calls of other lengths and strides.
+        launch: None where there is no output element to compute.
+        sizes: lengths and strides.
+        out_shape, lse_shape, lse_strides: of new outputs; the lse is contiguous.
+        spans: of q, k, v and a given ``out``, from the first to behind the last element in bytes.
+        out_is_like_q: whether a new output has the shape, strides and dtype of q, and an ordinary
+            size: allocating such an output is quicker.
+        reads_cu_seqlens: whether the values of ``cu_seqlens`` are checked.
+        wants_huge_pages: for a new output.
+    """
+
+    __slots__ = (
+        *("kind", "launch", "sizes", "out_shape", "lse_shape", "lse_strides", "spans"),
+        *("out_is_like_q", "reads_cu_seqlens", "wants_huge_pages"),
+    )
+
+    def __init__(self, kind: CallKind, sizes: Sizes, arguments: Arguments) -> None:
+        out, seqlen_q, heads_q = arguments.out, sizes.seqlen_q, kind.heads_q
+        self.kind = kind
+        self.launch = kind.launch_for(sizes)
+        self.reads_cu_seqlens = kind.reads_cu_seqlens
+        self.sizes = sizes
+        self.out_shape: tuple[int, ...]
+        self.lse_shape: tuple[int, ...]
+        self.lse_strides: tuple[int, ...]
+        if kind.batch is None:
+            self.out_shape = seqlen_q, heads_q, kind.hdim_v
+            self.lse_shape = heads_q, seqlen_q
+            self.lse_strides = seqlen_q, 1
+        else:
+            self.out_shape = kind.batch, seqlen_q, heads_q, kind.hdim_v
+            self.lse_shape = kind.batch, heads_q, seqlen_q
+            self.lse_strides = heads_q * seqlen_q, seqlen_q, 1
+        self.wants_huge_pages = seqlen_q >= kind.huge_pages_from_seqlen_q
+        self.out_is_like_q = (
+            kind.out_may_be_like_q and sizes.out == sizes.q and not self.wants_huge_pages
+        )
+        self.spans: tuple[int, ...] = ()
+        if out is not None:
+            tensors = arguments.q, arguments.k, arguments.v, out
+            self.spans = tuple([extent(x)[1] for x in tensors])
 
 
 class CallKind:
-    """Calls that differ in lengths, strides and addresses only, and the kernels that serve them."""
+    """Calls that differ in lengths, strides and addresses only, and the kernels that serve them.
 
-    def __init__(self, problem: Problem, target: Target) -> None:
+    Attributes:
+        batch: None in gm1.
+        out_dtype: of outputs.
+        out_may_be_like_q: whether outputs have q's head dimension and dtype.
+        huge_pages_from_seqlen_q: where new outputs are so large that huge pages are asked for.
+        reads_cu_seqlens: whether the values of ``cu_seqlens`` are checked.
+    """
+
+    def __init__(self, problem: Problem, target: Target, q: Tensor) -> None:
         self._problem = problem
         self._target = target
         self._kernels: list[Kernel] = []
+        self._sequences = problem.batch * problem.heads_q
+        self.batch = problem.batch if problem.mode == "gm0" else None
+        self.heads_q = problem.heads_q
+        self.hdim_v = problem.hdim_v
+        self.out_dtype = out_dtype_of(q.dtype)
+        self.out_may_be_like_q = problem.hdim_v == problem.hdim_q and self.out_dtype == q.dtype
+        self.reads_cu_seqlens = target.has_host_memory
+        row_bytes = (self.batch or 1) * problem.heads_q * problem.hdim_v * q.element_size()
+        self.huge_pages_from_seqlen_q: float = inf
+        if q.device.type == "cpu" and row_bytes > 0:
+            self.huge_pages_from_seqlen_q = HUGE_PAGES_FROM_BYTES / row_bytes
 
-    def prepare(self, sizes: Sizes, arguments: Arguments) -> PreparedCall:
-        """Settle a call with ``sizes``."""
-        problem, seqlen_q = self._problem, sizes.seqlen_q
-        heads_q, out = problem.heads_q, arguments.out
-        out_shape: tuple[int, ...] = (seqlen_q, heads_q, problem.hdim_v)
-        lse_shape: tuple[int, ...] = (heads_q, seqlen_q)
-        lse_strides: tuple[int, ...] = (seqlen_q, 1)
-        if problem.mode == "gm0":
-            out_shape = (problem.batch, *out_shape)
-            lse_shape = (problem.batch, *lse_shape)
-            lse_strides = (heads_q * seqlen_q, *lse_strides)
-        q = arguments.q
-        wants_huge_pages = (
-            q.device.type == "cpu" and prod(out_shape) * q.element_size() >= HUGE_PAGES_FROM_BYTES
-        )
-        return PreparedCall(
-            launch=self._launch_for(sizes),
-            sizes=sizes,
-            out_is_like_q=(
-                out_shape == q.shape
-                and sizes.out == sizes.q
-                and not problem.is_fp8
-                and not wants_huge_pages
-            ),
-            out_shape=out_shape,
-            out_dtype=out_dtype_of(q.dtype),
-            lse_shape=lse_shape,
-            lse_strides=lse_strides,
-            spans=()
-            if out is None
-            else tuple([extent(x)[1] for x in (q, arguments.k, arguments.v, out)]),
-            reads_cu_seqlens=self._target.has_host_memory,
-            wants_huge_pages=wants_huge_pages,
-        )
+    def launch_for(self, sizes: Sizes) -> Launch | None:
+        """The launch for ``sizes``; None where there is no output element to compute.
 
-    def _launch_for(self, sizes: Sizes) -> Launch | None:
-        problem = self._problem
-        if problem.batch * sizes.seqlen_q * problem.heads_q == 0:
+        Raises ``NotImplementedError`` where no family serves them.
+        """
+        if self._sequences * sizes.seqlen_q == 0:
             # What nobody serves is refused, also where there is nothing to compute.
-            plan_for(problem.with_sizes(sizes), self._target)
+            plan_for(self._problem.with_sizes(sizes), self._target)
             return None
         for kernel in self._kernels:
             launch = kernel.launch_for(sizes)
             if launch is not None:
                 return launch
-        kernel = plan_for(problem.with_sizes(sizes), self._target).bind()
+        kernel = plan_for(self._problem.with_sizes(sizes), self._target).bind()
         launch = kernel.launch_for(sizes)
         assert launch is not None, "a kernel serves the sizes that it was planned for"
         self._kernels.insert(0, kernel)
@@ -161,7 +177,7 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
             out = _empty_like(q)
         else:
             out = q.new_empty_strided(
-                prepared.out_shape, prepared.sizes.out, dtype=prepared.out_dtype
+                prepared.out_shape, prepared.sizes.out, dtype=prepared.kind.out_dtype
             )
             if prepared.wants_huge_pages:
                 request_huge_pages(out)
@@ -178,34 +194,32 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
         if not covered:
             lse.fill_(-torch.inf)
     if prepared.launch is not None:
-        prepared.launch(_new_tuple(Tensors, (q, k, v, out, lse, cu_seqlens, descales)))
+        prepared.launch(new_tuple(Tensors, (q, k, v, out, lse, cu_seqlens, descales)))
     return out, lse
 
 
 _empty_like = torch.empty_like
-# What a NamedTuple's own constructor ends in, at half of its cost.
-_new_tuple = tuple.__new__
 
 
 def _prepare(key: Any, arguments: Arguments) -> PreparedCall:
     """Settle a call that is not kept under ``key``; None stands for one that cannot be kept."""
     if key is None:
-        return _first_of_kind(arguments)[1]
+        return _first_of_kind(arguments)
     kind_key = _without_sizes(key)
     kind = _kinds.get(kind_key)
     if kind is None:
-        kind, prepared = _first_of_kind(arguments)
-        _keep(_kinds, kind_key, kind)
+        prepared = _first_of_kind(arguments)
+        _keep(_kinds, kind_key, prepared.kind)
     else:
-        prepared = kind.prepare(check_sizes(arguments), arguments)
+        prepared = PreparedCall(kind, check_sizes(arguments, *[x[:2] for x in key[:3]]), arguments)
     _keep(_prepared, key, prepared)
     return prepared
 
 
-def _first_of_kind(arguments: Arguments) -> tuple[CallKind, PreparedCall]:
+def _first_of_kind(arguments: Arguments) -> PreparedCall:
     problem = make_problem(arguments)
-    kind = CallKind(problem, target_of(arguments.q.device))
-    return kind, kind.prepare(problem.sizes, arguments)
+    kind = CallKind(problem, target_of(arguments.q.device), arguments.q)
+    return PreparedCall(kind, problem.sizes, arguments)
 
 
 def _keep(kept: dict[Hashable, _Kept], key: Hashable, value: _Kept) -> None:
@@ -215,17 +229,28 @@ def _keep(kept: dict[Hashable, _Kept], key: Hashable, value: _Kept) -> None:
 
 
 def _without_sizes(key: Any) -> Hashable:
-    """The part of a call's key that tells kinds apart: no lengths, no strides."""
+    """The part of a call's key that tells kinds apart: no lengths, no strides.
+
+    A tensor with a dimension too few or too many makes a kind of its own, which is refused.
+    """
     q, k, v, *options, out, cu_seqlens, descales, target = key
-    described = []
-    for shape, _, dtype, device in (q, k, v):
-        # Where a dimension is missing or one too many, the kind is another one.
-        described.append((len(shape), shape[:-3], shape[-2:], dtype, device))
-    return (
-        *(*described, *options),
-        None if out is None else out[2:],
-        *(cu_seqlens, descales, target),
-    )
+    try:
+        if cu_seqlens is None:
+            batch, _, heads_q, hdim_q = q[0]
+            batch_k, _, heads_k, hdim_k = k[0]
+            batch_v, _, heads_v, hdim_v = v[0]
+            batches: Hashable = batch, batch_k, batch_v
+        else:
+            _, heads_q, hdim_q = q[0]
+            _, heads_k, hdim_k = k[0]
+            _, heads_v, hdim_v = v[0]
+            batches = None
+    except ValueError:
+        return key  # type: ignore[no-any-return]
+    shapes = batches, heads_q, heads_k, heads_v, hdim_q, hdim_k, hdim_v
+    tensors = q[2], q[3], k[2], k[3], v[2], v[3]
+    described_out = None if out is None else out[2:]
+    return shapes, tensors, *options, described_out, cu_seqlens, descales, target
 
 
 def _described_descales(descales: Descales) -> tuple[object, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from functools import lru_cache
 
 import torch
 
@@ -40,12 +39,18 @@ def target_of(device: torch.device) -> Target:
             else f"device {device} is an NVIDIA GPU, which is not supported"
         )
         raise ValueError(f"{found}; use cpu tensors or an AMD Instinct GPU: {supported_chips()}")
-    return _gpu_target(torch.cuda.current_device() if device.index is None else device.index)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if index not in _gpu_targets:
+        _gpu_targets[index] = _gpu_target(index)
+    return _gpu_targets[index]
 
 
-@lru_cache(maxsize=64)
+# GPUs do not change while a process runs.
+_gpu_targets: dict[int, AmdTarget] = {}
+
+
 def _gpu_target(index: int) -> AmdTarget:
-    """A GPU of torch's, which does not change while the process runs."""
+    """What torch and the HIP runtime tell of a GPU."""
     # Few machines have a GPU.
     from .amd.manifest import trees_of
     from .amd.runtime import loaded_runtime

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .arguments import Arguments, Bf16Cvt, gather_cu_seqlens, gather_descales
+from .arguments import Arguments, Bf16Cvt, gather_cu_seqlens, gather_descales, new_tuple
 from .call import run
 from .detection import target_of
 from .dispatch import Explanation, explain_problem
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from .arguments import Options
 
-# What a NamedTuple's own constructor ends in, at half of its cost.
-_new_tuple = tuple.__new__
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -132,7 +130,7 @@ def fmha_fwd(
     descales = None
     if q_descale is not None or k_descale is not None or v_descale is not None:
         descales = gather_descales(q_descale, k_descale, v_descale)
-    arguments = _new_tuple(
+    arguments = new_tuple(
         Arguments,
         (
             q,

@@ -6,7 +6,7 @@ same function. Their schemas are made from :class:`jitfmha.arguments.Options`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,34 +19,53 @@ from .problem import make_problem, out_dtype_of
 
 # A schema has no union of int and str, so `mask` is text; lengths may be symbolic.
 _SCHEMA_TYPES = {
-    "softmax_scale": "float? softmax_scale=None",
-    "mask": 'str mask="0"',
-    "window_size": "SymInt[2] window_size=[-1, -1]",
-    "return_lse": "bool return_lse=False",
-    "max_seqlen_q": "SymInt? max_seqlen_q=None",
-    "max_seqlen_k": "SymInt? max_seqlen_k=None",
-    "bf16_cvt": 'str bf16_cvt="rtne"',
+    **dict.fromkeys(("q", "k", "v"), "Tensor"),
+    "softmax_scale": "float?",
+    "mask": "str",
+    "window_size": "SymInt[2]",
+    "return_lse": "bool",
+    "max_seqlen_q": "SymInt?",
+    "max_seqlen_k": "SymInt?",
+    "out": "Tensor(a!)",
+    "bf16_cvt": "str",
 }
-_OPTIONS = ("return_lse", *(name for name in Options.__annotations__ if name != "out"))
-_SCHEMA = ", ".join(_SCHEMA_TYPES.get(name, f"Tensor? {name}=None") for name in _OPTIONS)
+_DEFAULTS = {
+    "bf16_cvt": '="rtne"',
+    **dict.fromkeys(("q_descale", "k_descale", "v_descale"), "=None"),
+}
+
+
+def _names() -> Iterator[str]:
+    yield from ("q", "k", "v")
+    for name in Options.__annotations__:
+        yield name
+        if name == "window_size":
+            yield "return_lse"
+
+
+def _schema(names: tuple[str, ...]) -> str:
+    return ", ".join(
+        f"{_SCHEMA_TYPES.get(name, 'Tensor?')} {name}{_DEFAULTS.get(name, '')}" for name in names
+    )
+
+
+_NAMES_WITH_OUT = tuple(_names())
+_NAMES = tuple(name for name in _NAMES_WITH_OUT if name != "out")
 _library = torch.library.Library("jitfmha", "DEF")
-_library.define(f"fmha_fwd(Tensor q, Tensor k, Tensor v, {_SCHEMA}) -> (Tensor out, Tensor lse)")
-_library.define(
-    f"fmha_fwd_out(Tensor q, Tensor k, Tensor v, Tensor(a!) out, {_SCHEMA}) -> Tensor lse"
-)
+_library.define(f"fmha_fwd({_schema(_NAMES)}) -> (Tensor out, Tensor lse)")
+_library.define(f"fmha_fwd_out({_schema(_NAMES_WITH_OUT)}) -> Tensor lse")
 _NUMBERS = {"0": 0, "1": 1, "2": 2}
 
 
 def call_operator(arguments: Arguments) -> tuple[Tensor, Tensor]:
     """Go through torch's dispatcher: the output and the log-sum-exp, empty if not asked for."""
-    q, k, v, out = arguments.q, arguments.k, arguments.v, arguments.out
     flat = arguments.flattened()
     flat["mask"] = _mask_as_text(flat["mask"])
-    options = [flat[name] for name in _OPTIONS]
+    out: Tensor | None = flat["out"]
     if out is None:
-        results: tuple[Tensor, Tensor] = torch.ops.jitfmha.fmha_fwd(q, k, v, *options)
+        results: tuple[Tensor, Tensor] = torch.ops.jitfmha.fmha_fwd(*[flat[x] for x in _NAMES])
         return results
-    return out, torch.ops.jitfmha.fmha_fwd_out(q, k, v, out, *options)
+    return out, torch.ops.jitfmha.fmha_fwd_out(*[flat[x] for x in _NAMES_WITH_OUT])
 
 
 def refuse_grad(arguments: Arguments) -> None:
@@ -76,32 +95,38 @@ def _mask_as_text(mask: int | str) -> str:
     return repr(mask)
 
 
-def _arguments_of(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, *options: Any) -> Arguments:
+def _arguments_of(names: tuple[str, ...], given: tuple[Any, ...]) -> Arguments:
     """The value behind an operator's arguments; the dispatcher leaves trailing defaults out."""
-    given: dict[str, Any] = dict(zip(_OPTIONS, options, strict=False))
-    if "mask" in given:
-        given["mask"] = _NUMBERS.get(given["mask"], given["mask"])
-    if "window_size" in given:
-        given["window_size"] = tuple(given["window_size"])
-    return Arguments.of(q, k, v, {**given, "out": out})
+    flat: dict[str, Any] = dict(zip(names, given, strict=False))
+    flat["mask"] = _NUMBERS.get(flat["mask"], flat["mask"])
+    flat["window_size"] = tuple(flat["window_size"])
+    if flat.get("out", flat) is None:
+        # The dispatcher takes None for any tensor.
+        raise TypeError("out must be a torch.Tensor, got NoneType")
+    return Arguments.of(flat.pop("q"), flat.pop("k"), flat.pop("v"), flat)
 
 
-def _fmha_fwd(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    out, lse = run(_arguments_of(q, k, v, None, *options))
-    return out, q.new_empty(0, dtype=torch.float32) if lse is None else lse
-
-
-def _fmha_fwd_out(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *options: Any) -> Tensor:
-    _, lse = run(_arguments_of(q, k, v, _given(out), *options))
+def _lse_or_empty(q: Tensor, lse: Tensor | None) -> Tensor:
     return q.new_empty(0, dtype=torch.float32) if lse is None else lse
 
 
-def _fmha_fwd_fake(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    return _fake_results(_arguments_of(q, k, v, None, *options))
+def _fmha_fwd(*given: Any) -> tuple[Tensor, Tensor]:
+    arguments = _arguments_of(_NAMES, given)
+    out, lse = run(arguments)
+    return out, _lse_or_empty(arguments.q, lse)
 
 
-def _fmha_fwd_out_fake(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *options: Any) -> Tensor:
-    return _fake_results(_arguments_of(q, k, v, _given(out), *options))[1]
+def _fmha_fwd_out(*given: Any) -> Tensor:
+    arguments = _arguments_of(_NAMES_WITH_OUT, given)
+    return _lse_or_empty(arguments.q, run(arguments)[1])
+
+
+def _fmha_fwd_fake(*given: Any) -> tuple[Tensor, Tensor]:
+    return _fake_results(_arguments_of(_NAMES, given))
+
+
+def _fmha_fwd_out_fake(*given: Any) -> Tensor:
+    return _fake_results(_arguments_of(_NAMES_WITH_OUT, given))[1]
 
 
 def _fake_results(arguments: Arguments) -> tuple[Tensor, Tensor]:
@@ -110,32 +135,22 @@ def _fake_results(arguments: Arguments) -> tuple[Tensor, Tensor]:
     return q.new_empty(problem.out_shape, dtype=out_dtype_of(q.dtype)), lse
 
 
-def _given(out: Tensor | None) -> Tensor:
-    # Torch's dispatcher takes None for any tensor.
-    if out is None:
-        raise TypeError("out must be a torch.Tensor, got NoneType")
-    return out
-
-
-def _fmha_fwd_autograd(q: Tensor, k: Tensor, v: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    results: tuple[Tensor, Tensor] = _below_autograd(
-        torch.ops.jitfmha.fmha_fwd.default, Arguments(q, k, v), (q, k, v, *options)
-    )
+def _fmha_fwd_autograd(*given: Any) -> tuple[Tensor, Tensor]:
+    op = torch.ops.jitfmha.fmha_fwd.default
+    results: tuple[Tensor, Tensor] = _below_autograd(op, given, None)
     return results
 
 
-def _fmha_fwd_out_autograd(q: Tensor, k: Tensor, v: Tensor, out: Tensor, *options: Any) -> Tensor:
-    lse: Tensor = _below_autograd(
-        torch.ops.jitfmha.fmha_fwd_out.default,
-        Arguments(q, k, v, out=out),
-        (q, k, v, out, *options),
-    )
+def _fmha_fwd_out_autograd(*given: Any) -> Tensor:
+    op = torch.ops.jitfmha.fmha_fwd_out.default
+    lse: Tensor = _below_autograd(op, given, given[_NAMES_WITH_OUT.index("out")])
     return lse
 
 
-def _below_autograd(op: Callable[..., Any], tensors: Arguments, given: tuple[Any, ...]) -> Any:
+def _below_autograd(op: Callable[..., Any], given: tuple[Any, ...], out: Tensor | None) -> Any:
     if torch.is_grad_enabled():
-        refuse_grad(tensors)
+        q, k, v = given[:3]
+        refuse_grad(Arguments(q, k, v, out=out))
     with torch._C._AutoDispatchBelowAutograd():
         return op(*given)
 

@@ -15,7 +15,7 @@ import torch
 
 import jitfmha
 from jitfmha import jit
-from jitfmha.bench import SUITES, cpu, suite
+from jitfmha.bench import SUITES, amd_model, cpu, decode_loop, rig_suites, suite
 from jitfmha.bench.first_call import first_call
 from jitfmha.bench.report import Report, Row
 from jitfmha.bench.timing import Timings, alternate
@@ -197,10 +197,7 @@ def test_explain_of_a_huge_problem_allocates_nothing(run: Run) -> None:
 
 
 def test_explain_fails_when_no_kernel_serves(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jitfmha import target
-
-    gpu = target.AmdTarget("gfx950", "MI350", 0, 256)
-    monkeypatch.setattr(target, "target_of", lambda _: gpu)
+    monkeypatch.setenv("JITFMHA_EMULATE", "gfx950")
     result = run("explain", "--dtype", "fp32", "--json")
     assert result.code == 1
     assert result.json["kernel"] is None
@@ -327,6 +324,30 @@ def test_bench_suites_exist() -> None:
         assert callable(suite(name))
 
 
+@pytest.fixture
+def no_rigs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(rig_suites, "_FOLDER", tmp_path)
+
+
+@pytest.mark.usefixtures("no_rigs")
+@pytest.mark.parametrize("name", rig_suites.RIG_SUITES)
+def test_a_suite_without_its_rigs_is_a_usage_error(run: Run, tmp_path: Path, name: str) -> None:
+    result = run("bench", "--suite", name, "--quick")
+    assert result.code == 2
+    assert f"the suite {name!r} needs the test rigs of a checkout" in result.err
+    assert str(tmp_path / "rigs") in result.err
+    assert f"`python -m jitfmha bench --suite {name}`" in result.err
+    assert result.out == ""
+
+
+@pytest.mark.usefixtures("no_rigs")
+def test_the_model_is_reported_without_rigs() -> None:
+    report = Report("amd-model", {})
+    amd_model._launcher_rows(report, True, print)
+    assert report.rows == []
+    assert "left out: the suite 'launcher' needs the test rigs" in report.machine["launcher"]
+
+
 def test_bars() -> None:
     assert Row("", 1.4, 1.4, "x", at_least=True).met
     assert not Row("", 1.39, 1.4, "x", at_least=True).met
@@ -343,6 +364,9 @@ def test_timings_alternate() -> None:
     )
     assert calls == ["a", "b"] + ["a", "a", "b", "b"] * 3
     assert len(timings.rounds) == 3
+    calls.clear()
+    alternate([lambda: calls.append("a")], min_seconds=0.0, before_round=lambda: calls.append("."))
+    assert calls == [".", "a"] * 4
     timings = Timings([[1.0, 2.0], [10.0, 30.0], [2.0, 2.0]])
     assert timings.best(0) == 1.0
     assert timings.ratio(1, 0) == 2.0
@@ -368,6 +392,31 @@ def test_ragged_lengths_are_those_of_the_bar() -> None:
     assert len(lengths) == 16
     assert (min(lengths), max(lengths)) == (64, 2048)
     assert lengths == cpu._ragged_lengths()
+
+
+def test_a_decode_loop_has_one_key_more_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, float, tuple[int, ...]]] = []
+
+    def record(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, softmax_scale: float) -> None:
+        assert k.shape == v.shape
+        assert q.shape == (1, 1, 2, 8)
+        calls.append((k.shape[1], softmax_scale, k.stride()))
+
+    monkeypatch.setattr(decode_loop, "fmha_fwd", record)
+    q, k, v = decode_loop.tensors(torch.float32, heads=2, hdim=8)
+    for kind in decode_loop.KINDS:
+        calls.clear()
+        decode_loop.loop_over_repeated(q, k, v, kind, min_seconds=0.0)
+        rounds = [calls[i : i + 1025] for i in range(0, len(calls), 1025)]
+        assert len(rounds) == 6
+        for of_round in rounds:
+            lengths = [length for length, _, _ in of_round]
+            assert lengths == [767, *range(512, 1024), *[767] * 512]
+            assert len({scale for _, scale, _ in of_round}) == 1
+        assert len({of_round[0][1] for of_round in rounds}) == len(rounds)
+        batch_strides = {length: stride[0] for length, _, stride in calls}
+        is_cache = kind == "slices of a cache"
+        assert batch_strides == {n: 16 * (1023 if is_cache else n) for n in range(512, 1024)}
 
 
 def test_first_call_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from reference import assert_close, attention
 from untyped import fmha_fwd
 
-from jitfmha import call, huge_pages
+from jitfmha import call, memory
 
 
 @pytest.fixture
@@ -21,11 +21,11 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_only_large_new_outputs_ask(rng: torch.Generator, requests: list[int]) -> None:
-    rows = huge_pages.LEAST_BYTES // (64 * 4)
+    rows = memory.HUGE_PAGES_FROM_BYTES // (64 * 4)
     q = torch.randn(1, rows, 1, 64, generator=rng)
     k, v = (torch.randn(1, 3, 1, 64, generator=rng) for _ in range(2))
     fmha_fwd(q, k, v)
-    assert requests == [huge_pages.LEAST_BYTES]
+    assert requests == [memory.HUGE_PAGES_FROM_BYTES]
     fmha_fwd(q, k, v, out=torch.empty_like(q))
     fmha_fwd(q[:, 1:], k, v)
     assert len(requests) == 1
@@ -41,10 +41,10 @@ def test_only_whole_pages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         def madvise(begin: object, length: object, advice: int) -> None:
             calls.append((begin.value, length.value, advice))  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(huge_pages, "_c_library", Library)
+    monkeypatch.setattr(memory, "_c_library", Library)
     x = torch.empty(5 << 20, dtype=torch.uint8)
-    huge_pages.request_huge_pages(x)
-    huge_pages.request_huge_pages(x[: 1 << 20])
+    memory.request_huge_pages(x)
+    memory.request_huge_pages(x[: 1 << 20])
     ((begin, length, advice),) = calls
     assert begin % (2 << 20) == length % (2 << 20) == 0
     assert x.data_ptr() <= begin
@@ -54,7 +54,7 @@ def test_only_whole_pages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_result_is_right(rng: torch.Generator) -> None:
-    rows = huge_pages.LEAST_BYTES // (32 * 4) + 5
+    rows = memory.HUGE_PAGES_FROM_BYTES // (32 * 4) + 5
     q = torch.randn(1, rows, 1, 32, generator=rng)
     k, v = (torch.randn(1, 7, 1, 32, generator=rng) for _ in range(2))
     assert_close(fmha_fwd(q, k, v, return_lse=True), attention(q, k, v), q, k, v)

@@ -81,6 +81,9 @@ def test_wheel_contents(wheel: Path) -> None:
     for folder in SHIPPED_FOLDERS:
         expected |= {f"jitfmha/{name}" for name in files_below(ROOT / folder)}
     assert names == expected
+    # The test rigs stay in the checkout.
+    rigs = {"op_tests", "rigs", "cache_faults", "faulty_system.cpp", "recording_runtime.cpp"}
+    assert not [name for name in names if rigs & set(name.split("/"))]
     assert {"jitfmha/py.typed", "jitfmha/csrc_templates/cpu/fmha_fwd.cpp.in"} <= names
     assert "Requires-Python: >=3.10" in fields
     assert "Requires-Dist: torch>=2.10" in fields
@@ -95,10 +98,32 @@ def test_sdist_contents(distributions: Path) -> None:
         assert files_below(ROOT / folder) <= names
 
 
+def install(wheel: Path, site_packages: Path) -> None:
+    arguments = ("--no-deps", "--no-index", "--quiet", "--target", str(site_packages))
+    run("-m", "pip", "install", *arguments, str(wheel), cwd=site_packages.parent)
+
+
+def test_a_wheel_says_that_suites_with_rigs_need_a_checkout(wheel: Path, tmp_path: Path) -> None:
+    install(wheel, tmp_path / "site-packages")
+    for suite in ("cache", "launcher"):
+        process = subprocess.run(
+            [sys.executable, "-m", "jitfmha", "bench", "--suite", suite, "--quick"],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(tmp_path / "site-packages")},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert process.returncode == 2
+        assert f"the suite {suite!r} needs the test rigs of a checkout" in process.stderr
+        assert process.stdout == ""
+
+
 def test_works_from_an_unwritable_wheel_install(wheel: Path, tmp_path: Path) -> None:
     site_packages = tmp_path / "site-packages"
-    arguments = ("--no-deps", "--no-index", "--quiet", "--target", str(site_packages))
-    run("-m", "pip", "install", *arguments, str(wheel), cwd=tmp_path)
+    install(wheel, site_packages)
     everything = [site_packages, *site_packages.rglob("*")]
     for path in everything:
         path.chmod(0o555 if path.is_dir() else 0o444)

@@ -1,8 +1,9 @@
 // Vectors of 8 floats for AVX2 with FMA and F16C.
 #pragma once
 
-#include <cstdint>
 #include <immintrin.h>
+
+#include <cstdint>
 
 namespace simd {
 
@@ -32,8 +33,8 @@ inline Vec select_between(Vec low, Vec x, Vec high, Vec a, Vec b) {
   return _mm256_blendv_ps(b, a, inside);
 }
 
-// 2^x = scale_exponent(2^(c - w), w) with c = clamp_exponent(x), w = round_exponent(c); for x <
-// 128. It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
+// For x < 128: 2^x = scale_exponent(2^(c - w), w), where c = clamp_exponent(x) and
+// w = round_exponent(c). It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
 inline Vec clamp_exponent(Vec x) { return _mm256_max_ps(_mm256_set1_ps(-127.0f), x); }
 inline Vec round_exponent(Vec x) {
   return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);

@@ -1,9 +1,10 @@
-// Vectors of 16 floats for AVX-512 (F, BW, DQ, VL), with AVX512_BF16 dot products where compiled
-// in.
+// Vectors of 16 floats for AVX-512 (F, BW, DQ, VL), with AVX512_BF16 dot products where they are
+// compiled in.
 #pragma once
 
-#include <cstdint>
 #include <immintrin.h>
+
+#include <cstdint>
 
 namespace simd {
 
@@ -54,8 +55,8 @@ inline void transpose(Vec (&rows)[kLanes]) {
     t[i + 2] = _mm512_shuffle_ps(ab_high, cd_high, 0x44);
     t[i + 3] = _mm512_shuffle_ps(ab_high, cd_high, 0xee);
   }
-  // Every 128-bit quarter now holds a transposed 4x4 block; what is left is to transpose the
-  // blocks.
+  // Every 128-bit quarter now holds a transposed 4x4 block; what is left is to
+  // transpose the blocks.
   for (int i = 0; i < 4; ++i) {
     const Vec even_01 = _mm512_shuffle_f32x4(t[i], t[4 + i], 0x88);
     const Vec odd_01 = _mm512_shuffle_f32x4(t[i], t[4 + i], 0xdd);

@@ -1,5 +1,5 @@
-// Vectors of 4 floats in GCC's and Clang's portable vector types: baseline x86-64, or anything
-// else.
+// Vectors of 4 floats in GCC's and Clang's portable vector types: baseline x86-64, or
+// anything else.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +45,8 @@ inline Vec select_between(Vec low, Vec x, Vec high, Vec a, Vec b) {
   return select((low <= x) & (x <= high), a, b);
 }
 
-// 2^x = scale_exponent(2^(c - w), w) with c = clamp_exponent(x), w = round_exponent(c); for x <
-// 128. It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
+// For x < 128: 2^x = scale_exponent(2^(c - w), w), where c = clamp_exponent(x) and
+// w = round_exponent(c). It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
 inline Vec clamp_exponent(Vec x) {
   const Vec lowest = broadcast(-127.0f);
   return select(lowest > x, lowest, x);

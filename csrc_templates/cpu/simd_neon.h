@@ -2,6 +2,7 @@
 #pragma once
 
 #include <arm_neon.h>
+
 #include <cstdint>
 
 namespace simd {
@@ -30,8 +31,8 @@ inline Vec select_between(Vec low, Vec x, Vec high, Vec a, Vec b) {
   return vbslq_f32(vandq_u32(vcleq_f32(low, x), vcleq_f32(x, high)), a, b);
 }
 
-// 2^x = scale_exponent(2^(c - w), w) with c = clamp_exponent(x), w = round_exponent(c); for x <
-// 128. It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
+// For x < 128: 2^x = scale_exponent(2^(c - w), w), where c = clamp_exponent(x) and
+// w = round_exponent(c). It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
 inline Vec clamp_exponent(Vec x) { return vmaxq_f32(x, vdupq_n_f32(-127.0f)); }
 inline Vec round_exponent(Vec x) { return vrndnq_f32(x); }
 inline Vec scale_exponent(Vec a, Vec whole) {

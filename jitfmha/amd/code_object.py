@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from ..chips import Arch, architecture
+from .elf import Elf
 
 _MACHINE_AMDGPU = 224
-_SECTION_NOTE, _SECTION_DYNSYM, _NOTE_METADATA = 7, 11, 32
+_NOTE_METADATA = 32
 _LARGEST_FILE = 64 << 20
 
 
@@ -80,21 +80,18 @@ def read_code_object(
                 f"the manifest expects {sha256}"
             )
     try:
-        elf = _Elf(image)
+        elf = Elf(image)
         declared = _check(path, elf, arch, symbol, threads, kernarg_bytes)
         if combine_symbol is not None:
             _check(path, elf, arch, combine_symbol, threads, kernarg_bytes)
     except CodeObjectError:
         raise
-    except (
-        *(struct.error, LookupError, ValueError, OverflowError, RecursionError),
-        _Malformed,
-    ) as error:
+    except (struct.error, LookupError, ValueError, OverflowError, RecursionError) as error:
         raise CodeObjectError(f"{path} is damaged: {error or type(error).__name__}") from error
     return CodeObject(path, image, symbol, declared)
 
 
-def _check(path: Path, elf: _Elf, arch: Arch, symbol: str, threads: int, kernarg_bytes: int) -> int:
+def _check(path: Path, elf: Elf, arch: Arch, symbol: str, threads: int, kernarg_bytes: int) -> int:
     if elf.machine != _MACHINE_AMDGPU:
         raise CodeObjectError(
             f"{path} is for ELF machine {elf.machine}, expected {_MACHINE_AMDGPU} (AMD GPU)"
@@ -106,12 +103,12 @@ def _check(path: Path, elf: _Elf, arch: Arch, symbol: str, threads: int, kernarg
             f"{path} is for {names.get(mach, 'another architecture')} (EF_AMDGPU_MACH {mach:#x}), "
             f"expected {arch} ({expected:#x})"
         )
-    kernels = elf.kernels()
+    kernels = _kernels(elf)
     if symbol not in kernels:
         raise CodeObjectError(
             f"{path} has no kernel {symbol}; it has {', '.join(kernels) or 'none at all'}"
         )
-    metadata = elf.kernel_metadata(symbol)
+    metadata = _kernel_metadata(elf, symbol)
     if metadata is None:
         raise CodeObjectError(f"{path} has no metadata about kernel {symbol}")
     declared = _integer(metadata, ".kernarg_segment_size")
@@ -140,87 +137,33 @@ def _check(path: Path, elf: _Elf, arch: Arch, symbol: str, threads: int, kernarg
     return declared
 
 
-class _Malformed(Exception):
-    """Something that no well-formed file has."""
+def _kernels(elf: Elf) -> dict[str, int]:
+    """The kernels by symbol, and the argument size that the descriptor of each tells."""
+    kernels = {}
+    for symbol in elf.dynamic_symbols():
+        if symbol.name.endswith(".kd") and symbol.section < len(elf.sections):
+            home = elf.sections[symbol.section]
+            descriptor = home.offset + symbol.address - home.address
+            (size,) = struct.unpack_from("<I", elf.image, descriptor + 8)
+            kernels[symbol.name.removesuffix(".kd")] = size
+    return kernels
 
 
-class _Elf:
-    """A 64-bit little-endian ELF file, as far as a code object's identity goes."""
-
-    def __init__(self, image: bytes) -> None:
-        if image[:6] != b"\x7fELF\x02\x01":
-            raise _Malformed("it is not a 64-bit little-endian ELF file")
-        self._image = image
-        (self.machine,) = struct.unpack_from("<H", image, 18)
-        (self.flags,) = struct.unpack_from("<I", image, 48)
-        (table,) = struct.unpack_from("<Q", image, 40)
-        entry_bytes, count = struct.unpack_from("<HH", image, 58)
-        self._sections = [
-            _Section(*struct.unpack_from("<4xIQQQQI12xQ", image, table + entry_bytes * i))
-            for i in range(count)
-        ]
-
-    def kernels(self) -> dict[str, int]:
-        """The kernels by symbol, and the argument size that the descriptor of each tells."""
-        kernels = {}
-        for section in self._sections:
-            if section.type != _SECTION_DYNSYM:
-                continue
-            names = self._sections[section.link]
-            for at in range(section.offset, section.offset + section.size, 24):
-                name, index, value = struct.unpack_from("<I2xHQ", self._image, at)
-                end = self._image.index(b"\0", names.offset + name)
-                text = self._image[names.offset + name : end].decode()
-                if text.endswith(".kd") and index < len(self._sections):
-                    home = self._sections[index]
-                    descriptor = home.offset + value - home.address
-                    (size,) = struct.unpack_from("<I", self._image, descriptor + 8)
-                    kernels[text.removesuffix(".kd")] = size
-        return kernels
-
-    def kernel_metadata(self, symbol: str) -> dict[str, Any] | None:
-        """The metadata of one kernel, if there are any."""
-        for note in self._notes():
-            document = _unpacked(note)
-            kernels = document.get("amdhsa.kernels") if isinstance(document, dict) else None
-            for kernel in kernels if isinstance(kernels, list) else ():
-                if isinstance(kernel, dict) and kernel.get(".symbol") == f"{symbol}.kd":
-                    return kernel
-        return None
-
-    def _notes(self) -> Iterator[bytes]:
-        for section in self._sections:
-            if section.type != _SECTION_NOTE:
-                continue
-            at = section.offset
-            while at + 12 <= section.offset + section.size:
-                name, size, kind = struct.unpack_from("<III", self._image, at)
-                start = at + 12 + -(-name // 4) * 4
-                if kind == _NOTE_METADATA:
-                    yield self._image[start : start + size]
-                at = start + -(-size // 4) * 4
-
-
-@dataclass(frozen=True)
-class _Section:
-    type: int
-    flags: int
-    address: int
-    offset: int
-    size: int
-    link: int
-    entry_bytes: int
+def _kernel_metadata(elf: Elf, symbol: str) -> dict[str, Any] | None:
+    """The metadata of one kernel, if there are any."""
+    for note in elf.notes(_NOTE_METADATA):
+        document, _ = _unpack(note, 0)
+        kernels = document.get("amdhsa.kernels") if isinstance(document, dict) else None
+        for kernel in kernels if isinstance(kernels, list) else ():
+            if isinstance(kernel, dict) and kernel.get(".symbol") == f"{symbol}.kd":
+                return kernel
+    return None
 
 
 def _integer(metadata: dict[str, Any], name: str) -> int:
     value = metadata.get(name)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise _Malformed(f"its metadata say {value!r} for {name}")
-    return value
-
-
-def _unpacked(data: bytes) -> Any:
-    value, _ = _unpack(data, 0)
+        raise ValueError(f"its metadata say {value!r} for {name}")
     return value
 
 
@@ -268,7 +211,7 @@ def _unpack(data: bytes, at: int) -> tuple[Any, int]:
         kind = "map" if first < 0x90 else "array" if first < 0xA0 else "text"
         length = first & (0x1F if kind == "text" else 0x0F)
     else:
-        raise _Malformed(f"its metadata hold a value that starts with {first:#x}")
+        raise ValueError(f"its metadata hold a value that starts with {first:#x}")
     if kind in ("text", "bytes"):
         piece = data[at : at + length]
         return (piece.decode() if kind == "text" else piece), at + length
@@ -282,6 +225,6 @@ def _unpack(data: bytes, at: int) -> tuple[Any, int]:
     for _ in range(length):
         key, at = _unpack(data, at)
         if isinstance(key, (list, dict)):
-            raise _Malformed("its metadata have a list as a key")
+            raise ValueError("its metadata have a list as a key")
         pairs[key], at = _unpack(data, at)
     return pairs, at

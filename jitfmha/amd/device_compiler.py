@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from .elf import Elf
+
 __all__ = [
     "DeviceCompileError",
     "DeviceCompiler",
@@ -31,12 +33,13 @@ __all__ = [
 _DEFAULT_ROCM = "/opt/rocm"
 _CODE_OBJECT_VERSIONS = (4, 5, 6)
 _TARGET = ("-target", "amdgcn-amd-amdhsa")
-_HIP = ("-x", "hip", "--cuda-device-only", "-nogpuinc", "-nogpulib", "--no-gpu-bundle-output")
-# What hip_runtime.h would define; the kernels need no header.
-_HIP_DEFINITIONS = (
+# Every kernel gets these. The definitions are what hip_runtime.h would bring; no header is needed.
+HIP_FLAGS = (
+    *("-x", "hip", "--cuda-device-only", "-nogpuinc", "-nogpulib", "--no-gpu-bundle-output"),
     "-D__global__=__attribute__((global))",
     "-D__device__=__attribute__((device))",
     "-D__shared__=__attribute__((shared))",
+    "-O3",
 )
 
 
@@ -58,13 +61,32 @@ class DeviceCompileError(RuntimeError):
 
 @dataclass(frozen=True)
 class DeviceCompiler:
-    """A clang and an lld that know AMD GPUs, each as the words of a command."""
+    """A clang and an lld that know AMD GPUs, each as the words of a command.
+
+    Its methods run one step each, in the folder of what they write, and raise DeviceCompileError
+    where the compiler refuses. There are three steps because clang does not find lld everywhere.
+    """
 
     clang: tuple[str, ...]
     lld: tuple[str, ...]
 
     def __str__(self) -> str:
         return " ".join(self.clang)
+
+    def compile(self, source: Path, assembly: Path, flags: Sequence[str]) -> None:
+        """Assembly text from HIP C++ text; the flags name the architecture."""
+        command = [*self.clang, *HIP_FLAGS, *flags, "-S", str(source), "-o", str(assembly)]
+        _run(command, assembly.parent)
+
+    def assemble(self, assembly: Path, relocatable: Path, arch: str) -> None:
+        """A relocatable object from assembly text."""
+        words = (*self.clang, *_TARGET, f"-mcpu={arch}")
+        _run([*words, "-c", str(assembly), "-o", str(relocatable)], relocatable.parent)
+
+    def link(self, relocatables: Sequence[Path], linked: Path, flags: Sequence[str] = ()) -> None:
+        """A code object from relocatable ones."""
+        words = (*self.lld, "-shared", *flags, *map(str, relocatables))
+        _run([*words, "-o", str(linked)], linked.parent)
 
 
 def device_compiler() -> DeviceCompiler:
@@ -83,7 +105,7 @@ def _find(rocm_path: str | None) -> DeviceCompiler:
         if not root:
             tried.append(f"{origin} (not set)")
             continue
-        folder = Path(root, "llvm", "bin")
+        folder = Path(root, "llvm", "bin").absolute()
         clang, lld = folder / "clang++", folder / "ld.lld"
         if clang.is_file() and lld.is_file():
             return DeviceCompiler((str(clang),), (str(lld),))
@@ -119,7 +141,6 @@ def compile_hip(
         DeviceCompileError: the source is refused.
         ValueError: an unknown code object version.
     """
-    # In two steps, because clang does not find lld by itself everywhere.
     assembly = compile_hip_to_assembly(
         source, arch, code_object_version=code_object_version, flags=flags
     )
@@ -135,18 +156,8 @@ def compile_hip_to_assembly(
     with tempfile.TemporaryDirectory(prefix="jitfmha-") as folder:
         text, assembly = Path(folder, "kernel.hip"), Path(folder, "kernel.s")
         text.write_text(source, encoding="utf-8")
-        _run(
-            [
-                *device_compiler().clang,
-                *_HIP,
-                *_HIP_DEFINITIONS,
-                f"--offload-arch={arch}",
-                "-O3",
-                f"-mcode-object-version={code_object_version}",
-                *flags,
-                *("-S", str(text), "-o", str(assembly)),
-            ]
-        )
+        target = (f"--offload-arch={arch}", f"-mcode-object-version={code_object_version}")
+        device_compiler().compile(text, assembly, (*target, *flags))
         return assembly.read_text(encoding="utf-8")
 
 
@@ -158,10 +169,8 @@ def assemble(source: str, arch: str) -> bytes:
         DeviceCompileError: the source is refused.
     """
     with tempfile.TemporaryDirectory(prefix="jitfmha-") as folder:
-        relocatable = Path(folder, "kernel.o")
-        _assemble_to(source, arch, relocatable)
         linked = Path(folder, "kernel.co")
-        _run([*device_compiler().lld, "-shared", str(relocatable), "-o", str(linked)])
+        device_compiler().link([_assembled(source, arch, Path(folder))], linked)
         return linked.read_bytes()
 
 
@@ -178,10 +187,9 @@ def assemble_words(lines: Sequence[str], arch: str) -> list[tuple[int, ...]]:
     sizes = "".join(f".long .Le{i} - .Lb{i}\n" for i in range(len(lines)))
     source = f'.text\n{body}.section .sizes, "a"\n{sizes}'
     with tempfile.TemporaryDirectory(prefix="jitfmha-") as folder:
-        relocatable = Path(folder, "words.o")
-        _assemble_to(source, arch, relocatable)
-        sections = _sections(relocatable.read_bytes())
-    text, lengths = sections[".text"], sections[".sizes"]
+        elf = Elf(_assembled(source, arch, Path(folder)).read_bytes())
+    sections = elf.sections_by_name()
+    text, lengths = elf.content(sections[".text"]), elf.content(sections[".sizes"])
     words = []
     for i in range(len(lines)):
         length = int.from_bytes(lengths[4 * i : 4 * i + 4], "little")
@@ -190,31 +198,17 @@ def assemble_words(lines: Sequence[str], arch: str) -> list[tuple[int, ...]]:
     return words
 
 
-def _assemble_to(source: str, arch: str, relocatable: Path) -> None:
-    text = relocatable.with_suffix(".s")
+def _assembled(source: str, arch: str, folder: Path) -> Path:
+    text, relocatable = folder / "kernel.s", folder / "kernel.o"
     text.write_text(source, encoding="utf-8")
-    clang = device_compiler().clang
-    _run([*clang, *_TARGET, f"-mcpu={arch}", "-c", str(text), "-o", str(relocatable)])
+    device_compiler().assemble(text, relocatable, arch)
+    return relocatable
 
 
-def _sections(elf: bytes) -> dict[str, bytes]:
-    """The sections of a 64-bit little-endian ELF file, by name."""
-
-    def field(offset: int, size: int) -> int:
-        return int.from_bytes(elf[offset : offset + size], "little")
-
-    headers, size, count, names = field(40, 8), field(58, 2), field(60, 2), field(62, 2)
-    content = []
-    for i in range(count):
-        header = headers + i * size
-        offset, length = field(header + 24, 8), field(header + 32, 8)
-        content.append((field(header, 4), elf[offset : offset + length]))
-    strings = content[names][1]
-    return {strings[name : strings.index(b"\0", name)].decode(): data for name, data in content}
-
-
-def _run(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(command: Sequence[str], folder: Path) -> None:
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, errors="replace", check=False
+    )
     if done.returncode != 0:
         output = done.stderr.strip()
         raise DeviceCompileError(f"{' '.join(command[:4])} ... failed:\n{output}", output)

@@ -6,7 +6,7 @@ workgroups. Figures are the model's; `python -m jitfmha profile` prints what it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,10 +17,8 @@ from ..emulator import DEVICES, emulate
 from ..emulator.profile import Estimate, LaunchProfile
 from ..interface import fmha_fwd
 from ..problem import BF16_CVTS
-from . import launcher
-from .report import Report
-
-Progress = Callable[[str], None]
+from .report import Progress, Report
+from .rig_suites import RigsNotFound, rig_suite
 
 # A launch of seven rounds on an MI300X: 2048 workgroups without a mask.
 _BATCH, _HEADS, _SEQLEN, _HDIM = 4, 32, 4096, 128
@@ -87,8 +85,18 @@ def run(quick: bool, progress: Progress) -> Report:
         plain, causal = (_estimate(large[chip, cvt, mask]).seconds for mask in (0, 2))
         report.at_most(f"causal over unmasked time, {chip} {cvt}", causal / plain, _CAUSAL, "x")
     _main_loops(report, quick, progress)
-    launcher.add_rows(report, quick, progress)
+    _launcher_rows(report, quick, progress)
     return report
+
+
+def _launcher_rows(report: Report, quick: bool, progress: Progress) -> None:
+    """Add the rows of the suite ``launcher``; without test rigs, say that they are left out."""
+    try:
+        run_launcher = rig_suite("launcher")
+    except RigsNotFound as error:
+        report.machine["launcher"] = f"its rows are left out: {error}"
+    else:
+        report.rows += run_launcher(quick, progress).rows
 
 
 def _cycles(report: Report, large: dict[tuple[str, Bf16Cvt, int], LaunchProfile]) -> None:

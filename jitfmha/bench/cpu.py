@@ -16,11 +16,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from ..detection import target_of
 from ..interface import fmha_fwd
 from ..problem import DTYPE_NAMES
+from . import decode_loop
 from .first_call import FirstCall, first_call
-from .report import Comparison, Report
+from .report import Comparison, Progress, Report
 from .timing import Timings, alternate
-
-Progress = Callable[[str], None]
 
 _THREADS = 2
 _HEADS = 8
@@ -42,6 +41,7 @@ def run(quick: bool, progress: Progress) -> Report:
             _share_of_mm_peak(report, quick, progress)
             _first_calls(report, quick, progress)
             _small_call(report, quick, progress)
+            _decode_loop(report, quick, progress)
         # Two threads of ours are 2 of it; what is above that competed with them.
         report.machine["load"] = f"{os.getloadavg()[0]:.1f} (1 minute average at the end)"
     finally:
@@ -224,6 +224,15 @@ def _small_call(report: Report, quick: bool, progress: Progress) -> None:
         f"{name}: {comparison.seconds * 1e6:.2f} us, SDPA {comparison.against_seconds * 1e6:.2f} us"
     )
     report.at_most("steady call on (1, 1, 16, 64), time over SDPA's", times.ratio(0, 1), 1.0, "x")
+
+
+def _decode_loop(report: Report, quick: bool, progress: Progress) -> None:
+    q, k, v = decode_loop.tensors(torch.float32, heads=2, hdim=64)
+    qt, kt, vt = (x.transpose(1, 2) for x in (q, k, v))
+    expected = scaled_dot_product_attention(qt, kt, vt).transpose(1, 2)
+    _verified("the longest step of a decode loop", fmha_fwd(q, k, v), expected)
+    seconds = 0.5 if quick else 3.0
+    decode_loop.add_row(report, "CPU, (1,1,2,64)", (q, k, v), seconds, progress)
 
 
 def _flops(pairs: int, hdim: int) -> int:

@@ -7,7 +7,6 @@ import platform
 import struct
 import tempfile
 import time
-from collections.abc import Callable
 
 import torch
 
@@ -24,10 +23,8 @@ from .emulator_kernels import (
     loop_source,
 )
 from .fresh_process import run_fresh
-from .report import Report
+from .report import Progress, Report
 from .timing import alternate
-
-Progress = Callable[[str], None]
 
 _ARCH = "gfx942"
 _THREADS = 2

@@ -8,7 +8,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-_PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
+
+def search_path(*first: Path) -> str:
+    """A ``PYTHONPATH`` for what this process can import, with other folders before its own."""
+    return os.pathsep.join([*map(str, first), *filter(None, sys.path)])
 
 
 def run_fresh(
@@ -19,15 +22,14 @@ def run_fresh(
     cwd: str | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``code`` with this package in reach, and ``environment`` on top of ours.
+    """Run ``code``, which can import what this process can, with ``environment`` on top of ours.
 
     Raises ``RuntimeError``, ``failure`` with the process's stderr, when it fails.
     """
-    search_path = [_PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])]
     process = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         cwd=cwd,
-        env={**os.environ, **(environment or {}), "PYTHONPATH": os.pathsep.join(search_path)},
+        env={**os.environ, **(environment or {}), "PYTHONPATH": search_path()},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -66,3 +67,7 @@ class Report:
             "rows": [{**asdict(row), "met": row.met} for row in self.rows],
             "comparisons": [asdict(comparison) for comparison in self.comparisons],
         }
+
+
+Progress = Callable[[str], None]
+Suite = Callable[[bool, Progress], Report]

@@ -33,11 +33,14 @@ def alternate(
     min_seconds: float,
     min_rounds: int = 3,
     calls: int = 1,
+    before_round: Callable[[], object] = lambda: None,
 ) -> Timings:
     """Time ``calls`` calls of each function in turn, A B A B, after one warming call of each.
 
-    Stops when ``min_rounds`` rounds are done and ``min_seconds`` have passed.
+    Stops when ``min_rounds`` rounds are done and ``min_seconds`` have passed. ``before_round`` is
+    called before the warming calls and before each round, and is not timed.
     """
+    before_round()
     for function in functions:
         function()
     rounds: list[list[float]] = []
@@ -46,6 +49,7 @@ def alternate(
     try:
         end = time.perf_counter() + min_seconds
         while len(rounds) < min_rounds or time.perf_counter() < end:
+            before_round()
             rounds.append([_seconds(function, calls) for function in functions])
     finally:
         if was_collecting:

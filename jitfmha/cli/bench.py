@@ -6,7 +6,8 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ..bench import SUITES, run_suite
-from .exit_codes import FAILED, OK
+from ..bench.rig_suites import RigsNotFound
+from .exit_codes import FAILED, OK, UsageError
 from .output import add_json_flag, fields, print_json, progress, table
 
 if TYPE_CHECKING:
@@ -35,7 +36,10 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the suite and print its report."""
-    report = run_suite(args.suite, quick=args.quick, progress=progress)
+    try:
+        report = run_suite(args.suite, quick=args.quick, progress=progress)
+    except RigsNotFound as error:
+        raise UsageError(str(error)) from None
     if args.json:
         print_json(report.to_dict())
     else:

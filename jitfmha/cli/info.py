@@ -67,13 +67,13 @@ def _facts() -> dict[str, Any]:
     import torch
 
     from .. import __version__
-    from ..jit.compiler import find_compiler
     from ..jit.errors import CompilerNotFound
+    from ..jit.toolchain.host_cpp import find_host_cpp
 
     targets = _targets()
     compiler = compiler_error = None
     try:
-        compiler = str(find_compiler())
+        compiler = str(find_host_cpp())
     except CompilerNotFound as error:
         compiler_error = str(error)
     return {
@@ -130,7 +130,7 @@ def _trees(targets: list[Target | str]) -> list[str]:
 def _cache() -> dict[str, Any]:
     """A cache that must not be used is a fact like any other: its reason is ``error``."""
     from .. import jit
-    from ..jit.eviction import cache_limit
+    from ..jit.cache.eviction import cache_limit
 
     facts: dict[str, Any] = {"path": None, "entries": 0, "size": 0, "limit": None, "error": None}
     try:

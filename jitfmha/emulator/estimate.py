@@ -1,9 +1,10 @@
 """What a whole launch takes on the chip, from the workgroups of it that were timed.
 
-The timed ones lie on lines along the axes of the grid, and anywhere in it (profile_sample.cpp).
-Those that were not timed are predicted as the sum of one term for each axis, read off the lines;
-the ones anywhere tell how well that works, and stand for the others where it does not. Then all
-workgroups are put on the compute units in the order of the launch.
+The timed ones lie on lines along the axes of the grid, and anywhere in it
+(csrc_templates/emulator/profile/sample.cpp). Those that were not timed are predicted as the sum of
+one term for each axis, read off the lines; the ones anywhere tell how well that works, and stand
+for the others where it does not. Then all workgroups are put on the compute units in the order of
+the launch.
 """
 
 from __future__ import annotations
@@ -14,14 +15,13 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["DIES", "SUSTAINED_CLOCK", "Estimate", "TimedWorkgroup", "Timing", "estimate_launch"]
+__all__ = ["SIMDS", "SUSTAINED_CLOCK", "Estimate", "TimedWorkgroup", "Timing", "estimate_launch"]
 
 # One of two fitted constants, the other being the barrier's cycles in profile.h: the share of the
 # peak clock that a chip keeps up. Fitted to three published times of forward kernels on an MI300X
 # at (batch, heads, seqlen, hdim) = (2, 24, 16384, 128); profile.py prints what the model gives.
 SUSTAINED_CLOCK = 0.66
-# Chiplets; workgroups go to them in turn.
-DIES = 8
+# Of a compute unit.
 SIMDS = 4
 _MOST_ERROR = 0.1
 _FEWEST_ANYWHERE = 4
@@ -39,7 +39,7 @@ class Timing:
         matrix_busy: share of the cycles in which a SIMD's matrix unit worked.
         vector_busy: share in which a SIMD's vector ALU worked.
         lds_busy: share in which the LDS banks worked.
-        line_busy: share in which L1 delivered.
+        l1_busy: share in which L1 delivered.
         stalls: cycles in which waves waited, summed over waves, by what they waited for.
     """
 
@@ -48,7 +48,7 @@ class Timing:
     matrix_busy: float
     vector_busy: float
     lds_busy: float
-    line_busy: float
+    l1_busy: float
     stalls: Mapping[str, int]
 
 
@@ -119,7 +119,8 @@ def estimate_launch(
     grid: Id,
     workgroups: int,
     compute_units: int,
-    together: int,
+    xcds: int,
+    workgroups_per_unit: int,
     peak_clock: float,
 ) -> Estimate | None:
     """The estimate of a launch of `workgroups`; None where a workgroup of the sample has no timing.
@@ -129,7 +130,8 @@ def estimate_launch(
         grid: workgroups that were launched; where they are not as many as `workgroups`, the
             sample stands for all.
         compute_units: of the chip.
-        together: workgroups that share a compute unit.
+        xcds: of the chip: chiplets, to which workgroups go in turn.
+        workgroups_per_unit: that share a compute unit.
         peak_clock: in Hz.
     """
     costs: dict[Id, _Cost] = {}
@@ -144,12 +146,12 @@ def estimate_launch(
     if not costs:
         return None
     every, basis = _predict(costs, grid, workgroups)
-    cycles = _schedule(every, compute_units, together)
+    cycles = _schedule(every, compute_units, xcds, workgroups_per_unit)
     available = SIMDS * compute_units * cycles
     clock = peak_clock * SUSTAINED_CLOCK
     return Estimate(
         workgroups=workgroups,
-        rounds=math.ceil(workgroups / (compute_units * together)),
+        rounds=math.ceil(workgroups / (compute_units * workgroups_per_unit)),
         cycles=cycles,
         clock=clock,
         seconds=cycles / clock,
@@ -229,11 +231,15 @@ def _error(costs: Mapping[Id, _Cost], axes: Sequence[Sequence[_Cost]]) -> float:
     return off / sum(cost.cycles for cost in costs.values()) if costs else 0.0
 
 
-def _schedule(costs: Sequence[_Cost], compute_units: int, together: int) -> float:
-    """When the last workgroup ends: each goes to the next chiplet, there to the first free slot."""
-    dies = min(DIES, compute_units)
-    slots = [[0.0] * (together * len(range(die, compute_units, dies))) for die in range(dies)]
+def _schedule(
+    costs: Sequence[_Cost], compute_units: int, xcds: int, workgroups_per_unit: int
+) -> float:
+    """When the last workgroup ends: each goes to the next XCD, there to the first free slot."""
+    used = min(xcds, compute_units)
+    free_at = [
+        [0.0] * (workgroups_per_unit * len(range(xcd, compute_units, used))) for xcd in range(used)
+    ]
     for number, cost in enumerate(costs):
-        die = slots[number % dies]
-        heapq.heapreplace(die, die[0] + cost.cycles)
-    return max(max(die) for die in slots)
+        slots = free_at[number % used]
+        heapq.heapreplace(slots, slots[0] + cost.cycles)
+    return max(max(slots) for slots in free_at)

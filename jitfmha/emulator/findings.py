@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, get_args
+
+from .shared_structs import FINDING_ROW, FindingKind
 
 __all__ = ["Finding", "FindingKind", "SanitizerWarning", "take_findings"]
 
-FindingKind = Literal[
-    "global-bounds",
-    "lds-bounds",
-    "scratch-bounds",
-    "uninitialized",
-    "wait-count",
-    "wait-states",
-    "lds-race",
-    "barrier",
-]
-# In the order of `FindingKind` in check.h.
 _KINDS: tuple[FindingKind, ...] = get_args(FindingKind)
 _MOST_FINDINGS = 1000
 
@@ -69,22 +60,6 @@ class Finding:
         )
 
 
-class _FindingRow(ctypes.Structure):
-    """`FindingRow` in check_findings.cpp."""
-
-    _fields_ = [
-        ("kernel", ctypes.c_char * 256),
-        ("address", ctypes.c_char * 128),
-        ("instruction", ctypes.c_char * 256),
-        ("message", ctypes.c_char * 512),
-        ("count", ctypes.c_uint64),
-        ("kind", ctypes.c_uint32),
-        ("workgroup", ctypes.c_uint32 * 3),
-        ("wave", ctypes.c_uint32),
-        ("lane", ctypes.c_int32),
-    ]
-
-
 def take_findings(library: ctypes.CDLL) -> list[Finding]:
     """The findings of this thread's launches since the last call, at most 1000.
 
@@ -100,13 +75,13 @@ def take_findings(library: ctypes.CDLL) -> list[Finding]:
         raise RuntimeError("this variant of the emulator does not check; load 'check'") from None
     take.restype = ctypes.c_int
     take.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
-    rows = (_FindingRow * _MOST_FINDINGS)()
+    rows = (FINDING_ROW.ctype * _MOST_FINDINGS)()
     left_out = ctypes.c_uint64()
     count = take(rows, len(rows), ctypes.byref(left_out))
     return [_finding(rows[i]) for i in range(count)]
 
 
-def _finding(row: _FindingRow) -> Finding:
+def _finding(row: Any) -> Finding:
     return Finding(
         kind=_KINDS[row.kind],
         kernel=row.kernel.decode(errors="replace"),

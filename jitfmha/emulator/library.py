@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterable
 from functools import cache
-from typing import Literal
+from typing import Literal, get_args
 
-from .. import jit
+from .. import chips, jit
 from ..resources import templates_dir
 from ..target import CpuIsa, cpu_target
+from .estimate import SIMDS
+from .node import VIRTUAL_NODE
+from .shared_structs import (
+    DEFAULT_MOST_STEPS,
+    DEFAULT_SAMPLE,
+    DEFAULT_TIME_SLICE,
+    FINDING_ROW,
+    OPTIONS,
+    PROFILE_OPTIONS,
+    RANGE,
+    FindingKind,
+)
 
 Variant = Literal["plain", "check", "profile"]
 
 _FOLDER = "emulator"
-_SUFFIXES = (".cpp", ".h", ".inc")
+_SUFFIXES = (".cpp", ".h", ".inc", ".h.in")
 _CFLAGS = (
     "-std=c++17",
     "-O2",
@@ -55,13 +68,12 @@ _VARIANT_FLAGS: dict[Variant, tuple[str, ...]] = {
 
 
 @cache
-def launcher_spec(variant: Variant) -> jit.BuildSpec:
+def build_spec(variant: Variant) -> jit.BuildSpec:
     """The sources and flags of one variant."""
     isa = cpu_target().isa
-    names = sorted(p.name for p in (templates_dir() / _FOLDER).iterdir() if p.suffix in _SUFFIXES)
     return jit.BuildSpec(
         name=f"emulator_{variant}_{isa}",
-        sources={name: jit.render(f"{_FOLDER}/{name}", {}) for name in names},
+        sources=_sources(),
         cflags=(*_CFLAGS, *_ISA_FLAGS[isa], *_VARIANT_FLAGS[variant]),
         ldflags=("-pthread",),
         why=f"the first use of the emulator ({variant})",
@@ -71,4 +83,60 @@ def launcher_spec(variant: Variant) -> jit.BuildSpec:
 @cache
 def load(variant: Variant = "plain") -> ctypes.CDLL:
     """The loaded library, built where the cache lacks it (about half a minute)."""
-    return jit.load(launcher_spec(variant))
+    return jit.load(build_spec(variant))
+
+
+def _sources() -> dict[str, str]:
+    """All sources by their path in the emulator's folder, templates filled in."""
+    folder = templates_dir() / _FOLDER
+    values = {"chips.h.in": _facts_about_chips(), "shared_structs.h.in": _shared_structs()}
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
+    return {
+        name.removesuffix(".in"): jit.render(f"{_FOLDER}/{name}", values.get(name, {}))
+        for name in names
+        if name.endswith(_SUFFIXES)
+    }
+
+
+def _facts_about_chips() -> dict[str, object]:
+    architectures = dict.fromkeys(each.architecture for each in chips.chips())
+    return {
+        "simds": SIMDS,
+        "architectures": _rows(_architecture_row(each) for each in architectures),
+        "devices": _rows(_device_row(chips.chip(name)) for name in VIRTUAL_NODE.values()),
+    }
+
+
+def _architecture_row(arch: chips.Architecture) -> str:
+    # The model has one number of banks, whatever the access.
+    numbers = (arch.elf_machine, arch.lds_bytes, arch.lds_granularity, arch.lds_read_banks)
+    return f'{{k{arch.name.capitalize()}, "{arch.name}", {", ".join(map(str, numbers))}}},'
+
+
+def _device_row(chip: chips.Chip) -> str:
+    if chip.peak_clock_mhz is None or chip.memory_gib is None:
+        raise ValueError(f"{chip} cannot be emulated: its clock or its memory is not published")
+    arch = f"k{chip.architecture.name.capitalize()}"
+    numbers = (chip.compute_units, chip.xcds, hex(chip.pci_ids[0]), chip.peak_clock_mhz * 1000)
+    memory = f"u64{{{chip.memory_gib}}} << 30"
+    return f'{{"AMD Instinct {chip}", {arch}, {", ".join(map(str, numbers))}, {memory}}},'
+
+
+def _shared_structs() -> dict[str, object]:
+    kinds = get_args(FindingKind)
+    return {
+        "options": OPTIONS.cpp(),
+        "range": RANGE.cpp(),
+        "profile_options": PROFILE_OPTIONS.cpp(),
+        "finding_row": FINDING_ROW.cpp(),
+        "default_time_slice": DEFAULT_TIME_SLICE,
+        "default_most_steps": DEFAULT_MOST_STEPS,
+        "default_sample": DEFAULT_SAMPLE,
+        "finding_kinds": _rows((f"{kind.replace('-', '_')}," for kind in kinds), indent=2),
+        "finding_kind_names": _rows(f'"{kind}",' for kind in kinds),
+    }
+
+
+def _rows(rows: Iterable[str], indent: int = 4) -> str:
+    """What stands for a placeholder that is indented."""
+    return f"\n{' ' * indent}".join(rows)

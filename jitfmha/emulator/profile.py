@@ -1,7 +1,7 @@
 """What a kernel's launches cost: the emulator's library in its `profile` variant.
 
 Counts are exact. Times are those of a model: an in-order replay of the instructions of a sample of
-workgroups against the published rates (csrc_templates/emulator/profile_timing.cpp), and a launch
+workgroups against the published rates (csrc_templates/emulator/profile/timing.cpp), and a launch
 put together from them (estimate.py). `LaunchProfile` prints them with what they assume.
 
     profile = profile_launch(emulator, function, grid, block, kernarg, run_sample_only=True)
@@ -20,7 +20,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from .estimate import (
-    DIES,
     SIMDS,
     SUSTAINED_CLOCK,
     Estimate,
@@ -29,6 +28,7 @@ from .estimate import (
     estimate_launch,
 )
 from .runtime import Emulator, Function
+from .shared_structs import DEFAULT_MOST_STEPS, DEFAULT_SAMPLE, PROFILE_OPTIONS
 
 __all__ = [
     "SUSTAINED_CLOCK",
@@ -62,8 +62,6 @@ Unit = Literal[
     "vmem_atomic",
 ]
 _UNITS: tuple[Unit, ...] = get_args(Unit)
-_MOST_STEPS = 50_000_000
-_SAMPLE = 32
 _CALIBRATION = (
     "Calibration: the barrier's cycles and the share of the clock are fitted to three published "
     "times on an MI300X at (2, 24, 16384, 128), production kernels with bf16 by rtne, rtna, rtz: "
@@ -88,7 +86,7 @@ class Work:
         lds_cycles: of the LDS banks.
         lds_conflict_cycles: those of them that bank conflicts cost.
         global_bytes: that lanes moved to and from global memory; scalar loads not included.
-        cache_lines: of 128 bytes, counted for each instruction anew.
+        cache_lines: of 128 bytes, counted again for each instruction.
         scratch_bytes: that lanes moved to and from private memory.
     """
 
@@ -223,6 +221,7 @@ class LaunchProfile:
         device: marketing name of the virtual chip.
         arch: gfx942 or gfx950.
         compute_units: of the chip.
+        xcds: of the chip.
         peak_clock: of the chip, in Hz.
         grid, block: workgroups, and threads of each.
         launched_workgroups: product of `grid`.
@@ -236,7 +235,7 @@ class LaunchProfile:
         work_of_waves: of each wave of the workgroup that is looked at.
         loops: by address; of branches back that were taken.
         conflicts: the worst instructions, the worst first.
-        together: workgroups that share a compute unit, for the times.
+        workgroups_per_unit: that share a compute unit, for the times.
         timed: the sample of workgroups, by number.
     """
 
@@ -244,6 +243,7 @@ class LaunchProfile:
     device: str
     arch: str
     compute_units: int
+    xcds: int
     peak_clock: float
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
@@ -258,7 +258,7 @@ class LaunchProfile:
     work_of_waves: tuple[Work, ...]
     loops: tuple[Loop, ...]
     conflicts: tuple[Conflict, ...]
-    together: int
+    workgroups_per_unit: int
     timed: tuple[TimedWorkgroup, ...]
 
     @property
@@ -291,7 +291,8 @@ class LaunchProfile:
             grid=self.grid,
             workgroups=self.workgroups,
             compute_units=self.compute_units,
-            together=self.together,
+            xcds=self.xcds,
+            workgroups_per_unit=self.workgroups_per_unit,
             peak_clock=self.peak_clock,
         )
 
@@ -333,13 +334,13 @@ class LaunchProfile:
                 f"{rates['barrier']}."
             ),
             (
-                f"A timed workgroup shares its compute unit with {self.together - 1} copies of "
-                "itself that start together; nothing of the launch around it is modelled."
+                f"A timed workgroup shares its compute unit with {self.workgroups_per_unit - 1} "
+                "copies of itself that start together; nothing of the launch around it is modelled."
             ),
             (
-                f"Workgroups go to {DIES} chiplets in turn, in the order of the launch, and there "
-                f"to the first compute unit of {self.compute_units // DIES} with room, at "
-                f"{clock / 1e9:.2f} GHz: the peak of {self.peak_clock / 1e9:.1f} GHz times "
+                f"Workgroups go to {self.xcds} chiplets in turn, in the order of the launch, and "
+                f"there to the first compute unit of {self.compute_units // self.xcds} with room, "
+                f"at {clock / 1e9:.2f} GHz: the peak of {self.peak_clock / 1e9:.1f} GHz times "
                 f"{SUSTAINED_CLOCK} (fitted)."
             ),
             _CALIBRATION,
@@ -347,18 +348,6 @@ class LaunchProfile:
 
     def __str__(self) -> str:
         return "\n".join(_report(self))
-
-
-class _Options(ctypes.Structure):
-    """`ProfileOptions` in profile.h."""
-
-    _fields_ = [
-        ("workgroup", ctypes.c_uint64),
-        ("assumed_workgroups", ctypes.c_uint64),
-        ("most_steps", ctypes.c_uint64),
-        ("sample", ctypes.c_uint64),
-        ("run_sample_only", ctypes.c_uint32),
-    ]
 
 
 def profile_launch(
@@ -370,7 +359,7 @@ def profile_launch(
     *,
     dynamic_lds: int = 0,
     memory: Sequence[tuple[int, int]] | None = None,
-    sample: int = _SAMPLE,
+    sample: int = DEFAULT_SAMPLE,
     run_sample_only: bool = False,
     looked_at: int = 0,
     assumed_workgroups: int = 0,
@@ -410,8 +399,8 @@ def set_profile_options(
     *,
     looked_at: int = 0,
     assumed_workgroups: int = 0,
-    most_steps: int = _MOST_STEPS,
-    sample: int = _SAMPLE,
+    most_steps: int = DEFAULT_MOST_STEPS,
+    sample: int = DEFAULT_SAMPLE,
     run_sample_only: bool = False,
 ) -> None:
     """Set how later launches of this thread are profiled.
@@ -434,11 +423,14 @@ def set_profile_options(
     set_options = _exported(library, "jitfmha_emulator_set_profile_options")
     set_options.restype = None
     set_options.argtypes = [ctypes.c_void_p]
-    set_options(
-        ctypes.byref(
-            _Options(looked_at, assumed_workgroups, most_steps, sample, int(run_sample_only))
-        )
+    options = PROFILE_OPTIONS.ctype(
+        looked_at=looked_at,
+        assumed_workgroups=assumed_workgroups,
+        most_steps=most_steps,
+        sample=sample,
+        run_sample_only=run_sample_only,
     )
+    set_options(ctypes.byref(options))
 
 
 def take_profiles(library: ctypes.CDLL) -> list[LaunchProfile]:
@@ -520,6 +512,7 @@ def _launch(facts: dict[str, Any]) -> LaunchProfile:
         device=facts["device"],
         arch=facts["arch"],
         compute_units=facts["compute_units"],
+        xcds=facts["xcds"],
         peak_clock=facts["clock_khz"] * 1e3,
         grid=(facts["grid"][0], facts["grid"][1], facts["grid"][2]),
         block=(facts["block"][0], facts["block"][1], facts["block"][2]),
@@ -534,7 +527,7 @@ def _launch(facts: dict[str, Any]) -> LaunchProfile:
         work_of_waves=tuple(_work(rows) for rows in waves),
         loops=loops,
         conflicts=tuple(Conflict(**conflict) for conflict in facts["conflicts"]),
-        together=facts["together"],
+        workgroups_per_unit=facts["workgroups_per_unit"],
         timed=tuple(_timed(timed) for timed in facts["timed"]),
     )
 
@@ -558,7 +551,7 @@ def _timing(facts: dict[str, Any]) -> Timing:
         matrix_busy=facts["matrix_busy"] / (SIMDS * cycles),
         vector_busy=facts["vector_busy"] / (SIMDS * cycles),
         lds_busy=facts["lds_busy"] / cycles,
-        line_busy=facts["line_busy"] / cycles,
+        l1_busy=facts["l1_busy"] / cycles,
         stalls=facts["stalls"],
     )
 
@@ -681,7 +674,7 @@ def _timing_lines(profile: LaunchProfile) -> list[str]:
         ),
         (
             f"  busy: matrix units {timing.matrix_busy:.1%}, vector ALUs {timing.vector_busy:.1%}, "
-            f"LDS {timing.lds_busy:.1%}, L1 {timing.line_busy:.1%}"
+            f"LDS {timing.lds_busy:.1%}, L1 {timing.l1_busy:.1%}"
         ),
         "  waves wait for: "
         + ", ".join(f"{name} {cycles / waiting:.0%}" for name, cycles in stalls if cycles),

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from .library import Variant, load
+from .shared_structs import DEFAULT_TIME_SLICE, OPTIONS, RANGE
 
 _POINTER = ctypes.c_void_p
 _LAUNCH_BUFFER, _LAUNCH_SIZE, _LAUNCH_END = 1, 2, 3
@@ -25,25 +26,6 @@ class EmulatorError(RuntimeError):
         super().__init__(f"{name}: {text}")
         self.code = code
         self.name = name
-
-
-class _Options(ctypes.Structure):
-    """`Options` in wave.h."""
-
-    _fields_ = [
-        ("threads", ctypes.c_uint32),
-        ("time_slice", ctypes.c_uint32),
-        ("instruction_budget", ctypes.c_uint64),
-        ("random_order", ctypes.c_uint32),
-        ("register_fill", ctypes.c_uint32),
-        ("seed", ctypes.c_uint64),
-    ]
-
-
-class _Range(ctypes.Structure):
-    """`Range` in memory.h."""
-
-    _fields_ = [("begin", ctypes.c_uint64), ("end", ctypes.c_uint64)]
 
 
 @dataclass(frozen=True)
@@ -90,7 +72,7 @@ class Definition:
 
 
 class Emulator:
-    """The virtual node of one variant of the library: devices 0 MI300X, 1 MI308X, 2 MI355X.
+    """The virtual node of one variant of the library: the devices of `VIRTUAL_NODE`.
 
     Args:
         variant: plain, check (the sanitizer) or profile (the cost model).
@@ -182,7 +164,7 @@ class Emulator:
         self,
         *,
         threads: int = 0,
-        time_slice: int = 64,
+        time_slice: int = DEFAULT_TIME_SLICE,
         instruction_budget: int = 0,
         random_order: bool = False,
         register_fill: int = 0,
@@ -201,17 +183,20 @@ class Emulator:
             register_fill: the content of registers and LDS that nobody wrote.
             seed: of `random_order`.
         """
-        self.library.jitfmha_emulator_set_options(
-            ctypes.byref(
-                _Options(threads, time_slice, instruction_budget, random_order, register_fill, seed)
-            ),
-            None,
+        options = OPTIONS.ctype(
+            threads=threads,
+            time_slice=time_slice,
+            instruction_budget=instruction_budget,
+            random_order=random_order,
+            register_fill=register_fill,
+            seed=seed,
         )
+        self.library.jitfmha_emulator_set_options(ctypes.byref(options), None)
 
     @contextmanager
     def keep_options(self) -> Iterator[None]:
         """Options that are set inside hold until the end of the block."""
-        options = _Options()
+        options = OPTIONS.ctype()
         self.library.jitfmha_emulator_set_options(None, ctypes.byref(options))
         try:
             yield
@@ -227,7 +212,8 @@ class Emulator:
         if ranges is None:
             self.library.jitfmha_emulator_set_allowed_memory(None, -1)
             return
-        array = (_Range * len(ranges))(*(_Range(begin, begin + size) for begin, size in ranges))
+        limits = [RANGE.ctype(begin=begin, end=begin + size) for begin, size in ranges]
+        array = (RANGE.ctype * len(limits))(*limits)
         self.library.jitfmha_emulator_set_allowed_memory(array, len(ranges))
 
     def last_error(self) -> str:
@@ -240,7 +226,7 @@ class Emulator:
         array = (ctypes.c_uint32 * len(words))(*words)
         text = ctypes.create_string_buffer(256)
         length = self.library.jitfmha_emulator_disassemble(
-            950 if arch == "gfx950" else 942, array, len(words), text, len(text)
+            arch.encode(), array, len(words), text, len(text)
         )
         return text.value.decode(), length
 
@@ -274,21 +260,21 @@ class Emulator:
 
 def _declare(library: ctypes.CDLL) -> None:
     """Give the functions their types. ctypes would pass pointers as 32-bit integers otherwise."""
-    u32, integer = ctypes.c_uint, ctypes.c_int
+    u32, integer, text = ctypes.c_uint, ctypes.c_int, ctypes.c_char_p
     for name, result, arguments in (
         ("hipSetDevice", integer, [integer]),
-        ("hipModuleLoadData", integer, [_POINTER, ctypes.c_char_p]),
-        ("jitfmha_emulator_module_load", integer, [_POINTER, ctypes.c_char_p, ctypes.c_size_t]),
+        ("hipModuleLoadData", integer, [_POINTER, text]),
+        ("jitfmha_emulator_module_load", integer, [_POINTER, text, ctypes.c_size_t]),
         ("hipModuleUnload", integer, [_POINTER]),
-        ("hipModuleGetFunction", integer, [_POINTER, _POINTER, ctypes.c_char_p]),
+        ("hipModuleGetFunction", integer, [_POINTER, _POINTER, text]),
         ("hipModuleLaunchKernel", integer, [_POINTER, *[u32] * 7, _POINTER, _POINTER, _POINTER]),
         ("hipDeviceGetAttribute", integer, [_POINTER, integer, integer]),
-        ("hipGetErrorName", ctypes.c_char_p, [integer]),
-        ("jitfmha_emulator_last_error", ctypes.c_char_p, []),
+        ("hipGetErrorName", text, [integer]),
+        ("jitfmha_emulator_last_error", text, []),
         ("jitfmha_emulator_set_options", None, [_POINTER, _POINTER]),
         ("jitfmha_emulator_set_allowed_memory", None, [_POINTER, ctypes.c_int64]),
         ("jitfmha_emulator_definition", ctypes.c_bool, [integer, _POINTER, integer]),
-        ("jitfmha_emulator_disassemble", integer, [integer, _POINTER, integer, _POINTER, integer]),
+        ("jitfmha_emulator_disassemble", integer, [text, _POINTER, integer, _POINTER, integer]),
     ):
         function = getattr(library, name)
         function.restype = result

@@ -1,9 +1,8 @@
-"""Builds launchers on first use and keeps them: render, build once, load.
+"""Builds on first use and keeps what was built: render, build once, load.
 
-`load` is the entrance (loader.py). A build is addressed by a hash of all that goes into it
-(key.py), made in a private directory (building.py, compile_commands.py), published by one rename
-and checked whenever it is read (entry.py), in a cache that nobody else can write to
-(cache_directory.py, trust.py) and that stays below a limit (eviction.py).
+`load` and `read` are the entrance (load.py). A build is addressed by a hash of all that goes into
+it, made by a toolchain (toolchain/) in a private directory, published by one rename and checked
+whenever it is read, in a cache that nobody else can write to and that stays below a limit (cache/).
 """
 
 from __future__ import annotations
@@ -11,14 +10,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from .cache.directory import cache_dir
 from .errors import BuildError, CacheError, CompilerNotFound
+from .load import LoadEvent, artifact_path, build_log, is_built, load, read
 from .render import TemplateError, render
 from .spec import BuildSpec
 
 if TYPE_CHECKING:
-    from .cache_directory import cache_dir
-    from .inventory import CacheEntry, cache_clear, cache_entries
-    from .loader import LoadEvent, artifact_path, build_log, is_built, load
+    from .cache.inventory import CacheEntry, cache_clear, cache_entries
 
 __all__ = [
     "BuildError",
@@ -35,26 +34,16 @@ __all__ = [
     "cache_entries",
     "is_built",
     "load",
+    "read",
     "render",
 ]
 
-# Imported when first asked for: a program that imports the package may never call it.
-_HOMES = {
-    "CacheEntry": "inventory",
-    "LoadEvent": "loader",
-    "artifact_path": "loader",
-    "build_log": "loader",
-    "cache_clear": "inventory",
-    "cache_dir": "cache_directory",
-    "cache_entries": "inventory",
-    "is_built": "loader",
-    "load": "loader",
-}
+# Imported when first asked for: no call needs them.
+_INVENTORY = ("CacheEntry", "cache_clear", "cache_entries")
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _INVENTORY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f".{_HOMES[name]}", __name__), name)
-    globals()[name] = value
+    value: object = getattr(import_module(".cache.inventory", __name__), name)
     return value

@@ -1,4 +1,4 @@
-"""What can go wrong between a launcher's source and its loaded library."""
+"""What can go wrong between sources and what is built from them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ class CacheError(RuntimeError):
 
 
 class BuildError(RuntimeError):
-    """A launcher could not be built or loaded; the message carries the compiler's first error."""
+    """Something could not be built or loaded; the message carries the compiler's first error."""
 
 
 class CompilerNotFound(BuildError):
-    """There is no C++ compiler, and no finished build that could stand in for one."""
+    """There is no compiler, and no finished build that could stand in for one."""

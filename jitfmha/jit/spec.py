@@ -1,4 +1,4 @@
-"""What is to be built: one launcher, as rendered sources and flags."""
+"""What is to be built, and with which toolchain: rendered sources and flags."""
 
 from __future__ import annotations
 
@@ -8,30 +8,50 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+ToolchainName = Literal["host_cpp", "device_hip"]
+
+
+class _Suffixes(NamedTuple):
+    compiled: str
+    artifact: str
+
+
+_SUFFIXES: dict[ToolchainName, _Suffixes] = {
+    "host_cpp": _Suffixes(".cpp", ".so"),
+    "device_hip": _Suffixes(".hip", ".co"),
+}
+_INCLUDED = (".h", ".hpp", ".inc")
+ARTIFACT_SUFFIXES = tuple(suffixes.artifact for suffixes in _SUFFIXES.values())
 
 # 80 characters leave room for the keys and a random suffix in one path component, also on file
 # systems that encrypt names (eCryptfs allows 143).
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]{0,79}")
-_SOURCE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.]*\.(cpp|h|hpp|inc)")
+# A folder has no dot in its name and a file always has one, so nothing can be both.
+_SOURCE_NAME = re.compile(r"(?:[A-Za-z0-9_]+/)*[A-Za-z0-9_][A-Za-z0-9_.]*(\.[a-z]+)")
 # ninja hands flags to a shell, and nothing a shell interprets has a place in them.
 _FLAG = re.compile(r"-[A-Za-z0-9_@%+=:,./-]*")
 
 
 @dataclass(frozen=True)
 class BuildSpec:
-    """A C++ host launcher: loaded with ctypes, free of Python and PyTorch headers.
+    """A host library, loaded with ctypes and free of Python headers, or a device's code object.
 
     Attributes:
-        name: short and readable; part of the file name of the library.
-        sources: file name to rendered text. Every `.cpp` is compiled, headers are put beside them.
+        name: short and readable; part of the file name of what is built.
+        sources: file name to rendered text. A name may lie in folders, as `memory/lds.h`. Every
+            `.cpp` (for device code: every `.hip`) is compiled; a header is found by
+            `#include "memory/lds.h"` from any of them.
         cflags: compiler flags, instruction-set flags included (nothing depends on the machine that
-            happens to compile).
+            happens to compile). For device code `--offload-arch=` among them.
         ldflags: linker flags; PyTorch's own libraries are linked without being asked for.
         why: what made this build necessary, for the status line; not part of the identity.
+        toolchain: host C++ makes a shared library (`.so`), device HIP a code object (`.co`).
 
     Raises:
-        ValueError: a name or flag holds a character that is not safe in a path or a command, or
-            there is nothing to compile.
+        ValueError: a name or flag holds a character that is not safe in a path or a command, there
+            is nothing to compile, or two sources would give object files of one name.
     """
 
     name: str
@@ -39,25 +59,19 @@ class BuildSpec:
     cflags: tuple[str, ...] = ()
     ldflags: tuple[str, ...] = ()
     why: str = field(default="first use", compare=False)
+    toolchain: ToolchainName = "host_cpp"
     digest: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ValueError(
-                f"launcher name {self.name!r} must be 1 to 80 letters, digits, '_' or '.'"
+                f"build name {self.name!r} must be 1 to 80 letters, digits, '_' or '.'"
             )
-        for file_name in self.sources:
-            if not _SOURCE_NAME.fullmatch(file_name):
-                raise ValueError(
-                    f"source name {file_name!r} of launcher {self.name} must be a plain file name "
-                    "ending in .cpp, .h, .hpp or .inc"
-                )
-        if not any(file_name.endswith(".cpp") for file_name in self.sources):
-            raise ValueError(f"launcher {self.name} has no .cpp source: {list(self.sources)}")
+        self._check_sources()
         for flag in (*self.cflags, *self.ldflags):
             if not _FLAG.fullmatch(flag):
                 raise ValueError(
-                    f"flag {flag!r} of launcher {self.name} must start with '-' and hold nothing "
+                    f"flag {flag!r} of build {self.name} must start with '-' and hold nothing "
                     "that a shell interprets"
                 )
         object.__setattr__(self, "sources", MappingProxyType(dict(self.sources)))
@@ -66,11 +80,43 @@ class BuildSpec:
     def __reduce__(self) -> tuple[object, ...]:
         # The read-only view of the sources cannot be pickled.
         fields = (self.name, dict(self.sources), self.cflags, self.ldflags, self.why)
-        return (type(self), fields)
+        return (type(self), (*fields, self.toolchain))
 
     def __hash__(self) -> int:
         return hash(self.digest)
 
+    @property
+    def artifact_name(self) -> str:
+        """The file name of what is built."""
+        return self.name + _SUFFIXES[self.toolchain].artifact
+
+    @property
+    def compiled_sources(self) -> list[str]:
+        """The names of the sources that the compiler is called for."""
+        return [name for name in self.sources if name.endswith(_SUFFIXES[self.toolchain].compiled)]
+
+    def _check_sources(self) -> None:
+        allowed = (_SUFFIXES[self.toolchain].compiled, *_INCLUDED)
+        for name in self.sources:
+            match = _SOURCE_NAME.fullmatch(name)
+            if match is None or match.group(1) not in allowed:
+                raise ValueError(
+                    f"source name {name!r} of build {self.name} must be a plain file name "
+                    f"ending in one of {', '.join(allowed)}; its folders are letters, digits, '_'"
+                )
+        # An object file is named after its source, without the folder.
+        by_object: dict[str, str] = {}
+        for name in self.compiled_sources:
+            other = by_object.setdefault(name.rpartition("/")[2], name)
+            if other != name:
+                raise ValueError(
+                    f"sources {other!r} and {name!r} of build {self.name} would give object "
+                    "files of one name"
+                )
+        if not by_object:
+            raise ValueError(f"build {self.name} has no {allowed[0]} source: {list(self.sources)}")
+
     def _compute_digest(self) -> str:
-        identity = [self.name, list(self.sources.items()), self.cflags, self.ldflags]
+        sources = list(self.sources.items())
+        identity = [self.toolchain, self.name, sources, self.cflags, self.ldflags]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()

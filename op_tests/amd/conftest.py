@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from plain_tree import FULL_TREE, write_tree
+from rigs.recording_runtime import RecordingRuntime
 from tree_environment import UseTree, forget_trees
 
 from jitfmha.amd import manifest
 from jitfmha.amd.device_compiler import DeviceCompilerNotFound, device_compiler
-from jitfmha.bench.recording_runtime import RecordingRuntime
 
 
 @pytest.fixture(scope="session", autouse=True)

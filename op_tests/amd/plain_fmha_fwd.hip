@@ -95,19 +95,18 @@ __device__ void attend(const Arguments& a, const Sequence& s, unsigned batch, un
   const char* const q = a.q.value + offset(batch, a.q_Bs) + offset(head, a.q_Hs) +
                         offset(s.first_q, a.q_Seqs) + offset(tile, a.q_Ts) +
                         offset(in_tile, a.q_Seqs);
-  const char* const keys = a.k.value + offset(batch, a.k_Bs) + offset(head_k, a.k_Hs) +
-                           offset(s.first_k, a.k_Seqs);
-  const char* const values = a.v.value + offset(batch, a.v_Bs) + offset(head_k, a.v_Hs) +
-                             offset(s.first_k, a.v_Seqs);
-  char* const out = a.o.value + offset(batch, a.o_Bs) + offset(head, a.o_Hs) +
-                    offset(s.first_q + row, a.o_Seqs);
+  const char* const keys =
+      a.k.value + offset(batch, a.k_Bs) + offset(head_k, a.k_Hs) + offset(s.first_k, a.k_Seqs);
+  const char* const values =
+      a.v.value + offset(batch, a.v_Bs) + offset(head_k, a.v_Hs) + offset(s.first_k, a.v_Seqs);
+  char* const out =
+      a.o.value + offset(batch, a.o_Bs) + offset(head, a.o_Hs) + offset(s.first_q + row, a.o_Seqs);
   const int diagonal = MASK == 1 ? row : row + s.seqlen_k - s.seqlen_q;
   const int visible = MASK == 0 || diagonal + 1 > s.seqlen_k ? s.seqlen_k : diagonal + 1;
   const float scale = a.scalar.value * kLog2e *
                       descale(a.q_descale, batch, a.q_descale_Bs, head_k, a.q_descale_Hs) *
                       descale(a.k_descale, batch, a.k_descale_Bs, head_k, a.k_descale_Hs);
-  const float value_scale =
-      descale(a.v_descale, batch, a.v_descale_Bs, head_k, a.v_descale_Hs);
+  const float value_scale = descale(a.v_descale, batch, a.v_descale_Bs, head_k, a.v_descale_Hs);
 
   float most = -kInfinity, sum = 0;
   for (int j = 0; j < visible; ++j) {
@@ -130,13 +129,13 @@ __device__ void attend(const Arguments& a, const Sequence& s, unsigned batch, un
   if (a.has_lse.value) {
     const unsigned line = GROUP ? head : batch * a.q_head_num.value + head;
     float* const lse = reinterpret_cast<float*>(a.lse.value + offset(line, a.lse_Hs));
-    lse[s.first_q + row] =
-        visible > 0 ? (most + __builtin_amdgcn_logf(sum)) * kLn2 : -kInfinity;
+    lse[s.first_q + row] = visible > 0 ? (most + __builtin_amdgcn_logf(sum)) * kLn2 : -kInfinity;
   }
 }
 
-extern "C" __attribute__((global)) __attribute__((amdgpu_flat_work_group_size(THREADS, THREADS)))
-void KERNEL(Arguments a) {
+extern "C" __attribute__((global))
+__attribute__((amdgpu_flat_work_group_size(THREADS, THREADS))) void
+KERNEL(Arguments a) {
   const unsigned x = __builtin_amdgcn_workgroup_id_x(), y = __builtin_amdgcn_workgroup_id_y(),
                  z = __builtin_amdgcn_workgroup_id_z();
   const unsigned head = GROUP || kSingleTiles ? x : y;

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from inputs import prefix_sums
+from rigs.recording_runtime import Launch, RecordingRuntime
 from untyped import fmha_fwd
 
 from jitfmha.amd.kernel_arguments import JITFMHA_ARGUMENTS
-from jitfmha.bench.recording_runtime import Launch, RecordingRuntime
 from jitfmha.kernels.tuned.key_split import KeySplit
 
 

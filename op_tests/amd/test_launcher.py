@@ -13,6 +13,7 @@ import torch
 from inputs import LAYOUTS, lay_out, prefix_sums
 from kernel_arguments import packed
 from plain_tree import PlainKernel, write_tree
+from rigs.recording_runtime import Launch, RecordingRuntime
 from torch import Tensor
 from tree_environment import UseTree
 from untyped import fmha_fwd
@@ -20,7 +21,6 @@ from untyped import fmha_fwd
 from jitfmha import HipError, jit
 from jitfmha.amd import launcher as amd_launcher
 from jitfmha.amd.kernel_arguments import JITFMHA_ARGUMENTS
-from jitfmha.bench.recording_runtime import Launch, RecordingRuntime
 
 CHIPS = {"MI300X": 0, "MI308X": 1, "MI355X": 2}  # device of each
 

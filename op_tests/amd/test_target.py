@@ -8,19 +8,20 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copyfile
 
 import pytest
 import torch
+from rigs.recording_runtime import RecordingRuntime
 
 from jitfmha.amd import runtime as hip_runtime
-from jitfmha.amd.runtime import HipError
-from jitfmha.bench.recording_runtime import RecordingRuntime
+from jitfmha.amd.runtime import HipError, HipRuntime
+from jitfmha.detection import target_of
 from jitfmha.emulator import DEVICES, Emulator, emulate
-from jitfmha.target import AmdTarget, CpuTarget, _gpu_target, cpu_target, target_of
+from jitfmha.target import AmdTarget, CpuTarget, Target, cpu_target
 
 MI308_IDS = (0x74A2, 0x74A8, 0x74B6, 0x74BC)
 PCI_CHIP_ID, COMPUTE_UNITS = 10019, 63
@@ -55,19 +56,23 @@ class FakeGpus:
 
 
 @pytest.fixture
-def gpus(runtime: RecordingRuntime, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGpus]:
+def gpus(runtime: RecordingRuntime, monkeypatch: pytest.MonkeyPatch) -> FakeGpus:
     fake = FakeGpus(runtime)
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setattr(torch.cuda, "get_device_properties", fake.properties)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: fake.current)
-    monkeypatch.setattr(hip_runtime, "loaded_runtime", lambda: runtime.library)
-    _gpu_target.cache_clear()
-    yield fake
-    _gpu_target.cache_clear()
+    monkeypatch.setattr(hip_runtime, "loaded_runtime", lambda: HipRuntime(runtime.library))
+    monkeypatch.setattr("jitfmha.detection._gpu_targets", {})
+    return fake
+
+
+def _identity(target: Target) -> tuple[str, str, int, int]:
+    assert isinstance(target, AmdTarget)
+    return target.arch, target.chip.name, target.device_index, target.compute_units
 
 
 def test_several_gpus_each_get_theirs(gpus: FakeGpus) -> None:
-    """And a partition of an MI300X, whose units are those of an MI308X, stays an MI300."""
+    """And a partition of an MI300X, whose units are those of an MI308X, stays an MI300X."""
     devices = [
         gpus.add("gfx942:sramecc+:xnack-", 304, 0x74A1),
         gpus.add("gfx942:sramecc+:xnack-", 80, MI308_IDS[0]),
@@ -77,22 +82,22 @@ def test_several_gpus_each_get_theirs(gpus: FakeGpus) -> None:
         gpus.add("gfx942:xnack+", 20, MI308_IDS[3]),
     ]
     targets = [target_of(device) for device in devices]
-    assert targets == [
-        AmdTarget("gfx942", "MI300", 0, 304),
-        AmdTarget("gfx942", "MI308", 1, 80),
-        AmdTarget("gfx950", "MI350", 2, 256),
-        AmdTarget("gfx942", "MI300", 3, 80),
-        AmdTarget("gfx942", "MI300", 4, 228),
-        AmdTarget("gfx942", "MI308", 5, 20),
+    assert [_identity(target) for target in targets] == [
+        ("gfx942", "MI300X", 0, 304),
+        ("gfx942", "MI308X", 1, 80),
+        ("gfx950", "MI355X", 2, 256),
+        ("gfx942", "MI300X", 3, 80),
+        ("gfx942", "MI300A", 4, 228),
+        ("gfx942", "MI308X", 5, 20),
     ]
-    assert str(targets[1]) == "gfx942 MI308 (device 1, 80 compute units)"
+    assert str(targets[1]) == "gfx942 MI308X (device 1, 80 compute units)"
 
 
 @pytest.mark.parametrize("pci_chip_id", MI308_IDS)
 def test_every_id_of_the_mi308(gpus: FakeGpus, pci_chip_id: int) -> None:
     target = target_of(gpus.add("gfx942", 80, pci_chip_id))
     assert isinstance(target, AmdTarget)
-    assert target.chip == "MI308"
+    assert target.chip.name == "MI308X"
 
 
 def test_a_device_is_asked_once(gpus: FakeGpus) -> None:
@@ -116,7 +121,7 @@ def test_unsupported_gpus(gpus: FakeGpus, arch: str) -> None:
     device = gpus.add(arch, 104, 0x740F)
     with pytest.raises(ValueError, match="cuda:0") as raised:
         target_of(device)
-    for part in (arch.partition(":")[0], "gfx942 (MI300A, MI300X", "gfx950 (MI350X and MI355X)"):
+    for part in (arch.partition(":")[0], "gfx942 (MI300A, MI300X", "gfx950 (MI350X, MI355X"):
         assert part in str(raised.value)
     assert "sramecc" not in str(raised.value)
 
@@ -127,13 +132,13 @@ def test_runtimes_that_number_attributes_anew(gpus: FakeGpus) -> None:
     gpus.runtime.set_attribute(0, PCI_CHIP_ID + 1, MI308_IDS[1])
     target = target_of(device)
     assert isinstance(target, AmdTarget)
-    assert target.chip == "MI308"
+    assert target.chip.name == "MI308X"
 
 
 def test_an_unknown_id_is_no_mi308(gpus: FakeGpus) -> None:
     target = target_of(gpus.add("gfx942", 80, 512))
     assert isinstance(target, AmdTarget)
-    assert target.chip == "MI300"
+    assert target.chip.name == "MI300X"
 
 
 def test_a_runtime_that_does_not_tell(gpus: FakeGpus) -> None:
@@ -163,7 +168,7 @@ def test_emulated_targets_are_what_the_emulator_says(chip: str) -> None:
     with emulate(chip) as run:
         target = target_of(torch.device("cpu"))
         assert isinstance(target, AmdTarget)
-        assert target.emulation == run.emulation
+        assert target.runtime == run.emulation
         assert isinstance(cpu_target(), CpuTarget)
     assert target_of(torch.device("cpu")) == cpu_target()
     emulator, device = Emulator(), target.device_index
@@ -173,7 +178,7 @@ def test_emulated_targets_are_what_the_emulator_says(chip: str) -> None:
     assert name.partition(":")[0] == target.arch
     assert emulator.device_attribute(COMPUTE_UNITS, device) == target.compute_units
     is_mi308 = emulator.device_attribute(PCI_CHIP_ID, device) in MI308_IDS
-    assert is_mi308 == (target.chip == "MI308")
+    assert is_mi308 == (target.chip.name == "MI308X")
     assert (
         str(target)
         == f"{target.arch} {target.chip} (emulated, {target.compute_units} compute units)"
@@ -203,8 +208,8 @@ def jitfmha(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_the_environment_emulates(full_tree: Path) -> None:
     variables = {"JITFMHA_EMULATE": "gfx942-mi308", "JITFMHA_HSA_DIR": str(full_tree)}
     facts = json.loads(jitfmha("info", "--json", **variables).stdout)
-    assert facts["targets"][1:] == ["gfx942 MI308 (emulated, 80 compute units)"]
-    assert facts["trees"][0] == f"MI308: 17 kernels in JITFMHA_HSA_DIR={full_tree}"
+    assert facts["targets"][1:] == ["gfx942 MI308X (emulated, 80 compute units)"]
+    assert facts["trees"][0] == f"MI308X: 17 kernels in JITFMHA_HSA_DIR={full_tree}"
     assert facts["environment"].items() >= variables.items()
     explained = jitfmha("explain", "--mask", "causal", "--json", **variables)
     assert explained.returncode == 0
@@ -221,11 +226,8 @@ def test_the_environment_emulates(full_tree: Path) -> None:
 
 
 @pytest.fixture
-def no_runtime_yet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    hip_runtime.loaded_runtime.cache_clear()
+def no_runtime_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hip_runtime, "_NAME", "libamdhip64_of_a_test.so")
-    yield
-    hip_runtime.loaded_runtime.cache_clear()
 
 
 @pytest.fixture
@@ -246,13 +248,12 @@ def test_a_loaded_runtime_comes_first(
     """Whatever its path is, and though there is one where torch usually has it."""
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
     beside_torch = runtime_copy(tmp_path / "torch" / "lib" / "libamdhip64_of_a_test.so")
-    assert hip_runtime.loaded_runtime()._name == str(beside_torch)
-    hip_runtime.loaded_runtime.cache_clear()
+    assert hip_runtime.loaded_runtime().library_path == str(beside_torch)
     monkeypatch.setattr(hip_runtime, "_NAME", "libamdhip64_of_another_test.so")
     loaded = runtime_copy(tmp_path / "some where" / "libamdhip64_of_another_test.so.7")
     runtime_copy(tmp_path / "torch" / "lib" / "libamdhip64_of_another_test.so")
     ctypes.CDLL(str(loaded))
-    assert hip_runtime.loaded_runtime()._name == str(loaded)
+    assert hip_runtime.loaded_runtime().library_path == str(loaded)
 
 
 @pytest.mark.usefixtures("no_runtime_yet")

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 from amd_problems import AmdProblem
+from jitfmha.bench.recording_runtime import RecordingRuntime
 from untyped import fmha_fwd
 
 from jitfmha import emulate
 from jitfmha.amd.kernel_arguments import JITFMHA_ARGUMENTS
-from jitfmha.bench.recording_runtime import RecordingRuntime
 from jitfmha.target import TARGET_HERE
 
 NUMBER_OF_XCCS, INVALID_VALUE = 10018, 1

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from jitfmha.bench.cache_faults import Extent, Outcome
+from rigs.cache_faults import Extent, Outcome
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jitfmha.bench.cache_faults import Extent, damaged_files
+from rigs.cache_faults import Extent, damaged_files
 
 from .conftest import check_outcome
 

@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-
-from jitfmha.bench.cache_faults.callers import Call, Place, new_place, shared_callers
-from jitfmha.bench.cache_faults.faulty_system import (
+from rigs.cache_faults.callers import Call, Scratch, new_scratch, shared_callers
+from rigs.cache_faults.faulty_system import (
     FileFault,
     faulty_system,
     foreign_owner,
@@ -23,9 +22,9 @@ from jitfmha.bench.cache_faults.faulty_system import (
 
 
 @pytest.fixture
-def place() -> Iterator[Place]:
-    with new_place() as place:
-        yield place
+def scratch() -> Iterator[Scratch]:
+    with new_scratch() as scratch:
+        yield scratch
 
 
 def run(code: str, environment: Mapping[str, str]) -> str:
@@ -90,24 +89,24 @@ print(attempt(os.mkdir, {str(tmp_path)!r} + "/beside"))
     assert fault.what_failed() == f"mkdir {tmp_path}/below/2"
 
 
-def test_faults_reach_the_compiler(place: Place) -> None:
+def test_faults_reach_the_compiler(scratch: Scratch) -> None:
     """Every operation of a caller is far less than every one of those that it starts."""
-    fault = FileFault((place.cache / "v1" / "building",), place.root / "counter", 0, 0)
-    answer = shared_callers().call(Call({**place.environment, **fault.environment()}))
+    fault = FileFault((scratch.cache / "v1" / "building",), scratch.root / "counter", 0, 0)
+    answer = shared_callers().call(Call({**scratch.environment, **fault.environment()}))
     assert answer.right
     assert fault.operations() > 50
 
 
-def test_a_caller_that_fails_is_reported(place: Place) -> None:
-    environment = {**place.environment, "JITFMHA_CACHE_LIMIT": "nonsense"}
+def test_a_caller_that_fails_is_reported(scratch: Scratch) -> None:
+    environment = {**scratch.environment, "JITFMHA_CACHE_LIMIT": "nonsense"}
     answer = shared_callers().call(Call(environment))
     assert not answer.right
     assert answer.error == "CacheError"
     assert "nonsense" in answer.message
 
 
-def test_warnings_are_counted(place: Place) -> None:
-    environment = {**place.environment, "CXX": "nowhere"}
+def test_warnings_are_counted(scratch: Scratch) -> None:
+    environment = {**scratch.environment, "CXX": "nowhere"}
     answer = shared_callers().call(Call(environment))
     assert answer.right
     assert answer.how == "built"
@@ -115,8 +114,8 @@ def test_warnings_are_counted(place: Place) -> None:
     assert "CXX='nowhere'" in answer.warnings[0]
 
 
-def test_permissions_bind_an_ordinary_caller(place: Place) -> None:
-    place.cache.mkdir(mode=0o500)
-    answer = shared_callers().call(Call(place.environment, is_ordinary=True))
+def test_permissions_bind_an_ordinary_caller(scratch: Scratch) -> None:
+    scratch.cache.mkdir(mode=0o500)
+    answer = shared_callers().call(Call(scratch.environment, is_ordinary=True))
     assert len(answer.warnings) == 1
-    assert not list(place.cache.iterdir())
+    assert not list(scratch.cache.iterdir())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jitfmha.bench.cache_faults import Extent, first_calls_at_once
+from rigs.cache_faults import Extent, first_calls_at_once
 
 from .conftest import check_outcome
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jitfmha.bench.cache_faults import Extent, hostile_environment
+from rigs.cache_faults import Extent, hostile_environment
 
 from .conftest import check_outcome
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from jitfmha.bench.cache_faults import Extent, interruptions
+from rigs.cache_faults import Extent, interruptions
+
 from jitfmha.bench.fresh_process import run_fresh
 
 from .conftest import check_outcome
@@ -12,7 +13,7 @@ from .conftest import check_outcome
 INTERRUPTED_IMPORTS = """
 import os, sys
 import torch
-from jitfmha.jit import compile_commands
+from jitfmha.jit.toolchain import cpp_extension
 
 class Interrupter:
     def __init__(self, number):
@@ -25,10 +26,10 @@ class Interrupter:
 def second_attempt(number):
     sys.meta_path.insert(0, Interrupter(number))
     try:
-        compile_commands._imported_cpp_extension()
+        cpp_extension._imported_cpp_extension()
         return 2
     except KeyboardInterrupt:
-        compile_commands._imported_cpp_extension()
+        cpp_extension._imported_cpp_extension()
         return 0
 
 number, failed, status = 1, [], 0

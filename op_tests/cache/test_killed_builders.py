@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jitfmha.bench.cache_faults import Extent, killed_builders
+from rigs.cache_faults import Extent, killed_builders
 
 from .conftest import check_outcome
 

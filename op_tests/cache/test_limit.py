@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jitfmha.bench.cache_faults import Extent, limit
+from rigs.cache_faults import Extent, limit
 
 from .conftest import check_outcome
 

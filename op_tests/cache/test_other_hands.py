@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from rigs.cache_faults import Extent, other_hands
 
-from jitfmha.bench.cache_faults import Extent, other_hands
-from jitfmha.jit.owner_umask import owner_umask
+from jitfmha.jit.cache.umask import owner_umask
 
 from .conftest import check_outcome
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jitfmha.bench.cache_faults import Extent, without_locks
+from rigs.cache_faults import Extent, without_locks
 
 from .conftest import check_outcome
 

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import struct
 
+from jitfmha.amd.elf import Elf
+
 HEADER_BYTES = 64
-_SECTION = struct.Struct("<IIQQQQIIQQ")
 
 
 def sections(elf: bytes) -> dict[str, tuple[int, int]]:
     """Name -> (offset, bytes) of each section in the file."""
-    (headers,) = struct.unpack_from("<Q", elf, 40)
-    size, count, names = struct.unpack_from("<HHH", elf, 58)
-    parsed = [_SECTION.unpack_from(elf, headers + i * size) for i in range(count)]
-    strings = parsed[names][4]
     return {
-        elf[strings + name : elf.index(b"\0", strings + name)].decode(): (offset, length)
-        for name, _, _, _, offset, length, *_ in parsed
+        name: (section.offset, section.size)
+        for name, section in Elf(elf).sections_by_name().items()
     }
 
 
 def section_headers(elf: bytes) -> tuple[int, int]:
     """(offset, bytes) of the table of section headers."""
-    (offset,) = struct.unpack_from("<Q", elf, 40)
-    size, count = struct.unpack_from("<HH", elf, 58)
-    return offset, size * count
+    return Elf(elf).section_table
 
 
 def text_words(elf: bytes) -> tuple[int, ...]:

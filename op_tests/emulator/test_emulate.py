@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-import jitfmha.emulator.session as session
 from jitfmha.amd import device_compiler
 from jitfmha.amd.device_compiler import (
     DeviceCompileError,
@@ -59,24 +57,7 @@ def test_wrong_arguments(arguments: dict[str, object], words: str) -> None:
         pass
 
 
-@pytest.fixture
-def read_again() -> Iterator[Callable[[], Emulation | None]]:
-    """Reads the environment as a fresh process does."""
-    caches = (session._from_environment, session._environment_checks)
-
-    def read() -> Emulation | None:
-        for cache in caches:
-            cache.cache_clear()
-        return emulation()
-
-    yield read
-    for cache in caches:
-        cache.cache_clear()
-
-
-def test_environment(
-    monkeypatch: pytest.MonkeyPatch, read_again: Callable[[], Emulation | None]
-) -> None:
+def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for arch, check, expected in (
         ("", "1", None),
         ("gfx942-mi308", "0", Emulation("gfx942-mi308")),
@@ -84,21 +65,17 @@ def test_environment(
     ):
         monkeypatch.setenv("JITFMHA_EMULATE", arch)
         monkeypatch.setenv("JITFMHA_EMULATE_CHECK", check)
-        assert read_again() == expected
+        assert emulation() == expected
     with emulate("gfx942") as run:
         assert run.emulation.variant == "check"
     with emulate("gfx942", profile=True) as run:
         assert run.emulation.variant == "profile"
-    monkeypatch.setenv("JITFMHA_EMULATE", "")
-    assert emulation() == expected, "the environment is read once"
 
 
-def test_environment_that_names_no_chip(
-    monkeypatch: pytest.MonkeyPatch, read_again: Callable[[], Emulation | None]
-) -> None:
+def test_environment_that_names_no_chip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JITFMHA_EMULATE", "mi300")
     with pytest.raises(ValueError, match="JITFMHA_EMULATE: 'mi300' is not emulated; choose one of"):
-        read_again()
+        emulation()
 
 
 # ---- The device compiler -------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def _launch(run: EmulatedRun, given: torch.Tensor, to: torch.Tensor, kernel: str
     """As a launcher does it: the kernel is told of two tensors and given `given` and `to`."""
     emulation = run.emulation
     code_object = compile_hip(_SOURCE.replace("copy", kernel), emulation.arch[:6])
-    with emulation.launching(given, None, to) as emulator:
+    with emulation.launching((given, None, to)) as emulator:
         module = emulator.load_module(code_object, emulation.device)
         try:
             emulator.launch(
@@ -170,7 +170,7 @@ def test_options_hold_inside_only(output: torch.Tensor) -> None:
     emulator = Emulation("gfx942").emulator()
     emulator.set_options(instruction_budget=1)
     try:
-        with emulation.launching(output):
+        with emulation.launching((output,)):
             pass
         run = EmulatedRun(Emulation("gfx942"))
         _launch(run, output, output.clone())  # options of the emulation: no budget
@@ -209,7 +209,7 @@ from jitfmha.amd.device_compiler import compile_hip
 current = emulation()
 assert current.variant == "check"
 memory, to = torch.zeros(32, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
-with current.launching(memory, to) as emulator:
+with current.launching((memory, to)) as emulator:
     module = emulator.load_module(compile_hip('''SOURCE''', current.arch), current.device)
     kernarg = struct.pack("<QQ", memory.data_ptr(), to.data_ptr())
     emulator.launch(emulator.function(module, "copy"), (1, 1, 1), (64, 1, 1), kernarg)

@@ -20,11 +20,13 @@ from jitfmha.emulator.estimate import (
 )
 from jitfmha.emulator.profile import LaunchProfile, profile_launch
 
-_UNITS, _CLOCK = 304, 2.1e9
+_UNITS, _XCDS, _CLOCK = 304, 8, 2.1e9
 
 
-def _timed(place: tuple[int, int, int], number: int, cycles: int, together: int) -> TimedWorkgroup:
-    timing = Timing(together, cycles, 0.5, 0.25, 0.0, 0.0, {})
+def _timed(
+    place: tuple[int, int, int], number: int, cycles: int, workgroups_per_unit: int
+) -> TimedWorkgroup:
+    timing = Timing(workgroups_per_unit, cycles, 0.5, 0.25, 0.0, 0.0, {})
     return TimedWorkgroup(number, place, 1000, timing, "")
 
 
@@ -33,20 +35,22 @@ def _estimate(
     cycles: Callable[[int, int, int], int],
     *,
     sample: list[int] | None = None,
-    together: int = 1,
+    xcds: int = _XCDS,
+    workgroups_per_unit: int = 1,
     workgroups: int | None = None,
 ) -> Estimate:
     total = grid[0] * grid[1] * grid[2]
     timed = []
     for number in range(total) if sample is None else sample:
         x, y, z = number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1])
-        timed.append(_timed((x, y, z), number, cycles(x, y, z), together))
+        timed.append(_timed((x, y, z), number, cycles(x, y, z), workgroups_per_unit))
     estimate = estimate_launch(
         timed,
         grid=grid,
         workgroups=workgroups or total,
         compute_units=_UNITS,
-        together=together,
+        xcds=xcds,
+        workgroups_per_unit=workgroups_per_unit,
         peak_clock=_CLOCK,
     )
     assert estimate is not None
@@ -65,7 +69,7 @@ def test_equal_workgroups_run_in_rounds() -> None:
 
 
 def test_workgroups_that_share_a_unit_share_its_work() -> None:
-    estimate = _estimate((1216, 1, 1), lambda x, y, z: 1000, together=2)
+    estimate = _estimate((1216, 1, 1), lambda x, y, z: 1000, workgroups_per_unit=2)
     assert (estimate.rounds, estimate.cycles) == (2, 2000)
     assert estimate.matrix_busy == pytest.approx(0.5)
 
@@ -85,6 +89,9 @@ def test_workgroups_go_to_chiplets_in_turn() -> None:
     # All long ones are the first chiplet's: its 38 units need two rounds of them.
     estimate = _estimate((608, 1, 1), lambda x, y, z: 1000 if x % 8 == 0 else 10)
     assert estimate.cycles == 2000
+    # Of four chiplets, each has twice as many units for them.
+    estimate = _estimate((608, 1, 1), lambda x, y, z: 1000 if x % 8 == 0 else 10, xcds=4)
+    assert 1000 < estimate.cycles < 2000
 
 
 def _sample_of(profiler: Emulator, grid: tuple[int, int, int], most: int) -> list[int]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from jitfmha.emulator.library import launcher_spec
+from jitfmha.emulator.library import build_spec
 
 _WORKER = Path(__file__).with_name("fuzz_worker.py")
 _KINDS = ("code_objects", "instructions")
@@ -80,10 +80,13 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
         pytest.skip(f"{compiler} has no sanitizers")
     # AddressSanitizer looks for the C++ runtime when it starts, before the emulator brings it.
     runtimes = [_library_of(compiler, name) for name in ("libasan.so", "libstdc++.so.6")]
-    spec = launcher_spec("plain")
+    spec = build_spec("plain")
     for name, text in spec.sources.items():
-        folder.joinpath(name).write_text(text, encoding="utf-8")
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
     cflags = ["-O1" if flag == "-O2" else flag for flag in spec.cflags]
+    cflags.append(f"-iquote{folder}")
     library = folder / "emulator.so"
     _build(
         compiler, sorted(n for n in spec.sources if n.endswith(".cpp")), [*cflags, *flags], library

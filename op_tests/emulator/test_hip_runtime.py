@@ -15,7 +15,8 @@ from jitfmha.emulator import DEVICES, Emulator, EmulatorError, Function
 
 _CHIPS = list(DEVICES)
 # Enumerators of hipDeviceAttribute_t (ROCm 6).
-_MULTIPROCESSOR_COUNT, _WARP_SIZE, _MAX_LDS, _PCI_CHIP_ID = 63, 87, 74, 10019
+_MULTIPROCESSOR_COUNT, _WARP_SIZE, _MAX_LDS = 63, 87, 74
+_NUMBER_OF_XCCS, _PCI_CHIP_ID = 10018, 10019
 _MI308_PCI_IDS = {0x74A2, 0x74A8, 0x74B6, 0x74BC}
 _SUCCESS, _INVALID_VALUE, _INVALID_CONFIGURATION, _INVALID_DEVICE = 0, 1, 9, 101
 _NOT_FOUND_FILE, _INVALID_HANDLE, _LAUNCH_FAILURE = 301, 400, 719
@@ -47,18 +48,19 @@ def tiny(emulator: Emulator, arch: str, device: int) -> Function:
 
 
 @pytest.mark.parametrize(
-    ("chip", "units", "lds", "is_mi308"),
+    ("chip", "units", "xcds", "lds", "is_mi308"),
     [
-        ("gfx942", 304, 64 * 1024, False),
-        ("gfx942-mi308", 80, 64 * 1024, True),
-        ("gfx950", 256, 160 * 1024, False),
+        ("gfx942", 304, 8, 64 * 1024, False),
+        ("gfx942-mi308", 80, 4, 64 * 1024, True),
+        ("gfx950", 256, 8, 160 * 1024, False),
     ],
 )
 def test_attributes_tell_the_chips_apart(
-    emulator: Emulator, chip: str, units: int, lds: int, is_mi308: bool
+    emulator: Emulator, chip: str, units: int, xcds: int, lds: int, is_mi308: bool
 ) -> None:
     device = DEVICES[chip]
     assert emulator.device_attribute(_MULTIPROCESSOR_COUNT, device) == units
+    assert emulator.device_attribute(_NUMBER_OF_XCCS, device) == xcds
     assert emulator.device_attribute(_MAX_LDS, device) == lds
     assert emulator.device_attribute(_WARP_SIZE, device) == 64
     assert (emulator.device_attribute(_PCI_CHIP_ID, device) in _MI308_PCI_IDS) == is_mi308

@@ -6,12 +6,18 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from jitfmha import jit
-from jitfmha.jit import cache_directory, compiler, loader
+from jitfmha.jit.cache import directory
+from jitfmha.jit.cache.local_store import LocalStore
+from jitfmha.jit.toolchain import host_cpp
+
+# As an attribute of the package, `load` is the function.
+loading = import_module("jitfmha.jit.load")
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 REAL_COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -27,9 +33,14 @@ def answer(spec: jit.BuildSpec) -> int:
 
 def build_only(spec: jit.BuildSpec) -> Path:
     """Build without loading: the loader of the system knows a library by its path, once loaded."""
-    entry, _ = loader._obtain(spec)
+    entry, _ = loading._obtain(spec)
     entry.close()
     return entry.path
+
+
+def forget_what_was_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_state", loading._ProcessState())
+    monkeypatch.setattr(loading, "STORE", LocalStore())
 
 
 @dataclass(frozen=True)
@@ -55,9 +66,9 @@ def _fresh_process_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("CXX", "JITFMHA_VERBOSE", "JITFMHA_CACHE_LIMIT", "JITFMHA_CACHE_DIR"):
         monkeypatch.delenv(name, raising=False)
     before = dict(os.environ)
-    monkeypatch.setattr(loader, "_state", loader._ProcessState())
-    monkeypatch.setattr(cache_directory, "_stand_ins", {})
-    monkeypatch.setattr(compiler, "_found", {})
+    forget_what_was_loaded(monkeypatch)
+    monkeypatch.setattr(directory, "_stand_ins", {})
+    monkeypatch.setattr(host_cpp, "_found", {})
     yield
     changed = {name for name in before if before[name] != os.environ.get(name)}
     assert changed <= {"CXX", "PATH", "HOME", "TMPDIR", "PYTEST_CURRENT_TEST"}
@@ -74,10 +85,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def new_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Makes this process forget what it loaded, as if it had just started."""
 
-    def forget() -> None:
-        monkeypatch.setattr(loader, "_state", loader._ProcessState())
-
-    return forget
+    return lambda: forget_what_was_loaded(monkeypatch)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jitfmha import jit
-from jitfmha.jit import cache_directory, entry, owned_directory, trust
+from jitfmha.jit.cache import directory, entry, owned_directory, trust
 
 from .conftest import FakeCompiler, answer, make_spec
 
@@ -103,15 +103,15 @@ def test_unwritable(cache: Path, temporary: Path, monkeypatch: pytest.MonkeyPatc
 def test_disk_full_while_publishing(
     number: int, cache: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = entry._write_private
+    real = entry.write_private
 
-    def write(path: Path, content: bytes) -> None:
+    def write(path: Path, content: bytes, *, durable: bool) -> None:
         if path.is_relative_to(cache.parent) and path.name == "meta.json":
             real(path, content[:10])
             raise OSError(number, os.strerror(number))
-        real(path, content)
+        real(path, content, durable=durable)
 
-    monkeypatch.setattr(entry, "_write_private", write)
+    monkeypatch.setattr(entry, "write_private", write)
     assert_falls_back(temporary, os.strerror(number))
     assert not list((cache / "entries").iterdir())
     assert not list((cache / "building").iterdir())
@@ -130,7 +130,7 @@ def test_disk_full_while_compiling(
 
 def test_noexec(cache: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        cache_directory, "forbids_execution", lambda path: path.is_relative_to(cache.parent)
+        directory, "forbids_execution", lambda path: path.is_relative_to(cache.parent)
     )
     assert_falls_back(temporary, "noexec")
 
@@ -149,9 +149,9 @@ def test_temporary_directory_of_a_dead_process_is_swept(temporary: Path) -> None
     boot = owned_directory._boot()
     (dead / "owner").write_text(f'{{"pid": 1, "host": "h", "boot": "{boot}"}}')
     with pytest.warns(RuntimeWarning):
-        directory = cache_directory.stand_in("is gone")
+        replacement = directory.stand_in("is gone")
     assert not dead.exists()
-    assert directory.root.exists()
+    assert replacement.root.exists()
 
 
 @pytest.mark.parametrize(
@@ -307,6 +307,6 @@ def test_read_only_cache_that_lacks_an_entry(
     def refuse(_directory: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(cache_directory, "_create", refuse)
+    monkeypatch.setattr(directory, "_create", refuse)
     assert answer(make_spec()) == 42
     assert jit.build_log()[0].path.is_relative_to(cache)

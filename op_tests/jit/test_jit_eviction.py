@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from jitfmha import jit
-from jitfmha.jit import eviction
-from jitfmha.jit.entry import open_entry, removal_lock
-from jitfmha.jit.flock import Flock
-from jitfmha.jit.key import EntryKey
+from jitfmha.jit.cache import eviction
+from jitfmha.jit.cache.entry import open_entry
+from jitfmha.jit.cache.eviction import removal_lock
+from jitfmha.jit.cache.flock import Flock
+from jitfmha.jit.cache.key import EntryKey
 
 from .conftest import answer, build_only, make_spec
 
@@ -110,6 +111,15 @@ def test_list(cache: Path, unused: Callable[[str, float], Path]) -> None:
     assert entry.size == sum(item.stat().st_size for item in path.iterdir())
     assert abs(entry.created - time.time()) < 60
     assert abs(time.time() - 50 - entry.last_used) < 20
+
+
+def test_size_counts_folders(cache: Path) -> None:
+    sources = {"demo.cpp": "int x;\n", "a/b/c.h": "/" * 100_000, "a/d.h": "/" * 10_000}
+    path = build_only(jit.BuildSpec("demo", sources))
+    size = sum(item.stat().st_size for item in path.rglob("*") if item.is_file())
+    assert size > 110_000
+    assert eviction.entry_size(path) == size
+    assert [entry.size for entry in jit.cache_entries()] == [size]
 
 
 def test_clear(cache: Path, unused: Callable[[str, float], Path]) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from jitfmha import jit
-from jitfmha.jit import entry as entry_module
-from jitfmha.jit.entry import EntryMeta, InvalidEntry
-from jitfmha.jit.key import EntryKey
+from jitfmha.jit.cache import entry as entry_module
+from jitfmha.jit.cache.entry import EntryMeta, InvalidEntry
+from jitfmha.jit.cache.key import EntryKey
 
 from .conftest import FakeCompiler, answer, build_only, make_spec
 
@@ -96,6 +96,69 @@ def test_something_else_in_place_of_a_file(
     assert jit.build_log()[0].how == "built"
     assert jit.is_built(make_spec())
     assert (tmp_path / "moved").exists()
+
+
+IN_FOLDERS = jit.BuildSpec(
+    "demo", {"demo.cpp": make_spec().sources["demo.cpp"], "a/b/c.h": "// c\n", "a/d.h": "// d\n"}
+)
+
+
+def assert_built_again(reason: str) -> None:
+    assert not jit.is_built(IN_FOLDERS)
+    with pytest.warns(RuntimeWarning, match=reason):
+        assert answer(IN_FOLDERS) == 42
+    assert jit.build_log()[0].how == "built"
+    assert jit.is_built(IN_FOLDERS)
+
+
+@pytest.mark.parametrize("name", ["a/b/c.h", "a/d.h"])
+@pytest.mark.parametrize("damage", [truncate, flip_bit, empty])
+def test_damage_in_a_folder(name: str, damage: Callable[[bytes], bytes], cache: Path) -> None:
+    path = build_only(IN_FOLDERS) / name
+    path.write_bytes(damage(path.read_bytes()))
+    assert_built_again(f"{name} is damaged")
+
+
+@pytest.mark.parametrize("name", ["a", "a/b"])
+@pytest.mark.parametrize("replacement", ["nothing", "link", "file"])
+def test_something_else_in_place_of_a_folder(
+    name: str, replacement: str, cache: Path, tmp_path: Path
+) -> None:
+    """Not even a link to the very same files is followed."""
+    path = build_only(IN_FOLDERS) / name
+    path.rename(tmp_path / "moved")
+    if replacement == "link":
+        path.symlink_to(tmp_path / "moved")
+    elif replacement == "file":
+        path.write_text("")
+    assert_built_again("is missing" if replacement == "nothing" else "is no folder")
+    assert (tmp_path / "moved").is_dir()
+
+
+@pytest.mark.parametrize("name", ["a", "a/b", "a/b/c.h"])
+def test_folder_that_others_can_write_to(name: str, cache: Path) -> None:
+    (build_only(IN_FOLDERS) / name).chmod(0o777)
+    assert_built_again(f"'{name}' can be written to by everybody")
+
+
+@pytest.mark.parametrize("name", ["a", "a/b", "a/b/c.h"])
+def test_folder_of_another_user(name: str, cache: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("giving a folder away needs root")
+    os.chown(build_only(IN_FOLDERS) / name, 4321, 0)
+    assert_built_again(f"'{name}' is owned by user id 4321")
+
+
+@pytest.mark.parametrize("name", ["../outside", "a/../../outside", "/etc/passwd", "a//d.h", "a/"])
+def test_listed_path_that_leads_out(name: str, cache: Path, tmp_path: Path) -> None:
+    path = build_only(IN_FOLDERS)
+    (path.parent / "outside").write_text("")
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        with pytest.raises(InvalidEntry, match="lists the path"):
+            entry_module._open_file(name, directory)
+    finally:
+        os.close(directory)
 
 
 def test_link_in_place_of_an_entry(

@@ -7,15 +7,14 @@ import sys
 import pytest
 import torch
 
-import jitfmha
 from jitfmha import jit
-from jitfmha.jit import key as key_module
-from jitfmha.jit.compiler import Compiler
-from jitfmha.jit.key import EntryKey, entry_key
+from jitfmha.jit.cache import key as key_module
+from jitfmha.jit.cache.key import EntryKey, entry_key
+from jitfmha.jit.toolchain.host_cpp import HostCpp
 
 from .conftest import make_spec
 
-COMPILER = Compiler(("/usr/bin/c++",), "/usr/bin/g++-12", "c++ 12.2.0\n")
+COMPILER = HostCpp(("/usr/bin/c++",), "/usr/bin/g++-12", "c++ 12.2.0\n")
 
 
 def test_same_ingredients_same_key() -> None:
@@ -59,7 +58,7 @@ def test_compiler_is_in_its_part_of_the_key(change: dict[str, object]) -> None:
     [
         (torch, "__version__", "2.99.0"),
         (torch, "compiled_with_cxx11_abi", lambda: "another"),
-        (jitfmha, "__version__", "99.0"),
+        (key_module, "__version__", "99.0"),
         (sys, "platform", "darwin"),
         (key_module, "_machine", lambda: ("linux", "riscv64", "glibc 2.36")),
         (key_module, "_FORMAT", 99),
@@ -83,7 +82,7 @@ def test_directory_name_can_be_parsed() -> None:
 
 @pytest.mark.parametrize("name", ["", "a/b", "../x", "a b", "a-b", "a\n", "x" * 81, ".hidden"])
 def test_bad_name_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="launcher name"):
+    with pytest.raises(ValueError, match="build name"):
         make_spec(name=name)
 
 
@@ -93,7 +92,20 @@ def test_flag_for_a_shell_is_refused(flag: str) -> None:
         make_spec(cflags=(flag,))
 
 
-@pytest.mark.parametrize("name", ["../a.cpp", "a.so", "a b.cpp", "a.cpp\n", "meta.json"])
+@pytest.mark.parametrize("name", ["memory/lds.h", "a/b/c/d.inc", "_1/x.y.hpp"])
+def test_source_may_lie_in_folders(name: str) -> None:
+    spec = jit.BuildSpec("demo", {name: "", "a/demo.cpp": ""})
+    assert list(spec.sources) == [name, "a/demo.cpp"]
+    flat = jit.BuildSpec("demo", {name.replace("/", "_"): "", "a/demo.cpp": ""})
+    assert entry_key(spec, COMPILER) != entry_key(flat, COMPILER)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../a.cpp", "a.so", "a b.cpp", "a.cpp\n", "meta.json"]
+    + ["/a.cpp", "a/../b.cpp", "./a.cpp", "a/./b.cpp", "a//b.cpp", "a/.b.cpp", "a\\b.cpp"]
+    + ["meta.json/a.cpp", "demo.so/a.cpp", "a.h/b.cpp", "a b/c.cpp", "~/a.cpp", "a/"],
+)
 def test_bad_source_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="source name"):
         jit.BuildSpec("demo", {name: ""})
@@ -102,6 +114,11 @@ def test_bad_source_name_is_refused(name: str) -> None:
 def test_nothing_to_compile_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no \.cpp source"):
         jit.BuildSpec("demo", {"a.h": ""})
+
+
+def test_two_object_files_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"'a/x\.cpp' and 'b/x\.cpp' of build demo"):
+        jit.BuildSpec("demo", {"a/x.cpp": "", "a/x.h": "", "b/x.cpp": ""})
 
 
 def test_spec_is_a_value() -> None:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from jitfmha import jit
 from jitfmha.jit import status
+from jitfmha.jit.toolchain.shown_output import ShownOutput
 
 from .conftest import REAL_COMPILER, FakeCompiler, answer, make_spec
 
@@ -63,6 +65,47 @@ def test_headers_lie_beside_the_sources(cache: Path) -> None:
         "b.h": "#define B 40\n",
     }
     assert answer(jit.BuildSpec("parts", sources, ("-O1",), ("-lm",))) == 42
+
+
+def test_sources_in_folders(
+    cache: Path, fake_compiler: FakeCompiler, new_process: Callable[[], None]
+) -> None:
+    """Found from everywhere, kept as they are, and no danger to a standard header of that name."""
+    sources = {
+        "run/a.cpp": (
+            "#include <memory>\n"
+            '#include "memory/one.h"\n'
+            '#include "beside.h"\n'
+            'extern "C" int answer() { return *std::make_unique<int>(ONE + BESIDE); }\n'
+        ),
+        "run/beside.h": "#define BESIDE 2\n",
+        "memory/one.h": '#include "memory/inner/two.h"\n#define ONE TWO\n',
+        "memory/inner/two.h": "#define TWO 40\n",
+        "memory.h": "#error this is not the standard one\n",
+    }
+    spec = jit.BuildSpec("folders", sources)
+    mask = os.umask(0)
+    try:
+        assert answer(spec) == 42
+    finally:
+        os.umask(mask)
+    entry = jit.artifact_path(spec).parent
+    assert {name: (entry / name).read_text() for name in sources} == sources
+    for path in [cache.parent, *cache.parent.rglob("*")]:
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+    new_process()
+    assert answer(spec) == 42
+    assert jit.build_log()[0].how == "loaded"
+    assert fake_compiler.compiled() == 1
+
+
+def test_compile_error_in_a_folder(cache: Path) -> None:
+    spec = jit.BuildSpec("folders", {"a/b.cpp": '#include "c/d.h"\n', "c/d.h": "int x = no;\n"})
+    with pytest.raises(jit.BuildError, match=r"logs/[^\n]*/c/d\.h:1:") as caught:
+        jit.load(spec)
+    [log] = (cache / "logs").iterdir()
+    assert f"{log}/c/d.h:1:" in str(caught.value)
+    assert (log / "c" / "d.h").read_text() == spec.sources["c/d.h"]
 
 
 def test_torch_library_can_be_called(cache: Path) -> None:
@@ -157,13 +200,30 @@ def test_compile_error_shows_the_first_one(
     assert not list((cache / "entries").iterdir())
 
 
+def test_verbose_failure_waits_for_the_output(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The thread that copies the output may be behind when the build has failed."""
+    monkeypatch.setenv("JITFMHA_VERBOSE", "1")
+    forward = ShownOutput._forward
+
+    def late(self: ShownOutput, source: int) -> None:
+        time.sleep(0.5)
+        forward(self, source)
+
+    monkeypatch.setattr(ShownOutput, "_forward", late)
+    with pytest.raises(jit.BuildError, match="nonsense"):
+        jit.load(make_spec(source="int x = nonsense;\n"))
+    assert "nonsense" in capfd.readouterr().err
+
+
 def test_link_error_is_shown(cache: Path) -> None:
     with pytest.raises(jit.BuildError, match="cannot find -lnosuchlibrary"):
         jit.load(make_spec(ldflags=("-lnosuchlibrary",)))
 
 
 def test_logs_are_bounded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jitfmha.jit.failure_report._KEPT_LOGS", 2)
+    monkeypatch.setattr("jitfmha.jit.toolchain.failure_report._KEPT_LOGS", 2)
     for number in range(4):
         with pytest.raises(jit.BuildError):
             jit.load(make_spec(source=f"error{number}"))

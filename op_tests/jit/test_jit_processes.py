@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from jitfmha import jit
-from jitfmha.jit import build_turn, loader, ninja_command, owned_directory
-from jitfmha.jit.owned_directory import OwnedDirectory, earlier_owner, owner_of
+from jitfmha.jit.cache import lock, owned_directory
+from jitfmha.jit.cache.owned_directory import OwnedDirectory, earlier_owner, owner_of
+from jitfmha.jit.toolchain import ninja
 
-from .conftest import FakeCompiler, answer, make_spec
+from .conftest import FakeCompiler, answer, loading, make_spec
 
 _FORK = multiprocessing.get_context("fork")
 
@@ -68,7 +69,7 @@ def test_one_who_waits_says_for_whom(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(build_turn, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(lock, "PATIENCE_SECONDS", 0.05)
     fake_compiler.delay.write_text("0.8")
     builder = start(lambda: jit.load(make_spec()))
     wait_until(is_compiling(fake_compiler))
@@ -88,7 +89,7 @@ def test_killed_builder_leaves_no_trace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not ends_with_its_builder:
-        monkeypatch.setattr(ninja_command, "_can_be_tied", lambda _workspace: False)
+        monkeypatch.setattr(ninja, "_can_be_tied", lambda _workspace: False)
     for round_ in range(1, 4):
         fake_compiler.delay.write_text("60")
         builder = start(lambda: jit.load(make_spec()))
@@ -232,7 +233,7 @@ def test_without_locks(
 def test_without_locks_the_first_to_come_builds(
     cache: Path, fake_compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_turn, "_has_locks", lambda _path: False)
+    monkeypatch.setattr(lock, "_has_locks", lambda _path: False)
     fake_compiler.delay.write_text("0.3")
     others = [start(lambda: jit.load(make_spec())) for _ in range(3)]
     wait_until(is_compiling(fake_compiler))
@@ -247,7 +248,7 @@ def test_without_locks_the_first_to_come_builds(
 def test_without_locks_nobody_waits_for_the_dead(
     cache: Path, fake_compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_turn, "_has_locks", lambda _path: False)
+    monkeypatch.setattr(lock, "_has_locks", lambda _path: False)
     fake_compiler.delay.write_text("60")
     builder = start(lambda: jit.load(make_spec()))
     wait_until(is_compiling(fake_compiler))
@@ -281,8 +282,8 @@ def test_who_came_earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_without_locks_the_first_to_publish_wins(
     cache: Path, fake_compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build_turn, "_has_locks", lambda _path: False)
-    monkeypatch.setattr(build_turn, "earlier_owner", lambda _own, _prefix: None)
+    monkeypatch.setattr(lock, "_has_locks", lambda _path: False)
+    monkeypatch.setattr(lock, "earlier_owner", lambda _own, _prefix: None)
     fake_compiler.delay.write_text("0.3")
     other = start(lambda: jit.load(make_spec()))
     wait_until(is_compiling(fake_compiler))
@@ -299,8 +300,8 @@ def test_one_who_waited_too_long_builds_alone(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(build_turn, "PATIENCE_SECONDS", 0.05)
-    monkeypatch.setattr(build_turn, "_GIVE_UP_SECONDS", 0.3)
+    monkeypatch.setattr(lock, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(lock, "_GIVE_UP_SECONDS", 0.3)
     fake_compiler.delay.write_text("60")
     builder = start(lambda: jit.load(make_spec()))
     wait_until(is_compiling(fake_compiler))
@@ -328,7 +329,7 @@ def test_readers_while_others_rebuild_and_evict(
         def run() -> None:
             try:
                 while time.monotonic() < end:
-                    loader._state = loader._ProcessState()
+                    loading._state = loading._ProcessState()
                     assert answer(make_spec()) == 42
                     if number == 0:
                         jit.cache_clear()

@@ -1,0 +1,211 @@
+// How the C++ signature of an instruction's semantics says where its operands are.
+//
+// An instruction is a function such as `f32 (f32 a, f32 b)`. Its parameters are taken in order from
+// the source fields of the encoding; the types below stand for everything that is not a plain
+// source or a plain destination. Decoder, executor and disassembler all follow this one
+// description.
+#pragma once
+
+#include "numbers/numeric_types.h"
+
+namespace emulator {
+
+// clang-format off
+enum class OperandType : u8 {
+  none,
+  u16, i16, f16, bf16,           // the low half of a register; SDWA and op_sel choose another part
+  b32, i32, f32,                 // b32 stands for u32 too
+  b64, i64, f64,                 // two registers
+  f16x2, bf16x2, i16x2, f32x2,   // packed: VOP3P
+  lane_mask,                     // one bit a lane, in a pair of scalar registers
+  registers,                     // as many registers as the instruction says (memory, MFMA)
+  b128, b192, b512, b1024,       // as many bits, in registers
+};
+
+enum class Role : u8 {
+  source,        // the next source field
+  old,           // the destination's previous content
+  literal,       // the 32-bit constant after the instruction (v_fmamk, v_fmaak)
+  lane_bit,      // VOP2: VCC; VOP3: the next source field, an SGPR pair
+  vcc,           // VCC, in any encoding
+  scc, exec,     // scalar state
+  simm16,        // SOPK's constant
+  destination,   // result in the destination field
+  scalar_destination,  // result in a scalar register (v_readlane)
+  lane_mask,     // result of a comparison: VOPC to VCC, VOP3 to an SGPR pair
+  with_carry,    // a value, and a lane mask to VCC (VOP2) or to sdst (VOP3)
+  none,
+  mode,          // MODE
+};
+// clang-format on
+
+// ---- Parameters ---------------------------------------------------------------------------------
+
+// clang-format off
+template <class T> struct Old { T value; operator T() const { return value; } };
+template <class T> struct Literal { T value; operator T() const { return value; } };
+struct LaneBit { u32 value; operator bool() const { return value != 0; } };  // 0 or ~0
+struct Vcc { u32 value; operator bool() const { return value != 0; } };      // 0 or ~0
+struct Scc { u32 value; operator u32() const { return value; } };
+struct Exec { u64 value; operator u64() const { return value; } };
+struct Simm16 { i32 value; operator i32() const { return value; } };
+// clang-format on
+
+// Vector semantics that depend on MODE in more than rounding and denormals.
+struct Mode {
+  u32 bits;
+  bool ieee() const { return bits >> 9 & 1; }
+  bool rounds_halves_and_doubles_to_nearest() const { return (bits >> 2 & 3) == 0; }
+  bool rounds_floats_to_nearest() const { return (bits & 3) == 0; }
+  bool flushes_half_results() const { return !(bits >> 7 & 1); }
+  // A float, with denormals as zeros where MODE says so of sources or of results.
+  f32 flush_source(f32 value) const { return bits >> 4 & 1 ? value : without_denormals(value); }
+  f32 flush_result(f32 value) const { return bits >> 5 & 1 ? value : without_denormals(value); }
+
+ private:
+  static f32 without_denormals(f32 value) {
+    const u32 number = bit_cast<u32>(value);
+    return bit_cast<f32>(number & (number & 0x7f800000u ? ~0u : 0x80000000u));
+  }
+};
+
+// ---- Results ------------------------------------------------------------------------------------
+
+// clang-format off
+
+// Vector: the value, and the lane's bit of the carry mask.
+template <class T> struct WithCarry { T value; bool carry; };
+// Vector: clamp saturates to the range of T instead of wrapping around. Holds the exact result.
+template <class T> struct Saturating { i64 exact; };
+// Vector: a 16-bit result that leaves the other half of the register alone. (Most clear it.)
+template <class T> struct KeepHigh { T value; };
+// Vector: one result for the wave, in a scalar register.
+template <class T> struct ToScalar { T value; };
+// Scalar: the value, and SCC.
+template <class T> struct WithScc { T value; bool scc; };
+// Scalar: SCC alone is bool. Value, new EXEC; SCC is whether EXEC is not zero.
+struct WithExec { u64 value; u64 exec; };
+// clang-format on
+
+template <class T> inline WithScc<T> nonzero(T value) { return {value, value != 0}; }
+
+// ---- C++ type -> description --------------------------------------------------------------------
+
+struct Parameter {
+  OperandType type = OperandType::none;
+  Role role = Role::none;
+};
+
+template <class T> constexpr OperandType operand_type = OperandType::none;
+template <> constexpr OperandType operand_type<u16> = OperandType::u16;
+template <> constexpr OperandType operand_type<i16> = OperandType::i16;
+template <> constexpr OperandType operand_type<f16> = OperandType::f16;
+template <> constexpr OperandType operand_type<bf16> = OperandType::bf16;
+template <> constexpr OperandType operand_type<u32> = OperandType::b32;
+template <> constexpr OperandType operand_type<i32> = OperandType::i32;
+template <> constexpr OperandType operand_type<f32> = OperandType::f32;
+template <> constexpr OperandType operand_type<u64> = OperandType::b64;
+template <> constexpr OperandType operand_type<i64> = OperandType::i64;
+template <> constexpr OperandType operand_type<f64> = OperandType::f64;
+template <> constexpr OperandType operand_type<f16x2> = OperandType::f16x2;
+template <> constexpr OperandType operand_type<bf16x2> = OperandType::bf16x2;
+template <> constexpr OperandType operand_type<i16x2> = OperandType::i16x2;
+template <> constexpr OperandType operand_type<f32x2> = OperandType::f32x2;
+template <> constexpr OperandType operand_type<b128> = OperandType::b128;
+template <> constexpr OperandType operand_type<b192> = OperandType::b192;
+template <> constexpr OperandType operand_type<b512> = OperandType::b512;
+template <> constexpr OperandType operand_type<b1024> = OperandType::b1024;
+
+template <class T> struct ParameterOf {
+  static constexpr Parameter value{operand_type<T>, Role::source};
+};
+template <class T> struct ParameterOf<Old<T>> {
+  static constexpr Parameter value{operand_type<T>, Role::old};
+};
+template <class T> struct ParameterOf<Literal<T>> {
+  static constexpr Parameter value{operand_type<T>, Role::literal};
+};
+template <> struct ParameterOf<LaneBit> {
+  static constexpr Parameter value{OperandType::lane_mask, Role::lane_bit};
+};
+template <> struct ParameterOf<Vcc> {
+  static constexpr Parameter value{OperandType::lane_mask, Role::vcc};
+};
+template <> struct ParameterOf<Scc> {
+  static constexpr Parameter value{OperandType::none, Role::scc};
+};
+template <> struct ParameterOf<Exec> {
+  static constexpr Parameter value{OperandType::none, Role::exec};
+};
+
+template <> struct ParameterOf<Mode> {
+  static constexpr Parameter value{OperandType::none, Role::mode};
+};
+template <> struct ParameterOf<Simm16> {
+  static constexpr Parameter value{OperandType::none, Role::simm16};
+};
+
+template <class T> struct ResultOf {
+  static constexpr Parameter value{operand_type<T>, Role::destination};
+};
+template <> struct ResultOf<void> {
+  static constexpr Parameter value{};
+};
+template <> struct ResultOf<bool> {
+  static constexpr Parameter value{OperandType::lane_mask, Role::lane_mask};
+};
+template <class T> struct ResultOf<WithCarry<T>> {
+  static constexpr Parameter value{operand_type<T>, Role::with_carry};
+};
+template <class T> struct ResultOf<Saturating<T>> : ResultOf<T> {};
+template <class T> struct ResultOf<WithCarry<Saturating<T>>> : ResultOf<WithCarry<T>> {};
+template <class T> struct ResultOf<KeepHigh<T>> : ResultOf<T> {};
+template <class T> struct ResultOf<ToScalar<T>> {
+  static constexpr Parameter value{operand_type<T>, Role::scalar_destination};
+};
+template <class T> struct ResultOf<WithScc<T>> : ResultOf<T> {};
+template <> struct ResultOf<WithExec> : ResultOf<u64> {};
+
+constexpr int kMaxSources = 5;
+
+template <class R> constexpr bool kSaturates = false;
+template <class T> constexpr bool kSaturates<Saturating<T>> = true;
+template <class T> constexpr bool kSaturates<WithCarry<T>> = kSaturates<T>;
+template <class T> constexpr bool kSaturates<KeepHigh<T>> = kSaturates<T>;
+
+struct Signature {
+  Parameter result;
+  Parameter sources[kMaxSources];
+  bool saturates = false;  // clamp works on the integer result
+};
+
+template <class R, class... A>
+constexpr Signature signature_of(R (*)(A...)) {
+  static_assert(sizeof...(A) <= kMaxSources, "more sources than an encoding has");
+  return {ResultOf<R>::value, {ParameterOf<A>::value...}, kSaturates<R>};
+}
+
+// 32-bit registers that a value of this type takes.
+constexpr u32 dwords_of(OperandType type) {
+  switch (type) {
+    case OperandType::none:
+    case OperandType::registers: return 0;
+    case OperandType::b64:
+    case OperandType::i64:
+    case OperandType::f64:
+    case OperandType::f32x2:
+    case OperandType::lane_mask: return 2;
+    case OperandType::b128: return 4;
+    case OperandType::b192: return 6;
+    case OperandType::b512: return 16;
+    case OperandType::b1024: return 32;
+    default: return 1;
+  }
+}
+
+constexpr bool is_16_bit(OperandType type) {
+  return type == OperandType::u16 || type == OperandType::i16 || type == OperandType::f16 ||
+         type == OperandType::bf16;
+}
+
+}  // namespace emulator

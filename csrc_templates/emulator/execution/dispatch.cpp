@@ -1,0 +1,383 @@
+// Initial state of waves, turns of waves, workers. Initial state: LLVM's "User Guide for AMDGPU
+// Backend", Initial Kernel Execution State.
+#include "execution/dispatch.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdarg>
+#include <cstdio>
+#include <mutex>
+#include <new>
+#include <thread>
+
+#include "decode/text.h"
+#include "execution/float_mode.h"
+#include "execution/hooks.h"
+
+namespace emulator {
+
+namespace {
+
+std::string formatted(const char* format, va_list arguments) {
+  char text[512];
+  std::vsnprintf(text, sizeof(text), format, arguments);
+  return text;
+}
+
+// The generator of the `random_order` option: splitmix64.
+class Random {
+ public:
+  explicit Random(u64 seed) : state_(seed) {}
+  u64 next() {
+    u64 z = state_ += 0x9e3779b97f4a7c15;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
+    z = (z ^ z >> 27) * 0x94d049bb133111eb;
+    return z ^ z >> 31;
+  }
+  u32 below(u32 bound) { return static_cast<u32>(next() % bound); }
+  // A slice of any order of magnitude: now and then one wave runs far ahead of the others, which is
+  // what shows that they do not wait for each other.
+  u32 slice() {
+    constexpr u32 kMagnitudes = 13;  // up to 4096 instructions
+    const u32 magnitude = 1u << below(kMagnitudes);
+    return magnitude / 2 + 1 + below((magnitude + 1) / 2);
+  }
+
+ private:
+  u64 state_;
+};
+
+void set_initial_scalars(Wave& wave) {
+  const Dispatch& dispatch = wave.dispatch();
+  const KernelDescriptor& descriptor = dispatch.kernel->descriptor;
+  u32 next = 0;
+  const auto push = [&](u32 value) {
+    if (next < kFlatScratch) wave.scalar[next++] = value;
+  };
+  const auto push_address = [&](const void* address) {
+    push(static_cast<u32>(reinterpret_cast<u64>(address)));
+    push(static_cast<u32>(reinterpret_cast<u64>(address) >> 32));
+  };
+  if (descriptor.has(kPrivateSegmentBuffer))
+    for (u32 i = 0; i < 4; ++i) push(0);
+  if (descriptor.has(kDispatchPtr)) push_address(dispatch.dispatch_packet);
+  if (descriptor.has(kQueuePtr)) push_address(nullptr);
+  if (descriptor.has(kKernargPtr)) push_address(dispatch.kernarg);
+  if (descriptor.has(kDispatchId)) push_address(nullptr);
+  if (descriptor.has(kFlatScratchInit)) push_address(wave.scratch);
+  if (descriptor.has(kPrivateSegmentSize)) push(dispatch.scratch_bytes_per_lane);
+  const u8* const preloaded = dispatch.kernarg + 4 * descriptor.preload_offset_dwords();
+  for (u32 i = 0; i < descriptor.preload_dwords(); ++i) {
+    u32 value;
+    std::memcpy(&value, preloaded + 4 * i, 4);
+    push(value);
+  }
+  next = descriptor.user_sgprs();
+  for (u32 axis = 0; axis < 3; ++axis)
+    if (descriptor.enables_workgroup_id(axis)) push(wave.workgroup->id[axis]);
+  if (descriptor.enables_workgroup_info()) push(wave.workgroup->wave_count);
+  wave.pair(kFlatScratch) = reinterpret_cast<u64>(wave.scratch);
+}
+
+void set_initial_lanes(Wave& wave) {
+  const u32* const size = wave.dispatch().workgroup_size;
+  const u32 threads = size[0] * size[1] * size[2];
+  const u32 enabled_axes = wave.dispatch().kernel->descriptor.rsrc2 >> 11 & 3;
+  u64 exec = 0;
+  for (u32 lane = 0; lane < kLanes; ++lane) {
+    const u32 thread = wave.index * kLanes + lane;
+    if (thread >= threads) break;
+    exec |= u64{1} << lane;
+    const u32 x = thread % size[0], y = thread / size[0] % size[1],
+              z = thread / (size[0] * size[1]);
+    wave.vgpr[0][lane] = x | (enabled_axes >= 1 ? y << 10 : 0) | (enabled_axes >= 2 ? z << 20 : 0);
+  }
+  wave.exec() = exec;
+}
+
+void begin_wave(Wave& wave, Workgroup& workgroup, u32 index, u8* scratch) {
+  const Dispatch& dispatch = workgroup.dispatch;
+  const KernelDescriptor& descriptor = dispatch.kernel->descriptor;
+  const u32 fill = dispatch.options.register_fill;
+  wave.workgroup = &workgroup;
+  wave.index = static_cast<u8>(index);
+  wave.scratch = scratch;
+  wave.vgpr_count = std::min(descriptor.vgprs(), kVgprs);
+  wave.accumulation_offset =
+      std::min({descriptor.accumulation_offset(), wave.vgpr_count, kFirstAccumulation});
+  const auto fill_registers = [&](u32 first, u32 count) {
+    std::fill_n(&wave.vgpr[first][0], std::min(count, kFirstAccumulation) * kLanes, fill);
+  };
+  fill_registers(0, wave.accumulation_offset);
+  fill_registers(kFirstAccumulation, wave.vgpr_count - wave.accumulation_offset);
+  std::fill_n(wave.scalar, 128, fill);
+  wave.vcc() = 0;
+  wave.scalar[kM0] = 0;
+  // A kernel with preloaded arguments begins with 256 bytes that load them on older firmware.
+  const u32 skipped_dwords = descriptor.preload_dwords() ? 64 : 0;
+  wave.pc = dispatch.code->instructions.data() +
+            std::min(dispatch.kernel->entry_dword + skipped_dwords, dispatch.code->text_dwords);
+  wave.current = wave.pc;
+  wave.scc = false;
+  wave.state = WaveState::running;
+  wave.yields = false;
+  wave.priority = 0;
+  wave.executed = 0;
+  wave.memory_hit = nullptr;
+  wave.vector_memory_issued = 0;
+  wave.lds_loads.clear();
+  wave.set_mode(descriptor.initial_mode());
+  set_initial_scalars(wave);
+  set_initial_lanes(wave);
+  hooks::wave_begin(wave);
+}
+
+// Under s_set_gpr_idx_on, M0 has a number to add to the indices of VALU operands (bits 0 to 7) and
+// says which: bits 12 to 14 the sources, bit 15 the destination.
+Instruction with_indices(const Wave& wave, const Instruction& inst) {
+  Instruction relative = inst;
+  const u32 m0 = wave.scalar[kM0], added = m0 & 0xff, enabled = m0 >> 12 & 15;
+  const auto add = [&](Operand& operand) {
+    if (operand.place != Place::vgpr) return;
+    const u32 index = operand.index + added;
+    if (index + operand.dwords > wave.accumulation_offset)
+      fault("the index in M0 leads to v%u", index);
+    operand.index = static_cast<u16>(index);
+  };
+  if (inst.destination.place == Place::scalar) fault("VGPR indexing with a scalar destination");
+  u32 field = 0;
+  for (u32 k = 0; k < kMaxSources; ++k) {
+    const Role role = inst.definition->signature.sources[k].role;
+    if (role == Role::old ? enabled & 8 : role == Role::source && enabled >> field & 1)
+      add(relative.source[k]);
+    field += role == Role::source;
+  }
+  if (enabled & 8) add(relative.destination);
+  return relative;
+}
+
+// The same as run_slice while registers are indexed.
+void run_indexed(Wave& wave, u64 end) {
+  while (wave.executed < end && wave.indexes_vgprs) {
+    wave.current = wave.pc;
+    wave.pc += wave.current->dwords;
+    ++wave.executed;
+    // Hooks tell where an instruction is by where it lies.
+    const Instruction& inst = *wave.current;
+    hooks::before_instruction(wave, inst);
+    if (inst.definition && inst.encoding >= Format::VOP1 && inst.encoding <= Format::VOP3P) {
+      const Instruction relative = with_indices(wave, inst);
+      relative.execute(wave, relative);
+    } else {
+      inst.execute(wave, inst);
+    }
+    hooks::after_instruction(wave, inst);
+    if (wave.state != WaveState::running || wave.yields) break;
+  }
+}
+
+// Runs until the wave ends, reaches a barrier, yields, or has had its slice.
+void run_slice(Wave& wave, u64 instructions) {
+  const u64 end = wave.executed + instructions;
+  if (__builtin_expect(wave.indexes_vgprs, 0)) {
+    run_indexed(wave, end);
+    wave.yields = false;
+    return;
+  }
+  while (wave.executed < end) {
+    const Instruction& inst = *wave.pc;
+    wave.current = &inst;
+    wave.pc += inst.dwords;
+    ++wave.executed;
+    hooks::before_instruction(wave, inst);
+    inst.execute(wave, inst);
+    hooks::after_instruction(wave, inst);
+    if (__builtin_expect(wave.state != WaveState::running || wave.yields, 0)) break;
+  }
+  wave.yields = false;
+}
+
+std::string describe(const Fault& fault, const Wave& wave) {
+  const Dispatch& dispatch = wave.dispatch();
+  const CodeObject& code = *dispatch.code;
+  const Instruction* const inst = wave.current;
+  char where[256];
+  std::snprintf(where, sizeof(where), ", workgroup (%u, %u, %u), wave %u", wave.workgroup->id[0],
+                wave.workgroup->id[1], wave.workgroup->id[2], wave.index);
+  std::string text = "kernel " + dispatch.kernel->name + ", at " +
+                     code.location(static_cast<u32>(inst - code.instructions.data())) + ": `" +
+                     text_of(*inst) + "`" + where;
+  if (fault.lane >= 0) text += ", lane " + std::to_string(fault.lane);
+  return text + ": " + fault.what();
+}
+
+// One thread's share of a launch: runs one workgroup after the other in the same memory.
+class Worker {
+ public:
+  explicit Worker(const Dispatch& dispatch) : dispatch_(dispatch) {
+    const u32 threads =
+        dispatch.workgroup_size[0] * dispatch.workgroup_size[1] * dispatch.workgroup_size[2];
+    wave_count_ = (threads + kLanes - 1) / kLanes;
+    waves_.reset(new Wave[wave_count_]());
+    const u32 granule = dispatch.device->architecture().lds_granularity;
+    lds_bytes_ = (dispatch.lds_bytes + granule - 1) / granule * granule;
+    lds_.reset(new u64[lds_bytes_ / 8 + 1]);
+    scratch_bytes_ = dispatch.scratch_bytes_per_lane * kLanes;
+    scratch_.reset(new u64[u64{scratch_bytes_} * wave_count_ / 8 + 1]());
+  }
+
+  // Returns the failure's message, or nothing.
+  std::string run(u64 number) {
+    Workgroup workgroup{dispatch_, {}, reinterpret_cast<u8*>(lds_.get()), lds_bytes_, wave_count_};
+    workgroup.id[0] = static_cast<u32>(number % dispatch_.workgroups[0]);
+    workgroup.id[1] = static_cast<u32>(number / dispatch_.workgroups[0] % dispatch_.workgroups[1]);
+    workgroup.id[2] = static_cast<u32>(number / dispatch_.workgroups[0] / dispatch_.workgroups[1]);
+    std::fill_n(reinterpret_cast<u32*>(lds_.get()), lds_bytes_ / 4,
+                dispatch_.options.register_fill);
+    hooks::workgroup_begin(workgroup);
+    for (u32 i = 0; i < wave_count_; ++i)
+      begin_wave(waves_[i], workgroup, i,
+                 reinterpret_cast<u8*>(scratch_.get()) + u64{i} * scratch_bytes_);
+    const std::string failure = run_waves(workgroup, Random(dispatch_.options.seed ^ number));
+    for (u32 i = 0; i < wave_count_; ++i) hooks::wave_end(waves_[i]);
+    hooks::workgroup_end(workgroup);
+    return failure;
+  }
+
+ private:
+  std::string run_waves(Workgroup& workgroup, Random random) {
+    std::vector<u32> order(wave_count_);
+    for (u32 i = 0; i < wave_count_; ++i) order[i] = i;
+    const Options& options = dispatch_.options;
+    while (true) {
+      if (options.random_order)
+        for (u32 i = wave_count_; i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
+      for (const u32 index : order) {
+        Wave& wave = waves_[index];
+        if (wave.state != WaveState::running) continue;
+        try {
+          u64 slice = options.random_order ? random.slice() : options.time_slice;
+          if (options.instruction_budget) {
+            if (wave.executed >= options.instruction_budget)
+              fault("the wave's budget of %llu instructions is used up",
+                    static_cast<unsigned long long>(options.instruction_budget));
+            slice = std::min(slice, options.instruction_budget - wave.executed);
+          }
+          run_slice(wave, slice);
+        } catch (const Fault& fault) {
+          return describe(fault, wave);
+        }
+        if (wave.state == WaveState::at_barrier) hooks::barrier_arrived(wave);
+      }
+      if (!release_barrier(workgroup)) return {};
+    }
+  }
+
+  // Lets the waves go on if all that have not ended are at the barrier. False when all have ended.
+  bool release_barrier(Workgroup& workgroup) {
+    u32 waiting = 0, running = 0;
+    for (u32 i = 0; i < wave_count_; ++i) {
+      waiting += waves_[i].state == WaveState::at_barrier;
+      running += waves_[i].state == WaveState::running;
+    }
+    if (running == 0 && waiting) {
+      hooks::barrier_released(workgroup);
+      for (u32 i = 0; i < wave_count_; ++i)
+        if (waves_[i].state == WaveState::at_barrier) waves_[i].state = WaveState::running;
+    }
+    return running || waiting;
+  }
+
+  const Dispatch& dispatch_;
+  u32 wave_count_, lds_bytes_, scratch_bytes_;
+  std::unique_ptr<Wave[]> waves_;
+  std::unique_ptr<u64[]> lds_, scratch_;
+};
+
+void fill_dispatch_packet(Dispatch& dispatch) {
+  u8* const packet = dispatch.dispatch_packet;
+  std::memset(packet, 0, sizeof(dispatch.dispatch_packet));
+  const auto put = [&](u32 offset, auto value) {
+    std::memcpy(packet + offset, &value, sizeof(value));
+  };
+  put(0, u16{2});  // type: kernel dispatch
+  put(2, u16{3});  // dimensions
+  for (u32 axis = 0; axis < 3; ++axis) {
+    put(4 + 2 * axis, static_cast<u16>(dispatch.workgroup_size[axis]));
+    put(12 + 4 * axis, dispatch.workgroups[axis] * dispatch.workgroup_size[axis]);
+  }
+  put(24, dispatch.scratch_bytes_per_lane);
+  put(28, dispatch.lds_bytes);
+  put(40, reinterpret_cast<u64>(dispatch.kernarg));
+}
+
+}  // namespace
+
+void fault(const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  const std::string text = formatted(format, arguments);
+  va_end(arguments);
+  throw Fault(text);
+}
+
+void lane_fault(int lane, const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  const std::string text = formatted(format, arguments);
+  va_end(arguments);
+  throw Fault(text, lane);
+}
+
+void Wave::set_mode(u32 value) {
+  mode = value;
+  constexpr u32 kFloatBits =
+      kModeRound32 | kModeRound16And64 | kModeDenormal32 | kModeDenormal16And64 | kModeFp16Overflow;
+  // A turn runs with or without indexing: this one ends where that changes.
+  const bool indexes = value & kModeVgprIndexing;
+  yields = yields || indexes;
+  indexes_vgprs = indexes;
+  default_float_mode = (value & kFloatBits) == (kModeDenormal32 | kModeDenormal16And64);
+}
+
+LaunchFailure run_dispatch(Dispatch& dispatch) {
+  fill_dispatch_packet(dispatch);
+  hooks::dispatch_begin(dispatch);
+  const std::vector<u64> selected = hooks::selected_workgroups(dispatch);
+  const u64 total = u64{dispatch.workgroups[0]} * dispatch.workgroups[1] * dispatch.workgroups[2];
+  const u64 count = selected.empty() ? total : selected.size();
+  std::atomic<u64> next{0}, first_failed{~u64{0}};
+  std::mutex mutex;
+  LaunchFailure failure;
+  const auto report = [&](u64 number, const std::string& message) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (number >= first_failed) return;
+    first_failed = number;
+    failure = {true, message};
+  };
+  const auto work = [&] {
+    const HostFloatControl saved = host_float_control();
+    set_host_float_control(host_float_control_of(0, 3));
+    try {
+      Worker worker(dispatch);
+      // Workgroups before a failed one still run, so that the failure reported is always the same.
+      for (u64 i; (i = next++) < std::min<u64>(count, first_failed);) {
+        const std::string message = worker.run(selected.empty() ? i : selected[i]);
+        if (!message.empty()) report(i, message);
+      }
+    } catch (const std::bad_alloc&) {
+      report(0, "kernel " + dispatch.kernel->name + ": no memory for the state of its waves");
+    }
+    set_host_float_control(saved);
+  };
+  const u32 wanted = dispatch.options.threads ? dispatch.options.threads
+                                              : std::max(1u, std::thread::hardware_concurrency());
+  std::vector<std::thread> threads;
+  for (u32 i = 1; i < std::min<u64>(wanted, count); ++i) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
+  hooks::dispatch_end(dispatch);
+  return failure;
+}
+
+}  // namespace emulator

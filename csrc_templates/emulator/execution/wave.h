@@ -1,0 +1,135 @@
+// The state of a wave, of its workgroup, and of the launch that they belong to.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "decode/instruction.h"
+#include "memory/memory.h"
+#include "shared_structs.h"
+
+namespace emulator {
+
+constexpr u32 kLanes = 64;
+constexpr u32 kVgprs = 512;  // architectural and accumulation
+constexpr u32 kFirstAccumulation = 256;
+constexpr u64 kAllLanes = ~u64{0};
+
+// Encodings of the scalar operands that have a name.
+enum ScalarIndex : u16 {
+  kFlatScratch = 102,
+  kXnackMask = 104,
+  kVccIndex = 106,
+  kTtmp0 = 108,
+  kM0 = 124,
+  kExecIndex = 126,
+};
+
+// MODE as s_getreg and s_setreg see it.
+enum ModeBits : u32 {
+  kModeRound32 = 3u << 0,
+  kModeRound16And64 = 3u << 2,
+  kModeDenormal32 = 3u << 4,
+  kModeDenormal16And64 = 3u << 6,
+  kModeDx10Clamp = 1u << 8,
+  kModeIeee = 1u << 9,
+  kModeFp16Overflow = 1u << 23,
+  kModeVgprIndexing = 1u << 27,
+};
+
+// What stopped a kernel. The scheduler adds kernel, address, instruction, workgroup and wave.
+class Fault : public std::runtime_error {
+ public:
+  explicit Fault(const std::string& message, int lane = -1)
+      : std::runtime_error(message), lane(lane) {}
+  const int lane;
+};
+
+// `Fault` with a printf-like message.
+[[noreturn]] void fault(const char* format, ...) __attribute__((format(printf, 1, 2)));
+[[noreturn]] void lane_fault(int lane, const char* format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+// State that checks/ and profile/ keep for a wave, a workgroup and a launch; see hooks.h.
+struct WaveObservation;
+struct WorkgroupObservation;
+struct DispatchObservation;
+
+struct CodeObject;
+struct Kernel;
+struct Device;
+
+// One kernel launch. Workers share it and only read it, `memory` included.
+struct Dispatch {
+  const CodeObject* code;
+  const Kernel* kernel;
+  const Device* device;
+  u32 workgroups[3];
+  u32 workgroup_size[3];
+  u32 lds_bytes;  // static and dynamic
+  u32 scratch_bytes_per_lane;
+  const u8* kernarg;
+  AddressSpace memory;
+  Options options;
+  alignas(64) u8 dispatch_packet[64];
+  DispatchObservation* observation = nullptr;
+};
+
+struct Workgroup {
+  const Dispatch& dispatch;
+  u32 id[3];
+  u8* lds;
+  u32 lds_bytes;
+  u32 wave_count;
+  WorkgroupObservation* observation = nullptr;
+};
+
+// A load into LDS on its way. It arrives when an s_waitcnt asks for it and not before: between the
+// last barrier and the first wait, production kernels count on memory being far away.
+struct LdsLoad {
+  u64 number;      // of the vector memory instruction, counted as vmcnt does
+  u32 bytes;       // of each lane
+  u8* to[kLanes];  // null: nothing
+  u32 data[kLanes][4];
+};
+
+enum class WaveState : u8 { running, at_barrier, ended };
+
+struct Wave {
+  alignas(64) u32 vgpr[kVgprs][kLanes];
+  alignas(64) u32 scalar[128];  // indexed by operand encoding: SGPRs, vcc, m0, exec, ...
+  const Instruction* pc;        // the next instruction
+  const Instruction* current;   // the one that runs
+  Workgroup* workgroup;
+  u32 mode;
+  u32 status_bits;  // hardware registers that kernels read for information only
+  bool scc;
+  WaveState state;
+  bool yields;              // set by s_sleep: the other waves get their turn
+  bool indexes_vgprs;       // between s_set_gpr_idx_on and _off
+  bool default_float_mode;  // nearest even, denormals kept: nothing to set around float code
+  u8 index;                 // in the workgroup
+  u8 priority;
+  u32 vgpr_count;                // architectural and accumulation, that the kernel allocated
+  u32 accumulation_offset;       // architectural VGPRs; accumulation registers come after
+  u64 executed;                  // instructions
+  u8* scratch;                   // scratch_bytes_per_lane for each of 64 lanes, one after the other
+  AddressSpace::Hit memory_hit;  // the range of the last access
+  u64 vector_memory_issued;      // instructions that raise vmcnt
+  std::deque<LdsLoad> lds_loads;
+  WaveObservation* observation = nullptr;
+
+  u64& vcc() { return pair(kVccIndex); }
+  u64& exec() { return pair(kExecIndex); }
+  u64 exec() const { return const_cast<Wave*>(this)->pair(kExecIndex); }
+  u64& pair(u32 index) { return reinterpret_cast<u64&>(scalar[index]); }  // index is even
+  const Dispatch& dispatch() const { return workgroup->dispatch; }
+  void set_mode(u32 value);
+  // Lets loads into LDS arrive, in order, until at most `outstanding` vector memory instructions
+  // are left.
+  void finish_lds_loads(u64 outstanding);
+};
+
+}  // namespace emulator

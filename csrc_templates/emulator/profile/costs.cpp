@@ -1,0 +1,124 @@
+// What an instruction occupies, and the room that a kernel's waves take.
+#include "execution/hooks.h"
+
+#if JITFMHA_EMULATOR_PROFILE
+
+#include <algorithm>
+#include <cstring>
+
+#include "profile/profile.h"
+
+namespace emulator {
+
+Rates rates_of(Arch arch) {
+  Rates rates;
+  rates.lds_banks = architecture_of(arch).lds_banks;
+  if (arch == kGfx950) {
+    rates.transcendental = 8;
+    rates.matrix_result = 16;
+  }
+  return rates;
+}
+
+namespace {
+
+Cost::Port port_of(Unit unit) {
+  switch (unit) {
+    case Unit::valu:
+    case Unit::transcendental:
+    case Unit::mfma: return Cost::Port::vector;
+    case Unit::lds: return Cost::Port::lds;
+    case Unit::vmem_load:
+    case Unit::vmem_store:
+    case Unit::vmem_atomic: return Cost::Port::vector_memory;
+    case Unit::salu:
+    case Unit::smem:
+    case Unit::branch:
+    case Unit::message: return Cost::Port::scalar;
+    case Unit::waitcnt:
+    case Unit::barrier: return Cost::Port::none;
+  }
+  return Cost::Port::none;
+}
+
+bool is_named(const Instruction& inst, const char* mnemonic) {
+  return std::strcmp(inst.definition->mnemonic, mnemonic) == 0;
+}
+
+Cost::Range vgprs_of(const Operand& operand) {
+  if (operand.place != Place::vgpr) return {};
+  const u32 room = operand.index < kVgprs ? kVgprs - operand.index : 0;
+  return {operand.index, static_cast<u16>(std::min<u32>(operand.dwords, room))};
+}
+
+}  // namespace
+
+Cost cost_of(const Instruction& inst, const Rates& rates) {
+  Cost cost{};
+  if (!inst.definition) return cost;
+  const Unit unit = inst.definition->unit;
+  cost.unit = unit;
+  cost.port = port_of(unit);
+  cost.cycles = static_cast<u16>(unit == Unit::mfma             ? mfma_passes(inst) * rates.pass
+                                 : unit == Unit::transcendental ? rates.transcendental
+                                                                : rates.valu);
+  const u32 field = static_cast<u32>(inst.offset);
+  if (is_named(inst, "s_nop"))
+    cost.port = Cost::Port::none,
+    cost.wait_cycles = static_cast<u16>(((field & 15) + 1) * rates.issue);
+  if (is_named(inst, "s_setprio"))
+    cost.port = Cost::Port::none, cost.priority = static_cast<i8>(field & 3);
+  if (is_named(inst, "s_sleep"))
+    cost.port = Cost::Port::none, cost.wait_cycles = static_cast<u16>(64 * (field & 127));
+  if (is_named(inst, "s_waitcnt")) {
+    cost.vm_count = static_cast<u16>((field & 15) | (field >> 14 & 3) << 4);
+    cost.lgkm_count = static_cast<u16>(field >> 8 & 15);
+    if (cost.vm_count == 63) cost.vm_count = 0xffff;
+    if (cost.lgkm_count == 15) cost.lgkm_count = 0xffff;
+  }
+  const bool is_matrix = unit == Unit::mfma;
+  for (u32 k = 0, count = 0; k < kMaxSources && count < 4; ++k) {
+    if (is_matrix && k == 2) continue;
+    const Cost::Range range = vgprs_of(inst.source[k]);
+    if (range.count) cost.reads[count++] = range;
+  }
+  if (is_matrix) cost.matrix_c = vgprs_of(inst.source[2]);
+  cost.write = vgprs_of(inst.destination);
+  return cost;
+}
+
+// 512 VGPRs and 800 SGPRs a SIMD, 8 waves: LLVM's AMDGPU subtarget description.
+Occupancy occupancy_of(const Dispatch& dispatch) {
+  constexpr u32 kWavesOfSimd = 8, kSgprsOfSimd = 800, kWorkgroupsOfUnit = 16;
+  const KernelDescriptor& descriptor = dispatch.kernel->descriptor;
+  const u32 granule = dispatch.device->architecture().lds_granularity;
+  Occupancy result{};
+  result.vgprs = descriptor.vgprs();
+  result.architectural_vgprs = std::min(descriptor.accumulation_offset(), result.vgprs);
+  result.sgprs = ((descriptor.rsrc1 >> 6 & 15) / 2 + 1) * 16;
+  result.lds_bytes = (dispatch.lds_bytes + granule - 1) / granule * granule;
+  const u32 threads =
+      dispatch.workgroup_size[0] * dispatch.workgroup_size[1] * dispatch.workgroup_size[2];
+  result.waves_of_workgroup = (threads + kLanes - 1) / kLanes;
+  // Waves of a workgroup go to the SIMDs in turn, so that the fullest SIMD decides.
+  const auto workgroups_for = [&](u32 waves_of_simd) {
+    u32 count = 0;
+    while (count < kWorkgroupsOfUnit &&
+           (result.waves_of_workgroup * (count + 1) + kSimds - 1) / kSimds <= waves_of_simd)
+      ++count;
+    return count;
+  };
+  result.by_waves = workgroups_for(kWavesOfSimd);
+  result.by_vgprs = workgroups_for(std::min(kWavesOfSimd, kVgprs / result.vgprs));
+  result.by_sgprs = workgroups_for(std::min(kWavesOfSimd, kSgprsOfSimd / result.sgprs));
+  result.by_lds = result.lds_bytes
+                      ? std::min(kWorkgroupsOfUnit,
+                                 dispatch.device->architecture().lds_bytes / result.lds_bytes)
+                      : kWorkgroupsOfUnit;
+  result.workgroups = std::min({result.by_waves, result.by_vgprs, result.by_sgprs, result.by_lds});
+  return result;
+}
+
+}  // namespace emulator
+
+#endif

@@ -1,0 +1,213 @@
+// The cost model: the hooks for -DJITFMHA_EMULATOR_PROFILE=1. See hooks.h and profile.h.
+#include "execution/hooks.h"
+
+#if JITFMHA_EMULATOR_PROFILE
+
+#include <algorithm>
+
+#include "profile/profile.h"
+
+namespace emulator {
+
+namespace {
+
+u64 number_of(const Workgroup& workgroup) {
+  const u32* const workgroups = workgroup.dispatch.workgroups;
+  return workgroup.id[0] +
+         u64{workgroups[0]} * (workgroup.id[1] + u64{workgroups[1]} * workgroup.id[2]);
+}
+
+// Runs on the worker's thread, so that several workgroups are timed at once and their steps need
+// not be kept.
+TimedWorkgroup timed_workgroup(const Workgroup& workgroup, const DispatchObservation& dispatch) {
+  const WorkgroupObservation& state = *workgroup.observation;
+  TimedWorkgroup result{number_of(workgroup), {}, 0, {}};
+  std::copy_n(workgroup.id, 3, result.id);
+  for (const Counts& counts : state.total) result.instructions += counts.executed;
+  if (!state.has_all_steps) {
+    result.timing.why_not = "its waves executed more than " +
+                            std::to_string(dispatch.options.most_steps) + " instructions";
+  } else if (!dispatch.occupancy.workgroups) {
+    result.timing.why_not = "a workgroup does not fit into a compute unit";
+  } else {
+    std::vector<const Steps*> waves;
+    for (const Steps& steps : state.steps) waves.push_back(&steps);
+    result.timing =
+        time_workgroups(dispatch.costs, dispatch.rates, waves, dispatch.workgroups_per_unit);
+  }
+  return result;
+}
+
+u16 clipped(u64 value) { return static_cast<u16>(std::min<u64>(value, 0xffff)); }
+
+void count_accesses(Wave& wave, const Instruction& inst, WaveObservation& state, Counts& counts) {
+  const Rates& rates = wave.dispatch().observation->rates;
+  if (!state.lds.empty()) {
+    const bool is_read =
+        inst.definition->format == Format::DS && inst.destination.place != Place::none;
+    u64 without_conflicts = 0;
+    const u64 cycles = state.lds.bank_cycles(rates, is_read, &without_conflicts);
+    counts.lds_bytes += state.lds.bytes();
+    counts.lds_cycles += cycles;
+    counts.lds_conflict_cycles += cycles - without_conflicts;
+    state.step.lds_cycles = clipped(cycles);
+    state.lds.clear();
+  } else if (inst.definition->unit == Unit::lds) {
+    // Exchange among lanes takes the banks' crossbar without touching their memory.
+    const u32 cycles = kLanes / rates.lds_banks;
+    counts.lds_cycles += cycles;
+    state.step.lds_cycles = clipped(cycles);
+  }
+  if (!state.global.empty()) {
+    const u64 lines = state.global.lines(rates.line_bytes);
+    counts.global_bytes += state.global.bytes();
+    counts.lines += lines;
+    state.step.lines = clipped(lines);
+    state.global.clear();
+  }
+}
+
+}  // namespace
+
+namespace hooks {
+
+// ---- Beginnings and ends ------------------------------------------------------------------------
+
+void dispatch_begin(Dispatch& dispatch) {
+  dispatch.observation = new DispatchObservation;
+  DispatchObservation& state = *dispatch.observation;
+  const std::vector<Instruction>& instructions = dispatch.code->instructions;
+  state.options = profile_options();
+  state.rates = rates_of(dispatch.code->arch);
+  state.occupancy = occupancy_of(dispatch);
+  const u32* const grid = dispatch.workgroups;
+  const u64 launched = u64{grid[0]} * grid[1] * grid[2];
+  const u64 workgroups =
+      state.options.assumed_workgroups ? state.options.assumed_workgroups : launched;
+  // As many share a compute unit as the launch has for each, and as fit.
+  const u64 units = dispatch.device->compute_units;
+  const u64 workgroups_per_unit =
+      std::min<u64>(state.occupancy.workgroups, (workgroups + units - 1) / units);
+  state.workgroups_per_unit = static_cast<u32>(std::max<u64>(workgroups_per_unit, 1));
+  state.sample = sample_of(dispatch.workgroups, state.options.sample, state.options.looked_at);
+  state.costs.reserve(instructions.size());
+  for (const Instruction& inst : instructions) state.costs.push_back(cost_of(inst, state.rates));
+  state.total.resize(instructions.size());
+}
+
+void dispatch_end(Dispatch& dispatch) {
+  export_profile(dispatch, *dispatch.observation);
+  delete dispatch.observation;
+  dispatch.observation = nullptr;
+}
+
+void workgroup_begin(Workgroup& workgroup) {
+  const DispatchObservation& dispatch = *workgroup.dispatch.observation;
+  workgroup.observation = new WorkgroupObservation;
+  workgroup.observation->total.resize(dispatch.total.size());
+  const u64 number = number_of(workgroup);
+  workgroup.observation->is_looked_at = number == dispatch.options.looked_at;
+  workgroup.observation->is_timed =
+      std::binary_search(dispatch.sample.begin(), dispatch.sample.end(), number);
+}
+
+void workgroup_end(Workgroup& workgroup) {
+  DispatchObservation& dispatch = *workgroup.dispatch.observation;
+  TimedWorkgroup timed;
+  if (workgroup.observation->is_timed) timed = timed_workgroup(workgroup, dispatch);
+  {
+    const std::lock_guard<std::mutex> lock(dispatch.mutex);
+    for (std::size_t i = 0; i < dispatch.total.size(); ++i)
+      dispatch.total[i] += workgroup.observation->total[i];
+    ++dispatch.workgroups;
+    if (workgroup.observation->is_timed) dispatch.timed.push_back(std::move(timed));
+  }
+  delete workgroup.observation;
+  workgroup.observation = nullptr;
+}
+
+void wave_begin(Wave& wave) {
+  wave.observation = new WaveObservation;
+  WaveObservation& state = *wave.observation;
+  WorkgroupObservation& workgroup = *wave.workgroup->observation;
+  state.is_looked_at = workgroup.is_looked_at;
+  state.is_timed = workgroup.is_timed;
+  if (state.is_looked_at) state.counts.resize(workgroup.total.size());
+  state.counted_in = state.is_looked_at ? &state.counts : &workgroup.total;
+}
+
+// Only one workgroup is looked at, and its waves end one after the other.
+void wave_end(Wave& wave) {
+  WaveObservation& state = *wave.observation;
+  if (state.is_looked_at) {
+    CountsByDword& total = wave.workgroup->observation->total;
+    for (std::size_t i = 0; i < total.size(); ++i) total[i] += state.counts[i];
+    DispatchObservation& dispatch = *wave.dispatch().observation;
+    dispatch.waves.push_back(std::move(state.counts));
+  }
+  if (state.is_timed) wave.workgroup->observation->steps.push_back(std::move(state.steps));
+  delete wave.observation;
+  wave.observation = nullptr;
+}
+
+// ---- Instructions -------------------------------------------------------------------------------
+
+void before_instruction(Wave& wave, const Instruction& inst) {
+  const u32 dword = static_cast<u32>(&inst - wave.dispatch().code->instructions.data());
+  wave.observation->step = {dword, 0, 0};
+}
+
+void after_instruction(Wave& wave, const Instruction& inst) {
+  WaveObservation& state = *wave.observation;
+  Counts& counts = (*state.counted_in)[state.step.dword];
+  ++counts.executed;
+  const Unit unit = inst.definition->unit;
+  if (unit == Unit::branch) counts.taken += wave.pc != &inst + inst.dwords;
+  if (unit >= Unit::smem && unit != Unit::valu && unit != Unit::transcendental &&
+      unit != Unit::mfma)
+    count_accesses(wave, inst, state, counts);
+  WorkgroupObservation& workgroup = *wave.workgroup->observation;
+  if (!state.is_timed || !workgroup.has_all_steps) return;
+  const u64 most = wave.dispatch().observation->options.most_steps / wave.workgroup->wave_count;
+  if (state.steps.size() < most) state.steps.push_back(state.step);
+  else workgroup.has_all_steps = false;
+}
+
+// ---- Memory -------------------------------------------------------------------------------------
+
+// Scalar loads have a cache of their own.
+void global_access(Wave& wave, const Instruction&, int lane, u64 address, u32 bytes, Access) {
+  if (lane != kScalarLane) wave.observation->global.add(lane, address, bytes);
+}
+// A lane's private dwords are interleaved with those of the other lanes.
+void scratch_access(Wave& wave, const Instruction&, int lane, u64 offset, u32 bytes, Access) {
+  WaveObservation& state = *wave.observation;
+  (*state.counted_in)[state.step.dword].scratch_bytes += bytes;
+  state.global.add(lane, (offset / 4 * kLanes + static_cast<u64>(lane)) * 4, bytes);
+}
+void lds_access(Wave& wave, const Instruction&, int lane, u64 offset, u32 bytes, Access) {
+  wave.observation->lds.add(lane, offset, bytes);
+}
+
+// ---- Selection ----------------------------------------------------------------------------------
+
+std::vector<u64> selected_workgroups(const Dispatch& dispatch) {
+  const DispatchObservation& state = *dispatch.observation;
+  return state.options.run_sample_only ? state.sample : std::vector<u64>{};
+}
+
+// ---- Of no interest -----------------------------------------------------------------------------
+
+void vgpr_read(Wave&, u32, u32, u64) {}
+void vgpr_written(Wave&, u32, u32, u64) {}
+void scalar_read(Wave&, u32, u32) {}
+void scalar_written(Wave&, u32, u32) {}
+void waitcnt(Wave&, u32, u32, u32) {}
+void barrier_arrived(Wave&) {}
+void barrier_released(Workgroup&) {}
+
+}  // namespace hooks
+
+}  // namespace emulator
+
+#endif

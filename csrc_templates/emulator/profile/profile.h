@@ -1,0 +1,226 @@
+// The cost model's state. It watches waves through the hooks and counts; it never changes what a
+// kernel computes. profile.cpp wires the hooks to one file for each question:
+//
+//   costs.cpp     what an instruction occupies, and for how long
+//   accesses.cpp  what an access costs: LDS banks, cache lines
+//   loops.cpp     the loops of the code that ran
+//   sample.cpp    which workgroups are timed
+//   timing.cpp    when the instructions of a compute unit's waves issue
+//   export.cpp    all of it as JSON, for jitfmha/emulator/profile.py
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "decode/code_object.h"
+#include "execution/dispatch.h"
+#include "execution/hooks.h"
+
+namespace emulator {
+
+// ---- Costs --------------------------------------------------------------------------------------
+
+// Cycles of one SIMD, or of the unit that the SIMDs of a compute unit share. Published rates, but
+// for those that say otherwise; profile.py prints all of them with its results.
+struct Rates {
+  u32 issue = 4;  // a wave issues at most one instruction in this time
+  u32 valu = 4;   // packed float32 too
+  u32 transcendental = 16;
+  u32 pass = 4;              // of a matrix instruction
+  u32 matrix_result = 12;    // after its passes, for all but the next one's accumulator
+  u32 lds_banks = 0;         // of 4 bytes, each served once a cycle
+  u32 lds_latency = 96;      // without the queue; the middle of the published 64 to 128
+  u32 global_latency = 600;  // the middle of the published 400 to 800
+  u32 scalar_latency = 200;  // assumed: scalar loads that hit their cache
+  u32 line_bytes = 128;      // of a cache line
+  u32 cycles_of_line = 2;    // a compute unit's L1 gives 64 bytes a cycle
+  u32 queue = 64;            // assumed: LDS and L1 take requests until they are this far behind
+  u32 barrier = 192;         // fitted (profile.py): from the last wave's arrival to the release
+  u32 branch = 16;           // assumed: to fetch from the target of a taken branch
+};
+
+Rates rates_of(Arch);
+
+// What the model asks of an instruction, over and over.
+struct Cost {
+  enum class Port : u8 { none, scalar, vector, vector_memory, lds };  // issue ports of a SIMD
+  Unit unit;
+  Port port;
+  i8 priority = -1;     // that s_setprio sets
+  u16 cycles;           // that its unit is busy; memory: known by execution only
+  u16 wait_cycles = 0;  // of s_nop, s_sleep
+  u16 lgkm_count = 0xffff, vm_count = 0xffff;  // s_waitcnt
+  // Registers, for waiting for results of matrix and transcendental instructions.
+  struct Range {
+    u16 first = 0, count = 0;
+  };
+  Range reads[4], write, matrix_c;
+};
+
+Cost cost_of(const Instruction&, const Rates&);
+
+// ---- Counts -------------------------------------------------------------------------------------
+
+// What the executions of one instruction by one wave came to.
+struct Counts {
+  u64 executed = 0;
+  u64 taken = 0;  // branches
+  u64 lds_bytes = 0;
+  u64 lds_cycles = 0;           // of the banks
+  u64 lds_conflict_cycles = 0;  // of them, those beyond a conflict-free access
+  u64 global_bytes = 0;
+  u64 lines = 0;  // cache lines, counted again for each execution
+  u64 scratch_bytes = 0;
+
+  void operator+=(const Counts& other) {
+    executed += other.executed;
+    taken += other.taken;
+    lds_bytes += other.lds_bytes;
+    lds_cycles += other.lds_cycles;
+    lds_conflict_cycles += other.lds_conflict_cycles;
+    global_bytes += other.global_bytes;
+    lines += other.lines;
+    scratch_bytes += other.scratch_bytes;
+  }
+};
+using CountsByDword = std::vector<Counts>;  // one for each of CodeObject::instructions
+
+// One executed instruction of a wave, for timing.cpp.
+struct Step {
+  u32 dword;
+  u16 lds_cycles;
+  u16 lines;
+};
+using Steps = std::vector<Step>;
+
+// The lanes' accesses of the instruction that runs.
+class AccessList {
+ public:
+  void add(int lane, u64 address, u32 bytes) { accesses_.push_back({lane, bytes, address}); }
+  bool empty() const { return accesses_.empty(); }
+  void clear() { accesses_.clear(); }
+
+  u64 bytes() const;
+  u64 lines(u32 line_bytes);
+  // Cycles of the banks; conflict-free ones through the pointer.
+  u64 bank_cycles(const Rates&, bool is_read, u64* without_conflicts) const;
+
+ private:
+  struct LaneAccess {
+    int lane;
+    u32 bytes;
+    u64 address;
+  };
+  std::vector<LaneAccess> accesses_;
+  std::vector<u64> lines_;
+};
+
+// ---- Loops --------------------------------------------------------------------------------------
+
+// Instructions `first` to `last`, which branches back to `first`.
+struct Loop {
+  u32 first, last;
+  int outer;  // the smallest loop around it, or -1
+  u32 depth;  // 1: no loop is around it
+};
+
+constexpr int kNoLoop = -1;
+
+// By `first`. Of the back-edges that were taken.
+std::vector<Loop> find_loops(const CodeObject&, const CountsByDword&);
+// The innermost loop of every dword.
+std::vector<int> innermost_loops(const std::vector<Loop>&, std::size_t dwords);
+
+// ---- Timing -------------------------------------------------------------------------------------
+
+// Why a wave did not issue, and for how many cycles.
+enum class Stall : u32 {
+  vm_count,
+  lgkm_count,
+  barrier,
+  matrix_unit,
+  vector_unit,
+  result,
+  memory_unit,
+  nop,
+  fetch,
+  other_wave,
+  kinds,
+};
+constexpr u32 kStalls = static_cast<u32>(Stall::kinds);
+
+struct Timing {
+  bool is_known = false;
+  std::string why_not;
+  u32 workgroups = 0;                    // on the compute unit together
+  u64 cycles = 0;                        // until the last of them has ended
+  u64 matrix_busy = 0, vector_busy = 0;  // sums over the four SIMDs
+  u64 lds_busy = 0, l1_busy = 0;         // of the compute unit
+  u64 stalls[kStalls] = {};              // sums over all waves
+};
+
+// `workgroups` copies of one workgroup, whose waves did `waves`, on one compute unit.
+Timing time_workgroups(const std::vector<Cost>&, const Rates&,
+                       const std::vector<const Steps*>& waves, u32 workgroups);
+
+// ---- Occupancy ----------------------------------------------------------------------------------
+
+struct Occupancy {
+  u32 vgprs, architectural_vgprs, sgprs, lds_bytes;  // as allocated: a wave's, a workgroup's
+  u32 waves_of_workgroup;
+  u32 by_vgprs, by_sgprs, by_lds, by_waves;  // workgroups of a compute unit that each has room for
+  u32 workgroups;                            // the smallest of them
+};
+
+Occupancy occupancy_of(const Dispatch&);
+
+// ---- Sample -------------------------------------------------------------------------------------
+
+// Linear numbers of at most `most` workgroups, ascending, `looked_at` among them.
+std::vector<u64> sample_of(const u32 (&workgroups)[3], u64 most, u64 looked_at);
+
+// A workgroup that was timed: copies of it share a compute unit.
+struct TimedWorkgroup {
+  u64 number;
+  u32 id[3];
+  u64 instructions;  // of its waves
+  Timing timing;
+};
+
+// ---- State --------------------------------------------------------------------------------------
+
+struct DispatchObservation {
+  ProfileOptions options;
+  Rates rates;
+  Occupancy occupancy;
+  std::vector<u64> sample;      // by number, ascending
+  u32 workgroups_per_unit = 1;  // for the timing
+  std::vector<Cost> costs;      // one for each of CodeObject::instructions
+  std::mutex mutex;
+  CountsByDword total;               // of all waves
+  std::vector<CountsByDword> waves;  // of the workgroup that is looked at
+  std::vector<TimedWorkgroup> timed;
+  u64 workgroups = 0;  // that have ended
+};
+
+struct WorkgroupObservation {
+  CountsByDword total;
+  std::vector<Steps> steps;  // of its waves, where it is timed
+  bool is_looked_at = false, is_timed = false, has_all_steps = true;
+};
+
+struct WaveObservation {
+  CountsByDword counts;       // of its own, where the wave is looked at
+  CountsByDword* counted_in;  // these, or those of its workgroup
+  Steps steps;
+  Step step{0, 0, 0};  // the instruction that runs
+  AccessList lds, global;
+  bool is_looked_at = false, is_timed = false;
+};
+
+void export_profile(const Dispatch&, const DispatchObservation&);
+ProfileOptions profile_options();
+
+}  // namespace emulator

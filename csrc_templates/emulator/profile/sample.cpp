@@ -1,0 +1,57 @@
+// Which workgroups of a launch are timed, and in large launches the only ones that run.
+//
+// What a workgroup does depends on its place in the grid: with a causal mask on its query tile, in
+// a batch of sequences on their lengths. So the sample has a line along each axis of the grid,
+// through workgroup (0, 0, 0), from which estimate.py predicts the others as a sum of one term for
+// each axis; and workgroups anywhere in the grid, which show how good that is.
+#include "execution/hooks.h"
+
+#if JITFMHA_EMULATOR_PROFILE
+
+#include <algorithm>
+#include <set>
+
+#include "profile/profile.h"
+
+namespace emulator {
+
+namespace {
+
+// The fractions that the golden ratio leaves lie evenly, and in step with no grid.
+double fraction(u64 i) {
+  const double x = static_cast<double>(i) * 0.6180339887498949;
+  return x - static_cast<double>(static_cast<u64>(x));
+}
+
+}  // namespace
+
+std::vector<u64> sample_of(const u32 (&workgroups)[3], u64 most, u64 looked_at) {
+  const u64 total = u64{workgroups[0]} * workgroups[1] * workgroups[2];
+  std::set<u64> sample;
+  if (looked_at < total) sample.insert(looked_at);
+  if (total <= most) {
+    for (u64 number = 0; number < total; ++number) sample.insert(number);
+    return {sample.begin(), sample.end()};
+  }
+  sample.insert(0);
+  // A quarter is for anywhere; axes share the rest, the shortest first, which need least.
+  u64 for_axes = most - most / 4;
+  u32 axes[3] = {0, 1, 2};
+  std::sort(axes, axes + 3, [&](u32 a, u32 b) { return workgroups[a] < workgroups[b]; });
+  for (u32 i = 0; i < 3; ++i) {
+    const u32 axis = axes[i], length = workgroups[axis];
+    const u64 stride = axis == 0   ? 1
+                       : axis == 1 ? workgroups[0]
+                                   : u64{workgroups[0]} * workgroups[1];
+    const u64 share = std::min<u64>(length - 1, for_axes / (3 - i));
+    for (u64 k = 1; k <= share; ++k) sample.insert(k * (length - 1) / share * stride);
+    for_axes -= share;
+  }
+  for (u64 i = 1; i < 4 * most && sample.size() < most; ++i)
+    sample.insert(static_cast<u64>(fraction(i) * static_cast<double>(total)));
+  return {sample.begin(), sample.end()};
+}
+
+}  // namespace emulator
+
+#endif

@@ -1,0 +1,88 @@
+"""What the emulator's C++ and Python share, stated once.
+
+`library.py` renders it into `csrc_templates/emulator/shared_structs.h.in`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Literal
+
+from ..jit.shared_struct import INT32, UINT32, UINT64, Array, Scalar, SharedStruct
+
+__all__ = [
+    "DEFAULT_MOST_STEPS",
+    "DEFAULT_SAMPLE",
+    "DEFAULT_TIME_SLICE",
+    "FINDING_ROW",
+    "OPTIONS",
+    "PROFILE_OPTIONS",
+    "RANGE",
+    "FindingKind",
+]
+
+_CHAR = Scalar("char", "c", ctypes.c_char)
+
+OPTIONS = SharedStruct(
+    "Options",
+    {
+        "threads": UINT32,
+        "time_slice": UINT32,
+        "instruction_budget": UINT64,
+        "random_order": UINT32,
+        "register_fill": UINT32,
+        "seed": UINT64,
+    },
+)
+"""How the launches of a thread run: the arguments of `Emulator.set_options`."""
+
+# Instructions. Few, so that waves keep pace as they do on hardware: published kernels (gfx950,
+# causal) hand LDS over without a barrier and give wrong results from 512 on. 64 costs no time that
+# can be measured.
+DEFAULT_TIME_SLICE = 64
+
+RANGE = SharedStruct("Range", {"begin": UINT64, "end": UINT64})
+"""Addresses that a launch may touch, the end excluded."""
+
+PROFILE_OPTIONS = SharedStruct(
+    "ProfileOptions",
+    {
+        "looked_at": UINT64,
+        "assumed_workgroups": UINT64,
+        "most_steps": UINT64,
+        "sample": UINT64,
+        "run_sample_only": UINT32,
+    },
+)
+"""How the launches of a thread are profiled: the arguments of `set_profile_options`."""
+
+DEFAULT_MOST_STEPS = 50_000_000
+DEFAULT_SAMPLE = 32
+
+FindingKind = Literal[
+    "global-bounds",
+    "lds-bounds",
+    "scratch-bounds",
+    "uninitialized",
+    "wait-count",
+    "wait-states",
+    "lds-race",
+    "barrier",
+]
+"""Kinds of faults that the sanitizer finds; `Finding.kind` says what each is."""
+
+FINDING_ROW = SharedStruct(
+    "FindingRow",
+    {
+        "kernel": Array(_CHAR, 256),
+        "address": Array(_CHAR, 128),
+        "instruction": Array(_CHAR, 256),
+        "message": Array(_CHAR, 512),
+        "count": UINT64,
+        "kind": UINT32,
+        "workgroup": Array(UINT32, 3),
+        "wave": UINT32,
+        "lane": INT32,
+    },
+)
+"""A `Finding`; `kind` counts in the order of `FindingKind`, `lane` -1 is the whole wave."""

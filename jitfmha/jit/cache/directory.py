@@ -1,0 +1,263 @@
+"""Where builds are kept: found, checked, created, or replaced by a temporary place."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import CacheError
+from .trust import parents_reason, private_directory_reason
+
+# Raised when the layout below changes; caches of other versions of the package stay as they are.
+_LAYOUT = "v1"
+_ENVIRONMENT = "JITFMHA_CACHE_DIR"
+_ADVICE = f"Set {_ENVIRONMENT} to a directory that belongs to you and that only you can write to."
+
+
+@dataclass(frozen=True)
+class CacheDirectory:
+    """The folders of one cache.
+
+    Attributes:
+        root: the versioned folder that holds the others.
+        is_temporary: whether it goes when this process ends.
+    """
+
+    root: Path
+    is_temporary: bool = False
+
+    @classmethod
+    def below(cls, cache: Path, *, is_temporary: bool = False) -> CacheDirectory:
+        """The folders of this version in the directory that the user sees as the cache."""
+        return cls(cache / _LAYOUT, is_temporary)
+
+    @property
+    def entries(self) -> Path:
+        """Finished builds, one directory each."""
+        return self.root / "entries"
+
+    @property
+    def building(self) -> Path:
+        """Private directories of builds under way."""
+        return self.root / "building"
+
+    @property
+    def locks(self) -> Path:
+        """One file per entry that was ever built, to take turns."""
+        return self.root / "locks"
+
+    @property
+    def trash(self) -> Path:
+        """Entries taken out of service but perhaps still mapped by a process."""
+        return self.root / "trash"
+
+    @property
+    def logs(self) -> Path:
+        """What the compiler said in failed builds."""
+        return self.root / "logs"
+
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """All of the above."""
+        return (self.entries, self.building, self.locks, self.trash, self.logs)
+
+
+# The temporary caches of this process, by the root they stand in for ("" if there is none).
+_stand_ins: dict[str, CacheDirectory] = {}
+
+
+def cache_dir() -> Path:
+    """The cache of this process: `JITFMHA_CACHE_DIR`, else the user's cache directory.
+
+    Nothing is created or checked. If an earlier call had to fall back to a temporary directory,
+    that is returned.
+
+    Raises:
+        CacheError: the variable is not set and no home directory is known, or it names one that
+            does not exist.
+    """
+    root = _configured_root()
+    if root in _stand_ins:
+        return _stand_ins[root].root.parent
+    if not root:
+        raise CacheError(f"no cache directory: no home directory is known. {_ADVICE}")
+    return Path(root)
+
+
+def readable_directories() -> list[CacheDirectory]:
+    """The caches to look for finished builds in, best first. Creates nothing.
+
+    Raises:
+        CacheError: somebody else could put code into the configured cache.
+    """
+    root = _configured_root()
+    found = [_stand_ins[root]] if root in _stand_ins else []
+    if not root:
+        return found
+    directory = CacheDirectory.below(Path(root))
+    try:
+        check_trust(directory)
+        if not forbids_execution(directory.root):
+            found.append(directory)
+    except OSError:
+        pass  # What cannot be looked at holds nothing for this process.
+    return found
+
+
+def writable_directory() -> CacheDirectory:
+    """The cache to build into, created where it is missing.
+
+    What cannot be written to is replaced by a temporary directory of this process, with a warning.
+
+    Raises:
+        CacheError: somebody else could put code into the cache, or there is no temporary directory
+            either.
+    """
+    root = _configured_root()
+    if root in _stand_ins and _stand_ins[root].entries.is_dir():
+        return _stand_ins[root]
+    if not root:
+        return stand_in("no home directory is known")
+    directory = CacheDirectory.below(Path(root))
+    try:
+        check_trust(directory)
+        _create(directory)
+        check_trust(directory)
+    except OSError as error:
+        return stand_in(f"{root!r} cannot be used ({error.strerror or error})")
+    if forbids_execution(directory.root):
+        return stand_in(f"{root!r} is on a file system mounted noexec")
+    return directory
+
+
+def stand_in(reason: str) -> CacheDirectory:
+    """A temporary cache in place of the configured one, for the rest of this process.
+
+    Raises:
+        CacheError: no temporary directory can be had.
+    """
+    import tempfile
+
+    from .owned_directory import OwnedDirectory, sweep
+
+    prefix = f"jitfmha-{os.geteuid()}"
+    try:
+        parent = Path(tempfile.gettempdir()).absolute()
+        weakness = parents_reason(str(parent))
+        if weakness:
+            raise CacheError(
+                f"the build cache {reason}, and no temporary directory can stand in for it, "
+                f"because {weakness}. {_ADVICE}"
+            )
+        sweep(parent, prefix + ".")
+        directory = CacheDirectory.below(OwnedDirectory(parent, prefix).path, is_temporary=True)
+        _create(directory)
+    except OSError as error:
+        raise CacheError(
+            f"the build cache {reason}, and no temporary directory can stand in for it "
+            f"({error}). {_ADVICE}"
+        ) from error
+    _stand_ins[_configured_root()] = directory
+    warnings.warn(
+        f"jitfmha: the build cache {reason}; building in {str(parent)!r} for this process only. "
+        f"{_ADVICE}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return directory
+
+
+def check_trust(directory: CacheDirectory) -> None:
+    """Refuse a cache that somebody else could put code into.
+
+    Raises:
+        CacheError: with the reason.
+        OSError: it cannot be looked at.
+    """
+    reason = parents_reason(str(directory.root.parent))
+    for folder in (directory.root, *directory.folders):
+        reason = reason or private_directory_reason(str(folder))
+    if reason:
+        raise CacheError(
+            f"the build cache {str(directory.root)!r} is not safe: {reason}. {_ADVICE}"
+        )
+
+
+def _configured_root() -> str:
+    """An absolute path, or "" if there is none."""
+    chosen = os.environ.get(_ENVIRONMENT, "")
+    if chosen:
+        expanded = os.path.expanduser(chosen)
+        if expanded.startswith("~"):
+            raise CacheError(
+                f"{_ENVIRONMENT}={chosen!r}: there is no such home directory. {_ADVICE}"
+            )
+        return os.path.abspath(expanded)
+    import platformdirs
+
+    # Without a home directory new versions raise, and in old ones the path starts with "~".
+    try:
+        standard = platformdirs.user_cache_dir("jitfmha", appauthor=False)
+    except RuntimeError:
+        return ""
+    return standard if os.path.isabs(standard) else ""
+
+
+def _create(directory: CacheDirectory) -> None:
+    make_private(directory.root)
+    for folder in directory.folders:
+        make_private(folder)
+    # Existing folders say nothing about permission, and a file system can be full.
+    probe = directory.building / f"probe-{os.urandom(8).hex()}"
+    os.mkdir(probe, 0o700)
+    os.rmdir(probe)
+
+
+def make_private(path: Path) -> None:
+    """Like mkdir -p, but private also where the parents are missing."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+    except FileNotFoundError:
+        if path.parent == path:
+            raise
+        make_private(path.parent)
+        with suppress(FileExistsError):  # Somebody else starts at the same time.
+            os.mkdir(path, 0o700)
+
+
+def write_private(path: Path, content: bytes, *, mode: int = 0o600, durable: bool = False) -> None:
+    """Write a new file for this user alone, and the folders on the way to it.
+
+    Args:
+        path: of the file, which must not exist.
+        content: of the file.
+        mode: of the file.
+        durable: whether to wait until it is on the disk. Network file systems report a full disk
+            only then.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    make_private(path.parent)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with os.fdopen(os.open(path, flags, mode), "wb") as file:
+        file.write(content)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def forbids_execution(path: Path) -> bool:
+    """Whether `path` is on a file system mounted noexec."""
+    if not hasattr(os, "ST_NOEXEC"):
+        return False
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,200 @@
+"""How entries leave the cache: discarded by one rename, deleted when no process uses them.
+
+The least recently used go when the cache is above its limit.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import CacheError
+from ..spec import ARTIFACT_SUFFIXES
+from .directory import CacheDirectory
+from .flock import Flock, try_exclusive
+from .key import EntryKey
+
+_ENVIRONMENT = "JITFMHA_CACHE_LIMIT"
+_DEFAULT_LIMIT_BYTES = 1 << 30
+# Without locks nobody knows whether a discarded library is still mapped somewhere.
+_DISCARDED_WITHOUT_LOCKS_SECONDS = 24 * 3600.0
+# So few digits that every size is a finite number.
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    path: Path
+    size: int
+    last_used: float
+
+
+def cache_limit() -> int:
+    """The limit in bytes: `JITFMHA_CACHE_LIMIT` (`2000000`, `500M`, `2G`), else 1 GiB.
+
+    0 means what it says, not that there is no limit: each build leaves nothing but itself and what
+    is in use.
+
+    Raises:
+        CacheError: the variable is set to something that is not a size.
+    """
+    text = os.environ.get(_ENVIRONMENT, "").strip()
+    if not text:
+        return _DEFAULT_LIMIT_BYTES
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise CacheError(
+            f"{_ENVIRONMENT}={text!r} is not a size; give bytes, or a number with K, M, G or T "
+            "(such as 500M)"
+        )
+    return int(float(match.group(1)) * _UNITS[match.group(2).upper()])
+
+
+def enforce_limit(directory: CacheDirectory, keep: Path) -> None:
+    """Remove what was not used for longest until the cache is below its limit. Does not raise.
+
+    Entries that a process has loaded stay, and so does `keep`. Where locks are not supported
+    nobody knows what is in use, and everything stays.
+    """
+    try:
+        turn = os.open(
+            directory.locks / "eviction.lock",
+            os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
+            0o600,
+        )
+    except OSError:
+        return
+    try:
+        # Two at a time would both count what the other is about to remove, and remove too much.
+        if try_exclusive(turn) is Flock.TAKEN:
+            _evict(directory, keep, cache_limit())
+    except OSError:
+        pass  # The next build tries again.
+    finally:
+        os.close(turn)
+
+
+def discard(path: Path, trash: Path) -> None:
+    """Take an entry out of service by one rename, without disturbing who has it open.
+
+    Raises:
+        OSError: it cannot be moved.
+    """
+    try:
+        os.rename(path, trash / f"{path.name}.{os.urandom(8).hex()}")
+    except FileNotFoundError:
+        return  # Somebody else was faster.
+
+
+def empty_trash(trash: Path) -> None:
+    """Delete the discarded entries that no process uses. Does not raise."""
+    try:
+        names = os.listdir(trash)
+    except OSError:
+        return
+    for name in names:
+        try:
+            _delete_discarded(trash / name)
+        except OSError:
+            continue
+
+
+@contextmanager
+def removal_lock(path: Path) -> Iterator[Flock]:
+    """Try to lock what was built alone: `Flock.TAKEN` means that no process uses it.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    artifact = _artifact_in(path)
+    if artifact is None:
+        yield Flock.TAKEN
+        return
+    descriptor = os.open(artifact, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield try_exclusive(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def delete(path: Path) -> None:
+    """Delete a directory, a file or a link (never what it leads to). Does not raise for trees."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def entry_size(path: Path) -> int:
+    """The bytes in the files of an entry, in its folders too; 0 for what is gone meanwhile."""
+    try:
+        with os.scandir(path) as listing:
+            return sum(
+                entry_size(Path(item.path))
+                if item.is_dir(follow_symlinks=False)
+                else item.stat(follow_symlinks=False).st_size
+                for item in listing
+            )
+    except OSError:
+        return 0
+
+
+def _evict(directory: CacheDirectory, keep: Path, limit: int) -> None:
+    candidates = _candidates(directory.entries)
+    excess = sum(candidate.size for candidate in candidates) - limit
+    for candidate in sorted(candidates, key=lambda candidate: candidate.last_used):
+        if excess <= 0:
+            break
+        if candidate.path != keep and _remove(candidate.path, directory.trash):
+            excess -= candidate.size
+    empty_trash(directory.trash)
+
+
+def _candidates(entries: Path) -> list[_Candidate]:
+    found = []
+    for path in entries.iterdir():
+        if EntryKey.parse(path.name) is None or path.is_symlink():
+            continue
+        try:
+            last_used = path.stat().st_mtime
+        except OSError:
+            continue
+        found.append(_Candidate(path, entry_size(path), last_used))
+    return found
+
+
+def _remove(path: Path, trash: Path) -> bool:
+    try:
+        with removal_lock(path) as lock:
+            if lock is not Flock.TAKEN:
+                return False
+            # Moved while it is locked: a reader finds it whole, locked, or not at all.
+            discard(path, trash)
+    except OSError:
+        return False
+    return True
+
+
+def _delete_discarded(path: Path) -> None:
+    age = abs(time.time() - os.lstat(path).st_ctime)
+    with removal_lock(path) as lock:
+        is_old = age > _DISCARDED_WITHOUT_LOCKS_SECONDS
+        if lock is Flock.TAKEN or (lock is Flock.UNSUPPORTED and is_old):
+            delete(path)
+
+
+def _artifact_in(path: Path) -> Path | None:
+    """What was built, in the directory of an entry, which may have been renamed."""
+    if path.is_symlink() or not path.is_dir():
+        return None
+    for item in sorted(path.iterdir()):
+        if item.suffix in ARTIFACT_SUFFIXES and item.is_file() and not item.is_symlink():
+            return item
+    return None

@@ -1,0 +1,232 @@
+"""From a spec to what was built of it: the one entrance to the build cache.
+
+`_obtain` shows the way of a first call: try the cache, take the turn to build, try again, build,
+publish; `load` and `read` then make the artifact usable in this process and remember it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from .cache import Store, StoreFailure
+from .cache.entry import OpenEntry, note_use
+from .cache.key import entry_key
+from .cache.local_store import LocalStore
+from .errors import BuildError, CompilerNotFound
+from .spec import BuildSpec
+from .toolchain import Toolchain
+from .toolchain.host_cpp import find_host_cpp
+
+# The one place where another store would be chosen.
+STORE: Store = LocalStore()
+
+_LOAD_ATTEMPTS = 20
+
+_How = Literal["built", "loaded"]
+
+
+@dataclass(frozen=True)
+class LoadEvent:
+    """One library or code object that this process loaded.
+
+    Attributes:
+        name: of the spec.
+        seconds: from the call of `load` or `read` to what it returned.
+        how: whether this process built it, or found it (perhaps after waiting for who built it).
+        path: of the artifact.
+    """
+
+    name: str
+    seconds: float
+    how: _How
+    path: Path
+
+
+class _ProcessState:
+    """What this process loaded, and who is loading what at the moment."""
+
+    def __init__(self) -> None:
+        self.libraries: dict[str, ctypes.CDLL] = {}
+        self.code_objects: dict[str, bytes] = {}
+        self.events: list[LoadEvent] = []
+        self.renew_locks()
+
+    def renew_locks(self) -> None:
+        """Forget locks that a thread of the parent process held when it forked."""
+        self._guard = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
+
+    def lock_for(self, digest: str) -> threading.Lock:
+        with self._guard:
+            return self._locks.setdefault(digest, threading.Lock())
+
+
+_state = _ProcessState()
+
+
+def load(spec: BuildSpec) -> ctypes.CDLL:
+    """The loaded library of a host spec, built if it was never built before.
+
+    Threads and processes that ask for the same one at once build it once.
+
+    Raises:
+        CompilerNotFound: it is not in the cache and there is no compiler.
+        BuildError: it does not compile, or the library cannot be loaded.
+        CacheError: the cache is not safe, or there is no place to build in.
+        ValueError: the spec is one of device code, which `read` is for.
+    """
+    library = _state.libraries.get(spec.digest)
+    if library is not None:
+        return library
+    if spec.toolchain != "host_cpp":
+        raise ValueError(f"{spec.artifact_name} is no library of this machine; read it instead")
+    with _state.lock_for(spec.digest):
+        library = _state.libraries.get(spec.digest)
+        if library is None:
+            library = _load(spec)
+            _state.libraries[spec.digest] = library
+        return library
+
+
+def read(spec: BuildSpec) -> bytes:
+    """The content of what is built of a spec, as `hipModuleLoadData` takes a code object.
+
+    Threads and processes that ask for the same one at once build it once. The bytes are those that
+    were checked.
+
+    Raises:
+        CompilerNotFound: it is not in the cache and there is no compiler.
+        BuildError: it does not compile.
+        CacheError: the cache is not safe, or there is no place to build in.
+    """
+    with _state.lock_for(spec.digest):
+        content = _state.code_objects.get(spec.digest)
+        if content is None:
+            started = time.perf_counter()
+            entry, how = _obtain(spec)
+            entry.close()
+            _note(spec, entry, how, started)
+            content = _state.code_objects[spec.digest] = entry.content
+        return content
+
+
+def is_built(spec: BuildSpec) -> bool:
+    """Whether `load` or `read` would find a valid build in the cache. Changes nothing.
+
+    Raises:
+        CacheError: the cache is not safe.
+    """
+    entry = STORE.find(entry_key(spec, _toolchain_or_none(spec)), warn=False)
+    if entry is None:
+        return False
+    entry.close()
+    return True
+
+
+def artifact_path(spec: BuildSpec) -> Path:
+    """Where the library or code object of a spec is, or will be once it is built.
+
+    Raises:
+        CompilerNotFound: the path depends on the compiler, there is none, and no other compiler
+            built it.
+        CacheError: the cache is not safe, or there is none.
+    """
+    directory = STORE.locate(entry_key(spec, _toolchain_or_none(spec)))
+    if directory is None:
+        directory = STORE.locate(entry_key(spec, _find_toolchain(spec)))
+    assert directory is not None
+    return directory / spec.artifact_name
+
+
+def build_log() -> tuple[LoadEvent, ...]:
+    """What this process loaded so far, in order."""
+    return tuple(_state.events)
+
+
+def _load(spec: BuildSpec) -> ctypes.CDLL:
+    """Obtain and map; raises as `load`."""
+    started = time.perf_counter()
+    for _ in range(_LOAD_ATTEMPTS):
+        entry, how = _obtain(spec)
+        try:
+            # By its path, which debuggers and profilers show and read again.
+            library = ctypes.CDLL(str(entry.artifact))
+        except OSError as error:
+            entry.close()
+            if not entry.artifact.exists():
+                continue  # Cleared away between the check and the load.
+            raise BuildError(
+                f"{entry.artifact} is intact but cannot be loaded: {error}. It was built by "
+                f"{entry.meta.compiler} on {entry.meta.host}"
+            ) from error
+        _note(spec, entry, how, started)
+        return library
+    raise BuildError(
+        f"{spec.name} was removed from the cache {_LOAD_ATTEMPTS} times before it could be loaded; "
+        "is something clearing the cache all the time?"
+    )
+
+
+def _obtain(spec: BuildSpec) -> tuple[OpenEntry, _How]:
+    """The checked entry for `spec`, in use by this process, and whether this process built it.
+
+    Each step may be the last. What it may raise:
+        try: CacheError, where somebody else could put code into the store.
+        take the turn: CompilerNotFound, CacheError; a disk that fails is replaced, once.
+        try again: nothing; a damaged entry is built again.
+        build: BuildError, with the compiler's first error.
+        publish: BuildError, where the disk returns something else than was written.
+    """
+    entry = STORE.find(entry_key(spec, _toolchain_or_none(spec)))
+    if entry is not None:
+        return entry, "loaded"
+    # Asked again: a compiler that was upgraded while this process ran builds something else.
+    toolchain = _find_toolchain(spec, ask_again=True)
+    key = entry_key(spec, toolchain)
+    from .build import build  # A filled cache has no use for it.
+
+    store = STORE
+    while True:
+        try:
+            with store.turn(key) as turn:
+                if isinstance(turn, OpenEntry):
+                    return turn, "loaded"
+                meta, contents = build(spec, key, toolchain, turn)
+                return turn.publish(meta, contents), "built"
+        except StoreFailure as failure:
+            store = store.substitute(spec.name, failure)
+
+
+def _note(spec: BuildSpec, entry: OpenEntry, how: _How, started: float) -> None:
+    note_use(entry.path)
+    seconds = time.perf_counter() - started
+    _state.events.append(LoadEvent(spec.name, seconds, how, entry.artifact))
+
+
+def _find_toolchain(spec: BuildSpec, *, ask_again: bool = False) -> Toolchain:
+    if spec.toolchain == "device_hip":
+        # Imported here because a call on the CPU has no use for it.
+        from .toolchain.device_hip import find_device_hip
+
+        return find_device_hip(ask_again=ask_again)
+    return find_host_cpp(ask_again=ask_again)
+
+
+def _toolchain_or_none(spec: BuildSpec) -> Toolchain | None:
+    try:
+        return _find_toolchain(spec)
+    except CompilerNotFound:
+        return None
+
+
+def _renew_locks() -> None:
+    _state.renew_locks()
+
+
+os.register_at_fork(after_in_child=_renew_locks)

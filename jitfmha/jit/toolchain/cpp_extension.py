@@ -1,0 +1,168 @@
+"""Runs `torch.utils.cpp_extension.load` so that its traps stay shut.
+
+* Its lock file, ninja's time stamps and `.ninja_log` are harmless in a directory that exists for
+  one build only.
+* It hands every path and flag to a shell, through ninja. So all of them are either ours or checked
+  against what a shell leaves alone; a compiler with arguments is called through a script.
+* It loads what it built, from where it built it. As a "standalone" target it does not: the process
+  only ever maps the published and checked file.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ..errors import BuildError
+from ..spec import BuildSpec
+from ..status import is_verbose
+from . import compile_failure, is_plain_path, source_flags
+from .ninja import path_with_ninja, write_script
+from .shown_output import ShownOutput
+
+_INTERPRETED = re.compile(r"""[\x00-\x20!"#$&'()*:;<>?\[\\\]^`{|}~\x7f]""")
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+# cpp_extension takes compiler and ninja from the environment, of which there is only one.
+_one_build_at_a_time = threading.Lock()
+_environment_before: dict[str, str | None] = {}
+
+
+def compile_library(
+    spec: BuildSpec, command: tuple[str, ...], workspace: Path, destination: Path
+) -> bytes:
+    """Compile and link as `Toolchain.compile` says, with `command` as the compiler."""
+    sources = workspace / "sources"
+    cflags = [*spec.cflags, *source_flags(sources, destination)]
+    ldflags = ["-shared", *_needed_libraries_only(), *spec.ldflags]
+    with _one_build_at_a_time, _environment(command, workspace):
+        library = _load(spec, sources, workspace, cflags, ldflags)
+    return Path(library).read_bytes()
+
+
+def _load(
+    spec: BuildSpec, sources: Path, workspace: Path, cflags: list[str], ldflags: list[str]
+) -> str:
+    shown = ShownOutput()
+    try:
+        with _quiet_extension_log(), shown:
+            extension = _imported_cpp_extension()
+            _check_torch_location(extension.library_paths())
+            library = extension.load(
+                name=spec.name,
+                sources=[str(sources / name) for name in spec.compiled_sources],
+                extra_cflags=cflags,
+                extra_ldflags=ldflags,
+                build_directory=str(workspace),
+                verbose=is_verbose(),
+                with_cuda=False,
+                with_sycl=False,
+                is_python_module=False,
+                is_standalone=True,
+            )
+    except UnicodeDecodeError as error:
+        # cpp_extension expects UTF-8 of the compiler.
+        raise compile_failure(error.object.decode(errors="replace")) from error
+    except RuntimeError as error:
+        raise compile_failure(str(error) + shown.text) from error
+    except OSError as error:
+        if error.errno in _DISK_FULL:
+            raise
+        raise BuildError(f"the build of {spec.name} cannot be run: {error}") from error
+    return str(library)
+
+
+def _imported_cpp_extension() -> Any:
+    """Imported when needed because it drags in setuptools, which a filled cache has no use for.
+
+    A KeyboardInterrupt meanwhile would leave half of setuptools in place, with which no later
+    attempt succeeds. So what is half there is forgotten.
+    """
+    before = set(sys.modules)
+    try:
+        return import_module("torch.utils.cpp_extension")
+    except BaseException:
+        for name in sys.modules.keys() - before:
+            if name.partition(".")[0] == "setuptools" or name == "torch.utils.cpp_extension":
+                del sys.modules[name]
+        raise
+
+
+def _needed_libraries_only() -> list[str]:
+    # cpp_extension links all of PyTorch; this keeps what the launcher calls.
+    return ["-Wl,--as-needed"] if sys.platform.startswith("linux") else []
+
+
+def _check_torch_location(paths: list[str]) -> None:
+    for path in paths:
+        if _INTERPRETED.search(path):
+            raise BuildError(
+                f"PyTorch is installed at {path!r}, and its build tool cannot handle the special "
+                "characters in that path; install it where the path has no spaces or quotes"
+            )
+
+
+@contextmanager
+def _quiet_extension_log() -> Iterator[None]:
+    log = logging.getLogger("torch.utils.cpp_extension")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+@contextmanager
+def _environment(command: tuple[str, ...], workspace: Path) -> Iterator[None]:
+    changes = {
+        "CXX": _plain_command(command, workspace),
+        "PATH": path_with_ninja(workspace),
+        # The errors of the compiler are read by a program here.
+        "LC_ALL": "C",
+        # The compiler that was hashed is the one that runs: no ccache put in front of it unasked.
+        "TORCH_NO_COMPILER_WRAPPER": "1",
+        # Launchers have a C interface; whether PyTorch's C++ one would fit does not matter.
+        "TORCH_DONT_CHECK_COMPILER_ABI": "1",
+    }
+    _environment_before.update({name: os.environ.get(name) for name in changes})
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        _restore_environment()
+
+
+def _restore_environment() -> None:
+    for name, value in _environment_before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    _environment_before.clear()
+
+
+def _forget_build_of_parent() -> None:
+    """In the child of a fork that took place while another thread was building."""
+    global _one_build_at_a_time
+    _one_build_at_a_time = threading.Lock()
+    _restore_environment()
+
+
+def _plain_command(command: tuple[str, ...], workspace: Path) -> str:
+    """The compiler as one word that needs no quoting."""
+    if len(command) == 1 and is_plain_path(command[0]):
+        return command[0]
+    return str(write_script(workspace / "compiler", command))
+
+
+os.register_at_fork(after_in_child=_forget_build_of_parent)

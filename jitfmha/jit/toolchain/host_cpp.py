@@ -1,0 +1,146 @@
+"""C++ for this machine: finds the compiler, tells one from another, and has it make a library."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import CompilerNotFound
+from ..spec import BuildSpec
+
+_STANDARD_NAMES = ("c++", "g++", "clang++")
+_VERSION_TIMEOUT_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class HostCpp:
+    """The toolchain around a C++ compiler that answered `--version`.
+
+    Attributes:
+        command: what to run, as words; the first is an absolute path, not resolved further because
+            ccache and clang look at the name they are called by.
+        resolved: the file that the first word leads to.
+        version: the whole answer to `--version`.
+    """
+
+    command: tuple[str, ...]
+    resolved: str
+    version: str
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Where it is, how it is called, and what it says of itself."""
+        name = os.path.basename(self.command[0])
+        return (self.resolved, name, *self.command[1:], self.version)
+
+    def compile(self, spec: BuildSpec, workspace: Path, destination: Path) -> bytes:
+        # Imported here because a filled cache has no use for it.
+        from .cpp_extension import compile_library
+
+        return compile_library(spec, self.command, workspace, destination)
+
+    def __str__(self) -> str:
+        first_line = self.version.partition("\n")[0].strip()
+        return f"{shlex.join(self.command)} ({first_line})"
+
+
+class _Unusable(Exception):
+    """Why a candidate is not a compiler."""
+
+
+# Asking costs a process. The answer holds as long as the two variables it depends on.
+_found: dict[tuple[str | None, str | None], HostCpp] = {}
+
+
+def find_host_cpp(*, ask_again: bool = False) -> HostCpp:
+    """A toolchain around `CXX` (which may carry arguments), else `c++`, `g++`, `clang++`.
+
+    Args:
+        ask_again: whether to distrust an answer that this process got earlier.
+
+    Raises:
+        CompilerNotFound: none of them runs; the message lists each with its reason.
+    """
+    question = (os.environ.get("CXX"), os.environ.get("PATH"))
+    if ask_again or question not in _found:
+        _found[question] = _search()
+    return _found[question]
+
+
+def _search() -> HostCpp:
+    reasons: list[str] = []
+    for label, command in _candidates():
+        try:
+            compiler = _ask(command)
+        except _Unusable as reason:
+            reasons.append(f"{label}: {reason}")
+            continue
+        if reasons:
+            _warn_about_cxx(reasons[0], compiler)
+        return compiler
+    raise CompilerNotFound(_not_found_message(reasons))
+
+
+def _candidates() -> list[tuple[str, str]]:
+    chosen = os.environ.get("CXX", "")
+    named = [(f"CXX={chosen!r}", chosen)] if chosen.strip() else []
+    return named + [(name, name) for name in _STANDARD_NAMES]
+
+
+def _ask(command: str) -> HostCpp:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise _Unusable(f"cannot be split into words ({error})") from error
+    path = shutil.which(words[0]) if words else None
+    if path is None:
+        raise _Unusable("not found, or not executable")
+    path = os.path.abspath(path)
+    words[0] = path
+    return HostCpp(tuple(words), os.path.realpath(path), _version(words))
+
+
+def _version(words: list[str]) -> str:
+    try:
+        answer = subprocess.run(
+            [*words, "--version"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "LC_ALL": "C"},
+            timeout=_VERSION_TIMEOUT_SECONDS,
+            check=True,
+        )
+    except subprocess.CalledProcessError as error:
+        raise _Unusable(f"`--version` failed with exit status {error.returncode}") from error
+    except subprocess.TimeoutExpired as error:
+        raise _Unusable(f"`--version` gave no answer in {error.timeout:.0f} s") from error
+    except OSError as error:
+        raise _Unusable(f"cannot be run ({error.strerror})") from error
+    return answer.stdout.decode(errors="replace")
+
+
+def _warn_about_cxx(reason: str, compiler: HostCpp) -> None:
+    if reason.startswith("CXX="):
+        import warnings
+
+        warnings.warn(f"jitfmha: {reason}; using {compiler} instead", RuntimeWarning, stacklevel=2)
+
+
+def _not_found_message(reasons: list[str]) -> str:
+    tried = "\n".join(f"  {reason}" for reason in reasons)
+    return (
+        "no C++ compiler was found, and jitfmha compiles its launchers on first use. Tried:\n"
+        f"{tried}\n"
+        "Install one:\n"
+        "  Debian, Ubuntu   apt install g++\n"
+        "  Fedora, RHEL     dnf install gcc-c++\n"
+        "  conda            conda install -c conda-forge cxx-compiler\n"
+        "  macOS            xcode-select --install\n"
+        "or set CXX to the one to use, or set JITFMHA_CACHE_DIR to a cache that was filled on a "
+        "machine of the same kind that has one."
+    )

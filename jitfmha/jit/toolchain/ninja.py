@@ -1,0 +1,92 @@
+"""Finds ninja, and runs it so that it does not outlive the process that builds.
+
+A process that is killed, or that a scheduler ends with SIGTERM, cannot end its compilers: ninja
+starts each in a process group of its own. So ninja is started through a script that asks the kernel
+for SIGTERM as soon as the building thread dies, on which ninja ends all that it started. Where that
+cannot be had, the compilers are ended by the next process that builds (see
+cache/owned_directory.py).
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from ..cache.directory import forbids_execution, write_private
+from ..errors import BuildError
+
+# 1 is PR_SET_PDEATHSIG, 15 is SIGTERM. The builder may be dead already when it is asked for, and
+# then `kill` raises; it may also be alive without being the parent, if the interpreter is started
+# through a script.
+_TIED_TO_BUILDER = """\
+import ctypes, os, sys
+ninja, builder = sys.argv[1], int(sys.argv[2])
+ctypes.CDLL(None).prctl(1, 15, 0, 0, 0)
+if os.getppid() != builder:
+    os.kill(builder, 0)
+os.execv(ninja, ["ninja", *sys.argv[3:]])
+"""
+
+
+def path_with_ninja(workspace: Path) -> str:
+    """The `PATH` on which cpp_extension finds the ninja to build with.
+
+    Args:
+        workspace: an existing directory for this build alone, where a script may be put.
+
+    Raises:
+        BuildError: there is no ninja.
+        OSError: the script cannot be written.
+    """
+    path = os.environ.get("PATH", os.defpath)
+    ninja = shutil.which("ninja")
+    if ninja is None:
+        # The package's program need not be on PATH: the interpreter may run from a virtual
+        # environment that is not activated.
+        folder = _package_folder()
+        path = f"{folder}{os.pathsep}{path}" if path else folder
+        ninja = f"{folder}/ninja"
+    if not _can_be_tied(workspace):
+        return path
+    return f"{_write_tied_ninja(workspace, os.path.abspath(ninja))}{os.pathsep}{path}"
+
+
+def _package_folder() -> str:
+    try:
+        folder = str(import_module("ninja").BIN_DIR)
+    except ImportError:
+        folder = ""
+    if not folder:
+        raise BuildError("ninja was not found, and launchers are built with it; pip install ninja")
+    return folder
+
+
+def _can_be_tied(workspace: Path) -> bool:
+    if not sys.platform.startswith("linux") or forbids_execution(workspace):
+        return False
+    # A program that embeds Python may name itself as its interpreter.
+    return os.path.basename(sys.executable or "").startswith("python")
+
+
+def _write_tied_ninja(workspace: Path, ninja: str) -> str:
+    folder = workspace / "bin"
+    folder.mkdir(mode=0o700)
+    # Without site-packages it starts in some 10 ms.
+    command = (sys.executable, "-s", "-S", "-c", _TIED_TO_BUILDER, ninja, str(os.getpid()))
+    write_script(folder / "ninja", command)
+    return str(folder)
+
+
+def write_script(path: Path, command: tuple[str, ...]) -> Path:
+    """Write a program that runs `command` with its own arguments after it.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    text = f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n'
+    write_private(path, os.fsencode(text), mode=0o700)
+    return path

@@ -1,0 +1,275 @@
+"""Device code goes the same way as host libraries: built once, checked, read."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from jitfmha import jit
+from jitfmha.amd import device_compiler
+from jitfmha.amd.code_object import read_code_object
+from jitfmha.amd.device_compiler import DeviceCompilerNotFound
+from jitfmha.jit.cache import eviction
+from jitfmha.jit.toolchain import device_hip
+
+from .conftest import make_spec
+
+_FORK = multiprocessing.get_context("fork")
+_SOURCES = {
+    "store.hip": (
+        '#include "memory/address.h"\n'
+        'extern "C" __global__ void store(GLOBAL int* out) { out[THREAD] = ANSWER; }\n'
+    ),
+    "memory/address.h": (
+        "#define GLOBAL __attribute__((address_space(1)))\n"
+        "#define THREAD __builtin_amdgcn_workitem_id_x()\n"
+        "#define ANSWER 42\n"
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ROCM_PATH", raising=False)
+    monkeypatch.setattr(device_hip, "_found", {})
+    try:
+        device_compiler.device_compiler()
+    except DeviceCompilerNotFound as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many sources were compiled, in this process and those that it forks."""
+    log = tmp_path / "compiled"
+    real = device_compiler.DeviceCompiler.compile
+
+    def compile_(self: object, *arguments: object) -> None:
+        with log.open("a") as file:
+            file.write("compiling\n")
+        real(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(device_compiler.DeviceCompiler, "compile", compile_)
+    return lambda: len(log.read_text().splitlines()) if log.exists() else 0
+
+
+@pytest.fixture
+def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    def hide() -> None:
+        monkeypatch.setenv("ROCM_PATH", str(tmp_path / "rocm"))
+        monkeypatch.setattr(device_compiler, "_DEFAULT_ROCM", str(tmp_path / "default"))
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+    return hide
+
+
+def device_spec(name: str = "store", arch: str = "gfx942", **fields: object) -> jit.BuildSpec:
+    sources = fields.pop("sources", _SOURCES)
+    cflags = (f"--offload-arch={arch}",)
+    return jit.BuildSpec(name, sources, cflags, toolchain="device_hip", **fields)  # type: ignore[arg-type]
+
+
+def test_built_once_and_then_read(
+    cache: Path, compiled: Callable[[], int], new_process: Callable[[], None]
+) -> None:
+    spec = device_spec()
+    assert not jit.is_built(spec)
+    assert not cache.parent.exists()
+    content = jit.read(spec)
+    path = jit.artifact_path(spec)
+    assert path.name == "store.co"
+    assert path.read_bytes() == content
+    assert {name: (path.parent / name).read_text() for name in _SOURCES} == _SOURCES
+    read_code_object(path, arch="gfx942", symbol="store", threads=64, kernarg_bytes=8, sha256=None)
+    assert jit.read(device_spec()) is content
+    assert [(event.name, event.how) for event in jit.build_log()] == [("store", "built")]
+    new_process()
+    assert jit.is_built(spec)
+    assert jit.read(spec) == content
+    assert [(event.how, event.path) for event in jit.build_log()] == [("loaded", path)]
+    assert compiled() == 1
+    assert not [*(cache / "building").iterdir(), *(cache / "trash").iterdir()]
+
+
+def test_another_process_reads(cache: Path, compiled: Callable[[], int]) -> None:
+    content = jit.read(device_spec("first"))
+
+    def work() -> None:
+        same = jit.read(device_spec("first")) == content
+        os._exit(0 if same and jit.read(device_spec("second")) else 1)
+
+    child = _FORK.Process(target=work)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert jit.read(device_spec("second"))
+    assert [event.how for event in jit.build_log()] == ["built", "loaded"]
+    assert compiled() == 2
+
+
+def test_processes_that_start_at_once_build_once(cache: Path, compiled: Callable[[], int]) -> None:
+    gate = _FORK.Event()
+
+    def work() -> None:
+        gate.wait()
+        os._exit(0 if jit.read(device_spec()) else 1)
+
+    children = [_FORK.Process(target=work) for _ in range(4)]
+    for child in children:
+        child.start()
+    gate.set()
+    for child in children:
+        child.join(60)
+    assert [child.exitcode for child in children] == [0] * 4
+    assert compiled() == 1
+
+
+@pytest.mark.parametrize("name", ["store.co", "memory/address.h", "meta.json"])
+def test_damage_is_repaired(
+    name: str, cache: Path, compiled: Callable[[], int], new_process: Callable[[], None]
+) -> None:
+    content = jit.read(device_spec())
+    path = jit.artifact_path(device_spec()).parent / name
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    path.write_bytes(damaged)
+    new_process()
+    assert [entry.valid for entry in jit.cache_entries()] == [False]
+    with pytest.warns(RuntimeWarning, match=f"{name} is damaged"):
+        assert jit.read(device_spec()) == content
+    assert compiled() == 2
+    new_process()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert jit.read(device_spec()) == content
+
+
+def test_compile_error_is_shown(cache: Path) -> None:
+    sources = {**_SOURCES, "memory/address.h": "int fine;\nint x = nonsense;\n"}
+    with pytest.raises(jit.BuildError) as caught:
+        jit.read(device_spec(sources=sources))
+    text = str(caught.value)
+    [log] = (cache / "logs").iterdir()
+    assert f"{log}/memory/address.h:2:" in text
+    assert "nonsense" in text
+    assert "clang" in text
+    assert str(log / "build.log") in text
+    assert not [*(cache / "building").iterdir(), *(cache / "entries").iterdir()]
+
+
+def test_link_error_is_shown(cache: Path) -> None:
+    with pytest.raises(jit.BuildError, match="nosuchlibrary"):
+        jit.read(device_spec(ldflags=("-lnosuchlibrary",)))
+
+
+def test_without_compiler_the_message_names_what_was_tried(
+    cache: Path, tmp_path: Path, no_compiler: Callable[[], None]
+) -> None:
+    no_compiler()
+    with pytest.raises(jit.CompilerNotFound) as caught:
+        jit.read(device_spec())
+    assert f"ROCM_PATH: {tmp_path}/rocm/llvm/bin/clang++ (not there)" in str(caught.value)
+    assert "pip install ziglang" in str(caught.value)
+    assert not jit.is_built(device_spec())
+
+
+def test_without_compiler_a_finished_build_is_used(
+    cache: Path, no_compiler: Callable[[], None], new_process: Callable[[], None]
+) -> None:
+    content = jit.read(device_spec())
+    new_process()
+    no_compiler()
+    assert jit.is_built(device_spec())
+    assert jit.read(device_spec()) == content
+    with pytest.raises(jit.CompilerNotFound):
+        jit.read(device_spec(arch="gfx950"))
+
+
+def test_architectures_are_entries_of_their_own(cache: Path) -> None:
+    assert jit.read(device_spec()) != jit.read(device_spec(arch="gfx950"))
+    assert len(jit.cache_entries()) == 2
+
+
+@pytest.mark.parametrize("cflags", [(), ("--offload-arch=gfx942", "--offload-arch=gfx950")])
+def test_one_architecture_is_needed(cache: Path, cflags: tuple[str, ...]) -> None:
+    spec = jit.BuildSpec("store", _SOURCES, cflags, toolchain="device_hip")
+    with pytest.raises(jit.BuildError, match=r"store names \[.*\] as its architectures"):
+        jit.read(spec)
+
+
+def test_several_sources_are_linked(cache: Path, tmp_path: Path) -> None:
+    second = _SOURCES["store.hip"].replace("void store", "void second")
+    spec = device_spec("both", sources={**_SOURCES, "other/second.hip": second})
+    path = tmp_path / "both.co"
+    path.write_bytes(jit.read(spec))
+    for symbol in ("store", "second"):
+        read_code_object(
+            path, arch="gfx942", symbol=symbol, threads=64, kernarg_bytes=8, sha256=None
+        )
+
+
+def test_eviction_takes_code_objects_too(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jit.read(device_spec("old"))
+    old = jit.artifact_path(device_spec("old")).parent
+    assert eviction.entry_size(old) > 0
+    os.utime(old, (0, 0))
+    monkeypatch.setenv("JITFMHA_CACHE_LIMIT", "1")
+    jit.read(device_spec("new"))
+    assert [entry.name for entry in jit.cache_entries()] == ["new"]
+    assert not [*(cache / "trash").iterdir()]
+
+
+def test_status_line(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("jitfmha.jit.status.PATIENCE_SECONDS", 0.0)
+    jit.read(device_spec(why="a test"))
+    assert "jitfmha: building store (a test) ..." in capfd.readouterr().err
+
+
+def test_verbose_shows_the_command(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JITFMHA_VERBOSE", "1")
+    jit.read(device_spec())
+    assert "--offload-arch=gfx942" in capfd.readouterr().err
+
+
+def test_code_object_is_no_library(cache: Path) -> None:
+    with pytest.raises(ValueError, match=r"store\.co is no library of this machine"):
+        jit.load(device_spec())
+
+
+@pytest.mark.parametrize(
+    ("sources", "reason"),
+    [
+        ({"a.cpp": ""}, "a.cpp"),
+        ({"a.h": ""}, r"no \.hip source"),
+        ({"a.hip": "", "b/a.hip": ""}, "one name"),
+    ],
+)
+def test_sources_of_device_code(sources: dict[str, str], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        device_spec(sources=sources)
+
+
+def test_toolchain_is_in_the_key(cache: Path) -> None:
+    with pytest.raises(ValueError, match=r"demo\.hip"):
+        jit.BuildSpec("demo", {"demo.hip": "", "demo.cpp": ""})
+    host = jit.BuildSpec("demo", {"demo.cpp": ""})
+    assert host.digest != device_spec("demo").digest
+    assert make_spec().artifact_name == "demo.so"
+
+
+def test_compiler_is_in_the_key() -> None:
+    found = device_hip.find_device_hip()
+    other = device_hip.DeviceHip(found.compiler, found.version + "1")
+    elsewhere = device_hip.DeviceHip(
+        device_compiler.DeviceCompiler(("/opt/clang",), found.compiler.lld), found.version
+    )
+    assert len({found.identity, other.identity, elsewhere.identity}) == 3

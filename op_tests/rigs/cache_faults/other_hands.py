@@ -1,0 +1,409 @@
+"""A cache in the hands of others: owned by them, open to them, or with links that they planted.
+
+Root gives files away for real; for an ordinary user, who cannot, files only appear to be owned by
+somebody else (:mod:`.faulty_system`). Whatever was planted, nothing that it leads to may change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import random
+import shutil
+import stat
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from jitfmha.bench.report import Progress
+
+from .callers import (
+    Call,
+    Callers,
+    Scratch,
+    expect_answer,
+    expect_clean,
+    expect_refused,
+    new_scratch,
+    seeded_rng,
+    shared_callers,
+)
+from .damaged_files import is_intact
+from .faulty_system import foreign_owner
+from .outcome import Extent, Outcome
+
+_STRANGER = 54321
+_CACHE_FOLDERS = ("v1", "v1/entries", "v1/building", "v1/locks", "v1/trash", "v1/logs")
+_UMASKS = (0, 0o022, 0o077, 0o777)
+
+_Case = TypeVar("_Case")
+_Environment = dict[str, str]
+
+
+def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
+    """Everything in every folder; the short form takes a third of each."""
+    rng = seeded_rng(__name__, progress, seed)
+    outcome = Outcome()
+    callers = shared_callers()
+    is_real = os.geteuid() == 0
+    progress(f"files are owned by others {'for real' if is_real else 'in appearance'}")
+    with new_scratch() as original:
+        _spoiled_caches(_FilledCache(callers, original, outcome), extent, rng)
+    kernels = ("tiny1",) if extent is Extent.SHORT else ("tiny1", "attention")
+    for umask in _UMASKS:
+        for kernel in kernels:
+            _modes_of_a_new_cache(callers, umask, kernel, outcome)
+    return outcome
+
+
+def _spoiled_caches(filled: _FilledCache, extent: Extent, rng: random.Random) -> None:
+    def some(cases: Sequence[_Case]) -> Sequence[_Case]:
+        return cases if extent is Extent.LONG else rng.sample(cases, math.ceil(len(cases) / 3))
+
+    for where in some(("..", ".", *_CACHE_FOLDERS)):
+        _owned_by_another(filled, where)
+    for where in some(("..", ".", *_CACHE_FOLDERS)):
+        _writable_by_others(filled, where)
+    for where in some(_CACHE_FOLDERS):
+        _link_instead_of_folder(filled, where)
+    for spoil in some(_SPOILED_ENTRIES):
+        _spoiled_entry(filled, spoil)
+    for plant in some(_PLANTED_LINKS):
+        _planted_link(filled, plant)
+    _links_to_the_cache(filled)
+
+
+def _give_away(path: Path) -> _Environment:
+    """Make `path` another user's; what a caller needs in its environment for that."""
+    if os.geteuid() == 0:
+        os.chown(path, _STRANGER, -1, follow_symlinks=False)
+        return {}
+    return {**foreign_owner(path, _STRANGER)}
+
+
+class _FilledCache:
+    """A cache with one entry, copied for each attempt."""
+
+    def __init__(self, callers: Callers, original: Scratch, outcome: Outcome) -> None:
+        self.callers = callers
+        self.outcome = outcome
+        self._original = original
+        answer = callers.call(Call(original.environment))
+        expect_answer(outcome, answer, "a call before anything is done", how="built")
+
+    def copy_to(self, scratch: Scratch) -> Path:
+        """The entry in the copy."""
+        shutil.copytree(self._original.cache, scratch.cache)
+        return scratch.entries / scratch.entry_names()[0]
+
+
+def _nested(scratch: Scratch) -> Scratch:
+    """Scratch folders with a parent directory that can be given away with nothing else in it."""
+    (scratch.root / "home").mkdir(mode=0o700)
+    (scratch.root / "home" / "temporary").mkdir(mode=0o700)
+    return Scratch(scratch.root / "home")
+
+
+def _owned_by_another(filled: _FilledCache, where: str) -> None:
+    with new_scratch() as outside:
+        scratch = _nested(outside)
+        filled.copy_to(scratch)
+        path = (scratch.cache / where).resolve()
+        appearance = _give_away(path)
+        environment = {**outside.environment, "JITFMHA_CACHE_DIR": str(scratch.cache), **appearance}
+        _expect_refused_untouched(
+            filled, environment, scratch, f"owned by user id {_STRANGER}", path
+        )
+
+
+def _writable_by_others(filled: _FilledCache, where: str) -> None:
+    with new_scratch() as outside:
+        scratch = _nested(outside)
+        filled.copy_to(scratch)
+        path = (scratch.cache / where).resolve()
+        environment = {**outside.environment, "JITFMHA_CACHE_DIR": str(scratch.cache)}
+        path.chmod(0o777)
+        reason = "can be written to by everybody (mode 0777)"
+        _expect_refused_untouched(filled, environment, scratch, reason, path)
+        group = _foreign_group()
+        if group is not None:
+            os.chown(path, -1, group)
+            path.chmod(0o770)
+            reason = f"can be written to by group id {group} (mode 0770)"
+            _expect_refused_untouched(filled, environment, scratch, reason, path)
+        path.chmod(0o1777)
+        if where == "..":
+            answer = filled.callers.call(Call(environment))
+            expect_answer(filled.outcome, answer, "a parent with the sticky bit", how="loaded")
+        else:
+            reason = "can be written to by everybody (mode 1777)"
+            if where != ".":
+                _expect_refused_untouched(filled, environment, scratch, reason, path)
+
+
+def _foreign_group() -> int | None:
+    """A group that this process may give files to and that is not its user's own; None if none."""
+    if os.geteuid() == 0:
+        return _STRANGER
+    groups = [group for group in os.getgroups() if group not in (0, os.geteuid())]
+    return groups[0] if groups else None
+
+
+def _expect_refused_untouched(
+    filled: _FilledCache,
+    environment: _Environment,
+    scratch: Scratch,
+    reason: str,
+    path: Path,
+) -> None:
+    before = _snapshot(scratch.root)
+    for kernel in ("tiny1", "tiny2"):  # What is in the cache, and what would have to be built.
+        answer = filled.callers.call(Call(environment, kernel))
+        what = f"{path.relative_to(scratch.root.parent)}: {reason}"
+        expect_refused(filled.outcome, answer, what, repr(str(path)), reason, "JITFMHA_CACHE_DIR")
+        filled.outcome.expect(not answer.loaded, f"{what}: loaded {answer.loaded}")
+    filled.outcome.expect(_snapshot(scratch.root) == before, f"{path}: the cache was changed")
+
+
+def _link_instead_of_folder(filled: _FilledCache, where: str) -> None:
+    with new_scratch() as scratch:
+        filled.copy_to(scratch)
+        planted = scratch.cache / where
+        target = scratch.root / "elsewhere"
+        shutil.move(planted, target)
+        planted.symlink_to(target)
+        _expect_refused_untouched(
+            filled, scratch.environment, scratch, "is a symbolic link", planted
+        )
+
+
+def _links_to_the_cache(filled: _FilledCache) -> None:
+    """The way to the cache may lead over links, of this user, to what is in safe hands."""
+    with new_scratch() as scratch:
+        filled.copy_to(scratch)
+        (scratch.root / "link").symlink_to("cache")
+        environment = {**scratch.environment, "JITFMHA_CACHE_DIR": str(scratch.root / "link")}
+        answer = filled.callers.call(Call(environment))
+        expect_answer(filled.outcome, answer, "a link of this user to the cache", how="loaded")
+        appearance = _give_away(scratch.root / "link")
+        answer = filled.callers.call(Call({**environment, **appearance}))
+        what = "a link of another user to the cache"
+        expect_refused(filled.outcome, answer, what, f"owned by user id {_STRANGER}")
+
+
+# Each takes an entry and a folder outside of the cache, spoils the entry, and returns the reason
+# that must be given and what callers need in their environment.
+_Spoil = Callable[[Path, Path], tuple[str, _Environment]]
+
+
+def _open_entry_to_all(entry: Path, _outside: Path) -> tuple[str, _Environment]:
+    entry.chmod(0o777)
+    return "can be written to by everybody", {}
+
+
+def _open_library_to_all(entry: Path, _outside: Path) -> tuple[str, _Environment]:
+    (entry / "tiny.so").chmod(0o666)
+    return "tiny.so' can be written to by everybody", {}
+
+
+def _give_entry_away(entry: Path, _outside: Path) -> tuple[str, _Environment]:
+    return f"owned by user id {_STRANGER}", _give_away(entry)
+
+
+def _give_library_away(entry: Path, _outside: Path) -> tuple[str, _Environment]:
+    return f"tiny.so' is owned by user id {_STRANGER}", _give_away(entry / "tiny.so")
+
+
+def _give_meta_away(entry: Path, _outside: Path) -> tuple[str, _Environment]:
+    return f"meta.json' is owned by user id {_STRANGER}", _give_away(entry / "meta.json")
+
+
+def _link_entry(entry: Path, outside: Path) -> tuple[str, _Environment]:
+    shutil.move(entry, outside / "entry")
+    entry.symlink_to(outside / "entry")
+    return "it is a symbolic link", {}
+
+
+def _link_library(entry: Path, outside: Path) -> tuple[str, _Environment]:
+    return _link_file(entry / "tiny.so", outside)
+
+
+def _link_source(entry: Path, outside: Path) -> tuple[str, _Environment]:
+    return _link_file(entry / "tiny.cpp", outside)
+
+
+def _link_meta(entry: Path, outside: Path) -> tuple[str, _Environment]:
+    return _link_file(entry / "meta.json", outside)
+
+
+def _link_file(file: Path, outside: Path) -> tuple[str, _Environment]:
+    shutil.move(file, outside / file.name)
+    file.symlink_to(outside / file.name)
+    return f"{file.name} is a symbolic link", {}
+
+
+def _hard_link_library(entry: Path, outside: Path) -> tuple[str, _Environment]:
+    shutil.copy(entry / "tiny.so", outside / "foreign.so")
+    (entry / "tiny.so").unlink()
+    os.link(outside / "foreign.so", entry / "tiny.so")
+    return f"tiny.so' is owned by user id {_STRANGER}", _give_away(outside / "foreign.so")
+
+
+def _pipe_instead_of_meta(entry: Path, _outside: Path) -> tuple[str, _Environment]:
+    (entry / "meta.json").unlink()
+    os.mkfifo(entry / "meta.json", 0o600)
+    return "meta.json is not a regular file", {}
+
+
+_SPOILED_ENTRIES: tuple[_Spoil, ...] = (
+    _open_entry_to_all,
+    _open_library_to_all,
+    _give_entry_away,
+    _give_library_away,
+    _give_meta_away,
+    _link_entry,
+    _link_library,
+    _link_source,
+    _link_meta,
+    _hard_link_library,
+    _pipe_instead_of_meta,
+)
+
+
+def _spoiled_entry(filled: _FilledCache, spoil: _Spoil) -> None:
+    """Such an entry is not loaded but built again, with the reason."""
+    what = spoil.__name__.strip("_").replace("_", " ")
+    with new_scratch() as scratch:
+        entry = filled.copy_to(scratch)
+        outside = scratch.root / "outside"
+        outside.mkdir(mode=0o700)
+        reason, environment = spoil(entry, outside)
+        before = _snapshot(outside)
+        answer = filled.callers.call(Call({**scratch.environment, **environment}))
+        expect_answer(filled.outcome, answer, what, how="built", warnings=1)
+        filled.outcome.expect(
+            bool(answer.warnings) and reason in answer.warnings[0],
+            f"{what}: expected the reason {reason!r}; got {answer}",
+        )
+        filled.outcome.expect(_snapshot(outside) == before, f"{what}: the target was changed")
+        filled.outcome.expect(
+            not entry.is_symlink() and is_intact(entry), f"{what}: the new entry is not valid"
+        )
+        answer = filled.callers.call(Call(scratch.environment))
+        expect_answer(filled.outcome, answer, f"the call after {what}", how="loaded")
+        expect_clean(filled.outcome, scratch, what)
+
+
+# Each takes scratch folders whose cache has an entry, and a target outside; returns whether the
+# cache can be used in spite of what it plants.
+_Plant = Callable[[Scratch, Path], bool]
+
+
+def _lock_of_the_entry(scratch: Scratch, target: Path) -> bool:
+    lock = scratch.cache / "v1" / "locks" / f"{scratch.entry_names()[0]}.lock"
+    lock.unlink()
+    lock.symlink_to(target / "file")
+    shutil.rmtree(scratch.entries / scratch.entry_names()[0])
+    return False
+
+
+def _dangling_lock_of_the_entry(scratch: Scratch, target: Path) -> bool:
+    lock = scratch.cache / "v1" / "locks" / f"{scratch.entry_names()[0]}.lock"
+    lock.unlink()
+    lock.symlink_to(target / "not-there")
+    shutil.rmtree(scratch.entries / scratch.entry_names()[0])
+    return False
+
+
+def _lock_of_eviction(scratch: Scratch, target: Path) -> bool:
+    lock = scratch.cache / "v1" / "locks" / "eviction.lock"
+    lock.unlink()
+    lock.symlink_to(target / "not-there")
+    shutil.rmtree(scratch.entries / scratch.entry_names()[0])
+    return True
+
+
+def _in_building(scratch: Scratch, target: Path) -> bool:
+    building = scratch.cache / "v1" / "building"
+    (building / f"{scratch.entry_names()[0]}.0123456789abcdef").symlink_to(target)
+    abandoned = building / "abandoned"
+    abandoned.mkdir(mode=0o700)
+    (abandoned / "owner").symlink_to(target / "file")
+    (abandoned / "inside").symlink_to(target)
+    shutil.rmtree(scratch.entries / scratch.entry_names()[0])
+    return True
+
+
+def _in_trash(scratch: Scratch, target: Path) -> bool:
+    trash = scratch.cache / "v1" / "trash"
+    (trash / "link").symlink_to(target)
+    (trash / "entry").mkdir(mode=0o700)
+    (trash / "entry" / "tiny.so").symlink_to(target / "file")
+    (trash / "entry" / "inside").symlink_to(target)
+    shutil.rmtree(scratch.entries / scratch.entry_names()[0])
+    return True
+
+
+_PLANTED_LINKS: tuple[_Plant, ...] = (
+    _lock_of_the_entry,
+    _dangling_lock_of_the_entry,
+    _lock_of_eviction,
+    _in_building,
+    _in_trash,
+)
+
+
+def _planted_link(filled: _FilledCache, plant: _Plant) -> None:
+    """A link where the cache writes, locks or deletes: never followed."""
+    what = f"a link planted: {plant.__name__.strip('_').replace('_', ' ')}"
+    with new_scratch() as scratch:
+        filled.copy_to(scratch)
+        target = scratch.root / "target"
+        target.mkdir(mode=0o700)
+        (target / "file").write_text("precious", encoding="ascii")
+        is_usable = plant(scratch, target)
+        before = _snapshot(target)
+        answer = filled.callers.call(Call(scratch.environment))
+        expect_answer(filled.outcome, answer, what, how="built", warnings=0 if is_usable else 1)
+        if not is_usable:
+            filled.outcome.expect(
+                "symbolic link" in str(answer.warnings), f"{what}: no reason: {answer}"
+            )
+        filled.outcome.expect(_snapshot(target) == before, f"{what}: the target was changed")
+
+
+def _modes_of_a_new_cache(callers: Callers, umask: int, kernel: str, outcome: Outcome) -> None:
+    with new_scratch() as scratch:
+        answer = callers.call(Call(scratch.environment, kernel, umask=umask, is_ordinary=True))
+        what = f"umask {umask:04o}, {kernel}"
+        expect_answer(outcome, answer, what, how="built")
+        wrong = {
+            str(path.relative_to(scratch.root)): oct(mode)
+            for path, mode in _modes(scratch.cache).items()
+            if mode != (0o700 if path.is_dir() else 0o600)
+        }
+        outcome.expect(not wrong, f"{what}: modes {wrong}")
+        answer = callers.call(Call(scratch.environment, kernel, umask=umask, is_ordinary=True))
+        expect_answer(outcome, answer, f"{what}, second call", how="loaded")
+        expect_clean(outcome, scratch, what)
+
+
+def _modes(folder: Path) -> dict[Path, int]:
+    paths = [folder, *folder.rglob("*")]
+    return {path: stat.S_IMODE(path.lstat().st_mode) for path in paths}
+
+
+def _snapshot(folder: Path) -> dict[str, tuple[object, ...]]:
+    """Everything about the files that must not change, links not followed."""
+    found: dict[str, tuple[object, ...]] = {}
+    for path in sorted([folder, *folder.rglob("*")]):
+        status = path.lstat()
+        content = ""
+        if path.is_symlink():
+            content = os.readlink(path)
+        elif path.is_file():
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+        facts = (status.st_mode, status.st_uid, status.st_gid, status.st_ino, status.st_mtime_ns)
+        found[str(path)] = (*facts, content)
+    return found

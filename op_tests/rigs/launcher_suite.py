@@ -1,0 +1,111 @@
+"""The launcher suite: what the host pays for a call on an AMD GPU, with the GPU left out.
+
+Calls go the whole way, with CPU tensors in place of a GPU's, to a HIP runtime that records and
+runs nothing. Kernels are the shipped ones, or those of the tree that JITFMHA_HSA_DIR names.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+from jitfmha.bench import decode_loop
+from jitfmha.bench.fresh_process import run_fresh
+from jitfmha.bench.report import Progress, Report
+from jitfmha.bench.timing import alternate
+from jitfmha.interface import fmha_fwd
+from jitfmha.jit.toolchain.host_cpp import find_host_cpp
+
+from .recording_runtime import RecordingRuntime
+
+FIRST_CALL_SECONDS, STEADY_CALL_MICROSECONDS = 3.0, 8.0
+_CHIP = "MI300X"
+# The recording runtime is built before, in a cache of its own; the empty one is set afterwards.
+_FIRST_CALL = """
+import json, os, sys, time
+import torch
+import jitfmha
+from rigs.launcher_suite import call_of
+from rigs.recording_runtime import RecordingRuntime
+runtime = RecordingRuntime()
+os.environ["JITFMHA_CACHE_DIR"] = sys.argv[2]
+call = call_of(sys.argv[1])
+with runtime.stands_for(runtime.target("MI300X")):
+    start = time.perf_counter()
+    call()
+    print(json.dumps(time.perf_counter() - start))
+assert runtime.launch_count == 1
+"""
+_TIMEOUT_SECONDS = 120.0
+
+
+def run(quick: bool, progress: Progress) -> Report:
+    """Measure first and steady calls in both modes."""
+    report = Report(
+        "launcher",
+        {
+            "target": f"{_CHIP}, recorded",
+            "torch": torch.__version__,
+            "compiler": str(find_host_cpp()),
+        },
+    )
+    runtime = RecordingRuntime()
+    for mode in ("gm0", "gm1"):
+        seconds = [_first_call(mode) for _ in range(1 if quick else 3)]
+        progress(f"first call in {mode}: {', '.join(f'{x:.2f}' for x in seconds)} s")
+        what = f"first call in {mode} with an empty cache, median of {len(seconds)}"
+        report.at_most(what, median(seconds), FIRST_CALL_SECONDS, "s")
+    for mode in ("gm0", "gm1"):
+        microseconds = 1e6 * _steady_call(runtime, mode, 0.3 if quick else 2.0)
+        progress(f"steady call in {mode}: {microseconds:.2f} us")
+        what = f"host time of a steady call of fmha_fwd in {mode}"
+        report.at_most(what, microseconds, STEADY_CALL_MICROSECONDS, "us")
+    _decode_loop(report, runtime, quick, progress)
+    return report
+
+
+def call_of(mode: str) -> Callable[[], object]:
+    """One call in bf16 with hdim 128."""
+    rows = (2, 128) if mode == "gm0" else (256,)
+    q, k, v = (torch.zeros(*rows, 8, 128, dtype=torch.bfloat16) for _ in range(3))
+    if mode == "gm0":
+        return lambda: fmha_fwd(q, k, v)
+    sums = torch.tensor([0, 100, 256], dtype=torch.int32)
+    return lambda: fmha_fwd(q, k, v, cu_seqlens_q=sums, cu_seqlens_k=sums, max_seqlen_q=156)
+
+
+def _steady_call(runtime: RecordingRuntime, mode: str, seconds: float) -> float:
+    call = call_of(mode)
+    runtime.reset(keeps_launches=False)
+    with runtime.stands_for(runtime.target(_CHIP)):
+        best = alternate([call], min_seconds=seconds, calls=1000).best(0)
+    if runtime.launch_count == 0:
+        raise RuntimeError(f"no call in {mode} reached the runtime")
+    return best
+
+
+def _decode_loop(
+    report: Report, runtime: RecordingRuntime, quick: bool, progress: Progress
+) -> None:
+    tensors = decode_loop.tensors(torch.bfloat16, heads=2, hdim=128)
+    runtime.reset(keeps_launches=False)
+    with runtime.stands_for(runtime.target(_CHIP)):
+        seconds = 0.5 if quick else 3.0
+        decode_loop.add_row(report, "recorded, (1,1,2,128)", tensors, seconds, progress)
+    if runtime.launch_count == 0:
+        raise RuntimeError("no call of a decode loop reached the runtime")
+
+
+def _first_call(mode: str) -> float:
+    with tempfile.TemporaryDirectory(prefix="jitfmha-") as empty_cache:
+        process = run_fresh(
+            *(_FIRST_CALL, mode, empty_cache),
+            failure="the process for a first call failed",
+            timeout=_TIMEOUT_SECONDS,
+        )
+    seconds: float = json.loads(process.stdout)
+    return seconds

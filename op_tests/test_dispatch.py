@@ -1,0 +1,131 @@
+"""The question to the families: features that nobody declares, and what is asked how often."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import pytest
+import torch
+from reference import attention
+from untyped import explain, fmha_fwd
+
+from jitfmha import dispatch, emulate
+from jitfmha.plan import Plan, Reason, Refusal
+from jitfmha.problem import Problem
+from jitfmha.target import Target, cpu_target
+
+
+class _Undeclared(Enum):
+    TELEPATHY = "telepathy"
+
+
+class _ProblemWithMore(Problem):
+    """A problem with a field that no family has heard of."""
+
+    @property
+    def features(self) -> frozenset[Enum]:  # type: ignore[override]
+        return super().features | {_Undeclared.TELEPATHY}
+
+
+def _problem(kind: type[Problem]) -> Problem:
+    x = torch.zeros(1, 4, 2, 64, dtype=torch.bfloat16)
+    known = explain(x, x, x).problem
+    return kind(**{name: getattr(known, name) for name in Problem.__dataclass_fields__})
+
+
+@pytest.mark.parametrize("where", ["cpu", "gfx942", "gfx942-mi308", "gfx950"])
+def test_a_feature_that_nobody_declares_is_refused_by_name(where: str) -> None:
+    target: Target | None = cpu_target()
+    if where != "cpu":
+        with emulate(where):
+            target = explain(*[torch.zeros(1, 4, 2, 64, dtype=torch.bfloat16)] * 3).target
+    served = dispatch.propose(_problem(Problem), target)
+    assert served.plan is not None
+    refused = dispatch.propose(_problem(_ProblemWithMore), target)
+    assert refused.plan is None
+    assert [name for name, _ in refused.refusals] == ["tuned", "general", "cpu"]
+    sentences = dict(refused.refusals)[served.plan.family].sentences()
+    assert sentences == ("It does not serve telepathy.",)
+    with pytest.raises(NotImplementedError, match="telepathy"):
+        dispatch.plan_for(_problem(_ProblemWithMore), target)
+
+
+def test_every_family_is_asked_once_and_sentences_are_made_when_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    spoken: list[str] = []
+
+    class Value:
+        def __format__(self, spec: str) -> str:
+            spoken.append("a sentence")
+            return "value"
+
+    class Unwilling:
+        def __init__(self, name: str) -> None:
+            self.NAME = name
+            self.SERVES = frozenset(problem.features)
+
+        def refusal_of_target(self, target: Target) -> None:
+            return None
+
+        def propose(self, problem: Problem, target: Target) -> Plan | Refusal:
+            asked.append(self.NAME)
+            return Refusal((Reason("It has no {value}.", value=Value()),))
+
+    problem = _problem(Problem)
+    monkeypatch.setattr(dispatch, "families", lambda: (Unwilling("first"), Unwilling("second")))
+    proposal = dispatch.propose(problem, cpu_target())
+    assert asked == ["first", "second"]
+    assert spoken == []
+    explanation = dispatch.Explanation.of(problem, cpu_target(), proposal)
+    assert explanation.rejected == dict.fromkeys(asked, ("It has no value.",))
+    assert asked == ["first", "second"]
+
+
+@pytest.mark.parametrize("fresh", [False, True], ids=["slices", "fresh"])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_new_lengths_are_not_planned_again(
+    monkeypatch: pytest.MonkeyPatch, rng: torch.Generator, layout: str, fresh: bool
+) -> None:
+    """A decode loop: every call has one key more, in a cache or in tensors of its own."""
+    plans: list[Problem] = []
+    plan_for = dispatch.plan_for
+
+    def counted(problem: Problem, target: Target) -> Plan:
+        plans.append(problem)
+        return plan_for(problem, target)
+
+    monkeypatch.setattr("jitfmha.call.plan_for", counted)
+    monkeypatch.setattr("jitfmha.call._kinds", {})
+    monkeypatch.setattr("jitfmha.call._prepared", {})
+    batch, heads, hdim = 2, 4, 24
+    q = torch.randn(batch, 1, heads, hdim, generator=rng)
+    shape = (batch, 40, 2, hdim) if layout == "bshd" else (batch, 2, 40, hdim)
+    k_cache, v_cache = (torch.randn(shape, generator=rng) for _ in range(2))
+    if layout == "bhsd":
+        k_cache, v_cache = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
+    for length in (*range(41), 7):
+        k, v = k_cache[:, :length], v_cache[:, :length]
+        if fresh:
+            k, v = k.clone(), v.clone()
+        out, lse = fmha_fwd(q, k, v, mask="causal", return_lse=True)
+        exact, exact_lse = attention(q.double(), k.double(), v.double(), mask=2)
+        torch.testing.assert_close(out.double(), exact, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(lse.double(), exact_lse, atol=1e-5, rtol=1e-5)
+    assert len(plans) == 1
+
+
+def test_new_lengths_are_checked(rng: torch.Generator) -> None:
+    q, x = torch.randn(1, 1, 2, 24, generator=rng), torch.randn(1, 9, 2, 24, generator=rng)
+    fmha_fwd(q, x, x)
+    with pytest.raises(ValueError, match="v has seqlen 7, k has 8"):
+        fmha_fwd(q, x[:, :8], x[:, :7])
+    with pytest.raises(ValueError, match=r"k has stride 2 in its last dimension"):
+        fmha_fwd(q, torch.zeros(1, 8, 2, 48)[..., ::2], x[:, :8])
+    with pytest.raises(
+        ValueError, match=r"out has shape \(1, 2, 2, 24\); expected \(1, 1, 2, 24\)"
+    ):
+        fmha_fwd(q, x[:, :8], x[:, :8], out=torch.zeros(1, 2, 2, 24))
+    with pytest.raises(ValueError, match="elements overlap"):
+        fmha_fwd(x[:, :3], x, x, out=torch.zeros(1, 1, 2, 24).expand(1, 3, 2, 24))
