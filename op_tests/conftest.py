@@ -7,9 +7,12 @@ import random
 import secrets
 import zlib
 from collections.abc import Generator, Iterator
+from typing import get_args
 
 import pytest
 import torch
+
+from jitfmha.target import TARGET_HERE, CpuIsa, CpuTarget, cpu_isas_here
 
 _SEED = pytest.StashKey[int]()
 
@@ -94,3 +97,13 @@ def num_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=get_args(CpuIsa))
+def isa(request: pytest.FixtureRequest) -> Iterator[CpuIsa]:
+    """Each instruction set that this processor has, with CPU tensors on kernels for it."""
+    if request.param not in cpu_isas_here():
+        pytest.skip(f"this processor does not run {request.param}")
+    token = TARGET_HERE.set(CpuTarget(request.param))
+    yield request.param
+    TARGET_HERE.reset(token)
