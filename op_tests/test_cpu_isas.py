@@ -22,6 +22,9 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 HDIM, HDIM_V = 37, 21
 # seqlen_q, seqlen_k, heads_q, heads_k: a single row, a few, several query tiles and key tiles.
 SIZES = [
+    *[(1, 1, 1, 1), (1, 300, 4, 4), (3, 77, 6, 2)],
+    *[(33, 49, 2, 2), (150, 290, 3, 1), (9, 0, 2, 2)],
+]
     (1, 1, 1, 1),
     (1, 300, 4, 4),
     (3, 77, 6, 2),
