@@ -11,8 +11,9 @@ from typing import get_args
 
 import pytest
 import torch
+from fresh_calls import fresh_calls
 
-from jitfmha.target import TARGET_HERE, CpuIsa, CpuTarget, cpu_isas_here
+from jitfmha.target import CpuIsa, cpu_isas_here
 
 _SEED = pytest.StashKey[int]()
 
@@ -104,6 +105,5 @@ def isa(request: pytest.FixtureRequest) -> Iterator[CpuIsa]:
     """Each instruction set that this processor has, with CPU tensors on kernels for it."""
     if request.param not in cpu_isas_here():
         pytest.skip(f"this processor does not run {request.param}")
-    token = TARGET_HERE.set(CpuTarget(request.param))
-    yield request.param
-    TARGET_HERE.reset(token)
+    with fresh_calls(request.param):
+        yield request.param
