@@ -11,10 +11,11 @@ import pytest
 
 from jitfmha import jit
 from jitfmha.jit import loader
-from jitfmha.jit.cache import Store, StoreFailure, Turn
 from jitfmha.jit.cache.entry import EntryMeta, OpenEntry
 from jitfmha.jit.cache.key import EntryKey
 from jitfmha.jit.cache.local_store import LocalStore
+from jitfmha.jit.cache.store import Store, Turn
+from jitfmha.jit.errors import StoreFailure
 
 from .conftest import FakeCompiler, answer, make_spec
 

@@ -7,12 +7,15 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..errors import CacheError
-from . import StoreFailure, Turn
+from ..errors import CacheError, StoreFailure
 from .directory import CacheDirectory, cache_dir, readable_directories, stand_in
 from .entry import InvalidEntry, OpenEntry, open_entry
 from .key import EntryKey
+
+if TYPE_CHECKING:
+    from .store import Turn
 
 
 class LocalStore:

@@ -49,17 +49,6 @@ _MODES = ("gm0", "gm1")
 _MASK_NAMES = ("none", "causal (top-left)", "causal (bottom-right)")
 
 
-def refusal_of_target(target: Target) -> Refusal | None:
-    """The kernels are for AMD Instinct GPUs, and there has to be a tree with some."""
-    if not isinstance(target, AmdTarget):
-        template = "It needs an AMD Instinct GPU (gfx942 or gfx950); the target is {target}."
-        return Refusal((Reason(template, target=target),))
-    if not target.trees:
-        template = "This version ships no code objects for {arch}."
-        return Refusal((Reason(template, arch=target.arch),))
-    return None
-
-
 def propose(problem: Problem, target: Target) -> TunedPlan | Refusal:
     """The kernel of the first tree that serves ``problem``."""
     assert isinstance(target, AmdTarget)
