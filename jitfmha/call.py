@@ -39,7 +39,8 @@ class PreparedCall:
         kind: what it has in common with calls of other lengths and strides.
         launch: None where there is no output element to compute.
         sizes: lengths and strides.
-        out_shape, lse_shape, lse_strides: of new outputs; the lse is contiguous.
+        out_shape: of a new output.
+        lse_shape, lse_strides: of the lse, which is contiguous; only where it is asked for.
         spans: of q, k, v and a given ``out``, from the first to behind the last element in bytes.
         out_is_like_q: whether a new output has the shape, strides and dtype of q, and an ordinary
             size: allocating such an output is quicker.
@@ -58,17 +59,12 @@ class PreparedCall:
         self.launch = kind.launch_for(sizes)
         self.reads_cu_seqlens = kind.reads_cu_seqlens
         self.sizes = sizes
-        self.out_shape: tuple[int, ...]
-        self.lse_shape: tuple[int, ...]
-        self.lse_strides: tuple[int, ...]
-        if kind.batch is None:
-            self.out_shape = seqlen_q, heads_q, kind.hdim_v
-            self.lse_shape = heads_q, seqlen_q
-            self.lse_strides = seqlen_q, 1
-        else:
-            self.out_shape = kind.batch, seqlen_q, heads_q, kind.hdim_v
-            self.lse_shape = kind.batch, heads_q, seqlen_q
-            self.lse_strides = heads_q * seqlen_q, seqlen_q, 1
+        batch = () if kind.batch is None else (kind.batch,)
+        self.out_shape: tuple[int, ...] = (*batch, seqlen_q, heads_q, kind.hdim_v)
+        if arguments.return_lse:
+            self.lse_shape: tuple[int, ...] = (*batch, heads_q, seqlen_q)
+            strides_of_batch = (heads_q * seqlen_q,) if batch else ()
+            self.lse_strides: tuple[int, ...] = (*strides_of_batch, seqlen_q, 1)
         self.wants_huge_pages = seqlen_q >= kind.huge_pages_from_seqlen_q
         self.out_is_like_q = (
             kind.out_may_be_like_q and sizes.out == sizes.q and not self.wants_huge_pages
