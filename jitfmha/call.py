@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from math import inf
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .arguments import Arguments, CuSeqlens, Descales, Tensors, new_tuple
+from .call_cache import CallCache, keep
 from .detection import target_of
 from .dispatch import plan_for
 from .mask import OPEN_WINDOW
@@ -30,9 +31,6 @@ from .problem import (
     out_dtype_of,
 )
 from .target import TARGET_HERE, Target
-
-_Kept = TypeVar("_Kept")
-_MOST_KEPT = 4096
 
 
 class PreparedCall:
@@ -129,8 +127,7 @@ class CallKind:
         return launch
 
 
-_prepared: dict[Hashable, PreparedCall] = {}
-_kinds: dict[Hashable, CallKind] = {}
+_calls = CallCache()
 
 
 def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
@@ -139,6 +136,9 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
     Tensors must be plain: no subclass, no tracing, no transform in effect.
     """
     q, k, v, scale, mask, window, return_lse, out, cu_seqlens, bf16_cvt, descales = arguments
+    # CPU tensors are another target's where one is put in place, and only there.
+    target = TARGET_HERE.get()
+    cache = _calls if target is None else target.calls
     key: Hashable
     try:
         key = (
@@ -157,15 +157,13 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
             None if out is None else (out.shape, out.stride(), out.dtype, out.device),
             None if cu_seqlens is None else _described_cu_seqlens(cu_seqlens),
             None if descales is None else _described_descales(descales),
-            # CPU tensors are somebody else's where a target is set, and only there.
-            TARGET_HERE.get(),
         )
-        prepared = _prepared.get(key)
+        prepared = cache.prepared.get(key)
     except (AttributeError, TypeError, RuntimeError):
         # Not a tensor, not hashable, not strided: the checks say what is wrong, if anything.
         key = prepared = None
     if prepared is None:
-        prepared = _prepare(key, arguments)
+        prepared = _prepare(cache, key, arguments)
     covered = True
     if cu_seqlens is not None:
         if prepared.reads_cu_seqlens:
@@ -201,18 +199,18 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
 _empty_like = torch.empty_like
 
 
-def _prepare(key: Any, arguments: Arguments) -> PreparedCall:
+def _prepare(cache: CallCache, key: Any, arguments: Arguments) -> PreparedCall:
     """Settle a call that is not kept under ``key``; None stands for one that cannot be kept."""
     if key is None:
         return _first_of_kind(arguments)
     kind_key = _without_sizes(key)
-    kind = _kinds.get(kind_key)
+    kind = cache.kinds.get(kind_key)
     if kind is None:
         prepared = _first_of_kind(arguments)
-        _keep(_kinds, kind_key, prepared.kind)
+        keep(cache.kinds, kind_key, prepared.kind)
     else:
         prepared = PreparedCall(kind, check_sizes(arguments, *[x[:2] for x in key[:3]]), arguments)
-    _keep(_prepared, key, prepared)
+    keep(cache.prepared, key, prepared)
     return prepared
 
 
@@ -222,18 +220,12 @@ def _first_of_kind(arguments: Arguments) -> PreparedCall:
     return PreparedCall(kind, problem.sizes, arguments)
 
 
-def _keep(kept: dict[Hashable, _Kept], key: Hashable, value: _Kept) -> None:
-    if len(kept) >= _MOST_KEPT:
-        kept.clear()
-    kept[key] = value
-
-
 def _without_sizes(key: Any) -> Hashable:
     """The part of a call's key that tells kinds apart: no lengths, no strides.
 
     A tensor with a dimension too few or too many makes a kind of its own, which is refused.
     """
-    q, k, v, *options, out, cu_seqlens, descales, target = key
+    q, k, v, *options, out, cu_seqlens, descales = key
     try:
         if cu_seqlens is None:
             batch, _, heads_q, hdim_q = q[0]
@@ -250,7 +242,7 @@ def _without_sizes(key: Any) -> Hashable:
     shapes = batches, heads_q, heads_k, heads_v, hdim_q, hdim_k, hdim_v
     tensors = q[2], q[3], k[2], k[3], v[2], v[3]
     described_out = None if out is None else out[2:]
-    return shapes, tensors, *options, described_out, cu_seqlens, descales, target
+    return shapes, tensors, *options, described_out, cu_seqlens, descales
 
 
 def _described_descales(descales: Descales) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from .plan import Family, Plan, Reason, Refusal
-from .problem import Feature, Problem
+from .problem import DTYPE_FEATURES, Feature, Problem
 from .target import Target
 
 
@@ -124,30 +124,39 @@ def explain_problem(problem: Problem, target: Target) -> Explanation:
 
 def _answers(problem: Problem, target: Target) -> Iterator[tuple[str, Plan | Refusal]]:
     """What each family answers, by name; a family is asked when its answer is taken."""
-    features = problem.features
     for family in families():
-        refusal = family.refusal_of_target(target) or _refusal_of_features(
-            features - family.SERVES, problem
-        )
+        refusal = family.refusal_of_target(target) or _refusal_of_features(family, problem)
         yield family.NAME, refusal or family.propose(problem, target)
 
 
-def _refusal_of_features(missing: frozenset[Feature], problem: Problem) -> Refusal | None:
+def _refusal_of_features(family: Family, problem: Problem) -> Refusal | None:
+    """What a problem asks for and a family does not declare; None where there is nothing."""
+    missing = problem.features - family.SERVES
     if not missing:
         return None
-    of_mask = {Feature.CAUSAL_MASK, Feature.WINDOW_MASK, Feature.TOP_LEFT_MASK}
+    served = [name for name, feature in DTYPE_FEATURES.items() if feature in family.SERVES]
+    values = {
+        "mask": problem.mask,
+        "dtype": problem.dtype,
+        "served": ", ".join(served) or "no dtype",
+    }
     return Refusal(
         tuple(
-            Reason(
-                "It does not serve {feature}; the mask is {mask}."
-                if feature in of_mask
-                else "It does not serve {feature}.",
-                feature=feature.value,
-                mask=problem.mask,
-            )
+            Reason(_TEMPLATES.get(feature, _ANY_FEATURE), feature=feature.value, **values)
             for feature in sorted(missing, key=lambda feature: feature.name)
         )
     )
+
+
+_ANY_FEATURE = "It does not serve {feature}."
+# Where there is more to say.
+_TEMPLATES = {
+    **dict.fromkeys(
+        (Feature.CAUSAL_MASK, Feature.WINDOW_MASK, Feature.TOP_LEFT_MASK),
+        "It does not serve {feature}; the mask is {mask}.",
+    ),
+    **dict.fromkeys(DTYPE_FEATURES.values(), "It serves {served}; the inputs are {dtype}."),
+}
 
 
 def _describe(problem: Problem) -> str:

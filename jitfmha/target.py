@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from .call_cache import CallCache
+
 if TYPE_CHECKING:
     from .amd.manifest import Tree
     from .amd.runtime import Runtime
@@ -43,6 +45,7 @@ class AmdTarget:
         compute_units: that this device has; a partition has fewer than the chip.
         runtime: the HIP runtime that launches go to.
         trees: of code objects, the preferred one first.
+        calls: what calls on this target left behind, as long as it stands in for the CPU.
     """
 
     chip: Chip
@@ -50,6 +53,7 @@ class AmdTarget:
     compute_units: int
     runtime: Runtime
     trees: tuple[Tree, ...] = field(repr=False)
+    calls: CallCache = field(default_factory=CallCache, repr=False)
 
     @property
     def arch(self) -> Arch:

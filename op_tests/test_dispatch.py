@@ -10,6 +10,7 @@ from reference import attention
 from untyped import explain, fmha_fwd
 
 from jitfmha import dispatch, emulate
+from jitfmha.call_cache import CallCache
 from jitfmha.plan import Plan, Reason, Refusal
 from jitfmha.problem import Problem
 from jitfmha.target import Target, cpu_target
@@ -97,8 +98,7 @@ def test_new_lengths_are_not_planned_again(
         return plan_for(problem, target)
 
     monkeypatch.setattr("jitfmha.call.plan_for", counted)
-    monkeypatch.setattr("jitfmha.call._kinds", {})
-    monkeypatch.setattr("jitfmha.call._prepared", {})
+    monkeypatch.setattr("jitfmha.call._calls", CallCache())
     batch, heads, hdim = 2, 4, 24
     q = torch.randn(batch, 1, heads, hdim, generator=rng)
     shape = (batch, 40, 2, hdim) if layout == "bshd" else (batch, 2, 40, hdim)

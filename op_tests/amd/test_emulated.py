@@ -101,20 +101,16 @@ def test_cu_seqlens_are_checked_as_on_the_cpu(rng: torch.Generator, tree: Path) 
 def test_float32_and_windows_have_no_kernel_there(tree: Path) -> None:
     x = [torch.zeros(1, 30, 2, 128) for _ in range(3)]
     with emulate("gfx942"):
-        with pytest.raises(NotImplementedError, match="not tuned: It does not serve fp32 inputs"):
+        with pytest.raises(NotImplementedError, match="the inputs are fp32"):
             fmha_fwd(*x)
-        with pytest.raises(
-            NotImplementedError, match=r"a window mask; the mask is window \(left 3, right 3"
-        ):
+        with pytest.raises(NotImplementedError, match="window"):
             fmha_fwd(*(y.bfloat16() for y in x), window_size=(3, 3))
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])
 def test_fp8_on_the_cpu(dtype: torch.dtype) -> None:
     x = [torch.zeros(1, 30, 2, 128).to(dtype) for _ in range(3)]
-    with pytest.raises(
-        NotImplementedError, match=r"not cpu: It does not serve fp8_e4m3fn(uz)? inputs"
-    ):
+    with pytest.raises(NotImplementedError, match="fp32, bf16, fp16; the inputs are fp8_e4m3fn"):
         fmha_fwd(*x)
 
 

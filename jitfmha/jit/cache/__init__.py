@@ -1,7 +1,7 @@
 """Where builds are kept. What the loader needs of such a place is `Store`; ours is local_store.py.
 
 Another store (a team's, a site's, one that CI fills) plugs in there: it has these operations, and
-load.py names the one in use.
+loader.py names the one in use.
 """
 
 from __future__ import annotations
