@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from .arguments import Arguments, CuSeqlens, Descales, Tensors, new_tuple
-from .call_cache import CallCache, keep
 from .detection import target_of
 from .dispatch import plan_for
 from .mask import OPEN_WINDOW
@@ -30,7 +29,7 @@ from .problem import (
     make_problem,
     out_dtype_of,
 )
-from .target import TARGET_HERE, Target
+from .target import TARGET_HERE, CallCache, Target
 
 
 class PreparedCall:
@@ -40,7 +39,8 @@ class PreparedCall:
         kind: what it has in common with calls of other lengths and strides.
         launch: None where there is no output element to compute.
         sizes: lengths and strides.
-        out_shape, lse_shape, lse_strides: of new outputs; the lse is contiguous.
+        out_shape: of a new output.
+        lse_shape, lse_strides: of the lse, which is contiguous; only where it is asked for.
         spans: of q, k, v and a given ``out``, from the first to behind the last element in bytes.
         out_is_like_q: whether a new output has the shape, strides and dtype of q, and an ordinary
             size: allocating such an output is quicker.
@@ -59,17 +59,12 @@ class PreparedCall:
         self.launch = kind.launch_for(sizes)
         self.reads_cu_seqlens = kind.reads_cu_seqlens
         self.sizes = sizes
-        self.out_shape: tuple[int, ...]
-        self.lse_shape: tuple[int, ...]
-        self.lse_strides: tuple[int, ...]
-        if kind.batch is None:
-            self.out_shape = seqlen_q, heads_q, kind.hdim_v
-            self.lse_shape = heads_q, seqlen_q
-            self.lse_strides = seqlen_q, 1
-        else:
-            self.out_shape = kind.batch, seqlen_q, heads_q, kind.hdim_v
-            self.lse_shape = kind.batch, heads_q, seqlen_q
-            self.lse_strides = heads_q * seqlen_q, seqlen_q, 1
+        batch = () if kind.batch is None else (kind.batch,)
+        self.out_shape: tuple[int, ...] = (*batch, seqlen_q, heads_q, kind.hdim_v)
+        if arguments.return_lse:
+            self.lse_shape: tuple[int, ...] = (*batch, heads_q, seqlen_q)
+            strides_of_batch = (heads_q * seqlen_q,) if batch else ()
+            self.lse_strides: tuple[int, ...] = (*strides_of_batch, seqlen_q, 1)
         self.wants_huge_pages = seqlen_q >= kind.huge_pages_from_seqlen_q
         self.out_is_like_q = (
             kind.out_may_be_like_q and sizes.out == sizes.q and not self.wants_huge_pages
@@ -203,14 +198,14 @@ def _prepare(cache: CallCache, key: Any, arguments: Arguments) -> PreparedCall:
     """Settle a call that is not kept under ``key``; None stands for one that cannot be kept."""
     if key is None:
         return _first_of_kind(arguments)
-    kind_key = _without_sizes(key)
+    kind_key, sizes = _kind_and_sizes(key)
     kind = cache.kinds.get(kind_key)
     if kind is None:
         prepared = _first_of_kind(arguments)
-        keep(cache.kinds, kind_key, prepared.kind)
+        cache.keep_kind(kind_key, prepared.kind)
     else:
-        prepared = PreparedCall(kind, check_sizes(arguments, *[x[:2] for x in key[:3]]), arguments)
-    keep(cache.prepared, key, prepared)
+        prepared = PreparedCall(kind, sizes or check_sizes(arguments), arguments)
+    cache.keep(key, prepared)
     return prepared
 
 
@@ -220,29 +215,42 @@ def _first_of_kind(arguments: Arguments) -> PreparedCall:
     return PreparedCall(kind, problem.sizes, arguments)
 
 
-def _without_sizes(key: Any) -> Hashable:
-    """The part of a call's key that tells kinds apart: no lengths, no strides.
+def _kind_and_sizes(key: Any) -> tuple[Hashable, Sizes | None]:
+    """The part of a call's key that tells kinds apart, and what ``check_sizes`` would give.
 
-    A tensor with a dimension too few or too many makes a kind of its own, which is refused.
+    The latter only where it is plain at a glance that there is nothing to refuse. A tensor with a
+    dimension too few or too many makes a kind of its own, which is refused.
     """
     q, k, v, *options, out, cu_seqlens, descales = key
+    shape_q, strides_q, dtype_q, device_q = q
+    shape_k, strides_k, dtype_k, device_k = k
+    shape_v, strides_v, dtype_v, device_v = v
+    batches: Hashable = None
     try:
         if cu_seqlens is None:
-            batch, _, heads_q, hdim_q = q[0]
-            batch_k, _, heads_k, hdim_k = k[0]
-            batch_v, _, heads_v, hdim_v = v[0]
-            batches: Hashable = batch, batch_k, batch_v
+            batch, seqlen_q, heads_q, hdim_q = shape_q
+            batch_k, seqlen_k, heads_k, hdim_k = shape_k
+            batch_v, seqlen_v, heads_v, hdim_v = shape_v
+            batches = batch, batch_k, batch_v
+            row = heads_q * hdim_v
+            strides_out: tuple[int, ...] = (seqlen_q * row, row, hdim_v, 1)
         else:
-            _, heads_q, hdim_q = q[0]
-            _, heads_k, hdim_k = k[0]
-            _, heads_v, hdim_v = v[0]
-            batches = None
+            seqlen_q, heads_q, hdim_q = shape_q
+            seqlen_k, heads_k, hdim_k = shape_k
+            seqlen_v, heads_v, hdim_v = shape_v
+            strides_out = (heads_q * hdim_v, hdim_v, 1)
     except ValueError:
-        return key  # type: ignore[no-any-return]
-    shapes = batches, heads_q, heads_k, heads_v, hdim_q, hdim_k, hdim_v
-    tensors = q[2], q[3], k[2], k[3], v[2], v[3]
-    described_out = None if out is None else out[2:]
-    return shapes, tensors, *options, described_out, cu_seqlens, descales
+        return key, None
+    kind_key = (
+        *(batches, heads_q, heads_k, heads_v, hdim_q, hdim_k, hdim_v),
+        *(dtype_q, device_q, dtype_k, device_k, dtype_v, device_v),
+        *options,
+        *(out and out[2:], cu_seqlens, descales),
+    )
+    if out or seqlen_k != seqlen_v or not strides_q[-1] == strides_k[-1] == strides_v[-1] == 1:
+        return kind_key, None
+    sizes = (seqlen_q, seqlen_k, strides_q, strides_k, strides_v, strides_out)
+    return kind_key, new_tuple(Sizes, sizes)
 
 
 def _described_descales(descales: Descales) -> tuple[object, ...]:

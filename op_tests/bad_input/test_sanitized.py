@@ -7,14 +7,13 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 from sanitized_launchers import OPTIMISE, all_specs
 
-from jitfmha.jit import is_built
+from jitfmha.jit import is_built, loader
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 
 _FOLDER = Path(__file__).parent
@@ -88,7 +87,7 @@ def test_a_fault_is_noticed(environment: dict[str, str], launcher_cache: str) ->
 def _build(index: int, level: str) -> None:
     """Build one of all specs; in a process without sanitizers, where a compiler is quicker."""
     os.environ[OPTIMISE] = level
-    entry, _ = import_module("jitfmha.jit.load")._obtain(list(all_specs())[index])
+    entry, _ = loader._obtain(list(all_specs())[index])
     entry.close()
 
 

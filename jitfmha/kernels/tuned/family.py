@@ -15,7 +15,7 @@ from ...arguments import Tensors
 from ...plan import Kernel, Launch, Reason, Refusal
 from ...problem import BF16_CVTS, Feature, Problem, Sizes
 from ...target import AmdTarget, Target
-from .key_split import GroupSplits, Splits
+from .key_split import GroupSplits
 from .limits import (
     are_far_from_limits,
     reason_of_row,
@@ -47,17 +47,6 @@ SERVES = frozenset(
 
 _MODES = ("gm0", "gm1")
 _MASK_NAMES = ("none", "causal (top-left)", "causal (bottom-right)")
-
-
-def refusal_of_target(target: Target) -> Refusal | None:
-    """The kernels are for AMD Instinct GPUs, and there has to be a tree with some."""
-    if not isinstance(target, AmdTarget):
-        template = "It needs an AMD Instinct GPU (gfx942 or gfx950); the target is {target}."
-        return Refusal((Reason(template, target=target),))
-    if not target.trees:
-        template = "This version ships no code objects for {arch}."
-        return Refusal((Reason(template, arch=target.arch),))
-    return None
 
 
 def propose(problem: Problem, target: Target) -> TunedPlan | Refusal:
@@ -233,7 +222,7 @@ class TunedKernel:
         if num_splits == 1:
             return self._bound.launch_for(sizes)
         return self._bound.launch_for(
-            sizes, Splits(num_splits, split.workspace_floats(seqlen_q, num_splits))
+            sizes, (num_splits, split.workspace_floats(seqlen_q, num_splits))
         )
 
     def _is_chosen_for(self, sizes: Sizes) -> bool:
