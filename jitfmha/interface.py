@@ -160,7 +160,10 @@ def fmha_fwd(
         or forward_ad._current_level >= 0
         or q.is_meta
         or (out is not None and _is_negative(out))
-        or (cu_seqlens is not None and any(_is_negative(x) for x in cu_seqlens[:4]))
+        or (cu_seqlens_q is not None and _is_negative(cu_seqlens_q))
+        or (cu_seqlens_k is not None and _is_negative(cu_seqlens_k))
+        or (cu_seqlens_q_padded is not None and _is_negative(cu_seqlens_q_padded))
+        or (cu_seqlens_k_padded is not None and _is_negative(cu_seqlens_k_padded))
         or (descales is not None and any(_is_negative(x) for x in descales))
     ):
         # Not plain: a subclass, a mode, a transform, tensors without values, or with values whose
