@@ -6,7 +6,10 @@ set, and odd where bf16 numbers come in pairs.
 
 from __future__ import annotations
 
-from typing import Any
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -15,7 +18,8 @@ from reference import assert_close, attention, attention_packed
 from torch import Tensor
 from untyped import explain, fmha_fwd
 
-from jitfmha.target import CpuIsa
+from jitfmha.kernels.cpu import CpuTraits, launcher_spec
+from jitfmha.target import CpuIsa, cpu_isas_here
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -158,3 +162,22 @@ def test_scores_up_to_the_largest_float(rng: torch.Generator, isa: CpuIsa, seqle
         assert not lse.isnan().any()
         dominated, values = dominating(products * size * size * scale, v)
         assert torch.equal(out.transpose(1, 2)[dominated], values[dominated]), (size, scale)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("other_isa", sorted(set(get_args(CpuIsa)) - set(cpu_isas_here())))
+def test_other_isas_are_compiled(tmp_path: Path, other_isa: CpuIsa, dtype: str) -> None:
+    """What this processor does not run: for another one, by a compiler that has all of them."""
+    pytest.importorskip("ziglang", reason="a compiler for other processors comes with ziglang")
+    machine, in_elf = ("aarch64", 183) if other_isa == "neon" else ("x86_64", 62)
+    for mode, masked in (("gm0", False), ("gm1", True)):
+        spec = launcher_spec(CpuTraits(dtype, HDIM, HDIM_V, masked, mode, other_isa))
+        for name, text in spec.sources.items():
+            (tmp_path / name).write_text(text)
+        compiler = [sys.executable, "-m", "ziglang", "c++", f"--target={machine}-linux-gnu"]
+        arguments = [*spec.cflags, "-fPIC", "-c", "fmha_fwd.cpp", "-o", "fmha_fwd.o"]
+        done = subprocess.run(
+            [*compiler, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert int.from_bytes((tmp_path / "fmha_fwd.o").read_bytes()[18:20], "little") == in_elf
