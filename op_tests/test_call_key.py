@@ -19,15 +19,18 @@ from jitfmha.target import cpu_isas_here
 
 Call = dict[str, Any]
 OUT = ((2, 33, 4, 16), (2112, 64, 16, 1), torch.float32, "cpu")
-BASES = ("batch mode", "group mode", "with out")
+BASES = ("batch mode", "group mode", "padded group mode", "with out")
 
 
 def base_call(rng: torch.Generator, base: str) -> Call:
     """An ordinary call; ``out`` stands as its shape, strides, dtype and device."""
     q, k, v = random_qkv(rng, heads_q=4, heads_k=2, hdim=16)
-    if base != "group mode":
+    if "group" not in base:
         return {"q": q, "k": k, "v": v} | ({"out": OUT} if base == "with out" else {})
     groups = {"cu_seqlens_q": prefix_sums([10, 23]), "cu_seqlens_k": prefix_sums([29, 20])}
+    if base == "padded group mode":
+        groups |= {"cu_seqlens_q": i32(0, 10, 32), "cu_seqlens_q_padded": i32(0, 11, 33)}
+        groups |= {"cu_seqlens_k_padded": i32(0, 29, 49)}
     return {"q": q[0], "k": k[0], "v": v[0], **groups}
 
 
@@ -178,6 +181,19 @@ IN_GROUP_MODE: dict[str, Call] = {
     "the window": {"window_size": (3, 4)},
     "return_lse": {"return_lse": True},
 }
+WITH_PADDING: dict[str, Call] = {
+    f"cu_seqlens_{side}_padded's {what}": {f"cu_seqlens_{side}_padded": change}
+    for side in "qk"
+    for what, change in {
+        "length": lambda x: x[:2],
+        "dimensions": lambda x: x[None],
+        "dtype": Tensor.long,
+        "stride": lambda x: x.repeat_interleave(2)[::2],
+        "device": lambda x: x.to("meta"),
+        "values": lambda x: x - (x == x.max()).int(),
+        "absence": None,
+    }.items()
+}
 # Where 1, 1.0 and True, which are one dictionary key, are not all valid.
 EQUAL_NUMBERS: list[tuple[str, object, object]] = [
     ("softmax_scale", 1, True),
@@ -192,6 +208,7 @@ CASES = [
     *(("batch mode", what, changes) for what, changes in IN_BATCH_MODE.items()),
     *(("with out", what, changes) for what, changes in WITH_OUT.items()),
     *(("group mode", what, changes) for what, changes in IN_GROUP_MODE.items()),
+    *(("padded group mode", what, changes) for what, changes in WITH_PADDING.items()),
 ]
 
 
@@ -227,7 +244,7 @@ def test_equal_numbers_of_other_types(
 def test_lengths_and_strides_of_one_kind(rng: torch.Generator, base: str) -> None:
     """Many of them one after the other: each is checked, and gets its own launch."""
     call = base_call(rng, base)
-    dimension = 0 if base == "group mode" else 1
+    dimension = 0 if "group" in base else 1
     calls = [
         call | {name: call[name].narrow(dimension, 0, n) for name in ("k", "v")}
         for n in (49, 1, 48, 17)
