@@ -89,6 +89,7 @@ def i32(*values: int) -> Tensor:
 # What replaces an argument, or a function of the tensor that is there.
 IN_BATCH_MODE: dict[str, Call] = {
     "all dtypes": dict.fromkeys(("q", "k", "v"), Tensor.half),
+    "q's dtype": {"q": Tensor.half},
     "k's dtype": {"k": Tensor.half},
     "v's dtype": {"v": Tensor.half},
     "k's device": {"k": lambda x: x.to("meta")},
