@@ -51,6 +51,9 @@ _MASK_NAMES = ("none", "causal (top-left)", "causal (bottom-right)")
 def propose(problem: Problem, target: Target) -> TunedPlan | Refusal:
     """The kernel of the first tree that serves ``problem``."""
     assert isinstance(target, AmdTarget)
+    if not target.trees:
+        template = "This version ships no code objects for {arch}."
+        return Refusal((Reason(template, arch=target.arch),))
     for tree in target.trees:
         tree.warn_of_oddities()
     reasons = (*reasons_of_target(problem, target), *reasons_of_sizes(problem))
