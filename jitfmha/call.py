@@ -269,10 +269,11 @@ def _described_descales(descales: Descales) -> tuple[object, ...]:
 def _described_cu_seqlens(cu_seqlens: CuSeqlens) -> tuple[object, ...]:
     """What the checks look at; mostly the padded ones are the plain ones, and say nothing new."""
     q, k, q_padded, k_padded, _, _ = cu_seqlens
-    plain = (q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.device)
+    of_q = q.shape, q.stride(), q.dtype, q.device, q.is_neg()
+    plain = of_q, (k.shape, k.stride(), k.dtype, k.device, k.is_neg())
     if q_padded is q and k_padded is k:
         return plain
-    padded = [(x.shape, x.stride(), x.dtype, x.device) for x in (q_padded, k_padded)]
+    padded = [(x.shape, x.stride(), x.dtype, x.device, x.is_neg()) for x in (q_padded, k_padded)]
     return (*plain, *padded)
 
 
