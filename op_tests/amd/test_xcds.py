@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from amd_problems import AmdProblem
-from jitfmha.bench.recording_runtime import RecordingRuntime
+from rigs.recording_runtime import RecordingRuntime
 from untyped import fmha_fwd
 
 from jitfmha import emulate
