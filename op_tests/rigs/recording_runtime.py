@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from jitfmha import jit
 from jitfmha.amd.manifest import trees_of
 from jitfmha.chips import chip
@@ -58,6 +61,10 @@ class RecordingRuntime:
     def current_stream(self, device_index: int) -> int:
         """The stream that :meth:`stands_for` was given."""
         return self._stream
+
+    def scale_of_one(self, device_index: int) -> Tensor:
+        """A float32 1 of shape (1,); nothing reads it."""
+        return torch.ones(1, dtype=torch.float32)
 
     def target(
         self, chip_name: str, device_index: int = 0, compute_units: int | None = None
