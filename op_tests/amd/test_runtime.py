@@ -136,6 +136,7 @@ def test_what_is_taken_where_torch_has_loaded_nothing(machine: Machine) -> None:
     loaded = machine.runtime("some where/libamdhip64.so.9")
     linked = machine.runtime("linker/libamdhip64.so.6")
     of_rocm = machine.runtime("rocm/lib/libamdhip64.so.5")
+    machine.c10_hip(machine.runtime("elsewhere/libamdhip64.so.8"))  # which nobody loads
     linker = {"LD_LIBRARY_PATH": str(machine.root / "linker")}
     for path, why in (
         (beside_torch, "it came with torch"),
