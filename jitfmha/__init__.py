@@ -15,13 +15,13 @@ from .flash_attn import (
     flash_attn_varlen_qkvpacked_func,
 )
 from .interface import explain, fmha_fwd
+from .jit.errors import BuildError, CacheError, CompilerNotFound
 from .version import __version__
 from .warmup import WarmedLauncher, warmup
 
 if TYPE_CHECKING:
     from .amd.runtime import HipError
     from .emulator import emulate
-    from .jit.errors import BuildError, CacheError, CompilerNotFound
 
 __all__ = [
     "BuildError",
@@ -44,18 +44,11 @@ __all__ = [
     "warmup",
 ]
 
-_HOMES = {
-    "BuildError": ".jit.errors",
-    "CacheError": ".jit.errors",
-    "CompilerNotFound": ".jit.errors",
-    "HipError": ".amd.runtime",
-    "emulate": ".emulator",
-}
+_HOMES = {"HipError": ".amd.runtime", "emulate": ".emulator"}
 
 
 def __getattr__(name: str) -> object:
-    # Imported when first asked for: an import should not take long, and most programs run without
-    # a GPU, emulate none, and see no build fail.
+    # Imported when first asked for: most programs run without a GPU and emulate none.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(_HOMES[name], __name__), name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from math import inf
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,10 +29,7 @@ from .problem import (
     make_problem,
     out_dtype_of,
 )
-from .target import TARGET_HERE, Target
-
-_Kept = TypeVar("_Kept")
-_MOST_KEPT = 4096
+from .target import TARGET_HERE, CallCache, Target
 
 
 class PreparedCall:
@@ -42,7 +39,8 @@ class PreparedCall:
         kind: what it has in common with calls of other lengths and strides.
         launch: None where there is no output element to compute.
         sizes: lengths and strides.
-        out_shape, lse_shape, lse_strides: of new outputs; the lse is contiguous.
+        out_shape: of a new output.
+        lse_shape, lse_strides: of the lse, which is contiguous; only where it is asked for.
         spans: of q, k, v and a given ``out``, from the first to behind the last element in bytes.
         out_is_like_q: whether a new output has the shape, strides and dtype of q, and an ordinary
             size: allocating such an output is quicker.
@@ -61,17 +59,12 @@ class PreparedCall:
         self.launch = kind.launch_for(sizes)
         self.reads_cu_seqlens = kind.reads_cu_seqlens
         self.sizes = sizes
-        self.out_shape: tuple[int, ...]
-        self.lse_shape: tuple[int, ...]
-        self.lse_strides: tuple[int, ...]
-        if kind.batch is None:
-            self.out_shape = seqlen_q, heads_q, kind.hdim_v
-            self.lse_shape = heads_q, seqlen_q
-            self.lse_strides = seqlen_q, 1
-        else:
-            self.out_shape = kind.batch, seqlen_q, heads_q, kind.hdim_v
-            self.lse_shape = kind.batch, heads_q, seqlen_q
-            self.lse_strides = heads_q * seqlen_q, seqlen_q, 1
+        batch = () if kind.batch is None else (kind.batch,)
+        self.out_shape: tuple[int, ...] = (*batch, seqlen_q, heads_q, kind.hdim_v)
+        if arguments.return_lse:
+            self.lse_shape: tuple[int, ...] = (*batch, heads_q, seqlen_q)
+            strides_of_batch = (heads_q * seqlen_q,) if batch else ()
+            self.lse_strides: tuple[int, ...] = (*strides_of_batch, seqlen_q, 1)
         self.wants_huge_pages = seqlen_q >= kind.huge_pages_from_seqlen_q
         self.out_is_like_q = (
             kind.out_may_be_like_q and sizes.out == sizes.q and not self.wants_huge_pages
@@ -87,6 +80,7 @@ class CallKind:
 
     Attributes:
         batch: None in gm1.
+        out_row: elements of an output's row.
         out_dtype: of outputs.
         out_may_be_like_q: whether outputs have q's head dimension and dtype.
         huge_pages_from_seqlen_q: where new outputs are so large that huge pages are asked for.
@@ -101,6 +95,7 @@ class CallKind:
         self.batch = problem.batch if problem.mode == "gm0" else None
         self.heads_q = problem.heads_q
         self.hdim_v = problem.hdim_v
+        self.out_row = problem.heads_q * problem.hdim_v
         self.out_dtype = out_dtype_of(q.dtype)
         self.out_may_be_like_q = problem.hdim_v == problem.hdim_q and self.out_dtype == q.dtype
         self.reads_cu_seqlens = target.has_host_memory
@@ -129,8 +124,7 @@ class CallKind:
         return launch
 
 
-_prepared: dict[Hashable, PreparedCall] = {}
-_kinds: dict[Hashable, CallKind] = {}
+_calls = CallCache()
 
 
 def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
@@ -139,6 +133,9 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
     Tensors must be plain: no subclass, no tracing, no transform in effect.
     """
     q, k, v, scale, mask, window, return_lse, out, cu_seqlens, bf16_cvt, descales = arguments
+    # CPU tensors are another target's where one is put in place, and only there.
+    target = TARGET_HERE.get()
+    cache = _calls if target is None else target.calls
     key: Hashable
     try:
         key = (
@@ -157,15 +154,13 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
             None if out is None else (out.shape, out.stride(), out.dtype, out.device),
             None if cu_seqlens is None else _described_cu_seqlens(cu_seqlens),
             None if descales is None else _described_descales(descales),
-            # CPU tensors are somebody else's where a target is set, and only there.
-            TARGET_HERE.get(),
         )
-        prepared = _prepared.get(key)
+        prepared = cache.prepared.get(key)
     except (AttributeError, TypeError, RuntimeError):
         # Not a tensor, not hashable, not strided: the checks say what is wrong, if anything.
         key = prepared = None
     if prepared is None:
-        prepared = _prepare(key, arguments)
+        prepared = _prepare(cache, key, arguments)
     covered = True
     if cu_seqlens is not None:
         if prepared.reads_cu_seqlens:
@@ -201,18 +196,19 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
 _empty_like = torch.empty_like
 
 
-def _prepare(key: Any, arguments: Arguments) -> PreparedCall:
+def _prepare(cache: CallCache, key: Any, arguments: Arguments) -> PreparedCall:
     """Settle a call that is not kept under ``key``; None stands for one that cannot be kept."""
     if key is None:
         return _first_of_kind(arguments)
-    kind_key = _without_sizes(key)
-    kind = _kinds.get(kind_key)
+    kind_key, seqlens = _kind_and_seqlens(key)
+    kind = cache.kinds.get(kind_key)
     if kind is None:
         prepared = _first_of_kind(arguments)
-        _keep(_kinds, kind_key, prepared.kind)
+        cache.keep_kind(kind_key, prepared.kind)
     else:
-        prepared = PreparedCall(kind, check_sizes(arguments, *[x[:2] for x in key[:3]]), arguments)
-    _keep(_prepared, key, prepared)
+        sizes = _ordinary_sizes(kind, key, *seqlens) or check_sizes(arguments)
+        prepared = PreparedCall(kind, sizes, arguments)
+    cache.keep(key, prepared)
     return prepared
 
 
@@ -222,35 +218,45 @@ def _first_of_kind(arguments: Arguments) -> PreparedCall:
     return PreparedCall(kind, problem.sizes, arguments)
 
 
-def _keep(kept: dict[Hashable, _Kept], key: Hashable, value: _Kept) -> None:
-    if len(kept) >= _MOST_KEPT:
-        kept.clear()
-    kept[key] = value
-
-
-def _without_sizes(key: Any) -> Hashable:
-    """The part of a call's key that tells kinds apart: no lengths, no strides.
+def _kind_and_seqlens(key: Any) -> tuple[Hashable, tuple[int, ...]]:
+    """The part of a call's key that tells kinds apart, and the lengths of q, k and v.
 
     A tensor with a dimension too few or too many makes a kind of its own, which is refused.
     """
-    q, k, v, *options, out, cu_seqlens, descales, target = key
+    q, k, v, *options, out, cu_seqlens, descales = key
+    batches: Hashable = None
     try:
         if cu_seqlens is None:
-            batch, _, heads_q, hdim_q = q[0]
-            batch_k, _, heads_k, hdim_k = k[0]
-            batch_v, _, heads_v, hdim_v = v[0]
-            batches: Hashable = batch, batch_k, batch_v
+            batch, seqlen_q, heads_q, hdim_q = q[0]
+            batch_k, seqlen_k, heads_k, hdim_k = k[0]
+            batch_v, seqlen_v, heads_v, hdim_v = v[0]
+            batches = batch, batch_k, batch_v
         else:
-            _, heads_q, hdim_q = q[0]
-            _, heads_k, hdim_k = k[0]
-            _, heads_v, hdim_v = v[0]
-            batches = None
+            seqlen_q, heads_q, hdim_q = q[0]
+            seqlen_k, heads_k, hdim_k = k[0]
+            seqlen_v, heads_v, hdim_v = v[0]
     except ValueError:
-        return key  # type: ignore[no-any-return]
+        return key, ()
     shapes = batches, heads_q, heads_k, heads_v, hdim_q, hdim_k, hdim_v
     tensors = q[2], q[3], k[2], k[3], v[2], v[3]
     described_out = None if out is None else out[2:]
-    return shapes, tensors, *options, described_out, cu_seqlens, descales, target
+    kind_key = (shapes, tensors, *options, described_out, cu_seqlens, descales)
+    return kind_key, (seqlen_q, seqlen_k, seqlen_v)
+
+
+def _ordinary_sizes(
+    kind: CallKind, key: Any, seqlen_q: int, seqlen_k: int, seqlen_v: int
+) -> Sizes | None:
+    """What ``check_sizes`` gives where there is nothing to refuse, at a glance; else None."""
+    strides_q, strides_k, strides_v = key[0][1], key[1][1], key[2][1]
+    has_out = key[-3] is not None
+    if has_out or seqlen_k != seqlen_v or not strides_q[-1] == strides_k[-1] == strides_v[-1] == 1:
+        return None
+    row = kind.out_row
+    strides_out: tuple[int, ...] = (row, kind.hdim_v, 1)
+    if kind.batch is not None:
+        strides_out = (seqlen_q * row, row, kind.hdim_v, 1)
+    return new_tuple(Sizes, (seqlen_q, seqlen_k, strides_q, strides_k, strides_v, strides_out))
 
 
 def _described_descales(descales: Descales) -> tuple[object, ...]:

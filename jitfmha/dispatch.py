@@ -8,20 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from importlib import import_module
+from typing import Any, cast
 
 from .plan import Family, Plan, Reason, Refusal
-from .problem import Feature, Problem
-from .target import Target
+from .problem import DTYPE_FEATURES, Feature, Problem
+from .target import AmdTarget, CpuTarget, Target
 
 
-@cache
-def families() -> tuple[Family, ...]:
-    """The families in order of preference; imported with the first call."""
-    from .kernels import cpu, general, tuned  # a program that only imports the package needs none
+@dataclass(frozen=True)
+class Entrant:
+    """A family, as far as it is known before it is imported.
 
-    return tuned, general, cpu
+    Attributes:
+        name: of the family, and of its module below ``jitfmha.kernels``.
+        runs_on: the kind of target that its kernels are for.
+        needs: what a refusal says of other targets.
+    """
+
+    name: str
+    runs_on: type[CpuTarget | AmdTarget]
+    needs: str
+
+    def family(self) -> Family:
+        """The family itself, imported with the first call that it may serve."""
+        return cast("Family", import_module(f".kernels.{self.name}", __package__))
+
+
+_AMD = "It needs an AMD Instinct GPU (gfx942 or gfx950); the target is {target}."
+# In order of preference.
+FAMILIES = (
+    Entrant("tuned", AmdTarget, _AMD),
+    Entrant("general", AmdTarget, _AMD),
+    Entrant("cpu", CpuTarget, "It needs tensors on the CPU; the target is {target}."),
+)
 
 
 @dataclass(frozen=True)
@@ -79,13 +99,13 @@ class Explanation:
         """The sentences for a proposal. Families that were not asked are said to come later."""
         plan = proposal.plan
         rejected = {name: refusal.sentences() for name, refusal in proposal.refusals}
-        for family in families():
-            if plan is None or plan.family == family.NAME or family.NAME in rejected:
+        for entrant in FAMILIES:
+            if entrant.name in rejected or (plan is not None and entrant.name == plan.family):
                 continue
-            absent = family.refusal_of_target(target)
-            rejected[family.NAME] = (
-                (f"{plan.family} is preferred.",) if absent is None else absent.sentences()
-            )
+            if plan is not None and isinstance(target, entrant.runs_on):
+                rejected[entrant.name] = (f"{plan.family} is preferred.",)
+            else:
+                rejected[entrant.name] = (entrant.needs.format(target=target),)
         return cls(problem, target, plan, rejected, () if plan is None else tuple(plan.remarks()))
 
     def __str__(self) -> str:
@@ -124,30 +144,41 @@ def explain_problem(problem: Problem, target: Target) -> Explanation:
 
 def _answers(problem: Problem, target: Target) -> Iterator[tuple[str, Plan | Refusal]]:
     """What each family answers, by name; a family is asked when its answer is taken."""
-    features = problem.features
-    for family in families():
-        refusal = family.refusal_of_target(target) or _refusal_of_features(
-            features - family.SERVES, problem
-        )
-        yield family.NAME, refusal or family.propose(problem, target)
+    for entrant in FAMILIES:
+        if isinstance(target, entrant.runs_on):
+            family = entrant.family()
+            refusal = _refusal_of_features(family, problem)
+            yield entrant.name, refusal or family.propose(problem, target)
 
 
-def _refusal_of_features(missing: frozenset[Feature], problem: Problem) -> Refusal | None:
+def _refusal_of_features(family: Family, problem: Problem) -> Refusal | None:
+    """What a problem asks for and a family does not declare; None where there is nothing."""
+    missing = problem.features - family.SERVES
     if not missing:
         return None
-    of_mask = {Feature.CAUSAL_MASK, Feature.WINDOW_MASK, Feature.TOP_LEFT_MASK}
+    served = [name for name, feature in DTYPE_FEATURES.items() if feature in family.SERVES]
+    values = {
+        "mask": problem.mask,
+        "dtype": problem.dtype,
+        "served": ", ".join(served) or "no dtype",
+    }
     return Refusal(
         tuple(
-            Reason(
-                "It does not serve {feature}; the mask is {mask}."
-                if feature in of_mask
-                else "It does not serve {feature}.",
-                feature=feature.value,
-                mask=problem.mask,
-            )
+            Reason(_TEMPLATES.get(feature, _ANY_FEATURE), feature=feature.value, **values)
             for feature in sorted(missing, key=lambda feature: feature.name)
         )
     )
+
+
+_ANY_FEATURE = "It does not serve {feature}."
+# Where there is more to say.
+_TEMPLATES = {
+    **dict.fromkeys(
+        (Feature.CAUSAL_MASK, Feature.WINDOW_MASK, Feature.TOP_LEFT_MASK),
+        "It does not serve {feature}; the mask is {mask}.",
+    ),
+    **dict.fromkeys(DTYPE_FEATURES.values(), "It serves {served}; the inputs are {dtype}."),
+}
 
 
 def _describe(problem: Problem) -> str:

@@ -96,10 +96,6 @@ class Family(Protocol):
         """The features that its kernels have. What is not here is refused by name."""
         ...
 
-    def refusal_of_target(self, target: Target) -> Refusal | None:
-        """Why the family has nothing for a target, whatever the problem is."""
-        ...
-
     def propose(self, problem: Problem, target: Target) -> Plan | Refusal:
         """The kernel for a problem that asks for nothing but ``SERVES``, or why there is none."""
         ...

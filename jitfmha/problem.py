@@ -84,10 +84,6 @@ class Sizes(NamedTuple):
     out: tuple[int, ...]
 
 
-Layout = tuple[tuple[int, ...], tuple[int, ...]]
-"""A tensor's shape and strides."""
-
-
 @dataclass(frozen=True)
 class Strides:
     """Strides of q, k, v or out in elements; the head dimension itself is contiguous.
@@ -266,7 +262,7 @@ def make_problem(arguments: Arguments) -> Problem:
         softmax_scale=(
             float(hdim_q) ** -0.5 if softmax_scale is None else check_softmax_scale(softmax_scale)
         ),
-        sizes=check_sizes(arguments, *[(x.shape, x.stride()) for x in (q, k, v)]),
+        sizes=check_sizes(arguments),
         has_lse=arguments.return_lse,
         is_padded=cu_seqlens is not None and cu_seqlens.is_padded,
         bf16_cvt=check_bf16_cvt(arguments.bf16_cvt),
@@ -274,33 +270,26 @@ def make_problem(arguments: Arguments) -> Problem:
     )
 
 
-def check_sizes(arguments: Arguments, q: Layout, k: Layout, v: Layout) -> Sizes:
+def check_sizes(arguments: Arguments) -> Sizes:
     """The lengths and strides of a call whose other properties are checked.
 
-    Every call with new lengths comes by here, with the shapes and strides that are known already.
     Raises ``TypeError`` or ``ValueError`` naming the argument and its value.
     """
-    out = arguments.out
-    shape_q, strides_q = q
-    shape_k, strides_k = k
-    shape_v, strides_v = v
-    seqlen_q, seqlen_k, hdim_v = shape_q[-3], shape_k[-3], shape_v[-1]
-    if shape_v[-3] != seqlen_k:
-        raise ValueError(f"v has seqlen {shape_v[-3]}, k has {seqlen_k}; they must be equal")
-    if (strides_q[-1] != 1 or strides_k[-1] != 1) and shape_q[-1] > 1:
-        _check_last_dimension("q", arguments.q)
-        _check_last_dimension("k", arguments.k)
-    if strides_v[-1] != 1 and hdim_v > 1:
-        _check_last_dimension("v", arguments.v)
+    q, k, v, out = arguments.q, arguments.k, arguments.v, arguments.out
+    *batch, seqlen_q, heads_q, _ = q.shape
+    seqlen_k, seqlen_v, hdim_v = k.shape[-3], v.shape[-3], v.shape[-1]
+    if seqlen_v != seqlen_k:
+        raise ValueError(f"v has seqlen {seqlen_v}, k has {seqlen_k}; they must be equal")
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _check_last_dimension(name, x)
     if out is None:
-        row = shape_q[-2] * hdim_v
-        strides_out: tuple[int, ...] = (row, hdim_v, 1)
-        if len(shape_q) == 4:
-            strides_out = (seqlen_q * row, row, hdim_v, 1)
+        row = heads_q * hdim_v
+        batch_strides = (seqlen_q * row,) if batch else ()
+        strides_out: tuple[int, ...] = (*batch_strides, row, hdim_v, 1)
     else:
-        _check_out(out, arguments.q, (*shape_q[:-1], hdim_v))
+        _check_out(out, q, (*q.shape[:-1], hdim_v))
         strides_out = out.stride()
-    return Sizes(seqlen_q, seqlen_k, strides_q, strides_k, strides_v, strides_out)
+    return Sizes(seqlen_q, seqlen_k, q.stride(), k.stride(), v.stride(), strides_out)
 
 
 def out_dtype_of(dtype: torch.dtype) -> torch.dtype:

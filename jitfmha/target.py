@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -16,6 +17,36 @@ if TYPE_CHECKING:
     from .chips import Arch, Chip
 
 CpuIsa = Literal["avx512_bf16", "avx512", "avx2", "neon", "generic"]
+
+
+_MOST_KEPT = 4096
+
+
+class CallCache:
+    """Prepared calls and kinds of calls by their keys. A target that is put in place has its own.
+
+    Attributes:
+        prepared: calls of which everything but the tensors' addresses is settled.
+        kinds: calls that differ in lengths and strides only.
+    """
+
+    __slots__ = ("kinds", "prepared")
+
+    def __init__(self) -> None:
+        self.prepared: dict[Hashable, Any] = {}
+        self.kinds: dict[Hashable, Any] = {}
+
+    def keep(self, key: Hashable, prepared: object) -> None:
+        """Keep a prepared call; where there are too many, they are all forgotten before."""
+        if len(self.prepared) >= _MOST_KEPT:
+            self.prepared.clear()
+        self.prepared[key] = prepared
+
+    def keep_kind(self, key: Hashable, kind: object) -> None:
+        """Keep a kind of calls; where there are too many, they are all forgotten before."""
+        if len(self.kinds) >= _MOST_KEPT:
+            self.kinds.clear()
+        self.kinds[key] = kind
 
 
 @dataclass(frozen=True)
@@ -43,6 +74,7 @@ class AmdTarget:
         compute_units: that this device has; a partition has fewer than the chip.
         runtime: the HIP runtime that launches go to.
         trees: of code objects, the preferred one first.
+        calls: what calls on this target left behind, as long as it stands in for the CPU.
     """
 
     chip: Chip
@@ -50,6 +82,7 @@ class AmdTarget:
     compute_units: int
     runtime: Runtime
     trees: tuple[Tree, ...] = field(repr=False)
+    calls: CallCache = field(default_factory=CallCache, repr=False)
 
     @property
     def arch(self) -> Arch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from untyped import explain, fmha_fwd
 from jitfmha import dispatch, emulate
 from jitfmha.plan import Plan, Reason, Refusal
 from jitfmha.problem import Problem
-from jitfmha.target import Target, cpu_target
+from jitfmha.target import CallCache, CpuTarget, Target, cpu_target
 
 
 class _Undeclared(Enum):
@@ -43,7 +44,10 @@ def test_a_feature_that_nobody_declares_is_refused_by_name(where: str) -> None:
     assert served.plan is not None
     refused = dispatch.propose(_problem(_ProblemWithMore), target)
     assert refused.plan is None
-    assert [name for name, _ in refused.refusals] == ["tuned", "general", "cpu"]
+    asked = ["cpu"] if where == "cpu" else ["tuned", "general"]
+    assert [name for name, _ in refused.refusals] == asked
+    explanation = dispatch.Explanation.of(_problem(_ProblemWithMore), target, refused)
+    assert set(explanation.rejected) == {"tuned", "general", "cpu"}
     sentences = dict(refused.refusals)[served.plan.family].sentences()
     assert sentences == ("It does not serve telepathy.",)
     with pytest.raises(NotImplementedError, match="telepathy"):
@@ -64,17 +68,19 @@ def test_every_family_is_asked_once_and_sentences_are_made_when_read(
     class Unwilling:
         def __init__(self, name: str) -> None:
             self.NAME = name
-            self.SERVES = frozenset(problem.features)
-
-        def refusal_of_target(self, target: Target) -> None:
-            return None
+            self.SERVES = problem.features
 
         def propose(self, problem: Problem, target: Target) -> Plan | Refusal:
             asked.append(self.NAME)
             return Refusal((Reason("It has no {value}.", value=Value()),))
 
+    class UnwillingEntrant(dispatch.Entrant):
+        def family(self) -> Any:
+            return Unwilling(self.name)
+
     problem = _problem(Problem)
-    monkeypatch.setattr(dispatch, "families", lambda: (Unwilling("first"), Unwilling("second")))
+    entrants = tuple(UnwillingEntrant(name, CpuTarget, "") for name in ("first", "second"))
+    monkeypatch.setattr(dispatch, "FAMILIES", entrants)
     proposal = dispatch.propose(problem, cpu_target())
     assert asked == ["first", "second"]
     assert spoken == []
@@ -97,8 +103,7 @@ def test_new_lengths_are_not_planned_again(
         return plan_for(problem, target)
 
     monkeypatch.setattr("jitfmha.call.plan_for", counted)
-    monkeypatch.setattr("jitfmha.call._kinds", {})
-    monkeypatch.setattr("jitfmha.call._prepared", {})
+    monkeypatch.setattr("jitfmha.call._calls", CallCache())
     batch, heads, hdim = 2, 4, 24
     q = torch.randn(batch, 1, heads, hdim, generator=rng)
     shape = (batch, 40, 2, hdim) if layout == "bshd" else (batch, 2, 40, hdim)

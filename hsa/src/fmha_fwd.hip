@@ -610,7 +610,7 @@ forward(Arguments arguments) {
   alignas(1024) __shared__ char lds[kSharedBytes];
   const Task task = task_of_workgroup<false>(arguments);
   if (task.is_idle()) return;
-  const int thread = __builtin_amdgcn_workitem_id_x();
+  const int thread = opaque(__builtin_amdgcn_workitem_id_x());
   if (are_far<kTileKeys>(task.head.k) || are_far<kTileKeys>(task.head.v) ||
       are_far<32>(task.head.q) || are_far<32>(task.head.o))
     attend<true>(task, arguments.scale_log2, (Lds<char>)lds, thread);

@@ -18,17 +18,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..amd.manifest import Tree, trees_of
+from ..amd.manifest import trees_of
 from ..argument_checks import check_flags, check_ints
 from ..chips import chip
 from ..memory import extent
 from ..target import TARGET_HERE, AmdTarget
+from .node import VIRTUAL_NODE
 
 if TYPE_CHECKING:
     from .findings import Finding
@@ -36,9 +37,8 @@ if TYPE_CHECKING:
     from .profile import LaunchProfile
     from .runtime import Emulator
 
-# What `emulate` accepts -> the virtual node's device, and the chip that it is.
-DEVICES = {"gfx942": 0, "gfx942-mi308": 1, "gfx950": 2}
-_CHIPS = {"gfx942": "MI300X", "gfx942-mi308": "MI308X", "gfx950": "MI355X"}
+# What `emulate` accepts -> the virtual node's device.
+DEVICES = {arch: device for device, arch in enumerate(VIRTUAL_NODE)}
 
 _CURRENT_RUN: ContextVar[EmulatedRun | None] = ContextVar("jitfmha_emulated_run", default=None)
 
@@ -319,13 +319,13 @@ def _known(arch: str, origin: str) -> str:
 
 
 def target_of_environment() -> AmdTarget:
-    """The target that JITFMHA_EMULATE names.
+    """The target that JITFMHA_EMULATE names; its trees are read once.
 
     Raises:
         ValueError: it names no chip that is emulated.
     """
     arch = _known(os.environ["JITFMHA_EMULATE"], "JITFMHA_EMULATE:")
-    return _target_of(Emulation(arch, "check" if _environment_checks() else "plain"))
+    return _target_of_process(Emulation(arch, "check" if _environment_checks() else "plain"))
 
 
 def _environment_checks() -> bool:
@@ -334,14 +334,14 @@ def _environment_checks() -> bool:
 
 def _target_of(emulation: Emulation) -> AmdTarget:
     """What the emulator's device is, without building the emulator to ask it."""
-    return _target_with_trees(emulation, trees_of(chip(_CHIPS[emulation.arch])))
+    emulated = chip(VIRTUAL_NODE[emulation.arch])
+    units, trees = emulated.compute_units, trees_of(emulated)
+    return AmdTarget(emulated, emulation.device, units, emulation, trees)
 
 
-# Targets are told apart by identity: the same one for the same emulation lets calls be looked up.
-@lru_cache(maxsize=64)
-def _target_with_trees(emulation: Emulation, trees: tuple[Tree, ...]) -> AmdTarget:
-    emulated = chip(_CHIPS[emulation.arch])
-    return AmdTarget(emulated, emulation.device, emulated.compute_units, emulation, trees)
+@cache
+def _target_of_process(emulation: Emulation) -> AmdTarget:
+    return _target_of(emulation)
 
 
 @cache

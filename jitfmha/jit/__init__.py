@@ -1,6 +1,6 @@
 """Builds on first use and keeps what was built: render, build once, load.
 
-`load` and `read` are the entrance (load.py). A build is addressed by a hash of all that goes into
+`load` and `read` are the entrance (loader.py). A build is addressed by a hash of all that goes into
 it, made by a toolchain (toolchain/) in a private directory, published by one rename and checked
 whenever it is read, in a cache that nobody else can write to and that stays below a limit (cache/).
 """
@@ -10,14 +10,14 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .cache.directory import cache_dir
 from .errors import BuildError, CacheError, CompilerNotFound
-from .load import LoadEvent, artifact_path, build_log, is_built, load, read
 from .render import TemplateError, render
 from .spec import BuildSpec
 
 if TYPE_CHECKING:
+    from .cache.directory import cache_dir
     from .cache.inventory import CacheEntry, cache_clear, cache_entries
+    from .loader import LoadEvent, artifact_path, build_log, is_built, load, read
 
 __all__ = [
     "BuildError",
@@ -38,12 +38,18 @@ __all__ = [
     "render",
 ]
 
-# Imported when first asked for: no call needs them.
-_INVENTORY = ("CacheEntry", "cache_clear", "cache_entries")
+# Imported when first asked for: a program that imports the package may never call it.
+_HOMES = {
+    "cache.directory": ("cache_dir",),
+    "cache.inventory": ("CacheEntry", "cache_clear", "cache_entries"),
+    "loader": ("LoadEvent", "artifact_path", "build_log", "is_built", "load", "read"),
+}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _INVENTORY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(".cache.inventory", __name__), name)
-    return value
+    for module, names in _HOMES.items():
+        if name in names:
+            home = import_module(f".{module}", __name__)
+            globals().update({each: getattr(home, each) for each in names})
+            return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,14 +8,15 @@ import time
 import torch
 
 from ..version import __version__
-from .cache import Turn
 from .cache.directory import write_private
 from .cache.entry import EntryMeta, file_records
 from .cache.key import EntryKey
+from .cache.store import Turn
+from .errors import CompileFailure
 from .spec import BuildSpec
 from .status import status_line
-from .toolchain import CompileFailure, Toolchain
 from .toolchain.failure_report import build_error
+from .toolchain.protocol import Toolchain
 
 
 def build(

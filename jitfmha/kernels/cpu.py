@@ -11,10 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
-from .. import jit
 from ..arguments import Tensors
+from ..jit.loader import is_built, load
+from ..jit.render import render
 from ..jit.shared_struct import FLOAT, INT32, INT64, Pointer, SharedStruct
-from ..plan import Launch, Reason, Refusal
+from ..jit.spec import BuildSpec
+from ..plan import Launch
 from ..problem import Feature, Problem, Sizes
 from ..target import CpuIsa, CpuTarget, Target
 
@@ -95,13 +97,6 @@ TENSORS = SharedStruct(
 )
 
 
-def refusal_of_target(target: Target) -> Refusal | None:
-    """The CPU kernel needs tensors on the CPU."""
-    if isinstance(target, CpuTarget):
-        return None
-    return Refusal((Reason("It needs tensors on the CPU; the target is {target}.", target=target),))
-
-
 def propose(problem: Problem, target: Target) -> CpuPlan:
     """The kernel for ``problem``."""
     assert isinstance(target, CpuTarget)
@@ -143,7 +138,7 @@ class CpuTraits:
 
 
 @lru_cache(maxsize=256)
-def launcher_spec(traits: CpuTraits) -> jit.BuildSpec:
+def launcher_spec(traits: CpuTraits) -> BuildSpec:
     """The source and the flags of the launcher for ``traits``."""
     values = {
         "origin": f"csrc_templates/{_TEMPLATE} for {traits.name}",
@@ -154,11 +149,11 @@ def launcher_spec(traits: CpuTraits) -> jit.BuildSpec:
         "mode": traits.mode,
         "shared_structs": "\n\n".join(x.cpp() for x in (STRIDES, FMHA_SHAPE, TENSORS)),
     }
-    return jit.BuildSpec(
+    return BuildSpec(
         name=traits.name,
         sources={
-            "fmha_fwd.cpp": jit.render(_TEMPLATE, values),
-            "simd.h": jit.render(_ISA_HEADERS[traits.isa], {}),
+            "fmha_fwd.cpp": render(_TEMPLATE, values),
+            "simd.h": render(_ISA_HEADERS[traits.isa], {}),
         },
         cflags=(
             "-std=c++17",
@@ -191,7 +186,7 @@ class CpuPlan:
     @property
     def is_built(self) -> bool:
         """True when the launcher is in the cache already."""
-        return jit.is_built(launcher_spec(self.traits))
+        return is_built(launcher_spec(self.traits))
 
     @property
     def source(self) -> str:
@@ -262,7 +257,7 @@ _pack_tensors = TENSORS.packer.pack
 
 @cache
 def _entry(traits: CpuTraits) -> Callable[..., int]:
-    function = jit.load(launcher_spec(traits)).jitfmha_fwd
+    function = load(launcher_spec(traits)).jitfmha_fwd
     function.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
     function.restype = ctypes.c_int
     return function

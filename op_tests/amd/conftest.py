@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from plain_tree import FULL_TREE, write_tree
 from rigs.recording_runtime import RecordingRuntime
-from tree_environment import UseTree, forget_trees
+from tree_environment import UseTree
 
 from jitfmha.amd import manifest
 from jitfmha.amd.device_compiler import DeviceCompilerNotFound, device_compiler
@@ -23,9 +22,7 @@ def _device_compiler() -> None:
 
 
 @pytest.fixture
-def use_tree(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[UseTree]:
+def use_tree(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> UseTree:
     """Name a tree in the environment: ``use_tree(root)``, or with another variable.
 
     The package's own tree is out of sight.
@@ -34,15 +31,11 @@ def use_tree(
     monkeypatch.setattr(manifest, "hsa_dir", lambda: empty)
     for variable in (manifest.HSA_DIR, manifest.AITER_ASM_DIR):
         monkeypatch.delenv(variable, raising=False)
-    forget_trees()
 
     def use(root: Path, variable: str = manifest.HSA_DIR) -> None:
         monkeypatch.setenv(variable, str(root))
-        forget_trees()
 
-    yield use
-    monkeypatch.undo()
-    forget_trees()
+    return use
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from hsa_build import REPOSITORY, hsa_build
 
+from jitfmha.amd.kernel_arguments import device_header
+
 
 def manifests() -> list[Path]:
     return sorted((REPOSITORY / "hsa").glob("gfx*/fmha_v3_fwd/fmha_fwd.csv"))
@@ -22,10 +24,7 @@ def rows() -> list[tuple[Path, dict[str, str]]]:
     found: list[tuple[Path, dict[str, str]]] = []
     for manifest in manifests():
         with manifest.open(newline="", encoding="utf-8") as text:
-            found += [
-                (manifest.parent / row["chip"] / row["co_name"], row)
-                for row in csv.DictReader(text)
-            ]
+            found += [(manifest.parent / row["co_name"], row) for row in csv.DictReader(text)]
     return found
 
 
@@ -48,7 +47,7 @@ def test_the_sources_give_the_code_objects_bit_for_bit(
 
 
 def test_manifests_list_every_kernel_and_every_file() -> None:
-    assert [row["knl_name"] for _, row in rows()] == [each.symbol for each in hsa_build.kernels()]
+    assert [row["knl_name"] for _, row in rows()] == [each.name for each in hsa_build.kernels()]
     files = {path for path, _ in rows()} | set(manifests())
     assert files == {path for path in (REPOSITORY / "hsa").glob("gfx*/**/*") if path.is_file()}
 
@@ -56,6 +55,10 @@ def test_manifests_list_every_kernel_and_every_file() -> None:
 def test_manifests_have_the_hashes_of_the_files() -> None:
     for path, row in rows():
         assert hashlib.sha256(path.read_bytes()).hexdigest() == row["sha256"], path.name
+
+
+def test_the_arguments_are_those_that_the_launcher_packs() -> None:
+    assert hsa_build.ARGUMENTS.read_text(encoding="utf-8") == device_header()
 
 
 def test_nothing_is_spilled() -> None:

@@ -110,7 +110,7 @@ def test_float32_and_windows_have_no_kernel_there(tree: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])
 def test_fp8_on_the_cpu(dtype: torch.dtype) -> None:
     x = [torch.zeros(1, 30, 2, 128).to(dtype) for _ in range(3)]
-    with pytest.raises(NotImplementedError, match="fp32, bf16 and fp16; the inputs are fp8_e4m3fn"):
+    with pytest.raises(NotImplementedError, match="fp32, bf16, fp16; the inputs are fp8_e4m3fn"):
         fmha_fwd(*x)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from plain_tree import COLUMNS, PlainKernel, write_manifest, write_tree
-from tree_environment import UseTree, forget_trees
+from tree_environment import UseTree
 from untyped import explain, fmha_fwd
 
 from jitfmha import emulate
@@ -266,7 +266,6 @@ def test_shipped_kernels_come_last(
         write_tree(tmp_path / name, "gfx942", kernels)
     use_tree(tmp_path / "theirs")
     monkeypatch.setattr(manifest, "hsa_dir", lambda: tmp_path / "shipped")
-    forget_trees()
     trees = [str(tree) for tree in trees_of(chip("MI300X"))]
     assert trees == [f"JITFMHA_HSA_DIR={tmp_path / 'theirs'}", "the kernels of this package"]
 

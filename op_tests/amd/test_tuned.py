@@ -10,7 +10,7 @@ import pytest
 import torch
 from plain_tree import PlainKernel, write_tree
 from torch import Tensor
-from tree_environment import UseTree, forget_trees
+from tree_environment import UseTree
 from untyped import explain, fmha_fwd
 
 from jitfmha import emulate
@@ -289,7 +289,6 @@ def test_emulation_takes_effect_at_once_and_ends_at_once(tree: Path) -> None:
 
 def test_no_tree_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JITFMHA_HSA_DIR")
-    forget_trees()
     assert reasons(problem()) == "This version ships no code objects for gfx942."
 
 

@@ -19,7 +19,6 @@ from calls import KINDS
 
 from jitfmha import jit
 from jitfmha.amd import launcher as amd_launcher
-from jitfmha.amd.manifest import trees_of
 from jitfmha.kernels import cpu
 from jitfmha.kernels.cpu import CpuTraits
 from jitfmha.problem import DTYPE_NAMES
@@ -49,9 +48,7 @@ def all_specs() -> Iterator[jit.BuildSpec]:
         dtype = DTYPE_NAMES[kind.dtype]
         hdims = (kind.hdim_q, kind.hdim_v)
         yield sanitized(_plain[0](CpuTraits(dtype, *hdims, masked, mode, cpu_target().isa)))
-    for arch, chip in (("gfx942", "MI300"), ("gfx950", "MI350")):
-        for tree, mode in product(trees_of(arch, chip)[:1], ("gm0", "gm1")):
-            yield sanitized(_plain[1](tree, chip, mode))
+    yield sanitized(_plain[1]())
 
 
 def _replacement(plain: Callable[..., jit.BuildSpec]) -> Callable[..., jit.BuildSpec]:

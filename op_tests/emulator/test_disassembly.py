@@ -227,7 +227,7 @@ def test_code_objects_of_the_tree_agree_with_llvms_listing(
         assert code_object == assembled, f"{name} is not what its source gives"
         decoded, labels = _side_by_side(emulator, arch, assembly, text_words(code_object))
         starts = {each.at for each in decoded}
-        for symbol in (kernel.symbol, kernel.combine_symbol):
+        for symbol in (kernel.name, kernel.combine_name):
             assert labels.get(symbol) in starts, f"{name} has no {symbol}"
         differ = [
             f"dword {each.at}: {_hex(each.words)}  {each.ours}  LLVM: {each.theirs}"

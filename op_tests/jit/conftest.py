@@ -6,18 +6,15 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from jitfmha import jit
+from jitfmha.jit import loader
 from jitfmha.jit.cache import directory
 from jitfmha.jit.cache.local_store import LocalStore
 from jitfmha.jit.toolchain import host_cpp
-
-# As an attribute of the package, `load` is the function.
-loading = import_module("jitfmha.jit.load")
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 REAL_COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
@@ -32,15 +29,15 @@ def answer(spec: jit.BuildSpec) -> int:
 
 
 def build_only(spec: jit.BuildSpec) -> Path:
-    """Build without loading: the loader of the system knows a library by its path, once loaded."""
-    entry, _ = loading._obtain(spec)
+    """Build without loader: the loader of the system knows a library by its path, once loaded."""
+    entry, _ = loader._obtain(spec)
     entry.close()
     return entry.path
 
 
 def forget_what_was_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_state", loading._ProcessState())
-    monkeypatch.setattr(loading, "STORE", LocalStore())
+    monkeypatch.setattr(loader, "_state", loader._ProcessState())
+    monkeypatch.setattr(loader, "STORE", LocalStore())
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from jitfmha import jit
+from jitfmha.jit import loader
 from jitfmha.jit.cache import lock, owned_directory
 from jitfmha.jit.cache.owned_directory import OwnedDirectory, earlier_owner, owner_of
 from jitfmha.jit.toolchain import ninja
 
-from .conftest import FakeCompiler, answer, loading, make_spec
+from .conftest import FakeCompiler, answer, make_spec
 
 _FORK = multiprocessing.get_context("fork")
 
@@ -329,7 +330,7 @@ def test_readers_while_others_rebuild_and_evict(
         def run() -> None:
             try:
                 while time.monotonic() < end:
-                    loading._state = loading._ProcessState()
+                    loader._state = loader._ProcessState()
                     assert answer(make_spec()) == 42
                     if number == 0:
                         jit.cache_clear()

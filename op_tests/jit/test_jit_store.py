@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from jitfmha import jit
-from jitfmha.jit.cache import Store, StoreFailure, Turn
+from jitfmha.jit import loader
 from jitfmha.jit.cache.entry import EntryMeta, OpenEntry
 from jitfmha.jit.cache.key import EntryKey
 from jitfmha.jit.cache.local_store import LocalStore
+from jitfmha.jit.cache.store import Store, Turn
+from jitfmha.jit.errors import StoreFailure
 
-from .conftest import FakeCompiler, answer, loading, make_spec
+from .conftest import FakeCompiler, answer, make_spec
 
 Kept = dict[str, tuple[EntryMeta, Mapping[str, bytes]]]
 
@@ -80,7 +82,7 @@ def machine(
     def go_on(name: str, kept: Kept) -> None:
         new_process()
         monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / name))
-        monkeypatch.setattr(loading, "STORE", SharedStore(kept))
+        monkeypatch.setattr(loader, "STORE", SharedStore(kept))
 
     return go_on
 

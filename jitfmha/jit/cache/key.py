@@ -15,12 +15,15 @@ import json
 import os
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from ...version import __version__
 from ..spec import BuildSpec
-from ..toolchain import Toolchain
+
+if TYPE_CHECKING:
+    from ..toolchain.protocol import Toolchain
 
 # Raised when the meaning of an entry changes in a way that the other ingredients do not show.
 _FORMAT = 1

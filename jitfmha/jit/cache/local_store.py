@@ -6,17 +6,18 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ..errors import CacheError
-from . import StoreFailure, Turn
+from ..errors import CacheError, StoreFailure
 from .directory import CacheDirectory, cache_dir, readable_directories, stand_in
 from .entry import InvalidEntry, OpenEntry, open_entry
 from .key import EntryKey
 
+if TYPE_CHECKING:
+    from .store import Turn
 
-@dataclass(frozen=True)
+
 class LocalStore:
     """A `Store` below `JITFMHA_CACHE_DIR` or its default; its methods do as that protocol says.
 
@@ -25,9 +26,12 @@ class LocalStore:
         replaced: what failed before, where `directory` stands in for it.
     """
 
-    directory: CacheDirectory | None = None
-    replaced: Path | None = None
-    _reported: set[Path] = field(default_factory=set, compare=False)
+    def __init__(
+        self, directory: CacheDirectory | None = None, replaced: Path | None = None
+    ) -> None:
+        self.directory = directory
+        self.replaced = replaced
+        self._reported: set[Path] = set()
 
     def find(self, key: EntryKey, *, warn: bool = True) -> OpenEntry | None:
         for path, published in _places(key):

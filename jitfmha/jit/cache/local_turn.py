@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import BuildError, CacheError
-from ..toolchain import CompileFailure, is_plain_path
-from . import StoreFailure, Turn
+from ..errors import BuildError, CacheError, CompileFailure, StoreFailure
+from ..toolchain.compiling import is_plain_path
 from .directory import CacheDirectory, writable_directory
 from .entry import EntryMeta, InvalidEntry, OpenEntry, open_entry, publish, write_entry
 from .eviction import cache_limit, discard, empty_trash, enforce_limit
 from .key import EntryKey
 from .lock import building_lock
 from .owned_directory import OwnedDirectory, is_owned_here, sweep
+from .store import Turn
 from .trust import parents_reason
 from .umask import owner_umask
 

@@ -25,7 +25,7 @@ from typing import Any
 from ..errors import BuildError
 from ..spec import BuildSpec
 from ..status import is_verbose
-from . import compile_failure, is_plain_path, source_flags
+from .compiling import compile_failure, is_plain_path, source_flags
 from .ninja import path_with_ninja, write_script
 from .shown_output import ShownOutput
 

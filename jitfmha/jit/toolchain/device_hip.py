@@ -14,10 +14,10 @@ from ...amd.device_compiler import (
     DeviceCompilerNotFound,
     device_compiler,
 )
-from ..errors import BuildError, CompilerNotFound
+from ..errors import BuildError, CompileFailure, CompilerNotFound
 from ..spec import BuildSpec
 from ..status import is_verbose, say
-from . import CompileFailure, compile_failure, source_flags
+from .compiling import compile_failure, source_flags
 
 _ARCH_FLAG = "--offload-arch="
 _CODE_OBJECT_VERSION_FLAG = "-mcode-object-version=5"

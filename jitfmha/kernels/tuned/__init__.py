@@ -1,5 +1,5 @@
 """The tuned family: code objects of ``hsa/``, or of a tree that the environment names."""
 
-from .family import NAME, SERVES, propose, refusal_of_target
+from .family import NAME, SERVES, propose
 
-__all__ = ["NAME", "SERVES", "propose", "refusal_of_target"]
+__all__ = ["NAME", "SERVES", "propose"]

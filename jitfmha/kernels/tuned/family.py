@@ -49,17 +49,6 @@ _MODES = ("gm0", "gm1")
 _MASK_NAMES = ("none", "causal (top-left)", "causal (bottom-right)")
 
 
-def refusal_of_target(target: Target) -> Refusal | None:
-    """The kernels are for AMD Instinct GPUs, and there has to be a tree with some."""
-    if not isinstance(target, AmdTarget):
-        template = "It needs an AMD Instinct GPU (gfx942 or gfx950); the target is {target}."
-        return Refusal((Reason(template, target=target),))
-    if not target.trees:
-        template = "This version ships no code objects for {arch}."
-        return Refusal((Reason(template, arch=target.arch),))
-    return None
-
-
 def propose(problem: Problem, target: Target) -> TunedPlan | Refusal:
     """The kernel of the first tree that serves ``problem``."""
     assert isinstance(target, AmdTarget)
@@ -205,13 +194,18 @@ class TunedKernel:
         self._row = row
         self._tile_for = plan.choice.tiles.tile_for
         self._is_group = problem.mode == "gm1"
-        self._top_left = problem.mask.top_left
+        self._is_top_left = problem.mask.top_left
+        self._is_second_choice = bool(plan.passed_over)
         self._is_far_from_limits = are_far_from_limits(problem, row)
 
     def launch_for(self, sizes: Sizes) -> Launch | None:
         """The launch, unless another kernel is the best one for these lengths and strides."""
         seqlen_q, seqlen_k = sizes[:2]
-        if not self._is_chosen_for(sizes):
+        if (
+            self._is_second_choice
+            or not self._is_far_from_limits(sizes)
+            or (self._is_top_left and (seqlen_q != seqlen_k) != (self._row.mask == 1))
+        ) and not self._is_chosen_for(sizes):
             return None
         if seqlen_k == 0 and not self._is_group:
             return write_no_attention
@@ -232,17 +226,8 @@ class TunedKernel:
         )
 
     def _is_chosen_for(self, sizes: Sizes) -> bool:
-        """Whether this tree and these rows would be chosen, if it were asked from the beginning.
-
-        Mostly there is no need to ask.
-        """
+        """Whether this tree and row are chosen where everything is asked from the beginning."""
         plan = self._plan
-        if (
-            not plan.passed_over
-            and self._is_far_from_limits(sizes)
-            and (not self._top_left or (sizes[0] != sizes[1]) == (self._row.mask == 1))
-        ):
-            return True
         answer = propose(plan.problem.with_sizes(sizes), plan.target)
         if isinstance(answer, Refusal):
             return False

@@ -61,15 +61,17 @@ def are_far_from_limits(problem: Problem, row: KernelRow) -> Callable[[Sizes], b
     True: no limit of :func:`reasons_of_sizes` and :func:`reason_of_row` is in the way. False: there
     may be one.
     """
-    input_bytes = 1 if problem.is_fp8 else 2
     widest = max(problem.hdim_q, problem.hdim_v)
+    inputs_end = _FIELD_END // (1 if problem.is_fp8 else 2)
+    out_end = _FIELD_END // _OUTPUT_BYTES
 
     def have_small_fields(sizes: Sizes) -> bool:
         seqlen_q, seqlen_k, q, k, v, out = sizes
         return (
-            (seqlen_q if seqlen_q > seqlen_k else seqlen_k) <= _MOST_ROWS
-            and max(*q, *k, *v) * input_bytes < _FIELD_END
-            and max(out) * _OUTPUT_BYTES < _FIELD_END
+            seqlen_q <= _MOST_ROWS
+            and seqlen_k <= _MOST_ROWS
+            and max(*q, *k, *v) < inputs_end
+            and max(out) < out_end
         )
 
     def have_small_heads(sizes: Sizes) -> bool:

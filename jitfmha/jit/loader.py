@@ -12,16 +12,18 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from .cache import Store, StoreFailure
 from .cache.entry import OpenEntry, note_use
 from .cache.key import entry_key
 from .cache.local_store import LocalStore
-from .errors import BuildError, CompilerNotFound
+from .errors import BuildError, CompilerNotFound, StoreFailure
 from .spec import BuildSpec
-from .toolchain import Toolchain
 from .toolchain.host_cpp import find_host_cpp
+
+if TYPE_CHECKING:
+    from .cache.store import Store
+    from .toolchain.protocol import Toolchain
 
 # The one place where another store would be chosen.
 STORE: Store = LocalStore()
