@@ -22,7 +22,7 @@ from jitfmha.bench.report import Report, Row
 from jitfmha.bench.timing import Timings, alternate
 from jitfmha.cli import bench, demo, explain, main, output
 
-COMMANDS = ("demo", "info", "explain", "build", "cache", "bench", "profile")
+COMMANDS = ("demo", "doctor", "info", "explain", "build", "cache", "bench", "profile")
 
 
 class Ran:
