@@ -90,7 +90,7 @@ def fmha_v3_fwd(
         k_descale=k_descale,
         v_descale=v_descale,
     )
-    return _four(result, q)
+    return _with_dropout_outputs(result, q)
 
 
 def fmha_v3_varlen_fwd(
@@ -183,7 +183,7 @@ def fmha_v3_varlen_fwd(
     if zero_tensors and out is not None:
         padded = cu_seqlens_q if cu_seqlens_q_padded is None else cu_seqlens_q_padded
         _zero_unused_rows(out, cu_seqlens_q, padded)
-    return _four(result, q)
+    return _with_dropout_outputs(result, q)
 
 
 def _check_v3_options(
@@ -208,18 +208,20 @@ def _window(is_causal: bool, left: int, right: int, seqlen_k: int) -> tuple[int,
     return left, right
 
 
-def _zero_unused_rows(out: Tensor, cu_seqlens: Tensor, starts: Tensor) -> None:
-    if starts.shape[0] == 1:  # no sequence at all
+def _zero_unused_rows(out: Tensor, cu_seqlens: Tensor, cu_seqlens_padded: Tensor) -> None:
+    if cu_seqlens_padded.shape[0] == 1:  # no sequence at all
         out.zero_()
         return
     rows = torch.arange(out.shape[0], dtype=torch.int32, device=out.device)
     # The sequence that a row would belong to; rows behind the last one count to the last.
-    sequence = torch.searchsorted(starts[1:], rows, right=True).clamp(max=starts.shape[0] - 2)
-    used = rows - starts[sequence] < cu_seqlens.diff()[sequence]
+    sequence = torch.searchsorted(cu_seqlens_padded[1:], rows, right=True).clamp(
+        max=cu_seqlens_padded.shape[0] - 2
+    )
+    used = rows - cu_seqlens_padded[sequence] < cu_seqlens.diff()[sequence]
     out.masked_fill_(~used[:, None, None], 0)
 
 
-def _four(
+def _with_dropout_outputs(
     result: Tensor | tuple[Tensor, Tensor], q: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """AITER's results; without dropout there are no random values and no state of a generator."""

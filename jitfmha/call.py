@@ -80,7 +80,6 @@ class CallKind:
 
     Attributes:
         batch: None in gm1.
-        out_row: elements of an output's row.
         out_dtype: of outputs.
         out_may_be_like_q: whether outputs have q's head dimension and dtype.
         huge_pages_from_seqlen_q: where new outputs are so large that huge pages are asked for.
@@ -95,7 +94,6 @@ class CallKind:
         self.batch = problem.batch if problem.mode == "gm0" else None
         self.heads_q = problem.heads_q
         self.hdim_v = problem.hdim_v
-        self.out_row = problem.heads_q * problem.hdim_v
         self.out_dtype = out_dtype_of(q.dtype)
         self.out_may_be_like_q = problem.hdim_v == problem.hdim_q and self.out_dtype == q.dtype
         self.reads_cu_seqlens = target.has_host_memory
@@ -200,14 +198,13 @@ def _prepare(cache: CallCache, key: Any, arguments: Arguments) -> PreparedCall:
     """Settle a call that is not kept under ``key``; None stands for one that cannot be kept."""
     if key is None:
         return _first_of_kind(arguments)
-    kind_key, seqlens = _kind_and_seqlens(key)
+    kind_key, sizes = _kind_and_sizes(key)
     kind = cache.kinds.get(kind_key)
     if kind is None:
         prepared = _first_of_kind(arguments)
         cache.keep_kind(kind_key, prepared.kind)
     else:
-        sizes = _ordinary_sizes(kind, key, *seqlens) or check_sizes(arguments)
-        prepared = PreparedCall(kind, sizes, arguments)
+        prepared = PreparedCall(kind, sizes or check_sizes(arguments), arguments)
     cache.keep(key, prepared)
     return prepared
 
@@ -218,45 +215,42 @@ def _first_of_kind(arguments: Arguments) -> PreparedCall:
     return PreparedCall(kind, problem.sizes, arguments)
 
 
-def _kind_and_seqlens(key: Any) -> tuple[Hashable, tuple[int, ...]]:
-    """The part of a call's key that tells kinds apart, and the lengths of q, k and v.
+def _kind_and_sizes(key: Any) -> tuple[Hashable, Sizes | None]:
+    """The part of a call's key that tells kinds apart, and what ``check_sizes`` would give.
 
-    A tensor with a dimension too few or too many makes a kind of its own, which is refused.
+    The latter only where it is plain at a glance that there is nothing to refuse. A tensor with a
+    dimension too few or too many makes a kind of its own, which is refused.
     """
     q, k, v, *options, out, cu_seqlens, descales = key
+    shape_q, strides_q, dtype_q, device_q = q
+    shape_k, strides_k, dtype_k, device_k = k
+    shape_v, strides_v, dtype_v, device_v = v
     batches: Hashable = None
     try:
         if cu_seqlens is None:
-            batch, seqlen_q, heads_q, hdim_q = q[0]
-            batch_k, seqlen_k, heads_k, hdim_k = k[0]
-            batch_v, seqlen_v, heads_v, hdim_v = v[0]
+            batch, seqlen_q, heads_q, hdim_q = shape_q
+            batch_k, seqlen_k, heads_k, hdim_k = shape_k
+            batch_v, seqlen_v, heads_v, hdim_v = shape_v
             batches = batch, batch_k, batch_v
+            row = heads_q * hdim_v
+            strides_out: tuple[int, ...] = (seqlen_q * row, row, hdim_v, 1)
         else:
-            seqlen_q, heads_q, hdim_q = q[0]
-            seqlen_k, heads_k, hdim_k = k[0]
-            seqlen_v, heads_v, hdim_v = v[0]
+            seqlen_q, heads_q, hdim_q = shape_q
+            seqlen_k, heads_k, hdim_k = shape_k
+            seqlen_v, heads_v, hdim_v = shape_v
+            strides_out = (heads_q * hdim_v, hdim_v, 1)
     except ValueError:
-        return key, ()
-    shapes = batches, heads_q, heads_k, heads_v, hdim_q, hdim_k, hdim_v
-    tensors = q[2], q[3], k[2], k[3], v[2], v[3]
-    described_out = None if out is None else out[2:]
-    kind_key = (shapes, tensors, *options, described_out, cu_seqlens, descales)
-    return kind_key, (seqlen_q, seqlen_k, seqlen_v)
-
-
-def _ordinary_sizes(
-    kind: CallKind, key: Any, seqlen_q: int, seqlen_k: int, seqlen_v: int
-) -> Sizes | None:
-    """What ``check_sizes`` gives where there is nothing to refuse, at a glance; else None."""
-    strides_q, strides_k, strides_v = key[0][1], key[1][1], key[2][1]
-    has_out = key[-3] is not None
-    if has_out or seqlen_k != seqlen_v or not strides_q[-1] == strides_k[-1] == strides_v[-1] == 1:
-        return None
-    row = kind.out_row
-    strides_out: tuple[int, ...] = (row, kind.hdim_v, 1)
-    if kind.batch is not None:
-        strides_out = (seqlen_q * row, row, kind.hdim_v, 1)
-    return new_tuple(Sizes, (seqlen_q, seqlen_k, strides_q, strides_k, strides_v, strides_out))
+        return key, None
+    kind_key = (
+        *(batches, heads_q, heads_k, heads_v, hdim_q, hdim_k, hdim_v),
+        *(dtype_q, device_q, dtype_k, device_k, dtype_v, device_v),
+        *options,
+        *(out and out[2:], cu_seqlens, descales),
+    )
+    if out or seqlen_k != seqlen_v or not strides_q[-1] == strides_k[-1] == strides_v[-1] == 1:
+        return kind_key, None
+    sizes = (seqlen_q, seqlen_k, strides_q, strides_k, strides_v, strides_out)
+    return kind_key, new_tuple(Sizes, sizes)
 
 
 def _described_descales(descales: Descales) -> tuple[object, ...]:

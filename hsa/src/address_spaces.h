@@ -1,7 +1,7 @@
 // Pointers that say which memory they point into.
 #pragma once
 
-// Global memory: loads through generic pointers would be FLAT ones, which occupy both wait counters.
+// Global memory. Generic pointers would make FLAT loads, which count in both wait counters.
 template <class T>
 using Global = __attribute__((address_space(1))) T*;
 

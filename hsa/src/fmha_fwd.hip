@@ -143,7 +143,7 @@ struct Attention {
   f32x16 score[kKeyBlocks];
   u32x4 probability[kKeySteps];
   f32x16 output[kValueBlocks];
-  float maximum, scale;  // of the scores, times scale; scale has log2(e) in it
+  float maximum, scale;    // of the scores, times scale; scale has log2(e) in it
   unsigned long rescales;  // not 0: before more is added, the output has to be multiplied by
   float factor;
   f32x2 sum;  // of the probabilities that the lane has seen
@@ -202,8 +202,7 @@ struct Attention {
         asm volatile("" ::"v"(rescaled));  // or the product would take the registers of this
       });
     } else {
-      operands.in_turn<0, kValueBlocks>(
-          [&](int n, u32x4 value) { multiply(n, value, output[n]); });
+      operands.in_turn<0, kValueBlocks>([&](int n, u32x4 value) { multiply(n, value, output[n]); });
     }
     operands.in_turn<kValueBlocks, Operands::kValues>(
         [&](int n, u32x4 value) { multiply(n, value, output[n % kValueBlocks]); });
@@ -214,11 +213,10 @@ struct Attention {
   __device__ void multiply_keys(Operands& operands, Also also) {
 #pragma unroll
     for (int block = 0; block < kKeyBlocks; ++block) score[block] = f32x16(0);
-    operands.in_turn<Operands::kValues, Operands::kEnd>(
-        [&](int n, u32x4 key) {
-          multiply_key(n - Operands::kValues, key);
-          also(n - Operands::kValues);
-        });
+    operands.in_turn<Operands::kValues, Operands::kEnd>([&](int n, u32x4 key) {
+      multiply_key(n - Operands::kValues, key);
+      also(n - Operands::kValues);
+    });
   }
 
   __device__ void multiply_key(int n, u32x4 key) {
@@ -249,8 +247,7 @@ struct Attention {
   // Of the probabilities of the whole row.
   __device__ float row_sum(int lane) const {
     const float own = sum.x + sum.y;
-    return own + bits_as<float>(
-                     __builtin_amdgcn_ds_bpermute((lane ^ 32) * 4, bits_as<int>(own)));
+    return own + bits_as<float>(__builtin_amdgcn_ds_bpermute((lane ^ 32) * 4, bits_as<int>(own)));
   }
 
   // Rows that see no key have added up zeros times hidden values, which may be NaN or infinite.
@@ -298,8 +295,8 @@ struct Attention {
   }
 };
 
-// Of the 32 rows that begin with `rows`. What is loaded for rows behind the last one does not matter,
-// as nobody stores what comes of it.
+// Of the 32 rows that begin with `rows`. What is loaded for rows behind the last one does not
+// matter, as nobody stores what comes of it.
 template <bool kAreFar>
 __device__ inline void load_queries(u32x4 (&query)[kQuerySteps], Rows rows, int lane) {
   const auto buffer = buffer_of<32, kHdimQ * 2>(rows);
@@ -308,10 +305,8 @@ __device__ inline void load_queries(u32x4 (&query)[kQuerySteps], Rows rows, int 
     const int pass = n % Exchange::kPasses, values = n / Exchange::kPasses * 64;
     const int row = Exchange::row_of(pass, lane);
     const int column = values * 2 + Exchange::chunk_of(lane) * 16;
-    if constexpr (kAreFar)
-      query[n] = load_far<u32x4>(rows, row, column);
-    else
-      query[n] = __builtin_amdgcn_raw_buffer_load_b128(buffer, row * rows.stride + column, 0, 0);
+    if constexpr (kAreFar) query[n] = load_far<u32x4>(rows, row, column);
+    else query[n] = __builtin_amdgcn_raw_buffer_load_b128(buffer, row * rows.stride + column, 0, 0);
   }
 }
 
@@ -326,8 +321,7 @@ __device__ inline void exchange_queries(u32x4 (&query)[kQuerySteps], Lds<char> e
     wave_barrier();
 #pragma unroll
     for (int step = 0; step < Exchange::kPasses; ++step)
-      query[first + step] =
-          *(Lds<const u32x4>)(exchange + Exchange::operand_place(step, lane));
+      query[first + step] = *(Lds<const u32x4>)(exchange + Exchange::operand_place(step, lane));
     wave_barrier();
   }
 }
@@ -356,8 +350,8 @@ __device__ inline void store_output(Attention& wave, const Head& head, int first
 #pragma unroll
     for (int pass = 0; pass < Exchange::kPasses; ++pass) {
       const int row = Exchange::row_of(pass, lane), chunk = Exchange::chunk_of(lane);
-      const u32x4 values = Exchange::unswapped(
-          *(Lds<const u32x4>)(exchange + Exchange::place(row, chunk)), pass);
+      const u32x4 values =
+          Exchange::unswapped(*(Lds<const u32x4>)(exchange + Exchange::place(row, chunk)), pass);
       const int column = first * 64 + chunk * 16;
       if constexpr (!kAreFar)
         __builtin_amdgcn_raw_buffer_store_b128(values, buffer, row * rows.stride + column, 0, 0);
@@ -369,8 +363,7 @@ __device__ inline void store_output(Attention& wave, const Head& head, int first
   }
   const int row = first_row + lane % 32;
   if (head.lse && lane < 32 && row < head.q.count)
-    head.lse[row] = sum == 0 ? -kInfinity
-                             : (wave.maximum + __builtin_amdgcn_logf(sum)) * kLn2;
+    head.lse[row] = sum == 0 ? -kInfinity : (wave.maximum + __builtin_amdgcn_logf(sum)) * kLn2;
 }
 
 // What a split leaves in the workspace: the registers of a wave, as they are.
@@ -434,7 +427,8 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
   int diagonal = kTopLeft ? 0 : head.k.count - head.q.count;
 
   int count = head.k.count;  // of keys that any row of the tile sees
-  if (kCausal) count = smaller(count, smaller((task.tile + 1) * kTileRows, head.q.count) + diagonal);
+  if (kCausal)
+    count = smaller(count, smaller((task.tile + 1) * kTileRows, head.q.count) + diagonal);
   int tiles = count > 0 ? tiles_of(count, kTileKeys) : 0;
   if (task.workspace) {
     const int begin = tiles * task.split / task.num_splits;
@@ -514,8 +508,8 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
       __builtin_amdgcn_s_setprio(1);
       // The last products read ahead too, but others may be writing output where keys were.
       const bool has_next = i + 1 < tiles || kGroups == 1;
-      auto operands = Attention::operands<0>(
-          value_buffer(i), has_next ? key_buffer(i + 1) : value_buffer(i), lane);
+      auto operands = Attention::operands<0>(value_buffer(i),
+                                             has_next ? key_buffer(i + 1) : value_buffer(i), lane);
       wave.multiply_values(operands, i == 0);
       if (i + 1 == tiles) break;
       const Source next = source(i + 1 + group);
@@ -544,13 +538,14 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
                         lds + kOutputExchange + wave_index * Exchange::kBytes, opaque(lane));
 }
 
-// What a workgroup computes. Workgroups go to the XCDs, each of which has an L2 cache of its own, in
-// turn: those whose numbers in x are a multiple of xcds apart are on the same one, because x has a
-// multiple of xcds. Each XCD has consecutive heads, so that what shares keys and values meets there.
+// What a workgroup computes. Workgroups go to the XCDs, each of which has an L2 cache of its own,
+// in turn: those whose numbers in x are a multiple of xcds apart are on the same one, because there
+// are a multiple of xcds along x. Each XCD has consecutive heads, so that what shares keys and
+// values meets there.
 //
 // gm0: x counts the heads of a group, whose tiles alternate; y counts tiles, z groups and splits.
-// gm1: x counts all heads, y sequences, z tiles and splits, so that the first tiles of all sequences
-// come first.
+// gm1: x counts all heads, y sequences, z tiles and splits, so that the first tiles of all
+// sequences come first.
 //
 // kCombines: of the kernel `combine`, which has one workgroup for all splits.
 template <bool kCombines>
@@ -604,9 +599,9 @@ __device__ inline Task task_of_workgroup(const Arguments& a) {
 __global__ void forward(Arguments) asm(KERNEL);
 
 // Two waves a SIMD: 256 registers each.
-__global__ __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads),
-                          amdgpu_waves_per_eu(2, 2))) void
-forward(Arguments arguments) {
+__global__
+    __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2))) void
+    forward(Arguments arguments) {
   alignas(1024) __shared__ char lds[kSharedBytes];
   const Task task = task_of_workgroup<false>(arguments);
   if (task.is_idle()) return;
@@ -614,16 +609,15 @@ forward(Arguments arguments) {
   if (are_far<kTileKeys>(task.head.k) || are_far<kTileKeys>(task.head.v) ||
       are_far<32>(task.head.q) || are_far<32>(task.head.o))
     attend<true>(task, arguments.scale_log2, (Lds<char>)lds, thread);
-  else
-    attend<false>(task, arguments.scale_log2, (Lds<char>)lds, thread);
+  else attend<false>(task, arguments.scale_log2, (Lds<char>)lds, thread);
 }
 
 __global__ void combine(Arguments) asm(COMBINE);
 
 // Makes the output of what the splits left. Its grid is that of the other kernel with one split.
-__global__ __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads),
-                          amdgpu_waves_per_eu(2, 2))) void
-combine(Arguments arguments) {
+__global__
+    __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2))) void
+    combine(Arguments arguments) {
   alignas(1024) __shared__ char lds[kExchangeBytes];
   const int thread = __builtin_amdgcn_workitem_id_x(), lane = thread % 64;
   const int wave_index = __builtin_amdgcn_readfirstlane(thread / 64);
@@ -638,8 +632,6 @@ combine(Arguments arguments) {
   for (int split = 0; split < task.num_splits; ++split)
     SplitResult::of(task, split, wave_index).merge_into(wave, lane);
   const Lds<char> exchange = (Lds<char>)lds + wave_index * Exchange::kBytes;
-  if (are_far<32>(task.head.o))
-    store_output<true>(wave, task.head, first_row, exchange, lane);
-  else
-    store_output<false>(wave, task.head, first_row, exchange, lane);
+  if (are_far<32>(task.head.o)) store_output<true>(wave, task.head, first_row, exchange, lane);
+  else store_output<false>(wave, task.head, first_row, exchange, lane);
 }

@@ -99,10 +99,8 @@ struct KeyTile : Tile<kKeys, kHdim / 8> {
 
     template <bool kAreFar>
     __device__ void load(Registers& to, int i) const {
-      if constexpr (kAreFar)
-        to.chunk[i] = load_far<u32x4>(rows, thread / 8, column(thread, i));
-      else
-        to.chunk[i] = __builtin_amdgcn_raw_buffer_load_b128(buffer, offset[i], 0, 0);
+      if constexpr (kAreFar) to.chunk[i] = load_far<u32x4>(rows, thread / 8, column(thread, i));
+      else to.chunk[i] = __builtin_amdgcn_raw_buffer_load_b128(buffer, offset[i], 0, 0);
     }
   };
 
@@ -158,9 +156,7 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
     return thread % 8 + thread / 32 % (kColumns / 8) * 8;
   }
   __device__ static int half_of(int thread) { return thread / 8 % 2; }
-  __device__ static int chunk_of(int thread) {
-    return thread / 16 % 2 + thread / 4 / kColumns * 2;
-  }
+  __device__ static int chunk_of(int thread) { return thread / 16 % 2 + thread / 4 / kColumns * 2; }
   __device__ static int quad_of(int thread) {
     const int chunk = chunk_of(thread);
     return chunk / 2 * 4 + half_of(thread) * 2 + chunk % 2;
@@ -181,8 +177,7 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
                                      row / 2 % 2 ^ row / 8 % 2 ^ row / 16 % 2 * 2);
     else if constexpr (kChunks == 8)
       return Base::template place<8>(row ^ row / 2 % 2 ^ row / 16 % 2, chunk, row / 2);
-    else
-      return Base::template place<4>(row ^ row / 16 % 2 ^ row / 4 % 2 * 2, chunk, row / 4);
+    else return Base::template place<4>(row ^ row / 16 % 2 ^ row / 4 % 2 * 2, chunk, row / 4);
   }
 
   static constexpr int kLoads = 4;
@@ -201,8 +196,7 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
         values = load_far<Columns>(rows, quad_of(thread) * 4 + i, column_of(thread) * kWidth * 2);
       else if constexpr (kDwords == 1)
         values = __builtin_amdgcn_raw_buffer_load_b32(buffer, offset + i * rows.stride, 0, 0);
-      else
-        values = __builtin_amdgcn_raw_buffer_load_b64(buffer, offset + i * rows.stride, 0, 0);
+      else values = __builtin_amdgcn_raw_buffer_load_b64(buffer, offset + i * rows.stride, 0, 0);
       __builtin_memcpy(to.row[i], &values, sizeof values);
     }
   };
@@ -263,7 +257,5 @@ struct RowExchange {
     return place(lane % 32, group) + (lane / 32 ^ lane / 8 % 2) * 8;
   }
 
-  __device__ static u32x4 unswapped(u32x4 chunk, int pass) {
-    return pass % 2 ? chunk.zwxy : chunk;
-  }
+  __device__ static u32x4 unswapped(u32x4 chunk, int pass) { return pass % 2 ? chunk.zwxy : chunk; }
 };

@@ -116,10 +116,10 @@ def _ragged(report: Report, quick: bool, progress: Progress) -> None:
 def _time_ragged(
     name: str, lengths: list[int], dtype: torch.dtype, hdim: int, min_seconds: float
 ) -> list[Comparison]:
-    ends = list(accumulate(lengths, initial=0))
-    spans = list(pairwise(ends))
-    cu_seqlens = torch.tensor(ends, dtype=torch.int32)
-    q, k, v = (torch.randn(ends[-1], _HEADS, hdim).to(dtype) for _ in range(3))
+    prefix_sums = list(accumulate(lengths, initial=0))
+    spans = list(pairwise(prefix_sums))
+    cu_seqlens = torch.tensor(prefix_sums, dtype=torch.int32)
+    q, k, v = (torch.randn(prefix_sums[-1], _HEADS, hdim).to(dtype) for _ in range(3))
     # The padded side gets its padded tensors and the mask for nothing.
     shape = (len(lengths), _HEADS, max(lengths), hdim)
     qp, kp, vp = (torch.zeros(shape, dtype=dtype) for _ in range(3))

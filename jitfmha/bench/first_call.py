@@ -19,9 +19,9 @@ dtype, mode, threads = sys.argv[1:]
 torch.set_num_threads(int(threads))
 rows = (1, 128) if mode == "gm0" else (128,)
 q, k, v = (torch.randn(*rows, 8, 128).to(getattr(torch, dtype)) for _ in range(3))
-ends = None if mode == "gm0" else torch.tensor([0, 50, 128], dtype=torch.int32)
+sums = None if mode == "gm0" else torch.tensor([0, 50, 128], dtype=torch.int32)
 start = time.perf_counter()
-jitfmha.fmha_fwd(q, k, v, cu_seqlens_q=ends, cu_seqlens_k=ends)
+jitfmha.fmha_fwd(q, k, v, cu_seqlens_q=sums, cu_seqlens_k=sums)
 called = time.perf_counter() - start
 print(json.dumps({"import_seconds": imported, "call_seconds": called}))
 """

@@ -188,14 +188,14 @@ def _ragged_problem(sizes: DemoSizes, dtype: torch.dtype, device: torch.device) 
 
     lengths, heads = sizes.ragged_lengths, sizes.ragged_heads
     heads_k = heads // _RAGGED_HEADS_PER_KEY_HEAD
-    ends = list(accumulate(lengths, initial=0))
-    cu_seqlens = torch.tensor(ends, dtype=torch.int32, device=device)
-    q = torch.randn(ends[-1], heads, _HDIM).to(device, dtype)
-    k, v = (torch.randn(ends[-1], heads_k, _HDIM).to(device, dtype) for _ in range(2))
+    prefix_sums = list(accumulate(lengths, initial=0))
+    cu_seqlens = torch.tensor(prefix_sums, dtype=torch.int32, device=device)
+    q = torch.randn(prefix_sums[-1], heads, _HDIM).to(device, dtype)
+    k, v = (torch.randn(prefix_sums[-1], heads_k, _HDIM).to(device, dtype) for _ in range(2))
 
     def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         out = torch.empty_like(q)
-        for start, end in pairwise(ends):
+        for start, end in pairwise(prefix_sums):
             qt, kt, vt = (x[start:end].transpose(0, 1)[None] for x in (q, k, v))
             result = scaled_dot_product_attention(qt, kt, vt, is_causal=True, enable_gqa=True)
             out[start:end] = result[0].transpose(0, 1)

@@ -15,7 +15,7 @@ from ...arguments import Tensors
 from ...plan import Kernel, Launch, Reason, Refusal
 from ...problem import BF16_CVTS, Feature, Problem, Sizes
 from ...target import AmdTarget, Target
-from .key_split import GroupSplits, Splits
+from .key_split import GroupSplits
 from .limits import (
     are_far_from_limits,
     reason_of_row,
@@ -222,7 +222,7 @@ class TunedKernel:
         if num_splits == 1:
             return self._bound.launch_for(sizes)
         return self._bound.launch_for(
-            sizes, Splits(num_splits, split.workspace_floats(seqlen_q, num_splits))
+            sizes, (num_splits, split.workspace_floats(seqlen_q, num_splits))
         )
 
     def _is_chosen_for(self, sizes: Sizes) -> bool:
