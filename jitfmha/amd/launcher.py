@@ -77,7 +77,6 @@ _pack_sizes, _pack_tensors = SIZES.packer.pack, TENSORS.packer.pack
 _NO_CU_SEQLENS = (0, 0, 0, 0)
 _NO_SCALES = (0, 0, 0)
 _NO_DESCALES = Descales(None, None, None)
-_ONE_SPLIT = (1, 0)
 
 SplitsOf = Callable[[int], tuple[int, int]]
 """Longest sequence of q -> num_splits, and how many float32 values the splits leave."""
@@ -138,8 +137,8 @@ class BoundKernel:
     def launch_for(
         self,
         sizes: Sizes,
-        splits: tuple[int, int] = _ONE_SPLIT,
-        splits_of: SplitsOf | None = None,
+        splits: tuple[int, int],
+        splits_of: SplitsOf | None,
     ) -> AmdLaunch:
         """The launch for these lengths and strides.
 
