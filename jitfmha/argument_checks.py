@@ -47,6 +47,13 @@ def refuse_given(**optional: object) -> None:
             )
 
 
+def require_cu_seqlens(**cu_seqlens: object) -> None:
+    """Raise ``ValueError`` for prefix sums that are None, which elsewhere asks for batch mode."""
+    for name, value in cu_seqlens.items():
+        if value is None:
+            raise ValueError(f"{name}=None: packed sequences need the prefix sums of their lengths")
+
+
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number, got {type(value).__name__} ({value!r})")

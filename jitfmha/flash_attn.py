@@ -27,7 +27,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .argument_checks import check_dropout, check_flags, refuse_given, refuse_nonzero
+from .argument_checks import (
+    check_dropout,
+    check_flags,
+    refuse_given,
+    refuse_nonzero,
+    require_cu_seqlens,
+)
 from .interface import fmha_fwd
 from .mask import check_window_size
 
@@ -142,6 +148,7 @@ def flash_attn_varlen_func(
         out ``(total_q, hq, hdim_v)``; with ``return_attn_probs`` also softmax_lse, float32
         ``(hq, total_q)``, and S_dmask.
     """
+    require_cu_seqlens(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     return _attend(
         *(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
         *(deterministic, return_attn_probs),
@@ -171,6 +178,7 @@ def flash_attn_varlen_kvpacked_func(
 
     q is ``(total_q, hq, hdim)``; the other arguments and the results are the same.
     """
+    require_cu_seqlens(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     k, v = _unpacked("kv", kv, "(total_tokens, 2, heads, hdim)")
     return _attend(
         *(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
@@ -198,6 +206,7 @@ def flash_attn_varlen_qkvpacked_func(
     cu_seqlens and max_seqlen hold for q, k and v alike; the other arguments and the results are
     the same.
     """
+    require_cu_seqlens(cu_seqlens=cu_seqlens)
     q, k, v = _unpacked("qkv", qkv, "(total_tokens, 3, heads, hdim)")
     return _attend(
         *(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),

@@ -147,6 +147,18 @@ def _fmha_fwd_out_autograd(*given: Any) -> Tensor:
     return lse
 
 
+def _fmha_fwd_out_resolved(*given: Any) -> Tensor:
+    """For tensors with the negative bit. What torch does by itself fails on a returned lse."""
+    arguments = _arguments_of(_NAMES_WITH_OUT, given)
+    make_problem(arguments)
+    resolved = [x.resolve_neg() if isinstance(x, Tensor) else x for x in given]
+    lse: Tensor = torch.ops.jitfmha.fmha_fwd_out.default(*resolved)
+    out, written = arguments.out, resolved[_NAMES_WITH_OUT.index("out")]
+    if out is not None and out.is_neg():
+        out.copy_(written)
+    return lse
+
+
 def _below_autograd(op: Callable[..., Any], given: tuple[Any, ...], out: Tensor | None) -> Any:
     if torch.is_grad_enabled():
         q, k, v = given[:3]
@@ -163,3 +175,6 @@ for _name, _kernel, _autograd, _fake in (
     _library.impl(_name, _kernel, "CUDA")
     _library.impl(_name, _autograd, "Autograd")
     torch.library.register_fake(f"jitfmha::{_name}", _fake, lib=_library)
+_library.impl("fmha_fwd_out", _fmha_fwd_out_resolved, "Negative")
+# No dtype that is served has this bit; torch would fail on it before the dtype is seen.
+_library.impl("fmha_fwd_out", torch.library.fallthrough_kernel, "Conjugate")

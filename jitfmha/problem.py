@@ -276,6 +276,9 @@ def check_sizes(arguments: Arguments) -> Sizes:
     Raises ``TypeError`` or ``ValueError`` naming the argument and its value.
     """
     q, k, v, out = arguments.q, arguments.k, arguments.v, arguments.out
+    # A sparse tensor has strides as well, and may otherwise be like a dense one that came before.
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _check_layout(name, x)
     *batch, seqlen_q, heads_q, _ = q.shape
     seqlen_k, seqlen_v, hdim_v = k.shape[-3], v.shape[-3], v.shape[-1]
     if seqlen_v != seqlen_k:
@@ -366,8 +369,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__} ({x!r})")
-        if x.layout != torch.strided:
-            raise TypeError(f"{name} has layout {x.layout}; only torch.strided is served")
+        _check_layout(name, x)
     if q.dtype not in DTYPE_NAMES:
         raise TypeError(
             f"q has dtype {q.dtype}; served are torch.bfloat16 and torch.float16, "
@@ -379,6 +381,11 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise TypeError(f"{name} has dtype {x.dtype}, q has {q.dtype}; they must be equal")
         if x.device != q.device:
             raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device")
+
+
+def _check_layout(name: str, x: Tensor) -> None:
+    if x.layout != torch.strided:
+        raise TypeError(f"{name} has layout {x.layout}; only torch.strided is served")
 
 
 def _check_ndim(q: Tensor, k: Tensor, v: Tensor, ndim: int, wanted: str) -> None:
@@ -401,8 +408,7 @@ def _check_cu_seqlens_tensors(q: Tensor, cu_seqlens: CuSeqlens) -> int:
     for name, x in cu_seqlens.named():
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
-        if x.layout != torch.strided:
-            raise TypeError(f"{name} has layout {x.layout}; only torch.strided is served")
+        _check_layout(name, x)
         if x.dtype != torch.int32:
             raise TypeError(f"{name} has dtype {x.dtype}; it must be torch.int32")
         if x.device != q.device:
@@ -433,8 +439,7 @@ def _lengths(name: str, sums: list[int]) -> list[int]:
 def _check_out(out: Tensor, q: Tensor, shape: tuple[int, ...]) -> None:
     if not isinstance(out, Tensor):
         raise TypeError(f"out must be a torch.Tensor, got {type(out).__name__}")
-    if out.layout != torch.strided:
-        raise TypeError(f"out has layout {out.layout}; only torch.strided is served")
+    _check_layout("out", out)
     if out.dtype != out_dtype_of(q.dtype):
         rule = "out must be torch.bfloat16" if q.dtype in FP8_NAMES else "they must be equal"
         raise TypeError(f"out has dtype {out.dtype}, q has {q.dtype}; {rule}")

@@ -51,9 +51,15 @@ class CallCache:
 
 @dataclass(frozen=True)
 class CpuTarget:
-    """A CPU, as far as kernels are compiled for it."""
+    """A CPU, as far as kernels are compiled for it.
+
+    Attributes:
+        isa: the instruction set.
+        calls: what calls on this target left behind where it is put in place.
+    """
 
     isa: CpuIsa
+    calls: CallCache = field(default_factory=CallCache, repr=False, compare=False)
 
     def __str__(self) -> str:
         return f"cpu ({self.isa})"
@@ -101,20 +107,26 @@ class AmdTarget:
 
 Target = CpuTarget | AmdTarget
 
-TARGET_HERE: ContextVar[AmdTarget | None] = ContextVar("jitfmha_target_here", default=None)
+TARGET_HERE: ContextVar[Target | None] = ContextVar("jitfmha_target_here", default=None)
 """What CPU tensors run on inside of ``emulate``, and wherever else a target is put in place."""
 
 
 @lru_cache(maxsize=1)
 def cpu_target() -> CpuTarget:
     """This machine's CPU, whatever is emulated on it."""
-    return CpuTarget(_cpu_isa())
+    return CpuTarget(cpu_isas_here()[0])
 
 
-def _cpu_isa() -> CpuIsa:
+def cpu_isas_here() -> tuple[CpuIsa, ...]:
+    """What kernels for this machine's CPU may be compiled for, the quickest first."""
     if platform.machine().lower() in ("arm64", "aarch64"):
-        return "neon"
+        return "neon", "generic"
     # torch asks cpuinfo, which also knows whether the operating system saves the registers.
+    isas: list[CpuIsa] = ["generic"]
+    if torch.cpu._is_avx2_supported():
+        isas.insert(0, "avx2")
     if torch.cpu._is_avx512_supported():
-        return "avx512_bf16" if torch.cpu._is_avx512_bf16_supported() else "avx512"
-    return "avx2" if torch.cpu._is_avx2_supported() else "generic"
+        isas.insert(0, "avx512")
+        if torch.cpu._is_avx512_bf16_supported():
+            isas.insert(0, "avx512_bf16")
+    return tuple(isas)

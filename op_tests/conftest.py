@@ -7,9 +7,13 @@ import random
 import secrets
 import zlib
 from collections.abc import Generator, Iterator
+from typing import get_args
 
 import pytest
 import torch
+from fresh_calls import fresh_calls
+
+from jitfmha.target import CpuIsa, cpu_isas_here
 
 _SEED = pytest.StashKey[int]()
 
@@ -94,3 +98,12 @@ def num_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=get_args(CpuIsa))
+def isa(request: pytest.FixtureRequest) -> Iterator[CpuIsa]:
+    """Each instruction set that this processor has, with CPU tensors on kernels for it."""
+    if request.param not in cpu_isas_here():
+        pytest.skip(f"this processor does not run {request.param}")
+    with fresh_calls(request.param):
+        yield request.param

@@ -193,6 +193,24 @@ def test_block_table_is_refused() -> None:
         call("flash_attn_varlen_func", block_table=table)
 
 
+@pytest.mark.parametrize("name", [name for name in SIGNATURES if "varlen" in name])
+@pytest.mark.parametrize("max_seqlen", [None, 8])
+def test_varlen_without_cu_seqlens(name: str, max_seqlen: int | None) -> None:
+    """Four dimensions and no prefix sums must not become batch mode."""
+    q = torch.zeros(1, 8, 2, 16)
+    tensors = {"q": q, "k": q, "v": q, "kv": torch.stack([q] * 2, -3)}
+    tensors["qkv"] = torch.stack([q] * 3, -3)
+    required = SIGNATURES[name][0]
+    without = {n: None if "cu_seqlens" in n else max_seqlen for n in required if "seqlen" in n}
+    for given in (tensors, {}):
+        changes = {n: x for n, x in given.items() if n in required} | without
+        with pytest.raises(ValueError, match=r"cu_seqlens(_q)?=None: packed sequences need"):
+            call(name, **changes)
+    if "qkv" not in name:
+        with pytest.raises(ValueError, match="cu_seqlens_k=None"):
+            call(name, cu_seqlens_k=None)
+
+
 @pytest.mark.parametrize(
     ("name", "argument", "shape"),
     [

@@ -43,6 +43,17 @@ def test_hdims(rng: torch.Generator, dtype: str, hdims: tuple[int, int], mask: s
         check(q, k, v, mask=mask)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_dot_product_of_two_parts_and_one_element(rng: torch.Generator, dtype: str) -> None:
+    """Long dot products are sums of parts; the part that is left over has a single element here."""
+    for seqlen_q in (1, 33):
+        q, k, v = random_qkv(rng, seqlen_q=seqlen_q, hdim=257, hdim_v=9, dtype=DTYPES[dtype])
+        check(q, k, v)
+        # The last element alone decides.
+        q[..., :-1] = 0
+        check(q, k, v, softmax_scale=1.0)
+
+
 @pytest.mark.parametrize("seqlen_q", SEQLENS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_seqlens(rng: torch.Generator, dtype: str, seqlen_q: int) -> None:

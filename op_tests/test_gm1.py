@@ -244,6 +244,19 @@ def test_errors(
             assert text in str(raised.value)
 
 
+@pytest.mark.parametrize("side", ["q", "k"])
+@pytest.mark.parametrize("longest", [0, 1, 2])
+def test_max_seqlen_holds_for_every_sequence(rng: torch.Generator, longest: int, side: str) -> None:
+    """Wherever the longest sequence is, the first and the last one included."""
+    lengths = [8 if i == longest else 3 for i in range(3)]
+    inputs = packed(rng, lengths, lengths)
+    expected = inputs.call()[0]
+    assert torch.equal(inputs.call(**{f"max_seqlen_{side}": 8})[0], expected)
+    for max_seqlen in (0, 3, 7):
+        with pytest.raises(ValueError, match=f"max_seqlen_{side}={max_seqlen} is less than .* 8"):
+            inputs.call(**{f"max_seqlen_{side}": max_seqlen})
+
+
 @pytest.mark.parametrize("name", ["cu_seqlens_q_padded", "cu_seqlens_k_padded", "max_seqlen_q"])
 def test_group_arguments_without_cu_seqlens(rng: torch.Generator, name: str) -> None:
     q, k, v = random_qkv(rng)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fresh_calls import fresh_calls
 from inputs import DTYPES, prefix_sums, random_qkv
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -312,3 +313,85 @@ def test_module_with_attention_can_be_copied_and_saved(rng: torch.Generator) -> 
     q, k, v = random_qkv(rng)
     first = explain(q, k, v)
     assert copy.deepcopy(first).problem == first.problem
+
+
+def negated(x: Tensor) -> Tensor:
+    """The same values with torch's negative bit: what lies in memory has the other sign."""
+    return torch._neg_view(-x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", ["gm0", "gm1"])
+def test_negative_bit_of_inputs(rng: torch.Generator, mode: str, dtype: str) -> None:
+    """Also where the same call without the bit came before."""
+    qkv, groups = (random_qkv(rng), {}) if mode == "gm0" else packed_qkv(rng)
+    plain = [x.to(DTYPES[dtype]) for x in qkv]
+    rest = (None, "0", [-1, -1], True, *groups.values(), *[None] * (6 - len(groups)))
+    expected = fmha_fwd(*plain, **groups)
+    for i in range(3):
+        inputs = [negated(x) if i == j else x for j, x in enumerate(plain)]
+        assert inputs[i].is_neg()
+        assert torch.equal(torch.ops.jitfmha.fmha_fwd(*inputs, *rest)[0], expected)
+        assert torch.equal(fmha_fwd(*inputs, **groups), expected)
+        with fresh_calls():
+            assert torch.equal(fmha_fwd(*inputs, **groups), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mode", ["gm0", "gm1"])
+def test_negative_bit_of_out(rng: torch.Generator, mode: str, dtype: str) -> None:
+    qkv, groups = (random_qkv(rng), {}) if mode == "gm0" else packed_qkv(rng)
+    plain = [x.to(DTYPES[dtype]) for x in qkv]
+    rest = (None, "0", [-1, -1], True, *groups.values(), *[None] * (6 - len(groups)))
+    expected, expected_lse = fmha_fwd(*plain, **groups, return_lse=True)
+    fmha_fwd(*plain, **groups, out=torch.empty_like(expected))
+    for inputs in (plain, [negated(x) for x in plain]):
+        out = negated(torch.full_like(expected, torch.nan))
+        returned, lse = fmha_fwd(*inputs, **groups, out=out, return_lse=True)
+        assert returned is out
+        assert out.is_neg()
+        assert torch.equal(out, expected)
+        assert torch.equal(lse, expected_lse)
+        out = negated(torch.full_like(expected, torch.nan))
+        lse = torch.ops.jitfmha.fmha_fwd_out(*inputs, *rest, out)
+        assert torch.equal(out, expected)
+        assert torch.equal(lse, expected_lse)
+
+
+def test_negative_bit_of_cu_seqlens(rng: torch.Generator) -> None:
+    qkv, groups = packed_qkv(rng)
+    expected = fmha_fwd(*qkv, **groups)
+    for name in groups:
+        negative = {name: negated(groups[name])}
+        assert torch.equal(fmha_fwd(*qkv, **(groups | negative)), expected)
+
+
+def test_unused_rows_of_a_negated_out_stay(rng: torch.Generator) -> None:
+    (q, k, v), groups = packed_qkv(rng)
+    q = torch.cat([q, q])
+    out = negated(torch.full_like(q, 7.0))
+    fmha_fwd(q, k, v, out=out, **groups)
+    assert torch.equal(out[:22], fmha_fwd(q[:22], k, v, **groups))
+    assert (out[22:] == 7.0).all()
+
+
+def test_imaginary_part_of_a_conjugate(rng: torch.Generator) -> None:
+    """Where such tensors come from: every other number, unless the last dimension has one only."""
+    z = torch.randn(2, 33, 2, 1, generator=rng, dtype=torch.complex64).conj()
+    assert z.imag.is_neg()
+    _, k, v = random_qkv(rng, hdim=1, hdim_v=8)
+    for _ in range(2):
+        assert torch.equal(fmha_fwd(z.imag, k, v), fmha_fwd(z.imag.clone(), k, v))
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v", "out"])
+def test_conjugate_bit_is_refused(rng: torch.Generator, name: str) -> None:
+    """Only complex numbers have a conjugate, and these are not served."""
+    named = dict(zip(("q", "k", "v"), random_qkv(rng, seqlen_k=33), strict=True))
+    named["out"] = torch.empty_like(named["q"])
+    named[name] = torch.zeros_like(named[name], dtype=torch.complex64).conj()
+    with pytest.raises(TypeError, match=f"{name} has dtype torch.complex64"):
+        fmha_fwd(**named)
+    q, k, v, out = named.values()
+    with pytest.raises(TypeError, match=f"{name} has dtype torch.complex64"):
+        torch.ops.jitfmha.fmha_fwd_out(q, k, v, None, "0", [-1, -1], False, *[None] * 6, out)

@@ -21,7 +21,6 @@ inline Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
 inline Vec sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
 inline Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
 inline Vec mul_add(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
-inline Vec mul_sub(Vec a, Vec b, Vec c) { return _mm256_fmsub_ps(a, b, c); }
 
 // The larger of both; `b` where `a` is NaN.
 inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }

@@ -27,7 +27,6 @@ inline Vec add(Vec a, Vec b) { return a + b; }
 inline Vec sub(Vec a, Vec b) { return a - b; }
 inline Vec mul(Vec a, Vec b) { return a * b; }
 inline Vec mul_add(Vec a, Vec b, Vec c) { return a * b + c; }
-inline Vec mul_sub(Vec a, Vec b, Vec c) { return a * b - c; }
 
 inline BitVec bits_of(Vec a) { return (BitVec)a; }
 inline Vec from_bits(BitVec bits) { return (Vec)bits; }

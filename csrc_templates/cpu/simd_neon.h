@@ -21,7 +21,6 @@ inline Vec add(Vec a, Vec b) { return vaddq_f32(a, b); }
 inline Vec sub(Vec a, Vec b) { return vsubq_f32(a, b); }
 inline Vec mul(Vec a, Vec b) { return vmulq_f32(a, b); }
 inline Vec mul_add(Vec a, Vec b, Vec c) { return vfmaq_f32(c, a, b); }
-inline Vec mul_sub(Vec a, Vec b, Vec c) { return vfmaq_f32(vnegq_f32(c), a, b); }
 
 // The larger of both; `b` where `a` is NaN.
 inline Vec max(Vec a, Vec b) { return vmaxnmq_f32(a, b); }

@@ -236,7 +236,7 @@ def emulation() -> Emulation | None:
     target = TARGET_HERE.get()
     if target is None and os.environ.get("JITFMHA_EMULATE"):
         target = target_of_environment()
-    runtime = None if target is None else target.runtime
+    runtime = target.runtime if isinstance(target, AmdTarget) else None
     return runtime if isinstance(runtime, Emulation) else None
 
 

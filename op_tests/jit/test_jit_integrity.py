@@ -185,12 +185,43 @@ def test_entry_of_another_key(cache: Path, new_process: Callable[[], None]) -> N
         assert answer(make_spec()) == 42
 
 
-def test_file_that_others_can_write_to(cache: Path, new_process: Callable[[], None]) -> None:
-    build_only(make_spec())
-    jit.artifact_path(make_spec()).chmod(0o666)
-    with pytest.warns(RuntimeWarning, match="can be written to by everybody"):
+def assert_refused_file(name: str, reason: str) -> None:
+    assert not jit.is_built(make_spec())
+    with pytest.warns(RuntimeWarning, match=f"'{name}' {reason}"):
         assert answer(make_spec()) == 42
     assert jit.build_log()[0].how == "built"
+    assert jit.is_built(make_spec())
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("mode", [0o666, 0o602, 0o1602])
+def test_file_that_others_can_write_to(name: str, mode: int, cache: Path) -> None:
+    """Each file of an entry counts, not only the one that is loaded; no sticky bit excuses it."""
+    (build_only(make_spec()) / name).chmod(mode)
+    assert_refused_file(name, "can be written to by everybody")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_file_that_a_group_can_write_to(
+    name: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where this process belongs to the group: so may others."""
+    if os.geteuid() != 0:
+        pytest.skip("giving a file to another group needs root")
+    path = build_only(make_spec()) / name
+    monkeypatch.setattr(os, "getgroups", lambda: [0, 4321])
+    monkeypatch.setattr(os, "getegid", lambda: 4321)
+    os.chown(path, 0, 4321)
+    path.chmod(0o660)
+    assert_refused_file(name, "can be written to by group id 4321")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_file_of_another_user(name: str, cache: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("giving a file away needs root")
+    os.chown(build_only(make_spec()) / name, 4321, 0)
+    assert_refused_file(name, "is owned by user id 4321")
 
 
 def test_times_play_no_part(cache: Path, new_process: Callable[[], None]) -> None:

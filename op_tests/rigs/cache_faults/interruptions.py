@@ -45,7 +45,9 @@ if way == "in the main thread":
     call.make()
 else:
     threading.Thread(target=call.make, daemon=True).start()
-    while not Path(compiler_runs).exists():
+    # The compiler's script creates the file before it writes to it; ended in between, it would
+    # never have been seen.
+    while not (Path(compiler_runs).exists() and Path(compiler_runs).read_text()):
         time.sleep(0.01)
     sys.exit(7)
 """

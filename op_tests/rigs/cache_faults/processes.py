@@ -69,8 +69,13 @@ class Worker:
         self.pid = self._process.pid
 
     def signal(self, number: signal.Signals, *, group: bool = False) -> None:
-        """Send a signal to the process alone, or to all of the process group that it leads."""
-        os.kill(-self.pid if group else self.pid, number)
+        """Send a signal to the process alone, or to all of the process group that it leads.
+
+        One that has ended by itself gets none.
+        """
+        # Starting another worker reaps those that have ended, and their numbers are free then.
+        if self._process.is_alive():
+            os.kill(-self.pid if group else self.pid, number)
 
     def is_running(self) -> bool:
         """Whether it has not ended yet."""

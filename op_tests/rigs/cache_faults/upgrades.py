@@ -51,7 +51,7 @@ def run(extent: Extent, progress: Progress) -> Outcome:
         old = Call(scratch.environment, "attention")
         expect_answer(outcome, callers.call(old), "before any upgrade", how="built")
         if cpu_target().isa != "generic":
-            new = replace(old, answers={"jitfmha.target._cpu_isa": "generic"})
+            new = replace(old, answers={"jitfmha.target.cpu_isas_here": ["generic"]})
             _upgrade(callers, scratch, old, callers, new, "another CPU", outcome)
         _edited_template(callers, scratch, old, outcome)
         progress(f"{len(scratch.entry_names())} entries of fmha_fwd beside each other")

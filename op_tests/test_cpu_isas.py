@@ -1,0 +1,183 @@
+"""Kernels for every instruction set that this processor has, not only for its best one.
+
+One pair of head dimensions serves all tests: each is whole vectors and a rest in every instruction
+set, and odd where bf16 numbers come in pairs.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from inputs import DTYPES, lay_out, prefix_sums, random_qkv
+from reference import assert_close, attention, attention_packed
+from torch import Tensor
+from untyped import explain, fmha_fwd
+
+from jitfmha.kernels.cpu import CpuTraits, launcher_spec
+from jitfmha.target import CpuIsa, cpu_isas_here
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+HDIM, HDIM_V = 37, 21
+# seqlen_q, seqlen_k, heads_q, heads_k: a single row, a few, several query tiles and key tiles.
+SIZES = [
+    *[(1, 1, 1, 1), (1, 300, 4, 4), (3, 77, 6, 2)],
+    *[(33, 49, 2, 2), (150, 290, 3, 1), (9, 0, 2, 2)],
+]
+MASKS: list[dict[str, Any]] = [
+    {},
+    {"mask": 1},
+    {"mask": 2},
+    {"window_size": (3, 5)},
+    {"window_size": (70, -1)},
+    {"mask": "g:9,20"},
+]
+
+
+def inputs(rng: torch.Generator, dtype: str, **sizes: int) -> tuple[Tensor, Tensor, Tensor]:
+    return random_qkv(rng, hdim=HDIM, hdim_v=HDIM_V, dtype=DTYPES[dtype], **sizes)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_kernel_is_for_the_isa(rng: torch.Generator, isa: CpuIsa, dtype: str) -> None:
+    assert explain(*inputs(rng, dtype)).plan.traits.isa == isa
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+def test_batch_mode(rng: torch.Generator, isa: CpuIsa, mask: dict[str, Any], dtype: str) -> None:
+    for seqlen_q, seqlen_k, heads_q, heads_k in SIZES:
+        sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "heads_q": heads_q, "heads_k": heads_k}
+        q, k, v = inputs(rng, dtype, **sizes)
+        actual = fmha_fwd(q, k, v, return_lse=True, **mask)
+        assert_close(actual, attention(q, k, v, **mask), q, k, v)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mask", [x for x in MASKS if x.get("mask") in (None, 2)], ids=str)
+def test_group_mode(rng: torch.Generator, isa: CpuIsa, mask: dict[str, Any], dtype: str) -> None:
+    lengths_q, lengths_k = [1, 130, 0, 17, 3, 65], [70, 5, 4, 17, 300, 0]
+    cu_q, cu_k = prefix_sums(lengths_q), prefix_sums(lengths_k)
+    sizes = {"seqlen_q": sum(lengths_q), "seqlen_k": sum(lengths_k), "heads_q": 4, "heads_k": 2}
+    q, k, v = (x[0] for x in inputs(rng, dtype, batch=1, **sizes))
+    groups = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+    actual = fmha_fwd(q, k, v, return_lse=True, **groups, **mask)
+    starts = cu_q.tolist()[:-1], cu_k.tolist()[:-1]
+    expected = attention_packed(q, k, v, lengths_q, lengths_k, *starts, **mask)
+    assert_close(actual, expected, q, k, v)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layouts(rng: torch.Generator, isa: CpuIsa, dtype: str) -> None:
+    """What lies between the elements is NaN in the inputs, and stays in the output."""
+    q, k, v = inputs(rng, dtype)
+    expected = fmha_fwd(q, k, v)
+    for layout in ("bhsd", "packed_by_head", "odd_address"):
+        out = lay_out(torch.zeros_like(expected), layout)
+        everything = torch.empty(0, dtype=q.dtype).set_(out.untyped_storage()).fill_(-77.0)
+        assert torch.equal(fmha_fwd(*(lay_out(x, layout) for x in (q, k, v)), out=out), expected)
+        out.fill_(-77.0)
+        assert (everything == -77.0).all(), "something beside the elements of out was written"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numbers_at_the_edges_of_the_format(isa: CpuIsa, dtype: str) -> None:
+    """A single key's value comes out as it went in: subnormal, largest, infinite, NaN."""
+    finfo = torch.finfo(DTYPES[dtype])
+    numbers = [0.0, -0.0, 1.0, finfo.tiny, -finfo.tiny, finfo.max, finfo.min, torch.inf, -torch.inf]
+    numbers += [finfo.eps, 1 + finfo.eps, torch.nan]
+    if (isa, dtype) != ("avx512_bf16", "bf16"):  # its products take subnormal numbers as 0
+        numbers.append(finfo.smallest_normal / 4)
+    v = torch.tensor(numbers + [0.0] * (HDIM_V - len(numbers)), dtype=DTYPES[dtype])
+    for seqlen_q in (1, 40):
+        q, k = (torch.zeros(1, n, 1, HDIM, dtype=v.dtype) for n in (seqlen_q, 1))
+        out = fmha_fwd(q, k, v.view(1, 1, 1, HDIM_V))
+        assert torch.equal(out.nan_to_num(7.0), v.expand_as(out).nan_to_num(7.0))
+        assert torch.equal(out.isnan(), v.expand_as(out).isnan())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_and_hidden_keys(rng: torch.Generator, isa: CpuIsa, dtype: str) -> None:
+    q, k, v = inputs(rng, dtype, seqlen_q=150, seqlen_k=150)
+    clean = fmha_fwd(q, k, v, mask="causal")
+    for first in (1, 77):
+        bad = k.clone()
+        bad[:, first:] = torch.nan
+        out = fmha_fwd(q, bad, v, mask="causal")
+        assert torch.equal(out[:, :first], clean[:, :first])
+        assert out[:, first:].isnan().all()
+
+
+def dominating(scores: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows that one key dominates, as booleans like the lse, and that key's value for each row.
+
+    Their second largest score is so far below that neither rounding nor the key counts.
+    """
+    (first, second), best = scores.topk(2, dim=-1).values.unbind(-1), scores.argmax(-1)
+    values = v.transpose(1, 2).gather(2, best[..., None].expand(*best.shape, v.shape[-1]))
+    return first - second > 120 + 1e-5 * scores.abs().max(), values
+
+
+@pytest.mark.parametrize("group", [False, True], ids=["gm0", "gm1"])
+@pytest.mark.parametrize("largest_score", [1e3, 1e5, 3e9, 1e11])
+@pytest.mark.parametrize("seqlen_q", [1, 70])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_key_that_dominates_its_row(
+    rng: torch.Generator, isa: CpuIsa, dtype: str, seqlen_q: int, largest_score: float, group: bool
+) -> None:
+    """However large the scores are, the result is that key's value to the last bit."""
+    q, k, v = inputs(rng, dtype, batch=1, seqlen_q=seqlen_q, seqlen_k=300)
+    k[:, 100 : 100 + seqlen_q] = 4 * q
+    products = torch.einsum("bihd,bjhd->bhij", q.double(), k.double())
+    scale = largest_score / products.abs().max().item()
+    scores = products * scale
+    dominated, values = dominating(scores, v)
+    assert dominated.float().mean() > 0.5
+    options: dict[str, Any] = {"softmax_scale": scale, "return_lse": True}
+    if group:
+        cu_q, cu_k = prefix_sums([seqlen_q]), prefix_sums([300])
+        out, lse = fmha_fwd(q[0], k[0], v[0], cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **options)
+        out, lse = out[None], lse[None]
+    else:
+        out, lse = fmha_fwd(q, k, v, **options)
+    assert out.isfinite().all()
+    assert torch.equal(out.transpose(1, 2)[dominated], values[dominated])
+    error = (lse.double() - scores.logsumexp(-1)).abs()
+    assert (error <= 1e-5 * largest_score).all()
+
+
+@pytest.mark.parametrize("seqlen_q", [1, 70])
+def test_scores_up_to_the_largest_float(rng: torch.Generator, isa: CpuIsa, seqlen_q: int) -> None:
+    """Finite where torch's own attention is finite, with a large scale and with large inputs."""
+    q, k, v = inputs(rng, "fp32", seqlen_q=seqlen_q)
+    products = torch.einsum("bihd,bjhd->bhij", q.double(), k.double())
+    for size, scale in ((1e12, 1e10), (1e18, 1.0), (1.0, 1e36), (1.0, 3.4e38), (1e-18, 1e38)):
+        out, lse = fmha_fwd(q * size, k * size, v, softmax_scale=scale, return_lse=True)
+        assert out.isfinite().all(), (size, scale)
+        assert not lse.isnan().any()
+        dominated, values = dominating(products * size * size * scale, v)
+        assert torch.equal(out.transpose(1, 2)[dominated], values[dominated]), (size, scale)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("other_isa", sorted(set(get_args(CpuIsa)) - set(cpu_isas_here())))
+def test_other_isas_are_compiled(tmp_path: Path, other_isa: CpuIsa, dtype: str) -> None:
+    """What this processor does not run: for another one, by a compiler that has all of them."""
+    pytest.importorskip("ziglang", reason="a compiler for other processors comes with ziglang")
+    machine, in_elf = ("aarch64", 183) if other_isa == "neon" else ("x86_64", 62)
+    for mode, masked in (("gm0", False), ("gm1", True)):
+        spec = launcher_spec(CpuTraits(dtype, HDIM, HDIM_V, masked, mode, other_isa))
+        for name, text in spec.sources.items():
+            (tmp_path / name).write_text(text)
+        compiler = [sys.executable, "-m", "ziglang", "c++", f"--target={machine}-linux-gnu"]
+        arguments = [*spec.cflags, "-fPIC", "-c", "fmha_fwd.cpp", "-o", "fmha_fwd.o"]
+        done = subprocess.run(
+            [*compiler, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert int.from_bytes((tmp_path / "fmha_fwd.o").read_bytes()[18:20], "little") == in_elf
