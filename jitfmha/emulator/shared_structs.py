@@ -39,7 +39,7 @@ OPTIONS = SharedStruct(
 # Instructions. Few, so that waves keep pace as they do on hardware: published kernels (gfx950,
 # causal) hand LDS over without a barrier and give wrong results from 512 on. 64 costs no time that
 # can be measured.
-DEFAULT_TIME_SLICE = 64
+DEFAULT_TIME_SLICE = 4
 
 RANGE = SharedStruct("Range", {"begin": UINT64, "end": UINT64})
 """Addresses that a launch may touch, the end excluded."""
