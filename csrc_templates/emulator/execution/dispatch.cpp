@@ -28,6 +28,9 @@ std::string formatted(const char* format, va_list arguments) {
 // as the cost model has it, with an instruction every fourth. In random order it is 0 to 4095.
 constexpr u64 kLdsLoadLatency = 150;
 
+// A wave that has a workgroup to itself keeps pace with nobody; its turns end for loads into LDS.
+constexpr u32 kSliceOfLoneWave = 64;
+
 // The generator of the `random_order` option: splitmix64.
 class Random {
  public:
@@ -271,7 +274,9 @@ class Worker {
         if (options.random_order) workgroup.lds_load_latency = random.slice() - 1;
         workgroup.land_due_lds_loads();
         try {
-          u64 slice = options.random_order ? random.slice() : options.time_slice;
+          u64 slice = options.random_order ? random.slice()
+                      : wave_count_ == 1   ? std::max(options.time_slice, kSliceOfLoneWave)
+                                           : options.time_slice;
           if (options.instruction_budget) {
             if (wave.executed >= options.instruction_budget)
               fault("the wave's budget of %llu instructions is used up",
