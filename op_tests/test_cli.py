@@ -21,7 +21,7 @@ from jitfmha.bench.report import Report, Row
 from jitfmha.bench.timing import Timings, alternate
 from jitfmha.cli import bench, demo, explain, main, output
 
-COMMANDS = ("demo", "info", "explain", "build", "cache", "bench", "profile")
+COMMANDS = ("demo", "info", "explain", "build", "cache", "bench", "profile", "run-kernel")
 
 
 class Ran:

@@ -122,9 +122,7 @@ def memory_after(
     return data
 
 
-def _launch(
-    emulator: Emulator, function: Function, body: Body, data: NDArray[np.uint32]
-) -> None:
+def _launch(emulator: Emulator, function: Function, body: Body, data: NDArray[np.uint32]) -> None:
     kernarg = struct.pack("<Q", data.ctypes.data)
     emulator.set_allowed_memory([(data.ctypes.data, data.nbytes)])
     try:

@@ -95,9 +95,7 @@ def test_a_wait_lands_nothing_that_was_issued_after(emulator: Emulator, arch: st
     np.testing.assert_array_equal(own, _LOADED[_LANES:])
 
 
-def test_random_order_lands_loads_early_and_late(
-    emulator: Emulator, arch: str, seed: int
-) -> None:
+def test_random_order_lands_loads_early_and_late(emulator: Emulator, arch: str, seed: int) -> None:
     read = [_READ.format("v10"), _READ.format("v11"), _WAIT_FOR_LDS]
     body = _body(_LATER, ["s_barrier", *read])
     landed = []

@@ -288,9 +288,9 @@ _VALU = "v_add_f32 v10, v11, v12"
 
 # The model's numbers once more, as the ISA documents, published measurements and the fit have them.
 _RATES = {
-    "issue": 4, "valu": 4, "transcendental": 16, "matrix_pass": 4, "matrix_result": 12, "lds_banks": 32,
-    "lds_latency": 96, "global_latency": 600, "scalar_latency": 200, "line_bytes": 128,
-    "cycles_of_line": 2, "queue": 64, "barrier": 192, "branch": 16,
+    "issue": 4, "valu": 4, "transcendental": 16, "matrix_pass": 4, "matrix_result": 12,
+    "lds_banks": 32, "lds_latency": 96, "global_latency": 600, "scalar_latency": 200,
+    "line_bytes": 128, "cycles_of_line": 2, "queue": 64, "barrier": 192, "branch": 16,
 }  # fmt: skip
 _RATES_OF_GFX950 = _RATES | {"transcendental": 8, "matrix_result": 16, "lds_banks": 64}
 

@@ -365,7 +365,8 @@ def test_vskip_skips_vector_instructions_only(emulator: Emulator, arch: str) -> 
     lanes = np.arange(LANES, dtype=np.uint32)
     inputs = {
         "v2": lanes + 100, "v3": 4 * lanes, "v[8:11]": np.full((4, LANES), 5, np.uint32),
-        "v[4:5]": address + 4 * lanes.astype(np.uint64), "a[0:3]": np.full((4, LANES), 6, np.uint32),
+        "v[4:5]": address + 4 * lanes.astype(np.uint64),
+        "a[0:3]": np.full((4, LANES), 6, np.uint32),
         "s[20:21]": address, "s[24:27]": address | 256 << 64 | 0x20000 << 96,
         "s[8:9]": 11, "vcc": 12, "s10": 0,
     }  # fmt: skip

@@ -65,7 +65,8 @@ void before_instruction(Wave& wave, const Instruction& inst) {
   const InstructionTraits& traits = wave.dispatch().observation->traits[dword_of(wave, inst)];
   wave.observation->current = &traits;
   if (traits.loads_to_lds)
-    std::fill(std::begin(wave.observation->loaded_from), std::end(wave.observation->loaded_from), 0);
+    std::fill(std::begin(wave.observation->loaded_from), std::end(wave.observation->loaded_from),
+              0);
   check_wait_states(wave, inst, traits);
   check_counters(wave, inst, traits);
 }

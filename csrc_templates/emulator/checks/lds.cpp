@@ -20,8 +20,8 @@ struct LdsAccess {
   int lane;
   Access kind;
   Order order;
-  u32 serial, at;     // at: dword of the code
-  u64 begin;          // its first byte in LDS
+  u32 serial, at;  // at: dword of the code
+  u64 begin;       // its first byte in LDS
   bool is_write() const { return kind != Access::load; }
   bool loads_to_lds() const { return wave.observation->current->loads_to_lds; }
   // Where a load into LDS has the word at `offset` from.
