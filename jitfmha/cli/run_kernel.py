@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,7 +101,7 @@ def _kernel(image: bytes, args: argparse.Namespace, wanted: str | None) -> str:
 
     try:
         symbols = [symbol.name for symbol in Elf(image).dynamic_symbols()]
-    except Exception as error:
+    except (ValueError, IndexError, struct.error) as error:
         raise UsageError(f"{args.code_object} is not a code object: {error}") from error
     names = [name.removesuffix(".kd") for name in symbols if name.endswith(".kd")]
     if wanted is None and len(names) == 1:

@@ -95,7 +95,8 @@ class TensorDescription:
         tensor = _aligned(self.shape, self.dtype)
         if self.content == "file":
             raw = _raw_bytes(where, Path(self.value), tensor.nbytes)
-            tensor.view(torch.uint8).reshape(-1).copy_(raw) if raw.numel() else None
+            if raw.numel():
+                tensor.reshape(-1).view(torch.uint8).copy_(raw)
             return tensor
         if self.content == "fill":
             return tensor.copy_(torch.full(self.shape, self.value, dtype=self._wide))
