@@ -24,8 +24,9 @@ std::string formatted(const char* format, va_list arguments) {
   return text;
 }
 
-// Instructions that a wave executes before what it loads into LDS lands: about 600 cycles to memory,
-// as the cost model has it, with an instruction every fourth. In random order it is 0 to 4095.
+// Instructions that a wave executes before what it loads into LDS lands: about 600 cycles to
+// memory, as the cost model has it, with an instruction every fourth. In random order it is 0 to
+// 4095.
 constexpr u64 kLdsLoadLatency = 150;
 
 // A wave that has a workgroup to itself keeps pace with nobody; its turns end for loads into LDS.
