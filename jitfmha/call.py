@@ -137,9 +137,18 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
     key: Hashable
     try:
         key = (
-            (q.shape, q.stride(), q.dtype, q.device),
-            (k.shape, k.stride(), k.dtype, k.device),
-            (v.shape, v.stride(), v.dtype, v.device),
+            q.shape,
+            q.stride(),
+            q.dtype,
+            q.device,
+            k.shape,
+            k.stride(),
+            k.dtype,
+            k.device,
+            v.shape,
+            v.stride(),
+            v.dtype,
+            v.device,
             # 1, 1.0 and True are one key, but not all of them are valid: add what tells them apart.
             scale,
             scale.__class__,
@@ -221,10 +230,10 @@ def _kind_and_sizes(key: Any) -> tuple[Hashable, Sizes | None]:
     The latter only where it is plain at a glance that there is nothing to refuse. A tensor with a
     dimension too few or too many makes a kind of its own, which is refused.
     """
-    q, k, v, *options, out, cu_seqlens, descales = key
-    shape_q, strides_q, dtype_q, device_q = q
-    shape_k, strides_k, dtype_k, device_k = k
-    shape_v, strides_v, dtype_v, device_v = v
+    shape_q, strides_q, dtype_q, device_q = key[:4]
+    shape_k, strides_k, dtype_k, device_k = key[4:8]
+    shape_v, strides_v, dtype_v, device_v = key[8:12]
+    out, cu_seqlens, descales = key[-3:]
     batches: Hashable = None
     try:
         if cu_seqlens is None:
@@ -241,12 +250,9 @@ def _kind_and_sizes(key: Any) -> tuple[Hashable, Sizes | None]:
             strides_out = (heads_q * hdim_v, hdim_v, 1)
     except ValueError:
         return key, None
-    kind_key = (
-        *(batches, heads_q, heads_k, heads_v, hdim_q, hdim_k, hdim_v),
-        *(dtype_q, device_q, dtype_k, device_k, dtype_v, device_v),
-        *options,
-        *(out and out[2:], cu_seqlens, descales),
-    )
+    shapes = batches, heads_q, heads_k, heads_v, hdim_q, hdim_k, hdim_v
+    kinds = dtype_q, device_q, dtype_k, device_k, dtype_v, device_v
+    kind_key = shapes, kinds, key[12:-3], out and out[2:], cu_seqlens, descales
     if out or seqlen_k != seqlen_v or not strides_q[-1] == strides_k[-1] == strides_v[-1] == 1:
         return kind_key, None
     sizes = (seqlen_q, seqlen_k, strides_q, strides_k, strides_v, strides_out)
@@ -263,10 +269,11 @@ def _described_descales(descales: Descales) -> tuple[object, ...]:
 def _described_cu_seqlens(cu_seqlens: CuSeqlens) -> tuple[object, ...]:
     """What the checks look at; mostly the padded ones are the plain ones, and say nothing new."""
     q, k, q_padded, k_padded, _, _ = cu_seqlens
-    plain = (q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.device)
+    of_q = q.shape, q.stride(), q.dtype, q.device, q.is_neg()
+    plain = of_q, (k.shape, k.stride(), k.dtype, k.device, k.is_neg())
     if q_padded is q and k_padded is k:
         return plain
-    padded = [(x.shape, x.stride(), x.dtype, x.device) for x in (q_padded, k_padded)]
+    padded = [(x.shape, x.stride(), x.dtype, x.device, x.is_neg()) for x in (q_padded, k_padded)]
     return (*plain, *padded)
 
 

@@ -124,8 +124,8 @@ def chips() -> tuple[Chip, ...]:
     return tuple(_facts().chips.values())
 
 
-def chip_of_device(arch: Arch, pci_id: int) -> Chip:
-    """The chip of a device; one whose PCI id nobody has listed runs as a chip of its architecture.
+def chip_of_device(arch: Arch, pci_id: int | None) -> Chip:
+    """The chip of a device; one whose PCI id is not known runs as a chip of its architecture.
 
     A unit count would not tell, because a partitioned GPU has fewer units than its chip.
     """

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import warnings
+from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 
-from .chips import chip_of_device, is_arch, supported_chips
+from .chips import Arch, Chip, architecture, chip_of_device, chips, is_arch, supported_chips
 from .target import TARGET_HERE, AmdTarget, Target, cpu_target
+
+if TYPE_CHECKING:
+    from .amd.runtime import HipRuntime
 
 
 def target_of(device: torch.device) -> Target:
@@ -61,5 +67,28 @@ def _gpu_target(index: int) -> AmdTarget:
     if not is_arch(arch):
         raise ValueError(f"device cuda:{index} is a {arch}; supported are {supported_chips()}")
     runtime = loaded_runtime()
-    chip = chip_of_device(arch, runtime.pci_chip_id(index))
+    chip = _chip(runtime, arch, index, properties.name)
     return AmdTarget(chip, index, properties.multi_processor_count, runtime, trees_of(chip))
+
+
+def _chip(runtime: HipRuntime, arch: Arch, index: int, name: str) -> Chip:
+    """The chip that a GPU is; its PCI id is asked for only where kernels depend on it."""
+    if not architecture(arch).kernel_folders:
+        named = (x for x in chips() if x.architecture.name == arch and x.name in name)
+        return next(named, chip_of_device(arch, None))
+    pci_id = runtime.pci_chip_id(index)
+    chip = chip_of_device(arch, pci_id)
+    if pci_id is None:
+        _warn_of_assumed_chip(arch, chip)
+    return chip
+
+
+@cache
+def _warn_of_assumed_chip(arch: Arch, chip: Chip) -> None:
+    """Once in a process."""
+    warnings.warn(
+        f"jitfmha: neither the HIP runtime nor the system tells the PCI id of a {arch}; it runs "
+        f"the kernels for the {chip}",
+        RuntimeWarning,
+        stacklevel=2,
+    )

@@ -159,12 +159,8 @@ def fmha_fwd(
         or _functorch_level() is not None
         or forward_ad._current_level >= 0
         or q.is_meta
-        or (out is not None and _is_negative(out))
-        or (cu_seqlens_q is not None and _is_negative(cu_seqlens_q))
-        or (cu_seqlens_k is not None and _is_negative(cu_seqlens_k))
-        or (cu_seqlens_q_padded is not None and _is_negative(cu_seqlens_q_padded))
-        or (cu_seqlens_k_padded is not None and _is_negative(cu_seqlens_k_padded))
-        or (descales is not None and any(_is_negative(x) for x in descales))
+        or (out is not None and _is_any_negative(out))
+        or (descales is not None and _is_any_negative(*descales))
     ):
         # Not plain: a subclass, a mode, a transform, tensors without values, or with values whose
         # sign is turned around by a bit of the tensor.
@@ -184,9 +180,9 @@ def fmha_fwd(
     return result if lse_or_none is None else (result, lse_or_none)
 
 
-def _is_negative(x: object) -> bool:
-    """Whether the tensor has torch's negative bit, as the imaginary part of a conjugate has."""
-    return isinstance(x, Tensor) and x.is_neg()
+def _is_any_negative(*optional: object) -> bool:
+    """Whether a tensor has torch's negative bit, as the imaginary part of a conjugate has."""
+    return any(isinstance(x, Tensor) and x.is_neg() for x in optional)
 
 
 def explain(

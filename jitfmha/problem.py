@@ -422,6 +422,8 @@ def _check_cu_seqlens_tensors(q: Tensor, cu_seqlens: CuSeqlens) -> int:
             )
         if x.shape[0] > 1 and x.stride(0) != 1:
             raise ValueError(f"{name} has stride {x.stride(0)}; it must be contiguous")
+        if x.is_neg():
+            raise ValueError(f"{name} has torch's negative bit; call {name}.resolve_neg()")
     return cu_q.shape[0] - 1
 
 

@@ -34,7 +34,7 @@ def prefix_sums(lengths: list[int]) -> Tensor:
 
 
 def _surrounded(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return torch.full(shape, torch.nan, dtype=x.dtype)
+    return torch.full(shape, torch.nan, dtype=x.dtype, device=x.device)
 
 
 def _bshd(x: Tensor) -> Tensor:

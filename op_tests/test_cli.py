@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ from jitfmha.bench.report import Report, Row
 from jitfmha.bench.timing import Timings, alternate
 from jitfmha.cli import bench, demo, explain, main, output
 
-COMMANDS = ("demo", "info", "explain", "build", "cache", "bench", "profile")
+COMMANDS = ("demo", "doctor", "info", "explain", "build", "cache", "bench", "profile", "run-kernel")
 
 
 class Ran:
@@ -80,7 +82,7 @@ def test_help(run: Run, argv: tuple[str, ...]) -> None:
     assert result.code == 0
     assert "usage: jitfmha" in result.out
     if not argv:
-        assert all(f"\n    {command} " in result.out for command in COMMANDS)
+        assert all(re.search(rf"\n    {command}\s", result.out) for command in COMMANDS)
         assert "exit codes" in result.out
 
 
@@ -284,6 +286,23 @@ def test_demo_fails_on_a_wrong_result(run: Run, monkeypatch: pytest.MonkeyPatch)
     result = run("demo", "--dtype", "fp32")
     assert result.code == 1
     assert "NO" in result.out
+
+
+@pytest.mark.usefixtures("small_demo")
+def test_demo_takes_the_cpu_where_a_gpu_is_not_served(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a sentence that says so."""
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    gfx90a = SimpleNamespace(gcnArchName="gfx90a:sramecc+:xnack-", name="AMD Instinct MI210")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _index: gfx90a)
+    result = run("demo", "--json")
+    assert result.code == 0
+    assert "device cuda:0 is a gfx90a; supported are gfx942" in result.err
+    assert "the demo runs on the CPU" in result.err
+    assert result.json["target"].startswith("cpu (")
 
 
 def test_demo_says_when_the_launcher_was_in_the_cache(capsys: pytest.CaptureFixture[str]) -> None:

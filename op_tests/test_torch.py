@@ -359,11 +359,14 @@ def test_negative_bit_of_out(rng: torch.Generator, mode: str, dtype: str) -> Non
 
 
 def test_negative_bit_of_cu_seqlens(rng: torch.Generator) -> None:
+    """Refused, also where the same call without it came before."""
     qkv, groups = packed_qkv(rng)
     expected = fmha_fwd(*qkv, **groups)
     for name in groups:
-        negative = {name: negated(groups[name])}
-        assert torch.equal(fmha_fwd(*qkv, **(groups | negative)), expected)
+        with pytest.raises(ValueError, match=f"{name} has torch's negative bit"):
+            fmha_fwd(*qkv, **(groups | {name: negated(groups[name])}))
+        resolved = {name: negated(groups[name]).resolve_neg()}
+        assert torch.equal(fmha_fwd(*qkv, **(groups | resolved)), expected)
 
 
 def test_unused_rows_of_a_negated_out_stay(rng: torch.Generator) -> None:

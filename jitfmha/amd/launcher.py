@@ -77,7 +77,6 @@ _pack_sizes, _pack_tensors = SIZES.packer.pack, TENSORS.packer.pack
 _NO_CU_SEQLENS = (0, 0, 0, 0)
 _NO_SCALES = (0, 0, 0)
 _NO_DESCALES = Descales(None, None, None)
-_ONE_SPLIT = (1, 0)
 
 SplitsOf = Callable[[int], tuple[int, int]]
 """Longest sequence of q -> num_splits, and how many float32 values the splits leave."""
@@ -124,7 +123,8 @@ class BoundKernel:
         self.launching = target.runtime.launching
         self.is_fp8 = problem.is_fp8
         self.is_group = problem.mode == "gm1"
-        self._ones: Tensor | None = None
+        # Complete before any launch: one that is captured, or on another stream, waits for nothing.
+        self.one = target.runtime.scale_of_one(target.device_index) if self.is_fp8 else None
         kernel = self._load(target, row, code_object)
         self.call = CALL.packer.pack(
             *(kernel, problem.batch, problem.heads_q, problem.heads_k),
@@ -137,8 +137,8 @@ class BoundKernel:
     def launch_for(
         self,
         sizes: Sizes,
-        splits: tuple[int, int] = _ONE_SPLIT,
-        splits_of: SplitsOf | None = None,
+        splits: tuple[int, int],
+        splits_of: SplitsOf | None,
     ) -> AmdLaunch:
         """The launch for these lengths and strides.
 
@@ -153,12 +153,11 @@ class BoundKernel:
             packed = _pack_sizes(seqlen_q, seqlen_k, *q, *k, *v, *out)
         return AmdLaunch(self, packed, seqlen_q, splits, splits_of)
 
-    def descales(self, given: Descales | None, device: torch.device) -> list[Tensor]:
+    def descales(self, given: Descales | None) -> list[Tensor]:
         """The scales of fp8 inputs, with 1 in place of those that were not given."""
-        ones = self._ones
-        if ones is None:
-            ones = self._ones = torch.ones(1, dtype=torch.float32, device=device)
-        return [ones if x is None else x for x in given or _NO_DESCALES]
+        one = self.one
+        assert one is not None, "only kernels for fp8 take scales"
+        return [one if x is None else x for x in given or _NO_DESCALES]
 
     def error(self, status: int) -> HipError:
         """Why the launcher's last function failed."""
@@ -227,7 +226,7 @@ class AmdLaunch:
         workspace = None
         if num_splits > 1:
             workspace = q.new_empty(workspace_floats, dtype=torch.float32)
-        scales = kernel.descales(descales, q.device) if kernel.is_fp8 else ()
+        scales = kernel.descales(descales) if kernel.is_fp8 else ()
         addresses = _pack_tensors(
             *(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()),
             0 if lse is None else lse.data_ptr(),

@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import bench, build, cache, demo, explain, info, profile
+from . import bench, build, cache, demo, doctor, explain, info, profile, run_kernel
 from .exit_codes import FAILED, USAGE, UsageError
 
 _EXIT_CODES = (
@@ -48,6 +48,6 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EXIT_CODES,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for module in (demo, info, explain, build, cache, bench, profile):
+    for module in (demo, doctor, info, explain, build, cache, bench, profile, run_kernel):
         module.add_parser(commands)
     return parser

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from ..target import Target
+
 _HDIM = 128
 _RAGGED_HEADS_PER_KEY_HEAD = 4
 
@@ -75,12 +77,10 @@ def run(args: argparse.Namespace) -> int:
     """Run both problems and print the table."""
     import torch
 
-    from ..detection import target_of
     from ..problem import DTYPE_NAMES
     from ..target import AmdTarget
 
-    device = torch.device("cuda" if torch.cuda.is_available() and torch.version.hip else "cpu")
-    target = target_of(device)
+    device, target = _served_device()
     progress(f"target: {target}, {torch.get_num_threads()} threads")
     is_emulated = isinstance(target, AmdTarget) and target.has_host_memory
     sizes = _EMULATED_SIZES if is_emulated else _REAL_SIZES
@@ -104,6 +104,22 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(results)
     return OK if verified else FAILED
+
+
+def _served_device() -> tuple[torch.device, Target]:
+    """The GPU that torch takes by default where it is one that is served, or else the CPU."""
+    import torch
+
+    from ..detection import target_of
+
+    if torch.cuda.is_available():
+        device = torch.device("cuda", torch.cuda.current_device())
+        try:
+            return device, target_of(device)
+        except ValueError as error:
+            progress(f"{error}; the demo runs on the CPU")
+    device = torch.device("cpu")
+    return device, target_of(device)
 
 
 def _print(results: list[DemoResult]) -> None:

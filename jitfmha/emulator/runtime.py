@@ -175,11 +175,12 @@ class Emulator:
         Args:
             threads: workers; 0: as many as the CPU has.
             time_slice: instructions before the next wave of a workgroup gets its turn. Waves
-                drift apart by that much: published kernels that hand LDS over without a barrier
-                are right up to 256 and wrong from 512 on.
+                drift apart by that much: of the published kernels that hand LDS over without a
+                barrier, one is right up to 10 only.
             instruction_budget: of each wave, after which it is stopped with an error; 0: none.
             random_order: waves take turns in random order, and `time_slice` is replaced by
-                lengths from 1 to 4096, short ones as often as long ones.
+                lengths from 1 to 4096, short ones as often as long ones. Loads into LDS land after
+                0 to 4095 instructions in place of 150.
             register_fill: the content of registers and LDS that nobody wrote.
             seed: of `random_order`.
         """

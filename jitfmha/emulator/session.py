@@ -21,6 +21,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
 from ..amd.manifest import trees_of
 from ..argument_checks import check_flags, check_ints
 from ..chips import chip
@@ -29,8 +32,6 @@ from ..target import TARGET_HERE, AmdTarget
 from .node import VIRTUAL_NODE
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from .findings import Finding
     from .library import Variant
     from .profile import LaunchProfile
@@ -76,6 +77,10 @@ class Emulation:
 
     def current_stream(self, device_index: int) -> None:
         """There are no streams to choose from."""
+
+    def scale_of_one(self, device_index: int) -> Tensor:
+        """A float32 1 of shape (1,) for kernels to read."""
+        return torch.ones(1, dtype=torch.float32)
 
     @property
     def library(self) -> ctypes.CDLL:

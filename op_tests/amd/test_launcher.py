@@ -157,6 +157,35 @@ def test_arguments_of_fp8(
         assert wrong == []
 
 
+def test_the_scale_of_one_is_made_when_a_call_is_bound(
+    rng: torch.Generator, runtime: RecordingRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first launch, on the call's device, and never again: a graph may be captured."""
+    made: list[tuple[int, int, Tensor]] = []
+
+    def scale_of_one(device: int) -> Tensor:
+        made.append((device, runtime.launch_count, torch.ones(1)))
+        return made[-1][2]
+
+    monkeypatch.setattr(runtime, "scale_of_one", scale_of_one)
+    q, k, v = qkv(rng, 1, 70, dtype=torch.float8_e4m3fnuz)
+    given = torch.full((1,), 2.0)
+    with runtime.stands_for(runtime.target("MI300X", 3)):
+        fmha_fwd(*qkv(rng, 1, 70))
+        for stream in (0, 1, 2):
+            runtime._stream = stream
+            fmha_fwd(q, k, v)
+            fmha_fwd(q[:, :9], k, v)
+        fmha_fwd(q, k, v, k_descale=given)
+    assert [(device, launches) for device, launches, _ in made] == [(3, 1), (3, 7)]
+    launches = [bytes(launch.kernarg) for launch in runtime.launches()[1:]]
+    addresses = [
+        [int.from_bytes(x[i : i + 8], "little") for i in (512, 528, 544)] for x in launches
+    ]
+    one, other = (scale.data_ptr() for _, _, scale in made)
+    assert addresses == [[one] * 3] * 6 + [[other, given.data_ptr(), other]]
+
+
 @pytest.mark.parametrize(
     ("chip", "hdims", "mask", "heads", "seqlen_q", "s_opt"),
     [

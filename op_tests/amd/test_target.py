@@ -8,17 +8,17 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from shutil import copyfile
 
 import pytest
 import torch
 from rigs.recording_runtime import RecordingRuntime
 
+from jitfmha import detection
 from jitfmha.amd import runtime as hip_runtime
-from jitfmha.amd.runtime import HipError, HipRuntime
+from jitfmha.amd.runtime import HipRuntime
 from jitfmha.detection import target_of
 from jitfmha.emulator import DEVICES, Emulator, emulate
 from jitfmha.target import AmdTarget, CpuTarget, Target, cpu_target
@@ -33,6 +33,7 @@ class Properties:
 
     gcnArchName: str  # noqa: N815 - torch's name
     multi_processor_count: int
+    name: str
 
 
 class FakeGpus:
@@ -44,10 +45,11 @@ class FakeGpus:
         self.questions: list[int] = []
         self.current = 0
 
-    def add(self, arch: str, units: int, pci_chip_id: int) -> torch.device:
+    def add(self, arch: str, units: int, pci_chip_id: int | None, name: str = "") -> torch.device:
         index = len(self.devices)
-        self.devices.append(Properties(arch, units))
-        self.runtime.set_attribute(index, PCI_CHIP_ID, pci_chip_id)
+        self.devices.append(Properties(arch, units, name))
+        if pci_chip_id is not None:
+            self.runtime.set_attribute(index, PCI_CHIP_ID, pci_chip_id)
         return torch.device("cuda", index)
 
     def properties(self, index: int) -> Properties:
@@ -56,13 +58,15 @@ class FakeGpus:
 
 
 @pytest.fixture
-def gpus(runtime: RecordingRuntime, monkeypatch: pytest.MonkeyPatch) -> FakeGpus:
+def gpus(runtime: RecordingRuntime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeGpus:
     fake = FakeGpus(runtime)
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setattr(torch.cuda, "get_device_properties", fake.properties)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: fake.current)
     monkeypatch.setattr(hip_runtime, "loaded_runtime", lambda: HipRuntime(runtime.library))
     monkeypatch.setattr("jitfmha.detection._gpu_targets", {})
+    monkeypatch.setattr(hip_runtime, "_PCI_DEVICES", tmp_path)
+    detection._warn_of_assumed_chip.cache_clear()
     return fake
 
 
@@ -76,7 +80,7 @@ def test_several_gpus_each_get_theirs(gpus: FakeGpus) -> None:
     devices = [
         gpus.add("gfx942:sramecc+:xnack-", 304, 0x74A1),
         gpus.add("gfx942:sramecc+:xnack-", 80, MI308_IDS[0]),
-        gpus.add("gfx950:sramecc+:xnack-", 256, 0x75A3),
+        gpus.add("gfx950:sramecc+:xnack-", 256, 0x75A3, "AMD Instinct MI355X"),
         gpus.add("gfx942", 80, 0x74A1),
         gpus.add("gfx942", 228, 0x74A0),
         gpus.add("gfx942:xnack+", 20, MI308_IDS[3]),
@@ -135,18 +139,61 @@ def test_runtimes_that_number_attributes_anew(gpus: FakeGpus) -> None:
     assert target.chip.name == "MI308X"
 
 
-def test_an_unknown_id_is_no_mi308(gpus: FakeGpus) -> None:
-    target = target_of(gpus.add("gfx942", 80, 512))
+def tell_by_the_bus(gpus: FakeGpus, folder: Path, pci_chip_id: int) -> None:
+    """The runtime names device 0 on the bus, and the kernel has its id."""
+    gpus.runtime.set_bus_id(0, "0000:C1:00.0")
+    (folder / "0000:c1:00.0").mkdir()
+    (folder / "0000:c1:00.0" / "device").write_text(f"{pci_chip_id:#06x}\n")
+
+
+@pytest.mark.parametrize("answer", [None, 512])
+def test_the_bus_tells_what_the_attribute_does_not(
+    gpus: FakeGpus, tmp_path: Path, answer: int | None
+) -> None:
+    device = gpus.add("gfx942", 80, answer)
+    tell_by_the_bus(gpus, tmp_path, MI308_IDS[2])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        target = target_of(device)
+    assert isinstance(target, AmdTarget)
+    assert target.chip.name == "MI308X"
+    assert gpus.runtime.last_error == 0
+
+
+def test_an_id_that_nobody_listed_is_no_mi308(gpus: FakeGpus, tmp_path: Path) -> None:
+    device = gpus.add("gfx942", 80, None)
+    tell_by_the_bus(gpus, tmp_path, 0x74FF)
+    target = target_of(device)
     assert isinstance(target, AmdTarget)
     assert target.chip.name == "MI300X"
 
 
-def test_a_runtime_that_does_not_tell(gpus: FakeGpus) -> None:
-    device = gpus.add("gfx942", 304, 0x74A1)
-    gpus.runtime.reset()
-    with pytest.raises(HipError, match=r"PciChipId\) of device 0 failed: 1") as raised:
-        target_of(device)
-    assert raised.value.code == 1
+@pytest.mark.parametrize("on_the_bus", [False, True])
+@pytest.mark.parametrize("answer", [None, 512])
+def test_without_an_id_it_is_an_mi300_with_one_warning(
+    gpus: FakeGpus, answer: int | None, on_the_bus: bool
+) -> None:
+    """Also where the bus is hidden. No error stays behind in the runtime."""
+    devices = [gpus.add("gfx942", units, answer) for units in (304, 80, 304)]
+    if on_the_bus:
+        gpus.runtime.set_bus_id(0, "0000:C1:00.0")
+    with pytest.warns(RuntimeWarning, match="PCI id of a gfx942; it runs .* MI300X") as warned:
+        targets = [target_of(device) for device in devices]
+    assert len(warned) == 1
+    assert {_identity(target)[1] for target in targets} == {"MI300X"}
+    assert gpus.runtime.last_error == 0
+
+
+@pytest.mark.parametrize("chip", ["MI350X", "MI355X", "MI350P"])
+def test_a_gfx950_is_not_asked_for_its_id(
+    gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch, chip: str
+) -> None:
+    """It has kernels for all chips, so nothing can fail for want of an answer."""
+    monkeypatch.delattr(HipRuntime, "pci_chip_id")
+    device = gpus.add("gfx950:sramecc+:xnack-", 256, None, f"AMD Instinct {chip}")
+    assert _identity(target_of(device))[1] == chip
+    unnamed = gpus.add("gfx950", 128, None, "AMD Radeon Graphics")
+    assert _identity(target_of(unnamed))[1] == "MI350X"
 
 
 def test_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,45 +267,3 @@ def test_the_environment_emulates(full_tree: Path) -> None:
     wrong = jitfmha("info", JITFMHA_EMULATE="gfx90a")
     assert wrong.returncode == 0
     assert "'gfx90a' is not emulated; choose one of gfx942" in wrong.stdout
-
-
-# ---- The runtime that torch loaded ---------------------------------------------------------------
-
-
-@pytest.fixture
-def no_runtime_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hip_runtime, "_NAME", "libamdhip64_of_a_test.so")
-
-
-@pytest.fixture
-def runtime_copy(recording_runtime: RecordingRuntime) -> Callable[[Path], Path]:
-    """A runtime of its own under some path."""
-
-    def copy(path: Path) -> Path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return Path(copyfile(recording_runtime.library._name, path))
-
-    return copy
-
-
-@pytest.mark.usefixtures("no_runtime_yet")
-def test_a_loaded_runtime_comes_first(
-    tmp_path: Path, runtime_copy: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever its path is, and though there is one where torch usually has it."""
-    monkeypatch.setattr(torch, "__file__", str(tmp_path / "torch" / "__init__.py"))
-    beside_torch = runtime_copy(tmp_path / "torch" / "lib" / "libamdhip64_of_a_test.so")
-    assert hip_runtime.loaded_runtime().library_path == str(beside_torch)
-    monkeypatch.setattr(hip_runtime, "_NAME", "libamdhip64_of_another_test.so")
-    loaded = runtime_copy(tmp_path / "some where" / "libamdhip64_of_another_test.so.7")
-    runtime_copy(tmp_path / "torch" / "lib" / "libamdhip64_of_another_test.so")
-    ctypes.CDLL(str(loaded))
-    assert hip_runtime.loaded_runtime().library_path == str(loaded)
-
-
-@pytest.mark.usefixtures("no_runtime_yet")
-def test_no_runtime_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hip_runtime, "_NAME", "libamdhip64_of_no_test.so")
-    with pytest.raises(HipError, match="the HIP runtime was not found; tried ") as raised:
-        hip_runtime.loaded_runtime()
-    assert str(Path(torch.__file__).parent / "lib") in str(raised.value)

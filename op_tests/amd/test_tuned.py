@@ -96,9 +96,7 @@ def test_served(mode: Mode, mask: int) -> None:
 
 
 def test_the_target() -> None:
-    refusal = tuned.refusal_of_target(CpuTarget("generic"))
-    assert refusal is not None
-    (reason,) = refusal.sentences()
+    (reason,) = explain_problem(problem(), CpuTarget("generic")).rejected["tuned"]
     assert reason.startswith("It needs an AMD Instinct GPU")
 
 

@@ -8,6 +8,7 @@
 
 All bodies become kernels of one code object. They begin with the address of BYTES bytes in s[0:1],
 the only memory that is allowed, the workgroup's x in s2 and the thread in v0. s_endpgm follows.
+`memory_after` runs one body without a look at findings, and returns these bytes.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from jitfmha.amd.device_compiler import assemble
-from jitfmha.emulator import DEVICES, Emulator
+from jitfmha.emulator import DEVICES, Emulator, Function
 from jitfmha.emulator.findings import Finding, take_findings
 
 BYTES = 4096
@@ -93,6 +95,44 @@ def run_checked(
     emulator: Emulator, arch: str, bodies: Mapping[str, Body]
 ) -> dict[str, list[Finding]]:
     """The findings of each body, by its name."""
+    module = emulator.load_module(_assembled(arch, bodies), DEVICES[arch])
+    data = np.zeros(BYTES // 4, np.uint32)
+    take_findings(emulator.library)
+    findings = {}
+    try:
+        for name, body in bodies.items():
+            _launch(emulator, emulator.function(module, name), body, data)
+            findings[name] = take_findings(emulator.library)
+    finally:
+        emulator.unload_module(module)
+    return findings
+
+
+def memory_after(
+    emulator: Emulator, arch: str, body: Body, before: NDArray[np.uint32]
+) -> NDArray[np.uint32]:
+    """The BYTES bytes after the body, which finds `before` there, followed by zeros."""
+    module = emulator.load_module(_assembled(arch, {"kernel": body}), DEVICES[arch])
+    data = np.zeros(BYTES // 4, np.uint32)
+    data[: before.size] = before
+    try:
+        _launch(emulator, emulator.function(module, "kernel"), body, data)
+    finally:
+        emulator.unload_module(module)
+    return data
+
+
+def _launch(emulator: Emulator, function: Function, body: Body, data: NDArray[np.uint32]) -> None:
+    kernarg = struct.pack("<Q", data.ctypes.data)
+    emulator.set_allowed_memory([(data.ctypes.data, data.nbytes)])
+    try:
+        block = (64 * body.waves, 1, 1)
+        emulator.launch(function, (1, 1, 1), block, kernarg, dynamic_lds=body.dynamic_lds)
+    finally:
+        emulator.set_allowed_memory(None)
+
+
+def _assembled(arch: str, bodies: Mapping[str, Body]) -> bytes:
     forms = {
         name: {
             "name": name,
@@ -115,22 +155,7 @@ def run_checked(
             "...\n.end_amdgpu_metadata\n",
         ]
     )
-    module = emulator.load_module(assemble(source, arch), DEVICES[arch])
-    data = np.zeros(BYTES // 4, np.uint32)
-    kernarg = struct.pack("<Q", data.ctypes.data)
-    take_findings(emulator.library)
-    findings = {}
-    emulator.set_allowed_memory([(data.ctypes.data, data.nbytes)])
-    try:
-        for name, body in bodies.items():
-            function = emulator.function(module, name)
-            block = (64 * body.waves, 1, 1)
-            emulator.launch(function, (1, 1, 1), block, kernarg, dynamic_lds=body.dynamic_lds)
-            findings[name] = take_findings(emulator.library)
-    finally:
-        emulator.set_allowed_memory(None)
-        emulator.unload_module(module)
-    return findings
+    return assemble(source, arch)
 
 
 def kinds(findings: list[Finding]) -> list[str]:

@@ -94,6 +94,88 @@ def test_loads_into_lds_need_vmcnt(check_emulator: Emulator, arch: str) -> None:
     assert "before an s_waitcnt covers `buffer_load_dword" in findings["faulty"][0].message
 
 
+# Both waves load the same 256 bytes to the same place; `offset` moves what the second wave loads.
+_BOTH_LOAD = """s_mov_b64 s[4:5], s[0:1]
+s_mov_b32 s6, 0x1000
+s_mov_b32 s7, 0x20000
+v_and_b32 v1, 63, v0
+v_lshlrev_b32 v1, 2, v1
+v_mov_b32 v2, v1
+v_lshrrev_b32 v3, 6, v0
+v_mad_u32_u24 v2, v3, {offset}, v2
+s_mov_b32 m0, 0
+s_nop 0
+buffer_load_dword v2, s[4:7], 0 offen lds
+{after}"""
+_READ_LOADED = "ds_read_b32 v4, v1\ns_waitcnt lgkmcnt(0)\n"
+
+
+def test_waves_may_load_the_same_bytes(check_emulator: Emulator, arch: str) -> None:
+    def body(after: str, offset: int = 0) -> Body:
+        return Body(_BOTH_LOAD.format(offset=offset, after=after), waves=2, lds_bytes=256)
+
+    wait, barrier = "s_waitcnt vmcnt(0)\n", "s_barrier\n"
+    findings = run_checked(
+        check_emulator,
+        arch,
+        {
+            "same": body(wait + barrier + _READ_LOADED),
+            # Each wave reads what it loaded itself.
+            "same_read_without_a_barrier": body(wait + _READ_LOADED),
+            "same_again": body(
+                wait + barrier + _READ_LOADED + "buffer_load_dword v2, s[4:7], 0 offen lds\n" + wait
+            ),
+            "same_read_without_a_wait": body(barrier + _READ_LOADED + wait),
+            "other_bytes": body(wait + barrier + _READ_LOADED, offset=4),
+            "then_written": body(wait + "ds_write_b32 v1, v0"),
+        },
+    )
+    assert findings["same"] == []
+    assert findings["same_read_without_a_barrier"] == []
+    assert findings["same_again"] == []
+    assert "wait-count" in kinds(findings["same_read_without_a_wait"])
+    assert kinds(findings["other_bytes"]) == ["lds-race"]
+    assert "which wave 0 wrote by `buffer_load_dword" in findings["other_bytes"][0].message
+    assert "lds-race" in kinds(findings["then_written"])
+
+
+# The other wave's word by way of a generic address, where the aperture of LDS begins with a
+# register's upper half.
+_FLAT_EXCHANGE = """s_mov_b64 s[4:5], src_shared_base
+v_lshlrev_b32 v1, 2, v0
+v_xor_b32 v6, 0x100, v1
+v_mov_b32 v2, v1
+v_mov_b32 v3, s5
+flat_store_dword v[2:3], v0
+{wait}
+s_barrier
+ds_read_b32 v4, v6
+s_waitcnt vmcnt(0) lgkmcnt(0)"""
+
+
+def test_a_barrier_publishes_flat_stores_to_lds(check_emulator: Emulator, arch: str) -> None:
+    """They are in LDS when lgkmcnt says so; vmcnt says nothing about LDS."""
+
+    def body(wait: str) -> Body:
+        return _waves(_FLAT_EXCHANGE.format(wait=wait))
+
+    findings = run_checked(
+        check_emulator,
+        arch,
+        {
+            "both": body("s_waitcnt vmcnt(0) lgkmcnt(0)"),
+            "lds_only": body("s_waitcnt lgkmcnt(0)"),
+            "memory_only": body("s_waitcnt vmcnt(0)"),
+            "none": body(""),
+        },
+    )
+    assert findings["both"] == []
+    assert findings["lds_only"] == []
+    for name in ("memory_only", "none"):
+        assert kinds(findings[name]) == ["lds-race"], name
+        assert "that comes after the s_waitcnt for it" in findings[name][0].message
+
+
 def test_divergent_barriers(check_emulator: Emulator, arch: str) -> None:
     def body(name: str, first: str, second: str) -> Body:
         return Body(_BRANCH.format(name=name, first=first, second=second), waves=2)

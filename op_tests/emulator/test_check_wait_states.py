@@ -5,11 +5,14 @@ Each hazard runs with the wait states that the documents ask for, and with one f
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from checked_kernels import Body, kinds, run_checked
 
 from jitfmha.emulator import Emulator
+from jitfmha.resources import templates_dir
 
 
 @dataclass(frozen=True)
@@ -190,6 +193,177 @@ _HARMLESS = {
     ),
     "narrow_store": Body(f"{_V}\nglobal_store_dwordx2 v1, v[4:5], s[0:1]\nv_mov_b32 v4, 0"),
 }
+
+
+# ---- Every rule of the table ---------------------------------------------------------------------
+# The numbers once more, so that one that changes is seen: for 2, 4, 8 and 16 passes of a matrix
+# instruction, and for gfx942 and gfx950 where these differ.
+
+_Columns = tuple[int, ...]
+_WIDE = _zeros("v[1:79]")
+_XDL_BY_PASSES = {
+    2: "v_mfma_f32_4x4x4_16b_f16 v[8:11], v[2:3], v[4:5], {c}",
+    4: "v_mfma_f32_16x16x16_f16 v[8:11], v[2:3], v[4:5], {c}",
+    8: "v_mfma_f32_32x32x8_f16 v[8:23], v[2:3], v[4:5], {c}",
+    16: "v_mfma_f32_32x32x4_2b_f16 v[8:39], v[2:3], v[4:5], {c}",
+}
+# No product of float32 has 4 passes.
+_F32_BY_PASSES = {
+    2: "v_mfma_f32_4x4x1_16b_f32 v[8:11], v2, v4, {c}",
+    8: "v_mfma_f32_16x16x4_f32 v[8:11], v2, v4, {c}",
+    16: "v_mfma_f32_32x32x2_f32 v[8:23], v2, v4, {c}",
+}
+_PASSES = (2, 4, 8, 16)
+# What the second instruction does to v8. C at v[6:9] is nobody's exact result.
+_SECOND = {
+    "xdl_reads_c": "v_mfma_f32_4x4x4_16b_f16 v[72:75], v[2:3], v[4:5], v[6:9]",
+    "sdgemm_reads_c": "v_mfma_f32_4x4x1_16b_f32 v[72:75], v2, v4, v[6:9]",
+    "matrix_reads_ab": "v_mfma_f32_4x4x4_16b_f16 v[72:75], v[8:9], v[4:5], 0",
+    "memory_reads": "global_store_dword v1, v8, s[0:1]",
+    "valu_reads": "v_mov_b32 v72, v8",
+    "valu_writes": "v_mov_b32 v8, 0",
+    "dgemm_4_reads_same_c": "v_mfma_f64_4x4x4_4b_f64 v[8:9], v[2:3], v[4:5], v[8:9]",
+}
+_XDL_RULES: dict[str, _Columns | dict[str, _Columns]] = {
+    "xdl_reads_c": {"gfx942": (3, 5, 9, 17), "gfx950": (4, 6, 10, 18)},
+    "sdgemm_reads_c": {"gfx942": (3, 5, 9, 17), "gfx950": (3, 6, 10, 18)},
+    "matrix_reads_ab": {"gfx942": (5, 7, 11, 19), "gfx950": (5, 8, 12, 19)},
+    "memory_reads": {"gfx942": (5, 7, 11, 19), "gfx950": (5, 8, 12, 19)},
+    "valu_reads": {"gfx942": (5, 7, 11, 19), "gfx950": (5, 8, 12, 19)},
+    "valu_writes": {"gfx942": (5, 7, 11, 19), "gfx950": (5, 8, 12, 19)},
+}
+_F32_RULES: dict[str, _Columns] = {
+    "sdgemm_reads_c": (2, 4, 8, 16),
+    "matrix_reads_ab": (4, 6, 10, 18),
+    "memory_reads": (4, 6, 10, 18),
+    "valu_reads": (4, 6, 10, 18),
+    "valu_writes": (4, 6, 10, 18),
+}
+_F64_16_RULES = {
+    "sdgemm_reads_c": _by_chip(9, 17),
+    "matrix_reads_ab": _by_chip(11, 19),
+    "valu_reads": _by_chip(11, 19),
+    "valu_writes": _by_chip(11, 11),
+    "memory_reads": _by_chip(18, 18),
+}
+_F64_4_RULES = {
+    "dgemm_4_reads_same_c": 4,
+    "sdgemm_reads_c": 4,
+    "matrix_reads_ab": 6,
+    "valu_reads": 6,
+    "valu_writes": 6,
+    "memory_reads": 9,
+}
+_GETREG_MODE = "s_getreg_b32 s4, hwreg(HW_REG_MODE)"
+_SCALAR_RULES = {
+    ("setreg", "getreg"): _SCALAR["getreg"],
+    ("setreg", "setreg"): _SCALAR["setreg"],
+    ("setreg_vskip", "vector_operation"): _Hazard(
+        "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 28, 1), 0", "v_mov_b32 v2, 0", 2
+    ),
+    ("setvskip", "getreg_mode"): _Hazard("s_setvskip 0, 0", _GETREG_MODE, 2),
+    ("valu_writes_scalar", "vmem_reads_scalar"): _SCALAR["vmem_sgpr"],
+    ("valu_writes_scalar", "valu_reads_scalar"): _SCALAR["constant"],
+    ("valu_writes_scalar", "selects_lane"): _SCALAR["lane_select"],
+    ("valu_writes_scalar", "div_fmas_reads_vcc"): _SCALAR["div_fmas"],
+    ("valu_writes_scalar", "reads_vccz"): _SCALAR["vccz"],
+    ("valu_writes_scalar", "reads_execz"): _SCALAR["execz"],
+    ("valu_writes_scalar", "dpp_under_exec"): _SCALAR["dpp_exec"],
+    ("valu_writes_scalar", "lane_access_under_exec"): _SCALAR["readlane_exec"],
+    ("valu_writes_scalar", "matrix_under_exec"): _SCALAR["mfma_exec"],
+    ("valu_writes_scalar", "permlane_under_exec"): _SCALAR["permlane_exec"],
+    ("salu_writes_scalar", "message_reads_m0"): _Hazard(
+        "s_mov_b32 m0, 0", "s_sendmsg sendmsg(MSG_INTERRUPT)", 1
+    ),
+    ("salu_writes_scalar", "lds_dma_reads_m0"): _SCALAR["m0_lds_dma"],
+    ("salu_writes_scalar", "addtid_reads_m0"): _Hazard(
+        "s_mov_b32 m0, 0", "ds_write_addtid_b32 v1", 1, _V, lds_bytes=256
+    ),
+    ("salu_writes_scalar", "movrel_reads_m0"): _SCALAR["m0_movrel"],
+}
+_VALU_RULES = {
+    ("valu_writes", "dpp_reads"): _VALU["dpp"],
+    ("valu_writes", "lane_access_reads"): _VALU["readlane"],
+    ("valu_writes", "permlane_reads"): _VALU["permlane"],
+    ("valu_writes", "matrix_reads_ab"): _VALU["mfma_a"],
+    ("valu_writes", "matrix_reads_c"): _VALU["mfma_c"],
+    ("trans_writes", "non_trans_reads"): _VALU["trans"],
+    ("valu_writes_part", "valu_reads"): _VALU["sdwa"],
+    ("dot_writes", "valu_reads"): _VALU["dot_to_valu"],
+    ("dot_writes", "memory_reads"): _VALU["dot_stored"],
+    ("dot_writes", "valu_writes"): _VALU["dot_overwritten"],
+    ("dgemm", "f64_fma"): _MATRIX["f64_then_fma"],
+    ("wide_store_reads", "valu_writes"): _VALU["store_data"],
+}
+
+
+def _exact_result_as_c(product: str) -> str:
+    """The same product on top of its own result."""
+    result = product.split(", ")[0].split(" ")[1]
+    return product.format(c=result)
+
+
+def _cases_of_rules(arch: str) -> Iterator[tuple[str, str, _Hazard]]:
+    """(first, second, what decides about them) of every rule, passes and all."""
+    for (first, second), hazard in (_SCALAR_RULES | _VALU_RULES).items():
+        yield first, second, hazard
+    for second, by_chip in _XDL_RULES.items():
+        columns = by_chip[arch] if isinstance(by_chip, dict) else by_chip
+        for passes, waits in zip(_PASSES, columns, strict=True):
+            product = _XDL_BY_PASSES[passes].format(c="0")
+            yield "xdl_writes", second, _Hazard(product, _SECOND[second], waits, _WIDE)
+    for passes, waits in zip(_PASSES, (1, 3, 7, 15), strict=True):
+        registers = {8: 16, 16: 32}.get(passes, 4)
+        product = _XDL_BY_PASSES[passes].format(c=f"v[40:{39 + registers}]")
+        yield "xdl_reads_c", "valu_writes", _Hazard(product, "v_mov_b32 v41, 0", waits, _WIDE)
+    for second, columns in _F32_RULES.items():
+        for passes, product in _F32_BY_PASSES.items():
+            waits = columns[_PASSES.index(passes)]
+            first = product.format(c="0")
+            yield "sgemm_writes", second, _Hazard(first, _SECOND[second], waits, _WIDE)
+    for kind, products in (("xdl", _XDL_BY_PASSES), ("sgemm", _F32_BY_PASSES)):
+        for passes, product in products.items():
+            hazard = _Hazard(
+                product.format(c="0"), _exact_result_as_c(product), 2 if passes == 2 else 0, _WIDE
+            )
+            yield f"{kind}_writes", "matrix_reads_same_c", hazard
+    for second, waits in _F64_16_RULES.items():
+        yield "dgemm_16_writes", second, _Hazard(_F64_16, _SECOND[second], waits, _WIDE)
+    for second, waits in _F64_4_RULES.items():
+        yield "dgemm_4_writes", second, _Hazard(_F64_4, _SECOND[second], waits, _WIDE)
+
+
+def test_every_rule(check_emulator: Emulator, arch: str) -> None:
+    """One state too few is found, and named by the rule; just enough is not."""
+    cases = {
+        f"rule_{i}": (f"{first}, {second}", hazard)
+        for i, (first, second, hazard) in enumerate(_cases_of_rules(arch))
+        if arch in hazard.chips
+    }
+    bodies = {}
+    for name, (_, hazard) in cases.items():
+        needed = hazard.needed(arch)
+        bodies[f"{name}_enough"] = hazard.body(needed)
+        if needed:
+            bodies[f"{name}_few"] = hazard.body(needed - 1)
+    findings = run_checked(check_emulator, arch, bodies)
+    for name, (rule, hazard) in cases.items():
+        needed = hazard.needed(arch)
+        assert findings[f"{name}_enough"] == [], (rule, hazard.first, hazard.second)
+        if not needed:
+            continue
+        found = findings[f"{name}_few"]
+        assert kinds(found) == ["wait-states"], (rule, hazard.first, hazard.second)
+        assert f"needs {needed} wait states after" in found[0].message, rule
+        assert f"has {needed - 1} ({rule};" in found[0].message, rule
+
+
+def test_no_rule_is_left_out() -> None:
+    table = (templates_dir() / "emulator/checks/wait_states.inc").read_text(encoding="utf-8")
+    rules = set(re.findall(r"^RULE\((\w+), (\w+),", table, re.MULTILINE))
+    cases = {(first, second) for arch in ("gfx942", "gfx950")
+             for first, second, _ in _cases_of_rules(arch)}  # fmt: skip
+    assert cases == rules
 
 
 def _check(emulator: Emulator, arch: str, hazards: dict[str, _Hazard]) -> None:

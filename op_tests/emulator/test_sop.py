@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from models.scalar_alu import CONSTANT_OPERATIONS, EXEC_OPERATIONS, OPERATIONS
+from models.scalar_alu import CONSTANT_OPERATIONS, EXEC_OPERATIONS, OPERATIONS, skips_vector
 from programs import LANES, Segment, run
 
 from jitfmha.emulator import Emulator, EmulatorError
@@ -313,6 +313,122 @@ def test_mode_register(emulator: Emulator, arch: str) -> None:
     assert int(second["mode"][0]) == 0x3F3
 
 
+_SKIP_OFF = "s_setvskip 0, 0\ns_nop 1"
+_VSKIP = f"""s_setvskip s5, s6
+s_nop 1
+s_getreg_b32 s7, hwreg(HW_REG_MODE)
+v_add_u32 v0, 1, v0
+s_cselect_b32 s8, 1, 0
+{_SKIP_OFF}"""
+
+
+def test_setvskip(emulator: Emulator, arch: str, seed: int) -> None:
+    rng = random.Random(seed)
+    sources = [_value(rng, 32) for _ in range(_WAVES)]
+    bits = [rng.choice((rng.getrandbits(5), rng.getrandbits(32))) for _ in range(_WAVES)]
+    scc = [rng.getrandbits(1) for _ in range(_WAVES)]
+    inputs = {"s5": _array(sources, 32), "s6": _array(bits, 32), "scc": _array(scc, 32)}
+    inputs["v0"] = np.arange(_WAVES * LANES, dtype=np.uint32)
+    (result,) = run(emulator, arch, [Segment(_VSKIP, inputs, ["v0", "s7", "s8"])])
+    skipped = [skips_vector(source, bit) for source, bit in zip(sources, bits, strict=True)]
+    assert (result["s7"] >> 28 & 1).tolist() == skipped
+    assert result["s8"].tolist() == scc
+    added = result["v0"] - inputs["v0"]
+    assert added.reshape(_WAVES, LANES).tolist() == [[not each] * LANES for each in skipped]
+
+
+# Each writes v[8:11], s[8:9], a[0:3], VCC or memory, but for the last ones, which are scalar.
+_VECTOR_INSTRUCTIONS = (
+    "v_mov_b32 v8, v2",
+    "v_mov_b32_dpp v8, v2 quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf",
+    "v_exp_f32 v8, v2",
+    "v_fma_f32 v8, v2, v2, v2",
+    "v_pk_add_f16 v8, v2, v2",
+    "v_cmp_ne_u32 vcc, v2, v3",
+    "v_cmp_ne_u32 s[8:9], v2, v3",
+    "v_readfirstlane_b32 s8, v2",
+    "v_mfma_f32_4x4x1_16b_f32 a[0:3], v2, v3, 0",
+    "ds_write_b32 v3, v2",
+    "ds_read_b32 v8, v3",
+    "global_load_dword v8, v3, s[20:21]",
+    "global_store_dword v3, v2, s[20:21]",
+    "global_atomic_add v3, v2, s[20:21]",
+    "flat_load_dword v8, v[4:5]",
+    "buffer_load_dword v8, v3, s[24:27], 0 offen",
+    "buffer_store_dword v2, v3, s[24:27], 0 offen",
+)
+
+
+def test_vskip_skips_vector_instructions_only(emulator: Emulator, arch: str) -> None:
+    memory = np.full(LANES, 7, np.uint32)
+    address = memory.ctypes.data
+    lanes = np.arange(LANES, dtype=np.uint32)
+    inputs = {
+        "v2": lanes + 100, "v3": 4 * lanes, "v[8:11]": np.full((4, LANES), 5, np.uint32),
+        "v[4:5]": address + 4 * lanes.astype(np.uint64),
+        "a[0:3]": np.full((4, LANES), 6, np.uint32),
+        "s[20:21]": address, "s[24:27]": address | 256 << 64 | 0x20000 << 96,
+        "s[8:9]": 11, "vcc": 12, "s10": 0,
+    }  # fmt: skip
+    outputs = ["v[8:11]", "a[0:3]", "s[8:9]", "vcc", "s10"]
+    scalar = "s_load_dword s10, s[20:21], 0x0\ns_waitcnt lgkmcnt(0)\ns_add_u32 s10, s10, 1"
+
+    def segment(on: str, code: str) -> Segment:
+        # Memory is not written where the instruction is skipped: LDS is read back as zeros.
+        read_back = "ds_read_b32 v11, v3\ns_waitcnt lgkmcnt(0)"
+        text = f"{on}\ns_nop 1\n{code}\n{scalar}\n{_SKIP_OFF}\n{read_back}"
+        return Segment(text, inputs, outputs)
+
+    by_setreg = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 28, 1), 1"
+    segments = [
+        segment(on, code) for code in _VECTOR_INSTRUCTIONS for on in ("s_setvskip 1, 0", by_setreg)
+    ]
+    for case, result in zip(
+        segments, run(emulator, arch, segments, memory=[memory], lds_bytes=256), strict=True
+    ):
+        np.testing.assert_array_equal(result["v[8:11]"][:3], 5, case.code)
+        np.testing.assert_array_equal(result["v[8:11]"][3], 0, case.code)
+        np.testing.assert_array_equal(result["a[0:3]"], 6, case.code)
+        values = [int(result[name][0]) for name in ("s[8:9]", "vcc", "s10")]
+        assert values == [11, 12, 8], case.code
+    np.testing.assert_array_equal(memory, 7)
+    # The instructions do write something where they are not skipped.
+    live = [segment("s_setvskip 0, 0", code) for code in _VECTOR_INSTRUCTIONS]
+    for case, result in zip(
+        live, run(emulator, arch, live, memory=[memory], lds_bytes=256), strict=True
+    ):
+        written = (result["v[8:11]"] != [[5], [5], [5], [0]]).any() or (result["a[0:3]"] != 6).any()
+        changed = [int(result["s[8:9]"][0]), int(result["vcc"][0])] != [11, 12]
+        is_store = "store" in case.code or "atomic" in case.code or "ds_write" in case.code
+        assert written or changed or is_store, case.code
+    assert (memory != 7).any()
+
+
+def test_skipped_memory_instructions_are_not_waited_for(emulator: Emulator, arch: str) -> None:
+    """They raise no counter: one load is outstanding, which vmcnt(1) does not wait for."""
+    memory = np.arange(1, LANES + 1, dtype=np.uint32)
+    code = """buffer_load_dword v3, s[24:27], 0 offen lds
+        s_setvskip 1, 0
+        s_nop 1
+        global_load_dword v8, v3, s[20:21]
+        s_setvskip 0, 0
+        s_nop 1
+        s_waitcnt vmcnt(1)
+        ds_read_b32 v8, v3
+        s_waitcnt vmcnt(0)
+        ds_read_b32 v9, v3
+        s_waitcnt lgkmcnt(0)"""
+    address = memory.ctypes.data
+    inputs = {
+        "v3": 4 * np.arange(LANES, dtype=np.uint32), "s[20:21]": address, "m0": 0,
+        "s[24:27]": address | 256 << 64 | 0x20000 << 96,
+    }  # fmt: skip
+    segment = Segment(code, inputs, ["v8", "v9"])
+    (result,) = run(emulator, arch, [segment], memory=[memory], lds_bytes=256)
+    np.testing.assert_array_equal(result["v8"], 0)
+    np.testing.assert_array_equal(result["v9"], memory)
+
+
 def test_vgpr_indexing(emulator: Emulator, arch: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     values = rng.integers(0, 2**32, (8, LANES), dtype=np.uint32)
@@ -370,12 +486,11 @@ def test_every_row_is_tested(emulator: Emulator) -> None:
     "code",
     [
         "s_sendmsg sendmsg(MSG_GET_DOORBELL)", "s_sendmsghalt sendmsg(MSG_INTERRUPT)",
-        "s_sethalt 1", "s_setkill 1", "s_trap 2", "s_setvskip 1, 0", "s_rfe_b64 s[4:5]",
+        "s_sethalt 1", "s_setkill 1", "s_trap 2", "s_rfe_b64 s[4:5]",
         "s_rfe_restore_b64 s[4:5], s6", "s_endpgm_ordered_ps_done",
         "s_getreg_b32 s4, hwreg(HW_REG_TRAPSTS)", "s_getreg_b32 s4, hwreg(HW_REG_GPR_ALLOC)",
         "s_setreg_imm32_b32 hwreg(HW_REG_TRAPSTS), 1", "s_setreg_b32 hwreg(HW_REG_HW_ID), s4",
         "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 12, 9), 1",
-        "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 28, 1), 1",
     ],
 )  # fmt: skip
 def test_what_is_not_emulated_is_an_error(emulator: Emulator, arch: str, code: str) -> None:

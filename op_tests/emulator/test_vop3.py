@@ -235,6 +235,34 @@ def test_clamp_that_is_not_known_is_an_error(emulator: Emulator, arch: str, code
         run(emulator, arch, [segment])
 
 
+@pytest.mark.parametrize(
+    ("a", "b"), [(2**-6 * (1 + 2**-10), 2**-5 * (1 - 2**-10)), (2**-11 * (1 + 2**-10), 1 - 2**-10)]
+)
+def test_half_fma_rounds_once(emulator: Emulator, arch: str, a: float, b: float) -> None:
+    """The product is just below half of the addend's last bit.
+
+    A float32 sum rounds it up to that half, and the tie then rounds to 1.001953125.
+    """
+    c, expected = 1 + 2**-10, 1.0009765625
+    bits = [int(np.float16(value).view(np.uint16)) for value in (a, b, c)]
+    assert [float(np.uint16(each).view(np.float16)) for each in bits] == [a, b, c]
+    lanes = [np.full(LANES, each, np.uint32) for each in bits]
+    pairs = [each | each << np.uint32(16) for each in lanes]
+    inputs = dict(zip(("v1", "v2", "v3"), lanes, strict=True))
+    packed = dict(zip(("v1", "v2", "v3"), pairs, strict=True))
+    segments = [
+        Segment("v_fma_f16 v0, v1, v2, v3", inputs, ["v0"]),
+        Segment("v_fma_legacy_f16 v0, v1, v2, v3", inputs, ["v0"]),
+        Segment("v_pk_fma_f16 v0, v1, v2, v3", packed, ["v0"]),
+        Segment("v_pk_fmac_f16 v3, v1, v2", packed, ["v3"]),
+    ]
+    for segment, result in zip(segments, run(emulator, arch, segments), strict=True):
+        (values,) = result.values()
+        halves = values.view(np.float16).reshape(LANES, 2)
+        written = halves if "pk" in segment.code else halves[:, :1]
+        np.testing.assert_array_equal(written, expected, segment.code)
+
+
 def test_every_row_is_tested(emulator: Emulator) -> None:
     text = Path(__file__).read_text(encoding="utf-8")
     # The formats of gfx950's small floats have a table and tests of their own.

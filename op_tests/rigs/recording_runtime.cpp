@@ -37,14 +37,22 @@ struct Function {
   std::string symbol;
 };
 
+// What a function returns once it has worked so many times more.
+struct Failure {
+  int code;
+  int successes_before;
+};
+
 struct Recorder {
   std::mutex mutex;
   std::vector<Launch> launches;
   bool keeps_launches = true;
   std::uint64_t launch_count = 0;
-  std::vector<int> loads;               // the device of each hipModuleLoadData
-  std::map<std::string, int> failures;  // function -> the code that it returns
+  std::vector<int> loads;  // the device of each hipModuleLoadData
+  std::uint64_t unload_count = 0;
+  std::map<std::string, Failure> failures;  // by function
   std::map<std::pair<int, int>, int> attributes;
+  std::map<int, std::string> bus_ids;  // by device
 };
 Recorder& recorder() {
   static Recorder& instance = *new Recorder;
@@ -52,10 +60,17 @@ Recorder& recorder() {
 }
 
 thread_local int current_device = 0;
+thread_local int last_error = kSuccess;  // until hipGetLastError takes it
 
+int failed(int code) { return last_error = code; }
+
+// Whether a function was told to fail, which counts as a call of it. The caller has the lock.
 int failure_of(const char* function) {
   const auto found = recorder().failures.find(function);
-  return found == recorder().failures.end() ? kSuccess : found->second;
+  if (found == recorder().failures.end()) return kSuccess;
+  if (found->second.successes_before-- > 0) return kSuccess;
+  found->second.successes_before = 0;
+  return found->second.code;
 }
 
 }  // namespace
@@ -63,12 +78,16 @@ int failure_of(const char* function) {
 // ---- HIP ----------------------------------------------------------------------------------------
 
 EXPORT int hipGetDevice(int* device) {
+  const std::lock_guard<std::mutex> lock(recorder().mutex);
+  if (const int failure = failure_of("hipGetDevice")) return failed(failure);
   *device = current_device;
   return kSuccess;
 }
 
 EXPORT int hipSetDevice(int device) {
-  if (device < 0 || device >= kDevices) return kInvalidDevice;
+  const std::lock_guard<std::mutex> lock(recorder().mutex);
+  if (const int failure = failure_of("hipSetDevice")) return failed(failure);
+  if (device < 0 || device >= kDevices) return failed(kInvalidDevice);
   current_device = device;
   return kSuccess;
 }
@@ -76,27 +95,43 @@ EXPORT int hipSetDevice(int device) {
 EXPORT int hipDeviceGetAttribute(int* value, int attribute, int device) {
   const std::lock_guard<std::mutex> lock(recorder().mutex);
   const auto found = recorder().attributes.find({device, attribute});
-  if (found == recorder().attributes.end()) return kInvalidValue;
+  if (found == recorder().attributes.end()) return failed(kInvalidValue);
   *value = found->second;
+  return kSuccess;
+}
+
+EXPORT int hipDeviceGetPCIBusId(char* text, int length, int device) {
+  const std::lock_guard<std::mutex> lock(recorder().mutex);
+  const auto found = recorder().bus_ids.find(device);
+  if (found == recorder().bus_ids.end()) return failed(kInvalidDevice);
+  std::strncpy(text, found->second.c_str(), static_cast<std::size_t>(length));
   return kSuccess;
 }
 
 EXPORT int hipModuleLoadData(void** module, const void* image) {
   const std::lock_guard<std::mutex> lock(recorder().mutex);
   recorder().loads.push_back(current_device);
-  if (const int failure = failure_of("hipModuleLoadData")) return failure;
+  if (const int failure = failure_of("hipModuleLoadData")) return failed(failure);
   if (std::memcmp(image,
                   "\x7f"
                   "ELF",
                   4) != 0)
-    return kInvalidValue;
+    return failed(kInvalidValue);
   *module = new Module{current_device};
+  return kSuccess;
+}
+
+EXPORT int hipModuleUnload(void* module) {
+  const std::lock_guard<std::mutex> lock(recorder().mutex);
+  if (const int failure = failure_of("hipModuleUnload")) return failed(failure);
+  delete static_cast<Module*>(module);
+  ++recorder().unload_count;
   return kSuccess;
 }
 
 EXPORT int hipModuleGetFunction(void** function, void* module, const char* symbol) {
   const std::lock_guard<std::mutex> lock(recorder().mutex);
-  if (const int failure = failure_of("hipModuleGetFunction")) return failure;
+  if (const int failure = failure_of("hipModuleGetFunction")) return failed(failure);
   *function = new Function{static_cast<Module*>(module)->device, symbol};
   return kSuccess;
 }
@@ -105,13 +140,13 @@ EXPORT int hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned grid_
                                  unsigned block_x, unsigned block_y, unsigned block_z,
                                  unsigned dynamic_lds, void* stream, void** params, void** extra) {
   const Function& kernel = *static_cast<Function*>(function);
-  if (kernel.device != current_device) return kInvalidHandle;
+  if (kernel.device != current_device) return failed(kInvalidHandle);
   const bool is_one_buffer = !params && extra[0] == reinterpret_cast<void*>(1) &&
                              extra[2] == reinterpret_cast<void*>(2) &&
                              extra[4] == reinterpret_cast<void*>(3);
-  if (!is_one_buffer) return kInvalidValue;
+  if (!is_one_buffer) return failed(kInvalidValue);
   const std::lock_guard<std::mutex> lock(recorder().mutex);
-  if (const int failure = failure_of("hipModuleLaunchKernel")) return failure;
+  if (const int failure = failure_of("hipModuleLaunchKernel")) return failed(failure);
   ++recorder().launch_count;
   if (!recorder().keeps_launches) return kSuccess;
   Launch launch{};
@@ -128,6 +163,10 @@ EXPORT int hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned grid_
   recorder().launches.push_back(launch);
   return kSuccess;
 }
+
+EXPORT int hipGetLastError() { return std::exchange(last_error, int{kSuccess}); }
+
+EXPORT int hipPeekAtLastError() { return last_error; }
 
 EXPORT const char* hipGetErrorName(int code) {
   return code == kInvalidDevice ? "hipErrorInvalidDevice" : "hipErrorOfTheRecorder";
@@ -146,13 +185,15 @@ EXPORT void recorder_reset(bool keeps_launches) {
   r.loads.clear();
   r.failures.clear();
   r.attributes.clear();
-  r.launch_count = 0;
+  r.bus_ids.clear();
+  r.launch_count = r.unload_count = 0;
   r.keeps_launches = keeps_launches;
+  last_error = kSuccess;
 }
 
-EXPORT void recorder_fail(const char* function, int code) {
+EXPORT void recorder_fail(const char* function, int code, int successes_before) {
   const std::lock_guard<std::mutex> lock(recorder().mutex);
-  recorder().failures[function] = code;
+  recorder().failures[function] = {code, successes_before};
 }
 
 EXPORT void recorder_set_attribute(int device, int attribute, int value) {
@@ -160,6 +201,12 @@ EXPORT void recorder_set_attribute(int device, int attribute, int value) {
   recorder().attributes[{device, attribute}] = value;
 }
 
+EXPORT void recorder_set_bus_id(int device, const char* text) {
+  const std::lock_guard<std::mutex> lock(recorder().mutex);
+  recorder().bus_ids[device] = text;
+}
+
+EXPORT std::uint64_t recorder_unload_count() { return recorder().unload_count; }
 EXPORT std::uint64_t recorder_launch_count() { return recorder().launch_count; }
 
 // Copies up to `room` launches, and returns how many there are.

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from jitfmha import jit
 from jitfmha.amd.manifest import trees_of
 from jitfmha.chips import chip
@@ -44,8 +47,9 @@ class RecordingRuntime:
             why="a launcher is tried without a GPU",
         )
         self.library = jit.load(spec)
-        self.library.recorder_fail.argtypes = [ctypes.c_char_p, ctypes.c_int]
+        self.library.recorder_fail.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_int]
         self.library.recorder_launch_count.restype = ctypes.c_uint64
+        self.library.recorder_unload_count.restype = ctypes.c_uint64
         self.library_path = self.library._name
         self._stream = 0
         self.reset()
@@ -58,6 +62,10 @@ class RecordingRuntime:
         """The stream that :meth:`stands_for` was given."""
         return self._stream
 
+    def scale_of_one(self, device_index: int) -> Tensor:
+        """A float32 1 of shape (1,); nothing reads it."""
+        return torch.ones(1, dtype=torch.float32)
+
     def target(
         self, chip_name: str, device_index: int = 0, compute_units: int | None = None
     ) -> AmdTarget:
@@ -67,16 +75,50 @@ class RecordingRuntime:
         return AmdTarget(found, device_index, units, self, trees_of(found))
 
     def reset(self, *, keeps_launches: bool = True) -> None:
-        """Forget everything: launches, loads, failures and attributes."""
+        """Forget everything: launches, loads, failures, attributes, this thread's last error."""
         self.library.recorder_reset(ctypes.c_bool(keeps_launches))
 
-    def fail(self, function: str, code: int) -> None:
-        """Make a HIP function return an error from now on; 0 makes it work again."""
-        self.library.recorder_fail(function.encode(), code)
+    def fail(self, function: str, code: int, *, after: int = 0) -> None:
+        """Make a HIP function return an error once it has worked ``after`` times more.
+
+        0 makes it work again.
+        """
+        self.library.recorder_fail(function.encode(), code, after)
+
+    @property
+    def last_error(self) -> int:
+        """The error that this thread's next hipGetLastError would take."""
+        return int(self.library.hipPeekAtLastError())
+
+    @property
+    def current_device(self) -> int:
+        """This thread's device."""
+        device = ctypes.c_int()
+        self.library.hipGetDevice(ctypes.byref(device))
+        return device.value
+
+    @contextmanager
+    def on_device(self, device: int) -> Iterator[None]:
+        """Inside, it is this thread's current device."""
+        before = self.current_device
+        self.library.hipSetDevice(device)
+        try:
+            yield
+        finally:
+            self.library.hipSetDevice(before)
 
     def set_attribute(self, device: int, attribute: int, value: int) -> None:
         """What hipDeviceGetAttribute tells; it fails for what is not set."""
         self.library.recorder_set_attribute(device, attribute, value)
+
+    def set_bus_id(self, device: int, text: str) -> None:
+        """What hipDeviceGetPCIBusId tells; it fails for what is not set."""
+        self.library.recorder_set_bus_id(device, text.encode())
+
+    @property
+    def unload_count(self) -> int:
+        """Modules that were unloaded."""
+        return int(self.library.recorder_unload_count())
 
     @property
     def launch_count(self) -> int:

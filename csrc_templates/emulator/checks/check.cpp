@@ -3,6 +3,7 @@
 
 #if JITFMHA_EMULATOR_CHECK
 
+#include <algorithm>
 #include <cstring>
 
 #include "checks/check.h"
@@ -63,6 +64,9 @@ void wave_end(Wave& wave) {
 void before_instruction(Wave& wave, const Instruction& inst) {
   const InstructionTraits& traits = wave.dispatch().observation->traits[dword_of(wave, inst)];
   wave.observation->current = &traits;
+  if (traits.loads_to_lds)
+    std::fill(std::begin(wave.observation->loaded_from), std::end(wave.observation->loaded_from),
+              0);
   check_wait_states(wave, inst, traits);
   check_counters(wave, inst, traits);
 }
@@ -70,6 +74,10 @@ void before_instruction(Wave& wave, const Instruction& inst) {
 void after_instruction(Wave& wave, const Instruction& inst) {
   if (__builtin_expect(wave.observation->registers.has_undefined_result, 0))
     finish_registers(wave, inst);
+}
+
+void instruction_skipped(Wave& wave, const Instruction& inst) {
+  check_vskip(wave, inst, wave.dispatch().observation->traits[dword_of(wave, inst)]);
 }
 
 void vgpr_read(Wave& wave, u32 index, u32 dwords, u64 lanes) {
@@ -83,7 +91,12 @@ void scalar_written(Wave& wave, u32 index, u32 dwords) { note_scalar_written(wav
 
 // ---- Memory -------------------------------------------------------------------------------------
 
-void global_access(Wave&, const Instruction&, int, u64, u32, Access) {}
+// The first address of each lane: the dwords of a load into LDS come in order.
+void global_access(Wave& wave, const Instruction&, int lane, u64 address, u32, Access) {
+  WaveObservation& observation = *wave.observation;
+  if (lane >= 0 && observation.current->loads_to_lds && !observation.loaded_from[lane])
+    observation.loaded_from[lane] = address;
+}
 void scratch_access(Wave&, const Instruction&, int, u64, u32, Access) {}
 void lds_access(Wave& wave, const Instruction& inst, int lane, u64 offset, u32 bytes,
                 Access access) {

@@ -93,6 +93,8 @@ struct InstructionTraits {
   UseSet exec_uses = 0;        // of EXEC and VCC, without naming them
   u8 matrix_c = 0xff;          // vgpr_reads entry of C
   HardwareRegisterUse hardware_register = HardwareRegisterUse::none;
+  ProducerSet changes_vskip = 0;
+  bool is_vector = false;
   bool is_f64_fma = false, is_f64_matrix = false, is_dot = false;
 
   bool reads_one_lane = false;                                      // v_readlane, v_readfirstlane
@@ -118,7 +120,7 @@ struct LastAccess {
 
 struct WaitStateState {
   u32 now = 1000;  // so that an access that never happened is long ago
-  LastAccess vgpr[kVgprs], vgpr_read[kVgprs], scalar[128], hardware_register[64], f64_matrix;
+  LastAccess vgpr[kVgprs], vgpr_read[kVgprs], scalar[128], hardware_register[64], f64_matrix, vskip;
 };
 
 struct CounterState {
@@ -151,6 +153,7 @@ struct WaveObservation {
   RegisterState registers;
   const InstructionTraits* current = nullptr;
   u32 barriers = 0;             // that it arrived at
+  u64 loaded_from[64] = {};     // by the load into LDS that runs, for each lane; 0: nowhere
   alignas(64) u8 stand_in[64];  // where accesses go that cannot be executed
 };
 
@@ -164,12 +167,18 @@ struct LdsWord {
   u8 written_bytes = 0;  // by the writer; a bit each
   u8 initialized_bytes : 4;
   u8 written_atomically : 1;
-  LdsWord() : initialized_bytes(0), written_atomically(0) {}
+  u8 loaded_by_several : 1;  // waves, the same bytes: see WorkgroupObservation::loads_of_word
+  u64 loaded_from = 0;       // by a load into LDS; 0 where it loaded nothing
+  LdsWord() : initialized_bytes(0), written_atomically(0), loaded_by_several(0) {}
 };
+
+constexpr u32 kMostWaves = 16;  // of a workgroup
 
 struct WorkgroupObservation {
   std::vector<Wave*> waves;
   std::vector<LdsWord> lds;
+  // Of words that several waves loaded from the same place: each wave's load, 0 where it has none.
+  std::map<u32, std::array<u32, kMostWaves>> loads_of_word;
   // For each wave: operations that had completed when it arrived at the last barrier. What it did
   // before them is ordered before everything that other waves do after the barrier.
   std::vector<std::array<u32, kOrders>> published;
@@ -189,6 +198,8 @@ void check_counters(Wave&, const Instruction&, const InstructionTraits&);
 void note_waitcnt(Wave&, u32 vmcnt, u32 lgkmcnt);
 
 void check_wait_states(Wave&, const Instruction&, const InstructionTraits&);
+// Of an instruction that is not executed.
+void check_vskip(Wave&, const Instruction&, const InstructionTraits&);
 
 void check_lds(Wave&, const Instruction&, int lane, u64 offset, u32 bytes, Access);
 void publish_lds(Workgroup&);

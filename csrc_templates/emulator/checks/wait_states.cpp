@@ -21,6 +21,8 @@ namespace {
 
 enum Producer : u32 {
   setreg,
+  setreg_vskip,
+  setvskip,
   valu_writes_scalar,
   salu_writes_scalar,
   valu_writes,
@@ -40,7 +42,9 @@ enum Producer : u32 {
 namespace use {
 enum Use : u32 {
   getreg,
+  getreg_mode,
   setreg,
+  vector_operation,
   vmem_reads_scalar,
   valu_reads_scalar,
   selects_lane,
@@ -106,6 +110,7 @@ UseSet threatened_by(ProducerSet producers) {
 }
 
 constexpr u32 kLongestWait = 20;
+constexpr i32 kModeRegister = 1;  // of s_getreg and s_setreg
 
 // ---- What an instruction is ---------------------------------------------------------------------
 
@@ -140,6 +145,7 @@ class TraitsBuilder {
       case Format::SCRATCH: describe_memory(); break;
       default: describe_scalar(); break;
     }
+    traits_.is_vector = is_vector(definition_);
     traits_.threatened_by_vgpr = threatened_by(traits_.produces_vgpr);
     traits_.threatened_by_scalar = threatened_by(traits_.produces_scalar);
     traits_.threatened_by_read = threatened_by(traits_.produces_by_reading);
@@ -234,6 +240,14 @@ class TraitsBuilder {
 
   bool name_is(const char* name) const { return std::strcmp(name_, name) == 0; }
 
+  // Of s_setreg: the register's number, the field's position and its width less one.
+  bool is_of_mode() const { return (inst_.offset & 63) == kModeRegister; }
+  bool writes_vskip() const {
+    constexpr i32 kVskipBit = 28;
+    const i32 first = inst_.offset >> 6 & 31, last = first + (inst_.offset >> 11 & 31);
+    return first <= kVskipBit && kVskipBit <= last;
+  }
+
   // Results that are moved within their register, and those that LLVM treats alike.
   bool writes_part() const {
     if (inst_.sdwa) return inst_.destination_select != Select::dword;
@@ -317,6 +331,9 @@ class TraitsBuilder {
     if (begins_with(name_, "s_movrel")) reads_scalar(kM0, 1, one(use::movrel_reads_m0));
     if (begins_with(name_, "s_getreg")) traits_.hardware_register = HardwareRegisterUse::read;
     if (begins_with(name_, "s_setreg")) traits_.hardware_register = HardwareRegisterUse::written;
+    if (begins_with(name_, "s_setreg") && is_of_mode() && writes_vskip())
+      traits_.changes_vskip = one(setreg_vskip);
+    if (name_is("s_setvskip")) traits_.changes_vskip = one(setvskip);
     if (begins_with(name_, "s_cbranch_vcc")) reads_scalar(kVccIndex, 2, 0);
   }
 
@@ -431,6 +448,17 @@ void check_hardware_register(const Site& site, const InstructionTraits& traits,
   if (writes) last = here;
 }
 
+// MODE.VSKIP decides about vector instructions, also about those that it skips.
+void check_uses_of_vskip(const Site& site, const InstructionTraits& traits) {
+  const LastAccess& last = site.state.vskip;
+  if (!is_recent(site.state, last)) return;
+  const bool reads_mode = traits.hardware_register == HardwareRegisterUse::read &&
+                          (site.inst.offset & 63) == kModeRegister;
+  const UseSet uses = (traits.is_vector ? one(use::vector_operation) : 0) |
+                      (reads_mode ? one(use::getreg_mode) : 0);
+  check_rules(site, last, last.by->changes_vskip, uses, "");
+}
+
 void check_f64(const Site& site, const InstructionTraits& traits, const LastAccess& here) {
   if (traits.is_f64_fma && is_recent(site.state, site.state.f64_matrix))
     check_rules(site, site.state.f64_matrix, one(dgemm), one(use::f64_fma), "");
@@ -451,6 +479,8 @@ void check_wait_states(Wave& wave, const Instruction& inst, const InstructionTra
   check_vgpr_writes(site, traits);
   check_scalar_reads(site, traits);
   check_hardware_register(site, traits, here);
+  check_uses_of_vskip(site, traits);
+  if (traits.changes_vskip) state.vskip = here;
   check_f64(site, traits, here);
   if (traits.produces_by_reading) {
     const RegisterRange& range = traits.vgpr_reads[traits.protected_source];
@@ -466,6 +496,10 @@ void check_wait_states(Wave& wave, const Instruction& inst, const InstructionTra
          reg < u32{traits.scalar_writes[i].first} + traits.scalar_writes[i].count; ++reg)
       state.scalar[reg] = here;
   state.now += traits.wait_states;
+}
+
+void check_vskip(Wave& wave, const Instruction& inst, const InstructionTraits& traits) {
+  check_uses_of_vskip({wave, inst, wave.observation->wait_states}, traits);
 }
 
 }  // namespace emulator

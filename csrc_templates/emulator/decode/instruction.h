@@ -32,7 +32,7 @@ enum class Format : u8 {
 enum class Unit : u8 {
   salu, branch, message, waitcnt, barrier,   // scalar; nothing to wait for
   smem,                                      // lgkmcnt
-  valu, transcendental, mfma,
+  valu, transcendental, mfma,                // from here on: vector instructions
   lds,                                       // lgkmcnt
   vmem_load, vmem_store, vmem_atomic,        // vmcnt; FLAT segment: lgkmcnt too
 };
@@ -55,6 +55,9 @@ struct Definition {
   u8 registers[3] = {0, 0, 0};
   u8 passes = 0;  // MFMA: passes of 4 cycles; mfma_passes() knows better for f8f6f4
 };
+
+// What MODE.VSKIP skips.
+inline bool is_vector(const Definition& row) { return row.unit >= Unit::valu; }
 
 enum class Place : u8 {
   none,

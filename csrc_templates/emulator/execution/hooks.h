@@ -49,6 +49,8 @@ EMULATOR_HOOK(void wave_end(Wave&))
 
 EMULATOR_HOOK(void before_instruction(Wave&, const Instruction&))
 EMULATOR_HOOK(void after_instruction(Wave&, const Instruction&))
+// In place of both, under MODE.VSKIP.
+EMULATOR_HOOK(void instruction_skipped(Wave&, const Instruction&))
 
 // Registers index .. index + dwords - 1; `lanes` are those that are read or written.
 EMULATOR_HOOK(void vgpr_read(Wave&, u32 index, u32 dwords, u64 lanes))

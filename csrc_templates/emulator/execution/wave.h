@@ -37,6 +37,7 @@ enum ModeBits : u32 {
   kModeIeee = 1u << 9,
   kModeFp16Overflow = 1u << 23,
   kModeVgprIndexing = 1u << 27,
+  kModeVectorSkip = 1u << 28,
 };
 
 // What stopped a kernel. The scheduler adds kernel, address, instruction, workgroup and wave.
@@ -60,6 +61,7 @@ struct DispatchObservation;
 struct CodeObject;
 struct Kernel;
 struct Device;
+struct Wave;
 
 // One kernel launch. Workers share it and only read it, `memory` included.
 struct Dispatch {
@@ -77,6 +79,16 @@ struct Dispatch {
   DispatchObservation* observation = nullptr;
 };
 
+// A load into LDS on its way.
+struct LdsLoad {
+  const Wave* wave;  // that issued it
+  u64 number;        // of its vector memory instructions, counted as vmcnt does
+  u64 due;           // in the workgroup's time
+  u32 bytes;         // of each lane
+  u8* to[kLanes];    // null: nothing
+  u32 data[kLanes][4];
+};
+
 struct Workgroup {
   const Dispatch& dispatch;
   u32 id[3];
@@ -84,15 +96,21 @@ struct Workgroup {
   u32 lds_bytes;
   u32 wave_count;
   WorkgroupObservation* observation = nullptr;
-};
 
-// A load into LDS on its way. It arrives when an s_waitcnt asks for it and not before: between the
-// last barrier and the first wait, production kernels count on memory being far away.
-struct LdsLoad {
-  u64 number;      // of the vector memory instruction, counted as vmcnt does
-  u32 bytes;       // of each lane
-  u8* to[kLanes];  // null: nothing
-  u32 data[kLanes][4];
+  // Loads into LDS of all waves, in the order of issue, in which they land as well: memory answers
+  // a compute unit in order. One lands when it is due, or earlier where a wave waits for it or for
+  // a later one. Production kernels rely on both sides of that: that memory is far away, right
+  // after a barrier, and that what was issued before it is there when a later load is.
+  std::deque<LdsLoad> lds_loads;
+  u64 now = 0;               // instructions of the wave that ran most, summed over the rounds
+  u64 lds_load_latency = 0;  // of loads that are issued now
+
+  void land_due_lds_loads();
+  // Lets loads land until at most `outstanding` vector memory instructions of the wave are left.
+  void land_lds_loads_of(const Wave&, u64 outstanding);
+
+ private:
+  void land_first_lds_load();
 };
 
 enum class WaveState : u8 { running, at_barrier, ended };
@@ -109,6 +127,7 @@ struct Wave {
   WaveState state;
   bool yields;              // set by s_sleep: the other waves get their turn
   bool indexes_vgprs;       // between s_set_gpr_idx_on and _off
+  bool skips_vector;        // MODE.VSKIP: vector instructions are not issued
   bool default_float_mode;  // nearest even, denormals kept: nothing to set around float code
   u8 index;                 // in the workgroup
   u8 priority;
@@ -118,7 +137,6 @@ struct Wave {
   u8* scratch;                   // scratch_bytes_per_lane for each of 64 lanes, one after the other
   AddressSpace::Hit memory_hit;  // the range of the last access
   u64 vector_memory_issued;      // instructions that raise vmcnt
-  std::deque<LdsLoad> lds_loads;
   WaveObservation* observation = nullptr;
 
   u64& vcc() { return pair(kVccIndex); }
@@ -127,9 +145,6 @@ struct Wave {
   u64& pair(u32 index) { return reinterpret_cast<u64&>(scalar[index]); }  // index is even
   const Dispatch& dispatch() const { return workgroup->dispatch; }
   void set_mode(u32 value);
-  // Lets loads into LDS arrive, in order, until at most `outstanding` vector memory instructions
-  // are left.
-  void finish_lds_loads(u64 outstanding);
 };
 
 }  // namespace emulator

@@ -145,10 +145,7 @@ void branch_if(Wave& wave, const Instruction& inst, bool taken) {
 }
 
 void execute_nothing(Wave&, const Instruction&) {}
-void execute_endpgm(Wave& wave, const Instruction&) {
-  wave.finish_lds_loads(0);
-  wave.state = WaveState::ended;
-}
+void execute_endpgm(Wave& wave, const Instruction&) { wave.state = WaveState::ended; }
 void execute_branch(Wave& wave, const Instruction& inst) { jump(wave, inst.offset); }
 void execute_cbranch_scc0(Wave& wave, const Instruction& inst) { branch_if(wave, inst, !wave.scc); }
 void execute_cbranch_scc1(Wave& wave, const Instruction& inst) { branch_if(wave, inst, wave.scc); }
@@ -243,7 +240,7 @@ void execute_setprio(Wave& wave, const Instruction& inst) {
 // hooks care about.
 void execute_waitcnt(Wave& wave, const Instruction& inst) {
   const u32 field = static_cast<u32>(inst.offset), vmcnt = (field & 15) | (field >> 14 & 3) << 4;
-  if (!wave.lds_loads.empty()) wave.finish_lds_loads(vmcnt);
+  if (!wave.workgroup->lds_loads.empty()) wave.workgroup->land_lds_loads_of(wave, vmcnt);
   hooks::waitcnt(wave, vmcnt, field >> 8 & 15, field >> 4 & 7);
 }
 
@@ -308,6 +305,13 @@ void execute_set_gpr_idx_off(Wave& wave, const Instruction&) {
   wave.set_mode(wave.mode & ~kModeVgprIndexing);
 }
 
+// Leaves SCC as it is, unlike the comparisons of its format.
+void execute_setvskip(Wave& wave, const Instruction& inst) {
+  const u32 bit = read_scalar<u32>(wave, inst.source[1]) & 31;
+  const bool skips = read_scalar<u32>(wave, inst.source[0]) >> bit & 1;
+  wave.set_mode((wave.mode & ~u32{kModeVectorSkip}) | (skips ? kModeVectorSkip : 0));
+}
+
 enum HardwareRegister : u32 {
   kHwMode = 1,
   kHwStatus = 2,
@@ -362,9 +366,9 @@ void write_trap_status(u32 value) {
 }
 
 void write_mode(Wave& wave, u32 value) {
-  constexpr u32 kDebug = 1u << 11, kTraps = 0x1ffu << 12, kSkipsVector = 1u << 28;
-  const u32 unsupported = value & ~wave.mode & (kDebug | kTraps | kSkipsVector);
-  if (unsupported) fault("MODE bits 0x%08x (traps, skipping) are not emulated", unsupported);
+  constexpr u32 kDebug = 1u << 11, kTraps = 0x1ffu << 12;
+  const u32 unsupported = value & ~wave.mode & (kDebug | kTraps);
+  if (unsupported) fault("MODE bits 0x%08x (traps) are not emulated", unsupported);
   wave.set_mode(value);
 }
 

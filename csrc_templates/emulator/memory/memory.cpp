@@ -59,13 +59,22 @@ u8* refuse(Wave& wave, const Instruction& inst, int lane, bool is_scratch, const
 
 }  // namespace
 
-void Wave::finish_lds_loads(u64 outstanding) {
-  while (!lds_loads.empty() && lds_loads.front().number + outstanding <= vector_memory_issued) {
-    const LdsLoad& load = lds_loads.front();
-    for (u32 lane = 0; lane < kLanes; ++lane)
-      if (load.to[lane]) std::memcpy(load.to[lane], load.data[lane], load.bytes);
-    lds_loads.pop_front();
-  }
+void Workgroup::land_first_lds_load() {
+  const LdsLoad& load = lds_loads.front();
+  for (u32 lane = 0; lane < kLanes; ++lane)
+    if (load.to[lane]) std::memcpy(load.to[lane], load.data[lane], load.bytes);
+  lds_loads.pop_front();
+}
+
+void Workgroup::land_due_lds_loads() {
+  while (!lds_loads.empty() && lds_loads.front().due <= now) land_first_lds_load();
+}
+
+void Workgroup::land_lds_loads_of(const Wave& wave, u64 outstanding) {
+  const auto last = std::find_if(lds_loads.rbegin(), lds_loads.rend(), [&](const LdsLoad& load) {
+    return load.wave == &wave && load.number + outstanding <= wave.vector_memory_issued;
+  });
+  for (auto count = lds_loads.rend() - last; count > 0; --count) land_first_lds_load();
 }
 
 u8* global_memory(Wave& wave, const Instruction& inst, int lane, u64 address, u32 bytes,

@@ -193,8 +193,11 @@ inline LdsLoad& begin_lds_load(Wave& wave, const Instruction& inst, u32 bytes) {
   if (m0 & 3) fault("m0 is 0x%x: an LDS offset that is not a multiple of 4 is not documented", m0);
   const u32 mask = wave.dispatch().device->arch == kGfx950 ? 0x3ffff : 0xffff;
   const u32 base = (m0 & mask) + static_cast<u32>(inst.offset), pitch = bytes > 8 ? 16 : 4;
-  LdsLoad& load = wave.lds_loads.emplace_back();
+  Workgroup& workgroup = *wave.workgroup;
+  LdsLoad& load = workgroup.lds_loads.emplace_back();
+  load.wave = &wave;
   load.number = wave.vector_memory_issued;
+  load.due = workgroup.now + workgroup.lds_load_latency;
   load.bytes = bytes;
   for (u8*& to : load.to) to = nullptr;
   for_each_lane(wave.exec(), [&](u32 lane) {
@@ -217,10 +220,12 @@ template <class Memory, u32 kDwords> void execute_load_to_lds(Wave& wave, const 
 template <class Memory, class From, class To>
 void execute_load_part_to_lds(Wave& wave, const Instruction& inst) {
   const Memory memory(wave, inst);
-  LdsLoad& load = begin_lds_load(wave, inst, 4);
+  u32 data[kLanes];
   for_each_lane(wave.exec(), [&](u32 lane) {
-    load.data[lane][0] = widened<From, To, 0>(memory.at(lane, 0, sizeof(From), Access::load));
+    data[lane] = widened<From, To, 0>(memory.at(lane, 0, sizeof(From), Access::load));
   });
+  LdsLoad& load = begin_lds_load(wave, inst, 4);
+  for_each_lane(wave.exec(), [&](u32 lane) { load.data[lane][0] = data[lane]; });
 }
 
 // ---- Atomics ------------------------------------------------------------------------------------

@@ -198,6 +198,9 @@ std::vector<u64> selected_workgroups(const Dispatch& dispatch) {
 
 // ---- Of no interest -----------------------------------------------------------------------------
 
+// Many are skipped in a cycle.
+void instruction_skipped(Wave&, const Instruction&) {}
+
 void vgpr_read(Wave&, u32, u32, u64) {}
 void vgpr_written(Wave&, u32, u32, u64) {}
 void scalar_read(Wave&, u32, u32) {}

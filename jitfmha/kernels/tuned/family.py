@@ -15,7 +15,6 @@ from ...arguments import Tensors
 from ...plan import Kernel, Launch, Reason, Refusal
 from ...problem import BF16_CVTS, Feature, Problem, Sizes
 from ...target import AmdTarget, Target
-from .key_split import GroupSplits
 from .limits import (
     are_far_from_limits,
     reason_of_row,
@@ -52,6 +51,9 @@ _MASK_NAMES = ("none", "causal (top-left)", "causal (bottom-right)")
 def propose(problem: Problem, target: Target) -> TunedPlan | Refusal:
     """The kernel of the first tree that serves ``problem``."""
     assert isinstance(target, AmdTarget)
+    if not target.trees:
+        template = "This version ships no code objects for {arch}."
+        return Refusal((Reason(template, arch=target.arch),))
     for tree in target.trees:
         tree.warn_of_oddities()
     reasons = (*reasons_of_target(problem, target), *reasons_of_sizes(problem))
@@ -209,21 +211,10 @@ class TunedKernel:
             return None
         if seqlen_k == 0 and not self._is_group:
             return write_no_attention
-        row, split, key_tiles, num_splits = self._tile_for(seqlen_q, seqlen_k)
+        row, splits, splits_of = self._tile_for(seqlen_q, seqlen_k)
         if row is not self._row:
             return None
-        if split is None:
-            return self._bound.launch_for(sizes)
-        if self._is_group:
-            # More rows make more tiles: where one tile for each sequence is enough, all are.
-            if split.num_splits(1, key_tiles) == 1:
-                return self._bound.launch_for(sizes)
-            return self._bound.launch_for(sizes, splits_of=GroupSplits(split, key_tiles))
-        if num_splits == 1:
-            return self._bound.launch_for(sizes)
-        return self._bound.launch_for(
-            sizes, (num_splits, split.workspace_floats(seqlen_q, num_splits))
-        )
+        return self._bound.launch_for(sizes, splits, splits_of)
 
     def _is_chosen_for(self, sizes: Sizes) -> bool:
         """Whether this tree and row are chosen where everything is asked from the beginning."""

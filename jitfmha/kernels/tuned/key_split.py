@@ -61,6 +61,13 @@ class KeySplit:
         most = min(quickest, key_tiles // _LEAST_KEY_TILES)
         return max(1, min(self.slots // workgroups, most))
 
+    def splits(self, seqlen_q: int, key_tiles: int) -> Splits:
+        """:meth:`num_splits` and what they leave."""
+        num_splits = self.num_splits(seqlen_q, key_tiles)
+        if num_splits == 1:
+            return ONE_SPLIT
+        return Splits(num_splits, self.workspace_floats(seqlen_q, num_splits))
+
     def workspace_floats(self, seqlen_q: int, num_splits: int) -> int:
         """The size of what splits leave: for each query the output, its maximum and its sum.
 
@@ -80,7 +87,4 @@ class GroupSplits:
 
     def __call__(self, max_seqlen_q: int) -> Splits:
         """For sequences of up to ``max_seqlen_q`` queries."""
-        num_splits = self.split.num_splits(max_seqlen_q, self.key_tiles)
-        if num_splits == 1:
-            return ONE_SPLIT
-        return Splits(num_splits, self.split.workspace_floats(max_seqlen_q, num_splits))
+        return self.split.splits(max_seqlen_q, self.key_tiles)

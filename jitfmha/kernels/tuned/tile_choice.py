@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
-from .key_split import KeySplit
+from .key_split import ONE_SPLIT, GroupSplits, KeySplit, Splits
 
 if TYPE_CHECKING:
     from ...amd.manifest import KernelRow
@@ -44,19 +44,17 @@ _SMALL_TILES: dict[Arch, _SmallTiles] = {
 
 
 class Tile(NamedTuple):
-    """The chosen kernel.
+    """The chosen kernel, and the splits of its keys.
 
     Attributes:
         row: of the manifest.
-        split: None where the kernel cannot split keys.
-        key_tiles: of a sequence, of average length in gm1.
-        num_splits: of sequences of the length that the choice was made for.
+        splits: for sequences of the length that the choice was made for.
+        splits_of: gm1, where keys may be split at all: for the longest sequence of a call.
     """
 
     row: KernelRow
-    split: KeySplit | None
-    key_tiles: int
-    num_splits: int
+    splits: Splits
+    splits_of: GroupSplits | None
 
 
 class TileChoice:
@@ -73,7 +71,8 @@ class TileChoice:
         ]
         self._sequences = sequences
         # The lengths of gm1's sequences are on the GPU: they count as equally long.
-        self._batch = max(problem.batch, 1) if problem.mode == "gm1" else 1
+        self._is_group = problem.mode == "gm1"
+        self._batch = max(problem.batch, 1) if self._is_group else 1
         self._mask = problem.mask
         self._compute_units = target.compute_units
         self._small = _SMALL_TILES[target.arch]
@@ -96,18 +95,30 @@ class TileChoice:
         return tile
 
     def _choose(self, seqlen_q: int, seqlen_k: int) -> Tile:
-        tiles = []
-        for row, split in self._rows:
-            key_tiles = -(-seqlen_k // row.ts_kv)
-            num_splits = 1 if split is None else split.num_splits(seqlen_q, key_tiles)
-            tiles.append(Tile(row, split, key_tiles, num_splits))
+        tiles = [self._tile(row, split, seqlen_q, seqlen_k) for row, split in self._rows]
         if len(tiles) == 1 or seqlen_q >= _LONG_SEQUENCE:
             return tiles[0]
-        return min(tiles, key=lambda tile: self._relative_time(tile, seqlen_q, seqlen_k))
+        splits = [split for _, split in self._rows]
+        times = [
+            self._relative_time(tile, split, seqlen_q, seqlen_k)
+            for tile, split in zip(tiles, splits, strict=True)
+        ]
+        return tiles[times.index(min(times))]
 
-    def _relative_time(self, tile: Tile, seqlen_q: int, seqlen_k: int) -> float:
+    def _tile(self, row: KernelRow, split: KeySplit | None, seqlen_q: int, seqlen_k: int) -> Tile:
+        if split is None:
+            return Tile(row, ONE_SPLIT, None)
+        key_tiles = -(-seqlen_k // row.ts_kv)
+        splits = split.splits(seqlen_q, key_tiles)
+        # In gm1 more rows make more tiles: where one tile for each sequence is enough, all are.
+        may_split = self._is_group and split.num_splits(1, key_tiles) > 1
+        return Tile(row, splits, GroupSplits(split, key_tiles) if may_split else None)
+
+    def _relative_time(
+        self, tile: Tile, split: KeySplit | None, seqlen_q: int, seqlen_k: int
+    ) -> float:
         """How long a launch takes, in keys that a unit goes through for one large tile."""
-        row, split, _, num_splits = tile
+        row, (num_splits, _), _ = tile
         keys = [key / num_splits for key in self._keys_of_tiles(row.ts_qo, seqlen_q, seqlen_k)]
         if not keys or split is None:
             return 0.0

@@ -22,6 +22,11 @@ class ScalarOperation:
     function: Callable[..., Result]
 
 
+def skips_vector(source: int, bit: int) -> bool:
+    """MODE.VSKIP after s_setvskip: one bit of the source; SCC stays as it is."""
+    return bool(source >> (bit & 31) & 1)
+
+
 @dataclass(frozen=True)
 class ExecOperation:
     """s_..._saveexec_b64, s_..._wrexec_b64: (source, EXEC) -> (result, new EXEC)."""

@@ -1,4 +1,4 @@
-"""Calls on an emulated GPU and their float64 answers."""
+"""Calls on an AMD GPU, emulated or real, and their float64 answers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from reference import attention, attention_packed
 from torch import Tensor
 from untyped import fmha_fwd
 
+CPU = torch.device("cpu")
 FP8 = {
     "gfx942": torch.float8_e4m3fnuz,
     "gfx942-mi308": torch.float8_e4m3fnuz,
@@ -24,7 +25,8 @@ class AmdProblem:
     """The arguments of one call and its exact result.
 
     ``lengths`` are (seqlen_q, seqlen_k) of each sequence; gm0 takes them from the first, ``batch``
-    times. ``gap`` unused rows follow each sequence of gm1.
+    times. ``gap`` unused rows follow each sequence of gm1. Tensors are on ``device``; those of the
+    CPU run wherever the test emulates them.
     """
 
     rng: torch.Generator
@@ -39,6 +41,7 @@ class AmdProblem:
     gap: int = 0
     descales: str | None = None  # "one": shape (1,); "each": shape (b, hk)
     options: dict[str, Any] = field(default_factory=dict)
+    device: torch.device = CPU
 
     def __post_init__(self) -> None:
         (hq, hk), (dq, dv) = self.heads, self.hdims
@@ -58,6 +61,7 @@ class AmdProblem:
                     "cu_seqlens_q_padded": physical[0],
                     "cu_seqlens_k_padded": physical[1],
                 }
+            self.arguments = {name: x.to(self.device) for name, x in self.arguments.items()}
             self.starts = [ends.tolist()[:-1] for ends in physical]
         else:
             (seqlen_q, seqlen_k) = self.lengths[0]
@@ -70,7 +74,8 @@ class AmdProblem:
         if self.descales:
             shape = (1,) if self.descales == "one" else (count, hk)
             for name in ("q_descale", "k_descale", "v_descale"):
-                self.arguments[name] = torch.rand(shape, generator=self.rng) + 0.5
+                scale = torch.rand(shape, generator=self.rng) + 0.5
+                self.arguments[name] = scale.to(self.device)
         self.arguments |= {
             "mask": self.mask,
             "softmax_scale": self.softmax_scale,
@@ -82,17 +87,51 @@ class AmdProblem:
         return self.batch is None
 
     def _random(self, *shape: int) -> Tensor:
-        values = torch.randn(shape, generator=self.rng).to(self.dtype)
+        values = torch.randn(shape, generator=self.rng).to(self.dtype).to(self.device)
         if self.is_group or self.layout == "bshd":
             return values
         return lay_out(values, self.layout)
 
-    def run(self) -> tuple[Tensor, Tensor]:
+    def launch(self) -> tuple[Tensor, Tensor]:
+        """Out and lse, as they are on the device; a GPU may still be at work."""
         out, lse = fmha_fwd(self.q, self.k, self.v, **self.arguments)
         return out, lse
 
+    def run(self) -> tuple[Tensor, Tensor]:
+        """Out and lse, complete and on the CPU."""
+        out, lse = self.launch()
+        return out.cpu(), lse.cpu()
+
     def exact(self) -> tuple[Tensor, Tensor]:
+        return self._attention(*(self._scaled(name) for name in "qkv"))
+
+    def assert_right(
+        self, actual: tuple[Tensor, Tensor], rounding: float, max_seqlen_q: int | None = None
+    ) -> None:
+        """Within what rounding probabilities and results by a share of themselves explains.
+
+        Of each sequence of gm1, rows from ``max_seqlen_q`` on may hold anything.
+        """
+        out, lse = (x.cpu().double() for x in actual)
         q, k, v = (self._scaled(name) for name in "qkv")
+        exact, exact_lse = self._attention(q, k, v)
+        # Of what the probabilities are rounded by, as much as all values together can make.
+        spread, _ = self._attention(q, k, v.abs())
+        if max_seqlen_q is not None:
+            rows = self._promised_rows(max_seqlen_q)
+            out, exact, spread = out[rows], exact[rows], spread[rows]
+            lse, exact_lse = lse[:, rows], exact_lse[:, rows]
+        assert ((out - exact).abs() <= rounding * (spread + exact.abs()) + 1e-5).all()
+        torch.testing.assert_close(lse, exact_lse, atol=1e-4, rtol=0)
+
+    def _promised_rows(self, max_seqlen_q: int) -> list[int]:
+        return [
+            start + row
+            for start, (seqlen_q, _) in zip(self.starts[0], self.lengths, strict=True)
+            for row in range(min(seqlen_q, max_seqlen_q))
+        ]
+
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         options: dict[str, Any] = {"mask": self.mask, "softmax_scale": self.softmax_scale}
         if not self.is_group:
             return attention(q, k, v, **options)
@@ -100,10 +139,11 @@ class AmdProblem:
         return attention_packed(q, k, v, *lengths, *self.starts, **options)
 
     def _scaled(self, name: str) -> Tensor:
-        x: Tensor = getattr(self, name).double()
+        x: Tensor = getattr(self, name).cpu().double()
         scales = self.arguments.get(f"{name}_descale")
         if scales is None:
             return x
+        scales = scales.cpu()
         if scales.dim() == 1:
             return x * scales.double()
         each = scales.double().repeat_interleave(x.shape[-2] // self.heads[1], dim=1)

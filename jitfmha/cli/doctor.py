@@ -1,0 +1,415 @@
+"""``python -m jitfmha doctor``: what is amiss on this machine, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from .exit_codes import FAILED, OK
+from .output import add_json_flag, byte_size, fields, print_json, progress
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from ..arguments import Arguments
+    from ..chips import Chip
+    from ..target import Target
+
+Verdict = Literal["ok", "warning", "failed"]
+
+_LOWEST_TORCH = (2, 10)
+_LOW_SPACE_BYTES = 64 << 20
+_DRIVER_DEVICE = Path("/dev/kfd")
+_DRIVER_VERSION = Path("/sys/module/amdgpu/version")
+_KERNEL_RELEASE = Path("/proc/sys/kernel/osrelease")
+_QUERIES, _KEYS = 70, 600  # of the small calls
+_KERNARG = "HIP_FORCE_DEV_KERNARG"
+_INSTALL_ROCM_TORCH = (
+    "Install PyTorch for ROCm, 2.10 or newer, from PyTorch's or AMD's index, and jitfmha after it."
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    Attributes:
+        check: what was looked at.
+        verdict: warning where calls work, but not everywhere or not as quickly as they could.
+        found: the facts, or what is wrong.
+        remedy: what to do; empty where nothing needs doing.
+    """
+
+    check: str
+    verdict: Verdict
+    found: str
+    remedy: str = ""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command and its flags."""
+    parser = commands.add_parser(
+        "doctor",
+        help="check this machine, and name a remedy for what is wrong",
+        description=(
+            "Check compilers, torch, GPUs, driver, HIP runtime, cache and code objects, then run "
+            "and verify a small call on every target that is there: the CPU, what JITFMHA_EMULATE "
+            "names, and every GPU. The exit code is 1 when a check failed; warnings do not count."
+        ),
+    )
+    add_json_flag(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run all checks and print what they found."""
+    findings = [finding for check in _CHECKS for finding in _findings_of(check)]
+    worst = max((x.verdict for x in findings), key=get_args(Verdict).index)
+    if args.json:
+        print_json({"verdict": worst, "checks": [asdict(x) for x in findings]})
+    else:
+        print(fields([(f"{x.verdict:<7}  {x.check}", _text(x)) for x in findings]))
+    return FAILED if worst == "failed" else OK
+
+
+def _text(finding: Finding) -> str:
+    return finding.found + (f"\n-> {finding.remedy}" if finding.remedy else "")
+
+
+def _findings_of(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    """All findings of a check; a check that breaks is a finding, and the others go on."""
+    findings = []
+    try:
+        for finding in check():
+            findings.append(finding)  # noqa: PERF402 - those before an exception are kept
+    except Exception as error:
+        name = check.__name__.removeprefix("_check_").replace("_", " ")
+        remedy = "This check does not expect that: please report it."
+        findings.append(Finding(name, "failed", f"{type(error).__name__}: {error}", remedy))
+    return findings
+
+
+# ---- Software ------------------------------------------------------------------------------------
+
+
+def _check_host_compiler() -> Iterator[Finding]:
+    from ..jit.errors import CompilerNotFound
+    from ..jit.toolchain.host_cpp import find_host_cpp
+
+    try:
+        yield Finding("host compiler", "ok", str(find_host_cpp()))
+    except CompilerNotFound as error:
+        found, _, remedy = str(error).partition("\nInstall one:")
+        yield Finding("host compiler", "failed", found, f"Install one:{remedy}")
+
+
+def _check_device_compiler() -> Iterator[Finding]:
+    from ..amd.device_compiler import DeviceCompilerNotFound, device_compiler
+
+    try:
+        yield Finding("device compiler", "ok", str(device_compiler()))
+    except DeviceCompilerNotFound:
+        found = "none, which only rebuilding code objects and the tests of the emulator need"
+        yield Finding("device compiler", "ok", found)
+
+
+def _check_torch() -> Iterator[Finding]:
+    import torch
+
+    build = "for the CPU alone"
+    if torch.version.hip is not None:
+        build = f"for ROCm {torch.version.hip}"
+    elif torch.version.cuda is not None:
+        build = f"for CUDA {torch.version.cuda}"
+    found = f"{torch.__version__}, built {build}"
+    major, minor = torch.__version__.split(".")[:2]
+    if torch.version.hip is None and _DRIVER_DEVICE.exists():
+        found += f"; there is an AMD GPU here ({_DRIVER_DEVICE})"
+        yield Finding("torch", "warning", found, _INSTALL_ROCM_TORCH)
+    elif (int(major), int(minor)) < _LOWEST_TORCH:
+        lowest = ".".join(map(str, _LOWEST_TORCH))
+        found += f"; nothing older than {lowest} has been seen to work"
+        yield Finding("torch", "warning", found, f"Install torch {lowest} or newer.")
+    else:
+        yield Finding("torch", "ok", found)
+
+
+# ---- GPUs ----------------------------------------------------------------------------------------
+
+
+def _check_driver() -> Iterator[Finding]:
+    if not _DRIVER_DEVICE.exists():
+        yield Finding("driver", "ok", f"none: there is no {_DRIVER_DEVICE}")
+    elif not os.access(_DRIVER_DEVICE, os.R_OK | os.W_OK):
+        remedy = "Add the user to the groups render and video, or give the container the device."
+        yield Finding("driver", "failed", f"{_DRIVER_DEVICE} may not be opened", remedy)
+    elif _DRIVER_VERSION.exists():
+        yield Finding("driver", "ok", f"amdgpu {_DRIVER_VERSION.read_text().strip()}")
+    else:
+        yield Finding("driver", "ok", f"amdgpu of Linux {_KERNEL_RELEASE.read_text().strip()}")
+
+
+def _gpus() -> list[torch.device]:
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [torch.device("cuda", index) for index in range(count)]
+
+
+def _check_gpus() -> Iterator[Finding]:
+    import torch
+
+    from ..detection import target_of
+
+    if torch.version.hip is not None and _DRIVER_DEVICE.exists() and not _gpus():
+        remedy = "See whether rocminfo lists it, and whether HIP_VISIBLE_DEVICES hides it."
+        yield Finding("GPUs", "failed", "there is a driver, but torch sees no GPU", remedy)
+    elif not _gpus():
+        yield Finding("GPUs", "ok", "none; calls run on the CPU")
+    for device in _gpus():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                target = target_of(device)
+            except (ValueError, RuntimeError) as error:
+                remedy = "Tensors on it cannot be used with jitfmha; those of the CPU can."
+                yield Finding(str(device), "warning", str(error), remedy)
+                continue
+        if caught:
+            remedy = "Update ROCm to 6.3 or newer, or let the container see /sys/bus/pci."
+            found = f"{target}\n{caught[0].message}"
+            yield Finding(str(device), "warning", found, remedy)
+        else:
+            yield Finding(str(device), "ok", str(target))
+
+
+def _check_hip_runtime() -> Iterator[Finding]:
+    import torch
+
+    from ..amd.runtime import HipError, loaded_runtime, mapped_runtimes
+
+    if torch.version.hip is None:
+        yield Finding("HIP runtime", "ok", "none: this torch was not built for ROCm")
+        return
+    try:
+        runtime = loaded_runtime()
+    except HipError as error:
+        yield Finding("HIP runtime", "failed", str(error), _INSTALL_ROCM_TORCH)
+        return
+    found = f"{runtime.library_path}, because {runtime.why}"
+    others = [path for path in mapped_runtimes() if not _is_same(path, runtime.library_path)]
+    if others:
+        found += f"\nalso loaded in this process: {', '.join(others)}"
+        remedy = "Take the other one's folder out of LD_LIBRARY_PATH and LD_PRELOAD."
+        yield Finding("HIP runtime", "warning", found, remedy)
+    else:
+        yield Finding("HIP runtime", "ok", found)
+
+
+def _is_same(path: str, other: str) -> bool:
+    return os.path.realpath(path) == os.path.realpath(other)
+
+
+def _check_kernel_arguments() -> Iterator[Finding]:
+    check = "kernel arguments"
+    value = os.environ.get(_KERNARG)
+    if not _gpus():
+        yield Finding(check, "ok", "no GPU reads any")
+    elif value == "1":
+        yield Finding(check, "ok", f"in the GPU's memory ({_KERNARG}=1)")
+    else:
+        given = "not set" if value is None else f"{value!r}"
+        found = f"they may be in the host's memory, where each kernel waits for them ({_KERNARG} "
+        remedy = f"Set {_KERNARG}=1 before Python starts."
+        yield Finding(check, "warning", f"{found}is {given})", remedy)
+
+
+# ---- Files ---------------------------------------------------------------------------------------
+
+
+def _check_cache() -> Iterator[Finding]:
+    from .. import jit
+    from ..jit.cache.directory import writable_directory
+    from ..jit.cache.eviction import cache_limit
+
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            directory = writable_directory()
+        limit = cache_limit()
+    except jit.CacheError as error:
+        yield Finding("cache", "failed", str(error), "Set the variable as the text says.")
+        return
+    free = shutil.disk_usage(directory.root).free
+    found = f"{directory.root.parent}, may be written to, {byte_size(free)} free"
+    if directory.is_temporary:
+        reason = "\n".join(str(each.message) for each in caught)
+        remedy = "Set JITFMHA_CACHE_DIR to a folder of your own that can be written to."
+        yield Finding("cache", "warning", f"temporary: {found}\n{reason}".rstrip(), remedy)
+    elif free < _LOW_SPACE_BYTES:
+        remedy = "Make room on the disk, or set JITFMHA_CACHE_DIR to a folder on another one."
+        yield Finding("cache", "warning", found, remedy)
+    else:
+        yield Finding("cache", "ok", f"{found}, limit {byte_size(limit)}")
+
+
+def _check_code_objects() -> Iterator[Finding]:
+    """Every file of every tree is read, as its first launch would read it."""
+    from ..amd.manifest import trees_of
+
+    for chip in _chips_here():
+        check = f"code objects for {chip}"
+        trees = trees_of(chip)
+        if not trees:
+            yield Finding(check, "failed", "none", "Install jitfmha again, from a complete wheel.")
+        for tree in trees:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                read = [tree.code_object(row) for row in tree.rows]
+            oddities = [*tree.oddities, *(str(x) for x in read if isinstance(x, Exception))]
+            found = "\n".join([f"{len(tree.rows)} kernels in {tree}", *oddities])
+            if oddities:
+                remedy = "Mend the tree, or unset the variable; or install jitfmha again."
+                yield Finding(check, "warning", found, remedy)
+            else:
+                yield Finding(check, "ok", found)
+
+
+def _chips_here() -> list[Chip]:
+    """Of the GPUs, real or emulated; without any, one of each architecture."""
+    from ..chips import Arch, architecture, chip
+    from ..target import AmdTarget
+
+    targets = (target for _, target in _targets_here())
+    here = dict.fromkeys(target.chip for target in targets if isinstance(target, AmdTarget))
+    return list(here) or [chip(architecture(arch).unlisted_chip) for arch in get_args(Arch)]
+
+
+# ---- Small runs ----------------------------------------------------------------------------------
+
+
+def _targets_here() -> Iterator[tuple[torch.device, Target]]:
+    """Every target that can be used; why others cannot is said elsewhere."""
+    import torch
+
+    from ..detection import target_of
+    from ..target import cpu_target
+
+    cpu = torch.device("cpu")
+    yield cpu, cpu_target()
+    for device in ([cpu] if os.environ.get("JITFMHA_EMULATE") else []) + _gpus():
+        try:
+            yield device, target_of(device)
+        except (ValueError, RuntimeError):
+            continue
+
+
+def _check_emulation() -> Iterator[Finding]:
+    from ..emulator.session import target_of_environment
+
+    if os.environ.get("JITFMHA_EMULATE"):
+        try:
+            yield Finding("emulation", "ok", str(target_of_environment()))
+        except ValueError as error:
+            yield Finding("emulation", "failed", str(error), "Set or unset JITFMHA_EMULATE.")
+
+
+def _check_runs() -> Iterator[Finding]:
+    for device, target in _targets_here():
+        progress(f"a small call on {target}")
+        for mode in ("gm0", "gm1"):
+            yield _small_run(device, target, mode)
+
+
+def _small_run(device: torch.device, target: Target, mode: str) -> Finding:
+    from .. import jit
+    from ..amd.runtime import HipError
+
+    check = f"a call in {mode}"
+    try:
+        error, bound = _error_of_small_call(device, target, mode)
+    except jit.BuildError as failure:
+        remedy = "Mend the compiler, or set CXX to another one."
+        return Finding(check, "failed", f"on {target}: {failure}", remedy)
+    except HipError as failure:
+        remedy = "See whether other programs use the GPU without errors, and what dmesg says."
+        return Finding(check, "failed", f"on {target}: {failure}", remedy)
+    except (NotImplementedError, RuntimeError, OSError, ValueError) as failure:
+        text = f"on {target}: {type(failure).__name__}: {failure}"
+        return Finding(check, "failed", text, "Please report it, with what this command prints.")
+    found = f"on {target}: largest error {error:.1e}, at most {bound:.1e} is right"
+    if error <= bound:
+        return Finding(check, "ok", found)
+    remedy = "Do not use this target. Please report it, with what this command prints."
+    return Finding(check, "failed", found, remedy)
+
+
+def _error_of_small_call(device: torch.device, target: Target, mode: str) -> tuple[float, float]:
+    """The largest error against float64, and how large it may be.
+
+    The kernel is bound without looking at the environment, so that the CPU's is tried even where
+    CPU tensors are emulated.
+    """
+    import torch
+
+    from ..arguments import Tensors
+    from ..dispatch import plan_for
+    from ..problem import make_problem
+
+    arguments = _small_call(device, mode)
+    problem = make_problem(arguments)
+    launch = plan_for(problem, target).bind().launch_for(problem.sizes)
+    assert launch is not None, "a kernel serves the sizes that it was planned for"
+    q, k, v, cu_seqlens = arguments.q, arguments.k, arguments.v, arguments.cu_seqlens
+    out = torch.full_like(q, torch.nan)
+    launch(Tensors(q, k, v, out, None, cu_seqlens, None))
+    difference = out.cpu().double() - _exact(q, k, v)
+    # NaN is larger than any bound.
+    error = difference.abs().nan_to_num(nan=torch.inf).max().item()
+    return error, torch.finfo(q.dtype).eps * v.abs().max().item()
+
+
+def _small_call(device: torch.device, mode: str) -> Arguments:
+    """One sequence under a causal mask, with keys enough for a GPU to split them."""
+    import torch
+
+    from ..arguments import Arguments, CuSeqlens
+
+    rng = torch.Generator().manual_seed(0)
+    batch = (1,) if mode == "gm0" else ()
+    q, k, v = (
+        torch.randn(*batch, rows, heads, 128, generator=rng).to(device, torch.bfloat16)
+        for rows, heads in ((_QUERIES, 4), (_KEYS, 2), (_KEYS, 2))
+    )
+    cu_seqlens = None
+    if mode == "gm1":
+        sums_q, sums_k = (
+            torch.tensor([0, rows], dtype=torch.int32, device=device) for rows in (_QUERIES, _KEYS)
+        )
+        cu_seqlens = CuSeqlens(sums_q, sums_k, sums_q, sums_k, _QUERIES, _KEYS)
+    return Arguments(q, k, v, mask="causal", cu_seqlens=cu_seqlens)
+
+
+def _exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """SDPA in float64, on the CPU."""
+    import torch
+    from torch.nn.functional import scaled_dot_product_attention
+
+    qt, kt, vt = (x.cpu().double().reshape(1, -1, *x.shape[-2:]).transpose(1, 2) for x in (q, k, v))
+    seen = torch.ones(_QUERIES, _KEYS, dtype=torch.bool).tril(_KEYS - _QUERIES)
+    out = scaled_dot_product_attention(qt, kt, vt, attn_mask=seen, enable_gqa=True)
+    return out.transpose(1, 2).reshape(q.shape)
+
+
+_CHECKS = (
+    *(_check_host_compiler, _check_device_compiler, _check_torch),
+    *(_check_driver, _check_gpus, _check_hip_runtime, _check_kernel_arguments),
+    *(_check_cache, _check_code_objects, _check_emulation, _check_runs),
+)
