@@ -124,6 +124,7 @@ struct Head {
 struct Task {
   Head head;
   int tile;               // of queries; one that the sequence does not have: there is nothing to do
+  int diagonal;           // the last key that query 0 sees under the causal mask
   int split, num_splits;  // which share of the keys, of how many
   Global<float> workspace;  // of the sequence and head, where splits leave results; null: one split
 
@@ -424,7 +425,7 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
   const int group = wave_index / 4;
   const int first_row = task.tile * kTileRows + wave_index * 32;
   // The last key that a row sees is its number plus this, under the causal mask.
-  int diagonal = kTopLeft ? 0 : head.k.count - head.q.count;
+  int diagonal = task.diagonal;
 
   int count = head.k.count;  // of keys that any row of the tile sees
   if (kCausal)
@@ -573,6 +574,9 @@ __device__ inline Task task_of_workgroup(const Arguments& a) {
     k_start = a.cu_seqlens_k_padded[batch];
   }
   Task task;
+  task.diagonal = kTopLeft ? 0 : seqlen_k - seqlen_q;
+  // The grid and the workspace are as large as max_seqlen_q promised, whatever came since.
+  if (kGroupMode) seqlen_q = smaller(seqlen_q, a.seqlen_q);
   task.head.q = {a.q + batch * a.q_batch + head * a.q_head + q_start * a.q_seq, a.q_seq, seqlen_q};
   task.head.k = {a.k + batch * a.k_batch + head_k * a.k_head + k_start * a.k_seq, a.k_seq,
                  seqlen_k};

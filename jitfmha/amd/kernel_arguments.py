@@ -71,13 +71,14 @@ JITFMHA_ARGUMENTS = SharedStruct(
         # Where sequences begin: the same as above unless there are gaps between them.
         **dict.fromkeys(("cu_seqlens_q_padded", "cu_seqlens_k_padded"), Pointer("const int")),
         "scale_log2": FLOAT,  # the softmax scale times log2(e)
-        **dict.fromkeys(("seqlen_q", "seqlen_k"), UINT32),  # gm0
+        "seqlen_q": UINT32,  # gm1: max_seqlen_q
+        "seqlen_k": UINT32,  # gm0
         **dict.fromkeys(("q_seq", "q_head", "q_batch"), UINT32),
         **dict.fromkeys(("k_seq", "k_head", "k_batch"), UINT32),
         **dict.fromkeys(("v_seq", "v_head", "v_batch"), UINT32),
         **dict.fromkeys(("out_seq", "out_head", "out_batch"), UINT32),
         "lse_head": UINT32,
-        "query_tiles": UINT32,  # of the longest sequence
+        "query_tiles": UINT32,  # of seqlen_q
         # How the workgroups divide the work: the kernel says what follows from these.
         "xcd_heads": UINT32,  # heads of an XCD; gm0: of all sequences together
         "group_heads": UINT32,  # gm0: how many of them alternate
