@@ -60,6 +60,7 @@ class Worker:
             environment: on top of this process's.
         """
         folder.mkdir(parents=True)
+        (folder / "output").touch(mode=0o600)  # It may be killed before it gets as far as that.
         self._folder = folder
         self._process = _FORK.Process(target=self._run, args=(work, environment), daemon=True)
         sys.stdout.flush()
