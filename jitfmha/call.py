@@ -59,12 +59,15 @@ class PreparedCall:
         self.launch = kind.launch_for(sizes)
         self.reads_cu_seqlens = kind.reads_cu_seqlens
         self.sizes = sizes
-        batch = () if kind.batch is None else (kind.batch,)
-        self.out_shape: tuple[int, ...] = (*batch, seqlen_q, heads_q, kind.hdim_v)
+        self.out_shape: tuple[int, ...] = (seqlen_q, heads_q, kind.hdim_v)
+        if kind.batch is not None:
+            self.out_shape = (kind.batch, seqlen_q, heads_q, kind.hdim_v)
         if arguments.return_lse:
-            self.lse_shape: tuple[int, ...] = (*batch, heads_q, seqlen_q)
-            strides_of_batch = (heads_q * seqlen_q,) if batch else ()
-            self.lse_strides: tuple[int, ...] = (*strides_of_batch, seqlen_q, 1)
+            self.lse_shape: tuple[int, ...] = (heads_q, seqlen_q)
+            self.lse_strides: tuple[int, ...] = (seqlen_q, 1)
+            if kind.batch is not None:
+                self.lse_shape = (kind.batch, heads_q, seqlen_q)
+                self.lse_strides = (heads_q * seqlen_q, seqlen_q, 1)
         self.wants_huge_pages = seqlen_q >= kind.huge_pages_from_seqlen_q
         self.out_is_like_q = (
             kind.out_may_be_like_q and sizes.out == sizes.q and not self.wants_huge_pages
@@ -230,17 +233,38 @@ def _kind_and_sizes(key: Any) -> tuple[Hashable, Sizes | None]:
     The latter only where it is plain at a glance that there is nothing to refuse. A tensor with a
     dimension too few or too many makes a kind of its own, which is refused.
     """
-    shape_q, strides_q, dtype_q, device_q = key[:4]
-    shape_k, strides_k, dtype_k, device_k = key[4:8]
-    shape_v, strides_v, dtype_v, device_v = key[8:12]
-    out, cu_seqlens, descales = key[-3:]
-    batches: Hashable = None
+    # In one piece, although it is long: slices of the key would take three times as long.
+    (
+        shape_q,
+        strides_q,
+        dtype_q,
+        device_q,
+        shape_k,
+        strides_k,
+        dtype_k,
+        device_k,
+        shape_v,
+        strides_v,
+        dtype_v,
+        device_v,
+        scale,
+        scale_class,
+        mask,
+        mask_class,
+        window,
+        return_lse,
+        lse_class,
+        bf16_cvt,
+        out,
+        cu_seqlens,
+        descales,
+    ) = key
+    batch = batch_k = batch_v = None
     try:
         if cu_seqlens is None:
             batch, seqlen_q, heads_q, hdim_q = shape_q
             batch_k, seqlen_k, heads_k, hdim_k = shape_k
             batch_v, seqlen_v, heads_v, hdim_v = shape_v
-            batches = batch, batch_k, batch_v
             row = heads_q * hdim_v
             strides_out: tuple[int, ...] = (seqlen_q * row, row, hdim_v, 1)
         else:
@@ -250,9 +274,34 @@ def _kind_and_sizes(key: Any) -> tuple[Hashable, Sizes | None]:
             strides_out = (heads_q * hdim_v, hdim_v, 1)
     except ValueError:
         return key, None
-    shapes = batches, heads_q, heads_k, heads_v, hdim_q, hdim_k, hdim_v
-    kinds = dtype_q, device_q, dtype_k, device_k, dtype_v, device_v
-    kind_key = shapes, kinds, key[12:-3], out and out[2:], cu_seqlens, descales
+    kind_key = (
+        batch,
+        batch_k,
+        batch_v,
+        heads_q,
+        heads_k,
+        heads_v,
+        hdim_q,
+        hdim_k,
+        hdim_v,
+        dtype_q,
+        device_q,
+        dtype_k,
+        device_k,
+        dtype_v,
+        device_v,
+        scale,
+        scale_class,
+        mask,
+        mask_class,
+        window,
+        return_lse,
+        lse_class,
+        bf16_cvt,
+        out and out[2:],
+        cu_seqlens,
+        descales,
+    )
     if out or seqlen_k != seqlen_v or not strides_q[-1] == strides_k[-1] == strides_v[-1] == 1:
         return kind_key, None
     sizes = (seqlen_q, seqlen_k, strides_q, strides_k, strides_v, strides_out)

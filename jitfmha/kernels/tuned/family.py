@@ -202,7 +202,7 @@ class TunedKernel:
 
     def launch_for(self, sizes: Sizes) -> Launch | None:
         """The launch, unless another kernel is the best one for these lengths and strides."""
-        seqlen_q, seqlen_k = sizes[:2]
+        seqlen_q, seqlen_k, _, _, _, _ = sizes
         if (
             self._is_second_choice
             or not self._is_far_from_limits(sizes)
