@@ -41,7 +41,8 @@ class PreparedCall:
         sizes: lengths and strides.
         out_shape: of a new output.
         lse_shape, lse_strides: of the lse, which is contiguous; only where it is asked for.
-        spans: of q, k, v and a given ``out``, from the first to behind the last element in bytes.
+        spans: of q, k, v and ``out``, from the first to behind the last element in bytes; they are
+            there only where ``out`` is given.
         out_is_like_q: whether a new output has the shape, strides and dtype of q, and an ordinary
             size: allocating such an output is quicker.
         reads_cu_seqlens: whether the values of ``cu_seqlens`` are checked.
@@ -54,25 +55,25 @@ class PreparedCall:
     )
 
     def __init__(self, kind: CallKind, sizes: Sizes, arguments: Arguments) -> None:
-        out, seqlen_q, heads_q = arguments.out, sizes.seqlen_q, kind.heads_q
+        seqlen_q, _, strides_q, _, _, strides_out = sizes
+        batch, heads_q, out = kind.batch, kind.heads_q, arguments.out
         self.kind = kind
         self.launch = kind.launch_for(sizes)
         self.reads_cu_seqlens = kind.reads_cu_seqlens
         self.sizes = sizes
         self.out_shape: tuple[int, ...] = (seqlen_q, heads_q, kind.hdim_v)
-        if kind.batch is not None:
-            self.out_shape = (kind.batch, seqlen_q, heads_q, kind.hdim_v)
+        if batch is not None:
+            self.out_shape = (batch, seqlen_q, heads_q, kind.hdim_v)
         if arguments.return_lse:
             self.lse_shape: tuple[int, ...] = (heads_q, seqlen_q)
             self.lse_strides: tuple[int, ...] = (seqlen_q, 1)
-            if kind.batch is not None:
-                self.lse_shape = (kind.batch, heads_q, seqlen_q)
+            if batch is not None:
+                self.lse_shape = (batch, heads_q, seqlen_q)
                 self.lse_strides = (heads_q * seqlen_q, seqlen_q, 1)
-        self.wants_huge_pages = seqlen_q >= kind.huge_pages_from_seqlen_q
+        self.wants_huge_pages = wants_huge_pages = seqlen_q >= kind.huge_pages_from_seqlen_q
         self.out_is_like_q = (
-            kind.out_may_be_like_q and sizes.out == sizes.q and not self.wants_huge_pages
+            kind.out_may_be_like_q and strides_out == strides_q and not wants_huge_pages
         )
-        self.spans: tuple[int, ...] = ()
         if out is not None:
             tensors = arguments.q, arguments.k, arguments.v, out
             self.spans = tuple([extent(x)[1] for x in tensors])

@@ -40,7 +40,7 @@ def target_of(device: torch.device) -> Target:
         )
     if torch.version.hip is None:
         found = (
-            f"torch {torch.__version__} has no GPU support"
+            f"device {device} needs GPU support, which torch {torch.__version__} has not"
             if torch.version.cuda is None
             else f"device {device} is an NVIDIA GPU, which is not supported"
         )
