@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, TypeGuard, get_args
+from typing import Literal, NamedTuple, TypeGuard, get_args
 
 __all__ = [
     "Arch",
@@ -33,8 +32,7 @@ KernelFolder = Literal["MI300", "MI308"]
 _FILE = Path(__file__).with_name("chips.json")
 
 
-@dataclass(frozen=True)
-class Architecture:
+class Architecture(NamedTuple):
     """What all chips of one architecture have in common.
 
     Attributes:
@@ -66,8 +64,7 @@ class Architecture:
         return tuple(dict.fromkeys(folder for folder in folders if folder is not None))
 
 
-@dataclass(frozen=True)
-class Chip:
+class Chip(NamedTuple):
     """One product. A partition of it has fewer compute units and XCDs than are named here.
 
     Attributes:
@@ -95,8 +92,7 @@ class Chip:
         return self.name
 
 
-@dataclass(frozen=True)
-class _Facts:
+class _Facts(NamedTuple):
     architectures: Mapping[str, Architecture]
     chips: Mapping[str, Chip]
 

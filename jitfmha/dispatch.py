@@ -7,17 +7,15 @@ sentences are made when somebody reads them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from .plan import Family, Plan, Reason, Refusal
 from .problem import DTYPE_FEATURES, Feature, Problem
 from .target import AmdTarget, CpuTarget, Target
 
 
-@dataclass(frozen=True)
-class Entrant:
+class Entrant(NamedTuple):
     """A family, as far as it is known before it is imported.
 
     Attributes:
@@ -44,8 +42,7 @@ FAMILIES = (
 )
 
 
-@dataclass(frozen=True)
-class Proposal:
+class Proposal(NamedTuple):
     """The answers of the families that were asked, in order of preference.
 
     Attributes:
@@ -79,8 +76,7 @@ def plan_for(problem: Problem, target: Target) -> Plan:
     return proposal.plan
 
 
-@dataclass(frozen=True)
-class Explanation:
+class Explanation(NamedTuple):
     """Where a call would run, and why nowhere else. ``str()`` gives it as sentences.
 
     Attributes:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 # More digits than any length has; Python refuses to read numbers of thousands.
-_TEXT_FORM = re.compile(r"([tbg]):(-?\d{1,100}),(-?\d{1,100})")
+_TEXT_FORM = r"([tbg]):(-?\d{1,100}),(-?\d{1,100})"
 
 
-@dataclass(frozen=True)
-class Mask:
+class Mask(NamedTuple):
     """A band around a diagonal of the score matrix.
 
     Query ``i`` sees key ``j`` if and only if ``d - left <= j <= d + right``, where the diagonal is
@@ -67,7 +66,7 @@ def parse_mask(mask: int | str, window_size: tuple[int, int] = OPEN_WINDOW) -> M
     """
     left, right = check_window_size(window_size)
     if isinstance(mask, str):
-        text = _TEXT_FORM.fullmatch(mask)
+        text = re.fullmatch(_TEXT_FORM, mask)
         if text is not None:
             if (left, right) != OPEN_WINDOW:
                 raise ValueError(

@@ -8,8 +8,7 @@ Launch(tensors)                 runs it
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from .arguments import Tensors
 from .problem import Feature, Problem, Sizes
@@ -74,8 +73,7 @@ class Reason:
         return self._template.format(**self._values)
 
 
-@dataclass(frozen=True)
-class Refusal:
+class Refusal(NamedTuple):
     """Why a family does not serve a problem."""
 
     reasons: tuple[Reason, ...]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal, NamedTuple, get_args
 
@@ -84,8 +83,7 @@ class Sizes(NamedTuple):
     out: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Strides:
+class Strides(NamedTuple):
     """Strides of q, k, v or out in elements; the head dimension itself is contiguous.
 
     Those of dimensions of size 1 are replaced: kernels multiply lengths with strides to learn where
@@ -97,8 +95,7 @@ class Strides:
     head: int
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """One attention call, without the addresses of its tensors.
 
     In gm0 ``seqlen_q`` and ``seqlen_k`` are the lengths that every sequence has. In gm1 they are
@@ -197,7 +194,7 @@ class Problem:
 
     def with_sizes(self, sizes: Sizes) -> Problem:
         """The same call with other lengths and strides."""
-        return replace(self, sizes=sizes)
+        return self._replace(sizes=sizes)
 
     def _strides(self, given: tuple[int, ...], seqlen: int, heads: int, hdim: int) -> Strides:
         *batch, seq, head, _ = given

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Hashable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,7 +48,6 @@ class CallCache:
         self.kinds[key] = kind
 
 
-@dataclass(frozen=True)
 class CpuTarget:
     """A CPU, as far as kernels are compiled for it.
 
@@ -58,8 +56,11 @@ class CpuTarget:
         calls: what calls on this target left behind where it is put in place.
     """
 
-    isa: CpuIsa
-    calls: CallCache = field(default_factory=CallCache, repr=False, compare=False)
+    __slots__ = ("calls", "isa")
+
+    def __init__(self, isa: CpuIsa) -> None:
+        self.isa = isa
+        self.calls = CallCache()
 
     def __str__(self) -> str:
         return f"cpu ({self.isa})"
@@ -70,7 +71,6 @@ class CpuTarget:
         return True
 
 
-@dataclass(frozen=True, eq=False)
 class AmdTarget:
     """An AMD Instinct GPU: a real one, an emulated one, or one whose launches are recorded.
 
@@ -83,12 +83,22 @@ class AmdTarget:
         calls: what calls on this target left behind, as long as it stands in for the CPU.
     """
 
-    chip: Chip
-    device_index: int
-    compute_units: int
-    runtime: Runtime
-    trees: tuple[Tree, ...] = field(repr=False)
-    calls: CallCache = field(default_factory=CallCache, repr=False)
+    __slots__ = ("calls", "chip", "compute_units", "device_index", "runtime", "trees")
+
+    def __init__(
+        self,
+        chip: Chip,
+        device_index: int,
+        compute_units: int,
+        runtime: Runtime,
+        trees: tuple[Tree, ...],
+    ) -> None:
+        self.chip = chip
+        self.device_index = device_index
+        self.compute_units = compute_units
+        self.runtime = runtime
+        self.trees = trees
+        self.calls = CallCache()
 
     @property
     def arch(self) -> Arch:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TypeVar, get_args
+from typing import NamedTuple, TypeVar, get_args
 
 import torch
 
@@ -22,8 +21,7 @@ _DEFAULT_DTYPES = ("fp32", "bf16", "fp16")
 _DEFAULT_HDIMS = (64, 128)
 
 
-@dataclass(frozen=True)
-class WarmedLauncher:
+class WarmedLauncher(NamedTuple):
     """One launcher that is ready now: its kernel's name, and the seconds that building it took.
 
     ``seconds`` is None where the launcher was in the cache already.

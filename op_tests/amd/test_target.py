@@ -16,7 +16,7 @@ import pytest
 import torch
 from rigs.recording_runtime import RecordingRuntime
 
-from jitfmha import detection
+from jitfmha.amd import devices
 from jitfmha.amd import runtime as hip_runtime
 from jitfmha.amd.runtime import HipRuntime
 from jitfmha.detection import target_of
@@ -63,10 +63,10 @@ def gpus(runtime: RecordingRuntime, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr(torch.version, "hip", "6.4")
     monkeypatch.setattr(torch.cuda, "get_device_properties", fake.properties)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: fake.current)
-    monkeypatch.setattr(hip_runtime, "loaded_runtime", lambda: HipRuntime(runtime.library))
-    monkeypatch.setattr("jitfmha.detection._gpu_targets", {})
+    monkeypatch.setattr(devices, "loaded_runtime", lambda: HipRuntime(runtime.library))
+    monkeypatch.setattr("jitfmha.amd.devices._gpu_targets", {})
     monkeypatch.setattr(hip_runtime, "_PCI_DEVICES", tmp_path)
-    detection._warn_of_assumed_chip.cache_clear()
+    devices._warn_of_assumed_chip.cache_clear()
     return fake
 
 
