@@ -173,18 +173,24 @@ def gather_cu_seqlens(
     if q is None or k is None:
         missing = "cu_seqlens_q" if q is None else "cu_seqlens_k"
         raise ValueError(f"{missing} is missing; group mode needs cu_seqlens_q and cu_seqlens_k")
-    for name, value in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
-        if value is None or (value.__class__ is int and 0 <= value <= INT64_MAX):
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
-            raise TypeError(f"{name} must be an int, got {type(value).__name__} ({value!r})")
-        if value < 0:
-            raise ValueError(f"{name}={value} must not be negative")
-        if isinstance(value, int) and value > INT64_MAX:
-            raise ValueError(f"{name}={value} must be less than 2**63")
+    if max_seqlen_q is not None:
+        _check_max_seqlen("max_seqlen_q", max_seqlen_q)
+    if max_seqlen_k is not None:
+        _check_max_seqlen("max_seqlen_k", max_seqlen_k)
     q_padded = q if q_padded is None else q_padded
     k_padded = k if k_padded is None else k_padded
     return new_tuple(CuSeqlens, (q, k, q_padded, k_padded, max_seqlen_q, max_seqlen_k))
+
+
+def _check_max_seqlen(name: str, value: object) -> None:
+    if value.__class__ is int and 0 <= value <= INT64_MAX:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__} ({value!r})")
+    if value < 0:
+        raise ValueError(f"{name}={value} must not be negative")
+    if isinstance(value, int) and value > INT64_MAX:
+        raise ValueError(f"{name}={value} must be less than 2**63")
 
 
 def gather_descales(q: Tensor | None, k: Tensor | None, v: Tensor | None) -> Descales | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,10 +29,10 @@ from .problem import (
     make_problem,
     out_dtype_of,
 )
-from .target import TARGET_HERE, CallCache, Target
+from .target import TARGET_HERE, CallCache, KeptCalls, Target
 
 
-class PreparedCall:
+class PreparedCall(NamedTuple):
     """A call of which everything but the tensors' addresses is settled.
 
     Attributes:
@@ -40,53 +40,29 @@ class PreparedCall:
         launch: None where there is no output element to compute.
         sizes: lengths and strides.
         out_shape: of a new output.
-        lse_shape, lse_strides: of the lse, which is contiguous; only where it is asked for.
-        spans: of q, k, v and ``out``, from the first to behind the last element in bytes; they are
-            there only where ``out`` is given.
         out_is_like_q: whether a new output has the shape, strides and dtype of q, and an ordinary
             size: allocating such an output is quicker.
-        reads_cu_seqlens: whether the values of ``cu_seqlens`` are checked.
         wants_huge_pages: for a new output.
+        lse_layout: shape and strides of the lse; they are there only where it is asked for.
+        spans: of q, k, v and ``out``, from the first to behind the last element in bytes; they are
+            there only where ``out`` is given.
     """
 
-    __slots__ = (
-        *("kind", "launch", "sizes", "out_shape", "lse_shape", "lse_strides", "spans"),
-        *("out_is_like_q", "reads_cu_seqlens", "wants_huge_pages"),
-    )
-
-    def __init__(self, kind: CallKind, sizes: Sizes, arguments: Arguments) -> None:
-        seqlen_q, _, strides_q, _, _, strides_out = sizes
-        batch, heads_q, out = kind.batch, kind.heads_q, arguments.out
-        self.kind = kind
-        self.launch = kind.launch_for(sizes)
-        self.reads_cu_seqlens = kind.reads_cu_seqlens
-        self.sizes = sizes
-        self.out_shape: tuple[int, ...] = (seqlen_q, heads_q, kind.hdim_v)
-        if batch is not None:
-            self.out_shape = (batch, seqlen_q, heads_q, kind.hdim_v)
-        if arguments.return_lse:
-            self.lse_shape: tuple[int, ...] = (heads_q, seqlen_q)
-            self.lse_strides: tuple[int, ...] = (seqlen_q, 1)
-            if batch is not None:
-                self.lse_shape = (batch, heads_q, seqlen_q)
-                self.lse_strides = (heads_q * seqlen_q, seqlen_q, 1)
-        self.wants_huge_pages = wants_huge_pages = seqlen_q >= kind.huge_pages_from_seqlen_q
-        self.out_is_like_q = (
-            kind.out_may_be_like_q and strides_out == strides_q and not wants_huge_pages
-        )
-        if out is not None:
-            tensors = arguments.q, arguments.k, arguments.v, out
-            self.spans = tuple([extent(x)[1] for x in tensors])
+    kind: CallKind
+    launch: Launch | None
+    sizes: Sizes
+    out_shape: tuple[int, ...]
+    out_is_like_q: bool
+    wants_huge_pages: bool
+    lse_layout: tuple[tuple[int, ...], ...]
+    spans: tuple[int, ...]
 
 
 class CallKind:
     """Calls that differ in lengths, strides and addresses only, and the kernels that serve them.
 
     Attributes:
-        batch: None in gm1.
         out_dtype: of outputs.
-        out_may_be_like_q: whether outputs have q's head dimension and dtype.
-        huge_pages_from_seqlen_q: where new outputs are so large that huge pages are asked for.
         reads_cu_seqlens: whether the values of ``cu_seqlens`` are checked.
     """
 
@@ -95,23 +71,55 @@ class CallKind:
         self._target = target
         self._kernels: list[Kernel] = []
         self._sequences = problem.batch * problem.heads_q
-        self.batch = problem.batch if problem.mode == "gm0" else None
-        self.heads_q = problem.heads_q
-        self.hdim_v = problem.hdim_v
+        self._batch = problem.batch if problem.mode == "gm0" else None
+        self._heads_q = problem.heads_q
+        self._hdim_v = problem.hdim_v
         self.out_dtype = out_dtype_of(q.dtype)
-        self.out_may_be_like_q = problem.hdim_v == problem.hdim_q and self.out_dtype == q.dtype
+        self._out_may_be_like_q = problem.hdim_v == problem.hdim_q and self.out_dtype == q.dtype
         self.reads_cu_seqlens = target.has_host_memory
-        row_bytes = (self.batch or 1) * problem.heads_q * problem.hdim_v * q.element_size()
-        self.huge_pages_from_seqlen_q: float = inf
+        row_bytes = (self._batch or 1) * problem.heads_q * problem.hdim_v * q.element_size()
+        self._huge_pages_from_seqlen_q: float = inf
         if q.device.type == "cpu" and row_bytes > 0:
-            self.huge_pages_from_seqlen_q = HUGE_PAGES_FROM_BYTES / row_bytes
+            self._huge_pages_from_seqlen_q = HUGE_PAGES_FROM_BYTES / row_bytes
 
-    def launch_for(self, sizes: Sizes) -> Launch | None:
-        """The launch for ``sizes``; None where there is no output element to compute.
+    def prepare(self, sizes: Sizes, arguments: Arguments) -> PreparedCall:
+        """The call of this kind with these lengths and strides.
 
         Raises ``NotImplementedError`` where no family serves them.
         """
-        if self._sequences * sizes.seqlen_q == 0:
+        seqlen_q, _, strides_q, _, _, strides_out = sizes
+        batch = self._batch
+        wants_huge_pages = seqlen_q >= self._huge_pages_from_seqlen_q
+        spans: tuple[int, ...] = ()
+        if arguments[_OUT] is not None:
+            tensors = arguments.q, arguments.k, arguments.v, arguments.out
+            spans = tuple([extent(x)[1] for x in tensors if x is not None])
+        return new_tuple(
+            PreparedCall,
+            (
+                self,
+                self._launch_for(sizes),
+                sizes,
+                (seqlen_q, self._heads_q, self._hdim_v)
+                if batch is None
+                else (batch, seqlen_q, self._heads_q, self._hdim_v),
+                self._out_may_be_like_q and strides_out == strides_q and not wants_huge_pages,
+                wants_huge_pages,
+                self._lse_layout(seqlen_q) if arguments[_RETURN_LSE] else (),
+                spans,
+            ),
+        )
+
+    def _lse_layout(self, seqlen_q: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shape and strides of a contiguous lse."""
+        shape, strides = (self._heads_q, seqlen_q), (seqlen_q, 1)
+        if self._batch is None:
+            return shape, strides
+        return (self._batch, *shape), (self._heads_q * seqlen_q, *strides)
+
+    def _launch_for(self, sizes: Sizes) -> Launch | None:
+        """The launch for ``sizes``; None where there is no output element to compute."""
+        if self._sequences * sizes[0] == 0:
             # What nobody serves is refused, also where there is nothing to compute.
             plan_for(self._problem.with_sizes(sizes), self._target)
             return None
@@ -138,19 +146,14 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
     # CPU tensors are another target's where one is put in place, and only there.
     target = TARGET_HERE.get()
     cache = _calls if target is None else target.calls
-    key: Hashable
+    options: Hashable
+    key: Any
     try:
-        key = (
-            q.shape,
-            q.stride(),
+        options = (
             q.dtype,
             q.device,
-            k.shape,
-            k.stride(),
             k.dtype,
             k.device,
-            v.shape,
-            v.stride(),
             v.dtype,
             v.device,
             # 1, 1.0 and True are one key, but not all of them are valid: add what tells them apart.
@@ -162,107 +165,97 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
             return_lse,
             return_lse.__class__,
             bf16_cvt,
-            None if out is None else (out.shape, out.stride(), out.dtype, out.device),
             None if cu_seqlens is None else _described_cu_seqlens(cu_seqlens),
             None if descales is None else _described_descales(descales),
         )
-        prepared = cache.prepared.get(key)
+        calls = cache.by_options.get(options)
+        key = (
+            q.shape,
+            q.stride(),
+            k.shape,
+            k.stride(),
+            v.shape,
+            v.stride(),
+            None if out is None else (out.shape, out.stride(), out.dtype, out.device),
+        )
+        prepared = None if calls is None else calls.prepared.get(key)
     except (AttributeError, TypeError, RuntimeError):
         # Not a tensor, not hashable, not strided: the checks say what is wrong, if anything.
-        key = prepared = None
-    if prepared is None:
-        prepared = _prepare(cache, key, arguments)
+        prepared = _first_of_kind(arguments)
+    else:
+        if prepared is None:
+            if calls is None:
+                calls = KeptCalls()
+                prepared = _prepare(calls, key, arguments)
+                cache.keep(options, calls)
+            else:
+                prepared = _prepare(calls, key, arguments)
+    kind, launch, sizes, out_shape, out_is_like_q, wants_huge_pages, lse_layout, spans = prepared
     covered = True
     if cu_seqlens is not None:
-        if prepared.reads_cu_seqlens:
-            covered = check_cu_seqlens_values(prepared.sizes, cu_seqlens)
+        if kind.reads_cu_seqlens:
+            covered = check_cu_seqlens_values(sizes, cu_seqlens)
         else:
             covered = cu_seqlens.q_padded is cu_seqlens.q
     if out is None:
-        if prepared.out_is_like_q:
+        if out_is_like_q:
             out = _empty_like(q)
         else:
-            out = q.new_empty_strided(
-                prepared.out_shape, prepared.sizes.out, dtype=prepared.kind.out_dtype
-            )
-            if prepared.wants_huge_pages:
+            out = q.new_empty_strided(out_shape, sizes[5], dtype=kind.out_dtype)
+            if wants_huge_pages:
                 request_huge_pages(out)
         if not covered:
             out.zero_()
     else:
-        _refuse_shared_memory(out, q, k, v, prepared.spans)
+        _refuse_shared_memory(out, q, k, v, spans)
         if not out.is_inference():
             # Autograd must notice the write if it has saved out for a backward pass.
             torch.autograd.graph.increment_version(out)
     lse = None
     if return_lse:
-        lse = q.new_empty_strided(prepared.lse_shape, prepared.lse_strides, dtype=torch.float32)
+        lse = q.new_empty_strided(*lse_layout, dtype=torch.float32)
         if not covered:
             lse.fill_(-torch.inf)
-    if prepared.launch is not None:
-        prepared.launch(new_tuple(Tensors, (q, k, v, out, lse, cu_seqlens, descales)))
+    if launch is not None:
+        launch(new_tuple(Tensors, (q, k, v, out, lse, cu_seqlens, descales)))
     return out, lse
 
 
 _empty_like = torch.empty_like
+_OUT = Arguments._fields.index("out")
+_RETURN_LSE = Arguments._fields.index("return_lse")
+_CU_SEQLENS = Arguments._fields.index("cu_seqlens")
 
 
-def _prepare(cache: CallCache, key: Any, arguments: Arguments) -> PreparedCall:
-    """Settle a call that is not kept under ``key``; None stands for one that cannot be kept."""
-    if key is None:
-        return _first_of_kind(arguments)
-    kind_key, sizes = _kind_and_sizes(key)
-    kind = cache.kinds.get(kind_key)
+def _prepare(calls: KeptCalls, key: Any, arguments: Arguments) -> PreparedCall:
+    """Settle a call that is not kept among those with the same options, and keep it there."""
+    kind_key, sizes = _kind_and_sizes(key, is_group=arguments[_CU_SEQLENS] is not None)
+    kind = calls.kinds.get(kind_key)
     if kind is None:
         prepared = _first_of_kind(arguments)
-        cache.keep_kind(kind_key, prepared.kind)
+        calls.keep_kind(kind_key, prepared.kind)
     else:
-        prepared = PreparedCall(kind, sizes or check_sizes(arguments), arguments)
-    cache.keep(key, prepared)
+        prepared = kind.prepare(sizes or check_sizes(arguments), arguments)
+    calls.keep(key, prepared)
     return prepared
 
 
 def _first_of_kind(arguments: Arguments) -> PreparedCall:
     problem = make_problem(arguments)
     kind = CallKind(problem, target_of(arguments.q.device), arguments.q)
-    return PreparedCall(kind, problem.sizes, arguments)
+    return kind.prepare(problem.sizes, arguments)
 
 
-def _kind_and_sizes(key: Any) -> tuple[Hashable, Sizes | None]:
+def _kind_and_sizes(key: Any, is_group: bool) -> tuple[Hashable, Sizes | None]:
     """The part of a call's key that tells kinds apart, and what ``check_sizes`` would give.
 
     The latter only where it is plain at a glance that there is nothing to refuse. A tensor with a
     dimension too few or too many makes a kind of its own, which is refused.
     """
-    # In one piece, although it is long: slices of the key would take three times as long.
-    (
-        shape_q,
-        strides_q,
-        dtype_q,
-        device_q,
-        shape_k,
-        strides_k,
-        dtype_k,
-        device_k,
-        shape_v,
-        strides_v,
-        dtype_v,
-        device_v,
-        scale,
-        scale_class,
-        mask,
-        mask_class,
-        window,
-        return_lse,
-        lse_class,
-        bf16_cvt,
-        out,
-        cu_seqlens,
-        descales,
-    ) = key
+    shape_q, strides_q, shape_k, strides_k, shape_v, strides_v, out = key
     batch = batch_k = batch_v = None
     try:
-        if cu_seqlens is None:
+        if not is_group:
             batch, seqlen_q, heads_q, hdim_q = shape_q
             batch_k, seqlen_k, heads_k, hdim_k = shape_k
             batch_v, seqlen_v, heads_v, hdim_v = shape_v
@@ -285,23 +278,7 @@ def _kind_and_sizes(key: Any) -> tuple[Hashable, Sizes | None]:
         hdim_q,
         hdim_k,
         hdim_v,
-        dtype_q,
-        device_q,
-        dtype_k,
-        device_k,
-        dtype_v,
-        device_v,
-        scale,
-        scale_class,
-        mask,
-        mask_class,
-        window,
-        return_lse,
-        lse_class,
-        bf16_cvt,
         out and out[2:],
-        cu_seqlens,
-        descales,
     )
     if out or seqlen_k != seqlen_v or not strides_q[-1] == strides_k[-1] == strides_v[-1] == 1:
         return kind_key, None
@@ -317,10 +294,11 @@ def _described_descales(descales: Descales) -> tuple[object, ...]:
 
 
 def _described_cu_seqlens(cu_seqlens: CuSeqlens) -> tuple[object, ...]:
-    """What the checks look at; mostly the padded ones are the plain ones, and say nothing new."""
+    """What the checks look at; tensors that are there twice, as those of self-attention, once."""
     q, k, q_padded, k_padded, _, _ = cu_seqlens
-    of_q = q.shape, q.stride(), q.dtype, q.device, q.is_neg()
-    plain = of_q, (k.shape, k.stride(), k.dtype, k.device, k.is_neg())
+    plain: tuple[object, ...] = (q.shape, q.stride(), q.dtype, q.device, q.is_neg())
+    if k is not q:
+        plain = (plain, k.shape, k.stride(), k.dtype, k.device, k.is_neg())
     if q_padded is q and k_padded is k:
         return plain
     padded = [(x.shape, x.stride(), x.dtype, x.device, x.is_neg()) for x in (q_padded, k_padded)]

@@ -127,8 +127,12 @@ def fmha_fwd(
         or max_seqlen_k is not None
     ):
         cu_seqlens = gather_cu_seqlens(
-            *(cu_seqlens_q, cu_seqlens_k, cu_seqlens_q_padded, cu_seqlens_k_padded),
-            *(max_seqlen_q, max_seqlen_k),
+            cu_seqlens_q,
+            cu_seqlens_k,
+            cu_seqlens_q_padded,
+            cu_seqlens_k_padded,
+            max_seqlen_q,
+            max_seqlen_k,
         )
     descales = None
     if q_descale is not None or k_descale is not None or v_descale is not None:

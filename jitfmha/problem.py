@@ -329,37 +329,41 @@ def check_cu_seqlens_values(sizes: Sizes, cu_seqlens: CuSeqlens) -> bool:
     Returns True when the sequences cover every row of q, so that no row of the output is left
     over. Raises ``ValueError`` naming the argument, the position and the value.
     """
-    q_covered = True
     q, k, q_padded, k_padded, max_seqlen_q, max_seqlen_k = cu_seqlens
-    sides = (
-        ("q", q, q_padded, max_seqlen_q, sizes[0]),
-        ("k", k, k_padded, max_seqlen_k, sizes[1]),
-    )
-    for side, plain, padded, max_seqlen, rows in sides:
-        name = f"cu_seqlens_{side}"
-        sums = plain.tolist()
-        lengths = _lengths(name, sums)
-        if padded is not plain:
-            name = f"cu_seqlens_{side}_padded"
-            sums = padded.tolist()
-            for i, (length, room) in enumerate(zip(lengths, _lengths(name, sums), strict=True)):
-                if room < length:
-                    raise ValueError(
-                        f"{name} leaves {room} rows for sequence {i}, "
-                        f"which has {length} by cu_seqlens_{side}"
-                    )
-            if side == "q":
-                q_covered = sum(lengths) == rows
-        elif side == "q":
-            q_covered = sums[-1] == rows
-        if sums[-1] > rows:
-            raise ValueError(f"{name} ends at {sums[-1]}, past the {rows} rows of {side}")
-        if max_seqlen is not None and max_seqlen < max(lengths, default=0):
-            raise ValueError(
-                f"max_seqlen_{side}={max_seqlen} is less than the longest sequence, "
-                f"{max(lengths)} by cu_seqlens_{side}"
-            )
-    return q_covered
+    used_rows = _check_side("q", q, q_padded, max_seqlen_q, sizes[0])
+    _check_side("k", k, k_padded, max_seqlen_k, sizes[1])
+    return used_rows == sizes[0]
+
+
+def _check_side(side: str, plain: Tensor, padded: Tensor, max_seqlen: int | None, rows: int) -> int:
+    """Check the prefix sums of q, or of k and v; returns how many rows the sequences have."""
+    sums = plain.tolist()
+    lengths = [end - start for start, end in itertools.pairwise(sums)]
+    # The quick question first: every call comes by here.
+    if sums[0] != 0 or (lengths and min(lengths) < 0):
+        _check_sums(f"cu_seqlens_{side}", sums)
+    used_rows: int = sums[-1]
+    if padded is not plain:
+        sums = padded.tolist()
+        name = f"cu_seqlens_{side}_padded"
+        _check_sums(name, sums)
+        for i, (length, (start, end)) in enumerate(
+            zip(lengths, itertools.pairwise(sums), strict=True)
+        ):
+            if end - start < length:
+                raise ValueError(
+                    f"{name} leaves {end - start} rows for sequence {i}, "
+                    f"which has {length} by cu_seqlens_{side}"
+                )
+    if sums[-1] > rows:
+        name = f"cu_seqlens_{side}" if padded is plain else f"cu_seqlens_{side}_padded"
+        raise ValueError(f"{name} ends at {sums[-1]}, past the {rows} rows of {side}")
+    if max_seqlen is not None and max_seqlen < max(lengths, default=0):
+        raise ValueError(
+            f"max_seqlen_{side}={max_seqlen} is less than the longest sequence, "
+            f"{max(lengths)} by cu_seqlens_{side}"
+        )
+    return used_rows
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -424,15 +428,13 @@ def _check_cu_seqlens_tensors(q: Tensor, cu_seqlens: CuSeqlens) -> int:
     return cu_q.shape[0] - 1
 
 
-def _lengths(name: str, sums: list[int]) -> list[int]:
-    """The lengths behind prefix sums."""
+def _check_sums(name: str, sums: list[int]) -> None:
+    """Raise ``ValueError`` where numbers are no prefix sums."""
     if sums[0] != 0:
         raise ValueError(f"{name} starts at {sums[0]}; it must start at 0")
-    lengths = [end - start for start, end in itertools.pairwise(sums)]
-    if lengths and min(lengths) < 0:
-        i = next(i for i, length in enumerate(lengths) if length < 0)
-        raise ValueError(f"{name} decreases at entry {i + 1}, from {sums[i]} to {sums[i + 1]}")
-    return lengths
+    for i, (start, end) in enumerate(itertools.pairwise(sums)):
+        if end < start:
+            raise ValueError(f"{name} decreases at entry {i + 1}, from {start} to {end}")
 
 
 def _check_out(out: Tensor, q: Tensor, shape: tuple[int, ...]) -> None:

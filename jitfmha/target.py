@@ -18,14 +18,19 @@ if TYPE_CHECKING:
 CpuIsa = Literal["avx512_bf16", "avx512", "avx2", "neon", "generic"]
 
 
-_MOST_KEPT = 4096
+_MOST_OPTIONS = 1024
+_MOST_KINDS = 256
+# Of the same options. A loop in which every call has one key more needs none of those before: few
+# are kept, so that it goes through little memory and leaves little to Python's garbage collection.
+_MOST_CALLS = 128
 
 
-class CallCache:
-    """Prepared calls and kinds of calls by their keys. A target that is put in place has its own.
+class KeptCalls:
+    """Calls with the same options: data types, devices, scale, mask, and all but shapes.
 
     Attributes:
-        prepared: calls of which everything but the tensors' addresses is settled.
+        prepared: calls of which everything but the tensors' addresses is settled, by the shapes and
+            strides of their tensors.
         kinds: calls that differ in lengths and strides only.
     """
 
@@ -37,15 +42,30 @@ class CallCache:
 
     def keep(self, key: Hashable, prepared: object) -> None:
         """Keep a prepared call; where there are too many, they are all forgotten before."""
-        if len(self.prepared) >= _MOST_KEPT:
+        if len(self.prepared) >= _MOST_CALLS:
             self.prepared.clear()
         self.prepared[key] = prepared
 
     def keep_kind(self, key: Hashable, kind: object) -> None:
         """Keep a kind of calls; where there are too many, they are all forgotten before."""
-        if len(self.kinds) >= _MOST_KEPT:
+        if len(self.kinds) >= _MOST_KINDS:
             self.kinds.clear()
         self.kinds[key] = kind
+
+
+class CallCache:
+    """What calls left behind for later ones. A target that is put in place has its own."""
+
+    __slots__ = ("by_options",)
+
+    def __init__(self) -> None:
+        self.by_options: dict[Hashable, KeptCalls] = {}
+
+    def keep(self, options: Hashable, calls: KeptCalls) -> None:
+        """Keep calls with new options; where there are too many, all are forgotten before."""
+        if len(self.by_options) >= _MOST_OPTIONS:
+            self.by_options.clear()
+        self.by_options[options] = calls
 
 
 class CpuTarget:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cache
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from .. import jit
-from ..arguments import Descales, Tensors
+from ..arguments import Descales, Tensors, new_tuple
 from ..jit.shared_struct import BOOL, FLOAT, INT32, INT64, Pointer, SharedStruct
 from ..problem import DescaleStrides, Problem, Sizes
 from ..target import AmdTarget
@@ -151,7 +151,7 @@ class BoundKernel:
             packed = _pack_sizes(seqlen_q, seqlen_k, 0, *q, 0, *k, 0, *v, 0, *out)
         else:
             packed = _pack_sizes(seqlen_q, seqlen_k, *q, *k, *v, *out)
-        return AmdLaunch(self, packed, seqlen_q, splits, splits_of)
+        return new_tuple(AmdLaunch, (self, packed, seqlen_q, splits, splits_of))
 
     def descales(self, given: Descales | None) -> list[Tensor]:
         """The scales of fp8 inputs, with 1 in place of those that were not given."""
@@ -183,24 +183,21 @@ class BoundKernel:
         return kernel.value
 
 
-class AmdLaunch:
-    """A bound kernel with all that it needs but the tensors' addresses."""
+class AmdLaunch(NamedTuple):
+    """A bound kernel with all that it needs but the tensors' addresses.
 
-    __slots__ = ("_kernel", "_seqlen_q", "_sizes", "_splits", "_splits_of")
+    Attributes:
+        sizes: packed as the launcher reads them.
+        seqlen_q: gm0 of every sequence, gm1 of all together.
+        splits: num_splits, and how many float32 values the splits leave.
+        splits_of: gm1: where the splits follow from the longest sequence of each call.
+    """
 
-    def __init__(
-        self,
-        kernel: BoundKernel,
-        sizes: bytes,
-        seqlen_q: int,
-        splits: tuple[int, int],
-        splits_of: SplitsOf | None,
-    ) -> None:
-        self._kernel = kernel
-        self._sizes = sizes
-        self._seqlen_q = seqlen_q
-        self._splits = splits
-        self._splits_of = splits_of
+    kernel: BoundKernel
+    sizes: bytes
+    seqlen_q: int
+    splits: tuple[int, int]
+    splits_of: SplitsOf | None
 
     def __call__(self, tensors: Tensors) -> None:
         """Start the kernel on torch's current stream; ``out`` and ``lse`` are written later.
@@ -209,20 +206,23 @@ class AmdLaunch:
             HipError: the HIP runtime refuses the launch. On the emulator also where the kernel does
                 what it must not, such as touching anything but these tensors.
         """
-        kernel = self._kernel
-        num_splits, workspace_floats = self._splits
+        kernel, sizes, seqlen_q, (num_splits, workspace_floats), splits_of = self
         q, k, v, out, lse, cu_seqlens, descales = tensors
         max_seqlen_q = 0
-        sums: tuple[Tensor, ...] = ()
+        sums = _NO_CU_SEQLENS
         if cu_seqlens is not None:
+            sums_q, sums_k, q_padded, k_padded, given, _ = cu_seqlens
             # No sequence is longer than all rows together; workgroups without a tile end at once.
-            max_seqlen_q = self._seqlen_q
-            given = cu_seqlens.max_seqlen_q
-            if given is not None and given < max_seqlen_q:
-                max_seqlen_q = given
-            sums = cu_seqlens[:4]
-            if self._splits_of is not None:
-                num_splits, workspace_floats = self._splits_of(max_seqlen_q)
+            max_seqlen_q = seqlen_q if given is None or given > seqlen_q else given
+            of_q, of_k = sums_q.data_ptr(), sums_k.data_ptr()
+            sums = (
+                of_q,
+                of_k,
+                of_q if q_padded is sums_q else q_padded.data_ptr(),
+                of_k if k_padded is sums_k else k_padded.data_ptr(),
+            )
+            if splits_of is not None:
+                num_splits, workspace_floats = splits_of(max_seqlen_q)
         workspace = None
         if num_splits > 1:
             workspace = q.new_empty(workspace_floats, dtype=torch.float32)
@@ -231,16 +231,17 @@ class AmdLaunch:
             *(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()),
             0 if lse is None else lse.data_ptr(),
             0 if workspace is None else workspace.data_ptr(),
-            *([x.data_ptr() for x in sums] if sums else _NO_CU_SEQLENS),
+            *sums,
             *([x.data_ptr() for x in scales] if scales else _NO_SCALES),
             *(max_seqlen_q, num_splits),
         )
         stream = kernel.current_stream(kernel.device_index)
         if kernel.launching is None:
-            status = kernel.entry(kernel.call, self._sizes, addresses, stream)
+            status = kernel.entry(kernel.call, sizes, addresses, stream)
         else:
-            with kernel.launching((q, k, v, out, lse, workspace, *sums, *scales)):
-                status = kernel.entry(kernel.call, self._sizes, addresses, stream)
+            read = (*(cu_seqlens or ())[:4], *scales)
+            with kernel.launching((q, k, v, out, lse, workspace, *read)):
+                status = kernel.entry(kernel.call, sizes, addresses, stream)
         if status != 0:
             raise kernel.error(status)
 

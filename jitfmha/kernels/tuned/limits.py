@@ -62,14 +62,7 @@ def are_far_from_limits(problem: Problem, row: KernelRow) -> Callable[[Sizes], b
     may be one.
     """
     widest = max(problem.hdim_q, problem.hdim_v)
-
-    def have_small_fields(sizes: Sizes) -> bool:
-        seqlen_q, seqlen_k, q, k, v, out = sizes
-        # All of several numbers are below a power of two where their bits together are.
-        strides = q[0] | q[1] | q[-2] | k[0] | k[1] | k[-2] | v[0] | v[1] | v[-2]
-        return (seqlen_q | seqlen_k) <= _MOST_ROWS and (
-            strides | out[0] | out[1] | out[-2]
-        ) < _FIELD_END // _OUTPUT_BYTES
+    have_small_fields = _have_small_fields[problem.mode]
 
     def have_small_heads(sizes: Sizes) -> bool:
         seqlen_q, seqlen_k, *strides = sizes
@@ -82,6 +75,22 @@ def are_far_from_limits(problem: Problem, row: KernelRow) -> Callable[[Sizes], b
         )
 
     return have_small_fields if row.abi == "jitfmha" else have_small_heads
+
+
+def _have_small_fields_in_gm0(sizes: Sizes) -> bool:
+    # All of several numbers are below a power of two where their bits together are.
+    seqlen_q, seqlen_k, (q0, q1, q2, _), (k0, k1, k2, _), (v0, v1, v2, _), (o0, o1, o2, _) = sizes
+    strides = q0 | q1 | q2 | k0 | k1 | k2 | v0 | v1 | v2 | o0 | o1 | o2
+    return (seqlen_q | seqlen_k) <= _MOST_ROWS and strides < _FIELD_END // _OUTPUT_BYTES
+
+
+def _have_small_fields_in_gm1(sizes: Sizes) -> bool:
+    seqlen_q, seqlen_k, (q0, q1, _), (k0, k1, _), (v0, v1, _), (o0, o1, _) = sizes
+    strides = q0 | q1 | k0 | k1 | v0 | v1 | o0 | o1
+    return (seqlen_q | seqlen_k) <= _MOST_ROWS and strides < _FIELD_END // _OUTPUT_BYTES
+
+
+_have_small_fields = {"gm0": _have_small_fields_in_gm0, "gm1": _have_small_fields_in_gm1}
 
 
 def reason_of_row(problem: Problem, target: AmdTarget, row: KernelRow) -> Reason | None:

@@ -7,8 +7,9 @@ adds up depends on the chip's number of units, so that an MI308 chooses other ti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -54,7 +55,7 @@ class Tile(NamedTuple):
 
     row: KernelRow
     splits: Splits
-    splits_of: GroupSplits | None
+    splits_of: Callable[[int], Splits] | None
 
 
 class TileChoice:
@@ -112,7 +113,10 @@ class TileChoice:
         splits = split.splits(seqlen_q, key_tiles)
         # In gm1 more rows make more tiles: where one tile for each sequence is enough, all are.
         may_split = self._is_group and split.num_splits(1, key_tiles) > 1
-        return Tile(row, splits, GroupSplits(split, key_tiles) if may_split else None)
+        if not may_split:
+            return Tile(row, splits, None)
+        # Asked in every call, mostly for the length of the call before.
+        return Tile(row, splits, lru_cache(maxsize=64)(GroupSplits(split, key_tiles)))
 
     def _relative_time(
         self, tile: Tile, split: KeySplit | None, seqlen_q: int, seqlen_k: int
