@@ -105,11 +105,13 @@ def fmha_fwd(
         v: as k, with a head dimension ``hdim_v`` of its own. Both are 1 to 512.
         softmax_scale: finite and > 0; ``1 / sqrt(hdim)`` by default.
         mask: 0 or "none"; 1 (causal, top-left: key j is seen by query i when j <= i); 2 or
-            "causal" (causal, bottom-right: when j <= i + sk - sq); "t:l,r" and "b:l,r", the window
-            (l, r) of mask 1 and of mask 2; "g:y,x", the generic coordinates: i - y < j < i + x.
-            gm1 takes the bottom-right ones and none.
-        window_size: (left, right), in keys around the mask's diagonal, -1 being open. With mask 1
-            and 2, -1 on the right means 0; with mask 0 the diagonal is the bottom-right one.
+            "causal" (causal, bottom-right: when j <= i + sk - sq); "t:l,r" and "b:l,r", a window
+            from l keys left to r keys right of the diagonal of mask 1 and of mask 2, where l = -1
+            is open and r = -1 is 0; "g:y,x", the generic coordinates: i - y < j < i + x. gm1 takes
+            the bottom-right ones and none.
+        window_size: (left, right), in keys around the mask's diagonal, -1 being open. Masks 1 and
+            2 hide what is right of the diagonal all the same; with mask 0 the diagonal is the
+            bottom-right one.
         return_lse: also return the log-sum-exp of the scaled scores.
         out: where to write the result: the shape of q with hdim_v last, q's dtype (bfloat16 for
             fp8), any strides with a contiguous last dimension, no memory shared with q, k, v or
