@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .aiter import fmha_v3_fwd, fmha_v3_varlen_fwd
+from .dropout import dropout_randval, new_rng_state
 from .flash_attn import (
     flash_attn_func,
     flash_attn_kvpacked_func,
@@ -30,6 +31,7 @@ __all__ = [
     "HipError",
     "WarmedLauncher",
     "__version__",
+    "dropout_randval",
     "emulate",
     "explain",
     "flash_attn_func",
@@ -41,6 +43,7 @@ __all__ = [
     "fmha_fwd",
     "fmha_v3_fwd",
     "fmha_v3_varlen_fwd",
+    "new_rng_state",
     "warmup",
 ]
 

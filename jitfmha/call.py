@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import Arguments, CuSeqlens, Descales, Tensors, new_tuple
+from .arguments import Arguments, CuSeqlens, Descales, Modifiers, Tensors, new_tuple
 from .detection import target_of
 from .dispatch import plan_for
 from .mask import OPEN_WINDOW
@@ -134,7 +134,21 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
 
     Tensors must be plain: no subclass, no tracing, no transform in effect.
     """
-    q, k, v, scale, mask, window, return_lse, out, cu_seqlens, bf16_cvt, descales = arguments
+    (
+        q,
+        k,
+        v,
+        scale,
+        mask,
+        window,
+        return_lse,
+        out,
+        cu_seqlens,
+        bf16_cvt,
+        descales,
+        modifiers,
+        dropout,
+    ) = arguments
     # CPU tensors are another target's where one is put in place, and only there.
     target = TARGET_HERE.get()
     cache = _calls if target is None else target.calls
@@ -165,6 +179,8 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
             None if out is None else (out.shape, out.stride(), out.dtype, out.device),
             None if cu_seqlens is None else _described_cu_seqlens(cu_seqlens),
             None if descales is None else _described_descales(descales),
+            None if modifiers is None else _described_modifiers(modifiers, cu_seqlens),
+            None if dropout is None else (dropout.p, _described(dropout.rng_state)),
         )
         prepared = cache.prepared.get(key)
     except (AttributeError, TypeError, RuntimeError):
@@ -200,7 +216,9 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
         if not covered:
             lse.fill_(-torch.inf)
     if prepared.launch is not None:
-        prepared.launch(new_tuple(Tensors, (q, k, v, out, lse, cu_seqlens, descales)))
+        prepared.launch(
+            new_tuple(Tensors, (q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout))
+        )
     return out, lse
 
 
@@ -259,6 +277,8 @@ def _kind_and_sizes(key: Any) -> tuple[Hashable, Sizes | None]:
         out,
         cu_seqlens,
         descales,
+        modifiers,
+        dropout,
     ) = key
     batch = batch_k = batch_v = None
     try:
@@ -302,8 +322,12 @@ def _kind_and_sizes(key: Any) -> tuple[Hashable, Sizes | None]:
         out and out[2:],
         cu_seqlens,
         descales,
+        # The shape and the strides of a bias are sizes, too.
+        modifiers and (modifiers[0] and modifiers[0][2:], *modifiers[2:]),
+        dropout,
     )
-    if out or seqlen_k != seqlen_v or not strides_q[-1] == strides_k[-1] == strides_v[-1] == 1:
+    last_strides = strides_q[-1], strides_k[-1], strides_v[-1]
+    if out or modifiers or seqlen_k != seqlen_v or last_strides != (1, 1, 1):
         return kind_key, None
     sizes = (seqlen_q, seqlen_k, strides_q, strides_k, strides_v, strides_out)
     return kind_key, new_tuple(Sizes, sizes)
@@ -311,9 +335,20 @@ def _kind_and_sizes(key: Any) -> tuple[Hashable, Sizes | None]:
 
 def _described_descales(descales: Descales) -> tuple[object, ...]:
     """What the checks look at."""
-    return tuple(
-        [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in descales]
-    )
+    return tuple([_described(x) for x in descales])
+
+
+def _described_modifiers(modifiers: Modifiers, cu_seqlens: CuSeqlens | None) -> tuple[Any, ...]:
+    """What the checks look at."""
+    bias, alibi_slopes, logit_softcap, sink, sink_size = modifiers
+    # A bias of gm1 is as wide as the longest sequence of keys.
+    longest = None if bias is None or cu_seqlens is None else cu_seqlens.max_seqlen_k
+    of_sinks = _described(sink), sink_size
+    return _described(bias), longest, _described(alibi_slopes), logit_softcap, of_sinks
+
+
+def _described(x: Tensor | None) -> tuple[object, ...] | None:
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
 
 
 def _described_cu_seqlens(cu_seqlens: CuSeqlens) -> tuple[object, ...]:

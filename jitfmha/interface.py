@@ -5,13 +5,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, overload
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.autograd import forward_ad
 
-from .arguments import Arguments, Bf16Cvt, gather_cu_seqlens, gather_descales, new_tuple
+from .arguments import (
+    Arguments,
+    Bf16Cvt,
+    Dropout,
+    gather_cu_seqlens,
+    gather_descales,
+    gather_dropout,
+    gather_modifiers,
+    new_tuple,
+)
 from .call import run
 from .detection import target_of
 from .dispatch import Explanation, explain_problem
+from .dropout import new_rng_state
 from .mask import OPEN_WINDOW
 from .ops import call_operator, refuse_grad
 from .problem import make_problem
@@ -28,6 +38,10 @@ _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.maybe_current_level
+
+# The default of what a number turns on. That nothing is asked for is seen by its identity, which is
+# quick; every other number, 0.0 as well, is checked. An int: torch.compile makes floats inputs.
+OFF = 0
 
 
 @overload
@@ -67,6 +81,14 @@ def fmha_fwd(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    logit_softcap: float = OFF,
+    sink: Tensor | None = None,
+    sink_size: int = OFF,
+    dropout_p: float = OFF,
+    generator: Generator | None = None,
+    rng_state: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Fused multi-head attention, ``softmax(softmax_scale * q @ k^T) @ v`` for each head.
 
@@ -83,11 +105,13 @@ def fmha_fwd(
         v: as k, with a head dimension ``hdim_v`` of its own. Both are 1 to 512.
         softmax_scale: finite and > 0; ``1 / sqrt(hdim)`` by default.
         mask: 0 or "none"; 1 (causal, top-left: key j is seen by query i when j <= i); 2 or
-            "causal" (causal, bottom-right: when j <= i + sk - sq); "t:l,r" and "b:l,r", the window
-            (l, r) of mask 1 and of mask 2; "g:y,x", the generic coordinates: i - y < j < i + x.
-            gm1 takes the bottom-right ones and none.
-        window_size: (left, right), in keys around the mask's diagonal, -1 being open. With mask 1
-            and 2, -1 on the right means 0; with mask 0 the diagonal is the bottom-right one.
+            "causal" (causal, bottom-right: when j <= i + sk - sq); "t:l,r" and "b:l,r", a window
+            from l keys left to r keys right of the diagonal of mask 1 and of mask 2, where l = -1
+            is open and r = -1 is 0; "g:y,x", the generic coordinates: i - y < j < i + x. gm1 takes
+            the bottom-right ones and none.
+        window_size: (left, right), in keys around the mask's diagonal, -1 being open. Masks 1 and
+            2 hide what is right of the diagonal all the same; with mask 0 the diagonal is the
+            bottom-right one.
         return_lse: also return the log-sum-exp of the scaled scores.
         out: where to write the result: the shape of q with hdim_v last, q's dtype (bfloat16 for
             fp8), any strides with a contiguous last dimension, no memory shared with q, k, v or
@@ -103,6 +127,25 @@ def fmha_fwd(
             away from zero, "rtz" towards zero. Only gfx942 has a choice, for bf16 inputs.
         q_descale, k_descale, v_descale: what fp8 inputs are multiplied with, 1 by default: float32
             of shape ``(1,)``, or ``(b, hk)`` with a scale for each sequence and key head.
+        bias: added to the scaled scores, after the soft cap: q's dtype (bfloat16 for fp8) or
+            float32, any strides. gm0 ``(b, hq, sq, sk)``, gm1 ``(hq, total_q, max_seqlen_k)``, for
+            which ``max_seqlen_k`` is needed; each dimension but the last may be 1, which serves
+            all. Or bool: False hides the key, as in SDPA.
+        alibi_slopes: float32 ``(hq,)`` or ``(b, hq)``: the score of query i and key j is lowered by
+            ``slope * |i + sk - sq - j|``, whatever the mask.
+        logit_softcap: scores become ``logit_softcap * tanh(score / logit_softcap)``, before bias
+            and mask; 0 is off.
+        sink: float32 ``(hq,)``, one more score in each row of a head, which belongs to no key. It
+            counts in the lse.
+        sink_size: the first keys of each sequence that a window's left side never hides.
+        dropout_p: the probability with which a probability of the softmax is dropped; at least 0
+            and less than 1, in steps of 1/256. The others are divided by ``1 - dropout_p``. Which
+            ones they are depends on the random state and their position alone:
+            see :func:`jitfmha.dropout_randval`.
+        generator: where dropout draws its random state from; by default torch's own one for the
+            device.
+        rng_state: the random state itself, int64 ``(2,)`` on the device of q: to drop the same
+            again. :func:`jitfmha.new_rng_state` gives one. Without dropout neither is looked at.
 
     Returns:
         out, contiguous unless ``out`` was given; or ``(out, lse)``, lse being float32, gm0
@@ -133,6 +176,18 @@ def fmha_fwd(
     descales = None
     if q_descale is not None or k_descale is not None or v_descale is not None:
         descales = gather_descales(q_descale, k_descale, v_descale)
+    modifiers = None
+    if (
+        bias is not None
+        or alibi_slopes is not None
+        or sink is not None
+        or logit_softcap is not OFF
+        or sink_size is not OFF
+    ):
+        modifiers = gather_modifiers(bias, alibi_slopes, logit_softcap, sink, sink_size)
+    dropout = None
+    if dropout_p is not OFF:
+        dropout = _drawn(q, gather_dropout(dropout_p, generator, rng_state), generator)
     arguments = new_tuple(
         Arguments,
         (
@@ -147,6 +202,8 @@ def fmha_fwd(
             cu_seqlens,
             bf16_cvt,
             descales,
+            modifiers,
+            dropout,
         ),
     )
     if (
@@ -161,6 +218,7 @@ def fmha_fwd(
         or q.is_meta
         or (out is not None and _is_any_negative(out))
         or (descales is not None and _is_any_negative(*descales))
+        or (modifiers is not None and _is_any_negative(*modifiers))
     ):
         # Not plain: a subclass, a mode, a transform, tensors without values, or with values whose
         # sign is turned around by a bit of the tensor.
@@ -174,10 +232,22 @@ def fmha_fwd(
         or k.requires_grad
         or v.requires_grad
         or (isinstance(out, Tensor) and out.requires_grad)
+        or (modifiers is not None and _requires_any_grad(*modifiers))
     ):
         refuse_grad(arguments)
     result, lse_or_none = run(arguments)
     return result if lse_or_none is None else (result, lse_or_none)
+
+
+def _drawn(q: Tensor, dropout: Dropout | None, generator: Generator | None) -> Dropout | None:
+    """The same dropout with a random state; a state that is given is kept."""
+    if dropout is None or dropout.rng_state is not None or not isinstance(q, Tensor):
+        return dropout
+    return Dropout(dropout.p, new_rng_state(q.device, generator=generator))
+
+
+def _requires_any_grad(*optional: object) -> bool:
+    return any(isinstance(x, Tensor) and x.requires_grad for x in optional)
 
 
 def _is_any_negative(*optional: object) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .arguments import Arguments, Options
+from .arguments import Arguments, Modifiers, Options
 from .call import run
 from .problem import make_problem, out_dtype_of
 
@@ -28,16 +28,24 @@ _SCHEMA_TYPES = {
     "max_seqlen_k": "SymInt?",
     "out": "Tensor(a!)",
     "bf16_cvt": "str",
+    "logit_softcap": "float",
+    "sink_size": "SymInt",
+    "dropout_p": "float",
 }
 _DEFAULTS = {
     "bf16_cvt": '="rtne"',
     **dict.fromkeys(("q_descale", "k_descale", "v_descale"), "=None"),
+    **dict.fromkeys(("bias", "alibi_slopes", "sink", "rng_state"), "=None"),
+    **dict.fromkeys(("logit_softcap", "dropout_p"), "=0.0"),
+    "sink_size": "=0",
 }
 
 
 def _names() -> Iterator[str]:
     yield from ("q", "k", "v")
     for name in Options.__annotations__:
+        if name == "generator":
+            continue  # An operator has its random state as a tensor.
         yield name
         if name == "window_size":
             yield "return_lse"
@@ -71,7 +79,9 @@ def call_operator(arguments: Arguments) -> tuple[Tensor, Tensor]:
 def refuse_grad(arguments: Arguments) -> None:
     """Raise ``NotImplementedError`` where a derivative would have to go through the call."""
     named = zip(("q", "k", "v"), arguments[:3], strict=True)
-    for name, x in (*named, ("out", arguments.out)):
+    modifiers = arguments.modifiers
+    others = () if modifiers is None else modifiers.tensors()
+    for name, x in (*named, ("out", arguments.out), *others):
         if x is None:
             continue
         if x.requires_grad:
@@ -103,7 +113,14 @@ def _arguments_of(names: tuple[str, ...], given: tuple[Any, ...]) -> Arguments:
     if flat.get("out", flat) is None:
         # The dispatcher takes None for any tensor.
         raise TypeError("out must be a torch.Tensor, got NoneType")
-    return Arguments.of(flat.pop("q"), flat.pop("k"), flat.pop("v"), flat)
+    arguments = Arguments.of(flat.pop("q"), flat.pop("k"), flat.pop("v"), flat)
+    dropout = arguments.dropout
+    if dropout is not None and dropout.rng_state is None:
+        raise ValueError(
+            f"rng_state=None: with dropout_p={dropout.p} the operators need the state of the "
+            "random numbers; jitfmha.new_rng_state gives one"
+        )
+    return arguments
 
 
 def _lse_or_empty(q: Tensor, lse: Tensor | None) -> Tensor:
@@ -137,13 +154,13 @@ def _fake_results(arguments: Arguments) -> tuple[Tensor, Tensor]:
 
 def _fmha_fwd_autograd(*given: Any) -> tuple[Tensor, Tensor]:
     op = torch.ops.jitfmha.fmha_fwd.default
-    results: tuple[Tensor, Tensor] = _below_autograd(op, given, None)
+    results: tuple[Tensor, Tensor] = _below_autograd(op, _NAMES, given)
     return results
 
 
 def _fmha_fwd_out_autograd(*given: Any) -> Tensor:
     op = torch.ops.jitfmha.fmha_fwd_out.default
-    lse: Tensor = _below_autograd(op, given, given[_NAMES_WITH_OUT.index("out")])
+    lse: Tensor = _below_autograd(op, _NAMES_WITH_OUT, given)
     return lse
 
 
@@ -159,10 +176,12 @@ def _fmha_fwd_out_resolved(*given: Any) -> Tensor:
     return lse
 
 
-def _below_autograd(op: Callable[..., Any], given: tuple[Any, ...], out: Tensor | None) -> Any:
+def _below_autograd(op: Callable[..., Any], names: tuple[str, ...], given: tuple[Any, ...]) -> Any:
     if torch.is_grad_enabled():
+        flat = dict(zip(names, given, strict=False))
         q, k, v = given[:3]
-        refuse_grad(Arguments(q, k, v, out=out))
+        modifiers = Modifiers(flat.get("bias"), flat.get("alibi_slopes"), sink=flat.get("sink"))
+        refuse_grad(Arguments(q, k, v, out=flat.get("out"), modifiers=modifiers))
     with torch._C._AutoDispatchBelowAutograd():
         return op(*given)
 

@@ -255,7 +255,7 @@ class CpuLaunch:
 
     def run(self, tensors: Tensors) -> None:
         """Run the kernel; returns when ``out`` and ``lse`` are written."""
-        q, k, v, out, lse, cu_seqlens, _ = tensors
+        q, k, v, out, lse, cu_seqlens, _, _, _ = tensors
         lse_address = 0 if lse is None else lse.data_ptr()
         addresses = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse_address
         if cu_seqlens is None:
