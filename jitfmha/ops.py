@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .arguments import Arguments, Modifiers, Options
+from .arguments import Arguments, AttentionOptions, Modifiers
 from .call import run
 from .problem import make_problem, out_dtype_of
 
@@ -43,12 +43,12 @@ _DEFAULTS = {
 
 def _names() -> Iterator[str]:
     yield from ("q", "k", "v")
-    for name in Options.__annotations__:
-        if name == "generator":
-            continue  # An operator has its random state as a tensor.
+    for name in AttentionOptions.__annotations__:
         yield name
         if name == "window_size":
             yield "return_lse"
+        if name == "cu_seqlens_k_padded":
+            yield "out"  # before all that have defaults
 
 
 def _schema(names: tuple[str, ...]) -> str:

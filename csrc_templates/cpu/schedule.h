@@ -116,11 +116,13 @@ bool run_items(int64_t items, int64_t workers, const RunItem& run_item) {
 // first.
 class QueryTiles {
  public:
-  // A tile, and its sequence.
+  // A tile and its sequence. Tiles of a head have successive numbers: this is its `turn`-th of
+  // `turns`, and there are `heads_before` heads with smaller numbers.
   struct Tile {
     Sequence seq;
     int64_t kv_head, first_row;
     int rows;
+    int64_t heads_before, turn, turns;
   };
 
   // With tiles of at most `most_rows` rows.
@@ -170,9 +172,9 @@ class QueryTiles {
   int64_t multiplications() const { return multiplications_; }
 
   Tile operator[](int64_t number) const {
-    int64_t b, first_tile;
+    int64_t b, first_tile, members_before;
     if (kMode == Mode::gm0) {
-      b = number / tiles_of(0);
+      b = members_before = number / tiles_of(0);
       first_tile = b * tiles_of(0);
     } else {
       const Member* after = std::upper_bound(
@@ -180,13 +182,27 @@ class QueryTiles {
           [](int64_t wanted, const Member& member) { return wanted < member.first_tile; });
       b = after[-1].index;
       first_tile = after[-1].first_tile;
+      members_before = after - 1 - members_;
     }
     const Sequence seq = problem_.sequence(b);
-    const int64_t of_head = tiles_of_head(b);
-    const int64_t kv_head = (number - first_tile) / of_head;
-    const int64_t first_row = (of_head - 1 - (number - first_tile) % of_head) * tile_rows_;
+    const int64_t turns = tiles_of_head(b);
+    const int64_t kv_head = (number - first_tile) / turns, turn = (number - first_tile) % turns;
+    const int64_t first_row = (turns - 1 - turn) * tile_rows_;
     const int64_t rows = seq.seqlen_q * problem_.group_size() - first_row;
-    return {seq, kv_head, first_row, int(std::min<int64_t>(rows, tile_rows_))};
+    return {seq,
+            kv_head,
+            first_row,
+            int(std::min<int64_t>(rows, tile_rows_)),
+            members_before * problem_.shape.heads_k + kv_head,
+            turn,
+            turns};
+  }
+
+  int tile_rows() const { return tile_rows_; }
+
+  // (sequence, kv head) pairs that have tiles.
+  int64_t heads() const {
+    return (kMode == Mode::gm0 ? problem_.shape.batch : member_count_) * problem_.shape.heads_k;
   }
 
  private:

@@ -54,12 +54,14 @@ struct ScoreRows {
 
 // From dot products to the exponents of probabilities.
 struct Scores {
+  float softmax_scale;
   float scale_log2;  // softmax_scale * log2(e)
 
   explicit Scores(const FmhaShape& shape)
-      // Finite, as the scale itself: infinity times the largest score's distance, 0, would be NaN.
-      : scale_log2(std::min(shape.softmax_scale * 1.44269504f, std::numeric_limits<float>::max())) {
-  }
+      : softmax_scale(shape.softmax_scale),
+        // Finite, as the scale itself: infinity times the largest score's distance, 0, would be
+        // NaN.
+        scale_log2(std::min(softmax_scale * 1.44269504f, std::numeric_limits<float>::max())) {}
 
   // Dot products of kBlockRows keys from `key` on become scores, which are not scaled yet. Those of
   // hidden keys become -inf; kMasked says that there may be some, and `rows` is read only then.
@@ -82,6 +84,22 @@ struct Scores {
   // where scores are large.
   inline Vec probability(Vec score, Vec shift) const {
     return exp2(simd::mul(simd::sub(score, shift), simd::broadcast(scale_log2)));
+  }
+
+  // e^(softmax_scale * score - lse), for the lse as `exponent_of_lse` gives it.
+  inline Vec probability_by_lse(Vec score, Vec lse_exponent) const {
+    return exp2(simd::mul_add(score, simd::broadcast(scale_log2), lse_exponent));
+  }
+
+  // What to add to the exponent of 2. A row that sees no key has an lse of -inf, and scores of -inf:
+  // their sum has to stay -inf.
+  static float exponent_of_lse(float lse) {
+    return lse == -kInfinity ? 0.0f : float(double(lse) * -1.4426950408889634);
+  }
+
+  // The gradient of a dot product, from that of the scaled score.
+  inline Vec gradient_of_dot(Vec gradient) const {
+    return simd::mul(gradient, simd::broadcast(softmax_scale));
   }
 };
 
