@@ -1,10 +1,14 @@
-"""The backward pass: its public function, its checks, and the way to the launched kernel."""
+"""A backward pass: its arguments as a value, its checks, and the way to the launched kernel.
+
+A call is looked up under everything that the checks look at. What is not there yet is checked,
+planned and bound, as in :mod:`jitfmha.call`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,11 +26,6 @@ from .problem import (
     out_dtype_of,
 )
 from .target import TARGET_HERE, CallCache
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from .arguments import AttentionOptions
 
 
 class BackwardArguments(NamedTuple):
@@ -58,53 +57,6 @@ class BackwardArguments(NamedTuple):
         """What is given to be written, under the names of the arguments, and what it is like."""
         q, k, v = self.forward[:3]
         return ("dq", self.dq, q), ("dk", self.dk, k), ("dv", self.dv, v)
-
-
-def fmha_bwd(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    *,
-    dlse: Tensor | None = None,
-    dq: Tensor | None = None,
-    dk: Tensor | None = None,
-    dv: Tensor | None = None,
-    **options: Unpack[AttentionOptions],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of :func:`jitfmha.fmha_fwd` with respect to q, k and v.
-
-    ``torch.autograd`` calls it by itself for inputs of ``fmha_fwd`` that require grad. The result
-    is deterministic: it depends neither on the number of threads nor on their order. Beside the
-    results it takes memory that is linear in the sequence lengths.
-
-    Args:
-        dout: the gradient of out, of out's shape and dtype, any strides with a contiguous last
-            dimension.
-        q, k, v: as :func:`jitfmha.fmha_fwd` had them.
-        out, lse: what it returned; ``lse`` is float32, gm0 ``(b, hq, sq)``, gm1 ``(hq, total_q)``,
-            any strides.
-        dlse: the gradient of the lse where something depends on it, as ``lse``.
-        dq, dk, dv: where to write; the shapes and the dtype of q, k and v, any strides with a
-            contiguous last dimension, no memory shared with another argument.
-        options: those of :func:`jitfmha.fmha_fwd`, with the same values.
-
-    Returns:
-        dq, dk and dv, of the dtype of q. Unused rows between packed sequences are 0 in new tensors,
-        and stay as they are in those that are given.
-
-    Raises:
-        TypeError, ValueError: an argument breaks a rule; the text names it and its value.
-        NotImplementedError: nothing serves the call yet; the text lists the reasons.
-        jitfmha.BuildError: the kernel could not be compiled on first use.
-
-    Source: Dao, FlashAttention-2 (arXiv 2307.08691), algorithm 2. The lse's gradient adds to every
-    score of its row what the row's probabilities are, which is a summand of delta.
-    """
-    forward = Arguments.of(q, k, v, {**options, "out": out})
-    return run_backward(BackwardArguments(forward, lse, dout, dlse, dq, dk, dv))
 
 
 class PreparedBackward(NamedTuple):
@@ -168,9 +120,7 @@ def make_backward_problem(arguments: BackwardArguments) -> Problem:
     dlse = None if arguments.dlse is None else arguments.dlse.stride()
     return replace(
         problem,
-        gradients=GradientStrides(
-            arguments.dout.stride(), arguments.lse.stride(), dlse, *strides
-        ),
+        gradients=GradientStrides(arguments.dout.stride(), arguments.lse.stride(), dlse, *strides),
     )
 
 
@@ -200,9 +150,7 @@ def _launch(
         k_covered = cu_seqlens.k_padded is cu_seqlens.k and int(cu_seqlens.k[-1]) == k.shape[0]
     results = new_gradients(arguments)
     covered = (q_covered, k_covered, k_covered)
-    for (_, given, _), fresh, is_covered in zip(
-        arguments.outputs(), results, covered, strict=True
-    ):
+    for (_, given, _), fresh, is_covered in zip(arguments.outputs(), results, covered, strict=True):
         if given is not None:
             if not given.is_inference():
                 torch.autograd.graph.increment_version(given)

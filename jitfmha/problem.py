@@ -322,6 +322,7 @@ def make_problem(arguments: Arguments) -> Problem:
         has_sink=modifiers.sink is not None,
         sink_size=0 if mask.left is None else modifiers.sink_size,
         dropout_p=0.0 if arguments.dropout is None else arguments.dropout.p,
+        gradients=None,
     )
 
 

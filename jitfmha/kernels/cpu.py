@@ -149,9 +149,7 @@ class CpuTraits:
     def name(self) -> str:
         """The kernel's name."""
         hdims = f"{self.hdim_q}x{self.hdim_v}"
-        return (
-            f"cpu_{self.short_direction}_{self.dtype}_{hdims}_{self.mask}_{self.mode}_{self.isa}"
-        )
+        return f"cpu_{self.short_direction}_{self.dtype}_{hdims}_{self.mask}_{self.mode}_{self.isa}"
 
     @property
     def short_direction(self) -> str:
