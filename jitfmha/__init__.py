@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .aiter import fmha_v3_fwd, fmha_v3_varlen_fwd
+from .dropout import dropout_randval, new_rng_state
 from .flash_attn import (
     flash_attn_func,
     flash_attn_kvpacked_func,
@@ -14,7 +15,7 @@ from .flash_attn import (
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
-from .interface import explain, fmha_fwd
+from .interface import explain, fmha_bwd, fmha_fwd
 from .jit.errors import BuildError, CacheError, CompilerNotFound
 from .version import __version__
 from .warmup import WarmedLauncher, warmup
@@ -30,6 +31,7 @@ __all__ = [
     "HipError",
     "WarmedLauncher",
     "__version__",
+    "dropout_randval",
     "emulate",
     "explain",
     "flash_attn_func",
@@ -38,9 +40,11 @@ __all__ = [
     "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
+    "fmha_bwd",
     "fmha_fwd",
     "fmha_v3_fwd",
     "fmha_v3_varlen_fwd",
+    "new_rng_state",
     "warmup",
 ]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from .mask import INT64_MAX, OPEN_WINDOW, Mask
 
@@ -24,8 +24,8 @@ new_tuple = tuple.__new__
 Bf16Cvt = Literal["rtne", "rtna", "rtz"]
 
 
-class Options(TypedDict, total=False):
-    """The keyword arguments of ``fmha_fwd`` but ``return_lse``, on which its result depends."""
+class AttentionOptions(TypedDict, total=False):
+    """The keyword arguments that ``fmha_fwd`` and ``fmha_bwd`` have in common."""
 
     softmax_scale: float | None
     mask: int | str
@@ -36,11 +36,24 @@ class Options(TypedDict, total=False):
     max_seqlen_k: int | None
     cu_seqlens_q_padded: Tensor | None
     cu_seqlens_k_padded: Tensor | None
-    out: Tensor | None
     bf16_cvt: Bf16Cvt
     q_descale: Tensor | None
     k_descale: Tensor | None
     v_descale: Tensor | None
+    bias: Tensor | None
+    alibi_slopes: Tensor | None
+    logit_softcap: float
+    sink: Tensor | None
+    sink_size: int
+    dropout_p: float
+    rng_state: Tensor | None
+
+
+class Options(AttentionOptions, total=False):
+    """The keyword arguments of ``fmha_fwd`` but ``return_lse``, on which its result depends."""
+
+    out: Tensor | None
+    generator: Generator | None
 
 
 class CuSeqlens(NamedTuple):
@@ -83,6 +96,34 @@ class Descales(NamedTuple):
         return (("q_descale", self.q), ("k_descale", self.k), ("v_descale", self.v))
 
 
+class Modifiers(NamedTuple):
+    """What changes the scores beside the mask; each is off by its default."""
+
+    bias: Tensor | None = None
+    alibi_slopes: Tensor | None = None
+    logit_softcap: float = 0
+    sink: Tensor | None = None
+    sink_size: int = 0
+
+    def tensors(self) -> tuple[tuple[str, Tensor | None], ...]:
+        """The tensors under the names of their arguments."""
+        return (
+            ("bias", self.bias),
+            ("alibi_slopes", self.alibi_slopes),
+            ("sink", self.sink),
+        )
+
+
+class Dropout(NamedTuple):
+    """With what probability, above 0, probabilities are dropped, and by which random numbers.
+
+    ``rng_state`` is None only where nothing is computed, as in ``explain``.
+    """
+
+    p: float
+    rng_state: Tensor | None
+
+
 class Arguments(NamedTuple):
     """The arguments of one call of ``fmha_fwd``, as they were given."""
 
@@ -97,23 +138,38 @@ class Arguments(NamedTuple):
     cu_seqlens: CuSeqlens | None = None
     bf16_cvt: Bf16Cvt = "rtne"
     descales: Descales | None = None
+    modifiers: Modifiers | None = None
+    dropout: Dropout | None = None
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, options: Mapping[str, Any]) -> Arguments:
         """The value for keyword arguments by their public names.
 
-        Raises ``TypeError`` or ``ValueError`` as :func:`gather_cu_seqlens` does.
+        Raises ``TypeError`` or ``ValueError`` as the functions that gather nested values do.
         """
         rest = dict(options)
         cu_seqlens = gather_cu_seqlens(*(rest.pop(name, None) for name in _CU_SEQLENS))
         descales = gather_descales(*(rest.pop(name, None) for name in _DESCALES))
-        return cls(q, k, v, cu_seqlens=cu_seqlens, descales=descales, **rest)
+        modifiers = Modifiers(**{name: rest.pop(name) for name in _MODIFIERS if name in rest})
+        drawn_by = rest.pop("generator", None), rest.pop("rng_state", None)
+        dropout = gather_dropout(rest.pop("dropout_p", 0), *drawn_by)
+        return cls(
+            *(q, k, v),
+            cu_seqlens=cu_seqlens,
+            descales=descales,
+            modifiers=gather_modifiers(*modifiers),
+            dropout=dropout,
+            **rest,
+        )
 
     def flattened(self) -> dict[str, Any]:
         """Everything by its public name."""
         flat = self._asdict()
         cu_seqlens, descales = flat.pop("cu_seqlens"), flat.pop("descales")
+        modifiers, dropout = flat.pop("modifiers"), flat.pop("dropout")
         flat |= dict.fromkeys((*_CU_SEQLENS, *_DESCALES))
+        flat |= (modifiers or Modifiers())._asdict()
+        flat["dropout_p"], flat["rng_state"] = dropout or (0, None)
         if cu_seqlens is not None:
             flat |= zip(_CU_SEQLENS, cu_seqlens, strict=True)
             for side in ("q", "k"):
@@ -129,12 +185,28 @@ _CU_SEQLENS = (
     *("max_seqlen_q", "max_seqlen_k"),
 )
 _DESCALES = ("q_descale", "k_descale", "v_descale")
+_MODIFIERS = Modifiers._fields
+
+
+class Gradients(NamedTuple):
+    """The gradients that a backward pass reads (``dout`` and ``dlse``) and those that it writes.
+
+    ``dlse`` is None where nothing depends on the lse.
+    """
+
+    dout: Tensor
+    dlse: Tensor | None
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
 
 
 class Tensors(NamedTuple):
     """The tensors that one launch reads and writes.
 
-    ``lse`` is None where nobody wants it, ``cu_seqlens`` in gm0, and ``descales`` where all are 1.
+    ``lse`` is None where nobody wants it, ``cu_seqlens`` in gm0, ``descales`` where all are 1, and
+    ``modifiers`` and ``dropout`` where there are none. ``gradients`` are a backward pass's, which
+    reads ``out`` and ``lse``.
     """
 
     q: Tensor
@@ -144,6 +216,9 @@ class Tensors(NamedTuple):
     lse: Tensor | None = None
     cu_seqlens: CuSeqlens | None = None
     descales: Descales | None = None
+    modifiers: Modifiers | None = None
+    dropout: Dropout | None = None
+    gradients: Gradients | None = None
 
 
 def gather_cu_seqlens(
@@ -198,3 +273,60 @@ def gather_descales(q: Tensor | None, k: Tensor | None, v: Tensor | None) -> Des
     if q is None and k is None and v is None:
         return None
     return Descales(q, k, v)
+
+
+def gather_modifiers(
+    bias: Tensor | None,
+    alibi_slopes: Tensor | None,
+    logit_softcap: float,
+    sink: Tensor | None,
+    sink_size: int,
+) -> Modifiers | None:
+    """What changes the scores, or None where nothing does.
+
+    Raises ``TypeError`` or ``ValueError`` for a ``logit_softcap`` or a ``sink_size`` without
+    meaning; the tensors are checked with the problem.
+    """
+    if isinstance(logit_softcap, bool) or not isinstance(logit_softcap, (int, float)):
+        given = f"{type(logit_softcap).__name__} ({logit_softcap!r})"
+        raise TypeError(f"logit_softcap must be a number, got {given}")
+    if not 0 <= logit_softcap <= _LARGEST_SOFTCAP or 0 < logit_softcap < 1 / _LARGEST_SOFTCAP:
+        raise ValueError(
+            f"logit_softcap={logit_softcap!r} must be 0 (off) or between 2**-100 and 2**100"
+        )
+    if isinstance(sink_size, bool) or not isinstance(sink_size, (int, torch.SymInt)):
+        given = f"{type(sink_size).__name__} ({sink_size!r})"
+        raise TypeError(f"sink_size must be an int, got {given}")
+    if sink_size < 0 or (isinstance(sink_size, int) and sink_size > INT64_MAX):
+        raise ValueError(f"sink_size={sink_size} must be at least 0 and less than 2**63")
+    has_tensors = bias is not None or alibi_slopes is not None or sink is not None
+    if not has_tensors and logit_softcap == 0 and sink_size == 0:
+        return None
+    return Modifiers(bias, alibi_slopes, float(logit_softcap), sink, sink_size)
+
+
+# Beyond it, and below its inverse, a score over the soft cap leaves float32's range.
+_LARGEST_SOFTCAP = 2.0**100
+
+
+def gather_dropout(
+    dropout_p: float, generator: Generator | None, rng_state: Tensor | None
+) -> Dropout | None:
+    """Dropout with the state of its random numbers, or None where nothing is dropped.
+
+    Raises ``TypeError`` or ``ValueError`` for a ``dropout_p`` that is no probability below 1, for
+    what is no generator, and where a generator stands beside a state that is drawn already.
+    """
+    if generator is not None and not isinstance(generator, Generator):
+        given = f"{type(generator).__name__} ({generator!r})"
+        raise TypeError(f"generator must be a torch.Generator, got {given}")
+    if generator is not None and rng_state is not None:
+        raise ValueError(
+            f"generator={generator!r} cannot be combined with rng_state, which is drawn already"
+        )
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)):
+        given = f"{type(dropout_p).__name__} ({dropout_p!r})"
+        raise TypeError(f"dropout_p must be a number, got {given}")
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p={dropout_p!r} must be at least 0 and less than 1")
+    return None if dropout_p == 0 else Dropout(float(dropout_p), rng_state)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .arguments import Arguments, CuSeqlens, Descales, Tensors, new_tuple
+from .arguments import Arguments, CuSeqlens, Descales, Modifiers, Tensors, new_tuple
 from .detection import target_of
 from .dispatch import plan_for
 from .mask import OPEN_WINDOW
@@ -142,7 +142,21 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
 
     Tensors must be plain: no subclass, no tracing, no transform in effect.
     """
-    q, k, v, scale, mask, window, return_lse, out, cu_seqlens, bf16_cvt, descales = arguments
+    (
+        q,
+        k,
+        v,
+        scale,
+        mask,
+        window,
+        return_lse,
+        out,
+        cu_seqlens,
+        bf16_cvt,
+        descales,
+        modifiers,
+        dropout,
+    ) = arguments
     # CPU tensors are another target's where one is put in place, and only there.
     target = TARGET_HERE.get()
     cache = _calls if target is None else target.calls
@@ -167,6 +181,8 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
             bf16_cvt,
             None if cu_seqlens is None else _described_cu_seqlens(cu_seqlens),
             None if descales is None else _described_descales(descales),
+            None if modifiers is None else _described_modifiers(modifiers),
+            None if dropout is None else (dropout.p, _described(dropout.rng_state)),
         )
         calls = cache.by_options.get(options)
         key = (
@@ -177,6 +193,7 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
             v.shape,
             v.stride(),
             None if out is None else (out.shape, out.stride(), out.dtype, out.device),
+            None if modifiers is None else _sizes_of_bias(modifiers, cu_seqlens),
         )
         prepared = None if calls is None else calls.prepared.get(key)
     except (AttributeError, TypeError, RuntimeError):
@@ -217,7 +234,9 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
         if not covered:
             lse.fill_(-torch.inf)
     if launch is not None:
-        launch(new_tuple(Tensors, (q, k, v, out, lse, cu_seqlens, descales)))
+        launch(
+            new_tuple(Tensors, (q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, None))
+        )
     return out, lse
 
 
@@ -252,7 +271,7 @@ def _kind_and_sizes(key: Any, is_group: bool) -> tuple[Hashable, Sizes | None]:
     The latter only where it is plain at a glance that there is nothing to refuse. A tensor with a
     dimension too few or too many makes a kind of its own, which is refused.
     """
-    shape_q, strides_q, shape_k, strides_k, shape_v, strides_v, out = key
+    shape_q, strides_q, shape_k, strides_k, shape_v, strides_v, out, bias = key
     batch = batch_k = batch_v = None
     try:
         if not is_group:
@@ -280,7 +299,8 @@ def _kind_and_sizes(key: Any, is_group: bool) -> tuple[Hashable, Sizes | None]:
         hdim_v,
         out and out[2:],
     )
-    if out or seqlen_k != seqlen_v or not strides_q[-1] == strides_k[-1] == strides_v[-1] == 1:
+    last_strides = strides_q[-1], strides_k[-1], strides_v[-1]
+    if out or bias or seqlen_k != seqlen_v or last_strides != (1, 1, 1):
         return kind_key, None
     sizes = (seqlen_q, seqlen_k, strides_q, strides_k, strides_v, strides_out)
     return kind_key, new_tuple(Sizes, sizes)
@@ -288,9 +308,27 @@ def _kind_and_sizes(key: Any, is_group: bool) -> tuple[Hashable, Sizes | None]:
 
 def _described_descales(descales: Descales) -> tuple[object, ...]:
     """What the checks look at."""
-    return tuple(
-        [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in descales]
-    )
+    return tuple([_described(x) for x in descales])
+
+
+def _described_modifiers(modifiers: Modifiers) -> tuple[object, ...]:
+    """What the checks look at, but for the sizes of a bias."""
+    bias, alibi_slopes, logit_softcap, sink, sink_size = modifiers
+    of_bias = None if bias is None else (bias.dtype, bias.device)
+    return of_bias, _described(alibi_slopes), logit_softcap, _described(sink), sink_size
+
+
+def _sizes_of_bias(modifiers: Modifiers, cu_seqlens: CuSeqlens | None) -> tuple[object, ...] | None:
+    bias = modifiers.bias
+    if bias is None:
+        return None
+    # A bias of gm1 is as wide as the longest sequence of keys.
+    longest = None if cu_seqlens is None else cu_seqlens.max_seqlen_k
+    return bias.shape, bias.stride(), longest
+
+
+def _described(x: Tensor | None) -> tuple[object, ...] | None:
+    return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
 
 
 def _described_cu_seqlens(cu_seqlens: CuSeqlens) -> tuple[object, ...]:

@@ -177,13 +177,23 @@ _TEMPLATES = {
 }
 
 
+_MODIFIERS = (
+    *(Feature.BIAS, Feature.BOOLEAN_BIAS, Feature.ALIBI, Feature.SOFTCAP),
+    *(Feature.SINKS, Feature.SINK_TOKENS, Feature.DROPOUT),
+)
+
+
 def _describe(problem: Problem) -> str:
     if problem.mode == "gm0":
         sizes = f"batch {problem.batch}, seqlen {problem.seqlen_q} x {problem.seqlen_k}"
     else:
         sizes = f"{problem.batch} sequences, {problem.seqlen_q} x {problem.seqlen_k} packed rows"
+    asked = (feature.value for feature in _MODIFIERS if feature in problem.features)
+    modifiers = "".join(f", {text}" for text in asked)
+    direction = "" if problem.direction == "forward" else "backward, "
     return (
-        f"{problem.mode}, {problem.dtype}, {sizes}, heads {problem.heads_q}/{problem.heads_k}, "
+        f"{direction}{problem.mode}, {problem.dtype}, {sizes}, "
+        f"heads {problem.heads_q}/{problem.heads_k}, "
         f"hdim {problem.hdim_q}x{problem.hdim_v}, mask {problem.mask}, "
-        f"{'with' if problem.has_lse else 'without'} lse"
+        f"{'with' if problem.has_lse else 'without'} lse{modifiers}"
     )

@@ -5,21 +5,33 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, overload
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.autograd import forward_ad
 
-from .arguments import Arguments, Bf16Cvt, gather_cu_seqlens, gather_descales, new_tuple
+from . import autograd as _derivatives  # noqa: F401 - of the operators
+from .arguments import (
+    Arguments,
+    Bf16Cvt,
+    Dropout,
+    gather_cu_seqlens,
+    gather_descales,
+    gather_dropout,
+    gather_modifiers,
+    new_tuple,
+)
+from .backward import BackwardArguments, make_backward_problem, run_backward
 from .call import run
 from .detection import target_of
 from .dispatch import Explanation, explain_problem
+from .dropout import new_rng_state
 from .mask import OPEN_WINDOW
-from .ops import call_operator, refuse_grad
+from .ops import call_backward_operator, call_operator
 from .problem import make_problem
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .arguments import Options
+    from .arguments import AttentionOptions, Options
 
 # In eager mode the first of these costs a quarter of the second. They disagree in an export that
 # runs this function, with tensors that are not plain anyway.
@@ -28,6 +40,10 @@ _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.maybe_current_level
+
+# The default of what a number turns on. That nothing is asked for is seen by its identity, which is
+# quick; every other number, 0.0 as well, is checked. An int: torch.compile makes floats inputs.
+OFF = 0
 
 
 @overload
@@ -67,6 +83,14 @@ def fmha_fwd(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    logit_softcap: float = OFF,
+    sink: Tensor | None = None,
+    sink_size: int = OFF,
+    dropout_p: float = OFF,
+    generator: Generator | None = None,
+    rng_state: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Fused multi-head attention, ``softmax(softmax_scale * q @ k^T) @ v`` for each head.
 
@@ -83,11 +107,13 @@ def fmha_fwd(
         v: as k, with a head dimension ``hdim_v`` of its own. Both are 1 to 512.
         softmax_scale: finite and > 0; ``1 / sqrt(hdim)`` by default.
         mask: 0 or "none"; 1 (causal, top-left: key j is seen by query i when j <= i); 2 or
-            "causal" (causal, bottom-right: when j <= i + sk - sq); "t:l,r" and "b:l,r", the window
-            (l, r) of mask 1 and of mask 2; "g:y,x", the generic coordinates: i - y < j < i + x.
-            gm1 takes the bottom-right ones and none.
-        window_size: (left, right), in keys around the mask's diagonal, -1 being open. With mask 1
-            and 2, -1 on the right means 0; with mask 0 the diagonal is the bottom-right one.
+            "causal" (causal, bottom-right: when j <= i + sk - sq); "t:l,r" and "b:l,r", a window
+            from l keys left to r keys right of the diagonal of mask 1 and of mask 2, where l = -1
+            is open and r = -1 is 0; "g:y,x", the generic coordinates: i - y < j < i + x. gm1 takes
+            the bottom-right ones and none.
+        window_size: (left, right), in keys around the mask's diagonal, -1 being open. Masks 1 and
+            2 hide what is right of the diagonal all the same; with mask 0 the diagonal is the
+            bottom-right one.
         return_lse: also return the log-sum-exp of the scaled scores.
         out: where to write the result: the shape of q with hdim_v last, q's dtype (bfloat16 for
             fp8), any strides with a contiguous last dimension, no memory shared with q, k, v or
@@ -103,6 +129,25 @@ def fmha_fwd(
             away from zero, "rtz" towards zero. Only gfx942 has a choice, for bf16 inputs.
         q_descale, k_descale, v_descale: what fp8 inputs are multiplied with, 1 by default: float32
             of shape ``(1,)``, or ``(b, hk)`` with a scale for each sequence and key head.
+        bias: added to the scaled scores, after the soft cap: q's dtype (bfloat16 for fp8) or
+            float32, any strides. gm0 ``(b, hq, sq, sk)``, gm1 ``(hq, total_q, max_seqlen_k)``, for
+            which ``max_seqlen_k`` is needed; each dimension but the last may be 1, which serves
+            all. Or bool: False hides the key, as in SDPA.
+        alibi_slopes: float32 ``(hq,)`` or ``(b, hq)``: the score of query i and key j is lowered by
+            ``slope * |i + sk - sq - j|``, whatever the mask.
+        logit_softcap: scores become ``logit_softcap * tanh(score / logit_softcap)``, before bias
+            and mask; 0 is off.
+        sink: float32 ``(hq,)``, one more score in each row of a head, which belongs to no key. It
+            counts in the lse.
+        sink_size: the first keys of each sequence that a window's left side never hides.
+        dropout_p: the probability with which a probability of the softmax is dropped; at least 0
+            and less than 1, in steps of 1/256. The others are divided by ``1 - dropout_p``. Which
+            ones they are depends on the random state and their position alone:
+            see :func:`jitfmha.dropout_randval`.
+        generator: where dropout draws its random state from; by default torch's own one for the
+            device.
+        rng_state: the random state itself, int64 ``(2,)`` on the device of q: to drop the same
+            again. :func:`jitfmha.new_rng_state` gives one. Without dropout neither is looked at.
 
     Returns:
         out, contiguous unless ``out`` was given; or ``(out, lse)``, lse being float32, gm0
@@ -111,7 +156,7 @@ def fmha_fwd(
     Raises:
         TypeError, ValueError: an argument breaks a rule; the text names it and its value.
         NotImplementedError: nothing serves the call yet; the text lists the reasons. Also for
-            inputs that require grad while grad mode is on.
+            derivatives in forward mode, for second ones, and for any where ``out`` is given.
         jitfmha.BuildError: the launcher could not be compiled on first use.
         jitfmha.HipError: the HIP runtime refused to load or launch the kernel.
 
@@ -137,6 +182,18 @@ def fmha_fwd(
     descales = None
     if q_descale is not None or k_descale is not None or v_descale is not None:
         descales = gather_descales(q_descale, k_descale, v_descale)
+    modifiers = None
+    if (
+        bias is not None
+        or alibi_slopes is not None
+        or sink is not None
+        or logit_softcap is not OFF
+        or sink_size is not OFF
+    ):
+        modifiers = gather_modifiers(bias, alibi_slopes, logit_softcap, sink, sink_size)
+    dropout = None
+    if dropout_p is not OFF:
+        dropout = _drawn(q, gather_dropout(dropout_p, generator, rng_state), generator)
     arguments = new_tuple(
         Arguments,
         (
@@ -151,6 +208,8 @@ def fmha_fwd(
             cu_seqlens,
             bf16_cvt,
             descales,
+            modifiers,
+            dropout,
         ),
     )
     if (
@@ -165,23 +224,110 @@ def fmha_fwd(
         or q.is_meta
         or (out is not None and _is_any_negative(out))
         or (descales is not None and _is_any_negative(*descales))
+        or (modifiers is not None and _is_any_negative(*modifiers))
+        or (
+            _is_grad_enabled()
+            and (
+                q.requires_grad
+                or k.requires_grad
+                or v.requires_grad
+                or (isinstance(out, Tensor) and out.requires_grad)
+                or (modifiers is not None and _requires_any_grad(*modifiers))
+            )
+        )
     ):
         # Not plain: a subclass, a mode, a transform, tensors without values, or with values whose
-        # sign is turned around by a bit of the tensor.
+        # sign is turned around by a bit of the tensor; or autograd has to know of the call.
         if not _is_compiling():
             # Torch's dispatcher says less clearly, and with other types, what is wrong.
             make_problem(arguments)
         result, lse = call_operator(arguments)
         return (result, lse) if return_lse else result
-    if _is_grad_enabled() and (
-        q.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or (isinstance(out, Tensor) and out.requires_grad)
-    ):
-        refuse_grad(arguments)
     result, lse_or_none = run(arguments)
     return result if lse_or_none is None else (result, lse_or_none)
+
+
+def fmha_bwd(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    dlse: Tensor | None = None,
+    dq: Tensor | None = None,
+    dk: Tensor | None = None,
+    dv: Tensor | None = None,
+    **options: Unpack[AttentionOptions],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of :func:`jitfmha.fmha_fwd` with respect to q, k and v.
+
+    ``torch.autograd`` calls it by itself for inputs of ``fmha_fwd`` that require grad. The result
+    is deterministic: it depends neither on the number of threads nor on their order. Beside the
+    results it takes memory that is linear in the sequence lengths.
+
+    Args:
+        dout: the gradient of out, of out's shape and dtype, any strides with a contiguous last
+            dimension.
+        q, k, v: as :func:`jitfmha.fmha_fwd` had them.
+        out, lse: what it returned; ``lse`` is float32, gm0 ``(b, hq, sq)``, gm1 ``(hq, total_q)``,
+            any strides.
+        dlse: the gradient of the lse where something depends on it, as ``lse``.
+        dq, dk, dv: where to write; the shapes and the dtype of q, k and v, any strides with a
+            contiguous last dimension, no memory shared with another argument.
+        options: those of :func:`jitfmha.fmha_fwd`, with the same values.
+
+    Returns:
+        dq, dk and dv, of the dtype of q. Unused rows between packed sequences are 0 in new tensors,
+        and stay as they are in those that are given.
+
+    Raises:
+        TypeError, ValueError: an argument breaks a rule; the text names it and its value.
+        NotImplementedError: nothing serves the call yet; the text lists the reasons.
+        jitfmha.BuildError: the kernel could not be compiled on first use.
+
+    Source: Dao, FlashAttention-2 (arXiv 2307.08691), algorithm 2. The lse's gradient adds to every
+    score of its row what the row's probabilities are, which is a summand of delta.
+    """
+    forward = Arguments.of(q, k, v, {**options, "out": out})
+    arguments = BackwardArguments(forward, lse, dout, dlse, dq, dk, dv)
+    read = [x for _, x in arguments.inputs() if x is not None]
+    if _are_plain(*read) and not (_is_grad_enabled() and _requires_any_grad(*read)):
+        return run_backward(arguments)
+    if not _is_compiling():
+        make_backward_problem(arguments)
+    results = call_backward_operator(arguments)
+    given = [x for _, x, _ in arguments.outputs()]
+    for result, x in zip(results, given, strict=True):
+        if x is not None:
+            x.copy_(result)
+    written = (result if x is None else x for result, x in zip(results, given, strict=True))
+    new_dq, new_dk, new_dv = written
+    return new_dq, new_dk, new_dv
+
+
+def _are_plain(*tensors: object) -> bool:
+    """Whether a call with these tensors may go past torch's dispatcher."""
+    return not (
+        _is_traced()
+        or _dispatch_modes() != 0
+        or _functorch_level() is not None
+        or forward_ad._current_level >= 0
+        or any(isinstance(x, Tensor) and (type(x) is not Tensor or x.is_meta) for x in tensors)
+        or _is_any_negative(*tensors)
+    )
+
+
+def _drawn(q: Tensor, dropout: Dropout | None, generator: Generator | None) -> Dropout | None:
+    """The same dropout with a random state; a state that is given is kept."""
+    if dropout is None or dropout.rng_state is not None or not isinstance(q, Tensor):
+        return dropout
+    return Dropout(dropout.p, new_rng_state(q.device, generator=generator))
+
+
+def _requires_any_grad(*optional: object) -> bool:
+    return any(isinstance(x, Tensor) and x.requires_grad for x in optional)
 
 
 def _is_any_negative(*optional: object) -> bool:

@@ -54,13 +54,14 @@ def parse_mask(mask: int | str, window_size: tuple[int, int] = OPEN_WINDOW) -> M
     """The :class:`Mask` for the arguments ``mask`` and ``window_size`` of ``fmha_fwd``.
 
     ``mask``: 0 or ``"none"``; 1 (causal, top-left); 2 or ``"causal"`` (causal, bottom-right);
-    ``"t:l,r"`` and ``"b:l,r"``, the window ``(l, r)`` of masks 1 and 2; ``"g:y,x"``, the generic
+    ``"t:l,r"`` and ``"b:l,r"``, the window from ``l`` keys left to ``r`` keys right of the diagonal
+    of masks 1 and 2, -1 being open on the left and 0 on the right; ``"g:y,x"``, the generic
     coordinates that count ``y`` down and ``x`` right of the top-left corner, so that query ``i``
     sees keys ``i - y < j < i + x``.
 
-    ``window_size`` is ``(left, right)``. With mask 0 it is a window around the bottom-right
-    diagonal and -1 leaves a side open, as in flash-attn. With 1 and 2, -1 leaves the left open and
-    means 0 on the right, so that ``(-1, -1)`` is plain causal.
+    ``window_size`` is ``(left, right)``, and -1 leaves a side open. With mask 0 it is a window
+    around the bottom-right diagonal, as in flash-attn. With 1 and 2 it is one around the mask's
+    diagonal, and the mask hides what is to the right of the diagonal, whatever ``right`` is.
 
     Raises ``TypeError`` or ``ValueError`` naming the argument and its value.
     """
@@ -89,7 +90,7 @@ def parse_mask(mask: int | str, window_size: tuple[int, int] = OPEN_WINDOW) -> M
         )
     if mask == 0:
         return Mask(left=_open(left), right=_open(right))
-    return Mask(top_left=_CORNERS[mask], left=_open(left), right=max(right, 0))
+    return Mask(top_left=_CORNERS[mask], left=_open(left), right=0)
 
 
 def check_window_size(window_size: tuple[int, int]) -> tuple[int, int]:

@@ -11,11 +11,13 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from .arguments import Arguments, Bf16Cvt, CuSeqlens, Descales
+from .arguments import Arguments, Bf16Cvt, CuSeqlens, Descales, Dropout, Modifiers
+from .dropout import check_rng_state
 from .mask import Mask, parse_mask
 from .memory import overlaps_itself
 
 Mode = Literal["gm0", "gm1"]
+Direction = Literal["forward", "backward"]
 
 BF16_CVTS: tuple[Bf16Cvt, ...] = get_args(Bf16Cvt)
 """How probabilities become bf16: rounded to nearest even, to nearest away from zero, or towards
@@ -31,6 +33,7 @@ DTYPE_NAMES = {
     torch.float16: "fp16",
     **FP8_NAMES,
 }
+BIAS_DTYPE_NAMES = {torch.bool: "bool", **DTYPE_NAMES}
 MAX_HDIM = 512
 
 DescaleStrides = tuple[int, int]
@@ -55,6 +58,14 @@ class Feature(Enum):
     WINDOW_MASK = "a window mask"
     TOP_LEFT_MASK = "a mask aligned at the top left"
     LSE = "the log-sum-exp"
+    BACKWARD = "the backward pass"
+    BIAS = "a bias"
+    BOOLEAN_BIAS = "a boolean bias"
+    ALIBI = "ALiBi slopes"
+    SOFTCAP = "a logit soft cap"
+    SINKS = "learned sinks"
+    SINK_TOKENS = "sink tokens beside a window"
+    DROPOUT = "dropout"
 
 
 DTYPE_FEATURES = {
@@ -83,6 +94,20 @@ class Sizes(NamedTuple):
     out: tuple[int, ...]
 
 
+class GradientStrides(NamedTuple):
+    """Strides of what only a backward pass has, in elements, one for each dimension.
+
+    Those of ``dlse`` are None where nothing depends on the lse.
+    """
+
+    dout: tuple[int, ...]
+    lse: tuple[int, ...]
+    dlse: tuple[int, ...] | None
+    dq: tuple[int, ...]
+    dk: tuple[int, ...]
+    dv: tuple[int, ...]
+
+
 class Strides(NamedTuple):
     """Strides of q, k, v or out in elements; the head dimension itself is contiguous.
 
@@ -100,7 +125,9 @@ class Problem(NamedTuple):
 
     In gm0 ``seqlen_q`` and ``seqlen_k`` are the lengths that every sequence has. In gm1 they are
     the numbers of packed rows, ``total_q`` and ``total_k``; the lengths are in ``cu_seqlens``.
-    The scales of fp8 inputs are None where they are 1.
+    The scales of fp8 inputs are None where they are 1. ``bias_dtype`` is "bool" for a boolean bias
+    and None where there is none; ``sink_size`` is 0 where the mask has no left side. ``gradients``
+    are there for a backward pass, and None for forward.
     """
 
     mode: Mode
@@ -119,6 +146,13 @@ class Problem(NamedTuple):
     q_descale: DescaleStrides | None = None
     k_descale: DescaleStrides | None = None
     v_descale: DescaleStrides | None = None
+    bias_dtype: str | None = None
+    has_alibi: bool = False
+    logit_softcap: float = 0.0
+    has_sink: bool = False
+    sink_size: int = 0
+    dropout_p: float = 0.0
+    gradients: GradientStrides | None = None
 
     @property
     def seqlen_q(self) -> int:
@@ -161,9 +195,22 @@ class Problem(NamedTuple):
             Feature.WINDOW_MASK: not (self.mask.is_none or self.mask.is_causal),
             Feature.TOP_LEFT_MASK: self.mask.top_left,
             Feature.LSE: self.has_lse,
+            Feature.BACKWARD: self.gradients,
+            Feature.BIAS: self.bias_dtype not in (None, "bool"),
+            Feature.BOOLEAN_BIAS: self.bias_dtype == "bool",
+            Feature.ALIBI: self.has_alibi,
+            Feature.SOFTCAP: self.logit_softcap > 0,
+            Feature.SINKS: self.has_sink,
+            Feature.SINK_TOKENS: self.sink_size > 0,
+            Feature.DROPOUT: self.dropout_p > 0,
         }
         given = (feature for feature, is_asked in asked.items() if is_asked not in (None, False))
         return frozenset((DTYPE_FEATURES[self.dtype], *given))
+
+    @property
+    def direction(self) -> Direction:
+        """Whether results are computed, or their gradients are carried back to the inputs."""
+        return "forward" if self.gradients is None else "backward"
 
     @property
     def is_fp8(self) -> bool:
@@ -246,7 +293,9 @@ def make_problem(arguments: Arguments) -> Problem:
         raise ValueError(
             f"q has {heads_q} heads, which is not a multiple of the {heads_k} heads of k and v"
         )
-    softmax_scale = arguments.softmax_scale
+    softmax_scale, modifiers = arguments.softmax_scale, arguments.modifiers or Modifiers()
+    _check_modifiers(modifiers, q, batch)
+    _check_dropout(arguments.dropout, q)
     return Problem(
         mode=mode,
         dtype=DTYPE_NAMES[q.dtype],
@@ -264,6 +313,13 @@ def make_problem(arguments: Arguments) -> Problem:
         is_padded=cu_seqlens is not None and cu_seqlens.is_padded,
         bf16_cvt=check_bf16_cvt(arguments.bf16_cvt),
         **_descale_strides(q, batch, heads_k, arguments.descales),
+        bias_dtype=None if modifiers.bias is None else BIAS_DTYPE_NAMES[modifiers.bias.dtype],
+        has_alibi=modifiers.alibi_slopes is not None,
+        logit_softcap=modifiers.logit_softcap,
+        has_sink=modifiers.sink is not None,
+        sink_size=0 if mask.left is None else modifiers.sink_size,
+        dropout_p=0.0 if arguments.dropout is None else arguments.dropout.p,
+        gradients=None,
     )
 
 
@@ -289,6 +345,9 @@ def check_sizes(arguments: Arguments) -> Sizes:
     else:
         _check_out(out, q, (*q.shape[:-1], hdim_v))
         strides_out = out.stride()
+    modifiers = arguments.modifiers
+    if modifiers is not None and modifiers.bias is not None:
+        _check_bias(modifiers.bias, q, seqlen_k, arguments.cu_seqlens)
     return Sizes(seqlen_q, seqlen_k, q.stride(), k.stride(), v.stride(), strides_out)
 
 
@@ -479,3 +538,73 @@ def _descale_strides(
                 f"which is {(batch, heads_k)}"
             )
     return strides
+
+
+def _check_bias(bias: Tensor, q: Tensor, seqlen_k: int, cu_seqlens: CuSeqlens | None) -> None:
+    """Check everything about a bias; its lengths change from call to call."""
+    _check_given("bias", bias, q)
+    dtypes = (torch.bool, torch.float32, out_dtype_of(q.dtype))
+    if bias.dtype not in dtypes:
+        raise TypeError(
+            f"bias has dtype {bias.dtype}; served with q of {q.dtype} are "
+            f"{', '.join(map(str, dict.fromkeys(dtypes)))}"
+        )
+    *batch, seqlen_q, heads_q, _ = q.shape
+    shape = (*batch, heads_q, seqlen_q, seqlen_k)
+    wanted = "(batch, heads of q, seqlen_q, seqlen_k)"
+    if cu_seqlens is not None:
+        if cu_seqlens.max_seqlen_k is None:
+            raise ValueError(
+                "max_seqlen_k is missing; a bias with cu_seqlens has the shape "
+                "(heads of q, total_q, max_seqlen_k)"
+            )
+        shape = (heads_q, seqlen_q, cu_seqlens.max_seqlen_k)
+        wanted = "(heads of q, total_q, max_seqlen_k)"
+    if (
+        bias.dim() != len(shape)
+        or bias.shape[-1] != shape[-1]
+        or any(given not in (1, full) for given, full in zip(bias.shape, shape, strict=True))
+    ):
+        raise ValueError(
+            f"bias has shape {tuple(bias.shape)}; expected {wanted}, which is {tuple(shape)}, or 1 "
+            "in place of any but the last"
+        )
+
+
+def _check_modifiers(modifiers: Modifiers, q: Tensor, batch: int) -> None:
+    """Check the tensors of the modifiers but the bias, which is checked with the sizes."""
+    heads_q = q.shape[-2]
+    slopes, sink = modifiers.alibi_slopes, modifiers.sink
+    for name, x in (("alibi_slopes", slopes), ("sink", sink)):
+        if x is None:
+            continue
+        _check_given(name, x, q)
+        if x.dtype != torch.float32:
+            raise TypeError(f"{name} has dtype {x.dtype}; it must be torch.float32")
+    if slopes is not None and slopes.shape not in ((heads_q,), (batch, heads_q)):
+        raise ValueError(
+            f"alibi_slopes has shape {tuple(slopes.shape)}; expected (heads of q,) or "
+            f"(batch, heads of q), which is {(batch, heads_q)}"
+        )
+    if sink is not None and sink.shape != (heads_q,):
+        raise ValueError(
+            f"sink has shape {tuple(sink.shape)}; expected (heads of q,), which is {(heads_q,)}"
+        )
+
+
+def _check_dropout(dropout: Dropout | None, q: Tensor) -> None:
+    if dropout is None or dropout.rng_state is None:
+        return
+    check_rng_state(dropout.rng_state)
+    if dropout.rng_state.device != q.device:
+        raise ValueError(
+            f"rng_state is on {dropout.rng_state.device}, q is on {q.device}; use one device"
+        )
+
+
+def _check_given(name: str, x: Tensor, q: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__} ({x!r})")
+    _check_layout(name, x)
+    if x.device != q.device:
+        raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device")

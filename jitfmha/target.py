@@ -54,12 +54,18 @@ class KeptCalls:
 
 
 class CallCache:
-    """What calls left behind for later ones. A target that is put in place has its own."""
+    """What calls left behind for later ones. A target that is put in place has its own.
 
-    __slots__ = ("by_options",)
+    Attributes:
+        by_options: forward passes.
+        backward: backward passes, by everything that the checks look at.
+    """
+
+    __slots__ = ("backward", "by_options")
 
     def __init__(self) -> None:
         self.by_options: dict[Hashable, KeptCalls] = {}
+        self.backward = KeptCalls()
 
     def keep(self, options: Hashable, calls: KeptCalls) -> None:
         """Keep calls with new options; where there are too many, all are forgotten before."""

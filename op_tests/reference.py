@@ -1,38 +1,108 @@
-"""Attention in float64 from the written definitions; shares nothing with the package."""
+"""Attention in float64 from the written definitions; shares nothing with the package.
+
+Everything is differentiable by ``torch.autograd``: the gradients of a result are the reference of
+a backward pass. What each argument means, in the order in which it acts on a score:
+
+    score   = softmax_scale * <q_i, k_j>            q_i, k_j, v_j multiplied with their descales
+    score   = logit_softcap * tanh(score / logit_softcap)               where logit_softcap > 0
+    score  += bias                                  a boolean bias hides the keys where it is False
+    score  -= alibi_slope * |i + sk - sq - j|
+    score   = -inf                                  where the mask hides key j from query i
+    p_j     = exp(score_j) / (sum of exp(score_j) over the keys + exp(sink))
+    p_j     = p_j * keep_j / (1 - dropout_p)
+    out     = sum of p_j * v_j
+
+The lse is the logarithm of the denominator: dropout does not change it, a sink counts. A query that
+sees no key has output 0, lse -inf (the sink where there is one) and gradients 0.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Result = tuple[Tensor, Tensor]  # out, lse
 
 
+class Options(TypedDict, total=False):
+    """What changes the result besides q, k and v; by default each is off.
+
+    Attributes:
+        softmax_scale: ``1 / sqrt(hdim)`` by default.
+        mask, window_size, sink_size: see :func:`visible`.
+        bias: ``(b|1, hq|1, sq|1, sk)``, added to the scores, or bool: True takes part.
+        alibi_slopes: ``(hq,)`` or ``(b, hq)``.
+        logit_softcap: 0 is off.
+        sink: ``(hq,)``, one more score in each row of the head, which belongs to no key.
+        dropout_p: the probability with which ``keep`` was drawn.
+        keep: bool ``(b, hq, sq, sk)``: True where a probability is not dropped.
+        q_descale, k_descale, v_descale: ``(1,)``, or ``(b, hk)``.
+    """
+
+    softmax_scale: float | None
+    mask: int | str
+    window_size: tuple[int, int]
+    sink_size: int
+    bias: Tensor | None
+    alibi_slopes: Tensor | None
+    logit_softcap: float
+    sink: Tensor | None
+    dropout_p: float
+    keep: Tensor | None
+    q_descale: Tensor | None
+    k_descale: Tensor | None
+    v_descale: Tensor | None
+
+
 def visible(
-    seqlen_q: int, seqlen_k: int, mask: int | str = 0, window_size: tuple[int, int] = (-1, -1)
+    seqlen_q: int,
+    seqlen_k: int,
+    mask: int | str = 0,
+    window_size: tuple[int, int] = (-1, -1),
+    sink_size: int = 0,
 ) -> Tensor:
-    """Which key each query sees, as booleans ``(seqlen_q, seqlen_k)``."""
+    """Which key each query sees, as booleans ``(seqlen_q, seqlen_k)``.
+
+    Masks 1, 2 and "causal" never show a key behind the diagonal, however far a window opens to the
+    right. The first ``sink_size`` keys are seen to the left of every window, not behind its right
+    end.
+    """
     i = torch.arange(seqlen_q)[:, None]
     j = torch.arange(seqlen_k)[None, :]
-    everything = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool)
+    left, right = window_size
+    diagonal = i + seqlen_k - seqlen_q
     if isinstance(mask, str) and ":" in mask:
         form, numbers = mask.split(":")
-        first, second = (int(number) for number in numbers.split(","))
+        left, right = (int(number) for number in numbers.split(","))
+        if form in ("t", "g"):
+            diagonal = i
         if form == "g":
-            return (i - first < j) & (j < i + second)
-        mask = {"t": 1, "b": 2}[form]
-        window_size = (first, second)
-    left, right = window_size
-    diagonal = i if mask == 1 else i + seqlen_k - seqlen_q
-    if mask in (0, "none"):
-        keep_left = everything if left == -1 else j >= diagonal - left
-        keep_right = everything if right == -1 else j <= diagonal + right
-        return keep_left & keep_right
-    assert mask in (1, 2, "causal")
-    keep_left = everything if left == -1 else j >= diagonal - left
-    return keep_left & (j <= diagonal + (0 if right == -1 else right))
+            left, right = left - 1, right - 1
+        right = max(right, 0)
+    elif mask in (1, 2, "causal"):
+        right = 0
+        if mask == 1:
+            diagonal = i
+    else:
+        assert mask in (0, "none")
+    everything = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool)
+    from_left = everything if left < 0 else (j >= diagonal - left) | (j < sink_size)
+    up_to_right = everything if right < 0 else j <= diagonal + right
+    return from_left & up_to_right
+
+
+def alibi(slopes: Tensor, seqlen_q: int, seqlen_k: int) -> Tensor:
+    """What ALiBi adds to the scores, ``(b|1, hq, sq, sk)``, for slopes ``(hq,)`` or ``(b, hq)``."""
+    i = torch.arange(seqlen_q)[:, None]
+    j = torch.arange(seqlen_k)[None, :]
+    distance = (i + seqlen_k - seqlen_q - j).abs()
+    return -slopes.double().view(-1, slopes.shape[-1], 1, 1) * distance
 
 
 def attention(
@@ -43,19 +113,76 @@ def attention(
     softmax_scale: float | None = None,
     mask: int | str = 0,
     window_size: tuple[int, int] = (-1, -1),
+    sink_size: int = 0,
+    bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    logit_softcap: float = 0.0,
+    sink: Tensor | None = None,
+    dropout_p: float = 0.0,
+    keep: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
 ) -> Result:
-    """Out ``(b, sq, hq, hdim_v)`` and lse ``(b, hq, sq)`` of gm0 inputs, all scores at once."""
+    """Out ``(b, sq, hq, hdim_v)`` and lse ``(b, hq, sq)`` of gm0 inputs, all scores at once.
+
+    q is ``(b, sq, hq, hdim)``, k ``(b, sk, hk, hdim)``, v ``(b, sk, hk, hdim_v)``; the rest are
+    :class:`Options`.
+    """
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     groups = q.shape[2] // max(k.shape[2], 1)
-    q, k, v = q.double(), k.double(), v.double()
-    k, v = k.repeat_interleave(groups, dim=2), v.repeat_interleave(groups, dim=2)
-    see = visible(q.shape[1], k.shape[1], mask, window_size)
+    q = _descaled(q, q_descale, repeats=groups)
+    k = _descaled(k, k_descale).repeat_interleave(groups, dim=2)
+    v = _descaled(v, v_descale).repeat_interleave(groups, dim=2)
+
     scores = torch.einsum("bihd,bjhd->bhij", q, k) * scale
-    scores = scores.masked_fill(~see, -torch.inf)
-    lse = torch.logsumexp(scores, dim=-1)
-    # A query that sees nothing has an lse of -inf, from which no probability can be made.
-    probability = torch.exp(scores - lse[..., None]).masked_fill(~see, 0)
+    see = visible(q.shape[1], k.shape[1], mask, window_size, sink_size).expand_as(scores)
+    if logit_softcap > 0:
+        scores = logit_softcap * torch.tanh(scores / logit_softcap)
+    if bias is not None and bias.dtype == torch.bool:
+        see = see & bias
+    elif bias is not None:
+        see = see & (bias > -torch.inf)
+        scores = scores + bias.double()
+    if alibi_slopes is not None:
+        scores = scores + alibi(alibi_slopes, q.shape[1], k.shape[1])
+    probability, lse = _softmax(scores, see, sink)
+    if keep is not None:
+        probability = probability * keep / (1 - dropout_p)
     return torch.einsum("bhij,bjhd->bihd", probability, v), lse
+
+
+def _descaled(x: Tensor, descale: Tensor | None, repeats: int = 1) -> Tensor:
+    """``x (b, s, h, hdim)`` times its scale ``(1,)``, or ``(b, h / repeats)``."""
+    x = x.double()
+    if descale is None:
+        return x
+    if descale.dim() == 1:
+        return x * descale.double()
+    return x * descale.double().repeat_interleave(repeats, dim=1)[:, None, :, None]
+
+
+def _softmax(scores: Tensor, see: Tensor, sink: Tensor | None) -> Result:
+    """Probabilities ``(b, hq, sq, sk)`` over the keys that are seen, and their lse ``(b, hq, sq)``.
+
+    Nothing that is hidden enters a computation, not even as an infinity: its gradient would be NaN.
+    """
+    scores = scores.masked_fill(~see, 0)
+    b, heads, seqlen_q, _ = scores.shape
+    if sink is not None:
+        column = sink.double().view(1, heads, 1, 1).expand(b, heads, seqlen_q, 1)
+        scores = torch.cat([scores, column], dim=-1)
+        see = torch.cat([see, torch.ones_like(column, dtype=torch.bool)], dim=-1)
+    sees_any = see.any(-1)
+    largest = torch.zeros_like(sees_any, dtype=torch.float64)
+    if scores.shape[-1] > 0:
+        seen_scores = scores.detach().masked_fill(~see, -torch.inf)
+        largest = seen_scores.amax(-1).masked_fill(~sees_any, 0)
+    exponentials = (scores - largest[..., None]).masked_fill(~see, -torch.inf).exp()
+    total = exponentials.sum(-1).masked_fill(~sees_any, 1)
+    lse = (total.log() + largest).masked_fill(~sees_any, -torch.inf)
+    probability = exponentials / total[..., None]
+    return (probability if sink is None else probability[..., :-1]), lse
 
 
 def attention_packed(
@@ -66,29 +193,106 @@ def attention_packed(
     lengths_k: Sequence[int],
     starts_q: Sequence[int],
     starts_k: Sequence[int],
-    *,
-    softmax_scale: float | None = None,
-    mask: int | str = 0,
-    window_size: tuple[int, int] = (-1, -1),
+    **options: Unpack[Options],
 ) -> Result:
     """Out ``(total_q, hq, hdim_v)`` and lse ``(hq, total_q)`` of gm1 inputs, one by one.
 
-    Rows that belong to no sequence are 0, and -inf in the lse.
+    Of a bias ``(b|1, hq|1, longest sq|1, longest sk)`` and of ``keep``, each sequence takes the
+    first of its queries and keys. Rows that belong to no sequence are 0, and -inf in the lse.
     """
     out = torch.zeros(*q.shape[:2], v.shape[-1], dtype=torch.float64)
     lse = torch.full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float64)
-    for sq, sk, start_q, start_k in zip(lengths_q, lengths_k, starts_q, starts_k, strict=True):
+    spans = zip(lengths_q, lengths_k, starts_q, starts_k, strict=True)
+    for n, (sq, sk, start_q, start_k) in enumerate(spans):
         rows, keys = slice(start_q, start_q + sq), slice(start_k, start_k + sk)
         out_one, lse_one = attention(
-            q[None, rows],
-            k[None, keys],
-            v[None, keys],
-            softmax_scale=softmax_scale,
-            mask=mask,
-            window_size=window_size,
+            q[None, rows], k[None, keys], v[None, keys], **_of_sequence(options, n, sq, sk)
         )
         out[rows], lse[:, rows] = out_one[0], lse_one[0]
     return out, lse
+
+
+def _of_sequence(options: Options, n: int, seqlen_q: int, seqlen_k: int) -> Options:
+    """The options of sequence ``n`` alone, as a batch of one."""
+    one: dict[str, Any] = dict(options)
+    for name, x in options.items():
+        # What has more than one dimension has the batch, or 1, as the first.
+        if isinstance(x, Tensor) and x.dim() > 1:
+            of_n = x if x.shape[0] == 1 else x[n : n + 1]
+            one[name] = of_n[:, :, :seqlen_q, :seqlen_k] if x.dim() == 4 else of_n
+    return cast("Options", one)
+
+
+def unpaged(cache: Tensor, block_table: Tensor, seqlens_k: Sequence[int]) -> Tensor:
+    """The keys or values of paged sequences, packed one after the other ``(total_k, hk, hdim)``.
+
+    cache is ``(num_pages, page_size, hk, hdim)``. Row ``n`` of ``block_table (b, most pages)``
+    names the pages of sequence ``n``, which has ``seqlens_k[n]`` keys.
+    """
+    page_size = cache.shape[1]
+    sequences = [
+        cache[pages[: -(-seqlen // page_size)].long()].flatten(0, 1)[:seqlen]
+        for pages, seqlen in zip(block_table, seqlens_k, strict=True)
+    ]
+    return torch.cat(sequences) if sequences else cache.new_empty(0, *cache.shape[2:])
+
+
+def attention_paged(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seqlens_k: Sequence[int],
+    **options: Unpack[Options],
+) -> Result:
+    """Out ``(b, sq, hq, hdim_v)`` and lse ``(b, hq, sq)`` of gm0 queries against paged keys."""
+    b, seqlen_q = q.shape[:2]
+    starts_k = [sum(seqlens_k[:n]) for n in range(b)]
+    out, lse = attention_packed(
+        q.flatten(0, 1),
+        unpaged(k_cache, block_table, seqlens_k),
+        unpaged(v_cache, block_table, seqlens_k),
+        [seqlen_q] * b,
+        seqlens_k,
+        [n * seqlen_q for n in range(b)],
+        starts_k,
+        **options,
+    )
+    return out.unflatten(0, (b, seqlen_q)), lse.unflatten(1, (b, seqlen_q)).transpose(0, 1)
+
+
+def mla_absorbed(q: Tensor, kv: Tensor, k_pe: Tensor, **options: Unpack[Options]) -> Result:
+    """MLA with the projection of keys in q: out ``(b, sq, hq, c)`` and lse ``(b, hq, sq)``.
+
+    q is ``(b, sq, hq, c + r)``: what meets the latent, then the positional part. All heads share
+    the latent ``kv (b, sk, c)``, which is key and value, and the positional keys ``k_pe
+    (b, sk, r)``. The scale that a model means is ``1 / sqrt(hdim + r)`` with the head dimension
+    from before the absorption; the default knows only ``c``.
+    """
+    keys = torch.cat([kv, k_pe], dim=-1)[:, :, None]
+    return attention(q, keys, kv[:, :, None], **options)
+
+
+def mla(
+    q_nope: Tensor,
+    q_pe: Tensor,
+    kv: Tensor,
+    k_pe: Tensor,
+    wkv_b: Tensor,
+    **options: Unpack[Options],
+) -> Result:
+    """MLA with the projections inside: out ``(b, sq, hq, hdim_v)`` and lse ``(b, hq, sq)``.
+
+    q_nope is ``(b, sq, hq, hdim)``, q_pe ``(b, sq, hq, r)``, kv ``(b, sk, c)`` and k_pe
+    ``(b, sk, r)``. ``wkv_b (hq, hdim + hdim_v, c)`` makes keys and values of the latent, for each
+    head its own. The scale is ``1 / sqrt(hdim + r)`` by default.
+    """
+    hdim = q_nope.shape[-1]
+    projected = torch.einsum("bjc,hdc->bjhd", kv.double(), wkv_b.double())
+    positional = k_pe.double()[:, :, None].expand(-1, -1, q_pe.shape[2], -1)
+    k = torch.cat([projected[..., :hdim], positional], dim=-1)
+    q = torch.cat([q_nope, q_pe], dim=-1)
+    return attention(q, k, projected[..., hdim:], **options)
 
 
 def assert_close(

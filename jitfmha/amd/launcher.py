@@ -207,7 +207,7 @@ class AmdLaunch(NamedTuple):
                 what it must not, such as touching anything but these tensors.
         """
         kernel, sizes, seqlen_q, (num_splits, workspace_floats), splits_of = self
-        q, k, v, out, lse, cu_seqlens, descales = tensors
+        q, k, v, out, lse, cu_seqlens, descales, *_ = tensors
         max_seqlen_q = 0
         sums = _NO_CU_SEQLENS
         if cu_seqlens is not None:
