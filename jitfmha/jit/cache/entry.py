@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..spec import ARTIFACT_SUFFIXES
-from .directory import write_private
+from .directory import check_way_to, write_private
 from .flock import Flock, try_shared
 from .key import EntryKey
 from .trust import node_reason
@@ -111,6 +111,18 @@ class OpenEntry:
     content: bytes
     descriptor: int
     meta: EntryMeta
+
+    def is_in_place(self) -> bool:
+        """Whether `artifact` leads to the file that was checked, and nobody else can change that.
+
+        Raises:
+            CacheError: somebody else can, or could when it was opened.
+        """
+        try:
+            check_way_to(self.path)
+            return os.path.samestat(os.lstat(self.artifact), os.fstat(self.descriptor))
+        except OSError:
+            return False
 
     def close(self) -> None:
         """Give up the lock."""

@@ -139,7 +139,7 @@ def _plain_temporary_directory() -> Path:
             reasons.append(f"{candidate!r} has special characters too")
         elif not os.access(path, os.W_OK | os.X_OK):
             reasons.append(f"{candidate!r} cannot be written to")
-        elif weakness := parents_reason(candidate):
+        elif weakness := parents_reason(candidate, must_exist=True):
             reasons.append(weakness)
         else:
             return path
