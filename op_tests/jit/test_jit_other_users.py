@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import shutil
 import tempfile
+import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rigs.cache_faults.caller_process import give_up_privileges
 
 from jitfmha import jit
-from jitfmha.jit.cache import directory, local_store, owned_directory
+from jitfmha.jit.cache import directory, eviction, local_store, owned_directory
+from jitfmha.jit.cache import entry as entry_module
+from jitfmha.jit.cache.eviction import empty_trash
 from jitfmha.jit.cache.key import EntryKey
 
-from .conftest import SOURCE, answer, build_only, make_spec
+from .conftest import SOURCE, FakeCompiler, answer, build_only, make_spec
 
 _IS_ROOT = os.geteuid() == 0
 _STRANGER, _NOBODY, _OUTSIDE = 54321, 65534, 100_000
@@ -132,6 +138,127 @@ def test_libraries_are_loaded_by_their_own_paths(cache: Path) -> None:
         library = jit.load(make_spec(name=name, source=source))
         assert library._name == str(jit.artifact_path(make_spec(name=name, source=source)))
     assert [library.answer() for library in (jit.load(make_spec(name="one")), library)] == [42, 43]
+
+
+# ---- Locks that others hold, and entries that cannot be read -------------------------------------
+
+
+def test_lock_that_a_reader_holds(cache: Path, fake_compiler: FakeCompiler) -> None:
+    """Whoever can read a file can lock it; nobody has to build again for that."""
+    library = build_only(make_spec()) / "demo.so"
+    descriptor = os.open(library, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        started = time.monotonic()
+        assert answer(make_spec()) == 42
+        assert time.monotonic() - started < 10.0
+        assert [event.how for event in jit.build_log()] == ["loaded"]
+    finally:
+        os.close(descriptor)
+    assert fake_compiler.compiled() == 1
+
+
+def test_lock_that_eviction_holds(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is moved away meanwhile is not used."""
+    entry = build_only(make_spec())
+    descriptor = os.open(entry / "demo.so", os.O_RDONLY)
+    monkeypatch.setattr(entry_module, "_EVICTION_SECONDS", 60.0)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        monkeypatch.setattr(time, "sleep", lambda _: entry.rename(tmp_path / "evicted"))
+        assert not jit.is_built(make_spec())
+    finally:
+        os.close(descriptor)
+
+
+def in_ordinary_process(work: Callable[[], None]) -> None:
+    """Run `work` in a child that permissions bind, also where this process is root's."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            give_up_privileges()
+            work()
+            os.write(writing, b"done")
+        except BaseException:
+            os.write(writing, traceback.format_exc().encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as report:
+        assert report.read().decode() == "done"
+    os.waitpid(child, 0)
+
+
+def _hide_directory(entry: Path) -> None:
+    entry.chmod(0)
+
+
+def _hide_library(entry: Path) -> None:
+    (entry / "demo.so").chmod(0)
+
+
+def _hide_source(entry: Path) -> None:
+    (entry / "demo.cpp").chmod(0)
+
+
+def _hide_lock(entry: Path) -> None:
+    _hide_directory(entry)
+    (entry.parents[1] / "locks" / f"{entry.name}.lock").chmod(0)
+
+
+def _give_directory_away(entry: Path) -> None:
+    entry.chmod(0o700)
+    os.chown(entry, _STRANGER, _STRANGER)
+
+
+@pytest.mark.parametrize(
+    "hide", [_hide_directory, _hide_library, _hide_source, _hide_lock, _give_directory_away]
+)
+def test_entry_that_cannot_be_read(
+    hide: Callable[[Path], None],
+    cache: Path,
+    tmp_path: Path,
+    new_process: Callable[[], None],
+) -> None:
+    """That one is built again, and nothing else is built anywhere but in this cache."""
+    if hide is _give_directory_away and not _IS_ROOT:
+        pytest.skip("giving a directory away needs root")
+    entry = build_only(make_spec())
+    hide(entry)
+
+    def work() -> None:
+        assert not jit.is_built(make_spec())
+        with pytest.warns(RuntimeWarning, match="cannot be read .Permission denied") as caught:
+            assert answer(make_spec()) == 42
+        assert len(caught) == 1
+        new_process()
+        for name in ("demo", "second"):
+            assert answer(make_spec(name=name)) == 42
+        assert [event.how for event in jit.build_log()] == ["loaded", "built"]
+        assert jit.cache_dir() == cache.parent
+        assert {found.name for found in jit.cache_entries() if found.valid} == {"demo", "second"}
+
+    in_ordinary_process(work)
+
+
+def test_what_cannot_be_locked_leaves_the_trash_in_the_end(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    discarded = cache / "trash" / "demo"
+    discarded.mkdir(parents=True, mode=0o700)
+    (discarded / "demo.so").touch(mode=0)
+
+    def work() -> None:
+        empty_trash(cache / "trash")
+        assert discarded.exists()
+        monkeypatch.setattr(eviction, "_DISCARDED_WITHOUT_LOCKS_SECONDS", -1.0)
+        empty_trash(cache / "trash")
+        assert not discarded.exists()
+
+    in_ordinary_process(work)
 
 
 # ---- A stand-in for the cache, in a directory for temporary files --------------------------------

@@ -14,7 +14,7 @@ from ..errors import BuildError, CacheError, CompileFailure, StoreFailure
 from ..toolchain.compiling import is_plain_path
 from .directory import CacheDirectory, writable_directory
 from .entry import EntryMeta, InvalidEntry, OpenEntry, open_entry, publish, write_entry
-from .eviction import cache_limit, discard, empty_trash, enforce_limit
+from .eviction import cache_limit, empty_trash, enforce_limit, make_way
 from .key import EntryKey
 from .lock import building_lock
 from .owned_directory import OwnedDirectory, is_owned_here, sweep
@@ -102,7 +102,7 @@ class LocalTurn:
                         "check the disk"
                     ) from invalid
                 reason = str(invalid)
-                discard(self.destination, self.directory.trash)
+                make_way(self.destination, self.directory.trash)
                 continue
             if entry is not None:
                 return entry
