@@ -17,7 +17,6 @@ from rigs.cache_faults.caller_process import give_up_privileges
 
 from jitfmha import jit
 from jitfmha.jit.cache import directory, eviction, local_store, owned_directory
-from jitfmha.jit.cache import entry as entry_module
 from jitfmha.jit.cache.eviction import empty_trash
 from jitfmha.jit.cache.key import EntryKey
 
@@ -156,21 +155,6 @@ def test_lock_that_a_reader_holds(cache: Path, fake_compiler: FakeCompiler) -> N
     finally:
         os.close(descriptor)
     assert fake_compiler.compiled() == 1
-
-
-def test_lock_that_eviction_holds(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is moved away meanwhile is not used."""
-    entry = build_only(make_spec())
-    descriptor = os.open(entry / "demo.so", os.O_RDONLY)
-    monkeypatch.setattr(entry_module, "_EVICTION_SECONDS", 60.0)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        monkeypatch.setattr(time, "sleep", lambda _: entry.rename(tmp_path / "evicted"))
-        assert not jit.is_built(make_spec())
-    finally:
-        os.close(descriptor)
 
 
 def in_ordinary_process(work: Callable[[], None]) -> None:
