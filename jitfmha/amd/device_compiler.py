@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,15 +110,26 @@ def _find(rocm_path: str | None) -> DeviceCompiler:
             return DeviceCompiler((str(clang),), (str(lld),))
         missing = clang if not clang.is_file() else lld
         tried.append(f"{origin}: {missing} (not there)")
-    if importlib.util.find_spec("ziglang") is not None:
-        zig = (sys.executable, "-m", "ziglang")
-        return DeviceCompiler((*zig, "clang"), (*zig, "ld.lld"))
+    zig = _zig()
+    if zig is not None:
+        return DeviceCompiler((str(zig), "clang"), (str(zig), "ld.lld"))
     tried.append("the Python package 'ziglang' (not installed)")
     raise DeviceCompilerNotFound(
         "no compiler for AMD GPUs was found; tried "
         + "; ".join(tried)
         + ". Install ROCm and set ROCM_PATH, or run: pip install ziglang"
     )
+
+
+def _zig() -> Path | None:
+    """The program of the package `ziglang`.
+
+    It is run itself: `python -m ziglang` would look for modules in the working directory first.
+    """
+    package = importlib.util.find_spec("ziglang")
+    folders = (package and package.submodule_search_locations) or ()
+    programs = (Path(folder, "zig").absolute() for folder in folders)
+    return next((program for program in programs if program.is_file()), None)
 
 
 def compile_hip(

@@ -6,6 +6,9 @@ columns: ``abi``, ``threads`` and ``grid`` name the binary interface of a kernel
 missing the kernel is one of AMD's, and the rules of its interface ("fmha v3") say the rest. The
 code objects lie beside the manifest; AMD's for gfx942 one folder deeper, in ``MI300`` and
 ``MI308``. Whatever is odd in a tree is told by name and left out.
+
+Code objects are code. So what the environment names has to be in the hands of this user or of root,
+as the build cache has; the tree of this package is as safe as the package.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ..chips import Arch, Chip
+from ..jit.cache.trust import file_reason
 from ..problem import BF16_CVTS
 from ..resources import hsa_dir
 from .code_object import CodeObject, CodeObjectError, read_code_object
@@ -124,6 +128,7 @@ class Tree:
         arch: that the code objects must be for.
         rows: the usable ones.
         oddities: a sentence for everything that was left out.
+        is_shipped: whether it is a part of this package, and so as safe as that.
     """
 
     origin: str
@@ -131,6 +136,7 @@ class Tree:
     arch: Arch
     rows: tuple[KernelRow, ...] = field(repr=False)
     oddities: tuple[str, ...] = field(repr=False)
+    is_shipped: bool = False
     _warned_of: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
     _code_objects: dict[KernelRow, CodeObject | CodeObjectError] = field(
         default_factory=dict, init=False, repr=False, compare=False
@@ -151,9 +157,13 @@ class Tree:
         """
         found = self._code_objects.get(row)
         if found is None:
+            path = self.folder / row.file
             try:
+                distrust = None if self.is_shipped else _distrust(path)
+                if distrust:
+                    raise CodeObjectError(f"{path} is not used: {distrust}")
                 found = read_code_object(
-                    self.folder / row.file,
+                    path,
                     arch=self.arch,
                     symbol=row.symbol,
                     threads=row.threads,
@@ -185,7 +195,7 @@ def trees_of(chip: Chip) -> tuple[Tree, ...]:
                 trees.append(read_tree(f"{variable}={given}", folder, chip))
     shipped = hsa_dir() / arch
     if (shipped / _MANIFEST).is_file():
-        trees.append(read_tree("the kernels of this package", shipped, chip))
+        trees.append(read_tree("the kernels of this package", shipped, chip, is_shipped=True))
     return tuple(trees)
 
 
@@ -203,12 +213,21 @@ def _architecture_folder(given: Path, arch: Arch) -> Path | None:
     return given / arch
 
 
-def read_tree(origin: str, folder: Path, chip: Chip) -> Tree:
+def read_tree(origin: str, folder: Path, chip: Chip, *, is_shipped: bool = False) -> Tree:
     """Read the manifest below an architecture's folder, as far as it concerns ``chip``.
 
-    Raises nothing: a manifest that cannot be read gives a tree without rows and the reason.
+    Raises nothing: a manifest that cannot be read, or that somebody else could change, gives a tree
+    without rows and the reason.
     """
     path = folder / _MANIFEST
+    arch = chip.architecture.name
+    distrust = None if is_shipped else _distrust(path)
+    if distrust:
+        oddity = (
+            f"{origin} is not used: {distrust}. Copy the tree to a directory that belongs to you "
+            "and that only you can write to"
+        )
+        return Tree(origin, path.parent, arch, (), (oddity,))
     rows: list[KernelRow] = []
     oddities: list[str] = []
     try:
@@ -233,8 +252,15 @@ def read_tree(origin: str, folder: Path, chip: Chip) -> Tree:
             oddities.append(f"{where} is left out: there is no file {path.parent / row.file}")
             continue
         rows.append(row)
-    arch = chip.architecture.name
-    return Tree(origin, path.parent, arch, tuple(rows), tuple(oddities))
+    return Tree(origin, path.parent, arch, tuple(rows), tuple(oddities), is_shipped)
+
+
+def _distrust(path: Path) -> str | None:
+    """Why somebody else could have put the file there or change it; None if nobody could."""
+    try:
+        return file_reason(str(path.absolute()))
+    except OSError:
+        return None  # Who opens it says why it cannot be read.
 
 
 class _OddRow(Exception):

@@ -8,10 +8,26 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+_PACKAGE_PARENT = str(Path(__file__).resolve().parents[2])
 
-def search_path(*first: Path) -> str:
-    """A ``PYTHONPATH`` for what this process can import, with other folders before its own."""
-    return os.pathsep.join([*map(str, first), *filter(None, sys.path)])
+
+def search_path(*first: Path) -> list[str]:
+    """The folders this process imports from, with others before them, as a ``sys.path``.
+
+    Without the one that means the working directory, wherever that is: it may be anybody's.
+    """
+    folders = [*map(str, first), *filter(os.path.isabs, sys.path)]
+    return folders if _PACKAGE_PARENT in folders else [*folders, _PACKAGE_PARENT]
+
+
+def fresh_python(code: str, *arguments: str, first: tuple[Path, ...] = ()) -> list[str]:
+    """The command of a new interpreter that runs ``code`` and imports from ``search_path`` alone.
+
+    Isolated (``-I``), because an interpreter that gets its code from the command line looks for
+    modules in its working directory before anywhere else.
+    """
+    start = f"import sys; sys.path[:] = {search_path(*first)!r}\n"
+    return [sys.executable, "-I", "-c", start + code, *arguments]
 
 
 def run_fresh(
@@ -27,9 +43,9 @@ def run_fresh(
     Raises ``RuntimeError``, ``failure`` with the process's stderr, when it fails.
     """
     process = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        fresh_python(code, *arguments),
         cwd=cwd,
-        env={**os.environ, **(environment or {}), "PYTHONPATH": search_path()},
+        env={**os.environ, **(environment or {})},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from .cache.entry import OpenEntry, note_use
 from .cache.key import entry_key
 from .cache.local_store import LocalStore
-from .errors import BuildError, CompilerNotFound, StoreFailure
+from .errors import BuildError, CacheError, CompilerNotFound, StoreFailure
 from .spec import BuildSpec
 from .toolchain.host_cpp import find_host_cpp
 
@@ -111,7 +111,7 @@ def read(spec: BuildSpec) -> bytes:
         content = _state.code_objects.get(spec.digest)
         if content is None:
             started = time.perf_counter()
-            entry, how = _obtain(spec)
+            entry, how = _obtain_in_place(spec)
             entry.close()
             _note(spec, entry, how, started)
             content = _state.code_objects[spec.digest] = entry.content
@@ -155,9 +155,11 @@ def _load(spec: BuildSpec) -> ctypes.CDLL:
     """Obtain and map; raises as `load`."""
     started = time.perf_counter()
     for _ in range(_LOAD_ATTEMPTS):
-        entry, how = _obtain(spec)
+        entry, how = _obtain_in_place(spec)
         try:
-            # By its path, which debuggers and profilers show and read again.
+            # By its path, which debuggers and profilers show and read again. A path that leads to
+            # the open file, below /proc, would be that of another library later on, and the loader
+            # of the system knows a library by its path.
             library = ctypes.CDLL(str(entry.artifact))
         except OSError as error:
             entry.close()
@@ -169,7 +171,25 @@ def _load(spec: BuildSpec) -> ctypes.CDLL:
             ) from error
         _note(spec, entry, how, started)
         return library
-    raise BuildError(
+    raise _cleared_away(spec)
+
+
+def _obtain_in_place(spec: BuildSpec) -> tuple[OpenEntry, _How]:
+    """As `_obtain`, and what was checked is what its path leads to; raises as `load`."""
+    for _ in range(_LOAD_ATTEMPTS):
+        entry, how = _obtain(spec)
+        try:
+            if entry.is_in_place():
+                return entry, how
+        except CacheError:
+            entry.close()
+            raise
+        entry.close()
+    raise _cleared_away(spec)
+
+
+def _cleared_away(spec: BuildSpec) -> BuildError:
+    return BuildError(
         f"{spec.name} was removed from the cache {_LOAD_ATTEMPTS} times before it could be loaded; "
         "is something clearing the cache all the time?"
     )

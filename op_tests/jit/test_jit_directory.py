@@ -288,12 +288,6 @@ def test_unsafe_temporary_directory_is_refused(
         jit.load(make_spec())
 
 
-def test_owner_outside_of_the_user_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "_stands_for_unmapped", lambda user: user == 65534)
-    assert not trust._is_foreign(65534)
-    assert trust._is_foreign(65533)
-
-
 def test_read_only_cache_that_lacks_an_entry(
     cache: Path,
     temporary: Path,

@@ -84,14 +84,23 @@ def test_what_is_in_use_stays(
 
 
 def test_entry_under_eviction_is_not_there(
-    cache: Path, unused: Callable[[str, float], Path]
+    cache: Path, unused: Callable[[str, float], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = unused("demo", 0)
     key = EntryKey.parse(path.name)
     assert key is not None
+    waits: list[float] = []
+
+    def evict(seconds: float) -> None:
+        """Who waits for the lock looks again."""
+        waits.append(seconds)
+        eviction.discard(path, cache / "trash")
+
+    monkeypatch.setattr(time, "sleep", evict)
     with removal_lock(path) as lock:
         assert lock is Flock.TAKEN
         assert open_entry(path, key) is None
+    assert len(waits) == 1
 
 
 def test_loading_refreshes_the_last_use(cache: Path, unused: Callable[[str, float], Path]) -> None:

@@ -94,7 +94,8 @@ def readable_directories() -> list[CacheDirectory]:
         CacheError: somebody else could put code into the configured cache.
     """
     root = _configured_root()
-    found = [_stand_ins[root]] if root in _stand_ins else []
+    stand_in_here = _usable_stand_in(root)
+    found = [] if stand_in_here is None else [stand_in_here]
     if not root:
         return found
     directory = CacheDirectory.below(Path(root))
@@ -117,15 +118,16 @@ def writable_directory() -> CacheDirectory:
             either.
     """
     root = _configured_root()
-    if root in _stand_ins and _stand_ins[root].entries.is_dir():
-        return _stand_ins[root]
+    stand_in_here = _usable_stand_in(root)
+    if stand_in_here is not None:
+        return stand_in_here
     if not root:
         return stand_in("no home directory is known")
     directory = CacheDirectory.below(Path(root))
     try:
         check_trust(directory)
         _create(directory)
-        check_trust(directory)
+        check_trust(directory, must_exist=True)
     except OSError as error:
         return stand_in(f"{root!r} cannot be used ({error.strerror or error})")
     if forbids_execution(directory.root):
@@ -146,7 +148,7 @@ def stand_in(reason: str) -> CacheDirectory:
     prefix = f"jitfmha-{os.geteuid()}"
     try:
         parent = Path(tempfile.gettempdir()).absolute()
-        weakness = parents_reason(str(parent))
+        weakness = parents_reason(str(parent), must_exist=True)
         if weakness:
             raise CacheError(
                 f"the build cache {reason}, and no temporary directory can stand in for it, "
@@ -170,20 +172,66 @@ def stand_in(reason: str) -> CacheDirectory:
     return directory
 
 
-def check_trust(directory: CacheDirectory) -> None:
+def check_trust(directory: CacheDirectory, *, must_exist: bool = False) -> None:
     """Refuse a cache that somebody else could put code into.
+
+    Args:
+        directory: the cache.
+        must_exist: whether the way to it and its root have to be there. Where they need not be,
+            somebody else may make them after this check.
 
     Raises:
         CacheError: with the reason.
-        OSError: it cannot be looked at.
+        OSError: it cannot be looked at, or is not there and must be.
     """
-    reason = parents_reason(str(directory.root.parent))
-    for folder in (directory.root, *directory.folders):
+    reason = parents_reason(str(directory.root.parent), must_exist=must_exist)
+    reason = reason or private_directory_reason(str(directory.root), must_exist=must_exist)
+    for folder in directory.folders:
         reason = reason or private_directory_reason(str(folder))
+    _refuse(directory, reason)
+
+
+def check_way_to(entry: Path) -> None:
+    """Refuse the entry in the directory `entry` if somebody else can change what is there.
+
+    Asked again right before it is used: at the first look parts of the way may have been missing,
+    for others to make. What passes now stays as it is, because only this user and root can change
+    it.
+
+    Raises:
+        CacheError: with the reason.
+        OSError: it is gone.
+    """
+    directory = CacheDirectory(entry.parents[1])
+    check_trust(directory, must_exist=True)
+    for folder in (directory.entries, entry):
+        _refuse(directory, private_directory_reason(str(folder), must_exist=True))
+
+
+def _refuse(directory: CacheDirectory, reason: str | None) -> None:
     if reason:
         raise CacheError(
             f"the build cache {str(directory.root)!r} is not safe: {reason}. {_ADVICE}"
         )
+
+
+def _usable_stand_in(root: str) -> CacheDirectory | None:
+    """The temporary cache in place of `root`, if it is there and this user's.
+
+    It lies where others can write to: when a cleaner of temporary files has removed it, anybody may
+    make it again. It is forgotten then.
+    """
+    directory = _stand_ins.get(root)
+    if directory is None:
+        return None
+    try:
+        check_trust(directory, must_exist=True)
+        for folder in directory.folders:
+            make_private(folder)  # Cleaners begin with what is empty.
+    except (CacheError, OSError):
+        _stand_ins.pop(root, None)
+        return None
+    return directory
 
 
 def _configured_root() -> str:

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..spec import ARTIFACT_SUFFIXES
-from .directory import write_private
+from .directory import check_way_to, write_private
 from .flock import Flock, try_shared
 from .key import EntryKey
 from .trust import node_reason
@@ -33,6 +33,11 @@ _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _IN_THE_WAY = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
 # Refreshing the time of last use more often than this only makes work for network file systems.
 _LAST_USE_GRANULARITY_SECONDS = 3600.0
+# These say that this process has too much open, and nothing about an entry.
+_SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+# Eviction holds an entry's lock for one rename.
+_EVICTION_SECONDS = 0.5
+_POLL_SECONDS = 0.01
 
 
 class InvalidEntry(Exception):
@@ -112,6 +117,18 @@ class OpenEntry:
     descriptor: int
     meta: EntryMeta
 
+    def is_in_place(self) -> bool:
+        """Whether `artifact` leads to the file that was checked, and nobody else can change that.
+
+        Raises:
+            CacheError: somebody else can, or could when it was opened.
+        """
+        try:
+            check_way_to(self.path)
+            return os.path.samestat(os.lstat(self.artifact), os.fstat(self.descriptor))
+        except OSError:
+            return False
+
     def close(self) -> None:
         """Give up the lock."""
         os.close(self.descriptor)
@@ -121,9 +138,18 @@ def open_entry(path: Path, key: EntryKey) -> OpenEntry | None:
     """Open and check the entry at `path`; None if there is none (any more).
 
     Raises:
-        InvalidEntry: it is there but not what was published for `key`.
-        OSError: it cannot be read.
+        InvalidEntry: it is there but not what was published for `key`, or cannot be read.
+        OSError: this process cannot read anything more, whatever the entry.
     """
+    try:
+        return _open_entry(path, key)
+    except OSError as error:
+        if error.errno in _SHORTAGES:
+            raise
+        raise InvalidEntry(f"it cannot be read ({error.strerror})") from error
+
+
+def _open_entry(path: Path, key: EntryKey) -> OpenEntry | None:
     try:
         directory = os.open(path, _FOLDER_FLAGS)
     except FileNotFoundError:
@@ -189,9 +215,9 @@ def _open_checked(path: Path, directory: int, key: EntryKey) -> OpenEntry | None
     name = _artifact_name(directory, key)
     descriptor = _open_file(name, directory)
     try:
-        if try_shared(descriptor) is Flock.CONTENDED:
+        if _is_being_evicted(path, directory, descriptor):
             os.close(descriptor)
-            return None  # It is being evicted.
+            return None
         meta = EntryMeta.from_bytes(_read_file(META_NAME, directory, _META_LIMIT))
         content = _checked_artifact(meta, key, directory, name, descriptor)
         # A removal that took place before the lock leaves a file without a name.
@@ -202,6 +228,22 @@ def _open_checked(path: Path, directory: int, key: EntryKey) -> OpenEntry | None
         os.close(descriptor)
         raise
     return OpenEntry(path, path / name, content, descriptor, meta)
+
+
+def _is_being_evicted(path: Path, directory: int, descriptor: int) -> bool:
+    """Take the shared lock that keeps the entry from being deleted; whether it is on its way out.
+
+    Whoever can read the files of a shared cache can lock them too, and nothing is gained by a lock
+    that is held for longer than eviction does. The entry is used without one then.
+    """
+    deadline = time.monotonic() + _EVICTION_SECONDS
+    while try_shared(descriptor) is Flock.CONTENDED:
+        if _is_elsewhere(path, directory):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return False
 
 
 def _artifact_name(directory: int, key: EntryKey) -> str:

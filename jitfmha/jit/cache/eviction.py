@@ -93,6 +93,20 @@ def discard(path: Path, trash: Path) -> None:
         return  # Somebody else was faster.
 
 
+def make_way(path: Path, trash: Path) -> None:
+    """As `discard`, also for a directory that this process has no right to.
+
+    Raises:
+        OSError: it cannot be moved.
+    """
+    try:
+        discard(path, trash)
+    except PermissionError:
+        # To move a directory to another one takes the right to write to it, to rename it does not.
+        # With such a name nobody takes it for an entry.
+        os.rename(path, path.with_name(f"{path.name}.{os.urandom(8).hex()}"))
+
+
 def empty_trash(trash: Path) -> None:
     """Delete the discarded entries that no process uses. Does not raise."""
     try:
@@ -111,13 +125,19 @@ def removal_lock(path: Path) -> Iterator[Flock]:
     """Try to lock what was built alone: `Flock.TAKEN` means that no process uses it.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: it cannot be opened, for another reason than its mode.
     """
     artifact = _artifact_in(path)
     if artifact is None:
         yield Flock.TAKEN
         return
-    descriptor = os.open(artifact, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(artifact, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except PermissionError:
+        descriptor = None
+    if descriptor is None:
+        yield Flock.UNSUPPORTED  # Nobody knows, as where there are no locks.
+        return
     try:
         yield try_exclusive(descriptor)
     finally:

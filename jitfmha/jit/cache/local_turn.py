@@ -14,7 +14,7 @@ from ..errors import BuildError, CacheError, CompileFailure, StoreFailure
 from ..toolchain.compiling import is_plain_path
 from .directory import CacheDirectory, writable_directory
 from .entry import EntryMeta, InvalidEntry, OpenEntry, open_entry, publish, write_entry
-from .eviction import cache_limit, discard, empty_trash, enforce_limit
+from .eviction import cache_limit, empty_trash, enforce_limit, make_way
 from .key import EntryKey
 from .lock import building_lock
 from .owned_directory import OwnedDirectory, is_owned_here, sweep
@@ -102,7 +102,7 @@ class LocalTurn:
                         "check the disk"
                     ) from invalid
                 reason = str(invalid)
-                discard(self.destination, self.directory.trash)
+                make_way(self.destination, self.directory.trash)
                 continue
             if entry is not None:
                 return entry
@@ -139,7 +139,7 @@ def _plain_temporary_directory() -> Path:
             reasons.append(f"{candidate!r} has special characters too")
         elif not os.access(path, os.W_OK | os.X_OK):
             reasons.append(f"{candidate!r} cannot be written to")
-        elif weakness := parents_reason(candidate):
+        elif weakness := parents_reason(candidate, must_exist=True):
             reasons.append(weakness)
         else:
             return path

@@ -134,12 +134,15 @@ class _Waiting:
 
 
 def _has_locks(path: Path) -> bool:
-    """Whether the file system at `path` has real locks.
+    """Whether the file system at `path` has real locks, and this process may take this one.
 
     Asked beforehand because filelock may otherwise fall back to a lock *file*, which a killed
     process leaves behind for ever.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except PermissionError:
+        return False  # Of root, say, who built this entry in this user's cache.
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:

@@ -53,6 +53,7 @@ class OwnedDirectory:
         """
         self.path = parent / f"{prefix}.{os.urandom(8).hex()}"
         os.mkdir(self.path, 0o700)
+        self._created = os.lstat(self.path)
         try:
             self._descriptor = _claim(self.path)
         except BaseException:
@@ -71,8 +72,18 @@ class OwnedDirectory:
         if self not in _owned_here:
             return
         _owned_here.remove(self)
-        _remove_tree(self.path)
+        if self._is_there():
+            _remove_tree(self.path)
         os.close(self._descriptor)
+
+    def _is_there(self) -> bool:
+        """Whether the path leads to what was created, and not to what somebody made after it."""
+        try:
+            status = os.lstat(self.path)
+        except OSError:
+            return False
+        # A number is used again, but nobody else makes anything of this user's.
+        return os.path.samestat(status, self._created) and status.st_uid == self._created.st_uid
 
     def disown(self) -> None:
         """Forget the directory without touching it: it belongs to the process that forked."""

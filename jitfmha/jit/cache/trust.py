@@ -4,28 +4,42 @@ The rules are those that ssh applies to its files: a path is as safe as the weak
 the way to it. A directory is safe if it belongs to this user or to root and nobody else can write
 to it; one that others can write to is safe as a parent if it has the sticky bit (like /tmp),
 because then they cannot replace what they do not own.
+
+In a user namespace all owners outside of it show as one number. Among them is the root of the
+host, who owns the system's directories in an unprivileged container, and any other user. So they
+are trusted with the first directories of a path only: below one that others can write to, anybody
+may have made a directory, and what is loaded may be anybody's anyway.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+from functools import lru_cache
 
 _MAX_SYMBOLIC_LINKS = 40
+_ALL_USERS = 2**32 - 1
 
 
-def parents_reason(path: str) -> str | None:
+def parents_reason(path: str, *, must_exist: bool = False) -> str | None:
     """Why the way to `path` (absolute), `path` included, is not safe; None if it is.
 
-    Components that do not exist are safe: this process creates them for itself alone.
+    Args:
+        path: where to.
+        must_exist: whether a missing component is an error. To who is about to create it for this
+            user alone it is not; to who reads from `path` it is, because somebody else may create
+            it in the meantime.
 
     Raises:
+        FileNotFoundError: a component that must exist does not.
         OSError: a component cannot be looked at.
     """
     current = "/"
     pending = _components(path)
     links = 0
-    reason = node_reason("/", os.lstat("/"), as_parent=True)
+    status = os.lstat("/")
+    reason = node_reason("/", status, as_parent=True, trusts_unmapped=True)
+    is_sheltered = not _may_be_changed_by_others(status)
     while pending and reason is None:
         component = pending.pop()
         if component == "..":
@@ -35,8 +49,11 @@ def parents_reason(path: str) -> str | None:
         try:
             status = os.lstat(node)
         except FileNotFoundError:
+            if must_exist:
+                raise
             return None
-        reason = node_reason(node, status, as_parent=True)
+        reason = node_reason(node, status, as_parent=True, trusts_unmapped=is_sheltered)
+        is_sheltered = is_sheltered and not _may_be_changed_by_others(status)
         if not stat.S_ISLNK(status.st_mode):
             current = node
             continue
@@ -50,15 +67,18 @@ def parents_reason(path: str) -> str | None:
     return reason
 
 
-def private_directory_reason(path: str) -> str | None:
+def private_directory_reason(path: str, *, must_exist: bool = False) -> str | None:
     """Why the directory `path` itself cannot hold code to run; None if it can or is not there.
 
     Raises:
+        FileNotFoundError: it must exist and does not.
         OSError: it cannot be looked at.
     """
     try:
         status = os.lstat(path)
     except FileNotFoundError:
+        if must_exist:
+            raise
         return None
     if stat.S_ISLNK(status.st_mode):
         return f"{path!r} is a symbolic link"
@@ -67,19 +87,33 @@ def private_directory_reason(path: str) -> str | None:
     return node_reason(path, status, as_parent=False)
 
 
-def node_reason(path: str, status: os.stat_result, *, as_parent: bool) -> str | None:
+def file_reason(path: str) -> str | None:
+    """Why what is read from the file `path` (absolute) is not safe; None if it is.
+
+    Links on the way to it are followed. What passes stays as it is, because only this user and root
+    can change it.
+
+    Raises:
+        OSError: it cannot be looked at, or is not there.
+    """
+    reason = parents_reason(path, must_exist=True)
+    return reason or node_reason(path, os.stat(path), as_parent=False)
+
+
+def node_reason(
+    path: str, status: os.stat_result, *, as_parent: bool, trusts_unmapped: bool = False
+) -> str | None:
     """Why what `status` describes is in somebody else's hands; None if it is not.
 
     Args:
         path: for the message.
         status: of the node itself, symbolic links not followed.
         as_parent: whether the sticky bit excuses a directory that others can write to.
+        trusts_unmapped: whether an owner outside of this user namespace is taken for root.
     """
-    if _is_foreign(status.st_uid):
-        return (
-            f"{path!r} is owned by user id {status.st_uid}, "
-            f"not by this user (id {os.geteuid()}) or root"
-        )
+    reason = _owner_reason(path, status.st_uid, trusts_unmapped)
+    if reason:
+        return reason
     if stat.S_ISLNK(status.st_mode):
         return None  # The mode of a link means nothing, and only its owner can replace it.
     if as_parent and status.st_mode & stat.S_ISVTX:
@@ -96,25 +130,69 @@ def _components(path: str) -> list[str]:
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
+def _may_be_changed_by_others(status: os.stat_result) -> bool:
+    return not stat.S_ISLNK(status.st_mode) and bool(_other_writers(status))
+
+
 def _other_writers(status: os.stat_result) -> str:
     if status.st_mode & stat.S_IWOTH:
         return "everybody"
-    # Group 0 is root's. A group with the number of the user is that user's private group, which
-    # distributions with a umask of 002 rely on.
-    if status.st_mode & stat.S_IWGRP and status.st_gid not in (0, os.geteuid()):
+    if status.st_mode & stat.S_IWGRP and not _has_no_other_member(status.st_gid, os.geteuid()):
         return f"group id {status.st_gid}"
     return ""
 
 
-def _is_foreign(user: int) -> bool:
-    return user not in (0, os.geteuid()) and not _stands_for_unmapped(user)
+@lru_cache(maxsize=16)
+def _has_no_other_member(group: int, user: int) -> bool:
+    """Whether who belongs to `group` is root, or `user` alone.
+
+    The latter holds for the private group that distributions with a umask of 002 give each user:
+    the primary one, numbered like the user. The number alone says nothing: on a system without
+    private groups it may be any group's.
+    """
+    if group not in (0, user):
+        return False
+    # Asked only here, because directories answer it, and those of a site are slow.
+    import grp
+    import pwd
+
+    try:
+        members = set(grp.getgrgid(group).gr_mem)
+    except KeyError:
+        members = set()
+    if group == 0:
+        # That it is the primary one of others means nothing: system accounts have it.
+        return members <= {"root"}
+    try:
+        account = pwd.getpwuid(user)
+    except KeyError:
+        return False
+    if account.pw_gid != group or not members <= {account.pw_name}:
+        return False
+    return all(other.pw_uid == user for other in pwd.getpwall() if other.pw_gid == group)
 
 
-def _stands_for_unmapped(user: int) -> bool:
-    """Whether `user` is what a user namespace shows for owners outside of it.
+def _owner_reason(path: str, owner: int, trusts_unmapped: bool) -> str | None:
+    if owner == 0:
+        return None
+    if owner == _unmapped_owner():
+        if trusts_unmapped:
+            return None
+        return (
+            f"{path!r} is owned by user id {owner}, which in this user namespace stands for "
+            "everybody outside of it"
+        )
+    if owner == os.geteuid():
+        return None
+    return f"{path!r} is owned by user id {owner}, not by this user (id {os.geteuid()}) or root"
 
-    In an unprivileged container the root of the host is such an owner, so all of the host's system
-    directories would be refused otherwise.
+
+@lru_cache(maxsize=1)
+def _unmapped_owner() -> int | None:
+    """The number that stands for all owners outside of this process's user namespace.
+
+    It may be that of a user inside as well, who cannot be told from them then. None where every
+    user is mapped, as outside of user namespaces.
     """
     try:
         with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
@@ -122,5 +200,9 @@ def _stands_for_unmapped(user: int) -> bool:
         with open("/proc/self/uid_map", encoding="ascii") as file:
             mapped = sum(int(line.split()[2]) for line in file)
     except (OSError, ValueError, IndexError):
-        return False
-    return user == overflow and mapped < 2**32 - 1
+        return None
+    return overflow if mapped < _ALL_USERS else None
+
+
+# A child may enter a namespace of its own.
+os.register_at_fork(after_in_child=_unmapped_owner.cache_clear)

@@ -68,6 +68,9 @@ def _package_folder() -> str:
 def _can_be_tied(workspace: Path) -> bool:
     if not sys.platform.startswith("linux") or forbids_execution(workspace):
         return False
+    # An isolated interpreter ignores this variable, and would not find its own library without it.
+    if os.environ.get("PYTHONHOME"):
+        return False
     # A program that embeds Python may name itself as its interpreter.
     return os.path.basename(sys.executable or "").startswith("python")
 
@@ -75,8 +78,9 @@ def _can_be_tied(workspace: Path) -> bool:
 def _write_tied_ninja(workspace: Path, ninja: str) -> str:
     folder = workspace / "bin"
     folder.mkdir(mode=0o700)
-    # Without site-packages it starts in some 10 ms.
-    command = (sys.executable, "-s", "-S", "-c", _TIED_TO_BUILDER, ninja, str(os.getpid()))
+    # Isolated, because ninja is first asked for its version in the working directory, which may be
+    # anybody's and must not be where ctypes comes from. Without site-packages it starts in 10 ms.
+    command = (sys.executable, "-I", "-S", "-c", _TIED_TO_BUILDER, ninja, str(os.getpid()))
     write_script(folder / "ninja", command)
     return str(folder)
 

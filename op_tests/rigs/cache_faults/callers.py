@@ -12,7 +12,6 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, final
 
-from jitfmha.bench.fresh_process import search_path
+from jitfmha.bench.fresh_process import fresh_python
 from jitfmha.bench.report import Progress
 
 from .faulty_system import faulty_system
@@ -157,17 +156,13 @@ class Callers:
         environment = _base_environment()
         preloaded = filter(None, [os.environ.get("LD_PRELOAD"), str(self._faulty_system)])
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE],
+            fresh_python(_SERVE, first=package_parent),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            cwd=self.folder,  # Python looks for modules in the current directory first.
-            env={
-                **environment,
-                "LD_PRELOAD": " ".join(preloaded),
-                "PYTHONPATH": search_path(*package_parent),
-            },
+            cwd=self.folder,
+            env={**environment, "LD_PRELOAD": " ".join(preloaded)},
         )
         if not self._reply()["is_faulty"]:
             self.close()

@@ -297,7 +297,7 @@ def _new_interpreter(variable: str, value: str, outcome: Outcome) -> None:
         own = os.environ.get("PYTHONPATH", "")
         value = f"{own}:{value}" if variable == "PYTHONPATH" and own else value
         process = subprocess.run(
-            [sys.executable, "-c", _NEW_CALL, search_path()],
+            [sys.executable, "-c", _NEW_CALL, os.pathsep.join(search_path())],
             env={**os.environ, **scratch.environment, variable: value},
             cwd=_work(scratch),
             stdin=subprocess.DEVNULL,

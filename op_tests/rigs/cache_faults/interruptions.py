@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from contextlib import contextmanager
 
 import torch
 
+from jitfmha.bench.fresh_process import fresh_python
 from jitfmha.bench.report import Progress
 
 from .attention_call import AttentionCall
@@ -299,7 +299,7 @@ class _Interruptions:
     def _interpreter(self, way: str) -> subprocess.Popen[str]:
         log, number = str(self._sandbox.compiler.log), str(self._sandbox.rng.randrange(2**31))
         return subprocess.Popen(
-            [sys.executable, "-c", _INTERPRETER, way, log, number],
+            fresh_python(_INTERPRETER, way, log, number),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -14,7 +14,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -23,7 +22,7 @@ from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 
-from jitfmha.bench.fresh_process import search_path
+from jitfmha.bench.fresh_process import fresh_python
 from jitfmha.bench.report import Progress
 from jitfmha.jit.cache.directory import CacheDirectory
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
@@ -126,8 +125,9 @@ def run_in_sandbox(
         WatchedCompiler.install(root, list(find_host_cpp().command))
         with (root / "stderr").open("wb") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-c", _CODE, scenario, extent.value, str(seed), str(root)]
-                + [str(limit_seconds)],
+                fresh_python(
+                    *(_CODE, scenario, extent.value, str(seed), str(root), str(limit_seconds))
+                ),
                 env=_environment(root),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -173,7 +173,6 @@ def main(scenario: str, extent: str, seed: str, root: str, limit_seconds: str) -
 
 def _environment(root: Path) -> dict[str, str]:
     changes = {
-        "PYTHONPATH": search_path(),
         "JITFMHA_CACHE_DIR": str(root / "cache"),
         "TMPDIR": str(root / "tmp"),
         "CXX": str(root / "watched-c++"),

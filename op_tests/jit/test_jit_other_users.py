@@ -1,0 +1,403 @@
+"""Another user of the machine, who gets between a check and what relies on it."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rigs.cache_faults.caller_process import give_up_privileges
+
+from jitfmha import jit
+from jitfmha.jit.cache import directory, eviction, local_store, owned_directory
+from jitfmha.jit.cache.eviction import empty_trash
+from jitfmha.jit.cache.key import EntryKey
+
+from .conftest import SOURCE, FakeCompiler, answer, build_only, make_spec
+
+_IS_ROOT = os.geteuid() == 0
+_STRANGER, _NOBODY, _OUTSIDE = 54321, 65534, 100_000
+_NEW_USER_NAMESPACE = 0x10000000
+
+
+@pytest.fixture
+def give_away(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Makes a path another user's; only in appearance where this process is not root's."""
+    strange: set[str] = set()
+    lstat = os.lstat
+
+    def fabricated(path: str | Path) -> os.stat_result:
+        status = lstat(path)
+        if str(path) in strange:
+            return os.stat_result((*status[:4], _STRANGER, *status[5:]))
+        return status
+
+    def give(path: Path) -> None:
+        if _IS_ROOT:
+            os.chown(path, _STRANGER, _STRANGER, follow_symlinks=False)
+        else:
+            strange.add(str(path))
+
+    if not _IS_ROOT:
+        monkeypatch.setattr(os, "lstat", fabricated)
+    return give
+
+
+@pytest.fixture
+def foreign_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A library with the same symbol and another answer."""
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "foreign"))
+    return build_only(make_spec(source=SOURCE.replace("42", "13"))) / "demo.so"
+
+
+def after_each_check(monkeypatch: pytest.MonkeyPatch, step: Callable[[], None]) -> None:
+    real = directory.check_trust
+
+    def check(cache: directory.CacheDirectory, **options: bool) -> None:
+        real(cache, **options)
+        step()
+
+    monkeypatch.setattr(directory, "check_trust", check)
+
+
+def after_each_entry(monkeypatch: pytest.MonkeyPatch, step: Callable[[], None]) -> None:
+    """When an entry was opened and checked, and before its library is loaded."""
+    real = local_store.open_entry
+
+    def open_(path: Path, key: EntryKey) -> object:
+        entry = real(path, key)
+        if entry is not None:
+            step()
+        return entry
+
+    monkeypatch.setattr(local_store, "open_entry", open_)
+
+
+@pytest.mark.parametrize("what", ["library", "code object"])
+def test_way_that_is_made_after_the_check(
+    what: str,
+    tmp_path: Path,
+    foreign_library: Path,
+    give_away: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In a directory like /tmp: it leads to this user's own cache at first, and then elsewhere."""
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "mine"))
+    build_only(make_spec())
+    shutil.copytree(tmp_path / "mine", tmp_path / "theirs")
+    for copy in (tmp_path / "theirs").rglob("demo.so"):
+        shutil.copy(foreign_library, copy)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    link = shared / "cache"
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(link))
+
+    def lead_to(target: str) -> None:
+        link.unlink(missing_ok=True)
+        link.symlink_to(tmp_path / target)
+        give_away(link)
+
+    after_each_check(monkeypatch, lambda: None if link.is_symlink() else lead_to("mine"))
+    after_each_entry(monkeypatch, lambda: lead_to("theirs"))
+    obtain = answer if what == "library" else jit.read
+    with pytest.raises(jit.CacheError, match=rf"cache' is owned by user id {_STRANGER}"):
+        obtain(make_spec())
+
+
+def test_library_that_is_replaced_after_the_check(
+    cache: Path, foreign_library: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(cache.parent))
+    built = build_only(make_spec()) / "demo.so"
+    replaced: list[Path] = []
+
+    def replace() -> None:
+        if not replaced:
+            replaced.append(built)
+            shutil.copy(foreign_library, cache / "new.so")
+            os.rename(cache / "new.so", built)
+
+    after_each_entry(monkeypatch, replace)
+    with pytest.warns(RuntimeWarning, match=r"demo\.so is damaged"):
+        assert answer(make_spec()) == 42
+    assert replaced
+
+
+def test_libraries_are_loaded_by_their_own_paths(cache: Path) -> None:
+    """The loader of the system and debuggers know a library by its path."""
+    for name, source in (("one", SOURCE), ("two", SOURCE.replace("42", "43"))):
+        library = jit.load(make_spec(name=name, source=source))
+        assert library._name == str(jit.artifact_path(make_spec(name=name, source=source)))
+    assert [library.answer() for library in (jit.load(make_spec(name="one")), library)] == [42, 43]
+
+
+# ---- Locks that others hold, and entries that cannot be read -------------------------------------
+
+
+def test_lock_that_a_reader_holds(cache: Path, fake_compiler: FakeCompiler) -> None:
+    """Whoever can read a file can lock it; nobody has to build again for that."""
+    library = build_only(make_spec()) / "demo.so"
+    descriptor = os.open(library, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        started = time.monotonic()
+        assert answer(make_spec()) == 42
+        assert time.monotonic() - started < 10.0
+        assert [event.how for event in jit.build_log()] == ["loaded"]
+    finally:
+        os.close(descriptor)
+    assert fake_compiler.compiled() == 1
+
+
+def in_ordinary_process(work: Callable[[], None]) -> None:
+    """Run `work` in a child that permissions bind, also where this process is root's."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            give_up_privileges()
+            work()
+            os.write(writing, b"done")
+        except BaseException:
+            os.write(writing, traceback.format_exc().encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as report:
+        assert report.read().decode() == "done"
+    os.waitpid(child, 0)
+
+
+def _hide_directory(entry: Path) -> None:
+    entry.chmod(0)
+
+
+def _hide_library(entry: Path) -> None:
+    (entry / "demo.so").chmod(0)
+
+
+def _hide_source(entry: Path) -> None:
+    (entry / "demo.cpp").chmod(0)
+
+
+def _hide_lock(entry: Path) -> None:
+    _hide_directory(entry)
+    (entry.parents[1] / "locks" / f"{entry.name}.lock").chmod(0)
+
+
+def _give_directory_away(entry: Path) -> None:
+    entry.chmod(0o700)
+    os.chown(entry, _STRANGER, _STRANGER)
+
+
+@pytest.mark.parametrize(
+    "hide", [_hide_directory, _hide_library, _hide_source, _hide_lock, _give_directory_away]
+)
+def test_entry_that_cannot_be_read(
+    hide: Callable[[Path], None],
+    cache: Path,
+    tmp_path: Path,
+    new_process: Callable[[], None],
+) -> None:
+    """That one is built again, and nothing else is built anywhere but in this cache."""
+    if hide is _give_directory_away and not _IS_ROOT:
+        pytest.skip("giving a directory away needs root")
+    entry = build_only(make_spec())
+    hide(entry)
+
+    def work() -> None:
+        assert not jit.is_built(make_spec())
+        with pytest.warns(RuntimeWarning, match="cannot be read .Permission denied") as caught:
+            assert answer(make_spec()) == 42
+        assert len(caught) == 1
+        new_process()
+        for name in ("demo", "second"):
+            assert answer(make_spec(name=name)) == 42
+        assert [event.how for event in jit.build_log()] == ["loaded", "built"]
+        assert jit.cache_dir() == cache.parent
+        assert {found.name for found in jit.cache_entries() if found.valid} == {"demo", "second"}
+
+    in_ordinary_process(work)
+
+
+def test_what_cannot_be_locked_leaves_the_trash_in_the_end(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    discarded = cache / "trash" / "demo"
+    discarded.mkdir(parents=True, mode=0o700)
+    (discarded / "demo.so").touch(mode=0)
+
+    def work() -> None:
+        empty_trash(cache / "trash")
+        assert discarded.exists()
+        monkeypatch.setattr(eviction, "_DISCARDED_WITHOUT_LOCKS_SECONDS", -1.0)
+        empty_trash(cache / "trash")
+        assert not discarded.exists()
+
+    in_ordinary_process(work)
+
+
+# ---- A stand-in for the cache, in a directory for temporary files --------------------------------
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary directories are made, and the cache cannot be."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    return folder
+
+
+def test_stand_in_that_was_removed_and_made_by_another_user(
+    temporary: Path,
+    tmp_path: Path,
+    foreign_library: Path,
+    give_away: Callable[[Path], None],
+    monkeypatch: pytest.MonkeyPatch,
+    new_process: Callable[[], None],
+) -> None:
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.warns(RuntimeWarning, match="cannot be used"):
+        answer(make_spec())
+    stand_in = jit.cache_dir()
+    names = [path.relative_to(stand_in) for path in stand_in.rglob("*")]
+    stand_in.rename(tmp_path / "removed")
+    stand_in.mkdir(mode=0o755)
+    for name in names:
+        (stand_in / name).mkdir() if (tmp_path / "removed" / name).is_dir() else None
+    shutil.copytree(tmp_path / "removed", stand_in, dirs_exist_ok=True)
+    give_away(stand_in)
+    new_process()
+    with pytest.warns(RuntimeWarning, match="cannot be used"):
+        assert answer(make_spec()) == 42
+    assert jit.build_log()[0].how == "built"
+    assert jit.cache_dir() != stand_in
+    assert jit.cache_dir().is_relative_to(temporary)
+    kept = sorted(stand_in.rglob("*"))
+    owned_directory._remove_all_owned_here()
+    assert sorted(stand_in.rglob("*")) == kept, "somebody else's files were removed at exit"
+
+
+def test_stand_in_that_lost_its_empty_folders(
+    temporary: Path, new_process: Callable[[], None]
+) -> None:
+    """With these a cleaner begins; the rest is used as before."""
+    with pytest.warns(RuntimeWarning, match="cannot be used"):
+        build_only(make_spec())
+    stand_in = jit.cache_dir()
+    for name in ("building", "trash", "logs"):
+        (stand_in / "v1" / name).rmdir()
+    assert jit.is_built(make_spec())
+    assert answer(make_spec(name="second")) == 42
+    assert jit.cache_dir() == stand_in
+
+
+def test_stand_in_that_is_gone(temporary: Path, new_process: Callable[[], None]) -> None:
+    with pytest.warns(RuntimeWarning, match="cannot be used"):
+        build_only(make_spec())
+    shutil.rmtree(jit.cache_dir())
+    assert not jit.is_built(make_spec())
+    with pytest.warns(RuntimeWarning, match="cannot be used"):
+        assert answer(make_spec()) == 42
+
+
+def test_link_in_place_of_an_own_directory(tmp_path: Path) -> None:
+    """What it leads to is not removed, and no process that works there is ended."""
+    with owned_directory.OwnedDirectory(tmp_path, "demo") as mine:
+        mine.path.rename(tmp_path / "moved")
+        (tmp_path / "home").mkdir()
+        mine.path.symlink_to(tmp_path / "home")
+        ended: list[Path] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(owned_directory, "_end_processes_in", ended.append)
+            mine.remove()
+    assert ended == []
+    assert mine.path.is_symlink()
+
+
+# ---- User namespaces -----------------------------------------------------------------------------
+
+
+def in_user_namespace(work: Callable[[], bool]) -> bool:
+    """What `work` returns in a child whose user namespace has the users 0 to 65535 of this one."""
+    entered, mapped = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 2
+        try:
+            if ctypes.CDLL(None).unshare(_NEW_USER_NAMESPACE) == 0:
+                os.write(entered[1], b"1")
+                os.read(mapped[0], 1)
+                status = 0 if work() else 1
+        finally:
+            os._exit(status)
+    os.close(entered[1])
+    if os.read(entered[0], 1):
+        for name in ("uid_map", "gid_map"):
+            Path(f"/proc/{child}/{name}").write_text("0 0 65536")
+    os.write(mapped[1], b"1")
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    for descriptor in (entered[0], *mapped):
+        os.close(descriptor)
+    if status == 2:
+        pytest.skip("a user namespace cannot be made here")
+    return status == 0
+
+
+@pytest.mark.skipif(not _IS_ROOT, reason="giving files to users outside needs root")
+@pytest.mark.parametrize("owner", [0, _NOBODY, _OUTSIDE])
+@pytest.mark.parametrize("where", [".", "demo.so", "meta.json"])
+def test_entry_in_a_user_namespace(owner: int, where: str, cache: Path) -> None:
+    """The user 65534 inside has the number that stands for all users outside."""
+    path = build_only(make_spec())
+    os.chown(path / where, owner, 0)
+    assert in_user_namespace(lambda: jit.is_built(make_spec())) == (owner == 0)
+
+
+@pytest.mark.skipif(not _IS_ROOT, reason="giving files to users outside needs root")
+@pytest.mark.parametrize("owner", [0, _NOBODY, _OUTSIDE])
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_parents_in_a_user_namespace(
+    owner: int, is_shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outer = tmp_path / "outer"
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(outer / "inner" / "cache"))
+    build_only(make_spec())
+    if is_shared:
+        tmp_path.chmod(0o1777)
+    os.chown(outer, owner, 0)
+    outer.chmod(0o755)
+    # pytest's own folders lie below /tmp, where nobody outside is trusted any more.
+    monkeypatch.setattr(directory, "parents_reason", _as_below_the_root(tmp_path))
+
+    def is_trusted() -> bool:
+        try:
+            return jit.is_built(make_spec())
+        except jit.CacheError:
+            return False
+
+    assert in_user_namespace(is_trusted) == (owner == 0 or not is_shared)
+
+
+def _as_below_the_root(root: Path) -> Callable[..., str | None]:
+    """`parents_reason` where the way to `root` is left out."""
+    real, lstat = directory.parents_reason, os.lstat
+
+    def reason(path: str, *, must_exist: bool = False) -> str | None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "lstat", lambda node: lstat(f"{root}{node}"))
+            return real(path.removeprefix(str(root)), must_exist=must_exist)
+
+    return reason
