@@ -97,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _kernel(image: bytes, args: argparse.Namespace, wanted: str | None) -> str:
     """The symbol that is launched."""
+    from ..amd.code_object import list_of_names
     from ..amd.elf import Elf
 
     try:
@@ -107,9 +108,8 @@ def _kernel(image: bytes, args: argparse.Namespace, wanted: str | None) -> str:
     if wanted is None and len(names) == 1:
         return names[0]
     if wanted is None or wanted not in names:
-        there = ", ".join(names) or "none at all"
         asked = "names no kernel" if wanted is None else f"names kernel {wanted!r}"
-        raise UsageError(f"{args.args} {asked}; {args.code_object} has {there}")
+        raise UsageError(f"{args.args} {asked}; {args.code_object} has {list_of_names(names)}")
     return wanted
 
 
@@ -206,11 +206,13 @@ def _print(
     files: Mapping[str, str],
     profile: LaunchProfile | None,
 ) -> None:
+    from ..amd.elf import printable
+
     grid, block = (" x ".join(map(str, extent)) for extent in (launch.grid, launch.block))
     print(
         fields(
             [
-                ("kernel", str(launch.kernel)),
+                ("kernel", printable(str(launch.kernel))),
                 ("arch", launch.arch),
                 ("launch", f"{grid} workgroups of {block} threads"),
                 ("failure", failure or "none"),
