@@ -105,6 +105,7 @@ thread_local std::string last_error_text;
 thread_local Options launch_options = default_options();
 thread_local std::vector<Range> allowed_memory;
 thread_local bool everything_allowed = true;
+thread_local InterruptionCheck interruption_check = nullptr;
 
 int failed(int code, const std::string& text) {
   last_error = last_failure = code;
@@ -259,6 +260,7 @@ int launch(void* function_handle, const u32 (&grid)[3], const u32 (&block)[3], u
     for (const auto& [address, bytes] : runtime().blocks) dispatch.memory.allow(address, bytes);
   }
   dispatch.options = launch_options;
+  dispatch.interruption_check = interruption_check;
   if (everything_allowed) dispatch.memory.allow_everything();
   for (const Range& range : allowed_memory)
     dispatch.memory.allow(range.begin, range.end - range.begin);
@@ -676,6 +678,11 @@ EXPORT int jitfmha_emulator_module_load(void** module, const void* image, std::s
 EXPORT void jitfmha_emulator_set_options(const Options* options, Options* until_now) {
   if (until_now) *until_now = launch_options;
   if (options) launch_options = *options;
+}
+// What this thread's later launches ask whether to go on; null, the initial state: nobody. Returns
+// whom they asked until now.
+EXPORT InterruptionCheck jitfmha_emulator_set_interruption_check(InterruptionCheck check) {
+  return std::exchange(interruption_check, check);
 }
 // What this thread's later launches may touch. count < 0: everything, which is the initial state.
 EXPORT void jitfmha_emulator_set_allowed_memory(const Range* ranges, i64 count) {
