@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
 from ..chips import Arch, architecture
-from .elf import Elf
+from .elf import Elf, printable
 
 _MACHINE_AMDGPU = 224
 _NOTE_METADATA = 32
 _LARGEST_FILE = 64 << 20
+# Names have some hundred letters at most, where templates are spelled out in them.
+_SHOWN_NAMES, _SHOWN_LETTERS = 20, 1000
 
 
 class CodeObjectError(ValueError):
@@ -91,6 +95,13 @@ def read_code_object(
     return CodeObject(path, image, symbol, declared)
 
 
+def list_of_names(names: Collection[str]) -> str:
+    """The first of these names of a file, for a message, and how many more there are."""
+    first = [printable(name[:_SHOWN_LETTERS]) for name in islice(names, _SHOWN_NAMES)]
+    more = len(names) - len(first)
+    return ", ".join((*first, f"{more} more") if more else first) or "none at all"
+
+
 def _check(path: Path, elf: Elf, arch: Arch, symbol: str, threads: int, kernarg_bytes: int) -> int:
     if elf.machine != _MACHINE_AMDGPU:
         raise CodeObjectError(
@@ -105,9 +116,7 @@ def _check(path: Path, elf: Elf, arch: Arch, symbol: str, threads: int, kernarg_
         )
     kernels = _kernels(elf)
     if symbol not in kernels:
-        raise CodeObjectError(
-            f"{path} has no kernel {symbol}; it has {', '.join(kernels) or 'none at all'}"
-        )
+        raise CodeObjectError(f"{path} has no kernel {symbol}; it has {list_of_names(kernels)}")
     metadata = _kernel_metadata(elf, symbol)
     if metadata is None:
         raise CodeObjectError(f"{path} has no metadata about kernel {symbol}")
@@ -129,7 +138,8 @@ def _check(path: Path, elf: Elf, arch: Arch, symbol: str, threads: int, kernarg_
     required = metadata.get(".reqd_workgroup_size")
     if required is not None and required != [threads, 1, 1]:
         raise CodeObjectError(
-            f"{path}: kernel {symbol} requires workgroups of {required}, expected {[threads, 1, 1]}"
+            f"{path}: kernel {symbol} requires workgroups of {required!r:.100}, "
+            f"expected {[threads, 1, 1]}"
         )
     lanes = _integer(metadata, ".wavefront_size")
     if lanes != 64:
@@ -163,7 +173,7 @@ def _kernel_metadata(elf: Elf, symbol: str) -> dict[str, Any] | None:
 def _integer(metadata: dict[str, Any], name: str) -> int:
     value = metadata.get(name)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ValueError(f"its metadata say {value!r} for {name}")
+        raise ValueError(f"its metadata say {value!r:.100} for {name}")
     return value
 
 

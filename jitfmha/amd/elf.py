@@ -1,6 +1,8 @@
 """As much of a 64-bit little-endian ELF file as code objects and what assemblers write need.
 
-Reading a file that is damaged raises `struct.error`, `LookupError` or `ValueError`.
+Reading a file that is damaged raises `struct.error`, `LookupError` or `ValueError`, and takes time
+in proportion to its size: tables that share bytes, which would let a small file take hours, are
+refused.
 Source: the System V ABI's chapter "Object Files"; for the notes LLVM's "User Guide for AMDGPU".
 """
 
@@ -10,7 +12,9 @@ import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
-_SECTION_NOTE, _SECTION_DYNSYM = 7, 11
+_SECTION_NULL, _SECTION_NOTE, _SECTION_NOBITS, _SECTION_DYNSYM = 0, 7, 8, 11
+_SEGMENT_LOAD = 1
+_SECTION_BYTES, _SEGMENT_BYTES, _SYMBOL_BYTES = 64, 56, 24
 
 
 class Section(NamedTuple):
@@ -22,6 +26,15 @@ class Section(NamedTuple):
     offset: int
     size: int
     link: int
+
+
+class Segment(NamedTuple):
+    """One program header: what a loader copies from the file to memory, or reads in the file."""
+
+    type: int
+    offset: int
+    size: int
+    memory_size: int
 
 
 class Symbol(NamedTuple):
@@ -40,7 +53,7 @@ class Elf:
         machine: what the file is for; 224 is AMD GPU.
         flags: whose meaning depends on the machine.
         section_table: offset and size of the section headers, in bytes.
-        sections: in the file's order.
+        sections, segments: in the file's order; all that they have in the file lies inside of it.
     """
 
     def __init__(self, image: bytes) -> None:
@@ -48,19 +61,51 @@ class Elf:
             raise ValueError("it is not a 64-bit little-endian ELF file")
         self.image = image
         (self.machine,) = struct.unpack_from("<H", image, 18)
-        (table,) = struct.unpack_from("<Q", image, 40)
+        segments_at, sections_at = struct.unpack_from("<QQ", image, 32)
         (self.flags,) = struct.unpack_from("<I", image, 48)
-        header_bytes, count, self._names = struct.unpack_from("<HHH", image, 58)
-        self.section_table: tuple[int, int] = (table, header_bytes * count)
+        sizes_and_counts = struct.unpack_from("<HHHHH", image, 54)
+        segment_bytes, segment_count, section_bytes, section_count, self._names = sizes_and_counts
+        self.section_table: tuple[int, int] = (sections_at, _SECTION_BYTES * section_count)
         self.sections = [
-            Section(*struct.unpack_from("<II8xQQQI20x", image, table + header_bytes * i))
-            for i in range(count)
+            Section(*struct.unpack_from("<II8xQQQI20x", image, at))
+            for at in self._headers(
+                "section", sections_at, section_bytes, _SECTION_BYTES, section_count
+            )
         ]
+        for index, section in enumerate(self.sections):
+            if section.type not in (_SECTION_NULL, _SECTION_NOBITS):
+                self._check_inside(f"section {index}", section.offset, section.size)
+        self.segments = [
+            Segment(*struct.unpack_from("<I4xQ16xQQ8x", image, at))
+            for at in self._headers(
+                "program", segments_at, segment_bytes, _SEGMENT_BYTES, segment_count
+            )
+        ]
+        for index, segment in enumerate(self.segments):
+            self._check_inside(f"segment {index}", segment.offset, segment.size)
+            if segment.type == _SEGMENT_LOAD and segment.size > segment.memory_size:
+                raise ValueError(
+                    f"segment {index} has {segment.size} bytes in the file, more than the "
+                    f"{segment.memory_size} in memory"
+                )
+
+    def _headers(self, what: str, first: int, size: int, expected: int, count: int) -> range:
+        """Where the headers of one table begin."""
+        if count and size != expected:
+            raise ValueError(f"its {what} headers have {size} bytes each, not {expected}")
+        self._check_inside(f"the table of its {what} headers", first, count * expected)
+        return range(first, first + count * expected, expected)
+
+    def _check_inside(self, what: str, offset: int, size: int) -> None:
+        if offset + size > len(self.image) and size:
+            raise ValueError(
+                f"{what} ends at byte {offset + size}, and the file has {len(self.image)}"
+            )
 
     def sections_by_name(self) -> dict[str, Section]:
         """The sections by name; of two with one name the later."""
-        names = self.sections[self._names]
-        return {self._text(names, section.name_at): section for section in self.sections}
+        table, names = self.sections[self._names], _Names(self.image)
+        return {names.at(table.offset + section.name_at): section for section in self.sections}
 
     def content(self, section: Section) -> bytes:
         """The bytes of a section."""
@@ -68,19 +113,16 @@ class Elf:
 
     def dynamic_symbols(self) -> Iterator[Symbol]:
         """The symbols that a loader sees."""
-        for section in self.sections:
-            if section.type != _SECTION_DYNSYM:
-                continue
-            names = self.sections[section.link]
-            for at in range(section.offset, section.offset + section.size, 24):
+        names = _Names(self.image)
+        for section in self._disjoint(_SECTION_DYNSYM):
+            table = self.sections[section.link]
+            for at in range(section.offset, section.offset + section.size, _SYMBOL_BYTES):
                 name_at, index, address = struct.unpack_from("<I2xHQ", self.image, at)
-                yield Symbol(self._text(names, name_at), index, address)
+                yield Symbol(names.at(table.offset + name_at), index, address)
 
     def notes(self, kind: int) -> Iterator[bytes]:
         """The contents of the notes of one kind."""
-        for section in self.sections:
-            if section.type != _SECTION_NOTE:
-                continue
+        for section in self._disjoint(_SECTION_NOTE):
             at = section.offset
             while at + 12 <= section.offset + section.size:
                 name, size, found = struct.unpack_from("<III", self.image, at)
@@ -89,6 +131,29 @@ class Elf:
                     yield self.image[start : start + size]
                 at = start + -(-size // 4) * 4
 
-    def _text(self, names: Section, at: int) -> str:
-        start = names.offset + at
-        return self.image[start : self.image.index(b"\0", start)].decode()
+    def _disjoint(self, kind: int) -> list[Section]:
+        """The sections of one type, which share no bytes."""
+        sections = [section for section in self.sections if section.type == kind]
+        if sum(section.size for section in sections) > len(self.image):
+            raise ValueError(f"its sections of type {kind} have more bytes than the file")
+        return sections
+
+
+def printable(name: str) -> str:
+    """A name that somebody else chose, for messages: no terminal takes it for commands."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in name)
+
+
+class _Names:
+    """Names of a file; those that are read have no more bytes than the file, all together."""
+
+    def __init__(self, image: bytes) -> None:
+        self._image = image
+        self._left = len(image)
+
+    def at(self, start: int) -> str:
+        end = self._image.index(b"\0", start)
+        self._left -= end - start
+        if self._left < 0:
+            raise ValueError("its names have more bytes than the file")
+        return self._image[start:end].decode()

@@ -18,6 +18,7 @@ import io
 import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ from ..chips import Arch, Chip
 from ..jit.cache.trust import file_reason
 from ..problem import BF16_CVTS
 from ..resources import hsa_dir
-from .code_object import CodeObject, CodeObjectError, read_code_object
+from .code_object import CodeObject, CodeObjectError, list_of_names, read_code_object
 from .kernel_arguments import ARGUMENTS_OF, Abi
 
 KernelDtype = Literal["bf16", "fp16", "fp8bf16"]
@@ -59,6 +60,8 @@ _GRIDS_OF: Mapping[tuple[Abi, int], tuple[Grid, ...]] = {
     ("jitfmha", 1): ("xcd_heads_batches_splits",),
 }
 _WAVE, _MOST_THREADS = 64, 1024
+_MOST_DIGITS = 18
+_SHOWN_LETTERS = 100
 # Both end up inside C++ string literals; a file stays inside of its tree.
 _SYMBOL = re.compile(r"[A-Za-z_$.][A-Za-z0-9_$.]*")
 _FILE = re.compile(r"[A-Za-z0-9_+,=-][A-Za-z0-9_.+,=-]*(/[A-Za-z0-9_+,=-][A-Za-z0-9_.+,=-]*)*")
@@ -206,9 +209,11 @@ def _architecture_folder(given: Path, arch: Arch) -> Path | None:
     """
     if given.name in get_args(Arch):
         return given if given.name == arch else None
-    if (given / _MANIFEST).exists() and not (given / arch).exists():
+    # Unlike those of a Path, the functions of `os.path` raise for no name.
+    exists = os.path.exists
+    if exists(given / _MANIFEST) and not exists(given / arch):
         return given
-    if not (given / arch).exists() and any((given / other).exists() for other in get_args(Arch)):
+    if not exists(given / arch) and any(exists(given / other) for other in get_args(Arch)):
         return None
     return given / arch
 
@@ -248,7 +253,7 @@ def read_tree(origin: str, folder: Path, chip: Chip, *, is_shipped: bool = False
             oddities.append(f"{where} is left out: it serves the same as line {seen[row.serves]}")
             continue
         seen[row.serves] = number
-        if not (path.parent / row.file).is_file():
+        if not os.path.isfile(path.parent / row.file):
             oddities.append(f"{where} is left out: there is no file {path.parent / row.file}")
             continue
         rows.append(row)
@@ -275,9 +280,9 @@ def _lines(path: Path) -> list[tuple[int, dict[str, str]]]:
     missing = [name for name in _COLUMNS if name not in header]
     if missing:
         raise _OddRow(f"it has no column {', '.join(missing)}")
-    twice = sorted({name for name in header if name and header.count(name) > 1})
+    twice = sorted(name for name, count in Counter(header).items() if name and count > 1)
     if twice:
-        raise _OddRow(f"it has the column {', '.join(twice)} more than once")
+        raise _OddRow(f"it has the column {list_of_names(twice)} more than once")
     lines = []
     for cells in reader:
         if not any(cell.strip() for cell in cells):
@@ -298,7 +303,9 @@ def _row(cells: Mapping[str, str], chip: Chip) -> KernelRow:
     abi = _abi(cells.get("abi", ""))
     threads, grid = cells.get("threads", ""), cells.get("grid", "")
     if abi == "jitfmha" and not (threads and grid):
-        raise _OddRow(f"abi 'jitfmha' needs threads and a grid; they are {threads!r} and {grid!r}")
+        raise _OddRow(
+            f"abi 'jitfmha' needs threads and a grid; they are {_shown(threads)} and {_shown(grid)}"
+        )
     is_wide = hdims == (192, 128)
     file = _matching("co_name", cells["co_name"], _FILE, "a file name")
     if abi == "aiter" and chip.kernel_folder is not None:
@@ -356,7 +363,7 @@ def _abi(text: str) -> Abi:
     for known in ARGUMENTS_OF:
         if text == known:
             return known
-    raise _OddRow(f"abi {text!r} is not known; {_listed(tuple(ARGUMENTS_OF))} are")
+    raise _OddRow(f"abi {_shown(text)} is not known; {_listed(tuple(ARGUMENTS_OF))} are")
 
 
 def _threads(text: str) -> int:
@@ -371,20 +378,22 @@ def _grid(text: str, abi: Abi, mode: int) -> Grid:
     for grid in known:
         if text == grid:
             return grid
-    raise _OddRow(f"grid {text!r} is not known for abi {abi} and mode {mode}; {_listed(known)} are")
+    raise _OddRow(
+        f"grid {_shown(text)} is not known for abi {abi} and mode {mode}; {_listed(known)} are"
+    )
 
 
 def _dtype(text: str) -> KernelDtype:
     for known in get_args(KernelDtype):
         if text == known:
             return known  # type: ignore[no-any-return]
-    raise _OddRow(f"dtype {text!r} is not known; {_listed(get_args(KernelDtype))} are")
+    raise _OddRow(f"dtype {_shown(text)} is not known; {_listed(get_args(KernelDtype))} are")
 
 
 def _number(name: str, text: str) -> int:
-    # int() also takes "1_0" and digits of other scripts.
-    if not (text.isascii() and text.isdecimal()):
-        raise _OddRow(f"{name} {text!r} is not a number")
+    # int() also takes "1_0" and digits of other scripts, and raises for very many digits.
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+        raise _OddRow(f"{name} {_shown(text)} is not a number of up to {_MOST_DIGITS} digits")
     return int(text)
 
 
@@ -404,8 +413,13 @@ def _one_of(name: str, text: str, known: range | tuple[int, ...]) -> int:
 
 def _matching(name: str, text: str, form: re.Pattern[str], what: str) -> str:
     if not form.fullmatch(text):
-        raise _OddRow(f"{name} {text!r} is not {what}")
+        raise _OddRow(f"{name} {_shown(text)} is not {what}")
     return text
+
+
+def _shown(text: str) -> str:
+    """A cell as messages quote it, where it may be of any length."""
+    return repr(text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]}...")
 
 
 def _listed(values: range | tuple[object, ...]) -> str:

@@ -51,6 +51,12 @@ def add_parser(commands: Any) -> None:
         metavar="SEED",
         help="waves run in random order, which shakes out races (default: in a fixed order)",
     )
+    parser.add_argument(
+        "--instruction-budget",
+        type=int,
+        metavar="N",
+        help="stop a wave that has executed N instructions (default: only Ctrl-C stops it)",
+    )
     add_json_flag(parser)
     parser.set_defaults(run=run)
 
@@ -61,6 +67,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.random_order is not None and not 0 <= args.random_order < 2**64:
         raise UsageError(f"--random-order {args.random_order}: not from 0 to 2**64 - 1")
+    budget = args.instruction_budget
+    if budget is not None and not 1 <= budget < 2**64:
+        raise UsageError(f"--instruction-budget {budget}: not from 1 to 2**64 - 1")
     try:
         image = args.code_object.read_bytes()
         launch = LaunchDescription.read(args.args)
@@ -72,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     except LaunchDescriptionError as error:
         raise UsageError(f"{args.args}: {error}") from error
 
-    findings, failure = _run_checked(image, launch, tensors, args.random_order)
+    findings, failure = _run_checked(image, launch, tensors, args.random_order, budget)
     profile = _profile(image, launch, profiled) if args.profile and failure is None else None
     outputs = {name: tensors[name] for name, each in launch.tensors.items() if each.is_output}
     files = _write(args.out, outputs)
@@ -97,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _kernel(image: bytes, args: argparse.Namespace, wanted: str | None) -> str:
     """The symbol that is launched."""
+    from ..amd.code_object import list_of_names
     from ..amd.elf import Elf
 
     try:
@@ -107,14 +117,17 @@ def _kernel(image: bytes, args: argparse.Namespace, wanted: str | None) -> str:
     if wanted is None and len(names) == 1:
         return names[0]
     if wanted is None or wanted not in names:
-        there = ", ".join(names) or "none at all"
         asked = "names no kernel" if wanted is None else f"names kernel {wanted!r}"
-        raise UsageError(f"{args.args} {asked}; {args.code_object} has {there}")
+        raise UsageError(f"{args.args} {asked}; {args.code_object} has {list_of_names(names)}")
     return wanted
 
 
 def _run_checked(
-    image: bytes, launch: LaunchDescription, tensors: Mapping[str, Tensor], seed: int | None
+    image: bytes,
+    launch: LaunchDescription,
+    tensors: Mapping[str, Tensor],
+    seed: int | None,
+    instruction_budget: int | None,
 ) -> tuple[list[Finding], str | None]:
     """The sanitizer's findings, and why the kernel did not reach its end, if it did not."""
     from ..emulator import DEVICES, Emulator, EmulatorError, take_findings
@@ -123,7 +136,12 @@ def _run_checked(
     assert launch.kernel is not None
     failure = None
     with emulator.keep_options():
-        emulator.set_options(random_order=seed is not None, seed=seed or 0)
+        emulator.set_options(
+            random_order=seed is not None,
+            seed=seed or 0,
+            instruction_budget=instruction_budget or 0,
+            print_findings=False,  # they are part of what is printed at the end
+        )
         module = emulator.load_module(image, DEVICES[launch.arch])
         emulator.set_allowed_memory(_ranges(tensors))
         take_findings(emulator.library)
@@ -206,11 +224,13 @@ def _print(
     files: Mapping[str, str],
     profile: LaunchProfile | None,
 ) -> None:
+    from ..amd.elf import printable
+
     grid, block = (" x ".join(map(str, extent)) for extent in (launch.grid, launch.block))
     print(
         fields(
             [
-                ("kernel", str(launch.kernel)),
+                ("kernel", printable(str(launch.kernel))),
                 ("arch", launch.arch),
                 ("launch", f"{grid} workgroups of {block} threads"),
                 ("failure", failure or "none"),

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -56,7 +57,10 @@ _MOST_THREADS = 1024
 # a little past the end of one is outside of all of them.
 _ALIGNMENT, _GAP = 256, 1 << 16
 _LARGEST_KERNARG = 1 << 16
+_LARGEST_INTEGER = (1 << 64) - 1
 _CONTENTS = ("fill", "random", "file")
+# Outputs are written to files of these names.
+_TENSOR_NAME = re.compile(r"[A-Za-z0-9_+=-][A-Za-z0-9_.+=-]{0,99}")
 
 
 class LaunchDescriptionError(ValueError):
@@ -171,7 +175,7 @@ class LaunchDescription:
         """
         try:
             document = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise LaunchDescriptionError(f"{path} is not JSON: {error}") from error
         fields = _fields(
             str(path), document, ("arch", "grid", "block", "arguments"),
@@ -251,7 +255,9 @@ def _integer(where: str, value: object, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise LaunchDescriptionError(f"{where} is {_shown(value)}, which is not an integer")
     if not least <= value <= most:
-        raise LaunchDescriptionError(f"{where} is {value}, which is not from {least} to {most}")
+        raise LaunchDescriptionError(
+            f"{where} is {_shown(value)}, which is not from {least} to {most}"
+        )
     return value
 
 
@@ -267,6 +273,8 @@ def _number(where: str, value: object) -> float:
         return float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise LaunchDescriptionError(f"{where} is {_shown(value)}, which is not a number")
+    if not -_LARGEST_INTEGER <= value <= _LARGEST_INTEGER and isinstance(value, int):
+        raise LaunchDescriptionError(f"{where} is {_shown(value)}, beyond 64 bits: write 1e30")
     return value
 
 
@@ -276,6 +284,11 @@ def _shown(value: object) -> str:
 
 
 def _tensor(name: str, value: object, folder: Path) -> TensorDescription:
+    if not _TENSOR_NAME.fullmatch(name):
+        raise LaunchDescriptionError(
+            f"tensors has {_shown(name)}, which is no name: up to 100 letters, digits and any of "
+            f"_.+=-, which does not begin with a dot"
+        )
     where = f"tensors.{name}"
     fields = _fields(
         where, value, ("dtype", "shape"), (*_CONTENTS, "low", "high", "output")

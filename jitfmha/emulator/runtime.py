@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from .shared_structs import DEFAULT_TIME_SLICE, OPTIONS, RANGE
 
 _POINTER = ctypes.c_void_p
 _LAUNCH_BUFFER, _LAUNCH_SIZE, _LAUNCH_END = 1, 2, 3
+_InterruptionCheck = ctypes.CFUNCTYPE(ctypes.c_int)
 
 
 class EmulatorError(RuntimeError):
@@ -135,6 +137,8 @@ class Emulator:
             kernarg: the packed arguments, without hidden ones.
             dynamic_lds: bytes of LDS beyond those that the kernel declares.
 
+        On the main thread Python's signal handlers run meanwhile, as in `interruptible`.
+
         Raises:
             EmulatorError: the kernel did something wrong or unknown; the message says where.
         """
@@ -148,11 +152,35 @@ class Emulator:
             _LAUNCH_END,
         )
         self._check(self.library.hipSetDevice(function.device))
-        self._check(
-            self.library.hipModuleLaunchKernel(
-                function.handle, *grid, *block, dynamic_lds, None, None, extra
+        with self.interruptible():
+            self._check(
+                self.library.hipModuleLaunchKernel(
+                    function.handle, *grid, *block, dynamic_lds, None, None, extra
+                )
             )
-        )
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Launches inside let Python's signal handlers run, on the main thread, which runs them.
+
+        A handler that raises ends the launch, and what it raised (KeyboardInterrupt, as a rule)
+        leaves the block in place of the launch's error.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        raised: list[BaseException] = []
+        checks = _signal_checks(raised)
+        next(checks)
+        check = _InterruptionCheck(checks.__next__)
+        set_check = self.library.jitfmha_emulator_set_interruption_check
+        until_now = set_check(ctypes.cast(check, _POINTER))
+        try:
+            yield
+        finally:
+            set_check(until_now)
+            if raised:
+                raise raised[0] from None
 
     def device_attribute(self, attribute: int, device: int) -> int:
         """`hipDeviceGetAttribute`."""
@@ -169,20 +197,22 @@ class Emulator:
         random_order: bool = False,
         register_fill: int = 0,
         seed: int = 0,
+        print_findings: bool = True,
     ) -> None:
         """Set how later launches of this thread run.
 
         Args:
             threads: workers; 0: as many as the CPU has.
-            time_slice: instructions before the next wave of a workgroup gets its turn. Waves
-                drift apart by that much: of the published kernels that hand LDS over without a
-                barrier, one is right up to 10 only.
+            time_slice: instructions before the next wave of a workgroup gets its turn; at most
+                65536, so that a launch can be stopped. Waves drift apart by that much: of the
+                published kernels that hand LDS over without a barrier, one is right up to 10 only.
             instruction_budget: of each wave, after which it is stopped with an error; 0: none.
             random_order: waves take turns in random order, and `time_slice` is replaced by
                 lengths from 1 to 4096, short ones as often as long ones. Loads into LDS land after
                 0 to 4095 instructions in place of 150.
             register_fill: the content of registers and LDS that nobody wrote.
             seed: of `random_order`.
+            print_findings: the sanitizer tells each finding on standard error, once in a process.
         """
         options = OPTIONS.ctype(
             threads=threads,
@@ -191,6 +221,7 @@ class Emulator:
             random_order=random_order,
             register_fill=register_fill,
             seed=seed,
+            print_findings=print_findings,
         )
         self.library.jitfmha_emulator_set_options(ctypes.byref(options), None)
 
@@ -259,6 +290,24 @@ class Emulator:
             raise EmulatorError(code, name, self.last_error())
 
 
+def _signal_checks(raised: list[BaseException]) -> Iterator[int]:
+    """Whether a launch goes on, each time that it asks; what a signal handler raises ends it.
+
+    Python runs handlers where it enters a function or resumes a generator. A generator is resumed
+    inside of its `try`; a function would not have come to that yet, and what the handler raises
+    would be lost.
+    """
+    try:
+        while True:
+            yield 1
+    except GeneratorExit:
+        raise
+    except BaseException as error:
+        raised.append(error)
+    while True:
+        yield 0
+
+
 def _declare(library: ctypes.CDLL) -> None:
     """Give the functions their types. ctypes would pass pointers as 32-bit integers otherwise."""
     u32, integer, text = ctypes.c_uint, ctypes.c_int, ctypes.c_char_p
@@ -274,6 +323,7 @@ def _declare(library: ctypes.CDLL) -> None:
         ("jitfmha_emulator_last_error", text, []),
         ("jitfmha_emulator_set_options", None, [_POINTER, _POINTER]),
         ("jitfmha_emulator_set_allowed_memory", None, [_POINTER, ctypes.c_int64]),
+        ("jitfmha_emulator_set_interruption_check", _POINTER, [_POINTER]),
         ("jitfmha_emulator_definition", ctypes.c_bool, [integer, _POINTER, integer]),
         ("jitfmha_emulator_disassemble", integer, [text, _POINTER, integer, _POINTER, integer]),
     ):

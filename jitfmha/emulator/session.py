@@ -53,6 +53,7 @@ class Emulation:
         random_order: the seed of the order in which waves run; None: a fixed order.
         threads: workers; None: as many as the CPU has.
         sample: with the cost model, the workgroups of a launch that run at all; None: all.
+        instruction_budget: of each wave, after which it is stopped; None: none.
     """
 
     arch: str
@@ -60,6 +61,7 @@ class Emulation:
     random_order: int | None = None
     threads: int | None = None
     sample: int | None = None
+    instruction_budget: int | None = None
 
     @property
     def device(self) -> int:
@@ -105,6 +107,7 @@ class Emulation:
         emulator = _emulator(self.variant)
         emulator.set_options(
             threads=self.threads or 0,
+            instruction_budget=self.instruction_budget or 0,
             random_order=self.random_order is not None,
             seed=self.random_order or 0,
         )
@@ -122,7 +125,8 @@ class Emulation:
         """Launches inside, on this thread, may touch these tensors and nothing else.
 
         They run with the options of this emulation. What the sanitizer or the cost model sees
-        goes to the `EmulatedRun` around. Other threads are not affected.
+        goes to the `EmulatedRun` around. Other threads are not affected. On the main thread, Ctrl-C
+        ends a launch.
 
         Args:
             tensors: that the kernel is given, in any layout; None is skipped.
@@ -134,7 +138,8 @@ class Emulation:
             emulator = self.emulator()
             emulator.set_allowed_memory([extent(x) for x in tensors if x is not None and x.numel()])
             try:
-                yield emulator
+                with emulator.interruptible():
+                    yield emulator
             finally:
                 emulator.set_allowed_memory(None)
                 _run_here(self).collect()
@@ -255,6 +260,7 @@ def emulate(
     random_order: int | None = None,
     threads: int | None = None,
     sample: int | None = None,
+    instruction_budget: int | None = None,
 ) -> Iterator[EmulatedRun]:
     """Make CPU tensors take the AMD path, executed by the emulator.
 
@@ -275,6 +281,8 @@ def emulate(
             address give the same bits again with one only.
         sample: with the cost model: only so many workgroups of a launch run, and outputs stay
             incomplete. For launches that would take too long.
+        instruction_budget: a wave that has executed so many instructions is stopped with an error,
+            for kernels that may never end. None: no budget; Ctrl-C ends them as well.
 
     Warns:
         SanitizerWarning: the block ends and nobody has asked for its findings.
@@ -282,10 +290,16 @@ def emulate(
     Raises:
         TypeError: a flag that is no bool, or a number that is no int.
         ValueError: an unknown arch, fewer than one thread, a seed that is not from 0 to 2**64 - 1,
-            both `check` and `profile`, or a `sample` of less than one or without `profile`.
+            both `check` and `profile`, a `sample` of less than one or without `profile`, or an
+            `instruction_budget` that is not from 1 to 2**64 - 1.
     """
     check_flags(check=check, profile=profile)
-    numbers = {"threads": threads, "random_order": random_order, "sample": sample}
+    numbers = {
+        "threads": threads,
+        "random_order": random_order,
+        "sample": sample,
+        "instruction_budget": instruction_budget,
+    }
     check_ints(**{name: value for name, value in numbers.items() if value is not None})
     if check and profile:
         raise ValueError("check and profile are separate builds of the emulator; choose one")
@@ -295,9 +309,13 @@ def emulate(
         raise ValueError(f"random_order is {random_order}; a seed is from 0 to 2**64 - 1")
     if sample is not None and (not 1 <= sample < 2**31 or not profile):
         raise ValueError(f"sample is {sample}; it counts workgroups and needs profile=True")
+    if instruction_budget is not None and not 1 <= instruction_budget < 2**64:
+        raise ValueError(f"instruction_budget is {instruction_budget}, not from 1 to 2**64 - 1")
     check = check or (_environment_checks() and not profile)
     variant: Variant = "check" if check else "profile" if profile else "plain"
-    emulation = Emulation(_known(arch, "arch"), variant, random_order, threads, sample)
+    emulation = Emulation(
+        _known(arch, "arch"), variant, random_order, threads, sample, instruction_budget
+    )
     run = EmulatedRun(emulation)
     target, run_before = TARGET_HERE.set(_target_of(emulation)), _CURRENT_RUN.set(run)
     try:

@@ -32,6 +32,7 @@ OPTIONS = SharedStruct(
         "random_order": UINT32,
         "register_fill": UINT32,
         "seed": UINT64,
+        "print_findings": UINT32,
     },
 )
 """How the launches of a thread run: the arguments of `Emulator.set_options`."""

@@ -154,6 +154,47 @@ def test_files_that_are_no_code_objects(path: Path, content: bytes) -> None:
     assert_refused(path, "is damaged")
 
 
+_HEADER_BYTES = 64  # of the file
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        ("program headers", 1 << 40, "the table of its program headers ends at byte"),
+        ("section headers", 1 << 40, "the table of its section headers ends at byte"),
+        ("number of program headers", 65535, "the table of its program headers ends at byte"),
+        ("size of a program header", 57, "its program headers have 57 bytes each, not 56"),
+        ("size of a section header", 56, "its section headers have 56 bytes each, not 64"),
+        ("segment's offset", 1 << 40, "segment 1 ends at byte"),
+        ("segment's offset", (1 << 64) - 8, "segment 1 ends at byte"),
+        ("segment's size", 1 << 40, "segment 1 ends at byte"),
+        ("segment's size in memory", 1, "more than the 1 in memory"),
+        ("section's offset", 1 << 40, "section 1 ends at byte"),
+        ("section's size", 1 << 40, "section 1 ends at byte"),
+    ],
+)
+def test_parts_outside_of_the_file(path: Path, place: str, value: int, words: str) -> None:
+    """HIP loads an image without its size: what its headers say is where it reads."""
+    image = bytearray(path.read_bytes())
+    segment = _HEADER_BYTES + 56
+    (sections,) = struct.unpack_from("<Q", image, 40)
+    at, size = {
+        "program headers": (32, 8),
+        "section headers": (40, 8),
+        "number of program headers": (56, 2),
+        "size of a program header": (54, 2),
+        "size of a section header": (58, 2),
+        "segment's offset": (segment + 8, 8),
+        "segment's size": (segment + 32, 8),
+        "segment's size in memory": (segment + 40, 8),
+        "section's offset": (sections + 64 + 24, 8),
+        "section's size": (sections + 64 + 32, 8),
+    }[place]
+    image[at : at + size] = value.to_bytes(size, "little")
+    path.write_bytes(image)
+    assert_refused(path, "is damaged", words)
+
+
 def test_damage_anywhere_is_refused_or_harmless(path: Path, seed: int) -> None:
     """Whatever is cut off or flipped: the answer is a sentence, never another exception."""
     drawn = random.Random(seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from pathlib import Path
 
@@ -159,6 +160,14 @@ ODD_ROWS: list[tuple[dict[str, object], list[str]]] = [
     (OURS | {"grid": "xcd_heads_batches_splits"}, ["and mode 0; xcd_heads_tiles_splits are"]),
     ({"combine_name": "a b"}, ["combine_name 'a b' is not a symbol"]),
     ({"sha256": "abc"}, ["sha256 'abc' is not 64 hexadecimal digits"]),
+    ({"ts_qo": "9" * 5000}, [f"ts_qo '{'9' * 100}...' is not a number of up to 18 digits"]),
+    ({"threads": "1" * 5000}, [f"threads '{'1' * 100}...' is not a number of up to 18 digits"]),
+    ({"dtype": "x" * 5000}, [f"dtype '{'x' * 100}...' is not known"]),
+    ({"grid": "x" * 5000}, [f"grid '{'x' * 100}...' is not known"]),
+    ({"abi": "x" * 5000}, [f"abi '{'x' * 100}...' is not known"]),
+    ({"co_name": "a" * 300}, ["there is no file", f"MI300/{'a' * 300}"]),
+    ({"co_name": "a/" * 3000 + "b.co"}, ["there is no file", "MI300/a/a/a"]),
+    ({"knl_name": "\x1b[2J"}, [r"knl_name '\x1b[2J' is not a symbol"]),
 ]
 
 
@@ -208,6 +217,10 @@ ODD_MANIFESTS = {
         "it has no column ts_qo",
     ),
     "twice": (lambda path: path.write_text(",".join([*COLUMNS, "mask"]) + "\n"), "mask more than"),
+    "terminal": (
+        lambda path: path.write_text(",".join([*COLUMNS, "\x1b[2J", "\x1b[2J"]) + "\n"),
+        r"the column \x1b[2J more than once",
+    ),
 }
 
 
@@ -220,6 +233,15 @@ def test_unreadable_manifests(tmp_path: Path, how: str) -> None:
     (oddity,) = tree.oddities
     assert "the tree of the test: the manifest" in oddity
     assert words in oddity
+
+
+def test_very_many_columns(tmp_path: Path) -> None:
+    """Whether one is there twice was asked of each of them, and took minutes."""
+    columns = (*COLUMNS, *(f"c{i}" for i in range(50_000)))
+    start = time.process_time()
+    tree = odd(tmp_path, [GOOD.row], columns)
+    assert [row.symbol for row in tree.rows] == [GOOD.symbol, OTHER.symbol]
+    assert time.process_time() - start < 5.0
 
 
 # ---- Which trees there are -----------------------------------------------------------------------
@@ -367,6 +389,15 @@ def assert_not_used(root: Path, reason: str) -> None:
 
 def qkv() -> list[torch.Tensor]:
     return [torch.zeros(1, 70, 2, 128, dtype=torch.bfloat16) for _ in range(3)]
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a/" * 3000])
+def test_a_tree_whose_name_no_file_can_have(name: str, use_tree: UseTree) -> None:
+    use_tree(Path("/", name))
+    (tree,) = trees_of(chip("MI300X"))
+    assert tree.rows == ()
+    (oddity,) = tree.oddities
+    assert oddity.endswith("cannot be read: File name too long")
 
 
 def test_oddities_are_warned_of_once_and_explained(tmp_path: Path, use_tree: UseTree) -> None:

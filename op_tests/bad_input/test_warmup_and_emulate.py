@@ -102,6 +102,7 @@ def _emulations(draw: Any) -> Arguments:
         "random_order": draw(number),
         "threads": draw(number),
         "sample": None,
+        "instruction_budget": draw(number),
     }
     if arguments["profile"]:
         arguments |= {"check": False, "sample": draw(number)}
@@ -119,6 +120,7 @@ def _broken_emulation(arguments: Arguments) -> set[str]:
         ("threads", 1, 2**31),
         ("random_order", 0, 2**64),
         ("sample", 1, 2**31),
+        ("instruction_budget", 1, 2**64),
     ):
         value = arguments[name]
         if value is not None and not (is_int(value) and least <= value < end):

@@ -1,6 +1,7 @@
 """Feeds the emulator damaged code objects and random instructions; run by test_fuzz.py.
 
     python fuzz_worker.py --kind code_objects --seed 7 --seconds 5 --progress FILE
+    python fuzz_worker.py --kind calls --seed 7 --cases 100 --first 500
     python fuzz_worker.py --kind instructions --seed 7 --case 1234       repeats one case
 
 Every case depends on the kind, the seed and its number only. Errors are what should happen; a
@@ -13,22 +14,33 @@ import argparse
 import ctypes
 import faulthandler
 import mmap
+import os
 import random
 import re
 import struct
 import sys
+import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterable
+from itertools import count, takewhile
 from pathlib import Path
 
+import torch
 from elf import HEADER_BYTES, section_headers, sections
 from instruction_encodings import Encoder
 
+from jitfmha import emulate, fmha_fwd
+from jitfmha.amd import manifest
 from jitfmha.amd.device_compiler import assemble, compile_hip
+from jitfmha.amd.runtime import HipError
 from jitfmha.emulator import DEVICES, Definition, Emulator, EmulatorError, Function
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "amd"))
+from plain_tree import PlainKernel, write_tree
+
 _CHIPS = ("gfx942", "gfx950")
-_BUDGET = 2000  # instructions of a wave
+_BUDGET, _BUDGET_OF_CALL = 2000, 300_000  # instructions of a wave
 _BUFFER_BYTES = 65536
 _GUARD = 0xA5
 _INSTRUCTIONS = 48  # dwords
@@ -201,6 +213,52 @@ def _damage(original: bytes, rng: random.Random) -> bytes:
     return bytes(content)
 
 
+# ---- Calls ---------------------------------------------------------------------------------------
+
+
+class Calls:
+    """Calls `fmha_fwd` with a tree of damaged code objects: all checks, the launcher, a launch.
+
+    Each code object that is loaded stays loaded: some hundred cases are enough for a process.
+    """
+
+    def __init__(self, fuzzer: Fuzzer) -> None:
+        self._fuzzer = fuzzer
+        self._folder = tempfile.TemporaryDirectory()
+        root = Path(self._folder.name)
+        manifest.hsa_dir = lambda: root / "nothing"
+        os.environ[manifest.HSA_DIR] = str(root)
+        kernels = [PlainKernel(), PlainKernel(mode=1)]
+        for chip in _CHIPS:
+            write_tree(root, chip, kernels)
+        self._originals = {path: path.read_bytes() for path in sorted(root.rglob("*.co"))}
+        generator = torch.Generator().manual_seed(5)
+        self._qkv = [torch.randn(9, 2, 128, generator=generator).bfloat16() for _ in "qkv"]
+
+    def run(self, rng: random.Random) -> None:
+        chip, is_group = rng.choice(_CHIPS), bool(rng.getrandbits(1))
+        for path, original in self._originals.items():
+            path.write_bytes(_damage(original, rng))
+        order = rng.choice((None, rng.getrandbits(32)))
+        with (
+            warnings.catch_warnings(),
+            emulate(chip, threads=1, instruction_budget=_BUDGET_OF_CALL, random_order=order),
+        ):
+            warnings.simplefilter("ignore")  # of what is refused
+            try:
+                if is_group:
+                    ends = torch.tensor([0, 4, 9], dtype=torch.int32)
+                    fmha_fwd(*self._qkv, cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=5)
+                else:
+                    fmha_fwd(*(x[None] for x in self._qkv))
+            except HipError as error:
+                self._fuzzer.count(re.findall(r"hipError\w+", str(error))[0])
+            except NotImplementedError:
+                self._fuzzer.count("refused")
+            else:
+                self._fuzzer.count("ran")
+
+
 # ---- Random instructions -------------------------------------------------------------------------
 
 
@@ -270,21 +328,20 @@ def _random_code(chip: str) -> tuple[bytes, int, int]:
     return code, found[".text"][0] + place, place
 
 
-_KINDS: dict[str, Callable[[Fuzzer], CodeObjects | Instructions]] = {
+_KINDS: dict[str, Callable[[Fuzzer], CodeObjects | Calls | Instructions]] = {
     "code_objects": CodeObjects,
+    "calls": Calls,
     "instructions": Instructions,
 }
 
 
-def _cases(seconds: float, case: int | None) -> Iterable[int]:
-    if case is not None:
-        yield case
-        return
-    end = time.monotonic() + seconds
-    number = 0
-    while time.monotonic() < end:
-        yield number
-        number += 1
+def _cases(arguments: argparse.Namespace) -> Iterable[int]:
+    if arguments.case is not None:
+        return [arguments.case]
+    if arguments.cases is not None:
+        return range(arguments.first, arguments.first + arguments.cases)
+    end = time.monotonic() + arguments.seconds
+    return takewhile(lambda number: time.monotonic() < end, count(arguments.first))
 
 
 def main() -> None:
@@ -292,6 +349,8 @@ def main() -> None:
     parser.add_argument("--kind", choices=list(_KINDS), required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--seconds", type=float, default=5)
+    parser.add_argument("--cases", type=int, help="how many, in place of a time")
+    parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--case", type=int)
     parser.add_argument("--progress", type=Path)
     parser.add_argument(
@@ -308,7 +367,7 @@ def main() -> None:
         with arguments.progress.open("r+b") as file:
             progress = mmap.mmap(file.fileno(), 8)
     done = 0
-    for number in _cases(arguments.seconds, arguments.case):
+    for number in _cases(arguments):
         progress[:8] = struct.pack("<q", number)
         subject.run(random.Random(f"{arguments.kind} {arguments.seed} {number}"))
         fuzzer.check_guards()

@@ -16,6 +16,7 @@ from jitfmha.emulator.library import build_spec
 _WORKER = Path(__file__).with_name("fuzz_worker.py")
 _KINDS = ("code_objects", "instructions")
 _SECONDS, _LONG_SECONDS = 4.0, 90.0
+_CALLS, _LONG_CALLS, _CALLS_OF_PROCESS = 60, 10_000, 500
 # Beyond the time that it is given: loading, compiling what it damages, one slow case.
 _PATIENCE = 60.0
 
@@ -26,6 +27,7 @@ def _fuzz(
     seconds: float,
     folder: Path,
     *,
+    cases: range | None = None,
     library: Path | None = None,
     environment: dict[str, str] | None = None,
 ) -> None:
@@ -34,6 +36,8 @@ def _fuzz(
     if library is not None:
         command += ["--library", str(library)]
     full = [*command, "--seconds", str(seconds), "--progress", str(progress)]
+    if cases is not None:
+        full += ["--first", str(cases.start), "--cases", str(len(cases))]
     try:
         done = subprocess.run(
             full,
@@ -61,6 +65,16 @@ def test_errors_but_no_crash(
     # `emulator` has built the library that the worker finds in the cache.
     is_long = request.config.getoption("--exhaustive")
     _fuzz(kind, seed, _LONG_SECONDS if is_long else _SECONDS, tmp_path)
+
+
+def test_calls_with_damaged_code_objects(
+    seed: int, tmp_path: Path, request: pytest.FixtureRequest, emulator: object
+) -> None:
+    """What a user's call meets: the checks of Python, the launcher, and a kernel that may run."""
+    number = _LONG_CALLS if request.config.getoption("--exhaustive") else _CALLS
+    for first in range(0, number, _CALLS_OF_PROCESS):
+        cases = range(first, min(first + _CALLS_OF_PROCESS, number))
+        _fuzz("calls", seed, 0.5 * len(cases), tmp_path, cases=cases)
 
 
 @pytest.fixture(scope="session")

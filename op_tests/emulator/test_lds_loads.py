@@ -95,6 +95,21 @@ def test_a_wait_lands_nothing_that_was_issued_after(emulator: Emulator, arch: st
     np.testing.assert_array_equal(own, _LOADED[_LANES:])
 
 
+@pytest.mark.parametrize("waves", [1, 2])
+def test_a_wave_has_63_loads_on_their_way(emulator: Emulator, arch: str, waves: int) -> None:
+    """vmcnt cannot count more: issuing another one waits for the first."""
+    for later, is_there in ((62, False), (63, True)):
+        loads = [_LOAD, *[_LOAD_MORE] * later]
+        read = [
+            _READ.format("v10"),
+            _WAIT_FOR_LDS,
+            "global_store_dword v1, v10, s[0:1] offset:1024",
+        ]
+        code = _TWO_WAVES.format(first="\n".join([*loads, *read]), second="\n".join(loads))
+        first, _ = _results(emulator, arch, Body(code, waves=waves, lds_bytes=512))
+        np.testing.assert_array_equal(first, _LOADED[:_LANES] if is_there else np.zeros(_LANES))
+
+
 def test_random_order_lands_loads_early_and_late(emulator: Emulator, arch: str, seed: int) -> None:
     read = [_READ.format("v10"), _READ.format("v11"), _WAIT_FOR_LDS]
     body = _body(_LATER, ["s_barrier", *read])

@@ -126,6 +126,29 @@ def test_findings_and_the_exit_code(run: Run) -> None:
     assert "which is outside of all memory" in out
 
 
+def test_findings_are_shown_once(run: Run) -> None:
+    """On a terminal, standard error is there as well."""
+    launch = _launch()
+    launch["arguments"][-1]["value"] = 101
+    image = compile_hip(_SOURCE.replace("copy", "told_once"), "gfx950")
+    code, out, err = run(launch, image=image)
+    assert code == 1
+    assert out.count("global-bounds: kernel told_once") == 2  # a load and a store
+    assert err == ""
+
+
+def test_instruction_budget(run: Run) -> None:
+    code, out, _ = run(_launch(), "--instruction-budget", "3")
+    assert code == 1
+    assert "the wave's budget of 3 instructions is used up" in out
+    code, out, _ = run(_launch(), "--instruction-budget", "1000", "--json")
+    assert (code, json.loads(out)["failure"]) == (0, None)
+    for budget in ("0", "-1", str(2**64)):
+        code, out, err = run(_launch(), "--instruction-budget", budget)
+        assert (code, out) == (2, "")
+        assert f"--instruction-budget {budget}: not from 1" in err
+
+
 def test_an_access_between_two_tensors_is_found(run: Run) -> None:
     """Whatever lies in memory behind a tensor is no other tensor."""
     launch = _launch(grid=[64])
@@ -201,6 +224,13 @@ def _with_argument(**fields: Any) -> dict[str, Any]:
         (_with_tensor(output="yes"), 'tensors.to.output is "yes"'),
         (_with_tensor(fill=None, file="missing.bin"), "missing.bin"),
         (_with_tensor(fill=None, file="args.json"), "and the tensor has 400"),
+        (_launch(tensors={"../to": {}}), 'tensors has "../to", which is no name'),
+        (_launch(tensors={".to": {}}), 'tensors has ".to", which is no name'),
+        (_launch(tensors={"\x1b[2J": {}}), r'tensors has "\u001b[2J", which is no name'),
+        (_with_tensor(dtype="float32", fill=10**4000), "tensors.to.fill is 1000000"),
+        ('{"grid": ' + "9" * 5000 + "}", "is not JSON"),
+        ('{"grid": ' + "[" * 100_000 + "}", "is not JSON"),
+        (_launch(grid=[10**4000]), "grid is 100000"),
         (_with_argument(tensor="nobody"), 'arguments[1].tensor is "nobody"'),
         (_with_argument(type="i24", value=1), 'arguments[1].type is "i24"'),
         (_with_argument(type="i8", value=128), "arguments[1].value is 128"),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from checked_kernels import Body, memory_after
 
 from jitfmha.amd.device_compiler import compile_hip
 from jitfmha.emulator import DEVICES, Emulator, Function
 
-_WORKGROUPS, _THREADS = 8, 256
+_WORKGROUPS, _THREADS, _LANES = 8, 256, 64
 # Threads hand a word to the next wave. `racy` trusts that the other wave needs less time for its
 # few instructions than this one for its many; `clean` has a barrier.
 _SOURCE = """
@@ -97,3 +99,71 @@ def test_long_slices_hide_what_short_ones_show(
         emulator.set_options(time_slice=time_slice)
         result = _run(emulator, kernels[arch, "racy"])
         assert np.array_equal(result, _RIGHT) == is_right, time_slice
+
+
+# ---- How far waves drift apart -------------------------------------------------------------------
+
+# Hand-overs come at each place of a turn, whatever its length, up to this one, which is prime.
+_PERIOD, _HAND_OVERS = 67, 67
+_TWO_WAVES = """v_readfirstlane_b32 s8, v0
+v_and_b32 v1, 63, v0
+v_lshlrev_b32 v1, 2, v1
+v_mov_b32 v2, 1
+v_mov_b32 v11, 1
+s_cmp_eq_u32 s8, 0
+s_cbranch_scc1 .Lreader
+{writer}
+s_branch .Lend
+.Lreader:
+{reader}
+global_store_dword v1, v11, s[0:1]
+.Lend:"""
+
+
+def _hands_over(emulator: Emulator, arch: str, margin: int) -> bool:
+    """Whether wave 0 finds in LDS what wave 1 wrote there `margin` instructions before.
+
+    There is no barrier: production kernels trust that waves keep pace, and count on some distance.
+    """
+    writer, reader = [], []
+    for number in range(_HAND_OVERS):
+        place = f"v1{{}} offset:{256 * number}"
+        write = ["s_nop 0"] * _PERIOD
+        write[0] = f"ds_write_b32 {place.format(', v2')}"
+        writer += write
+        read = ["s_nop 0"] * _PERIOD
+        read[margin : margin + 2] = [
+            f"ds_read_b32 v10, {place.format('')}",
+            "v_and_b32 v11, v11, v10",
+        ]
+        reader += read
+    code = _TWO_WAVES.format(writer="\n".join(writer), reader="\n".join(reader))
+    body = Body(code, waves=2, lds_bytes=256 * _HAND_OVERS)
+    found = memory_after(emulator, arch, body, np.zeros(_LANES, np.uint32))[:_LANES]
+    assert (found == found[0]).all()
+    return bool(found[0])
+
+
+def test_the_default_lets_waves_drift_by_less_than_four(emulator: Emulator, arch: str) -> None:
+    """Of the published decode kernels for latent attention, one is right up to 10 only.
+
+    With a shorter slice nothing would be wrong, but this is what is documented.
+    """
+    seen: list[bool] = []
+
+    def look() -> None:
+        seen.extend(_hands_over(emulator, arch, margin) for margin in (3, 4, 10))
+
+    emulator.set_options()
+    look()
+    thread = threading.Thread(target=look)  # which sets no options: the C++ default
+    thread.start()
+    thread.join()
+    assert seen == [False, True, True] * 2
+
+
+@pytest.mark.parametrize("time_slice", [1, 2, 10, 40])
+def test_waves_drift_by_a_slice(emulator: Emulator, time_slice: int) -> None:
+    emulator.set_options(time_slice=time_slice)
+    assert _hands_over(emulator, "gfx942", time_slice)
+    assert not _hands_over(emulator, "gfx942", time_slice - 1)

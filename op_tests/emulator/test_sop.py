@@ -295,6 +295,48 @@ def test_relative_moves(emulator: Emulator, arch: str) -> None:
     ]
 
 
+def test_relative_moves_by_a_negative_number(emulator: Emulator, arch: str) -> None:
+    segments = [
+        Segment("s_movrels_b32 s4, s11", {"s[8:11]": 7 << 32, "m0": -2}, ["s4"]),
+        Segment("s_movrels_b64 s[4:5], s[10:11]", {"s[8:11]": 7 << 32 | 6, "m0": -2}, ["s[4:5]"]),
+        Segment("s_movreld_b32 s9, s8", {"s8": 9, "s[4:7]": 0, "m0": -3}, ["s6"]),
+        Segment(
+            "s_movreld_b64 s[10:11], s[8:9]",
+            {"s[8:9]": 9 << 32, "s[4:7]": 0, "m0": -4},
+            ["s[6:7]"],
+        ),
+    ]
+    results = run(emulator, arch, segments)
+    assert [int(v[0]) for result in results for v in result.values()] == [
+        7,
+        7 << 32 | 6,
+        9,
+        9 << 32,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("code", "m0", "reached"),
+    [
+        ("s_movrels_b32 s4, s0", -1, "s-1"),
+        ("s_movreld_b32 s0, s4", -1, "s-1"),
+        ("s_movrels_b64 s[4:5], s[0:1]", -2, "s-2"),
+        ("s_movreld_b64 s[0:1], s[4:5]", -2, "s-2"),
+        ("s_movrels_b32 s4, s9", -(2**31), "s-2147483639"),
+        ("s_movrels_b32 s4, s9", 93, "s102"),
+        ("s_movreld_b64 s[8:9], s[4:5]", 94, "s102"),
+        ("s_movreld_b32 s9, s4", 2**31 - 1, "s2147483656"),
+    ],
+)
+def test_relative_moves_stay_in_the_registers(
+    emulator: Emulator, code: str, m0: int, reached: str
+) -> None:
+    """A sum of 2**32 - 1 wrapped around where its end was checked."""
+    words = rf"s_movrel with {m0} in M0 reaches {reached}$"
+    with pytest.raises(EmulatorError, match=words):
+        run(emulator, "gfx950", [Segment(code, {"m0": m0}, [])])
+
+
 def test_mode_register(emulator: Emulator, arch: str) -> None:
     part = (
         "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), 5\ns_getreg_b32 s4, hwreg(HW_REG_MODE, 2, 8)"

@@ -131,7 +131,7 @@ void export_findings(const Dispatch& dispatch, const Findings& findings) {
     const FindingKey key{dispatch.kernel->name, kind, dword,
                          text_of(dispatch.code->instructions[dword])};
     const KnownFinding found{finding, dispatch.code->location(dword)};
-    printer.print(key, found);
+    if (dispatch.options.print_findings) printer.print(key, found);
     const auto known = all.findings.find(key);
     if (known != all.findings.end()) known->second.finding.count += finding.count;
     else if (all.findings.size() >= kMostFindings) all.left_out += finding.count;

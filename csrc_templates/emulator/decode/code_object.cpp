@@ -2,8 +2,12 @@
 #include "decode/code_object.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <map>
 #include <new>
+#include <set>
 
 #include "chips.h"
 #include "decode/decode.h"
@@ -17,11 +21,30 @@ constexpr u64 kLargestImage = u64{1} << 30;
 constexpr u32 kLargestKernarg = 1u << 20, kLargestScratch = 1u << 20;
 constexpr u16 kMostProgramHeaders = 64;
 
+// Hidden arguments of which there is one for each axis of the grid.
+constexpr const char* kKindsWithAxis[] = {"hidden_block_count_", "hidden_group_size_",
+                                          "hidden_remainder_", "hidden_global_offset_"};
+
 constexpr u64 kPage = 4096;
 
 [[noreturn]] void malformed(const std::string& what) {
   throw CodeObjectError("not a usable AMDGPU code object: " + what);
 }
+
+// The parts of a file do not share bytes. Headers that say otherwise would let a small file take
+// hours: each of ten thousand tables could be the whole file.
+class DisjointParts {
+ public:
+  DisjointParts(const char* what, u64 file_bytes) : what_(what), left_(file_bytes) {}
+  void add(u64 bytes) {
+    if (bytes > left_) malformed(std::string("its ") + what_ + " have more bytes than the file");
+    left_ -= bytes;
+  }
+
+ private:
+  const char* what_;
+  u64 left_;
+};
 
 // A stretch of the file; every read is checked, because files can be damaged.
 class Bytes {
@@ -228,6 +251,7 @@ class ElfLoader {
 
   std::unique_ptr<CodeObject> load() {
     check_header();
+    check_segments();
     code_->version = header_.identification[8] + 2u;
     load_segments();
     relocate();
@@ -262,6 +286,16 @@ class ElfLoader {
     return file_.at<SectionHeader>(header_.section_headers + u64{i} * sizeof(SectionHeader));
   }
 
+  void check_segments() const {
+    DisjointParts loads("segments", file_.size()), notes("notes", file_.size());
+    for (u32 i = 0; i < header_.program_header_count; ++i) {
+      const ProgramHeader each = segment(i);
+      if (each.type != kLoad && each.type != kNote) continue;
+      file_.part(each.offset, each.file_bytes);
+      (each.type == kLoad ? loads : notes).add(each.file_bytes);
+    }
+  }
+
   void load_segments() {
     u64 end = 0;
     for (u32 i = 0; i < header_.program_header_count; ++i) {
@@ -293,9 +327,11 @@ class ElfLoader {
   }
 
   void relocate() {
+    DisjointParts tables("relocations", file_.size());
     for (u32 i = 0; i < header_.section_header_count; ++i) {
       const SectionHeader table = section(i);
       if (table.type != kRelocationTable) continue;
+      tables.add(table.bytes);
       const SectionHeader symbols = section(table.link);
       for (u64 offset = 0; offset + sizeof(Relocation) <= table.bytes; offset += sizeof(Relocation))
         apply(file_.at<Relocation>(table.offset + offset), symbols);
@@ -340,15 +376,19 @@ class ElfLoader {
   }
 
   void read_kernels() {
-    const std::vector<KernelMetadata> described = metadata();
+    std::map<std::string, KernelMetadata> described;  // by symbol
+    for (KernelMetadata& kernel : metadata()) described[kernel.symbol] = std::move(kernel);
+    DisjointParts tables("symbols", file_.size()), all_names("names", file_.size());
     for (u32 i = 0; i < header_.section_header_count; ++i) {
       const SectionHeader table = section(i);
       if (table.type != kDynamicSymbols && table.type != kSymbolTable) continue;
+      tables.add(table.bytes);
       const SectionHeader names_header = section(table.link);
       const Bytes names = file_.part(names_header.offset, names_header.bytes);
       for (u64 offset = 0; offset + sizeof(Symbol) <= table.bytes; offset += sizeof(Symbol)) {
         const Symbol symbol = file_.at<Symbol>(table.offset + offset);
         const std::string name = names.string_at(symbol.name);
+        all_names.add(name.size());
         if (symbol.section == 0 || name.size() <= 3 || name.compare(name.size() - 3, 3, ".kd"))
           continue;
         add_kernel(name, symbol.value, described);
@@ -359,13 +399,13 @@ class ElfLoader {
   }
 
   void add_kernel(const std::string& symbol, u64 address,
-                  const std::vector<KernelMetadata>& described) {
-    const std::string name = symbol.substr(0, symbol.size() - 3);
-    if (code_->find_kernel(name)) return;  // .dynsym and .symtab list the same kernels
+                  const std::map<std::string, KernelMetadata>& described) {
+    if (!added_.insert(symbol).second) return;  // .dynsym and .symtab list the same kernels
     if (address > code_->image_bytes || code_->image_bytes - address < sizeof(KernelDescriptor))
       malformed("a kernel descriptor lies outside of the image");
     auto kernel = std::make_unique<Kernel>();
-    kernel->name = name;
+    kernel->symbol = symbol.substr(0, symbol.size() - 3);
+    const std::string& name = kernel->name = printable(kernel->symbol);
     std::memcpy(&kernel->descriptor, code_->image + address, sizeof(KernelDescriptor));
     const u64 entry = address + static_cast<u64>(kernel->descriptor.entry_offset);
     if (entry < text_offset_ || entry - text_offset_ >= 4 * u64{code_->text_dwords} || entry % 4)
@@ -373,8 +413,8 @@ class ElfLoader {
     kernel->entry_dword = static_cast<u32>((entry - text_offset_) / 4);
     if (kernel->descriptor.has(kWave32)) malformed("kernel " + name + " is for waves of 32 lanes");
     kernel->kernarg_bytes = kernel->descriptor.kernarg_bytes;
-    for (const KernelMetadata& metadata : described) {
-      if (metadata.symbol != symbol) continue;
+    if (const auto found = described.find(symbol); found != described.end()) {
+      const KernelMetadata& metadata = found->second;
       kernel->arguments = metadata.arguments;
       kernel->kernarg_bytes = std::max(kernel->kernarg_bytes, metadata.kernarg_bytes);
       kernel->max_workgroup_size = metadata.max_workgroup_size;
@@ -386,9 +426,11 @@ class ElfLoader {
       malformed("kernel " + name + " has " +
                 std::to_string(kernel->descriptor.private_segment_bytes) +
                 " bytes of private memory a lane");
-    for (const KernelArgument& argument : kernel->arguments)
+    for (const KernelArgument& argument : kernel->arguments) {
       if (u64{argument.offset} + argument.bytes > kLargestKernarg)
         malformed("an argument of kernel " + name + " lies outside of its segment");
+      for (const char* const prefix : kKindsWithAxis) argument.axis_of(prefix);
+    }
     code_->kernels.push_back(std::move(kernel));
   }
 
@@ -404,6 +446,7 @@ class ElfLoader {
   ElfHeader header_;
   std::unique_ptr<CodeObject> code_ = std::make_unique<CodeObject>();
   u64 text_offset_ = 0;
+  std::set<std::string> added_;  // symbols of kernels
 };
 
 }  // namespace
@@ -434,10 +477,30 @@ u64 code_object_bytes(const u8* elf) {
   return end;
 }
 
-const Kernel* CodeObject::find_kernel(const std::string& name) const {
+const Kernel* CodeObject::find_kernel(const std::string& symbol) const {
   for (const auto& kernel : kernels)
-    if (kernel->name == name) return kernel.get();
+    if (kernel->symbol == symbol) return kernel.get();
   return nullptr;
+}
+
+int KernelArgument::axis_of(const char* prefix) const {
+  const std::size_t length = std::strlen(prefix);
+  if (value_kind.compare(0, length, prefix)) return -1;
+  const std::string axis = value_kind.substr(length);
+  if (axis != "x" && axis != "y" && axis != "z")
+    malformed("an argument's kind is " + printable(value_kind) + ", whose axis is not x, y or z");
+  return axis[0] - 'x';
+}
+
+std::string printable(const std::string& name) {
+  std::string text;
+  for (const char each : name) {
+    char escaped[8];
+    std::snprintf(escaped, sizeof(escaped), "\\x%02x", static_cast<u8>(each));
+    if (each >= ' ' && each <= '~') text += each;
+    else text += escaped;
+  }
+  return text;
 }
 
 std::string CodeObject::location(u32 dword) const {

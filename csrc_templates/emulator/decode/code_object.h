@@ -59,10 +59,14 @@ struct KernelArgument {
   u32 offset = 0, bytes = 0;
   std::string value_kind;  // by_value, global_buffer, hidden_block_count_x, ...
   bool is_hidden() const { return value_kind.rfind("hidden_", 0) == 0; }
+  // 0 to 2 where the kind is `prefix` and an axis, such as hidden_block_count_x; -1 where it begins
+  // otherwise. Throws CodeObjectError for another axis.
+  int axis_of(const char* prefix) const;
 };
 
 struct Kernel {
-  std::string name;
+  std::string symbol;  // without .kd, as the file has it
+  std::string name;    // the same, printable
   KernelDescriptor descriptor;
   u32 entry_dword;                        // index into CodeObject::instructions
   std::vector<KernelArgument> arguments;  // empty where there is no metadata
@@ -83,12 +87,17 @@ struct CodeObject {
   std::vector<Instruction> instructions;
   std::vector<std::unique_ptr<Kernel>> kernels;
 
-  const Kernel* find_kernel(const std::string& name) const;
+  const Kernel* find_kernel(const std::string& symbol) const;
   // The symbol or kernel that an address of the text belongs to, for messages.
   std::string location(u32 dword) const;
 };
 
-// Throws CodeObjectError with what is wrong.
+// A name that somebody else chose, for messages: bytes that are no printable ASCII become \xNN, so
+// that no terminal takes them for commands.
+std::string printable(const std::string& name);
+
+// Throws CodeObjectError with what is wrong. Takes time in proportion to the file, whatever its
+// headers say.
 std::unique_ptr<CodeObject> load_code_object(const u8* elf, u64 bytes);
 // Of an image in memory whose size nobody says: the ELF headers give it.
 u64 code_object_bytes(const u8* elf);

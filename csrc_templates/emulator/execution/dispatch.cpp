@@ -4,10 +4,13 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdarg>
 #include <cstdio>
 #include <mutex>
 #include <new>
+#include <system_error>
 #include <thread>
 
 #include "decode/text.h"
@@ -31,6 +34,9 @@ constexpr u64 kLdsLoadLatency = 150;
 
 // A wave that has a workgroup to itself keeps pace with nobody; its turns end for loads into LDS.
 constexpr u32 kSliceOfLoneWave = 64;
+
+// Between turns a launch can be stopped.
+constexpr u64 kLongestSlice = 1 << 16;
 
 // The generator of the `random_order` option: splitmix64.
 class Random {
@@ -133,6 +139,7 @@ void begin_wave(Wave& wave, Workgroup& workgroup, u32 index, u8* scratch) {
   wave.executed = 0;
   wave.memory_hit = nullptr;
   wave.vector_memory_issued = 0;
+  wave.lds_loads_on_their_way = 0;
   wave.set_mode(descriptor.initial_mode());
   set_initial_scalars(wave);
   set_initial_lanes(wave);
@@ -225,10 +232,100 @@ std::string describe(const Fault& fault, const Wave& wave) {
   return text + ": " + fault.what();
 }
 
+// What the workers of one launch have in common: the workgroups that are left, and why it failed.
+class LaunchProgress {
+ public:
+  LaunchProgress(const Dispatch& dispatch, u64 workgroups)
+      : kernel_(dispatch.kernel->name), check_(dispatch.interruption_check), left_(workgroups) {}
+
+  // The next workgroup to run, counted from 0; false when there is none. Those before a failed one
+  // still run, so that the failure that is reported is always the same.
+  bool take(u64& number) {
+    number = next_++;
+    return number < std::min<u64>(left_, first_failed_) && !is_stopped();
+  }
+  void report(u64 number, const std::string& message) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (number >= first_failed_) return;
+    first_failed_ = number;
+    message_ = message;
+  }
+
+  // Ends the launch: workers leave their waves where they are. Allocates nothing.
+  enum class Stop : u8 { none, interrupted, no_memory, no_thread };
+  void stop(Stop reason, int error = 0) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (is_stopped()) return;
+    error_ = error;
+    stopped_ = reason;
+  }
+  bool is_stopped() const { return stopped_.load(std::memory_order_relaxed) != Stop::none; }
+
+  // For the thread that launches: asks now and then whether to go on, and stops the others if not.
+  void ask() {
+    const auto now = std::chrono::steady_clock::now();
+    if (!check_ || is_stopped() || now < next_check_) return;
+    next_check_ = now + kBetweenChecks;
+    if (!check_()) stop(Stop::interrupted);
+  }
+
+  void begin_worker() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++running_;
+  }
+  void end_worker() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    --running_;
+    ended_.notify_all();
+  }
+  // Waits for all workers; meanwhile asks.
+  void wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (!ended_.wait_for(lock, kBetweenChecks, [&] { return running_ == 0; })) {
+      lock.unlock();
+      ask();
+      lock.lock();
+    }
+  }
+
+  // After the last worker.
+  LaunchFailure failure() const {
+    const std::string kernel = "kernel " + kernel_;
+    switch (stopped_) {
+      case Stop::interrupted: return {true, kernel + " was interrupted"};
+      case Stop::no_memory: return {true, kernel + ": no memory for the state of its waves"};
+      case Stop::no_thread:
+        return {true, kernel + ": a worker thread does not start: " +
+                          std::generic_category().message(error_)};
+      case Stop::none: break;
+    }
+    return {first_failed_ != kNone, message_};
+  }
+
+ private:
+  static constexpr std::chrono::milliseconds kBetweenChecks{50};
+  static constexpr u64 kNone = ~u64{0};
+
+  const std::string& kernel_;
+  const InterruptionCheck check_;
+  std::chrono::steady_clock::time_point next_check_ =
+      std::chrono::steady_clock::now() + kBetweenChecks;
+  const u64 left_;
+  std::atomic<u64> next_{0}, first_failed_{kNone};
+  std::atomic<Stop> stopped_{Stop::none};
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  u32 running_ = 0;
+  int error_ = 0;
+  std::string message_;
+};
+
 // One thread's share of a launch: runs one workgroup after the other in the same memory.
 class Worker {
  public:
-  explicit Worker(const Dispatch& dispatch) : dispatch_(dispatch) {
+  // `is_launching`: on the thread that launches, which asks whether to go on.
+  Worker(const Dispatch& dispatch, LaunchProgress& progress, bool is_launching)
+      : dispatch_(dispatch), progress_(progress), is_launching_(is_launching) {
     const u32 threads =
         dispatch.workgroup_size[0] * dispatch.workgroup_size[1] * dispatch.workgroup_size[2];
     wave_count_ = (threads + kLanes - 1) / kLanes;
@@ -267,7 +364,7 @@ class Worker {
     while (true) {
       if (options.random_order)
         for (u32 i = wave_count_; i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
-      u64 longest = 0;
+      u64 longest = 0, executed = 0;
       for (const u32 index : order) {
         Wave& wave = waves_[index];
         if (wave.state != WaveState::running) continue;
@@ -278,6 +375,7 @@ class Worker {
           u64 slice = options.random_order ? random.slice()
                       : wave_count_ == 1   ? std::max(options.time_slice, kSliceOfLoneWave)
                                            : options.time_slice;
+          slice = std::min(slice, kLongestSlice);
           if (options.instruction_budget) {
             if (wave.executed >= options.instruction_budget)
               fault("the wave's budget of %llu instructions is used up",
@@ -290,10 +388,22 @@ class Worker {
         }
         if (wave.state == WaveState::at_barrier) hooks::barrier_arrived(wave);
         longest = std::max(longest, wave.executed - executed_before);
+        executed += wave.executed - executed_before;
       }
+      if (must_stop(executed)) return {};
       workgroup.now += longest;  // waves run side by side
       if (!release_barrier(workgroup)) return {};
     }
+  }
+
+  // Looks now and then whether the launch ends early; that takes longer than an instruction.
+  bool must_stop(u64 executed) {
+    constexpr u64 kBetweenLooks = 4096;  // instructions: of a millisecond's order
+    since_look_ += executed;
+    if (since_look_ < kBetweenLooks) return false;
+    since_look_ = 0;
+    if (is_launching_) progress_.ask();
+    return progress_.is_stopped();
   }
 
   // Lets the waves go on if all that have not ended are at the barrier. False when all have ended.
@@ -312,6 +422,9 @@ class Worker {
   }
 
   const Dispatch& dispatch_;
+  LaunchProgress& progress_;
+  const bool is_launching_;
+  u64 since_look_ = 0;
   u32 wave_count_, lds_bytes_, scratch_bytes_;
   std::unique_ptr<Wave[]> waves_;
   std::unique_ptr<u64[]> lds_, scratch_;
@@ -369,38 +482,43 @@ LaunchFailure run_dispatch(Dispatch& dispatch) {
   const std::vector<u64> selected = hooks::selected_workgroups(dispatch);
   const u64 total = u64{dispatch.workgroups[0]} * dispatch.workgroups[1] * dispatch.workgroups[2];
   const u64 count = selected.empty() ? total : selected.size();
-  std::atomic<u64> next{0}, first_failed{~u64{0}};
-  std::mutex mutex;
-  LaunchFailure failure;
-  const auto report = [&](u64 number, const std::string& message) {
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (number >= first_failed) return;
-    first_failed = number;
-    failure = {true, message};
-  };
-  const auto work = [&] {
+  LaunchProgress progress(dispatch, count);
+  const auto work = [&](bool is_launching) {
     const HostFloatControl saved = host_float_control();
     set_host_float_control(host_float_control_of(0, 3));
     try {
-      Worker worker(dispatch);
-      // Workgroups before a failed one still run, so that the failure reported is always the same.
-      for (u64 i; (i = next++) < std::min<u64>(count, first_failed);) {
+      Worker worker(dispatch, progress, is_launching);
+      for (u64 i; progress.take(i);) {
         const std::string message = worker.run(selected.empty() ? i : selected[i]);
-        if (!message.empty()) report(i, message);
+        if (!message.empty()) progress.report(i, message);
       }
     } catch (const std::bad_alloc&) {
-      report(0, "kernel " + dispatch.kernel->name + ": no memory for the state of its waves");
+      progress.stop(LaunchProgress::Stop::no_memory);
     }
     set_host_float_control(saved);
+    progress.end_worker();
   };
   const u32 wanted = dispatch.options.threads ? dispatch.options.threads
                                               : std::max(1u, std::thread::hardware_concurrency());
   std::vector<std::thread> threads;
-  for (u32 i = 1; i < std::min<u64>(wanted, count); ++i) threads.emplace_back(work);
-  work();
+  for (u32 i = 1; i < std::min<u64>(wanted, count) && !progress.is_stopped(); ++i) {
+    progress.begin_worker();
+    try {
+      threads.emplace_back(work, false);
+    } catch (const std::system_error& error) {
+      progress.end_worker();
+      progress.stop(LaunchProgress::Stop::no_thread, error.code().value());
+    } catch (const std::bad_alloc&) {
+      progress.end_worker();
+      progress.stop(LaunchProgress::Stop::no_memory);
+    }
+  }
+  progress.begin_worker();
+  work(true);
+  progress.wait();
   for (std::thread& thread : threads) thread.join();
   hooks::dispatch_end(dispatch);
-  return failure;
+  return progress.failure();
 }
 
 }  // namespace emulator

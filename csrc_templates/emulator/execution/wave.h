@@ -63,6 +63,9 @@ struct Kernel;
 struct Device;
 struct Wave;
 
+// Whether a launch goes on; 0: it ends. Only the thread that launches asks.
+using InterruptionCheck = int (*)();
+
 // One kernel launch. Workers share it and only read it, `memory` included.
 struct Dispatch {
   const CodeObject* code;
@@ -75,17 +78,18 @@ struct Dispatch {
   const u8* kernarg;
   AddressSpace memory;
   Options options;
+  InterruptionCheck interruption_check;  // null: none
   alignas(64) u8 dispatch_packet[64];
   DispatchObservation* observation = nullptr;
 };
 
 // A load into LDS on its way.
 struct LdsLoad {
-  const Wave* wave;  // that issued it
-  u64 number;        // of its vector memory instructions, counted as vmcnt does
-  u64 due;           // in the workgroup's time
-  u32 bytes;         // of each lane
-  u8* to[kLanes];    // null: nothing
+  Wave* wave;      // that issued it
+  u64 number;      // of its vector memory instructions, counted as vmcnt does
+  u64 due;         // in the workgroup's time
+  u32 bytes;       // of each lane
+  u8* to[kLanes];  // null: nothing
   u32 data[kLanes][4];
 };
 
@@ -100,11 +104,13 @@ struct Workgroup {
   // Loads into LDS of all waves, in the order of issue, in which they land as well: memory answers
   // a compute unit in order. One lands when it is due, or earlier where a wave waits for it or for
   // a later one. Production kernels rely on both sides of that: that memory is far away, right
-  // after a barrier, and that what was issued before it is there when a later load is.
+  // after a barrier, and that what was issued before it is there when a later load is. vmcnt counts
+  // to 63, and a wave's next load waits where it would go beyond.
   std::deque<LdsLoad> lds_loads;
   u64 now = 0;               // instructions of the wave that ran most, summed over the rounds
   u64 lds_load_latency = 0;  // of loads that are issued now
 
+  void make_room_for_lds_load_of(Wave&);
   void land_due_lds_loads();
   // Lets loads land until at most `outstanding` vector memory instructions of the wave are left.
   void land_lds_loads_of(const Wave&, u64 outstanding);
@@ -137,6 +143,7 @@ struct Wave {
   u8* scratch;                   // scratch_bytes_per_lane for each of 64 lanes, one after the other
   AddressSpace::Hit memory_hit;  // the range of the last access
   u64 vector_memory_issued;      // instructions that raise vmcnt
+  u32 lds_loads_on_their_way;    // of this wave in Workgroup::lds_loads
   WaveObservation* observation = nullptr;
 
   u64& vcc() { return pair(kVccIndex); }

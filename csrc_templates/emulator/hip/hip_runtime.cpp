@@ -105,6 +105,7 @@ thread_local std::string last_error_text;
 thread_local Options launch_options = default_options();
 thread_local std::vector<Range> allowed_memory;
 thread_local bool everything_allowed = true;
+thread_local InterruptionCheck interruption_check = nullptr;
 
 int failed(int code, const std::string& text) {
   last_error = last_failure = code;
@@ -135,16 +136,10 @@ int give(int* to, int value) {
 
 // Hidden arguments are computed by the runtime; code objects name and place them in the metadata.
 void fill_hidden_argument(const KernelArgument& argument, const Dispatch& dispatch, u8* kernarg) {
-  const auto axis_of = [&](const char* prefix) -> int {
-    const std::size_t length = std::strlen(prefix);
-    return argument.value_kind.size() == length + 1 &&
-                   argument.value_kind.compare(0, length, prefix) == 0
-               ? argument.value_kind[length] - 'x'
-               : -1;
-  };
   u64 value = 0;  // for what this runtime does not offer: printf, hostcalls, heap, queues
-  if (const int axis = axis_of("hidden_block_count_"); axis >= 0) value = dispatch.workgroups[axis];
-  else if (const int axis = axis_of("hidden_group_size_"); axis >= 0)
+  if (const int axis = argument.axis_of("hidden_block_count_"); axis >= 0)
+    value = dispatch.workgroups[axis];
+  else if (const int axis = argument.axis_of("hidden_group_size_"); axis >= 0)
     value = dispatch.workgroup_size[axis];
   else if (argument.value_kind == "hidden_grid_dims")
     value = dispatch.workgroups[2] > 1 ? 3 : dispatch.workgroups[1] > 1 ? 2 : 1;
@@ -265,6 +260,7 @@ int launch(void* function_handle, const u32 (&grid)[3], const u32 (&block)[3], u
     for (const auto& [address, bytes] : runtime().blocks) dispatch.memory.allow(address, bytes);
   }
   dispatch.options = launch_options;
+  dispatch.interruption_check = interruption_check;
   if (everything_allowed) dispatch.memory.allow_everything();
   for (const Range& range : allowed_memory)
     dispatch.memory.allow(range.begin, range.end - range.begin);
@@ -524,7 +520,7 @@ EXPORT int hipModuleLoad(void** module, const char* path) {
   return guarded([&] {
     if (!module || !path) return failed(kInvalidValue, "null pointer");
     std::FILE* const file = std::fopen(path, "rb");
-    if (!file) return failed(kFileNotFound, std::string("cannot open ") + path);
+    if (!file) return failed(kFileNotFound, "cannot open " + printable(path));
     std::vector<u8> content;
     u8 block[65536];
     for (std::size_t count; (count = std::fread(block, 1, sizeof(block), file)) > 0;)
@@ -554,7 +550,7 @@ EXPORT int hipModuleGetFunction(void** function, void* module, const char* name)
       return failed(kInvalidHandle, "the module handle is not valid");
     const Kernel* const kernel = found->second->code->find_kernel(name);
     if (!kernel) {
-      std::string text = std::string("there is no kernel ") + name + "; the code object has:";
+      std::string text = "there is no kernel " + printable(name) + "; the code object has:";
       for (const auto& known : found->second->code->kernels) text += " " + known->name;
       return failed(kNotFound, text);
     }
@@ -682,6 +678,11 @@ EXPORT int jitfmha_emulator_module_load(void** module, const void* image, std::s
 EXPORT void jitfmha_emulator_set_options(const Options* options, Options* until_now) {
   if (until_now) *until_now = launch_options;
   if (options) launch_options = *options;
+}
+// What this thread's later launches ask whether to go on; null, the initial state: nobody. Returns
+// whom they asked until now.
+EXPORT InterruptionCheck jitfmha_emulator_set_interruption_check(InterruptionCheck check) {
+  return std::exchange(interruption_check, check);
 }
 // What this thread's later launches may touch. count < 0: everything, which is the initial state.
 EXPORT void jitfmha_emulator_set_allowed_memory(const Range* ranges, i64 count) {

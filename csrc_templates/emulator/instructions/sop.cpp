@@ -265,11 +265,13 @@ void execute_stop_bit(Wave&, const Instruction& inst) {
 
 // ---- Indexed moves and hardware registers -------------------------------------------------------
 
+// M0 may be negative: what counts is the register that the sum names.
 u32 relative_scalar(const Wave& wave, u32 index, u32 dwords) {
-  const u32 relative = index + wave.scalar[kM0];
-  if (relative + dwords > kFlatScratch || relative % dwords)
-    fault("s_movrel reaches s%u", relative);
-  return relative;
+  const i32 m0 = static_cast<i32>(wave.scalar[kM0]);
+  const i64 relative = i64{index} + m0;
+  if (relative < 0 || relative + dwords > kFlatScratch || relative % dwords)
+    fault("s_movrel with %d in M0 reaches s%lld", m0, static_cast<long long>(relative));
+  return static_cast<u32>(relative);
 }
 
 template <class T>

@@ -63,7 +63,13 @@ void Workgroup::land_first_lds_load() {
   const LdsLoad& load = lds_loads.front();
   for (u32 lane = 0; lane < kLanes; ++lane)
     if (load.to[lane]) std::memcpy(load.to[lane], load.data[lane], load.bytes);
+  --load.wave->lds_loads_on_their_way;
   lds_loads.pop_front();
+}
+
+void Workgroup::make_room_for_lds_load_of(Wave& wave) {
+  constexpr u32 kMostOnTheirWay = 63;
+  while (wave.lds_loads_on_their_way >= kMostOnTheirWay) land_first_lds_load();
 }
 
 void Workgroup::land_due_lds_loads() {

@@ -194,7 +194,9 @@ inline LdsLoad& begin_lds_load(Wave& wave, const Instruction& inst, u32 bytes) {
   const u32 mask = wave.dispatch().device->arch == kGfx950 ? 0x3ffff : 0xffff;
   const u32 base = (m0 & mask) + static_cast<u32>(inst.offset), pitch = bytes > 8 ? 16 : 4;
   Workgroup& workgroup = *wave.workgroup;
+  workgroup.make_room_for_lds_load_of(wave);
   LdsLoad& load = workgroup.lds_loads.emplace_back();
+  ++wave.lds_loads_on_their_way;
   load.wave = &wave;
   load.number = wave.vector_memory_issued;
   load.due = workgroup.now + workgroup.lds_load_latency;

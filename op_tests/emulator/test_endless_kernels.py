@@ -1,0 +1,233 @@
+"""Kernels that do not end: signals and budgets stop them. And launches that cannot begin."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from jitfmha import emulate, fmha_fwd
+from jitfmha.amd.device_compiler import compile_hip
+from jitfmha.amd.runtime import HipError
+from jitfmha.emulator import DEVICES, Emulator, EmulatorError, Function
+
+# So that a test fails, rather than hangs, where nothing stops a kernel: some ten seconds.
+_BUDGET = 300_000_000
+_SOON = 3.0
+_SOURCE = """
+extern "C" __global__ void endless(unsigned odd_ones_only) {
+  if (odd_ones_only && __builtin_amdgcn_workgroup_id_x() % 2 == 0) return;
+  for (;;) asm volatile("s_nop 0");
+}
+"""
+
+
+class _AlarmRings(Exception):
+    pass
+
+
+@pytest.fixture
+def after() -> Iterator[Callable[[float, Callable[[], None]], None]]:
+    """Calls a function, as a signal handler, so many seconds from now and then every 0.1 s."""
+
+    def ring_after(seconds: float, answer: Callable[[], None]) -> None:
+        signal.signal(signal.SIGALRM, lambda number, frame: answer())
+        signal.setitimer(signal.ITIMER_REAL, seconds, 0.1)
+
+    before = signal.getsignal(signal.SIGALRM)
+    yield ring_after
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def endless(emulator: Emulator) -> Iterator[Function]:
+    module = emulator.load_module(compile_hip(_SOURCE, "gfx942"), DEVICES["gfx942"])
+    with emulator.keep_options():
+        emulator.set_options(threads=2, instruction_budget=_BUDGET)
+        yield emulator.function(module, "endless")
+    emulator.unload_module(module)
+
+
+def _ring() -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    raise _AlarmRings
+
+
+@pytest.mark.parametrize(("workgroups", "odd_ones_only"), [(1, 0), (2, 0), (2, 1), (7, 1)])
+def test_a_signal_handler_that_raises_ends_a_launch(
+    emulator: Emulator,
+    endless: Function,
+    after: Callable[[float, Callable[[], None]], None],
+    workgroups: int,
+    odd_ones_only: int,
+) -> None:
+    """Also where the thread that launches has no workgroup left and waits for the others."""
+    start = time.monotonic()
+    after(0.2, _ring)
+    kernarg = odd_ones_only.to_bytes(4, "little")
+    with pytest.raises(_AlarmRings):
+        emulator.launch(endless, (workgroups, 1, 1), (128, 1, 1), kernarg)
+    assert 0.2 <= time.monotonic() - start < _SOON
+    # Nothing is left of it.
+    emulator.set_options(threads=2, instruction_budget=1000)
+    with pytest.raises(EmulatorError, match="budget of 1000 instructions"):
+        emulator.launch(endless, (2, 1, 1), (64, 1, 1), bytes(4))
+
+
+@pytest.mark.parametrize(
+    "options", [{"time_slice": 2**32 - 1}, {"random_order": True}], ids=["long", "random"]
+)
+def test_turns_of_any_length_end(
+    emulator: Emulator,
+    endless: Function,
+    after: Callable[[float, Callable[[], None]], None],
+    options: dict[str, Any],
+) -> None:
+    emulator.set_options(instruction_budget=_BUDGET, **options)
+    start = time.monotonic()
+    after(0.2, _ring)
+    with pytest.raises(_AlarmRings):
+        emulator.launch(endless, (1, 1, 1), (256, 1, 1), bytes(4))
+    assert time.monotonic() - start < _SOON
+
+
+def test_a_signal_handler_that_returns_is_no_end(
+    emulator: Emulator, endless: Function, after: Callable[[float, Callable[[], None]], None]
+) -> None:
+    """It runs meanwhile, and the launch goes on."""
+    rings: list[float] = []
+
+    def answer() -> None:
+        rings.append(time.monotonic())
+        if len(rings) == 4:
+            _ring()
+
+    start = time.monotonic()
+    after(0.1, answer)
+    with pytest.raises(_AlarmRings):
+        emulator.launch(endless, (1, 1, 1), (64, 1, 1), bytes(4))
+    assert len(rings) == 4
+    assert time.monotonic() - start < _SOON
+    assert all(later - earlier >= 0.05 for earlier, later in pairwise(rings))
+
+
+def test_a_call_is_interrupted(after: Callable[[float, Callable[[], None]], None]) -> None:
+    """Through the launcher, with what a user sees."""
+    q, k, v = (torch.ones(1, 16384, 2, 128, dtype=torch.bfloat16) for _ in "qkv")
+    with emulate("gfx942"):
+        fmha_fwd(*(x[:, :3] for x in (q, k, v)))  # builds what it needs
+        start = time.monotonic()
+        after(0.5, _ring)
+        with pytest.raises(_AlarmRings):
+            fmha_fwd(q, k, v)
+    assert time.monotonic() - start < 0.5 + _SOON
+
+
+def test_ctrl_c_in_a_program_of_its_own() -> None:
+    """With Python's own handler, and the exit code that shells know."""
+    program = f"""
+import os, signal, threading
+from jitfmha.amd.device_compiler import compile_hip
+from jitfmha.emulator import Emulator
+emulator = Emulator()
+emulator.set_options(instruction_budget={_BUDGET})
+module = emulator.load_module(compile_hip('''{_SOURCE}''', "gfx942"), 0)
+kernel = emulator.function(module, "endless")
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    emulator.launch(kernel, (1, 1, 1), (64, 1, 1), bytes(4))
+except KeyboardInterrupt as error:
+    print("interrupted;", error.__context__)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("interrupted; hipErrorLaunchFailure: kernel endless was inter")
+    assert done.stderr == ""
+
+
+def test_other_threads_launch_as_well(emulator: Emulator, endless: Function) -> None:
+    """Python's handlers do not run there; a budget ends them."""
+    errors: list[str] = []
+
+    def launch() -> None:
+        emulator.set_options(instruction_budget=100_000)
+        try:
+            emulator.launch(endless, (2, 1, 1), (64, 1, 1), bytes(4))
+        except EmulatorError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=launch) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(errors) == 3
+    assert all("budget of 100000 instructions is used up" in error for error in errors)
+
+
+@pytest.mark.parametrize("checks", [False, True])
+def test_the_budget_of_a_block(checks: bool) -> None:
+    q, k, v = (torch.ones(1, 100, 3, 64, dtype=torch.float16) for _ in "qkv")
+    with emulate("gfx950", check=checks, instruction_budget=100) as run:
+        with pytest.raises(HipError, match="the wave's budget of 100 instructions is used up"):
+            fmha_fwd(q, k, v)
+        with emulate("gfx950", check=checks, instruction_budget=10_000_000):
+            inner = fmha_fwd(q, k, v)
+        with pytest.raises(HipError, match="the wave's budget of 100 instructions is used up"):
+            fmha_fwd(q, k, v)
+        assert run.emulation.instruction_budget == 100
+    torch.testing.assert_close(inner, v)
+
+
+_THREADS_THAT_DO_NOT_START = f"""
+import resource
+from jitfmha.amd.device_compiler import compile_hip
+from jitfmha.emulator import Emulator, EmulatorError
+emulator = Emulator()
+module = emulator.load_module(compile_hip('''{_SOURCE}''', "gfx942"), 0)
+kernel = emulator.function(module, "endless")
+with open("/proc/self/statm") as file:
+    now = int(file.read().split()[0]) * resource.getpagesize()
+# Each thread asks for the address space of its stack.
+resource.setrlimit(resource.RLIMIT_AS, (now + (1 << 29), resource.RLIM_INFINITY))
+emulator.set_options(threads=5000, instruction_budget=100_000)
+try:
+    emulator.launch(kernel, (5000, 1, 1), (64, 1, 1), bytes(4))
+except EmulatorError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+emulator.set_options(threads=2, instruction_budget=1000)
+try:
+    emulator.launch(kernel, (2, 1, 1), (64, 1, 1), bytes(4))
+except EmulatorError as error:
+    print(error)
+"""
+
+
+def test_threads_that_do_not_start() -> None:
+    """The process ended. The next launch finds nothing of the one that failed."""
+    done = subprocess.run(
+        [sys.executable, "-c", _THREADS_THAT_DO_NOT_START],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == (
+        "hipErrorLaunchFailure: kernel endless: a worker thread does not start: "
+        "Resource temporarily unavailable"
+    )
+    assert "budget of 1000 instructions is used up" in second
