@@ -10,9 +10,8 @@ import ctypes
 import os
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from .cache.entry import OpenEntry, note_use
 from .cache.key import entry_key
@@ -33,8 +32,7 @@ _LOAD_ATTEMPTS = 20
 _How = Literal["built", "loaded"]
 
 
-@dataclass(frozen=True)
-class LoadEvent:
+class LoadEvent(NamedTuple):
     """One library or code object that this process loaded.
 
     Attributes:

@@ -16,9 +16,8 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 __all__ = [
     "BOOL",
@@ -38,8 +37,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class Dialect:
+class Dialect(NamedTuple):
     """How C++ text spells what differs between the host's compiler and a GPU's without headers.
 
     Attributes:
@@ -56,8 +54,7 @@ class Dialect:
 HOST = Dialect(scalars={}, pointer="{}*", offsetof="offsetof")
 
 
-@dataclass(frozen=True)
-class Scalar:
+class Scalar(NamedTuple):
     """A number.
 
     Attributes:
@@ -76,8 +73,7 @@ class Scalar:
         return struct.calcsize(f"={self.letter}")
 
 
-@dataclass(frozen=True)
-class Pointer:
+class Pointer(NamedTuple):
     """An address, as Python's ``int``; null is 0.
 
     Attributes:
@@ -97,12 +93,11 @@ POINTER = Pointer()
 _POINTER_BYTES = 8
 
 
-@dataclass(frozen=True)
-class Array:
-    """``count`` values of one type, one behind the other."""
+class Array(NamedTuple):
+    """``length`` values of one type, one behind the other."""
 
     of: FieldType
-    count: int
+    length: int
 
 
 FieldType: TypeAlias = "Scalar | Pointer | Array | SharedStruct"
@@ -188,7 +183,7 @@ def _rounded_up(value: int, multiple: int) -> int:
 
 def _size(kind: FieldType) -> int:
     if isinstance(kind, Array):
-        return _size(kind.of) * kind.count
+        return _size(kind.of) * kind.length
     return _POINTER_BYTES if isinstance(kind, Pointer) else kind.size
 
 
@@ -205,7 +200,7 @@ def _leaves(kind: FieldType, name: str, offset: int) -> Iterator[tuple[str, str,
             inner = f"{name}.{field}" if name else field
             yield from _leaves(each, inner, offset + kind.offsets[field])
     elif isinstance(kind, Array):
-        for i in range(kind.count):
+        for i in range(kind.length):
             yield from _leaves(kind.of, f"{name}[{i}]", offset + i * _size(kind.of))
     else:
         yield name, "Q" if isinstance(kind, Pointer) else kind.letter, offset
@@ -213,13 +208,13 @@ def _leaves(kind: FieldType, name: str, offset: int) -> Iterator[tuple[str, str,
 
 def _ctype(kind: FieldType) -> Any:
     if isinstance(kind, Array):
-        return _ctype(kind.of) * kind.count
+        return _ctype(kind.of) * kind.length
     return ctypes.c_void_p if isinstance(kind, Pointer) else kind.ctype
 
 
 def _declaration(name: str, kind: FieldType, dialect: Dialect) -> str:
     if isinstance(kind, Array):
-        return _declaration(f"{name}[{kind.count}]", kind.of, dialect)
+        return _declaration(f"{name}[{kind.length}]", kind.of, dialect)
     if isinstance(kind, Pointer):
         return f"{dialect.pointer.format(kind.to)} {name}"
     if isinstance(kind, SharedStruct):

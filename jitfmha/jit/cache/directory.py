@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import CacheError
 from .trust import parents_reason, private_directory_reason
@@ -17,8 +17,7 @@ _ENVIRONMENT = "JITFMHA_CACHE_DIR"
 _ADVICE = f"Set {_ENVIRONMENT} to a directory that belongs to you and that only you can write to."
 
 
-@dataclass(frozen=True)
-class CacheDirectory:
+class CacheDirectory(NamedTuple):
     """The folders of one cache.
 
     Attributes:

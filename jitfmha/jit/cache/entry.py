@@ -17,8 +17,8 @@ import os
 import stat
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..spec import ARTIFACT_SUFFIXES
 from .directory import check_way_to, write_private
@@ -44,8 +44,7 @@ class InvalidEntry(Exception):
     """An entry that is there but must not be loaded; says what is wrong with it."""
 
 
-@dataclass(frozen=True)
-class EntryMeta:
+class EntryMeta(NamedTuple):
     """What an entry records about itself.
 
     Attributes:
@@ -73,7 +72,7 @@ class EntryMeta:
 
     def to_bytes(self) -> bytes:
         """The content of `meta.json`."""
-        body = asdict(self)
+        body = self._asdict()
         document = {"checksum": _checksum(body), "entry": body}
         return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
 
@@ -99,8 +98,7 @@ class EntryMeta:
         return meta
 
 
-@dataclass(frozen=True)
-class OpenEntry:
+class OpenEntry(NamedTuple):
     """An entry that was checked, with the shared lock that keeps it in place.
 
     Attributes:

@@ -14,8 +14,7 @@ import hashlib
 import json
 import os
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -31,8 +30,7 @@ _CONTENT_LENGTH = 24
 _COMPILER_LENGTH = 12
 
 
-@dataclass(frozen=True)
-class EntryKey:
+class EntryKey(NamedTuple):
     """The name of a cache entry, in its three parts.
 
     Attributes:

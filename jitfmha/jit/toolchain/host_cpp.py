@@ -6,8 +6,8 @@ import os
 import shlex
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import CompilerNotFound
 from ..spec import BuildSpec
@@ -16,8 +16,7 @@ _STANDARD_NAMES = ("c++", "g++", "clang++")
 _VERSION_TIMEOUT_SECONDS = 30.0
 
 
-@dataclass(frozen=True)
-class HostCpp:
+class HostCpp(NamedTuple):
     """The toolchain around a C++ compiler that answered `--version`.
 
     Attributes:
