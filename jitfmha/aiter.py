@@ -1,20 +1,317 @@
-"""AITER's ``fmha_v3_fwd`` and ``fmha_v3_varlen_fwd``: the same arguments in the same order.
+"""AITER's attention functions: the same arguments in the same order, and the same results.
 
-Source: ``aiter/ops/mha.py`` and ``csrc/py_itfs_cu/asm_mha_fwd.cu``, ``asm_mha_varlen_fwd.cu`` of
-github.com/ROCm/aiter. What is different here: any head dimensions up to 512, float32 and empty
-batches on the CPU, and an lse of -inf (not +inf) where there are no keys.
+Source: ``aiter/ops/mha.py``, ``csrc/py_itfs_ck/mha_fwd_kernels.cu`` and
+``csrc/py_itfs_cu/asm_mha_fwd.cu`` of github.com/ROCm/aiter, with their variable-length siblings.
+:func:`flash_attn_func` and :func:`flash_attn_varlen_func` are what models call, and copy tensors
+whose last dimension is not contiguous; the others are what these end in there.
+
+What is different here: any head dimensions up to 512, float32 and empty batches on the CPU, an lse
+of -inf (not +inf) where there are no keys, and a ``sink_size`` from ``sk`` up shows all keys.
+
+What the functions have in common:
+
+* q is ``(b, sq, hq, hdim)``, k ``(b, sk, hk, hdim)`` and v ``(b, sk, hk, hdim_v)``; in the
+  variable-length functions ``(total_q, hq, hdim)``, ``(total_k, hk, hdim)`` and
+  ``(total_k, hk, hdim_v)``. Dtypes and strides are those of :func:`jitfmha.fmha_fwd`.
+* ``softmax_scale`` is finite and > 0, or None for ``1 / sqrt(hdim)``.
+* The causal mask is aligned to the bottom-right corner, and so are windows: ``window_size_left``
+  and ``window_size_right`` count keys around the diagonal. A negative side, and one that is as long
+  as the longest keys, is open; with the causal mask the right side is 0 whatever is given.
+* ``how_v3_bf16_cvt`` is how probabilities are rounded to bfloat16: 0 to nearest even, 1 to nearest
+  away from zero, 2 toward zero. It chooses on gfx942 with bf16 inputs; elsewhere there is only one
+  way, and it has no effect. ``deterministic`` and ``num_splits`` have none either: the result is
+  always deterministic, and keys are split as the chip asks for.
+* ``q_descale``, ``k_descale`` and ``v_descale`` are what fp8 inputs are multiplied with, as for
+  :func:`jitfmha.fmha_fwd`; None is 1.
+* Numbers and flags may also be 0-dim tensors and NumPy numbers, flags 0, 1 and None.
+* ``bias`` is ``(sq, sk)``, in the variable-length functions ``(total_q, max_seqlen_k)``, or in the
+  shapes of :func:`jitfmha.fmha_fwd`. ``alibi_slopes`` is float32 ``(hq,)`` or ``(b, hq)``.
+* ``sink_ptr (hq,)`` is :func:`jitfmha.fmha_fwd`'s ``sink``, and ``sink_size`` is the same there.
+* ``dropout_p`` drops probabilities by the random bytes that ``gen``, or torch's own generator,
+  seeds: those up to ``255 * (1 - dropout_p)`` are kept.
+* ``min_seqlen_q`` and ``block_table`` raise ``NotImplementedError`` for now where they ask for
+  something, and so does what no kernel serves. Every other violation of a rule is a ``TypeError``
+  or a ``ValueError`` that names the argument and its value.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, TypedDict
+
 import torch
 from torch import Generator, Tensor
 
-from .argument_checks import check_dropout, check_flags, check_ints, refuse_given, refuse_nonzero
-from .arguments import Bf16Cvt
-from .interface import fmha_fwd
-from .mask import check_window_size
+from .argument_checks import describe, refuse_given, refuse_nonzero, require_cu_seqlens
+from .dropout import dropout_randval, new_rng_state
+from .interface import OFF, fmha_fwd
+from .peer_values import (
+    as_dropout_p,
+    as_flag,
+    as_int,
+    as_softcap,
+    as_softmax_scale,
+    as_window,
+    as_window_side,
+    with_contiguous_rows,
+)
 from .problem import BF16_CVTS
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from .arguments import Bf16Cvt, Options
+
+Results = tuple[Tensor, Tensor, Tensor, Tensor]  # out, softmax_lse, p, rng_state
+Attention = Tensor | tuple[Tensor, ...]
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] | tuple[int, int, int] = (-1, -1, 0),
+    bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = True,
+    return_lse: bool = False,
+    return_attn_probs: bool = False,
+    how_v3_bf16_cvt: int = 1,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_kv: Tensor | None = None,
+    sink_ptr: Tensor | None = None,
+    num_splits: int = 0,
+) -> Attention:
+    """Attention over a batch of sequences.
+
+    Args:
+        window_size: ``(left, right)`` or ``(left, right, sink_size)``, also as a list, a tensor or
+            an array.
+        cu_seqlens_q, cu_seqlens_kv: int32 or int64 ``(b + 1,)``, prefix sums of the lengths where
+            sequences are shorter than their place in the batch.
+
+    The other arguments, and what is raised: see the module.
+
+    Returns:
+        out ``(b, sq, hq, hdim_v)``; or a tuple with, after it, softmax_lse, float32
+        ``(b, hq, sq)``, where ``return_lse`` asks for it, and an empty tensor, as AITER returns
+        without dropout, where ``return_attn_probs`` does.
+    """
+    as_flag("deterministic", deterministic)
+    _check_num_splits(num_splits)
+    return_attn_probs = as_flag("return_attn_probs", return_attn_probs)
+    return_lse = as_flag("return_lse", return_lse)
+    options = _options(dropout_p, softmax_scale, as_flag("causal", causal), as_window(window_size))
+    q, k, v = (with_contiguous_rows(x) for x in (q, k, v))
+    results = _forward_batch(
+        *(q, k, v, (cu_seqlens_q, cu_seqlens_kv)),
+        return_lse=return_lse,
+        return_randval=return_attn_probs and options["dropout_p"] > 0,
+        bias=bias,
+        alibi_slopes=alibi_slopes,
+        sink=_as_sink(sink_ptr),
+        bf16_cvt=_as_bf16_cvt(how_v3_bf16_cvt),
+        **options,
+    )
+    return _asked_for(results, return_lse, return_attn_probs)
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    min_seqlen_q: int = 0,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    logits_soft_cap: float = 0.0,
+    causal: bool = False,
+    window_size: tuple[int, int] | tuple[int, int, int] = (-1, -1, 0),
+    bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_lse: bool = False,
+    return_attn_probs: bool = False,
+    how_v3_bf16_cvt: int = 1,
+    block_table: Tensor | None = None,
+    out: Tensor | None = None,
+    cu_seqlens_q_padded: Tensor | None = None,
+    cu_seqlens_k_padded: Tensor | None = None,
+    sink_ptr: Tensor | None = None,
+) -> Attention:
+    """Attention over sequences of different lengths, packed one after the other.
+
+    Args:
+        window_size: as for :func:`flash_attn_func`.
+        out: where to write the result, ``(total_q, hq, hdim_v)``.
+
+    The arguments of the sequences are those of :func:`mha_varlen_fwd`; for the others, and for what
+    is raised, see the module.
+
+    Returns:
+        as :func:`flash_attn_func`, with out ``(total_q, hq, hdim_v)`` and softmax_lse
+        ``(hq, total_q)``.
+    """
+    as_flag("deterministic", deterministic)
+    return_attn_probs = as_flag("return_attn_probs", return_attn_probs)
+    return_lse = as_flag("return_lse", return_lse)
+    options = _options(dropout_p, softmax_scale, as_flag("causal", causal), as_window(window_size))
+    _refuse_unserved(min_seqlen_q, block_table)
+    q, k, v = (with_contiguous_rows(x) for x in (q, k, v))
+    results = _forward_group(
+        *(q, k, v),
+        return_lse=return_lse,
+        return_randval=return_attn_probs and options["dropout_p"] > 0,
+        out=out,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=as_int("max_seqlen_q", max_seqlen_q),
+        max_seqlen_k=as_int("max_seqlen_k", max_seqlen_k),
+        cu_seqlens_q_padded=cu_seqlens_q_padded,
+        cu_seqlens_k_padded=cu_seqlens_k_padded,
+        logit_softcap=as_softcap("logits_soft_cap", logits_soft_cap) or OFF,
+        bias=bias,
+        alibi_slopes=alibi_slopes,
+        sink=_as_sink(sink_ptr),
+        bf16_cvt=_as_bf16_cvt(how_v3_bf16_cvt),
+        **options,
+    )
+    return _asked_for(results, return_lse, return_attn_probs)
+
+
+def mha_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float,
+    softmax_scale: float | None,
+    is_causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    sink_size: int,
+    return_softmax_lse: bool,
+    return_dropout_randval: bool,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_kv: Tensor | None = None,
+    out: Tensor | None = None,
+    bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    sink_ptr: Tensor | None = None,
+    gen: Generator | None = None,
+) -> Results:
+    """Attention over a batch of sequences.
+
+    Args:
+        cu_seqlens_q, cu_seqlens_kv: as for :func:`flash_attn_func`. Rows of ``out`` behind the end
+            of a sequence stay as they are.
+        out: where to write the result, ``(b, sq, hq, hdim_v)``.
+
+    The other arguments, and what is raised: see the module.
+
+    Returns:
+        ``(out, softmax_lse, p, rng_state)``: lse float32 ``(b, hq, sq)``, or empty where it was not
+        asked for; p the dropout's random values, empty; rng_state int64 ``(2,)``, zero without
+        dropout.
+    """
+    window = _window_of_sides(window_size_left, window_size_right, sink_size)
+    options = _options(dropout_p, softmax_scale, as_flag("is_causal", is_causal), window)
+    return _forward_batch(
+        *(q, k, v, (cu_seqlens_q, cu_seqlens_kv)),
+        return_lse=as_flag("return_softmax_lse", return_softmax_lse),
+        return_randval=_as_return_randval(return_dropout_randval, options["dropout_p"]),
+        gen=gen,
+        out=out,
+        bias=bias,
+        alibi_slopes=alibi_slopes,
+        sink=_as_sink(sink_ptr),
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        **options,
+    )
+
+
+def mha_varlen_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    min_seqlen_q: int,
+    dropout_p: float,
+    softmax_scale: float | None,
+    logits_soft_cap: float,
+    zero_tensors: bool,
+    is_causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    sink_size: int,
+    return_softmax_lse: bool,
+    return_dropout_randval: bool,
+    out: Tensor | None = None,
+    block_table: Tensor | None = None,
+    bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    gen: Generator | None = None,
+    cu_seqlens_q_padded: Tensor | None = None,
+    cu_seqlens_k_padded: Tensor | None = None,
+    sink_ptr: Tensor | None = None,
+) -> Results:
+    """Attention over sequences of different lengths, packed one after the other.
+
+    Args:
+        cu_seqlens_q, cu_seqlens_k: int32 ``(b + 1,)``, prefix sums of the lengths, from 0.
+        max_seqlen_q, max_seqlen_k: the longest lengths.
+        min_seqlen_q: 0 only, for now (other values skip sequences that are not longer).
+        zero_tensors: also set the rows of ``out`` to 0 that belong to no sequence. A fresh output
+            has them 0 in any case.
+        out: where to write the result, ``(total_q, hq, hdim_v)``.
+        cu_seqlens_q_padded, cu_seqlens_k_padded: int32 ``(b + 1,)``, where each sequence starts if
+            there are unused rows between them.
+
+    The other arguments, and what is raised: see the module.
+
+    Returns:
+        ``(out, softmax_lse, p, rng_state)`` as :func:`mha_fwd`, with lse ``(hq, total_q)``.
+    """
+    window = _window_of_sides(window_size_left, window_size_right, sink_size)
+    options = _options(dropout_p, softmax_scale, as_flag("is_causal", is_causal), window)
+    _refuse_unserved(min_seqlen_q, block_table)
+    return _forward_group(
+        *(q, k, v),
+        return_lse=as_flag("return_softmax_lse", return_softmax_lse),
+        return_randval=_as_return_randval(return_dropout_randval, options["dropout_p"]),
+        gen=gen,
+        zero_tensors=as_flag("zero_tensors", zero_tensors),
+        out=out,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        max_seqlen_q=as_int("max_seqlen_q", max_seqlen_q),
+        max_seqlen_k=as_int("max_seqlen_k", max_seqlen_k),
+        cu_seqlens_q_padded=cu_seqlens_q_padded,
+        cu_seqlens_k_padded=cu_seqlens_k_padded,
+        logit_softcap=as_softcap("logits_soft_cap", logits_soft_cap) or OFF,
+        bias=bias,
+        alibi_slopes=alibi_slopes,
+        sink=_as_sink(sink_ptr),
+        q_descale=q_descale,
+        k_descale=k_descale,
+        v_descale=v_descale,
+        **options,
+    )
 
 
 def fmha_v3_fwd(
@@ -36,61 +333,24 @@ def fmha_v3_fwd(
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
     gen: Generator | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Attention over a batch of sequences of equal length (gm0).
-
-    Args:
-        q: ``(b, sq, hq, hdim)``; k: ``(b, sk, hk, hdim)``; v: ``(b, sk, hk, hdim_v)``. Dtypes and
-            strides as for :func:`jitfmha.fmha_fwd`.
-        dropout_p: 0 only, for now.
-        softmax_scale: finite and > 0, or None for ``1 / sqrt(hdim)``.
-        is_causal: bottom-right causal mask; ``window_size_left`` stays in force, and
-            ``window_size_right`` becomes 0.
-        window_size_left, window_size_right: keys around the bottom-right diagonal; -1, and every
-            value from sk up, leaves the side open.
-        return_softmax_lse: whether to compute the log-sum-exp.
-        return_dropout_randval: False only, for now.
-        how_v3_bf16_cvt: how probabilities are rounded to bfloat16: 0 to nearest even, 1 to nearest
-            away from zero, 2 toward zero. It chooses on gfx942 with bf16 inputs; elsewhere there
-            is only one way, and it has no effect.
-        out: where to write the result, ``(b, sq, hq, hdim_v)``.
-        q_descale, k_descale, v_descale: what fp8 inputs are multiplied with, as for
-            :func:`jitfmha.fmha_fwd`; None is 1.
-        bias, alibi_slopes, gen: None only, for now.
-
-    Returns:
-        ``(out, softmax_lse, p, rng_state)``: lse float32 ``(b, hq, sq)``, or empty where it was not
-        asked for; p the dropout's random values, empty; rng_state int64 ``(2,)``, zero without
-        dropout.
-
-    Raises:
-        NotImplementedError: an argument asks for what is not served yet; the text names it.
-        TypeError, ValueError: an argument breaks a rule; the text names it and its value.
-    """
-    check_flags(
-        is_causal=is_causal,
-        return_softmax_lse=return_softmax_lse,
-        return_dropout_randval=return_dropout_randval,
-    )
-    bf16_cvt = _check_v3_options(dropout_p, return_dropout_randval, how_v3_bf16_cvt)
-    check_ints(window_size_left=window_size_left, window_size_right=window_size_right)
-    refuse_given(bias=bias, alibi_slopes=alibi_slopes, gen=gen)
-    seqlen_k = k.shape[1] if isinstance(k, Tensor) and k.dim() > 1 else 0
-    result = fmha_fwd(
-        q,
-        k,
-        v,
-        softmax_scale=softmax_scale,
-        mask=2 if is_causal else 0,
-        window_size=_window(is_causal, window_size_left, window_size_right, seqlen_k),
-        return_lse=return_softmax_lse,
+) -> Results:
+    """:func:`mha_fwd` without sinks and prefix sums, and with a choice of rounding."""
+    window = _window_of_sides(window_size_left, window_size_right)
+    options = _options(dropout_p, softmax_scale, as_flag("is_causal", is_causal), window)
+    return _forward_batch(
+        *(q, k, v, (None, None)),
+        return_lse=as_flag("return_softmax_lse", return_softmax_lse),
+        return_randval=_as_return_randval(return_dropout_randval, options["dropout_p"]),
+        gen=gen,
         out=out,
-        bf16_cvt=bf16_cvt,
+        bias=bias,
+        alibi_slopes=alibi_slopes,
+        bf16_cvt=_as_bf16_cvt(how_v3_bf16_cvt),
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
+        **options,
     )
-    return _with_dropout_outputs(result, q)
 
 
 def fmha_v3_varlen_fwd(
@@ -122,111 +382,293 @@ def fmha_v3_varlen_fwd(
     gen: Generator | None = None,
     cu_seqlens_q_padded: Tensor | None = None,
     cu_seqlens_k_padded: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Attention over sequences of different lengths, packed one after the other (gm1).
-
-    Args:
-        q: ``(total_q, hq, hdim)``; k: ``(total_k, hk, hdim)``; v: ``(total_k, hk, hdim_v)``.
-        cu_seqlens_q, cu_seqlens_k: int32 ``(b + 1,)``, prefix sums of the lengths, from 0.
-        max_seqlen_q, max_seqlen_k: the longest lengths.
-        min_seqlen_q: 0 only, for now (other values skip sequences that are not longer).
-        logits_soft_cap: 0 only, for now.
-        zero_tensors: also set the rows of ``out`` to 0 that belong to no sequence. A fresh output
-            has them 0 in any case.
-        window_size_left, window_size_right: as for :func:`fmha_v3_fwd`; -1, and every value from
-            ``max_seqlen_k`` up, leaves the side open.
-        block_table: None only, for now.
-        cu_seqlens_q_padded, cu_seqlens_k_padded: int32 ``(b + 1,)``, where each sequence starts if
-            there are unused rows between them.
-
-    The other arguments, and what is raised, are those of :func:`fmha_v3_fwd`.
-
-    Returns:
-        ``(out, softmax_lse, p, rng_state)`` as :func:`fmha_v3_fwd`, with lse ``(hq, total_q)``.
-    """
-    check_flags(
-        zero_tensors=zero_tensors,
-        is_causal=is_causal,
-        return_softmax_lse=return_softmax_lse,
-        return_dropout_randval=return_dropout_randval,
-    )
-    bf16_cvt = _check_v3_options(dropout_p, return_dropout_randval, how_v3_bf16_cvt)
-    check_ints(
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
-        min_seqlen_q=min_seqlen_q,
-        window_size_left=window_size_left,
-        window_size_right=window_size_right,
-    )
-    refuse_nonzero(min_seqlen_q=min_seqlen_q, logits_soft_cap=logits_soft_cap)
-    refuse_given(block_table=block_table, bias=bias, alibi_slopes=alibi_slopes, gen=gen)
-    result = fmha_fwd(
-        q,
-        k,
-        v,
-        softmax_scale=softmax_scale,
-        mask=2 if is_causal else 0,
-        window_size=_window(is_causal, window_size_left, window_size_right, max_seqlen_k),
-        return_lse=return_softmax_lse,
+) -> Results:
+    """:func:`mha_varlen_fwd` without sinks, and with a choice of rounding."""
+    window = _window_of_sides(window_size_left, window_size_right)
+    options = _options(dropout_p, softmax_scale, as_flag("is_causal", is_causal), window)
+    _refuse_unserved(min_seqlen_q, block_table)
+    return _forward_group(
+        *(q, k, v),
+        return_lse=as_flag("return_softmax_lse", return_softmax_lse),
+        return_randval=_as_return_randval(return_dropout_randval, options["dropout_p"]),
+        gen=gen,
+        zero_tensors=as_flag("zero_tensors", zero_tensors),
         out=out,
         cu_seqlens_q=cu_seqlens_q,
         cu_seqlens_k=cu_seqlens_k,
-        max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k,
+        max_seqlen_q=as_int("max_seqlen_q", max_seqlen_q),
+        max_seqlen_k=as_int("max_seqlen_k", max_seqlen_k),
         cu_seqlens_q_padded=cu_seqlens_q_padded,
         cu_seqlens_k_padded=cu_seqlens_k_padded,
-        bf16_cvt=bf16_cvt,
+        logit_softcap=as_softcap("logits_soft_cap", logits_soft_cap) or OFF,
+        bias=bias,
+        alibi_slopes=alibi_slopes,
+        bf16_cvt=_as_bf16_cvt(how_v3_bf16_cvt),
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
+        **options,
     )
+
+
+# ---- The arguments -------------------------------------------------------------------------------
+
+
+class _CommonOptions(TypedDict):
+    """What all functions give to ``fmha_fwd``."""
+
+    softmax_scale: float | None
+    mask: int
+    window_size: tuple[int, int]
+    sink_size: int
+    dropout_p: float
+
+
+def _options(
+    dropout_p: object, softmax_scale: object, is_causal: bool, window: tuple[int, int, int]
+) -> _CommonOptions:
+    left, right, sink_size = window
+    return {
+        "softmax_scale": as_softmax_scale(softmax_scale),
+        "mask": 2 if is_causal else 0,
+        "window_size": (left, right),
+        "sink_size": sink_size,
+        "dropout_p": as_dropout_p(dropout_p) or OFF,
+    }
+
+
+def _window_of_sides(left: object, right: object, sink_size: object = 0) -> tuple[int, int, int]:
+    return (
+        as_window_side("window_size_left", left),
+        as_window_side("window_size_right", right),
+        as_int("sink_size", sink_size),
+    )
+
+
+def _clipped(window_size: tuple[int, int], seqlen_k: int) -> tuple[int, int]:
+    """A side that is as long as the longest keys is open in AITER, also where it would not be."""
+    left, right = window_size
+    return (-1 if left >= seqlen_k else left), (-1 if right >= seqlen_k else right)
+
+
+def _as_bf16_cvt(how_v3_bf16_cvt: object) -> Bf16Cvt:
+    number = as_int("how_v3_bf16_cvt", how_v3_bf16_cvt)
+    if not 0 <= number < len(BF16_CVTS):
+        raise ValueError(f"how_v3_bf16_cvt={how_v3_bf16_cvt!r} is not known; use 0, 1 or 2")
+    return BF16_CVTS[number]
+
+
+def _as_sink(sink_ptr: Tensor | None) -> Tensor | None:
+    """The logits in float32, as AITER converts them; what is no tensor is refused later."""
+    if isinstance(sink_ptr, Tensor) and sink_ptr.dtype in (torch.bfloat16, torch.float16):
+        return sink_ptr.float()
+    return sink_ptr
+
+
+def _as_return_randval(return_dropout_randval: object, dropout_p: float) -> bool:
+    flag = as_flag("return_dropout_randval", return_dropout_randval)
+    if flag and dropout_p == 0:
+        raise ValueError(
+            f"return_dropout_randval={return_dropout_randval!r}: there are no random values "
+            "without dropout"
+        )
+    return flag
+
+
+def _check_num_splits(num_splits: object) -> None:
+    if as_int("num_splits", num_splits) < 0:
+        raise ValueError(f"num_splits={num_splits!r} must not be negative; 0 leaves the choice")
+
+
+def _refuse_unserved(min_seqlen_q: object, block_table: object) -> None:
+    refuse_nonzero(min_seqlen_q=as_int("min_seqlen_q", min_seqlen_q))
+    refuse_given(block_table=block_table)
+
+
+# ---- The calls -----------------------------------------------------------------------------------
+
+
+def _forward_batch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: tuple[Tensor | None, Tensor | None],
+    *,
+    return_lse: bool,
+    return_randval: bool,
+    gen: Generator | None = None,
+    **options: Unpack[Options],
+) -> Results:
+    options["bias"] = _with_dimensions(options.get("bias"), 4)
+    if cu_seqlens != (None, None):
+        return _forward_padded_batch(
+            *(q, k, v, cu_seqlens),
+            return_lse=return_lse,
+            return_randval=return_randval,
+            gen=gen,
+            **options,
+        )
+    seqlen_k = k.shape[1] if isinstance(k, Tensor) and k.dim() > 1 else 0
+    options["window_size"] = _clipped(options["window_size"], seqlen_k)
+    rng_state = options["rng_state"] = _new_rng_state(q, options["dropout_p"], gen)
+    result = fmha_fwd(q, k, v, return_lse=return_lse, **options)
+    randval = None
+    if rng_state is not None and return_randval:
+        randval = dropout_randval(rng_state, q.shape[0], q.shape[2], q.shape[1], seqlen_k)
+    return _results(q, result, randval, rng_state)
+
+
+def _forward_padded_batch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: tuple[Tensor | None, Tensor | None],
+    *,
+    return_lse: bool,
+    return_randval: bool,
+    gen: Generator | None,
+    **options: Unpack[Options],
+) -> Results:
+    """Sequences that are shorter than their place in the batch: gm1 with padding between them."""
+    for name, x in (("q", q), ("k", k), ("v", v), ("out", options.get("out"))):
+        if x is not None and (not isinstance(x, Tensor) or x.dim() != 4):
+            raise ValueError(f"{name} is {describe(x)}; expected (batch, seqlen, heads, hdim)")
+    batch, seqlen_q, heads_q, _ = q.shape
+    seqlen_k = k.shape[1]
+    (cu_seqlens_q, cu_seqlens_kv), out = cu_seqlens, options.get("out")
+    places_q, places_k = _places(batch, seqlen_q, q), _places(batch, seqlen_k, k)
+    bias = options["bias"]
+    if bias is not None:
+        # One row for each row of the packed q.
+        rows = bias.expand(batch, -1, seqlen_q, -1).transpose(0, 1)
+        options["bias"] = rows.reshape(-1, batch * seqlen_q, bias.shape[-1])
+    if out is not None:
+        options["out"] = _rows_of_batch(out)
+    options["cu_seqlens_q"] = places_q if cu_seqlens_q is None else _as_int32(cu_seqlens_q)
+    options["cu_seqlens_k"] = places_k if cu_seqlens_kv is None else _as_int32(cu_seqlens_kv)
+    options["cu_seqlens_q_padded"], options["cu_seqlens_k_padded"] = places_q, places_k
+    options["max_seqlen_q"], options["max_seqlen_k"] = seqlen_q, seqlen_k
+    packed_out, lse, _, rng_state = _forward_group(
+        *(x.flatten(0, 1) for x in (q, k, v)),
+        return_lse=return_lse,
+        return_randval=False,
+        gen=gen,
+        **options,
+    )
+    randval = q.new_empty(0)
+    if return_randval:
+        randval = dropout_randval(rng_state, batch, heads_q, seqlen_q, seqlen_k)
+    if return_lse:
+        lse = lse.view(heads_q, batch, seqlen_q).transpose(0, 1)
+    full_out = packed_out.view(batch, seqlen_q, *packed_out.shape[1:])
+    return full_out if out is None else out, lse, randval, rng_state
+
+
+def _rows_of_batch(out: Tensor) -> Tensor:
+    """A view of ``out (b, sq, hq, hdim_v)`` in which the sequences lie one after the other."""
+    if out.shape[0] > 1 and out.stride(0) != out.shape[1] * out.stride(1):
+        raise ValueError(
+            f"out has strides {out.stride()}; with cu_seqlens_q or cu_seqlens_kv its sequences lie "
+            "one after the other"
+        )
+    return out.flatten(0, 1)
+
+
+def _forward_group(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: bool,
+    return_randval: bool,
+    gen: Generator | None = None,
+    zero_tensors: bool = False,
+    **options: Unpack[Options],
+) -> Results:
+    max_seqlen_q, max_seqlen_k = options["max_seqlen_q"], options["max_seqlen_k"]
+    assert max_seqlen_q is not None
+    assert max_seqlen_k is not None
+    cu_seqlens_q, cu_seqlens_q_padded = options["cu_seqlens_q"], options["cu_seqlens_q_padded"]
+    # Without any of the four, fmha_fwd would take the call for one of batch mode.
+    require_cu_seqlens(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=options["cu_seqlens_k"])
+    assert cu_seqlens_q is not None
+    options["window_size"] = _clipped(options["window_size"], max_seqlen_k)
+    options["bias"] = _with_dimensions(options.get("bias"), 3)
+    rng_state = options["rng_state"] = _new_rng_state(q, options["dropout_p"], gen)
+    result = fmha_fwd(q, k, v, return_lse=return_lse, **options)
+    starts = cu_seqlens_q if cu_seqlens_q_padded is None else cu_seqlens_q_padded
+    out = options.get("out")
     if zero_tensors and out is not None:
-        padded = cu_seqlens_q if cu_seqlens_q_padded is None else cu_seqlens_q_padded
-        _zero_unused_rows(out, cu_seqlens_q, padded)
-    return _with_dropout_outputs(result, q)
+        sequence, within, is_used = _sequences_of_rows(out.shape[0], cu_seqlens_q, starts)
+        out.masked_fill_(~is_used[:, None, None], 0)
+    randval = None
+    if rng_state is not None and return_randval:
+        batch = cu_seqlens_q.shape[0] - 1
+        whole = dropout_randval(rng_state, batch, q.shape[1], max_seqlen_q, max_seqlen_k)
+        sequence, within, is_used = _sequences_of_rows(q.shape[0], cu_seqlens_q, starts)
+        rows = whole[sequence, :, within.clamp(max=max_seqlen_q - 1)]
+        randval = rows.masked_fill(~is_used[:, None, None], 0).transpose(0, 1)
+    return _results(q, result, randval, rng_state)
 
 
-def _check_v3_options(
-    dropout_p: float, return_dropout_randval: bool, how_v3_bf16_cvt: int
-) -> Bf16Cvt:
-    """The rounding that ``how_v3_bf16_cvt`` numbers, once all three are checked."""
-    check_dropout(dropout_p)
-    if return_dropout_randval:
-        raise NotImplementedError("return_dropout_randval=True is not implemented yet; use False")
-    check_ints(how_v3_bf16_cvt=how_v3_bf16_cvt)
-    if not 0 <= how_v3_bf16_cvt < len(BF16_CVTS):
-        raise ValueError(f"how_v3_bf16_cvt={how_v3_bf16_cvt} is not known; use 0, 1 or 2")
-    return BF16_CVTS[how_v3_bf16_cvt]
+def _with_dimensions(bias: Tensor | None, dimensions: int) -> Tensor | None:
+    """AITER's bias for all sequences and heads, as ``fmha_fwd`` takes it; others as they are."""
+    if isinstance(bias, Tensor) and bias.dim() == 2:
+        return bias[(None,) * (dimensions - 2)]
+    return bias
 
 
-def _window(is_causal: bool, left: int, right: int, seqlen_k: int) -> tuple[int, int]:
-    left, right = check_window_size((left, right))
-    if left >= seqlen_k:
-        left = -1
-    if is_causal or right >= seqlen_k:
-        right = -1
-    return left, right
+def _places(batch: int, seqlen: int, x: Tensor) -> Tensor:
+    """Where the sequences of a batch start, and the end of the last one."""
+    return torch.arange(batch + 1, dtype=torch.int32, device=x.device) * seqlen
 
 
-def _zero_unused_rows(out: Tensor, cu_seqlens: Tensor, cu_seqlens_padded: Tensor) -> None:
-    if cu_seqlens_padded.shape[0] == 1:  # no sequence at all
-        out.zero_()
-        return
-    rows = torch.arange(out.shape[0], dtype=torch.int32, device=out.device)
-    # The sequence that a row would belong to; rows behind the last one count to the last.
-    sequence = torch.searchsorted(cu_seqlens_padded[1:], rows, right=True).clamp(
-        max=cu_seqlens_padded.shape[0] - 2
-    )
-    used = rows - cu_seqlens_padded[sequence] < cu_seqlens.diff()[sequence]
-    out.masked_fill_(~used[:, None, None], 0)
+def _as_int32(cu_seqlens: Tensor) -> Tensor:
+    is_int64 = isinstance(cu_seqlens, Tensor) and cu_seqlens.dtype == torch.int64
+    return cu_seqlens.int() if is_int64 else cu_seqlens
 
 
-def _with_dropout_outputs(
-    result: Tensor | tuple[Tensor, Tensor], q: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """AITER's results; without dropout there are no random values and no state of a generator."""
+def _sequences_of_rows(
+    rows: int, cu_seqlens: Tensor, starts: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For each row of a packed tensor: its sequence, its place in it, and whether it has one.
+
+    A row that belongs to no sequence has the number of the one before it.
+    """
+    row = torch.arange(rows, dtype=torch.int32, device=starts.device)
+    if starts.shape[0] == 1:  # no sequence at all
+        return torch.zeros_like(row), row, torch.zeros_like(row, dtype=torch.bool)
+    sequence = torch.searchsorted(starts[1:], row, right=True).clamp(max=starts.shape[0] - 2)
+    within = row - starts[sequence]
+    return sequence, within, within < cu_seqlens.diff()[sequence]
+
+
+def _new_rng_state(q: Tensor, dropout_p: float, gen: Generator | None) -> Tensor | None:
+    if gen is not None and not isinstance(gen, Generator):
+        raise TypeError(f"gen must be a torch.Generator, got {type(gen).__name__} ({gen!r})")
+    if dropout_p == 0 or not isinstance(q, Tensor):
+        return None
+    return new_rng_state(q.device, generator=gen)
+
+
+def _results(
+    q: Tensor,
+    result: Tensor | tuple[Tensor, Tensor],
+    randval: Tensor | None,
+    rng_state: Tensor | None,
+) -> Results:
+    """AITER's four results; what was not asked for is empty, or 0."""
     if isinstance(result, Tensor):
         out, lse = result, q.new_empty(0, dtype=torch.float32)
     else:
         out, lse = result
-    return out, lse, q.new_empty(0), q.new_zeros(2, dtype=torch.int64)
+    randval = q.new_empty(0) if randval is None else randval
+    rng_state = q.new_zeros(2, dtype=torch.int64) if rng_state is None else rng_state
+    return out, lse, randval, rng_state
+
+
+def _asked_for(results: Results, return_lse: bool, return_attn_probs: bool) -> Attention:
+    out, lse, randval, _ = results
+    if not return_lse and not return_attn_probs:
+        return out
+    return (out, *((lse,) if return_lse else ()), *((randval,) if return_attn_probs else ()))

@@ -10,32 +10,44 @@ What they have in common:
 * ``causal`` is aligned to the bottom-right corner: query i sees key j when
   ``j <= i + seqlen_k - seqlen_q``.
 * ``window_size`` is (left, right): query i sees the keys from ``i + seqlen_k - seqlen_q - left`` to
-  ``i + seqlen_k - seqlen_q + right`` inclusive, -1 leaving a side open. With ``causal`` the right
-  side is 0 whatever is given. The formula holds exactly, also where flash-attn's CUDA code widens
+  ``i + seqlen_k - seqlen_q + right`` inclusive, a negative side being open. With ``causal`` the
+  right side is 0 whatever is given. AITER's third entry is the ``sink_size`` of
+  :func:`jitfmha.fmha_fwd`. The formula holds exactly, also where flash-attn's CUDA code widens
   or clips a side that is longer than ``seqlen_k``.
+* Numbers and flags may also be 0-dim tensors and NumPy numbers, flags 0, 1 and None, and
+  ``window_size`` a list, a tensor or an array.
 * A query that sees no key gets 0 and lse -inf (flash-attn: lse +inf).
 * ``deterministic`` may be True or False: the forward pass is deterministic either way.
 * With ``return_attn_probs`` the result is ``(out, softmax_lse, S_dmask)``. ``S_dmask`` is an empty
   tensor, as flash-attn returns without dropout.
-* ``dropout_p`` > 0, ``softcap``, ``alibi_slopes`` and ``block_table`` raise ``NotImplementedError``
-  for now. Every other violation of a rule is a ``TypeError`` or a ``ValueError`` that names the
-  argument and its value.
+* ``softcap`` and ``alibi_slopes`` are ``logit_softcap`` and ``alibi_slopes`` of
+  :func:`jitfmha.fmha_fwd`; so is ``dropout_p``, whose random numbers come from torch's own
+  generator for the device.
+* ``block_table`` raises ``NotImplementedError`` for now, and so does what no kernel serves. Every
+  other violation of a rule is a ``TypeError`` or a ``ValueError`` that names the argument and its
+  value.
 """
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
-from .argument_checks import (
-    check_dropout,
-    check_flags,
-    refuse_given,
-    refuse_nonzero,
-    require_cu_seqlens,
+from .argument_checks import refuse_given, require_cu_seqlens
+from .interface import OFF, fmha_fwd
+from .peer_values import (
+    as_dropout_p,
+    as_flag,
+    as_length,
+    as_softcap,
+    as_softmax_scale,
+    as_window,
+    with_contiguous_rows,
 )
-from .interface import fmha_fwd
-from .mask import check_window_size
+
+if TYPE_CHECKING:
+    from .arguments import Options
 
 Attention = Tensor | tuple[Tensor, Tensor, Tensor]
 
@@ -233,24 +245,26 @@ def _attend(
     cu_seqlens: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),
     max_seqlens: tuple[int, int] | tuple[None, None] = (None, None),
 ) -> Attention:
-    check_flags(causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs)
-    check_dropout(dropout_p)
-    refuse_nonzero(softcap=softcap)
-    refuse_given(alibi_slopes=alibi_slopes, block_table=block_table)
-    left, right = check_window_size(window_size)
-    result = fmha_fwd(
-        _last_contiguous(q),
-        _last_contiguous(k),
-        _last_contiguous(v),
-        softmax_scale=softmax_scale,
-        mask=2 if causal else 0,
-        window_size=(left, -1 if causal else right),
-        return_lse=return_attn_probs,
-        cu_seqlens_q=cu_seqlens[0],
-        cu_seqlens_k=cu_seqlens[1],
-        max_seqlen_q=max_seqlens[0],
-        max_seqlen_k=max_seqlens[1],
-    )
+    as_flag("deterministic", deterministic)
+    refuse_given(block_table=block_table)
+    left, right, sink_size = as_window(window_size)
+    dropout_p = as_dropout_p(dropout_p)
+    options: Options = {
+        "softmax_scale": as_softmax_scale(softmax_scale),
+        "mask": 2 if as_flag("causal", causal) else 0,
+        "window_size": (left, right),
+        "sink_size": sink_size,
+        "logit_softcap": as_softcap("softcap", softcap) or OFF,
+        "alibi_slopes": alibi_slopes,
+        "cu_seqlens_q": cu_seqlens[0],
+        "cu_seqlens_k": cu_seqlens[1],
+        "max_seqlen_q": as_length("max_seqlen_q", max_seqlens[0]),
+        "max_seqlen_k": as_length("max_seqlen_k", max_seqlens[1]),
+        "dropout_p": dropout_p or OFF,
+    }
+    return_attn_probs = as_flag("return_attn_probs", return_attn_probs)
+    q, k, v = (with_contiguous_rows(x) for x in (q, k, v))
+    result = fmha_fwd(q, k, v, return_lse=return_attn_probs, **options)
     if isinstance(result, Tensor):
         return result
     out, softmax_lse = result
@@ -264,10 +278,3 @@ def _unpacked(name: str, packed: Tensor, expected: str) -> tuple[Tensor, ...]:
     if packed.dim() != expected.count(",") + 1 or packed.shape[-3] != len(name):
         raise ValueError(f"{name} has shape {tuple(packed.shape)}; expected {expected}")
     return packed.unbind(-3)
-
-
-def _last_contiguous(x: Tensor) -> Tensor:
-    # Sparse tensors have no strides, and are refused later.
-    if isinstance(x, Tensor) and x.layout == torch.strided and x.dim() > 0 and x.stride(-1) != 1:
-        return x.contiguous()
-    return x
