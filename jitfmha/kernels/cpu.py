@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from typing import Literal
 
 from ..arguments import Tensors
 from ..jit.loader import is_built, load
@@ -19,6 +20,8 @@ from ..jit.spec import BuildSpec
 from ..plan import Launch
 from ..problem import Feature, Problem, Sizes
 from ..target import CpuIsa, CpuTarget, Target
+
+Direction = Literal["forward", "backward"]
 
 NAME = "cpu"
 SERVES = frozenset(
@@ -35,7 +38,10 @@ SERVES = frozenset(
     }
 )
 
-_TEMPLATE = "cpu/fmha_fwd.cpp.in"
+_TEMPLATES: dict[Direction, str] = {"forward": "cpu/fmha_fwd.cpp.in"}
+# What the templates include: the same for all kernels but for the first.
+_TRAITS_HEADER = "cpu/traits.h.in"
+_HEADERS = ("elements.h", "problem.h", "schedule.h", "scores.h", "tiles.h")
 _X86_AVX512 = (
     "-mavx2",
     "-mfma",
@@ -123,13 +129,19 @@ class CpuTraits:
     masked: bool
     mode: str
     isa: CpuIsa
+    direction: Direction = "forward"
 
     @property
     def name(self) -> str:
         """The kernel's name."""
-        return (
-            f"cpu_fwd_{self.dtype}_{self.hdim_q}x{self.hdim_v}_{self.mask}_{self.mode}_{self.isa}"
-        )
+        hdims = f"{self.hdim_q}x{self.hdim_v}"
+        short = {"forward": "fwd", "backward": "bwd"}[self.direction]
+        return f"cpu_{short}_{self.dtype}_{hdims}_{self.mask}_{self.mode}_{self.isa}"
+
+    @property
+    def template(self) -> str:
+        """The template that becomes the kernel."""
+        return _TEMPLATES[self.direction]
 
     @property
     def mask(self) -> str:
@@ -141,7 +153,7 @@ class CpuTraits:
 def launcher_spec(traits: CpuTraits) -> BuildSpec:
     """The source and the flags of the launcher for ``traits``."""
     values = {
-        "origin": f"csrc_templates/{_TEMPLATE} for {traits.name}",
+        "direction": traits.direction,
         "dtype": traits.dtype,
         "hdim_q": traits.hdim_q,
         "hdim_v": traits.hdim_v,
@@ -149,11 +161,14 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
         "mode": traits.mode,
         "shared_structs": "\n\n".join(x.cpp() for x in (STRIDES, FMHA_SHAPE, TENSORS)),
     }
+    origin = {"origin": f"csrc_templates/{traits.template} for {traits.name}"}
     return BuildSpec(
         name=traits.name,
         sources={
-            "fmha_fwd.cpp": render(_TEMPLATE, values),
+            "fmha_fwd.cpp": render(traits.template, origin),
+            "traits.h": render(_TRAITS_HEADER, values),
             "simd.h": render(_ISA_HEADERS[traits.isa], {}),
+            **{header: render(f"cpu/{header}", {}) for header in _HEADERS},
         },
         cflags=(
             "-std=c++17",
@@ -191,7 +206,7 @@ class CpuPlan:
     @property
     def source(self) -> str:
         """The template."""
-        return f"csrc_templates/{_TEMPLATE}"
+        return f"csrc_templates/{self.traits.template}"
 
     def remarks(self) -> list[str]:
         """There is one kernel for each problem, and nothing odd about it."""

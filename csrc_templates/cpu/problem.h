@@ -1,0 +1,117 @@
+// The call: its sequences, which keys a query sees, and the rows of a query tile.
+#pragma once
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "elements.h"
+
+namespace {
+
+// One member of the batch, and where its rows start in packed tensors.
+struct Sequence {
+  int64_t index;
+  int64_t seqlen_q, seqlen_k;
+  int64_t first_q, first_k;
+
+  // The first row of head 0 in a tensor with a row for each query, or for each key.
+  template <class T>
+  T* queries_of(T* tensor, const Strides& strides) const {
+    return tensor + index * strides.batch + first_q * strides.seq;
+  }
+  template <class T>
+  T* keys_of(T* tensor, const Strides& strides) const {
+    return tensor + index * strides.batch + first_k * strides.seq;
+  }
+};
+
+struct KeyRange {
+  int64_t begin, end;
+};
+
+// The lengths of a call, without its tensors.
+struct Problem {
+  FmhaShape shape;
+  // gm1 only: batch + 1 prefix sums of the logical lengths, and of the physical ones.
+  const int32_t* cu_seqlens_q;
+  const int32_t* cu_seqlens_k;
+  const int32_t* cu_seqlens_q_padded;
+  const int32_t* cu_seqlens_k_padded;
+
+  int64_t group_size() const { return shape.heads_q / shape.heads_k; }
+
+  int64_t seqlen_q(int64_t b) const {
+    return kMode == Mode::gm0 ? shape.seqlen_q : cu_seqlens_q[b + 1] - cu_seqlens_q[b];
+  }
+  int64_t seqlen_k(int64_t b) const {
+    return kMode == Mode::gm0 ? shape.seqlen_k : cu_seqlens_k[b + 1] - cu_seqlens_k[b];
+  }
+
+  Sequence sequence(int64_t b) const {
+    if (kMode == Mode::gm0) return {b, shape.seqlen_q, shape.seqlen_k, 0, 0};
+    return {b, seqlen_q(b), seqlen_k(b), cu_seqlens_q_padded[b], cu_seqlens_k_padded[b]};
+  }
+
+  // The keys a query sees. Neither end ever moves back from one query to the next.
+  KeyRange visible_keys(const Sequence& seq, int64_t query) const {
+    if (kMask == Mask::none) return {0, seq.seqlen_k};
+    const int64_t diagonal = query + (shape.bottom_right ? seq.seqlen_k - seq.seqlen_q : 0);
+    const auto clamp = [&](int64_t key) {
+      return std::min(std::max<int64_t>(key, 0), seq.seqlen_k);
+    };
+    return {clamp(diagonal - shape.window_left), clamp(diagonal + shape.window_right + 1)};
+  }
+};
+
+// Strides of dimensions of size 1 can be anything, and a pointer is advanced by them once.
+void clear_unused_strides(const FmhaShape& shape, std::initializer_list<Strides*> of_queries,
+                          std::initializer_list<Strides*> of_keys) {
+  const auto clear = [&](Strides& x, int64_t seqlen, int64_t heads) {
+    if (shape.batch == 1) x.batch = 0;
+    if (seqlen == 1) x.seq = 0;
+    if (heads == 1) x.head = 0;
+  };
+  for (Strides* x : of_queries) clear(*x, shape.seqlen_q, shape.heads_q);
+  for (Strides* x : of_keys) clear(*x, shape.seqlen_k, shape.heads_k);
+}
+
+// Up to a tile's worth of rows that share a kv head. A row is a (query, head) pair: the q heads
+// sharing a kv head are put side by side, so that GQA decoding with a single query still fills the
+// lanes.
+struct QueryRows {
+  const Problem& problem;
+  const Sequence& seq;
+  int64_t kv_head;
+  int64_t first_row;
+  int rows;
+
+  // Row i of the tile. Rows beyond the last (vectors are filled up) count as the last one.
+  int64_t row(int i) const { return first_row + std::min(i, rows - 1); }
+  int64_t query(int i) const { return row(i) / problem.group_size(); }
+  int64_t head(int i) const {
+    return kv_head * problem.group_size() + row(i) % problem.group_size();
+  }
+
+  // Where row i lies in a tensor whose sequence starts at `from`.
+  template <class T>
+  T* at(T* from, const Strides& strides, int i) const {
+    return from + query(i) * strides.seq + head(i) * strides.head;
+  }
+
+  KeyRange visible_keys(int i) const { return problem.visible_keys(seq, query(i)); }
+
+  // The keys that any row sees.
+  KeyRange all_visible_keys() const { return {visible_keys(0).begin, visible_keys(rows - 1).end}; }
+
+  // Calls visit(number of vectors as a type, index of its first row) for all panels of the tile:
+  // kBlockVectors vectors of rows each, and at the end single vectors.
+  template <class Visit>
+  void for_each_panel(const Visit& visit) const {
+    int at = 0;
+    for (; at + (kBlockVectors - 1) * kLanes < rows; at += kBlockVectors * kLanes)
+      visit(std::integral_constant<int, kBlockVectors>{}, at);
+    for (; at < rows; at += kLanes) visit(std::integral_constant<int, 1>{}, at);
+  }
+};
+
+}  // namespace

@@ -1,0 +1,144 @@
+// Tiles of the matrix products: how tensor rows are packed, and the product of one register block.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "elements.h"
+
+namespace {
+
+using Element = Dtype::Element;
+
+// Operands of a row of `hdim` elements, and what they take in scratch.
+constexpr int depth_of(int hdim) { return (hdim + kOperandElements - 1) / kOperandElements; }
+constexpr int padded_depth_of(int hdim) { return round_up(depth_of(hdim), kLanes); }
+
+// Longer dot products are sums of parts of this length, which lose less to rounding.
+constexpr int kDotLength = 128;
+
+// Stride of staged rows: an odd number of cache lines, lest the rows of a block compete for a few
+// sets of the L1 cache.
+constexpr int staged_stride(int operands) { return round_up(operands, 16) | 16; }
+
+// ---- Staging: tensor rows to padded rows of operands --------------------------------------------
+
+constexpr int kVectorElements = kLanes * kOperandElements;
+
+// Where to read kCount elements of a row from `d` on. The end of a row is read from a zero-padded
+// copy in `edge`, as the memory behind it may not be ours to read.
+template <int kHdim, int kCount>
+inline const Element* readable(const Element* row, int d, Element (&edge)[kCount]) {
+  if (kHdim % kCount == 0 || d + kCount <= kHdim) return row + d;
+  std::memset(edge, 0, sizeof(edge));
+  std::memcpy(edge, row + d, kHdim % kCount * sizeof(Element));
+  return edge;
+}
+
+// Asks for a row ahead of its use. Inlined by force: GCC believes that a function of nothing but
+// prefetches has no effect, and drops its calls.
+template <int kHdim>
+__attribute__((always_inline)) inline void prefetch_row(const Element* row) {
+  constexpr int kLineElements = 64 / sizeof(Element);
+  for (int d = 0; d < kHdim; d += kLineElements) __builtin_prefetch(row + d);
+}
+
+// Stores a vector to a tensor row of kHdim elements from `d` on, as far as the row goes.
+template <int kHdim>
+inline void store_to_row(Element* row, int d, Vec a) {
+  if (kHdim % kLanes == 0 || d + kLanes <= kHdim) {
+    Dtype::store(row + d, a);
+  } else {
+    Element edge[kLanes];
+    Dtype::store(edge, a);
+    std::memcpy(row + d, edge, kHdim % kLanes * sizeof(Element));
+  }
+}
+
+// Transposes `count` rows, one lane each, to to[operand][lane]; row(i) is where row i starts. Lanes
+// without a row repeat the last one.
+template <int kHdim, class Row>
+void pack_transposed(const Row& row, int count, int lanes, float* to) {
+  for (int first = 0; first < lanes; first += kLanes) {
+    const Element* rows[kLanes];
+    for (int i = 0; i < kLanes; ++i) rows[i] = row(std::min(first + i, count - 1));
+    for (int i = first + kLanes; i < std::min(first + 2 * kLanes, count); ++i)
+      prefetch_row<kHdim>(row(i));
+    for (int s = 0; s < padded_depth_of(kHdim); s += kLanes) {
+      Vec block[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        Element edge[kVectorElements];
+        block[i] = Operands::load_along_row(readable<kHdim>(rows[i], s * kOperandElements, edge));
+      }
+      simd::transpose(block);
+      for (int i = 0; i < kLanes; ++i) simd::store(to + (s + i) * lanes + first, block[i]);
+    }
+  }
+}
+
+// Rows as they are, kStride operands apart, followed by zeros up to a whole register block.
+template <int kHdim, int kStride>
+void stage_rows(const Element* from, int64_t row_stride, int count, float* to) {
+  for (int j = 0; j < count; ++j, from += row_stride, to += kStride)
+    for (int s = 0; s < depth_of(kHdim); s += kLanes) {
+      Element edge[kVectorElements];
+      simd::store(to + s,
+                  Operands::load_along_row(readable<kHdim>(from, s * kOperandElements, edge)));
+    }
+  std::memset(to, 0, (round_up(count, kBlockRows) - count) * kStride * sizeof(float));
+}
+
+// As stage_rows, with operands that reach down the columns: to[row / kOperandElements][hdim].
+template <int kHdim, int kStride>
+void stage_columns(const Element* from, int64_t row_stride, int count, float* to) {
+  static constexpr Element kZeros[kHdim] = {};
+  for (int j = 0; j < round_up(count, kBlockRows); j += kOperandElements, to += kStride)
+    for (int d = 0; d < kHdim; d += kLanes) {
+      Element edges[kOperandElements][kLanes];
+      const Element* columns[kOperandElements];
+      for (int i = 0; i < kOperandElements; ++i)
+        columns[i] =
+            readable<kHdim>(j + i < count ? from + (j + i) * row_stride : kZeros, d, edges[i]);
+      simd::store(to + d, Operands::load_down_columns(columns));
+    }
+}
+
+// ---- Products -----------------------------------------------------------------------------------
+
+// block[r][lane] = sum over s < depth of
+//     panel[s][lane] * scalars[r * kRowStride + s * kDepthStride]
+template <int kVectors, int kRowStride, int kDepthStride>
+inline void multiply_block(const float* panel, const float* scalars, int depth,
+                           Vec (&block)[kBlockRows][kVectors]) {
+  for (auto& row : block)
+    for (Vec& a : row) a = simd::broadcast(0.0f);
+  for (int s = 0; s < depth; ++s) {
+    Vec lanes[kVectors];
+    for (int v = 0; v < kVectors; ++v) lanes[v] = simd::load(panel + v * kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < kBlockRows; ++r) {
+      const Vec scalar = simd::broadcast(scalars[r * kRowStride]);
+      for (int v = 0; v < kVectors; ++v)
+        block[r][v] = Operands::mul_add(lanes[v], scalar, block[r][v]);
+    }
+    panel += kVectors * kLanes;
+    scalars += kDepthStride;
+  }
+}
+
+// block[r][lane] = the dot product of column `lane` of a panel with row r of `rows`, of kDepth
+// operands each.
+template <int kVectors, int kDepth, int kRowStride>
+inline void multiply_rows(const float* panel, const float* rows,
+                          Vec (&block)[kBlockRows][kVectors]) {
+  multiply_block<kVectors, kRowStride, 1>(panel, rows, std::min(kDepth, kDotLength), block);
+  for (int s = kDotLength; s < kDepth; s += kDotLength) {
+    Vec part[kBlockRows][kVectors];
+    multiply_block<kVectors, kRowStride, 1>(panel + s * kVectors * kLanes, rows + s,
+                                            std::min(kDepth - s, kDotLength), part);
+    for (int r = 0; r < kBlockRows; ++r)
+      for (int v = 0; v < kVectors; ++v) block[r][v] = simd::add(block[r][v], part[r][v]);
+  }
+}
+
+}  // namespace
