@@ -66,11 +66,17 @@ inline Vec where_zero(Bits bits, uint32_t mask, Vec a) {
 
 // 2^x = scale_exponent(2^(c - w), w) with c = clamp_exponent(x), w = round_exponent(c).
 // It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
-inline Vec clamp_exponent(Vec x) { return _mm512_max_ps(_mm512_set1_ps(-200.0f), x); }
+//
+// The clamp is where numbers become subnormal: a result that is one costs a hundred times as much,
+// and masks, biases and ALiBi make many scores that small.
+inline Vec clamp_exponent(Vec x) { return _mm512_max_ps(_mm512_set1_ps(-126.0f), x); }
 inline Vec round_exponent(Vec x) {
   return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-inline Vec scale_exponent(Vec a, Vec whole) { return _mm512_scalef_ps(a, whole); }
+inline Vec scale_exponent(Vec a, Vec whole) {
+  const __mmask16 is_normal = _mm512_cmp_ps_mask(whole, _mm512_set1_ps(-126.0f), _CMP_NLE_UQ);
+  return _mm512_maskz_scalef_ps(is_normal, a, whole);
+}
 
 // rows[i] lane j <-> rows[j] lane i, bit patterns untouched.
 inline void transpose(Vec (&rows)[kLanes]) {
