@@ -17,6 +17,7 @@ from .flash_attn import (
 )
 from .interface import explain, fmha_fwd
 from .jit.errors import BuildError, CacheError, CompilerNotFound
+from .kv_cache import flash_attn_with_kvcache
 from .version import __version__
 from .warmup import WarmedLauncher, warmup
 
@@ -40,6 +41,7 @@ __all__ = [
     "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
     "fmha_fwd",
     "fmha_v3_fwd",
     "fmha_v3_varlen_fwd",

@@ -23,19 +23,20 @@ What they have in common:
 * ``softcap`` and ``alibi_slopes`` are ``logit_softcap`` and ``alibi_slopes`` of
   :func:`jitfmha.fmha_fwd`; so is ``dropout_p``, whose random numbers come from torch's own
   generator for the device.
-* ``block_table`` raises ``NotImplementedError`` for now, and so does what no kernel serves. Every
-  other violation of a rule is a ``TypeError`` or a ``ValueError`` that names the argument and its
-  value.
+* What no kernel serves raises ``NotImplementedError``. Every other violation of a rule is a
+  ``TypeError`` or a ``ValueError`` that names the argument and its value.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from .argument_checks import refuse_given, require_cu_seqlens
+from .argument_checks import describe, require_cu_seqlens
 from .interface import OFF, fmha_fwd
+from .kv_cache import gathered_pages
 from .peer_values import (
     as_dropout_p,
     as_flag,
@@ -153,6 +154,8 @@ def flash_attn_varlen_func(
         cu_seqlens_q, cu_seqlens_k: int32 ``(b + 1,)``, prefix sums of the lengths, from 0.
         max_seqlen_q, max_seqlen_k: the longest lengths.
         softmax_scale: finite and > 0; ``1 / sqrt(hdim)`` by default.
+        block_table: int32 ``(b, most pages)``, the pages of each sequence, where k and v are
+            ``(num_pages, page_size, hk, hdim)``, with any page size. Those in use are gathered.
 
     The other arguments, and what is raised: see the module.
 
@@ -246,7 +249,6 @@ def _attend(
     max_seqlens: tuple[int, int] | tuple[None, None] = (None, None),
 ) -> Attention:
     as_flag("deterministic", deterministic)
-    refuse_given(block_table=block_table)
     left, right, sink_size = as_window(window_size)
     dropout_p = as_dropout_p(dropout_p)
     options: Options = {
@@ -262,6 +264,8 @@ def _attend(
         "max_seqlen_k": as_length("max_seqlen_k", max_seqlens[1]),
         "dropout_p": dropout_p or OFF,
     }
+    if block_table is not None:
+        k, v, options["cu_seqlens_k_padded"] = _unpaged(k, v, block_table, options)
     return_attn_probs = as_flag("return_attn_probs", return_attn_probs)
     q, k, v = (with_contiguous_rows(x) for x in (q, k, v))
     result = fmha_fwd(q, k, v, return_lse=return_attn_probs, **options)
@@ -269,6 +273,41 @@ def _attend(
         return result
     out, softmax_lse = result
     return out, softmax_lse, q.new_empty(0)
+
+
+def _unpaged(
+    k: Tensor, v: Tensor, block_table: Tensor, options: Options
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values of paged sequences, one after the other, and where each starts."""
+    ends, longest = options["cu_seqlens_k"], options["max_seqlen_k"]
+    for name, x in (("k", k), ("v", v)):
+        if not isinstance(x, Tensor) or x.dim() != 4:
+            raise ValueError(
+                f"{name} is {describe(x)}; with a block_table it is (num_pages, page_size, heads, "
+                "hdim)"
+            )
+    is_table = isinstance(block_table, Tensor) and block_table.dtype == torch.int32
+    if not is_table or block_table.dim() != 2:
+        raise ValueError(
+            f"block_table is {describe(block_table)}; expected int32 (batch, most pages)"
+        )
+    if not isinstance(ends, Tensor) or ends.shape != (block_table.shape[0] + 1,):
+        raise ValueError(
+            f"cu_seqlens_k is {describe(ends)}; with a block_table of {block_table.shape[0]} rows "
+            f"it has {block_table.shape[0] + 1} entries"
+        )
+    seqlens_k = ends.diff()
+    room = block_table.shape[1] * k.shape[1]
+    if longest is None:
+        longest = int(seqlens_k.max()) if len(seqlens_k) else 0
+    if longest > room:
+        raise ValueError(
+            f"max_seqlen_k={longest}; a row of block_table ({describe(block_table)}) has room for "
+            f"{room} keys"
+        )
+    keys, starts = gathered_pages("k", k, block_table, seqlens_k, longest)
+    values, _ = gathered_pages("v", v, block_table, seqlens_k, longest)
+    return keys, values, starts
 
 
 def _unpacked(name: str, packed: Tensor, expected: str) -> tuple[Tensor, ...]:

@@ -242,10 +242,19 @@ def test_values_that_peers_accept(
         assert plain == {"causal": False} or not torch.equal(expected, call(name, **given))  # type: ignore[arg-type]
 
 
-def test_block_table_is_refused() -> None:
-    table = torch.zeros(1, 4, dtype=torch.int32)
-    with pytest.raises(NotImplementedError, match=r"block_table .*int32.*\(1, 4\)"):
-        call("flash_attn_varlen_func", block_table=table)
+@pytest.mark.parametrize(
+    ("changes", "texts"),
+    [
+        ({"block_table": torch.zeros(1, 4)}, ["block_table", "float32"]),
+        ({"block_table": torch.zeros(1, 4).int()}, ["k is", "(8, 2, 16)", "page_size"]),
+    ],
+)
+def test_block_table_errors(changes: dict[str, Any], texts: list[str]) -> None:
+    pages = dict.fromkeys(("k", "v"), torch.zeros(4, 2, 2, 16)) if "float32" in texts else {}
+    with pytest.raises(ValueError, match=texts[0]) as raised:
+        call("flash_attn_varlen_func", **changes, **pages)
+    for text in texts:
+        assert text in str(raised.value)
 
 
 @pytest.mark.parametrize("name", [name for name in SIGNATURES if "varlen" in name])

@@ -16,4 +16,5 @@ flash_attn_qkvpacked_func: Any = jitfmha.flash_attn_qkvpacked_func
 flash_attn_varlen_func: Any = jitfmha.flash_attn_varlen_func
 flash_attn_varlen_kvpacked_func: Any = jitfmha.flash_attn_varlen_kvpacked_func
 flash_attn_varlen_qkvpacked_func: Any = jitfmha.flash_attn_varlen_qkvpacked_func
+flash_attn_with_kvcache: Any = jitfmha.flash_attn_with_kvcache
 warmup: Any = jitfmha.warmup
