@@ -19,7 +19,9 @@ What they have in common:
 * A query that sees no key gets 0 and lse -inf (flash-attn: lse +inf).
 * ``deterministic`` may be True or False: the forward pass is deterministic either way.
 * With ``return_attn_probs`` the result is ``(out, softmax_lse, S_dmask)``. ``S_dmask`` is an empty
-  tensor, as flash-attn returns without dropout.
+  tensor without dropout. With it, it is ``(b, hq, sq, sk)`` in q's dtype, of packed sequences
+  ``(b, hq, max_seqlen_q, max_seqlen_k)``: the probabilities, negative where they were dropped. It
+  is as large as it looks, and meant for tests.
 * ``softcap`` and ``alibi_slopes`` are ``logit_softcap`` and ``alibi_slopes`` of
   :func:`jitfmha.fmha_fwd`; so is ``dropout_p``, whose random numbers come from torch's own
   generator for the device.
@@ -35,6 +37,8 @@ import torch
 from torch import Tensor
 
 from .argument_checks import describe, require_cu_seqlens
+from .attention_probabilities import signed_probabilities
+from .dropout import new_rng_state
 from .interface import OFF, fmha_fwd
 from .kv_cache import gathered_pages
 from .peer_values import (
@@ -268,10 +272,14 @@ def _attend(
         k, v, options["cu_seqlens_k_padded"] = _unpaged(k, v, block_table, options)
     return_attn_probs = as_flag("return_attn_probs", return_attn_probs)
     q, k, v = (with_contiguous_rows(x) for x in (q, k, v))
+    if dropout_p > 0 and return_attn_probs and isinstance(q, Tensor):
+        options["rng_state"] = new_rng_state(q.device)
     result = fmha_fwd(q, k, v, return_lse=return_attn_probs, **options)
     if isinstance(result, Tensor):
         return result
     out, softmax_lse = result
+    if dropout_p > 0:
+        return out, softmax_lse, signed_probabilities(q, k, softmax_lse, options)
     return out, softmax_lse, q.new_empty(0)
 
 

@@ -396,6 +396,97 @@ def test_out_of_shorter_sequences_must_hold_them_one_after_the_other(rng: torch.
         )
 
 
+def kept(randval: Tensor, dropout_p: float) -> Tensor:
+    """What AITER's own tests take for kept."""
+    return math.floor(255.0 * (1 - dropout_p)) - randval.float() >= 0
+
+
+def test_dropout_bias_and_sinks(rng: torch.Generator) -> None:
+    q, k, v = random_qkv(rng, seqlen_q=20, seqlen_k=45, heads_q=4, hdim=32)
+    bias, sink = torch.randn(20, 45, generator=rng), torch.randn(4, generator=rng).bfloat16()
+    arguments = (0.3, None, True, 9, -1, 2, True, True)
+    given = {"bias": bias, "sink_ptr": sink, "alibi_slopes": torch.rand(4, generator=rng)}
+    generator = torch.Generator().manual_seed(3)
+    out, lse, randval, rng_state = mha_fwd(q, k, v, *arguments, **given, gen=generator)
+    assert randval.shape == (2, 4, 20, 45)
+    assert randval.dtype == torch.uint8
+    assert torch.equal(randval, jitfmha.dropout_randval(rng_state, 2, 4, 20, 45))
+    options = {
+        "window_size": (9, 0),
+        "sink_size": 2,
+        "bias": bias[None, None],
+        "alibi_slopes": given["alibi_slopes"],
+        "sink": sink,
+    }
+    keep = kept(randval, 0.3)
+    assert abs(keep.float().mean() - 0.7) < 0.07
+    expected = attention(q, k, v, keep=keep, dropout_p=0.3, **options)
+    assert_close((out, lse), expected, q, k, v / 0.7)
+    generator.manual_seed(3)
+    again = mha_fwd(q, k, v, *arguments, **given, gen=generator)
+    assert all(
+        torch.equal(a, b) for a, b in zip(again, (out, lse, randval, rng_state), strict=True)
+    )
+
+    torch.manual_seed(3)
+    called = flash_attn_func(
+        *(q, k, v, 0.3, None, True, (9, 5, 2)), return_lse=True, return_attn_probs=True, **given
+    )
+    keep = kept(called[2], 0.3)
+    expected = attention(q, k, v, keep=keep, dropout_p=0.3, **options)
+    assert_close(called[:2], expected, q, k, v / 0.7)
+
+
+def test_dropout_and_bias_of_packed_sequences(rng: torch.Generator) -> None:
+    q, k, v = (x[..., :32] for x in packed_qkv(rng, gap=3))
+    bias = torch.randn(q.shape[0], 40, generator=rng)
+    padded = {
+        "cu_seqlens_q_padded": prefix_sums([n + 3 for n in LENGTHS[0]]),
+        "cu_seqlens_k_padded": prefix_sums([n + 3 for n in LENGTHS[1]]),
+    }
+    slopes = torch.rand(4, 4, generator=rng)
+    out, lse, randval, _ = group_call(
+        *(q, k, v),
+        dropout_p=0.3,
+        return_dropout_randval=True,
+        bias=bias,
+        alibi_slopes=slopes,
+        logits_soft_cap=3.0,
+        **padded,
+    )
+    assert randval.shape == (4, q.shape[0], 40)
+    starts_q, starts_k = (x.tolist()[:-1] for x in padded.values())
+    for n, (sq, sk) in enumerate(zip(*LENGTHS, strict=True)):
+        rows, keys = slice(starts_q[n], starts_q[n] + sq), slice(starts_k[n], starts_k[n] + sk)
+        one = q[None, rows], k[None, keys], v[None, keys]
+        expected = attention(
+            *one,
+            softmax_scale=0.2,
+            bias=bias[None, None, rows, :sk],
+            alibi_slopes=slopes[n],
+            logit_softcap=3.0,
+            keep=kept(randval[None, :, rows, :sk], 0.3),
+            dropout_p=0.3,
+        )
+        assert_close((out[None, rows], lse[None, :, rows]), expected, *one[:2], one[2] / 0.7, 0.2)
+
+
+def test_bias_and_dropout_of_shorter_sequences(rng: torch.Generator) -> None:
+    q, k, v = random_qkv(rng, batch=2, seqlen_q=20, seqlen_k=40, heads_q=4, hdim=32)
+    bias, lengths = torch.randn(20, 40, generator=rng), ([20, 7], [31, 40])
+    cu_seqlens = {"cu_seqlens_q": prefix_sums(lengths[0]), "cu_seqlens_kv": prefix_sums(lengths[1])}
+    out, lse, randval, _ = mha_fwd(
+        *(q, k, v, 0.3, 0.2, False, -1, -1, 0, True, True), **cu_seqlens, bias=bias
+    )
+    for n, (sq, sk) in enumerate(zip(*lengths, strict=True)):
+        one = [x[n : n + 1, :length] for x, length in zip((q, k, v), (sq, sk, sk), strict=True)]
+        keep = kept(randval[n, None, :, :sq, :sk], 0.3)
+        small = bias[None, None, :sq, :sk]
+        expected = attention(*one, softmax_scale=0.2, bias=small, keep=keep, dropout_p=0.3)
+        result = out[n, None, :sq], lse[n, None, :, :sq]
+        assert_close(result, expected, *one[:2], one[2] / 0.7, 0.2)
+
+
 def test_num_splits_is_a_number(rng: torch.Generator) -> None:
     with pytest.raises(ValueError, match="num_splits=-1"):
         flash_attn_func(*random_qkv(rng), num_splits=-1)

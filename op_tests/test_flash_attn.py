@@ -199,6 +199,62 @@ def test_errors(
         assert text in str(raised.value)
 
 
+def of_head(q: Tensor, k: Tensor, **options: Any) -> Tensor:
+    """The reference's probabilities ``(b, hq, sq, sk)``: what is left of them with v = 1."""
+    one = torch.eye(k.shape[1])[None, :, None].expand(k.shape[0], -1, k.shape[2], -1)
+    return attention(q, k, one, **options)[0].transpose(1, 2)
+
+
+def test_dropout_and_score_options(rng: torch.Generator) -> None:
+    q, k, v = random_qkv(rng, seqlen_q=20, seqlen_k=45, heads_q=4, hdim=32)
+    slopes = torch.rand(2, 4, generator=rng)
+    given: dict[str, Any] = {"softcap": 2.0, "alibi_slopes": slopes, "return_attn_probs": True}
+    given |= {"window_size": (15, 3, 2), "dropout_p": 0.3}
+    options: dict[str, Any] = {"window_size": (15, 3), "sink_size": 2, "logit_softcap": 2.0}
+    options["alibi_slopes"] = slopes
+    torch.manual_seed(5)
+    out, lse, signed = flash_attn_func(q, k, v, **given)
+    assert signed.shape == (2, 4, 20, 45)
+    torch.testing.assert_close(
+        signed.abs().double(), of_head(q, k, **options), atol=1e-5, rtol=1e-5
+    )
+    dropped = (signed < 0).sum() / (signed != 0).sum()
+    assert abs(dropped - 0.3) < 0.07
+    expected = attention(q, k, v, keep=signed >= 0, dropout_p=0.3, **options)
+    assert_close((out, lse), expected, q, k, v / 0.7)
+    torch.manual_seed(5)
+    again = flash_attn_kvpacked_func(q, torch.stack([k, v], 2), **given)
+    assert all(torch.equal(a, b) for a, b in zip((out, lse, signed), again, strict=True))
+    other = flash_attn_func(q, k, v, **given)[2]
+    assert not torch.equal(other < 0, signed < 0)
+
+
+def test_dropout_and_score_options_of_packed_sequences(rng: torch.Generator) -> None:
+    lengths = [20, 0, 45, 1]
+    q, k, v = (x[0] for x in random_qkv(rng, batch=1, seqlen_q=66, seqlen_k=66, hdim=32))
+    cu, slopes = prefix_sums(lengths), torch.rand(4, 2, generator=rng)
+    out, lse, signed = flash_attn_varlen_func(
+        *(q, k, v, cu, cu, 45, 45),
+        softcap=2.0,
+        alibi_slopes=slopes,
+        window_size=(15, 3, 2),
+        dropout_p=0.3,
+        return_attn_probs=True,
+    )
+    assert signed.shape == (4, 2, 45, 45)
+    for n, (start, length) in enumerate(zip(cu.tolist(), lengths, strict=False)):
+        one = [x[None, start : start + length] for x in (q, k, v)]
+        of_one = signed[n, None, :, :length, :length]
+        options: dict[str, Any] = {"window_size": (15, 3), "sink_size": 2, "logit_softcap": 2.0}
+        options["alibi_slopes"] = slopes[n]
+        probabilities = of_head(*one[:2], **options)
+        torch.testing.assert_close(of_one.abs().double(), probabilities, atol=1e-5, rtol=1e-5)
+        assert signed[n].count_nonzero() == of_one.count_nonzero()
+        expected = attention(*one, keep=of_one >= 0, dropout_p=0.3, **options)
+        result = out[None, start : start + length], lse[None, :, start : start + length]
+        assert_close(result, expected, *one[:2], one[2] / 0.7)
+
+
 SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"causal": True}, {"causal": 1}),
     ({"causal": True}, {"causal": np.True_}),
