@@ -48,6 +48,7 @@ from .peer_values import (
     as_softcap,
     as_softmax_scale,
     as_window,
+    window_pair,
     with_contiguous_rows,
 )
 
@@ -258,7 +259,7 @@ def _attend(
     options: Options = {
         "softmax_scale": as_softmax_scale(softmax_scale),
         "mask": 2 if as_flag("causal", causal) else 0,
-        "window_size": (left, right),
+        "window_size": window_pair(left, right),
         "sink_size": sink_size,
         "logit_softcap": as_softcap("softcap", softcap) or OFF,
         "alibi_slopes": alibi_slopes,

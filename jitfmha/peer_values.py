@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from .mask import INT64_MAX
+from .mask import INT64_MAX, OPEN_WINDOW
 
 _PLAIN_TYPES = (int, float, torch.SymInt, torch.SymFloat)  # a bool is an int
 
@@ -110,6 +110,11 @@ def as_window_side(name: str, side: object, given: object = None) -> int:
     if isinstance(number, int) and number > INT64_MAX:
         raise ValueError(f"{name}={side if given is None else given!r}: a side is less than 2**63")
     return -1 if number < 0 else number
+
+
+def window_pair(left: int, right: int) -> tuple[int, int]:
+    """The ``window_size`` of ``fmha_fwd``, which knows the open one quickly by its identity."""
+    return OPEN_WINDOW if left == -1 and right == -1 else (left, right)
 
 
 def with_contiguous_rows(x: Tensor) -> Tensor:

@@ -150,10 +150,9 @@ def _apply_rotary(
 
 
 def _stand_in_for_aiter(checkout: Path) -> None:
-    names = [n for n in vars(jitfmha.aiter) if "mha_" in n or n.startswith("flash_attn_")]
     _module("pandas")  # for its tables of times
     package = _module("aiter", logger=logging.getLogger("aiter"))
-    vars(package).update(_counted(jitfmha.aiter, names))
+    vars(package).update(_counted(jitfmha.aiter, jitfmha.aiter.__all__))
     package.__getattr__ = _missing
     _module(
         "aiter.dtypes",

@@ -7,7 +7,8 @@
 the suites ``aiter`` and ``aiter-varlen``. The tests need einops.
 
 A case passes, skips itself, fails, or is refused: this package raised ``NotImplementedError``. One
-whose own assertion fails before it has called anything of this package counts as skipped.
+whose own assertion fails before it has called anything of this package counts as skipped. With
+``--longest`` cases of longer sequences are left out: their references take minutes.
 ``expected_refusals.json`` has for each suite what may be refused: a name for the reason, and a
 pattern of the message. The exit code is 1 if a case fails, or is refused for another reason.
 """
@@ -35,7 +36,7 @@ from cases import Parameters, ParametrizedTest, parametrized_tests
 HERE = Path(__file__).parent
 EXPECTED = HERE / "expected_refusals.json"
 _PACKAGE = "jitfmha"
-_SKIPS_ALLOWED = 50  # for each case of a sample that does not skip itself
+_TRIES = 50  # for each case of a sample, most of which may be skipped
 
 
 @dataclass
@@ -43,12 +44,15 @@ class Outcomes:
     """What became of the cases.
 
     Attributes:
+        expected: patterns of messages by the name of the reason.
+        longest: sequences of cases that are tried.
         counts: of each test's cases, by how they ended.
         refusals: how many cases each expected reason stopped.
         faults: descriptions of the cases that failed, or were refused for an unexpected reason.
     """
 
     expected: dict[str, str]
+    longest: int
     counts: dict[str, Counter[str]] = field(default_factory=dict)
     refusals: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
@@ -60,6 +64,9 @@ class Outcomes:
         return ended
 
     def _ended(self, test: ParametrizedTest, parameters: Parameters) -> str:
+        lengths = (x for n, x in parameters.items() if n.startswith("seqlen"))
+        if max((x for x in lengths if type(x) is int), default=0) > self.longest:
+            return "too long"
         described = f"{test.name}({', '.join(f'{n}={x}' for n, x in parameters.items())})"
         called = calls.total()
         try:
@@ -110,8 +117,8 @@ def run_suite(tests: list[ParametrizedTest], outcomes: Outcomes, sample: int, se
         done, start = 0, time.monotonic()
         cases = test.cases(random.Random(f"{seed} {test.name}") if sample else None)
         for tried, parameters in enumerate(cases, start=1):
-            done += outcomes.run(test, parameters) != "skipped"
-            if sample and (done == share or tried == share * _SKIPS_ALLOWED):
+            done += outcomes.run(test, parameters) not in ("skipped", "too long")
+            if sample and (done == share or tried == share * _TRIES):
                 break
         counts = ", ".join(f"{n} {how}" for how, n in outcomes.counts[test.name].items())
         seconds = time.monotonic() - start
@@ -135,6 +142,9 @@ def main() -> int:
     parser.add_argument("--suite", choices=SUITES, required=True)
     parser.add_argument("--tests", type=Path, required=True, metavar="DIR", help="the checkout")
     parser.add_argument("--only", metavar="TEST", help="one test function")
+    parser.add_argument(
+        "--longest", type=int, default=sys.maxsize, metavar="N", help="leave longer sequences out"
+    )
     parser.add_argument("--sample", type=int, default=0, metavar="N", help="run about N cases")
     parser.add_argument("--seed", type=int, help="repeats the sample of an earlier run")
     arguments = parser.parse_args()
@@ -148,7 +158,8 @@ def main() -> int:
         tests = [test for test in tests if test.name == arguments.only]
         if not tests:
             parser.error(f"--only {arguments.only}: there is no such test")
-    outcomes = Outcomes(json.loads(EXPECTED.read_text(encoding="utf-8"))[arguments.suite])
+    expected = json.loads(EXPECTED.read_text(encoding="utf-8"))[arguments.suite]
+    outcomes = Outcomes(expected, arguments.longest)
     run_suite(tests, outcomes, arguments.sample, seed)
     return 0 if report(outcomes) else 1
 

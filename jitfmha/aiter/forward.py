@@ -1,65 +1,34 @@
-"""AITER's attention functions: the same arguments in the same order, and the same results.
-
-Source: ``aiter/ops/mha.py``, ``csrc/py_itfs_ck/mha_fwd_kernels.cu`` and
-``csrc/py_itfs_cu/asm_mha_fwd.cu`` of github.com/ROCm/aiter, with their variable-length siblings.
-:func:`flash_attn_func` and :func:`flash_attn_varlen_func` are what models call, and copy tensors
-whose last dimension is not contiguous; the others are what these end in there.
-
-What is different here: any head dimensions up to 512, float32 and empty batches on the CPU, an lse
-of -inf (not +inf) where there are no keys, and a ``sink_size`` from ``sk`` up shows all keys.
-
-What the functions have in common:
-
-* q is ``(b, sq, hq, hdim)``, k ``(b, sk, hk, hdim)`` and v ``(b, sk, hk, hdim_v)``; in the
-  variable-length functions ``(total_q, hq, hdim)``, ``(total_k, hk, hdim)`` and
-  ``(total_k, hk, hdim_v)``. Dtypes and strides are those of :func:`jitfmha.fmha_fwd`.
-* ``softmax_scale`` is finite and > 0, or None for ``1 / sqrt(hdim)``.
-* The causal mask is aligned to the bottom-right corner, and so are windows: ``window_size_left``
-  and ``window_size_right`` count keys around the diagonal. A negative side, and one that is as long
-  as the longest keys, is open; with the causal mask the right side is 0 whatever is given.
-* ``how_v3_bf16_cvt`` is how probabilities are rounded to bfloat16: 0 to nearest even, 1 to nearest
-  away from zero, 2 toward zero. It chooses on gfx942 with bf16 inputs; elsewhere there is only one
-  way, and it has no effect. ``deterministic`` and ``num_splits`` have none either: the result is
-  always deterministic, and keys are split as the chip asks for.
-* ``q_descale``, ``k_descale`` and ``v_descale`` are what fp8 inputs are multiplied with, as for
-  :func:`jitfmha.fmha_fwd`; None is 1.
-* Numbers and flags may also be 0-dim tensors and NumPy numbers, flags 0, 1 and None.
-* ``bias`` is ``(sq, sk)``, in the variable-length functions ``(total_q, max_seqlen_k)``, or in the
-  shapes of :func:`jitfmha.fmha_fwd`. ``alibi_slopes`` is float32 ``(hq,)`` or ``(b, hq)``.
-* ``sink_ptr (hq,)`` is :func:`jitfmha.fmha_fwd`'s ``sink``, and ``sink_size`` is the same there.
-* ``dropout_p`` drops probabilities by the random bytes that ``gen``, or torch's own generator,
-  seeds: those up to ``255 * (1 - dropout_p)`` are kept.
-* ``min_seqlen_q`` and ``block_table`` raise ``NotImplementedError`` for now where they ask for
-  something, and so does what no kernel serves. Every other violation of a rule is a ``TypeError``
-  or a ``ValueError`` that names the argument and its value.
-"""
+"""AITER's functions for the forward pass. They end in :func:`jitfmha.fmha_fwd`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Generator, Tensor
 
-from .argument_checks import describe, refuse_given, refuse_nonzero, require_cu_seqlens
-from .dropout import dropout_randval, new_rng_state
-from .interface import OFF, fmha_fwd
-from .peer_values import (
-    as_dropout_p,
+from ..argument_checks import describe, refuse_given, refuse_nonzero, require_cu_seqlens
+from ..dropout import dropout_randval, new_rng_state
+from ..interface import OFF, fmha_fwd
+from ..peer_values import (
     as_flag,
     as_int,
     as_softcap,
-    as_softmax_scale,
     as_window,
-    as_window_side,
     with_contiguous_rows,
 )
-from .problem import BF16_CVTS
+from .numbers_and_rows import (
+    as_v3_bf16_cvt,
+    clipped,
+    common_options,
+    sequences_of_rows,
+    window_of_sides,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .arguments import Bf16Cvt, Options
+    from ..arguments import Options
 
 Results = tuple[Tensor, Tensor, Tensor, Tensor]  # out, softmax_lse, p, rng_state
 Attention = Tensor | tuple[Tensor, ...]
@@ -103,7 +72,9 @@ def flash_attn_func(
     _check_num_splits(num_splits)
     return_attn_probs = as_flag("return_attn_probs", return_attn_probs)
     return_lse = as_flag("return_lse", return_lse)
-    options = _options(dropout_p, softmax_scale, as_flag("causal", causal), as_window(window_size))
+    options = common_options(
+        dropout_p, softmax_scale, as_flag("causal", causal), as_window(window_size)
+    )
     q, k, v = (with_contiguous_rows(x) for x in (q, k, v))
     results = _forward_batch(
         *(q, k, v, (cu_seqlens_q, cu_seqlens_kv)),
@@ -112,7 +83,7 @@ def flash_attn_func(
         bias=bias,
         alibi_slopes=alibi_slopes,
         sink=_as_sink(sink_ptr),
-        bf16_cvt=_as_bf16_cvt(how_v3_bf16_cvt),
+        bf16_cvt=as_v3_bf16_cvt(how_v3_bf16_cvt),
         **options,
     )
     return _asked_for(results, return_lse, return_attn_probs)
@@ -160,7 +131,9 @@ def flash_attn_varlen_func(
     as_flag("deterministic", deterministic)
     return_attn_probs = as_flag("return_attn_probs", return_attn_probs)
     return_lse = as_flag("return_lse", return_lse)
-    options = _options(dropout_p, softmax_scale, as_flag("causal", causal), as_window(window_size))
+    options = common_options(
+        dropout_p, softmax_scale, as_flag("causal", causal), as_window(window_size)
+    )
     _refuse_unserved(min_seqlen_q, block_table)
     q, k, v = (with_contiguous_rows(x) for x in (q, k, v))
     results = _forward_group(
@@ -178,7 +151,7 @@ def flash_attn_varlen_func(
         bias=bias,
         alibi_slopes=alibi_slopes,
         sink=_as_sink(sink_ptr),
-        bf16_cvt=_as_bf16_cvt(how_v3_bf16_cvt),
+        bf16_cvt=as_v3_bf16_cvt(how_v3_bf16_cvt),
         **options,
     )
     return _asked_for(results, return_lse, return_attn_probs)
@@ -221,8 +194,8 @@ def mha_fwd(
         asked for; p the dropout's random values, empty; rng_state int64 ``(2,)``, zero without
         dropout.
     """
-    window = _window_of_sides(window_size_left, window_size_right, sink_size)
-    options = _options(dropout_p, softmax_scale, as_flag("is_causal", is_causal), window)
+    window = window_of_sides(window_size_left, window_size_right, sink_size)
+    options = common_options(dropout_p, softmax_scale, as_flag("is_causal", is_causal), window)
     return _forward_batch(
         *(q, k, v, (cu_seqlens_q, cu_seqlens_kv)),
         return_lse=as_flag("return_softmax_lse", return_softmax_lse),
@@ -287,8 +260,8 @@ def mha_varlen_fwd(
     Returns:
         ``(out, softmax_lse, p, rng_state)`` as :func:`mha_fwd`, with lse ``(hq, total_q)``.
     """
-    window = _window_of_sides(window_size_left, window_size_right, sink_size)
-    options = _options(dropout_p, softmax_scale, as_flag("is_causal", is_causal), window)
+    window = window_of_sides(window_size_left, window_size_right, sink_size)
+    options = common_options(dropout_p, softmax_scale, as_flag("is_causal", is_causal), window)
     _refuse_unserved(min_seqlen_q, block_table)
     return _forward_group(
         *(q, k, v),
@@ -335,8 +308,8 @@ def fmha_v3_fwd(
     gen: Generator | None = None,
 ) -> Results:
     """:func:`mha_fwd` without sinks and prefix sums, and with a choice of rounding."""
-    window = _window_of_sides(window_size_left, window_size_right)
-    options = _options(dropout_p, softmax_scale, as_flag("is_causal", is_causal), window)
+    window = window_of_sides(window_size_left, window_size_right)
+    options = common_options(dropout_p, softmax_scale, as_flag("is_causal", is_causal), window)
     return _forward_batch(
         *(q, k, v, (None, None)),
         return_lse=as_flag("return_softmax_lse", return_softmax_lse),
@@ -345,7 +318,7 @@ def fmha_v3_fwd(
         out=out,
         bias=bias,
         alibi_slopes=alibi_slopes,
-        bf16_cvt=_as_bf16_cvt(how_v3_bf16_cvt),
+        bf16_cvt=as_v3_bf16_cvt(how_v3_bf16_cvt),
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
@@ -384,8 +357,8 @@ def fmha_v3_varlen_fwd(
     cu_seqlens_k_padded: Tensor | None = None,
 ) -> Results:
     """:func:`mha_varlen_fwd` without sinks, and with a choice of rounding."""
-    window = _window_of_sides(window_size_left, window_size_right)
-    options = _options(dropout_p, softmax_scale, as_flag("is_causal", is_causal), window)
+    window = window_of_sides(window_size_left, window_size_right)
+    options = common_options(dropout_p, softmax_scale, as_flag("is_causal", is_causal), window)
     _refuse_unserved(min_seqlen_q, block_table)
     return _forward_group(
         *(q, k, v),
@@ -403,59 +376,12 @@ def fmha_v3_varlen_fwd(
         logit_softcap=as_softcap("logits_soft_cap", logits_soft_cap) or OFF,
         bias=bias,
         alibi_slopes=alibi_slopes,
-        bf16_cvt=_as_bf16_cvt(how_v3_bf16_cvt),
+        bf16_cvt=as_v3_bf16_cvt(how_v3_bf16_cvt),
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
         **options,
     )
-
-
-# ---- The arguments -------------------------------------------------------------------------------
-
-
-class _CommonOptions(TypedDict):
-    """What all functions give to ``fmha_fwd``."""
-
-    softmax_scale: float | None
-    mask: int
-    window_size: tuple[int, int]
-    sink_size: int
-    dropout_p: float
-
-
-def _options(
-    dropout_p: object, softmax_scale: object, is_causal: bool, window: tuple[int, int, int]
-) -> _CommonOptions:
-    left, right, sink_size = window
-    return {
-        "softmax_scale": as_softmax_scale(softmax_scale),
-        "mask": 2 if is_causal else 0,
-        "window_size": (left, right),
-        "sink_size": sink_size,
-        "dropout_p": as_dropout_p(dropout_p) or OFF,
-    }
-
-
-def _window_of_sides(left: object, right: object, sink_size: object = 0) -> tuple[int, int, int]:
-    return (
-        as_window_side("window_size_left", left),
-        as_window_side("window_size_right", right),
-        as_int("sink_size", sink_size),
-    )
-
-
-def _clipped(window_size: tuple[int, int], seqlen_k: int) -> tuple[int, int]:
-    """A side that is as long as the longest keys is open in AITER, also where it would not be."""
-    left, right = window_size
-    return (-1 if left >= seqlen_k else left), (-1 if right >= seqlen_k else right)
-
-
-def _as_bf16_cvt(how_v3_bf16_cvt: object) -> Bf16Cvt:
-    number = as_int("how_v3_bf16_cvt", how_v3_bf16_cvt)
-    if not 0 <= number < len(BF16_CVTS):
-        raise ValueError(f"how_v3_bf16_cvt={how_v3_bf16_cvt!r} is not known; use 0, 1 or 2")
-    return BF16_CVTS[number]
 
 
 def _as_sink(sink_ptr: Tensor | None) -> Tensor | None:
@@ -509,7 +435,7 @@ def _forward_batch(
             **options,
         )
     seqlen_k = k.shape[1] if isinstance(k, Tensor) and k.dim() > 1 else 0
-    options["window_size"] = _clipped(options["window_size"], seqlen_k)
+    options["window_size"] = clipped(options["window_size"], seqlen_k)
     rng_state = options["rng_state"] = _new_rng_state(q, options["dropout_p"], gen)
     result = fmha_fwd(q, k, v, return_lse=return_lse, **options)
     randval = None
@@ -592,20 +518,20 @@ def _forward_group(
     # Without any of the four, fmha_fwd would take the call for one of batch mode.
     require_cu_seqlens(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=options["cu_seqlens_k"])
     assert cu_seqlens_q is not None
-    options["window_size"] = _clipped(options["window_size"], max_seqlen_k)
+    options["window_size"] = clipped(options["window_size"], max_seqlen_k)
     options["bias"] = _with_dimensions(options.get("bias"), 3)
     rng_state = options["rng_state"] = _new_rng_state(q, options["dropout_p"], gen)
     result = fmha_fwd(q, k, v, return_lse=return_lse, **options)
     starts = cu_seqlens_q if cu_seqlens_q_padded is None else cu_seqlens_q_padded
     out = options.get("out")
     if zero_tensors and out is not None:
-        sequence, within, is_used = _sequences_of_rows(out.shape[0], cu_seqlens_q, starts)
+        sequence, within, is_used = sequences_of_rows(out.shape[0], cu_seqlens_q, starts)
         out.masked_fill_(~is_used[:, None, None], 0)
     randval = None
     if rng_state is not None and return_randval:
         batch = cu_seqlens_q.shape[0] - 1
         whole = dropout_randval(rng_state, batch, q.shape[1], max_seqlen_q, max_seqlen_k)
-        sequence, within, is_used = _sequences_of_rows(q.shape[0], cu_seqlens_q, starts)
+        sequence, within, is_used = sequences_of_rows(q.shape[0], cu_seqlens_q, starts)
         rows = whole[sequence, :, within.clamp(max=max_seqlen_q - 1)]
         randval = rows.masked_fill(~is_used[:, None, None], 0).transpose(0, 1)
     return _results(q, result, randval, rng_state)
@@ -626,21 +552,6 @@ def _places(batch: int, seqlen: int, x: Tensor) -> Tensor:
 def _as_int32(cu_seqlens: Tensor) -> Tensor:
     is_int64 = isinstance(cu_seqlens, Tensor) and cu_seqlens.dtype == torch.int64
     return cu_seqlens.int() if is_int64 else cu_seqlens
-
-
-def _sequences_of_rows(
-    rows: int, cu_seqlens: Tensor, starts: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """For each row of a packed tensor: its sequence, its place in it, and whether it has one.
-
-    A row that belongs to no sequence has the number of the one before it.
-    """
-    row = torch.arange(rows, dtype=torch.int32, device=starts.device)
-    if starts.shape[0] == 1:  # no sequence at all
-        return torch.zeros_like(row), row, torch.zeros_like(row, dtype=torch.bool)
-    sequence = torch.searchsorted(starts[1:], row, right=True).clamp(max=starts.shape[0] - 2)
-    within = row - starts[sequence]
-    return sequence, within, within < cu_seqlens.diff()[sequence]
 
 
 def _new_rng_state(q: Tensor, dropout_p: float, gen: Generator | None) -> Tensor | None:
