@@ -15,7 +15,7 @@ from .flash_attn import (
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
-from .interface import explain, fmha_fwd
+from .interface import explain, fmha_bwd, fmha_fwd
 from .jit.errors import BuildError, CacheError, CompilerNotFound
 from .kv_cache import flash_attn_with_kvcache
 from .version import __version__
@@ -42,6 +42,7 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "fmha_bwd",
     "fmha_fwd",
     "fmha_v3_fwd",
     "fmha_v3_varlen_fwd",

@@ -77,18 +77,19 @@ struct BiasElements<Bias::fp16> {
 template <>
 struct BiasElements<Bias::boolean> {
   using Element = uint8_t;
-  static Vec load(const Element* from) {
-    float numbers[kLanes];
-    for (int i = 0; i < kLanes; ++i) numbers[i] = from[i];
-    return simd::load(numbers);
-  }
+  static Vec load(const Element* from) { return simd::load_bytes(from); }
 };
 using BiasElement = BiasElements<kBias>::Element;
+constexpr int kBiasPrefetch = 4 * kLanes;  // in keys
 
 // The bias of kLanes keys from `key` on, for the row that starts at `row`; 0 behind the last key.
 inline Vec bias_along_row(const BiasElement* row, int64_t key_stride, int64_t key,
                           int64_t seqlen_k) {
-  if (key_stride == 1 && key + kLanes <= seqlen_k) return BiasElements<kBias>::load(row + key);
+  if (key_stride == 1 && key + kLanes <= seqlen_k) {
+    // Rows lie far apart: the processor does not see by itself what comes next.
+    __builtin_prefetch(row + key + kBiasPrefetch);
+    return BiasElements<kBias>::load(row + key);
+  }
   BiasElement some[kLanes] = {};
   for (int i = 0; i < std::min<int64_t>(kLanes, seqlen_k - key); ++i)
     some[i] = row[(key + i) * key_stride];
@@ -103,6 +104,7 @@ struct ModifiedRows {
   float slope[kCount];              // ALiBi's, negative
   float diagonal[kCount];           // the key with which ALiBi's distance is 0
   const BiasElement* bias[kCount];  // of key 0
+  float* dbias[kCount];             // the gradient of it, in backward where it is wanted
   uint32_t query[kCount];
   uint32_t head[kCount];  // counting on from one member of the batch to the next
 };
@@ -188,6 +190,9 @@ struct Scores {
         const auto* bias = static_cast<const BiasElement*>(modifiers.bias);
         rows.bias[i] =
             tile.at(seq.queries_of(bias, modifiers.bias_strides), modifiers.bias_strides, i);
+        if (modifiers.dbias)
+          rows.dbias[i] = tile.at(seq.queries_of(modifiers.dbias, modifiers.dbias_strides),
+                                  modifiers.dbias_strides, i);
       }
     }
   }
@@ -257,6 +262,19 @@ struct Scores {
       }
   }
 
+  // The key tiles that rows see whose first window begins with key `begin`: first those with sink
+  // tokens, then those from the window's on.
+  template <int kTileKeys>
+  int64_t first_tile(int64_t begin) const {
+    return kSinkTokens ? 0 : begin / kTileKeys * kTileKeys;
+  }
+  template <int kTileKeys>
+  int64_t tile_after(int64_t tile, int64_t begin) const {
+    const int64_t next = tile + kTileKeys;
+    if (!kSinkTokens || next < sink_size) return next;
+    return std::max(next, begin / kTileKeys * kTileKeys);
+  }
+
   // The sink of a head, as an exponent of e.
   float sink_of(int64_t head) const { return modifiers.sink[head * modifiers.sink_head]; }
 
@@ -283,7 +301,38 @@ struct Scores {
   // probability exactly 1, whereas a scaled maximum is rounded, by more than 2^127 has room for
   // where scores are large.
   inline Vec probability(Vec score, Vec shift) const {
-    return exp2(simd::mul(simd::sub(score, shift), simd::broadcast(scale_log2)));
+    Vec exponent = simd::mul(simd::sub(score, shift), simd::broadcast(scale_log2));
+    // Many modified scores are far below the largest one. Products of their probabilities would be
+    // subnormal numbers, which are slow, and do not count in any sum.
+    if (kModifiesScores)
+      exponent =
+          simd::select_between(simd::broadcast(-kInfinity), exponent, simd::broadcast(-100.0f),
+                               simd::broadcast(-kInfinity), exponent);
+    return exp2(exponent);
+  }
+
+  // e^(unit * score - lse), for the lse as `exponent_of_lse` gives it.
+  inline Vec probability_by_lse(Vec score, Vec lse_exponent) const {
+    return exp2(simd::mul_add(score, simd::broadcast(scale_log2), lse_exponent));
+  }
+
+  // What to add to the exponent of 2. A row that sees no key has an lse of -inf, and scores of -inf:
+  // their sum has to stay -inf.
+  static float exponent_of_lse(float lse) {
+    return lse == -kInfinity ? 0.0f : float(double(lse) * -1.4426950408889634);
+  }
+
+  // The gradient of a dot product, from that of the exponent of e, and from slope_of_dot.
+  inline Vec gradient_of_dot(Vec gradient, Vec slope) const { return simd::mul(gradient, slope); }
+
+  // By how much an exponent of e rises with its dot product.
+  inline Vec slope_of_dot(Vec dot) const {
+    const Vec scale = simd::broadcast(softmax_scale);
+    if (!kSoftcap) return scale;
+    const Vec capped = tanh(simd::mul(dot, simd::broadcast(scale_over_softcap)));
+    const Vec rest =
+        simd::mul_add(simd::sub(simd::broadcast(0.0f), capped), capped, simd::broadcast(1.0f));
+    return simd::mul(rest, scale);
   }
 };
 
