@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .aiter import fmha_v3_fwd, fmha_v3_varlen_fwd
+from .aiter import fmha_v3_bwd, fmha_v3_fwd, fmha_v3_varlen_bwd, fmha_v3_varlen_fwd
 from .dropout import dropout_randval, new_rng_state
 from .flash_attn import (
     flash_attn_func,
@@ -44,7 +44,9 @@ __all__ = [
     "flash_attn_with_kvcache",
     "fmha_bwd",
     "fmha_fwd",
+    "fmha_v3_bwd",
     "fmha_v3_fwd",
+    "fmha_v3_varlen_bwd",
     "fmha_v3_varlen_fwd",
     "new_rng_state",
     "warmup",

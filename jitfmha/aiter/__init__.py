@@ -33,10 +33,26 @@ What the functions have in common:
 * ``min_seqlen_q`` and ``block_table`` raise ``NotImplementedError`` for now where they ask for
   something, and so does what no kernel serves. Every other violation of a rule is a ``TypeError``
   or a ``ValueError`` that names the argument and its value.
+
+What the functions of the backward pass have in common, beside their options, which are those of the
+forward pass with the same values:
+
+* ``dout`` is the gradient of ``out``, and has its shape; ``softmax_lse`` is what the forward pass
+  returned.
+* ``dq``, ``dk`` and ``dv`` are where to write; new tensors by default.
+* ``rng_state`` is what the forward pass returned, needed with dropout; ``gen`` is None.
+* ``sink`` is float32 ``(hq,)`` or ``(b, hq)``; its gradient is added to ``d_sink (hq,)``, which is
+  given if and only if ``sink`` is. The lse of the forward pass holds the sink already.
+* ``deterministic`` has no effect: the result is always deterministic. Nor have
+  ``is_v3_atomic_fp32`` and ``how_v3_bf16_cvt``, which choose among kernels.
+* The results are ``(dq, dk, dv, softmax_d)``, the last float32, the sum of ``dout * out`` for each
+  query and head: ``(b, hq, sq)``, of packed sequences ``(hq, total_q)``.
+* ``dbias`` raises ``NotImplementedError``; ``torch.autograd`` gives the gradient of a bias.
 """
 
 from __future__ import annotations
 
+from .backward import fmha_v3_bwd, fmha_v3_varlen_bwd, mha_bwd, mha_varlen_bwd
 from .forward import (
     flash_attn_func,
     flash_attn_varlen_func,
@@ -49,8 +65,12 @@ from .forward import (
 __all__ = [
     "flash_attn_func",
     "flash_attn_varlen_func",
+    "fmha_v3_bwd",
     "fmha_v3_fwd",
+    "fmha_v3_varlen_bwd",
     "fmha_v3_varlen_fwd",
+    "mha_bwd",
     "mha_fwd",
+    "mha_varlen_bwd",
     "mha_varlen_fwd",
 ]
