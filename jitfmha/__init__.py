@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .aiter import fmha_v3_fwd, fmha_v3_varlen_fwd
+from .aiter import fmha_v3_bwd, fmha_v3_fwd, fmha_v3_varlen_bwd, fmha_v3_varlen_fwd
 from .dropout import dropout_randval, new_rng_state
 from .flash_attn import (
     flash_attn_func,
@@ -17,6 +17,7 @@ from .flash_attn import (
 )
 from .interface import explain, fmha_bwd, fmha_fwd
 from .jit.errors import BuildError, CacheError, CompilerNotFound
+from .kv_cache import flash_attn_with_kvcache
 from .version import __version__
 from .warmup import WarmedLauncher, warmup
 
@@ -40,9 +41,12 @@ __all__ = [
     "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
     "fmha_bwd",
     "fmha_fwd",
+    "fmha_v3_bwd",
     "fmha_v3_fwd",
+    "fmha_v3_varlen_bwd",
     "fmha_v3_varlen_fwd",
     "new_rng_state",
     "warmup",

@@ -191,7 +191,8 @@ _MODIFIERS = Modifiers._fields
 class Gradients(NamedTuple):
     """The gradients that a backward pass reads (``dout`` and ``dlse``) and those that it writes.
 
-    ``dlse`` is None where nothing depends on the lse.
+    ``dlse`` is None where nothing depends on the lse. ``dbias`` is float32 with a full batch, full
+    heads and queries, whatever the bias is, and 0 before the launch; None where nobody wants it.
     """
 
     dout: Tensor
@@ -199,6 +200,7 @@ class Gradients(NamedTuple):
     dq: Tensor
     dk: Tensor
     dv: Tensor
+    dbias: Tensor | None = None
 
 
 class Tensors(NamedTuple):

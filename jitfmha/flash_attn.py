@@ -10,32 +10,50 @@ What they have in common:
 * ``causal`` is aligned to the bottom-right corner: query i sees key j when
   ``j <= i + seqlen_k - seqlen_q``.
 * ``window_size`` is (left, right): query i sees the keys from ``i + seqlen_k - seqlen_q - left`` to
-  ``i + seqlen_k - seqlen_q + right`` inclusive, -1 leaving a side open. With ``causal`` the right
-  side is 0 whatever is given. The formula holds exactly, also where flash-attn's CUDA code widens
+  ``i + seqlen_k - seqlen_q + right`` inclusive, a negative side being open. With ``causal`` the
+  right side is 0 whatever is given. AITER's third entry is the ``sink_size`` of
+  :func:`jitfmha.fmha_fwd`. The formula holds exactly, also where flash-attn's CUDA code widens
   or clips a side that is longer than ``seqlen_k``.
+* Numbers and flags may also be 0-dim tensors and NumPy numbers, flags 0, 1 and None, and
+  ``window_size`` a list, a tensor or an array.
 * A query that sees no key gets 0 and lse -inf (flash-attn: lse +inf).
 * ``deterministic`` may be True or False: the forward pass is deterministic either way.
 * With ``return_attn_probs`` the result is ``(out, softmax_lse, S_dmask)``. ``S_dmask`` is an empty
-  tensor, as flash-attn returns without dropout.
-* ``dropout_p`` > 0, ``softcap``, ``alibi_slopes`` and ``block_table`` raise ``NotImplementedError``
-  for now. Every other violation of a rule is a ``TypeError`` or a ``ValueError`` that names the
-  argument and its value.
+  tensor without dropout. With it, it is ``(b, hq, sq, sk)`` in q's dtype, of packed sequences
+  ``(b, hq, max_seqlen_q, max_seqlen_k)``: the probabilities, negative where they were dropped. It
+  is as large as it looks, and meant for tests.
+* ``softcap`` and ``alibi_slopes`` are ``logit_softcap`` and ``alibi_slopes`` of
+  :func:`jitfmha.fmha_fwd`; so is ``dropout_p``, whose random numbers come from torch's own
+  generator for the device.
+* What no kernel serves raises ``NotImplementedError``. Every other violation of a rule is a
+  ``TypeError`` or a ``ValueError`` that names the argument and its value.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from .argument_checks import (
-    check_dropout,
-    check_flags,
-    refuse_given,
-    refuse_nonzero,
-    require_cu_seqlens,
+from .argument_checks import describe, require_cu_seqlens
+from .attention_probabilities import signed_probabilities
+from .dropout import new_rng_state
+from .interface import OFF, fmha_fwd
+from .kv_cache import gathered_pages
+from .peer_values import (
+    as_dropout_p,
+    as_flag,
+    as_length,
+    as_softcap,
+    as_softmax_scale,
+    as_window,
+    window_pair,
+    with_contiguous_rows,
 )
-from .interface import fmha_fwd
-from .mask import check_window_size
+
+if TYPE_CHECKING:
+    from .arguments import Options
 
 Attention = Tensor | tuple[Tensor, Tensor, Tensor]
 
@@ -141,6 +159,8 @@ def flash_attn_varlen_func(
         cu_seqlens_q, cu_seqlens_k: int32 ``(b + 1,)``, prefix sums of the lengths, from 0.
         max_seqlen_q, max_seqlen_k: the longest lengths.
         softmax_scale: finite and > 0; ``1 / sqrt(hdim)`` by default.
+        block_table: int32 ``(b, most pages)``, the pages of each sequence, where k and v are
+            ``(num_pages, page_size, hk, hdim)``, with any page size. Those in use are gathered.
 
     The other arguments, and what is raised: see the module.
 
@@ -233,28 +253,70 @@ def _attend(
     cu_seqlens: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),
     max_seqlens: tuple[int, int] | tuple[None, None] = (None, None),
 ) -> Attention:
-    check_flags(causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs)
-    check_dropout(dropout_p)
-    refuse_nonzero(softcap=softcap)
-    refuse_given(alibi_slopes=alibi_slopes, block_table=block_table)
-    left, right = check_window_size(window_size)
-    result = fmha_fwd(
-        _last_contiguous(q),
-        _last_contiguous(k),
-        _last_contiguous(v),
-        softmax_scale=softmax_scale,
-        mask=2 if causal else 0,
-        window_size=(left, -1 if causal else right),
-        return_lse=return_attn_probs,
-        cu_seqlens_q=cu_seqlens[0],
-        cu_seqlens_k=cu_seqlens[1],
-        max_seqlen_q=max_seqlens[0],
-        max_seqlen_k=max_seqlens[1],
-    )
+    as_flag("deterministic", deterministic)
+    left, right, sink_size = as_window(window_size)
+    dropout_p = as_dropout_p(dropout_p)
+    options: Options = {
+        "softmax_scale": as_softmax_scale(softmax_scale),
+        "mask": 2 if as_flag("causal", causal) else 0,
+        "window_size": window_pair(left, right),
+        "sink_size": sink_size,
+        "logit_softcap": as_softcap("softcap", softcap) or OFF,
+        "alibi_slopes": alibi_slopes,
+        "cu_seqlens_q": cu_seqlens[0],
+        "cu_seqlens_k": cu_seqlens[1],
+        "max_seqlen_q": as_length("max_seqlen_q", max_seqlens[0]),
+        "max_seqlen_k": as_length("max_seqlen_k", max_seqlens[1]),
+        "dropout_p": dropout_p or OFF,
+    }
+    if block_table is not None:
+        k, v, options["cu_seqlens_k_padded"] = _unpaged(k, v, block_table, options)
+    return_attn_probs = as_flag("return_attn_probs", return_attn_probs)
+    q, k, v = (with_contiguous_rows(x) for x in (q, k, v))
+    if dropout_p > 0 and return_attn_probs and isinstance(q, Tensor):
+        options["rng_state"] = new_rng_state(q.device)
+    result = fmha_fwd(q, k, v, return_lse=return_attn_probs, **options)
     if isinstance(result, Tensor):
         return result
     out, softmax_lse = result
+    if dropout_p > 0:
+        return out, softmax_lse, signed_probabilities(q, k, softmax_lse, options)
     return out, softmax_lse, q.new_empty(0)
+
+
+def _unpaged(
+    k: Tensor, v: Tensor, block_table: Tensor, options: Options
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values of paged sequences, one after the other, and where each starts."""
+    ends, longest = options["cu_seqlens_k"], options["max_seqlen_k"]
+    for name, x in (("k", k), ("v", v)):
+        if not isinstance(x, Tensor) or x.dim() != 4:
+            raise ValueError(
+                f"{name} is {describe(x)}; with a block_table it is (num_pages, page_size, heads, "
+                "hdim)"
+            )
+    is_table = isinstance(block_table, Tensor) and block_table.dtype == torch.int32
+    if not is_table or block_table.dim() != 2:
+        raise ValueError(
+            f"block_table is {describe(block_table)}; expected int32 (batch, most pages)"
+        )
+    if not isinstance(ends, Tensor) or ends.shape != (block_table.shape[0] + 1,):
+        raise ValueError(
+            f"cu_seqlens_k is {describe(ends)}; with a block_table of {block_table.shape[0]} rows "
+            f"it has {block_table.shape[0] + 1} entries"
+        )
+    seqlens_k = ends.diff()
+    room = block_table.shape[1] * k.shape[1]
+    if longest is None:
+        longest = int(seqlens_k.max()) if len(seqlens_k) else 0
+    if longest > room:
+        raise ValueError(
+            f"max_seqlen_k={longest}; a row of block_table ({describe(block_table)}) has room for "
+            f"{room} keys"
+        )
+    keys, starts = gathered_pages("k", k, block_table, seqlens_k, longest)
+    values, _ = gathered_pages("v", v, block_table, seqlens_k, longest)
+    return keys, values, starts
 
 
 def _unpacked(name: str, packed: Tensor, expected: str) -> tuple[Tensor, ...]:
@@ -264,10 +326,3 @@ def _unpacked(name: str, packed: Tensor, expected: str) -> tuple[Tensor, ...]:
     if packed.dim() != expected.count(",") + 1 or packed.shape[-3] != len(name):
         raise ValueError(f"{name} has shape {tuple(packed.shape)}; expected {expected}")
     return packed.unbind(-3)
-
-
-def _last_contiguous(x: Tensor) -> Tensor:
-    # Sparse tensors have no strides, and are refused later.
-    if isinstance(x, Tensor) and x.layout == torch.strided and x.dim() > 0 and x.stride(-1) != 1:
-        return x.contiguous()
-    return x

@@ -197,8 +197,9 @@ def attention_packed(
 ) -> Result:
     """Out ``(total_q, hq, hdim_v)`` and lse ``(hq, total_q)`` of gm1 inputs, one by one.
 
-    Of a bias ``(b|1, hq|1, longest sq|1, longest sk)`` and of ``keep``, each sequence takes the
-    first of its queries and keys. Rows that belong to no sequence are 0, and -inf in the lse.
+    A bias is ``(hq|1, total_q|1, longest sk)``, and ``keep`` ``(b, hq, longest sq, longest sk)``;
+    of both, each sequence takes the first keys. Rows that belong to no sequence are 0, and -inf in
+    the lse.
     """
     out = torch.zeros(*q.shape[:2], v.shape[-1], dtype=torch.float64)
     lse = torch.full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float64)
@@ -206,20 +207,23 @@ def attention_packed(
     for n, (sq, sk, start_q, start_k) in enumerate(spans):
         rows, keys = slice(start_q, start_q + sq), slice(start_k, start_k + sk)
         out_one, lse_one = attention(
-            q[None, rows], k[None, keys], v[None, keys], **_of_sequence(options, n, sq, sk)
+            q[None, rows], k[None, keys], v[None, keys], **_of_sequence(options, n, rows, sk)
         )
         out[rows], lse[:, rows] = out_one[0], lse_one[0]
     return out, lse
 
 
-def _of_sequence(options: Options, n: int, seqlen_q: int, seqlen_k: int) -> Options:
+def _of_sequence(options: Options, n: int, rows: slice, seqlen_k: int) -> Options:
     """The options of sequence ``n`` alone, as a batch of one."""
     one: dict[str, Any] = dict(options)
+    bias, keep = options.get("bias"), options.get("keep")
+    if bias is not None:
+        one["bias"] = (bias if bias.shape[1] == 1 else bias[:, rows])[None, :, :, :seqlen_k]
+    if keep is not None:
+        one["keep"] = keep[n : n + 1, :, : rows.stop - rows.start, :seqlen_k]
     for name, x in options.items():
-        # What has more than one dimension has the batch, or 1, as the first.
-        if isinstance(x, Tensor) and x.dim() > 1:
-            of_n = x if x.shape[0] == 1 else x[n : n + 1]
-            one[name] = of_n[:, :, :seqlen_q, :seqlen_k] if x.dim() == 4 else of_n
+        if isinstance(x, Tensor) and x.dim() == 2:  # for each sequence and head
+            one[name] = x[n : n + 1]
     return cast("Options", one)
 
 
@@ -302,12 +306,16 @@ def assert_close(
     k: Tensor,
     v: Tensor,
     softmax_scale: float | None = None,
+    *,
+    largest_modifier: float = 0.0,
+    dropout_p: float = 0.0,
 ) -> None:
     """Compare within what rounding explains.
 
     Out is a mean of rows of v, so its error is at most v's largest value times the rounding of the
     probabilities and of the result, plus what the rounding of the scores to float32 does to the
-    probabilities. |score| is at most softmax_scale * |q| * |k|.
+    probabilities. |score| is at most softmax_scale * |q| * |k|, and ``largest_modifier`` on top of
+    it where a bias or the like is added.
     """
     out, lse = actual
     assert out.dtype == q.dtype
@@ -315,10 +323,10 @@ def assert_close(
     assert out.shape == expected[0].shape, f"{tuple(out.shape)} != {tuple(expected[0].shape)}"
     assert lse.shape == expected[1].shape, f"{tuple(lse.shape)} != {tuple(expected[1].shape)}"
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    largest_score = scale * _largest_norm(q) * _largest_norm(k)
+    largest_score = scale * _largest_norm(q) * _largest_norm(k) + largest_modifier
     eps, eps32 = torch.finfo(q.dtype).eps, torch.finfo(torch.float32).eps
     score_error = 4 * eps32 * (1 + largest_score)
-    largest_v = v.double().abs().max().item() if v.numel() else 0.0
+    largest_v = v.double().abs().max().item() / (1 - dropout_p) if v.numel() else 0.0
     _assert_within(out, expected[0], largest_v * (2 * eps + 2 * score_error), "out")
     seen = expected[1] > -torch.inf
     assert torch.equal(lse == -torch.inf, ~seen), "lse is not -inf exactly where no key is seen"

@@ -7,12 +7,20 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from inputs import prefix_sums, random_qkv
+from inputs import lay_out, prefix_sums, random_qkv
 from reference import assert_close, attention, attention_packed
 from torch import Tensor
 from untyped import fmha_v3_fwd, fmha_v3_varlen_fwd
+
+import jitfmha
+
+flash_attn_func: Any = jitfmha.aiter.flash_attn_func
+flash_attn_varlen_func: Any = jitfmha.aiter.flash_attn_varlen_func
+mha_fwd: Any = jitfmha.aiter.mha_fwd
+mha_varlen_fwd: Any = jitfmha.aiter.mha_varlen_fwd
 
 FIRST = ["q", "k", "v"]
 GROUPS = ["cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "min_seqlen_q"]
@@ -31,11 +39,24 @@ GROUP_OPTIONAL = [
 ]
 
 
+def with_sinks(names: list[str]) -> list[str]:
+    """What `mha_fwd` takes where `fmha_v3_fwd` does not."""
+    at = names.index("return_softmax_lse")
+    others = [n for n in names[at:] if n != "how_v3_bf16_cvt"]
+    return [*names[:at], "sink_size", *others]
+
+
 @pytest.mark.parametrize(
     ("function", "required", "optional"),
     [
         (fmha_v3_fwd, BATCH_REQUIRED, BATCH_OPTIONAL),
         (fmha_v3_varlen_fwd, GROUP_REQUIRED, GROUP_OPTIONAL),
+        (
+            mha_fwd,
+            with_sinks(BATCH_REQUIRED),
+            ["cu_seqlens_q", "cu_seqlens_kv", *BATCH_OPTIONAL[:-1], "sink_ptr", "gen"],
+        ),
+        (mha_varlen_fwd, with_sinks(GROUP_REQUIRED), [*GROUP_OPTIONAL, "sink_ptr"]),
     ],
 )
 def test_signature(
@@ -45,6 +66,41 @@ def test_signature(
     assert list(parameters) == [*required, *optional]
     for name, parameter in parameters.items():
         assert parameter.default is (inspect.Parameter.empty if name in required else None)
+
+
+def test_signatures_of_what_models_call() -> None:
+    """Names, order and defaults, as AITER declares them."""
+    common = {"window_size": (-1, -1, 0), "bias": None, "alibi_slopes": None}
+    returns = {"return_lse": False, "return_attn_probs": False, "how_v3_bf16_cvt": 1}
+    padded = ("cu_seqlens_q_padded", "cu_seqlens_k_padded")
+    expected: dict[Any, dict[str, object]] = {
+        flash_attn_func: {
+            "dropout_p": 0.0,
+            "softmax_scale": None,
+            "causal": False,
+            **common,
+            "deterministic": True,
+            **returns,
+            **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_kv", "sink_ptr")),
+            "num_splits": 0,
+        },
+        flash_attn_varlen_func: {
+            "min_seqlen_q": 0,
+            "dropout_p": 0.0,
+            "softmax_scale": None,
+            "logits_soft_cap": 0.0,
+            "causal": False,
+            **common,
+            "deterministic": False,
+            **returns,
+            **dict.fromkeys(("block_table", "out", *padded, "sink_ptr")),
+        },
+    }
+    for function, defaults in expected.items():
+        required = [*FIRST, *(GROUPS[:4] if function is flash_attn_varlen_func else ())]
+        parameters = inspect.signature(function).parameters
+        assert list(parameters) == [*required, *defaults]
+        assert {n: parameters[n].default for n in defaults} == defaults
 
 
 def batch_call(q: Tensor, k: Tensor, v: Tensor, **changes: Any) -> Any:
@@ -196,36 +252,36 @@ def test_zero_tensors(rng: torch.Generator, zero_tensors: bool, gap: int) -> Non
 
 
 UNSERVED: list[tuple[dict[str, object], type[Exception], list[str]]] = [
-    ({"dropout_p": 0.5}, NotImplementedError, ["dropout_p=0.5"]),
     ({"dropout_p": 1.5}, ValueError, ["dropout_p=1.5"]),
     ({"dropout_p": -1}, ValueError, ["dropout_p=-1"]),
     ({"dropout_p": None}, TypeError, ["dropout_p", "None"]),
-    ({"return_dropout_randval": True}, NotImplementedError, ["return_dropout_randval=True"]),
-    ({"return_dropout_randval": 0}, TypeError, ["return_dropout_randval", "0"]),
-    ({"return_softmax_lse": None}, TypeError, ["return_softmax_lse", "None"]),
-    ({"is_causal": 1}, TypeError, ["is_causal", "1"]),
+    ({"return_dropout_randval": True}, ValueError, ["return_dropout_randval=True"]),
+    ({"return_dropout_randval": "0"}, TypeError, ["return_dropout_randval", "'0'"]),
+    ({"return_softmax_lse": 0.0}, TypeError, ["return_softmax_lse", "0.0"]),
+    ({"is_causal": 2}, ValueError, ["is_causal=2"]),
     ({"how_v3_bf16_cvt": 3}, ValueError, ["how_v3_bf16_cvt=3"]),
     ({"how_v3_bf16_cvt": -1}, ValueError, ["how_v3_bf16_cvt=-1"]),
     ({"how_v3_bf16_cvt": True}, TypeError, ["how_v3_bf16_cvt", "True"]),
-    ({"window_size_left": -2}, ValueError, ["window_size", "-2"]),
+    ({"window_size_left": 2**63}, ValueError, [f"window_size_left={2**63}"]),
     ({"window_size_right": 1.5}, TypeError, ["window_size_right", "1.5"]),
     ({"softmax_scale": math.inf}, ValueError, ["softmax_scale=inf"]),
-    ({"bias": torch.ones(3, 4)}, NotImplementedError, ["bias", "(3, 4)"]),
-    ({"alibi_slopes": torch.ones(4)}, NotImplementedError, ["alibi_slopes", "(4,)"]),
+    ({"bias": torch.ones(3, 4)}, ValueError, ["bias", "3, 4)"]),
+    ({"alibi_slopes": torch.ones(5)}, ValueError, ["alibi_slopes", "(5,)"]),
     ({"q_descale": torch.ones(1)}, ValueError, ["q_descale", "fp8", "float32"]),
     ({"k_descale": torch.ones(1)}, ValueError, ["k_descale", "fp8", "float32"]),
     ({"v_descale": torch.ones(1)}, ValueError, ["v_descale", "fp8", "float32"]),
-    ({"gen": torch.Generator()}, NotImplementedError, ["gen", "Generator"]),
+    ({"gen": 3}, TypeError, ["gen", "3"]),
 ]
 UNSERVED_GROUP: list[tuple[dict[str, object], type[Exception], list[str]]] = [
     ({"min_seqlen_q": 1}, NotImplementedError, ["min_seqlen_q=1"]),
     ({"min_seqlen_q": 0.0}, TypeError, ["min_seqlen_q", "0.0"]),
-    ({"logits_soft_cap": 30.0}, NotImplementedError, ["logits_soft_cap=30.0"]),
-    ({"zero_tensors": 1}, TypeError, ["zero_tensors", "1"]),
+    ({"logits_soft_cap": -30.0}, ValueError, ["logits_soft_cap=-30.0"]),
+    ({"logits_soft_cap": "x"}, TypeError, ["logits_soft_cap", "'x'"]),
+    ({"zero_tensors": 2}, ValueError, ["zero_tensors=2"]),
     ({"max_seqlen_q": None}, TypeError, ["max_seqlen_q", "None"]),
     ({"max_seqlen_k": 39}, ValueError, ["max_seqlen_k=39", "40"]),
     ({"block_table": torch.ones(2, 4)}, NotImplementedError, ["block_table", "(2, 4)"]),
-    ({"cu_seqlens_q": None}, ValueError, ["cu_seqlens_q is missing"]),
+    ({"cu_seqlens_q": None}, ValueError, ["cu_seqlens_q=None"]),
 ]
 
 
@@ -247,6 +303,193 @@ def test_group_errors(
         group_call(*packed_qkv(rng), **changes)
     for text in texts:
         assert text in str(raised.value)
+
+
+@pytest.mark.parametrize(("is_causal", "left", "right", "window"), WINDOWS)
+def test_the_functions_agree(
+    rng: torch.Generator, is_causal: bool, left: int, right: int, window: tuple[int, int]
+) -> None:
+    """What models call, and what it ends in, are the same; windows may be tensors."""
+    q, k, v = random_qkv(rng, seqlen_q=20, seqlen_k=40, heads_q=4)
+    sides = (is_causal, left, right)
+    out, lse, _, _ = fmha_v3_fwd(q, k, v, 0.0, 0.2, *sides, True, False, 1)
+    results = [
+        mha_fwd(q, k, v, 0.0, 0.2, *sides, 0, True, False)[:2],
+        flash_attn_func(q, k, v, 0.0, 0.2, is_causal, (left, right), return_lse=True),
+        flash_attn_func(
+            *(q, k, v, 0, 0.2, is_causal, torch.tensor([left, right])),
+            return_lse=1,
+            return_attn_probs=True,
+        )[:2],
+    ]
+    strided = [x.mT.contiguous().mT for x in (q, k, v)]
+    alone = flash_attn_func(*strided, 0.0, 0.2, is_causal, [left, right, 0], num_splits=3)
+    for result in (*results, (alone, lse)):
+        assert all(torch.equal(a, b) for a, b in zip(result, (out, lse), strict=True))
+
+    packed, cu = packed_qkv(rng), [prefix_sums(lengths) for lengths in LENGTHS]
+    out, lse, _, _ = group_call(
+        *packed, is_causal=is_causal, window_size_left=left, window_size_right=right
+    )
+    longest = (torch.tensor(40), np.int64(40))
+    direct = mha_varlen_fwd(
+        *(*packed, *cu, *longest, 0, 0.0, 0.2, 0.0, False, *sides, 0, True, False)
+    )
+    called = flash_attn_varlen_func(
+        *(*packed, *cu, *longest),
+        softmax_scale=0.2,
+        causal=is_causal,
+        window_size=(left, right),
+        return_lse=True,
+    )
+    for result in (direct[:2], called):
+        assert all(torch.equal(a, b) for a, b in zip(result, (out, lse), strict=True))
+
+
+@pytest.mark.parametrize("shorter", ["q", "k", "both"])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "every_other_row"])
+def test_sequences_that_are_shorter_than_their_place(
+    rng: torch.Generator, layout: str, is_causal: bool, shorter: str
+) -> None:
+    lengths_q, lengths_k = [20, 0, 7], [40, 33, 1]
+    if shorter == "k":
+        lengths_q = [20] * 3
+    if shorter == "q":
+        lengths_k = [40] * 3
+    qkv = random_qkv(rng, batch=3, seqlen_q=20, seqlen_k=40, heads_q=4)
+    q, k, v = (lay_out(x, layout) for x in qkv)
+    given = {
+        "cu_seqlens_q": None if shorter == "k" else prefix_sums(lengths_q).long(),
+        "cu_seqlens_kv": None if shorter == "q" else prefix_sums(lengths_k),
+    }
+    options = (0.0, 0.2, is_causal, 5, -1, 0, True, False)
+    buffer = torch.full((3, 20, 2, 4, 64), -77.0)
+    out, lse, _, _ = mha_fwd(q, k, v, *options, **given, out=buffer[:, :, 1])
+    fresh, fresh_lse = flash_attn_func(
+        q, k, v, 0.0, 0.2, is_causal, (5, -1), return_lse=True, **given
+    )
+    assert out.data_ptr() == buffer[:, :, 1].data_ptr()
+    assert (buffer[:, :, 0] == -77.0).all()
+    assert torch.equal(lse, fresh_lse)
+    assert lse.shape == (3, 4, 20)
+    for n, (sq, sk) in enumerate(zip(lengths_q, lengths_k, strict=True)):
+        one = [x[n : n + 1, :length] for x, length in zip(qkv, (sq, sk, sk), strict=True)]
+        window = (5, 0) if is_causal else (5, -1)
+        expected = attention(*one, window_size=window, softmax_scale=0.2)
+        assert_close((out[n, None, :sq], lse[n, None, :, :sq]), expected, *one, 0.2)
+        assert torch.equal(fresh[n, :sq], out[n, :sq])
+        assert (fresh[n, sq:] == 0).all()
+        assert (out[n, sq:] == -77.0).all()
+        assert (lse[n, :, sq:] == -torch.inf).all()
+
+
+def test_out_of_shorter_sequences_must_hold_them_one_after_the_other(rng: torch.Generator) -> None:
+    q, k, v = random_qkv(rng, batch=2, seqlen_q=20, seqlen_k=40)
+    out = torch.zeros(2, 25, 2, 64)[:, :20]
+    cu_seqlens_q = prefix_sums([20, 3])
+    with pytest.raises(ValueError, match=r"out has strides \(3200, 128, 64, 1\)"):
+        mha_fwd(
+            *(q, k, v, 0.0, 0.2, False, -1, -1, 0, False, False),
+            cu_seqlens_q=cu_seqlens_q,
+            out=out,
+        )
+
+
+def kept(randval: Tensor, dropout_p: float) -> Tensor:
+    """What AITER's own tests take for kept."""
+    return math.floor(255.0 * (1 - dropout_p)) - randval.float() >= 0
+
+
+def test_dropout_bias_and_sinks(rng: torch.Generator) -> None:
+    q, k, v = random_qkv(rng, seqlen_q=20, seqlen_k=45, heads_q=4, hdim=32)
+    bias, sink = torch.randn(20, 45, generator=rng), torch.randn(4, generator=rng).bfloat16()
+    arguments = (0.3, None, True, 9, -1, 2, True, True)
+    given = {"bias": bias, "sink_ptr": sink, "alibi_slopes": torch.rand(4, generator=rng)}
+    generator = torch.Generator().manual_seed(3)
+    out, lse, randval, rng_state = mha_fwd(q, k, v, *arguments, **given, gen=generator)
+    assert randval.shape == (2, 4, 20, 45)
+    assert randval.dtype == torch.uint8
+    assert torch.equal(randval, jitfmha.dropout_randval(rng_state, 2, 4, 20, 45))
+    options = {
+        "window_size": (9, 0),
+        "sink_size": 2,
+        "bias": bias[None, None],
+        "alibi_slopes": given["alibi_slopes"],
+        "sink": sink,
+    }
+    keep = kept(randval, 0.3)
+    assert abs(keep.float().mean() - 0.7) < 0.07
+    expected = attention(q, k, v, keep=keep, dropout_p=0.3, **options)
+    assert_close((out, lse), expected, q, k, v / 0.7)
+    generator.manual_seed(3)
+    again = mha_fwd(q, k, v, *arguments, **given, gen=generator)
+    assert all(
+        torch.equal(a, b) for a, b in zip(again, (out, lse, randval, rng_state), strict=True)
+    )
+
+    torch.manual_seed(3)
+    called = flash_attn_func(
+        *(q, k, v, 0.3, None, True, (9, 5, 2)), return_lse=True, return_attn_probs=True, **given
+    )
+    keep = kept(called[2], 0.3)
+    expected = attention(q, k, v, keep=keep, dropout_p=0.3, **options)
+    assert_close(called[:2], expected, q, k, v / 0.7)
+
+
+def test_dropout_and_bias_of_packed_sequences(rng: torch.Generator) -> None:
+    q, k, v = (x[..., :32] for x in packed_qkv(rng, gap=3))
+    bias = torch.randn(q.shape[0], 40, generator=rng)
+    padded = {
+        "cu_seqlens_q_padded": prefix_sums([n + 3 for n in LENGTHS[0]]),
+        "cu_seqlens_k_padded": prefix_sums([n + 3 for n in LENGTHS[1]]),
+    }
+    slopes = torch.rand(4, 4, generator=rng)
+    out, lse, randval, _ = group_call(
+        *(q, k, v),
+        dropout_p=0.3,
+        return_dropout_randval=True,
+        bias=bias,
+        alibi_slopes=slopes,
+        logits_soft_cap=3.0,
+        **padded,
+    )
+    assert randval.shape == (4, q.shape[0], 40)
+    starts_q, starts_k = (x.tolist()[:-1] for x in padded.values())
+    for n, (sq, sk) in enumerate(zip(*LENGTHS, strict=True)):
+        rows, keys = slice(starts_q[n], starts_q[n] + sq), slice(starts_k[n], starts_k[n] + sk)
+        one = q[None, rows], k[None, keys], v[None, keys]
+        expected = attention(
+            *one,
+            softmax_scale=0.2,
+            bias=bias[None, None, rows, :sk],
+            alibi_slopes=slopes[n],
+            logit_softcap=3.0,
+            keep=kept(randval[None, :, rows, :sk], 0.3),
+            dropout_p=0.3,
+        )
+        assert_close((out[None, rows], lse[None, :, rows]), expected, *one[:2], one[2] / 0.7, 0.2)
+
+
+def test_bias_and_dropout_of_shorter_sequences(rng: torch.Generator) -> None:
+    q, k, v = random_qkv(rng, batch=2, seqlen_q=20, seqlen_k=40, heads_q=4, hdim=32)
+    bias, lengths = torch.randn(20, 40, generator=rng), ([20, 7], [31, 40])
+    cu_seqlens = {"cu_seqlens_q": prefix_sums(lengths[0]), "cu_seqlens_kv": prefix_sums(lengths[1])}
+    out, lse, randval, _ = mha_fwd(
+        *(q, k, v, 0.3, 0.2, False, -1, -1, 0, True, True), **cu_seqlens, bias=bias
+    )
+    for n, (sq, sk) in enumerate(zip(*lengths, strict=True)):
+        one = [x[n : n + 1, :length] for x, length in zip((q, k, v), (sq, sk, sk), strict=True)]
+        keep = kept(randval[n, None, :, :sq, :sk], 0.3)
+        small = bias[None, None, :sq, :sk]
+        expected = attention(*one, softmax_scale=0.2, bias=small, keep=keep, dropout_p=0.3)
+        result = out[n, None, :sq], lse[n, None, :, :sq]
+        assert_close(result, expected, *one[:2], one[2] / 0.7, 0.2)
+
+
+def test_num_splits_is_a_number(rng: torch.Generator) -> None:
+    with pytest.raises(ValueError, match="num_splits=-1"):
+        flash_attn_func(*random_qkv(rng), num_splits=-1)
 
 
 def test_compile(rng: torch.Generator) -> None:

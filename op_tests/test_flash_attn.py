@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from inputs import DTYPES, prefix_sums, random_qkv
@@ -157,23 +158,34 @@ def call(name: str, **changes: Any) -> object:
 @pytest.mark.parametrize(
     ("changes", "error", "texts"),
     [
-        ({"dropout_p": 0.1}, NotImplementedError, ["dropout_p=0.1"]),
-        ({"softcap": 30.0}, NotImplementedError, ["softcap=30.0"]),
-        ({"softcap": math.nan}, NotImplementedError, ["softcap=nan"]),
-        ({"alibi_slopes": torch.ones(2)}, NotImplementedError, ["alibi_slopes", "float32", "(2,)"]),
+        ({"softcap": math.nan}, ValueError, ["softcap=nan"]),
+        ({"softcap": -1.0}, ValueError, ["softcap=-1.0"]),
+        ({"softcap": None}, TypeError, ["softcap", "None"]),
         ({"dropout_p": -0.1}, ValueError, ["dropout_p=-0.1"]),
         ({"dropout_p": 1.0}, ValueError, ["dropout_p=1.0"]),
+        ({"dropout_p": np.float32(1)}, ValueError, ["dropout_p=np.float32(1.0)"]),
         ({"dropout_p": math.nan}, ValueError, ["dropout_p=nan"]),
         ({"dropout_p": "0"}, TypeError, ["dropout_p", "'0'"]),
         ({"dropout_p": None}, TypeError, ["dropout_p", "None"]),
         ({"dropout_p": False}, TypeError, ["dropout_p", "False"]),
-        ({"softcap": None}, TypeError, ["softcap", "None"]),
-        ({"causal": 1}, TypeError, ["causal", "1"]),
+        ({"dropout_p": np.zeros(1)}, TypeError, ["dropout_p", "array"]),
+        ({"dropout_p": torch.zeros((), device="meta")}, TypeError, ["dropout_p", "meta"]),
+        ({"causal": 2}, ValueError, ["causal=2"]),
+        ({"causal": 1.0}, TypeError, ["causal", "1.0"]),
+        ({"causal": torch.ones(1)}, TypeError, ["causal", "tensor"]),
         ({"causal": "False"}, TypeError, ["causal", "'False'"]),
-        ({"deterministic": None}, TypeError, ["deterministic", "None"]),
-        ({"return_attn_probs": 0}, TypeError, ["return_attn_probs", "0"]),
-        ({"window_size": (1, 2, 3)}, TypeError, ["window_size", "(1, 2, 3)"]),
-        ({"causal": True, "window_size": (1, -5)}, ValueError, ["window_size=(1, -5)"]),
+        ({"deterministic": -1}, ValueError, ["deterministic=-1"]),
+        ({"return_attn_probs": "no"}, TypeError, ["return_attn_probs", "'no'"]),
+        ({"window_size": (1, 2, 3, 4)}, TypeError, ["window_size", "(1, 2, 3, 4)"]),
+        ({"window_size": (1, 2, -1)}, ValueError, ["window_size=(1, 2, -1)"]),
+        ({"window_size": 3}, TypeError, ["window_size", "3"]),
+        ({"window_size": None}, TypeError, ["window_size", "None"]),
+        ({"window_size": {1, 2}}, TypeError, ["window_size", "{1, 2}"]),
+        ({"window_size": (1.0, 2)}, TypeError, ["window_size", "1.0"]),
+        ({"window_size": torch.ones(2)}, TypeError, ["window_size", "1.0"]),
+        ({"window_size": torch.ones(2, 2).int()}, TypeError, ["window_size", "tensor"]),
+        ({"window_size": (2**63, 0)}, ValueError, [f"window_size=({2**63}, 0)"]),
+        ({"softmax_scale": "1"}, TypeError, ["softmax_scale", "'1'"]),
         ({"softmax_scale": 0.0}, ValueError, ["softmax_scale=0.0"]),
     ],
 )
@@ -187,10 +199,118 @@ def test_errors(
         assert text in str(raised.value)
 
 
-def test_block_table_is_refused() -> None:
-    table = torch.zeros(1, 4, dtype=torch.int32)
-    with pytest.raises(NotImplementedError, match=r"block_table .*int32.*\(1, 4\)"):
-        call("flash_attn_varlen_func", block_table=table)
+def of_head(q: Tensor, k: Tensor, **options: Any) -> Tensor:
+    """The reference's probabilities ``(b, hq, sq, sk)``: what is left of them with v = 1."""
+    one = torch.eye(k.shape[1])[None, :, None].expand(k.shape[0], -1, k.shape[2], -1)
+    return attention(q, k, one, **options)[0].transpose(1, 2)
+
+
+def test_dropout_and_score_options(rng: torch.Generator) -> None:
+    q, k, v = random_qkv(rng, seqlen_q=20, seqlen_k=45, heads_q=4, hdim=32)
+    slopes = torch.rand(2, 4, generator=rng)
+    given: dict[str, Any] = {"softcap": 2.0, "alibi_slopes": slopes, "return_attn_probs": True}
+    given |= {"window_size": (15, 3, 2), "dropout_p": 0.3}
+    options: dict[str, Any] = {"window_size": (15, 3), "sink_size": 2, "logit_softcap": 2.0}
+    options["alibi_slopes"] = slopes
+    torch.manual_seed(5)
+    out, lse, signed = flash_attn_func(q, k, v, **given)
+    assert signed.shape == (2, 4, 20, 45)
+    torch.testing.assert_close(
+        signed.abs().double(), of_head(q, k, **options), atol=1e-5, rtol=1e-5
+    )
+    dropped = (signed < 0).sum() / (signed != 0).sum()
+    assert abs(dropped - 0.3) < 0.07
+    expected = attention(q, k, v, keep=signed >= 0, dropout_p=0.3, **options)
+    assert_close((out, lse), expected, q, k, v / 0.7)
+    torch.manual_seed(5)
+    again = flash_attn_kvpacked_func(q, torch.stack([k, v], 2), **given)
+    assert all(torch.equal(a, b) for a, b in zip((out, lse, signed), again, strict=True))
+    other = flash_attn_func(q, k, v, **given)[2]
+    assert not torch.equal(other < 0, signed < 0)
+
+
+def test_dropout_and_score_options_of_packed_sequences(rng: torch.Generator) -> None:
+    lengths = [20, 0, 45, 1]
+    q, k, v = (x[0] for x in random_qkv(rng, batch=1, seqlen_q=66, seqlen_k=66, hdim=32))
+    cu, slopes = prefix_sums(lengths), torch.rand(4, 2, generator=rng)
+    out, lse, signed = flash_attn_varlen_func(
+        *(q, k, v, cu, cu, 45, 45),
+        softcap=2.0,
+        alibi_slopes=slopes,
+        window_size=(15, 3, 2),
+        dropout_p=0.3,
+        return_attn_probs=True,
+    )
+    assert signed.shape == (4, 2, 45, 45)
+    for n, (start, length) in enumerate(zip(cu.tolist(), lengths, strict=False)):
+        one = [x[None, start : start + length] for x in (q, k, v)]
+        of_one = signed[n, None, :, :length, :length]
+        options: dict[str, Any] = {"window_size": (15, 3), "sink_size": 2, "logit_softcap": 2.0}
+        options["alibi_slopes"] = slopes[n]
+        probabilities = of_head(*one[:2], **options)
+        torch.testing.assert_close(of_one.abs().double(), probabilities, atol=1e-5, rtol=1e-5)
+        assert signed[n].count_nonzero() == of_one.count_nonzero()
+        expected = attention(*one, keep=of_one >= 0, dropout_p=0.3, **options)
+        result = out[None, start : start + length], lse[None, :, start : start + length]
+        assert_close(result, expected, *one[:2], one[2] / 0.7)
+
+
+SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"causal": True}, {"causal": 1}),
+    ({"causal": True}, {"causal": np.True_}),
+    ({"causal": True}, {"causal": torch.tensor(True)}),
+    ({"causal": True}, {"causal": True, "window_size": (-1, 3)}),
+    ({"causal": False}, {"causal": None, "deterministic": None}),
+    ({"causal": False}, {"causal": np.array(0), "return_attn_probs": 0}),
+    ({"softmax_scale": 0.5}, {"softmax_scale": np.float32(0.5), "dropout_p": np.float16(0)}),
+    ({"softmax_scale": 2.0}, {"softmax_scale": torch.tensor(2), "dropout_p": torch.zeros(())}),
+    *(
+        ({"window_size": (3, 0)}, {"window_size": window})
+        for window in (
+            *([3, 0], (3, 0, 0), [np.int64(3), 0], (torch.tensor(3), torch.tensor(0))),
+            *(torch.tensor([3, 0]), np.array([3, 0]), torch.Size((3, 0)), torch.tensor([3, 0, 0])),
+        )
+    ),
+    ({"window_size": (-1, 2)}, {"window_size": (-7, 2)}),
+    ({"window_size": (2, -1)}, {"window_size": torch.tensor([2, -(2**62)])}),
+]
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+@pytest.mark.parametrize(("plain", "as_peers_pass_it"), SAME)
+def test_values_that_peers_accept(
+    rng: torch.Generator, name: str, plain: dict[str, Any], as_peers_pass_it: dict[str, Any]
+) -> None:
+    tensors = {n: torch.randn(8, len(n), 2, 16, generator=rng) for n in ("q", "kv", "qkv")}
+    tensors["q"] = tensors["q"].squeeze(1)
+    tensors["k"], tensors["v"] = tensors["kv"].unbind(1)
+    batched = {n: x if "varlen" in name else x[None] for n, x in tensors.items()}
+    given = {n: x for n, x in batched.items() if n in SIGNATURES[name][0]}
+    lengths: dict[str, Any] = {
+        n: value
+        for n in SIGNATURES[name][0]
+        if n.startswith("max_seqlen")
+        for value in [torch.tensor([0, 8]).diff().max()]
+    }
+    expected = call(name, **given, **plain)
+    assert torch.equal(call(name, **given, **lengths, **as_peers_pass_it), expected)  # type: ignore[arg-type]
+    if plain:  # what is compared depends on the option at all
+        assert plain == {"causal": False} or not torch.equal(expected, call(name, **given))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "texts"),
+    [
+        ({"block_table": torch.zeros(1, 4)}, ["block_table", "float32"]),
+        ({"block_table": torch.zeros(1, 4).int()}, ["k is", "(8, 2, 16)", "page_size"]),
+    ],
+)
+def test_block_table_errors(changes: dict[str, Any], texts: list[str]) -> None:
+    pages = dict.fromkeys(("k", "v"), torch.zeros(4, 2, 2, 16)) if "float32" in texts else {}
+    with pytest.raises(ValueError, match=texts[0]) as raised:
+        call("flash_attn_varlen_func", **changes, **pages)
+    for text in texts:
+        assert text in str(raised.value)
 
 
 @pytest.mark.parametrize("name", [name for name in SIGNATURES if "varlen" in name])

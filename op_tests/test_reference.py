@@ -266,11 +266,10 @@ def test_gradients_against_differences(rng: torch.Generator) -> None:
 
 
 def test_packed_sequences_are_a_batch_of_ragged_ones(rng: torch.Generator) -> None:
-    """One batch, whose padding keys are hidden by a boolean bias, is the same as packed."""
+    """One batch, whose padding keys are hidden by an infinite bias, is the same as packed."""
     lengths_q, lengths_k = [3, 0, 5], [4, 6, 6]
     q, k, v = (x[:1].expand(3, -1, -1, -1) * normal(rng, 3, 1, 1, 1) for x in inputs(rng, 5, 6))
     options: Options = {
-        "bias": normal(rng, 3, 1, 5, 6),
         "keep": torch.rand(3, 4, 5, 6, generator=rng) < 0.5,
         "dropout_p": 0.5,
         "sink": normal(rng, 4),
@@ -281,10 +280,12 @@ def test_packed_sequences_are_a_batch_of_ragged_ones(rng: torch.Generator) -> No
         for x, lengths in ((q, lengths_q), (k, lengths_k), (v, lengths_k))
     ]
     starts = [0, 3, 3], [0, 4, 10]
-    out, lse = attention_packed(*packed, lengths_q, lengths_k, *starts, **options)
+    bias = normal(rng, 3, 4, 5, 6)
+    packed_bias = torch.cat([one[:, :n] for one, n in zip(bias, lengths_q, strict=True)], dim=1)
+    out, lse = attention_packed(*packed, lengths_q, lengths_k, *starts, bias=packed_bias, **options)
     padding = torch.arange(6) >= torch.tensor(lengths_k)[:, None]
-    options["bias"] = options["bias"].masked_fill(padding[:, None, None], -torch.inf)
-    batch_out, batch_lse = attention(q, k, v, **options)
+    bias = bias.masked_fill(padding[:, None, None], -torch.inf)
+    batch_out, batch_lse = attention(q, k, v, bias=bias, **options)
     for n in range(3):
         rows = slice(starts[0][n], starts[0][n] + lengths_q[n])
         torch.testing.assert_close(out[rows], batch_out[n, : lengths_q[n]], **NEAR)

@@ -7,6 +7,7 @@ from typing import Any
 import jitfmha
 
 explain: Any = jitfmha.explain
+fmha_bwd: Any = jitfmha.fmha_bwd
 fmha_fwd: Any = jitfmha.fmha_fwd
 fmha_v3_fwd: Any = jitfmha.fmha_v3_fwd
 fmha_v3_varlen_fwd: Any = jitfmha.fmha_v3_varlen_fwd
@@ -16,4 +17,5 @@ flash_attn_qkvpacked_func: Any = jitfmha.flash_attn_qkvpacked_func
 flash_attn_varlen_func: Any = jitfmha.flash_attn_varlen_func
 flash_attn_varlen_kvpacked_func: Any = jitfmha.flash_attn_varlen_kvpacked_func
 flash_attn_varlen_qkvpacked_func: Any = jitfmha.flash_attn_varlen_qkvpacked_func
+flash_attn_with_kvcache: Any = jitfmha.flash_attn_with_kvcache
 warmup: Any = jitfmha.warmup

@@ -1,6 +1,7 @@
-// What happens to a score between Q K^T and the softmax: scale and mask. All scores of forward and
-// backward pass through here, so that a feature which changes scores stands in this file alone; it
-// is compiled in by a trait, and costs a call without it nothing.
+// What happens to a score between Q K^T and the softmax: scale, soft cap, bias, ALiBi and mask, in
+// this order. All scores of forward and backward pass through here, so that a feature which changes
+// scores stands in this file alone; it is compiled in by a trait, and costs a call without it
+// nothing.
 //
 // Scores lie transposed: keys are the rows of a register block, and (query, head) rows its lanes.
 #pragma once
@@ -33,10 +34,106 @@ inline Vec exp2(Vec x) {
   return simd::scale_exponent(power, whole);
 }
 
-// A panel's rows, as far as their scores depend on them.
+// Whether scores become logits before the softmax, to which the softmax's scale does not apply any
+// more. Otherwise they stay the plain dot products.
+constexpr bool kHasLogits = kSoftcap || kAlibi || (kBias != Bias::none && kBias != Bias::boolean);
+// Whether a score depends on more than its dot product and the ranges of its row.
+constexpr bool kModifiesScores = kHasLogits || kBias != Bias::none;
+
+// tanh x within 3.7e-7 of it, relatively: a rational function, minimax up to where tanh is 1.
+inline Vec tanh(Vec x) {
+  static constexpr float kNumerator[] = {1.0f, 0.133796722f, 0.00349398027f, 2.05825727e-05f,
+                                         1.331781e-08f};
+  static constexpr float kDenominator[] = {1.0f, 0.467129886f, 0.0258708689f, 0.000328300317f,
+                                           7.76150216e-07f};
+  const Vec clamped = simd::clamp(x, 9.02f);
+  const Vec square = simd::mul(clamped, clamped);
+  Vec above = simd::broadcast(kNumerator[4]), below = simd::broadcast(kDenominator[4]);
+#pragma GCC unroll 4
+  for (int i = 3; i >= 0; --i) {
+    above = simd::mul_add(above, square, simd::broadcast(kNumerator[i]));
+    below = simd::mul_add(below, square, simd::broadcast(kDenominator[i]));
+  }
+  return simd::divide(simd::mul(clamped, above), below);
+}
+
+// ---- A bias, element by element -----------------------------------------------------------------
+
+template <Bias>
+struct BiasElements {
+  using Element = float;
+  static Vec load(const Element* from) { return simd::load(from); }
+};
+template <>
+struct BiasElements<Bias::bf16> {
+  using Element = uint16_t;
+  static Vec load(const Element* from) { return simd::load_bf16(from); }
+};
+template <>
+struct BiasElements<Bias::fp16> {
+  using Element = uint16_t;
+  static Vec load(const Element* from) { return simd::load_fp16(from); }
+};
+template <>
+struct BiasElements<Bias::boolean> {
+  using Element = uint8_t;
+  static Vec load(const Element* from) { return simd::load_bytes(from); }
+};
+using BiasElement = BiasElements<kBias>::Element;
+constexpr int kBiasPrefetch = 4 * kLanes;  // in keys
+
+// The bias of kLanes keys from `key` on, for the row that starts at `row`; 0 behind the last key.
+inline Vec bias_along_row(const BiasElement* row, int64_t key_stride, int64_t key,
+                          int64_t seqlen_k) {
+  if (key_stride == 1 && key + kLanes <= seqlen_k) {
+    // Rows lie far apart: the processor does not see by itself what comes next.
+    __builtin_prefetch(row + key + kBiasPrefetch);
+    return BiasElements<kBias>::load(row + key);
+  }
+  BiasElement some[kLanes] = {};
+  for (int i = 0; i < std::min<int64_t>(kLanes, seqlen_k - key); ++i)
+    some[i] = row[(key + i) * key_stride];
+  return BiasElements<kBias>::load(some);
+}
+
+// ---- Rows ---------------------------------------------------------------------------------------
+
+// Up to kCount rows of a query tile, as far as their scores and their dropout depend on them.
+template <int kCount>
+struct ModifiedRows {
+  float slope[kCount];              // ALiBi's, negative
+  float diagonal[kCount];           // the key with which ALiBi's distance is 0
+  const BiasElement* bias[kCount];  // of key 0
+  float* dbias[kCount];             // the gradient of it, in backward where it is wanted
+  uint32_t query[kCount];
+  uint32_t head[kCount];  // counting on from one member of the batch to the next
+};
+
+// The rows from one of ModifiedRows on.
+struct ModifiedRowsFrom {
+  const float* slope;
+  const float* diagonal;
+  const BiasElement* const* bias;
+  const uint32_t* query;
+  const uint32_t* head;
+
+  template <int kCount>
+  ModifiedRowsFrom(const ModifiedRows<kCount>& rows, int at)
+      : slope(rows.slope + at),
+        diagonal(rows.diagonal + at),
+        bias(rows.bias + at),
+        query(rows.query + at),
+        head(rows.head + at) {}
+};
+
+// A panel's rows beside the keys of one tile.
 template <int kVectors>
 struct ScoreRows {
   static constexpr int kRows = kVectors * kLanes;
+
+  ModifiedRowsFrom rows;
+  int64_t first_key;  // of the tile
+  const float* bias;  // [key][lane]
 
   // Which keys the rows see, in ascending order of the rows; relative to the key tile.
   float begin[kRows], last[kRows];
@@ -54,39 +151,167 @@ struct ScoreRows {
 
 // From dot products to the exponents of probabilities.
 struct Scores {
+  float unit;        // what a score is multiplied with to be an exponent of e
+  float scale_log2;  // the same for 2
   float softmax_scale;
-  float scale_log2;  // softmax_scale * log2(e)
+  float softcap;
+  float scale_over_softcap;
+  int64_t sink_size;  // the first keys that a window's left side does not hide
+  Modifiers modifiers;
 
-  explicit Scores(const FmhaShape& shape)
-      : softmax_scale(shape.softmax_scale),
+  Scores(const FmhaShape& shape, const Modifiers& given)
+      : unit(kHasLogits ? 1.0f : shape.softmax_scale),
         // Finite, as the scale itself: infinity times the largest score's distance, 0, would be
         // NaN.
-        scale_log2(std::min(softmax_scale * 1.44269504f, std::numeric_limits<float>::max())) {}
+        scale_log2(finite(unit * 1.44269504f)),
+        softmax_scale(shape.softmax_scale),
+        softcap(shape.logit_softcap),
+        scale_over_softcap(kSoftcap ? finite(softmax_scale / softcap) : 0.0f),
+        sink_size(kSinkTokens ? shape.sink_size : 0),
+        modifiers(given) {}
 
-  // Dot products of kBlockRows keys from `key` on become scores, which are not scaled yet. Those of
-  // hidden keys become -inf; kMasked says that there may be some, and `rows` is read only then.
-  template <bool kMasked, int kVectors>
-  static inline void from_dots(const ScoreRows<kVectors>* rows, int key,
-                               Vec (&block)[kBlockRows][kVectors]) {
-    if (!kMasked) return;
-#pragma GCC unroll 16
-    for (int r = 0; r < kBlockRows; ++r)
-      for (int v = 0; v < kVectors; ++v)
-        block[r][v] = simd::select_between(
-            simd::load(rows->begin + v * kLanes), simd::broadcast(float(key + r)),
-            simd::load(rows->last + v * kLanes), block[r][v], simd::broadcast(-kInfinity));
+  static float finite(float a) { return std::min(a, std::numeric_limits<float>::max()); }
+
+  // Rows [0, count) of a query tile.
+  template <int kCount>
+  void set_rows(const QueryRows& tile, int count, ModifiedRows<kCount>& rows) const {
+    const Sequence& seq = tile.seq;
+    for (int i = 0; i < count; ++i) {
+      const int64_t query = tile.query(i), head = tile.head(i);
+      rows.query[i] = uint32_t(query);
+      rows.head[i] = uint32_t(seq.index * tile.problem.shape.heads_q + head);
+      if (kAlibi) {
+        rows.slope[i] =
+            -modifiers
+                 .alibi_slopes[seq.index * modifiers.alibi_batch + head * modifiers.alibi_head];
+        rows.diagonal[i] = float(query + seq.seqlen_k - seq.seqlen_q);
+      }
+      if (kBias != Bias::none) {
+        const auto* bias = static_cast<const BiasElement*>(modifiers.bias);
+        rows.bias[i] =
+            tile.at(seq.queries_of(bias, modifiers.bias_strides), modifiers.bias_strides, i);
+        if (modifiers.dbias)
+          rows.dbias[i] = tile.at(seq.queries_of(modifiers.dbias, modifiers.dbias_strides),
+                                  modifiers.dbias_strides, i);
+      }
+    }
   }
 
-  // e^(softmax_scale * (score - shift)).
+  // The bias of the keys [begin, end) of the tile, for a panel's rows: to[key][lane].
+  template <int kVectors>
+  void stage_bias(const ScoreRows<kVectors>& rows, int begin, int end, int64_t seqlen_k,
+                  float* to) const {
+    for (int key = begin; key < end; key += kLanes)
+      for (int v = 0; v < kVectors; ++v) {
+        Vec block[kLanes];
+        for (int i = 0; i < kLanes; ++i)
+          block[i] = bias_along_row(rows.rows.bias[v * kLanes + i], modifiers.bias_strides.hdim,
+                                    rows.first_key + key, seqlen_k);
+        simd::transpose(block);
+        for (int i = 0; i < kLanes; ++i)
+          simd::store(to + ((key + i) * kVectors + v) * kLanes, block[i]);
+      }
+  }
+
+  // A score from its dot product. `bias`, ALiBi's `slope` and its `distance` are read where there
+  // are such things.
+  inline Vec modified(Vec dot, Vec bias, Vec slope, Vec distance) const {
+    if (kBias == Bias::boolean)
+      dot = simd::select_between(simd::broadcast(1.0f), bias, simd::broadcast(255.0f), dot,
+                                 simd::broadcast(-kInfinity));
+    if (!kHasLogits) return dot;
+    Vec logit;
+    if (kSoftcap)
+      logit = simd::mul(tanh(simd::mul(dot, simd::broadcast(scale_over_softcap))),
+                        simd::broadcast(softcap));
+    else logit = simd::mul(dot, simd::broadcast(softmax_scale));
+    if (kBias != Bias::none && kBias != Bias::boolean) logit = simd::add(logit, bias);
+    if (kAlibi) logit = simd::mul_add(slope, simd::abs(distance), logit);
+    return logit;
+  }
+
+  // Dot products of kBlockRows keys from `key` on become scores. Those of hidden keys become -inf;
+  // kMasked says that there may be some, and the ranges of `rows` are read only then.
+  template <bool kMasked, int kVectors>
+  inline void from_dots(const ScoreRows<kVectors>& rows, int key,
+                        Vec (&block)[kBlockRows][kVectors]) const {
+    const float sinks = kSinkTokens ? float(sink_size - rows.first_key) : 0.0f;
+#pragma GCC unroll 16
+    for (int r = 0; r < kBlockRows; ++r)
+      for (int v = 0; v < kVectors; ++v) {
+        Vec& score = block[r][v];
+        if (kModifiesScores) {
+          const Vec none = simd::broadcast(0.0f);
+          const Vec bias = kBias == Bias::none
+                               ? none
+                               : simd::load(rows.bias + ((key + r) * kVectors + v) * kLanes);
+          const Vec slope = kAlibi ? simd::load(rows.rows.slope + v * kLanes) : none;
+          const Vec distance = kAlibi ? simd::sub(simd::load(rows.rows.diagonal + v * kLanes),
+                                                  simd::broadcast(float(rows.first_key + key + r)))
+                                      : none;
+          score = modified(score, bias, slope, distance);
+        }
+        if (kMasked) {
+          const bool is_sink = kSinkTokens && float(key + r) < sinks;
+          const Vec begin =
+              is_sink ? simd::broadcast(-kInfinity) : simd::load(rows.begin + v * kLanes);
+          score = simd::select_between(begin, simd::broadcast(float(key + r)),
+                                       simd::load(rows.last + v * kLanes), score,
+                                       simd::broadcast(-kInfinity));
+        }
+      }
+  }
+
+  // The key tiles that rows see whose first window begins with key `begin`: first those with sink
+  // tokens, then those from the window's on.
+  template <int kTileKeys>
+  int64_t first_tile(int64_t begin) const {
+    return kSinkTokens ? 0 : begin / kTileKeys * kTileKeys;
+  }
+  template <int kTileKeys>
+  int64_t tile_after(int64_t tile, int64_t begin) const {
+    const int64_t next = tile + kTileKeys;
+    if (!kSinkTokens || next < sink_size) return next;
+    return std::max(next, begin / kTileKeys * kTileKeys);
+  }
+
+  // The sink of a head, as an exponent of e.
+  float sink_of(int64_t head) const { return modifiers.sink[head * modifiers.sink_head]; }
+
+  // As from_dots, for a single row and kLanes keys from `key` on, counted from the sequence's first.
+  inline Vec along_row(const ModifiedRowsFrom& rows, int64_t key, int64_t seqlen_k,
+                       Vec dots) const {
+    if (!kModifiesScores) return dots;
+    const Vec none = simd::broadcast(0.0f);
+    Vec bias = none, slope = none, distance = none;
+    if (kBias != Bias::none)
+      bias = bias_along_row(rows.bias[0], modifiers.bias_strides.hdim, key, seqlen_k);
+    if (kAlibi) {
+      float distances[kLanes];
+      for (int i = 0; i < kLanes; ++i) distances[i] = rows.diagonal[0] - float(key + i);
+      distance = simd::load(distances);
+      slope = simd::broadcast(rows.slope[0]);
+    }
+    return modified(dots, bias, slope, distance);
+  }
+
+  // e^(unit * (score - shift)).
   //
   // Scores are scaled after the subtraction. Then the largest one becomes exactly 0 and its
   // probability exactly 1, whereas a scaled maximum is rounded, by more than 2^127 has room for
   // where scores are large.
   inline Vec probability(Vec score, Vec shift) const {
-    return exp2(simd::mul(simd::sub(score, shift), simd::broadcast(scale_log2)));
+    Vec exponent = simd::mul(simd::sub(score, shift), simd::broadcast(scale_log2));
+    // Many modified scores are far below the largest one. Products of their probabilities would be
+    // subnormal numbers, which are slow, and do not count in any sum.
+    if (kModifiesScores)
+      exponent =
+          simd::select_between(simd::broadcast(-kInfinity), exponent, simd::broadcast(-100.0f),
+                               simd::broadcast(-kInfinity), exponent);
+    return exp2(exponent);
   }
 
-  // e^(softmax_scale * score - lse), for the lse as `exponent_of_lse` gives it.
+  // e^(unit * score - lse), for the lse as `exponent_of_lse` gives it.
   inline Vec probability_by_lse(Vec score, Vec lse_exponent) const {
     return exp2(simd::mul_add(score, simd::broadcast(scale_log2), lse_exponent));
   }
@@ -97,9 +322,17 @@ struct Scores {
     return lse == -kInfinity ? 0.0f : float(double(lse) * -1.4426950408889634);
   }
 
-  // The gradient of a dot product, from that of the scaled score.
-  inline Vec gradient_of_dot(Vec gradient) const {
-    return simd::mul(gradient, simd::broadcast(softmax_scale));
+  // The gradient of a dot product, from that of the exponent of e, and from slope_of_dot.
+  inline Vec gradient_of_dot(Vec gradient, Vec slope) const { return simd::mul(gradient, slope); }
+
+  // By how much an exponent of e rises with its dot product.
+  inline Vec slope_of_dot(Vec dot) const {
+    const Vec scale = simd::broadcast(softmax_scale);
+    if (!kSoftcap) return scale;
+    const Vec capped = tanh(simd::mul(dot, simd::broadcast(scale_over_softcap)));
+    const Vec rest =
+        simd::mul_add(simd::sub(simd::broadcast(0.0f), capped), capped, simd::broadcast(1.0f));
+    return simd::mul(rest, scale);
   }
 };
 

@@ -32,6 +32,40 @@ inline Vec select_between(Vec low, Vec x, Vec high, Vec a, Vec b) {
   return _mm256_blendv_ps(b, a, inside);
 }
 
+// `x` where it lies between -limit and limit, the nearer of both elsewhere. NaN stays NaN.
+inline Vec clamp(Vec x, float limit) {
+  return _mm256_max_ps(_mm256_set1_ps(-limit), _mm256_min_ps(_mm256_set1_ps(limit), x));
+}
+inline Vec abs(Vec a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+inline Vec divide(Vec a, Vec b) { return _mm256_div_ps(a, b); }
+
+// As many unsigned integers of 32 bits.
+using Bits = __m256i;
+inline Bits load_bits(const uint32_t* from) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+}
+inline Bits broadcast_bits(uint32_t a) { return _mm256_set1_epi32(int(a)); }
+inline Bits exclusive_or(Bits a, Bits b, Bits c) {
+  return _mm256_xor_si256(_mm256_xor_si256(a, b), c);
+}
+// The 64 bits of a * b in each lane, as their high and their low half.
+inline void multiply_wide(Bits a, uint32_t b, Bits& high, Bits& low) {
+  const Bits factor = _mm256_set1_epi32(int(b));
+  const Bits even = _mm256_mul_epu32(a, factor);
+  const Bits odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), factor);
+  high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
+  low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+}
+// Each byte less `b`, and 0 where that is negative.
+inline Bits subtract_bytes(Bits a, uint8_t b) {
+  return _mm256_subs_epu8(a, _mm256_set1_epi8(char(b)));
+}
+// `a` in the lanes whose bits under `mask` are all 0, and 0 elsewhere.
+inline Vec where_zero(Bits bits, uint32_t mask, Vec a) {
+  const Bits masked = _mm256_and_si256(bits, _mm256_set1_epi32(int(mask)));
+  return _mm256_and_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(masked, _mm256_setzero_si256())), a);
+}
+
 // For x < 128: 2^x = scale_exponent(2^(c - w), w), where c = clamp_exponent(x) and
 // w = round_exponent(c). It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
 inline Vec clamp_exponent(Vec x) { return _mm256_max_ps(_mm256_set1_ps(-127.0f), x); }
@@ -69,6 +103,11 @@ inline Vec load_fp16(const uint16_t* from) {
 inline void store_fp16(uint16_t* to, Vec a) {
   constexpr int kToNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(a, kToNearest));
+}
+
+inline Vec load_bytes(const uint8_t* from) {
+  return _mm256_cvtepi32_ps(
+      _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
 }
 
 inline Vec load_bf16(const uint16_t* from) {

@@ -33,13 +33,50 @@ inline Vec select_between(Vec low, Vec x, Vec high, Vec a, Vec b) {
   return _mm512_mask_blend_ps(_mm512_mask_cmp_ps_mask(above, x, high, _CMP_LE_OQ), b, a);
 }
 
+// `x` where it lies between -limit and limit, the nearer of both elsewhere. NaN stays NaN.
+inline Vec clamp(Vec x, float limit) {
+  return _mm512_max_ps(_mm512_set1_ps(-limit), _mm512_min_ps(_mm512_set1_ps(limit), x));
+}
+inline Vec abs(Vec a) { return _mm512_abs_ps(a); }
+inline Vec divide(Vec a, Vec b) { return _mm512_div_ps(a, b); }
+
+// As many unsigned integers of 32 bits.
+using Bits = __m512i;
+inline Bits load_bits(const uint32_t* from) { return _mm512_loadu_si512(from); }
+inline Bits broadcast_bits(uint32_t a) { return _mm512_set1_epi32(int(a)); }
+inline Bits exclusive_or(Bits a, Bits b, Bits c) {
+  return _mm512_ternarylogic_epi32(a, b, c, 0x96);
+}
+// The 64 bits of a * b in each lane, as their high and their low half.
+inline void multiply_wide(Bits a, uint32_t b, Bits& high, Bits& low) {
+  const Bits factor = _mm512_set1_epi32(int(b));
+  const Bits even = _mm512_mul_epu32(a, factor);
+  const Bits odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), factor);
+  high = _mm512_mask_blend_epi32(0xaaaa, _mm512_srli_epi64(even, 32), odd);
+  low = _mm512_mask_blend_epi32(0xaaaa, even, _mm512_slli_epi64(odd, 32));
+}
+// Each byte less `b`, and 0 where that is negative.
+inline Bits subtract_bytes(Bits a, uint8_t b) {
+  return _mm512_subs_epu8(a, _mm512_set1_epi8(char(b)));
+}
+// `a` in the lanes whose bits under `mask` are all 0, and 0 elsewhere.
+inline Vec where_zero(Bits bits, uint32_t mask, Vec a) {
+  return _mm512_maskz_mov_ps(_mm512_testn_epi32_mask(bits, _mm512_set1_epi32(int(mask))), a);
+}
+
 // 2^x = scale_exponent(2^(c - w), w) with c = clamp_exponent(x), w = round_exponent(c).
 // It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
-inline Vec clamp_exponent(Vec x) { return _mm512_max_ps(_mm512_set1_ps(-200.0f), x); }
+//
+// The clamp is where numbers become subnormal: a result that is one costs a hundred times as much,
+// and masks, biases and ALiBi make many scores that small.
+inline Vec clamp_exponent(Vec x) { return _mm512_max_ps(_mm512_set1_ps(-126.0f), x); }
 inline Vec round_exponent(Vec x) {
   return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-inline Vec scale_exponent(Vec a, Vec whole) { return _mm512_scalef_ps(a, whole); }
+inline Vec scale_exponent(Vec a, Vec whole) {
+  const __mmask16 is_normal = _mm512_cmp_ps_mask(whole, _mm512_set1_ps(-126.0f), _CMP_NLE_UQ);
+  return _mm512_maskz_scalef_ps(is_normal, a, whole);
+}
 
 // rows[i] lane j <-> rows[j] lane i, bit patterns untouched.
 inline void transpose(Vec (&rows)[kLanes]) {
@@ -74,6 +111,11 @@ inline Vec load_fp16(const uint16_t* from) {
 inline void store_fp16(uint16_t* to, Vec a) {
   constexpr int kToNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtps_ph(a, kToNearest));
+}
+
+inline Vec load_bytes(const uint8_t* from) {
+  return _mm512_cvtepi32_ps(
+      _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 }
 
 inline __m512i widen(const uint16_t* from) {

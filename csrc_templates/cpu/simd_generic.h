@@ -10,6 +10,7 @@ namespace simd {
 typedef float Vec __attribute__((vector_size(16)));
 typedef int32_t IntVec __attribute__((vector_size(16)));
 typedef uint32_t BitVec __attribute__((vector_size(16)));
+typedef uint8_t ByteVec __attribute__((vector_size(16)));
 constexpr int kLanes = 4;
 
 // 8 accumulators: where there is no FMA, 16 registers have to hold the products, too.
@@ -44,6 +45,43 @@ inline Vec select_between(Vec low, Vec x, Vec high, Vec a, Vec b) {
   return select((low <= x) & (x <= high), a, b);
 }
 
+// `x` where it lies between -limit and limit, the nearer of both elsewhere. NaN stays NaN.
+inline Vec clamp(Vec x, float limit) {
+  const Vec below = select(x > broadcast(limit), broadcast(limit), x);
+  return select(below < broadcast(-limit), broadcast(-limit), below);
+}
+inline Vec abs(Vec a) { return from_bits(bits_of(a) & 0x7fffffffu); }
+inline Vec divide(Vec a, Vec b) { return a / b; }
+
+// As many unsigned integers of 32 bits.
+using Bits = BitVec;
+inline Bits load_bits(const uint32_t* from) {
+  Bits a;
+  std::memcpy(&a, from, sizeof(a));
+  return a;
+}
+inline Bits broadcast_bits(uint32_t a) { return Bits{a, a, a, a}; }
+inline Bits exclusive_or(Bits a, Bits b, Bits c) { return a ^ b ^ c; }
+// The 64 bits of a * b in each lane, as their high and their low half.
+inline void multiply_wide(Bits a, uint32_t b, Bits& high, Bits& low) {
+  for (int i = 0; i < kLanes; ++i) {
+    const uint64_t product = uint64_t(a[i]) * b;
+    high[i] = uint32_t(product >> 32);
+    low[i] = uint32_t(product);
+  }
+}
+// Each byte less `b`, and 0 where that is negative.
+inline Bits subtract_bytes(Bits a, uint8_t b) {
+  ByteVec bytes = (ByteVec)a;
+  const ByteVec other = ByteVec{} + b;
+  bytes = (bytes - other) & (ByteVec)(bytes > other);
+  return (Bits)bytes;
+}
+// `a` in the lanes whose bits under `mask` are all 0, and 0 elsewhere.
+inline Vec where_zero(Bits bits, uint32_t mask, Vec a) {
+  return select((IntVec)((bits & mask) == 0u), a, broadcast(0.0f));
+}
+
 // For x < 128: 2^x = scale_exponent(2^(c - w), w), where c = clamp_exponent(x) and
 // w = round_exponent(c). It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
 inline Vec clamp_exponent(Vec x) {
@@ -67,6 +105,10 @@ inline void transpose(Vec (&rows)[kLanes]) {
 inline BitVec widen(const uint16_t* from) { return BitVec{from[0], from[1], from[2], from[3]}; }
 inline void narrow(uint16_t* to, BitVec bits) {
   for (int i = 0; i < kLanes; ++i) to[i] = uint16_t(bits[i]);
+}
+
+inline Vec load_bytes(const uint8_t* from) {
+  return Vec{0.0f + from[0], 0.0f + from[1], 0.0f + from[2], 0.0f + from[3]};
 }
 
 inline Vec load_bf16(const uint16_t* from) { return from_bits(widen(from) << 16); }

@@ -30,6 +30,35 @@ inline Vec select_between(Vec low, Vec x, Vec high, Vec a, Vec b) {
   return vbslq_f32(vandq_u32(vcleq_f32(low, x), vcleq_f32(x, high)), a, b);
 }
 
+// `x` where it lies between -limit and limit, the nearer of both elsewhere. NaN stays NaN.
+inline Vec clamp(Vec x, float limit) {
+  return vmaxq_f32(vminq_f32(x, vdupq_n_f32(limit)), vdupq_n_f32(-limit));
+}
+inline Vec abs(Vec a) { return vabsq_f32(a); }
+inline Vec divide(Vec a, Vec b) { return vdivq_f32(a, b); }
+
+// As many unsigned integers of 32 bits.
+using Bits = uint32x4_t;
+inline Bits load_bits(const uint32_t* from) { return vld1q_u32(from); }
+inline Bits broadcast_bits(uint32_t a) { return vdupq_n_u32(a); }
+inline Bits exclusive_or(Bits a, Bits b, Bits c) { return veorq_u32(veorq_u32(a, b), c); }
+// The 64 bits of a * b in each lane, as their high and their low half.
+inline void multiply_wide(Bits a, uint32_t b, Bits& high, Bits& low) {
+  const Bits first = vreinterpretq_u32_u64(vmull_n_u32(vget_low_u32(a), b));
+  const Bits last = vreinterpretq_u32_u64(vmull_n_u32(vget_high_u32(a), b));
+  high = vuzp2q_u32(first, last);
+  low = vuzp1q_u32(first, last);
+}
+// Each byte less `b`, and 0 where that is negative.
+inline Bits subtract_bytes(Bits a, uint8_t b) {
+  return vreinterpretq_u32_u8(vqsubq_u8(vreinterpretq_u8_u32(a), vdupq_n_u8(b)));
+}
+// `a` in the lanes whose bits under `mask` are all 0, and 0 elsewhere.
+inline Vec where_zero(Bits bits, uint32_t mask, Vec a) {
+  const uint32x4_t is_set = vtstq_u32(bits, vdupq_n_u32(mask));
+  return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(a), is_set));
+}
+
 // For x < 128: 2^x = scale_exponent(2^(c - w), w), where c = clamp_exponent(x) and
 // w = round_exponent(c). It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
 inline Vec clamp_exponent(Vec x) { return vmaxq_f32(x, vdupq_n_f32(-127.0f)); }
@@ -53,6 +82,10 @@ inline Vec load_fp16(const uint16_t* from) {
   return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
 }
 inline void store_fp16(uint16_t* to, Vec a) { vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32(a))); }
+
+inline Vec load_bytes(const uint8_t* from) {
+  return Vec{0.0f + from[0], 0.0f + from[1], 0.0f + from[2], 0.0f + from[3]};
+}
 
 inline Vec load_bf16(const uint16_t* from) {
   return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(from), 16));

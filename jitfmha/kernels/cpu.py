@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import chain
 
-from ..arguments import Tensors
+from torch import Tensor
+
+from ..arguments import Dropout, Modifiers, Tensors
+from ..dropout import largest_kept
 from ..jit.loader import is_built, load
 from ..jit.render import render
 from ..jit.shared_struct import FLOAT, INT32, INT64, Pointer, SharedStruct
@@ -33,6 +36,13 @@ SERVES = frozenset(
         Feature.WINDOW_MASK,
         Feature.TOP_LEFT_MASK,
         Feature.LSE,
+        Feature.BIAS,
+        Feature.BOOLEAN_BIAS,
+        Feature.ALIBI,
+        Feature.SOFTCAP,
+        Feature.SINKS,
+        Feature.SINK_TOKENS,
+        Feature.DROPOUT,
         Feature.BACKWARD,
     }
 )
@@ -43,7 +53,7 @@ _TEMPLATES: dict[Direction, str] = {
 }
 # What the templates include: the same for all kernels but for the first.
 _TRAITS_HEADER = "cpu/traits.h.in"
-_HEADERS = ("elements.h", "problem.h", "schedule.h", "scores.h", "tiles.h")
+_HEADERS = ("dropout.h", "elements.h", "problem.h", "schedule.h", "scores.h", "tiles.h")
 _X86_AVX512 = (
     "-mavx2",
     "-mfma",
@@ -83,6 +93,10 @@ _SHAPE = {
     "window_right": INT64,
     "bottom_right": INT32,
     "softmax_scale": FLOAT,
+    "logit_softcap": FLOAT,
+    "sink_size": INT64,
+    "largest_kept": INT32,
+    "keep_scale": FLOAT,
     "seqlen_q": INT64,
     "seqlen_k": INT64,
 }
@@ -115,6 +129,22 @@ TENSORS: dict[Direction, SharedStruct] = {
     ),
 }
 
+MODIFIERS = SharedStruct(
+    "Modifiers",
+    {
+        "bias": Pointer("const void"),
+        "bias_strides": STRIDES,
+        "alibi_slopes": Pointer("const float"),
+        "alibi_batch": INT64,
+        "alibi_head": INT64,
+        "sink": Pointer("const float"),
+        "sink_head": INT64,
+        "rng_state": Pointer("const std::int64_t"),
+        "dbias": Pointer("float"),
+        "dbias_strides": STRIDES,
+    },
+)
+
 
 def propose(problem: Problem, target: Target) -> CpuPlan:
     """The kernel for ``problem``."""
@@ -128,9 +158,45 @@ def propose(problem: Problem, target: Target) -> CpuPlan:
             masked=not problem.mask.is_none,
             mode=problem.mode,
             isa=target.isa,
+            modifiers=CpuModifiers.of(problem),
             direction=problem.direction,
         ),
     )
+
+
+@dataclass(frozen=True)
+class CpuModifiers:
+    """What is compiled in beside the mask. A learned sink is not: it costs a look for each row."""
+
+    bias: str = "none"
+    alibi: bool = False
+    softcap: bool = False
+    sink_tokens: bool = False
+    dropout: bool = False
+
+    @classmethod
+    def of(cls, problem: Problem) -> CpuModifiers:
+        """What a problem asks for."""
+        return cls(
+            bias=problem.bias_dtype or "none",
+            alibi=problem.has_alibi,
+            softcap=problem.logit_softcap > 0,
+            sink_tokens=problem.sink_size > 0,
+            dropout=problem.dropout_p > 0,
+        )
+
+    @property
+    def suffix(self) -> str:
+        """The part of a kernel's name; short, as names have a limit."""
+        bias = "" if self.bias == "none" else f"_bias_{self.bias}"
+        named = {"alibi": "alibi", "cap": "softcap", "sinks": "sink_tokens", "drop": "dropout"}
+        return bias + "".join(f"_{short}" for short, name in named.items() if getattr(self, name))
+
+    def values(self) -> dict[str, str]:
+        """Those of the template."""
+        # "bool" is no name in C++.
+        bias = "boolean" if self.bias == "bool" else self.bias
+        return {name: str(value).lower() for name, value in vars(self).items()} | {"bias": bias}
 
 
 @dataclass(frozen=True)
@@ -144,12 +210,14 @@ class CpuTraits:
     mode: str
     isa: CpuIsa
     direction: Direction = "forward"
+    modifiers: CpuModifiers = CpuModifiers()
 
     @property
     def name(self) -> str:
         """The kernel's name."""
         hdims = f"{self.hdim_q}x{self.hdim_v}"
-        return f"cpu_{self.short_direction}_{self.dtype}_{hdims}_{self.mask}_{self.mode}_{self.isa}"
+        kind = f"{self.dtype}_{hdims}_{self.mask}{self.modifiers.suffix}_{self.mode}"
+        return f"cpu_{self.short_direction}_{kind}_{self.isa}"
 
     @property
     def short_direction(self) -> str:
@@ -170,7 +238,7 @@ class CpuTraits:
 @lru_cache(maxsize=256)
 def launcher_spec(traits: CpuTraits) -> BuildSpec:
     """The source and the flags of the launcher for ``traits``."""
-    structs = (STRIDES, FMHA_SHAPE[traits.direction], TENSORS[traits.direction])
+    structs = (STRIDES, FMHA_SHAPE[traits.direction], TENSORS[traits.direction], MODIFIERS)
     values = {
         "direction": traits.direction,
         "dtype": traits.dtype,
@@ -179,6 +247,7 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
         "mask": traits.mask,
         "mode": traits.mode,
         "shared_structs": "\n\n".join(x.cpp() for x in structs),
+        **traits.modifiers.values(),
     }
     origin = {"origin": f"csrc_templates/{traits.template} for {traits.name}"}
     return BuildSpec(
@@ -200,6 +269,7 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
         why=(
             f"the first {traits.dtype} {_CALLS[traits.direction]} in {traits.mode} with hdim "
             f"{traits.hdim_q}x{traits.hdim_v} and mask {traits.mask}"
+            f"{traits.modifiers.suffix.replace('_', ' ')}"
         ),
     )
 
@@ -254,6 +324,9 @@ class CpuKernel:
             _OPEN_SIDE if mask.right is None else min(mask.right, _OPEN_SIDE),
             not mask.top_left,
             problem.softmax_scale,
+            problem.logit_softcap,
+            min(problem.sink_size, _OPEN_SIDE),
+            *(largest_kept(problem.dropout_p), 1 / (1 - problem.dropout_p)),
         )
 
     def launch_for(self, sizes: Sizes) -> Launch:
@@ -294,14 +367,17 @@ class CpuLaunch:
 
     def run(self, tensors: Tensors) -> None:
         """Run the kernel; returns when ``out`` and ``lse`` are written."""
-        q, k, v, out, lse, cu_seqlens, *_ = tensors
+        q, k, v, out, lse, cu_seqlens, _, modifiers, dropout, _ = tensors
         lse_address = 0 if lse is None else lse.data_ptr()
         addresses = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse_address
+        modifying = None
+        if modifiers is not None or dropout is not None:
+            modifying = _packed_modifiers(modifiers or Modifiers(), dropout)
         if cu_seqlens is None:
-            status = self._entry(self._shape, _pack_tensors(*addresses, 0, 0, 0, 0))
+            packed = _pack_tensors(*addresses, 0, 0, 0, 0)
         else:
-            sums = [x.data_ptr() for x in cu_seqlens[:4]]
-            status = self._entry(self._shape, _pack_tensors(*addresses, *sums))
+            packed = _pack_tensors(*addresses, *[x.data_ptr() for x in cu_seqlens[:4]])
+        status = self._entry(self._shape, packed, modifying)
         if status != 0:
             raise MemoryError(_NO_MEMORY)
 
@@ -318,11 +394,15 @@ class CpuBackwardLaunch:
     def run(self, tensors: Tensors) -> None:
         """Run the kernel; returns when ``dq``, ``dk`` and ``dv`` are written."""
         assert tensors.gradients is not None
-        dout, dlse, *written = tensors.gradients
+        dout, dlse, *written, dbias = tensors.gradients
         read = tensors.q, tensors.k, tensors.v, tensors.out, dout, tensors.lse, dlse
         sums = (None,) * 4 if tensors.cu_seqlens is None else tensors.cu_seqlens[:4]
-        addresses = [0 if x is None else x.data_ptr() for x in (*read, *written, *sums)]
-        if self._entry(self._shape, TENSORS["backward"].packer.pack(*addresses)) != 0:
+        packed = TENSORS["backward"].packer.pack(*map(_address, (*read, *written, *sums)))
+        modifying = None
+        if tensors.modifiers is not None or tensors.dropout is not None:
+            modifiers = tensors.modifiers or Modifiers()
+            modifying = _packed_modifiers(modifiers, tensors.dropout, dbias)
+        if self._entry(self._shape, packed, modifying) != 0:
             raise MemoryError(_NO_MEMORY)
 
 
@@ -330,11 +410,38 @@ _NO_MEMORY = "the CPU kernel could not allocate its scratch memory"
 _pack_tensors = TENSORS["forward"].packer.pack
 
 
+def _packed_modifiers(
+    modifiers: Modifiers, dropout: Dropout | None, dbias: Tensor | None = None
+) -> bytes:
+    bias, slopes, sink = modifiers.bias, modifiers.alibi_slopes, modifiers.sink
+    rng_state = None if dropout is None else dropout.rng_state
+    of_bias = (0, 0, 0, 0) if bias is None else _bias_strides(bias)
+    of_slopes = (0, 0) if slopes is None else (*(0,) * (2 - slopes.dim()), *slopes.stride())
+    return MODIFIERS.packer.pack(
+        *(_address(bias), *of_bias),
+        *(_address(slopes), *of_slopes),
+        *(_address(sink), 0 if sink is None else sink.stride(0)),
+        _address(rng_state),
+        *(_address(dbias), *((0, 0, 0, 0) if dbias is None else _bias_strides(dbias))),
+    )
+
+
+def _address(x: Tensor | None) -> int:
+    return 0 if x is None else x.data_ptr()
+
+
+def _bias_strides(bias: Tensor) -> tuple[int, int, int, int]:
+    """Between batches, queries, heads and keys; 0 where one serves all."""
+    pairs = zip(bias.shape, bias.stride(), strict=True)
+    *batch, head, query, key = [0 if size == 1 else stride for size, stride in pairs]
+    return batch[0] if batch else 0, query, head, key
+
+
 @cache
 def _entry(traits: CpuTraits) -> Callable[..., int]:
     function: Callable[..., int] = getattr(
         load(launcher_spec(traits)), f"jitfmha_{traits.short_direction}"
     )
-    function.argtypes = [ctypes.c_char_p, ctypes.c_char_p]  # type: ignore[attr-defined]
+    function.argtypes = [ctypes.c_char_p] * 3  # type: ignore[attr-defined]
     function.restype = ctypes.c_int  # type: ignore[attr-defined]
     return function

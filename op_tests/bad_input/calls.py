@@ -7,10 +7,12 @@ reference serve all of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 from inputs import LAYOUTS, lay_out, prefix_sums
@@ -234,16 +236,75 @@ def is_window_size(value: object) -> bool:
     )
 
 
-def _not_zero(arguments: Arguments, *names: str) -> set[str]:
-    return {n for n in names if not (is_number(arguments[n]) and arguments[n] == 0)}
+def python_value(value: object) -> object:
+    """What is in a 0-dim tensor, a 0-dim array or a NumPy number; anything else as it is."""
+    is_one = isinstance(value, (np.generic, np.ndarray, Tensor)) and value.ndim == 0
+    if not is_one or (isinstance(value, Tensor) and value.is_meta):
+        return value
+    return value.item()
 
 
-def _not_bool(arguments: Arguments, *names: str) -> set[str]:
-    return {n for n in names if not isinstance(arguments[n], bool)}
+class PeerArguments:
+    """The arguments of a function that takes numbers of every kind, read one by one.
 
+    Attributes:
+        broken: the names of those that break a rule of the function's own.
+        features: the names of those that ask for what is compared in tests of its own.
+    """
 
-def _not_none(arguments: Arguments, *names: str) -> set[str]:
-    return {n for n in names if arguments.get(n) is not None}
+    def __init__(self, arguments: Arguments) -> None:
+        self._arguments = arguments
+        self.broken: set[str] = set()
+        self.features: set[str] = set()
+
+    def flag(self, name: str) -> bool:
+        value = python_value(self._arguments[name])
+        is_flag = value is None or (isinstance(value, int) and value in (0, 1))
+        if not is_flag:
+            self.broken.add(name)
+        return is_flag and bool(value)
+
+    def number(self, name: str) -> object:
+        return python_value(self._arguments[name])
+
+    def feature(self, name: str, below: float) -> None:
+        """A number from 0, which is off, to one that it is less than."""
+        value = self.number(name)
+        if not (is_number(value) and 0 <= value < below):
+            self.broken.add(name)
+        elif value > 0:
+            self.features.add(name)
+
+    def zero(self, name: str) -> None:
+        value = self.number(name)
+        if not is_int(value) or value != 0:
+            self.broken.add(name)
+
+    def none(self, *names: str) -> None:
+        self.broken |= {name for name in names if self._arguments.get(name) is not None}
+
+    def side(self, name: str, value: object) -> int:
+        """A side of a window; negative ones are open."""
+        value = python_value(value)
+        if not is_int(value) or value >= 2**63:
+            self.broken.add(name)
+            return -1
+        return max(value, -1)
+
+    def window_size(self) -> tuple[int, int]:
+        window = self._arguments["window_size"]
+        if isinstance(window, (Tensor, np.ndarray)) and window.ndim == 1:
+            window = window.tolist()
+        if not isinstance(window, (tuple, list)) or len(window) not in (2, 3):
+            self.broken.add("window_size")
+            return -1, -1
+        if len(window) == 3:
+            sink_size = python_value(window[2])
+            if not is_int(sink_size) or not 0 <= sink_size < 2**63:
+                self.broken.add("window_size")
+            elif sink_size > 0:
+                self.features.add("window_size")
+        return self.side("window_size", window[0]), self.side("window_size", window[1])
 
 
 # flash-attn.
@@ -286,20 +347,20 @@ def flash_asked(packed: int, group: bool) -> Callable[[Arguments], tuple[Argumen
     """What a call of the flash-attn function with `packed` tensors in one asks for."""
 
     def asked(arguments: Arguments) -> tuple[Arguments, set[str]]:
-        broken = _not_bool(arguments, "causal", "deterministic", "return_attn_probs")
-        broken |= _not_zero(arguments, "dropout_p", "softcap")
-        broken |= _not_none(arguments, "alibi_slopes", "block_table")
-        window, causal = arguments["window_size"], arguments["causal"] is True
-        if not is_window_size(window):
-            broken.add("window_size")
-            window = (-1, -1)
+        peer = PeerArguments(arguments)
+        peer.flag("deterministic")
+        peer.feature("dropout_p", below=1)
+        peer.feature("softcap", below=math.inf)
+        peer.none("alibi_slopes", "block_table")
         call: Arguments = {
             **PLAIN,
-            "softmax_scale": arguments["softmax_scale"],
-            "mask": 2 if causal else 0,
-            "window_size": (window[0], -1 if causal else window[1]),
-            "return_lse": arguments["return_attn_probs"] is True,
+            "softmax_scale": peer.number("softmax_scale"),
+            "mask": 2 if peer.flag("causal") else 0,
+            "window_size": peer.window_size(),
+            "return_lse": peer.flag("return_attn_probs"),
+            "features": peer.features,
         }
+        broken = peer.broken
         call |= _unpacked(arguments, packed, group, broken)
         for name in ("q", "k", "v"):
             x = call[name]
@@ -311,11 +372,11 @@ def flash_asked(packed: int, group: bool) -> Callable[[Arguments], tuple[Argumen
             ):
                 call[name] = x.contiguous()  # flash-attn copies these
         if group and packed == 3:
-            longest = arguments["max_seqlen"]
+            longest = peer.number("max_seqlen")
             call |= dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), arguments["cu_seqlens"])
             call |= dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), longest)
         elif group:
-            call |= {n: arguments[n] for n in GROUP[:4]}
+            call |= {n: peer.number(n) for n in GROUP[:4]}
         return call, broken
 
     return asked
@@ -380,41 +441,41 @@ def v3_asked(group: bool) -> Callable[[Arguments], tuple[Arguments, set[str]]]:
     """What a call of `fmha_v3_fwd`, or of `fmha_v3_varlen_fwd`, asks for."""
 
     def asked(arguments: Arguments) -> tuple[Arguments, set[str]]:
-        broken = _not_bool(arguments, "is_causal", "return_softmax_lse")
-        if arguments["return_dropout_randval"] is not False:
-            broken.add("return_dropout_randval")
-        broken |= _not_zero(arguments, "dropout_p")
-        broken |= _not_none(arguments, "bias", "alibi_slopes", "gen", "block_table")
-        cvt = arguments["how_v3_bf16_cvt"]
+        peer = PeerArguments(arguments)
+        peer.feature("dropout_p", below=1)
+        peer.none("bias", "alibi_slopes", "block_table")
+        if peer.flag("return_dropout_randval") and not peer.features:
+            peer.broken.add("return_dropout_randval")
+        if not isinstance(arguments["gen"], torch.Generator | None):
+            peer.broken.add("gen")
+        cvt = peer.number("how_v3_bf16_cvt")
         if not (is_int(cvt) and 0 <= cvt <= 2):
-            broken.add("how_v3_bf16_cvt")
-        window = []
-        for name in ("window_size_left", "window_size_right"):
-            side = arguments[name]
-            if not is_int(side) or not -1 <= side < 2**63:
-                broken.add(name)
-                side = -1
-            window.append(side)
-        causal = arguments["is_causal"] is True
+            peer.broken.add("how_v3_bf16_cvt")
+        names = ("window_size_left", "window_size_right")
+        window = [peer.side(name, arguments[name]) for name in names]
         # Every side from the longest sequence of keys up is open.
         k = arguments["k"]
-        most = arguments.get("max_seqlen_k", k.shape[1] if _has_rows(k) else 0)
-        window = [-1 if is_int(most) and side >= most else side for side in window]
+        most = peer.number("max_seqlen_k") if group else k.shape[1] if _has_rows(k) else 0
         call: Arguments = {
             **PLAIN,
-            **{n: arguments[n] for n in ("q", "k", "v", "softmax_scale", "out")},
+            **{n: arguments[n] for n in ("q", "k", "v", "out")},
             **{n: arguments[n] for n in ("q_descale", "k_descale", "v_descale")},
-            "mask": 2 if causal else 0,
-            "window_size": (window[0], -1 if causal else window[1]),
-            "return_lse": arguments["return_softmax_lse"] is True,
+            "softmax_scale": peer.number("softmax_scale"),
+            "mask": 2 if peer.flag("is_causal") else 0,
+            "window_size": tuple(-1 if is_int(most) and x >= most else x for x in window),
+            "return_lse": peer.flag("return_softmax_lse"),
+            "features": peer.features,
         }
         if group:
-            broken |= _not_bool(arguments, "zero_tensors")
-            broken |= _not_zero(arguments, "min_seqlen_q", "logits_soft_cap")
-            broken |= {n for n in ("max_seqlen_q", "max_seqlen_k") if not is_int(arguments[n])}
-            broken |= {n for n in ("min_seqlen_q",) if not is_int(arguments[n])}
-            call |= {n: arguments[n] for n in GROUP}
-        return call, broken
+            peer.flag("zero_tensors")
+            peer.zero("min_seqlen_q")
+            peer.feature("logits_soft_cap", below=math.inf)
+            call |= {n: peer.number(n) for n in GROUP}
+            longest = ("max_seqlen_q", "max_seqlen_k")
+            peer.broken |= {n for n in longest if not is_int(call[n])}
+            ends = ("cu_seqlens_q", "cu_seqlens_k")
+            peer.broken |= {n for n in ends if call[n] is None}
+        return call, peer.broken
 
     return asked
 

@@ -1,0 +1,76 @@
+"""AITER's attention functions: the same arguments in the same order, and the same results.
+
+Source: ``aiter/ops/mha.py``, ``csrc/py_itfs_ck/mha_fwd_kernels.cu``, ``mha_bwd_kernels.cu`` and
+``csrc/py_itfs_cu/asm_mha_fwd.cu``, ``asm_mha_bwd.cu`` of github.com/ROCm/aiter, with their
+variable-length siblings.
+:func:`flash_attn_func` and :func:`flash_attn_varlen_func` are what models call, and copy tensors
+whose last dimension is not contiguous; the others are what these end in there.
+
+What is different here: any head dimensions up to 512, float32 and empty batches on the CPU, an lse
+of -inf (not +inf) where there are no keys, and a ``sink_size`` from ``sk`` up shows all keys.
+
+What the functions have in common:
+
+* q is ``(b, sq, hq, hdim)``, k ``(b, sk, hk, hdim)`` and v ``(b, sk, hk, hdim_v)``; in the
+  variable-length functions ``(total_q, hq, hdim)``, ``(total_k, hk, hdim)`` and
+  ``(total_k, hk, hdim_v)``. Dtypes and strides are those of :func:`jitfmha.fmha_fwd`.
+* ``softmax_scale`` is finite and > 0, or None for ``1 / sqrt(hdim)``.
+* The causal mask is aligned to the bottom-right corner, and so are windows: ``window_size_left``
+  and ``window_size_right`` count keys around the diagonal. A negative side, and one that is as long
+  as the longest keys, is open; with the causal mask the right side is 0 whatever is given.
+* ``how_v3_bf16_cvt`` is how probabilities are rounded to bfloat16: 0 to nearest even, 1 to nearest
+  away from zero, 2 toward zero. It chooses on gfx942 with bf16 inputs; elsewhere there is only one
+  way, and it has no effect. ``deterministic`` and ``num_splits`` have none either: the result is
+  always deterministic, and keys are split as the chip asks for.
+* ``q_descale``, ``k_descale`` and ``v_descale`` are what fp8 inputs are multiplied with, as for
+  :func:`jitfmha.fmha_fwd`; None is 1.
+* Numbers and flags may also be 0-dim tensors and NumPy numbers, flags 0, 1 and None.
+* ``bias`` is ``(sq, sk)``, in the variable-length functions ``(total_q, max_seqlen_k)``, or in the
+  shapes of :func:`jitfmha.fmha_fwd`. ``alibi_slopes`` is float32 ``(hq,)`` or ``(b, hq)``.
+* ``sink_ptr (hq,)`` is :func:`jitfmha.fmha_fwd`'s ``sink``, and ``sink_size`` is the same there.
+* ``dropout_p`` drops probabilities by the random bytes that ``gen``, or torch's own generator,
+  seeds: those up to ``255 * (1 - dropout_p)`` are kept.
+* ``min_seqlen_q`` and ``block_table`` raise ``NotImplementedError`` for now where they ask for
+  something, and so does what no kernel serves. Every other violation of a rule is a ``TypeError``
+  or a ``ValueError`` that names the argument and its value.
+
+What the functions of the backward pass have in common, beside their options, which are those of the
+forward pass with the same values:
+
+* ``dout`` is the gradient of ``out``, and has its shape; ``softmax_lse`` is what the forward pass
+  returned.
+* ``dq``, ``dk`` and ``dv`` are where to write; new tensors by default.
+* ``rng_state`` is what the forward pass returned, needed with dropout; ``gen`` is None.
+* ``sink`` is float32 ``(hq,)`` or ``(b, hq)``; its gradient is added to ``d_sink (hq,)``, which is
+  given if and only if ``sink`` is. The lse of the forward pass holds the sink already.
+* ``deterministic`` has no effect: the result is always deterministic. Nor have
+  ``is_v3_atomic_fp32`` and ``how_v3_bf16_cvt``, which choose among kernels.
+* The results are ``(dq, dk, dv, softmax_d)``, the last float32, the sum of ``dout * out`` for each
+  query and head: ``(b, hq, sq)``, of packed sequences ``(hq, total_q)``.
+* ``dbias`` raises ``NotImplementedError``; ``torch.autograd`` gives the gradient of a bias.
+"""
+
+from __future__ import annotations
+
+from .backward import fmha_v3_bwd, fmha_v3_varlen_bwd, mha_bwd, mha_varlen_bwd
+from .forward import (
+    flash_attn_func,
+    flash_attn_varlen_func,
+    fmha_v3_fwd,
+    fmha_v3_varlen_fwd,
+    mha_fwd,
+    mha_varlen_fwd,
+)
+
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "fmha_v3_bwd",
+    "fmha_v3_fwd",
+    "fmha_v3_varlen_bwd",
+    "fmha_v3_varlen_fwd",
+    "mha_bwd",
+    "mha_fwd",
+    "mha_varlen_bwd",
+    "mha_varlen_fwd",
+]

@@ -1,0 +1,198 @@
+"""Loads public tests that are written for other packages and for GPUs, as they are, for this one.
+
+A test file is read from a checkout of its repository. It imports stand-ins: modules with the names
+of its package, which hold this package's functions and, where they are plain PyTorch, the helpers
+of the checkout. The device "cuda" becomes "cpu", and `torch.cuda` answers what the tests ask of it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import jitfmha
+import jitfmha.aiter
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tests of another package.
+
+    Attributes:
+        repository: on GitHub.
+        tests: the file, in a checkout.
+        stand_in: puts the modules in place that it imports.
+    """
+
+    repository: str
+    tests: str
+    stand_in: Callable[[Path], None]
+
+    def load(self, checkout: Path) -> ModuleType:
+        """The test file as a module."""
+        _stand_in_for_cuda()
+        self.stand_in(checkout)
+        module = _load(Path(self.tests).stem, checkout / self.tests)
+        if hasattr(module, "normalize_flash_attn_S"):
+            # flash-attn's kernels write probabilities that are scaled block by block, which the
+            # tests undo; ours are probabilities.
+            module.normalize_flash_attn_S = lambda probabilities, *_, **__: probabilities
+        return module
+
+
+def _load(name: str, path: Path) -> ModuleType:
+    """The module in a file, with the CPU in place of the GPU."""
+    text = path.read_text(encoding="utf-8").replace('"cuda"', '"cpu"')
+    module = _module(name)
+    module.__file__, module.__package__ = str(path), name.rpartition(".")[0]
+    exec(compile(text, path, "exec"), module.__dict__)
+    return module
+
+
+def _module(name: str, **content: Any) -> ModuleType:
+    """A module that can be imported under ``name``, also as a package, with the content."""
+    module = ModuleType(name)
+    module.__path__ = []
+    vars(module).update(content)
+    sys.modules[name] = module
+    parent, _, last = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], last, module)
+    return module
+
+
+calls: Counter[str] = Counter()
+"""How often each function of this package was called."""
+
+
+def _counted(module: ModuleType, names: list[str]) -> dict[str, Callable[..., Any]]:
+    """Functions of this package, which count their calls.
+
+    They refuse a wrong argument with a RuntimeError, as the C++ of the other packages does.
+    """
+
+    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            calls[name] += 1
+            try:
+                return function(*arguments, **named)
+            except (TypeError, ValueError) as error:
+                raise RuntimeError(str(error)) from error
+
+        return call
+
+    return {name: counted(name, getattr(module, name)) for name in names}
+
+
+def _stand_in_for_cuda() -> None:
+    cuda: Any = torch.cuda
+    cuda.get_device_capability = lambda device=None: (9, 0)  # all that the tests make depend on it
+    cuda.get_device_properties = lambda device=None: SimpleNamespace(total_memory=1 << 40)
+    cuda.empty_cache = cuda.synchronize = lambda *_: None
+
+
+# ---- flash-attn ----------------------------------------------------------------------------------
+
+
+def _stand_in_for_flash_attn(checkout: Path) -> None:
+    names = [n for n in jitfmha.__all__ if n.startswith("flash_attn_")]
+    _module("flash_attn", **_counted(jitfmha, names))
+    _load("flash_attn.bert_padding", checkout / "flash_attn/bert_padding.py")
+    interface = _module(
+        "flash_attn.flash_attn_interface", _get_block_size_n=lambda *_: 0, USE_TRITON_ROCM=False
+    )
+    interface.__getattr__ = _missing
+    for name in ("flash_attn.layers", "flash_attn.ops", "flash_attn.ops.triton"):
+        _module(name)
+    _module("flash_attn.ops.triton.rotary", apply_rotary=_apply_rotary)
+    _load("flash_attn.layers.rotary", checkout / "flash_attn/layers/rotary.py")
+
+
+def _apply_rotary(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    *,
+    seqlen_offsets: int | Tensor,
+    cu_seqlens: Tensor | None,
+    max_seqlen: int | None,
+    interleaved: bool,
+    inplace: bool,
+) -> Tensor:
+    """What flash-attn's Triton kernel computes of ``x (b, s, h, hdim)``."""
+    assert cu_seqlens is max_seqlen is None
+    assert not inplace
+    positions = torch.arange(x.shape[1])[None] + torch.as_tensor(seqlen_offsets).view(-1, 1)
+    cos, sin = cos[positions][:, :, None], sin[positions][:, :, None]
+    width = 2 * cos.shape[-1]
+    rotated = x[..., :width].float()
+    if interleaved:
+        a, b = rotated[..., ::2], rotated[..., 1::2]
+    else:
+        a, b = rotated.chunk(2, dim=-1)
+    pair = a * cos - b * sin, a * sin + b * cos
+    turned = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
+    return torch.cat([turned.to(x.dtype), x[..., width:]], dim=-1)
+
+
+# ---- AITER ---------------------------------------------------------------------------------------
+
+
+def _stand_in_for_aiter(checkout: Path) -> None:
+    _module("pandas")  # for its tables of times
+    package = _module("aiter", logger=logging.getLogger("aiter"))
+    vars(package).update(_counted(jitfmha.aiter, jitfmha.aiter.__all__))
+    package.__getattr__ = _missing
+    _module(
+        "aiter.dtypes",
+        fp16=torch.float16,
+        bf16=torch.bfloat16,
+        fp32=torch.float32,
+        i32=torch.int32,
+        str2bool=str,  # how its command line is read
+        str2tuple=str,
+    )
+    for name in ("aiter.jit", "aiter.jit.utils", "aiter.ops"):
+        _module(name)
+    _module("aiter.jit.utils.chip_info", get_gfx=lambda: "cpu")
+    # Tests of one chip's kernels: they skip themselves on others.
+    opus = ("fmha_fwd_bf16_opus_fwd", "fmha_fwd_bf16_opus_varlen_fwd")
+    _module("aiter.ops.mha", **dict.fromkeys(opus))
+    _module("aiter.test_common", benchmark=lambda: lambda test: test, run_perftest=_run_once)
+    _load("aiter.bert_padding", checkout / "aiter/bert_padding.py")
+    _load("aiter.test_mha_common", checkout / "aiter/test_mha_common.py")
+
+
+def _missing(name: str) -> Any:
+    """What another package has and this one does not."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    calls[name] += 1
+    raise NotImplementedError(f"there is no {name}")
+
+
+def _run_once(
+    function: Callable[..., Any], *arguments: Any, num_rotate_args: int, **named: Any
+) -> tuple[Any, float]:
+    """The result, and in place of its time in microseconds a number to divide by."""
+    return function(*arguments, **named), 1.0
+
+
+SUITES = {
+    "flash-attn": Suite(
+        "Dao-AILab/flash-attention", "tests/test_flash_attn.py", _stand_in_for_flash_attn
+    ),
+    "aiter": Suite("ROCm/aiter", "op_tests/test_mha.py", _stand_in_for_aiter),
+    "aiter-varlen": Suite("ROCm/aiter", "op_tests/test_mha_varlen.py", _stand_in_for_aiter),
+}

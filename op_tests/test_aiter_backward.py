@@ -1,0 +1,185 @@
+"""AITER's functions of the backward pass against the reference's gradients."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from inputs import prefix_sums, random_qkv
+from reference import attention
+from torch import Tensor
+
+import jitfmha
+
+mha_fwd: Any = jitfmha.aiter.mha_fwd
+mha_varlen_fwd: Any = jitfmha.aiter.mha_varlen_fwd
+mha_bwd: Any = jitfmha.aiter.mha_bwd
+mha_varlen_bwd: Any = jitfmha.aiter.mha_varlen_bwd
+fmha_v3_bwd: Any = jitfmha.aiter.fmha_v3_bwd
+fmha_v3_varlen_bwd: Any = jitfmha.aiter.fmha_v3_varlen_bwd
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+FIRST = ["dout", "q", "k", "v", "out", "softmax_lse"]
+GROUPS = ["cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
+SCORES = ["dropout_p", "softmax_scale"]
+WINDOW = ["is_causal", "window_size_left", "window_size_right", "deterministic"]
+V3 = ["is_v3_atomic_fp32", "how_v3_bf16_cvt"]
+GRADIENTS = ["dq", "dk", "dv"]
+RANDOM = ["alibi_slopes", "rng_state", "gen"]
+PADDED = ["cu_seqlens_q_padded", "cu_seqlens_k_padded"]
+SINKS = ["sink", "d_sink"]
+GROUP_REQUIRED = [*FIRST, *GROUPS, *SCORES, "zero_tensors", *WINDOW]
+
+
+@pytest.mark.parametrize(
+    ("function", "required", "optional"),
+    [
+        (mha_bwd, [*FIRST, *SCORES, *WINDOW], [*GRADIENTS, "dbias", "bias", *RANDOM, *SINKS]),
+        (fmha_v3_bwd, [*FIRST, *SCORES, *WINDOW, *V3], [*GRADIENTS, *RANDOM]),
+        (mha_varlen_bwd, GROUP_REQUIRED, [*GRADIENTS, *RANDOM, *PADDED, *SINKS]),
+        (fmha_v3_varlen_bwd, [*GROUP_REQUIRED, *V3], [*GRADIENTS, *RANDOM, *PADDED]),
+    ],
+)
+def test_signature(
+    function: Callable[..., object], required: list[str], optional: list[str]
+) -> None:
+    parameters = inspect.signature(function).parameters
+    assert list(parameters) == [*required, *optional]
+    for name, parameter in parameters.items():
+        assert parameter.default is (inspect.Parameter.empty if name in required else None)
+
+
+def gradients(qkv: list[Tensor], dout: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    """dq, dk and dv by the reference, and the sum of dout times out for each query and head."""
+    leaves = [x.double().requires_grad_() for x in qkv]
+    out, _ = attention(*leaves, **options)
+    softmax_d = (out * dout).sum(-1).transpose(1, 2).detach()
+    return *torch.autograd.grad(out, leaves, dout.double()), softmax_d
+
+
+def assert_near(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
+    """Gradients of inputs of size 1: what rounding to float32 leaves."""
+    for name, x, y in zip(("dq", "dk", "dv", "softmax_d"), actual, expected, strict=True):
+        torch.testing.assert_close(x.double(), y, atol=2e-5, rtol=2e-5, msg=lambda m, n=name: n + m)
+
+
+@pytest.mark.parametrize(
+    ("is_causal", "left", "right"), [(False, -5, -1), (True, 9, 4), (0, 5, 99)]
+)
+def test_batch(rng: torch.Generator, is_causal: bool, left: int, right: int) -> None:
+    q, k, v = random_qkv(rng, seqlen_q=20, seqlen_k=45, heads_q=4, hdim=32)
+    dout = torch.randn(q.shape, generator=rng)
+    masked = (is_causal, left, right)
+    out, lse, _, _ = mha_fwd(q, k, v, 0.0, 0.3, *masked, 0, True, False)
+    given = [
+        torch.full((2, n, h, 2, 32), -77.0)[:, :, :, 1] for n, h in ((20, 4), (45, 2), (45, 2))
+    ]
+    result = mha_bwd(dout, q, k, v, out, lse, 0.0, 0.3, *masked, False, *given)
+    for x, place in zip(result, given, strict=False):
+        assert x.data_ptr() == place.data_ptr()
+    window = (max(left, -1), 0 if is_causal else -1)
+    expected = gradients([q, k, v], dout, softmax_scale=0.3, window_size=window)
+    assert_near(result, expected)
+    others = fmha_v3_bwd(dout, q, k, v, out, lse, torch.zeros(()), 0.3, *masked, None, True, 1)
+    assert all(torch.equal(a, b) for a, b in zip(result, others, strict=True))
+
+
+@pytest.mark.parametrize("zero_tensors", [False, True])
+def test_packed_sequences(rng: torch.Generator, zero_tensors: bool) -> None:
+    lengths, room = ([5, 0, 40, 17], [9, 4, 30, 40]), ([8, 3, 43, 20], [12, 7, 33, 43])
+    q, k, v = (x[0] for x in random_qkv(rng, batch=1, seqlen_q=74, seqlen_k=95, heads_q=4, hdim=32))
+    dout = torch.randn(q.shape, generator=rng)
+    cu, padded = ([prefix_sums(n) for n in both] for both in (lengths, room))
+    sequences = dict(zip(PADDED, padded, strict=True))
+    masked = (True, 9, -1)
+    out, lse, _, _ = mha_varlen_fwd(
+        *(q, k, v, *cu, 40, 40, 0, 0.0, None, 0.0, False, *masked, 0, True, False), **sequences
+    )
+    dq, dk, dv = (torch.full_like(x, -77.0) for x in (q, k, v))
+    result = mha_varlen_bwd(
+        *(dout, q, k, v, out, lse, *cu, 40, torch.tensor(40), 0.0, None, zero_tensors),
+        *(*masked, True, dq, dk, dv),
+        **sequences,
+    )
+    unused = [torch.ones(len(x), dtype=torch.bool) for x in (q, k)]
+    for n, (sq, sk) in enumerate(zip(*lengths, strict=True)):
+        rows, keys = (
+            slice(int(x[n]), int(x[n]) + m) for x, m in zip(padded, (sq, sk), strict=True)
+        )
+        unused[0][rows], unused[1][keys] = False, False
+        one = [q[None, rows], k[None, keys], v[None, keys]]
+        expected = gradients(one, dout[None, rows], window_size=(9, 0))
+        mine = result[0][None, rows], *(x[None, keys] for x in result[1:3])
+        assert_near((*mine, result[3][None, :, rows]), expected)
+    assert (result[3][:, unused[0]] == 0).all()
+    for x, rows in zip(result, (unused[0], unused[1], unused[1]), strict=False):
+        assert (x[rows] == (0.0 if zero_tensors else -77.0)).all()
+    others = fmha_v3_varlen_bwd(
+        *(dout, q, k, v, out, lse, *cu, 40, 40, 0.0, None, True, *masked, True, True, 1),
+        **sequences,
+    )
+    for x, y, rows in zip(result, others, (unused[0], unused[1], unused[1]), strict=False):
+        assert torch.equal(x[~rows], y[~rows])
+        assert (y[rows] == 0).all()
+
+
+def gradient_of_sink(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, sink: Tensor) -> Tensor:
+    leaf = sink.double().requires_grad_()
+    out, _ = attention(q, k, v, sink=leaf)
+    return torch.autograd.grad(out, leaf, dout.double())[0]
+
+
+def test_sinks(rng: torch.Generator) -> None:
+    q, k, v = random_qkv(rng, seqlen_q=20, seqlen_k=45, heads_q=4, hdim=32)
+    dout, sink = torch.randn(q.shape, generator=rng), torch.randn(4, generator=rng)
+    # What a forward pass with sinks returns.
+    out, lse = (x.float() for x in attention(q, k, v, sink=sink))
+    expected = gradient_of_sink(q, k, v, dout, sink)
+    start = torch.randn(4, generator=rng)
+    d_sink = start.clone()
+    options = (0.0, None, False, -1, -1, False)
+    result = mha_bwd(dout, q, k, v, out, lse, *options, sink=sink, d_sink=d_sink)
+    torch.testing.assert_close((d_sink - start).double(), expected, atol=2e-5, rtol=2e-5)
+    assert_near(result, gradients([q, k, v], dout, sink=sink))
+
+    cu_q, cu_k = prefix_sums([20, 20]), prefix_sums([45, 45])
+    flat = [x.flatten(0, 1) for x in (dout, q, k, v, out)]
+    packed_lse, d_sink = lse.transpose(0, 1).reshape(4, 40), torch.zeros(4)
+    mha_varlen_bwd(
+        *(*flat, packed_lse, cu_q, cu_k, 20, 45, 0.0, None, False, False, -1, -1, False),
+        sink=sink.expand(2, 4),
+        d_sink=d_sink,
+    )
+    torch.testing.assert_close(d_sink.double(), expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "texts"),
+    [
+        ({"dropout_p": 0.3}, ValueError, ["rng_state is missing", "dropout_p=0.3"]),
+        ({"sink": torch.ones(2)}, ValueError, ["sink", "(2,)", "d_sink"]),
+        ({"d_sink": torch.ones(2)}, ValueError, ["d_sink", "(2,)"]),
+        ({"sink": torch.ones(2).int(), "d_sink": torch.ones(2)}, TypeError, ["sink", "int32"]),
+        ({"dbias": torch.ones(2)}, NotImplementedError, ["dbias"]),
+        ({"gen": torch.Generator()}, NotImplementedError, ["gen"]),
+        ({"deterministic": "no"}, TypeError, ["deterministic", "'no'"]),
+        ({"softmax_lse": torch.ones(2)}, ValueError, ["lse", "(2,)"]),
+        ({"window_size_left": 2**63}, ValueError, [f"window_size_left={2**63}"]),
+    ],
+)
+def test_errors(
+    rng: torch.Generator, changes: dict[str, Any], error: type[Exception], texts: list[str]
+) -> None:
+    q, k, v = random_qkv(rng, hdim=32)
+    out, lse = jitfmha.fmha_fwd(q, k, v, return_lse=True)
+    values = dict(zip(FIRST, (torch.ones_like(q), q, k, v, out, lse), strict=True))
+    values |= dict(zip([*SCORES, *WINDOW], (0.0, None, False, -1, -1, True), strict=True))
+    mha_bwd(**values)
+    with pytest.raises(error) as raised:
+        mha_bwd(**(values | changes))
+    for text in texts:
+        assert text in str(raised.value)

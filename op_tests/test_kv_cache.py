@@ -1,0 +1,277 @@
+"""flash-attn's function for decoding with a KV cache, and paged keys, against the reference."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from inputs import DTYPES, prefix_sums
+from reference import assert_close, attention, attention_paged
+from torch import Tensor
+from untyped import flash_attn_varlen_func, flash_attn_with_kvcache
+
+HEADS_Q, HEADS_K, HDIM, HDIM_V = 6, 2, 32, 24
+CAPACITY = 70
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """A batch in the middle of decoding: queries, caches, and what the caches hold."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    seqlens: Tensor
+
+    @classmethod
+    def random(cls, rng: torch.Generator, seqlens: list[int], seqlen_q: int) -> Decoding:
+        batch = len(seqlens)
+        return cls(
+            torch.randn(batch, seqlen_q, HEADS_Q, HDIM, generator=rng),
+            torch.randn(batch, CAPACITY, HEADS_K, HDIM, generator=rng),
+            torch.randn(batch, CAPACITY, HEADS_K, HDIM_V, generator=rng),
+            torch.tensor(seqlens, dtype=torch.int32),
+        )
+
+    def to(self, dtype: torch.dtype) -> Decoding:
+        tensors = (x.to(dtype) for x in (self.q, self.k_cache, self.v_cache))
+        return Decoding(*tensors, self.seqlens)
+
+    def check(
+        self, actual: tuple[Tensor, Tensor], first: Tensor | None = None, **options: Any
+    ) -> None:
+        """Compare each sequence, which starts at the key ``first``."""
+        for n, seqlen in enumerate(self.seqlens.tolist()):
+            start = 0 if first is None else int(first[n])
+            one = (
+                self.q[n, None],
+                self.k_cache[n, None, start:seqlen],
+                self.v_cache[n, None, start:seqlen],
+            )
+            slopes = options.get("alibi_slopes")
+            alone = {**options, "alibi_slopes": slopes[n] if slopes is not None else None}
+            assert_close(tuple(x[n, None] for x in actual), attention(*one, **alone), *one)
+
+
+def with_lse(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    return flash_attn_with_kvcache(*arguments, **options, return_softmax_lse=True)
+
+
+# Few pairs, because a kernel is built for each.
+@pytest.mark.parametrize(("dtype", "causal"), [("fp32", False), ("fp32", True), ("bf16", True)])
+@pytest.mark.parametrize("seqlen_q", [1, 5])
+def test_lengths(rng: torch.Generator, dtype: str, seqlen_q: int, causal: bool) -> None:
+    it = Decoding.random(rng, [0, 1, 33, CAPACITY], seqlen_q).to(DTYPES[dtype])
+    result = with_lse(it.q, it.k_cache, it.v_cache, cache_seqlens=it.seqlens, causal=causal)
+    it.check(result, mask=2 if causal else 0)
+    alone = flash_attn_with_kvcache(
+        it.q, it.k_cache, it.v_cache, cache_seqlens=it.seqlens, causal=int(causal)
+    )
+    assert torch.equal(alone, result[0])
+
+
+def test_one_length_for_all(rng: torch.Generator) -> None:
+    it = Decoding.random(rng, [CAPACITY] * 2, 3)
+    it.check(with_lse(it.q, it.k_cache, it.v_cache))
+    it = replace(it, seqlens=torch.tensor([7, 7]))
+    it.check(with_lse(it.q, it.k_cache, it.v_cache, cache_seqlens=7))
+    it.check(with_lse(it.q, it.k_cache, it.v_cache, cache_seqlens=torch.tensor(7)))
+
+
+def test_options(rng: torch.Generator) -> None:
+    it = Decoding.random(rng, [9, 40, 61], 4)
+    slopes = torch.rand(3, HEADS_Q, generator=rng)
+    result = with_lse(
+        *(it.q, it.k_cache, it.v_cache),
+        cache_seqlens=it.seqlens,
+        softmax_scale=0.3,
+        window_size=torch.tensor([7, 2]),
+        softcap=5.0,
+        alibi_slopes=slopes,
+        num_splits=2,
+    )
+    options = {"window_size": (7, 2), "logit_softcap": 5.0, "alibi_slopes": slopes}
+    it.check(result, softmax_scale=0.3, **options)
+
+
+@pytest.mark.parametrize("new", [1, 6])
+@pytest.mark.parametrize("page_size", [None, 1, 16])
+def test_new_keys_are_appended(rng: torch.Generator, page_size: int | None, new: int) -> None:
+    it = Decoding.random(rng, [0, 17, CAPACITY - new], 2)
+    k = torch.randn(3, new, HEADS_K, HDIM, generator=rng)
+    v = torch.randn(3, new, HEADS_K, HDIM_V, generator=rng)
+    expected = replace(
+        it, k_cache=it.k_cache.clone(), v_cache=it.v_cache.clone(), seqlens=it.seqlens + new
+    )
+    for n, seqlen in enumerate(it.seqlens.tolist()):
+        expected.k_cache[n, seqlen : seqlen + new] = k[n]
+        expected.v_cache[n, seqlen : seqlen + new] = v[n]
+    if page_size is None:
+        result = with_lse(it.q, it.k_cache, it.v_cache, k, v, cache_seqlens=it.seqlens)
+        assert torch.equal(it.k_cache, expected.k_cache)
+        assert torch.equal(it.v_cache, expected.v_cache)
+    else:
+        pages_k, pages_v, table = in_pages(rng, it.k_cache, it.v_cache, page_size)
+        result = with_lse(it.q, pages_k, pages_v, k, v, cache_seqlens=it.seqlens, block_table=table)
+        for pages, whole in ((pages_k, expected.k_cache), (pages_v, expected.v_cache)):
+            assert torch.equal(pages[table.long()].flatten(1, 2)[:, :CAPACITY], whole)
+    expected.check(result)
+
+
+def in_pages(
+    rng: torch.Generator, k: Tensor, v: Tensor, page_size: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same keys and values in shuffled pages, among others that hold NaN, and the table."""
+    batch, capacity = k.shape[:2]
+    columns = -(-capacity // page_size)
+    table = torch.randperm(2 * batch * columns, generator=rng)[: batch * columns]
+    table = table.view(batch, columns).int()
+    caches = []
+    for x in (k, v):
+        room = torch.full((batch, columns * page_size, *x.shape[2:]), torch.nan, dtype=x.dtype)
+        room[:, :capacity] = x
+        cache = torch.full((2 * batch * columns, page_size, *x.shape[2:]), torch.nan, dtype=x.dtype)
+        cache[table.long()] = room.unflatten(1, (columns, page_size))
+        caches.append(cache)
+    return caches[0], caches[1], table
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 256])
+def test_pages(rng: torch.Generator, page_size: int) -> None:
+    it = Decoding.random(rng, [0, 16, 17, CAPACITY], 4)
+    pages_k, pages_v, table = in_pages(rng, it.k_cache, it.v_cache, page_size)
+    for n, seqlen in enumerate(it.seqlens.tolist()):
+        table[n, -(-seqlen // page_size) :] = 10**6  # has no meaning
+    result = with_lse(
+        it.q, pages_k, pages_v, cache_seqlens=it.seqlens, block_table=table, causal=True
+    )
+    it.check(result, mask=2)
+    packed_q, ends = it.q.flatten(0, 1), prefix_sums(it.seqlens.tolist())
+    cu_q = prefix_sums([4] * 4)
+    out, lse, _ = flash_attn_varlen_func(
+        *(packed_q, pages_k, pages_v, cu_q, ends, 4, CAPACITY),
+        causal=True,
+        block_table=table,
+        return_attn_probs=True,
+    )
+    table = table.where(table < 10**6, 0)
+    expected = attention_paged(
+        it.q, pages_k.nan_to_num(), pages_v.nan_to_num(), table, it.seqlens.tolist(), mask=2
+    )
+    by_batch = out.unflatten(0, (4, 4)), lse.unflatten(1, (4, 4)).transpose(0, 1)
+    assert_close(by_batch, expected, it.q, it.k_cache, it.v_cache)
+
+
+def test_first_keys_that_do_not_count(rng: torch.Generator) -> None:
+    it = Decoding.random(rng, [3, 40, CAPACITY], 4)
+    first = torch.tensor([2, 0, CAPACITY], dtype=torch.int32)
+    result = with_lse(
+        *(it.q, it.k_cache, it.v_cache),
+        cache_seqlens=it.seqlens,
+        cache_leftpad=first,
+        causal=True,
+    )
+    it.check(result, first=first, mask=2)
+
+
+def test_batch_indices(rng: torch.Generator) -> None:
+    it = Decoding.random(rng, [5, 40, 61], 1)
+    places = torch.tensor([4, 0, 3])
+    k_cache, v_cache = (torch.full((6, *x.shape[1:]), torch.nan) for x in (it.k_cache, it.v_cache))
+    k_cache[places], v_cache[places] = it.k_cache, it.v_cache
+    k, v = it.k_cache[:, :1].clone(), it.v_cache[:, :1].clone()
+    result = with_lse(
+        *(it.q, k_cache, v_cache, k, v),
+        cache_seqlens=it.seqlens,
+        cache_batch_idx=places.int(),
+    )
+    for n, seqlen in enumerate(it.seqlens.tolist()):
+        it.k_cache[n, seqlen], it.v_cache[n, seqlen] = k[n, 0], v[n, 0]
+    replace(it, seqlens=it.seqlens + 1).check(result)
+    assert torch.equal(k_cache[places], it.k_cache)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_rotary(rng: torch.Generator, causal: bool, interleaved: bool) -> None:
+    """Rotation is the product with a complex number for each pair of elements."""
+    it = Decoding.random(rng, [0, 17], 3)
+    k = torch.randn(2, 3, HEADS_K, HDIM, generator=rng)
+    v = torch.randn(2, 3, HEADS_K, HDIM_V, generator=rng)
+    width = 16
+    angle = torch.rand(CAPACITY, width // 2, generator=rng) * 2 * math.pi
+
+    def rotated(x: Tensor, positions: Tensor) -> Tensor:
+        turned = x[..., :width].double()
+        pairs = turned.unflatten(-1, (-1, 2) if interleaved else (2, -1))
+        a, b = pairs.unbind(-1 if interleaved else -2)
+        turned = (
+            torch.complex(a, b)
+            * torch.polar(torch.ones(()).double(), angle.double())[positions.long()][:, :, None]
+        )
+        both = torch.stack([turned.real, turned.imag], -1 if interleaved else -2).flatten(-2)
+        return torch.cat([both.to(x.dtype), x[..., width:]], dim=-1)
+
+    positions = it.seqlens[:, None] + torch.arange(3)
+    expected = replace(it, q=rotated(it.q, positions if causal else positions[:, :1].expand(-1, 3)))
+    result = with_lse(
+        *(it.q, it.k_cache, it.v_cache, k, v, angle.cos(), angle.sin()),
+        cache_seqlens=it.seqlens,
+        causal=causal,
+        rotary_interleaved=interleaved,
+    )
+    for n, seqlen in enumerate(it.seqlens.tolist()):
+        written = it.k_cache[n, seqlen : seqlen + 3]
+        torch.testing.assert_close(written, rotated(k, positions)[n], atol=1e-6, rtol=1e-6)
+    expected = replace(expected, seqlens=it.seqlens + 3)
+    out, lse = result
+    expected.check((out, lse), mask=2 if causal else 0)
+
+
+TABLE = torch.zeros(2, 1, dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "texts"),
+    [
+        ({"cache_seqlens": 71}, ValueError, ["cache_seqlens", "71", "70"]),
+        ({"cache_seqlens": -1}, ValueError, ["cache_seqlens", "-1"]),
+        ({"cache_seqlens": "5"}, TypeError, ["cache_seqlens", "'5'"]),
+        ({"cache_seqlens": torch.ones(2)}, TypeError, ["cache_seqlens", "float32"]),
+        ({"cache_seqlens": torch.ones(3).int()}, ValueError, ["cache_seqlens", "(3,)"]),
+        ({"k": torch.zeros(2, 1, 2, 32)}, ValueError, ["v is missing"]),
+        ({"k": torch.zeros(2, 1, 2, 8), "v": torch.zeros(2, 1, 2, 24)}, ValueError, ["k", "2, 8"]),
+        ({"block_table": TABLE + 2}, ValueError, ["block_table", "page 2", "2 pages"]),
+        ({"block_table": TABLE.long()}, TypeError, ["block_table", "int64"]),
+        ({"block_table": TABLE, "cache_seqlens": 71}, ValueError, ["block_table", "71", "70"]),
+        ({"block_table": TABLE, "cache_leftpad": TABLE[:, 0]}, ValueError, ["cache_leftpad"]),
+        ({"cache_batch_idx": TABLE[:, 0] + 2}, ValueError, ["cache_batch_idx", "2"]),
+        ({"cache_leftpad": TABLE[:, 0] + 6}, ValueError, ["cache_leftpad", "6", "5"]),
+        ({"rotary_cos": torch.ones(9, 4)}, ValueError, ["rotary_sin"]),
+        (
+            {"rotary_cos": torch.ones(9, 4), "rotary_sin": torch.ones(9, 4)},
+            ValueError,
+            ["rotary_cos", "k and v"],
+        ),
+        ({"num_splits": -1}, ValueError, ["num_splits=-1"]),
+        ({"q": torch.zeros(2, 3, 6)}, ValueError, ["q", "(2, 3, 6)"]),
+        ({"v_cache": torch.zeros(2, 69, 2, 24)}, ValueError, ["v_cache", "69"]),
+        (
+            {"q": torch.zeros(2, 3, 6, 32, requires_grad=True)},
+            NotImplementedError,
+            ["q requires grad"],
+        ),
+    ],
+)
+def test_errors(
+    rng: torch.Generator, changes: dict[str, Any], error: type[Exception], texts: list[str]
+) -> None:
+    it = Decoding.random(rng, [5, 5], 3)
+    given = {"q": it.q, "k_cache": it.k_cache, "v_cache": it.v_cache, "cache_seqlens": 5}
+    with pytest.raises(error) as raised:
+        flash_attn_with_kvcache(**(given | changes))
+    for text in texts:
+        assert text in str(raised.value)
