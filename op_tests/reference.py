@@ -302,12 +302,16 @@ def assert_close(
     k: Tensor,
     v: Tensor,
     softmax_scale: float | None = None,
+    *,
+    largest_modifier: float = 0.0,
+    dropout_p: float = 0.0,
 ) -> None:
     """Compare within what rounding explains.
 
     Out is a mean of rows of v, so its error is at most v's largest value times the rounding of the
     probabilities and of the result, plus what the rounding of the scores to float32 does to the
-    probabilities. |score| is at most softmax_scale * |q| * |k|.
+    probabilities. |score| is at most softmax_scale * |q| * |k|, and ``largest_modifier`` on top of
+    it where a bias or the like is added.
     """
     out, lse = actual
     assert out.dtype == q.dtype
@@ -315,10 +319,10 @@ def assert_close(
     assert out.shape == expected[0].shape, f"{tuple(out.shape)} != {tuple(expected[0].shape)}"
     assert lse.shape == expected[1].shape, f"{tuple(lse.shape)} != {tuple(expected[1].shape)}"
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    largest_score = scale * _largest_norm(q) * _largest_norm(k)
+    largest_score = scale * _largest_norm(q) * _largest_norm(k) + largest_modifier
     eps, eps32 = torch.finfo(q.dtype).eps, torch.finfo(torch.float32).eps
     score_error = 4 * eps32 * (1 + largest_score)
-    largest_v = v.double().abs().max().item() if v.numel() else 0.0
+    largest_v = v.double().abs().max().item() / (1 - dropout_p) if v.numel() else 0.0
     _assert_within(out, expected[0], largest_v * (2 * eps + 2 * score_error), "out")
     seen = expected[1] > -torch.inf
     assert torch.equal(lse == -torch.inf, ~seen), "lse is not -inf exactly where no key is seen"

@@ -18,7 +18,7 @@ from reference import assert_close, attention, attention_packed
 from torch import Tensor
 from untyped import explain, fmha_fwd
 
-from jitfmha.kernels.cpu import CpuTraits, launcher_spec
+from jitfmha.kernels.cpu import CpuModifiers, CpuTraits, launcher_spec
 from jitfmha.target import CpuIsa, cpu_isas_here
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -170,8 +170,10 @@ def test_other_isas_are_compiled(tmp_path: Path, other_isa: CpuIsa, dtype: str) 
     """What this processor does not run: for another one, by a compiler that has all of them."""
     pytest.importorskip("ziglang", reason="a compiler for other processors comes with ziglang")
     machine, in_elf = ("aarch64", 183) if other_isa == "neon" else ("x86_64", 62)
-    for mode, masked in (("gm0", False), ("gm1", True)):
-        spec = launcher_spec(CpuTraits(dtype, HDIM, HDIM_V, masked, mode, other_isa))
+    everything = CpuModifiers(dtype, alibi=True, softcap=True, sink_tokens=True, dropout=True)
+    for mode, masked, modifiers in (("gm0", False, CpuModifiers()), ("gm1", True, everything)):
+        traits = CpuTraits(dtype, HDIM, HDIM_V, masked, mode, other_isa, modifiers=modifiers)
+        spec = launcher_spec(traits)
         for name, text in spec.sources.items():
             (tmp_path / name).write_text(text)
         compiler = [sys.executable, "-m", "ziglang", "c++", f"--target={machine}-linux-gnu"]

@@ -77,18 +77,19 @@ struct BiasElements<Bias::fp16> {
 template <>
 struct BiasElements<Bias::boolean> {
   using Element = uint8_t;
-  static Vec load(const Element* from) {
-    float numbers[kLanes];
-    for (int i = 0; i < kLanes; ++i) numbers[i] = from[i];
-    return simd::load(numbers);
-  }
+  static Vec load(const Element* from) { return simd::load_bytes(from); }
 };
 using BiasElement = BiasElements<kBias>::Element;
+constexpr int kBiasPrefetch = 4 * kLanes;  // in keys
 
 // The bias of kLanes keys from `key` on, for the row that starts at `row`; 0 behind the last key.
 inline Vec bias_along_row(const BiasElement* row, int64_t key_stride, int64_t key,
                           int64_t seqlen_k) {
-  if (key_stride == 1 && key + kLanes <= seqlen_k) return BiasElements<kBias>::load(row + key);
+  if (key_stride == 1 && key + kLanes <= seqlen_k) {
+    // Rows lie far apart: the processor does not see by itself what comes next.
+    __builtin_prefetch(row + key + kBiasPrefetch);
+    return BiasElements<kBias>::load(row + key);
+  }
   BiasElement some[kLanes] = {};
   for (int i = 0; i < std::min<int64_t>(kLanes, seqlen_k - key); ++i)
     some[i] = row[(key + i) * key_stride];
@@ -283,7 +284,14 @@ struct Scores {
   // probability exactly 1, whereas a scaled maximum is rounded, by more than 2^127 has room for
   // where scores are large.
   inline Vec probability(Vec score, Vec shift) const {
-    return exp2(simd::mul(simd::sub(score, shift), simd::broadcast(scale_log2)));
+    Vec exponent = simd::mul(simd::sub(score, shift), simd::broadcast(scale_log2));
+    // Many modified scores are far below the largest one. Products of their probabilities would be
+    // subnormal numbers, which are slow, and do not count in any sum.
+    if (kModifiesScores)
+      exponent =
+          simd::select_between(simd::broadcast(-kInfinity), exponent, simd::broadcast(-100.0f),
+                               simd::broadcast(-kInfinity), exponent);
+    return exp2(exponent);
   }
 };
 

@@ -105,6 +105,11 @@ inline void store_fp16(uint16_t* to, Vec a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(a, kToNearest));
 }
 
+inline Vec load_bytes(const uint8_t* from) {
+  return _mm256_cvtepi32_ps(
+      _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+}
+
 inline Vec load_bf16(const uint16_t* from) {
   const __m256i bits =
       _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));

@@ -107,6 +107,10 @@ inline void narrow(uint16_t* to, BitVec bits) {
   for (int i = 0; i < kLanes; ++i) to[i] = uint16_t(bits[i]);
 }
 
+inline Vec load_bytes(const uint8_t* from) {
+  return Vec{0.0f + from[0], 0.0f + from[1], 0.0f + from[2], 0.0f + from[3]};
+}
+
 inline Vec load_bf16(const uint16_t* from) { return from_bits(widen(from) << 16); }
 inline void store_bf16(uint16_t* to, Vec a) {
   const BitVec bits = bits_of(a);

@@ -83,6 +83,10 @@ inline Vec load_fp16(const uint16_t* from) {
 }
 inline void store_fp16(uint16_t* to, Vec a) { vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32(a))); }
 
+inline Vec load_bytes(const uint8_t* from) {
+  return Vec{0.0f + from[0], 0.0f + from[1], 0.0f + from[2], 0.0f + from[3]};
+}
+
 inline Vec load_bf16(const uint16_t* from) {
   return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(from), 16));
 }

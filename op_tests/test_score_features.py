@@ -1,0 +1,186 @@
+"""Bias, ALiBi, soft cap, sinks, sink tokens and dropout against the float64 reference."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from inputs import DTYPES, prefix_sums, random_qkv
+from reference import Result, assert_close, attention, attention_packed
+from score_features import FEATURES, Options, Shape, for_reference, largest_modifier
+from torch import Tensor
+from untyped import fmha_fwd
+
+from jitfmha.target import CpuIsa
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+HDIM, HDIM_V = 37, 21
+# seqlen_q, seqlen_k, heads_q, heads_k: single rows, nothing, and what lies around tiles.
+SIZES = [
+    *[(1, 1, 1, 1), (1, 300, 4, 4), (3, 77, 6, 2), (9, 0, 2, 2), (0, 5, 2, 1), (2, 129, 13, 13)],
+    *[(33, 49, 2, 2), (150, 290, 3, 1), (17, 127, 7, 7), (129, 128, 2, 1), (270, 131, 2, 2)],
+]
+KINDS = list(itertools.product(FEATURES, DTYPES))
+
+
+def check(actual: Result, expected: Result, tensors: Any, options: Options, shape: Shape) -> None:
+    assert_close(
+        actual,
+        expected,
+        *tensors,
+        largest_modifier=largest_modifier(options, shape),
+        dropout_p=options.get("dropout_p", 0.0),
+    )
+
+
+def check_batches(rng: torch.Generator, feature: str, dtype: str) -> None:
+    for seqlen_q, seqlen_k, heads_q, heads_k in SIZES:
+        sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "heads_q": heads_q, "heads_k": heads_k}
+        tensors = random_qkv(rng, hdim=HDIM, hdim_v=HDIM_V, dtype=DTYPES[dtype], **sizes)
+        shape = Shape(2, heads_q, seqlen_q, seqlen_k, DTYPES[dtype], rng)
+        options = FEATURES[feature](shape)
+        actual = fmha_fwd(*tensors, return_lse=True, **options)
+        expected = attention(*tensors, **for_reference(options, shape))
+        check(actual, expected, tensors, options, shape)
+
+
+@pytest.mark.sample(("feature", "dtype"), KINDS, 5)
+def test_batch_mode(rng: torch.Generator, feature: str, dtype: str) -> None:
+    check_batches(rng, feature, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_features_together(rng: torch.Generator, dtype: str) -> None:
+    check_batches(rng, "everything", dtype)
+
+
+@pytest.mark.sample("dtype", list(DTYPES), 1)
+def test_instruction_sets(rng: torch.Generator, isa: CpuIsa, dtype: str) -> None:
+    check_batches(rng, "everything", dtype)
+
+
+def padded_bias(bias: Tensor, lengths_q: list[int]) -> Tensor:
+    """A packed bias ``(hq|1, total_q|1, sk)`` as the reference has it, with four dimensions."""
+    if bias.shape[1] == 1:
+        return bias[None]
+    rows = [x.transpose(0, 1) for x in bias.split(lengths_q, dim=1)]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).transpose(1, 2)
+
+
+@pytest.mark.sample(("feature", "dtype"), KINDS, 4)
+def test_group_mode(rng: torch.Generator, feature: str, dtype: str) -> None:
+    lengths_q, lengths_k = [1, 130, 0, 17, 3, 65], [70, 5, 4, 17, 300, 0]
+    for heads_q, heads_k in ((4, 2), (13, 13)):
+        tensors = random_qkv(
+            rng,
+            batch=1,
+            seqlen_q=sum(lengths_q),
+            seqlen_k=sum(lengths_k),
+            heads_q=heads_q,
+            heads_k=heads_k,
+            hdim=HDIM,
+            hdim_v=HDIM_V,
+            dtype=DTYPES[dtype],
+        )
+        q, k, v = (x[0] for x in tensors)
+        packed = Shape(6, heads_q, sum(lengths_q), 300, q.dtype, rng, is_group=True)
+        options = FEATURES[feature](packed)
+        cu_q, cu_k = prefix_sums(lengths_q), prefix_sums(lengths_k)
+        groups = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_k": 300}
+        actual = fmha_fwd(q, k, v, return_lse=True, **groups, **options)
+        of_reference = for_reference(options, Shape(6, heads_q, 130, 300, q.dtype, rng))
+        if "bias" in options:
+            of_reference["bias"] = padded_bias(options["bias"], lengths_q)
+        starts = cu_q.tolist()[:-1], cu_k.tolist()[:-1]
+        expected = attention_packed(q, k, v, lengths_q, lengths_k, *starts, **of_reference)
+        check(actual, expected, (q, k, v), options, packed)
+
+
+def test_padded_sequences(rng: torch.Generator) -> None:
+    """The rows of a packed bias lie as those of q do, between which there may be unused ones."""
+    q, k, v = (x[0] for x in random_qkv(rng, batch=1, seqlen_q=40, seqlen_k=50))
+    bias = torch.randn(2, 40, 20, generator=rng)
+    lengths_q, lengths_k, starts_q, starts_k = [10, 7], [20, 13], [0, 25], [0, 30]
+    actual = fmha_fwd(
+        *(q, k, v),
+        bias=bias,
+        return_lse=True,
+        max_seqlen_k=20,
+        cu_seqlens_q=prefix_sums(lengths_q),
+        cu_seqlens_k=prefix_sums(lengths_k),
+        cu_seqlens_q_padded=torch.tensor([0, 25, 40], dtype=torch.int32),
+        cu_seqlens_k_padded=torch.tensor([0, 30, 50], dtype=torch.int32),
+    )
+    rows = [bias[:, start : start + n] for start, n in zip(starts_q, lengths_q, strict=True)]
+    of_reference = padded_bias(torch.cat(rows, dim=1), lengths_q)
+    lengths = lengths_q, lengths_k, starts_q, starts_k
+    expected = attention_packed(q, k, v, *lengths, bias=of_reference)
+    assert_close(actual, expected, q, k, v, largest_modifier=bias.abs().max().item())
+
+
+@pytest.mark.parametrize("seqlen_q", [1, 40])
+def test_a_bias_of_subnormal_probabilities_or_infinities(
+    rng: torch.Generator, seqlen_q: int
+) -> None:
+    q, k, v = random_qkv(rng, seqlen_q=seqlen_q, seqlen_k=300)
+    steps = torch.linspace(-300, 0, 300)[None, None, None]
+    for bias in (steps, steps.flip(-1), steps.masked_fill(steps < -5, -torch.inf)):
+        actual = fmha_fwd(q, k, v, bias=bias, return_lse=True)
+        assert_close(actual, attention(q, k, v, bias=bias), q, k, v, largest_modifier=300.0)
+
+
+def test_what_a_boolean_bias_hides_is_not_looked_at(rng: torch.Generator) -> None:
+    q, k, v = random_qkv(rng, seqlen_q=70)
+    takes_part = torch.rand(2, 1, 1, 49, generator=rng) < 0.5
+    expected = fmha_fwd(q, k, v, bias=takes_part)
+    k[~takes_part[:, 0, 0]] = torch.nan
+    assert torch.equal(fmha_fwd(q, k, v, bias=takes_part), expected)
+
+
+def test_an_infinite_sink_takes_everything(rng: torch.Generator) -> None:
+    q, k, v = random_qkv(rng)
+    sink = torch.tensor([torch.inf, -torch.inf])
+    out, lse = fmha_fwd(q, k, v, sink=sink, return_lse=True)
+    plain, plain_lse = fmha_fwd(q, k, v, return_lse=True)
+    assert (out[:, :, 0] == 0).all()
+    assert (lse[:, 0] == torch.inf).all()
+    assert torch.equal(out[:, :, 1], plain[:, :, 1])
+    assert torch.equal(lse[:, 1], plain_lse[:, 1])
+
+
+def test_softcap_bounds_scores(rng: torch.Generator) -> None:
+    """Scores far beyond the cap, up to the largest float, become the cap itself."""
+    for size, scale in ((1e4, 1.0), (1e18, 1.0), (1.0, 3e38)):
+        q, k, v = (size * x for x in random_qkv(rng, hdim=8))
+        v /= size
+        options = {"softmax_scale": scale, "logit_softcap": 5.0}
+        actual = fmha_fwd(q, k, v, return_lse=True, **options)
+        expected = attention(q, k, v, **options)
+        # The cap is what rounding is relative to.
+        assert_close(actual, expected, q / size, k / size, v, largest_modifier=5.0)
+
+
+@pytest.mark.parametrize("bias_dtype", [torch.float32, torch.bool])
+def test_nothing_behind_a_bias_is_read(rng: torch.Generator, bias_dtype: torch.dtype) -> None:
+    """Rows of a bias end where the keys do; behind them lies what must not be added."""
+    for seqlen_k in (1, 15, 17, 49):
+        q, k, v = random_qkv(rng, seqlen_k=seqlen_k)
+        room = torch.full((2, 2, 33, seqlen_k + 40), torch.nan)
+        values = torch.randn(2, 2, 33, seqlen_k, generator=rng)
+        values = values > 0 if bias_dtype == torch.bool else values
+        bias = room.to(bias_dtype)[..., :seqlen_k].copy_(values)
+        assert torch.equal(fmha_fwd(q, k, v, bias=bias), fmha_fwd(q, k, v, bias=bias.contiguous()))
+
+
+def test_decode_steps_with_a_growing_bias(rng: torch.Generator) -> None:
+    """The lengths and strides of a bias change from call to call, the kernel does not."""
+    _, k, v = random_qkv(rng, seqlen_k=80)
+    for seqlen_k in (1, 2, 64, 65, 80):
+        q, _, _ = random_qkv(rng, seqlen_q=1)
+        bias = torch.randn(2, 2, 1, seqlen_k, generator=rng)
+        tensors = (q, k[:, :seqlen_k], v[:, :seqlen_k])
+        actual = fmha_fwd(*tensors, bias=bias, return_lse=True)
+        assert_close(actual, attention(*tensors, bias=bias), *tensors, largest_modifier=5.0)
