@@ -125,8 +125,10 @@ class QueryTiles {
     int64_t heads_before, turn, turns;
   };
 
-  // With tiles of at most `most_rows` rows.
-  QueryTiles(const Problem& problem, int most_rows) : problem_(problem), tile_rows_(most_rows) {}
+  // With tiles of at most `most_rows` rows; smaller ones to have `wanted_tiles`, if only for the sake
+  // of balance.
+  QueryTiles(const Problem& problem, int most_rows, int64_t wanted_tiles)
+      : problem_(problem), tile_rows_(most_rows), wanted_tiles_(wanted_tiles) {}
 
   // To be called once, before all else. False when there is not enough memory.
   bool plan() {
@@ -146,7 +148,7 @@ class QueryTiles {
 
     // Chosen by the shape alone, not by the number of threads.
     tile_rows_ =
-        round_up(int(std::min<int64_t>(rows / kWantedTiles, tile_rows_ - 1) + 1), kPanelLanes);
+        round_up(int(std::min<int64_t>(rows / wanted_tiles_, tile_rows_ - 1) + 1), kPanelLanes);
     if (kMode == Mode::gm0) {
       count_ = s.batch * tiles_of(0);
       return true;
@@ -211,9 +213,6 @@ class QueryTiles {
     int64_t index, seqlen_k, first_tile;
   };
 
-  // Tiles are made smaller to have this many, if only for the sake of balance.
-  static constexpr int64_t kWantedTiles = 64;
-
   int64_t tiles_of_head(int64_t b) const {
     return (problem_.seqlen_q(b) * problem_.group_size() + tile_rows_ - 1) / tile_rows_;
   }
@@ -221,6 +220,7 @@ class QueryTiles {
 
   const Problem& problem_;
   int tile_rows_;
+  int64_t wanted_tiles_;
   int64_t count_ = 0;
   int64_t multiplications_ = 0;
   Member* members_ = nullptr;  // gm1: by descending seqlen_k
