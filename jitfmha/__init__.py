@@ -15,7 +15,7 @@ from .flash_attn import (
     flash_attn_varlen_kvpacked_func,
     flash_attn_varlen_qkvpacked_func,
 )
-from .interface import explain, fmha_fwd
+from .interface import explain, fmha_bwd, fmha_fwd
 from .jit.errors import BuildError, CacheError, CompilerNotFound
 from .version import __version__
 from .warmup import WarmedLauncher, warmup
@@ -40,6 +40,7 @@ __all__ = [
     "flash_attn_varlen_func",
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
+    "fmha_bwd",
     "fmha_fwd",
     "fmha_v3_fwd",
     "fmha_v3_varlen_fwd",

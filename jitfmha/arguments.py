@@ -24,8 +24,8 @@ new_tuple = tuple.__new__
 Bf16Cvt = Literal["rtne", "rtna", "rtz"]
 
 
-class Options(TypedDict, total=False):
-    """The keyword arguments of ``fmha_fwd`` but ``return_lse``, on which its result depends."""
+class AttentionOptions(TypedDict, total=False):
+    """The keyword arguments that ``fmha_fwd`` and ``fmha_bwd`` have in common."""
 
     softmax_scale: float | None
     mask: int | str
@@ -36,7 +36,6 @@ class Options(TypedDict, total=False):
     max_seqlen_k: int | None
     cu_seqlens_q_padded: Tensor | None
     cu_seqlens_k_padded: Tensor | None
-    out: Tensor | None
     bf16_cvt: Bf16Cvt
     q_descale: Tensor | None
     k_descale: Tensor | None
@@ -47,8 +46,14 @@ class Options(TypedDict, total=False):
     sink: Tensor | None
     sink_size: int
     dropout_p: float
-    generator: Generator | None
     rng_state: Tensor | None
+
+
+class Options(AttentionOptions, total=False):
+    """The keyword arguments of ``fmha_fwd`` but ``return_lse``, on which its result depends."""
+
+    out: Tensor | None
+    generator: Generator | None
 
 
 class CuSeqlens(NamedTuple):
@@ -183,11 +188,27 @@ _DESCALES = ("q_descale", "k_descale", "v_descale")
 _MODIFIERS = Modifiers._fields
 
 
+class Gradients(NamedTuple):
+    """The gradients that a backward pass reads (``dout`` and ``dlse``) and those that it writes.
+
+    ``dlse`` is None where nothing depends on the lse. ``dbias`` is float32 with a full batch, full
+    heads and queries, whatever the bias is, and 0 before the launch; None where nobody wants it.
+    """
+
+    dout: Tensor
+    dlse: Tensor | None
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    dbias: Tensor | None = None
+
+
 class Tensors(NamedTuple):
     """The tensors that one launch reads and writes.
 
     ``lse`` is None where nobody wants it, ``cu_seqlens`` in gm0, ``descales`` where all are 1, and
-    ``modifiers`` and ``dropout`` where there are none.
+    ``modifiers`` and ``dropout`` where there are none. ``gradients`` are a backward pass's, which
+    reads ``out`` and ``lse``.
     """
 
     q: Tensor
@@ -199,6 +220,7 @@ class Tensors(NamedTuple):
     descales: Descales | None = None
     modifiers: Modifiers | None = None
     dropout: Dropout | None = None
+    gradients: Gradients | None = None
 
 
 def gather_cu_seqlens(

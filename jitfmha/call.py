@@ -217,7 +217,7 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
             lse.fill_(-torch.inf)
     if prepared.launch is not None:
         prepared.launch(
-            new_tuple(Tensors, (q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout))
+            new_tuple(Tensors, (q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, None))
         )
     return out, lse
 

@@ -194,8 +194,10 @@ def _describe(problem: Problem) -> str:
         sizes = f"{problem.batch} sequences, {problem.seqlen_q} x {problem.seqlen_k} packed rows"
     asked = (feature.value for feature in _MODIFIERS if feature in problem.features)
     modifiers = "".join(f", {text}" for text in asked)
+    direction = "" if problem.direction == "forward" else "backward, "
     return (
-        f"{problem.mode}, {problem.dtype}, {sizes}, heads {problem.heads_q}/{problem.heads_k}, "
+        f"{direction}{problem.mode}, {problem.dtype}, {sizes}, "
+        f"heads {problem.heads_q}/{problem.heads_k}, "
         f"hdim {problem.hdim_q}x{problem.hdim_v}, mask {problem.mask}, "
         f"{'with' if problem.has_lse else 'without'} lse{modifiers}"
     )

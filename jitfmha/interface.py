@@ -8,6 +8,7 @@ import torch
 from torch import Generator, Tensor
 from torch.autograd import forward_ad
 
+from . import autograd as _derivatives  # noqa: F401 - of the operators
 from .arguments import (
     Arguments,
     Bf16Cvt,
@@ -18,18 +19,19 @@ from .arguments import (
     gather_modifiers,
     new_tuple,
 )
+from .backward import BackwardArguments, make_backward_problem, run_backward
 from .call import run
 from .detection import target_of
 from .dispatch import Explanation, explain_problem
 from .dropout import new_rng_state
 from .mask import OPEN_WINDOW
-from .ops import call_operator, refuse_grad
+from .ops import call_backward_operator, call_operator
 from .problem import make_problem
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .arguments import Options
+    from .arguments import AttentionOptions, Options
 
 # In eager mode the first of these costs a quarter of the second. They disagree in an export that
 # runs this function, with tensors that are not plain anyway.
@@ -154,7 +156,7 @@ def fmha_fwd(
     Raises:
         TypeError, ValueError: an argument breaks a rule; the text names it and its value.
         NotImplementedError: nothing serves the call yet; the text lists the reasons. Also for
-            inputs that require grad while grad mode is on.
+            derivatives in forward mode, for second ones, and for any where ``out`` is given.
         jitfmha.BuildError: the launcher could not be compiled on first use.
         jitfmha.HipError: the HIP runtime refused to load or launch the kernel.
 
@@ -219,24 +221,98 @@ def fmha_fwd(
         or (out is not None and _is_any_negative(out))
         or (descales is not None and _is_any_negative(*descales))
         or (modifiers is not None and _is_any_negative(*modifiers))
+        or (
+            _is_grad_enabled()
+            and (
+                q.requires_grad
+                or k.requires_grad
+                or v.requires_grad
+                or (isinstance(out, Tensor) and out.requires_grad)
+                or (modifiers is not None and _requires_any_grad(*modifiers))
+            )
+        )
     ):
         # Not plain: a subclass, a mode, a transform, tensors without values, or with values whose
-        # sign is turned around by a bit of the tensor.
+        # sign is turned around by a bit of the tensor; or autograd has to know of the call.
         if not _is_compiling():
             # Torch's dispatcher says less clearly, and with other types, what is wrong.
             make_problem(arguments)
         result, lse = call_operator(arguments)
         return (result, lse) if return_lse else result
-    if _is_grad_enabled() and (
-        q.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or (isinstance(out, Tensor) and out.requires_grad)
-        or (modifiers is not None and _requires_any_grad(*modifiers))
-    ):
-        refuse_grad(arguments)
     result, lse_or_none = run(arguments)
     return result if lse_or_none is None else (result, lse_or_none)
+
+
+def fmha_bwd(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    dlse: Tensor | None = None,
+    dq: Tensor | None = None,
+    dk: Tensor | None = None,
+    dv: Tensor | None = None,
+    **options: Unpack[AttentionOptions],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of :func:`jitfmha.fmha_fwd` with respect to q, k and v.
+
+    ``torch.autograd`` calls it by itself for inputs of ``fmha_fwd`` that require grad. The result
+    is deterministic: it depends neither on the number of threads nor on their order. Beside the
+    results it takes memory that is linear in the sequence lengths.
+
+    Args:
+        dout: the gradient of out, of out's shape and dtype, any strides with a contiguous last
+            dimension.
+        q, k, v: as :func:`jitfmha.fmha_fwd` had them.
+        out, lse: what it returned; ``lse`` is float32, gm0 ``(b, hq, sq)``, gm1 ``(hq, total_q)``,
+            any strides.
+        dlse: the gradient of the lse where something depends on it, as ``lse``.
+        dq, dk, dv: where to write; the shapes and the dtype of q, k and v, any strides with a
+            contiguous last dimension, no memory shared with another argument.
+        options: those of :func:`jitfmha.fmha_fwd`, with the same values.
+
+    Returns:
+        dq, dk and dv, of the dtype of q. Unused rows between packed sequences are 0 in new tensors,
+        and stay as they are in those that are given.
+
+    Raises:
+        TypeError, ValueError: an argument breaks a rule; the text names it and its value.
+        NotImplementedError: nothing serves the call yet; the text lists the reasons.
+        jitfmha.BuildError: the kernel could not be compiled on first use.
+
+    Source: Dao, FlashAttention-2 (arXiv 2307.08691), algorithm 2. The lse's gradient adds to every
+    score of its row what the row's probabilities are, which is a summand of delta.
+    """
+    forward = Arguments.of(q, k, v, {**options, "out": out})
+    arguments = BackwardArguments(forward, lse, dout, dlse, dq, dk, dv)
+    read = [x for _, x in arguments.inputs() if x is not None]
+    if _are_plain(*read) and not (_is_grad_enabled() and _requires_any_grad(*read)):
+        return run_backward(arguments)
+    if not _is_compiling():
+        make_backward_problem(arguments)
+    results = call_backward_operator(arguments)
+    given = [x for _, x, _ in arguments.outputs()]
+    for result, x in zip(results, given, strict=True):
+        if x is not None:
+            x.copy_(result)
+    written = (result if x is None else x for result, x in zip(results, given, strict=True))
+    new_dq, new_dk, new_dv = written
+    return new_dq, new_dk, new_dv
+
+
+def _are_plain(*tensors: object) -> bool:
+    """Whether a call with these tensors may go past torch's dispatcher."""
+    return not (
+        _is_traced()
+        or _dispatch_modes() != 0
+        or _functorch_level() is not None
+        or forward_ad._current_level >= 0
+        or any(isinstance(x, Tensor) and (type(x) is not Tensor or x.is_meta) for x in tensors)
+        or _is_any_negative(*tensors)
+    )
 
 
 def _drawn(q: Tensor, dropout: Dropout | None, generator: Generator | None) -> Dropout | None:

@@ -1,32 +1,32 @@
 """The operators ``torch.ops.jitfmha.*``: what torch.compile, export and tensor subclasses see.
 
-``fmha_fwd`` in eager mode goes past them, straight to :func:`jitfmha.call.run`; they end in the
-same function. Their schemas are made from :class:`jitfmha.arguments.Options`.
+``fmha_fwd`` in eager mode goes past them, straight to :func:`jitfmha.call.run`, where no gradient
+is asked for; they end in the same function. Their schemas are made from
+:class:`jitfmha.arguments.AttentionOptions`; :mod:`jitfmha.autograd` has their derivatives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from .arguments import Arguments, Modifiers, Options
+from .arguments import Arguments, AttentionOptions
+from .backward import BackwardArguments, make_backward_problem, new_gradients, run_backward
 from .call import run
 from .problem import make_problem, out_dtype_of
 
 # A schema has no union of int and str, so `mask` is text; lengths may be symbolic.
 _SCHEMA_TYPES = {
-    **dict.fromkeys(("q", "k", "v"), "Tensor"),
+    **dict.fromkeys(("q", "k", "v", "dout", "lse"), "Tensor"),
     "softmax_scale": "float?",
     "mask": "str",
     "window_size": "SymInt[2]",
     "return_lse": "bool",
     "max_seqlen_q": "SymInt?",
     "max_seqlen_k": "SymInt?",
-    "out": "Tensor(a!)",
     "bf16_cvt": "str",
     "logit_softcap": "float",
     "sink_size": "SymInt",
@@ -43,25 +43,34 @@ _DEFAULTS = {
 
 def _names() -> Iterator[str]:
     yield from ("q", "k", "v")
-    for name in Options.__annotations__:
-        if name == "generator":
-            continue  # An operator has its random state as a tensor.
+    for name in AttentionOptions.__annotations__:
         yield name
         if name == "window_size":
             yield "return_lse"
+        if name == "cu_seqlens_k_padded":
+            yield "out"  # before all that have defaults
 
 
-def _schema(names: tuple[str, ...]) -> str:
+def _schema(names: tuple[str, ...], out: str = "Tensor(a!)") -> str:
+    types = {**_SCHEMA_TYPES, "out": out}
     return ", ".join(
-        f"{_SCHEMA_TYPES.get(name, 'Tensor?')} {name}{_DEFAULTS.get(name, '')}" for name in names
+        f"{types.get(name, 'Tensor?')} {name}{_DEFAULTS.get(name, '')}" for name in names
     )
 
 
-_NAMES_WITH_OUT = tuple(_names())
-_NAMES = tuple(name for name in _NAMES_WITH_OUT if name != "out")
-_library = torch.library.Library("jitfmha", "DEF")
-_library.define(f"fmha_fwd({_schema(_NAMES)}) -> (Tensor out, Tensor lse)")
-_library.define(f"fmha_fwd_out({_schema(_NAMES_WITH_OUT)}) -> Tensor lse")
+NAMES_WITH_OUT = tuple(_names())
+NAMES = tuple(name for name in NAMES_WITH_OUT if name != "out")
+BACKWARD_NAMES = (
+    *("dout", "q", "k", "v", "out", "lse", "dlse"),
+    *(name for name in NAMES[3:] if name != "return_lse"),
+)
+_BACKWARD_TENSORS = 7
+library = torch.library.Library("jitfmha", "DEF")
+library.define(f"fmha_fwd({_schema(NAMES)}) -> (Tensor out, Tensor lse)")
+library.define(f"fmha_fwd_out({_schema(NAMES_WITH_OUT)}) -> Tensor lse")
+library.define(
+    f"fmha_bwd({_schema(BACKWARD_NAMES, out='Tensor')}) -> (Tensor dq, Tensor dk, Tensor dv)"
+)
 _NUMBERS = {"0": 0, "1": 1, "2": 2}
 
 
@@ -71,28 +80,20 @@ def call_operator(arguments: Arguments) -> tuple[Tensor, Tensor]:
     flat["mask"] = _mask_as_text(flat["mask"])
     out: Tensor | None = flat["out"]
     if out is None:
-        results: tuple[Tensor, Tensor] = torch.ops.jitfmha.fmha_fwd(*[flat[x] for x in _NAMES])
+        results: tuple[Tensor, Tensor] = torch.ops.jitfmha.fmha_fwd(*[flat[x] for x in NAMES])
         return results
-    return out, torch.ops.jitfmha.fmha_fwd_out(*[flat[x] for x in _NAMES_WITH_OUT])
+    return out, torch.ops.jitfmha.fmha_fwd_out(*[flat[x] for x in NAMES_WITH_OUT])
 
 
-def refuse_grad(arguments: Arguments) -> None:
-    """Raise ``NotImplementedError`` where a derivative would have to go through the call."""
-    named = zip(("q", "k", "v"), arguments[:3], strict=True)
-    modifiers = arguments.modifiers
-    others = () if modifiers is None else modifiers.tensors()
-    for name, x in (*named, ("out", arguments.out), *others):
-        if x is None:
-            continue
-        if x.requires_grad:
-            raise NotImplementedError(
-                f"{name} requires grad, and the backward pass is not implemented yet; "
-                "call under torch.no_grad() or pass detached tensors"
-            )
-        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
-            raise NotImplementedError(
-                f"{name} carries a forward-mode tangent, and derivatives are not implemented yet"
-            )
+def call_backward_operator(arguments: BackwardArguments) -> tuple[Tensor, Tensor, Tensor]:
+    """Go through torch's dispatcher: dq, dk and dv, in new tensors."""
+    flat = arguments.forward.flattened()
+    flat["mask"] = _mask_as_text(flat["mask"])
+    flat |= {"lse": arguments.lse, "dout": arguments.dout, "dlse": arguments.dlse}
+    results: tuple[Tensor, Tensor, Tensor] = torch.ops.jitfmha.fmha_bwd(
+        *[flat[x] for x in BACKWARD_NAMES]
+    )
+    return results
 
 
 def _mask_as_text(mask: int | str) -> str:
@@ -128,22 +129,22 @@ def _lse_or_empty(q: Tensor, lse: Tensor | None) -> Tensor:
 
 
 def _fmha_fwd(*given: Any) -> tuple[Tensor, Tensor]:
-    arguments = _arguments_of(_NAMES, given)
+    arguments = _arguments_of(NAMES, given)
     out, lse = run(arguments)
     return out, _lse_or_empty(arguments.q, lse)
 
 
 def _fmha_fwd_out(*given: Any) -> Tensor:
-    arguments = _arguments_of(_NAMES_WITH_OUT, given)
+    arguments = _arguments_of(NAMES_WITH_OUT, given)
     return _lse_or_empty(arguments.q, run(arguments)[1])
 
 
 def _fmha_fwd_fake(*given: Any) -> tuple[Tensor, Tensor]:
-    return _fake_results(_arguments_of(_NAMES, given))
+    return _fake_results(_arguments_of(NAMES, given))
 
 
 def _fmha_fwd_out_fake(*given: Any) -> Tensor:
-    return _fake_results(_arguments_of(_NAMES_WITH_OUT, given))[1]
+    return _fake_results(_arguments_of(NAMES_WITH_OUT, given))[1]
 
 
 def _fake_results(arguments: Arguments) -> tuple[Tensor, Tensor]:
@@ -152,48 +153,43 @@ def _fake_results(arguments: Arguments) -> tuple[Tensor, Tensor]:
     return q.new_empty(problem.out_shape, dtype=out_dtype_of(q.dtype)), lse
 
 
-def _fmha_fwd_autograd(*given: Any) -> tuple[Tensor, Tensor]:
-    op = torch.ops.jitfmha.fmha_fwd.default
-    results: tuple[Tensor, Tensor] = _below_autograd(op, _NAMES, given)
-    return results
-
-
-def _fmha_fwd_out_autograd(*given: Any) -> Tensor:
-    op = torch.ops.jitfmha.fmha_fwd_out.default
-    lse: Tensor = _below_autograd(op, _NAMES_WITH_OUT, given)
-    return lse
-
-
 def _fmha_fwd_out_resolved(*given: Any) -> Tensor:
     """For tensors with the negative bit. What torch does by itself fails on a returned lse."""
-    arguments = _arguments_of(_NAMES_WITH_OUT, given)
+    arguments = _arguments_of(NAMES_WITH_OUT, given)
     make_problem(arguments)
     resolved = [x.resolve_neg() if isinstance(x, Tensor) else x for x in given]
     lse: Tensor = torch.ops.jitfmha.fmha_fwd_out.default(*resolved)
-    out, written = arguments.out, resolved[_NAMES_WITH_OUT.index("out")]
+    out, written = arguments.out, resolved[NAMES_WITH_OUT.index("out")]
     if out is not None and out.is_neg():
         out.copy_(written)
     return lse
 
 
-def _below_autograd(op: Callable[..., Any], names: tuple[str, ...], given: tuple[Any, ...]) -> Any:
-    if torch.is_grad_enabled():
-        flat = dict(zip(names, given, strict=False))
-        q, k, v = given[:3]
-        modifiers = Modifiers(flat.get("bias"), flat.get("alibi_slopes"), sink=flat.get("sink"))
-        refuse_grad(Arguments(q, k, v, out=flat.get("out"), modifiers=modifiers))
-    with torch._C._AutoDispatchBelowAutograd():
-        return op(*given)
+def _backward_arguments_of(given: tuple[Any, ...]) -> BackwardArguments:
+    dout, *forward, out, lse, dlse = given[:_BACKWARD_TENSORS]
+    names = ("q", "k", "v", "out", *BACKWARD_NAMES[_BACKWARD_TENSORS:])
+    arguments = _arguments_of(names, (*forward, out, *given[_BACKWARD_TENSORS:]))
+    return BackwardArguments(arguments, lse, dout, dlse)
 
 
-for _name, _kernel, _autograd, _fake in (
-    ("fmha_fwd", _fmha_fwd, _fmha_fwd_autograd, _fmha_fwd_fake),
-    ("fmha_fwd_out", _fmha_fwd_out, _fmha_fwd_out_autograd, _fmha_fwd_out_fake),
+def _fmha_bwd(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return run_backward(_backward_arguments_of(given))
+
+
+def _fmha_bwd_fake(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    arguments = _backward_arguments_of(given)
+    make_backward_problem(arguments)
+    return new_gradients(arguments)
+
+
+for _name, _kernel, _fake in (
+    ("fmha_fwd", _fmha_fwd, _fmha_fwd_fake),
+    ("fmha_fwd_out", _fmha_fwd_out, _fmha_fwd_out_fake),
+    ("fmha_bwd", _fmha_bwd, _fmha_bwd_fake),
 ):
-    _library.impl(_name, _kernel, "CPU")
-    _library.impl(_name, _kernel, "CUDA")
-    _library.impl(_name, _autograd, "Autograd")
-    torch.library.register_fake(f"jitfmha::{_name}", _fake, lib=_library)
-_library.impl("fmha_fwd_out", _fmha_fwd_out_resolved, "Negative")
+    library.impl(_name, _kernel, "CPU")
+    library.impl(_name, _kernel, "CUDA")
+    torch.library.register_fake(f"jitfmha::{_name}", _fake, lib=library)
+library.impl("fmha_fwd_out", _fmha_fwd_out_resolved, "Negative")
 # No dtype that is served has this bit; torch would fail on it before the dtype is seen.
-_library.impl("fmha_fwd_out", torch.library.fallthrough_kernel, "Conjugate")
+library.impl("fmha_fwd_out", torch.library.fallthrough_kernel, "Conjugate")

@@ -18,6 +18,7 @@ from .mask import Mask, parse_mask
 from .memory import overlaps_itself
 
 Mode = Literal["gm0", "gm1"]
+Direction = Literal["forward", "backward"]
 
 BF16_CVTS: tuple[Bf16Cvt, ...] = get_args(Bf16Cvt)
 """How probabilities become bf16: rounded to nearest even, to nearest away from zero, or towards
@@ -58,6 +59,7 @@ class Feature(Enum):
     WINDOW_MASK = "a window mask"
     TOP_LEFT_MASK = "a mask aligned at the top left"
     LSE = "the log-sum-exp"
+    BACKWARD = "the backward pass"
     BIAS = "a bias"
     BOOLEAN_BIAS = "a boolean bias"
     ALIBI = "ALiBi slopes"
@@ -93,6 +95,20 @@ class Sizes(NamedTuple):
     out: tuple[int, ...]
 
 
+class GradientStrides(NamedTuple):
+    """Strides of what only a backward pass has, in elements, one for each dimension.
+
+    Those of ``dlse`` are None where nothing depends on the lse.
+    """
+
+    dout: tuple[int, ...]
+    lse: tuple[int, ...]
+    dlse: tuple[int, ...] | None
+    dq: tuple[int, ...]
+    dk: tuple[int, ...]
+    dv: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Strides:
     """Strides of q, k, v or out in elements; the head dimension itself is contiguous.
@@ -113,7 +129,8 @@ class Problem:
     In gm0 ``seqlen_q`` and ``seqlen_k`` are the lengths that every sequence has. In gm1 they are
     the numbers of packed rows, ``total_q`` and ``total_k``; the lengths are in ``cu_seqlens``.
     The scales of fp8 inputs are None where they are 1. ``bias_dtype`` is "bool" for a boolean bias
-    and None where there is none; ``sink_size`` is 0 where the mask has no left side.
+    and None where there is none; ``sink_size`` is 0 where the mask has no left side. ``gradients``
+    are there for a backward pass, and None for forward.
     """
 
     mode: Mode
@@ -138,6 +155,7 @@ class Problem:
     has_sink: bool = False
     sink_size: int = 0
     dropout_p: float = 0.0
+    gradients: GradientStrides | None = None
 
     @property
     def seqlen_q(self) -> int:
@@ -180,6 +198,7 @@ class Problem:
             Feature.WINDOW_MASK: not (self.mask.is_none or self.mask.is_causal),
             Feature.TOP_LEFT_MASK: self.mask.top_left,
             Feature.LSE: self.has_lse,
+            Feature.BACKWARD: self.gradients,
             Feature.BIAS: self.bias_dtype not in (None, "bool"),
             Feature.BOOLEAN_BIAS: self.bias_dtype == "bool",
             Feature.ALIBI: self.has_alibi,
@@ -190,6 +209,11 @@ class Problem:
         }
         given = (feature for feature, is_asked in asked.items() if is_asked not in (None, False))
         return frozenset((DTYPE_FEATURES[self.dtype], *given))
+
+    @property
+    def direction(self) -> Direction:
+        """Whether results are computed, or their gradients are carried back to the inputs."""
+        return "forward" if self.gradients is None else "backward"
 
     @property
     def is_fp8(self) -> bool:
@@ -298,6 +322,7 @@ def make_problem(arguments: Arguments) -> Problem:
         has_sink=modifiers.sink is not None,
         sink_size=0 if mask.left is None else modifiers.sink_size,
         dropout_p=0.0 if arguments.dropout is None else arguments.dropout.p,
+        gradients=None,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -156,41 +155,6 @@ def test_export(rng: torch.Generator) -> None:
     assert torch.equal(program.module()(q, k, v), attend(q, k, v, mask="causal"))
 
 
-def needing_grad(rng: torch.Generator, name: str) -> dict[str, Tensor]:
-    named = dict(zip(("q", "k", "v"), random_qkv(rng), strict=True))
-    named[name].requires_grad_()
-    return named
-
-
-@pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_grad_is_refused(rng: torch.Generator, name: str) -> None:
-    arguments = needing_grad(rng, name)
-    with pytest.raises(NotImplementedError, match=f"{name} requires grad"):
-        fmha_fwd(**arguments)
-    with torch.no_grad():
-        without = fmha_fwd(**arguments)
-    assert not without.requires_grad
-    assert torch.equal(without, fmha_fwd(**{n: x.detach() for n, x in arguments.items()}))
-
-
-@pytest.mark.usefixtures("fresh_dynamo")
-@pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_grad_is_refused_when_compiled(rng: torch.Generator, name: str) -> None:
-    compiled = torch.compile(fmha_fwd, fullgraph=True, backend="aot_eager")
-    arguments = needing_grad(rng, name)
-    with pytest.raises(Exception, match=f"{name} requires grad"):
-        compiled(**arguments)  # type: ignore[no-untyped-call]
-    with torch.no_grad():
-        assert torch.equal(compiled(**arguments), fmha_fwd(**arguments))  # type: ignore[no-untyped-call]
-
-
-def test_grad_is_refused_by_the_operators(rng: torch.Generator) -> None:
-    q, k, v, *rest = operator_arguments(rng, "gm0", False)
-    q.requires_grad_()
-    with pytest.raises(NotImplementedError, match="q requires grad"):
-        torch.ops.jitfmha.fmha_fwd(q, k, v, *rest)
-
-
 def test_out_that_requires_grad(rng: torch.Generator) -> None:
     """Writing into a leaf, or into what autograd has recorded, would give wrong gradients."""
     q, k, v = random_qkv(rng)
@@ -218,8 +182,7 @@ def test_parameters_without_grad_mode(rng: torch.Generator) -> None:
     parameters = [torch.nn.Parameter(x) for x in (q, k, v)]
     with torch.no_grad():
         assert torch.equal(fmha_fwd(*parameters), fmha_fwd(q, k, v))
-    with pytest.raises(NotImplementedError, match="q requires grad"):
-        fmha_fwd(*parameters)
+    assert fmha_fwd(*parameters).requires_grad
 
 
 def test_inference_mode(rng: torch.Generator) -> None:
@@ -265,13 +228,6 @@ def test_vmap(rng: torch.Generator) -> None:
         warnings.simplefilter("ignore")  # torch notes that a loop runs instead of one batch
         batched = torch.vmap(fmha_fwd)(q, k, v)
     assert torch.equal(batched, torch.stack([fmha_fwd(*x) for x in zip(q, k, v, strict=True)]))
-
-
-@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev, torch.func.jacfwd])
-def test_derivatives_are_refused(rng: torch.Generator, transform: Callable[..., Any]) -> None:
-    q, k, v = random_qkv(rng)
-    with pytest.raises((NotImplementedError, RuntimeError), match=r"grad|derivative|tangent"):
-        transform(lambda x: fmha_fwd(x, k, v).sum())(q)
 
 
 def test_forward_mode_tangents_are_refused(rng: torch.Generator) -> None:

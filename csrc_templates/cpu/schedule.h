@@ -116,15 +116,19 @@ bool run_items(int64_t items, int64_t workers, const RunItem& run_item) {
 // first.
 class QueryTiles {
  public:
-  // A tile, and its sequence.
+  // A tile and its sequence. Tiles of a head have successive numbers: this is its `turn`-th of
+  // `turns`, and there are `heads_before` heads with smaller numbers.
   struct Tile {
     Sequence seq;
     int64_t kv_head, first_row;
     int rows;
+    int64_t heads_before, turn, turns;
   };
 
-  // With tiles of at most `most_rows` rows.
-  QueryTiles(const Problem& problem, int most_rows) : problem_(problem), tile_rows_(most_rows) {}
+  // With tiles of at most `most_rows` rows; smaller ones to have `wanted_tiles`, if only for the sake
+  // of balance.
+  QueryTiles(const Problem& problem, int most_rows, int64_t wanted_tiles)
+      : problem_(problem), tile_rows_(most_rows), wanted_tiles_(wanted_tiles) {}
 
   // To be called once, before all else. False when there is not enough memory.
   bool plan() {
@@ -144,7 +148,7 @@ class QueryTiles {
 
     // Chosen by the shape alone, not by the number of threads.
     tile_rows_ =
-        round_up(int(std::min<int64_t>(rows / kWantedTiles, tile_rows_ - 1) + 1), kPanelLanes);
+        round_up(int(std::min<int64_t>(rows / wanted_tiles_, tile_rows_ - 1) + 1), kPanelLanes);
     if (kMode == Mode::gm0) {
       count_ = s.batch * tiles_of(0);
       return true;
@@ -170,9 +174,9 @@ class QueryTiles {
   int64_t multiplications() const { return multiplications_; }
 
   Tile operator[](int64_t number) const {
-    int64_t b, first_tile;
+    int64_t b, first_tile, members_before;
     if (kMode == Mode::gm0) {
-      b = number / tiles_of(0);
+      b = members_before = number / tiles_of(0);
       first_tile = b * tiles_of(0);
     } else {
       const Member* after = std::upper_bound(
@@ -180,13 +184,27 @@ class QueryTiles {
           [](int64_t wanted, const Member& member) { return wanted < member.first_tile; });
       b = after[-1].index;
       first_tile = after[-1].first_tile;
+      members_before = after - 1 - members_;
     }
     const Sequence seq = problem_.sequence(b);
-    const int64_t of_head = tiles_of_head(b);
-    const int64_t kv_head = (number - first_tile) / of_head;
-    const int64_t first_row = (of_head - 1 - (number - first_tile) % of_head) * tile_rows_;
+    const int64_t turns = tiles_of_head(b);
+    const int64_t kv_head = (number - first_tile) / turns, turn = (number - first_tile) % turns;
+    const int64_t first_row = (turns - 1 - turn) * tile_rows_;
     const int64_t rows = seq.seqlen_q * problem_.group_size() - first_row;
-    return {seq, kv_head, first_row, int(std::min<int64_t>(rows, tile_rows_))};
+    return {seq,
+            kv_head,
+            first_row,
+            int(std::min<int64_t>(rows, tile_rows_)),
+            members_before * problem_.shape.heads_k + kv_head,
+            turn,
+            turns};
+  }
+
+  int tile_rows() const { return tile_rows_; }
+
+  // (sequence, kv head) pairs that have tiles.
+  int64_t heads() const {
+    return (kMode == Mode::gm0 ? problem_.shape.batch : member_count_) * problem_.shape.heads_k;
   }
 
  private:
@@ -195,9 +213,6 @@ class QueryTiles {
     int64_t index, seqlen_k, first_tile;
   };
 
-  // Tiles are made smaller to have this many, if only for the sake of balance.
-  static constexpr int64_t kWantedTiles = 64;
-
   int64_t tiles_of_head(int64_t b) const {
     return (problem_.seqlen_q(b) * problem_.group_size() + tile_rows_ - 1) / tile_rows_;
   }
@@ -205,6 +220,7 @@ class QueryTiles {
 
   const Problem& problem_;
   int tile_rows_;
+  int64_t wanted_tiles_;
   int64_t count_ = 0;
   int64_t multiplications_ = 0;
   Member* members_ = nullptr;  // gm1: by descending seqlen_k

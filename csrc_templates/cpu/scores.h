@@ -104,6 +104,7 @@ struct ModifiedRows {
   float slope[kCount];              // ALiBi's, negative
   float diagonal[kCount];           // the key with which ALiBi's distance is 0
   const BiasElement* bias[kCount];  // of key 0
+  float* dbias[kCount];             // the gradient of it, in backward where it is wanted
   uint32_t query[kCount];
   uint32_t head[kCount];  // counting on from one member of the batch to the next
 };
@@ -189,6 +190,9 @@ struct Scores {
         const auto* bias = static_cast<const BiasElement*>(modifiers.bias);
         rows.bias[i] =
             tile.at(seq.queries_of(bias, modifiers.bias_strides), modifiers.bias_strides, i);
+        if (modifiers.dbias)
+          rows.dbias[i] = tile.at(seq.queries_of(modifiers.dbias, modifiers.dbias_strides),
+                                  modifiers.dbias_strides, i);
       }
     }
   }
@@ -258,6 +262,19 @@ struct Scores {
       }
   }
 
+  // The key tiles that rows see whose first window begins with key `begin`: first those with sink
+  // tokens, then those from the window's on.
+  template <int kTileKeys>
+  int64_t first_tile(int64_t begin) const {
+    return kSinkTokens ? 0 : begin / kTileKeys * kTileKeys;
+  }
+  template <int kTileKeys>
+  int64_t tile_after(int64_t tile, int64_t begin) const {
+    const int64_t next = tile + kTileKeys;
+    if (!kSinkTokens || next < sink_size) return next;
+    return std::max(next, begin / kTileKeys * kTileKeys);
+  }
+
   // The sink of a head, as an exponent of e.
   float sink_of(int64_t head) const { return modifiers.sink[head * modifiers.sink_head]; }
 
@@ -292,6 +309,30 @@ struct Scores {
           simd::select_between(simd::broadcast(-kInfinity), exponent, simd::broadcast(-100.0f),
                                simd::broadcast(-kInfinity), exponent);
     return exp2(exponent);
+  }
+
+  // e^(unit * score - lse), for the lse as `exponent_of_lse` gives it.
+  inline Vec probability_by_lse(Vec score, Vec lse_exponent) const {
+    return exp2(simd::mul_add(score, simd::broadcast(scale_log2), lse_exponent));
+  }
+
+  // What to add to the exponent of 2. A row that sees no key has an lse of -inf, and scores of -inf:
+  // their sum has to stay -inf.
+  static float exponent_of_lse(float lse) {
+    return lse == -kInfinity ? 0.0f : float(double(lse) * -1.4426950408889634);
+  }
+
+  // The gradient of a dot product, from that of the exponent of e, and from slope_of_dot.
+  inline Vec gradient_of_dot(Vec gradient, Vec slope) const { return simd::mul(gradient, slope); }
+
+  // By how much an exponent of e rises with its dot product.
+  inline Vec slope_of_dot(Vec dot) const {
+    const Vec scale = simd::broadcast(softmax_scale);
+    if (!kSoftcap) return scale;
+    const Vec capped = tanh(simd::mul(dot, simd::broadcast(scale_over_softcap)));
+    const Vec rest =
+        simd::mul_add(simd::sub(simd::broadcast(0.0f), capped), capped, simd::broadcast(1.0f));
+    return simd::mul(rest, scale);
   }
 };
 

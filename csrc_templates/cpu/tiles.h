@@ -76,6 +76,34 @@ void pack_transposed(const Row& row, int count, int lanes, float* to) {
   }
 }
 
+// Calls visit(number of vectors as a type, element that it starts at) for each panel of a row of
+// kHdim elements: kPanelLanes of them, and at the end a single vector where that is enough.
+template <int kHdim, class Visit>
+void for_each_row_panel(const Visit& visit) {
+  int d = 0;
+  for (; d + kPanelLanes - kLanes < kHdim; d += kPanelLanes)
+    visit(std::integral_constant<int, kBlockVectors>{}, d);
+  for (; d < kHdim; d += kLanes) visit(std::integral_constant<int, 1>{}, d);
+}
+
+// Cuts `count` rows, whose elements become lanes, into panels: per panel to[row][lane], with room
+// for kMostRows rows.
+template <int kHdim, int kMostRows, class Row>
+void pack_rows(const Row& row, int count, float* to) {
+  for (int i = 0; i < count; ++i) {
+    const Element* from = row(i);
+    for_each_row_panel<kHdim>([&](auto vectors, int first) {
+      constexpr int kWidth = decltype(vectors)::value * kLanes;
+      for (int d = first; d < first + kWidth; d += kLanes) {
+        Element edge[kLanes];
+        simd::store(
+            to + first * kMostRows + i * kWidth + d - first,
+            d < kHdim ? Dtype::load(readable<kHdim>(from, d, edge)) : simd::broadcast(0.0f));
+      }
+    });
+  }
+}
+
 // Rows as they are, kStride operands apart, followed by zeros up to a whole register block.
 template <int kHdim, int kStride>
 void stage_rows(const Element* from, int64_t row_stride, int count, float* to) {
@@ -106,8 +134,8 @@ void stage_columns(const Element* from, int64_t row_stride, int count, float* to
 // ---- Products -----------------------------------------------------------------------------------
 
 // block[r][lane] = sum over s < depth of
-//     panel[s][lane] * scalars[r * kRowStride + s * kDepthStride]
-template <int kVectors, int kRowStride, int kDepthStride>
+//     panel[s * kPanelStride + lane] * scalars[r * kRowStride + s * kDepthStride]
+template <int kVectors, int kRowStride, int kDepthStride, int kPanelStride = kVectors * kLanes>
 inline void multiply_block(const float* panel, const float* scalars, int depth,
                            Vec (&block)[kBlockRows][kVectors]) {
   for (auto& row : block)
@@ -121,7 +149,7 @@ inline void multiply_block(const float* panel, const float* scalars, int depth,
       for (int v = 0; v < kVectors; ++v)
         block[r][v] = Operands::mul_add(lanes[v], scalar, block[r][v]);
     }
-    panel += kVectors * kLanes;
+    panel += kPanelStride;
     scalars += kDepthStride;
   }
 }

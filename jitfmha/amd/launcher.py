@@ -211,7 +211,7 @@ class AmdLaunch:
         """
         kernel = self._kernel
         num_splits, workspace_floats = self._splits
-        q, k, v, out, lse, cu_seqlens, descales, _, _ = tensors
+        q, k, v, out, lse, cu_seqlens, descales, *_ = tensors
         max_seqlen_q = 0
         sums: tuple[Tensor, ...] = ()
         if cu_seqlens is not None:

@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Literal
+from itertools import chain
 
 from torch import Tensor
 
@@ -21,10 +21,8 @@ from ..jit.render import render
 from ..jit.shared_struct import FLOAT, INT32, INT64, Pointer, SharedStruct
 from ..jit.spec import BuildSpec
 from ..plan import Launch
-from ..problem import Feature, Problem, Sizes
+from ..problem import Direction, Feature, GradientStrides, Problem, Sizes
 from ..target import CpuIsa, CpuTarget, Target
-
-Direction = Literal["forward", "backward"]
 
 NAME = "cpu"
 SERVES = frozenset(
@@ -45,10 +43,14 @@ SERVES = frozenset(
         Feature.SINKS,
         Feature.SINK_TOKENS,
         Feature.DROPOUT,
+        Feature.BACKWARD,
     }
 )
 
-_TEMPLATES: dict[Direction, str] = {"forward": "cpu/fmha_fwd.cpp.in"}
+_TEMPLATES: dict[Direction, str] = {
+    "forward": "cpu/fmha_fwd.cpp.in",
+    "backward": "cpu/fmha_bwd.cpp.in",
+}
 # What the templates include: the same for all kernels but for the first.
 _TRAITS_HEADER = "cpu/traits.h.in"
 _HEADERS = ("dropout.h", "elements.h", "problem.h", "schedule.h", "scores.h", "tiles.h")
@@ -75,46 +77,58 @@ _ISA_HEADERS: dict[CpuIsa, str] = {
     "neon": "cpu/simd_neon.h",
     "generic": "cpu/simd_generic.h",
 }
+_CALLS: dict[Direction, str] = {"forward": "call", "backward": "backward pass"}
 _OPEN_SIDE = 1 << 40  # a window side that no sequence reaches
 
 
 # Strides are in elements; those of the sequence dimension lie between tokens.
 STRIDES = SharedStruct("Strides", {"batch": INT64, "seq": INT64, "head": INT64, "hdim": INT64})
-FMHA_SHAPE = SharedStruct(
-    "FmhaShape",
-    {
-        "batch": INT64,
-        "heads_q": INT64,
-        "heads_k": INT64,
-        "window_left": INT64,
-        "window_right": INT64,
-        "bottom_right": INT32,
-        "softmax_scale": FLOAT,
-        "logit_softcap": FLOAT,
-        "sink_size": INT64,
-        "largest_kept": INT32,
-        "keep_scale": FLOAT,
-        "seqlen_q": INT64,
-        "seqlen_k": INT64,
-        "q": STRIDES,
-        "k": STRIDES,
-        "v": STRIDES,
-        "o": STRIDES,
-        "lse": STRIDES,
-    },
+_FORWARD_STRIDES = ("q", "k", "v", "o", "lse")
+_BACKWARD_STRIDES = (*_FORWARD_STRIDES, "dout", "dlse", "dq", "dk", "dv")
+_SHAPE = {
+    "batch": INT64,
+    "heads_q": INT64,
+    "heads_k": INT64,
+    "window_left": INT64,
+    "window_right": INT64,
+    "bottom_right": INT32,
+    "softmax_scale": FLOAT,
+    "logit_softcap": FLOAT,
+    "sink_size": INT64,
+    "largest_kept": INT32,
+    "keep_scale": FLOAT,
+    "seqlen_q": INT64,
+    "seqlen_k": INT64,
+}
+_CU_SEQLENS = dict.fromkeys(
+    ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded"),
+    Pointer("const std::int32_t"),
 )
-TENSORS = SharedStruct(
-    "Tensors",
-    {
-        **dict.fromkeys(("q", "k", "v"), Pointer("const void")),
-        "o": Pointer("void"),
-        "lse": Pointer("float"),
-        **dict.fromkeys(
-            ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded"),
-            Pointer("const std::int32_t"),
-        ),
-    },
-)
+FMHA_SHAPE: dict[Direction, SharedStruct] = {
+    "forward": SharedStruct("FmhaShape", {**_SHAPE, **dict.fromkeys(_FORWARD_STRIDES, STRIDES)}),
+    "backward": SharedStruct("FmhaShape", {**_SHAPE, **dict.fromkeys(_BACKWARD_STRIDES, STRIDES)}),
+}
+TENSORS: dict[Direction, SharedStruct] = {
+    "forward": SharedStruct(
+        "Tensors",
+        {
+            **dict.fromkeys(("q", "k", "v"), Pointer("const void")),
+            "o": Pointer("void"),
+            "lse": Pointer("float"),
+            **_CU_SEQLENS,
+        },
+    ),
+    "backward": SharedStruct(
+        "Tensors",
+        {
+            **dict.fromkeys(("q", "k", "v", "o", "dout"), Pointer("const void")),
+            **dict.fromkeys(("lse", "dlse"), Pointer("const float")),
+            **dict.fromkeys(("dq", "dk", "dv"), Pointer("void")),
+            **_CU_SEQLENS,
+        },
+    ),
+}
+
 MODIFIERS = SharedStruct(
     "Modifiers",
     {
@@ -126,6 +140,8 @@ MODIFIERS = SharedStruct(
         "sink": Pointer("const float"),
         "sink_head": INT64,
         "rng_state": Pointer("const std::int64_t"),
+        "dbias": Pointer("float"),
+        "dbias_strides": STRIDES,
     },
 )
 
@@ -143,6 +159,7 @@ def propose(problem: Problem, target: Target) -> CpuPlan:
             mode=problem.mode,
             isa=target.isa,
             modifiers=CpuModifiers.of(problem),
+            direction=problem.direction,
         ),
     )
 
@@ -199,9 +216,13 @@ class CpuTraits:
     def name(self) -> str:
         """The kernel's name."""
         hdims = f"{self.hdim_q}x{self.hdim_v}"
-        short = {"forward": "fwd", "backward": "bwd"}[self.direction]
         kind = f"{self.dtype}_{hdims}_{self.mask}{self.modifiers.suffix}_{self.mode}"
-        return f"cpu_{short}_{kind}_{self.isa}"
+        return f"cpu_{self.short_direction}_{kind}_{self.isa}"
+
+    @property
+    def short_direction(self) -> str:
+        """``fwd`` or ``bwd``."""
+        return {"forward": "fwd", "backward": "bwd"}[self.direction]
 
     @property
     def template(self) -> str:
@@ -217,6 +238,7 @@ class CpuTraits:
 @lru_cache(maxsize=256)
 def launcher_spec(traits: CpuTraits) -> BuildSpec:
     """The source and the flags of the launcher for ``traits``."""
+    structs = (STRIDES, FMHA_SHAPE[traits.direction], TENSORS[traits.direction], MODIFIERS)
     values = {
         "direction": traits.direction,
         "dtype": traits.dtype,
@@ -224,14 +246,14 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
         "hdim_v": traits.hdim_v,
         "mask": traits.mask,
         "mode": traits.mode,
-        "shared_structs": "\n\n".join(x.cpp() for x in (STRIDES, FMHA_SHAPE, TENSORS, MODIFIERS)),
+        "shared_structs": "\n\n".join(x.cpp() for x in structs),
         **traits.modifiers.values(),
     }
     origin = {"origin": f"csrc_templates/{traits.template} for {traits.name}"}
     return BuildSpec(
         name=traits.name,
         sources={
-            "fmha_fwd.cpp": render(traits.template, origin),
+            f"fmha_{traits.short_direction}.cpp": render(traits.template, origin),
             "traits.h": render(_TRAITS_HEADER, values),
             "simd.h": render(_ISA_HEADERS[traits.isa], {}),
             **{header: render(f"cpu/{header}", {}) for header in _HEADERS},
@@ -245,7 +267,7 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
         ),
         ldflags=(),
         why=(
-            f"the first {traits.dtype} call in {traits.mode} with hdim "
+            f"the first {traits.dtype} {_CALLS[traits.direction]} in {traits.mode} with hdim "
             f"{traits.hdim_q}x{traits.hdim_v} and mask {traits.mask}"
             f"{traits.modifiers.suffix.replace('_', ' ')}"
         ),
@@ -285,13 +307,17 @@ class CpuPlan:
 
 
 class CpuKernel:
-    """The loaded kernel, for calls that differ from one problem in lengths and strides only."""
+    """The loaded kernel, for calls that differ from one problem in lengths and strides only.
+
+    A backward pass has the strides of its gradients from the problem as well.
+    """
 
     def __init__(self, entry: Callable[..., int], problem: Problem) -> None:
         mask = problem.mask
         self._entry = entry
         self._heads_q = problem.heads_q
         self._is_group = problem.mode == "gm1"
+        self._gradients = problem.gradients
         self._constants = (
             *(problem.batch, problem.heads_q, problem.heads_k),
             _OPEN_SIDE if mask.left is None else min(mask.left, _OPEN_SIDE),
@@ -306,12 +332,28 @@ class CpuKernel:
     def launch_for(self, sizes: Sizes) -> Launch:
         """The same kernel serves all sizes."""
         seqlen_q, seqlen_k, q, k, v, out = sizes
-        if self._is_group:
+        if self._gradients is not None:
+            strides = self._backward_strides(sizes, self._gradients)
+        elif self._is_group:
             strides = (0, *q, 0, *k, 0, *v, 0, *out, 0, 1, seqlen_q, 1)
         else:
             strides = (*q, *k, *v, *out, self._heads_q * seqlen_q, 1, seqlen_q, 1)
-        shape = FMHA_SHAPE.packer.pack(*self._constants, seqlen_q, seqlen_k, *strides)
+        direction: Direction = "forward" if self._gradients is None else "backward"
+        shape = FMHA_SHAPE[direction].packer.pack(*self._constants, seqlen_q, seqlen_k, *strides)
+        if self._gradients is not None:
+            return CpuBackwardLaunch(self._entry, shape).run
         return CpuLaunch(self._entry, shape).run
+
+    def _backward_strides(self, sizes: Sizes, gradients: GradientStrides) -> tuple[int, ...]:
+        """Of all tensors in the order of the shape; (batch, seq, head, hdim) of each."""
+        dout, lse, dlse, dq, dk, dv = gradients
+        rows = (sizes.q, sizes.k, sizes.v, sizes.out)
+        of_lse = (lse, lse if dlse is None else dlse)
+        batch = (0,) if self._is_group else ()
+        lses = [(*batch, *x[:-2], x[-1], x[-2], 1) for x in of_lse]
+        before, after = [(*batch, *x) for x in rows], [(*batch, *x) for x in (dq, dk, dv)]
+        ordered = (*before, lses[0], (*batch, *dout), lses[1], *after)
+        return tuple(chain.from_iterable(ordered))
 
 
 class CpuLaunch:
@@ -325,7 +367,7 @@ class CpuLaunch:
 
     def run(self, tensors: Tensors) -> None:
         """Run the kernel; returns when ``out`` and ``lse`` are written."""
-        q, k, v, out, lse, cu_seqlens, _, modifiers, dropout = tensors
+        q, k, v, out, lse, cu_seqlens, _, modifiers, dropout, _ = tensors
         lse_address = 0 if lse is None else lse.data_ptr()
         addresses = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse_address
         modifying = None
@@ -337,13 +379,40 @@ class CpuLaunch:
             packed = _pack_tensors(*addresses, *[x.data_ptr() for x in cu_seqlens[:4]])
         status = self._entry(self._shape, packed, modifying)
         if status != 0:
-            raise MemoryError("the CPU kernel could not allocate its scratch memory")
+            raise MemoryError(_NO_MEMORY)
 
 
-_pack_tensors = TENSORS.packer.pack
+class CpuBackwardLaunch:
+    """The loaded backward kernel with all that it needs but the tensors' addresses."""
+
+    __slots__ = ("_entry", "_shape")
+
+    def __init__(self, entry: Callable[..., int], shape: bytes) -> None:
+        self._entry = entry
+        self._shape = shape
+
+    def run(self, tensors: Tensors) -> None:
+        """Run the kernel; returns when ``dq``, ``dk`` and ``dv`` are written."""
+        assert tensors.gradients is not None
+        dout, dlse, *written, dbias = tensors.gradients
+        read = tensors.q, tensors.k, tensors.v, tensors.out, dout, tensors.lse, dlse
+        sums = (None,) * 4 if tensors.cu_seqlens is None else tensors.cu_seqlens[:4]
+        packed = TENSORS["backward"].packer.pack(*map(_address, (*read, *written, *sums)))
+        modifying = None
+        if tensors.modifiers is not None or tensors.dropout is not None:
+            modifiers = tensors.modifiers or Modifiers()
+            modifying = _packed_modifiers(modifiers, tensors.dropout, dbias)
+        if self._entry(self._shape, packed, modifying) != 0:
+            raise MemoryError(_NO_MEMORY)
 
 
-def _packed_modifiers(modifiers: Modifiers, dropout: Dropout | None) -> bytes:
+_NO_MEMORY = "the CPU kernel could not allocate its scratch memory"
+_pack_tensors = TENSORS["forward"].packer.pack
+
+
+def _packed_modifiers(
+    modifiers: Modifiers, dropout: Dropout | None, dbias: Tensor | None = None
+) -> bytes:
     bias, slopes, sink = modifiers.bias, modifiers.alibi_slopes, modifiers.sink
     rng_state = None if dropout is None else dropout.rng_state
     of_bias = (0, 0, 0, 0) if bias is None else _bias_strides(bias)
@@ -353,6 +422,7 @@ def _packed_modifiers(modifiers: Modifiers, dropout: Dropout | None) -> bytes:
         *(_address(slopes), *of_slopes),
         *(_address(sink), 0 if sink is None else sink.stride(0)),
         _address(rng_state),
+        *(_address(dbias), *((0, 0, 0, 0) if dbias is None else _bias_strides(dbias))),
     )
 
 
@@ -369,7 +439,9 @@ def _bias_strides(bias: Tensor) -> tuple[int, int, int, int]:
 
 @cache
 def _entry(traits: CpuTraits) -> Callable[..., int]:
-    function = load(launcher_spec(traits)).jitfmha_fwd
-    function.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p]
-    function.restype = ctypes.c_int
+    function: Callable[..., int] = getattr(
+        load(launcher_spec(traits)), f"jitfmha_{traits.short_direction}"
+    )
+    function.argtypes = [ctypes.c_char_p] * 3  # type: ignore[attr-defined]
+    function.restype = ctypes.c_int  # type: ignore[attr-defined]
     return function

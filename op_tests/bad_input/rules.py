@@ -25,7 +25,7 @@ def broken_rules(
     `explains`: of `explain`, which reads no data, runs nothing and so asks for less.
     `reads_lengths`: False on a GPU, which does not look at the values of `cu_seqlens`.
     """
-    broken = broken_numbers(call) | _broken_tensors(call, explains) | _broken_group(call)
+    broken = broken_numbers(call) | _broken_tensors(call) | _broken_group(call)
     if broken & {"q", "k", "v"}:
         tensors = [call[name] for name in ("q", "k", "v")]
         if all(isinstance(x, Tensor) and x.layout == torch.strided and x.dim() for x in tensors):
@@ -78,7 +78,7 @@ def _as_float32(value: Any) -> float:
         return math.inf
 
 
-def _broken_tensors(call: Arguments, explains: bool) -> set[str]:
+def _broken_tensors(call: Arguments) -> set[str]:
     """What is wrong with q, k, v and scales before their shapes are looked at."""
     broken = set()
     q = call["q"]
@@ -91,8 +91,6 @@ def _broken_tensors(call: Arguments, explains: bool) -> set[str]:
             broken.add(name)
         if isinstance(q, Tensor) and (x.dtype != q.dtype or x.device != q.device):
             broken |= {name, "q"}
-        if not explains and x.requires_grad and torch.is_grad_enabled():
-            broken.add(name)
     for name in ("q_descale", "k_descale", "v_descale"):
         if call[name] is not None:  # of fp8 inputs only, which the CPU has no kernel for
             broken.add(name)
@@ -168,8 +166,9 @@ def _broken_out(call: Arguments, explains: bool) -> set[str]:
         or (out.shape[-1] > 1 and out.stride(-1) != 1)
     ):
         return {"out"}
-    if not explains and out.requires_grad and torch.is_grad_enabled():
-        return {"out"}
+    asking = {name for name in ("q", "k", "v", "out") if call[name].requires_grad}
+    if not explains and asking and torch.is_grad_enabled():
+        return {"out", *asking}
     mine = _bytes(out)
     if len(mine) < out.numel() * out.element_size() or _is_interleaved(out):
         return {"out"}

@@ -1,0 +1,151 @@
+"""Derivatives of the operators, for torch.autograd.
+
+The gradient of ``jitfmha::fmha_fwd`` is ``jitfmha::fmha_bwd``, which has none itself. What is saved
+for it are the inputs, the output and the log-sum-exp, so that memory is linear in the sequence
+lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+from torch.autograd.function import _SingleLevelFunction
+
+from .ops import BACKWARD_NAMES, NAMES, NAMES_WITH_OUT, library
+
+_RETURN_LSE = NAMES.index("return_lse")
+_OPTIONS = BACKWARD_NAMES[BACKWARD_NAMES.index("dlse") + 1 :]
+_HAVE_GRADIENTS = ("q", "k", "v")
+
+
+class _Attention(_SingleLevelFunction):
+    """``jitfmha::fmha_fwd`` with its gradient; always returns the lse, which backward needs."""
+
+    @staticmethod
+    def forward(*given: Any) -> tuple[Tensor, Tensor]:
+        with torch._C._AutoDispatchBelowAutograd():
+            results: tuple[Tensor, Tensor] = torch.ops.jitfmha.fmha_fwd.default(*given)
+        return results
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        # Tensors have to be saved as such: they may be replaced by hooks, and are watched for
+        # writes.
+        ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
+        ctx.places = [i for i, x in enumerate(inputs) if isinstance(x, Tensor)]
+        ctx.save_for_backward(*[inputs[i] for i in ctx.places], *output)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        *tensors, out, lse = ctx.saved_tensors
+        given = list(ctx.others)
+        for i, x in zip(ctx.places, tensors, strict=True):
+            given[i] = x
+        flat = dict(zip(NAMES, given, strict=False))
+        if dout is None:
+            dout = torch.zeros_like(out)
+        elif dout.shape[-1] > 1 and dout.stride(-1) != 1:
+            dout = dout.contiguous()  # The gradient of a sum is one number, expanded.
+        options = [flat[name] for name in _OPTIONS if name in flat]
+        gradients = torch.ops.jitfmha.fmha_bwd(dout, *given[:3], out, lse, dlse, *options)
+        return (*gradients, *[None] * (len(given) - len(gradients)))
+
+
+class _AttentionBackward(_SingleLevelFunction):
+    """``jitfmha::fmha_bwd``, whose results cannot be differentiated."""
+
+    @staticmethod
+    def forward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+        with torch._C._AutoDispatchBelowAutograd():
+            results: tuple[Tensor, Tensor, Tensor] = torch.ops.jitfmha.fmha_bwd.default(*given)
+        return results
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        raise NotImplementedError(
+            "the gradients of attention cannot be differentiated once more: fmha_bwd has no "
+            "backward pass of its own"
+        )
+
+
+def _fmha_fwd(*given: Any) -> tuple[Tensor, Tensor]:
+    _refuse_tangents(NAMES, given)
+    if not _is_gradient_asked_for(given):
+        return _Attention.forward(*given)
+    _refuse_missing_gradients(given)
+    with_lse = given[_RETURN_LSE]
+    forced = (*given[:_RETURN_LSE], True, *given[_RETURN_LSE + 1 :])
+    out, lse = _apply(_Attention, forced)
+    return out, lse if with_lse else out.new_empty(0, dtype=torch.float32)
+
+
+def _fmha_fwd_out(*given: Any) -> Tensor:
+    _refuse_tangents(NAMES_WITH_OUT, given)
+    if _is_gradient_asked_for(given):
+        name = next(name for name, x in _tensors(NAMES_WITH_OUT, given) if x.requires_grad)
+        raise NotImplementedError(
+            f"{name} requires grad; functions with out=... don't support automatic differentiation"
+        )
+    with torch._C._AutoDispatchBelowAutograd():
+        lse: Tensor = torch.ops.jitfmha.fmha_fwd_out.default(*given)
+    return lse
+
+
+def _fmha_bwd(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    _refuse_tangents(BACKWARD_NAMES, given)
+    if not _is_gradient_asked_for(given):
+        return _AttentionBackward.forward(*given)
+    results: tuple[Tensor, Tensor, Tensor] = _apply(_AttentionBackward, given)
+    return results
+
+
+def _apply(function: Any, given: tuple[Any, ...]) -> Any:
+    # Inside of torch.func.grad this is one of several levels, each of which comes by here.
+    with enable_single_level_autograd_function():
+        return function.apply(*given)
+
+
+def _tensors(names: tuple[str, ...], given: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
+    for name, x in zip(names, given, strict=False):
+        if isinstance(x, Tensor):
+            yield name, x
+
+
+def _is_gradient_asked_for(given: tuple[Any, ...]) -> bool:
+    if not torch.is_grad_enabled():
+        return False
+    return any(isinstance(x, Tensor) and x.requires_grad for x in given)
+
+
+def _refuse_missing_gradients(given: tuple[Any, ...]) -> None:
+    for name, x in _tensors(NAMES, given):
+        if x.requires_grad and name not in _HAVE_GRADIENTS:
+            raise NotImplementedError(
+                f"{name} requires grad, and its gradient is not implemented yet; detach it"
+            )
+
+
+def _refuse_tangents(names: tuple[str, ...], given: tuple[Any, ...]) -> None:
+    if forward_ad._current_level < 0:
+        return
+    for name, x in _tensors(names, given):
+        if forward_ad.unpack_dual(x).tangent is not None:
+            raise NotImplementedError(
+                f"{name} carries a forward-mode tangent, and attention has no forward-mode "
+                "derivative"
+            )
+
+
+library.impl("fmha_fwd", _fmha_fwd, "Autograd")
+library.impl("fmha_fwd_out", _fmha_fwd_out, "Autograd")
+library.impl("fmha_bwd", _fmha_bwd, "Autograd")

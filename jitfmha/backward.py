@@ -1,0 +1,223 @@
+"""A backward pass: its arguments as a value, its checks, and the way to the launched kernel.
+
+A call is looked up under everything that the checks look at. What is not there yet is checked,
+planned and bound, as in :mod:`jitfmha.call`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .arguments import Arguments, Gradients, Tensors
+from .detection import target_of
+from .dispatch import plan_for
+from .memory import may_overlap, overlaps_itself
+from .plan import Launch
+from .problem import (
+    GradientStrides,
+    Problem,
+    check_cu_seqlens_values,
+    make_problem,
+    out_dtype_of,
+)
+from .target import TARGET_HERE, CallCache
+
+
+class BackwardArguments(NamedTuple):
+    """What a backward pass reads, and where it shall write.
+
+    Attributes:
+        forward: the arguments of the call whose gradients these are; ``forward.out`` is what it
+            returned.
+        lse: what it returned, too.
+        dout, dlse: the gradients of both; None is 0 for ``dlse``.
+        dq, dk, dv: where to write; None for a new tensor.
+    """
+
+    forward: Arguments
+    lse: Tensor
+    dout: Tensor
+    dlse: Tensor | None = None
+    dq: Tensor | None = None
+    dk: Tensor | None = None
+    dv: Tensor | None = None
+
+    def inputs(self) -> tuple[tuple[str, Tensor | None], ...]:
+        """What is read, under the names of the arguments."""
+        q, k, v, out = self.forward.q, self.forward.k, self.forward.v, self.forward.out
+        lses = ("lse", self.lse), ("dlse", self.dlse)
+        return ("dout", self.dout), ("q", q), ("k", k), ("v", v), ("out", out), *lses
+
+    def outputs(self) -> tuple[tuple[str, Tensor | None, Tensor], ...]:
+        """What is given to be written, under the names of the arguments, and what it is like."""
+        q, k, v = self.forward[:3]
+        return ("dq", self.dq, q), ("dk", self.dk, k), ("dv", self.dv, v)
+
+
+class PreparedBackward(NamedTuple):
+    """A backward pass of which everything but the tensors' addresses is settled.
+
+    Attributes:
+        launch: None where there is no query, so that all gradients are 0.
+    """
+
+    problem: Problem
+    launch: Launch | None
+
+
+_calls = CallCache()
+
+
+def run_backward(arguments: BackwardArguments) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute dq, dk and dv eagerly.
+
+    Tensors must be plain: no subclass, no tracing, no transform in effect.
+    """
+    target = TARGET_HERE.get()
+    cache = _calls if target is None else target.calls
+    key = None
+    try:
+        key = ("backward", _described(arguments))
+        prepared = cache.prepared.get(key)
+    except (AttributeError, TypeError, RuntimeError):
+        # Not a tensor, not hashable, not strided: the checks say what is wrong, if anything.
+        prepared = None
+    if prepared is None:
+        prepared = _prepare(arguments)
+        if key is not None:
+            cache.keep(key, prepared)
+    _refuse_shared_memory(arguments)
+    return _launch(prepared, arguments)
+
+
+def make_backward_problem(arguments: BackwardArguments) -> Problem:
+    """Check everything about a backward pass that does not need the tensors' data.
+
+    Raises ``TypeError`` or ``ValueError`` naming the argument and its value.
+    """
+    forward = arguments.forward
+    if not isinstance(forward.out, Tensor):
+        raise TypeError(f"out must be a torch.Tensor, got {type(forward.out).__name__}")
+    problem = make_problem(forward)
+    q = forward.q
+    out_dtype = out_dtype_of(q.dtype)
+    _check_like("dout", arguments.dout, problem.out_shape, out_dtype, q)
+    for name, x in (("lse", arguments.lse), ("dlse", arguments.dlse)):
+        if x is not None or name == "lse":
+            _check_like(name, x, problem.lse_shape, torch.float32, q, any_last_stride=True)
+    for name, given, like in arguments.outputs():
+        if given is None:
+            continue
+        _check_like(name, given, tuple(like.shape), like.dtype, q)
+        if overlaps_itself(given):
+            raise ValueError(f"{name} has strides {given.stride()} with which its elements overlap")
+    strides = [x.stride() for x in new_gradients(arguments)]
+    dlse = None if arguments.dlse is None else arguments.dlse.stride()
+    return replace(
+        problem,
+        gradients=GradientStrides(arguments.dout.stride(), arguments.lse.stride(), dlse, *strides),
+    )
+
+
+def new_gradients(arguments: BackwardArguments) -> tuple[Tensor, Tensor, Tensor]:
+    """Tensors for dq, dk and dv: those that are given, and new ones like q, k and v."""
+    dq, dk, dv = (_new_like(like) if x is None else x for _, x, like in arguments.outputs())
+    return dq, dk, dv
+
+
+def _prepare(arguments: BackwardArguments) -> PreparedBackward:
+    problem = make_backward_problem(arguments)
+    plan = plan_for(problem, target_of(arguments.forward.q.device))
+    has_queries = problem.batch * problem.seqlen_q * problem.heads_q > 0
+    launch = plan.bind().launch_for(problem.sizes) if has_queries else None
+    return PreparedBackward(problem, launch)
+
+
+def _launch(
+    prepared: PreparedBackward, arguments: BackwardArguments
+) -> tuple[Tensor, Tensor, Tensor]:
+    forward = arguments.forward
+    q, k, v, out, cu_seqlens = forward.q, forward.k, forward.v, forward.out, forward.cu_seqlens
+    assert out is not None
+    q_covered = k_covered = True
+    if cu_seqlens is not None:
+        q_covered = check_cu_seqlens_values(prepared.problem.sizes, cu_seqlens)
+        k_covered = cu_seqlens.k_padded is cu_seqlens.k and int(cu_seqlens.k[-1]) == k.shape[0]
+    results = new_gradients(arguments)
+    covered = (q_covered, k_covered, k_covered)
+    for (_, given, _), fresh, is_covered in zip(arguments.outputs(), results, covered, strict=True):
+        if given is not None:
+            if not given.is_inference():
+                torch.autograd.graph.increment_version(given)
+        elif not is_covered:
+            fresh.zero_()
+    if prepared.launch is None:
+        for x in results:
+            x.zero_()
+        return results
+    gradients = Gradients(arguments.dout, arguments.dlse, *results)
+    tensors = Tensors(
+        *(q, k, v, out, arguments.lse, cu_seqlens, forward.descales),
+        *(forward.modifiers, forward.dropout, gradients),
+    )
+    prepared.launch(tensors)
+    return results
+
+
+def _described(value: Any) -> Hashable:
+    """What the checks and the plan look at: of tensors everything but their data."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.device, value.layout
+    if isinstance(value, (tuple, list)):
+        return tuple([_described(x) for x in value])
+    # 1, 1.0 and True are equal, but not all of them are valid.
+    return value, value.__class__
+
+
+def _check_like(
+    name: str,
+    x: Tensor | None,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    q: Tensor,
+    any_last_stride: bool = False,
+) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__} ({x!r})")
+    if x.layout != torch.strided:
+        raise TypeError(f"{name} has layout {x.layout}; only torch.strided is served")
+    if x.dtype != dtype:
+        raise TypeError(f"{name} has dtype {x.dtype}; it must be {dtype}")
+    if x.device != q.device:
+        raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device")
+    if tuple(x.shape) != shape:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {shape}")
+    if not any_last_stride and x.shape[-1] > 1 and x.stride(-1) != 1:
+        raise ValueError(
+            f"{name} has stride {x.stride(-1)} in its last dimension, which must be contiguous; "
+            f"call {name}.contiguous()"
+        )
+
+
+def _new_like(x: Tensor) -> Tensor:
+    """A new tensor with the strides of ``x`` where these are dense."""
+    fresh = torch.empty_like(x)
+    if fresh.shape[-1] > 1 and fresh.stride(-1) != 1:
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+    return fresh
+
+
+def _refuse_shared_memory(arguments: BackwardArguments) -> None:
+    written: list[tuple[str, Tensor]] = []
+    for name, x, _ in arguments.outputs():
+        if x is None:
+            continue
+        for other, y in (*arguments.inputs(), *written):
+            if y is not None and may_overlap(x, y):
+                raise ValueError(f"{name} shares memory with {other}; give it memory of its own")
+        written.append((name, x))
