@@ -128,5 +128,7 @@ def cpu_isas_here() -> tuple[CpuIsa, ...]:
     if torch.cpu._is_avx512_supported():
         isas.insert(0, "avx512")
         if torch.cpu._is_avx512_bf16_supported():
-            isas.insert(0, "avx512_bf16")
+            # Intel's processors, which also have AMX, run the dot product of bf16 pairs at half the
+            # rate of a float32 FMA: 1.4 to 1.8 times slower in all. AMD's run it at twice the rate.
+            isas.insert(1 if torch.cpu._is_amx_tile_supported() else 0, "avx512_bf16")
     return tuple(isas)

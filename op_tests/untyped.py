@@ -7,6 +7,7 @@ from typing import Any
 import jitfmha
 
 explain: Any = jitfmha.explain
+fmha_bwd: Any = jitfmha.fmha_bwd
 fmha_fwd: Any = jitfmha.fmha_fwd
 fmha_v3_fwd: Any = jitfmha.fmha_v3_fwd
 fmha_v3_varlen_fwd: Any = jitfmha.fmha_v3_varlen_fwd

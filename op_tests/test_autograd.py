@@ -1,0 +1,197 @@
+"""Gradients through torch: autograd, torch.compile, torch.func, hooks, checkpoints."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from inputs import random_qkv
+from reference import attention
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from untyped import fmha_bwd, fmha_fwd
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def qkv(rng: torch.Generator) -> list[Tensor]:
+    return [x.requires_grad_() for x in random_qkv(rng, heads_q=4)]
+
+
+def expected(total: Callable[..., Tensor], qkv: list[Tensor]) -> tuple[Tensor, ...]:
+    """The gradients of ``total(out, lse)`` of the reference, in float64."""
+    inputs = [x.detach().double().requires_grad_() for x in qkv]
+    return torch.autograd.grad(
+        total(*attention(*inputs)), inputs, allow_unused=True, materialize_grads=True
+    )
+
+
+def assert_close(actual: Any, wanted: tuple[Tensor, ...]) -> None:
+    for x, reference in zip(actual, wanted, strict=True):
+        assert (x.double() - reference).abs().max() <= 2e-5 * (1 + reference.abs().max())
+
+
+def squares(out: Tensor, lse: Tensor | None = None) -> Tensor:
+    return out.square().sum()
+
+
+TOTALS: dict[str, Callable[..., Tensor]] = {
+    "out": squares,
+    "expanded": lambda out, lse: out.sum(),
+    "both": lambda out, lse: out.square().sum() + lse.square().sum(),
+    "lse": lambda out, lse: lse.square().sum(),
+}
+
+
+@pytest.mark.parametrize("total", TOTALS)
+def test_gradients(qkv: list[Tensor], total: str) -> None:
+    results = fmha_fwd(*qkv, return_lse=True)
+    assert_close(torch.autograd.grad(TOTALS[total](*results), qkv), expected(TOTALS[total], qkv))
+
+
+def test_gradients_without_lse(qkv: list[Tensor]) -> None:
+    assert_close(torch.autograd.grad(squares(fmha_fwd(*qkv)), qkv), expected(squares, qkv))
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_one_input_requires_grad(qkv: list[Tensor], name: str) -> None:
+    wanted = dict(zip("qkv", expected(squares, qkv), strict=True))
+    named = dict(zip("qkv", qkv, strict=True))
+    arguments = {n: x if n == name else x.detach() for n, x in named.items()}
+    squares(fmha_fwd(**arguments)).backward()
+    assert_close([named[name].grad], (wanted[name],))
+    assert all(x.grad is None for n, x in named.items() if n != name)
+
+
+def test_no_grad_and_frozen_inputs(qkv: list[Tensor]) -> None:
+    with torch.no_grad():
+        assert not fmha_fwd(*qkv).requires_grad
+    assert not fmha_fwd(*[x.detach() for x in qkv]).requires_grad
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compile(qkv: list[Tensor], backend: str) -> None:
+    compiled: Any = torch.compile(
+        lambda q, k, v: squares(fmha_fwd(q, k, v)), fullgraph=True, backend=backend
+    )
+    assert_close(torch.autograd.grad(compiled(*qkv), qkv), expected(squares, qkv))
+
+
+@pytest.mark.parametrize("return_lse", [False, True])
+def test_opcheck(qkv: list[Tensor], return_lse: bool) -> None:
+    options = ("none", (-1, -1))
+    nothing = (None,) * 6
+    torch.library.opcheck(
+        torch.ops.jitfmha.fmha_fwd.default, (*qkv, None, *options, return_lse, *nothing)
+    )
+    out, lse = (x.detach() for x in fmha_fwd(*qkv, return_lse=True))
+    inputs = (out.clone(), *[x.detach() for x in qkv], out, lse)
+    for dlse in (None, lse.clone()):
+        torch.library.opcheck(
+            torch.ops.jitfmha.fmha_bwd.default, (*inputs, dlse, None, *options, *nothing)
+        )
+
+
+def test_func_grad_and_vmap(qkv: list[Tensor]) -> None:
+    plain = [x.detach() for x in qkv]
+    gradient = torch.func.grad(lambda q, k, v: squares(fmha_fwd(q, k, v)), argnums=(0, 1, 2))
+    wanted = expected(squares, qkv)
+    assert_close(gradient(*plain), wanted)
+    batch = [torch.stack([x, 2 * x]) for x in plain]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch notes that a loop runs instead of one batch
+        batched = torch.vmap(gradient)(*batch)
+    assert_close([x[0] for x in batched], wanted)
+    assert_close([x[1] for x in batched], expected(squares, [2 * x for x in plain]))
+
+
+def test_second_derivatives_are_refused(qkv: list[Tensor]) -> None:
+    (dq, *_) = torch.autograd.grad(squares(fmha_fwd(*qkv)), qkv, create_graph=True)
+    with pytest.raises(NotImplementedError, match="cannot be differentiated once more"):
+        dq.sum().backward()
+    out, lse = (x.detach() for x in fmha_fwd(*qkv, return_lse=True))
+    dq, _, _ = fmha_bwd(out.clone(), *qkv, out, lse)
+    with pytest.raises(NotImplementedError, match="cannot be differentiated once more"):
+        dq.sum().backward()
+
+
+def test_write_to_what_is_saved(qkv: list[Tensor]) -> None:
+    for place in range(3):
+        copies = [1 * x for x in qkv]
+        out = fmha_fwd(*copies)
+        copies[place].detach().mul_(2)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            squares(out).backward()
+    out = fmha_fwd(*qkv)
+    total = out.sum()
+    out.detach().mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
+
+
+def test_write_to_given_gradients_is_seen_by_autograd(qkv: list[Tensor]) -> None:
+    plain = [x.detach() for x in qkv]
+    out, lse = fmha_fwd(*plain, return_lse=True)
+    weight = torch.ones((), requires_grad=True)
+    dq = torch.zeros_like(plain[0])
+    product = (weight * dq).sum()
+    fmha_bwd(out.clone(), *plain, out, lse, dq=dq)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
+def test_second_use_of_a_freed_graph(qkv: list[Tensor]) -> None:
+    total = squares(fmha_fwd(*qkv))
+    total.backward(retain_graph=True)
+    total.backward()
+    assert_close([x.grad for x in qkv], tuple(2 * x for x in expected(squares, qkv)))
+    with pytest.raises(RuntimeError, match="second time"):
+        total.backward()
+
+
+def test_saved_tensors_hooks(qkv: list[Tensor]) -> None:
+    packed = []
+
+    def pack(x: Tensor) -> Tensor:
+        packed.append(tuple(x.shape))
+        return x.clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        out = fmha_fwd(*qkv)
+    assert len(packed) == 5, "q, k, v, out and lse"
+    assert_close(torch.autograd.grad(squares(out), qkv), expected(squares, qkv))
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_checkpoint(qkv: list[Tensor], use_reentrant: bool) -> None:
+    out: Any = checkpoint(fmha_fwd, *qkv, use_reentrant=use_reentrant)
+    squares(out).backward()
+    assert_close([x.grad for x in qkv], expected(squares, qkv))
+
+
+def test_training_decreases_the_loss(rng: torch.Generator) -> None:
+    """A projection learns what another one gives."""
+    x = torch.randn(2, 24, 2, 64, generator=rng)
+    teacher, weight = (torch.randn(64, 64, generator=rng) / 8 for _ in range(2))
+    weight.requires_grad_()
+    target = fmha_fwd(x @ teacher, x, x)
+    losses = []
+    for _ in range(20):
+        loss = (fmha_fwd(x @ weight, x, x) - target).square().mean()
+        (gradient,) = torch.autograd.grad(loss, weight)
+        with torch.no_grad():
+            weight -= gradient / gradient.norm()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]

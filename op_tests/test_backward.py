@@ -1,0 +1,323 @@
+"""The backward pass on the CPU against the gradients of the float64 reference."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from fresh_calls import fresh_calls
+from inputs import DTYPES, lay_out, prefix_sums, random_qkv
+from reference import Result, attention, attention_packed
+from torch import Tensor
+from untyped import fmha_bwd, fmha_fwd
+
+from jitfmha import emulate
+from jitfmha.target import CpuIsa, cpu_isas_here, cpu_target
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+# Whole vectors and a rest in every instruction set.
+HDIM, HDIM_V = 37, 21
+# seqlen_q, seqlen_k, heads_q, heads_k: a single row, a few, several query tiles and key tiles, no
+# queries, no keys, and lengths around those of both tiles.
+SIZES = [
+    *[(1, 1, 1, 1), (1, 300, 4, 4), (3, 77, 6, 2), (33, 49, 2, 2), (150, 290, 3, 1)],
+    *[(300, 7, 4, 2), (9, 0, 2, 2), (0, 9, 2, 2), (255, 127, 1, 1), (257, 129, 1, 1)],
+    (600, 600, 1, 1),
+]
+MASKS: list[dict[str, Any]] = [
+    {},
+    {"mask": 1},
+    {"mask": 2},
+    {"window_size": (3, 5)},
+    {"window_size": (70, -1)},
+    {"window_size": (0, 0)},
+    {"mask": "g:9,20"},
+]
+# Kernels: of masks there are two kinds.
+KERNELS = list(product(DTYPES, ("none", "window")))
+Gradients = tuple[Tensor, Tensor, Tensor]
+
+
+def masks_of(kind: str) -> list[dict[str, Any]]:
+    return MASKS[:1] if kind == "none" else MASKS[1:]
+
+
+def weighted_sum(result: Result, dout: Tensor, dlse: Tensor | None) -> Tensor:
+    """The number whose gradients with respect to out and lse are ``dout`` and ``dlse``."""
+    out, lse = result
+    total = (out * dout.double()).sum()
+    if dlse is not None:
+        seen = lse > -torch.inf
+        total = total + (lse[seen] * dlse[seen].double()).sum()
+    return total
+
+
+def expected_gradients(result: Any, dout: Tensor, dlse: Tensor | None, *qkv: Tensor) -> Gradients:
+    """By differentiation of the reference; ``result(q, k, v)`` calls it."""
+    inputs = [x.detach().double().requires_grad_() for x in qkv]
+    total = weighted_sum(result(*inputs), dout, dlse)
+    dq, dk, dv = torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True)
+    return dq, dk, dv
+
+
+def assert_gradients_close(
+    actual: Gradients, expected: Gradients, dout: Tensor, *qkv: Tensor
+) -> None:
+    """Compare within what rounding explains.
+
+    A gradient is rounded, and made of products that may cancel: a score's gradient is a difference
+    of two numbers, each at most |dout| |v|.
+    """
+    q, k, v = (x.double() for x in qkv)
+    tolerance = {torch.float32: 2e-5, torch.bfloat16: 2.5e-2, torch.float16: 4e-3}[dout.dtype]
+    summand = q.shape[-1] ** -0.5 * largest_norm(dout) * largest_norm(v)
+    cancelled = 16 * torch.finfo(torch.float32).eps * summand
+    for name, x, reference, factor in zip("qkv", actual, expected, (k, q, None), strict=True):
+        assert x.dtype == dout.dtype
+        assert x.shape == reference.shape
+        bound = tolerance * largest(reference)
+        if factor is not None:
+            bound += cancelled * largest(factor) * q.shape[-3] ** 0.5
+        error = (x.double() - reference).abs()
+        assert not error.isnan().any(), f"d{name} holds NaN"
+        assert largest(error) <= bound, f"d{name} is off by {largest(error):.3g} > {bound:.3g}"
+
+
+def largest(x: Tensor) -> float:
+    return x.abs().max().item() if x.numel() else 0.0
+
+
+def largest_norm(x: Tensor) -> float:
+    return largest(x.double().norm(dim=-1))
+
+
+def gradients_of_results(rng: torch.Generator, out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    dout = torch.randn(out.shape, generator=rng).to(out.dtype)
+    return dout, torch.randn(lse.shape, generator=rng)
+
+
+def check_batch_mode(
+    rng: torch.Generator, dtype: str, mask: dict[str, Any], *sizes: int, batch: int = 2
+) -> None:
+    names = ("seqlen_q", "seqlen_k", "heads_q", "heads_k")
+    named = dict(zip(names, sizes, strict=True))
+    q, k, v = random_qkv(rng, batch=batch, hdim=HDIM, hdim_v=HDIM_V, dtype=DTYPES[dtype], **named)
+    out, lse = fmha_fwd(q, k, v, return_lse=True, **mask)
+    dout, dlse = gradients_of_results(rng, out, lse)
+    for given in (None, dlse):
+        actual = fmha_bwd(dout, q, k, v, out, lse, dlse=given, **mask)
+        expected = expected_gradients(lambda *qkv: attention(*qkv, **mask), dout, given, q, k, v)
+        assert_gradients_close(actual, expected, dout, q, k, v)
+
+
+@pytest.mark.sample("dtype, kind", KERNELS, 4)
+def test_batch_mode(rng: torch.Generator, dtype: str, kind: str) -> None:
+    for mask, sizes in product(masks_of(kind), SIZES):
+        check_batch_mode(rng, dtype, mask, *sizes)
+
+
+@pytest.mark.sample(
+    "other_isa, dtype, kind", [(x, *y) for x in cpu_isas_here()[1:] for y in KERNELS], 2
+)
+def test_other_isas(rng: torch.Generator, other_isa: CpuIsa, dtype: str, kind: str) -> None:
+    with fresh_calls(other_isa):
+        for mask, sizes in product(masks_of(kind)[:3], SIZES[1:6]):
+            check_batch_mode(rng, dtype, mask, *sizes, batch=1)
+
+
+@pytest.mark.sample("dtype, mask", list(product(DTYPES, ({}, {"mask": 2}))), 2)
+def test_group_mode(rng: torch.Generator, dtype: str, mask: dict[str, Any]) -> None:
+    """Sequences without queries, without keys, and unused rows between them."""
+    lengths_q, lengths_k = [1, 130, 0, 17, 3, 265], [70, 5, 4, 17, 300, 0]
+    for gap in (0, 3):
+        padded_q, padded_k = ([n + gap for n in lengths] for lengths in (lengths_q, lengths_k))
+        sizes = {"seqlen_q": sum(padded_q), "seqlen_k": sum(padded_k), "heads_q": 4, "heads_k": 2}
+        q, k, v = (
+            x[0]
+            for x in random_qkv(
+                rng, batch=1, hdim=HDIM, hdim_v=HDIM_V, dtype=DTYPES[dtype], **sizes
+            )
+        )
+        options: dict[str, Any] = {
+            "cu_seqlens_q": prefix_sums(lengths_q),
+            "cu_seqlens_k": prefix_sums(lengths_k),
+            **mask,
+        }
+        if gap:
+            options["cu_seqlens_q_padded"] = prefix_sums(padded_q)
+            options["cu_seqlens_k_padded"] = prefix_sums(padded_k)
+        starts = prefix_sums(padded_q).tolist()[:-1], prefix_sums(padded_k).tolist()[:-1]
+        out, lse = fmha_fwd(q, k, v, return_lse=True, **options)
+        dout, dlse = gradients_of_results(rng, out, lse)
+        actual = fmha_bwd(dout, q, k, v, out, lse, dlse=dlse, **options)
+        expected = expected_gradients(
+            lambda *qkv: attention_packed(*qkv, lengths_q, lengths_k, *starts, **mask),  # noqa: B023
+            *(dout, dlse, q, k, v),
+        )
+        assert_gradients_close(actual, expected, dout, q, k, v)
+        unused = torch.ones(sum(padded_k), dtype=torch.bool)
+        for start, length in zip(starts[1], lengths_k, strict=True):
+            unused[start : start + length] = False
+        given = tuple(torch.full_like(x, 7.0) for x in (q, k, v))
+        fmha_bwd(
+            *(dout, q, k, v, out, lse),
+            **dict(zip(("dq", "dk", "dv"), given, strict=True)),
+            dlse=dlse,
+            **options,
+        )
+        assert torch.equal(given[1][~unused], actual[1][~unused])
+        assert (given[1][unused] == 7.0).all()
+        assert (given[2][unused] == 7.0).all()
+
+
+@pytest.mark.sample("dtype", list(DTYPES), 2)
+def test_layouts(rng: torch.Generator, dtype: str) -> None:
+    """What lies between the elements is NaN in the inputs, and stays in the gradients."""
+    q, k, v = random_qkv(rng, hdim=HDIM, hdim_v=HDIM_V, dtype=DTYPES[dtype])
+    out, lse = fmha_fwd(q, k, v, mask=2, return_lse=True)
+    dout, _ = gradients_of_results(rng, out, lse)
+    expected = fmha_bwd(dout, q, k, v, out, lse, mask=2)
+    for layout in ("bhsd", "sbhd", "packed_by_head", "every_other_row", "odd_address"):
+        given = [lay_out(torch.zeros_like(x), layout) for x in (q, k, v)]
+        storages = [torch.empty(0, dtype=q.dtype).set_(x.untyped_storage()) for x in given]
+        for storage in storages:
+            storage.fill_(-77.0)
+        laid_out = [lay_out(x, layout) for x in (dout, q, k, v, out)]
+        lse_by_query = lse.transpose(1, 2).contiguous().transpose(1, 2)
+        dq, dk, dv = given
+        actual = fmha_bwd(*laid_out, lse_by_query, mask=2, dq=dq, dk=dk, dv=dv)
+        assert actual == (dq, dk, dv)
+        for x, reference, storage in zip(given, expected, storages, strict=True):
+            assert torch.equal(x, reference)
+            x.fill_(-77.0)
+            assert (storage == -77.0).all(), "something beside the elements was written"
+
+
+@pytest.mark.usefixtures("num_threads")
+@pytest.mark.sample("dtype", list(DTYPES), 2)
+def test_threads_do_not_change_the_bits(rng: torch.Generator, dtype: str) -> None:
+    """Few heads and many threads: all of them add to the same dk and dv."""
+    for sizes in ((700, 700, 1, 1), (400, 300, 6, 2), (90, 1000, 3, 3)):
+        names = ("seqlen_q", "seqlen_k", "heads_q", "heads_k")
+        named = dict(zip(names, sizes, strict=True))
+        q, k, v = random_qkv(rng, hdim=HDIM, hdim_v=HDIM_V, dtype=DTYPES[dtype], **named)
+        out, lse = fmha_fwd(q, k, v, mask=2, return_lse=True)
+        dout, _ = gradients_of_results(rng, out, lse)
+        first = fmha_bwd(dout, q, k, v, out, lse, mask=2)
+        for threads in (1, 2, 3, 16, 1, 5):
+            torch.set_num_threads(threads)
+            again = fmha_bwd(dout, q, k, v, out, lse, mask=2)
+            assert all(map(torch.equal, again, first)), f"{threads} threads"
+
+
+def test_keys_that_nobody_sees(rng: torch.Generator) -> None:
+    """Their gradients are 0, whatever they hold; so are those of queries that see nothing."""
+    q, k, v = random_qkv(rng, seqlen_q=20, seqlen_k=400)
+    out, lse = fmha_fwd(q, k, v, mask=1, return_lse=True)
+    _, dk, dv = fmha_bwd(torch.ones_like(out), q, k, v, out, lse, mask=1)
+    assert not dk[:, 20:].any()
+    assert not dv[:, 20:].any()
+    assert dv[:, :20].all()
+    q, k, v = random_qkv(rng, seqlen_q=400, seqlen_k=20)
+    out, lse = fmha_fwd(q, k, v, mask=2, return_lse=True)
+    dq, _, _ = fmha_bwd(torch.ones_like(out), q, k, v, out, lse, mask=2)
+    assert not dq[:, :380].any()
+    assert dq[:, 381:].any()
+
+
+def test_large_scores(rng: torch.Generator) -> None:
+    """Where one key has all the probability, its value's gradient is that of the output."""
+    q, k, v = random_qkv(rng, seqlen_q=40, seqlen_k=40)
+    k = 1000 * q
+    out, lse = fmha_fwd(q, k, v, return_lse=True)
+    dout, _ = gradients_of_results(rng, out, lse)
+    dq, dk, dv = fmha_bwd(dout, q, k, v, out, lse)
+    rounding = 4 * torch.finfo(torch.float32).eps * largest(lse)  # of scores, and of their lse
+    assert (dv - dout).abs().max() <= rounding * largest(dout)
+    assert dq.isfinite().all()
+    assert dk.isfinite().all()
+
+
+BROKEN: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "dout": ({"dout": torch.zeros(2, 33, 2, 63)}, ValueError, r"dout has shape \(2, 33, 2, 63\)"),
+    "dtype": (
+        {"dout": torch.zeros(2, 33, 2, 64).half()},
+        TypeError,
+        "dout has dtype torch.float16",
+    ),
+    "strides": ({"dout": torch.zeros(1).expand(2, 33, 2, 64)}, ValueError, "dout has stride 0"),
+    "lse": ({"lse": torch.zeros(2, 33, 2)}, ValueError, r"lse has shape \(2, 33, 2\)"),
+    "dlse": ({"dlse": 1.0}, TypeError, "dlse must be a torch.Tensor, got float"),
+    "out": ({"out": None}, TypeError, "out must be a torch.Tensor, got NoneType"),
+    "dk": ({"dk": torch.zeros(2, 49, 2, 1).expand(2, 49, 2, 64)}, ValueError, "dk has stride 0"),
+    "dv": ({"dv": torch.zeros(2, 1, 2, 64).expand(2, 49, 2, 64)}, ValueError, "dv has strides"),
+    "mask": ({"mask": "diagonal"}, ValueError, "mask='diagonal'"),
+    "q": ({"q": torch.zeros(2, 33, 3, 64)}, ValueError, "q has 3 heads"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_arguments(rng: torch.Generator, name: str) -> None:
+    changes, error, text = BROKEN[name]
+    q, k, v = random_qkv(rng)
+    out, lse = fmha_fwd(q, k, v, return_lse=True)
+    arguments = {"dout": out.clone(), "q": q, "k": k, "v": v, "out": out, "lse": lse}
+    with pytest.raises(error, match=text):
+        fmha_bwd(**{**arguments, **changes})
+
+
+def test_shared_memory_is_refused(rng: torch.Generator) -> None:
+    q, k, v = random_qkv(rng)
+    out, lse = fmha_fwd(q, k, v, return_lse=True)
+    for name, x, other in (("dq", q, "q"), ("dk", v, "v"), ("dv", v, "v")):
+        with pytest.raises(ValueError, match=f"{name} shares memory with {other}"):
+            fmha_bwd(out.clone(), q, k, v, out, lse, **{name: x})
+    both = torch.empty_like(k)
+    with pytest.raises(ValueError, match="dv shares memory with dk"):
+        fmha_bwd(out.clone(), q, k, v, out, lse, dk=both, dv=both)
+
+
+def test_gpus_refuse_it_by_name(rng: torch.Generator) -> None:
+    q, k, v = random_qkv(rng, dtype=torch.bfloat16)
+    out, lse = fmha_fwd(q, k, v, return_lse=True)
+    with (
+        emulate("gfx942"),
+        pytest.raises(NotImplementedError, match="not tuned: It does not serve the backward pass"),
+    ):
+        fmha_bwd(out.clone(), q, k, v, out, lse)
+    assert cpu_target().isa == cpu_isas_here()[0]
+
+
+MEMORY_PROGRAM = """
+import resource, torch
+from jitfmha import fmha_fwd, fmha_bwd
+torch.set_num_threads(2)
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+def call(seqlen):
+    q, k, v, dout = (torch.randn(1, seqlen, 1, 37, dtype=torch.bfloat16) for _ in range(4))
+    dout, v = (x[..., :21].contiguous() for x in (dout, v))
+    out, lse = fmha_fwd(q, k, v, return_lse=True)
+    before = resident()
+    dq, dk, dv = fmha_bwd(dout, q, k, v, out, lse)
+    tensors = sum(x.nbytes for x in (q, k, v, out, lse, dout, dq, dk, dv))
+    return peak() - before - dq.nbytes - dk.nbytes - dv.nbytes, tensors
+call(64)
+beyond, tensors = call(16384)
+assert beyond <= 0.05 * tensors + (16 << 20), (beyond, tensors)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing says what is resident")
+def test_memory_is_linear_in_the_sequence_length() -> None:
+    """The scores of 16384 queries and keys are 1 GiB; nothing near that is taken."""
+    command = [sys.executable, "-c", MEMORY_PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
