@@ -157,6 +157,47 @@ def test_lock_that_a_reader_holds(cache: Path, fake_compiler: FakeCompiler) -> N
     assert fake_compiler.compiled() == 1
 
 
+@pytest.mark.skipif(not _IS_ROOT, reason="becoming another user needs root")
+def test_cache_of_root_that_others_can_read(
+    monkeypatch: pytest.MonkeyPatch, new_process: Callable[[], None]
+) -> None:
+    """Another user loads what is there and can lock it, which makes nobody build again."""
+    with tempfile.TemporaryDirectory(prefix="jitfmha-test-", dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        cache = Path(folder, "cache")
+        monkeypatch.setenv("JITFMHA_CACHE_DIR", str(cache))
+        entry = build_only(make_spec())
+        for path in (cache, cache / "v1", cache / "v1" / "entries", entry):
+            path.chmod(0o755)
+        for path in entry.iterdir():
+            path.chmod(0o644)
+        locked, done = os.pipe(), os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.close(done[1])
+                os.setgid(_STRANGER)
+                os.setuid(_STRANGER)
+                flags = fcntl.LOCK_EX | fcntl.LOCK_NB
+                fcntl.flock(os.open(entry / "demo.so", os.O_RDONLY), flags)
+                assert answer(make_spec()) == 42
+                assert [event.how for event in jit.build_log()] == ["loaded"]
+                os.write(locked[1], b"1")
+                os.read(done[0], 1)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(0)
+        os.close(locked[1])
+        assert os.read(locked[0], 1) == b"1", "the other user could not load it"
+        assert answer(make_spec()) == 42
+        assert [event.how for event in jit.build_log()] == ["loaded"]
+        os.close(done[1])
+        os.waitpid(child, 0)
+        os.close(locked[0])
+        os.close(done[0])
+
+
 def in_ordinary_process(work: Callable[[], None]) -> None:
     """Run `work` in a child that permissions bind, also where this process is root's."""
     reading, writing = os.pipe()
