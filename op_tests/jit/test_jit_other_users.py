@@ -61,8 +61,10 @@ def after_each_check(monkeypatch: pytest.MonkeyPatch, step: Callable[[], None]) 
     real = directory.check_trust
 
     def check(cache: directory.CacheDirectory, **options: bool) -> None:
-        real(cache, **options)
-        step()
+        try:
+            real(cache, **options)
+        finally:
+            step()
 
     monkeypatch.setattr(directory, "check_trust", check)
 
@@ -110,6 +112,38 @@ def test_way_that_is_made_after_the_check(
     obtain = answer if what == "library" else jit.read
     with pytest.raises(jit.CacheError, match=rf"cache' is owned by user id {_STRANGER}"):
         obtain(make_spec())
+
+
+def test_clearing_a_cache_that_is_made_after_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a link to files of this user in it."""
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "precious").write_text("")
+
+    def plant() -> None:
+        (tmp_path / "cache" / "v1").mkdir(parents=True, exist_ok=True)
+        if not (tmp_path / "cache" / "v1" / "logs").is_symlink():
+            (tmp_path / "cache" / "v1" / "logs").symlink_to(tmp_path / "home")
+
+    after_each_check(monkeypatch, plant)
+    assert jit.cache_clear() == 0
+    assert (tmp_path / "home" / "precious").exists()
+
+
+@pytest.mark.parametrize("what", ["library", "code object"])
+@pytest.mark.parametrize("where", ["..", ".", "entries"])
+def test_way_that_is_opened_to_others_after_the_check(
+    where: str, what: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked at again right before what was built is used."""
+    build_only(make_spec())
+    after_each_entry(monkeypatch, lambda: (cache / where).chmod(0o777))
+    obtain = answer if what == "library" else jit.read
+    with pytest.raises(jit.CacheError, match="can be written to by everybody"):
+        obtain(make_spec())
+    assert jit.build_log() == ()
 
 
 def test_library_that_is_replaced_after_the_check(
