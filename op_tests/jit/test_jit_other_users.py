@@ -61,8 +61,10 @@ def after_each_check(monkeypatch: pytest.MonkeyPatch, step: Callable[[], None]) 
     real = directory.check_trust
 
     def check(cache: directory.CacheDirectory, **options: bool) -> None:
-        real(cache, **options)
-        step()
+        try:
+            real(cache, **options)
+        finally:
+            step()
 
     monkeypatch.setattr(directory, "check_trust", check)
 
@@ -112,6 +114,38 @@ def test_way_that_is_made_after_the_check(
         obtain(make_spec())
 
 
+def test_clearing_a_cache_that_is_made_after_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a link to files of this user in it."""
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "cache"))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "precious").write_text("")
+
+    def plant() -> None:
+        (tmp_path / "cache" / "v1").mkdir(parents=True, exist_ok=True)
+        if not (tmp_path / "cache" / "v1" / "logs").is_symlink():
+            (tmp_path / "cache" / "v1" / "logs").symlink_to(tmp_path / "home")
+
+    after_each_check(monkeypatch, plant)
+    assert jit.cache_clear() == 0
+    assert (tmp_path / "home" / "precious").exists()
+
+
+@pytest.mark.parametrize("what", ["library", "code object"])
+@pytest.mark.parametrize("where", ["..", ".", "entries"])
+def test_way_that_is_opened_to_others_after_the_check(
+    where: str, what: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked at again right before what was built is used."""
+    build_only(make_spec())
+    after_each_entry(monkeypatch, lambda: (cache / where).chmod(0o777))
+    obtain = answer if what == "library" else jit.read
+    with pytest.raises(jit.CacheError, match="can be written to by everybody"):
+        obtain(make_spec())
+    assert jit.build_log() == ()
+
+
 def test_library_that_is_replaced_after_the_check(
     cache: Path, foreign_library: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +189,47 @@ def test_lock_that_a_reader_holds(cache: Path, fake_compiler: FakeCompiler) -> N
     finally:
         os.close(descriptor)
     assert fake_compiler.compiled() == 1
+
+
+@pytest.mark.skipif(not _IS_ROOT, reason="becoming another user needs root")
+def test_cache_of_root_that_others_can_read(
+    monkeypatch: pytest.MonkeyPatch, new_process: Callable[[], None]
+) -> None:
+    """Another user loads what is there and can lock it, which makes nobody build again."""
+    with tempfile.TemporaryDirectory(prefix="jitfmha-test-", dir="/tmp") as folder:
+        os.chmod(folder, 0o755)
+        cache = Path(folder, "cache")
+        monkeypatch.setenv("JITFMHA_CACHE_DIR", str(cache))
+        entry = build_only(make_spec())
+        for path in (cache, cache / "v1", cache / "v1" / "entries", entry):
+            path.chmod(0o755)
+        for path in entry.iterdir():
+            path.chmod(0o644)
+        locked, done = os.pipe(), os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                os.close(done[1])
+                os.setgid(_STRANGER)
+                os.setuid(_STRANGER)
+                flags = fcntl.LOCK_EX | fcntl.LOCK_NB
+                fcntl.flock(os.open(entry / "demo.so", os.O_RDONLY), flags)
+                assert answer(make_spec()) == 42
+                assert [event.how for event in jit.build_log()] == ["loaded"]
+                os.write(locked[1], b"1")
+                os.read(done[0], 1)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(0)
+        os.close(locked[1])
+        assert os.read(locked[0], 1) == b"1", "the other user could not load it"
+        assert answer(make_spec()) == 42
+        assert [event.how for event in jit.build_log()] == ["loaded"]
+        os.close(done[1])
+        os.waitpid(child, 0)
+        os.close(locked[0])
+        os.close(done[0])
 
 
 def in_ordinary_process(work: Callable[[], None]) -> None:

@@ -99,11 +99,11 @@ def readable_directories() -> list[CacheDirectory]:
         return found
     directory = CacheDirectory.below(Path(root))
     try:
-        check_trust(directory)
+        check_trust(directory, must_exist=True)
         if not forbids_execution(directory.root):
             found.append(directory)
     except OSError:
-        pass  # What cannot be looked at holds nothing for this process.
+        pass  # What cannot be looked at, or is not there, holds nothing for this process.
     return found
 
 
@@ -193,9 +193,8 @@ def check_trust(directory: CacheDirectory, *, must_exist: bool = False) -> None:
 def check_way_to(entry: Path) -> None:
     """Refuse the entry in the directory `entry` if somebody else can change what is there.
 
-    Asked again right before it is used: at the first look parts of the way may have been missing,
-    for others to make. What passes now stays as it is, because only this user and root can change
-    it.
+    Asked again right before it is used, with every part of the way there. What passes now stays as
+    it is, because only this user and root can change it.
 
     Raises:
         CacheError: with the reason.

@@ -24,7 +24,8 @@ class Store(Protocol):
     * An entry is visible whole or not at all, and the first one published under a key stays.
     * What `find` and `publish` return was checked against its recorded sizes and SHA-256 in a place
       that nobody else can write to: a library is mapped into the process from `OpenEntry.artifact`,
-      a path on this machine. So what comes from elsewhere is first published in the local store.
+      a path on this machine, after `OpenEntry.is_in_place` has looked at the way there once more.
+      So what comes from elsewhere is first published in the local store.
       These checks say that nothing was damaged, not who made it. A store that others can write to
       needs a signature over `meta.json` besides, from somebody who is trusted with code.
     * A failure to reach it is a missing entry. It raises no error and keeps no call waiting for

@@ -1,0 +1,108 @@
+"""Whose hands a tree of code objects is in: what the environment names, and what is shipped."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from plain_tree import PlainKernel, write_tree
+from tree_environment import UseTree
+
+from jitfmha.amd import manifest
+from jitfmha.amd.code_object import CodeObject, CodeObjectError
+from jitfmha.amd.manifest import Tree, read_tree, trees_of
+from jitfmha.chips import chip
+
+GOOD = PlainKernel()
+
+
+def read(root: Path) -> Tree:
+    return read_tree("the tree of the test", root / "gfx942", chip("MI300X"))
+
+
+def good_tree(root: Path) -> Path:
+    """A tree with one kernel; its manifest's folder."""
+    write_tree(root, "gfx942", [GOOD])
+    return root / "gfx942" / "fmha_v3_fwd"
+
+
+def read_first(root: Path) -> CodeObject | CodeObjectError:
+    tree = read(root)
+    return tree.code_object(tree.rows[0])
+
+
+@pytest.mark.parametrize("where", ["gfx942", "gfx942/fmha_v3_fwd", "gfx942/fmha_v3_fwd/MI300"])
+def test_folder_that_others_can_write_to(where: str, tmp_path: Path) -> None:
+    good_tree(tmp_path)
+    assert isinstance(read_first(tmp_path), CodeObject)
+    (tmp_path / where).chmod(0o777)
+    assert_not_used(tmp_path, "can be written to by everybody (mode 0777)")
+    (tmp_path / where).chmod(0o1777)
+    assert isinstance(read_first(tmp_path), CodeObject), "others cannot replace what is not theirs"
+
+
+@pytest.mark.parametrize("where", ["fmha_fwd.csv", f"MI300/{GOOD.file}"])
+@pytest.mark.parametrize("mode", [0o646, 0o1646])
+def test_file_that_others_can_write_to(where: str, mode: int, tmp_path: Path) -> None:
+    (good_tree(tmp_path) / where).chmod(mode)
+    assert_not_used(tmp_path, f"can be written to by everybody (mode {mode:04o})")
+
+
+@pytest.mark.parametrize("where", [".", "fmha_fwd.csv", "MI300", f"MI300/{GOOD.file}"])
+def test_owned_by_another_user(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = good_tree(tmp_path) / where
+    give_away(path, monkeypatch)
+    assert_not_used(tmp_path, "is owned by user id 54321, not by this user")
+
+
+def test_link_to_a_file_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = good_tree(tmp_path) / "MI300" / GOOD.file
+    path.rename(tmp_path / "elsewhere.co")
+    path.symlink_to(tmp_path / "elsewhere.co")
+    assert isinstance(read_first(tmp_path), CodeObject)
+    give_away(tmp_path / "elsewhere.co", monkeypatch)
+    assert_not_used(tmp_path, "elsewhere.co' is owned by user id 54321")
+
+
+def test_the_shipped_tree_is_as_safe_as_the_package(
+    tmp_path: Path, use_tree: UseTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = good_tree(tmp_path)
+    use_tree(tmp_path)
+    monkeypatch.setattr(manifest, "hsa_dir", lambda: tmp_path)
+    give_away(folder / "fmha_fwd.csv", monkeypatch)
+    give_away(folder / "MI300" / GOOD.file, monkeypatch)
+    theirs, ours = trees_of(chip("MI300X"))
+    assert theirs.rows == ()
+    assert isinstance(ours.code_object(ours.rows[0]), CodeObject)
+
+
+def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make it another user's, or where this process may not, have it look so."""
+    if os.geteuid() == 0:
+        os.chown(path, 54321, 54321)
+        return
+    real = os.lstat
+
+    def lstat(node: str) -> os.stat_result:
+        status = real(node)
+        is_given = os.path.samestat(status, real(path))
+        return os.stat_result((*status[:4], 54321, *status[5:])) if is_given else status
+
+    monkeypatch.setattr(os, "lstat", lstat)
+
+
+def assert_not_used(root: Path, reason: str) -> None:
+    """Neither the manifest, if it is as odd as that, nor the code object."""
+    tree = read(root)
+    if not tree.rows:
+        (oddity,) = tree.oddities
+        assert oddity.startswith("the tree of the test is not used: '")
+        assert reason in oddity
+        return
+    assert tree.oddities == ()
+    with pytest.warns(RuntimeWarning, match="is not used: '"):
+        found = tree.code_object(tree.rows[0])
+    assert isinstance(found, CodeObjectError)
+    assert reason in str(found)
