@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .exit_codes import FAILED, OK, UsageError
-from .output import add_json_flag, fields, print_json, table
+from .output import add_json_flag, fields, print_json, progress, table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -161,8 +161,9 @@ def _run_checked(
 
 def _profile(
     image: bytes, launch: LaunchDescription, tensors: Mapping[str, Tensor]
-) -> LaunchProfile:
-    from ..emulator import DEVICES, Emulator
+) -> LaunchProfile | None:
+    """What the launch costs; None, with a line on stderr, where it faults without the sanitizer."""
+    from ..emulator import DEVICES, Emulator, EmulatorError
     from ..emulator.profile import profile_launch
 
     emulator = Emulator("profile")
@@ -178,6 +179,9 @@ def _profile(
             dynamic_lds=launch.dynamic_lds,
             memory=_ranges(tensors),
         )
+    except EmulatorError as error:
+        progress(f"no profile: {error}")
+        return None
     finally:
         emulator.unload_module(module)
 

@@ -45,6 +45,7 @@ _BUFFER_BYTES = 65536
 _GUARD = 0xA5
 _INSTRUCTIONS = 48  # dwords
 _NOP = 0xBF800000
+_SET_M0 = 0xBEFC00FF  # s_mov_b32 m0, the next dword
 _INTERESTING = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 
 _HIP = """
@@ -297,6 +298,8 @@ class Instructions:
         words: list[int] = []
         damage = rng.choice((0, 0, 0, 3, 30))  # percent of damaged instructions
         while len(words) < _INSTRUCTIONS:
+            if rng.randrange(16) == 0:  # M0 is an index, an offset, a count
+                words += [_SET_M0, rng.choice(_INTERESTING)]
             row = rng.choice(self._rows[chip])
             form = rng.choice(encoder.forms(row))
             encoded = list(encoder.encode(row, form, plain=bool(rng.getrandbits(1))).words)

@@ -170,6 +170,18 @@ def test_profile(run: Run) -> None:
     assert "Occupancy" in out or "occupancy" in out
 
 
+def test_a_kernel_with_faults_has_findings_and_no_profile(run: Run) -> None:
+    """The sanitizer goes on after an access outside of memory, the cost model does not."""
+    launch = _launch()
+    launch["arguments"][-1]["value"] = 101
+    code, out, err = run(launch, "--profile", "--json")
+    assert code == 1
+    result = json.loads(out)
+    assert {finding["kind"] for finding in result["findings"]} == {"global-bounds"}
+    assert result["profile"] is None
+    assert "no profile: hipErrorLaunchFailure: kernel copy, at copy+0x" in err
+
+
 def test_offsets_and_byte_offsets(run: Run, tmp_path: Path) -> None:
     launch = _launch(kernarg_bytes=64)
     launch["arguments"] = [
