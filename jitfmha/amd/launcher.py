@@ -74,8 +74,6 @@ TENSORS = SharedStruct(
     },
 )
 _pack_sizes, _pack_tensors = SIZES.packer.pack, TENSORS.packer.pack
-_NO_CU_SEQLENS = (0, 0, 0, 0)
-_NO_SCALES = (0, 0, 0)
 _NO_DESCALES = Descales(None, None, None)
 
 SplitsOf = Callable[[int], tuple[int, int]]
@@ -209,31 +207,41 @@ class AmdLaunch(NamedTuple):
         kernel, sizes, seqlen_q, (num_splits, workspace_floats), splits_of = self
         q, k, v, out, lse, cu_seqlens, descales, *_ = tensors
         max_seqlen_q = 0
-        sums = _NO_CU_SEQLENS
+        sums_q = sums_k = padded_q = padded_k = 0
         if cu_seqlens is not None:
-            sums_q, sums_k, q_padded, k_padded, given, _ = cu_seqlens
+            q_sums, k_sums, q_padded, k_padded, given, _ = cu_seqlens
             # No sequence is longer than all rows together; workgroups without a tile end at once.
             max_seqlen_q = seqlen_q if given is None or given > seqlen_q else given
-            of_q, of_k = sums_q.data_ptr(), sums_k.data_ptr()
-            sums = (
-                of_q,
-                of_k,
-                of_q if q_padded is sums_q else q_padded.data_ptr(),
-                of_k if k_padded is sums_k else k_padded.data_ptr(),
-            )
+            sums_q, sums_k = q_sums.data_ptr(), k_sums.data_ptr()
+            padded_q = sums_q if q_padded is q_sums else q_padded.data_ptr()
+            padded_k = sums_k if k_padded is k_sums else k_padded.data_ptr()
             if splits_of is not None:
                 num_splits, workspace_floats = splits_of(max_seqlen_q)
         workspace = None
         if num_splits > 1:
             workspace = q.new_empty(workspace_floats, dtype=torch.float32)
-        scales = kernel.descales(descales) if kernel.is_fp8 else ()
+        scales: list[Tensor] = []
+        scale_q = scale_k = scale_v = 0
+        if kernel.is_fp8:
+            scales = kernel.descales(descales)
+            scale_q, scale_k, scale_v = [x.data_ptr() for x in scales]
+        # Written out: with a star in the call it would take longer.
         addresses = _pack_tensors(
-            *(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr()),
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            out.data_ptr(),
             0 if lse is None else lse.data_ptr(),
             0 if workspace is None else workspace.data_ptr(),
-            *sums,
-            *([x.data_ptr() for x in scales] if scales else _NO_SCALES),
-            *(max_seqlen_q, num_splits),
+            sums_q,
+            sums_k,
+            padded_q,
+            padded_k,
+            scale_q,
+            scale_k,
+            scale_v,
+            max_seqlen_q,
+            num_splits,
         )
         stream = kernel.current_stream(kernel.device_index)
         if kernel.launching is None:

@@ -368,15 +368,24 @@ class CpuLaunch:
     def run(self, tensors: Tensors) -> None:
         """Run the kernel; returns when ``out`` and ``lse`` are written."""
         q, k, v, out, lse, cu_seqlens, _, modifiers, dropout, _ = tensors
-        lse_address = 0 if lse is None else lse.data_ptr()
-        addresses = q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse_address
         modifying = None
         if modifiers is not None or dropout is not None:
             modifying = _packed_modifiers(modifiers or Modifiers(), dropout)
-        if cu_seqlens is None:
-            packed = _pack_tensors(*addresses, 0, 0, 0, 0)
-        else:
-            packed = _pack_tensors(*addresses, *[x.data_ptr() for x in cu_seqlens[:4]])
+        sums_q = sums_k = padded_q = padded_k = 0
+        if cu_seqlens is not None:
+            sums_q, sums_k, padded_q, padded_k = [x.data_ptr() for x in cu_seqlens[:4]]
+        # Written out: with a star in the call it would take longer.
+        packed = _pack_tensors(
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            out.data_ptr(),
+            0 if lse is None else lse.data_ptr(),
+            sums_q,
+            sums_k,
+            padded_q,
+            padded_k,
+        )
         status = self._entry(self._shape, packed, modifying)
         if status != 0:
             raise MemoryError(_NO_MEMORY)
