@@ -172,3 +172,10 @@ def test_nothing_is_written_when_a_rule_is_broken(rng: torch.Generator) -> None:
 
 def test_public_names() -> None:
     assert all(hasattr(jitfmha, name) for name in jitfmha.__all__)
+
+
+def test_options_are_given_by_name() -> None:
+    q = torch.zeros(1, 4, 2, 8)
+    for rest in ((0.5,), (None, 0.5)):
+        with pytest.raises(TypeError, match="by name"):
+            fmha_fwd(q, q, q, *rest)
