@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..arguments import AttentionOptions
 from ..interface import fmha_bwd, fmha_fwd
 from ..problem import DTYPE_NAMES
 from .fresh_process import run_fresh
@@ -118,9 +117,9 @@ def _window(report: Report, quick: bool, progress: Progress) -> None:
     q, k, v = (torch.randn(1, seqlen, _HEADS, 64) for _ in range(3))
 
     def step(left: int) -> _Gradients:
-        options: AttentionOptions = {"mask": "causal", "window_size": (left, -1)}
-        out, lse = fmha_fwd(q, k, v, return_lse=True, **options)
-        return fmha_bwd(out, q, k, v, out, lse, **options)
+        window_size = (left, -1)
+        out, lse = fmha_fwd(q, k, v, mask="causal", window_size=window_size, return_lse=True)
+        return fmha_bwd(out, q, k, v, out, lse, mask="causal", window_size=window_size)
 
     times = alternate([lambda: step(-1), lambda: step(window)], min_seconds=0.0 if quick else 4.0)
     progress(f"window {window} at seqlen {seqlen}: {times.ratio(0, 1):.1f}x")
@@ -148,24 +147,24 @@ def _accuracy(report: Report, progress: Progress) -> None:
 
 # What is resident before the step stays out of its peak.
 _PROCESS = """
-import resource, sys, torch
+import sys, torch
 from jitfmha import fmha_fwd
 seqlen, heads, hdim, threads = map(int, sys.argv[1:])
 torch.set_num_threads(threads)
-def peak():
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+def status(name):
+    # Not getrusage: a process inherits its largest resident set from the one that started it.
+    (line,) = (x for x in open("/proc/self/status") if x.startswith(name + ":"))
+    return int(line.split()[1]) << 10
 def step(seqlen):
     q, k, v, dout = (
         torch.randn(1, seqlen, heads, hdim, dtype=torch.bfloat16).requires_grad_(i < 3)
         for i in range(4)
     )
-    before = resident()
+    before = status("VmRSS")
     out = fmha_fwd(q, k, v)
     gradients = torch.autograd.grad(out, (q, k, v), dout)
     written = sum(x.nbytes for x in (out, *gradients))
-    return peak() - before - written, written + sum(x.nbytes for x in (q, k, v, dout))
+    return status("VmHWM") - before - written, written + sum(x.nbytes for x in (q, k, v, dout))
 step(64)
 print(*step(seqlen))
 """
