@@ -111,13 +111,13 @@ bool run_items(int64_t items, int64_t workers, const RunItem& run_item) {
   return !work.out_of_memory.load(std::memory_order_relaxed);
 }
 
-// All query tiles of a problem, numbered sequence by sequence and within one head by head, the last
-// tile first: under a causal mask it is the heaviest. gm1 takes the sequences with the most keys
-// first.
+// All query tiles of a problem, numbered sequence by sequence and within one head by head, or some
+// heads side by side, the last tile first: under a causal mask it is the heaviest. gm1 takes the
+// sequences with the most keys first.
 class QueryTiles {
  public:
-  // A tile and its sequence. Tiles of a head have successive numbers: this is its `turn`-th of
-  // `turns`, and there are `heads_before` heads with smaller numbers.
+  // A tile and its sequence: the `turn`-th of `turns` of its head, before which there are
+  // `heads_before` heads.
   struct Tile {
     Sequence seq;
     int64_t kv_head, first_row;
@@ -188,19 +188,27 @@ class QueryTiles {
     }
     const Sequence seq = problem_.sequence(b);
     const int64_t turns = tiles_of_head(b);
-    const int64_t kv_head = (number - first_tile) / turns, turn = (number - first_tile) % turns;
+    const int64_t heads_k = problem_.shape.heads_k;
+    const int64_t first_head =
+        (number - first_tile) / (heads_side_by_side_ * turns) * heads_side_by_side_;
+    const int64_t heads = std::min(heads_side_by_side_, heads_k - first_head);
+    const int64_t among_them = number - first_tile - first_head * turns;
+    const int64_t kv_head = first_head + among_them % heads, turn = among_them / heads;
     const int64_t first_row = (turns - 1 - turn) * tile_rows_;
     const int64_t rows = seq.seqlen_q * problem_.group_size() - first_row;
     return {seq,
             kv_head,
             first_row,
             int(std::min<int64_t>(rows, tile_rows_)),
-            members_before * problem_.shape.heads_k + kv_head,
+            members_before * heads_k + kv_head,
             turn,
             turns};
   }
 
   int tile_rows() const { return tile_rows_; }
+
+  // From now on the tiles of so many heads of a sequence take turns.
+  void put_heads_side_by_side(int64_t count) { heads_side_by_side_ = count; }
 
   // (sequence, kv head) pairs that have tiles.
   int64_t heads() const {
@@ -221,6 +229,7 @@ class QueryTiles {
   const Problem& problem_;
   int tile_rows_;
   int64_t wanted_tiles_;
+  int64_t heads_side_by_side_ = 1;
   int64_t count_ = 0;
   int64_t multiplications_ = 0;
   Member* members_ = nullptr;  // gm1: by descending seqlen_k

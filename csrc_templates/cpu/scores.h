@@ -278,7 +278,8 @@ struct Scores {
   // The sink of a head, as an exponent of e.
   float sink_of(int64_t head) const { return modifiers.sink[head * modifiers.sink_head]; }
 
-  // As from_dots, for a single row and kLanes keys from `key` on, counted from the sequence's first.
+  // As from_dots, for a single row and kLanes keys from `key` on, which counts from the sequence's
+  // first.
   inline Vec along_row(const ModifiedRowsFrom& rows, int64_t key, int64_t seqlen_k,
                        Vec dots) const {
     if (!kModifiesScores) return dots;

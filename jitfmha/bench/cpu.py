@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from ..arguments import AttentionOptions
 from ..detection import target_of
+from ..dropout import new_rng_state
 from ..interface import fmha_fwd
 from ..problem import DTYPE_NAMES
 from . import cpu_backward, decode_loop
@@ -38,6 +40,7 @@ def run(quick: bool, progress: Progress) -> Report:
         with torch.no_grad():
             _dense(report, quick, progress)
             _ragged(report, quick, progress)
+            _score_features(report, quick, progress)
             _share_of_mm_peak(report, quick, progress)
             _first_calls(report, quick, progress)
             _small_call(report, quick, progress)
@@ -163,6 +166,35 @@ def _time_ragged(
         _compare(name, "SDPA per sequence", times, 1, flops, error),
         _compare(name, "SDPA padded", times, 2, flops, padded_error),
     ]
+
+
+def _score_features(report: Report, quick: bool, progress: Progress) -> None:
+    seqlen = 512 if quick else 2048
+    rng_state = new_rng_state()
+    ratios: dict[str, list[float]] = {}
+    for dtype, hdim in product((torch.float32, torch.bfloat16), (64, 128)):
+        q, k, v = (torch.randn(1, seqlen, _HEADS, hdim).to(dtype) for _ in range(3))
+        features: dict[str, AttentionOptions] = {
+            "bias": {"bias": torch.randn(1, _HEADS, seqlen, seqlen).to(dtype)},
+            "ALiBi": {"alibi_slopes": torch.logspace(-1, -_HEADS, _HEADS, base=2)},
+            "soft cap": {"logit_softcap": 30.0},
+            "dropout": {"dropout_p": 0.1, "rng_state": rng_state},
+        }
+
+        def attend(
+            options: AttentionOptions, q: Tensor = q, k: Tensor = k, v: Tensor = v
+        ) -> Tensor:
+            return fmha_fwd(q, k, v, **options)
+
+        calls: list[AttentionOptions] = [{}, *features.values()]
+        functions = [lambda options=options: attend(options) for options in calls]
+        times = alternate(functions, min_seconds=0.0 if quick else 3.0)
+        for i, name in enumerate(features, 1):
+            ratios.setdefault(name, []).append(times.ratio(i, 0))
+    for name, of_kinds in ratios.items():
+        progress(f"{name}: at most {max(of_kinds):.2f}x the plain call")
+        what = f"{name}, time over the plain call's, slowest of {len(of_kinds)}"
+        report.at_most(what, max(of_kinds), 1.35, "x")
 
 
 def _share_of_mm_peak(report: Report, quick: bool, progress: Progress) -> None:
