@@ -125,8 +125,8 @@ class QueryTiles {
     int64_t heads_before, turn, turns;
   };
 
-  // With tiles of at most `most_rows` rows; smaller ones to have `wanted_tiles`, if only for the sake
-  // of balance.
+  // With tiles of at most `most_rows` rows; smaller ones to have `wanted_tiles`, if only for the
+  // sake of balance.
   QueryTiles(const Problem& problem, int most_rows, int64_t wanted_tiles)
       : problem_(problem), tile_rows_(most_rows), wanted_tiles_(wanted_tiles) {}
 

@@ -317,8 +317,8 @@ struct Scores {
     return exp2(simd::mul_add(score, simd::broadcast(scale_log2), lse_exponent));
   }
 
-  // What to add to the exponent of 2. A row that sees no key has an lse of -inf, and scores of -inf:
-  // their sum has to stay -inf.
+  // What to add to the exponent of 2. A row that sees no key has an lse of -inf, and scores of
+  // -inf: their sum has to stay -inf.
   static float exponent_of_lse(float lse) {
     return lse == -kInfinity ? 0.0f : float(double(lse) * -1.4426950408889634);
   }
