@@ -20,7 +20,7 @@ from .ops import BACKWARD_NAMES, NAMES, NAMES_WITH_OUT, library
 
 _RETURN_LSE = NAMES.index("return_lse")
 _OPTIONS = BACKWARD_NAMES[BACKWARD_NAMES.index("dlse") + 1 :]
-_HAVE_GRADIENTS = ("q", "k", "v")
+_HAVE_GRADIENTS = ("q", "k", "v", "bias", "sink")
 
 
 class _Attention(_SingleLevelFunction):
@@ -53,17 +53,25 @@ class _Attention(_SingleLevelFunction):
         elif dout.shape[-1] > 1 and dout.stride(-1) != 1:
             dout = dout.contiguous()  # The gradient of a sum is one number, expanded.
         options = [flat[name] for name in _OPTIONS if name in flat]
-        gradients = torch.ops.jitfmha.fmha_bwd(dout, *given[:3], out, lse, dlse, *options)
-        return (*gradients, *[None] * (len(given) - len(gradients)))
+        needed = dict(zip(NAMES, ctx.needs_input_grad, strict=False))
+        wanted = {f"with_d{name}": needed.get(name, False) for name in ("bias", "sink")}
+        results = torch.ops.jitfmha.fmha_bwd(
+            *(dout, *given[:3], out, lse, dlse, *options), **wanted
+        )
+        gradients = dict(zip(_HAVE_GRADIENTS, results, strict=True))
+        return tuple(
+            gradients[name] if name in gradients and is_needed else None
+            for name, is_needed in needed.items()
+        )
 
 
 class _AttentionBackward(_SingleLevelFunction):
     """``jitfmha::fmha_bwd``, whose results cannot be differentiated."""
 
     @staticmethod
-    def forward(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(*given: Any) -> tuple[Tensor, ...]:
         with torch._C._AutoDispatchBelowAutograd():
-            results: tuple[Tensor, Tensor, Tensor] = torch.ops.jitfmha.fmha_bwd.default(*given)
+            results: tuple[Tensor, ...] = torch.ops.jitfmha.fmha_bwd.default(*given)
         return results
 
     @staticmethod
@@ -101,11 +109,11 @@ def _fmha_fwd_out(*given: Any) -> Tensor:
     return lse
 
 
-def _fmha_bwd(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _fmha_bwd(*given: Any) -> tuple[Tensor, ...]:
     _refuse_tangents(BACKWARD_NAMES, given)
     if not _is_gradient_asked_for(given):
         return _AttentionBackward.forward(*given)
-    results: tuple[Tensor, Tensor, Tensor] = _apply(_AttentionBackward, given)
+    results: tuple[Tensor, ...] = _apply(_AttentionBackward, given)
     return results
 
 

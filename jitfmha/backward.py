@@ -37,6 +37,7 @@ class BackwardArguments(NamedTuple):
         lse: what it returned, too.
         dout, dlse: the gradients of both; None is 0 for ``dlse``.
         dq, dk, dv: where to write; None for a new tensor.
+        with_dbias, with_dsink: whether the gradients of the bias and of the sinks are wanted.
     """
 
     forward: Arguments
@@ -46,6 +47,8 @@ class BackwardArguments(NamedTuple):
     dq: Tensor | None = None
     dk: Tensor | None = None
     dv: Tensor | None = None
+    with_dbias: bool = False
+    with_dsink: bool = False
 
     def inputs(self) -> tuple[tuple[str, Tensor | None], ...]:
         """What is read, under the names of the arguments."""
@@ -57,6 +60,16 @@ class BackwardArguments(NamedTuple):
         """What is given to be written, under the names of the arguments, and what it is like."""
         q, k, v = self.forward[:3]
         return ("dq", self.dq, q), ("dk", self.dk, k), ("dv", self.dv, v)
+
+
+class Results(NamedTuple):
+    """What a backward pass computes; ``dbias`` and ``dsink`` where they are wanted."""
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    dbias: Tensor | None
+    dsink: Tensor | None
 
 
 class PreparedBackward(NamedTuple):
@@ -73,8 +86,8 @@ class PreparedBackward(NamedTuple):
 _calls = CallCache()
 
 
-def run_backward(arguments: BackwardArguments) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute dq, dk and dv eagerly.
+def run_backward(arguments: BackwardArguments) -> Results:
+    """Compute the gradients eagerly.
 
     Tensors must be plain: no subclass, no tracing, no transform in effect.
     """
@@ -104,6 +117,7 @@ def make_backward_problem(arguments: BackwardArguments) -> Problem:
     if not isinstance(forward.out, Tensor):
         raise TypeError(f"out must be a torch.Tensor, got {type(forward.out).__name__}")
     problem = make_problem(forward)
+    _check_what_is_wanted(arguments)
     q = forward.q
     out_dtype = out_dtype_of(q.dtype)
     _check_like("dout", arguments.dout, problem.out_shape, out_dtype, q)
@@ -138,9 +152,23 @@ def _prepare(arguments: BackwardArguments) -> PreparedBackward:
     return PreparedBackward(problem, launch)
 
 
-def _launch(
-    prepared: PreparedBackward, arguments: BackwardArguments
-) -> tuple[Tensor, Tensor, Tensor]:
+def _check_what_is_wanted(arguments: BackwardArguments) -> None:
+    forward = arguments.forward
+    modifiers, dropout = forward.modifiers, forward.dropout
+    if dropout is not None and dropout.rng_state is None:
+        raise ValueError(
+            f"rng_state=None: with dropout_p={dropout.p} a backward pass needs the state of the "
+            "random numbers that the forward pass had"
+        )
+    bias = None if modifiers is None else modifiers.bias
+    if arguments.with_dbias and (bias is None or bias.dtype == torch.bool):
+        given = "bias=None" if bias is None else f"a bias of {bias.dtype}"
+        raise ValueError(f"dbias is wanted, but {given} has no gradient")
+    if arguments.with_dsink and (modifiers is None or modifiers.sink is None):
+        raise ValueError("dsink is wanted, but sink=None has no gradient")
+
+
+def _launch(prepared: PreparedBackward, arguments: BackwardArguments) -> Results:
     forward = arguments.forward
     q, k, v, out, cu_seqlens = forward.q, forward.k, forward.v, forward.out, forward.cu_seqlens
     assert out is not None
@@ -156,17 +184,67 @@ def _launch(
                 torch.autograd.graph.increment_version(given)
         elif not is_covered:
             fresh.zero_()
-    if prepared.launch is None:
-        for x in results:
-            x.zero_()
-        return results
-    gradients = Gradients(arguments.dout, arguments.dlse, *results)
+    dbias = _zeros_for_dbias(prepared.problem, forward) if arguments.with_dbias else None
+    gradients = Gradients(arguments.dout, arguments.dlse, *results, dbias)
     tensors = Tensors(
         *(q, k, v, out, arguments.lse, cu_seqlens, forward.descales),
         *(forward.modifiers, forward.dropout, gradients),
     )
-    prepared.launch(tensors)
-    return results
+    if prepared.launch is None:
+        for x in results:
+            x.zero_()
+    else:
+        prepared.launch(tensors)
+    return Results(
+        *results,
+        dbias=None if dbias is None else _summed_for_bias(dbias, forward),
+        dsink=_gradient_of_sink(arguments) if arguments.with_dsink else None,
+    )
+
+
+def _zeros_for_dbias(problem: Problem, forward: Arguments) -> Tensor:
+    """Room for the gradient of each score; float32, as some of them may be added up."""
+    shape: tuple[int, ...] = (problem.heads_q, problem.seqlen_q)
+    if forward.cu_seqlens is None:
+        shape = (problem.batch, *shape, problem.seqlen_k)
+    else:
+        longest = forward.cu_seqlens.max_seqlen_k
+        assert longest is not None, "a bias of gm1 has as many columns"
+        shape = (*shape, longest)
+    return forward.q.new_zeros(shape, dtype=torch.float32)
+
+
+def _summed_for_bias(dbias: Tensor, forward: Arguments) -> Tensor:
+    """The gradients of the scores, summed over the dimensions in which one bias serves all."""
+    assert forward.modifiers is not None
+    bias = forward.modifiers.bias
+    assert bias is not None
+    sizes = enumerate(zip(bias.shape, dbias.shape, strict=True))
+    shared = [i for i, (one, all_of_them) in sizes if one != all_of_them]
+    # In float64, so that no rounding shows in which order torch adds up.
+    summed = dbias.sum(shared, keepdim=True, dtype=torch.float64) if shared else dbias
+    return summed.to(bias.dtype)
+
+
+def _gradient_of_sink(arguments: BackwardArguments) -> Tensor:
+    """float32 ``(hq,)``: a sink has a probability in each row, and no value.
+
+    It is the sum over all rows of ``p * (dlse - delta)``, where ``p = exp(sink - lse)`` and delta
+    is the row's sum of ``out * dout``.
+    """
+    forward, lse = arguments.forward, arguments.lse
+    assert forward.out is not None
+    assert forward.modifiers is not None
+    sink = forward.modifiers.sink
+    assert sink is not None
+    delta = (forward.out.double() * arguments.dout).sum(-1).transpose(-1, -2)
+    if arguments.dlse is not None:
+        delta = delta - arguments.dlse
+    distance = sink.double()[:, None] - lse
+    # A row without keys and sink has no probabilities; a sink of infinity has all of its row.
+    distance = distance.masked_fill(lse == torch.inf, 0)
+    gradient = -(distance.exp() * delta).masked_fill(lse == -torch.inf, 0)
+    return gradient.sum(-1).view(-1, sink.shape[0]).sum(0).float()
 
 
 def _described(value: Any) -> Hashable:

@@ -255,6 +255,8 @@ def fmha_bwd(
     dq: Tensor | None = None,
     dk: Tensor | None = None,
     dv: Tensor | None = None,
+    dbias: Tensor | None = None,
+    dsink: Tensor | None = None,
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of :func:`jitfmha.fmha_fwd` with respect to q, k and v.
@@ -272,6 +274,9 @@ def fmha_bwd(
         dlse: the gradient of the lse where something depends on it, as ``lse``.
         dq, dk, dv: where to write; the shapes and the dtype of q, k and v, any strides with a
             contiguous last dimension, no memory shared with another argument.
+        dbias, dsink: where to write the gradients of ``bias`` and ``sink``, with their shapes, any
+            dtype and any strides; None where they are not wanted. For dbias each score takes 4
+            bytes for a while.
         options: those of :func:`jitfmha.fmha_fwd`, with the same values.
 
     Returns:
@@ -287,20 +292,32 @@ def fmha_bwd(
     score of its row what the row's probabilities are, which is a summand of delta.
     """
     forward = Arguments.of(q, k, v, {**options, "out": out})
-    arguments = BackwardArguments(forward, lse, dout, dlse, dq, dk, dv)
+    wanted = dbias is not None, dsink is not None
+    arguments = BackwardArguments(forward, lse, dout, dlse, dq, dk, dv, *wanted)
     read = [x for _, x in arguments.inputs() if x is not None]
     if _are_plain(*read) and not (_is_grad_enabled() and _requires_any_grad(*read)):
-        return run_backward(arguments)
+        results = run_backward(arguments)
+        _store(("dbias", dbias, results.dbias), ("dsink", dsink, results.dsink))
+        return results[:3]
     if not _is_compiling():
         make_backward_problem(arguments)
-    results = call_backward_operator(arguments)
-    given = [x for _, x, _ in arguments.outputs()]
-    for result, x in zip(results, given, strict=True):
-        if x is not None:
-            x.copy_(result)
-    written = (result if x is None else x for result, x in zip(results, given, strict=True))
-    new_dq, new_dk, new_dv = written
+    *gradients, new_dbias, new_dsink = call_backward_operator(arguments)
+    _store(("dbias", dbias, new_dbias), ("dsink", dsink, new_dsink))
+    pairs = zip(gradients, (x for _, x, _ in arguments.outputs()), strict=True)
+    new_dq, new_dk, new_dv = (new if given is None else given.copy_(new) for new, given in pairs)
     return new_dq, new_dk, new_dv
+
+
+def _store(*results: tuple[str, Tensor | None, Tensor | None]) -> None:
+    """Write gradients to the tensors that are given for them."""
+    for name, to, gradient in results:
+        if to is None or gradient is None:
+            continue
+        if to.shape != gradient.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(to.shape)}; expected {tuple(gradient.shape)}"
+            )
+        to.copy_(gradient)
 
 
 def _are_plain(*tensors: object) -> bool:

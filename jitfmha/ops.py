@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import Arguments, AttentionOptions
+from .arguments import Arguments, AttentionOptions, Modifiers
 from .backward import BackwardArguments, make_backward_problem, new_gradients, run_backward
 from .call import run
 from .problem import make_problem, out_dtype_of
@@ -31,6 +31,7 @@ _SCHEMA_TYPES = {
     "logit_softcap": "float",
     "sink_size": "SymInt",
     "dropout_p": "float",
+    **dict.fromkeys(("with_dbias", "with_dsink"), "bool"),
 }
 _DEFAULTS = {
     "bf16_cvt": '="rtne"',
@@ -38,6 +39,7 @@ _DEFAULTS = {
     **dict.fromkeys(("bias", "alibi_slopes", "sink", "rng_state"), "=None"),
     **dict.fromkeys(("logit_softcap", "dropout_p"), "=0.0"),
     "sink_size": "=0",
+    **dict.fromkeys(("with_dbias", "with_dsink"), "=False"),
 }
 
 
@@ -63,13 +65,15 @@ NAMES = tuple(name for name in NAMES_WITH_OUT if name != "out")
 BACKWARD_NAMES = (
     *("dout", "q", "k", "v", "out", "lse", "dlse"),
     *(name for name in NAMES[3:] if name != "return_lse"),
+    *("with_dbias", "with_dsink"),
 )
 _BACKWARD_TENSORS = 7
 library = torch.library.Library("jitfmha", "DEF")
 library.define(f"fmha_fwd({_schema(NAMES)}) -> (Tensor out, Tensor lse)")
 library.define(f"fmha_fwd_out({_schema(NAMES_WITH_OUT)}) -> Tensor lse")
 library.define(
-    f"fmha_bwd({_schema(BACKWARD_NAMES, out='Tensor')}) -> (Tensor dq, Tensor dk, Tensor dv)"
+    f"fmha_bwd({_schema(BACKWARD_NAMES, out='Tensor')}) -> "
+    "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)"
 )
 _NUMBERS = {"0": 0, "1": 1, "2": 2}
 
@@ -85,14 +89,19 @@ def call_operator(arguments: Arguments) -> tuple[Tensor, Tensor]:
     return out, torch.ops.jitfmha.fmha_fwd_out(*[flat[x] for x in NAMES_WITH_OUT])
 
 
-def call_backward_operator(arguments: BackwardArguments) -> tuple[Tensor, Tensor, Tensor]:
-    """Go through torch's dispatcher: dq, dk and dv, in new tensors."""
+Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def call_backward_operator(arguments: BackwardArguments) -> Gradients:
+    """Go through torch's dispatcher: dq, dk, dv, dbias and dsink, in new tensors.
+
+    The last two are empty where they are not asked for.
+    """
     flat = arguments.forward.flattened()
     flat["mask"] = _mask_as_text(flat["mask"])
     flat |= {"lse": arguments.lse, "dout": arguments.dout, "dlse": arguments.dlse}
-    results: tuple[Tensor, Tensor, Tensor] = torch.ops.jitfmha.fmha_bwd(
-        *[flat[x] for x in BACKWARD_NAMES]
-    )
+    flat |= {"with_dbias": arguments.with_dbias, "with_dsink": arguments.with_dsink}
+    results: Gradients = torch.ops.jitfmha.fmha_bwd(*[flat[x] for x in BACKWARD_NAMES])
     return results
 
 
@@ -167,19 +176,35 @@ def _fmha_fwd_out_resolved(*given: Any) -> Tensor:
 
 def _backward_arguments_of(given: tuple[Any, ...]) -> BackwardArguments:
     dout, *forward, out, lse, dlse = given[:_BACKWARD_TENSORS]
-    names = ("q", "k", "v", "out", *BACKWARD_NAMES[_BACKWARD_TENSORS:])
-    arguments = _arguments_of(names, (*forward, out, *given[_BACKWARD_TENSORS:]))
-    return BackwardArguments(arguments, lse, dout, dlse)
+    names = ("q", "k", "v", "out", *BACKWARD_NAMES[_BACKWARD_TENSORS:-2])
+    options = dict(zip(BACKWARD_NAMES, given, strict=False))
+    wanted = {name: options.get(name, False) for name in BACKWARD_NAMES[-2:]}
+    rest = given[_BACKWARD_TENSORS : len(BACKWARD_NAMES) - 2]
+    arguments = _arguments_of(names, (*forward, out, *rest))
+    return BackwardArguments(arguments, lse, dout, dlse, **wanted)
 
 
-def _fmha_bwd(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return run_backward(_backward_arguments_of(given))
+def _fmha_bwd(*given: Any) -> Gradients:
+    arguments = _backward_arguments_of(given)
+    dq, dk, dv, dbias, dsink = run_backward(arguments)
+    empty = arguments.forward.q.new_empty
+    return (
+        *(dq, dk, dv),
+        empty(0) if dbias is None else dbias,
+        empty(0, dtype=torch.float32) if dsink is None else dsink,
+    )
 
 
-def _fmha_bwd_fake(*given: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _fmha_bwd_fake(*given: Any) -> Gradients:
     arguments = _backward_arguments_of(given)
     make_backward_problem(arguments)
-    return new_gradients(arguments)
+    modifiers, empty = arguments.forward.modifiers or Modifiers(), arguments.forward.q.new_empty
+    dbias, dsink = empty(0), empty(0, dtype=torch.float32)
+    if arguments.with_dbias and modifiers.bias is not None:
+        dbias = empty(modifiers.bias.shape, dtype=modifiers.bias.dtype)
+    if arguments.with_dsink and modifiers.sink is not None:
+        dsink = empty(modifiers.sink.shape, dtype=torch.float32)
+    return (*new_gradients(arguments), dbias, dsink)
 
 
 for _name, _kernel, _fake in (

@@ -1,0 +1,88 @@
+"""The random numbers of dropout: the generator, its state, and that the kernels use these."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from inputs import DTYPES, random_qkv
+from torch import Tensor
+from untyped import explain, fmha_fwd
+
+from jitfmha import dropout_randval, new_rng_state
+from jitfmha.dropout import _philox
+
+# Counter, key and result, from the known answers of Random123, the authors' own library.
+KNOWN = [
+    ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+    ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+    (
+        (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344),
+        (0xA4093822, 0x299F31D0),
+        (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
+    ),
+]
+
+
+@pytest.mark.parametrize(("counter", "key", "expected"), KNOWN)
+def test_known_answers(
+    counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]
+) -> None:
+    c0, c1, c2, c3 = (torch.tensor([word]) for word in counter)
+    assert tuple(int(word) for word in _philox((c0, c1, c2, c3), key)) == expected
+
+
+def test_bytes_do_not_depend_on_the_lengths(rng: torch.Generator) -> None:
+    state = torch.randint(-(2**62), 2**62, (2,), generator=rng)
+    whole = dropout_randval(state, 3, 5, 40, 70)
+    assert torch.equal(dropout_randval(state, 2, 5, 7, 33), whole[:2, :, :7, :33])
+    other = dropout_randval(state + torch.tensor([1, 0]), 3, 5, 40, 70)
+    assert (other == whole).float().mean() < 0.02
+    other = dropout_randval(state + torch.tensor([0, 1]), 3, 5, 40, 70)
+    assert (other == whole).float().mean() < 0.02
+
+
+def test_bytes_are_uniform() -> None:
+    drawn = dropout_randval(new_rng_state(), 4, 4, 256, 256).flatten().long()
+    counts = drawn.bincount(minlength=256).double()
+    expected = drawn.numel() / 256
+    # Chi squared with 255 degrees of freedom; beyond 400 once in 10^8 runs.
+    assert ((counts - expected) ** 2 / expected).sum() < 400
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.usefixtures("num_threads")
+def test_the_kernel_drops_by_these_bytes(rng: torch.Generator, dtype: str) -> None:
+    """With a unit matrix for v the output is the probabilities, all of which are equal here."""
+    q, k, _ = (torch.zeros_like(x) for x in random_qkv(rng, seqlen_q=140, seqlen_k=64))
+    v = torch.eye(64)[None, :, None].expand(2, 64, 2, 64).to(DTYPES[dtype])
+    q, k = q.to(v.dtype), k.to(v.dtype)
+    state = new_rng_state(generator=rng)
+    outs = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        outs.append(fmha_fwd(q, k, v, dropout_p=0.3, rng_state=state))
+    assert torch.equal(*outs)
+    kept = dropout_randval(state, 2, 2, 140, 64) <= 255 * 0.7
+    assert torch.equal(outs[0].transpose(1, 2) != 0, kept)
+
+
+def call(qkv: tuple[Tensor, Tensor, Tensor], **options: object) -> Tensor:
+    out: Tensor = fmha_fwd(*qkv, dropout_p=0.5, **options)
+    return out
+
+
+def test_where_the_state_comes_from(rng: torch.Generator) -> None:
+    qkv = random_qkv(rng)
+    torch.manual_seed(7)
+    first, second = call(qkv), call(qkv)
+    assert not torch.equal(first, second)
+    torch.manual_seed(7)
+    explain(*qkv, dropout_p=0.5)  # draws nothing
+    fmha_fwd(*qkv, dropout_p=0.0)
+    assert torch.equal(call(qkv), first)
+    generator = torch.Generator().manual_seed(7)
+    assert torch.equal(call(qkv, generator=generator), first)
+    assert torch.equal(call(qkv, generator=generator), second)
+    state = new_rng_state(generator=generator.manual_seed(7))
+    assert torch.equal(call(qkv, rng_state=state), first)
+    assert torch.equal(call(qkv, rng_state=state), first)
