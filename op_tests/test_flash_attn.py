@@ -205,8 +205,33 @@ def of_head(q: Tensor, k: Tensor, **options: Any) -> Tensor:
     return attention(q, k, one, **options)[0].transpose(1, 2)
 
 
+def assert_same_gradients(actual: Tensor, expected: Tensor, inputs: tuple[Tensor, ...]) -> None:
+    """Of a sum of the elements with weights from -1 to 1."""
+    weights = torch.linspace(-1, 1, actual.numel()).view_as(actual)
+    ours, reference = (torch.autograd.grad((x * weights).sum(), inputs) for x in (actual, expected))
+    for name, a, b in zip("qkv", ours, reference, strict=True):
+        torch.testing.assert_close(a, b.float(), atol=2e-5, rtol=2e-5, msg=lambda m, n=name: n + m)
+
+
+def test_gradients_of_paged_keys(rng: torch.Generator) -> None:
+    """What nobody sees of a page has the gradient 0."""
+    q = torch.randn(9, 4, 32, generator=rng).requires_grad_()
+    k, v = (torch.randn(5, 16, 2, 32, generator=rng).requires_grad_() for _ in range(2))
+    table = torch.tensor([[3, 0], [1, 99]], dtype=torch.int32)
+    cu_q, cu_k = prefix_sums([4, 5]), prefix_sums([20, 7])
+    out = flash_attn_varlen_func(
+        q, k, v, cu_q, cu_k, 5, 20, causal=True, deterministic=True, block_table=table
+    )
+    parts = []
+    for rows, pages, length in ((slice(0, 4), [3, 0], 20), (slice(4, 9), [1], 7)):
+        keys, values = (x[pages].flatten(0, 1)[None, :length] for x in (k, v))
+        parts.append(attention(q[None, rows], keys, values, mask=2)[0][0])
+    assert_same_gradients(out, torch.cat(parts), (q, k, v))
+
+
 def test_dropout_and_score_options(rng: torch.Generator) -> None:
-    q, k, v = random_qkv(rng, seqlen_q=20, seqlen_k=45, heads_q=4, hdim=32)
+    qkv = random_qkv(rng, seqlen_q=20, seqlen_k=45, heads_q=4, hdim=32)
+    q, k, v = (x.requires_grad_() for x in qkv)
     slopes = torch.rand(2, 4, generator=rng)
     given: dict[str, Any] = {"softcap": 2.0, "alibi_slopes": slopes, "return_attn_probs": True}
     given |= {"window_size": (15, 3, 2), "dropout_p": 0.3}
@@ -222,6 +247,7 @@ def test_dropout_and_score_options(rng: torch.Generator) -> None:
     assert abs(dropped - 0.3) < 0.07
     expected = attention(q, k, v, keep=signed >= 0, dropout_p=0.3, **options)
     assert_close((out, lse), expected, q, k, v / 0.7)
+    assert_same_gradients(out, expected[0], (q, k, v))
     torch.manual_seed(5)
     again = flash_attn_kvpacked_func(q, torch.stack([k, v], 2), **given)
     assert all(torch.equal(a, b) for a, b in zip((out, lse, signed), again, strict=True))

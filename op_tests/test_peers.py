@@ -78,16 +78,16 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def run(checkout: Path, *options: str) -> tuple[int, list[str]]:
-    """The exit code, and the lines of the output."""
+    """The exit code, and the lines of the output, behind those of stderr: it tells of builds."""
     command = [sys.executable, str(RUN), "--suite", "flash-attn", "--tests", str(checkout)]
     ended = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
-    return ended.returncode, (ended.stdout + ended.stderr).splitlines()
+    return ended.returncode, (ended.stderr + ended.stdout).splitlines()
 
 
 def test_all_as_expected(checkout: Path) -> None:
     code, lines = run(checkout, "--longest", "100", "--seed", "3")
     assert code == 0, lines
-    assert lines[0] == "flash-attn, --seed 3"
+    assert "flash-attn, --seed 3" in lines
     assert lines[-1] == "4 passed, 1 refused, 2 skipped, 2 too long"
     assert "refused, as expected: 1 for an internal function of flash-attn" in lines
 

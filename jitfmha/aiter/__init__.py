@@ -47,7 +47,7 @@ forward pass with the same values:
   ``is_v3_atomic_fp32`` and ``how_v3_bf16_cvt``, which choose among kernels.
 * The results are ``(dq, dk, dv, softmax_d)``, the last float32, the sum of ``dout * out`` for each
   query and head: ``(b, hq, sq)``, of packed sequences ``(hq, total_q)``.
-* ``dbias`` raises ``NotImplementedError``; ``torch.autograd`` gives the gradient of a bias.
+* ``dbias`` is where to write the gradient of ``bias``, in its shape.
 """
 
 from __future__ import annotations

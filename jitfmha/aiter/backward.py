@@ -53,17 +53,18 @@ def mha_bwd(
 ) -> Results:
     """The gradients of :func:`jitfmha.aiter.mha_fwd` for a batch of sequences; see the module."""
     as_flag("deterministic", deterministic)
-    refuse_given(gen=gen, dbias=dbias)
+    refuse_given(gen=gen)
     seqlen_k = k.shape[1] if isinstance(k, Tensor) and k.dim() > 1 else 0
     options = _options(
         *(dropout_p, softmax_scale, is_causal, window_size_left, window_size_right, seqlen_k),
         rng_state,
     )
-    is_two = isinstance(bias, Tensor) and bias.dim() == 2
-    options["bias"] = bias[None, None] if bias is not None and is_two else bias
+    options["bias"], dbias = (_of_all_heads(x) for x in (bias, dbias))
     options["alibi_slopes"] = alibi_slopes
     _check_sinks(sink, d_sink)
-    gradients = fmha_bwd(dout, q, k, v, out, softmax_lse, dq=dq, dk=dk, dv=dv, **options)
+    gradients = fmha_bwd(
+        dout, q, k, v, out, softmax_lse, dq=dq, dk=dk, dv=dv, dbias=dbias, **options
+    )
     softmax_d = _softmax_d(dout, out)
     if sink is not None and d_sink is not None:
         # Of each sequence and head, for its queries.
@@ -236,6 +237,11 @@ def _options(
             )
         options["rng_state"] = rng_state
     return options
+
+
+def _of_all_heads(bias: Tensor | None) -> Tensor | None:
+    """AITER's bias ``(sq, sk)`` as ``fmha_bwd`` takes it; others as they are."""
+    return bias[None, None] if isinstance(bias, Tensor) and bias.dim() == 2 else bias
 
 
 def _check_sinks(sink: Tensor | None, d_sink: Tensor | None) -> None:

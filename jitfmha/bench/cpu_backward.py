@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from ..arguments import AttentionOptions
 from ..interface import fmha_bwd, fmha_fwd
 from ..problem import DTYPE_NAMES
 from .fresh_process import run_fresh
@@ -117,9 +118,9 @@ def _window(report: Report, quick: bool, progress: Progress) -> None:
     q, k, v = (torch.randn(1, seqlen, _HEADS, 64) for _ in range(3))
 
     def step(left: int) -> _Gradients:
-        window_size = (left, -1)
-        out, lse = fmha_fwd(q, k, v, mask="causal", window_size=window_size, return_lse=True)
-        return fmha_bwd(out, q, k, v, out, lse, mask="causal", window_size=window_size)
+        options: AttentionOptions = {"mask": "causal", "window_size": (left, -1)}
+        out, lse = fmha_fwd(q, k, v, return_lse=True, **options)
+        return fmha_bwd(out, q, k, v, out, lse, **options)
 
     times = alternate([lambda: step(-1), lambda: step(window)], min_seconds=0.0 if quick else 4.0)
     progress(f"window {window} at seqlen {seqlen}: {times.ratio(0, 1):.1f}x")
