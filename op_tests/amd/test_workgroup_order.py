@@ -14,6 +14,7 @@ from rigs.recording_runtime import RecordingRuntime
 from torch import Tensor
 from untyped import fmha_fwd
 
+from jitfmha import HipError
 from jitfmha.bench.amd_model_order import (
     GroupLaunch,
     Workgroup,
@@ -193,3 +194,25 @@ def test_what_is_in_flight_is_counted_right() -> None:
     assert in_flight(wide, order).mean_pairs == pytest.approx((2 * 100 + 100) / 200)
     assert in_flight(wide, crossed).most_pairs == 2
     assert in_flight(wide, crossed).busy == pytest.approx((100 + 200) / (2 * 200))
+
+
+# ---- Limits --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("max_seqlen_q", "is_served"), [(None, False), (128, True)])
+def test_workgroups_are_counted_in_32_bits(
+    runtime: RecordingRuntime, max_seqlen_q: int | None, is_served: bool
+) -> None:
+    """130 tiles of 512 heads of 65535 sequences are too many, unless they are known to be short."""
+    rows, heads, batch = 130 * TILE_ROWS, 512, 65535
+    q = torch.zeros(1, 1, 128, dtype=torch.bfloat16).expand(rows, heads, 128)
+    out = torch.empty(rows, heads, 128, dtype=torch.bfloat16)  # which nobody touches
+    sums = torch.zeros(batch + 1, dtype=torch.int32)
+    arguments = {"cu_seqlens_q": sums, "cu_seqlens_k": sums, "max_seqlen_q": max_seqlen_q}
+    with runtime.stands_for(runtime.target(CHIP)):
+        if is_served:
+            fmha_fwd(q, q[:1], q[:1], out=out, **arguments)
+        else:
+            with pytest.raises(HipError, match=f"up to {rows} queries take 130 times 33553920 "):
+                fmha_fwd(q, q[:1], q[:1], out=out, **arguments)
+    assert runtime.launch_count == is_served
