@@ -634,8 +634,8 @@ __device__ inline Place place_in_batch(const Arguments& a, const Divisor& shares
 
 // gm1. All workgroups are in one order, in which they go to the XCDs in turn. An XCD has one pair
 // of a sequence and key head after the other, with the tiles of all query heads of a pair side by
-// side. The pairs of first_heads key heads have an XCD to themselves; those of the others go to sets
-// of XCDs, which take a pair's tiles in turn. The tail is the last pairs of each set together.
+// side. The pairs of first_heads key heads have an XCD to themselves; those of the others go to
+// sets of XCDs, which take a pair's tiles in turn. The tail is the last pairs of each set together.
 __device__ inline Place place_in_group(const Arguments& a, const Divisor& shares) {
   // The axes of the grid mean nothing: heads, sequences, and tiles with their shares.
   unsigned n = __builtin_amdgcn_workgroup_id_x() +
