@@ -106,7 +106,7 @@ class Kernel:
 
     @property
     def grid(self) -> str:
-        return "xcd_heads_batches_splits" if self.mode else "xcd_heads_tiles_splits"
+        return "heads_batches_tiles_splits" if self.mode else "xcd_heads_tiles_splits"
 
     @property
     def file_name(self) -> str:

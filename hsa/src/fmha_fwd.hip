@@ -19,7 +19,7 @@
 //
 // A launch that would not fill the chip splits the keys: num_splits workgroups attend to the same
 // queries, each to its share of the keys. Each leaves its registers in the workspace, from which
-// the kernel COMBINE then makes the output.
+// the kernel COMBINE then makes the output, 32 queries in each workgroup.
 //
 // Set by the build: DTYPE (BF16 or FP16), HDIM_Q, HDIM_V, MASK, GROUP, ROUNDING, KERNEL and
 // COMBINE (symbols), TILE_ROWS, TILE_KEYS.
@@ -68,6 +68,8 @@ constexpr float kLn2 = 0.6931471805599453f;
 constexpr float kInfinity = __builtin_inff();
 // Below every scaled score, and finite: the difference to -inf has to be -inf.
 constexpr float kNoMaximum = -1.7e38f;
+// As many as jitfmha/kernels/tuned/key_split.py makes at most: a buffer's offsets reach them.
+constexpr int kMostSplits = 1024;
 // How far scores may exceed the maximum in use, in powers of two, before all is rescaled.
 constexpr float kHeadroom = 8;
 
@@ -120,15 +122,26 @@ struct Head {
   Global<float> lse;  // null: not wanted
 };
 
+// Which tile of queries a workgroup has, and which share of what is to be done for it.
+struct Place {
+  unsigned batch, head;
+  unsigned tile_rank;  // the tiles of a sequence in the order of their workgroups
+  unsigned share;      // forward: of the keys; combine: of the queries
+};
+
+// Of one sequence, in rows.
+struct Sequence {
+  int seqlen_q, seqlen_k;
+  unsigned q_start, k_start;
+};
+
 // A tile of queries of one sequence and head, and a share of its keys.
 struct Task {
   Head head;
-  int tile;               // of queries; one that the sequence does not have: there is nothing to do
-  int diagonal;           // the last key that query 0 sees under the causal mask
-  int split, num_splits;  // which share of the keys, of how many
+  int tile;                 // of queries
+  int diagonal;             // the last key that query 0 sees under the causal mask
+  int split, num_splits;    // which share of the keys, of how many
   Global<float> workspace;  // of the sequence and head, where splits leave results; null: one split
-
-  __device__ bool is_idle() const { return tile < 0 || tile * kTileRows >= head.q.count; }
 };
 
 // Where the next tiles come from.
@@ -327,50 +340,79 @@ __device__ inline void exchange_queries(u32x4 (&query)[kQuerySteps], Lds<char> e
   }
 }
 
+// The 32 rows of the output that begin with `rows`, on their way from registers through LDS, where
+// there are 64 values of each row together.
+template <bool kAreFar>
+struct OutputRows {
+  Rows rows;
+  __amdgpu_buffer_rsrc_t buffer;
+
+  __device__ explicit OutputRows(Rows given) : rows(given) {
+    // The stride of a single row may be anything, and has to lead behind the end.
+    if (rows.count == 1) rows.stride = kHdimV * 2;
+    buffer = buffer_of<32, kHdimV * 2>(rows);
+  }
+
+  // Four values of a lane, the accumulator's 4 * group and on.
+  __device__ static void put(Lds<char> exchange, int group, f32x4 values, int lane) {
+    *(Lds<u32x2>)(exchange + Exchange::accumulator_place(group, lane)) = u32x2{
+        DTYPE::pack<kRounding>(values.x, values.y), DTYPE::pack<kRounding>(values.z, values.w)};
+  }
+
+  // Eight rows of the 64 values from `column` on.
+  __device__ void store(Lds<const char> exchange, int pass, int column, int lane) const {
+    const int row = Exchange::row_of(pass, lane), chunk = Exchange::chunk_of(lane);
+    const u32x4 values =
+        Exchange::unswapped(*(Lds<const u32x4>)(exchange + Exchange::place(row, chunk)), pass);
+    const int offset = column * 2 + chunk * 16;
+    if constexpr (!kAreFar)
+      __builtin_amdgcn_raw_buffer_store_b128(values, buffer, row * rows.stride + offset, 0, 0);
+    else if (row < rows.count)
+      *(Global<u32x4>)(rows.base + static_cast<unsigned long>(row) * rows.stride + offset) = values;
+  }
+};
+
+// What the output is multiplied with in the end. Rows that see no key are zero.
+__device__ inline float reciprocal_of(float row_sum) {
+  return row_sum == 0 ? 0 : __builtin_amdgcn_rcpf(row_sum);
+}
+
+__device__ inline void store_lse(const Head& head, int first_row, float maximum, float row_sum,
+                                 int lane) {
+  const int row = first_row + lane % 32;
+  if (head.lse && lane < 32 && row < head.q.count)
+    head.lse[row] = row_sum == 0 ? -kInfinity : (maximum + __builtin_amdgcn_logf(row_sum)) * kLn2;
+}
+
 template <bool kAreFar>
 __device__ inline void store_output(Attention& wave, const Head& head, int first_row,
                                     Lds<char> exchange, int lane) {
-  Rows rows = head.o.from(first_row);
-  // The stride of a single row may be anything, and has to lead behind the end.
-  if (rows.count == 1) rows.stride = kHdimV * 2;
-  const auto buffer = buffer_of<32, kHdimV * 2>(rows);
+  const OutputRows<kAreFar> rows(head.o.from(first_row));
   const float sum = wave.row_sum(lane);
   wave.clear_blind_rows(sum);
-  const float factor = sum == 0 ? 0 : __builtin_amdgcn_rcpf(sum);
+  const float factor = reciprocal_of(sum);
 #pragma unroll
   for (int first = 0; first < kValueBlocks; first += 2) {
 #pragma unroll
     for (int group = 0; group < 8; ++group) {
       const f32x16& o = wave.output[first + group / 4];
       const int i = group % 4 * 4;
-      const f32x2 low = f32x2{o[i], o[i + 1]} * factor, high = f32x2{o[i + 2], o[i + 3]} * factor;
-      *(Lds<u32x2>)(exchange + Exchange::accumulator_place(group, lane)) =
-          u32x2{DTYPE::pack<kRounding>(low.x, low.y), DTYPE::pack<kRounding>(high.x, high.y)};
+      rows.put(exchange, group, f32x4{o[i], o[i + 1], o[i + 2], o[i + 3]} * factor, lane);
     }
     wave_barrier();
 #pragma unroll
-    for (int pass = 0; pass < Exchange::kPasses; ++pass) {
-      const int row = Exchange::row_of(pass, lane), chunk = Exchange::chunk_of(lane);
-      const u32x4 values =
-          Exchange::unswapped(*(Lds<const u32x4>)(exchange + Exchange::place(row, chunk)), pass);
-      const int column = first * 64 + chunk * 16;
-      if constexpr (!kAreFar)
-        __builtin_amdgcn_raw_buffer_store_b128(values, buffer, row * rows.stride + column, 0, 0);
-      else if (row < rows.count)
-        *(Global<u32x4>)(rows.base + static_cast<unsigned long>(row) * rows.stride + column) =
-            values;
-    }
+    for (int pass = 0; pass < Exchange::kPasses; ++pass)
+      rows.store(exchange, pass, first * 32, lane);
     wave_barrier();
   }
-  const int row = first_row + lane % 32;
-  if (head.lse && lane < 32 && row < head.q.count)
-    head.lse[row] = sum == 0 ? -kInfinity : (wave.maximum + __builtin_amdgcn_logf(sum)) * kLn2;
+  store_lse(head, first_row, wave.maximum, sum, lane);
 }
 
 // What a split leaves in the workspace: the registers of a wave, as they are.
 struct SplitResult {
   static constexpr int kQuads = 4 * kValueBlocks;
-  static constexpr int kFloats = (kQuads * 4 + 2) * 64;  // of a wave
+  static constexpr int kMaximum = kQuads * 4 * 64, kSum = kMaximum + 64;  // where, in floats
+  static constexpr int kFloats = kSum + 64;                               // of a wave
   Global<float> base;
 
   __device__ static SplitResult of(const Task& task, int split, int wave_index) {
@@ -378,40 +420,45 @@ struct SplitResult {
     return {task.workspace + (static_cast<unsigned long>(index) * kWaves + wave_index) * kFloats};
   }
 
-  // Four values of each lane lie together, so that lanes move whole lines.
-  __device__ Global<f32x4> quad(int i, int lane) const {
-    return (Global<f32x4>)(base + i * 256) + lane;
-  }
-  __device__ Global<float> maximum(int lane) const { return base + kQuads * 256 + lane; }
-  __device__ Global<float> sum(int lane) const { return base + kQuads * 256 + 64 + lane; }
-
   __device__ void store(const Attention& wave, int lane) const {
+    // Four values of each lane lie together, so that lanes move whole lines.
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
       const f32x16& o = wave.output[i / 4];
       const int at = i % 4 * 4;
-      *quad(i, lane) = f32x4{o[at], o[at + 1], o[at + 2], o[at + 3]};
+      ((Global<f32x4>)(base + i * 256))[lane] = f32x4{o[at], o[at + 1], o[at + 2], o[at + 3]};
     }
-    *maximum(lane) = wave.maximum;
-    *sum(lane) = wave.sum.x + wave.sum.y;
+    base[kMaximum + lane] = wave.maximum;
+    base[kSum + lane] = wave.sum.x + wave.sum.y;
+  }
+};
+
+// What all splits of a tile left for one of its waves, as one lane sees it.
+struct SplitResults {
+  static constexpr int kBytes = SplitResult::kFloats * 4;  // of a split
+  static constexpr int kStride = kWaves * kBytes;
+  __amdgpu_buffer_rsrc_t buffer;
+  int lane;
+
+  // Lanes without a row read zeros, from behind the end.
+  __device__ SplitResults(const Task& task, int wave_index, int given_lane, bool has_row)
+      : lane(has_row ? given_lane : 1 << 26) {
+    const Rows rows = {(Global<const char>)SplitResult::of(task, 0, wave_index).base, kStride,
+                       task.num_splits};
+    buffer = buffer_of<kMostSplits, kBytes>(rows);
   }
 
-  // Adds the result to what `wave` has.
-  __device__ void merge_into(Attention& wave, int lane) const {
-    const float next = __builtin_fmaxf(wave.maximum, *maximum(lane));
-    const float before = __builtin_amdgcn_exp2f(wave.maximum - next);
-    const float factor = __builtin_amdgcn_exp2f(*maximum(lane) - next);
-    wave.maximum = next;
-    wave.sum.x = wave.sum.x * before + *sum(lane) * factor;
-#pragma unroll
-    for (int i = 0; i < kQuads; ++i) {
-      const f32x4 result = *quad(i, lane);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int at = i % 4 * 4 + j;
-        wave.output[i / 4][at] = wave.output[i / 4][at] * before + result[j] * factor;
-      }
-    }
+  __device__ f32x4 quad(int split, int i) const {
+    const int offset = split * kStride + i * 1024 + lane * 16;
+    return bits_as<f32x4>(__builtin_amdgcn_raw_buffer_load_b128(buffer, offset, 0, 0));
+  }
+  __device__ float maximum(int split) const { return value(split, SplitResult::kMaximum); }
+  __device__ float sum(int split) const { return value(split, SplitResult::kSum); }
+
+ private:
+  __device__ float value(int split, int at) const {
+    const int offset = split * kStride + at * 4 + lane * 4;
+    return bits_as<float>(__builtin_amdgcn_raw_buffer_load_b32(buffer, offset, 0, 0));
   }
 };
 
@@ -539,60 +586,151 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
                         lds + kOutputExchange + wave_index * Exchange::kBytes, opaque(lane));
 }
 
-// What a workgroup computes. Workgroups go to the XCDs, each of which has an L2 cache of its own,
-// in turn: those whose numbers in x are a multiple of xcds apart are on the same one, because there
-// are a multiple of xcds along x. Each XCD has consecutive heads, so that what shares keys and
-// values meets there.
+typedef unsigned u32x8 __attribute__((ext_vector_type(8)));
+typedef unsigned u32x16 __attribute__((ext_vector_type(16)));
+
+// The arguments in registers, all of them before anything else is done. Left alone, the compiler
+// would load each when it is needed, and every such round is a trip to memory, which may be the
+// host's.
+__device__ inline Arguments loaded_at_once(const Arguments& arguments) {
+  const char* const from = reinterpret_cast<const char*>(&arguments);
+  Arguments result;
+  char* const to = reinterpret_cast<char*>(&result);
+  u32x16 first, second;
+  __builtin_memcpy(&first, from, 64);
+  __builtin_memcpy(&second, from + 64, 64);
+  if constexpr (kGroupMode) {
+    static_assert(__builtin_offsetof(Arguments, q_descale) <= 256);
+    u32x16 third, fourth;
+    __builtin_memcpy(&third, from + 128, 64);
+    __builtin_memcpy(&fourth, from + 192, 64);
+    asm("" : "+s"(first), "+s"(second), "+s"(third), "+s"(fourth));
+    __builtin_memcpy(to + 128, &third, 64);
+    __builtin_memcpy(to + 192, &fourth, 64);
+  } else {
+    u32x8 rest;
+    static_assert(__builtin_offsetof(Arguments, cu_seqlens_q) <= 160);
+    __builtin_memcpy(&rest, from + 128, 32);
+    asm("" : "+s"(first), "+s"(second), "+s"(rest));
+    __builtin_memcpy(to + 128, &rest, 32);
+  }
+  __builtin_memcpy(to, &first, 64);
+  __builtin_memcpy(to + 64, &second, 64);
+  return result;
+}
+
+// gm0. Workgroups go to the XCDs, each of which has an L2 cache of its own, in turn: those whose
+// numbers in x are a multiple of xcds apart are on the same one, because there are a multiple of
+// xcds along x. Each XCD has consecutive heads, so that what shares keys and values meets there.
 //
-// gm0: x counts the heads of a group, whose tiles alternate; y counts tiles, z groups and splits.
-// gm1: x counts all heads, y sequences, z tiles and splits, so that the first tiles of all
-// sequences come first.
-//
-// kCombines: of the kernel `combine`, which has one workgroup for all splits.
-template <bool kCombines>
-__device__ inline Task task_of_workgroup(const Arguments& a) {
+// x counts the heads of a group, whose tiles alternate; y counts tiles, z groups and shares.
+__device__ inline Place place_in_batch(const Arguments& a, const Divisor& shares) {
   const Quotient in_x = divide(__builtin_amdgcn_workgroup_id_x(), a.xcds);
-  const unsigned z = __builtin_amdgcn_workgroup_id_z();
-  const Quotient in_z = kCombines ? Quotient{z, 0} : divide(z, a.num_splits);
-  const unsigned y = __builtin_amdgcn_workgroup_id_y();
+  const Quotient in_z = divide(__builtin_amdgcn_workgroup_id_z(), shares);
   const unsigned first_head = in_x.remainder * a.xcd_heads + in_x.value;
-  unsigned long batch = y, head = first_head;
-  int tile_rank = in_z.value;
-  if (!kGroupMode) {
-    const Quotient sequence = divide(first_head + in_z.value * a.group_heads, a.heads);
-    batch = sequence.value;
-    head = sequence.remainder;
-    tile_rank = y;
+  const Quotient sequence = divide(first_head + in_z.value * a.group_heads, a.heads);
+  return {sequence.value, sequence.remainder, __builtin_amdgcn_workgroup_id_y(), in_z.remainder};
+}
+
+// gm1. All workgroups are in one order, in which they go to the XCDs in turn. An XCD has one pair
+// of a sequence and key head after the other, with the tiles of all query heads of a pair side by
+// side. The pairs of first_heads key heads have an XCD to themselves; those of the others go to
+// sets of XCDs, which take a pair's tiles in turn. The tail is the last pairs of each set together.
+__device__ inline Place place_in_group(const Arguments& a, const Divisor& shares) {
+  // The axes of the grid mean nothing: heads, sequences, and tiles with their shares.
+  unsigned n = __builtin_amdgcn_workgroup_id_x() +
+               a.heads.divisor * (__builtin_amdgcn_workgroup_id_y() +
+                                  a.batch.divisor * __builtin_amdgcn_workgroup_id_z());
+  const unsigned first_count =
+      a.first_heads * a.batch.divisor * a.pair_tiles.divisor * shares.divisor;
+  const bool is_first = n < first_count;
+  if (!is_first) n -= first_count;
+  const Quotient turn = divide(n, a.xcds);
+  unsigned first_head = turn.remainder, head_step = a.xcds.divisor, in_list = turn.value;
+  if (!is_first) {
+    const Quotient xcd = divide(turn.remainder, a.xcd_sets);
+    first_head = a.first_heads + xcd.remainder;
+    head_step = a.xcd_sets.divisor;
+    const unsigned begin = turn.value * a.set_xcds.divisor;
+    unsigned place = xcd.value;
+    // In every turn an XCD gets another place of its set's, or some might get long tiles only. The
+    // last turn is not for all of them.
+    if (begin + a.set_xcds.divisor <= a.set_tiles * shares.divisor) {
+      place += turn.value + divide(turn.value, a.set_xcds).value;
+      place = divide(place, a.set_xcds).remainder;
+    }
+    in_list = begin + place;
   }
-  const unsigned long head_k = divide(head, a.gqa).value;
-  unsigned long q_start = 0, k_start = 0;  // rows
-  int seqlen_q = a.seqlen_q, seqlen_k = a.seqlen_k;
-  if (kGroupMode) {
-    seqlen_q = a.cu_seqlens_q[batch + 1] - a.cu_seqlens_q[batch];
-    seqlen_k = a.cu_seqlens_k[batch + 1] - a.cu_seqlens_k[batch];
-    q_start = a.cu_seqlens_q_padded[batch];
-    k_start = a.cu_seqlens_k_padded[batch];
+  const Quotient tile = divide(in_list, shares);
+  unsigned pair, tile_rank, head_in_pair;
+  if (is_first || tile.value < a.tail_begin) {
+    const Quotient of_pair = divide(tile.value, a.pair_tiles);
+    const Quotient of_rank = divide(of_pair.remainder, a.gqa);
+    pair = of_pair.value;
+    tile_rank = of_rank.value;
+    head_in_pair = of_rank.remainder;
+  } else {
+    const Quotient of_rank = divide(tile.value - a.tail_begin, a.tail_heads);
+    const Quotient of_pair = divide(of_rank.remainder, a.gqa);
+    pair = divide(a.tail_begin, a.pair_tiles).value + of_pair.value;
+    tile_rank = of_rank.value;
+    head_in_pair = of_pair.remainder;
   }
+  const Quotient sequence = divide(pair, a.batch);
+  const unsigned head_k = first_head + sequence.value * head_step;
+  return {sequence.remainder, head_k * a.gqa.divisor + head_in_pair, tile_rank, tile.remainder};
+}
+
+__device__ inline Place place_of_workgroup(const Arguments& a, const Divisor& shares) {
+  if constexpr (kGroupMode) return place_in_group(a, shares);
+  else return place_in_batch(a, shares);
+}
+
+__device__ inline Sequence sequence_of(const Arguments& a, unsigned batch) {
+  if constexpr (!kGroupMode)
+    return {static_cast<int>(a.seqlen_q), static_cast<int>(a.seqlen_k), 0, 0};
+  unsigned q_begin = a.cu_seqlens_q[batch], q_end = a.cu_seqlens_q[batch + 1];
+  unsigned k_begin = a.cu_seqlens_k[batch], k_end = a.cu_seqlens_k[batch + 1];
+  unsigned q_start = a.cu_seqlens_q_padded[batch], k_start = a.cu_seqlens_k_padded[batch];
+  // One round of loads here too: what does not end at once needs all of them.
+  asm("" : "+s"(q_begin), "+s"(q_end), "+s"(k_begin), "+s"(k_end), "+s"(q_start), "+s"(k_start));
+  return {static_cast<int>(q_end - q_begin), static_cast<int>(k_end - k_begin), q_start, k_start};
+}
+
+// The grid and the workspace are as large as max_seqlen_q promised, whatever came since.
+__device__ inline int computed_queries(const Arguments& a, const Sequence& sequence) {
+  return kGroupMode ? smaller(sequence.seqlen_q, a.seqlen_q) : sequence.seqlen_q;
+}
+
+// Under a causal mask the longest tiles go first: what is left for the end is short. Negative, or
+// behind the last one: the sequence has no such tile.
+__device__ inline int tile_of(const Place& place, int queries) {
+  const int rank = place.tile_rank;
+  return kCausal ? tiles_of(queries, kTileRows) - 1 - rank : rank;
+}
+
+__device__ inline Task task_of(const Arguments& a, const Place& place, const Sequence& sequence,
+                               int queries, int tile) {
+  const unsigned long batch = place.batch, head = place.head;
+  const unsigned long head_k = divide(place.head, a.gqa).value;
+  const unsigned long q_start = sequence.q_start, k_start = sequence.k_start;
   Task task;
-  task.diagonal = kTopLeft ? 0 : seqlen_k - seqlen_q;
-  // The grid and the workspace are as large as max_seqlen_q promised, whatever came since.
-  if (kGroupMode) seqlen_q = smaller(seqlen_q, a.seqlen_q);
-  task.head.q = {a.q + batch * a.q_batch + head * a.q_head + q_start * a.q_seq, a.q_seq, seqlen_q};
+  task.diagonal = kTopLeft ? 0 : sequence.seqlen_k - sequence.seqlen_q;
+  task.head.q = {a.q + batch * a.q_batch + head * a.q_head + q_start * a.q_seq, a.q_seq, queries};
   task.head.k = {a.k + batch * a.k_batch + head_k * a.k_head + k_start * a.k_seq, a.k_seq,
-                 seqlen_k};
+                 sequence.seqlen_k};
   task.head.v = {a.v + batch * a.v_batch + head_k * a.v_head + k_start * a.v_seq, a.v_seq,
-                 seqlen_k};
+                 sequence.seqlen_k};
   task.head.o = {a.out + batch * a.out_batch + head * a.out_head + q_start * a.out_seq, a.out_seq,
-                 seqlen_q};
+                 queries};
   const unsigned long line = batch * a.heads.divisor + head;
   task.head.lse = nullptr;
   if (a.lse) {
     const unsigned long row = kGroupMode ? head * a.lse_head + q_start * 4 : line * a.lse_head;
     task.head.lse = (Global<float>)((Global<char>)a.lse + row);
   }
-  // Under a causal mask the longest tiles go first: what is left for the end is short.
-  task.tile = kCausal ? tiles_of(seqlen_q, kTileRows) - 1 - tile_rank : tile_rank;
-  task.split = in_z.remainder;
+  task.tile = tile;
+  task.split = place.share;
   task.num_splits = a.num_splits.divisor;
   task.workspace = a.workspace;
   if (task.workspace)
@@ -607,35 +745,100 @@ __global__
     __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2))) void
     forward(Arguments arguments) {
   alignas(1024) __shared__ char lds[kSharedBytes];
-  const Task task = task_of_workgroup<false>(arguments);
-  if (task.is_idle()) return;
+  const Arguments a = loaded_at_once(arguments);
+  const Place place = place_of_workgroup(a, a.num_splits);
+  const Sequence sequence = sequence_of(a, place.batch);
+  const int queries = computed_queries(a, sequence);
+  const int tile = tile_of(place, queries);
+  if (tile < 0 || tile * kTileRows >= queries) return;
+  const Task task = task_of(a, place, sequence, queries, tile);
   const int thread = opaque(__builtin_amdgcn_workitem_id_x());
   if (are_far<kTileKeys>(task.head.k) || are_far<kTileKeys>(task.head.v) ||
       are_far<32>(task.head.q) || are_far<32>(task.head.o))
-    attend<true>(task, arguments.scale_log2, (Lds<char>)lds, thread);
-  else attend<false>(task, arguments.scale_log2, (Lds<char>)lds, thread);
+    attend<true>(task, a.scale_log2, (Lds<char>)lds, thread);
+  else attend<false>(task, a.scale_log2, (Lds<char>)lds, thread);
+}
+
+// Of the 32 queries that one wave of each split had, a wave here has a share of the columns, for
+// all splits, of which it loads several at once.
+template <bool kAreFar>
+__device__ inline void combine_splits(const Task& task, int part, Lds<char> exchange, int thread) {
+  constexpr int kQuads = SplitResult::kQuads / kWaves, kAtOnce = 8;
+  static_assert(SplitResult::kQuads % kWaves == 0);
+  const int lane = thread % 64;
+  const int wave_index = __builtin_amdgcn_readfirstlane(thread / 64);
+  const int first_quad = wave_index * kQuads, last_split = task.num_splits - 1;
+  const int first_row = task.tile * kTileRows + part * 32;
+  const bool has_row = first_row + lane % 32 < task.head.q.count;
+  const SplitResults results(task, part, lane, has_row);
+
+  float maximum = kNoMaximum, sum = 0;
+  f32x4 output[kQuads];
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) output[i] = f32x4(0);
+  for (int first = 0; first <= last_split; first += kAtOnce) {
+    float maxima[kAtOnce], sums[kAtOnce];
+    f32x4 quads[kAtOnce][kQuads];
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) maxima[n] = results.maximum(smaller(first + n, last_split));
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      // Behind the last split these are zeros.
+      sums[n] = results.sum(first + n);
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) quads[n][i] = results.quad(first + n, first_quad + i);
+    }
+    // Left alone, the compiler would load each when it is needed, to save registers.
+    __builtin_amdgcn_sched_barrier(0);
+    float next = maximum;
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) next = __builtin_fmaxf(next, maxima[n]);
+    const float before = __builtin_amdgcn_exp2f(maximum - next);
+    maximum = next;
+    sum *= before;
+#pragma unroll
+    for (int i = 0; i < kQuads; ++i) output[i] *= before;
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const float factor = __builtin_amdgcn_exp2f(maxima[n] - maximum);
+      sum += sums[n] * factor;
+#pragma unroll
+      for (int i = 0; i < kQuads; ++i) output[i] += quads[n][i] * factor;
+    }
+  }
+
+  // The other half of the wave has the sums of the query's other keys.
+  sum += bits_as<float>(__builtin_amdgcn_ds_bpermute((lane ^ 32) * 4, bits_as<int>(sum)));
+  const OutputRows<kAreFar> rows(task.head.o.from(first_row));
+  const float factor = reciprocal_of(sum);
+#pragma unroll
+  for (int i = 0; i < kQuads; ++i) {
+    const int quad = first_quad + i;
+    rows.put(exchange + quad / 8 * Exchange::kBytes, quad % 8, output[i] * factor, lane);
+  }
+  barrier();
+  for (int n = wave_index; n < kValueBlocks / 2 * Exchange::kPasses; n += kWaves) {
+    const int pass = n % Exchange::kPasses, wide = n / Exchange::kPasses;
+    rows.store(exchange + wide * Exchange::kBytes, pass, wide * 64, lane);
+  }
+  if (wave_index == 0) store_lse(task.head, first_row, maximum, sum, lane);
 }
 
 __global__ void combine(Arguments) asm(COMBINE);
 
-// Makes the output of what the splits left. Its grid is that of the other kernel with one split.
-__global__
-    __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2))) void
-    combine(Arguments arguments) {
-  alignas(1024) __shared__ char lds[kExchangeBytes];
-  const int thread = __builtin_amdgcn_workitem_id_x(), lane = thread % 64;
-  const int wave_index = __builtin_amdgcn_readfirstlane(thread / 64);
-  const Task task = task_of_workgroup<true>(arguments);
-  const int first_row = task.tile * kTileRows + wave_index * 32;
-  if (task.is_idle() || first_row >= task.head.q.count) return;
-  Attention wave;
-  wave.maximum = kNoMaximum;
-  wave.sum = f32x2(0);
-#pragma unroll
-  for (int block = 0; block < kValueBlocks; ++block) wave.output[block] = f32x16(0);
-  for (int split = 0; split < task.num_splits; ++split)
-    SplitResult::of(task, split, wave_index).merge_into(wave, lane);
-  const Lds<char> exchange = (Lds<char>)lds + wave_index * Exchange::kBytes;
-  if (are_far<32>(task.head.o)) store_output<true>(wave, task.head, first_row, exchange, lane);
-  else store_output<false>(wave, task.head, first_row, exchange, lane);
+// Makes the output of what the splits left. Its grid is that of the other kernel with as many
+// workgroups in place of splits as that has waves: each has the 32 queries of one.
+__global__ __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads))) void combine(
+    Arguments arguments) {
+  alignas(1024) __shared__ char lds[kValueBlocks / 2 * Exchange::kBytes];
+  const Arguments a = loaded_at_once(arguments);
+  const Place place = place_of_workgroup(a, Divisor{kWaves, ~0u / kWaves});
+  const Sequence sequence = sequence_of(a, place.batch);
+  const int queries = computed_queries(a, sequence);
+  const int tile = tile_of(place, queries);
+  if (tile < 0 || tile * kTileRows + static_cast<int>(place.share) * 32 >= queries) return;
+  const Task task = task_of(a, place, sequence, queries, tile);
+  const int thread = __builtin_amdgcn_workitem_id_x();
+  if (are_far<32>(task.head.o)) combine_splits<true>(task, place.share, (Lds<char>)lds, thread);
+  else combine_splits<false>(task, place.share, (Lds<char>)lds, thread);
 }

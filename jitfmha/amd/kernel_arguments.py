@@ -67,9 +67,6 @@ JITFMHA_ARGUMENTS = SharedStruct(
         "lse": Pointer("float"),  # null: not wanted
         # What splits of the keys leave, where there are several; else null.
         "workspace": Pointer("float"),
-        **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), Pointer("const int")),  # gm1
-        # Where sequences begin: the same as above unless there are gaps between them.
-        **dict.fromkeys(("cu_seqlens_q_padded", "cu_seqlens_k_padded"), Pointer("const int")),
         "scale_log2": FLOAT,  # the softmax scale times log2(e)
         "seqlen_q": UINT32,  # gm1: max_seqlen_q
         "seqlen_k": UINT32,  # gm0
@@ -80,12 +77,23 @@ JITFMHA_ARGUMENTS = SharedStruct(
         "lse_head": UINT32,
         "query_tiles": UINT32,  # of seqlen_q
         # How the workgroups divide the work: the kernel says what follows from these.
-        "xcd_heads": UINT32,  # heads of an XCD; gm0: of all sequences together
-        "group_heads": UINT32,  # gm0: how many of them alternate
-        "xcds": DIVISOR,
+        "xcds": DIVISOR,  # gm0: or groups of them
         "num_splits": DIVISOR,  # of the keys
         "heads": DIVISOR,  # of q
         "gqa": DIVISOR,  # query heads of a key head
+        **dict.fromkeys(("xcd_heads", "group_heads"), UINT32),  # gm0
+        # gm1 from here on: kernels for gm0 load nothing of it.
+        **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), Pointer("const int")),
+        # Where sequences begin: the same as above unless there are gaps between them.
+        **dict.fromkeys(("cu_seqlens_q_padded", "cu_seqlens_k_padded"), Pointer("const int")),
+        "batch": DIVISOR,
+        "pair_tiles": DIVISOR,  # query tiles of a sequence and key head, of all its query heads
+        "xcd_sets": DIVISOR,  # sets of XCDs, among which the key heads behind first_heads go
+        "set_xcds": DIVISOR,  # XCDs of a set
+        "tail_heads": DIVISOR,  # query heads of the pairs in the tail
+        "first_heads": UINT32,  # key heads that go to single XCDs
+        "set_tiles": UINT32,  # query tiles of a set
+        "tail_begin": UINT32,  # those of them before the tail
         # Of fp8 inputs, for kernels to come.
         **dict.fromkeys(("q_descale", "k_descale", "v_descale"), Pointer("const float")),
         **dict.fromkeys(("q_descale_batch", "q_descale_head"), UINT32),

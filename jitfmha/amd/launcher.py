@@ -36,6 +36,7 @@ KERNEL_TRAITS = SharedStruct(
         **dict.fromkeys(("hdim_q", "hdim_v", "mask", "ts_qo", "threads"), INT32),
         "input_bytes": INT32,  # of an element of q, k and v
         "xcds": INT32,  # of the chip
+        "slots": INT32,  # workgroups that the device runs at a time
         **dict.fromkeys(("is_group", "is_gfx942"), BOOL),
     },
 )
@@ -168,6 +169,7 @@ class BoundKernel:
         traits = KERNEL_TRAITS.packer.pack(
             *(_ABIS.index(row.abi), GRIDS.index(row.grid), row.hdim_q, row.hdim_v, row.mask),
             *(row.ts_qo, row.threads, _INPUT_BYTES[row.dtype], target.chip.xcds),
+            row.workgroups_of_unit * target.compute_units,
             *(row.mode == 1, target.arch == "gfx942"),
         )
         kernel = ctypes.c_void_p()

@@ -40,7 +40,7 @@ Grid = Literal[
     "heads_batches_tiles",
     "heads_batches_tile_pairs",
     "xcd_heads_tiles_splits",
-    "xcd_heads_batches_splits",
+    "heads_batches_tiles_splits",
 ]
 """What a launch counts along x, y and z; the launcher has the formulas. In a pair is a tile from
 the head of a causal triangle and one from its tail."""
@@ -57,11 +57,12 @@ _GRIDS_OF: Mapping[tuple[Abi, int], tuple[Grid, ...]] = {
     ("aiter", 0): ("tiles_heads_batches", "tile_pairs_heads_batches", "heads_tiles_batches"),
     ("aiter", 1): ("heads_batches_tiles", "heads_batches_tile_pairs"),
     ("jitfmha", 0): ("xcd_heads_tiles_splits",),
-    ("jitfmha", 1): ("xcd_heads_batches_splits",),
+    ("jitfmha", 1): ("heads_batches_tiles_splits",),
 }
 _WAVE, _MOST_THREADS = 64, 1024
 _MOST_DIGITS = 18
 _SHOWN_LETTERS = 100
+_THREADS_OF_UNIT = 512
 # Both end up inside C++ string literals; a file stays inside of its tree.
 _SYMBOL = re.compile(r"[A-Za-z_$.][A-Za-z0-9_$.]*")
 _FILE = re.compile(r"[A-Za-z0-9_+,=-][A-Za-z0-9_.+,=-]*(/[A-Za-z0-9_+,=-][A-Za-z0-9_.+,=-]*)*")
@@ -108,6 +109,14 @@ class KernelRow:
         """The kernel's name without the decoration of its symbol."""
         decorated = re.fullmatch(r"_ZN5aiter\d+(\w+)E", self.symbol)
         return decorated[1] if decorated else self.symbol
+
+    @property
+    def workgroups_of_unit(self) -> int:
+        """How many workgroups of a kernel of ours share a compute unit: of AMD's it is not known.
+
+        A unit has 8 waves of our kernels at a time: two workgroups of four, or one of eight.
+        """
+        return _THREADS_OF_UNIT // self.threads
 
     @property
     def serves(self) -> tuple[object, ...]:

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .. import chips
 from ..arguments import Bf16Cvt
 from ..emulator import DEVICES, emulate
 from ..emulator.profile import Estimate, LaunchProfile
 from ..interface import fmha_fwd
 from ..problem import BF16_CVTS
+from .amd_model_order import GroupLaunch, in_flight, workgroups_in_order
 from .report import Progress, Report
 from .rig_suites import RigsNotFound, rig_suite
 
@@ -35,6 +37,10 @@ _BUSY: dict[tuple[str, Bf16Cvt], int] = {
     ("gfx950", "rtne"): 60,
 }
 _CAUSAL = 0.56
+# Of gm1: rows of a workgroup, which has a compute unit to itself; key heads where several query
+# heads share one; pairs of a sequence and key head in flight, by the key heads.
+_TILE_ROWS, _KEY_HEADS = 256, 8
+_PAIRS = {_KEY_HEADS: 2.0, _HEADS: 8.0}
 # GPU allocators align to more than a cache line, PyTorch's for the CPU to less.
 _ALIGNMENT = 512
 
@@ -84,9 +90,25 @@ def run(quick: bool, progress: Progress) -> Report:
     for chip, cvt in _BUSY:
         plain, causal = (_estimate(large[chip, cvt, mask]).seconds for mask in (0, 2))
         report.at_most(f"causal over unmasked time, {chip} {cvt}", causal / plain, _CAUSAL, "x")
+    _pairs_in_flight(report)
     _main_loops(report, quick, progress)
     _launcher_rows(report, quick, progress)
     return report
+
+
+def _pairs_in_flight(report: Report) -> None:
+    """What shares an XCD's L2 cache in gm1: as few sequences and key heads as fill its units."""
+    device = chips.chip("MI300X")
+    lengths = [(_SEQLEN, _SEQLEN)] * _BATCH
+    for heads_k in (_KEY_HEADS, _HEADS):
+        launch = GroupLaunch(
+            *(lengths, _HEADS, heads_k, _TILE_ROWS, True, device.xcds, device.compute_units)
+        )
+        pairs = in_flight(launch, workgroups_in_order(launch)).mean_pairs
+        what = (
+            f"sequences and key heads that an XCD is at work on, gm1, {heads_k} key heads, causal"
+        )
+        report.at_most(what, pairs, _PAIRS[heads_k], "on average")
 
 
 def _launcher_rows(report: Report, quick: bool, progress: Progress) -> None:

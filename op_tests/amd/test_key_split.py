@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -14,19 +15,19 @@ from jitfmha.amd.kernel_arguments import JITFMHA_ARGUMENTS
 from jitfmha.kernels.tuned.key_split import KeySplit
 
 
-def split(**changes: int) -> KeySplit:
+def split(*, tile_seconds: float = 4e-6, **changes: int) -> KeySplit:
     values = {"sequences": 8, "ts_qo": 256, "slots": 304, "hdim_v": 128}
-    return KeySplit(**(values | changes))
+    return KeySplit(**(values | changes), tile_seconds=tile_seconds)
 
 
 @pytest.mark.parametrize(
     ("seqlen_q", "changes", "num_splits"),
     [
-        (1, {}, 11),  # 304 / 8 workgroups are 38, but many splits take long to combine
-        (256, {}, 11),
-        (257, {}, 11),  # 304 / 16
+        (1, {}, 16),  # 304 / 8 workgroups are 38, but splits have four key tiles at least
+        (256, {}, 16),
+        (257, {}, 16),  # 304 / 16
         (257, {"key_tiles": 1024}, 19),
-        (1, {"key_tiles": 24}, 6),  # splits have four key tiles at least
+        (1, {"key_tiles": 24}, 6),
         (1024, {}, 9),  # 304 / 32
         (4096, {}, 2),  # 304 / 128
         (8192, {}, 1),
@@ -38,11 +39,40 @@ def split(**changes: int) -> KeySplit:
         (1, {"sequences": 152}, 2),
         (1, {"sequences": 0}, 1),
         (1, {"slots": 80}, 10),
+        # More would take `combine` longer than they save.
+        (1, {"sequences": 1, "key_tiles": 1024}, 128),
+        # As many as it reaches.
+        (1, {"sequences": 1, "key_tiles": 1 << 20, "slots": 4096}, 1024),
     ],
 )
 def test_num_splits(seqlen_q: int, changes: dict[str, int], num_splits: int) -> None:
     key_tiles = changes.pop("key_tiles", 64)
     assert split(**changes).num_splits(seqlen_q, key_tiles) == num_splits
+
+
+@pytest.mark.parametrize(("key_tiles", "num_splits"), [(8, 1), (11, 1), (12, 3), (15, 3), (16, 4)])
+def test_a_second_launch_has_to_pay(key_tiles: int, num_splits: int) -> None:
+    """It takes 4 us to begin and 3 to run, as long as 7 key tiles."""
+    assert split(tile_seconds=1e-6).num_splits(1, key_tiles) == num_splits
+
+
+def test_num_splits_take_least_time(seed: int) -> None:
+    """Beside all others, by the same model."""
+    draw = random.Random(seed)
+    for _ in range(300):
+        tile_seconds, slots = draw.choice([1e-6, 2e-6, 4e-6]), draw.choice([80, 256, 304, 608])
+        sequences, key_tiles = draw.randint(1, 400), draw.randint(1, 300)
+        some = split(tile_seconds=tile_seconds, slots=slots, sequences=sequences)
+
+        def seconds(count: int, keys: float = key_tiles * tile_seconds) -> float:
+            second_launch = 4e-6 + 3e-6 + 0.25e-6 * (count - 2)
+            return keys / count + (second_launch if count > 1 else 0)
+
+        possible = range(1, max(min(slots // sequences, key_tiles // 4), 1) + 1)
+        best = min(map(seconds, possible))
+        chosen = some.num_splits(1, key_tiles)
+        assert chosen in possible
+        assert seconds(chosen) <= best * 1.001, f"{some}, {key_tiles} key tiles: {chosen}"
 
 
 def test_the_workspace() -> None:
@@ -79,10 +109,10 @@ def test_a_full_chip_gets_one_launch(runtime: RecordingRuntime) -> None:
 def test_split_keys_take_two_launches(runtime: RecordingRuntime, mask: int) -> None:
     call(runtime, 8, 300, 4096, mask=mask)
     first, second = runtime.launches()
-    assert list(first.grid) == [8, 3, 16]
-    assert list(second.grid) == [8, 3, 1]
+    assert list(first.grid) == [8, 3, 25]
+    assert list(second.grid) == [8, 3, 4]  # a workgroup for each of four waves
     assert bytes(first.kernarg) == bytes(second.kernarg)
-    assert fields(first, "num_splits.divisor", "query_tiles") == [16, 3]
+    assert fields(first, "num_splits.divisor", "query_tiles") == [25, 3]
     assert fields(first, "workspace") != [0]
     assert second.symbol.decode().endswith("_combine")
     assert list(first.block) == list(second.block) == [256, 1, 1]
@@ -93,9 +123,9 @@ def test_group_mode_splits_by_the_longest_sequence(runtime: RecordingRuntime) ->
     ends = {"cu_seqlens_q": ends_q, "cu_seqlens_k": ends_k}
     call(runtime, 4, 320, 8192, **ends, max_seqlen_q=300)
     first, second = runtime.launches()
-    assert list(first.grid) == [4, 2, 3 * 16]
-    assert list(second.grid) == [4, 2, 3]
-    assert fields(first, "num_splits.divisor", "query_tiles") == [16, 3]
+    assert list(first.grid) == [4, 2, 3 * 25]
+    assert list(second.grid) == [4, 2, 3 * 4]
+    assert fields(first, "num_splits.divisor", "query_tiles") == [25, 3]
 
 
 @pytest.mark.parametrize(

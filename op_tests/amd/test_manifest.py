@@ -155,7 +155,7 @@ ODD_ROWS: list[tuple[dict[str, object], list[str]]] = [
     ({"threads": 2048}, ["threads '2048' is not a multiple of 64"]),
     ({"grid": "round"}, ["grid 'round' is not known for abi aiter and mode 0; tiles_heads_ba"]),
     ({"grid": "heads_batches_tiles"}, ["is not known for abi aiter and mode 0"]),
-    (OURS | {"grid": "xcd_heads_batches_splits"}, ["and mode 0; xcd_heads_tiles_splits are"]),
+    (OURS | {"grid": "heads_batches_tiles_splits"}, ["and mode 0; xcd_heads_tiles_splits are"]),
     ({"combine_name": "a b"}, ["combine_name 'a b' is not a symbol"]),
     ({"sha256": "abc"}, ["sha256 'abc' is not 64 hexadecimal digits"]),
     ({"ts_qo": "9" * 5000}, [f"ts_qo '{'9' * 100}...' is not a number of up to 18 digits"]),

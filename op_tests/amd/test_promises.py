@@ -47,8 +47,29 @@ def _unread(arch: str) -> Iterator[None]:
 def test_queries_beyond_the_promise_are_not_computed(
     rng: torch.Generator, arch: str, hdims: tuple[int, int], mask: int, promised: int
 ) -> None:
-    """And nothing outside of tensors and workspace is touched, also where keys are split."""
-    lengths = [(310, 520), (5, 40), (200, 7)]
+    """And nothing outside of the tensors is touched."""
+    run_with_promise(rng, arch, hdims, mask, promised, [(310, 520), (5, 40), (200, 7)])
+
+
+@pytest.mark.parametrize("mask", [0, 2])
+@pytest.mark.parametrize("hdims", [(64, 64), (128, 128), (192, 128)], ids=str)
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_queries_beyond_the_promise_leave_no_splits(
+    rng: torch.Generator, arch: str, hdims: tuple[int, int], mask: int
+) -> None:
+    """The workspace of split keys is as large as was promised."""
+    run_with_promise(rng, arch, hdims, mask, 128, [(390, 1900), (5, 40)])
+
+
+def run_with_promise(
+    rng: torch.Generator,
+    arch: str,
+    hdims: tuple[int, int],
+    mask: int,
+    promised: int,
+    lengths: list[tuple[int, int]],
+) -> None:
+    """Compute, and compare the promised queries with float64."""
     rows = [sum(pair[side] for pair in lengths) for side in (0, 1)]
     q, k, v = (
         torch.randn(n, heads, hdim, generator=rng).bfloat16()

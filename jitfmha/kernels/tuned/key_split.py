@@ -1,18 +1,33 @@
-"""How keys are split among workgroups where query tiles alone would leave compute units idle."""
+"""How keys are split among workgroups where query tiles alone would leave compute units idle.
+
+Times are those of the emulator's cost model, in seconds; ``python -m jitfmha profile`` shows them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from ...amd.manifest import KernelRow
+    from ...chips import Arch
 
 # Fewer key tiles for a split would cost more in reading and writing results than they save.
 _LEAST_KEY_TILES = 4
-# A compute unit has 8 waves of these kernels at a time: two workgroups of four, or one of eight.
-_THREADS_OF_UNIT = 512
+# As many as the kernel `combine` reaches (kMostSplits in hsa/src/fmha_fwd.hip).
+_MOST_SPLITS = 1024
+# Multiplications and additions of a compute unit with eight waves: by the model three quarters of
+# what its matrix units could do. A workgroup of four waves has half.
+_PRODUCTS_PER_SECOND: dict[Arch, float] = {"gfx942": 1.08e12, "gfx950": 1.7e12}
+_THREADS_OF_EIGHT_WAVES = 512
+# `combine` with two splits, and what each split more adds: it reads eight of them at once.
+_COMBINE_SECONDS, _COMBINE_SECONDS_OF_SPLIT = 3e-6, 0.25e-6
+# From the end of a kernel to the beginning of the next one on its stream, which the model knows
+# nothing of: the caches of all XCDs are written back, the next packet is read, and workgroups and
+# instructions come in anew. Nobody has published it for these chips. For older ones 3.5 us a launch
+# were seen where many follow one another (AMD's community forum, "HSA: Kernel dispatch latencies").
+_LAUNCH_GAP_SECONDS = 4e-6
 
 
 class Splits(NamedTuple):
@@ -34,18 +49,23 @@ class KeySplit:
         ts_qo: rows of q in a tile.
         slots: workgroups that the GPU runs at a time.
         hdim_v: columns of the output.
+        tile_seconds: that a workgroup takes for a tile of keys.
     """
 
     sequences: int
     ts_qo: int
     slots: int
     hdim_v: int
+    tile_seconds: float
 
     @classmethod
-    def of(cls, row: KernelRow, sequences: int, compute_units: int) -> KeySplit:
+    def of(cls, row: KernelRow, sequences: int, compute_units: int, arch: Arch) -> KeySplit:
         """For a kernel on a GPU."""
-        slots = compute_units * (_THREADS_OF_UNIT // row.threads)
-        return cls(sequences, row.ts_qo, slots, row.hdim_v)
+        products = row.ts_qo * row.ts_kv * (row.hdim_q + row.hdim_v)
+        share = row.threads / _THREADS_OF_EIGHT_WAVES
+        tile_seconds = products / (_PRODUCTS_PER_SECOND[arch] * share)
+        slots = compute_units * row.workgroups_of_unit
+        return cls(sequences, row.ts_qo, slots, row.hdim_v, tile_seconds)
 
     def num_splits(self, seqlen_q: int, key_tiles: int) -> int:
         """For sequences of up to ``seqlen_q`` queries; 1: keys are not split.
@@ -55,11 +75,13 @@ class KeySplit:
         workgroups = self.sequences * -(-seqlen_q // self.ts_qo)
         if workgroups == 0:
             return 1
-        # Each split more makes splits shorter but takes `combine` longer, which merges them one
-        # after another: by the cost model about as long as half a tile of keys.
-        quickest = isqrt(2 * key_tiles)
-        most = min(quickest, key_tiles // _LEAST_KEY_TILES)
-        return max(1, min(self.slots // workgroups, most))
+        most = min(self.slots // workgroups, key_tiles // _LEAST_KEY_TILES, _MOST_SPLITS)
+        if most < 2:
+            return 1
+        # Each split more makes splits shorter, but takes `combine` longer.
+        seconds = key_tiles * self.tile_seconds
+        num_splits = min(most, max(2, isqrt(int(seconds / _COMBINE_SECONDS_OF_SPLIT))))
+        return num_splits if self._seconds(seconds, num_splits) < seconds else 1
 
     def splits(self, seqlen_q: int, key_tiles: int) -> Splits:
         """:meth:`num_splits` and what they leave."""
@@ -77,6 +99,12 @@ class KeySplit:
         tiles = self.sequences * -(-seqlen_q // self.ts_qo)
         return tiles * num_splits * waves * 64 * (self.hdim_v // 2 + 2)
 
+    @staticmethod
+    def _seconds(unsplit_seconds: float, num_splits: int) -> float:
+        """Of both launches, where one without splits takes ``unsplit_seconds``."""
+        combine = _COMBINE_SECONDS + _COMBINE_SECONDS_OF_SPLIT * (num_splits - 2)
+        return unsplit_seconds / num_splits + _LAUNCH_GAP_SECONDS + combine
+
 
 @dataclass(frozen=True)
 class GroupSplits:
@@ -84,7 +112,13 @@ class GroupSplits:
 
     split: KeySplit
     key_tiles: int
+    _of_query_tiles: dict[int, Splits] = field(default_factory=dict, compare=False)
 
     def __call__(self, max_seqlen_q: int) -> Splits:
         """For sequences of up to ``max_seqlen_q`` queries."""
-        return self.split.splits(max_seqlen_q, self.key_tiles)
+        query_tiles = -(-max_seqlen_q // self.split.ts_qo)
+        splits = self._of_query_tiles.get(query_tiles)
+        if splits is None:
+            splits = self.split.splits(max_seqlen_q, self.key_tiles)
+            self._of_query_tiles[query_tiles] = splits
+        return splits

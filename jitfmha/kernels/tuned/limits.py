@@ -96,25 +96,12 @@ _have_small_fields = {"gm0": _have_small_fields_in_gm0, "gm1": _have_small_field
 def reason_of_row(problem: Problem, target: AmdTarget, row: KernelRow) -> Reason | None:
     """What a kernel of a manifest cannot do beyond that; AMD's own have more limits than ours."""
     if row.abi == "jitfmha":
-        return _grid_reason(problem, row)
+        return None
     return (
         _range_reason(problem)
         or _gqa_reason(problem, target)
         or _descale_shape_reason(problem, target)
         or _descale_twice_reason(problem, target, row)
-    )
-
-
-def _grid_reason(problem: Problem, row: KernelRow) -> Reason | None:
-    """In gm1 the heads of all sequences lie along one axis, which counts threads in 32 bits."""
-    most = (_FIELD_END - 1) // row.threads
-    count = problem.batch * problem.heads_q
-    if problem.mode == "gm0" or count <= most:
-        return None
-    return Reason(
-        "a grid takes up to {most} heads of sequences; the problem has {count}.",
-        most=most,
-        count=count,
     )
 
 

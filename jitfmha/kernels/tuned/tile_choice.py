@@ -67,7 +67,12 @@ class TileChoice:
     def __init__(self, rows: Sequence[KernelRow], problem: Problem, target: AmdTarget) -> None:
         sequences = problem.batch * problem.heads_q
         self._rows = [
-            (row, KeySplit.of(row, sequences, target.compute_units) if row.combine_symbol else None)
+            (
+                row,
+                KeySplit.of(row, sequences, target.compute_units, target.arch)
+                if row.combine_symbol
+                else None,
+            )
             for row in sorted(rows, key=lambda row: -row.ts_qo)
         ]
         self._sequences = sequences
