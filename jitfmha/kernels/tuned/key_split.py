@@ -5,7 +5,7 @@ Times are those of the emulator's cost model, in seconds; ``python -m jitfmha pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isqrt
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -112,13 +112,7 @@ class GroupSplits:
 
     split: KeySplit
     key_tiles: int
-    _of_query_tiles: dict[int, Splits] = field(default_factory=dict, compare=False)
 
     def __call__(self, max_seqlen_q: int) -> Splits:
         """For sequences of up to ``max_seqlen_q`` queries."""
-        query_tiles = -(-max_seqlen_q // self.split.ts_qo)
-        splits = self._of_query_tiles.get(query_tiles)
-        if splits is None:
-            splits = self.split.splits(max_seqlen_q, self.key_tiles)
-            self._of_query_tiles[query_tiles] = splits
-        return splits
+        return self.split.splits(max_seqlen_q, self.key_tiles)
