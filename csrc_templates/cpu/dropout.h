@@ -1,6 +1,6 @@
 // Which probabilities are dropped: random bytes by the counter-based generator Philox 4x32-10
-// (Salmon et al., SC 2011), which depend on the random state and on their position alone. Forward and
-// backward agree by them, whatever their tiles are.
+// (Salmon et al., SC 2011), which depend on the random state and on their position alone. Forward
+// and backward agree by them, whatever their tiles are.
 //
 // A counter is (key / 16, query, batch * heads_q + head, offset), the key of the generator is the
 // seed, and the 16 bytes of the result are for 16 keys that follow each other.
