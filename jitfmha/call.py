@@ -90,6 +90,10 @@ class CallKind:
         seqlen_q, _, strides_q, _, _, strides_out = sizes
         batch = self._batch
         wants_huge_pages = seqlen_q >= self._huge_pages_from_seqlen_q
+        # Where nobody has a kernel yet, or the first one is not the best, everything is asked.
+        launch = self._kernels[0].launch_for(sizes) if self._kernels and seqlen_q else None
+        if launch is None:
+            launch = self._launch_for(sizes)
         spans: tuple[int, ...] = ()
         if arguments[_OUT] is not None:
             tensors = arguments.q, arguments.k, arguments.v, arguments.out
@@ -98,7 +102,7 @@ class CallKind:
             PreparedCall,
             (
                 self,
-                self._launch_for(sizes),
+                launch,
                 sizes,
                 (seqlen_q, self._heads_q, self._hdim_v)
                 if batch is None

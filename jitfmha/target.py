@@ -20,9 +20,10 @@ CpuIsa = Literal["avx512_bf16", "avx512", "avx2", "neon", "generic"]
 
 _MOST_OPTIONS = 1024
 _MOST_KINDS = 256
-# Of the same options. A loop in which every call has one key more needs none of those before: few
-# are kept, so that it goes through little memory and leaves little to Python's garbage collection.
-_MOST_CALLS = 128
+# Of the same options. A loop in which every call has one key more needs none of those before: so
+# few are kept that it goes through little memory, and that Python's garbage collection, which comes
+# when there are 700 objects more than when it came last, has no reason to come.
+_MOST_CALLS = 48
 
 
 class KeptCalls:

@@ -145,11 +145,19 @@ class BoundKernel:
             splits: num_splits, and how many float32 values the splits leave.
             splits_of: gm1: where they follow from the longest sequence of each call.
         """
-        seqlen_q, seqlen_k, q, k, v, out = sizes
+        # Written out: with stars in the call it would take longer.
+        q0 = k0 = v0 = o0 = 0
         if self.is_group:
-            packed = _pack_sizes(seqlen_q, seqlen_k, 0, *q, 0, *k, 0, *v, 0, *out)
+            seqlen_q, seqlen_k, (q1, q2, q3), (k1, k2, k3), (v1, v2, v3), (o1, o2, o3) = sizes
         else:
-            packed = _pack_sizes(seqlen_q, seqlen_k, *q, *k, *v, *out)
+            seqlen_q, seqlen_k, q, k, v, out = sizes
+            (q0, q1, q2, q3), (k0, k1, k2, k3), (v0, v1, v2, v3), (o0, o1, o2, o3) = q, k, v, out
+        # fmt: off
+        packed = _pack_sizes(
+            seqlen_q, seqlen_k,
+            q0, q1, q2, q3, k0, k1, k2, k3, v0, v1, v2, v3, o0, o1, o2, o3,
+        )
+        # fmt: on
         return new_tuple(AmdLaunch, (self, packed, seqlen_q, splits, splits_of))
 
     def descales(self, given: Descales | None) -> list[Tensor]:

@@ -78,7 +78,9 @@ class TileChoice:
         self._sequences = sequences
         # The lengths of gm1's sequences are on the GPU: they count as equally long.
         self._is_group = problem.mode == "gm1"
-        self._batch = max(problem.batch, 1) if self._is_group else 1
+        sequences_of_pack = max(problem.batch, 1) if self._is_group else 1
+        self._step_q = _STEP_Q * sequences_of_pack
+        self._step_k = _STEP_K * sequences_of_pack
         self._mask = problem.mask
         self._compute_units = target.compute_units
         self._small = _SMALL_TILES[target.arch]
@@ -89,10 +91,7 @@ class TileChoice:
 
         The lengths are those of every sequence, or in gm1 the packed rows of all.
         """
-        steps = (
-            -(-seqlen_q // (self._batch * _STEP_Q)),
-            -(-seqlen_k // (self._batch * _STEP_K)),
-        )
+        steps = -(-seqlen_q // self._step_q), -(-seqlen_k // self._step_k)
         tile = self._chosen.get(steps)
         if tile is None:
             if len(self._chosen) >= _MOST_CHOSEN:
