@@ -29,7 +29,7 @@ from .problem import (
     make_problem,
     out_dtype_of,
 )
-from .target import TARGET_HERE, CallCache, KeptCalls, Target
+from .target import TARGET_HERE, CallCache, Target
 
 
 class PreparedCall(NamedTuple):
@@ -205,12 +205,14 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
         prepared = _first_of_kind(arguments)
     else:
         if prepared is None:
-            if calls is None:
-                calls = KeptCalls()
-                prepared = _prepare(calls, key, arguments)
-                cache.keep(options, calls)
+            kind_key, new_sizes = _kind_and_sizes(key, cu_seqlens is not None)
+            known = None if calls is None else calls.kinds.get(kind_key)
+            if calls is not None and known is not None:
+                prepared = known.prepare(new_sizes or check_sizes(arguments), arguments)
             else:
-                prepared = _prepare(calls, key, arguments)
+                prepared = _first_of_kind(arguments)
+                calls = cache.keep_kind(options, kind_key, prepared.kind)
+            calls.keep(key, prepared)
     kind, launch, sizes, out_shape, out_is_like_q, wants_huge_pages, lse_layout, spans = prepared
     covered = True
     if cu_seqlens is not None:
@@ -247,20 +249,6 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
 _empty_like = torch.empty_like
 _OUT = Arguments._fields.index("out")
 _RETURN_LSE = Arguments._fields.index("return_lse")
-_CU_SEQLENS = Arguments._fields.index("cu_seqlens")
-
-
-def _prepare(calls: KeptCalls, key: Any, arguments: Arguments) -> PreparedCall:
-    """Settle a call that is not kept among those with the same options, and keep it there."""
-    kind_key, sizes = _kind_and_sizes(key, is_group=arguments[_CU_SEQLENS] is not None)
-    kind = calls.kinds.get(kind_key)
-    if kind is None:
-        prepared = _first_of_kind(arguments)
-        calls.keep_kind(kind_key, prepared.kind)
-    else:
-        prepared = kind.prepare(sizes or check_sizes(arguments), arguments)
-    calls.keep(key, prepared)
-    return prepared
 
 
 def _first_of_kind(arguments: Arguments) -> PreparedCall:

@@ -47,12 +47,6 @@ class KeptCalls:
             self.prepared.clear()
         self.prepared[key] = prepared
 
-    def keep_kind(self, key: Hashable, kind: object) -> None:
-        """Keep a kind of calls; where there are too many, they are all forgotten before."""
-        if len(self.kinds) >= _MOST_KINDS:
-            self.kinds.clear()
-        self.kinds[key] = kind
-
 
 class CallCache:
     """What calls left behind for later ones. A target that is put in place has its own.
@@ -68,11 +62,20 @@ class CallCache:
         self.by_options: dict[Hashable, KeptCalls] = {}
         self.backward = KeptCalls()
 
-    def keep(self, options: Hashable, calls: KeptCalls) -> None:
-        """Keep calls with new options; where there are too many, all are forgotten before."""
-        if len(self.by_options) >= _MOST_OPTIONS:
-            self.by_options.clear()
-        self.by_options[options] = calls
+    def keep_kind(self, options: Hashable, key: Hashable, kind: object) -> KeptCalls:
+        """Keep a kind of calls; returns where those with its options are kept.
+
+        Where there are too many options, or kinds, they are all forgotten before.
+        """
+        calls = self.by_options.get(options)
+        if calls is None:
+            if len(self.by_options) >= _MOST_OPTIONS:
+                self.by_options.clear()
+            calls = self.by_options[options] = KeptCalls()
+        if len(calls.kinds) >= _MOST_KINDS:
+            calls.kinds.clear()
+        calls.kinds[key] = kind
+        return calls
 
 
 class CpuTarget:
