@@ -16,7 +16,11 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
-from .ops import BACKWARD_NAMES, NAMES, NAMES_WITH_OUT, library
+from .detection import target_of
+from .dispatch import plan_for
+from .ops import BACKWARD_NAMES, NAMES, NAMES_WITH_OUT, arguments_of, library
+from .problem import GradientStrides, make_problem
+from .target import CpuTarget
 
 _RETURN_LSE = NAMES.index("return_lse")
 _OPTIONS = BACKWARD_NAMES[BACKWARD_NAMES.index("dlse") + 1 :]
@@ -91,6 +95,7 @@ def _fmha_fwd(*given: Any) -> tuple[Tensor, Tensor]:
     if not _is_gradient_asked_for(given):
         return _Attention.forward(*given)
     _refuse_missing_gradients(given)
+    _refuse_unserved_backward(given)
     with_lse = given[_RETURN_LSE]
     forced = (*given[:_RETURN_LSE], True, *given[_RETURN_LSE + 1 :])
     out, lse = _apply(_Attention, forced)
@@ -141,6 +146,20 @@ def _refuse_missing_gradients(given: tuple[Any, ...]) -> None:
             raise NotImplementedError(
                 f"{name} requires grad, and its gradient is not implemented yet; detach it"
             )
+
+
+def _refuse_unserved_backward(given: tuple[Any, ...]) -> None:
+    """Raise ``NotImplementedError`` where nothing serves backward: before forward, not after it."""
+    q = given[0]
+    if type(q) is not Tensor:
+        return  # A tensor without values; the target may be another machine's.
+    target = target_of(q.device)
+    if isinstance(target, CpuTarget):
+        return  # Which serves it wherever it serves forward.
+    problem = make_problem(arguments_of(NAMES, given))
+    sizes = problem.sizes
+    strides = GradientStrides(sizes.out, (), None, sizes.q, sizes.k, sizes.v)
+    plan_for(problem._replace(gradients=strides), target)
 
 
 def _refuse_tangents(names: tuple[str, ...], given: tuple[Any, ...]) -> None:

@@ -115,7 +115,7 @@ def _mask_as_text(mask: int | str) -> str:
     return repr(mask)
 
 
-def _arguments_of(names: tuple[str, ...], given: tuple[Any, ...]) -> Arguments:
+def arguments_of(names: tuple[str, ...], given: tuple[Any, ...]) -> Arguments:
     """The value behind an operator's arguments; the dispatcher leaves trailing defaults out."""
     flat: dict[str, Any] = dict(zip(names, given, strict=False))
     flat["mask"] = _NUMBERS.get(flat["mask"], flat["mask"])
@@ -138,22 +138,22 @@ def _lse_or_empty(q: Tensor, lse: Tensor | None) -> Tensor:
 
 
 def _fmha_fwd(*given: Any) -> tuple[Tensor, Tensor]:
-    arguments = _arguments_of(NAMES, given)
+    arguments = arguments_of(NAMES, given)
     out, lse = run(arguments)
     return out, _lse_or_empty(arguments.q, lse)
 
 
 def _fmha_fwd_out(*given: Any) -> Tensor:
-    arguments = _arguments_of(NAMES_WITH_OUT, given)
+    arguments = arguments_of(NAMES_WITH_OUT, given)
     return _lse_or_empty(arguments.q, run(arguments)[1])
 
 
 def _fmha_fwd_fake(*given: Any) -> tuple[Tensor, Tensor]:
-    return _fake_results(_arguments_of(NAMES, given))
+    return _fake_results(arguments_of(NAMES, given))
 
 
 def _fmha_fwd_out_fake(*given: Any) -> Tensor:
-    return _fake_results(_arguments_of(NAMES_WITH_OUT, given))[1]
+    return _fake_results(arguments_of(NAMES_WITH_OUT, given))[1]
 
 
 def _fake_results(arguments: Arguments) -> tuple[Tensor, Tensor]:
@@ -164,7 +164,7 @@ def _fake_results(arguments: Arguments) -> tuple[Tensor, Tensor]:
 
 def _fmha_fwd_out_resolved(*given: Any) -> Tensor:
     """For tensors with the negative bit. What torch does by itself fails on a returned lse."""
-    arguments = _arguments_of(NAMES_WITH_OUT, given)
+    arguments = arguments_of(NAMES_WITH_OUT, given)
     make_problem(arguments)
     resolved = [x.resolve_neg() if isinstance(x, Tensor) else x for x in given]
     lse: Tensor = torch.ops.jitfmha.fmha_fwd_out.default(*resolved)
@@ -174,18 +174,18 @@ def _fmha_fwd_out_resolved(*given: Any) -> Tensor:
     return lse
 
 
-def _backward_arguments_of(given: tuple[Any, ...]) -> BackwardArguments:
+def _backwardarguments_of(given: tuple[Any, ...]) -> BackwardArguments:
     dout, *forward, out, lse, dlse = given[:_BACKWARD_TENSORS]
     names = ("q", "k", "v", "out", *BACKWARD_NAMES[_BACKWARD_TENSORS:-2])
     options = dict(zip(BACKWARD_NAMES, given, strict=False))
     wanted = {name: options.get(name, False) for name in BACKWARD_NAMES[-2:]}
     rest = given[_BACKWARD_TENSORS : len(BACKWARD_NAMES) - 2]
-    arguments = _arguments_of(names, (*forward, out, *rest))
+    arguments = arguments_of(names, (*forward, out, *rest))
     return BackwardArguments(arguments, lse, dout, dlse, **wanted)
 
 
 def _fmha_bwd(*given: Any) -> Gradients:
-    arguments = _backward_arguments_of(given)
+    arguments = _backwardarguments_of(given)
     dq, dk, dv, dbias, dsink = run_backward(arguments)
     empty = arguments.forward.q.new_empty
     return (
@@ -196,7 +196,7 @@ def _fmha_bwd(*given: Any) -> Gradients:
 
 
 def _fmha_bwd_fake(*given: Any) -> Gradients:
-    arguments = _backward_arguments_of(given)
+    arguments = _backwardarguments_of(given)
     make_backward_problem(arguments)
     modifiers, empty = arguments.forward.modifiers or Modifiers(), arguments.forward.q.new_empty
     dbias, dsink = empty(0), empty(0, dtype=torch.float32)

@@ -134,3 +134,12 @@ def test_new_lengths_are_checked(rng: torch.Generator) -> None:
         fmha_fwd(q, x[:, :8], x[:, :8], out=torch.zeros(1, 2, 2, 24))
     with pytest.raises(ValueError, match="elements overlap"):
         fmha_fwd(x[:, :3], x, x, out=torch.zeros(1, 1, 2, 24).expand(1, 3, 2, 24))
+
+
+@pytest.mark.parametrize("where", ["gfx942", "gfx950"])
+def test_gradients_that_nobody_serves_are_refused_before_forward(where: str) -> None:
+    q = torch.zeros(1, 4, 2, 64, dtype=torch.bfloat16, requires_grad=True)
+    with emulate(where), pytest.raises(NotImplementedError, match="the backward pass"):
+        fmha_fwd(q, q, q)
+    with emulate(where), torch.no_grad():
+        fmha_fwd(q, q, q)
