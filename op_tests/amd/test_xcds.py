@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from untyped import fmha_fwd
 
 from jitfmha import emulate
 from jitfmha.amd.kernel_arguments import JITFMHA_ARGUMENTS
-from jitfmha.target import TARGET_HERE
+from jitfmha.target import TARGET_HERE, AmdTarget
 
 NUMBER_OF_XCCS, INVALID_VALUE = 10018, 1
 ROUNDING = 2**-8
@@ -85,9 +84,11 @@ def test_heads_are_shared_out_evenly(
 def emulated_with(xcds: int) -> Iterator[None]:
     """A chip with less XCDs than its like, which the device therefore does not contradict."""
     with emulate("gfx942", check=True):
-        target = TARGET_HERE.get()
-        assert target is not None
-        token = TARGET_HERE.set(replace(target, chip=replace(target.chip, xcds=xcds)))
+        here = TARGET_HERE.get()
+        assert isinstance(here, AmdTarget)
+        chip = here.chip._replace(xcds=xcds)
+        target = AmdTarget(chip, here.device_index, here.compute_units, here.runtime, here.trees)
+        token = TARGET_HERE.set(target)
         try:
             yield
         finally:

@@ -377,6 +377,9 @@ def flash_asked(packed: int, group: bool) -> Callable[[Arguments], tuple[Argumen
             call |= dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), longest)
         elif group:
             call |= {n: peer.number(n) for n in GROUP[:4]}
+        # Without them it would be the batch mode, which has functions of its own.
+        sums = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k")
+        broken |= {name for name in sums if group and arguments.get(name, ()) is None}
         return call, broken
 
     return asked
