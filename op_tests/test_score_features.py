@@ -10,7 +10,6 @@ import torch
 from inputs import DTYPES, prefix_sums, random_qkv
 from reference import Result, assert_close, attention, attention_packed
 from score_features import FEATURES, Options, Shape, for_reference, largest_modifier
-from torch import Tensor
 from untyped import fmha_fwd
 
 from jitfmha.target import CpuIsa
@@ -58,14 +57,6 @@ def test_all_features_together(rng: torch.Generator, isa: CpuIsa, dtype: str) ->
     check_batches(rng, "everything", dtype)
 
 
-def padded_bias(bias: Tensor, lengths_q: list[int]) -> Tensor:
-    """A packed bias ``(hq|1, total_q|1, sk)`` as the reference has it, with four dimensions."""
-    if bias.shape[1] == 1:
-        return bias[None]
-    rows = [x.transpose(0, 1) for x in bias.split(lengths_q, dim=1)]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True).transpose(1, 2)
-
-
 @pytest.mark.sample(("feature", "dtype"), KINDS, 2)
 def test_group_mode(rng: torch.Generator, feature: str, dtype: str) -> None:
     lengths_q, lengths_k = [1, 130, 0, 17, 3, 65], [70, 5, 4, 17, 300, 0]
@@ -88,8 +79,6 @@ def test_group_mode(rng: torch.Generator, feature: str, dtype: str) -> None:
         groups = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_k": 300}
         actual = fmha_fwd(q, k, v, return_lse=True, **groups, **options)
         of_reference = for_reference(options, Shape(6, heads_q, 130, 300, q.dtype, rng))
-        if "bias" in options:
-            of_reference["bias"] = padded_bias(options["bias"], lengths_q)
         starts = cu_q.tolist()[:-1], cu_k.tolist()[:-1]
         expected = attention_packed(q, k, v, lengths_q, lengths_k, *starts, **of_reference)
         check(actual, expected, (q, k, v), options, packed)
@@ -110,10 +99,8 @@ def test_padded_sequences(rng: torch.Generator) -> None:
         cu_seqlens_q_padded=torch.tensor([0, 25, 40], dtype=torch.int32),
         cu_seqlens_k_padded=torch.tensor([0, 30, 50], dtype=torch.int32),
     )
-    rows = [bias[:, start : start + n] for start, n in zip(starts_q, lengths_q, strict=True)]
-    of_reference = padded_bias(torch.cat(rows, dim=1), lengths_q)
     lengths = lengths_q, lengths_k, starts_q, starts_k
-    expected = attention_packed(q, k, v, *lengths, bias=of_reference)
+    expected = attention_packed(q, k, v, *lengths, bias=bias)
     assert_close(actual, expected, q, k, v, largest_modifier=bias.abs().max().item())
 
 

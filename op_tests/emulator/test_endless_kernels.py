@@ -139,7 +139,7 @@ import os, signal, threading
 from jitfmha.amd.device_compiler import compile_hip
 from jitfmha.emulator import Emulator
 emulator = Emulator()
-emulator.set_options(instruction_budget={_BUDGET})
+emulator.set_options(instruction_budget={20 * _BUDGET})  # the signal may come late
 module = emulator.load_module(compile_hip('''{_SOURCE}''', "gfx942"), 0)
 kernel = emulator.function(module, "endless")
 threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
