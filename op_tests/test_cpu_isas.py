@@ -176,7 +176,7 @@ def test_other_isas_are_compiled(tmp_path: Path, other_isa: CpuIsa, dtype: str) 
         spec = launcher_spec(traits)
         for name, text in spec.sources.items():
             (tmp_path / name).write_text(text)
-        compiler = [sys.executable, "-m", "ziglang", "c++", f"--target={machine}-linux-gnu"]
+        compiler = [sys.executable, "-I", "-m", "ziglang", "c++", f"--target={machine}-linux-gnu"]
         arguments = [*spec.cflags, "-fPIC", "-c", "fmha_fwd.cpp", "-o", "fmha_fwd.o"]
         done = subprocess.run(
             [*compiler, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
