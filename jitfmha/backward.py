@@ -21,6 +21,8 @@ from .problem import (
     GradientStrides,
     Problem,
     check_cu_seqlens_values,
+    check_last_dimension,
+    check_layout,
     make_problem,
     out_dtype_of,
 )
@@ -95,14 +97,14 @@ def run_backward(arguments: BackwardArguments) -> Results:
     key = None
     try:
         key = _described(arguments)
-        prepared = cache.backward.prepared.get(key)
+        prepared = cache.backward.get(key)
     except (AttributeError, TypeError, RuntimeError):
         # Not a tensor, not hashable, not strided: the checks say what is wrong, if anything.
         prepared = None
     if prepared is None:
         prepared = _prepare(arguments)
         if key is not None:
-            cache.backward.keep(key, prepared)
+            cache.keep_backward(key, prepared)
     _refuse_shared_memory(arguments)
     return _launch(prepared, arguments)
 
@@ -265,19 +267,15 @@ def _check_like(
 ) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__} ({x!r})")
-    if x.layout != torch.strided:
-        raise TypeError(f"{name} has layout {x.layout}; only torch.strided is served")
+    check_layout(name, x)
     if x.dtype != dtype:
         raise TypeError(f"{name} has dtype {x.dtype}; it must be {dtype}")
     if x.device != q.device:
         raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device")
     if tuple(x.shape) != shape:
         raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {shape}")
-    if not any_last_stride and x.shape[-1] > 1 and x.stride(-1) != 1:
-        raise ValueError(
-            f"{name} has stride {x.stride(-1)} in its last dimension, which must be contiguous; "
-            f"call {name}.contiguous()"
-        )
+    if not any_last_stride:
+        check_last_dimension(name, x)
 
 
 def _new_like(x: Tensor) -> Tensor:

@@ -305,30 +305,37 @@ def fmha_bwd(
     forward = Arguments.of(q, k, v, {**options, "out": out})
     wanted = dbias is not None, dsink is not None
     arguments = BackwardArguments(forward, lse, dout, dlse, dq, dk, dv, *wanted)
+    _check_room("dbias", dbias, options.get("bias"))
+    _check_room("dsink", dsink, options.get("sink"))
     read = [x for _, x in arguments.inputs() if x is not None]
     if _are_plain(*read) and not (_is_grad_enabled() and _requires_any_grad(*read)):
         results = run_backward(arguments)
-        _store(("dbias", dbias, results.dbias), ("dsink", dsink, results.dsink))
+        _store((dbias, results.dbias), (dsink, results.dsink))
         return results[:3]
     if not _is_compiling():
         make_backward_problem(arguments)
     *gradients, new_dbias, new_dsink = call_backward_operator(arguments)
-    _store(("dbias", dbias, new_dbias), ("dsink", dsink, new_dsink))
+    _store((dbias, new_dbias), (dsink, new_dsink))
     pairs = zip(gradients, (x for _, x, _ in arguments.outputs()), strict=True)
     new_dq, new_dk, new_dv = (new if given is None else given.copy_(new) for new, given in pairs)
     return new_dq, new_dk, new_dv
 
 
-def _store(*results: tuple[str, Tensor | None, Tensor | None]) -> None:
+def _check_room(name: str, room: Tensor | None, source: Tensor | None) -> None:
+    """Check where a gradient goes, before anything is written; ``source`` is checked elsewhere."""
+    if room is None or not isinstance(source, Tensor):
+        return
+    if not isinstance(room, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(room).__name__} ({room!r})")
+    if room.shape != source.shape:
+        raise ValueError(f"{name} has shape {tuple(room.shape)}; expected {tuple(source.shape)}")
+
+
+def _store(*results: tuple[Tensor | None, Tensor | None]) -> None:
     """Write gradients to the tensors that are given for them."""
-    for name, to, gradient in results:
-        if to is None or gradient is None:
-            continue
-        if to.shape != gradient.shape:
-            raise ValueError(
-                f"{name} has shape {tuple(to.shape)}; expected {tuple(gradient.shape)}"
-            )
-        to.copy_(gradient)
+    for to, gradient in results:
+        if to is not None and gradient is not None:
+            to.copy_(gradient)
 
 
 def _are_plain(*tensors: object) -> bool:

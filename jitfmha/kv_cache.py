@@ -19,6 +19,8 @@ from .peer_values import (
     as_softcap,
     as_softmax_scale,
     as_window,
+    check_num_splits,
+    window_pair,
     with_contiguous_rows,
 )
 
@@ -82,8 +84,7 @@ def flash_attn_with_kvcache(
             on, because there is no backward pass.
     """
     _refuse_grad(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
-    if as_int("num_splits", num_splits) < 0:
-        raise ValueError(f"num_splits={num_splits!r} must not be negative; 0 leaves the choice")
+    check_num_splits(num_splits)
     causal, window = as_flag("causal", causal), as_window(window_size)
     cache = _Cache.of(q, k_cache, v_cache, cache_batch_idx, cache_leftpad, block_table)
     seqlens_k = _seqlens(cache, cache_seqlens, k)
@@ -109,12 +110,12 @@ def flash_attn_with_kvcache(
         values,
         softmax_scale=as_softmax_scale(softmax_scale),
         mask=2 if causal else 0,
-        window_size=window[:2],
+        window_size=window_pair(*window[:2]),
         sink_size=window[2],
         logit_softcap=as_softcap("softcap", softcap) or OFF,
         alibi_slopes=alibi_slopes,
         return_lse=as_flag("return_softmax_lse", return_softmax_lse),
-        cu_seqlens_q=_places(batch, seqlen_q, q),
+        cu_seqlens_q=starts_in_batch(batch, seqlen_q, q.device),
         cu_seqlens_k=torch.nn.functional.pad(lengths_k.cumsum(0, dtype=torch.int32), (1, 0)),
         cu_seqlens_k_padded=starts,
         max_seqlen_q=seqlen_q,
@@ -213,7 +214,7 @@ class _Cache(NamedTuple):
             keys, values = keys[self._sequences()], values[self._sequences()]
         keys, values, starts = (
             *(keys.flatten(0, 1), values.flatten(0, 1)),
-            _places(self.batch, self.k.shape[1], self.k),
+            starts_in_batch(self.batch, self.k.shape[1], self.k.device),
         )
         if self.leftpad is not None and self.batch > 0:
             # The first sequence starts at the first row.
@@ -246,7 +247,7 @@ def gathered_pages(
     pages = pages.where(first_keys < seqlens_k[:, None], 0)
     _check_pages(name, pages, num_pages)
     rows = cache[pages].flatten(0, 2)
-    return rows, _places(block_table.shape[0], pages.shape[1] * page_size, cache)
+    return rows, starts_in_batch(block_table.shape[0], pages.shape[1] * page_size, cache.device)
 
 
 def _check_pages(name: str, pages: Tensor, num_pages: int) -> None:
@@ -360,9 +361,9 @@ def _check_indices(
             raise ValueError(f"{name} holds {number}; it must be from 0 to {below - 1}")
 
 
-def _places(batch: int, seqlen: int, x: Tensor) -> Tensor:
+def starts_in_batch(batch: int, seqlen: int, device: torch.device) -> Tensor:
     """Where sequences of one length start, and the end of the last one, int32 ``(b + 1,)``."""
-    return torch.arange(batch + 1, dtype=torch.int32, device=x.device) * seqlen
+    return torch.arange(batch + 1, dtype=torch.int32, device=device) * seqlen
 
 
 def _refuse_grad(**tensors: object) -> None:

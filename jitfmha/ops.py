@@ -174,7 +174,7 @@ def _fmha_fwd_out_resolved(*given: Any) -> Tensor:
     return lse
 
 
-def _backwardarguments_of(given: tuple[Any, ...]) -> BackwardArguments:
+def _backward_arguments_of(given: tuple[Any, ...]) -> BackwardArguments:
     dout, *forward, out, lse, dlse = given[:_BACKWARD_TENSORS]
     names = ("q", "k", "v", "out", *BACKWARD_NAMES[_BACKWARD_TENSORS:-2])
     options = dict(zip(BACKWARD_NAMES, given, strict=False))
@@ -185,7 +185,7 @@ def _backwardarguments_of(given: tuple[Any, ...]) -> BackwardArguments:
 
 
 def _fmha_bwd(*given: Any) -> Gradients:
-    arguments = _backwardarguments_of(given)
+    arguments = _backward_arguments_of(given)
     dq, dk, dv, dbias, dsink = run_backward(arguments)
     empty = arguments.forward.q.new_empty
     return (
@@ -196,7 +196,7 @@ def _fmha_bwd(*given: Any) -> Gradients:
 
 
 def _fmha_bwd_fake(*given: Any) -> Gradients:
-    arguments = _backwardarguments_of(given)
+    arguments = _backward_arguments_of(given)
     make_backward_problem(arguments)
     modifiers, empty = arguments.forward.modifiers or Modifiers(), arguments.forward.q.new_empty
     dbias, dsink = empty(0), empty(0, dtype=torch.float32)

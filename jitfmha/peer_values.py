@@ -81,6 +81,12 @@ def as_softcap(name: str, value: object) -> float:
     return softcap
 
 
+def check_num_splits(num_splits: object) -> None:
+    """``num_splits`` is a number from 0 on, and has no effect."""
+    if as_int("num_splits", num_splits) < 0:
+        raise ValueError(f"num_splits={num_splits!r} must not be negative; 0 leaves the choice")
+
+
 def as_window(window_size: object) -> tuple[int, int, int]:
     """``(left, right, sink_size)`` of a ``window_size`` with two entries, or AITER's with three.
 

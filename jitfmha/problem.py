@@ -331,13 +331,13 @@ def check_sizes(arguments: Arguments) -> Sizes:
     q, k, v, out = arguments.q, arguments.k, arguments.v, arguments.out
     # A sparse tensor has strides as well, and may otherwise be like a dense one that came before.
     for name, x in (("q", q), ("k", k), ("v", v)):
-        _check_layout(name, x)
+        check_layout(name, x)
     *batch, seqlen_q, heads_q, _ = q.shape
     seqlen_k, seqlen_v, hdim_v = k.shape[-3], v.shape[-3], v.shape[-1]
     if seqlen_v != seqlen_k:
         raise ValueError(f"v has seqlen {seqlen_v}, k has {seqlen_k}; they must be equal")
     for name, x in (("q", q), ("k", k), ("v", v)):
-        _check_last_dimension(name, x)
+        check_last_dimension(name, x)
     if out is None:
         row = heads_q * hdim_v
         batch_strides = (seqlen_q * row,) if batch else ()
@@ -429,7 +429,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__} ({x!r})")
-        _check_layout(name, x)
+        check_layout(name, x)
     if q.dtype not in DTYPE_NAMES:
         raise TypeError(
             f"q has dtype {q.dtype}; served are torch.bfloat16 and torch.float16, "
@@ -443,7 +443,8 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device")
 
 
-def _check_layout(name: str, x: Tensor) -> None:
+def check_layout(name: str, x: Tensor) -> None:
+    """Raise ``TypeError`` for a tensor without strides."""
     if x.layout != torch.strided:
         raise TypeError(f"{name} has layout {x.layout}; only torch.strided is served")
 
@@ -454,7 +455,8 @@ def _check_ndim(q: Tensor, k: Tensor, v: Tensor, ndim: int, wanted: str) -> None
             raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {wanted}")
 
 
-def _check_last_dimension(name: str, x: Tensor) -> None:
+def check_last_dimension(name: str, x: Tensor) -> None:
+    """Raise ``ValueError`` where the last dimension is not contiguous."""
     if x.shape[-1] > 1 and x.stride(-1) != 1:
         raise ValueError(
             f"{name} has stride {x.stride(-1)} in its last dimension, which must be contiguous; "
@@ -468,7 +470,7 @@ def _check_cu_seqlens_tensors(q: Tensor, cu_seqlens: CuSeqlens) -> int:
     for name, x in cu_seqlens.named():
         if not isinstance(x, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
-        _check_layout(name, x)
+        check_layout(name, x)
         if x.dtype != torch.int32:
             raise TypeError(f"{name} has dtype {x.dtype}; it must be torch.int32")
         if x.device != q.device:
@@ -499,7 +501,7 @@ def _check_sums(name: str, sums: list[int]) -> None:
 def _check_out(out: Tensor, q: Tensor, shape: tuple[int, ...]) -> None:
     if not isinstance(out, Tensor):
         raise TypeError(f"out must be a torch.Tensor, got {type(out).__name__}")
-    _check_layout("out", out)
+    check_layout("out", out)
     if out.dtype != out_dtype_of(q.dtype):
         rule = "out must be torch.bfloat16" if q.dtype in FP8_NAMES else "they must be equal"
         raise TypeError(f"out has dtype {out.dtype}, q has {q.dtype}; {rule}")
@@ -507,7 +509,7 @@ def _check_out(out: Tensor, q: Tensor, shape: tuple[int, ...]) -> None:
         raise ValueError(f"out is on {out.device}, q is on {q.device}; use one device")
     if tuple(out.shape) != shape:
         raise ValueError(f"out has shape {tuple(out.shape)}; expected {shape}")
-    _check_last_dimension("out", out)
+    check_last_dimension("out", out)
     if overlaps_itself(out):
         raise ValueError(f"out has strides {out.stride()} with which its elements overlap")
 
@@ -605,6 +607,6 @@ def _check_dropout(dropout: Dropout | None, q: Tensor) -> None:
 def _check_given(name: str, x: Tensor, q: Tensor) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__} ({x!r})")
-    _check_layout(name, x)
+    check_layout(name, x)
     if x.device != q.device:
         raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device")

@@ -19,6 +19,7 @@ CpuIsa = Literal["avx512_bf16", "avx512", "avx2", "neon", "generic"]
 
 
 _MOST_OPTIONS = 1024
+_MOST_BACKWARD = 1024
 _MOST_KINDS = 256
 # Of the same options. A loop in which every call has one key more needs none of those before: so
 # few are kept that it goes through little memory, and that Python's garbage collection, which comes
@@ -60,7 +61,13 @@ class CallCache:
 
     def __init__(self) -> None:
         self.by_options: dict[Hashable, KeptCalls] = {}
-        self.backward = KeptCalls()
+        self.backward: dict[Hashable, Any] = {}
+
+    def keep_backward(self, key: Hashable, prepared: object) -> None:
+        """Keep a prepared backward pass; where there are too many, all are forgotten before."""
+        if len(self.backward) >= _MOST_BACKWARD:
+            self.backward.clear()
+        self.backward[key] = prepared
 
     def keep_kind(self, options: Hashable, key: Hashable, kind: object) -> KeptCalls:
         """Keep a kind of calls; returns where those with its options are kept.

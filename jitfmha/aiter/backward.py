@@ -15,6 +15,7 @@ from ..interface import fmha_bwd
 from ..peer_values import as_flag, as_int
 from .numbers_and_rows import (
     as_v3_bf16_cvt,
+    bias_with_dimensions,
     clipped,
     common_options,
     sequences_of_rows,
@@ -59,7 +60,7 @@ def mha_bwd(
         *(dropout_p, softmax_scale, is_causal, window_size_left, window_size_right, seqlen_k),
         rng_state,
     )
-    options["bias"], dbias = (_of_all_heads(x) for x in (bias, dbias))
+    options["bias"], dbias = (bias_with_dimensions(x, 4) for x in (bias, dbias))
     options["alibi_slopes"] = alibi_slopes
     _check_sinks(sink, d_sink)
     gradients = fmha_bwd(
@@ -237,11 +238,6 @@ def _options(
             )
         options["rng_state"] = rng_state
     return options
-
-
-def _of_all_heads(bias: Tensor | None) -> Tensor | None:
-    """AITER's bias ``(sq, sk)`` as ``fmha_bwd`` takes it; others as they are."""
-    return bias[None, None] if isinstance(bias, Tensor) and bias.dim() == 2 else bias
 
 
 def _check_sinks(sink: Tensor | None, d_sink: Tensor | None) -> None:

@@ -10,15 +10,18 @@ from torch import Generator, Tensor
 from ..argument_checks import describe, refuse_given, refuse_nonzero, require_cu_seqlens
 from ..dropout import dropout_randval, new_rng_state
 from ..interface import OFF, fmha_fwd
+from ..kv_cache import starts_in_batch
 from ..peer_values import (
     as_flag,
     as_int,
     as_softcap,
     as_window,
+    check_num_splits,
     with_contiguous_rows,
 )
 from .numbers_and_rows import (
     as_v3_bf16_cvt,
+    bias_with_dimensions,
     clipped,
     common_options,
     sequences_of_rows,
@@ -69,7 +72,7 @@ def flash_attn_func(
         without dropout, where ``return_attn_probs`` does.
     """
     as_flag("deterministic", deterministic)
-    _check_num_splits(num_splits)
+    check_num_splits(num_splits)
     return_attn_probs = as_flag("return_attn_probs", return_attn_probs)
     return_lse = as_flag("return_lse", return_lse)
     options = common_options(
@@ -401,11 +404,6 @@ def _as_return_randval(return_dropout_randval: object, dropout_p: float) -> bool
     return flag
 
 
-def _check_num_splits(num_splits: object) -> None:
-    if as_int("num_splits", num_splits) < 0:
-        raise ValueError(f"num_splits={num_splits!r} must not be negative; 0 leaves the choice")
-
-
 def _refuse_unserved(min_seqlen_q: object, block_table: object) -> None:
     refuse_nonzero(min_seqlen_q=as_int("min_seqlen_q", min_seqlen_q))
     refuse_given(block_table=block_table)
@@ -425,7 +423,7 @@ def _forward_batch(
     gen: Generator | None = None,
     **options: Unpack[Options],
 ) -> Results:
-    options["bias"] = _with_dimensions(options.get("bias"), 4)
+    options["bias"] = bias_with_dimensions(options.get("bias"), 4)
     if cu_seqlens != (None, None):
         return _forward_padded_batch(
             *(q, k, v, cu_seqlens),
@@ -462,7 +460,8 @@ def _forward_padded_batch(
     batch, seqlen_q, heads_q, _ = q.shape
     seqlen_k = k.shape[1]
     (cu_seqlens_q, cu_seqlens_kv), out = cu_seqlens, options.get("out")
-    places_q, places_k = _places(batch, seqlen_q, q), _places(batch, seqlen_k, k)
+    places_q = starts_in_batch(batch, seqlen_q, q.device)
+    places_k = starts_in_batch(batch, seqlen_k, k.device)
     bias = options["bias"]
     if bias is not None:
         # One row for each row of the packed q.
@@ -519,7 +518,7 @@ def _forward_group(
     require_cu_seqlens(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=options["cu_seqlens_k"])
     assert cu_seqlens_q is not None
     options["window_size"] = clipped(options["window_size"], max_seqlen_k)
-    options["bias"] = _with_dimensions(options.get("bias"), 3)
+    options["bias"] = bias_with_dimensions(options.get("bias"), 3)
     rng_state = options["rng_state"] = _new_rng_state(q, options["dropout_p"], gen)
     result = fmha_fwd(q, k, v, return_lse=return_lse, **options)
     starts = cu_seqlens_q if cu_seqlens_q_padded is None else cu_seqlens_q_padded
@@ -535,18 +534,6 @@ def _forward_group(
         rows = whole[sequence, :, within.clamp(max=max_seqlen_q - 1)]
         randval = rows.masked_fill(~is_used[:, None, None], 0).transpose(0, 1)
     return _results(q, result, randval, rng_state)
-
-
-def _with_dimensions(bias: Tensor | None, dimensions: int) -> Tensor | None:
-    """AITER's bias for all sequences and heads, as ``fmha_fwd`` takes it; others as they are."""
-    if isinstance(bias, Tensor) and bias.dim() == 2:
-        return bias[(None,) * (dimensions - 2)]
-    return bias
-
-
-def _places(batch: int, seqlen: int, x: Tensor) -> Tensor:
-    """Where the sequences of a batch start, and the end of the last one."""
-    return torch.arange(batch + 1, dtype=torch.int32, device=x.device) * seqlen
 
 
 def _as_int32(cu_seqlens: Tensor) -> Tensor:

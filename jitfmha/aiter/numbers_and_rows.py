@@ -62,6 +62,13 @@ def as_v3_bf16_cvt(how_v3_bf16_cvt: object) -> Bf16Cvt:
     return BF16_CVTS[number]
 
 
+def bias_with_dimensions(bias: Tensor | None, dimensions: int) -> Tensor | None:
+    """AITER's bias for all sequences and heads, as ``fmha_fwd`` takes it; others as they are."""
+    if isinstance(bias, Tensor) and bias.dim() == 2:
+        return bias[(None,) * (dimensions - 2)]
+    return bias
+
+
 def sequences_of_rows(
     rows: int, cu_seqlens: Tensor, starts: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

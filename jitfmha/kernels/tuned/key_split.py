@@ -18,9 +18,8 @@ _LEAST_KEY_TILES = 4
 # As many as the kernel `combine` reaches (kMostSplits in hsa/src/fmha_fwd.hip).
 _MOST_SPLITS = 1024
 # Multiplications and additions of a compute unit with eight waves: by the model three quarters of
-# what its matrix units could do. A workgroup of four waves has half.
+# what its matrix units could do. The workgroups that share a unit share them.
 _PRODUCTS_PER_SECOND: dict[Arch, float] = {"gfx942": 1.08e12, "gfx950": 1.7e12}
-_THREADS_OF_EIGHT_WAVES = 512
 # `combine` with two splits, and what each split more adds: it reads eight of them at once.
 _COMBINE_SECONDS, _COMBINE_SECONDS_OF_SPLIT = 3e-6, 0.25e-6
 # From the end of a kernel to the beginning of the next one on its stream, which the model knows
@@ -62,8 +61,7 @@ class KeySplit:
     def of(cls, row: KernelRow, sequences: int, compute_units: int, arch: Arch) -> KeySplit:
         """For a kernel on a GPU."""
         products = row.ts_qo * row.ts_kv * (row.hdim_q + row.hdim_v)
-        share = row.threads / _THREADS_OF_EIGHT_WAVES
-        tile_seconds = products / (_PRODUCTS_PER_SECOND[arch] * share)
+        tile_seconds = products * row.workgroups_of_unit / _PRODUCTS_PER_SECOND[arch]
         slots = compute_units * row.workgroups_of_unit
         return cls(sequences, row.ts_qo, slots, row.hdim_v, tile_seconds)
 
