@@ -142,7 +142,8 @@ struct PanelProducts {
       multiply_tiles<2, kVectors>(keys.operands + key * StagedKeys::kStride, StagedKeys::kStride,
                                   queries, kScoreDepth, scores + key * kRows);
     for (int r = 0; r < kBlockRows; ++r)
-      for (int v = 0; v < kVectors; ++v) block[r][v] = simd::load(from + (r * kVectors + v) * kLanes);
+      for (int v = 0; v < kVectors; ++v)
+        block[r][v] = simd::load(from + (r * kVectors + v) * kLanes);
   }
 
   // outputs = outputs * decay + probabilities of the keys [begin, end) * values. The sum over the
@@ -159,8 +160,8 @@ struct PanelProducts {
       for (int i = 0; i < count * kUnitRows * kRows; i += kRows)
         for (int v = 0; v < kVectors; ++v) {
           float* out = outputs + i + v * kLanes;
-          simd::store(out, simd::mul_add(simd::load(out), decay[v],
-                                         simd::load(sums + i + v * kLanes)));
+          simd::store(out,
+                      simd::mul_add(simd::load(out), decay[v], simd::load(sums + i + v * kLanes)));
         }
       outputs += count * kUnitRows * kRows;
     };

@@ -75,8 +75,8 @@ struct PanelProducts {
     for (int d = 0; d < kOutputRows; d += kBlockRows) {
       meanwhile();
       Vec block[kBlockRows][kVectors];
-      multiply_block<kVectors, 1, StagedValues::kStride>(
-          probabilities, scalars + d, (end - begin) / kOperandElements, block);
+      multiply_block<kVectors, 1, StagedValues::kStride>(probabilities, scalars + d,
+                                                         (end - begin) / kOperandElements, block);
       float* out = outputs + d * kRows;
 #pragma GCC unroll 16
       for (int r = 0; r < kBlockRows; ++r)

@@ -61,7 +61,7 @@ _TILE_UNITS: dict[CpuIsa, str] = {
     "amx_emulated": "cpu/tile_unit_emulated.h",
 }
 # Tile units multiply bf16 numbers. Kernels of other dtypes are compiled for what is there beside.
-_BESIDE_TILE_UNIT: dict[CpuIsa, CpuIsa] = {"amx": "avx512", "amx_emulated": "generic"}
+BESIDE_TILE_UNIT: dict[CpuIsa, CpuIsa] = {"amx": "avx512", "amx_emulated": "generic"}
 _X86_AVX512 = (
     "-mavx2",
     "-mfma",
@@ -180,7 +180,7 @@ def propose(problem: Problem, target: Target) -> CpuPlan:
 def _isa_for(problem: Problem, isa: CpuIsa) -> CpuIsa:
     """What the kernel is compiled for on a CPU with ``isa``."""
     uses_tile_unit = problem.dtype == "bf16" and problem.direction == "forward"
-    return isa if uses_tile_unit else _BESIDE_TILE_UNIT.get(isa, isa)
+    return isa if uses_tile_unit else BESIDE_TILE_UNIT.get(isa, isa)
 
 
 @dataclass(frozen=True)
