@@ -40,6 +40,11 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--mode", nargs="+", default=["gm0", "gm1"], choices=["gm0", "gm1"])
     parser.add_argument("--device", default="cpu", help="where the calls will run (default: cpu)")
+    parser.add_argument(
+        "--isa",
+        help="the instruction set of the CPU that the calls will run on, such as amx, avx512_bf16, "
+        "avx512 or avx2 (default: what this one takes)",
+    )
     add_json_flag(parser)
     parser.set_defaults(run=run)
 
@@ -55,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
             masks=[int(mask) if mask.isdecimal() else mask for mask in args.mask],
             modes=args.mode,
             device=args.device,
+            isa=args.isa,
             on_ready=lambda launcher: progress(f"{launcher.name}: {_seconds(launcher)}"),
         )
     except (TypeError, ValueError) as error:
