@@ -323,8 +323,11 @@ def fmha_bwd(
 
 
 def _check_room(name: str, room: Tensor | None, source: Tensor | None) -> None:
-    """Check where a gradient goes, before anything is written; ``source`` is checked elsewhere."""
-    if room is None or not isinstance(source, Tensor):
+    """Check where a gradient goes, before anything is written.
+
+    That ``source`` is a tensor which has a gradient is checked elsewhere.
+    """
+    if room is None or not isinstance(source, Tensor) or source.dtype == torch.bool:
         return
     if not isinstance(room, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(room).__name__} ({room!r})")

@@ -14,6 +14,7 @@ from .detection import target_of
 from .dispatch import plan_for
 from .plan import Plan
 from .problem import DTYPE_NAMES, MAX_HDIM, Direction, GradientStrides, Mode, make_problem
+from .target import CpuTarget, Target, cpu_isas_here, isa_named
 
 _T = TypeVar("_T")
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
@@ -44,6 +45,7 @@ def warmup(
     modes: Iterable[Mode] = ("gm0", "gm1"),
     directions: Iterable[Direction] = ("forward",),
     device: str | torch.device = "cpu",
+    isa: str | None = None,
     on_ready: Callable[[WarmedLauncher], None] | None = None,
 ) -> list[WarmedLauncher]:
     """Build and load the launcher of every combination, so that later calls find it.
@@ -57,6 +59,8 @@ def warmup(
         modes: "gm0" (batch) and "gm1" (group, with cu_seqlens).
         directions: "forward", and "backward" for gradients; training needs both.
         device: where the calls will run.
+        isa: the instruction set of the CPU that the calls will run on, such as "amx",
+            "avx512_bf16", "avx512" or "avx2"; None: what calls on this CPU take.
         on_ready: called with each launcher as soon as it is ready, to report progress.
 
     Returns:
@@ -70,6 +74,7 @@ def warmup(
         jitfmha.BuildError: a launcher could not be compiled; those before it are in the cache.
     """
     where = _device(device)
+    target = target_of(where) if isa is None else _cpu_with(isa, where)
     if on_ready is not None and not callable(on_ready):
         raise TypeError(f"on_ready must be a function or None, got {on_ready!r}")
     plans: dict[str, Plan] = {}
@@ -84,7 +89,7 @@ def warmup(
         [_known("directions", x, Direction) for x in _several("directions", directions)],
     ):
         try:
-            plan = _plan(dtype, hdim, mask, mode, direction, where)
+            plan = _plan(dtype, hdim, mask, mode, direction, where, target)
         except NotImplementedError as error:
             if not may_be_unserved:
                 raise
@@ -112,6 +117,7 @@ def _plan(
     mode: Mode,
     direction: Direction,
     device: torch.device,
+    target: Target,
 ) -> Plan:
     """The plan of the smallest call with these traits, made as a real call makes it."""
     rows = (1, 1, 1) if mode == "gm0" else (1, 1)
@@ -125,7 +131,7 @@ def _plan(
         lse = torch.empty(problem.lse_shape).stride()
         gradients = GradientStrides(of_v, lse, None, of_q, of_q, of_v)
         problem = problem._replace(gradients=gradients)
-    return plan_for(problem, target_of(device))
+    return plan_for(problem, target)
 
 
 def _several(name: str, values: Iterable[_T]) -> list[_T]:
@@ -179,3 +185,15 @@ def _device(device: object) -> torch.device:
         raise ValueError(f"device={device!r} is not a device: {error}") from error
     target_of(where)
     return where
+
+
+def _cpu_with(isa: object, device: torch.device) -> CpuTarget:
+    """A CPU with that instruction set, which this one may lack: nothing is run."""
+    if device.type != "cpu":
+        raise ValueError(f"isa is {isa!r}, but the device is {device}; it is for the CPU")
+    if not isinstance(isa, str):
+        raise TypeError(f"isa must be a str or None, got {isa!r}")
+    named = isa_named(isa, "isa")
+    if (named == "neon") != ("neon" in cpu_isas_here()):
+        raise ValueError(f"isa is {isa!r}, which this machine's compiler does not build for")
+    return CpuTarget(named, "it was asked for")

@@ -14,6 +14,7 @@ import pytest
 import torch
 from fresh_calls import fresh_calls
 
+from jitfmha.kernels.cpu import BESIDE_TILE_UNIT
 from jitfmha.target import CpuIsa, cpu_isas_here
 
 _SEED = pytest.StashKey[int]()
@@ -140,8 +141,14 @@ def num_threads() -> Iterator[None]:
 
 @pytest.fixture(params=get_args(CpuIsa))
 def isa(request: pytest.FixtureRequest) -> Iterator[CpuIsa]:
-    """Each instruction set that this processor has, with CPU tensors on kernels for it."""
+    """Each instruction set that this processor has, with CPU tensors on kernels for it.
+
+    Those with a tile unit come with bf16 only.
+    """
     if request.param not in cpu_isas_here():
         pytest.skip(f"this processor does not run {request.param}")
+    dtype = request.node.callspec.params.get("dtype", "bf16")
+    if request.param in BESIDE_TILE_UNIT and dtype != "bf16":
+        pytest.skip(f"kernels of {dtype} for {request.param} are those of another instruction set")
     with fresh_calls(request.param):
         yield request.param

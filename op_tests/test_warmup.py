@@ -78,6 +78,12 @@ def test_second_time_is_cached() -> None:
     assert again.seconds is None
 
 
+def test_for_another_processor() -> None:
+    """Built here, whether or not it would run here."""
+    (launcher,) = warmup(dtypes=["bf16"], hdims=[8], masks=[0], modes=["gm0"], isa="generic")
+    assert launcher.name == "cpu_fwd_bf16_8x8_none_gm0_generic"
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "texts"),
     [
@@ -104,6 +110,8 @@ def test_second_time_is_cached() -> None:
         ({"device": "gpu"}, ValueError, ["device='gpu'"]),
         ({"device": 0}, TypeError, ["device", "0"]),
         ({"device": "meta"}, ValueError, ["device meta"]),
+        ({"isa": "sse2"}, ValueError, ["isa", "'sse2'", "avx512_bf16"]),
+        ({"isa": 512}, TypeError, ["isa", "512"]),
     ],
 )
 def test_errors(changes: dict[str, Any], error: type[Exception], texts: list[str]) -> None:

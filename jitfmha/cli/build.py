@@ -47,6 +47,11 @@ def add_parser(commands: Any) -> None:
         help="training needs both (default: forward)",
     )
     parser.add_argument("--device", default="cpu", help="where the calls will run (default: cpu)")
+    parser.add_argument(
+        "--isa",
+        help="the instruction set of the CPU that the calls will run on, such as amx, avx512_bf16, "
+        "avx512 or avx2 (default: what this one takes)",
+    )
     add_json_flag(parser)
     parser.set_defaults(run=run)
 
@@ -63,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
             modes=args.mode,
             directions=args.direction,
             device=args.device,
+            isa=args.isa,
             on_ready=lambda launcher: progress(f"{launcher.name}: {_seconds(launcher)}"),
         )
     except (TypeError, ValueError) as error:
