@@ -15,7 +15,11 @@ from jitfmha.jit.spec import BuildSpec
 from jitfmha.kernels.cpu import CpuTraits, launcher_spec
 from jitfmha.target import CpuIsa
 
-DTYPES = {"fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fnuz": torch.float8_e4m3fnuz}
+DTYPES = {
+    "fp8_e4m3fn": torch.float8_e4m3fn,
+    "fp8_e4m3fnuz": torch.float8_e4m3fnuz,
+    "int8": torch.int8,
+}
 CODES = 256
 # An operand is one element as a float, or two of them as bf16.
 SOURCE = """

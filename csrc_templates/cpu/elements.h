@@ -67,6 +67,18 @@ struct Fp8E4m3 {
 struct fp8_e4m3fn : Fp8E4m3<7, 0x7f, 0x7f> {};
 struct fp8_e4m3fnuz : Fp8E4m3<8, 0xff, 0x80> {};
 
+// Sums of products of integers are exact in float32, too, as none of them reaches 2^24: a dot product
+// of 512 elements is at most 2^23, and that of the int8 probabilities of a key tile less.
+struct int8 {
+  using Element = int8_t;
+  static constexpr int kExpDegree = 4;
+  static Vec load(const Element* from) {
+    float floats[kLanes];
+    for (int i = 0; i < kLanes; ++i) floats[i] = float(from[i]);
+    return simd::load(floats);
+  }
+};
+
 using Element = Dtype::Element;
 using KeyElement = KeyDtype::Element;
 using OutElement = OutDtype::Element;
