@@ -37,7 +37,7 @@ DTYPE_NAMES = {
     torch.int8: "int8",
 }
 BIAS_DTYPE_NAMES = {torch.bool: "bool", **DTYPE_NAMES}
-MAX_HDIM = 512
+MAX_HDIM = 576
 
 DescaleStrides = tuple[int, int]
 """Of the scales of 8-bit inputs, between batches and heads, in elements; 0 where one serves all."""

@@ -159,7 +159,7 @@ def _broken_shapes(call: Arguments) -> set[str]:
     for name, x in (("q", q), ("k", k), ("v", v)):
         is_row_major = x.shape[-1] <= 1 or x.stride(-1) == 1
         is_column_major = name == "v" and (x.shape[-3] <= 1 or x.stride(-3) == 1)
-        if not 1 <= x.shape[-1] <= 512 or not (is_row_major or is_column_major):
+        if not 1 <= x.shape[-1] <= 576 or not (is_row_major or is_column_major):
             broken.add(name)
     return broken
 
