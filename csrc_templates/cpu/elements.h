@@ -44,9 +44,9 @@ struct fp16 {
   static void store(Element* to, Vec a) { simd::store_fp16(to, a); }
 };
 
-// fp8 with 4 bits of exponent and 3 of mantissa. fp16 has one bit of exponent more: its numbers with
-// the same exponent and mantissa bits are the same ones but for a power of two, subnormal ones as
-// well.
+// fp8 with 4 bits of exponent and 3 of mantissa. fp16 has one bit of exponent more: its numbers
+// with the same exponent and mantissa bits are the same ones but for a power of two, subnormal ones
+// as well.
 template <int kExponentBias, uint8_t kMagnitudeOfNan, uint8_t kNan>
 struct Fp8E4m3 {
   using Element = uint8_t;

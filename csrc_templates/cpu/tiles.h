@@ -30,6 +30,8 @@ inline const T* readable(const T* row, int d, T (&edge)[kCount]) {
   if (kHdim % kCount == 0 || d + kCount <= kHdim) return row + d;
   std::memset(edge, 0, sizeof(edge));
   std::memcpy(edge, row + d, kHdim % kCount * sizeof(T));
+  // GCC 12 loses this copy at -O3 where it unswitches the loop around it, unless somebody looks.
+  __asm__("" : "+m"(edge));
   return edge;
 }
 
