@@ -63,6 +63,7 @@ PLAIN: Arguments = {
     "q_descale": None,
     "k_descale": None,
     "v_descale": None,
+    "p_descale": None,
 }
 """The defaults of `fmha_fwd`."""
 
@@ -502,7 +503,7 @@ def v3_results(returned: Any) -> tuple[Tensor, Tensor | None]:
 
 OPERATOR_ARGUMENTS = (
     *("q", "k", "v", "softmax_scale", "mask", "window_size", "return_lse", *GROUP),
-    *("bf16_cvt", "q_descale", "k_descale", "v_descale"),
+    *("bf16_cvt", "q_descale", "k_descale", "v_descale", "p_descale"),
 )
 
 

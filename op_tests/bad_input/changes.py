@@ -80,7 +80,7 @@ _INTEGERS = (
     *("window_size_left", "window_size_right"),
 )
 _NUMBERS = ("softmax_scale", "dropout_p", "softcap", "logits_soft_cap")
-_DESCALES = ("q_descale", "k_descale", "v_descale")
+_DESCALES = ("q_descale", "k_descale", "v_descale", "p_descale")
 
 
 @st.composite

@@ -120,7 +120,8 @@ def check_call(
         _check_too_big(call, asked, tally, known)
         return
     kind = _kind(asked) if not broken and not rules.get("explains") else None
-    if kind is not None and kind not in {(k.dtype, k.hdim_q, k.hdim_v) for k in subject.kinds}:
+    compiled = {(k.dtype, k.dtype, k.hdim_q, k.hdim_v, False) for k in subject.kinds}
+    if kind is not None and kind not in compiled:
         reject()  # valid, and would be compiled
     memory = _Memory(arguments)
     returned, error = _outcome(call)
@@ -264,7 +265,9 @@ class KnownCall:
 
 
 def _kind(asked: Arguments) -> tuple[Any, ...]:
-    return asked["q"].dtype, asked["q"].shape[-1], asked["v"].shape[-1]
+    q, k, v = asked["q"], asked["k"], asked["v"]
+    is_column_major = v.shape[-1] > 1 and v.stride(-1) != 1
+    return q.dtype, k.dtype, q.shape[-1], v.shape[-1], is_column_major
 
 
 def _out_bytes(asked: Arguments) -> int:
