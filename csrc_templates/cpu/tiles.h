@@ -104,31 +104,35 @@ void pack_rows(const Row& row, int count, float* to) {
   }
 }
 
-// Rows as they are, kStride operands apart, followed by zeros up to a whole register block.
-template <int kHdim, int kStride>
-void stage_rows(const Element* from, int64_t row_stride, int count, float* to) {
-  for (int j = 0; j < count; ++j, from += row_stride, to += kStride)
+// Rows as they are, kStride operands apart, followed by zeros up to a whole register block; row(j)
+// is where row j starts.
+template <int kHdim, int kStride, class Row>
+void stage_rows(const Row& row, int count, float* to) {
+  for (int j = 0; j < count; ++j, to += kStride) {
+    const Element* from = row(j);
     for (int s = 0; s < depth_of(kHdim); s += kLanes) {
       Element edge[kVectorElements];
       simd::store(to + s,
                   Operands::load_along_row(readable<kHdim>(from, s * kOperandElements, edge)));
     }
+  }
   std::memset(to, 0, (round_up(count, kBlockRows) - count) * kStride * sizeof(float));
 }
 
 // As stage_rows, with operands that reach down the columns: to[row / kOperandElements][hdim].
-template <int kHdim, int kStride>
-void stage_columns(const Element* from, int64_t row_stride, int count, float* to) {
+template <int kHdim, int kStride, class Row>
+void stage_columns(const Row& row, int count, float* to) {
   static constexpr Element kZeros[kHdim] = {};
-  for (int j = 0; j < round_up(count, kBlockRows); j += kOperandElements, to += kStride)
+  for (int j = 0; j < round_up(count, kBlockRows); j += kOperandElements, to += kStride) {
+    const Element* rows[kOperandElements];
+    for (int i = 0; i < kOperandElements; ++i) rows[i] = j + i < count ? row(j + i) : kZeros;
     for (int d = 0; d < kHdim; d += kLanes) {
       Element edges[kOperandElements][kLanes];
       const Element* columns[kOperandElements];
-      for (int i = 0; i < kOperandElements; ++i)
-        columns[i] =
-            readable<kHdim>(j + i < count ? from + (j + i) * row_stride : kZeros, d, edges[i]);
+      for (int i = 0; i < kOperandElements; ++i) columns[i] = readable<kHdim>(rows[i], d, edges[i]);
       simd::store(to + d, Operands::load_down_columns(columns));
     }
+  }
 }
 
 // ---- Products -----------------------------------------------------------------------------------

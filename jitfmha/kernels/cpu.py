@@ -11,17 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import chain
+from typing import NoReturn
 
 from torch import Tensor
 
-from ..arguments import Dropout, Modifiers, Tensors
+from ..arguments import Dropout, KeyOptions, Modifiers, Tensors
 from ..dropout import largest_kept
 from ..jit.loader import is_built, load
 from ..jit.render import render
 from ..jit.shared_struct import FLOAT, INT32, INT64, Pointer, SharedStruct
 from ..jit.spec import BuildSpec
 from ..plan import Launch
-from ..problem import Direction, Feature, GradientStrides, Problem, Sizes
+from ..problem import Direction, Feature, GradientStrides, Problem, Sizes, check_pages
 from ..target import CpuIsa, CpuTarget, Target
 
 NAME = "cpu"
@@ -43,6 +44,8 @@ SERVES = frozenset(
         Feature.SINKS,
         Feature.SINK_TOKENS,
         Feature.DROPOUT,
+        Feature.PAGED_KEYS,
+        Feature.NUM_SPLITS,
         Feature.BACKWARD,
     }
 )
@@ -53,7 +56,9 @@ _TEMPLATES: dict[Direction, str] = {
 }
 # What the templates include: the same for all kernels but for the first.
 _TRAITS_HEADER = "cpu/traits.h.in"
-_HEADERS = ("dropout.h", "elements.h", "problem.h", "schedule.h", "scores.h", "tiles.h")
+_HEADERS = (
+    *("dropout.h", "elements.h", "few_rows.h", "problem.h", "schedule.h", "scores.h", "tiles.h"),
+)
 _X86_AVX512 = (
     "-mavx2",
     "-mfma",
@@ -145,6 +150,18 @@ MODIFIERS = SharedStruct(
     },
 )
 
+KEY_OPTIONS = SharedStruct(
+    "KeyOptions",
+    {
+        "block_table": Pointer("const std::int32_t"),
+        "block_table_stride": INT64,
+        "num_pages": INT64,
+        "num_splits": INT64,
+        "out_accum": Pointer("float"),
+        "lse_accum": Pointer("float"),
+    },
+)
+
 
 def propose(problem: Problem, target: Target) -> CpuPlan:
     """The kernel for ``problem``."""
@@ -159,6 +176,7 @@ def propose(problem: Problem, target: Target) -> CpuPlan:
             mode=problem.mode,
             isa=target.isa,
             modifiers=CpuModifiers.of(problem),
+            paged=problem.is_paged,
             direction=problem.direction,
         ),
     )
@@ -211,12 +229,14 @@ class CpuTraits:
     isa: CpuIsa
     direction: Direction = "forward"
     modifiers: CpuModifiers = CpuModifiers()
+    paged: bool = False
 
     @property
     def name(self) -> str:
         """The kernel's name."""
         hdims = f"{self.hdim_q}x{self.hdim_v}"
-        kind = f"{self.dtype}_{hdims}_{self.mask}{self.modifiers.suffix}_{self.mode}"
+        mode = f"{self.mode}_paged" if self.paged else self.mode
+        kind = f"{self.dtype}_{hdims}_{self.mask}{self.modifiers.suffix}_{mode}"
         return f"cpu_{self.short_direction}_{kind}_{self.isa}"
 
     @property
@@ -238,7 +258,13 @@ class CpuTraits:
 @lru_cache(maxsize=256)
 def launcher_spec(traits: CpuTraits) -> BuildSpec:
     """The source and the flags of the launcher for ``traits``."""
-    structs = (STRIDES, FMHA_SHAPE[traits.direction], TENSORS[traits.direction], MODIFIERS)
+    structs = (
+        STRIDES,
+        FMHA_SHAPE[traits.direction],
+        TENSORS[traits.direction],
+        MODIFIERS,
+        KEY_OPTIONS,
+    )
     values = {
         "direction": traits.direction,
         "dtype": traits.dtype,
@@ -246,6 +272,7 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
         "hdim_v": traits.hdim_v,
         "mask": traits.mask,
         "mode": traits.mode,
+        "paged": str(traits.paged).lower(),
         "shared_structs": "\n\n".join(x.cpp() for x in structs),
         **traits.modifiers.values(),
     }
@@ -269,7 +296,7 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
         why=(
             f"the first {traits.dtype} {_CALLS[traits.direction]} in {traits.mode} with hdim "
             f"{traits.hdim_q}x{traits.hdim_v} and mask {traits.mask}"
-            f"{traits.modifiers.suffix.replace('_', ' ')}"
+            f"{traits.modifiers.suffix.replace('_', ' ')}{' in pages' if traits.paged else ''}"
         ),
     )
 
@@ -317,6 +344,7 @@ class CpuKernel:
         self._entry = entry
         self._heads_q = problem.heads_q
         self._is_group = problem.mode == "gm1"
+        self._is_paged = problem.is_paged
         self._gradients = problem.gradients
         self._constants = (
             *(problem.batch, problem.heads_q, problem.heads_k),
@@ -334,6 +362,8 @@ class CpuKernel:
         seqlen_q, seqlen_k, q, k, v, out = sizes
         if self._gradients is not None:
             strides = self._backward_strides(sizes, self._gradients)
+        elif self._is_paged:
+            strides = (0, *q, *k, *v, 0, *out, 0, 1, seqlen_q, 1)
         elif self._is_group:
             strides = (0, *q, 0, *k, 0, *v, 0, *out, 0, 1, seqlen_q, 1)
         else:
@@ -367,7 +397,7 @@ class CpuLaunch:
 
     def run(self, tensors: Tensors) -> None:
         """Run the kernel; returns when ``out`` and ``lse`` are written."""
-        q, k, v, out, lse, cu_seqlens, _, modifiers, dropout, _ = tensors
+        q, k, v, out, lse, cu_seqlens, _, modifiers, dropout, _, keys = tensors
         modifying = None
         if modifiers is not None or dropout is not None:
             modifying = _packed_modifiers(modifiers or Modifiers(), dropout)
@@ -386,9 +416,10 @@ class CpuLaunch:
             padded_q,
             padded_k,
         )
-        status = self._entry(self._shape, packed, modifying)
+        key_options = None if keys is None else _packed_keys(keys, k)
+        status = self._entry(self._shape, packed, modifying, key_options)
         if status != 0:
-            raise MemoryError(_NO_MEMORY)
+            _raise_for(status, tensors)
 
 
 class CpuBackwardLaunch:
@@ -415,6 +446,16 @@ class CpuBackwardLaunch:
             raise MemoryError(_NO_MEMORY)
 
 
+def _raise_for(status: int, tensors: Tensors) -> NoReturn:
+    if status == _NAMES_NO_PAGE:
+        assert tensors.keys is not None
+        assert tensors.keys.block_table is not None
+        assert tensors.cu_seqlens is not None
+        check_pages(tensors.cu_seqlens, tensors.keys.block_table, tensors.k)
+    raise MemoryError(_NO_MEMORY)
+
+
+_NAMES_NO_PAGE = 2
 _NO_MEMORY = "the CPU kernel could not allocate its scratch memory"
 _pack_tensors = TENSORS["forward"].packer.pack
 
@@ -435,6 +476,12 @@ def _packed_modifiers(
     )
 
 
+def _packed_keys(keys: KeyOptions, k: Tensor) -> bytes:
+    table, num_splits, out_accum, lse_accum = keys
+    pages = (0, 0, 0) if table is None else (table.data_ptr(), table.stride(0), k.shape[0])
+    return KEY_OPTIONS.packer.pack(*pages, num_splits, _address(out_accum), _address(lse_accum))
+
+
 def _address(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
 
@@ -451,6 +498,7 @@ def _entry(traits: CpuTraits) -> Callable[..., int]:
     function: Callable[..., int] = getattr(
         load(launcher_spec(traits)), f"jitfmha_{traits.short_direction}"
     )
-    function.argtypes = [ctypes.c_char_p] * 3  # type: ignore[attr-defined]
+    arguments = {"forward": 4, "backward": 3}[traits.direction]
+    function.argtypes = [ctypes.c_char_p] * arguments  # type: ignore[attr-defined]
     function.restype = ctypes.c_int  # type: ignore[attr-defined]
     return function
