@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Hashable
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from .amd.runtime import Runtime
     from .chips import Arch, Chip
 
-CpuIsa = Literal["avx512_bf16", "avx512", "avx2", "neon", "generic"]
+CpuIsa = Literal["amx", "avx512_bf16", "avx512", "avx2", "neon", "generic", "amx_emulated"]
 
 
 _MOST_OPTIONS = 1024
@@ -90,13 +91,15 @@ class CpuTarget:
 
     Attributes:
         isa: the instruction set.
+        why: what goes on from "it is taken because".
         calls: what calls on this target left behind where it is put in place.
     """
 
-    __slots__ = ("calls", "isa")
+    __slots__ = ("calls", "isa", "why")
 
-    def __init__(self, isa: CpuIsa) -> None:
+    def __init__(self, isa: CpuIsa, why: str) -> None:
         self.isa = isa
+        self.why = why
         self.calls = CallCache()
 
     def __str__(self) -> str:
@@ -160,22 +163,67 @@ TARGET_HERE: ContextVar[Target | None] = ContextVar("jitfmha_target_here", defau
 
 @lru_cache(maxsize=1)
 def cpu_target() -> CpuTarget:
-    """This machine's CPU, whatever is emulated on it."""
-    return CpuTarget(cpu_isas_here()[0])
+    """This machine's CPU, whatever is emulated on it.
+
+    Raises ``ValueError`` where JITFMHA_CPU_ISA names no instruction set, or one that is not here.
+    """
+    isas = cpu_isas_here()
+    wanted = os.environ.get("JITFMHA_CPU_ISA")
+    if not wanted:
+        return CpuTarget(isas[0], _why_quickest(isas))
+    isa = isa_named(wanted, "JITFMHA_CPU_ISA")
+    if isa not in isas:
+        raise ValueError(
+            f"JITFMHA_CPU_ISA is {isa}, which this processor or its operating system does not "
+            f"have; it has {', '.join(isas)}"
+        )
+    return CpuTarget(isa, "JITFMHA_CPU_ISA says so")
+
+
+def isa_named(name: str, origin: str) -> CpuIsa:
+    """The instruction set of that name. Raises ``ValueError``, naming ``origin``, for others."""
+    for known in get_args(CpuIsa):
+        if name == known:
+            return known  # type: ignore[no-any-return]
+    raise ValueError(f"{origin} is {name!r}; choose one of {', '.join(get_args(CpuIsa))}")
 
 
 def cpu_isas_here() -> tuple[CpuIsa, ...]:
     """What kernels for this machine's CPU may be compiled for, the quickest first."""
     if platform.machine().lower() in ("arm64", "aarch64"):
-        return "neon", "generic"
+        return "neon", "generic", "amx_emulated"
     # torch asks cpuinfo, which also knows whether the operating system saves the registers.
-    isas: list[CpuIsa] = ["generic"]
+    isas: list[CpuIsa] = ["generic", "amx_emulated"]
     if torch.cpu._is_avx2_supported():
         isas.insert(0, "avx2")
     if torch.cpu._is_avx512_supported():
         isas.insert(0, "avx512")
         if torch.cpu._is_avx512_bf16_supported():
-            # Intel's processors, which also have AMX, run the dot product of bf16 pairs at half the
-            # rate of a float32 FMA: 1.4 to 1.8 times slower in all. AMD's run it at twice the rate.
-            isas.insert(1 if torch.cpu._is_amx_tile_supported() else 0, "avx512_bf16")
+            isas.insert(0 if _is_made_by_amd() else 1, "avx512_bf16")
+            # Threads may use tiles once their process has asked for it, which torch does here.
+            if torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx():
+                isas.insert(0, "amx")
     return tuple(isas)
+
+
+def _is_made_by_amd() -> bool:
+    try:
+        with open("/proc/cpuinfo", "rb", buffering=0) as facts:
+            return b"AuthenticAMD" in facts.read(256)  # the second line of the first processor
+    except OSError:
+        return False
+
+
+def _why_quickest(isas: tuple[CpuIsa, ...]) -> str:
+    """What goes on from "the first of them is taken because"."""
+    quickest = isas[0]
+    if quickest == "amx":
+        return "the tiles of AMX are the quickest that this processor has for bf16"
+    if quickest == "avx512_bf16":
+        return "AMD's processors run dot products of bf16 pairs at twice the rate of float32 FMAs"
+    if quickest != "avx512" or "avx512_bf16" not in isas:
+        return "it is the most that this processor has"
+    why = "Intel's processors run dot products of bf16 pairs at half the rate of float32 FMAs"
+    if torch.cpu._is_amx_tile_supported():
+        why += ", and the operating system refuses the tiles of AMX"
+    return why

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import torch
 
@@ -13,7 +13,8 @@ from .arguments import Arguments, CuSeqlens
 from .detection import target_of
 from .dispatch import plan_for
 from .plan import Plan
-from .problem import DTYPE_NAMES, MAX_HDIM, Mode, make_problem
+from .problem import DTYPE_NAMES, MAX_HDIM, Direction, GradientStrides, Mode, make_problem
+from .target import CpuTarget, Target, cpu_isas_here, isa_named
 
 _T = TypeVar("_T")
 _DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
@@ -42,7 +43,9 @@ def warmup(
     hdims: Iterable[int | tuple[int, int]] | None = None,
     masks: Iterable[int | str] = ("none", "causal"),
     modes: Iterable[Mode] = ("gm0", "gm1"),
+    directions: Iterable[Direction] = ("forward",),
     device: str | torch.device = "cpu",
+    isa: str | None = None,
     on_ready: Callable[[WarmedLauncher], None] | None = None,
 ) -> list[WarmedLauncher]:
     """Build and load the launcher of every combination, so that later calls find it.
@@ -50,11 +53,14 @@ def warmup(
     Args:
         dtypes: "fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", or the torch dtypes; by
             default those of the first three that ``device`` serves.
-        hdims: head dimensions, 1 to 512: an int, or a pair (hdim of q and k, hdim of v); by
+        hdims: head dimensions, 1 to 576: an int, or a pair (hdim of q and k, hdim of v); by
             default those of 64 and 128 that ``device`` serves.
         masks: what :func:`jitfmha.fmha_fwd` takes as ``mask``.
         modes: "gm0" (batch) and "gm1" (group, with cu_seqlens).
+        directions: "forward", and "backward" for gradients; training needs both.
         device: where the calls will run.
+        isa: the instruction set of the CPU that the calls will run on, such as "amx",
+            "avx512_bf16", "avx512" or "avx2"; None: what calls on this CPU take.
         on_ready: called with each launcher as soon as it is ready, to report progress.
 
     Returns:
@@ -68,20 +74,22 @@ def warmup(
         jitfmha.BuildError: a launcher could not be compiled; those before it are in the cache.
     """
     where = _device(device)
+    target = target_of(where) if isa is None else _cpu_with(isa, where)
     if on_ready is not None and not callable(on_ready):
         raise TypeError(f"on_ready must be a function or None, got {on_ready!r}")
     plans: dict[str, Plan] = {}
     may_be_unserved, unserved = dtypes is None or hdims is None, None
     dtypes = _DEFAULT_DTYPES if dtypes is None else dtypes
     hdims = _DEFAULT_HDIMS if hdims is None else hdims
-    for dtype, hdim, mask, mode in itertools.product(
+    for dtype, hdim, mask, mode, direction in itertools.product(
         [_dtype(dtype) for dtype in _several("dtypes", dtypes)],
         [_hdim(hdim) for hdim in _several("hdims", hdims)],
         _several("masks", masks),
-        [_mode(mode) for mode in _several("modes", modes)],
+        [_known("modes", mode, Mode) for mode in _several("modes", modes)],
+        [_known("directions", x, Direction) for x in _several("directions", directions)],
     ):
         try:
-            plan = _plan(dtype, hdim, mask, mode, where)
+            plan = _plan(dtype, hdim, mask, mode, direction, where, target)
         except NotImplementedError as error:
             if not may_be_unserved:
                 raise
@@ -103,7 +111,13 @@ def warmup(
 
 
 def _plan(
-    dtype: torch.dtype, hdim: tuple[int, int], mask: int | str, mode: Mode, device: torch.device
+    dtype: torch.dtype,
+    hdim: tuple[int, int],
+    mask: int | str,
+    mode: Mode,
+    direction: Direction,
+    device: torch.device,
+    target: Target,
 ) -> Plan:
     """The plan of the smallest call with these traits, made as a real call makes it."""
     rows = (1, 1, 1) if mode == "gm0" else (1, 1)
@@ -112,7 +126,12 @@ def _plan(
     sums = torch.empty(2, dtype=torch.int32, device=device)
     cu_seqlens = None if mode == "gm0" else CuSeqlens(sums, sums, sums, sums, None, None)
     problem = make_problem(Arguments(q, q, v, mask=mask, cu_seqlens=cu_seqlens))
-    return plan_for(problem, target_of(device))
+    if direction == "backward":
+        of_q, of_v = q.stride(), v.stride()
+        lse = torch.empty(problem.lse_shape).stride()
+        gradients = GradientStrides(of_v, lse, None, of_q, of_q, of_v)
+        problem = problem._replace(gradients=gradients)
+    return plan_for(problem, target)
 
 
 def _several(name: str, values: Iterable[_T]) -> list[_T]:
@@ -149,11 +168,12 @@ def _hdim(hdim: object) -> tuple[int, int]:
     return pair[0], pair[1]
 
 
-def _mode(mode: object) -> Mode:
-    for known in get_args(Mode):
-        if mode == known:
-            return known  # type: ignore[no-any-return]
-    raise ValueError(f"modes holds {mode!r}; use 'gm0' (batch) or 'gm1' (group, with cu_seqlens)")
+def _known(name: str, value: object, choices: Any) -> Any:
+    known: tuple[str, ...] = get_args(choices)
+    for choice in known:
+        if isinstance(value, str) and value == choice:
+            return choice
+    raise ValueError(f"{name} holds {value!r}; use {' or '.join(map(repr, known))}")
 
 
 def _device(device: object) -> torch.device:
@@ -165,3 +185,15 @@ def _device(device: object) -> torch.device:
         raise ValueError(f"device={device!r} is not a device: {error}") from error
     target_of(where)
     return where
+
+
+def _cpu_with(isa: object, device: torch.device) -> CpuTarget:
+    """A CPU with that instruction set, which this one may lack: nothing is run."""
+    if device.type != "cpu":
+        raise ValueError(f"isa is {isa!r}, but the device is {device}; it is for the CPU")
+    if not isinstance(isa, str):
+        raise TypeError(f"isa must be a str or None, got {isa!r}")
+    named = isa_named(isa, "isa")
+    if (named == "neon") != ("neon" in cpu_isas_here()):
+        raise ValueError(f"isa is {isa!r}, which this machine's compiler does not build for")
+    return CpuTarget(named, "it was asked for")

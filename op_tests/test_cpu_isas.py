@@ -13,12 +13,13 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from fresh_calls import fresh_calls
 from inputs import DTYPES, lay_out, prefix_sums, random_qkv
 from reference import assert_close, attention, attention_packed
 from torch import Tensor
 from untyped import explain, fmha_fwd
 
-from jitfmha.kernels.cpu import CpuModifiers, CpuTraits, launcher_spec
+from jitfmha.kernels.cpu import BESIDE_TILE_UNIT, CpuModifiers, CpuTraits, launcher_spec
 from jitfmha.target import CpuIsa, cpu_isas_here
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -46,6 +47,13 @@ def inputs(rng: torch.Generator, dtype: str, **sizes: int) -> tuple[Tensor, Tens
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernel_is_for_the_isa(rng: torch.Generator, isa: CpuIsa, dtype: str) -> None:
     assert explain(*inputs(rng, dtype)).plan.traits.isa == isa
+
+
+@pytest.mark.parametrize(("isa", "beside"), BESIDE_TILE_UNIT.items())
+def test_tile_units_are_for_bf16(rng: torch.Generator, isa: CpuIsa, beside: CpuIsa) -> None:
+    with fresh_calls(isa):
+        for dtype in ("fp16", "fp32"):
+            assert explain(*inputs(rng, dtype)).plan.traits.isa == beside
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -91,7 +99,8 @@ def test_numbers_at_the_edges_of_the_format(isa: CpuIsa, dtype: str) -> None:
     finfo = torch.finfo(DTYPES[dtype])
     numbers = [0.0, -0.0, 1.0, finfo.tiny, -finfo.tiny, finfo.max, finfo.min, torch.inf, -torch.inf]
     numbers += [finfo.eps, 1 + finfo.eps, torch.nan]
-    if (isa, dtype) != ("avx512_bf16", "bf16"):  # its products take subnormal numbers as 0
+    # Products of bf16 pairs take subnormal numbers as 0.
+    if dtype != "bf16" or isa not in ("amx", "avx512_bf16", "amx_emulated"):
         numbers.append(finfo.smallest_normal / 4)
     v = torch.tensor(numbers + [0.0] * (HDIM_V - len(numbers)), dtype=DTYPES[dtype])
     for seqlen_q in (1, 40):
@@ -169,6 +178,8 @@ def test_scores_up_to_the_largest_float(rng: torch.Generator, isa: CpuIsa, seqle
 def test_other_isas_are_compiled(tmp_path: Path, other_isa: CpuIsa, dtype: str) -> None:
     """What this processor does not run: for another one, by a compiler that has all of them."""
     pytest.importorskip("ziglang", reason="a compiler for other processors comes with ziglang")
+    if other_isa in BESIDE_TILE_UNIT and dtype != "bf16":
+        pytest.skip(f"kernels of {dtype} for {other_isa} are those of another instruction set")
     machine, in_elf = ("aarch64", 183) if other_isa == "neon" else ("x86_64", 62)
     everything = CpuModifiers(dtype, alibi=True, softcap=True, sink_tokens=True, dropout=True)
     for mode, masked, modifiers in (("gm0", False, CpuModifiers()), ("gm1", True, everything)):

@@ -16,6 +16,7 @@ from jitfmha.amd import runtime as hip_runtime
 from jitfmha.amd.runtime import HipError
 from jitfmha.cli import doctor, main
 from jitfmha.cli.doctor import Finding
+from jitfmha.target import cpu_target
 
 Doctor = Callable[[], tuple[int, list[dict[str, Any]]]]
 
@@ -68,7 +69,7 @@ def test_this_machine(examine: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     assert code == 0
     names = [each["check"] for each in checks]
     for name in (
-        *("host compiler", "device compiler", "torch", "driver", "GPUs", "HIP runtime"),
+        *("CPU", "host compiler", "device compiler", "torch", "driver", "GPUs", "HIP runtime"),
         *("kernel arguments", "cache", "code objects for MI300X", "code objects for MI350X"),
         *("a call in gm0", "a call in gm1"),
     ):
@@ -124,6 +125,19 @@ def test_the_environment(
     assert found["verdict"] == verdict
     assert words in found["found"]
     assert remedy in found["remedy"]
+
+
+@pytest.mark.usefixtures("no_runs")
+def test_an_instruction_set_that_is_not_here(
+    examine: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITFMHA_CPU_ISA", "sse2")
+    monkeypatch.setattr("jitfmha.target.cpu_target", cpu_target.__wrapped__)
+    code, checks = examine()
+    (found,) = (each for each in checks if each["check"] == "CPU")
+    assert (code, found["verdict"]) == (1, "failed")
+    assert "'sse2'" in found["found"]
+    assert "JITFMHA_CPU_ISA" in found["remedy"]
 
 
 def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,4 +145,26 @@ inline void store_fp16(uint16_t* to, Vec a) {
   narrow(to, half | sign);
 }
 
+#if defined(JITFMHA_BF16_PAIRS)
+// A lane is a pair of bf16 numbers, the first in its low half.
+
+// c + a.first * b.first + a.second * b.second
+inline Vec pair_mul_add(Vec a, Vec b, Vec c) {
+  const BitVec seconds = BitVec{} + 0xffff0000u;
+  c = mul_add(from_bits(bits_of(a) << 16), from_bits(bits_of(b) << 16), c);
+  return mul_add(from_bits(bits_of(a) & seconds), from_bits(bits_of(b) & seconds), c);
+}
+// Pairs (first[i], second[i]) of rounded floats.
+inline Vec round_to_pairs(Vec first, Vec second) {
+  uint16_t firsts[kLanes], seconds[kLanes];
+  store_bf16(firsts, first);
+  store_bf16(seconds, second);
+  return from_bits(widen(firsts) | widen(seconds) << 16);
+}
+// Pairs (first[i], second[i]) of 4 values each in memory.
+inline Vec load_pairs(const uint16_t* first, const uint16_t* second) {
+  return from_bits(widen(first) | widen(second) << 16);
+}
+#endif
+
 }  // namespace simd

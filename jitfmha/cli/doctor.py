@@ -7,6 +7,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -94,6 +95,16 @@ def _findings_of(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
         remedy = "This check does not expect that: please report it."
         findings.append(Finding(name, "failed", f"{type(error).__name__}: {error}", remedy))
     return findings
+
+
+def _check_cpu() -> Iterator[Finding]:
+    from ..target import cpu_target
+
+    try:
+        target = cpu_target()
+        yield Finding("CPU", "ok", f"{target}: {target.why}")
+    except ValueError as error:
+        yield Finding("CPU", "failed", str(error), "Set or unset JITFMHA_CPU_ISA.")
 
 
 # ---- Software ------------------------------------------------------------------------------------
@@ -303,7 +314,8 @@ def _targets_here() -> Iterator[tuple[torch.device, Target]]:
     from ..target import cpu_target
 
     cpu = torch.device("cpu")
-    yield cpu, cpu_target()
+    with suppress(ValueError):
+        yield cpu, cpu_target()
     for device in ([cpu] if os.environ.get("JITFMHA_EMULATE") else []) + _gpus():
         try:
             yield device, target_of(device)
@@ -409,7 +421,7 @@ def _exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 _CHECKS = (
-    *(_check_host_compiler, _check_device_compiler, _check_torch),
+    *(_check_cpu, _check_host_compiler, _check_device_compiler, _check_torch),
     *(_check_driver, _check_gpus, _check_hip_runtime, _check_kernel_arguments),
     *(_check_cache, _check_code_objects, _check_emulation, _check_runs),
 )

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # What changes how or where launchers are built, and which kernels run where.
 _ENVIRONMENT = (
-    *("JITFMHA_CACHE_DIR", "JITFMHA_CACHE_LIMIT", "JITFMHA_VERBOSE", "CXX"),
+    *("JITFMHA_CACHE_DIR", "JITFMHA_CACHE_LIMIT", "JITFMHA_VERBOSE", "CXX", "JITFMHA_CPU_ISA"),
     *("JITFMHA_EMULATE", "JITFMHA_EMULATE_CHECK", "JITFMHA_HSA_DIR", "AITER_ASM_DIR"),
 )
 
@@ -81,7 +81,7 @@ def _facts() -> dict[str, Any]:
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "targets": [str(target) for target in targets],
+        "targets": [_describe(target) for target in targets],
         "trees": _trees(targets),
         "threads": torch.get_num_threads(),
         "compiler": compiler,
@@ -98,7 +98,11 @@ def _targets() -> list[Target | str]:
     from ..detection import target_of
     from ..target import cpu_target
 
-    targets: list[Target | str] = [cpu_target()]
+    targets: list[Target | str] = []
+    try:
+        targets.append(cpu_target())
+    except ValueError as error:
+        targets.append(str(error))
     devices = []
     if torch.cuda.is_available():
         devices += [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
@@ -110,6 +114,12 @@ def _targets() -> list[Target | str]:
         except (ValueError, RuntimeError) as error:
             targets.append(str(error))
     return targets
+
+
+def _describe(target: Target | str) -> str:
+    from ..target import CpuTarget
+
+    return f"{target}: {target.why}" if isinstance(target, CpuTarget) else str(target)
 
 
 def _trees(targets: list[Target | str]) -> list[str]:

@@ -54,11 +54,13 @@ _AVX512 = (
     "-mprefer-vector-width=512",
 )
 _ISA_FLAGS: dict[CpuIsa, tuple[str, ...]] = {
+    "amx": _AVX512,
     "avx512_bf16": _AVX512,
     "avx512": _AVX512,
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "neon": (),
     "generic": (),
+    "amx_emulated": (),
 }
 _VARIANT_FLAGS: dict[Variant, tuple[str, ...]] = {
     "plain": (),

@@ -59,6 +59,14 @@ _TRAITS_HEADER = "cpu/traits.h.in"
 _HEADERS = (
     *("dropout.h", "elements.h", "few_rows.h", "problem.h", "schedule.h", "scores.h", "tiles.h"),
 )
+# Forward's products for instruction sets with a tile unit, and for all others.
+_PRODUCTS = {True: "cpu/products_tile_unit.h", False: "cpu/products_vectors.h"}
+_TILE_UNITS: dict[CpuIsa, str] = {
+    "amx": "cpu/tile_unit_amx.h",
+    "amx_emulated": "cpu/tile_unit_emulated.h",
+}
+# Tile units multiply bf16 numbers. Kernels of other dtypes are compiled for what is there beside.
+BESIDE_TILE_UNIT: dict[CpuIsa, CpuIsa] = {"amx": "avx512", "amx_emulated": "generic"}
 _X86_AVX512 = (
     "-mavx2",
     "-mfma",
@@ -69,18 +77,22 @@ _X86_AVX512 = (
     "-mavx512vl",
 )
 _ISA_FLAGS: dict[CpuIsa, tuple[str, ...]] = {
+    "amx": (*_X86_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
     "avx512_bf16": (*_X86_AVX512, "-mavx512bf16"),
     "avx512": _X86_AVX512,
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "neon": (),
     "generic": (),
+    "amx_emulated": ("-DJITFMHA_BF16_PAIRS=1",),
 }
 _ISA_HEADERS: dict[CpuIsa, str] = {
+    "amx": "cpu/simd_avx512.h",
     "avx512_bf16": "cpu/simd_avx512.h",
     "avx512": "cpu/simd_avx512.h",
     "avx2": "cpu/simd_avx2.h",
     "neon": "cpu/simd_neon.h",
     "generic": "cpu/simd_generic.h",
+    "amx_emulated": "cpu/simd_generic.h",
 }
 _CALLS: dict[Direction, str] = {"forward": "call", "backward": "backward pass"}
 _OPEN_SIDE = 1 << 40  # a window side that no sequence reaches
@@ -168,18 +180,25 @@ def propose(problem: Problem, target: Target) -> CpuPlan:
     assert isinstance(target, CpuTarget)
     return CpuPlan(
         problem,
+        target,
         CpuTraits(
             dtype=problem.dtype,
             hdim_q=problem.hdim_q,
             hdim_v=problem.hdim_v,
             masked=not problem.mask.is_none,
             mode=problem.mode,
-            isa=target.isa,
+            isa=_isa_for(problem, target.isa),
             modifiers=CpuModifiers.of(problem),
             paged=problem.is_paged,
             direction=problem.direction,
         ),
     )
+
+
+def _isa_for(problem: Problem, isa: CpuIsa) -> CpuIsa:
+    """What the kernel is compiled for on a CPU with ``isa``."""
+    uses_tile_unit = problem.dtype == "bf16" and problem.direction == "forward"
+    return isa if uses_tile_unit else BESIDE_TILE_UNIT.get(isa, isa)
 
 
 @dataclass(frozen=True)
@@ -283,6 +302,7 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
             f"fmha_{traits.short_direction}.cpp": render(traits.template, origin),
             "traits.h": render(_TRAITS_HEADER, values),
             "simd.h": render(_ISA_HEADERS[traits.isa], {}),
+            **_product_sources(traits),
             **{header: render(f"cpu/{header}", {}) for header in _HEADERS},
         },
         cflags=(
@@ -301,11 +321,21 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
     )
 
 
+def _product_sources(traits: CpuTraits) -> dict[str, str]:
+    """Headers of the matrix products that depend on the instruction set."""
+    if traits.direction == "backward":
+        return {}
+    tile_unit = _TILE_UNITS.get(traits.isa)
+    sources = {"products.h": render(_PRODUCTS[tile_unit is not None], {})}
+    return sources if tile_unit is None else sources | {"tile_unit.h": render(tile_unit, {})}
+
+
 @dataclass(frozen=True)
 class CpuPlan:
     """The CPU kernel for one problem."""
 
     problem: Problem
+    target: CpuTarget
     traits: CpuTraits
     family: str = NAME
 
@@ -325,8 +355,12 @@ class CpuPlan:
         return f"csrc_templates/{self.traits.template}"
 
     def remarks(self) -> list[str]:
-        """There is one kernel for each problem, and nothing odd about it."""
-        return []
+        """Why the kernel is compiled for its instruction set."""
+        isa, chosen = self.traits.isa, self.target.isa
+        remarks = [f"{chosen} is taken because {self.target.why}."]
+        if isa != chosen:
+            remarks.append(f"This kernel takes {isa}: {chosen} has tiles for bf16 forward only.")
+        return remarks
 
     def bind(self) -> CpuKernel:
         """Build and load the launcher where needed."""

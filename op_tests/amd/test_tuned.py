@@ -96,7 +96,9 @@ def test_served(mode: Mode, mask: int) -> None:
 
 
 def test_the_target() -> None:
-    (reason,) = explain_problem(problem(), CpuTarget("generic")).rejected["tuned"]
+    (reason,) = explain_problem(problem(), CpuTarget("generic", "the test says so")).rejected[
+        "tuned"
+    ]
     assert reason.startswith("It needs an AMD Instinct GPU")
 
 
