@@ -38,7 +38,7 @@ __attribute__((noinline)) void multiply_in_place(const float* queries, const Key
   static_assert(kLanes % kRows == 0, "a block of dot products fills a vector");
   constexpr int kKeys = kLanes / kRows;
   for (int first = 0; first < count; first += kKeys) {
-    const Element* keys[kKeys];
+    const KeyElement* keys[kKeys];
     for (int i = 0; i < kKeys; ++i) {
       keys[i] = key(std::min(first + i, count - 1));
       if (first + i < count) meanwhile(first + i);
@@ -48,8 +48,8 @@ __attribute__((noinline)) void multiply_in_place(const float* queries, const Key
     for (int d = 0; d < kHdimQ; d += kLanes)
 #pragma GCC unroll 16
       for (int i = 0; i < kKeys; ++i) {
-        Element edge[kLanes];
-        const Vec elements = Dtype::load(readable<kHdimQ>(keys[i], d, edge));
+        KeyElement edge[kLanes];
+        const Vec elements = KeyDtype::load(readable<kHdimQ>(keys[i], d, edge));
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r)
           dots[r * kKeys + i] = simd::mul_add(simd::load(queries + r * kQueryStride + d), elements,
@@ -77,13 +77,13 @@ __attribute__((noinline)) void accumulate_in_place(const float* probabilities, c
     for (auto& column : block)
       for (Vec& a : column) a = simd::broadcast(0.0f);
     for (int key = 0; key < count; ++key) {
-      const Element* row = value(key);
+      const KeyElement* row = value(key);
       if (first == 0) meanwhile(key);
 #pragma GCC unroll 16
       for (int x = 0; x < kVectors; ++x)
         if (x < vectors) {
-          Element edge[kLanes];
-          const Vec elements = Dtype::load(readable<kHdimV>(row, (first + x) * kLanes, edge));
+          KeyElement edge[kLanes];
+          const Vec elements = KeyDtype::load(readable<kHdimV>(row, (first + x) * kLanes, edge));
 #pragma GCC unroll 4
           for (int r = 0; r < kRows; ++r)
             block[x][r] = simd::mul_add(simd::broadcast(probabilities[r * kScoreStride + key]),

@@ -31,12 +31,12 @@ struct KeyRange {
 
 // The keys, or the values, of one head of a sequence: at a fixed stride, or in pages.
 struct KeyRows {
-  const Element* first;  // of the sequence, or of page 0
-  Strides strides;       // those of the batch lie between pages
-  const int32_t* pages;  // of the sequence
+  const KeyElement* first;  // of the sequence, or of page 0
+  Strides strides;          // those of the batch lie between pages
+  const int32_t* pages;     // of the sequence
   uint32_t page_size;
 
-  const Element* operator[](int64_t key) const {
+  const KeyElement* operator[](int64_t key) const {
     if (!kPaged) return first + key * strides.seq;
     const uint32_t page = uint32_t(key) / page_size;
     return first + pages[page] * strides.batch + (uint32_t(key) - page * page_size) * strides.seq;
@@ -69,9 +69,9 @@ struct Problem {
   }
 
   // Those of one kv head, in a tensor like k or v.
-  KeyRows key_rows(const Sequence& seq, int64_t kv_head, const Element* tensor,
+  KeyRows key_rows(const Sequence& seq, int64_t kv_head, const KeyElement* tensor,
                    const Strides& strides) const {
-    const Element* first = kPaged ? tensor : seq.keys_of(tensor, strides);
+    const KeyElement* first = kPaged ? tensor : seq.keys_of(tensor, strides);
     const int32_t* pages =
         kPaged ? keys.block_table + seq.index * keys.block_table_stride : nullptr;
     return {first + kv_head * strides.head, strides, pages, uint32_t(shape.seqlen_k)};

@@ -25,10 +25,14 @@ constexpr int kOutputRowsPadded = kOutputRows;
 constexpr int kKeyBlock = 2 * kUnitRows;
 static_assert(kKeyBlock == kOperandElements * kUnitOperands, "the same keys in both products");
 
-// Wide heads get smaller tiles: all scratch of a query tile has to stay in the L2 cache.
-constexpr bool kWideHead = kHdimQ + kHdimV > 512;
-constexpr int kTileRows = (kWideHead ? 2 : 8) * kPanelLanes;
-constexpr int kTileKeys = kWideHead ? 64 : 128;
+// Products are so quick here that V's transposition counts, and shows in small query tiles. Wide
+// heads get smaller ones: all scratch of a query tile has to stay in the L2 cache.
+constexpr int kWidth = kHdimQ + kHdimV;
+constexpr int kTileRows = (kWidth > 512 ? 4 : kWidth > 256 ? 8 : 16) * kPanelLanes;
+constexpr int kTileKeys = kWidth > 512 ? 64 : kWidth > 256 ? 128 : 256;
+constexpr int64_t kWantedTiles = 32;  // of queries, where there are enough rows
+
+constexpr int kOutputBlockRows = 2 * kUnitRows;  // that are computed at once, the last ones aside
 
 // Tiles 0 to 3 are sums, [row][vector]; 4 and 5 have rows of K or of V^T, 6 and 7 have columns, a
 // vector each.
@@ -67,18 +71,18 @@ struct StagedValues {
 
   template <class Row>
   void stage(const Row& row, int at, int count) {
-    static constexpr Element kZeros[kHdimV] = {};
+    static constexpr KeyElement kZeros[kHdimV] = {};
     const auto row_or_zeros = [&](int key) { return key < count ? row(key) : kZeros; };
     float* to = operands + at / kOperandElements;
     for (int key = 0; key < round_up(count, kKeyBlock); key += kOperandElements * kLanes)
       for (int d = 0; d < kHdimV; d += kLanes) {
         Vec block[kLanes];
         for (int i = 0; i < kLanes; ++i) {
-          Element edges[2][kLanes];
+          KeyElement edges[2][kLanes];
           const int first = key + kOperandElements * i;
-          block[i] =
-              Operands::load_down_columns({readable<kHdimV>(row_or_zeros(first), d, edges[0]),
-                                           readable<kHdimV>(row_or_zeros(first + 1), d, edges[1])});
+          block[i] = Operands::load_down_columns<KeyDtype>(
+              {readable<kHdimV>(row_or_zeros(first), d, edges[0]),
+               readable<kHdimV>(row_or_zeros(first + 1), d, edges[1])});
         }
         simd::transpose(block);
         for (int i = 0; i < kLanes; ++i)

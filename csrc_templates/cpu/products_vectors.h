@@ -22,6 +22,10 @@ constexpr bool kWideHead = kHdimQ + kHdimV > 512;
 constexpr int kTileRows = (kWideHead ? 2 : 8) * kPanelLanes;
 constexpr int kTileKeys = round_up(kWideHead ? 64 : 128, 2 * kBlockRows);
 
+constexpr int64_t kWantedTiles = 64;  // of queries, where there are enough rows
+
+constexpr int kOutputBlockRows = kBlockRows;  // that are computed at once
+
 // What the products need of a thread for as long as it computes.
 struct ProductUnit {};
 

@@ -121,6 +121,7 @@ struct KeySplit {
 // How the keys of a query tile may be split.
 struct SplitRules {
   int64_t num_splits;     // that are asked for; 0 leaves the choice
+  int64_t wanted_items;   // where it is left
   int tile_keys;          // of a key tile
   int64_t least_tiles;    // of a part, but where num_splits asks for less
   int64_t few_rows;       // heads with so many rows may be done together,
@@ -191,13 +192,14 @@ class QueryTiles {
     heads_at_once_ = problem_.shape.heads_k;
     number_items();
     // Large tiles have no need of it.
-    if (rules.num_splits == 0 && count_ < wanted_tiles_ && tile_rows_ <= kPanelLanes) {
-      split_tiles_ = std::max(rules.least_tiles, (key_tiles() + wanted_tiles_ - 1) / wanted_tiles_);
+    if (rules.num_splits == 0 && count_ < rules.wanted_items && tile_rows_ <= kPanelLanes) {
+      split_tiles_ =
+          std::max(rules.least_tiles, (key_tiles() + rules.wanted_items - 1) / rules.wanted_items);
       number_items();
     }
     // Heads that are done together share what comes from memory, but threads need something to do.
-    if (count_ > 0 && count_ < wanted_tiles_) {
-      const int64_t groups = (wanted_tiles_ + count_ - 1) / count_;
+    if (count_ > 0 && count_ < rules.wanted_items) {
+      const int64_t groups = (rules.wanted_items + count_ - 1) / count_;
       heads_at_once_ = std::max<int64_t>(problem_.shape.heads_k / groups, 1);
       number_items();
     }
@@ -331,7 +333,7 @@ class QueryTiles {
   int tile_rows_;
   int64_t wanted_tiles_;
   int64_t heads_side_by_side_ = 1;
-  SplitRules rules_{0, 1, 1, 0, 0};
+  SplitRules rules_{0, 0, 1, 1, 0, 0};
   int64_t heads_at_once_ = 1;
   int64_t split_tiles_ = kAllTiles;
   bool has_splits_ = false;
