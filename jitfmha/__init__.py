@@ -25,6 +25,7 @@ from .warmup import WarmedLauncher, warmup
 if TYPE_CHECKING:
     from .amd.runtime import HipError
     from .emulator import emulate
+    from .split_keys import flash_attn_combine, mha_fwd_splitkv
 
 __all__ = [
     "BuildError",
@@ -36,6 +37,7 @@ __all__ = [
     "dropout_randval",
     "emulate",
     "explain",
+    "flash_attn_combine",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
     "flash_attn_qkvpacked_func",
@@ -49,17 +51,23 @@ __all__ = [
     "fmha_v3_fwd",
     "fmha_v3_varlen_bwd",
     "fmha_v3_varlen_fwd",
+    "mha_fwd_splitkv",
     "mla_absorbed_fwd",
     "mla_fwd",
     "new_rng_state",
     "warmup",
 ]
 
-_HOMES = {"HipError": ".amd.runtime", "emulate": ".emulator"}
+_HOMES = {
+    "HipError": ".amd.runtime",
+    "emulate": ".emulator",
+    **dict.fromkeys(("flash_attn_combine", "mha_fwd_splitkv"), ".split_keys"),
+}
 
 
 def __getattr__(name: str) -> object:
-    # Imported when first asked for: most programs run without a GPU and emulate none.
+    # Imported when first asked for: most programs run without a GPU, emulate none, and leave it to
+    # the kernels how keys are split.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(_HOMES[name], __name__), name)

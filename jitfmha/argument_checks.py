@@ -6,6 +6,7 @@ served yet raises ``NotImplementedError`` naming it and its value.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -23,19 +24,24 @@ def check_ints(**numbers: object) -> None:
             raise TypeError(f"{name} must be an int, got {type(value).__name__} ({value!r})")
 
 
-def refuse_nonzero(**numbers: float) -> None:
-    """Raise ``NotImplementedError`` for a number other than 0, which turns a feature on."""
-    for name, value in numbers.items():
-        if value != 0:
-            raise NotImplementedError(f"{name}={value!r} is not implemented yet; use 0")
-
-
 def refuse_given(**optional: object) -> None:
     """Raise ``NotImplementedError`` for an optional argument that is given."""
     for name, value in optional.items():
         if value is not None:
             raise NotImplementedError(
                 f"{name} ({describe(value)}) is not implemented yet; use None"
+            )
+
+
+def refuse_grad(function: str, **tensors: object) -> None:
+    """Raise ``NotImplementedError`` where a gradient is asked for of a function without one."""
+    if not torch.is_grad_enabled():
+        return
+    for name, x in tensors.items():
+        if isinstance(x, Tensor) and x.requires_grad:
+            raise NotImplementedError(
+                f"{name} requires grad; {function} has no backward pass: call it under "
+                "torch.no_grad()"
             )
 
 

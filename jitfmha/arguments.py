@@ -48,6 +48,8 @@ class AttentionOptions(TypedDict, total=False):
     sink_size: int
     dropout_p: float
     rng_state: Tensor | None
+    block_table: Tensor | None
+    num_splits: int
 
 
 class Options(AttentionOptions, total=False):
@@ -125,6 +127,23 @@ class Dropout(NamedTuple):
     rng_state: Tensor | None
 
 
+class KeyOptions(NamedTuple):
+    """Where keys and values lie, and how they are split.
+
+    Attributes:
+        block_table: the pages of each sequence; None where keys do not lie in pages.
+        num_splits: into how many parts the keys of a sequence are split; 0 leaves the choice.
+        out_accum, lse_accum: where the results of each part go, if somebody wants them: float32
+            ``(num_splits, b, hq, sq, hdim_v)`` and ``(num_splits, b, hq, sq)``, in gm1
+            ``(num_splits, hq, total_q, ...)``; contiguous.
+    """
+
+    block_table: Tensor | None = None
+    num_splits: int = 0
+    out_accum: Tensor | None = None
+    lse_accum: Tensor | None = None
+
+
 class Arguments(NamedTuple):
     """The arguments of one call of ``fmha_fwd``, as they were given."""
 
@@ -141,6 +160,7 @@ class Arguments(NamedTuple):
     descales: Descales | None = None
     modifiers: Modifiers | None = None
     dropout: Dropout | None = None
+    keys: KeyOptions | None = None
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, options: Mapping[str, Any]) -> Arguments:
@@ -154,12 +174,14 @@ class Arguments(NamedTuple):
         modifiers = Modifiers(**{name: rest.pop(name) for name in _MODIFIERS if name in rest})
         drawn_by = rest.pop("generator", None), rest.pop("rng_state", None)
         dropout = gather_dropout(rest.pop("dropout_p", 0), *drawn_by)
+        keys = gather_keys(rest.pop("block_table", None), rest.pop("num_splits", 0), cu_seqlens)
         return cls(
             *(q, k, v),
             cu_seqlens=cu_seqlens,
             descales=descales,
             modifiers=gather_modifiers(*modifiers),
             dropout=dropout,
+            keys=keys,
             **rest,
         )
 
@@ -171,6 +193,7 @@ class Arguments(NamedTuple):
         flat |= dict.fromkeys((*_CU_SEQLENS, *_DESCALES))
         flat |= (modifiers or Modifiers())._asdict()
         flat["dropout_p"], flat["rng_state"] = dropout or (0, None)
+        flat["block_table"], flat["num_splits"] = (flat.pop("keys") or KeyOptions())[:2]
         if cu_seqlens is not None:
             flat |= zip(_CU_SEQLENS, cu_seqlens, strict=True)
             for side in ("q", "k"):
@@ -208,8 +231,8 @@ class Tensors(NamedTuple):
     """The tensors that one launch reads and writes.
 
     ``lse`` is None where nobody wants it, ``cu_seqlens`` in gm0, ``descales`` where all are 1, and
-    ``modifiers`` and ``dropout`` where there are none. ``gradients`` are a backward pass's, which
-    reads ``out`` and ``lse``.
+    ``modifiers``, ``dropout`` and ``keys`` where there are none. ``gradients`` are those of a
+    backward pass, which reads ``out`` and ``lse``.
     """
 
     q: Tensor
@@ -222,6 +245,7 @@ class Tensors(NamedTuple):
     modifiers: Modifiers | None = None
     dropout: Dropout | None = None
     gradients: Gradients | None = None
+    keys: KeyOptions | None = None
 
 
 def gather_cu_seqlens(
@@ -335,3 +359,40 @@ def gather_dropout(
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p={dropout_p!r} must be at least 0 and less than 1")
     return None if dropout_p == 0 else Dropout(float(dropout_p), rng_state)
+
+
+def gather_keys(
+    block_table: Tensor | None, num_splits: int, cu_seqlens: CuSeqlens | None
+) -> KeyOptions | None:
+    """Where keys lie and how they are split, or None where nothing is said about it.
+
+    Raises ``TypeError`` or ``ValueError`` for a ``num_splits`` without meaning, and where the
+    lengths of paged sequences are missing or in the wrong place; the table is checked with the
+    problem.
+    """
+    if isinstance(num_splits, bool) or not isinstance(num_splits, int):
+        given = f"{type(num_splits).__name__} ({num_splits!r})"
+        raise TypeError(f"num_splits must be an int, got {given}")
+    if not 0 <= num_splits <= MAX_NUM_SPLITS:
+        raise ValueError(
+            f"num_splits={num_splits} must be 0, which leaves the choice, or a number of parts up "
+            f"to {MAX_NUM_SPLITS}"
+        )
+    if block_table is not None and cu_seqlens is None:
+        raise ValueError(
+            "block_table is given without cu_seqlens_q and cu_seqlens_k; the latter say how many "
+            "keys each paged sequence has"
+        )
+    if block_table is not None and cu_seqlens is not None:
+        padded = cu_seqlens.k_padded
+        if padded is not cu_seqlens.k:
+            raise ValueError(
+                "cu_seqlens_k_padded cannot be combined with block_table, which says where keys lie"
+            )
+    if block_table is None and num_splits == 0:
+        return None
+    return KeyOptions(block_table, num_splits)
+
+
+MAX_NUM_SPLITS = 128
+"""As flash-attn has it."""

@@ -54,11 +54,15 @@ def _of_packed(q: Tensor, k: Tensor, lse: Tensor, options: Options) -> Tensor:
         max(lengths, default=0) if given is None else int(given)
         for given, lengths in zip(longest, (lengths_q, lengths_k), strict=True)
     )
-    slopes = options.get("alibi_slopes")
+    slopes, block_table = options.get("alibi_slopes"), options.get("block_table")
     whole = q.new_zeros(len(lengths_q), q.shape[1], most_q, most_k)
     for n, (sq, sk) in enumerate(zip(lengths_q, lengths_k, strict=True)):
         rows = slice(starts_q[n], starts_q[n] + sq)
-        one = (q[None, rows], k[None, starts_k[n] : starts_k[n] + sk], lse[None, :, rows])
+        if block_table is None:
+            keys = k[starts_k[n] : starts_k[n] + sk]
+        else:
+            keys = k[block_table[n, : -(-sk // k.shape[1])].long()].flatten(0, 1)[:sk]
+        one = (q[None, rows], keys[None], lse[None, :, rows])
         slopes_of_one = slopes[n] if slopes is not None and slopes.dim() == 2 else slopes
         whole[n, :, :sq, :sk] = _probabilities(*one, slopes_of_one, options)[0]
     return whole

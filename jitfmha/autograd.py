@@ -141,6 +141,12 @@ def _is_gradient_asked_for(given: tuple[Any, ...]) -> bool:
 
 
 def _refuse_missing_gradients(given: tuple[Any, ...]) -> None:
+    if dict(zip(NAMES, given, strict=False)).get("block_table") is not None:
+        name = next(name for name, x in _tensors(NAMES, given) if x.requires_grad)
+        raise NotImplementedError(
+            f"{name} requires grad; attention over keys and values in pages (block_table) has no "
+            "backward pass"
+        )
     for name, x in _tensors(NAMES, given):
         if x.requires_grad and name not in _HAVE_GRADIENTS:
             raise NotImplementedError(

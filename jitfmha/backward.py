@@ -118,6 +118,10 @@ def make_backward_problem(arguments: BackwardArguments) -> Problem:
     if not isinstance(forward.out, Tensor):
         raise TypeError(f"out must be a torch.Tensor, got {type(forward.out).__name__}")
     problem = make_problem(forward)
+    if problem.is_paged:
+        raise NotImplementedError(
+            "block_table: attention over keys and values in pages has no backward pass"
+        )
     _check_what_is_wanted(arguments)
     q = forward.q
     out_dtype = out_dtype_of(q.dtype)

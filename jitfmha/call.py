@@ -15,7 +15,15 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .arguments import Arguments, CuSeqlens, Descales, Modifiers, Tensors, new_tuple
+from .arguments import (
+    Arguments,
+    CuSeqlens,
+    Descales,
+    KeyOptions,
+    Modifiers,
+    Tensors,
+    new_tuple,
+)
 from .detection import target_of
 from .dispatch import plan_for
 from .mask import OPEN_WINDOW
@@ -150,6 +158,7 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
         descales,
         modifiers,
         dropout,
+        keys,
     ) = arguments
     # CPU tensors are another target's where one is put in place, and only there.
     target = TARGET_HERE.get()
@@ -177,6 +186,7 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
             None if descales is None else _described_descales(descales),
             None if modifiers is None else _described_modifiers(modifiers),
             None if dropout is None else (dropout.p, _described(dropout.rng_state)),
+            None if keys is None else _described_keys(keys),
         )
         calls = cache.by_options.get(options)
         key = (
@@ -195,7 +205,8 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
         prepared = _first_of_kind(arguments)
     else:
         if prepared is None:
-            kind_key, new_sizes = _kind_and_sizes(key, cu_seqlens is not None)
+            paged = keys is not None and keys.block_table is not None
+            kind_key, new_sizes = _kind_and_sizes(key, cu_seqlens is not None, paged)
             known = None if calls is None else calls.kinds.get(kind_key)
             if calls is not None and known is not None:
                 prepared = known.prepare(new_sizes or check_sizes(arguments), arguments)
@@ -207,7 +218,8 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
     covered = True
     if cu_seqlens is not None:
         if kind.reads_cu_seqlens:
-            covered = check_cu_seqlens_values(sizes, cu_seqlens)
+            table = None if keys is None else keys.block_table
+            covered = check_cu_seqlens_values(sizes, cu_seqlens, table)
         else:
             covered = cu_seqlens.q_padded is cu_seqlens.q
     if out is None:
@@ -231,7 +243,10 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
             lse.fill_(-torch.inf)
     if launch is not None:
         launch(
-            new_tuple(Tensors, (q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, None))
+            new_tuple(
+                Tensors,
+                (q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, None, keys),
+            )
         )
     return out, lse
 
@@ -247,14 +262,15 @@ def _first_of_kind(arguments: Arguments) -> PreparedCall:
     return kind.prepare(problem.sizes, arguments)
 
 
-def _kind_and_sizes(key: Any, is_group: bool) -> tuple[Hashable, Sizes | None]:
+def _kind_and_sizes(key: Any, is_group: bool, is_paged: bool) -> tuple[Hashable, Sizes | None]:
     """The part of a call's key that tells kinds apart, and what ``check_sizes`` would give.
 
     The latter only where it is plain at a glance that there is nothing to refuse. A tensor with a
     dimension too few or too many makes a kind of its own, which is refused.
     """
     shape_q, strides_q, shape_k, strides_k, shape_v, strides_v, out, bias = key
-    batch = batch_k = batch_v = None
+    batch: int | None = None
+    batch_k = batch_v = None
     try:
         if not is_group:
             batch, seqlen_q, heads_q, hdim_q = shape_q
@@ -264,8 +280,13 @@ def _kind_and_sizes(key: Any, is_group: bool) -> tuple[Hashable, Sizes | None]:
             strides_out: tuple[int, ...] = (seqlen_q * row, row, hdim_v, 1)
         else:
             seqlen_q, heads_q, hdim_q = shape_q
-            seqlen_k, heads_k, hdim_k = shape_k
-            seqlen_v, heads_v, hdim_v = shape_v
+            if is_paged:
+                # The number of pages takes the place of the batch.
+                batch_k, seqlen_k, heads_k, hdim_k = shape_k
+                batch_v, seqlen_v, heads_v, hdim_v = shape_v
+            else:
+                seqlen_k, heads_k, hdim_k = shape_k
+                seqlen_v, heads_v, hdim_v = shape_v
             strides_out = (heads_q * hdim_v, hdim_v, 1)
     except ValueError:
         return key, None
@@ -308,6 +329,14 @@ def _sizes_of_bias(modifiers: Modifiers, cu_seqlens: CuSeqlens | None) -> tuple[
     # A bias of gm1 is as wide as the longest sequence of keys.
     longest = None if cu_seqlens is None else cu_seqlens.max_seqlen_k
     return bias.shape, bias.stride(), longest
+
+
+def _described_keys(keys: KeyOptions) -> tuple[object, ...]:
+    """What the checks look at, and the room of a table's row."""
+    block_table, num_splits, _, _ = keys
+    if block_table is None:
+        return None, num_splits
+    return _described(block_table), block_table.is_neg(), num_splits
 
 
 def _described(x: Tensor | None) -> tuple[object, ...] | None:

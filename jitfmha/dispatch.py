@@ -179,13 +179,18 @@ _TEMPLATES = {
 
 _MODIFIERS = (
     *(Feature.BIAS, Feature.BOOLEAN_BIAS, Feature.ALIBI, Feature.SOFTCAP),
-    *(Feature.SINKS, Feature.SINK_TOKENS, Feature.DROPOUT),
+    *(Feature.SINKS, Feature.SINK_TOKENS, Feature.DROPOUT, Feature.NUM_SPLITS),
 )
 
 
 def _describe(problem: Problem) -> str:
     if problem.mode == "gm0":
         sizes = f"batch {problem.batch}, seqlen {problem.seqlen_q} x {problem.seqlen_k}"
+    elif problem.is_paged:
+        sizes = (
+            f"{problem.batch} sequences, {problem.seqlen_q} packed rows x pages of "
+            f"{problem.seqlen_k} keys"
+        )
     else:
         sizes = f"{problem.batch} sequences, {problem.seqlen_q} x {problem.seqlen_k} packed rows"
     asked = (feature.value for feature in _MODIFIERS if feature in problem.features)

@@ -40,7 +40,7 @@ from .argument_checks import describe, require_cu_seqlens
 from .attention_probabilities import signed_probabilities
 from .dropout import new_rng_state
 from .interface import OFF, fmha_fwd
-from .kv_cache import gathered_pages
+from .kv_cache import starts_in_batch
 from .peer_values import (
     as_dropout_p,
     as_flag,
@@ -160,7 +160,7 @@ def flash_attn_varlen_func(
         max_seqlen_q, max_seqlen_k: the longest lengths.
         softmax_scale: finite and > 0; ``1 / sqrt(hdim)`` by default.
         block_table: int32 ``(b, most pages)``, the pages of each sequence, where k and v are
-            ``(num_pages, page_size, hk, hdim)``, with any page size. Those in use are gathered.
+            ``(num_pages, page_size, hk, hdim)``, with any page size.
 
     The other arguments, and what is raised: see the module.
 
@@ -270,7 +270,12 @@ def _attend(
         "dropout_p": dropout_p or OFF,
     }
     if block_table is not None:
-        k, v, options["cu_seqlens_k_padded"] = _unpaged(k, v, block_table, options)
+        _check_paged(k, v, block_table, options["cu_seqlens_k"])
+        if _is_gradient_asked_for(q, k, v):
+            # The backward pass needs rows, and is followed by that of the gathering.
+            k, v, options["cu_seqlens_k_padded"] = _gathered(k, v, block_table, options)
+        else:
+            options["block_table"] = with_contiguous_rows(block_table)
     return_attn_probs = as_flag("return_attn_probs", return_attn_probs)
     q, k, v = (with_contiguous_rows(x) for x in (q, k, v))
     if dropout_p > 0 and return_attn_probs and isinstance(q, Tensor):
@@ -284,11 +289,7 @@ def _attend(
     return out, softmax_lse, q.new_empty(0)
 
 
-def _unpaged(
-    k: Tensor, v: Tensor, block_table: Tensor, options: Options
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values of paged sequences, one after the other, and where each starts."""
-    ends, longest = options["cu_seqlens_k"], options["max_seqlen_k"]
+def _check_paged(k: Tensor, v: Tensor, block_table: Tensor, ends: Tensor | None) -> None:
     for name, x in (("k", k), ("v", v)):
         if not isinstance(x, Tensor) or x.dim() != 4:
             raise ValueError(
@@ -305,18 +306,30 @@ def _unpaged(
             f"cu_seqlens_k is {describe(ends)}; with a block_table of {block_table.shape[0]} rows "
             f"it has {block_table.shape[0] + 1} entries"
         )
-    seqlens_k = ends.diff()
-    room = block_table.shape[1] * k.shape[1]
-    if longest is None:
-        longest = int(seqlens_k.max()) if len(seqlens_k) else 0
-    if longest > room:
-        raise ValueError(
-            f"max_seqlen_k={longest}; a row of block_table ({describe(block_table)}) has room for "
-            f"{room} keys"
-        )
-    keys, starts = gathered_pages("k", k, block_table, seqlens_k, longest)
-    values, _ = gathered_pages("v", v, block_table, seqlens_k, longest)
-    return keys, values, starts
+
+
+def _is_gradient_asked_for(*inputs: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(
+        isinstance(x, Tensor) and x.requires_grad for x in inputs
+    )
+
+
+def _gathered(
+    k: Tensor, v: Tensor, block_table: Tensor, options: Options
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values of paged sequences as rows, and where each sequence starts in them."""
+    ends = options["cu_seqlens_k"]
+    assert ends is not None
+    num_pages, page_size = k.shape[:2]
+    # What a table holds behind the last page of a sequence has no meaning.
+    first_keys = torch.arange(block_table.shape[1], device=k.device) * page_size
+    pages = block_table.long().where(first_keys < ends.diff()[:, None], 0)
+    if pages.device.type == "cpu" and pages.numel() > 0:
+        for number in (int(pages.min()), int(pages.max())):
+            if not 0 <= number < num_pages:
+                raise ValueError(f"block_table names page {number}; k has {num_pages} pages")
+    starts = starts_in_batch(pages.shape[0], pages.shape[1] * page_size, k.device)
+    return k[pages].flatten(0, 2), v[pages].flatten(0, 2), starts
 
 
 def _unpacked(name: str, packed: Tensor, expected: str) -> tuple[Tensor, ...]:

@@ -16,6 +16,7 @@ from .arguments import (
     gather_cu_seqlens,
     gather_descales,
     gather_dropout,
+    gather_keys,
     gather_modifiers,
     new_tuple,
 )
@@ -94,6 +95,8 @@ def fmha_fwd(
     dropout_p: float = OFF,
     generator: Generator | None = None,
     rng_state: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int = OFF,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Fused multi-head attention, ``softmax(softmax_scale * q @ k^T) @ v`` for each head.
 
@@ -162,6 +165,14 @@ def fmha_fwd(
             device.
         rng_state: the random state itself, int64 ``(2,)`` on the device of q: to drop the same
             again. :func:`jitfmha.new_rng_state` gives one. Without dropout neither is looked at.
+        block_table: int32 ``(b, most pages)``, the pages of each sequence, for gm1: k is then
+            ``(num_pages, page_size, hk, hdim)``, with any page size, and v accordingly. Sequences
+            may share pages; what stands behind the last page of a sequence has no meaning. There is
+            no backward pass.
+        num_splits: into how many parts the keys of a sequence are split, up to 128, so that more
+            threads have something to do; 0 leaves the choice. A part is a whole number of key
+            tiles, so that short sequences have fewer. Results depend on it in their last bits, and
+            never on the number of threads.
 
     Returns:
         out, contiguous unless ``out`` was given; or ``(out, lse)``, lse being float32, gm0
@@ -219,6 +230,9 @@ def fmha_fwd(
     dropout = None
     if dropout_p is not OFF:
         dropout = _drawn(q, gather_dropout(dropout_p, generator, rng_state), generator)
+    keys = None
+    if block_table is not None or num_splits is not OFF:
+        keys = gather_keys(block_table, num_splits, cu_seqlens)
     arguments = new_tuple(
         Arguments,
         (
@@ -235,6 +249,7 @@ def fmha_fwd(
             descales,
             modifiers,
             dropout,
+            keys,
         ),
     )
     if (

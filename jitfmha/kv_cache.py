@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .argument_checks import describe
+from .argument_checks import describe, refuse_grad
 from .interface import OFF, fmha_fwd
 from .peer_values import (
     as_flag,
@@ -19,7 +19,6 @@ from .peer_values import (
     as_softcap,
     as_softmax_scale,
     as_window,
-    check_num_splits,
     window_pair,
     with_contiguous_rows,
 )
@@ -68,11 +67,12 @@ def flash_attn_with_kvcache(
         causal, window_size, softcap, alibi_slopes: as in :func:`jitfmha.flash_attn_func`.
         rotary_interleaved: whether neighbouring elements are rotated together (GPT-J), or the
             halves of the first ``rotary_dim`` elements (GPT-NeoX).
-        num_splits: has no effect: keys are split as the processor asks for.
+        num_splits: that of :func:`jitfmha.fmha_fwd`.
         return_softmax_lse: also return the log-sum-exp.
 
-    With ``block_table`` or ``cache_batch_idx``, and where a cache's sequences do not lie one after
-    the other, the keys and values in use are gathered first.
+    Keys and values are read where they lie. With ``block_table`` or ``cache_batch_idx``, and where
+    a cache's sequences do not lie one after the other, this is a call of :func:`jitfmha.fmha_fwd`
+    with a ``block_table``.
 
     Returns:
         out ``(b, sq, hq, hdim_v)``; or ``(out, lse)``, lse being float32 ``(b, hq, sq)``.
@@ -83,8 +83,7 @@ def flash_attn_with_kvcache(
         NotImplementedError: what no kernel serves; also inputs that require grad while grad mode is
             on, because there is no backward pass.
     """
-    _refuse_grad(q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
-    check_num_splits(num_splits)
+    refuse_grad("flash_attn_with_kvcache", q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
     causal, window = as_flag("causal", causal), as_window(window_size)
     cache = _Cache.of(q, k_cache, v_cache, cache_batch_idx, cache_leftpad, block_table)
     seqlens_k = _seqlens(cache, cache_seqlens, k)
@@ -101,13 +100,13 @@ def flash_attn_with_kvcache(
         seqlens_k = seqlens_k + k.shape[1]
     elif rotary_cos is not None:
         raise ValueError(f"rotary_cos ({describe(rotary_cos)}) needs k and v, which are missing")
-    keys, values, starts = cache.packed(seqlens_k)
+    where = cache.where_keys_lie()
     batch, seqlen_q, heads_q, _ = q.shape
     lengths_k = seqlens_k if cache_leftpad is None else seqlens_k - cache_leftpad
     result = fmha_fwd(
         with_contiguous_rows(q.flatten(0, 1)),
-        keys,
-        values,
+        where.keys,
+        where.values,
         softmax_scale=as_softmax_scale(softmax_scale),
         mask=2 if causal else 0,
         window_size=window_pair(*window[:2]),
@@ -117,7 +116,9 @@ def flash_attn_with_kvcache(
         return_lse=as_flag("return_softmax_lse", return_softmax_lse),
         cu_seqlens_q=starts_in_batch(batch, seqlen_q, q.device),
         cu_seqlens_k=torch.nn.functional.pad(lengths_k.cumsum(0, dtype=torch.int32), (1, 0)),
-        cu_seqlens_k_padded=starts,
+        cu_seqlens_k_padded=where.starts,
+        block_table=where.block_table,
+        num_splits=as_int("num_splits", num_splits) or OFF,
         max_seqlen_q=seqlen_q,
     )
     if isinstance(result, Tensor):
@@ -125,6 +126,15 @@ def flash_attn_with_kvcache(
     out, lse = result
     by_batch = lse.view(heads_q, batch, seqlen_q).transpose(0, 1)
     return out.view(batch, seqlen_q, *out.shape[1:]), by_batch
+
+
+class _WhereKeysLie(NamedTuple):
+    """Keys and values as ``fmha_fwd`` takes them: rows and their ``starts``, or pages."""
+
+    keys: Tensor
+    values: Tensor
+    starts: Tensor | None
+    block_table: Tensor | None
 
 
 class _Cache(NamedTuple):
@@ -202,26 +212,32 @@ class _Cache(NamedTuple):
         self.k[first, second] = k.to(self.k.dtype)
         self.v[first, second] = v.to(self.v.dtype)
 
-    def packed(self, seqlens_k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys and values ``(total_k, hk, ...)``, and where each sequence starts in them."""
-        if self.block_table is not None:
-            longest = int(seqlens_k.max()) if self.batch else 0
-            keys, starts = gathered_pages("k_cache", self.k, self.block_table, seqlens_k, longest)
-            values, _ = gathered_pages("v_cache", self.v, self.block_table, seqlens_k, longest)
-            return keys, values, starts
-        keys, values = self.k, self.v
-        if self.batch_idx is not None:
-            keys, values = keys[self._sequences()], values[self._sequences()]
-        keys, values, starts = (
-            *(keys.flatten(0, 1), values.flatten(0, 1)),
-            starts_in_batch(self.batch, self.k.shape[1], self.k.device),
-        )
+    def where_keys_lie(self) -> _WhereKeysLie:
+        """Nothing is copied but, with ``leftpad``, where strides leave no other way."""
+        k, v, table = self.k, self.v, self.block_table
+        if table is not None:
+            contiguous = table if table.stride(-1) == 1 else table.contiguous()
+            return _WhereKeysLie(k, v, None, contiguous)
+        if self.batch_idx is None and _lies_in_rows(k) and _lies_in_rows(v):
+            return self._rows()
+        if self.leftpad is None:  # each sequence is one page
+            return _WhereKeysLie(k, v, None, self._sequences()[:, None].int())
+        # Sequences do not start with a page, but where each key is one.
+        capacity = k.shape[1]
+        place = torch.arange(capacity, device=k.device) + self.leftpad[:, None]
+        pages = self._sequences()[:, None] * capacity + place.clamp(max=capacity - 1)
+        keys, values = (x.flatten(0, 1)[:, None] for x in (k, v))
+        return _WhereKeysLie(keys, values, None, pages.int())
+
+    def _rows(self) -> _WhereKeysLie:
+        keys, values = self.k.flatten(0, 1), self.v.flatten(0, 1)
+        starts = starts_in_batch(self.batch, self.k.shape[1], self.k.device)
         if self.leftpad is not None and self.batch > 0:
             # The first sequence starts at the first row.
             skipped = int(self.leftpad[0])
             starts[:-1] += self.leftpad
             keys, values, starts = keys[skipped:], values[skipped:], starts - skipped
-        return keys, values, starts
+        return _WhereKeysLie(keys, values, starts, None)
 
     def _sequences(self) -> Tensor:
         if self.batch_idx is not None:
@@ -229,25 +245,9 @@ class _Cache(NamedTuple):
         return torch.arange(self.batch, device=self.k.device)
 
 
-def gathered_pages(
-    name: str, cache: Tensor, block_table: Tensor, seqlens_k: Tensor, longest: int
-) -> tuple[Tensor, Tensor]:
-    """The keys or values of paged sequences as rows ``(total, hk, hdim)``, and where each starts.
-
-    Args:
-        name: of the argument that the cache is.
-        cache: ``(num_pages, page_size, hk, hdim)``.
-        block_table: int32 ``(b, most pages)``.
-        seqlens_k: ``(b,)``, how many keys each sequence has; at most ``longest``.
-    """
-    num_pages, page_size = cache.shape[:2]
-    pages = block_table[:, : -(-longest // page_size)].long()
-    first_keys = torch.arange(pages.shape[1], device=pages.device) * page_size
-    # What a table holds behind the last page of a sequence has no meaning.
-    pages = pages.where(first_keys < seqlens_k[:, None], 0)
-    _check_pages(name, pages, num_pages)
-    rows = cache[pages].flatten(0, 2)
-    return rows, starts_in_batch(block_table.shape[0], pages.shape[1] * page_size, cache.device)
+def _lies_in_rows(x: Tensor) -> bool:
+    """Whether the sequences of ``x (b, s, h, hdim)`` lie one after the other."""
+    return min(x.shape[:2]) == 0 or x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
 
 
 def _check_pages(name: str, pages: Tensor, num_pages: int) -> None:
@@ -364,14 +364,3 @@ def _check_indices(
 def starts_in_batch(batch: int, seqlen: int, device: torch.device) -> Tensor:
     """Where sequences of one length start, and the end of the last one, int32 ``(b + 1,)``."""
     return torch.arange(batch + 1, dtype=torch.int32, device=device) * seqlen
-
-
-def _refuse_grad(**tensors: object) -> None:
-    if not torch.is_grad_enabled():
-        return
-    for name, x in tensors.items():
-        if isinstance(x, Tensor) and x.requires_grad:
-            raise NotImplementedError(
-                f"{name} requires grad; attention with a KV cache has no backward pass: call it "
-                "under torch.no_grad()"
-            )

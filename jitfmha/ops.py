@@ -31,14 +31,15 @@ _SCHEMA_TYPES = {
     "logit_softcap": "float",
     "sink_size": "SymInt",
     "dropout_p": "float",
+    "num_splits": "int",
     **dict.fromkeys(("with_dbias", "with_dsink"), "bool"),
 }
 _DEFAULTS = {
     "bf16_cvt": '="rtne"',
     **dict.fromkeys(("q_descale", "k_descale", "v_descale", "p_descale"), "=None"),
-    **dict.fromkeys(("bias", "alibi_slopes", "sink", "rng_state"), "=None"),
+    **dict.fromkeys(("bias", "alibi_slopes", "sink", "rng_state", "block_table"), "=None"),
     **dict.fromkeys(("logit_softcap", "dropout_p"), "=0.0"),
-    "sink_size": "=0",
+    **dict.fromkeys(("sink_size", "num_splits"), "=0"),
     **dict.fromkeys(("with_dbias", "with_dsink"), "=False"),
 }
 

@@ -11,7 +11,15 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from .arguments import Arguments, Bf16Cvt, CuSeqlens, Descales, Dropout, Modifiers
+from .arguments import (
+    Arguments,
+    Bf16Cvt,
+    CuSeqlens,
+    Descales,
+    Dropout,
+    KeyOptions,
+    Modifiers,
+)
 from .dropout import check_rng_state
 from .mask import Mask, parse_mask
 from .memory import overlaps_itself
@@ -74,6 +82,8 @@ class Feature(Enum):
     SINKS = "learned sinks"
     SINK_TOKENS = "sink tokens beside a window"
     DROPOUT = "dropout"
+    PAGED_KEYS = "keys and values in pages (block_table)"
+    NUM_SPLITS = "a given number of key splits (num_splits)"
 
 
 DTYPE_FEATURES = {
@@ -91,6 +101,7 @@ class Sizes(NamedTuple):
 
     Attributes:
         seqlen_q, seqlen_k: gm0 the lengths of every sequence, gm1 the packed rows of all of them.
+            Of keys in pages ``seqlen_k`` is the size of a page.
         q, k, v, out: strides in elements as torch gives them, one for each dimension. Those of
             dimensions of size 1 say nothing, and may be anything.
     """
@@ -166,6 +177,8 @@ class Problem(NamedTuple):
     has_sink: bool = False
     sink_size: int = 0
     dropout_p: float = 0.0
+    is_paged: bool = False
+    num_splits: int = 0
     gradients: GradientStrides | None = None
 
     @property
@@ -221,6 +234,8 @@ class Problem(NamedTuple):
             Feature.SINKS: self.has_sink,
             Feature.SINK_TOKENS: self.sink_size > 0,
             Feature.DROPOUT: self.dropout_p > 0,
+            Feature.PAGED_KEYS: self.is_paged,
+            Feature.NUM_SPLITS: self.num_splits > 0,
         }
         given = (feature for feature, is_asked in asked.items() if is_asked not in (None, False))
         return frozenset((DTYPE_FEATURES[self.dtype], *given))
@@ -284,20 +299,30 @@ def make_problem(arguments: Arguments) -> Problem:
     if not isinstance(arguments.return_lse, bool):
         raise TypeError(f"return_lse must be a bool, got {arguments.return_lse!r}")
     _check_tensors(q, k, v)
-    mask = arguments.mask
+    keys = arguments.keys or KeyOptions()
+    block_table, mask = keys.block_table, arguments.mask
     if not isinstance(mask, Mask):
         mask = parse_mask(mask, arguments.window_size)
     if cu_seqlens is None:
         mode: Mode = "gm0"
-        _check_ndim(q, k, v, 4, "(batch, seqlen, heads, hdim)")
+        _check_ndim((("q", q), ("k", k), ("v", v)), 4, "(batch, seqlen, heads, hdim)")
         batch = q.shape[0]
         for name, x in (("k", k), ("v", v)):
             if x.shape[0] != batch:
                 raise ValueError(f"{name} has batch size {x.shape[0]}, q has {batch}")
     else:
         mode = "gm1"
-        _check_ndim(q, k, v, 3, "(total_tokens, heads, hdim) with cu_seqlens")
         batch = _check_cu_seqlens_tensors(q, cu_seqlens)
+        if block_table is None:
+            _check_ndim(
+                (("q", q), ("k", k), ("v", v)), 3, "(total_tokens, heads, hdim) with cu_seqlens"
+            )
+        else:
+            _check_ndim((("q", q),), 3, "(total_tokens, heads, hdim) with cu_seqlens")
+            _check_ndim(
+                (("k", k), ("v", v)), 4, "(num_pages, page_size, heads, hdim) with a block_table"
+            )
+            _check_block_table(block_table, k, v, batch)
         if mask.top_left:
             raise ValueError(
                 f"mask {mask} is not served with cu_seqlens (gm1); "
@@ -351,6 +376,8 @@ def make_problem(arguments: Arguments) -> Problem:
         has_sink=modifiers.sink is not None,
         sink_size=0 if mask.left is None else modifiers.sink_size,
         dropout_p=0.0 if arguments.dropout is None else arguments.dropout.p,
+        is_paged=block_table is not None,
+        num_splits=keys.num_splits,
         gradients=None,
     )
 
@@ -415,15 +442,22 @@ def check_softmax_scale(softmax_scale: float) -> float:
     return float(softmax_scale)
 
 
-def check_cu_seqlens_values(sizes: Sizes, cu_seqlens: CuSeqlens) -> bool:
+def check_cu_seqlens_values(
+    sizes: Sizes, cu_seqlens: CuSeqlens, block_table: Tensor | None = None
+) -> bool:
     """Check the numbers inside ``cu_seqlens``; reads the tensors' data.
+
+    The pages that a ``block_table`` names are not looked at; the kernel does.
 
     Returns True when the sequences cover every row of q, so that no row of the output is left
     over. Raises ``ValueError`` naming the argument, the position and the value.
     """
     q, k, q_padded, k_padded, max_seqlen_q, max_seqlen_k = cu_seqlens
     used_rows = _check_side("q", q, q_padded, max_seqlen_q, sizes[0])
-    _check_side("k", k, k_padded, max_seqlen_k, sizes[1])
+    if block_table is None:
+        _check_side("k", k, k_padded, max_seqlen_k, sizes[1])
+    else:
+        _check_paged_side(k, max_seqlen_k, sizes[1], block_table)
     return used_rows == sizes[0]
 
 
@@ -456,6 +490,20 @@ def _check_side(side: str, plain: Tensor, padded: Tensor, max_seqlen: int | None
             f"{max(lengths)} by cu_seqlens_{side}"
         )
     return used_rows
+
+
+def _check_paged_side(
+    plain: Tensor, max_seqlen: int | None, page_size: int, block_table: Tensor
+) -> None:
+    sums = plain.tolist()
+    _check_side("k", plain, plain, max_seqlen, sums[-1])
+    room = block_table.shape[1] * page_size
+    for i, (start, end) in enumerate(itertools.pairwise(sums)):
+        if end - start > room:
+            raise ValueError(
+                f"sequence {i} has {end - start} keys by cu_seqlens_k; a row of block_table "
+                f"has room for {room} of them, {block_table.shape[1]} pages of {page_size}"
+            )
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -493,8 +541,8 @@ def check_layout(name: str, x: Tensor) -> None:
         raise TypeError(f"{name} has layout {x.layout}; only torch.strided is served")
 
 
-def _check_ndim(q: Tensor, k: Tensor, v: Tensor, ndim: int, wanted: str) -> None:
-    for name, x in (("q", q), ("k", k), ("v", v)):
+def _check_ndim(tensors: tuple[tuple[str, Tensor], ...], ndim: int, wanted: str) -> None:
+    for name, x in tensors:
         if x.dim() != ndim:
             raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {wanted}")
 
@@ -531,6 +579,42 @@ def _check_cu_seqlens_tensors(q: Tensor, cu_seqlens: CuSeqlens) -> int:
         if x.is_neg():
             raise ValueError(f"{name} has torch's negative bit; call {name}.resolve_neg()")
     return cu_q.shape[0] - 1
+
+
+def _check_block_table(block_table: Tensor, k: Tensor, v: Tensor, batch: int) -> None:
+    _check_given("block_table", block_table, k)
+    if block_table.dtype != torch.int32:
+        raise TypeError(f"block_table has dtype {block_table.dtype}; it must be torch.int32")
+    if block_table.dim() != 2 or block_table.shape[0] != batch:
+        raise ValueError(
+            f"block_table has shape {tuple(block_table.shape)}; expected (batch, most pages), the "
+            f"batch being {batch}"
+        )
+    if block_table.shape[1] > 1 and block_table.stride(1) != 1:
+        raise ValueError(
+            f"block_table has stride {block_table.stride(1)} in its last dimension, which must be "
+            "contiguous; call block_table.contiguous()"
+        )
+    if block_table.is_neg():
+        raise ValueError("block_table has torch's negative bit; call block_table.resolve_neg()")
+    if k.shape[0] != v.shape[0]:
+        raise ValueError(f"v has {v.shape[0]} pages, k has {k.shape[0]}; they must be equal")
+    if k.shape[1] < 1:
+        raise ValueError(f"k has shape {tuple(k.shape)}; a page holds at least one key")
+
+
+def check_pages(cu_seqlens: CuSeqlens, block_table: Tensor, k: Tensor) -> None:
+    """Raise ``ValueError`` where sequences have pages that are not there; reads the tensors."""
+    num_pages, page_size = k.shape[:2]
+    counts = cu_seqlens.k.diff().add(page_size - 1).div(page_size, rounding_mode="floor")
+    in_use = torch.arange(block_table.shape[1]) < counts[:, None]
+    is_wrong = in_use & ((block_table < 0) | (block_table >= num_pages))
+    if is_wrong.any():
+        sequence, place = is_wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"block_table names page {int(block_table[sequence, place])} as page {place} of "
+            f"sequence {sequence}; k has {num_pages} pages"
+        )
 
 
 def _check_sums(name: str, sums: list[int]) -> None:

@@ -273,14 +273,14 @@ UNSERVED: list[tuple[dict[str, object], type[Exception], list[str]]] = [
     ({"gen": 3}, TypeError, ["gen", "3"]),
 ]
 UNSERVED_GROUP: list[tuple[dict[str, object], type[Exception], list[str]]] = [
-    ({"min_seqlen_q": 1}, NotImplementedError, ["min_seqlen_q=1"]),
+    ({"min_seqlen_q": -1}, ValueError, ["min_seqlen_q=-1"]),
     ({"min_seqlen_q": 0.0}, TypeError, ["min_seqlen_q", "0.0"]),
     ({"logits_soft_cap": -30.0}, ValueError, ["logits_soft_cap=-30.0"]),
     ({"logits_soft_cap": "x"}, TypeError, ["logits_soft_cap", "'x'"]),
     ({"zero_tensors": 2}, ValueError, ["zero_tensors=2"]),
     ({"max_seqlen_q": None}, TypeError, ["max_seqlen_q", "None"]),
     ({"max_seqlen_k": 39}, ValueError, ["max_seqlen_k=39", "40"]),
-    ({"block_table": torch.ones(2, 4)}, NotImplementedError, ["block_table", "(2, 4)"]),
+    ({"block_table": torch.ones(2, 4)}, ValueError, ["block_table", "k has shape"]),
     ({"cu_seqlens_q": None}, ValueError, ["cu_seqlens_q=None"]),
 ]
 

@@ -194,6 +194,31 @@ def test_batch_indices(rng: torch.Generator) -> None:
     assert torch.equal(k_cache[places], it.k_cache)
 
 
+@pytest.mark.parametrize("with_places", [False, True])
+@pytest.mark.parametrize("with_first", [False, True])
+def test_caches_with_other_strides(
+    rng: torch.Generator, with_first: bool, with_places: bool
+) -> None:
+    """Sequences that do not lie one after the other: head by head, in any order, and padded."""
+    it = Decoding.random(rng, [3, 40, 61], 2)
+    places = torch.tensor([2, 0, 1]) if with_places else torch.arange(3)
+    first = torch.tensor([2, 0, 33], dtype=torch.int32) if with_first else None
+    caches = []
+    for x in (it.k_cache, it.v_cache):
+        by_head = torch.full((3, x.shape[2], CAPACITY + 1, x.shape[3]), torch.nan)
+        cache = by_head[:, :, :CAPACITY].transpose(1, 2)
+        cache[places] = x
+        caches.append(cache)
+    result = with_lse(
+        *(it.q, *caches),
+        cache_seqlens=it.seqlens,
+        cache_batch_idx=places.int() if with_places else None,
+        cache_leftpad=first,
+        causal=True,
+    )
+    it.check(result, first=first, mask=2)
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_rotary(rng: torch.Generator, causal: bool, interleaved: bool) -> None:

@@ -29,6 +29,20 @@ struct KeyRange {
   int64_t begin, end;
 };
 
+// The keys, or the values, of one head of a sequence: at a fixed stride, or in pages.
+struct KeyRows {
+  const KeyElement* first;  // of the sequence, or of page 0
+  Strides strides;          // those of the batch lie between pages
+  const int32_t* pages;     // of the sequence
+  uint32_t page_size;
+
+  const KeyElement* operator[](int64_t key) const {
+    if (!kPaged) return first + key * strides.seq;
+    const uint32_t page = uint32_t(key) / page_size;
+    return first + pages[page] * strides.batch + (uint32_t(key) - page * page_size) * strides.seq;
+  }
+};
+
 // The lengths of a call, without its tensors.
 struct Problem {
   FmhaShape shape;
@@ -37,6 +51,7 @@ struct Problem {
   const int32_t* cu_seqlens_k;
   const int32_t* cu_seqlens_q_padded;
   const int32_t* cu_seqlens_k_padded;
+  KeyOptions keys;
 
   int64_t group_size() const { return shape.heads_q / shape.heads_k; }
 
@@ -49,7 +64,34 @@ struct Problem {
 
   Sequence sequence(int64_t b) const {
     if (kMode == Mode::gm0) return {b, shape.seqlen_q, shape.seqlen_k, 0, 0};
-    return {b, seqlen_q(b), seqlen_k(b), cu_seqlens_q_padded[b], cu_seqlens_k_padded[b]};
+    const int64_t first_k = kPaged ? 0 : cu_seqlens_k_padded[b];
+    return {b, seqlen_q(b), seqlen_k(b), cu_seqlens_q_padded[b], first_k};
+  }
+
+  // Those of one kv head, in a tensor like k or v.
+  KeyRows key_rows(const Sequence& seq, int64_t kv_head, const KeyElement* tensor,
+                   const Strides& strides) const {
+    const KeyElement* first = kPaged ? tensor : seq.keys_of(tensor, strides);
+    const int32_t* pages =
+        kPaged ? keys.block_table + seq.index * keys.block_table_stride : nullptr;
+    return {first + kv_head * strides.head, strides, pages, uint32_t(shape.seqlen_k)};
+  }
+
+  // Whether the block table names pages that are there, as far as sequences reach.
+  bool names_pages() const {
+    if (!kPaged) return true;
+    bool is_good = true;
+    for (int64_t b = 0; b < shape.batch; ++b) {
+      const int32_t* pages = keys.block_table + b * keys.block_table_stride;
+      const int64_t count = (seqlen_k(b) + shape.seqlen_k - 1) / shape.seqlen_k;
+      for (int64_t i = 0; i < count; ++i) is_good &= uint32_t(pages[i]) < uint32_t(keys.num_pages);
+    }
+    return is_good;
+  }
+
+  // Of a whole lse.
+  int64_t rows_of_lse() const {
+    return (kMode == Mode::gm0 ? shape.batch : 1) * shape.heads_q * shape.seqlen_q;
   }
 
   // The keys a query sees. Neither end ever moves back from one query to the next.
@@ -67,7 +109,7 @@ struct Problem {
 void clear_unused_strides(const FmhaShape& shape, std::initializer_list<Strides*> of_queries,
                           std::initializer_list<Strides*> of_keys) {
   const auto clear = [&](Strides& x, int64_t seqlen, int64_t heads) {
-    if (shape.batch == 1) x.batch = 0;
+    if (shape.batch == 1 && !kPaged) x.batch = 0;
     if (seqlen == 1) x.seq = 0;
     if (heads == 1) x.head = 0;
   };

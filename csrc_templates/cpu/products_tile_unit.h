@@ -54,10 +54,11 @@ struct StagedKeys {
   static constexpr int kStride = staged_stride(kScoreDepth);
   float operands[kTileKeys * kStride];  // [key][operand]
 
-  // From key `at` on, a multiple of kKeyBlock.
-  void stage(const KeyElement* from, int64_t row_stride, int at, int count) {
+  // From key `at` on, a multiple of kKeyBlock; row(j) is where the j-th of them starts.
+  template <class Row>
+  void stage(const Row& row, int at, int count) {
     float* to = operands + at * kStride;
-    stage_rows<kHdimQ, kStride>(from, row_stride, count, to);
+    stage_rows<kHdimQ, kStride>(row, count, to);
     const int staged = round_up(count, kBlockRows);
     std::memset(to + staged * kStride, 0,
                 (round_up(count, kKeyBlock) - staged) * kStride * sizeof(float));
@@ -69,10 +70,11 @@ struct StagedValues {
   float operands[kOutputRows * kStride];  // [hdim][key / kOperandElements]
 
   // Rows are contiguous here: there is no kernel of the tile unit for values whose keys are.
-  void stage(const KeyElement* from, int64_t row_stride, int64_t, int at, int count) {
+  template <class Row>
+  void stage(const Row& row, int64_t, int at, int count) {
     static_assert(!kColumnMajorV, "rows are contiguous");
     static constexpr KeyElement kZeros[kHdimV] = {};
-    const auto row = [&](int key) { return key < count ? from + key * row_stride : kZeros; };
+    const auto row_or_zeros = [&](int key) { return key < count ? row(key) : kZeros; };
     float* to = operands + at / kOperandElements;
     for (int key = 0; key < round_up(count, kKeyBlock); key += kOperandElements * kLanes)
       for (int d = 0; d < kHdimV; d += kLanes) {
@@ -81,8 +83,8 @@ struct StagedValues {
           KeyElement edges[2][kLanes];
           const int first = key + kOperandElements * i;
           block[i] = Operands::load_down_columns<KeyDtype>(
-              {readable<kHdimV>(row(first), d, edges[0]),
-               readable<kHdimV>(row(first + 1), d, edges[1])});
+              {readable<kHdimV>(row_or_zeros(first), d, edges[0]),
+               readable<kHdimV>(row_or_zeros(first + 1), d, edges[1])});
         }
         simd::transpose(block);
         for (int i = 0; i < kLanes; ++i)

@@ -33,9 +33,10 @@ struct StagedKeys {
   static constexpr int kStride = staged_stride(kScoreDepthPadded);
   float operands[kTileKeys * kStride];  // [key][operand]
 
-  // From key `at` on, a multiple of kKeyBlock.
-  void stage(const KeyElement* from, int64_t row_stride, int at, int count) {
-    stage_rows<kHdimQ, kStride>(from, row_stride, count, operands + at * kStride);
+  // From key `at` on, a multiple of kKeyBlock; row(j) is where the j-th of them starts.
+  template <class Row>
+  void stage(const Row& row, int at, int count) {
+    stage_rows<kHdimQ, kStride>(row, count, operands + at * kStride);
   }
 };
 
@@ -44,10 +45,12 @@ struct StagedValues {
   float operands[kTileKeys * kStride];  // [key / kOperandElements][hdim]
 
   // `hdim_stride` is 1 unless keys are contiguous.
-  void stage(const KeyElement* from, int64_t row_stride, int64_t hdim_stride, int at, int count) {
+  template <class Row>
+  void stage(const Row& row, int64_t hdim_stride, int at, int count) {
     float* to = operands + at / kOperandElements * kStride;
-    if (kColumnMajorV) stage_column_major<kHdimV, kStride>(from, hdim_stride, count, to);
-    else stage_columns<kHdimV, kStride>(from, row_stride, count, to);
+    if constexpr (kColumnMajorV)
+      stage_column_major<kHdimV, kStride>(row(0), hdim_stride, count, to);
+    else stage_columns<kHdimV, kStride>(row, count, to);
   }
 };
 

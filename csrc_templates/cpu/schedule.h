@@ -71,12 +71,13 @@ T* thread_array(int64_t count) {
 
 // How many threads are worth waking for `items` items of so many multiplications in all.
 int64_t worker_count(int64_t items, int64_t multiplications) {
-  // Below this waking the other threads costs more than they save (some 10 microseconds).
-  constexpr int64_t kWorthThreads = 1 << 19;
+  // Waking a thread costs more than it saves (some 10 microseconds) where it does less than this.
+  constexpr int64_t kWorthThread = 1 << 18;
+  const int64_t wanted = std::min(items, multiplications / kWorthThread);
+  if (wanted <= 1 || pool_was_lost) return 1;
   uint32_t threads = 1;
-  if (multiplications >= kWorthThreads && items > 1 && !pool_was_lost)
-    torch_get_num_threads(&threads);
-  return std::min<int64_t>(threads, items);
+  torch_get_num_threads(&threads);
+  return std::min<int64_t>(threads, wanted);
 }
 
 // Calls run_item(item, scratch) for all items on `workers` threads, which take the next item each
@@ -111,18 +112,36 @@ bool run_items(int64_t items, int64_t workers, const RunItem& run_item) {
   return !work.out_of_memory.load(std::memory_order_relaxed);
 }
 
+// What an item of work has of the keys that its query tile sees: part `index` of `count`, each of
+// `tiles` key tiles. The first one is done by item `first_item`, and the others by those behind it.
+struct KeySplit {
+  int64_t index, count, tiles, first_item;
+};
+
+// How the keys of a query tile may be split.
+struct SplitRules {
+  int64_t num_splits;     // that are asked for; 0 leaves the choice
+  int64_t wanted_items;   // where it is left
+  int tile_keys;          // of a key tile
+  int64_t least_tiles;    // of a part, but where num_splits asks for less
+  int64_t few_rows;       // heads with so many rows may be done together,
+  int64_t rows_of_heads;  // as long as there are not more rows than these
+};
+
 // All query tiles of a problem, numbered sequence by sequence and within one head by head, or some
 // heads side by side, the last tile first: under a causal mask it is the heaviest. gm1 takes the
-// sequences with the most keys first.
+// sequences with the most keys first. Where keys are split, each part of a tile has a number.
 class QueryTiles {
  public:
   // A tile and its sequence: the `turn`-th of `turns` of its head, before which there are
   // `heads_before` heads.
   struct Tile {
     Sequence seq;
-    int64_t kv_head, first_row;
+    int64_t kv_head, heads;  // heads from kv_head on, more than one only of few rows
+    int64_t first_row;
     int rows;
     int64_t heads_before, turn, turns;
+    KeySplit split;
   };
 
   // With tiles of at most `most_rows` rows; smaller ones to have `wanted_tiles`, if only for the
@@ -150,7 +169,7 @@ class QueryTiles {
     tile_rows_ =
         round_up(int(std::min<int64_t>(rows / wanted_tiles_, tile_rows_ - 1) + 1), kPanelLanes);
     if (kMode == Mode::gm0) {
-      count_ = s.batch * tiles_of(0);
+      number_items();
       return true;
     }
 
@@ -161,48 +180,75 @@ class QueryTiles {
     std::sort(members_, members_ + member_count_, [](const Member& a, const Member& b) {
       return a.seqlen_k != b.seqlen_k ? a.seqlen_k > b.seqlen_k : a.index < b.index;
     });
-    for (int64_t i = 0; i < member_count_; ++i) {
-      members_[i].first_tile = count_;
-      count_ += tiles_of(members_[i].index);
-    }
+    number_items();
     return true;
   }
 
+  // Makes about the wanted number of items where the queries of a few tokens are too few for that, or
+  // splits keys as it is asked for. Like the tiles this depends on the shape alone. To be called
+  // once, after plan().
+  void split_keys(const SplitRules& rules) {
+    rules_ = rules;
+    heads_at_once_ = problem_.shape.heads_k;
+    number_items();
+    // Large tiles have no need of it.
+    if (rules.num_splits == 0 && count_ < rules.wanted_items && tile_rows_ <= kPanelLanes) {
+      split_tiles_ =
+          std::max(rules.least_tiles, (key_tiles() + rules.wanted_items - 1) / rules.wanted_items);
+      number_items();
+    }
+    // Heads that are done together share what comes from memory, but threads need something to do.
+    if (count_ > 0 && count_ < rules.wanted_items) {
+      const int64_t groups = (rules.wanted_items + count_ - 1) / count_;
+      heads_at_once_ = std::max<int64_t>(problem_.shape.heads_k / groups, 1);
+      number_items();
+    }
+  }
+
   int64_t count() const { return count_; }
+
+  // Whether any tile has more than one part.
+  bool has_splits() const { return has_splits_; }
 
   // Of one product of all queries with all keys, and one with all values.
   int64_t multiplications() const { return multiplications_; }
 
   Tile operator[](int64_t number) const {
-    int64_t b, first_tile, members_before;
+    int64_t b, first_item, members_before;
     if (kMode == Mode::gm0) {
-      b = members_before = number / tiles_of(0);
-      first_tile = b * tiles_of(0);
+      const int64_t items = tiles_of(0) * splits_of(0);
+      b = members_before = number / items;
+      first_item = b * items;
     } else {
       const Member* after = std::upper_bound(
           members_, members_ + member_count_, number,
-          [](int64_t wanted, const Member& member) { return wanted < member.first_tile; });
+          [](int64_t wanted, const Member& member) { return wanted < member.first_item; });
       b = after[-1].index;
-      first_tile = after[-1].first_tile;
+      first_item = after[-1].first_item;
       members_before = after - 1 - members_;
     }
     const Sequence seq = problem_.sequence(b);
+    const int64_t splits = splits_of(b);
+    const int64_t tile = (number - first_item) / splits, part = (number - first_item) % splits;
     const int64_t turns = tiles_of_head(b);
     const int64_t heads_k = problem_.shape.heads_k;
-    const int64_t first_head =
-        (number - first_tile) / (heads_side_by_side_ * turns) * heads_side_by_side_;
-    const int64_t heads = std::min(heads_side_by_side_, heads_k - first_head);
-    const int64_t among_them = number - first_tile - first_head * turns;
-    const int64_t kv_head = first_head + among_them % heads, turn = among_them / heads;
+    const int64_t groups = head_groups(b), heads_of_group = heads_at_once(b);
+    const int64_t first_group = tile / (heads_side_by_side_ * turns) * heads_side_by_side_;
+    const int64_t side_by_side = std::min(heads_side_by_side_, groups - first_group);
+    const int64_t among_them = tile - first_group * turns;
+    const int64_t turn = among_them / side_by_side;
+    const int64_t kv_head = (first_group + among_them % side_by_side) * heads_of_group;
     const int64_t first_row = (turns - 1 - turn) * tile_rows_;
     const int64_t rows = seq.seqlen_q * problem_.group_size() - first_row;
     return {seq,
             kv_head,
+            std::min(heads_of_group, heads_k - kv_head),
             first_row,
             int(std::min<int64_t>(rows, tile_rows_)),
             members_before * heads_k + kv_head,
             turn,
-            turns};
+            turns,
+            {part, splits, split_tiles_of(b), number - part}};
   }
 
   int tile_rows() const { return tile_rows_; }
@@ -216,20 +262,81 @@ class QueryTiles {
   }
 
  private:
-  // A sequence with queries, and the number of its first tile.
+  // A sequence with queries, and the number of its first item.
   struct Member {
-    int64_t index, seqlen_k, first_tile;
+    int64_t index, seqlen_k, first_item;
   };
+
+  // More key tiles than any sequence has.
+  static constexpr int64_t kAllTiles = int64_t(1) << 40;
+
+  // Counts all items.
+  void number_items() {
+    if (kMode == Mode::gm0) {
+      const int64_t splits = splits_of(0);
+      has_splits_ = splits > 1;
+      count_ = problem_.shape.batch * tiles_of(0) * splits;
+      return;
+    }
+    count_ = 0;
+    has_splits_ = false;
+    for (int64_t i = 0; i < member_count_; ++i) {
+      const int64_t splits = splits_of(members_[i].index);
+      has_splits_ = has_splits_ || splits > 1;
+      members_[i].first_item = count_;
+      count_ += tiles_of(members_[i].index) * splits;
+    }
+  }
+
+  // Of all query tiles.
+  int64_t key_tiles() const {
+    if (kMode == Mode::gm0) return problem_.shape.batch * tiles_of(0) * key_tiles_of(0);
+    int64_t sum = 0;
+    for (int64_t i = 0; i < member_count_; ++i)
+      sum += tiles_of(members_[i].index) * key_tiles_of(members_[i].index);
+    return sum;
+  }
+
+  // At most so many key tiles are seen by a query tile of sequence b.
+  int64_t key_tiles_of(int64_t b) const {
+    const FmhaShape& s = problem_.shape;
+    int64_t keys = problem_.seqlen_k(b);
+    if (kMask == Mask::window && !kSinkTokens)
+      keys = std::min(keys, s.window_left + s.window_right + tile_rows_ + rules_.tile_keys);
+    return (keys + rules_.tile_keys - 1) / rules_.tile_keys;
+  }
+  int64_t split_tiles_of(int64_t b) const {
+    if (rules_.num_splits == 0) return split_tiles_;
+    return std::max<int64_t>((key_tiles_of(b) + rules_.num_splits - 1) / rules_.num_splits, 1);
+  }
+  int64_t splits_of(int64_t b) const {
+    const int64_t tiles = split_tiles_of(b);
+    return std::max<int64_t>((key_tiles_of(b) + tiles - 1) / tiles, 1);
+  }
 
   int64_t tiles_of_head(int64_t b) const {
     return (problem_.seqlen_q(b) * problem_.group_size() + tile_rows_ - 1) / tile_rows_;
   }
-  int64_t tiles_of(int64_t b) const { return problem_.shape.heads_k * tiles_of_head(b); }
+  // Those of a sequence that are done together.
+  int64_t heads_at_once(int64_t b) const {
+    const int64_t rows = problem_.seqlen_q(b) * problem_.group_size();
+    if (rows == 0 || rows > rules_.few_rows) return 1;
+    return std::min(heads_at_once_, rules_.rows_of_heads / rows);
+  }
+  int64_t head_groups(int64_t b) const {
+    const int64_t heads = heads_at_once(b);
+    return (problem_.shape.heads_k + heads - 1) / heads;
+  }
+  int64_t tiles_of(int64_t b) const { return head_groups(b) * tiles_of_head(b); }
 
   const Problem& problem_;
   int tile_rows_;
   int64_t wanted_tiles_;
   int64_t heads_side_by_side_ = 1;
+  SplitRules rules_{0, 0, 1, 1, 0, 0};
+  int64_t heads_at_once_ = 1;
+  int64_t split_tiles_ = kAllTiles;
+  bool has_splits_ = false;
   int64_t count_ = 0;
   int64_t multiplications_ = 0;
   Member* members_ = nullptr;  // gm1: by descending seqlen_k

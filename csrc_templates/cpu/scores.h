@@ -200,12 +200,13 @@ struct Scores {
 
   static float finite(float a) { return std::min(a, std::numeric_limits<float>::max()); }
 
-  // Rows [0, count) of a query tile.
+  // Rows [0, count) of a query tile become those from `at` on, as far as there is room.
   template <int kCount>
-  void set_rows(const QueryRows& tile, int count, ModifiedRows<kCount>& rows) const {
+  void set_rows(const QueryRows& tile, int count, ModifiedRows<kCount>& rows, int at = 0) const {
     const Sequence& seq = tile.seq;
-    for (int i = 0; i < count; ++i) {
-      const int64_t query = tile.query(i), head = tile.head(i);
+    for (int n = 0; n < std::min(count, kCount - at); ++n) {
+      const int i = at + n;
+      const int64_t query = tile.query(n), head = tile.head(n);
       rows.query[i] = uint32_t(query);
       rows.head[i] = uint32_t(seq.index * tile.problem.shape.heads_q + head);
       if (kQueryHeadDescales) rows.descale[i] = descale_of(modifiers.q_descale, seq.index, head);
@@ -220,10 +221,10 @@ struct Scores {
       if (kBias != Bias::none) {
         const auto* bias = static_cast<const BiasElement*>(modifiers.bias);
         rows.bias[i] =
-            tile.at(seq.queries_of(bias, modifiers.bias_strides), modifiers.bias_strides, i);
+            tile.at(seq.queries_of(bias, modifiers.bias_strides), modifiers.bias_strides, n);
         if (modifiers.dbias)
           rows.dbias[i] = tile.at(seq.queries_of(modifiers.dbias, modifiers.dbias_strides),
-                                  modifiers.dbias_strides, i);
+                                  modifiers.dbias_strides, n);
       }
     }
   }

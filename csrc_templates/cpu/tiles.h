@@ -106,31 +106,34 @@ void pack_rows(const Row& row, int count, float* to) {
 }
 
 // Rows of keys or values as they are, kStride operands apart, followed by zeros up to a whole
-// register block.
-template <int kHdim, int kStride>
-void stage_rows(const KeyElement* from, int64_t row_stride, int count, float* to) {
-  for (int j = 0; j < count; ++j, from += row_stride, to += kStride)
+// register block; row(j) is where row j starts.
+template <int kHdim, int kStride, class Row>
+void stage_rows(const Row& row, int count, float* to) {
+  for (int j = 0; j < count; ++j, to += kStride) {
+    const KeyElement* from = row(j);
     for (int s = 0; s < depth_of(kHdim); s += kLanes) {
       KeyElement edge[kVectorElements];
       simd::store(to + s, Operands::load_along_row<KeyDtype>(
                               readable<kHdim>(from, s * kOperandElements, edge)));
     }
+  }
   std::memset(to, 0, (round_up(count, kBlockRows) - count) * kStride * sizeof(float));
 }
 
 // As stage_rows, with operands that reach down the columns: to[row / kOperandElements][hdim].
-template <int kHdim, int kStride>
-void stage_columns(const KeyElement* from, int64_t row_stride, int count, float* to) {
+template <int kHdim, int kStride, class Row>
+void stage_columns(const Row& row, int count, float* to) {
   static constexpr KeyElement kZeros[kHdim] = {};
-  for (int j = 0; j < round_up(count, kBlockRows); j += kOperandElements, to += kStride)
+  for (int j = 0; j < round_up(count, kBlockRows); j += kOperandElements, to += kStride) {
+    const KeyElement* rows[kOperandElements];
+    for (int i = 0; i < kOperandElements; ++i) rows[i] = j + i < count ? row(j + i) : kZeros;
     for (int d = 0; d < kHdim; d += kLanes) {
       KeyElement edges[kOperandElements][kLanes];
       const KeyElement* columns[kOperandElements];
-      for (int i = 0; i < kOperandElements; ++i)
-        columns[i] =
-            readable<kHdim>(j + i < count ? from + (j + i) * row_stride : kZeros, d, edges[i]);
+      for (int i = 0; i < kOperandElements; ++i) columns[i] = readable<kHdim>(rows[i], d, edges[i]);
       simd::store(to + d, Operands::load_down_columns<KeyDtype>(columns));
     }
+  }
 }
 
 // As stage_columns, from values whose keys are contiguous: elements lie `hdim_stride` apart, and

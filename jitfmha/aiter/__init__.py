@@ -31,9 +31,8 @@ What the functions have in common:
 * ``sink_ptr (hq,)`` is :func:`jitfmha.fmha_fwd`'s ``sink``, and ``sink_size`` is the same there.
 * ``dropout_p`` drops probabilities by the random bytes that ``gen``, or torch's own generator,
   seeds: those up to ``255 * (1 - dropout_p)`` are kept.
-* ``min_seqlen_q`` and ``block_table`` raise ``NotImplementedError`` for now where they ask for
-  something, and so does what no kernel serves. Every other violation of a rule is a ``TypeError``
-  or a ``ValueError`` that names the argument and its value.
+* What no kernel serves raises ``NotImplementedError``. Every other violation of a rule is a
+  ``TypeError`` or a ``ValueError`` that names the argument and its value.
 
 What the functions of the backward pass have in common, beside their options, which are those of the
 forward pass with the same values:
@@ -54,6 +53,7 @@ forward pass with the same values:
 from __future__ import annotations
 
 from .backward import fmha_v3_bwd, fmha_v3_varlen_bwd, mha_bwd, mha_varlen_bwd
+from .batch_prefill import mha_batch_prefill, mha_batch_prefill_func
 from .forward import (
     flash_attn_func,
     flash_attn_varlen_func,
@@ -73,6 +73,8 @@ __all__ = [
     "fmha_v3_fwd",
     "fmha_v3_varlen_bwd",
     "fmha_v3_varlen_fwd",
+    "mha_batch_prefill",
+    "mha_batch_prefill_func",
     "mha_bwd",
     "mha_fwd",
     "mha_varlen_bwd",

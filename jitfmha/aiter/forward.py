@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor
 
-from ..argument_checks import describe, refuse_given, refuse_nonzero, require_cu_seqlens
+from ..argument_checks import describe, require_cu_seqlens
 from ..dropout import dropout_randval, new_rng_state
 from ..interface import OFF, fmha_fwd
 from ..kv_cache import starts_in_batch
@@ -85,11 +85,11 @@ def flash_attn_func(
         return_randval=return_attn_probs and options["dropout_p"] > 0,
         bias=bias,
         alibi_slopes=alibi_slopes,
-        sink=_as_sink(sink_ptr),
+        sink=as_sink(sink_ptr),
         bf16_cvt=as_v3_bf16_cvt(how_v3_bf16_cvt),
         **options,
     )
-    return _asked_for(results, return_lse, return_attn_probs)
+    return asked_for(results, return_lse, return_attn_probs)
 
 
 def flash_attn_varlen_func(
@@ -137,9 +137,8 @@ def flash_attn_varlen_func(
     options = common_options(
         dropout_p, softmax_scale, as_flag("causal", causal), as_window(window_size)
     )
-    _refuse_unserved(min_seqlen_q, block_table)
     q, k, v = (with_contiguous_rows(x) for x in (q, k, v))
-    results = _forward_group(
+    results = forward_group(
         *(q, k, v),
         return_lse=return_lse,
         return_randval=return_attn_probs and options["dropout_p"] > 0,
@@ -150,14 +149,16 @@ def flash_attn_varlen_func(
         max_seqlen_k=as_int("max_seqlen_k", max_seqlen_k),
         cu_seqlens_q_padded=cu_seqlens_q_padded,
         cu_seqlens_k_padded=cu_seqlens_k_padded,
+        min_seqlen_q=as_int("min_seqlen_q", min_seqlen_q),
+        block_table=block_table,
         logit_softcap=as_softcap("logits_soft_cap", logits_soft_cap) or OFF,
         bias=bias,
         alibi_slopes=alibi_slopes,
-        sink=_as_sink(sink_ptr),
+        sink=as_sink(sink_ptr),
         bf16_cvt=as_v3_bf16_cvt(how_v3_bf16_cvt),
         **options,
     )
-    return _asked_for(results, return_lse, return_attn_probs)
+    return asked_for(results, return_lse, return_attn_probs)
 
 
 def mha_fwd(
@@ -202,12 +203,12 @@ def mha_fwd(
     return _forward_batch(
         *(q, k, v, (cu_seqlens_q, cu_seqlens_kv)),
         return_lse=as_flag("return_softmax_lse", return_softmax_lse),
-        return_randval=_as_return_randval(return_dropout_randval, options["dropout_p"]),
+        return_randval=as_return_randval(return_dropout_randval, options["dropout_p"]),
         gen=gen,
         out=out,
         bias=bias,
         alibi_slopes=alibi_slopes,
-        sink=_as_sink(sink_ptr),
+        sink=as_sink(sink_ptr),
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
@@ -251,12 +252,15 @@ def mha_varlen_fwd(
     Args:
         cu_seqlens_q, cu_seqlens_k: int32 ``(b + 1,)``, prefix sums of the lengths, from 0.
         max_seqlen_q, max_seqlen_k: the longest lengths.
-        min_seqlen_q: 0 only, for now (other values skip sequences that are not longer).
+        min_seqlen_q: where it is above 0, sequences with at most so many queries are skipped: their
+            rows are 0 in a fresh output and -inf in the lse, and stay as they are in ``out``.
         zero_tensors: also set the rows of ``out`` to 0 that belong to no sequence. A fresh output
             has them 0 in any case.
         out: where to write the result, ``(total_q, hq, hdim_v)``.
         cu_seqlens_q_padded, cu_seqlens_k_padded: int32 ``(b + 1,)``, where each sequence starts if
             there are unused rows between them.
+        block_table: int32 ``(b, most pages)``, the pages of each sequence, where k and v are
+            ``(num_pages, page_size, hk, hdim)``, with any page size.
 
     The other arguments, and what is raised: see the module.
 
@@ -265,11 +269,10 @@ def mha_varlen_fwd(
     """
     window = window_of_sides(window_size_left, window_size_right, sink_size)
     options = common_options(dropout_p, softmax_scale, as_flag("is_causal", is_causal), window)
-    _refuse_unserved(min_seqlen_q, block_table)
-    return _forward_group(
+    return forward_group(
         *(q, k, v),
         return_lse=as_flag("return_softmax_lse", return_softmax_lse),
-        return_randval=_as_return_randval(return_dropout_randval, options["dropout_p"]),
+        return_randval=as_return_randval(return_dropout_randval, options["dropout_p"]),
         gen=gen,
         zero_tensors=as_flag("zero_tensors", zero_tensors),
         out=out,
@@ -279,10 +282,12 @@ def mha_varlen_fwd(
         max_seqlen_k=as_int("max_seqlen_k", max_seqlen_k),
         cu_seqlens_q_padded=cu_seqlens_q_padded,
         cu_seqlens_k_padded=cu_seqlens_k_padded,
+        min_seqlen_q=as_int("min_seqlen_q", min_seqlen_q),
+        block_table=block_table,
         logit_softcap=as_softcap("logits_soft_cap", logits_soft_cap) or OFF,
         bias=bias,
         alibi_slopes=alibi_slopes,
-        sink=_as_sink(sink_ptr),
+        sink=as_sink(sink_ptr),
         q_descale=q_descale,
         k_descale=k_descale,
         v_descale=v_descale,
@@ -316,7 +321,7 @@ def fmha_v3_fwd(
     return _forward_batch(
         *(q, k, v, (None, None)),
         return_lse=as_flag("return_softmax_lse", return_softmax_lse),
-        return_randval=_as_return_randval(return_dropout_randval, options["dropout_p"]),
+        return_randval=as_return_randval(return_dropout_randval, options["dropout_p"]),
         gen=gen,
         out=out,
         bias=bias,
@@ -362,11 +367,10 @@ def fmha_v3_varlen_fwd(
     """:func:`mha_varlen_fwd` without sinks, and with a choice of rounding."""
     window = window_of_sides(window_size_left, window_size_right)
     options = common_options(dropout_p, softmax_scale, as_flag("is_causal", is_causal), window)
-    _refuse_unserved(min_seqlen_q, block_table)
-    return _forward_group(
+    return forward_group(
         *(q, k, v),
         return_lse=as_flag("return_softmax_lse", return_softmax_lse),
-        return_randval=_as_return_randval(return_dropout_randval, options["dropout_p"]),
+        return_randval=as_return_randval(return_dropout_randval, options["dropout_p"]),
         gen=gen,
         zero_tensors=as_flag("zero_tensors", zero_tensors),
         out=out,
@@ -376,6 +380,8 @@ def fmha_v3_varlen_fwd(
         max_seqlen_k=as_int("max_seqlen_k", max_seqlen_k),
         cu_seqlens_q_padded=cu_seqlens_q_padded,
         cu_seqlens_k_padded=cu_seqlens_k_padded,
+        min_seqlen_q=as_int("min_seqlen_q", min_seqlen_q),
+        block_table=block_table,
         logit_softcap=as_softcap("logits_soft_cap", logits_soft_cap) or OFF,
         bias=bias,
         alibi_slopes=alibi_slopes,
@@ -387,14 +393,15 @@ def fmha_v3_varlen_fwd(
     )
 
 
-def _as_sink(sink_ptr: Tensor | None) -> Tensor | None:
+def as_sink(sink_ptr: Tensor | None) -> Tensor | None:
     """The logits in float32, as AITER converts them; what is no tensor is refused later."""
     if isinstance(sink_ptr, Tensor) and sink_ptr.dtype in (torch.bfloat16, torch.float16):
         return sink_ptr.float()
     return sink_ptr
 
 
-def _as_return_randval(return_dropout_randval: object, dropout_p: float) -> bool:
+def as_return_randval(return_dropout_randval: object, dropout_p: float) -> bool:
+    """A flag, which asks for nothing without dropout."""
     flag = as_flag("return_dropout_randval", return_dropout_randval)
     if flag and dropout_p == 0:
         raise ValueError(
@@ -402,11 +409,6 @@ def _as_return_randval(return_dropout_randval: object, dropout_p: float) -> bool
             "without dropout"
         )
     return flag
-
-
-def _refuse_unserved(min_seqlen_q: object, block_table: object) -> None:
-    refuse_nonzero(min_seqlen_q=as_int("min_seqlen_q", min_seqlen_q))
-    refuse_given(block_table=block_table)
 
 
 # ---- The calls -----------------------------------------------------------------------------------
@@ -473,7 +475,7 @@ def _forward_padded_batch(
     options["cu_seqlens_k"] = places_k if cu_seqlens_kv is None else _as_int32(cu_seqlens_kv)
     options["cu_seqlens_q_padded"], options["cu_seqlens_k_padded"] = places_q, places_k
     options["max_seqlen_q"], options["max_seqlen_k"] = seqlen_q, seqlen_k
-    packed_out, lse, _, rng_state = _forward_group(
+    packed_out, lse, _, rng_state = forward_group(
         *(x.flatten(0, 1) for x in (q, k, v)),
         return_lse=return_lse,
         return_randval=False,
@@ -499,7 +501,7 @@ def _rows_of_batch(out: Tensor) -> Tensor:
     return out.flatten(0, 1)
 
 
-def _forward_group(
+def forward_group(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -508,15 +510,21 @@ def _forward_group(
     return_randval: bool,
     gen: Generator | None = None,
     zero_tensors: bool = False,
+    min_seqlen_q: int = 0,
     **options: Unpack[Options],
 ) -> Results:
+    """What all functions of packed sequences end in."""
     max_seqlen_q, max_seqlen_k = options["max_seqlen_q"], options["max_seqlen_k"]
     assert max_seqlen_q is not None
     assert max_seqlen_k is not None
-    cu_seqlens_q, cu_seqlens_q_padded = options["cu_seqlens_q"], options["cu_seqlens_q_padded"]
+    cu_seqlens_q = options["cu_seqlens_q"]
     # Without any of the four, fmha_fwd would take the call for one of batch mode.
     require_cu_seqlens(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=options["cu_seqlens_k"])
     assert cu_seqlens_q is not None
+    _skip_short_sequences(options, min_seqlen_q)
+    cu_seqlens_q = options["cu_seqlens_q"]
+    assert cu_seqlens_q is not None
+    cu_seqlens_q_padded = options.get("cu_seqlens_q_padded")
     options["window_size"] = clipped(options["window_size"], max_seqlen_k)
     options["bias"] = bias_with_dimensions(options.get("bias"), 3)
     rng_state = options["rng_state"] = _new_rng_state(q, options["dropout_p"], gen)
@@ -534,6 +542,22 @@ def _forward_group(
         rows = whole[sequence, :, within.clamp(max=max_seqlen_q - 1)]
         randval = rows.masked_fill(~is_used[:, None, None], 0).transpose(0, 1)
     return _results(q, result, randval, rng_state)
+
+
+def _skip_short_sequences(options: Options, min_seqlen_q: int) -> None:
+    """Sequences of at most ``min_seqlen_q`` queries have none; their rows stay where they are."""
+    if min_seqlen_q < 0:
+        raise ValueError(f"min_seqlen_q={min_seqlen_q} must not be negative")
+    cu_seqlens_q = options["cu_seqlens_q"]
+    if min_seqlen_q == 0 or not isinstance(cu_seqlens_q, Tensor) or cu_seqlens_q.dim() != 1:
+        return
+    lengths = cu_seqlens_q.diff()
+    # No length is larger than an int32.
+    lengths = lengths.masked_fill(lengths <= min(min_seqlen_q, 2**31 - 1), 0)
+    sums = torch.nn.functional.pad(lengths.cumsum(0, dtype=cu_seqlens_q.dtype), (1, 0))
+    if options.get("cu_seqlens_q_padded") is None:
+        options["cu_seqlens_q_padded"] = cu_seqlens_q
+    options["cu_seqlens_q"] = sums
 
 
 def _as_int32(cu_seqlens: Tensor) -> Tensor:
@@ -565,7 +589,8 @@ def _results(
     return out, lse, randval, rng_state
 
 
-def _asked_for(results: Results, return_lse: bool, return_attn_probs: bool) -> Attention:
+def asked_for(results: Results, return_lse: bool, return_attn_probs: bool) -> Attention:
+    """What the functions that models call return of the four results."""
     out, lse, randval, _ = results
     if not return_lse and not return_attn_probs:
         return out

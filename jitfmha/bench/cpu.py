@@ -18,7 +18,7 @@ from ..detection import target_of
 from ..dropout import new_rng_state
 from ..interface import fmha_fwd
 from ..problem import DTYPE_NAMES
-from . import cpu_backward, decode_loop
+from . import cpu_backward, cpu_decode, decode_loop
 from .first_call import FirstCall, first_call
 from .report import Comparison, Progress, Report
 from .timing import Timings, alternate
@@ -45,6 +45,7 @@ def run(quick: bool, progress: Progress) -> Report:
             _first_calls(report, quick, progress)
             _small_call(report, quick, progress)
             _decode_loop(report, quick, progress)
+            cpu_decode.add_rows(report, quick, progress)
             cpu_backward.add_rows(report, quick, _THREADS, progress)
         # Two threads of ours are 2 of it; what is above that competed with them.
         report.machine["load"] = f"{os.getloadavg()[0]:.1f} (1 minute average at the end)"

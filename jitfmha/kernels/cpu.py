@@ -11,17 +11,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import chain
+from typing import NoReturn
 
 from torch import Tensor
 
-from ..arguments import Descales, Dropout, Modifiers, Tensors
+from ..arguments import Descales, Dropout, KeyOptions, Modifiers, Tensors
 from ..dropout import largest_kept
 from ..jit.loader import is_built, load
 from ..jit.render import render
 from ..jit.shared_struct import FLOAT, INT32, INT64, Pointer, SharedStruct
 from ..jit.spec import MAX_NAME, BuildSpec
 from ..plan import Launch, Reason, Refusal
-from ..problem import EIGHT_BIT_NAMES, Direction, Feature, GradientStrides, Problem, Sizes
+from ..problem import (
+    EIGHT_BIT_NAMES,
+    Direction,
+    Feature,
+    GradientStrides,
+    Problem,
+    Sizes,
+    check_pages,
+)
 from ..target import CpuIsa, CpuTarget, Target
 
 NAME = "cpu"
@@ -51,6 +60,8 @@ SERVES = frozenset(
         Feature.SINKS,
         Feature.SINK_TOKENS,
         Feature.DROPOUT,
+        Feature.PAGED_KEYS,
+        Feature.NUM_SPLITS,
         Feature.BACKWARD,
     }
 )
@@ -61,7 +72,9 @@ _TEMPLATES: dict[Direction, str] = {
 }
 # What the templates include: the same for all kernels but for the first.
 _TRAITS_HEADER = "cpu/traits.h.in"
-_HEADERS = ("dropout.h", "elements.h", "problem.h", "schedule.h", "scores.h", "tiles.h")
+_HEADERS = (
+    *("dropout.h", "elements.h", "few_rows.h", "problem.h", "schedule.h", "scores.h", "tiles.h"),
+)
 # Forward's products for instruction sets with a tile unit, and for all others.
 _PRODUCTS = {True: "cpu/products_tile_unit.h", False: "cpu/products_vectors.h"}
 _TILE_UNITS: dict[CpuIsa, str] = {
@@ -171,6 +184,18 @@ MODIFIERS = SharedStruct(
     },
 )
 
+KEY_OPTIONS = SharedStruct(
+    "KeyOptions",
+    {
+        "block_table": Pointer("const std::int32_t"),
+        "block_table_stride": INT64,
+        "num_pages": INT64,
+        "num_splits": INT64,
+        "out_accum": Pointer("float"),
+        "lse_accum": Pointer("float"),
+    },
+)
+
 
 def propose(problem: Problem, target: Target) -> CpuPlan | Refusal:
     """The kernel for ``problem``; 8-bit inputs have no backward pass."""
@@ -189,6 +214,7 @@ def propose(problem: Problem, target: Target) -> CpuPlan | Refusal:
             mode=problem.mode,
             isa=_isa_for(problem, target.isa),
             modifiers=CpuModifiers.of(problem),
+            paged=problem.is_paged,
             direction=problem.direction,
             descales=CpuDescales.of(problem),
             int8_kv=problem.kv_dtype != problem.dtype,
@@ -288,6 +314,7 @@ class CpuTraits:
     isa: CpuIsa
     direction: Direction = "forward"
     modifiers: CpuModifiers = CpuModifiers()
+    paged: bool = False
     descales: CpuDescales = CpuDescales()
     int8_kv: bool = False  # where q is none
     column_major_v: bool = False
@@ -298,7 +325,8 @@ class CpuTraits:
         hdims = f"{self.hdim_q}x{self.hdim_v}"
         dtypes = self.dtype + ("_int8kv" if self.int8_kv else "") + self.descales.suffix
         hdims += "c" if self.column_major_v else ""
-        kind = f"{dtypes}_{hdims}_{self.mask}{self.modifiers.suffix}_{self.mode}"
+        mode = f"{self.mode}_paged" if self.paged else self.mode
+        kind = f"{dtypes}_{hdims}_{self.mask}{self.modifiers.suffix}_{mode}"
         return f"cpu_{self.short_direction}_{kind}_{self.isa}"
 
     @property
@@ -325,7 +353,14 @@ class CpuTraits:
 @lru_cache(maxsize=256)
 def launcher_spec(traits: CpuTraits) -> BuildSpec:
     """The source and the flags of the launcher for ``traits``."""
-    structs = (STRIDES, DESCALE, FMHA_SHAPE[traits.direction], TENSORS[traits.direction], MODIFIERS)
+    structs = (
+        STRIDES,
+        DESCALE,
+        FMHA_SHAPE[traits.direction],
+        TENSORS[traits.direction],
+        MODIFIERS,
+        KEY_OPTIONS,
+    )
     values = {
         "direction": traits.direction,
         "dtype": traits.dtype,
@@ -336,6 +371,7 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
         "hdim_v": traits.hdim_v,
         "mask": traits.mask,
         "mode": traits.mode,
+        "paged": str(traits.paged).lower(),
         "shared_structs": "\n\n".join(x.cpp() for x in structs),
         **traits.modifiers.values(),
         **traits.descales.values(),
@@ -362,7 +398,7 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
         why=(
             f"the first {traits.dtype} {_CALLS[traits.direction]} in {traits.mode} with hdim "
             f"{traits.hdim_q}x{traits.hdim_v} and mask {traits.mask}"
-            f"{traits.modifiers.suffix.replace('_', ' ')}"
+            f"{traits.modifiers.suffix.replace('_', ' ')}{' in pages' if traits.paged else ''}"
         ),
     )
 
@@ -424,6 +460,7 @@ class CpuKernel:
         self._entry = entry
         self._heads_q = problem.heads_q
         self._is_group = problem.mode == "gm1"
+        self._is_paged = problem.is_paged
         self._gradients = problem.gradients
         self._group = problem.heads_q // max(problem.heads_k, 1)
         self._constants = (
@@ -442,6 +479,8 @@ class CpuKernel:
         seqlen_q, seqlen_k, q, k, v, out = sizes
         if self._gradients is not None:
             strides = self._backward_strides(sizes, self._gradients)
+        elif self._is_paged:
+            strides = (0, *q, *k, *v, 0, *out, 0, 1, seqlen_q, 1)
         elif self._is_group:
             strides = (0, *q, 0, *k, 0, *v, 0, *out, 0, 1, seqlen_q, 1)
         else:
@@ -476,7 +515,7 @@ class CpuLaunch:
 
     def run(self, tensors: Tensors) -> None:
         """Run the kernel; returns when ``out`` and ``lse`` are written."""
-        q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, _ = tensors
+        q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, _, keys = tensors
         modifying = None
         if modifiers is not None or dropout is not None or descales is not None:
             scales = _NO_DESCALES
@@ -498,9 +537,10 @@ class CpuLaunch:
             padded_q,
             padded_k,
         )
-        status = self._entry(self._shape, packed, modifying)
+        key_options = None if keys is None else _packed_keys(keys, k)
+        status = self._entry(self._shape, packed, modifying, key_options)
         if status != 0:
-            raise MemoryError(_NO_MEMORY)
+            _raise_for(status, tensors)
 
 
 class CpuBackwardLaunch:
@@ -527,6 +567,16 @@ class CpuBackwardLaunch:
             raise MemoryError(_NO_MEMORY)
 
 
+def _raise_for(status: int, tensors: Tensors) -> NoReturn:
+    if status == _NAMES_NO_PAGE:
+        assert tensors.keys is not None
+        assert tensors.keys.block_table is not None
+        assert tensors.cu_seqlens is not None
+        check_pages(tensors.cu_seqlens, tensors.keys.block_table, tensors.k)
+    raise MemoryError(_NO_MEMORY)
+
+
+_NAMES_NO_PAGE = 2
 _NO_MEMORY = "the CPU kernel could not allocate its scratch memory"
 _pack_tensors = TENSORS["forward"].packer.pack
 _NO_DESCALES: tuple[int, ...] = (0,) * 16
@@ -569,6 +619,12 @@ def _packed_modifiers(
     )
 
 
+def _packed_keys(keys: KeyOptions, k: Tensor) -> bytes:
+    table, num_splits, out_accum, lse_accum = keys
+    pages = (0, 0, 0) if table is None else (table.data_ptr(), table.stride(0), k.shape[0])
+    return KEY_OPTIONS.packer.pack(*pages, num_splits, _address(out_accum), _address(lse_accum))
+
+
 def _address(x: Tensor | None) -> int:
     return 0 if x is None else x.data_ptr()
 
@@ -585,6 +641,7 @@ def _entry(traits: CpuTraits) -> Callable[..., int]:
     function: Callable[..., int] = getattr(
         load(launcher_spec(traits)), f"jitfmha_{traits.short_direction}"
     )
-    function.argtypes = [ctypes.c_char_p] * 3  # type: ignore[attr-defined]
+    arguments = {"forward": 4, "backward": 3}[traits.direction]
+    function.argtypes = [ctypes.c_char_p] * arguments  # type: ignore[attr-defined]
     function.restype = ctypes.c_int  # type: ignore[attr-defined]
     return function

@@ -280,10 +280,13 @@ class PeerArguments:
         elif value > 0:
             self.features.add(name)
 
-    def zero(self, name: str) -> None:
+    def count(self, name: str) -> None:
+        """A whole number from 0, which is off."""
         value = self.number(name)
-        if not is_int(value) or value != 0:
+        if not is_int(value) or value < 0:
             self.broken.add(name)
+        elif value > 0:
+            self.features.add(name)
 
     def none(self, *names: str) -> None:
         self.broken |= {name for name in names if self._arguments.get(name) is not None}
@@ -476,7 +479,7 @@ def v3_asked(group: bool) -> Callable[[Arguments], tuple[Arguments, set[str]]]:
         }
         if group:
             peer.flag("zero_tensors")
-            peer.zero("min_seqlen_q")
+            peer.count("min_seqlen_q")
             peer.feature("logits_soft_cap", below=math.inf)
             call |= {n: peer.number(n) for n in GROUP}
             longest = ("max_seqlen_q", "max_seqlen_k")

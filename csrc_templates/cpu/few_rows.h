@@ -1,0 +1,103 @@
+// Products of a few rows with keys and values that are read where they lie, once for all rows.
+//
+// In panels of so few rows most lanes would be empty. Here lanes hold elements of a head: a vector of
+// a key or a value meets all rows while it is in a register, and nothing is staged. What a row's
+// result is does not depend on the rows beside it.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "tiles.h"
+
+namespace {
+
+// Calls visit(number of rows as a type, first row) for blocks of rows that fit into registers.
+template <class Visit>
+void for_each_row_block(int rows, const Visit& visit) {
+  int at = 0;
+  for (; at + 4 <= rows; at += 4) visit(std::integral_constant<int, 4>{}, at);
+  for (; at + 2 <= rows; at += 2) visit(std::integral_constant<int, 2>{}, at);
+  for (; at < rows; ++at) visit(std::integral_constant<int, 1>{}, at);
+}
+
+// Sums of the elements of kLanes vectors, in their order.
+inline Vec sums_of(Vec (&vectors)[kLanes]) {
+  simd::transpose(vectors);
+  for (int step = kLanes / 2; step > 0; step /= 2)
+    for (int i = 0; i < step; ++i) vectors[i] = simd::add(vectors[i], vectors[i + step]);
+  return vectors[0];
+}
+
+// scores[r * kScoreStride + key] = the dot product of query r with key(key), for `count` keys and up
+// to a whole vector of them, where the last one is repeated. A query is kQueryStride floats from the
+// one before. `meanwhile(key)` is called for each key.
+template <int kRows, int kQueryStride, int kScoreStride, class Key, class Meanwhile>
+__attribute__((noinline)) void multiply_in_place(const float* queries, const Key& key, int count,
+                                                 float* scores, const Meanwhile& meanwhile) {
+  static_assert(kLanes % kRows == 0, "a block of dot products fills a vector");
+  constexpr int kKeys = kLanes / kRows;
+  for (int first = 0; first < count; first += kKeys) {
+    const KeyElement* keys[kKeys];
+    for (int i = 0; i < kKeys; ++i) {
+      keys[i] = key(std::min(first + i, count - 1));
+      if (first + i < count) meanwhile(first + i);
+    }
+    Vec dots[kLanes];
+    for (Vec& a : dots) a = simd::broadcast(0.0f);
+    for (int d = 0; d < kHdimQ; d += kLanes)
+#pragma GCC unroll 16
+      for (int i = 0; i < kKeys; ++i) {
+        KeyElement edge[kLanes];
+        const Vec elements = KeyDtype::load(readable<kHdimQ>(keys[i], d, edge));
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r)
+          dots[r * kKeys + i] = simd::mul_add(simd::load(queries + r * kQueryStride + d), elements,
+                                              dots[r * kKeys + i]);
+      }
+    float sums[kLanes];
+    simd::store(sums, sums_of(dots));
+    for (int r = 0; r < kRows; ++r)
+      std::memcpy(scores + r * kScoreStride + first, sums + r * kKeys, kKeys * sizeof(float));
+  }
+}
+
+// outputs[r * kOutputStride + d] = themselves * decay[r]
+//     + the sum over `count` keys of probabilities[r * kScoreStride + key] * value(key)[d]
+template <int kRows, int kScoreStride, int kOutputStride, class Value, class Meanwhile>
+__attribute__((noinline)) void accumulate_in_place(const float* probabilities, const Value& value,
+                                                   int count, const float* decay, float* outputs,
+                                                   const Meanwhile& meanwhile) {
+  constexpr int kRowVectors = (kHdimV + kLanes - 1) / kLanes;
+  constexpr int kVectors = std::min(std::max(kBlockRows * kBlockVectors / kRows, 1), kRowVectors);
+  for (int first = 0; first < kRowVectors; first += kVectors) {
+    const int vectors =
+        kRowVectors % kVectors == 0 ? kVectors : std::min(kVectors, kRowVectors - first);
+    Vec block[kVectors][kRows];
+    for (auto& column : block)
+      for (Vec& a : column) a = simd::broadcast(0.0f);
+    for (int key = 0; key < count; ++key) {
+      const KeyElement* row = value(key);
+      if (first == 0) meanwhile(key);
+#pragma GCC unroll 16
+      for (int x = 0; x < kVectors; ++x)
+        if (x < vectors) {
+          KeyElement edge[kLanes];
+          const Vec elements = KeyDtype::load(readable<kHdimV>(row, (first + x) * kLanes, edge));
+#pragma GCC unroll 4
+          for (int r = 0; r < kRows; ++r)
+            block[x][r] = simd::mul_add(simd::broadcast(probabilities[r * kScoreStride + key]),
+                                        elements, block[x][r]);
+        }
+    }
+#pragma GCC unroll 16
+    for (int x = 0; x < kVectors; ++x)
+      for (int r = 0; r < kRows; ++r) {
+        float* out = outputs + r * kOutputStride + (first + x) * kLanes;
+        if (x < vectors)
+          simd::store(out, simd::mul_add(simd::load(out), simd::broadcast(decay[r]), block[x][r]));
+      }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,192 @@
+"""Keys that are split into parts: the result, the parts themselves, and their combination."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from inputs import DTYPES, prefix_sums, random_qkv
+from reference import assert_close, attention, attention_packed
+from untyped import fmha_fwd
+
+import jitfmha
+
+flash_attn_combine: Any = jitfmha.flash_attn_combine
+mha_fwd_splitkv: Any = jitfmha.mha_fwd_splitkv
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+# seqlen_q, seqlen_k, heads_q, heads_k: few rows of one head and of several that are done together,
+# a tile of many, and keys up to and beyond the tiles of 128 and 132 keys and their parts.
+SIZES = [
+    *[(1, 0, 4, 2), (1, 1, 4, 4), (1, 127, 5, 5), (1, 1029, 32, 8), (1, 700, 13, 1)],
+    *[(2, 129, 12, 4), (3, 1300, 6, 6), (9, 640, 3, 3), (40, 1100, 2, 1), (1, 600, 70, 70)],
+]
+MASKS: list[dict[str, Any]] = [{}, {"mask": 2}, {"window_size": (300, 2)}]
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("sizes", SIZES)
+def test_batch_mode(
+    rng: torch.Generator, sizes: tuple[int, int, int, int], mask: dict[str, Any]
+) -> None:
+    names = ("seqlen_q", "seqlen_k", "heads_q", "heads_k")
+    q, k, v = random_qkv(rng, **dict(zip(names, sizes, strict=True)))
+    expected = attention(q, k, v, **mask)
+    for num_splits in (0, 1, 2, 5, 128):
+        actual = fmha_fwd(q, k, v, return_lse=True, num_splits=num_splits, **mask)
+        assert_close(actual, expected, q, k, v)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_dtypes(rng: torch.Generator, dtype: str) -> None:
+    for heads_q, heads_k, seqlen_q in ((8, 2, 1), (2, 2, 20)):
+        sizes = {"heads_q": heads_q, "heads_k": heads_k, "seqlen_q": seqlen_q, "seqlen_k": 1500}
+        q, k, v = random_qkv(rng, dtype=DTYPES[dtype], **sizes)
+        for num_splits in (0, 3):
+            actual = fmha_fwd(q, k, v, return_lse=True, num_splits=num_splits)
+            assert_close(actual, attention(q, k, v), q, k, v)
+
+
+@pytest.mark.parametrize("mask", [{}, {"mask": 2, "window_size": (250, 0), "sink_size": 140}])
+def test_group_mode(rng: torch.Generator, mask: dict[str, Any]) -> None:
+    """Sequences with few rows, whose heads are done together, beside others."""
+    lengths_q, lengths_k = [1, 0, 2, 30, 1, 5], [900, 4, 0, 650, 128, 1029]
+    cu_q, cu_k = prefix_sums(lengths_q), prefix_sums(lengths_k)
+    sizes = {"seqlen_q": sum(lengths_q), "seqlen_k": sum(lengths_k), "heads_q": 6, "heads_k": 3}
+    q, k, v = (x[0] for x in random_qkv(rng, batch=1, **sizes))
+    starts = cu_q.tolist()[:-1], cu_k.tolist()[:-1]
+    expected = attention_packed(q, k, v, lengths_q, lengths_k, *starts, **mask)
+    groups = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+    for num_splits in (0, 1, 3):
+        actual = fmha_fwd(q, k, v, return_lse=True, num_splits=num_splits, **groups, **mask)
+        assert_close(actual, expected, q, k, v)
+
+
+@pytest.mark.usefixtures("num_threads")
+def test_threads_do_not_change_the_bits(rng: torch.Generator) -> None:
+    for sizes in ((1, 5000, 8, 2), (1, 1000, 24, 24), (20, 3000, 2, 1)):
+        names = ("seqlen_q", "seqlen_k", "heads_q", "heads_k")
+        q, k, v = random_qkv(rng, **dict(zip(names, sizes, strict=True)))
+        for num_splits in (0, 4):
+            first = fmha_fwd(q, k, v, return_lse=True, num_splits=num_splits)
+            for threads in (1, 2, 3, 5, 2):
+                torch.set_num_threads(threads)
+                again = fmha_fwd(q, k, v, return_lse=True, num_splits=num_splits)
+                assert all(torch.equal(a, b) for a, b in zip(again, first, strict=True))
+
+
+def test_score_features(rng: torch.Generator) -> None:
+    """They depend on where a key is in its sequence, and the sink counts once."""
+    q, k, v = random_qkv(rng, seqlen_q=1, seqlen_k=700, heads_q=6, heads_k=3)
+    options: dict[str, Any] = {
+        "bias": torch.randn(2, 6, 1, 700, generator=rng),
+        "alibi_slopes": torch.rand(6, generator=rng) / 100,
+        "sink": torch.randn(6, generator=rng),
+    }
+    for num_splits in (0, 4):
+        actual = fmha_fwd(q, k, v, return_lse=True, num_splits=num_splits, **options)
+        assert_close(actual, attention(q, k, v, **options), q, k, v, largest_modifier=12)
+
+
+@pytest.mark.parametrize("seqlen_q", [1, 20])
+def test_parts(rng: torch.Generator, seqlen_q: int) -> None:
+    """Each is attention to some of the keys, one part after the other."""
+    q, k, v = random_qkv(rng, seqlen_q=seqlen_q, seqlen_k=1000, heads_q=6)
+    out, lse, out_accum, lse_accum = mha_fwd_splitkv(q, k, v, 2)
+    assert torch.equal(out, fmha_fwd(q, k, v, num_splits=2))
+    assert out_accum.dtype == lse_accum.dtype == torch.float32
+    assert out_accum.shape == (2, 2, 6, seqlen_q, 64)
+    # Four tiles of 128 or of 132 keys, as the instruction set has it.
+    errors = []
+    for first in (512, 528):
+        for n, keys in enumerate((slice(0, first), slice(first, None))):
+            expected, _ = attention(q, k[:, keys], v[:, keys])
+            errors.append((out_accum[n].transpose(1, 2) - expected).abs().max().item())
+    assert min(max(errors[:2]), max(errors[2:])) < 1e-5
+    combined, combined_lse = flash_attn_combine(
+        out_accum.transpose(2, 3), lse_accum.transpose(2, 3)
+    )
+    torch.testing.assert_close(combined, out, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(combined_lse.transpose(1, 2), lse, atol=1e-5, rtol=1e-5)
+
+
+def test_parts_of_packed_sequences(rng: torch.Generator) -> None:
+    lengths_q, lengths_k = [1, 3, 0], [700, 0, 50]
+    cu_q, cu_k = prefix_sums(lengths_q), prefix_sums(lengths_k)
+    q, k, v = (x[0] for x in random_qkv(rng, batch=1, seqlen_q=4, seqlen_k=750))
+    out, lse, out_accum, lse_accum = mha_fwd_splitkv(
+        q, k, v, 3, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k
+    )
+    assert out_accum.shape == (3, 2, 4, 64)
+    combined, combined_lse = flash_attn_combine(
+        out_accum.transpose(1, 2)[:, None], lse_accum.transpose(1, 2)[:, None]
+    )
+    torch.testing.assert_close(combined[0], out, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(combined_lse[0].T, lse, atol=1e-5, rtol=1e-5)
+    assert (lse[:, 1:] == -torch.inf).all()
+
+
+def test_combine(rng: torch.Generator) -> None:
+    """Against the definition in float64; what stands in a part without keys does not count."""
+    parts = torch.randn(4, 2, 3, 5, 8, generator=rng)
+    lse = torch.randn(4, 2, 3, 5, generator=rng) * 50
+    lse[1] = lse[:, 0, 0, 0] = -torch.inf
+    parts[1] = torch.nan
+    weights = lse.double().exp() / lse.double().exp().sum(0)
+    expected = (parts.nan_to_num() * weights.nan_to_num()[..., None]).sum(0)
+    out, total = flash_attn_combine(parts, lse)
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(total.double(), lse.double().logsumexp(0), atol=1e-4, rtol=1e-6)
+    assert total[0, 0, 0] == -torch.inf
+    given = torch.full_like(out, torch.nan, dtype=torch.bfloat16)
+    assert flash_attn_combine(parts, lse, given)[0] is given
+    assert torch.equal(given, flash_attn_combine(parts, lse, out_dtype=torch.bfloat16)[0])
+
+
+@pytest.mark.parametrize(
+    ("num_splits", "error"),
+    [(-1, ValueError), (129, ValueError), (True, TypeError), (1.0, TypeError), ("2", TypeError)],
+)
+def test_num_splits_errors(num_splits: object, error: type[Exception]) -> None:
+    q = torch.zeros(1, 2, 1, 16)
+    with pytest.raises(error, match="num_splits") as raised:
+        fmha_fwd(q, q, q, num_splits=num_splits)
+    assert str(num_splits) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "texts"),
+    [
+        ({"out_partial": torch.zeros(2, 1, 3, 4, 8).half()}, TypeError, ["out_partial", "float16"]),
+        ({"lse_partial": torch.zeros(2, 1, 3)}, ValueError, ["lse_partial", "(2, 1, 3)"]),
+        ({"lse_partial": torch.zeros(2, 1, 3, 5)}, ValueError, ["lse_partial", "(2, 1, 3, 5)"]),
+        ({"out": torch.zeros(1, 3, 4, 7)}, ValueError, ["out", "(1, 3, 4, 7)"]),
+        (
+            {"out": torch.zeros(1, 3, 4, 8), "out_dtype": torch.float16},
+            ValueError,
+            ["out_dtype=torch.float16"],
+        ),
+    ],
+)
+def test_combine_errors(changes: dict[str, Any], error: type[Exception], texts: list[str]) -> None:
+    given = {"out_partial": torch.zeros(2, 1, 3, 4, 8), "lse_partial": torch.zeros(2, 1, 3, 4)}
+    with pytest.raises(error) as raised:
+        flash_attn_combine(**(given | changes))
+    for text in texts:
+        assert text in str(raised.value)
+
+
+def test_parts_have_no_gradient() -> None:
+    q = torch.zeros(1, 2, 1, 16, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="q requires grad"):
+        mha_fwd_splitkv(q, q, q, 2)
+    with pytest.raises(ValueError, match="num_splits=0"):
+        mha_fwd_splitkv(q.detach(), q.detach(), q.detach(), 0)
+
+
+def test_gpus_refuse_it_by_name() -> None:
+    q = torch.zeros(1, 2, 1, 64, dtype=torch.bfloat16)
+    with jitfmha.emulate("gfx942"), pytest.raises(NotImplementedError, match="num_splits"):
+        fmha_fwd(q, q, q, num_splits=2)
