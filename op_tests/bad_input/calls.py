@@ -82,6 +82,8 @@ class Subject:
         kinds: what to draw.
         results: out and lse, from what the function returns; None where it returns neither.
         packed: 1, or 2 for k and v, or 3 for q, k and v in one tensor.
+        written: the names of arguments that it writes to.
+        check: of what it returns for arguments that break no rule, where ``results`` gives nothing.
         is_finite: whether NaN and infinity are left out.
         is_operator: of torch, whose dispatcher looks at the arguments first.
     """
@@ -94,6 +96,8 @@ class Subject:
     results: Callable[[Any], tuple[Tensor, Tensor | None] | None]
     kinds: tuple[Kind, ...] = KINDS
     packed: int = 1
+    written: tuple[str, ...] = ("out",)
+    check: Callable[[Arguments, Any], None] = lambda arguments, returned: None
     is_finite: bool = False
     is_operator: bool = False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -140,7 +140,8 @@ def check_call(
         tally.count(type(error).__name__)
         return
     assert not broken, f"served, though {sorted(broken)} break a rule"
-    memory.check_unchanged(but=arguments.get("out"))
+    memory.check_unchanged(but=[arguments.get(name) for name in subject.written])
+    subject.check(arguments, returned)
     results = subject.results(returned)
     if results is not None:
         out = arguments.get("out")
@@ -318,18 +319,19 @@ class _Memory:
         whole = torch.empty(0, dtype=x.dtype).set_(content.untyped_storage())
         return whole.as_strided(x.shape, x.stride(), x.storage_offset())
 
-    def check_unchanged(self, but: object = None) -> None:
-        """No byte changed, other than those of `but`'s elements."""
+    def check_unchanged(self, but: Iterable[object] = ()) -> None:
+        """No byte changed, other than those of elements of the tensors in `but`."""
         for name, before in self._before.items():
             after = _content(self._arguments[name])
             if before is None or after is None:
                 continue
             changed = before != after
-            if isinstance(but, Tensor) and changed.any() and _shares(but, self._arguments[name]):
-                mine = torch.zeros(len(changed) // but.element_size(), dtype=torch.bool)
-                mine.as_strided(but.shape, but.stride(), but.storage_offset()).fill_(True)
-                mine = mine.repeat_interleave(but.element_size())
-                changed[: len(mine)] &= ~mine
+            for x in but:
+                if isinstance(x, Tensor) and changed.any() and _shares(x, self._arguments[name]):
+                    mine = torch.zeros(len(changed) // x.element_size(), dtype=torch.bool)
+                    mine.as_strided(x.shape, x.stride(), x.storage_offset()).fill_(True)
+                    mine = mine.repeat_interleave(x.element_size())
+                    changed[: len(mine)] &= ~mine
             assert not changed.any(), f"{name} was written to"
 
 

@@ -181,16 +181,16 @@ def _broken_out(call: Arguments, explains: bool) -> set[str]:
     asking = {name for name in ("q", "k", "v", "out") if call[name].requires_grad}
     if not explains and asking and torch.is_grad_enabled():
         return {"out", *asking}
-    mine = _bytes(out)
-    if len(mine) < out.numel() * out.element_size() or _is_interleaved(out):
+    mine = places_of(out)
+    if len(mine) < out.numel() * out.element_size() or is_interleaved(out):
         return {"out"}
     if explains or out.is_meta:
         return set()
-    is_shared = any(not mine.isdisjoint(_bytes(call[n])) for n in ("q", "k", "v"))
+    is_shared = any(not mine.isdisjoint(places_of(call[n])) for n in ("q", "k", "v"))
     return {"out"} if is_shared else set()
 
 
-def _is_interleaved(x: Tensor) -> bool:
+def is_interleaved(x: Tensor) -> bool:
     """Rows between each other's elements count as overlapping, even where they do not."""
     reach = 0
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
@@ -201,7 +201,7 @@ def _is_interleaved(x: Tensor) -> bool:
     return False
 
 
-def _bytes(x: Tensor) -> set[int]:
+def places_of(x: Tensor) -> set[int]:
     """The addresses of all bytes of all elements."""
     if x.numel() == 0:
         return set()
