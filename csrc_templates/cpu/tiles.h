@@ -151,6 +151,8 @@ void stage_column_major(const KeyElement* from, int64_t hdim_stride, int count, 
         KeyElement edge[kVectorElements] = {};
         if (readable_keys < kVectorElements) {
           std::memcpy(edge, keys, readable_keys * sizeof(KeyElement));
+          // As in readable.
+          __asm__("" : "+m"(edge));
           keys = edge;
         }
         block[i] = Operands::load_along_row<KeyDtype>(keys);
