@@ -54,13 +54,10 @@ struct StagedKeys {
   static constexpr int kStride = staged_stride(kScoreDepth);
   float operands[kTileKeys * kStride];  // [key][operand]
 
-  // From key `at` on, a multiple of kKeyBlock.
+  // From key `at` on, a multiple of kKeyBlock. What is left from earlier keys in the rest of the
+  // last block is masked, as no query sees keys behind the last one.
   void stage(const Element* from, int64_t row_stride, int at, int count) {
-    float* to = operands + at * kStride;
-    stage_rows<kHdimQ, kStride>(from, row_stride, count, to);
-    const int staged = round_up(count, kBlockRows);
-    std::memset(to + staged * kStride, 0,
-                (round_up(count, kKeyBlock) - staged) * kStride * sizeof(float));
+    stage_rows<kHdimQ, kStride>(from, row_stride, count, operands + at * kStride);
   }
 };
 
@@ -130,7 +127,8 @@ struct PanelProducts {
   // Whether dots leaves its results in the panel's scores.
   static constexpr bool kStoresDots = true;
 
-  // Packs `count` rows, one in each lane; row(i) is where row i starts.
+  // Packs `count` rows, one in each lane; row(i) is where row i starts. The rest of the last tile
+  // becomes 0, as it may hold what an earlier panel of another width left.
   template <class Row>
   static void pack_queries(const Row& row, int count, float* to) {
     pack_transposed<kHdimQ>(row, count, kRows, to);
