@@ -170,16 +170,16 @@ def propose(problem: Problem, target: Target) -> CpuPlan:
             hdim_v=problem.hdim_v,
             masked=not problem.mask.is_none,
             mode=problem.mode,
-            isa=_isa_for(problem, target.isa),
+            isa=isa_for(target.isa, problem.dtype, problem.direction),
             modifiers=CpuModifiers.of(problem),
             direction=problem.direction,
         ),
     )
 
 
-def _isa_for(problem: Problem, isa: CpuIsa) -> CpuIsa:
-    """What the kernel is compiled for on a CPU with ``isa``."""
-    uses_tile_unit = problem.dtype == "bf16" and problem.direction == "forward"
+def isa_for(isa: CpuIsa, dtype: str, direction: Direction = "forward") -> CpuIsa:
+    """What the kernel for ``dtype`` is compiled for on a CPU with ``isa``."""
+    uses_tile_unit = dtype == "bf16" and direction == "forward"
     return isa if uses_tile_unit else BESIDE_TILE_UNIT.get(isa, isa)
 
 
