@@ -102,8 +102,9 @@ def fmha_fwd(
 
     Args:
         q: gm0 ``(b, sq, hq, hdim)``, gm1 ``(total_q, hq, hdim)``; bfloat16 or float16, float32 on
-            the CPU, float8_e4m3fnuz on gfx942 and float8_e4m3fn on gfx950. Any strides, as long as
-            the last dimension is contiguous; never copied.
+            the CPU, float8_e4m3fnuz there and on gfx942, float8_e4m3fn there and on gfx950; fp8
+            has no gradients. Any strides, as long as the last dimension is contiguous; never
+            copied.
         k: gm0 ``(b, sk, hk, hdim)``, gm1 ``(total_k, hk, hdim)``, with hk a divisor of hq
             (GQA, MQA): query head h reads key head ``h // (hq // hk)``.
         v: as k, with a head dimension ``hdim_v`` of its own. Both are 1 to 576.
@@ -130,7 +131,8 @@ def fmha_fwd(
         bf16_cvt: how probabilities become bf16: "rtne" rounds to nearest even, "rtna" to nearest
             away from zero, "rtz" towards zero. Only gfx942 has a choice, for bf16 inputs.
         q_descale, k_descale, v_descale: what fp8 inputs are multiplied with, 1 by default: float32
-            of shape ``(1,)``, or ``(b, hk)`` with a scale for each sequence and key head.
+            of shape ``(1,)``; ``(b, hk)``, a scale for each sequence and key head; or one for each
+            head, ``(hq,)`` of q and ``(hk,)`` of k and v. They are at least 0, which nobody checks.
         bias: added to the scaled scores, after the soft cap: q's dtype (bfloat16 for fp8) or
             float32, any strides. gm0 ``(b, hq, sq, sk)``, gm1 ``(hq, total_q, max_seqlen_k)``, for
             which ``max_seqlen_k`` is needed; each dimension but the last may be 1, which serves

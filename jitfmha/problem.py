@@ -37,7 +37,7 @@ BIAS_DTYPE_NAMES = {torch.bool: "bool", **DTYPE_NAMES}
 MAX_HDIM = 576
 
 DescaleStrides = tuple[int, int]
-"""Of fp8 scales of shape (b, hk), between batches and heads, in elements; 0 and 0 for (1,)."""
+"""Of the scales of fp8 inputs, between batches and heads, in elements; 0 where one serves all."""
 
 
 class Feature(Enum):
@@ -52,6 +52,7 @@ class Feature(Enum):
     FP8_E4M3FNUZ = "fp8_e4m3fnuz inputs"
     FP8_E4M3FN = "fp8_e4m3fn inputs"
     DESCALES = "scales of fp8 inputs"
+    QUERY_HEAD_DESCALES = "a scale of its own for each query head that shares a key head"
     GROUP_MODE = "packed sequences (gm1)"
     PADDED_SEQUENCES = "unused rows between packed sequences"
     CAUSAL_MASK = "a causal mask"
@@ -125,7 +126,8 @@ class Problem(NamedTuple):
 
     In gm0 ``seqlen_q`` and ``seqlen_k`` are the lengths that every sequence has. In gm1 they are
     the numbers of packed rows, ``total_q`` and ``total_k``; the lengths are in ``cu_seqlens``.
-    The scales of fp8 inputs are None where they are 1. ``bias_dtype`` is "bool" for a boolean bias
+    The scales of fp8 inputs are None where they are 1; those of q lie between query heads, not key
+    heads, with ``has_query_head_descale``. ``bias_dtype`` is "bool" for a boolean bias
     and None where there is none; ``sink_size`` is 0 where the mask has no left side. ``gradients``
     are there for a backward pass, and None for forward.
     """
@@ -146,6 +148,7 @@ class Problem(NamedTuple):
     q_descale: DescaleStrides | None = None
     k_descale: DescaleStrides | None = None
     v_descale: DescaleStrides | None = None
+    has_query_head_descale: bool = False
     bias_dtype: str | None = None
     has_alibi: bool = False
     logit_softcap: float = 0.0
@@ -189,6 +192,7 @@ class Problem(NamedTuple):
         """Everything that a kernel has to know of to serve the call."""
         asked = {
             Feature.DESCALES: self.q_descale or self.k_descale or self.v_descale,
+            Feature.QUERY_HEAD_DESCALES: self.has_query_head_descale,
             Feature.GROUP_MODE: self.mode == "gm1",
             Feature.PADDED_SEQUENCES: self.is_padded,
             Feature.CAUSAL_MASK: self.mask.is_causal,
@@ -294,6 +298,7 @@ def make_problem(arguments: Arguments) -> Problem:
             f"q has {heads_q} heads, which is not a multiple of the {heads_k} heads of k and v"
         )
     softmax_scale, modifiers = arguments.softmax_scale, arguments.modifiers or Modifiers()
+    descales = arguments.descales or Descales(None, None, None)
     _check_modifiers(modifiers, q, batch)
     _check_dropout(arguments.dropout, q)
     return Problem(
@@ -312,7 +317,12 @@ def make_problem(arguments: Arguments) -> Problem:
         has_lse=arguments.return_lse,
         is_padded=cu_seqlens is not None and cu_seqlens.is_padded,
         bf16_cvt=check_bf16_cvt(arguments.bf16_cvt),
-        **_descale_strides(q, batch, heads_k, arguments.descales),
+        q_descale=_descale_strides("q_descale", descales.q, q, batch, heads_k),
+        k_descale=_descale_strides("k_descale", descales.k, q, batch, heads_k),
+        v_descale=_descale_strides("v_descale", descales.v, q, batch, heads_k),
+        has_query_head_descale=(
+            descales.q is not None and heads_q != heads_k and descales.q.shape == (heads_q,)
+        ),
         bias_dtype=None if modifiers.bias is None else BIAS_DTYPE_NAMES[modifiers.bias.dtype],
         has_alibi=modifiers.alibi_slopes is not None,
         logit_softcap=modifiers.logit_softcap,
@@ -433,8 +443,8 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     if q.dtype not in DTYPE_NAMES:
         raise TypeError(
             f"q has dtype {q.dtype}; served are torch.bfloat16 and torch.float16, "
-            "torch.float32 on the CPU, torch.float8_e4m3fnuz on gfx942 and torch.float8_e4m3fn "
-            "on gfx950"
+            "torch.float32 on the CPU, torch.float8_e4m3fnuz there and on gfx942, and "
+            "torch.float8_e4m3fn there and on gfx950"
         )
     for name, x in (("k", k), ("v", v)):
         if x.dtype != q.dtype:
@@ -515,31 +525,30 @@ def _check_out(out: Tensor, q: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def _descale_strides(
-    q: Tensor, batch: int, heads_k: int, descales: Descales | None
-) -> dict[str, DescaleStrides]:
-    """The strides of the scales that are given, under the names of their arguments."""
-    strides: dict[str, DescaleStrides] = {}
-    for name, x in () if descales is None else descales.named():
-        if x is None:
-            continue
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__} ({x!r})")
-        if q.dtype not in FP8_NAMES:
-            raise ValueError(f"{name} is the scale of fp8 inputs, q has dtype {q.dtype}; use None")
-        if x.layout != torch.strided or x.dtype != torch.float32:
-            raise TypeError(f"{name} has dtype {x.dtype}; it must be a strided torch.float32")
-        if x.device != q.device:
-            raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device")
-        if x.shape == (1,):
-            strides[name] = (0, 0)
-        elif x.shape == (batch, heads_k):
-            strides[name] = (x.stride(0), x.stride(1))
-        else:
-            raise ValueError(
-                f"{name} has shape {tuple(x.shape)}; expected (1,) or (batch, heads of k), "
-                f"which is {(batch, heads_k)}"
-            )
-    return strides
+    name: str, x: Tensor | None, q: Tensor, batch: int, heads_k: int
+) -> DescaleStrides | None:
+    """The strides of a scale, given under the name of its argument."""
+    if x is None:
+        return None
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__} ({x!r})")
+    if q.dtype not in FP8_NAMES:
+        raise ValueError(f"{name} is the scale of fp8 inputs, q has dtype {q.dtype}; use None")
+    if x.layout != torch.strided or x.dtype != torch.float32:
+        raise TypeError(f"{name} has dtype {x.dtype}; it must be a strided torch.float32")
+    if x.device != q.device:
+        raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device")
+    heads = q.shape[-2] if name == "q_descale" else heads_k
+    if x.shape == (1,):
+        return 0, 0
+    if x.shape == (batch, heads_k):
+        return x.stride(0), x.stride(1)
+    if x.shape == (heads,):
+        return 0, x.stride(0)
+    raise ValueError(
+        f"{name} has shape {tuple(x.shape)}; expected (1,), (heads of {name[0]},), which is "
+        f"{(heads,)}, or (batch, heads of k), which is {(batch, heads_k)}"
+    )
 
 
 def _check_bias(bias: Tensor, q: Tensor, seqlen_k: int, cu_seqlens: CuSeqlens | None) -> None:

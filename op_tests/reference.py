@@ -42,7 +42,7 @@ class Options(TypedDict, total=False):
         sink: ``(hq,)``, one more score in each row of the head, which belongs to no key.
         dropout_p: the probability with which ``keep`` was drawn.
         keep: bool ``(b, hq, sq, sk)``: True where a probability is not dropped.
-        q_descale, k_descale, v_descale: ``(1,)``, or ``(b, hk)``.
+        q_descale, k_descale, v_descale: see :func:`descaled`.
     """
 
     softmax_scale: float | None
@@ -131,9 +131,9 @@ def attention(
     """
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     groups = q.shape[2] // max(k.shape[2], 1)
-    q = _descaled(q, q_descale, repeats=groups)
-    k = _descaled(k, k_descale).repeat_interleave(groups, dim=2)
-    v = _descaled(v, v_descale).repeat_interleave(groups, dim=2)
+    q = descaled(q, q_descale, k.shape[2])
+    k = descaled(k, k_descale, k.shape[2]).repeat_interleave(groups, dim=2)
+    v = descaled(v, v_descale, v.shape[2]).repeat_interleave(groups, dim=2)
 
     scores = torch.einsum("bihd,bjhd->bhij", q, k) * scale
     see = visible(q.shape[1], k.shape[1], mask, window_size, sink_size).expand_as(scores)
@@ -152,14 +152,17 @@ def attention(
     return torch.einsum("bhij,bjhd->bihd", probability, v), lse
 
 
-def _descaled(x: Tensor, descale: Tensor | None, repeats: int = 1) -> Tensor:
-    """``x (b, s, h, hdim)`` times its scale ``(1,)``, or ``(b, h / repeats)``."""
-    x = x.double()
+def descaled(x: Tensor, descale: Tensor | None, heads_k: int) -> Tensor:
+    """``x (b, s, h, hdim)`` times its scale, float64.
+
+    The scale is ``(1,)``, one for each head ``(h,)``, or one for each sequence and key head
+    ``(b, heads_k)``.
+    """
     if descale is None:
-        return x
-    if descale.dim() == 1:
-        return x * descale.double()
-    return x * descale.double().repeat_interleave(repeats, dim=1)[:, None, :, None]
+        return x.double()
+    if descale.dim() == 2:
+        descale = descale.repeat_interleave(x.shape[2] // max(heads_k, 1), dim=1)
+    return x.double() * descale.double().view(-1, 1, descale.shape[-1], 1)
 
 
 def _softmax(scores: Tensor, see: Tensor, sink: Tensor | None) -> Result:
@@ -309,22 +312,25 @@ def assert_close(
     *,
     largest_modifier: float = 0.0,
     dropout_p: float = 0.0,
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Compare within what rounding explains.
 
     Out is a mean of rows of v, so its error is at most v's largest value times the rounding of the
     probabilities and of the result, plus what the rounding of the scores to float32 does to the
     probabilities. |score| is at most softmax_scale * |q| * |k|, and ``largest_modifier`` on top of
-    it where a bias or the like is added.
+    it where a bias or the like is added. ``dtype`` is what the output has instead of q's dtype,
+    where the inputs have 8 bits; q, k and v are what they stand for.
     """
     out, lse = actual
-    assert out.dtype == q.dtype
+    dtype = q.dtype if dtype is None else dtype
+    assert out.dtype == dtype
     assert lse.dtype == torch.float32
     assert out.shape == expected[0].shape, f"{tuple(out.shape)} != {tuple(expected[0].shape)}"
     assert lse.shape == expected[1].shape, f"{tuple(lse.shape)} != {tuple(expected[1].shape)}"
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     largest_score = scale * _largest_norm(q) * _largest_norm(k) + largest_modifier
-    eps, eps32 = torch.finfo(q.dtype).eps, torch.finfo(torch.float32).eps
+    eps, eps32 = torch.finfo(dtype).eps, torch.finfo(torch.float32).eps
     score_error = 4 * eps32 * (1 + largest_score)
     largest_v = v.double().abs().max().item() / (1 - dropout_p) if v.numel() else 0.0
     _assert_within(out, expected[0], largest_v * (2 * eps + 2 * score_error), "out")
@@ -332,7 +338,7 @@ def assert_close(
     assert torch.equal(lse == -torch.inf, ~seen), "lse is not -inf exactly where no key is seen"
     lse_rounding = 4 * eps32 * (1 + largest_score + _logarithm(k.shape[-3]))
     # 16-bit kernels may sum probabilities that are rounded like those they multiply v with.
-    probability_rounding = eps if q.dtype != torch.float32 else 0.0
+    probability_rounding = eps if dtype != torch.float32 else 0.0
     _assert_within(
         lse[seen], expected[1][seen], lse_rounding + probability_rounding + score_error, "lse"
     )

@@ -188,6 +188,10 @@ def test_descales(rng: torch.Generator) -> None:
     one = torch.full((1,), 0.5)
     out, _ = attention(q, k, v, q_descale=one, v_descale=one)
     torch.testing.assert_close(out, attention(q / 2, k, v / 2)[0])
+    of_heads = torch.rand(4, generator=rng)
+    out, _ = attention(q, k, v, q_descale=of_heads, v_descale=v_scale[0])
+    by_hand = attention(q * of_heads[:, None], k, v * v_scale[0][:, None])
+    torch.testing.assert_close(out, by_hand[0])
 
 
 # mask, window_size, sink_size and what the queries of a 4 x 5 problem see, written out.

@@ -56,7 +56,7 @@ struct StagedKeys {
 
   // From key `at` on, a multiple of kKeyBlock. What is left from earlier keys in the rest of the
   // last block is masked, as no query sees keys behind the last one.
-  void stage(const Element* from, int64_t row_stride, int at, int count) {
+  void stage(const KeyElement* from, int64_t row_stride, int at, int count) {
     stage_rows<kHdimQ, kStride>(from, row_stride, count, operands + at * kStride);
   }
 };
@@ -65,18 +65,19 @@ struct StagedValues {
   static constexpr int kStride = staged_stride(kTileKeys / kOperandElements);
   float operands[kOutputRows * kStride];  // [hdim][key / kOperandElements]
 
-  void stage(const Element* from, int64_t row_stride, int at, int count) {
-    static constexpr Element kZeros[kHdimV] = {};
+  void stage(const KeyElement* from, int64_t row_stride, int at, int count) {
+    static constexpr KeyElement kZeros[kHdimV] = {};
     const auto row = [&](int key) { return key < count ? from + key * row_stride : kZeros; };
     float* to = operands + at / kOperandElements;
     for (int key = 0; key < round_up(count, kKeyBlock); key += kOperandElements * kLanes)
       for (int d = 0; d < kHdimV; d += kLanes) {
         Vec block[kLanes];
         for (int i = 0; i < kLanes; ++i) {
-          Element edges[2][kLanes];
+          KeyElement edges[2][kLanes];
           const int first = key + kOperandElements * i;
-          block[i] = Operands::load_down_columns({readable<kHdimV>(row(first), d, edges[0]),
-                                                  readable<kHdimV>(row(first + 1), d, edges[1])});
+          block[i] = Operands::load_down_columns<KeyDtype>(
+              {readable<kHdimV>(row(first), d, edges[0]),
+               readable<kHdimV>(row(first + 1), d, edges[1])});
         }
         simd::transpose(block);
         for (int i = 0; i < kLanes; ++i)

@@ -34,7 +34,7 @@ struct StagedKeys {
   float operands[kTileKeys * kStride];  // [key][operand]
 
   // From key `at` on, a multiple of kKeyBlock.
-  void stage(const Element* from, int64_t row_stride, int at, int count) {
+  void stage(const KeyElement* from, int64_t row_stride, int at, int count) {
     stage_rows<kHdimQ, kStride>(from, row_stride, count, operands + at * kStride);
   }
 };
@@ -43,7 +43,7 @@ struct StagedValues {
   static constexpr int kStride = staged_stride(kOutputRowsPadded);
   float operands[kTileKeys * kStride];  // [key / kOperandElements][hdim]
 
-  void stage(const Element* from, int64_t row_stride, int at, int count) {
+  void stage(const KeyElement* from, int64_t row_stride, int at, int count) {
     stage_columns<kHdimV, kStride>(from, row_stride, count,
                                    operands + at / kOperandElements * kStride);
   }

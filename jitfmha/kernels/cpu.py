@@ -14,14 +14,14 @@ from itertools import chain
 
 from torch import Tensor
 
-from ..arguments import Dropout, Modifiers, Tensors
+from ..arguments import Descales, Dropout, Modifiers, Tensors
 from ..dropout import largest_kept
 from ..jit.loader import is_built, load
 from ..jit.render import render
 from ..jit.shared_struct import FLOAT, INT32, INT64, Pointer, SharedStruct
-from ..jit.spec import BuildSpec
-from ..plan import Launch
-from ..problem import Direction, Feature, GradientStrides, Problem, Sizes
+from ..jit.spec import MAX_NAME, BuildSpec
+from ..plan import Launch, Reason, Refusal
+from ..problem import FP8_NAMES, Direction, Feature, GradientStrides, Problem, Sizes
 from ..target import CpuIsa, CpuTarget, Target
 
 NAME = "cpu"
@@ -30,6 +30,10 @@ SERVES = frozenset(
         Feature.FP32,
         Feature.BF16,
         Feature.FP16,
+        Feature.FP8_E4M3FNUZ,
+        Feature.FP8_E4M3FN,
+        Feature.DESCALES,
+        Feature.QUERY_HEAD_DESCALES,
         Feature.GROUP_MODE,
         Feature.PADDED_SEQUENCES,
         Feature.CAUSAL_MASK,
@@ -141,6 +145,11 @@ TENSORS: dict[Direction, SharedStruct] = {
     ),
 }
 
+# Of 8-bit inputs: where the scales are, and how many query heads share one.
+DESCALE = SharedStruct(
+    "Descale",
+    {"values": Pointer("const float"), "batch": INT64, "head": INT64, "group": INT64},
+)
 MODIFIERS = SharedStruct(
     "Modifiers",
     {
@@ -154,13 +163,17 @@ MODIFIERS = SharedStruct(
         "rng_state": Pointer("const std::int64_t"),
         "dbias": Pointer("float"),
         "dbias_strides": STRIDES,
+        **dict.fromkeys(("q_descale", "k_descale", "v_descale"), DESCALE),
     },
 )
 
 
-def propose(problem: Problem, target: Target) -> CpuPlan:
-    """The kernel for ``problem``."""
+def propose(problem: Problem, target: Target) -> CpuPlan | Refusal:
+    """The kernel for ``problem``; 8-bit inputs have no backward pass."""
     assert isinstance(target, CpuTarget)
+    if problem.direction == "backward" and problem.is_fp8:
+        template = "Its backward pass serves fp32, bf16, fp16; the inputs are {dtype}."
+        return Refusal((Reason(template, dtype=problem.dtype),))
     return CpuPlan(
         problem,
         target,
@@ -173,6 +186,7 @@ def propose(problem: Problem, target: Target) -> CpuPlan:
             isa=isa_for(target.isa, problem.dtype, problem.direction),
             modifiers=CpuModifiers.of(problem),
             direction=problem.direction,
+            descales=CpuDescales.of(problem),
         ),
     )
 
@@ -219,6 +233,27 @@ class CpuModifiers:
 
 
 @dataclass(frozen=True)
+class CpuDescales:
+    """What is compiled in for the scales of 8-bit inputs."""
+
+    given: bool = False
+    of_query_heads: bool = False
+
+    @classmethod
+    def of(cls, problem: Problem) -> CpuDescales:
+        """What a problem asks for."""
+        strides = problem.q_descale, problem.k_descale, problem.v_descale
+        return cls(any(x is not None for x in strides), problem.has_query_head_descale)
+
+    @property
+    def suffix(self) -> str:
+        """The part of a kernel's name."""
+        if not self.given:
+            return ""
+        return "_query_head_descales" if self.of_query_heads else "_descales"
+
+
+@dataclass(frozen=True)
 class CpuTraits:
     """Everything that a CPU kernel is specialised on."""
 
@@ -230,13 +265,20 @@ class CpuTraits:
     isa: CpuIsa
     direction: Direction = "forward"
     modifiers: CpuModifiers = CpuModifiers()
+    descales: CpuDescales = CpuDescales()
 
     @property
     def name(self) -> str:
         """The kernel's name."""
         hdims = f"{self.hdim_q}x{self.hdim_v}"
-        kind = f"{self.dtype}_{hdims}_{self.mask}{self.modifiers.suffix}_{self.mode}"
+        dtypes = self.dtype + self.descales.suffix
+        kind = f"{dtypes}_{hdims}_{self.mask}{self.modifiers.suffix}_{self.mode}"
         return f"cpu_{self.short_direction}_{kind}_{self.isa}"
+
+    @property
+    def out_dtype(self) -> str:
+        """Of the output."""
+        return "bf16" if self.dtype in FP8_NAMES.values() else self.dtype
 
     @property
     def short_direction(self) -> str:
@@ -257,10 +299,14 @@ class CpuTraits:
 @lru_cache(maxsize=256)
 def launcher_spec(traits: CpuTraits) -> BuildSpec:
     """The source and the flags of the launcher for ``traits``."""
-    structs = (STRIDES, FMHA_SHAPE[traits.direction], TENSORS[traits.direction], MODIFIERS)
+    structs = (STRIDES, DESCALE, FMHA_SHAPE[traits.direction], TENSORS[traits.direction], MODIFIERS)
     values = {
         "direction": traits.direction,
         "dtype": traits.dtype,
+        "kv_dtype": traits.dtype,
+        "out_dtype": traits.out_dtype,
+        "descales": str(traits.descales.given).lower(),
+        "query_head_descales": str(traits.descales.of_query_heads).lower(),
         "hdim_q": traits.hdim_q,
         "hdim_v": traits.hdim_v,
         "mask": traits.mask,
@@ -270,7 +316,8 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
     }
     origin = {"origin": f"csrc_templates/{traits.template} for {traits.name}"}
     return BuildSpec(
-        name=traits.name,
+        # Long ones are cut: the cache tells its entries apart by their content.
+        name=traits.name[:MAX_NAME],
         sources={
             f"fmha_{traits.short_direction}.cpp": render(traits.template, origin),
             "traits.h": render(_TRAITS_HEADER, values),
@@ -314,7 +361,7 @@ class CpuPlan:
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel and of its cache entry."""
+        """The name of the kernel; that of its cache entry is the same, or its beginning."""
         return self.traits.name
 
     @property
@@ -352,6 +399,7 @@ class CpuKernel:
         self._heads_q = problem.heads_q
         self._is_group = problem.mode == "gm1"
         self._gradients = problem.gradients
+        self._descale_strides = _strides_of_descales(problem)
         self._constants = (
             *(problem.batch, problem.heads_q, problem.heads_k),
             _OPEN_SIDE if mask.left is None else min(mask.left, _OPEN_SIDE),
@@ -376,7 +424,7 @@ class CpuKernel:
         shape = FMHA_SHAPE[direction].packer.pack(*self._constants, seqlen_q, seqlen_k, *strides)
         if self._gradients is not None:
             return CpuBackwardLaunch(self._entry, shape).run
-        return CpuLaunch(self._entry, shape).run
+        return CpuLaunch(self._entry, shape, self._descale_strides).run
 
     def _backward_strides(self, sizes: Sizes, gradients: GradientStrides) -> tuple[int, ...]:
         """Of all tensors in the order of the shape; (batch, seq, head, hdim) of each."""
@@ -393,18 +441,24 @@ class CpuKernel:
 class CpuLaunch:
     """The loaded kernel with all that it needs but the tensors' addresses."""
 
-    __slots__ = ("_entry", "_shape")
+    __slots__ = ("_descale_strides", "_entry", "_shape")
 
-    def __init__(self, entry: Callable[..., int], shape: bytes) -> None:
+    def __init__(
+        self, entry: Callable[..., int], shape: bytes, descale_strides: DescaleStridesOfQkv
+    ) -> None:
         self._entry = entry
         self._shape = shape
+        self._descale_strides = descale_strides
 
     def run(self, tensors: Tensors) -> None:
         """Run the kernel; returns when ``out`` and ``lse`` are written."""
-        q, k, v, out, lse, cu_seqlens, _, modifiers, dropout, _ = tensors
+        q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, _ = tensors
         modifying = None
-        if modifiers is not None or dropout is not None:
-            modifying = _packed_modifiers(modifiers or Modifiers(), dropout)
+        if modifiers is not None or dropout is not None or descales is not None:
+            scales = _NO_DESCALES
+            if descales is not None:
+                scales = _located_descales(descales, self._descale_strides)
+            modifying = _packed_modifiers(modifiers or Modifiers(), dropout, scales)
         sums_q = sums_k = padded_q = padded_k = 0
         if cu_seqlens is not None:
             sums_q, sums_k, padded_q, padded_k = [x.data_ptr() for x in cu_seqlens[:4]]
@@ -444,17 +498,36 @@ class CpuBackwardLaunch:
         modifying = None
         if tensors.modifiers is not None or tensors.dropout is not None:
             modifiers = tensors.modifiers or Modifiers()
-            modifying = _packed_modifiers(modifiers, tensors.dropout, dbias)
+            modifying = _packed_modifiers(modifiers, tensors.dropout, _NO_DESCALES, dbias)
         if self._entry(self._shape, packed, modifying) != 0:
             raise MemoryError(_NO_MEMORY)
 
 
 _NO_MEMORY = "the CPU kernel could not allocate its scratch memory"
 _pack_tensors = TENSORS["forward"].packer.pack
+# Between batches and heads, and how many query heads share a scale.
+DescaleStridesOfQkv = tuple[tuple[int, int, int], ...]
+_NO_DESCALES: tuple[int, ...] = (0,) * 12
+
+
+def _strides_of_descales(problem: Problem) -> DescaleStridesOfQkv:
+    group = problem.heads_q // max(problem.heads_k, 1)
+    groups = (1 if problem.has_query_head_descale else group), group, group
+    strides = problem.q_descale, problem.k_descale, problem.v_descale
+    return tuple((*(x or (0, 0)), n) for x, n in zip(strides, groups, strict=True))
+
+
+def _located_descales(descales: Descales, strides: DescaleStridesOfQkv) -> tuple[int, ...]:
+    """Address and strides of each scale, as the struct has them."""
+    pairs = zip(descales, strides, strict=True)
+    return tuple(chain.from_iterable((_address(x), *each) for x, each in pairs))
 
 
 def _packed_modifiers(
-    modifiers: Modifiers, dropout: Dropout | None, dbias: Tensor | None = None
+    modifiers: Modifiers,
+    dropout: Dropout | None,
+    descales: tuple[int, ...],
+    dbias: Tensor | None = None,
 ) -> bytes:
     bias, slopes, sink = modifiers.bias, modifiers.alibi_slopes, modifiers.sink
     rng_state = None if dropout is None else dropout.rng_state
@@ -466,6 +539,7 @@ def _packed_modifiers(
         *(_address(sink), 0 if sink is None else sink.stride(0)),
         _address(rng_state),
         *(_address(dbias), *((0, 0, 0, 0) if dbias is None else _bias_strides(dbias))),
+        *descales,
     )
 
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from untyped import fmha_fwd
 
 REFUSALS = (TypeError, ValueError, NotImplementedError)
-_FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _MOST_BYTES = 1 << 24  # of an output that is computed
 _NO_MEMORY_HAS = 1 << 48  # bytes: more than a process can address
 _MOST_PAIRS = 1 << 22  # of queries and keys that are computed
@@ -123,8 +122,6 @@ def check_call(
     kind = _kind(asked) if not broken and not rules.get("explains") else None
     if kind is not None and kind not in {(k.dtype, k.hdim_q, k.hdim_v) for k in subject.kinds}:
         reject()  # valid, and would be compiled
-    if rules.get("explains") and getattr(asked["q"], "dtype", None) in _FP8:
-        reject()  # the rules here are for what runs on the CPU
     memory = _Memory(arguments)
     returned, error = _outcome(call)
     if subject.is_operator and _is_coerced(arguments):

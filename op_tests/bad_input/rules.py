@@ -11,7 +11,8 @@ import torch
 from calls import GROUP, Arguments, is_int, is_number, is_window_size
 from torch import Tensor
 
-_SERVED = (torch.float32, torch.bfloat16, torch.float16)
+_FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+_SERVED = (torch.float32, torch.bfloat16, torch.float16, *_FP8)
 _MASK_TEXT = re.compile(r"([tbg]):(-?\d{1,100}),(-?\d{1,100})")
 _STARTS = {"cu_seqlens_q": "cu_seqlens_q_padded", "cu_seqlens_k": "cu_seqlens_k_padded"}
 _MOST_INDICES = 1 << 22
@@ -92,7 +93,8 @@ def _broken_tensors(call: Arguments) -> set[str]:
         if isinstance(q, Tensor) and (x.dtype != q.dtype or x.device != q.device):
             broken |= {name, "q"}
     for name in ("q_descale", "k_descale", "v_descale"):
-        if call[name] is not None:  # of fp8 inputs only, which the CPU has no kernel for
+        # Of fp8 inputs only, with which no call starts here.
+        if call[name] is not None:
             broken.add(name)
     return broken
 
@@ -159,8 +161,9 @@ def _broken_out(call: Arguments, explains: bool) -> set[str]:
         return set()
     if not isinstance(out, Tensor) or out.layout != torch.strided:
         return {"out"}
+    out_dtype = torch.bfloat16 if q.dtype in _FP8 else q.dtype
     if (
-        (out.dtype, out.device) != (q.dtype, q.device)
+        (out.dtype, out.device) != (out_dtype, q.device)
         or q.dim() != v.dim()
         or out.shape != (*q.shape[:-1], v.shape[-1])
         or (out.shape[-1] > 1 and out.stride(-1) != 1)
