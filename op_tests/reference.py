@@ -9,6 +9,7 @@ a backward pass. What each argument means, in the order in which it acts on a sc
     score  -= alibi_slope * |i + sk - sq - j|
     score   = -inf                                  where the mask hides key j from query i
     p_j     = exp(score_j) / (sum of exp(score_j) over the keys + exp(sink))
+    p_j     = int8_probabilities(p_j)                                      where p_descale is given
     p_j     = p_j * keep_j / (1 - dropout_p)
     out     = sum of p_j * v_j
 
@@ -43,6 +44,7 @@ class Options(TypedDict, total=False):
         dropout_p: the probability with which ``keep`` was drawn.
         keep: bool ``(b, hq, sq, sk)``: True where a probability is not dropped.
         q_descale, k_descale, v_descale: see :func:`descaled`.
+        p_descale: see :func:`int8_probabilities`.
     """
 
     softmax_scale: float | None
@@ -58,6 +60,7 @@ class Options(TypedDict, total=False):
     q_descale: Tensor | None
     k_descale: Tensor | None
     v_descale: Tensor | None
+    p_descale: Tensor | None
 
 
 def visible(
@@ -123,6 +126,7 @@ def attention(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    p_descale: Tensor | None = None,
 ) -> Result:
     """Out ``(b, sq, hq, hdim_v)`` and lse ``(b, hq, sq)`` of gm0 inputs, all scores at once.
 
@@ -131,9 +135,10 @@ def attention(
     """
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     groups = q.shape[2] // max(k.shape[2], 1)
-    q = descaled(q, q_descale, k.shape[2])
-    k = descaled(k, k_descale, k.shape[2]).repeat_interleave(groups, dim=2)
-    v = descaled(v, v_descale, v.shape[2]).repeat_interleave(groups, dim=2)
+    heads_k = k.shape[2]
+    q = descaled(q, q_descale, heads_k)
+    k = descaled(k, k_descale, heads_k).repeat_interleave(groups, dim=2)
+    v = descaled(v, v_descale, heads_k).repeat_interleave(groups, dim=2)
 
     scores = torch.einsum("bihd,bjhd->bhij", q, k) * scale
     see = visible(q.shape[1], k.shape[1], mask, window_size, sink_size).expand_as(scores)
@@ -147,6 +152,8 @@ def attention(
     if alibi_slopes is not None:
         scores = scores + alibi(alibi_slopes, q.shape[1], k.shape[1])
     probability, lse = _softmax(scores, see, sink)
+    if p_descale is not None:
+        probability = int8_probabilities(probability, p_descale, heads_k)
     if keep is not None:
         probability = probability * keep / (1 - dropout_p)
     return torch.einsum("bhij,bjhd->bihd", probability, v), lse
@@ -163,6 +170,21 @@ def descaled(x: Tensor, descale: Tensor | None, heads_k: int) -> Tensor:
     if descale.dim() == 2:
         descale = descale.repeat_interleave(x.shape[2] // max(heads_k, 1), dim=1)
     return x.double() * descale.double().view(-1, 1, descale.shape[-1], 1)
+
+
+def int8_probabilities(probability: Tensor, p_descale: Tensor, heads_k: int) -> Tensor:
+    """Probabilities ``(b, hq, sq, sk)``, as multiples of ``p_descale`` times their row's largest.
+
+    They are at most 127 of them, rounded towards zero. The scale has the shapes that
+    :func:`descaled` takes, with hq heads; it is float32, and so is what is divided by it.
+    """
+    if probability.shape[-1] == 0:
+        return probability
+    ones = torch.ones(1, 1, probability.shape[1], 1)
+    p_scale, unit = (descaled(ones, x, heads_k).transpose(1, 2) for x in (1 / p_descale, p_descale))
+    largest = probability.amax(-1, keepdim=True)
+    relative = torch.where(largest > 0, probability / largest, 0)
+    return (relative * p_scale).floor().clamp(max=127) * unit * largest
 
 
 def _softmax(scores: Tensor, see: Tensor, sink: Tensor | None) -> Result:

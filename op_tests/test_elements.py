@@ -12,10 +12,14 @@ import torch
 
 from jitfmha.jit.loader import load
 from jitfmha.jit.spec import BuildSpec
-from jitfmha.kernels.cpu import CpuTraits, launcher_spec
+from jitfmha.kernels.cpu import BESIDE_TILE_UNIT, CpuTraits, launcher_spec
 from jitfmha.target import CpuIsa
 
-DTYPES = {"fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fnuz": torch.float8_e4m3fnuz}
+DTYPES = {
+    "fp8_e4m3fn": torch.float8_e4m3fn,
+    "fp8_e4m3fnuz": torch.float8_e4m3fnuz,
+    "int8": torch.int8,
+}
 CODES = 256
 # An operand is one element as a float, or two of them as bf16.
 SOURCE = """
@@ -48,7 +52,9 @@ JITFMHA_EXPORT void convert_@DTYPE(const void* from, float* floats, float* along
 
 def library(isa: CpuIsa) -> ctypes.CDLL:
     """The conversions that are in the headers of a kernel."""
-    spec = launcher_spec(CpuTraits("fp8_e4m3fn", 64, 64, False, "gm0", isa))
+    spec = launcher_spec(
+        CpuTraits("fp8_e4m3fn", 64, 64, False, "gm0", BESIDE_TILE_UNIT.get(isa, isa))
+    )
     headers = {name: text for name, text in spec.sources.items() if name.endswith(".h")}
     source = SOURCE.replace("@CODES", str(CODES))
     source += "".join(FUNCTION.replace("@DTYPE", name) for name in DTYPES)

@@ -67,6 +67,18 @@ struct Fp8E4m3 {
 struct fp8_e4m3fn : Fp8E4m3<7, 0x7f, 0x7f> {};
 struct fp8_e4m3fnuz : Fp8E4m3<8, 0xff, 0x80> {};
 
+// Sums of products of integers are exact in float32, too, as none of them reaches 2^24: neither a dot
+// product of 576 elements, the most there are, nor that of the int8 probabilities of a key tile.
+struct int8 {
+  using Element = int8_t;
+  static constexpr int kExpDegree = 4;
+  static Vec load(const Element* from) {
+    float floats[kLanes];
+    for (int i = 0; i < kLanes; ++i) floats[i] = float(from[i]);
+    return simd::load(floats);
+  }
+};
+
 using Element = Dtype::Element;
 using KeyElement = KeyDtype::Element;
 using OutElement = OutDtype::Element;
@@ -92,10 +104,15 @@ struct Bf16Pairs {
   static constexpr int kElements = 2;
   template <class D>
   static Vec load_along_row(const typename D::Element* from) {
-    if constexpr (!std::is_same<D, bf16>::value)
-      return simd::round_to_successive_pairs(D::load(from), D::load(from + kLanes));
     float pairs[kLanes];
-    std::memcpy(pairs, from, sizeof(pairs));
+    if constexpr (std::is_same<D, bf16>::value) {
+      std::memcpy(pairs, from, sizeof(pairs));
+    } else {
+      uint16_t converted[2 * kLanes];
+      bf16::store(converted, D::load(from));
+      bf16::store(converted + kLanes, D::load(from + kLanes));
+      std::memcpy(pairs, converted, sizeof(pairs));
+    }
     return simd::load(pairs);
   }
   template <class D>

@@ -65,7 +65,9 @@ struct StagedValues {
   static constexpr int kStride = staged_stride(kTileKeys / kOperandElements);
   float operands[kOutputRows * kStride];  // [hdim][key / kOperandElements]
 
-  void stage(const KeyElement* from, int64_t row_stride, int at, int count) {
+  // Rows are contiguous here: there is no kernel of the tile unit for values whose keys are.
+  void stage(const KeyElement* from, int64_t row_stride, int64_t, int at, int count) {
+    static_assert(!kColumnMajorV, "rows are contiguous");
     static constexpr KeyElement kZeros[kHdimV] = {};
     const auto row = [&](int key) { return key < count ? from + key * row_stride : kZeros; };
     float* to = operands + at / kOperandElements;

@@ -43,9 +43,11 @@ struct StagedValues {
   static constexpr int kStride = staged_stride(kOutputRowsPadded);
   float operands[kTileKeys * kStride];  // [key / kOperandElements][hdim]
 
-  void stage(const KeyElement* from, int64_t row_stride, int at, int count) {
-    stage_columns<kHdimV, kStride>(from, row_stride, count,
-                                   operands + at / kOperandElements * kStride);
+  // `hdim_stride` is 1 unless keys are contiguous.
+  void stage(const KeyElement* from, int64_t row_stride, int64_t hdim_stride, int at, int count) {
+    float* to = operands + at / kOperandElements * kStride;
+    if (kColumnMajorV) stage_column_major<kHdimV, kStride>(from, hdim_stride, count, to);
+    else stage_columns<kHdimV, kStride>(from, row_stride, count, to);
   }
 };
 

@@ -110,6 +110,7 @@ inline float descale_of(const Descale& descale, int64_t batch, int64_t query_hea
 template <int kCount>
 struct ModifiedRows {
   float descale[kCount];            // of q
+  float p_scale[kCount];            // by which probabilities become int8
   float slope[kCount];              // ALiBi's, negative
   float diagonal[kCount];           // the key with which ALiBi's distance is 0
   const BiasElement* bias[kCount];  // of key 0
@@ -121,6 +122,7 @@ struct ModifiedRows {
 // The rows from one of ModifiedRows on.
 struct ModifiedRowsFrom {
   const float* descale;
+  const float* p_scale;
   const float* slope;
   const float* diagonal;
   const BiasElement* const* bias;
@@ -130,6 +132,7 @@ struct ModifiedRowsFrom {
   template <int kCount>
   ModifiedRowsFrom(const ModifiedRows<kCount>& rows, int at)
       : descale(rows.descale + at),
+        p_scale(rows.p_scale + at),
         slope(rows.slope + at),
         diagonal(rows.diagonal + at),
         bias(rows.bias + at),
@@ -206,6 +209,8 @@ struct Scores {
       rows.query[i] = uint32_t(query);
       rows.head[i] = uint32_t(seq.index * tile.problem.shape.heads_q + head);
       if (kQueryHeadDescales) rows.descale[i] = descale_of(modifiers.q_descale, seq.index, head);
+      if (kInt8Probabilities)
+        rows.p_scale[i] = 1.0f / descale_of(modifiers.p_descale, seq.index, head);
       if (kAlibi) {
         rows.slope[i] =
             -modifiers
@@ -339,6 +344,14 @@ struct Scores {
           simd::select_between(simd::broadcast(-kInfinity), exponent, simd::broadcast(-100.0f),
                                simd::broadcast(-kInfinity), exponent);
     return exp2(exponent);
+  }
+
+  // A probability relative to its row's largest one, as an integer for int8: rounded towards zero.
+  static Vec as_int8(Vec probability, Vec p_scale) {
+    const Vec scaled = simd::clamp(simd::mul(probability, p_scale), 127.0f);
+    const Vec nearest = simd::round_exponent(scaled);
+    const Vec below = simd::sub(nearest, simd::broadcast(1.0f));
+    return simd::select_between(simd::broadcast(0.0f), nearest, scaled, nearest, below);
   }
 
   // e^(unit * score - lse), for the lse as `exponent_of_lse` gives it.

@@ -133,6 +133,31 @@ void stage_columns(const KeyElement* from, int64_t row_stride, int count, float*
     }
 }
 
+// As stage_columns, from values whose keys are contiguous: elements lie `hdim_stride` apart, and
+// those of `count` keys follow each other.
+template <int kHdim, int kStride>
+void stage_column_major(const KeyElement* from, int64_t hdim_stride, int count, float* to) {
+  const int rows = round_up(count, kBlockRows) / kOperandElements;
+  for (int d = 0; d < kHdim; d += kLanes)
+    for (int row = 0; row < rows; row += kLanes) {
+      const int key = row * kOperandElements;
+      const int readable_keys = std::min(std::max(count - key, 0), kVectorElements);
+      Vec block[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        const KeyElement* keys = from + std::min(d + i, kHdim - 1) * hdim_stride + key;
+        KeyElement edge[kVectorElements] = {};
+        if (readable_keys < kVectorElements) {
+          std::memcpy(edge, keys, readable_keys * sizeof(KeyElement));
+          keys = edge;
+        }
+        block[i] = Operands::load_along_row<KeyDtype>(keys);
+      }
+      simd::transpose(block);
+      for (int i = 0; i < std::min(kLanes, rows - row); ++i)
+        simd::store(to + (row + i) * kStride + d, block[i]);
+    }
+}
+
 // ---- Products -----------------------------------------------------------------------------------
 
 // block[r][lane] = sum over s < depth of

@@ -21,7 +21,7 @@ from ..jit.render import render
 from ..jit.shared_struct import FLOAT, INT32, INT64, Pointer, SharedStruct
 from ..jit.spec import MAX_NAME, BuildSpec
 from ..plan import Launch, Reason, Refusal
-from ..problem import FP8_NAMES, Direction, Feature, GradientStrides, Problem, Sizes
+from ..problem import EIGHT_BIT_NAMES, Direction, Feature, GradientStrides, Problem, Sizes
 from ..target import CpuIsa, CpuTarget, Target
 
 NAME = "cpu"
@@ -32,6 +32,10 @@ SERVES = frozenset(
         Feature.FP16,
         Feature.FP8_E4M3FNUZ,
         Feature.FP8_E4M3FN,
+        Feature.INT8,
+        Feature.INT8_KEYS_AND_VALUES,
+        Feature.INT8_PROBABILITIES,
+        Feature.COLUMN_MAJOR_V,
         Feature.DESCALES,
         Feature.QUERY_HEAD_DESCALES,
         Feature.GROUP_MODE,
@@ -163,7 +167,7 @@ MODIFIERS = SharedStruct(
         "rng_state": Pointer("const std::int64_t"),
         "dbias": Pointer("float"),
         "dbias_strides": STRIDES,
-        **dict.fromkeys(("q_descale", "k_descale", "v_descale"), DESCALE),
+        **dict.fromkeys(("q_descale", "k_descale", "v_descale", "p_descale"), DESCALE),
     },
 )
 
@@ -171,9 +175,9 @@ MODIFIERS = SharedStruct(
 def propose(problem: Problem, target: Target) -> CpuPlan | Refusal:
     """The kernel for ``problem``; 8-bit inputs have no backward pass."""
     assert isinstance(target, CpuTarget)
-    if problem.direction == "backward" and problem.is_fp8:
-        template = "Its backward pass serves fp32, bf16, fp16; the inputs are {dtype}."
-        return Refusal((Reason(template, dtype=problem.dtype),))
+    if problem.direction == "backward" and problem.kv_dtype in EIGHT_BIT_NAMES:
+        template = "Its backward pass serves fp32, bf16, fp16; k and v are {dtype}."
+        return Refusal((Reason(template, dtype=problem.kv_dtype),))
     return CpuPlan(
         problem,
         target,
@@ -183,17 +187,23 @@ def propose(problem: Problem, target: Target) -> CpuPlan | Refusal:
             hdim_v=problem.hdim_v,
             masked=not problem.mask.is_none,
             mode=problem.mode,
-            isa=isa_for(target.isa, problem.dtype, problem.direction),
+            isa=_isa_for(problem, target.isa),
             modifiers=CpuModifiers.of(problem),
             direction=problem.direction,
             descales=CpuDescales.of(problem),
+            int8_kv=problem.kv_dtype != problem.dtype,
+            column_major_v=problem.has_column_major_v,
         ),
     )
 
 
-def isa_for(isa: CpuIsa, dtype: str, direction: Direction = "forward") -> CpuIsa:
-    """What the kernel for ``dtype`` is compiled for on a CPU with ``isa``."""
-    uses_tile_unit = dtype == "bf16" and direction == "forward"
+def _isa_for(problem: Problem, isa: CpuIsa) -> CpuIsa:
+    """What the kernel is compiled for on a CPU with ``isa``."""
+    uses_tile_unit = (
+        problem.dtype == problem.kv_dtype == "bf16"
+        and not problem.has_column_major_v
+        and problem.direction == "forward"
+    )
     return isa if uses_tile_unit else BESIDE_TILE_UNIT.get(isa, isa)
 
 
@@ -238,19 +248,32 @@ class CpuDescales:
 
     given: bool = False
     of_query_heads: bool = False
+    of_probabilities: bool = False
 
     @classmethod
     def of(cls, problem: Problem) -> CpuDescales:
         """What a problem asks for."""
         strides = problem.q_descale, problem.k_descale, problem.v_descale
-        return cls(any(x is not None for x in strides), problem.has_query_head_descale)
+        return cls(
+            given=any(x is not None for x in strides),
+            of_query_heads=problem.has_query_head_descale,
+            of_probabilities=problem.has_p_descale,
+        )
 
     @property
     def suffix(self) -> str:
         """The part of a kernel's name."""
-        if not self.given:
-            return ""
-        return "_query_head_descales" if self.of_query_heads else "_descales"
+        given = "_query_head_descales" if self.of_query_heads else "_descales"
+        return (given if self.given else "") + ("_int8_p" if self.of_probabilities else "")
+
+    def values(self) -> dict[str, str]:
+        """Those of the template."""
+        named = {
+            "descales": self.given,
+            "query_head_descales": self.of_query_heads,
+            "int8_probabilities": self.of_probabilities,
+        }
+        return {name: str(value).lower() for name, value in named.items()}
 
 
 @dataclass(frozen=True)
@@ -266,19 +289,22 @@ class CpuTraits:
     direction: Direction = "forward"
     modifiers: CpuModifiers = CpuModifiers()
     descales: CpuDescales = CpuDescales()
+    int8_kv: bool = False  # where q is none
+    column_major_v: bool = False
 
     @property
     def name(self) -> str:
         """The kernel's name."""
         hdims = f"{self.hdim_q}x{self.hdim_v}"
-        dtypes = self.dtype + self.descales.suffix
+        dtypes = self.dtype + ("_int8kv" if self.int8_kv else "") + self.descales.suffix
+        hdims += "c" if self.column_major_v else ""
         kind = f"{dtypes}_{hdims}_{self.mask}{self.modifiers.suffix}_{self.mode}"
         return f"cpu_{self.short_direction}_{kind}_{self.isa}"
 
     @property
     def out_dtype(self) -> str:
         """Of the output."""
-        return "bf16" if self.dtype in FP8_NAMES.values() else self.dtype
+        return "bf16" if self.dtype in EIGHT_BIT_NAMES else self.dtype
 
     @property
     def short_direction(self) -> str:
@@ -303,16 +329,16 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
     values = {
         "direction": traits.direction,
         "dtype": traits.dtype,
-        "kv_dtype": traits.dtype,
+        "kv_dtype": "int8" if traits.int8_kv else traits.dtype,
         "out_dtype": traits.out_dtype,
-        "descales": str(traits.descales.given).lower(),
-        "query_head_descales": str(traits.descales.of_query_heads).lower(),
+        "column_major_v": str(traits.column_major_v).lower(),
         "hdim_q": traits.hdim_q,
         "hdim_v": traits.hdim_v,
         "mask": traits.mask,
         "mode": traits.mode,
         "shared_structs": "\n\n".join(x.cpp() for x in structs),
         **traits.modifiers.values(),
+        **traits.descales.values(),
     }
     origin = {"origin": f"csrc_templates/{traits.template} for {traits.name}"}
     return BuildSpec(
@@ -399,7 +425,7 @@ class CpuKernel:
         self._heads_q = problem.heads_q
         self._is_group = problem.mode == "gm1"
         self._gradients = problem.gradients
-        self._descale_strides = _strides_of_descales(problem)
+        self._group = problem.heads_q // max(problem.heads_k, 1)
         self._constants = (
             *(problem.batch, problem.heads_q, problem.heads_k),
             _OPEN_SIDE if mask.left is None else min(mask.left, _OPEN_SIDE),
@@ -424,7 +450,7 @@ class CpuKernel:
         shape = FMHA_SHAPE[direction].packer.pack(*self._constants, seqlen_q, seqlen_k, *strides)
         if self._gradients is not None:
             return CpuBackwardLaunch(self._entry, shape).run
-        return CpuLaunch(self._entry, shape, self._descale_strides).run
+        return CpuLaunch(self._entry, shape, self._group).run
 
     def _backward_strides(self, sizes: Sizes, gradients: GradientStrides) -> tuple[int, ...]:
         """Of all tensors in the order of the shape; (batch, seq, head, hdim) of each."""
@@ -441,14 +467,12 @@ class CpuKernel:
 class CpuLaunch:
     """The loaded kernel with all that it needs but the tensors' addresses."""
 
-    __slots__ = ("_descale_strides", "_entry", "_shape")
+    __slots__ = ("_entry", "_group", "_shape")
 
-    def __init__(
-        self, entry: Callable[..., int], shape: bytes, descale_strides: DescaleStridesOfQkv
-    ) -> None:
+    def __init__(self, entry: Callable[..., int], shape: bytes, group: int) -> None:
         self._entry = entry
         self._shape = shape
-        self._descale_strides = descale_strides
+        self._group = group
 
     def run(self, tensors: Tensors) -> None:
         """Run the kernel; returns when ``out`` and ``lse`` are written."""
@@ -457,7 +481,7 @@ class CpuLaunch:
         if modifiers is not None or dropout is not None or descales is not None:
             scales = _NO_DESCALES
             if descales is not None:
-                scales = _located_descales(descales, self._descale_strides)
+                scales = _located_descales(descales, self._group)
             modifying = _packed_modifiers(modifiers or Modifiers(), dropout, scales)
         sums_q = sums_k = padded_q = padded_k = 0
         if cu_seqlens is not None:
@@ -505,22 +529,24 @@ class CpuBackwardLaunch:
 
 _NO_MEMORY = "the CPU kernel could not allocate its scratch memory"
 _pack_tensors = TENSORS["forward"].packer.pack
-# Between batches and heads, and how many query heads share a scale.
-DescaleStridesOfQkv = tuple[tuple[int, int, int], ...]
-_NO_DESCALES: tuple[int, ...] = (0,) * 12
+_NO_DESCALES: tuple[int, ...] = (0,) * 16
 
 
-def _strides_of_descales(problem: Problem) -> DescaleStridesOfQkv:
-    group = problem.heads_q // max(problem.heads_k, 1)
-    groups = (1 if problem.has_query_head_descale else group), group, group
-    strides = problem.q_descale, problem.k_descale, problem.v_descale
-    return tuple((*(x or (0, 0)), n) for x, n in zip(strides, groups, strict=True))
+def _located_descales(descales: Descales, group: int) -> tuple[int, ...]:
+    """Address, strides and group of each scale, as the struct has them.
 
-
-def _located_descales(descales: Descales, strides: DescaleStridesOfQkv) -> tuple[int, ...]:
-    """Address and strides of each scale, as the struct has them."""
-    pairs = zip(descales, strides, strict=True)
-    return tuple(chain.from_iterable((_address(x), *each) for x, each in pairs))
+    ``group`` is how many query heads share a key head, and so a scale of k, v, or shape (b, hk).
+    """
+    located: list[int] = []
+    for name, x in descales._asdict().items():
+        if x is None:
+            located += (0, 0, 0, 1)
+            continue
+        sizes = zip(x.shape, x.stride(), strict=True)
+        batch, head = (0, *(0 if size == 1 else stride for size, stride in sizes))[-2:]
+        is_shared = name in ("k", "v") or x.dim() == 2
+        located += (x.data_ptr(), batch, head, group if is_shared else 1)
+    return tuple(located)
 
 
 def _packed_modifiers(

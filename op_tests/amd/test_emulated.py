@@ -143,7 +143,9 @@ def test_errors_of_arguments(
 
 def test_descales_are_for_fp8_only() -> None:
     x = [torch.zeros(2, 30, 4, 128) for _ in range(3)]
-    with pytest.raises(ValueError, match="k_descale is the scale of fp8 inputs, q has dtype"):
+    with pytest.raises(
+        ValueError, match="k_descale is the scale of fp8 or int8 inputs, k has dtype"
+    ):
         fmha_fwd(*x, k_descale=torch.ones(1))
 
 
