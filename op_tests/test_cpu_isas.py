@@ -1,7 +1,7 @@
 """Kernels for every instruction set that this processor has, not only for its best one.
 
 One pair of head dimensions serves all tests: each is whole vectors and a rest in every instruction
-set, and odd where bf16 numbers come in pairs.
+set, an odd number of a tile unit's tiles of values, and odd where bf16 numbers come in pairs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from jitfmha.target import CpuIsa, cpu_isas_here
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
-HDIM, HDIM_V = 37, 21
+HDIM, HDIM_V = 53, 37
 # seqlen_q, seqlen_k, heads_q, heads_k: a single row, a few, several query tiles and key tiles.
 SIZES = [
     *[(1, 1, 1, 1), (1, 300, 4, 4), (3, 77, 6, 2)],
@@ -80,6 +80,38 @@ def test_group_mode(rng: torch.Generator, isa: CpuIsa, mask: dict[str, Any], dty
     assert_close(actual, expected, q, k, v)
 
 
+@pytest.mark.parametrize("mask", [{}, {"mask": 2}], ids=str)
+def test_lengths_at_the_edges_of_tiles(
+    rng: torch.Generator, isa: CpuIsa, mask: dict[str, Any]
+) -> None:
+    """A vector, a tile, two of them and a key tile, and one more or less; three heads share a row's
+    keys, so that the rows of a query are spread over vectors.
+    """
+    edges = [n + more for n in (4, 8, 16, 32, 64, 128, 256) for more in (-1, 0, 1)]
+    lengths_k = [0, 1, 2, *edges]
+    lengths_q = [lengths_k[i] for i in torch.randperm(len(lengths_k), generator=rng).tolist()]
+    cu_q, cu_k = prefix_sums(lengths_q), prefix_sums(lengths_k)
+    sizes = {"seqlen_q": sum(lengths_q), "seqlen_k": sum(lengths_k), "heads_q": 3, "heads_k": 1}
+    q, k, v = (x[0] for x in inputs(rng, "bf16", batch=1, **sizes))
+    groups = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+    actual = fmha_fwd(q, k, v, return_lse=True, **groups, **mask)
+    starts = cu_q.tolist()[:-1], cu_k.tolist()[:-1]
+    expected = attention_packed(q, k, v, lengths_q, lengths_k, *starts, **mask)
+    assert_close(actual, expected, q, k, v)
+
+
+@pytest.mark.skipif("amx" not in cpu_isas_here(), reason="this processor has no AMX")
+def test_torch_sets_up_tiles_of_its_own_in_the_same_threads(rng: torch.Generator) -> None:
+    q, k, v = inputs(rng, "bf16", seqlen_q=300, seqlen_k=300)
+    a, b = torch.randn(2, 333, 333, generator=rng).bfloat16()
+    with fresh_calls("amx"):
+        alone = fmha_fwd(q, k, v)
+        product = a @ b
+        for _ in range(5):
+            assert torch.equal(a @ b, product)
+            assert torch.equal(fmha_fwd(q, k, v), alone)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_layouts(rng: torch.Generator, isa: CpuIsa, dtype: str) -> None:
     """What lies between the elements is NaN in the inputs, and stays in the output."""
@@ -120,6 +152,19 @@ def test_nan_and_hidden_keys(rng: torch.Generator, isa: CpuIsa, dtype: str) -> N
         out = fmha_fwd(q, bad, v, mask="causal")
         assert torch.equal(out[:, :first], clean[:, :first])
         assert out[:, first:].isnan().all()
+
+
+@pytest.mark.usefixtures("num_threads")
+def test_nan_of_an_earlier_call(rng: torch.Generator, isa: CpuIsa) -> None:
+    """Scratch is kept between calls, and padding in it may be where NaN was."""
+    torch.set_num_threads(1)
+    q, k, v = inputs(rng, "bf16", seqlen_q=150, seqlen_k=290)
+    nan = torch.full_like(q, torch.nan)
+    for seqlen_q, seqlen_k in ((150, 290), (2, 290), (150, 5), (3, 33)):
+        clean = [x[:, :n] for x, n in ((q, seqlen_q), (k, seqlen_k), (v, seqlen_k))]
+        assert fmha_fwd(nan, k * torch.nan, v * torch.nan).isnan().all()
+        actual = fmha_fwd(*clean, return_lse=True)
+        assert_close(actual, attention(*clean), *clean)
 
 
 def dominating(scores: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -54,14 +54,12 @@ struct StagedKeys {
   static constexpr int kStride = staged_stride(kScoreDepth);
   float operands[kTileKeys * kStride];  // [key][operand]
 
-  // From key `at` on, a multiple of kKeyBlock; row(j) is where the j-th of them starts.
+  // From key `at` on, a multiple of kKeyBlock; row(j) is where the j-th of them starts. What is left
+  // from earlier keys in the rest of the last block is masked, as no query sees keys behind the last
+  // one.
   template <class Row>
   void stage(const Row& row, int at, int count) {
-    float* to = operands + at * kStride;
-    stage_rows<kHdimQ, kStride>(row, count, to);
-    const int staged = round_up(count, kBlockRows);
-    std::memset(to + staged * kStride, 0,
-                (round_up(count, kKeyBlock) - staged) * kStride * sizeof(float));
+    stage_rows<kHdimQ, kStride>(row, count, operands + at * kStride);
   }
 };
 
@@ -135,7 +133,8 @@ struct PanelProducts {
   // Whether dots leaves its results in the panel's scores.
   static constexpr bool kStoresDots = true;
 
-  // Packs `count` rows, one in each lane; row(i) is where row i starts.
+  // Packs `count` rows, one in each lane; row(i) is where row i starts. The rest of the last tile
+  // becomes 0, as it may hold what an earlier panel of another width left.
   template <class Row>
   static void pack_queries(const Row& row, int count, float* to) {
     pack_transposed<kHdimQ>(row, count, kRows, to);

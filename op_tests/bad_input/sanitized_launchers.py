@@ -20,7 +20,7 @@ from calls import KINDS
 from jitfmha import jit
 from jitfmha.amd import launcher as amd_launcher
 from jitfmha.kernels import cpu
-from jitfmha.kernels.cpu import CpuTraits
+from jitfmha.kernels.cpu import BESIDE_TILE_UNIT, CpuTraits
 from jitfmha.problem import DTYPE_NAMES
 from jitfmha.target import cpu_target
 
@@ -47,7 +47,10 @@ def all_specs() -> Iterator[jit.BuildSpec]:
     for kind, mode, masked in product(KINDS, ("gm0", "gm1"), (False, True)):
         dtype = DTYPE_NAMES[kind.dtype]
         hdims = (kind.hdim_q, kind.hdim_v)
-        yield sanitized(_plain[0](CpuTraits(dtype, *hdims, masked, mode, cpu_target().isa)))
+        isa = cpu_target().isa
+        if dtype != "bf16":
+            isa = BESIDE_TILE_UNIT.get(isa, isa)
+        yield sanitized(_plain[0](CpuTraits(dtype, *hdims, masked, mode, isa)))
     yield sanitized(_plain[1]())
 
 
