@@ -161,6 +161,15 @@ inline Vec round_to_pairs(Vec first, Vec second) {
   store_bf16(seconds, second);
   return from_bits(widen(firsts) | widen(seconds) << 16);
 }
+// Pairs of neighbours: those of `first`, then those of `second`; rounded.
+inline Vec round_neighbours_to_pairs(Vec first, Vec second) {
+  uint16_t neighbours[2 * kLanes];
+  store_bf16(neighbours, first);
+  store_bf16(neighbours + kLanes, second);
+  Vec pairs;
+  std::memcpy(&pairs, neighbours, sizeof(pairs));
+  return pairs;
+}
 // Pairs (first[i], second[i]) of 4 values each in memory.
 inline Vec load_pairs(const uint16_t* first, const uint16_t* second) {
   return from_bits(widen(first) | widen(second) << 16);

@@ -54,8 +54,13 @@ _TEMPLATES: dict[Direction, str] = {
 # What the templates include: the same for all kernels but for the first.
 _TRAITS_HEADER = "cpu/traits.h.in"
 _HEADERS = ("dropout.h", "elements.h", "problem.h", "schedule.h", "scores.h", "tiles.h")
-# Forward's products for instruction sets with a tile unit, and for all others.
-_PRODUCTS = {True: "cpu/products_tile_unit.h", False: "cpu/products_vectors.h"}
+# The products, as a template includes them, for instruction sets with a tile unit and for others.
+_PRODUCTS: dict[tuple[Direction, bool], tuple[str, str]] = {
+    ("forward", True): ("products.h", "cpu/products_tile_unit.h"),
+    ("forward", False): ("products.h", "cpu/products_vectors.h"),
+    ("backward", True): ("backward_products.h", "cpu/backward_products_tile_unit.h"),
+    ("backward", False): ("backward_products.h", "cpu/backward_products_vectors.h"),
+}
 _TILE_UNITS: dict[CpuIsa, str] = {
     "amx": "cpu/tile_unit_amx.h",
     "amx_emulated": "cpu/tile_unit_emulated.h",
@@ -179,8 +184,7 @@ def propose(problem: Problem, target: Target) -> CpuPlan:
 
 def _isa_for(problem: Problem, isa: CpuIsa) -> CpuIsa:
     """What the kernel is compiled for on a CPU with ``isa``."""
-    uses_tile_unit = problem.dtype == "bf16" and problem.direction == "forward"
-    return isa if uses_tile_unit else BESIDE_TILE_UNIT.get(isa, isa)
+    return isa if problem.dtype == "bf16" else BESIDE_TILE_UNIT.get(isa, isa)
 
 
 @dataclass(frozen=True)
@@ -265,6 +269,7 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
         "hdim_v": traits.hdim_v,
         "mask": traits.mask,
         "mode": traits.mode,
+        "tile_unit": str(traits.isa in _TILE_UNITS).lower(),
         "shared_structs": "\n\n".join(x.cpp() for x in structs),
         **traits.modifiers.values(),
     }
@@ -296,10 +301,9 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
 
 def _product_sources(traits: CpuTraits) -> dict[str, str]:
     """Headers of the matrix products that depend on the instruction set."""
-    if traits.direction == "backward":
-        return {}
     tile_unit = _TILE_UNITS.get(traits.isa)
-    sources = {"products.h": render(_PRODUCTS[tile_unit is not None], {})}
+    header, rendered = _PRODUCTS[traits.direction, tile_unit is not None]
+    sources = {header: render(rendered, {})}
     return sources if tile_unit is None else sources | {"tile_unit.h": render(tile_unit, {})}
 
 
