@@ -18,6 +18,7 @@ from .flash_attn import (
 from .interface import explain, fmha_bwd, fmha_fwd
 from .jit.errors import BuildError, CacheError, CompilerNotFound
 from .kv_cache import flash_attn_with_kvcache
+from .mla import mla_absorbed_fwd, mla_fwd
 from .version import __version__
 from .warmup import WarmedLauncher, warmup
 
@@ -48,6 +49,8 @@ __all__ = [
     "fmha_v3_fwd",
     "fmha_v3_varlen_bwd",
     "fmha_v3_varlen_fwd",
+    "mla_absorbed_fwd",
+    "mla_fwd",
     "new_rng_state",
     "warmup",
 ]

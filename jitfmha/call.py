@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,31 +31,24 @@ from .problem import (
 )
 from .target import TARGET_HERE, CallCache, Target
 
+PreparedCall: TypeAlias = (
+    "tuple[CallKind, Launch | None, Sizes, tuple[int, ...], bool, bool, "
+    "tuple[tuple[int, ...], ...], tuple[int, ...]]"
+)
+"""A call of which everything but the tensors' addresses is settled; a plain tuple, as every new
+length makes one:
 
-class PreparedCall(NamedTuple):
-    """A call of which everything but the tensors' addresses is settled.
-
-    Attributes:
-        kind: what it has in common with calls of other lengths and strides.
-        launch: None where there is no output element to compute.
-        sizes: lengths and strides.
-        out_shape: of a new output.
-        out_is_like_q: whether a new output has the shape, strides and dtype of q, and an ordinary
-            size: allocating such an output is quicker.
-        wants_huge_pages: for a new output.
-        lse_layout: shape and strides of the lse; they are there only where it is asked for.
-        spans: of q, k, v and ``out``, from the first to behind the last element in bytes; they are
-            there only where ``out`` is given.
-    """
-
-    kind: CallKind
-    launch: Launch | None
-    sizes: Sizes
-    out_shape: tuple[int, ...]
-    out_is_like_q: bool
-    wants_huge_pages: bool
-    lse_layout: tuple[tuple[int, ...], ...]
-    spans: tuple[int, ...]
+* the kind, which is what it has in common with calls of other lengths and strides;
+* the launch; None where there is no output element to compute;
+* lengths and strides;
+* the shape of a new output;
+* whether a new output has the shape, strides and dtype of q, and an ordinary size: allocating such
+  an output is quicker;
+* whether a new output wants huge pages;
+* shape and strides of the lse, which are there only where it is asked for;
+* of q, k, v and ``out`` the bytes from the first to behind the last element, which are there only
+  where ``out`` is given.
+"""
 
 
 class CallKind:
@@ -98,20 +91,17 @@ class CallKind:
         if arguments[_OUT] is not None:
             tensors = arguments.q, arguments.k, arguments.v, arguments.out
             spans = tuple([extent(x)[1] for x in tensors if x is not None])
-        return new_tuple(
-            PreparedCall,
-            (
-                self,
-                launch,
-                sizes,
-                (seqlen_q, self._heads_q, self._hdim_v)
-                if batch is None
-                else (batch, seqlen_q, self._heads_q, self._hdim_v),
-                self._out_may_be_like_q and strides_out == strides_q and not wants_huge_pages,
-                wants_huge_pages,
-                self._lse_layout(seqlen_q) if arguments[_RETURN_LSE] else (),
-                spans,
-            ),
+        return (
+            self,
+            launch,
+            sizes,
+            (seqlen_q, self._heads_q, self._hdim_v)
+            if batch is None
+            else (batch, seqlen_q, self._heads_q, self._hdim_v),
+            self._out_may_be_like_q and strides_out == strides_q and not wants_huge_pages,
+            wants_huge_pages,
+            self._lse_layout(seqlen_q) if arguments[_RETURN_LSE] else (),
+            spans,
         )
 
     def _lse_layout(self, seqlen_q: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -211,7 +201,7 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
                 prepared = known.prepare(new_sizes or check_sizes(arguments), arguments)
             else:
                 prepared = _first_of_kind(arguments)
-                calls = cache.keep_kind(options, kind_key, prepared.kind)
+                calls = cache.keep_kind(options, kind_key, prepared[0])
             calls.keep(key, prepared)
     kind, launch, sizes, out_shape, out_is_like_q, wants_huge_pages, lse_layout, spans = prepared
     covered = True

@@ -106,7 +106,7 @@ def fmha_fwd(
             the last dimension is contiguous; never copied.
         k: gm0 ``(b, sk, hk, hdim)``, gm1 ``(total_k, hk, hdim)``, with hk a divisor of hq
             (GQA, MQA): query head h reads key head ``h // (hq // hk)``.
-        v: as k, with a head dimension ``hdim_v`` of its own. Both are 1 to 512.
+        v: as k, with a head dimension ``hdim_v`` of its own. Both are 1 to 576.
         softmax_scale: finite and > 0; ``1 / sqrt(hdim)`` by default.
         mask: 0 or "none"; 1 (causal, top-left: key j is seen by query i when j <= i); 2 or
             "causal" (causal, bottom-right: when j <= i + sk - sq); "t:l,r" and "b:l,r", a window
@@ -287,7 +287,8 @@ def fmha_bwd(
             contiguous last dimension, no memory shared with another argument.
         dbias, dsink: where to write the gradients of ``bias`` and ``sink``, with their shapes, any
             dtype and any strides; None where they are not wanted. For dbias each score takes 4
-            bytes for a while.
+            bytes for a while, also where one bias serves many: float32 ``(b, hq, sq, sk)``, or in
+            gm1 ``(hq, total_q, max_seqlen_k)``. Nothing else here grows faster than the lengths.
         options: those of :func:`jitfmha.fmha_fwd`, with the same values.
 
     Returns:
@@ -322,8 +323,11 @@ def fmha_bwd(
 
 
 def _check_room(name: str, room: Tensor | None, source: Tensor | None) -> None:
-    """Check where a gradient goes, before anything is written; ``source`` is checked elsewhere."""
-    if room is None or not isinstance(source, Tensor):
+    """Check where a gradient goes, before anything is written.
+
+    That ``source`` is a tensor which has a gradient is checked elsewhere.
+    """
+    if room is None or not isinstance(source, Tensor) or source.dtype == torch.bool:
         return
     if not isinstance(room, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(room).__name__} ({room!r})")

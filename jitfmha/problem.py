@@ -34,7 +34,7 @@ DTYPE_NAMES = {
     **FP8_NAMES,
 }
 BIAS_DTYPE_NAMES = {torch.bool: "bool", **DTYPE_NAMES}
-MAX_HDIM = 512
+MAX_HDIM = 576
 
 DescaleStrides = tuple[int, int]
 """Of fp8 scales of shape (b, hk), between batches and heads, in elements; 0 and 0 for (1,)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeVar, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import torch
 
@@ -13,7 +13,7 @@ from .arguments import Arguments, CuSeqlens
 from .detection import target_of
 from .dispatch import plan_for
 from .plan import Plan
-from .problem import DTYPE_NAMES, MAX_HDIM, Mode, make_problem
+from .problem import DTYPE_NAMES, MAX_HDIM, Direction, GradientStrides, Mode, make_problem
 from .target import CpuTarget, Target, cpu_isas_here, isa_named
 
 _T = TypeVar("_T")
@@ -43,6 +43,7 @@ def warmup(
     hdims: Iterable[int | tuple[int, int]] | None = None,
     masks: Iterable[int | str] = ("none", "causal"),
     modes: Iterable[Mode] = ("gm0", "gm1"),
+    directions: Iterable[Direction] = ("forward",),
     device: str | torch.device = "cpu",
     isa: str | None = None,
     on_ready: Callable[[WarmedLauncher], None] | None = None,
@@ -52,10 +53,11 @@ def warmup(
     Args:
         dtypes: "fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", or the torch dtypes; by
             default those of the first three that ``device`` serves.
-        hdims: head dimensions, 1 to 512: an int, or a pair (hdim of q and k, hdim of v); by
+        hdims: head dimensions, 1 to 576: an int, or a pair (hdim of q and k, hdim of v); by
             default those of 64 and 128 that ``device`` serves.
         masks: what :func:`jitfmha.fmha_fwd` takes as ``mask``.
         modes: "gm0" (batch) and "gm1" (group, with cu_seqlens).
+        directions: "forward", and "backward" for gradients; training needs both.
         device: where the calls will run.
         isa: the instruction set of the CPU that the calls will run on, such as "amx",
             "avx512_bf16", "avx512" or "avx2"; None: what calls on this CPU take.
@@ -79,14 +81,15 @@ def warmup(
     may_be_unserved, unserved = dtypes is None or hdims is None, None
     dtypes = _DEFAULT_DTYPES if dtypes is None else dtypes
     hdims = _DEFAULT_HDIMS if hdims is None else hdims
-    for dtype, hdim, mask, mode in itertools.product(
+    for dtype, hdim, mask, mode, direction in itertools.product(
         [_dtype(dtype) for dtype in _several("dtypes", dtypes)],
         [_hdim(hdim) for hdim in _several("hdims", hdims)],
         _several("masks", masks),
-        [_mode(mode) for mode in _several("modes", modes)],
+        [_known("modes", mode, Mode) for mode in _several("modes", modes)],
+        [_known("directions", x, Direction) for x in _several("directions", directions)],
     ):
         try:
-            plan = _plan(dtype, hdim, mask, mode, where, target)
+            plan = _plan(dtype, hdim, mask, mode, direction, where, target)
         except NotImplementedError as error:
             if not may_be_unserved:
                 raise
@@ -112,6 +115,7 @@ def _plan(
     hdim: tuple[int, int],
     mask: int | str,
     mode: Mode,
+    direction: Direction,
     device: torch.device,
     target: Target,
 ) -> Plan:
@@ -122,6 +126,11 @@ def _plan(
     sums = torch.empty(2, dtype=torch.int32, device=device)
     cu_seqlens = None if mode == "gm0" else CuSeqlens(sums, sums, sums, sums, None, None)
     problem = make_problem(Arguments(q, q, v, mask=mask, cu_seqlens=cu_seqlens))
+    if direction == "backward":
+        of_q, of_v = q.stride(), v.stride()
+        lse = torch.empty(problem.lse_shape).stride()
+        gradients = GradientStrides(of_v, lse, None, of_q, of_q, of_v)
+        problem = problem._replace(gradients=gradients)
     return plan_for(problem, target)
 
 
@@ -159,11 +168,12 @@ def _hdim(hdim: object) -> tuple[int, int]:
     return pair[0], pair[1]
 
 
-def _mode(mode: object) -> Mode:
-    for known in get_args(Mode):
-        if mode == known:
-            return known  # type: ignore[no-any-return]
-    raise ValueError(f"modes holds {mode!r}; use 'gm0' (batch) or 'gm1' (group, with cu_seqlens)")
+def _known(name: str, value: object, choices: Any) -> Any:
+    known: tuple[str, ...] = get_args(choices)
+    for choice in known:
+        if isinstance(value, str) and value == choice:
+            return choice
+    raise ValueError(f"{name} holds {value!r}; use {' or '.join(map(repr, known))}")
 
 
 def _device(device: object) -> torch.device:

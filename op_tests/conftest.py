@@ -6,8 +6,9 @@ import os
 import random
 import secrets
 import zlib
+from collections import Counter
 from collections.abc import Generator, Iterator
-from typing import get_args
+from typing import Any, TypeGuard, get_args
 
 import pytest
 import torch
@@ -17,6 +18,12 @@ from jitfmha.kernels.cpu import BESIDE_TILE_UNIT
 from jitfmha.target import CpuIsa, cpu_isas_here
 
 _SEED = pytest.StashKey[int]()
+
+
+class _WorkerConfig(pytest.Config):
+    """The configuration of a process of pytest-xdist."""
+
+    workerinput: dict[str, Any]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -29,9 +36,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    seed = config.getoption("--seed")
     config.addinivalue_line("markers", "sample(names, cases, n): n cases drawn from the seed")
+    seed = config.getoption("--seed")
+    if _is_worker(config):
+        seed = config.workerinput["seed"]
     config.stash[_SEED] = secrets.randbelow(2**31) if seed is None else seed
+
+
+def _is_worker(config: pytest.Config) -> TypeGuard[_WorkerConfig]:
+    """Whether this is one of the processes among which pytest-xdist divides the tests."""
+    return hasattr(config, "workerinput")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """All processes draw the same cases."""
+    node.workerinput["seed"] = node.config.stash[_SEED]
 
 
 def pytest_report_header(config: pytest.Config) -> str:
@@ -61,6 +81,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(names, cases)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How the calls with bad input ended."""
+    ended: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) == "call":
+                ended.update(dict(report.user_properties).get("bad input"))
+    if ended:
+        counts = ", ".join(f"{n} {how}" for how, n in ended.most_common())
+        terminalreporter.write_line(f"bad input: {sum(ended.values())} calls: {counts}")
+
+
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     """The seed of one test: it depends on the run's seed and on the test's name only."""
@@ -75,11 +107,17 @@ def rng(request: pytest.FixtureRequest) -> torch.Generator:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def launcher_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def launcher_cache(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     """One cache for the session, so that each launcher is built once; one that is set is kept."""
     given = os.environ.get("JITFMHA_CACHE_DIR")
     if given is None:
-        os.environ["JITFMHA_CACHE_DIR"] = str(tmp_path_factory.mktemp("launchers"))
+        folder = tmp_path_factory.getbasetemp()
+        if _is_worker(pytestconfig):
+            folder = folder.parent  # that of all processes
+        (folder / "launchers").mkdir(mode=0o700, exist_ok=True)
+        os.environ["JITFMHA_CACHE_DIR"] = str(folder / "launchers")
     yield os.environ["JITFMHA_CACHE_DIR"]
     if given is None:
         del os.environ["JITFMHA_CACHE_DIR"]

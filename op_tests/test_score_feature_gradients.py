@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from fresh_calls import fresh_calls
-from inputs import DTYPES, random_qkv
-from reference import attention
+from inputs import DTYPES, prefix_sums, random_qkv
+from reference import attention, attention_packed
 from score_features import FEATURES, Options, Shape, for_reference
 from torch import Tensor
 from untyped import fmha_bwd, fmha_fwd
@@ -46,20 +46,35 @@ def check(rng: torch.Generator, feature: str, dtype: str, sizes: tuple[int, int,
     shape = Shape(2, heads_q, seqlen_q, seqlen_k, DTYPES[dtype], rng)
     options = FEATURES[feature](shape)
     of_reference = for_reference(options, shape)
-    tensors = dict(zip(("q", "k", "v"), qkv, strict=True))
-    for name in ("bias", "sink"):
-        if name in options and options[name].dtype != torch.bool:
-            tensors[name] = options.pop(name)
-            del of_reference[name]
+    tensors = with_gradients(qkv, options, of_reference)
     dout = shape.randn(2, seqlen_q, heads_q, 21).to(DTYPES[dtype])
     dlse = shape.randn(2, heads_q, seqlen_q)
     actual = differentiate(with_lse, tensors, options, dout, dlse)
     doubled = {name: x.double() for name, x in tensors.items()}
     expected = differentiate(attention, doubled, of_reference, dout, dlse)
+    assert_close(actual, expected, dtype, sizes)
+
+
+def with_gradients(
+    qkv: tuple[Tensor, ...], options: Options, of_reference: Options
+) -> dict[str, Tensor]:
+    """All that has a gradient, taken out of the options."""
+    tensors = dict(zip(("q", "k", "v"), qkv, strict=True))
+    for name in ("bias", "sink"):
+        if name in options and options[name].dtype != torch.bool:
+            tensors[name] = options.pop(name)
+            del of_reference[name]
+    return tensors
+
+
+def assert_close(
+    actual: dict[str, Tensor], expected: dict[str, Tensor], dtype: str, sizes: tuple[int, ...]
+) -> None:
     for name, gradient in actual.items():
-        reference = torch.zeros_like(doubled[name]) if expected[name] is None else expected[name]
-        assert gradient.dtype == tensors[name].dtype
-        assert gradient.shape == tensors[name].shape
+        reference = torch.zeros_like(gradient) if expected[name] is None else expected[name]
+        # A float32 bias or sink has a gradient of its own dtype.
+        assert gradient.dtype in (DTYPES[dtype], torch.float32)
+        assert gradient.shape == reference.shape
         error = (gradient.double() - reference).abs()
         assert not error.isnan().any(), f"the gradient of {name} holds NaN"
         if error.numel():
@@ -86,6 +101,84 @@ def test_all_features_together_in_an_emulated_tile_unit(rng: torch.Generator) ->
     with fresh_calls("amx_emulated"):
         for sizes in SIZES:
             check(rng, "everything", "bf16", sizes)
+
+
+@pytest.mark.sample(("feature", "dtype"), list(itertools.product(sorted(FEATURES), DTYPES)), 2)
+def test_group_mode(rng: torch.Generator, feature: str, dtype: str) -> None:
+    """Sequences without queries and without keys, and unused rows between them."""
+    lengths_q, lengths_k, gap, heads_q, heads_k = [1, 70, 0, 17, 3], [70, 5, 4, 130, 0], 3, 6, 2
+    room_q, room_k = ([n + gap for n in lengths] for lengths in (lengths_q, lengths_k))
+    rows_q, rows_k = sum(room_q), sum(room_k)
+    sizes = {"seqlen_q": rows_q, "seqlen_k": rows_k, "heads_q": heads_q, "heads_k": heads_k}
+    packed = random_qkv(rng, batch=1, hdim=37, hdim_v=21, dtype=DTYPES[dtype], **sizes)
+    longest = max(lengths_k)
+    shape = Shape(5, heads_q, rows_q, longest, DTYPES[dtype], rng, is_group=True)
+    options = FEATURES[feature](shape)
+    of_one = Shape(5, heads_q, max(lengths_q), longest, DTYPES[dtype], rng)
+    of_reference = for_reference(options, of_one)
+    tensors = with_gradients(tuple(x[0] for x in packed), options, of_reference)
+    starts = [prefix_sums(room) for room in (room_q, room_k)]
+    groups = {
+        "cu_seqlens_q": prefix_sums(lengths_q),
+        "cu_seqlens_k": prefix_sums(lengths_k),
+        "cu_seqlens_q_padded": starts[0],
+        "cu_seqlens_k_padded": starts[1],
+        "max_seqlen_k": longest,
+    }
+    dout = shape.randn(rows_q, heads_q, 21).to(DTYPES[dtype])
+    dlse = shape.randn(heads_q, rows_q)
+    actual = differentiate(with_lse, tensors, options | groups, dout, dlse)
+    doubled = {name: x.double() for name, x in tensors.items()}
+    lengths = {"lengths_q": lengths_q, "lengths_k": lengths_k}
+    first_rows = {"starts_q": starts[0].tolist()[:-1], "starts_k": starts[1].tolist()[:-1]}
+    expected = differentiate(
+        attention_packed, doubled, of_reference | lengths | first_rows, dout, dlse
+    )
+    assert_close(actual, expected, dtype, (rows_q, rows_k))
+
+
+@pytest.fixture
+def call_with_everything(rng: torch.Generator) -> tuple[dict[str, Tensor], Options, Options]:
+    """What has gradients, the other options, and those of the reference, of one call."""
+    shape = Shape(2, 4, 9, 40, torch.float32, rng)
+    options = FEATURES["everything"](shape)
+    of_reference = for_reference(options, shape)
+    sizes = {"seqlen_q": 9, "seqlen_k": 40, "heads_q": 4, "heads_k": 2}
+    qkv = random_qkv(rng, hdim=37, hdim_v=21, **sizes)
+    return with_gradients(qkv, options, of_reference), options, of_reference
+
+
+def test_compile(
+    rng: torch.Generator, call_with_everything: tuple[dict[str, Tensor], Options, Options]
+) -> None:
+    torch._dynamo.reset()
+    tensors, options, of_reference = call_with_everything
+    dout, dlse = torch.randn(2, 9, 4, 21, generator=rng), torch.randn(2, 4, 9, generator=rng)
+    compiled: Any = torch.compile(with_lse, fullgraph=True, backend="aot_eager")
+    actual = differentiate(compiled, tensors, options, dout, dlse)
+    doubled = {name: x.double() for name, x in tensors.items()}
+    expected = differentiate(attention, doubled, of_reference, dout, dlse)
+    assert_close(actual, expected, "fp32", (9, 40))
+
+
+def test_opcheck(call_with_everything: tuple[dict[str, Tensor], Options, Options]) -> None:
+    tensors, options, _ = call_with_everything
+    plain: Options = {
+        **dict.fromkeys(("softmax_scale", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q")),
+        **dict.fromkeys(("max_seqlen_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded")),
+        "window_size": (-1, -1),
+        **options,
+    }
+    leaves = {name: x.clone().requires_grad_() for name, x in tensors.items()}
+    torch.library.opcheck(
+        torch.ops.jitfmha.fmha_fwd.default, (), {**leaves, **plain, "return_lse": True}
+    )
+    out, lse = fmha_fwd(**tensors, **options, return_lse=True)
+    given = {"dout": out.clone(), "out": out, "lse": lse, "dlse": lse.nan_to_num(0, 0, 0)}
+    wanted = {"with_dbias": True, "with_dsink": True}
+    torch.library.opcheck(
+        torch.ops.jitfmha.fmha_bwd.default, (), {**given, **tensors, **plain, **wanted}
+    )
 
 
 def test_broken_rules(rng: torch.Generator) -> None:

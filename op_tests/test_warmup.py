@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from fresh_calls import fresh_calls
 from inputs import prefix_sums
 from untyped import explain, fmha_fwd, warmup
 
-from jitfmha import WarmedLauncher
+from jitfmha import WarmedLauncher, emulate
+from jitfmha.kernels.cpu import CpuPlan
 
 
 def test_builds_what_calls_look_up() -> None:
@@ -36,6 +38,38 @@ def test_builds_what_calls_look_up() -> None:
     fmha_fwd(q, k, v, mask="causal")
 
 
+@pytest.mark.parametrize("mode", ["gm0", "gm1"])
+def test_a_backward_pass_finds_its_kernel(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """The names of what is built ahead are those that autograd asks for."""
+    bound: list[str] = []
+    bind = CpuPlan.bind
+
+    def watched(plan: CpuPlan) -> Any:
+        bound.append(plan.kernel)
+        return bind(plan)
+
+    shapes = ((2, 5, 4, 37), (2, 5, 2, 37), (2, 5, 2, 21))
+    q, k, v = (torch.zeros(shape, requires_grad=True) for shape in shapes)
+    ends = prefix_sums([2, 3])
+    groups = {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
+    with fresh_calls():
+        monkeypatch.setattr(CpuPlan, "bind", watched)
+        if mode == "gm0":
+            fmha_fwd(q, k, v, mask=2).sum().backward()
+        else:
+            fmha_fwd(q[0], k[0], v[0], mask=2, **groups).sum().backward()
+    asked_for = list(bound)
+    wanted = {"dtypes": ["fp32"], "hdims": [(37, 21)], "masks": [2], "modes": [mode]}
+    warmed = warmup(**wanted, directions=["forward", "backward"])
+    assert [launcher.name for launcher in warmed] == asked_for
+    assert all(launcher.was_cached for launcher in warmed)
+
+
+def test_no_gpu_serves_backward() -> None:
+    with emulate("gfx942"), pytest.raises(NotImplementedError, match="backward pass"):
+        warmup(dtypes=["bf16"], hdims=[128], directions=["backward"])
+
+
 def test_second_time_is_cached() -> None:
     arguments = {"dtypes": [torch.float32], "hdims": [64], "masks": [0], "modes": ["gm0"]}
     warmup(**arguments)
@@ -59,8 +93,8 @@ def test_for_another_processor() -> None:
         ({"dtypes": [torch.float64]}, ValueError, ["dtypes", "torch.float64"]),
         ({"dtypes": [3]}, TypeError, ["dtypes", "3"]),
         ({"hdims": 64}, TypeError, ["hdims", "64"]),
-        ({"hdims": [0]}, ValueError, ["hdims", "0", "512"]),
-        ({"hdims": [(64, 513)]}, ValueError, ["hdims", "(64, 513)", "512"]),
+        ({"hdims": [0]}, ValueError, ["hdims", "0", "576"]),
+        ({"hdims": [(64, 577)]}, ValueError, ["hdims", "(64, 577)", "576"]),
         ({"hdims": [(64, 64, 64)]}, TypeError, ["hdims", "(64, 64, 64)"]),
         ({"hdims": ["64"]}, TypeError, ["hdims", "'64'"]),
         ({"hdims": [True]}, TypeError, ["hdims", "True"]),
@@ -70,6 +104,9 @@ def test_for_another_processor() -> None:
         ({"masks": [1], "modes": ["gm1"]}, ValueError, ["mask", "top-left", "gm1"]),
         ({"modes": ["gm2"]}, ValueError, ["modes", "'gm2'", "'gm0'"]),
         ({"modes": [0]}, ValueError, ["modes", "0"]),
+        ({"directions": "backward"}, TypeError, ["directions", "'backward'"]),
+        ({"directions": ["sideways"]}, ValueError, ["directions", "'sideways'", "'backward'"]),
+        ({"directions": [None]}, ValueError, ["directions", "None"]),
         ({"device": "gpu"}, ValueError, ["device='gpu'"]),
         ({"device": 0}, TypeError, ["device", "0"]),
         ({"device": "meta"}, ValueError, ["device meta"]),

@@ -18,4 +18,6 @@ flash_attn_varlen_func: Any = jitfmha.flash_attn_varlen_func
 flash_attn_varlen_kvpacked_func: Any = jitfmha.flash_attn_varlen_kvpacked_func
 flash_attn_varlen_qkvpacked_func: Any = jitfmha.flash_attn_varlen_qkvpacked_func
 flash_attn_with_kvcache: Any = jitfmha.flash_attn_with_kvcache
+mla_absorbed_fwd: Any = jitfmha.mla_absorbed_fwd
+mla_fwd: Any = jitfmha.mla_fwd
 warmup: Any = jitfmha.warmup

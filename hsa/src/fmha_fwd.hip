@@ -462,6 +462,13 @@ struct SplitResults {
   }
 };
 
+// The last key that a row sees, given the one on the diagonal. Where the diagonal ends with the
+// keys, only rows behind the last one are on the other side of the end, and they do not matter.
+__device__ inline int last_visible(int keys, int on_diagonal) {
+  if (!kCausal) return keys - 1;
+  return kTopLeft ? smaller(keys - 1, on_diagonal) : on_diagonal;
+}
+
 // kAreFar: rows are further apart than a buffer's offsets reach. The loop that is made for that is
 // slower.
 template <bool kAreFar>
@@ -475,8 +482,12 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
   int diagonal = task.diagonal;
 
   int count = head.k.count;  // of keys that any row of the tile sees
-  if (kCausal)
-    count = smaller(count, smaller((task.tile + 1) * kTileRows, head.q.count) + diagonal);
+  if (kCausal) {
+    int rows = (task.tile + 1) * kTileRows;
+    // The last row of all sees the last key, if the diagonal ends there.
+    if (kTopLeft) rows = smaller(rows, head.q.count);
+    count = smaller(count, rows + diagonal);
+  }
   int tiles = count > 0 ? tiles_of(count, kTileKeys) : 0;
   if (task.workspace) {
     const int begin = tiles * task.split / task.num_splits;
@@ -539,15 +550,12 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
     for (int i = 0;; ++i) {
       // What all rows of the wave see needs no mask.
       const int first_key = i * kTileKeys;
-      int visible = head.k.count;
-      if (kCausal) visible = smaller(visible, first_row + diagonal + 1);
-      if (kCausal && first_key > first_row + 31 + diagonal) {
+      const int visible = last_visible(head.k.count, first_row + diagonal) + 1;
+      if (kCausal && first_key >= visible + 31) {
         wave.see_nothing();
       } else {
-        if (first_key + kTileKeys > visible) {
-          int last = head.k.count - 1;
-          if (kCausal) last = smaller(last, row + diagonal);
-          wave.mask(last - first_key, lane);
+        if (__builtin_expect(first_key + kTileKeys > visible, 0)) {
+          wave.mask(last_visible(head.k.count, row + diagonal) - first_key, lane);
         }
         wave.softmax();
       }
@@ -703,10 +711,11 @@ __device__ inline int computed_queries(const Arguments& a, const Sequence& seque
 }
 
 // Under a causal mask the longest tiles go first: what is left for the end is short. Negative, or
-// behind the last one: the sequence has no such tile.
-__device__ inline int tile_of(const Place& place, int queries) {
+// behind the last one: the sequence has no such tile, as in gm1 alone sequences differ in length.
+__device__ inline int tile_of(const Arguments& a, const Place& place, int queries) {
   const int rank = place.tile_rank;
-  return kCausal ? tiles_of(queries, kTileRows) - 1 - rank : rank;
+  if (!kCausal) return rank;
+  return (kGroupMode ? tiles_of(queries, kTileRows) : static_cast<int>(a.query_tiles)) - 1 - rank;
 }
 
 __device__ inline Task task_of(const Arguments& a, const Place& place, const Sequence& sequence,
@@ -749,8 +758,8 @@ __global__
   const Place place = place_of_workgroup(a, a.num_splits);
   const Sequence sequence = sequence_of(a, place.batch);
   const int queries = computed_queries(a, sequence);
-  const int tile = tile_of(place, queries);
-  if (tile < 0 || tile * kTileRows >= queries) return;
+  const int tile = tile_of(a, place, queries);
+  if (kGroupMode && (tile < 0 || tile * kTileRows >= queries)) return;
   const Task task = task_of(a, place, sequence, queries, tile);
   const int thread = opaque(__builtin_amdgcn_workitem_id_x());
   if (are_far<kTileKeys>(task.head.k) || are_far<kTileKeys>(task.head.v) ||
@@ -835,7 +844,7 @@ __global__ __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads))) void
   const Place place = place_of_workgroup(a, Divisor{kWaves, ~0u / kWaves});
   const Sequence sequence = sequence_of(a, place.batch);
   const int queries = computed_queries(a, sequence);
-  const int tile = tile_of(place, queries);
+  const int tile = tile_of(a, place, queries);
   if (tile < 0 || tile * kTileRows + static_cast<int>(place.share) * 32 >= queries) return;
   const Task task = task_of(a, place, sequence, queries, tile);
   const int thread = __builtin_amdgcn_workitem_id_x();

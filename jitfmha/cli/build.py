@@ -39,6 +39,13 @@ def add_parser(commands: Any) -> None:
         "--mask", nargs="+", default=["none", "causal"], metavar="MASK", help="as in fmha_fwd"
     )
     parser.add_argument("--mode", nargs="+", default=["gm0", "gm1"], choices=["gm0", "gm1"])
+    parser.add_argument(
+        "--direction",
+        nargs="+",
+        default=["forward"],
+        choices=["forward", "backward"],
+        help="training needs both (default: forward)",
+    )
     parser.add_argument("--device", default="cpu", help="where the calls will run (default: cpu)")
     parser.add_argument(
         "--isa",
@@ -59,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
             hdims=None if args.hdim is None else [_hdim(text) for text in args.hdim],
             masks=[int(mask) if mask.isdecimal() else mask for mask in args.mask],
             modes=args.mode,
+            directions=args.direction,
             device=args.device,
             isa=args.isa,
             on_ready=lambda launcher: progress(f"{launcher.name}: {_seconds(launcher)}"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from jitfmha.chips import chip
 from jitfmha.emulator.node import VIRTUAL_NODE
 from jitfmha.emulator.session import Emulation
 from jitfmha.target import TARGET_HERE, AmdTarget
+
+ARCHS, HDIMS, MASKS = ("gfx942", "gfx950"), ((64, 64), (128, 128), (192, 128)), (0, 2)
 
 
 class _UnreadEmulation(Emulation):
@@ -40,10 +43,11 @@ def _unread(arch: str) -> Iterator[None]:
         TARGET_HERE.reset(token)
 
 
-@pytest.mark.parametrize("promised", [0, 1, 127, 128, 300])
-@pytest.mark.parametrize("mask", [0, 2])
-@pytest.mark.parametrize("hdims", [(64, 64), (128, 128), (192, 128)], ids=str)
-@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+@pytest.mark.sample(
+    ("arch", "hdims", "mask", "promised"),
+    list(product(ARCHS, HDIMS, MASKS, (0, 1, 127, 128, 300))),
+    24,
+)
 def test_queries_beyond_the_promise_are_not_computed(
     rng: torch.Generator, arch: str, hdims: tuple[int, int], mask: int, promised: int
 ) -> None:
@@ -51,9 +55,9 @@ def test_queries_beyond_the_promise_are_not_computed(
     run_with_promise(rng, arch, hdims, mask, promised, [(310, 520), (5, 40), (200, 7)])
 
 
-@pytest.mark.parametrize("mask", [0, 2])
-@pytest.mark.parametrize("hdims", [(64, 64), (128, 128), (192, 128)], ids=str)
-@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("hdims", HDIMS, ids=str)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_queries_beyond_the_promise_leave_no_splits(
     rng: torch.Generator, arch: str, hdims: tuple[int, int], mask: int
 ) -> None:

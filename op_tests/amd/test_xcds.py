@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 
 import pytest
 import torch
@@ -17,6 +18,8 @@ from jitfmha.target import TARGET_HERE, AmdTarget
 
 NUMBER_OF_XCCS, INVALID_VALUE = 10018, 1
 ROUNDING = 2**-8
+# Heads of q and of k, the mask, and whether keys are split.
+CALLS = [((6, 2), 2, False), ((5, 1), 0, False), ((7, 7), 2, True), ((4, 4), 0, True)]
 RAGGED = ((300, 500), (0, 10), (20, 0), (129, 64), (1, 1))
 
 
@@ -96,15 +99,12 @@ def emulated_with(xcds: int) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("poisoned_memory")
-@pytest.mark.parametrize("xcds", [1, 2, 3, 6, 7])
-@pytest.mark.parametrize(
-    ("heads", "mask", "splits"),
-    [((6, 2), 2, False), ((5, 1), 0, False), ((7, 7), 2, True), ((4, 4), 0, True)],
-)
+@pytest.mark.sample(("xcds", "case"), list(product((1, 2, 3, 6, 7), CALLS)), 8)
 def test_any_number_of_xcds(
-    rng: torch.Generator, xcds: int, heads: tuple[int, int], mask: int, splits: bool
+    rng: torch.Generator, xcds: int, case: tuple[tuple[int, int], int, bool]
 ) -> None:
     """In gm0, with keys that are split or not, and in gm1."""
+    heads, mask, splits = case
     seqlen_k = 700 if splits else 90
     for lengths, batch in ((((300, seqlen_k),), 2), (RAGGED, None)):
         problem = AmdProblem(rng, heads=heads, lengths=lengths, batch=batch, mask=mask)

@@ -53,6 +53,7 @@ def sweep(request: pytest.FixtureRequest, seed: int, num_threads: None) -> Sweep
 
         torch.set_num_threads(1)  # see all_threads
         examined()
+        request.node.user_properties.append(("bad input", dict(tally.ended)))
         _check_shares(tally)
         _check_shares(_all())
         return tally
@@ -71,11 +72,3 @@ def _check_shares(tally: Tally) -> None:
         return
     assert tally.returned * _RETURNED >= total, f"hardly a valid call: {tally.ended}"
     assert tally.refused * _REFUSED >= total, f"hardly a call to be refused: {tally.ended}"
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if not _tallies:
-        return
-    ended = _all().ended
-    counts = ", ".join(f"{n} {how}" for how, n in ended.most_common())
-    terminalreporter.write_line(f"bad input: {sum(ended.values())} calls: {counts}")

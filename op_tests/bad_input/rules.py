@@ -148,7 +148,7 @@ def _broken_shapes(call: Arguments) -> set[str]:
     if heads_q != 0 and (heads_k == 0 or heads_q % heads_k):
         broken |= {"q", "k"}
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not 1 <= x.shape[-1] <= 512 or (x.shape[-1] > 1 and x.stride(-1) != 1):
+        if not 1 <= x.shape[-1] <= 576 or (x.shape[-1] > 1 and x.stride(-1) != 1):
             broken.add(name)
     return broken
 

@@ -39,9 +39,10 @@ def _check(tally: Tally, arguments: Arguments, broken: set[str], call: Any) -> N
 
 _GOOD: dict[str, Any] = {
     "dtypes": st.lists(st.sampled_from(("fp32", "bf16", torch.float16)), min_size=1, max_size=3),
-    "hdims": st.lists(st.sampled_from((64, (24, 40), [33, 33], 1, 512)), min_size=1, max_size=2),
+    "hdims": st.lists(st.sampled_from((64, (24, 40), [33, 33], 1, 576)), min_size=1, max_size=2),
     "masks": st.lists(st.sampled_from((0, 2, "none", "causal", "b:3,4")), min_size=1, max_size=2),
     "modes": st.sampled_from((["gm0"], ["gm1"], ["gm0", "gm1"])),
+    "directions": st.sampled_from((["forward"], ["backward"], ["forward", "backward"])),
     "device": st.sampled_from(("cpu", torch.device("cpu"))),
     "on_ready": st.sampled_from((None, lambda launcher: None)),
 }
@@ -51,11 +52,12 @@ _BAD: dict[str, Any] = {
     ),
     "hdims": INTEGERS
     | st.sampled_from(
-        ([], [0], [513], [(64,)], [(64, 0)], [True], [1.5], ["64"], [None], [2**70], "64", [[]])
+        ([], [0], [577], [(64,)], [(64, 0)], [True], [1.5], ["64"], [None], [2**70], "64", [[]])
     ),
     "masks": st.lists(MASKS, min_size=1, max_size=1).filter(lambda masks: not _is_mask(masks[0]))
     | st.sampled_from(("causal", [], 0)),
     "modes": st.sampled_from(("gm0", [], ["gm2"], [0], [None], [torch.zeros(2)], 3)),
+    "directions": st.sampled_from(("forward", [], ["sideways"], [0], [None], 3)),
     "device": st.sampled_from(("gpu", "meta", 0, None, "cuda:99", "cpu:x", b"cpu", 1.5)),
     "on_ready": st.sampled_from((3, "print", [])),
 }

@@ -276,7 +276,11 @@ class _Interruptions:
         self._expect(not left, f"left behind {left}")
 
     def _interruptible(self) -> dict[str, object]:
-        """Calls until it is interrupted, which must happen, and then once more."""
+        """Calls until it is interrupted, which must happen, and then once more.
+
+        The second call waits until compilers may work: it builds too, and whoever looks for what
+        the first one left behind would find that.
+        """
         finished = False
         try:
             self._call.make()
@@ -284,6 +288,7 @@ class _Interruptions:
             time.sleep(2 * _CALL_LIMIT_SECONDS)
         except KeyboardInterrupt:
             caught = time.monotonic()
+        wait_until(lambda: not self._sandbox.compiler.hold.exists())
         return {"caught": caught, "finished": finished, "again": self._call.make()}
 
     def _expect_nothing_running(self, when: str, *, beside: Worker | None = None) -> None:

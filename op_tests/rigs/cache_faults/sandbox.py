@@ -93,12 +93,15 @@ class Sandbox:
         """Commands that still run when nothing should but one, given some time to end."""
         expected = {os.getpid(), beside.pid if beside else 0}
 
-        def running() -> list[str]:
-            found = live_processes(os.getsid(0), self.root)
-            return [f"pid {pid}: {found[pid]}" for pid in found.keys() - expected]
+        found: list[str] = []
 
-        wait_until(lambda: not running(), grace_seconds)
-        return running()
+        def is_quiet() -> bool:
+            live = live_processes(os.getsid(0), self.root)
+            found[:] = [f"pid {pid}: {live[pid]}" for pid in live.keys() - expected]
+            return not found
+
+        wait_until(is_quiet, grace_seconds)
+        return found
 
 
 def run_in_sandbox(
