@@ -42,6 +42,9 @@ constexpr int kTileKeys = kWideHead ? 64 : 128;
 constexpr int kSumStrideK = kDqRows;
 constexpr int kSumStrideV = kDvRows;
 
+static_assert(kSquare % kBlockRows == 0 && kPanelVectors % 2 == 0,
+              "a square is whole register blocks, and whole pairs of vectors");
+
 // ---- A square -----------------------------------------------------------------------------------
 
 // Tiles 0 to 3 are sums, 4 and 5 have rows of one operand, 6 and 7 columns of the other.

@@ -85,7 +85,7 @@ struct OperandsOf<bf16> {
 #endif
 // Backward multiplies floats whatever the dtype: its probabilities are operands of three products,
 // and rounding them once more would cost accuracy where gradients cancel. In a tile unit, which is
-// ten times as fast, they are rounded, as torch's are.
+// several times as fast, they are rounded, as torch's are.
 using Operands = std::conditional_t<kDirection == Direction::forward || kTileUnit,
                                     OperandsOf<Dtype>::type, FloatOperands>;
 constexpr int kOperandElements = Operands::kElements;
