@@ -40,6 +40,7 @@ class AttentionOptions(TypedDict, total=False):
     q_descale: Tensor | None
     k_descale: Tensor | None
     v_descale: Tensor | None
+    p_descale: Tensor | None
     bias: Tensor | None
     alibi_slopes: Tensor | None
     logit_softcap: float
@@ -85,15 +86,15 @@ class CuSeqlens(NamedTuple):
 
 
 class Descales(NamedTuple):
-    """What the fp8 inputs are multiplied with; None is 1."""
+    """What 8-bit inputs are multiplied with; None is 1.
 
-    q: Tensor | None
-    k: Tensor | None
-    v: Tensor | None
+    ``p`` is the scale of int8 probabilities; None where probabilities are no integers.
+    """
 
-    def named(self) -> tuple[tuple[str, Tensor | None], ...]:
-        """The scales under the names of their arguments."""
-        return (("q_descale", self.q), ("k_descale", self.k), ("v_descale", self.v))
+    q: Tensor | None = None
+    k: Tensor | None = None
+    v: Tensor | None = None
+    p: Tensor | None = None
 
 
 class Modifiers(NamedTuple):
@@ -184,7 +185,7 @@ _CU_SEQLENS = (
     *("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded"),
     *("max_seqlen_q", "max_seqlen_k"),
 )
-_DESCALES = ("q_descale", "k_descale", "v_descale")
+_DESCALES = ("q_descale", "k_descale", "v_descale", "p_descale")
 _MODIFIERS = Modifiers._fields
 
 
@@ -270,11 +271,13 @@ def _check_max_seqlen(name: str, value: object) -> None:
         raise ValueError(f"{name}={value} must be less than 2**63")
 
 
-def gather_descales(q: Tensor | None, k: Tensor | None, v: Tensor | None) -> Descales | None:
-    """The scales of fp8 inputs, or None where all of them are 1."""
-    if q is None and k is None and v is None:
+def gather_descales(
+    q: Tensor | None, k: Tensor | None, v: Tensor | None, p: Tensor | None
+) -> Descales | None:
+    """The scales of 8-bit inputs and probabilities, or None where none is given."""
+    if q is None and k is None and v is None and p is None:
         return None
-    return Descales(q, k, v)
+    return Descales(q, k, v, p)
 
 
 def gather_modifiers(

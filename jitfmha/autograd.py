@@ -154,7 +154,7 @@ def _refuse_unserved_backward(given: tuple[Any, ...]) -> None:
     if type(q) is not Tensor:
         return  # A tensor without values; the target may be another machine's.
     target = target_of(q.device)
-    if isinstance(target, CpuTarget):
+    if isinstance(target, CpuTarget) and given[1].dtype.itemsize > 1:
         return  # Which serves it wherever it serves forward.
     problem = make_problem(arguments_of(NAMES, given))
     sizes = problem.sizes

@@ -70,7 +70,7 @@ class CallKind:
         self.out_dtype = out_dtype_of(q.dtype)
         self._out_may_be_like_q = problem.hdim_v == problem.hdim_q and self.out_dtype == q.dtype
         self.reads_cu_seqlens = target.has_host_memory
-        row_bytes = (self._batch or 1) * problem.heads_q * problem.hdim_v * q.element_size()
+        row_bytes = (self._batch or 1) * problem.heads_q * problem.hdim_v * self.out_dtype.itemsize
         self._huge_pages_from_seqlen_q: float = inf
         if q.device.type == "cpu" and row_bytes > 0:
             self._huge_pages_from_seqlen_q = HUGE_PAGES_FROM_BYTES / row_bytes
@@ -279,6 +279,7 @@ def _kind_and_sizes(key: Any, is_group: bool) -> tuple[Hashable, Sizes | None]:
         hdim_q,
         hdim_k,
         hdim_v,
+        strides_v[-1] == 1,
         out and out[2:],
     )
     last_strides = strides_q[-1], strides_k[-1], strides_v[-1]

@@ -85,6 +85,7 @@ def fmha_fwd(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    p_descale: Tensor | None = None,
     bias: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
     logit_softcap: float = OFF,
@@ -102,11 +103,15 @@ def fmha_fwd(
 
     Args:
         q: gm0 ``(b, sq, hq, hdim)``, gm1 ``(total_q, hq, hdim)``; bfloat16 or float16, float32 on
-            the CPU, float8_e4m3fnuz on gfx942 and float8_e4m3fn on gfx950. Any strides, as long as
-            the last dimension is contiguous; never copied.
+            the CPU, float8_e4m3fnuz there and on gfx942, float8_e4m3fn there and on gfx950, int8
+            on the CPU. 8 bits have no gradients. Any strides, as long as the last dimension is
+            contiguous; never copied.
         k: gm0 ``(b, sk, hk, hdim)``, gm1 ``(total_k, hk, hdim)``, with hk a divisor of hq
-            (GQA, MQA): query head h reads key head ``h // (hq // hk)``.
-        v: as k, with a head dimension ``hdim_v`` of its own. Both are 1 to 576.
+            (GQA, MQA): query head h reads key head ``h // (hq // hk)``. q's dtype, or int8 with a
+            q of 16 or 32 bits.
+        v: as k, with a head dimension ``hdim_v`` of its own. Both are 1 to 576. On the CPU keys may
+            be contiguous in place of the last dimension (``v.stride(1) == 1`` in gm0,
+            ``v.stride(0) == 1`` in gm1), which is read as it lies, too.
         softmax_scale: finite and > 0; ``1 / sqrt(hdim)`` by default.
         mask: 0 or "none"; 1 (causal, top-left: key j is seen by query i when j <= i); 2 or
             "causal" (causal, bottom-right: when j <= i + sk - sq); "t:l,r" and "b:l,r", a window
@@ -117,8 +122,8 @@ def fmha_fwd(
             2 hide what is right of the diagonal all the same; with mask 0 the diagonal is the
             bottom-right one.
         return_lse: also return the log-sum-exp of the scaled scores.
-        out: where to write the result: the shape of q with hdim_v last, q's dtype (bfloat16 for
-            fp8), any strides with a contiguous last dimension, no memory shared with q, k, v or
+        out: where to write the result: the shape of q with hdim_v last, q's dtype (bfloat16 for 8
+            bits), any strides with a contiguous last dimension, no memory shared with q, k, v or
             itself.
         cu_seqlens_q, cu_seqlens_k: int32 ``(b + 1,)``, the prefix sums of the lengths, from 0.
         max_seqlen_q, max_seqlen_k: the longest lengths, optional. A GPU does not check them: there
@@ -129,9 +134,16 @@ def fmha_fwd(
             sequences must cover all rows of q on a GPU, where nobody reads the numbers to find out.
         bf16_cvt: how probabilities become bf16: "rtne" rounds to nearest even, "rtna" to nearest
             away from zero, "rtz" towards zero. Only gfx942 has a choice, for bf16 inputs.
-        q_descale, k_descale, v_descale: what fp8 inputs are multiplied with, 1 by default: float32
-            of shape ``(1,)``, or ``(b, hk)`` with a scale for each sequence and key head.
-        bias: added to the scaled scores, after the soft cap: q's dtype (bfloat16 for fp8) or
+        q_descale, k_descale, v_descale: what 8-bit inputs are multiplied with, 1 by default:
+            float32 of shape ``(1,)``; ``(b, hk)``, a scale for each sequence and key head; or one
+            for each head, ``(hq,)`` of q and ``(hk,)`` of k and v. They are at least 0, which
+            nobody checks.
+        p_descale: for int8 q, k and v: probabilities become int8, too, so that both products are
+            exact sums of integers. ``p / p_descale`` is rounded towards zero, 127 at most, where p
+            is the probability relative to the largest one of its row so far, so that ``1 / 127``
+            fits; the output is multiplied with it. float32 as q_descale, greater than 0. The
+            softmax's sum, and the lse, have the probabilities before that.
+        bias: added to the scaled scores, after the soft cap: q's dtype (bfloat16 for 8 bits) or
             float32, any strides. gm0 ``(b, hq, sq, sk)``, gm1 ``(hq, total_q, max_seqlen_k)``, for
             which ``max_seqlen_k`` is needed; each dimension but the last may be 1, which serves
             all. Or bool: False hides the key, as in SDPA.
@@ -162,7 +174,8 @@ def fmha_fwd(
         jitfmha.BuildError: the launcher could not be compiled on first use.
         jitfmha.HipError: the HIP runtime refused to load or launch the kernel.
 
-    Source: Dao et al., FlashAttention (arXiv 2205.14135), for tiling and the online softmax.
+    Source: Dao et al., FlashAttention (arXiv 2205.14135), for tiling and the online softmax;
+    ``python/perf-kernels/flash-attention.py`` of github.com/ROCm/triton for what is int8 when.
     """
     if _only_by_name is not ...:
         raise TypeError(
@@ -187,8 +200,13 @@ def fmha_fwd(
             max_seqlen_k,
         )
     descales = None
-    if q_descale is not None or k_descale is not None or v_descale is not None:
-        descales = gather_descales(q_descale, k_descale, v_descale)
+    if (
+        q_descale is not None
+        or k_descale is not None
+        or v_descale is not None
+        or p_descale is not None
+    ):
+        descales = gather_descales(q_descale, k_descale, v_descale, p_descale)
     modifiers = None
     if (
         bias is not None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .argument_checks import describe
+from .argument_checks import check_flags, describe
 from .detection import target_of
 from .interface import fmha_fwd
 from .problem import MAX_HDIM
@@ -126,6 +126,7 @@ def mla_fwd(
 
     Source: see the module.
     """
+    check_flags(return_lse=return_lse)
     hdim, hdim_v = _checked_hdims(q_nope, q_pe, kv, k_pe, wkv_b)
     if "out" in options:
         raise TypeError("mla_fwd has no argument out; write into it with out.copy_")
@@ -134,8 +135,8 @@ def mla_fwd(
     if _is_absorbed_form_less_work(q_nope, q_pe, kv, hdim_v, options.get("cu_seqlens_q")):
         of_keys, of_values = wkv_b.split([hdim, hdim_v], dim=1)
         q = torch.cat([torch.einsum("...hd,hdc->...hc", q_nope, of_keys), q_pe], dim=-1)
-        k, v = torch.cat([kv, k_pe], dim=-1).unsqueeze(-2), kv.unsqueeze(-2)
-        out, lse = fmha_fwd(q, k, v, return_lse=True, **options)
+        k = torch.cat([kv, k_pe], dim=-1).unsqueeze(-2)
+        out, lse = fmha_fwd(q, k, k[..., : kv.shape[-1]], return_lse=True, **options)
         projected = torch.einsum("...hc,hdc->...hd", out, of_values)
         return (projected, lse) if return_lse else projected
     q = torch.cat([q_nope, q_pe], dim=-1)

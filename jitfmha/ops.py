@@ -35,7 +35,7 @@ _SCHEMA_TYPES = {
 }
 _DEFAULTS = {
     "bf16_cvt": '="rtne"',
-    **dict.fromkeys(("q_descale", "k_descale", "v_descale"), "=None"),
+    **dict.fromkeys(("q_descale", "k_descale", "v_descale", "p_descale"), "=None"),
     **dict.fromkeys(("bias", "alibi_slopes", "sink", "rng_state"), "=None"),
     **dict.fromkeys(("logit_softcap", "dropout_p"), "=0.0"),
     "sink_size": "=0",

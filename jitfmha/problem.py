@@ -27,17 +27,20 @@ FP8_NAMES = {
     torch.float8_e4m3fnuz: "fp8_e4m3fnuz",
     torch.float8_e4m3fn: "fp8_e4m3fn",
 }
+EIGHT_BIT_DTYPES = (*FP8_NAMES, torch.int8)
+EIGHT_BIT_NAMES = (*FP8_NAMES.values(), "int8")
 DTYPE_NAMES = {
     torch.float32: "fp32",
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
     **FP8_NAMES,
+    torch.int8: "int8",
 }
 BIAS_DTYPE_NAMES = {torch.bool: "bool", **DTYPE_NAMES}
 MAX_HDIM = 576
 
 DescaleStrides = tuple[int, int]
-"""Of fp8 scales of shape (b, hk), between batches and heads, in elements; 0 and 0 for (1,)."""
+"""Of the scales of 8-bit inputs, between batches and heads, in elements; 0 where one serves all."""
 
 
 class Feature(Enum):
@@ -51,7 +54,12 @@ class Feature(Enum):
     FP16 = "fp16 inputs"
     FP8_E4M3FNUZ = "fp8_e4m3fnuz inputs"
     FP8_E4M3FN = "fp8_e4m3fn inputs"
-    DESCALES = "scales of fp8 inputs"
+    INT8 = "int8 inputs"
+    INT8_KEYS_AND_VALUES = "int8 keys and values beside queries of another dtype"
+    INT8_PROBABILITIES = "int8 probabilities"
+    DESCALES = "scales of 8-bit inputs"
+    QUERY_HEAD_DESCALES = "a scale of its own for each query head that shares a key head"
+    COLUMN_MAJOR_V = "values with contiguous keys (column-major v)"
     GROUP_MODE = "packed sequences (gm1)"
     PADDED_SEQUENCES = "unused rows between packed sequences"
     CAUSAL_MASK = "a causal mask"
@@ -74,6 +82,7 @@ DTYPE_FEATURES = {
     "fp16": Feature.FP16,
     "fp8_e4m3fnuz": Feature.FP8_E4M3FNUZ,
     "fp8_e4m3fn": Feature.FP8_E4M3FN,
+    "int8": Feature.INT8,
 }
 
 
@@ -125,13 +134,16 @@ class Problem(NamedTuple):
 
     In gm0 ``seqlen_q`` and ``seqlen_k`` are the lengths that every sequence has. In gm1 they are
     the numbers of packed rows, ``total_q`` and ``total_k``; the lengths are in ``cu_seqlens``.
-    The scales of fp8 inputs are None where they are 1. ``bias_dtype`` is "bool" for a boolean bias
+    ``dtype`` is that of q, ``kv_dtype`` that of k and v. The scales of 8-bit inputs are None where
+    they are 1; those of q lie between query heads, not key heads, with ``has_query_head_descale``.
+    With ``has_p_descale`` probabilities are int8. ``bias_dtype`` is "bool" for a boolean bias
     and None where there is none; ``sink_size`` is 0 where the mask has no left side. ``gradients``
     are there for a backward pass, and None for forward.
     """
 
     mode: Mode
     dtype: str
+    kv_dtype: str
     batch: int
     heads_q: int
     heads_k: int
@@ -146,6 +158,8 @@ class Problem(NamedTuple):
     q_descale: DescaleStrides | None = None
     k_descale: DescaleStrides | None = None
     v_descale: DescaleStrides | None = None
+    has_query_head_descale: bool = False
+    has_p_descale: bool = False
     bias_dtype: str | None = None
     has_alibi: bool = False
     logit_softcap: float = 0.0
@@ -189,6 +203,10 @@ class Problem(NamedTuple):
         """Everything that a kernel has to know of to serve the call."""
         asked = {
             Feature.DESCALES: self.q_descale or self.k_descale or self.v_descale,
+            Feature.INT8_KEYS_AND_VALUES: self.kv_dtype != self.dtype,
+            Feature.INT8_PROBABILITIES: self.has_p_descale,
+            Feature.COLUMN_MAJOR_V: self.has_column_major_v,
+            Feature.QUERY_HEAD_DESCALES: self.has_query_head_descale,
             Feature.GROUP_MODE: self.mode == "gm1",
             Feature.PADDED_SEQUENCES: self.is_padded,
             Feature.CAUSAL_MASK: self.mask.is_causal,
@@ -208,13 +226,18 @@ class Problem(NamedTuple):
         return frozenset((DTYPE_FEATURES[self.dtype], *given))
 
     @property
+    def has_column_major_v(self) -> bool:
+        """Whether keys are contiguous in v, not its last dimension."""
+        return self.hdim_v > 1 and self.sizes.v[-1] != 1
+
+    @property
     def direction(self) -> Direction:
         """Whether results are computed, or their gradients are carried back to the inputs."""
         return "forward" if self.gradients is None else "backward"
 
     @property
     def is_fp8(self) -> bool:
-        """True for 8-bit inputs, whose output is bf16."""
+        """True for fp8 inputs, whose output is bf16."""
         return self.dtype in FP8_NAMES.values()
 
     @property
@@ -294,11 +317,14 @@ def make_problem(arguments: Arguments) -> Problem:
             f"q has {heads_q} heads, which is not a multiple of the {heads_k} heads of k and v"
         )
     softmax_scale, modifiers = arguments.softmax_scale, arguments.modifiers or Modifiers()
+    descales = arguments.descales or Descales()
+    _check_p_descale(descales.p, q, batch, heads_k)
     _check_modifiers(modifiers, q, batch)
     _check_dropout(arguments.dropout, q)
     return Problem(
         mode=mode,
         dtype=DTYPE_NAMES[q.dtype],
+        kv_dtype=DTYPE_NAMES[k.dtype],
         batch=batch,
         heads_q=heads_q,
         heads_k=heads_k,
@@ -312,7 +338,13 @@ def make_problem(arguments: Arguments) -> Problem:
         has_lse=arguments.return_lse,
         is_padded=cu_seqlens is not None and cu_seqlens.is_padded,
         bf16_cvt=check_bf16_cvt(arguments.bf16_cvt),
-        **_descale_strides(q, batch, heads_k, arguments.descales),
+        q_descale=_descale_strides("q_descale", descales.q, q, batch, heads_k),
+        k_descale=_descale_strides("k_descale", descales.k, k, batch, heads_k),
+        v_descale=_descale_strides("v_descale", descales.v, v, batch, heads_k),
+        has_query_head_descale=(
+            descales.q is not None and heads_q != heads_k and descales.q.shape == (heads_q,)
+        ),
+        has_p_descale=descales.p is not None,
         bias_dtype=None if modifiers.bias is None else BIAS_DTYPE_NAMES[modifiers.bias.dtype],
         has_alibi=modifiers.alibi_slopes is not None,
         logit_softcap=modifiers.logit_softcap,
@@ -336,8 +368,9 @@ def check_sizes(arguments: Arguments) -> Sizes:
     seqlen_k, seqlen_v, hdim_v = k.shape[-3], v.shape[-3], v.shape[-1]
     if seqlen_v != seqlen_k:
         raise ValueError(f"v has seqlen {seqlen_v}, k has {seqlen_k}; they must be equal")
-    for name, x in (("q", q), ("k", k), ("v", v)):
+    for name, x in (("q", q), ("k", k)):
         check_last_dimension(name, x)
+    _check_layout_of_values(v)
     if out is None:
         row = heads_q * hdim_v
         batch_strides = (seqlen_q * row,) if batch else ()
@@ -352,8 +385,8 @@ def check_sizes(arguments: Arguments) -> Sizes:
 
 
 def out_dtype_of(dtype: torch.dtype) -> torch.dtype:
-    """The output's dtype for inputs of ``dtype``: the same, and bfloat16 for fp8."""
-    return torch.bfloat16 if dtype in FP8_NAMES else dtype
+    """The output's dtype for queries of ``dtype``: the same, and bfloat16 for 8 bits."""
+    return torch.bfloat16 if dtype in EIGHT_BIT_DTYPES else dtype
 
 
 def check_bf16_cvt(bf16_cvt: str) -> Bf16Cvt:
@@ -433,14 +466,25 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     if q.dtype not in DTYPE_NAMES:
         raise TypeError(
             f"q has dtype {q.dtype}; served are torch.bfloat16 and torch.float16, "
-            "torch.float32 on the CPU, torch.float8_e4m3fnuz on gfx942 and torch.float8_e4m3fn "
-            "on gfx950"
+            "torch.float32 and torch.int8 on the CPU, torch.float8_e4m3fnuz there and on gfx942, "
+            "and torch.float8_e4m3fn there and on gfx950"
         )
     for name, x in (("k", k), ("v", v)):
-        if x.dtype != q.dtype:
+        if x.dtype != q.dtype and (x.dtype != torch.int8 or q.dtype in EIGHT_BIT_DTYPES):
             raise TypeError(f"{name} has dtype {x.dtype}, q has {q.dtype}; they must be equal")
         if x.device != q.device:
             raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device")
+    if v.dtype != k.dtype:
+        raise TypeError(f"v has dtype {v.dtype}, k has {k.dtype}; they must be equal")
+
+
+def _check_layout_of_values(v: Tensor) -> None:
+    """Raise ``ValueError`` where neither the last dimension of v nor its keys are contiguous."""
+    if v.shape[-1] > 1 and v.stride(-1) != 1 and v.shape[-3] > 1 and v.stride(-3) != 1:
+        raise ValueError(
+            f"v has stride {v.stride(-1)} in its last dimension, which must be contiguous, or its "
+            f"keys, which have stride {v.stride(-3)}; call v.contiguous()"
+        )
 
 
 def check_layout(name: str, x: Tensor) -> None:
@@ -503,7 +547,8 @@ def _check_out(out: Tensor, q: Tensor, shape: tuple[int, ...]) -> None:
         raise TypeError(f"out must be a torch.Tensor, got {type(out).__name__}")
     check_layout("out", out)
     if out.dtype != out_dtype_of(q.dtype):
-        rule = "out must be torch.bfloat16" if q.dtype in FP8_NAMES else "they must be equal"
+        is_8_bit = q.dtype in EIGHT_BIT_DTYPES
+        rule = "out must be torch.bfloat16" if is_8_bit else "they must be equal"
         raise TypeError(f"out has dtype {out.dtype}, q has {q.dtype}; {rule}")
     if out.device != q.device:
         raise ValueError(f"out is on {out.device}, q is on {q.device}; use one device")
@@ -514,32 +559,42 @@ def _check_out(out: Tensor, q: Tensor, shape: tuple[int, ...]) -> None:
         raise ValueError(f"out has strides {out.stride()} with which its elements overlap")
 
 
+def _check_p_descale(p_descale: Tensor | None, q: Tensor, batch: int, heads_k: int) -> None:
+    if isinstance(p_descale, Tensor) and q.dtype != torch.int8:
+        raise ValueError(
+            f"p_descale is the scale of int8 probabilities, for which q, k and v are int8; q has "
+            f"dtype {q.dtype}; use None"
+        )
+    _descale_strides("p_descale", p_descale, q, batch, heads_k)
+
+
 def _descale_strides(
-    q: Tensor, batch: int, heads_k: int, descales: Descales | None
-) -> dict[str, DescaleStrides]:
-    """The strides of the scales that are given, under the names of their arguments."""
-    strides: dict[str, DescaleStrides] = {}
-    for name, x in () if descales is None else descales.named():
-        if x is None:
-            continue
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__} ({x!r})")
-        if q.dtype not in FP8_NAMES:
-            raise ValueError(f"{name} is the scale of fp8 inputs, q has dtype {q.dtype}; use None")
-        if x.layout != torch.strided or x.dtype != torch.float32:
-            raise TypeError(f"{name} has dtype {x.dtype}; it must be a strided torch.float32")
-        if x.device != q.device:
-            raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device")
-        if x.shape == (1,):
-            strides[name] = (0, 0)
-        elif x.shape == (batch, heads_k):
-            strides[name] = (x.stride(0), x.stride(1))
-        else:
-            raise ValueError(
-                f"{name} has shape {tuple(x.shape)}; expected (1,) or (batch, heads of k), "
-                f"which is {(batch, heads_k)}"
-            )
-    return strides
+    name: str, x: Tensor | None, of: Tensor, batch: int, heads_k: int
+) -> DescaleStrides | None:
+    """The strides of the scale of a tensor, given under the name of its argument."""
+    if x is None:
+        return None
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__} ({x!r})")
+    if of.dtype not in EIGHT_BIT_DTYPES:
+        raise ValueError(
+            f"{name} is the scale of fp8 or int8 inputs, {name[0]} has dtype {of.dtype}; use None"
+        )
+    if x.layout != torch.strided or x.dtype != torch.float32:
+        raise TypeError(f"{name} has dtype {x.dtype}; it must be a strided torch.float32")
+    if x.device != of.device:
+        raise ValueError(f"{name} is on {x.device}, q is on {of.device}; use one device")
+    heads = of.shape[-2]
+    if x.shape == (1,):
+        return 0, 0
+    if x.shape == (batch, heads_k):
+        return x.stride(0), x.stride(1)
+    if x.shape == (heads,):
+        return 0, x.stride(0)
+    raise ValueError(
+        f"{name} has shape {tuple(x.shape)}; expected (1,), (heads of {name[0]},), which is "
+        f"{(heads,)}, or (batch, heads of k), which is {(batch, heads_k)}"
+    )
 
 
 def _check_bias(bias: Tensor, q: Tensor, seqlen_k: int, cu_seqlens: CuSeqlens | None) -> None:

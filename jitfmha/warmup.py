@@ -51,8 +51,8 @@ def warmup(
     """Build and load the launcher of every combination, so that later calls find it.
 
     Args:
-        dtypes: "fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", or the torch dtypes; by
-            default those of the first three that ``device`` serves.
+        dtypes: "fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", "int8", or the torch dtypes;
+            by default those of the first three that ``device`` serves.
         hdims: head dimensions, 1 to 576: an int, or a pair (hdim of q and k, hdim of v); by
             default those of 64 and 128 that ``device`` serves.
         masks: what :func:`jitfmha.fmha_fwd` takes as ``mask``.

@@ -71,12 +71,14 @@ def pytest_runtest_makereport(
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """``@pytest.mark.sample(names, cases, n)``: parametrize with n cases drawn from the seed.
 
-    With ``--exhaustive`` all cases are taken.
+    With ``--exhaustive`` all cases are taken. Tests whose marks say ``shared_by="..."`` with the
+    same text draw the same cases, and need no kernels of their own.
     """
     for mark in metafunc.definition.iter_markers("sample"):
         names, cases, n = mark.args
         if not metafunc.config.getoption("--exhaustive"):
-            drawn = random.Random(f"{metafunc.config.stash[_SEED]} {metafunc.definition.name}")
+            of = mark.kwargs.get("shared_by", metafunc.definition.name)
+            drawn = random.Random(f"{metafunc.config.stash[_SEED]} {of}")
             cases = drawn.sample(cases, min(n, len(cases)))
         metafunc.parametrize(names, cases)
 

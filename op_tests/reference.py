@@ -9,6 +9,7 @@ a backward pass. What each argument means, in the order in which it acts on a sc
     score  -= alibi_slope * |i + sk - sq - j|
     score   = -inf                                  where the mask hides key j from query i
     p_j     = exp(score_j) / (sum of exp(score_j) over the keys + exp(sink))
+    p_j     = int8_probabilities(p_j)                                      where p_descale is given
     p_j     = p_j * keep_j / (1 - dropout_p)
     out     = sum of p_j * v_j
 
@@ -42,7 +43,8 @@ class Options(TypedDict, total=False):
         sink: ``(hq,)``, one more score in each row of the head, which belongs to no key.
         dropout_p: the probability with which ``keep`` was drawn.
         keep: bool ``(b, hq, sq, sk)``: True where a probability is not dropped.
-        q_descale, k_descale, v_descale: ``(1,)``, or ``(b, hk)``.
+        q_descale, k_descale, v_descale: see :func:`descaled`.
+        p_descale: see :func:`int8_probabilities`.
     """
 
     softmax_scale: float | None
@@ -58,6 +60,7 @@ class Options(TypedDict, total=False):
     q_descale: Tensor | None
     k_descale: Tensor | None
     v_descale: Tensor | None
+    p_descale: Tensor | None
 
 
 def visible(
@@ -123,6 +126,7 @@ def attention(
     q_descale: Tensor | None = None,
     k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
+    p_descale: Tensor | None = None,
 ) -> Result:
     """Out ``(b, sq, hq, hdim_v)`` and lse ``(b, hq, sq)`` of gm0 inputs, all scores at once.
 
@@ -131,9 +135,10 @@ def attention(
     """
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     groups = q.shape[2] // max(k.shape[2], 1)
-    q = _descaled(q, q_descale, repeats=groups)
-    k = _descaled(k, k_descale).repeat_interleave(groups, dim=2)
-    v = _descaled(v, v_descale).repeat_interleave(groups, dim=2)
+    heads_k = k.shape[2]
+    q = descaled(q, q_descale, heads_k)
+    k = descaled(k, k_descale, heads_k).repeat_interleave(groups, dim=2)
+    v = descaled(v, v_descale, heads_k).repeat_interleave(groups, dim=2)
 
     scores = torch.einsum("bihd,bjhd->bhij", q, k) * scale
     see = visible(q.shape[1], k.shape[1], mask, window_size, sink_size).expand_as(scores)
@@ -147,19 +152,39 @@ def attention(
     if alibi_slopes is not None:
         scores = scores + alibi(alibi_slopes, q.shape[1], k.shape[1])
     probability, lse = _softmax(scores, see, sink)
+    if p_descale is not None:
+        probability = int8_probabilities(probability, p_descale, heads_k)
     if keep is not None:
         probability = probability * keep / (1 - dropout_p)
     return torch.einsum("bhij,bjhd->bihd", probability, v), lse
 
 
-def _descaled(x: Tensor, descale: Tensor | None, repeats: int = 1) -> Tensor:
-    """``x (b, s, h, hdim)`` times its scale ``(1,)``, or ``(b, h / repeats)``."""
-    x = x.double()
+def descaled(x: Tensor, descale: Tensor | None, heads_k: int) -> Tensor:
+    """``x (b, s, h, hdim)`` times its scale, float64.
+
+    The scale is ``(1,)``, one for each head ``(h,)``, or one for each sequence and key head
+    ``(b, heads_k)``.
+    """
     if descale is None:
-        return x
-    if descale.dim() == 1:
-        return x * descale.double()
-    return x * descale.double().repeat_interleave(repeats, dim=1)[:, None, :, None]
+        return x.double()
+    if descale.dim() == 2:
+        descale = descale.repeat_interleave(x.shape[2] // max(heads_k, 1), dim=1)
+    return x.double() * descale.double().view(-1, 1, descale.shape[-1], 1)
+
+
+def int8_probabilities(probability: Tensor, p_descale: Tensor, heads_k: int) -> Tensor:
+    """Probabilities ``(b, hq, sq, sk)``, as multiples of ``p_descale`` times their row's largest.
+
+    They are at most 127 of them, rounded towards zero. The scale has the shapes that
+    :func:`descaled` takes, with hq heads; it is float32, and so is what is divided by it.
+    """
+    if probability.shape[-1] == 0:
+        return probability
+    ones = torch.ones(1, 1, probability.shape[1], 1)
+    p_scale, unit = (descaled(ones, x, heads_k).transpose(1, 2) for x in (1 / p_descale, p_descale))
+    largest = probability.amax(-1, keepdim=True)
+    relative = torch.where(largest > 0, probability / largest, 0)
+    return (relative * p_scale).floor().clamp(max=127) * unit * largest
 
 
 def _softmax(scores: Tensor, see: Tensor, sink: Tensor | None) -> Result:
@@ -309,22 +334,25 @@ def assert_close(
     *,
     largest_modifier: float = 0.0,
     dropout_p: float = 0.0,
+    dtype: torch.dtype | None = None,
 ) -> None:
     """Compare within what rounding explains.
 
     Out is a mean of rows of v, so its error is at most v's largest value times the rounding of the
     probabilities and of the result, plus what the rounding of the scores to float32 does to the
     probabilities. |score| is at most softmax_scale * |q| * |k|, and ``largest_modifier`` on top of
-    it where a bias or the like is added.
+    it where a bias or the like is added. ``dtype`` is what the output has instead of q's dtype,
+    where the inputs have 8 bits; q, k and v are what they stand for.
     """
     out, lse = actual
-    assert out.dtype == q.dtype
+    dtype = q.dtype if dtype is None else dtype
+    assert out.dtype == dtype
     assert lse.dtype == torch.float32
     assert out.shape == expected[0].shape, f"{tuple(out.shape)} != {tuple(expected[0].shape)}"
     assert lse.shape == expected[1].shape, f"{tuple(lse.shape)} != {tuple(expected[1].shape)}"
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     largest_score = scale * _largest_norm(q) * _largest_norm(k) + largest_modifier
-    eps, eps32 = torch.finfo(q.dtype).eps, torch.finfo(torch.float32).eps
+    eps, eps32 = torch.finfo(dtype).eps, torch.finfo(torch.float32).eps
     score_error = 4 * eps32 * (1 + largest_score)
     largest_v = v.double().abs().max().item() / (1 - dropout_p) if v.numel() else 0.0
     _assert_within(out, expected[0], largest_v * (2 * eps + 2 * score_error), "out")
@@ -332,7 +360,7 @@ def assert_close(
     assert torch.equal(lse == -torch.inf, ~seen), "lse is not -inf exactly where no key is seen"
     lse_rounding = 4 * eps32 * (1 + largest_score + _logarithm(k.shape[-3]))
     # 16-bit kernels may sum probabilities that are rounded like those they multiply v with.
-    probability_rounding = eps if q.dtype != torch.float32 else 0.0
+    probability_rounding = eps if dtype != torch.float32 else 0.0
     _assert_within(
         lse[seen], expected[1][seen], lse_rounding + probability_rounding + score_error, "lse"
     )

@@ -108,7 +108,7 @@ def test_help(run: Run, argv: tuple[str, ...]) -> None:
         (("explain", "--layout", "qkvpacked", "--heads-k", "1"), "qkvpacked"),
         (("build", "--hdim", "wide"), "--hdim wide"),
         (("build", "--hdim", "64x128x32"), "--hdim 64x128x32"),
-        (("build", "--dtype", "int8"), "int8"),
+        (("build", "--dtype", "int4"), "int4"),
     ],
 )
 def test_usage_errors_name_the_value(run: Run, argv: tuple[str, ...], complaint: str) -> None:

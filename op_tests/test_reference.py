@@ -15,6 +15,7 @@ from reference import (
     attention,
     attention_packed,
     attention_paged,
+    int8_probabilities,
     mla,
     mla_absorbed,
     visible,
@@ -188,6 +189,10 @@ def test_descales(rng: torch.Generator) -> None:
     one = torch.full((1,), 0.5)
     out, _ = attention(q, k, v, q_descale=one, v_descale=one)
     torch.testing.assert_close(out, attention(q / 2, k, v / 2)[0])
+    of_heads = torch.rand(4, generator=rng)
+    out, _ = attention(q, k, v, q_descale=of_heads, v_descale=v_scale[0])
+    by_hand = attention(q * of_heads[:, None], k, v * v_scale[0][:, None])
+    torch.testing.assert_close(out, by_hand[0])
 
 
 # mask, window_size, sink_size and what the queries of a 4 x 5 problem see, written out.
@@ -330,3 +335,18 @@ def test_both_forms_of_mla_agree(rng: torch.Generator) -> None:
     projected = torch.einsum("bihc,hdc->bihd", latent, wkv_b[:, hdim:])
     torch.testing.assert_close(lse, latent_lse, atol=1e-10, rtol=1e-10)
     assert_same(out, projected, *inside)
+
+
+def test_int8_probabilities(rng: torch.Generator) -> None:
+    """By hand, for one row and for each head a scale of its own."""
+    probability = torch.tensor([[[[0.5, 0.3, 0.15, 0.05, 0.0]]] * 2]).double()
+    scale = torch.tensor([1 / 127, 0.25])
+    rounded = int8_probabilities(probability, scale, 1)[0, :, 0]
+    counted = torch.tensor([[127.0, 76, 38, 12, 0], [4, 2, 1, 0, 0]])
+    torch.testing.assert_close(rounded, counted.double() * scale[:, None] / 2)
+    q, k, v = inputs(rng)
+    fine = torch.full((1,), 1e-5)  # 127 of them are less than any probability
+    out, _ = attention(q, k, v, p_descale=fine)
+    largest = attention(q, k, torch.eye(9).repeat(2, 1, 2, 1).view(2, 9, 2, 9))[0].amax(-1)
+    summed = v.double().sum(1, keepdim=True).repeat_interleave(2, dim=2)
+    torch.testing.assert_close(out, 127e-5 * largest[..., None] * summed, rtol=1e-6, atol=1e-9)

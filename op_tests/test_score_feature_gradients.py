@@ -16,7 +16,11 @@ from untyped import fmha_bwd, fmha_fwd
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
-SIZES = [(1, 1, 1, 1), (9, 0, 2, 2), (17, 127, 7, 7), (129, 49, 2, 1)]
+# The last ones are several query tiles, whose windows leave the tile of the sink tokens.
+SIZES = [
+    *[(1, 1, 1, 1), (9, 0, 2, 2), (17, 127, 7, 7), (129, 49, 2, 1)],
+    *[(300, 300, 2, 1), (600, 300, 1, 1)],
+]
 # Of the largest gradient: sums of rounded products.
 TOLERANCE = {"fp32": 2e-5, "bf16": 4e-2, "fp16": 1e-2}
 
@@ -103,7 +107,7 @@ def test_all_features_together_in_an_emulated_tile_unit(rng: torch.Generator) ->
             check(rng, "everything", "bf16", sizes)
 
 
-@pytest.mark.sample(("feature", "dtype"), list(itertools.product(sorted(FEATURES), DTYPES)), 2)
+@pytest.mark.sample(("feature", "dtype"), list(itertools.product(sorted(FEATURES), DTYPES)), 1)
 def test_group_mode(rng: torch.Generator, feature: str, dtype: str) -> None:
     """Sequences without queries and without keys, and unused rows between them."""
     lengths_q, lengths_k, gap, heads_q, heads_k = [1, 70, 0, 17, 3], [70, 5, 4, 130, 0], 3, 6, 2

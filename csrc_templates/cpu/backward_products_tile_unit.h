@@ -12,6 +12,7 @@
 namespace {
 
 static_assert(kOperandElements == 2, "the tile unit multiplies pairs");
+static_assert(!kColumnMajorV, "values are staged by rows");
 
 // ---- Tile sizes ---------------------------------------------------------------------------------
 
@@ -111,7 +112,7 @@ void pack_row_pairs(const Row& row, int count, float* to) {
       Element edges[2][kLanes];
       float* panel = to + d / kSquare * kSquare * (kMostRows / kOperandElements);
       simd::store(panel + i / kOperandElements * kSquare + d % kSquare,
-                  Operands::load_down_columns(
+                  Operands::load_down_columns<Dtype>(
                       {readable<kHdim>(first, d, edges[0]), readable<kHdim>(second, d, edges[1])}));
     }
   }
@@ -128,7 +129,8 @@ void stage_transposed_pairs(const Element* from, int64_t row_stride, int count, 
       for (int j = 0; j < kLanes; ++j) {
         const int first = i + kOperandElements * j;
         Element edges[2][kLanes];
-        block[j] = Operands::load_down_columns({readable<kHdim>(row(first), d, edges[0]),
+        block[j] =
+            Operands::load_down_columns<Dtype>({readable<kHdim>(row(first), d, edges[0]),
                                                 readable<kHdim>(row(first + 1), d, edges[1])});
       }
       simd::transpose(block);
@@ -191,10 +193,10 @@ struct Products {
   }
 
   // `count` keys and values, to those of the key tile from `key` on.
-  void stage(const Element* k, int64_t k_stride, const Element* v, int64_t v_stride, int key,
-             int count) {
+  void stage(const Element* k, int64_t k_stride, const Element* v, const Strides& v_strides,
+             int key, int count) {
     stage_square_rows<kHdimQ, kKeyStride>(k, k_stride, count, keys + key * kKeyStride);
-    stage_square_rows<kHdimV, kValueStride>(v, v_stride, count, values + key * kValueStride);
+    stage_square_rows<kHdimV, kValueStride>(v, v_strides.seq, count, values + key * kValueStride);
     stage_transposed_pairs<kHdimQ, kTransposedStride>(k, k_stride, count,
                                                       keys_transposed + key / kOperandElements);
   }
@@ -273,7 +275,7 @@ struct Products {
     for (int r = 0; r < kSquare; ++r, square += kSquare, to += kPairStride)
       for (int v = 0; v < kVectors; v += 2)
         simd::store(to + v / 2 * kLanes,
-                    simd::round_neighbours_to_pairs(simd::load(square + v * kLanes),
+                    simd::round_to_successive_pairs(simd::load(square + v * kLanes),
                                                     simd::load(square + (v + 1) * kLanes)));
   }
 

@@ -120,10 +120,12 @@ struct Products {
   }
 
   // `count` keys and values, to those of the key tile from `key` on.
-  void stage(const Element* k, int64_t k_stride, const Element* v, int64_t v_stride, int key,
-             int count) {
+  void stage(const Element* k, int64_t k_stride, const Element* v, const Strides& v_strides,
+             int key, int count) {
     stage_rows<kHdimQ, kKeyStride>(k, k_stride, count, keys + key * kKeyStride);
-    stage_rows<kHdimV, kValueStride>(v, v_stride, count, values + key * kValueStride);
+    float* to = values + key * kValueStride;
+    if (kColumnMajorV) stage_column_major<kHdimV, kValueStride>(v, v_strides.hdim, count, to);
+    else stage_rows<kHdimV, kValueStride>(v, v_strides.seq, count, to);
   }
 
   // Called before and after everything else about a panel and the kKeyBlock keys from `key` on.

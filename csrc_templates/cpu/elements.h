@@ -44,33 +44,81 @@ struct fp16 {
   static void store(Element* to, Vec a) { simd::store_fp16(to, a); }
 };
 
+// fp8 with 4 bits of exponent and 3 of mantissa. fp16 has one bit of exponent more: its numbers
+// with the same exponent and mantissa bits are the same ones but for a power of two, subnormal ones
+// as well.
+template <int kExponentBias, uint8_t kMagnitudeOfNan, uint8_t kNan>
+struct Fp8E4m3 {
+  using Element = uint8_t;
+  static constexpr int kExpDegree = 4;
+  static Vec load(const Element* from) {
+    uint16_t halves[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+      const uint16_t code = from[i];
+      const uint16_t half = uint16_t((code & 0x80) << 8 | (code & 0x7f) << 7);
+      halves[i] = (code & kMagnitudeOfNan) == kNan ? 0x7e00 : half;
+    }
+    constexpr float kHalfToNumber = float(1 << (15 - kExponentBias));
+    return simd::mul(simd::load_fp16(halves), simd::broadcast(kHalfToNumber));
+  }
+};
+// The OCP's form has no infinities, and NaN in their place; AMD's older one has its only NaN where
+// -0 would be.
+struct fp8_e4m3fn : Fp8E4m3<7, 0x7f, 0x7f> {};
+struct fp8_e4m3fnuz : Fp8E4m3<8, 0xff, 0x80> {};
+
+// Sums of products of integers are exact in float32, too, as none of them reaches 2^24: neither a dot
+// product of 576 elements, the most there are, nor that of the int8 probabilities of a key tile.
+struct int8 {
+  using Element = int8_t;
+  static constexpr int kExpDegree = 4;
+  static Vec load(const Element* from) {
+    float floats[kLanes];
+    for (int i = 0; i < kLanes; ++i) floats[i] = float(from[i]);
+    return simd::load(floats);
+  }
+};
+
 using Element = Dtype::Element;
+using KeyElement = KeyDtype::Element;
+using OutElement = OutDtype::Element;
 
 // One element per operand, as a float.
 struct FloatOperands {
   static constexpr int kElements = 1;
-  static Vec load_along_row(const Element* from) { return Dtype::load(from); }
-  static Vec load_down_columns(const Element* const (&rows)[1]) { return Dtype::load(rows[0]); }
+  template <class D>
+  static Vec load_along_row(const typename D::Element* from) {
+    return D::load(from);
+  }
+  template <class D>
+  static Vec load_down_columns(const typename D::Element* const (&rows)[1]) {
+    return D::load(rows[0]);
+  }
   static Vec from_floats(const Vec (&values)[1]) { return values[0]; }
   static Vec mul_add(Vec a, Vec b, Vec c) { return simd::mul_add(a, b, c); }
-};
-
-template <class>
-struct OperandsOf {
-  using type = FloatOperands;
 };
 
 #if defined(JITFMHA_BF16_PAIRS)
 // Two elements per operand, multiplied and summed up in float32 by one instruction.
 struct Bf16Pairs {
   static constexpr int kElements = 2;
-  static Vec load_along_row(const uint16_t* from) {
+  template <class D>
+  static Vec load_along_row(const typename D::Element* from) {
     float pairs[kLanes];
-    std::memcpy(pairs, from, sizeof(pairs));
+    if constexpr (std::is_same<D, bf16>::value) {
+      std::memcpy(pairs, from, sizeof(pairs));
+    } else {
+      uint16_t converted[2 * kLanes];
+      bf16::store(converted, D::load(from));
+      bf16::store(converted + kLanes, D::load(from + kLanes));
+      std::memcpy(pairs, converted, sizeof(pairs));
+    }
     return simd::load(pairs);
   }
-  static Vec load_down_columns(const uint16_t* const (&rows)[2]) {
-    return simd::load_pairs(rows[0], rows[1]);
+  template <class D>
+  static Vec load_down_columns(const typename D::Element* const (&rows)[2]) {
+    if constexpr (std::is_same<D, bf16>::value) return simd::load_pairs(rows[0], rows[1]);
+    else return simd::round_to_pairs(D::load(rows[0]), D::load(rows[1]));
   }
   static Vec from_floats(const Vec (&values)[2]) {
     return simd::round_to_pairs(values[0], values[1]);
@@ -78,16 +126,19 @@ struct Bf16Pairs {
   static Vec mul_add(Vec a, Vec b, Vec c) { return simd::pair_mul_add(a, b, c); }
 };
 
-template <>
-struct OperandsOf<bf16> {
-  using type = Bf16Pairs;
-};
+// Whether every number of a dtype is one of bf16.
+template <class D>
+constexpr bool kFitsBf16 = std::is_same<D, bf16>::value || sizeof(typename D::Element) == 1;
+using OperandsOfDtypes =
+    std::conditional_t<kFitsBf16<Dtype> && kFitsBf16<KeyDtype>, Bf16Pairs, FloatOperands>;
+#else
+using OperandsOfDtypes = FloatOperands;
 #endif
 // Backward multiplies floats whatever the dtype: its probabilities are operands of three products,
 // and rounding them once more would cost accuracy where gradients cancel. In a tile unit, which is
 // several times as fast, they are rounded, as torch's are.
-using Operands = std::conditional_t<kDirection == Direction::forward || kTileUnit,
-                                    OperandsOf<Dtype>::type, FloatOperands>;
+using Operands = std::conditional_t<kDirection == Direction::forward || kTileUnit, OperandsOfDtypes,
+                                    FloatOperands>;
 constexpr int kOperandElements = Operands::kElements;
 
 }  // namespace

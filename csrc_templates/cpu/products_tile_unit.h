@@ -25,10 +25,14 @@ constexpr int kOutputRowsPadded = kOutputRows;
 constexpr int kKeyBlock = 2 * kUnitRows;
 static_assert(kKeyBlock == kOperandElements * kUnitOperands, "the same keys in both products");
 
-// Wide heads get smaller tiles: all scratch of a query tile has to stay in the L2 cache.
-constexpr bool kWideHead = kHdimQ + kHdimV > 512;
-constexpr int kTileRows = (kWideHead ? 2 : 8) * kPanelLanes;
-constexpr int kTileKeys = kWideHead ? 64 : 128;
+// Products are so quick here that V's transposition counts, and shows in small query tiles. Wide
+// heads get smaller ones: all scratch of a query tile has to stay in the L2 cache.
+constexpr int kWidth = kHdimQ + kHdimV;
+constexpr int kTileRows = (kWidth > 512 ? 4 : kWidth > 256 ? 8 : 16) * kPanelLanes;
+constexpr int kTileKeys = kWidth > 512 ? 64 : kWidth > 256 ? 128 : 256;
+constexpr int64_t kWantedTiles = 32;  // of queries, where there are enough rows
+
+constexpr int kOutputBlockRows = 2 * kUnitRows;  // that are computed at once, the last ones aside
 
 // Tiles 0 to 3 are sums, [row][vector]; 4 and 5 have rows of K or of V^T, 6 and 7 have columns, a
 // vector each.
@@ -51,7 +55,7 @@ struct StagedKeys {
   float operands[kTileKeys * kStride];  // [key][operand]
 
   // From key `at` on, a multiple of kKeyBlock.
-  void stage(const Element* from, int64_t row_stride, int at, int count) {
+  void stage(const KeyElement* from, int64_t row_stride, int at, int count) {
     float* to = operands + at * kStride;
     stage_rows<kHdimQ, kStride>(from, row_stride, count, to);
     const int staged = round_up(count, kBlockRows);
@@ -64,18 +68,21 @@ struct StagedValues {
   static constexpr int kStride = staged_stride(kTileKeys / kOperandElements);
   float operands[kOutputRows * kStride];  // [hdim][key / kOperandElements]
 
-  void stage(const Element* from, int64_t row_stride, int at, int count) {
-    static constexpr Element kZeros[kHdimV] = {};
+  // Rows are contiguous here: there is no kernel of the tile unit for values whose keys are.
+  void stage(const KeyElement* from, int64_t row_stride, int64_t, int at, int count) {
+    static_assert(!kColumnMajorV, "rows are contiguous");
+    static constexpr KeyElement kZeros[kHdimV] = {};
     const auto row = [&](int key) { return key < count ? from + key * row_stride : kZeros; };
     float* to = operands + at / kOperandElements;
     for (int key = 0; key < round_up(count, kKeyBlock); key += kOperandElements * kLanes)
       for (int d = 0; d < kHdimV; d += kLanes) {
         Vec block[kLanes];
         for (int i = 0; i < kLanes; ++i) {
-          Element edges[2][kLanes];
+          KeyElement edges[2][kLanes];
           const int first = key + kOperandElements * i;
-          block[i] = Operands::load_down_columns({readable<kHdimV>(row(first), d, edges[0]),
-                                                  readable<kHdimV>(row(first + 1), d, edges[1])});
+          block[i] = Operands::load_down_columns<KeyDtype>(
+              {readable<kHdimV>(row(first), d, edges[0]),
+               readable<kHdimV>(row(first + 1), d, edges[1])});
         }
         simd::transpose(block);
         for (int i = 0; i < kLanes; ++i)

@@ -22,6 +22,10 @@ constexpr bool kWideHead = kHdimQ + kHdimV > 512;
 constexpr int kTileRows = (kWideHead ? 2 : 8) * kPanelLanes;
 constexpr int kTileKeys = round_up(kWideHead ? 64 : 128, 2 * kBlockRows);
 
+constexpr int64_t kWantedTiles = 64;  // of queries, where there are enough rows
+
+constexpr int kOutputBlockRows = kBlockRows;  // that are computed at once
+
 // What the products need of a thread for as long as it computes.
 struct ProductUnit {};
 
@@ -30,7 +34,7 @@ struct StagedKeys {
   float operands[kTileKeys * kStride];  // [key][operand]
 
   // From key `at` on, a multiple of kKeyBlock.
-  void stage(const Element* from, int64_t row_stride, int at, int count) {
+  void stage(const KeyElement* from, int64_t row_stride, int at, int count) {
     stage_rows<kHdimQ, kStride>(from, row_stride, count, operands + at * kStride);
   }
 };
@@ -39,9 +43,11 @@ struct StagedValues {
   static constexpr int kStride = staged_stride(kOutputRowsPadded);
   float operands[kTileKeys * kStride];  // [key / kOperandElements][hdim]
 
-  void stage(const Element* from, int64_t row_stride, int at, int count) {
-    stage_columns<kHdimV, kStride>(from, row_stride, count,
-                                   operands + at / kOperandElements * kStride);
+  // `hdim_stride` is 1 unless keys are contiguous.
+  void stage(const KeyElement* from, int64_t row_stride, int64_t hdim_stride, int at, int count) {
+    float* to = operands + at / kOperandElements * kStride;
+    if (kColumnMajorV) stage_column_major<kHdimV, kStride>(from, hdim_stride, count, to);
+    else stage_columns<kHdimV, kStride>(from, row_stride, count, to);
   }
 };
 

@@ -96,11 +96,21 @@ inline Vec bias_along_row(const BiasElement* row, int64_t key_stride, int64_t ke
   return BiasElements<kBias>::load(some);
 }
 
+// ---- Scales of 8-bit inputs ---------------------------------------------------------------------
+
+// What the elements of a head are multiplied with.
+inline float descale_of(const Descale& descale, int64_t batch, int64_t query_head) {
+  if (!descale.values) return 1.0f;
+  return descale.values[batch * descale.batch + query_head / descale.group * descale.head];
+}
+
 // ---- Rows ---------------------------------------------------------------------------------------
 
 // Up to kCount rows of a query tile, as far as their scores and their dropout depend on them.
 template <int kCount>
 struct ModifiedRows {
+  float descale[kCount];            // of q
+  float p_scale[kCount];            // by which probabilities become int8
   float slope[kCount];              // ALiBi's, negative
   float diagonal[kCount];           // the key with which ALiBi's distance is 0
   const BiasElement* bias[kCount];  // of key 0
@@ -111,6 +121,8 @@ struct ModifiedRows {
 
 // The rows from one of ModifiedRows on.
 struct ModifiedRowsFrom {
+  const float* descale;
+  const float* p_scale;
   const float* slope;
   const float* diagonal;
   const BiasElement* const* bias;
@@ -119,7 +131,9 @@ struct ModifiedRowsFrom {
 
   template <int kCount>
   ModifiedRowsFrom(const ModifiedRows<kCount>& rows, int at)
-      : slope(rows.slope + at),
+      : descale(rows.descale + at),
+        p_scale(rows.p_scale + at),
+        slope(rows.slope + at),
         diagonal(rows.diagonal + at),
         bias(rows.bias + at),
         query(rows.query + at),
@@ -160,11 +174,25 @@ struct Scores {
   Modifiers modifiers;
 
   Scores(const FmhaShape& shape, const Modifiers& given)
-      : unit(kHasLogits ? 1.0f : shape.softmax_scale),
+      : Scores(shape.softmax_scale, shape, given) {}
+
+  // Of 8-bit inputs, for the query heads of one key head.
+  static Scores of_head(const FmhaShape& shape, const Modifiers& given, int64_t batch,
+                        int64_t query_head) {
+    float descale = descale_of(given.k_descale, batch, query_head);
+    if (!kQueryHeadDescales) descale *= descale_of(given.q_descale, batch, query_head);
+    // Inputs that are all 0 may have a scale of 0. Hidden scores are infinite, and times 0 they
+    // would be NaN.
+    constexpr float kSmallest = std::numeric_limits<float>::min();
+    return Scores(std::max(finite(shape.softmax_scale * descale), kSmallest), shape, given);
+  }
+
+  Scores(float softmax_scale, const FmhaShape& shape, const Modifiers& given)
+      : unit(kHasLogits ? 1.0f : softmax_scale),
         // Finite, as the scale itself: infinity times the largest score's distance, 0, would be
         // NaN.
         scale_log2(finite(unit * 1.44269504f)),
-        softmax_scale(shape.softmax_scale),
+        softmax_scale(softmax_scale),
         softcap(shape.logit_softcap),
         scale_over_softcap(kSoftcap ? finite(softmax_scale / softcap) : 0.0f),
         sink_size(kSinkTokens ? shape.sink_size : 0),
@@ -180,6 +208,9 @@ struct Scores {
       const int64_t query = tile.query(i), head = tile.head(i);
       rows.query[i] = uint32_t(query);
       rows.head[i] = uint32_t(seq.index * tile.problem.shape.heads_q + head);
+      if (kQueryHeadDescales) rows.descale[i] = descale_of(modifiers.q_descale, seq.index, head);
+      if (kInt8Probabilities)
+        rows.p_scale[i] = 1.0f / descale_of(modifiers.p_descale, seq.index, head);
       if (kAlibi) {
         rows.slope[i] =
             -modifiers
@@ -240,6 +271,8 @@ struct Scores {
     for (int r = 0; r < kBlockRows; ++r)
       for (int v = 0; v < kVectors; ++v) {
         Vec& score = block[r][v];
+        if (kQueryHeadDescales)
+          score = simd::mul(score, simd::load(rows.rows.descale + v * kLanes));
         if (kModifiesScores) {
           const Vec none = simd::broadcast(0.0f);
           const Vec bias = kBias == Bias::none
@@ -282,6 +315,7 @@ struct Scores {
   // first.
   inline Vec along_row(const ModifiedRowsFrom& rows, int64_t key, int64_t seqlen_k,
                        Vec dots) const {
+    if (kQueryHeadDescales) dots = simd::mul(dots, simd::broadcast(rows.descale[0]));
     if (!kModifiesScores) return dots;
     const Vec none = simd::broadcast(0.0f);
     Vec bias = none, slope = none, distance = none;
@@ -310,6 +344,14 @@ struct Scores {
           simd::select_between(simd::broadcast(-kInfinity), exponent, simd::broadcast(-100.0f),
                                simd::broadcast(-kInfinity), exponent);
     return exp2(exponent);
+  }
+
+  // A probability relative to its row's largest one, as an integer for int8: rounded towards zero.
+  static Vec as_int8(Vec probability, Vec p_scale) {
+    const Vec scaled = simd::clamp(simd::mul(probability, p_scale), 127.0f);
+    const Vec nearest = simd::round_exponent(scaled);
+    const Vec below = simd::sub(nearest, simd::broadcast(1.0f));
+    return simd::select_between(simd::broadcast(0.0f), nearest, scaled, nearest, below);
   }
 
   // e^(unit * score - lse), for the lse as `exponent_of_lse` gives it.

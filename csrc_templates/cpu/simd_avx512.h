@@ -154,8 +154,8 @@ inline Vec round_to_pairs(Vec first, Vec second) {
   return _mm512_castsi512_ps(
       _mm512_permutexvar_epi16(_mm512_load_si512(kInterleave), reinterpret_cast<__m512i>(halves)));
 }
-// Pairs of neighbours: those of `first`, then those of `second`; rounded.
-inline Vec round_neighbours_to_pairs(Vec first, Vec second) {
+// Pairs of rounded floats that follow each other: those of `first`, then those of `second`.
+inline Vec round_to_successive_pairs(Vec first, Vec second) {
   return reinterpret_cast<Vec>(_mm512_cvtne2ps_pbh(second, first));
 }
 // Pairs (first[i], second[i]) of 16 values each in memory.

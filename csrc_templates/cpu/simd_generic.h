@@ -161,13 +161,13 @@ inline Vec round_to_pairs(Vec first, Vec second) {
   store_bf16(seconds, second);
   return from_bits(widen(firsts) | widen(seconds) << 16);
 }
-// Pairs of neighbours: those of `first`, then those of `second`; rounded.
-inline Vec round_neighbours_to_pairs(Vec first, Vec second) {
-  uint16_t neighbours[2 * kLanes];
-  store_bf16(neighbours, first);
-  store_bf16(neighbours + kLanes, second);
+// Pairs of rounded floats that follow each other: those of `first`, then those of `second`.
+inline Vec round_to_successive_pairs(Vec first, Vec second) {
+  uint16_t rounded[2 * kLanes];
+  store_bf16(rounded, first);
+  store_bf16(rounded + kLanes, second);
   Vec pairs;
-  std::memcpy(&pairs, neighbours, sizeof(pairs));
+  __builtin_memcpy(&pairs, rounded, sizeof(pairs));
   return pairs;
 }
 // Pairs (first[i], second[i]) of 4 values each in memory.

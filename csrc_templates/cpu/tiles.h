@@ -8,8 +8,6 @@
 
 namespace {
 
-using Element = Dtype::Element;
-
 // Operands of a row of `hdim` elements, and what they take in scratch.
 constexpr int depth_of(int hdim) { return (hdim + kOperandElements - 1) / kOperandElements; }
 constexpr int padded_depth_of(int hdim) { return round_up(depth_of(hdim), kLanes); }
@@ -27,31 +25,33 @@ constexpr int kVectorElements = kLanes * kOperandElements;
 
 // Where to read kCount elements of a row from `d` on. The end of a row is read from a zero-padded
 // copy in `edge`, as the memory behind it may not be ours to read.
-template <int kHdim, int kCount>
-inline const Element* readable(const Element* row, int d, Element (&edge)[kCount]) {
+template <int kHdim, class T, int kCount>
+inline const T* readable(const T* row, int d, T (&edge)[kCount]) {
   if (kHdim % kCount == 0 || d + kCount <= kHdim) return row + d;
   std::memset(edge, 0, sizeof(edge));
-  std::memcpy(edge, row + d, kHdim % kCount * sizeof(Element));
+  std::memcpy(edge, row + d, kHdim % kCount * sizeof(T));
+  // GCC 12 loses this copy at -O3 where it unswitches the loop around it, unless somebody looks.
+  __asm__("" : "+m"(edge));
   return edge;
 }
 
 // Asks for a row ahead of its use. Inlined by force: GCC believes that a function of nothing but
 // prefetches has no effect, and drops its calls.
-template <int kHdim>
-__attribute__((always_inline)) inline void prefetch_row(const Element* row) {
-  constexpr int kLineElements = 64 / sizeof(Element);
+template <int kHdim, class T>
+__attribute__((always_inline)) inline void prefetch_row(const T* row) {
+  constexpr int kLineElements = 64 / sizeof(T);
   for (int d = 0; d < kHdim; d += kLineElements) __builtin_prefetch(row + d);
 }
 
-// Stores a vector to a tensor row of kHdim elements from `d` on, as far as the row goes.
+// Stores a vector to an output's row of kHdim elements from `d` on, as far as the row goes.
 template <int kHdim>
-inline void store_to_row(Element* row, int d, Vec a) {
+inline void store_to_row(OutElement* row, int d, Vec a) {
   if (kHdim % kLanes == 0 || d + kLanes <= kHdim) {
-    Dtype::store(row + d, a);
+    OutDtype::store(row + d, a);
   } else {
-    Element edge[kLanes];
-    Dtype::store(edge, a);
-    std::memcpy(row + d, edge, kHdim % kLanes * sizeof(Element));
+    OutElement edge[kLanes];
+    OutDtype::store(edge, a);
+    std::memcpy(row + d, edge, kHdim % kLanes * sizeof(OutElement));
   }
 }
 
@@ -68,7 +68,8 @@ void pack_transposed(const Row& row, int count, int lanes, float* to) {
       Vec block[kLanes];
       for (int i = 0; i < kLanes; ++i) {
         Element edge[kVectorElements];
-        block[i] = Operands::load_along_row(readable<kHdim>(rows[i], s * kOperandElements, edge));
+        block[i] =
+            Operands::load_along_row<Dtype>(readable<kHdim>(rows[i], s * kOperandElements, edge));
       }
       simd::transpose(block);
       for (int i = 0; i < kLanes; ++i) simd::store(to + (s + i) * lanes + first, block[i]);
@@ -104,30 +105,56 @@ void pack_rows(const Row& row, int count, float* to) {
   }
 }
 
-// Rows as they are, kStride operands apart, followed by zeros up to a whole register block.
+// Rows of keys or values as they are, kStride operands apart, followed by zeros up to a whole
+// register block.
 template <int kHdim, int kStride>
-void stage_rows(const Element* from, int64_t row_stride, int count, float* to) {
+void stage_rows(const KeyElement* from, int64_t row_stride, int count, float* to) {
   for (int j = 0; j < count; ++j, from += row_stride, to += kStride)
     for (int s = 0; s < depth_of(kHdim); s += kLanes) {
-      Element edge[kVectorElements];
-      simd::store(to + s,
-                  Operands::load_along_row(readable<kHdim>(from, s * kOperandElements, edge)));
+      KeyElement edge[kVectorElements];
+      simd::store(to + s, Operands::load_along_row<KeyDtype>(
+                              readable<kHdim>(from, s * kOperandElements, edge)));
     }
   std::memset(to, 0, (round_up(count, kBlockRows) - count) * kStride * sizeof(float));
 }
 
 // As stage_rows, with operands that reach down the columns: to[row / kOperandElements][hdim].
 template <int kHdim, int kStride>
-void stage_columns(const Element* from, int64_t row_stride, int count, float* to) {
-  static constexpr Element kZeros[kHdim] = {};
+void stage_columns(const KeyElement* from, int64_t row_stride, int count, float* to) {
+  static constexpr KeyElement kZeros[kHdim] = {};
   for (int j = 0; j < round_up(count, kBlockRows); j += kOperandElements, to += kStride)
     for (int d = 0; d < kHdim; d += kLanes) {
-      Element edges[kOperandElements][kLanes];
-      const Element* columns[kOperandElements];
+      KeyElement edges[kOperandElements][kLanes];
+      const KeyElement* columns[kOperandElements];
       for (int i = 0; i < kOperandElements; ++i)
         columns[i] =
             readable<kHdim>(j + i < count ? from + (j + i) * row_stride : kZeros, d, edges[i]);
-      simd::store(to + d, Operands::load_down_columns(columns));
+      simd::store(to + d, Operands::load_down_columns<KeyDtype>(columns));
+    }
+}
+
+// As stage_columns, from values whose keys are contiguous: elements lie `hdim_stride` apart, and
+// those of `count` keys follow each other.
+template <int kHdim, int kStride>
+void stage_column_major(const KeyElement* from, int64_t hdim_stride, int count, float* to) {
+  const int rows = round_up(count, kBlockRows) / kOperandElements;
+  for (int d = 0; d < kHdim; d += kLanes)
+    for (int row = 0; row < rows; row += kLanes) {
+      const int key = row * kOperandElements;
+      const int readable_keys = std::min(std::max(count - key, 0), kVectorElements);
+      Vec block[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        const KeyElement* keys = from + std::min(d + i, kHdim - 1) * hdim_stride + key;
+        KeyElement edge[kVectorElements] = {};
+        if (readable_keys < kVectorElements) {
+          std::memcpy(edge, keys, readable_keys * sizeof(KeyElement));
+          keys = edge;
+        }
+        block[i] = Operands::load_along_row<KeyDtype>(keys);
+      }
+      simd::transpose(block);
+      for (int i = 0; i < std::min(kLanes, rows - row); ++i)
+        simd::store(to + (row + i) * kStride + d, block[i]);
     }
 }
 

@@ -3,8 +3,9 @@
 Source: ``aiter/ops/mha.py``, ``csrc/py_itfs_ck/mha_fwd_kernels.cu``, ``mha_bwd_kernels.cu`` and
 ``csrc/py_itfs_cu/asm_mha_fwd.cu``, ``asm_mha_bwd.cu`` of github.com/ROCm/aiter, with their
 variable-length siblings.
-:func:`flash_attn_func` and :func:`flash_attn_varlen_func` are what models call, and copy tensors
-whose last dimension is not contiguous; the others are what these end in there.
+:func:`flash_attn_func` and :func:`flash_attn_varlen_func`, and both with ``_fp8_pertensor_``, are
+what models call, and copy tensors whose last dimension is not contiguous; the others are what these
+end in there.
 
 What is different here: any head dimensions up to 512, float32 and empty batches on the CPU, an lse
 of -inf (not +inf) where there are no keys, and a ``sink_size`` from ``sk`` up shows all keys.
@@ -61,9 +62,12 @@ from .forward import (
     mha_fwd,
     mha_varlen_fwd,
 )
+from .fp8 import flash_attn_fp8_pertensor_func, flash_attn_varlen_fp8_pertensor_func
 
 __all__ = [
+    "flash_attn_fp8_pertensor_func",
     "flash_attn_func",
+    "flash_attn_varlen_fp8_pertensor_func",
     "flash_attn_varlen_func",
     "fmha_v3_bwd",
     "fmha_v3_fwd",

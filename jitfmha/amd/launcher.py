@@ -75,7 +75,7 @@ TENSORS = SharedStruct(
     },
 )
 _pack_sizes, _pack_tensors = SIZES.packer.pack, TENSORS.packer.pack
-_NO_DESCALES = Descales(None, None, None)
+_NO_DESCALES = Descales()
 
 SplitsOf = Callable[[int], tuple[int, int]]
 """Longest sequence of q -> num_splits, and how many float32 values the splits leave."""
@@ -164,7 +164,7 @@ class BoundKernel:
         """The scales of fp8 inputs, with 1 in place of those that were not given."""
         one = self.one
         assert one is not None, "only kernels for fp8 take scales"
-        return [one if x is None else x for x in given or _NO_DESCALES]
+        return [one if x is None else x for x in (given or _NO_DESCALES)[:3]]
 
     def error(self, status: int) -> HipError:
         """Why the launcher's last function failed."""

@@ -29,7 +29,9 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--device", default="cpu", help="where the tensors are (default: cpu)")
     parser.add_argument(
-        "--dtype", default="bf16", choices=["fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn"]
+        "--dtype",
+        default="bf16",
+        choices=["fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", "int8"],
     )
     parser.add_argument(
         "--bf16-cvt",

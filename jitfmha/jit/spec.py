@@ -25,9 +25,10 @@ _SUFFIXES: dict[ToolchainName, _Suffixes] = {
 _INCLUDED = (".h", ".hpp", ".inc")
 ARTIFACT_SUFFIXES = tuple(suffixes.artifact for suffixes in _SUFFIXES.values())
 
-# 80 characters leave room for the keys and a random suffix in one path component, also on file
-# systems that encrypt names (eCryptfs allows 143).
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.]{0,79}")
+MAX_NAME = 80
+"""Characters of a build's name. They leave room for the keys and a random suffix in one path
+component, also on file systems that encrypt names (eCryptfs allows 143)."""
+_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.]{{0,{MAX_NAME - 1}}}")
 # A folder has no dot in its name and a file always has one, so nothing can be both.
 _SOURCE_NAME = re.compile(r"(?:[A-Za-z0-9_]+/)*[A-Za-z0-9_][A-Za-z0-9_.]*(\.[a-z]+)")
 # ninja hands flags to a shell, and nothing a shell interprets has a place in them.
@@ -65,7 +66,7 @@ class BuildSpec:
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise ValueError(
-                f"build name {self.name!r} must be 1 to 80 letters, digits, '_' or '.'"
+                f"build name {self.name!r} must be 1 to {MAX_NAME} letters, digits, '_' or '.'"
             )
         self._check_sources()
         for flag in (*self.cflags, *self.ldflags):

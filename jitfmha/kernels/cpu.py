@@ -14,14 +14,14 @@ from itertools import chain
 
 from torch import Tensor
 
-from ..arguments import Dropout, Modifiers, Tensors
+from ..arguments import Descales, Dropout, Modifiers, Tensors
 from ..dropout import largest_kept
 from ..jit.loader import is_built, load
 from ..jit.render import render
 from ..jit.shared_struct import FLOAT, INT32, INT64, Pointer, SharedStruct
-from ..jit.spec import BuildSpec
-from ..plan import Launch
-from ..problem import Direction, Feature, GradientStrides, Problem, Sizes
+from ..jit.spec import MAX_NAME, BuildSpec
+from ..plan import Launch, Reason, Refusal
+from ..problem import EIGHT_BIT_NAMES, Direction, Feature, GradientStrides, Problem, Sizes
 from ..target import CpuIsa, CpuTarget, Target
 
 NAME = "cpu"
@@ -30,6 +30,14 @@ SERVES = frozenset(
         Feature.FP32,
         Feature.BF16,
         Feature.FP16,
+        Feature.FP8_E4M3FNUZ,
+        Feature.FP8_E4M3FN,
+        Feature.INT8,
+        Feature.INT8_KEYS_AND_VALUES,
+        Feature.INT8_PROBABILITIES,
+        Feature.COLUMN_MAJOR_V,
+        Feature.DESCALES,
+        Feature.QUERY_HEAD_DESCALES,
         Feature.GROUP_MODE,
         Feature.PADDED_SEQUENCES,
         Feature.CAUSAL_MASK,
@@ -146,6 +154,11 @@ TENSORS: dict[Direction, SharedStruct] = {
     ),
 }
 
+# Of 8-bit inputs: where the scales are, and how many query heads share one.
+DESCALE = SharedStruct(
+    "Descale",
+    {"values": Pointer("const float"), "batch": INT64, "head": INT64, "group": INT64},
+)
 MODIFIERS = SharedStruct(
     "Modifiers",
     {
@@ -159,13 +172,17 @@ MODIFIERS = SharedStruct(
         "rng_state": Pointer("const std::int64_t"),
         "dbias": Pointer("float"),
         "dbias_strides": STRIDES,
+        **dict.fromkeys(("q_descale", "k_descale", "v_descale", "p_descale"), DESCALE),
     },
 )
 
 
-def propose(problem: Problem, target: Target) -> CpuPlan:
-    """The kernel for ``problem``."""
+def propose(problem: Problem, target: Target) -> CpuPlan | Refusal:
+    """The kernel for ``problem``; 8-bit inputs have no backward pass."""
     assert isinstance(target, CpuTarget)
+    if problem.direction == "backward" and problem.kv_dtype in EIGHT_BIT_NAMES:
+        template = "Its backward pass serves fp32, bf16, fp16; k and v are {dtype}."
+        return Refusal((Reason(template, dtype=problem.kv_dtype),))
     return CpuPlan(
         problem,
         target,
@@ -178,13 +195,17 @@ def propose(problem: Problem, target: Target) -> CpuPlan:
             isa=_isa_for(problem, target.isa),
             modifiers=CpuModifiers.of(problem),
             direction=problem.direction,
+            descales=CpuDescales.of(problem),
+            int8_kv=problem.kv_dtype != problem.dtype,
+            column_major_v=problem.has_column_major_v,
         ),
     )
 
 
 def _isa_for(problem: Problem, isa: CpuIsa) -> CpuIsa:
     """What the kernel is compiled for on a CPU with ``isa``."""
-    return isa if problem.dtype == "bf16" else BESIDE_TILE_UNIT.get(isa, isa)
+    uses_tile_unit = problem.dtype == problem.kv_dtype == "bf16" and not problem.has_column_major_v
+    return isa if uses_tile_unit else BESIDE_TILE_UNIT.get(isa, isa)
 
 
 @dataclass(frozen=True)
@@ -223,6 +244,40 @@ class CpuModifiers:
 
 
 @dataclass(frozen=True)
+class CpuDescales:
+    """What is compiled in for the scales of 8-bit inputs."""
+
+    given: bool = False
+    of_query_heads: bool = False
+    of_probabilities: bool = False
+
+    @classmethod
+    def of(cls, problem: Problem) -> CpuDescales:
+        """What a problem asks for."""
+        strides = problem.q_descale, problem.k_descale, problem.v_descale
+        return cls(
+            given=any(x is not None for x in strides),
+            of_query_heads=problem.has_query_head_descale,
+            of_probabilities=problem.has_p_descale,
+        )
+
+    @property
+    def suffix(self) -> str:
+        """The part of a kernel's name."""
+        given = "_query_head_descales" if self.of_query_heads else "_descales"
+        return (given if self.given else "") + ("_int8_p" if self.of_probabilities else "")
+
+    def values(self) -> dict[str, str]:
+        """Those of the template."""
+        named = {
+            "descales": self.given,
+            "query_head_descales": self.of_query_heads,
+            "int8_probabilities": self.of_probabilities,
+        }
+        return {name: str(value).lower() for name, value in named.items()}
+
+
+@dataclass(frozen=True)
 class CpuTraits:
     """Everything that a CPU kernel is specialised on."""
 
@@ -234,13 +289,23 @@ class CpuTraits:
     isa: CpuIsa
     direction: Direction = "forward"
     modifiers: CpuModifiers = CpuModifiers()
+    descales: CpuDescales = CpuDescales()
+    int8_kv: bool = False  # where q is none
+    column_major_v: bool = False
 
     @property
     def name(self) -> str:
         """The kernel's name."""
         hdims = f"{self.hdim_q}x{self.hdim_v}"
-        kind = f"{self.dtype}_{hdims}_{self.mask}{self.modifiers.suffix}_{self.mode}"
+        dtypes = self.dtype + ("_int8kv" if self.int8_kv else "") + self.descales.suffix
+        hdims += "c" if self.column_major_v else ""
+        kind = f"{dtypes}_{hdims}_{self.mask}{self.modifiers.suffix}_{self.mode}"
         return f"cpu_{self.short_direction}_{kind}_{self.isa}"
+
+    @property
+    def out_dtype(self) -> str:
+        """Of the output."""
+        return "bf16" if self.dtype in EIGHT_BIT_NAMES else self.dtype
 
     @property
     def short_direction(self) -> str:
@@ -261,10 +326,13 @@ class CpuTraits:
 @lru_cache(maxsize=256)
 def launcher_spec(traits: CpuTraits) -> BuildSpec:
     """The source and the flags of the launcher for ``traits``."""
-    structs = (STRIDES, FMHA_SHAPE[traits.direction], TENSORS[traits.direction], MODIFIERS)
+    structs = (STRIDES, DESCALE, FMHA_SHAPE[traits.direction], TENSORS[traits.direction], MODIFIERS)
     values = {
         "direction": traits.direction,
         "dtype": traits.dtype,
+        "kv_dtype": "int8" if traits.int8_kv else traits.dtype,
+        "out_dtype": traits.out_dtype,
+        "column_major_v": str(traits.column_major_v).lower(),
         "hdim_q": traits.hdim_q,
         "hdim_v": traits.hdim_v,
         "mask": traits.mask,
@@ -272,10 +340,12 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
         "tile_unit": str(traits.isa in _TILE_UNITS).lower(),
         "shared_structs": "\n\n".join(x.cpp() for x in structs),
         **traits.modifiers.values(),
+        **traits.descales.values(),
     }
     origin = {"origin": f"csrc_templates/{traits.template} for {traits.name}"}
     return BuildSpec(
-        name=traits.name,
+        # Long ones are cut: the cache tells its entries apart by their content.
+        name=traits.name[:MAX_NAME],
         sources={
             f"fmha_{traits.short_direction}.cpp": render(traits.template, origin),
             "traits.h": render(_TRAITS_HEADER, values),
@@ -318,7 +388,7 @@ class CpuPlan:
 
     @property
     def kernel(self) -> str:
-        """The name of the kernel and of its cache entry."""
+        """The name of the kernel; that of its cache entry is the same, or its beginning."""
         return self.traits.name
 
     @property
@@ -356,6 +426,7 @@ class CpuKernel:
         self._heads_q = problem.heads_q
         self._is_group = problem.mode == "gm1"
         self._gradients = problem.gradients
+        self._group = problem.heads_q // max(problem.heads_k, 1)
         self._constants = (
             *(problem.batch, problem.heads_q, problem.heads_k),
             _OPEN_SIDE if mask.left is None else min(mask.left, _OPEN_SIDE),
@@ -380,7 +451,7 @@ class CpuKernel:
         shape = FMHA_SHAPE[direction].packer.pack(*self._constants, seqlen_q, seqlen_k, *strides)
         if self._gradients is not None:
             return CpuBackwardLaunch(self._entry, shape).run
-        return CpuLaunch(self._entry, shape).run
+        return CpuLaunch(self._entry, shape, self._group).run
 
     def _backward_strides(self, sizes: Sizes, gradients: GradientStrides) -> tuple[int, ...]:
         """Of all tensors in the order of the shape; (batch, seq, head, hdim) of each."""
@@ -397,18 +468,22 @@ class CpuKernel:
 class CpuLaunch:
     """The loaded kernel with all that it needs but the tensors' addresses."""
 
-    __slots__ = ("_entry", "_shape")
+    __slots__ = ("_entry", "_group", "_shape")
 
-    def __init__(self, entry: Callable[..., int], shape: bytes) -> None:
+    def __init__(self, entry: Callable[..., int], shape: bytes, group: int) -> None:
         self._entry = entry
         self._shape = shape
+        self._group = group
 
     def run(self, tensors: Tensors) -> None:
         """Run the kernel; returns when ``out`` and ``lse`` are written."""
-        q, k, v, out, lse, cu_seqlens, _, modifiers, dropout, _ = tensors
+        q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, _ = tensors
         modifying = None
-        if modifiers is not None or dropout is not None:
-            modifying = _packed_modifiers(modifiers or Modifiers(), dropout)
+        if modifiers is not None or dropout is not None or descales is not None:
+            scales = _NO_DESCALES
+            if descales is not None:
+                scales = _located_descales(descales, self._group)
+            modifying = _packed_modifiers(modifiers or Modifiers(), dropout, scales)
         sums_q = sums_k = padded_q = padded_k = 0
         if cu_seqlens is not None:
             sums_q, sums_k, padded_q, padded_k = [x.data_ptr() for x in cu_seqlens[:4]]
@@ -448,17 +523,38 @@ class CpuBackwardLaunch:
         modifying = None
         if tensors.modifiers is not None or tensors.dropout is not None:
             modifiers = tensors.modifiers or Modifiers()
-            modifying = _packed_modifiers(modifiers, tensors.dropout, dbias)
+            modifying = _packed_modifiers(modifiers, tensors.dropout, _NO_DESCALES, dbias)
         if self._entry(self._shape, packed, modifying) != 0:
             raise MemoryError(_NO_MEMORY)
 
 
 _NO_MEMORY = "the CPU kernel could not allocate its scratch memory"
 _pack_tensors = TENSORS["forward"].packer.pack
+_NO_DESCALES: tuple[int, ...] = (0,) * 16
+
+
+def _located_descales(descales: Descales, group: int) -> tuple[int, ...]:
+    """Address, strides and group of each scale, as the struct has them.
+
+    ``group`` is how many query heads share a key head, and so a scale of k, v, or shape (b, hk).
+    """
+    located: list[int] = []
+    for name, x in descales._asdict().items():
+        if x is None:
+            located += (0, 0, 0, 1)
+            continue
+        sizes = zip(x.shape, x.stride(), strict=True)
+        batch, head = (0, *(0 if size == 1 else stride for size, stride in sizes))[-2:]
+        is_shared = name in ("k", "v") or x.dim() == 2
+        located += (x.data_ptr(), batch, head, group if is_shared else 1)
+    return tuple(located)
 
 
 def _packed_modifiers(
-    modifiers: Modifiers, dropout: Dropout | None, dbias: Tensor | None = None
+    modifiers: Modifiers,
+    dropout: Dropout | None,
+    descales: tuple[int, ...],
+    dbias: Tensor | None = None,
 ) -> bytes:
     bias, slopes, sink = modifiers.bias, modifiers.alibi_slopes, modifiers.sink
     rng_state = None if dropout is None else dropout.rng_state
@@ -470,6 +566,7 @@ def _packed_modifiers(
         *(_address(sink), 0 if sink is None else sink.stride(0)),
         _address(rng_state),
         *(_address(dbias), *((0, 0, 0, 0) if dbias is None else _bias_strides(dbias))),
+        *descales,
     )
 
 

@@ -107,11 +107,13 @@ def test_float32_and_windows_have_no_kernel_there(tree: Path) -> None:
             fmha_fwd(*(y.bfloat16() for y in x), window_size=(3, 3))
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e4m3fnuz])
-def test_fp8_on_the_cpu(dtype: torch.dtype) -> None:
-    x = [torch.zeros(1, 30, 2, 128).to(dtype) for _ in range(3)]
-    with pytest.raises(NotImplementedError, match="fp32, bf16, fp16; the inputs are fp8_e4m3fn"):
-        fmha_fwd(*x)
+def test_a_scale_for_each_query_head_has_no_kernel_there(tree: Path) -> None:
+    q, k, v = (torch.zeros(1, 30, n, 128).to(torch.float8_e4m3fnuz) for n in (4, 2, 2))
+    with (
+        emulate("gfx942"),
+        pytest.raises(NotImplementedError, match="a scale of its own for each query head"),
+    ):
+        fmha_fwd(q, k, v, q_descale=torch.ones(4))
 
 
 FP8_ERRORS: list[tuple[dict[str, object], type[Exception], list[str]]] = [
@@ -141,7 +143,9 @@ def test_errors_of_arguments(
 
 def test_descales_are_for_fp8_only() -> None:
     x = [torch.zeros(2, 30, 4, 128) for _ in range(3)]
-    with pytest.raises(ValueError, match="k_descale is the scale of fp8 inputs, q has dtype"):
+    with pytest.raises(
+        ValueError, match="k_descale is the scale of fp8 or int8 inputs, k has dtype"
+    ):
         fmha_fwd(*x, k_descale=torch.ones(1))
 
 

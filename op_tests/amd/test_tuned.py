@@ -58,6 +58,7 @@ def problem(mode: Mode = "gm0", **changes: Any) -> Problem:
     values: dict[str, Any] = {
         "mode": mode,
         "dtype": "bf16",
+        "kv_dtype": changes.get("dtype", "bf16"),
         "batch": 2,
         "heads_q": 4,
         "heads_k": 4,

@@ -63,6 +63,7 @@ PLAIN: Arguments = {
     "q_descale": None,
     "k_descale": None,
     "v_descale": None,
+    "p_descale": None,
 }
 """The defaults of `fmha_fwd`."""
 
@@ -81,6 +82,8 @@ class Subject:
         kinds: what to draw.
         results: out and lse, from what the function returns; None where it returns neither.
         packed: 1, or 2 for k and v, or 3 for q, k and v in one tensor.
+        written: the names of arguments that it writes to.
+        check: of what it returns for arguments that break no rule, where ``results`` gives nothing.
         is_finite: whether NaN and infinity are left out.
         is_operator: of torch, whose dispatcher looks at the arguments first.
     """
@@ -93,6 +96,8 @@ class Subject:
     results: Callable[[Any], tuple[Tensor, Tensor | None] | None]
     kinds: tuple[Kind, ...] = KINDS
     packed: int = 1
+    written: tuple[str, ...] = ("out",)
+    check: Callable[[Arguments, Any], None] = lambda arguments, returned: None
     is_finite: bool = False
     is_operator: bool = False
 
@@ -498,7 +503,7 @@ def v3_results(returned: Any) -> tuple[Tensor, Tensor | None]:
 
 OPERATOR_ARGUMENTS = (
     *("q", "k", "v", "softmax_scale", "mask", "window_size", "return_lse", *GROUP),
-    *("bf16_cvt", "q_descale", "k_descale", "v_descale"),
+    *("bf16_cvt", "q_descale", "k_descale", "v_descale", "p_descale"),
 )
 
 

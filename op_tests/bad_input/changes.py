@@ -67,7 +67,10 @@ MASKS = (
 
 _MOST_ELEMENTS = 1 << 20  # that are written
 _PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32)
-_TENSORS = ("q", "k", "v", "kv", "qkv", "out")
+_TENSORS = (
+    *("q", "k", "v", "kv", "qkv", "out"),
+    *("dout", "lse", "dlse", "dq", "dk", "dv"),
+)
 _FLAGS = (
     *("return_lse", "causal", "deterministic", "return_attn_probs", "is_causal", "zero_tensors"),
     *("return_softmax_lse", "return_dropout_randval"),
@@ -77,7 +80,7 @@ _INTEGERS = (
     *("window_size_left", "window_size_right"),
 )
 _NUMBERS = ("softmax_scale", "dropout_p", "softcap", "logits_soft_cap")
-_DESCALES = ("q_descale", "k_descale", "v_descale")
+_DESCALES = ("q_descale", "k_descale", "v_descale", "p_descale")
 
 
 @st.composite

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +20,6 @@ from torch import Tensor
 from untyped import fmha_fwd
 
 REFUSALS = (TypeError, ValueError, NotImplementedError)
-_FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 _MOST_BYTES = 1 << 24  # of an output that is computed
 _NO_MEMORY_HAS = 1 << 48  # bytes: more than a process can address
 _MOST_PAIRS = 1 << 22  # of queries and keys that are computed
@@ -121,10 +120,9 @@ def check_call(
         _check_too_big(call, asked, tally, known)
         return
     kind = _kind(asked) if not broken and not rules.get("explains") else None
-    if kind is not None and kind not in {(k.dtype, k.hdim_q, k.hdim_v) for k in subject.kinds}:
+    compiled = {(k.dtype, k.dtype, k.hdim_q, k.hdim_v, False) for k in subject.kinds}
+    if kind is not None and kind not in compiled:
         reject()  # valid, and would be compiled
-    if rules.get("explains") and getattr(asked["q"], "dtype", None) in _FP8:
-        reject()  # the rules here are for what runs on the CPU
     memory = _Memory(arguments)
     returned, error = _outcome(call)
     if subject.is_operator and _is_coerced(arguments):
@@ -142,7 +140,8 @@ def check_call(
         tally.count(type(error).__name__)
         return
     assert not broken, f"served, though {sorted(broken)} break a rule"
-    memory.check_unchanged(but=arguments.get("out"))
+    memory.check_unchanged(but=[arguments.get(name) for name in subject.written])
+    subject.check(arguments, returned)
     results = subject.results(returned)
     if results is not None:
         out = arguments.get("out")
@@ -266,7 +265,9 @@ class KnownCall:
 
 
 def _kind(asked: Arguments) -> tuple[Any, ...]:
-    return asked["q"].dtype, asked["q"].shape[-1], asked["v"].shape[-1]
+    q, k, v = asked["q"], asked["k"], asked["v"]
+    is_column_major = v.shape[-1] > 1 and v.stride(-1) != 1
+    return q.dtype, k.dtype, q.shape[-1], v.shape[-1], is_column_major
 
 
 def _out_bytes(asked: Arguments) -> int:
@@ -318,18 +319,19 @@ class _Memory:
         whole = torch.empty(0, dtype=x.dtype).set_(content.untyped_storage())
         return whole.as_strided(x.shape, x.stride(), x.storage_offset())
 
-    def check_unchanged(self, but: object = None) -> None:
-        """No byte changed, other than those of `but`'s elements."""
+    def check_unchanged(self, but: Iterable[object] = ()) -> None:
+        """No byte changed, other than those of elements of the tensors in `but`."""
         for name, before in self._before.items():
             after = _content(self._arguments[name])
             if before is None or after is None:
                 continue
             changed = before != after
-            if isinstance(but, Tensor) and changed.any() and _shares(but, self._arguments[name]):
-                mine = torch.zeros(len(changed) // but.element_size(), dtype=torch.bool)
-                mine.as_strided(but.shape, but.stride(), but.storage_offset()).fill_(True)
-                mine = mine.repeat_interleave(but.element_size())
-                changed[: len(mine)] &= ~mine
+            for x in but:
+                if isinstance(x, Tensor) and changed.any() and _shares(x, self._arguments[name]):
+                    mine = torch.zeros(len(changed) // x.element_size(), dtype=torch.bool)
+                    mine.as_strided(x.shape, x.stride(), x.storage_offset()).fill_(True)
+                    mine = mine.repeat_interleave(x.element_size())
+                    changed[: len(mine)] &= ~mine
             assert not changed.any(), f"{name} was written to"
 
 

@@ -50,14 +50,14 @@ def check_results(call: Arguments, out: Tensor, lse: Tensor | None, unused_rows:
         _check_sequence(call, sequence)
     if is_group(call):
         used = torch.zeros(q.shape[0], dtype=torch.bool)
-        for first, rows in _places(call, "q"):
+        for first, rows in places(call, "q"):
             used[first : first + rows] = True
         assert (out[~used] == unused_rows).all(), "rows that belong to no sequence were written"
         if lse is not None:
             assert (lse[:, ~used] == -torch.inf).all(), "the lse of unused rows is not -inf"
 
 
-def _places(call: Arguments, side: str) -> list[tuple[int, int]]:
+def places(call: Arguments, side: str) -> list[tuple[int, int]]:
     """The first row and the number of rows of each sequence."""
     ends = call[f"cu_seqlens_{side}"].tolist()
     starts = call[f"cu_seqlens_{side}_padded"]
@@ -73,7 +73,7 @@ def _sequences(call: Arguments, out: Tensor, lse: Tensor | None) -> list[Sequenc
             for b in range(q.shape[0])
         ]
     found = []
-    for (at, n), (at_k, n_k) in zip(_places(call, "q"), _places(call, "k"), strict=True):
+    for (at, n), (at_k, n_k) in zip(places(call, "q"), places(call, "k"), strict=True):
         rows, keys = slice(at, at + n), slice(at_k, at_k + n_k)
         found.append(
             Sequence(q[rows], k[keys], v[keys], out[rows], None if lse is None else lse[:, rows])

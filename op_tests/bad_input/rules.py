@@ -11,7 +11,9 @@ import torch
 from calls import GROUP, Arguments, is_int, is_number, is_window_size
 from torch import Tensor
 
-_SERVED = (torch.float32, torch.bfloat16, torch.float16)
+_FP8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+_EIGHT_BITS = (*_FP8, torch.int8)
+_SERVED = (torch.float32, torch.bfloat16, torch.float16, *_EIGHT_BITS)
 _MASK_TEXT = re.compile(r"([tbg]):(-?\d{1,100}),(-?\d{1,100})")
 _STARTS = {"cu_seqlens_q": "cu_seqlens_q_padded", "cu_seqlens_k": "cu_seqlens_k_padded"}
 _MOST_INDICES = 1 << 22
@@ -89,10 +91,17 @@ def _broken_tensors(call: Arguments) -> set[str]:
             continue
         if x.dtype not in _SERVED:
             broken.add(name)
-        if isinstance(q, Tensor) and (x.dtype != q.dtype or x.device != q.device):
+        if not isinstance(q, Tensor):
+            continue
+        is_int8_kv = name != "q" and x.dtype == torch.int8 and q.dtype not in _EIGHT_BITS
+        if (x.dtype != q.dtype and not is_int8_kv) or x.device != q.device:
             broken |= {name, "q"}
-    for name in ("q_descale", "k_descale", "v_descale"):
-        if call[name] is not None:  # of fp8 inputs only, which the CPU has no kernel for
+    k, v = call["k"], call["v"]
+    if isinstance(k, Tensor) and isinstance(v, Tensor) and k.dtype != v.dtype:
+        broken |= {"k", "v"}
+    for name in ("q_descale", "k_descale", "v_descale", "p_descale"):
+        # Of 8-bit inputs only, with which no call starts here.
+        if call[name] is not None:
             broken.add(name)
     return broken
 
@@ -148,7 +157,9 @@ def _broken_shapes(call: Arguments) -> set[str]:
     if heads_q != 0 and (heads_k == 0 or heads_q % heads_k):
         broken |= {"q", "k"}
     for name, x in (("q", q), ("k", k), ("v", v)):
-        if not 1 <= x.shape[-1] <= 576 or (x.shape[-1] > 1 and x.stride(-1) != 1):
+        is_row_major = x.shape[-1] <= 1 or x.stride(-1) == 1
+        is_column_major = name == "v" and (x.shape[-3] <= 1 or x.stride(-3) == 1)
+        if not 1 <= x.shape[-1] <= 576 or not (is_row_major or is_column_major):
             broken.add(name)
     return broken
 
@@ -159,8 +170,9 @@ def _broken_out(call: Arguments, explains: bool) -> set[str]:
         return set()
     if not isinstance(out, Tensor) or out.layout != torch.strided:
         return {"out"}
+    out_dtype = torch.bfloat16 if q.dtype in _EIGHT_BITS else q.dtype
     if (
-        (out.dtype, out.device) != (q.dtype, q.device)
+        (out.dtype, out.device) != (out_dtype, q.device)
         or q.dim() != v.dim()
         or out.shape != (*q.shape[:-1], v.shape[-1])
         or (out.shape[-1] > 1 and out.stride(-1) != 1)
@@ -169,16 +181,16 @@ def _broken_out(call: Arguments, explains: bool) -> set[str]:
     asking = {name for name in ("q", "k", "v", "out") if call[name].requires_grad}
     if not explains and asking and torch.is_grad_enabled():
         return {"out", *asking}
-    mine = _bytes(out)
-    if len(mine) < out.numel() * out.element_size() or _is_interleaved(out):
+    mine = places_of(out)
+    if len(mine) < out.numel() * out.element_size() or is_interleaved(out):
         return {"out"}
     if explains or out.is_meta:
         return set()
-    is_shared = any(not mine.isdisjoint(_bytes(call[n])) for n in ("q", "k", "v"))
+    is_shared = any(not mine.isdisjoint(places_of(call[n])) for n in ("q", "k", "v"))
     return {"out"} if is_shared else set()
 
 
-def _is_interleaved(x: Tensor) -> bool:
+def is_interleaved(x: Tensor) -> bool:
     """Rows between each other's elements count as overlapping, even where they do not."""
     reach = 0
     for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
@@ -189,7 +201,7 @@ def _is_interleaved(x: Tensor) -> bool:
     return False
 
 
-def _bytes(x: Tensor) -> set[int]:
+def places_of(x: Tensor) -> set[int]:
     """The addresses of all bytes of all elements."""
     if x.numel() == 0:
         return set()

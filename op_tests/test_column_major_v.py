@@ -1,0 +1,125 @@
+"""Values whose keys are contiguous: `v.stride(1) == 1` in gm0 and `v.stride(0) == 1` in gm1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fresh_calls import fresh_calls
+from inputs import DTYPES, prefix_sums, random_qkv
+from reference import Result, assert_close, attention, attention_packed
+from torch import Tensor
+from untyped import explain, fmha_bwd, fmha_fwd
+
+from jitfmha import emulate
+from jitfmha.target import CpuIsa, cpu_isas_here
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+HDIM, HDIM_V = 37, 21
+# seqlen_q, seqlen_k, heads_q, heads_k: single rows, nothing, and what lies around tiles.
+SIZES = [
+    *[(1, 1, 1, 1), (1, 300, 4, 4), (3, 77, 6, 2), (9, 0, 2, 2), (0, 5, 2, 1), (2, 129, 13, 13)],
+    *[(33, 49, 2, 2), (150, 290, 3, 1), (17, 127, 7, 7), (129, 128, 2, 1)],
+]
+DRAWN = pytest.mark.sample(
+    ("an_isa", "dtype"),
+    [(isa, dtype) for isa in cpu_isas_here() for dtype in (*DTYPES, "fp8_e4m3fn")],
+    1,
+    shared_by="column-major v",
+)
+
+
+def inputs(rng: torch.Generator, dtype: str, **sizes: int) -> tuple[Tensor, Tensor, Tensor]:
+    torch_dtype = DTYPES.get(dtype, torch.float8_e4m3fn)
+    return random_qkv(rng, hdim=HDIM, hdim_v=HDIM_V, dtype=torch_dtype, **sizes)
+
+
+def column_major(v: Tensor) -> Tensor:
+    """The same values, keys contiguous, at an odd address, with NaN between the columns."""
+    *batch, seqlen, heads, hdim = v.shape
+    room = torch.full((*batch, heads, hdim, seqlen + 3), torch.nan).to(v.dtype)
+    view = room[..., 1 : 1 + seqlen].movedim(-1, -3)
+    view.copy_(v)
+    assert view.stride(-3) == 1
+    return view
+
+
+def check(actual: Result, expected: Result, *tensors: Tensor) -> None:
+    q, k, v = (x.float() for x in tensors)
+    assert_close(actual, expected, q, k, v, dtype=actual[0].dtype)
+
+
+@DRAWN
+def test_batch_mode(rng: torch.Generator, an_isa: CpuIsa, dtype: str) -> None:
+    """Rows with contiguous elements first and last: they are calls of another kind."""
+    for seqlen_q, seqlen_k, heads_q, heads_k in SIZES:
+        sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "heads_q": heads_q, "heads_k": heads_k}
+        q, k, v = inputs(rng, dtype, **sizes)
+        expected = attention(q, k, v, mask="causal")
+        with fresh_calls(an_isa):
+            for layout in (column_major(v), v, column_major(v), v):
+                check(fmha_fwd(q, k, layout, mask="causal", return_lse=True), expected, q, k, v)
+
+
+@DRAWN
+def test_group_mode(rng: torch.Generator, an_isa: CpuIsa, dtype: str) -> None:
+    lengths_q, lengths_k = [1, 130, 0, 17, 3, 65], [70, 5, 4, 17, 300, 0]
+    cu_q, cu_k = prefix_sums(lengths_q), prefix_sums(lengths_k)
+    sizes = {"seqlen_q": sum(lengths_q), "seqlen_k": sum(lengths_k), "heads_q": 4, "heads_k": 2}
+    q, k, v = (x[0] for x in inputs(rng, dtype, batch=1, **sizes))
+    groups = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+    with fresh_calls(an_isa):
+        actual = fmha_fwd(q, k, column_major(v), return_lse=True, **groups)
+    starts = cu_q.tolist()[:-1], cu_k.tolist()[:-1]
+    check(actual, attention_packed(q, k, v, lengths_q, lengths_k, *starts), q, k, v)
+
+
+@pytest.mark.sample("dtype", list(DTYPES), 1)
+def test_gradients(rng: torch.Generator, dtype: str) -> None:
+    """The same bits as with rows that are contiguous, in the order of the call's own v."""
+    for seqlen_q, seqlen_k in ((33, 49), (150, 290), (1, 130), (40, 1)):
+        q, k, v = inputs(rng, dtype, seqlen_q=seqlen_q, seqlen_k=seqlen_k, heads_q=4, heads_k=2)
+        out, lse = fmha_fwd(q, k, v, mask="causal", return_lse=True)
+        dout = torch.randn(out.shape, generator=rng).to(out.dtype)
+        expected = fmha_bwd(dout, q, k, v, out, lse, mask="causal")
+        actual = fmha_bwd(dout, q, k, column_major(v), out, lse, mask="causal")
+        leaves = [x.requires_grad_() for x in (q, k, column_major(v))]
+        by_autograd = torch.autograd.grad(fmha_fwd(*leaves, mask="causal"), leaves, dout)
+        for ours, theirs, autograds in zip(actual, expected, by_autograd, strict=True):
+            assert torch.equal(ours, theirs)
+            assert autograds.isfinite().all()
+
+
+@DRAWN
+def test_decode_steps(rng: torch.Generator, an_isa: CpuIsa, dtype: str) -> None:
+    """Keys grow from call to call, and there is one at first, whose stride says nothing."""
+    q, k, v = inputs(rng, dtype, seqlen_q=1, seqlen_k=80)
+    cache = column_major(v)
+    with fresh_calls(an_isa):
+        for seqlen in (1, 2, 64, 65, 80):
+            tensors = (q, k[:, :seqlen], cache[:, :seqlen])
+            actual = fmha_fwd(*tensors, mask="causal", return_lse=True)
+            check(actual, attention(*tensors, mask="causal"), *tensors)
+
+
+@pytest.mark.parametrize("name", ["q", "k", "v"])
+def test_other_strides_are_refused(rng: torch.Generator, name: str) -> None:
+    call: dict[str, Any] = dict(zip("qkv", inputs(rng, "fp32"), strict=True))
+    doubled = call[name].repeat_interleave(2, dim=-1)[..., ::2]
+    for function in (fmha_fwd, explain):
+        with pytest.raises(ValueError, match=f"{name} has stride 2 in its last dimension"):
+            function(**(call | {name: doubled}))
+    if name != "v":
+        with pytest.raises(ValueError, match=f"{name} has stride .* in its last dimension"):
+            fmha_fwd(**(call | {name: column_major(call[name])}))
+
+
+def test_gpu_kernels_refuse_it_by_name() -> None:
+    q, k, v = torch.zeros(3, 1, 70, 2, 128, dtype=torch.bfloat16)
+    with emulate("gfx942"):
+        served = explain(q, k, v)
+        assert served.plan is not None
+        with pytest.raises(NotImplementedError, match="values with contiguous keys"):
+            fmha_fwd(q, k, column_major(v))

@@ -1,0 +1,289 @@
+"""fp8 inputs on the CPU: every code of both formats, scales in all their shapes, and refusals."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from fresh_calls import fresh_calls
+from inputs import LAYOUTS, lay_out, prefix_sums, random_qkv
+from reference import Result, assert_close, attention, attention_packed, descaled
+from score_features import FEATURES, Shape, for_reference, largest_modifier
+from torch import Tensor
+from untyped import explain, fmha_fwd
+
+from jitfmha.aiter import flash_attn_fp8_pertensor_func, flash_attn_varlen_fp8_pertensor_func
+from jitfmha.target import CpuIsa, cpu_isas_here
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+DTYPES = {"fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fnuz": torch.float8_e4m3fnuz}
+# One pair serves all tests: each is whole vectors and a rest in every instruction set.
+HDIM, HDIM_V = 37, 21
+# seqlen_q, seqlen_k, heads_q, heads_k: single rows, nothing, and what lies around tiles.
+SIZES = [
+    *[(1, 1, 1, 1), (1, 300, 4, 4), (3, 77, 6, 2), (9, 0, 2, 2), (0, 5, 2, 1), (2, 129, 13, 13)],
+    *[(33, 49, 2, 2), (150, 290, 3, 1), (17, 127, 7, 7), (129, 128, 2, 1)],
+]
+SCALES = ("q_descale", "k_descale", "v_descale")
+QkvScales = dict[str, Tensor]
+# test_elements.py has the conversion in every instruction set, which needs no whole kernel.
+DRAWN_DTYPE = pytest.mark.sample("dtype", list(DTYPES), 1, shared_by="fp8")
+DRAWN_ISA = pytest.mark.sample("an_isa", list(cpu_isas_here()), 1, shared_by="fp8")
+
+
+def inputs(rng: torch.Generator, dtype: str, **sizes: int) -> tuple[Tensor, Tensor, Tensor]:
+    return random_qkv(rng, hdim=HDIM, hdim_v=HDIM_V, dtype=DTYPES[dtype], **sizes)
+
+
+def random_scales(
+    rng: torch.Generator, form: str, batch: int, heads_q: int, heads_k: int
+) -> QkvScales:
+    """A scale each of q, k and v, with gaps between its elements."""
+    shapes = {
+        "one": lambda heads: (1,),
+        "each sequence and key head": lambda heads: (batch, heads_k),
+        "each head": lambda heads: (heads,),
+    }
+    scales = {}
+    for name, heads in zip(SCALES, (heads_q, heads_k, heads_k), strict=True):
+        shape = shapes[form](heads)
+        scales[name] = (torch.rand(*shape, 2, generator=rng) + 0.5)[..., 0]
+    return scales
+
+
+def check(
+    actual: Result,
+    expected: Result,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    scales: QkvScales,
+    **bounds: float,
+) -> None:
+    heads_k = tensors[1].shape[-2]
+    batched = [x if x.dim() == 4 else x[None] for x in tensors]
+    scaled = [
+        # A bound is asked for: the largest scale of a tensor serves all of it.
+        descaled(x, None if name not in scales else scales[name].amax().view(1), heads_k)
+        for x, name in zip(batched, SCALES, strict=True)
+    ]
+    assert_close(actual, expected, *scaled, dtype=torch.bfloat16, **bounds)
+
+
+@DRAWN_DTYPE
+@DRAWN_ISA
+def test_every_code(an_isa: CpuIsa, dtype: str) -> None:
+    """As torch converts it: as a value it comes out, as a key or a query it is the score."""
+    with fresh_calls(an_isa):
+        check_every_code(dtype)
+
+
+def check_every_code(dtype: str) -> None:
+    codes = torch.arange(256, dtype=torch.uint8).view(DTYPES[dtype])
+    numbers = codes.float()
+    assert numbers.isnan().sum() == {"fp8_e4m3fn": 2, "fp8_e4m3fnuz": 1}[dtype]
+    values = torch.zeros(13 * HDIM_V, dtype=torch.uint8)
+    values[:256] = torch.arange(256)
+    v = values.view(DTYPES[dtype]).view(1, 1, 13, HDIM_V)
+    ones = torch.zeros(1, 1, 256, HDIM)
+    ones[..., 0] = 1
+    coded = torch.zeros(1, 1, 256, HDIM)
+    coded[..., 0] = numbers
+    first, second = ones.to(DTYPES[dtype]), coded.to(DTYPES[dtype])
+    any_v = torch.zeros(1, 1, 256, HDIM_V).to(DTYPES[dtype])
+    for seqlen_q in (1, 40):
+        q, k = (torch.zeros(1, n, 13, HDIM).to(DTYPES[dtype]) for n in (seqlen_q, 1))
+        out = fmha_fwd(q, k, v)
+        torch.testing.assert_close(out, v.bfloat16().expand_as(out), atol=0, rtol=0, equal_nan=True)
+        for q, k in ((first, second), (second, first)):
+            _, lse = fmha_fwd(
+                *(q.expand(1, seqlen_q, 256, HDIM), k, any_v), softmax_scale=1.0, return_lse=True
+            )
+            expected = numbers[:, None].expand(256, seqlen_q)
+            torch.testing.assert_close(lse[0], expected, atol=0, rtol=0, equal_nan=True)
+
+
+@DRAWN_DTYPE
+@DRAWN_ISA
+def test_batch_mode(rng: torch.Generator, an_isa: CpuIsa, dtype: str) -> None:
+    for seqlen_q, seqlen_k, heads_q, heads_k in SIZES:
+        sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "heads_q": heads_q, "heads_k": heads_k}
+        tensors = inputs(rng, dtype, **sizes)
+        with fresh_calls(an_isa):
+            actual = fmha_fwd(*tensors, return_lse=True)
+        check(actual, attention(*tensors), tensors, {})
+
+
+@DRAWN_DTYPE
+@pytest.mark.parametrize("form", ["one", "each sequence and key head", "each head"])
+def test_scales(rng: torch.Generator, dtype: str, form: str) -> None:
+    for seqlen_q, seqlen_k, heads_q, heads_k in SIZES:
+        sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "heads_q": heads_q, "heads_k": heads_k}
+        tensors = inputs(rng, dtype, **sizes)
+        scales = random_scales(rng, form, 2, heads_q, heads_k)
+        actual = fmha_fwd(*tensors, mask="causal", return_lse=True, **scales)
+        expected = attention(*tensors, mask="causal", **scales)
+        check(actual, expected, tensors, scales)
+
+
+@DRAWN_DTYPE
+def test_one_scale_at_a_time(rng: torch.Generator, dtype: str) -> None:
+    """Those that are not given are 1; one of 0 makes scores, or the output, 0."""
+    tensors = inputs(rng, dtype, heads_q=4, heads_k=2, seqlen_q=150)
+    for name in SCALES:
+        for scale in (torch.rand(2, 2, generator=rng), torch.zeros(1), torch.zeros(2, 2)):
+            actual = fmha_fwd(*tensors, mask="causal", return_lse=True, **{name: scale})
+            expected = attention(*tensors, mask="causal", **{name: scale})
+            check(actual, expected, tensors, {name: scale})
+
+
+@DRAWN_DTYPE
+def test_group_mode(rng: torch.Generator, dtype: str) -> None:
+    lengths_q, lengths_k = [1, 130, 0, 17, 3, 65], [70, 5, 4, 17, 300, 0]
+    cu_q, cu_k = prefix_sums(lengths_q), prefix_sums(lengths_k)
+    sizes = {"seqlen_q": sum(lengths_q), "seqlen_k": sum(lengths_k), "heads_q": 4, "heads_k": 2}
+    q, k, v = (x[0] for x in inputs(rng, dtype, batch=1, **sizes))
+    starts = cu_q.tolist()[:-1], cu_k.tolist()[:-1]
+    for form in ("one", "each sequence and key head"):
+        scales = random_scales(rng, form, 6, 4, 2)
+        groups = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+        actual = fmha_fwd(q, k, v, mask="causal", return_lse=True, **groups, **scales)
+        expected = attention_packed(q, k, v, lengths_q, lengths_k, *starts, mask="causal", **scales)
+        check(actual, expected, (q, k, v), scales)
+
+
+@DRAWN_DTYPE
+def test_with_all_features(rng: torch.Generator, dtype: str) -> None:
+    """Soft cap, bias and ALiBi come after the scales; a bias has the output's dtype."""
+    for seqlen_q, seqlen_k, heads_q, heads_k in ((1, 300, 4, 2), (70, 131, 4, 2)):
+        tensors = inputs(
+            rng, dtype, seqlen_q=seqlen_q, seqlen_k=seqlen_k, heads_q=heads_q, heads_k=heads_k
+        )
+        shape = Shape(2, heads_q, seqlen_q, seqlen_k, torch.bfloat16, rng)
+        options: dict[str, Any] = FEATURES["everything"](shape)
+        options["bias"] = options["bias"].bfloat16()
+        scales = random_scales(rng, "each head", 2, heads_q, heads_k)
+        actual = fmha_fwd(*tensors, return_lse=True, **options, **scales)
+        expected = attention(*tensors, **for_reference(options, shape), **scales)
+        check(
+            *(actual, expected, tensors, scales),
+            largest_modifier=largest_modifier(options, shape),
+            dropout_p=options["dropout_p"],
+        )
+
+
+@DRAWN_DTYPE
+@DRAWN_ISA
+def test_layouts(rng: torch.Generator, an_isa: CpuIsa, dtype: str) -> None:
+    """Of inputs and of the output, which is bf16; what lies between the elements is NaN."""
+    q, k, v = inputs(rng, dtype, seqlen_q=70)
+    for layout in LAYOUTS:
+        out = lay_out(torch.zeros(2, 70, 2, HDIM_V, dtype=torch.bfloat16), layout)
+        tensors = [lay_out(x.float(), layout) for x in (q, k, v)]
+        laid_out = [
+            torch.empty_strided(x.shape, x.stride(), dtype=DTYPES[dtype]).copy_(x) for x in tensors
+        ]
+        with fresh_calls(an_isa):
+            assert torch.equal(fmha_fwd(*laid_out, out=out), fmha_fwd(q, k, v))
+
+
+def test_gradients_are_refused_before_anything_runs(rng: torch.Generator) -> None:
+    q, k, v = inputs(rng, "fp8_e4m3fn")
+    with pytest.raises(NotImplementedError, match="backward pass serves fp32, bf16, fp16; k and v"):
+        fmha_fwd(q, k.requires_grad_(), v)
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "error", "words"),
+    [
+        ("q_descale", 1.0, TypeError, ["q_descale", "float (1.0)"]),
+        ("k_descale", torch.ones(1).double(), TypeError, ["k_descale", "float64"]),
+        ("v_descale", torch.ones(()), ValueError, ["v_descale", "()", "(2,)", "(3, 2)"]),
+        ("k_descale", torch.ones(4), ValueError, ["k_descale", "(4,)", "(2,)", "(3, 2)"]),
+        ("q_descale", torch.ones(2), ValueError, ["q_descale", "(2,)", "(4,)", "(3, 2)"]),
+        ("q_descale", torch.ones(3, 4), ValueError, ["q_descale", "(3, 4)", "(3, 2)"]),
+        ("out", torch.zeros(3, 33, 4, HDIM_V), TypeError, ["out", "float32", "bfloat16"]),
+        ("v_descale", torch.ones(1, device="meta"), ValueError, ["v_descale is on meta"]),
+    ],
+)
+def test_errors(
+    rng: torch.Generator, name: str, scale: object, error: type[Exception], words: list[str]
+) -> None:
+    tensors = inputs(rng, "fp8_e4m3fnuz", batch=3, heads_q=4, heads_k=2)
+    for function in (fmha_fwd, explain):
+        with pytest.raises(error) as raised:
+            function(*tensors, **{name: scale})
+        for word in words:
+            assert word in str(raised.value)
+
+
+def test_two_formats_in_one_call(rng: torch.Generator) -> None:
+    ours, others = (inputs(rng, dtype) for dtype in DTYPES)
+    with pytest.raises(TypeError, match=r"k has dtype torch\.float8_e4m3fnuz, q has torch\.float8"):
+        fmha_fwd(ours[0], others[1], ours[2])
+
+
+@DRAWN_DTYPE
+def test_under_torch_compile(rng: torch.Generator, dtype: str) -> None:
+    tensors = inputs(rng, dtype, heads_q=4, heads_k=2)
+    scales = random_scales(rng, "each head", 2, 4, 2)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def compiled(q: Tensor, k: Tensor, v: Tensor, scales: QkvScales) -> Any:
+        return fmha_fwd(q, k, v, mask="causal", **scales)
+
+    assert torch.equal(compiled(*tensors, scales), fmha_fwd(*tensors, mask="causal", **scales))
+
+
+@DRAWN_DTYPE
+def test_scales_belong_to_the_call(rng: torch.Generator, dtype: str) -> None:
+    """Calls that differ in the shape, the strides or the values of a scale alone."""
+    tensors = inputs(rng, dtype, heads_q=2)
+    wide = torch.rand(2, 2, 3, generator=rng)
+    several = [wide[..., 0], wide[..., 1].contiguous(), wide[0, :, 2], wide[0, :1, 2]]
+    for _, scale in itertools.product(range(2), several):
+        actual = fmha_fwd(*tensors, mask="causal", return_lse=True, k_descale=scale)
+        expected = attention(*tensors, mask="causal", k_descale=scale)
+        check(actual, expected, tensors, {"k_descale": scale})
+
+
+# ---- AITER's functions ---------------------------------------------------------------------------
+
+
+def test_signatures_of_aiter() -> None:
+    """Names, order and defaults, as AITER declares them."""
+    first = ["q", "k", "v", *SCALES]
+    groups = ["cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
+    common = {"causal": False, "window_size": (-1, -1, 0), "softmax_scale": None, "sink_ptr": None}
+    packed = {"min_seqlen_q": 0, "logits_soft_cap": 0.0, **common}
+    for function, required, defaults in (
+        (flash_attn_fp8_pertensor_func, first, common),
+        (flash_attn_varlen_fp8_pertensor_func, [*first, *groups], packed),
+    ):
+        parameters = inspect.signature(function).parameters
+        assert list(parameters) == [*required, *defaults]
+        assert {n: parameters[n].default for n in defaults} == defaults
+
+
+@DRAWN_DTYPE
+def test_functions_of_aiter(rng: torch.Generator, dtype: str) -> None:
+    tensors = inputs(rng, dtype, heads_q=4, heads_k=2, seqlen_q=40)
+    scales = random_scales(rng, "each sequence and key head", 2, 4, 2)
+    sink = torch.randn(4, generator=rng)
+    out = flash_attn_fp8_pertensor_func(
+        *(*tensors, *scales.values(), True, (30, -1)), softmax_scale=0.3, sink_ptr=sink
+    )
+    options: dict[str, Any] = {"mask": "causal", "window_size": (30, -1), "softmax_scale": 0.3}
+    assert torch.equal(out, fmha_fwd(*tensors, **scales, **options, sink=sink))
+    packed = [x.flatten(0, 1) for x in tensors]
+    cu_q, cu_k = prefix_sums([40, 40]), prefix_sums([49, 49])
+    of_packed = flash_attn_varlen_fp8_pertensor_func(
+        *(*packed, *scales.values(), cu_q, cu_k, 40, 49),
+        causal=True,
+        window_size=(30, -1),
+        softmax_scale=0.3,
+        sink_ptr=sink,
+    )
+    assert torch.equal(of_packed.unflatten(0, (2, 40)), out)

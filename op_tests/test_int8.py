@@ -1,0 +1,282 @@
+"""int8 inputs in their three combinations: both products, the first one, keys and values alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fresh_calls import fresh_calls
+from inputs import DTYPES, prefix_sums, random_qkv
+from reference import Options, Result, assert_close, attention, attention_packed, descaled
+from score_features import FEATURES, Shape, for_reference
+from torch import Tensor
+from untyped import explain, fmha_fwd
+
+from jitfmha import emulate
+from jitfmha.target import CpuIsa, cpu_isas_here
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+HDIM, HDIM_V = 37, 21
+# seqlen_q, seqlen_k, heads_q, heads_k: single rows, nothing, and what lies around tiles.
+SIZES = [
+    *[(1, 1, 1, 1), (1, 300, 4, 4), (3, 77, 6, 2), (9, 0, 2, 2), (0, 5, 2, 1), (2, 129, 13, 13)],
+    *[(33, 49, 2, 2), (150, 290, 3, 1), (17, 127, 7, 7), (129, 128, 2, 1)],
+]
+DRAWN_ISA = pytest.mark.sample("an_isa", list(cpu_isas_here()), 1, shared_by="int8")
+QkvScales = dict[str, Tensor]
+
+
+def int8_inputs(rng: torch.Generator, **sizes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Whole numbers over the whole range, both ends included."""
+    shapes = random_qkv(rng, hdim=HDIM, hdim_v=HDIM_V, **sizes)
+    q, k, v = (torch.randint(-128, 128, x.shape, generator=rng, dtype=torch.int8) for x in shapes)
+    return q, k, v
+
+
+def random_scales(rng: torch.Generator, form: str, heads_q: int, heads_k: int) -> QkvScales:
+    """Such that the numbers are about as large as normal ones."""
+    scales = {}
+    for name, heads in (("q", heads_q), ("k", heads_k), ("v", heads_k)):
+        shape = {"one": (1,), "each sequence and key head": (2, heads_k), "each head": (heads,)}
+        scales[f"{name}_descale"] = (torch.rand(shape[form], generator=rng) + 0.5) / 64
+    return scales
+
+
+def scaled(tensors: tuple[Tensor, ...], scales: QkvScales) -> list[Tensor]:
+    """What the numbers stand for, with each tensor's largest scale: bounds are asked for."""
+    return [
+        descaled(
+            x if x.dim() == 4 else x[None],
+            scales[name].amax().view(1) if name in scales else None,
+            1,
+        )
+        for x, name in zip(tensors, ("q_descale", "k_descale", "v_descale"), strict=True)
+    ]
+
+
+@DRAWN_ISA
+@pytest.mark.parametrize("form", ["one", "each sequence and key head"])
+def test_first_product(rng: torch.Generator, an_isa: CpuIsa, form: str) -> None:
+    for seqlen_q, seqlen_k, heads_q, heads_k in SIZES:
+        sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "heads_q": heads_q, "heads_k": heads_k}
+        tensors = int8_inputs(rng, **sizes)
+        scales = random_scales(rng, form, heads_q, heads_k)
+        with fresh_calls(an_isa):
+            actual = fmha_fwd(*tensors, mask="causal", return_lse=True, **scales)
+        expected = attention(*tensors, mask="causal", **scales)
+        assert_close(actual, expected, *scaled(tensors, scales), dtype=torch.bfloat16)
+
+
+@DRAWN_ISA
+@pytest.mark.sample("dtype", list(DTYPES), 1)
+def test_keys_and_values_alone(rng: torch.Generator, an_isa: CpuIsa, dtype: str) -> None:
+    for seqlen_q, seqlen_k, heads_q, heads_k in SIZES:
+        sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "heads_q": heads_q, "heads_k": heads_k}
+        q, _, _ = random_qkv(rng, hdim=HDIM, dtype=DTYPES[dtype], **sizes)
+        tensors = (q, *int8_inputs(rng, **sizes)[1:])
+        for form in ("one", "each head"):
+            scales = random_scales(rng, form, heads_q, heads_k)
+            del scales["q_descale"]
+            with fresh_calls(an_isa):
+                actual = fmha_fwd(*tensors, mask="causal", return_lse=True, **scales)
+            expected = attention(*tensors, mask="causal", **scales)
+            assert_close(actual, expected, *scaled(tensors, scales), dtype=q.dtype)
+
+
+def test_dot_products_are_exact(rng: torch.Generator) -> None:
+    """The score of a single key is its lse; the largest one is 2**23."""
+    for seqlen_q in (1, 40):
+        q = torch.randint(-128, 128, (1, seqlen_q, 9, 512), generator=rng, dtype=torch.int8)
+        k = torch.randint(-128, 128, (1, 1, 9, 512), generator=rng, dtype=torch.int8)
+        q[:, :, 0], k[:, :, 0] = -128, -128
+        v = torch.randint(-128, 128, (1, 1, 9, 8), generator=rng, dtype=torch.int8)
+        out, lse = fmha_fwd(q, k, v, softmax_scale=1.0, return_lse=True)
+        exact = torch.einsum("bihd,bjhd->bhi", q.long(), k.long())
+        assert exact[0, 0, 0] == 2**23
+        assert torch.equal(lse.double(), exact.double())
+        assert torch.equal(out, v.bfloat16().expand_as(out))
+
+
+# ---- Both products -------------------------------------------------------------------------------
+
+
+def steps_of_probabilities(
+    q: Tensor, k: Tensor, p_descale: Tensor, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """What one step of an int8 probability is for each row, ``(b, hq, sq, 1)``.
+
+    And how near ``(b, hq, sq, sk)`` the probabilities are to the next whole step.
+    """
+    batch, seqlen_k, heads_k, _ = k.shape
+    eye = torch.eye(seqlen_k)[None, :, None].expand(batch, -1, heads_k, -1)
+    options = {name: x for name, x in options.items() if name != "v_descale"}
+    probability = attention(q, k, eye, **options)[0].transpose(1, 2)
+    largest = probability.amax(-1, keepdim=True)
+    scale = descaled(torch.ones(1, 1, q.shape[2], 1), p_descale, heads_k).transpose(1, 2)
+    steps = torch.where(largest > 0, probability / largest, 0) / scale
+    return scale * largest, (steps - steps.round()).abs()
+
+
+def check_both_products(
+    actual: Result,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    scales: QkvScales,
+    is_one_tile: bool,
+    **options: Any,
+) -> None:
+    """Within rounding, and a step where a probability is as good as whole.
+
+    Probabilities are relative to the largest one so far: where there are several key tiles, each of
+    them may be a step less than it should.
+    """
+    out, lse = actual
+    p_descale = scales["p_descale"]
+    of_inputs = {name: x for name, x in scales.items() if name != "p_descale"}
+    exact: Options = {**options, **of_inputs}  # type: ignore[typeddict-item]
+    plain = attention(*tensors, **exact)
+    expected = attention(*tensors, p_descale=p_descale, **exact)[0] if is_one_tile else plain[0]
+    q, k, v = scaled(tensors, scales)
+    if tensors[1].shape[1] == 0 or tensors[0].shape[1] == 0:
+        assert torch.equal(out.double(), expected)
+        return
+    step, distance = steps_of_probabilities(*tensors[:2], p_descale, **exact)
+    counts = distance < 0.02 if is_one_tile else torch.ones_like(distance, dtype=torch.bool)
+    groups = tensors[0].shape[2] // tensors[1].shape[2]
+    values = v.abs().repeat_interleave(groups, dim=2)
+    slack = torch.einsum("bhij,bjhd->bihd", step * counts, values)
+    largest = v.abs().max()
+    error = (out.double() - expected).abs()
+    bound = slack + 0.01 * expected.abs() + 1e-4 * largest
+    assert (error <= bound).all(), (error - bound).max()
+    assert_close((plain[0].bfloat16(), lse), plain, q, k, v, dtype=torch.bfloat16)
+
+
+@DRAWN_ISA
+@pytest.mark.parametrize("form", ["one", "each sequence and key head", "each head"])
+def test_both_products(rng: torch.Generator, an_isa: CpuIsa, form: str) -> None:
+    for seqlen_q, seqlen_k, heads_q, heads_k in SIZES:
+        sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "heads_q": heads_q, "heads_k": heads_k}
+        tensors = int8_inputs(rng, **sizes)
+        # Scales for each query head are compiled apart; p_descale alone has all shapes here.
+        of_inputs = "one" if form == "each head" else form
+        scales = random_scales(rng, of_inputs, heads_q, heads_k)
+        shape = {"one": (1,), "each head": (heads_q,)}.get(form, (2, heads_k))
+        is_one_tile = seqlen_k <= 128
+        # Below 1 / 127 the largest probabilities are cut, for which the bound has no room.
+        others = torch.rand(shape, generator=rng) / 64 + (0.004 if is_one_tile else 0.008)
+        for p_descale in (torch.full(shape, 1 / 127), others):
+            scales["p_descale"] = p_descale
+            with fresh_calls(an_isa):
+                actual = fmha_fwd(*tensors, mask="causal", return_lse=True, **scales)
+            check_both_products(actual, tensors, scales, is_one_tile, mask="causal")
+
+
+def test_both_products_in_group_mode_with_all_features(rng: torch.Generator) -> None:
+    lengths_q, lengths_k = [1, 40, 0, 17], [70, 100, 4, 17]
+    cu_q, cu_k = prefix_sums(lengths_q), prefix_sums(lengths_k)
+    starts = cu_q.tolist()[:-1], cu_k.tolist()[:-1]
+    sizes = {"seqlen_q": sum(lengths_q), "seqlen_k": sum(lengths_k), "heads_q": 4, "heads_k": 2}
+    q, k, v = (x[0] for x in int8_inputs(rng, batch=1, **sizes))
+    packed = Shape(4, 4, sum(lengths_q), 100, torch.bfloat16, rng, is_group=True)
+    options: dict[str, Any] = FEATURES["everything"](packed)
+    options["bias"] = options["bias"].bfloat16()
+    scales = random_scales(rng, "each head", 4, 2)
+    p_descale = torch.full((4, 2), 1 / 127)
+    groups = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_k": 100}
+    out = fmha_fwd(q, k, v, **groups, **options, **scales, p_descale=p_descale)
+    of_reference = for_reference(options, Shape(4, 4, 40, 100, torch.bfloat16, rng))
+    expected, _ = attention_packed(
+        *(q, k, v, lengths_q, lengths_k, *starts), **of_reference, **scales, p_descale=p_descale
+    )
+    # A step here and there, of at most 1/127 of a row's largest probability.
+    largest = scaled((q, k, v), scales)[2].abs().max() / (1 - options["dropout_p"])
+    assert (out.double() - expected).abs().max() <= 0.06 * largest
+
+
+def test_probabilities_are_rounded_towards_zero() -> None:
+    """Two keys, whose relative probabilities are 1 and one just below, at or above a whole step."""
+    q = torch.ones(1, 3, 1, HDIM, dtype=torch.int8)
+    k, v = torch.zeros(1, 2, 1, HDIM, dtype=torch.int8), torch.zeros(1, 2, 1, HDIM_V)
+    k[:, 1, :, 0] = -1
+    v[:, 1] = 64
+    p_descale = torch.full((1,), 1 / 4)
+    for steps, expected in ((1.98, 1), (2.02, 2), (0.97, 0), (3.9, 3)):
+        # The second score is the first one's less the logarithm.
+        scale = -torch.tensor(steps / 4).log().item()
+        out = fmha_fwd(
+            *(q, k, v.to(torch.int8)),
+            mask="b:9,9",
+            softmax_scale=scale,
+            v_descale=torch.ones(1),
+            p_descale=p_descale,
+        )
+        share = expected / 4 / (1 + steps / 4)
+        torch.testing.assert_close(out, torch.full_like(out, 64 * share), rtol=0.01, atol=1e-3)
+
+
+# ---- Refusals ------------------------------------------------------------------------------------
+
+INT8 = torch.int8
+ERRORS: list[tuple[tuple[torch.dtype, ...], dict[str, object], type[Exception], list[str]]] = [
+    ((INT8, torch.bfloat16, torch.bfloat16), {}, TypeError, ["k has dtype torch.bfloat16", "int8"]),
+    ((torch.bfloat16, INT8, torch.bfloat16), {}, TypeError, ["v has dtype", "k has torch.int8"]),
+    ((torch.bfloat16, torch.bfloat16, INT8), {}, TypeError, ["v has dtype", "k has torch.bfl"]),
+    (
+        (torch.float8_e4m3fn, INT8, INT8),
+        {},
+        TypeError,
+        ["k has dtype torch.int8", "float8_e4m3fn"],
+    ),
+    (
+        (torch.bfloat16, INT8, INT8),
+        {"q_descale": torch.ones(1)},
+        ValueError,
+        ["q_descale", "torch.bfloat16"],
+    ),
+    (
+        (torch.bfloat16, INT8, INT8),
+        {"p_descale": torch.ones(1)},
+        ValueError,
+        ["p_descale", "torch.bfloat16"],
+    ),
+    ((INT8, INT8, INT8), {"p_descale": 0.5}, TypeError, ["p_descale", "0.5"]),
+    ((INT8, INT8, INT8), {"p_descale": torch.ones(3)}, ValueError, ["p_descale", "(3,)", "(4,)"]),
+    ((INT8, INT8, INT8), {"out": torch.zeros(2, 33, 4, 21)}, TypeError, ["out", "bfloat16"]),
+]
+
+
+@pytest.mark.parametrize(("dtypes", "changes", "error", "words"), ERRORS)
+def test_errors(
+    rng: torch.Generator,
+    dtypes: tuple[torch.dtype, ...],
+    changes: dict[str, object],
+    error: type[Exception],
+    words: list[str],
+) -> None:
+    tensors = int8_inputs(rng, heads_q=4, heads_k=2)
+    q, k, v = (x.to(dtype) for x, dtype in zip(tensors, dtypes, strict=True))
+    for function in (fmha_fwd, explain):
+        with pytest.raises(error) as raised:
+            function(q, k, v, **changes)
+        for word in words:
+            assert word in str(raised.value)
+
+
+def test_gradients_are_refused_before_anything_runs(rng: torch.Generator) -> None:
+    _, k, v = int8_inputs(rng)
+    q = torch.randn(2, 33, 2, HDIM, generator=rng).requires_grad_()
+    with pytest.raises(NotImplementedError, match="backward pass serves fp32, bf16, fp16; k and v"):
+        fmha_fwd(q, k, v)
+
+
+def test_gpu_kernels_refuse_it_by_name() -> None:
+    q, k, v = torch.zeros(3, 1, 70, 2, 128, dtype=torch.int8)
+    with emulate("gfx942"):
+        with pytest.raises(NotImplementedError, match="the inputs are int8"):
+            fmha_fwd(q, k, v)
+        with pytest.raises(NotImplementedError, match="int8 probabilities"):
+            fmha_fwd(q, k, v, p_descale=torch.ones(1))
+        with pytest.raises(NotImplementedError, match="int8 keys and values beside queries"):
+            fmha_fwd(q.bfloat16(), k, v)
