@@ -130,8 +130,31 @@ def test_other_isas(rng: torch.Generator, other_isa: CpuIsa, dtype: str, kind: s
             check_batch_mode(rng, dtype, mask, *sizes, batch=1)
 
 
+# Around the squares of a tile unit, its key tiles and its query tiles.
+TILE_UNIT_SIZES = [
+    *[(1, 1, 1, 1), (2, 300, 3, 3), (31, 33, 6, 2), (32, 32, 1, 1), (9, 0, 2, 2), (0, 9, 2, 2)],
+    *[(255, 127, 1, 1), (257, 129, 1, 1), (129, 257, 2, 1)],
+]
+
+
+@pytest.mark.parametrize("kind", ["none", "window"])
+def test_emulated_tile_unit(rng: torch.Generator, kind: str) -> None:
+    with fresh_calls("amx_emulated"):
+        for mask, sizes in product(masks_of(kind)[1::2] or [{}], TILE_UNIT_SIZES):
+            check_batch_mode(rng, "bf16", mask, *sizes, batch=1)
+
+
+def test_group_mode_in_an_emulated_tile_unit(rng: torch.Generator) -> None:
+    with fresh_calls("amx_emulated"):
+        check_group_mode(rng, "bf16", {"mask": 2})
+
+
 @pytest.mark.sample("dtype, mask", list(product(DTYPES, ({}, {"mask": 2}))), 2)
 def test_group_mode(rng: torch.Generator, dtype: str, mask: dict[str, Any]) -> None:
+    check_group_mode(rng, dtype, mask)
+
+
+def check_group_mode(rng: torch.Generator, dtype: str, mask: dict[str, Any]) -> None:
     """Sequences without queries, without keys, and unused rows between them."""
     lengths_q, lengths_k = [1, 130, 0, 17, 3, 265], [70, 5, 4, 17, 300, 0]
     for gap in (0, 3):
@@ -199,17 +222,33 @@ def test_layouts(rng: torch.Generator, dtype: str) -> None:
 
 
 @pytest.mark.usefixtures("num_threads")
+def test_threads_do_not_change_the_bits_of_an_emulated_tile_unit(rng: torch.Generator) -> None:
+    with fresh_calls("amx_emulated"):
+        check_that_threads_do_not_change_the_bits(rng, "bf16", [(300, 290, 2, 1)], (1, 3, 16))
+
+
+@pytest.mark.usefixtures("num_threads")
 @pytest.mark.sample("dtype", list(DTYPES), 2)
 def test_threads_do_not_change_the_bits(rng: torch.Generator, dtype: str) -> None:
+    sizes = [(700, 700, 1, 1), (400, 300, 6, 2), (90, 1000, 3, 3)]
+    check_that_threads_do_not_change_the_bits(rng, dtype, sizes, (1, 2, 3, 16, 1, 5))
+
+
+def check_that_threads_do_not_change_the_bits(
+    rng: torch.Generator,
+    dtype: str,
+    all_sizes: list[tuple[int, int, int, int]],
+    thread_counts: tuple[int, ...],
+) -> None:
     """Few heads and many threads: all of them add to the same dk and dv."""
-    for sizes in ((700, 700, 1, 1), (400, 300, 6, 2), (90, 1000, 3, 3)):
+    for sizes in all_sizes:
         names = ("seqlen_q", "seqlen_k", "heads_q", "heads_k")
         named = dict(zip(names, sizes, strict=True))
         q, k, v = random_qkv(rng, hdim=HDIM, hdim_v=HDIM_V, dtype=DTYPES[dtype], **named)
         out, lse = fmha_fwd(q, k, v, mask=2, return_lse=True)
         dout, _ = gradients_of_results(rng, out, lse)
         first = fmha_bwd(dout, q, k, v, out, lse, mask=2)
-        for threads in (1, 2, 3, 16, 1, 5):
+        for threads in thread_counts:
             torch.set_num_threads(threads)
             again = fmha_bwd(dout, q, k, v, out, lse, mask=2)
             assert all(map(torch.equal, again, first)), f"{threads} threads"

@@ -20,6 +20,7 @@ from torch import Tensor
 from untyped import explain, fmha_fwd
 
 from jitfmha.kernels.cpu import BESIDE_TILE_UNIT, CpuModifiers, CpuTraits, launcher_spec
+from jitfmha.problem import Direction
 from jitfmha.target import CpuIsa, cpu_isas_here
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -227,15 +228,30 @@ def test_other_isas_are_compiled(tmp_path: Path, other_isa: CpuIsa, dtype: str) 
         pytest.skip(f"kernels of {dtype} for {other_isa} are those of another instruction set")
     machine, in_elf = ("aarch64", 183) if other_isa == "neon" else ("x86_64", 62)
     everything = CpuModifiers(dtype, alibi=True, softcap=True, sink_tokens=True, dropout=True)
-    for mode, masked, modifiers in (("gm0", False, CpuModifiers()), ("gm1", True, everything)):
-        traits = CpuTraits(dtype, HDIM, HDIM_V, masked, mode, other_isa, modifiers=modifiers)
+    kernels: list[tuple[str, bool, CpuModifiers, Direction]] = [
+        ("gm0", False, CpuModifiers(), "forward"),
+        ("gm1", True, everything, "forward"),
+    ]
+    if other_isa in BESIDE_TILE_UNIT:
+        kernels.append(("gm1", True, everything, "backward"))
+    for mode, masked, modifiers, direction in kernels:
+        traits = CpuTraits(
+            dtype, HDIM, HDIM_V, masked, mode, other_isa, direction=direction, modifiers=modifiers
+        )
         spec = launcher_spec(traits)
         for name, text in spec.sources.items():
             (tmp_path / name).write_text(text)
         compiler = [sys.executable, "-I", "-m", "ziglang", "c++", f"--target={machine}-linux-gnu"]
-        arguments = [*spec.cflags, "-fPIC", "-c", "fmha_fwd.cpp", "-o", "fmha_fwd.o"]
+        arguments = [
+            *spec.cflags,
+            "-fPIC",
+            "-c",
+            f"fmha_{traits.short_direction}.cpp",
+            "-o",
+            "fmha.o",
+        ]
         done = subprocess.run(
             [*compiler, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
-        assert int.from_bytes((tmp_path / "fmha_fwd.o").read_bytes()[18:20], "little") == in_elf
+        assert int.from_bytes((tmp_path / "fmha.o").read_bytes()[18:20], "little") == in_elf

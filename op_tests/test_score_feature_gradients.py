@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from fresh_calls import fresh_calls
 from inputs import DTYPES, prefix_sums, random_qkv
 from reference import attention, attention_packed
 from score_features import FEATURES, Options, Shape, for_reference
@@ -98,6 +99,12 @@ def test_one_feature(rng: torch.Generator, feature: str, dtype: str) -> None:
 def test_all_features_together(rng: torch.Generator, dtype: str) -> None:
     for sizes in SIZES:
         check(rng, "everything", dtype, sizes)
+
+
+def test_all_features_together_in_an_emulated_tile_unit(rng: torch.Generator) -> None:
+    with fresh_calls("amx_emulated"):
+        for sizes in SIZES:
+            check(rng, "everything", "bf16", sizes)
 
 
 @pytest.mark.sample(("feature", "dtype"), list(itertools.product(sorted(FEATURES), DTYPES)), 1)

@@ -129,15 +129,16 @@ struct Bf16Pairs {
 // Whether every number of a dtype is one of bf16.
 template <class D>
 constexpr bool kFitsBf16 = std::is_same<D, bf16>::value || sizeof(typename D::Element) == 1;
-using ForwardOperands =
+using OperandsOfDtypes =
     std::conditional_t<kFitsBf16<Dtype> && kFitsBf16<KeyDtype>, Bf16Pairs, FloatOperands>;
 #else
-using ForwardOperands = FloatOperands;
+using OperandsOfDtypes = FloatOperands;
 #endif
 // Backward multiplies floats whatever the dtype: its probabilities are operands of three products,
-// and rounding them once more would cost accuracy where gradients cancel.
-using Operands =
-    std::conditional_t<kDirection == Direction::forward, ForwardOperands, FloatOperands>;
+// and rounding them once more would cost accuracy where gradients cancel. In a tile unit, which is
+// several times as fast, they are rounded, as torch's are.
+using Operands = std::conditional_t<kDirection == Direction::forward || kTileUnit, OperandsOfDtypes,
+                                    FloatOperands>;
 constexpr int kOperandElements = Operands::kElements;
 
 }  // namespace

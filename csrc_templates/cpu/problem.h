@@ -146,13 +146,14 @@ struct QueryRows {
   KeyRange all_visible_keys() const { return {visible_keys(0).begin, visible_keys(rows - 1).end}; }
 
   // Calls visit(number of vectors as a type, index of its first row) for all panels of the tile:
-  // kBlockVectors vectors of rows each, and at the end single vectors.
-  template <class Visit>
+  // kVectors vectors of rows each, and at the end kLastVectors where those are enough.
+  template <int kVectors = kBlockVectors, int kLastVectors = 1, class Visit>
   void for_each_panel(const Visit& visit) const {
     int at = 0;
-    for (; at + (kBlockVectors - 1) * kLanes < rows; at += kBlockVectors * kLanes)
-      visit(std::integral_constant<int, kBlockVectors>{}, at);
-    for (; at < rows; at += kLanes) visit(std::integral_constant<int, 1>{}, at);
+    for (; at + (kVectors - kLastVectors) * kLanes < rows; at += kVectors * kLanes)
+      visit(std::integral_constant<int, kVectors>{}, at);
+    for (; at < rows; at += kLastVectors * kLanes)
+      visit(std::integral_constant<int, kLastVectors>{}, at);
   }
 };
 

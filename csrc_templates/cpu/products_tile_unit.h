@@ -54,9 +54,9 @@ struct StagedKeys {
   static constexpr int kStride = staged_stride(kScoreDepth);
   float operands[kTileKeys * kStride];  // [key][operand]
 
-  // From key `at` on, a multiple of kKeyBlock; row(j) is where the j-th of them starts. What is left
-  // from earlier keys in the rest of the last block is masked, as no query sees keys behind the last
-  // one.
+  // From key `at` on, a multiple of kKeyBlock; row(j) is where the j-th of them starts. What is
+  // left from earlier keys in the rest of the last block is masked, as no query sees keys behind
+  // the last one.
   template <class Row>
   void stage(const Row& row, int at, int count) {
     stage_rows<kHdimQ, kStride>(row, count, operands + at * kStride);

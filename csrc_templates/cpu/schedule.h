@@ -184,8 +184,8 @@ class QueryTiles {
     return true;
   }
 
-  // Makes about the wanted number of items where the queries of a few tokens are too few for that, or
-  // splits keys as it is asked for. Like the tiles this depends on the shape alone. To be called
+  // Makes about the wanted number of items where the queries of a few tokens are too few for that,
+  // or splits keys as it is asked for. Like the tiles this depends on the shape alone. To be called
   // once, after plan().
   void split_keys(const SplitRules& rules) {
     rules_ = rules;

@@ -154,6 +154,10 @@ inline Vec round_to_pairs(Vec first, Vec second) {
   return _mm512_castsi512_ps(
       _mm512_permutexvar_epi16(_mm512_load_si512(kInterleave), reinterpret_cast<__m512i>(halves)));
 }
+// Pairs of rounded floats that follow each other: those of `first`, then those of `second`.
+inline Vec round_to_successive_pairs(Vec first, Vec second) {
+  return reinterpret_cast<Vec>(_mm512_cvtne2ps_pbh(second, first));
+}
 // Pairs (first[i], second[i]) of 16 values each in memory.
 inline Vec load_pairs(const uint16_t* first, const uint16_t* second) {
   const __m512i high = _mm512_slli_epi32(widen(second), 16);

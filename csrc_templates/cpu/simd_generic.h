@@ -161,6 +161,15 @@ inline Vec round_to_pairs(Vec first, Vec second) {
   store_bf16(seconds, second);
   return from_bits(widen(firsts) | widen(seconds) << 16);
 }
+// Pairs of rounded floats that follow each other: those of `first`, then those of `second`.
+inline Vec round_to_successive_pairs(Vec first, Vec second) {
+  uint16_t rounded[2 * kLanes];
+  store_bf16(rounded, first);
+  store_bf16(rounded + kLanes, second);
+  Vec pairs;
+  std::memcpy(&pairs, rounded, sizeof(pairs));
+  return pairs;
+}
 // Pairs (first[i], second[i]) of 4 values each in memory.
 inline Vec load_pairs(const uint16_t* first, const uint16_t* second) {
   return from_bits(widen(first) | widen(second) << 16);

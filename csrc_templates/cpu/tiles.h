@@ -105,6 +105,12 @@ void pack_rows(const Row& row, int count, float* to) {
   }
 }
 
+// row(j), for rows that lie `stride` elements apart.
+template <class T>
+inline auto rows_from(const T* first, int64_t stride) {
+  return [=](int64_t j) { return first + j * stride; };
+}
+
 // Rows of keys or values as they are, kStride operands apart, followed by zeros up to a whole
 // register block; row(j) is where row j starts.
 template <int kHdim, int kStride, class Row>

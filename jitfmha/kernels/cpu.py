@@ -75,8 +75,13 @@ _TRAITS_HEADER = "cpu/traits.h.in"
 _HEADERS = (
     *("dropout.h", "elements.h", "few_rows.h", "problem.h", "schedule.h", "scores.h", "tiles.h"),
 )
-# Forward's products for instruction sets with a tile unit, and for all others.
-_PRODUCTS = {True: "cpu/products_tile_unit.h", False: "cpu/products_vectors.h"}
+# The products, as a template includes them, for instruction sets with a tile unit and for others.
+_PRODUCTS: dict[tuple[Direction, bool], tuple[str, str]] = {
+    ("forward", True): ("products.h", "cpu/products_tile_unit.h"),
+    ("forward", False): ("products.h", "cpu/products_vectors.h"),
+    ("backward", True): ("backward_products.h", "cpu/backward_products_tile_unit.h"),
+    ("backward", False): ("backward_products.h", "cpu/backward_products_vectors.h"),
+}
 _TILE_UNITS: dict[CpuIsa, str] = {
     "amx": "cpu/tile_unit_amx.h",
     "amx_emulated": "cpu/tile_unit_emulated.h",
@@ -225,11 +230,7 @@ def propose(problem: Problem, target: Target) -> CpuPlan | Refusal:
 
 def _isa_for(problem: Problem, isa: CpuIsa) -> CpuIsa:
     """What the kernel is compiled for on a CPU with ``isa``."""
-    uses_tile_unit = (
-        problem.dtype == problem.kv_dtype == "bf16"
-        and not problem.has_column_major_v
-        and problem.direction == "forward"
-    )
+    uses_tile_unit = problem.dtype == problem.kv_dtype == "bf16" and not problem.has_column_major_v
     return isa if uses_tile_unit else BESIDE_TILE_UNIT.get(isa, isa)
 
 
@@ -372,6 +373,7 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
         "mask": traits.mask,
         "mode": traits.mode,
         "paged": str(traits.paged).lower(),
+        "tile_unit": str(traits.isa in _TILE_UNITS).lower(),
         "shared_structs": "\n\n".join(x.cpp() for x in structs),
         **traits.modifiers.values(),
         **traits.descales.values(),
@@ -405,10 +407,9 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
 
 def _product_sources(traits: CpuTraits) -> dict[str, str]:
     """Headers of the matrix products that depend on the instruction set."""
-    if traits.direction == "backward":
-        return {}
     tile_unit = _TILE_UNITS.get(traits.isa)
-    sources = {"products.h": render(_PRODUCTS[tile_unit is not None], {})}
+    header, rendered = _PRODUCTS[traits.direction, tile_unit is not None]
+    sources = {header: render(rendered, {})}
     return sources if tile_unit is None else sources | {"tile_unit.h": render(tile_unit, {})}
 
 
