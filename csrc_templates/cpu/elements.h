@@ -67,8 +67,9 @@ struct Fp8E4m3 {
 struct fp8_e4m3fn : Fp8E4m3<7, 0x7f, 0x7f> {};
 struct fp8_e4m3fnuz : Fp8E4m3<8, 0xff, 0x80> {};
 
-// Sums of products of integers are exact in float32, too, as none of them reaches 2^24: neither a dot
-// product of 576 elements, the most there are, nor that of the int8 probabilities of a key tile.
+// Sums of products of integers are exact in float32, too, as none of them reaches 2^24: neither a
+// dot product of 576 elements, the most there are, nor that of the int8 probabilities of a key
+// tile.
 struct int8 {
   using Element = int8_t;
   static constexpr int kExpDegree = 4;

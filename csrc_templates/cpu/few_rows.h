@@ -1,7 +1,7 @@
 // Products of a few rows with keys and values that are read where they lie, once for all rows.
 //
-// In panels of so few rows most lanes would be empty. Here lanes hold elements of a head: a vector of
-// a key or a value meets all rows while it is in a register, and nothing is staged. What a row's
+// In panels of so few rows most lanes would be empty. Here lanes hold elements of a head: a vector
+// of a key or a value meets all rows while it is in a register, and nothing is staged. What a row's
 // result is does not depend on the rows beside it.
 #pragma once
 
@@ -29,9 +29,9 @@ inline Vec sums_of(Vec (&vectors)[kLanes]) {
   return vectors[0];
 }
 
-// scores[r * kScoreStride + key] = the dot product of query r with key(key), for `count` keys and up
-// to a whole vector of them, where the last one is repeated. A query is kQueryStride floats from the
-// one before. `meanwhile(key)` is called for each key.
+// scores[r * kScoreStride + key] = the dot product of query r with key(key), for `count` keys and
+// up to a whole vector of them, where the last one is repeated. A query is kQueryStride floats from
+// the one before. `meanwhile(key)` is called for each key.
 template <int kRows, int kQueryStride, int kScoreStride, class Key, class Meanwhile>
 __attribute__((noinline)) void multiply_in_place(const float* queries, const Key& key, int count,
                                                  float* scores, const Meanwhile& meanwhile) {
