@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -304,3 +305,23 @@ def test_read_only_cache_that_lacks_an_entry(
     monkeypatch.setattr(directory, "_create", refuse)
     assert answer(make_spec()) == 42
     assert jit.build_log()[0].path.is_relative_to(cache)
+
+
+def test_whose_it_is_goes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory without an owner stays for an hour, should its process die while removing it."""
+    left: list[list[str]] = []
+    remove = shutil.rmtree
+    with owned_directory.OwnedDirectory(tmp_path, "demo") as mine:
+        # Folders list their files in any order.
+        for number in range(20):
+            (mine.path / f"folder{number}").mkdir()
+            (mine.path / f"file{number}").touch()
+
+        def observed(path: Path, *, ignore_errors: bool) -> None:
+            left.append([x.name for x in mine.path.iterdir()])
+            remove(path, ignore_errors=ignore_errors)
+
+        monkeypatch.setattr(shutil, "rmtree", observed)
+    assert all("owner" in names for names in left)
+    assert left[-1] == ["owner"]
+    assert not mine.path.exists()

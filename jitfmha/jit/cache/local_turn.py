@@ -48,9 +48,6 @@ def _turn_in(directory: CacheDirectory, key: EntryKey) -> Iterator[OpenEntry | T
         empty_trash(directory.trash)
         with OwnedDirectory(directory.building, key.directory_name) as stage:
             yield LocalTurn(directory, key, stage.path)
-        # Again: of a builder that was killed a moment before, the kernel may have given back the
-        # lock on the entry, for which this one waited, but not yet that on its directory.
-        sweep(directory.building)
     enforce_limit(directory, keep=target)
 
 

@@ -13,6 +13,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import final
@@ -52,10 +53,13 @@ class OwnedDirectory:
             OSError: the file system does not allow it.
         """
         self.path = parent / f"{prefix}.{os.urandom(8).hex()}"
+        # All that takes time comes before: of a directory whose process dies before it is claimed,
+        # nobody knows for long whether that is still to come.
+        claim = json.dumps(asdict(Owner(os.getpid(), os.uname().nodename, _boot()))).encode()
         os.mkdir(self.path, 0o700)
         self._created = os.lstat(self.path)
         try:
-            self._descriptor = _claim(self.path)
+            self._descriptor = _claim(self.path, claim)
         except BaseException:
             shutil.rmtree(self.path, ignore_errors=True)
             raise
@@ -160,14 +164,13 @@ def _may_live(owner: Owner) -> bool:
     return True
 
 
-def _claim(path: Path) -> int:
+def _claim(path: Path, content: bytes) -> int:
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     descriptor = os.open(path / _OWNER_FILE, flags, 0o600)
     try:
         # Waits for nothing but a sweeper that looks at this very moment.
         wait_exclusive(descriptor)
-        owner = Owner(os.getpid(), os.uname().nodename, _boot())
-        os.write(descriptor, json.dumps(asdict(owner)).encode())
+        os.write(descriptor, content)
     except BaseException:
         os.close(descriptor)
         raise
@@ -243,6 +246,13 @@ def _remove_tree(path: Path) -> None:
     # What still runs there is the compiler of an interrupted build: ninja starts it in a process
     # group of its own, where neither a signal to the caller nor the end of ninja reaches it.
     _end_processes_in(path)
+    # Whose it is goes last: of what somebody leaves who dies meanwhile, others can tell that.
+    with suppress(OSError), os.scandir(path) as listing:
+        for item in listing:
+            if item.is_dir(follow_symlinks=False):
+                shutil.rmtree(item.path, ignore_errors=True)
+            elif item.name != _OWNER_FILE:
+                os.unlink(item.path)
     shutil.rmtree(path, ignore_errors=True)
 
 
