@@ -7,7 +7,7 @@ import random
 import secrets
 import zlib
 from collections import Counter
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from typing import Any, TypeGuard, get_args
 
 import pytest
@@ -141,14 +141,25 @@ def num_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+def _drawn_isas(config: pytest.Config) -> Collection[CpuIsa]:
+    if config.getoption("--exhaustive"):
+        return cpu_isas_here()
+    drawn = random.Random(f"{config.stash[_SEED]} instruction sets")
+    others = [isa for isa in cpu_isas_here() if isa != "amx_emulated"]
+    return {"amx_emulated", *drawn.sample(others, min(2, len(others)))}
+
+
 @pytest.fixture(params=get_args(CpuIsa))
 def isa(request: pytest.FixtureRequest) -> Iterator[CpuIsa]:
-    """Each instruction set that this processor has, with CPU tensors on kernels for it.
+    """An instruction set that this processor has, with CPU tensors on kernels for it.
 
-    Those with a tile unit come with bf16 only.
+    Without ``--exhaustive`` these are the emulated tile unit and two more, drawn from the seed, as
+    each has dozens of kernels of its own. Those with a tile unit come with bf16 only.
     """
     if request.param not in cpu_isas_here():
         pytest.skip(f"this processor does not run {request.param}")
+    if request.param not in _drawn_isas(request.config):
+        pytest.skip(f"{request.param} was not drawn; --exhaustive runs all")
     dtype = request.node.callspec.params.get("dtype", "bf16")
     if request.param in BESIDE_TILE_UNIT and dtype != "bf16":
         pytest.skip(f"kernels of {dtype} for {request.param} are those of another instruction set")
