@@ -157,7 +157,7 @@ def _refuse_missing_gradients(given: tuple[Any, ...]) -> None:
 def _refuse_unserved_backward(given: tuple[Any, ...]) -> None:
     """Raise ``NotImplementedError`` where nothing serves backward: before forward, not after it."""
     q = given[0]
-    if type(q) is not Tensor:
+    if type(q) is not Tensor or q.is_meta:
         return  # A tensor without values; the target may be another machine's.
     target = target_of(q.device)
     if isinstance(target, CpuTarget) and given[1].dtype.itemsize > 1:

@@ -15,7 +15,7 @@ from torch import Tensor
 from .arguments import Arguments, Gradients, Tensors
 from .detection import target_of
 from .dispatch import plan_for
-from .memory import may_overlap, overlaps_itself
+from .memory import may_overlap, overlaps_itself, write_zeros
 from .plan import Launch
 from .problem import (
     GradientStrides,
@@ -196,7 +196,7 @@ def _launch(prepared: PreparedBackward, arguments: BackwardArguments) -> Results
     )
     if prepared.launch is None:
         for x in results:
-            x.zero_()
+            write_zeros(x)
     else:
         prepared.launch(tensors)
     return Results(

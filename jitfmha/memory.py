@@ -7,7 +7,20 @@ import mmap
 import sys
 from functools import cache
 
+import torch
 from torch import Tensor
+
+
+def write_zeros(to: Tensor, where: Tensor | None = None) -> None:
+    """Write zeros to a tensor of the caller's, everywhere or ``where`` a boolean tensor says.
+
+    It may have been made in inference mode, outside of which torch writes to it in kernels only.
+    """
+    with torch.inference_mode(to.is_inference() or torch.is_inference_mode_enabled()):
+        if where is None:
+            to.zero_()
+        else:
+            to.masked_fill_(where, 0)
 
 
 def extent(x: Tensor) -> tuple[int, int]:

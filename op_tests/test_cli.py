@@ -94,7 +94,7 @@ def test_help(run: Run, argv: tuple[str, ...]) -> None:
         (("cache",), "action"),
         (("bench", "--suite", "nonsense"), "nonsense"),
         (("explain", "--mask", "diagonal"), "mask='diagonal'"),
-        (("explain", "--hdim", "513"), "513"),
+        (("explain", "--hdim", "577"), "577"),
         (("explain", "--heads", "8", "--heads-k", "3"), "3 heads"),
         (("explain", "--window", "one,two"), "--window one,two"),
         (("explain", "--window", "1"), "window_size"),

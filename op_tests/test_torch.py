@@ -220,6 +220,10 @@ def test_meta_tensors(rng: torch.Generator) -> None:
     assert lse.shape == (2, 2, 33)
     with pytest.raises(ValueError, match="v has seqlen 48"):
         fmha_fwd(q, k, v[:, 1:])
+    fmha_fwd(q.requires_grad_(), k, v).sum().backward()
+    assert q.grad is not None
+    assert q.grad.is_meta
+    assert q.grad.shape == q.shape
 
 
 def test_vmap(rng: torch.Generator) -> None:

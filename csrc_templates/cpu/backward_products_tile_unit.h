@@ -118,27 +118,6 @@ void pack_row_pairs(const Row& row, int count, float* to) {
   }
 }
 
-// Rows as columns: to[element][row / 2]. Zeros follow the last one up to a whole square.
-template <int kHdim, int kStride>
-void stage_transposed_pairs(const Element* from, int64_t row_stride, int count, float* to) {
-  static constexpr Element kZeros[kHdim] = {};
-  const auto row = [&](int i) { return i < count ? from + i * row_stride : kZeros; };
-  for (int i = 0; i < round_up(count, kSquare); i += kOperandElements * kLanes)
-    for (int d = 0; d < kHdim; d += kLanes) {
-      Vec block[kLanes];
-      for (int j = 0; j < kLanes; ++j) {
-        const int first = i + kOperandElements * j;
-        Element edges[2][kLanes];
-        block[j] =
-            Operands::load_down_columns<Dtype>({readable<kHdim>(row(first), d, edges[0]),
-                                                readable<kHdim>(row(first + 1), d, edges[1])});
-      }
-      simd::transpose(block);
-      for (int j = 0; j < kLanes; ++j)
-        simd::store(to + (d + j) * kStride + i / kOperandElements, block[j]);
-    }
-}
-
 // stage_rows, with zeros up to a whole square.
 template <int kHdim, int kStride>
 void stage_square_rows(const Element* from, int64_t row_stride, int count, float* to) {
@@ -197,8 +176,8 @@ struct Products {
              int key, int count) {
     stage_square_rows<kHdimQ, kKeyStride>(k, k_stride, count, keys + key * kKeyStride);
     stage_square_rows<kHdimV, kValueStride>(v, v_strides.seq, count, values + key * kValueStride);
-    stage_transposed_pairs<kHdimQ, kTransposedStride>(k, k_stride, count,
-                                                      keys_transposed + key / kOperandElements);
+    stage_transposed_pairs<Dtype, kHdimQ, kTransposedStride, kSquare>(
+        rows_from(k, k_stride), count, keys_transposed + key / kOperandElements);
   }
 
   // Called before everything else about a panel and the kSquare keys from `key` on.

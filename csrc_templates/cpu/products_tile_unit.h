@@ -71,23 +71,8 @@ struct StagedValues {
   template <class Row>
   void stage(const Row& row, int64_t, int at, int count) {
     static_assert(!kColumnMajorV, "rows are contiguous");
-    static constexpr KeyElement kZeros[kHdimV] = {};
-    const auto row_or_zeros = [&](int key) { return key < count ? row(key) : kZeros; };
-    float* to = operands + at / kOperandElements;
-    for (int key = 0; key < round_up(count, kKeyBlock); key += kOperandElements * kLanes)
-      for (int d = 0; d < kHdimV; d += kLanes) {
-        Vec block[kLanes];
-        for (int i = 0; i < kLanes; ++i) {
-          KeyElement edges[2][kLanes];
-          const int first = key + kOperandElements * i;
-          block[i] = Operands::load_down_columns<KeyDtype>(
-              {readable<kHdimV>(row_or_zeros(first), d, edges[0]),
-               readable<kHdimV>(row_or_zeros(first + 1), d, edges[1])});
-        }
-        simd::transpose(block);
-        for (int i = 0; i < kLanes; ++i)
-          simd::store(to + (d + i) * kStride + key / kOperandElements, block[i]);
-      }
+    stage_transposed_pairs<KeyDtype, kHdimV, kStride, kKeyBlock>(row, count,
+                                                                 operands + at / kOperandElements);
   }
 };
 

@@ -169,6 +169,29 @@ void stage_column_major(const KeyElement* from, int64_t hdim_stride, int count, 
     }
 }
 
+// Rows as columns, for operands that are pairs of rows: to[element][row / kOperandElements]; row(j)
+// is where row j starts. Zeros follow the last one up to a multiple of kBlock rows.
+template <class D, int kHdim, int kStride, int kBlock, class Row>
+void stage_transposed_pairs(const Row& row, int count, float* to) {
+  using T = typename D::Element;
+  static constexpr T kZeros[kHdim] = {};
+  const auto row_or_zeros = [&](int j) -> const T* { return j < count ? row(j) : kZeros; };
+  for (int j = 0; j < round_up(count, kBlock); j += kOperandElements * kLanes)
+    for (int d = 0; d < kHdim; d += kLanes) {
+      Vec block[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        T edges[2][kLanes];
+        const int first = j + kOperandElements * i;
+        block[i] =
+            Operands::load_down_columns<D>({readable<kHdim>(row_or_zeros(first), d, edges[0]),
+                                            readable<kHdim>(row_or_zeros(first + 1), d, edges[1])});
+      }
+      simd::transpose(block);
+      for (int i = 0; i < kLanes; ++i)
+        simd::store(to + (d + i) * kStride + j / kOperandElements, block[i]);
+    }
+}
+
 // ---- Products -----------------------------------------------------------------------------------
 
 // block[r][lane] = sum over s < depth of

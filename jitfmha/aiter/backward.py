@@ -12,6 +12,7 @@ from torch import Generator, Tensor
 
 from ..argument_checks import describe, refuse_given, require_cu_seqlens
 from ..interface import fmha_bwd
+from ..memory import write_zeros
 from ..peer_values import as_flag, as_int
 from .numbers_and_rows import (
     as_v3_bf16_cvt,
@@ -160,7 +161,7 @@ def mha_varlen_bwd(
     if as_flag("zero_tensors", zero_tensors):
         ends = (cu_seqlens_q, starts_q), *([(cu_seqlens_k, starts_k)] * 2)
         for x, sums in zip(gradients, ends, strict=True):
-            x.masked_fill_(~sequences_of_rows(x.shape[0], *sums)[2][:, None, None], 0)
+            write_zeros(x, ~sequences_of_rows(x.shape[0], *sums)[2][:, None, None])
     sequence, _, is_used = sequences_of_rows(q.shape[0], cu_seqlens_q, starts_q)
     softmax_d = _softmax_d(dout, out).masked_fill(~is_used, 0)
     if sink is not None and d_sink is not None and len(cu_seqlens_q) > 1:

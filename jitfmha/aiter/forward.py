@@ -11,6 +11,7 @@ from ..argument_checks import describe, require_cu_seqlens
 from ..dropout import dropout_randval, new_rng_state
 from ..interface import OFF, fmha_fwd
 from ..kv_cache import starts_in_batch
+from ..memory import write_zeros
 from ..peer_values import (
     as_flag,
     as_int,
@@ -533,7 +534,7 @@ def forward_group(
     out = options.get("out")
     if zero_tensors and out is not None:
         sequence, within, is_used = sequences_of_rows(out.shape[0], cu_seqlens_q, starts)
-        out.masked_fill_(~is_used[:, None, None], 0)
+        write_zeros(out, ~is_used[:, None, None])
     randval = None
     if rng_state is not None and return_randval:
         batch = cu_seqlens_q.shape[0] - 1

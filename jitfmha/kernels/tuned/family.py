@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ...arguments import Tensors
+from ...memory import write_zeros
 from ...plan import Kernel, Launch, Reason, Refusal
 from ...problem import BF16_CVTS, Feature, Problem, Sizes
 from ...target import AmdTarget, Target
@@ -227,6 +228,6 @@ class TunedKernel:
 
 def write_no_attention(tensors: Tensors) -> None:
     """Where there are no keys the result is known, and there is nothing to read."""
-    tensors.out.zero_()
+    write_zeros(tensors.out)
     if tensors.lse is not None:
         tensors.lse.fill_(-torch.inf)
