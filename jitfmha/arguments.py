@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 import torch
 from torch import Generator, Tensor
 
+from .argument_checks import describe
 from .mask import INT64_MAX, OPEN_WINDOW, Mask
 
 if TYPE_CHECKING:
@@ -387,7 +388,8 @@ def gather_keys(
         padded = cu_seqlens.k_padded
         if padded is not cu_seqlens.k:
             raise ValueError(
-                "cu_seqlens_k_padded cannot be combined with block_table, which says where keys lie"
+                f"cu_seqlens_k_padded ({describe(padded)}) cannot be combined with block_table "
+                f"({describe(block_table)}), which says where keys lie"
             )
     if block_table is None and num_splits == 0:
         return None
