@@ -45,6 +45,11 @@ def refuse_grad(function: str, **tensors: object) -> None:
             )
 
 
+def requires_any_grad(*optional: object) -> bool:
+    """Whether any of the tensors among them requires grad."""
+    return any(isinstance(x, Tensor) and x.requires_grad for x in optional)
+
+
 def require_cu_seqlens(**cu_seqlens: object) -> None:
     """Raise ``ValueError`` for prefix sums that are None, which elsewhere asks for batch mode."""
     for name, value in cu_seqlens.items():

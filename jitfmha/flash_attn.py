@@ -36,11 +36,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .argument_checks import describe, require_cu_seqlens
+from .argument_checks import describe, require_cu_seqlens, requires_any_grad
 from .attention_probabilities import signed_probabilities
 from .dropout import new_rng_state
 from .interface import OFF, fmha_fwd
-from .kv_cache import starts_in_batch
+from .kv_cache import check_page_numbers, starts_in_batch
 from .peer_values import (
     as_dropout_p,
     as_flag,
@@ -271,7 +271,7 @@ def _attend(
     }
     if block_table is not None:
         _check_paged(k, v, block_table, options["cu_seqlens_k"])
-        if _is_gradient_asked_for(q, k, v):
+        if torch.is_grad_enabled() and requires_any_grad(q, k, v):
             # The backward pass needs rows, and is followed by that of the gathering.
             k, v, options["cu_seqlens_k_padded"] = _gathered(k, v, block_table, options)
         else:
@@ -308,12 +308,6 @@ def _check_paged(k: Tensor, v: Tensor, block_table: Tensor, ends: Tensor | None)
         )
 
 
-def _is_gradient_asked_for(*inputs: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(
-        isinstance(x, Tensor) and x.requires_grad for x in inputs
-    )
-
-
 def _gathered(
     k: Tensor, v: Tensor, block_table: Tensor, options: Options
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -324,10 +318,7 @@ def _gathered(
     # What a table holds behind the last page of a sequence has no meaning.
     first_keys = torch.arange(block_table.shape[1], device=k.device) * page_size
     pages = block_table.long().where(first_keys < ends.diff()[:, None], 0)
-    if pages.device.type == "cpu" and pages.numel() > 0:
-        for number in (int(pages.min()), int(pages.max())):
-            if not 0 <= number < num_pages:
-                raise ValueError(f"block_table names page {number}; k has {num_pages} pages")
+    check_page_numbers("k", pages, num_pages)
     starts = starts_in_batch(pages.shape[0], pages.shape[1] * page_size, k.device)
     return k[pages].flatten(0, 2), v[pages].flatten(0, 2), starts
 

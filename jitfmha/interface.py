@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 from torch.autograd import forward_ad
 
 from . import autograd as _derivatives  # noqa: F401 - of the operators
+from .argument_checks import requires_any_grad
 from .arguments import (
     Arguments,
     Bf16Cvt,
@@ -272,7 +273,7 @@ def fmha_fwd(
                 or k.requires_grad
                 or v.requires_grad
                 or (isinstance(out, Tensor) and out.requires_grad)
-                or (modifiers is not None and _requires_any_grad(*modifiers))
+                or (modifiers is not None and requires_any_grad(*modifiers))
             )
         )
     ):
@@ -342,7 +343,7 @@ def fmha_bwd(
     _check_room("dbias", dbias, options.get("bias"))
     _check_room("dsink", dsink, options.get("sink"))
     read = [x for _, x in arguments.inputs() if x is not None]
-    if _are_plain(*read) and not (_is_grad_enabled() and _requires_any_grad(*read)):
+    if _are_plain(*read) and not (_is_grad_enabled() and requires_any_grad(*read)):
         results = run_backward(arguments)
         _store((dbias, results.dbias), (dsink, results.dsink))
         return results[:3]
@@ -392,10 +393,6 @@ def _drawn(q: Tensor, dropout: Dropout | None, generator: Generator | None) -> D
     if dropout is None or dropout.rng_state is not None or not isinstance(q, Tensor):
         return dropout
     return Dropout(dropout.p, new_rng_state(q.device, generator=generator))
-
-
-def _requires_any_grad(*optional: object) -> bool:
-    return any(isinstance(x, Tensor) and x.requires_grad for x in optional)
 
 
 def _is_any_negative(*optional: object) -> bool:

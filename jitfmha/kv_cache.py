@@ -207,7 +207,7 @@ class _Cache(NamedTuple):
         else:
             page_size = self.k.shape[1]
             first = self.block_table.long().gather(1, position // page_size)
-            _check_pages("k_cache", first, self.k.shape[0])
+            check_page_numbers("k_cache", first, self.k.shape[0])
             second = position % page_size
         self.k[first, second] = k.to(self.k.dtype)
         self.v[first, second] = v.to(self.v.dtype)
@@ -250,7 +250,8 @@ def _lies_in_rows(x: Tensor) -> bool:
     return min(x.shape[:2]) == 0 or x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
 
 
-def _check_pages(name: str, pages: Tensor, num_pages: int) -> None:
+def check_page_numbers(name: str, pages: Tensor, num_pages: int) -> None:
+    """Raise ``ValueError`` for pages of a ``block_table`` that ``name`` lacks; on the CPU only."""
     if pages.device.type != "cpu" or pages.numel() == 0:
         return
     for number in (int(pages.min()), int(pages.max())):

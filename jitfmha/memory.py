@@ -15,12 +15,20 @@ def write_zeros(to: Tensor, where: Tensor | None = None) -> None:
     """Write zeros to a tensor of the caller's, everywhere or ``where`` a boolean tensor says.
 
     It may have been made in inference mode, outside of which torch writes to it in kernels only.
+    ``torch.compile`` can trace no question about that, and writes to it in kernels alone.
     """
-    with torch.inference_mode(to.is_inference() or torch.is_inference_mode_enabled()):
-        if where is None:
-            to.zero_()
-        else:
-            to.masked_fill_(where, 0)
+    if not torch.compiler.is_compiling() and to.is_inference():
+        with torch.inference_mode():
+            _write_zeros(to, where)
+    else:
+        _write_zeros(to, where)
+
+
+def _write_zeros(to: Tensor, where: Tensor | None) -> None:
+    if where is None:
+        to.zero_()
+    else:
+        to.masked_fill_(where, 0)
 
 
 def extent(x: Tensor) -> tuple[int, int]:

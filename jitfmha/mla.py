@@ -48,7 +48,7 @@ def mla_absorbed_fwd(
         latent: gm0 ``(b, sk, rank + r)``, gm1 ``(total_k, rank + r)``, of q's dtype: the latent,
             then the positional key. Any strides with a contiguous last dimension, such as those of
             a cache with room for more keys; never copied.
-        rank: columns of the latent, 1 to 512; ``rank + r`` is at most 576.
+        rank: columns of the latent, from 1 on; ``rank + r`` is at most 576.
         return_lse: also return the log-sum-exp of the scaled scores.
         options: those of :func:`jitfmha.fmha_fwd`, with the same meaning. ``softmax_scale`` has to
             be given, as the model's ``1 / sqrt(hdim + r)`` has the head dimension from before the

@@ -590,11 +590,7 @@ def _check_block_table(block_table: Tensor, k: Tensor, v: Tensor, batch: int) ->
             f"block_table has shape {tuple(block_table.shape)}; expected (batch, most pages), the "
             f"batch being {batch}"
         )
-    if block_table.shape[1] > 1 and block_table.stride(1) != 1:
-        raise ValueError(
-            f"block_table has stride {block_table.stride(1)} in its last dimension, which must be "
-            "contiguous; call block_table.contiguous()"
-        )
+    check_last_dimension("block_table", block_table)
     if block_table.is_neg():
         raise ValueError("block_table has torch's negative bit; call block_table.resolve_neg()")
     if k.shape[0] != v.shape[0]:

@@ -171,8 +171,7 @@ struct Products {
   }
   const float* dq_of(int at) const { return dq + at * kDqRowsPadded; }
 
-  // Calls visit(operands of the rows, first of their elements, add) for all parts of a row of dv or
-  // dk, each with the matching add(...).
+  // Calls visit(add) for all parts of a row of dv or dk.
   template <class Visit>
   void for_each_part_of_dv(const Visit& visit) const {
     for_each_part<kHdimV>(gradient_rows, probabilities, visit);

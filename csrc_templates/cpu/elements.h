@@ -105,15 +105,10 @@ struct Bf16Pairs {
   static constexpr int kElements = 2;
   template <class D>
   static Vec load_along_row(const typename D::Element* from) {
+    if constexpr (!std::is_same<D, bf16>::value)
+      return simd::round_to_successive_pairs(D::load(from), D::load(from + kLanes));
     float pairs[kLanes];
-    if constexpr (std::is_same<D, bf16>::value) {
-      std::memcpy(pairs, from, sizeof(pairs));
-    } else {
-      uint16_t converted[2 * kLanes];
-      bf16::store(converted, D::load(from));
-      bf16::store(converted + kLanes, D::load(from + kLanes));
-      std::memcpy(pairs, converted, sizeof(pairs));
-    }
+    std::memcpy(pairs, from, sizeof(pairs));
     return simd::load(pairs);
   }
   template <class D>

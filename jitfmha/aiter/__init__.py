@@ -7,7 +7,7 @@ variable-length siblings.
 what models call, and copy tensors whose last dimension is not contiguous; the others are what these
 end in there.
 
-What is different here: any head dimensions up to 512, float32 and empty batches on the CPU, an lse
+What is different here: any head dimensions up to 576, float32 and empty batches on the CPU, an lse
 of -inf (not +inf) where there are no keys, and a ``sink_size`` from ``sk`` up shows all keys.
 
 What the functions have in common:

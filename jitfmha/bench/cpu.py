@@ -20,14 +20,13 @@ from ..interface import fmha_fwd
 from ..problem import DTYPE_NAMES
 from . import cpu_backward, cpu_decode, decode_loop
 from .first_call import FirstCall, first_call
+from .over_sdpa import TOLERANCE, compare, verified
 from .report import Comparison, Progress, Report
-from .timing import Timings, alternate
+from .timing import alternate
 
 _THREADS = 2
 _HEADS = 8
 _SEED = 20260101
-# Only a wrong kernel gets here: the accuracy tests of op_tests are the strict ones.
-_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 
 
 def run(quick: bool, progress: Progress) -> Report:
@@ -67,7 +66,7 @@ def _machine(quick: bool) -> dict[str, str]:
 
 def _dense(report: Report, quick: bool, progress: Progress) -> None:
     seqlens = (512,) if quick else (512, 2048, 4096)
-    cases = list(product(_TOLERANCE, (64, 128), seqlens, (False, True)))
+    cases = list(product(TOLERANCE, (64, 128), seqlens, (False, True)))
     speedups, of_bf16 = [], []
     for number, (dtype, hdim, seqlen, causal) in enumerate(cases, 1):
         name = f"{DTYPE_NAMES[dtype]} hdim {hdim} seqlen {seqlen} {'causal' if causal else 'full'}"
@@ -82,10 +81,10 @@ def _dense(report: Report, quick: bool, progress: Progress) -> None:
         def theirs(q: Tensor = qt, k: Tensor = kt, v: Tensor = vt, causal: bool = causal) -> Tensor:
             return scaled_dot_product_attention(q, k, v, is_causal=causal)
 
-        error = _verified(name, ours(), theirs().transpose(1, 2))
+        error = verified(name, ours(), theirs().transpose(1, 2))
         times = alternate([ours, theirs], min_seconds=0.3 if quick else 1.0, min_rounds=5)
         pairs = seqlen * (seqlen + 1) // 2 if causal else seqlen * seqlen
-        comparison = _compare(name, "SDPA", times, 1, _flops(pairs, hdim), error)
+        comparison = compare(name, times, _flops(pairs, hdim), error)
         report.comparisons.append(comparison)
         speedups.append(comparison.speedup)
         if dtype == torch.bfloat16:
@@ -161,16 +160,16 @@ def _time_ragged(
         return scaled_dot_product_attention(qp, kp, vp, attn_mask=seen)
 
     out = ours()
-    error = _verified(name, out, looped())
+    error = verified(name, out, looped())
     unpadded = torch.cat(
         [x[:, :n].transpose(0, 1) for x, n in zip(on_padded(), lengths, strict=True)]
     )
-    padded_error = _verified(name, out, unpadded)
+    padded_error = verified(name, out, unpadded)
     times = alternate([ours, looped, on_padded], min_seconds=min_seconds)
     flops = _flops(sum(length * length for length in lengths), hdim)
     return [
-        _compare(name, "SDPA per sequence", times, 1, flops, error),
-        _compare(name, "SDPA padded", times, 2, flops, padded_error),
+        compare(name, times, flops, error, against="SDPA per sequence"),
+        compare(name, times, flops, padded_error, against="SDPA padded", other=2),
     ]
 
 
@@ -247,7 +246,7 @@ def _small_call(report: Report, quick: bool, progress: Progress) -> None:
     q, k, v = (torch.randn(1, 16, 1, 64) for _ in range(3))
     qt, kt, vt = (x.transpose(1, 2).contiguous() for x in (q, k, v))
     name = "fp32 (1, 1, 16, 64)"
-    error = _verified(
+    error = verified(
         name,
         fmha_fwd(q, k, v),
         scaled_dot_product_attention(qt, kt, vt).transpose(1, 2),
@@ -257,7 +256,7 @@ def _small_call(report: Report, quick: bool, progress: Progress) -> None:
         min_seconds=0.5 if quick else 3.0,
         calls=1000,
     )
-    comparison = _compare(name, "SDPA", times, 1, 4 * 16 * 16 * 64, error)
+    comparison = compare(name, times, 4 * 16 * 16 * 64, error)
     report.comparisons.append(comparison)
     progress(
         f"{name}: {comparison.seconds * 1e6:.2f} us, SDPA {comparison.against_seconds * 1e6:.2f} us"
@@ -269,7 +268,7 @@ def _decode_loop(report: Report, quick: bool, progress: Progress) -> None:
     q, k, v = decode_loop.tensors(torch.float32, heads=2, hdim=64)
     qt, kt, vt = (x.transpose(1, 2) for x in (q, k, v))
     expected = scaled_dot_product_attention(qt, kt, vt).transpose(1, 2)
-    _verified("the longest step of a decode loop", fmha_fwd(q, k, v), expected)
+    verified("the longest step of a decode loop", fmha_fwd(q, k, v), expected)
     seconds = 0.5 if quick else 3.0
     decode_loop.add_row(report, "CPU, (1,1,2,64)", (q, k, v), seconds, progress)
 
@@ -277,26 +276,3 @@ def _decode_loop(report: Report, quick: bool, progress: Progress) -> None:
 def _flops(pairs: int, hdim: int) -> int:
     """Two products of two operations for each (query, key) pair that the mask leaves."""
     return 4 * _HEADS * pairs * hdim
-
-
-def _compare(
-    what: str, against: str, times: Timings, other: int, flops: int, error: float
-) -> Comparison:
-    return Comparison(
-        what=what,
-        against=against,
-        seconds=times.best(0),
-        against_seconds=times.best(other),
-        speedup=times.ratio(other, 0),
-        gflops=flops / times.best(0) / 1e9,
-        error=error,
-    )
-
-
-def _verified(what: str, ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference. Raises ``RuntimeError`` where the results do not belong together."""
-    error = (ours.float() - theirs.float()).abs().max().item()
-    tolerance = _TOLERANCE[ours.dtype]
-    if not error <= tolerance:
-        raise RuntimeError(f"{what}: the result differs from SDPA's by {error}, over {tolerance}")
-    return error

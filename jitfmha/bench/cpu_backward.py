@@ -15,7 +15,8 @@ from ..arguments import AttentionOptions
 from ..interface import fmha_bwd, fmha_fwd
 from ..problem import DTYPE_NAMES
 from .fresh_process import run_fresh
-from .report import Comparison, Progress, Report
+from .over_sdpa import compare
+from .report import Progress, Report
 from .timing import alternate
 
 _HEADS = 8
@@ -47,15 +48,7 @@ def _over_sdpa(report: Report, quick: bool, progress: Progress) -> None:
         times = alternate([ours, theirs], min_seconds=0.3 if quick else 1.0, min_rounds=3)
         pairs = seqlen * (seqlen + 1) // 2 if causal else seqlen * seqlen
         flops = (1 + _BACKWARD_FLOPS) * 4 * _HEADS * pairs * hdim
-        comparison = Comparison(
-            what=name,
-            against="SDPA",
-            seconds=times.best(0),
-            against_seconds=times.best(1),
-            speedup=times.ratio(1, 0),
-            gflops=flops / times.best(0) / 1e9,
-            error=error,
-        )
+        comparison = compare(name, times, flops, error)
         report.comparisons.append(comparison)
         speedups.append(comparison.speedup)
         progress(f"{name}: {comparison.speedup:.2f}x SDPA")

@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..interface import fmha_fwd
 from ..problem import DTYPE_NAMES
+from .over_sdpa import TOLERANCE, compare, verified
 from .report import Comparison, Progress, Report
 from .timing import Timings, alternate
 
@@ -17,15 +18,13 @@ from .timing import Timings, alternate
 _Sizes = tuple[int, int, int, int, int, int]
 _DECODING: tuple[_Sizes, ...] = ((8, 1, 4096, 32, 8, 128), (1, 1, 32768, 32, 8, 128))
 _SMALL: tuple[_Sizes, ...] = ((1, 128, 128, 8, 8, 64), (8, 64, 64, 12, 12, 32))
-# Only a wrong kernel gets here: the tests of op_tests are the strict ones.
-_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 5e-3}
 
 
 def add_rows(report: Report, quick: bool, progress: Progress) -> None:
     """Measure decoding and small calls; ``quick`` takes shorter caches and repeats less."""
     for sizes, dtype in product(_DECODING, (torch.bfloat16, torch.float16)):
         _decoding(report, _shorter(sizes) if quick else sizes, dtype, quick, progress)
-    for sizes, dtype in product(_SMALL, _TOLERANCE):
+    for sizes, dtype in product(_SMALL, TOLERANCE):
         _small(report, sizes, dtype, quick, progress)
 
 
@@ -97,17 +96,5 @@ def _comparison(
     batch, seqlen_q, seqlen_k, heads_q, heads_k, hdim = sizes
     expected = scaled_dot_product_attention(*by_head, enable_gqa=heads_q != heads_k)
     out = fmha_fwd(*qkv)
-    error = (out.float() - expected.transpose(1, 2).float()).abs().max().item()
-    tolerance = _TOLERANCE[out.dtype]
-    if not error <= tolerance:
-        raise RuntimeError(f"{name}: the result differs from SDPA's by {error}, over {tolerance}")
-    flops = 4 * batch * heads_q * seqlen_q * seqlen_k * hdim
-    return Comparison(
-        what=name,
-        against="SDPA",
-        seconds=times.best(0),
-        against_seconds=times.best(1),
-        speedup=times.ratio(1, 0),
-        gflops=flops / times.best(0) / 1e9,
-        error=error,
-    )
+    error = verified(name, out, expected.transpose(1, 2))
+    return compare(name, times, 4 * batch * heads_q * seqlen_q * seqlen_k * hdim, error)

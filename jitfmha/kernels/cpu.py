@@ -73,7 +73,13 @@ _TEMPLATES: dict[Direction, str] = {
 # What the templates include: the same for all kernels but for the first.
 _TRAITS_HEADER = "cpu/traits.h.in"
 _HEADERS = (
-    *("dropout.h", "elements.h", "few_rows.h", "problem.h", "schedule.h", "scores.h", "tiles.h"),
+    "dropout.h",
+    "elements.h",
+    "few_rows.h",
+    "problem.h",
+    "schedule.h",
+    "scores.h",
+    "tiles.h",
 )
 # The products, as a template includes them, for instruction sets with a tile unit and for others.
 _PRODUCTS: dict[tuple[Direction, bool], tuple[str, str]] = {
@@ -442,7 +448,7 @@ class CpuPlan:
         isa, chosen = self.traits.isa, self.target.isa
         remarks = [f"{chosen} is taken because {self.target.why}."]
         if isa != chosen:
-            remarks.append(f"This kernel takes {isa}: {chosen} has tiles for bf16 forward only.")
+            remarks.append(f"This kernel takes {isa}: {chosen} has tiles for rows of bf16 only.")
         return remarks
 
     def bind(self) -> CpuKernel:
