@@ -1,7 +1,8 @@
-"""The argument blocks of both binary interfaces, each stated once.
+"""The argument blocks of all kernels, each stated once.
 
 ``aiter`` is the interface of AMD's kernels ("fmha v3"); ``jitfmha`` that of ours. The launcher has
 both, rendered from here; ``hsa/src/arguments.h`` has ours, and ``hsa/build.py`` writes it.
+General kernels take ours with more behind it, and are rendered with that.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from ..jit.shared_struct import FLOAT, UINT32, Dialect, Pointer, SharedStruct
+from ..jit.shared_struct import FLOAT, INT32, UINT32, Dialect, Pointer, SharedStruct
 
 __all__ = [
     "AITER_ARGUMENTS",
     "ARGUMENTS_OF",
     "DIVISOR",
+    "GENERAL_ARGUMENTS",
     "JITFMHA_ARGUMENTS",
+    "MODIFIERS",
     "Abi",
     "device_header",
+    "general_structs",
 ]
 
 Abi = Literal["aiter", "jitfmha"]
@@ -102,13 +106,29 @@ JITFMHA_ARGUMENTS = SharedStruct(
     },
 )
 
+# What a general kernel has beside that. What a kernel is not compiled for, it does not read.
+MODIFIERS = SharedStruct(
+    "Modifiers",
+    {
+        # A query sees the keys from so many left of the diagonal to so many right of it.
+        **dict.fromkeys(("window_left", "window_right"), INT32),
+        "is_bottom_right": INT32,  # where the diagonal ends; else it begins in the other corner
+    },
+)
+
+GENERAL_ARGUMENTS = SharedStruct(
+    "GeneralArguments", {"attention": JITFMHA_ARGUMENTS, "modifiers": MODIFIERS}
+)
+
 ARGUMENTS_OF: Mapping[Abi, SharedStruct] = {
     "aiter": AITER_ARGUMENTS,
     "jitfmha": JITFMHA_ARGUMENTS,
 }
 
 _DEVICE = Dialect(
-    scalars={"std::uint32_t": "unsigned"}, pointer="Global<{}>", offsetof="__builtin_offsetof"
+    scalars={"std::uint32_t": "unsigned", "std::int32_t": "int"},
+    pointer="Global<{}>",
+    offsetof="__builtin_offsetof",
 )
 
 
@@ -125,3 +145,8 @@ def device_header() -> str:
 
 {JITFMHA_ARGUMENTS.cpp(_DEVICE)}
 """
+
+
+def general_structs() -> str:
+    """What a general kernel takes, for its source, behind what ``arguments.h`` has."""
+    return f"{MODIFIERS.cpp(_DEVICE)}\n\n{GENERAL_ARGUMENTS.cpp(_DEVICE)}"
