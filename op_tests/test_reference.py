@@ -345,8 +345,9 @@ def test_int8_probabilities(rng: torch.Generator) -> None:
     counted = torch.tensor([[127.0, 76, 38, 12, 0], [4, 2, 1, 0, 0]])
     torch.testing.assert_close(rounded, counted.double() * scale[:, None] / 2)
     q, k, v = inputs(rng)
-    fine = torch.full((1,), 1e-5)  # 127 of them are less than any probability
+    fine = torch.full((1,), 1e-12)  # 127 of them are less than any probability
     out, _ = attention(q, k, v, p_descale=fine)
     largest = attention(q, k, torch.eye(9).repeat(2, 1, 2, 1).view(2, 9, 2, 9))[0].amax(-1)
     summed = v.double().sum(1, keepdim=True).repeat_interleave(2, dim=2)
-    torch.testing.assert_close(out, 127e-5 * largest[..., None] * summed, rtol=1e-6, atol=1e-9)
+    expected = largest[..., None] * summed
+    torch.testing.assert_close(out / 127e-12, expected, rtol=1e-6, atol=1e-9)

@@ -80,6 +80,7 @@ class Case:
 def _float_values(number: Format, rng: random.Random, n: int, *, nan: bool = True) -> list[int]:
     edges = [0, 1, number.sign - 1, number.infinity, number.infinity - 1, (1 << number.mantissa)]
     edges += [(1 << number.mantissa) - 1, number.quiet_nan, number.infinity | 1]
+    edges.append((2 << number.mantissa) - 1)  # its half is rounded up to a normal number
     one = (number.sign >> 1) - (1 << number.mantissa)
     edges += [one, one + 1, one - 1, one + (1 << number.mantissa)]
     values = []

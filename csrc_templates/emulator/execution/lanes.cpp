@@ -301,7 +301,8 @@ void modify_output(const Wave& wave, const Instruction& inst, u32* low, u32* hig
     case OperandType::f16:
       for (u32 lane = 0; lane < kLanes; ++lane) {
         f32 value = half_to_float(static_cast<u16>(low[lane]));
-        if (scales) value = flushed(value * scale, 0x1p-14f);
+        // As for the others, what is rounded up to a normal number stays.
+        if (scales) value = flushed(half_to_float(float_to_half(value * scale)), 0x1p-14f);
         if (inst.clamp) value = clamp_to_unit(value, nan_to_zero);
         low[lane] = float_to_half(value);
       }
