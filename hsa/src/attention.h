@@ -174,8 +174,8 @@ struct Attention {
     for (int step = 0; step < kKeySteps; ++step) probability[step] = u32x4(0);
   }
 
-  // `dropped(step, i, pair)` gives what the product takes in place of two probabilities: of 16 keys,
-  // in the order of the operand, those from i on.
+  // `dropped(step, i, pair)` gives what the product takes in place of two probabilities: those from
+  // number i on of the 8 that a lane has of 16 keys, in the order of the operand.
   template <class Dropped>
   __device__ void softmax(Dropped dropped) {
     float largest = score[0][0];

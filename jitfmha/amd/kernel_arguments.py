@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from ..jit.shared_struct import FLOAT, INT32, UINT32, Dialect, Pointer, SharedStruct
+from ..jit.shared_struct import FLOAT, INT32, INT64, UINT32, Dialect, Pointer, SharedStruct
 
 __all__ = [
     "AITER_ARGUMENTS",
@@ -110,9 +110,23 @@ JITFMHA_ARGUMENTS = SharedStruct(
 MODIFIERS = SharedStruct(
     "Modifiers",
     {
+        # By the four strides between batches, heads, queries and keys, in bytes.
+        "bias": Pointer("const char"),
+        **dict.fromkeys(("bias_batch", "bias_head", "bias_query", "bias_key"), INT64),
+        # Strides of these count elements.
+        "alibi_slopes": Pointer("const float"),
+        **dict.fromkeys(("alibi_batch", "alibi_head"), INT64),
+        "sink": Pointer("const float"),
+        "sink_head": INT64,
+        "rng_state": Pointer("const unsigned"),  # the words of the seed, then of the offset
+        "bias_keys": INT32,  # the width of a bias
         # A query sees the keys from so many left of the diagonal to so many right of it.
         **dict.fromkeys(("window_left", "window_right"), INT32),
         "is_bottom_right": INT32,  # where the diagonal ends; else it begins in the other corner
+        "sink_size": INT32,  # the first keys that a window's left side does not hide
+        "largest_kept": INT32,  # of the random bytes by which probabilities are dropped
+        "keep_scale": FLOAT,  # what the kept ones are multiplied with
+        **dict.fromkeys(("scale_over_softcap", "softcap"), FLOAT),  # the softmax scale over it
     },
 )
 
@@ -126,7 +140,7 @@ ARGUMENTS_OF: Mapping[Abi, SharedStruct] = {
 }
 
 _DEVICE = Dialect(
-    scalars={"std::uint32_t": "unsigned", "std::int32_t": "int"},
+    scalars={"std::uint32_t": "unsigned", "std::int32_t": "int", "std::int64_t": "long"},
     pointer="Global<{}>",
     offsetof="__builtin_offsetof",
 )

@@ -28,6 +28,13 @@ SERVES = frozenset(
         Feature.WINDOW_MASK,
         Feature.TOP_LEFT_MASK,
         Feature.LSE,
+        Feature.BIAS,
+        Feature.BOOLEAN_BIAS,
+        Feature.ALIBI,
+        Feature.SOFTCAP,
+        Feature.SINKS,
+        Feature.SINK_TOKENS,
+        Feature.DROPOUT,
     }
 )
 _MAX_HDIM = 256

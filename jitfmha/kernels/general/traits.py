@@ -15,7 +15,7 @@ from ...problem import BF16_CVTS, Mode, Problem
 from ...resources import hsa_dir
 
 _TEMPLATE = "amd/general_fwd.hip.in"
-_HEADERS = ("row_tiles.h", "scores.h")
+_HEADERS = ("dropout.h", "row_tiles.h", "scores.h")
 # What general kernels share with the tuned ones.
 _SHARED_HEADERS = (
     *("address_spaces.h", "arguments.h", "attention.h", "number_formats.h"),
@@ -33,12 +33,49 @@ _ELEMENT_BYTES = 2
 
 
 @dataclass(frozen=True)
+class GeneralModifiers:
+    """What happens to scores and probabilities beside the mask."""
+
+    bias: str = "none"
+    alibi: bool = False
+    softcap: bool = False
+    sink: bool = False
+    sink_tokens: bool = False
+    dropout: bool = False
+
+    @classmethod
+    def of(cls, problem: Problem) -> GeneralModifiers:
+        """What a problem asks for."""
+        return cls(
+            bias=problem.bias_dtype or "none",
+            alibi=problem.has_alibi,
+            softcap=problem.logit_softcap > 0,
+            sink=problem.has_sink,
+            sink_tokens=problem.sink_size > 0,
+            dropout=problem.dropout_p > 0,
+        )
+
+    def words(self) -> tuple[str, ...]:
+        """Those of a kernel's name."""
+        bias = () if self.bias == "none" else (f"bias_{self.bias}",)
+        named = ("alibi", "softcap", "sink", "sink_tokens", "dropout")
+        return (*bias, *(name for name in named if getattr(self, name)))
+
+    def values(self) -> dict[str, str]:
+        """Those of the template."""
+        # "bool" is no name in C++.
+        bias = "boolean" if self.bias == "bool" else self.bias
+        return {name: str(value).lower() for name, value in vars(self).items()} | {"bias": bias}
+
+
+@dataclass(frozen=True)
 class GeneralTraits:
     """Everything that a general kernel is specialised on.
 
     Attributes:
         bf16_cvt: how float32 becomes bf16; "rtne" where there is no choice.
         is_masked: whether there are keys that some queries do not see.
+        modifiers: what is compiled in beside the mask.
         rows_are_far: whether keys or values are further apart than a buffer's offsets reach.
     """
 
@@ -50,6 +87,7 @@ class GeneralTraits:
     bf16_cvt: Bf16Cvt
     is_masked: bool
     rows_are_far: bool
+    modifiers: GeneralModifiers
 
     @classmethod
     def of(cls, problem: Problem, arch: Arch) -> GeneralTraits:
@@ -63,6 +101,7 @@ class GeneralTraits:
             bf16_cvt=problem.bf16_cvt if _has_roundings(arch, problem.dtype) else "rtne",
             is_masked=not problem.mask.is_none,
             rows_are_far=rows_are_far(problem),
+            modifiers=GeneralModifiers.of(problem),
         )
 
     @property
@@ -72,6 +111,7 @@ class GeneralTraits:
             f"fmha_fwd_general_hd{self.hdim_q}x{self.hdim_v}_{self.dtype}",
             self.bf16_cvt if _has_roundings(self.arch, self.dtype) else "",
             "window" if self.is_masked else "",
+            *self.modifiers.words(),
             "far" if self.rows_are_far else "",
             self.mode,
             self.arch,
@@ -122,6 +162,7 @@ def kernel_spec(traits: GeneralTraits) -> jit.BuildSpec:
         "rows_are_far": _cpp(traits.rows_are_far),
         "dtype": traits.dtype.upper(),
         "rounding": _ROUNDINGS[traits.bf16_cvt],
+        **traits.modifiers.values(),
     }
     shared = hsa_dir() / "src"
     return jit.BuildSpec(
@@ -140,8 +181,8 @@ def kernel_spec(traits: GeneralTraits) -> jit.BuildSpec:
         toolchain="device_hip",
         why=(
             f"the first {traits.dtype} call in {traits.mode} with hdim "
-            f"{traits.hdim_q}x{traits.hdim_v}{' and a mask' if traits.is_masked else ''} on "
-            f"{traits.arch}"
+            f"{traits.hdim_q}x{traits.hdim_v}{' and a mask' if traits.is_masked else ''}"
+            f"{''.join(f', {word}' for word in traits.modifiers.words())} on {traits.arch}"
         ),
     )
 
