@@ -89,10 +89,10 @@ struct KeyRowTile : KeyTile<kKeyCount, rounded_up(kHdim, 64), kThreads, kBankChu
   }
 };
 
-// Columns of a tile of values, up to 128 of them.
+// Columns of a tile of values, up to 128 of them: a tile of 64 would have conflicts in LDS.
 template <int kKeys, int kHdim, bool kAreFar, int kThreads, int kBankChunks>
-struct ValueColumns : ValueTile<kKeys, kHdim <= 64 ? 64 : 128, kThreads, kBankChunks> {
-  using Base = ValueTile<kKeys, kHdim <= 64 ? 64 : 128, kThreads, kBankChunks>;
+struct ValueColumns : ValueTile<kKeys, 128, kThreads, kBankChunks> {
+  using Base = ValueTile<kKeys, 128, kThreads, kBankChunks>;
   using typename Base::Columns;
   using typename Base::Registers;
   static_assert(kHdim <= 128);
