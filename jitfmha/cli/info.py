@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
                 ("trees", "\n".join(facts["trees"]) or "(no AMD target)"),
                 ("threads", str(facts["threads"])),
                 ("compiler", facts["compiler"] or facts["compiler_error"]),
-                ("for AMD GPUs", facts["device_compiler"]),
+                ("", f"for AMD GPUs: {facts['device_compiler']}"),
                 ("cache", cache["path"] or cache["error"]),
                 (
                     "",

@@ -294,7 +294,7 @@ def test_options_of_the_environment_do_not_count(
     hiprtc: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They would be no part of the key."""
-    monkeypatch.setenv("HIPRTC_COMPILE_OPTIONS_APPEND", "-DANSWER=nonsense")
+    monkeypatch.setenv("HIPRTC_COMPILE_OPTIONS_APPEND", "--no-such-option")
     assert jit.read(device_spec())
 
 
@@ -307,6 +307,7 @@ def test_modules_of_the_working_directory_are_not_imported(
         (somebody_elses / f"{name}.py").write_text("raise SystemExit('imported')\n")
     monkeypatch.chdir(somebody_elses)
     monkeypatch.setenv("PYTHONPATH", str(somebody_elses))
+    assert isinstance(device_hip.find_device_hip(), DeviceHiprtc)
     assert jit.read(device_spec())
 
 
