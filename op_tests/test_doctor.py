@@ -17,7 +17,7 @@ from jitfmha.amd.runtime import HipError
 from jitfmha.cli import doctor, main
 from jitfmha.cli.doctor import Finding
 from jitfmha.jit.errors import CompilerNotFound
-from jitfmha.jit.toolchain import device_hip
+from jitfmha.jit.toolchain import device_hip, host_cpp
 from jitfmha.target import cpu_target
 
 Doctor = Callable[[], tuple[int, list[dict[str, Any]]]]
@@ -121,6 +121,7 @@ def test_the_environment(
     remedy: str,
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(host_cpp, "zig_program", lambda: None)
     monkeypatch.setenv(variable, value)
     _, checks = examine()
     (found,) = (each for each in checks if each["check"] == check)

@@ -115,10 +115,11 @@ def _check_host_compiler() -> Iterator[Finding]:
     from ..jit.toolchain.host_cpp import find_host_cpp
 
     try:
-        yield Finding("host compiler", "ok", str(find_host_cpp()))
+        found = find_host_cpp()
+        yield Finding("host compiler", "ok", f"{found}: {found.why}")
     except CompilerNotFound as error:
-        found, _, remedy = str(error).partition("\nInstall one:")
-        yield Finding("host compiler", "failed", found, f"Install one:{remedy}")
+        tried, _, remedy = str(error).partition("\nInstall one:")
+        yield Finding("host compiler", "failed", tried, f"Install one:{remedy}")
 
 
 def _check_device_compiler() -> Iterator[Finding]:

@@ -75,7 +75,8 @@ def _facts() -> dict[str, Any]:
     targets = _targets()
     compiler = compiler_error = None
     try:
-        compiler = str(find_host_cpp())
+        found = find_host_cpp()
+        compiler = f"{found}: {found.why}"
     except CompilerNotFound as error:
         compiler_error = str(error)
     return {
