@@ -255,6 +255,22 @@ def test_code_is_that_of_clang(hiprtc: Path, cache: Path) -> None:
     assert text[0] == text[1]
 
 
+def test_a_program_may_use_names_that_hiprtc_declares(hiprtc: Path, cache: Path) -> None:
+    sources = {
+        "store.hip": (
+            '#include "names.h"\n'
+            'extern "C" __global__ void store(float4* out, float x) { *out = tanh(max(x)); }\n'
+        ),
+        "names.h": (
+            "#pragma once\n"
+            "typedef float float4 __attribute__((ext_vector_type(4)));\n"
+            "template <class T> __device__ float max(T x) { return x; }\n"
+            "__device__ inline float tanh(float x) { return 0.5f * x; }\n"
+        ),
+    }
+    assert b"store.kd" in jit.read(device_spec(sources))
+
+
 def test_several_sources_are_one_program(hiprtc: Path, cache: Path, tmp_path: Path) -> None:
     second = _SOURCES["store.hip"].replace("void store", "void second")
     path = tmp_path / "both.co"

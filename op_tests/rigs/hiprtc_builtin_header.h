@@ -49,4 +49,5 @@ struct hip_bfloat16 {
 __device__ inline int min(int a, int b) { return a < b ? a : b; }
 __device__ inline int max(int a, int b) { return a > b ? a : b; }
 __device__ inline float fabsf(float x) { return __builtin_fabsf(x); }
+__device__ inline float tanh(float x) { return __builtin_tanhf(x); }
 __device__ inline void __syncthreads() { __builtin_amdgcn_s_barrier(); }

@@ -21,11 +21,7 @@ _OPTIONS = (*LANGUAGE_FLAGS, CODE_OBJECT_VERSION_FLAG, "-cuid=0")
 
 @dataclass(frozen=True)
 class DeviceHiprtc:
-    """The toolchain around a hiprtc.
-
-    It defines names before the first line of a source, most of them in the global namespace, and
-    all sources are one program for it.
-    """
+    """The toolchain around a hiprtc. All sources are one program for it."""
 
     hiprtc: Hiprtc
 
@@ -64,9 +60,12 @@ class DeviceHiprtc:
 def _program(spec: BuildSpec, sources: Path, destination: Path) -> Program:
     compiled = spec.compiled_sources
     keywords = "".join(f"#ifndef {x}\n#define {x} {KEYWORDS[x]}\n#endif\n" for x in KEYWORDS)
+    texts = "".join(_text(spec, name, sources) for name in compiled)
     return {
         "name": f"{spec.name}.program.hip",
-        "source": keywords + "".join(_text(spec, name, sources) for name in compiled),
+        # hiprtc declares names before the first line, `tanh` and `float4` among them. In a
+        # namespace, the program may give them meanings of its own.
+        "source": f"{keywords}namespace program {{\n{texts}}}\n",
         "headers": {x: _text(spec, x, sources) for x in spec.sources if x not in compiled},
         "options": [*_OPTIONS, *spec.cflags, *debugger_flags(sources, destination)],
     }
