@@ -38,8 +38,8 @@ OPTIONS = SharedStruct(
 """How the launches of a thread run: the arguments of `Emulator.set_options`."""
 
 # Instructions. Few, so that waves keep pace as they do on hardware: published kernels hand LDS over
-# without a barrier. Causal forward kernels of gfx950 are right up to 256, latent-attention decode in
-# 8 bits up to 7: two loads to one place are four instructions apart there, so that 4 is right
+# without a barrier. Causal forward kernels of gfx950 are right up to 256, latent-attention decode
+# in 8 bits up to 7: two loads to one place are four instructions apart there, so that 4 is right
 # whatever the phase. It costs no time that can be measured.
 DEFAULT_TIME_SLICE = 4
 
