@@ -22,6 +22,7 @@ from jitfmha.bench.first_call import first_call
 from jitfmha.bench.report import Report, Row
 from jitfmha.bench.timing import Timings, alternate
 from jitfmha.cli import bench, demo, explain, main, output
+from jitfmha.jit.toolchain.device_hip import device_hip_in_words
 
 COMMANDS = ("demo", "doctor", "info", "explain", "build", "cache", "bench", "profile", "run-kernel")
 
@@ -127,6 +128,7 @@ def test_info(run: Run) -> None:
     facts = run("info", "--json").json
     assert facts["jitfmha"] == jitfmha.__version__
     assert facts["targets"][0].startswith("cpu (")
+    assert facts["device_compiler"] == device_hip_in_words()
     assert facts["cache"]["path"] == str(jit.cache_dir())
     assert facts["environment"]["JITFMHA_CACHE_DIR"] == str(jit.cache_dir())
 

@@ -16,6 +16,8 @@ from jitfmha.amd import runtime as hip_runtime
 from jitfmha.amd.runtime import HipError
 from jitfmha.cli import doctor, main
 from jitfmha.cli.doctor import Finding
+from jitfmha.jit.errors import CompilerNotFound
+from jitfmha.jit.toolchain import device_hip, host_cpp
 from jitfmha.target import cpu_target
 
 Doctor = Callable[[], tuple[int, list[dict[str, Any]]]]
@@ -119,12 +121,29 @@ def test_the_environment(
     remedy: str,
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(host_cpp, "zig_program", lambda: None)
     monkeypatch.setenv(variable, value)
     _, checks = examine()
     (found,) = (each for each in checks if each["check"] == check)
     assert found["verdict"] == verdict
     assert words in found["found"]
     assert remedy in found["remedy"]
+
+
+@pytest.mark.parametrize("emulated", ["", "gfx942"])
+def test_no_device_compiler(monkeypatch: pytest.MonkeyPatch, emulated: str) -> None:
+    def none() -> None:
+        raise CompilerNotFound("Tried:\n  this\nGet one:\n  hiprtc")
+
+    monkeypatch.setattr(device_hip, "find_device_hip", none)
+    monkeypatch.setattr(torch.version, "hip", None)
+    monkeypatch.setenv("JITFMHA_EMULATE", emulated)
+    found = only(doctor._check_device_compiler)
+    if emulated:
+        expected = Finding("device compiler", "warning", "Tried:\n  this", "Get one:\n  hiprtc")
+        assert found == expected
+    else:
+        assert found.verdict == "ok"
 
 
 @pytest.mark.usefixtures("no_runs")

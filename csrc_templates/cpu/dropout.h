@@ -11,6 +11,7 @@
 namespace {
 
 using simd::Bits;
+using simd::Factors;
 
 constexpr int kKeysPerCounter = 16;
 
@@ -37,11 +38,13 @@ struct Dropped {
   // next.
   void draw(const Dropout& dropout, const uint32_t* query, const uint32_t* head, int64_t key) {
     for (int v = 0; v < kVectors; ++v) {
-      Bits c[4] = {simd::broadcast_bits(uint32_t(key / kKeysPerCounter)),
-                   simd::load_bits(query + v * kLanes), simd::load_bits(head + v * kLanes),
-                   simd::broadcast_bits(dropout.offset)};
+      Factors c[4] = {simd::spread(simd::broadcast_bits(uint32_t(key / kKeysPerCounter))),
+                      simd::spread(simd::load_bits(query + v * kLanes)),
+                      simd::spread(simd::load_bits(head + v * kLanes)),
+                      simd::spread(simd::broadcast_bits(dropout.offset))};
       philox(c, dropout.seed[0], dropout.seed[1]);
-      for (int i = 0; i < 4; ++i) excess[v][i] = simd::subtract_bytes(c[i], dropout.largest_kept);
+      for (int i = 0; i < 4; ++i)
+        excess[v][i] = simd::subtract_bytes(simd::gather(c[i]), dropout.largest_kept);
     }
   }
 
@@ -52,15 +55,15 @@ struct Dropped {
   }
 
  private:
-  static inline void philox(Bits (&c)[4], uint32_t k0, uint32_t k1) {
+  static inline void philox(Factors (&c)[4], uint32_t k0, uint32_t k1) {
 #pragma GCC unroll 10
     for (int round = 0; round < 10; ++round, k0 += 0x9e3779b9u, k1 += 0xbb67ae85u) {
-      Bits high0, low0, high1, low1;
+      Factors high0, low0, high1, low1;
       simd::multiply_wide(c[0], 0xd2511f53u, high0, low0);
       simd::multiply_wide(c[2], 0xcd9e8d57u, high1, low1);
-      c[0] = simd::exclusive_or(high1, c[1], simd::broadcast_bits(k0));
+      c[0] = simd::exclusive_or(high1, c[1], k0);
       c[1] = low1;
-      c[2] = simd::exclusive_or(high0, c[3], simd::broadcast_bits(k1));
+      c[2] = simd::exclusive_or(high0, c[3], k1);
       c[3] = low0;
     }
   }

@@ -80,6 +80,10 @@ struct int8 {
   }
 };
 
+// Whether every number of a dtype is one of bf16.
+template <class D>
+constexpr bool kFitsBf16 = std::is_same<D, bf16>::value || sizeof(typename D::Element) == 1;
+
 using Element = Dtype::Element;
 using KeyElement = KeyDtype::Element;
 using OutElement = OutDtype::Element;
@@ -122,9 +126,6 @@ struct Bf16Pairs {
   static Vec mul_add(Vec a, Vec b, Vec c) { return simd::pair_mul_add(a, b, c); }
 };
 
-// Whether every number of a dtype is one of bf16.
-template <class D>
-constexpr bool kFitsBf16 = std::is_same<D, bf16>::value || sizeof(typename D::Element) == 1;
 using OperandsOfDtypes =
     std::conditional_t<kFitsBf16<Dtype> && kFitsBf16<KeyDtype>, Bf16Pairs, FloatOperands>;
 #else

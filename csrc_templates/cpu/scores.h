@@ -7,10 +7,21 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 
 #include "problem.h"
 
 namespace {
+
+// The sum of coefficients[i] * x^i.
+template <int kCount>
+inline Vec polynomial(const float (&coefficients)[kCount], Vec x) {
+  Vec sum = simd::broadcast(coefficients[kCount - 1]);
+#pragma GCC unroll 8
+  for (int i = kCount - 2; i >= 0; --i)
+    sum = simd::mul_add(sum, x, simd::broadcast(coefficients[i]));
+  return sum;
+}
 
 // 2^x to the accuracy the dtype deserves: within 1.1e-7 for fp32, 2.9e-6 for the 16-bit ones. Zero
 // far below the normal numbers, and at -inf.
@@ -21,80 +32,154 @@ inline Vec exp2(Vec x) {
                                        0.00958285294f};
   static constexpr float kDegree5[] = {1.0f,          0.693147004f,   0.240222424f,
                                        0.0555073358f, 0.00967151299f, 0.00132647273f};
-  constexpr int kDegree = Dtype::kExpDegree;
-  constexpr const float* kCoefficients = kDegree == 5 ? kDegree5 : kDegree4;
 
   const Vec clamped = simd::clamp_exponent(x);
   const Vec whole = simd::round_exponent(clamped);
   const Vec fraction = simd::sub(clamped, whole);
-  Vec power = simd::broadcast(kCoefficients[kDegree]);
-#pragma GCC unroll 8
-  for (int i = kDegree - 1; i >= 0; --i)
-    power = simd::mul_add(power, fraction, simd::broadcast(kCoefficients[i]));
+  const Vec power =
+      Dtype::kExpDegree == 5 ? polynomial(kDegree5, fraction) : polynomial(kDegree4, fraction);
   return simd::scale_exponent(power, whole);
 }
 
 // Whether scores become logits before the softmax, to which the softmax's scale does not apply any
 // more. Otherwise they stay the plain dot products.
 constexpr bool kHasLogits = kSoftcap || kAlibi || (kBias != Bias::none && kBias != Bias::boolean);
+// A soft cap that nothing is added to becomes part of the scale: scores are what tanh gives.
+constexpr bool kScalesBySoftcap =
+    kSoftcap && !kAlibi && (kBias == Bias::none || kBias == Bias::boolean);
 // Whether a score depends on more than its dot product and the ranges of its row.
 constexpr bool kModifiesScores = kHasLogits || kBias != Bias::none;
 
-// tanh x within 3.7e-7 of it, relatively: a rational function, minimax up to where tanh is 1.
+// tanh x to the accuracy the dtype deserves, relatively: within 5e-7 for fp32, 1.3e-5 for fp16, and
+// 7.5e-5 for bf16 and 8 bits. A rational function, minimax up to where tanh is 1.
 inline Vec tanh(Vec x) {
   static constexpr float kNumerator[] = {1.0f, 0.133796722f, 0.00349398027f, 2.05825727e-05f,
                                          1.331781e-08f};
   static constexpr float kDenominator[] = {1.0f, 0.467129886f, 0.0258708689f, 0.000328300317f,
                                            7.76150216e-07f};
-  const Vec clamped = simd::clamp(x, 9.02f);
+  static constexpr float kShortNumerator[] = {1.0f, 0.114983931f, 0.00152285665f};
+  static constexpr float kShortDenominator[] = {1.0f, 0.448282987f, 0.0176645946f, 5.67476818e-05f};
+  constexpr bool kShort = Dtype::kExpDegree < 5;
+
+  const Vec clamped = simd::clamp(x, kShort ? 6.0f : 9.02f);
   const Vec square = simd::mul(clamped, clamped);
-  Vec above = simd::broadcast(kNumerator[4]), below = simd::broadcast(kDenominator[4]);
-#pragma GCC unroll 4
-  for (int i = 3; i >= 0; --i) {
-    above = simd::mul_add(above, square, simd::broadcast(kNumerator[i]));
-    below = simd::mul_add(below, square, simd::broadcast(kDenominator[i]));
-  }
-  return simd::divide(simd::mul(clamped, above), below);
+  const auto rational = [&](const auto& numerator, const auto& denominator) {
+    const Vec above = simd::mul(clamped, polynomial(numerator, square));
+    const Vec below = polynomial(denominator, square);
+    return kFitsBf16<Dtype> ? simd::divide_roughly(above, below) : simd::divide(above, below);
+  };
+  return kShort ? rational(kShortNumerator, kShortDenominator) : rational(kNumerator, kDenominator);
 }
 
 // ---- A bias, element by element -----------------------------------------------------------------
 
+// kStaged elements of a row make a lane where they are staged for a panel.
 template <Bias>
 struct BiasElements {
   using Element = float;
+  static constexpr int kStaged = 1;
   static Vec load(const Element* from) { return simd::load(from); }
 };
 template <>
 struct BiasElements<Bias::bf16> {
   using Element = uint16_t;
+  static constexpr int kStaged = 2;
   static Vec load(const Element* from) { return simd::load_bf16(from); }
 };
 template <>
 struct BiasElements<Bias::fp16> {
   using Element = uint16_t;
+  static constexpr int kStaged = 1;
   static Vec load(const Element* from) { return simd::load_fp16(from); }
 };
 template <>
 struct BiasElements<Bias::boolean> {
   using Element = uint8_t;
+  static constexpr int kStaged = 1;
   static Vec load(const Element* from) { return simd::load_bytes(from); }
 };
 using BiasElement = BiasElements<kBias>::Element;
-constexpr int kBiasPrefetch = 4 * kLanes;  // in keys
+constexpr int kStagedBias = BiasElements<kBias>::kStaged;
+static_assert(kBlockRows % kStagedBias == 0, "register blocks have whole lanes of it");
+// Vectors that are staged for the keys of a tile; the last ones may reach beyond it.
+template <int kTileKeys>
+constexpr int kStagedBiasRows = kBias == Bias::none ? 1 : kTileKeys / kStagedBias + kLanes;
+constexpr int kBiasPrefetch = 64;  // in keys
 
-// The bias of kLanes keys from `key` on, for the row that starts at `row`; 0 behind the last key.
+// Whether kCount keys from `key` on lie side by side in every row.
+template <int kCount>
+inline bool has_contiguous_bias(int64_t key_stride, int64_t key, int64_t seqlen_k) {
+  return key_stride == 1 && key + kCount <= seqlen_k;
+}
+
+// Otherwise a row's bias is read from a copy, with 0 behind the last key.
+template <int kCount>
+inline void copy_bias(const BiasElement* row, int64_t key_stride, int64_t key, int64_t seqlen_k,
+                      BiasElement (&copy)[kCount]) {
+  for (int i = 0; i < kCount; ++i)
+    copy[i] = key + i < seqlen_k ? row[(key + i) * key_stride] : BiasElement(0);
+  // As in readable.
+  __asm__("" : "+m"(copy));
+}
+
+// The bias of kLanes keys from `key` on, for the row that starts at `row`.
 inline Vec bias_along_row(const BiasElement* row, int64_t key_stride, int64_t key,
                           int64_t seqlen_k) {
-  if (key_stride == 1 && key + kLanes <= seqlen_k) {
+  if (has_contiguous_bias<kLanes>(key_stride, key, seqlen_k)) {
     // Rows lie far apart: the processor does not see by itself what comes next.
     __builtin_prefetch(row + key + kBiasPrefetch);
     return BiasElements<kBias>::load(row + key);
   }
-  BiasElement some[kLanes] = {};
-  for (int i = 0; i < std::min<int64_t>(kLanes, seqlen_k - key); ++i)
-    some[i] = row[(key + i) * key_stride];
-  return BiasElements<kBias>::load(some);
+  BiasElement copy[kLanes];
+  copy_bias(row, key_stride, key, seqlen_k, copy);
+  return BiasElements<kBias>::load(copy);
 }
+
+// What is staged of the keys from `key` on, for kLanes rows.
+inline void load_staged_bias(const BiasElement* const* rows, int64_t key, Vec (&block)[kLanes]) {
+  if constexpr (kStagedBias * sizeof(BiasElement) == sizeof(float)) {
+    const void* from[kLanes];
+    for (int i = 0; i < kLanes; ++i) from[i] = rows[i] + key;
+    simd::load_transposed(from, block);
+  } else {
+    for (int i = 0; i < kLanes; ++i) block[i] = BiasElements<kBias>::load(rows[i] + key);
+    simd::transpose(block);
+  }
+}
+
+// The element of a key, in every lane of what was staged for it and its neighbours.
+inline Vec element_of_staged_bias(Vec staged, int key) {
+  if (kStagedBias == 1) return staged;
+  return key % 2 == 0 ? simd::first_bf16(staged) : simd::second_bf16(staged);
+}
+
+// Asks for the bias of rows that come next, of some each time, and only as far as the L2 cache: rows
+// are often a power of two apart, and compete for few sets of the L1 cache.
+class BiasAhead {
+ public:
+  // For `count` rows and the keys [begin, end), in so many times.
+  void start(const BiasElement* const* rows, int count, int64_t begin, int64_t end, int times) {
+    rows_ = rows;
+    last_row_ = rows + count;
+    begin_ = begin;
+    end_ = end;
+    rows_each_time_ = (count + times - 1) / times;
+  }
+
+  __attribute__((always_inline)) void ask() {
+    const BiasElement* const* const until = std::min(rows_ + rows_each_time_, last_row_);
+    for (; rows_ < until; ++rows_)
+      for (const BiasElement* at = *rows_ + begin_; at < *rows_ + end_; at += kLineElements)
+        __builtin_prefetch(at, 0, 2);
+  }
+
+ private:
+  static constexpr int kLineElements = 64 / sizeof(BiasElement);
+  const BiasElement* const* rows_ = nullptr;
+  const BiasElement* const* last_row_ = nullptr;
+  int64_t begin_ = 0, end_ = 0;
+  int rows_each_time_ = 0;
+};
 
 // ---- Scales of 8-bit inputs ---------------------------------------------------------------------
 
@@ -147,7 +232,7 @@ struct ScoreRows {
 
   ModifiedRowsFrom rows;
   int64_t first_key;  // of the tile
-  const float* bias;  // [key][lane]
+  const float* bias;  // [key / kStagedBias][lane]
 
   // Which keys the rows see, in ascending order of the rows; relative to the key tile.
   float begin[kRows], last[kRows];
@@ -188,7 +273,9 @@ struct Scores {
   }
 
   Scores(float softmax_scale, const FmhaShape& shape, const Modifiers& given)
-      : unit(kHasLogits ? 1.0f : softmax_scale),
+      : unit(kScalesBySoftcap ? shape.logit_softcap
+             : kHasLogits     ? 1.0f
+                              : softmax_scale),
         // Finite, as the scale itself: infinity times the largest score's distance, 0, would be
         // NaN.
         scale_log2(finite(unit * 1.44269504f)),
@@ -229,20 +316,34 @@ struct Scores {
     }
   }
 
-  // The bias of the keys [begin, end) of the tile, for a panel's rows: to[key][lane].
+  // The bias of the keys [begin, end) of the tile, for a panel's rows: to[key / kStagedBias][lane].
+  // `begin` is a multiple of kStagedBias.
   template <int kVectors>
   void stage_bias(const ScoreRows<kVectors>& rows, int begin, int end, int64_t seqlen_k,
                   float* to) const {
-    for (int key = begin; key < end; key += kLanes)
+    constexpr int kKeys = kStagedBias * kLanes;
+    const int64_t key_stride = modifiers.bias_strides.hdim;
+    to += begin / kStagedBias * kVectors * kLanes;
+    for (int key = begin; key < end; key += kKeys, to += kLanes * kVectors * kLanes) {
+      const int64_t first = rows.first_key + key;
+      const bool is_contiguous = has_contiguous_bias<kKeys>(key_stride, first, seqlen_k);
       for (int v = 0; v < kVectors; ++v) {
+        const BiasElement* const* const bias = rows.rows.bias + v * kLanes;
         Vec block[kLanes];
-        for (int i = 0; i < kLanes; ++i)
-          block[i] = bias_along_row(rows.rows.bias[v * kLanes + i], modifiers.bias_strides.hdim,
-                                    rows.first_key + key, seqlen_k);
-        simd::transpose(block);
-        for (int i = 0; i < kLanes; ++i)
-          simd::store(to + ((key + i) * kVectors + v) * kLanes, block[i]);
+        if (is_contiguous) {
+          load_staged_bias(bias, first, block);
+        } else {
+          BiasElement copies[kLanes][kKeys];
+          const BiasElement* copied[kLanes];
+          for (int i = 0; i < kLanes; ++i) {
+            copy_bias(bias[i], key_stride, first, seqlen_k, copies[i]);
+            copied[i] = copies[i];
+          }
+          load_staged_bias(copied, 0, block);
+        }
+        for (int i = 0; i < kLanes; ++i) simd::store(to + (i * kVectors + v) * kLanes, block[i]);
       }
+    }
   }
 
   // A score from its dot product. `bias`, ALiBi's `slope` and its `distance` are read where there
@@ -253,10 +354,9 @@ struct Scores {
                                  simd::broadcast(-kInfinity));
     if (!kHasLogits) return dot;
     Vec logit;
-    if (kSoftcap)
-      logit = simd::mul(tanh(simd::mul(dot, simd::broadcast(scale_over_softcap))),
-                        simd::broadcast(softcap));
+    if (kSoftcap) logit = tanh(simd::mul(dot, simd::broadcast(scale_over_softcap)));
     else logit = simd::mul(dot, simd::broadcast(softmax_scale));
+    if (kSoftcap && !kScalesBySoftcap) logit = simd::mul(logit, simd::broadcast(softcap));
     if (kBias != Bias::none && kBias != Bias::boolean) logit = simd::add(logit, bias);
     if (kAlibi) logit = simd::mul_add(slope, simd::abs(distance), logit);
     return logit;
@@ -276,9 +376,11 @@ struct Scores {
           score = simd::mul(score, simd::load(rows.rows.descale + v * kLanes));
         if (kModifiesScores) {
           const Vec none = simd::broadcast(0.0f);
+          const int staged = key / kStagedBias + r / kStagedBias;
           const Vec bias = kBias == Bias::none
                                ? none
-                               : simd::load(rows.bias + ((key + r) * kVectors + v) * kLanes);
+                               : element_of_staged_bias(
+                                     simd::load(rows.bias + (staged * kVectors + v) * kLanes), r);
           const Vec slope = kAlibi ? simd::load(rows.rows.slope + v * kLanes) : none;
           const Vec distance = kAlibi ? simd::sub(simd::load(rows.rows.diagonal + v * kLanes),
                                                   simd::broadcast(float(rows.first_key + key + r)))
@@ -340,10 +442,11 @@ struct Scores {
     Vec exponent = simd::mul(simd::sub(score, shift), simd::broadcast(scale_log2));
     // Many modified scores are far below the largest one. Products of their probabilities would be
     // subnormal numbers, which are slow, and do not count in any sum.
-    if (kModifiesScores)
-      exponent =
-          simd::select_between(simd::broadcast(-kInfinity), exponent, simd::broadcast(-100.0f),
-                               simd::broadcast(-kInfinity), exponent);
+    constexpr float kLeastExponent = -100.0f;
+    if (kModifiesScores && simd::kLeastExponent < kLeastExponent)
+      exponent = simd::select_between(simd::broadcast(-kInfinity), exponent,
+                                      simd::broadcast(kLeastExponent), simd::broadcast(-kInfinity),
+                                      exponent);
     return exp2(exponent);
   }
 

@@ -38,6 +38,7 @@ inline Vec clamp(Vec x, float limit) {
 }
 inline Vec abs(Vec a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 inline Vec divide(Vec a, Vec b) { return _mm256_div_ps(a, b); }
+inline Vec divide_roughly(Vec a, Vec b) { return divide(a, b); }
 
 // As many unsigned integers of 32 bits.
 using Bits = __m256i;
@@ -48,14 +49,27 @@ inline Bits broadcast_bits(uint32_t a) { return _mm256_set1_epi32(int(a)); }
 inline Bits exclusive_or(Bits a, Bits b, Bits c) {
   return _mm256_xor_si256(_mm256_xor_si256(a, b), c);
 }
-// The 64 bits of a * b in each lane, as their high and their low half.
-inline void multiply_wide(Bits a, uint32_t b, Bits& high, Bits& low) {
-  const Bits factor = _mm256_set1_epi32(int(b));
-  const Bits even = _mm256_mul_epu32(a, factor);
-  const Bits odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), factor);
-  high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xaa);
-  low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xaa);
+
+// The same integers as they are multiplied: the even lanes and the odd ones, each in the low half
+// of 64 bits. The high half holds anything.
+struct Factors {
+  Bits even, odd;
+};
+inline Factors spread(Bits a) { return {a, _mm256_srli_epi64(a, 32)}; }
+inline Bits gather(Factors a) {
+  return _mm256_blend_epi32(a.even, _mm256_slli_epi64(a.odd, 32), 0xaa);
 }
+// The 64 bits of a * b in each lane, as their high and their low half.
+inline void multiply_wide(Factors a, uint32_t b, Factors& high, Factors& low) {
+  const Bits factor = _mm256_set1_epi32(int(b));
+  low = {_mm256_mul_epu32(a.even, factor), _mm256_mul_epu32(a.odd, factor)};
+  high = {_mm256_srli_epi64(low.even, 32), _mm256_srli_epi64(low.odd, 32)};
+}
+inline Factors exclusive_or(Factors a, Factors b, uint32_t c) {
+  return {exclusive_or(a.even, b.even, broadcast_bits(c)),
+          exclusive_or(a.odd, b.odd, broadcast_bits(c))};
+}
+
 // Each byte less `b`, and 0 where that is negative.
 inline Bits subtract_bytes(Bits a, uint8_t b) {
   return _mm256_subs_epu8(a, _mm256_set1_epi8(char(b)));
@@ -68,7 +82,8 @@ inline Vec where_zero(Bits bits, uint32_t mask, Vec a) {
 
 // For x < 128: 2^x = scale_exponent(2^(c - w), w), where c = clamp_exponent(x) and
 // w = round_exponent(c). It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
-inline Vec clamp_exponent(Vec x) { return _mm256_max_ps(_mm256_set1_ps(-127.0f), x); }
+constexpr float kLeastExponent = -127.0f;
+inline Vec clamp_exponent(Vec x) { return _mm256_max_ps(_mm256_set1_ps(kLeastExponent), x); }
 inline Vec round_exponent(Vec x) {
   return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
@@ -96,6 +111,11 @@ inline void transpose(Vec (&rows)[kLanes]) {
     rows[4 + i] = _mm256_permute2f128_ps(t[i], t[4 + i], 0x31);
   }
 }
+// block[j] lane i = the j-th float from rows[i] on.
+inline void load_transposed(const void* const (&rows)[kLanes], Vec (&block)[kLanes]) {
+  for (int i = 0; i < kLanes; ++i) block[i] = load(static_cast<const float*>(rows[i]));
+  transpose(block);
+}
 
 inline Vec load_fp16(const uint16_t* from) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
@@ -108,6 +128,14 @@ inline void store_fp16(uint16_t* to, Vec a) {
 inline Vec load_bytes(const uint8_t* from) {
   return _mm256_cvtepi32_ps(
       _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+}
+
+// A lane has two 16-bit values of memory, the first in its low half; these are the bf16 numbers.
+inline Vec first_bf16(Vec pairs) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(pairs), 16));
+}
+inline Vec second_bf16(Vec pairs) {
+  return _mm256_and_ps(pairs, _mm256_castsi256_ps(_mm256_set1_epi32(int(0xffff0000u))));
 }
 
 inline Vec load_bf16(const uint16_t* from) {

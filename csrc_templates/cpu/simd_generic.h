@@ -52,6 +52,7 @@ inline Vec clamp(Vec x, float limit) {
 }
 inline Vec abs(Vec a) { return from_bits(bits_of(a) & 0x7fffffffu); }
 inline Vec divide(Vec a, Vec b) { return a / b; }
+inline Vec divide_roughly(Vec a, Vec b) { return divide(a, b); }
 
 // As many unsigned integers of 32 bits.
 using Bits = BitVec;
@@ -61,7 +62,12 @@ inline Bits load_bits(const uint32_t* from) {
   return a;
 }
 inline Bits broadcast_bits(uint32_t a) { return Bits{a, a, a, a}; }
-inline Bits exclusive_or(Bits a, Bits b, Bits c) { return a ^ b ^ c; }
+inline Bits exclusive_or(Bits a, Bits b, uint32_t c) { return a ^ b ^ c; }
+
+// The same integers as they are multiplied.
+using Factors = Bits;
+inline Factors spread(Bits a) { return a; }
+inline Bits gather(Factors a) { return a; }
 // The 64 bits of a * b in each lane, as their high and their low half.
 inline void multiply_wide(Bits a, uint32_t b, Bits& high, Bits& low) {
   for (int i = 0; i < kLanes; ++i) {
@@ -84,8 +90,9 @@ inline Vec where_zero(Bits bits, uint32_t mask, Vec a) {
 
 // For x < 128: 2^x = scale_exponent(2^(c - w), w), where c = clamp_exponent(x) and
 // w = round_exponent(c). It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
+constexpr float kLeastExponent = -127.0f;
 inline Vec clamp_exponent(Vec x) {
-  const Vec lowest = broadcast(-127.0f);
+  const Vec lowest = broadcast(kLeastExponent);
   return select(lowest > x, lowest, x);
 }
 // Adding 1.5 * 2^23 leaves no bits for a fraction, and the integer in the low bits.
@@ -101,6 +108,11 @@ inline void transpose(Vec (&rows)[kLanes]) {
   for (int i = 0; i < kLanes; ++i) t[i] = Vec{rows[0][i], rows[1][i], rows[2][i], rows[3][i]};
   for (int i = 0; i < kLanes; ++i) rows[i] = t[i];
 }
+// block[j] lane i = the j-th float from rows[i] on.
+inline void load_transposed(const void* const (&rows)[kLanes], Vec (&block)[kLanes]) {
+  for (int i = 0; i < kLanes; ++i) block[i] = load(static_cast<const float*>(rows[i]));
+  transpose(block);
+}
 
 inline BitVec widen(const uint16_t* from) { return BitVec{from[0], from[1], from[2], from[3]}; }
 inline void narrow(uint16_t* to, BitVec bits) {
@@ -110,6 +122,10 @@ inline void narrow(uint16_t* to, BitVec bits) {
 inline Vec load_bytes(const uint8_t* from) {
   return Vec{0.0f + from[0], 0.0f + from[1], 0.0f + from[2], 0.0f + from[3]};
 }
+
+// A lane has two 16-bit values of memory, the first in its low half; these are the bf16 numbers.
+inline Vec first_bf16(Vec pairs) { return from_bits(bits_of(pairs) << 16); }
+inline Vec second_bf16(Vec pairs) { return from_bits(bits_of(pairs) & 0xffff0000u); }
 
 inline Vec load_bf16(const uint16_t* from) { return from_bits(widen(from) << 16); }
 inline void store_bf16(uint16_t* to, Vec a) {
@@ -150,9 +166,7 @@ inline void store_fp16(uint16_t* to, Vec a) {
 
 // c + a.first * b.first + a.second * b.second
 inline Vec pair_mul_add(Vec a, Vec b, Vec c) {
-  const BitVec seconds = BitVec{} + 0xffff0000u;
-  c = mul_add(from_bits(bits_of(a) << 16), from_bits(bits_of(b) << 16), c);
-  return mul_add(from_bits(bits_of(a) & seconds), from_bits(bits_of(b) & seconds), c);
+  return mul_add(second_bf16(a), second_bf16(b), mul_add(first_bf16(a), first_bf16(b), c));
 }
 // Pairs (first[i], second[i]) of rounded floats.
 inline Vec round_to_pairs(Vec first, Vec second) {

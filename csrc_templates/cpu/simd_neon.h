@@ -36,12 +36,21 @@ inline Vec clamp(Vec x, float limit) {
 }
 inline Vec abs(Vec a) { return vabsq_f32(a); }
 inline Vec divide(Vec a, Vec b) { return vdivq_f32(a, b); }
+inline Vec divide_roughly(Vec a, Vec b) { return divide(a, b); }
 
 // As many unsigned integers of 32 bits.
 using Bits = uint32x4_t;
 inline Bits load_bits(const uint32_t* from) { return vld1q_u32(from); }
 inline Bits broadcast_bits(uint32_t a) { return vdupq_n_u32(a); }
-inline Bits exclusive_or(Bits a, Bits b, Bits c) { return veorq_u32(veorq_u32(a, b), c); }
+// a ^ b ^ c
+inline Bits exclusive_or(Bits a, Bits b, uint32_t c) {
+  return veorq_u32(veorq_u32(a, b), vdupq_n_u32(c));
+}
+
+// The same integers as they are multiplied.
+using Factors = Bits;
+inline Factors spread(Bits a) { return a; }
+inline Bits gather(Factors a) { return a; }
 // The 64 bits of a * b in each lane, as their high and their low half.
 inline void multiply_wide(Bits a, uint32_t b, Bits& high, Bits& low) {
   const Bits first = vreinterpretq_u32_u64(vmull_n_u32(vget_low_u32(a), b));
@@ -61,7 +70,8 @@ inline Vec where_zero(Bits bits, uint32_t mask, Vec a) {
 
 // For x < 128: 2^x = scale_exponent(2^(c - w), w), where c = clamp_exponent(x) and
 // w = round_exponent(c). It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
-inline Vec clamp_exponent(Vec x) { return vmaxq_f32(x, vdupq_n_f32(-127.0f)); }
+constexpr float kLeastExponent = -127.0f;
+inline Vec clamp_exponent(Vec x) { return vmaxq_f32(x, vdupq_n_f32(kLeastExponent)); }
 inline Vec round_exponent(Vec x) { return vrndnq_f32(x); }
 inline Vec scale_exponent(Vec a, Vec whole) {
   const int32x4_t biased = vaddq_s32(vcvtnq_s32_f32(whole), vdupq_n_s32(127));
@@ -77,6 +87,11 @@ inline void transpose(Vec (&rows)[kLanes]) {
   rows[2] = vcombine_f32(vget_high_f32(even_01), vget_high_f32(even_23));
   rows[3] = vcombine_f32(vget_high_f32(odd_01), vget_high_f32(odd_23));
 }
+// block[j] lane i = the j-th float from rows[i] on.
+inline void load_transposed(const void* const (&rows)[kLanes], Vec (&block)[kLanes]) {
+  for (int i = 0; i < kLanes; ++i) block[i] = load(static_cast<const float*>(rows[i]));
+  transpose(block);
+}
 
 inline Vec load_fp16(const uint16_t* from) {
   return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
@@ -85,6 +100,14 @@ inline void store_fp16(uint16_t* to, Vec a) { vst1_u16(to, vreinterpret_u16_f16(
 
 inline Vec load_bytes(const uint8_t* from) {
   return Vec{0.0f + from[0], 0.0f + from[1], 0.0f + from[2], 0.0f + from[3]};
+}
+
+// A lane has two 16-bit values of memory, the first in its low half; these are the bf16 numbers.
+inline Vec first_bf16(Vec pairs) {
+  return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(pairs), 16));
+}
+inline Vec second_bf16(Vec pairs) {
+  return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(pairs), vdupq_n_u32(0xffff0000u)));
 }
 
 inline Vec load_bf16(const uint16_t* from) {

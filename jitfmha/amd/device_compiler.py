@@ -1,21 +1,23 @@
 """Compiles HIP C++ and assembly to AMDGPU code objects, with or without a ROCm installation.
 
-A ROCm installation has clang and lld under `llvm/bin`. Elsewhere the PyPI package `ziglang` carries
-both, with the AMDGPU back end; it needs neither ROCm nor a GPU. No HIP header is used: kernels are
-written with `__global__`, `__device__`, `__shared__` and the `__builtin_amdgcn_*` builtins.
+The compiler is clang with lld, as programs. A ROCm installation has both under `llvm/bin`.
+Elsewhere the PyPI package `ziglang` carries both, with the AMDGPU back end; it needs neither ROCm
+nor a GPU. (`hiprtc.py` finds them in a library, which takes no assembly.) No HIP header is used:
+kernels are written with `__global__`, `__device__`, `__shared__` and the `__builtin_amdgcn_*`
+builtins.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from ..jit.toolchain.zig import INSTALL_ZIG, ZIG_MISSING, zig_program
 from .elf import Elf
 
 __all__ = [
@@ -32,18 +34,34 @@ __all__ = [
 _DEFAULT_ROCM = "/opt/rocm"
 _CODE_OBJECT_VERSIONS = (4, 5, 6)
 _TARGET = ("-target", "amdgcn-amd-amdhsa")
-# Every kernel gets these. The definitions are what hip_runtime.h would bring; no header is needed.
+# What hip_runtime.h would bring; no header is needed.
+KEYWORDS = {
+    "__global__": "__attribute__((global))",
+    "__device__": "__attribute__((device))",
+    "__shared__": "__attribute__((shared))",
+}
+# Every kernel gets these, whatever compiles it.
+LANGUAGE_FLAGS = ("-std=gnu++17", "-O3")
 HIP_FLAGS = (
     *("-x", "hip", "--cuda-device-only", "-nogpuinc", "-nogpulib", "--no-gpu-bundle-output"),
-    "-D__global__=__attribute__((global))",
-    "-D__device__=__attribute__((device))",
-    "-D__shared__=__attribute__((shared))",
-    "-O3",
+    *(f"-D{keyword}={meaning}" for keyword, meaning in KEYWORDS.items()),
+    *LANGUAGE_FLAGS,
 )
 
 
 class DeviceCompilerNotFound(RuntimeError):
-    """No compiler with the AMDGPU back end is installed; the message names what was tried."""
+    """No clang with the AMDGPU back end is installed; the message says how to get one.
+
+    Attributes:
+        tried: each place, and why it is not that.
+    """
+
+    def __init__(self, tried: Sequence[str]) -> None:
+        super().__init__(
+            f"no clang for AMD GPUs was found; tried {'; '.join(tried)}. Install ROCm and set "
+            f"ROCM_PATH, or run: {INSTALL_ZIG}"
+        )
+        self.tried = tuple(tried)
 
 
 class DeviceCompileError(RuntimeError):
@@ -64,10 +82,14 @@ class DeviceCompiler:
 
     Its methods run one step each, in the folder of what they write, and raise DeviceCompileError
     where the compiler refuses. There are three steps because clang does not find lld everywhere.
+
+    Attributes:
+        why: they were looked for there.
     """
 
     clang: tuple[str, ...]
     lld: tuple[str, ...]
+    why: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return " ".join(self.clang)
@@ -107,29 +129,14 @@ def _find(rocm_path: str | None) -> DeviceCompiler:
         folder = Path(root, "llvm", "bin").absolute()
         clang, lld = folder / "clang++", folder / "ld.lld"
         if clang.is_file() and lld.is_file():
-            return DeviceCompiler((str(clang),), (str(lld),))
+            return DeviceCompiler((str(clang),), (str(lld),), f"it is that of ROCm in {root}")
         missing = clang if not clang.is_file() else lld
         tried.append(f"{origin}: {missing} (not there)")
-    zig = _zig()
+    zig = zig_program()
     if zig is not None:
-        return DeviceCompiler((str(zig), "clang"), (str(zig), "ld.lld"))
-    tried.append("the Python package 'ziglang' (not installed)")
-    raise DeviceCompilerNotFound(
-        "no compiler for AMD GPUs was found; tried "
-        + "; ".join(tried)
-        + ". Install ROCm and set ROCM_PATH, or run: pip install ziglang"
-    )
-
-
-def _zig() -> Path | None:
-    """The program of the package `ziglang`.
-
-    It is run itself: `python -m ziglang` would look for modules in the working directory first.
-    """
-    package = importlib.util.find_spec("ziglang")
-    folders = (package and package.submodule_search_locations) or ()
-    programs = (Path(folder, "zig").absolute() for folder in folders)
-    return next((program for program in programs if program.is_file()), None)
+        why = "it came with the Python package ziglang"
+        return DeviceCompiler((str(zig), "clang"), (str(zig), "ld.lld"), why)
+    raise DeviceCompilerNotFound((*tried, ZIG_MISSING))
 
 
 def compile_hip(

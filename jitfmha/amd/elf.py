@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 _SECTION_NULL, _SECTION_NOTE, _SECTION_NOBITS, _SECTION_DYNSYM = 0, 7, 8, 11
-_SEGMENT_LOAD = 1
-_SECTION_BYTES, _SEGMENT_BYTES, _SYMBOL_BYTES = 64, 56, 24
+_SEGMENT_LOAD, _SEGMENT_NOTE = 1, 4
+_NOTE_BUILD_ID = 3
+_HEADER_BYTES, _SECTION_BYTES, _SEGMENT_BYTES, _SYMBOL_BYTES = 64, 64, 56, 24
 
 
 class Section(NamedTuple):
@@ -137,6 +138,44 @@ class Elf:
         if sum(section.size for section in sections) > len(self.image):
             raise ValueError(f"its sections of type {kind} have more bytes than the file")
         return sections
+
+
+def build_id(path: str) -> str | None:
+    """What the linker wrote into a library to tell its content from any other's, in hex.
+
+    None where it wrote nothing. Reads no more of the file than that takes.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        header = file.read(_HEADER_BYTES)
+        if header[:6] != b"\x7fELF\x02\x01" or len(header) < _HEADER_BYTES:
+            return None
+        (segments_at,) = struct.unpack_from("<Q", header, 32)
+        segment_bytes, count = struct.unpack_from("<HH", header, 54)
+        file.seek(segments_at)
+        table = file.read(segment_bytes * count)
+        if segment_bytes != _SEGMENT_BYTES or len(table) < segment_bytes * count:
+            return None
+        for kind, offset, size in struct.iter_unpack("<I4xQ16xQ16x", table):
+            if kind == _SEGMENT_NOTE:
+                file.seek(offset)
+                found = _build_id_in(file.read(size))
+                if found:
+                    return found
+    return None
+
+
+def _build_id_in(notes: bytes) -> str | None:
+    at = 0
+    while at + 16 <= len(notes):
+        name, size, kind = struct.unpack_from("<III", notes, at)
+        start = at + 12 + -(-name // 4) * 4
+        if kind == _NOTE_BUILD_ID and notes[at + 12 : at + 16] == b"GNU\0":
+            return notes[start : start + size].hex()
+        at = start + -(-size // 4) * 4
+    return None
 
 
 def printable(name: str) -> str:

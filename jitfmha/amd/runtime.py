@@ -238,6 +238,18 @@ def loaded_runtime() -> HipRuntime:
     raise HipError(-1, f"the HIP runtime was not found in {places}; tried {'; '.join(tried)}")
 
 
+def folders_of_torch_runtime() -> list[tuple[Path, str]]:
+    """Where the libraries that belong to torch's HIP runtime may lie, and why each is looked at.
+
+    Loads nothing: where torch has loaded its runtime, that is the only place.
+    """
+    used = _runtime_of_torch()
+    if used is not None:
+        return [(Path(used).parent, "it lies beside the HIP runtime that torch uses")]
+    *of_torch, _ = _folders()
+    return of_torch
+
+
 def _candidates() -> Iterator[_Candidate]:
     """Libraries to try in turn."""
     used = _runtime_of_torch()

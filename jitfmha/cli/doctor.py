@@ -115,20 +115,30 @@ def _check_host_compiler() -> Iterator[Finding]:
     from ..jit.toolchain.host_cpp import find_host_cpp
 
     try:
-        yield Finding("host compiler", "ok", str(find_host_cpp()))
+        found = find_host_cpp()
+        yield Finding("host compiler", "ok", f"{found}: {found.why}")
     except CompilerNotFound as error:
-        found, _, remedy = str(error).partition("\nInstall one:")
-        yield Finding("host compiler", "failed", found, f"Install one:{remedy}")
+        tried, _, remedy = str(error).partition("\nInstall one:")
+        yield Finding("host compiler", "failed", tried, f"Install one:{remedy}")
 
 
 def _check_device_compiler() -> Iterator[Finding]:
-    from ..amd.device_compiler import DeviceCompilerNotFound, device_compiler
+    import torch
+
+    from ..jit.errors import CompilerNotFound
+    from ..jit.toolchain.device_hip import device_hip_in_words, find_device_hip
 
     try:
-        yield Finding("device compiler", "ok", str(device_compiler()))
-    except DeviceCompilerNotFound:
-        found = "none, which only rebuilding code objects and the tests of the emulator need"
-        yield Finding("device compiler", "ok", found)
+        find_device_hip()
+    except CompilerNotFound as error:
+        found, _, remedy = str(error).partition("\nGet one:")
+        # Without such a GPU only the tests of the emulator need one.
+        if torch.version.hip is None and not os.environ.get("JITFMHA_EMULATE"):
+            yield Finding("device compiler", "ok", "none, and no AMD GPU to compile for")
+        else:
+            yield Finding("device compiler", "warning", found, f"Get one:{remedy}")
+        return
+    yield Finding("device compiler", "ok", device_hip_in_words())
 
 
 def _check_torch() -> Iterator[Finding]:

@@ -24,8 +24,8 @@ def add_parser(commands: Any) -> None:
     """Add the command and its flags."""
     parser = commands.add_parser(
         "info",
-        help="print versions, targets, compiler and cache",
-        description="Print versions, targets, the compiler and the state of the cache.",
+        help="print versions, targets, compilers and cache",
+        description="Print versions, targets, the compilers and the state of the cache.",
     )
     add_json_flag(parser)
     parser.set_defaults(run=run)
@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
                 ("trees", "\n".join(facts["trees"]) or "(no AMD target)"),
                 ("threads", str(facts["threads"])),
                 ("compiler", facts["compiler"] or facts["compiler_error"]),
+                ("", f"for AMD GPUs: {facts['device_compiler']}"),
                 ("cache", cache["path"] or cache["error"]),
                 (
                     "",
@@ -68,12 +69,14 @@ def _facts() -> dict[str, Any]:
 
     from .. import __version__
     from ..jit.errors import CompilerNotFound
+    from ..jit.toolchain.device_hip import device_hip_in_words
     from ..jit.toolchain.host_cpp import find_host_cpp
 
     targets = _targets()
     compiler = compiler_error = None
     try:
-        compiler = str(find_host_cpp())
+        found = find_host_cpp()
+        compiler = f"{found}: {found.why}"
     except CompilerNotFound as error:
         compiler_error = str(error)
     return {
@@ -86,6 +89,7 @@ def _facts() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "compiler": compiler,
         "compiler_error": compiler_error,
+        "device_compiler": device_hip_in_words(),
         "cache": _cache(),
         "environment": {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
     }

@@ -91,7 +91,7 @@ def test_no_compiler_names_what_was_tried(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert f"ROCM_PATH: {tmp_path}/llvm/bin/clang++ (not there)" in words
     assert f"the default: {tmp_path}/default/llvm/bin/clang++ (not there)" in words
     assert "'ziglang' (not installed)" in words
-    assert "pip install ziglang" in words
+    assert "pip install 'jitfmha[compiler]'" in words
 
 
 def test_rocm_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

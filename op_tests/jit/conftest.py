@@ -68,7 +68,7 @@ def _fresh_process_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(host_cpp, "_found", {})
     yield
     changed = {name for name in before if before[name] != os.environ.get(name)}
-    assert changed <= {"CXX", "PATH", "HOME", "TMPDIR", "PYTEST_CURRENT_TEST"}
+    assert changed <= {"CXX", "PATH", "PYTHONPATH", "HOME", "TMPDIR", "PYTEST_CURRENT_TEST"}
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""Device code goes the same way as host libraries: built once, checked, read."""
+"""Device code goes the same way as host libraries: built once, checked, read.
+
+Here the compiler is clang as a program; `test_jit_hiprtc.py` has the one in a library.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,10 @@ from jitfmha import jit
 from jitfmha.amd import device_compiler
 from jitfmha.amd.code_object import read_code_object
 from jitfmha.amd.device_compiler import DeviceCompilerNotFound
+from jitfmha.amd.hiprtc import HiprtcNotUsable
 from jitfmha.jit.cache import eviction
 from jitfmha.jit.toolchain import device_hip
+from jitfmha.jit.toolchain.device_clang import DeviceClang
 
 from .conftest import make_spec
 
@@ -37,10 +42,15 @@ _SOURCES = {
 def _compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ROCM_PATH", raising=False)
     monkeypatch.setattr(device_hip, "_found", {})
+    monkeypatch.setattr(device_hip, "find_hiprtc", no_hiprtc)
     try:
         device_compiler.device_compiler()
     except DeviceCompilerNotFound as error:
         pytest.skip(str(error))
+
+
+def no_hiprtc() -> tuple[str, str]:
+    raise HiprtcNotUsable("torch's hiprtc: hidden")
 
 
 @pytest.fixture
@@ -173,8 +183,15 @@ def test_without_compiler_the_message_names_what_was_tried(
     no_compiler()
     with pytest.raises(jit.CompilerNotFound) as caught:
         jit.read(device_spec())
-    assert f"ROCM_PATH: {tmp_path}/rocm/llvm/bin/clang++ (not there)" in str(caught.value)
-    assert "pip install ziglang" in str(caught.value)
+    for words in (
+        "torch's hiprtc: hidden",
+        f"ROCM_PATH: {tmp_path}/rocm/llvm/bin/clang++ (not there)",
+        "'ziglang' (not installed)",
+        "install PyTorch for ROCm",
+        "install ROCm, and set ROCM_PATH",
+        "pip install 'jitfmha[compiler]'",
+    ):
+        assert words in str(caught.value)
     assert not jit.is_built(device_spec())
 
 
@@ -268,8 +285,24 @@ def test_toolchain_is_in_the_key(cache: Path) -> None:
 
 def test_compiler_is_in_the_key() -> None:
     found = device_hip.find_device_hip()
-    other = device_hip.DeviceHip(found.compiler, found.version + "1")
-    elsewhere = device_hip.DeviceHip(
-        device_compiler.DeviceCompiler(("/opt/clang",), found.compiler.lld), found.version
+    assert isinstance(found, DeviceClang)
+    other = DeviceClang(found.compiler, found.version + "1", found.why)
+    elsewhere = DeviceClang(
+        device_compiler.DeviceCompiler(("/opt/clang",), found.compiler.lld),
+        *(found.version, found.why),
     )
     assert len({found.identity, other.identity, elsewhere.identity}) == 3
+
+
+def test_a_compiler_that_does_not_run(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "llvm" / "bin"
+    folder.mkdir(parents=True)
+    for name in ("clang++", "ld.lld"):
+        (folder / name).write_text("no program")
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
+    with pytest.raises(jit.CompilerNotFound) as caught:
+        jit.read(device_spec())
+    assert f"{folder}/clang++ (does not run" in str(caught.value)
+    assert "torch's hiprtc: hidden" in str(caught.value)

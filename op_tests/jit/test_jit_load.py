@@ -13,6 +13,7 @@ import pytest
 
 from jitfmha import jit
 from jitfmha.jit import status
+from jitfmha.jit.toolchain import host_cpp
 from jitfmha.jit.toolchain.shown_output import ShownOutput
 
 from .conftest import REAL_COMPILER, FakeCompiler, answer, make_spec
@@ -235,9 +236,13 @@ def test_without_compiler_each_candidate_is_listed(
 ) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CXX", "my-compiler -O3")
+    monkeypatch.setattr(host_cpp, "zig_program", lambda: None)
     with pytest.raises(jit.CompilerNotFound) as caught:
         jit.load(make_spec())
-    for words in ("CXX='my-compiler -O3': not found", "c++: ", "g++: ", "clang++: ", "apt install"):
+    for words in (
+        *("CXX='my-compiler -O3': not found", "c++: ", "g++: ", "clang++: "),
+        *("'ziglang' (not installed)", "apt install", "pip install 'jitfmha[compiler]'"),
+    ):
         assert words in str(caught.value)
     with pytest.raises(jit.CompilerNotFound):
         jit.artifact_path(make_spec())
@@ -251,6 +256,7 @@ def test_without_compiler_a_finished_build_is_used(
     answer(make_spec())
     new_process()
     monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(host_cpp, "zig_program", lambda: None)
     assert jit.is_built(make_spec())
     assert jit.artifact_path(make_spec()) == path
     assert answer(make_spec()) == 42

@@ -97,24 +97,24 @@ struct Parameter {
 };
 
 template <class T> constexpr OperandType operand_type = OperandType::none;
-template <> constexpr OperandType operand_type<u16> = OperandType::u16;
-template <> constexpr OperandType operand_type<i16> = OperandType::i16;
-template <> constexpr OperandType operand_type<f16> = OperandType::f16;
-template <> constexpr OperandType operand_type<bf16> = OperandType::bf16;
-template <> constexpr OperandType operand_type<u32> = OperandType::b32;
-template <> constexpr OperandType operand_type<i32> = OperandType::i32;
-template <> constexpr OperandType operand_type<f32> = OperandType::f32;
-template <> constexpr OperandType operand_type<u64> = OperandType::b64;
-template <> constexpr OperandType operand_type<i64> = OperandType::i64;
-template <> constexpr OperandType operand_type<f64> = OperandType::f64;
-template <> constexpr OperandType operand_type<f16x2> = OperandType::f16x2;
-template <> constexpr OperandType operand_type<bf16x2> = OperandType::bf16x2;
-template <> constexpr OperandType operand_type<i16x2> = OperandType::i16x2;
-template <> constexpr OperandType operand_type<f32x2> = OperandType::f32x2;
-template <> constexpr OperandType operand_type<b128> = OperandType::b128;
-template <> constexpr OperandType operand_type<b192> = OperandType::b192;
-template <> constexpr OperandType operand_type<b512> = OperandType::b512;
-template <> constexpr OperandType operand_type<b1024> = OperandType::b1024;
+template <> inline constexpr OperandType operand_type<u16> = OperandType::u16;
+template <> inline constexpr OperandType operand_type<i16> = OperandType::i16;
+template <> inline constexpr OperandType operand_type<f16> = OperandType::f16;
+template <> inline constexpr OperandType operand_type<bf16> = OperandType::bf16;
+template <> inline constexpr OperandType operand_type<u32> = OperandType::b32;
+template <> inline constexpr OperandType operand_type<i32> = OperandType::i32;
+template <> inline constexpr OperandType operand_type<f32> = OperandType::f32;
+template <> inline constexpr OperandType operand_type<u64> = OperandType::b64;
+template <> inline constexpr OperandType operand_type<i64> = OperandType::i64;
+template <> inline constexpr OperandType operand_type<f64> = OperandType::f64;
+template <> inline constexpr OperandType operand_type<f16x2> = OperandType::f16x2;
+template <> inline constexpr OperandType operand_type<bf16x2> = OperandType::bf16x2;
+template <> inline constexpr OperandType operand_type<i16x2> = OperandType::i16x2;
+template <> inline constexpr OperandType operand_type<f32x2> = OperandType::f32x2;
+template <> inline constexpr OperandType operand_type<b128> = OperandType::b128;
+template <> inline constexpr OperandType operand_type<b192> = OperandType::b192;
+template <> inline constexpr OperandType operand_type<b512> = OperandType::b512;
+template <> inline constexpr OperandType operand_type<b1024> = OperandType::b1024;
 
 template <class T> struct ParameterOf {
   static constexpr Parameter value{operand_type<T>, Role::source};

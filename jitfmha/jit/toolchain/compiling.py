@@ -21,10 +21,14 @@ def is_plain_path(path: Path | str) -> bool:
 def source_flags(sources: Path, destination: Path) -> list[str]:
     """By which the compiler finds the headers, and a debugger later finds the sources."""
     # Not -I: a source or folder called "memory" must not come before <memory>.
-    flags = [f"-iquote{sources}"]
+    return [f"-iquote{sources}", *debugger_flags(sources, destination)]
+
+
+def debugger_flags(sources: Path, destination: Path) -> list[str]:
+    """By which a debugger later finds the sources."""
     if is_plain_path(destination) and "=" not in str(sources):
-        flags.append(f"-ffile-prefix-map={sources}={destination}")
-    return flags
+        return [f"-ffile-prefix-map={sources}={destination}"]
+    return []
 
 
 def compile_failure(output: str) -> CompileFailure | OSError:

@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -38,13 +38,23 @@ _environment_before: dict[str, str | None] = {}
 
 
 def compile_library(
-    spec: BuildSpec, command: tuple[str, ...], workspace: Path, destination: Path
+    spec: BuildSpec,
+    command: tuple[str, ...],
+    workspace: Path,
+    destination: Path,
+    variables: Mapping[str, str],
 ) -> bytes:
-    """Compile and link as `Toolchain.compile` says, with `command` as the compiler."""
+    """Compile and link as `Toolchain.compile` says.
+
+    Args:
+        spec, workspace, destination: as there.
+        command: the compiler, as words.
+        variables: what it needs in its environment.
+    """
     sources = workspace / "sources"
     cflags = [*spec.cflags, *source_flags(sources, destination)]
     ldflags = ["-shared", *_needed_libraries_only(), *spec.ldflags]
-    with _one_build_at_a_time, _environment(command, workspace):
+    with _one_build_at_a_time, _environment(command, workspace, variables):
         library = _load(spec, sources, workspace, cflags, ldflags)
     return Path(library).read_bytes()
 
@@ -123,8 +133,11 @@ def _quiet_extension_log() -> Iterator[None]:
 
 
 @contextmanager
-def _environment(command: tuple[str, ...], workspace: Path) -> Iterator[None]:
+def _environment(
+    command: tuple[str, ...], workspace: Path, variables: Mapping[str, str]
+) -> Iterator[None]:
     changes = {
+        **variables,
         "CXX": _plain_command(command, workspace),
         "PATH": path_with_ninja(workspace),
         # The errors of the compiler are read by a program here.

@@ -6,11 +6,15 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from ..cache.directory import make_private
 from ..errors import CompilerNotFound
 from ..spec import BuildSpec
+from .zig import INSTALL_ZIG, ZIG_MISSING, zig_program
 
 _STANDARD_NAMES = ("c++", "g++", "clang++")
 _VERSION_TIMEOUT_SECONDS = 30.0
@@ -24,11 +28,18 @@ class HostCpp(NamedTuple):
             ccache and clang look at the name they are called by.
         resolved: the file that the first word leads to.
         version: the whole answer to `--version`.
+        why: it was taken.
+        variables_of_its_cache: in the environment, which name the directory where the compiler
+            keeps what it makes for itself.
+        unknown_flags: which only tune, and which it would refuse.
     """
 
     command: tuple[str, ...]
     resolved: str
     version: str
+    why: str = ""
+    variables_of_its_cache: tuple[str, ...] = ()
+    unknown_flags: frozenset[str] = frozenset()
 
     @property
     def identity(self) -> tuple[str, ...]:
@@ -40,7 +51,16 @@ class HostCpp(NamedTuple):
         # Imported here because a filled cache has no use for it.
         from .cpp_extension import compile_library
 
-        return compile_library(spec, self.command, workspace, destination)
+        variables = {}
+        for name in self.variables_of_its_cache:
+            if not os.environ.get(name):
+                # Beside the entries, where nobody else can write to.
+                its_cache = destination.parents[1] / "zig"
+                make_private(its_cache)
+                variables[name] = str(its_cache)
+        known = tuple(flag for flag in spec.cflags if flag not in self.unknown_flags)
+        known_spec = replace(spec, cflags=known)
+        return compile_library(known_spec, self.command, workspace, destination, variables)
 
     def __str__(self) -> str:
         first_line = self.version.partition("\n")[0].strip()
@@ -58,6 +78,8 @@ _found: dict[tuple[str | None, str | None], HostCpp] = {}
 def find_host_cpp(*, ask_again: bool = False) -> HostCpp:
     """A toolchain around `CXX` (which may carry arguments), else `c++`, `g++`, `clang++`.
 
+    Where none of them is there, the compiler of the package `ziglang` is taken.
+
     Args:
         ask_again: whether to distrust an answer that this process got earlier.
 
@@ -72,22 +94,52 @@ def find_host_cpp(*, ask_again: bool = False) -> HostCpp:
 
 def _search() -> HostCpp:
     reasons: list[str] = []
-    for label, command in _candidates():
+    for label, command, why in _candidates():
         try:
-            compiler = _ask(command)
+            compiler = _ask(command)._replace(why=why)
         except _Unusable as reason:
             reasons.append(f"{label}: {reason}")
             continue
         if reasons:
             _warn_about_cxx(reasons[0], compiler)
         return compiler
-    raise CompilerNotFound(_not_found_message(reasons))
+    zig = _zig_cpp()
+    if zig is None:
+        raise CompilerNotFound(_not_found_message([*reasons, ZIG_MISSING]))
+    _warn_about_cxx(reasons[0], zig)
+    return zig
 
 
-def _candidates() -> list[tuple[str, str]]:
+def _candidates() -> list[tuple[str, str, str]]:
+    """What to call each, its command, and why it would be taken."""
     chosen = os.environ.get("CXX", "")
-    named = [(f"CXX={chosen!r}", chosen)] if chosen.strip() else []
-    return named + [(name, name) for name in _STANDARD_NAMES]
+    named = [(f"CXX={chosen!r}", chosen, "CXX names it")] if chosen.strip() else []
+    return named + [(name, name, f"it is {name} on PATH") for name in _STANDARD_NAMES]
+
+
+def _zig_cpp() -> HostCpp | None:
+    program = zig_program()
+    if program is None:
+        return None
+    # Without a level it checks for undefined behaviour, with a run-time library that takes minutes
+    # to compile; this also holds where it links, which no flag of a spec reaches.
+    words = [str(program), "c++", "-O2", "-fno-sanitize=undefined"]
+    if sys.platform.startswith("linux"):
+        # Otherwise it compiles for the very processor that it runs on.
+        words.append(f"--target={os.uname().machine}-linux-gnu")
+    try:
+        version = _version(words)
+    except _Unusable:
+        return None
+    return HostCpp(
+        tuple(words),
+        os.path.realpath(program),
+        version,
+        "there is no other, and it came with the Python package ziglang",
+        ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"),
+        # Other clangs ignore what is GCC's alone.
+        frozenset({"-fvect-cost-model=dynamic"}),
+    )
 
 
 def _ask(command: str) -> HostCpp:
@@ -140,6 +192,7 @@ def _not_found_message(reasons: list[str]) -> str:
         "  Fedora, RHEL     dnf install gcc-c++\n"
         "  conda            conda install -c conda-forge cxx-compiler\n"
         "  macOS            xcode-select --install\n"
+        f"  anywhere         {INSTALL_ZIG}\n"
         "or set CXX to the one to use, or set JITFMHA_CACHE_DIR to a cache that was filled on a "
         "machine of the same kind that has one."
     )

@@ -16,6 +16,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from ...isolated_python import isolated_python
 from ..cache.directory import forbids_execution, write_private
 from ..errors import BuildError
 
@@ -50,9 +51,12 @@ def path_with_ninja(workspace: Path) -> str:
         folder = _package_folder()
         path = f"{folder}{os.pathsep}{path}" if path else folder
         ninja = f"{folder}/ninja"
-    if not _can_be_tied(workspace):
+    # Not every system can tie it, and a script has to be where it may be run.
+    python = isolated_python()
+    if python is None or not sys.platform.startswith("linux") or forbids_execution(workspace):
         return path
-    return f"{_write_tied_ninja(workspace, os.path.abspath(ninja))}{os.pathsep}{path}"
+    tied = _write_tied_ninja(workspace, python, os.path.abspath(ninja))
+    return f"{tied}{os.pathsep}{path}"
 
 
 def _package_folder() -> str:
@@ -65,22 +69,10 @@ def _package_folder() -> str:
     return folder
 
 
-def _can_be_tied(workspace: Path) -> bool:
-    if not sys.platform.startswith("linux") or forbids_execution(workspace):
-        return False
-    # An isolated interpreter ignores this variable, and would not find its own library without it.
-    if os.environ.get("PYTHONHOME"):
-        return False
-    # A program that embeds Python may name itself as its interpreter.
-    return os.path.basename(sys.executable or "").startswith("python")
-
-
-def _write_tied_ninja(workspace: Path, ninja: str) -> str:
+def _write_tied_ninja(workspace: Path, python: tuple[str, ...], ninja: str) -> str:
     folder = workspace / "bin"
     folder.mkdir(mode=0o700)
-    # Isolated, because ninja is first asked for its version in the working directory, which may be
-    # anybody's and must not be where ctypes comes from. Without site-packages it starts in 10 ms.
-    command = (sys.executable, "-I", "-S", "-c", _TIED_TO_BUILDER, ninja, str(os.getpid()))
+    command = (*python, "-c", _TIED_TO_BUILDER, ninja, str(os.getpid()))
     write_script(folder / "ninja", command)
     return str(folder)
 

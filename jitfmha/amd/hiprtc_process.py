@@ -1,0 +1,197 @@
+"""hiprtc, ROCm's compiler in a library, in a process of its own.
+
+Asked for an architecture that it does not know, hiprtc may end the process that it is in, and its
+LLVM should not meet those that torch and Triton have loaded. So this file runs as a program, in an
+interpreter that finds nothing but the standard library:
+
+    python -I -S hiprtc_process.py describe LIBRARY >ANSWER
+    python -I -S hiprtc_process.py compile LIBRARY <PROGRAM >ANSWER
+
+The program is a `Program` and the answers are a `Description` and a `Compiled`, each in JSON.
+Source of the functions: ROCm's header `hip/hiprtc.h`.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypedDict
+
+_FUNCTIONS = (
+    *("hiprtcVersion", "hiprtcGetErrorString", "hiprtcCreateProgram", "hiprtcDestroyProgram"),
+    *("hiprtcCompileProgram", "hiprtcGetProgramLogSize", "hiprtcGetProgramLog"),
+    *("hiprtcGetCodeSize", "hiprtcGetCode"),
+)
+# Everything that decides what comes out: the front, its own headers, and the compiler behind it.
+_COMPILER_LIBRARIES = re.compile(r"lib(hiprtc|amdhip64|amd_comgr|LLVM|clang)[^/]*\.so[^/]*")
+_MAPS = Path("/proc/self/maps")
+
+
+class Program(TypedDict):
+    """What is compiled.
+
+    Attributes:
+        name: of the source, in messages.
+        headers: file name to text, for `#include "NAME"`.
+        options: as clang takes them.
+    """
+
+    name: str
+    source: str
+    headers: dict[str, str]
+    options: list[str]
+
+
+class Description(TypedDict):
+    """What hiprtc says of itself.
+
+    Attributes:
+        version: major and minor; 9.0 in every release up to ROCm 7.
+        files: of the libraries that it consists of, where they lie.
+    """
+
+    version: tuple[int, int]
+    files: list[str]
+
+
+class Compiled(TypedDict):
+    """What came out.
+
+    Attributes:
+        code: the code object in base64; empty where there is an error.
+        log: all that the compiler said.
+        error: the function that failed and hiprtc's name for why; empty where none did.
+    """
+
+    code: str
+    log: str
+    error: str
+
+
+class HiprtcError(RuntimeError):
+    """A function of hiprtc failed."""
+
+
+class Hiprtc:
+    """The functions of one hiprtc, loaded into this process."""
+
+    def __init__(self, path: str) -> None:
+        """Raises ``OSError`` for a file that is no library, or not hiprtc."""
+        self._library = library = ctypes.CDLL(path)
+        for name in _FUNCTIONS:
+            if not hasattr(library, name):
+                raise OSError(f"{path} has no function {name}")
+        library.hiprtcGetErrorString.restype = ctypes.c_char_p
+
+    def version(self) -> tuple[int, int]:
+        """Major and minor."""
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self._call("hiprtcVersion", ctypes.byref(major), ctypes.byref(minor))
+        return major.value, minor.value
+
+    @contextmanager
+    def program(
+        self, name: str, source: str, headers: Mapping[str, str]
+    ) -> Iterator[ctypes.c_void_p]:
+        """A program that is not compiled yet; it is gone after the `with` block."""
+        program = ctypes.c_void_p()
+        self._call(
+            "hiprtcCreateProgram",
+            ctypes.byref(program),
+            source.encode(),
+            name.encode(),
+            len(headers),
+            _strings(list(headers.values())),
+            _strings(list(headers)),
+        )
+        try:
+            yield program
+        finally:
+            self._call("hiprtcDestroyProgram", ctypes.byref(program))
+
+    def compile(self, program: ctypes.c_void_p, options: Sequence[str]) -> None:
+        """Compile and link; raises ``HiprtcError`` where the log says why not."""
+        self._call("hiprtcCompileProgram", program, len(options), _strings(options))
+
+    def log(self, program: ctypes.c_void_p) -> str:
+        """All that the compiler said."""
+        content = self._content("hiprtcGetProgramLogSize", "hiprtcGetProgramLog", program)
+        return content.rstrip(b"\0").decode(errors="replace")
+
+    def code(self, program: ctypes.c_void_p) -> bytes:
+        """The code object of a program that was compiled."""
+        return self._content("hiprtcGetCodeSize", "hiprtcGetCode", program)
+
+    def _content(self, ask_size: str, get: str, program: ctypes.c_void_p) -> bytes:
+        size = ctypes.c_size_t()
+        self._call(ask_size, program, ctypes.byref(size))
+        content = ctypes.create_string_buffer(size.value)
+        if size.value:
+            self._call(get, program, content)
+        return content.raw
+
+    def _call(self, name: str, *arguments: object) -> None:
+        result = getattr(self._library, name)(*arguments)
+        if result != 0:
+            meaning = self._library.hiprtcGetErrorString(result) or b"an unknown error"
+            raise HiprtcError(f"{name}: {meaning.decode(errors='replace')} ({result})")
+
+
+def describe(path: str) -> Description:
+    """Version and files of the hiprtc at `path`."""
+    hiprtc = Hiprtc(path)
+    # The compiler behind it is loaded with the first program.
+    with hiprtc.program("nothing.hip", "// nothing\n", {}):
+        files = _mapped_libraries()
+    return {"version": hiprtc.version(), "files": files}
+
+
+def compile_program(path: str, program: Program) -> Compiled:
+    """What the hiprtc at `path` makes of a program."""
+    hiprtc = Hiprtc(path)
+    with hiprtc.program(program["name"], program["source"], program["headers"]) as created:
+        try:
+            hiprtc.compile(created, program["options"])
+            code, error = hiprtc.code(created), ""
+        except HiprtcError as failure:
+            code, error = b"", str(failure)
+        log = hiprtc.log(created)
+    return {"code": base64.b64encode(code).decode(), "log": log, "error": error}
+
+
+def _strings(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
+    return (ctypes.c_char_p * len(texts))(*(text.encode() for text in texts))
+
+
+def _mapped_libraries() -> list[str]:
+    maps = _MAPS.read_text(encoding="utf-8", errors="surrogateescape")
+    paths = {line.split(maxsplit=5)[-1] for line in maps.splitlines()}
+    return sorted(x for x in paths if _COMPILER_LIBRARIES.fullmatch(os.path.basename(x)))
+
+
+def main() -> None:
+    """Answer one question."""
+    # What the library prints is for people, and goes where errors go.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    what, path = sys.argv[1:]
+    try:
+        if what == "describe":
+            answer: Description | Compiled = describe(path)
+        else:
+            answer = compile_program(path, json.load(sys.stdin))
+    except (HiprtcError, OSError) as error:
+        sys.exit(str(error))
+    with answers:
+        json.dump(answer, answers)
+
+
+if __name__ == "__main__":
+    main()

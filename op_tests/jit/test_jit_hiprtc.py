@@ -1,0 +1,338 @@
+"""Device code by hiprtc: where it is found, what it is given, and what becomes of its errors.
+
+The library has hiprtc's interface, with ziglang's clang behind it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rigs.hiprtc_on_clang import write_hiprtc
+
+from jitfmha import jit
+from jitfmha.amd import device_compiler, elf
+from jitfmha.amd import runtime as hip_runtime
+from jitfmha.amd.code_object import read_code_object
+from jitfmha.amd.hiprtc import Hiprtc
+from jitfmha.jit.toolchain import device_hip
+from jitfmha.jit.toolchain.device_clang import DeviceClang
+from jitfmha.jit.toolchain.device_hiprtc import DeviceHiprtc
+from jitfmha.jit.toolchain.host_cpp import find_host_cpp
+
+from .conftest import REAL_COMPILER
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ziglang") is None, reason="hiprtc stands on ziglang's clang here"
+)
+
+_SOURCES = {
+    "store.hip": (
+        '#include "memory/address.h"\n'
+        'extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(64, 64)))\n'
+        "void store(GLOBAL int* out) { out[THREAD] = ANSWER; }\n"
+    ),
+    "memory/address.h": (
+        '#include "memory/answer.h"\n'
+        "#define GLOBAL __attribute__((address_space(1)))\n"
+        "#define THREAD __builtin_amdgcn_workitem_id_x()\n"
+    ),
+    "memory/answer.h": "#define ANSWER 42\n",
+}
+
+
+def device_spec(
+    sources: dict[str, str] | None = None, arch: str = "gfx942", **fields: object
+) -> jit.BuildSpec:
+    cflags = (f"--offload-arch={arch}",)
+    return jit.BuildSpec("store", sources or _SOURCES, cflags, toolchain="device_hip", **fields)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_hiprtc(tmp_path_factory.mktemp("hiprtc"))
+
+
+@pytest.fixture
+def site_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where torch seems to be, on a machine with no other compiler; it has loaded no runtime."""
+    folder = tmp_path / "site-packages"
+    (folder / "torch" / "lib").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(hip_runtime, "_torch_lib", lambda: folder / "torch" / "lib")
+    monkeypatch.setattr(hip_runtime, "_runtime_of_torch", lambda: None)
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path / "rocm"))
+    monkeypatch.setattr(device_compiler, "_DEFAULT_ROCM", str(tmp_path / "default"))
+    monkeypatch.setattr(device_hip, "_found", {})
+    device_compiler._find.cache_clear()
+    return folder
+
+
+@pytest.fixture
+def hiprtc(site_packages: Path, library: Path) -> Path:
+    """The library as newer PyTorch has it: in a package, without unversioned names."""
+    path = site_packages / "_rocm_sdk_core" / "lib" / "libhiprtc.so.7"
+    path.parent.mkdir(parents=True)
+    (site_packages / "_rocm_sdk_core" / "__init__.py").touch()
+    path.with_name("libhiprtc-builtins.so.7").touch()
+    path.write_bytes(library.read_bytes())
+    return path
+
+
+def asked(toolchain: object) -> Hiprtc:
+    assert isinstance(toolchain, DeviceHiprtc)
+    return toolchain.hiprtc
+
+
+# ---- Which compiler is taken ---------------------------------------------------------------------
+
+
+def test_hiprtc_comes_first_then_rocm_then_ziglang(
+    hiprtc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "rocm" / "llvm" / "bin"
+    folder.mkdir(parents=True)
+    for name in ("clang++", "ld.lld"):
+        (folder / name).write_text("#!/bin/sh\necho ROCm clang 99\n")
+        (folder / name).chmod(0o700)
+    found = device_hip.find_device_hip()
+    assert str(found) == f"hiprtc 9.0 ({hiprtc})"
+    assert found.why == "it is in the package _rocm_sdk_core"
+    hiprtc.unlink()
+    found = device_hip.find_device_hip()
+    assert str(found) == f"{folder}/clang++ (ROCm clang 99)"
+    assert found.why.startswith(f"it is that of ROCm in {tmp_path}/rocm; not torch's hiprtc: ")
+    assert f"{hiprtc.parent}/libhiprtc*.so* (not there)" in found.why
+    (folder / "clang++").unlink()
+    device_compiler._find.cache_clear()
+    found = device_hip.find_device_hip()
+    assert isinstance(found, DeviceClang)
+    assert found.compiler.clang[0].endswith("/ziglang/zig")
+    assert found.why.startswith("it came with the Python package ziglang; not torch's hiprtc: ")
+
+
+@pytest.mark.parametrize("name", ["libhiprtc.so", "libhiprtc-2f1a3c.so"])
+def test_beside_torch(site_packages: Path, library: Path, name: str) -> None:
+    path = site_packages / "torch" / "lib" / name
+    path.write_bytes(library.read_bytes())
+    found = device_hip.find_device_hip()
+    assert (asked(found).path, found.why) == (str(path), "it came with torch")
+
+
+def test_beside_the_runtime_that_torch_uses(
+    hiprtc: Path, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nowhere else, once torch has loaded one."""
+    runtime = tmp_path / "elsewhere" / "libamdhip64.so.7"
+    monkeypatch.setattr(hip_runtime, "_runtime_of_torch", lambda: str(runtime))
+    assert isinstance(device_hip.find_device_hip(), DeviceClang)
+    path = runtime.with_name("libhiprtc.so.7")
+    path.parent.mkdir()
+    path.write_bytes(library.read_bytes())
+    found = device_hip.find_device_hip()
+    assert asked(found).path == str(path)
+    assert found.why == "it lies beside the HIP runtime that torch uses"
+
+
+def test_a_library_that_is_none_is_passed_over(hiprtc: Path) -> None:
+    hiprtc.write_bytes(b"no library")
+    found = device_hip.find_device_hip()
+    assert isinstance(found, DeviceClang)
+    assert f"not {hiprtc} (" in found.why
+
+
+def test_a_library_of_something_else_is_passed_over(hiprtc: Path, cache: Path) -> None:
+    spec = jit.BuildSpec("other", {"other.cpp": 'extern "C" int hiprtcVersion() { return 0; }'})
+    hiprtc.write_bytes(jit.read(spec))
+    found = device_hip.find_device_hip()
+    assert f"{hiprtc} has no function hiprtcGetErrorString" in found.why
+
+
+def test_no_interpreter_to_load_it_in(hiprtc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/usr/bin/blender")
+    found = device_hip.find_device_hip()
+    assert isinstance(found, DeviceClang)
+    assert "no interpreter to load it in" in found.why
+
+
+# ---- The key -------------------------------------------------------------------------------------
+
+
+def test_what_is_in_the_key(hiprtc: Path) -> None:
+    found = asked(device_hip.find_device_hip())
+    assert found.version == "9.0"
+    assert [path for path, _ in found.contents] == [str(hiprtc)]
+    ((path, content),) = found.contents
+    others = (
+        found._replace(path="/elsewhere/libhiprtc.so.7"),
+        found._replace(version="9.1"),
+        found._replace(contents=((path, content[::-1]),)),
+    )
+    assert len({DeviceHiprtc(each).identity for each in (found, *others)}) == 4
+    assert DeviceHiprtc(found._replace(why="")).identity == DeviceHiprtc(found).identity
+
+
+@pytest.mark.skipif(shutil.which("strip") is None, reason="it takes the build id away")
+def test_an_upgrade_while_the_process_runs(hiprtc: Path, cache: Path) -> None:
+    """To a library without a build id."""
+    before = jit.artifact_path(device_spec())
+    subprocess.run(["strip", "-R", ".note.gnu.build-id", hiprtc], check=True)
+    jit.read(device_spec())
+    assert not before.exists()
+    assert jit.build_log()[0].path != before
+    ((_, content),) = asked(device_hip.find_device_hip()).contents
+    assert content == hashlib.sha256(hiprtc.read_bytes()).hexdigest()
+
+
+def test_build_id(tmp_path: Path) -> None:
+    if REAL_COMPILER is None:
+        pytest.skip("a compiler whose linker writes build ids is needed")
+    path = tmp_path / "library.so"
+    for flag, expected in (("0x0123456789abcdef", "0123456789abcdef"), ("none", None)):
+        command = [*find_host_cpp().command, "-shared", "-fPIC", "-x", "c++", "-"]
+        arguments = ["-o", str(path), f"-Wl,--build-id={flag}"]
+        subprocess.run([*command, *arguments], input=b"int x;", check=True)
+        assert elf.build_id(str(path)) == expected
+    image = path.read_bytes()
+    for size in (0, 5, 63, 64, 100):
+        path.write_bytes(image[:size])
+        assert elf.build_id(str(path)) is None
+
+
+# ---- Compiling -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_built_once_and_then_read(
+    hiprtc: Path, cache: Path, new_process: Callable[[], None], arch: str
+) -> None:
+    content = jit.read(device_spec(arch=arch))
+    path = jit.artifact_path(device_spec(arch=arch))
+    read_code_object(path, arch=arch, symbol="store", threads=64, kernarg_bytes=8, sha256=None)
+    meta = json.loads((path.parent / "meta.json").read_text())
+    assert f"hiprtc 9.0 ({hiprtc})" in json.dumps(meta)
+    new_process()
+    assert jit.read(device_spec(arch=arch)) == content
+    assert [event.how for event in jit.build_log()] == ["loaded"]
+    assert not [*(cache / "building").iterdir(), *(cache / "trash").iterdir()]
+
+
+def test_code_is_that_of_clang(hiprtc: Path, cache: Path) -> None:
+    """The same instructions, from the same language and at the same optimisation level."""
+    sources = {
+        "store.hip": (
+            '#include "memory/address.h"\n'
+            "static_assert(__cplusplus == 201703L, __FILE__);\n"
+            "template <typename T> constexpr bool is_int = false;\n"
+            "template <> inline constexpr bool is_int<int> = true;\n"
+            'extern "C" __global__ void store(GLOBAL int* out, int n) {\n'
+            "  __shared__ int row[64];\n"
+            "  row[THREAD] = out[THREAD];\n"
+            "  __builtin_amdgcn_s_barrier();\n"
+            "  int sum = 0;\n"
+            "  if constexpr (is_int<decltype(sum)>)\n"
+            "    for (int i = 0; i < n; ++i) sum += row[(THREAD + i) & 63] * ANSWER;\n"
+            "  out[THREAD] = sum;\n}\n"
+        ),
+        "memory/address.h": _SOURCES["memory/address.h"],
+        "memory/answer.h": _SOURCES["memory/answer.h"],
+    }
+    text = []
+    for remove in (False, True):
+        if remove:
+            hiprtc.unlink()
+        code_object = elf.Elf(jit.read(device_spec(sources, why=str(remove))))
+        text.append(code_object.content(code_object.sections_by_name()[".text"]))
+        jit.loader._state.code_objects.clear()
+    assert len(jit.cache_entries()) == 2
+    assert text[0] == text[1]
+
+
+def test_a_program_may_use_names_that_hiprtc_declares(hiprtc: Path, cache: Path) -> None:
+    sources = {
+        "store.hip": (
+            '#include "names.h"\n'
+            'extern "C" __global__ void store(float4* out, float x) { *out = tanh(max(x)); }\n'
+        ),
+        "names.h": (
+            "#pragma once\n"
+            "typedef float float4 __attribute__((ext_vector_type(4)));\n"
+            "template <class T> __device__ float max(T x) { return x; }\n"
+            "__device__ inline float tanh(float x) { return 0.5f * x; }\n"
+        ),
+    }
+    assert b"store.kd" in jit.read(device_spec(sources))
+
+
+def test_several_sources_are_one_program(hiprtc: Path, cache: Path, tmp_path: Path) -> None:
+    second = _SOURCES["store.hip"].replace("void store", "void second")
+    path = tmp_path / "both.co"
+    path.write_bytes(jit.read(device_spec({**_SOURCES, "other/second.hip": second})))
+    for symbol in ("store", "second"):
+        read_code_object(
+            path, arch="gfx942", symbol=symbol, threads=64, kernarg_bytes=8, sha256=None
+        )
+
+
+@pytest.mark.parametrize("name", ["store.hip", "memory/answer.h"])
+def test_compile_error_names_the_source_that_is_kept(hiprtc: Path, cache: Path, name: str) -> None:
+    sources = {**_SOURCES, name: f"int fine;\nint x = nonsense;\n{_SOURCES[name]}"}
+    with pytest.raises(jit.BuildError) as caught:
+        jit.read(device_spec(sources))
+    [log] = (cache / "logs").iterdir()
+    assert f"could not be compiled with hiprtc 9.0 ({hiprtc}):\n{log}/{name}:2:" in str(
+        caught.value
+    )
+    assert "HIPRTC_ERROR_COMPILATION (6)" in (log / "build.log").read_text()
+    assert (log / name).read_text() == sources[name]
+    assert not [*(cache / "building").iterdir(), *(cache / "entries").iterdir()]
+
+
+def test_an_architecture_that_ends_the_process(hiprtc: Path, cache: Path) -> None:
+    """Not this one."""
+    with pytest.raises(jit.BuildError, match="ended its process with SIGABRT"):
+        jit.read(device_spec(arch="gfx999"))
+
+
+def test_linker_flags_are_refused(hiprtc: Path, cache: Path) -> None:
+    with pytest.raises(jit.BuildError, match=r"linker flags \['-lm'\], and hiprtc takes none"):
+        jit.read(device_spec(ldflags=("-lm",)))
+
+
+def test_options_of_the_environment_do_not_count(
+    hiprtc: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would be no part of the key."""
+    monkeypatch.setenv("HIPRTC_COMPILE_OPTIONS_APPEND", "--no-such-option")
+    assert jit.read(device_spec())
+
+
+def test_modules_of_the_working_directory_are_not_imported(
+    hiprtc: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    somebody_elses = tmp_path / "somebody-elses"
+    somebody_elses.mkdir()
+    for name in ("base64", "ctypes", "json", "re"):
+        (somebody_elses / f"{name}.py").write_text("raise SystemExit('imported')\n")
+    monkeypatch.chdir(somebody_elses)
+    monkeypatch.setenv("PYTHONPATH", str(somebody_elses))
+    assert isinstance(device_hip.find_device_hip(), DeviceHiprtc)
+    assert jit.read(device_spec())
+
+
+def test_verbose_shows_the_options(
+    hiprtc: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JITFMHA_VERBOSE", "1")
+    jit.read(device_spec())
+    shown = capfd.readouterr()
+    assert f"hiprtc 9.0 ({hiprtc})" in shown.err
+    assert "--offload-arch=gfx942" in shown.err
+    assert shown.out == ""

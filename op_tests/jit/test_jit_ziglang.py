@@ -1,0 +1,107 @@
+"""Where there is no C++ compiler, that of the package `ziglang` builds for the host."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import jitfmha
+from jitfmha import jit
+from jitfmha.emulator import library
+from jitfmha.jit.toolchain import cpp_extension
+from jitfmha.jit.toolchain.host_cpp import find_host_cpp
+from jitfmha.jit.toolchain.zig import zig_program
+
+from .conftest import answer, make_spec
+
+pytestmark = pytest.mark.skipif(zig_program() is None, reason="it is about the package ziglang")
+
+_CALLS = """
+import torch
+import jitfmha
+q, k, v = torch.randn(3, 1, 70, 4, 64, dtype=torch.bfloat16)
+scores = (x.transpose(1, 2).double() for x in (q, k, v))
+expected = torch.nn.functional.scaled_dot_product_attention(*scores).transpose(1, 2)
+for chip in (None, "gfx942"):
+    out = torch.full_like(q, torch.nan)
+    if chip is None:
+        jitfmha.fmha_fwd(q, k, v, out=out)
+    else:
+        with jitfmha.emulate(chip):
+            jitfmha.fmha_fwd(q, k, v, out=out)
+    torch.testing.assert_close(out.double(), expected, atol=2e-2, rtol=2e-2)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+
+
+def test_it_is_the_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = find_host_cpp()
+    machine = os.uname().machine
+    assert found.command[:2] == (str(zig_program()), "c++")
+    assert f"--target={machine}-linux-gnu" in found.command
+    assert found.why == "there is no other, and it came with the Python package ziglang"
+    (tmp_path / "clang++").write_text("#!/bin/sh\necho some clang\n")
+    (tmp_path / "clang++").chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert find_host_cpp().why == "it is clang++ on PATH"
+
+
+def test_a_compiler_that_was_chosen_and_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "my-compiler")
+    with pytest.warns(RuntimeWarning, match="CXX='my-compiler': not found.*ziglang/zig c\\+\\+"):
+        find_host_cpp()
+
+
+def test_a_library_is_built(cache: Path) -> None:
+    """With no program on PATH at all; without libraries, which it would have to compile first."""
+    source = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }\n'
+    cflags, ldflags = library.build_spec("plain").cflags, ("-nostdlib", "-nostdlib++")
+    assert answer(make_spec(source=source, cflags=cflags, ldflags=ldflags)) == 42
+    assert (cache / "zig").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("given", ["", "/somewhere"])
+def test_its_own_cache_lies_where_nobody_else_can_write(
+    given: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, str] = {}
+
+    def compile_library(*arguments: object) -> bytes:
+        assert isinstance(arguments[-1], Mapping)
+        seen.update(arguments[-1])
+        raise jit.BuildError("seen")
+
+    monkeypatch.setattr(cpp_extension, "compile_library", compile_library)
+    monkeypatch.setenv("ZIG_GLOBAL_CACHE_DIR", given)
+    monkeypatch.delenv("ZIG_LOCAL_CACHE_DIR", raising=False)
+    with pytest.raises(jit.BuildError, match="seen"):
+        jit.load(make_spec())
+    names = ("ZIG_LOCAL_CACHE_DIR",) if given else ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")
+    assert seen == dict.fromkeys(names, str(cache / "zig"))
+
+
+def test_calls_on_a_machine_without_a_compiler(
+    cache: Path, pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
+    if not pytestconfig.getoption("--exhaustive"):
+        pytest.skip("minutes, most of them for a C++ library; with --exhaustive")
+    job = tmp_path / "job.py"
+    job.write_text(_CALLS)
+    root = str(Path(jitfmha.__file__).parents[1])
+    environment = {**os.environ, "PYTHONPATH": root}
+    done = subprocess.run([sys.executable, str(job)], env=environment, check=False)
+    assert done.returncode == 0
+    assert {entry.name.partition("_")[0] for entry in jit.cache_entries()} == {
+        "amd",
+        "cpu",
+        "emulator",
+    }
