@@ -103,6 +103,29 @@ __device__ inline float tanh(float x) {
   return clamped * above * __builtin_amdgcn_rcpf(below);
 }
 
+// An element of a bias, as it lies in memory.
+template <Bias>
+struct BiasElementOf {
+  using Type = unsigned short;
+};
+template <>
+struct BiasElementOf<Bias::boolean> {
+  using Type = unsigned char;
+};
+template <>
+struct BiasElementOf<Bias::fp32> {
+  using Type = float;
+};
+using BiasElement = BiasElementOf<kBias>::Type;
+
+template <class Element>
+__device__ inline float value_of(Element element) {
+  if constexpr (kBias == Bias::boolean) return element ? 1 : 0;
+  else if constexpr (kBias == Bias::bf16) return bits_as<float>(element << 16);
+  else if constexpr (kBias == Bias::fp16) return bits_as<_Float16>(element);
+  else return element;
+}
+
 // The row of a lane, as far as its scores depend on it.
 struct ScoreRow {
   Global<const char> bias;  // of key 0
@@ -124,14 +147,29 @@ struct ScoreRow {
     return result;
   }
 
-  // Of a boolean bias 1 or 0.
-  __device__ float bias_of(const Modifiers& m, int key) const {
-    const Global<const char> at = bias + smaller(key, m.bias_keys - 1) * m.bias_key;
-    if constexpr (kBias == Bias::boolean) return *at ? 1 : 0;
-    else if constexpr (kBias == Bias::bf16)
-      return bits_as<float>(*(Global<const unsigned short>)at << 16);
-    else if constexpr (kBias == Bias::fp16) return *(Global<const _Float16>)at;
-    else return *(Global<const float>)at;
+  // The bias of a lane's 16 keys of a tile; of a boolean one 1 or 0. Where keys lie side by side,
+  // four are loaded at once.
+  __device__ void load_bias(float (&to)[16], const Modifiers& m, int first_key, int lane) const {
+    typedef BiasElement Four __attribute__((ext_vector_type(4)));
+    if (m.bias_key == sizeof(BiasElement) && first_key + kTileKeys <= m.bias_keys) {
+#pragma unroll
+      for (int i = 0; i < 16; i += 4) {
+        const Four four = *(Global<const Four>)element(m, first_key + key_of_score(i, lane));
+#pragma unroll
+        for (int j = 0; j < 4; ++j) to[i + j] = value_of(four[j]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        const int key = smaller(first_key + key_of_score(i, lane), m.bias_keys - 1);
+        to[i] = value_of(*element(m, key));
+      }
+    }
+  }
+
+ private:
+  __device__ Global<const BiasElement> element(const Modifiers& m, int key) const {
+    return (Global<const BiasElement>)(bias + key * m.bias_key);
   }
 };
 
@@ -143,9 +181,7 @@ constexpr float kLeastLogit = -1.6e38f;
 __device__ inline void modify(f32x16& score, const Modifiers& m, float scale, const ScoreRow& row,
                               int first_key, int lane) {
   float bias[16];
-#pragma unroll
-  for (int i = 0; i < 16; ++i)
-    bias[i] = kBias == Bias::none ? 0 : row.bias_of(m, first_key + key_of_score(i, lane));
+  if (kBias != Bias::none) row.load_bias(bias, m, first_key, lane);
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     float x = score[i];
