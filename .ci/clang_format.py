@@ -23,7 +23,7 @@ import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SUFFIXES = (".cpp", ".h", ".hip", ".inc", ".cpp.in", ".h.in", ".inc.in")
+SUFFIXES = (".cpp", ".h", ".hip", ".inc", ".cpp.in", ".h.in", ".hip.in", ".inc.in")
 # A letter that none of the sources uses, so that the way back is unambiguous.
 MARK = "µ"
 COLUMNS = int(re.findall(r"^ColumnLimit: (\d+)$", (ROOT / ".clang-format").read_text(), re.M)[0])

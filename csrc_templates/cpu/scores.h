@@ -135,12 +135,16 @@ inline Vec bias_along_row(const BiasElement* row, int64_t key_stride, int64_t ke
   return BiasElements<kBias>::load(copy);
 }
 
-// What is staged of a row's kStagedBias * kLanes elements.
-inline Vec load_staged_bias(const BiasElement* from) {
-  if constexpr (kStagedBias == 1) return BiasElements<kBias>::load(from);
-  float lanes[kLanes];
-  std::memcpy(lanes, from, sizeof(lanes));
-  return simd::load(lanes);
+// What is staged of the keys from `key` on, for kLanes rows.
+inline void load_staged_bias(const BiasElement* const* rows, int64_t key, Vec (&block)[kLanes]) {
+  if constexpr (kStagedBias * sizeof(BiasElement) == sizeof(float)) {
+    const void* from[kLanes];
+    for (int i = 0; i < kLanes; ++i) from[i] = rows[i] + key;
+    simd::load_transposed(from, block);
+  } else {
+    for (int i = 0; i < kLanes; ++i) block[i] = BiasElements<kBias>::load(rows[i] + key);
+    simd::transpose(block);
+  }
 }
 
 // The element of a key, in every lane of what was staged for it and its neighbours.
@@ -149,8 +153,8 @@ inline Vec element_of_staged_bias(Vec staged, int key) {
   return key % 2 == 0 ? simd::first_bf16(staged) : simd::second_bf16(staged);
 }
 
-// Asks for the bias of rows that come next, of some rows each time, and only as far as the L2 cache:
-// rows are often a power of two apart, and compete for few sets of the L1 cache.
+// Asks for the bias of rows that come next, of some each time, and only as far as the L2 cache: rows
+// are often a power of two apart, and compete for few sets of the L1 cache.
 class BiasAhead {
  public:
   // For `count` rows and the keys [begin, end), in so many times.
@@ -327,16 +331,16 @@ struct Scores {
         const BiasElement* const* const bias = rows.rows.bias + v * kLanes;
         Vec block[kLanes];
         if (is_contiguous) {
-#pragma GCC unroll 16
-          for (int i = 0; i < kLanes; ++i) block[i] = load_staged_bias(bias[i] + first);
+          load_staged_bias(bias, first, block);
         } else {
+          BiasElement copies[kLanes][kKeys];
+          const BiasElement* copied[kLanes];
           for (int i = 0; i < kLanes; ++i) {
-            BiasElement copy[kKeys];
-            copy_bias(bias[i], key_stride, first, seqlen_k, copy);
-            block[i] = load_staged_bias(copy);
+            copy_bias(bias[i], key_stride, first, seqlen_k, copies[i]);
+            copied[i] = copies[i];
           }
+          load_staged_bias(copied, 0, block);
         }
-        simd::transpose(block);
         for (int i = 0; i < kLanes; ++i) simd::store(to + (i * kVectors + v) * kLanes, block[i]);
       }
     }

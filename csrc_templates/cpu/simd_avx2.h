@@ -111,6 +111,11 @@ inline void transpose(Vec (&rows)[kLanes]) {
     rows[4 + i] = _mm256_permute2f128_ps(t[i], t[4 + i], 0x31);
   }
 }
+// block[j] lane i = the j-th float from rows[i] on.
+inline void load_transposed(const void* const (&rows)[kLanes], Vec (&block)[kLanes]) {
+  for (int i = 0; i < kLanes; ++i) block[i] = load(static_cast<const float*>(rows[i]));
+  transpose(block);
+}
 
 inline Vec load_fp16(const uint16_t* from) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));

@@ -125,6 +125,36 @@ inline void transpose(Vec (&rows)[kLanes]) {
   }
 }
 
+// block[j] lane i = the j-th float from rows[i] on. With two rows in a register to begin with, a
+// quarter of the shuffles of `transpose` is not needed.
+inline void load_transposed(const void* const (&rows)[kLanes], Vec (&block)[kLanes]) {
+  for (int column = 0; column < kLanes; column += 8) {
+    const auto rows_i_and_4 = [&](int i) {
+      const float* first = static_cast<const float*>(rows[i]) + column;
+      const float* second = static_cast<const float*>(rows[i + 4]) + column;
+      return _mm512_insertf32x8(_mm512_castps256_ps512(_mm256_loadu_ps(first)),
+                                _mm256_loadu_ps(second), 1);
+    };
+    // t[half][c] has columns c and 4 + c of rows 8 * half on, those of four rows in each quarter.
+    Vec t[2][4];
+    for (int half = 0; half < 2; ++half) {
+      const int i = 8 * half;
+      const Vec a = rows_i_and_4(i), b = rows_i_and_4(i + 1);
+      const Vec c = rows_i_and_4(i + 2), d = rows_i_and_4(i + 3);
+      const Vec ab_low = _mm512_unpacklo_ps(a, b), ab_high = _mm512_unpackhi_ps(a, b);
+      const Vec cd_low = _mm512_unpacklo_ps(c, d), cd_high = _mm512_unpackhi_ps(c, d);
+      t[half][0] = _mm512_shuffle_ps(ab_low, cd_low, 0x44);
+      t[half][1] = _mm512_shuffle_ps(ab_low, cd_low, 0xee);
+      t[half][2] = _mm512_shuffle_ps(ab_high, cd_high, 0x44);
+      t[half][3] = _mm512_shuffle_ps(ab_high, cd_high, 0xee);
+    }
+    for (int c = 0; c < 4; ++c) {
+      block[column + c] = _mm512_shuffle_f32x4(t[0][c], t[1][c], 0x88);
+      block[column + 4 + c] = _mm512_shuffle_f32x4(t[0][c], t[1][c], 0xdd);
+    }
+  }
+}
+
 inline Vec load_fp16(const uint16_t* from) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }

@@ -108,6 +108,11 @@ inline void transpose(Vec (&rows)[kLanes]) {
   for (int i = 0; i < kLanes; ++i) t[i] = Vec{rows[0][i], rows[1][i], rows[2][i], rows[3][i]};
   for (int i = 0; i < kLanes; ++i) rows[i] = t[i];
 }
+// block[j] lane i = the j-th float from rows[i] on.
+inline void load_transposed(const void* const (&rows)[kLanes], Vec (&block)[kLanes]) {
+  for (int i = 0; i < kLanes; ++i) block[i] = load(static_cast<const float*>(rows[i]));
+  transpose(block);
+}
 
 inline BitVec widen(const uint16_t* from) { return BitVec{from[0], from[1], from[2], from[3]}; }
 inline void narrow(uint16_t* to, BitVec bits) {

@@ -87,6 +87,11 @@ inline void transpose(Vec (&rows)[kLanes]) {
   rows[2] = vcombine_f32(vget_high_f32(even_01), vget_high_f32(even_23));
   rows[3] = vcombine_f32(vget_high_f32(odd_01), vget_high_f32(odd_23));
 }
+// block[j] lane i = the j-th float from rows[i] on.
+inline void load_transposed(const void* const (&rows)[kLanes], Vec (&block)[kLanes]) {
+  for (int i = 0; i < kLanes; ++i) block[i] = load(static_cast<const float*>(rows[i]));
+  transpose(block);
+}
 
 inline Vec load_fp16(const uint16_t* from) {
   return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));

@@ -23,9 +23,8 @@
 //
 // Set by the build: DTYPE (BF16 or FP16), HDIM_Q, HDIM_V, MASK, GROUP, ROUNDING, KERNEL and
 // COMBINE (symbols), TILE_ROWS, TILE_KEYS.
-#include "arguments.h"
-#include "number_formats.h"
-#include "tiles.h"
+#include "attention.h"
+#include "workgroups.h"
 
 constexpr int kHdimQ = HDIM_Q, kHdimV = HDIM_V;
 constexpr int kTileRows = TILE_ROWS, kTileKeys = TILE_KEYS;
@@ -44,6 +43,7 @@ static_assert(kGroups == 1 || kGroups == 2);
 using Keys = KeyTile<kTileKeys, kHdimQ, kThreads, kBankChunks>;
 using Values = ValueTile<kTileKeys, kHdimV, kThreads, kBankChunks>;
 using Exchange = RowExchange<kBankChunks>;
+using Wave = Attention<Keys, Values, DTYPE, kRounding>;
 
 // LDS: the buffers of keys, then those of values, then room for Exchange of each wave. Where that
 // is not to be had, queries pass through the values' buffers, and the output through the keys'.
@@ -62,78 +62,10 @@ constexpr int kSharedBytes = kHasRoom ? kTilesBytes + kExchangeBytes : kTilesByt
 static_assert(kHasRoom || kExchangeBytes <= (kGroups == 2 ? kKeysBytes : kTilesBytes));
 static_assert(kHasRoom || kGroups == 1 || kExchangeBytes <= kValuesBytes);
 
-constexpr int kKeyBlocks = kTileKeys / 32, kKeySteps = kTileKeys / 16;
+constexpr int kKeyBlocks = kTileKeys / 32;
 constexpr int kQuerySteps = kHdimQ / 16, kValueBlocks = kHdimV / 32;
-constexpr float kLn2 = 0.6931471805599453f;
-constexpr float kInfinity = __builtin_inff();
-// Below every scaled score, and finite: the difference to -inf has to be -inf.
-constexpr float kNoMaximum = -1.7e38f;
 // As many as jitfmha/kernels/tuned/key_split.py makes at most: a buffer's offsets reach them.
 constexpr int kMostSplits = 1024;
-// How far scores may exceed the maximum in use, in powers of two, before all is rescaled.
-constexpr float kHeadroom = 8;
-
-// Orders LDS among the waves of the workgroup; global loads stay on their way.
-__device__ inline void barrier() {
-  constexpr int kLgkmcnt0 = 0xc07f;
-  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
-  // The fence alone leaves writes outstanding: LLVM relies on LDS keeping the order of all waves.
-  __builtin_amdgcn_s_waitcnt(kLgkmcnt0);
-  __builtin_amdgcn_sched_barrier(0);
-  __builtin_amdgcn_s_barrier();
-  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
-  __builtin_amdgcn_sched_barrier(0);
-}
-
-// What a wave writes to LDS, other lanes of it read: in order, but the compiler has to know.
-__device__ inline void wave_barrier() {
-  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront", "local");
-  __builtin_amdgcn_wave_barrier();
-  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront", "local");
-}
-
-__device__ inline int smaller(int a, int b) { return a < b ? a : b; }
-
-__device__ inline int tiles_of(unsigned count, unsigned size) { return (count + size - 1) / size; }
-
-// The same value, of which the compiler knows nothing. Addresses that depend on the result are
-// computed where they are needed, instead of being kept in registers throughout the loop.
-__device__ inline int opaque(int lane) {
-  asm volatile("" : "+v"(lane));
-  return lane;
-}
-
-struct Quotient {
-  unsigned value, remainder;
-};
-
-// The host has divided 2^32 - 1 by the divisor: multiplied with that, the quotient is right or one
-// too small.
-__device__ inline Quotient divide(unsigned dividend, const Divisor& by) {
-  const unsigned value = static_cast<unsigned long>(dividend) * by.reciprocal >> 32;
-  const unsigned remainder = dividend - value * by.divisor;
-  return remainder < by.divisor ? Quotient{value, remainder}
-                                : Quotient{value + 1, remainder - by.divisor};
-}
-
-// The queries, keys and values of one sequence and head, and where results go.
-struct Head {
-  Rows q, k, v, o;
-  Global<float> lse;  // null: not wanted
-};
-
-// Which tile of queries a workgroup has, and which share of what is to be done for it.
-struct Place {
-  unsigned batch, head;
-  unsigned tile_rank;  // the tiles of a sequence in the order of their workgroups
-  unsigned share;      // forward: of the keys; combine: of the queries
-};
-
-// Of one sequence, in rows.
-struct Sequence {
-  int seqlen_q, seqlen_k;
-  unsigned q_start, k_start;
-};
 
 // A tile of queries of one sequence and head, and a share of its keys.
 struct Task {
@@ -151,163 +83,6 @@ struct Source {
 };
 constexpr int kLoads = Values::kLoads + Keys::kLoads;
 static_assert(kLoads <= kQuerySteps * kKeyBlocks);
-
-struct Attention {
-  u32x4 query[kQuerySteps];
-  f32x16 score[kKeyBlocks];
-  u32x4 probability[kKeySteps];
-  f32x16 output[kValueBlocks];
-  float maximum, scale;    // of the scores, times scale; scale has log2(e) in it
-  unsigned long rescales;  // not 0: before more is added, the output has to be multiplied by
-  float factor;
-  f32x2 sum;  // of the probabilities that the lane has seen
-
-  // Operands from LDS are read this many ahead of the products that take them.
-  static constexpr int kAhead = 8 / kProductsOfOperand;
-
-  // What a matrix phase multiplies with the probabilities, then with the queries.
-  struct Operands {
-    static constexpr int kValues = kKeySteps * kValueBlocks;
-    static constexpr int kEnd = kValues + kQuerySteps * kKeyBlocks;
-    Lds<const char> first_value, first_key;
-    u32x4 ahead[kAhead];
-
-    __device__ u32x4 read(int n) const {
-      if (n < kValues) return Values::operand(first_value, n % kValueBlocks, n / kValueBlocks);
-      n -= kValues;
-      return Keys::operand(first_key, n % kKeyBlocks, n / kKeyBlocks);
-    }
-
-    // Calls multiply(n, operand) for n from kFirst to kLast - 1, and reads ahead. In this order:
-    // left alone, the compiler would read each operand when it is needed, to save registers.
-    template <int kFirst, int kLast, class Multiply>
-    __device__ void in_turn(Multiply multiply) {
-#pragma unroll
-      for (int n = kFirst; n < kLast; ++n) {
-        multiply(n, ahead[n % kAhead]);
-        if (n + kAhead < kEnd) ahead[n % kAhead] = read(n + kAhead);
-        __builtin_amdgcn_sched_barrier(0);
-      }
-    }
-  };
-
-  // With the first ones read: from kFirst on, which is 0 or kValues.
-  template <int kFirst>
-  __device__ static Operands operands(Lds<const char> values, Lds<const char> keys, int lane) {
-    Operands result{values + Values::first_operand(lane), keys + Keys::first_operand(lane)};
-#pragma unroll
-    for (int n = kFirst; n < kFirst + kAhead; ++n) result.ahead[n % kAhead] = result.read(n);
-    return result;
-  }
-
-  // Adds a tile of values to the output, the first of which makes it.
-  __device__ void multiply_values(Operands& operands, bool is_first) {
-    const auto multiply = [&](int n, u32x4 value, f32x16 c) {
-      output[n % kValueBlocks] = DTYPE::multiply(value, probability[n / kValueBlocks], c);
-    };
-    // Rescaling is part of a branch that ends with a product, whose result takes the registers of
-    // the old output. A branch with multiplications alone would cost copies of all of it.
-    if (is_first) {
-      operands.in_turn<0, kValueBlocks>([&](int n, u32x4 value) { multiply(n, value, f32x16(0)); });
-    } else if (rescales) {
-      operands.in_turn<0, kValueBlocks>([&](int n, u32x4 value) {
-        const f32x16 rescaled = output[n] * factor;
-        multiply(n, value, rescaled);
-        asm volatile("" ::"v"(rescaled));  // or the product would take the registers of this
-      });
-    } else {
-      operands.in_turn<0, kValueBlocks>([&](int n, u32x4 value) { multiply(n, value, output[n]); });
-    }
-    operands.in_turn<kValueBlocks, Operands::kValues>(
-        [&](int n, u32x4 value) { multiply(n, value, output[n % kValueBlocks]); });
-  }
-
-  // Computes the scores of the next tile of keys, and calls also(n) after operand n.
-  template <class Also>
-  __device__ void multiply_keys(Operands& operands, Also also) {
-#pragma unroll
-    for (int block = 0; block < kKeyBlocks; ++block) score[block] = f32x16(0);
-    operands.in_turn<Operands::kValues, Operands::kEnd>([&](int n, u32x4 key) {
-      multiply_key(n - Operands::kValues, key);
-      also(n - Operands::kValues);
-    });
-  }
-
-  __device__ void multiply_key(int n, u32x4 key) {
-    score[n % kKeyBlocks] = DTYPE::multiply(key, query[n / kKeyBlocks], score[n % kKeyBlocks]);
-  }
-
-  // Hides the keys behind `last`, which counts from the tile's first key.
-  __device__ void mask(int last, int lane) {
-    const int limit = last - 4 * (lane / 32);
-#pragma unroll
-    for (int block = 0; block < kKeyBlocks; ++block)
-#pragma unroll
-      for (int i = 0; i < 16; ++i)
-        score[block][i] = 32 * block + i / 4 * 8 + i % 4 <= limit ? score[block][i] : -kInfinity;
-  }
-
-  __device__ void rescale(float largest) {
-    // The other half of the wave has the query's other keys.
-    const float other = bits_as<float>(__builtin_amdgcn_ds_bpermute(
-        (__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0)) ^ 32) * 4,
-        bits_as<int>(largest)));
-    const float next = __builtin_fmaxf(maximum, __builtin_fmaxf(largest, other));
-    factor = __builtin_amdgcn_exp2f(maximum - next);
-    maximum = next;
-    sum *= factor;
-  }
-
-  // Of the probabilities of the whole row.
-  __device__ float row_sum(int lane) const {
-    const float own = sum.x + sum.y;
-    return own + bits_as<float>(__builtin_amdgcn_ds_bpermute((lane ^ 32) * 4, bits_as<int>(own)));
-  }
-
-  // Rows that see no key have added up zeros times hidden values, which may be NaN or infinite.
-  __device__ void clear_blind_rows(float row_sum) {
-    if (!__builtin_amdgcn_ballot_w64(row_sum == 0)) return;
-#pragma unroll
-    for (int block = 0; block < kValueBlocks; ++block)
-#pragma unroll
-      for (int i = 0; i < 16; ++i) output[block][i] = row_sum == 0 ? 0 : output[block][i];
-  }
-
-  // In place of softmax(), for a tile that is hidden from all rows of the wave.
-  __device__ void see_nothing() {
-    rescales = 0;
-#pragma unroll
-    for (int step = 0; step < kKeySteps; ++step) probability[step] = u32x4(0);
-  }
-
-  __device__ void softmax() {
-    float largest = score[0][0];
-#pragma unroll
-    for (int i = 1; i < 16 * kKeyBlocks; ++i)
-      largest = __builtin_fmaxf(largest, score[i / 16][i % 16]);
-    largest *= scale;
-    rescales = __builtin_amdgcn_ballot_w64(largest > maximum + kHeadroom);
-    if (rescales) rescale(largest);
-    f32x2 even = {0, 0}, odd = {0, 0};
-#pragma unroll
-    for (int step = 0; step < kKeySteps; ++step) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at = step % 2 * 8 + i * 2;
-        const f32x2 pair = {score[step / 2][at], score[step / 2][at + 1]};
-        const f32x2 exponent = __builtin_elementwise_fma(pair, f32x2(scale), f32x2(-maximum));
-        const f32x2 p = {__builtin_amdgcn_exp2f(exponent.x), __builtin_amdgcn_exp2f(exponent.y)};
-        (i % 2 ? odd : even) += p;
-        probability[step][i] = DTYPE::pack<kRounding>(p.x, p.y);
-      }
-    }
-    sum += even + odd;
-    // All of it here: the compiler would move what nobody needs yet to the matrix phase.
-    asm volatile("" : "+v"(sum));
-#pragma unroll
-    for (int step = 0; step < kKeySteps; ++step) asm volatile("" : "+v"(probability[step]));
-  }
-};
 
 // Of the 32 rows that begin with `rows`. What is loaded for rows behind the last one does not
 // matter, as nobody stores what comes of it.
@@ -385,8 +160,8 @@ __device__ inline void store_lse(const Head& head, int first_row, float maximum,
 }
 
 template <bool kAreFar>
-__device__ inline void store_output(Attention& wave, const Head& head, int first_row,
-                                    Lds<char> exchange, int lane) {
+__device__ inline void store_output(Wave& wave, const Head& head, int first_row, Lds<char> exchange,
+                                    int lane) {
   const OutputRows<kAreFar> rows(head.o.from(first_row));
   const float sum = wave.row_sum(lane);
   wave.clear_blind_rows(sum);
@@ -420,7 +195,7 @@ struct SplitResult {
     return {task.workspace + (static_cast<unsigned long>(index) * kWaves + wave_index) * kFloats};
   }
 
-  __device__ void store(const Attention& wave, int lane) const {
+  __device__ void store(const Wave& wave, int lane) const {
     // Four values of each lane lie together, so that lanes move whole lines.
 #pragma unroll
     for (int i = 0; i < kQuads; ++i) {
@@ -497,7 +272,7 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
     diagonal -= begin * kTileKeys;
   }
 
-  Attention wave;
+  Wave wave;
   wave.scale = scale;
   wave.maximum = kNoMaximum;
   wave.sum = f32x2(0);
@@ -544,7 +319,7 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
       store(0);
       load_all(source(1));
     }
-    auto first_operands = Attention::operands<Attention::Operands::kValues>(values, keys, lane);
+    auto first_operands = Wave::operands<Wave::Operands::kValues>(values, keys, lane);
     wave.multiply_keys(first_operands, [](int) {});
     if (kGroups == 1 || group == 1) barrier();
     for (int i = 0;; ++i) {
@@ -557,15 +332,15 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
         if (__builtin_expect(first_key + kTileKeys > visible, 0)) {
           wave.mask(last_visible(head.k.count, row + diagonal) - first_key, lane);
         }
-        wave.softmax();
+        wave.softmax([](int, int, f32x2 pair) { return pair; });
       }
       if (i + group < tiles) store(i + group);
       if (kGroups == 1 || group == 0) barrier();
       __builtin_amdgcn_s_setprio(1);
       // The last products read ahead too, but others may be writing output where keys were.
       const bool has_next = i + 1 < tiles || kGroups == 1;
-      auto operands = Attention::operands<0>(value_buffer(i),
-                                             has_next ? key_buffer(i + 1) : value_buffer(i), lane);
+      auto operands =
+          Wave::operands<0>(value_buffer(i), has_next ? key_buffer(i + 1) : value_buffer(i), lane);
       wave.multiply_values(operands, i == 0);
       if (i + 1 == tiles) break;
       const Source next = source(i + 1 + group);
@@ -627,89 +402,6 @@ __device__ inline Arguments loaded_at_once(const Arguments& arguments) {
   return result;
 }
 
-// gm0. Workgroups go to the XCDs, each of which has an L2 cache of its own, in turn: those whose
-// numbers in x are a multiple of xcds apart are on the same one, because there are a multiple of
-// xcds along x. Each XCD has consecutive heads, so that what shares keys and values meets there.
-//
-// x counts the heads of a group, whose tiles alternate; y counts tiles, z groups and shares.
-__device__ inline Place place_in_batch(const Arguments& a, const Divisor& shares) {
-  const Quotient in_x = divide(__builtin_amdgcn_workgroup_id_x(), a.xcds);
-  const Quotient in_z = divide(__builtin_amdgcn_workgroup_id_z(), shares);
-  const unsigned first_head = in_x.remainder * a.xcd_heads + in_x.value;
-  const Quotient sequence = divide(first_head + in_z.value * a.group_heads, a.heads);
-  return {sequence.value, sequence.remainder, __builtin_amdgcn_workgroup_id_y(), in_z.remainder};
-}
-
-// gm1. All workgroups are in one order, in which they go to the XCDs in turn. An XCD has one pair
-// of a sequence and key head after the other, with the tiles of all query heads of a pair side by
-// side. The pairs of first_heads key heads have an XCD to themselves; those of the others go to
-// sets of XCDs, which take a pair's tiles in turn. The tail is the last pairs of each set together.
-__device__ inline Place place_in_group(const Arguments& a, const Divisor& shares) {
-  // The axes of the grid mean nothing: heads, sequences, and tiles with their shares.
-  unsigned n = __builtin_amdgcn_workgroup_id_x() +
-               a.heads.divisor * (__builtin_amdgcn_workgroup_id_y() +
-                                  a.batch.divisor * __builtin_amdgcn_workgroup_id_z());
-  const unsigned first_count =
-      a.first_heads * a.batch.divisor * a.pair_tiles.divisor * shares.divisor;
-  const bool is_first = n < first_count;
-  if (!is_first) n -= first_count;
-  const Quotient turn = divide(n, a.xcds);
-  unsigned first_head = turn.remainder, head_step = a.xcds.divisor, in_list = turn.value;
-  if (!is_first) {
-    const Quotient xcd = divide(turn.remainder, a.xcd_sets);
-    first_head = a.first_heads + xcd.remainder;
-    head_step = a.xcd_sets.divisor;
-    const unsigned begin = turn.value * a.set_xcds.divisor;
-    unsigned place = xcd.value;
-    // In every turn an XCD gets another place of its set's, or some might get long tiles only. The
-    // last turn is not for all of them.
-    if (begin + a.set_xcds.divisor <= a.set_tiles * shares.divisor) {
-      place += turn.value + divide(turn.value, a.set_xcds).value;
-      place = divide(place, a.set_xcds).remainder;
-    }
-    in_list = begin + place;
-  }
-  const Quotient tile = divide(in_list, shares);
-  unsigned pair, tile_rank, head_in_pair;
-  if (is_first || tile.value < a.tail_begin) {
-    const Quotient of_pair = divide(tile.value, a.pair_tiles);
-    const Quotient of_rank = divide(of_pair.remainder, a.gqa);
-    pair = of_pair.value;
-    tile_rank = of_rank.value;
-    head_in_pair = of_rank.remainder;
-  } else {
-    const Quotient of_rank = divide(tile.value - a.tail_begin, a.tail_heads);
-    const Quotient of_pair = divide(of_rank.remainder, a.gqa);
-    pair = divide(a.tail_begin, a.pair_tiles).value + of_pair.value;
-    tile_rank = of_rank.value;
-    head_in_pair = of_pair.remainder;
-  }
-  const Quotient sequence = divide(pair, a.batch);
-  const unsigned head_k = first_head + sequence.value * head_step;
-  return {sequence.remainder, head_k * a.gqa.divisor + head_in_pair, tile_rank, tile.remainder};
-}
-
-__device__ inline Place place_of_workgroup(const Arguments& a, const Divisor& shares) {
-  if constexpr (kGroupMode) return place_in_group(a, shares);
-  else return place_in_batch(a, shares);
-}
-
-__device__ inline Sequence sequence_of(const Arguments& a, unsigned batch) {
-  if constexpr (!kGroupMode)
-    return {static_cast<int>(a.seqlen_q), static_cast<int>(a.seqlen_k), 0, 0};
-  unsigned q_begin = a.cu_seqlens_q[batch], q_end = a.cu_seqlens_q[batch + 1];
-  unsigned k_begin = a.cu_seqlens_k[batch], k_end = a.cu_seqlens_k[batch + 1];
-  unsigned q_start = a.cu_seqlens_q_padded[batch], k_start = a.cu_seqlens_k_padded[batch];
-  // One round of loads here too: what does not end at once needs all of them.
-  asm("" : "+s"(q_begin), "+s"(q_end), "+s"(k_begin), "+s"(k_end), "+s"(q_start), "+s"(k_start));
-  return {static_cast<int>(q_end - q_begin), static_cast<int>(k_end - k_begin), q_start, k_start};
-}
-
-// The grid and the workspace are as large as max_seqlen_q promised, whatever came since.
-__device__ inline int computed_queries(const Arguments& a, const Sequence& sequence) {
-  return kGroupMode ? smaller(sequence.seqlen_q, a.seqlen_q) : sequence.seqlen_q;
-}
-
 // Under a causal mask the longest tiles go first: what is left for the end is short. Negative, or
 // behind the last one: the sequence has no such tile, as in gm1 alone sequences differ in length.
 __device__ inline int tile_of(const Arguments& a, const Place& place, int queries) {
@@ -720,30 +412,18 @@ __device__ inline int tile_of(const Arguments& a, const Place& place, int querie
 
 __device__ inline Task task_of(const Arguments& a, const Place& place, const Sequence& sequence,
                                int queries, int tile) {
-  const unsigned long batch = place.batch, head = place.head;
-  const unsigned long head_k = divide(place.head, a.gqa).value;
-  const unsigned long q_start = sequence.q_start, k_start = sequence.k_start;
+  const unsigned head_k = divide(place.head, a.gqa).value;
+  const unsigned long line = line_of(a, place);
   Task task;
   task.diagonal = kTopLeft ? 0 : sequence.seqlen_k - sequence.seqlen_q;
-  task.head.q = {a.q + batch * a.q_batch + head * a.q_head + q_start * a.q_seq, a.q_seq, queries};
-  task.head.k = {a.k + batch * a.k_batch + head_k * a.k_head + k_start * a.k_seq, a.k_seq,
-                 sequence.seqlen_k};
-  task.head.v = {a.v + batch * a.v_batch + head_k * a.v_head + k_start * a.v_seq, a.v_seq,
-                 sequence.seqlen_k};
-  task.head.o = {a.out + batch * a.out_batch + head * a.out_head + q_start * a.out_seq, a.out_seq,
-                 queries};
-  const unsigned long line = batch * a.heads.divisor + head;
-  task.head.lse = nullptr;
-  if (a.lse) {
-    const unsigned long row = kGroupMode ? head * a.lse_head + q_start * 4 : line * a.lse_head;
-    task.head.lse = (Global<float>)((Global<char>)a.lse + row);
-  }
+  task.head = head_of<kGroupMode>(a, place, head_k, sequence, line, queries);
   task.tile = tile;
   task.split = place.share;
   task.num_splits = a.num_splits.divisor;
   task.workspace = a.workspace;
   if (task.workspace)
-    task.workspace += line * a.query_tiles * task.num_splits * kWaves * SplitResult::kFloats;
+    task.workspace +=
+        line_of(a, place) * a.query_tiles * task.num_splits * kWaves * SplitResult::kFloats;
   return task;
 }
 
@@ -755,9 +435,9 @@ __global__
     forward(Arguments arguments) {
   alignas(1024) __shared__ char lds[kSharedBytes];
   const Arguments a = loaded_at_once(arguments);
-  const Place place = place_of_workgroup(a, a.num_splits);
-  const Sequence sequence = sequence_of(a, place.batch);
-  const int queries = computed_queries(a, sequence);
+  const Place place = place_of_workgroup<kGroupMode>(a, a.num_splits);
+  const Sequence sequence = sequence_of<kGroupMode>(a, place.batch);
+  const int queries = computed_queries<kGroupMode>(a, sequence);
   const int tile = tile_of(a, place, queries);
   if (kGroupMode && (tile < 0 || tile * kTileRows >= queries)) return;
   const Task task = task_of(a, place, sequence, queries, tile);
@@ -841,9 +521,9 @@ __global__ __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads))) void
     Arguments arguments) {
   alignas(1024) __shared__ char lds[kValueBlocks / 2 * Exchange::kBytes];
   const Arguments a = loaded_at_once(arguments);
-  const Place place = place_of_workgroup(a, Divisor{kWaves, ~0u / kWaves});
-  const Sequence sequence = sequence_of(a, place.batch);
-  const int queries = computed_queries(a, sequence);
+  const Place place = place_of_workgroup<kGroupMode>(a, Divisor{kWaves, ~0u / kWaves});
+  const Sequence sequence = sequence_of<kGroupMode>(a, place.batch);
+  const int queries = computed_queries<kGroupMode>(a, sequence);
   const int tile = tile_of(a, place, queries);
   if (tile < 0 || tile * kTileRows + static_cast<int>(place.share) * 32 >= queries) return;
   const Task task = task_of(a, place, sequence, queries, tile);

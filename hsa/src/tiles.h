@@ -69,9 +69,10 @@ struct Tile {
 };
 
 // A tile of keys: rows of kHdim values.
-template <int kKeys, int kHdim, int kThreads, int kBankChunks>
-struct KeyTile : Tile<kKeys, kHdim / 8> {
-  using Base = Tile<kKeys, kHdim / 8>;
+template <int kKeyCount, int kHdim, int kThreads, int kBankChunks>
+struct KeyTile : Tile<kKeyCount, kHdim / 8> {
+  using Base = Tile<kKeyCount, kHdim / 8>;
+  static constexpr int kKeys = kKeyCount, kSteps = kHdim / 16;
   static constexpr int kChunks = kHdim / 8;
   // Eight threads load a row, 128 bytes at a time.
   static constexpr int kLoads = kChunks / 8;
@@ -138,7 +139,7 @@ struct KeyTile : Tile<kKeys, kHdim / 8> {
 template <int kKeys, int kHdim, int kThreads, int kBankChunks>
 struct ValueTile : Tile<kHdim, kKeys / 8> {
   using Base = Tile<kHdim, kKeys / 8>;
-  static constexpr int kChunks = kKeys / 8;
+  static constexpr int kChunks = kKeys / 8, kBlocks = kHdim / 32;
   static constexpr int kWidth = kKeys / 4 * kHdim / kThreads;  // values of a row for a thread
   static_assert(kWidth == 2 || kWidth == 4);
   static_assert(kChunks == 4 || kChunks == 8);

@@ -117,7 +117,7 @@ def _check(path: Path, elf: Elf, arch: Arch, symbol: str, threads: int, kernarg_
     kernels = _kernels(elf)
     if symbol not in kernels:
         raise CodeObjectError(f"{path} has no kernel {symbol}; it has {list_of_names(kernels)}")
-    metadata = _kernel_metadata(elf, symbol)
+    metadata = kernel_metadata(elf, symbol)
     if metadata is None:
         raise CodeObjectError(f"{path} has no metadata about kernel {symbol}")
     declared = _integer(metadata, ".kernarg_segment_size")
@@ -159,7 +159,7 @@ def _kernels(elf: Elf) -> dict[str, int]:
     return kernels
 
 
-def _kernel_metadata(elf: Elf, symbol: str) -> dict[str, Any] | None:
+def kernel_metadata(elf: Elf, symbol: str) -> dict[str, Any] | None:
     """The metadata of one kernel, if there are any."""
     for note in elf.notes(_NOTE_METADATA):
         document, _ = _unpack(note, 0)

@@ -1,7 +1,8 @@
-"""The argument blocks of both binary interfaces, each stated once.
+"""The argument blocks of all kernels, each stated once.
 
 ``aiter`` is the interface of AMD's kernels ("fmha v3"); ``jitfmha`` that of ours. The launcher has
 both, rendered from here; ``hsa/src/arguments.h`` has ours, and ``hsa/build.py`` writes it.
+General kernels take ours with more behind it, and are rendered with that.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from ..jit.shared_struct import FLOAT, UINT32, Dialect, Pointer, SharedStruct
+from ..jit.shared_struct import FLOAT, INT32, INT64, UINT32, Dialect, Pointer, SharedStruct
 
 __all__ = [
     "AITER_ARGUMENTS",
     "ARGUMENTS_OF",
     "DIVISOR",
+    "GENERAL_ARGUMENTS",
     "JITFMHA_ARGUMENTS",
+    "MODIFIERS",
     "Abi",
     "device_header",
+    "general_structs",
 ]
 
 Abi = Literal["aiter", "jitfmha"]
@@ -102,13 +106,43 @@ JITFMHA_ARGUMENTS = SharedStruct(
     },
 )
 
+# What a general kernel has beside that. What a kernel is not compiled for, it does not read.
+MODIFIERS = SharedStruct(
+    "Modifiers",
+    {
+        # By the four strides between batches, heads, queries and keys, in bytes.
+        "bias": Pointer("const char"),
+        **dict.fromkeys(("bias_batch", "bias_head", "bias_query", "bias_key"), INT64),
+        # Strides of these count elements.
+        "alibi_slopes": Pointer("const float"),
+        **dict.fromkeys(("alibi_batch", "alibi_head"), INT64),
+        "sink": Pointer("const float"),
+        "sink_head": INT64,
+        "rng_state": Pointer("const unsigned"),  # the words of the seed, then of the offset
+        "bias_keys": INT32,  # the width of a bias
+        # A query sees the keys from so many left of the diagonal to so many right of it.
+        **dict.fromkeys(("window_left", "window_right"), INT32),
+        "is_bottom_right": INT32,  # where the diagonal ends; else it begins in the other corner
+        "sink_size": INT32,  # the first keys that a window's left side does not hide
+        "largest_kept": INT32,  # of the random bytes by which probabilities are dropped
+        "keep_scale": FLOAT,  # what the kept ones are multiplied with
+        **dict.fromkeys(("scale_over_softcap", "softcap"), FLOAT),  # the softmax scale over it
+    },
+)
+
+GENERAL_ARGUMENTS = SharedStruct(
+    "GeneralArguments", {"attention": JITFMHA_ARGUMENTS, "modifiers": MODIFIERS}
+)
+
 ARGUMENTS_OF: Mapping[Abi, SharedStruct] = {
     "aiter": AITER_ARGUMENTS,
     "jitfmha": JITFMHA_ARGUMENTS,
 }
 
 _DEVICE = Dialect(
-    scalars={"std::uint32_t": "unsigned"}, pointer="Global<{}>", offsetof="__builtin_offsetof"
+    scalars={"std::uint32_t": "unsigned", "std::int32_t": "int", "std::int64_t": "long"},
+    pointer="Global<{}>",
+    offsetof="__builtin_offsetof",
 )
 
 
@@ -125,3 +159,8 @@ def device_header() -> str:
 
 {JITFMHA_ARGUMENTS.cpp(_DEVICE)}
 """
+
+
+def general_structs() -> str:
+    """What a general kernel takes, for its source, behind what ``arguments.h`` has."""
+    return f"{MODIFIERS.cpp(_DEVICE)}\n\n{GENERAL_ARGUMENTS.cpp(_DEVICE)}"

@@ -1,4 +1,4 @@
-"""The host launcher of the tuned kernels: rendered, built, and bound to a kernel and a call.
+"""The host launcher of the AMD kernels: rendered, built, and bound to a kernel and a call.
 
 The launcher is C++ (``csrc_templates/amd/fmha_fwd_launcher.cpp.in``). It packs the kernels'
 arguments and goes to whichever HIP runtime it is given: the one that torch uses, or what stands in
@@ -21,7 +21,14 @@ from ..jit.shared_struct import BOOL, FLOAT, INT32, INT64, Pointer, SharedStruct
 from ..problem import DescaleStrides, Problem, Sizes
 from ..target import AmdTarget
 from .code_object import CodeObject
-from .kernel_arguments import AITER_ARGUMENTS, DIVISOR, JITFMHA_ARGUMENTS, Abi
+from .kernel_arguments import (
+    AITER_ARGUMENTS,
+    DIVISOR,
+    GENERAL_ARGUMENTS,
+    JITFMHA_ARGUMENTS,
+    MODIFIERS,
+    Abi,
+)
 from .manifest import GRIDS, KernelRow
 from .runtime import HipError
 
@@ -85,7 +92,7 @@ SplitsOf = Callable[[int], tuple[int, int]]
 def launcher_spec() -> jit.BuildSpec:
     """The source and the flags of the launcher."""
     structs = (
-        *(DIVISOR, JITFMHA_ARGUMENTS, AITER_ARGUMENTS),
+        *(DIVISOR, JITFMHA_ARGUMENTS, MODIFIERS, GENERAL_ARGUMENTS, AITER_ARGUMENTS),
         *(KERNEL_TRAITS, _STRIDES, _DESCALE_STRIDES, CALL, SIZES, TENSORS),
     )
     values = {
@@ -276,6 +283,7 @@ def load_launcher(spec: jit.BuildSpec) -> ctypes.CDLL:
             [pointer, integer, text, text, text, text, text, ctypes.c_size_t, pointer],
         ),
         ("jitfmha_fwd", integer, [text, text, text, pointer]),
+        ("jitfmha_general_fwd", integer, [text, text, text, text, pointer]),
     ):
         function = getattr(library, name)
         function.restype = result

@@ -205,7 +205,7 @@ class Emulator:
             threads: workers; 0: as many as the CPU has.
             time_slice: instructions before the next wave of a workgroup gets its turn; at most
                 65536, so that a launch can be stopped. Waves drift apart by that much: of the
-                published kernels that hand LDS over without a barrier, one is right up to 10 only.
+                published kernels that hand LDS over without a barrier, some are right up to 7 only.
             instruction_budget: of each wave, after which it is stopped with an error; 0: none.
             random_order: waves take turns in random order, and `time_slice` is replaced by
                 lengths from 1 to 4096, short ones as often as long ones. Loads into LDS land after

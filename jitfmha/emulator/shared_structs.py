@@ -38,9 +38,9 @@ OPTIONS = SharedStruct(
 """How the launches of a thread run: the arguments of `Emulator.set_options`."""
 
 # Instructions. Few, so that waves keep pace as they do on hardware: published kernels hand LDS over
-# without a barrier. Latent-attention decode is right up to 40, but for one kernel that is right up
-# to 10 only; causal forward kernels of gfx950 are right up to 256. 4 is right for all that are
-# known, and costs no time that can be measured.
+# without a barrier. Causal forward kernels of gfx950 are right up to 256, latent-attention decode
+# in 8 bits up to 7: two loads to one place are four instructions apart there, so that 4 is right
+# whatever the phase. It costs no time that can be measured.
 DEFAULT_TIME_SLICE = 4
 
 RANGE = SharedStruct("Range", {"begin": UINT64, "end": UINT64})

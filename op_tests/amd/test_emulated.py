@@ -98,13 +98,13 @@ def test_cu_seqlens_are_checked_as_on_the_cpu(rng: torch.Generator, tree: Path) 
         fmha_fwd(*x, cu_seqlens_q=wrong, cu_seqlens_k=wrong)
 
 
-def test_float32_and_windows_have_no_kernel_there(tree: Path) -> None:
+def test_float32_and_given_splits_have_no_kernel_there(tree: Path) -> None:
     x = [torch.zeros(1, 30, 2, 128) for _ in range(3)]
     with emulate("gfx942"):
         with pytest.raises(NotImplementedError, match="the inputs are fp32"):
             fmha_fwd(*x)
-        with pytest.raises(NotImplementedError, match="window"):
-            fmha_fwd(*(y.bfloat16() for y in x), window_size=(3, 3))
+        with pytest.raises(NotImplementedError, match="num_splits"):
+            fmha_fwd(*(y.bfloat16() for y in x), num_splits=2)
 
 
 def test_a_scale_for_each_query_head_has_no_kernel_there(tree: Path) -> None:
@@ -152,15 +152,17 @@ def test_descales_are_for_fp8_only() -> None:
 def test_warmup(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is left to defaults is what the target serves; what is named must be served."""
     with emulate("gfx942"):
-        names = {launcher.name for launcher in warmup()}
-        assert names == {
-            *(PlainKernel(mask=mask, mode=mode).name for mask in (0, 2) for mode in (0, 1)),
-            *(PlainKernel("fp16", 64, 64, mode=mode).name for mode in (0, 1)),
-        }
+        wide = warmup(hdims=[(192, 128)], masks=["none"], modes=["gm0"])
+        assert [launcher.name for launcher in wide] == [
+            PlainKernel(hdim_q=192, ts_qo=32).name,
+            "fmha_fwd_general_hd192x128_fp16_gm0_gfx942",
+        ]
+        (again,) = warmup(dtypes=["fp16"], hdims=[(192, 128)], masks=["none"], modes=["gm0"])
+        assert again.was_cached
         with pytest.raises(NotImplementedError, match="fp32"):
             warmup(dtypes=["fp32"], hdims=[128])
-        with pytest.raises(NotImplementedError, match="hdim 32x32"):
-            warmup(dtypes=["bf16"], hdims=[32])
+        with pytest.raises(NotImplementedError, match="hdim 300x300"):
+            warmup(dtypes=["bf16"], hdims=[300])
         (fp8,) = warmup(dtypes=["fp8_e4m3fnuz"], hdims=[128], masks=[0], modes=["gm1"])
         assert fp8.name == PlainKernel("fp8bf16", mode=1, bf16_cvt=1).name
 

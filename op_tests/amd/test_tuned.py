@@ -78,11 +78,11 @@ def reasons(changed: Problem, chip_name: str = MI300) -> str:
     explanation = explain_problem(changed, on)
     given = explanation.rejected.get("tuned", ())
     if given:
-        assert explanation.plan is None
-        with pytest.raises(NotImplementedError) as raised:
-            plan_for(changed, on)
-        for reason in given:
-            assert f"not tuned: {reason}" in str(raised.value)
+        try:
+            assert plan_for(changed, on).family == "general"
+        except NotImplementedError as error:
+            for reason in given:
+                assert f"not tuned: {reason}" in str(error)  # noqa: PT017 - only where none serves
     return "\n".join(given)
 
 
@@ -261,12 +261,12 @@ def test_explanation(tree: Path) -> None:
 
 def test_an_uncovered_call_raises_what_explain_says() -> None:
     with emulate("gfx950"):
-        said = explain(*qkv(), window_size=(3, 3))
+        said = explain(*qkv(), num_splits=2)
         with pytest.raises(NotImplementedError) as raised:
-            fmha_fwd(*qkv(), window_size=(3, 3))
+            fmha_fwd(*qkv(), num_splits=2)
     assert said.plan is None
     assert str(said) in str(raised.value)
-    assert "window (left 3, right 3" in str(raised.value)
+    assert "a given number of key splits" in str(raised.value)
 
 
 def test_emulation_takes_effect_at_once_and_ends_at_once(tree: Path) -> None:

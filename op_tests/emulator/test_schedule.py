@@ -145,7 +145,7 @@ def _hands_over(emulator: Emulator, arch: str, margin: int) -> bool:
 
 
 def test_the_default_lets_waves_drift_by_less_than_four(emulator: Emulator, arch: str) -> None:
-    """Of the published decode kernels for latent attention, one is right up to 10 only.
+    """Of the published decode kernels for latent attention, some are right up to 7 only.
 
     With a shorter slice nothing would be wrong, but this is what is documented.
     """

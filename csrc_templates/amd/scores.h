@@ -1,0 +1,164 @@
+// Which keys a query sees, and what happens to a score between Q K^T and the softmax: scale, soft
+// cap, bias, ALiBi and mask, in this order. A feature stands here alone, is compiled in by a trait,
+// and costs a call without it nothing.
+//
+// Included after Arguments, Modifiers and the traits.
+#pragma once
+
+#include "attention.h"
+#include "dropout.h"
+#include "workgroups.h"
+
+constexpr int kTileKeys = 32;
+constexpr float kLog2e = 1.4426950408889634f;
+// Whether scores become logits before the softmax, in powers of two, to which the softmax's scale
+// does not apply any more. Otherwise they stay the plain dot products.
+constexpr bool kHasLogits =
+    kHasSoftcap || kHasAlibi || (kBias != Bias::none && kBias != Bias::boolean);
+
+__device__ inline int larger(int a, int b) { return a < b ? b : a; }
+
+struct KeyRange {
+  int begin, last;
+};
+
+// The key tiles that rows see: first those with sink tokens, then those from the window's on.
+struct KeyTiles {
+  int count;
+  int with_sinks, skipped;  // how many tiles lie before and in the gap
+
+  __device__ int at(int i) const { return i < with_sinks ? i : i + skipped; }
+};
+
+// The keys that each query of a sequence sees.
+struct Visibility {
+  int seqlen_k;
+  int diagonal;  // the key that lies on the diagonal with query 0
+  int left, right;
+  int sink_size;  // the first keys that a window's left side does not hide
+
+  __device__ static Visibility of(const Modifiers& m, const Sequence& sequence) {
+    const int from_corner = sequence.seqlen_k - sequence.seqlen_q;
+    return {sequence.seqlen_k, m.is_bottom_right ? from_corner : 0, m.window_left, m.window_right,
+            kHasSinkTokens ? m.sink_size : 0};
+  }
+
+  // Without the sink tokens.
+  __device__ KeyRange keys_of(int row) const {
+    if (!kIsMasked) return {0, seqlen_k - 1};
+    return {larger(row + diagonal - left, 0), smaller(row + diagonal + right, seqlen_k - 1)};
+  }
+
+  // The tiles that any of these rows sees.
+  __device__ KeyTiles tiles_of_rows(int first_row, int last_row) const {
+    const KeyRange first = keys_of(first_row), last = keys_of(last_row);
+    if (last.last < 0) return {0, 0, 0};
+    const int begin = first.begin / kTileKeys, end = last.last / kTileKeys + 1;
+    const int with_sinks = smaller(tiles_of(sink_size, kTileKeys), end);
+    const int skipped = larger(begin - with_sinks, 0);
+    return {with_sinks + larger(end - with_sinks - skipped, 0), with_sinks, skipped};
+  }
+
+  // Whether none of 32 rows sees a tile, or all of them see all of it.
+  __device__ bool is_hidden(int first_row, int first_key) const {
+    const KeyRange first = keys_of(first_row), last = keys_of(first_row + 31);
+    return kIsMasked && (first_key > last.last ||
+                         (first_key + kTileKeys <= first.begin && first_key >= sink_size));
+  }
+  __device__ bool is_whole(int first_row, int first_key) const {
+    const KeyRange first = keys_of(first_row), last = keys_of(first_row + 31);
+    return first_key >= last.begin && first_key + kTileKeys - 1 <= first.last;
+  }
+};
+
+// A lane's score i is that of this key of the tile.
+__device__ inline int key_of_score(int i, int lane) { return i / 4 * 8 + i % 4 + 4 * (lane / 32); }
+
+// Hides what a row does not see.
+__device__ inline void hide(f32x16& score, const Visibility& visibility, int row, int first_key,
+                            int lane) {
+  const KeyRange seen = visibility.keys_of(row);
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int key = first_key + key_of_score(i, lane);
+    bool is_seen = key <= seen.last;
+    if (kIsMasked) is_seen &= key >= seen.begin || key < visibility.sink_size;
+    score[i] = is_seen ? score[i] : -kInfinity;
+  }
+}
+
+// tanh x within 4e-7 of it, relatively: a rational function, minimax up to where tanh is 1.
+__device__ inline float tanh(float x) {
+  constexpr float kNumerator[] = {1.0f, 0.133796722f, 0.00349398027f, 2.05825727e-05f,
+                                  1.331781e-08f};
+  constexpr float kDenominator[] = {1.0f, 0.467129886f, 0.0258708689f, 0.000328300317f,
+                                    7.76150216e-07f};
+  const float clamped = __builtin_amdgcn_fmed3f(x, -9.02f, 9.02f), square = clamped * clamped;
+  float above = kNumerator[4], below = kDenominator[4];
+#pragma unroll
+  for (int i = 3; i >= 0; --i) {
+    above = __builtin_fmaf(above, square, kNumerator[i]);
+    below = __builtin_fmaf(below, square, kDenominator[i]);
+  }
+  return clamped * above * __builtin_amdgcn_rcpf(below);
+}
+
+// The row of a lane, as far as its scores depend on it.
+struct ScoreRow {
+  Global<const char> bias;  // of key 0
+  float slope;              // ALiBi's, negative, times log2(e)
+  int diagonal;             // the key with which ALiBi's distance is 0
+
+  // Of rows behind the last one, whose scores nobody needs, the last one's.
+  __device__ static ScoreRow of(const Modifiers& m, const Place& place, const Sequence& sequence,
+                                int row, int queries) {
+    ScoreRow result = {};
+    const long batch = place.batch, head = place.head;
+    const long query = sequence.q_start + smaller(row, queries - 1);
+    if (kBias != Bias::none)
+      result.bias = m.bias + batch * m.bias_batch + head * m.bias_head + query * m.bias_query;
+    if (kHasAlibi) {
+      result.slope = -kLog2e * m.alibi_slopes[batch * m.alibi_batch + head * m.alibi_head];
+      result.diagonal = row + sequence.seqlen_k - sequence.seqlen_q;
+    }
+    return result;
+  }
+
+  // Of a boolean bias 1 or 0.
+  __device__ float bias_of(const Modifiers& m, int key) const {
+    const Global<const char> at = bias + smaller(key, m.bias_keys - 1) * m.bias_key;
+    if constexpr (kBias == Bias::boolean) return *at ? 1 : 0;
+    else if constexpr (kBias == Bias::bf16)
+      return bits_as<float>(*(Global<const unsigned short>)at << 16);
+    else if constexpr (kBias == Bias::fp16) return *(Global<const _Float16>)at;
+    else return *(Global<const float>)at;
+  }
+};
+
+// What a logit is where a bias does not hide it, at least: so that it is finite, and above what the
+// softmax begins with.
+constexpr float kLeastLogit = -1.6e38f;
+
+// Scores from dot products; `scale` has log2(e) in it. What is hidden by a bias becomes -inf.
+__device__ inline void modify(f32x16& score, const Modifiers& m, float scale, const ScoreRow& row,
+                              int first_key, int lane) {
+  float bias[16];
+#pragma unroll
+  for (int i = 0; i < 16; ++i)
+    bias[i] = kBias == Bias::none ? 0 : row.bias_of(m, first_key + key_of_score(i, lane));
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    float x = score[i];
+    if (kHasSoftcap) x = m.softcap * kLog2e * tanh(x * m.scale_over_softcap);
+    else if (kHasLogits) x *= scale;
+    if (kHasAlibi) {
+      const int distance = row.diagonal - first_key - key_of_score(i, lane);
+      x = __builtin_fmaf(row.slope, __builtin_fabsf(static_cast<float>(distance)), x);
+    }
+    if (kBias == Bias::boolean) x = bias[i] != 0 ? x : -kInfinity;
+    else if (kBias != Bias::none)
+      x = bias[i] == -kInfinity ? bias[i]
+                                : __builtin_fmaxf(__builtin_fmaf(bias[i], kLog2e, x), kLeastLogit);
+    score[i] = x;
+  }
+}

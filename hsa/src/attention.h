@@ -1,0 +1,208 @@
+// Attention in the registers of one wave: 32 queries of one head, with an online softmax over tiles
+// of keys. Everything is transposed: S^T = K Q^T and O^T = V^T P^T. So a lane holds scores of one
+// query only, and P^T in the accumulator is the second product's operand as it is.
+#pragma once
+
+#include "address_spaces.h"
+#include "number_formats.h"
+
+constexpr float kLn2 = 0.6931471805599453f;
+constexpr float kInfinity = __builtin_inff();
+// Below every scaled score, and finite: the difference to -inf has to be -inf.
+constexpr float kNoMaximum = -1.7e38f;
+// How far scores may exceed the maximum in use, in powers of two, before all is rescaled.
+constexpr float kHeadroom = 8;
+
+// Orders LDS among the waves of the workgroup; global loads stay on their way.
+__device__ inline void barrier() {
+  constexpr int kLgkmcnt0 = 0xc07f;
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
+  // The fence alone leaves writes outstanding: LLVM relies on LDS keeping the order of all waves.
+  __builtin_amdgcn_s_waitcnt(kLgkmcnt0);
+  __builtin_amdgcn_sched_barrier(0);
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+  __builtin_amdgcn_sched_barrier(0);
+}
+
+// What a wave writes to LDS, other lanes of it read: in order, but the compiler has to know.
+__device__ inline void wave_barrier() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront", "local");
+  __builtin_amdgcn_wave_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront", "local");
+}
+
+// The same value, of which the compiler knows nothing. Addresses that depend on the result are
+// computed where they are needed, instead of being kept in registers throughout the loop.
+__device__ inline int opaque(int lane) {
+  asm volatile("" : "+v"(lane));
+  return lane;
+}
+
+template <class Keys, class Values, class Dtype, Rounding kRounding>
+struct Attention {
+  static constexpr int kKeyBlocks = Keys::kKeys / 32, kKeySteps = Keys::kKeys / 16;
+  static constexpr int kQuerySteps = Keys::kSteps, kValueBlocks = Values::kBlocks;
+
+  u32x4 query[kQuerySteps];
+  f32x16 score[kKeyBlocks];
+  u32x4 probability[kKeySteps];
+  f32x16 output[kValueBlocks];
+  float maximum, scale;    // of the scores, times scale; scale has log2(e) in it
+  unsigned long rescales;  // not 0: before more is added, the output has to be multiplied by
+  float factor;
+  f32x2 sum;  // of the probabilities that the lane has seen
+
+  // Operands from LDS are read this many ahead of the products that take them.
+  static constexpr int kAhead = 8 / kProductsOfOperand;
+
+  // What a matrix phase multiplies with the probabilities, then with the queries.
+  struct Operands {
+    static constexpr int kValues = kKeySteps * kValueBlocks;
+    static constexpr int kEnd = kValues + kQuerySteps * kKeyBlocks;
+    Lds<const char> first_value, first_key;
+    u32x4 ahead[kAhead];
+
+    __device__ u32x4 read(int n) const {
+      if (n < kValues) return Values::operand(first_value, n % kValueBlocks, n / kValueBlocks);
+      n -= kValues;
+      return Keys::operand(first_key, n % kKeyBlocks, n / kKeyBlocks);
+    }
+
+    // Calls multiply(n, operand) for n from kFirst to kLast - 1, and reads ahead. In this order:
+    // left alone, the compiler would read each operand when it is needed, to save registers.
+    template <int kFirst, int kLast, class Multiply>
+    __device__ void in_turn(Multiply multiply) {
+#pragma unroll
+      for (int n = kFirst; n < kLast; ++n) {
+        multiply(n, ahead[n % kAhead]);
+        if (n + kAhead < kEnd) ahead[n % kAhead] = read(n + kAhead);
+        __builtin_amdgcn_sched_barrier(0);
+      }
+    }
+  };
+
+  // With the first ones read: from kFirst on, which is 0 or kValues.
+  template <int kFirst>
+  __device__ static Operands operands(Lds<const char> values, Lds<const char> keys, int lane) {
+    Operands result{values + Values::first_operand(lane), keys + Keys::first_operand(lane)};
+#pragma unroll
+    for (int n = kFirst; n < kFirst + kAhead && n < Operands::kEnd; ++n)
+      result.ahead[n % kAhead] = result.read(n);
+    return result;
+  }
+
+  // Adds a tile of values to the output, the first of which makes it.
+  __device__ void multiply_values(Operands& operands, bool is_first) {
+    const auto multiply = [&](int n, u32x4 value, f32x16 c) {
+      output[n % kValueBlocks] = Dtype::multiply(value, probability[n / kValueBlocks], c);
+    };
+    // Rescaling is part of a branch that ends with a product, whose result takes the registers of
+    // the old output. A branch with multiplications alone would cost copies of all of it.
+    if (is_first) {
+      operands.template in_turn<0, kValueBlocks>(
+          [&](int n, u32x4 value) { multiply(n, value, f32x16(0)); });
+    } else if (rescales) {
+      operands.template in_turn<0, kValueBlocks>([&](int n, u32x4 value) {
+        const f32x16 rescaled = output[n] * factor;
+        multiply(n, value, rescaled);
+        asm volatile("" ::"v"(rescaled));  // or the product would take the registers of this
+      });
+    } else {
+      operands.template in_turn<0, kValueBlocks>(
+          [&](int n, u32x4 value) { multiply(n, value, output[n]); });
+    }
+    operands.template in_turn<kValueBlocks, Operands::kValues>(
+        [&](int n, u32x4 value) { multiply(n, value, output[n % kValueBlocks]); });
+  }
+
+  // Computes the scores of the next tile of keys, and calls also(n) after operand n.
+  template <class Also>
+  __device__ void multiply_keys(Operands& operands, Also also) {
+#pragma unroll
+    for (int block = 0; block < kKeyBlocks; ++block) score[block] = f32x16(0);
+    operands.template in_turn<Operands::kValues, Operands::kEnd>([&](int n, u32x4 key) {
+      multiply_key(n - Operands::kValues, key);
+      also(n - Operands::kValues);
+    });
+  }
+
+  __device__ void multiply_key(int n, u32x4 key) {
+    score[n % kKeyBlocks] = Dtype::multiply(key, query[n / kKeyBlocks], score[n % kKeyBlocks]);
+  }
+
+  // Hides the keys behind `last`, which counts from the tile's first key.
+  __device__ void mask(int last, int lane) {
+    const int limit = last - 4 * (lane / 32);
+#pragma unroll
+    for (int block = 0; block < kKeyBlocks; ++block)
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+        score[block][i] = 32 * block + i / 4 * 8 + i % 4 <= limit ? score[block][i] : -kInfinity;
+  }
+
+  __device__ void rescale(float largest) {
+    // The other half of the wave has the query's other keys.
+    const float other = bits_as<float>(__builtin_amdgcn_ds_bpermute(
+        (__builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0)) ^ 32) * 4,
+        bits_as<int>(largest)));
+    const float next = __builtin_fmaxf(maximum, __builtin_fmaxf(largest, other));
+    factor = __builtin_amdgcn_exp2f(maximum - next);
+    maximum = next;
+    sum *= factor;
+  }
+
+  // Of the probabilities of the whole row.
+  __device__ float row_sum(int lane) const {
+    const float own = sum.x + sum.y;
+    return own + bits_as<float>(__builtin_amdgcn_ds_bpermute((lane ^ 32) * 4, bits_as<int>(own)));
+  }
+
+  // Rows that see no key have added up zeros times hidden values, which may be NaN or infinite.
+  __device__ void clear_blind_rows(float row_sum) {
+    if (!__builtin_amdgcn_ballot_w64(row_sum == 0)) return;
+#pragma unroll
+    for (int block = 0; block < kValueBlocks; ++block)
+#pragma unroll
+      for (int i = 0; i < 16; ++i) output[block][i] = row_sum == 0 ? 0 : output[block][i];
+  }
+
+  // In place of softmax(), for a tile that is hidden from all rows of the wave.
+  __device__ void see_nothing() {
+    rescales = 0;
+#pragma unroll
+    for (int step = 0; step < kKeySteps; ++step) probability[step] = u32x4(0);
+  }
+
+  // `dropped(step, i, pair)` gives what the product takes in place of two probabilities: those from
+  // number i on of the 8 that a lane has of 16 keys, in the order of the operand.
+  template <class Dropped>
+  __device__ void softmax(Dropped dropped) {
+    float largest = score[0][0];
+#pragma unroll
+    for (int i = 1; i < 16 * kKeyBlocks; ++i)
+      largest = __builtin_fmaxf(largest, score[i / 16][i % 16]);
+    largest *= scale;
+    rescales = __builtin_amdgcn_ballot_w64(largest > maximum + kHeadroom);
+    if (rescales) rescale(largest);
+    f32x2 even = {0, 0}, odd = {0, 0};
+#pragma unroll
+    for (int step = 0; step < kKeySteps; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = step % 2 * 8 + i * 2;
+        const f32x2 pair = {score[step / 2][at], score[step / 2][at + 1]};
+        const f32x2 exponent = __builtin_elementwise_fma(pair, f32x2(scale), f32x2(-maximum));
+        f32x2 p = {__builtin_amdgcn_exp2f(exponent.x), __builtin_amdgcn_exp2f(exponent.y)};
+        (i % 2 ? odd : even) += p;
+        p = dropped(step, 2 * i, p);
+        probability[step][i] = Dtype::template pack<kRounding>(p.x, p.y);
+      }
+    }
+    sum += even + odd;
+    // All of it here: the compiler would move what nobody needs yet to the matrix phase.
+    asm volatile("" : "+v"(sum));
+#pragma unroll
+    for (int step = 0; step < kKeySteps; ++step) asm volatile("" : "+v"(probability[step]));
+  }
+};

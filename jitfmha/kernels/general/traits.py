@@ -1,0 +1,191 @@
+"""What a general kernel is compiled for, and the build that makes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from ... import jit
+from ...amd.kernel_arguments import general_structs
+from ...amd.manifest import KernelRow
+from ...arguments import Bf16Cvt
+from ...chips import Arch
+from ...jit.spec import MAX_NAME
+from ...problem import BF16_CVTS, Mode, Problem
+from ...resources import hsa_dir
+
+_TEMPLATE = "amd/general_fwd.hip.in"
+_HEADERS = ("dropout.h", "row_tiles.h", "scores.h")
+# What general kernels share with the tuned ones.
+_SHARED_HEADERS = (
+    *("address_spaces.h", "arguments.h", "attention.h", "number_formats.h"),
+    *("tiles.h", "workgroups.h"),
+)
+_ROUNDINGS: dict[Bf16Cvt, str] = {
+    "rtne": "nearest_even",
+    "rtna": "nearest_away",
+    "rtz": "towards_zero",
+}
+_TILE_ROWS, _TILE_KEYS, _THREADS = 128, 32, 256
+# The loads of a tile of keys reach less than 2 GiB; beyond that each row has an address of its own.
+_FAR_STRIDE_BYTES = (1 << 31) // _TILE_KEYS
+_ELEMENT_BYTES = 2
+
+
+@dataclass(frozen=True)
+class GeneralModifiers:
+    """What happens to scores and probabilities beside the mask."""
+
+    bias: str = "none"
+    alibi: bool = False
+    softcap: bool = False
+    sink: bool = False
+    sink_tokens: bool = False
+    dropout: bool = False
+
+    @classmethod
+    def of(cls, problem: Problem) -> GeneralModifiers:
+        """What a problem asks for."""
+        return cls(
+            bias=problem.bias_dtype or "none",
+            alibi=problem.has_alibi,
+            softcap=problem.logit_softcap > 0,
+            sink=problem.has_sink,
+            sink_tokens=problem.sink_size > 0,
+            dropout=problem.dropout_p > 0,
+        )
+
+    def words(self) -> tuple[str, ...]:
+        """Those of a kernel's name."""
+        bias = () if self.bias == "none" else (f"bias_{self.bias}",)
+        named = ("alibi", "softcap", "sink", "sink_tokens", "dropout")
+        return (*bias, *(name for name in named if getattr(self, name)))
+
+    def values(self) -> dict[str, str]:
+        """Those of the template."""
+        # "bool" is no name in C++.
+        bias = "boolean" if self.bias == "bool" else self.bias
+        return {name: str(value).lower() for name, value in vars(self).items()} | {"bias": bias}
+
+
+@dataclass(frozen=True)
+class GeneralTraits:
+    """Everything that a general kernel is specialised on.
+
+    Attributes:
+        bf16_cvt: how float32 becomes bf16; "rtne" where there is no choice.
+        is_masked: whether there are keys that some queries do not see.
+        modifiers: what is compiled in beside the mask.
+        rows_are_far: whether keys or values are further apart than a buffer's offsets reach.
+    """
+
+    arch: Arch
+    dtype: str
+    hdim_q: int
+    hdim_v: int
+    mode: Mode
+    bf16_cvt: Bf16Cvt
+    is_masked: bool
+    rows_are_far: bool
+    modifiers: GeneralModifiers
+
+    @classmethod
+    def of(cls, problem: Problem, arch: Arch) -> GeneralTraits:
+        """What a problem asks for."""
+        return cls(
+            arch=arch,
+            dtype=problem.dtype,
+            hdim_q=problem.hdim_q,
+            hdim_v=problem.hdim_v,
+            mode=problem.mode,
+            bf16_cvt=problem.bf16_cvt if _has_roundings(arch, problem.dtype) else "rtne",
+            is_masked=not problem.mask.is_none,
+            rows_are_far=rows_are_far(problem),
+            modifiers=GeneralModifiers.of(problem),
+        )
+
+    @property
+    def name(self) -> str:
+        """The kernel's name, which is also its symbol."""
+        words = (
+            f"fmha_fwd_general_hd{self.hdim_q}x{self.hdim_v}_{self.dtype}",
+            self.bf16_cvt if _has_roundings(self.arch, self.dtype) else "",
+            "window" if self.is_masked else "",
+            *self.modifiers.words(),
+            "far" if self.rows_are_far else "",
+            self.mode,
+            self.arch,
+        )
+        return "_".join(word for word in words if word)
+
+    def row(self) -> KernelRow:
+        """The kernel as a row of a manifest, as the launcher knows kernels."""
+        is_group = self.mode == "gm1"
+        return KernelRow(
+            dtype="bf16" if self.dtype == "bf16" else "fp16",
+            hdim_q=self.hdim_q,
+            hdim_v=self.hdim_v,
+            mask=2 if self.is_masked else 0,
+            mode=int(is_group),
+            bf16_cvt=BF16_CVTS.index(self.bf16_cvt),
+            ts_qo=_TILE_ROWS,
+            ts_kv=_TILE_KEYS,
+            symbol=self.name,
+            file=f"{self.name}.co",
+            abi="jitfmha",
+            threads=_THREADS,
+            grid="heads_batches_tiles_splits" if is_group else "xcd_heads_tiles_splits",
+        )
+
+
+def _has_roundings(arch: Arch, dtype: str) -> bool:
+    """Whether there are several ways to the output's dtype: gfx950 rounds in hardware."""
+    return arch == "gfx942" and dtype == "bf16"
+
+
+def rows_are_far(problem: Problem) -> bool:
+    """Whether a tile's keys or values are further apart than a buffer's offsets reach."""
+    return max(problem.k.seq, problem.v.seq) * _ELEMENT_BYTES >= _FAR_STRIDE_BYTES
+
+
+@cache
+def kernel_spec(traits: GeneralTraits) -> jit.BuildSpec:
+    """The sources and the flags of a kernel."""
+    values = {
+        "origin": f"csrc_templates/{_TEMPLATE} for {traits.name}",
+        "shared_structs": general_structs(),
+        "kernel": traits.name,
+        "hdim_q": traits.hdim_q,
+        "hdim_v": traits.hdim_v,
+        "is_group": _cpp(traits.mode == "gm1"),
+        "is_masked": _cpp(traits.is_masked),
+        "rows_are_far": _cpp(traits.rows_are_far),
+        "dtype": traits.dtype.upper(),
+        "rounding": _ROUNDINGS[traits.bf16_cvt],
+        **traits.modifiers.values(),
+    }
+    shared = hsa_dir() / "src"
+    return jit.BuildSpec(
+        name=traits.name[:MAX_NAME],
+        sources={
+            "general_fwd.hip": jit.render(_TEMPLATE, values),
+            **{header: jit.render(f"amd/{header}", {}) for header in _HEADERS},
+            **{each: (shared / each).read_text(encoding="utf-8") for each in _SHARED_HEADERS},
+        },
+        cflags=(
+            "-std=c++17",
+            f"--offload-arch={traits.arch}",
+            # Branches that whole waves take stay as they are, as in the tuned kernels.
+            *("-mllvm", "-structurizecfg-skip-uniform-regions=1"),
+        ),
+        toolchain="device_hip",
+        why=(
+            f"the first {traits.dtype} call in {traits.mode} with hdim "
+            f"{traits.hdim_q}x{traits.hdim_v}{' and a mask' if traits.is_masked else ''}"
+            f"{''.join(f', {word}' for word in traits.modifiers.words())} on {traits.arch}"
+        ),
+    )
+
+
+def _cpp(value: bool) -> str:
+    return str(value).lower()

@@ -1,0 +1,171 @@
+"""Calls for general kernels, drawn as a whole, on the emulator and against float64."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from inputs import LAYOUTS, lay_out, prefix_sums
+from reference import assert_close, attention, attention_packed
+from score_features import FEATURES, Options, Shape, for_reference, largest_modifier
+from torch import Tensor
+from untyped import fmha_fwd
+
+from jitfmha import emulate
+
+ARCHS = ("gfx942", "gfx950")
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# Products take 16 columns of q and 32 of v, tiles 64 and 128; what is no multiple of 8 is loaded
+# value by value.
+HDIMS = (1, 8, 15, 16, 24, 40, 61, 64, 72, 80, 96, 100, 104, 120, 128, 136, 160, 192, 200, 255, 256)
+SEQLENS_Q = (0, 1, 2, 31, 32, 33, 127, 128, 129, 140)
+SEQLENS_K = (0, 1, 5, 31, 32, 33, 63, 64, 65, 100)
+MASKS: tuple[int | str, ...] = (0, 1, 2, "b:0,0", "b:3,2", "b:40,0", "b:-1,7", "t:5,1", "g:3,40")
+HEADS = ((1, 1), (3, 3), (4, 2), (5, 1))
+
+
+@dataclass(frozen=True)
+class GeneralCall:
+    """What a call asks for; ``lengths`` are (seqlen_q, seqlen_k), in gm0 of all sequences.
+
+    Attributes:
+        gap: unused rows behind each sequence of gm1.
+        features: keys of ``score_features.FEATURES``.
+    """
+
+    arch: str
+    dtype: str
+    hdims: tuple[int, int]
+    heads: tuple[int, int]
+    is_group: bool
+    lengths: tuple[tuple[int, int], ...]
+    gap: int
+    mask: int | str
+    layouts: tuple[str, ...]  # of q, k, v and out
+    bf16_cvt: str
+    features: tuple[str, ...]
+
+    def __str__(self) -> str:
+        hdims, heads = ("x".join(map(str, pair)) for pair in (self.hdims, self.heads))
+        lengths = "+".join(f"{q}x{k}" for q, k in self.lengths)
+        words = (self.arch, self.dtype, self.bf16_cvt, f"hd{hdims}", f"heads{heads}", lengths)
+        mode = f"gm1-gap{self.gap}" if self.is_group else "gm0-" + "-".join(self.layouts)
+        return "-".join((*words, mode, f"mask{self.mask}", *self.features))
+
+
+def draw(drawn: random.Random, features: tuple[str, ...] = ()) -> GeneralCall:
+    """Any call that general kernels serve; ``features`` are those to choose from."""
+    is_group = drawn.random() < 0.4
+    arch = drawn.choice(ARCHS)
+    dtype = drawn.choice(tuple(DTYPES))
+    has_roundings = (arch, dtype) == ("gfx942", "bf16")
+    lengths = [(drawn.choice(SEQLENS_Q), drawn.choice(SEQLENS_K)) for _ in range(1 + is_group)]
+    if not is_group:
+        lengths *= drawn.choice((1, 1, 2))
+    masks = [mask for mask in MASKS if not is_group or str(mask)[0] in "02b"]
+    return GeneralCall(
+        arch,
+        dtype,
+        (drawn.choice(HDIMS), drawn.choice(HDIMS)),
+        drawn.choice(HEADS),
+        is_group,
+        tuple(lengths),
+        drawn.choice((0, 3)) if is_group else 0,
+        drawn.choice(masks),
+        tuple("bshd" if is_group else drawn.choice(tuple(LAYOUTS)) for _ in range(4)),
+        drawn.choice(("rtne", "rtna", "rtz")) if has_roundings else "rtne",
+        tuple(feature for feature in features if drawn.random() < 0.5),
+    )
+
+
+def check(call: GeneralCall, rng: torch.Generator) -> None:
+    """Run it with the sanitizer, by a general kernel, and compare out and lse with float64."""
+    if call.is_group:
+        _check_group(call, rng)
+    else:
+        _check_batch(call, rng)
+
+
+def run(arch: str, *tensors: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """Out and lse of a call; the sanitizer has nothing to say."""
+    with emulate(arch, check=True) as emulated:
+        out, lse = fmha_fwd(*tensors, return_lse=True, **options)
+        assert emulated.findings() == ()
+    return out, lse
+
+
+def _check_batch(call: GeneralCall, rng: torch.Generator) -> None:
+    (heads_q, heads_k), batch = call.heads, len(call.lengths)
+    seqlen_q, seqlen_k = call.lengths[0]
+    shape = Shape(batch, heads_q, seqlen_q, seqlen_k, DTYPES[call.dtype], rng)
+    q, k, v, out = (
+        lay_out(_random(shape, batch, rows, heads, hdim), layout)
+        for rows, heads, hdim, layout in zip(
+            (seqlen_q, seqlen_k, seqlen_k, seqlen_q),
+            (heads_q, heads_k, heads_k, heads_q),
+            (call.hdims[0], *call.hdims, call.hdims[1]),
+            call.layouts,
+            strict=True,
+        )
+    )
+    out.fill_(torch.nan)
+    options = _options(call, shape)
+    actual = run(call.arch, q, k, v, out=out, bf16_cvt=call.bf16_cvt, **options)
+    expected = attention(q, k, v, **for_reference(options, shape))
+    _assert_close(actual, expected, (q, k, v), options, shape)
+
+
+def _check_group(call: GeneralCall, rng: torch.Generator) -> None:
+    heads_q, heads_k = call.heads
+    of_q, of_k = ([pair[side] for pair in call.lengths] for side in (0, 1))
+    rows_q, rows_k = ([length + call.gap for length in lengths] for lengths in (of_q, of_k))
+    shape = Shape(
+        *(len(call.lengths), heads_q, sum(rows_q), max(of_k), DTYPES[call.dtype], rng),
+        is_group=True,
+    )
+    q = _random(shape, sum(rows_q), heads_q, call.hdims[0])
+    k, v = (_random(shape, sum(rows_k), heads_k, hdim) for hdim in call.hdims)
+    options = _options(call, shape)
+    starts = [prefix_sums(rows).tolist()[:-1] for rows in (rows_q, rows_k)]
+    sequences: dict[str, Any] = {
+        "cu_seqlens_q": prefix_sums(of_q),
+        "cu_seqlens_k": prefix_sums(of_k),
+        "max_seqlen_k": max(of_k),
+    }
+    if shape.one_of(2):
+        sequences["max_seqlen_q"] = max(of_q)
+    if call.gap:
+        sequences["cu_seqlens_q_padded"] = prefix_sums(rows_q)
+        sequences["cu_seqlens_k_padded"] = prefix_sums(rows_k)
+    actual = run(call.arch, q, k, v, bf16_cvt=call.bf16_cvt, **sequences, **options)
+    one = Shape(len(call.lengths), heads_q, max(of_q), max(of_k), shape.dtype, rng)
+    expected = attention_packed(q, k, v, of_q, of_k, *starts, **for_reference(options, one))
+    _assert_close(actual, expected, (q, k, v), options, shape)
+
+
+def _random(shape: Shape, *sizes: int) -> Tensor:
+    return shape.randn(*sizes).to(shape.dtype)
+
+
+def _options(call: GeneralCall, shape: Shape) -> Options:
+    options: Options = {"mask": call.mask}
+    for feature in call.features:
+        options |= FEATURES[feature](shape)
+    return options
+
+
+def _assert_close(
+    actual: tuple[Tensor, Tensor],
+    expected: tuple[Tensor, Tensor],
+    tensors: tuple[Tensor, ...],
+    options: Options,
+    shape: Shape,
+) -> None:
+    q, k, v = tensors
+    assert_close(
+        *(actual, expected, q, k, v),
+        largest_modifier=largest_modifier(options, shape),
+        dropout_p=options.get("dropout_p", 0.0),
+    )

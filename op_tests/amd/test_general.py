@@ -1,0 +1,139 @@
+"""The general kernels through the launcher, on the emulator with the sanitizer on.
+
+A run takes a few drawn calls; `--exhaustive` takes thousands.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from general_calls import ARCHS, check, draw, run
+from reference import assert_close, attention
+from score_features import FEATURES
+from untyped import explain, fmha_fwd
+
+from jitfmha import dropout_randval, emulate, jit
+from jitfmha.amd.code_object import kernel_metadata
+from jitfmha.amd.elf import Elf
+from jitfmha.chips import Arch
+from jitfmha.kernels.general.traits import GeneralModifiers, GeneralTraits, kernel_spec
+from jitfmha.problem import Feature
+
+_THOUSANDS = 4000
+MODIFIERS = tuple(sorted(set(FEATURES) - {"everything"}))
+ALL_MODIFIERS = GeneralModifiers("fp32", *(True,) * 5)
+
+
+@pytest.mark.sample("number", range(_THOUSANDS), 4)
+def test_drawn_calls(rng: torch.Generator, number: int) -> None:
+    check(draw(random.Random(rng.initial_seed())), rng)
+
+
+@pytest.mark.sample("number", range(_THOUSANDS), 4)
+def test_drawn_calls_with_modified_scores(rng: torch.Generator, number: int) -> None:
+    check(draw(random.Random(rng.initial_seed()), MODIFIERS), rng)
+
+
+@pytest.mark.sample("arch", ARCHS, 1)
+def test_dropout_drops_what_it_drops_on_the_cpu(rng: torch.Generator, arch: str) -> None:
+    """With one value for each key, and 1 in it, the output has the kept probabilities."""
+    batch, seqlen_q, heads, seqlen_k = 2, 33, 3, 70
+    q, k = (torch.randn(batch, n, heads, 16, generator=rng).half() for n in (seqlen_q, seqlen_k))
+    v = torch.eye(seqlen_k)[None, :, None].expand(batch, -1, heads, -1).half()
+    state = torch.randint(-(2**62), 2**62, (2,), generator=rng)
+    out, _ = run(arch, q, k, v, dropout_p=0.4, rng_state=state)
+    kept = dropout_randval(state, batch, heads, seqlen_q, seqlen_k) <= 255 * 0.6
+    assert torch.equal(out.transpose(1, 2) > 0, kept)
+
+
+def test_an_infinite_sink_takes_everything(rng: torch.Generator) -> None:
+    q, k, v = (torch.randn(1, 33, 2, 24, generator=rng).bfloat16() for _ in range(3))
+    sink = torch.tensor([torch.inf, -torch.inf])
+    out, lse = run("gfx942", q, k, v, sink=sink)
+    plain, plain_lse = attention(q, k, v)
+    assert (out[:, :, 0] == 0).all()
+    assert (lse[:, 0] == torch.inf).all()
+    assert_close((out[:, :, 1:], lse[:, 1:]), (plain[:, :, 1:], plain_lse[:, 1:]), q, k, v)
+
+
+def test_a_bias_of_the_least_finite_float_hides_nothing(rng: torch.Generator) -> None:
+    """Masks are often made of it: a row that has nothing else is the mean of all values."""
+    q, k, v = (torch.randn(1, 40, 1, 32, generator=rng).bfloat16() for _ in range(3))
+    bias = torch.full((1, 1, 40, 40), torch.finfo(torch.float32).min)
+    bias[..., 20:, :7] = 0
+    out, _ = run("gfx950", q, k, v, bias=bias)
+    exact, _ = attention(q, k, v, bias=bias)
+    torch.testing.assert_close(out.double(), exact, atol=0.03, rtol=0)
+
+
+@pytest.mark.sample(
+    ("arch", "hdims", "is_masked", "rows_are_far", "modifiers"),
+    [
+        (arch, hdims, is_masked, rows_are_far, modifiers)
+        for arch in ARCHS
+        for hdims in ((256, 256), (255, 251), (192, 128), (160, 160), (128, 128), (127, 96))
+        for is_masked in (False, True)
+        for rows_are_far in (False, True)
+        for modifiers in (GeneralModifiers(), ALL_MODIFIERS)
+    ],
+    2,
+)
+def test_nothing_is_spilled(
+    arch: Arch,
+    hdims: tuple[int, int],
+    is_masked: bool,
+    rows_are_far: bool,
+    modifiers: GeneralModifiers,
+) -> None:
+    """Registers that go to scratch memory would be in every loop's way."""
+    traits = GeneralTraits(
+        arch,
+        "bf16",
+        *hdims,
+        "gm1",
+        "rtne",
+        is_masked=is_masked,
+        rows_are_far=rows_are_far,
+        modifiers=modifiers,
+    )
+    metadata = kernel_metadata(Elf(jit.read(kernel_spec(traits))), traits.name)
+    assert metadata is not None
+    spilled = (".vgpr_spill_count", ".sgpr_spill_count", ".private_segment_fixed_size")
+    assert [metadata[name] for name in spilled] == [0, 0, 0]
+
+
+def test_a_tuned_kernel_is_the_first_choice() -> None:
+    """Also for a call that a general kernel served before with other strides."""
+    q, v = (torch.zeros(1, 40, 1, hdim, dtype=torch.bfloat16) for hdim in (64, 96))
+    with emulate("gfx942"):
+        assert explain(q, q, q).plan.family == "tuned"
+        assert explain(q, q, v).plan.family == "general"
+
+
+def test_what_is_not_served_is_refused_by_name() -> None:
+    q = torch.zeros(1, 4, 2, 96, dtype=torch.bfloat16)
+    with emulate("gfx950"), pytest.raises(NotImplementedError) as raised:
+        fmha_fwd(q, q, q, num_splits=2)
+    assert f"not general: It does not serve {Feature.NUM_SPLITS.value}." in str(raised.value)
+
+
+def test_wide_heads_are_refused_by_name() -> None:
+    q, v = (torch.zeros(1, 4, 1, hdim, dtype=torch.bfloat16) for hdim in (257, 300))
+    with emulate("gfx950"), pytest.raises(NotImplementedError) as raised:
+        fmha_fwd(q, q, v)
+    for name, hdim in (("q and k", 257), ("v", 300)):
+        assert f"head dimensions up to 256; that of {name} is {hdim}." in str(raised.value)
+
+
+def test_rows_that_are_far_apart(rng: torch.Generator) -> None:
+    """A tile's keys reach further than a buffer's offsets; and back to rows that do not."""
+    far = 1 << 25  # elements: 32 of them are 2 GiB apart
+    memory = torch.empty(33 * far, dtype=torch.bfloat16)
+    k = memory.as_strided((1, 33, 1, 24), (0, far, 24, 1))
+    q, v = (torch.randn(1, 33, 1, 24, generator=rng).bfloat16() for _ in range(2))
+    k.copy_(torch.randn(1, 33, 1, 24, generator=rng))
+    for keys in (k, k.contiguous(), k):
+        actual = run("gfx942", q, keys, v)
+        assert_close(actual, attention(q, keys, v), q, keys, v)
