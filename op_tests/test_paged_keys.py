@@ -174,14 +174,6 @@ def test_errors(changes: dict[str, Any], error: type[Exception], texts: list[str
         assert text in str(raised.value)
 
 
-def test_gpus_refuse_it_by_name() -> None:
-    given = cache_of(4, 3) | {"cu_seqlens_k": prefix_sums([3, 7]), "block_table": TABLE}
-    given |= {name: torch.zeros(2, 1, 64).bfloat16() for name in ("q",)}
-    given |= {name: torch.zeros(3, 4, 1, 64).bfloat16() for name in ("k", "v")}
-    with jitfmha.emulate("gfx950"), pytest.raises(NotImplementedError, match="block_table"):
-        fmha_fwd(**given)
-
-
 # ---- AITER's functions ---------------------------------------------------------------------------
 
 

@@ -119,6 +119,12 @@ MODIFIERS = SharedStruct(
         "sink": Pointer("const float"),
         "sink_head": INT64,
         "rng_state": Pointer("const unsigned"),  # the words of the seed, then of the offset
+        # Of keys and values in pages; strides between these in bytes, between the rows of the table
+        # in elements.
+        "block_table": Pointer("const int"),
+        **dict.fromkeys(("block_table_batch", "k_page", "v_page"), INT64),
+        "page_size": DIVISOR,
+        "num_pages": INT32,
         "bias_keys": INT32,  # the width of a bias
         # A query sees the keys from so many left of the diagonal to so many right of it.
         **dict.fromkeys(("window_left", "window_right"), INT32),

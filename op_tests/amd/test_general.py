@@ -6,12 +6,14 @@ A run takes a few drawn calls; `--exhaustive` takes thousands.
 from __future__ import annotations
 
 import random
+from typing import get_args
 
 import pytest
 import torch
 from general_calls import ARCHS, check, draw, run
-from reference import assert_close, attention
-from score_features import FEATURES
+from inputs import prefix_sums
+from reference import assert_close, attention, attention_packed, unpaged
+from score_features import FEATURES, Shape, for_reference, largest_modifier
 from untyped import explain, fmha_fwd
 
 from jitfmha import dropout_randval, emulate, jit
@@ -19,7 +21,7 @@ from jitfmha.amd.code_object import kernel_metadata
 from jitfmha.amd.elf import Elf
 from jitfmha.chips import Arch
 from jitfmha.jit.toolchain.device_hip import device_hip_in_words
-from jitfmha.kernels.general.traits import GeneralModifiers, GeneralTraits, kernel_spec
+from jitfmha.kernels.general.traits import Access, GeneralModifiers, GeneralTraits, kernel_spec
 from jitfmha.problem import Feature
 
 _THOUSANDS = 4000
@@ -70,13 +72,13 @@ def test_a_bias_of_the_least_finite_float_hides_nothing(rng: torch.Generator) ->
 
 
 @pytest.mark.sample(
-    ("arch", "hdims", "is_masked", "rows_are_far", "modifiers"),
+    ("arch", "hdims", "is_masked", "access", "modifiers"),
     [
-        (arch, hdims, is_masked, rows_are_far, modifiers)
+        (arch, hdims, is_masked, access, modifiers)
         for arch in ARCHS
         for hdims in ((256, 256), (255, 251), (192, 128), (160, 160), (128, 128), (127, 96))
         for is_masked in (False, True)
-        for rows_are_far in (False, True)
+        for access in get_args(Access)
         for modifiers in (GeneralModifiers(), ALL_MODIFIERS)
     ],
     2,
@@ -85,7 +87,7 @@ def test_nothing_is_spilled(
     arch: Arch,
     hdims: tuple[int, int],
     is_masked: bool,
-    rows_are_far: bool,
+    access: Access,
     modifiers: GeneralModifiers,
 ) -> None:
     """Registers that go to scratch memory would be in every loop's way."""
@@ -96,7 +98,7 @@ def test_nothing_is_spilled(
         "gm1",
         "rtne",
         is_masked=is_masked,
-        rows_are_far=rows_are_far,
+        access=access,
         modifiers=modifiers,
     )
     metadata = kernel_metadata(Elf(jit.read(kernel_spec(traits))), traits.name)
@@ -146,3 +148,67 @@ def test_rows_that_are_far_apart(rng: torch.Generator) -> None:
     for keys in (k, k.contiguous(), k):
         actual = run("gfx942", q, keys, v)
         assert_close(actual, attention(q, keys, v), q, keys, v)
+
+
+@pytest.mark.sample(
+    ("arch", "page_size", "feature"),
+    [
+        (arch, page_size, feature)
+        for arch in ARCHS
+        for page_size in (1, 7, 16, 48, 300)
+        for feature in (None, *MODIFIERS)
+    ],
+    3,
+)
+def test_keys_in_pages(
+    rng: torch.Generator, arch: str, page_size: int, feature: str | None
+) -> None:
+    """Pages in any order and used by several sequences, beside which other keys lie."""
+    lengths_q, lengths_k = [1, 33, 0, 5], [70, 0, 20, 33]
+    heads_q, heads_k, hdim, hdim_v, batch = 4, 2, 24, 40, 4
+    most = -(-max(lengths_k) // page_size)
+    num_pages = most + 3
+    q = torch.randn(sum(lengths_q), heads_q, hdim, generator=rng).bfloat16()
+    k, v = (
+        torch.randn(num_pages, heads_k, page_size, n, generator=rng).bfloat16().transpose(1, 2)
+        for n in (hdim, hdim_v)
+    )
+    table = torch.randint(num_pages, (batch, most + 2), generator=rng, dtype=torch.int32)
+    shape = Shape(batch, heads_q, len(q), max(lengths_k), q.dtype, rng, is_group=True)
+    options = {} if feature is None else FEATURES[feature](shape)
+    sequences = {
+        "cu_seqlens_q": prefix_sums(lengths_q),
+        "cu_seqlens_k": prefix_sums(lengths_k),
+        "max_seqlen_k": max(lengths_k),
+    }
+    actual = run(arch, q, k, v, block_table=table, **sequences, **options)
+    packed = [unpaged(x, table, lengths_k) for x in (k, v)]
+    starts = [prefix_sums(lengths).tolist()[:-1] for lengths in (lengths_q, lengths_k)]
+    one = Shape(batch, heads_q, max(lengths_q), max(lengths_k), q.dtype, rng)
+    expected = attention_packed(
+        q, *packed, lengths_q, lengths_k, *starts, **for_reference(options, one)
+    )
+    assert_close(
+        *(actual, expected, q, *packed),
+        largest_modifier=largest_modifier(options, shape),
+        dropout_p=options.get("dropout_p", 0.0),
+    )
+
+
+def test_a_page_that_is_not_there() -> None:
+    q, k = torch.zeros(1, 1, 24).bfloat16(), torch.zeros(3, 4, 1, 24).bfloat16()
+    sums = prefix_sums([1]), prefix_sums([5])
+    table = torch.tensor([[2, 3]], dtype=torch.int32)
+    with emulate("gfx942"), pytest.raises(ValueError, match="names page 3 as page 1"):
+        fmha_fwd(q, k, k, block_table=table, cu_seqlens_q=sums[0], cu_seqlens_k=sums[1])
+
+
+@pytest.mark.sample(("arch", "mask"), [(a, m) for a in ARCHS for m in ("b:3,0", "t:3,5")], 1)
+def test_what_a_window_hides_from_all_is_not_read(arch: str, mask: str) -> None:
+    """Tiles of keys before those that a tile of queries sees, or behind them."""
+    q, k, v = (torch.ones(1, n, 1, 24).bfloat16() for n in (128, 300, 300))
+    hidden = slice(160) if mask[0] == "b" else slice(160, None)
+    for x in (k, v):
+        x[:, hidden] = torch.nan
+    out, _ = run(arch, q, k, v, mask=mask)
+    assert (out == 1).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from pathlib import Path
@@ -357,9 +358,9 @@ def test_a_bad_code_object_without_another_is_the_reason(tmp_path: Path, use_tre
     with emulate("gfx942"):
         with pytest.warns(RuntimeWarning, match="is damaged"):
             plan = explain(*qkv())
-        assert plan.plan is None
-        with pytest.raises(NotImplementedError, match=rf"not tuned: .*{GOOD.file} is damaged"):
-            fmha_fwd(*qkv())
+        assert plan.plan.family == "general"
+        assert re.search(rf"not tuned: .*{GOOD.file} is damaged", str(plan))
+        assert (fmha_fwd(*qkv()) == 0).all()
         x = [y[0] for y in qkv()]
         ends = torch.tensor([0, 70], dtype=torch.int32)
         assert (fmha_fwd(*x, cu_seqlens_q=ends, cu_seqlens_k=ends) == 0).all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from ...target import AmdTarget, Target
 from .. import tuned
 from ..tuned.limits import are_far_from_limits, reasons_of_sizes, reasons_of_target
 from .launch import BoundGeneralKernel
-from .traits import GeneralTraits, kernel_spec, rows_are_far
+from .traits import GeneralTraits, access_of, kernel_spec
 
 NAME = "general"
 SERVES = frozenset(
@@ -35,6 +35,7 @@ SERVES = frozenset(
         Feature.SINKS,
         Feature.SINK_TOKENS,
         Feature.DROPOUT,
+        Feature.PAGED_KEYS,
     }
 )
 _MAX_HDIM = 256
@@ -108,20 +109,27 @@ class GeneralKernel:
     def __init__(self, plan: GeneralPlan, bound: BoundGeneralKernel) -> None:
         self._plan = plan
         self._bound = bound
-        self._is_far_from_limits = are_far_from_limits(plan.problem, plan.traits.row())
+        self._is_far_from_limits = _are_far_from_limits(plan)
         self._tuned_may_serve = _tuned_may_serve(plan.problem, plan.target)
 
     def launch_for(self, sizes: Sizes) -> Launch | None:
         """The launch, unless another kernel is the one for these lengths and strides."""
         plan = self._plan
         problem = plan.problem.with_sizes(sizes)
-        if rows_are_far(problem) != plan.traits.rows_are_far:
+        if access_of(problem) != plan.traits.access:
             return None
         if not self._is_far_from_limits(sizes) and any(reasons_of_sizes(problem)):
             return None
         if self._tuned_may_serve and not isinstance(tuned.propose(problem, plan.target), Refusal):
             return None
         return self._bound.launch_for(sizes)
+
+
+def _are_far_from_limits(plan: GeneralPlan) -> Callable[[Sizes], bool]:
+    """A quick question; False means that there may be a limit, as it does for all pages."""
+    if plan.problem.is_paged:
+        return lambda sizes: False
+    return are_far_from_limits(plan.problem, plan.traits.row())
 
 
 def _tuned_may_serve(problem: Problem, target: AmdTarget) -> bool:

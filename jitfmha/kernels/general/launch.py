@@ -11,13 +11,15 @@ from ...amd.kernel_arguments import MODIFIERS
 from ...amd.launcher import TENSORS, AmdLaunch, BoundKernel
 from ...arguments import Dropout, Modifiers, Tensors
 from ...dropout import largest_kept
-from ...problem import Problem, Sizes
+from ...problem import Problem, Sizes, check_pages
 from ...target import AmdTarget
 from .traits import GeneralTraits
 
 _ONE_SPLIT = (1, 0)
 # A side of a window that no sequence reaches; together with a row's number below 2^31.
 _OPEN_SIDE = 1 << 30
+_WORD = (1 << 32) - 1
+_ELEMENT_BYTES = 2
 _LARGEST_FLOAT = 3.4028234663852886e38  # of float32
 
 
@@ -35,11 +37,17 @@ class BoundGeneralKernel:
         """
         self.kernel = BoundKernel(problem, target, traits.row(), code_object)
         self._constants = _constants(problem)
+        self._is_paged = problem.is_paged
 
     def launch_for(self, sizes: Sizes) -> GeneralLaunch:
         """The launch for these lengths and strides."""
+        pages = (0, 0)
+        if self._is_paged:
+            # The launcher is told of the rows of a page, the kernel of pages too.
+            pages = sizes.k[0] * _ELEMENT_BYTES, sizes.v[0] * _ELEMENT_BYTES
+            sizes = sizes._replace(k=sizes.k[1:], v=sizes.v[1:])
         launch = self.kernel.launch_for(sizes, _ONE_SPLIT, None)
-        return GeneralLaunch(launch, self._constants)
+        return GeneralLaunch(launch, pages, sizes.seqlen_k, self._constants)
 
 
 class GeneralLaunch(NamedTuple):
@@ -47,10 +55,14 @@ class GeneralLaunch(NamedTuple):
 
     Attributes:
         launch: what a tuned kernel would need.
+        pages: strides between those of k and of v, in bytes.
+        page_size: keys of a page, where they are in pages.
         constants: the numbers among the modifiers.
     """
 
     launch: AmdLaunch
+    pages: tuple[int, int]
+    page_size: int
     constants: tuple[float, ...]
 
     def __call__(self, tensors: Tensors) -> None:
@@ -61,7 +73,8 @@ class GeneralLaunch(NamedTuple):
                 what it must not, such as touching anything but these tensors.
         """
         kernel, sizes, seqlen_q, *_ = self.launch
-        q, k, v, out, lse, cu_seqlens, _, modifiers, dropout, *_ = tensors
+        q, k, v, out, lse, cu_seqlens, _, modifiers, dropout, _, keys = tensors
+        table = None if keys is None else keys.block_table
         sums: tuple[Tensor | None, ...] = (None,) * 4
         max_seqlen_q = 0
         if cu_seqlens is not None:
@@ -72,17 +85,28 @@ class GeneralLaunch(NamedTuple):
             *(_address(x) for x in (q, k, v, out, lse, None, *sums, None, None, None)),
             *(max_seqlen_q, 1),
         )
-        modifying = _packed_modifiers(modifiers or _NO_MODIFIERS, dropout, self.constants)
+        if table is not None and cu_seqlens is not None and kernel.launching is not None:
+            check_pages(cu_seqlens, table, k)
+        modifying = _packed_modifiers(
+            modifiers or _NO_MODIFIERS, dropout, self._packed_pages(table, k), self.constants
+        )
         stream = kernel.current_stream(kernel.device_index)
         entry = kernel.launcher.jitfmha_general_fwd
         if kernel.launching is None:
             status = entry(kernel.call, sizes, addresses, modifying, stream)
         else:
-            read = *sums, *_read(modifiers or _NO_MODIFIERS, dropout)
+            read = *sums, table, *_read(modifiers or _NO_MODIFIERS, dropout)
             with kernel.launching((q, k, v, out, lse, *read)):
                 status = entry(kernel.call, sizes, addresses, modifying, stream)
         if status != 0:
             raise kernel.error(status)
+
+    def _packed_pages(self, table: Tensor | None, k: Tensor) -> tuple[int, ...]:
+        """What ``MODIFIERS`` has of pages, in order."""
+        if table is None:
+            return (0,) * 7
+        size = self.page_size
+        return table.data_ptr(), table.stride(0), *self.pages, size, _WORD // size, k.shape[0]
 
 
 _NO_MODIFIERS = Modifiers()
@@ -103,7 +127,10 @@ def _constants(problem: Problem) -> tuple[float, ...]:
 
 
 def _packed_modifiers(
-    modifiers: Modifiers, dropout: Dropout | None, constants: tuple[float, ...]
+    modifiers: Modifiers,
+    dropout: Dropout | None,
+    pages: tuple[int, ...],
+    constants: tuple[float, ...],
 ) -> bytes:
     bias, slopes, sink = modifiers.bias, modifiers.alibi_slopes, modifiers.sink
     rng_state = None if dropout is None else dropout.rng_state
@@ -112,6 +139,7 @@ def _packed_modifiers(
         *(_address(slopes), *((0, 0) if slopes is None else _slope_strides(slopes))),
         *(_address(sink), 0 if sink is None else sink.stride(0)),
         _address(rng_state),
+        *pages,
         0 if bias is None else bias.shape[-1],
         *constants,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 from ... import jit
 from ...amd.kernel_arguments import general_structs
@@ -13,6 +14,8 @@ from ...chips import Arch
 from ...jit.spec import MAX_NAME
 from ...problem import BF16_CVTS, Mode, Problem
 from ...resources import hsa_dir
+
+Access = Literal["near", "far", "paged"]
 
 _TEMPLATE = "amd/general_fwd.hip.in"
 _HEADERS = ("dropout.h", "row_tiles.h", "scores.h")
@@ -76,7 +79,7 @@ class GeneralTraits:
         bf16_cvt: how float32 becomes bf16; "rtne" where there is no choice.
         is_masked: whether there are keys that some queries do not see.
         modifiers: what is compiled in beside the mask.
-        rows_are_far: whether keys or values are further apart than a buffer's offsets reach.
+        access: how keys and values are reached, as in the template.
     """
 
     arch: Arch
@@ -86,7 +89,7 @@ class GeneralTraits:
     mode: Mode
     bf16_cvt: Bf16Cvt
     is_masked: bool
-    rows_are_far: bool
+    access: Access
     modifiers: GeneralModifiers
 
     @classmethod
@@ -100,7 +103,7 @@ class GeneralTraits:
             mode=problem.mode,
             bf16_cvt=problem.bf16_cvt if _has_roundings(arch, problem.dtype) else "rtne",
             is_masked=not problem.mask.is_none,
-            rows_are_far=rows_are_far(problem),
+            access=access_of(problem),
             modifiers=GeneralModifiers.of(problem),
         )
 
@@ -112,7 +115,7 @@ class GeneralTraits:
             self.bf16_cvt if _has_roundings(self.arch, self.dtype) else "",
             "window" if self.is_masked else "",
             *self.modifiers.words(),
-            "far" if self.rows_are_far else "",
+            "" if self.access == "near" else self.access,
             self.mode,
             self.arch,
         )
@@ -143,9 +146,12 @@ def _has_roundings(arch: Arch, dtype: str) -> bool:
     return arch == "gfx942" and dtype == "bf16"
 
 
-def rows_are_far(problem: Problem) -> bool:
-    """Whether a tile's keys or values are further apart than a buffer's offsets reach."""
-    return max(problem.k.seq, problem.v.seq) * _ELEMENT_BYTES >= _FAR_STRIDE_BYTES
+def access_of(problem: Problem) -> Access:
+    """How keys and values are reached; far ones are more than a buffer's offsets apart."""
+    if problem.is_paged:
+        return "paged"
+    is_far = max(problem.k.seq, problem.v.seq) * _ELEMENT_BYTES >= _FAR_STRIDE_BYTES
+    return "far" if is_far else "near"
 
 
 @cache
@@ -159,7 +165,7 @@ def kernel_spec(traits: GeneralTraits) -> jit.BuildSpec:
         "hdim_v": traits.hdim_v,
         "is_group": _cpp(traits.mode == "gm1"),
         "is_masked": _cpp(traits.is_masked),
-        "rows_are_far": _cpp(traits.rows_are_far),
+        "access": traits.access,
         "dtype": traits.dtype.upper(),
         "rounding": _ROUNDINGS[traits.bf16_cvt],
         **traits.modifiers.values(),
