@@ -13,8 +13,8 @@ constexpr int rounded_up(int value, int multiple) {
 // Behind the end of every buffer: the hardware reads zeros.
 constexpr unsigned kOutside = 1u << 31;
 
-// How rows are reached: near ones are in reach of one buffer's offsets, far ones are not and have an
-// address each, and so have those in pages, which a table names.
+// How rows are reached: near ones are in reach of one buffer's offsets, far ones are not and have
+// an address each, and so have those in pages, which a table names.
 enum class Access { near, far, paged };
 
 // The pages of one sequence.
