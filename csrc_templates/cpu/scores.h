@@ -153,8 +153,8 @@ inline Vec element_of_staged_bias(Vec staged, int key) {
   return key % 2 == 0 ? simd::first_bf16(staged) : simd::second_bf16(staged);
 }
 
-// Asks for the bias of rows that come next, of some each time, and only as far as the L2 cache: rows
-// are often a power of two apart, and compete for few sets of the L1 cache.
+// Asks for the bias of rows that come next, of some each time, and only as far as the L2 cache:
+// rows are often a power of two apart, and compete for few sets of the L1 cache.
 class BiasAhead {
  public:
   // For `count` rows and the keys [begin, end), in so many times.

@@ -20,6 +20,7 @@ from jitfmha import dropout_randval, emulate, jit
 from jitfmha.amd.code_object import kernel_metadata
 from jitfmha.amd.elf import Elf
 from jitfmha.chips import Arch
+from jitfmha.jit.toolchain.device_hip import device_hip_in_words
 from jitfmha.kernels.general.traits import Access, GeneralModifiers, GeneralTraits, kernel_spec
 from jitfmha.problem import Feature
 
@@ -112,6 +113,14 @@ def test_a_tuned_kernel_is_the_first_choice() -> None:
     with emulate("gfx942"):
         assert explain(q, q, q).plan.family == "tuned"
         assert explain(q, q, v).plan.family == "general"
+
+
+def test_explain_names_the_compiler() -> None:
+    q = torch.zeros(1, 40, 1, 96, dtype=torch.bfloat16)
+    with emulate("gfx942"):
+        explanation = explain(q, q, q)
+    assert explanation.remarks == (f"compiler for AMD GPUs: {device_hip_in_words()}",)
+    assert f"note     {explanation.remarks[0]}" in str(explanation)
 
 
 def test_what_is_not_served_is_refused_by_name() -> None:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from rigs.hiprtc_on_clang import write_hiprtc
@@ -22,10 +23,12 @@ from jitfmha.amd import device_compiler, elf
 from jitfmha.amd import runtime as hip_runtime
 from jitfmha.amd.code_object import read_code_object
 from jitfmha.amd.hiprtc import Hiprtc
+from jitfmha.chips import Arch
 from jitfmha.jit.toolchain import device_hip
 from jitfmha.jit.toolchain.device_clang import DeviceClang
 from jitfmha.jit.toolchain.device_hiprtc import DeviceHiprtc
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
+from jitfmha.kernels.general.traits import GeneralModifiers, GeneralTraits, kernel_spec
 
 from .conftest import REAL_COMPILER
 
@@ -224,6 +227,12 @@ def test_built_once_and_then_read(
     assert not [*(cache / "building").iterdir(), *(cache / "trash").iterdir()]
 
 
+def instructions(spec: jit.BuildSpec) -> bytes:
+    jit.loader._state.code_objects.clear()
+    code_object = elf.Elf(jit.read(spec))
+    return code_object.content(code_object.sections_by_name()[".text"])
+
+
 def test_code_is_that_of_clang(hiprtc: Path, cache: Path) -> None:
     """The same instructions, from the same language and at the same optimisation level."""
     sources = {
@@ -244,15 +253,25 @@ def test_code_is_that_of_clang(hiprtc: Path, cache: Path) -> None:
         "memory/address.h": _SOURCES["memory/address.h"],
         "memory/answer.h": _SOURCES["memory/answer.h"],
     }
-    text = []
-    for remove in (False, True):
-        if remove:
-            hiprtc.unlink()
-        code_object = elf.Elf(jit.read(device_spec(sources, why=str(remove))))
-        text.append(code_object.content(code_object.sections_by_name()[".text"]))
-        jit.loader._state.code_objects.clear()
+    by_hiprtc = instructions(device_spec(sources))
+    hiprtc.unlink()
+    assert instructions(device_spec(sources)) == by_hiprtc
     assert len(jit.cache_entries()) == 2
-    assert text[0] == text[1]
+
+
+@pytest.mark.sample("arch", get_args(Arch), 1)
+def test_a_general_kernel_is_that_of_clang(hiprtc: Path, cache: Path, arch: Arch) -> None:
+    """The package's own sources: no name of theirs meets one of hiprtc's."""
+    modifiers = GeneralModifiers("fp32", *(True,) * 5)
+    traits = GeneralTraits(
+        *(arch, "bf16", 128, 96, "gm1", "rtne"),
+        is_masked=True,
+        rows_are_far=False,
+        modifiers=modifiers,
+    )
+    by_hiprtc = instructions(kernel_spec(traits))
+    hiprtc.unlink()
+    assert instructions(kernel_spec(traits)) == by_hiprtc
 
 
 def test_a_program_may_use_names_that_hiprtc_declares(hiprtc: Path, cache: Path) -> None:

@@ -61,12 +61,13 @@ def test_a_compiler_that_was_chosen_and_is_not_there(monkeypatch: pytest.MonkeyP
         find_host_cpp()
 
 
-def test_a_library_is_built(cache: Path) -> None:
+def test_a_library_is_built(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """With no program on PATH at all; without libraries, which it would have to compile first."""
     source = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }\n'
     cflags, ldflags = library.build_spec("plain").cflags, ("-nostdlib", "-nostdlib++")
     assert answer(make_spec(source=source, cflags=cflags, ldflags=ldflags)) == 42
     assert (cache / "zig").stat().st_mode & 0o777 == 0o700
+    assert capfd.readouterr().err.count("the first build with ziglang takes minutes") == 1
 
 
 @pytest.mark.parametrize("given", ["", "/somewhere"])

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ..cache.directory import make_private
 from ..errors import CompilerNotFound
 from ..spec import BuildSpec
+from ..status import say
 from .zig import INSTALL_ZIG, ZIG_MISSING, zig_program
 
 _STANDARD_NAMES = ("c++", "g++", "clang++")
@@ -55,9 +56,7 @@ class HostCpp(NamedTuple):
         for name in self.variables_of_its_cache:
             if not os.environ.get(name):
                 # Beside the entries, where nobody else can write to.
-                its_cache = destination.parents[1] / "zig"
-                make_private(its_cache)
-                variables[name] = str(its_cache)
+                variables[name] = _cache_of_zig(destination.parents[1])
         known = tuple(flag for flag in spec.cflags if flag not in self.unknown_flags)
         known_spec = replace(spec, cflags=known)
         return compile_library(known_spec, self.command, workspace, destination, variables)
@@ -115,6 +114,15 @@ def _candidates() -> list[tuple[str, str, str]]:
     chosen = os.environ.get("CXX", "")
     named = [(f"CXX={chosen!r}", chosen, "CXX names it")] if chosen.strip() else []
     return named + [(name, name, f"it is {name} on PATH") for name in _STANDARD_NAMES]
+
+
+def _cache_of_zig(root: Path) -> str:
+    """A folder in the cache for what the compiler of `ziglang` keeps."""
+    folder = root / "zig"
+    if not folder.exists():
+        say("the first build with ziglang takes minutes, for a C++ library that is then kept")
+        make_private(folder)
+    return str(folder)
 
 
 def _zig_cpp() -> HostCpp | None:

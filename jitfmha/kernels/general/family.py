@@ -88,8 +88,10 @@ class GeneralPlan:
         return jit.is_built(kernel_spec(self.traits)) and jit.is_built(launcher_spec())
 
     def remarks(self) -> list[str]:
-        """There is nothing odd about a kernel that is made for the call."""
-        return []
+        """What compiles the kernel, and why that."""
+        from ...jit.toolchain.device_hip import device_hip_in_words  # asks a process
+
+        return [f"compiler for AMD GPUs: {device_hip_in_words()}"]
 
     def bind(self) -> Kernel:
         """Compile the kernel, build and load the launcher, and load the kernel, where needed."""
