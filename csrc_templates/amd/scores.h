@@ -87,19 +87,15 @@ __device__ inline void hide(f32x16& score, const Visibility& visibility, int row
   }
 }
 
-// tanh x within 4e-7 of it, relatively: a rational function, minimax up to where tanh is 1.
+// tanh x within 1.3e-5 of it, relatively, which is enough for 16-bit inputs: a rational function,
+// minimax up to where tanh is 1 that accurately. The same as the CPU's.
 __device__ inline float tanh(float x) {
-  constexpr float kNumerator[] = {1.0f, 0.133796722f, 0.00349398027f, 2.05825727e-05f,
-                                  1.331781e-08f};
-  constexpr float kDenominator[] = {1.0f, 0.467129886f, 0.0258708689f, 0.000328300317f,
-                                    7.76150216e-07f};
-  const float clamped = __builtin_amdgcn_fmed3f(x, -9.02f, 9.02f), square = clamped * clamped;
-  float above = kNumerator[4], below = kDenominator[4];
-#pragma unroll
-  for (int i = 3; i >= 0; --i) {
-    above = __builtin_fmaf(above, square, kNumerator[i]);
-    below = __builtin_fmaf(below, square, kDenominator[i]);
-  }
+  const float clamped = __builtin_amdgcn_fmed3f(x, -6.0f, 6.0f), square = clamped * clamped;
+  float above = __builtin_fmaf(0.00152285665f, square, 0.114983931f);
+  above = __builtin_fmaf(above, square, 1.0f);
+  float below = __builtin_fmaf(5.67476818e-05f, square, 0.0176645946f);
+  below = __builtin_fmaf(below, square, 0.448282987f);
+  below = __builtin_fmaf(below, square, 1.0f);
   return clamped * above * __builtin_amdgcn_rcpf(below);
 }
 
