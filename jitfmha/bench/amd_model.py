@@ -1,4 +1,4 @@
-"""The amd-model suite: the tuned kernels by the emulator's cost model, and the launcher's cost.
+"""The amd-model suite: AMD kernels by the emulator's cost model, and the launcher's cost.
 
 Calls of `fmha_fwd` go the whole way to the emulator, which counts and times a sample of their
 workgroups. Figures are the model's; `python -m jitfmha profile` prints what it assumes.
@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from .. import chips
-from ..arguments import Bf16Cvt
-from ..emulator import DEVICES, emulate
-from ..emulator.profile import Estimate, LaunchProfile
-from ..interface import fmha_fwd
+from ..arguments import AttentionOptions, Bf16Cvt
+from ..emulator import DEVICES
+from ..emulator.profile import LaunchProfile
 from ..problem import BF16_CVTS
+from . import amd_model_general
 from .amd_model_order import GroupLaunch, in_flight, workgroups_in_order
+from .modelled_call import estimate_of, profiles_of_call
 from .report import Progress, Report
 from .rig_suites import RigsNotFound, rig_suite
 
@@ -41,8 +41,6 @@ _CAUSAL = 0.56
 # heads share one; pairs of a sequence and key head in flight, by the key heads.
 _TILE_ROWS, _KEY_HEADS = 256, 8
 _PAIRS = {_KEY_HEADS: 2.0, _HEADS: 8.0}
-# GPU allocators align to more than a cache line, PyTorch's for the CPU to less.
-_ALIGNMENT = 512
 
 
 @dataclass(frozen=True)
@@ -85,13 +83,14 @@ def run(quick: bool, progress: Progress) -> Report:
     }
     _cycles(report, large)
     for (chip, cvt), bar in _BUSY.items():
-        busy = 100 * _estimate(large[chip, cvt, 0]).matrix_busy
+        busy = 100 * estimate_of(large[chip, cvt, 0]).matrix_busy
         report.at_least(f"matrix units busy, {chip} {cvt}, whole launch", busy, bar, "%")
     for chip, cvt in _BUSY:
-        plain, causal = (_estimate(large[chip, cvt, mask]).seconds for mask in (0, 2))
+        plain, causal = (estimate_of(large[chip, cvt, mask]).seconds for mask in (0, 2))
         report.at_most(f"causal over unmasked time, {chip} {cvt}", causal / plain, _CAUSAL, "x")
     _pairs_in_flight(report)
     _main_loops(report, quick, progress)
+    amd_model_general.add_rows(report, quick, progress)
     _launcher_rows(report, quick, progress)
     return report
 
@@ -164,41 +163,6 @@ def _kernels(quick: bool) -> Iterator[_Kernel]:
 def _profiles(
     kernel: _Kernel, extent: tuple[int, int, int], sample: int | None, progress: Progress
 ) -> tuple[LaunchProfile, ...]:
-    """Of the launches of one call: of the kernel, and where keys are split of `combine`.
-
-    The output is not looked at, since a sample leaves most of it undone.
-    """
-    batch, heads, seqlen = extent
-    hdim_q, hdim_v = kernel.hdims
-    q, k, v = (_aligned(kernel.dtype, batch, seqlen, heads, d) for d in (hdim_q, hdim_q, hdim_v))
-    out = _aligned(kernel.dtype, batch, seqlen, heads, hdim_v)
-    generator = torch.Generator().manual_seed(20260101)
-    for x in (q, k, v):
-        # One sequence's values serve all: what they are changes no cost.
-        x.copy_(torch.randn(1, seqlen, 1, x.shape[-1], generator=generator))
-    with emulate(kernel.chip, profile=True, sample=sample) as run:
-        fmha_fwd(q, k, v, mask=kernel.mask, out=out, bf16_cvt=kernel.bf16_cvt)
-        profiles = run.profiles()
-    estimates = [_estimate(profile) for profile in profiles]
-    progress(
-        f"{kernel}, seqlen {seqlen}: "
-        f"{' + '.join(f'{estimate.seconds * 1e3:.3f}' for estimate in estimates)} ms, "
-        f"matrix units busy {estimates[0].matrix_busy:.1%}"
-    )
-    return profiles
-
-
-def _estimate(profile: LaunchProfile) -> Estimate:
-    estimate = profile.estimate()
-    if estimate is None:
-        raise RuntimeError(f"no timing: {profile.why_not}")
-    return estimate
-
-
-def _aligned(dtype: torch.dtype, *shape: int) -> Tensor:
-    """Uninitialised memory, aligned as a GPU's allocator does it."""
-    spare = _ALIGNMENT // dtype.itemsize
-    count = torch.Size(shape).numel()
-    flat = torch.empty(count + spare, dtype=dtype)
-    begin = -flat.data_ptr() % _ALIGNMENT // dtype.itemsize
-    return flat[begin : begin + count].view(shape)
+    options: AttentionOptions = {"mask": kernel.mask, "bf16_cvt": kernel.bf16_cvt}
+    call = (kernel.chip, kernel.dtype, kernel.hdims, extent, sample, progress, options)
+    return profiles_of_call(str(kernel), *call)

@@ -266,7 +266,7 @@ def test_a_general_kernel_is_that_of_clang(hiprtc: Path, cache: Path, arch: Arch
     traits = GeneralTraits(
         *(arch, "bf16", 128, 96, "gm1", "rtne"),
         is_masked=True,
-        rows_are_far=False,
+        access="near",
         modifiers=modifiers,
     )
     by_hiprtc = instructions(kernel_spec(traits))

@@ -1,0 +1,69 @@
+"""The amd-model suite's rows of general kernels, which are compiled for a call."""
+
+from __future__ import annotations
+
+import torch
+
+from ..arguments import AttentionOptions
+from ..dropout import new_rng_state
+from .modelled_call import estimate_of, profiles_of_call
+from .report import Progress, Report
+
+_BATCH, _HEADS, _SEQLEN = 4, 32, 4096
+# Tuned kernels serve 64 and 128.
+_HDIMS = (96, 192, 256)
+_BUSY = {"gfx942": 50, "gfx950": 45}
+_FEATURES_HDIM, _FEATURES_SEQLEN = 96, 2048
+_FEATURE = 1.35
+_WINDOW, _WINDOW_SEQLEN, _WINDOW_GAIN = 256, 8192, 8.0
+_SAMPLE, _QUICK_SAMPLE = 12, 4
+
+
+def add_rows(report: Report, quick: bool, progress: Progress) -> None:
+    """Model the launches; ``quick`` takes a smaller sample of each, and fewer of them."""
+    sample = _QUICK_SAMPLE if quick else _SAMPLE
+    conflicts = scratch = 0
+
+    def seconds(
+        chip: str, hdim: int, seqlen: int, what: str, options: AttentionOptions
+    ) -> tuple[float, float]:
+        """The launch's time, and the share of it in which the matrix units are busy."""
+        nonlocal conflicts, scratch
+        name = f"general {chip} bfloat16 {hdim}x{hdim}, {what}"
+        extent = (_BATCH, _HEADS, seqlen)
+        call = (chip, torch.bfloat16, (hdim, hdim), extent, sample, progress, options)
+        profile = profiles_of_call(name, *call)[0]
+        conflicts += sum(loop.work.lds_conflict_cycles for loop in profile.main_loops)
+        scratch += sum(loop.work.scratch_bytes for loop in profile.main_loops)
+        estimate = estimate_of(profile)
+        return estimate.seconds, estimate.matrix_busy
+
+    for chip, bar in _BUSY.items():
+        for hdim in _HDIMS[:1] if quick else _HDIMS:
+            _, busy = seconds(chip, hdim, _SEQLEN, "no mask", {})
+            what = f"matrix units busy, general kernel, {chip} hdim {hdim}, whole launch"
+            report.at_least(what, 100 * busy, bar, "%")
+    for chip in () if quick else _BUSY:
+        plain, _ = seconds(chip, _FEATURES_HDIM, _FEATURES_SEQLEN, "no mask", {})
+        for name, options in _features().items():
+            with_feature, _ = seconds(chip, _FEATURES_HDIM, _FEATURES_SEQLEN, name, options)
+            what = f"{name}, time over the plain call's, general kernel, {chip}"
+            report.at_most(what, with_feature / plain, _FEATURE, "x")
+        plain, _ = seconds(chip, _FEATURES_HDIM, _WINDOW_SEQLEN, "no mask", {})
+        window: AttentionOptions = {"window_size": (_WINDOW // 2, _WINDOW // 2 - 1)}
+        windowed, _ = seconds(chip, _FEATURES_HDIM, _WINDOW_SEQLEN, f"window {_WINDOW}", window)
+        what = f"window {_WINDOW} at seqlen {_WINDOW_SEQLEN} over no window, general, {chip}"
+        report.at_least(what, plain / windowed, _WINDOW_GAIN, "x")
+    report.at_most("LDS bank conflicts in all main loops, general", conflicts, 0, "cycles")
+    report.at_most("spilled to scratch in all main loops, general", scratch, 0, "bytes")
+
+
+def _features() -> dict[str, AttentionOptions]:
+    seqlen = _FEATURES_SEQLEN
+    return {
+        # Zeros, which no memory is touched for: what they are changes no cost.
+        "bias": {"bias": torch.zeros(1, _HEADS, seqlen, seqlen, dtype=torch.bfloat16)},
+        "ALiBi": {"alibi_slopes": torch.logspace(-1, -8, _HEADS, base=2)},
+        "soft cap": {"logit_softcap": 30.0},
+        "dropout": {"dropout_p": 0.1, "rng_state": new_rng_state()},
+    }

@@ -1,0 +1,80 @@
+"""A call of `fmha_fwd` that the emulator's cost model times."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..arguments import AttentionOptions
+from ..emulator import emulate
+from ..emulator.profile import Estimate, LaunchProfile
+from ..interface import fmha_fwd
+from .report import Progress
+
+# GPU allocators align to more than a cache line, PyTorch's for the CPU to less.
+_ALIGNMENT = 512
+
+
+def profiles_of_call(
+    name: str,
+    chip: str,
+    dtype: torch.dtype,
+    hdims: tuple[int, int],
+    extent: tuple[int, int, int],
+    sample: int | None,
+    progress: Progress,
+    options: AttentionOptions,
+) -> tuple[LaunchProfile, ...]:
+    """Of the launches of one call: of the kernel, and where keys are split of `combine`.
+
+    The output is not looked at, since a sample leaves most of it undone.
+
+    Args:
+        name: what progress is told under.
+        chip: which to emulate.
+        dtype: of all tensors.
+        hdims: of q and k, and of v.
+        extent: batch, heads and seqlen.
+        sample: how many workgroups are run, None for all.
+        progress: told of times.
+        options: those of the call.
+    """
+    batch, heads, seqlen = extent
+    hdim_q, hdim_v = hdims
+    q, k, v = (_aligned(dtype, batch, seqlen, heads, d) for d in (hdim_q, hdim_q, hdim_v))
+    out = _aligned(dtype, batch, seqlen, heads, hdim_v)
+    generator = torch.Generator().manual_seed(20260101)
+    for x in (q, k, v):
+        # One sequence's values serve all: what they are changes no cost.
+        x.copy_(torch.randn(1, seqlen, 1, x.shape[-1], generator=generator))
+    with emulate(chip, profile=True, sample=sample) as run:
+        fmha_fwd(q, k, v, out=out, **options)
+        profiles = run.profiles()
+    estimates = [estimate_of(profile) for profile in profiles]
+    progress(
+        f"{name}, seqlen {seqlen}: "
+        f"{' + '.join(f'{estimate.seconds * 1e3:.3f}' for estimate in estimates)} ms, "
+        f"matrix units busy {estimates[0].matrix_busy:.1%}"
+    )
+    return profiles
+
+
+def estimate_of(profile: LaunchProfile) -> Estimate:
+    """The model's times of a launch.
+
+    Raises:
+        RuntimeError: the model has none; the message says why.
+    """
+    estimate = profile.estimate()
+    if estimate is None:
+        raise RuntimeError(f"no timing: {profile.why_not}")
+    return estimate
+
+
+def _aligned(dtype: torch.dtype, *shape: int) -> Tensor:
+    """Uninitialised memory, aligned as a GPU's allocator does it."""
+    spare = _ALIGNMENT // dtype.itemsize
+    count = torch.Size(shape).numel()
+    flat = torch.empty(count + spare, dtype=dtype)
+    begin = -flat.data_ptr() % _ALIGNMENT // dtype.itemsize
+    return flat[begin : begin + count].view(shape)
