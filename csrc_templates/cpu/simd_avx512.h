@@ -38,9 +38,9 @@ inline Vec clamp(Vec x, float limit) {
   return _mm512_max_ps(_mm512_set1_ps(-limit), _mm512_min_ps(_mm512_set1_ps(limit), x));
 }
 inline Vec abs(Vec a) { return _mm512_abs_ps(a); }
-// Within 2^-14 of a / b, relatively, and within 2^-22. The processor's own division takes three
-// times as long.
+// a / b within 2^-14 of it, relatively.
 inline Vec divide_roughly(Vec a, Vec b) { return _mm512_mul_ps(a, _mm512_rcp14_ps(b)); }
+// The same within 2^-22: one step of Newton's, where the processor's own division takes longer.
 inline Vec divide(Vec a, Vec b) {
   const Vec inverse = _mm512_rcp14_ps(b);
   const Vec quotient = _mm512_mul_ps(a, inverse);
@@ -88,6 +88,9 @@ inline Vec where_zero(Bits bits, uint32_t mask, Vec a) {
 // 2^x = scale_exponent(2^(c - w), w) with c = clamp_exponent(x), w = round_exponent(c).
 // It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
 //
+// The clamp is well above where numbers become subnormal, so that products of results are none
+// either: one that is costs a hundred times as much, and masks, biases and ALiBi make many scores
+// that small. They do not count in any sum.
 constexpr float kLeastExponent = -100.0f;
 inline Vec clamp_exponent(Vec x) { return _mm512_max_ps(_mm512_set1_ps(kLeastExponent), x); }
 inline Vec round_exponent(Vec x) {
