@@ -106,15 +106,15 @@ def fmha_fwd(
     other (group mode, gm1).
 
     Args:
-        q: gm0 ``(b, sq, hq, hdim)``, gm1 ``(total_q, hq, hdim)``; bfloat16 or float16, float32 on
-            the CPU, float8_e4m3fnuz there and on gfx942, float8_e4m3fn there and on gfx950, int8
-            on the CPU. 8 bits have no gradients. Any strides, as long as the last dimension is
-            contiguous; never copied.
+        q: gm0 ``(b, sq, hq, hdim)``, gm1 ``(total_q, hq, hdim)``; bfloat16, float16, float32,
+            int8, float8_e4m3fnuz on the CPU and on gfx942, float8_e4m3fn on the CPU and on gfx950.
+            8 bits have no gradients. Any strides, as long as the last dimension is contiguous;
+            never copied.
         k: gm0 ``(b, sk, hk, hdim)``, gm1 ``(total_k, hk, hdim)``, with hk a divisor of hq
             (GQA, MQA): query head h reads key head ``h // (hq // hk)``. q's dtype, or int8 with a
             q of 16 or 32 bits.
-        v: as k, with a head dimension ``hdim_v`` of its own. Both are 1 to 576. On the CPU keys may
-            be contiguous in place of the last dimension (``v.stride(1) == 1`` in gm0,
+        v: as k, with a head dimension ``hdim_v`` of its own. Both are 1 to 576. Keys may be
+            contiguous in place of the last dimension (``v.stride(1) == 1`` in gm0,
             ``v.stride(0) == 1`` in gm1), which is read as it lies, too.
         softmax_scale: finite and > 0; ``1 / sqrt(hdim)`` by default.
         mask: 0 or "none"; 1 (causal, top-left: key j is seen by query i when j <= i); 2 or

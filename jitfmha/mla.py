@@ -62,7 +62,8 @@ def mla_absorbed_fwd(
 
     Raises:
         TypeError, ValueError: an argument breaks a rule; the text names it and its value.
-        NotImplementedError: nothing serves the call, as on an AMD GPU.
+        NotImplementedError: nothing serves the call, as on an AMD GPU with gradients, or in fp32
+            with ``rank + r`` over 256.
 
     Source: see the module.
     """
@@ -132,7 +133,13 @@ def mla_fwd(
         raise TypeError("mla_fwd has no argument out; write into it with out.copy_")
     scale = options.pop("softmax_scale", None)
     options["softmax_scale"] = (hdim + q_pe.shape[-1]) ** -0.5 if scale is None else scale
-    if _is_absorbed_form_less_work(q_nope, q_pe, kv, hdim_v, options.get("cu_seqlens_q")):
+    inputs = q_nope, q_pe, kv, k_pe, wkv_b
+    needs_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    if (
+        # The AMD kernels have the head dimensions of a latent with 16 bits, and forward.
+        (_is_on_cpu(q_nope) or (q_nope.dtype != torch.float32 and not needs_gradient))
+        and _is_absorbed_form_less_work(q_nope, q_pe, kv, hdim_v, options.get("cu_seqlens_q"))
+    ):
         of_keys, of_values = wkv_b.split([hdim, hdim_v], dim=1)
         q = torch.cat([torch.einsum("...hd,hdc->...hc", q_nope, of_keys), q_pe], dim=-1)
         k = torch.cat([kv, k_pe], dim=-1).unsqueeze(-2)
@@ -155,8 +162,7 @@ def _is_absorbed_form_less_work(
     Lengths of packed sequences are not looked at: they count as equal.
     """
     hdim, r, rank = q_nope.shape[-1], q_pe.shape[-1], kv.shape[-1]
-    # The AMD kernels do not have the head dimensions of a latent.
-    if not _is_on_cpu(q_nope) or rank + r > MAX_HDIM:
+    if rank + r > MAX_HDIM:
         return False
     batch = q_nope.shape[0] if cu_seqlens_q is None else max(1, cu_seqlens_q.shape[0] - 1)
     queries, keys = q_nope.shape[:-2].numel(), kv.shape[:-1].numel()

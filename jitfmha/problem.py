@@ -44,6 +44,7 @@ DTYPE_NAMES = {
     **FP8_NAMES,
     torch.int8: "int8",
 }
+DTYPE_BYTES = {name: dtype.itemsize for dtype, name in DTYPE_NAMES.items()}
 BIAS_DTYPE_NAMES = {torch.bool: "bool", **DTYPE_NAMES}
 MAX_HDIM = 576
 
@@ -416,6 +417,20 @@ def out_dtype_of(dtype: torch.dtype) -> torch.dtype:
     return torch.bfloat16 if dtype in EIGHT_BIT_DTYPES else dtype
 
 
+class ElementBytes(NamedTuple):
+    """How large an element of each tensor is."""
+
+    q: int
+    kv: int
+    out: int
+
+
+def element_bytes(problem: Problem) -> ElementBytes:
+    """Of the tensors of a call; the output of 8-bit inputs is bf16."""
+    q = DTYPE_BYTES[problem.dtype]
+    return ElementBytes(q, DTYPE_BYTES[problem.kv_dtype], max(q, 2))
+
+
 def check_bf16_cvt(bf16_cvt: str) -> Bf16Cvt:
     """``bf16_cvt`` if it is known."""
     for known in BF16_CVTS:
@@ -513,9 +528,9 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         check_layout(name, x)
     if q.dtype not in DTYPE_NAMES:
         raise TypeError(
-            f"q has dtype {q.dtype}; served are torch.bfloat16 and torch.float16, "
-            "torch.float32 and torch.int8 on the CPU, torch.float8_e4m3fnuz there and on gfx942, "
-            "and torch.float8_e4m3fn there and on gfx950"
+            f"q has dtype {q.dtype}; served are torch.bfloat16, torch.float16, torch.float32 and "
+            "torch.int8, torch.float8_e4m3fnuz on the CPU and on gfx942, and torch.float8_e4m3fn "
+            "on the CPU and on gfx950"
         )
     for name, x in (("k", k), ("v", v)):
         if x.dtype != q.dtype and (x.dtype != torch.int8 or q.dtype in EIGHT_BIT_DTYPES):

@@ -34,7 +34,8 @@ def prefix_sums(lengths: list[int]) -> Tensor:
 
 
 def _surrounded(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return torch.full(shape, torch.nan, dtype=x.dtype, device=x.device)
+    filling = torch.nan if x.dtype.is_floating_point else 99
+    return torch.full(shape, filling, device=x.device).to(x.dtype)
 
 
 def _bshd(x: Tensor) -> Tensor:
@@ -82,11 +83,11 @@ LAYOUTS = {
     "every_other_row": _every_other_row,
     "odd_address": _odd_address,
 }
-"""The same values in another memory layout; what lies between the elements is NaN."""
+"""The same values in another memory layout; what lies between the elements is NaN, or 99."""
 
 
 def lay_out(x: Tensor, layout: str) -> Tensor:
     """A view with the values of ``x`` in the named layout."""
     view = LAYOUTS[layout](x)
-    assert torch.equal(view.nan_to_num(), x.nan_to_num())
+    assert torch.equal(view.float().nan_to_num(), x.float().nan_to_num())
     return view

@@ -12,7 +12,6 @@ from reference import Result, assert_close, attention, attention_packed
 from torch import Tensor
 from untyped import explain, fmha_bwd, fmha_fwd
 
-from jitfmha import emulate
 from jitfmha.target import CpuIsa, cpu_isas_here
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -120,12 +119,3 @@ def test_other_strides_are_refused(rng: torch.Generator, name: str) -> None:
     if name != "v":
         with pytest.raises(ValueError, match=f"{name} has stride .* in its last dimension"):
             fmha_fwd(**(call | {name: column_major(call[name])}))
-
-
-def test_gpu_kernels_refuse_it_by_name() -> None:
-    q, k, v = torch.zeros(3, 1, 70, 2, 128, dtype=torch.bfloat16)
-    with emulate("gfx942"):
-        served = explain(q, k, v)
-        assert served.plan is not None
-        with pytest.raises(NotImplementedError, match="values with contiguous keys"):
-            fmha_fwd(q, k, column_major(v))

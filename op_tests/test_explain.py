@@ -57,7 +57,7 @@ def test_does_not_read_the_data() -> None:
 
 def test_no_kernel_serves_the_call() -> None:
     """Where nothing fits, the error lists what every family says."""
-    x = torch.zeros(1, 4, 2, 64)
+    x = torch.zeros(1, 4, 2, 64).to(torch.float8_e4m3fn)
     with emulate("gfx942"), pytest.raises(NotImplementedError) as raised:
         fmha_fwd(x, x, x)
     for part in ("no kernel serves this call", "not tuned: ", "not general: ", "not cpu: "):

@@ -8,12 +8,12 @@ import pytest
 import torch
 from fresh_calls import fresh_calls
 from inputs import DTYPES, prefix_sums, random_qkv
-from reference import Options, Result, assert_close, attention, attention_packed, descaled
+from int8_calls import check_both_products, random_scales, scaled
+from reference import assert_close, attention, attention_packed
 from score_features import FEATURES, Shape, for_reference
 from torch import Tensor
 from untyped import explain, fmha_fwd
 
-from jitfmha import emulate
 from jitfmha.target import CpuIsa, cpu_isas_here
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -25,7 +25,6 @@ SIZES = [
     *[(33, 49, 2, 2), (150, 290, 3, 1), (17, 127, 7, 7), (129, 128, 2, 1)],
 ]
 DRAWN_ISA = pytest.mark.sample("an_isa", list(cpu_isas_here()), 1, shared_by="int8")
-QkvScales = dict[str, Tensor]
 
 
 def int8_inputs(rng: torch.Generator, **sizes: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -33,27 +32,6 @@ def int8_inputs(rng: torch.Generator, **sizes: int) -> tuple[Tensor, Tensor, Ten
     shapes = random_qkv(rng, hdim=HDIM, hdim_v=HDIM_V, **sizes)
     q, k, v = (torch.randint(-128, 128, x.shape, generator=rng, dtype=torch.int8) for x in shapes)
     return q, k, v
-
-
-def random_scales(rng: torch.Generator, form: str, heads_q: int, heads_k: int) -> QkvScales:
-    """Such that the numbers are about as large as normal ones."""
-    scales = {}
-    for name, heads in (("q", heads_q), ("k", heads_k), ("v", heads_k)):
-        shape = {"one": (1,), "each sequence and key head": (2, heads_k), "each head": (heads,)}
-        scales[f"{name}_descale"] = (torch.rand(shape[form], generator=rng) + 0.5) / 64
-    return scales
-
-
-def scaled(tensors: tuple[Tensor, ...], scales: QkvScales) -> list[Tensor]:
-    """What the numbers stand for, with each tensor's largest scale: bounds are asked for."""
-    return [
-        descaled(
-            x if x.dim() == 4 else x[None],
-            scales[name].amax().view(1) if name in scales else None,
-            1,
-        )
-        for x, name in zip(tensors, ("q_descale", "k_descale", "v_descale"), strict=True)
-    ]
 
 
 @DRAWN_ISA
@@ -100,57 +78,6 @@ def test_dot_products_are_exact(rng: torch.Generator) -> None:
 
 
 # ---- Both products -------------------------------------------------------------------------------
-
-
-def steps_of_probabilities(
-    q: Tensor, k: Tensor, p_descale: Tensor, **options: Any
-) -> tuple[Tensor, Tensor]:
-    """What one step of an int8 probability is for each row, ``(b, hq, sq, 1)``.
-
-    And how near ``(b, hq, sq, sk)`` the probabilities are to the next whole step.
-    """
-    batch, seqlen_k, heads_k, _ = k.shape
-    eye = torch.eye(seqlen_k)[None, :, None].expand(batch, -1, heads_k, -1)
-    options = {name: x for name, x in options.items() if name != "v_descale"}
-    probability = attention(q, k, eye, **options)[0].transpose(1, 2)
-    largest = probability.amax(-1, keepdim=True)
-    scale = descaled(torch.ones(1, 1, q.shape[2], 1), p_descale, heads_k).transpose(1, 2)
-    steps = torch.where(largest > 0, probability / largest, 0) / scale
-    return scale * largest, (steps - steps.round()).abs()
-
-
-def check_both_products(
-    actual: Result,
-    tensors: tuple[Tensor, Tensor, Tensor],
-    scales: QkvScales,
-    is_one_tile: bool,
-    **options: Any,
-) -> None:
-    """Within rounding, and a step where a probability is as good as whole.
-
-    Probabilities are relative to the largest one so far: where there are several key tiles, each of
-    them may be a step less than it should.
-    """
-    out, lse = actual
-    p_descale = scales["p_descale"]
-    of_inputs = {name: x for name, x in scales.items() if name != "p_descale"}
-    exact: Options = {**options, **of_inputs}  # type: ignore[typeddict-item]
-    plain = attention(*tensors, **exact)
-    expected = attention(*tensors, p_descale=p_descale, **exact)[0] if is_one_tile else plain[0]
-    q, k, v = scaled(tensors, scales)
-    if tensors[1].shape[1] == 0 or tensors[0].shape[1] == 0:
-        assert torch.equal(out.double(), expected)
-        return
-    step, distance = steps_of_probabilities(*tensors[:2], p_descale, **exact)
-    counts = distance < 0.02 if is_one_tile else torch.ones_like(distance, dtype=torch.bool)
-    groups = tensors[0].shape[2] // tensors[1].shape[2]
-    values = v.abs().repeat_interleave(groups, dim=2)
-    slack = torch.einsum("bhij,bjhd->bihd", step * counts, values)
-    largest = v.abs().max()
-    error = (out.double() - expected).abs()
-    bound = slack + 0.01 * expected.abs() + 1e-4 * largest
-    assert (error <= bound).all(), (error - bound).max()
-    assert_close((plain[0].bfloat16(), lse), plain, q, k, v, dtype=torch.bfloat16)
 
 
 @DRAWN_ISA
@@ -269,14 +196,3 @@ def test_gradients_are_refused_before_anything_runs(rng: torch.Generator) -> Non
     q = torch.randn(2, 33, 2, HDIM, generator=rng).requires_grad_()
     with pytest.raises(NotImplementedError, match="backward pass serves fp32, bf16, fp16; k and v"):
         fmha_fwd(q, k, v)
-
-
-def test_gpu_kernels_refuse_it_by_name() -> None:
-    q, k, v = torch.zeros(3, 1, 70, 2, 128, dtype=torch.int8)
-    with emulate("gfx942"):
-        with pytest.raises(NotImplementedError, match="the inputs are int8"):
-            fmha_fwd(q, k, v)
-        with pytest.raises(NotImplementedError, match="int8 probabilities"):
-            fmha_fwd(q, k, v, p_descale=torch.ones(1))
-        with pytest.raises(NotImplementedError, match="int8 keys and values beside queries"):
-            fmha_fwd(q.bfloat16(), k, v)

@@ -223,17 +223,30 @@ def test_compile(rng: torch.Generator, seqlen_q: int) -> None:
     assert_gradients_close(actual, expected)
 
 
-def test_an_amd_gpu_takes_projected_keys(rng: torch.Generator) -> None:
-    """Its kernels have the head dimensions of DeepSeek's models, and none of a latent's."""
+def test_an_amd_gpu_decodes_with_the_latent(
+    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its kernels have the head dimensions of DeepSeek's latent, forward and with 16 bits."""
     shapes = (1, 1, 2, 128), (1, 1, 2, 64), (1, 70, 512), (1, 70, 64), (2, 256, 512)
-    inputs = [torch.randn(x, generator=rng).bfloat16() for x in shapes]
+    inputs = [torch.randn(x, generator=rng) for x in shapes]
     inputs[-1] *= 512**-0.5
-    with emulate("gfx942"):
-        actual = mla_fwd(*inputs, return_lse=True)
-        latent = torch.cat(inputs[2:4], dim=-1)
-        with pytest.raises(NotImplementedError, match="576"):
-            mla_absorbed_fwd(torch.zeros(1, 1, 2, 576).bfloat16(), latent, 512, softmax_scale=0.1)
-    assert_close(actual, mla(*inputs), torch.bfloat16)
+    hdims = []
+
+    def recorded(*tensors: Tensor, **options: Any) -> Any:
+        hdims.append(tensors[0].shape[-1])
+        return jitfmha.fmha_fwd(*(x.detach() for x in tensors), **options)
+
+    monkeypatch.setattr(jitfmha.mla, "fmha_fwd", recorded)
+    for dtype, needs_gradient in (
+        (torch.bfloat16, False),
+        (torch.bfloat16, True),
+        (torch.float32, False),
+    ):
+        given = [x.to(dtype).requires_grad_(needs_gradient) for x in inputs]
+        with emulate("gfx942"):
+            actual = mla_fwd(*given, return_lse=True)
+        assert_close(actual, mla(*given), dtype)
+    assert hdims == [576, 192, 192]
 
 
 def zeros(*shape: int) -> Tensor:

@@ -48,8 +48,8 @@ struct Dropped {
   }
 
   // Two probabilities, with 0 for the dropped ones; as Attention::softmax asks.
-  __device__ f32x2 operator()(int step, int i, f32x2 pair) const {
-    const unsigned bytes = words[step][i / 4] >> i % 4 * 8;
+  __device__ f32x2 operator()(int i, f32x2 pair) const {
+    const unsigned bytes = words[i / 8][i % 8 / 4] >> i % 4 * 8;
     return {(bytes & 0xff) <= largest_kept ? pair.x : 0,
             (bytes >> 8 & 0xff) <= largest_kept ? pair.y : 0};
   }

@@ -1,8 +1,9 @@
-// Tiles of keys and values for head dimensions that no tile has as its own: of a tile as wide as
-// the next one that there is, the columns behind a row's end are zeros, and products leave out what
-// they can of them.
+// Tiles of keys and values of any dtype, for head dimensions that no tile has as its own: of a tile
+// as wide as the next one that there is, the columns behind a row's end are zeros, and products
+// leave out what they can of them.
 #pragma once
 
+#include "elements.h"
 #include "tiles.h"
 #include "workgroups.h"
 
@@ -23,6 +24,13 @@ struct Pages {
   Divisor size;   // rows of a page
   unsigned last;  // page that there is
   long stride;    // bytes between pages
+
+  // The host has looked for pages that are not there, where it can read the table. Here they must
+  // not lead outside.
+  __device__ long at(unsigned place) const {
+    const unsigned named = table[place];
+    return named < last ? named : last;
+  }
 };
 
 // The keys, or the values, of one head of a sequence from some row on.
@@ -47,56 +55,71 @@ struct KeyRows {
     if constexpr (kAccess != Access::paged)
       return rows.base + static_cast<unsigned long>(row) * rows.stride;
     const Quotient in_page = divide(first + row, pages.size);
-    // The host has looked for pages that are not there, where it can read the table. Here they must
-    // not lead outside.
-    const unsigned named = pages.table[in_page.value];
-    const long page = named < pages.last ? named : pages.last;
-    return rows.base + page * pages.stride +
+    return rows.base + pages.at(in_page.value) * pages.stride +
            static_cast<unsigned long>(in_page.remainder) * rows.stride;
   }
 };
 
-// Rows of kHdim 16-bit values of which a tile is loaded, the first of them first.
-template <int kHdim, Access kAccess>
+// Rows of kHdim numbers of which a tile is loaded, the first of them first.
+template <int kHdim, class Element, Access kAccess>
 struct TileRows {
+  using Source = KeyRows<kAccess>;
+  static constexpr bool kAreColumns = false;
   KeyRows<kAccess> rows;
   __amdgpu_buffer_rsrc_t buffer;
 
   template <int kRows>
   __device__ static TileRows of(const KeyRows<kAccess>& rows) {
     TileRows result{rows};
-    if constexpr (kAccess == Access::near) result.buffer = buffer_of<kRows, kHdim * 2>(rows.rows);
+    if constexpr (kAccess == Access::near)
+      result.buffer = buffer_of<kRows, kHdim * Element::kBytes>(rows.rows);
     return result;
   }
 
-  // As many values of a row as T has, from number `first` on, and zeros in place of those behind
+  // As many numbers of a row as T has, from number `first` on, and zeros in place of those behind
   // the row's end, or of all of them where there is no such row.
   template <class T>
   __device__ T load(int row, int first) const {
-    constexpr int kCount = sizeof(T) / 2;
+    constexpr int kCount = sizeof(T) / Element::kBytes;
     if constexpr (kHdim % kCount == 0) {
       return piece<T>(row, first, first < kHdim);
     } else {
-      unsigned short values[kCount];
+      Bits<Element> numbers[kCount];
 #pragma unroll
       for (int i = 0; i < kCount; ++i)
-        values[i] = piece<unsigned short>(row, first + i, first + i < kHdim);
+        numbers[i] = piece<Bits<Element>>(row, first + i, first + i < kHdim);
       T result;
-      __builtin_memcpy(&result, values, sizeof result);
+      __builtin_memcpy(&result, numbers, sizeof result);
       return result;
     }
+  }
+
+  // Of four keys' four numbers, those of one key.
+  template <class T>
+  __device__ T line(int key, int column, int i) const {
+    return load<T>(key + i, column);
+  }
+
+  __device__ static Source from_column(const Source& source, int column) {
+    Source result = source;
+    result.rows.base += column * Element::kBytes;
+    return result;
   }
 
  private:
   template <class T>
   __device__ T piece(int row, int first, bool is_inside) const {
+    constexpr int kBytes = Element::kBytes;
     if constexpr (kAccess != Access::near) {
       T result = T(0);
-      if (is_inside && rows.has(row)) result = *(Global<const T>)(rows.address(row) + first * 2);
+      if (is_inside && rows.has(row))
+        result = *(Global<const T>)(rows.address(row) + first * kBytes);
       return result;
     } else {
-      const unsigned offset = is_inside ? row * rows.rows.stride + first * 2 : kOutside;
-      if constexpr (sizeof(T) == 2) {
+      const unsigned offset = is_inside ? row * rows.rows.stride + first * kBytes : kOutside;
+      if constexpr (sizeof(T) == 1) {
+        return __builtin_amdgcn_raw_buffer_load_b8(buffer, offset, 0, 0);
+      } else if constexpr (sizeof(T) == 2) {
         return __builtin_amdgcn_raw_buffer_load_b16(buffer, offset, 0, 0);
       } else if constexpr (sizeof(T) == 4) {
         return bits_as<T>(__builtin_amdgcn_raw_buffer_load_b32(buffer, offset, 0, 0));
@@ -109,62 +132,257 @@ struct TileRows {
   }
 };
 
-// A tile of keys with any kHdim up to 256.
-template <int kKeyCount, int kHdim, Access kAccess, int kThreads, int kBankChunks>
-struct KeyRowTile : KeyTile<kKeyCount, rounded_up(kHdim, 64), kThreads, kBankChunks> {
-  using Base = KeyTile<kKeyCount, rounded_up(kHdim, 64), kThreads, kBankChunks>;
-  using typename Base::Registers;
-  static constexpr int kSteps = rounded_up(kHdim, 16) / 16;
+// The values of one head of a sequence from some key on, where keys lie side by side.
+template <Access kAccess>
+struct KeyColumns {
+  Global<const char> base;  // of the first column; in pages, of page 0
+  long stride;              // bytes between columns
+  Pages pages;              // of use in pages only
+  int first, count;         // key, and how many there are from key 0 on
 
-  struct Source {
-    TileRows<kHdim, kAccess> rows;
-    int thread;
+  __device__ KeyColumns from(int key) const {
+    KeyColumns result = *this;
+    result.first += key;
+    return result;
+  }
 
-    __device__ void load(Registers& to, int i) const {
-      to.chunk[i] = rows.template load<u32x4>(thread / 8, Base::column(thread, i) / 2);
+  __device__ bool has(int key) const { return first + key < count; }
+
+  // Whether four keys, the first of which is a multiple of four, are certain to be side by side.
+  __device__ bool have_whole_fours() const {
+    return kAccess != Access::paged || pages.size.divisor % 4 == 0;
+  }
+
+  template <int kBytes>
+  __device__ Global<const char> address(int key, int column) const {
+    Global<const char> in_page = base;
+    unsigned there = first + key;
+    if constexpr (kAccess == Access::paged) {
+      const Quotient place = divide(there, pages.size);
+      in_page += pages.at(place.value) * pages.stride;
+      there = place.remainder;
     }
-  };
-
-  __device__ static Source source(const KeyRows<kAccess>& rows, int thread) {
-    return {TileRows<kHdim, kAccess>::template of<kKeyCount>(rows), thread};
+    return in_page + column * stride + static_cast<unsigned long>(there) * kBytes;
   }
 };
 
-// Columns of a tile of values, up to 128 of them: a tile of 64 would have conflicts in LDS.
-template <int kKeys, int kHdim, Access kAccess, int kThreads, int kBankChunks>
-struct ValueColumns : ValueTile<kKeys, 128, kThreads, kBankChunks> {
-  using Base = ValueTile<kKeys, 128, kThreads, kBankChunks>;
-  using typename Base::Columns;
-  using typename Base::Registers;
-  static_assert(kHdim <= 128);
-  static constexpr int kBlocks = rounded_up(kHdim, 32) / 32;
+// Of kHdim columns, those keys of which a tile is loaded.
+template <int kHdim, class Element, Access kAccess>
+struct TileColumns {
+  using Source = KeyColumns<kAccess>;
+  static constexpr bool kAreColumns = true;
+  KeyColumns<kAccess> columns;
+
+  template <int kKeys>
+  __device__ static TileColumns of(const KeyColumns<kAccess>& columns) {
+    return {columns};
+  }
+
+  // Of four keys' four numbers, those of one column; zeros in place of those that there are not.
+  template <class T>
+  __device__ T line(int key, int column, int i) const {
+    T result = T(0);
+    if (column + i >= kHdim) return result;
+    if (columns.has(key + 3) && columns.have_whole_fours())
+      return *(Global<const T>)columns.template address<Element::kBytes>(key, column + i);
+    Bits<Element> numbers[4] = {};
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      if (columns.has(key + j)) numbers[j] = *one(key + j, column + i);
+    __builtin_memcpy(&result, numbers, sizeof result);
+    return result;
+  }
+
+  __device__ static Source from_column(const Source& source, int column) {
+    Source result = source;
+    result.base += column * result.stride;
+    return result;
+  }
+
+ private:
+  __device__ Global<const Bits<Element>> one(int key, int column) const {
+    return (Global<const Bits<Element>>)columns.template address<Element::kBytes>(key, column);
+  }
+};
+
+// The width of a tile in LDS, counted in 16-bit values: for kHdim numbers, and 128 bytes of a row
+// at a time.
+template <int kHdim, class Dtype>
+constexpr int kKeyTileWidth = rounded_up(kHdim * Dtype::kBytes, 128) / 2;
+
+// A tile of keys with any kHdim; Element is what they are in memory, Dtype what products take.
+template <int kKeyCount, int kHdim, class Element, class Dtype, Access kAccess, int kThreads,
+          int kBankChunks>
+struct KeyRowTile : KeyTile<kKeyCount, kKeyTileWidth<kHdim, Dtype>, kThreads, kBankChunks> {
+  using Base = KeyTile<kKeyCount, kKeyTileWidth<kHdim, Dtype>, kThreads, kBankChunks>;
+  static constexpr int kSteps = rounded_up(kHdim, Dtype::kDepth) / Dtype::kDepth;
+  using Chunk = Words<Element, kChunkValues<Dtype>>;
+
+  struct Registers {
+    Chunk chunk[Base::kLoads];
+  };
 
   struct Source {
-    TileRows<kHdim, kAccess> rows;
+    TileRows<kHdim, Element, kAccess> rows;
     int thread;
 
     __device__ void load(Registers& to, int i) const {
-      const Columns values = rows.template load<Columns>(Base::quad_of(thread) * 4 + i,
-                                                         Base::column_of(thread) * Base::kWidth);
-      __builtin_memcpy(to.row[i], &values, sizeof values);
+      to.chunk[i] = rows.template load<Chunk>(thread / 8, Base::column(thread, i) / Dtype::kBytes);
     }
   };
 
   __device__ static Source source(const KeyRows<kAccess>& rows, int thread) {
-    return {TileRows<kHdim, kAccess>::template of<kKeys>(rows), thread};
+    return {TileRows<kHdim, Element, kAccess>::template of<kKeyCount>(rows), thread};
+  }
+
+  __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
+    typename Base::Registers taken;
+#pragma unroll
+    for (int i = 0; i < Base::kLoads; ++i) taken.chunk[i] = as_taken<Element, Dtype>(from.chunk[i]);
+    Base::store(tile, taken, thread);
+  }
+};
+
+// A tile of 32-bit values, transposed, as ValueTile is one of 16-bit values: a lane of the first
+// half of the wave has keys 0 to 3 of 8, one of the second half keys 4 to 7. These are a chunk.
+template <int kKeys, int kHdim, int kThreads>
+struct FloatValueTile : Tile<kHdim, kKeys / 4> {
+  using Base = Tile<kHdim, kKeys / 4>;
+  static constexpr int kWidth = 4, kColumns = kHdim / kWidth, kLoads = 4;
+  static_assert(kKeys == 32 && kKeys / 4 * kColumns == kThreads);
+
+  // Which keys and values a thread has: 4 * quad and on, kWidth * column and on.
+  __device__ static int column_of(int thread) { return thread % kColumns; }
+  __device__ static int quad_of(int thread) { return thread / kColumns; }
+
+  // Free of conflicts for the writes of store(), where bits 2 and on of the row vary, and for reads
+  // as ValueTile::place() has them; made of exclusive ors.
+  __device__ static int place(int row, int chunk) {
+    return Base::template place<8>(row, chunk, row % 4 ^ row / 4);
+  }
+
+  struct Registers {
+    u32x4 row[4];
+  };
+
+  __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
+    u32x4 columns[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      columns[j] = u32x4{from.row[0][j], from.row[1][j], from.row[2][j], from.row[3][j]};
+    store_columns(tile, columns, thread);
+  }
+
+  __device__ static void store_columns(Lds<char> tile, const u32x4 (&columns)[4], int thread) {
+    const unsigned address = (unsigned)(tile + place(column_of(thread) * kWidth, quad_of(thread)));
+#pragma unroll
+    for (int j = 0; j < 4; ++j) *(Lds<u32x4>)(address ^ place(j, 0)) = columns[j];
+  }
+
+  __device__ static int first_operand(int lane) { return place(lane % 32, lane / 32); }
+
+  // Values 32 * block and on, the 8 keys 8 * step and on; `first` is where first_operand is.
+  __device__ static u32x4 operand(Lds<const char> first, int block, int step) {
+    return Base::template operand<8>(first, block, step);
+  }
+};
+
+// The same tile of 16-bit values, with columns that have been transposed before.
+template <int kKeys, int kHdim, int kThreads, int kBankChunks>
+struct HalfValueTile : ValueTile<kKeys, kHdim, kThreads, kBankChunks> {
+  using Base = ValueTile<kKeys, kHdim, kThreads, kBankChunks>;
+  static_assert(Base::kWidth == 4);
+
+  __device__ static void store_columns(Lds<char> tile, const u32x2 (&columns)[4], int thread) {
+    const int chunk = Base::chunk_of(thread), half = Base::half_of(thread);
+    const int first = Base::place(Base::column_of(thread) * Base::kWidth, chunk) + half * 8;
+    const unsigned address = (unsigned)(tile + first);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) *(Lds<u32x2>)(address ^ Base::place(j, 0)) = columns[j];
+  }
+};
+
+// What products take decides how a tile of 128 columns lies in LDS; one of 64 would have conflicts.
+template <class Dtype, int kKeys, int kThreads, int kBankChunks>
+struct ValueTileOf {
+  using Type = HalfValueTile<kKeys, 128, kThreads, kBankChunks>;
+};
+template <int kKeys, int kThreads, int kBankChunks>
+struct ValueTileOf<FP32, kKeys, kThreads, kBankChunks> {
+  using Type = FloatValueTile<kKeys, 128, kThreads>;
+};
+
+// How values are reached: a row for each key, or with kAreColumns a column for each number of one.
+template <int kHdim, class Element, Access kAccess, bool kAreColumns>
+struct LinesOf {
+  using Type = TileRows<kHdim, Element, kAccess>;
+};
+template <int kHdim, class Element, Access kAccess>
+struct LinesOf<kHdim, Element, kAccess, true> {
+  using Type = TileColumns<kHdim, Element, kAccess>;
+};
+
+// Columns of a tile of values, up to 128 of them. Lines is how they are reached, Element what they
+// are in memory, and Dtype what products take.
+template <int kKeyCount, int kHdim, class Lines, class Element, class Dtype, int kThreads,
+          int kBankChunks>
+struct ValueColumns : ValueTileOf<Dtype, kKeyCount, kThreads, kBankChunks>::Type {
+  using Base = typename ValueTileOf<Dtype, kKeyCount, kThreads, kBankChunks>::Type;
+  static_assert(kHdim <= 128);
+  static constexpr int kBlocks = rounded_up(kHdim, 32) / 32;
+  using Four = Words<Element, 4>;
+
+  struct Registers {
+    Four line[4];
+  };
+
+  struct Source {
+    Lines lines;
+    int thread;
+
+    __device__ void load(Registers& to, int i) const {
+      to.line[i] = lines.template line<Four>(Base::quad_of(thread) * 4,
+                                             Base::column_of(thread) * Base::kWidth, i);
+    }
+  };
+
+  __device__ static Source source(const typename Lines::Source& from, int thread) {
+    return {Lines::template of<kKeyCount>(from), thread};
+  }
+
+  __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
+    Words<Dtype, 4> taken[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) taken[i] = as_taken<Element, Dtype>(from.line[i]);
+    if constexpr (Lines::kAreColumns) {
+      Base::store_columns(tile, taken, thread);
+    } else {
+      typename Base::Registers rows;
+      __builtin_memcpy(&rows, taken, sizeof rows);
+      Base::store(tile, rows, thread);
+    }
   }
 };
 
 // A tile of values with kHdim up to 128.
-template <int kKeys, int kHdim, Access kAccess, int kThreads, int kBankChunks, bool kIsWide>
-struct ValueRowTile : ValueColumns<kKeys, kHdim, kAccess, kThreads, kBankChunks> {};
+template <int kKeyCount, int kHdim, class Element, class Dtype, Access kAccess, bool kAreColumns,
+          int kThreads, int kBankChunks, bool kIsWide>
+struct ValueRowTile
+    : ValueColumns<kKeyCount, kHdim, typename LinesOf<kHdim, Element, kAccess, kAreColumns>::Type,
+                   Element, Dtype, kThreads, kBankChunks> {};
 
 // With kHdim from 129 to 256: two tiles, one behind the other.
-template <int kKeys, int kHdim, Access kAccess, int kThreads, int kBankChunks>
-struct ValueRowTile<kKeys, kHdim, kAccess, kThreads, kBankChunks, true> {
+template <int kKeyCount, int kHdim, class Element, class Dtype, Access kAccess, bool kAreColumns,
+          int kThreads, int kBankChunks>
+struct ValueRowTile<kKeyCount, kHdim, Element, Dtype, kAccess, kAreColumns, kThreads, kBankChunks,
+                    true> {
   static constexpr int kFirstHdim = 128;
-  using First = ValueColumns<kKeys, kFirstHdim, kAccess, kThreads, kBankChunks>;
-  using Second = ValueColumns<kKeys, kHdim - kFirstHdim, kAccess, kThreads, kBankChunks>;
+  template <int kColumns>
+  using Part = ValueRowTile<kKeyCount, kColumns, Element, Dtype, kAccess, kAreColumns, kThreads,
+                            kBankChunks, false>;
+  using First = Part<kFirstHdim>;
+  using Second = Part<kHdim - kFirstHdim>;
+  using Lines = typename LinesOf<kHdim, Element, kAccess, kAreColumns>::Type;
   static constexpr int kBytes = First::kBytes + Second::kBytes;
   static constexpr int kLoads = First::kLoads + Second::kLoads;
   static constexpr int kBlocks = First::kBlocks + Second::kBlocks;
@@ -184,10 +402,9 @@ struct ValueRowTile<kKeys, kHdim, kAccess, kThreads, kBankChunks, true> {
     }
   };
 
-  __device__ static Source source(const KeyRows<kAccess>& rows, int thread) {
-    KeyRows<kAccess> behind = rows;
-    behind.rows.base += kFirstHdim * 2;
-    return {First::source(rows, thread), Second::source(behind, thread)};
+  __device__ static Source source(const typename Lines::Source& from, int thread) {
+    return {First::source(from, thread),
+            Second::source(Lines::from_column(from, kFirstHdim), thread)};
   }
 
   __device__ static void store(Lds<char> tile, const Registers& from, int thread) {

@@ -11,7 +11,7 @@ constexpr float kInfinity = __builtin_inff();
 // Below every scaled score, and finite: the difference to -inf has to be -inf.
 constexpr float kNoMaximum = -1.7e38f;
 // How far scores may exceed the maximum in use, in powers of two, before all is rescaled.
-constexpr float kHeadroom = 8;
+constexpr int kUsualHeadroom = 8;
 
 // Orders LDS among the waves of the workgroup; global loads stay on their way.
 __device__ inline void barrier() {
@@ -39,9 +39,9 @@ __device__ inline int opaque(int lane) {
   return lane;
 }
 
-template <class Keys, class Values, class Dtype, Rounding kRounding>
+template <class Keys, class Values, class Dtype, Rounding kRounding, int kHeadroom = kUsualHeadroom>
 struct Attention {
-  static constexpr int kKeyBlocks = Keys::kKeys / 32, kKeySteps = Keys::kKeys / 16;
+  static constexpr int kKeyBlocks = Keys::kKeys / 32, kKeySteps = Keys::kKeys / Dtype::kDepth;
   static constexpr int kQuerySteps = Keys::kSteps, kValueBlocks = Values::kBlocks;
 
   u32x4 query[kQuerySteps];
@@ -54,7 +54,7 @@ struct Attention {
   f32x2 sum;  // of the probabilities that the lane has seen
 
   // Operands from LDS are read this many ahead of the products that take them.
-  static constexpr int kAhead = 8 / kProductsOfOperand;
+  static constexpr int kAhead = 8 / Dtype::kProductsOfOperand;
 
   // What a matrix phase multiplies with the probabilities, then with the queries.
   struct Operands {
@@ -174,10 +174,10 @@ struct Attention {
     for (int step = 0; step < kKeySteps; ++step) probability[step] = u32x4(0);
   }
 
-  // `dropped(step, i, pair)` gives what the product takes in place of two probabilities: those from
-  // number i on of the 8 that a lane has of 16 keys, in the order of the operand.
-  template <class Dropped>
-  __device__ void softmax(Dropped dropped) {
+  // `taken(i, pair)` gives what the product takes in place of two probabilities: those of the
+  // lane's scores from number i on.
+  template <class Taken>
+  __device__ void softmax(Taken taken) {
     float largest = score[0][0];
 #pragma unroll
     for (int i = 1; i < 16 * kKeyBlocks; ++i)
@@ -189,14 +189,19 @@ struct Attention {
 #pragma unroll
     for (int step = 0; step < kKeySteps; ++step) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int at = step % 2 * 8 + i * 2;
-        const f32x2 pair = {score[step / 2][at], score[step / 2][at + 1]};
+      for (int i = 0; i < Dtype::kDepth / 4; ++i) {
+        const int number = step * Dtype::kDepth / 2 + i * 2, at = number % 16;
+        const f32x2 pair = {score[number / 16][at], score[number / 16][at + 1]};
         const f32x2 exponent = __builtin_elementwise_fma(pair, f32x2(scale), f32x2(-maximum));
         f32x2 p = {__builtin_amdgcn_exp2f(exponent.x), __builtin_amdgcn_exp2f(exponent.y)};
         (i % 2 ? odd : even) += p;
-        p = dropped(step, 2 * i, p);
-        probability[step][i] = Dtype::template pack<kRounding>(p.x, p.y);
+        p = taken(number, p);
+        if constexpr (Dtype::kBytes == 4) {
+          probability[step][2 * i] = bits_of(p.x);
+          probability[step][2 * i + 1] = bits_of(p.y);
+        } else {
+          probability[step][i] = Dtype::template pack<kRounding>(p.x, p.y);
+        }
       }
     }
     sum += even + odd;

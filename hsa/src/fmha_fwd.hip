@@ -332,7 +332,7 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
         if (__builtin_expect(first_key + kTileKeys > visible, 0)) {
           wave.mask(last_visible(head.k.count, row + diagonal) - first_key, lane);
         }
-        wave.softmax([](int, int, f32x2 pair) { return pair; });
+        wave.softmax([](int, f32x2 pair) { return pair; });
       }
       if (i + group < tiles) store(i + group);
       if (kGroups == 1 || group == 0) barrier();

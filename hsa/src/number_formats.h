@@ -1,4 +1,4 @@
-// The 16-bit formats: matrix products on them, and rounding float32 to them.
+// The formats that matrix products take: the products, and rounding float32 to 16 bits.
 #pragma once
 
 typedef float f32x2 __attribute__((ext_vector_type(2)));
@@ -12,12 +12,6 @@ typedef _Float16 f16x4 __attribute__((ext_vector_type(4)));
 typedef _Float16 f16x8 __attribute__((ext_vector_type(8)));
 typedef __bf16 bf16x2 __attribute__((ext_vector_type(2)));
 typedef __bf16 bf16x8 __attribute__((ext_vector_type(8)));
-
-#if defined(__gfx950__)
-constexpr int kProductsOfOperand = 1;
-#else
-constexpr int kProductsOfOperand = 2;
-#endif
 
 enum class Rounding { nearest_even, nearest_away, towards_zero };
 
@@ -38,9 +32,19 @@ __device__ inline unsigned lower_halves(unsigned low, unsigned high) {
   return __builtin_amdgcn_perm(high, low, 0x05040100);
 }
 
-// Operands of 16 values of depth for 32 rows or columns: 8 values a lane. gfx942 takes them in two
-// products of depth 8, the halves of all lanes first.
-struct BF16 {
+// Operands of kDepth values of depth for 32 rows or columns, half of them in the lanes of each half
+// of the wave.
+struct SixteenBits {
+  static constexpr int kBytes = 2, kDepth = 16;
+  // gfx942 takes them in two products of depth 8, the halves of all lanes first.
+#if defined(__gfx950__)
+  static constexpr int kProductsOfOperand = 1;
+#else
+  static constexpr int kProductsOfOperand = 2;
+#endif
+};
+
+struct BF16 : SixteenBits {
   __device__ static f32x16 multiply(u32x4 a, u32x4 b, f32x16 c) {
 #if defined(__gfx950__)
     return __builtin_amdgcn_mfma_f32_32x32x16_bf16(bits_as<bf16x8>(a), bits_as<bf16x8>(b), c, 0, 0,
@@ -73,7 +77,7 @@ struct BF16 {
   }
 };
 
-struct FP16 {
+struct FP16 : SixteenBits {
   __device__ static f32x16 multiply(u32x4 a, u32x4 b, f32x16 c) {
 #if defined(__gfx950__)
     return __builtin_amdgcn_mfma_f32_32x32x16_f16(bits_as<f16x8>(a), bits_as<f16x8>(b), c, 0, 0, 0);
@@ -88,5 +92,17 @@ struct FP16 {
   template <Rounding>
   __device__ static unsigned pack(float low, float high) {
     return bits_as<unsigned>(__builtin_convertvector(f32x2{low, high}, f16x2));
+  }
+};
+
+struct FP32 {
+  static constexpr int kBytes = 4, kDepth = 8, kProductsOfOperand = 4;
+
+  __device__ static f32x16 multiply(u32x4 a, u32x4 b, f32x16 c) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      c = __builtin_amdgcn_mfma_f32_32x32x2f32(bits_as<float>(a[i]), bits_as<float>(b[i]), c, 0, 0,
+                                               0);
+    return c;
   }
 };

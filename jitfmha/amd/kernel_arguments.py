@@ -98,7 +98,7 @@ JITFMHA_ARGUMENTS = SharedStruct(
         "first_heads": UINT32,  # key heads that go to single XCDs
         "set_tiles": UINT32,  # query tiles of a set
         "tail_begin": UINT32,  # those of them before the tail
-        # Of fp8 inputs, for kernels to come.
+        # Of 8-bit inputs.
         **dict.fromkeys(("q_descale", "k_descale", "v_descale"), Pointer("const float")),
         **dict.fromkeys(("q_descale_batch", "q_descale_head"), UINT32),
         **dict.fromkeys(("k_descale_batch", "k_descale_head"), UINT32),
@@ -133,6 +133,12 @@ MODIFIERS = SharedStruct(
         "largest_kept": INT32,  # of the random bytes by which probabilities are dropped
         "keep_scale": FLOAT,  # what the kept ones are multiplied with
         **dict.fromkeys(("scale_over_softcap", "softcap"), FLOAT),  # the softmax scale over it
+        # Those of q and p lie between the heads of q, or like the others between those of k.
+        **dict.fromkeys(("q_descale_of_query_heads", "p_descale_of_query_heads"), INT32),
+        "p_descale": Pointer("const float"),
+        **dict.fromkeys(("p_descale_batch", "p_descale_head"), INT64),  # in bytes
+        "slices": INT32,  # of the columns of the output, for which there are workgroups each
+        "v_column": INT64,  # bytes between the columns of values whose keys lie side by side
     },
 )
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from .. import jit
 from ..arguments import Descales, Tensors, new_tuple
 from ..jit.shared_struct import BOOL, FLOAT, INT32, INT64, Pointer, SharedStruct
-from ..problem import DescaleStrides, Problem, Sizes
+from ..problem import DescaleStrides, Problem, Sizes, element_bytes
 from ..target import AmdTarget
 from .code_object import CodeObject
 from .kernel_arguments import (
@@ -34,14 +34,13 @@ from .runtime import HipError
 
 _TEMPLATE = "amd/fmha_fwd_launcher.cpp.in"
 _ABIS: tuple[Abi, ...] = get_args(Abi)
-_INPUT_BYTES = {"bf16": 2, "fp16": 2, "fp8bf16": 1}
 
 KERNEL_TRAITS = SharedStruct(
     "KernelTraits",
     {
         **dict.fromkeys(("abi", "grid"), INT32),  # an Abi, a GridShape
         **dict.fromkeys(("hdim_q", "hdim_v", "mask", "ts_qo", "threads"), INT32),
-        "input_bytes": INT32,  # of an element of q, k and v
+        **dict.fromkeys(("q_bytes", "kv_bytes", "out_bytes"), INT32),  # of an element
         "xcds": INT32,  # of the chip
         "slots": INT32,  # workgroups that the device runs at a time
         **dict.fromkeys(("is_group", "is_gfx942"), BOOL),
@@ -131,7 +130,7 @@ class BoundKernel:
         self.is_group = problem.mode == "gm1"
         # Complete before any launch: one that is captured, or on another stream, waits for nothing.
         self.one = target.runtime.scale_of_one(target.device_index) if self.is_fp8 else None
-        kernel = self._load(target, row, code_object)
+        kernel = self._load(problem, target, row, code_object)
         self.call = CALL.packer.pack(
             *(kernel, problem.batch, problem.heads_q, problem.heads_k),
             *_descale_strides(problem.q_descale),
@@ -177,13 +176,15 @@ class BoundKernel:
         """Why the launcher's last function failed."""
         return HipError(status, _last_error(self.launcher))
 
-    def _load(self, target: AmdTarget, row: KernelRow, code_object: CodeObject) -> int:
+    def _load(
+        self, problem: Problem, target: AmdTarget, row: KernelRow, code_object: CodeObject
+    ) -> int:
         runtime = self.launcher.jitfmha_open_runtime(target.runtime.library_path.encode())
         if not runtime:
             raise self.error(-1)
         traits = KERNEL_TRAITS.packer.pack(
             *(_ABIS.index(row.abi), GRIDS.index(row.grid), row.hdim_q, row.hdim_v, row.mask),
-            *(row.ts_qo, row.threads, _INPUT_BYTES[row.dtype], target.chip.xcds),
+            *(row.ts_qo, row.threads, *element_bytes(problem), target.chip.xcds),
             row.workgroups_of_unit * target.compute_units,
             *(row.mode == 1, target.arch == "gfx942"),
         )

@@ -261,9 +261,9 @@ def test_the_environment_emulates(full_tree: Path) -> None:
     explained = jitfmha("explain", "--mask", "causal", "--json", **variables)
     assert explained.returncode == 0
     assert "JITFMHA_HSA_DIR" in json.loads(explained.stdout)["source"]
-    refused = jitfmha("explain", "--hdim", "300", **variables)
+    refused = jitfmha("explain", "--hdim", "300", "--dtype", "fp32", **variables)
     assert refused.returncode == 1
-    assert "no kernel for bf16, hdim 300x300" in refused.stdout
+    assert "serves fp32 with head dimensions of q and k up to 256; here is 300" in refused.stdout
     wrong = jitfmha("info", JITFMHA_EMULATE="gfx90a")
     assert wrong.returncode == 0
     assert "'gfx90a' is not emulated; choose one of gfx942" in wrong.stdout

@@ -272,6 +272,7 @@ def test_an_uncovered_call_raises_what_explain_says() -> None:
 def test_emulation_takes_effect_at_once_and_ends_at_once(tree: Path) -> None:
     """The same tensors, prepared before, go to whatever is emulated at the moment."""
     q, k, v = qkv()
+    other_fp8 = [x.to(torch.float8_e4m3fn) for x in (q, k, v)]
     families = []
     for _ in range(2):
         families.append(explain(q, k, v).plan.family)
@@ -280,11 +281,11 @@ def test_emulation_takes_effect_at_once_and_ends_at_once(tree: Path) -> None:
             families.append(explain(q, k, v).target.chip.name)
             fmha_fwd(q + 1, k, v)
             with pytest.raises(NotImplementedError):
-                fmha_fwd(q.float(), k.float(), v.float())
+                fmha_fwd(*other_fp8)
             with emulate("gfx950"):
                 families.append(explain(q, k, v).target.chip.name)
                 assert torch.equal(fmha_fwd(q + 1, k, v), on_cpu)
-        fmha_fwd(q.float(), k.float(), v.float())
+        fmha_fwd(*other_fp8)
     assert families == ["cpu", "MI300X", "MI355X"] * 2
 
 

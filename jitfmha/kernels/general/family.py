@@ -10,7 +10,7 @@ from ... import jit
 from ...amd.code_object import CodeObject
 from ...amd.kernel_arguments import GENERAL_ARGUMENTS
 from ...plan import Kernel, Launch, Reason, Refusal
-from ...problem import Feature, Problem, Sizes
+from ...problem import MAX_HDIM, Feature, Problem, Sizes
 from ...target import AmdTarget, Target
 from .. import tuned
 from ..tuned.limits import are_far_from_limits, reasons_of_sizes, reasons_of_target
@@ -20,8 +20,17 @@ from .traits import GeneralTraits, access_of, kernel_spec
 NAME = "general"
 SERVES = frozenset(
     {
+        Feature.FP32,
         Feature.BF16,
         Feature.FP16,
+        Feature.FP8_E4M3FNUZ,
+        Feature.FP8_E4M3FN,
+        Feature.INT8,
+        Feature.INT8_KEYS_AND_VALUES,
+        Feature.INT8_PROBABILITIES,
+        Feature.DESCALES,
+        Feature.QUERY_HEAD_DESCALES,
+        Feature.COLUMN_MAJOR_V,
         Feature.GROUP_MODE,
         Feature.PADDED_SEQUENCES,
         Feature.CAUSAL_MASK,
@@ -38,7 +47,8 @@ SERVES = frozenset(
         Feature.PAGED_KEYS,
     }
 )
-_MAX_HDIM = 256
+# Queries are kept in registers, 512 of which a lane has: those of fp32 take twice as many.
+_MAX_HDIM_Q = {"fp32": 256}
 
 
 def propose(problem: Problem, target: Target) -> GeneralPlan | Refusal:
@@ -55,10 +65,10 @@ def propose(problem: Problem, target: Target) -> GeneralPlan | Refusal:
 
 
 def _reasons_of_hdims(problem: Problem) -> Iterator[Reason]:
-    for name, hdim in (("q and k", problem.hdim_q), ("v", problem.hdim_v)):
-        if hdim > _MAX_HDIM:
-            template = "It serves head dimensions up to {most}; that of {name} is {hdim}."
-            yield Reason(template, most=_MAX_HDIM, name=name, hdim=hdim)
+    most = _MAX_HDIM_Q.get(problem.dtype, MAX_HDIM)
+    if problem.hdim_q > most:
+        template = "It serves {dtype} with head dimensions of q and k up to {most}; here is {hdim}."
+        yield Reason(template, dtype=problem.dtype, most=most, hdim=problem.hdim_q)
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,22 @@ from ...amd.manifest import KernelRow
 from ...arguments import Bf16Cvt
 from ...chips import Arch
 from ...jit.spec import MAX_NAME
-from ...problem import BF16_CVTS, Mode, Problem
+from ...problem import (
+    BF16_CVTS,
+    DTYPE_NAMES,
+    EIGHT_BIT_NAMES,
+    FP8_NAMES,
+    Feature,
+    Mode,
+    Problem,
+    element_bytes,
+)
 from ...resources import hsa_dir
 
 Access = Literal["near", "far", "paged"]
 
 _TEMPLATE = "amd/general_fwd.hip.in"
-_HEADERS = ("dropout.h", "row_tiles.h", "scores.h")
+_HEADERS = ("dropout.h", "elements.h", "row_tiles.h", "scores.h")
 # What general kernels share with the tuned ones.
 _SHARED_HEADERS = (
     *("address_spaces.h", "arguments.h", "attention.h", "number_formats.h"),
@@ -29,10 +38,18 @@ _ROUNDINGS: dict[Bf16Cvt, str] = {
     "rtna": "nearest_away",
     "rtz": "towards_zero",
 }
+# Of a workgroup's output: registers and LDS have no room for more.
+_MOST_COLUMNS = 256
 _TILE_ROWS, _TILE_KEYS, _THREADS = 128, 32, 256
 # The loads of a tile of keys reach less than 2 GiB; beyond that each row has an address of its own.
 _FAR_STRIDE_BYTES = (1 << 31) // _TILE_KEYS
-_ELEMENT_BYTES = 2
+# What an element is in memory, and what products take in place of it. They take 8 bits as those 16
+# that probabilities lose the least to.
+_ELEMENTS = {name: name.upper() for name in DTYPE_NAMES.values()} | dict.fromkeys(
+    FP8_NAMES.values(), "FP8"
+)
+_PRODUCT_DTYPES = {name: "fp16" if name in EIGHT_BIT_NAMES else name for name in _ELEMENTS}
+_SHORT_DTYPES = dict.fromkeys(FP8_NAMES.values(), "fp8")
 
 
 @dataclass(frozen=True)
@@ -80,6 +97,10 @@ class GeneralTraits:
         is_masked: whether there are keys that some queries do not see.
         modifiers: what is compiled in beside the mask.
         access: how keys and values are reached, as in the template.
+        kv_dtype: that of keys and values.
+        has_descales: whether there are scales of 8-bit inputs.
+        has_int8_probabilities: whether probabilities become int8 before they meet values.
+        has_column_major_v: whether keys lie side by side in v.
     """
 
     arch: Arch
@@ -91,6 +112,10 @@ class GeneralTraits:
     is_masked: bool
     access: Access
     modifiers: GeneralModifiers
+    kv_dtype: str
+    has_descales: bool = False
+    has_int8_probabilities: bool = False
+    has_column_major_v: bool = False
 
     @classmethod
     def of(cls, problem: Problem, arch: Arch) -> GeneralTraits:
@@ -105,14 +130,35 @@ class GeneralTraits:
             is_masked=not problem.mask.is_none,
             access=access_of(problem),
             modifiers=GeneralModifiers.of(problem),
+            kv_dtype=problem.kv_dtype,
+            has_descales=not problem.features.isdisjoint(
+                (Feature.DESCALES, Feature.INT8_PROBABILITIES)
+            ),
+            has_int8_probabilities=problem.has_p_descale,
+            has_column_major_v=problem.has_column_major_v,
         )
+
+    @property
+    def slices(self) -> int:
+        """Into how many slices the columns of the output are divided."""
+        return -(-self.hdim_v // _MOST_COLUMNS)
+
+    @property
+    def out_dtype(self) -> str:
+        """Of the output."""
+        return "bf16" if self.dtype in EIGHT_BIT_NAMES else self.dtype
 
     @property
     def name(self) -> str:
         """The kernel's name, which is also its symbol."""
         words = (
-            f"fmha_fwd_general_hd{self.hdim_q}x{self.hdim_v}_{self.dtype}",
+            f"fmha_fwd_general_hd{self.hdim_q}x{self.hdim_v}",
+            _SHORT_DTYPES.get(self.dtype, self.dtype),
             self.bf16_cvt if _has_roundings(self.arch, self.dtype) else "",
+            "int8kv" if self.kv_dtype != self.dtype else "",
+            "descales" if self.has_descales else "",
+            "int8p" if self.has_int8_probabilities else "",
+            "column_major_v" if self.has_column_major_v else "",
             "window" if self.is_masked else "",
             *self.modifiers.words(),
             "" if self.access == "near" else self.access,
@@ -150,7 +196,7 @@ def access_of(problem: Problem) -> Access:
     """How keys and values are reached; far ones are more than a buffer's offsets apart."""
     if problem.is_paged:
         return "paged"
-    is_far = max(problem.k.seq, problem.v.seq) * _ELEMENT_BYTES >= _FAR_STRIDE_BYTES
+    is_far = max(problem.k.seq, problem.v.seq) * element_bytes(problem).kv >= _FAR_STRIDE_BYTES
     return "far" if is_far else "near"
 
 
@@ -163,10 +209,17 @@ def kernel_spec(traits: GeneralTraits) -> jit.BuildSpec:
         "kernel": traits.name,
         "hdim_q": traits.hdim_q,
         "hdim_v": traits.hdim_v,
+        "slices": traits.slices,
         "is_group": _cpp(traits.mode == "gm1"),
         "is_masked": _cpp(traits.is_masked),
         "access": traits.access,
-        "dtype": traits.dtype.upper(),
+        "query_element": _ELEMENTS[traits.dtype],
+        "key_element": _ELEMENTS[traits.kv_dtype],
+        "out_element": _ELEMENTS[traits.out_dtype],
+        "dtype": _ELEMENTS[_PRODUCT_DTYPES[traits.dtype]],
+        "descales": _cpp(traits.has_descales),
+        "int8_probabilities": _cpp(traits.has_int8_probabilities),
+        "column_major_v": _cpp(traits.has_column_major_v),
         "rounding": _ROUNDINGS[traits.bf16_cvt],
         **traits.modifiers.values(),
     }

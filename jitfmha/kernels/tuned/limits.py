@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ...plan import Reason
-from ...problem import DescaleStrides, Problem, Sizes, Strides
+from ...problem import DescaleStrides, Problem, Sizes, Strides, element_bytes
 from ...target import AmdTarget
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _FIELD_END = 1 << 32  # the kernels' integers have 32 bits
 _GRID_END = 1 << 16
 _MOST_ROWS = _FIELD_END // 4 - 1  # the lse's stride between heads counts bytes
-_OUTPUT_BYTES = 2
+_WIDEST_BYTES = 4
 _ONE_SCALE: DescaleStrides = (0, 0)
 
 
@@ -69,7 +69,7 @@ def are_far_from_limits(problem: Problem, row: KernelRow) -> Callable[[Sizes], b
         of_rows = [x[-3] for x in strides]
         return (
             have_small_fields(sizes)
-            and max(seqlen_q, seqlen_k) * max(of_rows) * _OUTPUT_BYTES < _FIELD_END
+            and max(seqlen_q, seqlen_k) * max(of_rows) * _WIDEST_BYTES < _FIELD_END
             and min(of_rows) >= widest
             and not (problem.is_fp8 and row.mask)
         )
@@ -81,13 +81,13 @@ def _have_small_fields_in_gm0(sizes: Sizes) -> bool:
     # All of several numbers are below a power of two where their bits together are.
     seqlen_q, seqlen_k, (q0, q1, q2, _), (k0, k1, k2, _), (v0, v1, v2, _), (o0, o1, o2, _) = sizes
     strides = q0 | q1 | q2 | k0 | k1 | k2 | v0 | v1 | v2 | o0 | o1 | o2
-    return (seqlen_q | seqlen_k) <= _MOST_ROWS and strides < _FIELD_END // _OUTPUT_BYTES
+    return (seqlen_q | seqlen_k) <= _MOST_ROWS and strides < _FIELD_END // _WIDEST_BYTES
 
 
 def _have_small_fields_in_gm1(sizes: Sizes) -> bool:
     seqlen_q, seqlen_k, (q0, q1, _), (k0, k1, _), (v0, v1, _), (o0, o1, _) = sizes
     strides = q0 | q1 | k0 | k1 | v0 | v1 | o0 | o1
-    return (seqlen_q | seqlen_k) <= _MOST_ROWS and strides < _FIELD_END // _OUTPUT_BYTES
+    return (seqlen_q | seqlen_k) <= _MOST_ROWS and strides < _FIELD_END // _WIDEST_BYTES
 
 
 _have_small_fields = {"gm0": _have_small_fields_in_gm0, "gm1": _have_small_fields_in_gm1}
@@ -161,10 +161,10 @@ def _descale_twice_reason(problem: Problem, target: AmdTarget, row: KernelRow) -
 
 def _strided(problem: Problem) -> tuple[tuple[str, Strides, int], ...]:
     """The tensors with their strides and the bytes of an element."""
-    element = 1 if problem.is_fp8 else 2
+    bytes_of = element_bytes(problem)
     return (
-        ("q", problem.q, element),
-        ("k", problem.k, element),
-        ("v", problem.v, element),
-        ("out", problem.out, _OUTPUT_BYTES),
+        ("q", problem.q, bytes_of.q),
+        ("k", problem.k, bytes_of.kv),
+        ("v", problem.v, bytes_of.kv),
+        ("out", problem.out, bytes_of.out),
     )

@@ -1,0 +1,97 @@
+// Numbers as they lie in memory, and as products take them. Those of 8 bits become 16-bit ones, or
+// floats beside queries that are, on their way into LDS: that is exact, and leaves the probabilities
+// as many bits as they have with 16-bit inputs.
+#pragma once
+
+#include "number_formats.h"
+
+// The chip's own form of e4m3.
+struct FP8 {
+  static constexpr int kBytes = 1;
+
+  // Numbers 2 * kPair and on of four.
+  template <int kPair>
+  __device__ static f32x2 pair(unsigned four) {
+    return __builtin_amdgcn_cvt_pk_f32_fp8(four, kPair);
+  }
+};
+
+struct INT8 {
+  static constexpr int kBytes = 1;
+
+  template <int kPair>
+  __device__ static f32x2 pair(unsigned four) {
+    return {static_cast<float>(static_cast<signed char>(four >> 16 * kPair)),
+            static_cast<float>(static_cast<signed char>(four >> (16 * kPair + 8)))};
+  }
+};
+
+template <int kBytes>
+struct WordsOf;
+template <>
+struct WordsOf<4> {
+  using Type = unsigned;
+};
+template <>
+struct WordsOf<8> {
+  using Type = u32x2;
+};
+template <>
+struct WordsOf<16> {
+  using Type = u32x4;
+};
+
+// kCount numbers of a dtype.
+template <class Element, int kCount>
+using Words = typename WordsOf<kCount * Element::kBytes>::Type;
+
+// How many numbers a chunk of LDS has.
+template <class Dtype>
+constexpr int kChunkValues = 16 / Dtype::kBytes;
+
+// Four numbers, or eight of them that become a chunk, as products take them.
+template <class Element, class Dtype, class From>
+__device__ inline auto as_taken(From numbers) {
+  if constexpr (Element::kBytes == Dtype::kBytes) {
+    return numbers;
+  } else if constexpr (sizeof(From) == 8) {
+    const u32x2 first = as_taken<Element, Dtype>(numbers.x);
+    const u32x2 second = as_taken<Element, Dtype>(numbers.y);
+    return u32x4{first.x, first.y, second.x, second.y};
+  } else {
+    const f32x2 first = Element::template pair<0>(numbers);
+    const f32x2 second = Element::template pair<1>(numbers);
+    if constexpr (Dtype::kBytes == 4) {
+      return u32x4{bits_of(first.x), bits_of(first.y), bits_of(second.x), bits_of(second.y)};
+    } else {
+      constexpr Rounding kNone = Rounding::towards_zero;  // there is nothing to round
+      return u32x2{Dtype::template pack<kNone>(first.x, first.y),
+                   Dtype::template pack<kNone>(second.x, second.y)};
+    }
+  }
+}
+
+// Four floats as they are written.
+template <class Dtype, Rounding kRounding>
+__device__ inline Words<Dtype, 4> rounded_to(float a, float b, float c, float d) {
+  if constexpr (Dtype::kBytes == 4) return {bits_of(a), bits_of(b), bits_of(c), bits_of(d)};
+  else return {Dtype::template pack<kRounding>(a, b), Dtype::template pack<kRounding>(c, d)};
+}
+
+// An unsigned integer of as many bytes.
+template <int kBytes>
+struct BitsOf;
+template <>
+struct BitsOf<1> {
+  using Type = unsigned char;
+};
+template <>
+struct BitsOf<2> {
+  using Type = unsigned short;
+};
+template <>
+struct BitsOf<4> {
+  using Type = unsigned;
+};
+template <class Element>
+using Bits = typename BitsOf<Element::kBytes>::Type;

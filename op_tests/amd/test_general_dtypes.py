@@ -1,0 +1,282 @@
+"""General kernels for other inputs than bf16 and fp16 in rows, on the emulator with its sanitizer.
+
+fp32, fp8, int8 in its three combinations, values whose keys lie side by side, and latent attention.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any, get_args
+
+import pytest
+import torch
+from general_calls import (
+    ARCHS,
+    FP8_DTYPES,
+    OTHER_DTYPES,
+    WIDE_HDIMS,
+    check,
+    column_major,
+    draw_of_other_dtypes,
+    run,
+)
+from inputs import prefix_sums
+from int8_calls import check_both_products, random_scales
+from reference import assert_close, attention, attention_packed, unpaged
+from score_features import FEATURES, Shape
+from untyped import explain, fmha_fwd, mla_absorbed_fwd
+
+from jitfmha import emulate, jit
+from jitfmha.amd.code_object import kernel_metadata
+from jitfmha.amd.elf import Elf
+from jitfmha.chips import Arch
+from jitfmha.kernels.general.traits import Access, GeneralModifiers, GeneralTraits, kernel_spec
+
+_THOUSANDS = 4000
+MODIFIERS = tuple(sorted(set(FEATURES) - {"everything"}))
+ALL_MODIFIERS = GeneralModifiers("fp32", *(True,) * 5)
+
+
+@pytest.mark.sample("number", range(_THOUSANDS), 3)
+def test_drawn_calls(rng: torch.Generator, number: int) -> None:
+    check(
+        draw_of_other_dtypes(random.Random(rng.initial_seed()), MODIFIERS[: number % 2 * 99]), rng
+    )
+
+
+# ---- 8 bits --------------------------------------------------------------------------------------
+
+
+@pytest.mark.sample(
+    ("arch", "is_fp8"), [(arch, is_fp8) for arch in ARCHS for is_fp8 in (True, False)], 1
+)
+def test_every_8_bit_number(arch: str, is_fp8: bool) -> None:
+    """As torch converts it: as a value it comes out, as a key or a query it is the score."""
+    dtype = FP8_DTYPES[arch] if is_fp8 else torch.int8
+    codes = torch.arange(256, dtype=torch.uint8).view(dtype)
+    numbers = codes.float()
+    v = codes.view(1, 1, 1, 256)
+    out, _ = run(arch, *(torch.zeros(1, n, 1, 24).to(dtype) for n in (3, 1)), v)
+    expected = v.bfloat16().expand_as(out)
+    torch.testing.assert_close(out, expected, atol=0, rtol=0, equal_nan=True)
+    ones, coded = torch.zeros(2, 1, 1, 256, 24)
+    ones[..., 0], coded[..., 0] = 1, numbers
+    for q, k in ((ones, coded), (coded, ones)):
+        tensors = q.to(dtype), k.to(dtype), torch.zeros(1, 1, 256, 8).to(dtype)
+        _, lse = run(arch, *tensors, softmax_scale=1.0)
+        torch.testing.assert_close(lse[0, :, 0], numbers, atol=2e-7, rtol=2e-7, equal_nan=True)
+
+
+@pytest.mark.sample("arch", ARCHS, 1)
+def test_integer_dot_products_are_exact(rng: torch.Generator, arch: str) -> None:
+    """The score of a single key is its lse; the largest one is 2**23."""
+    q, k = (torch.randint(-128, 128, (1, n, 3, 512), generator=rng).to(torch.int8) for n in (5, 1))
+    q[:, :, 0], k[:, :, 0] = -128, -128
+    _, lse = run(arch, q, k, torch.zeros(1, 1, 3, 8).to(torch.int8), softmax_scale=1.0)
+    exact = torch.einsum("bihd,bjhd->bhi", q.long(), k.long())
+    assert exact[0, 0, 0] == 2**23
+    torch.testing.assert_close(lse.double(), exact.double(), atol=0, rtol=3e-7)
+
+
+def test_scales_of_zero(rng: torch.Generator) -> None:
+    """Inputs that are all 0 may have them; what is hidden stays so."""
+    q, k, v = (torch.randn(1, 40, 2, 24, generator=rng).to(torch.float8_e4m3fn) for _ in range(3))
+    for name in ("q_descale", "k_descale", "v_descale"):
+        options: dict[str, Any] = {name: torch.zeros(1, 2), "mask": 1}
+        actual = run("gfx950", q, k, v, **options)
+        tensors = (x.float() for x in (q, k, v))
+        assert_close(actual, attention(q, k, v, **options), *tensors, dtype=torch.bfloat16)
+
+
+@pytest.mark.sample(
+    ("arch", "form", "feature"),
+    [
+        (arch, form, feature)
+        for arch in ARCHS
+        for form in ("one", "each sequence and key head", "each head")
+        for feature in (None, "sink", "sink_tokens", "softcap")
+    ],
+    1,
+)
+def test_int8_probabilities(
+    rng: torch.Generator, arch: str, form: str, feature: str | None
+) -> None:
+    """Of one tile of keys, where the reference knows every step, and of several."""
+    heads_q, heads_k = 4, 2
+    for seqlen_q, seqlen_k in ((33, 32), (1, 31), (40, 1), (129, 70), (3, 0)):
+        shapes = (
+            (2, seqlen_q, heads_q, 40),
+            (2, seqlen_k, heads_k, 40),
+            (2, seqlen_k, heads_k, 24),
+        )
+        q, k, v = (torch.randint(-128, 128, x, generator=rng).to(torch.int8) for x in shapes)
+        scales = random_scales(rng, form, heads_q, heads_k)
+        sizes = {"one": (1,), "each head": (heads_q,)}.get(form, (2, heads_k))
+        scales["p_descale"] = torch.full(sizes, 1 / 127)
+        shape = Shape(2, heads_q, seqlen_q, seqlen_k, torch.bfloat16, rng)
+        options = {"mask": 2} if feature is None else FEATURES[feature](shape)
+        actual = run(arch, q, k, v, **scales, **options)
+        check_both_products(actual, (q, k, v), scales, seqlen_k <= 32, **options)
+
+
+def test_int8_probabilities_are_rounded_towards_zero() -> None:
+    """Two keys, whose relative probabilities are 1 and one just below or above a whole step."""
+    q = torch.ones(1, 3, 1, 24, dtype=torch.int8)
+    k, v = torch.zeros(1, 2, 1, 24, dtype=torch.int8), torch.zeros(1, 2, 1, 24, dtype=torch.int8)
+    k[:, 1, :, 0] = -1
+    v[:, 1] = 64
+    for steps, whole in ((1.98, 1), (2.02, 2), (0.97, 0), (3.9, 3)):
+        # The second score is the first one's less the logarithm.
+        scale = -torch.tensor(steps / 4).log().item()
+        out, _ = run("gfx942", q, k, v, softmax_scale=scale, p_descale=torch.full((1,), 1 / 4))
+        share = whole / 4 / (1 + steps / 4)
+        torch.testing.assert_close(out, torch.full_like(out, 64 * share), rtol=0.01, atol=1e-3)
+
+
+# ---- Values in columns ---------------------------------------------------------------------------
+
+
+@pytest.mark.sample(
+    ("arch", "dtype", "page_size"),
+    [
+        (arch, dtype, page_size)
+        for arch in ARCHS
+        for dtype in (torch.bfloat16, torch.float32, torch.int8)
+        for page_size in (1, 6, 16, 300)
+    ],
+    1,
+)
+def test_column_major_values_in_pages(
+    rng: torch.Generator, arch: str, dtype: torch.dtype, page_size: int
+) -> None:
+    """Whole pages of them, and pages in which four keys are not side by side."""
+    lengths_q, lengths_k = [1, 33, 0, 5], [70, 0, 20, 33]
+    num_pages = -(-max(lengths_k) // page_size) + 2
+    kept = torch.float16 if dtype == torch.int8 else dtype
+    q = torch.randn(sum(lengths_q), 2, 24, generator=rng).to(kept)
+    k, v = (
+        torch.randint(-99, 99, (num_pages, page_size, 1, n), generator=rng).to(dtype)
+        if dtype == torch.int8
+        else torch.randn(num_pages, page_size, 1, n, generator=rng).to(dtype)
+        for n in (24, 40)
+    )
+    table = torch.randint(num_pages, (4, num_pages), generator=rng, dtype=torch.int32)
+    sums = [prefix_sums(lengths) for lengths in (lengths_q, lengths_k)]
+    options: dict[str, Any] = {"softmax_scale": 0.2 if dtype != torch.int8 else 0.003}
+    sequences = {"cu_seqlens_q": sums[0], "cu_seqlens_k": sums[1]}
+    actual = run(arch, q, k, column_major(v), block_table=table, **sequences, **options)
+    packed = [unpaged(x, table, lengths_k) for x in (k, v)]
+    starts = [x.tolist()[:-1] for x in sums]
+    expected = attention_packed(q, *packed, lengths_q, lengths_k, *starts, **options)
+    assert_close(actual, expected, q, *packed, options["softmax_scale"], dtype=kept)
+
+
+def test_rows_and_columns_in_turn(rng: torch.Generator) -> None:
+    """They are calls of two kinds, of which each finds its own kernel again."""
+    q, k, v = (torch.randn(1, 33, 2, 24, generator=rng).half() for _ in range(3))
+    expected = attention(q, k, v)
+    for values in (column_major(v), v, column_major(v), v):
+        assert_close(run("gfx942", q, k, values), expected, q, k, v)
+
+
+# ---- Latent attention ----------------------------------------------------------------------------
+
+
+@pytest.mark.sample(
+    ("arch", "dtype"), [(a, d) for a in ARCHS for d in (torch.bfloat16, torch.float16)], 1
+)
+def test_latent_attention(rng: torch.Generator, arch: str, dtype: torch.dtype) -> None:
+    """Decoding and forward, with a cache that has room for more keys."""
+    rank, scale = 512, 192**-0.5
+    cache = torch.randn(2, 80, 576, generator=rng).to(dtype)
+    latent = cache[:, :70]
+    keys = latent[:, :, None]
+    for seqlen_q, heads in ((1, 5), (33, 1)):
+        q = torch.randn(2, seqlen_q, heads, 576, generator=rng).to(dtype)
+        with emulate(arch, check=True) as emulated:
+            actual = mla_absorbed_fwd(
+                *(q, latent, rank), softmax_scale=scale, mask="causal", return_lse=True
+            )
+            assert emulated.findings() == ()
+        values = keys[..., :rank]
+        expected = attention(q, keys, values, softmax_scale=scale, mask=2)
+        assert_close(actual, expected, q, keys, values, scale)
+
+
+# ---- Plans ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.sample(
+    ("arch", "dtypes", "hdims", "access", "modifiers", "is_v_column_major"),
+    [
+        (arch, dtypes, hdims, access, modifiers, is_v_column_major)
+        for arch in ARCHS
+        for dtypes in (*OTHER_DTYPES, ("bf16", "bf16"))
+        for hdims in (
+            (576, 512),
+            (576, 571),
+            (256, 256),
+            (255, 251),
+            (192, 128),
+            (96, 96),
+            (64, 64),
+        )
+        if dtypes[0] != "fp32" or hdims[0] <= 256
+        for access in get_args(Access)
+        for modifiers in (GeneralModifiers(), ALL_MODIFIERS)
+        for is_v_column_major in (False, True)
+    ],
+    2,
+)
+def test_nothing_is_spilled(
+    arch: Arch,
+    dtypes: tuple[str, str],
+    hdims: tuple[int, int],
+    access: Access,
+    modifiers: GeneralModifiers,
+    is_v_column_major: bool,
+) -> None:
+    """Registers that go to scratch memory would be in every loop's way."""
+    names = {"fp8": "fp8_e4m3fnuz" if arch == "gfx942" else "fp8_e4m3fn"}
+    dtype, kv_dtype = (names.get(name, name) for name in dtypes)
+    traits = GeneralTraits(
+        arch,
+        dtype,
+        *hdims,
+        "gm1",
+        "rtne",
+        is_masked=True,
+        access=access,
+        modifiers=modifiers,
+        kv_dtype=kv_dtype,
+        has_descales=kv_dtype not in ("bf16", "fp32"),
+        has_int8_probabilities=dtype == "int8",
+        has_column_major_v=is_v_column_major,
+    )
+    metadata = kernel_metadata(Elf(jit.read(kernel_spec(traits))), traits.name)
+    assert metadata is not None
+    spilled = (".vgpr_spill_count", ".sgpr_spill_count", ".private_segment_fixed_size")
+    assert [metadata[name] for name in spilled] == [0, 0, 0]
+
+
+def test_the_other_chip_s_fp8_is_refused_by_name() -> None:
+    for arch, other in zip(ARCHS, reversed(ARCHS), strict=True):
+        q = torch.zeros(1, 4, 1, 24).to(FP8_DTYPES[other])
+        with emulate(arch), pytest.raises(NotImplementedError, match="the inputs are fp8"):
+            fmha_fwd(q, q, q)
+
+
+def test_wide_queries_of_fp32_are_refused_by_name() -> None:
+    q, v = (torch.zeros(1, 4, 1, hdim) for hdim in (257, WIDE_HDIMS[-1]))
+    with emulate("gfx950"), pytest.raises(NotImplementedError) as raised:
+        fmha_fwd(q, q, v)
+    assert "serves fp32 with head dimensions of q and k up to 256; here is 257" in str(raised.value)
+
+
+def test_kernels_are_named_by_what_they_are_for() -> None:
+    q, k = torch.zeros(1, 4, 1, 24).bfloat16(), torch.zeros(1, 4, 1, 24, dtype=torch.int8)
+    with emulate("gfx942"):
+        plan = explain(q, k, column_major(k), k_descale=torch.ones(1)).plan
+    assert plan.kernel == (
+        "fmha_fwd_general_hd24x24_bf16_rtne_int8kv_descales_column_major_v_gm0_gfx942"
+    )

@@ -1,0 +1,83 @@
+"""int8 inputs: scales for them, and what their two products may be off by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from reference import Options, Result, assert_close, attention, descaled
+from torch import Tensor
+
+QkvScales = dict[str, Tensor]
+
+
+def random_scales(rng: torch.Generator, form: str, heads_q: int, heads_k: int) -> QkvScales:
+    """Such that the numbers are about as large as normal ones."""
+    scales = {}
+    for name, heads in (("q", heads_q), ("k", heads_k), ("v", heads_k)):
+        shape = {"one": (1,), "each sequence and key head": (2, heads_k), "each head": (heads,)}
+        scales[f"{name}_descale"] = (torch.rand(shape[form], generator=rng) + 0.5) / 64
+    return scales
+
+
+def scaled(tensors: tuple[Tensor, ...], scales: QkvScales) -> list[Tensor]:
+    """What the numbers stand for, with each tensor's largest scale: bounds are asked for."""
+    return [
+        descaled(
+            x if x.dim() == 4 else x[None],
+            scales[name].amax().view(1) if name in scales else None,
+            1,
+        )
+        for x, name in zip(tensors, ("q_descale", "k_descale", "v_descale"), strict=True)
+    ]
+
+
+def steps_of_probabilities(
+    q: Tensor, k: Tensor, p_descale: Tensor, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """What one step of an int8 probability is for each row, ``(b, hq, sq, 1)``.
+
+    And how near ``(b, hq, sq, sk)`` the probabilities are to the next whole step.
+    """
+    batch, seqlen_k, heads_k, _ = k.shape
+    eye = torch.eye(seqlen_k)[None, :, None].expand(batch, -1, heads_k, -1)
+    options = {name: x for name, x in options.items() if name != "v_descale"}
+    probability = attention(q, k, eye, **options)[0].transpose(1, 2)
+    largest = probability.amax(-1, keepdim=True)
+    scale = descaled(torch.ones(1, 1, q.shape[2], 1), p_descale, heads_k).transpose(1, 2)
+    steps = torch.where(largest > 0, probability / largest, 0) / scale
+    return scale * largest, (steps - steps.round()).abs()
+
+
+def check_both_products(
+    actual: Result,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    scales: QkvScales,
+    is_one_tile: bool,
+    **options: Any,
+) -> None:
+    """Within rounding, and a step where a probability is as good as whole.
+
+    Probabilities are relative to the largest one so far: where there are several key tiles, each of
+    them may be a step less than it should.
+    """
+    out, lse = actual
+    p_descale = scales["p_descale"]
+    of_inputs = {name: x for name, x in scales.items() if name != "p_descale"}
+    exact: Options = {**options, **of_inputs}  # type: ignore[typeddict-item]
+    plain = attention(*tensors, **exact)
+    expected = attention(*tensors, p_descale=p_descale, **exact)[0] if is_one_tile else plain[0]
+    q, k, v = scaled(tensors, scales)
+    if tensors[1].shape[1] == 0 or tensors[0].shape[1] == 0:
+        assert torch.equal(out.double(), expected)
+        return
+    step, distance = steps_of_probabilities(*tensors[:2], p_descale, **exact)
+    counts = distance < 0.02 if is_one_tile else torch.ones_like(distance, dtype=torch.bool)
+    groups = tensors[0].shape[2] // tensors[1].shape[2]
+    values = v.abs().repeat_interleave(groups, dim=2)
+    slack = torch.einsum("bhij,bjhd->bihd", step * counts, values)
+    largest = v.abs().max()
+    error = (out.double() - expected).abs()
+    bound = slack + 0.01 * expected.abs() + 1e-4 * largest
+    assert (error <= bound).all(), (error - bound).max()
+    assert_close((plain[0].bfloat16(), lse), plain, q, k, v, dtype=torch.bfloat16)
