@@ -1,5 +1,5 @@
 // Numbers as they lie in memory, and as products take them. Those of 8 bits become 16-bit ones, or
-// floats beside queries that are, on their way into LDS: that is exact, and leaves the probabilities
+// floats beside queries that are, on their way into LDS: that is exact, and leaves probabilities
 // as many bits as they have with 16-bit inputs.
 #pragma once
 

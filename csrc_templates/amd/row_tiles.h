@@ -77,10 +77,12 @@ struct TileRows {
   }
 
   // As many numbers of a row as T has, from number `first` on, and zeros in place of those behind
-  // the row's end, or of all of them where there is no such row.
+  // the row's end, or of all of them where there is no such row. The compiler has to know `end`,
+  // behind which none of them is: most of a row takes no look at where it ends.
   template <class T>
-  __device__ T load(int row, int first) const {
+  __device__ T load(int row, int first, int end) const {
     constexpr int kCount = sizeof(T) / Element::kBytes;
+    if (end <= kHdim) return piece<T>(row, first, true);
     if constexpr (kHdim % kCount == 0) {
       return piece<T>(row, first, first < kHdim);
     } else {
@@ -97,7 +99,7 @@ struct TileRows {
   // Of four keys' four numbers, those of one key.
   template <class T>
   __device__ T line(int key, int column, int i) const {
-    return load<T>(key + i, column);
+    return load<T>(key + i, column, kHdim + 1);
   }
 
   __device__ static Source from_column(const Source& source, int column) {
@@ -227,7 +229,10 @@ struct KeyRowTile : KeyTile<kKeyCount, kKeyTileWidth<kHdim, Dtype>, kThreads, kB
     int thread;
 
     __device__ void load(Registers& to, int i) const {
-      to.chunk[i] = rows.template load<Chunk>(thread / 8, Base::column(thread, i) / Dtype::kBytes);
+      // Load i is that of 128 bytes of a row, or of their neighbours.
+      const int end = ((i | 1) + 1) * 128 / Dtype::kBytes;
+      to.chunk[i] =
+          rows.template load<Chunk>(thread / 8, Base::column(thread, i) / Dtype::kBytes, end);
     }
   };
 
