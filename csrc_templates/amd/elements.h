@@ -1,13 +1,20 @@
-// Numbers as they lie in memory, and as products take them. Those of 8 bits become 16-bit ones, or
-// floats beside queries that are, on their way into LDS: that is exact, and leaves probabilities
-// as many bits as they have with 16-bit inputs.
+// Numbers as they lie in memory, and as products take them. Values of 8 bits become 16-bit ones, or
+// floats beside queries that are, on their way into LDS, and so do integer keys: that is exact, and
+// leaves probabilities as many bits as they have with 16-bit inputs.
 #pragma once
 
 #include "number_formats.h"
 
-// The chip's own form of e4m3.
+// The chip's own form of e4m3. Products of keys and queries take it as it is.
 struct FP8 {
-  static constexpr int kBytes = 1;
+  static constexpr int kBytes = 1, kDepth = 32;
+
+  __device__ static f32x16 multiply(u32x4 a, u32x4 b, f32x16 c) {
+    c = __builtin_amdgcn_mfma_f32_32x32x16_fp8_fp8(bits_as<long>(a.xy), bits_as<long>(b.xy), c, 0,
+                                                   0, 0);
+    return __builtin_amdgcn_mfma_f32_32x32x16_fp8_fp8(bits_as<long>(a.zw), bits_as<long>(b.zw), c,
+                                                      0, 0, 0);
+  }
 
   // Numbers 2 * kPair and on of four.
   template <int kPair>
@@ -26,8 +33,17 @@ struct INT8 {
   }
 };
 
+// Unsigned integers of so many bytes.
 template <int kBytes>
 struct WordsOf;
+template <>
+struct WordsOf<1> {
+  using Type = unsigned char;
+};
+template <>
+struct WordsOf<2> {
+  using Type = unsigned short;
+};
 template <>
 struct WordsOf<4> {
   using Type = unsigned;
@@ -78,20 +94,5 @@ __device__ inline Words<Dtype, 4> rounded_to(float a, float b, float c, float d)
   else return {Dtype::template pack<kRounding>(a, b), Dtype::template pack<kRounding>(c, d)};
 }
 
-// An unsigned integer of as many bytes.
-template <int kBytes>
-struct BitsOf;
-template <>
-struct BitsOf<1> {
-  using Type = unsigned char;
-};
-template <>
-struct BitsOf<2> {
-  using Type = unsigned short;
-};
-template <>
-struct BitsOf<4> {
-  using Type = unsigned;
-};
 template <class Element>
-using Bits = typename BitsOf<Element::kBytes>::Type;
+using Bits = Words<Element, 1>;

@@ -82,16 +82,15 @@ struct TileRows {
   template <class T>
   __device__ T load(int row, int first, int end) const {
     constexpr int kCount = sizeof(T) / Element::kBytes;
-    if (end <= kHdim) return piece<T>(row, first, true);
     if constexpr (kHdim % kCount == 0) {
-      return piece<T>(row, first, first < kHdim);
+      return piece<T>(row, first, end <= kHdim || first < kHdim);
     } else {
-      Bits<Element> numbers[kCount];
-#pragma unroll
-      for (int i = 0; i < kCount; ++i)
-        numbers[i] = piece<Bits<Element>>(row, first + i, first + i < kHdim);
+      if (end <= kHdim) return piece<T>(row, first, true);
+      using Half = typename WordsOf<sizeof(T) / 2>::Type;
+      const Half halves[2] = {load<Half>(row, first, end),
+                              load<Half>(row, first + kCount / 2, end)};
       T result;
-      __builtin_memcpy(&result, numbers, sizeof result);
+      __builtin_memcpy(&result, halves, sizeof result);
       return result;
     }
   }

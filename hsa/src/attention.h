@@ -39,7 +39,9 @@ __device__ inline int opaque(int lane) {
   return lane;
 }
 
-template <class Keys, class Values, class Dtype, Rounding kRounding, int kHeadroom = kUsualHeadroom>
+// ScoreDtype is what the product of keys and queries takes, Dtype that of values and probabilities.
+template <class Keys, class Values, class Dtype, Rounding kRounding, int kHeadroom = kUsualHeadroom,
+          class ScoreDtype = Dtype>
 struct Attention {
   static constexpr int kKeyBlocks = Keys::kKeys / 32, kKeySteps = Keys::kKeys / Dtype::kDepth;
   static constexpr int kQuerySteps = Keys::kSteps, kValueBlocks = Values::kBlocks;
@@ -128,7 +130,7 @@ struct Attention {
   }
 
   __device__ void multiply_key(int n, u32x4 key) {
-    score[n % kKeyBlocks] = Dtype::multiply(key, query[n / kKeyBlocks], score[n % kKeyBlocks]);
+    score[n % kKeyBlocks] = ScoreDtype::multiply(key, query[n / kKeyBlocks], score[n % kKeyBlocks]);
   }
 
   // Hides the keys behind `last`, which counts from the tile's first key.

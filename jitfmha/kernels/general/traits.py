@@ -43,12 +43,13 @@ _MOST_COLUMNS = 256
 _TILE_ROWS, _TILE_KEYS, _THREADS = 128, 32, 256
 # The loads of a tile of keys reach less than 2 GiB; beyond that each row has an address of its own.
 _FAR_STRIDE_BYTES = (1 << 31) // _TILE_KEYS
-# What an element is in memory, and what products take in place of it. They take 8 bits as those 16
-# that probabilities lose the least to.
+# What an element is in memory, and what products take in place of it. That of probabilities and
+# values takes 8 bits as those 16 that probabilities lose the least to.
 _ELEMENTS = {name: name.upper() for name in DTYPE_NAMES.values()} | dict.fromkeys(
     FP8_NAMES.values(), "FP8"
 )
 _PRODUCT_DTYPES = {name: "fp16" if name in EIGHT_BIT_NAMES else name for name in _ELEMENTS}
+_SCORE_DTYPES = _PRODUCT_DTYPES | {name: name for name in FP8_NAMES.values()}
 _SHORT_DTYPES = dict.fromkeys(FP8_NAMES.values(), "fp8")
 
 
@@ -216,6 +217,7 @@ def kernel_spec(traits: GeneralTraits) -> jit.BuildSpec:
         "query_element": _ELEMENTS[traits.dtype],
         "key_element": _ELEMENTS[traits.kv_dtype],
         "out_element": _ELEMENTS[traits.out_dtype],
+        "score_dtype": _ELEMENTS[_SCORE_DTYPES[traits.dtype]],
         "dtype": _ELEMENTS[_PRODUCT_DTYPES[traits.dtype]],
         "descales": _cpp(traits.has_descales),
         "int8_probabilities": _cpp(traits.has_int8_probabilities),
