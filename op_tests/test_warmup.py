@@ -67,10 +67,10 @@ def test_a_backward_pass_finds_its_kernel(monkeypatch: pytest.MonkeyPatch, mode:
 
 def test_kernels_of_a_backward_pass_on_a_gpu() -> None:
     with emulate("gfx942"):
-        wanted = {"dtypes": ["bf16"], "hdims": [16], "masks": [0], "modes": ["gm0"]}
+        wanted = {"dtypes": ["bf16"], "hdims": [24], "masks": [0], "modes": ["gm0"]}
         (warmed,) = warmup(**wanted, directions=["backward"])
         (again,) = warmup(**wanted, directions=["backward"])
-    assert warmed.name == "fmha_bwd_general_hd16x16_bf16_rtne_gm0_gfx942"
+    assert warmed.name == "fmha_bwd_general_hd24x24_bf16_rtne_gm0_gfx942"
     assert again.was_cached
 
 

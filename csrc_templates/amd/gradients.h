@@ -11,21 +11,35 @@
 
 #include "attention.h"
 
-// Calls multiply(n, operand n) and then also(n) for n below kCount, and reads operands ahead. In
-// this order: left alone, the compiler would read each operand when it is needed.
-template <int kCount, class Read, class Multiply, class Also>
-__device__ inline void in_turn(Read read, Multiply multiply, Also also) {
-  constexpr int kAhead = 8 / kProductsOfOperand;
+// Operands from LDS, kEnd of them by read(n), a few of which are read ahead of the products that
+// take them. In this order: left alone, the compiler would read each when it is needed.
+template <int kEnd, class Read>
+struct Operands {
+  static constexpr int kAhead = 4;
+  Read read;
   u32x4 ahead[kAhead];
+
+  __device__ explicit Operands(Read read) : read(read) {
 #pragma unroll
-  for (int n = 0; n < kAhead && n < kCount; ++n) ahead[n] = read(n);
-#pragma unroll
-  for (int n = 0; n < kCount; ++n) {
-    multiply(n, ahead[n % kAhead]);
-    if (n + kAhead < kCount) ahead[n % kAhead] = read(n + kAhead);
-    also(n);
-    __builtin_amdgcn_sched_barrier(0);
+    for (int n = 0; n < kAhead && n < kEnd; ++n) ahead[n] = read(n);
   }
+
+  // Calls multiply(n, operand n) and then also(n) for n from kFirst to kLast - 1.
+  template <int kFirst, int kLast, class Multiply, class Also>
+  __device__ void in_turn(Multiply multiply, Also also) {
+#pragma unroll
+    for (int n = kFirst; n < kLast; ++n) {
+      multiply(n, ahead[n % kAhead]);
+      if (n + kAhead < kEnd) ahead[n % kAhead] = read(n + kAhead);
+      also(n);
+      __builtin_amdgcn_sched_barrier(0);
+    }
+  }
+};
+
+template <int kEnd, class Read>
+__device__ inline Operands<kEnd, Read> operands(Read read) {
+  return Operands<kEnd, Read>(read);
 }
 
 // The part of kAll things that goes with number n of kCount: calls each(i) for them.
@@ -60,77 +74,82 @@ struct WaveGradients {
     for (int block = 0; block < kVBlocks; ++block) dv[block] = f32x16(0);
   }
 
-  // The scores of a tile; also(n) is called for n below kQSteps.
-  template <class Also>
-  __device__ void multiply_q(TileScores& tile, Lds<const char> q_rows, int lane, Also also) const {
-    const Lds<const char> first = q_rows + QRows::first_operand(lane);
-    f32x16& score = tile.score;
-    score = f32x16(0);
-    in_turn<kQSteps>([&](int n) { return QRows::operand(first, 0, n); },
-                     [&](int n, u32x4 q) { score = Dtype::multiply(q, own_q[n], score); }, also);
-  }
-
-  // The gradients of the probabilities, and meanwhile pairs of these: two_probabilities(i) gives
-  // those of scores i and i + 1, in place of which they are kept.
-  template <class TwoProbabilities>
-  __device__ void multiply_v(TileScores& tile, Lds<const char> v_rows, int lane,
-                             TwoProbabilities two_probabilities) const {
-    const auto make = [&](int pair) {
+  // First the scores of a tile, and meanwhile also(n) for n below kQSteps; then make_logits(); then
+  // dP, and meanwhile the probabilities: two_probabilities(i) gives those of scores i and i + 1, in
+  // place of which they are kept, and two_kept(i) what dropout leaves of them.
+  template <class Also, class MakeLogits, class TwoProbabilities, class TwoKept>
+  __device__ void multiply_rows(TileScores& tile, Lds<const char> q_rows, Lds<const char> v_rows,
+                                int lane, Also also, MakeLogits make_logits,
+                                TwoProbabilities two_probabilities, TwoKept two_kept) const {
+    const Lds<const char> first_q = q_rows + QRows::first_operand(lane);
+    const Lds<const char> first_v = v_rows + VRows::first_operand(lane);
+    const auto make_pair = [&](int pair) {
       const f32x2 p = two_probabilities(2 * pair);
       tile.score[2 * pair] = p.x;
       tile.score[2 * pair + 1] = p.y;
+      if constexpr (kMakesDv) {
+        const f32x2 kept = two_kept(2 * pair);
+        tile.probability[pair / 4][pair % 4] = Dtype::template pack<kRounding>(kept.x, kept.y);
+      }
     };
+    tile.score = f32x16(0);
+    tile.product = f32x16(0);
+    auto rows = operands<kQSteps + (kMakesDq ? kVSteps : 0)>([&](int n) {
+      return n < kQSteps ? QRows::operand(first_q, 0, n) : VRows::operand(first_v, 0, n - kQSteps);
+    });
+    rows.template in_turn<0, kQSteps>(
+        [&](int n, u32x4 q) { tile.score = Dtype::multiply(q, own_q[n], tile.score); }, also);
+    make_logits();
     if constexpr (kMakesDq) {
-      const Lds<const char> first = v_rows + VRows::first_operand(lane);
-      f32x16& product = tile.product;
-      product = f32x16(0);
-      in_turn<kVSteps>([&](int n) { return VRows::operand(first, 0, n); },
-                       [&](int n, u32x4 v) { product = Dtype::multiply(v, own_v[n], product); },
-                       [&](int n) { share<8, kVSteps>(n, make); });
+      rows.template in_turn<kQSteps, kQSteps + kVSteps>(
+          [&](int n, u32x4 v) {
+            tile.product = Dtype::multiply(v, own_v[n - kQSteps], tile.product);
+          },
+          [&](int n) { share<8, kVSteps>(n - kQSteps, make_pair); });
     } else {
-      share<8, 1>(0, make);
+      share<8, 1>(0, make_pair);
     }
   }
 
-  // Adds to dv, and meanwhile makes the gradients of the scores: two_kept(i) gives what is left of
-  // probabilities i and i + 1, two_dscores(i) the gradients of their dot products.
-  template <class TwoKept, class TwoDscores>
-  __device__ void add_to_dv(TileScores& tile, Lds<const char> v_columns, int lane, TwoKept two_kept,
-                            TwoDscores two_dscores) {
-    const auto make = [&](int pair) {
+  // Adds the tile's part to dv, and meanwhile makes the gradients of the scores: two_dscores(i)
+  // gives those of dot products i and i + 1. Then to dq; also(n) is called for n below kSums.
+  static constexpr int kSums = (kMakesDv ? 2 * kVBlocks : 0) + (kMakesDq ? 2 * kQBlocks : 0);
+  template <class Also, class TwoDscores>
+  __device__ void add_columns(TileScores& tile, Lds<const char> q_columns,
+                              Lds<const char> v_columns, int lane, Also also,
+                              TwoDscores two_dscores) {
+    constexpr int kOfDv = kMakesDv ? 2 * kVBlocks : 0;
+    const Lds<const char> first_q = q_columns + QColumns::first_operand(lane);
+    const Lds<const char> first_v = v_columns + VColumns::first_operand(lane);
+    const auto make_pair = [&](int pair) {
       const f32x2 ds = two_dscores(2 * pair);
       tile.dscore[pair / 4][pair % 4] = Dtype::template pack<kRounding>(ds.x, ds.y);
     };
+    auto columns = operands<kSums>([&](int n) {
+      if (n < kOfDv) return VColumns::operand(first_v, n % kVBlocks, n / kVBlocks);
+      n -= kOfDv;
+      return QColumns::operand(first_q, n % kQBlocks, n / kQBlocks);
+    });
     if constexpr (kMakesDv) {
-#pragma unroll
-      for (int pair = 0; pair < 8; ++pair) {
-        const f32x2 p = two_kept(2 * pair);
-        tile.probability[pair / 4][pair % 4] = Dtype::template pack<kRounding>(p.x, p.y);
-      }
-      const Lds<const char> first = v_columns + VColumns::first_operand(lane);
-      constexpr int kCount = 2 * kVBlocks;
-      in_turn<kCount>([&](int n) { return VColumns::operand(first, n % kVBlocks, n / kVBlocks); },
-                      [&](int n, u32x4 v) {
-                        dv[n % kVBlocks] =
-                            Dtype::multiply(v, tile.probability[n / kVBlocks], dv[n % kVBlocks]);
-                      },
-                      [&](int n) {
-                        if constexpr (kMakesDq) share<8, kCount>(n, make);
-                      });
-    } else {
-      share<8, 1>(0, make);
-    }
-  }
-
-  __device__ void add_to_dq(const TileScores& tile, Lds<const char> q_columns, int lane) {
-    if constexpr (kMakesDq) {
-      const Lds<const char> first = q_columns + QColumns::first_operand(lane);
-      in_turn<2 * kQBlocks>(
-          [&](int n) { return QColumns::operand(first, n % kQBlocks, n / kQBlocks); },
-          [&](int n, u32x4 q) {
-            dq[n % kQBlocks] = Dtype::multiply(q, tile.dscore[n / kQBlocks], dq[n % kQBlocks]);
+      columns.template in_turn<0, kOfDv>(
+          [&](int n, u32x4 v) {
+            f32x16& sum = dv[n % kVBlocks];
+            sum = Dtype::multiply(v, tile.probability[n / kVBlocks], sum);
           },
-          [](int) {});
+          [&](int n) {
+            also(n);
+            if constexpr (kMakesDq) share<8, kOfDv>(n, make_pair);
+          });
+    } else {
+      share<8, 1>(0, make_pair);
+    }
+    if constexpr (kMakesDq) {
+      columns.template in_turn<kOfDv, kSums>(
+          [&](int n, u32x4 q) {
+            f32x16& sum = dq[(n - kOfDv) % kQBlocks];
+            sum = Dtype::multiply(q, tile.dscore[(n - kOfDv) / kQBlocks], sum);
+          },
+          also);
     }
   }
 };

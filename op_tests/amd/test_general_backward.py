@@ -32,12 +32,12 @@ ALL_MODIFIERS = GeneralModifiers("fp32", alibi=True, softcap=True, sink_tokens=T
 TOLERANCE = {"bf16": 4e-2, "fp16": 1e-2}
 
 
-@pytest.mark.sample("number", range(_THOUSANDS), 3)
+@pytest.mark.sample("number", range(_THOUSANDS), 1)
 def test_drawn_calls(rng: torch.Generator, number: int) -> None:
     check(draw(random.Random(rng.initial_seed())), rng)
 
 
-@pytest.mark.sample("number", range(_THOUSANDS), 3)
+@pytest.mark.sample("number", range(_THOUSANDS), 2)
 def test_drawn_calls_with_modified_scores(rng: torch.Generator, number: int) -> None:
     check(draw(random.Random(rng.initial_seed()), MODIFIERS), rng)
 
@@ -198,17 +198,18 @@ def _moved(
     return tensors
 
 
-@pytest.mark.sample("arch", ARCHS, 1)
-def test_what_nobody_sees_has_no_gradient(rng: torch.Generator, arch: str) -> None:
+def test_what_nobody_sees_has_no_gradient(rng: torch.Generator) -> None:
     """Keys behind all queries, whatever they hold, and queries before all keys."""
-    with emulate(arch):
+    with emulate("gfx942"):
         for mask, seqlen_q, seqlen_k in ((1, 20, 170), (2, 170, 20)):
             q, k, v = (
                 torch.randn(1, n, 1, 24, generator=rng).bfloat16()
                 for n in (seqlen_q, seqlen_k, seqlen_k)
             )
             out, lse = fmha_fwd(q, k, v, mask=mask, return_lse=True)
-            dq, dk, dv = fmha_bwd(torch.ones_like(out), q, k, v, out, lse, mask=mask)
+            dq, dk, dv = (torch.full_like(x, torch.nan) for x in (q, k, v))
+            rooms = {"dq": dq, "dk": dk, "dv": dv}
+            fmha_bwd(torch.ones_like(out), q, k, v, out, lse, mask=mask, **rooms)
             assert not dk[:, 20:].any()
             assert not dv[:, 20:].any()
             assert dv[:, :20].all()
@@ -216,24 +217,10 @@ def test_what_nobody_sees_has_no_gradient(rng: torch.Generator, arch: str) -> No
             assert dq[:, -19:].any()
 
 
-@pytest.mark.sample("arch", ARCHS, 1)
-def test_no_order_of_waves_changes_the_bits(rng: torch.Generator, arch: str) -> None:
-    """With several query heads of a key head, whose gradients are added up."""
-    q, k, v = random_qkv(
-        rng, batch=1, seqlen_q=70, seqlen_k=200, heads_q=6, heads_k=2, hdim=40, dtype=torch.float16
-    )
-    results = []
-    for order in (1, 2):
-        with emulate(arch, random_order=order):
-            out, lse = fmha_fwd(q, k, v, return_lse=True)
-            results.append(fmha_bwd(out.flip(1).contiguous(), q, k, v, out, lse))
-    assert all(map(torch.equal, *results))
-
-
 def test_autograd(rng: torch.Generator) -> None:
     """`fmha_fwd` saves what backward needs, and gets the gradients of what followed."""
-    qkv = [torch.randn(1, 33, 2, 16, generator=rng).bfloat16().requires_grad_() for _ in range(3)]
-    with emulate("gfx950", check=True) as emulated:
+    qkv = [torch.randn(1, 33, 2, 24, generator=rng).bfloat16().requires_grad_() for _ in range(3)]
+    with emulate("gfx942", check=True) as emulated:
         (fmha_fwd(*qkv, mask="causal").float() ** 2).sum().backward()
         assert emulated.findings() == ()
     doubles = [x.detach().double().requires_grad_() for x in qkv]
@@ -245,6 +232,18 @@ def test_autograd(rng: torch.Generator) -> None:
         assert (x.grad.double() - reference.grad).abs().max() <= bound
 
 
+def test_no_order_of_waves_changes_the_bits(rng: torch.Generator) -> None:
+    """With several query heads of a key head, whose gradients are added up."""
+    sizes = {"seqlen_q": 70, "seqlen_k": 200, "heads_q": 6, "heads_k": 2}
+    q, k, v = random_qkv(rng, batch=1, hdim=24, dtype=torch.bfloat16, **sizes)
+    results = []
+    for order in (1, 2):
+        with emulate("gfx942", random_order=order):
+            out, lse = fmha_fwd(q, k, v, return_lse=True)
+            results.append(fmha_bwd(out.flip(1).contiguous(), q, k, v, out, lse))
+    assert all(map(torch.equal, *results))
+
+
 def test_rows_that_are_far_apart(rng: torch.Generator) -> None:
     """A tile's rows reach further than a buffer's offsets: those of dout, then those of keys."""
     far = 1 << 25  # elements: 32 of them are 2 GiB apart
@@ -254,10 +253,10 @@ def test_rows_that_are_far_apart(rng: torch.Generator) -> None:
     with emulate("gfx942"):
         out, lse = fmha_fwd(q, k, v, return_lse=True)
         expected = fmha_bwd(dout, q, k, v, out, lse)
-        for of_dout, keys in ((distant.copy_(dout), k), (dout, distant.copy_(k))):
-            distant.copy_(dout if of_dout is distant else k)
-            actual = fmha_bwd(of_dout, q, keys, v, out, lse)
-            assert all(map(torch.equal, actual, expected))
+        of_dout = fmha_bwd(distant.copy_(dout), q, k, v, out, lse)
+        assert all(map(torch.equal, of_dout, expected))
+        of_keys = fmha_bwd(dout, q, distant.copy_(k), v, out, lse)
+        assert all(map(torch.equal, of_keys, expected))
 
 
 @pytest.mark.sample(
@@ -270,7 +269,7 @@ def test_rows_that_are_far_apart(rng: torch.Generator) -> None:
         for access in ("near", "far")
         for modifiers in (GeneralModifiers(), ALL_MODIFIERS)
     ],
-    2,
+    1,
 )
 def test_nothing_is_spilled(
     arch: Arch,
