@@ -77,10 +77,10 @@ struct TileRows {
   }
 
   // As many numbers of a row as T has, from number `first` on, and zeros in place of those behind
-  // the row's end, or of all of them where there is no such row. The compiler has to know `end`,
-  // behind which none of them is: most of a row takes no look at where it ends.
+  // the row's end, or of all of them where there is no such row. Where the compiler knows an `end`
+  // behind which none of them is, most of a row takes no look at where it ends.
   template <class T>
-  __device__ T load(int row, int first, int end) const {
+  __device__ T load(int row, int first, int end = kHdim + 1) const {
     constexpr int kCount = sizeof(T) / Element::kBytes;
     if constexpr (kHdim % kCount == 0) {
       return piece<T>(row, first, end <= kHdim || first < kHdim);
@@ -98,7 +98,7 @@ struct TileRows {
   // Of four keys' four numbers, those of one key.
   template <class T>
   __device__ T line(int key, int column, int i) const {
-    return load<T>(key + i, column, kHdim + 1);
+    return load<T>(key + i, column);
   }
 
   __device__ static Source from_column(const Source& source, int column) {

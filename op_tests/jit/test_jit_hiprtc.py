@@ -268,6 +268,7 @@ def test_a_general_kernel_is_that_of_clang(hiprtc: Path, cache: Path, arch: Arch
         is_masked=True,
         access="near",
         modifiers=modifiers,
+        kv_dtype="bf16",
     )
     by_hiprtc = instructions(kernel_spec(traits))
     hiprtc.unlink()

@@ -9,11 +9,13 @@ from pathlib import Path
 from ... import jit
 from ...amd.code_object import CodeObject
 from ...amd.kernel_arguments import GENERAL_ARGUMENTS
-from ...plan import Kernel, Launch, Reason, Refusal
+from ...plan import Kernel, Launch, Plan, Reason, Refusal
 from ...problem import MAX_HDIM, Feature, Problem, Sizes
 from ...target import AmdTarget, Target
 from .. import tuned
 from ..tuned.limits import are_far_from_limits, reasons_of_sizes, reasons_of_target
+from .backward_plan import BackwardPlan, reasons_of_backward
+from .backward_traits import BackwardTraits
 from .launch import BoundGeneralKernel
 from .traits import GeneralTraits, access_of, kernel_spec
 
@@ -45,26 +47,32 @@ SERVES = frozenset(
         Feature.SINK_TOKENS,
         Feature.DROPOUT,
         Feature.PAGED_KEYS,
+        Feature.BACKWARD,
     }
 )
 # Queries are kept in registers, 512 of which a lane has: those of fp32 take twice as many.
 _MAX_HDIM_Q = {"fp32": 256}
 
 
-def propose(problem: Problem, target: Target) -> GeneralPlan | Refusal:
+def propose(problem: Problem, target: Target) -> Plan | Refusal:
     """The kernel for exactly what ``problem`` asks for."""
     assert isinstance(target, AmdTarget)
     reasons = (
         *reasons_of_target(problem, target),
         *reasons_of_sizes(problem),
         *_reasons_of_hdims(problem),
+        *reasons_of_backward(problem),
     )
     if reasons:
         return Refusal(reasons)
+    if problem.direction == "backward":
+        return BackwardPlan(problem, target, BackwardTraits.of(problem, target.arch))
     return GeneralPlan(problem, target, GeneralTraits.of(problem, target.arch))
 
 
 def _reasons_of_hdims(problem: Problem) -> Iterator[Reason]:
+    if problem.direction == "backward":
+        return
     most = _MAX_HDIM_Q.get(problem.dtype, MAX_HDIM)
     if problem.hdim_q > most:
         template = "It serves {dtype} with head dimensions of q and k up to {most}; here is {hdim}."

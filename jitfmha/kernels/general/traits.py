@@ -29,20 +29,20 @@ Access = Literal["near", "far", "paged"]
 _TEMPLATE = "amd/general_fwd.hip.in"
 _HEADERS = ("dropout.h", "elements.h", "row_tiles.h", "scores.h")
 # What general kernels share with the tuned ones.
-_SHARED_HEADERS = (
+SHARED_HEADERS = (
     *("address_spaces.h", "arguments.h", "attention.h", "number_formats.h"),
     *("tiles.h", "workgroups.h"),
 )
-_ROUNDINGS: dict[Bf16Cvt, str] = {
+ROUNDINGS: dict[Bf16Cvt, str] = {
     "rtne": "nearest_even",
     "rtna": "nearest_away",
     "rtz": "towards_zero",
 }
 # Of a workgroup's output: registers and LDS have no room for more.
 _MOST_COLUMNS = 256
-_TILE_ROWS, _TILE_KEYS, _THREADS = 128, 32, 256
+TILE_ROWS, TILE_KEYS, THREADS = 128, 32, 256
 # The loads of a tile of keys reach less than 2 GiB; beyond that each row has an address of its own.
-_FAR_STRIDE_BYTES = (1 << 31) // _TILE_KEYS
+FAR_STRIDE_BYTES = (1 << 31) // TILE_KEYS
 # What an element is in memory, and what products take in place of it. That of probabilities and
 # values takes 8 bits as those 16 that probabilities lose the least to.
 _ELEMENTS = {name: name.upper() for name in DTYPE_NAMES.values()} | dict.fromkeys(
@@ -127,7 +127,7 @@ class GeneralTraits:
             hdim_q=problem.hdim_q,
             hdim_v=problem.hdim_v,
             mode=problem.mode,
-            bf16_cvt=problem.bf16_cvt if _has_roundings(arch, problem.dtype) else "rtne",
+            bf16_cvt=problem.bf16_cvt if has_roundings(arch, problem.dtype) else "rtne",
             is_masked=not problem.mask.is_none,
             access=access_of(problem),
             modifiers=GeneralModifiers.of(problem),
@@ -155,7 +155,7 @@ class GeneralTraits:
         words = (
             f"fmha_fwd_general_hd{self.hdim_q}x{self.hdim_v}",
             _SHORT_DTYPES.get(self.dtype, self.dtype),
-            self.bf16_cvt if _has_roundings(self.arch, self.dtype) else "",
+            self.bf16_cvt if has_roundings(self.arch, self.dtype) else "",
             "int8kv" if self.kv_dtype != self.dtype else "",
             "descales" if self.has_descales else "",
             "int8p" if self.has_int8_probabilities else "",
@@ -178,17 +178,17 @@ class GeneralTraits:
             mask=2 if self.is_masked else 0,
             mode=int(is_group),
             bf16_cvt=BF16_CVTS.index(self.bf16_cvt),
-            ts_qo=_TILE_ROWS,
-            ts_kv=_TILE_KEYS,
+            ts_qo=TILE_ROWS,
+            ts_kv=TILE_KEYS,
             symbol=self.name,
             file=f"{self.name}.co",
             abi="jitfmha",
-            threads=_THREADS,
+            threads=THREADS,
             grid="heads_batches_tiles_splits" if is_group else "xcd_heads_tiles_splits",
         )
 
 
-def _has_roundings(arch: Arch, dtype: str) -> bool:
+def has_roundings(arch: Arch, dtype: str) -> bool:
     """Whether there are several ways to the output's dtype: gfx950 rounds in hardware."""
     return arch == "gfx942" and dtype == "bf16"
 
@@ -197,7 +197,7 @@ def access_of(problem: Problem) -> Access:
     """How keys and values are reached; far ones are more than a buffer's offsets apart."""
     if problem.is_paged:
         return "paged"
-    is_far = max(problem.k.seq, problem.v.seq) * element_bytes(problem).kv >= _FAR_STRIDE_BYTES
+    is_far = max(problem.k.seq, problem.v.seq) * element_bytes(problem).kv >= FAR_STRIDE_BYTES
     return "far" if is_far else "near"
 
 
@@ -222,7 +222,7 @@ def kernel_spec(traits: GeneralTraits) -> jit.BuildSpec:
         "descales": _cpp(traits.has_descales),
         "int8_probabilities": _cpp(traits.has_int8_probabilities),
         "column_major_v": _cpp(traits.has_column_major_v),
-        "rounding": _ROUNDINGS[traits.bf16_cvt],
+        "rounding": ROUNDINGS[traits.bf16_cvt],
         **traits.modifiers.values(),
     }
     shared = hsa_dir() / "src"
@@ -231,7 +231,7 @@ def kernel_spec(traits: GeneralTraits) -> jit.BuildSpec:
         sources={
             "general_fwd.hip": jit.render(_TEMPLATE, values),
             **{header: jit.render(f"amd/{header}", {}) for header in _HEADERS},
-            **{each: (shared / each).read_text(encoding="utf-8") for each in _SHARED_HEADERS},
+            **{each: (shared / each).read_text(encoding="utf-8") for each in SHARED_HEADERS},
         },
         cflags=(
             "-std=c++17",
