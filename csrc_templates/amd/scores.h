@@ -29,7 +29,8 @@ struct KeyTiles {
   int first;                // of those that are seen, where a split begins
 
   __device__ int at(int i) const {
-    return first + i < with_sinks ? first + i : first + i + skipped;
+    const int n = first + i;
+    return kHasSinkTokens && n < with_sinks ? n : n + skipped;
   }
 
   // One of several splits; they differ by one tile at most.

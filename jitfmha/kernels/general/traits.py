@@ -7,7 +7,7 @@ from functools import cache
 from typing import Literal
 
 from ... import jit
-from ...amd.code_object import kernel_metadata
+from ...amd.code_object import kernel_descriptors
 from ...amd.elf import Elf
 from ...amd.kernel_arguments import general_structs
 from ...amd.manifest import KernelRow
@@ -186,10 +186,9 @@ def stacks_heads(problem: Problem) -> bool:
 
 def row_of_built(traits: GeneralTraits, image: bytes) -> KernelRow:
     """The row of a kernel whose code object says how many of its waves share a SIMD."""
-    metadata = kernel_metadata(Elf(image), traits.name)
-    assert metadata is not None, "a compiler writes them"
-    by_registers = _REGISTERS // metadata[".vgpr_count"]
-    by_lds = architecture(traits.arch).lds_bytes // metadata[".group_segment_fixed_size"]
+    descriptor = kernel_descriptors(Elf(image))[traits.name]
+    by_registers = _REGISTERS // descriptor.vgprs
+    by_lds = architecture(traits.arch).lds_bytes // descriptor.lds_bytes
     return replace(traits.row(), waves_of_simd=min(by_registers, by_lds))
 
 
