@@ -42,6 +42,8 @@ class GeneralCall:
     Attributes:
         gap: unused rows behind each sequence of gm1.
         features: keys of ``score_features.FEATURES``.
+        num_splits: of the keys; 0 leaves the choice.
+        random_order: the seed of the order in which waves run; None: a fixed order.
         kv_dtype: that of keys and values, where it is another one.
         scales: which form those of 8-bit inputs have; "" for none.
         is_v_column_major: whether keys lie side by side in v; it has no other layout then.
@@ -58,6 +60,8 @@ class GeneralCall:
     layouts: tuple[str, ...]  # of q, k, v and out
     bf16_cvt: str
     features: tuple[str, ...]
+    num_splits: int = 0
+    random_order: int | None = None
     kv_dtype: str = ""
     scales: str = ""
     is_v_column_major: bool = False
@@ -67,8 +71,9 @@ class GeneralCall:
         lengths = "+".join(f"{q}x{k}" for q, k in self.lengths)
         words = (self.arch, self.dtype, self.bf16_cvt, f"hd{hdims}", f"heads{heads}", lengths)
         mode = f"gm1-gap{self.gap}" if self.is_group else "gm0-" + "-".join(self.layouts)
+        splits = (f"splits{self.num_splits}",) if self.num_splits else ()
         kinds = (self.kv_dtype, self.scales, "column-major v" if self.is_v_column_major else "")
-        named = (*words, mode, f"mask{self.mask}", *self.features, *filter(None, kinds))
+        named = (*words, mode, f"mask{self.mask}", *splits, *self.features, *filter(None, kinds))
         return "-".join(named)
 
     @property
@@ -133,9 +138,11 @@ def check(call: GeneralCall, rng: torch.Generator) -> None:
         _check_batch(call, rng)
 
 
-def run(arch: str, *tensors: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+def run(
+    arch: str, *tensors: Tensor, random_order: int | None = None, **options: Any
+) -> tuple[Tensor, Tensor]:
     """Out and lse of a call; the sanitizer has nothing to say."""
-    with emulate(arch, check=True) as emulated:
+    with emulate(arch, check=True, random_order=random_order) as emulated:
         out, lse = fmha_fwd(*tensors, return_lse=True, **options)
         assert emulated.findings() == ()
     return out, lse
@@ -160,7 +167,7 @@ def _check_batch(call: GeneralCall, rng: torch.Generator) -> None:
     out.fill_(torch.nan)
     options = _options(call, shape)
     given = column_major(v) if call.is_v_column_major else v
-    actual = run(call.arch, q, k, given, out=out, bf16_cvt=call.bf16_cvt, **options)
+    actual = run(call.arch, q, k, given, out=out, **_beside_the_result(call), **options)
     expected = attention(q, k, v, **for_reference(options, shape))
     _assert_close(actual, expected, (q, k, v), options, shape)
 
@@ -189,7 +196,7 @@ def _check_group(call: GeneralCall, rng: torch.Generator) -> None:
         sequences["cu_seqlens_q_padded"] = prefix_sums(rows_q)
         sequences["cu_seqlens_k_padded"] = prefix_sums(rows_k)
     given = column_major(v) if call.is_v_column_major else v
-    actual = run(call.arch, q, k, given, bf16_cvt=call.bf16_cvt, **sequences, **options)
+    actual = run(call.arch, q, k, given, **_beside_the_result(call), **sequences, **options)
     one = Shape(len(call.lengths), heads_q, max(of_q), max(of_k), shape.dtype, rng)
     expected = attention_packed(q, k, v, of_q, of_k, *starts, **for_reference(options, one))
     _assert_close(actual, expected, (q, k, v), options, shape)
@@ -210,6 +217,15 @@ def _random(shape: Shape, dtype: torch.dtype, *sizes: int) -> Tensor:
     if dtype == torch.int8:
         return torch.randint(-128, 128, sizes, generator=shape.rng, dtype=dtype)
     return shape.randn(*sizes).to(dtype)
+
+
+def _beside_the_result(call: GeneralCall) -> dict[str, Any]:
+    """What the reference needs nothing of."""
+    return {
+        "bf16_cvt": call.bf16_cvt,
+        "num_splits": call.num_splits,
+        "random_order": call.random_order,
+    }
 
 
 def _options(call: GeneralCall, shape: Shape) -> Options:

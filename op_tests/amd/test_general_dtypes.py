@@ -191,11 +191,15 @@ def test_latent_attention(rng: torch.Generator, arch: str, dtype: torch.dtype) -
     cache = torch.randn(2, 80, 576, generator=rng).to(dtype)
     latent = cache[:, :70]
     keys = latent[:, :, None]
-    for seqlen_q, heads in ((1, 5), (33, 1)):
+    for seqlen_q, heads, num_splits in ((1, 5, 2), (33, 1, 0)):
         q = torch.randn(2, seqlen_q, heads, 576, generator=rng).to(dtype)
         with emulate(arch, check=True) as emulated:
             actual = mla_absorbed_fwd(
-                *(q, latent, rank), softmax_scale=scale, mask="causal", return_lse=True
+                *(q, latent, rank),
+                softmax_scale=scale,
+                mask="causal",
+                return_lse=True,
+                num_splits=num_splits,
             )
             assert emulated.findings() == ()
         values = keys[..., :rank]

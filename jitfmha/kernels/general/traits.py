@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
 from ... import jit
+from ...amd.code_object import kernel_descriptors
+from ...amd.elf import Elf
 from ...amd.kernel_arguments import general_structs
 from ...amd.manifest import KernelRow
 from ...arguments import Bf16Cvt
-from ...chips import Arch
+from ...chips import Arch, architecture
 from ...jit.spec import MAX_NAME
 from ...problem import (
     BF16_CVTS,
@@ -31,7 +33,7 @@ _HEADERS = ("dropout.h", "elements.h", "row_tiles.h", "scores.h")
 # What general kernels share with the tuned ones.
 SHARED_HEADERS = (
     *("address_spaces.h", "arguments.h", "attention.h", "number_formats.h"),
-    *("tiles.h", "workgroups.h"),
+    *("split_results.h", "tiles.h", "workgroups.h"),
 )
 ROUNDINGS: dict[Bf16Cvt, str] = {
     "rtne": "nearest_even",
@@ -41,8 +43,11 @@ ROUNDINGS: dict[Bf16Cvt, str] = {
 # Of a workgroup's output: registers and LDS have no room for more.
 _MOST_COLUMNS = 256
 TILE_ROWS, TILE_KEYS, THREADS = 128, 32, 256
+_REGISTERS = 512  # vector registers that the waves of a SIMD share
 # The loads of a tile of keys reach less than 2 GiB; beyond that each row has an address of its own.
 FAR_STRIDE_BYTES = (1 << 31) // TILE_KEYS
+_LSE_BYTES = 4
+_WORD_END = 1 << 32  # a kernel's strides have 32 bits
 # What an element is in memory, and what products take in place of it. That of probabilities and
 # values takes 8 bits as those 16 that probabilities lose the least to.
 _ELEMENTS = {name: name.upper() for name in DTYPE_NAMES.values()} | dict.fromkeys(
@@ -102,6 +107,7 @@ class GeneralTraits:
         has_descales: whether there are scales of 8-bit inputs.
         has_int8_probabilities: whether probabilities become int8 before they meet values.
         has_column_major_v: whether keys lie side by side in v.
+        stacks_heads: whether the query heads that share a key head are rows of the same tiles.
     """
 
     arch: Arch
@@ -117,6 +123,7 @@ class GeneralTraits:
     has_descales: bool = False
     has_int8_probabilities: bool = False
     has_column_major_v: bool = False
+    stacks_heads: bool = False
 
     @classmethod
     def of(cls, problem: Problem, arch: Arch) -> GeneralTraits:
@@ -137,12 +144,20 @@ class GeneralTraits:
             ),
             has_int8_probabilities=problem.has_p_descale,
             has_column_major_v=problem.has_column_major_v,
+            stacks_heads=stacks_heads(problem),
         )
 
     @property
     def slices(self) -> int:
         """Into how many slices the columns of the output are divided."""
         return -(-self.hdim_v // _MOST_COLUMNS)
+
+    @property
+    def columns(self) -> int:
+        """Of a slice."""
+        if self.slices == 1:
+            return self.hdim_v
+        return -(-self.hdim_v // (8 * self.slices)) * 8
 
     @property
     def out_dtype(self) -> str:
@@ -163,10 +178,16 @@ class GeneralTraits:
             "window" if self.is_masked else "",
             *self.modifiers.words(),
             "" if self.access == "near" else self.access,
+            "stacked" if self.stacks_heads else "",
             self.mode,
             self.arch,
         )
         return "_".join(word for word in words if word)
+
+    @property
+    def combine_name(self) -> str:
+        """The name of the kernel that makes the output where keys are split."""
+        return f"{self.name}_combine"
 
     def row(self) -> KernelRow:
         """The kernel as a row of a manifest, as the launcher knows kernels."""
@@ -185,6 +206,8 @@ class GeneralTraits:
             abi="jitfmha",
             threads=THREADS,
             grid="heads_batches_tiles_splits" if is_group else "xcd_heads_tiles_splits",
+            combine_symbol=self.combine_name,
+            stacks_heads=self.stacks_heads,
         )
 
 
@@ -201,6 +224,33 @@ def access_of(problem: Problem) -> Access:
     return "far" if is_far else "near"
 
 
+def stacks_heads(problem: Problem) -> bool:
+    """Whether the query heads that share a key head are rows of the same tiles.
+
+    That reads keys and values once for all of them, and pays where a tile of one head's queries
+    would be half empty. The lengths of gm1's sequences are on the GPU: they count as equally long.
+    """
+    if problem.is_empty or problem.gqa == 1:
+        return False
+    # Stacked heads have one scale.
+    if problem.has_query_head_descale or problem.has_p_descale:
+        return False
+    sequences = problem.batch if problem.mode == "gm1" else 1
+    if problem.seqlen_q > TILE_ROWS // 2 * sequences:
+        return False
+    bytes_of = element_bytes(problem)
+    stride = max(problem.q.head * bytes_of.q, problem.out.head * bytes_of.out)
+    return problem.gqa * max(stride, problem.seqlen_q * _LSE_BYTES) < _WORD_END
+
+
+def row_of_built(traits: GeneralTraits, image: bytes) -> KernelRow:
+    """The row of a kernel whose code object says how many of its waves share a SIMD."""
+    descriptor = kernel_descriptors(Elf(image))[traits.name]
+    by_registers = _REGISTERS // descriptor.vgprs
+    by_lds = architecture(traits.arch).lds_bytes // descriptor.lds_bytes
+    return replace(traits.row(), waves_of_simd=min(by_registers, by_lds))
+
+
 @cache
 def kernel_spec(traits: GeneralTraits) -> jit.BuildSpec:
     """The sources and the flags of a kernel."""
@@ -208,11 +258,14 @@ def kernel_spec(traits: GeneralTraits) -> jit.BuildSpec:
         "origin": f"csrc_templates/{_TEMPLATE} for {traits.name}",
         "shared_structs": general_structs(),
         "kernel": traits.name,
+        "combine_kernel": traits.combine_name,
         "hdim_q": traits.hdim_q,
         "hdim_v": traits.hdim_v,
         "slices": traits.slices,
+        "columns": traits.columns,
         "is_group": _cpp(traits.mode == "gm1"),
         "is_masked": _cpp(traits.is_masked),
+        "stacks_heads": _cpp(traits.stacks_heads),
         "access": traits.access,
         "query_element": _ELEMENTS[traits.dtype],
         "key_element": _ELEMENTS[traits.kv_dtype],
