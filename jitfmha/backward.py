@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .arguments import Arguments, Gradients, Tensors
+from .arguments import Arguments, CuSeqlens, Gradients, Tensors
 from .detection import target_of
 from .dispatch import plan_for
 from .memory import may_overlap, overlaps_itself, write_zeros
@@ -78,10 +78,12 @@ class PreparedBackward(NamedTuple):
 
     Attributes:
         launch: None where there is no query, so that all gradients are 0.
+        reads_cu_seqlens: whether the host checks their values; a GPU's it would wait for.
     """
 
     problem: Problem
     launch: Launch | None
+    reads_cu_seqlens: bool
 
 
 _calls = CallCache()
@@ -150,10 +152,11 @@ def new_gradients(arguments: BackwardArguments) -> tuple[Tensor, Tensor, Tensor]
 
 def _prepare(arguments: BackwardArguments) -> PreparedBackward:
     problem = make_backward_problem(arguments)
-    plan = plan_for(problem, target_of(arguments.forward.q.device))
+    target = target_of(arguments.forward.q.device)
+    plan = plan_for(problem, target)
     has_queries = problem.batch * problem.seqlen_q * problem.heads_q > 0
     launch = plan.bind().launch_for(problem.sizes) if has_queries else None
-    return PreparedBackward(problem, launch)
+    return PreparedBackward(problem, launch, target.has_host_memory)
 
 
 def _check_what_is_wanted(arguments: BackwardArguments) -> None:
@@ -178,8 +181,7 @@ def _launch(prepared: PreparedBackward, arguments: BackwardArguments) -> Results
     assert out is not None
     q_covered = k_covered = True
     if cu_seqlens is not None:
-        q_covered = check_cu_seqlens_values(prepared.problem.sizes, cu_seqlens)
-        k_covered = cu_seqlens.k_padded is cu_seqlens.k and int(cu_seqlens.k[-1]) == k.shape[0]
+        q_covered, k_covered = _covered(prepared, cu_seqlens)
     results = new_gradients(arguments)
     covered = (q_covered, k_covered, k_covered)
     for (_, given, _), fresh, is_covered in zip(arguments.outputs(), results, covered, strict=True):
@@ -204,6 +206,16 @@ def _launch(prepared: PreparedBackward, arguments: BackwardArguments) -> Results
         dbias=None if dbias is None else _summed_for_bias(dbias, forward),
         dsink=_gradient_of_sink(arguments) if arguments.with_dsink else None,
     )
+
+
+def _covered(prepared: PreparedBackward, cu_seqlens: CuSeqlens) -> tuple[bool, bool]:
+    """Whether the sequences have all rows of q, and all of k and v."""
+    has_no_gaps = cu_seqlens.k_padded is cu_seqlens.k
+    if not prepared.reads_cu_seqlens:
+        return cu_seqlens.q_padded is cu_seqlens.q, has_no_gaps
+    sizes = prepared.problem.sizes
+    q_covered = check_cu_seqlens_values(sizes, cu_seqlens)
+    return q_covered, has_no_gaps and int(cu_seqlens.k[-1]) == sizes.seqlen_k
 
 
 def _zeros_for_dbias(problem: Problem, forward: Arguments) -> Tensor:

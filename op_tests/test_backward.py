@@ -15,8 +15,7 @@ from reference import Result, attention, attention_packed
 from torch import Tensor
 from untyped import fmha_bwd, fmha_fwd
 
-from jitfmha import emulate
-from jitfmha.target import CpuIsa, cpu_isas_here, cpu_target
+from jitfmha.target import CpuIsa, cpu_isas_here
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -319,17 +318,6 @@ def test_shared_memory_is_refused(rng: torch.Generator) -> None:
     both = torch.empty_like(k)
     with pytest.raises(ValueError, match="dv shares memory with dk"):
         fmha_bwd(out.clone(), q, k, v, out, lse, dk=both, dv=both)
-
-
-def test_gpus_refuse_it_by_name(rng: torch.Generator) -> None:
-    q, k, v = random_qkv(rng, dtype=torch.bfloat16)
-    out, lse = fmha_fwd(q, k, v, return_lse=True)
-    with (
-        emulate("gfx942"),
-        pytest.raises(NotImplementedError, match="not tuned: It does not serve the backward pass"),
-    ):
-        fmha_bwd(out.clone(), q, k, v, out, lse)
-    assert cpu_target().isa == cpu_isas_here()[0]
 
 
 MEMORY_PROGRAM = """

@@ -11,8 +11,9 @@ from reference import attention
 from untyped import explain, fmha_fwd
 
 from jitfmha import dispatch, emulate
+from jitfmha.kernels import general
 from jitfmha.plan import Plan, Reason, Refusal
-from jitfmha.problem import Problem
+from jitfmha.problem import Feature, Problem
 from jitfmha.target import CallCache, CpuTarget, Target, cpu_target
 
 
@@ -137,8 +138,11 @@ def test_new_lengths_are_checked(rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("where", ["gfx942", "gfx950"])
-def test_gradients_that_nobody_serves_are_refused_before_forward(where: str) -> None:
+def test_gradients_that_nobody_serves_are_refused_before_forward(
+    monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     q = torch.zeros(1, 4, 2, 64, dtype=torch.bfloat16, requires_grad=True)
+    monkeypatch.setattr(general, "SERVES", general.SERVES - {Feature.BACKWARD})
     with emulate(where), pytest.raises(NotImplementedError, match="the backward pass"):
         fmha_fwd(q, q, q)
     with emulate(where), torch.no_grad():

@@ -65,9 +65,13 @@ def test_a_backward_pass_finds_its_kernel(monkeypatch: pytest.MonkeyPatch, mode:
     assert all(launcher.was_cached for launcher in warmed)
 
 
-def test_no_gpu_serves_backward() -> None:
-    with emulate("gfx942"), pytest.raises(NotImplementedError, match="backward pass"):
-        warmup(dtypes=["bf16"], hdims=[128], directions=["backward"])
+def test_kernels_of_a_backward_pass_on_a_gpu() -> None:
+    with emulate("gfx942"):
+        wanted = {"dtypes": ["bf16"], "hdims": [24], "masks": [0], "modes": ["gm0"]}
+        (warmed,) = warmup(**wanted, directions=["backward"])
+        (again,) = warmup(**wanted, directions=["backward"])
+    assert warmed.name == "fmha_bwd_general_hd24x24_bf16_rtne_gm0_gfx942"
+    assert again.was_cached
 
 
 def test_second_time_is_cached() -> None:

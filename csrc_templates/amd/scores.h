@@ -63,6 +63,13 @@ struct Visibility {
     return {larger(query + diagonal - left, 0), smaller(query + diagonal + right, seqlen_k - 1)};
   }
 
+  __device__ bool sees(int query, int key) const {
+    const KeyRange seen = keys_of(query);
+    bool is_seen = key <= seen.last;
+    if (kIsMasked) is_seen &= key >= seen.begin || key < sink_size;
+    return is_seen;
+  }
+
   // The tiles that any of these queries sees.
   __device__ KeyTiles tiles_of_queries(int first_query, int last_query) const {
     const KeyRange first = keys_of(first_query), last = keys_of(last_query);
@@ -91,14 +98,9 @@ __device__ inline int key_of_score(int i, int lane) { return i / 4 * 8 + i % 4 +
 // Hides what a query does not see.
 __device__ inline void hide(f32x16& score, const Visibility& visibility, int query, int first_key,
                             int lane) {
-  const KeyRange seen = visibility.keys_of(query);
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const int key = first_key + key_of_score(i, lane);
-    bool is_seen = key <= seen.last;
-    if (kIsMasked) is_seen &= key >= seen.begin || key < visibility.sink_size;
-    score[i] = is_seen ? score[i] : -kInfinity;
-  }
+  for (int i = 0; i < 16; ++i)
+    score[i] = visibility.sees(query, first_key + key_of_score(i, lane)) ? score[i] : -kInfinity;
 }
 
 // tanh x within 1.3e-5 of it, relatively, which is enough for 16-bit inputs: a rational function,
@@ -186,24 +188,29 @@ struct ScoreRow {
 // softmax begins with.
 constexpr float kLeastLogit = -1.6e38f;
 
-// Scores from dot products; `scale` has log2(e) in it. What is hidden by a bias becomes -inf.
+// The score of a query and a key from their dot product; `scale` and ALiBi's slope have log2(e) in
+// them. What is hidden by a bias becomes -inf. A boolean bias is 1 or 0.
+__device__ inline float logit(float dot, const Modifiers& m, float scale, float slope, int distance,
+                              float bias) {
+  float x = dot;
+  if (kHasSoftcap) x = m.softcap * kLog2e * tanh(x * m.scale_over_softcap);
+  else if (kHasLogits) x *= scale;
+  if (kHasAlibi) x = __builtin_fmaf(slope, __builtin_fabsf(static_cast<float>(distance)), x);
+  if (kBias == Bias::boolean) return bias != 0 ? x : -kInfinity;
+  if (kBias != Bias::none)
+    return bias == -kInfinity ? bias
+                              : __builtin_fmaxf(__builtin_fmaf(bias, kLog2e, x), kLeastLogit);
+  return x;
+}
+
+// The scores of a row from dot products.
 __device__ inline void modify(f32x16& score, const Modifiers& m, float scale, const ScoreRow& row,
                               int first_key, int lane) {
-  float bias[16];
+  float bias[16] = {};
   if (kBias != Bias::none) row.load_bias(bias, m, first_key, lane);
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
-    float x = score[i];
-    if (kHasSoftcap) x = m.softcap * kLog2e * tanh(x * m.scale_over_softcap);
-    else if (kHasLogits) x *= scale;
-    if (kHasAlibi) {
-      const int distance = row.diagonal - first_key - key_of_score(i, lane);
-      x = __builtin_fmaf(row.slope, __builtin_fabsf(static_cast<float>(distance)), x);
-    }
-    if (kBias == Bias::boolean) x = bias[i] != 0 ? x : -kInfinity;
-    else if (kBias != Bias::none)
-      x = bias[i] == -kInfinity ? bias[i]
-                                : __builtin_fmaxf(__builtin_fmaf(bias[i], kLog2e, x), kLeastLogit);
-    score[i] = x;
+    const int distance = row.diagonal - first_key - key_of_score(i, lane);
+    score[i] = logit(score[i], m, scale, row.slope, distance, bias[i]);
   }
 }

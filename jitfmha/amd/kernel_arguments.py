@@ -15,12 +15,16 @@ from ..jit.shared_struct import FLOAT, INT32, INT64, UINT32, Dialect, Pointer, S
 __all__ = [
     "AITER_ARGUMENTS",
     "ARGUMENTS_OF",
+    "BACKWARD_ARGUMENTS",
     "DIVISOR",
     "GENERAL_ARGUMENTS",
+    "GRADIENT_TENSORS",
     "JITFMHA_ARGUMENTS",
     "MODIFIERS",
     "STACKED_HEADS",
+    "TENSOR_STRIDES",
     "Abi",
+    "backward_structs",
     "device_header",
     "general_structs",
 ]
@@ -148,6 +152,38 @@ GENERAL_ARGUMENTS = SharedStruct(
     {"attention": JITFMHA_ARGUMENTS, "modifiers": MODIFIERS, "stacked": STACKED_HEADS},
 )
 
+# In bytes; of the lse, its gradient and that of the bias in elements.
+TENSOR_STRIDES = SharedStruct("TensorStrides", dict.fromkeys(("batch", "head", "seq"), INT64))
+
+# What backward kernels have beside what general ones have in forward. Those of keys read what that
+# of queries leaves in ``lse_log2`` and ``delta``, which have the layout of a contiguous lse.
+GRADIENT_TENSORS = SharedStruct(
+    "GradientTensors",
+    {
+        "dout": Pointer("const char"),
+        **dict.fromkeys(("lse", "dlse"), Pointer("const float")),  # dlse is null where it is 0
+        **dict.fromkeys(("dq", "dk", "dv"), Pointer("char")),
+        "dbias": Pointer("float"),  # null: not wanted; its keys are contiguous
+        **dict.fromkeys(("lse_log2", "delta"), Pointer("float")),
+        **dict.fromkeys(("dout_strides", "lse_strides", "dlse_strides"), TENSOR_STRIDES),
+        **dict.fromkeys(("dq_strides", "dk_strides", "dv_strides"), TENSOR_STRIDES),
+        "dbias_strides": TENSOR_STRIDES,
+    },
+)
+
+BACKWARD_ARGUMENTS = SharedStruct(
+    "BackwardArguments",
+    {
+        "attention": JITFMHA_ARGUMENTS,
+        "modifiers": MODIFIERS,
+        "gradients": GRADIENT_TENSORS,
+        # How the workgroups divide the work: the kernels say what follows from these.
+        "line_heads": DIVISOR,  # the heads that a kernel counts: of q or of k
+        "xcd_lines": UINT32,  # sequences and heads of an XCD
+        "tiles": UINT32,  # of the longest sequence
+    },
+)
+
 ARGUMENTS_OF: Mapping[Abi, SharedStruct] = {
     "aiter": AITER_ARGUMENTS,
     "jitfmha": JITFMHA_ARGUMENTS,
@@ -178,4 +214,10 @@ def device_header() -> str:
 def general_structs() -> str:
     """What a general kernel takes, for its source, behind what ``arguments.h`` has."""
     structs = MODIFIERS, STACKED_HEADS, GENERAL_ARGUMENTS
+    return "\n\n".join(each.cpp(_DEVICE) for each in structs)
+
+
+def backward_structs() -> str:
+    """The same for the kernels of the backward pass."""
+    structs = MODIFIERS, TENSOR_STRIDES, GRADIENT_TENSORS, BACKWARD_ARGUMENTS
     return "\n\n".join(each.cpp(_DEVICE) for each in structs)

@@ -23,11 +23,14 @@ from ..target import AmdTarget
 from .code_object import CodeObject
 from .kernel_arguments import (
     AITER_ARGUMENTS,
+    BACKWARD_ARGUMENTS,
     DIVISOR,
     GENERAL_ARGUMENTS,
+    GRADIENT_TENSORS,
     JITFMHA_ARGUMENTS,
     MODIFIERS,
     STACKED_HEADS,
+    TENSOR_STRIDES,
     Abi,
 )
 from .manifest import GRIDS, KernelRow
@@ -95,6 +98,7 @@ def launcher_spec() -> jit.BuildSpec:
     structs = (
         *(DIVISOR, JITFMHA_ARGUMENTS, AITER_ARGUMENTS),
         *(MODIFIERS, STACKED_HEADS, GENERAL_ARGUMENTS),
+        *(TENSOR_STRIDES, GRADIENT_TENSORS, BACKWARD_ARGUMENTS),
         *(KERNEL_TRAITS, _STRIDES, _DESCALE_STRIDES, CALL, SIZES, TENSORS),
     )
     values = {
@@ -277,6 +281,7 @@ def load_launcher(spec: jit.BuildSpec) -> ctypes.CDLL:
     """The loaded library; its functions get their types, or ctypes would cut pointers in half."""
     library = jit.load(spec)
     pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
+    wide = ctypes.c_int64
     for name, result, arguments in (
         ("jitfmha_last_error", text, []),
         ("jitfmha_open_runtime", pointer, [text]),
@@ -286,6 +291,7 @@ def load_launcher(spec: jit.BuildSpec) -> ctypes.CDLL:
         ),
         ("jitfmha_fwd", integer, [text, text, text, pointer]),
         ("jitfmha_general_fwd", integer, [text, text, text, text, pointer]),
+        ("jitfmha_general_bwd", integer, [*(text,) * 5, wide, wide, pointer]),
     ):
         function = getattr(library, name)
         function.restype = result

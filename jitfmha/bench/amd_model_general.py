@@ -6,7 +6,8 @@ import torch
 
 from ..arguments import AttentionOptions
 from ..dropout import new_rng_state
-from .modelled_call import estimate_of, profiles_of_call
+from ..emulator.profile import LaunchProfile
+from .modelled_call import estimate_of, matrix_busy, profiles_of_backward, profiles_of_call
 from .report import Progress, Report
 
 _BATCH, _HEADS, _SEQLEN = 4, 32, 4096
@@ -14,6 +15,7 @@ _HDIMS = (96, 64, 128, 192, 256)
 _TUNED_HDIMS = (64, 128)  # that tuned kernels serve too
 _OVER_TUNED = 1.3
 _BUSY = {"gfx942": 50, "gfx950": 45}
+_BACKWARD_HDIMS, _BACKWARD_BUSY = (64, 128), 40
 _FEATURES_HDIM, _FEATURES_SEQLEN = 96, 2048
 _FEATURE = 1.35
 _WINDOW, _WINDOW_SEQLEN, _WINDOW_GAIN = 256, 8192, 8.0
@@ -23,6 +25,7 @@ _DECODE_BYTES, _DECODE_UNITS = 1.05, 90
 # maximum and a sum in each of 64 lanes.
 _SPLIT_RESULT_BYTES = 64 * (_DECODE_HDIM // 2 + 2) * 4
 _SAMPLE, _QUICK_SAMPLE = 12, 4
+_BACKWARD_SAMPLE = 2  # all workgroups have the same to do
 
 
 def add_rows(report: Report, quick: bool, progress: Progress) -> None:
@@ -54,6 +57,14 @@ def add_rows(report: Report, quick: bool, progress: Progress) -> None:
                 what = f"modelled time of the general kernel over the tuned one, {chip} hdim {hdim}"
                 report.at_most(what, compiled / tuned, _OVER_TUNED, "x")
         _add_decode_rows(report, chip, sample, progress)
+    for chip in _BUSY:
+        for hdim in _BACKWARD_HDIMS[:1] if quick else _BACKWARD_HDIMS:
+            profiles = _backward_profiles(chip, hdim, progress)
+            loops = [loop.work for profile in profiles for loop in profile.main_loops]
+            conflicts += sum(work.lds_conflict_cycles for work in loops)
+            scratch += sum(work.scratch_bytes for work in loops)
+            what = f"matrix units busy, general backward, {chip} hdim {hdim}, whole launches"
+            report.at_least(what, 100 * matrix_busy(profiles), _BACKWARD_BUSY, "%")
     for chip in () if quick else _BUSY:
         plain, _ = seconds(chip, _FEATURES_HDIM, _FEATURES_SEQLEN, "no mask", {})
         for name, options in _features().items():
@@ -94,6 +105,19 @@ def _add_decode_rows(report: Report, chip: str, sample: int, progress: Progress)
     share = profile.launched_workgroups / (rounds * slots)
     what = f"units that have work in decode, general kernel, {chip}"
     report.at_least(what, 100 * share, _DECODE_UNITS, "%")
+
+
+def _backward_profiles(chip: str, hdim: int, progress: Progress) -> tuple[LaunchProfile, ...]:
+    return profiles_of_backward(
+        f"general backward {chip} bfloat16 {hdim}x{hdim}, no mask",
+        chip,
+        torch.bfloat16,
+        (hdim, hdim),
+        (_BATCH, _HEADS, _SEQLEN),
+        _BACKWARD_SAMPLE,
+        progress,
+        {},
+    )
 
 
 def _features() -> dict[str, AttentionOptions]:

@@ -1,4 +1,4 @@
-"""A call of `fmha_fwd` that the emulator's cost model times."""
+"""A call of `fmha_fwd` or `fmha_bwd` that the emulator's cost model times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from ..arguments import AttentionOptions
 from ..emulator import emulate
 from ..emulator.profile import Estimate, LaunchProfile
-from ..interface import fmha_fwd
+from ..interface import fmha_bwd, fmha_fwd
 from ..target import TARGET_HERE, AmdTarget
 from .report import Progress
 
@@ -48,27 +48,79 @@ def profiles_of_call(
         keys: key heads and seqlen of the keys, where they are not those of the queries.
         is_compiled: take a kernel that is compiled for the call, also where a tuned one serves it.
     """
-    batch, heads, seqlen = extent
-    heads_k, seqlen_k = keys or (heads, seqlen)
-    q, out = (_aligned(dtype, batch, seqlen, heads, d) for d in hdims)
-    k, v = (_aligned(dtype, batch, seqlen_k, heads_k, d) for d in hdims)
-    generator = torch.Generator().manual_seed(20260101)
-    for x in (q, k, v):
-        # One sequence's values serve all: what they are changes no cost.
-        x.copy_(torch.randn(1, x.shape[1], 1, x.shape[-1], generator=generator))
+    q, k, v, out = _tensors_of_call(dtype, hdims, extent, keys)
     with (
         emulate(chip, profile=True, sample=sample) as run,
         _without_code_objects() if is_compiled else nullcontext(),
     ):
         fmha_fwd(q, k, v, out=out, **options)
         profiles = run.profiles()
+    _tell(name, extent, profiles, progress)
+    return profiles
+
+
+def profiles_of_backward(
+    name: str,
+    chip: str,
+    dtype: torch.dtype,
+    hdims: tuple[int, int],
+    extent: tuple[int, int, int],
+    sample: int | None,
+    progress: Progress,
+    options: AttentionOptions,
+) -> tuple[LaunchProfile, ...]:
+    """Of the launches of one backward pass, by the arguments of :func:`profiles_of_call`.
+
+    What the forward pass would have returned is random, as its values change no cost.
+    """
+    batch, heads, seqlen = extent
+    q, k, v, out = _tensors_of_call(dtype, hdims, extent)
+    dout, dv = (_aligned(dtype, *out.shape).copy_(out) for _ in range(2))
+    dq, dk = (_aligned(dtype, *q.shape) for _ in range(2))
+    lse = torch.full((batch, heads, seqlen), 10.0)
+    with emulate(chip, profile=True, sample=sample) as run:
+        fmha_bwd(dout, q, k, v, out, lse, dq=dq, dk=dk, dv=dv, **options)
+        profiles = run.profiles()
+    _tell(name, extent, profiles, progress)
+    return profiles
+
+
+def _tensors_of_call(
+    dtype: torch.dtype,
+    hdims: tuple[int, int],
+    extent: tuple[int, int, int],
+    keys: tuple[int, int] | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    batch, heads, seqlen = extent
+    heads_k, seqlen_k = keys or (heads, seqlen)
+    q, out = (_aligned(dtype, batch, seqlen, heads, d) for d in hdims)
+    k, v = (_aligned(dtype, batch, seqlen_k, heads_k, d) for d in hdims)
+    generator = torch.Generator().manual_seed(20260101)
+    for x in (q, k, v, out):
+        # One sequence's values serve all: what they are changes no cost.
+        x.copy_(torch.randn(1, x.shape[1], 1, x.shape[-1], generator=generator))
+    return q, k, v, out
+
+
+def _tell(
+    name: str,
+    extent: tuple[int, int, int],
+    profiles: tuple[LaunchProfile, ...],
+    progress: Progress,
+) -> None:
     estimates = [estimate_of(profile) for profile in profiles]
     progress(
-        f"{name}, seqlen {seqlen}: "
+        f"{name}, seqlen {extent[2]}: "
         f"{' + '.join(f'{estimate.seconds * 1e3:.3f}' for estimate in estimates)} ms, "
-        f"matrix units busy {estimates[0].matrix_busy:.1%}"
+        f"matrix units busy {matrix_busy(profiles):.1%}"
     )
-    return profiles
+
+
+def matrix_busy(profiles: tuple[LaunchProfile, ...]) -> float:
+    """The share of the launches' time in which the matrix units are busy."""
+    estimates = [estimate_of(profile) for profile in profiles]
+    busy = sum(estimate.seconds * estimate.matrix_busy for estimate in estimates)
+    return busy / sum(estimate.seconds for estimate in estimates)
 
 
 def estimate_of(profile: LaunchProfile) -> Estimate:

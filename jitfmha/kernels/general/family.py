@@ -9,11 +9,13 @@ from pathlib import Path
 from ... import jit
 from ...amd.code_object import CodeObject
 from ...amd.kernel_arguments import GENERAL_ARGUMENTS
-from ...plan import Kernel, Launch, Reason, Refusal
+from ...plan import Kernel, Launch, Plan, Reason, Refusal
 from ...problem import Feature, Problem, Sizes
 from ...target import AmdTarget, Target
 from .. import tuned
 from ..tuned.limits import are_far_from_limits, reasons_of_sizes, reasons_of_target
+from .backward_plan import BackwardPlan, reasons_of_backward
+from .backward_traits import BackwardTraits
 from .launch import BoundGeneralKernel
 from .traits import GeneralTraits, access_of, kernel_spec, stacks_heads
 
@@ -37,21 +39,25 @@ SERVES = frozenset(
         Feature.DROPOUT,
         Feature.PAGED_KEYS,
         Feature.NUM_SPLITS,
+        Feature.BACKWARD,
     }
 )
 _MAX_HDIM = 256
 
 
-def propose(problem: Problem, target: Target) -> GeneralPlan | Refusal:
+def propose(problem: Problem, target: Target) -> Plan | Refusal:
     """The kernel for exactly what ``problem`` asks for."""
     assert isinstance(target, AmdTarget)
     reasons = (
         *reasons_of_target(problem, target),
         *reasons_of_sizes(problem),
         *_reasons_of_hdims(problem),
+        *reasons_of_backward(problem),
     )
     if reasons:
         return Refusal(reasons)
+    if problem.direction == "backward":
+        return BackwardPlan(problem, target, BackwardTraits.of(problem, target.arch))
     return GeneralPlan(problem, target, GeneralTraits.of(problem, target.arch))
 
 

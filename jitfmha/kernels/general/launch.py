@@ -8,21 +8,17 @@ import torch
 from torch import Tensor
 
 from ...amd.code_object import CodeObject
-from ...amd.kernel_arguments import MODIFIERS
 from ...amd.launcher import TENSORS, AmdLaunch, BoundKernel
-from ...arguments import CuSeqlens, Dropout, Modifiers, Tensors
-from ...dropout import largest_kept
+from ...arguments import CuSeqlens, Tensors
 from ...problem import Problem, Sizes, check_pages
 from ...target import AmdTarget
 from ..tuned.key_split import ONE_SPLIT, Splits
+from .modifiers import address, modifier_constants, modifier_tensors, packed_modifiers
 from .split_choice import SplitChoice
 from .traits import GeneralTraits, row_of_built
 
-# A side of a window that no sequence reaches; together with a row's number below 2^31.
-_OPEN_SIDE = 1 << 30
 _WORD = (1 << 32) - 1
 _ELEMENT_BYTES = 2
-_LARGEST_FLOAT = 3.4028234663852886e38  # of float32
 
 
 class BoundGeneralKernel:
@@ -41,7 +37,7 @@ class BoundGeneralKernel:
         self.kernel = BoundKernel(problem, target, row, code_object)
         self._splits = SplitChoice(problem, target, row)
         self._batch = problem.batch
-        self._constants = _constants(problem)
+        self._constants = modifier_constants(problem)
         self._is_paged = problem.is_paged
 
     def launch_for(self, sizes: Sizes) -> GeneralLaunch:
@@ -101,20 +97,19 @@ class GeneralLaunch(NamedTuple):
         if num_splits > 1:
             workspace = q.new_empty(workspace_floats, dtype=torch.float32)
         addresses = TENSORS.packer.pack(
-            *(_address(x) for x in (q, k, v, out, lse, workspace, *sums, None, None, None)),
+            *(address(x) for x in (q, k, v, out, lse, workspace, *sums, None, None, None)),
             *(max_seqlen_q, num_splits),
         )
         if table is not None and cu_seqlens is not None and kernel.launching is not None:
             check_pages(cu_seqlens, table, k)
-        modifying = _packed_modifiers(
-            modifiers or _NO_MODIFIERS, dropout, self._packed_pages(table, k), self.constants
-        )
+        pages = self._packed_pages(table, k)
+        modifying = packed_modifiers(modifiers, dropout, pages, self.constants)
         stream = kernel.current_stream(kernel.device_index)
         entry = kernel.launcher.jitfmha_general_fwd
         if kernel.launching is None:
             status = entry(kernel.call, sizes, addresses, modifying, stream)
         else:
-            read = *sums, table, *_read(modifiers or _NO_MODIFIERS, dropout)
+            read = *sums, table, *modifier_tensors(modifiers, dropout)
             with kernel.launching((q, k, v, out, lse, workspace, *read)):
                 status = entry(kernel.call, sizes, addresses, modifying, stream)
         if status != 0:
@@ -137,60 +132,3 @@ class GeneralLaunch(NamedTuple):
             return (0,) * 7
         size = self.page_size
         return table.data_ptr(), table.stride(0), *self.pages, size, _WORD // size, k.shape[0]
-
-
-_NO_MODIFIERS = Modifiers()
-
-
-def _constants(problem: Problem) -> tuple[float, ...]:
-    """The numbers of ``MODIFIERS`` that follow the tensors, in order."""
-    mask, softcap = problem.mask, problem.logit_softcap
-    left, right = (
-        _OPEN_SIDE if side is None else min(side, _OPEN_SIDE) for side in (mask.left, mask.right)
-    )
-    return (
-        *(left, right, not mask.top_left, min(problem.sink_size, _OPEN_SIDE)),
-        *(largest_kept(problem.dropout_p), 1 / (1 - problem.dropout_p)),
-        min(problem.softmax_scale / softcap, _LARGEST_FLOAT) if softcap else 0.0,
-        softcap,
-    )
-
-
-def _packed_modifiers(
-    modifiers: Modifiers,
-    dropout: Dropout | None,
-    pages: tuple[int, ...],
-    constants: tuple[float, ...],
-) -> bytes:
-    bias, slopes, sink = modifiers.bias, modifiers.alibi_slopes, modifiers.sink
-    rng_state = None if dropout is None else dropout.rng_state
-    return MODIFIERS.packer.pack(
-        *(_address(bias), *((0,) * 4 if bias is None else _bias_strides(bias))),
-        *(_address(slopes), *((0, 0) if slopes is None else _slope_strides(slopes))),
-        *(_address(sink), 0 if sink is None else sink.stride(0)),
-        _address(rng_state),
-        *pages,
-        0 if bias is None else bias.shape[-1],
-        *constants,
-    )
-
-
-def _bias_strides(bias: Tensor) -> tuple[int, ...]:
-    """Between batches, heads, queries and keys, in bytes; 0 where one serves all."""
-    pairs = zip(bias.shape, bias.stride(), strict=True)
-    strides = [0 if size == 1 else stride * bias.element_size() for size, stride in pairs]
-    return (*(0,) * (4 - len(strides)), *strides)
-
-
-def _slope_strides(slopes: Tensor) -> tuple[int, ...]:
-    """Between batches and heads, in elements."""
-    return (*(0,) * (2 - slopes.dim()), *slopes.stride())
-
-
-def _read(modifiers: Modifiers, dropout: Dropout | None) -> tuple[Tensor | None, ...]:
-    rng_state = None if dropout is None else dropout.rng_state
-    return modifiers.bias, modifiers.alibi_slopes, modifiers.sink, rng_state
-
-
-def _address(x: Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()

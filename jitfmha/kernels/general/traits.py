@@ -22,20 +22,20 @@ Access = Literal["near", "far", "paged"]
 _TEMPLATE = "amd/general_fwd.hip.in"
 _HEADERS = ("dropout.h", "row_tiles.h", "scores.h")
 # What general kernels share with the tuned ones.
-_SHARED_HEADERS = (
+SHARED_HEADERS = (
     *("address_spaces.h", "arguments.h", "attention.h", "number_formats.h"),
     *("split_results.h", "tiles.h", "workgroups.h"),
 )
-_ROUNDINGS: dict[Bf16Cvt, str] = {
+ROUNDINGS: dict[Bf16Cvt, str] = {
     "rtne": "nearest_even",
     "rtna": "nearest_away",
     "rtz": "towards_zero",
 }
-_TILE_ROWS, _TILE_KEYS, _THREADS = 128, 32, 256
+TILE_ROWS, TILE_KEYS, THREADS = 128, 32, 256
 _REGISTERS = 512  # vector registers that the waves of a SIMD share
 # The loads of a tile of keys reach less than 2 GiB; beyond that each row has an address of its own.
-_FAR_STRIDE_BYTES = (1 << 31) // _TILE_KEYS
-_ELEMENT_BYTES, _LSE_BYTES = 2, 4
+FAR_STRIDE_BYTES = (1 << 31) // TILE_KEYS
+ELEMENT_BYTES, _LSE_BYTES = 2, 4
 _WORD_END = 1 << 32  # a kernel's strides have 32 bits
 
 
@@ -107,7 +107,7 @@ class GeneralTraits:
             hdim_q=problem.hdim_q,
             hdim_v=problem.hdim_v,
             mode=problem.mode,
-            bf16_cvt=problem.bf16_cvt if _has_roundings(arch, problem.dtype) else "rtne",
+            bf16_cvt=problem.bf16_cvt if has_roundings(arch, problem.dtype) else "rtne",
             is_masked=not problem.mask.is_none,
             access=access_of(problem),
             modifiers=GeneralModifiers.of(problem),
@@ -119,7 +119,7 @@ class GeneralTraits:
         """The kernel's name, which is also its symbol."""
         words = (
             f"fmha_fwd_general_hd{self.hdim_q}x{self.hdim_v}_{self.dtype}",
-            self.bf16_cvt if _has_roundings(self.arch, self.dtype) else "",
+            self.bf16_cvt if has_roundings(self.arch, self.dtype) else "",
             "window" if self.is_masked else "",
             *self.modifiers.words(),
             "" if self.access == "near" else self.access,
@@ -144,19 +144,19 @@ class GeneralTraits:
             mask=2 if self.is_masked else 0,
             mode=int(is_group),
             bf16_cvt=BF16_CVTS.index(self.bf16_cvt),
-            ts_qo=_TILE_ROWS,
-            ts_kv=_TILE_KEYS,
+            ts_qo=TILE_ROWS,
+            ts_kv=TILE_KEYS,
             symbol=self.name,
             file=f"{self.name}.co",
             abi="jitfmha",
-            threads=_THREADS,
+            threads=THREADS,
             grid="heads_batches_tiles_splits" if is_group else "xcd_heads_tiles_splits",
             combine_symbol=self.combine_name,
             stacks_heads=self.stacks_heads,
         )
 
 
-def _has_roundings(arch: Arch, dtype: str) -> bool:
+def has_roundings(arch: Arch, dtype: str) -> bool:
     """Whether there are several ways to the output's dtype: gfx950 rounds in hardware."""
     return arch == "gfx942" and dtype == "bf16"
 
@@ -165,7 +165,7 @@ def access_of(problem: Problem) -> Access:
     """How keys and values are reached; far ones are more than a buffer's offsets apart."""
     if problem.is_paged:
         return "paged"
-    is_far = max(problem.k.seq, problem.v.seq) * _ELEMENT_BYTES >= _FAR_STRIDE_BYTES
+    is_far = max(problem.k.seq, problem.v.seq) * ELEMENT_BYTES >= FAR_STRIDE_BYTES
     return "far" if is_far else "near"
 
 
@@ -178,9 +178,9 @@ def stacks_heads(problem: Problem) -> bool:
     if problem.is_empty or problem.gqa == 1:
         return False
     sequences = problem.batch if problem.mode == "gm1" else 1
-    if problem.seqlen_q > _TILE_ROWS // 2 * sequences:
+    if problem.seqlen_q > TILE_ROWS // 2 * sequences:
         return False
-    stride = max(problem.q.head, problem.out.head) * _ELEMENT_BYTES
+    stride = max(problem.q.head, problem.out.head) * ELEMENT_BYTES
     return problem.gqa * max(stride, problem.seqlen_q * _LSE_BYTES) < _WORD_END
 
 
@@ -207,7 +207,7 @@ def kernel_spec(traits: GeneralTraits) -> jit.BuildSpec:
         "stacks_heads": _cpp(traits.stacks_heads),
         "access": traits.access,
         "dtype": traits.dtype.upper(),
-        "rounding": _ROUNDINGS[traits.bf16_cvt],
+        "rounding": ROUNDINGS[traits.bf16_cvt],
         **traits.modifiers.values(),
     }
     shared = hsa_dir() / "src"
@@ -216,7 +216,7 @@ def kernel_spec(traits: GeneralTraits) -> jit.BuildSpec:
         sources={
             "general_fwd.hip": jit.render(_TEMPLATE, values),
             **{header: jit.render(f"amd/{header}", {}) for header in _HEADERS},
-            **{each: (shared / each).read_text(encoding="utf-8") for each in _SHARED_HEADERS},
+            **{each: (shared / each).read_text(encoding="utf-8") for each in SHARED_HEADERS},
         },
         cflags=(
             "-std=c++17",

@@ -1,0 +1,158 @@
+"""The kernels of a general backward pass, loaded, and their launches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...amd.code_object import CodeObject
+from ...amd.kernel_arguments import GRADIENT_TENSORS
+from ...amd.launcher import TENSORS, AmdLaunch, BoundKernel
+from ...arguments import CuSeqlens, Gradients, Tensors
+from ...problem import GradientStrides, Problem, Sizes
+from ...target import AmdTarget
+from .backward_traits import BackwardTraits, Rows
+from .modifiers import address, modifier_constants, modifier_tensors, packed_modifiers
+from .traits import ELEMENT_BYTES, TILE_ROWS
+
+_ONE_SPLIT = (1, 0)
+_NO_PAGES = (0,) * 7
+_NO_STRIDES = (0, 0, 0)
+
+
+class BoundBackward:
+    """The kernels of a backward pass, loaded on a device, for calls that differ in lengths and
+    strides only.
+    """
+
+    def __init__(
+        self, problem: Problem, target: AmdTarget, traits: BackwardTraits, code_object: CodeObject
+    ) -> None:
+        """Build and load the launcher and the kernels, as far as that has not been done.
+
+        Raises:
+            HipError: the HIP runtime cannot be used, or refuses the code object.
+            jitfmha.BuildError: the launcher does not compile.
+        """
+        self._problem = problem
+        self._kernels = [
+            (BoundKernel(problem, target, traits.row(symbol), code_object), rows)
+            for symbol, rows in traits.kernels()
+        ]
+        self._constants = modifier_constants(problem)
+
+    def launch_for(self, sizes: Sizes) -> BackwardLaunch:
+        """The launch for these lengths and strides."""
+        problem = self._problem.with_sizes(sizes)
+        assert problem.gradients is not None
+        launches = tuple(
+            (kernel.launch_for(sizes, _ONE_SPLIT, None), rows) for kernel, rows in self._kernels
+        )
+        heads: dict[Rows, int] = {"q": problem.heads_q, "k": problem.heads_k}
+        return BackwardLaunch(
+            *(launches, heads, sizes.seqlen_q, sizes.seqlen_k, problem.lse_shape),
+            *(_packed_strides(problem, problem.gradients), self._constants),
+        )
+
+
+class BackwardLaunch(NamedTuple):
+    """Bound kernels with all that they need but the tensors' addresses.
+
+    Attributes:
+        launches: in order, and whose rows the workgroups of each have.
+        heads: how many, by whose rows.
+        seqlen_q, seqlen_k: gm0 of every sequence, gm1 of all together.
+        lse_shape: of the lse, and of what the kernels leave for each other.
+        strides: those of ``GRADIENT_TENSORS`` but for dbias, in order.
+        constants: the numbers among the modifiers.
+    """
+
+    launches: tuple[tuple[AmdLaunch, Rows], ...]
+    heads: dict[Rows, int]
+    seqlen_q: int
+    seqlen_k: int
+    lse_shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    constants: tuple[float, ...]
+
+    def __call__(self, tensors: Tensors) -> None:
+        """Start the kernels on torch's current stream; the gradients are written later.
+
+        Raises:
+            HipError: the HIP runtime refuses a launch. On the emulator also where a kernel does
+                what it must not, such as touching anything but these tensors.
+        """
+        q, k, v, out, _, cu_seqlens, _, modifiers, dropout, gradients, _ = tensors
+        assert gradients is not None, "a backward pass has gradients"
+        longest = self._longest(cu_seqlens)
+        sums = (None,) * 4 if cu_seqlens is None else cu_seqlens[:4]
+        between = q.new_empty((2, *self.lse_shape), dtype=torch.float32)
+        addresses = TENSORS.packer.pack(
+            *(address(x) for x in (q, k, v, out, None, None, *sums, None, None, None)),
+            *(longest["q"], 1),
+        )
+        modifying = packed_modifiers(modifiers, dropout, _NO_PAGES, self.constants)
+        differentiating = self._packed_gradients(tensors, gradients, between)
+        read = (q, k, v, out, tensors.lse, *sums, *modifier_tensors(modifiers, dropout))
+        for (kernel, sizes, *_), rows in self.launches:
+            count = self.heads[rows], -(-longest[rows] // TILE_ROWS)
+            stream = kernel.current_stream(kernel.device_index)
+            call = kernel.call, sizes, addresses, modifying, differentiating, *count, stream
+            entry = kernel.launcher.jitfmha_general_bwd
+            if kernel.launching is None:
+                status = entry(*call)
+            else:
+                with kernel.launching((*read, *gradients, between)):
+                    status = entry(*call)
+            if status != 0:
+                raise kernel.error(status)
+
+    def _longest(self, cu_seqlens: CuSeqlens | None) -> dict[Rows, int]:
+        """Of a sequence's rows; in gm1 all of them where nobody says, as none is longer."""
+        q, k = self.seqlen_q, self.seqlen_k
+        if cu_seqlens is None:
+            return {"q": q, "k": k}
+        max_seqlen_q, max_seqlen_k = cu_seqlens.max_seqlen_q, cu_seqlens.max_seqlen_k
+        return {
+            "q": q if max_seqlen_q is None else min(q, max_seqlen_q),
+            "k": k if max_seqlen_k is None else min(k, max_seqlen_k),
+        }
+
+    def _packed_gradients(self, tensors: Tensors, gradients: Gradients, between: Tensor) -> bytes:
+        dout, dlse, dq, dk, dv, dbias = gradients
+        lse_log2, delta = between
+        written = dout, tensors.lse, dlse, dq, dk, dv, dbias, lse_log2, delta
+        of_dbias = _NO_STRIDES if dbias is None else _row_strides(dbias.stride()[:-1])
+        return GRADIENT_TENSORS.packer.pack(*map(address, written), *self.strides, *of_dbias)
+
+
+def _packed_strides(problem: Problem, gradients: GradientStrides) -> tuple[int, ...]:
+    """Those between batches, heads and rows of each tensor, as ``GRADIENT_TENSORS`` has them."""
+    dout, lse, dlse, *written = gradients
+    # Kernels count a 16-bit tensor's in bytes. The lse has no last dimension, and heads first.
+    return (
+        *(ELEMENT_BYTES * x for x in _by_head(_one_row(dout, problem.seqlen_q))),
+        *_row_strides(lse),
+        *(_NO_STRIDES if dlse is None else _row_strides(dlse)),
+        *(ELEMENT_BYTES * x for strides in written for x in _by_head(strides)),
+    )
+
+
+def _one_row(strides: Sequence[int], seqlen: int) -> Sequence[int]:
+    """With 0 between rows where there is one: the stride of a dimension of size 1 is anything."""
+    return strides if seqlen > 1 else (*strides[:-3], 0, *strides[-2:])
+
+
+def _by_head(strides: Sequence[int]) -> tuple[int, int, int]:
+    """Of a tensor ``(b, s, h, d)``, or in gm1 ``(s, h, d)``: batch, head and row."""
+    *batch, row, head, _ = strides
+    return (batch[0] if batch else 0), head, row
+
+
+def _row_strides(strides: Sequence[int]) -> tuple[int, int, int]:
+    """Of a tensor ``(b, h, s)``, or in gm1 ``(h, s)``: batch, head and row."""
+    *batch, head, row = strides
+    return (batch[0] if batch else 0), head, row

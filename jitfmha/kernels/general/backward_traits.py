@@ -1,0 +1,170 @@
+"""What the kernels of a general backward pass are compiled for, and the build that makes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from ... import jit
+from ...amd.kernel_arguments import backward_structs
+from ...amd.manifest import KernelRow
+from ...arguments import Bf16Cvt
+from ...chips import Arch
+from ...jit.spec import MAX_NAME
+from ...problem import BF16_CVTS, Mode, Problem
+from ...resources import hsa_dir
+from .traits import (
+    ELEMENT_BYTES,
+    FAR_STRIDE_BYTES,
+    ROUNDINGS,
+    SHARED_HEADERS,
+    THREADS,
+    TILE_KEYS,
+    TILE_ROWS,
+    Access,
+    GeneralModifiers,
+    has_roundings,
+)
+
+Rows = Literal["q", "k"]
+"""Whose rows the workgroups of a kernel have."""
+
+_TEMPLATE = "amd/general_bwd.hip.in"
+_HEADERS = ("dropout.h", "gradients.h", "row_tiles.h", "score_pairs.h", "scores.h")
+# Up to here the operands and sums of dk and dv together fit into a wave's registers.
+_MOST_HDIMS_TOGETHER = 384
+
+
+@dataclass(frozen=True)
+class BackwardTraits:
+    """Everything that the kernels of a backward pass are specialised on.
+
+    Attributes:
+        bf16_cvt: how float32 becomes bf16; "rtne" where there is no choice.
+        is_masked: whether there are keys that some queries do not see.
+        modifiers: what is compiled in beside the mask; without the sink, which is in the lse.
+        access: how the rows of tiles are reached, "near" or "far".
+    """
+
+    arch: Arch
+    dtype: str
+    hdim_q: int
+    hdim_v: int
+    mode: Mode
+    bf16_cvt: Bf16Cvt
+    is_masked: bool
+    access: Access
+    modifiers: GeneralModifiers
+
+    @classmethod
+    def of(cls, problem: Problem, arch: Arch) -> BackwardTraits:
+        """What a problem asks for."""
+        return cls(
+            arch=arch,
+            dtype=problem.dtype,
+            hdim_q=problem.hdim_q,
+            hdim_v=problem.hdim_v,
+            mode=problem.mode,
+            bf16_cvt=problem.bf16_cvt if has_roundings(arch, problem.dtype) else "rtne",
+            is_masked=not problem.mask.is_none,
+            access=_access_of(problem),
+            modifiers=GeneralModifiers.of(problem._replace(has_sink=False)),
+        )
+
+    @property
+    def name(self) -> str:
+        """What the kernels' symbols begin with."""
+        words = (
+            f"fmha_bwd_general_hd{self.hdim_q}x{self.hdim_v}_{self.dtype}",
+            self.bf16_cvt if has_roundings(self.arch, self.dtype) else "",
+            "window" if self.is_masked else "",
+            *self.modifiers.words(),
+            "" if self.access == "near" else self.access,
+            self.mode,
+            self.arch,
+        )
+        return "_".join(word for word in words if word)
+
+    @property
+    def makes_dk_with_dv(self) -> bool:
+        """Whether one kernel makes both, or each has its own."""
+        return _rounded_up(self.hdim_q) + _rounded_up(self.hdim_v) <= _MOST_HDIMS_TOGETHER
+
+    def kernels(self) -> tuple[tuple[str, Rows], ...]:
+        """Symbols in the order of their launches, and whose rows each has."""
+        of_keys = ("dk_and_dv",) if self.makes_dk_with_dv else ("dk", "dv")
+        return ((f"{self.name}_dq", "q"), *((f"{self.name}_{each}", "k") for each in of_keys))
+
+    def row(self, symbol: str) -> KernelRow:
+        """One of the kernels as a row of a manifest, as the launcher knows kernels."""
+        is_group = self.mode == "gm1"
+        return KernelRow(
+            dtype="bf16" if self.dtype == "bf16" else "fp16",
+            hdim_q=self.hdim_q,
+            hdim_v=self.hdim_v,
+            mask=2 if self.is_masked else 0,
+            mode=int(is_group),
+            bf16_cvt=BF16_CVTS.index(self.bf16_cvt),
+            ts_qo=TILE_ROWS,
+            ts_kv=TILE_KEYS,
+            symbol=symbol,
+            file=f"{self.name}.co",
+            abi="jitfmha",
+            threads=THREADS,
+            grid="heads_batches_tiles_splits" if is_group else "xcd_heads_tiles_splits",
+        )
+
+
+def _rounded_up(hdim: int) -> int:
+    """To what operands and sums take registers for."""
+    return -(-hdim // 32) * 32
+
+
+def _access_of(problem: Problem) -> Access:
+    """How rows are reached; far ones are more than a buffer's offsets apart."""
+    gradients = problem.gradients
+    assert gradients is not None
+    dout = gradients.dout[-3] if problem.seqlen_q > 1 else 0
+    strides = problem.q.seq, problem.k.seq, problem.v.seq, dout
+    return "far" if max(strides) * ELEMENT_BYTES >= FAR_STRIDE_BYTES else "near"
+
+
+@cache
+def backward_spec(traits: BackwardTraits) -> jit.BuildSpec:
+    """The sources and the flags of the kernels."""
+    values = {
+        "origin": f"csrc_templates/{_TEMPLATE} for {traits.name}",
+        "shared_structs": backward_structs(),
+        "kernel": traits.name,
+        "hdim_q": traits.hdim_q,
+        "hdim_v": traits.hdim_v,
+        "is_group": str(traits.mode == "gm1").lower(),
+        "is_masked": str(traits.is_masked).lower(),
+        "makes_dk_with_dv": int(traits.makes_dk_with_dv),
+        "access": traits.access,
+        "dtype": traits.dtype.upper(),
+        "rounding": ROUNDINGS[traits.bf16_cvt],
+        **{name: x for name, x in traits.modifiers.values().items() if name != "sink"},
+    }
+    shared = hsa_dir() / "src"
+    return jit.BuildSpec(
+        name=traits.name[:MAX_NAME],
+        sources={
+            "general_bwd.hip": jit.render(_TEMPLATE, values),
+            **{header: jit.render(f"amd/{header}", {}) for header in _HEADERS},
+            **{each: (shared / each).read_text(encoding="utf-8") for each in SHARED_HEADERS},
+        },
+        cflags=(
+            "-std=c++17",
+            f"--offload-arch={traits.arch}",
+            # Branches that whole waves take stay as they are, as in forward.
+            *("-mllvm", "-structurizecfg-skip-uniform-regions=1"),
+        ),
+        toolchain="device_hip",
+        why=(
+            f"the first {traits.dtype} backward pass in {traits.mode} with hdim "
+            f"{traits.hdim_q}x{traits.hdim_v}{' and a mask' if traits.is_masked else ''}"
+            f"{''.join(f', {word}' for word in traits.modifiers.words())} on {traits.arch}"
+        ),
+    )
