@@ -28,11 +28,11 @@ struct Dropped {
   unsigned largest_kept;
 
   // Each half of the wave draws for 16 keys, and gives the other half those that it needs.
-  __device__ static Dropped draw(const Modifiers& m, unsigned line, int row, int first_key,
+  __device__ static Dropped draw(const Modifiers& m, unsigned line, int query, int first_key,
                                  int lane) {
     const Global<const unsigned> state = m.rng_state;
     const unsigned half = lane / 32;
-    const u32x4 counter = {first_key / 16 + half, static_cast<unsigned>(row), line, state[2]};
+    const u32x4 counter = {first_key / 16 + half, static_cast<unsigned>(query), line, state[2]};
     const u32x4 drawn = philox(counter, state[0], state[1]);
     Dropped result;
     result.largest_kept = m.largest_kept;
