@@ -80,19 +80,6 @@ def add_rows(report: Report, quick: bool, progress: Progress) -> None:
     report.at_most("spilled to scratch in all main loops, general", scratch, 0, "bytes")
 
 
-def _backward_profiles(chip: str, hdim: int, progress: Progress) -> tuple[LaunchProfile, ...]:
-    return profiles_of_backward(
-        f"general backward {chip} bfloat16 {hdim}x{hdim}, no mask",
-        chip,
-        torch.bfloat16,
-        (hdim, hdim),
-        (_BATCH, _HEADS, _SEQLEN),
-        _BACKWARD_SAMPLE,
-        progress,
-        {},
-    )
-
-
 def _tuned_seconds(chip: str, hdim: int, sample: int, progress: Progress) -> float:
     extent = (_BATCH, _HEADS, _SEQLEN)
     call = (chip, torch.bfloat16, (hdim, hdim), extent, sample, progress)
@@ -118,6 +105,19 @@ def _add_decode_rows(report: Report, chip: str, sample: int, progress: Progress)
     share = profile.launched_workgroups / (rounds * slots)
     what = f"units that have work in decode, general kernel, {chip}"
     report.at_least(what, 100 * share, _DECODE_UNITS, "%")
+
+
+def _backward_profiles(chip: str, hdim: int, progress: Progress) -> tuple[LaunchProfile, ...]:
+    return profiles_of_backward(
+        f"general backward {chip} bfloat16 {hdim}x{hdim}, no mask",
+        chip,
+        torch.bfloat16,
+        (hdim, hdim),
+        (_BATCH, _HEADS, _SEQLEN),
+        _BACKWARD_SAMPLE,
+        progress,
+        {},
+    )
 
 
 def _features() -> dict[str, AttentionOptions]:

@@ -55,7 +55,7 @@ def _with_lengths(
     )
 
 
-@pytest.mark.sample("number", range(_THOUSANDS), 4)
+@pytest.mark.sample("number", range(_THOUSANDS), 3)
 def test_few_queries_of_heads_that_share_keys(rng: torch.Generator, number: int) -> None:
     drawn = random.Random(rng.initial_seed())
     call = draw(drawn, MODIFIERS if drawn.random() < 0.5 else ())
@@ -77,7 +77,7 @@ def test_split_keys_of_any_queries(rng: torch.Generator, number: int) -> None:
         for heads_q in (2, 8)
         for feature in ("sink", "dropout", "everything")
     ],
-    2,
+    1,
 )
 def test_splits_together_count_everything_once(
     rng: torch.Generator, arch: str, heads_q: int, feature: str
@@ -104,7 +104,7 @@ def test_an_infinite_sink_takes_the_splits_too(rng: torch.Generator) -> None:
 @pytest.mark.sample(
     ("arch", "mask", "promised"),
     [(arch, mask, promised) for arch in ARCHS for mask in (0, 2) for promised in (0, 1, 64, 65)],
-    2,
+    1,
 )
 def test_the_workspace_is_as_large_as_was_promised(
     rng: torch.Generator, arch: str, mask: int, promised: int

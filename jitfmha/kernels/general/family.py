@@ -47,8 +47,8 @@ SERVES = frozenset(
         Feature.SINK_TOKENS,
         Feature.DROPOUT,
         Feature.PAGED_KEYS,
-        Feature.BACKWARD,
         Feature.NUM_SPLITS,
+        Feature.BACKWARD,
     }
 )
 # Queries are kept in registers, 512 of which a lane has: those of fp32 take twice as many.
