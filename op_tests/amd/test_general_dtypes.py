@@ -37,7 +37,7 @@ MODIFIERS = tuple(sorted(set(FEATURES) - {"everything"}))
 ALL_MODIFIERS = GeneralModifiers("fp32", *(True,) * 5)
 
 
-@pytest.mark.sample("number", range(_THOUSANDS), 3)
+@pytest.mark.sample("number", range(_THOUSANDS), 2)
 def test_drawn_calls(rng: torch.Generator, number: int) -> None:
     check(
         draw_of_other_dtypes(random.Random(rng.initial_seed()), MODIFIERS[: number % 2 * 99]), rng
@@ -103,7 +103,7 @@ def test_int8_probabilities(
 ) -> None:
     """Of one tile of keys, where the reference knows every step, and of several."""
     heads_q, heads_k = 4, 2
-    for seqlen_q, seqlen_k in ((33, 32), (1, 31), (40, 1), (129, 70), (3, 0)):
+    for seqlen_q, seqlen_k in ((33, 32), (1, 31), (40, 1), (3, 70), (3, 0)):
         shapes = (
             (2, seqlen_q, heads_q, 40),
             (2, seqlen_k, heads_k, 40),
@@ -191,7 +191,7 @@ def test_latent_attention(rng: torch.Generator, arch: str, dtype: torch.dtype) -
     cache = torch.randn(2, 80, 576, generator=rng).to(dtype)
     latent = cache[:, :70]
     keys = latent[:, :, None]
-    for seqlen_q, heads, num_splits in ((1, 5, 2), (33, 1, 0)):
+    for seqlen_q, heads, num_splits in ((1, 5, 2), (3, 1, 0)):
         q = torch.randn(2, seqlen_q, heads, 576, generator=rng).to(dtype)
         with emulate(arch, check=True) as emulated:
             actual = mla_absorbed_fwd(
@@ -230,7 +230,7 @@ def test_latent_attention(rng: torch.Generator, arch: str, dtype: torch.dtype) -
         for modifiers in (GeneralModifiers(), ALL_MODIFIERS)
         for is_v_column_major in (False, True)
     ],
-    2,
+    1,
 )
 def test_nothing_is_spilled(
     arch: Arch,
