@@ -333,10 +333,11 @@ def _sizes_of_bias(modifiers: Modifiers, cu_seqlens: CuSeqlens | None) -> tuple[
 
 def _described_keys(keys: KeyOptions) -> tuple[object, ...]:
     """What the checks look at, and the room of a table's row."""
-    block_table, num_splits, _, _ = keys
+    block_table, num_splits, out_accum, _ = keys
+    has_split_results = out_accum is not None
     if block_table is None:
-        return None, num_splits
-    return _described(block_table), block_table.is_neg(), num_splits
+        return None, num_splits, has_split_results
+    return _described(block_table), block_table.is_neg(), num_splits, has_split_results
 
 
 def _described(x: Tensor | None) -> tuple[object, ...] | None:

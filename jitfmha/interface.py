@@ -171,9 +171,9 @@ def fmha_fwd(
             may share pages; what stands behind the last page of a sequence has no meaning. There is
             no backward pass.
         num_splits: into how many parts the keys of a sequence are split, up to 128, so that more
-            threads have something to do; 0 leaves the choice. A part is a whole number of key
-            tiles, so that short sequences have fewer. Results depend on it in their last bits, and
-            never on the number of threads.
+            threads, or compute units, have something to do; 0 leaves the choice. A part is a whole
+            number of key tiles, so that short sequences have fewer. Results depend on it in their
+            last bits, and never on the number of threads.
 
     Returns:
         out, contiguous unless ``out`` was given; or ``(out, lse)``, lse being float32, gm0

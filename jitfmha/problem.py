@@ -84,6 +84,7 @@ class Feature(Enum):
     DROPOUT = "dropout"
     PAGED_KEYS = "keys and values in pages (block_table)"
     NUM_SPLITS = "a given number of key splits (num_splits)"
+    SPLIT_RESULTS = "the results of each key split (mha_fwd_splitkv)"
 
 
 DTYPE_FEATURES = {
@@ -179,6 +180,7 @@ class Problem(NamedTuple):
     dropout_p: float = 0.0
     is_paged: bool = False
     num_splits: int = 0
+    has_split_results: bool = False
     gradients: GradientStrides | None = None
 
     @property
@@ -236,6 +238,7 @@ class Problem(NamedTuple):
             Feature.DROPOUT: self.dropout_p > 0,
             Feature.PAGED_KEYS: self.is_paged,
             Feature.NUM_SPLITS: self.num_splits > 0,
+            Feature.SPLIT_RESULTS: self.has_split_results,
         }
         given = (feature for feature, is_asked in asked.items() if is_asked not in (None, False))
         return frozenset((DTYPE_FEATURES[self.dtype], *given))
@@ -378,6 +381,7 @@ def make_problem(arguments: Arguments) -> Problem:
         dropout_p=0.0 if arguments.dropout is None else arguments.dropout.p,
         is_paged=block_table is not None,
         num_splits=keys.num_splits,
+        has_split_results=keys.out_accum is not None,
         gradients=None,
     )
 

@@ -186,7 +186,7 @@ def test_parts_have_no_gradient() -> None:
         mha_fwd_splitkv(q.detach(), q.detach(), q.detach(), 0)
 
 
-def test_gpus_refuse_it_by_name() -> None:
+def test_gpus_refuse_the_parts_by_name() -> None:
     q = torch.zeros(1, 2, 1, 64, dtype=torch.bfloat16)
-    with jitfmha.emulate("gfx942"), pytest.raises(NotImplementedError, match="num_splits"):
-        fmha_fwd(q, q, q, num_splits=2)
+    with jitfmha.emulate("gfx942"), pytest.raises(NotImplementedError, match="mha_fwd_splitkv"):
+        mha_fwd_splitkv(q, q, q, 2)

@@ -26,8 +26,22 @@ struct KeyRange {
 struct KeyTiles {
   int count;
   int with_sinks, skipped;  // how many tiles lie before and in the gap
+  int first;                // of those that are seen, where a split begins
 
-  __device__ int at(int i) const { return i < with_sinks ? i : i + skipped; }
+  __device__ int at(int i) const {
+    const int n = first + i;
+    return kHasSinkTokens && n < with_sinks ? n : n + skipped;
+  }
+
+  // One of several splits; they differ by one tile at most.
+  __device__ KeyTiles split(int index, const Divisor& splits) const {
+    const Quotient tiles = divide(count, splits);
+    const int longer = tiles.remainder, least = tiles.value;
+    KeyTiles result = *this;
+    result.first = index * least + smaller(index, longer);
+    result.count = index < longer ? least + 1 : least;
+    return result;
+  }
 };
 
 // The keys that each query of a sequence sees.
@@ -44,36 +58,36 @@ struct Visibility {
   }
 
   // Without the sink tokens.
-  __device__ KeyRange keys_of(int row) const {
+  __device__ KeyRange keys_of(int query) const {
     if (!kIsMasked) return {0, seqlen_k - 1};
-    return {larger(row + diagonal - left, 0), smaller(row + diagonal + right, seqlen_k - 1)};
+    return {larger(query + diagonal - left, 0), smaller(query + diagonal + right, seqlen_k - 1)};
   }
 
-  __device__ bool sees(int row, int key) const {
-    const KeyRange seen = keys_of(row);
+  __device__ bool sees(int query, int key) const {
+    const KeyRange seen = keys_of(query);
     bool is_seen = key <= seen.last;
     if (kIsMasked) is_seen &= key >= seen.begin || key < sink_size;
     return is_seen;
   }
 
-  // The tiles that any of these rows sees.
-  __device__ KeyTiles tiles_of_rows(int first_row, int last_row) const {
-    const KeyRange first = keys_of(first_row), last = keys_of(last_row);
-    if (last.last < 0) return {0, 0, 0};
+  // The tiles that any of these queries sees.
+  __device__ KeyTiles tiles_of_queries(int first_query, int last_query) const {
+    const KeyRange first = keys_of(first_query), last = keys_of(last_query);
+    if (last.last < 0) return {0, 0, 0, 0};
     const int begin = first.begin / kTileKeys, end = last.last / kTileKeys + 1;
     const int with_sinks = smaller(tiles_of(sink_size, kTileKeys), end);
     const int skipped = larger(begin - with_sinks, 0);
-    return {with_sinks + larger(end - with_sinks - skipped, 0), with_sinks, skipped};
+    return {with_sinks + larger(end - with_sinks - skipped, 0), with_sinks, skipped, 0};
   }
 
-  // Whether none of 32 rows sees a tile, or all of them see all of it.
-  __device__ bool is_hidden(int first_row, int first_key) const {
-    const KeyRange first = keys_of(first_row), last = keys_of(first_row + 31);
+  // Whether none of these queries sees a tile, or all of them see all of it.
+  __device__ bool is_hidden(int first_query, int last_query, int first_key) const {
+    const KeyRange first = keys_of(first_query), last = keys_of(last_query);
     return kIsMasked && (first_key > last.last ||
                          (first_key + kTileKeys <= first.begin && first_key >= sink_size));
   }
-  __device__ bool is_whole(int first_row, int first_key) const {
-    const KeyRange first = keys_of(first_row), last = keys_of(first_row + 31);
+  __device__ bool is_whole(int first_query, int last_query, int first_key) const {
+    const KeyRange first = keys_of(first_query), last = keys_of(last_query);
     return first_key >= last.begin && first_key + kTileKeys - 1 <= first.last;
   }
 };
@@ -81,12 +95,12 @@ struct Visibility {
 // A lane's score i is that of this key of the tile.
 __device__ inline int key_of_score(int i, int lane) { return i / 4 * 8 + i % 4 + 4 * (lane / 32); }
 
-// Hides what a row does not see.
-__device__ inline void hide(f32x16& score, const Visibility& visibility, int row, int first_key,
+// Hides what a query does not see.
+__device__ inline void hide(f32x16& score, const Visibility& visibility, int query, int first_key,
                             int lane) {
 #pragma unroll
   for (int i = 0; i < 16; ++i)
-    score[i] = visibility.sees(row, first_key + key_of_score(i, lane)) ? score[i] : -kInfinity;
+    score[i] = visibility.sees(query, first_key + key_of_score(i, lane)) ? score[i] : -kInfinity;
 }
 
 // tanh x within 1.3e-5 of it, relatively, which is enough for 16-bit inputs: a rational function,
@@ -130,17 +144,16 @@ struct ScoreRow {
   float slope;              // ALiBi's, negative, times log2(e)
   int diagonal;             // the key with which ALiBi's distance is 0
 
-  // Of rows behind the last one, whose scores nobody needs, the last one's.
-  __device__ static ScoreRow of(const Modifiers& m, const Place& place, const Sequence& sequence,
-                                int row, int queries) {
+  // Of queries behind the last one, whose scores nobody needs, the last one's.
+  __device__ static ScoreRow of(const Modifiers& m, long batch, long head, const Sequence& sequence,
+                                int query, int queries) {
     ScoreRow result = {};
-    const long batch = place.batch, head = place.head;
-    const long query = sequence.q_start + smaller(row, queries - 1);
+    const long row = sequence.q_start + smaller(query, queries - 1);
     if (kBias != Bias::none)
-      result.bias = m.bias + batch * m.bias_batch + head * m.bias_head + query * m.bias_query;
+      result.bias = m.bias + batch * m.bias_batch + head * m.bias_head + row * m.bias_query;
     if (kHasAlibi) {
       result.slope = -kLog2e * m.alibi_slopes[batch * m.alibi_batch + head * m.alibi_head];
-      result.diagonal = row + sequence.seqlen_k - sequence.seqlen_q;
+      result.diagonal = query + sequence.seqlen_k - sequence.seqlen_q;
     }
     return result;
   }

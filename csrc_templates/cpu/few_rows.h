@@ -21,14 +21,6 @@ void for_each_row_block(int rows, const Visit& visit) {
   for (; at < rows; ++at) visit(std::integral_constant<int, 1>{}, at);
 }
 
-// Sums of the elements of kLanes vectors, in their order.
-inline Vec sums_of(Vec (&vectors)[kLanes]) {
-  simd::transpose(vectors);
-  for (int step = kLanes / 2; step > 0; step /= 2)
-    for (int i = 0; i < step; ++i) vectors[i] = simd::add(vectors[i], vectors[i + step]);
-  return vectors[0];
-}
-
 // scores[r * kScoreStride + key] = the dot product of query r with key(key), for `count` keys and
 // up to a whole vector of them, where the last one is repeated. A query is kQueryStride floats from
 // the one before. `meanwhile(key)` is called for each key.
@@ -56,7 +48,7 @@ __attribute__((noinline)) void multiply_in_place(const float* queries, const Key
                                               dots[r * kKeys + i]);
       }
     float sums[kLanes];
-    simd::store(sums, sums_of(dots));
+    simd::store(sums, simd::sum_rows(dots));
     for (int r = 0; r < kRows; ++r)
       std::memcpy(scores + r * kScoreStride + first, sums + r * kKeys, kKeys * sizeof(float));
   }

@@ -111,6 +111,20 @@ inline void transpose(Vec (&rows)[kLanes]) {
     rows[4 + i] = _mm256_permute2f128_ps(t[i], t[4 + i], 0x31);
   }
 }
+// Lane i = the sum of rows[i]'s lanes.
+inline Vec sum_rows(const Vec (&rows)[kLanes]) {
+  const auto add_halves = [](Vec a, Vec b) {
+    return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+  };
+  Vec halves[4];  // one for each of the rows i and i + 4
+  for (int i = 0; i < 4; ++i) halves[i] = add_halves(rows[i], rows[i + 4]);
+  return _mm256_hadd_ps(_mm256_hadd_ps(halves[0], halves[1]), _mm256_hadd_ps(halves[2], halves[3]));
+}
+inline float largest_lane(Vec a) {
+  __m128 largest = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  largest = _mm_max_ps(largest, _mm_movehl_ps(largest, largest));
+  return _mm_cvtss_f32(_mm_max_ss(largest, _mm_movehdup_ps(largest)));
+}
 // block[j] lane i = the j-th float from rows[i] on.
 inline void load_transposed(const void* const (&rows)[kLanes], Vec (&block)[kLanes]) {
   for (int i = 0; i < kLanes; ++i) block[i] = load(static_cast<const float*>(rows[i]));

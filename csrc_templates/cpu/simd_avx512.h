@@ -128,6 +128,28 @@ inline void transpose(Vec (&rows)[kLanes]) {
   }
 }
 
+// Lane i = the sum of rows[i]'s lanes. Halves are added, then halves of these, with half as many
+// shuffles as a transposition takes.
+inline Vec sum_rows(const Vec (&rows)[kLanes]) {
+  const auto add_wide_halves = [](Vec a, Vec b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+  };
+  const auto add_blocks = [](Vec a, Vec b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+  };
+  const auto add_halves = [](Vec a, Vec b) {
+    return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xee));
+  };
+  const auto add_neighbours = [](Vec a, Vec b) {
+    return _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x88), _mm512_shuffle_ps(a, b, 0xdd));
+  };
+  Vec blocks[4];  // 128 bits for each of the rows i, i + 4, i + 8 and i + 12
+  for (int i = 0; i < 4; ++i)
+    blocks[i] = add_blocks(add_wide_halves(rows[i], rows[i + 4]),
+                           add_wide_halves(rows[i + 8], rows[i + 12]));
+  return add_neighbours(add_halves(blocks[0], blocks[1]), add_halves(blocks[2], blocks[3]));
+}
+inline float largest_lane(Vec a) { return _mm512_reduce_max_ps(a); }
 // block[j] lane i = the j-th float from rows[i] on. With two rows in a register to begin with, a
 // quarter of the shuffles of `transpose` is not needed.
 inline void load_transposed(const void* const (&rows)[kLanes], Vec (&block)[kLanes]) {

@@ -87,6 +87,11 @@ inline void transpose(Vec (&rows)[kLanes]) {
   rows[2] = vcombine_f32(vget_high_f32(even_01), vget_high_f32(even_23));
   rows[3] = vcombine_f32(vget_high_f32(odd_01), vget_high_f32(odd_23));
 }
+// Lane i = the sum of rows[i]'s lanes.
+inline Vec sum_rows(const Vec (&rows)[kLanes]) {
+  return vpaddq_f32(vpaddq_f32(rows[0], rows[1]), vpaddq_f32(rows[2], rows[3]));
+}
+inline float largest_lane(Vec a) { return vmaxvq_f32(a); }
 // block[j] lane i = the j-th float from rows[i] on.
 inline void load_transposed(const void* const (&rows)[kLanes], Vec (&block)[kLanes]) {
   for (int i = 0; i < kLanes; ++i) block[i] = load(static_cast<const float*>(rows[i]));

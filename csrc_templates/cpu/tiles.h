@@ -35,12 +35,13 @@ inline const T* readable(const T* row, int d, T (&edge)[kCount]) {
   return edge;
 }
 
-// Asks for a row ahead of its use. Inlined by force: GCC believes that a function of nothing but
-// prefetches has no effect, and drops its calls.
+// Asks for a row ahead of its use. The empty statement is an effect: GCC believes that a prefetch
+// has none, and drops calls of functions that do nothing else.
 template <int kHdim, class T>
-__attribute__((always_inline)) inline void prefetch_row(const T* row) {
+inline void prefetch_row(const T* row) {
   constexpr int kLineElements = 64 / sizeof(T);
   for (int d = 0; d < kHdim; d += kLineElements) __builtin_prefetch(row + d);
+  __asm__ volatile("");
 }
 
 // Stores a vector to an output's row of kHdim elements from `d` on, as far as the row goes.

@@ -24,6 +24,7 @@
 // Set by the build: DTYPE (BF16 or FP16), HDIM_Q, HDIM_V, MASK, GROUP, ROUNDING, KERNEL and
 // COMBINE (symbols), TILE_ROWS, TILE_KEYS.
 #include "attention.h"
+#include "split_results.h"
 #include "workgroups.h"
 
 constexpr int kHdimQ = HDIM_Q, kHdimV = HDIM_V;
@@ -64,8 +65,6 @@ static_assert(kHasRoom || kGroups == 1 || kExchangeBytes <= kValuesBytes);
 
 constexpr int kKeyBlocks = kTileKeys / 32;
 constexpr int kQuerySteps = kHdimQ / 16, kValueBlocks = kHdimV / 32;
-// As many as jitfmha/kernels/tuned/key_split.py makes at most: a buffer's offsets reach them.
-constexpr int kMostSplits = 1024;
 
 // A tile of queries of one sequence and head, and a share of its keys.
 struct Task {
@@ -183,59 +182,12 @@ __device__ inline void store_output(Wave& wave, const Head& head, int first_row,
   store_lse(head, first_row, wave.maximum, sum, lane);
 }
 
-// What a split leaves in the workspace: the registers of a wave, as they are.
-struct SplitResult {
-  static constexpr int kQuads = 4 * kValueBlocks;
-  static constexpr int kMaximum = kQuads * 4 * 64, kSum = kMaximum + 64;  // where, in floats
-  static constexpr int kFloats = kSum + 64;                               // of a wave
-  Global<float> base;
+using OwnResult = SplitResult<kValueBlocks, kWaves>;
 
-  __device__ static SplitResult of(const Task& task, int split, int wave_index) {
-    const int index = task.tile * task.num_splits + split;
-    return {task.workspace + (static_cast<unsigned long>(index) * kWaves + wave_index) * kFloats};
-  }
-
-  __device__ void store(const Wave& wave, int lane) const {
-    // Four values of each lane lie together, so that lanes move whole lines.
-#pragma unroll
-    for (int i = 0; i < kQuads; ++i) {
-      const f32x16& o = wave.output[i / 4];
-      const int at = i % 4 * 4;
-      ((Global<f32x4>)(base + i * 256))[lane] = f32x4{o[at], o[at + 1], o[at + 2], o[at + 3]};
-    }
-    base[kMaximum + lane] = wave.maximum;
-    base[kSum + lane] = wave.sum.x + wave.sum.y;
-  }
-};
-
-// What all splits of a tile left for one of its waves, as one lane sees it.
-struct SplitResults {
-  static constexpr int kBytes = SplitResult::kFloats * 4;  // of a split
-  static constexpr int kStride = kWaves * kBytes;
-  __amdgpu_buffer_rsrc_t buffer;
-  int lane;
-
-  // Lanes without a row read zeros, from behind the end.
-  __device__ SplitResults(const Task& task, int wave_index, int given_lane, bool has_row)
-      : lane(has_row ? given_lane : 1 << 26) {
-    const Rows rows = {(Global<const char>)SplitResult::of(task, 0, wave_index).base, kStride,
-                       task.num_splits};
-    buffer = buffer_of<kMostSplits, kBytes>(rows);
-  }
-
-  __device__ f32x4 quad(int split, int i) const {
-    const int offset = split * kStride + i * 1024 + lane * 16;
-    return bits_as<f32x4>(__builtin_amdgcn_raw_buffer_load_b128(buffer, offset, 0, 0));
-  }
-  __device__ float maximum(int split) const { return value(split, SplitResult::kMaximum); }
-  __device__ float sum(int split) const { return value(split, SplitResult::kSum); }
-
- private:
-  __device__ float value(int split, int at) const {
-    const int offset = split * kStride + at * 4 + lane * 4;
-    return bits_as<float>(__builtin_amdgcn_raw_buffer_load_b32(buffer, offset, 0, 0));
-  }
-};
+// What a wave of a split of the task leaves.
+__device__ inline OwnResult split_result_of(const Task& task, int split, int wave_index) {
+  return OwnResult::of(task.workspace, task.tile * task.num_splits + split, wave_index);
+}
 
 // The last key that a row sees, given the one on the diagonal. Where the diagonal ends with the
 // keys, only rows behind the last one are on the other side of the end, and they do not matter.
@@ -360,7 +312,7 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
   if (task.workspace) {
     if (first_row < head.q.count) {
       wave.clear_blind_rows(wave.row_sum(opaque(lane)));
-      SplitResult::of(task, task.split, wave_index).store(wave, opaque(lane));
+      split_result_of(task, task.split, wave_index).store(wave, opaque(lane));
     }
     return;
   }
@@ -423,7 +375,7 @@ __device__ inline Task task_of(const Arguments& a, const Place& place, const Seq
   task.workspace = a.workspace;
   if (task.workspace)
     task.workspace +=
-        line_of(a, place) * a.query_tiles * task.num_splits * kWaves * SplitResult::kFloats;
+        line_of(a, place) * a.query_tiles * task.num_splits * kWaves * OwnResult::kFloats;
   return task;
 }
 
@@ -452,65 +404,31 @@ __global__
 // all splits, of which it loads several at once.
 template <bool kAreFar>
 __device__ inline void combine_splits(const Task& task, int part, Lds<char> exchange, int thread) {
-  constexpr int kQuads = SplitResult::kQuads / kWaves, kAtOnce = 8;
-  static_assert(SplitResult::kQuads % kWaves == 0);
+  constexpr int kQuads = OwnResult::kQuads / kWaves, kAtOnce = 8;
+  static_assert(OwnResult::kQuads % kWaves == 0);
   const int lane = thread % 64;
   const int wave_index = __builtin_amdgcn_readfirstlane(thread / 64);
-  const int first_quad = wave_index * kQuads, last_split = task.num_splits - 1;
+  const int first_quad = wave_index * kQuads;
   const int first_row = task.tile * kTileRows + part * 32;
   const bool has_row = first_row + lane % 32 < task.head.q.count;
-  const SplitResults results(task, part, lane, has_row);
+  const SplitResults<kValueBlocks, kWaves> results(split_result_of(task, 0, part), task.num_splits,
+                                                   lane, has_row);
+  const auto combined = CombinedSplits<kQuads, kAtOnce>::of(results, first_quad, task.num_splits);
 
-  float maximum = kNoMaximum, sum = 0;
-  f32x4 output[kQuads];
-#pragma unroll
-  for (int i = 0; i < kQuads; ++i) output[i] = f32x4(0);
-  for (int first = 0; first <= last_split; first += kAtOnce) {
-    float maxima[kAtOnce], sums[kAtOnce];
-    f32x4 quads[kAtOnce][kQuads];
-#pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) maxima[n] = results.maximum(smaller(first + n, last_split));
-#pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) {
-      // Behind the last split these are zeros.
-      sums[n] = results.sum(first + n);
-#pragma unroll
-      for (int i = 0; i < kQuads; ++i) quads[n][i] = results.quad(first + n, first_quad + i);
-    }
-    // Left alone, the compiler would load each when it is needed, to save registers.
-    __builtin_amdgcn_sched_barrier(0);
-    float next = maximum;
-#pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) next = __builtin_fmaxf(next, maxima[n]);
-    const float before = __builtin_amdgcn_exp2f(maximum - next);
-    maximum = next;
-    sum *= before;
-#pragma unroll
-    for (int i = 0; i < kQuads; ++i) output[i] *= before;
-#pragma unroll
-    for (int n = 0; n < kAtOnce; ++n) {
-      const float factor = __builtin_amdgcn_exp2f(maxima[n] - maximum);
-      sum += sums[n] * factor;
-#pragma unroll
-      for (int i = 0; i < kQuads; ++i) output[i] += quads[n][i] * factor;
-    }
-  }
-
-  // The other half of the wave has the sums of the query's other keys.
-  sum += bits_as<float>(__builtin_amdgcn_ds_bpermute((lane ^ 32) * 4, bits_as<int>(sum)));
+  const float sum = combined.row_sum(lane);
   const OutputRows<kAreFar> rows(task.head.o.from(first_row));
   const float factor = reciprocal_of(sum);
 #pragma unroll
   for (int i = 0; i < kQuads; ++i) {
     const int quad = first_quad + i;
-    rows.put(exchange + quad / 8 * Exchange::kBytes, quad % 8, output[i] * factor, lane);
+    rows.put(exchange + quad / 8 * Exchange::kBytes, quad % 8, combined.output[i] * factor, lane);
   }
   barrier();
   for (int n = wave_index; n < kValueBlocks / 2 * Exchange::kPasses; n += kWaves) {
     const int pass = n % Exchange::kPasses, wide = n / Exchange::kPasses;
     rows.store(exchange + wide * Exchange::kBytes, pass, wide * 64, lane);
   }
-  if (wave_index == 0) store_lse(task.head, first_row, maximum, sum, lane);
+  if (wave_index == 0) store_lse(task.head, first_row, combined.maximum, sum, lane);
 }
 
 __global__ void combine(Arguments) asm(COMBINE);

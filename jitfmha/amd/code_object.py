@@ -13,7 +13,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from ..chips import Arch, architecture
 from .elf import Elf, printable
@@ -114,7 +114,7 @@ def _check(path: Path, elf: Elf, arch: Arch, symbol: str, threads: int, kernarg_
             f"{path} is for {names.get(mach, 'another architecture')} (EF_AMDGPU_MACH {mach:#x}), "
             f"expected {arch} ({expected:#x})"
         )
-    kernels = _kernels(elf)
+    kernels = kernel_descriptors(elf)
     if symbol not in kernels:
         raise CodeObjectError(f"{path} has no kernel {symbol}; it has {list_of_names(kernels)}")
     metadata = kernel_metadata(elf, symbol)
@@ -122,7 +122,7 @@ def _check(path: Path, elf: Elf, arch: Arch, symbol: str, threads: int, kernarg_
         raise CodeObjectError(f"{path} has no metadata about kernel {symbol}")
     declared = _integer(metadata, ".kernarg_segment_size")
     # Compilers write the size into the descriptor too; assembly often leaves a 0 there.
-    described = kernels[symbol]
+    described = kernels[symbol].kernarg_bytes
     for size in (declared, described or declared):
         if not 0 < size <= kernarg_bytes:
             raise CodeObjectError(
@@ -147,15 +147,33 @@ def _check(path: Path, elf: Elf, arch: Arch, symbol: str, threads: int, kernarg_
     return declared
 
 
-def _kernels(elf: Elf) -> dict[str, int]:
-    """The kernels by symbol, and the argument size that the descriptor of each tells."""
+class KernelDescriptor(NamedTuple):
+    """What a kernel's descriptor tells.
+
+    Attributes:
+        lds_bytes: of LDS that a workgroup takes.
+        kernarg_bytes: size of the arguments; 0 where it is not told.
+        vgprs: vector registers that a wave takes, those for accumulation included.
+    """
+
+    lds_bytes: int
+    kernarg_bytes: int
+    vgprs: int
+
+
+def kernel_descriptors(elf: Elf) -> dict[str, KernelDescriptor]:
+    """The descriptors of the kernels, by symbol."""
     kernels = {}
     for symbol in elf.dynamic_symbols():
         if symbol.name.endswith(".kd") and symbol.section < len(elf.sections):
             home = elf.sections[symbol.section]
-            descriptor = home.offset + symbol.address - home.address
-            (size,) = struct.unpack_from("<I", elf.image, descriptor + 8)
-            kernels[symbol.name.removesuffix(".kd")] = size
+            at = home.offset + symbol.address - home.address
+            lds_bytes, kernarg_bytes = struct.unpack_from("<I4xI", elf.image, at)
+            (rsrc1,) = struct.unpack_from("<I", elf.image, at + 48)
+            # GRANULATED_WORKITEM_VGPR_COUNT: how often 8 more than the first 8.
+            vgprs = (rsrc1 & 0x3F) * 8 + 8
+            descriptor = KernelDescriptor(lds_bytes, kernarg_bytes, vgprs)
+            kernels[symbol.name.removesuffix(".kd")] = descriptor
     return kernels
 
 

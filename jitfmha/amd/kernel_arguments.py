@@ -21,6 +21,7 @@ __all__ = [
     "GRADIENT_TENSORS",
     "JITFMHA_ARGUMENTS",
     "MODIFIERS",
+    "STACKED_HEADS",
     "TENSOR_STRIDES",
     "Abi",
     "backward_structs",
@@ -140,8 +141,15 @@ MODIFIERS = SharedStruct(
     },
 )
 
+# Query heads whose rows share tiles; strides between them count bytes.
+STACKED_HEADS = SharedStruct(
+    "StackedHeads",
+    {"count": DIVISOR, **dict.fromkeys(("q_stride", "out_stride", "lse_stride"), UINT32)},
+)
+
 GENERAL_ARGUMENTS = SharedStruct(
-    "GeneralArguments", {"attention": JITFMHA_ARGUMENTS, "modifiers": MODIFIERS}
+    "GeneralArguments",
+    {"attention": JITFMHA_ARGUMENTS, "modifiers": MODIFIERS, "stacked": STACKED_HEADS},
 )
 
 # In bytes; of the lse, its gradient and that of the bias in elements.
@@ -205,7 +213,8 @@ def device_header() -> str:
 
 def general_structs() -> str:
     """What a general kernel takes, for its source, behind what ``arguments.h`` has."""
-    return f"{MODIFIERS.cpp(_DEVICE)}\n\n{GENERAL_ARGUMENTS.cpp(_DEVICE)}"
+    structs = MODIFIERS, STACKED_HEADS, GENERAL_ARGUMENTS
+    return "\n\n".join(each.cpp(_DEVICE) for each in structs)
 
 
 def backward_structs() -> str:

@@ -29,6 +29,7 @@ from .kernel_arguments import (
     GRADIENT_TENSORS,
     JITFMHA_ARGUMENTS,
     MODIFIERS,
+    STACKED_HEADS,
     TENSOR_STRIDES,
     Abi,
 )
@@ -47,7 +48,7 @@ KERNEL_TRAITS = SharedStruct(
         "input_bytes": INT32,  # of an element of q, k and v
         "xcds": INT32,  # of the chip
         "slots": INT32,  # workgroups that the device runs at a time
-        **dict.fromkeys(("is_group", "is_gfx942"), BOOL),
+        **dict.fromkeys(("is_group", "is_gfx942", "stacks_heads"), BOOL),
     },
 )
 _STRIDES = SharedStruct("Strides", dict.fromkeys(("batch", "seq", "head", "hdim"), INT64))
@@ -95,7 +96,8 @@ SplitsOf = Callable[[int], tuple[int, int]]
 def launcher_spec() -> jit.BuildSpec:
     """The source and the flags of the launcher."""
     structs = (
-        *(DIVISOR, JITFMHA_ARGUMENTS, MODIFIERS, GENERAL_ARGUMENTS, AITER_ARGUMENTS),
+        *(DIVISOR, JITFMHA_ARGUMENTS, AITER_ARGUMENTS),
+        *(MODIFIERS, STACKED_HEADS, GENERAL_ARGUMENTS),
         *(TENSOR_STRIDES, GRADIENT_TENSORS, BACKWARD_ARGUMENTS),
         *(KERNEL_TRAITS, _STRIDES, _DESCALE_STRIDES, CALL, SIZES, TENSORS),
     )
@@ -189,7 +191,7 @@ class BoundKernel:
             *(_ABIS.index(row.abi), GRIDS.index(row.grid), row.hdim_q, row.hdim_v, row.mask),
             *(row.ts_qo, row.threads, _INPUT_BYTES[row.dtype], target.chip.xcds),
             row.workgroups_of_unit * target.compute_units,
-            *(row.mode == 1, target.arch == "gfx942"),
+            *(row.mode == 1, target.arch == "gfx942", row.stacks_heads),
         )
         kernel = ctypes.c_void_p()
         status = self.launcher.jitfmha_load(

@@ -62,7 +62,7 @@ _GRIDS_OF: Mapping[tuple[Abi, int], tuple[Grid, ...]] = {
 _WAVE, _MOST_THREADS = 64, 1024
 _MOST_DIGITS = 18
 _SHOWN_LETTERS = 100
-_THREADS_OF_UNIT = 512
+_SIMDS = 4  # of a compute unit
 # Both end up inside C++ string literals; a file stays inside of its tree.
 _SYMBOL = re.compile(r"[A-Za-z_$.][A-Za-z0-9_$.]*")
 _FILE = re.compile(r"[A-Za-z0-9_+,=-][A-Za-z0-9_.+,=-]*(/[A-Za-z0-9_+,=-][A-Za-z0-9_.+,=-]*)*")
@@ -86,6 +86,8 @@ class KernelRow:
         combine_symbol: of the kernel that makes the output where keys are split; None: this one
             cannot split them.
         sha256: of the file; None where the manifest has none.
+        waves_of_simd: of our kernels, that share a SIMD.
+        stacks_heads: whether the query heads that share a key head are rows of the same tiles.
     """
 
     dtype: KernelDtype
@@ -103,6 +105,8 @@ class KernelRow:
     grid: Grid
     combine_symbol: str | None = None
     sha256: str | None = None
+    waves_of_simd: int = 2
+    stacks_heads: bool = False
 
     @property
     def name(self) -> str:
@@ -114,9 +118,9 @@ class KernelRow:
     def workgroups_of_unit(self) -> int:
         """How many workgroups of a kernel of ours share a compute unit: of AMD's it is not known.
 
-        A unit has 8 waves of our kernels at a time: two workgroups of four, or one of eight.
+        With two waves a SIMD, a unit has 8 of our waves: two workgroups of four, or one of eight.
         """
-        return _THREADS_OF_UNIT // self.threads
+        return self.waves_of_simd * _SIMDS * _WAVE // self.threads
 
     @property
     def serves(self) -> tuple[object, ...]:

@@ -11,13 +11,19 @@ from .modelled_call import estimate_of, matrix_busy, profiles_of_backward, profi
 from .report import Progress, Report
 
 _BATCH, _HEADS, _SEQLEN = 4, 32, 4096
-# Tuned kernels serve 64 and 128.
-_HDIMS = (96, 192, 256)
+_HDIMS = (96, 64, 128, 192, 256)
+_TUNED_HDIMS = (64, 128)  # that tuned kernels serve too
+_OVER_TUNED = 1.3
 _BUSY = {"gfx942": 50, "gfx950": 45}
 _BACKWARD_HDIMS, _BACKWARD_BUSY = (64, 128), 40
 _FEATURES_HDIM, _FEATURES_SEQLEN = 96, 2048
 _FEATURE = 1.35
 _WINDOW, _WINDOW_SEQLEN, _WINDOW_GAIN = 256, 8192, 8.0
+_DECODE_BATCH, _DECODE_HEADS, _DECODE_KEYS, _DECODE_HDIM = 8, 32, (8, 8192), 96
+_DECODE_BYTES, _DECODE_UNITS = 1.05, 90
+# What a split leaves of the queries of a key head: a wave's registers, which are 48 values, a
+# maximum and a sum in each of 64 lanes.
+_SPLIT_RESULT_BYTES = 64 * (_DECODE_HDIM // 2 + 2) * 4
 _SAMPLE, _QUICK_SAMPLE = 12, 4
 _BACKWARD_SAMPLE = 2  # all workgroups have the same to do
 
@@ -35,7 +41,7 @@ def add_rows(report: Report, quick: bool, progress: Progress) -> None:
         name = f"general {chip} bfloat16 {hdim}x{hdim}, {what}"
         extent = (_BATCH, _HEADS, seqlen)
         call = (chip, torch.bfloat16, (hdim, hdim), extent, sample, progress, options)
-        profile = profiles_of_call(name, *call)[0]
+        profile = profiles_of_call(name, *call, is_compiled=True)[0]
         conflicts += sum(loop.work.lds_conflict_cycles for loop in profile.main_loops)
         scratch += sum(loop.work.scratch_bytes for loop in profile.main_loops)
         estimate = estimate_of(profile)
@@ -43,9 +49,14 @@ def add_rows(report: Report, quick: bool, progress: Progress) -> None:
 
     for chip, bar in _BUSY.items():
         for hdim in _HDIMS[:1] if quick else _HDIMS:
-            _, busy = seconds(chip, hdim, _SEQLEN, "no mask", {})
+            compiled, busy = seconds(chip, hdim, _SEQLEN, "no mask", {})
             what = f"matrix units busy, general kernel, {chip} hdim {hdim}, whole launch"
             report.at_least(what, 100 * busy, bar, "%")
+            if hdim in _TUNED_HDIMS:
+                tuned = _tuned_seconds(chip, hdim, sample, progress)
+                what = f"modelled time of the general kernel over the tuned one, {chip} hdim {hdim}"
+                report.at_most(what, compiled / tuned, _OVER_TUNED, "x")
+        _add_decode_rows(report, chip, sample, progress)
     for chip in _BUSY:
         for hdim in _BACKWARD_HDIMS[:1] if quick else _BACKWARD_HDIMS:
             profiles = _backward_profiles(chip, hdim, progress)
@@ -67,6 +78,33 @@ def add_rows(report: Report, quick: bool, progress: Progress) -> None:
         report.at_least(what, plain / windowed, _WINDOW_GAIN, "x")
     report.at_most("LDS bank conflicts in all main loops, general", conflicts, 0, "cycles")
     report.at_most("spilled to scratch in all main loops, general", scratch, 0, "bytes")
+
+
+def _tuned_seconds(chip: str, hdim: int, sample: int, progress: Progress) -> float:
+    extent = (_BATCH, _HEADS, _SEQLEN)
+    call = (chip, torch.bfloat16, (hdim, hdim), extent, sample, progress)
+    name = f"tuned {chip} bfloat16 {hdim}x{hdim}, no mask"
+    return estimate_of(profiles_of_call(name, *call, {})[0]).seconds
+
+
+def _add_decode_rows(report: Report, chip: str, sample: int, progress: Progress) -> None:
+    """One query for each of several sequences, whose heads share key heads."""
+    hdims, extent = (_DECODE_HDIM, _DECODE_HDIM), (_DECODE_BATCH, _DECODE_HEADS, 1)
+    call = (chip, torch.bfloat16, hdims, extent, sample, progress, AttentionOptions())
+    heads_k, seqlen_k = _DECODE_KEYS
+    name = f"general {chip} bfloat16 {_DECODE_HDIM}x{_DECODE_HDIM}, decode, {seqlen_k} keys"
+    profile = profiles_of_call(name, *call, keys=_DECODE_KEYS, is_compiled=True)[0]
+    # Of every workgroup, since keys and values are in no cache before.
+    moved = profile.work.global_bytes / profile.ended_workgroups
+    read = (moved - _SPLIT_RESULT_BYTES) * profile.launched_workgroups
+    size = _DECODE_BATCH * heads_k * seqlen_k * sum(hdims) * torch.bfloat16.itemsize
+    what = f"bytes that decode reads over the size of keys and values, general kernel, {chip}"
+    report.at_most(what, read / size, _DECODE_BYTES, "x")
+    slots = profile.compute_units * profile.workgroups_per_unit
+    rounds = -(-profile.launched_workgroups // slots)
+    share = profile.launched_workgroups / (rounds * slots)
+    what = f"units that have work in decode, general kernel, {chip}"
+    report.at_least(what, 100 * share, _DECODE_UNITS, "%")
 
 
 def _backward_profiles(chip: str, hdim: int, progress: Progress) -> tuple[LaunchProfile, ...]:

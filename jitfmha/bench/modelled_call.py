@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
 import torch
 from torch import Tensor
 
@@ -9,6 +12,7 @@ from ..arguments import AttentionOptions
 from ..emulator import emulate
 from ..emulator.profile import Estimate, LaunchProfile
 from ..interface import fmha_bwd, fmha_fwd
+from ..target import TARGET_HERE, AmdTarget
 from .report import Progress
 
 # GPU allocators align to more than a cache line, PyTorch's for the CPU to less.
@@ -24,6 +28,9 @@ def profiles_of_call(
     sample: int | None,
     progress: Progress,
     options: AttentionOptions,
+    *,
+    keys: tuple[int, int] | None = None,
+    is_compiled: bool = False,
 ) -> tuple[LaunchProfile, ...]:
     """Of the launches of one call: of the kernel, and where keys are split of `combine`.
 
@@ -38,9 +45,14 @@ def profiles_of_call(
         sample: how many workgroups are run, None for all.
         progress: told of times.
         options: those of the call.
+        keys: key heads and seqlen of the keys, where they are not those of the queries.
+        is_compiled: take a kernel that is compiled for the call, also where a tuned one serves it.
     """
-    q, k, v, out = _tensors_of_call(dtype, hdims, extent)
-    with emulate(chip, profile=True, sample=sample) as run:
+    q, k, v, out = _tensors_of_call(dtype, hdims, extent, keys)
+    with (
+        emulate(chip, profile=True, sample=sample) as run,
+        _without_code_objects() if is_compiled else nullcontext(),
+    ):
         fmha_fwd(q, k, v, out=out, **options)
         profiles = run.profiles()
     _tell(name, extent, profiles, progress)
@@ -74,16 +86,19 @@ def profiles_of_backward(
 
 
 def _tensors_of_call(
-    dtype: torch.dtype, hdims: tuple[int, int], extent: tuple[int, int, int]
+    dtype: torch.dtype,
+    hdims: tuple[int, int],
+    extent: tuple[int, int, int],
+    keys: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch, heads, seqlen = extent
-    hdim_q, hdim_v = hdims
-    tensors = [_aligned(dtype, batch, seqlen, heads, d) for d in (hdim_q, hdim_q, hdim_v, hdim_v)]
+    heads_k, seqlen_k = keys or (heads, seqlen)
+    q, out = (_aligned(dtype, batch, seqlen, heads, d) for d in hdims)
+    k, v = (_aligned(dtype, batch, seqlen_k, heads_k, d) for d in hdims)
     generator = torch.Generator().manual_seed(20260101)
-    for x in tensors:
+    for x in (q, k, v, out):
         # One sequence's values serve all: what they are changes no cost.
-        x.copy_(torch.randn(1, seqlen, 1, x.shape[-1], generator=generator))
-    q, k, v, out = tensors
+        x.copy_(torch.randn(1, x.shape[1], 1, x.shape[-1], generator=generator))
     return q, k, v, out
 
 
@@ -118,6 +133,19 @@ def estimate_of(profile: LaunchProfile) -> Estimate:
     if estimate is None:
         raise RuntimeError(f"no timing: {profile.why_not}")
     return estimate
+
+
+@contextmanager
+def _without_code_objects() -> Iterator[None]:
+    """The target in place as one without trees of code objects, for which kernels are compiled."""
+    target = TARGET_HERE.get()
+    assert isinstance(target, AmdTarget)
+    same = target.chip, target.device_index, target.compute_units, target.runtime
+    before = TARGET_HERE.set(AmdTarget(*same, trees=()))
+    try:
+        yield
+    finally:
+        TARGET_HERE.reset(before)
 
 
 def _aligned(dtype: torch.dtype, *shape: int) -> Tensor:

@@ -62,6 +62,7 @@ SERVES = frozenset(
         Feature.DROPOUT,
         Feature.PAGED_KEYS,
         Feature.NUM_SPLITS,
+        Feature.SPLIT_RESULTS,
         Feature.BACKWARD,
     }
 )

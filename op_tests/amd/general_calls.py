@@ -33,6 +33,8 @@ class GeneralCall:
     Attributes:
         gap: unused rows behind each sequence of gm1.
         features: keys of ``score_features.FEATURES``.
+        num_splits: of the keys; 0 leaves the choice.
+        random_order: the seed of the order in which waves run; None: a fixed order.
     """
 
     arch: str
@@ -46,13 +48,16 @@ class GeneralCall:
     layouts: tuple[str, ...]  # of q, k, v and out
     bf16_cvt: str
     features: tuple[str, ...]
+    num_splits: int = 0
+    random_order: int | None = None
 
     def __str__(self) -> str:
         hdims, heads = ("x".join(map(str, pair)) for pair in (self.hdims, self.heads))
         lengths = "+".join(f"{q}x{k}" for q, k in self.lengths)
         words = (self.arch, self.dtype, self.bf16_cvt, f"hd{hdims}", f"heads{heads}", lengths)
         mode = f"gm1-gap{self.gap}" if self.is_group else "gm0-" + "-".join(self.layouts)
-        return "-".join((*words, mode, f"mask{self.mask}", *self.features))
+        splits = (f"splits{self.num_splits}",) if self.num_splits else ()
+        return "-".join((*words, mode, f"mask{self.mask}", *splits, *self.features))
 
 
 def draw(drawn: random.Random, features: tuple[str, ...] = ()) -> GeneralCall:
@@ -88,9 +93,11 @@ def check(call: GeneralCall, rng: torch.Generator) -> None:
         _check_batch(call, rng)
 
 
-def run(arch: str, *tensors: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+def run(
+    arch: str, *tensors: Tensor, random_order: int | None = None, **options: Any
+) -> tuple[Tensor, Tensor]:
     """Out and lse of a call; the sanitizer has nothing to say."""
-    with emulate(arch, check=True) as emulated:
+    with emulate(arch, check=True, random_order=random_order) as emulated:
         out, lse = fmha_fwd(*tensors, return_lse=True, **options)
         assert emulated.findings() == ()
     return out, lse
@@ -112,7 +119,7 @@ def _check_batch(call: GeneralCall, rng: torch.Generator) -> None:
     )
     out.fill_(torch.nan)
     options = _options(call, shape)
-    actual = run(call.arch, q, k, v, out=out, bf16_cvt=call.bf16_cvt, **options)
+    actual = run(call.arch, q, k, v, out=out, **_beside_the_result(call), **options)
     expected = attention(q, k, v, **for_reference(options, shape))
     _assert_close(actual, expected, (q, k, v), options, shape)
 
@@ -139,7 +146,7 @@ def _check_group(call: GeneralCall, rng: torch.Generator) -> None:
     if call.gap:
         sequences["cu_seqlens_q_padded"] = prefix_sums(rows_q)
         sequences["cu_seqlens_k_padded"] = prefix_sums(rows_k)
-    actual = run(call.arch, q, k, v, bf16_cvt=call.bf16_cvt, **sequences, **options)
+    actual = run(call.arch, q, k, v, **_beside_the_result(call), **sequences, **options)
     one = Shape(len(call.lengths), heads_q, max(of_q), max(of_k), shape.dtype, rng)
     expected = attention_packed(q, k, v, of_q, of_k, *starts, **for_reference(options, one))
     _assert_close(actual, expected, (q, k, v), options, shape)
@@ -147,6 +154,15 @@ def _check_group(call: GeneralCall, rng: torch.Generator) -> None:
 
 def _random(shape: Shape, *sizes: int) -> Tensor:
     return shape.randn(*sizes).to(shape.dtype)
+
+
+def _beside_the_result(call: GeneralCall) -> dict[str, Any]:
+    """What the reference needs nothing of."""
+    return {
+        "bf16_cvt": call.bf16_cvt,
+        "num_splits": call.num_splits,
+        "random_order": call.random_order,
+    }
 
 
 def _options(call: GeneralCall, shape: Shape) -> Options:

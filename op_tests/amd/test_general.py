@@ -16,7 +16,7 @@ from reference import assert_close, attention, attention_packed, unpaged
 from score_features import FEATURES, Shape, for_reference, largest_modifier
 from untyped import explain, fmha_fwd
 
-from jitfmha import dropout_randval, emulate, jit
+from jitfmha import dropout_randval, emulate, jit, mha_fwd_splitkv
 from jitfmha.amd.code_object import kernel_metadata
 from jitfmha.amd.elf import Elf
 from jitfmha.chips import Arch
@@ -72,14 +72,15 @@ def test_a_bias_of_the_least_finite_float_hides_nothing(rng: torch.Generator) ->
 
 
 @pytest.mark.sample(
-    ("arch", "hdims", "is_masked", "access", "modifiers"),
+    ("arch", "hdims", "is_masked", "access", "modifiers", "stacks_heads"),
     [
-        (arch, hdims, is_masked, access, modifiers)
+        (arch, hdims, is_masked, access, modifiers, stacks_heads)
         for arch in ARCHS
         for hdims in ((256, 256), (255, 251), (192, 192), (128, 224), (160, 128), (96, 96))
         for is_masked in (False, True)
         for access in get_args(Access)
         for modifiers in (GeneralModifiers(), ALL_MODIFIERS)
+        for stacks_heads in (False, True)
     ],
     2,
 )
@@ -89,6 +90,7 @@ def test_nothing_is_spilled(
     is_masked: bool,
     access: Access,
     modifiers: GeneralModifiers,
+    stacks_heads: bool,
 ) -> None:
     """Registers that go to scratch memory would be in every loop's way."""
     traits = GeneralTraits(
@@ -100,11 +102,14 @@ def test_nothing_is_spilled(
         is_masked=is_masked,
         access=access,
         modifiers=modifiers,
+        stacks_heads=stacks_heads,
     )
-    metadata = kernel_metadata(Elf(jit.read(kernel_spec(traits))), traits.name)
-    assert metadata is not None
+    code_object = Elf(jit.read(kernel_spec(traits)))
     spilled = (".vgpr_spill_count", ".sgpr_spill_count", ".private_segment_fixed_size")
-    assert [metadata[name] for name in spilled] == [0, 0, 0]
+    for kernel in (traits.name, traits.combine_name):
+        metadata = kernel_metadata(code_object, kernel)
+        assert metadata is not None
+        assert [metadata[name] for name in spilled] == [0, 0, 0]
 
 
 def test_a_tuned_kernel_is_the_first_choice() -> None:
@@ -126,8 +131,8 @@ def test_explain_names_the_compiler() -> None:
 def test_what_is_not_served_is_refused_by_name() -> None:
     q = torch.zeros(1, 4, 2, 96, dtype=torch.bfloat16)
     with emulate("gfx950"), pytest.raises(NotImplementedError) as raised:
-        fmha_fwd(q, q, q, num_splits=2)
-    assert f"not general: It does not serve {Feature.NUM_SPLITS.value}." in str(raised.value)
+        mha_fwd_splitkv(q, q, q, 2)
+    assert f"not general: It does not serve {Feature.SPLIT_RESULTS.value}." in str(raised.value)
 
 
 def test_wide_heads_are_refused_by_name() -> None:
@@ -181,7 +186,8 @@ def test_keys_in_pages(
         "cu_seqlens_k": prefix_sums(lengths_k),
         "max_seqlen_k": max(lengths_k),
     }
-    actual = run(arch, q, k, v, block_table=table, **sequences, **options)
+    num_splits = shape.one_of(4)
+    actual = run(arch, q, k, v, block_table=table, num_splits=num_splits, **sequences, **options)
     packed = [unpaged(x, table, lengths_k) for x in (k, v)]
     starts = [prefix_sums(lengths).tolist()[:-1] for lengths in (lengths_q, lengths_k)]
     one = Shape(batch, heads_q, max(lengths_q), max(lengths_k), q.dtype, rng)

@@ -17,7 +17,7 @@ from ..tuned.limits import are_far_from_limits, reasons_of_sizes, reasons_of_tar
 from .backward_plan import BackwardPlan, reasons_of_backward
 from .backward_traits import BackwardTraits
 from .launch import BoundGeneralKernel
-from .traits import GeneralTraits, access_of, kernel_spec
+from .traits import GeneralTraits, access_of, kernel_spec, stacks_heads
 
 NAME = "general"
 SERVES = frozenset(
@@ -38,6 +38,7 @@ SERVES = frozenset(
         Feature.SINK_TOKENS,
         Feature.DROPOUT,
         Feature.PAGED_KEYS,
+        Feature.NUM_SPLITS,
         Feature.BACKWARD,
     }
 )
@@ -122,7 +123,8 @@ class GeneralKernel:
         """The launch, unless another kernel is the one for these lengths and strides."""
         plan = self._plan
         problem = plan.problem.with_sizes(sizes)
-        if access_of(problem) != plan.traits.access:
+        traits = plan.traits
+        if (access_of(problem), stacks_heads(problem)) != (traits.access, traits.stacks_heads):
             return None
         if not self._is_far_from_limits(sizes) and any(reasons_of_sizes(problem)):
             return None

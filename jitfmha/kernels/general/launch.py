@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ...amd.code_object import CodeObject
 from ...amd.launcher import TENSORS, AmdLaunch, BoundKernel
-from ...arguments import Tensors
+from ...arguments import CuSeqlens, Tensors
 from ...problem import Problem, Sizes, check_pages
 from ...target import AmdTarget
+from ..tuned.key_split import ONE_SPLIT, Splits
 from .modifiers import address, modifier_constants, modifier_tensors, packed_modifiers
-from .traits import GeneralTraits
+from .split_choice import SplitChoice
+from .traits import GeneralTraits, row_of_built
 
-_ONE_SPLIT = (1, 0)
 _WORD = (1 << 32) - 1
 _ELEMENT_BYTES = 2
 
@@ -31,7 +33,10 @@ class BoundGeneralKernel:
             HipError: the HIP runtime cannot be used, or refuses the code object.
             jitfmha.BuildError: the launcher does not compile.
         """
-        self.kernel = BoundKernel(problem, target, traits.row(), code_object)
+        row = row_of_built(traits, code_object.image)
+        self.kernel = BoundKernel(problem, target, row, code_object)
+        self._splits = SplitChoice(problem, target, row)
+        self._batch = problem.batch
         self._constants = modifier_constants(problem)
         self._is_paged = problem.is_paged
 
@@ -42,21 +47,30 @@ class BoundGeneralKernel:
             # The launcher is told of the rows of a page, the kernel of pages too.
             pages = sizes.k[0] * _ELEMENT_BYTES, sizes.v[0] * _ELEMENT_BYTES
             sizes = sizes._replace(k=sizes.k[1:], v=sizes.v[1:])
-        launch = self.kernel.launch_for(sizes, _ONE_SPLIT, None)
-        return GeneralLaunch(launch, pages, sizes.seqlen_k, self._constants)
+        kernel, seqlen_k = self.kernel, sizes.seqlen_k
+        if kernel.is_group:
+            # What the caller does not tell: sequences count as equally long.
+            seqlen_k = -(-seqlen_k // self._batch)
+        splits = ONE_SPLIT if kernel.is_group else self._splits.splits(sizes.seqlen_q, seqlen_k)
+        launch = kernel.launch_for(sizes, splits, None)
+        return GeneralLaunch(launch, self._splits, seqlen_k, pages, sizes.seqlen_k, self._constants)
 
 
 class GeneralLaunch(NamedTuple):
     """A bound kernel with all that it needs but the tensors' addresses.
 
     Attributes:
-        launch: what a tuned kernel would need.
+        launch: what a tuned kernel would need; in gm0 with the splits of the keys.
+        split_choice: gm1: decides about them by the longest sequences of each call.
+        mean_seqlen_k: of gm1's sequences without pages.
         pages: strides between those of k and of v, in bytes.
         page_size: keys of a page, where they are in pages.
         constants: the numbers among the modifiers.
     """
 
     launch: AmdLaunch
+    split_choice: SplitChoice
+    mean_seqlen_k: int
     pages: tuple[int, int]
     page_size: int
     constants: tuple[float, ...]
@@ -68,7 +82,7 @@ class GeneralLaunch(NamedTuple):
             HipError: the HIP runtime refuses the launch. On the emulator also where the kernel does
                 what it must not, such as touching anything but these tensors.
         """
-        kernel, sizes, seqlen_q, *_ = self.launch
+        kernel, sizes, seqlen_q, splits, _ = self.launch
         q, k, v, out, lse, cu_seqlens, _, modifiers, dropout, _, keys = tensors
         table = None if keys is None else keys.block_table
         sums: tuple[Tensor | None, ...] = (None,) * 4
@@ -77,9 +91,14 @@ class GeneralLaunch(NamedTuple):
             sums, given = cu_seqlens[:4], cu_seqlens.max_seqlen_q
             # No sequence is longer than all rows together; workgroups without a tile end at once.
             max_seqlen_q = seqlen_q if given is None else min(given, seqlen_q)
+            splits = self._splits_of_sequences(max_seqlen_q, cu_seqlens, table)
+        num_splits, workspace_floats = splits
+        workspace = None
+        if num_splits > 1:
+            workspace = q.new_empty(workspace_floats, dtype=torch.float32)
         addresses = TENSORS.packer.pack(
-            *(address(x) for x in (q, k, v, out, lse, None, *sums, None, None, None)),
-            *(max_seqlen_q, 1),
+            *(address(x) for x in (q, k, v, out, lse, workspace, *sums, None, None, None)),
+            *(max_seqlen_q, num_splits),
         )
         if table is not None and cu_seqlens is not None and kernel.launching is not None:
             check_pages(cu_seqlens, table, k)
@@ -91,10 +110,21 @@ class GeneralLaunch(NamedTuple):
             status = entry(kernel.call, sizes, addresses, modifying, stream)
         else:
             read = *sums, table, *modifier_tensors(modifiers, dropout)
-            with kernel.launching((q, k, v, out, lse, *read)):
+            with kernel.launching((q, k, v, out, lse, workspace, *read)):
                 status = entry(kernel.call, sizes, addresses, modifying, stream)
         if status != 0:
             raise kernel.error(status)
+
+    def _splits_of_sequences(
+        self, max_seqlen_q: int, cu_seqlens: CuSeqlens, table: Tensor | None
+    ) -> Splits:
+        """By the longest sequences, as far as anybody tells."""
+        seqlen_k = cu_seqlens.max_seqlen_k
+        if seqlen_k is None:
+            seqlen_k = self.mean_seqlen_k
+            if table is not None:
+                seqlen_k = table.shape[1] * self.page_size
+        return self.split_choice.splits(max_seqlen_q, seqlen_k)
 
     def _packed_pages(self, table: Tensor | None, k: Tensor) -> tuple[int, ...]:
         """What ``MODIFIERS`` has of pages, in order."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
 from ... import jit
+from ...amd.code_object import kernel_descriptors
+from ...amd.elf import Elf
 from ...amd.kernel_arguments import general_structs
 from ...amd.manifest import KernelRow
 from ...arguments import Bf16Cvt
-from ...chips import Arch
+from ...chips import Arch, architecture
 from ...jit.spec import MAX_NAME
 from ...problem import BF16_CVTS, Mode, Problem
 from ...resources import hsa_dir
@@ -22,7 +24,7 @@ _HEADERS = ("dropout.h", "row_tiles.h", "scores.h")
 # What general kernels share with the tuned ones.
 SHARED_HEADERS = (
     *("address_spaces.h", "arguments.h", "attention.h", "number_formats.h"),
-    *("tiles.h", "workgroups.h"),
+    *("split_results.h", "tiles.h", "workgroups.h"),
 )
 ROUNDINGS: dict[Bf16Cvt, str] = {
     "rtne": "nearest_even",
@@ -30,9 +32,11 @@ ROUNDINGS: dict[Bf16Cvt, str] = {
     "rtz": "towards_zero",
 }
 TILE_ROWS, TILE_KEYS, THREADS = 128, 32, 256
+_REGISTERS = 512  # vector registers that the waves of a SIMD share
 # The loads of a tile of keys reach less than 2 GiB; beyond that each row has an address of its own.
 FAR_STRIDE_BYTES = (1 << 31) // TILE_KEYS
-ELEMENT_BYTES = 2
+ELEMENT_BYTES, _LSE_BYTES = 2, 4
+_WORD_END = 1 << 32  # a kernel's strides have 32 bits
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ class GeneralTraits:
         is_masked: whether there are keys that some queries do not see.
         modifiers: what is compiled in beside the mask.
         access: how keys and values are reached, as in the template.
+        stacks_heads: whether the query heads that share a key head are rows of the same tiles.
     """
 
     arch: Arch
@@ -91,6 +96,7 @@ class GeneralTraits:
     is_masked: bool
     access: Access
     modifiers: GeneralModifiers
+    stacks_heads: bool = False
 
     @classmethod
     def of(cls, problem: Problem, arch: Arch) -> GeneralTraits:
@@ -105,6 +111,7 @@ class GeneralTraits:
             is_masked=not problem.mask.is_none,
             access=access_of(problem),
             modifiers=GeneralModifiers.of(problem),
+            stacks_heads=stacks_heads(problem),
         )
 
     @property
@@ -116,10 +123,16 @@ class GeneralTraits:
             "window" if self.is_masked else "",
             *self.modifiers.words(),
             "" if self.access == "near" else self.access,
+            "stacked" if self.stacks_heads else "",
             self.mode,
             self.arch,
         )
         return "_".join(word for word in words if word)
+
+    @property
+    def combine_name(self) -> str:
+        """The name of the kernel that makes the output where keys are split."""
+        return f"{self.name}_combine"
 
     def row(self) -> KernelRow:
         """The kernel as a row of a manifest, as the launcher knows kernels."""
@@ -138,6 +151,8 @@ class GeneralTraits:
             abi="jitfmha",
             threads=THREADS,
             grid="heads_batches_tiles_splits" if is_group else "xcd_heads_tiles_splits",
+            combine_symbol=self.combine_name,
+            stacks_heads=self.stacks_heads,
         )
 
 
@@ -154,6 +169,29 @@ def access_of(problem: Problem) -> Access:
     return "far" if is_far else "near"
 
 
+def stacks_heads(problem: Problem) -> bool:
+    """Whether the query heads that share a key head are rows of the same tiles.
+
+    That reads keys and values once for all of them, and pays where a tile of one head's queries
+    would be half empty. The lengths of gm1's sequences are on the GPU: they count as equally long.
+    """
+    if problem.is_empty or problem.gqa == 1:
+        return False
+    sequences = problem.batch if problem.mode == "gm1" else 1
+    if problem.seqlen_q > TILE_ROWS // 2 * sequences:
+        return False
+    stride = max(problem.q.head, problem.out.head) * ELEMENT_BYTES
+    return problem.gqa * max(stride, problem.seqlen_q * _LSE_BYTES) < _WORD_END
+
+
+def row_of_built(traits: GeneralTraits, image: bytes) -> KernelRow:
+    """The row of a kernel whose code object says how many of its waves share a SIMD."""
+    descriptor = kernel_descriptors(Elf(image))[traits.name]
+    by_registers = _REGISTERS // descriptor.vgprs
+    by_lds = architecture(traits.arch).lds_bytes // descriptor.lds_bytes
+    return replace(traits.row(), waves_of_simd=min(by_registers, by_lds))
+
+
 @cache
 def kernel_spec(traits: GeneralTraits) -> jit.BuildSpec:
     """The sources and the flags of a kernel."""
@@ -161,10 +199,12 @@ def kernel_spec(traits: GeneralTraits) -> jit.BuildSpec:
         "origin": f"csrc_templates/{_TEMPLATE} for {traits.name}",
         "shared_structs": general_structs(),
         "kernel": traits.name,
+        "combine_kernel": traits.combine_name,
         "hdim_q": traits.hdim_q,
         "hdim_v": traits.hdim_v,
         "is_group": _cpp(traits.mode == "gm1"),
         "is_masked": _cpp(traits.is_masked),
+        "stacks_heads": _cpp(traits.stacks_heads),
         "access": traits.access,
         "dtype": traits.dtype.upper(),
         "rounding": ROUNDINGS[traits.bf16_cvt],

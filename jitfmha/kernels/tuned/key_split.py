@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 # Fewer key tiles for a split would cost more in reading and writing results than they save.
 _LEAST_KEY_TILES = 4
-# As many as the kernel `combine` reaches (kMostSplits in hsa/src/fmha_fwd.hip).
+# As many as the kernel `combine` reaches (kMostSplits in hsa/src/split_results.h).
 _MOST_SPLITS = 1024
 # Multiplications and additions of a compute unit with eight waves: by the model three quarters of
 # what its matrix units could do. The workgroups that share a unit share them.
@@ -95,7 +95,8 @@ class KeySplit:
         """
         waves = self.ts_qo // 32
         tiles = self.sequences * -(-seqlen_q // self.ts_qo)
-        return tiles * num_splits * waves * 64 * (self.hdim_v // 2 + 2)
+        # Of every 32 columns of a query two lanes have 16 each.
+        return tiles * num_splits * waves * 64 * (-(-self.hdim_v // 32) * 16 + 2)
 
     @staticmethod
     def _seconds(unsplit_seconds: float, num_splits: int) -> float:

@@ -1,0 +1,250 @@
+"""General kernels with few queries, whose heads are stacked, and with split keys.
+
+On the emulator with the sanitizer and waves in random order, and what the launcher asks for.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from general_calls import ARCHS, GeneralCall, check, draw, run
+from inputs import prefix_sums
+from reference import assert_close, attention
+from rigs.recording_runtime import Launch, RecordingRuntime
+from score_features import FEATURES
+from test_promises import run_with_promise
+from torch import Tensor
+from untyped import explain, fmha_fwd
+
+from jitfmha import emulate
+from jitfmha.amd.kernel_arguments import GENERAL_ARGUMENTS
+from jitfmha.arguments import Arguments, KeyOptions, Modifiers
+from jitfmha.kernels.general.split_choice import SplitChoice
+from jitfmha.kernels.general.traits import GeneralTraits, stacks_heads
+from jitfmha.problem import make_problem
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+_THOUSANDS = 4000
+MODIFIERS = tuple(sorted(set(FEATURES) - {"everything"}))
+# Query heads and key heads: of 128 rows of a tile 5 heads have 130 with 26 queries, and 40 heads
+# have several tiles.
+SHARED_HEADS = ((4, 2), (8, 1), (6, 2), (5, 1), (40, 1), (24, 3))
+FEW_QUERIES = (0, 1, 1, 1, 2, 3, 5, 16, 25, 26, 31, 32, 33, 63, 64)
+SEQLENS_K = (0, 1, 31, 32, 33, 64, 65, 100, 130, 200)
+NUM_SPLITS = (0, 0, 1, 2, 3, 5, 128)
+
+
+def _with_lengths(
+    drawn: random.Random, call: GeneralCall, queries: tuple[int, ...], **changes: Any
+) -> GeneralCall:
+    """The same call with as many sequences, of lengths from ``queries`` and ``SEQLENS_K``."""
+    lengths = [(drawn.choice(queries), drawn.choice(SEQLENS_K)) for _ in call.lengths]
+    if not call.is_group:
+        lengths = lengths[:1] * len(lengths)
+    return replace(
+        call,
+        lengths=tuple(lengths),
+        num_splits=drawn.choice(NUM_SPLITS),
+        random_order=drawn.randrange(1 << 32),
+        **changes,
+    )
+
+
+@pytest.mark.sample("number", range(_THOUSANDS), 3)
+def test_few_queries_of_heads_that_share_keys(rng: torch.Generator, number: int) -> None:
+    drawn = random.Random(rng.initial_seed())
+    call = draw(drawn, MODIFIERS if drawn.random() < 0.5 else ())
+    check(_with_lengths(drawn, call, FEW_QUERIES, heads=drawn.choice(SHARED_HEADS)), rng)
+
+
+@pytest.mark.sample("number", range(_THOUSANDS), 2)
+def test_split_keys_of_any_queries(rng: torch.Generator, number: int) -> None:
+    drawn = random.Random(rng.initial_seed())
+    call = draw(drawn, MODIFIERS if drawn.random() < 0.5 else ())
+    check(_with_lengths(drawn, call, (1, 33, 65, 127, 128, 129)), rng)
+
+
+@pytest.mark.sample(
+    ("arch", "heads_q", "feature"),
+    [
+        (arch, heads_q, feature)
+        for arch in ARCHS
+        for heads_q in (2, 8)
+        for feature in ("sink", "dropout", "everything")
+    ],
+    1,
+)
+def test_splits_together_count_everything_once(
+    rng: torch.Generator, arch: str, heads_q: int, feature: str
+) -> None:
+    """Sinks belong to the first split alone, and what is dropped depends on no split."""
+    drawn = random.Random(rng.initial_seed())
+    call = replace(
+        draw(drawn), arch=arch, heads=(heads_q, 2), is_group=False, mask=0, bf16_cvt="rtne"
+    )
+    call = replace(call, lengths=((3, 150),), features=(feature,), num_splits=3)
+    check(call, rng)
+
+
+def test_an_infinite_sink_takes_the_splits_too(rng: torch.Generator) -> None:
+    q, k, v = (torch.randn(1, n, 2, 24, generator=rng).bfloat16() for n in (1, 100, 100))
+    sink = torch.tensor([torch.inf, -torch.inf])
+    out, lse = run("gfx950", q, k, v, sink=sink, num_splits=3)
+    plain, plain_lse = attention(q, k, v)
+    assert (out[:, :, 0] == 0).all()
+    assert (lse[:, 0] == torch.inf).all()
+    assert_close((out[:, :, 1:], lse[:, 1:]), (plain[:, :, 1:], plain_lse[:, 1:]), q, k, v)
+
+
+@pytest.mark.sample(
+    ("arch", "mask", "promised"),
+    [(arch, mask, promised) for arch in ARCHS for mask in (0, 2) for promised in (0, 1, 64, 65)],
+    1,
+)
+def test_the_workspace_is_as_large_as_was_promised(
+    rng: torch.Generator, arch: str, mask: int, promised: int
+) -> None:
+    """Sequences turn out longer than they were said to be; two heads are stacked."""
+    lengths = [(66, 300), (3, 40), (1, 0), (0, 5), (10, 600)]
+    run_with_promise(rng, arch, (24, 40), mask, promised, lengths)
+
+
+# ---- What is launched ----------------------------------------------------------------------------
+
+
+def fields(launch: Launch, *names: str) -> list[int]:
+    """Arguments of the kernel by their names."""
+    assert launch.kernarg_bytes == GENERAL_ARGUMENTS.size
+    values = GENERAL_ARGUMENTS.packer.unpack_from(bytes(launch.kernarg))
+    by_name = dict(zip(GENERAL_ARGUMENTS.leaves, values, strict=True))
+    return [by_name[name] for name in names]
+
+
+def batch_of_8(rows: int, heads: int) -> Tensor:
+    """Of a head dimension that no tuned kernel has; one row's memory for all."""
+    return torch.zeros(1, 1, heads, 96, dtype=torch.bfloat16).expand(8, rows, -1, -1)
+
+
+def decode(seqlen_k: int, seqlen_q: int = 1) -> None:
+    q, k = batch_of_8(seqlen_q, 32), batch_of_8(seqlen_k, 8)
+    fmha_fwd(q, k, k)
+
+
+def test_stacked_heads_take_the_workgroups_of_key_heads(runtime: RecordingRuntime) -> None:
+    with runtime.stands_for(runtime.target("MI300X")):
+        decode(8192)
+    first, second = runtime.launches()
+    # 64 sequences and key heads, which are fewer than the chip's units.
+    (num_splits,) = fields(first, "attention.num_splits.divisor")
+    assert num_splits > 1
+    assert first.grid[0] * first.grid[1] * first.grid[2] == 64 * num_splits
+    # A workgroup for each of four waves.
+    assert second.grid[0] * second.grid[1] * second.grid[2] == 64 * 4
+    assert bytes(first.kernarg) == bytes(second.kernarg)
+    assert second.symbol == first.symbol + b"_combine"
+    names = ("heads.divisor", "gqa.divisor", "query_tiles")
+    assert fields(first, *(f"attention.{name}" for name in names)) == [8, 1, 1]
+    assert fields(first, "stacked.count.divisor", "stacked.q_stride") == [4, 192]
+
+
+@pytest.mark.parametrize(
+    ("seqlen_k", "options", "num_splits"),
+    [
+        (8192, {}, 9),  # of 608 workgroups that run at a time, for 64 sequences and key heads
+        (8192, {"num_splits": 1}, 1),
+        (8192, {"num_splits": 7}, 7),
+        (64, {"num_splits": 7}, 7),
+        (64, {}, 1),  # too few keys for a second launch to pay
+        (8192, {"window_size": (100, 0)}, 1),  # as few are seen
+        (8192, {"window_size": (100, 0), "sink_size": 8000}, 9),
+        (8192, {"mask": 2}, 9),
+        (8192, {"heads": (32, 32)}, 2),  # 256 sequences and heads
+        (8192, {"seqlen_q": 64}, 4),  # two tiles for each key head
+        (8192, {"seqlen_q": 65}, 2),  # a tile for each of 32 query heads
+    ],
+    ids=str,
+)
+def test_num_splits(
+    runtime: RecordingRuntime, seqlen_k: int, options: dict[str, Any], num_splits: int
+) -> None:
+    """Where two waves share a SIMD."""
+    target = runtime.target("MI300X")
+    seqlen_q, heads = options.pop("seqlen_q", 1), options.pop("heads", (32, 8))
+    q, k = batch_of_8(seqlen_q, heads[0]), batch_of_8(seqlen_k, heads[1])
+    keys = KeyOptions(num_splits=options.pop("num_splits", 0))
+    modifiers = Modifiers(sink_size=options.pop("sink_size", 0))
+    problem = make_problem(Arguments(q, k, k, keys=keys, modifiers=modifiers, **options))
+    row = replace(GeneralTraits.of(problem, target.arch).row(), waves_of_simd=2)
+    splits = SplitChoice(problem, target, row).splits(seqlen_q, seqlen_k)
+    assert splits.num_splits == num_splits
+    # Each of a tile's 4 waves leaves 48 values, a maximum and a sum in each of 64 lanes.
+    tiles = 8 * (heads[1] * -(-seqlen_q * 4 // 128) if row.stacks_heads else heads[0])
+    floats = tiles * num_splits * 4 * 64 * 50
+    assert splits.workspace_floats == (floats if num_splits > 1 else 0)
+
+
+@pytest.mark.parametrize(
+    ("max_seqlen_k", "are_split"),
+    [
+        (None, True),  # as many keys as the table has pages for
+        (8192, True),
+        (64, False),
+    ],
+)
+def test_keys_in_pages_are_split_by_the_longest_sequence(
+    runtime: RecordingRuntime, max_seqlen_k: int | None, are_split: bool
+) -> None:
+    q = torch.zeros(8, 32, 128, dtype=torch.bfloat16)
+    k = torch.zeros(1, 1, 8, 128, dtype=torch.bfloat16).expand(3, 64, -1, -1)
+    table = torch.zeros(8, 128, dtype=torch.int32)
+    ends = {"cu_seqlens_q": prefix_sums([1] * 8), "cu_seqlens_k": prefix_sums([64] * 8)}
+    longest = {"max_seqlen_q": 1, "max_seqlen_k": max_seqlen_k}
+    with runtime.stands_for(runtime.target("MI300X")):
+        fmha_fwd(q, k, k, block_table=table, **ends, **longest)
+    first, *others = runtime.launches()
+    (num_splits,) = fields(first, "attention.num_splits.divisor")
+    assert (num_splits > 1) == bool(others) == are_split
+
+
+def test_a_decode_loop_keeps_its_kernel(runtime: RecordingRuntime) -> None:
+    """Whether keys are split or not; and many queries take one of their own."""
+    with runtime.stands_for(runtime.target("MI300X")):
+        for seqlen_k in (1, 64, 500, 8192, 8193):
+            decode(seqlen_k)
+        decode(64, seqlen_q=65)
+        decode(64)
+    symbols = [each.symbol.decode() for each in runtime.launches()]
+    forward = [symbol for symbol in symbols if not symbol.endswith("_combine")]
+    assert len(symbols) > len(forward) == 7
+    assert forward[5] == forward[0].replace("_stacked", "")
+    assert {*forward[:5], forward[6]} == {forward[0]}
+
+
+def test_heads_that_are_far_apart_are_not_stacked(
+    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four of them would be 4 GiB from the next four; and back to heads that are not."""
+    # Nobody reads what lies between.
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
+    far = 1 << 29  # elements
+    memory = torch.empty(3 * far + 24, dtype=torch.bfloat16)
+    q = memory.as_strided((1, 1, 4, 24), (0, 96, far, 1))
+    k, v = (torch.randn(1, 33, 1, 24, generator=rng).bfloat16() for _ in range(2))
+    q.copy_(torch.randn(1, 1, 4, 24, generator=rng))
+    for queries in (q, q.contiguous(), q):
+        problem = make_problem(Arguments(queries, k, v))
+        assert stacks_heads(problem) == queries.is_contiguous()
+        actual = run("gfx942", queries, k, v)
+        assert_close(actual, attention(queries, k, v), queries, k, v)
+
+
+def test_explain_says_that_heads_are_stacked() -> None:
+    q, k = (torch.zeros(1, n, heads, 96, dtype=torch.bfloat16) for n, heads in ((2, 4), (9, 2)))
+    with emulate("gfx950"):
+        assert "_stacked_" in explain(q, k, k).plan.kernel
+        assert "_stacked_" not in explain(q, q, q).plan.kernel
