@@ -33,7 +33,7 @@ _TEMPLATE = "amd/general_bwd.hip.in"
 _HEADERS = ("dropout.h", "elements.h", "gradients.h", "row_tiles.h", "score_pairs.h", "scores.h")
 ELEMENT_BYTES = 2  # of all tensors
 # Up to here the operands and sums of dk and dv together fit into a wave's registers.
-_MOST_HDIMS_TOGETHER = 384
+_MOST_HDIMS_TOGETHER = 320
 
 
 @dataclass(frozen=True)
