@@ -1,4 +1,4 @@
-// Which probabilities are dropped: random bytes by the counter-based generator Philox 4x32-10
+// Which probabilities are dropped: random bytes by the counter-based generator Philox 4x32-7
 // (Salmon et al., SC 2011), which depend on the random state and on their position alone. The CPU
 // draws the same ones.
 //
@@ -10,7 +10,7 @@
 
 __device__ inline u32x4 philox(u32x4 counter, unsigned seed_low, unsigned seed_high) {
 #pragma unroll
-  for (int round = 0; round < 10; ++round) {
+  for (int round = 0; round < 7; ++round) {
     const unsigned long first = 0xd2511f53ul * counter.x, second = 0xcd9e8d57ul * counter.z;
     const unsigned first_high = first >> 32, second_high = second >> 32;
     counter = u32x4{second_high ^ counter.y ^ seed_low, static_cast<unsigned>(second),

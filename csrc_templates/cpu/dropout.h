@@ -1,4 +1,4 @@
-// Which probabilities are dropped: random bytes by the counter-based generator Philox 4x32-10
+// Which probabilities are dropped: random bytes by the counter-based generator Philox 4x32-7
 // (Salmon et al., SC 2011), which depend on the random state and on their position alone. Forward
 // and backward agree by them, whatever their tiles are.
 //
@@ -56,8 +56,8 @@ struct Dropped {
 
  private:
   static inline void philox(Factors (&c)[4], uint32_t k0, uint32_t k1) {
-#pragma GCC unroll 10
-    for (int round = 0; round < 10; ++round, k0 += 0x9e3779b9u, k1 += 0xbb67ae85u) {
+#pragma GCC unroll 7
+    for (int round = 0; round < 7; ++round, k0 += 0x9e3779b9u, k1 += 0xbb67ae85u) {
       Factors high0, low0, high1, low1;
       simd::multiply_wide(c[0], 0xd2511f53u, high0, low0);
       simd::multiply_wide(c[2], 0xcd9e8d57u, high1, low1);

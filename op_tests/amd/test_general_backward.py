@@ -217,6 +217,34 @@ def test_what_nobody_sees_has_no_gradient(rng: torch.Generator) -> None:
             assert dq[:, -19:].any()
 
 
+def test_sink_tokens_have_gradients_of_far_queries(rng: torch.Generator) -> None:
+    """Further from the window than a workgroup's keys are."""
+    options = {"mask": "b:3,0", "sink_size": 4}
+    q, k, v = (torch.randn(1, 200, 1, 24, generator=rng).bfloat16() for _ in range(3))
+    with emulate("gfx942"):
+        out, lse = fmha_fwd(q, k, v, return_lse=True, **options)
+        actual = fmha_bwd(torch.ones_like(out), q, k, v, out, lse, **options)
+    doubles = [x.double().requires_grad_() for x in (q, k, v)]
+    attention(*doubles, **options)[0].sum().backward()
+    for x, reference in zip(actual, doubles, strict=True):
+        assert reference.grad is not None
+        largest = reference.grad.abs().max().item()
+        assert (x.double() - reference.grad).abs().max() <= TOLERANCE["bf16"] * max(1, largest)
+
+
+def test_what_lies_behind_the_last_row_adds_nothing() -> None:
+    """Where all scores are small, those of rows that are not there would be infinite powers."""
+    q, k = torch.full((1, 33, 1, 24), -8.0).bfloat16(), torch.full((1, 33, 1, 24), 8.0).bfloat16()
+    with emulate("gfx942"):
+        out, lse = fmha_fwd(q, k, k, return_lse=True)
+        dq, dk, dv = fmha_bwd(torch.ones_like(out), q, k, k, out, lse)
+    assert (lse < -200).all()
+    # Equal keys with equal values: the probabilities may change at will.
+    assert not dq.any()
+    assert not dk.any()
+    torch.testing.assert_close(dv, torch.ones_like(dv), atol=1e-2, rtol=0)
+
+
 def test_autograd(rng: torch.Generator) -> None:
     """`fmha_fwd` saves what backward needs, and gets the gradients of what followed."""
     qkv = [torch.randn(1, 33, 2, 24, generator=rng).bfloat16().requires_grad_() for _ in range(3)]
