@@ -6,6 +6,7 @@
 // seed, and the 16 bytes of the result are for 16 keys that follow each other.
 #pragma once
 
+#include "half_waves.h"
 #include "number_formats.h"
 
 __device__ inline u32x4 philox(u32x4 counter, unsigned seed_low, unsigned seed_high) {
@@ -38,11 +39,10 @@ struct Dropped {
     result.largest_kept = m.largest_kept;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const unsigned even = drawn[2 * i], odd = drawn[2 * i + 1];
-      const unsigned own = half ? odd : even, others = half ? even : odd;
-      const unsigned given = __builtin_amdgcn_ds_bpermute((lane ^ 32) * 4, others);
-      result.words[0][i] = half ? given : own;
-      result.words[1][i] = half ? own : given;
+      unsigned even = drawn[2 * i], odd = drawn[2 * i + 1];
+      exchange_halves(even, odd, lane);
+      result.words[0][i] = even;
+      result.words[1][i] = odd;
     }
     return result;
   }

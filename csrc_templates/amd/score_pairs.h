@@ -49,10 +49,16 @@ struct ScorePairs {
   __device__ void modify(f32x16& score, const Modifiers& m, float scale,
                          const HeadScores& head) const {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-      const float bias = kBias == Bias::none ? 0 : head.bias_of(m, query(i), key(i));
-      const int distance = query(i) + head.diagonal - key(i);
-      score[i] = logit(score[i], m, scale, head.slope, distance, bias);
+    for (int i = 0; i < 16; i += 2) {
+      f32x2 bias = {}, distances;
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        if (kBias != Bias::none) bias[j] = head.bias_of(m, query(i + j), key(i + j));
+        distances[j] = query(i + j) + head.diagonal - key(i + j);
+      }
+      const f32x2 x = logits(f32x2{score[i], score[i + 1]}, m, scale, head.slope, distances, bias);
+      score[i] = x.x;
+      score[i + 1] = x.y;
     }
   }
 

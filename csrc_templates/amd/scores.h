@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "dropout.h"
+#include "half_waves.h"
 #include "workgroups.h"
 
 constexpr int kTileKeys = 32;
@@ -105,27 +106,34 @@ __device__ inline void hide(f32x16& score, const Visibility& visibility, int que
 
 constexpr bool kAreFloats = Dtype::kBytes == 4;
 
+// Two numbers are multiplied and added at once.
+__device__ inline f32x2 multiply_add(f32x2 a, f32x2 b, f32x2 c) {
+  return __builtin_elementwise_fma(a, b, c);
+}
+
 template <int kTerms>
-__device__ inline float polynomial(const float (&factors)[kTerms], float x) {
-  float result = factors[kTerms - 1];
+__device__ inline f32x2 polynomial(const float (&factors)[kTerms], f32x2 x) {
+  f32x2 result = f32x2(factors[kTerms - 1]);
 #pragma unroll
-  for (int i = kTerms - 2; i >= 0; --i) result = __builtin_fmaf(result, x, factors[i]);
+  for (int i = kTerms - 2; i >= 0; --i) result = multiply_add(result, x, f32x2(factors[i]));
   return result;
 }
 
 // tanh x, relatively within 1.3e-5 of it, which is enough for 16-bit inputs, and for fp32 within
 // 5e-7: a rational function, minimax up to where tanh is 1 that accurately. The same as the CPU's.
-__device__ inline float tanh(float x) {
+__device__ inline f32x2 tanh(f32x2 x) {
   constexpr float kShortAbove[] = {1.0f, 0.114983931f, 0.00152285665f};
   constexpr float kShortBelow[] = {1.0f, 0.448282987f, 0.0176645946f, 5.67476818e-05f};
   constexpr float kAbove[] = {1.0f, 0.133796722f, 0.00349398027f, 2.05825727e-05f, 1.331781e-08f};
   constexpr float kBelow[] = {1.0f, 0.467129886f, 0.0258708689f, 0.000328300317f, 7.76150216e-07f};
   constexpr float kEnd = kAreFloats ? 9.02f : 6.0f;
-  const float clamped = __builtin_amdgcn_fmed3f(x, -kEnd, kEnd), square = clamped * clamped;
-  const float above =
+  const f32x2 clamped = {__builtin_amdgcn_fmed3f(x.x, -kEnd, kEnd),
+                         __builtin_amdgcn_fmed3f(x.y, -kEnd, kEnd)};
+  const f32x2 square = clamped * clamped;
+  const f32x2 above =
       clamped * (kAreFloats ? polynomial(kAbove, square) : polynomial(kShortAbove, square));
-  const float below = kAreFloats ? polynomial(kBelow, square) : polynomial(kShortBelow, square);
-  return above * __builtin_amdgcn_rcpf(below);
+  const f32x2 below = kAreFloats ? polynomial(kBelow, square) : polynomial(kShortBelow, square);
+  return above * f32x2{__builtin_amdgcn_rcpf(below.x), __builtin_amdgcn_rcpf(below.y)};
 }
 
 // An element of a bias, as it lies in memory.
@@ -151,6 +159,45 @@ __device__ inline float value_of(Element element) {
   else return element;
 }
 
+// Elements of a lane's 16 keys of a tile.
+struct TileBias {
+  typedef BiasElement Four __attribute__((ext_vector_type(4)));
+  // Of 16-bit elements a lane loads those of 16 keys that lie side by side, which touches half as
+  // many cache lines, and exchanges eight of them with the other half of the wave.
+  static constexpr bool kIsExchanged = sizeof(BiasElement) == 2;
+  Four fours[4];
+
+  // Where a lane's four keys of number i are loaded from, counted from the tile's first key.
+  __device__ static int first_loaded(int i, int lane) {
+    return kIsExchanged ? lane / 32 * 16 + 4 * i : key_of_score(4 * i, lane);
+  }
+
+  // Four keys of one half are two of its words.
+  __device__ void exchange(int lane) {
+    if constexpr (kIsExchanged) {
+      u32x2 words[4];
+      __builtin_memcpy(words, fours, sizeof words);
+#pragma unroll
+      for (int i = 0; i < 4; i += 2) {
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          unsigned even = words[i][j], odd = words[i + 1][j];
+          exchange_halves(even, odd, lane);
+          words[i][j] = even;
+          words[i + 1][j] = odd;
+        }
+      }
+      // The upper half's keys are those behind the lower half's.
+      const u32x2 ordered[4] = {words[0], words[2], words[1], words[3]};
+      __builtin_memcpy(fours, ordered, sizeof ordered);
+    }
+  }
+
+  __device__ f32x2 two(int i) const {
+    return {value_of(fours[i / 4][i % 4]), value_of(fours[i / 4][i % 4 + 1])};
+  }
+};
+
 // The row of a lane, as far as its scores depend on it.
 struct ScoreRow {
   Global<const char> bias;  // of key 0
@@ -171,24 +218,21 @@ struct ScoreRow {
     return result;
   }
 
-  // The bias of a lane's 16 keys of a tile; of a boolean one 1 or 0. Where keys lie side by side,
-  // four are loaded at once.
-  __device__ void load_bias(float (&to)[16], const Modifiers& m, int first_key, int lane) const {
-    typedef BiasElement Four __attribute__((ext_vector_type(4)));
+  // Where keys lie side by side, four elements are loaded at once.
+  __device__ TileBias load_bias(const Modifiers& m, int first_key, int lane) const {
+    TileBias result;
     if (m.bias_key == sizeof(BiasElement) && first_key + kTileKeys <= m.bias_keys) {
 #pragma unroll
-      for (int i = 0; i < 16; i += 4) {
-        const Four four = *(Global<const Four>)element(m, first_key + key_of_score(i, lane));
-#pragma unroll
-        for (int j = 0; j < 4; ++j) to[i + j] = value_of(four[j]);
-      }
+      for (int i = 0; i < 4; ++i)
+        result.fours[i] =
+            *(Global<const TileBias::Four>)element(m, first_key + TileBias::first_loaded(i, lane));
     } else {
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int key = smaller(first_key + key_of_score(i, lane), m.bias_keys - 1);
-        to[i] = value_of(*element(m, key));
-      }
+      for (int i = 0; i < 16; ++i)
+        result.fours[i / 4][i % 4] = *element(
+            m, smaller(first_key + TileBias::first_loaded(i / 4, lane) + i % 4, m.bias_keys - 1));
     }
+    return result;
   }
 
  private:
@@ -201,29 +245,41 @@ struct ScoreRow {
 // softmax begins with.
 constexpr float kLeastLogit = -1.6e38f;
 
-// The score of a query and a key from their dot product; `scale` and ALiBi's slope have log2(e) in
-// them. What is hidden by a bias becomes -inf. A boolean bias is 1 or 0.
-__device__ inline float logit(float dot, const Modifiers& m, float scale, float slope, int distance,
-                              float bias) {
-  float x = dot;
+// The logit of a score with its bias; -inf where the bias is -inf. A boolean one is 1 or 0.
+__device__ inline float biased(float sum, float score, float bias) {
+  if (kBias == Bias::boolean) return bias != 0 ? score : -kInfinity;
+  // Above every sum but for a bias of -inf, which is the least of the three.
+  return __builtin_amdgcn_fmed3f(sum, kLeastLogit, bias + __FLT_MAX__);
+}
+
+// The scores of two pairs of a query and a key from their dot products; `scale` and ALiBi's slope
+// have log2(e) in them. What is hidden by a bias becomes -inf.
+__device__ inline f32x2 logits(f32x2 dots, const Modifiers& m, float scale, float slope,
+                               f32x2 distances, f32x2 bias) {
+  f32x2 x = dots;
   if (kHasSoftcap) x = m.softcap * kLog2e * tanh(x * m.scale_over_softcap);
   else if (kHasLogits) x *= scale;
-  if (kHasAlibi) x = __builtin_fmaf(slope, __builtin_fabsf(static_cast<float>(distance)), x);
-  if (kBias == Bias::boolean) return bias != 0 ? x : -kInfinity;
-  if (kBias != Bias::none)
-    return bias == -kInfinity ? bias
-                              : __builtin_fmaxf(__builtin_fmaf(bias, kLog2e, x), kLeastLogit);
+  if (kHasAlibi)
+    x = {__builtin_fmaf(slope, __builtin_fabsf(distances.x), x.x),
+         __builtin_fmaf(slope, __builtin_fabsf(distances.y), x.y)};
+  if (kBias != Bias::none) {
+    const f32x2 sum = multiply_add(bias, f32x2(kLog2e), x);
+    x = {biased(sum.x, x.x, bias.x), biased(sum.y, x.y, bias.y)};
+  }
   return x;
 }
 
 // The scores of a row from dot products.
 __device__ inline void modify(f32x16& score, const Modifiers& m, float scale, const ScoreRow& row,
-                              int first_key, int lane) {
-  float bias[16] = {};
-  if (kBias != Bias::none) row.load_bias(bias, m, first_key, lane);
+                              TileBias bias, int first_key, int lane) {
+  bias.exchange(lane);
+  const float distance = row.diagonal - first_key - key_of_score(0, lane);
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const int distance = row.diagonal - first_key - key_of_score(i, lane);
-    score[i] = logit(score[i], m, scale, row.slope, distance, bias[i]);
+  for (int i = 0; i < 16; i += 2) {
+    const float keys = key_of_score(i, 0);
+    const f32x2 x = logits(f32x2{score[i], score[i + 1]}, m, scale, row.slope,
+                           distance - f32x2{keys, keys + 1}, bias.two(i));
+    score[i] = x.x;
+    score[i + 1] = x.y;
   }
 }

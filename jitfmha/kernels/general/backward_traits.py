@@ -30,7 +30,10 @@ Rows = Literal["q", "k"]
 """Whose rows the workgroups of a kernel have."""
 
 _TEMPLATE = "amd/general_bwd.hip.in"
-_HEADERS = ("dropout.h", "elements.h", "gradients.h", "row_tiles.h", "score_pairs.h", "scores.h")
+_HEADERS = (
+    *("dropout.h", "elements.h", "gradients.h", "half_waves.h"),
+    *("row_tiles.h", "score_pairs.h", "scores.h"),
+)
 ELEMENT_BYTES = 2  # of all tensors
 # Up to here the operands and sums of dk and dv together fit into a wave's registers.
 _MOST_HDIMS_TOGETHER = 320

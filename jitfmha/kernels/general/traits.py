@@ -29,7 +29,7 @@ from ...resources import hsa_dir
 Access = Literal["near", "far", "paged"]
 
 _TEMPLATE = "amd/general_fwd.hip.in"
-_HEADERS = ("dropout.h", "elements.h", "row_tiles.h", "scores.h")
+_HEADERS = ("dropout.h", "elements.h", "half_waves.h", "row_tiles.h", "scores.h")
 # What general kernels share with the tuned ones.
 SHARED_HEADERS = (
     *("address_spaces.h", "arguments.h", "attention.h", "number_formats.h"),
