@@ -202,7 +202,7 @@ def test_explain_of_a_huge_problem_allocates_nothing(run: Run) -> None:
 
 def test_explain_fails_when_no_kernel_serves(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JITFMHA_EMULATE", "gfx950")
-    result = run("explain", "--dtype", "fp32", "--json")
+    result = run("explain", "--dtype", "fp32", "--hdim", "300", "--json")
     assert result.code == 1
     assert result.json["kernel"] is None
     assert set(result.json["rejected"]) == {"tuned", "general", "cpu"}

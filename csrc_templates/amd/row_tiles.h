@@ -15,8 +15,13 @@ constexpr int rounded_up(int value, int multiple) {
 constexpr unsigned kOutside = 1u << 31;
 
 // How rows are reached: near ones are in reach of one buffer's offsets, far ones are not and have
-// an address each, and so have those in pages, which a table names.
-enum class Access { near, far, paged };
+// an address each, and so have those in pages, which a table names. Of wide pages, which are of a
+// multiple of 16 rows, the threads of a wave have one, whose rows are near.
+enum class Access { near, far, paged, wide_pages };
+constexpr bool is_paged(Access access) {
+  return access == Access::paged || access == Access::wide_pages;
+}
+constexpr int kWidePageRows = 16;
 
 // The pages of one sequence.
 struct Pages {
@@ -27,10 +32,16 @@ struct Pages {
 
   // The host has looked for pages that are not there, where it can read the table. Here they must
   // not lead outside.
-  __device__ long at(unsigned place) const {
-    const unsigned named = table[place];
-    return named < last ? named : last;
+  __device__ long at(unsigned place) const { return there(table[place]); }
+
+  // For a place that all lanes have, in scalar registers.
+  __device__ long at_uniform(unsigned place) const {
+    using Constant = const __attribute__((address_space(4))) int*;
+    return there(((Constant)(unsigned long)table)[place]);
   }
+
+ private:
+  __device__ long there(unsigned named) const { return named < last ? named : last; }
 };
 
 // The keys, or the values, of one head of a sequence from some row on.
@@ -42,17 +53,27 @@ struct KeyRows {
 
   __device__ KeyRows from(int row) const {
     KeyRows result = *this;
-    if constexpr (kAccess == Access::paged) result.first += row;
+    if constexpr (is_paged(kAccess)) result.first += row;
     else result.rows = rows.from(row);
     return result;
   }
 
   __device__ bool has(int row) const {
-    return kAccess == Access::paged ? first + row < rows.count : row < rows.count;
+    return is_paged(kAccess) ? first + row < rows.count : row < rows.count;
+  }
+
+  // In wide pages, those from a multiple of kWidePageRows on, which all lanes have.
+  __device__ Rows from_in_page(int row) const {
+    const int there = first + row;
+    // Behind the end no page is named, and nothing is read.
+    const Quotient in_page = divide(smaller(there, rows.count - 1), pages.size);
+    return {rows.base + pages.at_uniform(in_page.value) * pages.stride +
+                static_cast<unsigned long>(in_page.remainder) * rows.stride,
+            rows.stride, rows.count - there};
   }
 
   __device__ Global<const char> address(int row) const {
-    if constexpr (kAccess != Access::paged)
+    if constexpr (!is_paged(kAccess))
       return rows.base + static_cast<unsigned long>(row) * rows.stride;
     const Quotient in_page = divide(first + row, pages.size);
     return rows.base + pages.at(in_page.value) * pages.stride +
@@ -68,11 +89,18 @@ struct TileRows {
   KeyRows<kAccess> rows;
   __amdgpu_buffer_rsrc_t buffer;
 
+  // Of a tile of kRows rows, of which each wave loads some of kWidePageRows.
   template <int kRows>
-  __device__ static TileRows of(const KeyRows<kAccess>& rows) {
+  __device__ static TileRows of(const KeyRows<kAccess>& rows, int thread) {
+    constexpr int kRowBytes = kHdim * Element::kBytes;
     TileRows result{rows};
-    if constexpr (kAccess == Access::near)
-      result.buffer = buffer_of<kRows, kHdim * Element::kBytes>(rows.rows);
+    if constexpr (kAccess == Access::near) {
+      result.buffer = buffer_of<kRows, kRowBytes>(rows.rows);
+    } else if constexpr (kAccess == Access::wide_pages) {
+      constexpr int kThreadsOfPage = 8 * kWidePageRows;
+      const int page = __builtin_amdgcn_readfirstlane(thread / kThreadsOfPage);
+      result.buffer = buffer_of<kWidePageRows, kRowBytes>(rows.from_in_page(page * kWidePageRows));
+    }
     return result;
   }
 
@@ -111,13 +139,15 @@ struct TileRows {
   template <class T>
   __device__ T piece(int row, int first, bool is_inside) const {
     constexpr int kBytes = Element::kBytes;
-    if constexpr (kAccess != Access::near) {
+    if constexpr (kAccess == Access::far || kAccess == Access::paged) {
       T result = T(0);
       if (is_inside && rows.has(row))
         result = *(Global<const T>)(rows.address(row) + first * kBytes);
       return result;
     } else {
-      const unsigned offset = is_inside ? row * rows.rows.stride + first * kBytes : kOutside;
+      const int row_of_buffer = kAccess == Access::near ? row : row % kWidePageRows;
+      const unsigned offset =
+          is_inside ? row_of_buffer * rows.rows.stride + first * kBytes : kOutside;
       if constexpr (sizeof(T) == 1) {
         return __builtin_amdgcn_raw_buffer_load_b8(buffer, offset, 0, 0);
       } else if constexpr (sizeof(T) == 2) {
@@ -151,14 +181,14 @@ struct KeyColumns {
 
   // Whether four keys, the first of which is a multiple of four, are certain to be side by side.
   __device__ bool have_whole_fours() const {
-    return kAccess != Access::paged || pages.size.divisor % 4 == 0;
+    return kAccess != Access::paged || pages.size.divisor % 4 == 0;  // wide pages have, too
   }
 
   template <int kBytes>
   __device__ Global<const char> address(int key, int column) const {
     Global<const char> in_page = base;
     unsigned there = first + key;
-    if constexpr (kAccess == Access::paged) {
+    if constexpr (is_paged(kAccess)) {
       const Quotient place = divide(there, pages.size);
       in_page += pages.at(place.value) * pages.stride;
       there = place.remainder;
@@ -175,7 +205,7 @@ struct TileColumns {
   KeyColumns<kAccess> columns;
 
   template <int kKeys>
-  __device__ static TileColumns of(const KeyColumns<kAccess>& columns) {
+  __device__ static TileColumns of(const KeyColumns<kAccess>& columns, int) {
     return {columns};
   }
 
@@ -236,7 +266,7 @@ struct KeyRowTile : KeyTile<kKeyCount, kKeyTileWidth<kHdim, Dtype>, kThreads, kB
   };
 
   __device__ static Source source(const KeyRows<kAccess>& rows, int thread) {
-    return {TileRows<kHdim, Element, kAccess>::template of<kKeyCount>(rows), thread};
+    return {TileRows<kHdim, Element, kAccess>::template of<kKeyCount>(rows, thread), thread};
   }
 
   __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
@@ -351,7 +381,7 @@ struct ValueColumns : ValueTileOf<Dtype, kKeyCount, kThreads, kBankChunks>::Type
   };
 
   __device__ static Source source(const typename Lines::Source& from, int thread) {
-    return {Lines::template of<kKeyCount>(from), thread};
+    return {Lines::template of<kKeyCount>(from, thread), thread};
   }
 
   __device__ static void store(Lds<char> tile, const Registers& from, int thread) {

@@ -153,7 +153,7 @@ using BiasElement = BiasElementOf<kBias>::Type;
 
 template <class Element>
 __device__ inline float value_of(Element element) {
-  if constexpr (kBias == Bias::boolean) return element ? 1 : 0;
+  if constexpr (kBias == Bias::boolean) return bits_as<float>(element ? -1 : 0);
   else if constexpr (kBias == Bias::bf16) return bits_as<float>(element << 16);
   else if constexpr (kBias == Bias::fp16) return bits_as<_Float16>(element);
   else return element;
@@ -245,9 +245,14 @@ struct ScoreRow {
 // softmax begins with.
 constexpr float kLeastLogit = -1.6e38f;
 
-// The logit of a score with its bias; -inf where the bias is -inf. A boolean one is 1 or 0.
+// The logit of a score with its bias; -inf where the bias is -inf. A boolean one is all bits or
+// none: as conditions, those of a tile would take 32 scalar registers.
 __device__ inline float biased(float sum, float score, float bias) {
-  if (kBias == Bias::boolean) return bias != 0 ? score : -kInfinity;
+  if (kBias == Bias::boolean) {
+    float result;
+    asm("v_bfi_b32 %0, %1, %2, %3" : "=v"(result) : "v"(bias), "v"(score), "v"(-kInfinity));
+    return result;
+  }
   // Above every sum but for a bias of -inf, which is the least of the three.
   return __builtin_amdgcn_fmed3f(sum, kLeastLogit, bias + __FLT_MAX__);
 }
@@ -276,9 +281,10 @@ __device__ inline void modify(f32x16& score, const Modifiers& m, float scale, co
   const float distance = row.diagonal - first_key - key_of_score(0, lane);
 #pragma unroll
   for (int i = 0; i < 16; i += 2) {
-    const float keys = key_of_score(i, 0);
-    const f32x2 x = logits(f32x2{score[i], score[i + 1]}, m, scale, row.slope,
-                           distance - f32x2{keys, keys + 1}, bias.two(i));
+    // One by one, as numbers in instructions: in pairs they would take scalar registers.
+    const f32x2 distances = {distance - key_of_score(i, 0), distance - key_of_score(i + 1, 0)};
+    const f32x2 x =
+        logits(f32x2{score[i], score[i + 1]}, m, scale, row.slope, distances, bias.two(i));
     score[i] = x.x;
     score[i + 1] = x.y;
   }

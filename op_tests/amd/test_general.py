@@ -80,6 +80,8 @@ def test_a_bias_of_the_least_finite_float_hides_nothing(rng: torch.Generator) ->
         for is_masked in (False, True)
         for access in get_args(Access)
         for modifiers in (GeneralModifiers(), ALL_MODIFIERS)
+        # Wide pages are for calls without biases and dropout.
+        if access != "wide_pages" or modifiers == GeneralModifiers()
         for stacks_heads in (False, True)
     ],
     2,

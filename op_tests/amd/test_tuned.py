@@ -260,7 +260,7 @@ def test_explanation(tree: Path) -> None:
 
 
 def test_an_uncovered_call_raises_what_explain_says() -> None:
-    q = torch.zeros(1, 4, 1, 300, dtype=torch.bfloat16)
+    q = torch.zeros(1, 4, 1, 300)
     with emulate("gfx950"):
         said = explain(q, q, q)
         with pytest.raises(NotImplementedError) as raised:

@@ -26,7 +26,7 @@ from ...problem import (
 )
 from ...resources import hsa_dir
 
-Access = Literal["near", "far", "paged"]
+Access = Literal["near", "far", "paged", "wide_pages"]
 
 _TEMPLATE = "amd/general_fwd.hip.in"
 _HEADERS = ("dropout.h", "elements.h", "half_waves.h", "row_tiles.h", "scores.h")
@@ -46,6 +46,7 @@ TILE_ROWS, TILE_KEYS, THREADS = 128, 32, 256
 _REGISTERS = 512  # vector registers that the waves of a SIMD share
 # The loads of a tile of keys reach less than 2 GiB; beyond that each row has an address of its own.
 FAR_STRIDE_BYTES = (1 << 31) // TILE_KEYS
+_WIDE_PAGE_ROWS = 16  # of which wide pages have a multiple; the threads of a wave have one
 _LSE_BYTES = 4
 _WORD_END = 1 << 32  # a kernel's strides have 32 bits
 # What an element is in memory, and what products take in place of it. That of probabilities and
@@ -218,9 +219,11 @@ def has_roundings(arch: Arch, dtype: str) -> bool:
 
 def access_of(problem: Problem) -> Access:
     """How keys and values are reached; far ones are more than a buffer's offsets apart."""
-    if problem.is_paged:
-        return "paged"
     is_far = max(problem.k.seq, problem.v.seq) * element_bytes(problem).kv >= FAR_STRIDE_BYTES
+    if problem.is_paged:
+        # Biases and dropout need the scalar registers that a wave's page would take.
+        is_wide = not (is_far or problem.bias_dtype or problem.dropout_p)
+        return "wide_pages" if is_wide and problem.seqlen_k % _WIDE_PAGE_ROWS == 0 else "paged"
     return "far" if is_far else "near"
 
 
