@@ -11,13 +11,11 @@ from ...amd.kernel_arguments import backward_structs
 from ...amd.manifest import KernelRow
 from ...arguments import Bf16Cvt
 from ...chips import Arch
-from ...jit.spec import MAX_NAME
 from ...problem import BF16_CVTS, Mode, Problem
-from ...resources import hsa_dir
+from .device_spec import device_spec
 from .traits import (
     FAR_STRIDE_BYTES,
     ROUNDINGS,
-    SHARED_HEADERS,
     THREADS,
     TILE_KEYS,
     TILE_ROWS,
@@ -29,7 +27,7 @@ from .traits import (
 Rows = Literal["q", "k"]
 """Whose rows the workgroups of a kernel have."""
 
-_TEMPLATE = "amd/general_bwd.hip.in"
+_TEMPLATE = "general_bwd.hip"
 _HEADERS = (
     *("dropout.h", "elements.h", "gradients.h", "half_waves.h"),
     *("row_tiles.h", "score_pairs.h", "scores.h"),
@@ -137,7 +135,6 @@ def _access_of(problem: Problem) -> Access:
 def backward_spec(traits: BackwardTraits) -> jit.BuildSpec:
     """The sources and the flags of the kernels."""
     values = {
-        "origin": f"csrc_templates/{_TEMPLATE} for {traits.name}",
         "shared_structs": backward_structs(),
         "kernel": traits.name,
         "hdim_q": traits.hdim_q,
@@ -150,24 +147,9 @@ def backward_spec(traits: BackwardTraits) -> jit.BuildSpec:
         "rounding": ROUNDINGS[traits.bf16_cvt],
         **{name: x for name, x in traits.modifiers.values().items() if name != "sink"},
     }
-    shared = hsa_dir() / "src"
-    return jit.BuildSpec(
-        name=traits.name[:MAX_NAME],
-        sources={
-            "general_bwd.hip": jit.render(_TEMPLATE, values),
-            **{header: jit.render(f"amd/{header}", {}) for header in _HEADERS},
-            **{each: (shared / each).read_text(encoding="utf-8") for each in SHARED_HEADERS},
-        },
-        cflags=(
-            "-std=c++17",
-            f"--offload-arch={traits.arch}",
-            # Branches that whole waves take stay as they are, as in forward.
-            *("-mllvm", "-structurizecfg-skip-uniform-regions=1"),
-        ),
-        toolchain="device_hip",
-        why=(
-            f"the first {traits.dtype} backward pass in {traits.mode} with hdim "
-            f"{traits.hdim_q}x{traits.hdim_v}{' and a mask' if traits.is_masked else ''}"
-            f"{''.join(f', {word}' for word in traits.modifiers.words())} on {traits.arch}"
-        ),
+    why = (
+        f"the first {traits.dtype} backward pass in {traits.mode} with hdim "
+        f"{traits.hdim_q}x{traits.hdim_v}{' and a mask' if traits.is_masked else ''}"
+        f"{''.join(f', {word}' for word in traits.modifiers.words())} on {traits.arch}"
     )
+    return device_spec(traits.name, traits.arch, _TEMPLATE, values, _HEADERS, why)

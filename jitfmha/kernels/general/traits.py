@@ -13,7 +13,6 @@ from ...amd.kernel_arguments import general_structs
 from ...amd.manifest import KernelRow
 from ...arguments import Bf16Cvt
 from ...chips import Arch, architecture
-from ...jit.spec import MAX_NAME
 from ...problem import (
     BF16_CVTS,
     DTYPE_NAMES,
@@ -24,17 +23,12 @@ from ...problem import (
     Problem,
     element_bytes,
 )
-from ...resources import hsa_dir
+from .device_spec import device_spec
 
 Access = Literal["near", "far", "paged", "wide_pages"]
 
-_TEMPLATE = "amd/general_fwd.hip.in"
+_TEMPLATE = "general_fwd.hip"
 _HEADERS = ("dropout.h", "elements.h", "half_waves.h", "row_tiles.h", "scores.h")
-# What general kernels share with the tuned ones.
-SHARED_HEADERS = (
-    *("address_spaces.h", "arguments.h", "attention.h", "number_formats.h"),
-    *("split_results.h", "tiles.h", "workgroups.h"),
-)
 ROUNDINGS: dict[Bf16Cvt, str] = {
     "rtne": "nearest_even",
     "rtna": "nearest_away",
@@ -258,7 +252,6 @@ def row_of_built(traits: GeneralTraits, image: bytes) -> KernelRow:
 def kernel_spec(traits: GeneralTraits) -> jit.BuildSpec:
     """The sources and the flags of a kernel."""
     values = {
-        "origin": f"csrc_templates/{_TEMPLATE} for {traits.name}",
         "shared_structs": general_structs(),
         "kernel": traits.name,
         "combine_kernel": traits.combine_name,
@@ -281,27 +274,12 @@ def kernel_spec(traits: GeneralTraits) -> jit.BuildSpec:
         "rounding": ROUNDINGS[traits.bf16_cvt],
         **traits.modifiers.values(),
     }
-    shared = hsa_dir() / "src"
-    return jit.BuildSpec(
-        name=traits.name[:MAX_NAME],
-        sources={
-            "general_fwd.hip": jit.render(_TEMPLATE, values),
-            **{header: jit.render(f"amd/{header}", {}) for header in _HEADERS},
-            **{each: (shared / each).read_text(encoding="utf-8") for each in SHARED_HEADERS},
-        },
-        cflags=(
-            "-std=c++17",
-            f"--offload-arch={traits.arch}",
-            # Branches that whole waves take stay as they are, as in the tuned kernels.
-            *("-mllvm", "-structurizecfg-skip-uniform-regions=1"),
-        ),
-        toolchain="device_hip",
-        why=(
-            f"the first {traits.dtype} call in {traits.mode} with hdim "
-            f"{traits.hdim_q}x{traits.hdim_v}{' and a mask' if traits.is_masked else ''}"
-            f"{''.join(f', {word}' for word in traits.modifiers.words())} on {traits.arch}"
-        ),
+    why = (
+        f"the first {traits.dtype} call in {traits.mode} with hdim "
+        f"{traits.hdim_q}x{traits.hdim_v}{' and a mask' if traits.is_masked else ''}"
+        f"{''.join(f', {word}' for word in traits.modifiers.words())} on {traits.arch}"
     )
+    return device_spec(traits.name, traits.arch, _TEMPLATE, values, _HEADERS, why)
 
 
 def _cpp(value: bool) -> str:
