@@ -9,20 +9,10 @@ from typing import Literal
 from ... import jit
 from ...amd.kernel_arguments import backward_structs
 from ...amd.manifest import KernelRow
-from ...arguments import Bf16Cvt
 from ...chips import Arch
-from ...problem import BF16_CVTS, Mode, Problem
+from ...problem import Problem
 from .device_spec import device_spec
-from .traits import (
-    FAR_STRIDE_BYTES,
-    ROUNDINGS,
-    THREADS,
-    TILE_KEYS,
-    TILE_ROWS,
-    Access,
-    GeneralModifiers,
-    has_roundings,
-)
+from .traits import FAR_STRIDE_BYTES, Access, GeneralModifiers, SharedTraits, has_roundings
 
 Rows = Literal["q", "k"]
 """Whose rows the workgroups of a kernel have."""
@@ -38,25 +28,11 @@ _MOST_HDIMS_TOGETHER = 320
 
 
 @dataclass(frozen=True)
-class BackwardTraits:
+class BackwardTraits(SharedTraits):
     """Everything that the kernels of a backward pass are specialised on.
 
-    Attributes:
-        bf16_cvt: how float32 becomes bf16; "rtne" where there is no choice.
-        is_masked: whether there are keys that some queries do not see.
-        modifiers: what is compiled in beside the mask; without the sink, which is in the lse.
-        access: how the rows of tiles are reached, "near" or "far".
+    The sink is none of the modifiers, as it is in the lse. Rows are "near" or "far".
     """
-
-    arch: Arch
-    dtype: str
-    hdim_q: int
-    hdim_v: int
-    mode: Mode
-    bf16_cvt: Bf16Cvt
-    is_masked: bool
-    access: Access
-    modifiers: GeneralModifiers
 
     @classmethod
     def of(cls, problem: Problem, arch: Arch) -> BackwardTraits:
@@ -99,22 +75,7 @@ class BackwardTraits:
 
     def row(self, symbol: str) -> KernelRow:
         """One of the kernels as a row of a manifest, as the launcher knows kernels."""
-        is_group = self.mode == "gm1"
-        return KernelRow(
-            dtype="bf16" if self.dtype == "bf16" else "fp16",
-            hdim_q=self.hdim_q,
-            hdim_v=self.hdim_v,
-            mask=2 if self.is_masked else 0,
-            mode=int(is_group),
-            bf16_cvt=BF16_CVTS.index(self.bf16_cvt),
-            ts_qo=TILE_ROWS,
-            ts_kv=TILE_KEYS,
-            symbol=symbol,
-            file=f"{self.name}.co",
-            abi="jitfmha",
-            threads=THREADS,
-            grid="heads_batches_tiles_splits" if is_group else "xcd_heads_tiles_splits",
-        )
+        return self.row_of(symbol, f"{self.name}.co")
 
 
 def _rounded_up(hdim: int) -> int:
@@ -137,19 +98,10 @@ def backward_spec(traits: BackwardTraits) -> jit.BuildSpec:
     values = {
         "shared_structs": backward_structs(),
         "kernel": traits.name,
-        "hdim_q": traits.hdim_q,
-        "hdim_v": traits.hdim_v,
-        "is_group": str(traits.mode == "gm1").lower(),
-        "is_masked": str(traits.is_masked).lower(),
         "makes_dk_with_dv": int(traits.makes_dk_with_dv),
-        "access": traits.access,
         "dtype": traits.dtype.upper(),
-        "rounding": ROUNDINGS[traits.bf16_cvt],
+        **traits.template_values(),
         **{name: x for name, x in traits.modifiers.values().items() if name != "sink"},
     }
-    why = (
-        f"the first {traits.dtype} backward pass in {traits.mode} with hdim "
-        f"{traits.hdim_q}x{traits.hdim_v}{' and a mask' if traits.is_masked else ''}"
-        f"{''.join(f', {word}' for word in traits.modifiers.words())} on {traits.arch}"
-    )
+    why = traits.why_built("backward pass")
     return device_spec(traits.name, traits.arch, _TEMPLATE, values, _HEADERS, why)

@@ -29,7 +29,7 @@ Access = Literal["near", "far", "paged", "wide_pages"]
 
 _TEMPLATE = "general_fwd.hip"
 _HEADERS = ("dropout.h", "elements.h", "half_waves.h", "row_tiles.h", "scores.h")
-ROUNDINGS: dict[Bf16Cvt, str] = {
+_ROUNDINGS: dict[Bf16Cvt, str] = {
     "rtne": "nearest_even",
     "rtna": "nearest_away",
     "rtz": "towards_zero",
@@ -90,19 +90,14 @@ class GeneralModifiers:
 
 
 @dataclass(frozen=True)
-class GeneralTraits:
-    """Everything that a general kernel is specialised on.
+class SharedTraits:
+    """What general kernels of both directions are specialised on.
 
     Attributes:
         bf16_cvt: how float32 becomes bf16; "rtne" where there is no choice.
         is_masked: whether there are keys that some queries do not see.
+        access: how rows are reached, as in the templates.
         modifiers: what is compiled in beside the mask.
-        access: how keys and values are reached, as in the template.
-        kv_dtype: that of keys and values.
-        has_descales: whether there are scales of 8-bit inputs.
-        has_int8_probabilities: whether probabilities become int8 before they meet values.
-        has_column_major_v: whether keys lie side by side in v.
-        stacks_heads: whether the query heads that share a key head are rows of the same tiles.
     """
 
     arch: Arch
@@ -114,6 +109,58 @@ class GeneralTraits:
     is_masked: bool
     access: Access
     modifiers: GeneralModifiers
+
+    def row_of(self, symbol: str, file: str) -> KernelRow:
+        """A kernel as a row of a manifest, as the launcher knows kernels."""
+        is_group = self.mode == "gm1"
+        return KernelRow(
+            dtype="bf16" if self.dtype == "bf16" else "fp16",
+            hdim_q=self.hdim_q,
+            hdim_v=self.hdim_v,
+            mask=2 if self.is_masked else 0,
+            mode=int(is_group),
+            bf16_cvt=BF16_CVTS.index(self.bf16_cvt),
+            ts_qo=TILE_ROWS,
+            ts_kv=TILE_KEYS,
+            symbol=symbol,
+            file=file,
+            abi="jitfmha",
+            threads=THREADS,
+            grid="heads_batches_tiles_splits" if is_group else "xcd_heads_tiles_splits",
+        )
+
+    def template_values(self) -> dict[str, object]:
+        """Those that both templates have."""
+        return {
+            "hdim_q": self.hdim_q,
+            "hdim_v": self.hdim_v,
+            "is_group": cpp_bool(self.mode == "gm1"),
+            "is_masked": cpp_bool(self.is_masked),
+            "access": self.access,
+            "rounding": _ROUNDINGS[self.bf16_cvt],
+        }
+
+    def why_built(self, what: str) -> str:
+        """For whom: the first ``what`` of its kind."""
+        return (
+            f"the first {self.dtype} {what} in {self.mode} with hdim "
+            f"{self.hdim_q}x{self.hdim_v}{' and a mask' if self.is_masked else ''}"
+            f"{''.join(f', {word}' for word in self.modifiers.words())} on {self.arch}"
+        )
+
+
+@dataclass(frozen=True)
+class GeneralTraits(SharedTraits):
+    """Everything that a general kernel is specialised on.
+
+    Attributes:
+        kv_dtype: that of keys and values.
+        has_descales: whether there are scales of 8-bit inputs.
+        has_int8_probabilities: whether probabilities become int8 before they meet values.
+        has_column_major_v: whether keys lie side by side in v.
+        stacks_heads: whether the query heads that share a key head are rows of the same tiles.
+    """
+
     kv_dtype: str
     has_descales: bool = False
     has_int8_probabilities: bool = False
@@ -186,21 +233,8 @@ class GeneralTraits:
 
     def row(self) -> KernelRow:
         """The kernel as a row of a manifest, as the launcher knows kernels."""
-        is_group = self.mode == "gm1"
-        return KernelRow(
-            dtype="bf16" if self.dtype == "bf16" else "fp16",
-            hdim_q=self.hdim_q,
-            hdim_v=self.hdim_v,
-            mask=2 if self.is_masked else 0,
-            mode=int(is_group),
-            bf16_cvt=BF16_CVTS.index(self.bf16_cvt),
-            ts_qo=TILE_ROWS,
-            ts_kv=TILE_KEYS,
-            symbol=self.name,
-            file=f"{self.name}.co",
-            abi="jitfmha",
-            threads=THREADS,
-            grid="heads_batches_tiles_splits" if is_group else "xcd_heads_tiles_splits",
+        return replace(
+            self.row_of(self.name, f"{self.name}.co"),
             combine_symbol=self.combine_name,
             stacks_heads=self.stacks_heads,
         )
@@ -255,32 +289,24 @@ def kernel_spec(traits: GeneralTraits) -> jit.BuildSpec:
         "shared_structs": general_structs(),
         "kernel": traits.name,
         "combine_kernel": traits.combine_name,
-        "hdim_q": traits.hdim_q,
-        "hdim_v": traits.hdim_v,
         "slices": traits.slices,
         "columns": traits.columns,
-        "is_group": _cpp(traits.mode == "gm1"),
-        "is_masked": _cpp(traits.is_masked),
-        "stacks_heads": _cpp(traits.stacks_heads),
-        "access": traits.access,
+        "stacks_heads": cpp_bool(traits.stacks_heads),
         "query_element": _ELEMENTS[traits.dtype],
         "key_element": _ELEMENTS[traits.kv_dtype],
         "out_element": _ELEMENTS[traits.out_dtype],
         "score_dtype": _ELEMENTS[_SCORE_DTYPES[traits.dtype]],
         "dtype": _ELEMENTS[_PRODUCT_DTYPES[traits.dtype]],
-        "descales": _cpp(traits.has_descales),
-        "int8_probabilities": _cpp(traits.has_int8_probabilities),
-        "column_major_v": _cpp(traits.has_column_major_v),
-        "rounding": ROUNDINGS[traits.bf16_cvt],
+        "descales": cpp_bool(traits.has_descales),
+        "int8_probabilities": cpp_bool(traits.has_int8_probabilities),
+        "column_major_v": cpp_bool(traits.has_column_major_v),
+        **traits.template_values(),
         **traits.modifiers.values(),
     }
-    why = (
-        f"the first {traits.dtype} call in {traits.mode} with hdim "
-        f"{traits.hdim_q}x{traits.hdim_v}{' and a mask' if traits.is_masked else ''}"
-        f"{''.join(f', {word}' for word in traits.modifiers.words())} on {traits.arch}"
-    )
+    why = traits.why_built("call")
     return device_spec(traits.name, traits.arch, _TEMPLATE, values, _HEADERS, why)
 
 
-def _cpp(value: bool) -> str:
+def cpp_bool(value: bool) -> str:
+    """As C++ writes it."""
     return str(value).lower()
