@@ -3,9 +3,11 @@
     python hsa/build.py            writes what differs
     python hsa/build.py --check    writes nothing; fails where a file differs from what is built
 
-Every code object comes from `src/fmha_fwd.hip`, specialised by constants. The compiler is part of
-the result: the manifest names it, and `--check` refuses to compare with another one. The kernels'
-arguments are stated in `jitfmha/amd/kernel_arguments.py`; `src/arguments.h` is written from there.
+Every code object comes from `src/fmha_fwd.hip`, for 8-bit inputs `src/fmha_fwd_fp8.hip`, or
+`src/fmha_bwd.hip`, specialised by constants. The compiler is part of the result: manifests name it,
+and `--check` refuses to compare with another one. The kernels' arguments are stated in
+`jitfmha/amd/kernel_arguments.py`; `src/arguments.h` and `src/backward_arguments.h` are written from
+there.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import hashlib
 import io
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -25,14 +27,19 @@ from pathlib import Path
 from typing import get_args
 
 from jitfmha.amd.device_compiler import assemble, compile_hip_to_assembly
-from jitfmha.amd.kernel_arguments import device_header
+from jitfmha.amd.gradient_manifest import FOLDER as BACKWARD_FAMILY
+from jitfmha.amd.kernel_arguments import backward_device_header, device_header
 from jitfmha.chips import Arch
 
 HSA = Path(__file__).resolve().parent
 SOURCES = HSA / "src"
 FAMILY = "fmha_v3_fwd"
 
-ARGUMENTS = SOURCES / "arguments.h"
+# The headers that are written, and what is in them.
+ARGUMENTS = {
+    SOURCES / "arguments.h": device_header,
+    SOURCES / "backward_arguments.h": backward_device_header,
+}
 ARCHS: tuple[Arch, ...] = get_args(Arch)
 MASKS = {0: "", 1: "causal_top_left", 2: "causal"}
 ROUNDINGS = {0: ("rtne", "nearest_even"), 1: ("rtna", "nearest_away"), 2: ("rtz", "towards_zero")}
@@ -43,11 +50,17 @@ TILES = {
     (128, 128): ((256, 64), (128, 32)),
     (192, 128): ((128, 32),),
 }
-COLUMNS = (
-    *("dtype", "hdim_q", "hdim_v", "mask", "mode", "bf16_cvt", "ts_qo", "ts_kv"),
-    *("knl_name", "co_name", "abi", "threads", "grid", "combine_name", "sha256"),
-    *("lds_bytes", "vgprs", "agprs", "sgprs", "spills", "compiler"),
-)
+FP8 = "fp8bf16"  # 8-bit inputs, and a bf16 output
+FP8_TILES: dict[Arch, tuple[int, int]] = {"gfx942": (256, 64), "gfx950": (256, 128)}
+HDIMS: dict[str, tuple[tuple[int, int], ...]] = {
+    "bf16": tuple(TILES),
+    "fp16": ((64, 64), (128, 128)),
+    FP8: ((128, 128),),
+}
+# Of src/fmha_bwd.hip: threads, and rows, of a workgroup. Each pair of waves has 32 keys.
+BACKWARD_KEYS, BACKWARD_THREADS = 128, 512
+EDGE_QUERIES, EDGE_THREADS = 128, 256
+BACKWARD_HDIMS = (128,)
 FLAGS = (
     "-std=c++17",
     f"-I{SOURCES}",
@@ -57,6 +70,8 @@ FLAGS = (
     # in registers and cost copies of all accumulators.
     *("-mllvm", "-structurizecfg-skip-uniform-regions=1"),
 )
+# Packed float32 waits for matrix instructions, which run beside the softmax all the time.
+FP8_FLAGS = ("-fno-slp-vectorize",)
 
 
 @dataclass(frozen=True)
@@ -67,7 +82,7 @@ class Kernel:
         mask: 0 none, 1 causal with the diagonal from the top left, 2 to the bottom right.
         mode: 0 gm0 (batch), 1 gm1 (group).
         bf16_cvt: how float32 becomes bf16, a key of `ROUNDINGS`; 0 where that has one way only.
-        tile: one of `TILES`.
+        tile: one of `TILES`, or of 8-bit inputs that of `FP8_TILES`.
     """
 
     arch: Arch
@@ -80,15 +95,24 @@ class Kernel:
     tile: tuple[int, int]
 
     @property
+    def source(self) -> str:
+        """The file in `src`."""
+        return "fmha_fwd_fp8.hip" if self.dtype == FP8 else "fmha_fwd.hip"
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Beside `FLAGS`."""
+        return FP8_FLAGS if self.dtype == FP8 else ()
+
+    @property
     def name(self) -> str:
         """As `fmha_fwd_hd128_bf16_causal_rtne_group`."""
         hdim = f"{self.hdim_q}" if self.hdim_q == self.hdim_v else f"{self.hdim_q}x{self.hdim_v}"
-        has_roundings = self.arch == "gfx942" and self.dtype == "bf16"
-        is_first = self.tile == TILES[self.hdim_q, self.hdim_v][0]
+        is_first = self.tile == _tiles(self.arch, self.dtype, self.hdim_q, self.hdim_v)[0]
         words = (
             f"fmha_fwd_hd{hdim}_{self.dtype}",
             MASKS[self.mask],
-            ROUNDINGS[self.bf16_cvt][0] if has_roundings else "",
+            rounding_word(self.arch, self.dtype, self.bf16_cvt),
             "" if is_first else f"q{self.tile[0]}",
             "group" if self.mode else "",
         )
@@ -98,6 +122,11 @@ class Kernel:
     def combine_name(self) -> str:
         """Of the kernel that makes the output where keys are split."""
         return f"{self.name}_combine"
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The kernels that the code object holds."""
+        return (self.name, self.combine_name)
 
     @property
     def threads(self) -> int:
@@ -114,29 +143,153 @@ class Kernel:
 
     @property
     def path(self) -> Path:
-        return HSA / self.arch / FAMILY / self.file_name
+        return self.manifest.parent / self.file_name
+
+    @property
+    def manifest(self) -> Path:
+        return HSA / self.arch / FAMILY / "fmha_fwd.csv"
 
     def definitions(self) -> dict[str, object]:
         """The constants of the source."""
-        return {
-            "DTYPE": self.dtype.upper(),
-            "HDIM_Q": self.hdim_q,
-            "HDIM_V": self.hdim_v,
+        of_all: dict[str, object] = {
             "MASK": self.mask,
             "GROUP": self.mode,
-            "ROUNDING": ROUNDINGS[self.bf16_cvt][1],
             "TILE_ROWS": self.tile[0],
             "TILE_KEYS": self.tile[1],
             "KERNEL": f'"{self.name}"',
             "COMBINE": f'"{self.combine_name}"',
         }
+        if self.dtype == FP8:
+            return of_all
+        return of_all | {
+            "DTYPE": self.dtype.upper(),
+            "HDIM_Q": self.hdim_q,
+            "HDIM_V": self.hdim_v,
+            "ROUNDING": ROUNDINGS[self.bf16_cvt][1],
+        }
+
+    def cells(self) -> dict[str, object]:
+        """What its row of the manifest says of it."""
+        return {
+            "dtype": self.dtype,
+            "hdim_q": self.hdim_q,
+            "hdim_v": self.hdim_v,
+            "mask": self.mask,
+            "mode": self.mode,
+            "bf16_cvt": self.bf16_cvt,
+            "ts_qo": self.tile[0],
+            "ts_kv": self.tile[1],
+            "knl_name": self.name,
+            "co_name": self.file_name,
+            "abi": "jitfmha",
+            "threads": self.threads,
+            "grid": self.grid,
+            "combine_name": self.combine_name,
+        }
+
+
+@dataclass(frozen=True)
+class BackwardKernels:
+    """A code object with the three kernels of a backward pass: one row of a manifest.
+
+    Attributes:
+        is_masked: whether there may be a mask; which one is an argument.
+        mode, bf16_cvt: those of `Kernel`.
+    """
+
+    arch: Arch
+    dtype: str
+    hdim: int
+    is_masked: bool
+    mode: int
+    bf16_cvt: int
+
+    source = "fmha_bwd.hip"
+    flags = ()
+
+    @property
+    def name(self) -> str:
+        """As `fmha_bwd_hd128_bf16_masked_rtne_group`: that of the kernel in the middle."""
+        words = (
+            f"fmha_bwd_hd{self.hdim}_{self.dtype}",
+            "masked" if self.is_masked else "",
+            rounding_word(self.arch, self.dtype, self.bf16_cvt),
+            "group" if self.mode else "",
+        )
+        return "_".join(word for word in words if word)
+
+    @property
+    def row_sums_name(self) -> str:
+        """Of the kernel before it."""
+        return f"{self.name}_row_sums"
+
+    @property
+    def round_dq_name(self) -> str:
+        """Of the kernel after it."""
+        return f"{self.name}_round_dq"
+
+    @property
+    def symbols(self) -> tuple[str, ...]:
+        """The kernels that the code object holds."""
+        return (self.row_sums_name, self.name, self.round_dq_name)
+
+    @property
+    def file_name(self) -> str:
+        return self.name.removeprefix("fmha_") + ".co"
+
+    @property
+    def path(self) -> Path:
+        return self.manifest.parent / self.file_name
+
+    @property
+    def manifest(self) -> Path:
+        return HSA / self.arch / BACKWARD_FAMILY / "fmha_bwd.csv"
+
+    def definitions(self) -> dict[str, object]:
+        """The constants of the source."""
+        return {
+            "DTYPE": self.dtype.upper(),
+            "HDIM": self.hdim,
+            "MASKED": int(self.is_masked),
+            "GROUP": self.mode,
+            "ROUNDING": ROUNDINGS[self.bf16_cvt][1],
+            "KERNEL": f'"{self.name}"',
+            "ROW_SUMS": f'"{self.row_sums_name}"',
+            "ROUND_DQ": f'"{self.round_dq_name}"',
+        }
+
+    def cells(self) -> dict[str, object]:
+        """What its row of the manifest says of it."""
+        return {
+            "dtype": self.dtype,
+            "hdim": self.hdim,
+            "masked": int(self.is_masked),
+            "mode": self.mode,
+            "bf16_cvt": self.bf16_cvt,
+            "keys": BACKWARD_KEYS,
+            "queries": EDGE_QUERIES,
+            "knl_name": self.name,
+            "row_sums_name": self.row_sums_name,
+            "round_dq_name": self.round_dq_name,
+            "co_name": self.file_name,
+            "threads": BACKWARD_THREADS,
+            "edge_threads": EDGE_THREADS,
+        }
+
+
+AnyKernel = Kernel | BackwardKernels
+
+
+def rounding_word(arch: Arch, dtype: str, bf16_cvt: int) -> str:
+    """What a name says of a rounding; nothing where there is one only."""
+    return ROUNDINGS[bf16_cvt][0] if arch == "gfx942" and dtype == "bf16" else ""
 
 
 @dataclass(frozen=True)
 class CodeObject:
-    """A built kernel."""
+    """A built code object; what it takes is that of its largest kernel."""
 
-    kernel: Kernel
+    kernel: AnyKernel
     content: bytes
     lds_bytes: int
     vgprs: int
@@ -147,22 +300,8 @@ class CodeObject:
 
     def row(self) -> dict[str, object]:
         """Its row of the manifest."""
-        kernel = self.kernel
         return {
-            "dtype": kernel.dtype,
-            "hdim_q": kernel.hdim_q,
-            "hdim_v": kernel.hdim_v,
-            "mask": kernel.mask,
-            "mode": kernel.mode,
-            "bf16_cvt": kernel.bf16_cvt,
-            "ts_qo": kernel.tile[0],
-            "ts_kv": kernel.tile[1],
-            "knl_name": kernel.name,
-            "co_name": kernel.file_name,
-            "abi": "jitfmha",
-            "threads": kernel.threads,
-            "grid": kernel.grid,
-            "combine_name": kernel.combine_name,
+            **self.kernel.cells(),
             "sha256": hashlib.sha256(self.content).hexdigest(),
             "lds_bytes": self.lds_bytes,
             "vgprs": self.vgprs,
@@ -173,33 +312,52 @@ class CodeObject:
         }
 
 
-def kernels() -> Iterator[Kernel]:
+def _tiles(arch: Arch, dtype: str, hdim_q: int, hdim_v: int) -> Sequence[tuple[int, int]]:
+    return (FP8_TILES[arch],) if dtype == FP8 else TILES[hdim_q, hdim_v]
+
+
+def kernels() -> Iterator[AnyKernel]:
     """All kernels, in the order of the manifests."""
     for arch in ARCHS:
-        for dtype, hdims in (("bf16", tuple(TILES)), ("fp16", ((64, 64), (128, 128)))):
+        yield from _backward_kernels(arch)
+        for dtype, hdims in HDIMS.items():
             roundings = (0, 1, 2) if arch == "gfx942" and dtype == "bf16" else (0,)
             for hdim_q, hdim_v in hdims:
                 # Group mode knows no top left.
                 modes_and_masks = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 2))
                 for (mode, mask), bf16_cvt, tile in product(
-                    modes_and_masks, roundings, TILES[hdim_q, hdim_v]
+                    modes_and_masks, roundings, _tiles(arch, dtype, hdim_q, hdim_v)
                 ):
                     yield Kernel(arch, dtype, hdim_q, hdim_v, mask, mode, bf16_cvt, tile)
 
 
-def build(kernel: Kernel) -> CodeObject:
-    """Compile a kernel.
+def _backward_kernels(arch: Arch) -> Iterator[BackwardKernels]:
+    for dtype in ("bf16", "fp16"):
+        roundings = (0, 1, 2) if arch == "gfx942" and dtype == "bf16" else (0,)
+        for hdim, mode, is_masked, bf16_cvt in product(
+            BACKWARD_HDIMS, (0, 1), (False, True), roundings
+        ):
+            yield BackwardKernels(arch, dtype, hdim, is_masked, mode, bf16_cvt)
+
+
+def compile_to_assembly(kernel: AnyKernel) -> str:
+    """What the compiler makes of a kernel's source, as text.
 
     Raises:
         jitfmha.amd.device_compiler.DeviceCompilerNotFound: no compiler for AMD GPUs is installed.
         jitfmha.amd.device_compiler.DeviceCompileError: the source is refused.
     """
     definitions = [f"-D{name}={value}" for name, value in kernel.definitions().items()]
-    assembly = compile_hip_to_assembly(_source(), kernel.arch, flags=(*FLAGS, *definitions))
-    # Of the kernel itself; that of `combine`, which needs less of everything, follows.
+    flags = (*FLAGS, *kernel.flags, *definitions)
+    return compile_hip_to_assembly(_source(kernel.source), kernel.arch, flags=flags)
+
+
+def build(kernel: AnyKernel) -> CodeObject:
+    """Compile a kernel; raises what `compile_to_assembly` does."""
+    assembly = compile_to_assembly(kernel)
     metadata: dict[str, int] = {}
     for name, value in re.findall(r"^ {2}[- ] \.(\w+): +(\d+)$", assembly, re.MULTILINE):
-        metadata.setdefault(name, int(value))
+        metadata[name] = max(metadata.get(name, 0), int(value))
     (compiler,) = re.findall(r'\.ident\s+"(clang version [\d.]+)', assembly)
     return CodeObject(
         kernel,
@@ -214,15 +372,16 @@ def build(kernel: Kernel) -> CodeObject:
 
 
 def files(code_objects: list[CodeObject]) -> dict[Path, bytes]:
-    """What belongs where: code objects, a manifest for each architecture, and the arguments."""
+    """What belongs where: code objects, their manifests, and the arguments."""
     result = {each.kernel.path: each.content for each in code_objects}
-    result[ARGUMENTS] = device_header().encode()
-    for arch in dict.fromkeys(each.kernel.arch for each in code_objects):
+    result |= {path: header().encode() for path, header in ARGUMENTS.items()}
+    for manifest in dict.fromkeys(each.kernel.manifest for each in code_objects):
+        rows = [each.row() for each in code_objects if each.kernel.manifest == manifest]
         text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(each.row() for each in code_objects if each.kernel.arch == arch)
-        result[HSA / arch / FAMILY / "fmha_fwd.csv"] = text.getvalue().encode()
+        writer.writerows(rows)
+        result[manifest] = text.getvalue().encode()
     return result
 
 
@@ -245,8 +404,8 @@ def _unexpected(expected: dict[Path, bytes]) -> list[Path]:
 
 
 @cache
-def _source() -> str:
-    return (SOURCES / "fmha_fwd.hip").read_text(encoding="utf-8")
+def _source(name: str) -> str:
+    return (SOURCES / name).read_text(encoding="utf-8")
 
 
 def main() -> int:
@@ -255,7 +414,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare only, and write nothing")
     arguments = parser.parse_args()
     if not arguments.check:
-        ARGUMENTS.write_text(device_header(), encoding="utf-8")
+        for path, header in ARGUMENTS.items():
+            path.write_text(header(), encoding="utf-8")
     with ThreadPoolExecutor() as pool:
         expected = files(list(pool.map(build, kernels())))
     lines = differing(expected)

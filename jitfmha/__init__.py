@@ -1,33 +1,57 @@
-"""Fused multi-head attention for AMD Instinct GPUs, compiled on first use."""
+"""Fused multi-head attention for AMD Instinct GPUs, compiled on first use.
+
+``import jitfmha`` registers the operators ``torch.ops.jitfmha.*``; the public functions are
+imported when they are first asked for. The command line imports no torch to read its flags.
+"""
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
+from os.path import basename
 from typing import TYPE_CHECKING
 
-from .aiter import fmha_v3_bwd, fmha_v3_fwd, fmha_v3_varlen_bwd, fmha_v3_varlen_fwd
-from .dropout import dropout_randval, new_rng_state
-from .flash_attn import (
-    flash_attn_func,
-    flash_attn_kvpacked_func,
-    flash_attn_qkvpacked_func,
-    flash_attn_varlen_func,
-    flash_attn_varlen_kvpacked_func,
-    flash_attn_varlen_qkvpacked_func,
-)
-from .interface import explain, fmha_bwd, fmha_fwd
-from .jit.errors import BuildError, CacheError, CompilerNotFound
-from .kv_cache import flash_attn_with_kvcache
-from .mla import mla_absorbed_fwd, mla_fwd
 from .version import __version__
-from .warmup import WarmedLauncher, warmup
+
+
+def _is_command_line() -> bool:
+    """Whether this process is ``python -m jitfmha`` or the script ``jitfmha``."""
+    program = basename((getattr(sys, "argv", None) or [""])[0])
+    # Python has "-m" there for as long as it looks for the module.
+    return program == "jitfmha" or (program == "-m" and "jitfmha" in sys.orig_argv)
+
+
+if TYPE_CHECKING or not _is_command_line():
+    # Programs that were exported to files call the operators by name, and need nothing else of
+    # this package. ``--help`` needs none, and would wait for torch.
+    from .interface import explain, explain_bwd, fmha_bwd, fmha_fwd
 
 if TYPE_CHECKING:
+    from .aiter import fmha_v3_bwd, fmha_v3_fwd, fmha_v3_varlen_bwd, fmha_v3_varlen_fwd
     from .amd.runtime import HipError
+    from .attention_module import Attention, AttentionCache
+    from .dropout import dropout_randval, new_rng_state
     from .emulator import emulate
+    from .flash_attn import (
+        flash_attn_func,
+        flash_attn_kvpacked_func,
+        flash_attn_qkvpacked_func,
+        flash_attn_varlen_func,
+        flash_attn_varlen_kvpacked_func,
+        flash_attn_varlen_qkvpacked_func,
+    )
+    from .jit.errors import BuildError, CacheError, CompilerNotFound
+    from .kv_cache import flash_attn_with_kvcache
+    from .mla import mla_absorbed_fwd, mla_fwd
     from .split_keys import flash_attn_combine, mha_fwd_splitkv
+    from .stand_in import install_as
+    from .validate import BrokenRule, validate_config
+    from .warm_up import WarmedLauncher, warmup
 
 __all__ = [
+    "Attention",
+    "AttentionCache",
+    "BrokenRule",
     "BuildError",
     "CacheError",
     "CompilerNotFound",
@@ -37,6 +61,7 @@ __all__ = [
     "dropout_randval",
     "emulate",
     "explain",
+    "explain_bwd",
     "flash_attn_combine",
     "flash_attn_func",
     "flash_attn_kvpacked_func",
@@ -51,25 +76,53 @@ __all__ = [
     "fmha_v3_fwd",
     "fmha_v3_varlen_bwd",
     "fmha_v3_varlen_fwd",
+    "install_as",
     "mha_fwd_splitkv",
     "mla_absorbed_fwd",
     "mla_fwd",
     "new_rng_state",
+    "validate_config",
     "warmup",
 ]
 
-_HOMES = {
-    "HipError": ".amd.runtime",
-    "emulate": ".emulator",
-    **dict.fromkeys(("flash_attn_combine", "mha_fwd_splitkv"), ".split_keys"),
+_NAMES = {
+    ".aiter": ("fmha_v3_bwd", "fmha_v3_fwd", "fmha_v3_varlen_bwd", "fmha_v3_varlen_fwd"),
+    ".amd.runtime": ("HipError",),
+    ".attention_module": ("Attention", "AttentionCache"),
+    ".dropout": ("dropout_randval", "new_rng_state"),
+    ".emulator": ("emulate",),
+    ".flash_attn": (
+        "flash_attn_func",
+        "flash_attn_kvpacked_func",
+        "flash_attn_qkvpacked_func",
+        "flash_attn_varlen_func",
+        "flash_attn_varlen_kvpacked_func",
+        "flash_attn_varlen_qkvpacked_func",
+    ),
+    ".interface": ("explain", "explain_bwd", "fmha_bwd", "fmha_fwd"),
+    ".jit.errors": ("BuildError", "CacheError", "CompilerNotFound"),
+    ".kv_cache": ("flash_attn_with_kvcache",),
+    ".mla": ("mla_absorbed_fwd", "mla_fwd"),
+    ".split_keys": ("flash_attn_combine", "mha_fwd_splitkv"),
+    ".stand_in": ("install_as",),
+    ".validate": ("BrokenRule", "validate_config"),
+    ".warm_up": ("WarmedLauncher", "warmup"),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+_PUBLIC_MODULES = ("aiter", "context_parallel", "flash_attn", "integrations")
 
 
 def __getattr__(name: str) -> object:
-    # Imported when first asked for: most programs run without a GPU, emulate none, and leave it to
-    # the kernels how keys are split.
+    # No program needs all of it, and what it needs it imports with its first use.
+    if name in _PUBLIC_MODULES:
+        return import_module(f".{name}", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value: object = getattr(import_module(_HOMES[name], __name__), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    # What is public, also where nobody has asked for it yet.
+    return sorted([*__all__, *_PUBLIC_MODULES])

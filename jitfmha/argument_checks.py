@@ -6,8 +6,16 @@ served yet raises ``NotImplementedError`` naming it and its value.
 
 from __future__ import annotations
 
+import functools
+import reprlib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import NoReturn, ParamSpec, TypeVar
+
 import torch
 from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def check_flags(**flags: object) -> None:
@@ -22,6 +30,97 @@ def check_ints(**numbers: object) -> None:
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{name} must be an int, got {type(value).__name__} ({value!r})")
+
+
+# What the same is called elsewhere, in SDPA first of all.
+_MEANT = {
+    "causal": 'mask="causal"',
+    "is_causal": 'mask=1 (top-left, as in SDPA) or mask="causal" (bottom-right)',
+    "attn_mask": "bias (added to the scores, or bool as in SDPA)",
+    "attn_bias": "bias",
+    "scale": "softmax_scale",
+    "sm_scale": "softmax_scale",
+    "softcap": "logit_softcap",
+    "dropout": "dropout_p",
+    "enable_gqa": "nothing (k and v may have fewer heads than q anyway)",
+    "return_softmax_lse": "return_lse",
+}
+
+
+def refuse_unexpected(
+    names: Iterable[str], known: Iterable[str], elsewhere: Mapping[str, str] = _MEANT
+) -> NoReturn:
+    """Raise ``TypeError`` for keyword arguments that are not known, of which one may be meant."""
+    from difflib import get_close_matches  # of use where something goes wrong only
+
+    name = next(iter(names))
+    meant = elsewhere.get(name) or next(iter(get_close_matches(name, known, 1)), None)
+    advice = "" if meant is None else f"; did you mean {meant}?"
+    raise TypeError(f"unexpected keyword argument {name!r}{advice}")
+
+
+# What flash-attn, AITER, SDPA, Triton's examples and Transformers call the same.
+_SYNONYMS = (
+    ("causal", "is_causal"),
+    ("softmax_scale", "sm_scale", "scale", "scaling"),
+    ("softcap", "logits_soft_cap", "logit_softcap", "logits_softcap"),
+    ("dropout_p", "dropout", "p_dropout"),
+    ("return_softmax_lse", "return_lse", "return_attn_probs", "return_softmax"),
+    ("bias", "attn_bias", "attn_mask"),
+    ("sink_ptr", "sink", "sinks", "s_aux", "learnable_sink"),
+    ("cu_seqlens_k", "cu_seqlens_kv"),
+    ("cu_seqlens_q", "cu_seqlens"),
+    ("max_seqlen_k", "max_seqlen_kv"),
+    ("max_seqlen_q", "max_seqlen"),
+    ("block_table", "page_table", "block_tables"),
+    ("window_size", "sliding_window", "window"),
+)
+
+
+def with_keyword_advice(function: Callable[P, R]) -> Callable[P, R]:
+    """The function; a keyword that it lacks ends in a ``TypeError`` that says which may be meant.
+
+    A ``**unexpected`` in its signature would do the same, but libraries read the signatures of
+    flash-attn's and AITER's functions to find out what these take.
+    """
+
+    @functools.wraps(function)
+    def call(*arguments: P.args, **named: P.kwargs) -> R:
+        try:
+            return function(*arguments, **named)
+        except TypeError:
+            code = function.__code__
+            known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            unknown = [name for name in named if name not in known]
+            if not unknown:
+                raise
+        refuse_unexpected(unknown, known, _known_by_synonym(known))
+
+    return call
+
+
+def _known_by_synonym(known: Collection[str]) -> dict[str, str]:
+    """What is known, by the names that it has elsewhere."""
+    found: dict[str, str] = {}
+    for names in _SYNONYMS:
+        meant = next((name for name in names if name in known), None)
+        if meant is not None:
+            found |= dict.fromkeys(names, meant)
+    return found
+
+
+def not_a_tensor(name: str, value: object) -> TypeError:
+    """The error for an argument that is no tensor; of arrays it tells the type, not the data."""
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is None:
+        return TypeError(
+            f"{name} must be a torch.Tensor, got {type(value).__name__} ({reprlib.repr(value)})"
+        )
+    kind = f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
+    return TypeError(
+        f"{name} must be a torch.Tensor, got {kind} of shape {shape} and dtype {dtype}; "
+        f"torch.as_tensor({name}) makes one of it"
+    )
 
 
 def refuse_given(**optional: object) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 import torch
 from torch import Generator, Tensor
 
-from .argument_checks import describe
+from .argument_checks import describe, refuse_unexpected
 from .mask import INT64_MAX, OPEN_WINDOW, Mask
 
 if TYPE_CHECKING:
@@ -58,6 +58,9 @@ class Options(AttentionOptions, total=False):
 
     out: Tensor | None
     generator: Generator | None
+
+
+OPTION_NAMES = (*Options.__annotations__, "return_lse")
 
 
 class CuSeqlens(NamedTuple):
@@ -176,15 +179,17 @@ class Arguments(NamedTuple):
         drawn_by = rest.pop("generator", None), rest.pop("rng_state", None)
         dropout = gather_dropout(rest.pop("dropout_p", 0), *drawn_by)
         keys = gather_keys(rest.pop("block_table", None), rest.pop("num_splits", 0), cu_seqlens)
-        return cls(
-            *(q, k, v),
-            cu_seqlens=cu_seqlens,
-            descales=descales,
-            modifiers=gather_modifiers(*modifiers),
-            dropout=dropout,
-            keys=keys,
-            **rest,
-        )
+        gathered: dict[str, Any] = {
+            "cu_seqlens": cu_seqlens,
+            "descales": descales,
+            "modifiers": gather_modifiers(*modifiers),
+            "dropout": dropout,
+            "keys": keys,
+        }
+        try:
+            return cls(q, k, v, **gathered, **rest)
+        except TypeError:
+            refuse_unexpected([name for name in rest if name not in OPTION_NAMES], OPTION_NAMES)
 
     def flattened(self) -> dict[str, Any]:
         """Everything by its public name."""
@@ -371,19 +376,9 @@ def gather_keys(
     lengths of paged sequences are missing or in the wrong place; the table is checked with the
     problem.
     """
-    if isinstance(num_splits, bool) or not isinstance(num_splits, int):
-        given = f"{type(num_splits).__name__} ({num_splits!r})"
-        raise TypeError(f"num_splits must be an int, got {given}")
-    if not 0 <= num_splits <= MAX_NUM_SPLITS:
-        raise ValueError(
-            f"num_splits={num_splits} must be 0, which leaves the choice, or a number of parts up "
-            f"to {MAX_NUM_SPLITS}"
-        )
-    if block_table is not None and cu_seqlens is None:
-        raise ValueError(
-            "block_table is given without cu_seqlens_q and cu_seqlens_k; the latter say how many "
-            "keys each paged sequence has"
-        )
+    check_num_splits(num_splits)
+    if block_table is not None:
+        check_pages_have_lengths(cu_seqlens is not None)
     if block_table is not None and cu_seqlens is not None:
         padded = cu_seqlens.k_padded
         if padded is not cu_seqlens.k:
@@ -394,6 +389,27 @@ def gather_keys(
     if block_table is None and num_splits == 0:
         return None
     return KeyOptions(block_table, num_splits)
+
+
+def check_num_splits(num_splits: int) -> None:
+    """Raise ``TypeError`` or ``ValueError`` for a number of splits without meaning."""
+    if isinstance(num_splits, bool) or not isinstance(num_splits, int):
+        given = f"{type(num_splits).__name__} ({num_splits!r})"
+        raise TypeError(f"num_splits must be an int, got {given}")
+    if not 0 <= num_splits <= MAX_NUM_SPLITS:
+        raise ValueError(
+            f"num_splits={num_splits} must be 0, which leaves the choice, or a number of parts up "
+            f"to {MAX_NUM_SPLITS}"
+        )
+
+
+def check_pages_have_lengths(has_cu_seqlens: bool) -> None:
+    """Raise ``ValueError`` for keys in pages of which nobody says how many there are."""
+    if not has_cu_seqlens:
+        raise ValueError(
+            "block_table is given without cu_seqlens_q and cu_seqlens_k; the latter say how many "
+            "keys each paged sequence has"
+        )
 
 
 MAX_NUM_SPLITS = 128

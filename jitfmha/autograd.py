@@ -18,8 +18,9 @@ from torch.autograd.function import _SingleLevelFunction
 
 from .detection import target_of
 from .dispatch import plan_for
+from .flop_count import join_flop_counters
 from .ops import BACKWARD_NAMES, NAMES, NAMES_WITH_OUT, arguments_of, library
-from .problem import GradientStrides, make_problem
+from .problem import GradientStrides, Problem, make_problem
 from .target import CpuTarget
 
 _RETURN_LSE = NAMES.index("return_lse")
@@ -91,6 +92,7 @@ class _AttentionBackward(_SingleLevelFunction):
 
 
 def _fmha_fwd(*given: Any) -> tuple[Tensor, Tensor]:
+    join_flop_counters()
     _refuse_tangents(NAMES, given)
     if not _is_gradient_asked_for(given):
         return _Attention.forward(*given)
@@ -103,6 +105,7 @@ def _fmha_fwd(*given: Any) -> tuple[Tensor, Tensor]:
 
 
 def _fmha_fwd_out(*given: Any) -> Tensor:
+    join_flop_counters()
     _refuse_tangents(NAMES_WITH_OUT, given)
     if _is_gradient_asked_for(given):
         name = next(name for name, x in _tensors(NAMES_WITH_OUT, given) if x.requires_grad)
@@ -115,6 +118,7 @@ def _fmha_fwd_out(*given: Any) -> Tensor:
 
 
 def _fmha_bwd(*given: Any) -> tuple[Tensor, ...]:
+    join_flop_counters()
     _refuse_tangents(BACKWARD_NAMES, given)
     if not _is_gradient_asked_for(given):
         return _AttentionBackward.forward(*given)
@@ -162,10 +166,14 @@ def _refuse_unserved_backward(given: tuple[Any, ...]) -> None:
     target = target_of(q.device)
     if isinstance(target, CpuTarget) and given[1].dtype.itemsize > 1:
         return  # Which serves it wherever it serves forward.
-    problem = make_problem(arguments_of(NAMES, given))
+    plan_for(backward_of(make_problem(arguments_of(NAMES, given))), target)
+
+
+def backward_of(problem: Problem) -> Problem:
+    """The backward pass of a call, whose gradients lie as its inputs and its output do."""
     sizes = problem.sizes
     strides = GradientStrides(sizes.out, (), None, sizes.q, sizes.k, sizes.v)
-    plan_for(problem._replace(gradients=strides), target)
+    return problem._replace(gradients=strides)
 
 
 def _refuse_tangents(names: tuple[str, ...], given: tuple[Any, ...]) -> None:

@@ -6,13 +6,22 @@ planned and bound, as in :mod:`jitfmha.call`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.profiler import record_function
 
-from .arguments import Arguments, CuSeqlens, Gradients, Tensors
+from .argument_checks import not_a_tensor
+from .arguments import (
+    Arguments,
+    CuSeqlens,
+    Gradients,
+    Tensors,
+    gather_cu_seqlens,
+    new_tuple,
+)
 from .detection import target_of
 from .dispatch import plan_for
 from .memory import may_overlap, overlaps_itself, write_zeros
@@ -39,6 +48,8 @@ class BackwardArguments(NamedTuple):
         dout, dlse: the gradients of both; None is 0 for ``dlse``.
         dq, dk, dv: where to write; None for a new tensor.
         with_dbias, with_dsink: whether the gradients of the bias and of the sinks are wanted.
+        deterministic: whether they must be the same in every run; None: as torch is set.
+        atomic_fp32: in what kernels add dq up that do so with atomics; None leaves the choice.
     """
 
     forward: Arguments
@@ -50,12 +61,21 @@ class BackwardArguments(NamedTuple):
     dv: Tensor | None = None
     with_dbias: bool = False
     with_dsink: bool = False
+    deterministic: bool | None = None
+    atomic_fp32: bool | None = None
 
     def inputs(self) -> tuple[tuple[str, Tensor | None], ...]:
         """What is read, under the names of the arguments."""
         q, k, v, out = self.forward.q, self.forward.k, self.forward.v, self.forward.out
         lses = ("lse", self.lse), ("dlse", self.dlse)
         return ("dout", self.dout), ("q", q), ("k", k), ("v", v), ("out", out), *lses
+
+    @property
+    def must_be_deterministic(self) -> bool:
+        """What is asked for, or else ``torch.use_deterministic_algorithms``."""
+        if self.deterministic is None:
+            return torch.are_deterministic_algorithms_enabled()
+        return self.deterministic
 
     def outputs(self) -> tuple[tuple[str, Tensor | None, Tensor], ...]:
         """What is given to be written, under the names of the arguments, and what it is like."""
@@ -78,27 +98,30 @@ class PreparedBackward(NamedTuple):
 
     Attributes:
         launch: None where there is no query, so that all gradients are 0.
+        kernel: its name.
         reads_cu_seqlens: whether the host checks their values; a GPU's it would wait for.
     """
 
     problem: Problem
     launch: Launch | None
+    kernel: str
     reads_cu_seqlens: bool
 
 
 _calls = CallCache()
 
 
-def run_backward(arguments: BackwardArguments) -> Results:
+def run_backward(arguments: BackwardArguments, is_profiled: bool = False) -> Results:
     """Compute the gradients eagerly.
 
-    Tensors must be plain: no subclass, no tracing, no transform in effect.
+    Tensors must be plain: no subclass, no tracing, no transform in effect. With ``is_profiled`` the
+    kernel appears by its name in torch's profiler.
     """
     target = TARGET_HERE.get()
     cache = _calls if target is None else target.calls
     key = None
     try:
-        key = _described(arguments)
+        key = _described(arguments), arguments.must_be_deterministic
         prepared = cache.backward.get(key)
     except (AttributeError, TypeError, RuntimeError):
         # Not a tensor, not hashable, not strided: the checks say what is wrong, if anything.
@@ -108,7 +131,129 @@ def run_backward(arguments: BackwardArguments) -> Results:
         if key is not None:
             cache.keep_backward(key, prepared)
     _refuse_shared_memory(arguments)
+    if is_profiled:
+        with record_function(prepared.kernel):
+            return _launch(prepared, arguments)
     return _launch(prepared, arguments)
+
+
+REPEATED_OPTIONS = frozenset(
+    (
+        *("softmax_scale", "mask", "window_size", "bf16_cvt"),
+        *("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded"),
+        *("max_seqlen_q", "max_seqlen_k"),
+    )
+)
+"""With no others a call may go by :func:`repeat_backward`."""
+
+
+def repeat_backward(
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
+    options: Mapping[str, Any],
+    deterministic: bool | None,
+    atomic_fp32: bool | None,
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """dq, dk and dv in new tensors, where a call like this one was there before; else None.
+
+    It is what a training loop does, and pays for nothing but a look at its arguments. Tensors must
+    be plain: no subclass, no tracing, no transform in effect.
+
+    Args:
+        tensors: dout, q, k, v, out and lse.
+        options, deterministic, atomic_fp32: those of ``fmha_bwd``.
+    """
+    target = TARGET_HERE.get()
+    cache = _calls if target is None else target.calls
+    try:
+        key = _key_of_repetition(tensors, options, deterministic, atomic_fp32)
+        prepared = cache.backward.get(key)
+    except (AttributeError, TypeError, RuntimeError):
+        return None  # Not tensors, not hashable, not strided: the checks say what is wrong.
+    if prepared is None or prepared.launch is None:
+        return None
+    dout, q, k, v, out, lse = tensors
+    dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
+    cu_seqlens = None
+    if options:
+        cu_seqlens = gather_cu_seqlens(*[options.get(name) for name in _SEQUENCES])
+    if cu_seqlens is not None:
+        q_covered, k_covered = _covered(prepared, cu_seqlens)
+        if not q_covered:
+            dq.zero_()
+        if not k_covered:
+            dk.zero_()
+            dv.zero_()
+    gradients = new_tuple(Gradients, (dout, None, dq, dk, dv, None))
+    prepared.launch(
+        new_tuple(Tensors, (q, k, v, out, lse, cu_seqlens, None, None, None, gradients, None))
+    )
+    return dq, dk, dv
+
+
+_empty_like = torch.empty_like
+_SEQUENCES = (
+    *("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded"),
+    *("max_seqlen_q", "max_seqlen_k"),
+)
+
+
+def keep_for_repetition(
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
+    options: Mapping[str, Any],
+    deterministic: bool | None,
+    atomic_fp32: bool | None,
+    arguments: BackwardArguments,
+) -> None:
+    """Let calls like this one, which was run by ``run_backward``, go by ``repeat_backward``."""
+    target = TARGET_HERE.get()
+    cache = _calls if target is None else target.calls
+    prepared = cache.backward.get((_described(arguments), arguments.must_be_deterministic))
+    # New gradients lie as the inputs do.
+    if prepared is not None and all(x.stride(-1) == 1 for x in arguments.forward[:3]):
+        key = _key_of_repetition(tensors, options, deterministic, atomic_fp32)
+        cache.keep_backward(key, prepared)
+
+
+def _key_of_repetition(
+    tensors: tuple[Tensor, ...],
+    options: Mapping[str, Any],
+    deterministic: bool | None,
+    atomic_fp32: bool | None,
+) -> Hashable:
+    dout, q, k, v, out, lse = tensors
+    # Written out: a loop over the tensors would take longer.
+    return (
+        dout.shape,
+        dout.stride(),
+        dout.dtype,
+        dout.device,
+        q.shape,
+        q.stride(),
+        q.dtype,
+        q.device,
+        k.shape,
+        k.stride(),
+        k.dtype,
+        k.device,
+        v.shape,
+        v.stride(),
+        v.dtype,
+        v.device,
+        out.shape,
+        out.stride(),
+        out.dtype,
+        out.device,
+        lse.shape,
+        lse.stride(),
+        lse.dtype,
+        lse.device,
+        deterministic,
+        deterministic.__class__,
+        atomic_fp32,
+        atomic_fp32.__class__,
+        None if not options else _described_options(options),
+        torch.are_deterministic_algorithms_enabled(),
+    )
 
 
 def make_backward_problem(arguments: BackwardArguments) -> Problem:
@@ -118,12 +263,9 @@ def make_backward_problem(arguments: BackwardArguments) -> Problem:
     """
     forward = arguments.forward
     if not isinstance(forward.out, Tensor):
-        raise TypeError(f"out must be a torch.Tensor, got {type(forward.out).__name__}")
+        raise not_a_tensor("out", forward.out)
     problem = make_problem(forward)
-    if problem.is_paged:
-        raise NotImplementedError(
-            "block_table: attention over keys and values in pages has no backward pass"
-        )
+    check_keys_of_backward(problem.is_paged)
     _check_what_is_wanted(arguments)
     q = forward.q
     out_dtype = out_dtype_of(q.dtype)
@@ -141,7 +283,17 @@ def make_backward_problem(arguments: BackwardArguments) -> Problem:
     dlse = None if arguments.dlse is None else arguments.dlse.stride()
     return problem._replace(
         gradients=GradientStrides(arguments.dout.stride(), arguments.lse.stride(), dlse, *strides),
+        is_deterministic=arguments.must_be_deterministic,
+        atomic_fp32=arguments.atomic_fp32,
     )
+
+
+def check_keys_of_backward(are_paged: bool) -> None:
+    """Raise ``NotImplementedError`` where no kernel could say where gradients go."""
+    if are_paged:
+        raise NotImplementedError(
+            "block_table: attention over keys and values in pages has no backward pass"
+        )
 
 
 def new_gradients(arguments: BackwardArguments) -> tuple[Tensor, Tensor, Tensor]:
@@ -156,12 +308,18 @@ def _prepare(arguments: BackwardArguments) -> PreparedBackward:
     plan = plan_for(problem, target)
     has_queries = problem.batch * problem.seqlen_q * problem.heads_q > 0
     launch = plan.bind().launch_for(problem.sizes) if has_queries else None
-    return PreparedBackward(problem, launch, target.has_host_memory)
+    return PreparedBackward(problem, launch, plan.kernel, target.has_host_memory)
 
 
 def _check_what_is_wanted(arguments: BackwardArguments) -> None:
     forward = arguments.forward
     modifiers, dropout = forward.modifiers, forward.dropout
+    for name in ("deterministic", "atomic_fp32"):
+        value = getattr(arguments, name)
+        if value is not None and not isinstance(value, bool):
+            raise TypeError(
+                f"{name} must be a bool or None, got {type(value).__name__} ({value!r})"
+            )
     if dropout is not None and dropout.rng_state is None:
         raise ValueError(
             f"rng_state=None: with dropout_p={dropout.p} a backward pass needs the state of the "
@@ -263,6 +421,17 @@ def _gradient_of_sink(arguments: BackwardArguments) -> Tensor:
     return gradient.sum(-1).view(-1, sink.shape[0]).sum(0).float()
 
 
+def _described_options(options: Mapping[str, Any]) -> Hashable:
+    """Options that may be tensors, by name; 1, 1.0 and True are equal, but not all are valid."""
+    described: list[Hashable] = []
+    for name, x in options.items():
+        if isinstance(x, Tensor):
+            described += (name, x.shape, x.stride(), x.dtype, x.device)
+        else:
+            described += (name, x, x.__class__)
+    return tuple(described)
+
+
 def _described(value: Any) -> Hashable:
     """What the checks and the plan look at: of tensors everything but their data."""
     if isinstance(value, Tensor):
@@ -282,7 +451,7 @@ def _check_like(
     any_last_stride: bool = False,
 ) -> None:
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__} ({x!r})")
+        raise not_a_tensor(name, x)
     check_layout(name, x)
     if x.dtype != dtype:
         raise TypeError(f"{name} has dtype {x.dtype}; it must be {dtype}")

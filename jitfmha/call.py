@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.autograd.profiler import record_function
 
 from .arguments import (
     Arguments,
@@ -71,6 +72,7 @@ class CallKind:
         self._problem = problem
         self._target = target
         self._kernels: list[Kernel] = []
+        self._kernel_names: dict[Sizes, str] = {}
         self._sequences = problem.batch * problem.heads_q
         self._batch = problem.batch if problem.mode == "gm0" else None
         self._heads_q = problem.heads_q
@@ -135,14 +137,25 @@ class CallKind:
         self._kernels.insert(0, kernel)
         return launch
 
+    def kernel_name(self, sizes: Sizes) -> str:
+        """The name of the kernel that serves calls with ``sizes``, for a profile."""
+        if len(self._kernel_names) >= _MOST_KERNEL_NAMES:
+            self._kernel_names.clear()
+        if sizes not in self._kernel_names:
+            plan = plan_for(self._problem.with_sizes(sizes), self._target)
+            self._kernel_names[sizes] = plan.kernel
+        return self._kernel_names[sizes]
 
+
+_MOST_KERNEL_NAMES = 256
 _calls = CallCache()
 
 
-def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
+def run(arguments: Arguments, is_profiled: bool = False) -> tuple[Tensor, Tensor | None]:
     """Compute attention eagerly: the output, and the log-sum-exp where it is asked for.
 
-    Tensors must be plain: no subclass, no tracing, no transform in effect.
+    Tensors must be plain: no subclass, no tracing, no transform in effect. With ``is_profiled`` the
+    kernel appears by its name in torch's profiler.
     """
     (
         q,
@@ -242,12 +255,15 @@ def run(arguments: Arguments) -> tuple[Tensor, Tensor | None]:
         if not covered:
             lse.fill_(-torch.inf)
     if launch is not None:
-        launch(
-            new_tuple(
-                Tensors,
-                (q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, None, keys),
-            )
+        tensors = new_tuple(
+            Tensors,
+            (q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, None, keys),
         )
+        if is_profiled:
+            with record_function(kind.kernel_name(sizes)):
+                launch(tensors)
+        else:
+            launch(tensors)
     return out, lse
 
 

@@ -30,3 +30,33 @@ def target_of(device: torch.device) -> Target:
     from .amd.devices import target_of_gpu
 
     return target_of_gpu(device)
+
+
+def planned_target(device: str | torch.device) -> Target:
+    """What ``device`` names, for planning and building: it need not be here.
+
+    Args:
+        device: of torch, or the name of an architecture or a chip that may be somewhere else, as
+            "gfx950" or "MI308X".
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: it names nothing, or a device that is not supported.
+    """
+    if not isinstance(device, (str, torch.device)):
+        raise TypeError(f"device must be a str or a torch.device, got {device!r}")
+    if isinstance(device, str) and device[:3].lower() in ("gfx", "mi3"):
+        # Few calls are planned for another machine.
+        from .amd.absent import absent_target
+
+        target = absent_target(device)
+        if target is not None:
+            return target
+    try:
+        return target_of(torch.device(device))
+    except RuntimeError as error:
+        from .chips import supported_chips
+
+        raise ValueError(
+            f"device={device!r} is neither a device of torch nor one of {supported_chips()}"
+        ) from error

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any, NamedTuple, cast
 
 from .plan import Family, Plan, Reason, Refusal
-from .problem import DTYPE_FEATURES, Feature, Problem
+from .problem import DTYPE_FEATURES, Direction, Feature, Problem
 from .target import AmdTarget, CpuTarget, Target
 
 
@@ -22,23 +22,31 @@ class Entrant(NamedTuple):
         name: of the family, and of its module below ``jitfmha.kernels``.
         runs_on: the kind of target that its kernels are for.
         needs: what a refusal says of other targets.
+        direction: of the problems that it is asked about; None: of both.
     """
 
     name: str
     runs_on: type[CpuTarget | AmdTarget]
     needs: str
+    direction: Direction | None = None
 
     def family(self) -> Family:
         """The family itself, imported with the first call that it may serve."""
         return cast("Family", import_module(f".kernels.{self.name}", __package__))
 
+    def is_for(self, problem: Problem) -> bool:
+        """Whether it knows of such problems at all."""
+        return self.direction in (None, problem.direction)
+
 
 _AMD = "It needs an AMD Instinct GPU (gfx942 or gfx950); the target is {target}."
 # In order of preference.
 FAMILIES = (
-    Entrant("tuned", AmdTarget, _AMD),
+    Entrant("tuned", AmdTarget, _AMD, "forward"),
+    Entrant("tuned_backward", AmdTarget, _AMD, "backward"),
+    Entrant("shipped_backward", AmdTarget, _AMD, "backward"),
     Entrant("general", AmdTarget, _AMD),
-    Entrant("cpu", CpuTarget, "It needs tensors on the CPU; the target is {target}."),
+    Entrant("cpu", CpuTarget, "It is for calls that run on the CPU; the target is {target}."),
 )
 
 
@@ -73,6 +81,10 @@ def plan_for(problem: Problem, target: Target) -> Plan:
     if proposal.plan is None:
         explanation = Explanation.of(problem, target, proposal)
         raise NotImplementedError(f"no kernel serves this call\n{explanation}")
+    if isinstance(target, AmdTarget) and target.records:
+        from .replay.recording import RecordedPlan  # few processes record what they launch
+
+        return RecordedPlan(proposal.plan, problem, target)
     return proposal.plan
 
 
@@ -94,15 +106,32 @@ class Explanation(NamedTuple):
     def of(cls, problem: Problem, target: Target, proposal: Proposal) -> Explanation:
         """The sentences for a proposal. Families that were not asked are said to come later."""
         plan = proposal.plan
-        rejected = {name: refusal.sentences() for name, refusal in proposal.refusals}
+        refusals = dict(proposal.refusals)
+        rejected: dict[str, tuple[str, ...]] = {}
         for entrant in FAMILIES:
-            if entrant.name in rejected or (plan is not None and entrant.name == plan.family):
+            if entrant.name in refusals:
+                refusal = refusals[entrant.name]
+                rejected[entrant.name] = _every_sentence(entrant, refusal, problem, target)
+                continue
+            if plan is not None and entrant.name == plan.family:
+                continue
+            if not entrant.is_for(problem):
                 continue
             if plan is not None and isinstance(target, entrant.runs_on):
                 rejected[entrant.name] = (f"{plan.family} is preferred.",)
             else:
                 rejected[entrant.name] = (entrant.needs.format(target=target),)
         return cls(problem, target, plan, rejected, () if plan is None else tuple(plan.remarks()))
+
+    def __repr__(self) -> str:
+        kernel = "no kernel" if self.plan is None else self.plan.kernel
+        return f"<Explanation: {kernel} on {self.target}; print it for the reasons>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from html import escape  # of use in a notebook only
+
+        return f"<pre>{escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         problem, plan = self.problem, self.plan
@@ -133,6 +162,17 @@ class Explanation(NamedTuple):
         }
 
 
+def _every_sentence(
+    entrant: Entrant, refusal: Refusal, problem: Problem, target: Target
+) -> tuple[str, ...]:
+    """Why a family refuses, with what it was not asked because of features that it lacks."""
+    family = entrant.family()
+    if problem.features <= family.SERVES:
+        return refusal.sentences()
+    broken = Refusal(family.reasons(problem, target))
+    return tuple(dict.fromkeys((*refusal.sentences(), *broken.sentences())))
+
+
 def explain_problem(problem: Problem, target: Target) -> Explanation:
     """The plan for ``problem`` and, for every family that is not taken, the reasons."""
     return Explanation.of(problem, target, propose(problem, target))
@@ -141,13 +181,13 @@ def explain_problem(problem: Problem, target: Target) -> Explanation:
 def _answers(problem: Problem, target: Target) -> Iterator[tuple[str, Plan | Refusal]]:
     """What each family answers, by name; a family is asked when its answer is taken."""
     for entrant in FAMILIES:
-        if isinstance(target, entrant.runs_on):
+        if isinstance(target, entrant.runs_on) and entrant.is_for(problem):
             family = entrant.family()
-            refusal = _refusal_of_features(family, problem)
+            refusal = refusal_of_features(family, problem)
             yield entrant.name, refusal or family.propose(problem, target)
 
 
-def _refusal_of_features(family: Family, problem: Problem) -> Refusal | None:
+def refusal_of_features(family: Family, problem: Problem) -> Refusal | None:
     """What a problem asks for and a family does not declare; None where there is nothing."""
     missing = problem.features - family.SERVES
     if not missing:

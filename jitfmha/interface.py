@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Generator, Tensor
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, profiler
 
 from . import autograd as _derivatives  # noqa: F401 - of the operators
-from .argument_checks import requires_any_grad
+from . import batching as _batching  # noqa: F401 - of the operators
+from .argument_checks import not_a_tensor, refuse_unexpected, requires_any_grad
 from .arguments import (
+    OPTION_NAMES,
     Arguments,
     Bf16Cvt,
     Dropout,
@@ -21,14 +23,23 @@ from .arguments import (
     gather_modifiers,
     new_tuple,
 )
-from .backward import BackwardArguments, make_backward_problem, run_backward
+from .autocast import under_autocast
+from .backward import (
+    REPEATED_OPTIONS,
+    BackwardArguments,
+    keep_for_repetition,
+    make_backward_problem,
+    repeat_backward,
+    run_backward,
+)
 from .call import run
-from .detection import target_of
+from .detection import planned_target
 from .dispatch import Explanation, explain_problem
 from .dropout import new_rng_state
+from .flop_count import join_flop_counters
 from .mask import OPEN_WINDOW
 from .ops import call_backward_operator, call_operator
-from .problem import make_problem
+from .problem import check_layout, make_problem
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -42,6 +53,7 @@ _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.maybe_current_level
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 # The default of what a number turns on. That nothing is asked for is seen by its identity, which is
 # quick; every other number, 0.0 as well, is checked. An int: torch.compile makes floats inputs.
@@ -98,6 +110,7 @@ def fmha_fwd(
     rng_state: Tensor | None = None,
     block_table: Tensor | None = None,
     num_splits: int = OFF,
+    **unexpected: object,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Fused multi-head attention, ``softmax(softmax_scale * q @ k^T) @ v`` for each head.
 
@@ -189,6 +202,8 @@ def fmha_fwd(
     Source: Dao et al., FlashAttention (arXiv 2205.14135), for tiling and the online softmax;
     ``python/perf-kernels/flash-attention.py`` of github.com/ROCm/triton for what is int8 when.
     """
+    if unexpected:
+        refuse_unexpected(unexpected, OPTION_NAMES)
     if _only_by_name is not ...:
         raise TypeError(
             "fmha_fwd takes 3 arguments by position, q, k and v, and the others by name; "
@@ -262,6 +277,8 @@ def fmha_fwd(
         or _dispatch_modes() != 0
         or _functorch_level() is not None
         or forward_ad._current_level >= 0
+        or profiler._is_profiler_enabled
+        or _is_any_autocast_enabled()
         or q.is_meta
         or (out is not None and _is_any_negative(out))
         or (descales is not None and _is_any_negative(*descales))
@@ -278,13 +295,21 @@ def fmha_fwd(
         )
     ):
         # Not plain: a subclass, a mode, a transform, tensors without values, or with values whose
-        # sign is turned around by a bit of the tensor; or autograd has to know of the call.
+        # sign is turned around by a bit of the tensor; or autograd, autocast or a profiler has to
+        # know of the call.
         if not _is_compiling():
+            join_flop_counters()
+            arguments = under_autocast(arguments)
             # Torch's dispatcher says less clearly, and with other types, what is wrong.
             make_problem(arguments)
         result, lse = call_operator(arguments)
         return (result, lse) if return_lse else result
-    result, lse_or_none = run(arguments)
+    try:
+        result, lse_or_none = run(arguments)
+    except RuntimeError:
+        # Torch knows no shape of a nested tensor, and to ask before would cost every call.
+        _refuse_nested(q=q, k=k, v=v)
+        raise
     return result if lse_or_none is None else (result, lse_or_none)
 
 
@@ -302,13 +327,16 @@ def fmha_bwd(
     dv: Tensor | None = None,
     dbias: Tensor | None = None,
     dsink: Tensor | None = None,
+    deterministic: bool | None = None,
+    atomic_fp32: bool | None = None,
     **options: Unpack[AttentionOptions],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of :func:`jitfmha.fmha_fwd` with respect to q, k and v.
 
     ``torch.autograd`` calls it by itself for inputs of ``fmha_fwd`` that require grad. The result
-    is deterministic: it depends neither on the number of threads nor on their order. Beside the
-    results it takes memory that is linear in the sequence lengths.
+    of kernels that this package compiles is deterministic: it depends neither on the number of
+    threads nor on their order. Those of a tree that JITFMHA_HSA_DIR names, which are preferred, add
+    dq up with atomics. Beside the results it takes memory that is linear in the sequence lengths.
 
     Args:
         dout: the gradient of out, of out's shape and dtype, any strides with a contiguous last
@@ -323,6 +351,10 @@ def fmha_bwd(
             dtype and any strides; None where they are not wanted. For dbias each score takes 4
             bytes for a while, also where one bias serves many: float32 ``(b, hq, sq, sk)``, or in
             gm1 ``(hq, total_q, max_seqlen_k)``. Nothing else here grows faster than the lengths.
+        deterministic: True refuses kernels whose results may differ in their last bits from run to
+            run; None does what ``torch.use_deterministic_algorithms`` says.
+        atomic_fp32: whether kernels that add dq up with atomics do so in float32 (True), or in the
+            dtype of q (False), which is less exact; None leaves the choice. Others ignore it.
         options: those of :func:`jitfmha.fmha_fwd`, with the same values.
 
     Returns:
@@ -337,17 +369,54 @@ def fmha_bwd(
     Source: Dao, FlashAttention-2 (arXiv 2307.08691), algorithm 2. The lse's gradient adds to every
     score of its row what the row's probabilities are, which is a summand of delta.
     """
+    is_repeatable = (
+        (dlse is dq is dk is dv is dbias is dsink is None)
+        and (not options or options.keys() <= REPEATED_OPTIONS)
+        and (type(dout) is type(q) is type(k) is type(v) is type(out) is type(lse) is Tensor)
+        and not (
+            _is_traced()
+            or _dispatch_modes() != 0
+            or _functorch_level() is not None
+            or forward_ad._current_level >= 0
+            or profiler._is_profiler_enabled
+            or dout.is_neg()
+            or q.is_neg()
+            or k.is_neg()
+            or v.is_neg()
+            or out.is_neg()
+            or lse.is_neg()
+            or (
+                _is_grad_enabled()
+                and (
+                    dout.requires_grad
+                    or q.requires_grad
+                    or k.requires_grad
+                    or v.requires_grad
+                    or out.requires_grad
+                    or lse.requires_grad
+                )
+            )
+        )
+    )
+    tensors = dout, q, k, v, out, lse
+    if is_repeatable:
+        repeated = repeat_backward(tensors, options, deterministic, atomic_fp32)
+        if repeated is not None:
+            return repeated
     forward = Arguments.of(q, k, v, {**options, "out": out})
-    wanted = dbias is not None, dsink is not None
-    arguments = BackwardArguments(forward, lse, dout, dlse, dq, dk, dv, *wanted)
+    choices = dbias is not None, dsink is not None, deterministic, atomic_fp32
+    arguments = BackwardArguments(forward, lse, dout, dlse, dq, dk, dv, *choices)
     _check_room("dbias", dbias, options.get("bias"))
     _check_room("dsink", dsink, options.get("sink"))
     read = [x for _, x in arguments.inputs() if x is not None]
     if _are_plain(*read) and not (_is_grad_enabled() and requires_any_grad(*read)):
         results = run_backward(arguments)
+        if is_repeatable:
+            keep_for_repetition(tensors, options, deterministic, atomic_fp32, arguments)
         _store((dbias, results.dbias), (dsink, results.dsink))
         return results[:3]
     if not _is_compiling():
+        join_flop_counters()
         make_backward_problem(arguments)
     *gradients, new_dbias, new_dsink = call_backward_operator(arguments)
     _store((dbias, new_dbias), (dsink, new_dsink))
@@ -364,7 +433,7 @@ def _check_room(name: str, room: Tensor | None, source: Tensor | None) -> None:
     if room is None or not isinstance(source, Tensor) or source.dtype == torch.bool:
         return
     if not isinstance(room, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(room).__name__} ({room!r})")
+        raise not_a_tensor(name, room)
     if room.shape != source.shape:
         raise ValueError(f"{name} has shape {tuple(room.shape)}; expected {tuple(source.shape)}")
 
@@ -383,6 +452,7 @@ def _are_plain(*tensors: object) -> bool:
         or _dispatch_modes() != 0
         or _functorch_level() is not None
         or forward_ad._current_level >= 0
+        or profiler._is_profiler_enabled
         or any(isinstance(x, Tensor) and (type(x) is not Tensor or x.is_meta) for x in tensors)
         or _is_any_negative(*tensors)
     )
@@ -395,19 +465,65 @@ def _drawn(q: Tensor, dropout: Dropout | None, generator: Generator | None) -> D
     return Dropout(dropout.p, new_rng_state(q.device, generator=generator))
 
 
+def _refuse_nested(**tensors: object) -> None:
+    for name, x in tensors.items():
+        if isinstance(x, Tensor) and x.is_nested:
+            check_layout(name, x)
+
+
 def _is_any_negative(*optional: object) -> bool:
     """Whether a tensor has torch's negative bit, as the imaginary part of a conjugate has."""
     return any(isinstance(x, Tensor) and x.is_neg() for x in optional)
 
 
 def explain(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, **options: Unpack[Options]
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    device: str | torch.device | None = None,
+    return_lse: bool = False,
+    **options: Unpack[Options],
 ) -> Explanation:
     """What :func:`fmha_fwd` would do with the same arguments: target, kernel and reasons.
+
+    With ``device`` it is asked for tensors there in place of ``q.device``; a GPU need not be here:
+    "gfx950", or the name of a chip, as "MI308X". The tensors may then be on ``meta``.
 
     Builds and launches nothing and does not read the tensors' data. ``print`` the result, or take
     its fields. Raises ``TypeError`` or ``ValueError`` as :func:`fmha_fwd` does for the arguments;
     a call that nothing serves is not an error here.
     """
     problem = make_problem(Arguments.of(q, k, v, {**options, "return_lse": return_lse}))
-    return explain_problem(problem, target_of(q.device))
+    return explain_problem(problem, planned_target(q.device if device is None else device))
+
+
+def explain_bwd(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    device: str | torch.device | None = None,
+    dlse: Tensor | None = None,
+    dq: Tensor | None = None,
+    dk: Tensor | None = None,
+    dv: Tensor | None = None,
+    dbias: Tensor | None = None,
+    dsink: Tensor | None = None,
+    deterministic: bool | None = None,
+    atomic_fp32: bool | None = None,
+    **options: Unpack[AttentionOptions],
+) -> Explanation:
+    """What :func:`fmha_bwd` would do with the same arguments, as :func:`explain` tells it.
+
+    Of kernels that a tree has and that are not taken because of what is known to be wrong with
+    them, the remarks say so.
+    """
+    forward = Arguments.of(q, k, v, {**options, "out": out})
+    choices = dbias is not None, dsink is not None, deterministic, atomic_fp32
+    arguments = BackwardArguments(forward, lse, dout, dlse, dq, dk, dv, *choices)
+    target = planned_target(q.device if device is None else device)
+    return explain_problem(make_backward_problem(arguments), target)

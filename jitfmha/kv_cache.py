@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .argument_checks import describe, refuse_grad
+from .argument_checks import describe, refuse_grad, with_keyword_advice
 from .interface import OFF, fmha_fwd
 from .peer_values import (
     as_flag,
@@ -24,6 +24,7 @@ from .peer_values import (
 )
 
 
+@with_keyword_advice
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
@@ -93,7 +94,7 @@ def flash_attn_with_kvcache(
         k, v = _checked_new(cache, k, v)
         if rotary_cos is not None and rotary_sin is not None:
             interleaved = as_flag("rotary_interleaved", rotary_interleaved)
-            turning = _Rotary(rotary_cos, rotary_sin, interleaved)
+            turning = Rotary(rotary_cos, rotary_sin, interleaved)
             k = turning.rotated("k", k, seqlens_k, moves=True)
             q = turning.rotated("q", q, seqlens_k, moves=causal or window[:2] != (-1, -1))
         cache.append(k, v, seqlens_k)
@@ -259,7 +260,7 @@ def check_page_numbers(name: str, pages: Tensor, num_pages: int) -> None:
             raise ValueError(f"block_table names page {number}; {name} has {num_pages} pages")
 
 
-class _Rotary(NamedTuple):
+class Rotary(NamedTuple):
     """Rotary position embedding (arXiv 2104.09864)."""
 
     cos: Tensor
@@ -281,7 +282,7 @@ class _Rotary(NamedTuple):
             )
         steps = torch.arange(x.shape[1], device=x.device) * int(moves)
         position = first.long()[:, None] + steps
-        last = int(position.max()) if x.device.type == "cpu" and position.numel() else 0
+        last = int(position.max()) if x.device.type == "cpu" and position.numel() else -1
         if last >= cos.shape[0]:
             raise ValueError(
                 f"rotary_cos has {cos.shape[0]} rows; {name} reaches to position {last}"

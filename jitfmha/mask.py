@@ -44,7 +44,7 @@ class Mask(NamedTuple):
         return f"window (left {left}, right {right}, {corner})"
 
 
-NO_MASK = Mask()
+NO_MASK, CAUSAL_MASK = Mask(), Mask(right=0)
 OPEN_WINDOW = (-1, -1)
 INT64_MAX = 2**63 - 1  # what torch's operators take as a number
 _CORNERS = {0: False, 1: True, 2: False}

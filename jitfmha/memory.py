@@ -24,6 +24,15 @@ def write_zeros(to: Tensor, where: Tensor | None = None) -> None:
         _write_zeros(to, where)
 
 
+def write_values(to: Tensor, values: Tensor) -> None:
+    """Copy values to a tensor of the caller's, which may have been made in inference mode."""
+    if to.is_inference():
+        with torch.inference_mode():
+            to.copy_(values)
+    else:
+        to.copy_(values)
+
+
 def _write_zeros(to: Tensor, where: Tensor | None) -> None:
     if where is None:
         to.zero_()

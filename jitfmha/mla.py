@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .argument_checks import check_flags, describe
+from .argument_checks import check_flags, describe, not_a_tensor
 from .detection import target_of
 from .interface import fmha_fwd
 from .problem import MAX_HDIM
@@ -221,6 +221,6 @@ def _checked_hdims(
 
 def _check_dimensions(name: str, x: object, allowed: tuple[int, ...], expected: str) -> None:
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__} ({x!r})")
+        raise not_a_tensor(name, x)
     if x.dim() not in allowed:
         raise ValueError(f"{name} is {describe(x)}; expected {expected}")

@@ -7,15 +7,17 @@ is asked for; they end in the same function. Their schemas are made from
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import profiler
 
 from .arguments import Arguments, AttentionOptions, Modifiers
 from .backward import BackwardArguments, make_backward_problem, new_gradients, run_backward
 from .call import run
+from .mask import Mask, parse_mask
 from .problem import make_problem, out_dtype_of
 
 # A schema has no union of int and str, so `mask` is text; lengths may be symbolic.
@@ -33,6 +35,7 @@ _SCHEMA_TYPES = {
     "dropout_p": "float",
     "num_splits": "int",
     **dict.fromkeys(("with_dbias", "with_dsink"), "bool"),
+    **dict.fromkeys(("deterministic", "atomic_fp32"), "bool?"),
 }
 _DEFAULTS = {
     "bf16_cvt": '="rtne"',
@@ -41,6 +44,7 @@ _DEFAULTS = {
     **dict.fromkeys(("logit_softcap", "dropout_p"), "=0.0"),
     **dict.fromkeys(("sink_size", "num_splits"), "=0"),
     **dict.fromkeys(("with_dbias", "with_dsink"), "=False"),
+    **dict.fromkeys(("deterministic", "atomic_fp32"), "=None"),
 }
 
 
@@ -63,10 +67,12 @@ def _schema(names: tuple[str, ...], out: str = "Tensor(a!)") -> str:
 
 NAMES_WITH_OUT = tuple(_names())
 NAMES = tuple(name for name in NAMES_WITH_OUT if name != "out")
+# What only a backward pass is told, beside its tensors.
+_BACKWARD_CHOICES = ("with_dbias", "with_dsink", "deterministic", "atomic_fp32")
 BACKWARD_NAMES = (
     *("dout", "q", "k", "v", "out", "lse", "dlse"),
     *(name for name in NAMES[3:] if name != "return_lse"),
-    *("with_dbias", "with_dsink"),
+    *_BACKWARD_CHOICES,
 )
 _BACKWARD_TENSORS = 7
 library = torch.library.Library("jitfmha", "DEF")
@@ -101,7 +107,7 @@ def call_backward_operator(arguments: BackwardArguments) -> Gradients:
     flat = arguments.forward.flattened()
     flat["mask"] = _mask_as_text(flat["mask"])
     flat |= {"lse": arguments.lse, "dout": arguments.dout, "dlse": arguments.dlse}
-    flat |= {"with_dbias": arguments.with_dbias, "with_dsink": arguments.with_dsink}
+    flat |= {name: getattr(arguments, name) for name in _BACKWARD_CHOICES}
     results: Gradients = torch.ops.jitfmha.fmha_bwd(*[flat[x] for x in BACKWARD_NAMES])
     return results
 
@@ -114,6 +120,12 @@ def _mask_as_text(mask: int | str) -> str:
             if mask == number:  # under torch.compile the number may be symbolic
                 return text
     return repr(mask)
+
+
+def mask_of(mask: str, window_size: Sequence[int]) -> Mask:
+    """The mask behind an operator's two arguments for it."""
+    left, right = window_size
+    return parse_mask(_NUMBERS.get(mask, mask), (left, right))
 
 
 def arguments_of(names: tuple[str, ...], given: tuple[Any, ...]) -> Arguments:
@@ -140,13 +152,14 @@ def _lse_or_empty(q: Tensor, lse: Tensor | None) -> Tensor:
 
 def _fmha_fwd(*given: Any) -> tuple[Tensor, Tensor]:
     arguments = arguments_of(NAMES, given)
-    out, lse = run(arguments)
+    out, lse = run(arguments, is_profiled=profiler._is_profiler_enabled)
     return out, _lse_or_empty(arguments.q, lse)
 
 
 def _fmha_fwd_out(*given: Any) -> Tensor:
     arguments = arguments_of(NAMES_WITH_OUT, given)
-    return _lse_or_empty(arguments.q, run(arguments)[1])
+    _, lse = run(arguments, is_profiled=profiler._is_profiler_enabled)
+    return _lse_or_empty(arguments.q, lse)
 
 
 def _fmha_fwd_fake(*given: Any) -> tuple[Tensor, Tensor]:
@@ -177,17 +190,19 @@ def _fmha_fwd_out_resolved(*given: Any) -> Tensor:
 
 def _backward_arguments_of(given: tuple[Any, ...]) -> BackwardArguments:
     dout, *forward, out, lse, dlse = given[:_BACKWARD_TENSORS]
-    names = ("q", "k", "v", "out", *BACKWARD_NAMES[_BACKWARD_TENSORS:-2])
+    of_forward = slice(_BACKWARD_TENSORS, len(BACKWARD_NAMES) - len(_BACKWARD_CHOICES))
+    names = ("q", "k", "v", "out", *BACKWARD_NAMES[of_forward])
     options = dict(zip(BACKWARD_NAMES, given, strict=False))
-    wanted = {name: options.get(name, False) for name in BACKWARD_NAMES[-2:]}
-    rest = given[_BACKWARD_TENSORS : len(BACKWARD_NAMES) - 2]
+    choices = {name: options[name] for name in _BACKWARD_CHOICES if name in options}
+    rest = given[of_forward]
     arguments = arguments_of(names, (*forward, out, *rest))
-    return BackwardArguments(arguments, lse, dout, dlse, **wanted)
+    return BackwardArguments(arguments, lse, dout, dlse, **choices)
 
 
 def _fmha_bwd(*given: Any) -> Gradients:
     arguments = _backward_arguments_of(given)
-    dq, dk, dv, dbias, dsink = run_backward(arguments)
+    is_profiled = profiler._is_profiler_enabled
+    dq, dk, dv, dbias, dsink = run_backward(arguments, is_profiled=is_profiled)
     empty = arguments.forward.q.new_empty
     return (
         *(dq, dk, dv),

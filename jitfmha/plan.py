@@ -1,6 +1,7 @@
 """What a kernel family answers when it is asked to serve a problem, and what comes of the answer.
 
 Family.propose(problem, target) -> Plan, or Refusal with its reasons
+Plan.build()                    renders and builds, for a device that need not be here
 Plan.bind()                     -> Kernel, rendered, built and loaded
 Kernel.launch_for(sizes)        -> Launch
 Launch(tensors)                 runs it
@@ -57,6 +58,10 @@ class Plan(Protocol):
         """What is odd about where the kernel was found, and what was passed over on the way."""
         ...
 
+    def build(self) -> None:
+        """Render and build as far as that has not been done yet; asks no device for anything."""
+        ...
+
     def bind(self) -> Kernel:
         """Render, build and load as far as that has not been done yet."""
         ...
@@ -92,6 +97,10 @@ class Family(Protocol):
     @property
     def SERVES(self) -> frozenset[Feature]:  # noqa: N802
         """The features that its kernels have. What is not here is refused by name."""
+        ...
+
+    def reasons(self, problem: Problem, target: Target) -> tuple[Reason, ...]:
+        """Every rule that a problem breaks, also where it asks for more than ``SERVES``."""
         ...
 
     def propose(self, problem: Problem, target: Target) -> Plan | Refusal:

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from .argument_checks import not_a_tensor
 from .arguments import (
     Arguments,
     Bf16Cvt,
@@ -76,6 +77,7 @@ class Feature(Enum):
     TOP_LEFT_MASK = "a mask aligned at the top left"
     LSE = "the log-sum-exp"
     BACKWARD = "the backward pass"
+    DETERMINISTIC = "gradients that are the same, bit by bit, in every run"
     BIAS = "a bias"
     BOOLEAN_BIAS = "a boolean bias"
     ALIBI = "ALiBi slopes"
@@ -151,7 +153,8 @@ class Problem(NamedTuple):
     they are 1; those of q lie between query heads, not key heads, with ``has_query_head_descale``.
     With ``has_p_descale`` probabilities are int8. ``bias_dtype`` is "bool" for a boolean bias
     and None where there is none; ``sink_size`` is 0 where the mask has no left side. ``gradients``
-    are there for a backward pass, and None for forward.
+    are there for a backward pass, and None for forward. ``atomic_fp32`` says in what kernels add dq
+    up that do so with atomics: float32 or q's dtype; None leaves the choice.
     """
 
     mode: Mode
@@ -183,6 +186,8 @@ class Problem(NamedTuple):
     num_splits: int = 0
     has_split_results: bool = False
     gradients: GradientStrides | None = None
+    is_deterministic: bool = False
+    atomic_fp32: bool | None = None
 
     @property
     def seqlen_q(self) -> int:
@@ -230,6 +235,7 @@ class Problem(NamedTuple):
             Feature.TOP_LEFT_MASK: self.mask.top_left,
             Feature.LSE: self.has_lse,
             Feature.BACKWARD: self.gradients,
+            Feature.DETERMINISTIC: self.is_deterministic,
             Feature.BIAS: self.bias_dtype not in (None, "bool"),
             Feature.BOOLEAN_BIAS: self.bias_dtype == "bool",
             Feature.ALIBI: self.has_alibi,
@@ -297,8 +303,16 @@ class Problem(NamedTuple):
 def make_problem(arguments: Arguments) -> Problem:
     """Check everything about a call that does not need the tensors' data.
 
-    Raises ``TypeError`` or ``ValueError`` naming the argument and its value.
+    Raises ``TypeError`` or ``ValueError`` naming the argument and its value, and
+    ``NotImplementedError`` where torch.jit.trace records.
     """
+    if torch._C._is_tracing():
+        # It would keep the results for the example inputs as constants. No call gets past this one:
+        # what stands for a length while it records is equal to none of an earlier call.
+        raise NotImplementedError(
+            "torch.jit.trace does not see this call, and would keep its result as a constant; use "
+            "torch.export or torch.compile"
+        )
     q, k, v, cu_seqlens = arguments.q, arguments.k, arguments.v, arguments.cu_seqlens
     if not isinstance(arguments.return_lse, bool):
         raise TypeError(f"return_lse must be a bool, got {arguments.return_lse!r}")
@@ -327,24 +341,15 @@ def make_problem(arguments: Arguments) -> Problem:
                 (("k", k), ("v", v)), 4, "(num_pages, page_size, heads, hdim) with a block_table"
             )
             _check_block_table(block_table, k, v, batch)
-        if mask.top_left:
-            raise ValueError(
-                f"mask {mask} is not served with cu_seqlens (gm1); "
-                "use 0 (none) or 2 (causal, bottom-right)"
-            )
+        check_mask_of_mode(mask, mode)
     heads_q, hdim_q = q.shape[-2:]
     heads_k, hdim_v = k.shape[-2], v.shape[-1]
     if k.shape[-1] != hdim_q:
         raise ValueError(f"k has hdim {k.shape[-1]}, q has {hdim_q}; they must be equal")
     if v.shape[-2] != heads_k:
         raise ValueError(f"v has {v.shape[-2]} heads, k has {heads_k}; they must be equal")
-    for name, hdim in (("q and k", hdim_q), ("v", hdim_v)):
-        if not 1 <= hdim <= MAX_HDIM:
-            raise ValueError(f"hdim of {name} is {hdim}; it must be between 1 and {MAX_HDIM}")
-    if (heads_k == 0 and heads_q != 0) or (heads_k != 0 and heads_q % heads_k != 0):
-        raise ValueError(
-            f"q has {heads_q} heads, which is not a multiple of the {heads_k} heads of k and v"
-        )
+    check_hdims(hdim_q, hdim_v)
+    check_heads(heads_q, heads_k)
     softmax_scale, modifiers = arguments.softmax_scale, arguments.modifiers or Modifiers()
     descales = arguments.descales or Descales()
     _check_p_descale(descales.p, q, batch, heads_k)
@@ -385,6 +390,53 @@ def make_problem(arguments: Arguments) -> Problem:
         has_split_results=keys.out_accum is not None,
         gradients=None,
     )
+
+
+def check_mask_of_mode(mask: Mask, mode: Mode) -> None:
+    """Raise ``ValueError`` for a mask that packed sequences, which differ in length, have not."""
+    if mode == "gm1" and mask.top_left:
+        raise ValueError(
+            f"mask {mask} is not served with cu_seqlens (gm1); "
+            "use 0 (none) or 2 (causal, bottom-right)"
+        )
+
+
+def check_hdims(hdim_q: int, hdim_v: int) -> None:
+    """Raise ``ValueError`` for a head dimension that no kernel has."""
+    for name, hdim in (("q and k", hdim_q), ("v", hdim_v)):
+        if not 1 <= hdim <= MAX_HDIM:
+            raise ValueError(f"hdim of {name} is {hdim}; it must be between 1 and {MAX_HDIM}")
+
+
+def check_heads(heads_q: int, heads_k: int) -> None:
+    """Raise ``ValueError`` where query heads cannot share the key heads evenly."""
+    if (heads_k == 0 and heads_q != 0) or (heads_k != 0 and heads_q % heads_k != 0):
+        raise ValueError(
+            f"q has {heads_q} heads, which is not a multiple of the {heads_k} heads of k and v"
+        )
+
+
+def check_kv_dtype(name: str, dtype: torch.dtype, q_dtype: torch.dtype) -> None:
+    """Raise ``TypeError`` where k or v, of that name, is neither as q nor int8 beside it."""
+    if dtype != q_dtype and (dtype != torch.int8 or q_dtype in EIGHT_BIT_DTYPES):
+        raise TypeError(f"{name} has dtype {dtype}, q has {q_dtype}; they must be equal")
+
+
+def check_descale_dtype(name: str, dtype: torch.dtype) -> None:
+    """Raise ``ValueError`` for a scale, of that name, of a tensor that has none."""
+    if dtype not in EIGHT_BIT_DTYPES:
+        raise ValueError(
+            f"{name} is the scale of fp8 or int8 inputs, {name[0]} has dtype {dtype}; use None"
+        )
+
+
+def check_p_descale_dtype(q_dtype: torch.dtype) -> None:
+    """Raise ``ValueError`` for a scale of probabilities that are not int8."""
+    if q_dtype != torch.int8:
+        raise ValueError(
+            f"p_descale is the scale of int8 probabilities, for which q, k and v are int8; q has "
+            f"dtype {q_dtype}; use None"
+        )
 
 
 def check_sizes(arguments: Arguments) -> Sizes:
@@ -528,7 +580,7 @@ def _check_paged_side(
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__} ({x!r})")
+            raise not_a_tensor(name, x)
         check_layout(name, x)
     if q.dtype not in DTYPE_NAMES:
         raise TypeError(
@@ -537,8 +589,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             "on the CPU and on gfx950"
         )
     for name, x in (("k", k), ("v", v)):
-        if x.dtype != q.dtype and (x.dtype != torch.int8 or q.dtype in EIGHT_BIT_DTYPES):
-            raise TypeError(f"{name} has dtype {x.dtype}, q has {q.dtype}; they must be equal")
+        check_kv_dtype(name, x.dtype, q.dtype)
         if x.device != q.device:
             raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device")
     if v.dtype != k.dtype:
@@ -555,7 +606,12 @@ def _check_layout_of_values(v: Tensor) -> None:
 
 
 def check_layout(name: str, x: Tensor) -> None:
-    """Raise ``TypeError`` for a tensor without strides."""
+    """Raise ``TypeError`` for a tensor without strides, or one of several lengths."""
+    if x.is_nested:
+        raise TypeError(
+            f"{name} is a nested tensor; pass the rows of all sequences as one tensor, such as "
+            f"{name}.values(), and where they begin as cu_seqlens, such as {name}.offsets().int()"
+        )
     if x.layout != torch.strided:
         raise TypeError(f"{name} has layout {x.layout}; only torch.strided is served")
 
@@ -580,7 +636,7 @@ def _check_cu_seqlens_tensors(q: Tensor, cu_seqlens: CuSeqlens) -> int:
     cu_q = cu_seqlens.q
     for name, x in cu_seqlens.named():
         if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+            raise not_a_tensor(name, x)
         check_layout(name, x)
         if x.dtype != torch.int32:
             raise TypeError(f"{name} has dtype {x.dtype}; it must be torch.int32")
@@ -643,7 +699,7 @@ def _check_sums(name: str, sums: list[int]) -> None:
 
 def _check_out(out: Tensor, q: Tensor, shape: tuple[int, ...]) -> None:
     if not isinstance(out, Tensor):
-        raise TypeError(f"out must be a torch.Tensor, got {type(out).__name__}")
+        raise not_a_tensor("out", out)
     check_layout("out", out)
     if out.dtype != out_dtype_of(q.dtype):
         is_8_bit = q.dtype in EIGHT_BIT_DTYPES
@@ -659,11 +715,8 @@ def _check_out(out: Tensor, q: Tensor, shape: tuple[int, ...]) -> None:
 
 
 def _check_p_descale(p_descale: Tensor | None, q: Tensor, batch: int, heads_k: int) -> None:
-    if isinstance(p_descale, Tensor) and q.dtype != torch.int8:
-        raise ValueError(
-            f"p_descale is the scale of int8 probabilities, for which q, k and v are int8; q has "
-            f"dtype {q.dtype}; use None"
-        )
+    if isinstance(p_descale, Tensor):
+        check_p_descale_dtype(q.dtype)
     _descale_strides("p_descale", p_descale, q, batch, heads_k)
 
 
@@ -674,11 +727,8 @@ def _descale_strides(
     if x is None:
         return None
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__} ({x!r})")
-    if of.dtype not in EIGHT_BIT_DTYPES:
-        raise ValueError(
-            f"{name} is the scale of fp8 or int8 inputs, {name[0]} has dtype {of.dtype}; use None"
-        )
+        raise not_a_tensor(name, x)
+    check_descale_dtype(name, of.dtype)
     if x.layout != torch.strided or x.dtype != torch.float32:
         raise TypeError(f"{name} has dtype {x.dtype}; it must be a strided torch.float32")
     if x.device != of.device:
@@ -760,7 +810,7 @@ def _check_dropout(dropout: Dropout | None, q: Tensor) -> None:
 
 def _check_given(name: str, x: Tensor, q: Tensor) -> None:
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__} ({x!r})")
+        raise not_a_tensor(name, x)
     check_layout(name, x)
     if x.device != q.device:
         raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .argument_checks import describe, refuse_grad
+from .argument_checks import describe, refuse_grad, with_keyword_advice
 from .arguments import MAX_NUM_SPLITS, Arguments, KeyOptions, gather_cu_seqlens
 from .call import run
 from .mask import OPEN_WINDOW
@@ -76,6 +76,7 @@ def mha_fwd_splitkv(
     return out, lse, out_accum, lse_accum
 
 
+@with_keyword_advice
 def flash_attn_combine(
     out_partial: Tensor,
     lse_partial: Tensor,

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 if TYPE_CHECKING:
+    from .amd.backward_manifest import BackwardTree
     from .amd.manifest import Tree
     from .amd.runtime import Runtime
     from .chips import Arch, Chip
 
+RECORD = "JITFMHA_RECORD"
 CpuIsa = Literal["amx", "avx512_bf16", "avx512", "avx2", "neon", "generic", "amx_emulated"]
 
 
@@ -119,11 +121,21 @@ class AmdTarget:
         device_index: as its runtime counts; for a real GPU that is also how torch counts.
         compute_units: that this device has; a partition has fewer than the chip.
         runtime: the HIP runtime that launches go to.
+        records: whether launches are written into the folder that JITFMHA_RECORD names.
         trees: of code objects, the preferred one first.
         calls: what calls on this target left behind, as long as it stands in for the CPU.
     """
 
-    __slots__ = ("calls", "chip", "compute_units", "device_index", "runtime", "trees")
+    __slots__ = (
+        "_backward_trees",
+        "calls",
+        "chip",
+        "compute_units",
+        "device_index",
+        "records",
+        "runtime",
+        "trees",
+    )
 
     def __init__(
         self,
@@ -136,9 +148,27 @@ class AmdTarget:
         self.chip = chip
         self.device_index = device_index
         self.compute_units = compute_units
+        folder = os.environ.get(RECORD)
+        if folder:
+            # Few processes record what they launch.
+            from .replay.recording_runtime import recording_runtime
+
+            runtime = recording_runtime(runtime, folder)
         self.runtime = runtime
+        self.records = bool(folder)
         self.trees = trees
+        self._backward_trees: tuple[BackwardTree, ...] | None = None
         self.calls = CallCache()
+
+    @property
+    def backward_trees(self) -> tuple[BackwardTree, ...]:
+        """What the trees have for backward passes; read when the first one is planned."""
+        if self._backward_trees is None:
+            from .amd.backward_manifest import read_backward_tree
+
+            trees = [read_backward_tree(tree, self.chip) for tree in self.trees]
+            self._backward_trees = tuple(tree for tree in trees if tree is not None)
+        return self._backward_trees
 
     @property
     def arch(self) -> Arch:

@@ -81,6 +81,11 @@ def softcap(shape: Shape) -> Options:
     return {"logit_softcap": (0.5, 3.0, 30)[shape.one_of(3)]}
 
 
+def capped_boolean_bias(shape: Shape) -> Options:
+    """What is hidden stays hidden: a soft cap has finite scores."""
+    return boolean_bias(shape) | softcap(shape)
+
+
 def sink(shape: Shape) -> Options:
     sinks = 3 * shape.randn(shape.heads_q, 2)[:, 0]
     sinks[:1] = (0.0, -80.0, 80.0)[shape.one_of(3)]
@@ -110,7 +115,10 @@ def everything(shape: Shape) -> Options:
 
 FEATURES: dict[str, Callable[[Shape], Options]] = {
     feature.__name__: feature
-    for feature in (bias, boolean_bias, alibi, softcap, sink, sink_tokens, dropout, everything)
+    for feature in (
+        *(bias, boolean_bias, alibi, softcap, capped_boolean_bias, sink, sink_tokens, dropout),
+        everything,
+    )
 }
 
 

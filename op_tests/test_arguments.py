@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -217,6 +220,9 @@ def test_nothing_is_written_when_a_rule_is_broken(rng: torch.Generator) -> None:
 
 def test_public_names() -> None:
     assert all(hasattr(jitfmha, name) for name in jitfmha.__all__)
+    modules = ("aiter", "context_parallel", "flash_attn", "integrations")
+    assert dir(jitfmha) == sorted([*jitfmha.__all__, *modules])
+    assert all(hasattr(jitfmha, name) for name in modules)
 
 
 def test_options_are_given_by_name() -> None:
@@ -224,3 +230,54 @@ def test_options_are_given_by_name() -> None:
     for rest in ((0.5,), (None, 0.5)):
         with pytest.raises(TypeError, match="by name"):
             fmha_fwd(q, q, q, *rest)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("causal", 'mask="causal"'),
+        ("is_causal", "mask=1"),
+        ("attn_mask", "bias"),
+        ("scale", "softmax_scale"),
+        ("softmax_scal", "softmax_scale"),
+        ("return_les", "return_lse"),
+    ],
+)
+def test_unexpected_keywords_say_what_is_meant(name: str, meant: str) -> None:
+    q = torch.zeros(1, 4, 2, 8)
+    backward = functools.partial(jitfmha.fmha_bwd, dout=q, out=q, lse=torch.zeros(1, 2, 4))
+    for call in (fmha_fwd, explain, backward):
+        wanted = f"unexpected keyword argument '{name}'; did you mean {meant}"
+        with pytest.raises(TypeError, match=re.escape(wanted)):
+            call(q=q, k=q, v=q, **{name: True})
+
+
+def test_an_unexpected_keyword_like_nothing() -> None:
+    q = torch.zeros(1, 4, 2, 8)
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'zzz'$"):
+        fmha_fwd(q, q, q, zzz=1)
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_nested_tensors(layout: torch.layout, place: int) -> None:
+    inputs = [torch.zeros(2, 4, 2, 8)] * 3
+    parts = [torch.zeros(3, 2, 8), torch.zeros(4, 2, 8)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Torch says that they are new.
+        inputs[place] = torch.nested.nested_tensor(parts, layout=layout)
+    for call in (fmha_fwd, explain):
+        with pytest.raises(TypeError, match=f"{'qkv'[place]} is a nested tensor; pass the rows"):
+            call(*inputs)
+
+
+def test_arrays_are_named_by_their_type() -> None:
+    q = torch.zeros(1, 4, 2, 8)
+    for name in ("q", "k", "v", "bias", "cu_seqlens_q"):
+        given = {"q": q, "k": q, "v": q, "cu_seqlens_k": q} if name == "cu_seqlens_q" else {}
+        given = {"q": q, "k": q, "v": q} | given | {name: q.numpy()}
+        with pytest.raises(TypeError) as caught:
+            fmha_fwd(**given)
+        assert str(caught.value).startswith(
+            f"{name} must be a torch.Tensor, got numpy.ndarray of shape (1, 4, 2, 8) and dtype"
+        )

@@ -23,8 +23,12 @@ from jitfmha.bench.report import Report, Row
 from jitfmha.bench.timing import Timings, alternate
 from jitfmha.cli import bench, demo, explain, main, output
 from jitfmha.jit.toolchain.device_hip import device_hip_in_words
+from jitfmha.kernels.general.tiles import tile_table
 
-COMMANDS = ("demo", "doctor", "info", "explain", "build", "cache", "bench", "profile", "run-kernel")
+COMMANDS = (
+    *("demo", "doctor", "info", "explain", "kernels", "build", "cache", "bench", "profile"),
+    *("run-kernel", "hsa", "replay", "export"),
+)
 
 
 class Ran:
@@ -87,6 +91,34 @@ def test_help(run: Run, argv: tuple[str, ...]) -> None:
         assert "exit codes" in result.out
 
 
+@pytest.mark.parametrize("argv", [("--help",), ("--version",), ("build", "--help")])
+def test_help_does_not_wait_for_torch(argv: tuple[str, ...]) -> None:
+    imported = imported_by("-m", "jitfmha", *argv)
+    assert "jitfmha.cli" in imported
+    assert "torch" not in imported
+
+
+def test_the_script_does_not_wait_for_torch(tmp_path: Path) -> None:
+    """As an installer writes it."""
+    script = tmp_path / "jitfmha"
+    script.write_text("import sys\nfrom jitfmha.cli import main\nsys.exit(main())\n")
+    imported = imported_by(str(script), "--help")
+    assert "jitfmha.cli" in imported
+    assert "torch" not in imported
+
+
+def imported_by(*argv: str) -> set[str]:
+    """The modules that a Python process with these arguments imports."""
+    process = subprocess.run(
+        [sys.executable, "-X", "importtime", *argv],
+        env={**os.environ, "PYTHONPATH": str(Path(jitfmha.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {line.rpartition("|")[2].strip() for line in process.stderr.splitlines()}
+
+
 @pytest.mark.parametrize(
     ("argv", "complaint"),
     [
@@ -109,7 +141,17 @@ def test_help(run: Run, argv: tuple[str, ...]) -> None:
         (("explain", "--layout", "qkvpacked", "--heads-k", "1"), "qkvpacked"),
         (("build", "--hdim", "wide"), "--hdim wide"),
         (("build", "--hdim", "64x128x32"), "--hdim 64x128x32"),
+        (("build", "--hdim", "64x"), "--hdim 64x is not"),
+        (("explain", "--varlen", "3,4", "--batch", "2"), "--batch 2 has no place"),
+        (("explain", "--varlen", "3,4", "--seqlen-k", "9"), "--seqlen-k 9 has no place"),
         (("build", "--dtype", "int4"), "int4"),
+        (("build", "--profile", "nonsense"), "'nonsense'"),
+        (("build", "--features", "magic"), "'magic'"),
+        (("kernels",), "action"),
+        (("kernels", "list", "--arch", "gfx90a"), "gfx90a"),
+        (("kernels", "validate", "--dtype", "fp4"), "'fp4'"),
+        (("kernels", "validate", "--mask", "diagonal"), "mask='diagonal'"),
+        (("kernels", "validate", "--heads", "-8"), "heads=-8"),
     ],
 )
 def test_usage_errors_name_the_value(run: Run, argv: tuple[str, ...], complaint: str) -> None:
@@ -118,6 +160,18 @@ def test_usage_errors_name_the_value(run: Run, argv: tuple[str, ...], complaint:
     assert complaint in result.err
     assert result.out == ""
     assert "Traceback" not in result.err
+
+
+def test_version(run: Run) -> None:
+    result = run("--version")
+    assert (result.code, result.out) == (0, f"jitfmha {jitfmha.__version__}\n")
+
+
+@pytest.mark.parametrize("json_flag", [(), ("--json",)])
+def test_a_closed_stdout(json_flag: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `>&-` leaves it, which is None for Python."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(("cache", "path", *json_flag)) == 0
 
 
 def test_info(run: Run) -> None:
@@ -131,6 +185,49 @@ def test_info(run: Run) -> None:
     assert facts["device_compiler"] == device_hip_in_words()
     assert facts["cache"]["path"] == str(jit.cache_dir())
     assert facts["environment"]["JITFMHA_CACHE_DIR"] == str(jit.cache_dir())
+
+
+def test_kernels_list(run: Run) -> None:
+    listed = run("kernels", "list")
+    facts = run("kernels", "list", "--json").json
+    assert listed.code == 0
+    assert max(map(len, listed.out.splitlines())) <= 100
+    assert list(facts) == ["gfx942", "gfx950"]
+    for arch, of_arch in facts.items():
+        table = tile_table(arch)
+        assert [row["line"] for row in of_arch["compiled"]] == [tile.line for tile in table.tiles]
+        assert all(row["tree"] and row["threads"] for row in of_arch["ready"])
+        assert {"alibi", "backward", "paged_keys"} <= set(of_arch["features"])
+        only = run("kernels", "list", "--arch", arch).out
+        assert only in listed.out
+        assert f"data types  {', '.join(row.dtype for row in table.elements)}" in only
+
+
+def test_kernels_validate(run: Run) -> None:
+    served = run("kernels", "validate", "--hdim", "192", "--hdim-v", "128", "--mask", "causal")
+    assert served.code == 0
+    assert served.out == "gfx942: no rule is broken\ngfx950: no rule is broken\n"
+    argv = (
+        *("kernels", "validate", "--arch", "gfx942", "--dtype", "fp32", "--mask", "1"),
+        *("--mode", "gm1", "--direction", "backward", "--features", "lse", "column_major_v"),
+    )
+    broken = run(*argv)
+    assert broken.code == 1
+    assert max(map(len, broken.out.splitlines())) <= 100
+    expected = jitfmha.validate_config(
+        "gfx942",
+        dtype="fp32",
+        mask=1,
+        mode="gm1",
+        direction="backward",
+        features=["lse", "column_major_v"],
+    )
+    as_json = run(*argv, "--json")
+    assert as_json.code == 1
+    assert as_json.json == {"gfx942": [rule._asdict() for rule in expected]}
+    assert len(expected) == 3
+    for rule in expected:
+        assert all(text in broken.out for text in (rule.name, *rule.source.split()))
 
 
 def test_info_reports_a_bad_limit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,9 +418,11 @@ def test_demo_says_when_the_launcher_was_in_the_cache(capsys: pytest.CaptureFixt
 def test_bench_exit_code_follows_the_bars(
     run: Run, monkeypatch: pytest.MonkeyPatch, measured: float, code: int
 ) -> None:
-    def suite(name: str, *, quick: bool, progress: Callable[[str], None]) -> Report:
+    def suite(
+        name: str, *, quick: bool, progress: Callable[[str], None], threads: int | None
+    ) -> Report:
         progress("under way")
-        report = Report(name, {"extent": "quick" if quick else "full"})
+        report = Report(name, {"extent": "quick" if quick else "full", "threads": str(threads)})
         report.at_least("speed", measured, 1.4, "x")
         report.at_most("first call", 3.0, 4.0, "s")
         return report
@@ -333,11 +432,18 @@ def test_bench_exit_code_follows_the_bars(
     assert result.code == code
     assert ("NO" in result.out) == bool(code)
     assert "under way" in result.err
-    as_json = run("bench", "--json", "--quick")
+    as_json = run("bench", "--json", "--quick", "--threads", "16")
     assert as_json.code == code
     assert as_json.json["met"] == (code == 0)
-    assert as_json.json["machine"] == {"extent": "quick"}
+    assert as_json.json["machine"] == {"extent": "quick", "threads": "16"}
     assert [row["met"] for row in as_json.json["rows"]] == [code == 0, True]
+
+
+@pytest.mark.parametrize("flags", [("--threads", "0"), ("--suite", "cache", "--threads", "2")])
+def test_bench_refuses_threads(run: Run, flags: tuple[str, ...]) -> None:
+    result = run("bench", *flags)
+    assert result.code == 2
+    assert "--threads must be at least 1" in result.err
 
 
 def test_bench_suites_exist() -> None:

@@ -21,6 +21,7 @@ import json, sys
 import torch
 before = set(sys.modules)
 import jitfmha
+assert torch.ops.jitfmha.fmha_fwd, "programs that were exported to files need it"
 print(json.dumps(sorted(set(sys.modules) - before)))
 """
 # Needed to build, not to import; each takes longer than the package itself.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,8 +13,12 @@ from reference import assert_close, attention, attention_paged
 from torch import Tensor
 from untyped import flash_attn_varlen_func, flash_attn_with_kvcache
 
+from jitfmha import emulate
+from jitfmha.chips import Arch
+
 HEADS_Q, HEADS_K, HDIM, HDIM_V = 6, 2, 32, 24
 CAPACITY = 70
+ARCHS = get_args(Arch)
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,10 @@ def test_options(rng: torch.Generator) -> None:
 @pytest.mark.parametrize("new", [1, 6])
 @pytest.mark.parametrize("page_size", [None, 1, 16])
 def test_new_keys_are_appended(rng: torch.Generator, page_size: int | None, new: int) -> None:
+    check_append(rng, page_size, new)
+
+
+def check_append(rng: torch.Generator, page_size: int | None, new: int) -> None:
     it = Decoding.random(rng, [0, 17, CAPACITY - new], 2)
     k = torch.randn(3, new, HEADS_K, HDIM, generator=rng)
     v = torch.randn(3, new, HEADS_K, HDIM_V, generator=rng)
@@ -222,6 +230,10 @@ def test_caches_with_other_strides(
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_rotary(rng: torch.Generator, causal: bool, interleaved: bool) -> None:
+    check_rotary(rng, causal, interleaved)
+
+
+def check_rotary(rng: torch.Generator, causal: bool, interleaved: bool) -> None:
     """Rotation is the product with a complex number for each pair of elements."""
     it = Decoding.random(rng, [0, 17], 3)
     k = torch.randn(2, 3, HEADS_K, HDIM, generator=rng)
@@ -254,6 +266,15 @@ def test_rotary(rng: torch.Generator, causal: bool, interleaved: bool) -> None:
     expected = replace(expected, seqlens=it.seqlens + 3)
     out, lse = result
     expected.check((out, lse), mask=2 if causal else 0)
+
+
+@pytest.mark.sample("arch, page_size", [(x, y) for x in ARCHS for y in (None, 1, 16)], 1)
+def test_append_and_rotary_on_gpus(rng: torch.Generator, arch: Arch, page_size: int | None) -> None:
+    """The emulator's kernels read caches to which torch has just written."""
+    with emulate(arch, check=True) as run:
+        check_append(rng, page_size, new=6)
+        check_rotary(rng, causal=True, interleaved=True)
+    assert run.findings() == ()
 
 
 TABLE = torch.zeros(2, 1, dtype=torch.int32)

@@ -89,6 +89,20 @@ def test_wheel_contents(wheel: Path) -> None:
     assert "Requires-Dist: torch>=2.10" in fields
 
 
+def test_what_an_index_would_show(distributions: Path) -> None:
+    run("-m", "twine", "check", "--strict", *map(str, distributions.iterdir()), cwd=distributions)
+
+
+def test_most_of_the_wheel_are_kernels(wheel: Path) -> None:
+    """A notebook waits for the download; code objects are what it is for."""
+    with zipfile.ZipFile(wheel) as archive:
+        sizes = {info.filename: info.compress_size for info in archive.infolist()}
+    kernels = sum(size for name, size in sizes.items() if name.endswith(".co"))
+    total = sum(sizes.values())
+    assert total - kernels < 1_200_000
+    assert total < 8_000_000
+
+
 def test_sdist_contents(distributions: Path) -> None:
     (path,) = distributions.glob("*.tar.gz")
     with tarfile.open(path) as archive:
@@ -158,12 +172,16 @@ def test_works_from_an_editable_install(tmp_path: Path) -> None:
     # A --target folder is not a site directory until it is made one, and only those read .pth. What
     # the .pth names goes to the front, before a jitfmha that is installed with the tests.
     code = (
-        "import site, sys; before = list(sys.path); "
+        "import pkgutil, site, sys; before = list(sys.path); "
         f"site.addsitedir({str(site_packages)!r}); "
-        "sys.path.sort(key=lambda path: path in before)\n"
+        "sys.path.sort(key=lambda path: path in before); "
+        "added = [path for path in sys.path if path not in before]\n"
+        "assert [module.name for module in pkgutil.iter_modules(added)] == ['jitfmha']\n"
     ) + ONE_CALL
     output = run("-c", code, cwd=tmp_path)
-    for found in (ROOT / "jitfmha" / "__init__.py", ROOT / "csrc_templates", ROOT / "hsa"):
+    package = ROOT / ".editable" / "jitfmha"
+    assert package.resolve() == ROOT / "jitfmha"
+    for found in (package / "__init__.py", ROOT / "csrc_templates", ROOT / "hsa"):
         assert f'"{found}"' in output
     # No second copy of the templates that could go stale.
     assert not list(site_packages.rglob("*.cpp.in"))

@@ -65,7 +65,6 @@ def checkout(tmp_path: Path) -> Path:
     """What the runner needs of flash-attn's repository."""
     files = {
         "tests/test_flash_attn.py": TESTS,
-        "flash_attn/bert_padding.py": "def pad_input(): ...",
         "flash_attn/layers/rotary.py": (
             "from flash_attn.ops.triton.rotary import apply_rotary\ndef apply_rotary_emb(): ..."
         ),

@@ -358,3 +358,14 @@ def test_conjugate_bit_is_refused(rng: torch.Generator, name: str) -> None:
     q, k, v, out = named.values()
     with pytest.raises(TypeError, match=f"{name} has dtype torch.complex64"):
         torch.ops.jitfmha.fmha_fwd_out(q, k, v, None, "0", [-1, -1], False, *[None] * 6, out)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_jit_trace_is_refused(rng: torch.Generator, requires_grad: bool) -> None:
+    """Also where the same call came before."""
+    q, k, v = (x.requires_grad_(requires_grad) for x in random_qkv(rng))
+    fmha_fwd(q, k, v)
+    with pytest.raises(NotImplementedError, match=r"torch\.jit\.trace .* use\s+torch\.export"):
+        torch.jit.trace(lambda *x: fmha_fwd(*x), (q, k, v))
+    assert fmha_fwd(q, k, v).shape == q.shape

@@ -16,11 +16,14 @@ from jitfmha.kernels.cpu import CpuPlan
 
 def test_builds_what_calls_look_up() -> None:
     """Head dimensions that no other test uses, so that they are built here or cached by a rerun."""
-    seen: list[WarmedLauncher] = []
+    seen: list[tuple[WarmedLauncher, int]] = []
     warmed = warmup(
-        dtypes=["bf16"], hdims=[(11, 19)], masks=["causal", 2, "b:3,4"], on_ready=seen.append
+        dtypes=["bf16"],
+        hdims=[(11, 19)],
+        masks=["causal", 2, "b:3,4"],
+        on_ready=lambda launcher, left: seen.append((launcher, left)),
     )
-    assert seen == warmed
+    assert seen == [(warmed[0], 1), (warmed[1], 0)]
     assert len(warmed) == 2, "masks share a launcher, modes do not"
     names = {launcher.name for launcher in warmed}
     q = torch.zeros(2, 5, 4, 11, dtype=torch.bfloat16)
@@ -111,6 +114,13 @@ def test_for_another_processor() -> None:
         ({"directions": "backward"}, TypeError, ["directions", "'backward'"]),
         ({"directions": ["sideways"]}, ValueError, ["directions", "'sideways'", "'backward'"]),
         ({"directions": [None]}, ValueError, ["directions", "None"]),
+        ({"profile": "nonsense"}, ValueError, ["profile", "'nonsense'", "'flash-attn'"]),
+        ({"profile": 3}, TypeError, ["profile", "3"]),
+        ({"features": "alibi"}, TypeError, ["features", "'alibi'"]),
+        ({"features": [("alibi",)]}, TypeError, ["features", "('alibi',)"]),
+        ({"features": ["alibi+magic"]}, ValueError, ["'alibi+magic'", "'magic'", "'softcap'"]),
+        ({"features": ["descales"], "dtypes": ["bf16"]}, ValueError, ["k_descale", "bfloat16"]),
+        ({"features": ["paged_keys"], "modes": ["gm0"]}, ValueError, ["block_table"]),
         ({"device": "gpu"}, ValueError, ["device='gpu'"]),
         ({"device": 0}, TypeError, ["device", "0"]),
         ({"device": "meta"}, ValueError, ["device meta"]),

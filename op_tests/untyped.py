@@ -7,6 +7,7 @@ from typing import Any
 import jitfmha
 
 explain: Any = jitfmha.explain
+explain_bwd: Any = jitfmha.explain_bwd
 fmha_bwd: Any = jitfmha.fmha_bwd
 fmha_fwd: Any = jitfmha.fmha_fwd
 fmha_v3_fwd: Any = jitfmha.fmha_v3_fwd
@@ -20,4 +21,5 @@ flash_attn_varlen_qkvpacked_func: Any = jitfmha.flash_attn_varlen_qkvpacked_func
 flash_attn_with_kvcache: Any = jitfmha.flash_attn_with_kvcache
 mla_absorbed_fwd: Any = jitfmha.mla_absorbed_fwd
 mla_fwd: Any = jitfmha.mla_fwd
+validate_config: Any = jitfmha.validate_config
 warmup: Any = jitfmha.warmup

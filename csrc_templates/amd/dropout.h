@@ -6,51 +6,56 @@
 // seed, and the 16 bytes of the result are for 16 keys that follow each other.
 #pragma once
 
-#include "half_waves.h"
+#include "address_spaces.h"
 #include "number_formats.h"
 
-__device__ inline u32x4 philox(u32x4 counter, unsigned seed_low, unsigned seed_high) {
-#pragma unroll
-  for (int round = 0; round < 7; ++round) {
-    const unsigned long first = 0xd2511f53ul * counter.x, second = 0xcd9e8d57ul * counter.z;
-    const unsigned first_high = first >> 32, second_high = second >> 32;
-    counter = u32x4{second_high ^ counter.y ^ seed_low, static_cast<unsigned>(second),
-                    first_high ^ counter.w ^ seed_high, static_cast<unsigned>(first)};
-    seed_low += 0x9e3779b9u;
-    seed_high += 0xbb67ae85u;
-  }
-  return counter;
+// Left alone, the compiler would make two instructions of it where a number is a scalar register.
+__device__ inline unsigned xor_of(unsigned a, unsigned b, unsigned c) {
+#if defined(__gfx950__)
+  return __builtin_amdgcn_bitop3_b32(a, b, c, 0x96);
+#else
+  return a ^ b ^ c;
+#endif
 }
 
-// What is dropped of a tile of 32 keys, as one lane sees it: a word has the bytes of four keys. The
-// lane has words `half` and 2 + `half` of each counter, `half` being the wave's that it is in.
-struct Dropped {
-  unsigned words[2][2];  // of which 16 keys; the first or the last four of the lane's eight
-  unsigned largest_kept;
+// The state of a call, which all lanes have in scalar registers.
+struct RandomState {
+  unsigned seed_low, seed_high, offset;
 
-  // Each half of the wave draws for 16 keys, and gives the other half those that it needs.
-  __device__ static Dropped draw(const Modifiers& m, unsigned line, int query, int first_key,
-                                 int lane) {
-    const Global<const unsigned> state = m.rng_state;
-    const unsigned half = lane / 32;
-    const u32x4 counter = {first_key / 16 + half, static_cast<unsigned>(query), line, state[2]};
-    const u32x4 drawn = philox(counter, state[0], state[1]);
-    Dropped result;
-    result.largest_kept = m.largest_kept;
+  __device__ static RandomState of(const Modifiers& m) {
+    using Constant = const __attribute__((address_space(4))) unsigned*;
+    const auto words = (Constant)(unsigned long)m.rng_state;
+    return {words[0], words[1], words[2]};
+  }
+
+  // The bytes of 16 keys that follow each other, the first of which is a multiple of 16.
+  __device__ u32x4 bytes(unsigned first_key, unsigned query, unsigned line) const {
+    u32x4 counter = {first_key / 16, query, line, offset};
+    unsigned low = seed_low, high = seed_high;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      unsigned even = drawn[2 * i], odd = drawn[2 * i + 1];
-      exchange_halves(even, odd, lane);
-      result.words[0][i] = even;
-      result.words[1][i] = odd;
+    for (int round = 0; round < 7; ++round) {
+      const unsigned long first = 0xd2511f53ul * counter.x, second = 0xcd9e8d57ul * counter.z;
+      const unsigned first_high = first >> 32, second_high = second >> 32;
+      counter = u32x4{xor_of(second_high, counter.y, low), static_cast<unsigned>(second),
+                      xor_of(first_high, counter.w, high), static_cast<unsigned>(first)};
+      low += 0x9e3779b9u;
+      high += 0xbb67ae85u;
     }
-    return result;
+    return counter;
+  }
+};
+
+// What is dropped of 16 keys that follow each other, as one lane sees it.
+struct Dropped {
+  u32x4 bytes;
+  int largest_kept;
+
+  __device__ bool is_kept(int i) const {
+    return static_cast<int>(bytes[i / 4] >> i % 4 * 8 & 0xff) <= largest_kept;
   }
 
   // Two probabilities, with 0 for the dropped ones; as Attention::softmax asks.
   __device__ f32x2 operator()(int i, f32x2 pair) const {
-    const unsigned bytes = words[i / 8][i % 8 / 4] >> i % 4 * 8;
-    return {(bytes & 0xff) <= largest_kept ? pair.x : 0,
-            (bytes >> 8 & 0xff) <= largest_kept ? pair.y : 0};
+    return {is_kept(i) ? pair.x : 0, is_kept(i + 1) ? pair.y : 0};
   }
 };

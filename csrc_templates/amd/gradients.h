@@ -74,12 +74,12 @@ struct WaveGradients {
     for (int block = 0; block < kVBlocks; ++block) dv[block] = f32x16(0);
   }
 
-  // First the scores of a tile, and meanwhile also(n) for n below kQSteps; then make_logits(); then
-  // dP, and meanwhile the probabilities: two_probabilities(i) gives those of scores i and i + 1, in
-  // place of which they are kept, and two_kept(i) what dropout leaves of them.
-  template <class Also, class MakeLogits, class TwoProbabilities, class TwoKept>
+  // First the scores of a tile, and meanwhile also(n) for n below kQSteps; then modify_scores();
+  // then dP, and meanwhile the probabilities: two_probabilities(i) gives those of scores i and
+  // i + 1, in place of which they are kept, and two_kept(i) what dropout leaves of them.
+  template <class Also, class ModifyScores, class TwoProbabilities, class TwoKept>
   __device__ void multiply_rows(TileScores& tile, Lds<const char> q_rows, Lds<const char> v_rows,
-                                int lane, Also also, MakeLogits make_logits,
+                                int lane, Also also, ModifyScores modify_scores,
                                 TwoProbabilities two_probabilities, TwoKept two_kept) const {
     const Lds<const char> first_q = q_rows + QRows::first_operand(lane);
     const Lds<const char> first_v = v_rows + VRows::first_operand(lane);
@@ -99,7 +99,7 @@ struct WaveGradients {
     });
     rows.template in_turn<0, kQSteps>(
         [&](int n, u32x4 q) { tile.score = Dtype::multiply(q, own_q[n], tile.score); }, also);
-    make_logits();
+    modify_scores();
     if constexpr (kMakesDq) {
       rows.template in_turn<kQSteps, kQSteps + kVSteps>(
           [&](int n, u32x4 v) {

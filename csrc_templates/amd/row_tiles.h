@@ -16,12 +16,11 @@ constexpr unsigned kOutside = 1u << 31;
 
 // How rows are reached: near ones are in reach of one buffer's offsets, far ones are not and have
 // an address each, and so have those in pages, which a table names. Of wide pages, which are of a
-// multiple of 16 rows, the threads of a wave have one, whose rows are near.
+// multiple of kWidePageRows, the threads of a wave have one, whose rows are near.
 enum class Access { near, far, paged, wide_pages };
 constexpr bool is_paged(Access access) {
   return access == Access::paged || access == Access::wide_pages;
 }
-constexpr int kWidePageRows = 16;
 
 // The pages of one sequence.
 struct Pages {
@@ -33,15 +32,42 @@ struct Pages {
   // The host has looked for pages that are not there, where it can read the table. Here they must
   // not lead outside.
   __device__ long at(unsigned place) const { return there(table[place]); }
+  __device__ unsigned there(unsigned named) const { return named < last ? named : last; }
 
   // For a place that all lanes have, in scalar registers.
   __device__ long at_uniform(unsigned place) const {
     using Constant = const __attribute__((address_space(4))) int*;
     return there(((Constant)(unsigned long)table)[place]);
   }
+};
 
- private:
-  __device__ long there(unsigned named) const { return named < last ? named : last; }
+// What lane `lane` has. All lanes take part.
+__device__ inline unsigned long from_lane(unsigned long x, int lane) {
+  const u32x2 halves = bits_as<u32x2>(x);
+  const u32x2 result = {
+      static_cast<unsigned>(__builtin_amdgcn_ds_bpermute(lane * 4, static_cast<int>(halves.x))),
+      static_cast<unsigned>(__builtin_amdgcn_ds_bpermute(lane * 4, static_cast<int>(halves.y)))};
+  return bits_as<unsigned long>(result);
+}
+
+// Where the 32 keys of a tile are in small pages: each lane has looked up key lane % 32, and others
+// ask it. So the table is read once for a tile, long before its keys are.
+struct KeyPlaces {
+  unsigned page, row;  // as the table names it, and in the page
+
+  // Of the tile from `first_key` on; keys behind the last of `count` are where that one is, so that
+  // every place is one that may be read.
+  __device__ static KeyPlaces of(const Pages& pages, int first_key, int count, int lane) {
+    const Quotient in_page = divide(smaller(first_key + lane % 32, count - 1), pages.size);
+    return {static_cast<unsigned>(pages.table[in_page.value]), in_page.remainder};
+  }
+
+  // In bytes from page 0 on, of the tile's key number `key`.
+  __device__ unsigned long offset_of(int key, const Pages& pages, unsigned row_stride) const {
+    return from_lane(pages.there(page) * static_cast<unsigned long>(pages.stride) +
+                         static_cast<unsigned long>(row) * row_stride,
+                     key);
+  }
 };
 
 // The keys, or the values, of one head of a sequence from some row on.
@@ -50,16 +76,14 @@ struct KeyRows {
   Rows rows;    // in pages: those of page 0, the count being the sequence's
   Pages pages;  // of use in pages only, as the next one
   int first;
+  KeyPlaces places;  // of a tile from here on, in small pages
 
-  __device__ KeyRows from(int row) const {
+  __device__ KeyRows from(int row, const KeyPlaces& places_of_tile = {}) const {
     KeyRows result = *this;
     if constexpr (is_paged(kAccess)) result.first += row;
     else result.rows = rows.from(row);
+    result.places = places_of_tile;
     return result;
-  }
-
-  __device__ bool has(int row) const {
-    return is_paged(kAccess) ? first + row < rows.count : row < rows.count;
   }
 
   // In wide pages, those from a multiple of kWidePageRows on, which all lanes have.
@@ -71,14 +95,16 @@ struct KeyRows {
                 static_cast<unsigned long>(in_page.remainder) * rows.stride,
             rows.stride, rows.count - there};
   }
+};
 
-  __device__ Global<const char> address(int row) const {
-    if constexpr (!is_paged(kAccess))
-      return rows.base + static_cast<unsigned long>(row) * rows.stride;
-    const Quotient in_page = divide(first + row, pages.size);
-    return rows.base + pages.at(in_page.value) * pages.stride +
-           static_cast<unsigned long>(in_page.remainder) * rows.stride;
-  }
+// A row of a tile, of which a thread loads pieces.
+template <Access kAccess>
+struct TileRow {
+  int number;
+};
+template <>
+struct TileRow<Access::paged> {
+  Global<const char> address;
 };
 
 // Rows of kHdim numbers of which a tile is loaded, the first of them first.
@@ -104,11 +130,19 @@ struct TileRows {
     return result;
   }
 
+  using Row = TileRow<kAccess>;
+  __device__ Row row(int number) const {
+    if constexpr (kAccess == Access::paged)
+      return {rows.rows.base + rows.places.offset_of(number, rows.pages, rows.rows.stride)};
+    else return {number};
+  }
+
   // As many numbers of a row as T has, from number `first` on, and zeros in place of those behind
-  // the row's end, or of all of them where there is no such row. Where the compiler knows an `end`
-  // behind which none of them is, most of a row takes no look at where it ends.
+  // the row's end. Of a row that is not there zeros, or where rows have addresses the numbers of
+  // the last one, which nobody needs. Where the compiler knows an `end` behind which none of them
+  // is, most of a row takes no look at where it ends.
   template <class T>
-  __device__ T load(int row, int first, int end = kHdim + 1) const {
+  __device__ T load(const Row& row, int first, int end = kHdim + 1) const {
     constexpr int kCount = sizeof(T) / Element::kBytes;
     if constexpr (kHdim % kCount == 0) {
       return piece<T>(row, first, end <= kHdim || first < kHdim);
@@ -123,10 +157,16 @@ struct TileRows {
     }
   }
 
-  // Of four keys' four numbers, those of one key.
+  // Four keys, of whose four numbers line() gives those of one key.
+  struct Keys {
+    Row row[4];
+  };
+  __device__ Keys four_keys(int first_key) const {
+    return {row(first_key), row(first_key + 1), row(first_key + 2), row(first_key + 3)};
+  }
   template <class T>
-  __device__ T line(int key, int column, int i) const {
-    return load<T>(key + i, column);
+  __device__ T line(const Keys& keys, int column, int i) const {
+    return load<T>(keys.row[i], column);
   }
 
   __device__ static Source from_column(const Source& source, int column) {
@@ -137,15 +177,24 @@ struct TileRows {
 
  private:
   template <class T>
-  __device__ T piece(int row, int first, bool is_inside) const {
+  __device__ T piece(const Row& row, int first, bool is_inside) const {
     constexpr int kBytes = Element::kBytes;
-    if constexpr (kAccess == Access::far || kAccess == Access::paged) {
+    // Rows begin anywhere. Taken to be aligned, ends of rows would be loaded with what is behind.
+    typedef T Unaligned __attribute__((aligned(kBytes)));
+    if constexpr (kAccess == Access::paged) {
       T result = T(0);
-      if (is_inside && rows.has(row))
-        result = *(Global<const T>)(rows.address(row) + first * kBytes);
+      if (is_inside) result = *(Global<const Unaligned>)(row.address + first * kBytes);
+      return result;
+    } else if constexpr (kAccess == Access::far) {
+      // The last row is before `base` where the tile is behind the end.
+      const long there = smaller(row.number, rows.rows.count - 1);
+      const long stride = rows.rows.stride;
+      T result = T(0);
+      if (is_inside)
+        result = *(Global<const Unaligned>)(rows.rows.base + there * stride + first * kBytes);
       return result;
     } else {
-      const int row_of_buffer = kAccess == Access::near ? row : row % kWidePageRows;
+      const int row_of_buffer = kAccess == Access::near ? row.number : row.number % kWidePageRows;
       const unsigned offset =
           is_inside ? row_of_buffer * rows.rows.stride + first * kBytes : kOutside;
       if constexpr (sizeof(T) == 1) {
@@ -170,10 +219,12 @@ struct KeyColumns {
   long stride;              // bytes between columns
   Pages pages;              // of use in pages only
   int first, count;         // key, and how many there are from key 0 on
+  KeyPlaces places;         // of a tile from here on, in small pages
 
-  __device__ KeyColumns from(int key) const {
+  __device__ KeyColumns from(int key, const KeyPlaces& places_of_tile = {}) const {
     KeyColumns result = *this;
     result.first += key;
+    result.places = places_of_tile;
     return result;
   }
 
@@ -184,16 +235,18 @@ struct KeyColumns {
     return kAccess != Access::paged || pages.size.divisor % 4 == 0;  // wide pages have, too
   }
 
+  // A key's place in the first column.
   template <int kBytes>
-  __device__ Global<const char> address(int key, int column) const {
+  __device__ Global<const char> address(int key) const {
+    if constexpr (kAccess == Access::paged) return base + places.offset_of(key, pages, kBytes);
     Global<const char> in_page = base;
     unsigned there = first + key;
-    if constexpr (is_paged(kAccess)) {
+    if constexpr (kAccess == Access::wide_pages) {
       const Quotient place = divide(there, pages.size);
       in_page += pages.at(place.value) * pages.stride;
       there = place.remainder;
     }
-    return in_page + column * stride + static_cast<unsigned long>(there) * kBytes;
+    return in_page + static_cast<unsigned long>(there) * kBytes;
   }
 };
 
@@ -209,17 +262,36 @@ struct TileColumns {
     return {columns};
   }
 
-  // Of four keys' four numbers, those of one column; zeros in place of those that there are not.
+  // Four keys, of whose four numbers line() gives those of one column; zeros in place of those that
+  // there are not, or in small pages those of the last one.
+  struct Keys {
+    int first;
+    Global<const char> address[kAccess == Access::paged ? 4 : 1];
+
+    __device__ Global<const char> of(int j) const {
+      return kAccess == Access::paged ? address[j] : address[0] + j * Element::kBytes;
+    }
+  };
+  __device__ Keys four_keys(int first_key) const {
+    Keys result = {first_key};
+#pragma unroll
+    for (int j = 0; j < static_cast<int>(sizeof result.address / sizeof *result.address); ++j)
+      result.address[j] = columns.template address<Element::kBytes>(first_key + j);
+    return result;
+  }
   template <class T>
-  __device__ T line(int key, int column, int i) const {
+  __device__ T line(const Keys& keys, int column, int i) const {
+    typedef T Unaligned __attribute__((aligned(Element::kBytes)));
     T result = T(0);
     if (column + i >= kHdim) return result;
-    if (columns.has(key + 3) && columns.have_whole_fours())
-      return *(Global<const T>)columns.template address<Element::kBytes>(key, column + i);
+    const long in_key = (column + i) * columns.stride;
+    if (columns.has(keys.first + 3) && columns.have_whole_fours())
+      return *(Global<const Unaligned>)(keys.of(0) + in_key);
     Bits<Element> numbers[4] = {};
 #pragma unroll
     for (int j = 0; j < 4; ++j)
-      if (columns.has(key + j)) numbers[j] = *one(key + j, column + i);
+      if (kAccess == Access::paged || columns.has(keys.first + j))
+        numbers[j] = *(Global<const Bits<Element>>)(keys.of(j) + in_key);
     __builtin_memcpy(&result, numbers, sizeof result);
     return result;
   }
@@ -228,11 +300,6 @@ struct TileColumns {
     Source result = source;
     result.base += column * result.stride;
     return result;
-  }
-
- private:
-  __device__ Global<const Bits<Element>> one(int key, int column) const {
-    return (Global<const Bits<Element>>)columns.template address<Element::kBytes>(key, column);
   }
 };
 
@@ -253,32 +320,39 @@ struct KeyRowTile : KeyTile<kKeyCount, kKeyTileWidth<kHdim, Dtype>, kThreads, kB
     Chunk chunk[Base::kLoads];
   };
 
+  using Lines = TileRows<kHdim, Element, kAccess>;
   struct Source {
-    TileRows<kHdim, Element, kAccess> rows;
+    Lines lines;
+    typename Lines::Row row;
     int thread;
 
     __device__ void load(Registers& to, int i) const {
       // Load i is that of 128 bytes of a row, or of their neighbours.
       const int end = ((i | 1) + 1) * 128 / Dtype::kBytes;
-      to.chunk[i] =
-          rows.template load<Chunk>(thread / 8, Base::column(thread, i) / Dtype::kBytes, end);
+      to.chunk[i] = lines.template load<Chunk>(row, Base::column(thread, i) / Dtype::kBytes, end);
     }
   };
 
   __device__ static Source source(const KeyRows<kAccess>& rows, int thread) {
-    return {TileRows<kHdim, Element, kAccess>::template of<kKeyCount>(rows, thread), thread};
+    const Lines lines = Lines::template of<kKeyCount>(rows, thread);
+    return {lines, lines.row(thread / 8), thread};
   }
+
+  // In which row of the tile a key is. The product with row 8 * a + 4 * half + b is score 4 * a + b
+  // in the lanes of that half of the wave. There it is the score of key 16 * half + 4 * a + b, so
+  // that each lane has those of 16 keys that follow each other.
+  __device__ static int row_of(int key) { return key % 16 / 4 * 8 + key / 16 * 4 + key % 4; }
 
   __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
     typename Base::Registers taken;
 #pragma unroll
     for (int i = 0; i < Base::kLoads; ++i) taken.chunk[i] = as_taken<Element, Dtype>(from.chunk[i]);
-    Base::store(tile, taken, thread);
+    Base::store(tile, taken, row_of(thread / 8) * 8 + thread % 8);
   }
 };
 
-// A tile of 32-bit values, transposed, as ValueTile is one of 16-bit values: a lane of the first
-// half of the wave has keys 0 to 3 of 8, one of the second half keys 4 to 7. These are a chunk.
+// A tile of 32-bit values, transposed, as ValueTile is one of 16-bit values; a chunk has four keys.
+// A lane of the first half of the wave takes keys 0 to 15, one of the second half keys 16 to 31.
 template <int kKeys, int kHdim, int kThreads>
 struct FloatValueTile : Tile<kHdim, kKeys / 4> {
   using Base = Tile<kHdim, kKeys / 4>;
@@ -313,19 +387,34 @@ struct FloatValueTile : Tile<kHdim, kKeys / 4> {
     for (int j = 0; j < 4; ++j) *(Lds<u32x4>)(address ^ place(j, 0)) = columns[j];
   }
 
-  __device__ static int first_operand(int lane) { return place(lane % 32, lane / 32); }
+  __device__ static int first_operand(int lane) { return place(lane % 32, lane / 32 * 4); }
 
-  // Values 32 * block and on, the 8 keys 8 * step and on; `first` is where first_operand is.
+  // Values 32 * block and on, keys 4 * step and on of the 16 that a lane takes; `first` is where
+  // first_operand is.
   __device__ static u32x4 operand(Lds<const char> first, int block, int step) {
-    return Base::template operand<8>(first, block, step);
+    return *(Lds<const u32x4>)(((unsigned)first ^ step * 16) + block * 32 * Base::kRowBytes);
   }
 };
 
-// The same tile of 16-bit values, with columns that have been transposed before.
+// A tile of 16-bit values, with the keys of a lane as in FloatValueTile: chunks have eight that
+// follow each other, and lie in LDS in their order. Also with columns that have been transposed
+// before.
 template <int kKeys, int kHdim, int kThreads, int kBankChunks>
 struct HalfValueTile : ValueTile<kKeys, kHdim, kThreads, kBankChunks> {
   using Base = ValueTile<kKeys, kHdim, kThreads, kBankChunks>;
-  static_assert(Base::kWidth == 4);
+  static_assert(kKeys == 32 && Base::kWidth == 4);
+
+  __device__ static int quad_of(int thread) {
+    return Base::chunk_of(thread) * 2 + Base::half_of(thread);
+  }
+
+  __device__ static int first_operand(int lane) { return Base::place(lane % 32, lane / 32 * 2); }
+
+  // Values 32 * block and on, keys 8 * step and on of the 16 that a lane takes; `first` is where
+  // first_operand is.
+  __device__ static u32x4 operand(Lds<const char> first, int block, int step) {
+    return *(Lds<const u32x4>)(((unsigned)first ^ step * 16) + block * 32 * Base::kRowBytes);
+  }
 
   __device__ static void store_columns(Lds<char> tile, const u32x2 (&columns)[4], int thread) {
     const int chunk = Base::chunk_of(thread), half = Base::half_of(thread);
@@ -372,16 +461,17 @@ struct ValueColumns : ValueTileOf<Dtype, kKeyCount, kThreads, kBankChunks>::Type
 
   struct Source {
     Lines lines;
+    typename Lines::Keys keys;
     int thread;
 
     __device__ void load(Registers& to, int i) const {
-      to.line[i] = lines.template line<Four>(Base::quad_of(thread) * 4,
-                                             Base::column_of(thread) * Base::kWidth, i);
+      to.line[i] = lines.template line<Four>(keys, Base::column_of(thread) * Base::kWidth, i);
     }
   };
 
   __device__ static Source source(const typename Lines::Source& from, int thread) {
-    return {Lines::template of<kKeyCount>(from, thread), thread};
+    const Lines lines = Lines::template of<kKeyCount>(from, thread);
+    return {lines, lines.four_keys(Base::quad_of(thread) * 4), thread};
   }
 
   __device__ static void store(Lds<char> tile, const Registers& from, int thread) {

@@ -9,21 +9,24 @@
 // What scores of one query head of a sequence depend on, beside their query and key.
 struct HeadScores {
   Global<const char> bias;  // of query 0 and key 0
-  float slope;              // ALiBi's, negative, times log2(e)
+  float slope;              // ALiBi's of scores, negative
   int diagonal;             // the key that is at ALiBi's distance 0 from query 0
   int last_query;
   unsigned line;  // the number of the sequence and head among all of them
+  ScoreUnit unit;
 
-  __device__ static HeadScores of(const Modifiers& m, const Sequence& sequence, long batch,
-                                  long head, int queries, unsigned line) {
+  __device__ static HeadScores of(const Modifiers& m, const ScoreUnit& unit,
+                                  const Sequence& sequence, long batch, long head, int queries,
+                                  unsigned line) {
     HeadScores result = {};
     result.last_query = queries - 1;
     result.line = line;
+    result.unit = unit;
     if (kBias != Bias::none)
       result.bias = m.bias + batch * m.bias_batch + head * m.bias_head +
                     static_cast<long>(sequence.q_start) * m.bias_query;
     if (kHasAlibi) {
-      result.slope = -kLog2e * m.alibi_slopes[batch * m.alibi_batch + head * m.alibi_head];
+      result.slope = alibi_slope(m, unit, batch, head);
       result.diagonal = sequence.seqlen_k - sequence.seqlen_q;
     }
     return result;
@@ -45,9 +48,8 @@ struct ScorePairs {
   __device__ int query(int i) const { return kOwnsQueries ? own : other(i); }
   __device__ int key(int i) const { return kOwnsQueries ? other(i) : own; }
 
-  // Logits, or dot products that a bias hides, from dot products.
-  __device__ void modify(f32x16& score, const Modifiers& m, float scale,
-                         const HeadScores& head) const {
+  // Scores from dot products, or from what a soft cap has made of these.
+  __device__ void modify(f32x16& score, const Modifiers& m, const HeadScores& head) const {
 #pragma unroll
     for (int i = 0; i < 16; i += 2) {
       f32x2 bias = {}, distances;
@@ -56,9 +58,11 @@ struct ScorePairs {
         if (kBias != Bias::none) bias[j] = head.bias_of(m, query(i + j), key(i + j));
         distances[j] = query(i + j) + head.diagonal - key(i + j);
       }
-      const f32x2 x = logits(f32x2{score[i], score[i + 1]}, m, scale, head.slope, distances, bias);
-      score[i] = x.x;
-      score[i + 1] = x.y;
+      f32x2 pair = head.unit.scaled(f32x2{score[i], score[i + 1]});
+      if (kHasAlibi) pair = with_alibi(pair, head.slope, distances);
+      if (kBias != Bias::none) pair = with_least(with_bias(pair, bias), bias);
+      score[i] = pair.x;
+      score[i + 1] = pair.y;
     }
   }
 
@@ -71,24 +75,24 @@ struct ScorePairs {
 
 // What is dropped, as lanes see it that have a key each: bytes in LDS, of 32 queries and 32 keys.
 struct DroppedQueries {
-  static constexpr int kBytes = 32 * 32;
   static constexpr int kRowBytes = 32;
+  static constexpr int kBytes = 33 * kRowBytes;
+
+  // Where a query's bytes begin. Halves of a wave, which have 16 queries each, read other banks.
+  __device__ static int place(int query) { return (query + query / 16) * kRowBytes; }
 
   // Each lane draws for a query and 16 keys.
-  __device__ static void draw(Lds<char> to, const Modifiers& m, unsigned line, int first_query,
-                              int first_key, int lane) {
-    const Global<const unsigned> state = m.rng_state;
-    const unsigned keys = first_key / 16 + lane / 32;
-    const u32x4 counter = {keys, static_cast<unsigned>(first_query + lane % 32), line, state[2]};
+  __device__ static void draw(Lds<char> to, const RandomState& state, unsigned line,
+                              int first_query, int first_key, int lane) {
+    const u32x4 bytes = state.bytes(first_key + lane / 32 * 16, first_query + lane % 32, line);
     wave_barrier();
-    *(Lds<u32x4>)(to + lane % 32 * kRowBytes + lane / 32 * 16) =
-        philox(counter, state[0], state[1]);
+    *(Lds<u32x4>)(to + place(lane % 32) + lane / 32 * 16) = bytes;
     wave_barrier();
   }
 
   // Of a lane's score i.
   __device__ static bool is_kept(Lds<const char> from, const Modifiers& m, int i, int lane) {
     const Lds<const unsigned char> bytes = (Lds<const unsigned char>)from;
-    return bytes[key_of_score(i, lane) * kRowBytes + lane % 32] <= m.largest_kept;
+    return bytes[place(key_of_score(i, lane)) + lane % 32] <= m.largest_kept;
   }
 };

@@ -1,21 +1,17 @@
 // Which keys a query sees, and what happens to a score between Q K^T and the softmax: scale, soft
-// cap, bias, ALiBi and mask, in this order. A feature stands here alone, is compiled in by a trait,
+// cap, ALiBi, bias and mask, in this order. A feature stands here alone, is compiled in by a trait,
 // and costs a call without it nothing.
 //
-// Included after Arguments, Modifiers and the traits.
+// Included after Arguments, Modifiers and the traits, of which kTileKeys is one.
 #pragma once
 
 #include "attention.h"
 #include "dropout.h"
-#include "half_waves.h"
 #include "workgroups.h"
 
-constexpr int kTileKeys = 32;
 constexpr float kLog2e = 1.4426950408889634f;
-// Whether scores become logits before the softmax, in powers of two, to which the softmax's scale
-// does not apply any more. Otherwise they stay the plain dot products.
-constexpr bool kHasLogits =
-    kHasSoftcap || kHasAlibi || (kBias != Bias::none && kBias != Bias::boolean);
+constexpr bool kHasAddedBias = kBias != Bias::none && kBias != Bias::boolean;
+constexpr bool kModifiesScores = kHasSoftcap || kHasAlibi || kBias != Bias::none;
 
 __device__ inline int larger(int a, int b) { return a < b ? b : a; }
 
@@ -93,8 +89,8 @@ struct Visibility {
   }
 };
 
-// A lane's score i is that of this key of the tile.
-__device__ inline int key_of_score(int i, int lane) { return i / 4 * 8 + i % 4 + 4 * (lane / 32); }
+// A lane's score i is that of this key of the tile (KeyRowTile::row_of).
+__device__ inline int key_of_score(int i, int lane) { return lane / 32 * 16 + i; }
 
 // Hides what a query does not see.
 __device__ inline void hide(f32x16& score, const Visibility& visibility, int query, int first_key,
@@ -105,6 +101,11 @@ __device__ inline void hide(f32x16& score, const Visibility& visibility, int que
 }
 
 constexpr bool kAreFloats = Dtype::kBytes == 4;
+
+// What all lanes have, in a scalar register.
+__device__ inline float uniform(float x) {
+  return bits_as<float>(__builtin_amdgcn_readfirstlane(bits_as<int>(x)));
+}
 
 // Two numbers are multiplied and added at once.
 __device__ inline f32x2 multiply_add(f32x2 a, f32x2 b, f32x2 c) {
@@ -136,6 +137,64 @@ __device__ inline f32x2 tanh(f32x2 x) {
   return above * f32x2{__builtin_amdgcn_rcpf(below.x), __builtin_amdgcn_rcpf(below.y)};
 }
 
+// The logistic function of two numbers, to which -log2(e) has been multiplied.
+__device__ inline f32x2 logistic(f32x2 x) {
+  const f32x2 below = f32x2{__builtin_amdgcn_exp2f(x.x), __builtin_amdgcn_exp2f(x.y)} + 1.0f;
+  return {__builtin_amdgcn_rcpf(below.x), __builtin_amdgcn_rcpf(below.y)};
+}
+
+// A soft cap makes scores of tanh x = 2 logistic(2 x) - 1: of the logistic function, which takes
+// the fewest instructions. It is wrong by 1e-7, which is too much for fp32 and for caps far above
+// the logits: there scores are made of tanh itself.
+constexpr bool kCapsByLogistic = kHasSoftcap && !kHasLargeSoftcap && !kAreFloats;
+
+// Two scores with a soft cap, from dot products times ScoreUnit::cap_factor.
+__device__ inline f32x2 capped(f32x2 x) { return kCapsByLogistic ? logistic(x) : tanh(x); }
+
+// The derivative of tanh where it has made these scores.
+__device__ inline f32x2 cap_slopes(f32x2 scores) {
+  return kCapsByLogistic ? 4.0f * multiply_add(-scores, scores, scores)
+                         : multiply_add(-scores, scores, f32x2(1));
+}
+
+// The unit of scores. It is that of dot products, or of what a soft cap makes of them, so that
+// these are scores as they are. But with a bias, scores are in powers of two: where it makes all
+// scores of a row huge, a product with a unit and their largest one's would be rounded apart.
+struct ScoreUnit {
+  float log2;        // a score of 1, in powers of two
+  float excess;      // of scores over logits, in powers of two
+  float cap_factor;  // what a dot product is multiplied with before it is capped
+  float factor;      // what it, or what is capped, is multiplied with to be a score
+
+  __device__ static ScoreUnit of(const Modifiers& m, float scale) {
+    ScoreUnit result = {scale, 0, m.scale_over_softcap, 1};
+    if (kHasSoftcap) result.log2 = m.softcap * kLog2e;
+    if (kCapsByLogistic) {
+      result.excess = result.log2;
+      result.log2 *= 2;
+      result.cap_factor = __builtin_fmaxf(result.cap_factor * (-2 * kLog2e), -__FLT_MAX__);
+    }
+    // So that ALiBi in these units stays finite. Dot products as large as to notice are not.
+    constexpr float kLeast = 1e-33f;
+    if (kHasAlibi) result.log2 = __builtin_fmaxf(result.log2, kLeast);
+    if (kHasAddedBias) {
+      result.factor = result.log2;
+      result.log2 = 1;
+    }
+    return {uniform(result.log2), uniform(result.excess), uniform(result.cap_factor),
+            uniform(result.factor)};
+  }
+
+  // Two scores from dot products.
+  __device__ f32x2 scores(f32x2 dots) const {
+    if (kHasSoftcap) dots = capped(dots * cap_factor);
+    return scaled(dots);
+  }
+
+  // The same from what is capped already.
+  __device__ f32x2 scaled(f32x2 x) const { return kHasAddedBias ? x * factor : x; }
+};
+
 // An element of a bias, as it lies in memory.
 template <Bias>
 struct BiasElementOf {
@@ -161,131 +220,92 @@ __device__ inline float value_of(Element element) {
 
 // Elements of a lane's 16 keys of a tile.
 struct TileBias {
-  typedef BiasElement Four __attribute__((ext_vector_type(4)));
-  // Of 16-bit elements a lane loads those of 16 keys that lie side by side, which touches half as
-  // many cache lines, and exchanges eight of them with the other half of the wave.
-  static constexpr bool kIsExchanged = sizeof(BiasElement) == 2;
-  Four fours[4];
+  static constexpr int kKeys = 16;
+  typedef BiasElement Elements __attribute__((ext_vector_type(kKeys)));
+  Elements elements;
 
-  // Where a lane's four keys of number i are loaded from, counted from the tile's first key.
-  __device__ static int first_loaded(int i, int lane) {
-    return kIsExchanged ? lane / 32 * 16 + 4 * i : key_of_score(4 * i, lane);
-  }
-
-  // Four keys of one half are two of its words.
-  __device__ void exchange(int lane) {
-    if constexpr (kIsExchanged) {
-      u32x2 words[4];
-      __builtin_memcpy(words, fours, sizeof words);
-#pragma unroll
-      for (int i = 0; i < 4; i += 2) {
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          unsigned even = words[i][j], odd = words[i + 1][j];
-          exchange_halves(even, odd, lane);
-          words[i][j] = even;
-          words[i + 1][j] = odd;
-        }
-      }
-      // The upper half's keys are those behind the lower half's.
-      const u32x2 ordered[4] = {words[0], words[2], words[1], words[3]};
-      __builtin_memcpy(fours, ordered, sizeof ordered);
-    }
-  }
-
-  __device__ f32x2 two(int i) const {
-    return {value_of(fours[i / 4][i % 4]), value_of(fours[i / 4][i % 4 + 1])};
-  }
+  __device__ f32x2 two(int i) const { return {value_of(elements[i]), value_of(elements[i + 1])}; }
 };
+
+// ALiBi's slope of scores, which is negative.
+__device__ inline float alibi_slope(const Modifiers& m, const ScoreUnit& unit, long batch,
+                                    long head) {
+  return m.alibi_slopes[batch * m.alibi_batch + head * m.alibi_head] *
+         (-kLog2e * __builtin_amdgcn_rcpf(unit.log2));
+}
+
+// Two scores with ALiBi.
+__device__ inline f32x2 with_alibi(f32x2 scores, float slope, f32x2 distances) {
+  scores.x = __builtin_fmaf(slope, __builtin_fabsf(distances.x), scores.x);
+  // One after the other, since a pair has no absolute values: they would take instructions.
+  asm("" : "+v"(scores.x), "+v"(scores.y));
+  scores.y = __builtin_fmaf(slope, __builtin_fabsf(distances.y), scores.y);
+  return scores;
+}
+
+// A score where a boolean bias does not hide it, which is all bits or none. The compiler must not
+// know: as conditions, those of a tile would take 32 scalar registers.
+__device__ inline float shown(float score, float bias) {
+  asm("" : "+v"(bias));
+  return bits_as<float>((bits_of(bias) & bits_of(score)) | (~bits_of(bias) & bits_of(-kInfinity)));
+}
+
+// What a score is where a bias does not hide it, at least: so that it is finite, and above what the
+// softmax begins with.
+constexpr float kLeastScore = -1.6e38f;
+
+// Two scores with their bias. One of less than kLeastScore may be -inf.
+__device__ inline f32x2 with_bias(f32x2 scores, f32x2 bias) {
+  if (kBias == Bias::boolean) return {shown(scores.x, bias.x), shown(scores.y, bias.y)};
+  return multiply_add(bias, f32x2(kLog2e), scores);
+}
+
+// The same, of which those are -inf whose bias is.
+__device__ inline f32x2 with_least(f32x2 scores, f32x2 bias) {
+  if (kBias == Bias::boolean) return scores;
+  // Above every score but for a bias of -inf, which is the least of the three.
+  const f32x2 most = bias + __FLT_MAX__;
+  return {__builtin_amdgcn_fmed3f(scores.x, kLeastScore, most.x),
+          __builtin_amdgcn_fmed3f(scores.y, kLeastScore, most.y)};
+}
+
+// Whether with_least may change probabilities of a wave's rows, whose maximum so far this is.
+// Beside a large one kLeastScore has a probability of 0, as -inf has.
+__device__ inline bool needs_least(float maximum) {
+  return kHasAddedBias && __builtin_amdgcn_ballot_w64(!(maximum > kLeastScore / 2));
+}
 
 // The row of a lane, as far as its scores depend on it.
 struct ScoreRow {
-  Global<const char> bias;  // of key 0
-  float slope;              // ALiBi's, negative, times log2(e)
-  int diagonal;             // the key with which ALiBi's distance is 0
+  float slope;   // ALiBi's of scores, negative
+  int diagonal;  // the key with which ALiBi's distance is 0
 
-  // Of queries behind the last one, whose scores nobody needs, the last one's.
-  __device__ static ScoreRow of(const Modifiers& m, long batch, long head, const Sequence& sequence,
-                                int query, int queries) {
-    ScoreRow result = {};
-    const long row = sequence.q_start + smaller(query, queries - 1);
-    if (kBias != Bias::none)
-      result.bias = m.bias + batch * m.bias_batch + head * m.bias_head + row * m.bias_query;
-    if (kHasAlibi) {
-      result.slope = -kLog2e * m.alibi_slopes[batch * m.alibi_batch + head * m.alibi_head];
-      result.diagonal = query + sequence.seqlen_k - sequence.seqlen_q;
-    }
-    return result;
-  }
-
-  // Where keys lie side by side, four elements are loaded at once.
-  __device__ TileBias load_bias(const Modifiers& m, int first_key, int lane) const {
-    TileBias result;
-    if (m.bias_key == sizeof(BiasElement) && first_key + kTileKeys <= m.bias_keys) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        result.fours[i] =
-            *(Global<const TileBias::Four>)element(m, first_key + TileBias::first_loaded(i, lane));
-    } else {
-#pragma unroll
-      for (int i = 0; i < 16; ++i)
-        result.fours[i / 4][i % 4] = *element(
-            m, smaller(first_key + TileBias::first_loaded(i / 4, lane) + i % 4, m.bias_keys - 1));
-    }
-    return result;
-  }
-
- private:
-  __device__ Global<const BiasElement> element(const Modifiers& m, int key) const {
-    return (Global<const BiasElement>)(bias + key * m.bias_key);
+  __device__ static ScoreRow of(const Modifiers& m, const ScoreUnit& unit, long batch, long head,
+                                const Sequence& sequence, int query) {
+    if (!kHasAlibi) return {};
+    return {alibi_slope(m, unit, batch, head), query + sequence.seqlen_k - sequence.seqlen_q};
   }
 };
 
-// What a logit is where a bias does not hide it, at least: so that it is finite, and above what the
-// softmax begins with.
-constexpr float kLeastLogit = -1.6e38f;
-
-// The logit of a score with its bias; -inf where the bias is -inf. A boolean one is all bits or
-// none: as conditions, those of a tile would take 32 scalar registers.
-__device__ inline float biased(float sum, float score, float bias) {
-  if (kBias == Bias::boolean) {
-    float result;
-    asm("v_bfi_b32 %0, %1, %2, %3" : "=v"(result) : "v"(bias), "v"(score), "v"(-kInfinity));
-    return result;
-  }
-  // Above every sum but for a bias of -inf, which is the least of the three.
-  return __builtin_amdgcn_fmed3f(sum, kLeastLogit, bias + __FLT_MAX__);
-}
-
-// The scores of two pairs of a query and a key from their dot products; `scale` and ALiBi's slope
-// have log2(e) in them. What is hidden by a bias becomes -inf.
-__device__ inline f32x2 logits(f32x2 dots, const Modifiers& m, float scale, float slope,
-                               f32x2 distances, f32x2 bias) {
-  f32x2 x = dots;
-  if (kHasSoftcap) x = m.softcap * kLog2e * tanh(x * m.scale_over_softcap);
-  else if (kHasLogits) x *= scale;
-  if (kHasAlibi)
-    x = {__builtin_fmaf(slope, __builtin_fabsf(distances.x), x.x),
-         __builtin_fmaf(slope, __builtin_fabsf(distances.y), x.y)};
-  if (kBias != Bias::none) {
-    const f32x2 sum = multiply_add(bias, f32x2(kLog2e), x);
-    x = {biased(sum.x, x.x, bias.x), biased(sum.y, x.y, bias.y)};
-  }
-  return x;
-}
-
-// The scores of a row from dot products.
-__device__ inline void modify(f32x16& score, const Modifiers& m, float scale, const ScoreRow& row,
-                              TileBias bias, int first_key, int lane) {
-  bias.exchange(lane);
+// The scores of a row from dot products; `maximum` is the row's so far.
+__device__ inline void modify(f32x16& score, const ScoreUnit& unit, const ScoreRow& row,
+                              const TileBias& bias, float maximum, int first_key, int lane) {
   const float distance = row.diagonal - first_key - key_of_score(0, lane);
+  f32x2 distances = {distance, distance - 1};
 #pragma unroll
   for (int i = 0; i < 16; i += 2) {
-    // One by one, as numbers in instructions: in pairs they would take scalar registers.
-    const f32x2 distances = {distance - key_of_score(i, 0), distance - key_of_score(i + 1, 0)};
-    const f32x2 x =
-        logits(f32x2{score[i], score[i + 1]}, m, scale, row.slope, distances, bias.two(i));
-    score[i] = x.x;
-    score[i + 1] = x.y;
+    f32x2 pair = unit.scores(f32x2{score[i], score[i + 1]});
+    if (kHasAlibi) pair = with_alibi(pair, row.slope, distances);
+    if (kBias != Bias::none) pair = with_bias(pair, bias.two(i));
+    score[i] = pair.x;
+    score[i + 1] = pair.y;
+    distances -= 2.0f;
+  }
+  if (!needs_least(maximum)) return;
+#pragma unroll
+  for (int i = 0; i < 16; i += 2) {
+    const f32x2 pair = with_least(f32x2{score[i], score[i + 1]}, bias.two(i));
+    score[i] = pair.x;
+    score[i + 1] = pair.y;
   }
 }

@@ -349,17 +349,19 @@ struct Scores {
   // A score from its dot product. `bias`, ALiBi's `slope` and its `distance` are read where there
   // are such things.
   inline Vec modified(Vec dot, Vec bias, Vec slope, Vec distance) const {
+    Vec score = dot;
+    if (kHasLogits) {
+      if (kSoftcap) score = tanh(simd::mul(dot, simd::broadcast(scale_over_softcap)));
+      else score = simd::mul(dot, simd::broadcast(softmax_scale));
+      if (kSoftcap && !kScalesBySoftcap) score = simd::mul(score, simd::broadcast(softcap));
+      if (kBias != Bias::none && kBias != Bias::boolean) score = simd::add(score, bias);
+      if (kAlibi) score = simd::mul_add(slope, simd::abs(distance), score);
+    }
+    // Last: a soft cap would make a finite score of -inf.
     if (kBias == Bias::boolean)
-      dot = simd::select_between(simd::broadcast(1.0f), bias, simd::broadcast(255.0f), dot,
-                                 simd::broadcast(-kInfinity));
-    if (!kHasLogits) return dot;
-    Vec logit;
-    if (kSoftcap) logit = tanh(simd::mul(dot, simd::broadcast(scale_over_softcap)));
-    else logit = simd::mul(dot, simd::broadcast(softmax_scale));
-    if (kSoftcap && !kScalesBySoftcap) logit = simd::mul(logit, simd::broadcast(softcap));
-    if (kBias != Bias::none && kBias != Bias::boolean) logit = simd::add(logit, bias);
-    if (kAlibi) logit = simd::mul_add(slope, simd::abs(distance), logit);
-    return logit;
+      score = simd::select_between(simd::broadcast(1.0f), bias, simd::broadcast(255.0f), score,
+                                   simd::broadcast(-kInfinity));
+    return score;
   }
 
   // Dot products of kBlockRows keys from `key` on become scores. Those of hidden keys become -inf;

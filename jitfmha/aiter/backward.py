@@ -5,30 +5,51 @@ Models do not call them: ``torch.autograd`` does what they do.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
-from ..argument_checks import describe, refuse_given, require_cu_seqlens
+from ..argument_checks import describe, refuse_given, require_cu_seqlens, with_keyword_advice
 from ..interface import fmha_bwd
 from ..memory import write_zeros
+from ..packed_rows import sequences_of_rows
 from ..peer_values import as_flag, as_int
-from .numbers_and_rows import (
+from .common_arguments import (
     as_v3_bf16_cvt,
     bias_with_dimensions,
     clipped,
     common_options,
-    sequences_of_rows,
     window_of_sides,
 )
 
 if TYPE_CHECKING:
-    from ..arguments import AttentionOptions
+    from ..arguments import AttentionOptions, Bf16Cvt
 
 Results = tuple[Tensor, Tensor, Tensor, Tensor]  # dq, dk, dv, softmax_d
 
 
+class _Choices(NamedTuple):
+    """What kernels may do, as ``fmha_bwd`` takes it."""
+
+    deterministic: bool
+    atomic_fp32: bool | None = None
+    bf16_cvt: Bf16Cvt = "rtne"
+
+    @classmethod
+    def of(cls, deterministic: object, *v3: object) -> _Choices:
+        """From AITER's arguments; ``v3`` are ``is_v3_atomic_fp32`` and ``how_v3_bf16_cvt``."""
+        flag = as_flag("deterministic", deterministic)
+        if not v3:
+            return cls(flag)
+        is_v3_atomic_fp32, how_v3_bf16_cvt = v3
+        return cls(
+            *(flag, as_flag("is_v3_atomic_fp32", is_v3_atomic_fp32)),
+            as_v3_bf16_cvt(how_v3_bf16_cvt),
+        )
+
+
+@with_keyword_advice
 def mha_bwd(
     dout: Tensor,
     q: Tensor,
@@ -53,19 +74,65 @@ def mha_bwd(
     sink: Tensor | None = None,
     d_sink: Tensor | None = None,
 ) -> Results:
-    """The gradients of :func:`jitfmha.aiter.mha_fwd` for a batch of sequences; see the module."""
-    as_flag("deterministic", deterministic)
+    """The gradients of :func:`jitfmha.aiter.mha_fwd` for a batch of sequences; see the module.
+
+    deterministic: refuse kernels that add dq up with atomics, which are those of a tree that
+        JITFMHA_HSA_DIR names.
+    """
+    return _batch(
+        *(dout, q, k, v, out, softmax_lse, dropout_p, softmax_scale, is_causal),
+        *(window_size_left, window_size_right, _Choices.of(deterministic), (dq, dk, dv)),
+        alibi_slopes=alibi_slopes,
+        rng_state=rng_state,
+        gen=gen,
+        bias=bias,
+        dbias=dbias,
+        sink=sink,
+        d_sink=d_sink,
+    )
+
+
+def _batch(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dropout_p: float,
+    softmax_scale: float | None,
+    is_causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    choices: _Choices,
+    given: tuple[Tensor | None, Tensor | None, Tensor | None],
+    alibi_slopes: Tensor | None,
+    rng_state: Tensor | None,
+    gen: Generator | None,
+    bias: Tensor | None = None,
+    dbias: Tensor | None = None,
+    sink: Tensor | None = None,
+    d_sink: Tensor | None = None,
+) -> Results:
     refuse_given(gen=gen)
     seqlen_k = k.shape[1] if isinstance(k, Tensor) and k.dim() > 1 else 0
     options = _options(
         *(dropout_p, softmax_scale, is_causal, window_size_left, window_size_right, seqlen_k),
-        rng_state,
+        *(rng_state, choices),
     )
+    dq, dk, dv = given
     options["bias"], dbias = (bias_with_dimensions(x, 4) for x in (bias, dbias))
     options["alibi_slopes"] = alibi_slopes
     _check_sinks(sink, d_sink)
     gradients = fmha_bwd(
-        dout, q, k, v, out, softmax_lse, dq=dq, dk=dk, dv=dv, dbias=dbias, **options
+        *(dout, q, k, v, out, softmax_lse),
+        dq=dq,
+        dk=dk,
+        dv=dv,
+        dbias=dbias,
+        deterministic=choices.deterministic,
+        atomic_fp32=choices.atomic_fp32,
+        **options,
     )
     softmax_d = _softmax_d(dout, out)
     if sink is not None and d_sink is not None:
@@ -74,6 +141,7 @@ def mha_bwd(
     return *gradients, softmax_d
 
 
+@with_keyword_advice
 def fmha_v3_bwd(
     dout: Tensor,
     q: Tensor,
@@ -96,18 +164,24 @@ def fmha_v3_bwd(
     rng_state: Tensor | None = None,
     gen: Generator | None = None,
 ) -> Results:
-    """:func:`mha_bwd` without bias and sinks; see the module."""
-    as_flag("is_v3_atomic_fp32", is_v3_atomic_fp32)
-    as_v3_bf16_cvt(how_v3_bf16_cvt)
-    return mha_bwd(
+    """:func:`mha_bwd` without bias and sinks; see the module.
+
+    is_v3_atomic_fp32: whether kernels that add dq up with atomics do so in float32, or in the dtype
+        of q.
+    how_v3_bf16_cvt: how they round to bf16: 0 to nearest even, 1 to nearest away from zero, 2
+        towards zero.
+    """
+    choices = _Choices.of(deterministic, is_v3_atomic_fp32, how_v3_bf16_cvt)
+    return _batch(
         *(dout, q, k, v, out, softmax_lse, dropout_p, softmax_scale, is_causal),
-        *(window_size_left, window_size_right, deterministic, dq, dk, dv),
+        *(window_size_left, window_size_right, choices, (dq, dk, dv)),
         alibi_slopes=alibi_slopes,
         rng_state=rng_state,
         gen=gen,
     )
 
 
+@with_keyword_advice
 def mha_varlen_bwd(
     dout: Tensor,
     q: Tensor,
@@ -140,22 +214,72 @@ def mha_varlen_bwd(
     """The gradients of :func:`jitfmha.aiter.mha_varlen_fwd` for packed sequences; see the module.
 
     zero_tensors: also set the rows of ``dq``, ``dk`` and ``dv`` to 0 that belong to no sequence.
+    deterministic: as :func:`mha_bwd` has it.
     """
-    as_flag("deterministic", deterministic)
+    return _varlen(
+        *(dout, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, max_seqlen_q),
+        *(max_seqlen_k, dropout_p, softmax_scale, zero_tensors, is_causal),
+        *(window_size_left, window_size_right, _Choices.of(deterministic), (dq, dk, dv)),
+        alibi_slopes=alibi_slopes,
+        rng_state=rng_state,
+        gen=gen,
+        cu_seqlens_q_padded=cu_seqlens_q_padded,
+        cu_seqlens_k_padded=cu_seqlens_k_padded,
+        sink=sink,
+        d_sink=d_sink,
+    )
+
+
+def _varlen(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float | None,
+    zero_tensors: bool,
+    is_causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    choices: _Choices,
+    given: tuple[Tensor | None, Tensor | None, Tensor | None],
+    alibi_slopes: Tensor | None,
+    rng_state: Tensor | None,
+    gen: Generator | None,
+    cu_seqlens_q_padded: Tensor | None,
+    cu_seqlens_k_padded: Tensor | None,
+    sink: Tensor | None = None,
+    d_sink: Tensor | None = None,
+) -> Results:
     refuse_given(gen=gen)
     require_cu_seqlens(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     longest = as_int("max_seqlen_q", max_seqlen_q), as_int("max_seqlen_k", max_seqlen_k)
     options = _options(
         *(dropout_p, softmax_scale, is_causal, window_size_left, window_size_right, longest[1]),
-        rng_state,
+        *(rng_state, choices),
     )
+    dq, dk, dv = given
     options["alibi_slopes"] = alibi_slopes
     options["cu_seqlens_q"], options["cu_seqlens_k"] = cu_seqlens_q, cu_seqlens_k
     options["cu_seqlens_q_padded"] = cu_seqlens_q_padded
     options["cu_seqlens_k_padded"] = cu_seqlens_k_padded
     options["max_seqlen_q"], options["max_seqlen_k"] = longest
     _check_sinks(sink, d_sink)
-    gradients = fmha_bwd(dout, q, k, v, out, softmax_lse, dq=dq, dk=dk, dv=dv, **options)
+    gradients = fmha_bwd(
+        *(dout, q, k, v, out, softmax_lse),
+        dq=dq,
+        dk=dk,
+        dv=dv,
+        deterministic=choices.deterministic,
+        atomic_fp32=choices.atomic_fp32,
+        **options,
+    )
     starts_q = cu_seqlens_q if cu_seqlens_q_padded is None else cu_seqlens_q_padded
     starts_k = cu_seqlens_k if cu_seqlens_k_padded is None else cu_seqlens_k_padded
     if as_flag("zero_tensors", zero_tensors):
@@ -170,6 +294,7 @@ def mha_varlen_bwd(
     return *gradients, softmax_d
 
 
+@with_keyword_advice
 def fmha_v3_varlen_bwd(
     dout: Tensor,
     q: Tensor,
@@ -199,14 +324,16 @@ def fmha_v3_varlen_bwd(
     cu_seqlens_q_padded: Tensor | None = None,
     cu_seqlens_k_padded: Tensor | None = None,
 ) -> Results:
-    """:func:`mha_varlen_bwd` without sinks; see the module."""
-    as_flag("is_v3_atomic_fp32", is_v3_atomic_fp32)
-    as_v3_bf16_cvt(how_v3_bf16_cvt)
-    return mha_varlen_bwd(
+    """:func:`mha_varlen_bwd` without sinks; see the module.
+
+    is_v3_atomic_fp32, how_v3_bf16_cvt: as :func:`fmha_v3_bwd` has them.
+    """
+    choices = _Choices.of(deterministic, is_v3_atomic_fp32, how_v3_bf16_cvt)
+    return _varlen(
         *(dout, q, k, v, out, softmax_lse, cu_seqlens_q, cu_seqlens_k, max_seqlen_q),
         *(max_seqlen_k, dropout_p, softmax_scale, zero_tensors, is_causal),
-        *(window_size_left, window_size_right, deterministic),
-        *(dq, dk, dv, alibi_slopes),
+        *(window_size_left, window_size_right, choices, (dq, dk, dv)),
+        alibi_slopes=alibi_slopes,
         rng_state=rng_state,
         gen=gen,
         cu_seqlens_q_padded=cu_seqlens_q_padded,
@@ -222,6 +349,7 @@ def _options(
     window_size_right: object,
     seqlen_k: int,
     rng_state: Tensor | None,
+    choices: _Choices,
 ) -> AttentionOptions:
     window = window_of_sides(window_size_left, window_size_right)
     common = common_options(dropout_p, softmax_scale, as_flag("is_causal", is_causal), window)
@@ -230,6 +358,7 @@ def _options(
         "mask": common["mask"],
         "window_size": clipped(common["window_size"], seqlen_k),
         "dropout_p": common["dropout_p"],
+        "bf16_cvt": choices.bf16_cvt,
     }
     if common["dropout_p"] > 0:
         if rng_state is None:

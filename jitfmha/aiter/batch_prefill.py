@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from ..argument_checks import describe, refuse_given
+from ..argument_checks import describe, refuse_given, with_keyword_advice
 from ..interface import OFF
 from ..peer_values import (
     as_dropout_p,
@@ -15,6 +15,7 @@ from ..peer_values import (
     as_window,
     with_contiguous_rows,
 )
+from .common_arguments import common_options, window_of_sides
 from .forward import (
     Attention,
     Results,
@@ -23,9 +24,9 @@ from .forward import (
     asked_for,
     forward_group,
 )
-from .numbers_and_rows import common_options, window_of_sides
 
 
+@with_keyword_advice
 def mha_batch_prefill_func(
     q: Tensor,
     k: Tensor,
@@ -84,6 +85,7 @@ def mha_batch_prefill_func(
     return asked_for(results, return_lse, return_attn_probs)
 
 
+@with_keyword_advice
 def mha_batch_prefill(
     q: Tensor,
     k: Tensor,

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor
 
-from ..argument_checks import describe, require_cu_seqlens
+from ..argument_checks import describe, require_cu_seqlens, with_keyword_advice
 from ..dropout import dropout_randval, new_rng_state
 from ..interface import OFF, fmha_fwd
 from ..kv_cache import starts_in_batch
 from ..memory import write_zeros
+from ..packed_rows import sequences_of_rows
 from ..peer_values import (
     as_flag,
     as_int,
@@ -20,12 +21,11 @@ from ..peer_values import (
     check_num_splits,
     with_contiguous_rows,
 )
-from .numbers_and_rows import (
+from .common_arguments import (
     as_v3_bf16_cvt,
     bias_with_dimensions,
     clipped,
     common_options,
-    sequences_of_rows,
     window_of_sides,
 )
 
@@ -38,6 +38,7 @@ Results = tuple[Tensor, Tensor, Tensor, Tensor]  # out, softmax_lse, p, rng_stat
 Attention = Tensor | tuple[Tensor, ...]
 
 
+@with_keyword_advice
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -93,6 +94,7 @@ def flash_attn_func(
     return asked_for(results, return_lse, return_attn_probs)
 
 
+@with_keyword_advice
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -162,6 +164,7 @@ def flash_attn_varlen_func(
     return asked_for(results, return_lse, return_attn_probs)
 
 
+@with_keyword_advice
 def mha_fwd(
     q: Tensor,
     k: Tensor,
@@ -217,6 +220,7 @@ def mha_fwd(
     )
 
 
+@with_keyword_advice
 def mha_varlen_fwd(
     q: Tensor,
     k: Tensor,
@@ -296,6 +300,7 @@ def mha_varlen_fwd(
     )
 
 
+@with_keyword_advice
 def fmha_v3_fwd(
     q: Tensor,
     k: Tensor,
@@ -335,6 +340,7 @@ def fmha_v3_fwd(
     )
 
 
+@with_keyword_advice
 def fmha_v3_varlen_fwd(
     q: Tensor,
     k: Tensor,

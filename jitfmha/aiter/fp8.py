@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from ..argument_checks import with_keyword_advice
 from ..peer_values import as_flag, as_window, with_contiguous_rows
 from .forward import mha_fwd, mha_varlen_fwd
 
 
+@with_keyword_advice
 def flash_attn_fp8_pertensor_func(
     q: Tensor,
     k: Tensor,
@@ -44,6 +46,7 @@ def flash_attn_fp8_pertensor_func(
     return out
 
 
+@with_keyword_advice
 def flash_attn_varlen_fp8_pertensor_func(
     q: Tensor,
     k: Tensor,

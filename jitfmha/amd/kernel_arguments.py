@@ -1,6 +1,7 @@
 """The argument blocks of all kernels, each stated once.
 
-``aiter`` is the interface of AMD's kernels ("fmha v3"); ``jitfmha`` that of ours. The launcher has
+``aiter`` is the interface of AMD's kernels ("fmha v3"), those of the backward pass included;
+``jitfmha`` that of ours. The launcher has
 both, rendered from here; ``hsa/src/arguments.h`` has ours, and ``hsa/build.py`` writes it.
 General kernels take ours with more behind it, and are rendered with that.
 """
@@ -14,6 +15,9 @@ from ..jit.shared_struct import FLOAT, INT32, INT64, UINT32, Dialect, Pointer, S
 
 __all__ = [
     "AITER_ARGUMENTS",
+    "AITER_DQ_ARGUMENTS",
+    "AITER_GRADIENT_ARGUMENTS",
+    "AITER_ROW_SUM_ARGUMENTS",
     "ARGUMENTS_OF",
     "BACKWARD_ARGUMENTS",
     "DIVISOR",
@@ -24,6 +28,7 @@ __all__ = [
     "STACKED_HEADS",
     "TENSOR_STRIDES",
     "Abi",
+    "backward_device_header",
     "backward_structs",
     "device_header",
     "general_structs",
@@ -54,6 +59,67 @@ AITER_ARGUMENTS = SharedStruct(
         **dict.fromkeys(("s_descale_q_Bs", "s_descale_q_Hs"), UINT32),
         **dict.fromkeys(("s_descale_k_Bs", "s_descale_k_Hs"), UINT32),
         **dict.fromkeys(("s_descale_v_Bs", "s_descale_v_Hs"), UINT32),
+    },
+    slot_bytes=16,
+)
+
+# The three kernels of a backward pass of AMD's, in the order of their launches. The first makes D,
+# the sums of o times do of each row.
+AITER_ROW_SUM_ARGUMENTS = SharedStruct(
+    "AiterRowSumArguments",
+    {
+        **dict.fromkeys(("ptr_o", "ptr_do", "ptr_d"), Pointer("const void")),
+        **dict.fromkeys(("s_o_Hs", "s_o_Bs", "s_o_Seqs"), UINT32),
+        **dict.fromkeys(("s_do_Hs", "s_do_Bs", "s_do_Seqs"), UINT32),
+        **dict.fromkeys(("s_d_Hs", "s_d_Bs", "s_d_Seqs"), UINT32),
+        "s_seq_len_q": UINT32,  # gm0
+        "s_head_dim": UINT32,
+        **dict.fromkeys(("ptr_qseq", "ptr_qseq_padding"), Pointer("const void")),  # gm1
+    },
+    slot_bytes=16,
+)
+
+# The second makes dk and dv of each query head, and adds dq up.
+AITER_GRADIENT_ARGUMENTS = SharedStruct(
+    "AiterGradientArguments",
+    {
+        "ptr_dq": Pointer("const void"),  # or what a third kernel makes dq of
+        **dict.fromkeys(("ptr_dk", "ptr_dv"), Pointer("const void")),
+        **dict.fromkeys(("ptr_q", "ptr_k", "ptr_v", "ptr_do"), Pointer("const void")),
+        **dict.fromkeys(("ptr_lse", "ptr_d"), Pointer("const void")),
+        "scalar": FLOAT,  # the softmax scale
+        "log2e": FLOAT,
+        "s_seq_len_q": UINT32,  # gm0
+        "s_Ts": UINT32,  # of a tile of keys
+        **dict.fromkeys(("s_q_Hs", "s_q_Bs", "s_q_Seqs"), UINT32),
+        "s_gqa": UINT32,  # query heads of a key head
+        **dict.fromkeys(("s_k_Hs", "s_k_Bs", "s_k_Seqs"), UINT32),
+        "s_dk_Seqs": UINT32,
+        "s_seq_len_k": UINT32,  # gm0
+        **dict.fromkeys(("s_qk_head_dim", "s_v_head_dim", "s_q_head_num"), UINT32),
+        **dict.fromkeys(("s_v_Hs", "s_v_Bs", "s_v_Seqs"), UINT32),
+        **dict.fromkeys(("s_do_Hs", "s_do_Bs", "s_do_Seqs"), UINT32),
+        **dict.fromkeys(("s_dk_Hs", "s_dk_Bs"), UINT32),
+        **dict.fromkeys(("s_dv_Hs", "s_dv_Bs", "s_dv_Seqs"), UINT32),
+        "s_lse_Hs": UINT32,  # of the lse and of D
+        **dict.fromkeys(("ptr_qseq", "ptr_kseq"), Pointer("const void")),  # gm1
+        **dict.fromkeys(("ptr_qseq_padding", "ptr_kseq_padding"), Pointer("const void")),
+        "s_max_seq_len_dq": UINT32,  # rows that a head has in what dq is made of
+        **dict.fromkeys(("mask_x", "mask_y"), INT32),  # of a window
+    },
+    slot_bytes=16,
+)
+
+# The third makes dq of what was added up.
+AITER_DQ_ARGUMENTS = SharedStruct(
+    "AiterDqArguments",
+    {
+        **dict.fromkeys(("ptr_dq_acc", "ptr_dq"), Pointer("const void")),
+        **dict.fromkeys(("s_dq_acc_Hs", "s_dq_acc_Bs", "s_dq_acc_Seqs"), UINT32),
+        **dict.fromkeys(("s_dq_Hs", "s_dq_Bs", "s_dq_Seqs"), UINT32),
+        "s_seq_len_q": UINT32,  # gm0
+        "s_head_dim": UINT32,
+        **dict.fromkeys(("ptr_qseq", "ptr_qseq_padding"), Pointer("const void")),  # gm1
     },
     slot_bytes=16,
 )
@@ -171,6 +237,8 @@ GRADIENT_TENSORS = SharedStruct(
         **dict.fromkeys(("dq", "dk", "dv"), Pointer("char")),
         "dbias": Pointer("float"),  # null: not wanted; its keys are contiguous
         **dict.fromkeys(("lse_log2", "delta"), Pointer("float")),
+        # Where tuned kernels add dq up: contiguous, with the heads before the rows.
+        "dq_sums": Pointer("float"),
         **dict.fromkeys(("dout_strides", "lse_strides", "dlse_strides"), TENSOR_STRIDES),
         **dict.fromkeys(("dq_strides", "dk_strides", "dv_strides"), TENSOR_STRIDES),
         "dbias_strides": TENSOR_STRIDES,
@@ -214,6 +282,18 @@ def device_header() -> str:
 {DIVISOR.cpp(_DEVICE)}
 
 {JITFMHA_ARGUMENTS.cpp(_DEVICE)}
+"""
+
+
+def backward_device_header() -> str:
+    """The text of ``hsa/src/backward_arguments.h``."""
+    return f"""\
+// The arguments of the backward kernels. Written by hsa/build.py, as arguments.h is.
+#pragma once
+
+#include "arguments.h"
+
+{backward_structs()}
 """
 
 

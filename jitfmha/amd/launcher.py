@@ -8,7 +8,7 @@ for it. What is launched, and into how many splits, is planned elsewhere (``kern
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import NamedTuple, get_args
 
@@ -20,9 +20,13 @@ from ..arguments import Descales, Tensors, new_tuple
 from ..jit.shared_struct import BOOL, FLOAT, INT32, INT64, Pointer, SharedStruct
 from ..problem import DescaleStrides, Problem, Sizes, element_bytes
 from ..target import AmdTarget
+from .backward_manifest import BackwardRow
 from .code_object import CodeObject
 from .kernel_arguments import (
     AITER_ARGUMENTS,
+    AITER_DQ_ARGUMENTS,
+    AITER_GRADIENT_ARGUMENTS,
+    AITER_ROW_SUM_ARGUMENTS,
     BACKWARD_ARGUMENTS,
     DIVISOR,
     GENERAL_ARGUMENTS,
@@ -84,6 +88,36 @@ TENSORS = SharedStruct(
         "num_splits": INT64,
     },
 )
+# A backward pass of AMD's kernels: their arguments but for addresses and what follows from the
+# longest sequences, which are of each call.
+AITER_BACKWARD = SharedStruct(
+    "AiterBackward",
+    {
+        "row_sum_arguments": AITER_ROW_SUM_ARGUMENTS,
+        "gradient_arguments": AITER_GRADIENT_ARGUMENTS,
+        "dq_arguments": AITER_DQ_ARGUMENTS,
+        **dict.fromkeys(("row_sum_kernel", "gradient_kernel"), Pointer("const void")),
+        "dq_kernel": Pointer("const void"),  # null: there is none
+        **dict.fromkeys(("batch", "heads"), INT64),
+        **dict.fromkeys(("row_sum_rows", "gradient_rows", "dq_rows"), INT64),  # of a workgroup
+        "has_tile_pairs": BOOL,
+        "has_shuffled_dq": BOOL,  # in tiles of 16 rows
+    },
+)
+AITER_BACKWARD_TENSORS = SharedStruct(
+    "AiterBackwardTensors",
+    {
+        **dict.fromkeys(("q", "k", "v", "out", "dout"), Pointer("const void")),
+        **dict.fromkeys(("lse", "row_sums"), Pointer("const void")),
+        "dq_acc": Pointer(
+            "const void"
+        ),  # what dq is added up in; dq itself where no kernel follows
+        **dict.fromkeys(("dq", "dk", "dv"), Pointer("const void")),
+        **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), Pointer("const void")),
+        **dict.fromkeys(("cu_seqlens_q_padded", "cu_seqlens_k_padded"), Pointer("const void")),
+        **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), INT64),
+    },
+)
 _pack_sizes, _pack_tensors = SIZES.packer.pack, TENSORS.packer.pack
 _NO_DESCALES = Descales()
 
@@ -91,24 +125,35 @@ SplitsOf = Callable[[int], tuple[int, int]]
 """Longest sequence of q -> num_splits, and how many float32 values the splits leave."""
 
 
-@cache
-def launcher_spec() -> jit.BuildSpec:
-    """The source and the flags of the launcher."""
+_LINKAGE = 'extern "C" __attribute__((visibility("default")))'
+
+
+def launcher_source(linkage: str) -> str:
+    """The launcher's C++, with functions that are declared with ``linkage``."""
     structs = (
         *(DIVISOR, JITFMHA_ARGUMENTS, AITER_ARGUMENTS),
         *(MODIFIERS, STACKED_HEADS, GENERAL_ARGUMENTS),
         *(TENSOR_STRIDES, GRADIENT_TENSORS, BACKWARD_ARGUMENTS),
         *(KERNEL_TRAITS, _STRIDES, _DESCALE_STRIDES, CALL, SIZES, TENSORS),
+        *(AITER_ROW_SUM_ARGUMENTS, AITER_GRADIENT_ARGUMENTS, AITER_DQ_ARGUMENTS),
+        *(AITER_BACKWARD, AITER_BACKWARD_TENSORS),
     )
     values = {
         "origin": f"Rendered from csrc_templates/{_TEMPLATE}.",
+        "linkage": linkage,
         "abis": ", ".join(_ABIS),
         "grids": ", ".join(GRIDS),
         "shared_structs": "\n\n".join(each.cpp() for each in structs),
     }
+    return jit.render(_TEMPLATE, values)
+
+
+@cache
+def launcher_spec() -> jit.BuildSpec:
+    """The source and the flags of the launcher."""
     return jit.BuildSpec(
         name="amd_fmha_fwd",
-        sources={"fmha_fwd_launcher.cpp": jit.render(_TEMPLATE, values)},
+        sources={"fmha_fwd_launcher.cpp": launcher_source(_LINKAGE)},
         cflags=("-std=c++17", "-O2", "-fvisibility=hidden"),
         ldflags=("-ldl",),
         why="the first call on an AMD GPU",
@@ -180,29 +225,19 @@ class BoundKernel:
 
     def error(self, status: int) -> HipError:
         """Why the launcher's last function failed."""
-        return HipError(status, _last_error(self.launcher))
+        return error_of(self.launcher, status)
 
     def _load(
         self, problem: Problem, target: AmdTarget, row: KernelRow, code_object: CodeObject
     ) -> int:
-        runtime = self.launcher.jitfmha_open_runtime(target.runtime.library_path.encode())
-        if not runtime:
-            raise self.error(-1)
         traits = KERNEL_TRAITS.packer.pack(
             *(_ABIS.index(row.abi), GRIDS.index(row.grid), row.hdim_q, row.hdim_v, row.mask),
             *(row.ts_qo, row.threads, *element_bytes(problem), target.chip.xcds),
             row.workgroups_of_unit * target.compute_units,
             *(row.mode == 1, target.arch == "gfx942", row.stacks_heads),
         )
-        kernel = ctypes.c_void_p()
-        status = self.launcher.jitfmha_load(
-            *(runtime, target.device_index, traits),
-            *(text.encode() for text in (row.file, row.symbol, row.combine_symbol or "")),
-            *(code_object.image, len(code_object.image), ctypes.byref(kernel)),
-        )
-        if status != 0 or kernel.value is None:
-            raise self.error(status)
-        return kernel.value
+        names = row.file, row.symbol, row.combine_symbol or ""
+        return load_kernel(self.launcher, target, traits, names, code_object.image)
 
 
 class AmdLaunch(NamedTuple):
@@ -278,6 +313,87 @@ class AmdLaunch(NamedTuple):
             raise kernel.error(status)
 
 
+class BoundAiterBackward:
+    """The kernels of a backward pass of AMD's, loaded on a device."""
+
+    def __init__(
+        self, target: AmdTarget, kernels: Sequence[tuple[BackwardRow, CodeObject] | None]
+    ) -> None:
+        """Build and load the launcher and the kernels, as far as that has not been done.
+
+        Args:
+            kernels: those of row sums, gradients and dq; None for the last where there is none.
+
+        Raises:
+            HipError: the HIP runtime cannot be used, or refuses a code object.
+            jitfmha.BuildError: the launcher does not compile.
+        """
+        self.launcher = load_launcher(launcher_spec())
+        self.entry = self.launcher.jitfmha_aiter_bwd
+        self.device_index = target.device_index
+        self.current_stream = target.runtime.current_stream
+        self.launching = target.runtime.launching
+        self.addresses = [0 if x is None else self._load(target, *x) for x in kernels]
+
+    def run(self, packed: bytes, tensors: bytes, touched: Iterable[Tensor | None]) -> None:
+        """Start the kernels on torch's current stream.
+
+        Args:
+            packed: an ``AITER_BACKWARD``.
+            tensors: an ``AITER_BACKWARD_TENSORS``.
+            touched: what the kernels read and write.
+
+        Raises:
+            HipError: the HIP runtime refuses a launch. On the emulator also where a kernel does
+                what it must not, such as touching anything else.
+        """
+        stream = self.current_stream(self.device_index)
+        if self.launching is None:
+            status = self.entry(packed, tensors, stream)
+        else:
+            with self.launching(touched):
+                status = self.entry(packed, tensors, stream)
+        if status != 0:
+            raise error_of(self.launcher, status)
+
+    def _load(self, target: AmdTarget, row: BackwardRow, code_object: CodeObject) -> int:
+        traits = KERNEL_TRAITS.ctype(threads=row.threads, xcds=target.chip.xcds)
+        names = row.file, row.symbol, ""
+        return load_kernel(self.launcher, target, bytes(traits), names, code_object.image)
+
+
+def load_kernel(
+    launcher: ctypes.CDLL,
+    target: AmdTarget,
+    traits: bytes,
+    names: tuple[str, str, str],
+    image: bytes,
+) -> int:
+    """The address by which the launcher knows a kernel, loaded on the target's device.
+
+    ``names`` are those of the file, of the kernel and of the one that combines splits, or "".
+
+    Raises ``HipError`` where the HIP runtime cannot be used, or refuses the image.
+    """
+    runtime = launcher.jitfmha_open_runtime(target.runtime.library_path.encode())
+    if not runtime:
+        raise error_of(launcher, -1)
+    kernel = ctypes.c_void_p()
+    status = launcher.jitfmha_load(
+        *(runtime, target.device_index, traits, *(name.encode() for name in names)),
+        *(image, len(image), ctypes.byref(kernel)),
+    )
+    if status != 0 or kernel.value is None:
+        raise error_of(launcher, status)
+    return kernel.value
+
+
+def error_of(launcher: ctypes.CDLL, status: int) -> HipError:
+    """Why this thread's last call of the launcher failed."""
+    text: bytes = launcher.jitfmha_last_error()
+    return HipError(status, text.decode(errors="replace"))
+
+
 def load_launcher(spec: jit.BuildSpec) -> ctypes.CDLL:
     """The loaded library; its functions get their types, or ctypes would cut pointers in half."""
     library = jit.load(spec)
@@ -293,6 +409,7 @@ def load_launcher(spec: jit.BuildSpec) -> ctypes.CDLL:
         ("jitfmha_fwd", integer, [text, text, text, pointer]),
         ("jitfmha_general_fwd", integer, [text, text, text, text, pointer]),
         ("jitfmha_general_bwd", integer, [*(text,) * 5, wide, wide, pointer]),
+        ("jitfmha_aiter_bwd", integer, [text, text, pointer]),
     ):
         function = getattr(library, name)
         function.restype = result
@@ -302,8 +419,3 @@ def load_launcher(spec: jit.BuildSpec) -> ctypes.CDLL:
 
 def _descale_strides(strides: DescaleStrides | None) -> tuple[int, int]:
     return strides or (0, 0)
-
-
-def _last_error(launcher: ctypes.CDLL) -> str:
-    text: bytes = launcher.jitfmha_last_error()
-    return text.decode(errors="replace")

@@ -14,22 +14,33 @@ as the build cache has; the tree of this package is as safe as the package.
 from __future__ import annotations
 
 import csv
-import io
 import os
 import re
 import warnings
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
 from ..chips import Arch, Chip
-from ..jit.cache.trust import file_reason
 from ..problem import BF16_CVTS
 from ..resources import hsa_dir
-from .code_object import CodeObject, CodeObjectError, list_of_names, read_code_object
+from .code_object import CodeObject, CodeObjectError, read_code_object
 from .kernel_arguments import ARGUMENTS_OF, Abi
+from .manifest_cells import (
+    FILE,
+    SYMBOL,
+    OddRow,
+    distrust,
+    listed,
+    manifest_lines,
+    matching,
+    number_of,
+    one_of,
+    plain_name,
+    positive,
+    shown,
+)
 
 KernelDtype = Literal["bf16", "fp16", "fp8bf16"]
 
@@ -48,8 +59,9 @@ GRIDS: tuple[Grid, ...] = get_args(Grid)
 
 HSA_DIR, AITER_ASM_DIR = "JITFMHA_HSA_DIR", "AITER_ASM_DIR"
 
-_MANIFEST = Path("fmha_v3_fwd", "fmha_fwd.csv")
-_COLUMNS = (
+BACKWARD_FOLDER = "fmha_v3_bwd"
+MANIFEST = Path("fmha_v3_fwd", "fmha_fwd.csv")
+COLUMNS = (
     *("dtype", "hdim_q", "hdim_v", "mask", "mode", "bf16_cvt"),
     *("ts_qo", "ts_kv", "knl_name", "co_name"),
 )
@@ -60,12 +72,7 @@ _GRIDS_OF: Mapping[tuple[Abi, int], tuple[Grid, ...]] = {
     ("jitfmha", 1): ("heads_batches_tiles_splits",),
 }
 _WAVE, _MOST_THREADS = 64, 1024
-_MOST_DIGITS = 18
-_SHOWN_LETTERS = 100
 _SIMDS = 4  # of a compute unit
-# Both end up inside C++ string literals; a file stays inside of its tree.
-_SYMBOL = re.compile(r"[A-Za-z_$.][A-Za-z0-9_$.]*")
-_FILE = re.compile(r"[A-Za-z0-9_+,=-][A-Za-z0-9_.+,=-]*(/[A-Za-z0-9_+,=-][A-Za-z0-9_.+,=-]*)*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -111,8 +118,7 @@ class KernelRow:
     @property
     def name(self) -> str:
         """The kernel's name without the decoration of its symbol."""
-        decorated = re.fullmatch(r"_ZN5aiter\d+(\w+)E", self.symbol)
-        return decorated[1] if decorated else self.symbol
+        return plain_name(self.symbol)
 
     @property
     def workgroups_of_unit(self) -> int:
@@ -121,6 +127,11 @@ class KernelRow:
         With two waves a SIMD, a unit has 8 of our waves: two workgroups of four, or one of eight.
         """
         return self.waves_of_simd * _SIMDS * _WAVE // self.threads
+
+    @property
+    def can_split_keys(self) -> bool:
+        """Whether there is a kernel that makes the output of what several splits leave."""
+        return self.combine_symbol is not None
 
     @property
     def serves(self) -> tuple[object, ...]:
@@ -175,9 +186,9 @@ class Tree:
         if found is None:
             path = self.folder / row.file
             try:
-                distrust = None if self.is_shipped else _distrust(path)
-                if distrust:
-                    raise CodeObjectError(f"{path} is not used: {distrust}")
+                reason = None if self.is_shipped else distrust(path)
+                if reason:
+                    raise CodeObjectError(f"{path} is not used: {reason}")
                 found = read_code_object(
                     path,
                     arch=self.arch,
@@ -200,22 +211,56 @@ class Tree:
 
 
 def trees_of(chip: Chip) -> tuple[Tree, ...]:
-    """The trees for a chip, the preferred one first: what the environment names, then ours."""
+    """The trees for a chip, the preferred one first: the user's, AITER's, then ours.
+
+    The user's own tree need not be there.
+    """
     arch = chip.architecture.name
     trees = []
     for variable in (HSA_DIR, AITER_ASM_DIR):
         given = os.environ.get(variable, "")
         if given:
-            folder = _architecture_folder(Path(given), arch)
+            folder = architecture_folder(Path(given), arch)
             if folder is not None:
                 trees.append(read_tree(f"{variable}={given}", folder, chip))
+        elif variable == HSA_DIR:
+            own = default_user_tree()
+            if own is not None and os.path.isdir(own / arch):
+                trees.append(read_tree(f"your tree {own}", own / arch, chip))
     shipped = hsa_dir() / arch
-    if (shipped / _MANIFEST).is_file():
+    if (shipped / MANIFEST).is_file():
         trees.append(read_tree("the kernels of this package", shipped, chip, is_shipped=True))
     return tuple(trees)
 
 
-def _architecture_folder(given: Path, arch: Arch) -> Path | None:
+def user_tree() -> Path:
+    """Where ``python -m jitfmha hsa import`` adds kernels; it need not be there.
+
+    What JITFMHA_HSA_DIR names, else :func:`default_user_tree`. Raises ``RuntimeError`` where there
+    is neither.
+    """
+    given = os.environ.get(HSA_DIR, "")
+    own = Path(given) if given else default_user_tree()
+    if own is None:
+        raise RuntimeError(f"there is no home directory for a tree; set {HSA_DIR} to a folder")
+    return own
+
+
+def default_user_tree() -> Path | None:
+    """``jitfmha/hsa`` in the user's folder for data, the tree where JITFMHA_HSA_DIR names none.
+
+    None for a user without a home directory.
+    """
+    import platformdirs  # of use where kernels are looked for only
+
+    try:
+        data = platformdirs.user_data_dir("jitfmha", appauthor=False)
+    except RuntimeError:
+        return None
+    return Path(data, "hsa") if os.path.isabs(data) else None
+
+
+def architecture_folder(given: Path, arch: Arch) -> Path | None:
     """The folder of ``arch`` where ``given`` is a whole tree or one architecture's folder.
 
     None where it is the folder of another architecture, which is nothing odd.
@@ -224,7 +269,7 @@ def _architecture_folder(given: Path, arch: Arch) -> Path | None:
         return given if given.name == arch else None
     # Unlike those of a Path, the functions of `os.path` raise for no name.
     exists = os.path.exists
-    if exists(given / _MANIFEST) and not exists(given / arch):
+    if exists(given / MANIFEST) and not exists(given / arch):
         return given
     if not exists(given / arch) and any(exists(given / other) for other in get_args(Arch)):
         return None
@@ -237,29 +282,31 @@ def read_tree(origin: str, folder: Path, chip: Chip, *, is_shipped: bool = False
     Raises nothing: a manifest that cannot be read, or that somebody else could change, gives a tree
     without rows and the reason.
     """
-    path = folder / _MANIFEST
+    path = folder / MANIFEST
     arch = chip.architecture.name
-    distrust = None if is_shipped else _distrust(path)
-    if distrust:
+    reason = None if is_shipped else distrust(path)
+    if reason:
         oddity = (
-            f"{origin} is not used: {distrust}. Copy the tree to a directory that belongs to you "
+            f"{origin} is not used: {reason}. Copy the tree to a directory that belongs to you "
             "and that only you can write to"
         )
         return Tree(origin, path.parent, arch, (), (oddity,))
     rows: list[KernelRow] = []
     oddities: list[str] = []
     try:
-        lines = _lines(path)
-    except (OSError, UnicodeDecodeError, csv.Error, _OddRow) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        oddities.append(f"{origin}: the manifest {path} cannot be read: {reason}")
+        lines = manifest_lines(path, COLUMNS)
+    except (OSError, UnicodeDecodeError, csv.Error, OddRow) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        # A tree may have backward kernels only.
+        if not (isinstance(error, FileNotFoundError) and (folder / BACKWARD_FOLDER).is_dir()):
+            oddities.append(f"{origin}: the manifest {path} cannot be read: {why}")
         lines = []
     seen: dict[tuple[object, ...], int] = {}
     for number, cells in lines:
         where = f"{origin}: {path}, line {number}"
         try:
-            row = _row(cells, chip)
-        except _OddRow as error:
+            row = row_of(cells, chip)
+        except OddRow as error:
             oddities.append(f"{where} is left out: {error}")
             continue
         if row.serves in seen:
@@ -273,54 +320,21 @@ def read_tree(origin: str, folder: Path, chip: Chip, *, is_shipped: bool = False
     return Tree(origin, path.parent, arch, tuple(rows), tuple(oddities), is_shipped)
 
 
-def _distrust(path: Path) -> str | None:
-    """Why somebody else could have put the file there or change it; None if nobody could."""
-    try:
-        return file_reason(str(path.absolute()))
-    except OSError:
-        return None  # Who opens it says why it cannot be read.
-
-
-class _OddRow(Exception):
-    """Why a row, or a whole manifest, cannot be used."""
-
-
-def _lines(path: Path) -> list[tuple[int, dict[str, str]]]:
-    """The rows of a manifest with their line numbers, as column -> cell."""
-    text = path.read_text(encoding="utf-8-sig")
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    header = [name.strip() for name in next(reader, [])]
-    missing = [name for name in _COLUMNS if name not in header]
-    if missing:
-        raise _OddRow(f"it has no column {', '.join(missing)}")
-    twice = sorted(name for name, count in Counter(header).items() if name and count > 1)
-    if twice:
-        raise _OddRow(f"it has the column {list_of_names(twice)} more than once")
-    lines = []
-    for cells in reader:
-        if not any(cell.strip() for cell in cells):
-            continue
-        # A row that is too short lacks what its missing columns would say; _row says which.
-        lines.append(
-            (reader.line_num, dict(zip(header, (cell.strip() for cell in cells), strict=False)))
-        )
-    return lines
-
-
-def _row(cells: Mapping[str, str], chip: Chip) -> KernelRow:
-    short = [name for name in _COLUMNS if name not in cells]
+def row_of(cells: Mapping[str, str], chip: Chip) -> KernelRow:
+    """One row of a manifest, for a chip. Raises :class:`OddRow` for one that cannot be used."""
+    short = [name for name in COLUMNS if name not in cells]
     if short:
-        raise _OddRow(f"it has no {', '.join(short)}")
-    hdims = tuple(_positive(name, cells[name]) for name in ("hdim_q", "hdim_v"))
-    mask, mode = (_one_of(name, cells[name], range(n)) for name, n in (("mask", 3), ("mode", 2)))
+        raise OddRow(f"it has no {', '.join(short)}")
+    hdims = tuple(positive(name, cells[name]) for name in ("hdim_q", "hdim_v"))
+    mask, mode = (one_of(name, cells[name], range(n)) for name, n in (("mask", 3), ("mode", 2)))
     abi = _abi(cells.get("abi", ""))
     threads, grid = cells.get("threads", ""), cells.get("grid", "")
     if abi == "jitfmha" and not (threads and grid):
-        raise _OddRow(
-            f"abi 'jitfmha' needs threads and a grid; they are {_shown(threads)} and {_shown(grid)}"
+        raise OddRow(
+            f"abi 'jitfmha' needs threads and a grid; they are {shown(threads)} and {shown(grid)}"
         )
     is_wide = hdims == (192, 128)
-    file = _matching("co_name", cells["co_name"], _FILE, "a file name")
+    file = matching("co_name", cells["co_name"], FILE, "a file name")
     if abi == "aiter" and chip.kernel_folder is not None:
         file = f"{chip.kernel_folder}/{file}"
     sha256, combine = cells.get("sha256", "").lower(), cells.get("combine_name", "")
@@ -330,20 +344,20 @@ def _row(cells: Mapping[str, str], chip: Chip) -> KernelRow:
         hdim_v=hdims[1],
         mask=mask,
         mode=mode,
-        bf16_cvt=_one_of("bf16_cvt", cells["bf16_cvt"], range(len(BF16_CVTS))),
-        ts_qo=_positive("ts_qo", cells["ts_qo"]),
-        ts_kv=_positive("ts_kv", cells["ts_kv"]),
-        symbol=_matching("knl_name", cells["knl_name"], _SYMBOL, "a symbol"),
+        bf16_cvt=one_of("bf16_cvt", cells["bf16_cvt"], range(len(BF16_CVTS))),
+        ts_qo=positive("ts_qo", cells["ts_qo"]),
+        ts_kv=positive("ts_kv", cells["ts_kv"]),
+        symbol=matching("knl_name", cells["knl_name"], SYMBOL, "a symbol"),
         file=file,
         abi=abi,
-        threads=_threads(threads) if threads else _aiter_threads(is_wide),
+        threads=_threads(threads) if threads else default_threads(*hdims),
         grid=(
             _grid(grid, abi, mode)
             if grid
             else _aiter_grid(mode, mask, takes_pairs=not (is_wide and _is_gfx942(chip)))
         ),
-        combine_symbol=_matching("combine_name", combine, _SYMBOL, "a symbol") if combine else None,
-        sha256=_matching("sha256", sha256, _SHA256, "64 hexadecimal digits") if sha256 else None,
+        combine_symbol=matching("combine_name", combine, SYMBOL, "a symbol") if combine else None,
+        sha256=matching("sha256", sha256, _SHA256, "64 hexadecimal digits") if sha256 else None,
     )
 
 
@@ -354,8 +368,9 @@ def _is_gfx942(chip: Chip) -> bool:
     return chip.architecture.name == "gfx942"
 
 
-def _aiter_threads(is_wide: bool) -> int:
-    return 256 if is_wide else 512
+def default_threads(hdim_q: int, hdim_v: int) -> int:
+    """Threads of a workgroup of a kernel of AMD's."""
+    return 256 if (hdim_q, hdim_v) == (192, 128) else 512
 
 
 def _aiter_grid(mode: int, mask: int, *, takes_pairs: bool) -> Grid:
@@ -376,13 +391,13 @@ def _abi(text: str) -> Abi:
     for known in ARGUMENTS_OF:
         if text == known:
             return known
-    raise _OddRow(f"abi {_shown(text)} is not known; {_listed(tuple(ARGUMENTS_OF))} are")
+    raise OddRow(f"abi {shown(text)} is not known; {listed(tuple(ARGUMENTS_OF))} are")
 
 
 def _threads(text: str) -> int:
-    threads = _number("threads", text)
+    threads = number_of("threads", text)
     if threads % _WAVE or not 0 < threads <= _MOST_THREADS:
-        raise _OddRow(f"threads {text!r} is not a multiple of {_WAVE} up to {_MOST_THREADS}")
+        raise OddRow(f"threads {text!r} is not a multiple of {_WAVE} up to {_MOST_THREADS}")
     return threads
 
 
@@ -391,8 +406,8 @@ def _grid(text: str, abi: Abi, mode: int) -> Grid:
     for grid in known:
         if text == grid:
             return grid
-    raise _OddRow(
-        f"grid {_shown(text)} is not known for abi {abi} and mode {mode}; {_listed(known)} are"
+    raise OddRow(
+        f"grid {shown(text)} is not known for abi {abi} and mode {mode}; {listed(known)} are"
     )
 
 
@@ -400,40 +415,4 @@ def _dtype(text: str) -> KernelDtype:
     for known in get_args(KernelDtype):
         if text == known:
             return known  # type: ignore[no-any-return]
-    raise _OddRow(f"dtype {_shown(text)} is not known; {_listed(get_args(KernelDtype))} are")
-
-
-def _number(name: str, text: str) -> int:
-    # int() also takes "1_0" and digits of other scripts, and raises for very many digits.
-    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
-        raise _OddRow(f"{name} {_shown(text)} is not a number of up to {_MOST_DIGITS} digits")
-    return int(text)
-
-
-def _positive(name: str, text: str) -> int:
-    number = _number(name, text)
-    if not 0 < number < 1 << 16:
-        raise _OddRow(f"{name} {text!r} is not between 1 and 65535")
-    return number
-
-
-def _one_of(name: str, text: str, known: range | tuple[int, ...]) -> int:
-    number = _number(name, text)
-    if number not in known:
-        raise _OddRow(f"{name} {text!r} is not known; {_listed(known)} are")
-    return number
-
-
-def _matching(name: str, text: str, form: re.Pattern[str], what: str) -> str:
-    if not form.fullmatch(text):
-        raise _OddRow(f"{name} {_shown(text)} is not {what}")
-    return text
-
-
-def _shown(text: str) -> str:
-    """A cell as messages quote it, where it may be of any length."""
-    return repr(text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]}...")
-
-
-def _listed(values: range | tuple[object, ...]) -> str:
-    return ", ".join(str(value) for value in values)
+    raise OddRow(f"dtype {shown(text)} is not known; {listed(get_args(KernelDtype))} are")

@@ -20,7 +20,7 @@ from torch import Tensor
 
 # Wheels of PyTorch rename it, to `libamdhip64-<hash>.so`.
 _NAMES = "libamdhip64*.so*"
-_SYSTEM_NAMES = ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6")
+SYSTEM_NAMES = ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6")
 _LIBRARY_OF_TORCH = "libc10_hip.so"
 _ROCM_PACKAGE = "_rocm_sdk_core"
 _DEFAULT_ROCM = "/opt/rocm"
@@ -28,8 +28,8 @@ _MAPS = Path("/proc/self/maps")
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 # hipDeviceAttributePciChipId: ROCm 7.1 put another attribute before it, which has its old number
 # (aiter pull request 5182). Ids of Instinct chips tell an answer from one to another question.
-_PCI_CHIP_ID = (10019, 10020)
-_INSTINCT_IDS = range(0x7400, 0x7600)
+PCI_CHIP_ID = (10019, 10020)
+INSTINCT_IDS = range(0x7400, 0x7600)
 _BUS_ID_BYTES = 64
 _RELAXED_CAPTURE = 2  # hipStreamCaptureModeRelaxed
 _STREAMS_OF_TORCH = 32  # that torch.cuda.Stream gives in turn
@@ -133,10 +133,10 @@ class HipRuntime:
         None where neither the runtime nor the kernel tells: ROCm 6.2 does not know the question,
         and a container may hide the bus.
         """
-        for attribute in _PCI_CHIP_ID:
+        for attribute in PCI_CHIP_ID:
             value = ctypes.c_int()
             code = self._call("hipDeviceGetAttribute", ctypes.byref(value), attribute, device)
-            if code == 0 and value.value in _INSTINCT_IDS:
+            if code == 0 and value.value in INSTINCT_IDS:
                 return value.value
         bus_id = ctypes.create_string_buffer(_BUS_ID_BYTES)
         if self._call("hipDeviceGetPCIBusId", bus_id, _BUS_ID_BYTES, device) != 0:
@@ -260,7 +260,7 @@ def _candidates() -> Iterator[_Candidate]:
         yield from (_Candidate(str(path), why) for path in sorted(folder.glob(_NAMES)))
     for path in mapped_runtimes():
         yield _Candidate(path, "it is loaded in this process", is_loaded=True)
-    for name in _SYSTEM_NAMES:
+    for name in SYSTEM_NAMES:
         yield _Candidate(name, "the system's linker finds it")
     yield from (_Candidate(str(path), in_rocm) for path in sorted(rocm.glob(_NAMES)))
 

@@ -6,8 +6,9 @@ workgroups. Figures are the model's; `python -m jitfmha profile` prints what it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 import torch
 
@@ -15,7 +16,7 @@ from .. import chips
 from ..arguments import AttentionOptions, Bf16Cvt
 from ..emulator import DEVICES
 from ..emulator.profile import LaunchProfile
-from ..problem import BF16_CVTS
+from ..problem import BF16_CVTS, FP8_NAMES
 from . import amd_model_general
 from .amd_model_order import GroupLaunch, in_flight, workgroups_in_order
 from .modelled_call import estimate_of, profiles_of_call
@@ -37,6 +38,8 @@ _BUSY: dict[tuple[str, Bf16Cvt], int] = {
     ("gfx950", "rtne"): 60,
 }
 _CAUSAL = 0.56
+# fp8 inputs over bf16 ones.
+_FP8_OVER_BF16 = 0.7
 # Of gm1: rows of a workgroup, which has a compute unit to itself; key heads where several query
 # heads share one; pairs of a sequence and key head in flight, by the key heads.
 _TILE_ROWS, _KEY_HEADS = 256, 8
@@ -88,11 +91,38 @@ def run(quick: bool, progress: Progress) -> Report:
     for chip, cvt in _BUSY:
         plain, causal = (estimate_of(large[chip, cvt, mask]).seconds for mask in (0, 2))
         report.at_most(f"causal over unmasked time, {chip} {cvt}", causal / plain, _CAUSAL, "x")
+    _fp8_over_bf16(report, large, sample, progress)
     _pairs_in_flight(report)
     _main_loops(report, quick, progress)
     amd_model_general.add_rows(report, quick, progress)
     _launcher_rows(report, quick, progress)
     return report
+
+
+def _fp8_over_bf16(
+    report: Report,
+    large: Mapping[tuple[str, Bf16Cvt, int], LaunchProfile],
+    sample: int,
+    progress: Progress,
+) -> None:
+    """The same launches with 8-bit inputs, by time."""
+    for arch in get_args(chips.Arch):
+        for mask in (0, 2):
+            kernel = _Kernel(arch, _fp8_of(arch), (_HDIM, _HDIM), mask)
+            (profile,) = _profiles(kernel, (_BATCH, _HEADS, _SEQLEN), sample, progress)
+            seconds, of_bf16 = (
+                estimate_of(x).seconds for x in (profile, large[arch, "rtne", mask])
+            )
+            what = f"fp8 over bf16 time, {arch} rtne, {'causal' if mask else 'no mask'}"
+            report.at_most(what, seconds / of_bf16, _FP8_OVER_BF16, "x")
+
+
+def _fp8_of(chip: str) -> torch.dtype:
+    """The form of e4m3 that the chip's matrix units take."""
+    arch = chip.partition("-")[0]
+    assert chips.is_arch(arch)
+    fp8 = chips.architecture(arch).fp8_dtype
+    return next(dtype for dtype, name in FP8_NAMES.items() if name == fp8)
 
 
 def _pairs_in_flight(report: Report) -> None:
@@ -158,6 +188,9 @@ def _kernels(quick: bool) -> Iterator[_Kernel]:
         for dtype, hdims in kinds[:1] if quick else kinds:
             for mask in (0, 2):
                 yield _Kernel(chip, dtype, hdims, mask)
+        if not quick:
+            for mask in (0, 2):
+                yield _Kernel(chip, _fp8_of(chip), (128, 128), mask)
 
 
 def _profiles(

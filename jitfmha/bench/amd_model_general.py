@@ -117,6 +117,7 @@ def _backward_profiles(chip: str, hdim: int, progress: Progress) -> tuple[Launch
         _BACKWARD_SAMPLE,
         progress,
         {},
+        is_compiled=True,
     )
 
 

@@ -68,18 +68,28 @@ def profiles_of_backward(
     sample: int | None,
     progress: Progress,
     options: AttentionOptions,
+    *,
+    keys: tuple[int, int] | None = None,
+    atomic_fp32: bool | None = None,
+    is_compiled: bool = False,
 ) -> tuple[LaunchProfile, ...]:
     """Of the launches of one backward pass, by the arguments of :func:`profiles_of_call`.
 
     What the forward pass would have returned is random, as its values change no cost.
+    ``atomic_fp32`` is that of :func:`jitfmha.fmha_bwd`.
     """
     batch, heads, seqlen = extent
-    q, k, v, out = _tensors_of_call(dtype, hdims, extent)
-    dout, dv = (_aligned(dtype, *out.shape).copy_(out) for _ in range(2))
-    dq, dk = (_aligned(dtype, *q.shape) for _ in range(2))
+    q, k, v, out = _tensors_of_call(dtype, hdims, extent, keys)
+    dout = _aligned(dtype, *out.shape).copy_(out)
+    dq, dk, dv = (_aligned(dtype, *x.shape) for x in (q, k, v))
     lse = torch.full((batch, heads, seqlen), 10.0)
-    with emulate(chip, profile=True, sample=sample) as run:
-        fmha_bwd(dout, q, k, v, out, lse, dq=dq, dk=dk, dv=dv, **options)
+    with (
+        emulate(chip, profile=True, sample=sample) as run,
+        _without_code_objects() if is_compiled else nullcontext(),
+    ):
+        fmha_bwd(
+            *(dout, q, k, v, out, lse), dq=dq, dk=dk, dv=dv, atomic_fp32=atomic_fp32, **options
+        )
         profiles = run.profiles()
     _tell(name, extent, profiles, progress)
     return profiles
@@ -93,7 +103,9 @@ def _tensors_of_call(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     batch, heads, seqlen = extent
     heads_k, seqlen_k = keys or (heads, seqlen)
-    q, out = (_aligned(dtype, batch, seqlen, heads, d) for d in hdims)
+    out_dtype = dtype if dtype.itemsize > 1 else torch.bfloat16
+    q = _aligned(dtype, batch, seqlen, heads, hdims[0])
+    out = _aligned(out_dtype, batch, seqlen, heads, hdims[1])
     k, v = (_aligned(dtype, batch, seqlen_k, heads_k, d) for d in hdims)
     generator = torch.Generator().manual_seed(20260101)
     for x in (q, k, v, out):
@@ -111,7 +123,9 @@ def _tell(
     estimates = [estimate_of(profile) for profile in profiles]
     progress(
         f"{name}, seqlen {extent[2]}: "
-        f"{' + '.join(f'{estimate.seconds * 1e3:.3f}' for estimate in estimates)} ms, "
+        f"{' + '.join(f'{estimate.seconds * 1e3:.3f}' for estimate in estimates)} ms "
+        f"give or take {estimates[0].uncertainty:.0%}, "
+        f"{' + '.join(f'{estimate.cycles:.0f}' for estimate in estimates)} cycles, "
         f"matrix units busy {matrix_busy(profiles):.1%}"
     )
 

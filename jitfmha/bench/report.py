@@ -7,6 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
+class TreeNotNamed(RuntimeError):
+    """A suite is about code objects of others, and nothing says where they are."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """One problem, timed here and with a competitor, in alternation."""
@@ -36,6 +40,15 @@ class Row:
         return self.measured >= self.bar if self.at_least else self.measured <= self.bar
 
 
+@dataclass(frozen=True)
+class Figure:
+    """What was measured for its own sake."""
+
+    what: str
+    measured: float
+    unit: str
+
+
 @dataclass
 class Report:
     """A whole run."""
@@ -44,6 +57,7 @@ class Report:
     machine: dict[str, str]
     rows: list[Row] = field(default_factory=list)
     comparisons: list[Comparison] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
 
     @property
     def met(self) -> bool:
@@ -58,6 +72,10 @@ class Report:
         """Add a row whose figure must not be higher than the bar."""
         self.rows.append(Row(what, measured, bar, unit, at_least=False))
 
+    def figure(self, what: str, measured: float, unit: str) -> None:
+        """Add what has no bar."""
+        self.figures.append(Figure(what, measured, unit))
+
     def to_dict(self) -> dict[str, Any]:
         """The report as plain values, for JSON."""
         return {
@@ -66,6 +84,7 @@ class Report:
             "met": self.met,
             "rows": [{**asdict(row), "met": row.met} for row in self.rows],
             "comparisons": [asdict(comparison) for comparison in self.comparisons],
+            "figures": [asdict(figure) for figure in self.figures],
         }
 
 

@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import median, quantiles
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,15 @@ class Timings:
     def best(self, i: int) -> float:
         """The shortest time of function i: what it takes when nothing disturbs it."""
         return min(times[i] for times in self.rounds)
+
+    def median(self, i: int) -> float:
+        """The time of function i in the middle round."""
+        return median(times[i] for times in self.rounds)
+
+    def quartiles(self, i: int) -> tuple[float, float]:
+        """The times of function i below which a quarter and three quarters of the rounds are."""
+        first, _, third = quantiles((times[i] for times in self.rounds), n=4, method="inclusive")
+        return first, third
 
     def ratio(self, i: int, j: int) -> float:
         """Time of function i over that of function j, the median of the rounds.

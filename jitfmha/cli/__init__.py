@@ -11,7 +11,22 @@ import os
 import sys
 from collections.abc import Sequence
 
-from . import bench, build, cache, demo, doctor, explain, info, profile, run_kernel
+from ..version import __version__
+from . import (
+    bench,
+    build,
+    cache,
+    demo,
+    doctor,
+    explain,
+    export,
+    hsa,
+    info,
+    kernels,
+    profile,
+    replay,
+    run_kernel,
+)
 from .exit_codes import FAILED, USAGE, UsageError
 
 _EXIT_CODES = (
@@ -22,6 +37,9 @@ _EXIT_CODES = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; ``argv`` is ``sys.argv[1:]`` by default. Returns the exit code."""
+    if sys.stdout is None:
+        # Closed by who started this (`>&-`): the next file that is opened would take its number.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
     args = _parser().parse_args(argv)
     try:
         code: int = args.run(args)
@@ -47,7 +65,11 @@ def _parser() -> argparse.ArgumentParser:
         description="Fused attention for AMD Instinct GPUs and the CPU, compiled on first use.",
         epilog=_EXIT_CODES,
     )
+    parser.add_argument("--version", action="version", version=f"jitfmha {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for module in (demo, doctor, info, explain, build, cache, bench, profile, run_kernel):
+    for module in (
+        *(demo, doctor, info, explain, kernels, hsa, build, export, cache, bench, profile),
+        *(run_kernel, replay),
+    ):
         module.add_parser(commands)
     return parser

@@ -1,50 +1,275 @@
-"""``python -m jitfmha bench``: every bar of a suite beside what was measured."""
+"""``python -m jitfmha bench``: suites beside their bars, and shapes beside other packages."""
 
 from __future__ import annotations
 
 import argparse
+import csv
+import io
+import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..bench import SUITES, run_suite
+from ..bench.report import TreeNotNamed
 from ..bench.rig_suites import RigsNotFound
 from .exit_codes import FAILED, OK, UsageError
-from .output import add_json_flag, fields, print_json, progress, table
+from .output import ProgressBar, add_json_flag, fields, print_json, table
 
 if TYPE_CHECKING:
+    import torch
+
+    from ..bench.over_peers import Measurement
+    from ..bench.peers import Peer
     from ..bench.report import Report, Row
+    from ..bench.shapes import Shape
+
+_OF_SHAPES = ("peers", "device", "seconds", "csv", "plot", "roofline")
 
 
 def add_parser(commands: Any) -> None:
     """Add the command and its flags."""
     parser = commands.add_parser(
         "bench",
-        help="measure a suite and hold it against its bars",
-        description="Run a benchmark suite. The exit code is 1 when a bar is missed.",
+        help="measure a suite and hold it against its bars, or shapes beside other packages",
+        description=(
+            "Without --shapes, run a benchmark suite; the exit code is 1 when a bar is missed. "
+            "With --shapes, time our attention beside that of every other package that is here, in "
+            "interleaved runs; the exit code is 1 when a result is another one than ours."
+        ),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=_suites_in_words(),
     )
-    parser.add_argument(
-        "--suite",
-        default="cpu",
-        choices=SUITES,
-        help="; ".join(f"{name}: {what}" for name, what in SUITES.items()) + " (default: cpu)",
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--suite", default="cpu", choices=SUITES, help="one of the list below (default: cpu)"
+    )
+    what.add_argument(
+        "--shapes",
+        nargs="+",
+        metavar="SHAPE",
+        help="as seqlen=4096,heads=16,kv_heads=4,hdim=64,dtype=fp16,mask=causal,direction=backward "
+        "(batch, seqlen_k and hdim_v, too; what is left out has a default); or the name of a set: "
+        "seqlens, causal, training, decode; or @FILE, with a shape on each line",
     )
     parser.add_argument(
         "--quick", action="store_true", help="only a part of the suite, for a first impression"
+    )
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="of both sides in the suite cpu (default: 2)"
+    )
+    parser.add_argument(
+        "--peers",
+        nargs="*",
+        metavar="PEER",
+        help="with --shapes: who else is timed, of sdpa, sdpa-math, sdpa-flash, sdpa-efficient, "
+        "sdpa-cudnn, flex, flash-attn, aiter and xformers (default: all that are installed)",
+    )
+    parser.add_argument("--device", help="with --shapes: as cpu or cuda (default: cuda, else cpu)")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        help="with --shapes: how long a shape is timed, all peers together (default: 2)",
+    )
+    parser.add_argument("--csv", metavar="FILE", help="with --shapes: write the figures there")
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        help="with --shapes: draw time and speed over the sequence length there, as .png, .svg or "
+        ".pdf; this needs matplotlib (the extra plot)",
+    )
+    parser.add_argument(
+        "--roofline",
+        metavar="FILE",
+        help="with --shapes: draw speed over operations per byte there, below what the device's "
+        "memory and torch.mm give, which are measured first",
     )
     add_json_flag(parser)
     parser.set_defaults(run=run)
 
 
+def _suites_in_words() -> str:
+    names = [f"{name:16} {suite.what}" for name, suite in SUITES.items()]
+    times = [
+        f"{name:16} {_minutes(suite.minutes)}, --quick {_minutes(suite.quick_minutes)}"
+        for name, suite in SUITES.items()
+    ]
+    return "\n".join(("suites:", *names, "", "on two cores they take about:", *times))
+
+
+def _minutes(minutes: float) -> str:
+    return f"{60 * minutes:.0f} s" if minutes < 1 else f"{minutes:.0f} min"
+
+
 def run(args: argparse.Namespace) -> int:
-    """Run the suite and print its report."""
-    try:
-        report = run_suite(args.suite, quick=args.quick, progress=progress)
-    except RigsNotFound as error:
-        raise UsageError(str(error)) from None
+    """Run the suite or the shapes, and print the report."""
+    if args.shapes is not None:
+        return _run_shapes(args)
+    for name in _OF_SHAPES:
+        if getattr(args, name) is not None:
+            raise UsageError(f"--{name} is for --shapes alone, got {getattr(args, name)!r}")
+    if args.threads is not None and (args.threads < 1 or args.suite != "cpu"):
+        raise UsageError(
+            "--threads must be at least 1, and is for --suite cpu alone; got "
+            f"{args.threads} and {args.suite!r}"
+        )
+    suite = SUITES[args.suite]
+    usual = 60 * (suite.quick_minutes if args.quick else suite.minutes)
+    with ProgressBar(usual) as bar:
+        start = time.monotonic()
+
+        def step(text: str) -> None:
+            bar.line(text)
+            bar.reach(time.monotonic() - start)
+
+        try:
+            report = run_suite(args.suite, quick=args.quick, progress=step, threads=args.threads)
+        except (RigsNotFound, TreeNotNamed) as error:
+            raise UsageError(str(error)) from None
     if args.json:
         print_json(report.to_dict())
     else:
         _print(report)
     return OK if report.met else FAILED
+
+
+def _run_shapes(args: argparse.Namespace) -> int:
+    import torch
+
+    from ..bench.over_peers import measure
+
+    if args.quick or args.threads is not None:
+        raise UsageError("--quick and --threads are for suites, not for --shapes")
+    seconds = 2.0 if args.seconds is None else args.seconds
+    if not 0 <= seconds <= 3600:
+        raise UsageError(f"--seconds must be from 0 to 3600, got {args.seconds}")
+    shapes, peers = _shapes(args.shapes), _peers(args.peers)
+    _check_files(args, shapes)
+    device = _device(args.device)
+    measurements: list[Measurement] = []
+    with ProgressBar(len(shapes)) as bar:
+        for number, shape in enumerate(shapes, 1):
+            of_shape = measure(shape, peers, device, seconds=seconds)
+            measurements += of_shape
+            bar.line(f"[{number}/{len(shapes)}] {shape}: {_in_words(of_shape)}")
+            bar.reach(number)
+    where = f"{device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    _write_files(args, measurements, device, where)
+    if args.json:
+        print_json({"device": where, "measurements": [_values(x) for x in measurements]})
+    else:
+        print(where, end="\n\n")
+        _print_measurements(measurements)
+    is_wrong = any(x.difference is not None and x.seconds is None for x in measurements)
+    return FAILED if is_wrong else OK
+
+
+def _shapes(texts: list[str]) -> list[Shape]:
+    from ..bench.shapes import shapes_of
+
+    try:
+        return [shape for text in texts for shape in shapes_of(text)]
+    except (ValueError, OSError) as error:
+        raise UsageError(f"--shapes: {error}") from None
+
+
+def _peers(names: list[str] | None) -> list[Peer]:
+    from ..bench.peers import PEERS
+
+    if names is None:
+        return [peer for peer in PEERS.values() if peer.is_installed]
+    for name in names:
+        if name not in PEERS:
+            raise UsageError(f"--peers {name!r} is not known; use {', '.join(PEERS)}")
+        if not PEERS[name].is_installed:
+            raise UsageError(f"--peers {name!r} is not installed")
+    return [PEERS[name] for name in dict.fromkeys(names)]
+
+
+def _check_files(args: argparse.Namespace, shapes: list[Shape]) -> None:
+    """Before hours are spent on measuring."""
+    from ..bench.plots import PlotError, check_plot
+
+    for file in (args.plot, args.roofline):
+        if file is not None:
+            try:
+                check_plot(file)
+            except PlotError as error:
+                raise UsageError(str(error)) from None
+    dtypes = {shape.dtype for shape in shapes}
+    if args.roofline is not None and len(dtypes) > 1:
+        raise UsageError(f"--roofline is of one data type, got {', '.join(sorted(dtypes))}")
+
+
+def _device(name: str | None) -> torch.device:
+    import torch
+
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"--device {name!r}: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def _in_words(measurements: list[Measurement]) -> str:
+    ours, *others = measurements
+    assert ours.seconds is not None
+    speeds = [
+        f"{other.seconds / ours.seconds:.2f}x {other.peer}"
+        for other in others
+        if other.seconds is not None
+    ]
+    return ", ".join((f"{1e3 * ours.seconds:.3f} ms", *speeds))
+
+
+def _values(measurement: Measurement) -> dict[str, Any]:
+    return {**asdict(measurement), "gflops": measurement.gflops}
+
+
+def _print_measurements(measurements: list[Measurement]) -> None:
+    rows = []
+    for x in measurements:
+        if x.seconds is None or x.quartiles is None:
+            rows.append((str(x.shape), x.peer, "-", "-", "-", x.refusal))
+            continue
+        first, third = x.quartiles
+        spread = f"{1e3 * first:.3f} to {1e3 * third:.3f}"
+        rows.append((str(x.shape), x.peer, f"{1e3 * x.seconds:.3f}", f"{x.gflops:.1f}", spread, ""))
+    print(table(("shape", "by", "median ms", "GFLOP/s", "quartiles ms", "not run"), rows))
+
+
+def _write_files(
+    args: argparse.Namespace, measurements: list[Measurement], device: torch.device, where: str
+) -> None:
+    if args.csv is not None:
+        from ..bench.whole_files import write_whole
+
+        write_whole(args.csv, _csv(measurements).encode())
+    if args.plot is not None:
+        from ..bench.plots import plot_over_seqlen
+
+        plot_over_seqlen(measurements, args.plot, where)
+    if args.roofline is not None:
+        from ..bench.memory import bandwidths, peak_gflops
+        from ..bench.plots import plot_roofline
+
+        gbytes = bandwidths(device, 1 << 30, seconds=2.0)["read"]
+        gflops = peak_gflops(device, measurements[0].shape.torch_dtype, seconds=2.0)
+        plot_roofline(measurements, args.roofline, where, gbytes=gbytes, gflops=gflops)
+
+
+def _csv(measurements: list[Measurement]) -> str:
+    text = io.StringIO()
+    names = [*asdict(measurements[0].shape), "peer", "seconds", "first_quartile", "third_quartile"]
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*names, "gflops", "difference", "refusal"])
+    for x in measurements:
+        quartiles = ("", "") if x.quartiles is None else x.quartiles
+        values = [*asdict(x.shape).values(), x.peer, x.seconds, *quartiles]
+        writer.writerow([*values, x.gflops, x.difference, x.refusal])
+    return text.getvalue()
 
 
 def _print(report: Report) -> None:
@@ -69,6 +294,15 @@ def _print(report: Report) -> None:
             )
         )
         print()
+    if report.figures:
+        print(
+            table(
+                ("what", "measured"),
+                [(x.what, f"{x.measured:.1f} {x.unit}") for x in report.figures],
+            )
+        )
+    if not report.rows:
+        return
     print(
         table(
             ("what", "measured", "bar", "met"),

@@ -6,10 +6,10 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from .exit_codes import OK, UsageError
-from .output import add_json_flag, print_json, progress, table
+from .output import ProgressBar, add_json_flag, print_json, table
 
 if TYPE_CHECKING:
-    from ..warmup import WarmedLauncher
+    from ..warm_up import WarmedLauncher
 
 
 def add_parser(commands: Any) -> None:
@@ -21,6 +21,12 @@ def add_parser(commands: Any) -> None:
             "Build the launcher of every combination of the flags into the cache, so that no call "
             "has to. A launcher that is in the cache already is not built again."
         ),
+    )
+    parser.add_argument(
+        "--profile",
+        metavar="NAME",
+        help="a named set of combinations: inference, training, flash-attn, aiter or pytorch; the "
+        "flags below take the place of what it has of the same",
     )
     parser.add_argument(
         "--dtype",
@@ -36,17 +42,29 @@ def add_parser(commands: Any) -> None:
         "64 and 128 that the device serves)",
     )
     parser.add_argument(
-        "--mask", nargs="+", default=["none", "causal"], metavar="MASK", help="as in fmha_fwd"
+        "--mask", nargs="+", metavar="MASK", help="as in fmha_fwd (default: none causal)"
     )
-    parser.add_argument("--mode", nargs="+", default=["gm0", "gm1"], choices=["gm0", "gm1"])
+    parser.add_argument(
+        "--mode", nargs="+", choices=["gm0", "gm1"], help="batch, packed (default: both)"
+    )
     parser.add_argument(
         "--direction",
         nargs="+",
-        default=["forward"],
         choices=["forward", "backward"],
         help="training needs both (default: forward)",
     )
-    parser.add_argument("--device", default="cpu", help="where the calls will run (default: cpu)")
+    parser.add_argument(
+        "--features",
+        nargs="+",
+        metavar="FEATURES",
+        help="what calls have beside that, as plain, alibi or bias+dropout (default: plain)",
+    )
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="where the calls will run, as cpu or cuda; or a GPU that is not here, as gfx950 or "
+        "MI308X (default: cpu)",
+    )
     parser.add_argument(
         "--isa",
         help="the instruction set of the CPU that the calls will run on, such as amx, avx512_bf16, "
@@ -58,21 +76,32 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build, and say what each launcher took."""
-    from ..warmup import warmup
+    from ..warm_up import warmup
 
-    try:
-        launchers = warmup(
-            dtypes=args.dtype,
-            hdims=None if args.hdim is None else [_hdim(text) for text in args.hdim],
-            masks=[int(mask) if mask.isdecimal() else mask for mask in args.mask],
-            modes=args.mode,
-            directions=args.direction,
-            device=args.device,
-            isa=args.isa,
-            on_ready=lambda launcher: progress(f"{launcher.name}: {_seconds(launcher)}"),
-        )
-    except (TypeError, ValueError) as error:
-        raise UsageError(str(error)) from error
+    with ProgressBar() as bar:
+        done = 0
+
+        def report(launcher: WarmedLauncher, left: int) -> None:
+            nonlocal done
+            done += 1
+            bar.line(f"{launcher.name}: {_seconds(launcher)}")
+            bar.reach(done, done + left)
+
+        try:
+            launchers = warmup(
+                profile=args.profile,
+                dtypes=args.dtype,
+                hdims=None if args.hdim is None else [hdim_pair(text) for text in args.hdim],
+                masks=None if args.mask is None else [_mask(text) for text in args.mask],
+                modes=args.mode,
+                directions=args.direction,
+                features=args.features,
+                device=args.device,
+                isa=args.isa,
+                on_ready=report,
+            )
+        except (TypeError, ValueError) as error:
+            raise UsageError(str(error)) from error
     if args.json:
         print_json([{"name": x.name, "build_seconds": x.seconds} for x in launchers])
     else:
@@ -80,10 +109,15 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _hdim(text: str) -> tuple[int, int]:
-    hdim_q, _, hdim_v = text.partition("x")
+def _mask(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
+def hdim_pair(text: str) -> tuple[int, int]:
+    """The head dimensions that a text such as 128 or 192x128 names."""
+    hdim_q, separator, hdim_v = text.partition("x")
     try:
-        return int(hdim_q), int(hdim_v or hdim_q)
+        return int(hdim_q), int(hdim_v if separator else hdim_q)
     except ValueError:
         raise UsageError(f"--hdim {text} is not a number, nor two with an x between") from None
 

@@ -27,7 +27,12 @@ def add_parser(commands: Any) -> None:
             "code is 1 when no kernel serves the problem."
         ),
     )
-    parser.add_argument("--device", default="cpu", help="where the tensors are (default: cpu)")
+    parser.add_argument(
+        "--device",
+        default="cpu",
+        help="where the tensors are, as cpu or cuda; or a GPU that is not here, as gfx950 or "
+        "MI308X (default: cpu)",
+    )
     parser.add_argument(
         "--dtype",
         default="bf16",
@@ -39,10 +44,10 @@ def add_parser(commands: Any) -> None:
         choices=["rtne", "rtna", "rtz"],
         help="how probabilities become bf16 on gfx942 (default: rtne)",
     )
-    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--batch", type=int, help="sequences (default: 1)")
     parser.add_argument("--heads", type=int, default=8, help="heads of q")
     parser.add_argument("--heads-k", type=int, help="heads of k and v (default: as q)")
-    parser.add_argument("--seqlen", type=int, default=1024, help="seqlen of q")
+    parser.add_argument("--seqlen", type=int, help="seqlen of q (default: 1024)")
     parser.add_argument("--seqlen-k", type=int, help="seqlen of k and v (default: as q)")
     parser.add_argument("--hdim", type=int, default=128, help="hdim of q and k")
     parser.add_argument("--hdim-v", type=int, help="hdim of v (default: as q)")
@@ -74,15 +79,20 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from ..arguments import Arguments, CuSeqlens
-    from ..detection import target_of
+    from ..detection import planned_target
     from ..dispatch import explain_problem
     from ..problem import DTYPE_NAMES, make_problem
 
     dtype = next(dtype for dtype, name in DTYPE_NAMES.items() if name == args.dtype)
     cu_seqlens: CuSeqlens | None = None
     try:
-        batch, seqlen_q, seqlen_k = args.batch, args.seqlen, _or(args.seqlen_k, args.seqlen)
+        batch, seqlen_q = _or(args.batch, 1), _or(args.seqlen, 1024)
+        seqlen_k = _or(args.seqlen_k, seqlen_q)
         if args.varlen is not None:
+            for flag in ("batch", "seqlen", "seqlen_k"):
+                if (given := getattr(args, flag)) is not None:
+                    name = flag.replace("_", "-")
+                    raise UsageError(f"--varlen has the lengths; --{name} {given} has no place")
             if args.layout not in ("bshd", "qkvpacked"):
                 raise UsageError("--varlen packs sequences; --layout is bshd or qkvpacked with it")
             sums_q = _prefix_sums("--varlen", args.varlen)
@@ -110,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
                 bf16_cvt=args.bf16_cvt,
             )
         )
-        target = target_of(torch.device(args.device))
+        target = planned_target(args.device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(str(error)) from error
     explanation = explain_problem(problem, target)

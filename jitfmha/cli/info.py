@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _ENVIRONMENT = (
     *("JITFMHA_CACHE_DIR", "JITFMHA_CACHE_LIMIT", "JITFMHA_VERBOSE", "CXX", "JITFMHA_CPU_ISA"),
     *("JITFMHA_EMULATE", "JITFMHA_EMULATE_CHECK", "JITFMHA_HSA_DIR", "AITER_ASM_DIR"),
+    *("JITFMHA_RECORD", "JITFMHA_RECORD_DATA"),
 )
 
 
@@ -131,12 +132,14 @@ def _trees(targets: list[Target | str]) -> list[str]:
     from ..target import AmdTarget
 
     lines = []
-    trees = {x.chip: x.trees for x in targets if isinstance(x, AmdTarget)}
-    for chip, trees_of_chip in trees.items():
-        for tree in trees_of_chip:
+    for chip, target in {x.chip: x for x in targets if isinstance(x, AmdTarget)}.items():
+        for tree in target.trees:
             lines.append(f"{chip}: {len(tree.rows)} kernels in {tree}")
             lines += [f"  {oddity}" for oddity in tree.oddities]
-        if not trees_of_chip:
+        for backward in target.backward_trees:
+            lines.append(f"{chip}: {backward.kernel_count} backward kernels in {backward}")
+            lines += [f"  {oddity}" for oddity in backward.oddities]
+        if not target.trees:
             lines.append(f"{chip}: none")
     return lines
 

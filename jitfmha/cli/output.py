@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 # Units from the smallest; a value is shown in the last one that it fills.
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
+_NARROWEST = 16  # that a column is made, however narrow the terminal is
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:
@@ -23,8 +29,11 @@ def print_json(value: object) -> None:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """An aligned table under a header line; a column of figures is flush right."""
-    columns = list(zip(headers, *rows, strict=True))
+    """An aligned table under a header line; a column of figures is flush right.
+
+    Where a terminal is narrower, the widest column goes on in the lines below.
+    """
+    columns = _wrapped(list(zip(headers, *rows, strict=True)), _terminal_width())
     shown = []
     for column in columns:
         width = max(map(len, column))
@@ -33,6 +42,29 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = ["  ".join(cells).rstrip() for cells in zip(*shown, strict=True)]
     rule = "  ".join("-" * len(column[0]) for column in shown)
     return "\n".join((lines[0], rule, *lines[1:]))
+
+
+def _terminal_width() -> int | None:
+    """Of the terminal that reads stdout; None where it is a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def _wrapped(columns: list[tuple[str, ...]], width: int | None) -> list[tuple[str, ...]]:
+    """The columns, with long cells of the widest one in several rows, where they are too wide."""
+    widths = [max(map(len, column)) for column in columns]
+    widest = widths.index(max(widths))
+    total = sum(widths) + 2 * (len(widths) - 1)
+    room = 0 if width is None else max(width - total + widths[widest], _NARROWEST)
+    if width is None or total <= width or room >= widths[widest]:
+        return columns
+    lines: list[list[str]] = []
+    for row in zip(*columns, strict=True):
+        cell = row[widest]
+        parts = [cell[at : at + room] for at in range(0, len(cell), room)] or [""]
+        for number, part in enumerate(parts):
+            others = row if number == 0 else [""] * len(row)
+            lines.append([part if i == widest else other for i, other in enumerate(others)])
+    return list(zip(*lines, strict=True))
 
 
 def fields(pairs: Sequence[tuple[str, str]]) -> str:
@@ -59,6 +91,44 @@ def byte_size(size: int) -> str:
 def progress(text: str) -> None:
     """One line about what is under way, on stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+class ProgressBar:
+    """A bar on stderr with the time that is left, below the lines about what is under way.
+
+    Where stderr is no terminal there are the lines alone. It is a context manager.
+    """
+
+    def __init__(self, total: float = 0) -> None:
+        # Many commands need no bar.
+        from tqdm import tqdm
+
+        self._total = total
+        self._bar = tqdm(
+            total=total,
+            file=sys.stderr,
+            disable=not sys.stderr.isatty(),
+            bar_format="{percentage:3.0f}% {bar:20} {elapsed} so far, about {remaining} left",
+            leave=False,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def line(self, text: str) -> None:
+        """One line above the bar."""
+        self._bar.write(text, file=sys.stderr)
+        sys.stderr.flush()
+
+    def reach(self, done: float, total: float | None = None) -> None:
+        """So much is done; ``total`` where that is known by now only."""
+        if total is not None:
+            self._total = self._bar.total = total
+        self._bar.update(min(done, self._total) - self._bar.n)
+        self._bar.refresh()
 
 
 def _is_figure(cell: str) -> bool:

@@ -228,13 +228,14 @@ def _print(
     files: Mapping[str, str],
     profile: LaunchProfile | None,
 ) -> None:
+    from ..amd.demangling import demangled
     from ..amd.elf import printable
 
     grid, block = (" x ".join(map(str, extent)) for extent in (launch.grid, launch.block))
     print(
         fields(
             [
-                ("kernel", printable(str(launch.kernel))),
+                ("kernel", printable(demangled(str(launch.kernel)))),
                 ("arch", launch.arch),
                 ("launch", f"{grid} workgroups of {block} threads"),
                 ("failure", failure or "none"),

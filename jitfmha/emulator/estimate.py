@@ -5,6 +5,11 @@ The timed ones lie on lines along the axes of the grid, and anywhere in it
 one term for each axis, read off the lines; the ones anywhere tell how well that works, and stand
 for the others where it does not. Then all workgroups are put on the compute units in the order of
 the launch.
+
+Cycles become a time by the clock that the chip keeps up with its matrix units as busy as they are.
+What the launch must move between HBM and the chip is added, because it does not hide behind other
+work in the kernels that are looked at: workgroups begin and end together, and then all of them load
+what is theirs alone, or store it.
 """
 
 from __future__ import annotations
@@ -15,12 +20,10 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["SIMDS", "SUSTAINED_CLOCK", "Estimate", "TimedWorkgroup", "Timing", "estimate_launch"]
+from .rates import ChipRates
 
-# One of two fitted constants, the other being the barrier's cycles in profile.h: the share of the
-# peak clock that a chip keeps up. Fitted to three published times of forward kernels on an MI300X
-# at (batch, heads, seqlen, hdim) = (2, 24, 16384, 128); profile.py prints what the model gives.
-SUSTAINED_CLOCK = 0.66
+__all__ = ["SIMDS", "Estimate", "TimedWorkgroup", "Timing", "estimate_launch"]
+
 # Of a compute unit.
 SIMDS = 4
 _MOST_ERROR = 0.1
@@ -40,6 +43,7 @@ class Timing:
         vector_busy: share in which a SIMD's vector ALU worked.
         lds_busy: share in which the LDS banks worked.
         l1_busy: share in which L1 delivered.
+        l1_hits: share of the cache lines that loads asked for which L1 had, or had asked for.
         stalls: cycles in which waves waited, summed over waves, by what they waited for.
     """
 
@@ -49,6 +53,7 @@ class Timing:
     vector_busy: float
     lds_busy: float
     l1_busy: float
+    l1_hits: float
     stalls: Mapping[str, int]
 
 
@@ -78,10 +83,13 @@ class Estimate:
     Attributes:
         workgroups: of the launch.
         rounds: in which the compute units would run them if all took equally long.
-        cycles: from the first workgroup's begin to the last one's end.
-        clock: cycles a second that the chip is assumed to keep up.
-        seconds: cycles over clock.
-        matrix_busy: share of the launch in which the chip's matrix units worked.
+        cycles: from the first workgroup's begin to the last one's end, without `memory_seconds`.
+        clock: cycles a second that the chip keeps up with its matrix units as busy as they are.
+        memory_seconds: in which HBM moves the memory that the launch may touch, once.
+        seconds: cycles over clock, and `memory_seconds`.
+        uncertainty: standard deviation of `seconds` as a share, from published times that nothing
+            was fitted to.
+        matrix_busy: share of the cycles in which the chip's matrix units worked.
         vector_busy: the same of the vector ALUs.
         basis: how workgroups that were not timed were predicted, in words.
     """
@@ -90,7 +98,9 @@ class Estimate:
     rounds: int
     cycles: float
     clock: float
+    memory_seconds: float
     seconds: float
+    uncertainty: float
     matrix_busy: float
     vector_busy: float
     basis: str
@@ -121,7 +131,8 @@ def estimate_launch(
     compute_units: int,
     xcds: int,
     workgroups_per_unit: int,
-    peak_clock: float,
+    chip: ChipRates,
+    memory_bytes: float = 0,
 ) -> Estimate | None:
     """The estimate of a launch of `workgroups`; None where a workgroup of the sample has no timing.
 
@@ -132,7 +143,8 @@ def estimate_launch(
         compute_units: of the chip.
         xcds: of the chip: chiplets, to which workgroups go in turn.
         workgroups_per_unit: that share a compute unit.
-        peak_clock: in Hz.
+        chip: its clock and HBM.
+        memory_bytes: that HBM moves at least.
     """
     costs: dict[Id, _Cost] = {}
     for workgroup in timed:
@@ -148,14 +160,18 @@ def estimate_launch(
     every, basis = _predict(costs, grid, workgroups)
     cycles = _schedule(every, compute_units, xcds, workgroups_per_unit)
     available = SIMDS * compute_units * cycles
-    clock = peak_clock * SUSTAINED_CLOCK
+    matrix_busy = sum(cost.matrix for cost in every) / available
+    clock = chip.clock_at(matrix_busy)
+    memory_seconds = memory_bytes / chip.memory_bandwidth
     return Estimate(
         workgroups=workgroups,
         rounds=math.ceil(workgroups / (compute_units * workgroups_per_unit)),
         cycles=cycles,
         clock=clock,
-        seconds=cycles / clock,
-        matrix_busy=sum(cost.matrix for cost in every) / available,
+        memory_seconds=memory_seconds,
+        seconds=cycles / clock + memory_seconds,
+        uncertainty=chip.scatter,
+        matrix_busy=matrix_busy,
         vector_busy=sum(cost.vector for cost in every) / available,
         basis=basis,
     )

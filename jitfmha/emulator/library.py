@@ -8,8 +8,10 @@ from functools import cache
 from typing import Literal, get_args
 
 from .. import chips, jit
+from ..jit.status import say
 from ..resources import templates_dir
 from ..target import CpuIsa, cpu_target
+from . import rates
 from .estimate import SIMDS
 from .node import VIRTUAL_NODE
 from .shared_structs import (
@@ -84,14 +86,21 @@ def build_spec(variant: Variant) -> jit.BuildSpec:
 
 @cache
 def load(variant: Variant = "plain") -> ctypes.CDLL:
-    """The loaded library, built where the cache lacks it (about half a minute)."""
-    return jit.load(build_spec(variant))
+    """The loaded library, built where the cache lacks it, which takes a minute or two."""
+    spec = build_spec(variant)
+    if not jit.is_built(spec):
+        say("the emulator is built once for each of its variants, in one to three minutes")
+    return jit.load(spec)
 
 
 def _sources() -> dict[str, str]:
     """All sources by their path in the emulator's folder, templates filled in."""
     folder = templates_dir() / _FOLDER
-    values = {"chips.h.in": _facts_about_chips(), "shared_structs.h.in": _shared_structs()}
+    values = {
+        "chips.h.in": _facts_about_chips(),
+        "profile/rates.h.in": _rates(),
+        "shared_structs.h.in": _shared_structs(),
+    }
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
     return {
         name.removesuffix(".in"): jit.render(f"{_FOLDER}/{name}", values.get(name, {}))
@@ -101,17 +110,30 @@ def _sources() -> dict[str, str]:
 
 
 def _facts_about_chips() -> dict[str, object]:
-    architectures = dict.fromkeys(each.architecture for each in chips.chips())
     return {
         "simds": SIMDS,
-        "architectures": _rows(_architecture_row(each) for each in architectures),
+        "architectures": _rows(_architecture_row(each) for each in _architectures()),
         "devices": _rows(_device_row(chips.chip(name)) for name in VIRTUAL_NODE.values()),
     }
 
 
+def _rates() -> dict[str, object]:
+    of_architectures = [rates.rates_of(each.name) for each in _architectures()]
+    return {
+        "fields": _rows((f"u32 {name};" for name in of_architectures[0]), indent=2),
+        "rates": _rows(
+            "{" + ", ".join(map(str, each.values())) + "}," for each in of_architectures
+        ),
+        "names": _rows(f'{{"{name}", &Rates::{name}}},' for name in of_architectures[0]),
+    }
+
+
+def _architectures() -> list[chips.Architecture]:
+    return list(dict.fromkeys(each.architecture for each in chips.chips()))
+
+
 def _architecture_row(arch: chips.Architecture) -> str:
-    # The model has one number of banks, whatever the access.
-    numbers = (arch.elf_machine, arch.lds_bytes, arch.lds_granularity, arch.lds_read_banks)
+    numbers = (arch.elf_machine, arch.lds_bytes, arch.lds_granularity)
     return f'{{k{arch.name.capitalize()}, "{arch.name}", {", ".join(map(str, numbers))}}},'
 
 

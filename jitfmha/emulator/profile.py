@@ -1,8 +1,8 @@
 """What a kernel's launches cost: the emulator's library in its `profile` variant.
 
 Counts are exact. Times are those of a model: an in-order replay of the instructions of a sample of
-workgroups against the published rates (csrc_templates/emulator/profile/timing.cpp), and a launch
-put together from them (estimate.py). `LaunchProfile` prints them with what they assume.
+workgroups against the rates of rates.json (csrc_templates/emulator/profile/timing.cpp), and a
+launch put together from them (estimate.py). `LaunchProfile` prints them with what they assume.
 
     profile = profile_launch(emulator, function, grid, block, kernarg, run_sample_only=True)
     profile.estimate().matrix_busy          # share of the whole launch
@@ -17,21 +17,17 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from html import escape
+from textwrap import fill
 from typing import Any, Literal, get_args
 
-from .estimate import (
-    SIMDS,
-    SUSTAINED_CLOCK,
-    Estimate,
-    TimedWorkgroup,
-    Timing,
-    estimate_launch,
-)
+from ..amd.demangling import demangled
+from .estimate import SIMDS, Estimate, TimedWorkgroup, Timing, estimate_launch
+from .rates import ChipRates, rates_of_chip
 from .runtime import Emulator, Function
 from .shared_structs import DEFAULT_MOST_STEPS, DEFAULT_SAMPLE, PROFILE_OPTIONS
 
 __all__ = [
-    "SUSTAINED_CLOCK",
     "Conflict",
     "Estimate",
     "LaunchProfile",
@@ -62,16 +58,7 @@ Unit = Literal[
     "vmem_atomic",
 ]
 _UNITS: tuple[Unit, ...] = get_args(Unit)
-_CALIBRATION = (
-    "Calibration: the barrier's cycles and the share of the clock are fitted to three published "
-    "times on an MI300X at (2, 24, 16384, 128), production kernels with bf16 by rtne, rtna, rtz: "
-    "14.69, 13.80, 12.63 ms. The model gives 14.64, 13.85, 12.59 ms. Both constants also stand for "
-    "what is not modelled, so that other chips, shapes and kernels may be further off. How far a "
-    "second published kernel shows (16x16x16 MFMA in HIP, 11.67, 11.48, 11.39 ms there), to which "
-    "nothing is fitted: compiled by clang 20, the model gives it 13.41, 13.43, 13.49 ms. That is "
-    "15 to 18 % too long, and in the wrong order. The kernel reads V from L1, whose latency the "
-    "model takes to be that of memory."
-)
+_MARKETING = "AMD Instinct "
 
 
 @dataclass(frozen=True)
@@ -212,7 +199,7 @@ class Conflict:
     lds_conflict_cycles: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LaunchProfile:
     """What one launch of a kernel cost. Its text is a report.
 
@@ -229,13 +216,14 @@ class LaunchProfile:
         ended_workgroups: fewer than selected where the launch failed.
         workgroups: that times are for: as many as were launched, or as options say.
         looked_at: linear number of the workgroup that is looked at wave by wave.
-        rates: cycles and sizes that the model uses, by name; see profile.h.
+        rates: cycles and sizes that the model uses, by name; `rates.json` has their sources.
         occupancy: room that the kernel takes.
         work: of all waves of the workgroups that ended.
         work_of_waves: of each wave of the workgroup that is looked at.
         loops: by address; of branches back that were taken.
         conflicts: the worst instructions, the worst first.
         workgroups_per_unit: that share a compute unit, for the times.
+        memory_bytes: that the launch may touch; 0 where it may touch everything.
         timed: the sample of workgroups, by number.
     """
 
@@ -259,6 +247,7 @@ class LaunchProfile:
     loops: tuple[Loop, ...]
     conflicts: tuple[Conflict, ...]
     workgroups_per_unit: int
+    memory_bytes: int
     timed: tuple[TimedWorkgroup, ...]
 
     @property
@@ -293,8 +282,23 @@ class LaunchProfile:
             compute_units=self.compute_units,
             xcds=self.xcds,
             workgroups_per_unit=self.workgroups_per_unit,
-            peak_clock=self.peak_clock,
+            chip=self._chip,
+            memory_bytes=self._least_moved,
         )
+
+    @property
+    def _chip(self) -> ChipRates:
+        return rates_of_chip(self.device.removeprefix(_MARKETING))
+
+    @property
+    def _least_moved(self) -> float:
+        """Bytes: all that the launch may touch, but no more than its instructions ask for."""
+        if not self.ended_workgroups:
+            return 0.0
+        launched = self.work.cache_lines * self.launched_workgroups / self.ended_workgroups
+        asked_for = launched * self.rates["line_bytes"]
+        least = min(asked_for, self.memory_bytes or asked_for)
+        return least * self.workgroups / self.launched_workgroups
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON takes it, with the estimate and the assumptions."""
@@ -307,8 +311,9 @@ class LaunchProfile:
 
     def assumptions(self) -> list[str]:
         """What the times rest on, a sentence each."""
-        rates = self.rates
-        clock = self.peak_clock * SUSTAINED_CLOCK
+        rates, chip = self.rates, self._chip
+        points = ", ".join(f"{hz / 1e6:.0f} MHz at {busy:.0%}" for busy, hz in chip.clock_points)
+        assumed = " of another chip, which is assumed," if chip.clock_is_assumed else ""
         return [
             (
                 f"Cycles of an instruction: VALU {rates['valu']}, transcendental "
@@ -316,22 +321,31 @@ class LaunchProfile:
                 f"issues at most one instruction in {rates['issue']} cycles (published rates)."
             ),
             (
-                "Each SIMD has one vector, one scalar, one LDS and one memory port, and its waves "
-                "issue in order; VALU and matrix instructions overlap but for the latter's issue."
+                "Each SIMD has one vector port, one scalar port, and one for LDS and memory; its "
+                "waves issue in order. VALU and matrix instructions overlap but for the "
+                f"{rates['matrix_read']} cycles in which the latter read; packed float32 issues "
+                f"{rates['packed_after_matrix']} cycles after the matrix unit is free (published)."
             ),
             (
-                f"LDS: {rates['lds_banks']} banks of 4 bytes, data after {rates['lds_latency']} "
+                f"LDS: {rates['lds_read_banks']} banks of 4 bytes for reads and "
+                f"{rates['lds_write_banks']} for writes, data after {rates['lds_latency']} "
                 "cycles (published: 64 to 128) and the time in the queue."
             ),
             (
-                f"Global memory: every access takes {rates['global_latency']} cycles (published: "
-                f"400 to 800) and {rates['cycles_of_line']} cycles of L1 for each line of "
-                f"{rates['line_bytes']} bytes; caches and HBM bandwidth are not modelled."
+                f"L1: {rates['l1_bytes'] >> 10} KiB, {rates['l1_latency']} cycles, and "
+                f"{rates['l1_line']} for each line of {rates['line_bytes']} bytes. L2 and all "
+                f"behind it: {rates['global_latency']} cycles (published: 400 to 800), and "
+                f"{rates['global_line']} a line; {rates['atomic_line']} a line of atomics (fitted)."
             ),
             (
-                f"Assumed without a source: scalar loads {rates['scalar_latency']} cycles, taken "
-                f"branch {rates['branch']}, queues {rates['queue']}. Fitted: barrier "
-                f"{rates['barrier']}."
+                "HBM moves what the launch may touch once, at "
+                f"{chip.memory_bandwidth / 1e12:.1f} TB/s, and nothing else happens meanwhile; "
+                "which lines L2 gives up is not modelled."
+            ),
+            (
+                f"Barrier {rates['barrier']} cycles (published: 37 to 65, the waves' own waiting "
+                f"included). Assumed without a source: scalar loads {rates['scalar_latency']} "
+                f"cycles, taken branch {rates['branch']}, queues {rates['queue']}."
             ),
             (
                 f"A timed workgroup shares its compute unit with {self.workgroups_per_unit - 1} "
@@ -339,12 +353,25 @@ class LaunchProfile:
             ),
             (
                 f"Workgroups go to {self.xcds} chiplets in turn, in the order of the launch, and "
-                f"there to the first compute unit of {self.compute_units // self.xcds} with room, "
-                f"at {clock / 1e9:.2f} GHz: the peak of {self.peak_clock / 1e9:.1f} GHz times "
-                f"{SUSTAINED_CLOCK} (fitted)."
+                f"there to the first compute unit of {self.compute_units // self.xcds} with room."
             ),
-            _CALIBRATION,
+            (
+                f"The clock falls as matrix units are busier: measured points{assumed} {points}; "
+                f"on the line through them, of which attention's matrix work counts for "
+                f"{chip.activity} (fitted); at most {self.peak_clock / 1e9:.1f} GHz."
+            ),
+            (
+                f"A time is uncertain by {chip.scatter:.0%}: the scatter around published times of "
+                "AITER's kernels that nothing was fitted to. The emulator's README has the table."
+            ),
         ]
+
+    def __repr__(self) -> str:
+        return f"<LaunchProfile of {demangled(self.kernel)} on {self.device}>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return f"<pre>{escape(str(self))}</pre>"
 
     def __str__(self) -> str:
         return "\n".join(_report(self))
@@ -528,6 +555,7 @@ def _launch(facts: dict[str, Any]) -> LaunchProfile:
         loops=loops,
         conflicts=tuple(Conflict(**conflict) for conflict in facts["conflicts"]),
         workgroups_per_unit=facts["workgroups_per_unit"],
+        memory_bytes=facts["memory_bytes"],
         timed=tuple(_timed(timed) for timed in facts["timed"]),
     )
 
@@ -552,12 +580,14 @@ def _timing(facts: dict[str, Any]) -> Timing:
         vector_busy=facts["vector_busy"] / (SIMDS * cycles),
         lds_busy=facts["lds_busy"] / cycles,
         l1_busy=facts["l1_busy"] / cycles,
+        l1_hits=facts["l1_hits"] / max(facts["lines"], 1),
         stalls=facts["stalls"],
     )
 
 
 # ---- The report ----------------------------------------------------------------------------------
 
+_WIDEST_LINE = 100
 _COLUMNS = (
     "instr",
     "MFMA",
@@ -591,24 +621,38 @@ def _cells(work: Work, per: int = 1) -> list[str]:
         work.lds_conflict_cycles,
         work.cache_lines,
     )
-    return [f"{value / per:.10g}" if value % per == 0 else f"{value / per:.1f}" for value in values]
+    return [_figure(value / per) for value in values]
+
+
+def _figure(value: float) -> str:
+    """Exact below a million, and five digits of what is larger."""
+    if value >= 1e6:
+        return f"{value / 1e6:.5g}M" if value < 1e9 else f"{value / 1e9:.5g}G"
+    return f"{value:.0f}" if value == int(value) else f"{value:.1f}"
 
 
 def _table(rows: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    """The rows, in as many blocks of columns below each other as `_WIDEST_LINE` asks for."""
+    columns = list(zip(*rows, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    lines: list[str] = []
+    first = 1
+    while first < len(columns):
+        end, width = first + 1, widths[0] + 2 + widths[first]
+        while end < len(columns) and width + 2 + widths[end] <= _WIDEST_LINE:
+            width += 2 + widths[end]
+            end += 1
+        for row in rows:
+            cells = (row[i].rjust(widths[i]) for i in range(first, end))
+            lines.append("  ".join((row[0].ljust(widths[0]), *cells)).rstrip())
+        first = end
+    return lines
 
 
 def _report(profile: LaunchProfile) -> list[str]:
     room = profile.occupancy
     lines = [
-        f"kernel {profile.kernel} on {profile.device} ({profile.arch})",
+        f"kernel {demangled(profile.kernel)} on {profile.device} ({profile.arch})",
         (
             f"grid {profile.grid}, block {profile.block}: {profile.launched_workgroups} workgroups "
             f"of {room.waves_of_workgroup} waves"
@@ -645,10 +689,10 @@ def _report(profile: LaunchProfile) -> list[str]:
             rows.append(["  in its code", "", *_cells(loop.code)])
         lines += [*_table(rows), ""]
     lines += [
-        f"main loop {loop.first}: an iteration of a wave has {loop.matrix_cycles:.10g} matrix "
-        f"cycles, {loop.valu_cycles:.10g} VALU cycles, "
-        f"{loop.work.lds_conflict_cycles / loop.iterations:.10g} LDS conflict cycles, "
-        f"{loop.work.scratch_bytes / loop.iterations:.10g} bytes of scratch"
+        f"main loop {loop.first}: an iteration of a wave has {loop.matrix_cycles:.6g} matrix "
+        f"cycles, {loop.valu_cycles:.6g} VALU cycles, "
+        f"{loop.work.lds_conflict_cycles / loop.iterations:.6g} LDS conflict cycles, "
+        f"{loop.work.scratch_bytes / loop.iterations:.6g} bytes of scratch"
         for loop in profile.main_loops
     ]
     if profile.conflicts:
@@ -674,13 +718,19 @@ def _timing_lines(profile: LaunchProfile) -> list[str]:
         ),
         (
             f"  busy: matrix units {timing.matrix_busy:.1%}, vector ALUs {timing.vector_busy:.1%}, "
-            f"LDS {timing.lds_busy:.1%}, L1 {timing.l1_busy:.1%}"
+            f"LDS {timing.lds_busy:.1%}, L1 {timing.l1_busy:.1%}, which has {timing.l1_hits:.0%} "
+            "of the lines that loads ask for"
         ),
         "  waves wait for: "
         + ", ".join(f"{name} {cycles / waiting:.0%}" for name, cycles in stalls if cycles),
         (
             f"  chip: {estimate.workgroups} workgroups in {estimate.rounds} rounds, "
-            f"{estimate.cycles:.0f} cycles, {estimate.seconds * 1e3:.3f} ms"
+            f"{estimate.cycles:.0f} cycles"
+        ),
+        (
+            f"  time: {estimate.seconds * 1e3:.3f} ms, give or take {estimate.uncertainty:.0%}: "
+            f"the cycles at {estimate.clock / 1e6:.0f} MHz, "
+            f"and {estimate.memory_seconds * 1e3:.3f} ms of HBM"
         ),
         (
             f"  busy over the whole launch: matrix units {estimate.matrix_busy:.1%}, vector ALUs "
@@ -688,5 +738,8 @@ def _timing_lines(profile: LaunchProfile) -> list[str]:
         ),
         f"  its workgroups: {estimate.basis}",
         "assumptions:",
-        *(f"  - {sentence}" for sentence in profile.assumptions()),
+        *(
+            fill(f"  - {sentence}", _WIDEST_LINE, subsequent_indent="    ")
+            for sentence in profile.assumptions()
+        ),
     ]

@@ -242,6 +242,7 @@ def emulation() -> Emulation | None:
     if target is None and os.environ.get("JITFMHA_EMULATE"):
         target = target_of_environment()
     runtime = target.runtime if isinstance(target, AmdTarget) else None
+    runtime = getattr(runtime, "recorded", runtime)  # that of a target whose launches are recorded
     return runtime if isinstance(runtime, Emulation) else None
 
 
@@ -328,6 +329,20 @@ def emulate(
 
             # The caller of the context manager, not contextlib.
             warnings.warn(text, SanitizerWarning, stacklevel=3)
+
+
+@contextmanager
+def emulated_run(emulation: Emulation) -> Iterator[EmulatedRun]:
+    """What is seen of this emulation's launches inside goes to the run that this gives.
+
+    It puts no target in place: for who has launches of their own.
+    """
+    run = EmulatedRun(emulation)
+    run_before = _CURRENT_RUN.set(run)
+    try:
+        yield run
+    finally:
+        _CURRENT_RUN.reset(run_before)
 
 
 def _known(arch: str, origin: str) -> str:

@@ -14,7 +14,7 @@ from .cache.key import EntryKey
 from .cache.store import Turn
 from .errors import CompileFailure
 from .spec import BuildSpec
-from .status import status_line
+from .status import building
 from .toolchain.failure_report import build_error
 from .toolchain.protocol import Toolchain
 
@@ -25,11 +25,12 @@ def build(
     """Compile; returns what is to be published under `key`.
 
     Raises:
+        ValueError: JITFMHA_VERBOSE has an unknown value.
         BuildError: it does not compile; the message says what the compiler said first.
         OSError: the disk is full, or the workspace is gone.
     """
     started = time.monotonic()
-    with status_line(lambda: f"building {spec.name} ({spec.why})"):
+    with building(spec.name, spec.why):
         artifact = _compile(spec, toolchain, turn)
     sources = {name: text.encode() for name, text in spec.sources.items()}
     contents = {spec.artifact_name: artifact, **sources}

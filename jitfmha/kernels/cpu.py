@@ -64,6 +64,7 @@ SERVES = frozenset(
         Feature.NUM_SPLITS,
         Feature.SPLIT_RESULTS,
         Feature.BACKWARD,
+        Feature.DETERMINISTIC,
     }
 )
 
@@ -209,12 +210,20 @@ KEY_OPTIONS = SharedStruct(
 )
 
 
+def reasons(problem: Problem, target: Target) -> tuple[Reason, ...]:
+    """Why ``problem`` is not served, whatever features it asks for."""
+    if problem.direction == "backward" and problem.kv_dtype in EIGHT_BIT_NAMES:
+        template = "Its backward pass serves fp32, bf16, fp16; k and v are {dtype}."
+        return (Reason(template, dtype=problem.kv_dtype),)
+    return ()
+
+
 def propose(problem: Problem, target: Target) -> CpuPlan | Refusal:
     """The kernel for ``problem``; 8-bit inputs have no backward pass."""
     assert isinstance(target, CpuTarget)
-    if problem.direction == "backward" and problem.kv_dtype in EIGHT_BIT_NAMES:
-        template = "Its backward pass serves fp32, bf16, fp16; k and v are {dtype}."
-        return Refusal((Reason(template, dtype=problem.kv_dtype),))
+    broken = reasons(problem, target)
+    if broken:
+        return Refusal(broken)
     return CpuPlan(
         problem,
         target,
@@ -451,6 +460,10 @@ class CpuPlan:
         if isa != chosen:
             remarks.append(f"This kernel takes {isa}: {chosen} has tiles for rows of bf16 only.")
         return remarks
+
+    def build(self) -> None:
+        """Build the launcher where needed; it is loaded, too, which shows that it can be."""
+        _entry(self.traits)
 
     def bind(self) -> CpuKernel:
         """Build and load the launcher where needed."""

@@ -64,9 +64,14 @@ class PlainKernel:
         return _compiled(replace(self, ts_kv=0), arch)
 
 
-@cache
-def _compiled(kernel: PlainKernel, arch: str) -> bytes:
-    definitions = {
+def plain_source() -> str:
+    """The kernel's text."""
+    return _SOURCE.read_text()
+
+
+def definitions_of(kernel: PlainKernel) -> dict[str, object]:
+    """What the kernel's text is compiled with."""
+    return {
         "KERNEL": kernel.symbol,
         _DTYPES[kernel.dtype]: 1,
         "HDIM_Q": kernel.hdim_q,
@@ -77,8 +82,13 @@ def _compiled(kernel: PlainKernel, arch: str) -> bytes:
         "THREADS": kernel.threads,
         "CVT": kernel.bf16_cvt,
     }
+
+
+@cache
+def _compiled(kernel: PlainKernel, arch: str) -> bytes:
+    definitions = definitions_of(kernel)
     flags = [f"-D{name}={value}" for name, value in definitions.items()]
-    return compile_hip(_SOURCE.read_text(), arch, flags=flags)
+    return compile_hip(plain_source(), arch, flags=flags)
 
 
 _BF16 = [PlainKernel(mask=mask, mode=mode) for mask in (0, 2) for mode in (0, 1)]

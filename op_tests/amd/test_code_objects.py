@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 from hsa_build import REPOSITORY, hsa_build
 
-from jitfmha.amd.kernel_arguments import device_header
-
 
 def manifests() -> list[Path]:
-    return sorted((REPOSITORY / "hsa").glob("gfx*/fmha_v3_fwd/fmha_fwd.csv"))
+    return sorted((REPOSITORY / "hsa").glob("gfx*/*/*.csv"))
 
 
 def rows() -> list[tuple[Path, dict[str, str]]]:
@@ -47,6 +45,8 @@ def test_the_sources_give_the_code_objects_bit_for_bit(
 
 
 def test_manifests_list_every_kernel_and_every_file() -> None:
+    expected = [each.path for each in hsa_build.kernels()]
+    assert [path for path, _ in rows()] == expected
     assert [row["knl_name"] for _, row in rows()] == [each.name for each in hsa_build.kernels()]
     files = {path for path, _ in rows()} | set(manifests())
     assert files == {path for path in (REPOSITORY / "hsa").glob("gfx*/**/*") if path.is_file()}
@@ -58,7 +58,8 @@ def test_manifests_have_the_hashes_of_the_files() -> None:
 
 
 def test_the_arguments_are_those_that_the_launcher_packs() -> None:
-    assert hsa_build.ARGUMENTS.read_text(encoding="utf-8") == device_header()
+    for path, header in hsa_build.ARGUMENTS.items():
+        assert path.read_text(encoding="utf-8") == header()
 
 
 def test_nothing_is_spilled() -> None:
@@ -70,13 +71,13 @@ def test_a_difference_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """`--check` names what is missing, what differs, and what nobody made."""
     kernel = next(iter(hsa_build.kernels()))
     monkeypatch.setattr(hsa_build, "HSA", tmp_path)
-    folder = tmp_path / "gfx942" / "fmha_v3_fwd"
+    folder = kernel.path.parent
     folder.mkdir(parents=True)
     (folder / "other.co").write_bytes(b"other")
-    expected = {kernel.path: b"content", folder / "fmha_fwd.csv": b"manifest"}
-    (folder / "fmha_fwd.csv").write_bytes(b"another manifest")
+    expected = {kernel.path: b"content", kernel.manifest: b"manifest"}
+    kernel.manifest.write_bytes(b"another manifest")
     assert hsa_build.differing(expected) == [
         f"{kernel.path.relative_to(tmp_path)} is missing",
-        "gfx942/fmha_v3_fwd/fmha_fwd.csv is not what its sources give",
-        "gfx942/fmha_v3_fwd/other.co comes from no source",
+        f"{kernel.manifest.relative_to(tmp_path)} is not what its sources give",
+        f"{(folder / 'other.co').relative_to(tmp_path)} comes from no source",
     ]

@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 import torch
-from general_calls import ARCHS, check, draw, run
+from general_calls import ARCHS, check, draw, most_spilled_scalars, run
 from inputs import prefix_sums
 from reference import assert_close, attention, attention_packed, unpaged
 from score_features import FEATURES, Shape, for_reference, largest_modifier
@@ -26,7 +26,7 @@ from jitfmha.problem import Feature
 
 _THOUSANDS = 4000
 MODIFIERS = tuple(sorted(set(FEATURES) - {"everything"}))
-ALL_MODIFIERS = GeneralModifiers("fp32", *(True,) * 5)
+ALL_MODIFIERS = GeneralModifiers("fp32", *(True,) * 6)
 
 
 @pytest.mark.sample("number", range(_THOUSANDS), 4)
@@ -61,14 +61,47 @@ def test_an_infinite_sink_takes_everything(rng: torch.Generator) -> None:
     assert_close((out[:, :, 1:], lse[:, 1:]), (plain[:, :, 1:], plain_lse[:, 1:]), q, k, v)
 
 
-def test_a_bias_of_the_least_finite_float_hides_nothing(rng: torch.Generator) -> None:
+@pytest.mark.parametrize("least", [torch.finfo(torch.float32).min, -1e30])
+def test_a_bias_of_huge_finite_floats_hides_nothing(rng: torch.Generator, least: float) -> None:
     """Masks are often made of it: a row that has nothing else is the mean of all values."""
     q, k, v = (torch.randn(1, 40, 1, 32, generator=rng).bfloat16() for _ in range(3))
-    bias = torch.full((1, 1, 40, 40), torch.finfo(torch.float32).min)
+    bias = torch.full((1, 1, 40, 40), least)
     bias[..., 20:, :7] = 0
     out, _ = run("gfx950", q, k, v, bias=bias)
     exact, _ = attention(q, k, v, bias=bias)
     torch.testing.assert_close(out.double(), exact, atol=0.03, rtol=0)
+
+
+@pytest.mark.sample("arch", ARCHS, 1)
+def test_a_bias_that_is_far_apart(rng: torch.Generator, arch: str) -> None:
+    """Between heads that are rows of one tile; lanes copy it one by one then."""
+    far = 1 << 31  # elements: 4 GiB
+    q = torch.randn(1, 3, 2, 24, generator=rng).bfloat16()
+    k, v = (torch.randn(1, 70, 1, 24, generator=rng).bfloat16() for _ in range(2))
+    memory = torch.empty(far + 3 * 70, dtype=torch.bfloat16)
+    bias = memory.as_strided((1, 2, 3, 70), (0, far, 70, 1))
+    bias.copy_(torch.randn(1, 2, 3, 70, generator=rng))
+    actual = run(arch, q, k, v, bias=bias)
+    largest = bias.abs().max().item()
+    assert_close(actual, attention(q, k, v, bias=bias), q, k, v, largest_modifier=largest)
+
+
+def test_a_bias_that_has_no_room_in_lds(rng: torch.Generator) -> None:
+    """Beside the widest tiles of fp32, which take all that gfx942 has."""
+    q, k, v = (torch.randn(1, n, 1, 256, generator=rng) for n in (5, 70, 70))
+    bias = torch.randn(1, 1, 5, 70, generator=rng)
+    actual = run("gfx942", q, k, v, bias=bias)
+    largest = bias.abs().max().item()
+    assert_close(actual, attention(q, k, v, bias=bias), q, k, v, largest_modifier=largest)
+
+
+@pytest.mark.sample("arch", ARCHS, 1)
+def test_a_soft_cap_far_above_the_logits(rng: torch.Generator, arch: str) -> None:
+    """It changes nothing: what it is wrong by must not grow with it."""
+    q, k, v = (torch.randn(1, 40, 1, 24, generator=rng).half() for _ in range(3))
+    for softcap in (1024.0, 1e6):
+        actual = run(arch, q, k, v, logit_softcap=softcap)
+        assert_close(actual, attention(q, k, v, logit_softcap=softcap), q, k, v)
 
 
 @pytest.mark.sample(
@@ -108,11 +141,11 @@ def test_nothing_is_spilled(
         stacks_heads=stacks_heads,
     )
     code_object = Elf(jit.read(kernel_spec(traits)))
-    spilled = (".vgpr_spill_count", ".sgpr_spill_count", ".private_segment_fixed_size")
     for kernel in (traits.name, traits.combine_name):
         metadata = kernel_metadata(code_object, kernel)
         assert metadata is not None
-        assert [metadata[name] for name in spilled] == [0, 0, 0]
+        assert metadata[".vgpr_spill_count"] == metadata[".private_segment_fixed_size"] == 0
+        assert metadata[".sgpr_spill_count"] <= most_spilled_scalars(access, hdims[1])
 
 
 def test_a_tuned_kernel_is_the_first_choice() -> None:

@@ -24,7 +24,7 @@ from jitfmha import emulate
 from jitfmha.amd.kernel_arguments import GENERAL_ARGUMENTS
 from jitfmha.arguments import Arguments, KeyOptions, Modifiers
 from jitfmha.kernels.general.split_choice import SplitChoice
-from jitfmha.kernels.general.traits import GeneralTraits, stacks_heads
+from jitfmha.kernels.general.traits import GeneralTraits, forward_tile, stacks_heads
 from jitfmha.problem import make_problem
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -238,7 +238,8 @@ def test_heads_that_are_far_apart_are_not_stacked(
     q.copy_(torch.randn(1, 1, 4, 24, generator=rng))
     for queries in (q, q.contiguous(), q):
         problem = make_problem(Arguments(queries, k, v))
-        assert stacks_heads(problem) == queries.is_contiguous()
+        tile = forward_tile("gfx942", "bf16", 24, 24)
+        assert stacks_heads(problem, tile) == queries.is_contiguous()
         actual = run("gfx942", queries, k, v)
         assert_close(actual, attention(queries, k, v), queries, k, v)
 

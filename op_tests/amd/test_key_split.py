@@ -12,7 +12,11 @@ from rigs.recording_runtime import Launch, RecordingRuntime
 from untyped import fmha_fwd
 
 from jitfmha.amd.kernel_arguments import JITFMHA_ARGUMENTS
+from jitfmha.amd.manifest import KernelDtype, KernelRow
+from jitfmha.chips import Arch
 from jitfmha.kernels.tuned.key_split import KeySplit
+
+_DTYPES: tuple[KernelDtype, KernelDtype] = ("bf16", "fp8bf16")
 
 
 def split(*, tile_seconds: float = 4e-6, **changes: int) -> KeySplit:
@@ -54,6 +58,22 @@ def test_num_splits(seqlen_q: int, changes: dict[str, int], num_splits: int) -> 
 def test_a_second_launch_has_to_pay(key_tiles: int, num_splits: int) -> None:
     """It takes 4 us to begin and 3 to run, as long as 7 key tiles."""
     assert split(tile_seconds=1e-6).num_splits(1, key_tiles) == num_splits
+
+
+@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
+def test_fp8_keys_take_little_more_than_half_the_time(arch: Arch) -> None:
+    """As whole launches do by the cost model."""
+    of_bf16, of_fp8 = (
+        KeySplit.of(
+            KernelRow(
+                *(dtype, 128, 128, 0, 0, 0, 256, 64, "symbol", "x.co"),
+                *("jitfmha", 512, "xcd_heads_tiles_splits"),
+            ),
+            *(8, 304, arch),
+        )
+        for dtype in _DTYPES
+    )
+    assert 0.5 < of_fp8.tile_seconds / of_bf16.tile_seconds < 0.56
 
 
 def test_num_splits_take_least_time(seed: int) -> None:

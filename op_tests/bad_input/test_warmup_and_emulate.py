@@ -46,7 +46,7 @@ _GOOD: dict[str, Any] = {
     "modes": st.sampled_from((["gm0"], ["gm1"], ["gm0", "gm1"])),
     "directions": st.sampled_from((["forward"], ["backward"], ["forward", "backward"])),
     "device": st.sampled_from(("cpu", torch.device("cpu"))),
-    "on_ready": st.sampled_from((None, lambda launcher: None)),
+    "on_ready": st.sampled_from((None, lambda launcher, left: None)),
 }
 _BAD: dict[str, Any] = {
     "dtypes": st.sampled_from(
@@ -82,7 +82,7 @@ def _warmups(draw: Any) -> tuple[Arguments, set[str]]:
 def test_warmup(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is built: that would take seconds for each."""
     bound: list[str] = []
-    monkeypatch.setattr(CpuPlan, "bind", lambda plan: bound.append(plan.kernel))
+    monkeypatch.setattr(CpuPlan, "build", lambda plan: bound.append(plan.kernel))
     monkeypatch.setattr(CpuPlan, "is_built", True)
 
     def check(example: tuple[Arguments, set[str]], tally: Tally) -> None:

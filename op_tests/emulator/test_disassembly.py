@@ -210,12 +210,9 @@ def test_code_objects_of_the_tree_agree_with_llvms_listing(
     kernels = [kernel for kernel in hsa_build.kernels() if kernel.arch == arch]
     if not request.config.getoption("--exhaustive"):
         kernels = random.Random(seed).sample(kernels, 2)
-    source = (hsa_build.SOURCES / "fmha_fwd.hip").read_text(encoding="utf-8")
 
     def listing(kernel: Any) -> tuple[str, bytes]:
-        definitions = [f"-D{name}={value}" for name, value in kernel.definitions().items()]
-        flags = (*hsa_build.FLAGS, *definitions)
-        assembly = compile_hip_to_assembly(source, arch, flags=flags)
+        assembly = hsa_build.compile_to_assembly(kernel)
         return assembly, assemble(assembly, arch)
 
     with ThreadPoolExecutor() as pool:
@@ -227,7 +224,7 @@ def test_code_objects_of_the_tree_agree_with_llvms_listing(
         assert code_object == assembled, f"{name} is not what its source gives"
         decoded, labels = _side_by_side(emulator, arch, assembly, text_words(code_object))
         starts = {each.at for each in decoded}
-        for symbol in (kernel.name, kernel.combine_name):
+        for symbol in kernel.symbols:
             assert labels.get(symbol) in starts, f"{name} has no {symbol}"
         differ = [
             f"dword {each.at}: {_hex(each.words)}  {each.ours}  LLVM: {each.theirs}"

@@ -2,31 +2,50 @@
 
 from __future__ import annotations
 
+import json
 import random
 import struct
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import jitfmha
+from jitfmha import chips
 from jitfmha.amd.device_compiler import compile_hip
 from jitfmha.emulator import DEVICES, Emulator
 from jitfmha.emulator.estimate import (
-    SUSTAINED_CLOCK,
     Estimate,
     TimedWorkgroup,
     Timing,
     estimate_launch,
 )
 from jitfmha.emulator.profile import LaunchProfile, profile_launch
+from jitfmha.emulator.rates import ChipRates, rates_of_chip
 
+_RATES = Path(jitfmha.__file__).parent / "emulator" / "rates.json"
 _UNITS, _XCDS, _CLOCK = 304, 8, 2.1e9
+# Loses 1 MHz for each thousandth of matrix work, and reaches its peak at 0.4 of it.
+_CHIP = ChipRates(
+    peak_clock=_CLOCK,
+    clock_points=((0.5, 2.0e9), (0.9, 1.6e9)),
+    activity=1.0,
+    clock_is_assumed=False,
+    memory_bandwidth=4e12,
+    scatter=0.07,
+)
 
 
 def _timed(
-    place: tuple[int, int, int], number: int, cycles: int, workgroups_per_unit: int
+    place: tuple[int, int, int],
+    number: int,
+    cycles: int,
+    workgroups_per_unit: int,
+    matrix_busy: float,
 ) -> TimedWorkgroup:
-    timing = Timing(workgroups_per_unit, cycles, 0.5, 0.25, 0.0, 0.0, {})
+    timing = Timing(workgroups_per_unit, cycles, matrix_busy, 0.25, 0.0, 0.0, 0.0, {})
     return TimedWorkgroup(number, place, 1000, timing, "")
 
 
@@ -38,12 +57,15 @@ def _estimate(
     xcds: int = _XCDS,
     workgroups_per_unit: int = 1,
     workgroups: int | None = None,
+    matrix_busy: float = 0.5,
+    memory_bytes: float = 0,
 ) -> Estimate:
     total = grid[0] * grid[1] * grid[2]
     timed = []
     for number in range(total) if sample is None else sample:
         x, y, z = number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1])
-        timed.append(_timed((x, y, z), number, cycles(x, y, z), workgroups_per_unit))
+        timing = (cycles(x, y, z), workgroups_per_unit, matrix_busy)
+        timed.append(_timed((x, y, z), number, *timing))
     estimate = estimate_launch(
         timed,
         grid=grid,
@@ -51,7 +73,8 @@ def _estimate(
         compute_units=_UNITS,
         xcds=xcds,
         workgroups_per_unit=workgroups_per_unit,
-        peak_clock=_CLOCK,
+        chip=_CHIP,
+        memory_bytes=memory_bytes,
     )
     assert estimate is not None
     return estimate
@@ -62,10 +85,67 @@ def test_equal_workgroups_run_in_rounds() -> None:
         estimate = _estimate((workgroups, 1, 1), lambda x, y, z: 1000)
         assert (estimate.workgroups, estimate.rounds) == (workgroups, rounds)
         assert estimate.cycles == 1000 * rounds
-        assert estimate.seconds == pytest.approx(1000 * rounds / (_CLOCK * SUSTAINED_CLOCK))
+        assert estimate.seconds == pytest.approx(1000 * rounds / estimate.clock)
         # Each keeps half of its unit's matrix units busy.
         assert estimate.matrix_busy == pytest.approx(0.5 * workgroups / (304 * rounds))
         assert estimate.vector_busy == pytest.approx(0.25 * workgroups / (304 * rounds))
+
+
+def test_the_clock_falls_with_matrix_work() -> None:
+    def clock_of_busy(busy: float) -> float:
+        estimate = _estimate((304, 1, 1), lambda x, y, z: 1000, matrix_busy=busy)
+        assert estimate.cycles == 1000
+        assert estimate.seconds == pytest.approx(1000 / estimate.clock)
+        return estimate.clock
+
+    assert clock_of_busy(0.5) == pytest.approx(2.0e9)
+    assert clock_of_busy(0.7) == pytest.approx(1.8e9)
+    assert clock_of_busy(1.0) == pytest.approx(1.5e9)
+    # Where power does not limit it, the chip runs at its peak.
+    assert clock_of_busy(0.1) == clock_of_busy(0.0) == _CLOCK
+
+
+def test_an_idle_part_of_the_chip_lets_the_rest_run_faster() -> None:
+    full, quarter = (
+        _estimate((units, 1, 1), lambda x, y, z: 1000, matrix_busy=0.9) for units in (304, 76)
+    )
+    assert full.cycles == quarter.cycles
+    assert (full.clock, quarter.clock) == (pytest.approx(1.6e9), _CLOCK)
+
+
+def test_what_hbm_moves_takes_time_of_its_own() -> None:
+    without, with_memory = (
+        _estimate((304, 1, 1), lambda x, y, z: 1000, memory_bytes=size) for size in (0, 4e6)
+    )
+    assert with_memory.memory_seconds == pytest.approx(1e-6)
+    assert with_memory.seconds == pytest.approx(without.seconds + 1e-6)
+    assert (with_memory.cycles, with_memory.clock) == (without.cycles, without.clock)
+
+
+def test_an_estimate_says_how_uncertain_it_is() -> None:
+    assert _estimate((1, 1, 1), lambda x, y, z: 1000).uncertainty == 0.07
+
+
+@pytest.mark.parametrize("chip", chips.chips(), ids=str)
+def test_every_chip_with_a_clock_has_rates(chip: chips.Chip) -> None:
+    if chip.peak_clock_mhz is None:
+        with pytest.raises(ValueError, match=f"{chip} has no modelled times"):
+            rates_of_chip(chip.name)
+        return
+    rates = rates_of_chip(chip.name)
+    assert rates.clock_at(0.0) == rates.peak_clock == chip.peak_clock_mhz * 1e6
+    assert rates.clock_at(1.0) < rates.clock_at(0.7) < rates.peak_clock
+    assert 0 < rates.scatter < 0.2
+    more = replace(rates, activity=2 * rates.activity)
+    assert more.clock_at(0.4) == pytest.approx(rates.clock_at(0.8))
+    assert rates.memory_bandwidth > 1e12
+
+
+def test_each_rate_has_a_source() -> None:
+    file = json.loads(_RATES.read_text(encoding="utf-8"))
+    sourced = {name for names in file["sources"] for name in names.split(", ")}
+    kinds = ("architectures", "chips")
+    assert sourced == {name for kind in kinds for each in file[kind].values() for name in each}
 
 
 def test_workgroups_that_share_a_unit_share_its_work() -> None:

@@ -246,7 +246,7 @@ def test_status_line(
 ) -> None:
     monkeypatch.setattr("jitfmha.jit.status.PATIENCE_SECONDS", 0.0)
     jit.read(device_spec(why="a test"))
-    assert "jitfmha: building store (a test) ..." in capfd.readouterr().err
+    assert "jitfmha: building store (a test) ... " in capfd.readouterr().err
 
 
 def test_verbose_shows_the_command(

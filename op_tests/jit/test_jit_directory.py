@@ -77,7 +77,7 @@ def test_no_home(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platformdirs, "user_cache_dir", lambda *_a, **_k: "~/.cache/jitfmha")
     with pytest.raises(jit.CacheError, match="no home directory"):
         jit.cache_dir()
-    assert_falls_back(temporary, "no home directory is known")
+    assert_falls_back(temporary, r"no home directory is known.* Set HOME, or JITFMHA_CACHE_DIR")
 
 
 def test_home_of_nobody(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,8 @@ def test_disk_full_while_publishing(
         real(path, content, durable=durable)
 
     monkeypatch.setattr(entry, "write_private", write)
-    assert_falls_back(temporary, os.strerror(number))
+    advice = "Set JITFMHA_CACHE_DIR to a dir" if number == errno.EIO else "Free some space there"
+    assert_falls_back(temporary, rf"{os.strerror(number)}.*{advice}")
     assert not list((cache / "entries").iterdir())
     assert not list((cache / "building").iterdir())
 
@@ -133,7 +134,18 @@ def test_noexec(cache: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         directory, "forbids_execution", lambda path: path.is_relative_to(cache.parent)
     )
-    assert_falls_back(temporary, "noexec")
+    assert_falls_back(temporary, r"noexec.* a file system from which programs may run")
+
+
+def test_noexec_everywhere(
+    cache: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, fake_compiler: FakeCompiler
+) -> None:
+    """Nothing is compiled only to find that it cannot be loaded."""
+    monkeypatch.setattr(directory, "forbids_execution", lambda path: True)
+    with pytest.raises(jit.CacheError, match=rf"noexec, and '{temporary}'.* mounted noexec\. Set"):
+        jit.load(make_spec())
+    assert fake_compiler.compiled() == 0
+    assert not list(temporary.iterdir())
 
 
 def test_no_temporary_directory_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +162,7 @@ def test_temporary_directory_of_a_dead_process_is_swept(temporary: Path) -> None
     boot = owned_directory._boot()
     (dead / "owner").write_text(f'{{"pid": 1, "host": "h", "boot": "{boot}"}}')
     with pytest.warns(RuntimeWarning):
-        replacement = directory.stand_in("is gone")
+        replacement = directory.stand_in("is gone", "Look for it.")
     assert not dead.exists()
     assert replacement.root.exists()
 

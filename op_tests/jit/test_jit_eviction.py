@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from jitfmha import jit
-from jitfmha.jit.cache import eviction
-from jitfmha.jit.cache.entry import open_entry
+from jitfmha.jit.cache import eviction, local_turn
+from jitfmha.jit.cache.directory import CacheDirectory
+from jitfmha.jit.cache.entry import open_entry, publish
 from jitfmha.jit.cache.eviction import removal_lock
 from jitfmha.jit.cache.flock import Flock
 from jitfmha.jit.cache.key import EntryKey
@@ -81,6 +82,22 @@ def test_what_is_in_use_stays(
     assert not idle.exists()
     assert jit.is_built(make_spec(name="in_use"))
     assert library.answer() == 42
+
+
+def test_what_was_just_published_stays(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another build ends between the publication of an entry and its opening, with no room left."""
+
+    def evict_and_publish(staged: Path, target: Path) -> bool:
+        is_published = publish(staged, target)
+        eviction.enforce_limit(CacheDirectory.below(cache.parent), keep=cache / "entries" / "other")
+        evictions.append(is_published)
+        return is_published
+
+    evictions: list[bool] = []
+    monkeypatch.setattr(local_turn, "publish", evict_and_publish)
+    monkeypatch.setenv("JITFMHA_CACHE_LIMIT", "0")
+    assert jit.load(make_spec()).answer() == 42
+    assert evictions == [True]
 
 
 def test_entry_under_eviction_is_not_there(

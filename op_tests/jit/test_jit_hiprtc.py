@@ -262,7 +262,7 @@ def test_code_is_that_of_clang(hiprtc: Path, cache: Path) -> None:
 @pytest.mark.sample("arch", get_args(Arch), 1)
 def test_a_general_kernel_is_that_of_clang(hiprtc: Path, cache: Path, arch: Arch) -> None:
     """The package's own sources: no name of theirs meets one of hiprtc's."""
-    modifiers = GeneralModifiers("fp32", *(True,) * 5)
+    modifiers = GeneralModifiers("fp32", *(True,) * 6)
     traits = GeneralTraits(
         *(arch, "bf16", 128, 96, "gm1", "rtne"),
         is_masked=True,

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -168,7 +170,7 @@ def test_verbose_build_shows_commands_and_warnings(
     assert "look here" in err
 
 
-def test_long_build_says_what_and_why(
+def test_long_build_is_one_line(
     cache: Path,
     fake_compiler: FakeCompiler,
     monkeypatch: pytest.MonkeyPatch,
@@ -177,10 +179,58 @@ def test_long_build_says_what_and_why(
     monkeypatch.setattr(status, "PATIENCE_SECONDS", 0.05)
     fake_compiler.delay.write_text("0.3")
     answer(make_spec(why="first call with these traits"))
-    lines = capfd.readouterr().err.splitlines()
-    assert lines[0] == "jitfmha: building demo (first call with these traits) ..."
-    assert lines[1].startswith("jitfmha: building demo (first call with these traits): ")
-    assert len(lines) == 2
+    line = r"jitfmha: building demo \(first call with these traits\) \.\.\. \d+\.\d s\n"
+    assert re.fullmatch(line, capfd.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [(RuntimeError("no"), "failed, "), (KeyboardInterrupt(), "interrupted, "), (None, "")],
+)
+def test_line_says_how_a_build_ended(
+    error: BaseException | None,
+    end: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(status, "PATIENCE_SECONDS", 0.0)
+    expected = pytest.raises(type(error)) if error else nullcontext()
+    with expected, status.building("a" * 40 + "b" * 40, "a reason for which there is no room"):
+        time.sleep(0.1)
+        if error:
+            raise error
+    line = capsys.readouterr().err
+    assert re.fullmatch(rf"jitfmha: building a+\.\.\.b+ \.\.\. {end}0\.\d s\n", line)
+    assert len(line) <= 80
+
+
+def test_lines_in_between_stay_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(status, "PATIENCE_SECONDS", 0.0)
+    with status.building("demo", "a test"):
+        time.sleep(0.1)
+        status.say("something else")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["jitfmha: building demo (a test) ...", "jitfmha: something else"]
+    assert re.fullmatch(r"jitfmha: building demo \(a test\) \.\.\. 0\.\d s", lines[2])
+
+
+def test_quiet_shows_nothing(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JITFMHA_VERBOSE", "quiet")
+    monkeypatch.setattr(status, "PATIENCE_SECONDS", 0.0)
+    answer(make_spec())
+    status.say("waiting")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_unknown_verbosity_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITFMHA_VERBOSE", "loud")
+    with pytest.raises(ValueError, match=r"JITFMHA_VERBOSE is 'loud'; use 0 .* 1 .* or quiet"):
+        answer(make_spec())
+    assert not list((cache / "entries").iterdir())
 
 
 @pytest.mark.parametrize("verbose", ["0", "1"])
@@ -219,6 +269,14 @@ def test_verbose_failure_waits_for_the_output(
     with pytest.raises(jit.BuildError, match="nonsense"):
         jit.load(make_spec(source="int x = nonsense;\n"))
     assert "nonsense" in capfd.readouterr().err
+
+
+def test_what_is_no_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It succeeds at everything, and writes nothing."""
+    monkeypatch.setenv("CXX", "true")
+    with pytest.raises(jit.BuildError, match=r"true ended without an error .* Set CXX to one, or"):
+        jit.load(make_spec())
+    assert not list((cache / "building").iterdir())
 
 
 def test_link_error_is_shown(cache: Path) -> None:

@@ -1,8 +1,9 @@
 """Loads public tests that are written for other packages and for GPUs, as they are, for this one.
 
 A test file is read from a checkout of its repository. It imports stand-ins: modules with the names
-of its package, which hold this package's functions and, where they are plain PyTorch, the helpers
-of the checkout. The device "cuda" becomes "cpu", and `torch.cuda` answers what the tests ask of it.
+of its package, which hold this package's functions and, where these are plain PyTorch and nothing
+that this package has, those of the checkout. The device "cuda" becomes "cpu", and `torch.cuda`
+answers what the tests ask of it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor
 
 import jitfmha
 import jitfmha.aiter
+from jitfmha.flash_attn import bert_padding
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,9 @@ def _stand_in_for_cuda() -> None:
 def _stand_in_for_flash_attn(checkout: Path) -> None:
     names = [n for n in jitfmha.__all__ if n.startswith("flash_attn_")]
     _module("flash_attn", **_counted(jitfmha, names))
-    _load("flash_attn.bert_padding", checkout / "flash_attn/bert_padding.py")
+    _module(
+        "flash_attn.bert_padding", **{n: getattr(bert_padding, n) for n in bert_padding.__all__}
+    )
     interface = _module(
         "flash_attn.flash_attn_interface", _get_block_size_n=lambda *_: 0, USE_TRITON_ROCM=False
     )

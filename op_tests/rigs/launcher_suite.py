@@ -1,7 +1,8 @@
 """The launcher suite: what the host pays for a call on an AMD GPU, with the GPU left out.
 
 Calls go the whole way, with CPU tensors in place of a GPU's, to a HIP runtime that records and
-runs nothing. Kernels are the shipped ones, or those of the tree that JITFMHA_HSA_DIR names.
+runs nothing. Kernels are the shipped ones, or those of the tree that JITFMHA_HSA_DIR names; where
+that has backward kernels, the pair of a forward and a backward pass is timed, too.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ from statistics import median
 
 import torch
 
+from jitfmha.arguments import AttentionOptions
 from jitfmha.bench import decode_loop
 from jitfmha.bench.fresh_process import run_fresh
 from jitfmha.bench.report import Progress, Report
 from jitfmha.bench.timing import alternate
-from jitfmha.interface import fmha_fwd
+from jitfmha.interface import fmha_bwd, fmha_fwd
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 
 from .recording_runtime import RecordingRuntime
 
 FIRST_CALL_SECONDS, STEADY_CALL_MICROSECONDS = 3.0, 8.0
+STEADY_PAIR_MICROSECONDS = 20.0
 _CHIP = "MI300X"
 # The recording runtime is built before, in a cache of its own; the empty one is set afterwards.
 _FIRST_CALL = """
@@ -64,6 +67,12 @@ def run(quick: bool, progress: Progress) -> Report:
         progress(f"steady call in {mode}: {microseconds:.2f} us")
         what = f"host time of a steady call of fmha_fwd in {mode}"
         report.at_most(what, microseconds, STEADY_CALL_MICROSECONDS, "us")
+    if runtime.target(_CHIP).backward_trees:
+        for mode in ("gm0", "gm1"):
+            microseconds = 1e6 * _steady_pair(runtime, mode, 0.3 if quick else 2.0)
+            progress(f"steady forward and backward pass in {mode}: {microseconds:.2f} us")
+            what = f"host time of a steady call of fmha_fwd and one of fmha_bwd in {mode}"
+            report.at_most(what, microseconds, STEADY_PAIR_MICROSECONDS, "us")
     _decode_loop(report, runtime, quick, progress)
     return report
 
@@ -86,6 +95,33 @@ def _steady_call(runtime: RecordingRuntime, mode: str, seconds: float) -> float:
     if runtime.launch_count == 0:
         raise RuntimeError(f"no call in {mode} reached the runtime")
     return best
+
+
+def _steady_pair(runtime: RecordingRuntime, mode: str, seconds: float) -> float:
+    pair = _pair_of(mode)
+    runtime.reset(keeps_launches=False)
+    with runtime.stands_for(runtime.target(_CHIP)):
+        best = alternate([pair], min_seconds=seconds, calls=1000).best(0)
+    if runtime.launch_count == 0:
+        raise RuntimeError(f"no backward pass in {mode} reached the runtime")
+    return best
+
+
+def _pair_of(mode: str) -> Callable[[], object]:
+    """Forward and backward in bf16 with hdim 128, of few rows: what is zeroed here a GPU zeroes."""
+    rows = (2, 2) if mode == "gm0" else (4,)
+    q, k, v, dout = (torch.zeros(*rows, 8, 128, dtype=torch.bfloat16) for _ in range(4))
+    options: AttentionOptions = {}
+    if mode == "gm1":
+        sums = torch.tensor([0, 2, 4], dtype=torch.int32)
+        options = {"cu_seqlens_q": sums, "cu_seqlens_k": sums}
+        options |= {"max_seqlen_q": 2, "max_seqlen_k": 2}
+
+    def pair() -> object:
+        out, lse = fmha_fwd(q, k, v, return_lse=True, **options)
+        return fmha_bwd(dout, q, k, v, out, lse, **options)
+
+    return pair
 
 
 def _decode_loop(

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kSuccess = 0, kInvalidValue = 1, kInvalidDevice = 101, kInvalidHandle = 400;
 constexpr int kDevices = 4;
-constexpr std::size_t kKernargBytes = 656, kSymbolBytes = 128;
+constexpr std::size_t kKernargBytes = 704, kSymbolBytes = 128;
 
 // `Launch` of recording_runtime.py.
 struct Launch {

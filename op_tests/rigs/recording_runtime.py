@@ -28,7 +28,7 @@ class Launch(ctypes.Structure):
         ("dynamic_lds", ctypes.c_uint32),
         ("stream", ctypes.c_uint64),
         ("kernarg_bytes", ctypes.c_uint64),
-        ("kernarg", ctypes.c_uint8 * 656),
+        ("kernarg", ctypes.c_uint8 * 704),
         ("symbol", ctypes.c_char * 128),
     ]
 

@@ -26,6 +26,12 @@ void AddressSpace::finish() {
   ranges_ = std::move(merged);
 }
 
+u64 AddressSpace::bytes() const {
+  u64 sum = 0;
+  for (const Range& range : ranges_) sum += range.end - range.begin;
+  return everything_ ? 0 : sum;
+}
+
 bool AddressSpace::find(u64 address, u32 bytes, Hit& hit) const {
   auto above = std::upper_bound(ranges_.begin(), ranges_.end(), address,
                                 [](u64 a, const Range& range) { return a < range.begin; });

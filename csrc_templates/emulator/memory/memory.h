@@ -19,7 +19,8 @@ class AddressSpace {
 
   void allow_everything() { everything_ = true; }
   void allow(u64 address, u64 bytes);
-  void finish();  // sorts; no `allow` after it
+  void finish();      // sorts; no `allow` after it
+  u64 bytes() const;  // of the ranges together; 0 where everything is allowed
 
   // Whether a range contains the access; remembers it for the next one.
   bool contains(u64 address, u32 bytes, Hit& hit) const {

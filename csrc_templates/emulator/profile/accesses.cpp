@@ -36,7 +36,7 @@ u64 AccessList::bytes() const {
   return sum;
 }
 
-u64 AccessList::lines(u32 line_bytes) {
+const std::vector<u64>& AccessList::lines(u32 line_bytes) {
   lines_.clear();
   for (const LaneAccess& access : accesses_) {
     const u64 last = (access.address + access.bytes - 1) / line_bytes;
@@ -44,13 +44,15 @@ u64 AccessList::lines(u32 line_bytes) {
       if (lines_.empty() || lines_.back() != line) lines_.push_back(line);
   }
   std::sort(lines_.begin(), lines_.end());
-  return static_cast<u64>(std::unique(lines_.begin(), lines_.end()) - lines_.begin());
+  lines_.erase(std::unique(lines_.begin(), lines_.end()), lines_.end());
+  return lines_;
 }
 
 // A bank serves one dword a cycle, to any number of lanes. A group takes as many cycles as the
 // dwords of its fullest bank; instructions with two addresses make two accesses.
 u64 AccessList::bank_cycles(const Rates& rates, bool is_read, u64* without_conflicts) const {
   constexpr u32 kMostGroups = 8, kMostDwords = kLanes * 4;
+  const u32 banks = is_read ? rates.lds_read_banks : rates.lds_write_banks;
   u64 cycles = 0;
   *without_conflicts = 0;
   for (std::size_t begin = 0, end; begin < accesses_.size(); begin = end) {
@@ -61,7 +63,7 @@ u64 AccessList::bank_cycles(const Rates& rates, bool is_read, u64* without_confl
     std::array<u32, kMostGroups> count{};
     for (std::size_t i = begin; i < end; ++i) {
       const LaneAccess& access = accesses_[i];
-      const u32 group = group_of(static_cast<u32>(access.lane), bytes, is_read, rates.lds_banks);
+      const u32 group = group_of(static_cast<u32>(access.lane), bytes, is_read, banks);
       const u64 last = (access.address + access.bytes - 1) / kBankBytes;
       for (u64 dword = access.address / kBankBytes; dword <= last && count[group] < kMostDwords;
            ++dword)
@@ -74,7 +76,7 @@ u64 AccessList::bank_cycles(const Rates& rates, bool is_read, u64* without_confl
       const auto last = std::unique(first, first + count[group]);
       std::array<u32, 64> load{};
       u32 most = 1;
-      for (auto it = first; it != last; ++it) most = std::max(most, ++load[*it % rates.lds_banks]);
+      for (auto it = first; it != last; ++it) most = std::max(most, ++load[*it % banks]);
       cycles += most;
       ++*without_conflicts;
     }

@@ -10,15 +10,7 @@
 
 namespace emulator {
 
-Rates rates_of(Arch arch) {
-  Rates rates;
-  rates.lds_banks = architecture_of(arch).lds_banks;
-  if (arch == kGfx950) {
-    rates.transcendental = 8;
-    rates.matrix_result = 16;
-  }
-  return rates;
-}
+Rates rates_of(Arch arch) { return kRates[&architecture_of(arch) - kArchitectures]; }
 
 namespace {
 
@@ -27,10 +19,10 @@ Cost::Port port_of(Unit unit) {
     case Unit::valu:
     case Unit::transcendental:
     case Unit::mfma: return Cost::Port::vector;
-    case Unit::lds: return Cost::Port::lds;
+    case Unit::lds:
     case Unit::vmem_load:
     case Unit::vmem_store:
-    case Unit::vmem_atomic: return Cost::Port::vector_memory;
+    case Unit::vmem_atomic: return Cost::Port::memory;
     case Unit::salu:
     case Unit::smem:
     case Unit::branch:
@@ -43,6 +35,11 @@ Cost::Port port_of(Unit unit) {
 
 bool is_named(const Instruction& inst, const char* mnemonic) {
   return std::strcmp(inst.definition->mnemonic, mnemonic) == 0;
+}
+
+bool is_packed_float32(const Instruction& inst) {
+  return is_named(inst, "v_pk_fma_f32") || is_named(inst, "v_pk_mul_f32") ||
+         is_named(inst, "v_pk_add_f32") || is_named(inst, "v_pk_mov_b32");
 }
 
 Cost::Range vgprs_of(const Operand& operand) {
@@ -59,7 +56,8 @@ Cost cost_of(const Instruction& inst, const Rates& rates) {
   const Unit unit = inst.definition->unit;
   cost.unit = unit;
   cost.port = port_of(unit);
-  cost.cycles = static_cast<u16>(unit == Unit::mfma             ? mfma_passes(inst) * rates.pass
+  cost.is_packed = unit == Unit::valu && is_packed_float32(inst);
+  cost.cycles = static_cast<u16>(unit == Unit::mfma ? mfma_passes(inst) * rates.matrix_pass
                                  : unit == Unit::transcendental ? rates.transcendental
                                                                 : rates.valu);
   const u32 field = static_cast<u32>(inst.offset);

@@ -197,20 +197,7 @@ void write_conflicts(Json& json, const Dispatch& dispatch, const DispatchObserva
 
 void write_rates(Json& json, const Rates& rates) {
   json.object([&] {
-    json.field("issue", rates.issue);
-    json.field("valu", rates.valu);
-    json.field("transcendental", rates.transcendental);
-    json.field("matrix_pass", rates.pass);
-    json.field("matrix_result", rates.matrix_result);
-    json.field("lds_banks", rates.lds_banks);
-    json.field("lds_latency", rates.lds_latency);
-    json.field("global_latency", rates.global_latency);
-    json.field("scalar_latency", rates.scalar_latency);
-    json.field("line_bytes", rates.line_bytes);
-    json.field("cycles_of_line", rates.cycles_of_line);
-    json.field("queue", rates.queue);
-    json.field("barrier", rates.barrier);
-    json.field("branch", rates.branch);
+    for (const NamedRate& rate : kNamedRates) json.field(rate.name, rates.*rate.value);
   });
 }
 
@@ -238,6 +225,8 @@ void write_timing(Json& json, const Timing& timing) {
     json.field("vector_busy", timing.vector_busy);
     json.field("lds_busy", timing.lds_busy);
     json.field("l1_busy", timing.l1_busy);
+    json.field("lines", timing.lines);
+    json.field("l1_hits", timing.l1_hits);
     json.key("stalls");
     json.object([&] {
       for (u32 stall = 0; stall < kStalls; ++stall)
@@ -308,6 +297,7 @@ void export_profile(const Dispatch& dispatch, const DispatchObservation& state) 
     });
     json.key("conflicts"), write_conflicts(json, dispatch, state);
     json.field("workgroups_per_unit", state.workgroups_per_unit);
+    json.field("memory_bytes", dispatch.memory.bytes());
     json.key("timed"), write_timed(json, state);
   });
   Collection& all = collection();

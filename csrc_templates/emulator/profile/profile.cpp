@@ -54,15 +54,17 @@ void count_accesses(Wave& wave, const Instruction& inst, WaveObservation& state,
     state.lds.clear();
   } else if (inst.definition->unit == Unit::lds) {
     // Exchange among lanes takes the banks' crossbar without touching their memory.
-    const u32 cycles = kLanes / rates.lds_banks;
+    const u32 cycles = kLanes / rates.lds_read_banks;
     counts.lds_cycles += cycles;
     state.step.lds_cycles = clipped(cycles);
   }
   if (!state.global.empty()) {
-    const u64 lines = state.global.lines(rates.line_bytes);
+    const std::vector<u64>& lines = state.global.lines(rates.line_bytes);
     counts.global_bytes += state.global.bytes();
-    counts.lines += lines;
-    state.step.lines = clipped(lines);
+    counts.lines += lines.size();
+    state.step.lines = clipped(lines.size());
+    if (state.is_timed)
+      for (const u64 line : lines) state.steps.lines.push_back(static_cast<u32>(line));
     state.global.clear();
   }
 }
@@ -169,15 +171,20 @@ void after_instruction(Wave& wave, const Instruction& inst) {
   WorkgroupObservation& workgroup = *wave.workgroup->observation;
   if (!state.is_timed || !workgroup.has_all_steps) return;
   const u64 most = wave.dispatch().observation->options.most_steps / wave.workgroup->wave_count;
-  if (state.steps.size() < most) state.steps.push_back(state.step);
+  if (state.steps.steps.size() < most) state.steps.steps.push_back(state.step);
   else workgroup.has_all_steps = false;
 }
 
 // ---- Memory -------------------------------------------------------------------------------------
 
-// Scalar loads have a cache of their own.
+// Scalar loads have a cache of their own. What a launch may touch begins where a cache line does:
+// allocations on a GPU do, those of the host need not.
 void global_access(Wave& wave, const Instruction&, int lane, u64 address, u32 bytes, Access) {
-  if (lane != kScalarLane) wave.observation->global.add(lane, address, bytes);
+  if (lane == kScalarLane) return;
+  const Dispatch& dispatch = wave.dispatch();
+  if (dispatch.memory.contains(address, bytes, wave.memory_hit) && wave.memory_hit)
+    address -= wave.memory_hit->begin % dispatch.observation->rates.line_bytes;
+  wave.observation->global.add(lane, address, bytes);
 }
 // A lane's private dwords are interleaved with those of the other lanes.
 void scratch_access(Wave& wave, const Instruction&, int lane, u64 offset, u32 bytes, Access) {

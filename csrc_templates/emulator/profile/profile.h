@@ -17,40 +17,23 @@
 #include "decode/code_object.h"
 #include "execution/dispatch.h"
 #include "execution/hooks.h"
+#include "profile/rates.h"
 
 namespace emulator {
 
 // ---- Costs --------------------------------------------------------------------------------------
 
-// Cycles of one SIMD, or of the unit that the SIMDs of a compute unit share. Published rates, but
-// for those that say otherwise; profile.py prints all of them with its results.
-struct Rates {
-  u32 issue = 4;  // a wave issues at most one instruction in this time
-  u32 valu = 4;   // packed float32 too
-  u32 transcendental = 16;
-  u32 pass = 4;              // of a matrix instruction
-  u32 matrix_result = 12;    // after its passes, for all but the next one's accumulator
-  u32 lds_banks = 0;         // of 4 bytes, each served once a cycle
-  u32 lds_latency = 96;      // without the queue; the middle of the published 64 to 128
-  u32 global_latency = 600;  // the middle of the published 400 to 800
-  u32 scalar_latency = 200;  // assumed: scalar loads that hit their cache
-  u32 line_bytes = 128;      // of a cache line
-  u32 cycles_of_line = 2;    // a compute unit's L1 gives 64 bytes a cycle
-  u32 queue = 64;            // assumed: LDS and L1 take requests until they are this far behind
-  u32 barrier = 192;         // fitted (profile.py): from the last wave's arrival to the release
-  u32 branch = 16;           // assumed: to fetch from the target of a taken branch
-};
-
 Rates rates_of(Arch);
 
 // What the model asks of an instruction, over and over.
 struct Cost {
-  enum class Port : u8 { none, scalar, vector, vector_memory, lds };  // issue ports of a SIMD
+  enum class Port : u8 { none, scalar, vector, memory };  // issue ports of a SIMD; LDS is memory
   Unit unit;
   Port port;
-  i8 priority = -1;     // that s_setprio sets
-  u16 cycles;           // that its unit is busy; memory: known by execution only
-  u16 wait_cycles = 0;  // of s_nop, s_sleep
+  bool is_packed = false;  // packed float32, which needs what matrix instructions need
+  i8 priority = -1;        // that s_setprio sets
+  u16 cycles;              // that its unit is busy; memory: known by execution only
+  u16 wait_cycles = 0;     // of s_nop, s_sleep
   u16 lgkm_count = 0xffff, vm_count = 0xffff;  // s_waitcnt
   // Registers, for waiting for results of matrix and transcendental instructions.
   struct Range {
@@ -93,7 +76,12 @@ struct Step {
   u16 lds_cycles;
   u16 lines;
 };
-using Steps = std::vector<Step>;
+
+// What a wave did. The cache lines of all steps are in a row, by the low bits of their numbers.
+struct Steps {
+  std::vector<Step> steps;
+  std::vector<u32> lines;
+};
 
 // The lanes' accesses of the instruction that runs.
 class AccessList {
@@ -103,7 +91,8 @@ class AccessList {
   void clear() { accesses_.clear(); }
 
   u64 bytes() const;
-  u64 lines(u32 line_bytes);
+  // The numbers of the cache lines, ascending; valid until the next call.
+  const std::vector<u64>& lines(u32 line_bytes);
   // Cycles of the banks; conflict-free ones through the pointer.
   u64 bank_cycles(const Rates&, bool is_read, u64* without_conflicts) const;
 
@@ -158,6 +147,7 @@ struct Timing {
   u64 cycles = 0;                        // until the last of them has ended
   u64 matrix_busy = 0, vector_busy = 0;  // sums over the four SIMDs
   u64 lds_busy = 0, l1_busy = 0;         // of the compute unit
+  u64 lines = 0, l1_hits = 0;            // that loads asked for, and that L1 had
   u64 stalls[kStalls] = {};              // sums over all waves
 };
 

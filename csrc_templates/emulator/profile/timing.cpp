@@ -1,16 +1,20 @@
 // The timing model: the waves of a compute unit issue in order against Rates.
 //
-//  * Each of the four SIMDs issues to each port (scalar, vector, LDS, vector memory) at most once
-//    in Rates::issue cycles, and from each wave at most one instruction: highest s_setprio first,
+//  * Each of the four SIMDs issues to each port (scalar, vector, LDS and memory) at most once in
+//    Rates::issue cycles, and from each wave at most one instruction: highest s_setprio first,
 //    then the oldest wave.
-//  * The vector port is busy for a VALU instruction's cycles, and for one issue slot of a matrix
-//    instruction, whose cycles are the matrix unit's. So the two overlap, of one wave or several.
+//  * The vector port is busy for a VALU instruction's cycles, and for those in which a matrix
+//    instruction reads, whose other cycles are the matrix unit's. So the two overlap, of one wave
+//    or several. Packed float32 does not overlap: it waits until the matrix unit is free, before
+//    the next matrix instruction of another wave, and a while longer behind those of its own.
 //  * An instruction that reads or overwrites a matrix result waits for it for
 //    Rates::matrix_result; the accumulator of the next matrix instruction does not.
-//  * LDS and L1 are the compute unit's. They serve requests in order; data comes a latency later.
+//  * LDS and L1 are the compute unit's. They serve requests in order; data comes a latency later,
+//    of lines that L1 does not have the one of L2 and all behind it. Atomics are L2's, which takes
+//    a line of a compute unit at a time.
 //
-// What is not modelled: caches (every access has one latency), HBM, instruction fetch other than
-// of branch targets, register banks, and workgroups that start while others run.
+// What is not modelled: what L2 holds, instruction fetch other than of branch targets, register
+// banks, and workgroups that start while others run. HBM's bandwidth is estimate.py's.
 #include "execution/hooks.h"
 
 #if JITFMHA_EMULATOR_PROFILE
@@ -43,7 +47,8 @@ class Outstanding {
 };
 
 struct SimulatedWave {
-  const Steps* steps;
+  const std::vector<Step>* steps;
+  const u32* next_line;  // of those that the steps touch
   u32 workgroup;
   std::size_t next = 0;
   u64 ready = 0;  // it cannot issue before
@@ -52,6 +57,7 @@ struct SimulatedWave {
   u32 priority = 0;
   bool at_barrier = false;
   Outstanding vm, lgkm;
+  u64 packed_free = 0;           // when packed float32 can follow its matrix instructions
   u64 last_result = 0;           // when all of the results below are there
   u64 result[kVgprs] = {};       // of matrix instructions, by register
   u64 accumulator[kVgprs] = {};  // the same for the next matrix instruction's C
@@ -76,22 +82,58 @@ u64 latest(const u64* times, const Cost::Range& range) {
 struct Simd {
   std::vector<SimulatedWave*> waves;  // the oldest first
   u64 vector_free = 0, matrix_free = 0;
-  u64 port_used[5] = {kNever, kNever, kNever, kNever, kNever};  // when it issued last
+  const SimulatedWave* claimant = nullptr;  // whose packed float32 is next at the matrix unit
+  u64 port_used[4] = {kNever, kNever, kNever, kNever};  // when it issued last
+};
+
+// A compute unit's L1: sets of ways, which are filled in turn.
+class Cache {
+ public:
+  Cache(u32 lines, u32 ways)
+      : ways_(ways),
+        sets_(lines / ways),
+        numbers_(lines, kNever),
+        there_(lines),
+        next_way_(lines / ways, 0) {}
+
+  // When the data of a line is here; null: it was not asked for, or has been given up.
+  const u64* find(u64 line) const {
+    const std::size_t begin = line % sets_ * ways_;
+    u32 way = ways_;
+    for (u32 i = 0; i < ways_; ++i) way = numbers_[begin + i] == line ? i : way;
+    return way < ways_ ? &there_[begin + way] : nullptr;
+  }
+  void insert(u64 line, u64 there) {
+    const u64 set = line % sets_;
+    const std::size_t at = set * ways_ + next_way_[set]++ % ways_;
+    numbers_[at] = line;
+    there_[at] = there;
+  }
+
+ private:
+  u32 ways_, sets_;
+  std::vector<u64> numbers_, there_;
+  std::vector<u32> next_way_;
 };
 
 class ComputeUnit {
  public:
   ComputeUnit(const std::vector<Cost>& costs, const Rates& rates,
               const std::vector<const Steps*>& waves, u32 workgroups)
-      : costs_(costs), rates_(rates), running_(workgroups, 0), arrived_(workgroups, 0) {
+      : costs_(costs),
+        rates_(rates),
+        running_(workgroups, 0),
+        arrived_(workgroups, 0),
+        l1_(rates.l1_bytes / rates.line_bytes, rates.l1_ways) {
     for (u32 workgroup = 0; workgroup < workgroups; ++workgroup) {
       for (const Steps* const steps : waves) {
         Simd& simd = simds_[waves_.size() % kSimds];
         waves_.push_back(std::make_unique<SimulatedWave>());
-        waves_.back()->steps = steps;
+        waves_.back()->steps = &steps->steps;
+        waves_.back()->next_line = steps->lines.data();
         waves_.back()->workgroup = workgroup;
         simd.waves.push_back(waves_.back().get());
-        running_[workgroup] += !steps->empty();
+        running_[workgroup] += !steps->steps.empty();
       }
     }
     timing_.workgroups = workgroups;
@@ -157,11 +199,16 @@ class ComputeUnit {
     if (cost.port != Cost::Port::none && port_used == now_) return wave.waits(Stall::other_wave);
     if (cost.port == Cost::Port::vector) {
       if (simd.vector_free > now_) return wave.waits(Stall::vector_unit);
-      if (cost.unit == Unit::mfma && simd.matrix_free > now_) return wave.waits(Stall::matrix_unit);
+      if (cost.is_packed && wave.packed_free > now_)
+        return wave.waits(Stall::matrix_unit, wave.packed_free);
+      if (cost.is_packed || cost.unit == Unit::mfma) {
+        const bool is_claimed = simd.claimant && simd.claimant != &wave;
+        if (cost.is_packed && !is_claimed) simd.claimant = &wave;
+        if (is_claimed || simd.matrix_free > now_) return wave.waits(Stall::matrix_unit);
+        simd.claimant = nullptr;
+      }
     }
-    if (cost.port == Cost::Port::lds && lds_free_ > now_ + rates_.queue)
-      return wave.waits(Stall::memory_unit);
-    if (cost.port == Cost::Port::vector_memory && l1_free_ > now_ + rates_.queue)
+    if (cost.port == Cost::Port::memory && queue_of(cost.unit) > now_ + rates_.queue)
       return wave.waits(Stall::memory_unit);
 
     port_used = now_;
@@ -178,11 +225,18 @@ class ComputeUnit {
     return std::max(time, latest(wave.result, cost.write));
   }
 
+  // Until when requests of this kind keep busy what takes the next one.
+  u64 queue_of(Unit unit) const {
+    if (unit == Unit::lds) return lds_free_;
+    return unit == Unit::vmem_atomic ? std::max(l1_free_, atomics_free_) : l1_free_;
+  }
+
   void occupy(Simd& simd, SimulatedWave& wave, const Step& step, const Cost& cost) {
     switch (cost.unit) {
       case Unit::mfma:
-        simd.vector_free = now_ + rates_.issue;
+        simd.vector_free = now_ + rates_.matrix_read;
         simd.matrix_free = now_ + cost.cycles;
+        wave.packed_free = simd.matrix_free + rates_.packed_after_matrix;
         timing_.matrix_busy += cost.cycles;
         for (u32 i = 0; i < cost.write.count; ++i) {
           wave.accumulator[cost.write.first + i] = simd.matrix_free;
@@ -197,20 +251,53 @@ class ComputeUnit {
         break;
       case Unit::lds: wave.lgkm.add(occupy_lds(step.lds_cycles) + rates_.lds_latency); break;
       case Unit::smem: wave.lgkm.add(now_ + rates_.scalar_latency); break;
-      case Unit::vmem_load:
+      case Unit::vmem_load: wave.vm.add(load(wave, step)); break;
       case Unit::vmem_store:
-      case Unit::vmem_atomic: {
-        const u32 cycles = step.lines * rates_.cycles_of_line;
-        l1_free_ = std::max(l1_free_, now_) + cycles;
-        timing_.l1_busy += cycles;
-        wave.vm.add(l1_free_ + rates_.global_latency);
-        last_end_ = std::max(last_end_, l1_free_ + rates_.global_latency);
-        // Loads into LDS, and generic accesses to it.
-        if (step.lds_cycles) occupy_lds(step.lds_cycles);
-        break;
-      }
+      case Unit::vmem_atomic: wave.vm.add(store(wave, step, cost.unit)); break;
       default: break;
     }
+  }
+
+  // Each line passes L1; those that are not there come from L2 or beyond. Loads into LDS, and
+  // generic accesses to it, occupy its banks too.
+  u64 load(SimulatedWave& wave, const Step& step) {
+    u64 there = now_ + rates_.l1_latency;
+    for (u32 i = 0; i < step.lines; ++i) {
+      occupy_l1(rates_.l1_line);
+      // Workgroups that share a compute unit are at different places: each has lines of its own.
+      const u64 line = u64{wave.workgroup} << 32 | *wave.next_line++;
+      const u64* known = l1_.find(line);
+      timing_.l1_hits += known != nullptr;
+      if (!known) {
+        fills_free_ = std::max(fills_free_, l1_free_) + rates_.global_line;
+        l1_.insert(line, fills_free_ + rates_.global_latency);
+        there = std::max(there, fills_free_ + rates_.global_latency);
+      } else {
+        there = std::max({there, *known, l1_free_ + rates_.l1_latency});
+      }
+    }
+    timing_.lines += step.lines;
+    if (step.lds_cycles) occupy_lds(step.lds_cycles);
+    last_end_ = std::max(last_end_, there);
+    return there;
+  }
+
+  // Written through, and atomics are L2's.
+  u64 store(SimulatedWave& wave, const Step& step, Unit unit) {
+    wave.next_line += step.lines;
+    occupy_l1(step.lines * rates_.l1_line);
+    u64 begin = l1_free_;
+    if (unit == Unit::vmem_atomic)
+      begin = atomics_free_ = std::max(atomics_free_, begin) + step.lines * rates_.atomic_line;
+    if (step.lds_cycles) occupy_lds(step.lds_cycles);
+    const u64 done = begin + rates_.global_latency;
+    last_end_ = std::max(last_end_, done);
+    return done;
+  }
+
+  void occupy_l1(u32 cycles) {
+    l1_free_ = std::max(l1_free_, now_) + cycles;
+    timing_.l1_busy += cycles;
   }
 
   u64 occupy_lds(u32 cycles) {
@@ -250,7 +337,8 @@ class ComputeUnit {
   std::vector<std::unique_ptr<SimulatedWave>> waves_;
   std::vector<u32> running_, arrived_;  // waves of each workgroup: not ended, at the barrier
   Simd simds_[kSimds];
-  u64 now_ = 0, lds_free_ = 0, l1_free_ = 0, last_end_ = 0;
+  Cache l1_;
+  u64 now_ = 0, lds_free_ = 0, l1_free_ = 0, fills_free_ = 0, atomics_free_ = 0, last_end_ = 0;
   Timing timing_;
 };
 

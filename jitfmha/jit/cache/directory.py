@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import warnings
 from contextlib import suppress
@@ -15,6 +16,14 @@ from .trust import parents_reason, private_directory_reason
 _LAYOUT = "v1"
 _ENVIRONMENT = "JITFMHA_CACHE_DIR"
 _ADVICE = f"Set {_ENVIRONMENT} to a directory that belongs to you and that only you can write to."
+_ADVICE_WITHOUT_HOME = f"Set HOME, or {_ENVIRONMENT} to a directory of your own."
+_ADVICE_ABOUT_NOEXEC = (
+    f"Set {_ENVIRONMENT} to a directory on a file system from which programs may run."
+)
+_ADVICE_ABOUT_SPACE = (
+    f"Free some space there, or set {_ENVIRONMENT} to a directory on another file system."
+)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CacheDirectory(NamedTuple):
@@ -82,7 +91,7 @@ def cache_dir() -> Path:
     if root in _stand_ins:
         return _stand_ins[root].root.parent
     if not root:
-        raise CacheError(f"no cache directory: no home directory is known. {_ADVICE}")
+        raise CacheError(f"no cache directory: no home directory is known. {_ADVICE_WITHOUT_HOME}")
     return Path(root)
 
 
@@ -121,21 +130,32 @@ def writable_directory() -> CacheDirectory:
     if stand_in_here is not None:
         return stand_in_here
     if not root:
-        return stand_in("no home directory is known")
+        return stand_in("has no place: no home directory is known", _ADVICE_WITHOUT_HOME)
     directory = CacheDirectory.below(Path(root))
     try:
         check_trust(directory)
         _create(directory)
         check_trust(directory, must_exist=True)
     except OSError as error:
-        return stand_in(f"{root!r} cannot be used ({error.strerror or error})")
+        reason = f"{root!r} cannot be used ({error.strerror or error})"
+        return stand_in(reason, advice_about(error))
     if forbids_execution(directory.root):
-        return stand_in(f"{root!r} is on a file system mounted noexec")
+        reason = f"{root!r} is on a file system mounted noexec"
+        return stand_in(reason, _ADVICE_ABOUT_NOEXEC)
     return directory
 
 
-def stand_in(reason: str) -> CacheDirectory:
+def advice_about(error: OSError) -> str:
+    """What to do about a cache of which the operating system says that."""
+    return _ADVICE_ABOUT_SPACE if error.errno in _NO_SPACE else _ADVICE
+
+
+def stand_in(reason: str, advice: str) -> CacheDirectory:
     """A temporary cache in place of the configured one, for the rest of this process.
+
+    Args:
+        reason: what goes on from "the build cache".
+        advice: what to do about that.
 
     Raises:
         CacheError: no temporary directory can be had.
@@ -151,7 +171,12 @@ def stand_in(reason: str) -> CacheDirectory:
         if weakness:
             raise CacheError(
                 f"the build cache {reason}, and no temporary directory can stand in for it, "
-                f"because {weakness}. {_ADVICE}"
+                f"because {weakness}. {advice}"
+            )
+        if forbids_execution(parent):
+            raise CacheError(
+                f"the build cache {reason}, and {str(parent)!r}, which could stand in for it, is "
+                f"on a file system mounted noexec. {advice}"
             )
         sweep(parent, prefix + ".")
         directory = CacheDirectory.below(OwnedDirectory(parent, prefix).path, is_temporary=True)
@@ -159,12 +184,12 @@ def stand_in(reason: str) -> CacheDirectory:
     except OSError as error:
         raise CacheError(
             f"the build cache {reason}, and no temporary directory can stand in for it "
-            f"({error}). {_ADVICE}"
+            f"({error}). {advice}"
         ) from error
     _stand_ins[_configured_root()] = directory
     warnings.warn(
         f"jitfmha: the build cache {reason}; building in {str(parent)!r} for this process only. "
-        f"{_ADVICE}",
+        f"{advice}",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -16,7 +16,8 @@ import json
 import os
 import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -177,6 +178,23 @@ def write_entry(directory: Path, meta: EntryMeta, contents: Mapping[str, bytes])
     os.mkdir(directory, 0o700)
     for name, content in {**contents, META_NAME: meta.to_bytes()}.items():
         write_private(directory / name, content, durable=True)
+
+
+@contextmanager
+def kept_in_place(artifact: Path) -> Iterator[None]:
+    """Hold the shared lock of an entry that was just written, wherever it is moved meanwhile.
+
+    Without it others could evict the entry between its publication and its opening.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    descriptor = os.open(artifact, _READ_FLAGS)
+    try:
+        try_shared(descriptor)  # Where there are no locks nothing is evicted either.
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def file_records(contents: Mapping[str, bytes]) -> dict[str, tuple[int, str]]:

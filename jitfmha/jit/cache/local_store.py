@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CacheError, StoreFailure
-from .directory import CacheDirectory, cache_dir, readable_directories, stand_in
+from .directory import CacheDirectory, advice_about, cache_dir, readable_directories, stand_in
 from .entry import InvalidEntry, OpenEntry, open_entry
 from .key import EntryKey
 
@@ -60,16 +60,17 @@ class LocalStore:
         if self.replaced is not None:
             raise CacheError(
                 f"{name} cannot be built, neither in {str(self.replaced)!r} nor in "
-                f"{str(failure.place)!r} ({failure.error}); free some space, or set "
-                "JITFMHA_CACHE_DIR"
+                f"{str(failure.place)!r} ({failure.error}). {advice_about(failure.error)}"
             ) from failure.error
         if failure.is_temporary:
-            raise CacheError(f"{name} cannot be built: {failure}") from failure.error
+            raise CacheError(
+                f"{name} cannot be built: {failure}. {advice_about(failure.error)}"
+            ) from failure.error
         reason = f"{str(failure.place.parent)!r} cannot be used ({failure.error})"
         from .umask import owner_umask  # A filled cache has no use for it.
 
         with owner_umask():
-            return LocalStore(stand_in(reason), failure.place)
+            return LocalStore(stand_in(reason, advice_about(failure.error)), failure.place)
 
     def locate(self, key: EntryKey) -> Path | None:
         places = [path for path, _ in _places(key)]

@@ -11,9 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BuildError, CacheError, CompileFailure, StoreFailure
+from ..spec import ARTIFACT_SUFFIXES
 from ..toolchain.compiling import is_plain_path
 from .directory import CacheDirectory, writable_directory
-from .entry import EntryMeta, InvalidEntry, OpenEntry, open_entry, publish, write_entry
+from .entry import (
+    EntryMeta,
+    InvalidEntry,
+    OpenEntry,
+    kept_in_place,
+    open_entry,
+    publish,
+    write_entry,
+)
 from .eviction import cache_limit, empty_trash, enforce_limit, make_way
 from .key import EntryKey
 from .lock import building_lock
@@ -90,6 +99,12 @@ class LocalTurn:
     def publish(self, meta: EntryMeta, contents: Mapping[str, bytes]) -> OpenEntry:
         staged = self.stage / "entry"
         write_entry(staged, meta, contents)
+        artifact = next(name for name in contents if Path(name).suffix in ARTIFACT_SUFFIXES)
+        with kept_in_place(staged / artifact):
+            return self._published(staged)
+
+    def _published(self, staged: Path) -> OpenEntry:
+        """The entry that is in place in the end: that in `staged`, or another process's."""
         reason = "other processes kept removing it"
         for _ in range(_PUBLISH_ATTEMPTS):
             ours = staged.is_dir() and publish(staged, self.destination)

@@ -55,8 +55,13 @@ def compile_library(
     cflags = [*spec.cflags, *source_flags(sources, destination)]
     ldflags = ["-shared", *_needed_libraries_only(), *spec.ldflags]
     with _one_build_at_a_time, _environment(command, workspace, variables):
-        library = _load(spec, sources, workspace, cflags, ldflags)
-    return Path(library).read_bytes()
+        library = Path(_load(spec, sources, workspace, cflags, ldflags))
+    if workspace.is_dir() and not library.is_file():
+        raise BuildError(
+            f"{spec.name} could not be compiled: {command[0]} ended without an error and wrote "
+            "nothing, so it is no C++ compiler. Set CXX to one, or unset it."
+        )
+    return library.read_bytes()
 
 
 def _load(

@@ -1,5 +1,6 @@
 """The general family: AMD Instinct kernels that are compiled for exactly a call's traits."""
 
-from .family import NAME, SERVES, propose
+from .family import NAME, propose, reasons
+from .rules import SERVES
 
-__all__ = ["NAME", "SERVES", "propose"]
+__all__ = ["NAME", "SERVES", "propose", "reasons"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,16 +12,33 @@ from torch import Tensor
 from ...amd.code_object import CodeObject
 from ...amd.kernel_arguments import GRADIENT_TENSORS
 from ...amd.launcher import TENSORS, AmdLaunch, BoundKernel
+from ...amd.manifest import KernelRow
 from ...arguments import CuSeqlens, Gradients, Tensors
 from ...problem import GradientStrides, Problem, Sizes
 from ...target import AmdTarget
-from .backward_traits import ELEMENT_BYTES, BackwardTraits, Rows
+from .backward_traits import ELEMENT_BYTES, Rows
 from .modifiers import address, modifier_constants, modifier_tensors, packed_modifiers
-from .traits import TILE_ROWS
 
 _ONE_SPLIT = (1, 0)
 _NO_PAGES = (0,) * 7
 _NO_STRIDES = (0, 0, 0)
+_FLOAT_BYTES = 4
+
+
+class BackwardKernel(NamedTuple):
+    """A kernel of a backward pass.
+
+    Attributes:
+        row: how the launcher knows it.
+        rows: whose rows its workgroups have.
+        own_rows: how many each.
+        leaves_alone: tensors of the call that it neither reads nor writes.
+    """
+
+    row: KernelRow
+    rows: Rows
+    own_rows: int
+    leaves_alone: frozenset[str] = frozenset()
 
 
 class BoundBackward:
@@ -29,9 +47,19 @@ class BoundBackward:
     """
 
     def __init__(
-        self, problem: Problem, target: AmdTarget, traits: BackwardTraits, code_object: CodeObject
+        self,
+        problem: Problem,
+        target: AmdTarget,
+        kernels: Sequence[BackwardKernel],
+        code_object: CodeObject,
+        *,
+        adds_dq_up: bool,
     ) -> None:
         """Build and load the launcher and the kernels, as far as that has not been done.
+
+        Args:
+            kernels: in the order of their launches, all of them in ``code_object``.
+            adds_dq_up: whether they need room for float32 sums that dq is made of.
 
         Raises:
             HipError: the HIP runtime cannot be used, or refuses the code object.
@@ -39,9 +67,9 @@ class BoundBackward:
         """
         self._problem = problem
         self._kernels = [
-            (BoundKernel(problem, target, traits.row(symbol), code_object), rows)
-            for symbol, rows in traits.kernels()
+            (BoundKernel(problem, target, kernel.row, code_object), kernel) for kernel in kernels
         ]
+        self._adds_dq_up = adds_dq_up
         self._constants = modifier_constants(problem)
 
     def launch_for(self, sizes: Sizes) -> BackwardLaunch:
@@ -49,11 +77,13 @@ class BoundBackward:
         problem = self._problem.with_sizes(sizes)
         assert problem.gradients is not None
         launches = tuple(
-            (kernel.launch_for(sizes, _ONE_SPLIT, None), rows) for kernel, rows in self._kernels
+            (bound.launch_for(sizes, _ONE_SPLIT, None), kernel) for bound, kernel in self._kernels
         )
         heads: dict[Rows, int] = {"q": problem.heads_q, "k": problem.heads_k}
+        query_rows = math.prod(problem.lse_shape)
         return BackwardLaunch(
-            *(launches, heads, sizes.seqlen_q, sizes.seqlen_k, problem.lse_shape),
+            *(launches, heads, sizes.seqlen_q, sizes.seqlen_k, query_rows),
+            query_rows * problem.hdim_q if self._adds_dq_up else 0,
             *(_packed_strides(problem, problem.gradients), self._constants),
         )
 
@@ -62,19 +92,21 @@ class BackwardLaunch(NamedTuple):
     """Bound kernels with all that they need but the tensors' addresses.
 
     Attributes:
-        launches: in order, and whose rows the workgroups of each have.
+        launches: in order, and what the workgroups of each have.
         heads: how many, by whose rows.
         seqlen_q, seqlen_k: gm0 of every sequence, gm1 of all together.
-        lse_shape: of the lse, and of what the kernels leave for each other.
+        query_rows: of all heads and sequences together.
+        dq_floats: that dq is added up in; 0 where it is not.
         strides: those of ``GRADIENT_TENSORS`` but for dbias, in order.
         constants: the numbers among the modifiers.
     """
 
-    launches: tuple[tuple[AmdLaunch, Rows], ...]
+    launches: tuple[tuple[AmdLaunch, BackwardKernel], ...]
     heads: dict[Rows, int]
     seqlen_q: int
     seqlen_k: int
-    lse_shape: tuple[int, ...]
+    query_rows: int
+    dq_floats: int
     strides: tuple[int, ...]
     constants: tuple[float, ...]
 
@@ -89,23 +121,24 @@ class BackwardLaunch(NamedTuple):
         assert gradients is not None, "a backward pass has gradients"
         longest = self._longest(cu_seqlens)
         sums = (None,) * 4 if cu_seqlens is None else cu_seqlens[:4]
-        between = q.new_empty((2, *self.lse_shape), dtype=torch.float32)
+        # What the kernels leave for each other: sums of dq, then the lse and delta of each row.
+        between = q.new_empty(self.dq_floats + 2 * self.query_rows, dtype=torch.float32)
         addresses = TENSORS.packer.pack(
             *(address(x) for x in (q, k, v, out, None, None, *sums, None, None, None)),
             *(longest["q"], 1),
         )
         modifying = packed_modifiers(modifiers, dropout, _NO_PAGES, self.constants)
         differentiating = self._packed_gradients(tensors, gradients, between)
-        read = (q, k, v, out, tensors.lse, *sums, *modifier_tensors(modifiers, dropout))
-        for (kernel, sizes, *_), rows in self.launches:
-            count = self.heads[rows], -(-longest[rows] // TILE_ROWS)
+        beside = (*sums, *modifier_tensors(modifiers, dropout))
+        for (kernel, sizes, *_), (_, rows, own_rows, leaves_alone) in self.launches:
+            count = self.heads[rows], -(-longest[rows] // own_rows)
             stream = kernel.current_stream(kernel.device_index)
             call = kernel.call, sizes, addresses, modifying, differentiating, *count, stream
             entry = kernel.launcher.jitfmha_general_bwd
             if kernel.launching is None:
                 status = entry(*call)
             else:
-                with kernel.launching((*read, *gradients, between)):
+                with kernel.launching((*_but(leaves_alone, tensors, gradients), *beside, between)):
                     status = entry(*call)
             if status != 0:
                 raise kernel.error(status)
@@ -123,10 +156,23 @@ class BackwardLaunch(NamedTuple):
 
     def _packed_gradients(self, tensors: Tensors, gradients: Gradients, between: Tensor) -> bytes:
         dout, dlse, dq, dk, dv, dbias = gradients
-        lse_log2, delta = between
-        written = dout, tensors.lse, dlse, dq, dk, dv, dbias, lse_log2, delta
+        given = dout, tensors.lse, dlse, dq, dk, dv, dbias
+        dq_sums = between.data_ptr()
+        lse_log2 = dq_sums + self.dq_floats * _FLOAT_BYTES
+        delta = lse_log2 + self.query_rows * _FLOAT_BYTES
         of_dbias = _NO_STRIDES if dbias is None else _row_strides(dbias.stride()[:-1])
-        return GRADIENT_TENSORS.packer.pack(*map(address, written), *self.strides, *of_dbias)
+        return GRADIENT_TENSORS.packer.pack(
+            *map(address, given), *(lse_log2, delta, dq_sums), *self.strides, *of_dbias
+        )
+
+
+def _but(
+    leaves_alone: frozenset[str], tensors: Tensors, gradients: Gradients
+) -> list[Tensor | None]:
+    """What a kernel may touch of a call's own tensors."""
+    named = {name: getattr(tensors, name) for name in ("q", "k", "v", "out", "lse")}
+    named |= gradients._asdict()
+    return [x for name, x in named.items() if name not in leaves_alone]
 
 
 def _packed_strides(problem: Problem, gradients: GradientStrides) -> tuple[int, ...]:

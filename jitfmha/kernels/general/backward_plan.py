@@ -1,53 +1,22 @@
-"""Which backward passes general kernels serve, and the plan for one."""
+"""The plan for a backward pass that general kernels serve."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from ... import jit
-from ...amd.code_object import CodeObject
 from ...amd.kernel_arguments import BACKWARD_ARGUMENTS
-from ...plan import Kernel, Reason
-from ...problem import DTYPE_BYTES, Problem
+from ...amd.manifest import KernelRow
+from ...plan import Kernel
+from ...problem import Problem
 from ...target import AmdTarget
-from .backward_launch import BoundBackward
+from .backward_launch import BackwardKernel, BoundBackward
 from .backward_traits import BackwardTraits, backward_spec
-
-_DTYPES = ("bf16", "fp16")
-_MAX_HDIM = 256
-_FIELD_END = 1 << 32  # a row's stride has 32 bits
-
-
-def reasons_of_backward(problem: Problem) -> Iterator[Reason]:
-    """What backward does not serve beside what forward does not."""
-    gradients = problem.gradients
-    if gradients is None:
-        return
-    for dtype in dict.fromkeys((problem.dtype, problem.kv_dtype)):
-        if dtype not in _DTYPES:
-            template = "Its backward pass serves {served}; the inputs are {dtype}."
-            yield Reason(template, served=", ".join(_DTYPES), dtype=dtype)
-    for name, hdim in (("q and k", problem.hdim_q), ("v", problem.hdim_v)):
-        if hdim > _MAX_HDIM:
-            template = (
-                "Its backward pass serves head dimensions up to {most}; that of {name} is {hdim}."
-            )
-            yield Reason(template, most=_MAX_HDIM, name=name, hdim=hdim)
-    if problem.has_column_major_v:
-        yield Reason("Its backward pass does not serve values with contiguous keys.")
-    for name in ("dout", "dq", "dk", "dv"):
-        size = getattr(gradients, name)[-3] * DTYPE_BYTES[problem.dtype]
-        if size >= _FIELD_END:
-            template = (
-                "The kernels take strides below 4 GiB; rows of {name} are {size} bytes apart."
-            )
-            yield Reason(template, name=name, size=size)
+from .compiled_plan import CompiledPlan
 
 
 @dataclass(frozen=True)
-class BackwardPlan:
+class BackwardPlan(CompiledPlan):
     """The kernels that are compiled for one problem."""
 
     problem: Problem
@@ -66,22 +35,25 @@ class BackwardPlan:
         return "csrc_templates/amd/general_bwd.hip.in"
 
     @property
-    def is_built(self) -> bool:
-        """True when the kernels and the launcher are in the cache already."""
-        from ...amd.launcher import launcher_spec  # of use where there is a GPU only
+    def spec(self) -> jit.BuildSpec:
+        """The build of the kernels."""
+        return backward_spec(self.traits)
 
-        return jit.is_built(backward_spec(self.traits)) and jit.is_built(launcher_spec())
+    @property
+    def argument_bytes(self) -> int:
+        """What the interface of these kernels says."""
+        return BACKWARD_ARGUMENTS.size
 
-    def remarks(self) -> list[str]:
-        """What compiles the kernels, and why that."""
-        from ...jit.toolchain.device_hip import device_hip_in_words  # asks a process
-
-        return [f"compiler for AMD GPUs: {device_hip_in_words()}"]
+    def rows(self) -> tuple[KernelRow, ...]:
+        """Of its kernels, in the order of their launches."""
+        return tuple(self.traits.row(symbol) for symbol, _ in self.traits.kernels())
 
     def bind(self) -> Kernel:
         """Compile the kernels, build and load the launcher, and load them, where needed."""
-        spec = backward_spec(self.traits)
-        image = jit.read(spec)
-        path = Path(spec.artifact_name)
-        code_object = CodeObject(path, image, self.traits.name, BACKWARD_ARGUMENTS.size)
-        return BoundBackward(self.problem, self.target, self.traits, code_object)
+        code_object = self.compiled()
+        traits = self.traits
+        kernels = [
+            BackwardKernel(traits.row(symbol), rows, traits.tile.own_rows)
+            for symbol, rows in traits.kernels()
+        ]
+        return BoundBackward(self.problem, self.target, kernels, code_object, adds_dq_up=False)

@@ -12,19 +12,27 @@ from ...amd.manifest import KernelRow
 from ...chips import Arch
 from ...problem import Problem
 from .device_spec import device_spec
-from .traits import FAR_STRIDE_BYTES, Access, GeneralModifiers, SharedTraits, has_roundings
+from .tile_table import GeneralKernel, Tile
+from .tiles import tile_for
+from .traits import (
+    Access,
+    GeneralModifiers,
+    SharedTraits,
+    elements_of,
+    far_stride_bytes,
+    has_roundings,
+)
 
 Rows = Literal["q", "k"]
 """Whose rows the workgroups of a kernel have."""
 
 _TEMPLATE = "general_bwd.hip"
 _HEADERS = (
-    *("dropout.h", "elements.h", "gradients.h", "half_waves.h"),
+    *("dropout.h", "elements.h", "gradients.h"),
     *("row_tiles.h", "score_pairs.h", "scores.h"),
 )
 ELEMENT_BYTES = 2  # of all tensors
-# Up to here the operands and sums of dk and dv together fit into a wave's registers.
-_MOST_HDIMS_TOGETHER = 320
+_OF_KEYS: tuple[GeneralKernel, ...] = ("dk_and_dv", "dk", "dv")
 
 
 @dataclass(frozen=True)
@@ -36,7 +44,9 @@ class BackwardTraits(SharedTraits):
 
     @classmethod
     def of(cls, problem: Problem, arch: Arch) -> BackwardTraits:
-        """What a problem asks for."""
+        """What a problem asks for; there have to be tiles with room for it."""
+        tile = tile_for(arch, "dq", problem.dtype, problem.hdim_q, problem.hdim_v)
+        assert tile is not None
         return cls(
             arch=arch,
             dtype=problem.dtype,
@@ -45,7 +55,7 @@ class BackwardTraits(SharedTraits):
             mode=problem.mode,
             bf16_cvt=problem.bf16_cvt if has_roundings(arch, problem.dtype) else "rtne",
             is_masked=not problem.mask.is_none,
-            access=_access_of(problem),
+            access=_access_of(problem, tile),
             modifiers=GeneralModifiers.of(problem._replace(has_sink=False)),
         )
 
@@ -64,9 +74,20 @@ class BackwardTraits(SharedTraits):
         return "_".join(word for word in words if word)
 
     @property
+    def tile(self) -> Tile:
+        """The shape of the first kernel's work, which is that of the others with sides swapped."""
+        tile = self.tile_of("dq")
+        assert tile is not None
+        return tile
+
+    def tile_of(self, kernel: GeneralKernel) -> Tile | None:
+        """The tile of one of the kernels; None where it has none for these head dimensions."""
+        return tile_for(self.arch, kernel, self.dtype, self.hdim_q, self.hdim_v)
+
+    @property
     def makes_dk_with_dv(self) -> bool:
-        """Whether one kernel makes both, or each has its own."""
-        return _rounded_up(self.hdim_q) + _rounded_up(self.hdim_v) <= _MOST_HDIMS_TOGETHER
+        """Whether one kernel makes both, which it does where it has a tile, or each has its own."""
+        return self.tile_of("dk_and_dv") is not None
 
     def kernels(self) -> tuple[tuple[str, Rows], ...]:
         """Symbols in the order of their launches, and whose rows each has."""
@@ -78,18 +99,19 @@ class BackwardTraits(SharedTraits):
         return self.row_of(symbol, f"{self.name}.co")
 
 
-def _rounded_up(hdim: int) -> int:
-    """To what operands and sums take registers for."""
-    return -(-hdim // 32) * 32
-
-
-def _access_of(problem: Problem) -> Access:
+def _access_of(problem: Problem, tile: Tile) -> Access:
     """How rows are reached; far ones are more than a buffer's offsets apart."""
     gradients = problem.gradients
     assert gradients is not None
     dout = gradients.dout[-3] if problem.seqlen_q > 1 else 0
     strides = problem.q.seq, problem.k.seq, problem.v.seq, dout
-    return "far" if max(strides) * ELEMENT_BYTES >= FAR_STRIDE_BYTES else "near"
+    return "far" if max(strides) * ELEMENT_BYTES >= far_stride_bytes(tile) else "near"
+
+
+def _lds_bytes(traits: BackwardTraits, kernel: GeneralKernel) -> int:
+    """Of a kernel; 0 where it is not compiled."""
+    tile = traits.tile_of(kernel)
+    return 0 if tile is None else tile.lds_bytes
 
 
 @cache
@@ -99,7 +121,8 @@ def backward_spec(traits: BackwardTraits) -> jit.BuildSpec:
         "shared_structs": backward_structs(),
         "kernel": traits.name,
         "makes_dk_with_dv": int(traits.makes_dk_with_dv),
-        "dtype": traits.dtype.upper(),
+        "dtype": elements_of(traits.arch, traits.dtype).products,
+        **{f"lds_bytes_of_{kernel}": _lds_bytes(traits, kernel) for kernel in _OF_KEYS},
         **traits.template_values(),
         **{name: x for name, x in traits.modifiers.values().items() if name != "sink"},
     }

@@ -14,6 +14,7 @@ _SHARED_HEADERS = (
     *("address_spaces.h", "arguments.h", "attention.h", "number_formats.h"),
     *("split_results.h", "tiles.h", "workgroups.h"),
 )
+_UNPACKED = ("-Xclang", "-target-feature", "-Xclang", "-packed-fp32-ops")
 
 
 def device_spec(
@@ -23,6 +24,8 @@ def device_spec(
     values: Mapping[str, object],
     headers: Sequence[str],
     why: str,
+    *,
+    packs_floats: bool = True,
 ) -> jit.BuildSpec:
     """The sources and the flags of a kernel.
 
@@ -33,6 +36,9 @@ def device_spec(
         values: those of the template, beside where it came from.
         headers: what it includes from ``csrc_templates/amd``.
         why: for whom it is built.
+        packs_floats: whether two numbers may be computed by one instruction of packed float32.
+            Those take half as many instructions, but wait for the matrix units
+            (LLVM pull request 157968; `packed_after_matrix` in jitfmha/emulator/rates.json).
     """
     origin = {"origin": f"csrc_templates/amd/{template}.in for {name}"}
     shared = hsa_dir() / "src"
@@ -48,6 +54,7 @@ def device_spec(
             f"--offload-arch={arch}",
             # Branches that whole waves take stay as they are, as in the tuned kernels.
             *("-mllvm", "-structurizecfg-skip-uniform-regions=1"),
+            *(() if packs_floats else _UNPACKED),
         ),
         toolchain="device_hip",
         why=why,

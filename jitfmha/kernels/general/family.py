@@ -1,87 +1,48 @@
-"""Which problems general kernels serve, and the plan for one."""
+"""The plan for a problem that general kernels serve."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from ... import jit
-from ...amd.code_object import CodeObject
 from ...amd.kernel_arguments import GENERAL_ARGUMENTS
+from ...amd.manifest import KernelRow
 from ...plan import Kernel, Launch, Plan, Reason, Refusal
-from ...problem import MAX_HDIM, Feature, Problem, Sizes
+from ...problem import Problem, Sizes
 from ...target import AmdTarget, Target
 from .. import tuned
-from ..tuned.limits import are_far_from_limits, reasons_of_sizes, reasons_of_target
-from .backward_plan import BackwardPlan, reasons_of_backward
+from ..rules import reasons_of
+from ..tuned.limits import SIZE_RULES, are_far_from_limits
+from .backward_plan import BackwardPlan
 from .backward_traits import BackwardTraits
+from .compiled_plan import CompiledPlan
 from .launch import BoundGeneralKernel
+from .rules import RULES
 from .traits import GeneralTraits, access_of, kernel_spec, stacks_heads
 
 NAME = "general"
-SERVES = frozenset(
-    {
-        Feature.FP32,
-        Feature.BF16,
-        Feature.FP16,
-        Feature.FP8_E4M3FNUZ,
-        Feature.FP8_E4M3FN,
-        Feature.INT8,
-        Feature.INT8_KEYS_AND_VALUES,
-        Feature.INT8_PROBABILITIES,
-        Feature.DESCALES,
-        Feature.QUERY_HEAD_DESCALES,
-        Feature.COLUMN_MAJOR_V,
-        Feature.GROUP_MODE,
-        Feature.PADDED_SEQUENCES,
-        Feature.CAUSAL_MASK,
-        Feature.WINDOW_MASK,
-        Feature.TOP_LEFT_MASK,
-        Feature.LSE,
-        Feature.BIAS,
-        Feature.BOOLEAN_BIAS,
-        Feature.ALIBI,
-        Feature.SOFTCAP,
-        Feature.SINKS,
-        Feature.SINK_TOKENS,
-        Feature.DROPOUT,
-        Feature.PAGED_KEYS,
-        Feature.NUM_SPLITS,
-        Feature.BACKWARD,
-    }
-)
-# Queries are kept in registers, 512 of which a lane has: those of fp32 take twice as many.
-_MAX_HDIM_Q = {"fp32": 256}
+
+
+def reasons(problem: Problem, target: Target) -> tuple[Reason, ...]:
+    """Every rule that ``problem`` breaks, whatever features it asks for."""
+    assert isinstance(target, AmdTarget)
+    return tuple(reasons_of(RULES, problem, target.arch))
 
 
 def propose(problem: Problem, target: Target) -> Plan | Refusal:
     """The kernel for exactly what ``problem`` asks for."""
     assert isinstance(target, AmdTarget)
-    reasons = (
-        *reasons_of_target(problem, target),
-        *reasons_of_sizes(problem),
-        *_reasons_of_hdims(problem),
-        *reasons_of_backward(problem),
-    )
-    if reasons:
-        return Refusal(reasons)
+    broken = reasons(problem, target)
+    if broken:
+        return Refusal(broken)
     if problem.direction == "backward":
         return BackwardPlan(problem, target, BackwardTraits.of(problem, target.arch))
     return GeneralPlan(problem, target, GeneralTraits.of(problem, target.arch))
 
 
-def _reasons_of_hdims(problem: Problem) -> Iterator[Reason]:
-    if problem.direction == "backward":
-        return
-    most = _MAX_HDIM_Q.get(problem.dtype, MAX_HDIM)
-    if problem.hdim_q > most:
-        template = "It serves {dtype} with head dimensions of q and k up to {most}; here is {hdim}."
-        yield Reason(template, dtype=problem.dtype, most=most, hdim=problem.hdim_q)
-
-
 @dataclass(frozen=True)
-class GeneralPlan:
+class GeneralPlan(CompiledPlan):
     """The kernel that is compiled for one problem."""
 
     problem: Problem
@@ -100,24 +61,22 @@ class GeneralPlan:
         return "csrc_templates/amd/general_fwd.hip.in"
 
     @property
-    def is_built(self) -> bool:
-        """True when the kernel and the launcher are in the cache already."""
-        from ...amd.launcher import launcher_spec  # of use where there is a GPU only
+    def spec(self) -> jit.BuildSpec:
+        """The build of the kernel."""
+        return kernel_spec(self.traits)
 
-        return jit.is_built(kernel_spec(self.traits)) and jit.is_built(launcher_spec())
+    @property
+    def argument_bytes(self) -> int:
+        """What the interface of these kernels says."""
+        return GENERAL_ARGUMENTS.size
 
-    def remarks(self) -> list[str]:
-        """What compiles the kernel, and why that."""
-        from ...jit.toolchain.device_hip import device_hip_in_words  # asks a process
-
-        return [f"compiler for AMD GPUs: {device_hip_in_words()}"]
+    def rows(self) -> tuple[KernelRow, ...]:
+        """Of its kernel."""
+        return (self.traits.row(),)
 
     def bind(self) -> Kernel:
         """Compile the kernel, build and load the launcher, and load the kernel, where needed."""
-        spec = kernel_spec(self.traits)
-        image = jit.read(spec)
-        path = Path(spec.artifact_name)
-        code_object = CodeObject(path, image, self.traits.name, GENERAL_ARGUMENTS.size)
+        code_object = self.compiled()
         bound = BoundGeneralKernel(self.problem, self.target, self.traits, code_object)
         return GeneralKernel(self, bound)
 
@@ -128,17 +87,21 @@ class GeneralKernel:
     def __init__(self, plan: GeneralPlan, bound: BoundGeneralKernel) -> None:
         self._plan = plan
         self._bound = bound
+        self._tile = plan.traits.tile
         self._is_far_from_limits = _are_far_from_limits(plan)
         self._tuned_may_serve = _tuned_may_serve(plan.problem, plan.target)
 
     def launch_for(self, sizes: Sizes) -> Launch | None:
         """The launch, unless another kernel is the one for these lengths and strides."""
         plan = self._plan
-        problem = plan.problem.with_sizes(sizes)
-        traits = plan.traits
-        if (access_of(problem), stacks_heads(problem)) != (traits.access, traits.stacks_heads):
+        problem, traits, tile = plan.problem.with_sizes(sizes), plan.traits, self._tile
+        if access_of(problem, tile) != traits.access:
             return None
-        if not self._is_far_from_limits(sizes) and any(reasons_of_sizes(problem)):
+        if stacks_heads(problem, tile) != traits.stacks_heads:
+            return None
+        if not self._is_far_from_limits(sizes) and any(
+            reasons_of(SIZE_RULES, problem, traits.arch)
+        ):
             return None
         if self._tuned_may_serve and not isinstance(tuned.propose(problem, plan.target), Refusal):
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
@@ -15,7 +16,6 @@ from ...arguments import Bf16Cvt
 from ...chips import Arch, architecture
 from ...problem import (
     BF16_CVTS,
-    DTYPE_NAMES,
     EIGHT_BIT_NAMES,
     FP8_NAMES,
     Feature,
@@ -24,42 +24,41 @@ from ...problem import (
     element_bytes,
 )
 from .device_spec import device_spec
+from .tile_table import Elements, Tile
+from .tiles import tile_for, tile_table, waves_in_cpp
 
 Access = Literal["near", "far", "paged", "wide_pages"]
 
 _TEMPLATE = "general_fwd.hip"
-_HEADERS = ("dropout.h", "elements.h", "half_waves.h", "row_tiles.h", "scores.h")
+_HEADERS = ("bias_tiles.h", "dropout.h", "elements.h", "row_tiles.h", "scores.h")
 _ROUNDINGS: dict[Bf16Cvt, str] = {
     "rtne": "nearest_even",
     "rtna": "nearest_away",
     "rtz": "towards_zero",
 }
-# Of a workgroup's output: registers and LDS have no room for more.
-_MOST_COLUMNS = 256
-TILE_ROWS, TILE_KEYS, THREADS = 128, 32, 256
-_REGISTERS = 512  # vector registers that the waves of a SIMD share
-# The loads of a tile of keys reach less than 2 GiB; beyond that each row has an address of its own.
-FAR_STRIDE_BYTES = (1 << 31) // TILE_KEYS
+_BUFFER_REACH = 1 << 31
+_MOST_SHARED_HDIM = 192  # up to which kernels without features have two waves of a SIMD
 _WIDE_PAGE_ROWS = 16  # of which wide pages have a multiple; the threads of a wave have one
 _LSE_BYTES = 4
+# Up to here an error of 1e-7 of the cap is one of 1e-4 of a logit, below what 16 bits keep.
+_LARGE_SOFTCAP = 1024.0
 _WORD_END = 1 << 32  # a kernel's strides have 32 bits
-# What an element is in memory, and what products take in place of it. That of probabilities and
-# values takes 8 bits as those 16 that probabilities lose the least to.
-_ELEMENTS = {name: name.upper() for name in DTYPE_NAMES.values()} | dict.fromkeys(
-    FP8_NAMES.values(), "FP8"
-)
-_PRODUCT_DTYPES = {name: "fp16" if name in EIGHT_BIT_NAMES else name for name in _ELEMENTS}
-_SCORE_DTYPES = _PRODUCT_DTYPES | {name: name for name in FP8_NAMES.values()}
 _SHORT_DTYPES = dict.fromkeys(FP8_NAMES.values(), "fp8")
 
 
 @dataclass(frozen=True)
 class GeneralModifiers:
-    """What happens to scores and probabilities beside the mask."""
+    """What happens to scores and probabilities beside the mask.
+
+    Attributes:
+        large_softcap: whether the soft cap is so large that it has to be exact in proportion to the
+            logits, not to itself.
+    """
 
     bias: str = "none"
     alibi: bool = False
     softcap: bool = False
+    large_softcap: bool = False
     sink: bool = False
     sink_tokens: bool = False
     dropout: bool = False
@@ -71,6 +70,7 @@ class GeneralModifiers:
             bias=problem.bias_dtype or "none",
             alibi=problem.has_alibi,
             softcap=problem.logit_softcap > 0,
+            large_softcap=problem.logit_softcap > _LARGE_SOFTCAP,
             sink=problem.has_sink,
             sink_tokens=problem.sink_size > 0,
             dropout=problem.dropout_p > 0,
@@ -79,7 +79,7 @@ class GeneralModifiers:
     def words(self) -> tuple[str, ...]:
         """Those of a kernel's name."""
         bias = () if self.bias == "none" else (f"bias_{self.bias}",)
-        named = ("alibi", "softcap", "sink", "sink_tokens", "dropout")
+        named = ("alibi", "softcap", "large_softcap", "sink", "sink_tokens", "dropout")
         return (*bias, *(name for name in named if getattr(self, name)))
 
     def values(self) -> dict[str, str]:
@@ -90,7 +90,7 @@ class GeneralModifiers:
 
 
 @dataclass(frozen=True)
-class SharedTraits:
+class SharedTraits(ABC):
     """What general kernels of both directions are specialised on.
 
     Attributes:
@@ -110,6 +110,11 @@ class SharedTraits:
     access: Access
     modifiers: GeneralModifiers
 
+    @property
+    @abstractmethod
+    def tile(self) -> Tile:
+        """The shape of the kernel's work; of a backward pass that of its first kernel."""
+
     def row_of(self, symbol: str, file: str) -> KernelRow:
         """A kernel as a row of a manifest, as the launcher knows kernels."""
         is_group = self.mode == "gm1"
@@ -120,12 +125,12 @@ class SharedTraits:
             mask=2 if self.is_masked else 0,
             mode=int(is_group),
             bf16_cvt=BF16_CVTS.index(self.bf16_cvt),
-            ts_qo=TILE_ROWS,
-            ts_kv=TILE_KEYS,
+            ts_qo=self.tile.own_rows,
+            ts_kv=self.tile.other_rows,
             symbol=symbol,
             file=file,
             abi="jitfmha",
-            threads=THREADS,
+            threads=self.tile.threads,
             grid="heads_batches_tiles_splits" if is_group else "xcd_heads_tiles_splits",
         )
 
@@ -138,6 +143,12 @@ class SharedTraits:
             "is_masked": cpp_bool(self.is_masked),
             "access": self.access,
             "rounding": _ROUNDINGS[self.bf16_cvt],
+            "own_rows": self.tile.own_rows,
+            "other_rows": self.tile.other_rows,
+            "waves": self.tile.waves,
+            "lds_bytes": self.tile.lds_bytes,
+            "waves_with_features": waves_in_cpp(self.arch, self.tile.direction, "any"),
+            "wide_page_rows": _WIDE_PAGE_ROWS,
         }
 
     def why_built(self, what: str) -> str:
@@ -169,7 +180,8 @@ class GeneralTraits(SharedTraits):
 
     @classmethod
     def of(cls, problem: Problem, arch: Arch) -> GeneralTraits:
-        """What a problem asks for."""
+        """What a problem asks for; there has to be a tile with room for it."""
+        tile = forward_tile(arch, problem.dtype, problem.hdim_q, problem.hdim_v)
         return cls(
             arch=arch,
             dtype=problem.dtype,
@@ -178,7 +190,7 @@ class GeneralTraits(SharedTraits):
             mode=problem.mode,
             bf16_cvt=problem.bf16_cvt if has_roundings(arch, problem.dtype) else "rtne",
             is_masked=not problem.mask.is_none,
-            access=access_of(problem),
+            access=access_of(problem, tile),
             modifiers=GeneralModifiers.of(problem),
             kv_dtype=problem.kv_dtype,
             has_descales=not problem.features.isdisjoint(
@@ -186,13 +198,18 @@ class GeneralTraits(SharedTraits):
             ),
             has_int8_probabilities=problem.has_p_descale,
             has_column_major_v=problem.has_column_major_v,
-            stacks_heads=stacks_heads(problem),
+            stacks_heads=stacks_heads(problem, tile),
         )
+
+    @property
+    def tile(self) -> Tile:
+        """The shape of the kernel's work."""
+        return forward_tile(self.arch, self.dtype, self.hdim_q, self.hdim_v)
 
     @property
     def slices(self) -> int:
         """Into how many slices the columns of the output are divided."""
-        return -(-self.hdim_v // _MOST_COLUMNS)
+        return self.tile.slices
 
     @property
     def columns(self) -> int:
@@ -245,9 +262,27 @@ def has_roundings(arch: Arch, dtype: str) -> bool:
     return arch == "gfx942" and dtype == "bf16"
 
 
-def access_of(problem: Problem) -> Access:
+def forward_tile(arch: Arch, dtype: str, hdim_q: int, hdim_v: int) -> Tile:
+    """The tile of a call that forward serves."""
+    tile = tile_for(arch, "forward", dtype, hdim_q, hdim_v)
+    assert tile is not None, f"no tile of {arch} for {dtype}, hdim {hdim_q}x{hdim_v}"
+    return tile
+
+
+def elements_of(arch: Arch, dtype: str) -> Elements:
+    """What a data type is in C++."""
+    return tile_table(arch).elements_of(dtype)
+
+
+def far_stride_bytes(tile: Tile) -> int:
+    """From where on a tile's loads reach further than a buffer: each row has an address then."""
+    return _BUFFER_REACH // tile.other_rows
+
+
+def access_of(problem: Problem, tile: Tile) -> Access:
     """How keys and values are reached; far ones are more than a buffer's offsets apart."""
-    is_far = max(problem.k.seq, problem.v.seq) * element_bytes(problem).kv >= FAR_STRIDE_BYTES
+    stride = max(problem.k.seq, problem.v.seq) * element_bytes(problem).kv
+    is_far = stride >= far_stride_bytes(tile)
     if problem.is_paged:
         # Biases and dropout need the scalar registers that a wave's page would take.
         is_wide = not (is_far or problem.bias_dtype or problem.dropout_p)
@@ -255,7 +290,7 @@ def access_of(problem: Problem) -> Access:
     return "far" if is_far else "near"
 
 
-def stacks_heads(problem: Problem) -> bool:
+def stacks_heads(problem: Problem, tile: Tile) -> bool:
     """Whether the query heads that share a key head are rows of the same tiles.
 
     That reads keys and values once for all of them, and pays where a tile of one head's queries
@@ -267,7 +302,7 @@ def stacks_heads(problem: Problem) -> bool:
     if problem.has_query_head_descale or problem.has_p_descale:
         return False
     sequences = problem.batch if problem.mode == "gm1" else 1
-    if problem.seqlen_q > TILE_ROWS // 2 * sequences:
+    if problem.seqlen_q > tile.tile_q // 2 * sequences:
         return False
     bytes_of = element_bytes(problem)
     stride = max(problem.q.head * bytes_of.q, problem.out.head * bytes_of.out)
@@ -277,14 +312,19 @@ def stacks_heads(problem: Problem) -> bool:
 def row_of_built(traits: GeneralTraits, image: bytes) -> KernelRow:
     """The row of a kernel whose code object says how many of its waves share a SIMD."""
     descriptor = kernel_descriptors(Elf(image))[traits.name]
-    by_registers = _REGISTERS // descriptor.vgprs
-    by_lds = architecture(traits.arch).lds_bytes // descriptor.lds_bytes
+    chip = architecture(traits.arch)
+    by_registers = chip.simd_vgprs // descriptor.vgprs
+    by_lds = chip.lds_bytes // descriptor.lds_bytes
     return replace(traits.row(), waves_of_simd=min(by_registers, by_lds))
 
 
 @cache
 def kernel_spec(traits: GeneralTraits) -> jit.BuildSpec:
     """The sources and the flags of a kernel."""
+    of_queries, of_keys, of_output = (
+        elements_of(traits.arch, dtype)
+        for dtype in (traits.dtype, traits.kv_dtype, traits.out_dtype)
+    )
     values = {
         "shared_structs": general_structs(),
         "kernel": traits.name,
@@ -292,11 +332,14 @@ def kernel_spec(traits: GeneralTraits) -> jit.BuildSpec:
         "slices": traits.slices,
         "columns": traits.columns,
         "stacks_heads": cpp_bool(traits.stacks_heads),
-        "query_element": _ELEMENTS[traits.dtype],
-        "key_element": _ELEMENTS[traits.kv_dtype],
-        "out_element": _ELEMENTS[traits.out_dtype],
-        "score_dtype": _ELEMENTS[_SCORE_DTYPES[traits.dtype]],
-        "dtype": _ELEMENTS[_PRODUCT_DTYPES[traits.dtype]],
+        "waves_without_features": waves_in_cpp(traits.arch, "forward", "none"),
+        "chip_lds_bytes": architecture(traits.arch).lds_bytes,
+        "waves_with_light_one": waves_in_cpp(traits.arch, "forward", "light one"),
+        "query_element": of_queries.element,
+        "key_element": of_keys.element,
+        "out_element": of_output.element,
+        "score_dtype": of_queries.scores,
+        "dtype": of_queries.products,
         "descales": cpp_bool(traits.has_descales),
         "int8_probabilities": cpp_bool(traits.has_int8_probabilities),
         "column_major_v": cpp_bool(traits.has_column_major_v),
@@ -304,7 +347,21 @@ def kernel_spec(traits: GeneralTraits) -> jit.BuildSpec:
         **traits.modifiers.values(),
     }
     why = traits.why_built("call")
-    return device_spec(traits.name, traits.arch, _TEMPLATE, values, _HEADERS, why)
+    return device_spec(
+        *(traits.name, traits.arch, _TEMPLATE, values, _HEADERS, why),
+        packs_floats=_packs_floats(traits),
+    )
+
+
+def _packs_floats(traits: GeneralTraits) -> bool:
+    """Whether packed float32 takes less time than instructions that overlap with matrix products.
+
+    By the cost model it does where the products take less of the time than the rest: on gfx950 with
+    features, and with heads so wide that a wave has a SIMD to itself.
+    """
+    if max(traits.hdim_q, traits.hdim_v) > _MOST_SHARED_HDIM:
+        return True
+    return traits.arch == "gfx950" and traits.modifiers != GeneralModifiers()
 
 
 def cpp_bool(value: bool) -> str:

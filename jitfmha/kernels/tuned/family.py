@@ -7,27 +7,24 @@ tiles, that with the best tile is taken.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
 from ...arguments import Tensors
 from ...memory import write_zeros
 from ...plan import Kernel, Launch, Reason, Refusal
-from ...problem import BF16_CVTS, Feature, Problem, Sizes
+from ...problem import BF16_CVTS, DTYPE_FEATURES, Feature, Problem, Sizes
 from ...target import AmdTarget, Target
-from .limits import (
-    are_far_from_limits,
-    reason_of_row,
-    reasons_of_sizes,
-    reasons_of_target,
-)
+from ..rules import reasons_of
+from .limits import DTYPE_RULE, SIZE_RULES, are_far_from_limits, reasons_of_row
+from .policy import Wanted, has_conversions, mask_column, row_serves
 from .tile_choice import TileChoice
 
 if TYPE_CHECKING:
     from ...amd.code_object import CodeObject
     from ...amd.launcher import BoundKernel
-    from ...amd.manifest import KernelRow, Tree
+    from ...amd.manifest import KernelDtype, KernelRow, Tree
 
 NAME = "tuned"
 SERVES = frozenset(
@@ -45,6 +42,7 @@ SERVES = frozenset(
     }
 )
 
+_RULES = (DTYPE_RULE, *SIZE_RULES)
 _MODES = ("gm0", "gm1")
 _MASK_NAMES = ("none", "causal (top-left)", "causal (bottom-right)")
 
@@ -52,21 +50,28 @@ _MASK_NAMES = ("none", "causal (top-left)", "causal (bottom-right)")
 def propose(problem: Problem, target: Target) -> TunedPlan | Refusal:
     """The kernel of the first tree that serves ``problem``."""
     assert isinstance(target, AmdTarget)
-    if not target.trees:
-        template = "This version ships no code objects for {arch}."
-        return Refusal((Reason(template, arch=target.arch),))
     for tree in target.trees:
         tree.warn_of_oddities()
-    reasons = (*reasons_of_target(problem, target), *reasons_of_sizes(problem))
-    if reasons:
-        return Refusal(reasons)
+    broken = tuple(reasons_of(_RULES, problem, target.arch))
     passed_over: list[Reason] = []
-    for tree in target.trees:
+    for tree in target.trees if not broken else ():
         found = _choice_in(tree, problem, target)
         if isinstance(found, Choice):
             return TunedPlan(problem, target, found, tuple(passed_over))
-        passed_over.append(found)
-    return Refusal(tuple(passed_over))
+        passed_over.extend(found)
+    return Refusal(tuple(passed_over) or reasons(problem, target))
+
+
+def reasons(problem: Problem, target: Target) -> tuple[Reason, ...]:
+    """Every rule that ``problem`` breaks, and every tree without a kernel for it."""
+    assert isinstance(target, AmdTarget)
+    if not target.trees:
+        return (Reason("This version ships no code objects for {arch}.", arch=target.arch),)
+    broken = tuple(reasons_of(_RULES, problem, target.arch))
+    if DTYPE_FEATURES[problem.dtype] not in SERVES:
+        return broken  # Of other data types no tree has kernels, which is said once.
+    trees = (tree for tree in target.trees if not _rows(tree, problem, target))
+    return (*broken, *(_no_row(tree, problem, target) for tree in trees))
 
 
 class Choice(NamedTuple):
@@ -78,34 +83,32 @@ class Choice(NamedTuple):
     tiles: TileChoice
 
 
-def _choice_in(tree: Tree, problem: Problem, target: AmdTarget) -> Choice | Reason:
+def _choice_in(tree: Tree, problem: Problem, target: AmdTarget) -> Choice | list[Reason]:
     rows = _rows(tree, problem, target)
     if not rows:
-        return _no_row(tree, problem, target)
+        return [_no_row(tree, problem, target)]
     tiles = TileChoice(rows, problem, target)
     row = tiles.tile_for(problem.seqlen_q, problem.seqlen_k).row
-    reason = reason_of_row(problem, target, row)
-    if reason is not None:
-        return Reason("{tree}: {reason}", tree=tree, reason=reason)
+    limits = reasons_of_row(problem, target, row)
+    if limits:
+        return [Reason("{tree}: {reason}", tree=tree, reason=reason) for reason in limits]
     code_object = tree.code_object(row)
     if isinstance(code_object, Exception):
-        return Reason("{tree}: {error}", tree=tree, error=code_object)
+        return [Reason("{tree}: {error}", tree=tree, error=code_object)]
     return Choice(tree, row, code_object, tiles)
 
 
 def _rows(tree: Tree, problem: Problem, target: AmdTarget) -> list[KernelRow]:
     """The manifest's rows for a problem: one, or where there are tiles to choose from several."""
-    wanted = (
-        *("fp8bf16" if problem.is_fp8 else problem.dtype, problem.hdim_q, problem.hdim_v),
-        *(_mask_column(problem), _MODES.index(problem.mode)),
+    wanted = Wanted(
+        dtype=_row_dtype(problem),
+        hdim_q=problem.hdim_q,
+        hdim_v=problem.hdim_v,
+        mask=_mask_column(problem),
+        mode=_MODES.index(problem.mode),
+        bf16_cvt=BF16_CVTS.index(problem.bf16_cvt),
     )
-    converts = _converts(problem, target)
-    return [
-        row
-        for row in tree.rows
-        if (row.dtype, row.hdim_q, row.hdim_v, row.mask, row.mode) == wanted
-        and (not converts or BF16_CVTS[row.bf16_cvt] == problem.bf16_cvt)
-    ]
+    return [row for row in tree.rows if row_serves(row, wanted, target.arch)]
 
 
 def _no_row(tree: Tree, problem: Problem, target: AmdTarget) -> Reason:
@@ -113,29 +116,24 @@ def _no_row(tree: Tree, problem: Problem, target: AmdTarget) -> Reason:
         "{tree}: no kernel for {dtype}, hdim {hdim_q}x{hdim_v}, mask {mask}, {mode}{cvt} "
         "on {chip}.",
         tree=tree,
-        dtype="fp8bf16" if problem.is_fp8 else problem.dtype,
+        dtype=_row_dtype(problem),
         hdim_q=problem.hdim_q,
         hdim_v=problem.hdim_v,
         mask=_MASK_NAMES[_mask_column(problem)],
         mode=problem.mode,
-        cvt=f", {problem.bf16_cvt}" if _converts(problem, target) else "",
+        cvt=f", {problem.bf16_cvt}" if has_conversions(_row_dtype(problem), target.arch) else "",
         chip=target.chip,
     )
 
 
-def _converts(problem: Problem, target: AmdTarget) -> bool:
-    """Whether there is a kernel for each way from float32 to bf16.
-
-    gfx950 rounds in hardware. fp16 kernels have no bf16 inside, and fp8 ones no choice.
-    """
-    return problem.dtype == "bf16" and target.arch == "gfx942"
+def _row_dtype(problem: Problem) -> KernelDtype:
+    """A manifest's name for the data type of a problem; of others than these no row is."""
+    return "fp8bf16" if problem.is_fp8 else cast("KernelDtype", problem.dtype)
 
 
 def _mask_column(problem: Problem) -> int:
-    """The manifest's number for the mask: where both corners are one, bottom-right serves both."""
-    if problem.mask.is_none:
-        return 0
-    return 1 if problem.mask.top_left and problem.seqlen_q != problem.seqlen_k else 2
+    mask = problem.mask
+    return mask_column(not mask.is_none, mask.top_left, problem.seqlen_q, problem.seqlen_k)
 
 
 class TunedPlan:
@@ -173,10 +171,20 @@ class TunedPlan:
 
         return jit.is_built(launcher_spec())
 
+    def rows(self) -> tuple[KernelRow, ...]:
+        """Of its kernels."""
+        return (self.choice.row,)
+
     def remarks(self) -> list[str]:
         """What is odd in the trees, and why preferred ones do not serve the problem."""
         odd = [oddity for tree in self.target.trees for oddity in tree.oddities]
         return [*odd, *(str(reason) for reason in self.passed_over)]
+
+    def build(self) -> None:
+        """Build the launcher where needed."""
+        from ...amd.launcher import launcher_spec, load_launcher
+
+        load_launcher(launcher_spec())
 
     def bind(self) -> Kernel:
         """Build and load the launcher, and load the code object."""

@@ -1,6 +1,9 @@
 """How keys are split among workgroups where query tiles alone would leave compute units idle.
 
 Times are those of the emulator's cost model, in seconds; ``python -m jitfmha profile`` shows them.
+
+``python -m jitfmha export`` translates this module to C++, so it keeps to the Python that
+``jitfmha/export/translation.py`` knows.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ _MOST_SPLITS = 1024
 # Multiplications and additions of a compute unit with eight waves: by the model three quarters of
 # what its matrix units could do. The workgroups that share a unit share them.
 _PRODUCTS_PER_SECOND: dict[Arch, float] = {"gfx942": 1.08e12, "gfx950": 1.7e12}
+# The same of fp8 inputs, by the time of a launch over that of one with bf16 inputs.
+_FP8_PRODUCTS_PER_SECOND: dict[Arch, float] = {"gfx942": 2.0e12, "gfx950": 3.2e12}
 # `combine` with two splits, and what each split more adds: it reads eight of them at once.
 _COMBINE_SECONDS, _COMBINE_SECONDS_OF_SPLIT = 3e-6, 0.25e-6
 # From the end of a kernel to the beginning of the next one on its stream, which the model knows
@@ -61,7 +66,9 @@ class KeySplit:
     def of(cls, row: KernelRow, sequences: int, compute_units: int, arch: Arch) -> KeySplit:
         """For a kernel on a GPU."""
         products = row.ts_qo * row.ts_kv * (row.hdim_q + row.hdim_v)
-        tile_seconds = products * row.workgroups_of_unit / _PRODUCTS_PER_SECOND[arch]
+        is_fp8 = row.dtype == "fp8bf16"
+        speed = _FP8_PRODUCTS_PER_SECOND[arch] if is_fp8 else _PRODUCTS_PER_SECOND[arch]
+        tile_seconds = products * row.workgroups_of_unit / speed
         slots = compute_units * row.workgroups_of_unit
         return cls(sequences, row.ts_qo, slots, row.hdim_v, tile_seconds)
 
@@ -103,15 +110,3 @@ class KeySplit:
         """Of both launches, where one without splits takes ``unsplit_seconds``."""
         combine = _COMBINE_SECONDS + _COMBINE_SECONDS_OF_SPLIT * (num_splits - 2)
         return unsplit_seconds / num_splits + _LAUNCH_GAP_SECONDS + combine
-
-
-@dataclass(frozen=True)
-class GroupSplits:
-    """The splits of gm1 calls, which follow from the longest sequence of each."""
-
-    split: KeySplit
-    key_tiles: int
-
-    def __call__(self, max_seqlen_q: int) -> Splits:
-        """For sequences of up to ``max_seqlen_q`` queries."""
-        return self.split.splits(max_seqlen_q, self.key_tiles)

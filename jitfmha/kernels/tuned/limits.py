@@ -5,42 +5,50 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from ...chips import Arch, architecture
 from ...plan import Reason
 from ...problem import DescaleStrides, Problem, Sizes, Strides, element_bytes
 from ...target import AmdTarget
+from ..rules import Rule
 
 if TYPE_CHECKING:
     from ...amd.manifest import KernelRow
 
-_FIELD_END = 1 << 32  # the kernels' integers have 32 bits
-_GRID_END = 1 << 16
-_MOST_ROWS = _FIELD_END // 4 - 1  # the lse's stride between heads counts bytes
+FIELD_END = 1 << 32
+"""The kernels' integers have 32 bits."""
+
+GRID_END = 1 << 16
+MOST_ROWS = FIELD_END // 4 - 1  # the lse's stride between heads counts bytes
 _WIDEST_BYTES = 4
 _ONE_SCALE: DescaleStrides = (0, 0)
 
 
-def reasons_of_target(problem: Problem, target: AmdTarget) -> Iterator[Reason]:
-    """What the chip's matrix units do not take."""
-    dtypes = target.chip.architecture.dtypes
+def dtype_is_one_of_the_matrix_units(problem: Problem, arch: Arch) -> Iterator[Reason]:
+    """Products are made by the chip's matrix units."""
+    dtypes = architecture(arch).dtypes
     if problem.dtype not in dtypes:
         yield Reason(
             "The matrix units of {arch} take {dtypes}; the inputs are {dtype}.",
-            arch=target.arch,
+            arch=arch,
             dtypes=", ".join(dtypes),
             dtype=problem.dtype,
         )
 
 
-def reasons_of_sizes(problem: Problem) -> Iterator[Reason]:
-    """What does not fit into the arguments, or the grid, of either interface."""
+def rows_can_be_counted(problem: Problem, arch: Arch) -> Iterator[Reason]:
+    """The stride between the heads of the lse, which is a length, counts bytes in 32 bits."""
     for name, seqlen in (("q", problem.seqlen_q), ("k", problem.seqlen_k)):
-        if seqlen > _MOST_ROWS:
+        if seqlen > MOST_ROWS:
             template = "The kernels take up to {most} rows; {name} has {seqlen}."
-            yield Reason(template, most=_MOST_ROWS, name=name, seqlen=seqlen)
+            yield Reason(template, most=MOST_ROWS, name=name, seqlen=seqlen)
+
+
+def strides_fit(problem: Problem, arch: Arch) -> Iterator[Reason]:
+    """Strides count bytes in 32 bits."""
     for name, strides, element in _strided(problem):
         for dimension in ("seq", "head", "batch"):
             size = getattr(strides, dimension) * element
-            if size >= _FIELD_END:
+            if size >= FIELD_END:
                 yield Reason(
                     "The kernels take strides below 4 GiB; "
                     "{name} has {size} bytes between two in dimension {dimension}.",
@@ -49,17 +57,31 @@ def reasons_of_sizes(problem: Problem) -> Iterator[Reason]:
                     dimension=dimension,
                 )
                 break
+
+
+def the_grid_has_room(problem: Problem, arch: Arch) -> Iterator[Reason]:
+    """Heads and sequences are counted along y and z of a grid."""
     for what, count in (("heads", problem.heads_q), ("sequences", problem.batch)):
-        if count >= _GRID_END:
+        if count >= GRID_END:
             template = "A grid takes up to {most} {what}; the problem has {count}."
-            yield Reason(template, most=_GRID_END - 1, what=what, count=count)
+            yield Reason(template, most=GRID_END - 1, what=what, count=count)
+
+
+_ARGUMENTS = "jitfmha/amd/kernel_arguments.py"
+DTYPE_RULE = Rule(dtype_is_one_of_the_matrix_units, "dtypes in jitfmha/chips.json")
+# What does not fit into the arguments, or the grid, of either interface.
+SIZE_RULES = (
+    Rule(rows_can_be_counted, f"lse_head and s_lse_Hs in {_ARGUMENTS}"),
+    Rule(strides_fit, f"the strides in {_ARGUMENTS}"),
+    Rule(the_grid_has_room, "the HIP programming guide: 65535 workgroups along y and z"),
+)
 
 
 def are_far_from_limits(problem: Problem, row: KernelRow) -> Callable[[Sizes], bool]:
     """A quick question for calls that differ from ``problem`` in lengths and strides only.
 
-    True: no limit of :func:`reasons_of_sizes` and :func:`reason_of_row` is in the way. False: there
-    may be one.
+    True: no rule of ``SIZE_RULES`` and no :func:`reasons_of_row` is in the way. False: there may be
+    one.
     """
     widest = max(problem.hdim_q, problem.hdim_v)
     have_small_fields = _have_small_fields[problem.mode]
@@ -69,7 +91,7 @@ def are_far_from_limits(problem: Problem, row: KernelRow) -> Callable[[Sizes], b
         of_rows = [x[-3] for x in strides]
         return (
             have_small_fields(sizes)
-            and max(seqlen_q, seqlen_k) * max(of_rows) * _WIDEST_BYTES < _FIELD_END
+            and max(seqlen_q, seqlen_k) * max(of_rows) * _WIDEST_BYTES < FIELD_END
             and min(of_rows) >= widest
             and not (problem.is_fp8 and row.mask)
         )
@@ -81,28 +103,29 @@ def _have_small_fields_in_gm0(sizes: Sizes) -> bool:
     # All of several numbers are below a power of two where their bits together are.
     seqlen_q, seqlen_k, (q0, q1, q2, _), (k0, k1, k2, _), (v0, v1, v2, _), (o0, o1, o2, _) = sizes
     strides = q0 | q1 | q2 | k0 | k1 | k2 | v0 | v1 | v2 | o0 | o1 | o2
-    return (seqlen_q | seqlen_k) <= _MOST_ROWS and strides < _FIELD_END // _WIDEST_BYTES
+    return (seqlen_q | seqlen_k) <= MOST_ROWS and strides < FIELD_END // _WIDEST_BYTES
 
 
 def _have_small_fields_in_gm1(sizes: Sizes) -> bool:
     seqlen_q, seqlen_k, (q0, q1, _), (k0, k1, _), (v0, v1, _), (o0, o1, _) = sizes
     strides = q0 | q1 | k0 | k1 | v0 | v1 | o0 | o1
-    return (seqlen_q | seqlen_k) <= _MOST_ROWS and strides < _FIELD_END // _WIDEST_BYTES
+    return (seqlen_q | seqlen_k) <= MOST_ROWS and strides < FIELD_END // _WIDEST_BYTES
 
 
 _have_small_fields = {"gm0": _have_small_fields_in_gm0, "gm1": _have_small_fields_in_gm1}
 
 
-def reason_of_row(problem: Problem, target: AmdTarget, row: KernelRow) -> Reason | None:
+def reasons_of_row(problem: Problem, target: AmdTarget, row: KernelRow) -> list[Reason]:
     """What a kernel of a manifest cannot do beyond that; AMD's own have more limits than ours."""
     if row.abi == "jitfmha":
-        return None
-    return (
-        _range_reason(problem)
-        or _gqa_reason(problem, target)
-        or _descale_shape_reason(problem, target)
-        or _descale_twice_reason(problem, target, row)
+        return []
+    found = (
+        _range_reason(problem),
+        _gqa_reason(problem, target),
+        _descale_shape_reason(problem, target),
+        _descale_twice_reason(problem, target, row),
     )
+    return [reason for reason in found if reason is not None]
 
 
 def _range_reason(problem: Problem) -> Reason | None:
@@ -112,7 +135,7 @@ def _range_reason(problem: Problem) -> Reason | None:
     for name, strides, element in _strided(problem):
         rows = problem.seqlen_q if name in ("q", "out") else problem.seqlen_k
         width = problem.hdim_v if name in ("v", "out") else problem.hdim_q
-        if rows > 1 and rows * strides.seq * element >= _FIELD_END:
+        if rows > 1 and rows * strides.seq * element >= FIELD_END:
             template = "its kernels reach 4 GiB of one head; the rows of {name} take more."
             return Reason(template, name=name)
         if rows > 1 and strides.seq < width:

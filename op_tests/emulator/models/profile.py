@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-BANKS = {"gfx942": 32, "gfx950": 64}
+READ_BANKS = {"gfx942": 32, "gfx950": 64}
+WRITE_BANKS = 32
 _QUADS_OF_READ_B128 = ((0, 5), (1, 4), (2, 7), (3, 6))
 _QUADS_OF_READ_B128_WITH_64_BANKS = ((0, 3, 5, 6), (1, 2, 4, 7))
+
+
+def banks_of(arch: str, *, is_read: bool) -> int:
+    """Banks of 4 bytes: gfx950 has twice as many for reads."""
+    return READ_BANKS[arch] if is_read else WRITE_BANKS
 
 
 def lane_groups(arch: str, width: int, *, is_read: bool) -> Iterator[list[int]]:
@@ -18,7 +24,7 @@ def lane_groups(arch: str, width: int, *, is_read: bool) -> Iterator[list[int]]:
             for group in quads:
                 yield [half + 4 * quad + lane for quad in sorted(group) for lane in range(4)]
         return
-    lanes = min(64, 4 * BANKS[arch] // width)
+    lanes = min(64, 4 * banks_of(arch, is_read=is_read) // width)
     for first in range(0, 64, lanes):
         yield list(range(first, first + lanes))
 
@@ -26,11 +32,12 @@ def lane_groups(arch: str, width: int, *, is_read: bool) -> Iterator[list[int]]:
 def lds_cycles(arch: str, addresses: Sequence[int], width: int, *, is_read: bool) -> int:
     """A bank gives one dword a cycle, to all lanes that want it."""
     cycles = 0
+    banks = banks_of(arch, is_read=is_read)
     for group in lane_groups(arch, width, is_read=is_read):
         wanted: dict[int, set[int]] = {}
         for lane in group:
             for dword in range(addresses[lane] // 4, (addresses[lane] + width) // 4):
-                wanted.setdefault(dword % BANKS[arch], set()).add(dword)
+                wanted.setdefault(dword % banks, set()).add(dword)
         cycles += max(len(dwords) for dwords in wanted.values())
     return cycles
 

@@ -31,17 +31,23 @@ What they have in common:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Tensor
 
-from .argument_checks import describe, require_cu_seqlens, requires_any_grad
-from .attention_probabilities import signed_probabilities
-from .dropout import new_rng_state
-from .interface import OFF, fmha_fwd
-from .kv_cache import check_page_numbers, starts_in_batch
-from .peer_values import (
+from ..argument_checks import (
+    describe,
+    not_a_tensor,
+    require_cu_seqlens,
+    requires_any_grad,
+    with_keyword_advice,
+)
+from ..attention_probabilities import signed_probabilities
+from ..dropout import new_rng_state
+from ..interface import OFF, fmha_fwd
+from ..kv_cache import check_page_numbers, flash_attn_with_kvcache, starts_in_batch
+from ..peer_values import (
     as_dropout_p,
     as_flag,
     as_length,
@@ -52,12 +58,66 @@ from .peer_values import (
     with_contiguous_rows,
 )
 
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]
+
 if TYPE_CHECKING:
-    from .arguments import Options
+    from ..arguments import Options
 
 Attention = Tensor | tuple[Tensor, Tensor, Tensor]
 
 
+@overload
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ...,
+    return_attn_probs: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ...,
+    *,
+    return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ...,
+    return_attn_probs: bool = ...,
+) -> Attention: ...
+@with_keyword_advice
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -89,6 +149,47 @@ def flash_attn_func(
     )
 
 
+@overload
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ...,
+    return_attn_probs: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ...,
+    *,
+    return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def flash_attn_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ...,
+    return_attn_probs: bool = ...,
+) -> Attention: ...
+@with_keyword_advice
 def flash_attn_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -112,6 +213,44 @@ def flash_attn_kvpacked_func(
     )
 
 
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ...,
+    return_attn_probs: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ...,
+    *,
+    return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def flash_attn_qkvpacked_func(
+    qkv: Tensor,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ...,
+    return_attn_probs: bool = ...,
+) -> Attention: ...
+@with_keyword_advice
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
     dropout_p: float = 0.0,
@@ -134,6 +273,65 @@ def flash_attn_qkvpacked_func(
     )
 
 
+@overload
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ...,
+    return_attn_probs: Literal[False] = ...,
+    block_table: Tensor | None = ...,
+) -> Tensor: ...
+@overload
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ...,
+    *,
+    return_attn_probs: Literal[True],
+    block_table: Tensor | None = ...,
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ...,
+    return_attn_probs: bool = ...,
+    block_table: Tensor | None = ...,
+) -> Attention: ...
+@with_keyword_advice
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -178,6 +376,59 @@ def flash_attn_varlen_func(
     )
 
 
+@overload
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ...,
+    return_attn_probs: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ...,
+    *,
+    return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def flash_attn_varlen_kvpacked_func(
+    q: Tensor,
+    kv: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ...,
+    return_attn_probs: bool = ...,
+) -> Attention: ...
+@with_keyword_advice
 def flash_attn_varlen_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -208,6 +459,50 @@ def flash_attn_varlen_kvpacked_func(
     )
 
 
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ...,
+    return_attn_probs: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ...,
+    *,
+    return_attn_probs: Literal[True],
+) -> tuple[Tensor, Tensor, Tensor]: ...
+@overload
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Tensor,
+    cu_seqlens: Tensor,
+    max_seqlen: int,
+    dropout_p: float = ...,
+    softmax_scale: float | None = ...,
+    causal: bool = ...,
+    window_size: tuple[int, int] = ...,
+    softcap: float = ...,
+    alibi_slopes: Tensor | None = ...,
+    deterministic: bool = ...,
+    return_attn_probs: bool = ...,
+) -> Attention: ...
+@with_keyword_advice
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,
     cu_seqlens: Tensor,
@@ -326,7 +621,7 @@ def _gathered(
 def _unpacked(name: str, packed: Tensor, expected: str) -> tuple[Tensor, ...]:
     """Views of q, k and v, or of k and v, in a tensor whose third last dimension holds them."""
     if not isinstance(packed, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(packed).__name__} ({packed!r})")
+        raise not_a_tensor(name, packed)
     if packed.dim() != expected.count(",") + 1 or packed.shape[-3] != len(name):
         raise ValueError(f"{name} has shape {tuple(packed.shape)}; expected {expected}")
     return packed.unbind(-3)

@@ -1,0 +1,138 @@
+// The arguments of the backward kernels. Written by hsa/build.py, as arguments.h is.
+#pragma once
+
+#include "arguments.h"
+
+struct Modifiers {
+  Global<const char> bias;
+  long bias_batch;
+  long bias_head;
+  long bias_query;
+  long bias_key;
+  Global<const float> alibi_slopes;
+  long alibi_batch;
+  long alibi_head;
+  Global<const float> sink;
+  long sink_head;
+  Global<const unsigned> rng_state;
+  Global<const int> block_table;
+  long block_table_batch;
+  long k_page;
+  long v_page;
+  Divisor page_size;
+  int num_pages;
+  int bias_keys;
+  int window_left;
+  int window_right;
+  int is_bottom_right;
+  int sink_size;
+  int largest_kept;
+  float keep_scale;
+  float scale_over_softcap;
+  float softcap;
+  int q_descale_of_query_heads;
+  int p_descale_of_query_heads;
+  Global<const float> p_descale;
+  long p_descale_batch;
+  long p_descale_head;
+  int slices;
+  long v_column;
+};
+static_assert(__builtin_offsetof(Modifiers, bias) == 0);
+static_assert(__builtin_offsetof(Modifiers, bias_batch) == 8);
+static_assert(__builtin_offsetof(Modifiers, bias_head) == 16);
+static_assert(__builtin_offsetof(Modifiers, bias_query) == 24);
+static_assert(__builtin_offsetof(Modifiers, bias_key) == 32);
+static_assert(__builtin_offsetof(Modifiers, alibi_slopes) == 40);
+static_assert(__builtin_offsetof(Modifiers, alibi_batch) == 48);
+static_assert(__builtin_offsetof(Modifiers, alibi_head) == 56);
+static_assert(__builtin_offsetof(Modifiers, sink) == 64);
+static_assert(__builtin_offsetof(Modifiers, sink_head) == 72);
+static_assert(__builtin_offsetof(Modifiers, rng_state) == 80);
+static_assert(__builtin_offsetof(Modifiers, block_table) == 88);
+static_assert(__builtin_offsetof(Modifiers, block_table_batch) == 96);
+static_assert(__builtin_offsetof(Modifiers, k_page) == 104);
+static_assert(__builtin_offsetof(Modifiers, v_page) == 112);
+static_assert(__builtin_offsetof(Modifiers, page_size) == 120);
+static_assert(__builtin_offsetof(Modifiers, num_pages) == 128);
+static_assert(__builtin_offsetof(Modifiers, bias_keys) == 132);
+static_assert(__builtin_offsetof(Modifiers, window_left) == 136);
+static_assert(__builtin_offsetof(Modifiers, window_right) == 140);
+static_assert(__builtin_offsetof(Modifiers, is_bottom_right) == 144);
+static_assert(__builtin_offsetof(Modifiers, sink_size) == 148);
+static_assert(__builtin_offsetof(Modifiers, largest_kept) == 152);
+static_assert(__builtin_offsetof(Modifiers, keep_scale) == 156);
+static_assert(__builtin_offsetof(Modifiers, scale_over_softcap) == 160);
+static_assert(__builtin_offsetof(Modifiers, softcap) == 164);
+static_assert(__builtin_offsetof(Modifiers, q_descale_of_query_heads) == 168);
+static_assert(__builtin_offsetof(Modifiers, p_descale_of_query_heads) == 172);
+static_assert(__builtin_offsetof(Modifiers, p_descale) == 176);
+static_assert(__builtin_offsetof(Modifiers, p_descale_batch) == 184);
+static_assert(__builtin_offsetof(Modifiers, p_descale_head) == 192);
+static_assert(__builtin_offsetof(Modifiers, slices) == 200);
+static_assert(__builtin_offsetof(Modifiers, v_column) == 208);
+static_assert(sizeof(Modifiers) == 216);
+
+struct TensorStrides {
+  long batch;
+  long head;
+  long seq;
+};
+static_assert(__builtin_offsetof(TensorStrides, batch) == 0);
+static_assert(__builtin_offsetof(TensorStrides, head) == 8);
+static_assert(__builtin_offsetof(TensorStrides, seq) == 16);
+static_assert(sizeof(TensorStrides) == 24);
+
+struct GradientTensors {
+  Global<const char> dout;
+  Global<const float> lse;
+  Global<const float> dlse;
+  Global<char> dq;
+  Global<char> dk;
+  Global<char> dv;
+  Global<float> dbias;
+  Global<float> lse_log2;
+  Global<float> delta;
+  Global<float> dq_sums;
+  TensorStrides dout_strides;
+  TensorStrides lse_strides;
+  TensorStrides dlse_strides;
+  TensorStrides dq_strides;
+  TensorStrides dk_strides;
+  TensorStrides dv_strides;
+  TensorStrides dbias_strides;
+};
+static_assert(__builtin_offsetof(GradientTensors, dout) == 0);
+static_assert(__builtin_offsetof(GradientTensors, lse) == 8);
+static_assert(__builtin_offsetof(GradientTensors, dlse) == 16);
+static_assert(__builtin_offsetof(GradientTensors, dq) == 24);
+static_assert(__builtin_offsetof(GradientTensors, dk) == 32);
+static_assert(__builtin_offsetof(GradientTensors, dv) == 40);
+static_assert(__builtin_offsetof(GradientTensors, dbias) == 48);
+static_assert(__builtin_offsetof(GradientTensors, lse_log2) == 56);
+static_assert(__builtin_offsetof(GradientTensors, delta) == 64);
+static_assert(__builtin_offsetof(GradientTensors, dq_sums) == 72);
+static_assert(__builtin_offsetof(GradientTensors, dout_strides) == 80);
+static_assert(__builtin_offsetof(GradientTensors, lse_strides) == 104);
+static_assert(__builtin_offsetof(GradientTensors, dlse_strides) == 128);
+static_assert(__builtin_offsetof(GradientTensors, dq_strides) == 152);
+static_assert(__builtin_offsetof(GradientTensors, dk_strides) == 176);
+static_assert(__builtin_offsetof(GradientTensors, dv_strides) == 200);
+static_assert(__builtin_offsetof(GradientTensors, dbias_strides) == 224);
+static_assert(sizeof(GradientTensors) == 248);
+
+struct BackwardArguments {
+  Arguments attention;
+  Modifiers modifiers;
+  GradientTensors gradients;
+  Divisor line_heads;
+  unsigned xcd_lines;
+  unsigned tiles;
+};
+static_assert(__builtin_offsetof(BackwardArguments, attention) == 0);
+static_assert(__builtin_offsetof(BackwardArguments, modifiers) == 296);
+static_assert(__builtin_offsetof(BackwardArguments, gradients) == 512);
+static_assert(__builtin_offsetof(BackwardArguments, line_heads) == 760);
+static_assert(__builtin_offsetof(BackwardArguments, xcd_lines) == 768);
+static_assert(__builtin_offsetof(BackwardArguments, tiles) == 772);
+static_assert(sizeof(BackwardArguments) == 776);

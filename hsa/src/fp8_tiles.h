@@ -1,0 +1,186 @@
+// Tiles of 8-bit keys and values: from global memory through registers into LDS, and from there
+// into operands of matrix products, whose chunks have 16 values.
+#pragma once
+
+#include "tiles.h"
+
+// Tiles of kRows rows of kRowBytes bytes in global memory, one after the other.
+template <int kRows, int kRowBytes>
+struct TileSource {
+  Rows rows;  // from the tile's first on
+  int bytes;  // that the tile reaches
+
+  __device__ explicit TileSource(Rows given) : rows(given), bytes(reach()) {}
+
+  __device__ void advance() {
+    rows = rows.from(kRows);
+    bytes = reach();
+    // Here, where the wave has time.
+    asm volatile("" : "+s"(rows.base), "+s"(bytes));
+  }
+
+  __device__ __amdgpu_buffer_rsrc_t buffer() const {
+    constexpr unsigned kRaw = 0x27000;  // 32-bit elements; no swizzle
+    return __builtin_amdgcn_make_buffer_rsrc((void*)(rows.base), 0, bytes, kRaw);
+  }
+
+ private:
+  // Written without branches: the compiler's would take longer.
+  __device__ int reach() const {
+    const int count = rows.count < kRows ? rows.count : kRows;
+    const int reached = (count - 1) * static_cast<int>(rows.stride) + kRowBytes;
+    return reached & ~(count - 1 >> 31);
+  }
+};
+
+// A tile of 8-bit keys: rows of 128 values.
+template <int kKeyCount, int kThreads, int kBankChunks>
+struct Fp8KeyTile : Tile<kKeyCount, 8> {
+  using Base = Tile<kKeyCount, 8>;
+  static constexpr int kKeys = kKeyCount, kChunks = 8, kSteps = 4;
+  // Eight threads load a row.
+  static constexpr int kLoadedRows = kThreads / 8, kLoads = kKeys / kLoadedRows;
+  using Source = TileSource<kKeys, 128>;
+
+  struct Registers {
+    u32x4 chunk[kLoads];
+  };
+
+  __device__ static int place(int row, int chunk) {
+    return Base::template place<8>(row, chunk, kBankChunks == 16 ? row / 2 : row);
+  }
+
+  // Where a thread's first load begins, in bytes from the tile's.
+  __device__ static int first_offset(unsigned stride, int thread) {
+    return thread / 8 * stride + thread % 8 * 16;
+  }
+
+  template <bool kAreFar>
+  __device__ static void load(Registers& to, const Source& from, int offset, int thread, int i) {
+    const int row = i * kLoadedRows;
+    if constexpr (kAreFar)
+      to.chunk[i] = load_far<u32x4>(from.rows, thread / 8 + row, thread % 8 * 16);
+    else
+      to.chunk[i] = __builtin_amdgcn_raw_buffer_load_b128(from.buffer(),
+                                                          offset + row * from.rows.stride, 0, 0);
+  }
+
+  __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
+    static_assert(kLoadedRows % 16 == 0);
+    const Lds<char> first = tile + place(thread / 8, thread % 8);
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i)
+      *(Lds<u32x4>)(first + i * kLoadedRows * Base::kRowBytes) = from.chunk[i];
+  }
+
+  __device__ static int first_operand(int lane) { return place(lane % 32, lane / 32); }
+
+  // Rows 32 * block and on, values 32 * step and on; `first` is where first_operand is.
+  __device__ static u32x4 operand(Lds<const char> first, int block, int step) {
+    return Base::template operand<8>(first, block, step);
+  }
+};
+
+// A tile of 8-bit values, transposed: rows of kKeys keys. The product takes keys in the order in
+// which the accumulators of the scores hold them: a lane of the first half of the wave has keys 0
+// to 3, 8 to 11, 16 to 19 and 24 to 27 of 32, one of the second half the others. These are a chunk.
+template <int kKeys, int kHdim, int kThreads, int kBankChunks>
+struct Fp8ValueTile : Tile<kHdim, kKeys / 16> {
+  using Base = Tile<kHdim, kKeys / 16>;
+  static constexpr int kChunks = kKeys / 16, kBlocks = kHdim / 32, kColumns = kHdim / 4;
+  // Dwords of a chunk that a thread makes, each of four keys and for four values.
+  static constexpr int kDwords = kChunks * 4 * kColumns / kThreads;
+  static_assert(kDwords == 1 || kDwords == 2);
+  static_assert(kChunks == 4 || kChunks == 8);
+  static_assert(kColumns == 32);
+  using Source = TileSource<kKeys, kHdim>;
+  static constexpr int kLoads = 4 * kDwords;
+
+  // The keys of each dword, four values of each.
+  struct Registers {
+    unsigned row[kLoads];
+  };
+
+  // Which values, 4 * column and on, and dwords a thread has. Threads that write at once have eight
+  // columns and a whole chunk.
+  static constexpr int kPieces = 4 / kDwords;
+  __device__ static int column_of(int thread) {
+    return thread % 8 + thread / (8 * kPieces) % 4 * 8;
+  }
+  __device__ static int dword_of(int thread) { return thread / 8 % kPieces * kDwords; }
+  __device__ static int chunk_of(int thread) { return thread / (32 * kPieces); }
+  // The key of load i, less that of the first one; and the first one's.
+  __device__ static constexpr int key_of_load(int i) { return i / 4 * 8 + i % 4; }
+  __device__ static int first_key(int thread) {
+    const int chunk = chunk_of(thread);
+    return chunk / 2 * 32 + dword_of(thread) * 8 + chunk % 2 * 4;
+  }
+
+  // Free of conflicts for writes into 32 banks, where the row's bits 2 to 4 vary, and for reads of
+  // 32 rows (accesses.cpp of the emulator says which of them are served at once). All of it is made
+  // of exclusive ors, so that place(a | b, c) is place(a, c) ^ place(b, 0) for numbers without
+  // common bits.
+  __device__ static int place(int row, int chunk) {
+    if constexpr (kChunks == 8)
+      return Base::template place<8>(row, chunk, row / 4 ^ row / 2 % 2 * 4);
+    else if constexpr (kBankChunks == 8)
+      return Base::template place<4>(row ^ row / 4 % 2, chunk,
+                                     row / 2 % 2 ^ row / 8 % 2 ^ row / 16 % 2 * 2);
+    else return Base::template place<4>(row ^ row / 16 % 2 ^ row / 4 % 2 * 2, chunk, row / 4);
+  }
+
+  // Where a thread's first load begins, in bytes from the tile's.
+  __device__ static int first_offset(unsigned stride, int thread) {
+    return first_key(thread) * stride + column_of(thread) * 4;
+  }
+
+  template <bool kAreFar>
+  __device__ static void load(Registers& to, const Source& from, int offset, int thread, int i) {
+    const int key = key_of_load(i);
+    if constexpr (kAreFar)
+      to.row[i] = load_far<unsigned>(from.rows, first_key(thread) + key, column_of(thread) * 4);
+    else
+      to.row[i] = __builtin_amdgcn_raw_buffer_load_b32(from.buffer(),
+                                                       offset + key * from.rows.stride, 0, 0);
+  }
+
+  __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
+    const int first = place(column_of(thread) * 4, chunk_of(thread)) + dword_of(thread) * 4;
+    const unsigned address = (unsigned)(tile + first);
+    unsigned keys[kDwords][4];
+#pragma unroll
+    for (int i = 0; i < kDwords; ++i) transpose(keys[i], from.row + 4 * i);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const unsigned to = address ^ place(j, 0);
+      if constexpr (kDwords == 1) *(Lds<unsigned>)to = keys[0][j];
+      else *(Lds<u32x2>)to = u32x2{keys[0][j], keys[1][j]};
+    }
+  }
+
+  __device__ static int first_operand(int lane) { return place(lane % 32, lane / 32); }
+
+  // Values 32 * block and on, the 32 keys 32 * step and on; `first` is where first_operand is.
+  __device__ static u32x4 operand(Lds<const char> first, int block, int step) {
+    return Base::template operand<kChunks>(first, block, step);
+  }
+
+ private:
+  // From four keys with four values each to four values with four keys each.
+  __device__ static void transpose(unsigned (&to)[4], const unsigned* row) {
+    const unsigned low[2] = {lower_bytes(row[0], row[1]), lower_bytes(row[2], row[3])};
+    const unsigned high[2] = {upper_bytes(row[0], row[1]), upper_bytes(row[2], row[3])};
+    to[0] = lower_halves(low[0], low[1]);
+    to[1] = upper_halves(low[0], low[1]);
+    to[2] = lower_halves(high[0], high[1]);
+    to[3] = upper_halves(high[0], high[1]);
+  }
+
+  // Bytes 0 and 1 of both, in turn, `even`'s first; and bytes 2 and 3.
+  __device__ static unsigned lower_bytes(unsigned even, unsigned odd) {
+    return __builtin_amdgcn_perm(odd, even, 0x05010400);
+  }
+  __device__ static unsigned upper_bytes(unsigned even, unsigned odd) {
+    return __builtin_amdgcn_perm(odd, even, 0x07030602);
+  }
+};

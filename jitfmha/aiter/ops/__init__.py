@@ -1,0 +1,1 @@
+"""Where AITER keeps its operators."""

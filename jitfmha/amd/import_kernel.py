@@ -1,0 +1,399 @@
+"""Adds a forward kernel of AMD's interface to a tree of code objects, from its assembly listing.
+
+The listing's kernel gets the symbol that AITER's trees have, is assembled and linked, and checked
+as a call would check it. What runs it once (`trial.py`) gets it as a tree of its own. Then the file
+and its row of the manifest are put into the tree, each by one rename.
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import io
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..arguments import Bf16Cvt
+from ..chips import Arch, Chip, architecture, chip, chips
+from ..problem import BF16_CVTS
+from .assembly_listing import (
+    ListingError,
+    decorated,
+    kernels_of,
+    renamed,
+    target_of_listing,
+)
+from .code_object import CodeObject, CodeObjectError, kernel_descriptors, read_code_object
+from .device_compiler import assemble
+from .elf import Elf
+from .kernel_arguments import AITER_ARGUMENTS
+from .manifest import (
+    COLUMNS,
+    MANIFEST,
+    KernelDtype,
+    KernelRow,
+    architecture_folder,
+    default_threads,
+    read_tree,
+)
+from .manifest_cells import OddRow, manifest_lines, plain_name
+
+_MODES = ("gm0", "gm1")
+# What every kernel of a mode reads, the last of it in the argument block.
+_LAST_ARGUMENTS = {"gm0": "s_o_Bs", "gm1": "ptr_kseq"}
+# What one row of AMD's may not have in common with another.
+_SERVES = ("dtype", "hdim_q", "hdim_v", "mask", "mode", "bf16_cvt")
+_FILE_MODE, _FOLDER_MODE = 0o644, 0o755
+
+
+class ImportRefused(ValueError):
+    """A kernel that cannot be added as it is asked for; the text names what is in the way."""
+
+
+@dataclass(frozen=True)
+class KernelFacts:
+    """What the caller says of a kernel: it cannot be read from the listing.
+
+    Attributes:
+        arch: that it is for.
+        variants: of the architecture, such as MI308; empty where it has none.
+        dtype: bf16, fp16, or fp8bf16 (fp8 in, bf16 out).
+        hdim: of q and k, and of v.
+        mask: 0 none, 1 top-left causal, 2 bottom-right causal.
+        mode: gm0 or gm1.
+        bf16_cvt: how it rounds to bf16.
+        tile: rows of q and of k.
+        threads: of a workgroup; None: as many as AMD's have.
+        name: of the kernel; None: as the listing calls it.
+    """
+
+    arch: Arch
+    variants: tuple[str, ...]
+    dtype: KernelDtype
+    hdim: tuple[int, int]
+    mask: int
+    mode: str
+    bf16_cvt: Bf16Cvt
+    tile: tuple[int, int]
+    threads: int | None = None
+    name: str | None = None
+
+    def check(self) -> None:
+        """Raise :class:`ImportRefused` for what no manifest can say."""
+        known = architecture(self.arch).kernel_folders
+        unknown = [each for each in self.variants if each not in known]
+        if unknown and not known:
+            raise ImportRefused(f"variant {unknown[0]}: {self.arch} has no variants")
+        if unknown:
+            raise ImportRefused(f"variant {unknown[0]} is none of {', '.join(known)}")
+        if known and not self.variants:
+            raise ImportRefused(f"{self.arch} needs a variant: {' or '.join(known)}, or both")
+        if self.mode == "gm1" and self.mask == 1:
+            raise ImportRefused("mask 1 with gm1: packed sequences have no top-left mask")
+        for what, value in (
+            *(("hdim", each) for each in self.hdim),
+            *(("tile", each) for each in self.tile),
+        ):
+            if not 0 < value < 1 << 16:
+                raise ImportRefused(f"{what} {value} is not between 1 and 65535")
+        if self.threads is not None and (self.threads % 64 or not 0 < self.threads <= 1024):
+            raise ImportRefused(f"threads {self.threads} is not a multiple of 64 up to 1024")
+
+    @property
+    def chips(self) -> tuple[Chip, ...]:
+        """One chip for each variant, or for the architecture."""
+        if not self.variants:
+            return (chip(architecture(self.arch).unlisted_chip),)
+        mine = [each for each in chips() if each.architecture.name == self.arch]
+        return tuple(
+            next(each for each in mine if each.kernel_folder == variant)
+            for variant in self.variants
+        )
+
+    @property
+    def workgroup_threads(self) -> int:
+        """Those that are given, or AMD's."""
+        return default_threads(*self.hdim) if self.threads is None else self.threads
+
+
+@dataclass(frozen=True)
+class ImportedKernel:
+    """A kernel that is assembled and checked, and its row.
+
+    Attributes:
+        listing_symbol: what the listing calls it.
+        code_object: of which the path is where it will be in its tree.
+        lds_bytes, vgprs: that a workgroup and a wave take.
+        cells: of its row in a manifest, by column.
+    """
+
+    facts: KernelFacts
+    listing_symbol: str
+    code_object: CodeObject
+    lds_bytes: int
+    vgprs: int
+    cells: Mapping[str, str]
+
+
+def import_listing(listing: str, facts: KernelFacts, symbol: str | None = None) -> ImportedKernel:
+    """Rename, assemble, link and check a listing's kernel.
+
+    Args:
+        listing: the text.
+        facts: what the kernel is for.
+        symbol: of the kernel in the listing; None: it has one.
+
+    Raises:
+        ImportRefused: the listing is for another architecture, has no such kernel, or its kernel
+            does not honour the interface.
+        DeviceCompilerNotFound, DeviceCompileError: it cannot be assembled.
+    """
+    facts.check()
+    found = kernels_of(listing)
+    if symbol is None and len(found) == 1:
+        (symbol,) = found
+    if symbol is None or symbol not in found:
+        asked = "no kernel was named" if symbol is None else f"there is no kernel {symbol}"
+        raise ImportRefused(f"{asked}; the listing has {', '.join(found) or 'none at all'}")
+    named = target_of_listing(listing)
+    if named is not None and named.split(":")[0] != facts.arch:
+        raise ImportRefused(f"the listing is for {named} (.amdgcn_target), not for {facts.arch}")
+    try:
+        name = plain_name(symbol) if facts.name is None else facts.name
+        new_symbol = decorated(name)
+        image = assemble(renamed(listing, symbol, new_symbol), facts.arch)
+    except ListingError as error:
+        raise ImportRefused(str(error)) from error
+    code_object, lds_bytes, vgprs = _checked(image, new_symbol, facts)
+    return ImportedKernel(facts, symbol, code_object, lds_bytes, vgprs, _cells(name, facts))
+
+
+def _cells(name: str, facts: KernelFacts) -> dict[str, str]:
+    """A row, with the file's name as AITER makes it."""
+    values = (
+        *(facts.dtype, *facts.hdim, facts.mask, _MODES.index(facts.mode)),
+        *(BF16_CVTS.index(facts.bf16_cvt), *facts.tile),
+        *(decorated(name), f"{name.removeprefix('fmha_')}.co"),
+    )
+    cells = dict(zip(COLUMNS, map(str, values), strict=True))
+    if facts.workgroup_threads != default_threads(*facts.hdim):
+        cells["threads"] = str(facts.workgroup_threads)
+    return cells
+
+
+def _checked(image: bytes, symbol: str, facts: KernelFacts) -> tuple[CodeObject, int, int]:
+    """The code object, its LDS bytes and vector registers, if it honours the interface."""
+    with tempfile.TemporaryDirectory(prefix="jitfmha-") as folder:
+        path = Path(folder, "imported.co")
+        path.write_bytes(image)
+        try:
+            found = read_code_object(
+                path,
+                arch=facts.arch,
+                symbol=symbol,
+                threads=facts.workgroup_threads,
+                kernarg_bytes=AITER_ARGUMENTS.size,
+                sha256=None,
+            )
+        except CodeObjectError as error:
+            raise ImportRefused(str(error).replace(f"{path}", "the assembled kernel")) from error
+    descriptor = kernel_descriptors(Elf(image))[symbol]
+    last = _LAST_ARGUMENTS[facts.mode]
+    needed = AITER_ARGUMENTS.offsets[last] + 4
+    if found.kernarg_bytes < needed:
+        raise ImportRefused(
+            f"kernel {symbol} declares {found.kernarg_bytes} bytes of arguments; one for "
+            f"{facts.mode} reads {last}, which ends at {needed} of {AITER_ARGUMENTS.size}"
+        )
+    room = architecture(facts.arch).lds_bytes
+    if descriptor.lds_bytes > room:
+        raise ImportRefused(
+            f"kernel {symbol} takes {descriptor.lds_bytes} bytes of LDS; {facts.arch} has {room}"
+        )
+    return found, descriptor.lds_bytes, descriptor.vgprs
+
+
+# ---- Into a tree ---------------------------------------------------------------------------------
+
+
+def add_to_tree(kernel: ImportedKernel, root: Path, *, replaces: bool = False) -> list[Path]:
+    """Put the kernel's files and its row into a tree; returns the files.
+
+    Each file gets its place by one rename, and the manifest comes last: until then nothing refers
+    to the new ones. Others who add to the tree wait.
+
+    Args:
+        root: a whole tree, or one architecture's folder of it. It is made where it is missing.
+        replaces: whether a kernel that serves the same may be replaced.
+
+    Raises:
+        ImportRefused: the tree is for another architecture, its manifest cannot be read, or has a
+            kernel that serves the same.
+        OSError: it cannot be written.
+    """
+    arch = kernel.facts.arch
+    folder = architecture_folder(root, arch)
+    if folder is None:
+        raise ImportRefused(f"{root} is a tree of another architecture, not of {arch}")
+    manifest = folder / MANIFEST
+    places = [manifest.parent / (each.kernel_folder or "") for each in kernel.facts.chips]
+    for place in places:
+        _make_folder(place)
+    with _turn(manifest.parent):
+        text, outdated = _manifest_text(kernel, manifest, replaces=replaces)
+        files = [place / kernel.cells["co_name"] for place in places]
+        _refuse_foreign_file(kernel, manifest, files, replaces=replaces)
+        new = [path for path in files if not path.exists()]
+        try:
+            for path in files:
+                _write(path, kernel.code_object.image)
+            _write(manifest, text.encode())
+        except BaseException:
+            for path in new:
+                path.unlink(missing_ok=True)
+            raise
+        for name in outdated:
+            for place in places:
+                with suppress(FileNotFoundError):
+                    (place / name).unlink()
+    return files
+
+
+def rows_of(kernel: ImportedKernel, root: Path) -> list[tuple[Chip, KernelRow | None, str]]:
+    """How a call on each chip finds the kernel in the tree: its row, or why there is none."""
+    folder = architecture_folder(root, kernel.facts.arch)
+    assert folder is not None
+    answers: list[tuple[Chip, KernelRow | None, str]] = []
+    for each in kernel.facts.chips:
+        tree = read_tree(str(root), folder, each)
+        mine = [row for row in tree.rows if row.symbol == kernel.cells["knl_name"]]
+        answers.append((each, mine[0] if mine else None, "; ".join(tree.oddities)))
+    return answers
+
+
+def _manifest_text(
+    kernel: ImportedKernel, manifest: Path, *, replaces: bool
+) -> tuple[str, list[str]]:
+    """The manifest with the new row, and the files of rows that it replaces."""
+    cells = kernel.cells
+    columns: list[str] = [*COLUMNS, *(["threads"] if "threads" in cells else [])]
+    if not manifest.exists():
+        return _csv([columns, [cells.get(name, "") for name in columns]]), []
+    try:
+        lines = manifest_lines(manifest, COLUMNS)
+        text = manifest.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError, csv.Error, OddRow) as error:
+        raise ImportRefused(f"the manifest {manifest} cannot be read: {error}") from error
+    columns = _header(text)
+    lacking = [name for name in cells if name not in columns]
+    if lacking:
+        raise ImportRefused(
+            f"the manifest {manifest} has no column {', '.join(lacking)}, which the kernel needs"
+        )
+    same = [(number, row) for number, row in lines if _serves(row) == _serves(cells)]
+    if any(_given(row, columns) == _given(cells, columns) for _, row in same):
+        return text, []
+    if same and not replaces:
+        number, row = same[0]
+        raise ImportRefused(
+            f"{manifest}, line {number} serves the same: {plain_name(row['knl_name'])}; "
+            "replace it with --replace"
+        )
+    for _, row in same:
+        _refuse_left_behind(kernel, manifest, row["co_name"])
+    gone = {number for number, _ in same}
+    kept = [line for number, line in enumerate(text.splitlines(), 1) if number not in gone]
+    outdated = [row["co_name"] for _, row in same if row["co_name"] != cells["co_name"]]
+    kept.append(_csv([[cells.get(name, "") for name in columns]]).rstrip("\n"))
+    return "\n".join(kept) + "\n", outdated
+
+
+def _refuse_left_behind(kernel: ImportedKernel, manifest: Path, file: str) -> None:
+    """Variants share rows, so a row that is replaced is gone for all of them."""
+    facts = kernel.facts
+    for variant in architecture(facts.arch).kernel_folders:
+        path = manifest.parent / variant / file
+        if variant not in facts.variants and path.exists():
+            raise ImportRefused(
+                f"{path} has the row that would be replaced, too: give --variant {variant} as well"
+            )
+
+
+def _serves(row: Mapping[str, str]) -> tuple[str, ...]:
+    """What two rows of AMD's must not have in common; kernels of ours beside them are others."""
+    return (*(row.get(name, "") for name in _SERVES), row.get("abi", "") or "aiter")
+
+
+def _given(row: Mapping[str, str], columns: Sequence[str]) -> list[str]:
+    return [row.get(name, "") for name in columns if name in (*COLUMNS, "abi", "threads", "grid")]
+
+
+def _refuse_foreign_file(
+    kernel: ImportedKernel, manifest: Path, files: Sequence[Path], *, replaces: bool
+) -> None:
+    """A file of that name may be that of another kernel."""
+    others = []
+    if manifest.exists():
+        rows = (row for _, row in manifest_lines(manifest, COLUMNS))
+        name = kernel.cells["co_name"]
+        others = [row for row in rows if row.get("co_name") == name]
+    if any(_serves(row) != _serves(kernel.cells) for row in others):
+        raise ImportRefused(
+            f"{kernel.cells['co_name']} is the file of another kernel in {manifest}; "
+            "give this one another --name"
+        )
+    for path in files:
+        if path.exists() and not replaces and path.read_bytes() != kernel.code_object.image:
+            raise ImportRefused(f"{path} is there already; replace it with --replace")
+
+
+def _header(text: str) -> list[str]:
+    lines = (line for line in text.splitlines() if line.strip())
+    first = next(line for line in lines if not line.lstrip().startswith(("#", "//", ";")))
+    return [name.strip() for name in next(csv.reader([first]))]
+
+
+def _csv(rows: Sequence[Sequence[str]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def _make_folder(folder: Path) -> None:
+    """With its parents; whatever the umask is, only the user can write to it."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        each.chmod(_FOLDER_MODE)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """The whole file, or what was there before."""
+    descriptor, temporary = tempfile.mkstemp(prefix=".new-", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, _FILE_MODE)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Inside, nobody else adds to the tree; file systems without locks have no turns."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

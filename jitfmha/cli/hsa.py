@@ -1,0 +1,455 @@
+"""``python -m jitfmha hsa``: import, list, show, disassemble and verify code objects."""
+
+from __future__ import annotations
+
+import argparse
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .exit_codes import FAILED, OK, UsageError
+from .output import add_json_flag, byte_size, fields, print_json, progress, table
+
+if TYPE_CHECKING:
+    from ..amd.backward_manifest import BackwardRow
+    from ..amd.disassembly import DecodedInstruction
+    from ..amd.elf import Elf
+    from ..amd.import_kernel import ImportedKernel, KernelFacts
+    from ..amd.manifest import KernelRow, Tree
+    from ..chips import Arch, Chip
+    from ..emulator.kernel_trial import Trial
+
+_ARCHS: tuple[Arch, ...] = ("gfx942", "gfx950")
+_CVTS = ("rtne", "rtna", "rtz")
+_MASKS = ("none", "top-left", "causal", "window")
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command and its actions."""
+    parser = commands.add_parser(
+        "hsa",
+        help="import, list, show, disassemble and verify code objects",
+        description=__doc__,
+        epilog="docs/code_objects.md goes through all of it on an example.",
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="action")
+    _add_import(actions)
+    text = "List the kernels of a tree, or of all trees that calls use."
+    lister = actions.add_parser("list", help=text, description=text)
+    lister.add_argument("tree", type=Path, nargs="?", metavar="TREE", help="a folder")
+    lister.add_argument("--arch", choices=_ARCHS, help="one of them (default: both)")
+    add_json_flag(lister)
+    lister.set_defaults(run=_list)
+    text = "Show what a code object says of its kernels: registers, LDS, symbols, arguments."
+    shower = actions.add_parser("show", help=text, description=text)
+    shower.add_argument("code_object", type=Path, metavar="FILE.co")
+    add_json_flag(shower)
+    shower.set_defaults(run=_show)
+    text = "Disassemble a kernel with the emulator's decoder."
+    decoder = actions.add_parser("disasm", help=text, description=text)
+    decoder.add_argument("code_object", type=Path, metavar="FILE.co")
+    decoder.add_argument("--kernel", metavar="NAME", help="its symbol, where there are several")
+    add_json_flag(decoder)
+    decoder.set_defaults(run=_disasm)
+    text = (
+        "Check whole trees: manifests, files, symbols, metadata, architecture. The exit code is 1 "
+        "where there is a problem."
+    )
+    verifier = actions.add_parser("verify", help=text, description=text)
+    verifier.add_argument(
+        "trees",
+        type=Path,
+        nargs="*",
+        metavar="TREE",
+        help="folders (default: those that calls use)",
+    )
+    add_json_flag(verifier)
+    verifier.set_defaults(run=_verify)
+
+
+def _add_import(actions: Any) -> None:
+    text = "Add a forward kernel of AITER's interface to a tree, from its assembly listing."
+    parser = actions.add_parser(
+        "import",
+        help=text,
+        description=(
+            f"{text} It is assembled, linked, checked, and run on the emulator against a float64 "
+            "reference. Without --into it goes to the tree that JITFMHA_HSA_DIR names, else to "
+            "jitfmha/hsa in your folder for data, which calls look into before the package's own."
+        ),
+    )
+    parser.add_argument("listing", type=Path, metavar="FILE.s")
+    parser.add_argument("--arch", choices=_ARCHS, required=True)
+    parser.add_argument(
+        "--variant", nargs="+", default=[], metavar="MI308", help="of gfx942: MI300, MI308 or both"
+    )
+    parser.add_argument(
+        "--dtype", choices=("bf16", "fp16", "fp8bf16"), required=True, help="fp8bf16: bf16 out"
+    )
+    parser.add_argument(
+        "--hdim", type=int, nargs=2, required=True, metavar="N", help="of q and k, and of v"
+    )
+    parser.add_argument("--mask", type=int, choices=(0, 1, 2), required=True)
+    parser.add_argument("--mode", choices=("gm0", "gm1"), required=True)
+    parser.add_argument("--bf16-cvt", choices=_CVTS, default="rtne", help="(default: rtne)")
+    parser.add_argument(
+        "--tile", type=int, nargs=2, required=True, metavar="N", help="rows of q, and of k"
+    )
+    parser.add_argument(
+        "--threads", type=int, metavar="N", help="of a workgroup (default: 512; 256 for 192 128)"
+    )
+    parser.add_argument("--kernel", metavar="NAME", help="its symbol, where there are several")
+    parser.add_argument("--name", help="of the kernel in the tree (default: as in the listing)")
+    parser.add_argument("--into", type=Path, metavar="DIR", help="another tree")
+    parser.add_argument(
+        "--replace", action="store_true", help="a kernel that serves the same, or has the same file"
+    )
+    parser.add_argument(
+        "--sanitize", action="store_true", help="run it with the emulator's sanitizer"
+    )
+    parser.add_argument("--seed", type=int, help="of the inputs of its run (default: a fresh one)")
+    add_json_flag(parser)
+    parser.set_defaults(run=_import)
+
+
+# ---- import --------------------------------------------------------------------------------------
+
+
+def _import(args: argparse.Namespace) -> int:
+    from ..amd.device_compiler import DeviceCompileError
+    from ..amd.import_kernel import ImportRefused, add_to_tree, import_listing, rows_of
+    from ..amd.manifest import user_tree
+    from ..emulator.kernel_trial import try_kernel
+
+    seed = _seed(args.seed)
+    try:
+        listing = args.listing.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{args.listing} cannot be read: {error}") from error
+    root = (user_tree() if args.into is None else args.into).absolute()
+    try:
+        kernel = import_listing(listing, _facts(args), args.kernel)
+        progress(f"running {kernel.cells['knl_name']} on the emulator, seed {seed}")
+        trial = try_kernel(kernel, seed=seed, sanitizes=args.sanitize)
+        files = add_to_tree(kernel, root, replaces=args.replace)
+        unused = [f"{chip}: {why}" for chip, row, why in rows_of(kernel, root) if row is None]
+    except ImportRefused as error:
+        raise UsageError(f"{args.listing} is not imported: {error}") from error
+    except DeviceCompileError as error:
+        raise RuntimeError(f"{args.listing} is not assembled: {error.output}") from error
+    facts = _facts_of_import(kernel, trial, root, files, unused, seed)
+    if args.json:
+        print_json(facts)
+    else:
+        print(fields([(name, _in_words(value)) for name, value in facts.items()]))
+    return FAILED if trial.findings or unused else OK
+
+
+def _facts(args: argparse.Namespace) -> KernelFacts:
+    from ..amd.import_kernel import KernelFacts
+
+    return KernelFacts(
+        arch=args.arch,
+        variants=tuple(dict.fromkeys(args.variant)),
+        dtype=args.dtype,
+        hdim=tuple(args.hdim),
+        mask=args.mask,
+        mode=args.mode,
+        bf16_cvt=args.bf16_cvt,
+        tile=tuple(args.tile),
+        threads=args.threads,
+        name=args.name,
+    )
+
+
+def _seed(given: int | None) -> int:
+    import secrets
+
+    seed = secrets.randbelow(2**31) if given is None else given
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"--seed {seed}: not from 0 to 2**63 - 1")
+    return seed
+
+
+def _facts_of_import(
+    kernel: ImportedKernel,
+    trial: Trial,
+    root: Path,
+    files: list[Path],
+    unused: list[str],
+    seed: int,
+) -> dict[str, Any]:
+    return {
+        "kernel": kernel.code_object.symbol,
+        "in the listing": kernel.listing_symbol,
+        "tree": str(root),
+        "files": [str(path) for path in files],
+        "row": ",".join(kernel.cells.values()),
+        "argument bytes": kernel.code_object.kernarg_bytes,
+        "LDS bytes": kernel.lds_bytes,
+        "vector registers": kernel.vgprs,
+        "ran on": f"{trial.emulated}, lengths {trial.lengths}, seed {seed}",
+        "errors": [
+            f"{name} {judged.error:.3g}, where rounding explains {judged.allowed:.3g}"
+            for name, judged in trial.judged.items()
+        ],
+        "findings": [str(finding) for finding in trial.findings],
+        "not used": unused,
+    }
+
+
+def _in_words(value: object) -> str:
+    if isinstance(value, list):
+        return "\n".join(map(str, value)) or "none"
+    return str(value)
+
+
+# ---- list ----------------------------------------------------------------------------------------
+
+
+def _list(args: argparse.Namespace) -> int:
+    archs = [arch for arch in _ARCHS if args.arch in (None, arch)]
+    rows = [row for arch in archs for row in _rows(arch, args.tree)]
+    if args.json:
+        print_json(rows)
+    elif rows:
+        headers = ("tree", "arch", "kernel", "pass", "dtype", "hdim", "mask", "mode", "for", "file")
+        print(table(headers, [_cells(row) for row in rows]))
+    else:
+        print("no kernels" if args.tree is None else f"no kernels in {args.tree}")
+    return OK
+
+
+def _rows(arch: Arch, root: Path | None) -> list[dict[str, Any]]:
+    """The usable kernels of an architecture; one that several chips have is there once."""
+    from ..amd.manifest import architecture_folder, read_tree, trees_of
+    from ..amd.tree_check import chips_of_folders
+
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for chip in chips_of_folders(arch):
+        if root is None:
+            trees = trees_of(chip)
+        else:
+            folder = architecture_folder(root, arch)
+            trees = () if folder is None else (read_tree(str(root), folder, chip),)
+        for tree in trees:
+            for path, row in _kernels_of(tree, chip):
+                fact = _fact(str(tree), arch, row)
+                fact = found.setdefault((str(tree), row.symbol, path.name), fact)
+                if str(path) not in fact["files"]:
+                    fact["files"].append(str(path))
+                    fact["variants"] += [chip.kernel_folder] if "/" in row.file else []
+    return list(found.values())
+
+
+def _kernels_of(tree: Tree, chip: Chip) -> Iterator[tuple[Path, KernelRow | BackwardRow]]:
+    """The files and rows of a tree, forward ones first."""
+    from ..amd.backward_manifest import read_backward_tree
+
+    for row in tree.rows:
+        yield tree.folder / row.file, row
+    backward = read_backward_tree(tree, chip)
+    if backward is not None:
+        for rows in backward.rows.values():
+            yield from ((backward.folder / row.file, row) for row in rows)
+
+
+def _fact(tree: str, arch: Arch, row: KernelRow | BackwardRow) -> dict[str, Any]:
+    kind = getattr(row, "kind", None)
+    return {
+        "tree": tree,
+        "arch": arch,
+        "kernel": row.name,
+        "symbol": row.symbol,
+        "pass": "forward" if kind is None else f"backward {kind}",
+        "dtype": row.dtype,
+        "hdim_q": row.hdim_q,
+        "hdim_v": row.hdim_v,
+        "mask": _MASKS[row.mask],
+        "mode": f"gm{row.mode}",
+        "bf16_cvt": (*_CVTS, "any")[row.bf16_cvt],
+        "variants": [],
+        "files": [],
+    }
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        *(row["tree"], row["arch"], row["kernel"], row["pass"], row["dtype"]),
+        *(f"{row['hdim_q']}x{row['hdim_v']}", row["mask"], row["mode"]),
+        *(" ".join(row["variants"]) or "all", Path(row["files"][0]).name),
+    )
+
+
+# ---- show ----------------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> tuple[Elf, Arch]:
+    """A code object and its architecture."""
+    from ..amd.elf import Elf
+    from ..chips import architecture
+
+    try:
+        elf = Elf(path.read_bytes())
+    except OSError as error:
+        raise UsageError(str(error)) from error
+    except (ValueError, LookupError, struct.error) as error:
+        raise UsageError(f"{path} is not a code object: {error}") from error
+    archs = {architecture(name).elf_machine: name for name in _ARCHS}
+    machine = elf.flags & 0xFF
+    if elf.machine != 224 or machine not in archs:
+        raise UsageError(
+            f"{path} is for ELF machine {elf.machine} with EF_AMDGPU_MACH {machine:#x}; known are "
+            + ", ".join(f"224 with {number:#x} ({name})" for number, name in archs.items())
+        )
+    return elf, archs[machine]
+
+
+def _show(args: argparse.Namespace) -> int:
+    from ..amd.code_object import kernel_descriptors, kernel_metadata
+
+    elf, arch = _read(args.code_object)
+    try:
+        kernels = [
+            {
+                "kernel": symbol,
+                "lds_bytes": descriptor.lds_bytes,
+                "vgprs": descriptor.vgprs,
+                "kernarg_bytes": descriptor.kernarg_bytes,
+                "metadata": kernel_metadata(elf, symbol),
+            }
+            for symbol, descriptor in kernel_descriptors(elf).items()
+        ]
+        symbols = [(each.name, each.address) for each in elf.dynamic_symbols()]
+    except (ValueError, LookupError, struct.error, OverflowError, RecursionError) as error:
+        raise UsageError(f"{args.code_object} is damaged: {error}") from error
+    facts = {
+        "file": str(args.code_object),
+        "arch": arch,
+        "bytes": len(elf.image),
+        "kernels": kernels,
+        "symbols": dict(symbols),
+    }
+    if args.json:
+        print_json(facts)
+        return OK
+    print(fields([("file", str(args.code_object)), ("arch", arch), ("size", _size(elf))]))
+    for kernel in kernels:
+        print()
+        print(fields(_shown_kernel(kernel)))
+    print("\n" + table(("address", "symbol"), [(f"{at:#x}", name) for name, at in symbols]))
+    return OK
+
+
+def _size(elf: Elf) -> str:
+    return byte_size(len(elf.image))
+
+
+def _shown_kernel(kernel: dict[str, Any]) -> list[tuple[str, str]]:
+    from ..amd.elf import printable
+
+    metadata = kernel["metadata"]
+    known = metadata if isinstance(metadata, dict) else {}
+    shown = [
+        ("kernel", printable(kernel["kernel"])),
+        ("LDS", byte_size(kernel["lds_bytes"])),
+        ("registers", f"{kernel['vgprs']} vector, with those for accumulation"),
+        ("in descriptor", f"{kernel['kernarg_bytes']} bytes of arguments"),
+    ]
+    shown += [
+        (str(name).lstrip("."), printable(str(value)))
+        for name, value in known.items()
+        if name not in (".args", ".name", ".symbol")
+    ]
+    arguments = known.get(".args") or []
+    lines = [
+        ", ".join(f"{str(name).lstrip('.')} {value}" for name, value in each.items())
+        for each in arguments
+        if isinstance(each, dict)
+    ]
+    shown.append(("arguments", printable_lines(lines) or "not told"))
+    return shown
+
+
+def printable_lines(lines: list[str]) -> str:
+    """Lines of a file, as a terminal may show them."""
+    from ..amd.elf import printable
+
+    return "\n".join(printable(line) for line in lines)
+
+
+# ---- disasm --------------------------------------------------------------------------------------
+
+
+def _disasm(args: argparse.Namespace) -> int:
+    from ..amd.code_object import kernel_descriptors, list_of_names
+    from ..amd.disassembly import disassemble, without_padding
+
+    elf, arch = _read(args.code_object)
+    try:
+        names = list(kernel_descriptors(elf))
+        wanted = args.kernel or (names[0] if len(names) == 1 else None)
+        if wanted not in names:
+            asked = "--kernel is missing" if wanted is None else f"--kernel {wanted} is not there"
+            raise UsageError(f"{asked}; {args.code_object} has {list_of_names(names)}")
+        instructions = without_padding(list(disassemble(elf, wanted, arch)))
+    except (ValueError, LookupError, struct.error) as error:
+        raise UsageError(f"{args.code_object} is damaged: {error}") from error
+    if args.json:
+        print_json([each._asdict() for each in instructions])
+    else:
+        print(_as_listing(wanted, instructions))
+    return OK
+
+
+def _as_listing(symbol: str, instructions: list[DecodedInstruction]) -> str:
+    """With a label wherever a branch goes."""
+    targets = {each.target for each in instructions if each.target is not None}
+    lines = [f"{symbol}:"]
+    for each in instructions:
+        if each.offset in targets:
+            lines.append(f"L{each.offset:x}:")
+        words = " ".join(f"{word:08x}" for word in each.words)
+        goes_to = "" if each.target is None else f" -> L{each.target:x}"
+        lines.append(f"  {each.text:<60} // {each.offset:06x}: {words}{goes_to}".rstrip())
+    return "\n".join(lines)
+
+
+# ---- verify --------------------------------------------------------------------------------------
+
+
+def _verify(args: argparse.Namespace) -> int:
+    from ..amd.tree_check import check_tree
+
+    checks = {}
+    for root in args.trees or _trees_of_calls():
+        try:
+            checks[str(root)] = check_tree(root)
+        except FileNotFoundError as error:
+            raise UsageError(str(error)) from error
+    if args.json:
+        print_json({root: vars(check) for root, check in checks.items()})
+    else:
+        for root, check in checks.items():
+            found = f"{len(check.problems) or 'no'} problem{'s' * (len(check.problems) != 1)}"
+            print(f"{root}: {check.rows} rows, {check.files} code objects, {found}")
+            for problem in check.problems:
+                print(f"  problem: {problem}")
+            for remark in check.remarks:
+                print(f"  remark: {remark}")
+    return FAILED if any(check.problems for check in checks.values()) else OK
+
+
+def _trees_of_calls() -> list[Path]:
+    """What the environment names, or the user's own tree where there is one, and the package's."""
+    import os
+
+    from ..amd.manifest import AITER_ASM_DIR, HSA_DIR, default_user_tree
+    from ..resources import hsa_dir
+
+    named = [Path(os.environ[name]) for name in (HSA_DIR, AITER_ASM_DIR) if os.environ.get(name)]
+    own = default_user_tree()
+    if not os.environ.get(HSA_DIR) and own is not None and own.is_dir():
+        named.insert(0, own)
+    return [*named, hsa_dir()]

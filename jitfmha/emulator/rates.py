@@ -1,0 +1,84 @@
+"""What the cost model takes things to cost, read from ``rates.json``, which names the sources."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from .. import chips
+
+__all__ = ["ChipRates", "rates_of", "rates_of_chip"]
+
+_FILE = Path(__file__).with_name("rates.json")
+
+
+@dataclass(frozen=True)
+class ChipRates:
+    """What differs between chips of one architecture.
+
+    Attributes:
+        peak_clock: in Hz.
+        clock_points: measured ones: the share of a launch in which matrix units are busy, and Hz.
+        activity: fitted: what the matrix work of attention counts for, beside that of the points.
+        clock_is_assumed: the points are another chip's.
+        memory_bandwidth: of HBM, in bytes a second.
+        scatter: of modelled times around published ones, as a share.
+    """
+
+    peak_clock: float
+    clock_points: tuple[tuple[float, float], ...]
+    activity: float
+    clock_is_assumed: bool
+    memory_bandwidth: float
+    scatter: float
+
+    def clock_at(self, matrix_busy: float) -> float:
+        """The clock that a chip keeps up with its matrix units busy for this share, in Hz.
+
+        On the straight line through the outermost points, because power limits it; at most the
+        peak.
+        """
+        (low, fast), (high, slow) = self.clock_points[0], self.clock_points[-1]
+        slope = (slow - fast) / (high - low)
+        return min(self.peak_clock, fast + slope * (self.activity * matrix_busy - low))
+
+
+@cache
+def rates_of(arch: chips.Arch) -> Mapping[str, int]:
+    """Cycles and sizes by name, those of LDS that ``chips.json`` has among them."""
+    facts = chips.architecture(arch)
+    banks = {name: getattr(facts, name) for name in ("lds_read_banks", "lds_write_banks")}
+    return MappingProxyType({**_file()["architectures"][arch], **banks})
+
+
+@cache
+def rates_of_chip(name: str) -> ChipRates:
+    """Those of the chip called ``name``, as "MI300X".
+
+    Raises:
+        ValueError: the chip is not known, or its clock is not published.
+    """
+    chip = chips.chip(name)
+    if chip.peak_clock_mhz is None:
+        raise ValueError(f"{name} has no modelled times: its peak clock is not published")
+    own = _file()["chips"][name]
+    clocks = _file()["chips"][own.get("clock_of", name)]
+    return ChipRates(
+        peak_clock=chip.peak_clock_mhz * 1e6,
+        clock_points=tuple((busy, mhz * 1e6) for busy, mhz in clocks["clock"]),
+        activity=clocks["activity"],
+        clock_is_assumed="clock_of" in own,
+        memory_bandwidth=own["memory_tb_s"] * 1e12,
+        scatter=clocks["scatter"],
+    )
+
+
+@cache
+def _file() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
+    return content

@@ -1,0 +1,55 @@
+"""``python -m jitfmha export``: the AMD kernels as a C++ library that needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from .folder import ForeignFilesError, check_folder, publish
+from .kernels import (
+    DTYPES,
+    MASKS,
+    BackwardKernels,
+    Selection,
+    backward_passes,
+    compiled,
+    forward_kernels,
+)
+from .library import library_files
+from .translation import TranslationError
+
+__all__ = ["DTYPES", "MASKS", "ForeignFilesError", "Selection", "TranslationError", "export"]
+
+
+def export(
+    selection: Selection, folder: Path, on_compiled: Callable[[str], None] | None = None
+) -> list[str]:
+    """Write a library with the selected kernels.
+
+    Args:
+        selection: which ones.
+        folder: absent, empty, or with an earlier export, which is replaced. It is complete or not
+            there at any time.
+        on_compiled: called with the name of each backward pass as soon as it is compiled.
+
+    Returns:
+        The names of the kernels; of a backward pass's what they begin with.
+
+    Raises:
+        ForeignFilesError: the folder holds something else.
+        NotImplementedError: no kernel serves a backward pass that is selected.
+        ValueError: nothing is selected.
+        jitfmha.BuildError: a kernel does not compile; nothing was written then.
+    """
+    check_folder(folder)
+    passes = backward_passes(selection)
+    forward = list(forward_kernels(selection))
+    backward: list[BackwardKernels] = []
+    for traits in passes:
+        backward.append(compiled(traits))
+        if on_compiled is not None:
+            on_compiled(traits.name)
+    if not forward and not backward:
+        raise ValueError("no kernel that comes ready serves what is selected")
+    publish(folder, library_files(forward, backward))
+    return [*(x.name for x in forward), *(x.name for x in backward)]

@@ -1,0 +1,197 @@
+"""The files of an exported library."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import get_args
+
+from .. import jit
+from ..amd.launcher import launcher_source
+from ..amd.runtime import PCI_CHIP_ID, SYSTEM_NAMES
+from ..chips import Arch, architecture, chip, chips
+from ..combination import Combination
+from ..kernels.general.modifiers import modifier_constants, packed_modifiers
+from ..kernels.tuned.limits import FIELD_END, GRID_END, MOST_ROWS
+from ..mask import Mask, parse_mask
+from ..problem import MAX_HDIM
+from ..version import __version__
+from .kernels import BackwardKernels, ForwardKernel
+from .policy import policy_in_cpp, row_in_cpp
+
+_HEADER = "// Written by python -m jitfmha export.\n"
+_LINE_BYTES = 64
+_MASKS: tuple[Mask, ...] = tuple(parse_mask(number) for number in range(3))
+"""By the numbers of ``jitfmha::Mask``."""
+_NO_PAGES = (0,) * 7
+# What stands for a byte in a C++ literal. A question mark would begin a trigraph.
+_LETTERS = [
+    chr(x) if 0x20 <= x < 0x7F and chr(x) not in '"\\?' else f"\\{x:03o}" for x in range(256)
+]
+
+
+def library_files(
+    forward: Sequence[ForwardKernel],
+    backward: Sequence[BackwardKernels],
+    version: str = __version__,
+) -> dict[str, str]:
+    """The text of each file, by its path in the library's folder."""
+    kernels: list[ForwardKernel | BackwardKernels] = [*forward, *backward]
+    arches = [arch for arch in get_args(Arch) if any(x.arch == arch for x in kernels)]
+    common = {"version": version, "namespace": _namespace(version)}
+    about = {"version": version, "architectures": " and ".join(arches)}
+    objects = {
+        f"src/code_objects_{arch}.cpp": _code_objects(
+            [x for x in kernels if x.arch == arch], common["namespace"]
+        )
+        for arch in arches
+    }
+    sources = ["src/jitfmha.cpp", *objects]
+    files = {
+        "CMakeLists.txt": _rendered("CMakeLists.txt", {**about, "sources": "\n  ".join(sources)}),
+        "README.md": _rendered("README.md", about),
+        "include/jitfmha.h": _rendered("jitfmha.h", {**common, **about}),
+        "jitfmha.pc": _rendered("jitfmha.pc", about),
+        "src/code_objects.h": _rendered(
+            "code_objects.h",
+            {
+                "namespace": common["namespace"],
+                "declarations": _lines((f"extern const char {_object(x)}[];" for x in kernels), 0),
+            },
+        ),
+        "src/exported_symbols.map": _rendered(
+            "exported_symbols.map", {"namespace": common["namespace"]}
+        ),
+        "src/jitfmha.cpp": _calls(forward, backward, arches, common["namespace"]),
+        "src/launcher.h": "#pragma once\n\n" + launcher_source("[[maybe_unused]] static"),
+        **objects,
+    }
+    return {**files, "exported.json": _inventory(files, kernels, version)}
+
+
+def _rendered(name: str, values: Mapping[str, object]) -> str:
+    return jit.render(f"export/{name}.in", values)
+
+
+def _namespace(version: str) -> str:
+    """Of a version, as v0_1_0."""
+    return "v" + re.sub(r"\W", "_", version)
+
+
+def _inventory(
+    files: Mapping[str, str], kernels: Iterable[ForwardKernel | BackwardKernels], version: str
+) -> str:
+    """What was exported, for people and for the next export into the same folder."""
+    listed = [
+        {"arch": x.arch, "name": x.name, "sha256": hashlib.sha256(x.image).hexdigest()}
+        for x in kernels
+    ]
+    return json.dumps({"version": version, "files": sorted(files), "kernels": listed}, indent=2)
+
+
+# ---- C++ -----------------------------------------------------------------------------------------
+
+
+def _calls(
+    forward: Sequence[ForwardKernel],
+    backward: Sequence[BackwardKernels],
+    arches: Sequence[Arch],
+    namespace: str,
+) -> str:
+    return _rendered(
+        "jitfmha.cpp",
+        {
+            "namespace": namespace,
+            "policy_modules": "jitfmha/kernels/tuned/key_split.py and policy.py",
+            "policy": policy_in_cpp().cpp,
+            "forward_kernels": _lines(map(_forward_entry, forward)),
+            "backward_kernels": _lines(map(_backward_entry, backward)),
+            "modifiers_of_masks": _lines(f'"{_text(_modifiers(mask))}",' for mask in _MASKS),
+            "chips": ", ".join(
+                f"{{{_arch(each.architecture.name)}, {pci_id:#x}, {each.xcds}}}"
+                for each in chips()
+                for pci_id in each.pci_ids
+            ),
+            "xcds_of_unlisted_chips": ", ".join(
+                str(chip(architecture(arch).unlisted_chip).xcds) for arch in get_args(Arch)
+            ),
+            "arch_names": _quoted(get_args(Arch)),
+            "exported_archs": ", ".join(map(_arch, arches)),
+            "runtime_names": _quoted(SYSTEM_NAMES),
+            "pci_chip_id_attributes": ", ".join(map(str, PCI_CHIP_ID)),
+            "max_hdim": MAX_HDIM,
+            "most_rows": MOST_ROWS,
+            "grid_end": GRID_END,
+            "field_end": FIELD_END,
+        },
+    )
+
+
+def _forward_entry(kernel: ForwardKernel) -> str:
+    row = kernel.row
+    names = _quoted((row.name, row.symbol, row.combine_symbol or ""))
+    return (
+        f"{{{_arch(kernel.arch)}, {row_in_cpp(row)}, Abi::{row.abi}, GridShape::{row.grid}, "
+        f"{row.threads}, {names}, {_image(kernel, row.file)}}},"
+    )
+
+
+def _backward_entry(kernels: BackwardKernels) -> str:
+    row = kernels.row
+    symbols = _quoted(symbol for symbol, _ in kernels.symbols)
+    of_keys = ", ".join(str(rows == "k").lower() for _, rows in kernels.symbols)
+    return (
+        f"{{{_arch(kernels.arch)}, {row_in_cpp(row)}, {str(kernels.has_roundings).lower()}, "
+        f'GridShape::{row.grid}, {row.threads}, {kernels.far_stride_bytes}, "{kernels.name}", '
+        f"{{{symbols}}}, {{{of_keys}}}, {_image(kernels, row.file)}}},"
+    )
+
+
+def _modifiers(mask: Mask) -> bytes:
+    """What a plain call with that mask passes."""
+    problem = Combination("bf16", "bf16", 64, 64, mask).problem()
+    return packed_modifiers(None, None, _NO_PAGES, modifier_constants(problem))
+
+
+def _code_objects(kernels: Iterable[ForwardKernel | BackwardKernels], namespace: str) -> str:
+    definitions = "\n".join(
+        f"alignas({_LINE_BYTES}) const char {_object(x)}[] =\n{_literal(x.image)};" for x in kernels
+    )
+    return (
+        f'{_HEADER}#include "code_objects.h"\n\nnamespace jitfmha::{namespace}::code_objects {{\n\n'
+        f"{definitions}\n\n}}  // namespace jitfmha::{namespace}::code_objects\n"
+    )
+
+
+def _image(kernel: ForwardKernel | BackwardKernels, file: str) -> str:
+    return f'{{"{file}", code_objects::{_object(kernel)}, {len(kernel.image)}}}'
+
+
+def _object(kernel: ForwardKernel | BackwardKernels) -> str:
+    """The name of a code object in C++."""
+    return f"{kernel.arch}_{kernel.name}"
+
+
+def _literal(content: bytes) -> str:
+    """Bytes as a string, which compilers read far quicker than a list of numbers."""
+    lines = (content[at : at + _LINE_BYTES] for at in range(0, len(content), _LINE_BYTES))
+    return "\n".join(f'    "{_text(line)}"' for line in lines)
+
+
+def _text(content: bytes) -> str:
+    return "".join(_LETTERS[byte] for byte in content)
+
+
+def _arch(arch: Arch) -> str:
+    return f"Arch::{arch}"
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def _lines(lines: Iterable[str], indent: int = 4) -> str:
+    """What stands for a placeholder that is indented."""
+    return f"\n{' ' * indent}".join(lines)

@@ -1,0 +1,32 @@
+"""The policy of the tuned family in C++."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import get_args
+
+from ..amd.manifest import KernelDtype, KernelRow
+from ..chips import Arch
+from ..kernels.tuned import key_split, policy
+from .translation import Translation, Vocabulary
+
+_ROW = {
+    "dtype": "KernelDtype",
+    **dict.fromkeys(("hdim_q", "hdim_v", "mask", "mode", "bf16_cvt", "ts_qo", "ts_kv"), "int"),
+    "workgroups_of_unit": "int",
+    "can_split_keys": "bool",
+}
+"""What the policy knows of a kernel."""
+
+
+@cache
+def policy_in_cpp() -> Translation:
+    """The modules that decide, translated."""
+    enums = {"Arch": get_args(Arch), "KernelDtype": get_args(KernelDtype)}
+    vocabulary = Vocabulary(enums=enums, structs={"KernelRow": _ROW})
+    return Translation((key_split, policy), vocabulary)
+
+
+def row_in_cpp(row: KernelRow) -> str:
+    """A row of a manifest, as the policy knows it."""
+    return policy_in_cpp().value("KernelRow", row)

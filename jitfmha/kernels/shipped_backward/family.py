@@ -1,0 +1,128 @@
+"""Which backward passes the code objects of this package serve, and the plan for one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...chips import Arch
+from ...plan import Kernel, Reason, Refusal
+from ...problem import Feature, Problem
+from ...target import AmdTarget, Target
+from ..rules import reasons_of
+from .limits import RULES
+
+if TYPE_CHECKING:
+    from ...amd.gradient_manifest import GradientRow, GradientTree
+    from ...amd.manifest import KernelRow
+
+NAME = "shipped_backward"
+SERVES = frozenset(
+    {
+        Feature.BF16,
+        Feature.FP16,
+        Feature.GROUP_MODE,
+        Feature.PADDED_SEQUENCES,
+        Feature.CAUSAL_MASK,
+        Feature.WINDOW_MASK,
+        Feature.TOP_LEFT_MASK,
+        Feature.LSE,
+        Feature.BACKWARD,
+    }
+)
+
+
+def reasons(problem: Problem, target: Target) -> tuple[Reason, ...]:
+    """Every rule that ``problem`` breaks, whatever features it asks for."""
+    assert isinstance(target, AmdTarget)
+    return tuple(reasons_of(RULES, problem, target.arch))
+
+
+def propose(problem: Problem, target: Target) -> ShippedBackwardPlan | Refusal:
+    """The code object for ``problem``."""
+    from ...amd.gradient_manifest import gradient_tree
+
+    assert isinstance(target, AmdTarget)
+    broken = reasons(problem, target)
+    if broken:
+        return Refusal(broken)
+    tree = gradient_tree(target.arch) if any(x.is_shipped for x in target.trees) else None
+    if tree is None:
+        template = "This package has no code objects of backward kernels for {arch}."
+        return Refusal((Reason(template, arch=target.arch),))
+    for row in tree.rows:
+        if _serves(row, problem, target.arch):
+            return ShippedBackwardPlan(problem, target, tree, row)
+    template = "{tree}: none for {dtype} and hdim {hdim_q}x{hdim_v}."
+    values = {"dtype": problem.dtype, "hdim_q": problem.hdim_q, "hdim_v": problem.hdim_v}
+    return Refusal((Reason(template, tree=tree, **values),))
+
+
+def _serves(row: GradientRow, problem: Problem, arch: Arch) -> bool:
+    return (
+        row.dtype == problem.dtype
+        and row.hdim == problem.hdim_q == problem.hdim_v
+        and row.is_masked == (not problem.mask.is_none)
+        and row.mode == int(problem.mode == "gm1")
+        and row.rounds(problem.bf16_cvt, arch)
+    )
+
+
+class ShippedBackwardPlan:
+    """The code object for one backward pass."""
+
+    family = NAME
+
+    def __init__(
+        self, problem: Problem, target: AmdTarget, tree: GradientTree, row: GradientRow
+    ) -> None:
+        self.problem = problem
+        self.target = target
+        self.tree = tree
+        self.row = row
+
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel that makes the gradients."""
+        return self.row.symbol
+
+    @property
+    def source(self) -> str:
+        """The file of the code object."""
+        return f"{self.row.file} of {self.tree}"
+
+    @property
+    def is_built(self) -> bool:
+        """True when the launcher is in the cache already."""
+        from ... import jit
+        from ...amd.launcher import launcher_spec  # of use where there is a GPU only
+
+        return jit.is_built(launcher_spec())
+
+    def rows(self) -> tuple[KernelRow, ...]:
+        """Of its kernels, in the order of their launches."""
+        from .kernel import launched_row
+
+        row = self.row
+        return (
+            launched_row(self, row.row_sums_symbol, row.edge_threads),
+            launched_row(self, row.symbol, row.threads),
+            launched_row(self, row.round_dq_symbol, row.edge_threads),
+        )
+
+    def remarks(self) -> list[str]:
+        """What a caller may want to know of the order of sums."""
+        return [
+            "dq is added up in any order; deterministic=True takes kernels that have one order."
+        ]
+
+    def build(self) -> None:
+        """Build the launcher where needed."""
+        from ...amd.launcher import launcher_spec, load_launcher
+
+        load_launcher(launcher_spec())
+
+    def bind(self) -> Kernel:
+        """Build and load the launcher, and load the code object."""
+        from .kernel import ShippedBackwardKernel
+
+        return ShippedBackwardKernel(self)

@@ -1,0 +1,72 @@
+"""The loaded kernels of a code object for backward passes, for calls of one kind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...amd.manifest import KernelRow
+from ...plan import Launch
+from ...problem import Sizes
+from ..general.backward_launch import BackwardKernel, BoundBackward
+from ..rules import reasons_of
+from .limits import RULES
+
+if TYPE_CHECKING:
+    from .family import ShippedBackwardPlan
+
+
+# What the kernels before and after that of the gradients have nothing to do with.
+_NOT_SUMMED = frozenset({"q", "k", "v", "dq", "dk", "dv"})
+_NOT_ROUNDED = frozenset({"q", "k", "v", "out", "lse", "dout", "dlse", "dk", "dv"})
+
+
+class ShippedBackwardKernel:
+    """Loaded kernels, for calls that differ in lengths and strides only."""
+
+    def __init__(self, plan: ShippedBackwardPlan) -> None:
+        """Build and load the launcher and the kernels, as far as that has not been done.
+
+        Raises:
+            HipError: the HIP runtime cannot be used, or refuses the code object.
+            jitfmha.BuildError: the launcher does not compile.
+        """
+        row = plan.row
+        row_sums, gradients, round_dq = plan.rows()
+        kernels = (
+            BackwardKernel(row_sums, "q", row.queries, _NOT_SUMMED),
+            BackwardKernel(gradients, "k", row.keys),
+            BackwardKernel(round_dq, "q", row.queries, _NOT_ROUNDED),
+        )
+        code_object = plan.tree.code_object(row)
+        self._problem = plan.problem
+        self._arch = plan.target.arch
+        self._bound = BoundBackward(
+            plan.problem, plan.target, kernels, code_object, adds_dq_up=True
+        )
+
+    def launch_for(self, sizes: Sizes) -> Launch | None:
+        """The launch, unless another kernel is the one for these lengths and strides."""
+        problem = self._problem.with_sizes(sizes)
+        if any(reasons_of(RULES, problem, self._arch)):
+            return None
+        return self._bound.launch_for(sizes)
+
+
+def launched_row(plan: ShippedBackwardPlan, symbol: str, threads: int) -> KernelRow:
+    """One of the kernels as a row of a manifest, as the launcher knows kernels."""
+    row = plan.row
+    return KernelRow(
+        dtype="bf16" if row.dtype == "bf16" else "fp16",
+        hdim_q=row.hdim,
+        hdim_v=row.hdim,
+        mask=2 if row.is_masked else 0,
+        mode=row.mode,
+        bf16_cvt=row.bf16_cvt,
+        ts_qo=row.queries,
+        ts_kv=row.keys,
+        symbol=symbol,
+        file=row.file,
+        abi="jitfmha",
+        threads=threads,
+        grid="heads_batches_tiles_splits" if row.mode else "xcd_heads_tiles_splits",
+    )

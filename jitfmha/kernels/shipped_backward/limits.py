@@ -1,0 +1,32 @@
+"""What must hold of a call for this package's backward kernels, each with its reason and source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ...chips import Arch
+from ...plan import Reason
+from ...problem import Problem
+from ..rules import Rule
+from ..tuned.limits import DTYPE_RULE, SIZE_RULES
+
+_ELEMENT_BYTES = 2
+# A workgroup's keys, of which there are so many at most, lie within a buffer's reach.
+_BUFFER_REACH, _MOST_KEYS = 1 << 31, 128
+
+
+def rows_are_within_reach(problem: Problem, arch: Arch) -> Iterator[Reason]:
+    """The rows of a tile are reached by the offsets of one buffer."""
+    gradients = problem.gradients
+    assert gradients is not None
+    strides = {"q": problem.q.seq, "k": problem.k.seq, "v": problem.v.seq}
+    strides["dout"] = gradients.dout[-3] if problem.seqlen_q > 1 else 0
+    most = _BUFFER_REACH // _MOST_KEYS
+    for name, stride in strides.items():
+        if stride * _ELEMENT_BYTES >= most:
+            template = "Rows are to be less than {most} bytes apart; those of {name} are {bytes}."
+            yield Reason(template, most=most, name=name, bytes=stride * _ELEMENT_BYTES)
+
+
+_SOURCE = "buffer_of in hsa/src/tiles.h"
+RULES = (DTYPE_RULE, *SIZE_RULES, Rule(rows_are_within_reach, _SOURCE))

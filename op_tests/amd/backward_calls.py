@@ -1,0 +1,138 @@
+"""Backward passes by kernels of a tree, and their float64 answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from inputs import lay_out, prefix_sums
+from reference import attention, attention_packed
+from torch import Tensor
+from untyped import explain_bwd, fmha_bwd
+
+from jitfmha.arguments import Arguments
+from jitfmha.backward import BackwardArguments, make_backward_problem
+from jitfmha.dispatch import Explanation
+from jitfmha.problem import Problem
+
+POISON = -77.0
+
+
+@dataclass
+class BackwardCall:
+    """The arguments of one backward pass and its exact gradients.
+
+    ``lengths`` are (seqlen_q, seqlen_k) of each sequence; gm0 takes them from the first, ``batch``
+    times. ``gap`` unused rows follow each sequence of gm1. ``layouts`` are those of q, k, v, dout,
+    dq, dk and dv in gm0.
+    """
+
+    rng: torch.Generator
+    dtype: torch.dtype = torch.bfloat16
+    hdims: tuple[int, int] = (128, 128)
+    heads: tuple[int, int] = (2, 1)
+    lengths: Sequence[tuple[int, int]] = ((70, 90),)
+    batch: int | None = None
+    mask: int | str = 0
+    layouts: Mapping[str, str] = field(default_factory=dict)
+    gap: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        (hq, hk), (dq, dv) = self.heads, self.hdims
+        self.arguments: dict[str, Any] = {"mask": self.mask, **self.options}
+        if self.is_group:
+            rooms = [[pair[side] + self.gap for pair in self.lengths] for side in (0, 1)]
+            self.starts = [prefix_sums(room).tolist()[:-1] for room in rooms]
+            rows_q, rows_k = ((sum(room),) for room in rooms)
+            for side, name in enumerate("qk"):
+                of_side = [pair[side] for pair in self.lengths]
+                self.arguments[f"cu_seqlens_{name}"] = prefix_sums(of_side)
+                if self.gap:
+                    self.arguments[f"cu_seqlens_{name}_padded"] = prefix_sums(rooms[side])
+        else:
+            rows_q, rows_k = ((self.batch, n) for n in self.lengths[0])
+        self.q, self.k = self._random("q", *rows_q, hq, dq), self._random("k", *rows_k, hk, dq)
+        self.v = self._random("v", *rows_k, hk, dv)
+        self.dout = self._random("dout", *rows_q, hq, dv)
+        self.gradients = {
+            name: self._laid_out(name, torch.zeros_like(x)).fill_(POISON)
+            for name, x in (("dq", self.q), ("dk", self.k), ("dv", self.v))
+        }
+        leaves = [x.double().requires_grad_() for x in (self.q, self.k, self.v)]
+        out, lse = self._attention(*leaves)
+        self.exact = dict(
+            zip(self.gradients, torch.autograd.grad(out, leaves, self.dout.double()), strict=True)
+        )
+        self.out, self.lse = out.detach().to(self.dtype), lse.detach().float()
+
+    @property
+    def is_group(self) -> bool:
+        return self.batch is None
+
+    def problem(self) -> Problem:
+        """What the call asks for."""
+        options = dict(self.arguments)
+        choices = {n: options.pop(n) for n in ("deterministic", "atomic_fp32") if n in options}
+        forward = Arguments.of(self.q, self.k, self.v, {**options, "out": self.out})
+        arguments = BackwardArguments(*(forward, self.lse, self.dout), **self.gradients, **choices)
+        return make_backward_problem(arguments)
+
+    def explain(self) -> Explanation:
+        """Which kernels serve the call here, and why not others."""
+        explanation: Explanation = explain_bwd(
+            *(self.dout, self.q, self.k, self.v, self.out, self.lse),
+            **self.gradients,
+            **self.arguments,
+        )
+        return explanation
+
+    def run(self) -> dict[str, Tensor]:
+        """The gradients, written over what was there."""
+        fmha_bwd(
+            *(self.dout, self.q, self.k, self.v, self.out, self.lse),
+            **self.gradients,
+            **self.arguments,
+        )
+        return self.gradients
+
+    def assert_right(self, tolerance: float) -> None:
+        """All gradients, by the root mean square of the error over that of the gradients.
+
+        A gradient that is 0 in truth may be as large as rounding makes summands of size 1.
+        """
+        for name, exact in self.exact.items():
+            actual = self.gradients[name].double()
+            used = self._used_rows(name)
+            if used is not None:
+                assert (actual[~used] == POISON).all(), f"{name}: unused rows are written"
+                actual, exact = actual[used], exact[used]
+            if not exact.numel():
+                continue
+            error, size = ((x**2).mean().sqrt().item() for x in (actual - exact, exact))
+            assert error <= tolerance * size + 1e-3 * tolerance, (
+                f"{name} is off by {error:.3g}, its size being {size:.3g}"
+            )
+
+    def _used_rows(self, name: str) -> Tensor | None:
+        if not self.is_group:
+            return None
+        side = 0 if name == "dq" else 1
+        rows = [torch.arange(pair[side] + self.gap) < pair[side] for pair in self.lengths]
+        return torch.cat(rows)
+
+    def _random(self, name: str, *shape: int | None) -> Tensor:
+        values = torch.randn([n or 0 for n in shape], generator=self.rng).to(self.dtype)
+        return self._laid_out(name, values)
+
+    def _laid_out(self, name: str, x: Tensor) -> Tensor:
+        layout = self.layouts.get(name)
+        return x if layout is None else lay_out(x, layout)
+
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if not self.is_group:
+            return attention(q, k, v, mask=self.mask)
+        lengths = [[pair[side] for pair in self.lengths] for side in (0, 1)]
+        return attention_packed(q, k, v, *lengths, *self.starts, mask=self.mask)

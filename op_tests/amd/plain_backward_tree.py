@@ -1,0 +1,232 @@
+"""Trees of backward kernels in AITER's form, compiled from simple ones that honour it."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from jitfmha.amd.device_compiler import compile_hip
+
+COLUMNS = (
+    *("dtype", "hdim_q", "hdim_v", "mask", "atomic32", "pssk", "pddv", "mode", "bf16_cvt"),
+    *("ts_qo", "ts", "knl_name", "co_name"),
+)
+TS = 32  # keys of a workgroup
+_SOURCE = Path(__file__).with_name("plain_fmha_bwd.hip")
+_MASKS = ("", "_causal", "_causal_br", "_swa")
+_CVTS = ("_rtne", "_rtna", "_rtz", "")
+_ANY_CVT = 3
+_WIDE = (192, 128)
+
+
+@dataclass(frozen=True)
+class PlainGradients:
+    """A row of the kernels that make gradients, named as the published ones are."""
+
+    dtype: str = "bf16"
+    hdims: tuple[int, int] = (64, 64)
+    mask: int = 0
+    atomic32: int = 1
+    pssk: int = 1
+    pddv: int = 1
+    mode: int = 0
+    bf16_cvt: int = _ANY_CVT
+    ts: int = TS
+
+    @property
+    def name(self) -> str:
+        hdim_q, hdim_v = self.hdims
+        words = (
+            f"bwd_hd{hdim_q}" + (f"_{hdim_v}" if hdim_q != hdim_v else ""),
+            f"_{self.dtype}{_MASKS[self.mask]}",
+            "_a32" if self.atomic32 else "_a16",
+            _CVTS[self.bf16_cvt],
+            {(0, 0): "", (1, 0): "_pssk", (0, 1): "_pddv", (1, 1): "_psskddv"}[
+                self.pssk, self.pddv
+            ],
+            "_group" if self.mode else "",
+        )
+        return "".join(words)
+
+    @property
+    def symbol(self) -> str:
+        return _symbol(self)
+
+    @property
+    def row(self) -> dict[str, object]:
+        cells = (
+            *(self.dtype, *self.hdims, self.mask, self.atomic32, self.pssk, self.pddv, self.mode),
+            *(self.bf16_cvt, 16, self.ts, self.symbol, _file(self.dtype, self.hdims)),
+        )
+        return dict(zip(COLUMNS, cells, strict=True))
+
+    def instance(self, arch: str) -> str:
+        """The line of the source that makes the kernel."""
+        sums = "kInFloat" if self.atomic32 else "kInPlace" if arch == "gfx942" else "kShuffled"
+        return f"GRADIENTS({self.symbol}, {self.mode}, {1 - self.pssk}, {self.mask}, {sums})"
+
+
+@dataclass(frozen=True)
+class PlainOther:
+    """A row of the kernels before and after that of the gradients."""
+
+    kind: str  # odo, dq_convert or dq_shuffle
+    dtype: str = "bf16"
+    hdims: tuple[int, int] = (64, 64)
+    mode: int = 0
+    bf16_cvt: int = _ANY_CVT
+
+    @property
+    def name(self) -> str:
+        words = (
+            f"bwd_hd{self.hdims[0]}_{self.kind}",
+            "" if self.kind == "dq_shuffle" else f"_{self.dtype}",
+            _CVTS[self.bf16_cvt],
+            "_group" if self.mode else "",
+        )
+        return "".join(words)
+
+    @property
+    def symbol(self) -> str:
+        return _symbol(self)
+
+    @property
+    def row(self) -> dict[str, object]:
+        ts = 128 if self.kind == "odo" else 64
+        cells = (
+            *(self.dtype, *self.hdims, 0, 0, 0, 0, self.mode, self.bf16_cvt, 0, ts),
+            *(self.symbol, _file(self.dtype, (64, 64))),
+        )
+        return dict(zip(COLUMNS, cells, strict=True))
+
+    @property
+    def instance(self) -> str:
+        """The line of the source that makes the kernel."""
+        if self.kind == "odo":
+            return f"ROW_SUMS({self.symbol}, {self.mode})"
+        is_shuffled = int(self.kind == "dq_shuffle")
+        return f"MAKE_DQ({self.symbol}, {self.mode}, {is_shuffled}, 0)"
+
+
+def _symbol(kernel: PlainGradients | PlainOther) -> str:
+    """As the published code objects decorate the name of a kernel.
+
+    One kernel is there for all roundings: probabilities of plain kernels are not rounded, and none
+    that makes dq for one rounding is ever launched.
+    """
+    name = kernel.name if kernel.bf16_cvt == _ANY_CVT else replace(kernel, bf16_cvt=0).name
+    return f"_ZN5aiter{len(name) + 5}fmha_{name}E"
+
+
+def _file(dtype: str, hdims: tuple[int, int]) -> str:
+    """Kernels for equal head dimensions are in one, as their code is the same."""
+    return f"plain_{dtype}_wide.co" if hdims == _WIDE else f"plain_{dtype}.co"
+
+
+MODES = (0, 1)
+GRADIENTS: dict[str, list[PlainGradients]] = {
+    "gfx942": [
+        *(PlainGradients(bf16_cvt=cvt) for cvt in (0, 1, 2)),
+        PlainGradients(mask=2, mode=1, bf16_cvt=0),
+        PlainGradients(hdims=(128, 128), mask=3, bf16_cvt=0),
+        PlainGradients(pssk=0, bf16_cvt=0),
+        PlainGradients(mask=1, atomic32=0, pssk=0, bf16_cvt=0),
+    ],
+    "gfx950": [
+        PlainGradients("fp16"),
+        PlainGradients("fp16", mask=2),
+        PlainGradients("fp16", mode=1),
+        *(PlainGradients("fp16", (128, 128), mask=2, atomic32=atomic32) for atomic32 in (0, 1)),
+        *(PlainGradients("fp16", (128, 128), mask=1, pssk=pssk) for pssk in (0, 1)),
+        PlainGradients("fp16", mask=2, atomic32=0, mode=1),
+        PlainGradients("fp16", (192, 128), atomic32=0),
+    ],
+}
+OTHERS: dict[str, list[PlainOther]] = {
+    "gfx942": [
+        *(PlainOther("odo", mode=mode) for mode in MODES),
+        *(PlainOther("dq_convert", mode=mode, bf16_cvt=cvt) for mode in MODES for cvt in (0, 1, 2)),
+        *(
+            PlainOther(kind, hdims=(128, 128), bf16_cvt=3 * (kind == "odo"))
+            for kind in ("odo", "dq_convert")
+        ),
+    ],
+    "gfx950": [
+        *(
+            PlainOther(kind, "fp16", mode=mode)
+            for kind in ("odo", "dq_convert", "dq_shuffle")
+            for mode in MODES
+        ),
+        *(PlainOther(kind, "fp16", (128, 128)) for kind in ("odo", "dq_convert", "dq_shuffle")),
+        PlainOther("dq_shuffle", "fp16", (192, 192)),
+    ],
+}
+
+
+@cache
+def _compiled(arch: str, dtype: str, is_wide: bool) -> bytes:
+    """All kernels of the tests for equal head dimensions, or for unequal ones."""
+    lines = [
+        x.instance(arch) for x in GRADIENTS[arch] if (x.dtype, x.hdims == _WIDE) == (dtype, is_wide)
+    ]
+    if not is_wide:
+        lines += [x.instance for x in OTHERS[arch] if x.dtype == dtype]
+    return _compiled_lines(lines, arch, dtype, is_wide)
+
+
+def _compiled_lines(lines: list[str], arch: str, dtype: str, is_wide: bool) -> bytes:
+    lines = list(dict.fromkeys(lines))  # several rows may have one kernel
+    flags = [
+        "-O1",
+        f"-D{dtype.upper()}=1",
+        f"-DTS={TS}",
+        f"-DHDIM_V={_WIDE[1] if is_wide else 0}",
+    ]
+    return compile_hip("\n".join((_SOURCE.read_text(), *lines, "")), arch, flags=flags)
+
+
+def write_one_pass(root: Path, arch: str, gradients: PlainGradients) -> None:
+    """A tree with one kernel of gradients and those before and behind it, compiled for it alone."""
+    folder = root / arch / "fmha_v3_bwd"
+    folder.mkdir(parents=True)
+    beside = [
+        PlainOther(kind, gradients.dtype, mode=gradients.mode) for kind in ("odo", "dq_convert")
+    ]
+    lines = [gradients.instance(arch), *(x.instance for x in beside)]
+    image = _compiled_lines(lines, arch, gradients.dtype, is_wide=False)
+    (folder / _file(gradients.dtype, gradients.hdims)).write_bytes(image)
+    for each in beside:
+        write_rows(folder, each.kind, [each.row])
+    write_rows(folder, "dqdkdv", [gradients.row])
+
+
+def write_backward_tree(
+    root: Path,
+    arch: str,
+    gradients: Iterable[PlainGradients] | None = None,
+    others: Iterable[PlainOther] | None = None,
+) -> Path:
+    """A tree below ``root``, of all kernels of the tests or of these; gives its folder."""
+    folder = root / arch / "fmha_v3_bwd"
+    folder.mkdir(parents=True, exist_ok=True)
+    for dtype, hdims in {(x.dtype, x.hdims) for x in GRADIENTS[arch]}:
+        (folder / _file(dtype, hdims)).write_bytes(_compiled(arch, dtype, hdims == _WIDE))
+    others = OTHERS[arch] if others is None else list(others)
+    for kind in ("odo", "dq_convert", "dq_shuffle"):
+        write_rows(folder, kind, [x.row for x in others if x.kind == kind])
+    gradients = GRADIENTS[arch] if gradients is None else gradients
+    write_rows(folder, "dqdkdv", [x.row for x in gradients])
+    return folder
+
+
+def write_rows(folder: Path, kind: str, rows: Iterable[dict[str, object]]) -> Path:
+    """One manifest."""
+    path = folder / f"fmha_bwd_{kind}.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(rows)
+    return path

@@ -1,0 +1,604 @@
+"""An exported library against Python: the same plans, and the same results bit for bit."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from amd_problems import AmdProblem
+from exported_calls import (
+    CPP,
+    CVTS,
+    DTYPES,
+    BackwardArguments,
+    CallError,
+    ExportedCalls,
+    ForwardArguments,
+    build_shared,
+    build_shim,
+    compile_cpp,
+    set_tensor,
+    write_library,
+)
+from inputs import prefix_sums
+from torch import Tensor
+from untyped import fmha_fwd
+
+from jitfmha import emulate
+from jitfmha.amd.manifest import AITER_ASM_DIR, HSA_DIR
+from jitfmha.arguments import Arguments, Gradients, Tensors, gather_cu_seqlens
+from jitfmha.backward import BackwardArguments as BackwardCall
+from jitfmha.backward import make_backward_problem
+from jitfmha.combination import Combination
+from jitfmha.emulator.library import load
+from jitfmha.emulator.session import DEVICES
+from jitfmha.export.kernels import Selection
+from jitfmha.kernels import general, tuned
+from jitfmha.kernels.tuned.family import TunedPlan
+from jitfmha.mask import parse_mask
+from jitfmha.target import TARGET_HERE, AmdTarget
+
+FORWARD = Selection(("gfx942", "gfx950"), ("forward",))
+BACKWARD = Selection(
+    ("gfx942",), ("backward",), dtypes=("bf16",), hdims=((64, 64),), masks=("causal",)
+)
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_tree() -> None:
+    for variable in (HSA_DIR, AITER_ASM_DIR):
+        if variable in os.environ:
+            pytest.skip(f"{variable} is set, and exports have the kernels of this package")
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with all forward kernels, and backward ones for what ``BACKWARD`` names."""
+    folder = tmp_path_factory.mktemp("export") / "exported"
+    write_library(folder, FORWARD, BACKWARD)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shared_library(exported: Path) -> Path:
+    return build_shared(exported)
+
+
+@pytest.fixture(scope="module")
+def emulator_path() -> str:
+    return load("plain")._name
+
+
+@pytest.fixture(scope="module")
+def calls(exported: Path, shared_library: Path, emulator_path: str) -> ExportedCalls:
+    return ExportedCalls(build_shim(exported, shared_library), emulator_path)
+
+
+def use_device(chip: str) -> None:
+    assert load("plain").hipSetDevice(DEVICES[chip]) == 0
+
+
+def arguments_of(wanted: Combination, max_seqlen_q: int = 0) -> ForwardArguments:
+    """Without addresses."""
+    problem = wanted.problem()
+    mask = 0 if wanted.mask.is_none else 1 if wanted.mask.top_left else 2
+    arguments = ForwardArguments(
+        dtype=DTYPES[wanted.dtype],
+        mode=("gm0", "gm1").index(wanted.mode),
+        mask=mask,
+        softmax_scale=0.1,
+        max_seqlen_q=max_seqlen_q,
+        **{
+            name: getattr(problem, name)
+            for name in ("batch", "heads_q", "heads_k", "seqlen_q", "seqlen_k", "hdim_q", "hdim_v")
+        },
+    )
+    for name in ("q", "k", "v", "out"):
+        strides = getattr(arguments, f"{name}_strides")
+        strides.batch, strides.seq, strides.head = getattr(problem, name)
+    return arguments
+
+
+# ---- The policy ----------------------------------------------------------------------------------
+
+
+def drawn_combination(draw: random.Random) -> Combination:
+    mode = draw.choice(("gm0", "gm1"))
+    heads_k = draw.choice((1, 2, 5, 8))
+    batch = draw.choice((1, 2, 3, 16))
+    # Many are short, where splits and tiles depend on everything.
+    seqlen_q, seqlen_k = (int(2 ** draw.uniform(0, 15)) - 1 for _ in "qk")
+    packs = batch if mode == "gm1" else 1
+    return Combination(
+        *(dtype := draw.choice(("bf16", "fp16")), dtype),
+        *draw.choice(((64, 64), (128, 128), (192, 128), (96, 96))),
+        mask=parse_mask(draw.choice((0, 1, 2) if mode == "gm0" else (0, 2))),
+        mode=mode,
+        batch=batch,
+        heads_q=heads_k * draw.choice((1, 2, 7)),
+        heads_k=heads_k,
+        seqlen_q=min(seqlen_q, seqlen_k) * packs if draw.random() < 0.5 else seqlen_q * packs,
+        seqlen_k=seqlen_k * packs,
+    )
+
+
+@pytest.mark.parametrize("chip", DEVICES)
+def test_plans_are_those_of_python(chip: str, calls: ExportedCalls, seed: int) -> None:
+    draw = random.Random(seed)
+    use_device(chip)
+    kernels = set()
+    with emulate(chip):
+        target = TARGET_HERE.get()
+        assert isinstance(target, AmdTarget)
+        for _ in range(400):
+            wanted = drawn_combination(draw)
+            cvt = draw.choice(("rtne", "rtna", "rtz"))
+            max_seqlen_q = draw.randint(1, wanted.seqlen_q + 3) if wanted.mode == "gm1" else 0
+            problem = wanted.problem()._replace(bf16_cvt=cvt)
+            plan = tuned.propose(problem, target)
+            arguments = arguments_of(wanted, max_seqlen_q)
+            arguments.bf16_cvt = CVTS[cvt]
+            if not isinstance(plan, TunedPlan):
+                with pytest.raises(CallError, match=r"^unsupported: no kernel for"):
+                    calls.plan(arguments)
+                continue
+            tile = plan.choice.tiles.tile_for(wanted.seqlen_q, wanted.seqlen_k)
+            splits = tile.splits
+            if tile.splits_of is not None:
+                splits = tile.splits_of(min(max_seqlen_q, wanted.seqlen_q))
+            found = calls.plan(arguments)
+            here = (found.kernel.decode(), found.num_splits, found.workspace_bytes)
+            assert here == (plan.kernel, splits.num_splits, 4 * splits.workspace_floats), wanted
+            assert (found.tile_q, found.tile_k) == (tile.row.ts_qo, tile.row.ts_kv)
+            kernels.add((plan.kernel, splits.num_splits > 1))
+    assert {splits for _, splits in kernels} == {False, True}
+    assert any("q128" in name for name, _ in kernels)
+
+
+# ---- Results -------------------------------------------------------------------------------------
+
+FORWARD_CASES: Sequence[tuple[str, dict[str, Any]]] = (
+    ("gfx942", {"batch": 2, "lengths": ((129, 127),), "heads": (6, 3), "mask": 2}),
+    ("gfx950", {"batch": 1, "lengths": ((1, 1000),), "heads": (3, 1), "layout": "bhsd"}),
+    ("gfx942-mi308", {"batch": 2, "lengths": ((65, 33),), "mask": 1, "layout": "sbhd"}),
+    ("gfx942", {"batch": 1, "lengths": ((70, 0),)}),
+    ("gfx942", {"lengths": ((0, 5), (1, 64), (128, 65), (33, 0)), "gap": 3, "mask": 2}),
+    ("gfx950", {"lengths": ((3, 900), (2, 1100)), "hdims": (64, 64)}),
+)
+
+
+@pytest.mark.parametrize(("chip", "changes"), FORWARD_CASES)
+@pytest.mark.parametrize("has_lse", [True, False])
+def test_forward_is_that_of_python(
+    chip: str,
+    changes: dict[str, Any],
+    has_lse: bool,
+    calls: ExportedCalls,
+    rng: torch.Generator,
+    poisoned_memory: None,
+) -> None:
+    dtype = (torch.bfloat16, torch.float16)[int(torch.randint(2, (), generator=rng))]
+    problem = AmdProblem(rng, dtype=dtype, **changes)
+    max_seqlen_q = 150 if problem.is_group else None
+    with emulate(chip):
+        out, lse = fmha_fwd(
+            *(problem.q, problem.k, problem.v), **problem.arguments, max_seqlen_q=max_seqlen_q
+        )
+    arguments = forward_arguments(problem, max_seqlen_q or 0)
+    use_device(chip)
+    here, here_lse = torch.full_like(out, torch.nan), torch.full_like(lse, torch.nan)
+    set_tensor(arguments, "out", here)
+    if has_lse:
+        arguments.lse = here_lse.data_ptr()
+    plan = calls.plan(arguments)
+    assert (plan.num_splits > 1) == (max(k for _, k in problem.lengths) > 800)
+    workspace = torch.full((plan.workspace_bytes // 4,), torch.nan)
+    arguments.workspace, arguments.workspace_bytes = workspace.data_ptr(), workspace.nbytes
+    calls.launch(arguments)
+    rows = covered_rows(problem)
+    assert torch.equal(here[rows], out[rows])
+    assert not has_lse or torch.equal(here_lse.mT[rows], lse.mT[rows])
+
+
+def covered_rows(problem: AmdProblem) -> Any:
+    """Those of sequences; what lies between these may hold anything."""
+    if not problem.is_group:
+        return slice(None)
+    pairs = zip(problem.starts[0], problem.lengths, strict=True)
+    return [start + row for start, (length, _) in pairs for row in range(length)]
+
+
+def forward_arguments(problem: AmdProblem, max_seqlen_q: int) -> ForwardArguments:
+    """With the inputs of a problem."""
+    arguments = ForwardArguments(
+        dtype=DTYPES["bf16" if problem.dtype == torch.bfloat16 else "fp16"],
+        mode=int(problem.is_group),
+        mask=problem.mask,
+        batch=problem.batch or len(problem.lengths),
+        heads_q=problem.heads[0],
+        heads_k=problem.heads[1],
+        seqlen_q=problem.q.shape[-3],
+        seqlen_k=problem.k.shape[-3],
+        hdim_q=problem.hdims[0],
+        hdim_v=problem.hdims[1],
+        softmax_scale=problem.softmax_scale,
+        max_seqlen_q=max_seqlen_q,
+    )
+    for name in ("q", "k", "v"):
+        set_tensor(arguments, name, getattr(problem, name))
+    for name in ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded"):
+        if name in problem.arguments:
+            set_tensor(arguments, name, problem.arguments[name])
+    return arguments
+
+
+def test_without_a_workspace_keys_are_not_split(calls: ExportedCalls, rng: torch.Generator) -> None:
+    problem = AmdProblem(rng, batch=1, lengths=((2, 900),), hdims=(64, 64))
+    use_device("gfx942")
+    out = torch.full((1, 2, 2, 64), torch.nan, dtype=torch.bfloat16)
+    lse = torch.full((1, 2, 2), torch.nan)
+    arguments = forward_arguments(problem, 0)
+    set_tensor(arguments, "out", out)
+    arguments.lse = lse.data_ptr()
+    assert calls.plan(arguments).num_splits > 1
+    calls.launch(arguments)
+    problem.assert_right((out, lse), 2**-8)
+
+
+@pytest.mark.parametrize("lengths", [((33, 70),), ((0, 5), (1, 64), (65, 129), (33, 0))])
+def test_backward_is_that_of_python(
+    lengths: Sequence[tuple[int, int]], calls: ExportedCalls, rng: torch.Generator
+) -> None:
+    is_group = len(lengths) > 1
+    batch = None if is_group else 2
+    problem = AmdProblem(rng, batch=batch, lengths=lengths, hdims=(64, 64), heads=(4, 2), mask=2)
+    dout = torch.randn(problem.q.shape, generator=rng).bfloat16()
+    longest = {"max_seqlen_q": 65, "max_seqlen_k": 129} if is_group else {}
+    with emulate("gfx942"):
+        out, lse = fmha_fwd(problem.q, problem.k, problem.v, **problem.arguments, **longest)
+        expected = gradients_of_general_kernels(problem, longest, dout, out, lse)
+    inputs = forward_arguments(problem, longest.get("max_seqlen_q", 0))
+    arguments = BackwardArguments()
+    for name, *_ in ForwardArguments._fields_:
+        if hasattr(arguments, name):
+            setattr(arguments, name, getattr(inputs, name))
+    arguments.max_seqlen_k = longest.get("max_seqlen_k", 0)
+    gradients = [torch.full_like(x, torch.nan) for x in (problem.q, problem.k, problem.v)]
+    named = zip(("out", "lse", "dout", "dq", "dk", "dv"), (out, lse, dout, *gradients), strict=True)
+    for name, x in named:
+        if name == "lse":
+            arguments.lse = x.data_ptr()
+        else:
+            set_tensor(arguments, name, x)
+    use_device("gfx942")
+    workspace = torch.full((calls.plan(arguments).workspace_bytes // 4,), torch.nan)
+    assert workspace.numel() == 2 * lse.numel()
+    arguments.workspace, arguments.workspace_bytes = workspace.data_ptr(), workspace.nbytes
+    calls.launch(arguments)
+    for here, there in zip(gradients, expected, strict=True):
+        assert torch.equal(here, there)
+
+
+def gradients_of_general_kernels(
+    problem: AmdProblem, longest: dict[str, int], dout: Tensor, out: Tensor, lse: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk and dv of the family whose kernels are exported, whatever else would be preferred."""
+    given = problem.arguments
+    cu_seqlens = gather_cu_seqlens(
+        *(given.get(name) for name in ("cu_seqlens_q", "cu_seqlens_k", "none", "none")),
+        *(longest.get(name) for name in ("max_seqlen_q", "max_seqlen_k")),
+    )
+    q, k, v = problem.q, problem.k, problem.v
+    arguments = Arguments(
+        *(q, k, v, problem.softmax_scale, problem.mask, (-1, -1)),
+        return_lse=True,
+        out=out,
+        cu_seqlens=cu_seqlens,
+    )
+    asked = make_backward_problem(BackwardCall(arguments, lse, dout))
+    target = TARGET_HERE.get()
+    assert target is not None
+    plan: Any = general.propose(asked, target)
+    launch = plan.bind().launch_for(asked.sizes)
+    dq, dk, dv = (torch.full_like(x, torch.nan) for x in (q, k, v))
+    gradients = Gradients(dout, None, dq, dk, dv, None)
+    launch(Tensors(q, k, v, out, lse, cu_seqlens, None, None, None, gradients, None))
+    return dq, dk, dv
+
+
+# ---- What is refused -----------------------------------------------------------------------------
+
+PLAIN = Combination("bf16", "bf16", 64, 64, batch=1, heads_q=2, heads_k=1, seqlen_q=5, seqlen_k=9)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"batch": -1}, "invalid_argument: batch is -1"),
+        ({"seqlen_k": -7}, "invalid_argument: seqlen_k is -7"),
+        ({"heads_q": 3, "heads_k": 2}, "invalid_argument: heads_q is 3, .*, 2"),
+        ({"hdim_q": 577}, "invalid_argument: hdim_q is 577"),
+        ({"hdim_v": 0}, "invalid_argument: hdim_v is 0"),
+        ({"softmax_scale": math.nan}, "invalid_argument: softmax_scale is nan"),
+        ({"softmax_scale": 0.0}, "invalid_argument: softmax_scale is 0"),
+        ({"dtype": 2}, "invalid_argument: dtype is 2"),
+        ({"mask": -1}, "invalid_argument: mask is -1"),
+        ({"mode": 1, "mask": 1}, "invalid_argument: mask is causal_top_left"),
+        ({"q": None}, "invalid_argument: q is null"),
+        ({"v": None}, "invalid_argument: v is null"),
+        ({"out": None}, "invalid_argument: out is null"),
+        ({"mode": 1}, "invalid_argument: cu_seqlens_q is null"),
+        ({"hdim_q": 80}, "unsupported: no kernel for bf16, hdim 80x64, mask none, batch mode"),
+        ({"heads_q": 1 << 16}, "unsupported: heads_q is 65536"),
+        ({"seqlen_k": 1 << 30}, "unsupported: seqlen_k is 1073741824"),
+    ],
+)
+def test_refusals(changes: dict[str, Any], text: str, calls: ExportedCalls) -> None:
+    use_device("gfx942")
+    arguments = arguments_of(PLAIN)
+    somewhere = torch.zeros(4096).data_ptr()
+    for name in ("q", "k", "v", "out"):
+        setattr(arguments, name, somewhere)
+    for name, value in changes.items():
+        setattr(arguments, name, value)
+    with pytest.raises(CallError, match=f"^{text}"):
+        calls.launch(arguments)
+
+
+def test_a_stride_that_does_not_fit_is_named(calls: ExportedCalls) -> None:
+    arguments = arguments_of(PLAIN)
+    arguments.k_strides.seq = 1 << 31
+    with pytest.raises(CallError, match=r"^unsupported: k_strides\.seq is 2147483648"):
+        calls.plan(arguments)
+    arguments.k_strides.seq = -1
+    with pytest.raises(CallError, match=r"^invalid_argument: k_strides\.seq is -1"):
+        calls.plan(arguments)
+    arguments.seqlen_k = 1  # then it may be anything
+    calls.plan(arguments)
+
+
+def test_a_small_workspace_is_refused(calls: ExportedCalls) -> None:
+    use_device("gfx942")
+    arguments = arguments_of(PLAIN._replace(seqlen_q=1, seqlen_k=2000))
+    needed = calls.plan(arguments).workspace_bytes
+    memory = torch.zeros(1 << 16)
+    for name in ("q", "k", "v", "out", "workspace"):
+        setattr(arguments, name, memory.data_ptr())
+    arguments.workspace_bytes = needed - 1
+    with pytest.raises(CallError, match=f"workspace_bytes is {needed - 1}; .* {needed}$"):
+        calls.launch(arguments)
+
+
+def test_another_runtime_is_refused(shared_library: Path, calls: ExportedCalls) -> None:
+    with pytest.raises(CallError, match="another HIP runtime is in use"):
+        calls._call("use_runtime", str(shared_library).encode())
+
+
+# ---- Libraries -----------------------------------------------------------------------------------
+
+
+def test_symbols_have_the_version(shared_library: Path) -> None:
+    listed = subprocess.run(
+        ["nm", "-DC", "--defined-only", str(shared_library)],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    names = [line.split(maxsplit=2)[2] for line in listed.splitlines()]
+    assert len(names) == 5
+    assert all(name.startswith("jitfmha::v1_2_3::") for name in names)
+
+
+def test_two_versions_in_one_process(
+    calls: ExportedCalls, tmp_path: Path, emulator_path: str
+) -> None:
+    """Each answers for its own kernels."""
+    only = Selection(("gfx942",), dtypes=("fp16",), hdims=((128, 128),), masks=("none",))
+    write_library(tmp_path / "other", only, version="1.3")
+    other = ExportedCalls(
+        build_shim(tmp_path / "other", build_shared(tmp_path / "other")), emulator_path
+    )
+    use_device("gfx942")
+    fp16 = Combination("fp16", "fp16", 128, 128)
+    assert calls.plan(arguments_of(fp16)).kernel == other.plan(arguments_of(fp16)).kernel
+    assert calls.plan(arguments_of(PLAIN)).num_splits == 1
+    with pytest.raises(CallError, match=r"^unsupported: no kernel for bf16"):
+        other.plan(arguments_of(PLAIN))
+    use_device("gfx950")
+    with pytest.raises(CallError, match="is a gfx950, for which nothing was exported"):
+        other.plan(arguments_of(fp16))
+
+
+# ---- Programs ------------------------------------------------------------------------------------
+
+
+class Program:
+    """A benchmark on the emulator, which its linker finds as the HIP runtime."""
+
+    def __init__(self, path: Path, runtime: str) -> None:
+        self._path = path
+        self._environment = {**os.environ, "LD_LIBRARY_PATH": str(path.parent)}
+        alias = path.parent / "libamdhip64.so"
+        if not alias.exists():
+            alias.symlink_to(runtime)
+
+    def run(self, *options: str, code: int = 0) -> str:
+        done = subprocess.run(
+            [str(self._path), *options],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+
+def program(name: str, exported: Path, library: Path, runtime: str) -> Program:
+    flags = (f"-I{exported / 'include'}", CPP / f"{name}.cpp", library)
+    path = compile_cpp(library.with_name(name), *flags, f"-Wl,-rpath,{library.parent}")
+    return Program(path, runtime)
+
+
+def saved(folder: Path, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+    content = bytearray((folder / f"{name}.bin").read_bytes())
+    return torch.frombuffer(content, dtype=dtype).view(shape)
+
+
+def test_forward_program(
+    exported: Path, shared_library: Path, emulator_path: str, tmp_path: Path, seed: int
+) -> None:
+    built = program("bench_mha_fwd", exported, shared_library, emulator_path)
+    options = ("-lse=1", "-kname=1", "-warmup=0", f"-seed={seed}", f"-save={tmp_path}")
+    said = built.run(
+        *("-prec=bf16", "-b=2", "-h=4", "-h_k=2", "-s=65", "-s_k=130", "-d=64", "-mask=b"),
+        *("-iperm=1", "-operm=0", "-init=nf", "-scale=0.3", "-v3_bf16_cvt=1", "-repeat=1"),
+        *options,
+    )
+    assert "fmha_fwd_hd64_bf16_causal_rtna, " in said
+    assert "TFLOP/s" in said
+    assert "valid: y" in said
+    q, k, v = (
+        saved(tmp_path, name, torch.bfloat16, 2, heads, rows, 64).transpose(1, 2)
+        for name, heads, rows in (("q", 4, 65), ("k", 2, 130), ("v", 2, 130))
+    )
+    with emulate("gfx942"):
+        out, lse = fmha_fwd(q, k, v, mask=2, softmax_scale=0.3, bf16_cvt="rtna", return_lse=True)
+    assert torch.equal(saved(tmp_path, "out", torch.bfloat16, 2, 65, 4, 64), out)
+    assert torch.equal(saved(tmp_path, "lse", torch.float32, 2, 4, 65), lse)
+
+    said = built.run(
+        *("-prec=fp16", "-mode=1", "-s=1,0,129", "-s_k=700,5,33", "-h=3", "-h_k=1", "-d=128"),
+        *("-iperm=0", "-operm=1", "-init=ui", "-repeat=0", "-device=2", *options),
+    )
+    assert "valid: y" in said
+    q, k, v = (
+        saved(tmp_path, name, torch.float16, rows, heads, 128)
+        for name, heads, rows in (("q", 3, 130), ("k", 1, 738), ("v", 1, 738))
+    )
+    sums = prefix_sums([1, 0, 129]), prefix_sums([700, 5, 33])
+    with emulate("gfx950"):
+        out, lse = fmha_fwd(
+            *(q, k, v),
+            cu_seqlens_q=sums[0],
+            cu_seqlens_k=sums[1],
+            max_seqlen_q=129,
+            return_lse=True,
+        )
+    assert torch.equal(saved(tmp_path, "out", torch.float16, 3, 130, 128).transpose(0, 1), out)
+    assert torch.equal(saved(tmp_path, "lse", torch.float32, 3, 130), lse)
+
+    assert "-prec=fp8 is not served" in built.run("-prec=fp8", code=2)
+    assert "-nonsense=1 is no option" in built.run("-nonsense=1", code=2)
+    assert "no kernel for fp16, hdim 80x80" in built.run("-d=80", "-s=3", code=1)
+
+
+def test_backward_program(
+    exported: Path, shared_library: Path, emulator_path: str, tmp_path: Path, seed: int
+) -> None:
+    built = program("bench_mha_bwd", exported, shared_library, emulator_path)
+    said = built.run(
+        *("-prec=bf16", "-b=1", "-h=4", "-h_k=2", "-s=33", "-s_k=70", "-d=64", "-mask=2"),
+        *("-bwd_v3=1", "-v3_atomic_fp32=0", "-v3_bf16_cvt=0", "-init=1", "-iperm=0", "-operm=0"),
+        *("-kname=1", "-warmup=0", "-repeat=1", f"-seed={seed}", f"-save={tmp_path}"),
+    )
+    assert "fmha_bwd_general_hd64x64_bf16" in said
+    assert "TFLOP/s" in said
+    assert "valid: y" in said
+    q, k, v, out, dout, *here = (
+        saved(tmp_path, name, torch.bfloat16, 1, rows, heads, 64)
+        for name, heads, rows in (
+            *(("q", 4, 33), ("k", 2, 70), ("v", 2, 70), ("out", 4, 33), ("dout", 4, 33)),
+            *(("dq", 4, 33), ("dk", 2, 70), ("dv", 2, 70)),
+        )
+    )
+    lse = saved(tmp_path, "lse", torch.float32, 1, 4, 33)
+    problem = AmdProblem(
+        torch.Generator(),
+        batch=1,
+        lengths=((33, 70),),
+        hdims=(64, 64),
+        heads=(4, 2),
+        mask=2,
+        softmax_scale=64**-0.5,
+    )
+    problem.q, problem.k, problem.v = q, k, v
+    with emulate("gfx942"):
+        expected = gradients_of_general_kernels(problem, {}, dout, out, lse)
+    for one, other in zip(here, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+CONSUMER = """
+#include <jitfmha.h>
+#include <cstdio>
+int main() {
+  jitfmha::MhaFwdArgs args;
+  args.batch = args.heads_q = args.heads_k = args.seqlen_q = args.seqlen_k = 1;
+  args.hdim_q = args.hdim_v = 64;
+  args.softmax_scale = 1;
+  jitfmha::MhaPlan plan;
+  const jitfmha::Status status = jitfmha::plan_mha_fwd(args, &plan);
+  std::printf("%s%s", plan.kernel, status.text);
+}
+"""
+CONSUMER_LISTS = """
+cmake_minimum_required(VERSION 3.16)
+project(consumer LANGUAGES CXX)
+find_package(jitfmha 7.8 REQUIRED)
+add_executable(consumer consumer.cpp)
+target_link_libraries(consumer PRIVATE jitfmha::jitfmha)
+"""
+
+
+def test_cmake_and_pkg_config(tmp_path: Path, emulator_path: str) -> None:
+    """Built and installed; a program that asks CMake for it, and one that asks pkg-config."""
+    for tool in ("cmake", "pkg-config"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    only = Selection(("gfx942",), dtypes=("bf16",), hdims=((64, 64),), masks=("none",))
+    write_library(tmp_path / "library", only, version="7.8.9")
+    prefix, consumer = tmp_path / "prefix", tmp_path / "consumer"
+    consumer.mkdir()
+    (consumer / "consumer.cpp").write_text(CONSUMER)
+    (consumer / "CMakeLists.txt").write_text(CONSUMER_LISTS)
+    environment = {**os.environ, "PKG_CONFIG_PATH": str(prefix / "lib" / "pkgconfig")}
+
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run("cmake", "-S", "library", "-B", "built", "-DCMAKE_BUILD_TYPE=Debug")
+    run("cmake", "--build", "built")
+    run("cmake", "--install", "built", "--prefix", str(prefix))
+    run("cmake", "-S", "consumer", "-B", "consumer_built", f"-DCMAKE_PREFIX_PATH={prefix}")
+    run("cmake", "--build", "consumer_built")
+    flags = run("pkg-config", "--cflags", "--libs", "jitfmha").split()
+    assert run("pkg-config", "--modversion", "jitfmha") == "7.8.9\n"
+    compile_cpp(tmp_path / "by_pkg_config", consumer / "consumer.cpp", *flags)
+    (tmp_path / "libamdhip64.so").symlink_to(emulator_path)
+    environment["LD_LIBRARY_PATH"] = str(tmp_path)
+    for built in ("consumer_built/consumer", "by_pkg_config"):
+        assert run(str(tmp_path / built)) == "fmha_fwd_hd64_bf16_rtne"
+    environment["LD_LIBRARY_PATH"] = str(prefix)
+    assert "the HIP runtime was not found" in run(str(tmp_path / "by_pkg_config"))

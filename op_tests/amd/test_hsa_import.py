@@ -1,0 +1,340 @@
+"""`python -m jitfmha hsa`: a listing becomes a kernel of a tree, and what is wrong is named."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from amd_problems import AmdProblem, assert_exact
+from plain_listing import PLAIN_NAME, plain_listing
+from plain_tree import COLUMNS, PlainKernel, write_tree
+from tree_environment import UseTree
+from untyped import explain
+
+from jitfmha import emulate
+from jitfmha.amd import import_kernel, manifest
+from jitfmha.amd.assembly_listing import ListingError, decorated, kernels_of, renamed
+from jitfmha.amd.device_compiler import assemble_words
+from jitfmha.amd.disassembly import disassemble, without_padding
+from jitfmha.amd.elf import Elf
+from jitfmha.chips import chip
+from jitfmha.cli import main
+
+KERNEL = PlainKernel(mask=2, mode=1)
+FLAGS = (
+    *("--arch", "gfx942", "--variant", "MI308", "--dtype", "bf16", "--hdim", "128", "128"),
+    *("--mask", "2", "--mode", "gm1", "--bf16-cvt", "rtne", "--tile", "64", "32"),
+)
+SYMBOL = f"_ZN5aiter{len(PLAIN_NAME)}{PLAIN_NAME}E"
+FORWARD = Path("gfx942", "fmha_v3_fwd")
+FILE = FORWARD / "MI308" / f"{PLAIN_NAME}.co"
+
+Hsa = Callable[..., "Ended"]
+
+
+class Ended:
+    """How a command ended."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def hsa(capsys: pytest.CaptureFixture[str]) -> Hsa:
+    def run(*argv: object) -> Ended:
+        capsys.readouterr()
+        code = main(["hsa", *map(str, argv)])
+        return Ended(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def listing(tmp_path: Path) -> Path:
+    path = tmp_path / "kernel.s"
+    path.write_text(plain_listing(KERNEL, "gfx942"))
+    return path
+
+
+def with_flag(name: str, *values: str) -> tuple[str, ...]:
+    """FLAGS with other values of one."""
+    at = FLAGS.index(name) + 1
+    return (*FLAGS[:at], *values, *FLAGS[at + len(values) :])
+
+
+def test_an_imported_kernel_serves_calls(
+    rng: torch.Generator, hsa: Hsa, listing: Path, tmp_path: Path, use_tree: UseTree
+) -> None:
+    tree = tmp_path / "tree"
+    use_tree(tree)
+    ended = hsa("import", listing, *FLAGS, "--json")
+    assert ended.code == 0, ended.err
+    assert ended.json["kernel"] == SYMBOL
+    assert ended.json["files"] == [str(tree / FILE)]
+    problem = AmdProblem(rng, lengths=((70, 90), (0, 10), (65, 64), (1, 1)), mask=2)
+    with emulate("gfx942-mi308"):
+        actual = problem.run()
+        plan = explain(problem.q, problem.k, problem.v, **problem.arguments)
+    assert PLAIN_NAME in str(plan)
+    assert str(tree) in str(plan)
+    assert_exact(actual, problem.exact(), 2**-8)
+
+    listed = hsa("list", "--json").json
+    assert [(row["symbol"], row["variants"]) for row in listed] == [(SYMBOL, ["MI308"])]
+    assert listed[0]["mask"], listed[0]["mode"] == ("causal", "gm1")
+    assert hsa("verify", tree).code == 0
+    shown = hsa("show", tree / FILE, "--json").json
+    (kernel,) = shown["kernels"]
+    assert (shown["arch"], kernel["kernel"], kernel["kernarg_bytes"]) == ("gfx942", SYMBOL, 656)
+    assert kernel["metadata"][".max_flat_workgroup_size"] == KERNEL.threads
+    assert SYMBOL in hsa("show", tree / FILE).out
+
+
+def test_the_users_own_tree_is_where_kernels_go_and_where_calls_look(
+    hsa: Hsa,
+    listing: Path,
+    tmp_path: Path,
+    use_tree: UseTree,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use_tree(tmp_path)  # the package's own tree is out of sight
+    monkeypatch.delenv(manifest.HSA_DIR)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert hsa("import", listing, *FLAGS).code == 0
+    own = tmp_path / "data" / "jitfmha" / "hsa"
+    assert (own / FILE).is_file()
+    (tree,) = manifest.trees_of(chip("MI308X"))
+    assert str(own) in str(tree)
+    assert [row.symbol for row in tree.rows] == [SYMBOL]
+
+
+def test_a_second_variant_shares_the_row(hsa: Hsa, listing: Path, tmp_path: Path) -> None:
+    into = ("--into", tmp_path / "tree")
+    assert hsa("import", listing, *FLAGS, *into).code == 0
+    rows = (tmp_path / "tree" / FORWARD / "fmha_fwd.csv").read_text()
+    assert hsa("import", listing, *with_flag("--variant", "MI300"), *into).code == 0
+    assert (tmp_path / "tree" / FORWARD / "fmha_fwd.csv").read_text() == rows
+    assert (tmp_path / "tree" / FORWARD / "MI300" / f"{PLAIN_NAME}.co").is_file()
+    check = hsa("verify", tmp_path / "tree", "--json").json[str(tmp_path / "tree")]
+    assert (check["files"], check["problems"], check["remarks"]) == (2, [], [])
+
+
+def test_a_kernel_is_replaced_only_on_demand(hsa: Hsa, listing: Path, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    assert hsa("import", listing, *FLAGS, "--into", tree).code == 0
+    again = ("import", listing, *FLAGS, "--into", tree, "--name", "other")
+    refused = hsa(*again)
+    assert refused.code == 2
+    assert f"line 2 serves the same: {PLAIN_NAME}" in refused.err
+    assert contents(tree).keys() == {FILE, FORWARD / "fmha_fwd.csv"}
+    assert hsa(*again, "--replace").code == 0
+    other = FORWARD / "MI308" / "other.co"
+    assert contents(tree).keys() == {other, FORWARD / "fmha_fwd.csv"}
+    assert hsa("verify", tree).code == 0
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Every file below a folder."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder): path.read_bytes() for path in files}
+
+
+def test_a_failed_import_leaves_the_tree_as_it_was(
+    hsa: Hsa, listing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = tmp_path / "tree"
+    write_tree(tree, "gfx942", [PlainKernel(mask=0, mode=1)])
+    before = contents(tree)
+    write = import_kernel._write
+
+    def full_disk(path: Path, content: bytes) -> None:
+        if path.name == "fmha_fwd.csv" and path.is_relative_to(tree):
+            raise OSError(28, "No space left on device")
+        write(path, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(import_kernel, "_write", full_disk)
+        ended = hsa("import", listing, *FLAGS, "--into", tree)
+    assert ended.code == 1
+    assert "No space left" in ended.err
+    assert contents(tree) == before
+    assert hsa("import", listing, *FLAGS, "--into", tree).code == 0
+    assert contents(tree).keys() - before.keys() == {FILE}
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "complaint"),
+    [
+        (with_flag("--arch", "gfx950")[:2] + FLAGS[4:], 2, "is for gfx942 (.amdgcn_target), not"),
+        (with_flag("--variant", "MI400"), 2, "variant MI400 is none of MI300, MI308"),
+        ((*FLAGS[:2], *FLAGS[4:]), 2, "gfx942 needs a variant: MI300 or MI308, or both"),
+        ((*FLAGS, "--kernel", "nonsense"), 2, f"no kernel nonsense; the listing has {PLAIN_NAME}"),
+        ((*FLAGS, "--name", "no name"), 2, "'no name' is no name for a kernel"),
+        ((*FLAGS, "--threads", "100"), 2, "threads 100 is not a multiple of 64"),
+        ((*FLAGS, "--threads", "1024"), 2, "workgroups of at most 512 threads, expected 1024"),
+        (with_flag("--hdim", "0", "128"), 2, "hdim 0 is not between 1 and 65535"),
+        (with_flag("--mask", "1"), 2, "mask 1 with gm1"),
+        # It says that it is for another mask than it is.
+        (with_flag("--mask", "0"), 1, "computes something else than attention"),
+        (with_flag("--bf16-cvt", "rtz") + ("--into", "/proc/no/tree"), 1, "/proc/no"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_kernel_is_refused(
+    hsa: Hsa, listing: Path, tmp_path: Path, flags: tuple[str, ...], code: int, complaint: str
+) -> None:
+    tree = tmp_path / "tree"
+    ended = hsa("import", listing, "--into", tree, *flags)
+    assert (ended.code, complaint in ended.err) == (code, True), ended.err
+    assert not tree.exists()
+
+
+@pytest.mark.parametrize(
+    ("form", "other", "complaint"),
+    [
+        (r"656", "672", "declares 672 bytes of arguments, expected at most 656"),
+        (r"656", "80", "declares 80 bytes of arguments; one for gm1 reads ptr_kseq, which ends"),
+        (r"(?m)^    \.symbol: .*$", "    .symbol: other.kd", "no metadata about kernel"),
+        (r"wavefront_size: 64", "wavefront_size: 32", "waves of 32 lanes, expected 64"),
+        (r"group_segment_fixed_size \d+", "group_segment_fixed_size 65537", "of LDS; gfx942 has"),
+        (r"\.amdhsa_kernel .*", ".amdhsa_kernel", "the listing has none at all"),
+        (r"\ts_endpgm", "\ts_endprogram", "s_endprogram"),
+    ],
+)
+def test_a_listing_is_refused(
+    hsa: Hsa, listing: Path, tmp_path: Path, form: str, other: str, complaint: str
+) -> None:
+    text, count = re.subn(form, other, listing.read_text())
+    assert count
+    listing.write_text(text)
+    ended = hsa("import", listing, *FLAGS, "--into", tmp_path / "tree")
+    assert ended.code in (1, 2)
+    assert complaint in ended.err
+    assert not (tmp_path / "tree").exists()
+
+
+def test_every_place_of_a_name_is_found() -> None:
+    """``{}`` stands for the name; where it is spelled out it means something else."""
+    form = """\
+	.globl	{}
+	.section	.text.{},"axG",@progbits
+	.type	{},@function
+{}:                              ; @size
+	s_getpc_b64 s[0:1]
+	s_add_u32 s0, s0, {}@rel32@lo+4
+	s_add_u32 s1, s1, size_of_tile
+	size s0
+	.size	{}, .Lend-{}
+	.set {}.num_vgpr, 82
+	.amdhsa_kernel "{}"
+	.amdgpu_metadata
+  - .name:           {}
+    .symbol:         '{}.kd'
+    .size:           656
+    .value_kind:     size
+	.end_amdgpu_metadata
+"{}.kd":
+"""
+    listing = form.replace("{}", "size")
+    assert kernels_of(listing) == ("size",)
+    assert renamed(listing, "size", decorated("size")) == form.replace("{}", "_ZN5aiter4sizeE")
+
+
+@pytest.mark.parametrize("name", ["v12", "a", "s0", "vcc", "exec_lo", "m0", "off"])
+def test_a_name_that_reads_as_an_operand_is_refused(name: str) -> None:
+    with pytest.raises(ListingError, match=f"{name!r} has the name of an operand"):
+        renamed(f"{name}:\n", name, "other")
+
+
+def test_a_name_that_is_taken_is_refused() -> None:
+    with pytest.raises(ListingError, match="line 2 has the symbol other already"):
+        renamed("mine:\nother:\n", "mine", "other")
+
+
+def test_what_is_disassembled_assembles_to_the_same(hsa: Hsa, tmp_path: Path) -> None:
+    path = tmp_path / "kernel.co"
+    path.write_bytes(KERNEL.code_object("gfx942"))
+    instructions = without_padding(
+        list(disassemble(Elf(path.read_bytes()), KERNEL.symbol, "gfx942"))
+    )
+    assert instructions[-1].text == "s_endpgm"
+    offsets = {each.offset for each in instructions}
+    branches = [each for each in instructions if "branch" in each.text]
+    assert branches
+    assert all(each.target in offsets for each in branches)
+    different = list({each.text: each for each in instructions}.values())
+    words = assemble_words([each.text for each in different], "gfx942")
+    assert words == [each.words for each in different]
+    printed = hsa("disasm", path).out
+    assert all(f"L{each.target:x}:" in printed for each in branches)
+    assert hsa("disasm", path, "--json").json[-1]["text"] == "s_endpgm"
+
+
+@pytest.mark.parametrize(
+    ("action", "content", "complaint"),
+    [
+        ("show", None, "No such file"),
+        ("disasm", b"text", "is not a code object"),
+        ("show", b"\x7fELF\x02\x01" + bytes(100), "is for ELF machine 0"),
+    ],
+)
+def test_what_is_no_code_object_is_refused(
+    hsa: Hsa, tmp_path: Path, action: str, content: bytes | None, complaint: str
+) -> None:
+    path = tmp_path / "kernel.co"
+    if content is not None:
+        path.write_bytes(content)
+    ended = hsa(action, path)
+    assert (ended.code, complaint in ended.err) == (2, True), ended.err
+
+
+def test_verify_names_each_problem(hsa: Hsa, tmp_path: Path) -> None:
+    good = PlainKernel(mask=2, mode=1)
+    path = write_tree(tmp_path, "gfx950", [good])
+    folder, image = path.parent, good.code_object("gfx950")
+    rows: list[dict[str, object]] = []
+
+    def row(file: str, content: bytes | None, **cells: object) -> None:
+        rows.append({**good.row, "co_name": file, **cells})
+        if content is not None:
+            (folder / file).write_bytes(content)
+
+    row("missing.co", None, mask=0)
+    row("other_arch.co", KERNEL.code_object("gfx942"), mask=0, mode=0)
+    row("damaged.co", image[:1000], mask=2, mode=0)
+    row("length.co", image, hdim_q=64, knl_name=good.symbol.replace("aiter", "aiter1"))
+    row("dtype.co", image, dtype="bf15")
+    row("twice.co", image)
+    (folder / "unlisted.co").write_bytes(image)
+    with path.open("a", newline="") as file:
+        file.writelines(",".join(str(row[name]) for name in COLUMNS) + "\n" for row in rows)
+    ended = hsa("verify", tmp_path, "--json")
+    assert ended.code == 1
+    check = ended.json[str(tmp_path)]
+    expected = {
+        3: ["there is no file", "missing.co"],
+        4: ["other_arch.co is for gfx942", "expected gfx950"],
+        5: ["damaged.co is damaged"],
+        6: ["has no kernel _ZN5aiter1"],
+        7: ["dtype 'bf15' is not known"],
+        8: ["it serves the same as line 2"],
+    }
+    for line, parts in expected.items():
+        said = "; ".join(each for each in check["problems"] if f"line {line}:" in each)
+        assert all(part in said for part in parts), (line, said)
+    assert not any("line 2:" in each for each in check["problems"])
+    counted, *unnamed = check["remarks"]
+    assert "line 6: symbol _ZN5aiter1" in counted
+    assert "letters, and" in counted
+    assert unnamed == [f"{folder / name}: no row names it" for name in ("dtype.co", "unlisted.co")]
+    assert "problem: " in hsa("verify", tmp_path).out
+    assert hsa("verify", tmp_path / "nothing").code == 2

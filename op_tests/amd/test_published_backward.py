@@ -1,0 +1,185 @@
+"""Every backward kernel of a published tree, through the public interface, against float64.
+
+    JITFMHA_HSA_DIR=... python -m pytest op_tests/amd/test_published_backward.py --exhaustive
+
+Skipped where JITFMHA_HSA_DIR names no tree with backward kernels; otherwise a run takes a few of
+them, and `--exhaustive` takes all, for some minutes.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from backward_calls import BackwardCall
+from tree_environment import UseTree
+
+from jitfmha import emulate
+from jitfmha.amd.manifest import HSA_DIR
+from jitfmha.arguments import CuSeqlens, Gradients, Tensors
+from jitfmha.chips import Arch
+from jitfmha.detection import target_of
+from jitfmha.dispatch import plan_for
+from jitfmha.mask import Mask
+from jitfmha.problem import BF16_CVTS
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+# Of rounding inputs, probabilities and results; rounding towards zero is biased.
+TOLERANCE = {"bf16": 1.2e-2, "fp16": 3e-3}
+FOLDER = "fmha_v3_bwd"
+ARCHS: tuple[Arch, ...] = ("gfx942", "gfx950")
+TREE = Path(os.environ.get(HSA_DIR) or "no_tree")
+
+
+@dataclass(frozen=True)
+class PublishedKernel:
+    """A row of the manifest of kernels that make gradients."""
+
+    arch: Arch
+    cells: tuple[tuple[str, str], ...]
+
+    def __getitem__(self, name: str) -> str:
+        return dict(self.cells)[name]
+
+    def __str__(self) -> str:
+        return f"{self.arch}-{self['co_name']}"
+
+    def number(self, name: str) -> int:
+        return int(self[name])
+
+    @property
+    def can_fail_with_more_than_one_tile(self) -> bool:
+        """Of the facts about these kernels: some for gfx950 are right with one tile of keys."""
+        is_own = self.arch == "gfx950" and "recompile" not in self["knl_name"]
+        is_causal = self["mask"] in "12" and self["mode"] == "0"
+        return is_own and is_causal and self["hdim_q"] == "128"
+
+    def call(self, rng: torch.Generator) -> BackwardCall:
+        """One that only this kernel of its kind can serve."""
+        hdim_q, hdim_v, ts, mask = map(self.number, ("hdim_q", "hdim_v", "ts", "mask"))
+        if hdim_q == hdim_v and self["pddv"] == "1":
+            hdim_q = hdim_v = hdim_q - 16
+        options: dict[str, Any] = {"atomic_fp32": self["atomic32"] == "1"}
+        if self["bf16_cvt"] != "3":
+            options["bf16_cvt"] = BF16_CVTS[self.number("bf16_cvt")]
+        values: dict[str, Any] = {
+            "dtype": DTYPES[self["dtype"]],
+            "hdims": (hdim_q, hdim_v),
+            "mask": ("t:20,5", "b:20,5")[rng.initial_seed() % 2] if mask == 3 else mask,
+            "options": options,
+        }
+        if self["mode"] == "1":
+            values |= {"lengths": ((33, 50), (0, 20), (61, ts + 9)), "gap": 3}
+        elif self["pssk"] == "0":
+            heads = (1, 1) if self["atomic32"] == "1" else (4, 2)
+            n = 192 if self["atomic32"] == "1" else 128
+            values |= {"lengths": ((n, n),), "batch": 1, "heads": heads}
+        elif mask == 3:
+            values |= {"lengths": ((100, 95),), "batch": 2}
+        else:
+            n = ts - 15 if self.can_fail_with_more_than_one_tile else ts + 41
+            values |= {"lengths": ((50, n),), "batch": 2}
+        return BackwardCall(rng, **values)
+
+
+def _published() -> list[PublishedKernel]:
+    kernels = []
+    for arch in ARCHS:
+        path = TREE / arch / FOLDER / "fmha_bwd_dqdkdv.csv"
+        if path.is_file():
+            with path.open(newline="") as file:
+                kernels += [PublishedKernel(arch, tuple(x.items())) for x in csv.DictReader(file)]
+    return kernels
+
+
+PUBLISHED = _published()
+pytestmark = pytest.mark.skipif(
+    not PUBLISHED, reason=f"{HSA_DIR} names no tree with backward kernels"
+)
+
+
+def tree_of(kernel: PublishedKernel, root: Path) -> None:
+    """The published tree without the other kernels that make gradients."""
+    source, folder = TREE / kernel.arch / FOLDER, root / kernel.arch / FOLDER
+    folder.mkdir(parents=True)
+    for file in source.iterdir():
+        if "_odo_" in file.name or "_dq_" in file.name or file.name == kernel["co_name"]:
+            shutil.copy(file, folder)
+    shutil.copy(source / "fmha_bwd_odo.csv", folder)
+    header, cells = zip(*kernel.cells, strict=True)
+    (folder / "fmha_bwd_dqdkdv.csv").write_text(f"{','.join(header)}\n{','.join(cells)}\n")
+
+
+@pytest.mark.sample("kernel", PUBLISHED, 3)
+def test_published_kernel(
+    rng: torch.Generator, use_tree: UseTree, tmp_path: Path, kernel: PublishedKernel
+) -> None:
+    tree_of(kernel, tmp_path)
+    use_tree(tmp_path)
+    call = kernel.call(rng) if not _is_top_left_group(kernel) else None
+    with emulate(kernel.arch):
+        if call is None:
+            _run_top_left_group(kernel, rng)
+            return
+        plan = call.explain().plan
+        assert plan is not None
+        assert plan.source.startswith(kernel["co_name"])
+        call.run()
+    call.assert_right(TOLERANCE[kernel["dtype"]])
+
+
+def _is_top_left_group(kernel: PublishedKernel) -> bool:
+    """What the interface does not serve: gm1 has no mask that is aligned at the top left."""
+    return kernel["mode"] == "1" and kernel["mask"] == "1"
+
+
+def _run_top_left_group(kernel: PublishedKernel, rng: torch.Generator) -> None:
+    """Below the checks of the interface, with sequences for which both corners are one."""
+    call = kernel.call(rng)
+    lengths = ((33, 33), (50, 50), (kernel.number("ts") + 9,) * 2)
+    call = BackwardCall(
+        rng, call.dtype, call.hdims, lengths=lengths, mask=2, gap=3, options=call.options
+    )
+    problem = call.problem()._replace(mask=Mask(top_left=True, right=0))
+    plan = plan_for(problem, target_of(call.q.device))
+    assert plan.source.startswith(kernel["co_name"])
+    launch = plan.bind().launch_for(problem.sizes)
+    assert launch is not None
+    sums = [call.arguments[f"cu_seqlens_{name}"] for name in ("q", "k", "q_padded", "k_padded")]
+    launch(
+        Tensors(
+            *(call.q, call.k, call.v, call.out, call.lse, CuSeqlens(*sums, None, None)),
+            gradients=Gradients(call.dout, None, **call.gradients),
+        )
+    )
+    call.assert_right(TOLERANCE[kernel["dtype"]])
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [x for x in PUBLISHED if x.can_fail_with_more_than_one_tile],
+    ids=str,
+)
+def test_what_may_fail_is_passed_over(
+    rng: torch.Generator, use_tree: UseTree, tmp_path: Path, kernel: PublishedKernel
+) -> None:
+    tree_of(kernel, tmp_path)
+    use_tree(tmp_path)
+    call = kernel.call(rng)
+    longer = BackwardCall(
+        *(rng, call.dtype, call.hdims),
+        lengths=((50, 297),),
+        batch=2,
+        mask=call.mask,
+        options=call.options,
+    )
+    with emulate(kernel.arch):
+        assert f"{kernel['knl_name'][len('_ZN5aiter00') : -1]} is passed over" in str(
+            longer.explain()
+        )

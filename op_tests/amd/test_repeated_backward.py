@@ -1,0 +1,149 @@
+"""Backward passes that were there before go a short way: what differs must not be overlooked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from backward_calls import BackwardCall
+from inputs import lay_out
+from plain_backward_tree import write_backward_tree
+from rigs.recording_runtime import RecordingRuntime
+from torch import Tensor
+from tree_environment import UseTree
+from untyped import fmha_bwd
+
+from jitfmha import backward, emulate
+from jitfmha.target import AmdTarget
+
+POINTERS = (*range(0x00, 0x90, 0x10), *range(0x250, 0x290, 0x10))
+LENGTHS = ((64, 64),)
+
+
+@pytest.fixture(autouse=True)
+def tree(tmp_path: Path, use_tree: UseTree) -> None:
+    write_backward_tree(tmp_path, "gfx942")
+    use_tree(tmp_path)
+
+
+def read_by_backward(call: BackwardCall) -> list[Tensor]:
+    return [call.dout, call.q, call.k, call.v, call.out, call.lse]
+
+
+def launched(
+    runtime: RecordingRuntime, target: AmdTarget, read: list[Tensor], **options: Any
+) -> tuple[object, ...]:
+    """What a call launches, but for addresses, and how its results lie."""
+    runtime.reset()
+    with runtime.stands_for(target):
+        gradients = fmha_bwd(*read, **options)
+    launches = []
+    for launch in runtime.launches():
+        kernarg = bytearray(launch.kernarg)
+        for at in POINTERS:
+            kernarg[at : at + 16] = bytes(16)
+        launches.append((launch.symbol, list(launch.grid), bytes(kernarg)))
+    return launches, [(x.shape, x.stride()) for x in gradients]
+
+
+def assert_repeated(
+    runtime: RecordingRuntime, target: AmdTarget, read: list[Tensor], **options: Any
+) -> None:
+    """It does in a cache of earlier calls what it does in one of its own."""
+    alone = launched(runtime, runtime.target("MI300X"), read, **options)
+    for _ in range(2):
+        assert launched(runtime, target, read, **options) == alone
+
+
+def test_options_are_told_apart(rng: torch.Generator, runtime: RecordingRuntime) -> None:
+    target = runtime.target("MI300X")
+    read = read_by_backward(BackwardCall(rng, hdims=(72, 72), lengths=LENGTHS, batch=1))
+    small = read_by_backward(BackwardCall(rng, hdims=(8, 8), lengths=LENGTHS, batch=1))
+    each = (
+        *((read, {"mask": mask}) for mask in ("t:20,3", "t:20,4", "b:9,3")),
+        *((read, {"window_size": sides}) for sides in ((20, 3), (9, 3))),
+        *((small, {"softmax_scale": scale}) for scale in (0.5, 1, None)),
+        *((small, {"bf16_cvt": cvt}) for cvt in ("rtne", "rtna")),
+        *((small, {"mask": 2, "atomic_fp32": False}), (small, {})),
+        (small, dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q"))),
+    )
+    for tensors, options in (*each, *each):
+        assert_repeated(runtime, target, tensors, **options)
+    with runtime.stands_for(target):
+        fmha_bwd(*small, deterministic=False)
+        with pytest.raises(TypeError, match="deterministic must be a bool or None"):
+            fmha_bwd(*small, deterministic=0)
+        with pytest.raises(TypeError, match="mask must be an int or a str, got bool"):
+            fmha_bwd(*small, mask=False)
+
+
+def test_layouts_are_told_apart(rng: torch.Generator, runtime: RecordingRuntime) -> None:
+    target = runtime.target("MI300X")
+    call = BackwardCall(rng, hdims=(8, 8), heads=(4, 2), lengths=((9, 20),), batch=2)
+    for layouts in (("bshd",) * 5, ("bhsd", "packed", "sbhd", "every_other_row", "bhsd")):
+        read = read_by_backward(call)
+        for i, layout in enumerate(layouts):
+            read[i] = lay_out(read[i], layout)
+        assert_repeated(runtime, target, read)
+        read[5] = read[5].transpose(1, 2).contiguous().transpose(1, 2)
+        assert_repeated(runtime, target, read)
+        read[2] = read[2][:, :15]
+        with (
+            runtime.stands_for(target),
+            pytest.raises(ValueError, match="v has seqlen 20, k has 15"),
+        ):
+            fmha_bwd(*read)
+
+
+def test_lengths_of_packed_sequences_are_read_in_each_call(rng: torch.Generator) -> None:
+    """Their shapes alone do not tell which rows have gradients, which are 0 in new tensors."""
+    with emulate("gfx942"):
+        for lengths in (
+            ((20, 9), (0, 31)),
+            ((11, 40), (9, 0)),
+            ((20, 40), (0, 0)),
+            ((4, 7), (3, 8)),
+        ):
+            call = BackwardCall(rng, hdims=(8, 8), lengths=lengths, mask=2)
+            call = _with_rows(call, 20, 40)
+            gradients = fmha_bwd(*read_by_backward(call), **call.arguments)
+            for name, x in zip(call.gradients, gradients, strict=True):
+                rows = sum(pair[name != "dq"] for pair in lengths)
+                assert not x[rows:].any(), name
+                call.gradients[name] = x[:rows]
+            call.assert_right(1e-2)
+
+
+def _with_rows(call: BackwardCall, rows_q: int, rows_k: int) -> BackwardCall:
+    """The same with unused rows behind the last sequence, which hold NaN."""
+
+    def longer(x: Tensor, rows: int, value: float = torch.nan) -> Tensor:
+        return torch.cat((x, x.new_full((rows - x.shape[0], *x.shape[1:]), value)))
+
+    call.q, call.dout, call.out = (longer(x, rows_q) for x in (call.q, call.dout, call.out))
+    call.k, call.v = (longer(x, rows_k) for x in (call.k, call.v))
+    call.lse = longer(call.lse.T, rows_q, -torch.inf).T.contiguous()
+    return call
+
+
+def test_what_goes_the_long_way(
+    rng: torch.Generator, runtime: RecordingRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given gradients are written, and results that torch differentiates know of it."""
+    target = runtime.target("MI300X")
+    call = BackwardCall(rng, hdims=(8, 8), lengths=LENGTHS, batch=1)
+    read = read_by_backward(call)
+    launched(runtime, target, read)
+    with runtime.stands_for(target):
+        room = torch.empty_like(call.q)
+        assert fmha_bwd(*read, dq=room)[0] is room
+        with pytest.raises(ValueError, match="dq shares memory with q"):
+            fmha_bwd(*read, dq=call.q)
+        leaf = call.dout.clone().requires_grad_()
+        with pytest.raises(NotImplementedError, match="cannot be differentiated once more"):
+            fmha_bwd(leaf, *read[1:])[0].sum().backward()
+    # A call that was there before asks for no plan.
+    monkeypatch.setattr(backward, "plan_for", None)
+    assert len(launched(runtime, target, read)[0]) == 2  # type: ignore[arg-type]

@@ -1,0 +1,556 @@
+"""`JITFMHA_RECORD` and `python -m jitfmha replay`: which side of a wrong result is at fault."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import struct
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from amd_problems import AmdProblem
+from backward_calls import BackwardCall
+from plain_backward_tree import PlainGradients, write_one_pass
+from plain_listing import PLAIN_NAME, plain_listing
+from plain_tree import PlainKernel, write_manifest, write_tree
+from tree_environment import UseTree
+from untyped import fmha_bwd, fmha_fwd
+
+from jitfmha import HipError, emulate
+from jitfmha.amd.assembly_listing import renamed
+from jitfmha.amd.device_compiler import assemble
+from jitfmha.amd.manifest import AITER_ASM_DIR, HSA_DIR
+from jitfmha.arguments import Arguments
+from jitfmha.cli import main
+from jitfmha.dispatch import plan_for
+from jitfmha.emulator import emulation
+from jitfmha.emulator.runtime import Emulator
+from jitfmha.problem import make_problem
+from jitfmha.replay import recording, recording_runtime
+from jitfmha.replay.machines import EmulatedMachine, GpuMachine, RerunError
+from jitfmha.replay.record import FILE, INTERFACES, fields_of, read_record
+from jitfmha.replay.recording_runtime import RecordingRuntime
+from jitfmha.replay.rerun import diagnose
+from jitfmha.target import TARGET_HERE, AmdTarget
+
+GROUP_KERNEL = PlainKernel("fp16", 64, 64, mask=2, mode=1)
+LENGTHS = ((7, 9), (0, 3), (1, 1), (3, 0), (2, 5))
+
+
+@pytest.fixture
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[Path]]]:
+    """Launches are recorded; gives the folders, in the order of the launches."""
+    folder = tmp_path / "launches"
+    monkeypatch.setenv("JITFMHA_RECORD", str(folder))
+    for variable in (HSA_DIR, AITER_ASM_DIR):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(recording_runtime, "_written_bytes", 0)
+    yield lambda: sorted(folder.iterdir(), key=lambda path: path.name.split("-")[3:])
+    assert not list(folder.glob(".*")), "something is half written"
+
+
+Recorded = Callable[[], list[Path]]
+
+
+def group_call(rng: torch.Generator) -> None:
+    """One call of packed sequences on an emulated MI300X, with a poisoned out."""
+    problem = AmdProblem(rng, torch.float16, (64, 64), (3, 1), lengths=LENGTHS, mask=2)
+    out = torch.full((sum(x for x, _ in LENGTHS), 3, 64), torch.nan, dtype=torch.float16)
+    with emulate("gfx942"):
+        problem.options["out"] = out
+        problem.run()
+
+
+@pytest.fixture(scope="module")
+def first_group_launch() -> list[Path]:
+    """The folder of the one that was recorded, if any was."""
+    return []
+
+
+@pytest.fixture
+def group_launch(
+    rng: torch.Generator,
+    recorded: Recorded,
+    use_tree: UseTree,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    first_group_launch: list[Path],
+) -> Path:
+    """A recorded launch of a kernel of AITER's interface: a copy of its own for each test."""
+    if not first_group_launch:
+        write_tree(tmp_path / "tree", "gfx942", [GROUP_KERNEL])
+        use_tree(tmp_path / "tree")
+        group_call(rng)
+        (folder,) = recorded()
+        kept = tmp_path_factory.mktemp("launch") / folder.name
+        first_group_launch.append(folder.rename(kept))
+    folder = tmp_path / "launches" / first_group_launch[0].name
+    return shutil.copytree(first_group_launch[0], folder)
+
+
+def diagnosis_of(folder: Path, **options: Any) -> Any:
+    record = read_record(folder)
+    return diagnose(record, lambda: EmulatedMachine(record, **options))
+
+
+def tuned(rng: torch.Generator) -> None:
+    """Kernels that come ready, forward and backward."""
+    q, k, v, dout = tensors(rng, (2, 5, 3, 128), *[(2, 9, 1, 128)] * 2, (2, 5, 3, 128))
+    out, lse = fmha_fwd(q, k, v, mask=2, return_lse=True)
+    fmha_bwd(dout, q, k, v, out, lse, mask=2)
+
+
+def split(rng: torch.Generator) -> None:
+    """Many keys for few queries: they are split, and a second kernel combines the results."""
+    q, k, v = tensors(rng, (1, 1, 1, 64), (1, 2000, 1, 64), (1, 2000, 1, 64))
+    fmha_fwd(q, k, v, return_lse=True)
+
+
+def general(rng: torch.Generator) -> None:
+    """Everything that is at hand, on views of one tensor, and the backward pass."""
+    packed = torch.randn(2, 19, 9, 40, generator=rng).to(torch.bfloat16)
+    q, k, v = packed[:, :17, :6], packed[:, :, 6:8], packed[:, :, 7:9]
+    slopes = torch.rand(2, 6, generator=rng)
+    bias = torch.randn(1, 6, 17, 19, generator=rng).to(torch.bfloat16)
+    options = {"mask": "b:7,2", "softmax_scale": 0.3, "alibi_slopes": slopes, "bias": bias}
+    out, lse = fmha_fwd(q, k, v, return_lse=True, **options)
+    dout = torch.randn(out.shape, generator=rng).to(out.dtype)
+    fmha_bwd(dout, q, k, v, out, lse, **options)
+
+
+def tensors(rng: torch.Generator, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    return [torch.randn(shape, generator=rng).to(torch.bfloat16) for shape in shapes]
+
+
+@pytest.mark.parametrize(
+    ("call", "kernels"),
+    [(tuned, [1, 3]), (split, [2]), (general, [1, 2])],
+    ids=lambda x: str(x)[:16],
+)
+def test_what_is_right_is_found_to_be(
+    rng: torch.Generator,
+    recorded: Recorded,
+    call: Callable[[torch.Generator], None],
+    kernels: list[int],
+) -> None:
+    with emulate("gfx950", check=True) as run:
+        call(rng)
+    assert run.findings() == ()
+    folders = recorded()
+    assert [len(read_record(folder).kernels) for folder in folders] == kernels
+    for folder in folders:
+        found = diagnosis_of(folder, sanitizes=True)
+        assert (found.fault, found.mismatches, found.findings) == ("none", (), ())
+        assert found.recorded.judged == found.replayed.judged
+
+
+@pytest.mark.parametrize("with_data", [True, False])
+def test_backward_kernels_of_a_tree_are_replayed(
+    rng: torch.Generator,
+    recorded: Recorded,
+    use_tree: UseTree,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    with_data: bool,
+) -> None:
+    """Three kernels with tensors between them; dk and dv of each query head are summed by torch."""
+    write_one_pass(tmp_path / "tree", "gfx950", PlainGradients("fp16", mode=1))
+    use_tree(tmp_path / "tree")
+    monkeypatch.setenv("JITFMHA_RECORD_DATA", str(int(with_data)))
+    lengths = ((5, 35), (0, 3), (4, 0), (1, 1))
+    call = BackwardCall(rng, torch.float16, hdims=(8, 8), heads=(4, 2), lengths=lengths)
+    # The launch copies an lse that is not contiguous.
+    call.lse = call.lse.repeat_interleave(2, dim=-1)[..., ::2]
+    with emulate("gfx950"):
+        call.run()
+    (folder,) = recorded()
+    record = read_record(folder)
+    assert [kernel.interface for kernel in record.kernels] == [
+        "AiterRowSumArguments",
+        "AiterGradientArguments",
+        "AiterDqArguments",
+    ]
+    found = diagnosis_of(folder)
+    assert (found.fault, found.mismatches) == ("none", ())
+    assert found.replayed.judged.keys() == {"dq", "dk", "dv"}
+    assert found.inputs.is_right
+    tamper(folder, {"s_dq_acc_Hs": 4 * 8}, kernel=2)
+    found = diagnosis_of(folder)
+    assert found.fault == "arguments"
+    assert not found.replayed.is_right
+    assert [each.argument for each in found.mismatches] == ["s_dq_acc_Hs"]
+
+
+def test_an_lse_of_another_call_is_the_inputs_fault(
+    rng: torch.Generator, recorded: Recorded
+) -> None:
+    with emulate("gfx950"):
+        general(rng)
+    *_, folder = recorded()
+    record = read_record(folder)
+    place = record.tensors["lse"]
+    document = json.loads((folder / FILE).read_text())
+    region = document["regions"][place.region]
+    content = bytearray((folder / region["file"]).read_bytes())
+    lse = torch.frombuffer(content, dtype=torch.float32, offset=place.offset, count=2 * 6 * 17)
+    lse += 1
+    (folder / region["file"]).write_bytes(content)
+    region["sha256"] = hashlib.sha256(content).hexdigest()
+    (folder / FILE).write_text(json.dumps(document))
+    assert diagnosis_of(folder).fault == "inputs"
+
+
+# ---- Wrong arguments, wrong kernels --------------------------------------------------------------
+
+
+def tamper(folder: Path, values: dict[str, float], *, kernel: int = 0, **fields: Any) -> None:
+    """Change arguments of a recorded kernel, and other fields of it."""
+    document = json.loads((folder / FILE).read_text())
+    described = document["kernels"][kernel]
+    described.update(fields)
+    places = fields_of(INTERFACES[described["interface"]])
+    for argument in described["arguments"]:
+        if argument["name"] in values:
+            value = values[argument["name"]]
+            argument["bytes"] = struct.pack(f"={places[argument['name']][1]}", value).hex()
+            (argument["value"],) = struct.unpack(
+                f"={places[argument['name']][1]}", bytes.fromhex(argument["bytes"])
+            )
+    (folder / FILE).write_text(json.dumps(document))
+
+
+def test_a_wrong_argument_is_the_arguments_fault(group_launch: Path) -> None:
+    record = read_record(group_launch)
+    (kernel,) = record.kernels
+    values = kernel.values()
+    whole = (group_launch / FILE).read_text()
+    wrong: dict[str, float] = {
+        "ptr_q": values["ptr_k"],
+        "ptr_qseq": values["ptr_kseq"],
+        "scalar": 2 * values["scalar"],
+        "s_Hs": values["s_Hs"] * 2,
+        "s_v_Seqs": 0,
+        "s_o_Hs": values["s_o_Hs"] + 8,
+        "s_lse_Hs": values["s_lse_Hs"] - 4,
+        "s_gqa": 2,
+        "s_opt": 5 if values["s_opt"] == 3 else 3,
+    }
+    harmless = {"s_opt"}  # of how the kernel orders its work, which this one does not read
+    for name, value in wrong.items():
+        tamper(group_launch, {name: value})
+        found = diagnosis_of(group_launch)
+        assert found.fault == "arguments", name
+        assert [each.argument for each in found.mismatches] == [name]
+        assert found.replayed.is_right == (name in harmless), name
+        assert found.corrected.is_right
+        (group_launch / FILE).write_text(whole)
+    tamper(group_launch, {}, grid=[3, 1, 1])
+    found = diagnosis_of(group_launch)
+    assert (found.fault, found.mismatches[0].argument) == ("arguments", "grid")
+    assert "(3, 1, 1), expected (3, 5, 1)" in str(found.mismatches[0])
+
+
+def test_a_stride_of_a_general_kernel(rng: torch.Generator, recorded: Recorded) -> None:
+    with emulate("gfx950"):
+        general(rng)
+    forward, backward = recorded()
+    for folder, name, divisor in (
+        (forward, "modifiers.bias_head", "attention.gqa.divisor"),
+        (backward, "gradients.dk_strides.seq", "line_heads.divisor"),
+    ):
+        values = read_record(folder).kernels[-1].values()
+        last = len(read_record(folder).kernels) - 1
+        tamper(folder, {name: values[name] + 2, divisor: values[divisor] + 1}, kernel=last)
+        found = diagnosis_of(folder)
+        assert found.fault == "arguments", folder
+        named = {each.argument for each in found.mismatches}
+        reciprocal = divisor.replace("divisor", "reciprocal")
+        assert {name, divisor, reciprocal} <= named | {"tiles"}, named
+
+
+def wrong_kernel(mnemonic: str, other: str) -> bytes:
+    """The plain kernel with another instruction in the place of each of one kind."""
+    listing = plain_listing(GROUP_KERNEL, "gfx942")
+    assert f"\t{mnemonic} " in listing
+    listing = listing.replace(f"\t{mnemonic} ", f"\t{other} ")
+    return assemble(renamed(listing, PLAIN_NAME, GROUP_KERNEL.symbol), "gfx942")
+
+
+def test_a_wrong_kernel_is_the_kernels_fault(
+    rng: torch.Generator, recorded: Recorded, use_tree: UseTree, tmp_path: Path
+) -> None:
+    """It rounds down what it should, and takes the wrong logarithm: the arguments are right."""
+    write_tree(tmp_path / "tree", "gfx942", [GROUP_KERNEL])
+    file = tmp_path / "tree" / "gfx942" / "fmha_v3_fwd" / "MI300" / GROUP_KERNEL.file
+    file.write_bytes(wrong_kernel("v_log_f32_e32", "v_exp_f32_e32"))
+    use_tree(tmp_path / "tree")
+    group_call(rng)
+    (folder,) = recorded()
+    found = diagnosis_of(folder)
+    assert (found.fault, found.mismatches, found.replaced) == ("kernel", (), ())
+    assert found.replayed.judged["out"].is_right
+    assert not found.replayed.judged["lse"].is_right
+    values = read_record(folder).kernels[0].values()
+    tamper(folder, {"s_o_Hs": values["s_o_Hs"] * 2})
+    assert diagnosis_of(folder).fault == "arguments and kernel"
+
+
+def test_a_code_object_that_was_replaced_is_told(group_launch: Path) -> None:
+    (kernel,) = read_record(group_launch).kernels
+    file = group_launch / kernel.code_object
+    file.write_bytes(wrong_kernel("v_log_f32_e32", "v_exp_f32_e32"))
+    found = diagnosis_of(group_launch)
+    assert (found.fault, found.replaced) == ("kernel", (kernel.code_object,))
+    file.write_bytes(file.read_bytes()[:-100])
+    assert "cannot be loaded" in diagnosis_of(group_launch).replayed.failure
+
+
+def test_a_result_that_cannot_be_repeated_is_nobodys_fault(group_launch: Path) -> None:
+    document = json.loads((group_launch / FILE).read_text())
+    result = document["results"]["out"]
+    content = torch.frombuffer(
+        bytearray((group_launch / result["file"]).read_bytes()), dtype=torch.float16
+    )
+    content[5] = 77
+    raw = bytes(content.view(torch.uint8).tolist())
+    (group_launch / result["file"]).write_bytes(raw)
+    result["sha256"] = hashlib.sha256(raw).hexdigest()
+    (group_launch / FILE).write_text(json.dumps(document))
+    assert diagnosis_of(group_launch).fault == "neither"
+
+
+# ---- What is recorded ----------------------------------------------------------------------------
+
+
+def test_a_recorded_launch_tells_its_arguments_by_name(group_launch: Path) -> None:
+    document = json.loads((group_launch / FILE).read_text())
+    (kernel,) = document["kernels"]
+    assert kernel["symbol"] == GROUP_KERNEL.symbol
+    assert kernel["grid"] == [3, 5, 1]
+    arguments = {each["name"]: each for each in kernel["arguments"]}
+    assert arguments["ptr_kseq"]["points to"] == "cu_seqlens_k"
+    rows = sum(x for x, _ in LENGTHS)
+    assert arguments["s_lse_Hs"]["value"] == 4 * rows
+    assert arguments["s_lse_Hs"]["offset"] == 464
+    assert bytes.fromhex(arguments["s_lse_Hs"]["bytes"]) == (4 * rows).to_bytes(4, "little")
+    assert os.stat(group_launch).st_mode & 0o077 == 0, "others could read the tensors"
+
+
+def test_tensors_may_be_left_out(
+    rng: torch.Generator, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lengths stay; inputs are made up, and a wrong stride is found all the same."""
+    monkeypatch.setenv("JITFMHA_RECORD_DATA", "0")
+    with emulate("gfx950"):
+        general(rng)
+    forward, backward = recorded()
+    for folder in (forward, backward):
+        assert {path.suffix for path in folder.iterdir()} == {".json", ".co"}
+        record = read_record(folder)
+        assert all(region.sha256 for region in record.regions)
+        assert all(len(result.sha256) == 64 for result in record.results.values())
+        found = diagnosis_of(folder)
+        assert (found.fault, found.recorded) == ("none", None)
+    values = read_record(forward).kernels[0].values()
+    tamper(forward, {"attention.lse_head": values["attention.lse_head"] - 4})
+    found = diagnosis_of(forward)
+    assert (found.fault, found.replayed.judged["lse"].is_right) == ("arguments", False)
+
+
+def test_the_limits_of_what_is_recorded(
+    rng: torch.Generator, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = tensors(rng, (1, 3, 1, 64), (1, 3, 1, 64), (1, 3, 1, 64))
+    monkeypatch.setattr(recording_runtime, "MOST_BYTES", 3 * q.nbytes)
+    monkeypatch.setattr(recording, "MOST_LAUNCHES", 2)
+    monkeypatch.setattr(recording, "_numbers", itertools.count(1))
+    monkeypatch.setattr(recording_runtime, "_warned", set())
+    with emulate("gfx950"), warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            fmha_fwd(q, k, v)
+    texts = [str(each.message) for each in warned]
+    assert sum("are not recorded" in text for text in texts) == 1
+    assert sum("has no tensors" in text for text in texts) == 1
+    first, second = recorded()
+    written = [
+        sum(path.stat().st_size for path in folder.glob("*.bin")) for folder in (first, second)
+    ]
+    assert written == [3 * q.nbytes, 0]
+    assert diagnosis_of(second).fault == "none"
+
+
+def test_a_launch_that_fails_is_recorded(
+    rng: torch.Generator, recorded: Recorded, use_tree: UseTree, tmp_path: Path
+) -> None:
+    """Its manifest promises larger tiles than the kernel has, so that it reads beyond q."""
+    path = write_tree(tmp_path / "tree", "gfx942", [GROUP_KERNEL])
+    write_manifest(path.parent, [dataclasses.replace(GROUP_KERNEL, ts_qo=1 << 15).row])
+    use_tree(tmp_path / "tree")
+    problem = AmdProblem(rng, torch.float16, (64, 64), (1, 1), lengths=((65, 66),) * 2, mask=2)
+    with emulate("gfx942"), pytest.raises(HipError):
+        problem.run()
+    (folder,) = recorded()
+    found = diagnosis_of(folder)
+    assert found.fault == "kernel"
+    assert "outside of all memory" in found.replayed.failure
+
+
+def test_nothing_is_between_where_nothing_is_recorded(
+    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JITFMHA_RECORD", raising=False)
+    q, k, v = tensors(rng, (1, 3, 1, 64), (1, 3, 1, 64), (1, 3, 1, 64))
+    problem = make_problem(Arguments(q, k, v))
+    with emulate("gfx950") as run:
+        target = TARGET_HERE.get()
+        assert isinstance(target, AmdTarget)
+        assert target.runtime is run.emulation
+        assert plan_for(problem, target).__class__.__module__.startswith("jitfmha.kernels")
+        monkeypatch.setenv("JITFMHA_RECORD", "/nowhere")  # read when the target was made
+        assert plan_for(problem, target).__class__.__module__.startswith("jitfmha.kernels")
+    with emulate("gfx950") as run:
+        target = TARGET_HERE.get()
+        assert isinstance(target, AmdTarget)
+        assert isinstance(target.runtime, RecordingRuntime)
+        assert target.runtime.recorded is run.emulation
+        assert emulation() is run.emulation
+
+
+def test_data_is_one_or_zero(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITFMHA_RECORD_DATA", "some")
+    with pytest.raises(ValueError, match="JITFMHA_RECORD_DATA is 'some'"), emulate("gfx950"):
+        pass
+
+
+# ---- The command, and what is damaged ------------------------------------------------------------
+
+
+def test_the_command(group_launch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(group_launch.parent), "--arguments"]) == 0
+    shown = capsys.readouterr().out
+    assert "Arguments and kernels are right." in shown
+    assert "ptr_qseq_padding" in shown
+    values = read_record(group_launch).kernels[0].values()
+    tamper(group_launch, {"s_lse_Hs": values["s_lse_Hs"] + 4})
+    assert main(["replay", str(group_launch)]) == 1
+    shown = capsys.readouterr().out
+    assert "The arguments are at fault" in shown
+    assert "s_lse_Hs of _ZN5aiter" in shown
+    assert main(["replay", str(group_launch), "--json"]) == 1
+    (document,) = json.loads(capsys.readouterr().out)
+    assert (document["fault"], document["mismatches"][0]["argument"]) == ("arguments", "s_lse_Hs")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (lambda folder: (folder / FILE).unlink(), "cannot be read: No such file"),
+        (lambda folder: (folder / FILE).write_text("{"), "is not JSON"),
+        (lambda folder: (folder / FILE).write_text('{"format": 2}'), "has format 2, expected 1"),
+        (lambda folder: edit(folder, "problem", None), "is damaged"),
+        (lambda folder: leave_out(folder, "chip"), "'chip' is missing"),
+        (lambda folder: edit(folder, "kernels", 0, "interface", "other"), "'other'"),
+        (lambda folder: edit(folder, "kernels", 0, "grid", [1, 2]), "[1, 2], not three integers"),
+        (lambda folder: edit(folder, "kernels", 0, "arguments", 5, "value", 1.5), "value 1.5"),
+        (lambda folder: edit(folder, "kernels", 0, "arguments", 5, "bytes", "00"), "has 1 bytes"),
+        (lambda folder: edit(folder, "kernels", 0, "code_object", "no.co"), "no.co cannot be read"),
+        (lambda folder: edit(folder, "kernels", 0, "code_object", "../x"), "not in the folder"),
+        (lambda folder: edit(folder, "tensors", "q", "region", 99), "region 99"),
+        (lambda folder: edit(folder, "tensors", "q", "shape", [1 << 40, 1, 1]), "not lie in its"),
+        (lambda folder: edit(folder, "tensors", "q", "dtype", "float12"), "'float12'"),
+        (lambda folder: leave_out(folder, "tensors", "v"), "tensors has no v"),
+        (lambda folder: shorten(folder), "bytes, and regions[0] says"),
+        (lambda folder: shorten(folder, b"x" * 20), "bytes, and regions[0] says"),
+        (lambda folder: flip(folder), "is damaged: its SHA-256 is not what regions[0] says"),
+    ],
+)
+def test_a_damaged_folder_is_refused(
+    group_launch: Path,
+    capsys: pytest.CaptureFixture[str],
+    spoil: Callable[[Path], object],
+    complaint: str,
+) -> None:
+    spoil(group_launch)
+    assert main(["replay", str(group_launch)]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def edit(folder: Path, *path: Any) -> None:
+    """Give a field another value, the last of ``path``."""
+    document = json.loads((folder / FILE).read_text())
+    *names, last, value = path
+    place = document
+    for name in names:
+        place = place[name]
+    place[last] = value
+    (folder / FILE).write_text(json.dumps(document))
+
+
+def leave_out(folder: Path, *path: str) -> None:
+    """Without a field."""
+    document = json.loads((folder / FILE).read_text())
+    place = document
+    for name in path[:-1]:
+        place = place[name]
+    del place[path[-1]]
+    (folder / FILE).write_text(json.dumps(document))
+
+
+def flip(folder: Path) -> None:
+    """One bit of a region's file."""
+    path = folder / "region_0.bin"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+
+
+def shorten(folder: Path, more: bytes = b"") -> None:
+    """A region's file with other bytes behind, or without its last ones."""
+    path = folder / "region_0.bin"
+    content = path.read_bytes()
+    path.write_bytes(content + more if more else content[:-1])
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--device", "cuda:99"), "no GPU that torch can use"),
+        (("--device", "cuda:0", "--sanitize"), "--sanitize is for the emulator"),
+        (("--random-order", "-1"), "--random-order -1"),
+        (("--instruction-budget", "0"), "--instruction-budget 0"),
+        (("--seed", "-1"), "--seed -1"),
+    ],
+)
+def test_flags_without_meaning_are_refused(
+    group_launch: Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: tuple[str, ...],
+    complaint: str,
+) -> None:
+    assert main(["replay", str(group_launch), *flags]) == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_what_runs_on_a_gpu(group_launch: Path) -> None:
+    """The emulator's HIP functions stand in for the GPU's, as tensors of the CPU do."""
+    record = read_record(group_launch)
+    library = Emulator().library
+
+    def machine() -> GpuMachine:
+        return GpuMachine(torch.device("cpu"), library)
+
+    assert diagnose(record, machine).fault == "none"
+    (kernel,) = record.kernels
+    nowhere = dataclasses.replace(kernel, symbol="nonsense")
+    with pytest.raises(RerunError, match="hipModuleGetFunction failed with HIP's error 500"):
+        machine().run(nowhere, record.image(kernel), [])

@@ -1,0 +1,177 @@
+"""This package's own backward kernels, on the emulator with the sanitizer, against float64.
+
+Waves take their turns in a random order. A run draws a few calls; `--exhaustive` takes hundreds.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from backward_calls import BackwardCall
+from general_calls import ARCHS
+from reference import attention
+from untyped import fmha_bwd, fmha_fwd
+
+from jitfmha import emulate
+from jitfmha.chips import Arch
+
+FAMILY = "shipped_backward"
+_HUNDREDS = 400
+# Around tiles of 32 queries and 128 keys.
+QUERIES, KEYS = (0, 1, 31, 32, 33, 70), (0, 1, 127, 128, 129, 200)
+HEADS = ((1, 1), (2, 1), (3, 3), (6, 2))
+MASKS = (0, 1, 2, "t:20,10", "b:40,0", "b:-1,7")
+LAYOUTS = ("bshd", "bhsd")
+# Of the size of a gradient, as root mean squares; towards zero errors do not average out.
+TOLERANCE = {"rtne": 0.005, "rtna": 0.005, "rtz": 0.012}
+
+
+def drawn(rng: torch.Generator) -> BackwardCall:
+    """A call of any mask, mode and layout, in which nothing is a multiple of a tile."""
+    chosen = random.Random(rng.initial_seed())
+    is_group = chosen.random() < 0.5
+    # Groups have no mask that begins in the top left corner.
+    masks = [mask for mask in MASKS if not (is_group and str(mask)[0] in "1t")]
+    count = chosen.randint(2, 4) if is_group else 1
+    names = ("q", "k", "v", "dout", "dq", "dk", "dv")
+    return BackwardCall(
+        rng,
+        dtype=chosen.choice((torch.bfloat16, torch.float16)),
+        heads=chosen.choice(HEADS),
+        lengths=[(chosen.choice(QUERIES), chosen.choice(KEYS)) for _ in range(count)],
+        batch=None if is_group else chosen.randint(1, 2),
+        mask=chosen.choice(masks),
+        layouts={} if is_group else {name: chosen.choice(LAYOUTS) for name in names},
+        gap=chosen.choice((0, 5)),
+        options={"bf16_cvt": chosen.choice(tuple(TOLERANCE))},
+    )
+
+
+def poison_unused_rows(call: BackwardCall) -> None:
+    """What lies between sequences is NaN."""
+    for name in ("q", "k", "v", "dout", "out"):
+        used = call._used_rows("dk" if name in "kv" else "dq")
+        if used is not None:
+            getattr(call, name)[~used] = torch.nan
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.sample("number", range(_HUNDREDS), 2)
+def test_drawn_calls(arch: Arch, number: int, rng: torch.Generator) -> None:
+    call = drawn(rng)
+    poison_unused_rows(call)
+    with emulate(arch, check=True, random_order=rng.initial_seed()) as run:
+        plan = call.explain().plan
+        assert plan is not None
+        assert plan.family == FAMILY, str(call.explain())
+        call.run()
+        assert run.findings() == ()
+    call.assert_right(TOLERANCE[call.arguments["bf16_cvt"]])
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_rows_that_see_nothing_get_and_give_nothing(arch: Arch, rng: torch.Generator) -> None:
+    call = BackwardCall(rng, lengths=[(70, 33)], batch=1, mask=2)
+    with emulate(arch):
+        call.run()
+    assert (call.gradients["dq"][:, :37] == 0).all()
+    call.assert_right(TOLERANCE["rtne"])
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_keys_behind_the_last_one_add_nothing(arch: Arch, rng: torch.Generator) -> None:
+    """All scores are near -280. That of a key that is not there, 0, would be far above the lse.
+
+    What rows have in common cancels in dq and dk, but not in the rounding of what is added up.
+    """
+    q, k, v, dout = (torch.randn(1, n, 1, 128, generator=rng) for n in (33, 70, 70, 33))
+    q, k, v, dout = (x.bfloat16() for x in (q / 10 + 5, k / 10 - 5, v, dout))
+    leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    out, lse = attention(*leaves)
+    expected = torch.autograd.grad(out, leaves, dout.double())
+    with emulate(arch, check=True) as run:
+        actual = fmha_bwd(dout, q, k, v, out.bfloat16(), lse.float())
+        assert run.findings() == ()
+    for x, reference in zip(actual, expected, strict=True):
+        error = (x.double() - reference).norm() / reference.norm()
+        assert error <= 0.3, error
+
+
+def test_a_gradient_of_the_lse(rng: torch.Generator) -> None:
+    q, k, v = (torch.randn(1, n, 2, 128, generator=rng).bfloat16() for n in (40, 70, 70))
+    leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    exact_out, exact_lse = attention(*leaves)
+    dout = torch.randn(exact_out.shape, generator=rng).bfloat16()
+    dlse = torch.randn(exact_lse.shape, generator=rng)
+    total = (exact_out * dout.double()).sum() + (exact_lse * dlse.double()).sum()
+    expected = torch.autograd.grad(total, leaves)
+    with emulate("gfx942"):
+        out, lse = fmha_fwd(q, k, v, return_lse=True)
+        actual = fmha_bwd(dout, q, k, v, out, lse, dlse=dlse)
+    for x, reference in zip(actual, expected, strict=True):
+        error = (x.double() - reference).norm() / reference.norm()
+        assert error <= 0.008, error
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_errors_are_at_most_twice_those_of_rounding(arch: Arch, rng: torch.Generator) -> None:
+    """Against gradients in float64 of inputs that are rounded, and rounded themselves."""
+    exact = [torch.randn(1, 160, 2, 128, generator=rng, dtype=torch.float64) for _ in range(4)]
+    rounded = [x.bfloat16() for x in exact]
+
+    def gradients(q: Any, k: Any, v: Any, dout: Any) -> list[Any]:
+        leaves = [x.double().requires_grad_() for x in (q, k, v)]
+        out, _ = attention(*leaves)
+        return list(torch.autograd.grad(out, leaves, dout.double()))
+
+    expected, of_rounded = gradients(*exact), gradients(*rounded)
+    *qkv, dout = rounded
+    with emulate(arch):
+        out, lse = fmha_fwd(*qkv, return_lse=True)
+        actual = fmha_bwd(dout, *qkv, out, lse)
+    for x, least, reference in zip(actual, of_rounded, expected, strict=True):
+        error, least_error = ((y.double() - reference).norm() for y in (x, least.bfloat16()))
+        assert error <= 2 * least_error, f"{error / least_error} times"
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_main_loops_have_no_conflicts_and_no_scratch(arch: Arch, rng: torch.Generator) -> None:
+    call = BackwardCall(rng, heads=(1, 1), lengths=[(96, 128)], batch=1)
+    with emulate(arch, profile=True) as run:
+        call.run()
+        _, gradients, _ = run.profiles()
+    assert gradients.main_loops
+    for loop in gradients.main_loops:
+        assert loop.work.lds_conflict_cycles == 0
+        assert loop.work.scratch_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"options": {"deterministic": True}}, "It does not serve "),
+        ({"hdims": (64, 64)}, "the kernels of this package: none for bf16 and hdim 64x64."),
+        ({"hdims": (128, 64)}, "the kernels of this package: none for bf16 and hdim 128x64."),
+    ],
+)
+def test_other_calls_go_to_general_kernels(
+    changes: dict[str, Any], reason: str, rng: torch.Generator
+) -> None:
+    call = BackwardCall(rng, lengths=[(3, 5)], batch=1, **changes)
+    with emulate("gfx942"):
+        explanation = call.explain()
+    assert explanation.plan is not None
+    assert explanation.plan.family == "general"
+    assert any(reason in text for text in explanation.rejected[FAMILY]), explanation
+
+
+def test_rows_that_are_too_far_apart_are_refused_with_their_distance(rng: torch.Generator) -> None:
+    call = BackwardCall(rng, heads=(1, 1), lengths=[(3, 2)], batch=1)
+    stride = 1 << 23
+    call.k = torch.empty_strided((1, 2, 1, 128), (0, stride, 128, 1), dtype=torch.bfloat16)
+    with emulate("gfx942"):
+        text = str(call.explain())
+    assert "Rows are to be less than 16777216 bytes apart; those of k are 16777216." in text

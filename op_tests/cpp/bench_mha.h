@@ -1,0 +1,451 @@
+// What both benchmarks have in common: options, problems, random inputs and their exact results.
+#pragma once
+
+#include <jitfmha.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <limits>
+#include <map>
+#include <random>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "hip.h"
+
+namespace bench {
+
+// ---- Options ------------------------------------------------------------------------------------
+
+struct Option {
+  const char *name, *initial, *help;
+};
+
+inline const std::vector<Option>& common_options() {
+  static const std::vector<Option> options = {
+      {"b", "2", "batch size"},
+      {"h", "8", "heads of q"},
+      {"h_k", "-1", "heads of k and v; -1: as many as of q"},
+      {"s", "3328", "seqlen_q; groups: the average, or the length of each as 70,1,33"},
+      {"s_k", "-1", "the same of k and v; -1: as q"},
+      {"d", "128", "head dimension of q and k"},
+      {"d_v", "-1", "head dimension of v; -1: as q"},
+      {"scale", "0", "that scores are multiplied with; 0: 1 / sqrt(d)"},
+      {"iperm", "1", "inputs lie as 1: b h s d, 0: b s h d"},
+      {"operm", "1", "the same of outputs"},
+      {"prec", "fp16", "fp16 or bf16"},
+      {"mask", "0", "0: none; 1, t: causal, top-left; 2, b: causal, bottom-right"},
+      {"mode", "0", "0: batch; 1: group"},
+      {"init", "uf", "ui, 0: random integers; uf, 1: random floats; nf: normal ones; tf, 2: sines"},
+      {"seed", "11939", "of random inputs; 0: another one each time"},
+      {"v", "1", "1: compare with what the CPU computes"},
+      {"kname", "0", "1: print the kernel's name"},
+      {"v3_bf16_cvt", "0", "float32 becomes bf16 by 0: RTNE, 1: RTNA, 2: RTZ"},
+      {"warmup", "5", "launches before those that are timed"},
+      {"repeat", "20", "launches that are timed; 0: none"},
+      {"device", "0", "the number of the GPU"},
+      {"save", "", "a folder for all tensors, as they lie in memory"},
+  };
+  return options;
+}
+
+class UsageError : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Arguments as -name=value.
+class Options {
+ public:
+  Options(int count, char** texts, std::vector<Option> more) : known_(common_options()) {
+    known_.insert(known_.end(), more.begin(), more.end());
+    for (const Option& option : known_) values_[option.name] = option.initial;
+    for (int i = 1; i < count; ++i) {
+      const std::string text = texts[i];
+      const std::size_t sign = text.find('=');
+      const std::string name = text.substr(1, sign == std::string::npos ? sign : sign - 1);
+      if (text[0] != '-' || sign == std::string::npos || !values_.count(name))
+        throw UsageError(text + " is no option; they are\n" + help());
+      values_[name] = text.substr(sign + 1);
+    }
+  }
+
+  const std::string& text(const std::string& name) const { return values_.at(name); }
+  double real(const std::string& name) const {
+    return parsed<double>(name,
+                          [](const std::string& x, std::size_t* end) { return std::stod(x, end); });
+  }
+  std::int64_t number(const std::string& name) const {
+    return parsed<std::int64_t>(
+        name, [](const std::string& x, std::size_t* end) { return std::stoll(x, end); });
+  }
+  bool flag(const std::string& name) const {
+    if (text(name) != "0" && text(name) != "1") refuse(name);
+    return text(name) == "1";
+  }
+  std::vector<std::int64_t> numbers(const std::string& name) const {
+    std::vector<std::int64_t> found;
+    std::stringstream stream(text(name));
+    for (std::string each; std::getline(stream, each, ',');) {
+      std::size_t end = 0;
+      try {
+        found.push_back(std::stoll(each, &end));
+      } catch (const std::logic_error&) {
+      }
+      if (end == 0 || end != each.size()) refuse(name);
+    }
+    return found;
+  }
+  // One of several words, as its place among these.
+  std::size_t choice(const std::string& name,
+                     const std::vector<std::vector<std::string>>& words) const {
+    for (std::size_t i = 0; i < words.size(); ++i)
+      if (std::count(words[i].begin(), words[i].end(), text(name))) return i;
+    refuse(name);
+  }
+  [[noreturn]] void refuse(const std::string& name) const {
+    throw UsageError("-" + name + "=" + text(name) + " is not served; options are\n" + help());
+  }
+
+ private:
+  template <class Number, class Parse>
+  Number parsed(const std::string& name, const Parse& parse) const {
+    std::size_t end = 0;
+    try {
+      const Number value = parse(text(name), &end);
+      if (end == text(name).size()) return value;
+    } catch (const std::logic_error&) {
+    }
+    refuse(name);
+  }
+  std::string help() const {
+    std::string lines;
+    for (const Option& option : known_)
+      lines += std::string("  -") + option.name + "=" + option.initial + "  " + option.help + "\n";
+    return lines;
+  }
+
+  std::vector<Option> known_;
+  std::map<std::string, std::string> values_;
+};
+
+// ---- Numbers ------------------------------------------------------------------------------------
+
+using Bits = std::uint16_t;
+
+inline std::uint32_t bits_of(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+inline float float_of(std::uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// To nearest even; what is drawn is finite and in the range of both types.
+inline Bits narrowed(double wide, jitfmha::DataType dtype) {
+  const auto value = static_cast<float>(wide);
+  if (dtype == jitfmha::DataType::bf16) {
+    const std::uint32_t bits = bits_of(value);
+    return static_cast<Bits>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  }
+  if (value == 0) return std::signbit(value) ? 0x8000 : 0;
+  int exponent = 0;
+  std::frexp(value, &exponent);
+  // fp16 has 11 significant bits, and below 2^-14 steps of 2^-24.
+  const int step = std::max(exponent - 11, -24);
+  const double steps = std::nearbyint(std::ldexp(std::fabs(value), -step));
+  const auto rounded = static_cast<float>(std::ldexp(steps, step));
+  const Bits sign = std::signbit(value) ? 0x8000 : 0;
+  if (rounded < std::ldexp(1.0f, -14))
+    return static_cast<Bits>(sign | static_cast<Bits>(std::ldexp(rounded, 24)));
+  const std::uint32_t bits = bits_of(rounded);
+  return static_cast<Bits>(sign | ((bits >> 13 & 0x3ff) + (((bits >> 23 & 0xff) - 112) << 10)));
+}
+
+inline double widened(Bits bits, jitfmha::DataType dtype) {
+  if (dtype == jitfmha::DataType::bf16) return float_of(static_cast<std::uint32_t>(bits) << 16);
+  const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
+  const double sign = bits & 0x8000 ? -1 : 1;
+  if (exponent == 31) return mantissa ? std::nan("") : sign * HUGE_VAL;
+  return sign * (exponent ? std::ldexp(mantissa + 1024, exponent - 25) : std::ldexp(mantissa, -24));
+}
+
+// ---- Problems -----------------------------------------------------------------------------------
+
+struct Sequence {
+  std::int64_t begin_q, begin_k, rows_q, rows_k;  // groups: in the packs
+};
+
+struct Problem {
+  jitfmha::MhaArgs args;  // without addresses
+  std::vector<Sequence> sequences;
+  std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k;
+  bool is_input_by_head, is_output_by_head;
+  double scale;
+
+  bool is_group() const { return args.mode == jitfmha::Mode::group; }
+  std::int64_t packs() const { return is_group() ? 1 : args.batch; }
+
+  // Of a tensor with as many heads, rows and columns.
+  jitfmha::Strides strides(bool is_by_head, std::int64_t heads, std::int64_t rows,
+                           std::int64_t columns) const {
+    jitfmha::Strides strides;
+    strides.batch = heads * rows * columns;
+    strides.head = is_by_head ? rows * columns : columns;
+    strides.seq = is_by_head ? columns : heads * columns;
+    return strides;
+  }
+
+  // Whether query i of a sequence sees key j.
+  bool sees(const Sequence& of, std::int64_t i, std::int64_t j) const {
+    if (args.mask == jitfmha::Mask::none) return true;
+    return j <= i + (args.mask == jitfmha::Mask::causal_top_left ? 0 : of.rows_k - of.rows_q);
+  }
+
+  // Pairs of queries and keys that see each other, of one head.
+  double visible_pairs() const {
+    double pairs = 0;
+    for (const Sequence& each : sequences)
+      for (std::int64_t i = 0; i < each.rows_q; ++i) {
+        const std::int64_t diagonal =
+            i + 1 + (args.mask == jitfmha::Mask::causal_top_left ? 0 : each.rows_k - each.rows_q);
+        pairs += static_cast<double>(args.mask == jitfmha::Mask::none
+                                         ? each.rows_k
+                                         : std::clamp<std::int64_t>(diagonal, 0, each.rows_k));
+      }
+    return pairs;
+  }
+};
+
+// Of groups: those that are given, or as many around an average.
+inline std::vector<std::int64_t> lengths_of(const std::vector<std::int64_t>& given,
+                                            std::int64_t count, bool vary, std::mt19937& random) {
+  if (given.size() == static_cast<std::size_t>(count) && count > 1) return given;
+  std::vector<std::int64_t> lengths(static_cast<std::size_t>(count), given.at(0));
+  if (!vary) return lengths;
+  std::uniform_int_distribution<std::size_t> any(0, lengths.size() - 1);
+  std::uniform_int_distribution<std::int64_t> part(0, given[0] / 2);
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    const std::int64_t moved = std::min(part(random), lengths[i] - 1);
+    if (moved <= 0) continue;
+    lengths[i] -= moved;
+    lengths[any(random)] += moved;
+  }
+  return lengths;
+}
+
+inline Problem problem_of(const Options& options, std::mt19937& random) {
+  Problem problem;
+  jitfmha::MhaArgs& args = problem.args;
+  args.dtype = options.choice("prec", {{"bf16"}, {"fp16"}}) ? jitfmha::DataType::fp16
+                                                            : jitfmha::DataType::bf16;
+  args.mode = static_cast<jitfmha::Mode>(options.flag("mode"));
+  args.mask =
+      static_cast<jitfmha::Mask>(options.choice("mask", {{"0", "n"}, {"1", "t"}, {"2", "b"}}));
+  args.bf16_cvt =
+      static_cast<jitfmha::Bf16Cvt>(options.choice("v3_bf16_cvt", {{"0"}, {"1"}, {"2"}}));
+  const auto either = [&](const char* name, std::int64_t otherwise) {
+    const std::int64_t value = options.number(name);
+    return value < 0 ? otherwise : value;
+  };
+  args.heads_q = options.number("h");
+  args.heads_k = either("h_k", args.heads_q);
+  args.hdim_q = options.number("d");
+  args.hdim_v = either("d_v", args.hdim_q);
+  problem.is_input_by_head = options.flag("iperm");
+  problem.is_output_by_head = options.flag("operm");
+  const double scale = options.real("scale");
+  problem.scale = scale == 0 ? 1 / std::sqrt(static_cast<double>(args.hdim_q)) : scale;
+  args.softmax_scale = static_cast<float>(problem.scale);
+
+  const std::vector<std::int64_t> given_q = options.numbers("s");
+  std::vector<std::int64_t> given_k = options.numbers("s_k");
+  if (given_q.empty() || given_k.empty()) options.refuse(given_q.empty() ? "s" : "s_k");
+  const bool as_q = given_k[0] < 0, is_group = problem.is_group();
+  args.batch = is_group && given_q.size() > 1 ? static_cast<std::int64_t>(given_q.size())
+                                              : options.number("b");
+  const std::vector<std::int64_t> rows_q = lengths_of(given_q, args.batch, is_group, random);
+  const std::vector<std::int64_t> rows_k =
+      as_q ? rows_q : lengths_of(given_k, args.batch, is_group, random);
+  problem.cu_seqlens_q = problem.cu_seqlens_k = {0};
+  for (std::size_t i = 0; i < rows_q.size(); ++i) {
+    const std::int64_t begin_q = is_group ? problem.cu_seqlens_q.back() : 0;
+    const std::int64_t begin_k = is_group ? problem.cu_seqlens_k.back() : 0;
+    problem.sequences.push_back({begin_q, begin_k, rows_q[i], rows_k[i]});
+    problem.cu_seqlens_q.push_back(static_cast<std::int32_t>(begin_q + rows_q[i]));
+    problem.cu_seqlens_k.push_back(static_cast<std::int32_t>(begin_k + rows_k[i]));
+  }
+  args.seqlen_q = is_group ? problem.cu_seqlens_q.back() : given_q[0];
+  args.seqlen_k = is_group ? problem.cu_seqlens_k.back() : as_q ? given_q[0] : given_k[0];
+  if (is_group) {
+    args.max_seqlen_q = *std::max_element(rows_q.begin(), rows_q.end());
+    args.max_seqlen_k = *std::max_element(rows_k.begin(), rows_k.end());
+  }
+  const bool by_head = problem.is_input_by_head;
+  args.q_strides = problem.strides(by_head, args.heads_q, args.seqlen_q, args.hdim_q);
+  args.k_strides = problem.strides(by_head, args.heads_k, args.seqlen_k, args.hdim_q);
+  args.v_strides = problem.strides(by_head, args.heads_k, args.seqlen_k, args.hdim_v);
+  return problem;
+}
+
+// ---- Tensors ------------------------------------------------------------------------------------
+
+// As many 16-bit values as a tensor has.
+inline std::vector<Bits> drawn(const Options& options, const Problem& problem, std::int64_t heads,
+                               std::int64_t rows, std::int64_t columns, std::mt19937& random) {
+  const std::size_t kind = options.choice("init", {{"ui", "0"}, {"uf", "1"}, {"nf"}, {"tf", "2"}});
+  std::uniform_int_distribution<int> integers(-3, 3);
+  std::uniform_real_distribution<double> floats(-1, 1);
+  std::normal_distribution<double> normal;
+  std::vector<Bits> values(static_cast<std::size_t>(problem.packs() * heads * rows * columns));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const double value = kind == 0   ? integers(random)
+                         : kind == 1 ? floats(random)
+                         : kind == 2 ? normal(random)
+                                     : std::sin(static_cast<double>(i));
+    values[i] = narrowed(value, problem.args.dtype);
+  }
+  return values;
+}
+
+// A tensor on the host, as doubles that are read by batch, head, row and column.
+struct View {
+  const std::vector<Bits>& values;
+  jitfmha::Strides strides;
+  jitfmha::DataType dtype;
+
+  double operator()(std::int64_t batch, std::int64_t head, std::int64_t row,
+                    std::int64_t column) const {
+    return widened(values[static_cast<std::size_t>(batch * strides.batch + head * strides.head +
+                                                   row * strides.seq + column)],
+                   dtype);
+  }
+};
+
+// How far results are from exact ones: the largest part of what is allowed.
+class Comparison {
+ public:
+  // An error of a share of the largest value is allowed beside that of each value itself.
+  explicit Comparison(double allowed) : allowed_(allowed) {}
+
+  void add(double value, double exact) {
+    if (std::isinf(exact) && value == exact) return;
+    largest_ = std::max(largest_, std::fabs(exact));
+    const double error = std::fabs(value - exact);
+    worst_ = std::isnan(error) ? HUGE_VAL : std::max(worst_, error);
+  }
+  bool is_good() const { return worst_ <= allowed_ * std::max(largest_, 1.0); }
+  double worst() const { return worst_; }
+
+ private:
+  double allowed_, largest_ = 0, worst_ = 0;
+};
+
+// The probabilities of one query, and its log-sum-exp.
+struct Row {
+  std::vector<double> probabilities;
+  double lse;
+};
+
+inline Row row_of(const Problem& problem, const View& q, const View& k, std::int64_t n,
+                  std::int64_t head, std::int64_t i) {
+  const Sequence& of = problem.sequences[static_cast<std::size_t>(n)];
+  const std::int64_t batch = problem.is_group() ? 0 : n;
+  const std::int64_t key_head = head / (problem.args.heads_q / problem.args.heads_k);
+  Row row = {std::vector<double>(static_cast<std::size_t>(of.rows_k), -HUGE_VAL), -HUGE_VAL};
+  double largest = -HUGE_VAL, sum = 0;
+  for (std::int64_t j = 0; j < of.rows_k; ++j) {
+    if (!problem.sees(of, i, j)) continue;
+    double score = 0;
+    for (std::int64_t d = 0; d < problem.args.hdim_q; ++d)
+      score += q(batch, head, of.begin_q + i, d) * k(batch, key_head, of.begin_k + j, d);
+    row.probabilities[static_cast<std::size_t>(j)] = score * problem.scale;
+    largest = std::max(largest, score * problem.scale);
+  }
+  for (double& each : row.probabilities) {
+    each = std::isinf(each) ? 0 : std::exp(each - largest);
+    sum += each;
+  }
+  if (sum > 0) {
+    for (double& each : row.probabilities) each /= sum;
+    row.lse = largest + std::log(sum);
+  }
+  return row;
+}
+
+// ---- Runs ---------------------------------------------------------------------------------------
+
+inline void check(const jitfmha::Status& status) {
+  if (!status) throw std::runtime_error(status.text);
+}
+
+// Seconds of a launch, those of the host included where they are longer.
+template <class Launch>
+double seconds_of(const Options& options, const Launch& launch) {
+  const std::int64_t repeat = options.number("repeat");
+  if (repeat == 0) return 0;
+  for (std::int64_t i = 0; i < options.number("warmup"); ++i) launch();
+  hip::synchronize();
+  const auto begin = std::chrono::steady_clock::now();
+  for (std::int64_t i = 0; i < repeat; ++i) launch();
+  hip::synchronize();
+  const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+  return taken.count() / static_cast<double>(repeat);
+}
+
+template <class T>
+void save(const Options& options, const char* name, const std::vector<T>& values) {
+  if (options.text("save").empty()) return;
+  std::ofstream file(options.text("save") + "/" + name + ".bin", std::ios::binary);
+  file.write(reinterpret_cast<const char*>(values.data()),
+             static_cast<std::streamsize>(values.size() * sizeof(T)));
+  if (!file.flush()) throw std::runtime_error("cannot write to " + options.text("save"));
+}
+
+inline std::string shape_of(const Problem& problem) {
+  const jitfmha::MhaArgs& args = problem.args;
+  std::ostringstream text;
+  text << (args.dtype == jitfmha::DataType::bf16 ? "bf16" : "fp16") << ", "
+       << (problem.is_group() ? "group" : "batch") << ", b " << args.batch << ", h " << args.heads_q
+       << "/" << args.heads_k << ", s " << args.seqlen_q << "/" << args.seqlen_k << ", d "
+       << args.hdim_q << "/" << args.hdim_v << ", mask " << static_cast<int>(args.mask);
+  return text.str();
+}
+
+inline void print_time(double seconds, double operations) {
+  if (seconds > 0)
+    std::printf(", %.4f ms, %.2f TFLOP/s", seconds * 1e3, operations / seconds * 1e-12);
+}
+
+// 0: done, 1: wrong or failed, 2: a usage error.
+template <class Run>
+int main_with(int count, char** texts, std::vector<Option> more, const Run& run) {
+  try {
+    const Options options(count, texts, std::move(more));
+    return run(options) ? 0 : 1;
+  } catch (const UsageError& error) {
+    std::cerr << texts[0] << ": " << error.what();
+    return 2;
+  } catch (const std::exception& error) {
+    std::cerr << texts[0] << ": " << error.what() << "\n";
+    return 1;
+  }
+}
+
+inline std::mt19937 random_of(const Options& options) {
+  const std::int64_t seed = options.number("seed");
+  return std::mt19937(seed ? static_cast<unsigned>(seed) : std::random_device()());
+}
+
+}  // namespace bench

@@ -1,0 +1,96 @@
+// What the benchmarks need of the HIP runtime, without its headers: it is looked up at run time.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace hip {
+
+class Library {
+ public:
+  static const Library& instance() {
+    static const Library library;
+    return library;
+  }
+
+  int (*set_device)(int);
+  int (*allocate)(void**, std::size_t);
+  int (*release)(void*);
+  int (*copy)(void*, const void*, std::size_t, int);
+  int (*fill)(void*, int, std::size_t);
+  int (*synchronize)();
+
+ private:
+  Library() {
+    // jitfmha finds the runtime that the program uses.
+    for (const char* const name : {"libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6"})
+      if (!handle_) handle_ = dlopen(name, RTLD_NOW | RTLD_GLOBAL);
+    if (!handle_) throw std::runtime_error(std::string("no HIP runtime: ") + dlerror());
+    find("hipSetDevice", set_device);
+    find("hipMalloc", allocate);
+    find("hipFree", release);
+    find("hipMemcpy", copy);
+    find("hipMemset", fill);
+    find("hipDeviceSynchronize", synchronize);
+  }
+
+  template <class Function>
+  void find(const char* name, Function*& function) {
+    function = reinterpret_cast<Function*>(dlsym(handle_, name));
+    if (!function) throw std::runtime_error(std::string("the HIP runtime has no ") + name);
+  }
+
+  void* handle_ = nullptr;
+};
+
+inline void check(int status, const char* what) {
+  if (status != 0)
+    throw std::runtime_error(std::string(what) + " failed with HIP error " +
+                             std::to_string(status));
+}
+
+inline void set_device(int index) { check(Library::instance().set_device(index), "hipSetDevice"); }
+
+inline void synchronize() { check(Library::instance().synchronize(), "hipDeviceSynchronize"); }
+
+// Memory of the device. What nobody wrote holds NaNs.
+class Memory {
+ public:
+  explicit Memory(std::size_t bytes) : bytes_(bytes) {
+    constexpr int kNanBytes = 0xff;
+    check(Library::instance().allocate(&pointer_, bytes ? bytes : 1), "hipMalloc");
+    check(Library::instance().fill(pointer_, kNanBytes, bytes), "hipMemset");
+  }
+  template <class T>
+  explicit Memory(const std::vector<T>& content) : Memory(content.size() * sizeof(T)) {
+    check(Library::instance().copy(pointer_, content.data(), bytes_, kToDevice), "hipMemcpy");
+  }
+  ~Memory() { Library::instance().release(pointer_); }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  template <class T>
+  std::vector<T> content() const {
+    std::vector<T> values(bytes_ / sizeof(T));
+    check(Library::instance().copy(values.data(), pointer_, bytes_, kToHost), "hipMemcpy");
+    return values;
+  }
+  template <class T = void>
+  T* get() const {
+    return static_cast<T*>(pointer_);
+  }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  static constexpr int kToDevice = 1, kToHost = 2;
+
+  void* pointer_ = nullptr;
+  std::size_t bytes_;
+};
+
+}  // namespace hip

@@ -1,0 +1,217 @@
+"""What test_mha.py and test_mha_varlen.py have in common: one call, checked and timed.
+
+The options of both scripts are those of AITER's files of the same names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import product
+from typing import Any
+
+import torch
+from inputs import DTYPES
+from torch import Tensor
+
+from jitfmha.cli.output import table
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+KEY_HEADS = {"mha": lambda heads: heads, "gqa": lambda heads: 3, "mqa": lambda heads: 1}
+BIAS_TYPES = ("no", "bias", "alibi")
+_REPEATS = 5
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One line of a script's table.
+
+    Attributes:
+        out_error, gradient_error: the largest difference to the float64 reference, relative to its
+            largest value; the second of dq, dk and dv together.
+        forward_ms, backward_ms: the best of some calls.
+        tflops: of the forward pass, counting every pair of a query and a key.
+    """
+
+    dtype: str
+    hdims: str
+    heads: str
+    mask: str
+    bias: str
+    dropout: float
+    deterministic: bool
+    out_error: float
+    gradient_error: float
+    forward_ms: float
+    backward_ms: float
+    tflops: float
+
+    @property
+    def holds(self) -> bool:
+        """Within some roundings of the data type: a wrong kernel is far outside."""
+        most = {"fp32": 1e-5, "fp16": 5e-3, "bf16": 3e-2}[self.dtype]
+        return self.out_error <= most and self.gradient_error <= 2 * most
+
+
+def key_heads(mha_type: str, heads: int) -> int:
+    """How many key heads there are; ``gqa`` has three."""
+    count = KEY_HEADS[mha_type](heads)
+    if heads % count:
+        raise ValueError(f"{heads} query heads cannot share {count} key heads ({mha_type})")
+    return count
+
+
+def masked(causal: bool, local: bool, seqlen_k: int, rng: torch.Generator) -> dict[str, Any]:
+    """The arguments of AITER's functions: a drawn window for ``local``."""
+    if not local:
+        return {"causal": causal, "window_size": (-1, -1)}
+    left, right = torch.randint(0, max(seqlen_k, 1), (2,), generator=rng).tolist()
+    return {"causal": causal, "window_size": (left, right)}
+
+
+def reference_mask(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The same for the reference."""
+    mask = "causal" if arguments["causal"] else 0
+    return {"mask": mask, "window_size": arguments["window_size"]}
+
+
+def mask_in_words(mask: dict[str, Any]) -> str:
+    """As a table shows them."""
+    left, right = mask["window_size"]
+    window = "" if (left, right) == (-1, -1) else f"window {left},{right}"
+    return " ".join(filter(None, ("causal" if mask["causal"] else "", window))) or "none"
+
+
+def kept(randval: Tensor, dropout_p: float) -> Tensor:
+    """Where AITER's rule keeps a probability."""
+    return randval.float() <= math.floor(255.0 * (1 - dropout_p))
+
+
+def relative_error(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """The largest difference, relative to the largest value of each tensor."""
+    errors = []
+    for x, reference in zip(actual, expected, strict=True):
+        assert x.shape == reference.shape
+        if reference.numel():
+            size = reference.abs().max().clamp(min=1e-3)
+            errors.append(((x.detach().cpu().double() - reference).abs().max() / size).item())
+    return max(errors, default=0.0)
+
+
+def best_ms(function: Callable[[], object], repeats: int) -> float:
+    """Milliseconds of the fastest call; 0 for no repeats."""
+    times = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        function()
+        if DEVICE.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(1e3 * (time.perf_counter() - start))
+    return min(times, default=0.0)
+
+
+def check(
+    attend: Callable[..., Any],
+    reference: Callable[..., tuple[Tensor, Tensor]],
+    inputs: Sequence[Tensor],
+    dout: Tensor,
+    *,
+    repeats: int = _REPEATS,
+) -> tuple[float, float, float, float]:
+    """Errors and milliseconds of ``attend(q, k, v)``, forward and backward.
+
+    ``attend`` returns out, lse and the random bytes of dropout; ``reference(q, k, v, randval)`` is
+    in float64.
+    """
+    leaves = [x.detach().to(DEVICE).requires_grad_() for x in inputs]
+    dout_here = dout.to(DEVICE)
+    out, _, randval = attend(*leaves)
+    gradients = torch.autograd.grad(out, leaves, dout_here, retain_graph=True)
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    expected, _ = reference(*exact, None if randval is None else randval.cpu())
+    expected_gradients = torch.autograd.grad(expected, exact, dout.double())
+    with torch.no_grad():
+        forward_ms = best_ms(lambda: attend(*leaves), repeats)
+    backward_ms = best_ms(
+        lambda: torch.autograd.grad(out, leaves, dout_here, retain_graph=True), repeats
+    )
+    return (
+        *(relative_error([out], [expected]), relative_error(gradients, expected_gradients)),
+        *(forward_ms, backward_ms),
+    )
+
+
+def add_shared_options(parser: argparse.ArgumentParser) -> None:
+    """Those that both scripts spell alike."""
+    parser.add_argument(
+        *("-d_qk_v", "--hdims"),
+        type=_pair,
+        nargs="+",
+        default=[(64, 64), (128, 128), (192, 128)],
+        metavar="D,D_V",
+        help="head dimensions of queries and of values (default: 64,64 128,128 192,128)",
+    )
+    both = [False, True]
+    for short, long, what in (
+        ("-c", "--causal", "causal masks"),
+        ("-l", "--local", "windows of a drawn size"),
+        ("-det", "--deterministic", "the same bits in every run"),
+    ):
+        parser.add_argument(
+            *(short, long),
+            type=_boolean,
+            nargs="*",
+            default=both,
+            help=f"{what}: true, false or both (default: both)",
+        )
+    parser.add_argument("-bt", "--bias_type", choices=BIAS_TYPES, default="no")
+    parser.add_argument("--seed", type=int, default=0, help="of all inputs (default: 0)")
+
+
+def add_lists(parser: argparse.ArgumentParser, mha_type: str, dtype: str) -> None:
+    """The two whose short names differ."""
+    parser.add_argument(
+        *(mha_type, "--mha_type"), nargs="+", choices=list(KEY_HEADS), default=list(KEY_HEADS)
+    )
+    parser.add_argument(
+        *(dtype, "--dtype"), nargs="+", choices=list(DTYPES), default=["bf16", "fp16"]
+    )
+
+
+def _pair(text: str) -> tuple[int, int]:
+    first, _, second = text.partition(",")
+    return int(first), int(second or first)
+
+
+def _boolean(text: str) -> bool:
+    values = {"true": True, "1": True, "false": False, "0": False}
+    if text.lower() not in values:
+        raise argparse.ArgumentTypeError(f"{text!r} is not true or false")
+    return values[text.lower()]
+
+
+def run_all(args: argparse.Namespace, check_one: Callable[..., Checked]) -> int:
+    """Every combination of the lists, a line each; the exit code is 1 where an error is too large.
+
+    ``check_one(args, dtype, hdims, mha_type, causal, local, deterministic)`` runs one.
+    """
+    rows: list[Checked] = []
+    lists = (args.dtype, args.hdims, args.mha_type, args.causal, args.local, args.deterministic)
+    for combination in product(*lists):
+        rows.append(check_one(args, *combination))
+        print(_shown(rows[-1]), flush=True)
+    names = [field.name.replace("_", " ") for field in fields(Checked)]
+    print(table((*names, "holds"), [_cells(row) for row in rows]))
+    return 0 if all(row.holds for row in rows) else 1
+
+
+def _shown(row: Checked) -> str:
+    return ", ".join(f"{name} {value}" for name, value in asdict(row).items())
+
+
+def _cells(row: Checked) -> list[str]:
+    cells = [f"{x:.3g}" if isinstance(x, float) else str(x) for x in asdict(row).values()]
+    return [*cells, "yes" if row.holds else "NO"]

@@ -1,0 +1,315 @@
+"""`bench --shapes`: shapes in text, measurements beside other packages, files and plots."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+import struct
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from jitfmha.bench import memory, over_peers, plots
+from jitfmha.bench.over_peers import Measurement, measure
+from jitfmha.bench.peers import PEERS, Peer, Sdpa
+from jitfmha.bench.shapes import NAMED_SHAPES, Shape, shapes_of
+from jitfmha.bench.timing import Timings
+from jitfmha.bench.whole_files import write_whole
+from jitfmha.cli import main
+from jitfmha.cli.output import ProgressBar
+
+_SMALL = "batch=2,seqlen=64,heads=2,hdim=32,dtype=fp32"
+_CPU = torch.device("cpu")
+
+
+def test_what_a_shape_leaves_out() -> None:
+    (shape,) = shapes_of("seqlen=300, heads=6,hdim=40,dtype=fp16")
+    assert shape == Shape(1, 6, 6, 300, 300, 40, 40, "fp16")
+    (shape,) = shapes_of("heads=8,kv_heads=2,seqlen=1,seqlen_k=77,hdim_v=64,mask=causal")
+    assert shape == Shape(1, 8, 2, 1, 77, 128, 64, "bf16", "causal")
+    assert str(shape) == "batch 1, seqlen 1/77, heads 8/2, hdim 128/64, bf16, causal"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "''"),
+        ("seqlen", "'seqlen'"),
+        ("rows=3", "'rows=3'"),
+        ("seqlen=0", "seqlen='0'"),
+        ("seqlen=-4", "seqlen='-4'"),
+        ("seqlen=12x", "seqlen='12x'"),
+        ("seqlen=4294967296", "4294967296"),
+        ("seqlen=1,seqlen=2", "seqlen is given twice"),
+        ("dtype=fp8", "dtype='fp8'"),
+        ("mask=left", "mask='left'"),
+        ("direction=up", "direction='up'"),
+        ("heads=6,kv_heads=4", "kv_heads=4"),
+        ("hdim=577", "hdim=577"),
+    ],
+)
+def test_a_bad_shape_is_named(text: str, named: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(named)):
+        shapes_of(text)
+
+
+def test_a_file_of_shapes(tmp_path: Path) -> None:
+    file = tmp_path / "shapes"
+    file.write_text("# ours\n\nseqlen=5  # short\nseqlen=7,mask=causal\n", encoding="utf-8")
+    assert [shape.seqlen for shape in shapes_of(f"@{file}")] == [5, 7]
+    file.write_text("seqlen=5\nseqlen=five\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="line 2: seqlen='five'"):
+        shapes_of(f"@{file}")
+    file.write_text("# nothing\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="no shape"):
+        shapes_of(f"@{file}")
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+@pytest.mark.parametrize(("seqlen", "seqlen_k"), [(5, 5), (3, 8), (8, 3), (1, 1)])
+def test_operations_and_bytes_are_counted(direction: str, seqlen: int, seqlen_k: int) -> None:
+    shape = Shape(2, 6, 3, seqlen, seqlen_k, 8, 16, "fp16", "causal", direction)
+    pairs = sum(j <= i + seqlen_k - seqlen for i in range(seqlen) for j in range(seqlen_k))
+    products = {"forward": (1, 1), "backward": (3, 2)}[direction]
+    assert shape.flops == 2 * 6 * pairs * 2 * (products[0] * 8 + products[1] * 16)
+    q, out = 2 * seqlen * 6 * 8, 2 * seqlen * 6 * 16
+    k, v = 2 * seqlen_k * 3 * 8, 2 * seqlen_k * 3 * 16
+    moved = {"forward": q + k + v + out, "backward": 2 * (q + k + v + out)}[direction]
+    assert shape.bytes == 2 * moved
+
+
+def test_named_sets_are_what_they_say() -> None:
+    assert all(shape.is_causal for shape in (*NAMED_SHAPES["causal"], *NAMED_SHAPES["training"]))
+    assert {shape.direction for shape in NAMED_SHAPES["training"]} == {"backward"}
+    assert {shape.seqlen for shape in NAMED_SHAPES["decode"]} == {1}
+
+
+def test_medians_and_quartiles() -> None:
+    times = Timings([[x, 2 * x] for x in (4.0, 1.0, 3.0, 2.0, 5.0)])
+    assert times.median(0) == 3.0
+    assert times.quartiles(0) == (2.0, 4.0)
+    assert times.quartiles(1) == (4.0, 8.0)
+
+
+class _Wrong(Peer):
+    name = "wrong"
+
+    def attend(self, shape: Shape) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        return lambda q, k, v: (v.mean(1, keepdim=True) + 1).expand_as(q)
+
+
+class _Refusing(Peer):
+    name = "refusing"
+
+    def attend(self, shape: Shape) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            raise RuntimeError("not this\n  shape" + "." * 200)
+
+        return run
+
+
+def test_peers_are_checked_before_they_are_timed() -> None:
+    (shape,) = shapes_of(_SMALL)
+    ours, sdpa, wrong, refusing = measure(
+        shape, [Sdpa(None), _Wrong(), _Refusing()], _CPU, seconds=0.0
+    )
+    assert ours.peer == "jitfmha"
+    for x in (ours, sdpa):
+        assert x.seconds is not None
+        assert x.quartiles is not None
+        assert x.gflops is not None
+        assert x.quartiles[0] <= x.seconds <= x.quartiles[1]
+        assert x.gflops == pytest.approx(shape.flops / x.seconds / 1e9)
+    assert sdpa.difference is not None
+    assert 0 < sdpa.difference < 1e-5
+    assert wrong.seconds is None
+    assert wrong.difference is not None
+    assert wrong.difference > 0.1
+    assert "another result" in wrong.refusal
+    assert refusing.seconds is None
+    assert refusing.difference is None
+    assert refusing.refusal.startswith("RuntimeError: not this shape..")
+    assert len(refusing.refusal) == 100
+
+
+def test_gradients_are_compared() -> None:
+    (shape,) = shapes_of(f"{_SMALL},direction=backward")
+    ours, sdpa = measure(shape, [Sdpa(None)], _CPU, seconds=0.0)
+    assert ours.seconds is not None
+    assert sdpa.seconds is not None
+    assert sdpa.difference is not None
+    assert 0 < sdpa.difference < 1e-4
+
+
+def test_the_other_corner_is_not_compared() -> None:
+    (shape,) = shapes_of("seqlen=3,seqlen_k=9,mask=causal")
+    refusal = PEERS["sdpa"].why_not(shape)
+    assert refusal is not None
+    assert "seqlen_k" in refusal
+
+
+def _run(capfd: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    capfd.readouterr()
+    code = main(("bench", *argv))
+    return (code, *capfd.readouterr())
+
+
+def test_command(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    files = {name: tmp_path / name for name in ("figures.csv", "lines.svg", "roof.png")}
+    code, out, err = _run(
+        capfd,
+        *("--shapes", _SMALL, f"{_SMALL},mask=causal", "--peers", "sdpa", "--seconds", "0"),
+        *("--csv", str(files["figures.csv"]), "--plot", str(files["lines.svg"]), "--json"),
+    )
+    assert code == 0
+    assert "[2/2] batch 2, seqlen 64" in err
+    measurements = json.loads(out)["measurements"]
+    assert [(x["shape"]["mask"], x["peer"]) for x in measurements] == [
+        *(("none", "jitfmha"), ("none", "sdpa"), ("causal", "jitfmha"), ("causal", "sdpa")),
+    ]
+    rows = list(csv.DictReader(files["figures.csv"].read_text(encoding="utf-8").splitlines()))
+    assert [float(row["seconds"]) for row in rows] == [x["seconds"] for x in measurements]
+    assert {row["dtype"] for row in rows} == {"fp32"}
+    assert b"</svg>" in files["lines.svg"].read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"figures.csv", "lines.svg"}
+
+
+def _measurement(peer: str, seqlen: int, seconds: float) -> Measurement:
+    shape = Shape(seqlen=seqlen, seqlen_k=seqlen)
+    return Measurement(shape, peer, seconds, (0.9 * seconds, 1.2 * seconds), 0.0)
+
+
+def test_roofline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The roof is the lower of both bounds, and every shape has a point."""
+    saved: list[Any] = []
+    monkeypatch.setattr(plots, "_save", lambda figure, file: saved.append(figure))
+    measured = [_measurement("ours", 512, 1e-3), _measurement("theirs", 1024, 2e-3)]
+    plots.plot_roofline(measured, str(tmp_path / "x.png"), "here", gbytes=10.0, gflops=100.0)
+    (axes,) = saved[0].axes
+    x, y = axes.lines[0].get_data()
+    assert all(math.isclose(b, min(100.0, 10.0 * a)) for a, b in zip(x, y, strict=True))
+    points = [tuple(p) for c in axes.collections for p in c.get_offsets()]
+    expected = [(m.shape.flops / m.shape.bytes, m.gflops) for m in measured]
+    assert len(points) == len(expected)
+    for point, there in zip(points, expected, strict=True):
+        assert point == pytest.approx(there)
+
+
+def test_plots_have_a_point_for_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "x.png"
+    measured = [
+        *(_measurement("ours", 1024, 4e-3), _measurement("ours", 512, 1e-3)),
+        Measurement(Shape(), "theirs", refusal="not here"),
+    ]
+    plots.plot_over_seqlen(measured, str(file), "here")
+    width, height = struct.unpack(">II", file.read_bytes()[16:24])
+    assert width > height > 300
+    saved: list[Any] = []
+    monkeypatch.setattr(plots, "_save", lambda figure, file: saved.append(figure))
+    plots.plot_over_seqlen(measured, str(file), "here")
+    line = saved[0].axes[0].lines[0]
+    assert [tuple(p) for p in line.get_xydata()] == [(512, 1.0), (1024, 4.0)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (("--shapes", "nonsense"), "'nonsense'"),
+        (("--shapes", "@/nowhere/at/all"), "/nowhere/at/all"),
+        (("--shapes", _SMALL, "--peers", "nobody"), "'nobody'"),
+        (("--shapes", _SMALL, "--device", "nowhere"), "'nowhere'"),
+        (("--shapes", _SMALL, "--plot", "x.gif"), "'x.gif'"),
+        (("--shapes", _SMALL, "--seconds", "-1"), "-1"),
+        (("--shapes", _SMALL, "--quick"), "--quick"),
+        (("--shapes", _SMALL, "seqlen=3,dtype=fp16", "--roofline", "x.png"), "fp16, fp32"),
+        (("--csv", "x.csv"), "'x.csv'"),
+        (("--suite", "memory", "--device", "cpu"), "'cpu'"),
+    ],
+)
+def test_bad_flags_are_named(
+    capfd: pytest.CaptureFixture[str], flags: tuple[str, ...], named: str
+) -> None:
+    code, out, err = _run(capfd, *flags)
+    assert (code, out) == (2, "")
+    assert named in err
+
+
+def test_a_wrong_result_is_a_failure(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PEERS, "wrong", _Wrong())
+    code, out, _ = _run(capfd, "--shapes", _SMALL, "--peers", "wrong", "--seconds", "0")
+    assert code == 1
+    assert "another result" in out
+
+
+def test_plots_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(plots.PlotError, match="extra `plot`"):
+        plots.check_plot("x.png")
+
+
+def test_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_QUICK_BYTES", 1 << 20)
+    lines: list[str] = []
+    report = memory.run(True, lines.append)
+    assert [figure.what for figure in report.figures] == ["read", "write", "copy, both directions"]
+    assert all(figure.measured > 0 for figure in report.figures)
+    assert report.met
+    assert len(lines) == 3
+
+
+def test_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "x.csv"
+    write_whole(str(file), b"first")
+
+    def full(self: Path, data: bytes) -> int:
+        with open(self, "wb") as half:
+            half.write(data[:2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="space"):
+        write_whole(str(file), b"second")
+    monkeypatch.undo()
+    assert file.read_bytes() == b"first"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_the_seed_of_inputs_is_one_for_all_peers() -> None:
+    (shape,) = shapes_of(_SMALL)
+    first, second = (over_peers._step(PEERS["sdpa"], shape, _CPU)() for _ in range(2))
+    assert torch.equal(first[0], second[0])
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", _Terminal())
+    with ProgressBar() as bar:
+        for done in (1, 2):
+            bar.line(f"step {done}")
+            bar.reach(done, 4)
+        shown = sys.stderr.getvalue()  # type: ignore[attr-defined]
+    assert "step 2\n" in shown
+    assert " 50% " in shown
+    assert "left" in shown
+
+
+def test_lines_alone_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with ProgressBar(3) as bar:
+        bar.line("step")
+        bar.reach(5)
+    assert sys.stderr.getvalue() == "step\n"  # type: ignore[attr-defined]

@@ -1,0 +1,120 @@
+"""Context parallelism: groups of processes against one process in float64."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import context_parallel_ranks
+import pytest
+import torch
+from reference import visible
+
+from jitfmha.context_parallel import _Call, _Shards, _visible
+from jitfmha.mask import parse_mask
+
+SIZES = (2, 3, 4, 8)
+BY_DEFAULT = (2,)
+
+
+@pytest.fixture(scope="module")
+def results(
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, list[dict[str, Any]]]:
+    """What every process of every group has to say."""
+    folder = tmp_path_factory.mktemp("ranks")
+    sizes = SIZES if pytestconfig.getoption("--exhaustive") else BY_DEFAULT
+    seed = torch.seed() % 2**31
+    print(f"the inputs are those of seed {seed}")
+    process = subprocess.run(
+        [sys.executable, context_parallel_ranks.__file__, str(folder), str(seed)]
+        + [str(size) for size in sizes],
+        # The test's own imports, and a network that is always there.
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo"},
+        timeout=300,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert process.returncode == 0, process.stderr
+    files = {size: [folder / f"{size}-{rank}.json" for rank in range(size)] for size in sizes}
+    for path in (path for paths in files.values() for path in paths):
+        assert path.exists(), process.stdout + process.stderr
+    return {size: [_read(path) for path in paths] for size, paths in files.items()}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_processes(
+    pytestconfig: pytest.Config, results: dict[int, list[dict[str, Any]]], size: int
+) -> None:
+    """Outputs, log-sum-exps and gradients; refusals; and the error where a process is killed."""
+    if size not in results:
+        pytest.skip("--exhaustive runs more processes")
+    expected = {name for name, *_ in context_parallel_ranks.cases(size)}
+    expected |= {"half_precision", "refusals", "slopes_and_sinks"}
+    for rank, cases in enumerate(results[size]):
+        survives = rank < size - 1
+        assert cases.keys() == expected | ({"killed"} if survives else set())
+        failed = {name: error for name, error in cases.items() if isinstance(error, str)}
+        assert not failed, f"process {rank} of {size}: " + "\n".join(
+            f"{name}:\n{error}" for name, error in failed.items()
+        )
+
+
+@pytest.mark.parametrize("zigzag", [False, True])
+@pytest.mark.parametrize("seqlen", [0, 1, 7, 64, 65])
+def test_every_row_has_one_process(seqlen: int, zigzag: bool) -> None:
+    for ranks in range(1, 9):
+        shards = _Shards(seqlen, ranks, zigzag)
+        chunks = [chunk for rank in range(ranks) for chunk in shards.chunks(rank)]
+        assert sorted(i for chunk in chunks for i in range(*chunk)) == list(range(seqlen))
+        lengths = [shards.length(rank) for rank in range(ranks)]
+        assert sum(lengths) == seqlen
+        assert max(lengths) - min(lengths) <= (2 if zigzag else 1)
+
+
+def test_blocks_show_what_the_mask_shows(seed: int) -> None:
+    """A chunk of queries against a chunk of keys, wherever the diagonal is."""
+    generator = torch.Generator().manual_seed(seed)
+    draws = torch.randint(0, 12, (300, 2), generator=generator).tolist()
+    for (seqlen_q, seqlen_k), shift in zip(draws, range(-150, 150), strict=True):
+        diagonal = shift % 31 - 15
+        for left, right in ((-1, 0), (-1, 3), (2, 0), (4, 5), (0, -1), (-1, -1)):
+            mask = parse_mask(0, (left, right))
+            i, j = torch.arange(seqlen_q)[:, None], torch.arange(seqlen_k)
+            seen = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool)
+            seen &= (j >= i + diagonal - left) | torch.tensor(left < 0)
+            seen &= (j <= i + diagonal + right) | torch.tensor(right < 0)
+            block = _visible(seqlen_q, seqlen_k, diagonal, mask)
+            found = torch.zeros_like(seen)
+            if block is not None:
+                part = found[block.rows, block.keys]
+                assert min(part.shape) > 0
+                found[block.rows, block.keys] = visible(*part.shape, block.mask)
+            assert torch.equal(found, seen), (seqlen_q, seqlen_k, diagonal, left, right)
+
+
+def test_zigzag_gives_every_process_the_same_work() -> None:
+    """And one launch for the keys of each process, of which none is half empty."""
+    ranks, seqlen = 4, 4 * 16
+    shards = _Shards(seqlen, ranks, zigzag=True)
+    group: Any = None
+    mask = parse_mask("causal")
+    for rank in range(ranks):
+        call = _Call(group, rank, shards, shards, mask, {})
+        pairs = []
+        for source in range(ranks):
+            (block,) = call.blocks(source)
+            rows, keys = (x.stop - x.start for x in (block.rows, block.keys))
+            assert (block.mask == "none") == (source != rank)
+            pairs.append(int(visible(rows, keys, block.mask).sum()))
+        assert sum(pairs) == seqlen * (seqlen + 1) // 2 // ranks

@@ -1,0 +1,101 @@
+"""`python -m jitfmha export`: the folder is complete or absent; foreign files are left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from jitfmha.cli import main
+from jitfmha.export.folder import ForeignFilesError, publish
+
+SMALL = ("export", "--arch", "gfx942", "--direction", "forward", "--hdim", "64", "--dtype", "fp16")
+FILES = {"a/b.h": "1", "exported.json": json.dumps({"files": ["a/b.h"]})}
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        x.relative_to(folder).as_posix(): x.read_text() for x in folder.rglob("*") if x.is_file()
+    }
+
+
+def test_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "new" / "library"
+    assert main([*SMALL, "--json", "-o", str(folder)]) == 0
+    said = json.loads(capfd.readouterr().out)
+    files = contents(folder)
+    inventory = json.loads(files.pop("exported.json"))
+    assert inventory["files"] == sorted(files)
+    assert [x["name"] for x in inventory["kernels"]] == said["kernels"]
+    assert len(said["kernels"]) == 5
+    assert all(f"{name}[]" in files["src/code_objects.h"] for name in said["kernels"])
+    assert not any("@{" in text for text in files.values())
+    assert os.listdir(tmp_path / "new") == ["library"]
+    # In the place of an earlier one.
+    assert main([*SMALL, "--mask", "none", "-o", str(folder)]) == 0
+    assert "causal" not in contents(folder)["src/code_objects.h"]
+    assert os.listdir(tmp_path / "new") == ["library"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--hdim", "80"), "no kernel that comes ready serves"),
+        (("--hdim", "wide"), "--hdim wide is not a number"),
+        (("--arch", "gfx90a"), "gfx90a"),
+        (("--dtype", "fp32"), "fp32"),
+    ],
+)
+def test_usage_errors(
+    flags: tuple[str, ...], complaint: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = [*SMALL[:5], *flags, "-o", str(tmp_path / "library")]
+    try:
+        code: object = main(command)
+    except SystemExit as end:  # argparse's way
+        code = end.code
+    assert code == 2
+    assert complaint in capfd.readouterr().err
+    assert not os.listdir(tmp_path)
+
+
+def test_foreign_files_are_left_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "library"
+    folder.mkdir()
+    (folder / "letter.txt").write_text("dear")
+    assert main([*SMALL, "-o", str(folder)]) == 2
+    assert "letter.txt" in capfd.readouterr().err
+    assert contents(folder) == {"letter.txt": "dear"}
+    # Also beside an export, and where a file stands in the place of the folder.
+    publish(tmp_path / "other", FILES)
+    (tmp_path / "other" / "a" / "letter.txt").write_text("dear")
+    with pytest.raises(ForeignFilesError, match=r"a/letter\.txt"):
+        publish(tmp_path / "other", FILES)
+    with pytest.raises(ForeignFilesError, match="is no folder"):
+        publish(folder / "letter.txt", FILES)
+
+
+def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+    publish(tmp_path, FILES)
+    assert contents(tmp_path) == FILES
+
+
+def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "library"
+    publish(folder, FILES)
+    rename = os.rename
+
+    def failing(old: Path, new: Path) -> None:
+        if Path(old).name == "complete":
+            raise OSError("no space left")
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", failing)
+    with pytest.raises(OSError, match="no space left"):
+        publish(folder, FILES | {"a/c.h": "2"})
+    assert contents(folder) == FILES
+    with pytest.raises(OSError, match="no space left"):
+        publish(tmp_path / "another", FILES)
+    assert os.listdir(tmp_path) == ["library"]

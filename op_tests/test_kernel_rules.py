@@ -1,0 +1,528 @@
+"""validate_config() and profiles: rules broken alone, and what real calls say of the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, get_args
+
+import pytest
+import torch
+from inputs import prefix_sums
+from rigs.recording_runtime import RecordingRuntime
+from untyped import explain, fmha_fwd, validate_config, warmup
+
+from jitfmha.arguments import Arguments, KeyOptions
+from jitfmha.backward import BackwardArguments, make_backward_problem
+from jitfmha.chips import Arch, architecture
+from jitfmha.combination import CALL_RULES, NAMED_FEATURES, TORCH_DTYPES
+from jitfmha.dispatch import Proposal, plan_for, propose
+from jitfmha.kernels.cpu import CpuPlan
+from jitfmha.kernels.general.backward_plan import BackwardPlan
+from jitfmha.kernels.general.family import GeneralPlan
+from jitfmha.kernels.general.rules import RULES
+from jitfmha.kernels.tuned.family import TunedPlan
+from jitfmha.problem import Problem, make_problem, out_dtype_of
+from jitfmha.profiles import PROFILES, Subset
+from jitfmha.target import TARGET_HERE, AmdTarget, Target, cpu_target
+
+ARCHS: tuple[Arch, ...] = get_args(Arch)
+FAR = 1 << 32
+
+# What breaks one rule alone, on every architecture but where one is named, and what it says.
+BROKEN: list[tuple[str, dict[str, Any], list[str]]] = [
+    ("hdims_are_in_range", {"hdim": 0, "hdim_v": 8}, ["q and k is 0", "576"]),
+    ("hdims_are_in_range", {"hdim": 64, "hdim_v": 0}, ["of v is 0"]),
+    ("query_heads_share_key_heads_evenly", {"heads": 3, "heads_k": 2}, ["3 heads", "2 heads"]),
+    ("keys_are_as_queries_or_int8", {"dtype": "bf16", "kv_dtype": "fp16"}, ["float16", "bfloat16"]),
+    ("packed_sequences_have_bottom_right_masks", {"mask": 1, "mode": "gm1"}, ["top-left", "gm1"]),
+    (
+        "padding_is_between_packed_sequences",
+        {"features": ["padded_sequences"]},
+        ["cu_seqlens_q_padded"],
+    ),
+    ("pages_have_lengths", {"page_size": 16}, ["block_table", "cu_seqlens_k"]),
+    (
+        "pages_have_no_gradients",
+        {"features": ["paged_keys"], "mode": "gm1", "direction": "backward"},
+        ["block_table", "backward"],
+    ),
+    ("num_splits_is_in_range", {"num_splits": 129}, ["num_splits=129", "128"]),
+    ("num_splits_is_in_range", {"num_splits": -1}, ["num_splits=-1"]),
+    ("scaled_inputs_have_8_bits", {"features": ["descales"]}, ["k_descale", "bfloat16"]),
+    (
+        "scales_of_query_heads_are_of_8_bit_queries",
+        {"features": ["query_head_descales"], "kv_dtype": "int8", "heads_k": 2},
+        ["q_descale", "bfloat16"],
+    ),
+    (
+        "int8_probabilities_meet_int8_values",
+        {"features": ["int8_probabilities"], "kv_dtype": "int8"},
+        ["p_descale", "bfloat16"],
+    ),
+    ("features_are_served", {"features": ["split_results"]}, ["mha_fwd_splitkv"]),
+    (
+        "dtype_is_one_of_the_matrix_units",
+        {"arch": "gfx942", "dtype": "fp8_e4m3fn"},
+        ["gfx942", "fp8_e4m3fnuz", "are fp8_e4m3fn"],
+    ),
+    (
+        "dtype_is_one_of_the_matrix_units",
+        {"arch": "gfx950", "dtype": "fp8_e4m3fnuz"},
+        ["gfx950", "are fp8_e4m3fnuz"],
+    ),
+    (
+        "rows_can_be_counted",
+        {"seqlen": 1 << 30, "hdim": 8, "mode": "gm1", "batch": 2},
+        ["1073741823", "q has 1073741824"],
+    ),
+    ("strides_fit", {"seqlen": 1 << 20, "batch": 2, "hdim": 256, "heads": 9}, ["4 GiB", "batch"]),
+    ("the_grid_has_room", {"heads": 65536, "hdim": 8, "seqlen": 8}, ["65535 heads", "65536"]),
+    ("the_grid_has_room", {"batch": 65537, "hdim": 8, "seqlen": 8}, ["sequences", "65537"]),
+    ("hdims_have_a_tile", {"dtype": "fp32", "hdim": 264, "hdim_v": 8}, ["fp32", "256", "264"]),
+    (
+        "hdims_have_a_tile",
+        {"hdim": 257, "hdim_v": 256, "direction": "backward"},
+        ["q and k", "257"],
+    ),
+    (
+        "hdims_have_a_tile",
+        {"hdim": 8, "hdim_v": 512, "direction": "backward"},
+        ["that of v", "512"],
+    ),
+    (
+        "gradients_have_tiles_of_the_dtype",
+        {"dtype": "fp32", "direction": "backward"},
+        ["bf16, fp16", "are fp32"],
+    ),
+    (
+        "gradients_have_tiles_of_the_dtype",
+        {"kv_dtype": "int8", "direction": "backward"},
+        ["are int8"],
+    ),
+    (
+        "gradients_are_of_values_in_rows",
+        {"features": ["column_major_v"], "direction": "backward"},
+        ["contiguous keys"],
+    ),
+]
+CALL_RULE_NAMES = {rule.name for rule in CALL_RULES}
+# That one is broken by the strides of tensors that a combination has none of.
+NOT_OF_COMBINATIONS = {"strides_of_gradients_fit"}
+
+
+@pytest.mark.parametrize(("name", "options", "texts"), BROKEN)
+def test_a_rule_that_is_broken_alone(name: str, options: dict[str, Any], texts: list[str]) -> None:
+    rest = {"hdim": 64, **options}
+    only = rest.pop("arch", None)
+    for arch in ARCHS if only is None else (only,):
+        broken = validate_config(arch, **rest)
+        assert {rule.name for rule in broken} == {name}
+        for text in texts:
+            assert text in broken[0].reason
+        assert broken[0].source
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hdim": 576, "hdim_v": 576},
+        {"hdim": 1, "hdim_v": 1},
+        {"dtype": "fp32", "hdim": 256, "hdim_v": 576},
+        {"hdim": 256, "hdim_v": 256, "direction": "backward"},
+        {"num_splits": 128},
+        {"heads": 65535, "hdim": 8, "seqlen": 8},
+        {"batch": 65535, "hdim": 8, "seqlen": 8},
+        {"seqlen": (1 << 30) - 1, "hdim": 1, "heads": 1, "mode": "gm1"},
+        {"seqlen": (1 << 20) - 1, "batch": 2, "hdim": 256},
+        {"kv_dtype": "int8", "heads_k": 2, "features": ["descales", "column_major_v"]},
+        {
+            "dtype": "int8",
+            "heads_k": 2,
+            "features": ["int8_probabilities", "query_head_descales"],
+        },
+        {"mode": "gm1", "page_size": 1, "features": ["padded_sequences"], "mask": 2},
+    ],
+)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_what_is_just_within_the_rules(arch: Arch, options: dict[str, Any]) -> None:
+    assert validate_config(arch, **({"hdim": 64} | options)) == ()
+
+
+def test_every_rule_is_broken_here() -> None:
+    rules = {rule.name for rule in (*CALL_RULES, *RULES)} | {"features_are_served"}
+    assert rules == {name for name, _, _ in BROKEN} | NOT_OF_COMBINATIONS
+    assert all(rule.source for rule in (*CALL_RULES, *RULES))
+
+
+def test_strides_of_gradients() -> None:
+    (rule,) = (rule for rule in RULES if rule.name == "strides_of_gradients_fit")
+    problem = real_problem(Drawn(direction="backward"))
+    assert problem.gradients is not None
+    assert not list(rule.reasons(problem, "gfx942"))
+    for name in ("dout", "dq", "dk", "dv"):
+        strides = *getattr(problem.gradients, name)[:-3], FAR // 2, 8, 1
+        far = problem._replace(gradients=problem.gradients._replace(**{name: strides}))
+        (reason,) = rule.reasons(far, "gfx942")
+        assert f"rows of {name} are {FAR} bytes" in str(reason)
+
+
+def test_every_broken_rule_is_told() -> None:
+    broken = validate_config(
+        "gfx942",
+        dtype="fp32",
+        hdim=300,
+        mask=1,
+        mode="gm1",
+        features=["split_results", "descales"],
+        num_splits=200,
+        heads=3,
+        heads_k=2,
+        seqlen=1 << 30,
+        page_size=16,
+    )
+    assert [rule.name for rule in broken] == [
+        *("query_heads_share_key_heads_evenly", "packed_sequences_have_bottom_right_masks"),
+        *("num_splits_is_in_range", "scaled_inputs_have_8_bits", "features_are_served"),
+        *("rows_can_be_counted", "hdims_have_a_tile"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "texts"),
+    [
+        ({"arch": "gfx90a"}, ValueError, ["arch", "'gfx90a'", "gfx950"]),
+        ({"arch": None}, TypeError, ["arch", "None"]),
+        ({"dtype": "float8"}, ValueError, ["dtype", "'float8'", "fp8_e4m3fn"]),
+        ({"kv_dtype": torch.int8}, TypeError, ["kv_dtype", "torch.int8"]),
+        ({"hdim": 64.0}, TypeError, ["hdim", "64.0"]),
+        ({"heads": True}, TypeError, ["heads", "True"]),
+        ({"seqlen": -1}, ValueError, ["seqlen=-1"]),
+        ({"page_size": 0}, ValueError, ["page_size=0"]),
+        ({"mask": "diagonal"}, ValueError, ["mask='diagonal'"]),
+        ({"mode": "gm2"}, ValueError, ["mode", "'gm2'"]),
+        ({"direction": "sideways"}, ValueError, ["direction", "'sideways'"]),
+        ({"layout": "dhsb"}, ValueError, ["layout", "'dhsb'"]),
+        ({"features": "bias"}, TypeError, ["features", "'bias'"]),
+        ({"features": ["magic"]}, ValueError, ["features", "'magic'", "alibi"]),
+        ({"features": ["bias", "boolean_bias"]}, ValueError, ["boolean_bias", "one bias"]),
+        ({"num_splits": "2"}, TypeError, ["num_splits", "'2'"]),
+    ],
+)
+def test_bad_arguments(options: dict[str, Any], error: type[Exception], texts: list[str]) -> None:
+    arguments = {"arch": "gfx942", **options}
+    with pytest.raises(error) as raised:
+        validate_config(**arguments)
+    for text in texts:
+        assert text in str(raised.value)
+
+
+# ---- The same as real calls ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A combination, as validate_config takes it, and of which a real call can be made."""
+
+    dtype: str = "bf16"
+    kv_dtype: str = ""
+    hdim: int = 64
+    hdim_v: int = 64
+    mask: int | str = 0
+    mode: str = "gm0"
+    direction: str = "forward"
+    features: tuple[str, ...] = ()
+    layout: str = "bshd"
+    page_size: int | None = None
+    num_splits: int = 0
+    batch: int = 2
+    heads: int = 4
+    heads_k: int = 2
+    seqlen: int = 34
+    seqlen_k: int = 40
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return vars(self) | {"kv_dtype": self.kv_dtype or None}
+
+    @property
+    def is_group(self) -> bool:
+        return self.mode == "gm1"
+
+
+def drawn_combination(drawn: random.Random) -> Drawn:
+    dtype = drawn.choice(("fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", "int8"))
+    features = [name for name in NAMED_FEATURES if drawn.random() < 0.05]
+    if {"bias", "boolean_bias"} <= set(features):
+        features.remove("bias")
+    page_size = drawn.choice((7, 16)) if "paged_keys" in features else None
+    heads = (3, 2) if drawn.random() < 0.05 else drawn.choice(((4, 2), (2, 2)))
+    return Drawn(
+        dtype=dtype,
+        kv_dtype=drawn.choice((*("",) * 12, "int8", "int8", "fp16")),
+        hdim=drawn.choice((8, 64, 64, 128, 255, 256, 256, 257, 576, 577)),
+        hdim_v=drawn.choice((8, 64, 64, 128, 255, 256, 256, 257, 576, 577)),
+        mask=drawn.choice((0, 1, 2, "b:3,2", "t:5,1")),
+        mode=drawn.choice(("gm0", "gm1")),
+        direction=drawn.choice(("forward", "backward")),
+        features=tuple(features),
+        layout=drawn.choice(("bshd", "bhsd", "sbhd")),
+        page_size=page_size,
+        num_splits=drawn.choice((*(0,) * 12, 3, 3, 129)),
+        heads=heads[0],
+        heads_k=heads[1],
+        seqlen=drawn.choice((0, 2, 34, 128, 130)),
+        # Where there are no keys nothing says how they lie.
+        seqlen_k=drawn.choice((40, 64) if "column_major_v" in features else (0, 2, 40, 64)),
+    )
+
+
+def real_problem(x: Drawn) -> Problem:
+    """Of a call with tensors; raises what the call would raise."""
+    q, k, v = _tensors(x)
+    options = _options(x, q, k, v)
+    arguments = Arguments.of(q, k, v, {name: y for name, y in options.items() if y is not None})
+    if "split_results" in x.features:
+        table, count, *_ = arguments.keys or KeyOptions()
+        accum = torch.empty(1, device="meta")
+        arguments = arguments._replace(keys=KeyOptions(table, count, accum, accum))
+    if x.direction == "forward":
+        return make_problem(arguments)
+    out_dtype = out_dtype_of(q.dtype)
+    out = torch.empty((*q.shape[:-1], x.hdim_v), dtype=out_dtype)
+    lse_shape = (x.heads, x.seqlen) if x.is_group else (x.batch, x.heads, x.seqlen)
+    forward = arguments._replace(out=out)
+    return make_backward_problem(
+        BackwardArguments(forward, torch.empty(lse_shape), torch.empty_like(out))
+    )
+
+
+def _tensors(x: Drawn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    of_q, of_kv = (TORCH_DTYPES[name] for name in (x.dtype, x.kv_dtype or x.dtype))
+    is_paged = "paged_keys" in x.features
+
+    def tensor(dtype: torch.dtype, rows: int, heads: int, hdim: int, *, is_paged: bool) -> Any:
+        batch = 1 if x.is_group else x.batch
+        if is_paged:
+            assert x.page_size is not None
+            batch, rows = -(-rows // x.page_size), x.page_size
+        sizes = dict(zip("bshd", (batch, rows, heads, hdim), strict=True))
+        lying = torch.empty([sizes[name] for name in x.layout], dtype=dtype)
+        result = lying.permute([x.layout.index(name) for name in "bshd"])
+        return result[0] if x.is_group and not is_paged else result
+
+    q = tensor(of_q, x.seqlen, x.heads, x.hdim, is_paged=False)
+    k = tensor(of_kv, x.seqlen_k, x.heads_k, x.hdim, is_paged=is_paged)
+    v = tensor(of_kv, x.seqlen_k, x.heads_k, x.hdim_v, is_paged=is_paged)
+    if "column_major_v" in x.features:
+        v = v.transpose(-3, -1).contiguous().transpose(-3, -1)
+    return q, k, v
+
+
+def _options(x: Drawn, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Any]:
+    out_dtype = out_dtype_of(q.dtype)
+    has = set(x.features)
+    sums = prefix_sums([0] * x.batch)
+    bias_shape = (x.heads, x.seqlen, 5) if x.is_group else (1, 1, 1, x.seqlen_k)
+    bias = torch.zeros(bias_shape, dtype=out_dtype)
+    scale, scales = torch.ones(1), {}
+    eight_bit = ("fp8_e4m3fnuz", "fp8_e4m3fn", "int8")
+    if "descales" in has:
+        is_scaled = (x.dtype in eight_bit, *((x.kv_dtype or x.dtype) in eight_bit,) * 2)
+        if not any(is_scaled):
+            is_scaled = (False, True, False)
+        names = ("q_descale", "k_descale", "v_descale")
+        scales = {name: scale for name, given in zip(names, is_scaled, strict=True) if given}
+    if "query_head_descales" in has:
+        scales["q_descale"] = torch.ones(x.heads)
+    if "int8_probabilities" in has:
+        scales["p_descale"] = scale
+    given: dict[str, Any] = {
+        "mask": x.mask,
+        "return_lse": "lse" in has,
+        "num_splits": x.num_splits,
+        "alibi_slopes": torch.ones(x.heads) if "alibi" in has else None,
+        "logit_softcap": 1.0 if "softcap" in has else 0.0,
+        "sink": torch.ones(x.heads) if "sinks" in has else None,
+        "sink_size": int("sink_tokens" in has),
+        "dropout_p": 0.5 if "dropout" in has else 0.0,
+        "rng_state": torch.zeros(2, dtype=torch.int64) if "dropout" in has else None,
+    }
+    if "bias" in has or "boolean_bias" in has:
+        given["bias"] = bias.bool() if "boolean_bias" in has else bias
+    if x.is_group:
+        given |= {"cu_seqlens_q": sums, "cu_seqlens_k": sums, "max_seqlen_k": 5}
+    if "padded_sequences" in has:
+        given["cu_seqlens_q_padded"] = sums.clone()
+    if "paged_keys" in has:
+        given["block_table"] = torch.zeros(x.batch, 3, dtype=torch.int32)
+    return given | scales
+
+
+@cache
+def target_of_arch(arch: Arch) -> AmdTarget:
+    """A GPU that records."""
+    return RecordingRuntime().target(architecture(arch).unlisted_chip)
+
+
+def refusal_of_real_call(x: Drawn, arch: Arch) -> tuple[str, ...]:
+    """What stops a real call: one sentence of its checks, or all reasons of the family."""
+    try:
+        proposal: Proposal = propose(real_problem(x), target_of_arch(arch))
+    except (TypeError, ValueError, NotImplementedError) as error:
+        return (str(error),)
+    if proposal.plan is not None:
+        return ()
+    return dict(proposal.refusals)["general"].sentences()
+
+
+@pytest.mark.sample("number", range(4000), 120)
+def test_agrees_with_real_calls(rng: torch.Generator, number: int) -> None:
+    drawn = random.Random(rng.initial_seed())
+    combination, arch = drawn_combination(drawn), drawn.choice(ARCHS)
+    broken = validate_config(arch, **combination.options)
+    said = refusal_of_real_call(combination, arch)
+    of_call, of_features, of_kernels = (
+        [rule.reason for rule in broken if rule.name in names]
+        for names in (CALL_RULE_NAMES, {"features_are_served"}, {rule.name for rule in RULES})
+    )
+    if of_call:
+        # A call raises for the first one that its checks come to.
+        assert len(said) == 1, combination
+        assert said[0] in of_call, combination
+    else:
+        # A family is asked when it has all features.
+        assert sorted(said) == sorted(of_features or of_kernels), combination
+
+
+# ---- Profiles ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans are made, and no more."""
+    for plan in (CpuPlan, TunedPlan, GeneralPlan, BackwardPlan):
+        monkeypatch.setattr(plan, "build", lambda self: None)
+        monkeypatch.setattr(plan, "is_built", True)
+
+
+@contextmanager
+def on(target: Target) -> Iterator[None]:
+    token = TARGET_HERE.set(target)
+    try:
+        yield
+    finally:
+        TARGET_HERE.reset(token)
+
+
+_IN_PAGES: dict[str, Any] = {"mode": "gm1", "features": ("paged_keys",), "mask": 2}
+
+
+def drawn_call(drawn: random.Random, subset: Subset) -> Drawn:
+    """A call of realistic sizes that a part of a profile is for."""
+    mode, features = drawn.choice(subset.modes), drawn.choice(subset.features)
+    hdim, hdim_v = drawn.choice(subset.hdims)
+    is_decoding = drawn.choice(subset.heads) != (1, 1)
+    heads = (8, 2) if is_decoding else drawn.choice(((8, 8), (8, 2)))
+    return Drawn(
+        dtype=drawn.choice(subset.dtypes),
+        hdim=hdim,
+        hdim_v=hdim_v,
+        mask=0 if drawn.choice(subset.masks).is_none else 2,
+        mode=mode,
+        direction=drawn.choice(subset.directions),
+        features=features,
+        layout=drawn.choice(("bshd", "bhsd")),
+        page_size=drawn.choice((16, 48, 256)) if "paged_keys" in features else None,
+        batch=3,
+        heads=heads[0],
+        heads_k=heads[1],
+        seqlen=3 if is_decoding else 600,
+        seqlen_k=640,
+    )
+
+
+@pytest.mark.usefixtures("nothing_is_built")
+@pytest.mark.parametrize("on_cpu", [True, False])
+@pytest.mark.parametrize("profile", PROFILES)
+def test_calls_find_what_a_profile_builds(seed: int, profile: str, on_cpu: bool) -> None:
+    drawn = random.Random(seed)
+    target: Target = cpu_target() if on_cpu else target_of_arch(drawn.choice(ARCHS))
+    with on(target):
+        built = {launcher.name for launcher in warmup(profile=profile)}
+    families = set()
+    for subset in PROFILES[profile]:
+        for _ in range(12):
+            call = drawn_call(drawn, subset)
+            try:
+                plan = plan_for(real_problem(call), target)
+            except NotImplementedError:
+                assert call.dtype not in ("bf16", "fp16")  # those are served everywhere
+                continue
+            families.add(plan.family)
+            # Those that come ready have tiles of two sizes, and one launcher.
+            assert plan.kernel in built or plan.family == "tuned", call
+    assert families & {"cpu", "general"}
+
+
+@pytest.mark.usefixtures("nothing_is_built")
+@pytest.mark.parametrize(
+    ("profile", "call"),
+    [
+        ("inference", Drawn(hdim=64, heads=8, seqlen=2, page_size=16, **_IN_PAGES)),
+        ("inference", Drawn(hdim=64, heads=2, seqlen=600, page_size=32, **_IN_PAGES)),
+        ("training", Drawn(hdim=128, hdim_v=128, direction="backward", features=("dropout",))),
+        ("flash-attn", Drawn(hdim=96, hdim_v=96, mask=2, features=("alibi",), seqlen=600)),
+        ("flash-attn", Drawn(features=("softcap",), mask="b:128,0", direction="backward")),
+        ("aiter", Drawn(hdim=192, hdim_v=128, mask=2, direction="backward", mode="gm1")),
+        ("pytorch", Drawn("fp16", features=("boolean_bias",), direction="backward")),
+        ("pytorch", Drawn("fp32", features=("bias",), seqlen=600)),
+    ],
+)
+def test_calls_that_a_profile_is_for(profile: str, call: Drawn) -> None:
+    with on(target_of_arch("gfx942")):
+        built = {launcher.name for launcher in warmup(profile=profile)}
+    plan = plan_for(real_problem(call), target_of_arch("gfx942"))
+    assert plan.family == "general"
+    assert plan.kernel in built
+
+
+@pytest.mark.usefixtures("nothing_is_built")
+def test_arguments_override_a_profile() -> None:
+    with on(target_of_arch("gfx942")):
+        everything = warmup(profile="inference")
+        of_gm0 = warmup(profile="inference", modes=["gm0"], hdims=[24], dtypes=["fp16"])
+        backward = warmup(profile="inference", directions=["backward"], hdims=[24])
+        fp32 = warmup(profile="pytorch", dtypes=["fp32"], hdims=[24])
+        with pytest.raises(NotImplementedError, match="block_table"):
+            warmup(profile="inference", features=["paged_keys"], directions=["backward"])
+    assert len(everything) > len(of_gm0) > 0
+    assert all("_hd24x24_fp16_" in x.name and "_gm0_" in x.name for x in of_gm0)
+    assert all(x.name.startswith("fmha_bwd_") for x in backward)
+    assert {x.name[:8] for x in fp32} == {"fmha_fwd"}, "there are no gradients of fp32"
+
+
+def test_a_profile_is_built_for_a_gpu(rng: torch.Generator) -> None:
+    """And a call of its kind launches what was built, on a runtime that records."""
+    runtime = RecordingRuntime()
+    wanted = {"dtypes": ["fp16"], "hdims": [24], "masks": [0], "features": ["plain"]}
+    q, k, v = (torch.randn(2, 70, 3, 24, generator=rng).half() for _ in range(3))
+    with runtime.stands_for(runtime.target("MI300X")):
+        (warmed,) = warmup(profile="pytorch", directions=["forward"], **wanted)
+        plan = explain(q, k, v).plan
+        assert (plan.family, plan.kernel, plan.is_built) == ("general", warmed.name, True)
+        fmha_fwd(q, k, v)
+        (again,) = warmup(profile="pytorch", directions=["forward"], **wanted)
+    assert again.was_cached
+    assert runtime.launch_count == 1
+
+
+def test_a_profile_is_built_for_a_cpu() -> None:
+    wanted = {"dtypes": ["fp32"], "hdims": [64], "masks": [0], "features": ["plain"]}
+    (warmed,) = warmup(profile="pytorch", directions=["forward"], **wanted)
+    x = torch.zeros(2, 7, 4, 64)
+    plan = explain(x, x, x).plan
+    assert (plan.kernel, plan.is_built) == (warmed.name, True)

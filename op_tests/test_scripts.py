@@ -1,0 +1,79 @@
+"""The scripts beside the tests, which users of the AMD stack know by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import smoke_fwd_v3
+import torch
+from torch import Tensor
+
+_HERE = Path(__file__).parent
+
+
+def test_the_smoke_test(request: pytest.FixtureRequest, seed: int) -> None:
+    process = subprocess.run(
+        [_HERE / "smoke_test_fwd_v3.sh", "-a", "gfx950", "-n", "3", "-s", str(seed)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=request.config.rootpath,
+    )
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.count(", right,") == 3
+    assert "fmha_fwd_hd" in process.stdout
+
+
+def test_the_smoke_test_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def halved(*_: object) -> tuple[Tensor, Tensor]:
+        out, lse = expected(*_)
+        return out / 2, lse
+
+    expected = smoke_fwd_v3._expected
+    small = smoke_fwd_v3.Problem((40,), (50,), 1, 1, 128, 0, 0, 0, 2, 1, "rtz")
+    monkeypatch.setattr(smoke_fwd_v3, "problems", lambda arch: iter([small]))
+    monkeypatch.setattr(sys, "argv", ["smoke_test_fwd_v3.sh", "-a", "gfx942"])
+    assert smoke_fwd_v3.main() == 0
+    monkeypatch.setattr(smoke_fwd_v3, "_expected", halved)
+    assert smoke_fwd_v3.main() == 1
+    assert "WRONG" in capsys.readouterr().out
+
+
+def test_the_smoke_test_has_all_of_its_options() -> None:
+    for arch, cvts in (("gfx942", 3), ("gfx950", 1)):
+        problems = list(smoke_fwd_v3.problems(arch))
+        assert len(set(map(str, problems))) == len(problems)
+        assert {p.mask for p in problems} == {0, 1, 2}
+        assert all(p.mode == 0 for p in problems if p.mask == 1)
+        assert len({p.cvt for p in problems}) == cvts
+        assert {p.hdim for p in problems} == {128, 192}
+
+
+def test_what_nobody_wrote_is_an_error() -> None:
+    assert smoke_fwd_v3._finite(torch.tensor([torch.nan])).item() == 1e9
+
+
+@pytest.mark.parametrize(
+    ("name", "lengths"), [("test_mha", ("-q", "5", "-k", "9")), ("test_mha_varlen", ("-s", "9,9"))]
+)
+def test_scripts_of_calls(
+    name: str, lengths: tuple[str, ...], request: pytest.FixtureRequest
+) -> None:
+    dtype = "-d" if name == "test_mha" else "-dt"
+    heads = "-n" if name == "test_mha" else "-nh"
+    flags = (*lengths, heads, "3", "-d_qk_v", "64,64", "-c", "true", "-l", "false", dtype, "bf16")
+    process = subprocess.run(
+        [sys.executable, _HERE / f"{name}.py", *flags, "-det", "false"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=request.config.rootpath,
+        env=None,
+    )
+    assert process.returncode == 0, process.stderr
+    assert [line.split()[-1] for line in process.stdout.splitlines()[-3:]] == ["yes"] * 3

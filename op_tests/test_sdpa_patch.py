@@ -1,0 +1,223 @@
+"""scaled_dot_product_attention under the patch: what is routed is right, the rest is torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from inputs import LAYOUTS, lay_out, random_qkv
+from reference import assert_close, attention, visible
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import jitfmha
+from jitfmha.integrations import sdpa
+
+TORCH = F.scaled_dot_product_attention
+
+
+@pytest.fixture
+def ours(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The patch, and the calls that our function served."""
+    served: list[Any] = []
+
+    def kept(*args: Any, **options: Any) -> Any:
+        served.append(options)
+        return jitfmha.fmha_fwd(*args, **options)
+
+    monkeypatch.setattr(sdpa, "fmha_fwd", kept)
+    with sdpa.patch():
+        yield served
+
+
+def heads_first(rng: torch.Generator, **sizes: Any) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (x.transpose(1, 2) for x in random_qkv(rng, **sizes))
+    return q, k, v
+
+
+def assert_served(ours: list[Any], qkv: tuple[Tensor, ...], **options: Any) -> None:
+    """Against float64, and counted as ours."""
+    before = len(ours)
+    out = F.scaled_dot_product_attention(*qkv, **options)
+    assert len(ours) == before + 1
+    assert sdpa.explain(*qkv, **options).is_ours
+    q, k, v = (x.transpose(1, 2) for x in qkv)
+    bias = options.get("attn_mask")
+    if bias is not None:
+        bias = bias.expand(q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+    mask = 1 if options.get("is_causal") else 0
+    exact = attention(q, k, v, mask=mask, bias=bias, softmax_scale=options.get("scale"))
+    lse = exact[1].float()  # SDPA returns none.
+    largest = 0.0 if bias is None or bias.dtype == torch.bool else bias.abs().max().item()
+    assert_close((out.transpose(1, 2), lse), exact, q, k, v, largest_modifier=largest)
+
+
+@pytest.mark.usefixtures("poisoned_memory")
+@pytest.mark.parametrize("seqlen_q", [0, 1, 33, 65])
+def test_masks_and_lengths(rng: torch.Generator, ours: list[Any], seqlen_q: int) -> None:
+    qkv = heads_first(rng, seqlen_q=seqlen_q, heads_q=3, heads_k=3)
+    assert_served(ours, qkv)
+    assert_served(ours, qkv, is_causal=True)
+    assert_served(ours, qkv, scale=0.3)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(rng: torch.Generator, ours: list[Any], layout: str) -> None:
+    q, k, v = (lay_out(x, layout).transpose(1, 2) for x in random_qkv(rng))
+    assert_served(ours, (q, k, v), is_causal=True)
+
+
+def test_grouped_heads(rng: torch.Generator, ours: list[Any]) -> None:
+    qkv = heads_first(rng, heads_q=6, heads_k=2)
+    assert_served(ours, qkv, enable_gqa=True)
+    with pytest.raises(RuntimeError):
+        F.scaled_dot_product_attention(*qkv)  # torch's refusal
+
+
+@pytest.mark.parametrize("shape", [(33, 49), (2, 1, 33, 49), (2, 2, 33, 49), (2, 33, 49), (33, 1)])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
+def test_attn_mask(
+    rng: torch.Generator, ours: list[Any], shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Also where it hides all keys of a query, which gives 0 as in torch."""
+    qkv = heads_first(rng)
+    attn_mask = torch.randn(shape, generator=rng)
+    attn_mask = attn_mask > 0 if dtype == torch.bool else attn_mask
+    if len(shape) > 1:
+        attn_mask[..., 3, :] = False if dtype == torch.bool else -torch.inf
+    before = len(ours)
+    out = F.scaled_dot_product_attention(*qkv, attn_mask=attn_mask)
+    assert len(ours) == before + 1
+    expected = TORCH(*(x.double() for x in qkv), attn_mask=_as_double(attn_mask))
+    torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def _as_double(attn_mask: Tensor) -> Tensor:
+    return attn_mask if attn_mask.dtype == torch.bool else attn_mask.double()
+
+
+def test_dropout(rng: torch.Generator, ours: list[Any]) -> None:
+    """A mean over many draws comes close to the result without."""
+    q, k, v = heads_first(rng, batch=1, seqlen_q=64, seqlen_k=64)
+    plain = TORCH(q, k, v)
+    q, k, v = (x.expand(50, -1, -1, -1) for x in (q, k, v))
+    dropped = F.scaled_dot_product_attention(q, k, v, dropout_p=0.25)
+    assert len(ours) == 1
+    assert not torch.allclose(dropped[0], dropped[1], atol=0.01)
+    spread = dropped.std(0) / 50**0.5
+    assert ((dropped.mean(0) - plain).abs() < 6 * spread + 0.02).all()
+
+
+def test_gradients(rng: torch.Generator, ours: list[Any]) -> None:
+    qkv = heads_first(rng)
+    leaves = [x.clone().requires_grad_() for x in qkv]
+    F.scaled_dot_product_attention(*leaves, is_causal=True).square().sum().backward()
+    assert len(ours) == 1
+    exact = [x.double().requires_grad_() for x in qkv]
+    TORCH(*exact, is_causal=True).square().sum().backward()
+    for x, expected in zip(leaves, exact, strict=True):
+        assert x.grad is not None
+        assert expected.grad is not None
+        torch.testing.assert_close(x.grad.double(), expected.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_autocast(rng: torch.Generator, ours: list[Any]) -> None:
+    q, k, v = heads_first(rng)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = F.scaled_dot_product_attention(q, k.bfloat16(), v)
+    assert out.dtype == torch.bfloat16
+    assert len(ours) == 1
+    torch.testing.assert_close(out.float(), TORCH(q, k, v), rtol=0, atol=0.05)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_goes_to_torch(rng: torch.Generator, ours: list[Any]) -> None:
+    q, k, v = heads_first(rng)
+    for qkv, said in (
+        ((q.double(), k.double(), v.double()), "float64"),
+        ((q[0], k[0], v[0]), r"shape (2, 33, 64)"),
+        ((q, k[:1], v[:1]), "batch size 1"),
+        ((q, k.transpose(-1, -2).contiguous().transpose(-1, -2), v), "last dimension"),
+    ):
+        assert torch.equal(F.scaled_dot_product_attention(*qkv), TORCH(*qkv))
+        route = sdpa.explain(*qkv)
+        assert not route.is_ours
+        assert said in route.reasons[0]
+    with sdpa_kernel(SDPBackend.MATH):
+        assert torch.equal(F.scaled_dot_product_attention(q, k, v), TORCH(q, k, v))
+        assert "sdpa_kernel" in sdpa.explain(q, k, v).reasons[0]
+    odd: tuple[dict[str, Any], ...] = (
+        {"attn_mask": visible(33, 49), "is_causal": True},
+        {"attn_mask": torch.ones(49, dtype=torch.bool)},
+        {"dropout_p": 1.5},
+        {"scale": -1.0},
+    )
+    for options in odd:
+        with suppress(RuntimeError, IndexError):  # whatever torch says
+            F.scaled_dot_product_attention(q, k, v, **options)
+        assert not sdpa.explain(q, k, v, **options).is_ours
+    batched = torch.vmap(lambda q: F.scaled_dot_product_attention(q, k, v))(q[None])
+    torch.testing.assert_close(batched[0], TORCH(q, k, v))
+    assert ours == []
+
+
+def test_what_has_no_backward_pass_goes_to_torch(
+    rng: torch.Generator, ours: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    q, k, v = heads_first(rng)
+    monkeypatch.setattr("jitfmha.kernels.cpu.SERVES", jitfmha.kernels.cpu.SERVES - {BACKWARD})
+    monkeypatch.setattr(sdpa, "_routes", {})
+    q.requires_grad_()
+    F.scaled_dot_product_attention(q, k, v).sum().backward()
+    assert q.grad is not None
+    assert ours == []
+    assert "backward pass" in sdpa.explain(q, k, v).reasons[0]
+    with torch.no_grad():
+        assert_served(ours, (q, k, v))
+
+
+BACKWARD = jitfmha.problem.Feature.BACKWARD
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_code_keeps_torch(rng: torch.Generator, ours: list[Any]) -> None:
+    qkv = heads_first(rng)
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda *x: F.scaled_dot_product_attention(*x) + 1, fullgraph=True, backend="aot_eager"
+    )
+    torch.testing.assert_close(compiled(*qkv), TORCH(*qkv) + 1)
+    assert ours == []
+
+
+def test_modules_of_torch(rng: torch.Generator, ours: list[Any]) -> None:
+    module = torch.nn.MultiheadAttention(128, 2, batch_first=True)
+    x = torch.randn(2, 33, 128, generator=rng)
+    out, _ = module(x, x, x, need_weights=False)
+    assert len(ours) == 1
+    with sdpa_kernel(SDPBackend.MATH):
+        torch.testing.assert_close(out, module(x, x, x, need_weights=False)[0])
+
+
+def test_undoing() -> None:
+    outer = sdpa.patch()
+    assert F.scaled_dot_product_attention is not TORCH
+    with sdpa.patch():
+        pass  # The outer one goes on.
+    assert F.scaled_dot_product_attention is not TORCH
+    patched = F.scaled_dot_product_attention
+    F.scaled_dot_product_attention = other = lambda *x: patched(*x)
+    with pytest.raises(RuntimeError, match="was put there after jitfmha's patch"):
+        outer.undo()
+    assert F.scaled_dot_product_attention is other
+    F.scaled_dot_product_attention = patched
+    outer.undo()
+    outer.undo()
+    assert F.scaled_dot_product_attention is TORCH
+    with pytest.raises(ZeroDivisionError), sdpa.patch():
+        raise ZeroDivisionError
+    assert F.scaled_dot_product_attention is TORCH

@@ -1,0 +1,69 @@
+"""What people see of tables, explanations and profiles: terminals and notebooks."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from untyped import explain
+
+from jitfmha.amd.demangling import demangled
+from jitfmha.cli import output
+from jitfmha.emulator import profile
+
+HEADERS = ("launcher", "size", "state")
+ROWS = [("x" * 70, "12 KiB", "ok"), ("short", "3 KiB", "ok")]
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_tables_fit_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_terminal_width", lambda: width)
+    lines = output.table(HEADERS, ROWS).splitlines()
+    assert max(map(len, lines)) <= width
+    assert sum(line.count("x") for line in lines) == 70
+    assert sum(line.endswith("ok") for line in lines) == 2
+
+
+def test_tables_in_files_have_one_line_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", open(os.devnull, "w"))  # noqa: SIM115 - no terminal
+    assert len(output.table(HEADERS, ROWS).splitlines()) == 4
+
+
+def test_an_explanation_in_a_notebook() -> None:
+    x = torch.zeros(1, 4, 2, 64)
+    explanation = explain(x, x, x)
+    assert len(repr(explanation)) < 120
+    assert explanation.plan.kernel in repr(explanation)
+    assert explanation._repr_html_().startswith("<pre>target   cpu")
+    assert "&lt;" in explain(x, x, x)._replace(remarks=("a < b",))._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("symbol", "name"),
+    [
+        ("_ZN5aiter3addEPfi", "aiter::add(float*, int)"),
+        ("fmha_fwd_hd64", "fmha_fwd_hd64"),
+        ("_Zbroken", "_Zbroken"),
+    ],
+)
+def test_names_of_functions(symbol: str, name: str) -> None:
+    assert demangled(symbol) == name
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (999999, "999999"), (1234567.0, "1.2346M"), (1.5, "1.5"), (98765432100, "98.765G")],
+)
+def test_figures_of_a_profile(value: float, text: str) -> None:
+    assert profile._figure(value) == text
+
+
+def test_tables_of_a_profile_are_in_blocks() -> None:
+    names = [f"column {i}" for i in range(13)]
+    rows = [["a name of some length", *names], ["all", *("1234567" for _ in names)]]
+    lines = profile._table(rows)
+    assert max(map(len, lines)) <= 100
+    assert " ".join(lines).count("1234567") == 13
+    assert all(" ".join(lines).count(name) >= 1 for name in names)
+    assert len(lines) == 4

@@ -1,0 +1,399 @@
+"""``attn_implementation="jitfmha_flash"``: tiny random models of Transformers against eager ones.
+
+The expected results are those of the same model in float64, with Transformers' own eager attention.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import jitfmha
+
+NAME = "jitfmha_flash"
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+VOCABULARY = 64
+# One head dimension and one dtype for all: every other one would need kernels of its own.
+DECODER = {
+    "hidden_size": 64,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+    **SPECIAL,
+}
+WINDOW = {"sliding_window": 5}
+SCORES = {"query_pre_attn_scalar": 48, "attn_logit_softcapping": 2.0}
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1, "experts_implementation": "eager"}
+BERT = {
+    **{n: DECODER[n] for n in ("intermediate_size", "num_hidden_layers", "initializer_range")},
+    "hidden_size": 128,
+    "num_attention_heads": 2,
+    "vocab_size": VOCABULARY,
+}
+BART = {
+    "d_model": 128,
+    **dict.fromkeys(("encoder_layers", "decoder_layers"), 2),
+    **dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 2),
+    **dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 32),
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 64,
+    "init_std": 0.2,
+    "decoder_start_token_id": 1,
+    **SPECIAL,
+}
+T5 = {
+    "d_model": 64,
+    "d_kv": 64,
+    "d_ff": 32,
+    "num_layers": 2,
+    "num_heads": 2,
+    "vocab_size": VOCABULARY,
+    "decoder_start_token_id": 1,
+    **SPECIAL,
+}
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", "LlamaConfig", DECODER),
+    "mistral": ("MistralForCausalLM", "MistralConfig", DECODER | WINDOW),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", DECODER),
+    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", DECODER | WINDOW | SCORES),
+    "gpt_oss": ("GptOssForCausalLM", "GptOssConfig", DECODER | WINDOW | EXPERTS),
+    "bert": ("BertForMaskedLM", "BertConfig", BERT),
+    "bart": ("BartForConditionalGeneration", "BartConfig", BART),
+    "t5": ("T5ForConditionalGeneration", "T5Config", T5),
+}
+DECODERS = [name for name in MODELS if name not in ("bert", "bart", "t5")]
+
+
+@pytest.fixture(scope="module")
+def transformers() -> Iterator[Any]:
+    """Imported here, not by every process that only collects tests; it takes seconds."""
+    library = pytest.importorskip("transformers")
+    from transformers import masking_utils
+
+    from jitfmha.integrations.transformers import register
+
+    register()
+    masks = masking_utils.AttentionMaskInterface._global_mapping
+    eager_mask = masks["eager"]
+
+    def finite_mask(*arguments: Any, **named: Any) -> Tensor:
+        # Eager attention converts scores to float32, in which the least float64 is -inf, and a row
+        # of padding would be NaN.
+        return eager_mask(*arguments, **{**named, "dtype": torch.float32})
+
+    masks["eager"] = finite_mask
+    yield library
+    masks["eager"] = eager_mask
+
+
+@pytest.fixture
+def pair(transformers: Any, seed: int) -> Callable[..., tuple[Any, Any]]:
+    """Makes a model with this package's attention, and the same in float64 with eager attention."""
+
+    def make(name: str, **changes: Any) -> tuple[Any, Any]:
+        torch.manual_seed(seed)
+        model, config, options = MODELS[name]
+        config = getattr(transformers, config)(**options, **changes)
+        ours = getattr(transformers, model)(config).eval()
+        for parameter in ours.parameters():  # biases and sinks start as 0
+            if parameter.dim() == 1:
+                parameter.data += torch.randn_like(parameter) * 0.3
+        expected = copy.deepcopy(ours).double()
+        expected.set_attn_implementation("eager")
+        ours.set_attn_implementation(NAME)
+        assert ours.config._attn_implementation == NAME
+        return ours, expected
+
+    return make
+
+
+def random_tokens(rng: torch.Generator, *shape: int) -> Tensor:
+    return torch.randint(3, VOCABULARY, shape, generator=rng)
+
+
+def padding(lengths: list[int], longest: int, side: str) -> Tensor:
+    """The mask of sequences of these lengths, with padding on their left or right side."""
+    place = torch.arange(longest)
+    if side == "left":
+        place = place.flip(0)
+    return (place < torch.tensor(lengths)[:, None]).long()
+
+
+def assert_close(ours: Tensor, expected: Tensor) -> None:
+    assert ours.dtype == torch.float32
+    torch.testing.assert_close(ours.double(), expected, atol=3e-5, rtol=1e-4)
+
+
+def arguments(name: str, rng: torch.Generator, seqlen: int = 12) -> dict[str, Tensor]:
+    """Inputs of four sequences; encoders' decoders get others."""
+    given = {"input_ids": random_tokens(rng, 4, seqlen)}
+    if name in ("bart", "t5"):
+        given["decoder_input_ids"] = random_tokens(rng, 4, seqlen)
+    return given
+
+
+# ---- Forward -------------------------------------------------------------------------------------
+
+CASES = list(itertools.product(MODELS, ["none", "left", "right"]))
+
+
+@pytest.mark.sample(("name", "side"), CASES, 2)
+def test_forward(
+    pair: Callable[..., tuple[Any, Any]], rng: torch.Generator, name: str, side: str
+) -> None:
+    ours, expected = pair(name)
+    given = arguments(name, rng)
+    tokens = torch.ones(4, 12).bool()
+    if side != "none":
+        given["attention_mask"] = padding([12, 1, 7, 11], 12, side)
+        if "decoder_input_ids" not in given:
+            tokens = given["attention_mask"].bool()
+    with torch.no_grad():
+        assert_close(ours(**given).logits[tokens], expected(**given).logits[tokens])
+
+
+def test_mask_of_four_dimensions(
+    pair: Callable[..., tuple[Any, Any]], rng: torch.Generator
+) -> None:
+    """Which keys are seen is then what the mask says, and nothing else."""
+    ours, expected = pair("llama")
+    given = arguments("llama", rng, 7)
+    seen = torch.rand(4, 1, 7, 7, generator=rng) < 0.5
+    seen |= torch.eye(7, dtype=torch.bool)
+    hidden = torch.zeros(4, 1, 7, 7).masked_fill(~seen, -1e30)
+    with torch.no_grad():
+        wanted = expected(**given, attention_mask=hidden.double()).logits
+        assert_close(ours(**given, attention_mask=seen).logits, wanted)
+
+
+@pytest.mark.parametrize("by", ["position_ids", "cu_seq_lens"])
+def test_packed(pair: Callable[..., tuple[Any, Any]], rng: torch.Generator, by: str) -> None:
+    """Sequences in one row, against each by itself."""
+    ours, expected = pair("llama")
+    lengths = [1, 7, 1, 8, 5]
+    rows = [random_tokens(rng, 1, n) for n in lengths]
+    given: dict[str, Any] = {"position_ids": torch.cat([torch.arange(n) for n in lengths])[None]}
+    if by == "cu_seq_lens":
+        sums = torch.tensor([0, *itertools.accumulate(lengths)])
+        given |= dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), sums)
+        given |= {"max_length_q": 8, "max_length_k": torch.tensor(8)}
+    with torch.no_grad():
+        packed = ours(torch.cat(rows, 1), **given).logits
+        alone = torch.cat([expected(row).logits for row in rows], 1)
+    assert_close(packed, alone)
+
+
+def test_packed_rows_of_a_batch(pair: Callable[..., tuple[Any, Any]], rng: torch.Generator) -> None:
+    """Their own restarts for each row, found as Transformers' masks find them."""
+    ours, expected = pair("mistral")
+    position_ids = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 0, 0, 1, 2]])
+    given = {"input_ids": random_tokens(rng, 2, 7), "position_ids": position_ids}
+    with torch.no_grad():
+        wanted = expected(**given, use_cache=False).logits
+        assert_close(ours(**given, use_cache=False).logits, wanted)
+
+
+# ---- Generation ----------------------------------------------------------------------------------
+
+GENERATION: dict[str, dict[str, Any]] = {
+    "dynamic": {},
+    "static": {"cache_implementation": "static"},
+    "beams": {"num_beams": 3},
+    "static beams": {"cache_implementation": "static", "num_beams": 2},
+}
+GENERATORS = [name for name in MODELS if name != "bert"]
+
+
+@pytest.mark.sample(("name", "how"), [*itertools.product(GENERATORS, GENERATION)], 1)
+def test_generate(
+    pair: Callable[..., tuple[Any, Any]], rng: torch.Generator, name: str, how: str
+) -> None:
+    """Behind the window's length, too."""
+    ours, expected = pair(name)
+    given = {
+        "inputs": random_tokens(rng, 3, 7),
+        "attention_mask": padding([7, 1, 6], 7, "left"),
+        "max_new_tokens": 6,
+        "min_new_tokens": 6,
+        "do_sample": False,
+        **GENERATION[how],
+    }
+    assert torch.equal(ours.generate(**given), expected.generate(**given))
+
+
+@pytest.mark.sample("name", DECODERS, 1)
+def test_chunks_of_a_prompt(
+    pair: Callable[..., tuple[Any, Any]], transformers: Any, rng: torch.Generator, name: str
+) -> None:
+    """With a cache, queries are the last of the keys; a static one has room behind these."""
+    ours, expected = pair(name)
+    tokens = random_tokens(rng, 2, 16)
+    with torch.no_grad():
+        wanted = expected(tokens).logits
+        for cache in (
+            transformers.DynamicCache(config=ours.config),
+            transformers.StaticCache(config=ours.config, max_cache_len=20),
+        ):
+            seen = 0
+            for length in (7, 1, 8):
+                step = tokens[:, seen : seen + length]
+                logits = ours(step, past_key_values=cache).logits
+                assert_close(logits, wanted[:, seen : seen + length])
+                seen += length
+
+
+# ---- Training ------------------------------------------------------------------------------------
+
+
+@pytest.mark.sample(("name", "side"), [c for c in CASES if c[1] != "left"], 1)
+def test_training_step(
+    pair: Callable[..., tuple[Any, Any]], rng: torch.Generator, name: str, side: str
+) -> None:
+    """The gradients of all parameters, sinks and position biases among them."""
+    ours, expected = pair(name)
+    given = arguments(name, rng)
+    labels = random_tokens(rng, 4, 12)
+    if side != "none":
+        mask = padding([12, 1, 7, 11], 12, side)
+        given["attention_mask"] = mask
+        labels = labels.masked_fill(mask == 0, -100)
+    for model in (ours, expected):
+        model.train()
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+            for dropout in ("dropout", "attention_dropout"):
+                if isinstance(getattr(module, dropout, None), float):
+                    setattr(module, dropout, 0.0)
+        model(**given, labels=labels).loss.backward()
+    gradients = {n: x.grad for n, x in ours.named_parameters() if x.grad is not None}
+    wanted = {n: x.grad for n, x in expected.named_parameters() if x.grad is not None}
+    assert gradients.keys() == wanted.keys()
+    largest = max(float(x.abs().max()) for x in wanted.values())
+    for parameter, gradient in wanted.items():
+        # Gradients are small sums of large terms; some, such as that of a key's bias, are 0.
+        atol = 1e-4 * max(float(gradient.abs().max()), 0.01 * largest)
+        torch.testing.assert_close(gradients[parameter].double(), gradient, atol=atol, rtol=1e-3)
+
+
+# ---- torch.compile -------------------------------------------------------------------------------
+
+
+def test_compiled_decoding(
+    pair: Callable[..., tuple[Any, Any]],
+    transformers: Any,
+    rng: torch.Generator,
+    pytestconfig: pytest.Config,
+) -> None:
+    """One graph for all steps: nothing reads how far the static cache is filled."""
+    if not pytestconfig.getoption("--exhaustive"):
+        pytest.skip("tracing a model takes seconds; --exhaustive does it")
+    ours, expected = pair("llama")
+    tokens = random_tokens(rng, 2, 10)
+    cache = transformers.StaticCache(config=ours.config, max_cache_len=16)
+    graphs = []
+
+    def count(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    step = torch.compile(ours.forward, backend=count, fullgraph=True)
+    with torch.no_grad():
+        wanted = expected(tokens).logits
+        ours(tokens[:, :6], past_key_values=cache)
+        for seen in range(6, 10):
+            given = {"position_ids": torch.tensor([[seen]]), "past_key_values": cache}
+            logits = step(tokens[:, seen : seen + 1], **given).logits
+            assert_close(logits, wanted[:, seen : seen + 1])
+    assert len(graphs) == 1
+
+
+# ---- What Transformers finds, and what is refused ------------------------------------------------
+
+
+def test_other_names_are_checked_as_before(transformers: Any) -> None:
+    from transformers.modeling_utils import PreTrainedModel
+
+    from jitfmha.integrations.transformers import register
+
+    check = PreTrainedModel._check_and_adjust_attn_implementation
+    register()
+    assert PreTrainedModel._check_and_adjust_attn_implementation is check
+    model, config, options = MODELS["llama"]
+    small = getattr(transformers, config)(**options)
+    with pytest.raises(ValueError, match="no_such_attention"):
+        getattr(transformers, model)._from_config(small, attn_implementation="no_such_attention")
+    made = getattr(transformers, model)._from_config(small, attn_implementation=NAME)
+    assert made.config._attn_implementation == NAME
+
+
+def test_models_without_the_interface_are_refused(transformers: Any) -> None:
+    config = transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=64, n_layer=1, n_head=1)
+    with pytest.raises(NotImplementedError, match=f"BloomForCausalLM .*'{NAME}' would change"):
+        transformers.BloomForCausalLM._from_config(config, attn_implementation=NAME)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"output_attentions": True}, "output_attentions=True"),
+        ({"cache": object()}, r"cache \(object\)"),
+        ({"indices": torch.zeros(1)}, r"indices \(Tensor\)"),
+        ({"position_bias": torch.zeros(1, 1, 3, 3)}, r"position_bias .*\(1, 1, 3, 3\).* packed"),
+    ],
+)
+def test_what_is_not_served_is_refused(transformers: Any, given: dict[str, Any], text: str) -> None:
+    attention = transformers.AttentionInterface._global_mapping[NAME]
+    x = torch.zeros(1, 1, 3, 64)
+    if "position_bias" in given:
+        given["position_ids"] = torch.tensor([[0, 0, 1]])
+    with pytest.raises(NotImplementedError, match=text):
+        attention(torch.nn.Module(), x, x, x, None, **given)
+
+
+def test_flash_attention_2_finds_the_stand_in(
+    transformers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is a GPU; Transformers looks for the package and its version."""
+    from transformers import modeling_flash_attention_utils as flash
+    from transformers.utils import import_utils
+
+    monkeypatch.setattr(sys, "path", [])  # what else is installed takes seconds to list
+    questions = (
+        import_utils._package_distribution_mapping,
+        import_utils.is_flash_attn_2_available,
+        import_utils.is_flash_attn_greater_or_equal,
+    )
+    monkeypatch.setattr(import_utils, "is_torch_cuda_available", lambda: True)
+    try:
+        for question in questions:
+            question.cache_clear()
+        assert not import_utils.is_flash_attn_2_available()
+        for question in questions:
+            question.cache_clear()
+        with jitfmha.install_as("flash_attn"):
+            assert import_utils.is_flash_attn_2_available()
+            assert import_utils.is_flash_attn_greater_or_equal("2.8.0")
+            assert not import_utils.is_flash_attn_greater_or_equal("2.9.0")
+            found = flash._lazy_imports("flash_attention_2")
+    finally:
+        for question in questions:
+            question.cache_clear()
+    assert found[:3] == (
+        jitfmha.flash_attn_func,
+        jitfmha.flash_attn_varlen_func,
+        jitfmha.flash_attn_with_kvcache,
+    )
+    assert [f.__module__ for f in found[3:]] == ["jitfmha.flash_attn.bert_padding"] * 2
