@@ -25,8 +25,9 @@ QUERIES, KEYS = (0, 1, 31, 32, 33, 70), (0, 1, 127, 128, 129, 200)
 HEADS = ((1, 1), (2, 1), (3, 3), (6, 2))
 MASKS = (0, 1, 2, "t:20,10", "b:40,0", "b:-1,7")
 LAYOUTS = ("bshd", "bhsd")
-# Of the size of a gradient, as root mean squares; towards zero errors do not average out.
-TOLERANCE = {"rtne": 0.005, "rtna": 0.005, "rtz": 0.012}
+# Of the size of a gradient, as root mean squares; towards zero errors do not average out. Of many
+# rows they are 0.0031 and 0.0093, and up to a third more where a gradient has a single row.
+TOLERANCE = {"rtne": 0.006, "rtna": 0.006, "rtz": 0.016}
 
 
 def drawn(rng: torch.Generator) -> BackwardCall:
