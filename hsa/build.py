@@ -71,7 +71,7 @@ FLAGS = (
     *("-mllvm", "-structurizecfg-skip-uniform-regions=1"),
 )
 # Packed float32 waits for matrix instructions, which run beside the softmax all the time.
-FP8_FLAGS = ("-fno-slp-vectorize",)
+FORWARD_FLAGS = ("-fno-slp-vectorize",)
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,12 @@ class Kernel:
     bf16_cvt: int
     tile: tuple[int, int]
 
+    flags = FORWARD_FLAGS
+
     @property
     def source(self) -> str:
         """The file in `src`."""
         return "fmha_fwd_fp8.hip" if self.dtype == FP8 else "fmha_fwd.hip"
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """Beside `FLAGS`."""
-        return FP8_FLAGS if self.dtype == FP8 else ()
 
     @property
     def name(self) -> str:

@@ -53,7 +53,7 @@ struct Attention {
   float maximum, scale;    // of the scores, times scale; scale has log2(e) in it
   unsigned long rescales;  // not 0: before more is added, the output has to be multiplied by
   float factor;
-  f32x2 sum;  // of the probabilities that the lane has seen
+  float sum;  // of the probabilities that the lane has seen
 
   // Operands from LDS are read this many ahead of the products that take them.
   static constexpr int kAhead = 8 / Dtype::kProductsOfOperand;
@@ -156,8 +156,7 @@ struct Attention {
 
   // Of the probabilities of the whole row.
   __device__ float row_sum(int lane) const {
-    const float own = sum.x + sum.y;
-    return own + bits_as<float>(__builtin_amdgcn_ds_bpermute((lane ^ 32) * 4, bits_as<int>(own)));
+    return sum + bits_as<float>(__builtin_amdgcn_ds_bpermute((lane ^ 32) * 4, bits_as<int>(sum)));
   }
 
   // Rows that see no key have added up zeros times hidden values, which may be NaN or infinite.
@@ -176,27 +175,59 @@ struct Attention {
     for (int step = 0; step < kKeySteps; ++step) probability[step] = u32x4(0);
   }
 
+  // Of a tile's scores; the first one begins with their maximum. Later tiles take the maximum in
+  // use, and look at their scores only where probabilities came out too large: what all of them are
+  // summed to tells that. Where there is no headroom, every tile looks first.
+  //
   // `taken(i, pair)` gives what the product takes in place of two probabilities: those of the
   // lane's scores from number i on.
   template <class Taken>
-  __device__ void softmax(Taken taken) {
+  __device__ void softmax(bool is_first, Taken taken) {
+    constexpr int kScores = 16 * kKeyBlocks;
+    constexpr float kMostSum = kScores << kHeadroom;
+    rescales = 0;
+    if (is_first || kHeadroom == 0) raise_maximum();
+    float added;
+    do added = exponentiate(taken);
+    while (__builtin_expect(__builtin_amdgcn_ballot_w64(added > kMostSum) != 0, 0) && raise_maximum());
+    sum += added;
+    // All of it here: the compiler would move what nobody needs yet to the matrix phase.
+    asm volatile("" : "+v"(sum));
+#pragma unroll
+    for (int step = 0; step < kKeySteps; ++step) asm volatile("" : "+v"(probability[step]));
+  }
+
+ private:
+  // Makes the maximum in use that of the scores, where that is larger. Whether it was of any lane.
+  __device__ bool raise_maximum() {
+    // Here: the compiler would look before it is known whether anybody has to.
+#pragma unroll
+    for (int block = 0; block < kKeyBlocks; ++block) asm volatile("" : "+v"(score[block]));
     float largest = score[0][0];
 #pragma unroll
     for (int i = 1; i < 16 * kKeyBlocks; ++i)
       largest = __builtin_fmaxf(largest, score[i / 16][i % 16]);
     largest *= scale;
-    rescales = __builtin_amdgcn_ballot_w64(largest > maximum + kHeadroom);
-    if (rescales) rescale(largest);
-    f32x2 even = {0, 0}, odd = {0, 0};
+    const unsigned long raised = __builtin_amdgcn_ballot_w64(largest > maximum);
+    if (!raised) return false;
+    rescales = raised;
+    rescale(largest);
+    return true;
+  }
+
+  // Computes the probabilities of a tile, by the maximum in use, and returns their sum.
+  template <class Taken>
+  __device__ float exponentiate(Taken taken) {
+    float even = 0, odd = 0;
 #pragma unroll
     for (int step = 0; step < kKeySteps; ++step) {
 #pragma unroll
       for (int i = 0; i < Dtype::kDepth / 4; ++i) {
         const int number = step * Dtype::kDepth / 2 + i * 2, at = number % 16;
-        const f32x2 pair = {score[number / 16][at], score[number / 16][at + 1]};
-        const f32x2 exponent = __builtin_elementwise_fma(pair, f32x2(scale), f32x2(-maximum));
-        f32x2 p = {__builtin_amdgcn_exp2f(exponent.x), __builtin_amdgcn_exp2f(exponent.y)};
-        (i % 2 ? odd : even) += p;
+        const f32x16& scores = score[number / 16];
+        f32x2 p = {exponential(scores[at]), exponential(scores[at + 1])};
+        even += p.x;
+        odd += p.y;
         p = taken(number, p);
         if constexpr (Dtype::kBytes == 4) {
           probability[step][2 * i] = bits_of(p.x);
@@ -206,10 +237,10 @@ struct Attention {
         }
       }
     }
-    sum += even + odd;
-    // All of it here: the compiler would move what nobody needs yet to the matrix phase.
-    asm volatile("" : "+v"(sum));
-#pragma unroll
-    for (int step = 0; step < kKeySteps; ++step) asm volatile("" : "+v"(probability[step]));
+    return even + odd;
+  }
+
+  __device__ float exponential(float x) const {
+    return __builtin_amdgcn_exp2f(__builtin_fmaf(x, scale, -maximum));
   }
 };

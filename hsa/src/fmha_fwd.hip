@@ -227,7 +227,7 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
   Wave wave;
   wave.scale = scale;
   wave.maximum = kNoMaximum;
-  wave.sum = f32x2(0);
+  wave.sum = 0;
   // Left as it is: the first tile makes it.
 #pragma unroll
   for (int block = 0; block < kValueBlocks; ++block) asm volatile("" : "=v"(wave.output[block]));
@@ -284,7 +284,7 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
         if (__builtin_expect(first_key + kTileKeys > visible, 0)) {
           wave.mask(last_visible(head.k.count, row + diagonal) - first_key, lane);
         }
-        wave.softmax([](int, f32x2 pair) { return pair; });
+        wave.softmax(i == 0, [](int, f32x2 pair) { return pair; });
       }
       if (i + group < tiles) store(i + group);
       if (kGroups == 1 || group == 0) barrier();

@@ -204,7 +204,7 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
   Wave wave;
   wave.scale = task.scale;
   wave.maximum = kNoMaximum;
-  wave.sum = f32x2(0);
+  wave.sum = 0;
   // Left as it is: the first tile makes it.
 #pragma unroll
   for (int block = 0; block < kValueBlocks; ++block) asm volatile("" : "=v"(wave.output[block]));

@@ -163,7 +163,7 @@ struct Fp8Attention : Attention<Keys, Values, FP8, Rounding::nearest_even, FP8::
         probability[step][i] = FP8::pack({p[0], p[1]}, {p[2], p[3]});
       }
     }
-    sum += f32x2{sums[0], sums[1]} + f32x2{sums[2], sums[3]};
+    sum += (sums[0] + sums[1]) + (sums[2] + sums[3]);
     // All of it here: the compiler would move what nobody needs yet to the matrix phase.
     asm volatile("" : "+v"(sum));
 #pragma unroll

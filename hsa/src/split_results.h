@@ -31,7 +31,7 @@ struct SplitResult {
       ((Global<f32x4>)(base + i * 256))[lane] = f32x4{o[at], o[at + 1], o[at + 2], o[at + 3]};
     }
     base[kMaximum + lane] = wave.maximum;
-    base[kSum + lane] = wave.sum.x + wave.sum.y;
+    base[kSum + lane] = wave.sum;
   }
 };
 
