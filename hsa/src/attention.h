@@ -94,8 +94,10 @@ struct Attention {
     return result;
   }
 
-  // Adds a tile of values to the output, the first of which makes it.
-  __device__ void multiply_values(Operands& operands, bool is_first) {
+  // Adds a tile of values to the output, the first of which makes it, and calls also(n) after
+  // operand kValueBlocks + n.
+  template <class Also>
+  __device__ void multiply_values(Operands& operands, bool is_first, Also also) {
     const auto multiply = [&](int n, u32x4 value, f32x16 c) {
       output[n % kValueBlocks] = Dtype::multiply(value, probability[n / kValueBlocks], c);
     };
@@ -114,8 +116,10 @@ struct Attention {
       operands.template in_turn<0, kValueBlocks>(
           [&](int n, u32x4 value) { multiply(n, value, output[n]); });
     }
-    operands.template in_turn<kValueBlocks, Operands::kValues>(
-        [&](int n, u32x4 value) { multiply(n, value, output[n % kValueBlocks]); });
+    operands.template in_turn<kValueBlocks, Operands::kValues>([&](int n, u32x4 value) {
+      multiply(n, value, output[n % kValueBlocks]);
+      also(n - kValueBlocks);
+    });
   }
 
   // Computes the scores of the next tile of keys, and calls also(n) after operand n.

@@ -41,6 +41,12 @@ constexpr int kBankChunks = 8;  // 32 banks
 #endif
 static_assert(kGroups == 1 || kGroups == 2);
 
+#if defined(__gfx950__)
+constexpr bool kReadsEarly = kGroups == 2;
+#else
+constexpr bool kReadsEarly = false;
+#endif
+
 using Keys = KeyTile<kTileKeys, kHdimQ, kThreads, kBankChunks>;
 using Values = ValueTile<kTileKeys, kHdimV, kThreads, kBankChunks>;
 using Exchange = RowExchange<kBankChunks>;
@@ -48,7 +54,8 @@ using Wave = Attention<Keys, Values, DTYPE, kRounding>;
 
 // LDS: the buffers of keys, then those of values, then room for Exchange of each wave. Where that
 // is not to be had, queries pass through the values' buffers, and the output through the keys'.
-constexpr int kKeysBytes = kGroups * Keys::kBytes, kValuesBytes = kGroups * Values::kBytes;
+constexpr int kKeyBuffers = kGroups, kValueBuffers = kReadsEarly ? 3 : kGroups;
+constexpr int kKeysBytes = kKeyBuffers * Keys::kBytes, kValuesBytes = kValueBuffers * Values::kBytes;
 constexpr int kTilesBytes = kKeysBytes + kValuesBytes, kExchangeBytes = kWaves * Exchange::kBytes;
 #if defined(__gfx950__)
 constexpr int kLdsBytes = 160 * 1024;
@@ -81,6 +88,7 @@ struct Source {
   Keys::Source keys;
 };
 constexpr int kLoads = Values::kLoads + Keys::kLoads;
+constexpr int kStores = Values::kStores + Keys::kStores;
 static_assert(kLoads <= kQuerySteps * kKeyBlocks);
 
 // Of the 32 rows that begin with `rows`. What is loaded for rows behind the last one does not
@@ -235,14 +243,16 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
   const Lds<char> keys = lds, values = lds + kKeysBytes;
   if (tiles > 0) {
     const int row = first_row + lane % 32;
-    const auto key_buffer = [&](int i) { return keys + i % kGroups * Keys::kBytes; };
-    const auto value_buffer = [&](int i) { return values + i % kGroups * Values::kBytes; };
+    const auto key_buffer = [&](int i) { return keys + i % kKeyBuffers * Keys::kBytes; };
+    const auto value_buffer = [&](int i) { return values + i % kValueBuffers * Values::kBytes; };
 
     Keys::Registers first_keys, next_keys;
     Values::Registers next_values;
-    const auto source = [&](int i) {  // V i and K i+1
+    // V i and the keys that are loaded and stored with it.
+    constexpr int kKeysAhead = kReadsEarly ? 0 : 1;
+    const auto source = [&](int i) {
       return Source{Values::source(head.v.from(i * kTileKeys), thread),
-                    Keys::source(head.k.from((i + 1) * kTileKeys), thread)};
+                    Keys::source(head.k.from((i + kKeysAhead) * kTileKeys), thread)};
     };
     const auto load = [&](const Source& from, int n) {
       if (n < Values::kLoads) return from.values.template load<kAreFar>(next_values, n);
@@ -252,29 +262,58 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
 #pragma unroll
       for (int n = 0; n < kLoads; ++n) load(from, n);
     };
+    const auto store_piece = [&](int i, int n) {
+      if (n < Values::kStores) return Values::store(value_buffer(i), next_values, thread, n);
+      if (n < kStores)
+        return Keys::store(key_buffer(i + kKeysAhead), next_keys, thread, n - Values::kStores);
+    };
     const auto store = [&](int i) {
-      Values::store(value_buffer(i), next_values, thread);
-      Keys::store(key_buffer(i + 1), next_keys, thread);
+#pragma unroll
+      for (int n = 0; n < kStores; ++n) store_piece(i, n);
+    };
+    // The first operands of V i, and of K i + 1 behind it.
+    const auto operands_of = [&](int i) {
+      // The last products read ahead too, but others may be writing output where keys were.
+      const bool has_next = i + 1 < tiles || kGroups == 1 || kHasRoom;
+      return Wave::template operands<0>(value_buffer(i),
+                                        has_next ? key_buffer(i + 1) : value_buffer(i), lane);
     };
 
     // All that the first tile needs is on its way before anything is waited for.
     const Keys::Source keys_0 = Keys::source(head.k, thread);
+    if constexpr (!kReadsEarly) {
 #pragma unroll
-    for (int n = 0; n < Keys::kLoads; ++n) keys_0.template load<kAreFar>(first_keys, n);
+      for (int n = 0; n < Keys::kLoads; ++n) keys_0.template load<kAreFar>(first_keys, n);
+    }
     load_queries<kAreFar>(wave.query, head.q.from(first_row), lane);
     load_all(source(0));
     exchange_queries(wave.query, lds + kQueryExchange + wave_index * Exchange::kBytes, lane);
-    if (!kHasRoom && kGroups == 1) barrier();
-    Keys::store(key_buffer(0), first_keys, thread);
+    if constexpr (kReadsEarly) {
+      store(0);
+      load_all(source(1));
+    } else {
+      if (!kHasRoom && kGroups == 1) barrier();
+#pragma unroll
+      for (int n = 0; n < Keys::kStores; ++n) Keys::store(key_buffer(0), first_keys, thread, n);
+    }
     barrier();
-    if (group == 1) {
+    if (group == 1 && !kReadsEarly) {
       store(0);
       load_all(source(1));
     }
     auto first_operands = Wave::operands<Wave::Operands::kValues>(values, keys, lane);
     wave.multiply_keys(first_operands, [](int) {});
+    if constexpr (kReadsEarly) {
+      store(1);
+      load_all(source(2));
+    }
     if (kGroups == 1 || group == 1) barrier();
     for (int i = 0;; ++i) {
+      Wave::Operands operands;
+      if constexpr (kReadsEarly) {
+        operands = operands_of(i);
+        __builtin_amdgcn_sched_barrier(0);
+      }
       // What all rows of the wave see needs no mask.
       const int first_key = i * kTileKeys;
       const int visible = last_visible(head.k.count, first_row + diagonal) + 1;
@@ -286,16 +325,15 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
         }
         wave.softmax(i == 0, [](int, f32x2 pair) { return pair; });
       }
-      if (i + group < tiles) store(i + group);
+      if (!kReadsEarly && i + group < tiles) store(i + group);
       if (kGroups == 1 || group == 0) barrier();
       __builtin_amdgcn_s_setprio(1);
-      // The last products read ahead too, but others may be writing output where keys were.
-      const bool has_next = i + 1 < tiles || kGroups == 1;
-      auto operands =
-          Wave::operands<0>(value_buffer(i), has_next ? key_buffer(i + 1) : value_buffer(i), lane);
-      wave.multiply_values(operands, i == 0);
+      if constexpr (!kReadsEarly) operands = operands_of(i);
+      wave.multiply_values(operands, i == 0, [&](int n) {
+        if (kReadsEarly) store_piece(i + 2, n);
+      });
       if (i + 1 == tiles) break;
-      const Source next = source(i + 1 + group);
+      const Source next = source(i + (kReadsEarly ? 3 : 1 + group));
       // One load after every other operand: all at once would make the waves queue.
       constexpr int kEvery = kQuerySteps * kKeyBlocks >= 2 * kLoads ? 2 : 1;
       wave.multiply_keys(operands, [&](int n) {

@@ -117,12 +117,12 @@ struct KeyTile : Tile<kKeyCount, kHdim / 8> {
     return result;
   }
 
-  __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
+  // A thread's share goes to LDS in kStores pieces; piece i is what load i has brought.
+  static constexpr int kStores = kLoads;
+  __device__ static void store(Lds<char> tile, const Registers& from, int thread, int i) {
     const int row = thread / 8;
     const unsigned first = (unsigned)(tile + place(row, thread % 8 + swap(row) * 8));
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i)
-      *(Lds<u32x4>)((first ^ i * 8 % kMixed * 16) + i * 8 / kMixed * kMixed * 16) = from.chunk[i];
+    *(Lds<u32x4>)((first ^ i * 8 % kMixed * 16) + i * 8 / kMixed * kMixed * 16) = from.chunk[i];
   }
 
   __device__ static int first_operand(int lane) { return place(lane % 32, lane / 32); }
@@ -177,7 +177,7 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
       return Base::template place<4>(row ^ row / 4 % 2, chunk,
                                      row / 2 % 2 ^ row / 8 % 2 ^ row / 16 % 2 * 2);
     else if constexpr (kChunks == 8)
-      return Base::template place<8>(row ^ row / 2 % 2 ^ row / 16 % 2, chunk, row / 2);
+      return Base::template place<8>(row, chunk, row / 4 ^ row / 2 % 2 * 4);
     else return Base::template place<4>(row ^ row / 16 % 2 ^ row / 4 % 2 * 2, chunk, row / 4);
   }
 
@@ -209,18 +209,17 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
     return {rows, thread, buffer_of<kKeys, kHdim * 2>(rows), offset};
   }
 
-  __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
+  // A thread's share goes to LDS in kStores pieces, one for each of its values.
+  static constexpr int kStores = kWidth;
+  __device__ static void store(Lds<char> tile, const Registers& from, int thread, int i) {
     const int first = place(column_of(thread) * kWidth, chunk_of(thread)) + half_of(thread) * 8;
     const unsigned address = (unsigned)(tile + first);
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      const auto& row = from.row;
-      const int d = j / 2;
-      const u32x2 keys =
-          j % 2 ? u32x2{upper_halves(row[0][d], row[1][d]), upper_halves(row[2][d], row[3][d])}
-                : u32x2{lower_halves(row[0][d], row[1][d]), lower_halves(row[2][d], row[3][d])};
-      *(Lds<u32x2>)(address ^ place(j, 0)) = keys;
-    }
+    const auto& row = from.row;
+    const int d = i / 2;
+    const u32x2 keys =
+        i % 2 ? u32x2{upper_halves(row[0][d], row[1][d]), upper_halves(row[2][d], row[3][d])}
+              : u32x2{lower_halves(row[0][d], row[1][d]), lower_halves(row[2][d], row[3][d])};
+    *(Lds<u32x2>)(address ^ place(i, 0)) = keys;
   }
 
   __device__ static int first_operand(int lane) { return place(lane % 32, lane / 32); }
