@@ -13,12 +13,15 @@ constexpr float kNoMaximum = -1.7e38f;
 // How far scores may exceed the maximum in use, in powers of two, before all is rescaled.
 constexpr int kUsualHeadroom = 8;
 
-// Orders LDS among the waves of the workgroup; global loads stay on their way.
+// Orders LDS among the waves of the workgroup, but for the last kOnTheirWay reads or writes of each;
+// global loads stay on their way, too.
+template <int kOnTheirWay = 0>
 __device__ inline void barrier() {
-  constexpr int kLgkmcnt0 = 0xc07f;
+  constexpr int kLgkmcnt = 0xc07f | kOnTheirWay << 8;
+  static_assert(kOnTheirWay < 15);
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
   // The fence alone leaves writes outstanding: LLVM relies on LDS keeping the order of all waves.
-  __builtin_amdgcn_s_waitcnt(kLgkmcnt0);
+  __builtin_amdgcn_s_waitcnt(kLgkmcnt);
   __builtin_amdgcn_sched_barrier(0);
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");

@@ -82,11 +82,8 @@ struct Task {
   Global<float> workspace;  // of the sequence and head, where splits leave results; null: one split
 };
 
-// Where the next tiles come from.
-struct Source {
-  Values::Source values;
-  Keys::Source keys;
-};
+// Keys that are on their way together with values: of the same tile, or so many behind.
+constexpr int kKeysAhead = kReadsEarly ? 0 : 1;
 constexpr int kLoads = Values::kLoads + Keys::kLoads;
 constexpr int kStores = Values::kStores + Keys::kStores;
 static_assert(kLoads <= kQuerySteps * kKeyBlocks);
@@ -204,6 +201,15 @@ __device__ inline int last_visible(int keys, int on_diagonal) {
   return kTopLeft ? smaller(keys - 1, on_diagonal) : on_diagonal;
 }
 
+// The next buffer becomes the first one, and the first one the last.
+template <int kCount>
+__device__ inline void rotate(Lds<char> (&buffers)[kCount]) {
+  const Lds<char> first = buffers[0];
+#pragma unroll
+  for (int i = 0; i + 1 < kCount; ++i) buffers[i] = buffers[i + 1];
+  buffers[kCount - 1] = first;
+}
+
 // kAreFar: rows are further apart than a buffer's offsets reach. The loop that is made for that is
 // slower.
 template <bool kAreFar>
@@ -243,77 +249,72 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
   const Lds<char> keys = lds, values = lds + kKeysBytes;
   if (tiles > 0) {
     const int row = first_row + lane % 32;
-    const auto key_buffer = [&](int i) { return keys + i % kKeyBuffers * Keys::kBytes; };
-    const auto value_buffer = [&](int i) { return values + i % kValueBuffers * Values::kBytes; };
+    // Those of V i, V i + 1 and so on, and of K i, K i + 1.
+    Lds<char> value_buffer[kValueBuffers], key_buffer[kKeyBuffers];
+    for (int n = 0; n < kValueBuffers; ++n) value_buffer[n] = values + n * Values::kBytes;
+    for (int n = 0; n < kKeyBuffers; ++n) key_buffer[n] = keys + n * Keys::kBytes;
 
-    Keys::Registers first_keys, next_keys;
     Values::Registers next_values;
-    // V i and the keys that are loaded and stored with it.
-    constexpr int kKeysAhead = kReadsEarly ? 0 : 1;
-    const auto source = [&](int i) {
-      return Source{Values::source(head.v.from(i * kTileKeys), thread),
-                    Keys::source(head.k.from((i + kKeysAhead) * kTileKeys), thread)};
+    Keys::Registers next_keys;
+    Values::Source value_source = Values::source(head.v, thread);
+    Keys::Source key_source = Keys::source(head.k.from(kKeysAhead * kTileKeys), thread);
+    const auto advance = [&] {
+      value_source.advance();
+      key_source.advance();
     };
-    const auto load = [&](const Source& from, int n) {
-      if (n < Values::kLoads) return from.values.template load<kAreFar>(next_values, n);
-      if (n < kLoads) return from.keys.template load<kAreFar>(next_keys, n - Values::kLoads);
+    const auto load = [&](int n) {
+      if (n < Values::kLoads) return value_source.load<kAreFar>(next_values, n);
+      if (n < kLoads) return key_source.load<kAreFar>(next_keys, n - Values::kLoads);
     };
-    const auto load_all = [&](const Source& from) {
+    const auto load_all = [&] {
 #pragma unroll
-      for (int n = 0; n < kLoads; ++n) load(from, n);
+      for (int n = 0; n < kLoads; ++n) load(n);
     };
-    const auto store_piece = [&](int i, int n) {
-      if (n < Values::kStores) return Values::store(value_buffer(i), next_values, thread, n);
+    const auto store_piece = [&](Lds<char> to_values, Lds<char> to_keys, int n) {
+      if (n < Values::kStores) return Values::store_piece(to_values, next_values, thread, n);
       if (n < kStores)
-        return Keys::store(key_buffer(i + kKeysAhead), next_keys, thread, n - Values::kStores);
+        return Keys::store_piece(to_keys, next_keys, thread, n - Values::kStores);
     };
-    const auto store = [&](int i) {
+    // The tiles that are `later` behind V i.
+    const auto store = [&](int later) {
 #pragma unroll
-      for (int n = 0; n < kStores; ++n) store_piece(i, n);
-    };
-    // The first operands of V i, and of K i + 1 behind it.
-    const auto operands_of = [&](int i) {
-      // The last products read ahead too, but others may be writing output where keys were.
-      const bool has_next = i + 1 < tiles || kGroups == 1 || kHasRoom;
-      return Wave::template operands<0>(value_buffer(i),
-                                        has_next ? key_buffer(i + 1) : value_buffer(i), lane);
+      for (int n = 0; n < kStores; ++n)
+        store_piece(value_buffer[later], key_buffer[(later + kKeysAhead) % kKeyBuffers], n);
     };
 
     // All that the first tile needs is on its way before anything is waited for.
+    Keys::Registers first_keys;
     const Keys::Source keys_0 = Keys::source(head.k, thread);
     if constexpr (!kReadsEarly) {
 #pragma unroll
       for (int n = 0; n < Keys::kLoads; ++n) keys_0.template load<kAreFar>(first_keys, n);
     }
     load_queries<kAreFar>(wave.query, head.q.from(first_row), lane);
-    load_all(source(0));
+    load_all();
     exchange_queries(wave.query, lds + kQueryExchange + wave_index * Exchange::kBytes, lane);
     if constexpr (kReadsEarly) {
       store(0);
-      load_all(source(1));
+      advance();
+      load_all();
     } else {
       if (!kHasRoom && kGroups == 1) barrier();
-#pragma unroll
-      for (int n = 0; n < Keys::kStores; ++n) Keys::store(key_buffer(0), first_keys, thread, n);
+      Keys::store(key_buffer[0], first_keys, thread);
     }
     barrier();
     if (group == 1 && !kReadsEarly) {
       store(0);
-      load_all(source(1));
+      advance();
+      load_all();
     }
     auto first_operands = Wave::operands<Wave::Operands::kValues>(values, keys, lane);
     wave.multiply_keys(first_operands, [](int) {});
     if constexpr (kReadsEarly) {
       store(1);
-      load_all(source(2));
+      advance();
+      load_all();
     }
     if (kGroups == 1 || group == 1) barrier();
     for (int i = 0;; ++i) {
-      Wave::Operands operands;
-      if constexpr (kReadsEarly) {
-        operands = operands_of(i);
-        __builtin_amdgcn_sched_barrier(0);
-      }
       // What all rows of the wave see needs no mask.
       const int first_key = i * kTileKeys;
       const int visible = last_visible(head.k.count, first_row + diagonal) + 1;
@@ -325,22 +326,35 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
         }
         wave.softmax(i == 0, [](int, f32x2 pair) { return pair; });
       }
-      if (!kReadsEarly && i + group < tiles) store(i + group);
-      if (kGroups == 1 || group == 0) barrier();
-      __builtin_amdgcn_s_setprio(1);
-      if constexpr (!kReadsEarly) operands = operands_of(i);
+      if (!kReadsEarly && i + group < tiles) store(group);
+      if (!kReadsEarly && (kGroups == 1 || group == 0)) barrier();
+      // The last products read ahead too, but others may be writing output where keys were.
+      const bool has_next = i + 1 < tiles || kGroups == 1 || kHasRoom;
+      auto operands = Wave::operands<0>(
+          value_buffer[0], has_next ? key_buffer[1 % kKeyBuffers] : value_buffer[0], lane);
+      __builtin_amdgcn_s_setprio(2);
       wave.multiply_values(operands, i == 0, [&](int n) {
-        if (kReadsEarly) store_piece(i + 2, n);
+        if constexpr (kReadsEarly) {
+          if (n == 1 && group == 0) barrier<Wave::kAhead>();
+          if (n > 1) store_piece(value_buffer[2], key_buffer[0], n - 2);
+          if (n == kStores + 2) value_source.advance();
+          if (n == kStores + 3) key_source.advance();
+        }
       });
       if (i + 1 == tiles) break;
-      const Source next = source(i + (kReadsEarly ? 3 : 1 + group));
+      if constexpr (!kReadsEarly) advance();
       // One load after every other operand: all at once would make the waves queue.
       constexpr int kEvery = kQuerySteps * kKeyBlocks >= 2 * kLoads ? 2 : 1;
       wave.multiply_keys(operands, [&](int n) {
-        if (n % kEvery == 0) load(next, n / kEvery);
+        if (n % kEvery == 0) load(n / kEvery);
+        if (kReadsEarly && n == kQuerySteps * kKeyBlocks - 4 && group == 1) barrier();
       });
       __builtin_amdgcn_s_setprio(0);
-      if (kGroups == 1 || group == 1) barrier();
+      // Before the softmax of group 0, which has all the time of the matrix phase to come.
+      if (group == 1) __builtin_amdgcn_s_setprio(1);
+      if (!kReadsEarly && (kGroups == 1 || group == 1)) barrier();
+      rotate(value_buffer);
+      rotate(key_buffer);
     }
     __builtin_amdgcn_s_setprio(0);
   } else {

@@ -42,6 +42,17 @@ __device__ inline __amdgpu_buffer_rsrc_t buffer_of(Rows rows) {
   return __builtin_amdgcn_make_buffer_rsrc((void*)(rows.base), 0, bytes, kRaw);
 }
 
+// The same, computed in scalar registers where it is called, and without a branch: between matrix
+// products there is room for this.
+template <int kRows, int kRowBytes>
+__device__ inline __amdgpu_buffer_rsrc_t buffer_at_once(Rows& rows) {
+  constexpr unsigned kRaw = 0x27000;  // 32-bit elements; no swizzle
+  const int last = (rows.count < kRows ? rows.count : kRows) - 1;
+  int bytes = (last * static_cast<int>(rows.stride) + kRowBytes) & ~(last >> 31);
+  asm volatile("" : "+s"(rows.base), "+s"(bytes));
+  return __builtin_amdgcn_make_buffer_rsrc((void*)(rows.base), 0, bytes, kRaw);
+}
+
 // A tile in LDS: kRows rows of kChunks chunks. A chunk is 8 values, which a lane reads at once as
 // half of an operand's 16 values of depth.
 //
@@ -103,6 +114,12 @@ struct KeyTile : Tile<kKeyCount, kHdim / 8> {
       if constexpr (kAreFar) to.chunk[i] = load_far<u32x4>(rows, thread / 8, column(thread, i));
       else to.chunk[i] = __builtin_amdgcn_raw_buffer_load_b128(buffer, offset[i], 0, 0);
     }
+
+    // On to the next tile.
+    __device__ void advance() {
+      rows = rows.from(kKeys);
+      buffer = buffer_at_once<kKeys, kHdim * 2>(rows);
+    }
   };
 
   // In bytes, where load i of a thread begins in its row.
@@ -117,9 +134,14 @@ struct KeyTile : Tile<kKeyCount, kHdim / 8> {
     return result;
   }
 
-  // A thread's share goes to LDS in kStores pieces; piece i is what load i has brought.
+  __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
+#pragma unroll
+    for (int i = 0; i < kStores; ++i) store_piece(tile, from, thread, i);
+  }
+
+  // A thread's share goes to LDS in pieces; piece i is what load i has brought.
   static constexpr int kStores = kLoads;
-  __device__ static void store(Lds<char> tile, const Registers& from, int thread, int i) {
+  __device__ static void store_piece(Lds<char> tile, const Registers& from, int thread, int i) {
     const int row = thread / 8;
     const unsigned first = (unsigned)(tile + place(row, thread % 8 + swap(row) * 8));
     *(Lds<u32x4>)((first ^ i * 8 % kMixed * 16) + i * 8 / kMixed * kMixed * 16) = from.chunk[i];
@@ -200,6 +222,12 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
       else values = __builtin_amdgcn_raw_buffer_load_b64(buffer, offset + i * rows.stride, 0, 0);
       __builtin_memcpy(to.row[i], &values, sizeof values);
     }
+
+    // On to the next tile.
+    __device__ void advance() {
+      rows = rows.from(kKeys);
+      buffer = buffer_at_once<kKeys, kHdim * 2>(rows);
+    }
   };
 
   __device__ static Source source(Rows rows, int thread) {
@@ -209,9 +237,14 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
     return {rows, thread, buffer_of<kKeys, kHdim * 2>(rows), offset};
   }
 
-  // A thread's share goes to LDS in kStores pieces, one for each of its values.
+  __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
+#pragma unroll
+    for (int i = 0; i < kStores; ++i) store_piece(tile, from, thread, i);
+  }
+
+  // A thread's share goes to LDS in pieces, one for each of its values.
   static constexpr int kStores = kWidth;
-  __device__ static void store(Lds<char> tile, const Registers& from, int thread, int i) {
+  __device__ static void store_piece(Lds<char> tile, const Registers& from, int thread, int i) {
     const int first = place(column_of(thread) * kWidth, chunk_of(thread)) + half_of(thread) * 8;
     const unsigned address = (unsigned)(tile + first);
     const auto& row = from.row;
