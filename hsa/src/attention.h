@@ -13,18 +13,30 @@ constexpr float kNoMaximum = -1.7e38f;
 // How far scores may exceed the maximum in use, in powers of two, before all is rescaled.
 constexpr int kUsualHeadroom = 8;
 
-// Orders LDS among the waves of the workgroup, but for the last kOnTheirWay reads or writes of each;
-// global loads stay on their way, too.
-template <int kOnTheirWay = 0>
+// Orders LDS among the waves of the workgroup; global loads stay on their way.
 __device__ inline void barrier() {
-  constexpr int kLgkmcnt = 0xc07f | kOnTheirWay << 8;
-  static_assert(kOnTheirWay < 15);
+  constexpr int kLgkmcnt0 = 0xc07f;
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup", "local");
   // The fence alone leaves writes outstanding: LLVM relies on LDS keeping the order of all waves.
-  __builtin_amdgcn_s_waitcnt(kLgkmcnt);
+  __builtin_amdgcn_s_waitcnt(kLgkmcnt0);
   __builtin_amdgcn_sched_barrier(0);
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup", "local");
+  __builtin_amdgcn_sched_barrier(0);
+}
+
+// The same, but the last kReads reads of a wave stay on their way, too: nobody must write there
+// before the next barrier.
+template <int kReads>
+__device__ inline void barrier_while_reading() {
+  constexpr int kLgkmcnt = 0xc07f | kReads << 8;
+  static_assert(kReads < 15);
+  // Fences for the compiler alone: those of a workgroup would wait for the reads.
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront", "local");
+  __builtin_amdgcn_s_waitcnt(kLgkmcnt);
+  __builtin_amdgcn_sched_barrier(0);
+  __builtin_amdgcn_s_barrier();
+  __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront", "local");
   __builtin_amdgcn_sched_barrier(0);
 }
 

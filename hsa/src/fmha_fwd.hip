@@ -47,8 +47,18 @@ constexpr bool kReadsEarly = kGroups == 2;
 constexpr bool kReadsEarly = false;
 #endif
 
-using Keys = KeyTile<kTileKeys, kHdimQ, kThreads, kBankChunks>;
-using Values = ValueTile<kTileKeys, kHdimV, kThreads, kBankChunks>;
+template <bool kIsPadded>
+struct Tiles {
+  using Keys = KeyTile<kTileKeys, kHdimQ, kThreads, kBankChunks>;
+  using Values = ValueTile<kTileKeys, kHdimV, kThreads, kBankChunks>;
+};
+template <>
+struct Tiles<true> {
+  using Keys = PaddedKeyTile<kTileKeys, kHdimQ, kThreads>;
+  using Values = PaddedValueTile<kTileKeys, kHdimV, kThreads>;
+};
+using Keys = Tiles<kReadsEarly>::Keys;
+using Values = Tiles<kReadsEarly>::Values;
 using Exchange = RowExchange<kBankChunks>;
 using Wave = Attention<Keys, Values, DTYPE, kRounding>;
 
@@ -332,16 +342,17 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
       const bool has_next = i + 1 < tiles || kGroups == 1 || kHasRoom;
       auto operands = Wave::operands<0>(
           value_buffer[0], has_next ? key_buffer[1 % kKeyBuffers] : value_buffer[0], lane);
+      if (kReadsEarly && group == 0) barrier_while_reading<Wave::kAhead>();
       __builtin_amdgcn_s_setprio(2);
       wave.multiply_values(operands, i == 0, [&](int n) {
         if constexpr (kReadsEarly) {
-          if (n == 1 && group == 0) barrier<Wave::kAhead>();
-          if (n > 1) store_piece(value_buffer[2], key_buffer[0], n - 2);
-          if (n == kStores + 2) value_source.advance();
-          if (n == kStores + 3) key_source.advance();
+          store_piece(value_buffer[2], key_buffer[0], n);
+          if (n == kStores) value_source.advance();
+          if (n == kStores + 1) key_source.advance();
         }
       });
       if (i + 1 == tiles) break;
+      if (kReadsEarly && group == 1) __builtin_amdgcn_s_setprio(3);
       if constexpr (!kReadsEarly) advance();
       // One load after every other operand: all at once would make the waves queue.
       constexpr int kEvery = kQuerySteps * kKeyBlocks >= 2 * kLoads ? 2 : 1;

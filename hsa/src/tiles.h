@@ -247,12 +247,15 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
   __device__ static void store_piece(Lds<char> tile, const Registers& from, int thread, int i) {
     const int first = place(column_of(thread) * kWidth, chunk_of(thread)) + half_of(thread) * 8;
     const unsigned address = (unsigned)(tile + first);
+    *(Lds<u32x2>)(address ^ place(i, 0)) = keys_of(from, i);
+  }
+
+  // Of value i, a thread's four keys.
+  __device__ static u32x2 keys_of(const Registers& from, int i) {
     const auto& row = from.row;
     const int d = i / 2;
-    const u32x2 keys =
-        i % 2 ? u32x2{upper_halves(row[0][d], row[1][d]), upper_halves(row[2][d], row[3][d])}
-              : u32x2{lower_halves(row[0][d], row[1][d]), lower_halves(row[2][d], row[3][d])};
-    *(Lds<u32x2>)(address ^ place(i, 0)) = keys;
+    return i % 2 ? u32x2{upper_halves(row[0][d], row[1][d]), upper_halves(row[2][d], row[3][d])}
+                 : u32x2{lower_halves(row[0][d], row[1][d]), lower_halves(row[2][d], row[3][d])};
   }
 
   __device__ static int first_operand(int lane) { return place(lane % 32, lane / 32); }
@@ -260,6 +263,66 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
   // Values 32 * block and on, the 16 keys 16 * step and on; `first` is where first_operand is.
   __device__ static u32x4 operand(Lds<const char> first, int block, int step) {
     return Base::template operand<kChunks>(first, block, step);
+  }
+};
+
+// The same tile of keys with a chunk of padding behind each row, which keeps rows in different banks
+// as well: it takes more LDS, but all operands are at fixed distances from the first one.
+template <int kKeyCount, int kHdim, int kThreads>
+struct PaddedKeyTile : KeyTile<kKeyCount, kHdim, kThreads, 8> {
+  using Base = KeyTile<kKeyCount, kHdim, kThreads, 8>;
+  using typename Base::Registers;
+  static constexpr int kRowBytes = Base::kRowBytes + 16, kBytes = kKeyCount * kRowBytes;
+
+  __device__ static int place(int row, int chunk) { return row * kRowBytes + chunk * 16; }
+
+  __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
+#pragma unroll
+    for (int i = 0; i < Base::kStores; ++i) store_piece(tile, from, thread, i);
+  }
+
+  __device__ static void store_piece(Lds<char> tile, const Registers& from, int thread, int i) {
+    *(Lds<u32x4>)(tile + place(thread / 8, thread % 8) + i * 128) = from.chunk[i];
+  }
+
+  __device__ static int first_operand(int lane) { return place(lane % 32, lane / 32); }
+
+  __device__ static u32x4 operand(Lds<const char> first, int block, int step) {
+    return *(Lds<const u32x4>)(first + block * 32 * kRowBytes + step * 32);
+  }
+};
+
+// The same tile of values with padding. Rows that a thread writes are far apart, one in each of
+// kWidth parts, so that those that threads write at once follow each other.
+template <int kKeys, int kHdim, int kThreads>
+struct PaddedValueTile : ValueTile<kKeys, kHdim, kThreads, 8> {
+  using Base = ValueTile<kKeys, kHdim, kThreads, 8>;
+  using typename Base::Registers;
+  static_assert(Base::kChunks == 8 && Base::kColumns == 32);
+  static constexpr int kWidth = Base::kWidth, kRowBytes = Base::kRowBytes + 16;
+  // With this distance the rows of all parts that are read at once are in different banks.
+  static constexpr int kPartBytes = Base::kColumns * kRowBytes + 256 / kWidth;
+  static constexpr int kBytes = kWidth * kPartBytes;
+
+  __device__ static int place(int row, int chunk) {
+    return row % kWidth * kPartBytes + row / kWidth * kRowBytes + chunk * 16;
+  }
+
+  __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
+#pragma unroll
+    for (int i = 0; i < Base::kStores; ++i) store_piece(tile, from, thread, i);
+  }
+
+  __device__ static void store_piece(Lds<char> tile, const Registers& from, int thread, int i) {
+    const Lds<char> first = tile + place(Base::column_of(thread) * kWidth, Base::chunk_of(thread)) +
+                            Base::half_of(thread) * 8;
+    *(Lds<u32x2>)(first + i * kPartBytes) = Base::keys_of(from, i);
+  }
+
+  __device__ static int first_operand(int lane) { return place(lane % 32, lane / 32); }
+
+  __device__ static u32x4 operand(Lds<const char> first, int block, int step) {
+    return *(Lds<const u32x4>)(first + block * 32 / kWidth * kRowBytes + step * 32);
   }
 };
 
