@@ -269,8 +269,10 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
     Values::Source value_source = Values::source(head.v, thread);
     Keys::Source key_source = Keys::source(head.k.from(kKeysAhead * kTileKeys), thread);
     const auto advance = [&] {
-      value_source.advance();
-      key_source.advance();
+      value_source.advance_rows();
+      key_source.advance_rows();
+      value_source.advance_buffer();
+      key_source.advance_buffer();
     };
     const auto load = [&](int n) {
       if (n < Values::kLoads) return value_source.load<kAreFar>(next_values, n);
@@ -347,18 +349,19 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
       wave.multiply_values(operands, i == 0, [&](int n) {
         if constexpr (kReadsEarly) {
           store_piece(value_buffer[2], key_buffer[0], n);
-          if (n == kStores) value_source.advance();
-          if (n == kStores + 1) key_source.advance();
+          if (n == kStores) value_source.advance_rows();
+          if (n == kStores + 1) value_source.advance_buffer();
         }
       });
       if (i + 1 == tiles) break;
-      if (kReadsEarly && group == 1) __builtin_amdgcn_s_setprio(3);
       if constexpr (!kReadsEarly) advance();
       // One load after every other operand: all at once would make the waves queue.
       constexpr int kEvery = kQuerySteps * kKeyBlocks >= 2 * kLoads ? 2 : 1;
       wave.multiply_keys(operands, [&](int n) {
+        if (kReadsEarly && n == 1) key_source.advance_rows();
+        if (kReadsEarly && n == 3) key_source.advance_buffer();
         if (n % kEvery == 0) load(n / kEvery);
-        if (kReadsEarly && n == kQuerySteps * kKeyBlocks - 4 && group == 1) barrier();
+        if (kReadsEarly && n == kQuerySteps * kKeyBlocks - 2 && group == 1) barrier();
       });
       __builtin_amdgcn_s_setprio(0);
       // Before the softmax of group 0, which has all the time of the matrix phase to come.

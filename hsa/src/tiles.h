@@ -45,11 +45,11 @@ __device__ inline __amdgpu_buffer_rsrc_t buffer_of(Rows rows) {
 // The same, computed in scalar registers where it is called, and without a branch: between matrix
 // products there is room for this.
 template <int kRows, int kRowBytes>
-__device__ inline __amdgpu_buffer_rsrc_t buffer_at_once(Rows& rows) {
+__device__ inline __amdgpu_buffer_rsrc_t buffer_at_once(const Rows& rows) {
   constexpr unsigned kRaw = 0x27000;  // 32-bit elements; no swizzle
   const int last = (rows.count < kRows ? rows.count : kRows) - 1;
   int bytes = (last * static_cast<int>(rows.stride) + kRowBytes) & ~(last >> 31);
-  asm volatile("" : "+s"(rows.base), "+s"(bytes));
+  asm volatile("" : "+s"(bytes));
   return __builtin_amdgcn_make_buffer_rsrc((void*)(rows.base), 0, bytes, kRaw);
 }
 
@@ -115,11 +115,12 @@ struct KeyTile : Tile<kKeyCount, kHdim / 8> {
       else to.chunk[i] = __builtin_amdgcn_raw_buffer_load_b128(buffer, offset[i], 0, 0);
     }
 
-    // On to the next tile.
-    __device__ void advance() {
+    // On to the next tile, in two steps.
+    __device__ void advance_rows() {
       rows = rows.from(kKeys);
-      buffer = buffer_at_once<kKeys, kHdim * 2>(rows);
+      asm volatile("" : "+s"(rows.base), "+s"(rows.count));
     }
+    __device__ void advance_buffer() { buffer = buffer_at_once<kKeys, kHdim * 2>(rows); }
   };
 
   // In bytes, where load i of a thread begins in its row.
@@ -223,11 +224,12 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
       __builtin_memcpy(to.row[i], &values, sizeof values);
     }
 
-    // On to the next tile.
-    __device__ void advance() {
+    // On to the next tile, in two steps.
+    __device__ void advance_rows() {
       rows = rows.from(kKeys);
-      buffer = buffer_at_once<kKeys, kHdim * 2>(rows);
+      asm volatile("" : "+s"(rows.base), "+s"(rows.count));
     }
+    __device__ void advance_buffer() { buffer = buffer_at_once<kKeys, kHdim * 2>(rows); }
   };
 
   __device__ static Source source(Rows rows, int thread) {
