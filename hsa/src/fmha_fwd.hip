@@ -345,12 +345,13 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
       auto operands = Wave::operands<0>(
           value_buffer[0], has_next ? key_buffer[1 % kKeyBuffers] : value_buffer[0], lane);
       if (kReadsEarly && group == 0) barrier_while_reading<Wave::kAhead>();
+      constexpr int kSlots = Wave::Operands::kValues - kValueBlocks;
       __builtin_amdgcn_s_setprio(2);
       wave.multiply_values(operands, i == 0, [&](int n) {
         if constexpr (kReadsEarly) {
           store_piece(value_buffer[2], key_buffer[0], n);
-          if (n == kStores) value_source.advance_rows();
-          if (n == kStores + 1) value_source.advance_buffer();
+          if (n == kSlots - 5) value_source.advance_rows();
+          if (n == kSlots - 3) value_source.advance_buffer();
         }
       });
       if (i + 1 == tiles) break;
