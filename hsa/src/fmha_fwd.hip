@@ -365,8 +365,6 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
         if (kReadsEarly && n == kQuerySteps * kKeyBlocks - 2 && group == 1) barrier();
       });
       __builtin_amdgcn_s_setprio(0);
-      // Before the softmax of group 0, which has all the time of the matrix phase to come.
-      if (group == 1) __builtin_amdgcn_s_setprio(1);
       if (!kReadsEarly && (kGroups == 1 || group == 1)) barrier();
       rotate(value_buffer);
       rotate(key_buffer);
