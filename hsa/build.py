@@ -45,11 +45,14 @@ MASKS = {0: "", 1: "causal_top_left", 2: "causal"}
 ROUNDINGS = {0: ("rtne", "nearest_even"), 1: ("rtna", "nearest_away"), 2: ("rtz", "towards_zero")}
 # (hdim_q, hdim_v) -> query rows of a workgroup, keys of a tile. The first is for long sequences,
 # the second for those that it holds whole: half of the first one's waves would have no rows there.
+LARGE_TILE, SMALL_TILE = (256, 64), (128, 32)
 TILES = {
-    (64, 64): ((256, 64),),
-    (128, 128): ((256, 64), (128, 32)),
-    (192, 128): ((128, 32),),
+    (64, 64): (LARGE_TILE,),
+    (128, 128): (LARGE_TILE, SMALL_TILE),
+    # LDS of gfx942 is too small for two buffers of large tiles.
+    (192, 128): (SMALL_TILE,),
 }
+GFX950_TILES = TILES | {(192, 128): (LARGE_TILE, SMALL_TILE)}
 FP8 = "fp8bf16"  # 8-bit inputs, and a bf16 output
 FP8_TILES: dict[Arch, tuple[int, int]] = {"gfx942": (256, 64), "gfx950": (256, 128)}
 HDIMS: dict[str, tuple[tuple[int, int], ...]] = {
@@ -310,7 +313,9 @@ class CodeObject:
 
 
 def _tiles(arch: Arch, dtype: str, hdim_q: int, hdim_v: int) -> Sequence[tuple[int, int]]:
-    return (FP8_TILES[arch],) if dtype == FP8 else TILES[hdim_q, hdim_v]
+    if dtype == FP8:
+        return (FP8_TILES[arch],)
+    return (GFX950_TILES if arch == "gfx950" else TILES)[hdim_q, hdim_v]
 
 
 def kernels() -> Iterator[AnyKernel]:
