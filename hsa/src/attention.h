@@ -187,6 +187,11 @@ struct Attention {
       for (int i = 0; i < 16; ++i) output[block][i] = row_sum == 0 ? 0 : output[block][i];
   }
 
+  __device__ void clear_output() {
+#pragma unroll
+    for (int block = 0; block < kValueBlocks; ++block) output[block] = f32x16(0);
+  }
+
   // In place of softmax(), for a tile that is hidden from all rows of the wave.
   __device__ void see_nothing() {
     rescales = 0;
@@ -208,7 +213,8 @@ struct Attention {
     if (is_first || kHeadroom == 0) raise_maximum();
     float added;
     do added = exponentiate(taken);
-    while (__builtin_expect(__builtin_amdgcn_ballot_w64(added > kMostSum) != 0, 0) && raise_maximum());
+    while (__builtin_expect(__builtin_amdgcn_ballot_w64(added > kMostSum) != 0, 0) &&
+           raise_maximum());
     sum += added;
     // All of it here: the compiler would move what nobody needs yet to the matrix phase.
     asm volatile("" : "+v"(sum));

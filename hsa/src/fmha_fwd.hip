@@ -33,6 +33,8 @@ constexpr int kWaves = kTileRows / 32, kThreads = 64 * kWaves;
 constexpr int kGroups = kWaves / 4;
 // The diagonal of the causal mask begins in the top left corner or ends in the bottom right one.
 constexpr bool kCausal = MASK != 0, kTopLeft = MASK == 1, kGroupMode = GROUP;
+// Tiles that no row of a wave sees take no products. Of wide rows a wave has no registers for that.
+constexpr bool kSkipsHidden = kCausal && HDIM_Q <= 128;
 constexpr Rounding kRounding = Rounding::ROUNDING;
 #if defined(__gfx950__)
 constexpr int kBankChunks = 16;  // 64 banks
@@ -65,7 +67,8 @@ using Wave = Attention<Keys, Values, DTYPE, kRounding>;
 // LDS: the buffers of keys, then those of values, then room for Exchange of each wave. Where that
 // is not to be had, queries pass through the values' buffers, and the output through the keys'.
 constexpr int kKeyBuffers = kGroups, kValueBuffers = kReadsEarly ? 3 : kGroups;
-constexpr int kKeysBytes = kKeyBuffers * Keys::kBytes, kValuesBytes = kValueBuffers * Values::kBytes;
+constexpr int kKeysBytes = kKeyBuffers * Keys::kBytes,
+              kValuesBytes = kValueBuffers * Values::kBytes;
 constexpr int kTilesBytes = kKeysBytes + kValuesBytes, kExchangeBytes = kWaves * Exchange::kBytes;
 #if defined(__gfx950__)
 constexpr int kLdsBytes = 160 * 1024;
@@ -284,8 +287,7 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
     };
     const auto store_piece = [&](Lds<char> to_values, Lds<char> to_keys, int n) {
       if (n < Values::kStores) return Values::store_piece(to_values, next_values, thread, n);
-      if (n < kStores)
-        return Keys::store_piece(to_keys, next_keys, thread, n - Values::kStores);
+      if (n < kStores) return Keys::store_piece(to_keys, next_keys, thread, n - Values::kStores);
     };
     // The tiles that are `later` behind V i.
     const auto store = [&](int later) {
@@ -326,16 +328,18 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
       load_all();
     }
     if (kGroups == 1 || group == 1) barrier();
-    for (int i = 0;; ++i) {
-      // What all rows of the wave see needs no mask.
+    int i = 0;
+    for (;; ++i) {
+      // What all rows of the wave see needs no mask; what none of them sees comes last.
       const int first_key = i * kTileKeys;
       const int visible = last_visible(head.k.count, first_row + diagonal) + 1;
-      if (kCausal && first_key >= visible + 31) {
+      const bool is_hidden = kCausal && first_key >= visible + 31;
+      if (kSkipsHidden && is_hidden) break;
+      if (is_hidden) {
         wave.see_nothing();
       } else {
-        if (__builtin_expect(first_key + kTileKeys > visible, 0)) {
+        if (__builtin_expect(first_key + kTileKeys > visible, 0))
           wave.mask(last_visible(head.k.count, row + diagonal) - first_key, lane);
-        }
         wave.softmax(i == 0, [](int, f32x2 pair) { return pair; });
       }
       if (!kReadsEarly && i + group < tiles) store(group);
@@ -354,7 +358,10 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
           if (n == kSlots - 3) value_source.advance_buffer();
         }
       });
-      if (i + 1 == tiles) break;
+      if (i + 1 == tiles) {
+        i = tiles;
+        break;
+      }
       if constexpr (!kReadsEarly) advance();
       // One load after every other operand: all at once would make the waves queue.
       constexpr int kEvery = kQuerySteps * kKeyBlocks >= 2 * kLoads ? 2 : 1;
@@ -370,9 +377,21 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
       rotate(key_buffer);
     }
     __builtin_amdgcn_s_setprio(0);
+    if (kSkipsHidden && i == 0) wave.clear_output();
+    // Tiles that are hidden from all rows of the wave: it brings its share of them for the others.
+    for (; kSkipsHidden && i < tiles; ++i) {
+      if (!kReadsEarly && i + group < tiles) store(group);
+      if (kGroups == 1 || group == 0) barrier();
+      if (kReadsEarly) store(2);
+      if (i + 1 == tiles) break;
+      advance();
+      load_all();
+      if (kGroups == 1 || group == 1) barrier();
+      rotate(value_buffer);
+      rotate(key_buffer);
+    }
   } else {
-#pragma unroll
-    for (int block = 0; block < kValueBlocks; ++block) wave.output[block] = f32x16(0);
+    wave.clear_output();
   }
   if (task.workspace) {
     if (first_row < head.q.count) {

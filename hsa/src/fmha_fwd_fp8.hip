@@ -295,8 +295,7 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
     }
     __builtin_amdgcn_s_setprio(0);
   } else {
-#pragma unroll
-    for (int block = 0; block < kValueBlocks; ++block) wave.output[block] = f32x16(0);
+    wave.clear_output();
   }
   if (task.workspace) {
     if (first_row < head.q.count) {
