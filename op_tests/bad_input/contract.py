@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -213,7 +214,10 @@ def _facts(arguments: Arguments, text: str) -> list[str]:
         if value.layout == torch.strided:
             facts += [str(stride) for stride in value.stride()]
             if value.dim() == 1 and not value.is_meta:
-                facts += [str(number) for number in value.tolist()]
+                numbers = value.tolist()
+                facts += [str(number) for number in numbers]
+                # The lengths of sequences, where these are prefix sums.
+                facts += [str(end - start) for start, end in pairwise(numbers)]
     return facts
 
 
