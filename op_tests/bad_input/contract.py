@@ -206,6 +206,8 @@ def _facts(arguments: Arguments, text: str) -> list[str]:
             continue
         if not isinstance(value, Tensor):
             facts += [repr(value), repr(python_value(value))]
+            if type(value) is int and abs(value) < _NO_MEMORY_HAS**2:
+                facts.append(repr(float(value)))  # what an operator's schema makes of it
             continue
         facts += [str(value.dtype), str(value.device), str(tuple(value.shape))]
         if value.dim() == 0 and not value.is_meta:
