@@ -1,7 +1,7 @@
 """The launcher with AMD's own HIP runtime where one is installed, on a machine without a GPU.
 
-It needs none to say so: every function that the launcher looks up has to be there, and its error has
-to come back. Debian's package libamdhip64-5 has such a runtime.
+Every function that the launcher looks up has to be there, and the runtime's error has to come back.
+Debian's package libamdhip64-5 has such a runtime.
 """
 
 from __future__ import annotations
