@@ -178,21 +178,22 @@ def test_plans_are_those_of_python(chip: str, calls: ExportedCalls, seed: int) -
 def test_backward_plans_are_those_of_python(chip: Arch, calls: ExportedCalls, seed: int) -> None:
     draw = random.Random(seed)
     use_device(chip)
-    families = set()
+    families, hdims = set(), ready_hdims(chip)
     for _ in range(150):
-        wanted = drawn_backward(draw, ready_hdims(chip))
-        problem = wanted.problem()._replace(
-            bf16_cvt=draw.choice(tuple(CVTS)), is_deterministic=draw.random() < 0.3
-        )
+        wanted, cvt = drawn_backward(draw, hdims), draw.choice(tuple(CVTS))
+        if draw.random() < 0.3:
+            wanted, cvt = as_compiled(wanted), "rtne"
+        is_deterministic = draw.random() < 0.3
+        problem = wanted.problem()._replace(bf16_cvt=cvt, is_deterministic=is_deterministic)
         with emulate(chip):
             target = TARGET_HERE.get()
             assert target is not None
             plan = plan_for(problem, target)
         arguments = BackwardArguments()
         copy_shared(arguments_of(wanted), arguments)
-        arguments.bf16_cvt = CVTS[problem.bf16_cvt]
-        arguments.deterministic = problem.is_deterministic
-        if plan.family == "general" and not is_compiled(wanted, problem.bf16_cvt, chip):
+        arguments.bf16_cvt = CVTS[cvt]
+        arguments.deterministic = is_deterministic
+        if plan.family == "general" and not is_compiled(wanted, cvt, chip):
             with pytest.raises(CallError, match=r"^unsupported: no backward kernel for"):
                 calls.plan(arguments)
             continue
@@ -221,15 +222,18 @@ def drawn_backward(draw: random.Random, hdims: Sequence[tuple[int, int]]) -> Com
     )
 
 
-def is_compiled(wanted: Combination, cvt: str, arch: str) -> bool:
+def as_compiled(wanted: Combination) -> Combination:
+    """With what ``COMPILED`` names."""
+    (dtype,), ((hdim_q, hdim_v),) = COMPILED.dtypes, COMPILED.hdims or ()
+    hdims = {"hdim_q": hdim_q, "hdim_v": hdim_v}
+    return wanted._replace(dtype=dtype, kv_dtype=dtype, **hdims, mask=parse_mask(2))
+
+
+def is_compiled(wanted: Combination, cvt: str, arch: Arch) -> bool:
     """Whether ``COMPILED`` names it."""
-    return (
-        arch in COMPILED.arches
-        and wanted.dtype in COMPILED.dtypes
-        and (wanted.hdim_q, wanted.hdim_v) == (64, 64)
-        and not wanted.mask.is_none
-        and cvt == "rtne"
-    )
+    like = as_compiled(wanted)._replace(mask=wanted.mask)
+    is_named = arch in COMPILED.arches and cvt == "rtne" and not wanted.mask.is_none
+    return is_named and wanted == like
 
 
 def copy_shared(one: ForwardArguments, other: BackwardArguments) -> None:
