@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -205,6 +206,8 @@ def _facts(arguments: Arguments, text: str) -> list[str]:
             continue
         if not isinstance(value, Tensor):
             facts += [repr(value), repr(python_value(value))]
+            if type(value) is int and abs(value) < _NO_MEMORY_HAS**2:
+                facts.append(repr(float(value)))  # what an operator's schema makes of it
             continue
         facts += [str(value.dtype), str(value.device), str(tuple(value.shape))]
         if value.dim() == 0 and not value.is_meta:
@@ -213,7 +216,10 @@ def _facts(arguments: Arguments, text: str) -> list[str]:
         if value.layout == torch.strided:
             facts += [str(stride) for stride in value.stride()]
             if value.dim() == 1 and not value.is_meta:
-                facts += [str(number) for number in value.tolist()]
+                numbers = value.tolist()
+                facts += [str(number) for number in numbers]
+                # The lengths of sequences, where these are prefix sums.
+                facts += [str(end - start) for start, end in pairwise(numbers)]
     return facts
 
 

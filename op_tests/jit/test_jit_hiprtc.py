@@ -1,6 +1,7 @@
 """Device code by hiprtc: where it is found, what it is given, and what becomes of its errors.
 
-The library has hiprtc's interface, with ziglang's clang behind it.
+The library has hiprtc's interface, with ziglang's clang behind it; the last tests take a real one,
+where there is one.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ import hashlib
 import importlib.util
 import json
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from ctypes.util import find_library
 from pathlib import Path
 from typing import get_args
 
@@ -356,3 +359,55 @@ def test_verbose_shows_the_options(
     assert f"hiprtc 9.0 ({hiprtc})" in shown.err
     assert "--offload-arch=gfx942" in shown.err
     assert shown.out == ""
+
+
+# ---- A real one ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def real_hiprtc(site_packages: Path) -> Path:
+    """That of a ROCm which the system has. Until ROCm 6, hiprtc was in the runtime's library.
+
+    It needs no GPU. Debian's package libamdhip64-5 has one, which knows gfx90a but not gfx942.
+    """
+    name = find_library("hiprtc") or find_library("amdhip64")
+    if name is None:
+        pytest.skip("no hiprtc is installed")
+    folder = site_packages / "_rocm_sdk_core" / "lib"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    loaded = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import ctypes; ctypes.CDLL({name!r}); print(open('/proc/self/maps').read())",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (path,) = {line.split()[-1] for line in loaded.stdout.splitlines() if name in line}
+    link = folder / "libhiprtc.so"
+    link.symlink_to(path)
+    return link
+
+
+def test_a_real_one_compiles(real_hiprtc: Path, cache: Path) -> None:
+    content = jit.read(device_spec(arch="gfx90a"))
+    assert str(real_hiprtc) in asked(device_hip.find_device_hip()).path
+    code_object = elf.Elf(content)
+    assert b"store.kd" in content
+    text = code_object.content(code_object.sections_by_name()[".text"])
+    words = struct.unpack(f"<{len(text) // 4}I", text)
+    # v_mov_b32 of 42, into whichever register.
+    assert any(word & 0xFE01FFFF == 0x7E0002AA for word in words)
+
+
+def test_a_real_ones_errors_name_the_source(real_hiprtc: Path, cache: Path) -> None:
+    name = "memory/answer.h"
+    sources = {**_SOURCES, name: f"int fine;\nint x = nonsense;\n{_SOURCES[name]}"}
+    with pytest.raises(jit.BuildError) as caught:
+        jit.read(device_spec(sources, arch="gfx90a"))
+    [log] = (cache / "logs").iterdir()
+    assert f"{log}/{name}:2:" in str(caught.value)
+    assert "nonsense" in (log / "build.log").read_text()

@@ -8,6 +8,7 @@ from ...chips import Arch
 from ...plan import Kernel, Reason, Refusal
 from ...problem import Feature, Problem
 from ...target import AmdTarget, Target
+from ..ready_plan import ReadyPlan
 from ..rules import reasons_of
 from .limits import RULES
 
@@ -67,7 +68,7 @@ def _serves(row: GradientRow, problem: Problem, arch: Arch) -> bool:
     )
 
 
-class ShippedBackwardPlan:
+class ShippedBackwardPlan(ReadyPlan):
     """The code object for one backward pass."""
 
     family = NAME
@@ -90,36 +91,17 @@ class ShippedBackwardPlan:
         """The file of the code object."""
         return f"{self.row.file} of {self.tree}"
 
-    @property
-    def is_built(self) -> bool:
-        """True when the launcher is in the cache already."""
-        from ... import jit
-        from ...amd.launcher import launcher_spec  # of use where there is a GPU only
-
-        return jit.is_built(launcher_spec())
-
     def rows(self) -> tuple[KernelRow, ...]:
         """Of its kernels, in the order of their launches."""
-        from .kernel import launched_row
+        from .kernel import kernels_of
 
-        row = self.row
-        return (
-            launched_row(self, row.row_sums_symbol, row.edge_threads),
-            launched_row(self, row.symbol, row.threads),
-            launched_row(self, row.round_dq_symbol, row.edge_threads),
-        )
+        return tuple(kernel.row for kernel in kernels_of(self.row))
 
     def remarks(self) -> list[str]:
         """What a caller may want to know of the order of sums."""
         return [
             "dq is added up in any order; deterministic=True takes kernels that have one order."
         ]
-
-    def build(self) -> None:
-        """Build the launcher where needed."""
-        from ...amd.launcher import launcher_spec, load_launcher
-
-        load_launcher(launcher_spec())
 
     def bind(self) -> Kernel:
         """Build and load the launcher, and load the code object."""

@@ -16,6 +16,7 @@ from ...memory import write_zeros
 from ...plan import Kernel, Launch, Reason, Refusal
 from ...problem import BF16_CVTS, DTYPE_FEATURES, Feature, Problem, Sizes
 from ...target import AmdTarget, Target
+from ..ready_plan import ReadyPlan
 from ..rules import reasons_of
 from .limits import DTYPE_RULE, SIZE_RULES, are_far_from_limits, reasons_of_row
 from .policy import Wanted, has_conversions, mask_column, row_serves
@@ -136,7 +137,7 @@ def _mask_column(problem: Problem) -> int:
     return mask_column(not mask.is_none, mask.top_left, problem.seqlen_q, problem.seqlen_k)
 
 
-class TunedPlan:
+class TunedPlan(ReadyPlan):
     """One code object for one problem."""
 
     family = NAME
@@ -163,14 +164,6 @@ class TunedPlan:
         """The tree and the file in it."""
         return f"{self.choice.row.file} of {self.choice.tree}"
 
-    @property
-    def is_built(self) -> bool:
-        """True when the launcher is in the cache already."""
-        from ... import jit
-        from ...amd.launcher import launcher_spec  # of use where there is a GPU only
-
-        return jit.is_built(launcher_spec())
-
     def rows(self) -> tuple[KernelRow, ...]:
         """Of its kernels."""
         return (self.choice.row,)
@@ -179,12 +172,6 @@ class TunedPlan:
         """What is odd in the trees, and why preferred ones do not serve the problem."""
         odd = [oddity for tree in self.target.trees for oddity in tree.oddities]
         return [*odd, *(str(reason) for reason in self.passed_over)]
-
-    def build(self) -> None:
-        """Build the launcher where needed."""
-        from ...amd.launcher import launcher_spec, load_launcher
-
-        load_launcher(launcher_spec())
 
     def bind(self) -> Kernel:
         """Build and load the launcher, and load the code object."""

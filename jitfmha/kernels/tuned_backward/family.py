@@ -10,6 +10,7 @@ from ...amd.backward_manifest import BackwardRow
 from ...plan import Kernel, Reason, Refusal
 from ...problem import Feature, Problem
 from ...target import AmdTarget, Target
+from ..ready_plan import ReadyPlan
 from ..rules import reasons_of
 from ..tuned.limits import DTYPE_RULE, SIZE_RULES
 from .choice import BackwardChoice, choose, reasons_of_problem
@@ -66,7 +67,7 @@ def reasons(problem: Problem, target: Target) -> tuple[Reason, ...]:
     )
 
 
-class TunedBackwardPlan:
+class TunedBackwardPlan(ReadyPlan):
     """The code objects for one backward pass."""
 
     family = NAME
@@ -93,14 +94,6 @@ class TunedBackwardPlan:
         """The tree and the file in it."""
         return f"{self.choice.row.file} of {self.choice.tree}"
 
-    @property
-    def is_built(self) -> bool:
-        """True when the launcher is in the cache already."""
-        from ... import jit
-        from ...amd.launcher import launcher_spec  # of use where there is a GPU only
-
-        return jit.is_built(launcher_spec())
-
     def rows(self) -> tuple[BackwardRow, ...]:
         """Of its kernels, in the order of their launches."""
         choice = self.choice
@@ -111,12 +104,6 @@ class TunedBackwardPlan:
         """What is odd in the trees, and why preferred kernels do not serve the problem."""
         odd = [oddity for tree in self.target.backward_trees for oddity in tree.oddities]
         return [*odd, *(str(reason) for reason in self.passed_over)]
-
-    def build(self) -> None:
-        """Build the launcher where needed."""
-        from ...amd.launcher import launcher_spec, load_launcher
-
-        load_launcher(launcher_spec())
 
     def bind(self) -> Kernel:
         """Build and load the launcher, and load the code objects."""
