@@ -85,7 +85,7 @@ class Kernel:
         mask: 0 none, 1 causal with the diagonal from the top left, 2 to the bottom right.
         mode: 0 gm0 (batch), 1 gm1 (group).
         bf16_cvt: how float32 becomes bf16, a key of `ROUNDINGS`; 0 where that has one way only.
-        tile: one of `TILES`, or of 8-bit inputs that of `FP8_TILES`.
+        tile: one of `TILES` or `GFX950_TILES`, or of 8-bit inputs that of `FP8_TILES`.
     """
 
     arch: Arch

@@ -17,6 +17,11 @@
 // So K and V have two buffers each. A wave writes its share in its softmax phase, and group 1,
 // which has none at first, before it begins.
 //
+// LDS of gfx950 has room for a third buffer of values (kReadsEarly). There the tiles are written a
+// turn earlier, V i + 2 and K i + 2 between the products of V i: so a matrix phase needs nothing
+// that the barrier before it has brought, reads its first operands before it, and goes on right
+// behind that of the other group.
+//
 // A launch that would not fill the chip splits the keys: num_splits workgroups attend to the same
 // queries, each to its share of the keys. Each leaves its registers in the workspace, from which
 // the kernel COMBINE then makes the output, 32 queries in each workgroup.
@@ -38,18 +43,17 @@ constexpr bool kSkipsHidden = kCausal && HDIM_Q <= 128;
 constexpr Rounding kRounding = Rounding::ROUNDING;
 #if defined(__gfx950__)
 constexpr int kBankChunks = 16;  // 64 banks
+constexpr int kLdsBytes = 160 * 1024;
+constexpr bool kReadsEarly = kGroups == 2;
 #else
 constexpr int kBankChunks = 8;  // 32 banks
+constexpr int kLdsBytes = 64 * 1024;
+constexpr bool kReadsEarly = false;
 #endif
 static_assert(kGroups == 1 || kGroups == 2);
 
-#if defined(__gfx950__)
-constexpr bool kReadsEarly = kGroups == 2;
-#else
-constexpr bool kReadsEarly = false;
-#endif
-
-template <bool kIsPadded>
+// Where there is room for it, tiles are padded.
+template <bool kArePadded>
 struct Tiles {
   using Keys = KeyTile<kTileKeys, kHdimQ, kThreads, kBankChunks>;
   using Values = ValueTile<kTileKeys, kHdimV, kThreads, kBankChunks>;
@@ -70,11 +74,6 @@ constexpr int kKeyBuffers = kGroups, kValueBuffers = kReadsEarly ? 3 : kGroups;
 constexpr int kKeysBytes = kKeyBuffers * Keys::kBytes,
               kValuesBytes = kValueBuffers * Values::kBytes;
 constexpr int kTilesBytes = kKeysBytes + kValuesBytes, kExchangeBytes = kWaves * Exchange::kBytes;
-#if defined(__gfx950__)
-constexpr int kLdsBytes = 160 * 1024;
-#else
-constexpr int kLdsBytes = 64 * 1024;
-#endif
 // Four waves are one a SIMD: then two workgroups share a compute unit.
 constexpr bool kHasRoom = kTilesBytes + kExchangeBytes <= kLdsBytes * kGroups / 2;
 constexpr int kQueryExchange = kHasRoom ? kTilesBytes : kGroups == 2 ? kKeysBytes : 0;
@@ -82,6 +81,7 @@ constexpr int kOutputExchange = kHasRoom ? kTilesBytes : 0;
 constexpr int kSharedBytes = kHasRoom ? kTilesBytes + kExchangeBytes : kTilesBytes;
 static_assert(kHasRoom || kExchangeBytes <= (kGroups == 2 ? kKeysBytes : kTilesBytes));
 static_assert(kHasRoom || kGroups == 1 || kExchangeBytes <= kValuesBytes);
+static_assert(kHasRoom || !kReadsEarly);
 
 constexpr int kKeyBlocks = kTileKeys / 32;
 constexpr int kQuerySteps = kHdimQ / 16, kValueBlocks = kHdimV / 32;
@@ -349,7 +349,9 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
       auto operands = Wave::operands<0>(
           value_buffer[0], has_next ? key_buffer[1 % kKeyBuffers] : value_buffer[0], lane);
       if (kReadsEarly && group == 0) barrier_while_reading<Wave::kAhead>();
+      // What else there is to do goes between the products, a little after each.
       constexpr int kSlots = Wave::Operands::kValues - kValueBlocks;
+      static_assert(kStores <= kSlots && kSlots > 5);
       __builtin_amdgcn_s_setprio(2);
       wave.multiply_values(operands, i == 0, [&](int n) {
         if constexpr (kReadsEarly) {
@@ -369,6 +371,7 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
         if (kReadsEarly && n == 1) key_source.advance_rows();
         if (kReadsEarly && n == 3) key_source.advance_buffer();
         if (n % kEvery == 0) load(n / kEvery);
+        // Not behind the last product: the matrix units would wait as long as the barrier takes.
         if (kReadsEarly && n == kQuerySteps * kKeyBlocks - 2 && group == 1) barrier();
       });
       __builtin_amdgcn_s_setprio(0);

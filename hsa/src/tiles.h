@@ -268,8 +268,8 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
   }
 };
 
-// The same tile of keys with a chunk of padding behind each row, which keeps rows in different banks
-// as well: it takes more LDS, but all operands are at fixed distances from the first one.
+// The same tile of keys with a chunk of padding behind each row, which keeps rows in different
+// banks, too: it takes more LDS, but all operands are at fixed distances from the first one.
 template <int kKeyCount, int kHdim, int kThreads>
 struct PaddedKeyTile : KeyTile<kKeyCount, kHdim, kThreads, 8> {
   using Base = KeyTile<kKeyCount, kHdim, kThreads, 8>;

@@ -90,7 +90,7 @@ def matrix() -> list[Case]:
 def edges() -> list[Case]:
     """Lengths about the tiles' sizes, no queries, no keys, one of each, heads in odd numbers."""
     tiles = (
-        *((hdims, (256, 64)) for hdims in ((64, 64), (128, 128))),
+        *((hdims, (256, 64)) for hdims in ((64, 64), (128, 128), (192, 128))),
         *((hdims, (128, 32)) for hdims in ((128, 128), (192, 128))),
     )
     cases: list[Case] = []
@@ -207,7 +207,8 @@ def test_layouts(case: Case, rng: torch.Generator) -> None:
 @pytest.mark.parametrize("beyond", [-31, 0, 1, 33])
 @pytest.mark.parametrize(
     ("hdims", "seqlen_q"),
-    [((64, 64), 256), ((128, 128), 256), ((128, 128), 128), ((192, 128), 128)],
+    [(hdims, rows) for hdims in ((128, 128), (192, 128)) for rows in (128, 256)]
+    + [((64, 64), 256)],
 )
 @pytest.mark.parametrize("chip", CHIPS)
 def test_keys_that_one_row_sees(
