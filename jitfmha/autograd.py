@@ -10,7 +10,7 @@ tensors like one that was there before goes past them: :func:`attend_again`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -78,7 +78,12 @@ class _RepeatedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, arguments: Arguments
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        arguments: Arguments,
+        differentiate: Callable[..., tuple[Tensor, Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor]:
         out, lse = run(arguments)
         assert lse is not None, "it is asked for"
@@ -94,20 +99,18 @@ class _RepeatedAttention(torch.autograd.Function):
             options |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
             padded = None if padded_q is of_q else padded_q, None if padded_k is of_k else padded_k
             sums = of_q, of_k, *padded
-        ctx.options = options
+        ctx.differentiate, ctx.options = differentiate, options
         ctx.save_for_backward(q, k, v, out, lse, *sums)
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        from .interface import fmha_bwd  # Which imports this module.
-
         q, k, v, out, lse, *sums = ctx.saved_tensors
         options = ctx.options | dict(zip(_SUMS, sums, strict=False))
-        gradients = fmha_bwd(_given(dout, out), q, k, v, out, lse, dlse=dlse, **options)
-        needed = ctx.needs_input_grad
-        return *(x if is_needed else None for x, is_needed in zip(gradients, needed)), None  # noqa: B905
+        gradients = ctx.differentiate(_given(dout, out), q, k, v, out, lse, dlse=dlse, **options)
+        of_qkv = zip(gradients, ctx.needs_input_grad[:3], strict=True)
+        return *(x if is_needed else None for x, is_needed in of_qkv), None, None
 
 
 class _AttentionBackward(_SingleLevelFunction):
@@ -140,10 +143,13 @@ def _given(dout: Tensor | None, out: Tensor) -> Tensor:
     return dout
 
 
-def attend_again(arguments: Arguments) -> tuple[Tensor, Tensor] | None:
+def attend_again(
+    arguments: Arguments, differentiate: Callable[..., tuple[Tensor, Tensor, Tensor]]
+) -> tuple[Tensor, Tensor] | None:
     """The output and the lse with their gradient, where a call like this one was there; else None.
 
     Tensors must be plain but for requiring grad: no subclass, no tracing, no transform in effect.
+    ``differentiate`` is ``fmha_bwd``.
     """
     target = TARGET_HERE.get()
     cache = _calls if target is None else target.calls
@@ -154,7 +160,7 @@ def attend_again(arguments: Arguments) -> tuple[Tensor, Tensor] | None:
         return None  # Not tensors, not hashable, not strided: the checks say what is wrong.
     q, k, v = arguments[:3]
     results: tuple[Tensor, Tensor] = _RepeatedAttention.apply(
-        *(q, k, v, arguments._replace(return_lse=True))
+        *(q, k, v, arguments._replace(return_lse=True), differentiate)
     )  # type: ignore[no-untyped-call]
     return results
 

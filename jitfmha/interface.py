@@ -320,7 +320,7 @@ def fmha_fwd(
         )
         if may_repeat:
             # Autograd alone has to know of it.
-            repeated = attend_again(arguments)
+            repeated = attend_again(arguments, fmha_bwd)
             if repeated is not None:
                 return repeated if return_lse else repeated[0]
         if not _is_compiling():
