@@ -80,7 +80,7 @@ def test_no_grad_and_frozen_inputs(qkv: list[Tensor]) -> None:
     assert not fmha_fwd(*[x.detach() for x in qkv]).requires_grad
 
 
-@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.usefixtures("fresh_dynamo", "quick_inductor")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compile(qkv: list[Tensor], backend: str) -> None:
     compiled: Any = torch.compile(
