@@ -175,8 +175,10 @@ def _code_objects(kernels: Iterable[ForwardKernel | BackwardKernels], namespace:
         f"alignas({_LINE_BYTES}) const char {_object(x)}[] =\n{_literal(x.image)};" for x in kernels
     )
     return (
-        f'{_HEADER}#include "code_objects.h"\n\nnamespace jitfmha::{namespace}::code_objects {{\n\n'
-        f"{definitions}\n\n}}  // namespace jitfmha::{namespace}::code_objects\n"
+        f'{_HEADER}#include "code_objects.h"\n\n'
+        f"namespace jitfmha {{\ninline namespace {namespace} {{\nnamespace code_objects {{\n\n"
+        f"{definitions}\n\n"
+        f"}}  // namespace code_objects\n}}  // namespace {namespace}\n}}  // namespace jitfmha\n"
     )
 
 

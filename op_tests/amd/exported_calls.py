@@ -21,6 +21,7 @@ from jitfmha.export.kernels import (
 from jitfmha.export.library import library_files
 
 CPP = Path(__file__).resolve().parents[1] / "cpp"
+WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
 DTYPES = {"bf16": 0, "fp16": 1, "fp8_e4m3fnuz": 2, "fp8_e4m3fn": 3}
 CVTS = {"rtne": 0, "rtna": 1, "rtz": 2}
 _CODES = ("ok", "invalid_argument", "unsupported", "runtime_error", "out_of_memory")
@@ -137,7 +138,7 @@ def write_library(
 
 def compile_cpp(output: Path, *arguments: str | Path) -> Path:
     """Run g++; what it says is the error."""
-    command = ["g++", "-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off"]
+    command = ["g++", "-std=c++17", "-O0", *WARNINGS, "-ffp-contract=off"]
     done = subprocess.run(
         [*command, *map(str, arguments), "-ldl", "-o", str(output)],
         capture_output=True,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import random
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from exported_calls import (
     CPP,
     CVTS,
     DTYPES,
+    WARNINGS,
     BackwardArguments,
     CallError,
     ExportedCalls,
@@ -528,6 +531,14 @@ def test_a_small_workspace_is_refused(calls: ExportedCalls) -> None:
         calls.launch(arguments)
 
 
+def test_a_workspace_that_is_null_is_refused(calls: ExportedCalls, rng: torch.Generator) -> None:
+    use_device("gfx942")
+    arguments = backward_arguments(BackwardCall(rng, batch=1, lengths=((3, 5),)))
+    arguments.workspace_bytes = calls.plan(arguments).workspace_bytes
+    with pytest.raises(CallError, match=r"^invalid_argument: workspace is null"):
+        calls.launch(arguments)
+
+
 def test_another_runtime_is_refused(shared_library: Path, calls: ExportedCalls) -> None:
     with pytest.raises(CallError, match="another HIP runtime is in use"):
         calls._call("use_runtime", str(shared_library).encode())
@@ -546,6 +557,23 @@ def test_symbols_have_the_version(shared_library: Path) -> None:
     names = [line.split(maxsplit=2)[2] for line in listed.splitlines()]
     assert len(names) == 6
     assert all(name.startswith("jitfmha::v1_2_3::") for name in names)
+
+
+@pytest.mark.parametrize("source", ["jitfmha.cpp", "code_objects_gfx942.cpp"])
+def test_clang_has_no_complaints(source: str, exported: Path, tmp_path: Path) -> None:
+    """As the tests' g++ has none."""
+    if importlib.util.find_spec("ziglang") is None:
+        pytest.skip("ziglang is not installed")
+    command = [sys.executable, "-m", "ziglang", "c++", "-std=c++17", "-O0", *WARNINGS]
+    done = subprocess.run(
+        [*command, "-c", str(exported / "src" / source), "-o", str(tmp_path / "object.o")]
+        + [f"-I{exported / 'include'}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_two_versions_in_one_process(
@@ -669,6 +697,9 @@ def test_forward_program(
 
     assert "-prec=fp4 is not served" in built.run("-prec=fp4", code=2)
     assert "-nonsense=1 is no option" in built.run("-nonsense=1", code=2)
+    assert "-b=0 is not served" in built.run("-mode=1", "-b=0", code=2)
+    assert "-s=3,4 is not served" in built.run("-s=3,4", code=2)
+    assert "-s_k=3,4 is not served" in built.run("-mode=1", "-s=3,4,5", "-s_k=3,4", code=2)
     assert "no kernel for fp16, hdim 80x80" in built.run("-d=80", "-s=3", code=1)
 
 
@@ -763,6 +794,12 @@ def test_cmake_and_pkg_config(tmp_path: Path, emulator_path: str) -> None:
     run("cmake", "-S", "consumer", "-B", "consumer_built", f"-DCMAKE_PREFIX_PATH={prefix}")
     run("cmake", "--build", "consumer_built")
     flags = run("pkg-config", "--cflags", "--libs", "jitfmha").split()
+    # A library with a static one inside shows none of its names.
+    plugin = compile_cpp(
+        tmp_path / "plugin.so", "-shared", "-fPIC", consumer / "consumer.cpp", *flags
+    )
+    assert "plan_mha_fwd" in run("nm", "-C", "--defined-only", str(plugin))
+    assert "plan_mha_fwd" not in run("nm", "-DC", "--defined-only", str(plugin))
     assert run("pkg-config", "--modversion", "jitfmha") == "7.8.9\n"
     compile_cpp(tmp_path / "by_pkg_config", consumer / "consumer.cpp", *flags)
     (tmp_path / "libamdhip64.so").symlink_to(emulator_path)

@@ -17,6 +17,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hip.h"
@@ -295,11 +296,15 @@ inline Problem problem_of(const Options& options, std::mt19937& random) {
   args.softmax_scale = static_cast<float>(problem.scale);
 
   const std::vector<std::int64_t> given_q = options.numbers("s");
-  std::vector<std::int64_t> given_k = options.numbers("s_k");
-  if (given_q.empty() || given_k.empty()) options.refuse(given_q.empty() ? "s" : "s_k");
-  const bool as_q = given_k[0] < 0, is_group = problem.is_group();
+  const std::vector<std::int64_t> given_k = options.numbers("s_k");
+  const bool is_group = problem.is_group();
   args.batch = is_group && given_q.size() > 1 ? static_cast<std::int64_t>(given_q.size())
                                               : options.number("b");
+  if (args.batch < 1) options.refuse("b");
+  for (const auto& [name, given] : {std::pair("s", &given_q), std::pair("s_k", &given_k)})
+    if (given->size() != 1 && !(is_group && given->size() == static_cast<std::size_t>(args.batch)))
+      options.refuse(name);
+  const bool as_q = given_k[0] < 0;
   const std::vector<std::int64_t> rows_q = lengths_of(given_q, args.batch, is_group, random);
   const std::vector<std::int64_t> rows_k =
       as_q ? rows_q : lengths_of(given_k, args.batch, is_group, random);
