@@ -38,8 +38,8 @@ constexpr int kWaves = kTileRows / 32, kThreads = 64 * kWaves;
 constexpr int kGroups = kWaves / 4;
 // The diagonal of the causal mask begins in the top left corner or ends in the bottom right one.
 constexpr bool kCausal = MASK != 0, kTopLeft = MASK == 1, kGroupMode = GROUP;
-// Tiles that no row of a wave sees take no products. Of wider rows a wave has no registers for that,
-// and of narrower ones products are few.
+// Tiles that no row of a wave sees take no products. Of wider rows a wave has no registers for
+// that, and of narrower ones products are few.
 constexpr bool kSkipsHidden = kCausal && HDIM_Q == 128;
 constexpr Rounding kRounding = Rounding::ROUNDING;
 #if defined(__gfx950__)
