@@ -24,7 +24,7 @@ struct BiasRows {
     const long last = (stacked_heads - 1) * m.bias_head + (queries - 1) * m.bias_query;
     const bool are_near = m.bias_key == sizeof(BiasElement) && last < 1l << 31;
     const int whole = are_near ? m.bias_keys / kTileKeys * kTileKeys : 0;
-    return {base,        m.bias_head, m.bias_query,       m.bias_key,
+    return {base,        m.bias_head, m.bias_query,        m.bias_key,
             queries - 1, m.bias_keys, smaller(whole, end)};
   }
 
@@ -53,7 +53,7 @@ struct BiasTiles {
   BiasRows rows;
   RowOf row_of;
   Lds<char> tile;
-  u32x4 chunk[kLoads];     // of the tile on its way
+  u32x4 chunk[kLoads];  // of the tile on its way
   unsigned offset[kKept];  // of the first loads, where rows are near
 
   __device__ BiasTiles(const BiasRows& rows, RowOf row_of, Lds<char> tile, int lane)

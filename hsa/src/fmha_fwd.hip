@@ -352,7 +352,7 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
       if (kReadsEarly && group == 0) barrier_while_reading<Wave::kAhead>();
       // What else there is to do goes between the products, a little after each.
       constexpr int kSlots = Wave::Operands::kValues - kValueBlocks;
-      static_assert(kStores <= kSlots && kSlots > 5);
+      static_assert(!kReadsEarly || (kStores <= kSlots && kSlots > 5));
       __builtin_amdgcn_s_setprio(2);
       wave.multiply_values(operands, i == 0, [&](int n) {
         if constexpr (kReadsEarly) {
