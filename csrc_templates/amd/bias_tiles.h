@@ -12,16 +12,20 @@ struct BiasRows {
   Global<const char> base;  // of the sequence's first query and the first head of stacked ones
   long head, query, key;    // strides in bytes
   int last_query, keys;
-  // Whether 32 bits reach all rows from the base, and keys lie side by side.
-  bool are_near;
+  // Behind the last tile whose elements can be loaded side by side: 32 bits reach all rows from the
+  // base then, and keys lie side by side.
+  int whole_end;
 
+  // Of keys before `end`, a multiple of a tile's, all else that the wave sees.
   __device__ static BiasRows of(const Modifiers& m, const Sequence& sequence, long batch, long head,
-                                int queries, int stacked_heads) {
+                                int queries, int stacked_heads, int end) {
     const Global<const char> base = m.bias + batch * m.bias_batch + head * m.bias_head +
                                     static_cast<long>(sequence.q_start) * m.bias_query;
     const long last = (stacked_heads - 1) * m.bias_head + (queries - 1) * m.bias_query;
     const bool are_near = m.bias_key == sizeof(BiasElement) && last < 1l << 31;
-    return {base, m.bias_head, m.bias_query, m.bias_key, queries - 1, m.bias_keys, are_near};
+    const int whole = are_near ? m.bias_keys / kTileKeys * kTileKeys : 0;
+    return {base,        m.bias_head, m.bias_query,        m.bias_key,
+            queries - 1, m.bias_keys, smaller(whole, end)};
   }
 
   // In bytes; a Word is long, or unsigned where rows are near. Of queries behind the last one,
@@ -32,10 +36,7 @@ struct BiasRows {
            smaller(row.query, last_query) * static_cast<Word>(query);
   }
 
-  // Whether a tile's elements can be loaded side by side.
-  __device__ bool have_whole(int first_key) const {
-    return are_near && first_key + kTileKeys <= keys;
-  }
+  __device__ bool have_whole(int first_key) const { return first_key < whole_end; }
 };
 
 // Lanes load 16 bytes each of whole tiles, as they lie in LDS; of others each lane copies what it
@@ -46,43 +47,45 @@ struct BiasTiles {
   static constexpr int kRowBytes = kTileKeys * sizeof(BiasElement), kBytes = 32 * kRowBytes;
   static constexpr int kChunks = kRowBytes / 16;
   static constexpr int kLoads = 32 * kChunks / 64, kRowsOfLoad = 64 / kChunks;
+  static constexpr int kKept = kLoads < 2 ? kLoads : 2;
   typedef BiasElement Own __attribute__((ext_vector_type(4)));
 
   BiasRows rows;
   RowOf row_of;
   Lds<char> tile;
   u32x4 chunk[kLoads];  // of the tile on its way
-  unsigned offset;      // of the first one, where rows are near
+  unsigned offset[kKept];  // of the first loads, where rows are near
 
   __device__ BiasTiles(const BiasRows& rows, RowOf row_of, Lds<char> tile, int lane)
       : rows(rows), row_of(row_of), tile(tile) {
-    offset = offset_of_load(0, lane);
+#pragma unroll
+    for (int n = 0; n < kKept; ++n) offset[n] = offset_of_load(n, lane);
   }
 
-  // Starts to load a tile, if it is there; one that is not whole is left to store().
-  __device__ void load(int first_key, bool is_there, int lane) {
+  // Starts to load a tile, if it is one of those that are whole; others are left to store().
+  __device__ void load(int first_key, int lane) {
     // What was there is of no use: so it has taken no registers until here.
 #pragma unroll
     for (int n = 0; n < kLoads; ++n) asm volatile("" : "=v"(chunk[n]));
-    if (!kIsInLds || !is_there || !rows.have_whole(first_key)) return;
+    if (!kIsInLds || !rows.have_whole(first_key)) return;
     typedef u32x4 Unaligned __attribute__((aligned(sizeof(BiasElement))));
     const Global<const char> from = rows.base + first_key * static_cast<long>(sizeof(BiasElement));
 #pragma unroll
     for (int n = 0; n < kLoads; ++n) {
-      const unsigned there = opaque(n == 0 ? offset : offset_of_load(n, opaque(lane) % 64u));
+      const unsigned there = opaque(n < kKept ? offset[n] : offset_of_load(n, opaque(lane) % 64u));
       chunk[n] = *(Global<const Unaligned>)(from + there);
     }
   }
 
-  // The same tile into LDS.
-  __device__ void store(int first_key, int lane) const {
+  // The same tile into LDS, if it is there.
+  __device__ void store(int first_key, bool is_there, int lane) const {
     if (!kIsInLds) return;
     if (rows.have_whole(first_key)) {
       // Made anew: the loop needs the registers.
       const Lds<char> to = tile + opaque(lane) * 16;
 #pragma unroll
       for (int n = 0; n < kLoads; ++n) *(Lds<u32x4>)(to + n * 1024) = chunk[n];
-    } else {
+    } else if (is_there) {
       copy_own(first_key, opaque(lane));
     }
     wave_barrier();

@@ -36,7 +36,8 @@ struct KeyTiles {
     const int longer = tiles.remainder, least = tiles.value;
     KeyTiles result = *this;
     result.first = index * least + smaller(index, longer);
-    result.count = index < longer ? least + 1 : least;
+    // In this form the compiler keeps it in a scalar register.
+    result.count = least + smaller(larger(longer - index, 0), 1);
     return result;
   }
 };
@@ -95,9 +96,12 @@ __device__ inline int key_of_score(int i, int lane) { return lane / 32 * 16 + i;
 // Hides what a query does not see.
 __device__ inline void hide(f32x16& score, const Visibility& visibility, int query, int first_key,
                             int lane) {
+  // Made here: few tiles need it, and it would take a register in all of them.
+  float hidden = -kInfinity;
+  asm volatile("" : "+v"(hidden));
 #pragma unroll
   for (int i = 0; i < 16; ++i)
-    score[i] = visibility.sees(query, first_key + key_of_score(i, lane)) ? score[i] : -kInfinity;
+    score[i] = visibility.sees(query, first_key + key_of_score(i, lane)) ? score[i] : hidden;
 }
 
 constexpr bool kAreFloats = Dtype::kBytes == 4;
