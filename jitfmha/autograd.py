@@ -31,7 +31,6 @@ from .target import TARGET_HERE, CallCache, CpuTarget
 _RETURN_LSE = NAMES.index("return_lse")
 _OPTIONS = BACKWARD_NAMES[BACKWARD_NAMES.index("dlse") + 1 :]
 _HAVE_GRADIENTS = ("q", "k", "v", "bias", "sink")
-_SUMS = ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded")
 _calls = CallCache()
 
 
@@ -87,7 +86,7 @@ class _RepeatedAttention(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         out, lse = run(arguments)
         assert lse is not None, "it is asked for"
-        sums: tuple[Tensor | None, ...] = ()
+        sums: dict[str, Tensor] = {}
         options: dict[str, Any] = {}
         for name in ("softmax_scale", "mask", "window_size", "bf16_cvt"):
             given = getattr(arguments, name)
@@ -97,17 +96,21 @@ class _RepeatedAttention(torch.autograd.Function):
         if cu_seqlens is not None:
             of_q, of_k, padded_q, padded_k, max_seqlen_q, max_seqlen_k = cu_seqlens
             options |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
-            padded = None if padded_q is of_q else padded_q, None if padded_k is of_k else padded_k
-            sums = of_q, of_k, *padded
-        ctx.differentiate, ctx.options = differentiate, options
-        ctx.save_for_backward(q, k, v, out, lse, *sums)
+            sums = {"cu_seqlens_q": of_q, "cu_seqlens_k": of_k}
+            if padded_q is not of_q:
+                sums["cu_seqlens_q_padded"] = padded_q
+            if padded_k is not of_k:
+                sums["cu_seqlens_k_padded"] = padded_k
+        ctx.differentiate, ctx.options, ctx.sums = differentiate, options, tuple(sums)
+        # In the order of `_Attention`: a checkpoint may compute again what that computed first.
+        ctx.save_for_backward(q, k, v, *sums.values(), out, lse)
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        q, k, v, out, lse, *sums = ctx.saved_tensors
-        options = ctx.options | dict(zip(_SUMS, sums, strict=False))
+        q, k, v, *sums, out, lse = ctx.saved_tensors
+        options = ctx.options | dict(zip(ctx.sums, sums, strict=True))
         gradients = ctx.differentiate(_given(dout, out), q, k, v, out, lse, dlse=dlse, **options)
         of_qkv = zip(gradients, ctx.needs_input_grad[:3], strict=True)
         return *(x if is_needed else None for x, is_needed in of_qkv), None, None

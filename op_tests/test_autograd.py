@@ -200,6 +200,28 @@ def test_checkpoint(qkv: list[Tensor], use_reentrant: bool) -> None:
     assert_close([x.grad for x in qkv], expected(squares, qkv))
 
 
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_checkpoint_of_packed_sequences(rng: torch.Generator, is_padded: bool) -> None:
+    """The first call goes another way than the one that repeats it in the backward pass."""
+    lengths = torch.randint(1, 99, (5,), generator=rng)
+    sums = {f"cu_seqlens_{side}": prefix_sums(lengths.tolist()) for side in "qk"}
+    rows = lengths + 3 if is_padded else lengths
+    if is_padded:
+        sums |= {f"cu_seqlens_{side}_padded": prefix_sums(rows.tolist()) for side in "qk"}
+    qkv = [torch.randn(int(rows.sum()), 2, 64, generator=rng, requires_grad=True) for _ in range(3)]
+
+    def attend(*qkv: Tensor) -> Tensor:
+        out: Tensor = fmha_fwd(*qkv, mask="causal", **sums)
+        return out
+
+    used = torch.cat([torch.arange(int(n)) < m for n, m in zip(rows, lengths, strict=True)])
+    dout = torch.randn(qkv[0].shape, generator=rng) * used[:, None, None]
+    found = torch.autograd.grad(checkpoint(attend, *qkv, use_reentrant=False), qkv, dout)
+    expected = torch.autograd.grad(attend(*qkv), qkv, dout)
+    for x, y in zip(found, expected, strict=True):
+        assert torch.equal(x[used], y[used])
+
+
 def test_training_decreases_the_loss(rng: torch.Generator) -> None:
     """A projection learns what another one gives."""
     x = torch.randn(2, 24, 2, 64, generator=rng)
