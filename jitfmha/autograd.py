@@ -3,11 +3,14 @@
 The gradient of ``jitfmha::fmha_fwd`` is ``jitfmha::fmha_bwd``, which has none itself. What is saved
 for it are the inputs, the output and the log-sum-exp, so that memory is linear in the sequence
 lengths.
+
+The dispatcher and these kernels in Python take hundreds of microseconds. So a call of plain
+tensors like one that was there before goes past them: :func:`attend_again`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -16,16 +19,19 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
+from .arguments import Arguments
+from .call import run
 from .detection import target_of
 from .dispatch import plan_for
 from .flop_count import join_flop_counters
 from .ops import BACKWARD_NAMES, NAMES, NAMES_WITH_OUT, arguments_of, library
 from .problem import GradientStrides, Problem, make_problem
-from .target import CpuTarget
+from .target import TARGET_HERE, CallCache, CpuTarget
 
 _RETURN_LSE = NAMES.index("return_lse")
 _OPTIONS = BACKWARD_NAMES[BACKWARD_NAMES.index("dlse") + 1 :]
 _HAVE_GRADIENTS = ("q", "k", "v", "bias", "sink")
+_calls = CallCache()
 
 
 class _Attention(_SingleLevelFunction):
@@ -53,21 +59,61 @@ class _Attention(_SingleLevelFunction):
         for i, x in zip(ctx.places, tensors, strict=True):
             given[i] = x
         flat = dict(zip(NAMES, given, strict=False))
-        if dout is None:
-            dout = torch.zeros_like(out)
-        elif dout.shape[-1] > 1 and dout.stride(-1) != 1:
-            dout = dout.contiguous()  # The gradient of a sum is one number, expanded.
         options = [flat[name] for name in _OPTIONS if name in flat]
         needed = dict(zip(NAMES, ctx.needs_input_grad, strict=False))
         wanted = {f"with_d{name}": needed.get(name, False) for name in ("bias", "sink")}
         results = torch.ops.jitfmha.fmha_bwd(
-            *(dout, *given[:3], out, lse, dlse, *options), **wanted
+            *(_given(dout, out), *given[:3], out, lse, dlse, *options), **wanted
         )
         gradients = dict(zip(_HAVE_GRADIENTS, results, strict=True))
         return tuple(
             gradients[name] if name in gradients and is_needed else None
             for name, is_needed in needed.items()
         )
+
+
+class _RepeatedAttention(torch.autograd.Function):
+    """What `_Attention` does, of plain tensors, past torch's dispatcher."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        arguments: Arguments,
+        differentiate: Callable[..., tuple[Tensor, Tensor, Tensor]],
+    ) -> tuple[Tensor, Tensor]:
+        out, lse = run(arguments)
+        assert lse is not None, "it is asked for"
+        sums: dict[str, Tensor] = {}
+        options: dict[str, Any] = {}
+        for name in ("softmax_scale", "mask", "window_size", "bf16_cvt"):
+            given = getattr(arguments, name)
+            if given is not Arguments._field_defaults[name]:
+                options[name] = given
+        cu_seqlens = arguments.cu_seqlens
+        if cu_seqlens is not None:
+            of_q, of_k, padded_q, padded_k, max_seqlen_q, max_seqlen_k = cu_seqlens
+            options |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
+            sums = {"cu_seqlens_q": of_q, "cu_seqlens_k": of_k}
+            if padded_q is not of_q:
+                sums["cu_seqlens_q_padded"] = padded_q
+            if padded_k is not of_k:
+                sums["cu_seqlens_k_padded"] = padded_k
+        ctx.differentiate, ctx.options, ctx.sums = differentiate, options, tuple(sums)
+        # In the order of `_Attention`: a checkpoint may compute again what that computed first.
+        ctx.save_for_backward(q, k, v, *sums.values(), out, lse)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
+        q, k, v, *sums, out, lse = ctx.saved_tensors
+        options = ctx.options | dict(zip(ctx.sums, sums, strict=True))
+        gradients = ctx.differentiate(_given(dout, out), q, k, v, out, lse, dlse=dlse, **options)
+        of_qkv = zip(gradients, ctx.needs_input_grad[:3], strict=True)
+        return *(x if is_needed else None for x, is_needed in of_qkv), None, None
 
 
 class _AttentionBackward(_SingleLevelFunction):
@@ -89,6 +135,71 @@ class _AttentionBackward(_SingleLevelFunction):
             "the gradients of attention cannot be differentiated once more: fmha_bwd has no "
             "backward pass of its own"
         )
+
+
+def _given(dout: Tensor | None, out: Tensor) -> Tensor:
+    """The gradient of ``out`` as backward takes it."""
+    if dout is None:
+        return torch.zeros_like(out)
+    if dout.shape[-1] > 1 and dout.stride(-1) != 1:
+        return dout.contiguous()  # The gradient of a sum is one number, expanded.
+    return dout
+
+
+def attend_again(
+    arguments: Arguments, differentiate: Callable[..., tuple[Tensor, Tensor, Tensor]]
+) -> tuple[Tensor, Tensor] | None:
+    """The output and the lse with their gradient, where a call like this one was there; else None.
+
+    Tensors must be plain but for requiring grad: no subclass, no tracing, no transform in effect.
+    ``differentiate`` is ``fmha_bwd``.
+    """
+    target = TARGET_HERE.get()
+    cache = _calls if target is None else target.calls
+    try:
+        if _what_decides(arguments) not in cache.differentiable:
+            return None
+    except (AttributeError, TypeError, RuntimeError):
+        return None  # Not tensors, not hashable, not strided: the checks say what is wrong.
+    q, k, v = arguments[:3]
+    results: tuple[Tensor, Tensor] = _RepeatedAttention.apply(
+        *(q, k, v, arguments._replace(return_lse=True), differentiate)
+    )  # type: ignore[no-untyped-call]
+    return results
+
+
+def keep_for_repetition(arguments: Arguments) -> None:
+    """Let calls like this one, which went through the dispatcher, go by ``attend_again``."""
+    target = TARGET_HERE.get()
+    cache = _calls if target is None else target.calls
+    cache.keep_differentiable(_what_decides(arguments))
+
+
+def _what_decides(arguments: Arguments) -> Hashable:
+    """What says whether gradients are served, and what `run` does not check once more."""
+    q, k, v, scale, mask, window, return_lse, _, cu_seqlens, bf16_cvt, *_ = arguments
+    sequences: tuple[Hashable, ...] | None = None
+    if cu_seqlens is not None:
+        of_q, of_k, padded_q, padded_k, max_seqlen_q, max_seqlen_k = cu_seqlens
+        are_padded = padded_q is not of_q, padded_k is not of_k
+        sequences = of_q.shape, *are_padded, max_seqlen_q, max_seqlen_k
+    return (
+        q.shape,
+        q.stride(),
+        q.dtype,
+        q.device,
+        k.shape,
+        k.stride(),
+        k.dtype,
+        v.shape,
+        v.stride(),
+        scale,
+        mask,
+        repr(window),
+        return_lse.__class__,
+        bf16_cvt,
+        sequences,
+    )
 
 
 def _fmha_fwd(*given: Any) -> tuple[Tensor, Tensor]:

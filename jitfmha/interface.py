@@ -8,7 +8,6 @@ import torch
 from torch import Generator, Tensor
 from torch.autograd import forward_ad, profiler
 
-from . import autograd as _derivatives  # noqa: F401 - of the operators
 from . import batching as _batching  # noqa: F401 - of the operators
 from .argument_checks import not_a_tensor, refuse_unexpected, requires_any_grad
 from .arguments import (
@@ -24,6 +23,8 @@ from .arguments import (
     new_tuple,
 )
 from .autocast import under_autocast
+from .autograd import attend_again
+from .autograd import keep_for_repetition as keep_for_attending_again
 from .backward import (
     REPEATED_OPTIONS,
     BackwardArguments,
@@ -297,12 +298,39 @@ def fmha_fwd(
         # Not plain: a subclass, a mode, a transform, tensors without values, or with values whose
         # sign is turned around by a bit of the tensor; or autograd, autocast or a profiler has to
         # know of the call.
+        may_repeat = (
+            out is None
+            and descales is None
+            and modifiers is None
+            and dropout is None
+            and keys is None
+            and (type(q) is type(k) is type(v) is Tensor)
+            and not (
+                _is_traced()
+                or q.is_neg()
+                or k.is_neg()
+                or v.is_neg()
+                or _dispatch_modes() != 0
+                or _functorch_level() is not None
+                or forward_ad._current_level >= 0
+                or profiler._is_profiler_enabled
+                or _is_any_autocast_enabled()
+                or q.is_meta
+            )
+        )
+        if may_repeat:
+            # Autograd alone has to know of it.
+            repeated = attend_again(arguments, fmha_bwd)
+            if repeated is not None:
+                return repeated if return_lse else repeated[0]
         if not _is_compiling():
             join_flop_counters()
             arguments = under_autocast(arguments)
             # Torch's dispatcher says less clearly, and with other types, what is wrong.
             make_problem(arguments)
         result, lse = call_operator(arguments)
+        if may_repeat:
+            keep_for_attending_again(arguments)
         return (result, lse) if return_lse else result
     try:
         result, lse_or_none = run(arguments)

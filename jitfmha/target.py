@@ -58,19 +58,27 @@ class CallCache:
     Attributes:
         by_options: forward passes.
         backward: backward passes, by everything that the checks look at.
+        differentiable: forward passes whose gradients are served, by what decides about these.
     """
 
-    __slots__ = ("backward", "by_options")
+    __slots__ = ("backward", "by_options", "differentiable")
 
     def __init__(self) -> None:
         self.by_options: dict[Hashable, KeptCalls] = {}
         self.backward: dict[Hashable, Any] = {}
+        self.differentiable: set[Hashable] = set()
 
     def keep_backward(self, key: Hashable, prepared: object) -> None:
         """Keep a prepared backward pass; where there are too many, all are forgotten before."""
         if len(self.backward) >= _MOST_BACKWARD:
             self.backward.clear()
         self.backward[key] = prepared
+
+    def keep_differentiable(self, key: Hashable) -> None:
+        """Keep that gradients are served; where there are too many, all are forgotten before."""
+        if len(self.differentiable) >= _MOST_BACKWARD:
+            self.differentiable.clear()
+        self.differentiable.add(key)
 
     def keep_kind(self, options: Hashable, key: Hashable, kind: object) -> KeptCalls:
         """Keep a kind of calls; returns where those with its options are kept.

@@ -75,7 +75,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """``@pytest.mark.sample(names, cases, n)``: parametrize with n cases drawn from the seed.
 
     With ``--exhaustive`` all cases are taken. Tests whose marks say ``shared_by="..."`` with the
-    same text draw the same cases, and need no kernels of their own.
+    same text draw the same cases, and need no kernels of their own. What stands in ``always=[...]``
+    comes on top, drawn or not.
     """
     for mark in metafunc.definition.iter_markers("sample"):
         names, cases, n = mark.args
@@ -83,7 +84,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             of = mark.kwargs.get("shared_by", metafunc.definition.name)
             drawn = random.Random(f"{metafunc.config.stash[_SEED]} {of}")
             cases = drawn.sample(cases, min(n, len(cases)))
-        metafunc.parametrize(names, cases)
+        metafunc.parametrize(names, [*mark.kwargs.get("always", ()), *cases])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -134,6 +135,15 @@ def poisoned_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)  # includes torch.utils.deterministic's filling
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def quick_inductor() -> Iterator[None]:
+    """Inductor writes scalar code: it neither tries instruction sets nor precompiles headers."""
+    from torch._inductor import config
+
+    with config.patch({"cpp.vec_isa_ok": False, "cpp_cache_precompile_headers": False}):
+        yield
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from inputs import random_qkv
+from fresh_calls import fresh_calls
+from inputs import prefix_sums, random_qkv
 from reference import attention
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -27,6 +28,15 @@ def fresh_dynamo() -> Iterator[None]:
 @pytest.fixture
 def qkv(rng: torch.Generator) -> list[Tensor]:
     return [x.requires_grad_() for x in random_qkv(rng, heads_q=4)]
+
+
+@pytest.fixture(params=["first", "repeated"])
+def way(request: pytest.FixtureRequest, qkv: list[Tensor]) -> Iterator[None]:
+    """A first call goes through torch's dispatcher, one like an earlier call past it."""
+    with fresh_calls():
+        if request.param == "repeated":
+            fmha_fwd(*qkv)
+        yield
 
 
 def expected(total: Callable[..., Tensor], qkv: list[Tensor]) -> tuple[Tensor, ...]:
@@ -54,16 +64,19 @@ TOTALS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("total", TOTALS)
 def test_gradients(qkv: list[Tensor], total: str) -> None:
     results = fmha_fwd(*qkv, return_lse=True)
     assert_close(torch.autograd.grad(TOTALS[total](*results), qkv), expected(TOTALS[total], qkv))
 
 
+@pytest.mark.usefixtures("way")
 def test_gradients_without_lse(qkv: list[Tensor]) -> None:
     assert_close(torch.autograd.grad(squares(fmha_fwd(*qkv)), qkv), expected(squares, qkv))
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", ["q", "k", "v"])
 def test_one_input_requires_grad(qkv: list[Tensor], name: str) -> None:
     wanted = dict(zip("qkv", expected(squares, qkv), strict=True))
@@ -74,13 +87,14 @@ def test_one_input_requires_grad(qkv: list[Tensor], name: str) -> None:
     assert all(x.grad is None for n, x in named.items() if n != name)
 
 
+@pytest.mark.usefixtures("way")
 def test_no_grad_and_frozen_inputs(qkv: list[Tensor]) -> None:
     with torch.no_grad():
         assert not fmha_fwd(*qkv).requires_grad
     assert not fmha_fwd(*[x.detach() for x in qkv]).requires_grad
 
 
-@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.usefixtures("fresh_dynamo", "quick_inductor")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compile(qkv: list[Tensor], backend: str) -> None:
     compiled: Any = torch.compile(
@@ -117,6 +131,7 @@ def test_func_grad_and_vmap(qkv: list[Tensor]) -> None:
     assert_close([x[1] for x in batched], expected(squares, [2 * x for x in plain]))
 
 
+@pytest.mark.usefixtures("way")
 def test_second_derivatives_are_refused(qkv: list[Tensor]) -> None:
     (dq, *_) = torch.autograd.grad(squares(fmha_fwd(*qkv)), qkv, create_graph=True)
     with pytest.raises(NotImplementedError, match="cannot be differentiated once more"):
@@ -127,6 +142,7 @@ def test_second_derivatives_are_refused(qkv: list[Tensor]) -> None:
         dq.sum().backward()
 
 
+@pytest.mark.usefixtures("way")
 def test_write_to_what_is_saved(qkv: list[Tensor]) -> None:
     for place in range(3):
         copies = [1 * x for x in qkv]
@@ -152,6 +168,7 @@ def test_write_to_given_gradients_is_seen_by_autograd(qkv: list[Tensor]) -> None
         product.backward()
 
 
+@pytest.mark.usefixtures("way")
 def test_second_use_of_a_freed_graph(qkv: list[Tensor]) -> None:
     total = squares(fmha_fwd(*qkv))
     total.backward(retain_graph=True)
@@ -161,6 +178,7 @@ def test_second_use_of_a_freed_graph(qkv: list[Tensor]) -> None:
         total.backward()
 
 
+@pytest.mark.usefixtures("way")
 def test_saved_tensors_hooks(qkv: list[Tensor]) -> None:
     packed = []
 
@@ -174,11 +192,34 @@ def test_saved_tensors_hooks(qkv: list[Tensor]) -> None:
     assert_close(torch.autograd.grad(squares(out), qkv), expected(squares, qkv))
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_checkpoint(qkv: list[Tensor], use_reentrant: bool) -> None:
     out: Any = checkpoint(fmha_fwd, *qkv, use_reentrant=use_reentrant)
     squares(out).backward()
     assert_close([x.grad for x in qkv], expected(squares, qkv))
+
+
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_checkpoint_of_packed_sequences(rng: torch.Generator, is_padded: bool) -> None:
+    """The first call goes another way than the one that repeats it in the backward pass."""
+    lengths = torch.randint(1, 99, (5,), generator=rng)
+    sums = {f"cu_seqlens_{side}": prefix_sums(lengths.tolist()) for side in "qk"}
+    rows = lengths + 3 if is_padded else lengths
+    if is_padded:
+        sums |= {f"cu_seqlens_{side}_padded": prefix_sums(rows.tolist()) for side in "qk"}
+    qkv = [torch.randn(int(rows.sum()), 2, 64, generator=rng, requires_grad=True) for _ in range(3)]
+
+    def attend(*qkv: Tensor) -> Tensor:
+        out: Tensor = fmha_fwd(*qkv, mask="causal", **sums)
+        return out
+
+    used = torch.cat([torch.arange(int(n)) < m for n, m in zip(rows, lengths, strict=True)])
+    dout = torch.randn(qkv[0].shape, generator=rng) * used[:, None, None]
+    found = torch.autograd.grad(checkpoint(attend, *qkv, use_reentrant=False), qkv, dout)
+    expected = torch.autograd.grad(attend(*qkv), qkv, dout)
+    for x, y in zip(found, expected, strict=True):
+        assert torch.equal(x[used], y[used])
 
 
 def test_training_decreases_the_loss(rng: torch.Generator) -> None:
@@ -195,3 +236,46 @@ def test_training_decreases_the_loss(rng: torch.Generator) -> None:
             weight -= gradient / gradient.norm()
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
+
+
+def test_repeated_calls_give_the_same_bits(rng: torch.Generator) -> None:
+    """Past the dispatcher as through it, whatever the options are, and those are told apart."""
+    sums, lengthened = prefix_sums([9, 0, 24]), prefix_sums([10, 3, 29])
+    groups = {"cu_seqlens_q": sums, "cu_seqlens_k": sums}
+    padded = {"cu_seqlens_q_padded": lengthened, "cu_seqlens_k_padded": lengthened}
+    longest = {"max_seqlen_q": 24, "max_seqlen_k": 24}
+    of_batches: list[dict[str, Any]] = [
+        *({}, {"mask": 1}, {"mask": 2}, {"window_size": (3, 4)}, {"mask": "t:3,4"}),
+        *({"softmax_scale": 0.5}, {"softmax_scale": 2}),
+    ]
+    of_groups = [groups, groups | longest, groups | padded, groups | {"mask": 2}]
+    q, k, v = random_qkv(rng, seqlen_q=42, seqlen_k=42)
+    calls = [((q, k, v), options) for options in of_batches]
+    calls += [((q[0], k[0], v[0]), options) for options in of_groups]
+    with fresh_calls():
+        first = [_results_and_gradients(*call) for call in calls]
+        again = [_results_and_gradients(*call) for call in calls]
+        for (name, *results), (other_name, *other_results) in zip(first, again, strict=True):
+            assert (name, other_name) == ("_AttentionBackward", "_RepeatedAttentionBackward")
+            assert all(map(torch.equal, results, other_results))
+        for broken in ({"mask": True}, {"return_lse": 1}, {"softmax_scale": True}):
+            with pytest.raises(TypeError):
+                fmha_fwd(q.clone().requires_grad_(), k, v, **broken)
+
+
+def _results_and_gradients(qkv: tuple[Tensor, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+    """What was noted for backward, the results, and gradients that depend on both of them."""
+    leaves = [x.clone().requires_grad_() for x in qkv]
+    out, lse = fmha_fwd(*leaves, return_lse=True, **options)
+    total = out.square().sum() + lse.masked_fill(lse == -torch.inf, 0).square().sum()
+    return out.grad_fn.name(), out, lse, *torch.autograd.grad(total, leaves)
+
+
+def test_gradients_that_are_not_served_are_refused_in_time(rng: torch.Generator) -> None:
+    """Also where a call like this one, but for requiring grad, was served before."""
+    q, k, v = (x.to(torch.float8_e4m3fn) for x in random_qkv(rng))
+    weight = torch.ones(2, 33, 2, 64, requires_grad=True)
+    for _ in range(2):
+        fmha_fwd(q, k, v)
+        with pytest.raises(NotImplementedError):
+            fmha_fwd((weight * 1).to(torch.float8_e4m3fn), k, v)

@@ -39,6 +39,10 @@ MASKS: list[dict[str, Any]] = [
     {"window_size": (70, -1)},
     {"mask": "g:9,20"},
 ]
+# Each has kernels of its own; bf16 is all that tile units have.
+FEW_DTYPES = pytest.mark.sample(
+    "dtype", ["fp32", "fp16"], 1, always=["bf16"], shared_by="instruction sets"
+)
 
 
 def inputs(rng: torch.Generator, dtype: str, **sizes: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -57,7 +61,7 @@ def test_tile_units_are_for_bf16(rng: torch.Generator, isa: CpuIsa, beside: CpuI
             assert explain(*inputs(rng, dtype)).plan.traits.isa == beside
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@FEW_DTYPES
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_batch_mode(rng: torch.Generator, isa: CpuIsa, mask: dict[str, Any], dtype: str) -> None:
     for seqlen_q, seqlen_k, heads_q, heads_k in SIZES:
@@ -67,7 +71,7 @@ def test_batch_mode(rng: torch.Generator, isa: CpuIsa, mask: dict[str, Any], dty
         assert_close(actual, attention(q, k, v, **mask), q, k, v)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@FEW_DTYPES
 @pytest.mark.parametrize("mask", [x for x in MASKS if x.get("mask") in (None, 2)], ids=str)
 def test_group_mode(rng: torch.Generator, isa: CpuIsa, mask: dict[str, Any], dtype: str) -> None:
     lengths_q, lengths_k = [1, 130, 0, 17, 3, 65], [70, 5, 4, 17, 300, 0]
@@ -113,7 +117,7 @@ def test_torch_sets_up_tiles_of_its_own_in_the_same_threads(rng: torch.Generator
             assert torch.equal(fmha_fwd(q, k, v), alone)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@FEW_DTYPES
 def test_layouts(rng: torch.Generator, isa: CpuIsa, dtype: str) -> None:
     """What lies between the elements is NaN in the inputs, and stays in the output."""
     q, k, v = inputs(rng, dtype)
@@ -126,7 +130,7 @@ def test_layouts(rng: torch.Generator, isa: CpuIsa, dtype: str) -> None:
         assert (everything == -77.0).all(), "something beside the elements of out was written"
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@FEW_DTYPES
 def test_numbers_at_the_edges_of_the_format(isa: CpuIsa, dtype: str) -> None:
     """A single key's value comes out as it went in: subnormal, largest, infinite, NaN."""
     finfo = torch.finfo(DTYPES[dtype])
@@ -143,7 +147,7 @@ def test_numbers_at_the_edges_of_the_format(isa: CpuIsa, dtype: str) -> None:
         assert torch.equal(out.isnan(), v.expand_as(out).isnan())
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@FEW_DTYPES
 def test_nan_and_hidden_keys(rng: torch.Generator, isa: CpuIsa, dtype: str) -> None:
     q, k, v = inputs(rng, dtype, seqlen_q=150, seqlen_k=150)
     clean = fmha_fwd(q, k, v, mask="causal")
@@ -181,7 +185,7 @@ def dominating(scores: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("group", [False, True], ids=["gm0", "gm1"])
 @pytest.mark.parametrize("largest_score", [1e3, 1e5, 3e9, 1e11])
 @pytest.mark.parametrize("seqlen_q", [1, 70])
-@pytest.mark.parametrize("dtype", DTYPES)
+@FEW_DTYPES
 def test_a_key_that_dominates_its_row(
     rng: torch.Generator, isa: CpuIsa, dtype: str, seqlen_q: int, largest_score: float, group: bool
 ) -> None:
@@ -219,13 +223,19 @@ def test_scores_up_to_the_largest_float(rng: torch.Generator, isa: CpuIsa, seqle
         assert torch.equal(out.transpose(1, 2)[dominated], values[dominated]), (size, scale)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("other_isa", sorted(set(get_args(CpuIsa)) - set(cpu_isas_here())))
+@pytest.mark.sample(
+    ("other_isa", "dtype"),
+    [
+        (isa, dtype)
+        for isa in sorted(set(get_args(CpuIsa)) - set(cpu_isas_here()))
+        for dtype in DTYPES
+        if dtype == "bf16" or isa not in BESIDE_TILE_UNIT
+    ],
+    2,
+)
 def test_other_isas_are_compiled(tmp_path: Path, other_isa: CpuIsa, dtype: str) -> None:
     """What this processor does not run: for another one, by a compiler that has all of them."""
     pytest.importorskip("ziglang", reason="a compiler for other processors comes with ziglang")
-    if other_isa in BESIDE_TILE_UNIT and dtype != "bf16":
-        pytest.skip(f"kernels of {dtype} for {other_isa} are those of another instruction set")
     machine, in_elf = ("aarch64", 183) if other_isa == "neon" else ("x86_64", 62)
     everything = CpuModifiers(dtype, alibi=True, softcap=True, sink_tokens=True, dropout=True)
     kernels: list[tuple[str, bool, CpuModifiers, Direction]] = [

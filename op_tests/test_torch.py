@@ -77,7 +77,7 @@ def test_compile(rng: torch.Generator, mask: int | str) -> None:
         assert torch.equal(compiled(q, k, v, mask=mask), attend(q, k, v, mask=mask))
 
 
-@pytest.mark.usefixtures("fresh_dynamo")
+@pytest.mark.usefixtures("fresh_dynamo", "quick_inductor")
 @pytest.mark.filterwarnings("ignore")
 def test_compile_with_inductor(rng: torch.Generator) -> None:
     q, k, v = random_qkv(rng)

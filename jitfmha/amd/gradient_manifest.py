@@ -106,8 +106,21 @@ class GradientTree:
 
 def gradient_tree(arch: Arch) -> GradientTree | None:
     """What this package has for an architecture; None where it has nothing."""
-    folder = hsa_dir() / arch / FOLDER
-    return _read(folder, arch) if (folder / _MANIFEST).is_file() else None
+    return gradient_tree_in(hsa_dir() / arch, arch)
+
+
+def gradient_tree_in(architecture_folder: Path, arch: Arch) -> GradientTree | None:
+    """The same of a folder for an architecture.
+
+    Raises ``ValueError`` for a manifest that cannot be read.
+    """
+    folder = architecture_folder / FOLDER
+    if not (folder / _MANIFEST).is_file():
+        return None
+    try:
+        return _read(folder, arch)
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise ValueError(f"{folder / _MANIFEST} cannot be read: {error!r}") from error
 
 
 def readings_of_shipped(arch: Arch) -> list[CodeObject | CodeObjectError]:

@@ -14,6 +14,8 @@ from ..chips import Arch, Chip, architecture, chip, chips
 from .backward_manifest import read_backward_tree
 from .code_object import CodeObjectError, kernel_descriptors, read_code_object
 from .elf import Elf
+from .gradient_manifest import FOLDER as GRADIENT_FOLDER
+from .gradient_manifest import gradient_tree_in
 from .kernel_arguments import ARGUMENTS_OF
 from .manifest import (
     BACKWARD_FOLDER,
@@ -53,30 +55,40 @@ def check_tree(root: Path) -> TreeCheck:
         FileNotFoundError: there is no manifest of any architecture.
     """
     check = TreeCheck()
-    folders = {arch: folder for arch in get_args(Arch) if (folder := _folder(root, arch))}
-    if not folders:
-        raise FileNotFoundError(
-            f"{root} has no manifest: neither <arch>/{MANIFEST} nor <arch>/{BACKWARD_FOLDER}, with "
-            f"{' or '.join(get_args(Arch))} for <arch>"
-        )
-    for arch, folder in folders.items():
+    for arch, folder in manifest_folders(root).items():
         used: set[Path] = set()
         if (folder / MANIFEST).exists():
             used |= _check_forward(folder, arch, check)
         if (folder / BACKWARD_FOLDER).is_dir():
             used |= _check_backward(folder, arch, check)
-        places = (MANIFEST.parent, BACKWARD_FOLDER)
+        used |= _check_gradients(folder, arch, check)
+        places = (MANIFEST.parent, BACKWARD_FOLDER, GRADIENT_FOLDER)
         present = {path for place in places for path in (folder / place).rglob("*.co")}
         check.remarks += [f"{path}: no row names it" for path in sorted(present - used)]
     return check
+
+
+def manifest_folders(root: Path) -> dict[Arch, Path]:
+    """The folders of a tree that have manifests, by architecture.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    folders = {arch: folder for arch in get_args(Arch) if (folder := _folder(root, arch))}
+    if not folders:
+        raise FileNotFoundError(
+            f"{root} has no manifest: neither <arch>/{MANIFEST} nor <arch>/{BACKWARD_FOLDER} or "
+            f"<arch>/{GRADIENT_FOLDER}, with {' or '.join(get_args(Arch))} for <arch>"
+        )
+    return folders
 
 
 def _folder(root: Path, arch: Arch) -> Path | None:
     folder = architecture_folder(root, arch)
     if folder is None:
         return None
-    has_any = (folder / MANIFEST).exists() or (folder / BACKWARD_FOLDER).is_dir()
-    return folder if has_any else None
+    places = (MANIFEST, Path(BACKWARD_FOLDER), Path(GRADIENT_FOLDER))
+    return folder if any((folder / place).exists() for place in places) else None
 
 
 def chips_of_folders(arch: Arch) -> tuple[Chip, ...]:
@@ -183,3 +195,22 @@ def _check_backward(folder: Path, arch: Arch, check: TreeCheck) -> set[Path]:
             check.problems.append(str(found))
         check.remarks += [f"{row.file}: {each}" for each in _oddities_of_symbol(row.symbol)]
     return used
+
+
+def _check_gradients(folder: Path, arch: Arch, check: TreeCheck) -> set[Path]:
+    """The files that the manifest of this package's backward kernels names."""
+    try:
+        tree = gradient_tree_in(folder, arch)
+    except ValueError as error:
+        check.problems.append(f"the manifest {error}")
+        return set()
+    if tree is None:
+        return set()
+    for row in tree.rows:
+        check.rows += 1
+        check.files += 1
+        try:
+            tree.code_object(row)
+        except CodeObjectError as error:
+            check.problems.append(str(error))
+    return {tree.folder / row.file for row in tree.rows}

@@ -18,7 +18,7 @@ def add_parser(commands: Any) -> None:
         help="write a C++ library with the AMD kernels, which needs no torch",
         description=(
             "Write the sources of a C++17 library with the kernels embedded, a header, CMake and "
-            "pkg-config files. Forward kernels are those that come ready; backward ones are "
+            "pkg-config files. Kernels are those that come ready; beside these, backward ones are "
             "compiled now. The folder is complete, or it is not there."
         ),
     )
@@ -40,13 +40,18 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--direction", nargs="+", choices=["forward", "backward"], help="(default: both)"
     )
-    parser.add_argument("--dtype", nargs="+", choices=["bf16", "fp16"], help="(default: both)")
+    parser.add_argument(
+        "--dtype",
+        nargs="+",
+        choices=["bf16", "fp16", "fp8"],
+        help="(default: all); backward has no fp8",
+    )
     parser.add_argument(
         "--hdim",
         nargs="+",
         metavar="HDIM",
-        help="head dimensions, as 128, or as 192x128 where v has another one (default: in forward "
-        "all that come ready, in backward 64 and 128)",
+        help="head dimensions, as 128, or as 192x128 where v has another one (default: all that "
+        "come ready, and of compiled kernels 64 and 128)",
     )
     parser.add_argument("--mask", nargs="+", choices=["none", "causal"], help="(default: both)")
     parser.add_argument(
@@ -56,7 +61,7 @@ def add_parser(commands: Any) -> None:
         "--bf16-cvt",
         nargs="+",
         choices=["rtne", "rtna", "rtz"],
-        help="how gfx942 rounds to bf16 (default: in forward all three, in backward rtne)",
+        help="how gfx942 rounds to bf16 (default: all three, and of compiled kernels rtne)",
     )
     add_json_flag(parser)
     parser.set_defaults(run=run)

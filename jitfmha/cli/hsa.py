@@ -209,8 +209,15 @@ def _in_words(value: object) -> str:
 
 
 def _list(args: argparse.Namespace) -> int:
+    from ..amd.tree_check import manifest_folders
+
     archs = [arch for arch in _ARCHS if args.arch in (None, arch)]
-    rows = [row for arch in archs for row in _rows(arch, args.tree)]
+    try:
+        if args.tree is not None:
+            manifest_folders(args.tree)
+        rows = [row for arch in archs for row in _rows(arch, args.tree)]
+    except (FileNotFoundError, ValueError) as error:
+        raise UsageError(str(error)) from error
     if args.json:
         print_json(rows)
     elif rows:
@@ -240,7 +247,32 @@ def _rows(arch: Arch, root: Path | None) -> list[dict[str, Any]]:
                 if str(path) not in fact["files"]:
                     fact["files"].append(str(path))
                     fact["variants"] += [chip.kernel_folder] if "/" in row.file else []
-    return list(found.values())
+    return [*found.values(), *_backward_rows(arch, root)]
+
+
+def _backward_rows(arch: Arch, root: Path | None) -> list[dict[str, Any]]:
+    """This package's backward kernels: of each code object's the one that makes gradients."""
+    from ..amd.gradient_manifest import gradient_tree_in
+    from ..amd.manifest import architecture_folder, trees_of
+    from ..amd.tree_check import chips_of_folders
+    from ..kernels.shipped_backward.kernel import kernels_of
+    from ..resources import hsa_dir
+
+    of_calls = (tree for chip in chips_of_folders(arch) for tree in trees_of(chip))
+    if root is None and not any(tree.is_shipped for tree in of_calls):
+        return []  # calls use other trees
+    folder = architecture_folder(hsa_dir() if root is None else root, arch)
+    tree = None if folder is None else gradient_tree_in(folder, arch)
+    facts: list[dict[str, Any]] = []
+    if tree is None:
+        return facts
+    for row in tree.rows:
+        (kernel,) = (x.row for x in kernels_of(row) if x.row.symbol == row.symbol)
+        fact = _fact(str(tree if root is None else root), tree.arch, kernel)
+        mask = "window" if row.is_masked else "none"
+        of_all = {"pass": "backward", "mask": mask, "files": [str(tree.folder / row.file)]}
+        facts.append(fact | of_all)
+    return facts
 
 
 def _kernels_of(tree: Tree, chip: Chip) -> Iterator[tuple[Path, KernelRow | BackwardRow]]:
@@ -293,7 +325,7 @@ def _read(path: Path) -> tuple[Elf, Arch]:
     try:
         elf = Elf(path.read_bytes())
     except OSError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, LookupError, struct.error) as error:
         raise UsageError(f"{path} is not a code object: {error}") from error
     archs = {architecture(name).elf_machine: name for name in _ARCHS}
@@ -321,7 +353,7 @@ def _show(args: argparse.Namespace) -> int:
             }
             for symbol, descriptor in kernel_descriptors(elf).items()
         ]
-        symbols = [(each.name, each.address) for each in elf.dynamic_symbols()]
+        symbols = [(each.name, each.address) for each in elf.dynamic_symbols() if each.name]
     except (ValueError, LookupError, struct.error, OverflowError, RecursionError) as error:
         raise UsageError(f"{args.code_object} is damaged: {error}") from error
     facts = {

@@ -86,10 +86,10 @@ def build_spec(variant: Variant) -> jit.BuildSpec:
 
 @cache
 def load(variant: Variant = "plain") -> ctypes.CDLL:
-    """The loaded library, built where the cache lacks it, which takes a minute or two."""
+    """The loaded library, built where the cache lacks it, which takes up to a minute."""
     spec = build_spec(variant)
     if not jit.is_built(spec):
-        say("the emulator is built once for each of its variants, in one to three minutes")
+        say("the emulator is built once for each of its variants, in up to a minute on two cores")
     return jit.load(spec)
 
 

@@ -9,11 +9,11 @@ from .folder import ForeignFilesError, check_folder, publish
 from .kernels import (
     DTYPES,
     MASKS,
-    BackwardKernels,
     Selection,
     backward_passes,
     compiled,
     forward_kernels,
+    ready_backward_kernels,
 )
 from .library import library_files
 from .translation import TranslationError
@@ -38,13 +38,15 @@ def export(
     Raises:
         ForeignFilesError: the folder holds something else.
         NotImplementedError: no kernel serves a backward pass that is selected.
+        jitfmha.amd.code_object.CodeObjectError: a kernel that comes ready is not what it should be.
         ValueError: nothing is selected.
         jitfmha.BuildError: a kernel does not compile; nothing was written then.
     """
     check_folder(folder)
     passes = backward_passes(selection)
     forward = list(forward_kernels(selection))
-    backward: list[BackwardKernels] = []
+    # In order of preference, which is that of the families in Python.
+    backward = list(ready_backward_kernels(selection))
     for traits in passes:
         backward.append(compiled(traits))
         if on_compiled is not None:

@@ -1,4 +1,4 @@
-"""Which kernels a library gets: rows of the shipped manifests, and compiled backward passes."""
+"""Which kernels a library gets: those that come ready, and compiled backward passes."""
 
 from __future__ import annotations
 
@@ -8,33 +8,38 @@ from typing import NamedTuple
 
 from .. import jit
 from ..amd.code_object import CodeObjectError
+from ..amd.gradient_manifest import gradient_tree
 from ..amd.manifest import KernelRow, trees_of
 from ..arguments import Bf16Cvt
 from ..chips import Arch, architecture, chip
 from ..combination import Combination
-from ..kernels.general.backward_traits import BackwardTraits, Rows, backward_spec
+from ..kernels.general.backward_launch import BackwardKernel
+from ..kernels.general.backward_traits import BackwardTraits, backward_spec
 from ..kernels.general.rules import RULES
 from ..kernels.general.traits import far_stride_bytes, has_roundings
 from ..kernels.rules import reasons_of
+from ..kernels.shipped_backward.kernel import kernels_of
+from ..kernels.shipped_backward.limits import FAR_STRIDE_BYTES
 from ..kernels.tuned.policy import has_conversions
 from ..mask import CAUSAL_MASK, NO_MASK
 from ..problem import BF16_CVTS, Direction, Mode
 
-DTYPES = ("bf16", "fp16")
-"""What exported calls take. Those of 8 bits have scales, which the calls do not take."""
+DTYPES = ("bf16", "fp16", "fp8")
+"""What exported calls take: of fp8 forward calls, in the form that the chip has."""
 MASKS = {"none": NO_MASK, "causal": CAUSAL_MASK}
 """Kernels with a mask take both corners, but for those of forward with a tile, which have one."""
 _MODES: tuple[Mode, ...] = ("gm0", "gm1")
-_HDIMS_OF_BACKWARD = ((64, 64), (128, 128))
-_CVTS_OF_BACKWARD: tuple[Bf16Cvt, ...] = ("rtne",)
+_DTYPES_OF_BACKWARD = ("bf16", "fp16")
+_HDIMS_OF_COMPILED = ((64, 64), (128, 128))
+_CVTS_OF_COMPILED: tuple[Bf16Cvt, ...] = ("rtne",)
 
 
 class Selection(NamedTuple):
     """Which kernels are exported.
 
     Attributes:
-        hdims: of q and k, and of v. None: all that come ready in forward, 64 and 128 in backward.
-        bf16_cvts: where there is a choice. None: all that come ready in forward, rtne in backward.
+        hdims: of q and k, and of v. None: all that come ready, and of compiled kernels 64 and 128.
+        bf16_cvts: where there is a choice. None: all that come ready, and of compiled kernels rtne.
     """
 
     arches: tuple[Arch, ...]
@@ -59,14 +64,23 @@ class ForwardKernel(NamedTuple):
 
 
 class BackwardKernels(NamedTuple):
-    """The kernels of a backward pass: symbols in order, and whose rows each has."""
+    """The kernels of a backward pass.
+
+    Attributes:
+        row: of the one that the pass is named after.
+        has_roundings: whether ``bf16_cvt`` makes a difference.
+        adds_dq_up: whether dq is added up in float32, in any order; else its order is always one.
+        far_stride_bytes: from where on rows are too far apart.
+        kernels: in the order of their launches.
+    """
 
     arch: Arch
     row: KernelRow
     has_roundings: bool
+    adds_dq_up: bool
     far_stride_bytes: int
     name: str
-    symbols: tuple[tuple[str, Rows], ...]
+    kernels: tuple[BackwardKernel, ...]
     image: bytes
 
 
@@ -89,11 +103,39 @@ def forward_kernels(selection: Selection) -> Iterator[ForwardKernel]:
                 yield ForwardKernel(arch, row, code_object.image)
 
 
+def ready_backward_kernels(selection: Selection) -> Iterator[BackwardKernels]:
+    """The backward passes that come ready, and serve what is selected.
+
+    Raises ``CodeObjectError`` for a file that is not what its manifest says.
+    """
+    if "backward" not in selection.directions:
+        return
+    for arch in selection.arches:
+        tree = gradient_tree(arch)
+        if tree is None:
+            continue
+        for listed in tree.rows:
+            kernels = kernels_of(listed)
+            row = next(kernel.row for kernel in kernels if kernel.row.symbol == listed.symbol)
+            if not _is_selected(row, arch, selection):
+                continue
+            yield BackwardKernels(
+                arch=arch,
+                row=row,
+                has_roundings=has_roundings(arch, row.dtype),
+                adds_dq_up=True,
+                far_stride_bytes=FAR_STRIDE_BYTES,
+                name=row.name,
+                kernels=kernels,
+                image=tree.code_object(listed).image,
+            )
+
+
 def _is_selected(row: KernelRow, arch: Arch, selection: Selection) -> bool:
     hdims, cvts = selection.hdims, selection.bf16_cvts
     has_choice = cvts is not None and has_conversions(row.dtype, arch)
     return (
-        row.dtype in selection.dtypes
+        ("fp8" if row.dtype == "fp8bf16" else row.dtype) in selection.dtypes
         and (hdims is None or (row.hdim_q, row.hdim_v) in hdims)
         and ("causal" if row.mask else "none") in selection.masks
         and _MODES[row.mode] in selection.modes
@@ -111,11 +153,11 @@ def backward_passes(selection: Selection) -> tuple[BackwardTraits, ...]:
     passes: dict[BackwardTraits, None] = {}
     for arch, dtype, (hdim_q, hdim_v), mask, mode, cvt in itertools.product(
         selection.arches,
-        selection.dtypes,
-        selection.hdims or _HDIMS_OF_BACKWARD,
+        [dtype for dtype in _DTYPES_OF_BACKWARD if dtype in selection.dtypes],
+        selection.hdims or _HDIMS_OF_COMPILED,
         selection.masks,
         selection.modes,
-        selection.bf16_cvts or _CVTS_OF_BACKWARD,
+        selection.bf16_cvts or _CVTS_OF_COMPILED,
     ):
         wanted = Combination(dtype, dtype, hdim_q, hdim_v, MASKS[mask], mode, "backward")
         problem = wanted.problem()._replace(bf16_cvt=cvt)
@@ -130,13 +172,17 @@ def compiled(traits: BackwardTraits) -> BackwardKernels:
 
     Raises ``jitfmha.BuildError`` where they cannot be.
     """
-    symbols = traits.kernels()
+    kernels = tuple(
+        BackwardKernel(traits.row(symbol), rows, traits.tile.own_rows)
+        for symbol, rows in traits.kernels()
+    )
     return BackwardKernels(
         arch=traits.arch,
-        row=traits.row(symbols[0][0]),
+        row=kernels[0].row,
         has_roundings=has_roundings(traits.arch, traits.dtype),
+        adds_dq_up=False,
         far_stride_bytes=far_stride_bytes(traits.tile),
         name=traits.name,
-        symbols=symbols,
+        kernels=kernels,
         image=jit.read(backward_spec(traits)),
     )

@@ -10,6 +10,7 @@ from typing import get_args
 
 from .. import jit
 from ..amd.launcher import launcher_source
+from ..amd.manifest import KernelDtype
 from ..amd.runtime import PCI_CHIP_ID, SYSTEM_NAMES
 from ..chips import Arch, architecture, chip, chips
 from ..combination import Combination
@@ -25,6 +26,12 @@ _HEADER = "// Written by python -m jitfmha export.\n"
 _LINE_BYTES = 64
 _MASKS: tuple[Mask, ...] = tuple(parse_mask(number) for number in range(3))
 """By the numbers of ``jitfmha::Mask``."""
+_DTYPE_NAMES: dict[str, KernelDtype] = {
+    "bf16": "bf16",
+    "fp16": "fp16",
+    **dict.fromkeys(("fp8_e4m3fnuz", "fp8_e4m3fn"), "fp8bf16"),
+}
+"""The members of ``jitfmha::DataType`` in order, and those of manifests."""
 _NO_PAGES = (0,) * 7
 # What stands for a byte in a C++ literal. A question mark would begin a trigraph.
 _LETTERS = [
@@ -118,6 +125,11 @@ def _calls(
                 str(chip(architecture(arch).unlisted_chip).xcds) for arch in get_args(Arch)
             ),
             "arch_names": _quoted(get_args(Arch)),
+            "dtype_names": _quoted(_DTYPE_NAMES),
+            "dtypes_of_rows": ", ".join(f"KernelDtype::{x}" for x in _DTYPE_NAMES.values()),
+            "fp8_dtypes": ", ".join(
+                f"DataType::{architecture(arch).fp8_dtype}" for arch in get_args(Arch)
+            ),
             "exported_archs": ", ".join(map(_arch, arches)),
             "runtime_names": _quoted(SYSTEM_NAMES),
             "pci_chip_id_attributes": ", ".join(map(str, PCI_CHIP_ID)),
@@ -138,14 +150,17 @@ def _forward_entry(kernel: ForwardKernel) -> str:
     )
 
 
-def _backward_entry(kernels: BackwardKernels) -> str:
-    row = kernels.row
-    symbols = _quoted(symbol for symbol, _ in kernels.symbols)
-    of_keys = ", ".join(str(rows == "k").lower() for _, rows in kernels.symbols)
+def _backward_entry(each: BackwardKernels) -> str:
+    row = each.row
+    launches = ", ".join(
+        f'{{"{kernel.row.symbol}", {_bool(kernel.rows == "k")}, {kernel.own_rows}, '
+        f"{kernel.row.threads}}}"
+        for kernel in each.kernels
+    )
     return (
-        f"{{{_arch(kernels.arch)}, {row_in_cpp(row)}, {str(kernels.has_roundings).lower()}, "
-        f'GridShape::{row.grid}, {row.threads}, {kernels.far_stride_bytes}, "{kernels.name}", '
-        f"{{{symbols}}}, {{{of_keys}}}, {_image(kernels, row.file)}}},"
+        f"{{{_arch(each.arch)}, {row_in_cpp(row)}, {_bool(each.has_roundings)}, "
+        f"{_bool(each.adds_dq_up)}, GridShape::{row.grid}, {each.far_stride_bytes}, "
+        f'"{each.name}", {{{launches}}}, {_image(each, row.file)}}},'
     )
 
 
@@ -160,8 +175,10 @@ def _code_objects(kernels: Iterable[ForwardKernel | BackwardKernels], namespace:
         f"alignas({_LINE_BYTES}) const char {_object(x)}[] =\n{_literal(x.image)};" for x in kernels
     )
     return (
-        f'{_HEADER}#include "code_objects.h"\n\nnamespace jitfmha::{namespace}::code_objects {{\n\n'
-        f"{definitions}\n\n}}  // namespace jitfmha::{namespace}::code_objects\n"
+        f'{_HEADER}#include "code_objects.h"\n\n'
+        f"namespace jitfmha {{\ninline namespace {namespace} {{\nnamespace code_objects {{\n\n"
+        f"{definitions}\n\n"
+        f"}}  // namespace code_objects\n}}  // namespace {namespace}\n}}  // namespace jitfmha\n"
     )
 
 
@@ -186,6 +203,10 @@ def _text(content: bytes) -> str:
 
 def _arch(arch: Arch) -> str:
     return f"Arch::{arch}"
+
+
+def _bool(value: bool) -> str:
+    return "true" if value else "false"
 
 
 def _quoted(names: Iterable[str]) -> str:

@@ -11,17 +11,28 @@ from typing import Any
 from torch import Tensor
 
 from jitfmha.export.folder import publish
-from jitfmha.export.kernels import Selection, backward_passes, compiled, forward_kernels
+from jitfmha.export.kernels import (
+    Selection,
+    backward_passes,
+    compiled,
+    forward_kernels,
+    ready_backward_kernels,
+)
 from jitfmha.export.library import library_files
 
 CPP = Path(__file__).resolve().parents[1] / "cpp"
-DTYPES = {"bf16": 0, "fp16": 1}
+WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
+DTYPES = {"bf16": 0, "fp16": 1, "fp8_e4m3fnuz": 2, "fp8_e4m3fn": 3}
 CVTS = {"rtne": 0, "rtna": 1, "rtz": 2}
 _CODES = ("ok", "invalid_argument", "unsupported", "runtime_error", "out_of_memory")
 
 
 class Strides(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in ("batch", "seq", "head")]
+
+
+class Descale(ctypes.Structure):
+    _fields_ = [("scales", ctypes.c_void_p), ("batch", ctypes.c_int64), ("head", ctypes.c_int64)]
 
 
 _SHARED = [
@@ -43,6 +54,7 @@ class ForwardArguments(ctypes.Structure):
     _fields_ = [
         *_SHARED,
         *(("out", ctypes.c_void_p), ("out_strides", Strides), ("lse", ctypes.c_void_p)),
+        *((name, Descale) for name in ("q_descale", "k_descale", "v_descale")),
     ]
 
 
@@ -51,6 +63,7 @@ class BackwardArguments(ctypes.Structure):
         *_SHARED,
         *((name, ctypes.c_void_p) for name in ("out", "lse", "dout", "dq", "dk", "dv")),
         *((f"{name}_strides", Strides) for name in ("out", "dout", "dq", "dk", "dv")),
+        ("deterministic", ctypes.c_bool),
     ]
 
 
@@ -107,26 +120,25 @@ def set_tensor(arguments: ctypes.Structure, name: str, x: Tensor) -> None:
         setattr(arguments, f"{name}_strides", Strides(batch[0] if batch else 0, seq, head))
 
 
+def set_descale(arguments: ForwardArguments, name: str, x: Tensor) -> None:
+    """The address of a scale, or of one for each sequence and key head, and its strides."""
+    strides = (0, 0) if x.dim() == 1 else x.stride()
+    setattr(arguments, name, Descale(x.data_ptr(), *strides))
+
+
 def write_library(
-    folder: Path,
-    forward: Selection | None = None,
-    backward: Selection | None = None,
-    version: str = "1.2.3",
+    folder: Path, ready: Selection, passes: Selection | None = None, version: str = "1.2.3"
 ) -> None:
-    """Export what two selections name."""
-    publish(
-        folder,
-        library_files(
-            [] if forward is None else list(forward_kernels(forward)),
-            [] if backward is None else [compiled(x) for x in backward_passes(backward)],
-            version,
-        ),
-    )
+    """Export the kernels that come ready for one selection, and compiled ones for another."""
+    backward = list(ready_backward_kernels(ready))
+    if passes is not None:
+        backward += [compiled(x) for x in backward_passes(passes)]
+    publish(folder, library_files(list(forward_kernels(ready)), backward, version))
 
 
 def compile_cpp(output: Path, *arguments: str | Path) -> Path:
     """Run g++; what it says is the error."""
-    command = ["g++", "-std=c++17", "-O0", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off"]
+    command = ["g++", "-std=c++17", "-O0", *WARNINGS, "-ffp-contract=off"]
     done = subprocess.run(
         [*command, *map(str, arguments), "-ldl", "-o", str(output)],
         capture_output=True,

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import random
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from amd_problems import AmdProblem
+from amd_problems import FP8, AmdProblem
+from backward_calls import POISON, BackwardCall
 from exported_calls import (
     CPP,
     CVTS,
     DTYPES,
+    WARNINGS,
     BackwardArguments,
     CallError,
     ExportedCalls,
@@ -25,29 +29,30 @@ from exported_calls import (
     build_shared,
     build_shim,
     compile_cpp,
+    set_descale,
     set_tensor,
     write_library,
 )
 from inputs import prefix_sums
 from torch import Tensor
-from untyped import fmha_fwd
+from untyped import fmha_bwd, fmha_fwd
 
 from jitfmha import emulate
 from jitfmha.amd.manifest import AITER_ASM_DIR, HSA_DIR
-from jitfmha.arguments import Arguments, Gradients, Tensors, gather_cu_seqlens
-from jitfmha.backward import BackwardArguments as BackwardCall
-from jitfmha.backward import make_backward_problem
+from jitfmha.chips import Arch
 from jitfmha.combination import Combination
+from jitfmha.dispatch import plan_for
 from jitfmha.emulator.library import load
 from jitfmha.emulator.session import DEVICES
-from jitfmha.export.kernels import Selection
-from jitfmha.kernels import general, tuned
+from jitfmha.export.kernels import Selection, ready_backward_kernels
+from jitfmha.kernels import tuned
 from jitfmha.kernels.tuned.family import TunedPlan
 from jitfmha.mask import parse_mask
+from jitfmha.problem import DTYPE_NAMES
 from jitfmha.target import TARGET_HERE, AmdTarget
 
-FORWARD = Selection(("gfx942", "gfx950"), ("forward",))
-BACKWARD = Selection(
+READY = Selection(("gfx942", "gfx950"))
+COMPILED = Selection(
     ("gfx942",), ("backward",), dtypes=("bf16",), hdims=((64, 64),), masks=("causal",)
 )
 
@@ -63,9 +68,9 @@ def _own_tree() -> None:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with all forward kernels, and backward ones for what ``BACKWARD`` names."""
+    """A folder with all kernels that come ready, and compiled ones for what ``COMPILED`` names."""
     folder = tmp_path_factory.mktemp("export") / "exported"
-    write_library(folder, FORWARD, BACKWARD)
+    write_library(folder, READY, COMPILED)
     return folder
 
 
@@ -86,6 +91,12 @@ def calls(exported: Path, shared_library: Path, emulator_path: str) -> ExportedC
 
 def use_device(chip: str) -> None:
     assert load("plain").hipSetDevice(DEVICES[chip]) == 0
+
+
+def ready_hdims(arch: Arch) -> list[tuple[int, int]]:
+    """Those of the backward kernels that come ready."""
+    rows = (each.row for each in ready_backward_kernels(READY._replace(arches=(arch,))))
+    return sorted({(row.hdim_q, row.hdim_v) for row in rows})
 
 
 def arguments_of(wanted: Combination, max_seqlen_q: int = 0) -> ForwardArguments:
@@ -112,7 +123,7 @@ def arguments_of(wanted: Combination, max_seqlen_q: int = 0) -> ForwardArguments
 # ---- The policy ----------------------------------------------------------------------------------
 
 
-def drawn_combination(draw: random.Random) -> Combination:
+def drawn_combination(draw: random.Random, fp8: str) -> Combination:
     mode = draw.choice(("gm0", "gm1"))
     heads_k = draw.choice((1, 2, 5, 8))
     batch = draw.choice((1, 2, 3, 16))
@@ -120,7 +131,7 @@ def drawn_combination(draw: random.Random) -> Combination:
     seqlen_q, seqlen_k = (int(2 ** draw.uniform(0, 15)) - 1 for _ in "qk")
     packs = batch if mode == "gm1" else 1
     return Combination(
-        *(dtype := draw.choice(("bf16", "fp16")), dtype),
+        *(dtype := draw.choice(("bf16", "fp16", fp8)), dtype),
         *draw.choice(((64, 64), (128, 128), (192, 128), (96, 96))),
         mask=parse_mask(draw.choice((0, 1, 2) if mode == "gm0" else (0, 2))),
         mode=mode,
@@ -141,7 +152,7 @@ def test_plans_are_those_of_python(chip: str, calls: ExportedCalls, seed: int) -
         target = TARGET_HERE.get()
         assert isinstance(target, AmdTarget)
         for _ in range(400):
-            wanted = drawn_combination(draw)
+            wanted = drawn_combination(draw, target.chip.architecture.fp8_dtype)
             cvt = draw.choice(("rtne", "rtna", "rtz"))
             max_seqlen_q = draw.randint(1, wanted.seqlen_q + 3) if wanted.mode == "gm1" else 0
             problem = wanted.problem()._replace(bf16_cvt=cvt)
@@ -163,6 +174,76 @@ def test_plans_are_those_of_python(chip: str, calls: ExportedCalls, seed: int) -
             kernels.add((plan.kernel, splits.num_splits > 1))
     assert {splits for _, splits in kernels} == {False, True}
     assert any("q128" in name for name, _ in kernels)
+    assert any("fp8" in name for name, _ in kernels)
+
+
+@pytest.mark.parametrize("chip", ["gfx942", "gfx950"])
+def test_backward_plans_are_those_of_python(chip: Arch, calls: ExportedCalls, seed: int) -> None:
+    draw = random.Random(seed)
+    use_device(chip)
+    families, hdims = set(), ready_hdims(chip)
+    for _ in range(150):
+        wanted, cvt = drawn_backward(draw, hdims), draw.choice(tuple(CVTS))
+        if draw.random() < 0.3:
+            wanted, cvt = as_compiled(wanted), "rtne"
+        is_deterministic = draw.random() < 0.3
+        problem = wanted.problem()._replace(bf16_cvt=cvt, is_deterministic=is_deterministic)
+        with emulate(chip):
+            target = TARGET_HERE.get()
+            assert target is not None
+            plan = plan_for(problem, target)
+        arguments = BackwardArguments()
+        copy_shared(arguments_of(wanted), arguments)
+        arguments.bf16_cvt = CVTS[cvt]
+        arguments.deterministic = is_deterministic
+        if plan.family == "general" and not is_compiled(wanted, cvt, chip):
+            with pytest.raises(CallError, match=r"^unsupported: no backward kernel for"):
+                calls.plan(arguments)
+            continue
+        found = calls.plan(arguments)
+        assert found.kernel.decode() == plan.kernel, wanted
+        of_dq = wanted.hdim_q if plan.family == "shipped_backward" else 0
+        assert found.workspace_bytes == 4 * math.prod(problem.lse_shape) * (of_dq + 2)
+        families.add(plan.family)
+    assert families == {"shipped_backward", "general"} if chip == "gfx942" else {"shipped_backward"}
+
+
+def drawn_backward(draw: random.Random, hdims: Sequence[tuple[int, int]]) -> Combination:
+    mode = draw.choice(("gm0", "gm1"))
+    heads_k = draw.choice((1, 2, 5))
+    return Combination(
+        *(dtype := draw.choice(("bf16", "fp16")), dtype),
+        *draw.choice((*hdims, (64, 64), (96, 96))),
+        mask=parse_mask(draw.choice((0, 1, 2) if mode == "gm0" else (0, 2))),
+        mode=mode,
+        direction="backward",
+        batch=draw.choice((1, 3)),
+        heads_q=heads_k * draw.choice((1, 2, 7)),
+        heads_k=heads_k,
+        seqlen_q=draw.randint(1, 3000),
+        seqlen_k=draw.randint(1, 3000),
+    )
+
+
+def as_compiled(wanted: Combination) -> Combination:
+    """With what ``COMPILED`` names."""
+    (dtype,), ((hdim_q, hdim_v),) = COMPILED.dtypes, COMPILED.hdims or ()
+    hdims = {"hdim_q": hdim_q, "hdim_v": hdim_v}
+    return wanted._replace(dtype=dtype, kv_dtype=dtype, **hdims, mask=parse_mask(2))
+
+
+def is_compiled(wanted: Combination, cvt: str, arch: Arch) -> bool:
+    """Whether ``COMPILED`` names it."""
+    like = as_compiled(wanted)._replace(mask=wanted.mask)
+    is_named = arch in COMPILED.arches and cvt == "rtne" and not wanted.mask.is_none
+    return is_named and wanted == like
+
+
+def copy_shared(one: ForwardArguments, other: BackwardArguments) -> None:
+    """What both directions have."""
+    for name, *_ in ForwardArguments._fields_:
+        if hasattr(other, name):
+            setattr(other, name, getattr(one, name))
 
 
 # ---- Results -------------------------------------------------------------------------------------
@@ -174,6 +255,9 @@ FORWARD_CASES: Sequence[tuple[str, dict[str, Any]]] = (
     ("gfx942", {"batch": 1, "lengths": ((70, 0),)}),
     ("gfx942", {"lengths": ((0, 5), (1, 64), (128, 65), (33, 0)), "gap": 3, "mask": 2}),
     ("gfx950", {"lengths": ((3, 900), (2, 1100)), "hdims": (64, 64)}),
+    ("gfx942", {"batch": 2, "lengths": ((33, 129),), "heads": (4, 2), "mask": 2, "fp8": "each"}),
+    ("gfx950", {"batch": 1, "lengths": ((1, 1000),), "layout": "bhsd", "fp8": "one"}),
+    ("gfx950", {"lengths": ((0, 5), (65, 64), (3, 65)), "heads": (3, 3), "gap": 3, "fp8": "each"}),
 )
 
 
@@ -188,7 +272,10 @@ def test_forward_is_that_of_python(
     poisoned_memory: None,
 ) -> None:
     dtype = (torch.bfloat16, torch.float16)[int(torch.randint(2, (), generator=rng))]
-    problem = AmdProblem(rng, dtype=dtype, **changes)
+    descales = changes.get("fp8")
+    others = {name: x for name, x in changes.items() if name != "fp8"}
+    dtype = FP8[chip] if descales else dtype
+    problem = AmdProblem(rng, dtype=dtype, descales=descales, **others)
     max_seqlen_q = 150 if problem.is_group else None
     with emulate(chip):
         out, lse = fmha_fwd(
@@ -221,7 +308,7 @@ def covered_rows(problem: AmdProblem) -> Any:
 def forward_arguments(problem: AmdProblem, max_seqlen_q: int) -> ForwardArguments:
     """With the inputs of a problem."""
     arguments = ForwardArguments(
-        dtype=DTYPES["bf16" if problem.dtype == torch.bfloat16 else "fp16"],
+        dtype=DTYPES[DTYPE_NAMES[problem.dtype]],
         mode=int(problem.is_group),
         mask=problem.mask,
         batch=problem.batch or len(problem.lengths),
@@ -239,6 +326,9 @@ def forward_arguments(problem: AmdProblem, max_seqlen_q: int) -> ForwardArgument
     for name in ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded"):
         if name in problem.arguments:
             set_tensor(arguments, name, problem.arguments[name])
+    for name in ("q_descale", "k_descale", "v_descale"):
+        if name in problem.arguments:
+            set_descale(arguments, name, problem.arguments[name])
     return arguments
 
 
@@ -255,65 +345,95 @@ def test_without_a_workspace_keys_are_not_split(calls: ExportedCalls, rng: torch
     problem.assert_right((out, lse), 2**-8)
 
 
-@pytest.mark.parametrize("lengths", [((33, 70),), ((0, 5), (1, 64), (65, 129), (33, 0))])
+# Up to two tiles of keys: two summands of dq have one sum, in whichever order they come.
+BACKWARD_CASES: Sequence[tuple[Arch, dict[str, Any]]] = (
+    ("gfx942", {"batch": 2, "lengths": ((33, 200),), "heads": (4, 2), "mask": 2}),
+    ("gfx942", {"lengths": ((0, 5), (1, 64), (65, 129), (33, 0)), "gap": 3}),
+    ("gfx950", {"batch": 1, "lengths": ((70, 33),), "mask": 1, "layouts": {"q": "bhsd"}}),
+    ("gfx950", {"lengths": ((3, 129), (40, 7)), "heads": (3, 1), "mask": 2}),
+)
+
+
+@pytest.mark.parametrize(("chip", "changes"), BACKWARD_CASES)
 def test_backward_is_that_of_python(
+    chip: Arch, changes: dict[str, Any], calls: ExportedCalls, rng: torch.Generator, seed: int
+) -> None:
+    draw = random.Random(seed)
+    options = {"bf16_cvt": draw.choice(tuple(CVTS))}
+    call = BackwardCall(
+        rng,
+        dtype=draw.choice((torch.bfloat16, torch.float16)),
+        hdims=draw.choice(ready_hdims(chip)),
+        options=options,
+        **changes,
+    )
+    assert "general" not in assert_backward_is_that_of_python(call, chip, calls)
+
+
+@pytest.mark.parametrize("lengths", [((33, 70),), ((0, 5), (1, 64), (65, 129), (33, 0))])
+def test_deterministic_backward_is_that_of_python(
     lengths: Sequence[tuple[int, int]], calls: ExportedCalls, rng: torch.Generator
 ) -> None:
-    is_group = len(lengths) > 1
-    batch = None if is_group else 2
-    problem = AmdProblem(rng, batch=batch, lengths=lengths, hdims=(64, 64), heads=(4, 2), mask=2)
-    dout = torch.randn(problem.q.shape, generator=rng).bfloat16()
-    longest = {"max_seqlen_q": 65, "max_seqlen_k": 129} if is_group else {}
-    with emulate("gfx942"):
-        out, lse = fmha_fwd(problem.q, problem.k, problem.v, **problem.arguments, **longest)
-        expected = gradients_of_general_kernels(problem, longest, dout, out, lse)
-    inputs = forward_arguments(problem, longest.get("max_seqlen_q", 0))
-    arguments = BackwardArguments()
-    for name, *_ in ForwardArguments._fields_:
-        if hasattr(arguments, name):
-            setattr(arguments, name, getattr(inputs, name))
-    arguments.max_seqlen_k = longest.get("max_seqlen_k", 0)
-    gradients = [torch.full_like(x, torch.nan) for x in (problem.q, problem.k, problem.v)]
-    named = zip(("out", "lse", "dout", "dq", "dk", "dv"), (out, lse, dout, *gradients), strict=True)
-    for name, x in named:
-        if name == "lse":
-            arguments.lse = x.data_ptr()
-        else:
-            set_tensor(arguments, name, x)
-    use_device("gfx942")
-    workspace = torch.full((calls.plan(arguments).workspace_bytes // 4,), torch.nan)
-    assert workspace.numel() == 2 * lse.numel()
+    call = BackwardCall(
+        rng,
+        batch=None if len(lengths) > 1 else 2,
+        lengths=lengths,
+        hdims=(64, 64),
+        heads=(4, 2),
+        mask=2,
+        options={"deterministic": True},
+    )
+    assert "general" in assert_backward_is_that_of_python(call, "gfx942", calls)
+
+
+def assert_backward_is_that_of_python(call: BackwardCall, chip: Arch, calls: ExportedCalls) -> str:
+    """The gradients, bit for bit, and what was not to be written. The kernel's name."""
+    longest = {"max_seqlen_q": 65, "max_seqlen_k": 129} if call.is_group else {}
+    call.arguments |= longest
+    with emulate(chip):
+        expected = {name: x.clone() for name, x in call.run().items()}
+    arguments = backward_arguments(call)
+    for x in call.gradients.values():
+        x.fill_(POISON)
+    use_device(chip)
+    plan = calls.plan(arguments)
+    workspace = torch.full((plan.workspace_bytes // 4,), torch.nan)
     arguments.workspace, arguments.workspace_bytes = workspace.data_ptr(), workspace.nbytes
     calls.launch(arguments)
-    for here, there in zip(gradients, expected, strict=True):
-        assert torch.equal(here, there)
+    for name, x in call.gradients.items():
+        assert torch.equal(x, expected[name]), name
+    return str(plan.kernel.decode())
 
 
-def gradients_of_general_kernels(
-    problem: AmdProblem, longest: dict[str, int], dout: Tensor, out: Tensor, lse: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dq, dk and dv of the family whose kernels are exported, whatever else would be preferred."""
-    given = problem.arguments
-    cu_seqlens = gather_cu_seqlens(
-        *(given.get(name) for name in ("cu_seqlens_q", "cu_seqlens_k", "none", "none")),
-        *(longest.get(name) for name in ("max_seqlen_q", "max_seqlen_k")),
+def backward_arguments(call: BackwardCall) -> BackwardArguments:
+    """Without a workspace."""
+    given = call.arguments
+    arguments = BackwardArguments(
+        dtype=DTYPES[DTYPE_NAMES[call.dtype]],
+        mode=int(call.is_group),
+        mask=call.mask,
+        bf16_cvt=CVTS[given.get("bf16_cvt", "rtne")],
+        batch=call.batch or len(call.lengths),
+        heads_q=call.heads[0],
+        heads_k=call.heads[1],
+        seqlen_q=call.q.shape[-3],
+        seqlen_k=call.k.shape[-3],
+        hdim_q=call.hdims[0],
+        hdim_v=call.hdims[1],
+        softmax_scale=call.hdims[0] ** -0.5,
+        max_seqlen_q=given.get("max_seqlen_q", 0),
+        max_seqlen_k=given.get("max_seqlen_k", 0),
+        lse=call.lse.data_ptr(),
+        deterministic=given.get("deterministic", False),
     )
-    q, k, v = problem.q, problem.k, problem.v
-    arguments = Arguments(
-        *(q, k, v, problem.softmax_scale, problem.mask, (-1, -1)),
-        return_lse=True,
-        out=out,
-        cu_seqlens=cu_seqlens,
-    )
-    asked = make_backward_problem(BackwardCall(arguments, lse, dout))
-    target = TARGET_HERE.get()
-    assert target is not None
-    plan: Any = general.propose(asked, target)
-    launch = plan.bind().launch_for(asked.sizes)
-    dq, dk, dv = (torch.full_like(x, torch.nan) for x in (q, k, v))
-    gradients = Gradients(dout, None, dq, dk, dv, None)
-    launch(Tensors(q, k, v, out, lse, cu_seqlens, None, None, None, gradients, None))
-    return dq, dk, dv
+    for name in ("q", "k", "v", "out", "dout"):
+        set_tensor(arguments, name, getattr(call, name))
+    for name, x in call.gradients.items():
+        set_tensor(arguments, name, x)
+    for name in ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded"):
+        if name in given:
+            set_tensor(arguments, name, given[name])
+    return arguments
 
 
 # ---- What is refused -----------------------------------------------------------------------------
@@ -331,7 +451,13 @@ PLAIN = Combination("bf16", "bf16", 64, 64, batch=1, heads_q=2, heads_k=1, seqle
         ({"hdim_v": 0}, "invalid_argument: hdim_v is 0"),
         ({"softmax_scale": math.nan}, "invalid_argument: softmax_scale is nan"),
         ({"softmax_scale": 0.0}, "invalid_argument: softmax_scale is 0"),
-        ({"dtype": 2}, "invalid_argument: dtype is 2"),
+        ({"dtype": 4}, "invalid_argument: dtype is 4"),
+        (
+            {"dtype": 2, "hdim_q": 128, "hdim_v": 128},
+            r"invalid_argument: q_descale\.scales is null",
+        ),
+        ({"dtype": 3}, "unsupported: dtype is fp8_e4m3fn; the fp8 of gfx942 is fp8_e4m3fnuz"),
+        ({"dtype": 2}, "unsupported: no kernel for fp8_e4m3fnuz, hdim 64x64"),
         ({"mask": -1}, "invalid_argument: mask is -1"),
         ({"mode": 1, "mask": 1}, "invalid_argument: mask is causal_top_left"),
         ({"q": None}, "invalid_argument: q is null"),
@@ -367,6 +493,32 @@ def test_a_stride_that_does_not_fit_is_named(calls: ExportedCalls) -> None:
     calls.plan(arguments)
 
 
+def test_a_stride_of_a_descale_is_checked(calls: ExportedCalls, rng: torch.Generator) -> None:
+    problem = AmdProblem(rng, dtype=FP8["gfx942"], batch=1, descales="each")
+    use_device("gfx942")
+    arguments = forward_arguments(problem, 0)
+    set_tensor(arguments, "out", torch.zeros(problem.q.shape, dtype=torch.bfloat16))
+    arguments.v_descale.head = -1
+    with pytest.raises(CallError, match=r"^invalid_argument: v_descale\.head is -1"):
+        calls.launch(arguments)
+    arguments.v_descale.head = 1 << 30
+    with pytest.raises(CallError, match=r"^unsupported: v_descale\.head is 1073741824"):
+        calls.launch(arguments)
+
+
+def test_rows_that_are_too_far_apart_are_refused(
+    calls: ExportedCalls, rng: torch.Generator
+) -> None:
+    use_device("gfx942")
+    arguments = backward_arguments(BackwardCall(rng, batch=1, lengths=((3, 5),)))
+    arguments.v_strides.seq = 1 << 23
+    with pytest.raises(CallError, match=r"^unsupported: rows of q, k, v or dout are 16777216 "):
+        calls.plan(arguments)
+    arguments.dtype = DTYPES["fp8_e4m3fnuz"]
+    with pytest.raises(CallError, match=r"^unsupported: no backward kernel for fp8_e4m3fnuz, hdim"):
+        calls.plan(arguments)
+
+
 def test_a_small_workspace_is_refused(calls: ExportedCalls) -> None:
     use_device("gfx942")
     arguments = arguments_of(PLAIN._replace(seqlen_q=1, seqlen_k=2000))
@@ -376,6 +528,14 @@ def test_a_small_workspace_is_refused(calls: ExportedCalls) -> None:
         setattr(arguments, name, memory.data_ptr())
     arguments.workspace_bytes = needed - 1
     with pytest.raises(CallError, match=f"workspace_bytes is {needed - 1}; .* {needed}$"):
+        calls.launch(arguments)
+
+
+def test_a_workspace_that_is_null_is_refused(calls: ExportedCalls, rng: torch.Generator) -> None:
+    use_device("gfx942")
+    arguments = backward_arguments(BackwardCall(rng, batch=1, lengths=((3, 5),)))
+    arguments.workspace_bytes = calls.plan(arguments).workspace_bytes
+    with pytest.raises(CallError, match=r"^invalid_argument: workspace is null"):
         calls.launch(arguments)
 
 
@@ -395,8 +555,25 @@ def test_symbols_have_the_version(shared_library: Path) -> None:
         check=True,
     ).stdout
     names = [line.split(maxsplit=2)[2] for line in listed.splitlines()]
-    assert len(names) == 5
+    assert len(names) == 6
     assert all(name.startswith("jitfmha::v1_2_3::") for name in names)
+
+
+@pytest.mark.parametrize("source", ["jitfmha.cpp", "code_objects_gfx942.cpp"])
+def test_clang_has_no_complaints(source: str, exported: Path, tmp_path: Path) -> None:
+    """As the tests' g++ has none."""
+    if importlib.util.find_spec("ziglang") is None:
+        pytest.skip("ziglang is not installed")
+    command = [sys.executable, "-m", "ziglang", "c++", "-std=c++17", "-O0", *WARNINGS]
+    done = subprocess.run(
+        [*command, "-c", str(exported / "src" / source), "-o", str(tmp_path / "object.o")]
+        + [f"-I{exported / 'include'}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_two_versions_in_one_process(
@@ -499,45 +676,68 @@ def test_forward_program(
     assert torch.equal(saved(tmp_path, "out", torch.float16, 3, 130, 128).transpose(0, 1), out)
     assert torch.equal(saved(tmp_path, "lse", torch.float32, 3, 130), lse)
 
-    assert "-prec=fp8 is not served" in built.run("-prec=fp8", code=2)
+    for chip in ("gfx942", "gfx950"):
+        said = built.run(
+            *("-prec=fp8", "-b=2", "-h=4", "-h_k=2", "-s=33", "-s_k=130", "-mask=1", "-init=nf"),
+            *("-iperm=0", "-operm=0", "-repeat=0", "-qscale=ph", f"-device={DEVICES[chip]}"),
+            *options,
+        )
+        assert "fmha_fwd_hd128_fp8bf16_causal_top_left" in said
+        assert "valid: y" in said
+        q, k, v = (
+            saved(tmp_path, name, FP8[chip], 2, rows, heads, 128)
+            for name, heads, rows in (("q", 4, 33), ("k", 2, 130), ("v", 2, 130))
+        )
+        names = ("q_descale", "k_descale", "v_descale")
+        descales = {name: saved(tmp_path, name, torch.float32, 2, 2) for name in names}
+        with emulate(chip):
+            out, lse = fmha_fwd(q, k, v, mask=1, return_lse=True, **descales)
+        assert torch.equal(saved(tmp_path, "out", torch.bfloat16, 2, 33, 4, 128), out)
+        assert torch.equal(saved(tmp_path, "lse", torch.float32, 2, 4, 33), lse)
+
+    assert "-prec=fp4 is not served" in built.run("-prec=fp4", code=2)
     assert "-nonsense=1 is no option" in built.run("-nonsense=1", code=2)
+    assert "-b=0 is not served" in built.run("-mode=1", "-b=0", code=2)
+    assert "-s=3,4 is not served" in built.run("-s=3,4", code=2)
+    assert "-s_k=3,4 is not served" in built.run("-mode=1", "-s=3,4,5", "-s_k=3,4", code=2)
     assert "no kernel for fp16, hdim 80x80" in built.run("-d=80", "-s=3", code=1)
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
 def test_backward_program(
-    exported: Path, shared_library: Path, emulator_path: str, tmp_path: Path, seed: int
+    deterministic: bool,
+    exported: Path,
+    shared_library: Path,
+    emulator_path: str,
+    tmp_path: Path,
+    seed: int,
 ) -> None:
     built = program("bench_mha_bwd", exported, shared_library, emulator_path)
+    hdim, hdim_v = (64, 64) if deterministic else random.Random(seed).choice(ready_hdims("gfx942"))
     said = built.run(
-        *("-prec=bf16", "-b=1", "-h=4", "-h_k=2", "-s=33", "-s_k=70", "-d=64", "-mask=2"),
+        *("-prec=bf16", "-b=1", "-h=4", "-h_k=2", "-s=33", "-s_k=70", f"-d={hdim}", "-mask=2"),
         *("-bwd_v3=1", "-v3_atomic_fp32=0", "-v3_bf16_cvt=0", "-init=1", "-iperm=0", "-operm=0"),
+        *(f"-d_v={hdim_v}", f"-deterministic={int(deterministic)}"),
         *("-kname=1", "-warmup=0", "-repeat=1", f"-seed={seed}", f"-save={tmp_path}"),
     )
-    assert "fmha_bwd_general_hd64x64_bf16" in said
+    assert ("fmha_bwd_general_hd64x64_bf16" in said) == deterministic
+    assert "fmha_bwd_" in said
     assert "TFLOP/s" in said
     assert "valid: y" in said
     q, k, v, out, dout, *here = (
-        saved(tmp_path, name, torch.bfloat16, 1, rows, heads, 64)
-        for name, heads, rows in (
-            *(("q", 4, 33), ("k", 2, 70), ("v", 2, 70), ("out", 4, 33), ("dout", 4, 33)),
-            *(("dq", 4, 33), ("dk", 2, 70), ("dv", 2, 70)),
+        saved(tmp_path, name, torch.bfloat16, 1, rows, heads, columns)
+        for name, heads, rows, columns in (
+            *(("q", 4, 33, hdim), ("k", 2, 70, hdim), ("v", 2, 70, hdim_v)),
+            *(("out", 4, 33, hdim_v), ("dout", 4, 33, hdim_v)),
+            *(("dq", 4, 33, hdim), ("dk", 2, 70, hdim), ("dv", 2, 70, hdim_v)),
         )
     )
     lse = saved(tmp_path, "lse", torch.float32, 1, 4, 33)
-    problem = AmdProblem(
-        torch.Generator(),
-        batch=1,
-        lengths=((33, 70),),
-        hdims=(64, 64),
-        heads=(4, 2),
-        mask=2,
-        softmax_scale=64**-0.5,
-    )
-    problem.q, problem.k, problem.v = q, k, v
     with emulate("gfx942"):
-        expected = gradients_of_general_kernels(problem, {}, dout, out, lse)
+        expected = fmha_bwd(dout, q, k, v, out, lse, mask=2, deterministic=deterministic)
     for one, other in zip(here, expected, strict=True):
         assert torch.equal(one, other)
+    assert "-prec=fp8 is not served" in built.run("-prec=fp8", code=2)
 
 
 CONSUMER = """
@@ -594,6 +794,12 @@ def test_cmake_and_pkg_config(tmp_path: Path, emulator_path: str) -> None:
     run("cmake", "-S", "consumer", "-B", "consumer_built", f"-DCMAKE_PREFIX_PATH={prefix}")
     run("cmake", "--build", "consumer_built")
     flags = run("pkg-config", "--cflags", "--libs", "jitfmha").split()
+    # A library with a static one inside shows none of its names.
+    plugin = compile_cpp(
+        tmp_path / "plugin.so", "-shared", "-fPIC", consumer / "consumer.cpp", *flags
+    )
+    assert "plan_mha_fwd" in run("nm", "-C", "--defined-only", str(plugin))
+    assert "plan_mha_fwd" not in run("nm", "-DC", "--defined-only", str(plugin))
     assert run("pkg-config", "--modversion", "jitfmha") == "7.8.9\n"
     compile_cpp(tmp_path / "by_pkg_config", consumer / "consumer.cpp", *flags)
     (tmp_path / "libamdhip64.so").symlink_to(emulator_path)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -22,7 +23,9 @@ from jitfmha.amd.assembly_listing import ListingError, decorated, kernels_of, re
 from jitfmha.amd.device_compiler import assemble_words
 from jitfmha.amd.disassembly import disassemble, without_padding
 from jitfmha.amd.elf import Elf
-from jitfmha.chips import chip
+from jitfmha.amd.gradient_manifest import gradient_tree
+from jitfmha.amd.manifest import AITER_ASM_DIR, HSA_DIR
+from jitfmha.chips import Arch, chip
 from jitfmha.cli import main
 
 KERNEL = PlainKernel(mask=2, mode=1)
@@ -90,7 +93,7 @@ def test_an_imported_kernel_serves_calls(
 
     listed = hsa("list", "--json").json
     assert [(row["symbol"], row["variants"]) for row in listed] == [(SYMBOL, ["MI308"])]
-    assert listed[0]["mask"], listed[0]["mode"] == ("causal", "gm1")
+    assert (listed[0]["mask"], listed[0]["mode"]) == ("causal", "gm1")
     assert hsa("verify", tree).code == 0
     shown = hsa("show", tree / FILE, "--json").json
     (kernel,) = shown["kernels"]
@@ -338,3 +341,42 @@ def test_verify_names_each_problem(hsa: Hsa, tmp_path: Path) -> None:
     assert unnamed == [f"{folder / name}: no row names it" for name in ("dtype.co", "unlisted.co")]
     assert "problem: " in hsa("verify", tmp_path).out
     assert hsa("verify", tmp_path / "nothing").code == 2
+
+
+def test_backward_kernels_of_this_package_are_listed_and_verified(
+    hsa: Hsa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in (HSA_DIR, AITER_ASM_DIR):
+        monkeypatch.delenv(variable, raising=False)
+    listed = {x["symbol"] for x in hsa("list", "--json").json if x["pass"] == "backward"}
+    trees = [tree for arch in get_args(Arch) if (tree := gradient_tree(arch)) is not None]
+    assert listed == {row.symbol for tree in trees for row in tree.rows}
+    # In a copy one file has another's content, and one is named by no row.
+    tree = trees[-1]
+    copied = tmp_path / tree.arch / tree.folder.name
+    shutil.copytree(tree.folder, copied)
+    assert hsa("verify", tmp_path).code == 0
+    first, second, *_ = tree.rows
+    shutil.copy(copied / second.file, copied / first.file)
+    shutil.copy(copied / second.file, copied / "unlisted.co")
+    check = hsa("verify", tmp_path, "--json").json[str(tmp_path)]
+    (problem,) = check["problems"]
+    assert first.file in problem
+    assert check["remarks"] == [f"{copied / 'unlisted.co'}: no row names it"]
+
+
+@pytest.mark.parametrize(("action", "code"), [("list", 2), ("verify", 1)])
+def test_a_damaged_backward_manifest_is_named(
+    action: str, code: int, hsa: Hsa, tmp_path: Path
+) -> None:
+    path = tmp_path / "gfx950" / "fmha_bwd" / "fmha_bwd.csv"
+    path.parent.mkdir(parents=True)
+    path.write_text("dtype\nbf16\n")
+    ended = hsa(action, tmp_path)
+    assert f"{path} cannot be read: KeyError('hdim" in ended.out + ended.err
+    assert ended.code == code
+
+
+def test_a_folder_without_manifests_is_not_listed(hsa: Hsa, tmp_path: Path) -> None:
+    ended = hsa("list", tmp_path)
+    assert (ended.code, f"{tmp_path} has no manifest" in ended.err) == (2, True)

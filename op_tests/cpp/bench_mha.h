@@ -17,6 +17,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hip.h"
@@ -41,7 +42,7 @@ inline const std::vector<Option>& common_options() {
       {"scale", "0", "that scores are multiplied with; 0: 1 / sqrt(d)"},
       {"iperm", "1", "inputs lie as 1: b h s d, 0: b s h d"},
       {"operm", "1", "the same of outputs"},
-      {"prec", "fp16", "fp16 or bf16"},
+      {"prec", "fp16", "fp16, bf16, or fp8 in the form that the chip has, with bf16 outputs"},
       {"mask", "0", "0: none; 1, t: causal, top-left; 2, b: causal, bottom-right"},
       {"mode", "0", "0: batch; 1: group"},
       {"init", "uf", "ui, 0: random integers; uf, 1: random floats; nf: normal ones; tf, 2: sines"},
@@ -138,47 +139,60 @@ class Options {
 
 // ---- Numbers ------------------------------------------------------------------------------------
 
-using Bits = std::uint16_t;
+using Bits = std::uint16_t;  // of fp8 the lower 8
 
-inline std::uint32_t bits_of(float value) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  return bits;
+inline bool is_fp8(jitfmha::DataType dtype) {
+  return dtype == jitfmha::DataType::fp8_e4m3fnuz || dtype == jitfmha::DataType::fp8_e4m3fn;
 }
 
-inline float float_of(std::uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
+inline jitfmha::DataType output_dtype(jitfmha::DataType dtype) {
+  return is_fp8(dtype) ? jitfmha::DataType::bf16 : dtype;
 }
 
-// To nearest even; what is drawn is finite and in the range of both types.
-inline Bits narrowed(double wide, jitfmha::DataType dtype) {
-  const auto value = static_cast<float>(wide);
-  if (dtype == jitfmha::DataType::bf16) {
-    const std::uint32_t bits = bits_of(value);
-    return static_cast<Bits>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+inline const char* name_of(jitfmha::DataType dtype) {
+  constexpr const char* kNames[] = {"bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn"};
+  return kNames[static_cast<int>(dtype)];
+}
+
+// The bits of a mantissa lie below those of the exponent.
+struct Format {
+  int mantissa_bits, bias, sign_bit;
+};
+
+inline Format format_of(jitfmha::DataType dtype) {
+  switch (dtype) {
+    case jitfmha::DataType::bf16: return {7, 127, 15};
+    case jitfmha::DataType::fp16: return {10, 15, 15};
+    case jitfmha::DataType::fp8_e4m3fnuz: return {3, 8, 7};
+    case jitfmha::DataType::fp8_e4m3fn: return {3, 7, 7};
   }
-  if (value == 0) return std::signbit(value) ? 0x8000 : 0;
+  return {};
+}
+
+// To nearest even; what is drawn is finite and in the range of all types.
+inline Bits narrowed(double value, jitfmha::DataType dtype) {
+  const auto [mantissa_bits, bias, sign_bit] = format_of(dtype);
   int exponent = 0;
   std::frexp(value, &exponent);
-  // fp16 has 11 significant bits, and below 2^-14 steps of 2^-24.
-  const int step = std::max(exponent - 11, -24);
-  const double steps = std::nearbyint(std::ldexp(std::fabs(value), -step));
-  const auto rounded = static_cast<float>(std::ldexp(steps, step));
-  const Bits sign = std::signbit(value) ? 0x8000 : 0;
-  if (rounded < std::ldexp(1.0f, -14))
-    return static_cast<Bits>(sign | static_cast<Bits>(std::ldexp(rounded, 24)));
-  const std::uint32_t bits = bits_of(rounded);
-  return static_cast<Bits>(sign | ((bits >> 13 & 0x3ff) + (((bits >> 23 & 0xff) - 112) << 10)));
+  const int field = std::max(exponent - 1 + bias, 1);  // 1 also of subnormal numbers
+  const double steps = std::nearbyint(std::ldexp(std::fabs(value), mantissa_bits + bias - field));
+  if (steps == 0) return 0;  // where there is no -0, its bits are a NaN
+  const int bits = ((field - 1) << mantissa_bits) + static_cast<int>(steps);
+  return static_cast<Bits>((value < 0) << sign_bit | bits);
 }
 
 inline double widened(Bits bits, jitfmha::DataType dtype) {
-  if (dtype == jitfmha::DataType::bf16) return float_of(static_cast<std::uint32_t>(bits) << 16);
-  const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
-  const double sign = bits & 0x8000 ? -1 : 1;
-  if (exponent == 31) return mantissa ? std::nan("") : sign * HUGE_VAL;
-  return sign * (exponent ? std::ldexp(mantissa + 1024, exponent - 25) : std::ldexp(mantissa, -24));
+  const auto [mantissa_bits, bias, sign_bit] = format_of(dtype);
+  const int one = 1 << mantissa_bits, last_field = (1 << (sign_bit - mantissa_bits)) - 1;
+  const int field = bits >> mantissa_bits & last_field, mantissa = bits & (one - 1);
+  const double sign = bits >> sign_bit & 1 ? -1 : 1;
+  if (field == last_field && !is_fp8(dtype)) return mantissa ? std::nan("") : sign * HUGE_VAL;
+  return sign *
+         std::ldexp(field ? mantissa + one : mantissa, std::max(field, 1) - bias - mantissa_bits);
+}
+
+inline void check(const jitfmha::Status& status) {
+  if (!status) throw std::runtime_error(status.text);
 }
 
 // ---- Problems -----------------------------------------------------------------------------------
@@ -187,8 +201,14 @@ struct Sequence {
   std::int64_t begin_q, begin_k, rows_q, rows_k;  // groups: in the packs
 };
 
+// Of fp8 tensors: for each sequence and head of k; of other tensors none.
+struct Descales {
+  std::vector<float> q, k, v;
+};
+
 struct Problem {
   jitfmha::MhaArgs args;  // without addresses
+  Descales descales;
   std::vector<Sequence> sequences;
   std::vector<std::int32_t> cu_seqlens_q, cu_seqlens_k;
   bool is_input_by_head, is_output_by_head;
@@ -205,6 +225,11 @@ struct Problem {
     strides.head = is_by_head ? rows * columns : columns;
     strides.seq = is_by_head ? columns : heads * columns;
     return strides;
+  }
+
+  // What the values of a tensor are multiplied with.
+  double descale(const std::vector<float>& of, std::int64_t n, std::int64_t key_head) const {
+    return of.empty() ? 1 : of[static_cast<std::size_t>(n * args.heads_k + key_head)];
   }
 
   // Whether query i of a sequence sees key j.
@@ -248,8 +273,9 @@ inline std::vector<std::int64_t> lengths_of(const std::vector<std::int64_t>& giv
 inline Problem problem_of(const Options& options, std::mt19937& random) {
   Problem problem;
   jitfmha::MhaArgs& args = problem.args;
-  args.dtype = options.choice("prec", {{"bf16"}, {"fp16"}}) ? jitfmha::DataType::fp16
-                                                            : jitfmha::DataType::bf16;
+  args.dtype =
+      static_cast<jitfmha::DataType>(options.choice("prec", {{"bf16"}, {"fp16"}, {"fp8"}}));
+  if (is_fp8(args.dtype)) check(jitfmha::native_fp8(&args.dtype));
   args.mode = static_cast<jitfmha::Mode>(options.flag("mode"));
   args.mask =
       static_cast<jitfmha::Mask>(options.choice("mask", {{"0", "n"}, {"1", "t"}, {"2", "b"}}));
@@ -270,11 +296,15 @@ inline Problem problem_of(const Options& options, std::mt19937& random) {
   args.softmax_scale = static_cast<float>(problem.scale);
 
   const std::vector<std::int64_t> given_q = options.numbers("s");
-  std::vector<std::int64_t> given_k = options.numbers("s_k");
-  if (given_q.empty() || given_k.empty()) options.refuse(given_q.empty() ? "s" : "s_k");
-  const bool as_q = given_k[0] < 0, is_group = problem.is_group();
+  const std::vector<std::int64_t> given_k = options.numbers("s_k");
+  const bool is_group = problem.is_group();
   args.batch = is_group && given_q.size() > 1 ? static_cast<std::int64_t>(given_q.size())
                                               : options.number("b");
+  if (args.batch < 1) options.refuse("b");
+  for (const auto& [name, given] : {std::pair("s", &given_q), std::pair("s_k", &given_k)})
+    if (given->size() != 1 && !(is_group && given->size() == static_cast<std::size_t>(args.batch)))
+      options.refuse(name);
+  const bool as_q = given_k[0] < 0;
   const std::vector<std::int64_t> rows_q = lengths_of(given_q, args.batch, is_group, random);
   const std::vector<std::int64_t> rows_k =
       as_q ? rows_q : lengths_of(given_k, args.batch, is_group, random);
@@ -317,6 +347,14 @@ inline std::vector<Bits> drawn(const Options& options, const Problem& problem, s
     values[i] = narrowed(value, problem.args.dtype);
   }
   return values;
+}
+
+// The values of a tensor as they lie in memory.
+inline std::vector<std::uint8_t> stored(const std::vector<Bits>& values, jitfmha::DataType dtype) {
+  if (is_fp8(dtype)) return {values.begin(), values.end()};
+  std::vector<std::uint8_t> bytes(values.size() * sizeof(Bits));
+  std::memcpy(bytes.data(), values.data(), bytes.size());
+  return bytes;
 }
 
 // A tensor on the host, as doubles that are read by batch, head, row and column.
@@ -363,6 +401,8 @@ inline Row row_of(const Problem& problem, const View& q, const View& k, std::int
   const Sequence& of = problem.sequences[static_cast<std::size_t>(n)];
   const std::int64_t batch = problem.is_group() ? 0 : n;
   const std::int64_t key_head = head / (problem.args.heads_q / problem.args.heads_k);
+  const double scale = problem.scale * problem.descale(problem.descales.q, n, key_head) *
+                       problem.descale(problem.descales.k, n, key_head);
   Row row = {std::vector<double>(static_cast<std::size_t>(of.rows_k), -HUGE_VAL), -HUGE_VAL};
   double largest = -HUGE_VAL, sum = 0;
   for (std::int64_t j = 0; j < of.rows_k; ++j) {
@@ -370,8 +410,8 @@ inline Row row_of(const Problem& problem, const View& q, const View& k, std::int
     double score = 0;
     for (std::int64_t d = 0; d < problem.args.hdim_q; ++d)
       score += q(batch, head, of.begin_q + i, d) * k(batch, key_head, of.begin_k + j, d);
-    row.probabilities[static_cast<std::size_t>(j)] = score * problem.scale;
-    largest = std::max(largest, score * problem.scale);
+    row.probabilities[static_cast<std::size_t>(j)] = score * scale;
+    largest = std::max(largest, score * scale);
   }
   for (double& each : row.probabilities) {
     each = std::isinf(each) ? 0 : std::exp(each - largest);
@@ -385,10 +425,6 @@ inline Row row_of(const Problem& problem, const View& q, const View& k, std::int
 }
 
 // ---- Runs ---------------------------------------------------------------------------------------
-
-inline void check(const jitfmha::Status& status) {
-  if (!status) throw std::runtime_error(status.text);
-}
 
 // Seconds of a launch, those of the host included where they are longer.
 template <class Launch>
@@ -416,10 +452,10 @@ void save(const Options& options, const char* name, const std::vector<T>& values
 inline std::string shape_of(const Problem& problem) {
   const jitfmha::MhaArgs& args = problem.args;
   std::ostringstream text;
-  text << (args.dtype == jitfmha::DataType::bf16 ? "bf16" : "fp16") << ", "
-       << (problem.is_group() ? "group" : "batch") << ", b " << args.batch << ", h " << args.heads_q
-       << "/" << args.heads_k << ", s " << args.seqlen_q << "/" << args.seqlen_k << ", d "
-       << args.hdim_q << "/" << args.hdim_v << ", mask " << static_cast<int>(args.mask);
+  text << name_of(args.dtype) << ", " << (problem.is_group() ? "group" : "batch") << ", b "
+       << args.batch << ", h " << args.heads_q << "/" << args.heads_k << ", s " << args.seqlen_q
+       << "/" << args.seqlen_k << ", d " << args.hdim_q << "/" << args.hdim_v << ", mask "
+       << static_cast<int>(args.mask);
   return text.str();
 }
 

@@ -106,10 +106,10 @@ double worst_error(const char* name, const std::vector<Bits>& values,
 }
 
 bool run(const Options& options) {
-  // Which kernels of AITER's are taken, and how these add dq up. There is one family here, which
-  // adds in the same order in every run.
+  // Which of AITER's kernels are taken, and in what these add dq up. Here the library decides.
   options.flag("bwd_v3");
   options.flag("v3_atomic_fp32");
+  if (options.text("prec") == "fp8") options.refuse("prec");
   std::mt19937 random = random_of(options);
   hip::set_device(static_cast<int>(options.number("device")));
   Problem problem = problem_of(options, random);
@@ -120,6 +120,7 @@ bool run(const Options& options) {
   args.dq_strides = args.q_strides;
   args.dk_strides = args.k_strides;
   args.dv_strides = args.v_strides;
+  args.deterministic = options.flag("deterministic");
   jitfmha::MhaPlan plan;
   check(jitfmha::plan_mha_bwd(args, &plan));
 
@@ -188,9 +189,9 @@ bool run(const Options& options) {
 }  // namespace
 
 int main(int count, char** texts) {
-  return bench::main_with(
-      count, texts,
-      {{"bwd_v3", "1", "0 or 1: the library has one family of kernels"},
-       {"v3_atomic_fp32", "1", "0 or 1: its kernels add dq up without atomics"}},
-      run);
+  return bench::main_with(count, texts,
+                          {{"deterministic", "0", "1: dq is added up in one order"},
+                           {"bwd_v3", "1", "0 or 1: the library decides which kernels are taken"},
+                           {"v3_atomic_fp32", "1", "0 or 1: dq is added up in float32"}},
+                          run);
 }

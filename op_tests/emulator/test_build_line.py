@@ -1,4 +1,4 @@
-"""What is said before the emulator is built, which takes minutes."""
+"""What is said before the emulator is built, which takes up to a minute."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ def test_first_build_says_how_long_it_takes(
     monkeypatch.setattr(library.jit, "is_built", lambda spec: is_built)
     monkeypatch.setattr(library.jit, "load", lambda spec: spec.name)
     library.load.__wrapped__("check")
-    assert ("minutes" in capsys.readouterr().err) == (not is_built)
+    assert ("up to a minute" in capsys.readouterr().err) == (not is_built)

@@ -13,16 +13,17 @@ from ...amd.code_object import CodeObject
 from ...amd.kernel_arguments import GRADIENT_TENSORS
 from ...amd.launcher import TENSORS, AmdLaunch, BoundKernel
 from ...amd.manifest import KernelRow
-from ...arguments import CuSeqlens, Gradients, Tensors
+from ...arguments import Gradients, Tensors
 from ...problem import GradientStrides, Problem, Sizes
 from ...target import AmdTarget
 from .backward_traits import ELEMENT_BYTES, Rows
-from .modifiers import address, modifier_constants, modifier_tensors, packed_modifiers
+from .modifiers import modifier_constants, modifier_tensors, packed_modifiers
 
 _ONE_SPLIT = (1, 0)
 _NO_PAGES = (0,) * 7
 _NO_STRIDES = (0, 0, 0)
 _FLOAT_BYTES = 4
+_pack_tensors, _pack_gradients = TENSORS.packer.pack, GRADIENT_TENSORS.packer.pack
 
 
 class BackwardKernel(NamedTuple):
@@ -71,6 +72,7 @@ class BoundBackward:
         ]
         self._adds_dq_up = adds_dq_up
         self._constants = modifier_constants(problem)
+        self._unmodified = packed_modifiers(None, None, _NO_PAGES, self._constants)
 
     def launch_for(self, sizes: Sizes) -> BackwardLaunch:
         """The launch for these lengths and strides."""
@@ -84,7 +86,7 @@ class BoundBackward:
         return BackwardLaunch(
             *(launches, heads, sizes.seqlen_q, sizes.seqlen_k, query_rows),
             query_rows * problem.hdim_q if self._adds_dq_up else 0,
-            *(_packed_strides(problem, problem.gradients), self._constants),
+            *(_packed_strides(problem, problem.gradients), self._constants, self._unmodified),
         )
 
 
@@ -99,6 +101,7 @@ class BackwardLaunch(NamedTuple):
         dq_floats: that dq is added up in; 0 where it is not.
         strides: those of ``GRADIENT_TENSORS`` but for dbias, in order.
         constants: the numbers among the modifiers.
+        unmodified: the packed modifiers of a call without any.
     """
 
     launches: tuple[tuple[AmdLaunch, BackwardKernel], ...]
@@ -109,6 +112,7 @@ class BackwardLaunch(NamedTuple):
     dq_floats: int
     strides: tuple[int, ...]
     constants: tuple[float, ...]
+    unmodified: bytes
 
     def __call__(self, tensors: Tensors) -> None:
         """Start the kernels on torch's current stream; the gradients are written later.
@@ -117,53 +121,76 @@ class BackwardLaunch(NamedTuple):
             HipError: the HIP runtime refuses a launch. On the emulator also where a kernel does
                 what it must not, such as touching anything but these tensors.
         """
-        q, k, v, out, _, cu_seqlens, _, modifiers, dropout, gradients, _ = tensors
+        launches, heads, seqlen_q, seqlen_k, query_rows, dq_floats, strides, constants, _ = self
+        q, k, v, out, lse, cu_seqlens, _, modifiers, dropout, gradients, _ = tensors
+        assert lse is not None, "a backward pass reads the lse"
         assert gradients is not None, "a backward pass has gradients"
-        longest = self._longest(cu_seqlens)
-        sums = (None,) * 4 if cu_seqlens is None else cu_seqlens[:4]
+        dout, dlse, dq, dk, dv, dbias = gradients
+        longest: dict[Rows, int] = {"q": seqlen_q, "k": seqlen_k}
+        sums: tuple[Tensor, ...] = ()
+        sums_q = sums_k = padded_q = padded_k = 0
+        if cu_seqlens is not None:
+            sums = cu_seqlens[:4]
+            sums_q, sums_k, padded_q, padded_k = [x.data_ptr() for x in sums]
+            # Where nobody says, all rows: no sequence is longer.
+            max_seqlen_q, max_seqlen_k = cu_seqlens[4:]
+            if max_seqlen_q is not None and max_seqlen_q < seqlen_q:
+                longest["q"] = max_seqlen_q
+            if max_seqlen_k is not None and max_seqlen_k < seqlen_k:
+                longest["k"] = max_seqlen_k
         # What the kernels leave for each other: sums of dq, then the lse and delta of each row.
-        between = q.new_empty(self.dq_floats + 2 * self.query_rows, dtype=torch.float32)
-        addresses = TENSORS.packer.pack(
-            *(address(x) for x in (q, k, v, out, None, None, *sums, None, None, None)),
-            *(longest["q"], 1),
+        between = q.new_empty(dq_floats + 2 * query_rows, dtype=torch.float32)
+        dq_sums = between.data_ptr()
+        lse_log2 = dq_sums + dq_floats * _FLOAT_BYTES
+        # Written out: loops over the tensors would take longer.
+        addresses = _pack_tensors(
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            out.data_ptr(),
+            0,
+            0,
+            sums_q,
+            sums_k,
+            padded_q,
+            padded_k,
+            0,
+            0,
+            0,
+            longest["q"],
+            1,
         )
-        modifying = packed_modifiers(modifiers, dropout, _NO_PAGES, self.constants)
-        differentiating = self._packed_gradients(tensors, gradients, between)
-        beside = (*sums, *modifier_tensors(modifiers, dropout))
-        for (kernel, sizes, *_), (_, rows, own_rows, leaves_alone) in self.launches:
-            count = self.heads[rows], -(-longest[rows] // own_rows)
-            stream = kernel.current_stream(kernel.device_index)
+        differentiating = _pack_gradients(
+            dout.data_ptr(),
+            lse.data_ptr(),
+            0 if dlse is None else dlse.data_ptr(),
+            dq.data_ptr(),
+            dk.data_ptr(),
+            dv.data_ptr(),
+            0 if dbias is None else dbias.data_ptr(),
+            lse_log2,
+            lse_log2 + query_rows * _FLOAT_BYTES,
+            dq_sums,
+            *strides,
+            *(_NO_STRIDES if dbias is None else _row_strides(dbias.stride()[:-1])),
+        )
+        modifying = self.unmodified
+        if modifiers is not None or dropout is not None:
+            modifying = packed_modifiers(modifiers, dropout, _NO_PAGES, constants)
+        first = launches[0][0].kernel
+        stream = first.current_stream(first.device_index)
+        entry, launching = first.launcher.jitfmha_general_bwd, first.launching
+        for (kernel, sizes, *_), (_, rows, own_rows, leaves_alone) in launches:
+            count = heads[rows], -(-longest[rows] // own_rows)
             call = kernel.call, sizes, addresses, modifying, differentiating, *count, stream
-            entry = kernel.launcher.jitfmha_general_bwd
-            if kernel.launching is None:
+            if launching is None:
                 status = entry(*call)
             else:
-                with kernel.launching((*_but(leaves_alone, tensors, gradients), *beside, between)):
+                beside = (*sums, *modifier_tensors(modifiers, dropout), between)
+                with launching((*_but(leaves_alone, tensors, gradients), *beside)):
                     status = entry(*call)
             if status != 0:
                 raise kernel.error(status)
-
-    def _longest(self, cu_seqlens: CuSeqlens | None) -> dict[Rows, int]:
-        """Of a sequence's rows; in gm1 all of them where nobody says, as none is longer."""
-        q, k = self.seqlen_q, self.seqlen_k
-        if cu_seqlens is None:
-            return {"q": q, "k": k}
-        max_seqlen_q, max_seqlen_k = cu_seqlens.max_seqlen_q, cu_seqlens.max_seqlen_k
-        return {
-            "q": q if max_seqlen_q is None else min(q, max_seqlen_q),
-            "k": k if max_seqlen_k is None else min(k, max_seqlen_k),
-        }
-
-    def _packed_gradients(self, tensors: Tensors, gradients: Gradients, between: Tensor) -> bytes:
-        dout, dlse, dq, dk, dv, dbias = gradients
-        given = dout, tensors.lse, dlse, dq, dk, dv, dbias
-        dq_sums = between.data_ptr()
-        lse_log2 = dq_sums + self.dq_floats * _FLOAT_BYTES
-        delta = lse_log2 + self.query_rows * _FLOAT_BYTES
-        of_dbias = _NO_STRIDES if dbias is None else _row_strides(dbias.stride()[:-1])
-        return GRADIENT_TENSORS.packer.pack(
-            *map(address, given), *(lse_log2, delta, dq_sums), *self.strides, *of_dbias
-        )
 
 
 def _but(

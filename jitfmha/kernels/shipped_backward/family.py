@@ -93,14 +93,9 @@ class ShippedBackwardPlan(ReadyPlan):
 
     def rows(self) -> tuple[KernelRow, ...]:
         """Of its kernels, in the order of their launches."""
-        from .kernel import launched_row
+        from .kernel import kernels_of
 
-        row = self.row
-        return (
-            launched_row(self, row.row_sums_symbol, row.edge_threads),
-            launched_row(self, row.symbol, row.threads),
-            launched_row(self, row.round_dq_symbol, row.edge_threads),
-        )
+        return tuple(kernel.row for kernel in kernels_of(self.row))
 
     def remarks(self) -> list[str]:
         """What a caller may want to know of the order of sums."""

@@ -12,6 +12,7 @@ from ..rules import reasons_of
 from .limits import RULES
 
 if TYPE_CHECKING:
+    from ...amd.gradient_manifest import GradientRow
     from .family import ShippedBackwardPlan
 
 
@@ -30,18 +31,11 @@ class ShippedBackwardKernel:
             HipError: the HIP runtime cannot be used, or refuses the code object.
             jitfmha.BuildError: the launcher does not compile.
         """
-        row = plan.row
-        row_sums, gradients, round_dq = plan.rows()
-        kernels = (
-            BackwardKernel(row_sums, "q", row.queries, _NOT_SUMMED),
-            BackwardKernel(gradients, "k", row.keys),
-            BackwardKernel(round_dq, "q", row.queries, _NOT_ROUNDED),
-        )
-        code_object = plan.tree.code_object(row)
+        code_object = plan.tree.code_object(plan.row)
         self._problem = plan.problem
         self._arch = plan.target.arch
         self._bound = BoundBackward(
-            plan.problem, plan.target, kernels, code_object, adds_dq_up=True
+            plan.problem, plan.target, kernels_of(plan.row), code_object, adds_dq_up=True
         )
 
     def launch_for(self, sizes: Sizes) -> Launch | None:
@@ -52,9 +46,20 @@ class ShippedBackwardKernel:
         return self._bound.launch_for(sizes)
 
 
-def launched_row(plan: ShippedBackwardPlan, symbol: str, threads: int) -> KernelRow:
+def kernels_of(row: GradientRow) -> tuple[BackwardKernel, ...]:
+    """The kernels of a code object, in the order of their launches."""
+    row_sums = _launched_row(row, row.row_sums_symbol, row.edge_threads)
+    gradients = _launched_row(row, row.symbol, row.threads)
+    round_dq = _launched_row(row, row.round_dq_symbol, row.edge_threads)
+    return (
+        BackwardKernel(row_sums, "q", row.queries, _NOT_SUMMED),
+        BackwardKernel(gradients, "k", row.keys),
+        BackwardKernel(round_dq, "q", row.queries, _NOT_ROUNDED),
+    )
+
+
+def _launched_row(row: GradientRow, symbol: str, threads: int) -> KernelRow:
     """One of the kernels as a row of a manifest, as the launcher knows kernels."""
-    row = plan.row
     return KernelRow(
         dtype="bf16" if row.dtype == "bf16" else "fp16",
         hdim_q=row.hdim,

@@ -13,6 +13,8 @@ from ..tuned.limits import DTYPE_RULE, SIZE_RULES
 _ELEMENT_BYTES = 2
 # A workgroup's keys, of which there are so many at most, lie within a buffer's reach.
 _BUFFER_REACH, _MOST_KEYS = 1 << 31, 128
+FAR_STRIDE_BYTES = _BUFFER_REACH // _MOST_KEYS
+"""From where on rows are too far apart."""
 
 
 def rows_are_within_reach(problem: Problem, arch: Arch) -> Iterator[Reason]:
@@ -21,11 +23,11 @@ def rows_are_within_reach(problem: Problem, arch: Arch) -> Iterator[Reason]:
     assert gradients is not None
     strides = {"q": problem.q.seq, "k": problem.k.seq, "v": problem.v.seq}
     strides["dout"] = gradients.dout[-3] if problem.seqlen_q > 1 else 0
-    most = _BUFFER_REACH // _MOST_KEYS
     for name, stride in strides.items():
-        if stride * _ELEMENT_BYTES >= most:
+        size = stride * _ELEMENT_BYTES
+        if size >= FAR_STRIDE_BYTES:
             template = "Rows are to be less than {most} bytes apart; those of {name} are {bytes}."
-            yield Reason(template, most=most, name=name, bytes=stride * _ELEMENT_BYTES)
+            yield Reason(template, most=FAR_STRIDE_BYTES, name=name, bytes=size)
 
 
 _SOURCE = "buffer_of in hsa/src/tiles.h"

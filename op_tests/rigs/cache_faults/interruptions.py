@@ -25,7 +25,7 @@ from .processes import Ending, Gate, Worker, wait_for_exit, wait_until
 from .sandbox import Sandbox, run_in_sandbox
 
 _REPEATS = {Extent.SHORT: 1, Extent.LONG: 3}
-_RANDOM_MOMENTS = {Extent.SHORT: 2, Extent.LONG: 60}
+_RANDOM_MOMENTS = {Extent.SHORT: 1, Extent.LONG: 60}
 _LIMIT_SECONDS = {Extent.SHORT: 300.0, Extent.LONG: 3600.0}
 _CALL_LIMIT_SECONDS = 60.0
 # What ends a process or a compiler acts at once; this is for a machine that is busy.
@@ -69,7 +69,7 @@ def run_inside(sandbox: Sandbox, extent: Extent) -> Outcome:
         interruptions.threads_race_to_the_first_call()
         interruptions.interpreter_shuts_down_during_a_build()
         interruptions.interrupt_ends_the_interpreter()
-        for group in (False, True):
+        for group in _groups(sandbox, extent):
             interruptions.interrupt_while_building(group)
             interruptions.interrupt_while_waiting(group)
             interruptions.terminate_the_builder(group)
@@ -78,6 +78,11 @@ def run_inside(sandbox: Sandbox, extent: Extent) -> Outcome:
         interruptions.interrupt_at_a_random_moment(group=sandbox.rng.random() < 0.5)
     sandbox.progress(interruptions.summary())
     return interruptions.outcome
+
+
+def _groups(sandbox: Sandbox, extent: Extent) -> tuple[bool, ...]:
+    """Whether signals go to the whole process group: both in turn, or one drawn."""
+    return (False, True) if extent is Extent.LONG else (sandbox.rng.random() < 0.5,)
 
 
 class _Interruptions:

@@ -26,7 +26,7 @@ from .outcome import Extent, Figure, Outcome
 from .processes import Ending, Gate, Worker, wait_until
 from .sandbox import Sandbox, run_in_sandbox
 
-_KILLS = {Extent.SHORT: 6, Extent.LONG: 200}
+_KILLS = {Extent.SHORT: 4, Extent.LONG: 200}
 _LIMIT_SECONDS = {Extent.SHORT: 240.0, Extent.LONG: 3600.0}
 _CALL_LIMIT_SECONDS = 60.0
 _PUBLISHING_EVERY = 5

@@ -1,4 +1,7 @@
-"""A script in front of the real compiler that counts what it compiles and can be held."""
+"""A script in front of the real compiler that counts what it compiles and can be held.
+
+It has nothing optimised: what is tried here is the cache, not the speed of what is in it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class WatchedCompiler:
             f'*" -c "*) echo compile >>{log}; while [ -e {hold} ]; do sleep 0.05; done ;;\n'
             f'*" -shared "*) echo link >>{log} ;;\n'
             "esac\n"
-            f'exec {shlex.join(command)} "$@"\n',
+            f'exec {shlex.join(command)} "$@" -O0\n',
             encoding="utf-8",
         )
         watched.path.chmod(0o700)
