@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     _check(args)
     documents = []
     is_right = True
-    for folder in _launch_folders(args.folders):
+    for number, folder in enumerate(_launch_folders(args.folders)):
         try:
             record = read_record(folder)
             machine = _machine(args, record)
@@ -79,6 +79,8 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             documents.append(_document(folder, machine.name, record, diagnosis))
         else:
+            if number > 0:
+                print()
             _print(folder, machine.name, record, diagnosis, with_arguments=args.arguments)
     if args.json:
         print_json(documents)
@@ -199,8 +201,20 @@ def _print(
     print(fields([*shown, ("fault", diagnosis.sentence())]))
     if with_arguments:
         for kernel in record.kernels:
-            rows = [(name, str(value)) for name, value in kernel.values().items()]
-            print("\n" + table((kernel.symbol, "value"), rows))
+            print("\n" + table((kernel.symbol, "value"), _argument_rows(kernel)))
+
+
+def _argument_rows(kernel: RecordedKernel) -> list[tuple[str, str]]:
+    """Names and values, those of addresses in hexadecimal."""
+    from ..replay.record import INTERFACES, fields_of
+
+    letters = {
+        name: letter for name, (_, letter) in fields_of(INTERFACES[kernel.interface]).items()
+    }
+    return [
+        (name, hex(int(value)) if letters[name] == "Q" else str(value))
+        for name, value in kernel.values().items()
+    ]
 
 
 def _in_words(outcome: Outcome) -> str:

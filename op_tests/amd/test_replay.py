@@ -441,6 +441,8 @@ def test_the_command(group_launch: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "Arguments and kernels are right." in shown
     assert "ptr_qseq_padding" in shown
     values = read_record(group_launch).kernels[0].values()
+    (line,) = (x for x in shown.splitlines() if x.startswith("ptr_q "))
+    assert line.split() == ["ptr_q", hex(int(values["ptr_q"]))]
     tamper(group_launch, {"s_lse_Hs": values["s_lse_Hs"] + 4})
     assert main(["replay", str(group_launch)]) == 1
     shown = capsys.readouterr().out
