@@ -73,7 +73,9 @@ class Reference:
             self._allowed = _allowed_of_forward(problem, tensors, inputs, self.expected)
         else:
             self.expected = _backward(problem, tensors, inputs, sequences)
-            self._allowed = _allowed_of_gradients(problem, tensors, inputs, self.expected)
+            self._allowed = _allowed_of_gradients(
+                problem, tensors, inputs, sequences, self.expected
+            )
 
     def judged(self, results: Mapping[str, Tensor]) -> dict[str, Judged]:
         """Results beside it, by name, in the shapes and dtypes of the call; others are left out."""
@@ -367,12 +369,31 @@ def _allowed_of_forward(
 
 
 def _allowed_of_gradients(
-    problem: Problem, tensors: Tensors, inputs: _Inputs, expected: Mapping[str, Tensor]
+    problem: Problem,
+    tensors: Tensors,
+    inputs: _Inputs,
+    sequences: list[_Sequence],
+    expected: Mapping[str, Tensor],
 ) -> dict[str, float]:
+    """A row's gradients of scores are probabilities times what dout's products with v differ from
+    their mean. So their sum, signs left out, is at most the largest product, and that of their
+    errors an epsilon of it.
+    """
     assert tensors.gradients is not None
     dout, kept = tensors.gradients.dout.double(), 1 - problem.dropout_p
     eps = torch.finfo(tensors.gradients.dout.dtype).eps
-    of_score = eps * _largest_norm(dout) * _largest_norm(inputs.v) / kept
+    rows_of_dout = dout if problem.mode == "gm1" else dout.flatten(0, 1)
+    products = [
+        _largest(
+            torch.einsum(
+                "ihd,jhd->hij",
+                rows_of_dout[rows],
+                inputs.v[keys].repeat_interleave(problem.gqa, dim=1),
+            )
+        )
+        for _, rows, keys in sequences
+    ]
+    of_score = eps * max(products, default=0.0) / kept
     # Rounding has no direction: over many rows it adds up as a random walk does.
     sums = max(1.0, math.sqrt(inputs.q.shape[0] * problem.gqa) / 4)
     scale = problem.softmax_scale

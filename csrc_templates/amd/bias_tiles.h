@@ -24,7 +24,7 @@ struct BiasRows {
     const long last = (stacked_heads - 1) * m.bias_head + (queries - 1) * m.bias_query;
     const bool are_near = m.bias_key == sizeof(BiasElement) && last < 1l << 31;
     const int whole = are_near ? m.bias_keys / kTileKeys * kTileKeys : 0;
-    return {base,        m.bias_head, m.bias_query,        m.bias_key,
+    return {base,        m.bias_head, m.bias_query,       m.bias_key,
             queries - 1, m.bias_keys, smaller(whole, end)};
   }
 
@@ -47,13 +47,14 @@ struct BiasTiles {
   static constexpr int kRowBytes = kTileKeys * sizeof(BiasElement), kBytes = 32 * kRowBytes;
   static constexpr int kChunks = kRowBytes / 16;
   static constexpr int kLoads = 32 * kChunks / 64, kRowsOfLoad = 64 / kChunks;
-  static constexpr int kKept = kLoads < 2 ? kLoads : 2;
+  // How many offsets of loads are kept: beside a mask there are few registers.
+  static constexpr int kKept = kIsMasked || kLoads == 1 ? 1 : 2;
   typedef BiasElement Own __attribute__((ext_vector_type(4)));
 
   BiasRows rows;
   RowOf row_of;
   Lds<char> tile;
-  u32x4 chunk[kLoads];  // of the tile on its way
+  u32x4 chunk[kLoads];     // of the tile on its way
   unsigned offset[kKept];  // of the first loads, where rows are near
 
   __device__ BiasTiles(const BiasRows& rows, RowOf row_of, Lds<char> tile, int lane)
@@ -72,7 +73,8 @@ struct BiasTiles {
     const Global<const char> from = rows.base + first_key * static_cast<long>(sizeof(BiasElement));
 #pragma unroll
     for (int n = 0; n < kLoads; ++n) {
-      const unsigned there = opaque(n < kKept ? offset[n] : offset_of_load(n, opaque(lane) % 64u));
+      const unsigned there =
+          n < kKept ? fresh(offset[n]) : opaque(offset_of_load(n, opaque(lane) % 64u));
       chunk[n] = *(Global<const Unaligned>)(from + there);
     }
   }
@@ -81,8 +83,7 @@ struct BiasTiles {
   __device__ void store(int first_key, bool is_there, int lane) const {
     if (!kIsInLds) return;
     if (rows.have_whole(first_key)) {
-      // Made anew: the loop needs the registers.
-      const Lds<char> to = tile + opaque(lane) * 16;
+      const Lds<char> to = tile + fresh(lane) * 16;
 #pragma unroll
       for (int n = 0; n < kLoads; ++n) *(Lds<u32x4>)(to + n * 1024) = chunk[n];
     } else if (is_there) {
@@ -95,7 +96,7 @@ struct BiasTiles {
   __device__ TileBias read(int first_key, int lane) const {
     if constexpr (!kIsInLds) return load_own(first_key, lane);
     u32x4 own[kLoads];
-    const int first = opaque(own_place(0, lane));
+    const int first = fresh(own_place(0, lane));
 #pragma unroll
     for (int n = 0; n < kLoads; ++n) own[n] = *(Lds<const u32x4>)(tile + (first ^ n * 16));
     TileBias result;
@@ -105,6 +106,9 @@ struct BiasTiles {
   }
 
  private:
+  // What addresses are made of. Beside a mask each tile makes its own, which takes no registers.
+  __device__ static int fresh(int x) { return kIsMasked ? opaque(x) : x; }
+
   __device__ unsigned offset_of_load(int n, unsigned lane) const {
     const int in_tile = n * kRowsOfLoad + lane / kChunks;
     return rows.template offset_of<unsigned>(row_of(in_tile)) + mixed(in_tile, lane % kChunks) * 16;

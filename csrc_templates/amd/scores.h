@@ -36,8 +36,7 @@ struct KeyTiles {
     const int longer = tiles.remainder, least = tiles.value;
     KeyTiles result = *this;
     result.first = index * least + smaller(index, longer);
-    // In this form the compiler keeps it in a scalar register.
-    result.count = least + smaller(larger(longer - index, 0), 1);
+    result.count = index < longer ? least + 1 : least;
     return result;
   }
 };

@@ -32,9 +32,9 @@ SUITES = {
     "cpu": SuiteInTheList(
         "the CPU kernel against torch's attention, and what first calls cost", 9, 2
     ),
-    "memory": SuiteInTheList("what the device's memory gives: read, write, copy", 0.2, 0.1),
+    "memory": SuiteInTheList("what the device's memory gives: read, write, copy", 0.3, 0.15),
     "emulator": SuiteInTheList(
-        "how fast the emulator executes, what its checks cost, and its build", 6, 3
+        "how fast the emulator executes, what its checks cost, and its build", 6, 1
     ),
     "amd-model": SuiteInTheList(
         "the tuned kernels by the emulator's cost model, and the launcher", 90, 15

@@ -109,10 +109,18 @@ def test_a_soft_cap_far_above_the_logits(rng: torch.Generator, arch: str) -> Non
     [
         (arch, hdims, is_masked, access, modifiers, stacks_heads)
         for arch in ARCHS
-        for hdims in ((256, 256), (255, 251), (192, 192), (128, 224), (160, 128), (96, 96))
+        for hdims in (
+            (256, 256),
+            (255, 251),
+            (192, 192),
+            (128, 224),
+            (160, 128),
+            (96, 96),
+            (64, 64),
+        )
         for is_masked in (False, True)
         for access in get_args(Access)
-        for modifiers in (GeneralModifiers(), ALL_MODIFIERS)
+        for modifiers in (GeneralModifiers(), GeneralModifiers("bf16"), ALL_MODIFIERS)
         # Wide pages are for calls without biases and dropout.
         if access != "wide_pages" or modifiers == GeneralModifiers()
         for stacks_heads in (False, True)

@@ -357,11 +357,12 @@ def _packs_floats(traits: GeneralTraits) -> bool:
     """Whether packed float32 takes less time than instructions that overlap with matrix products.
 
     By the cost model it does where the products take less of the time than the rest: on gfx950 with
-    features, and with heads so wide that a wave has a SIMD to itself.
+    features but a bias alone, and with heads so wide that a wave has a SIMD to itself.
     """
     if max(traits.hdim_q, traits.hdim_v) > _MOST_SHARED_HDIM:
         return True
-    return traits.arch == "gfx950" and traits.modifiers != GeneralModifiers()
+    beside_bias = replace(traits.modifiers, bias="none")
+    return traits.arch == "gfx950" and beside_bias != GeneralModifiers()
 
 
 def cpp_bool(value: bool) -> str:
