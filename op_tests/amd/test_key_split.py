@@ -73,7 +73,7 @@ def test_fp8_keys_take_little_more_than_half_the_time(arch: Arch) -> None:
         )
         for dtype in _DTYPES
     )
-    assert 0.5 < of_fp8.tile_seconds / of_bf16.tile_seconds < 0.56
+    assert 0.5 < of_fp8.tile_seconds / of_bf16.tile_seconds < 0.62
 
 
 def test_num_splits_take_least_time(seed: int) -> None:
