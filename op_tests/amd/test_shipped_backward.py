@@ -20,8 +20,9 @@ from jitfmha.chips import Arch
 
 FAMILY = "shipped_backward"
 _HUNDREDS = 400
-# Around tiles of 32 queries and 128 keys.
-QUERIES, KEYS = (0, 1, 31, 32, 33, 70), (0, 1, 127, 128, 129, 200)
+HDIMS = ((64, 64), (128, 128))
+# Around tiles of 64 or 32 queries and 128 keys.
+QUERIES, KEYS = (0, 1, 31, 32, 33, 63, 64, 65, 70, 130), (0, 1, 127, 128, 129, 200)
 HEADS = ((1, 1), (2, 1), (3, 3), (6, 2))
 MASKS = (0, 1, 2, "t:20,10", "b:40,0", "b:-1,7")
 LAYOUTS = ("bshd", "bhsd")
@@ -41,6 +42,7 @@ def drawn(rng: torch.Generator) -> BackwardCall:
     return BackwardCall(
         rng,
         dtype=chosen.choice((torch.bfloat16, torch.float16)),
+        hdims=chosen.choice(HDIMS),
         heads=chosen.choice(HEADS),
         lengths=[(chosen.choice(QUERIES), chosen.choice(KEYS)) for _ in range(count)],
         batch=None if is_group else chosen.randint(1, 2),
