@@ -37,9 +37,10 @@ constexpr int kHdim = HDIM;
 constexpr bool kIsMasked = MASKED, kGroupMode = GROUP;
 constexpr Rounding kRounding = Rounding::ROUNDING;
 using Dtype = DTYPE;
-constexpr int kKeys = 128;             // of a workgroup
-constexpr int kParts = 128 / kHdim;    // of a tile, 32 queries each
-constexpr int kQueries = 32 * kParts;  // of a tile
+constexpr int kKeys = 128;  // of a workgroup
+// A tile has parts of 32 queries each: as many as it takes for every gradient wave to have 32
+// columns of a part's dq.
+constexpr int kParts = 128 / kHdim, kQueries = 32 * kParts;
 constexpr int kRoleWaves = kKeys / 32, kRoleThreads = 64 * kRoleWaves;
 constexpr int kThreads = 2 * kRoleThreads;
 #if defined(__gfx950__)
@@ -48,8 +49,8 @@ constexpr int kBankChunks = 16;  // 64 banks
 constexpr int kBankChunks = 8;  // 32 banks
 #endif
 
-// A part's columns, with places of their own: free of conflicts for what ValueTile reads and writes,
-// and for writes where a thread has two columns, so that bits 1 and on of the row vary.
+// A part's columns, with places of their own: free of conflicts for what ValueTile reads and
+// writes, and for writes where a thread has two columns only, so that bits 1 to 3 of the row vary.
 struct ColumnTile : ValueTile<32, kHdim, kRoleThreads, kBankChunks> {
   __device__ static int place(int row, int chunk) {
     if constexpr (kBankChunks == 8)
@@ -81,7 +82,7 @@ using RowTile = KeyTile<32, kHdim, kRoleThreads, kBankChunks>;
 using ScoreTile = KeyTile<32, kKeys, kRoleThreads, kBankChunks>;
 // Of a tile of dq's 16 values, those before kDqEarly go to memory between the same barriers, and
 // those before kDqBehindBarrier right behind the next one.
-constexpr int kDqEarly = 8, kDqBehindBarrier = kDqEarly + 2;
+constexpr int kDqEarly = 8, kDqBehindBarrier = kDqEarly + 3;
 constexpr int kSteps = kHdim / 16, kBlocks = kHdim / 32, kKeySteps = kKeys / 16;
 static_assert(kParts * kBlocks == kRoleWaves, "a gradient wave has 32 columns of a part's dq");
 constexpr int kOperands = 2 * kParts;  // of a lane's probabilities: 8 each
