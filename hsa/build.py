@@ -63,7 +63,7 @@ HDIMS: dict[str, tuple[tuple[int, int], ...]] = {
 # Of src/fmha_bwd.hip: threads, and rows, of a workgroup. Each pair of waves has 32 keys.
 BACKWARD_KEYS, BACKWARD_THREADS = 128, 512
 EDGE_QUERIES, EDGE_THREADS = 128, 256
-BACKWARD_HDIMS = (128,)
+BACKWARD_HDIMS = (64, 128)
 FLAGS = (
     "-std=c++17",
     f"-I{SOURCES}",

@@ -37,7 +37,10 @@ constexpr int kHdim = HDIM;
 constexpr bool kIsMasked = MASKED, kGroupMode = GROUP;
 constexpr Rounding kRounding = Rounding::ROUNDING;
 using Dtype = DTYPE;
-constexpr int kKeys = 128, kQueries = 32;  // of a workgroup; of a tile
+constexpr int kKeys = 128;  // of a workgroup
+// A tile has parts of 32 queries each: as many as it takes for every gradient wave to have 32
+// columns of a part's dq.
+constexpr int kParts = 128 / kHdim, kQueries = 32 * kParts;
 constexpr int kRoleWaves = kKeys / 32, kRoleThreads = 64 * kRoleWaves;
 constexpr int kThreads = 2 * kRoleThreads;
 #if defined(__gfx950__)
@@ -46,24 +49,51 @@ constexpr int kBankChunks = 16;  // 64 banks
 constexpr int kBankChunks = 8;  // 32 banks
 #endif
 
-using RowTile = KeyTile<kQueries, kHdim, kRoleThreads, kBankChunks>;
-using ColumnTile = ValueTile<kQueries, kHdim, kRoleThreads, kBankChunks>;
-using ScoreTile = KeyTile<kQueries, kKeys, kRoleThreads, kBankChunks>;
-constexpr int kDqEarly = 8;  // values of a tile of dq that go to memory between the same barriers
+// A part's columns, with places of their own: free of conflicts for what ValueTile reads and
+// writes, and for writes where a thread has two columns only, so that bits 1 to 3 of the row vary.
+struct ColumnTile : ValueTile<32, kHdim, kRoleThreads, kBankChunks> {
+  __device__ static int place(int row, int chunk) {
+    if constexpr (kBankChunks == 8)
+      return Base::template place<4>(row ^ row / 4 % 2, chunk,
+                                     row / 2 % 2 ^ row / 8 % 2 * 2 ^ row / 16 % 2 * 3);
+    else
+      return Base::template place<4>(row ^ row / 8 % 2, chunk,
+                                     row / 2 % 2 ^ row / 16 % 2 ^ row / 4 % 2 * 2);
+  }
+
+  __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
+    const unsigned first = (unsigned)(tile + place(column_of(thread) * kWidth, chunk_of(thread)) +
+                                      half_of(thread) * 8);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      const auto pair = [&](int i) {
+        const unsigned low = from.row[i][j / 2], high = from.row[i + 1][j / 2];
+        return j % 2 ? upper_halves(low, high) : lower_halves(low, high);
+      };
+      *(Lds<u32x2>)(first ^ place(j, 0)) = u32x2{pair(0), pair(2)};
+    }
+  }
+
+  __device__ static int first_operand(int lane) { return place(lane % 32, lane / 32); }
+};
+
+// Of a part.
+using RowTile = KeyTile<32, kHdim, kRoleThreads, kBankChunks>;
+using ScoreTile = KeyTile<32, kKeys, kRoleThreads, kBankChunks>;
+// Of a tile of dq's 16 values, those before kDqEarly go to memory between the same barriers, and
+// those before kDqBehindBarrier right behind the next one.
+constexpr int kDqEarly = 8, kDqBehindBarrier = kDqEarly + 3;
 constexpr int kSteps = kHdim / 16, kBlocks = kHdim / 32, kKeySteps = kKeys / 16;
-static_assert(kBlocks == kRoleWaves, "a gradient wave has 32 columns of dq");
+static_assert(kParts * kBlocks == kRoleWaves, "a gradient wave has 32 columns of a part's dq");
+constexpr int kOperands = 2 * kParts;  // of a lane's probabilities: 8 each
 
 // LDS.
-constexpr int kQRows = 0, kDoutRows = kQRows + RowTile::kBytes;
-constexpr int kQColumns = kDoutRows + RowTile::kBytes;
-constexpr int kDoutColumns = kQColumns + ColumnTile::kBytes;
-constexpr int kProbabilities = kDoutColumns + ColumnTile::kBytes;
-constexpr int kProbabilityBytes = 32;  // of a lane
-constexpr int kDscores = kProbabilities + kRoleThreads * kProbabilityBytes;
-constexpr int kStatistics = kDscores + ScoreTile::kBytes;
-// The lse and delta of a tile, and of the next one.
-constexpr int kStatisticBytes = 2 * kQueries * 4;
-constexpr int kSharedBytes = kStatistics + 2 * kStatisticBytes;
+constexpr int kQRows = 0, kDoutRows = kQRows + kParts * RowTile::kBytes;
+constexpr int kQColumns = kDoutRows + kParts * RowTile::kBytes;
+constexpr int kDoutColumns = kQColumns + kParts * ColumnTile::kBytes;
+constexpr int kProbabilities = kDoutColumns + kParts * ColumnTile::kBytes;
+constexpr int kDscores = kProbabilities + kRoleThreads * kOperands * 16;
+constexpr int kSharedBytes = kDscores + kParts * ScoreTile::kBytes;
 
 constexpr float kLog2e = 1.4426950408889634f;
 
@@ -103,7 +133,7 @@ __device__ inline Rows rows_of(Global<const char> tensor, const TensorStrides& s
 // Of the queries of one sequence and head, what the kernels leave for each other.
 struct Between {
   Global<float> lse;    // that of scores, in powers of two; infinite where a query sees nothing
-  Global<float> delta;  // less the gradient of the lse
+  Global<float> delta;  // the gradient of the lse, less delta
   Global<float> dq;     // without the scale
 
   __device__ static Between of(const BackwardArguments& a, unsigned long batch, unsigned head,
@@ -135,15 +165,14 @@ constexpr int kRowsAtOnce = kEdgeThreads / kRowLanes, kPasses = kTileRows / kRow
 
 // The sum over the lanes that have a row together.
 __device__ inline float sum_of_row(float x) {
-  static_assert(kRowLanes == 16);
-#define ADD_ROTATED(lanes) \
-  x += bits_as<float>(     \
-      __builtin_amdgcn_update_dpp(0, bits_as<int>(x), 0x120 | lanes, 0xf, 0xf, false))
-  ADD_ROTATED(8);
-  ADD_ROTATED(4);
-  ADD_ROTATED(2);
-  ADD_ROTATED(1);
-#undef ADD_ROTATED
+  static_assert(kRowLanes == 8 || kRowLanes == 16);
+#define ADD_LANES(dpp) \
+  x += bits_as<float>(__builtin_amdgcn_update_dpp(0, bits_as<int>(x), dpp, 0xf, 0xf, false))
+  ADD_LANES(0xb1);                                  // each lane's neighbour
+  ADD_LANES(0x4e);                                  // the other pair of four
+  ADD_LANES(0x141);                                 // eight lanes in reverse order
+  if constexpr (kRowLanes == 16) ADD_LANES(0x140);  // sixteen
+#undef ADD_LANES
   return x;
 }
 
@@ -193,7 +222,8 @@ __global__ __attribute__((amdgpu_flat_work_group_size(kEdgeThreads, kEdgeThreads
     const TensorStrides& of_dlse = g.dlse_strides;
     const float lse =
         g.lse[batch * of_lse.batch + head * of_lse.head + query * of_lse.seq] * kLog2e;
-    if (g.dlse) delta -= g.dlse[batch * of_dlse.batch + head * of_dlse.head + query * of_dlse.seq];
+    delta = -delta;
+    if (g.dlse) delta += g.dlse[batch * of_dlse.batch + head * of_dlse.head + query * of_dlse.seq];
     // They may be anything where a query sees nothing.
     const bool sees_nothing = lse == -kInfinity || lse == kInfinity;
     between.lse[row] = sees_nothing ? kInfinity : lse;
@@ -401,20 +431,56 @@ __device__ inline void store_gradient(const f32x16 (&gradient)[kBlocks], float f
   }
 }
 
-// Those of a lane's 16 queries of a tile.
-__device__ inline f32x16 statistics_of(Lds<const char> from, int lane) {
+// A number of each of the tile's queries that begin with `first_query`, and zeros behind the last
+// one: there q and dout are zeros as well, and add nothing.
+__device__ inline __amdgpu_buffer_rsrc_t statistics_of(Global<float> of_queries, int first_query,
+                                                       int queries) {
+  return __builtin_amdgcn_make_buffer_rsrc((void*)(of_queries + first_query), 0,
+                                           larger(queries - first_query, 0) * 4, kRawBuffer);
+}
+
+// Those of a lane's 16 queries of a part.
+__device__ inline f32x16 load_statistics(__amdgpu_buffer_rsrc_t from, int part, int lane) {
   f32x16 result;
 #pragma unroll
   for (int quad = 0; quad < 4; ++quad) {
-    const f32x4 four = *(Lds<const f32x4>)(from + (8 * quad + lane / 32 * 4) * 4);
+    const f32x4 four = bits_as<f32x4>(__builtin_amdgcn_raw_buffer_load_b128(
+        from, lane / 32 * 16 + (32 * part + 8 * quad) * 4, 0, 0));
 #pragma unroll
     for (int i = 0; i < 4; ++i) result[4 * quad + i] = four[i];
   }
   return result;
 }
 
-// The query of a lane's score i, counted from the tile's first one.
+// The query of a lane's score i, counted from the part's first one.
 __device__ inline int query_of_score(int i, int lane) { return i / 4 * 8 + lane / 32 * 4 + i % 4; }
+
+__device__ inline void move(unsigned& offset, unsigned bytes) { offset += bytes; }
+template <int kCount>
+__device__ inline void move(unsigned (&offsets)[kCount], unsigned bytes) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) offsets[i] += bytes;
+}
+
+// A tile on its way, one part after the other: load() starts one of kLoads loads.
+template <class PartTile>
+struct PartLoads {
+  static constexpr int kLoads = kParts * PartTile::kLoads;
+  typename PartTile::Source first;
+
+  __device__ static PartLoads of(const Rows& rows, int thread) {
+    PartLoads result{PartTile::source(rows, thread)};
+    result.first.buffer = buffer_of<kQueries, kHdim * 2>(rows);
+    return result;
+  }
+
+  __device__ void load(typename PartTile::Registers (&to)[kParts], int n) const {
+    const int part = n / PartTile::kLoads;
+    typename PartTile::Source source = first;
+    move(source.offset, 32 * part * first.rows.stride);
+    source.template load<false>(to[part], n % PartTile::kLoads);
+  }
+};
 
 // The probability waves: they also bring all tiles to LDS.
 __device__ inline void make_probabilities(const KeyTask& keys, Lds<char> lds, int thread) {
@@ -428,116 +494,119 @@ __device__ inline void make_probabilities(const KeyTask& keys, Lds<char> lds, in
 #pragma unroll
   for (int block = 0; block < kBlocks; ++block) dv[block] = f32x16(0);
 
-  RowTile::Registers q_rows, dout_rows;
-  ColumnTile::Registers q_columns, dout_columns;
-  // The lse and delta of a tile, by 64 threads; behind the last query those of a query that sees
-  // nothing.
-  const bool has_lse = thread % 64 < kQueries;
-  const auto load_statistic = [&](const Walk& at) {
+  RowTile::Registers q_rows[kParts], dout_rows[kParts];
+  ColumnTile::Registers q_columns[kParts], dout_columns[kParts];
+  using RowLoads = PartLoads<RowTile>;
+  using ColumnLoads = PartLoads<ColumnTile>;
+  f32x16 lse[kParts];
+  const auto load_lse = [&](const Walk& at) {
     const Between between = Between::of(keys.a, keys.task.batch, at.head, keys.task.sequence);
-    const int query = smaller(at.first_query() + thread % kQueries, keys.task.queries - 1);
-    return (has_lse ? between.lse : between.delta)[query];
-  };
-  const auto store_statistic = [&](float statistic, const Walk& at, int buffer) {
-    const int query = at.first_query() + thread % kQueries;
-    if (query >= keys.task.queries) statistic = has_lse ? kInfinity : 0;
-    if (thread < 64)
-      ((Lds<float>)(lds + kStatistics + buffer))[thread] = has_lse ? statistic : -statistic;
+    const auto from = statistics_of(between.lse, at.first_query(), keys.task.queries);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) lse[part] = load_statistics(from, part, lane);
   };
   const auto store_rows = [&] {
-    RowTile::store(lds + kQRows, q_rows, thread);
-    RowTile::store(lds + kDoutRows, dout_rows, thread);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      RowTile::store(lds + kQRows + part * RowTile::kBytes, q_rows[part], thread);
+      RowTile::store(lds + kDoutRows + part * RowTile::kBytes, dout_rows[part], thread);
+    }
   };
   const auto store_columns = [&] {
-    ColumnTile::store(lds + kQColumns, q_columns, thread);
-    ColumnTile::store(lds + kDoutColumns, dout_columns, thread);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      ColumnTile::store(lds + kQColumns + part * ColumnTile::kBytes, q_columns[part], thread);
+      ColumnTile::store(lds + kDoutColumns + part * ColumnTile::kBytes, dout_columns[part], thread);
+    }
   };
   Walk walk = keys.walk, next_walk = walk;  // the tile at hand, the one behind it
-  float next_statistic = 0;
   Rows next_q, next_dout;
-  f32x16 lse;
-  int buffer = 0;
   if (!walk.has_ended()) {
     const Rows q = keys.queries_of(walk), dout = keys.douts_of(walk);
 #pragma unroll
-    for (int n = 0; n < RowTile::kLoads; ++n) {
-      RowTile::source(q, thread).load<false>(q_rows, n);
-      RowTile::source(dout, thread).load<false>(dout_rows, n);
+    for (int n = 0; n < RowLoads::kLoads; ++n) {
+      RowLoads::of(q, thread).load(q_rows, n);
+      RowLoads::of(dout, thread).load(dout_rows, n);
     }
 #pragma unroll
-    for (int n = 0; n < ColumnTile::kLoads; ++n) {
-      ColumnTile::source(q, thread).load<false>(q_columns, n);
-      ColumnTile::source(dout, thread).load<false>(dout_columns, n);
+    for (int n = 0; n < ColumnLoads::kLoads; ++n) {
+      ColumnLoads::of(q, thread).load(q_columns, n);
+      ColumnLoads::of(dout, thread).load(dout_columns, n);
     }
-    const float statistic = load_statistic(walk);
+    load_lse(walk);
     next_walk.advance();
-    next_statistic = load_statistic(next_walk);
     next_q = keys.queries_of(next_walk);
     next_dout = keys.douts_of(next_walk);
     store_rows();
-    store_statistic(statistic, walk, 0);
-    barrier();
-    lse = statistics_of(lds + kStatistics, lane);
   }
   while (!walk.has_ended()) {
     barrier();
     __builtin_amdgcn_s_setprio(2);
-    f32x16 score = f32x16(0);
+    f32x16 score[kParts];
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) score[part] = f32x16(0);
     const Lds<const char> q_operands = lds + kQRows + RowTile::first_operand(lane);
-    const RowTile::Source q_source = RowTile::source(next_q, thread);
-    const RowTile::Source dout_source = RowTile::source(next_dout, thread);
-    multiply_in_turn<kSteps>([&](int n) { return RowTile::operand(q_operands, 0, n); },
-                             [&](int n, u32x4 q) {
-                               score = Dtype::multiply(q, own[n], score);
-                               if (n < RowTile::kLoads) q_source.load<false>(q_rows, n);
-                               else if (n < 2 * RowTile::kLoads)
-                                 dout_source.load<false>(dout_rows, n - RowTile::kLoads);
-                             });
+    const RowLoads q_loads = RowLoads::of(next_q, thread);
+    const RowLoads dout_loads = RowLoads::of(next_dout, thread);
+    multiply_in_turn<kParts * kSteps>(
+        [&](int n) {
+          return RowTile::operand(q_operands + n / kSteps * RowTile::kBytes, 0, n % kSteps);
+        },
+        [&](int n, u32x4 q) {
+          f32x16& sum = score[n / kSteps];
+          sum = Dtype::multiply(q, own[n % kSteps], sum);
+          if (n < RowLoads::kLoads) q_loads.load(q_rows, n);
+          else if (n < 2 * RowLoads::kLoads) dout_loads.load(dout_rows, n - RowLoads::kLoads);
+        });
     // Where both have something for the vector unit, the other's products come first.
     __builtin_amdgcn_s_setprio(0);
     const int first_query = walk.first_query();
     if (!keys.visibility.is_whole(first_query, first_query + kQueries - 1, first_row,
                                   first_row + 31)) {
 #pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        const int query = first_query + query_of_score(i, lane);
+      for (int i = 0; i < 16 * kParts; ++i) {
+        const int query = first_query + i / 16 * 32 + query_of_score(i % 16, lane);
         const bool sees =
             row >= keys.visibility.first_key(query) && row <= keys.visibility.last_key(query);
-        score[i] = sees ? score[i] : -kInfinity;
+        score[i / 16][i % 16] = sees ? score[i / 16][i % 16] : -kInfinity;
       }
     }
-    u32x4 probability[2];
+    u32x4 probability[kOperands];
 #pragma unroll
-    for (int i = 0; i < 16; i += 2) {
-      const float first = __builtin_fmaf(score[i], scale, -lse[i]);
-      const float second = __builtin_fmaf(score[i + 1], scale, -lse[i + 1]);
+    for (int i = 0; i < 16 * kParts; i += 2) {
+      const f32x16 &scores = score[i / 16], &lses = lse[i / 16];
+      const int at = i % 16;
+      const float first = __builtin_fmaf(scores[at], scale, -lses[at]);
+      const float second = __builtin_fmaf(scores[at + 1], scale, -lses[at + 1]);
       probability[i / 8][i % 8 / 2] = Dtype::template pack<kRounding>(
           __builtin_amdgcn_exp2f(first), __builtin_amdgcn_exp2f(second));
     }
-    const Lds<u32x4> exchange = (Lds<u32x4>)(lds + kProbabilities) + wave * 128 + lane;
-    exchange[0] = probability[0];
-    exchange[64] = probability[1];
-    buffer ^= kStatisticBytes;
-    store_statistic(next_statistic, next_walk, buffer);
+    const Lds<u32x4> exchange = (Lds<u32x4>)(lds + kProbabilities) + wave * 64 * kOperands + lane;
+#pragma unroll
+    for (int i = 0; i < kOperands; ++i) exchange[64 * i] = probability[i];
     store_columns();
+    load_lse(next_walk);
     barrier();
     const Lds<const char> dout_operands = lds + kDoutColumns + ColumnTile::first_operand(lane);
-    const ColumnTile::Source q_column_source = ColumnTile::source(next_q, thread);
-    const ColumnTile::Source dout_column_source = ColumnTile::source(next_dout, thread);
-    multiply_in_turn<2 * kBlocks>(
-        [&](int n) { return ColumnTile::operand(dout_operands, n % kBlocks, n / kBlocks); },
+    const ColumnLoads q_column_loads = ColumnLoads::of(next_q, thread);
+    const ColumnLoads dout_column_loads = ColumnLoads::of(next_dout, thread);
+    multiply_in_turn<kOperands * kBlocks>(
+        [&](int n) {
+          const int i = n / kBlocks;
+          return ColumnTile::operand(dout_operands + i / 2 * ColumnTile::kBytes, n % kBlocks,
+                                     i % 2);
+        },
         [&](int n, u32x4 dout) {
           f32x16& sum = dv[n % kBlocks];
           sum = Dtype::multiply(dout, probability[n / kBlocks], sum);
-          if (n < ColumnTile::kLoads) q_column_source.load<false>(q_columns, n);
-          else if (n < 2 * ColumnTile::kLoads)
-            dout_column_source.load<false>(dout_columns, n - ColumnTile::kLoads);
+          share<2 * ColumnLoads::kLoads, kOperands * kBlocks>(n, [&](int i) {
+            if (i < ColumnLoads::kLoads) q_column_loads.load(q_columns, i);
+            else dout_column_loads.load(dout_columns, i - ColumnLoads::kLoads);
+          });
         });
     store_rows();
-    lse = statistics_of(lds + kStatistics + buffer, lane);
     walk = next_walk;
     next_walk.advance();
-    next_statistic = load_statistic(next_walk);
     next_q = settled(keys.queries_of(next_walk));
     next_dout = settled(keys.douts_of(next_walk));
   }
@@ -548,7 +617,7 @@ __device__ inline void make_probabilities(const KeyTask& keys, Lds<char> lds, in
   store_gradient(dv, 1, to, row, lane);
 }
 
-// A wave's 32 columns of a tile of dq, on their way to memory.
+// A wave's 32 columns of a part of dq, on their way to memory.
 struct DqTile {
   f32x16 values;
   __amdgpu_buffer_rsrc_t to;  // its rows, as many as there are
@@ -561,9 +630,12 @@ struct DqTile {
   }
 };
 
-// Where the tile goes that begins with `first_query`, as far as there are so many queries.
+// Where the part goes that begins with `first_query`, as far as there are so many queries.
 __device__ inline __amdgpu_buffer_rsrc_t dq_rows(Global<float> sums, int first_query, int queries) {
-  const int rows = smaller(queries - first_query, kQueries);
+  int rows = smaller(queries - first_query, 32);
+  // Or both bounds would become one instruction, for which there are vector registers only.
+  asm("" : "+s"(rows));
+  rows = larger(rows, 0);
   return __builtin_amdgcn_make_buffer_rsrc(
       (void*)(sums + static_cast<unsigned long>(first_query) * kHdim), 0, rows * kHdim * 4,
       kRawBuffer);
@@ -575,7 +647,7 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
   const int lane = thread % 64;
   const int wave = __builtin_amdgcn_readfirstlane(thread / 64);
   const int first_row = keys.first_key + wave * 32, row = first_row + lane % 32;
-  const int dq_column = wave * 32 + lane % 32;
+  const int dq_part = wave / kBlocks, dq_column = wave % kBlocks * 32 + lane % 32;
   u32x4 own[kSteps], column[kKeySteps];
   load_own(own, keys.values().from(first_row), lane);
   load_column(column, keys.keys().from(keys.first_key), dq_column, lane);
@@ -588,75 +660,92 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
   DqTile dq = {f32x16(0), last_rows};
   const Lds<u32x4> all_dscores = (Lds<u32x4>)(lds + kDscores);
 #pragma unroll
-  for (int i = 0; i < ScoreTile::kBytes / 16 / kRoleThreads; ++i)
+  for (int i = 0; i < kParts * ScoreTile::kBytes / 16 / kRoleThreads; ++i)
     all_dscores[i * kRoleThreads + thread] = u32x4(0);
 
-  const Lds<const char> dscore_operands = lds + kDscores + ScoreTile::first_operand(lane);
+  const Lds<const char> dscore_operands =
+      lds + kDscores + dq_part * ScoreTile::kBytes + ScoreTile::first_operand(lane);
   const Lds<const char> dout_operands = lds + kDoutRows + RowTile::first_operand(lane);
   const Lds<const char> q_operands = lds + kQColumns + ColumnTile::first_operand(lane);
-  const auto statistics = [&](int buffer) {
-    return statistics_of(lds + kStatistics + buffer + kQueries * 4, lane);
-  };
   const int key = wave * 32 + lane % 32;
-  int buffer = 0;
-  f32x16 product;  // of dout and v, less delta
+  f32x16 product[kParts];  // of dout and v, less delta
+  const auto load_delta = [&](const Walk& at) {
+    const Between between = Between::of(keys.a, keys.task.batch, at.head, keys.task.sequence);
+    const auto from = statistics_of(between.delta, at.first_query(), keys.task.queries);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) product[part] = load_statistics(from, part, lane);
+  };
   Walk walk = keys.walk;
-  if (!walk.has_ended()) {
-    barrier();
-    product = statistics(0);
-  }
+  if (!walk.has_ended()) load_delta(walk);
   __builtin_amdgcn_s_setprio(1);
   while (!walk.has_ended()) {
     barrier();
     f32x16 next_dq = f32x16(0);
-    multiply_in_turn<kSteps + kKeySteps>(
+    // What adds has something to do while the first operands are read.
+#pragma unroll
+    for (int i = kDqEarly; i < kDqBehindBarrier; ++i) dq.add(i, dq_column, lane);
+    constexpr int kProducts = kParts * kSteps;  // the others are those of dq
+    multiply_in_turn<kProducts + kKeySteps>(
         [&](int n) {
-          return n < kSteps ? RowTile::operand(dout_operands, 0, n)
-                            : ScoreTile::operand(dscore_operands, 0, n - kSteps);
+          return n < kProducts
+                     ? RowTile::operand(dout_operands + n / kSteps * RowTile::kBytes, 0, n % kSteps)
+                     : ScoreTile::operand(dscore_operands, 0, n - kProducts);
         },
         [&](int n, u32x4 operand) {
-          if (n < kSteps) product = Dtype::multiply(operand, own[n], product);
-          else next_dq = Dtype::multiply(operand, column[n - kSteps], next_dq);
+          share<16 - kDqBehindBarrier, kProducts + kKeySteps>(
+              n, [&](int i) { dq.add(kDqBehindBarrier + i, dq_column, lane); });
+          if (n < kProducts) {
+            f32x16& sum = product[n / kSteps];
+            sum = Dtype::multiply(operand, own[n % kSteps], sum);
+          } else {
+            next_dq = Dtype::multiply(operand, column[n - kProducts], next_dq);
+          }
           // Here: nobody asks for it before the next barrier, behind which it would be made.
           asm volatile("" : "+v"(next_dq));
-          share<16 - kDqEarly, kSteps + kKeySteps>(
-              n, [&](int i) { dq.add(kDqEarly + i, dq_column, lane); });
         });
     dq = {next_dq, last_rows};
     barrier();
-    const Lds<const u32x4> exchange = (Lds<const u32x4>)(lds + kProbabilities) + wave * 128 + lane;
-    const u32x4 probability[2] = {exchange[0], exchange[64]};
-    u32x4 dscore[2];
+    const Lds<const u32x4> exchange =
+        (Lds<const u32x4>)(lds + kProbabilities) + wave * 64 * kOperands + lane;
+    u32x4 probability[kOperands], dscore[kOperands];
+#pragma unroll
+    for (int i = 0; i < kOperands; ++i) probability[i] = exchange[64 * i];
     const auto make_pair = [&](int pair) {
-      const int i = 2 * pair;
-      const f32x2 p = widened(probability[i / 8][i % 8 / 2]);
-      const unsigned both = Dtype::template pack<kRounding>(p.x * product[i], p.y * product[i + 1]);
-      dscore[i / 8][i % 8 / 2] = both;
+      const int part = pair / 8, i = pair % 8 * 2;
+      const f32x2 p = widened(probability[pair / 4][pair % 4]);
+      const f32x16& of_part = product[part];
+      const unsigned both = Dtype::template pack<kRounding>(p.x * of_part[i], p.y * of_part[i + 1]);
+      dscore[pair / 4][pair % 4] = both;
+      const Lds<char> dscores = lds + kDscores + part * ScoreTile::kBytes;
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const int query = query_of_score(i + j, lane);
-        const Lds<char> to = lds + kDscores + ScoreTile::place(query, key / 8) + key % 8 * 2;
+        const Lds<char> to = dscores + ScoreTile::place(query, key / 8) + key % 8 * 2;
         *(Lds<unsigned short>)to = both >> j * 16;
       }
     };
-    buffer ^= kStatisticBytes;
+    const Between between = Between::of(keys.a, keys.task.batch, walk.head, keys.task.sequence);
+    last_rows = dq_rows(between.dq, walk.first_query() + 32 * dq_part, keys.task.queries);
+    walk.advance();
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
-      make_pair(pair);
       dq.add(pair, dq_column, lane);
+      make_pair(pair);
     }
-    multiply_in_turn<2 * kBlocks>(
-        [&](int n) { return ColumnTile::operand(q_operands, n % kBlocks, n / kBlocks); },
+    multiply_in_turn<kOperands * kBlocks>(
+        [&](int n) {
+          const int i = n / kBlocks;
+          return ColumnTile::operand(q_operands + i / 2 * ColumnTile::kBytes, n % kBlocks, i % 2);
+        },
         [&](int n, u32x4 q) {
+          const int i = n / kBlocks;
           f32x16& sum = dk[n % kBlocks];
-          sum = Dtype::multiply(q, dscore[n / kBlocks], sum);
-          if (n < 4) make_pair(4 + n);
+          sum = Dtype::multiply(q, dscore[i], sum);
+          if (i + 1 < kOperands)
+            share<4, kBlocks>(n % kBlocks, [&](int pair) { make_pair(4 * (i + 1) + pair); });
+          if (n == (kOperands - 1) * kBlocks) load_delta(walk);  // the old one is used up
           if (n % 2 == 1) dq.add(4 + n / 2, dq_column, lane);
         });
-    product = statistics(buffer);
-    const Between between = Between::of(keys.a, keys.task.batch, walk.head, keys.task.sequence);
-    last_rows = dq_rows(between.dq, walk.first_query(), keys.task.queries);
-    walk.advance();
   }
   barrier();
 #pragma unroll

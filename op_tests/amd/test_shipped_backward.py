@@ -20,8 +20,9 @@ from jitfmha.chips import Arch
 
 FAMILY = "shipped_backward"
 _HUNDREDS = 400
-# Around tiles of 32 queries and 128 keys.
-QUERIES, KEYS = (0, 1, 31, 32, 33, 70), (0, 1, 127, 128, 129, 200)
+HDIMS = ((64, 64), (128, 128))
+# Around tiles of 64 or 32 queries and 128 keys.
+QUERIES, KEYS = (0, 1, 31, 32, 33, 63, 64, 65, 70, 130), (0, 1, 127, 128, 129, 200)
 HEADS = ((1, 1), (2, 1), (3, 3), (6, 2))
 MASKS = (0, 1, 2, "t:20,10", "b:40,0", "b:-1,7")
 LAYOUTS = ("bshd", "bhsd")
@@ -41,6 +42,7 @@ def drawn(rng: torch.Generator) -> BackwardCall:
     return BackwardCall(
         rng,
         dtype=chosen.choice((torch.bfloat16, torch.float16)),
+        hdims=chosen.choice(HDIMS),
         heads=chosen.choice(HEADS),
         lengths=[(chosen.choice(QUERIES), chosen.choice(KEYS)) for _ in range(count)],
         batch=None if is_group else chosen.randint(1, 2),
@@ -101,8 +103,9 @@ def test_keys_behind_the_last_one_add_nothing(arch: Arch, rng: torch.Generator) 
         assert error <= 0.3, error
 
 
-def test_a_gradient_of_the_lse(rng: torch.Generator) -> None:
-    q, k, v = (torch.randn(1, n, 2, 128, generator=rng).bfloat16() for n in (40, 70, 70))
+@pytest.mark.parametrize("hdim", [64, 128])
+def test_a_gradient_of_the_lse(hdim: int, rng: torch.Generator) -> None:
+    q, k, v = (torch.randn(1, n, 2, hdim, generator=rng).bfloat16() for n in (40, 70, 70))
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
     exact_out, exact_lse = attention(*leaves)
     dout = torch.randn(exact_out.shape, generator=rng).bfloat16()
@@ -117,10 +120,13 @@ def test_a_gradient_of_the_lse(rng: torch.Generator) -> None:
         assert error <= 0.008, error
 
 
+@pytest.mark.parametrize("hdim", [64, 128])
 @pytest.mark.parametrize("arch", ARCHS)
-def test_errors_are_at_most_twice_those_of_rounding(arch: Arch, rng: torch.Generator) -> None:
+def test_errors_are_at_most_twice_those_of_rounding(
+    arch: Arch, hdim: int, rng: torch.Generator
+) -> None:
     """Against gradients in float64 of inputs that are rounded, and rounded themselves."""
-    exact = [torch.randn(1, 160, 2, 128, generator=rng, dtype=torch.float64) for _ in range(4)]
+    exact = [torch.randn(1, 160, 2, hdim, generator=rng, dtype=torch.float64) for _ in range(4)]
     rounded = [x.bfloat16() for x in exact]
 
     def gradients(q: Any, k: Any, v: Any, dout: Any) -> list[Any]:
@@ -138,9 +144,12 @@ def test_errors_are_at_most_twice_those_of_rounding(arch: Arch, rng: torch.Gener
         assert error <= 2 * least_error, f"{error / least_error} times"
 
 
+@pytest.mark.parametrize("hdims", HDIMS)
 @pytest.mark.parametrize("arch", ARCHS)
-def test_main_loops_have_no_conflicts_and_no_scratch(arch: Arch, rng: torch.Generator) -> None:
-    call = BackwardCall(rng, heads=(1, 1), lengths=[(96, 128)], batch=1)
+def test_main_loops_have_no_conflicts_and_no_scratch(
+    arch: Arch, hdims: tuple[int, int], rng: torch.Generator
+) -> None:
+    call = BackwardCall(rng, hdims=hdims, heads=(1, 1), lengths=[(192, 128)], batch=1)
     with emulate(arch, profile=True) as run:
         call.run()
         _, gradients, _ = run.profiles()
@@ -154,7 +163,7 @@ def test_main_loops_have_no_conflicts_and_no_scratch(arch: Arch, rng: torch.Gene
     ("changes", "reason"),
     [
         ({"options": {"deterministic": True}}, "It does not serve "),
-        ({"hdims": (64, 64)}, "the kernels of this package: none for bf16 and hdim 64x64."),
+        ({"hdims": (96, 96)}, "the kernels of this package: none for bf16 and hdim 96x96."),
         ({"hdims": (128, 64)}, "the kernels of this package: none for bf16 and hdim 128x64."),
     ],
 )
