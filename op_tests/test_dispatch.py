@@ -141,7 +141,7 @@ def test_new_lengths_are_checked(rng: torch.Generator) -> None:
 def test_gradients_that_nobody_serves_are_refused_before_forward(
     monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    q = torch.zeros(1, 4, 2, 64, dtype=torch.bfloat16, requires_grad=True)
+    q = torch.zeros(1, 4, 2, 96, dtype=torch.bfloat16, requires_grad=True)
     monkeypatch.setattr(general, "SERVES", general.SERVES - {Feature.BACKWARD})
     with emulate(where), pytest.raises(NotImplementedError, match="the backward pass"):
         fmha_fwd(q, q, q)
