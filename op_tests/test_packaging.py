@@ -170,9 +170,11 @@ def test_works_from_an_editable_install(tmp_path: Path) -> None:
     target = ("--target", str(site_packages))
     run("-m", "pip", "install", *arguments, *target, "--editable", str(ROOT), cwd=tmp_path)
     # A --target folder is not a site directory until it is made one, and only those read .pth. What
-    # the .pth names goes to the front, before a jitfmha that is installed with the tests.
+    # the .pth names goes to the front, before a jitfmha that is installed with the tests; it may be
+    # this very checkout.
     code = (
-        "import pkgutil, site, sys; before = list(sys.path); "
+        f"import pkgutil, site, sys; editable = {str(ROOT / '.editable')!r}; "
+        "sys.path[:] = before = [path for path in sys.path if path != editable]; "
         f"site.addsitedir({str(site_packages)!r}); "
         "sys.path.sort(key=lambda path: path in before); "
         "added = [path for path in sys.path if path not in before]\n"
