@@ -168,7 +168,7 @@ def attend_again(
     return results
 
 
-def keep_for_repetition(arguments: Arguments) -> None:
+def keep_for_attending_again(arguments: Arguments) -> None:
     """Let calls like this one, which went through the dispatcher, go by ``attend_again``."""
     target = TARGET_HERE.get()
     cache = _calls if target is None else target.calls

@@ -23,8 +23,7 @@ from .arguments import (
     new_tuple,
 )
 from .autocast import under_autocast
-from .autograd import attend_again
-from .autograd import keep_for_repetition as keep_for_attending_again
+from .autograd import attend_again, keep_for_attending_again
 from .backward import (
     REPEATED_OPTIONS,
     BackwardArguments,
@@ -269,7 +268,7 @@ def fmha_fwd(
             keys,
         ),
     )
-    if (
+    is_watched = (
         _is_traced()
         or not (type(q) is type(k) is type(v) is Tensor)
         or q.is_neg()
@@ -284,39 +283,27 @@ def fmha_fwd(
         or (out is not None and _is_any_negative(out))
         or (descales is not None and _is_any_negative(*descales))
         or (modifiers is not None and _is_any_negative(*modifiers))
-        or (
-            _is_grad_enabled()
-            and (
-                q.requires_grad
-                or k.requires_grad
-                or v.requires_grad
-                or (isinstance(out, Tensor) and out.requires_grad)
-                or (modifiers is not None and requires_any_grad(*modifiers))
-            )
+    )
+    if is_watched or (
+        _is_grad_enabled()
+        and (
+            q.requires_grad
+            or k.requires_grad
+            or v.requires_grad
+            or (isinstance(out, Tensor) and out.requires_grad)
+            or (modifiers is not None and requires_any_grad(*modifiers))
         )
     ):
         # Not plain: a subclass, a mode, a transform, tensors without values, or with values whose
         # sign is turned around by a bit of the tensor; or autograd, autocast or a profiler has to
         # know of the call.
         may_repeat = (
-            out is None
+            not is_watched
+            and out is None
             and descales is None
             and modifiers is None
             and dropout is None
             and keys is None
-            and (type(q) is type(k) is type(v) is Tensor)
-            and not (
-                _is_traced()
-                or q.is_neg()
-                or k.is_neg()
-                or v.is_neg()
-                or _dispatch_modes() != 0
-                or _functorch_level() is not None
-                or forward_ad._current_level >= 0
-                or profiler._is_profiler_enabled
-                or _is_any_autocast_enabled()
-                or q.is_meta
-            )
         )
         if may_repeat:
             # Autograd alone has to know of it.
