@@ -69,7 +69,9 @@ def test_drawn_calls(arch: Arch, number: int, rng: torch.Generator) -> None:
     with emulate(arch, check=True, random_order=rng.initial_seed()) as run:
         plan = call.explain().plan
         assert plan is not None
-        assert plan.family == FAMILY, str(call.explain())
+        # A single query in all has no rows apart.
+        rows = call.q.shape[0 if call.is_group else 1]
+        assert plan.family == ("general" if rows == 1 else FAMILY), str(call.explain())
         call.run()
         assert run.findings() == ()
     call.assert_right(TOLERANCE[call.arguments["bf16_cvt"]])
