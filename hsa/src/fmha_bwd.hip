@@ -432,7 +432,7 @@ __device__ inline void store_gradient(const f32x16 (&gradient)[kBlocks], float f
 }
 
 // A number of each of the tile's queries that begin with `first_query`, and zeros behind the last
-// one: there q and dout are zeros as well, and add nothing.
+// one: what is there has no probabilities.
 __device__ inline __amdgpu_buffer_rsrc_t statistics_of(Global<float> of_queries, int first_query,
                                                        int queries) {
   return __builtin_amdgcn_make_buffer_rsrc((void*)(of_queries + first_query), 0,
@@ -569,6 +569,16 @@ __device__ inline void make_probabilities(const KeyTask& keys, Lds<char> lds, in
         const bool sees =
             row >= keys.visibility.first_key(query) && row <= keys.visibility.last_key(query);
         score[i / 16][i % 16] = sees ? score[i / 16][i % 16] : -kInfinity;
+      }
+    }
+    // Rows behind the last one are zeros only where the stride leads there: that of a single row
+    // may be anything, and that of an expanded tensor is 0.
+    const int queries_left = keys.task.queries - first_query;
+    if (queries_left < kQueries) {
+#pragma unroll
+      for (int i = 0; i < 16 * kParts; ++i) {
+        const bool is_there = i / 16 * 32 + query_of_score(i % 16, lane) < queries_left;
+        score[i / 16][i % 16] = is_there ? score[i / 16][i % 16] : -kInfinity;
       }
     }
     u32x4 probability[kOperands];

@@ -69,12 +69,47 @@ def test_drawn_calls(arch: Arch, number: int, rng: torch.Generator) -> None:
     with emulate(arch, check=True, random_order=rng.initial_seed()) as run:
         plan = call.explain().plan
         assert plan is not None
-        # A single query in all has no rows apart.
-        rows = call.q.shape[0 if call.is_group else 1]
-        assert plan.family == ("general" if rows == 1 else FAMILY), str(call.explain())
+        assert plan.family == FAMILY, str(call.explain())
         call.run()
         assert run.findings() == ()
     call.assert_right(TOLERANCE[call.arguments["bf16_cvt"]])
+
+
+@pytest.mark.parametrize("hdims", HDIMS)
+@pytest.mark.parametrize("mask", [0, 2, "b:-1,7"])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_single_query_whose_stride_says_nothing(
+    arch: Arch, mask: int | str, hdims: tuple[int, int], rng: torch.Generator
+) -> None:
+    """Rows behind it are not more of it."""
+    call = BackwardCall(rng, hdims=hdims, lengths=[(1, 70)], batch=2, mask=mask)
+    with emulate(arch, check=True) as run:
+        plan = call.explain().plan
+        assert plan is not None
+        assert plan.family == FAMILY
+        call.run()
+        assert run.findings() == ()
+    call.assert_right(TOLERANCE["rtz"])
+
+
+@pytest.mark.parametrize("name", ["q", "dout"])
+@pytest.mark.parametrize("arch", ARCHS)
+def test_expanded_rows(arch: Arch, name: str, rng: torch.Generator) -> None:
+    """Such as the gradient of a sum, whose rows are all one row."""
+    q, k, v, dout = (torch.randn(1, n, 2, 128, generator=rng).bfloat16() for n in (40, 70, 70, 40))
+    if name == "q":
+        q = q[:, :1].expand_as(q)
+    else:
+        dout = dout[:, :1].expand_as(dout)
+    leaves = [x.double().requires_grad_() for x in (q, k, v)]
+    expected = torch.autograd.grad(attention(*leaves)[0], leaves, dout.double())
+    with emulate(arch, check=True) as run:
+        out, lse = fmha_fwd(q, k, v, return_lse=True)
+        actual = fmha_bwd(dout, q, k, v, out, lse)
+        assert run.findings() == ()
+    for x, reference in zip(actual, expected, strict=True):
+        error = (x.double() - reference).norm() / reference.norm()
+        assert error <= TOLERANCE["rtna"], error
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -30,16 +30,5 @@ def rows_are_within_reach(problem: Problem, arch: Arch) -> Iterator[Reason]:
             yield Reason(template, most=FAR_STRIDE_BYTES, name=name, bytes=size)
 
 
-def there_are_rows_of_queries(problem: Problem, arch: Arch) -> Iterator[Reason]:
-    """The stride of dout leads behind its end: that of a single row may be anything."""
-    if problem.seqlen_q == 1:
-        yield Reason("A single query is served by compiled kernels.")
-
-
 _SOURCE = "buffer_of in hsa/src/tiles.h"
-RULES = (
-    DTYPE_RULE,
-    *SIZE_RULES,
-    Rule(rows_are_within_reach, _SOURCE),
-    Rule(there_are_rows_of_queries, _SOURCE),
-)
+RULES = (DTYPE_RULE, *SIZE_RULES, Rule(rows_are_within_reach, _SOURCE))
