@@ -1,0 +1,310 @@
+// What backward kernels share: whose rows a workgroup has, which queries see its keys, and the two
+// kernels before and after the one in the middle.
+//
+// Set by the build: DTYPE (BF16 or FP16), HDIM, MASKED, GROUP, ROUNDING; ROW_SUMS and ROUND_DQ
+// (symbols). Set before this is included: kQueries, those of a tile of the kernel in the middle.
+#pragma once
+
+#include "attention.h"
+#include "backward_arguments.h"
+#include "workgroups.h"
+
+constexpr int kHdim = HDIM;
+constexpr bool kIsMasked = MASKED, kGroupMode = GROUP;
+constexpr Rounding kRounding = Rounding::ROUNDING;
+using Dtype = DTYPE;
+
+constexpr float kLog2e = 1.4426950408889634f;
+
+constexpr unsigned kRawBuffer = 0x27000;  // 32-bit elements; no swizzle
+
+__device__ inline int larger(int a, int b) { return a > b ? a : b; }
+
+// ---- What a workgroup has to do -----------------------------------------------------------------
+
+// Rows of its own, and what they belong to.
+struct Task {
+  unsigned batch, head;  // of its own: a query head or a key head
+  unsigned tile;
+  Sequence sequence;
+  int queries;  // that are computed
+};
+
+// Workgroups go to the XCDs in turn, and there are as many along x as XCDs or groups of them. So an
+// XCD, which has an L2 cache of its own, takes one head after the other, with all of its tiles: z
+// counts the heads of an XCD and y the tiles.
+__device__ inline Task task_of(const BackwardArguments& a) {
+  const unsigned line =
+      __builtin_amdgcn_workgroup_id_x() * a.xcd_lines + __builtin_amdgcn_workgroup_id_z();
+  const Quotient of_line = divide(line, a.line_heads);
+  const Sequence sequence = sequence_of<kGroupMode>(a.attention, of_line.value);
+  return {of_line.value, of_line.remainder, __builtin_amdgcn_workgroup_id_y(), sequence,
+          computed_queries<kGroupMode>(a.attention, sequence)};
+}
+
+__device__ inline Rows rows_of(Global<const char> tensor, const TensorStrides& strides,
+                               unsigned long batch, unsigned long head, unsigned long start,
+                               int count) {
+  return {tensor + batch * strides.batch + head * strides.head + start * strides.seq,
+          static_cast<unsigned>(strides.seq), count};
+}
+
+// Of the queries of one sequence and head, what the kernels leave for each other.
+struct Between {
+  Global<float> lse;    // that of scores, in powers of two; infinite where a query sees nothing
+  Global<float> delta;  // the gradient of the lse, less delta
+  Global<float> dq;     // without the scale
+
+  __device__ static Between of(const BackwardArguments& a, unsigned long batch, unsigned head,
+                               const Sequence& sequence) {
+    const unsigned long stride = a.attention.lse_head;
+    const unsigned long at = kGroupMode ? head * stride + sequence.q_start * 4ul
+                                        : (batch * a.attention.heads.divisor + head) * stride;
+    const GradientTensors& g = a.gradients;
+    return {(Global<float>)((Global<char>)g.lse_log2 + at),
+            (Global<float>)((Global<char>)g.delta + at),
+            (Global<float>)((Global<char>)g.dq_sums + at * kHdim)};
+  }
+};
+
+__device__ inline f32x2 widened(unsigned pair) {
+  if constexpr (__is_same(Dtype, BF16)) {
+    return {bits_as<float>(pair << 16), bits_as<float>(pair & 0xffff0000)};
+  } else {
+    const f16x2 halves = bits_as<f16x2>(pair);
+    return {halves.x, halves.y};
+  }
+}
+
+// ---- Before and after ---------------------------------------------------------------------------
+
+// Lanes of 16 bytes each have a row together, and a workgroup of these kernels kTileRows rows.
+constexpr int kRowLanes = kHdim / 8, kTileRows = 128, kEdgeThreads = 256;
+constexpr int kRowsAtOnce = kEdgeThreads / kRowLanes, kPasses = kTileRows / kRowsAtOnce;
+
+// The sum over the lanes that have a row together.
+__device__ inline float sum_of_row(float x) {
+  static_assert(kRowLanes == 8 || kRowLanes == 16);
+#define ADD_LANES(dpp) \
+  x += bits_as<float>(__builtin_amdgcn_update_dpp(0, bits_as<int>(x), dpp, 0xf, 0xf, false))
+  ADD_LANES(0xb1);                                  // each lane's neighbour
+  ADD_LANES(0x4e);                                  // the other pair of four
+  ADD_LANES(0x141);                                 // eight lanes in reverse order
+  if constexpr (kRowLanes == 16) ADD_LANES(0x140);  // sixteen
+#undef ADD_LANES
+  return x;
+}
+
+__global__ void row_sums(BackwardArguments) asm(ROW_SUMS);
+
+__global__ __attribute__((amdgpu_flat_work_group_size(kEdgeThreads, kEdgeThreads))) void row_sums(
+    BackwardArguments a) {
+  const Task task = task_of(a);
+  const int first_row = task.tile * kTileRows;
+  if (first_row >= task.queries) return;
+  const GradientTensors& g = a.gradients;
+  const int thread = __builtin_amdgcn_workitem_id_x(), lane = thread % kRowLanes;
+  const unsigned long batch = task.batch, head = task.head;
+  const Arguments& f = a.attention;
+  const Rows out = {f.out + batch * f.out_batch + head * f.out_head +
+                        static_cast<unsigned long>(task.sequence.q_start) * f.out_seq,
+                    f.out_seq, task.queries};
+  const Rows dout =
+      rows_of(g.dout, g.dout_strides, batch, head, task.sequence.q_start, task.queries);
+  const Between between = Between::of(a, batch, task.head, task.sequence);
+  const auto row_of = [&](int pass) { return first_row + pass * kRowsAtOnce + thread / kRowLanes; };
+  const auto load = [&](const Rows& rows, int pass) {
+    const unsigned long row = smaller(row_of(pass), task.queries - 1);
+    return *(Global<const u32x4>)(rows.base + row * rows.stride + lane * 16);
+  };
+  u32x4 o[kPasses], d[kPasses];
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    o[pass] = load(out, pass);
+    d[pass] = load(dout, pass);
+  }
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    f32x2 sums = {0, 0};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums += widened(o[pass][i]) * widened(d[pass][i]);
+    float delta = sum_of_row(sums.x + sums.y);
+    const int row = row_of(pass);
+    if (row >= task.queries) continue;
+    const Global<u32x4> dq =
+        (Global<u32x4>)(between.dq + static_cast<unsigned long>(row) * kHdim + lane * 4);
+    dq[0] = u32x4(0);
+    dq[kRowLanes] = u32x4(0);
+    if (lane != 0) continue;
+    const unsigned long query = task.sequence.q_start + static_cast<unsigned long>(row);
+    const TensorStrides& of_lse = g.lse_strides;
+    const TensorStrides& of_dlse = g.dlse_strides;
+    const float lse =
+        g.lse[batch * of_lse.batch + head * of_lse.head + query * of_lse.seq] * kLog2e;
+    delta = -delta;
+    if (g.dlse) delta += g.dlse[batch * of_dlse.batch + head * of_dlse.head + query * of_dlse.seq];
+    // They may be anything where a query sees nothing.
+    const bool sees_nothing = lse == -kInfinity || lse == kInfinity;
+    between.lse[row] = sees_nothing ? kInfinity : lse;
+    between.delta[row] = sees_nothing ? 0 : delta;
+  }
+}
+
+__global__ void round_dq(BackwardArguments) asm(ROUND_DQ);
+
+__global__ __attribute__((amdgpu_flat_work_group_size(kEdgeThreads, kEdgeThreads))) void round_dq(
+    BackwardArguments a) {
+  const Task task = task_of(a);
+  const int first_row = task.tile * kTileRows;
+  if (first_row >= task.queries) return;
+  const GradientTensors& g = a.gradients;
+  const int thread = __builtin_amdgcn_workitem_id_x(), lane = thread % kRowLanes;
+  const Between between = Between::of(a, task.batch, task.head, task.sequence);
+  const Rows dq =
+      rows_of(g.dq, g.dq_strides, task.batch, task.head, task.sequence.q_start, task.queries);
+  const float scale = a.attention.scale_log2 * kLn2;
+  const auto row_of = [&](int pass) { return first_row + pass * kRowsAtOnce + thread / kRowLanes; };
+  f32x4 sums[kPasses][2];
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const unsigned long row = smaller(row_of(pass), task.queries - 1);
+    const Global<const f32x4> from = (Global<const f32x4>)(between.dq + row * kHdim + lane * 8);
+    sums[pass][0] = from[0];
+    sums[pass][1] = from[1];
+  }
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int row = row_of(pass);
+    if (row >= task.queries) continue;
+    const f32x4 first = sums[pass][0] * scale, second = sums[pass][1] * scale;
+    *(Global<u32x4>)((Global<char>)dq.base + static_cast<unsigned long>(row) * dq.stride +
+                     lane * 16) = u32x4{Dtype::template pack<kRounding>(first.x, first.y),
+                                        Dtype::template pack<kRounding>(first.z, first.w),
+                                        Dtype::template pack<kRounding>(second.x, second.y),
+                                        Dtype::template pack<kRounding>(second.z, second.w)};
+  }
+}
+
+// ---- The kernel in the middle -------------------------------------------------------------------
+
+// Which keys a query sees.
+struct Visibility {
+  int seqlen_k;
+  int diagonal;  // the key that lies on the diagonal with query 0
+  int left, right;
+
+  __device__ static Visibility of(const BackwardArguments& a, const Sequence& sequence) {
+    const Modifiers& m = a.modifiers;
+    return {sequence.seqlen_k, m.is_bottom_right ? sequence.seqlen_k - sequence.seqlen_q : 0,
+            m.window_left, m.window_right};
+  }
+
+  __device__ int first_key(int query) const {
+    return kIsMasked ? larger(query + diagonal - left, 0) : 0;
+  }
+  __device__ int last_key(int query) const {
+    return kIsMasked ? smaller(query + diagonal + right, seqlen_k - 1) : seqlen_k - 1;
+  }
+  // Whether each of these queries sees all of these keys.
+  __device__ bool is_whole(int first_query, int last_query, int first, int last) const {
+    return first >= first_key(last_query) && last <= last_key(first_query);
+  }
+};
+
+// The tiles of queries that see some of a workgroup's keys, of one query head after the other.
+struct Walk {
+  int begin, end;  // of tiles
+  unsigned heads_left, head;
+  int tile;
+
+  __device__ static Walk of(const Visibility& visibility, int queries, int first_key, int last_key,
+                            unsigned first_head, unsigned heads) {
+    int begin = 0, last = queries - 1;
+    if (kIsMasked) {
+      begin = larger(first_key - visibility.diagonal - visibility.right, 0) / kQueries;
+      last = smaller(last_key - visibility.diagonal + visibility.left, last);
+    }
+    const int end = last < 0 ? 0 : last / kQueries + 1;
+    return {begin, end, begin < end ? heads : 0, first_head, begin};
+  }
+
+  __device__ bool has_ended() const { return heads_left == 0; }
+  __device__ int first_query() const { return tile * kQueries; }
+
+  // Behind the end it stays where it is.
+  __device__ void advance() {
+    const bool is_last = tile + 1 == end;
+    tile = is_last ? begin : tile + 1;
+    heads_left -= is_last && heads_left > 0;
+    head += is_last && heads_left > 0;
+    // The compiler would not see that it is the same for all lanes.
+    tile = __builtin_amdgcn_readfirstlane(tile);
+    head = __builtin_amdgcn_readfirstlane(head);
+    heads_left = __builtin_amdgcn_readfirstlane(heads_left);
+  }
+};
+
+// Computed here and now, not where the compiler would like to: behind a barrier, for instance,
+// where all wait for it.
+__device__ inline Rows settled(Rows rows) {
+  asm volatile("" : "+s"(rows.base), "+s"(rows.count));
+  return rows;
+}
+
+// Operands from LDS, kEnd of them by read(n), a few of which are read ahead of the products that
+// take them. In this order: left alone, the compiler would read each when it is needed.
+template <int kEnd, class Read, class Multiply>
+__device__ inline void multiply_in_turn(Read read, Multiply multiply) {
+  constexpr int kAhead = kEnd < 3 ? kEnd : 3;
+  u32x4 ahead[kAhead];
+#pragma unroll
+  for (int n = 0; n < kAhead; ++n) ahead[n] = read(n);
+#pragma unroll
+  for (int n = 0; n < kEnd; ++n) {
+    multiply(n, ahead[n % kAhead]);
+    if (n + kAhead < kEnd) ahead[n % kAhead] = read(n + kAhead);
+    __builtin_amdgcn_sched_barrier(0);
+  }
+}
+
+// The part of kAll things that goes with number n of kCount: calls each(i) for them.
+template <int kAll, int kCount, class Each>
+__device__ inline void share(int n, Each each) {
+#pragma unroll
+  for (int i = n * kAll / kCount; i < (n + 1) * kAll / kCount; ++i) each(i);
+}
+
+// The keys of a workgroup and what there is to do with them.
+struct KeyTask {
+  const BackwardArguments& a;
+  const Task& task;
+  Visibility visibility;
+  Walk walk;
+  int first_key;  // of the workgroup
+
+  __device__ Rows queries_of(const Walk& at) const {
+    const Arguments& f = a.attention;
+    const unsigned long batch = task.batch, head = at.head, start = task.sequence.q_start;
+    const Rows q = {f.q + batch * f.q_batch + head * f.q_head + start * f.q_seq, f.q_seq,
+                    task.queries};
+    return q.from(at.has_ended() ? task.queries : at.first_query());
+  }
+  __device__ Rows douts_of(const Walk& at) const {
+    const GradientTensors& g = a.gradients;
+    const Rows dout =
+        rows_of(g.dout, g.dout_strides, task.batch, at.head, task.sequence.q_start, task.queries);
+    return dout.from(at.has_ended() ? task.queries : at.first_query());
+  }
+  __device__ Rows keys() const {
+    const Arguments& f = a.attention;
+    const unsigned long batch = task.batch, head = task.head, start = task.sequence.k_start;
+    return {f.k + batch * f.k_batch + head * f.k_head + start * f.k_seq, f.k_seq,
+            task.sequence.seqlen_k};
+  }
+  __device__ Rows values() const {
+    const Arguments& f = a.attention;
+    const unsigned long batch = task.batch, head = task.head, start = task.sequence.k_start;
+    return {f.v + batch * f.v_batch + head * f.v_head + start * f.v_seq, f.v_seq,
+            task.sequence.seqlen_k};
+  }
+};
