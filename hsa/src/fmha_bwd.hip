@@ -25,10 +25,12 @@
 //     read from LDS         rows of Q and dO i, dS i-1         their columns i, P i
 //     written to LDS        columns of Q and dO i, P i         rows i+1, dS i
 //
-// The order in which workgroups add to dq is open, and with it the last bits of it.
+// The order in which workgroups add to dq is open, and with it the last bits of it, unless kernels
+// are deterministic: then they add in the order of their keys, as Turns in backward.h says.
 //
 // Set by the build: what backward.h says, and KERNEL (a symbol).
-constexpr int kKeys = 128;  // of a workgroup
+constexpr int kKeys = 128;          // of a workgroup
+constexpr int kDqWaves = kKeys / 32;  // of a workgroup, that add to dq
 // A tile has parts of 32 queries each: as many as it takes for every gradient wave to have 32
 // columns of a part's dq.
 constexpr int kParts = 128 / HDIM, kQueries = 32 * kParts;
@@ -350,6 +352,39 @@ __device__ inline __amdgpu_buffer_rsrc_t dq_rows(Global<float> sums, int first_q
       kRawBuffer);
 }
 
+// When a gradient wave may add to dq, where kernels are deterministic.
+struct Turn {
+  Global<int> own;           // the tiles that it has added
+  Global<const int> before;  // that the same wave of the workgroup before has added
+  int ahead;                 // tiles that this one has before that one's first
+
+  __device__ static Turn of(const KeyTask& keys, int wave) {
+    const Global<int> own = Turns::of(keys.a).added_by(keys.a, keys.task) + wave;
+    if (keys.task.tile == 0) return {own, own, 0x7fffffff};
+    const Walk before = Walk::of(keys.visibility, keys.task.queries, keys.first_key - kKeys,
+                                 keys.first_key - 1, 0, 1);
+    return {own, own - kDqWaves, (keys.walk.end - before.end) * static_cast<int>(keys.walk.heads)};
+  }
+
+  // The tiles that the workgroup before has added.
+  __device__ int seen() const {
+    return __hip_atomic_load(before, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+  }
+  // Until that one has added what comes before tile number `tile` of this one, counted from 0;
+  // `seen` is what was seen of it last.
+  __device__ void wait(int tile, int seen) const {
+    while (__builtin_amdgcn_readfirstlane(seen) < tile + 1 - ahead) {
+      __builtin_amdgcn_s_sleep(1);
+      seen = this->seen();
+    }
+  }
+  // After all that this wave has added so far.
+  __device__ void end(int tiles, int lane) const {
+    asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
+    if (lane == 0) __hip_atomic_store(own, tiles, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+  }
+};
+
 // The gradient waves. A tile of dq has its products one tile late, and goes to memory between them
 // and the next ones, as evenly as can be: a compute unit has only a share of what adds.
 __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int thread) {
@@ -386,9 +421,17 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
   };
   Walk walk = keys.walk;
   if (!walk.has_ended()) load_delta(walk);
+  Turn turn;
+  if constexpr (kIsDeterministic) turn = Turn::of(keys, wave);
+  int tile = 0, seen = 0;  // where kernels are deterministic
   __builtin_amdgcn_s_setprio(1);
   while (!walk.has_ended()) {
     barrier();
+    if constexpr (kIsDeterministic) {
+      // Of the tile before the last the late values are not on their way yet.
+      turn.end(larger(tile - 2, 0), lane);
+      seen = turn.seen();
+    }
     f32x16 next_dq = f32x16(0);
     // What adds has something to do while the first operands are read.
 #pragma unroll
@@ -436,6 +479,7 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
     const Between between = Between::of(keys.a, keys.task.batch, walk.head, keys.task.sequence);
     last_rows = dq_rows(between.dq, walk.first_query() + 32 * dq_part, keys.task.queries);
     walk.advance();
+    if constexpr (kIsDeterministic) turn.wait(tile++ - 1, seen);
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       dq.add(pair, dq_column, lane);
@@ -464,8 +508,10 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
     multiply_in_turn<kKeySteps>(
         [&](int n) { return ScoreTile::operand(dscore_operands, 0, n); },
         [&](int n, u32x4 dscores) { dq.values = Dtype::multiply(dscores, column[n], dq.values); });
+    if constexpr (kIsDeterministic) turn.wait(tile - 1, turn.seen());
 #pragma unroll
     for (int i = 0; i < 16; ++i) dq.add(i, dq_column, lane);
+    if constexpr (kIsDeterministic) turn.end(tile, lane);
   }
   const GradientTensors& g = keys.a.gradients;
   const Rows to = rows_of(g.dk, g.dk_strides, keys.task.batch, keys.task.head,
@@ -479,7 +525,7 @@ __global__
     __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2))) void
     gradients(BackwardArguments a) {
   alignas(1024) __shared__ char lds[kSharedBytes];
-  const Task task = task_of(a);
+  const Task task = kIsDeterministic ? next_task(a, (Lds<char>)lds) : task_of(a);
   const int first_key = task.tile * kKeys;
   if (first_key >= task.sequence.seqlen_k) return;
   const unsigned heads = a.attention.gqa.divisor;
