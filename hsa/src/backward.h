@@ -112,9 +112,9 @@ struct Turns {
   __device__ Global<int> added_by(const BackwardArguments& a, const Task& task) const {
     const Arguments& f = a.attention;
     const unsigned heads = divide(f.heads.divisor, f.gqa).value;
-    const unsigned first = kGroupMode ? task.head * group_tiles(f) +
-                                            task.sequence.k_start / kKeys + task.batch
-                                      : (task.batch * heads + task.head) * tiles_of(f.seqlen_k, kKeys);
+    const unsigned first =
+        kGroupMode ? task.head * group_tiles(f) + task.sequence.k_start / kKeys + task.batch
+                   : (task.batch * heads + task.head) * tiles_of(f.seqlen_k, kKeys);
     return added + (first + task.tile) * static_cast<unsigned long>(kDqWaves);
   }
 
@@ -303,7 +303,8 @@ struct Walk {
       last = smaller(last_key - visibility.diagonal + visibility.left, last);
     }
     const int end = last < 0 ? 0 : last / kQueries + 1;
-    return {begin, end, begin < end ? heads : 0, first_head, kIsDeterministic ? end - 1 : begin, heads};
+    return {begin, end, begin < end ? heads : 0, first_head, kIsDeterministic ? end - 1 : begin,
+            heads};
   }
 
   __device__ bool has_ended() const { return heads_left == 0; }

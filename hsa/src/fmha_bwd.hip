@@ -29,7 +29,7 @@
 // are deterministic: then they add in the order of their keys, as Turns in backward.h says.
 //
 // Set by the build: what backward.h says, and KERNEL (a symbol).
-constexpr int kKeys = 128;          // of a workgroup
+constexpr int kKeys = 128;            // of a workgroup
 constexpr int kDqWaves = kKeys / 32;  // of a workgroup, that add to dq
 // A tile has parts of 32 queries each: as many as it takes for every gradient wave to have 32
 // columns of a part's dq.
@@ -354,34 +354,56 @@ __device__ inline __amdgpu_buffer_rsrc_t dq_rows(Global<float> sums, int first_q
 
 // When a gradient wave may add to dq, where kernels are deterministic.
 struct Turn {
-  Global<int> own;           // the tiles that it has added
-  Global<const int> before;  // that the same wave of the workgroup before has added
-  int ahead;                 // tiles that this one has before that one's first
+  __amdgpu_buffer_rsrc_t own;     // how many tiles it has added: one count
+  __amdgpu_buffer_rsrc_t before;  // how many the same wave of the workgroup before has added
+  int ahead;                      // tiles that this one has before that one's first
 
   __device__ static Turn of(const KeyTask& keys, int wave) {
     const Global<int> own = Turns::of(keys.a).added_by(keys.a, keys.task) + wave;
-    if (keys.task.tile == 0) return {own, own, 0x7fffffff};
+    if (keys.task.tile == 0) return {count_at(own), count_at(own), 0x7fffffff};
     const Walk before = Walk::of(keys.visibility, keys.task.queries, keys.first_key - kKeys,
                                  keys.first_key - 1, 0, 1);
-    return {own, own - kDqWaves, (keys.walk.end - before.end) * static_cast<int>(keys.walk.heads)};
+    return {count_at(own), count_at(own - kDqWaves),
+            (keys.walk.end - before.end) * static_cast<int>(keys.walk.heads)};
   }
 
   // The tiles that the workgroup before has added.
   __device__ int seen() const {
-    return __hip_atomic_load(before, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    asm volatile("" ::: "memory");  // loaded anew
+    return __builtin_amdgcn_raw_buffer_load_b32(before, 0, 0, kAgentScope);
   }
   // Until that one has added what comes before tile number `tile` of this one, counted from 0;
   // `seen` is what was seen of it last.
   __device__ void wait(int tile, int seen) const {
-    while (__builtin_amdgcn_readfirstlane(seen) < tile + 1 - ahead) {
-      __builtin_amdgcn_s_sleep(1);
-      seen = this->seen();
-    }
+    int uniform;
+    asm volatile(
+        ".Llook%=:\n"
+        "v_readfirstlane_b32 %0, %1\n"
+        "s_cmp_ge_i32 %0, %2\n"
+        "s_cbranch_scc1 .Lturn%=\n"
+        "s_sleep 1\n"
+        "buffer_load_dword %1, off, %3, 0 sc1\n"
+        "s_waitcnt vmcnt(0)\n"
+        "s_branch .Llook%=\n"
+        ".Lturn%=:"
+        : "=&s"(uniform), "+v"(seen)
+        : "s"(tile + 1 - ahead), "s"(before)
+        : "memory", "scc");
   }
-  // After all that this wave has added so far.
+  // The wave has added so many tiles, and kLater values since, which may be on their way still:
+  // memory operations of a wave complete in their order.
+  template <int kLater>
   __device__ void end(int tiles, int lane) const {
-    asm volatile("s_waitcnt vmcnt(0)" ::: "memory");
-    if (lane == 0) __hip_atomic_store(own, tiles, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+    asm volatile("s_waitcnt vmcnt(%0)" ::"n"(kLater) : "memory");
+    // By lane 0: those of the others are behind the end.
+    __builtin_amdgcn_raw_buffer_store_b32(tiles, own, lane * 4, 0, kAgentScope);
+  }
+
+ private:
+  static constexpr int kAgentScope = 16;  // sc1
+
+  __device__ static __amdgpu_buffer_rsrc_t count_at(Global<int> place) {
+    return __builtin_amdgcn_make_buffer_rsrc((void*)place, 0, 4, kRawBuffer);
   }
 };
 
@@ -427,15 +449,15 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
   __builtin_amdgcn_s_setprio(1);
   while (!walk.has_ended()) {
     barrier();
-    if constexpr (kIsDeterministic) {
-      // Of the tile before the last the late values are not on their way yet.
-      turn.end(larger(tile - 2, 0), lane);
-      seen = turn.seen();
-    }
     f32x16 next_dq = f32x16(0);
     // What adds has something to do while the first operands are read.
 #pragma unroll
     for (int i = kDqEarly; i < kDqBehindBarrier; ++i) dq.add(i, dq_column, lane);
+    if constexpr (kIsDeterministic) {
+      // Those of the tile before that one came before the last barrier.
+      turn.end<kDqBehindBarrier>(larger(tile - 2, 0), lane);
+      seen = turn.seen();
+    }
     constexpr int kProducts = kParts * kSteps;  // the others are those of dq
     multiply_in_turn<kProducts + kKeySteps>(
         [&](int n) {
@@ -457,6 +479,7 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
         });
     dq = {next_dq, last_rows};
     barrier();
+    if constexpr (kIsDeterministic) turn.wait(tile++ - 1, seen);
     const Lds<const u32x4> exchange =
         (Lds<const u32x4>)(lds + kProbabilities) + wave * 64 * kOperands + lane;
     u32x4 probability[kOperands], dscore[kOperands];
@@ -479,7 +502,6 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
     const Between between = Between::of(keys.a, keys.task.batch, walk.head, keys.task.sequence);
     last_rows = dq_rows(between.dq, walk.first_query() + 32 * dq_part, keys.task.queries);
     walk.advance();
-    if constexpr (kIsDeterministic) turn.wait(tile++ - 1, seen);
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       dq.add(pair, dq_column, lane);
@@ -511,7 +533,7 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
     if constexpr (kIsDeterministic) turn.wait(tile - 1, turn.seen());
 #pragma unroll
     for (int i = 0; i < 16; ++i) dq.add(i, dq_column, lane);
-    if constexpr (kIsDeterministic) turn.end(tile, lane);
+    if constexpr (kIsDeterministic) turn.end<0>(tile, lane);
   }
   const GradientTensors& g = keys.a.gradients;
   const Rows to = rows_of(g.dk, g.dk_strides, keys.task.batch, keys.task.head,
