@@ -77,20 +77,22 @@ def test_drawn_calls(arch: Arch, number: int, rng: torch.Generator) -> None:
     call.assert_right(TOLERANCE[call.arguments["bf16_cvt"]])
 
 
-# Batches with a mask of each kind, and ragged sequences, of which some have no queries or no keys.
-# Keys take several workgroups, queries several tiles.
-BATCHES = [(mask, 1, [(150, 700)]) for mask in (0, 1, 2, "b:40,0", "t:100,20")]
-GROUPS = [(mask, None, [(0, 5), (90, 400), (40, 0), (70, 300)]) for mask in (0, 2)]
+# Masks of each kind; ragged sequences, of which some have no queries or no keys; and workgroups that
+# have a single tile. Keys take several workgroups.
+BATCHES = [(mask, 1, (4, 2), [(150, 700)]) for mask in (0, 1, 2, "b:40,0", "t:100,20")]
+GROUPS = [(mask, None, (4, 2), [(0, 5), (90, 400), (40, 0), (70, 300)]) for mask in (0, 2)]
+SINGLE_TILES = [(0, 2, (2, 2), [(20, 1500)])]
 
 
 @pytest.mark.parametrize("hdims", DETERMINISTIC_HDIMS)
-@pytest.mark.parametrize(("mask", "batch", "lengths"), [*BATCHES, *GROUPS])
+@pytest.mark.parametrize(("mask", "batch", "heads", "lengths"), [*BATCHES, *GROUPS, *SINGLE_TILES])
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.usefixtures("poisoned_memory")
 def test_deterministic_bits_do_not_depend_on_the_order(
     arch: Arch,
     mask: int | str,
     batch: int | None,
+    heads: tuple[int, int],
     lengths: list[tuple[int, int]],
     hdims: tuple[int, int],
     rng: torch.Generator,
@@ -98,7 +100,7 @@ def test_deterministic_bits_do_not_depend_on_the_order(
     """One workgroup after the other, then several at once, whose waves run in random order."""
     options = {"deterministic": True}
     call = BackwardCall(
-        rng, hdims=hdims, heads=(4, 2), lengths=lengths, batch=batch, mask=mask, options=options
+        rng, hdims=hdims, heads=heads, lengths=lengths, batch=batch, mask=mask, options=options
     )
     poison_unused_rows(call)
     with emulate(arch, threads=1):
