@@ -130,6 +130,12 @@ struct Turns {
   }
 };
 
+// The lines whose workgroups alternate have so many query heads together. Without a mask all begin
+// with the same tile, and under a causal one those with later keys have less to do, but no less to
+// wait for. So the workgroups of a line had better begin one after the other; but what is added to
+// at a time should fit into caches.
+constexpr unsigned kHeadsAtOnce = 8;
+
 // The task of the workgroup that is the next one to begin.
 __device__ inline Task next_task(const BackwardArguments& a, Lds<char> lds) {
   // Where there are no queries, nothing has been set to zero, and nobody adds.
@@ -141,9 +147,14 @@ __device__ inline Task next_task(const BackwardArguments& a, Lds<char> lds) {
   barrier();
   const unsigned rank = __builtin_amdgcn_readfirstlane(*ticket);
   barrier();
+  const unsigned lines = kHeadsAtOnce / smaller(a.attention.gqa.divisor, kHeadsAtOnce);
+  const unsigned first_line = rank / (a.tiles * lines) * lines;
+  const unsigned in_lines = rank - first_line * a.tiles;
+  const unsigned lines_here = smaller(lines, a.xcd_lines - first_line);
   // The compiler would not see that they are the same for all lanes.
-  const unsigned tile = __builtin_amdgcn_readfirstlane(rank % a.tiles);
-  return task_of(a, tile, __builtin_amdgcn_readfirstlane(rank / a.tiles));
+  const unsigned tile = __builtin_amdgcn_readfirstlane(in_lines / lines_here);
+  const unsigned line = __builtin_amdgcn_readfirstlane(first_line + in_lines % lines_here);
+  return task_of(a, tile, line);
 }
 
 // ---- Before and after ---------------------------------------------------------------------------

@@ -145,8 +145,7 @@ class BackwardLaunch(NamedTuple):
                 longest["q"] = max_seqlen_q
             if max_seqlen_k is not None and max_seqlen_k < seqlen_k:
                 longest["k"] = max_seqlen_k
-        # What the kernels leave for each other: sums of dq, then the lse and delta of each row, then
-        # the turns.
+        # What the kernels leave for each other: sums of dq, the lse and delta of each row, turns.
         between = q.new_empty(dq_floats + 2 * query_rows + turns, dtype=torch.float32)
         dq_sums = between.data_ptr()
         lse_log2 = dq_sums + dq_floats * _FLOAT_BYTES

@@ -64,7 +64,7 @@ def kernels_of(row: GradientRow) -> tuple[BackwardKernel, ...]:
 
 
 def turns_of(row: GradientRow, problem: Problem) -> int:
-    """How many integers deterministic kernels keep their order with: ``Turns`` in ``backward.h``."""
+    """How many integers deterministic kernels count in: ``Turns`` in ``hsa/src/backward.h``."""
     batch, heads = problem.batch, problem.heads_k
     if problem.mode == "gm1":
         tiles = problem.seqlen_k // row.keys + batch
