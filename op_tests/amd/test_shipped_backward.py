@@ -78,7 +78,8 @@ def test_drawn_calls(arch: Arch, number: int, rng: torch.Generator) -> None:
 
 
 # Masks of each kind; ragged sequences, of which some have no queries or no keys; workgroups of a
-# single tile; and so many key heads that not all are at work at a time. Keys take several workgroups.
+# single tile; and so many key heads that not all are at work at a time. Keys take several
+# workgroups.
 BATCHES = [(mask, 1, (4, 2), [(150, 700)]) for mask in (0, 1, 2, "b:40,0", "t:100,20")]
 GROUPS = [(mask, None, (4, 2), [(0, 5), (90, 400), (40, 0), (70, 300)]) for mask in (0, 2)]
 SINGLE_TILES = [(0, 2, (2, 2), [(20, 1500)])]
