@@ -80,7 +80,7 @@ TENSORS = SharedStruct(
         **dict.fromkeys(("q", "k", "v"), Pointer("const char")),
         "out": Pointer("char"),
         "lse": Pointer("float"),
-        "workspace": Pointer("float"),  # null: one split
+        "workspace": Pointer("float"),  # of splits; of backward, turns; null: neither
         **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), Pointer("const int")),
         **dict.fromkeys(("cu_seqlens_q_padded", "cu_seqlens_k_padded"), Pointer("const int")),
         **dict.fromkeys(("q_descale", "k_descale", "v_descale"), Pointer("const float")),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -55,12 +55,15 @@ class BoundBackward:
         code_object: CodeObject,
         *,
         adds_dq_up: bool,
+        turns_of: Callable[[Problem], int] | None = None,
     ) -> None:
         """Build and load the launcher and the kernels, as far as that has not been done.
 
         Args:
             kernels: in the order of their launches, all of them in ``code_object``.
             adds_dq_up: whether they need room for float32 sums that dq is made of.
+            turns_of: how many integers they need for a call, by which workgroups know whose turn it
+                is; None: they need none.
 
         Raises:
             HipError: the HIP runtime cannot be used, or refuses the code object.
@@ -71,6 +74,7 @@ class BoundBackward:
             (BoundKernel(problem, target, kernel.row, code_object), kernel) for kernel in kernels
         ]
         self._adds_dq_up = adds_dq_up
+        self._turns_of = turns_of
         self._constants = modifier_constants(problem)
         self._unmodified = packed_modifiers(None, None, _NO_PAGES, self._constants)
 
@@ -86,6 +90,7 @@ class BoundBackward:
         return BackwardLaunch(
             *(launches, heads, sizes.seqlen_q, sizes.seqlen_k, query_rows),
             query_rows * problem.hdim_q if self._adds_dq_up else 0,
+            self._turns_of(problem) if self._turns_of else 0,
             *(_packed_strides(problem, problem.gradients), self._constants, self._unmodified),
         )
 
@@ -99,6 +104,7 @@ class BackwardLaunch(NamedTuple):
         seqlen_q, seqlen_k: gm0 of every sequence, gm1 of all together.
         query_rows: of all heads and sequences together.
         dq_floats: that dq is added up in; 0 where it is not.
+        turns: integers by which workgroups know whose turn it is; 0 where it is everybody's.
         strides: those of ``GRADIENT_TENSORS`` but for dbias, in order.
         constants: the numbers among the modifiers.
         unmodified: the packed modifiers of a call without any.
@@ -110,6 +116,7 @@ class BackwardLaunch(NamedTuple):
     seqlen_k: int
     query_rows: int
     dq_floats: int
+    turns: int
     strides: tuple[int, ...]
     constants: tuple[float, ...]
     unmodified: bytes
@@ -121,7 +128,7 @@ class BackwardLaunch(NamedTuple):
             HipError: the HIP runtime refuses a launch. On the emulator also where a kernel does
                 what it must not, such as touching anything but these tensors.
         """
-        launches, heads, seqlen_q, seqlen_k, query_rows, dq_floats, strides, constants, _ = self
+        launches, heads, seqlen_q, seqlen_k, query_rows, dq_floats, turns, *_ = self
         q, k, v, out, lse, cu_seqlens, _, modifiers, dropout, gradients, _ = tensors
         assert lse is not None, "a backward pass reads the lse"
         assert gradients is not None, "a backward pass has gradients"
@@ -138,10 +145,11 @@ class BackwardLaunch(NamedTuple):
                 longest["q"] = max_seqlen_q
             if max_seqlen_k is not None and max_seqlen_k < seqlen_k:
                 longest["k"] = max_seqlen_k
-        # What the kernels leave for each other: sums of dq, then the lse and delta of each row.
-        between = q.new_empty(dq_floats + 2 * query_rows, dtype=torch.float32)
+        # What the kernels leave for each other: sums of dq, the lse and delta of each row, turns.
+        between = q.new_empty(dq_floats + 2 * query_rows + turns, dtype=torch.float32)
         dq_sums = between.data_ptr()
         lse_log2 = dq_sums + dq_floats * _FLOAT_BYTES
+        delta = lse_log2 + query_rows * _FLOAT_BYTES
         # Written out: loops over the tensors would take longer.
         addresses = _pack_tensors(
             q.data_ptr(),
@@ -149,7 +157,7 @@ class BackwardLaunch(NamedTuple):
             v.data_ptr(),
             out.data_ptr(),
             0,
-            0,
+            delta + query_rows * _FLOAT_BYTES if turns else 0,
             sums_q,
             sums_k,
             padded_q,
@@ -169,14 +177,14 @@ class BackwardLaunch(NamedTuple):
             dv.data_ptr(),
             0 if dbias is None else dbias.data_ptr(),
             lse_log2,
-            lse_log2 + query_rows * _FLOAT_BYTES,
+            delta,
             dq_sums,
-            *strides,
+            *self.strides,
             *(_NO_STRIDES if dbias is None else _row_strides(dbias.stride()[:-1])),
         )
         modifying = self.unmodified
         if modifiers is not None or dropout is not None:
-            modifying = packed_modifiers(modifiers, dropout, _NO_PAGES, constants)
+            modifying = packed_modifiers(modifiers, dropout, _NO_PAGES, self.constants)
         first = launches[0][0].kernel
         stream = first.current_stream(first.device_index)
         entry, launching = first.launcher.jitfmha_general_bwd, first.launching
