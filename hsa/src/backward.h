@@ -91,8 +91,8 @@ __device__ inline f32x2 widened(unsigned pair) {
 // begin in, and however few of them are there at a time, one can always go on.
 //
 // Counts go past L1 (agent scope), and what a wave's s_waitcnt has waited for, L2 has added. Nobody
-// loads sums in this kernel, so that no cache has to be emptied for them. Source: LLVM's "User Guide
-// for AMDGPU Backend", Memory Model GFX942.
+// loads sums in this kernel, so no cache has to be emptied for them. Source: LLVM's "User Guide for
+// AMDGPU Backend", Memory Model GFX942.
 struct Turns {
   Global<unsigned> tickets;  // workgroups that have begun, of each place along x
   Global<int> added;         // tiles: for each tile of keys kDqWaves of them
