@@ -13,9 +13,10 @@ import torch
 from backward_calls import POISON, BackwardCall
 from general_calls import ARCHS
 from reference import attention
+from rigs.recording_runtime import RecordingRuntime
 from untyped import fmha_bwd, fmha_fwd
 
-from jitfmha import emulate
+from jitfmha import HipError, emulate
 from jitfmha.chips import Arch
 
 FAMILY = "shipped_backward"
@@ -287,3 +288,19 @@ def test_rows_that_are_too_far_apart_are_refused_with_their_distance(rng: torch.
     with emulate("gfx942"):
         text = str(call.explain())
     assert "Rows are to be less than 16777216 bytes apart; those of k are 16777216." in text
+
+
+@pytest.mark.parametrize("launches", range(3))
+def test_a_launch_that_fails_is_an_error_that_names_its_kernel(
+    launches: int, rng: torch.Generator, runtime: RecordingRuntime
+) -> None:
+    """The kernels after it are not launched."""
+    call = BackwardCall(rng, lengths=[(3, 5)], batch=1)
+    runtime.fail("hipModuleLaunchKernel", 1, after=launches)
+    failed = ("row_sums", r"rtne\b", "round_dq")[launches]
+    with (
+        runtime.stands_for(runtime.target("MI300X")),
+        pytest.raises(HipError, match=f"hipModuleLaunchKernel of .*{failed}.* on device 0"),
+    ):
+        call.run()
+    assert len(runtime.launches()) == launches
