@@ -60,8 +60,9 @@ HDIMS: dict[str, tuple[tuple[int, int], ...]] = {
     "fp16": ((64, 64), (128, 128)),
     FP8: ((128, 128),),
 }
-# Of src/fmha_bwd.hip: threads, and rows, of a workgroup. Each pair of waves has 32 keys.
+# Of src/fmha_bwd.hip: threads, and keys, of a workgroup. Each pair of waves has 32 keys.
 BACKWARD_KEYS, BACKWARD_THREADS = 128, 512
+WIDE_KEYS = 256  # of src/fmha_bwd_wide.hip, with as many threads
 EDGE_QUERIES, EDGE_THREADS = 128, 256
 BACKWARD_HDIMS = (64, 128)
 FLAGS = (
@@ -204,8 +205,17 @@ class BackwardKernels:
     mode: int
     bf16_cvt: int
 
-    source = "fmha_bwd.hip"
     flags = ()
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether a workgroup has twice as many keys, for which LDS of gfx950 is large enough."""
+        return self.arch == "gfx950" and self.hdim == 128
+
+    @property
+    def source(self) -> str:
+        """The file in `src`."""
+        return "fmha_bwd_wide.hip" if self.is_wide else "fmha_bwd.hip"
 
     @property
     def name(self) -> str:
@@ -266,7 +276,7 @@ class BackwardKernels:
             "masked": int(self.is_masked),
             "mode": self.mode,
             "bf16_cvt": self.bf16_cvt,
-            "keys": BACKWARD_KEYS,
+            "keys": WIDE_KEYS if self.is_wide else BACKWARD_KEYS,
             "queries": EDGE_QUERIES,
             "knl_name": self.name,
             "row_sums_name": self.row_sums_name,

@@ -21,8 +21,8 @@ from jitfmha.chips import Arch
 FAMILY = "shipped_backward"
 _HUNDREDS = 400
 HDIMS = ((64, 64), (128, 128))
-# Around tiles of 64 or 32 queries and 128 keys.
-QUERIES, KEYS = (0, 1, 31, 32, 33, 63, 64, 65, 70, 130), (0, 1, 127, 128, 129, 200)
+# Around tiles of 64 or 32 queries and 128 or 256 keys.
+QUERIES, KEYS = (0, 1, 31, 32, 33, 63, 64, 65, 70, 130), (0, 1, 127, 128, 129, 200, 256, 257)
 HEADS = ((1, 1), (2, 1), (3, 3), (6, 2))
 MASKS = (0, 1, 2, "t:20,10", "b:40,0", "b:-1,7")
 LAYOUTS = ("bshd", "bhsd")
