@@ -62,7 +62,8 @@ HDIMS: dict[str, tuple[tuple[int, int], ...]] = {
 }
 # Of src/fmha_bwd.hip: threads, and keys, of a workgroup. Each pair of waves has 32 keys.
 BACKWARD_KEYS, BACKWARD_THREADS = 128, 512
-WIDE_KEYS = 256  # of src/fmha_bwd_wide.hip, with as many threads
+# Of src/fmha_bwd_wide.hip, with as many threads: keys at a time; how often, where there is a mask.
+WIDE_KEYS, WIDE_MASKED_BLOCKS = 256, 2
 EDGE_QUERIES, EDGE_THREADS = 128, 256
 BACKWARD_HDIMS = (64, 128)
 FLAGS = (
@@ -213,6 +214,13 @@ class BackwardKernels:
         return self.arch == "gfx950" and self.hdim == 128
 
     @property
+    def keys(self) -> int:
+        """Of a workgroup of the kernel in the middle."""
+        if not self.is_wide:
+            return BACKWARD_KEYS
+        return WIDE_KEYS * (WIDE_MASKED_BLOCKS if self.is_masked else 1)
+
+    @property
     def source(self) -> str:
         """The file in `src`."""
         return "fmha_bwd_wide.hip" if self.is_wide else "fmha_bwd.hip"
@@ -276,7 +284,7 @@ class BackwardKernels:
             "masked": int(self.is_masked),
             "mode": self.mode,
             "bf16_cvt": self.bf16_cvt,
-            "keys": WIDE_KEYS if self.is_wide else BACKWARD_KEYS,
+            "keys": self.keys,
             "queries": EDGE_QUERIES,
             "knl_name": self.name,
             "row_sums_name": self.row_sums_name,

@@ -22,6 +22,9 @@
 // The two waves of a SIMD do the same, but one has priority, so that the other multiplies while the
 // first makes probabilities.
 //
+// With a mask a workgroup has two blocks of keys, as far from the first as from the last one: of a
+// causal one all workgroups take as long, then.
+//
 // Registers of a wave, of 256: 128 for dk and dv, 32 for V, 16 for dq on its way to memory, 32 for S
 // and dP, 16 for P and dS, up to 24 for operands that are read ahead, and addresses. K stays in LDS.
 //
@@ -30,7 +33,7 @@ constexpr int kQueries = 64;  // of a tile
 
 #include "backward.h"
 
-constexpr int kKeys = 256;  // of a workgroup
+constexpr int kKeys = 256;  // of a workgroup, at a time
 constexpr int kWaves = kKeys / 32, kThreads = 64 * kWaves, kParts = kQueries / 32;
 constexpr int kSteps = kHdim / 16, kBlocks = kHdim / 32, kKeySteps = kKeys / 16;
 static_assert(kHdim == 128);
@@ -242,12 +245,36 @@ __device__ inline Products<kEnd, Read> products_of(Read read) {
   return result;
 }
 
+// Rows of all query heads of a sequence. What of them is the same for all tiles is computed once:
+// the compiler would keep its terms, for which there are not enough scalar registers.
+struct QueryRows {
+  Global<const char> base;  // of head 0
+  unsigned stride;
+  unsigned long head_stride;
+
+  __device__ static QueryRows of(const Rows& first, unsigned long head_stride) {
+    Global<const char> base = first.base;
+    asm volatile("" : "+s"(base));
+    return {base, first.stride, head_stride};
+  }
+
+  // Of `count` rows those of a part of the tile, which has none behind the end.
+  __device__ Rows of_part(const Walk& at, int part, int count) const {
+    const Rows rows = {base + at.head * head_stride, stride, count};
+    return rows.from(at.has_ended() ? count : at.first_query() + 32 * part);
+  }
+};
+
 struct Wave {
   const KeyTask& keys;
   Lds<char> lds;
   unsigned lane;
   int number;     // of the wave
   int first_row;  // of its keys
+  QueryRows queries, douts;
+  Global<float> statistics;  // lse or delta of head 0, whichever the wave loads
+  Global<float> dq_sums;     // of head 0
+  unsigned head_statistics;  // how many
   u32x4 values[kSteps];
   f32x16 dk[kBlocks], dv[kBlocks];
   // Its 32 columns of a part of dq, on their way to memory: to as many rows as there are.
@@ -256,17 +283,17 @@ struct Wave {
 
   // Starts to load the wave's share of a part of the tile.
   __device__ void load_part(const Walk& at, int part) const {
-    const Between between = Between::of(keys.a, keys.task.batch, at.head, keys.task.sequence);
     const int first_query = at.first_query() + 32 * part;
     if (number < 2) {
-      const Global<float> from = number == 0 ? between.lse : between.delta;
+      const Global<float> from = statistics + static_cast<unsigned long>(at.head) * head_statistics;
       const int left = at.has_ended() ? 0 : larger(keys.task.queries - first_query, 0);
       load_dwords(lds + (number == 0 ? kLse : kDelta) + part * kStatisticsBytes,
                   raw_buffer(from + first_query, left * 4), opaque(lane) * 4);
     }
     const int row = 4 * number;
     const Lds<char> to = lds + part * RowTile::kBytes + row * RowTile::kRowBytes;
-    const Rows q = keys.queries_of(at).from(32 * part), dout = keys.douts_of(at).from(32 * part);
+    const Rows q = queries.of_part(at, part, keys.task.queries);
+    const Rows dout = douts.of_part(at, part, keys.task.queries);
     const unsigned own_lane = opaque(lane);
     load_chunks(to + kQRows, raw_buffer(q), RowTile::offset_of(q.stride, row, own_lane));
     load_chunks(to + kDoutRows, raw_buffer(dout), RowTile::offset_of(dout.stride, row, own_lane));
@@ -318,7 +345,7 @@ struct Wave {
     const auto read_lse = [&](int quad) {
       return read_quad(lds + kLse + kPart * kStatisticsBytes, quad, own_lane);
     };
-    const int offset = opaque(dq_offset());
+    const int offset = dq_offset();
     const auto send_dq = [&](int n) {
       share<kDqOfPart, kEnd>(n, [&](int i) { add_dq(kPart * kDqOfPart + i, offset); });
     };
@@ -369,8 +396,9 @@ struct Wave {
 
   // The wave's share of the tile's dq, of what all waves have left in LDS.
   __device__ void multiply_dscores(const Walk& at) {
-    const Between between = Between::of(keys.a, keys.task.batch, at.head, keys.task.sequence);
-    dq_rows = rows_of_dq(between.dq, at.first_query() + 32 * dq_part(), keys.task.queries);
+    const Global<float> of_head =
+        dq_sums + static_cast<unsigned long>(at.head) * head_statistics * kHdim;
+    dq_rows = rows_of_dq(of_head, at.first_query() + 32 * dq_part(), keys.task.queries);
     f32x16 sums = f32x16(0);
     const unsigned own_lane = opaque(lane);
     const Lds<const char> dscores =
@@ -391,18 +419,28 @@ struct Wave {
   __device__ int dq_offset() const {
     const unsigned own_lane = opaque(lane);
     const int row = query_of_score(0, own_lane), column = dq_column() + own_lane % 32;
-    return (row * kHdim + column) * 4;
+    return opaque((row * kHdim + column) * 4);
   }
 
   __device__ static Wave of(const KeyTask& keys, Lds<char> lds, unsigned thread) {
     const int number = __builtin_amdgcn_readfirstlane(thread / 64);
     const unsigned lane = thread % 64;
     Wave result = {keys, lds, lane, number, keys.first_key + 32 * number};
+    const Task& task = keys.task;
+    Walk of_all = {};  // the first tile of head 0
+    of_all.heads_left = 1;
+    result.queries = QueryRows::of(keys.queries_of(of_all), keys.a.attention.q_head);
+    result.douts = QueryRows::of(keys.douts_of(of_all), keys.a.gradients.dout_strides.head);
+    const Between between = Between::of(keys.a, task.batch, 0, task.sequence);
+    result.statistics = number == 0 ? between.lse : between.delta;
+    result.dq_sums = between.dq;
+    result.head_statistics = keys.a.attention.lse_head / 4;
+    asm volatile("" : "+s"(result.statistics), "+s"(result.dq_sums));
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) result.dk[block] = result.dv[block] = f32x16(0);
     // Of a tile before the first, which goes nowhere.
     result.dq = f32x16(0);
-    result.dq_rows = __builtin_amdgcn_make_buffer_rsrc(nullptr, 0, 0, kRawBuffer);
+    result.dq_rows = rows_of_dq(between.dq, task.queries, task.queries);
     return result;
   }
 
@@ -422,23 +460,28 @@ struct Wave {
   }
 };
 
-__global__ void gradients(BackwardArguments) asm(KERNEL);
+// The arguments once more: what is read by this is not kept from before.
+__device__ inline BackwardArguments read_again() {
+  using Constant = const BackwardArguments __attribute__((address_space(4)));
+  Constant* arguments = (Constant*)__builtin_amdgcn_kernarg_segment_ptr();
+  asm volatile("" : "+s"(arguments));
+  return *(const BackwardArguments*)arguments;
+}
 
-__global__
-    __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2))) void
-    gradients(BackwardArguments a) {
-  alignas(1024) __shared__ char lds[kSharedBytes];
-  const Task task = task_of(a);
-  const int first_key = task.tile * kKeys;
-  if (first_key >= task.sequence.seqlen_k) return;
+// Makes dk and dv of the keys from `first_key` on, and adds their share to dq.
+__device__ inline void differentiate(Task task, int first_key, Lds<char> lds, unsigned thread) {
+  const BackwardArguments a = read_again();
+  // Nor is what is computed with these.
+  Sequence& sequence = task.sequence;
+  asm volatile("" : "+s"(sequence.seqlen_q), "+s"(sequence.seqlen_k), "+s"(task.queries));
+  asm volatile("" : "+s"(sequence.q_start), "+s"(sequence.k_start));
   const unsigned heads = a.attention.gqa.divisor;
   const Visibility visibility = Visibility::of(a, task.sequence);
   const int last_key = smaller(first_key + kKeys, task.sequence.seqlen_k) - 1;
   const KeyTask keys = {
       a, task, visibility,
       Walk::of(visibility, task.queries, first_key, last_key, task.head * heads, heads), first_key};
-  const unsigned thread = opaque(__builtin_amdgcn_workitem_id_x());
-  Wave wave = Wave::of(keys, (Lds<char>)lds, thread);
+  Wave wave = Wave::of(keys, lds, thread);
   Walk walk = keys.walk, next_walk = walk;  // the tile at hand, the one behind it
   if (!walk.has_ended()) {
     wave.load_own();
@@ -446,8 +489,10 @@ __global__
     wave.load_part(walk, 1);
     next_walk.advance();
     wait_for_loads<0>();
+    // The compiler waits here, too, and not in the loop.
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) asm volatile("" : "+v"(wave.values[step]));
   }
-  if (wave.number < kWaves / 2) __builtin_amdgcn_s_setprio(1);
   while (!walk.has_ended()) {
     wait_for_loads<kDqOfPart + kLoadsOfPart>();
     barrier();
@@ -462,15 +507,38 @@ __global__
     walk = next_walk;
     next_walk.advance();
   }
+  const int offset = wave.dq_offset();
 #pragma unroll
-  for (int i = 0; i < 16; ++i) wave.add_dq(i, wave.dq_offset());
-  const GradientTensors& g = a.gradients;
+  for (int i = 0; i < 16; ++i) wave.add_dq(i, offset);
+  const BackwardArguments again = read_again();
+  const GradientTensors& g = again.gradients;
   const auto to = [&](Global<const char> tensor, const TensorStrides& strides) {
     return rows_of(tensor, strides, task.batch, task.head, task.sequence.k_start,
                    task.sequence.seqlen_k);
   };
   const unsigned lane = opaque(wave.lane);
   const int row = wave.first_row + lane % 32;
-  store_gradient(wave.dk, a.attention.scale_log2 * kLn2, to(g.dk, g.dk_strides), row, lane);
+  store_gradient(wave.dk, again.attention.scale_log2 * kLn2, to(g.dk, g.dk_strides), row, lane);
   store_gradient(wave.dv, 1, to(g.dv, g.dv_strides), row, lane);
+}
+
+__global__ void gradients(BackwardArguments) asm(KERNEL);
+
+__global__
+    __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2))) void
+    gradients(BackwardArguments a) {
+  alignas(1024) __shared__ char lds[kSharedBytes];
+  const Task task = task_of(a);
+  const int blocks = tiles_of(task.sequence.seqlen_k, kKeys);
+  int block = task.tile;
+  const int last_block = kIsMasked ? blocks - 1 - block : block;
+  if (block > last_block || block >= blocks) return;
+  const unsigned thread = __builtin_amdgcn_workitem_id_x();
+  if (__builtin_amdgcn_readfirstlane(thread) < kThreads / 2) __builtin_amdgcn_s_setprio(1);
+  while (true) {
+    differentiate(task, block * kKeys, (Lds<char>)lds, opaque(thread));
+    if (block == last_block) return;
+    block = last_block;
+    barrier();
+  }
 }
