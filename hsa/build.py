@@ -197,6 +197,7 @@ class BackwardKernels:
     Attributes:
         is_masked: whether there may be a mask; which one is an argument.
         mode, bf16_cvt: those of `Kernel`.
+        is_wide: whether a workgroup has `WIDE_KEYS`, for which LDS of gfx950 is large enough.
     """
 
     arch: Arch
@@ -205,13 +206,9 @@ class BackwardKernels:
     is_masked: bool
     mode: int
     bf16_cvt: int
+    is_wide: bool = False
 
     flags = ()
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether a workgroup has twice as many keys, for which LDS of gfx950 is large enough."""
-        return self.arch == "gfx950" and self.hdim == 128
 
     @property
     def keys(self) -> int:
@@ -230,6 +227,7 @@ class BackwardKernels:
         """As `fmha_bwd_hd128_bf16_masked_rtne_group`: that of the kernel in the middle."""
         words = (
             f"fmha_bwd_hd{self.hdim}_{self.dtype}",
+            "wide" if self.is_wide else "",
             "masked" if self.is_masked else "",
             rounding_word(self.arch, self.dtype, self.bf16_cvt),
             "group" if self.mode else "",
@@ -357,6 +355,9 @@ def _backward_kernels(arch: Arch) -> Iterator[BackwardKernels]:
         for hdim, mode, is_masked, bf16_cvt in product(
             BACKWARD_HDIMS, (0, 1), (False, True), roundings
         ):
+            # Those with more keys come first, as the choice among them has it.
+            if arch == "gfx950" and hdim == 128:
+                yield BackwardKernels(arch, dtype, hdim, is_masked, mode, bf16_cvt, is_wide=True)
             yield BackwardKernels(arch, dtype, hdim, is_masked, mode, bf16_cvt)
 
 

@@ -1,6 +1,6 @@
-// Fused multi-head attention, backward, for gfx950 and head dimensions of 128: the same three kernels
-// as in fmha_bwd.hip, with workgroups of twice as many keys. So half as many of them add to dq,
-// which is what bounds that kernel here.
+// Fused multi-head attention, backward, for gfx950 and head dimensions of 128: the same three
+// kernels as in fmha_bwd.hip, with workgroups of twice as many keys. So half as many of them add to
+// dq, which is what bounds that kernel here.
 //
 // A wave has 32 of the workgroup's 256 keys, and makes all of the five products for them, of a tile
 // of 64 queries in two parts of 32:
@@ -25,8 +25,9 @@
 // With a mask a workgroup has two blocks of keys, as far from the first as from the last one: of a
 // causal one all workgroups take as long, then.
 //
-// Registers of a wave, of 256: 128 for dk and dv, 32 for V, 16 for dq on its way to memory, 32 for S
-// and dP, 16 for P and dS, up to 24 for operands that are read ahead, and addresses. K stays in LDS.
+// Registers of a wave, of 256: 128 for dk and dv, 32 for V, 16 for dq on its way to memory, 32 for
+// S and dP, 16 for P and dS, up to 24 for operands that are read ahead, and addresses. K stays in
+// LDS.
 //
 // Set by the build: what backward.h says, and KERNEL (a symbol).
 constexpr int kQueries = 64;  // of a tile
