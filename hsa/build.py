@@ -6,8 +6,8 @@
 Every code object comes from `src/fmha_fwd.hip`, for 8-bit inputs `src/fmha_fwd_fp8.hip`,
 `src/fmha_bwd.hip` or `src/fmha_bwd_wide.hip`, specialised by constants. The compiler is part of the
 result: manifests name it, and `--check` refuses to compare with another one. The kernels' arguments
-are stated in `jitfmha/amd/kernel_arguments.py`; `src/arguments.h` and `src/backward_arguments.h` are
-written from there.
+are stated in `jitfmha/amd/kernel_arguments.py`; `src/arguments.h` and `src/backward_arguments.h`
+are written from there.
 """
 
 from __future__ import annotations
