@@ -197,6 +197,7 @@ class BackwardKernels:
     Attributes:
         is_masked: whether there may be a mask; which one is an argument.
         mode, bf16_cvt: those of `Kernel`.
+        is_deterministic: whether dq is added up in one order.
         is_wide: whether a workgroup has `WIDE_KEYS`, for which LDS of gfx950 is large enough.
     """
 
@@ -206,6 +207,7 @@ class BackwardKernels:
     is_masked: bool
     mode: int
     bf16_cvt: int
+    is_deterministic: bool
     is_wide: bool = False
 
     flags = ()
@@ -228,6 +230,7 @@ class BackwardKernels:
         words = (
             f"fmha_bwd_hd{self.hdim}_{self.dtype}",
             "wide" if self.is_wide else "",
+            "deterministic" if self.is_deterministic else "",
             "masked" if self.is_masked else "",
             rounding_word(self.arch, self.dtype, self.bf16_cvt),
             "group" if self.mode else "",
@@ -269,6 +272,7 @@ class BackwardKernels:
             "MASKED": int(self.is_masked),
             "GROUP": self.mode,
             "ROUNDING": ROUNDINGS[self.bf16_cvt][1],
+            "DETERMINISTIC": int(self.is_deterministic),
             "KERNEL": f'"{self.name}"',
             "ROW_SUMS": f'"{self.row_sums_name}"',
             "ROUND_DQ": f'"{self.round_dq_name}"',
@@ -282,6 +286,7 @@ class BackwardKernels:
             "masked": int(self.is_masked),
             "mode": self.mode,
             "bf16_cvt": self.bf16_cvt,
+            "deterministic": int(self.is_deterministic),
             "keys": self.keys,
             "queries": EDGE_QUERIES,
             "knl_name": self.name,
@@ -352,13 +357,14 @@ def kernels() -> Iterator[AnyKernel]:
 def _backward_kernels(arch: Arch) -> Iterator[BackwardKernels]:
     for dtype in ("bf16", "fp16"):
         roundings = (0, 1, 2) if arch == "gfx942" and dtype == "bf16" else (0,)
-        for hdim, mode, is_masked, bf16_cvt in product(
-            BACKWARD_HDIMS, (0, 1), (False, True), roundings
+        for is_deterministic, hdim, mode, is_masked, bf16_cvt in product(
+            (False, True), BACKWARD_HDIMS, (0, 1), (False, True), roundings
         ):
+            of_all = arch, dtype, hdim, is_masked, mode, bf16_cvt, is_deterministic
             # Those with more keys come first, as the choice among them has it.
-            if arch == "gfx950" and hdim == 128:
-                yield BackwardKernels(arch, dtype, hdim, is_masked, mode, bf16_cvt, is_wide=True)
-            yield BackwardKernels(arch, dtype, hdim, is_masked, mode, bf16_cvt)
+            if arch == "gfx950" and hdim == 128 and not is_deterministic:
+                yield BackwardKernels(*of_all, is_wide=True)
+            yield BackwardKernels(*of_all)
 
 
 def compile_to_assembly(kernel: AnyKernel) -> str:

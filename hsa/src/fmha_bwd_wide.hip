@@ -31,11 +31,13 @@
 //
 // Set by the build: what backward.h says, and KERNEL (a symbol).
 constexpr int kQueries = 64;  // of a tile
+constexpr int kKeys = 256;    // of a workgroup, at a time
+constexpr int kWaves = kKeys / 32, kDqWaves = kWaves;
 
 #include "backward.h"
 
-constexpr int kKeys = 256;  // of a workgroup, at a time
-constexpr int kWaves = kKeys / 32, kThreads = 64 * kWaves, kParts = kQueries / 32;
+constexpr int kThreads = 64 * kWaves, kParts = kQueries / 32;
+static_assert(!kIsDeterministic);
 constexpr int kSteps = kHdim / 16, kBlocks = kHdim / 32, kKeySteps = kKeys / 16;
 static_assert(kHdim == 128);
 static_assert(kParts * kBlocks == kWaves, "a wave has 32 columns of a part's dq");

@@ -14,7 +14,8 @@ from .elf import Elf
 # `s_branch 12`: how many dwords behind the next instruction it goes on.
 _BRANCH = re.compile(r"(s_c?branch\w*|s_call_b64 \S+,) (-?\d+)$")
 _SIXTEEN_BITS = 1 << 16
-_END = "s_endpgm"
+# Behind the last of these nothing is executed.
+_NO_WAY_ON = re.compile(r"s_endpgm|s_branch -?\d+|s_setpc_b64 .*")
 
 
 class DecodedInstruction(NamedTuple):
@@ -75,6 +76,9 @@ def _code_of(elf: Elf, symbol: str) -> bytes:
 
 
 def without_padding(instructions: list[DecodedInstruction]) -> list[DecodedInstruction]:
-    """Without what compilers and linkers fill up with behind the last ``s_endpgm``."""
-    ends = [i for i, each in enumerate(instructions) if each.text == _END]
+    """Without what compilers and linkers fill up with behind the last instruction.
+
+    That need not be ``s_endpgm``: a loop may lie behind it, and ends with a branch.
+    """
+    ends = [i for i, each in enumerate(instructions) if _NO_WAY_ON.fullmatch(each.text)]
     return instructions[: ends[-1] + 1] if ends else instructions

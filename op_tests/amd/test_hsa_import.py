@@ -21,7 +21,7 @@ from jitfmha import emulate
 from jitfmha.amd import import_kernel, manifest
 from jitfmha.amd.assembly_listing import ListingError, decorated, kernels_of, renamed
 from jitfmha.amd.device_compiler import assemble_words
-from jitfmha.amd.disassembly import disassemble, without_padding
+from jitfmha.amd.disassembly import DecodedInstruction, disassemble, without_padding
 from jitfmha.amd.elf import Elf
 from jitfmha.amd.gradient_manifest import gradient_tree
 from jitfmha.amd.manifest import AITER_ASM_DIR, HSA_DIR
@@ -280,6 +280,13 @@ def test_what_is_disassembled_assembles_to_the_same(hsa: Hsa, tmp_path: Path) ->
     printed = hsa("disasm", path).out
     assert all(f"L{each.target:x}:" in printed for each in branches)
     assert hsa("disasm", path, "--json").json[-1]["text"] == "s_endpgm"
+
+
+@pytest.mark.parametrize("last", ["s_branch -3", "s_setpc_b64 s[30:31]", "s_endpgm"])
+def test_a_loop_behind_the_first_end_is_no_padding(last: str) -> None:
+    texts = ["s_cbranch_scc1 1", "s_endpgm", "v_mov_b32 v0, v1", last, "s_nop 0", "s_nop 0"]
+    decoded = [DecodedInstruction(4 * i, (0,), text, None) for i, text in enumerate(texts)]
+    assert [each.text for each in without_padding(decoded)] == texts[:4]
 
 
 @pytest.mark.parametrize(
