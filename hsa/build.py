@@ -3,8 +3,8 @@
     python hsa/build.py            writes what differs
     python hsa/build.py --check    writes nothing; fails where a file differs from what is built
 
-Every code object comes from `src/fmha_fwd.hip`, for 8-bit inputs `src/fmha_fwd_fp8.hip`, or
-`src/fmha_bwd.hip`, specialised by constants. The compiler is part of the result: manifests name it,
+Every code object comes from `src/fmha_fwd.hip`, for 8-bit inputs `src/fmha_fwd_fp8.hip`, or of
+backward `src/fmha_bwd.hip` or `src/fmha_bwd_wide.hip`, specialised by constants. The compiler is part of the result: manifests name it,
 and `--check` refuses to compare with another one. The kernels' arguments are stated in
 `jitfmha/amd/kernel_arguments.py`; `src/arguments.h` and `src/backward_arguments.h` are written from
 there.
@@ -60,10 +60,16 @@ HDIMS: dict[str, tuple[tuple[int, int], ...]] = {
     "fp16": ((64, 64), (128, 128)),
     FP8: ((128, 128),),
 }
-# Of src/fmha_bwd.hip: threads, and rows, of a workgroup. Each pair of waves has 32 keys.
-BACKWARD_KEYS, BACKWARD_THREADS = 128, 512
+# Of backward: keys of a workgroup; queries and threads of one of the kernels before and after.
+BACKWARD_KEYS = 128
 EDGE_QUERIES, EDGE_THREADS = 128, 256
-BACKWARD_HDIMS = (64, 128)
+# (hdim_q, hdim_v) -> source and threads of a workgroup: two waves have 32 keys, or one.
+BACKWARD_HDIMS = {
+    (64, 64): ("fmha_bwd.hip", 512),
+    (128, 128): ("fmha_bwd.hip", 512),
+    (192, 128): ("fmha_bwd_wide.hip", 256),
+    (192, 192): ("fmha_bwd_wide.hip", 256),
+}
 FLAGS = (
     "-std=c++17",
     f"-I{SOURCES}",
@@ -107,10 +113,9 @@ class Kernel:
     @property
     def name(self) -> str:
         """As `fmha_fwd_hd128_bf16_causal_rtne_group`."""
-        hdim = f"{self.hdim_q}" if self.hdim_q == self.hdim_v else f"{self.hdim_q}x{self.hdim_v}"
         is_first = self.tile == _tiles(self.arch, self.dtype, self.hdim_q, self.hdim_v)[0]
         words = (
-            f"fmha_fwd_hd{hdim}_{self.dtype}",
+            f"fmha_fwd_hd{hdim_word(self.hdim_q, self.hdim_v)}_{self.dtype}",
             MASKS[self.mask],
             rounding_word(self.arch, self.dtype, self.bf16_cvt),
             "" if is_first else f"q{self.tile[0]}",
@@ -199,19 +204,29 @@ class BackwardKernels:
 
     arch: Arch
     dtype: str
-    hdim: int
+    hdim_q: int
+    hdim_v: int
     is_masked: bool
     mode: int
     bf16_cvt: int
 
-    source = "fmha_bwd.hip"
     flags = ()
+
+    @property
+    def source(self) -> str:
+        """The file in `src`."""
+        return BACKWARD_HDIMS[self.hdim_q, self.hdim_v][0]
+
+    @property
+    def threads(self) -> int:
+        """Of a workgroup of the kernel in the middle."""
+        return BACKWARD_HDIMS[self.hdim_q, self.hdim_v][1]
 
     @property
     def name(self) -> str:
         """As `fmha_bwd_hd128_bf16_masked_rtne_group`: that of the kernel in the middle."""
         words = (
-            f"fmha_bwd_hd{self.hdim}_{self.dtype}",
+            f"fmha_bwd_hd{hdim_word(self.hdim_q, self.hdim_v)}_{self.dtype}",
             "masked" if self.is_masked else "",
             rounding_word(self.arch, self.dtype, self.bf16_cvt),
             "group" if self.mode else "",
@@ -249,7 +264,8 @@ class BackwardKernels:
         """The constants of the source."""
         return {
             "DTYPE": self.dtype.upper(),
-            "HDIM": self.hdim,
+            "HDIM_Q": self.hdim_q,
+            "HDIM_V": self.hdim_v,
             "MASKED": int(self.is_masked),
             "GROUP": self.mode,
             "ROUNDING": ROUNDINGS[self.bf16_cvt][1],
@@ -262,7 +278,8 @@ class BackwardKernels:
         """What its row of the manifest says of it."""
         return {
             "dtype": self.dtype,
-            "hdim": self.hdim,
+            "hdim_q": self.hdim_q,
+            "hdim_v": self.hdim_v,
             "masked": int(self.is_masked),
             "mode": self.mode,
             "bf16_cvt": self.bf16_cvt,
@@ -272,12 +289,17 @@ class BackwardKernels:
             "row_sums_name": self.row_sums_name,
             "round_dq_name": self.round_dq_name,
             "co_name": self.file_name,
-            "threads": BACKWARD_THREADS,
+            "threads": self.threads,
             "edge_threads": EDGE_THREADS,
         }
 
 
 AnyKernel = Kernel | BackwardKernels
+
+
+def hdim_word(hdim_q: int, hdim_v: int) -> str:
+    """What a name says of head dimensions."""
+    return f"{hdim_q}" if hdim_q == hdim_v else f"{hdim_q}x{hdim_v}"
 
 
 def rounding_word(arch: Arch, dtype: str, bf16_cvt: int) -> str:
@@ -336,10 +358,10 @@ def kernels() -> Iterator[AnyKernel]:
 def _backward_kernels(arch: Arch) -> Iterator[BackwardKernels]:
     for dtype in ("bf16", "fp16"):
         roundings = (0, 1, 2) if arch == "gfx942" and dtype == "bf16" else (0,)
-        for hdim, mode, is_masked, bf16_cvt in product(
+        for (hdim_q, hdim_v), mode, is_masked, bf16_cvt in product(
             BACKWARD_HDIMS, (0, 1), (False, True), roundings
         ):
-            yield BackwardKernels(arch, dtype, hdim, is_masked, mode, bf16_cvt)
+            yield BackwardKernels(arch, dtype, hdim_q, hdim_v, is_masked, mode, bf16_cvt)
 
 
 def compile_to_assembly(kernel: AnyKernel) -> str:

@@ -61,7 +61,7 @@ def propose(problem: Problem, target: Target) -> ShippedBackwardPlan | Refusal:
 def _serves(row: GradientRow, problem: Problem, arch: Arch) -> bool:
     return (
         row.dtype == problem.dtype
-        and row.hdim == problem.hdim_q == problem.hdim_v
+        and (row.hdim_q, row.hdim_v) == (problem.hdim_q, problem.hdim_v)
         and row.is_masked == (not problem.mask.is_none)
         and row.mode == int(problem.mode == "gm1")
         and row.rounds(problem.bf16_cvt, arch)
