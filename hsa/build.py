@@ -4,10 +4,10 @@
     python hsa/build.py --check    writes nothing; fails where a file differs from what is built
 
 Every code object comes from `src/fmha_fwd.hip`, for 8-bit inputs `src/fmha_fwd_fp8.hip`, or of
-backward `src/fmha_bwd.hip` or `src/fmha_bwd_wide.hip`, specialised by constants. The compiler is part of the result: manifests name it,
-and `--check` refuses to compare with another one. The kernels' arguments are stated in
-`jitfmha/amd/kernel_arguments.py`; `src/arguments.h` and `src/backward_arguments.h` are written from
-there.
+backward `src/fmha_bwd.hip` or `src/fmha_bwd_wide.hip`, specialised by constants. The compiler is
+part of the result: manifests name it, and `--check` refuses to compare with another one. The
+kernels' arguments are stated in `jitfmha/amd/kernel_arguments.py`; `src/arguments.h` and
+`src/backward_arguments.h` are written from there.
 """
 
 from __future__ import annotations

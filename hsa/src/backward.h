@@ -123,11 +123,12 @@ __global__ __attribute__((amdgpu_flat_work_group_size(kEdgeThreads, kEdgeThreads
   const Rows dout =
       rows_of(g.dout, g.dout_strides, batch, head, task.sequence.q_start, task.queries);
   const Between between = Between::of(a, batch, task.head, task.sequence);
-  const auto row_of = [&](int pass) { return first_row + pass * Tile::kRowsAtOnce + thread / kRowLanes; };
+  const auto row_of = [&](int pass) {
+    return first_row + pass * Tile::kRowsAtOnce + thread / kRowLanes;
+  };
   const auto load = [&](const Rows& rows, int pass, int chunk) {
     const unsigned long row = smaller(row_of(pass), task.queries - 1);
-    return *(Global<const u32x4>)(rows.base + row * rows.stride +
-                                    (chunk * kRowLanes + lane) * 16);
+    return *(Global<const u32x4>)(rows.base + row * rows.stride + (chunk * kRowLanes + lane) * 16);
   };
   u32x4 o[kPasses][kChunks], d[kPasses][kChunks];
 #pragma unroll
@@ -179,13 +180,15 @@ __global__ __attribute__((amdgpu_flat_work_group_size(kEdgeThreads, kEdgeThreads
   const Rows dq =
       rows_of(g.dq, g.dq_strides, task.batch, task.head, task.sequence.q_start, task.queries);
   const float scale = a.attention.scale_log2 * kLn2;
-  const auto row_of = [&](int pass) { return first_row + pass * Tile::kRowsAtOnce + thread / kRowLanes; };
+  const auto row_of = [&](int pass) {
+    return first_row + pass * Tile::kRowsAtOnce + thread / kRowLanes;
+  };
   f32x4 sums[kPasses * kChunks][2];
 #pragma unroll
   for (int i = 0; i < kPasses * kChunks; ++i) {
     const unsigned long row = smaller(row_of(i / kChunks), task.queries - 1);
-    const Global<const f32x4> from = (Global<const f32x4>)(between.dq + row * kHdim) +
-                                     (i % kChunks * kRowLanes + lane) * 2;
+    const Global<const f32x4> from =
+        (Global<const f32x4>)(between.dq + row * kHdim) + (i % kChunks * kRowLanes + lane) * 2;
     sums[i][0] = from[0];
     sums[i][1] = from[1];
   }

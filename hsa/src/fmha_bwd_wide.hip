@@ -45,17 +45,25 @@ struct QueryTile {
 
   // A tile on its way: load() starts one of kLoads loads.
   static constexpr int kLoads = RowTile::kLoads + kColumnTiles * ColumnTile::kLoads;
-  __device__ static void load(Registers& to, const Rows& rows, int thread, int n) {
-    const auto buffer = buffer_of<kQueries, kColumns * 2>(rows);
-    if (n < RowTile::kLoads) {
-      RowTile::source(rows, thread).template load<false>(to.rows, n);
-    } else {
-      const int i = n - RowTile::kLoads, tile = i / ColumnTile::kLoads;
-      typename ColumnTile::Source source = ColumnTile::source(rows, thread);
-      source.buffer = buffer;
-      source.offset += tile * kColumnsAtOnce * 2;
-      source.template load<false>(to.columns[tile], i % ColumnTile::kLoads);
+  struct Source {
+    typename RowTile::Source rows;
+    typename ColumnTile::Source columns;
+
+    __device__ void load(Registers& to, int n) const {
+      if (n < RowTile::kLoads) {
+        rows.template load<false>(to.rows, n);
+      } else {
+        const int i = n - RowTile::kLoads, tile = i / ColumnTile::kLoads;
+        typename ColumnTile::Source source = columns;
+        source.offset += tile * kColumnsAtOnce * 2;
+        source.template load<false>(to.columns[tile], i % ColumnTile::kLoads);
+      }
     }
+  };
+  __device__ static Source source(const Rows& rows, int thread) {
+    Source result = {RowTile::source(rows, thread), ColumnTile::source(rows, thread)};
+    result.rows.buffer = result.columns.buffer = buffer_at_once<kQueries, kColumns * 2>(rows);
+    return result;
   }
 
   // In kStores pieces.
@@ -105,7 +113,8 @@ __device__ inline void hide_unseen(f32x16& score, const KeyTask& keys, int first
 #pragma unroll
     for (int i = 0; i < 16; ++i) {
       const int distance = diagonal + query_of(i);  // from the key to the query's diagonal
-      const bool sees = !kIsMasked || (distance <= visibility.left && -distance <= visibility.right);
+      const bool sees =
+          !kIsMasked || (distance <= visibility.left && -distance <= visibility.right);
       score[i] = is_there && sees ? score[i] : -kInfinity;
     }
   }
@@ -152,8 +161,8 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
     return Between::of(keys.a, keys.task.batch, at.head, keys.task.sequence);
   };
   const auto load_lse = [&](const Walk& at) {
-    lse = load_statistics(
-        statistics_of(between_of(at).lse, at.first_query(), keys.task.queries), 0, lane);
+    lse = load_statistics(statistics_of(between_of(at).lse, at.first_query(), keys.task.queries), 0,
+                          lane);
   };
   const auto load_delta = [&](const Walk& at) {
     product = load_statistics(
@@ -162,9 +171,12 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
   Walk walk = keys.walk, next_walk = walk;  // the tile at hand, the one behind it
   Rows next_q, next_dout;
   constexpr int kLoads = QTile::kLoads + DoutTile::kLoads;
-  const auto load = [&](int n) {
-    if (n < QTile::kLoads) QTile::load(q_registers, next_q, thread, n);
-    else DoutTile::load(dout_registers, next_dout, thread, n - QTile::kLoads);
+  const auto loads_of_next = [&] {
+    return
+        [&, q = QTile::source(next_q, thread), dout = DoutTile::source(next_dout, thread)](int n) {
+          if (n < QTile::kLoads) q.load(q_registers, n);
+          else dout.load(dout_registers, n - QTile::kLoads);
+        };
   };
   constexpr int kStores = QTile::kStores + DoutTile::kStores;
   const auto store = [&](int n) {
@@ -177,6 +189,7 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
   };
   if (!walk.has_ended()) {
     look_ahead();
+    const auto load = loads_of_next();
 #pragma unroll
     for (int n = 0; n < kLoads; ++n) load(n);
     load_lse(walk);
@@ -211,7 +224,7 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
                 __builtin_amdgcn_exp2f(first), __builtin_amdgcn_exp2f(second));
           });
         });
-    load_lse(next_walk);
+    const auto load = loads_of_next();
     constexpr int kProductsV = kOperands * kBlocksV, kProducts = kProductsV + kOperands * kBlocks;
     multiply_in_turn<kProducts>(
         [&](int n) {
@@ -239,7 +252,6 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
               }
             });
           } else {
-            if (n == kProductsV) load_delta(next_walk);  // the old one is used up
             n -= kProductsV;
             f32x16& sum = dk[n % kBlocks];
             sum = Dtype::multiply(operand, dscore[n / kBlocks], sum);
@@ -257,8 +269,11 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
         [&](int n, u32x4 operand) {
           if (n < kKeySteps) sums[0] = Dtype::multiply(operand, column[n], sums[0]);
           else sums[1] = Dtype::multiply(operand, half_column[n - kKeySteps], sums[1]);
-          share<kStores, kProductsDq>(n, store);
+          // As early as can be: what is stored leaves registers to others.
+          if (n < kKeySteps) share<kStores, kKeySteps>(n, store);
         });
+    load_lse(next_walk);
+    load_delta(next_walk);
     // Here: nobody asks for them before the next barrier, behind which they would be made.
     asm volatile("" : "+v"(sums[0]), "+v"(sums[1]));
     dq[0] = {sums[0], rows};
