@@ -70,6 +70,7 @@ BACKWARD_HDIMS = {
     (192, 128): ("fmha_bwd_wide.hip", 256),
     (192, 192): ("fmha_bwd_wide.hip", 256),
 }
+DETERMINISTIC_HDIMS = ((64, 64), (128, 128))
 FLAGS = (
     "-std=c++17",
     f"-I{SOURCES}",
@@ -200,6 +201,7 @@ class BackwardKernels:
     Attributes:
         is_masked: whether there may be a mask; which one is an argument.
         mode, bf16_cvt: those of `Kernel`.
+        is_deterministic: whether dq is added up in one order.
     """
 
     arch: Arch
@@ -209,6 +211,7 @@ class BackwardKernels:
     is_masked: bool
     mode: int
     bf16_cvt: int
+    is_deterministic: bool
 
     flags = ()
 
@@ -227,6 +230,7 @@ class BackwardKernels:
         """As `fmha_bwd_hd128_bf16_masked_rtne_group`: that of the kernel in the middle."""
         words = (
             f"fmha_bwd_hd{hdim_word(self.hdim_q, self.hdim_v)}_{self.dtype}",
+            "deterministic" if self.is_deterministic else "",
             "masked" if self.is_masked else "",
             rounding_word(self.arch, self.dtype, self.bf16_cvt),
             "group" if self.mode else "",
@@ -269,6 +273,7 @@ class BackwardKernels:
             "MASKED": int(self.is_masked),
             "GROUP": self.mode,
             "ROUNDING": ROUNDINGS[self.bf16_cvt][1],
+            "DETERMINISTIC": int(self.is_deterministic),
             "KERNEL": f'"{self.name}"',
             "ROW_SUMS": f'"{self.row_sums_name}"',
             "ROUND_DQ": f'"{self.round_dq_name}"',
@@ -283,6 +288,7 @@ class BackwardKernels:
             "masked": int(self.is_masked),
             "mode": self.mode,
             "bf16_cvt": self.bf16_cvt,
+            "deterministic": int(self.is_deterministic),
             "keys": BACKWARD_KEYS,
             "queries": EDGE_QUERIES,
             "knl_name": self.name,
@@ -358,10 +364,14 @@ def kernels() -> Iterator[AnyKernel]:
 def _backward_kernels(arch: Arch) -> Iterator[BackwardKernels]:
     for dtype in ("bf16", "fp16"):
         roundings = (0, 1, 2) if arch == "gfx942" and dtype == "bf16" else (0,)
-        for (hdim_q, hdim_v), mode, is_masked, bf16_cvt in product(
-            BACKWARD_HDIMS, (0, 1), (False, True), roundings
+        for is_deterministic, (hdim_q, hdim_v), mode, is_masked, bf16_cvt in product(
+            (False, True), BACKWARD_HDIMS, (0, 1), (False, True), roundings
         ):
-            yield BackwardKernels(arch, dtype, hdim_q, hdim_v, is_masked, mode, bf16_cvt)
+            if is_deterministic and (hdim_q, hdim_v) not in DETERMINISTIC_HDIMS:
+                continue
+            yield BackwardKernels(
+                *(arch, dtype, hdim_q, hdim_v, is_masked, mode, bf16_cvt, is_deterministic)
+            )
 
 
 def compile_to_assembly(kernel: AnyKernel) -> str:

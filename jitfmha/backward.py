@@ -191,6 +191,7 @@ def repeat_backward(
 
 
 _empty_like = torch.empty_like
+_are_deterministic_algorithms_enabled = torch._C._get_deterministic_algorithms
 _SEQUENCES = (
     *("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded"),
     *("max_seqlen_q", "max_seqlen_k"),
@@ -252,7 +253,7 @@ def _key_of_repetition(
         atomic_fp32,
         atomic_fp32.__class__,
         None if not options else _described_options(options),
-        torch.are_deterministic_algorithms_enabled(),
+        _are_deterministic_algorithms_enabled(),
     )
 
 

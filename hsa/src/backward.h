@@ -1,9 +1,9 @@
 // What backward kernels share: whose rows a workgroup has, which queries see its keys, and the two
 // kernels before and after the one in the middle.
 //
-// Set by the build: DTYPE (BF16 or FP16), HDIM_Q, HDIM_V, MASKED, GROUP, ROUNDING; ROW_SUMS and
-// ROUND_DQ (symbols). Set before this is included: kQueries, those of a tile of the kernel in the
-// middle.
+// Set by the build: DTYPE (BF16 or FP16), HDIM_Q, HDIM_V, MASKED, GROUP, ROUNDING, DETERMINISTIC;
+// ROW_SUMS and ROUND_DQ (symbols). Set before this is included, of the kernel in the middle:
+// kQueries, those of a tile; kKeys and kDqWaves, a workgroup's keys, and its waves that add to dq.
 #pragma once
 
 #include "attention.h"
@@ -11,7 +11,7 @@
 #include "workgroups.h"
 
 constexpr int kHdim = HDIM_Q, kHdimV = HDIM_V;
-constexpr bool kIsMasked = MASKED, kGroupMode = GROUP;
+constexpr bool kIsMasked = MASKED, kGroupMode = GROUP, kIsDeterministic = DETERMINISTIC;
 constexpr Rounding kRounding = Rounding::ROUNDING;
 using Dtype = DTYPE;
 
@@ -34,13 +34,15 @@ struct Task {
 // Workgroups go to the XCDs in turn, and there are as many along x as XCDs or groups of them. So an
 // XCD, which has an L2 cache of its own, takes one head after the other, with all of its tiles: z
 // counts the heads of an XCD and y the tiles.
-__device__ inline Task task_of(const BackwardArguments& a) {
-  const unsigned line =
-      __builtin_amdgcn_workgroup_id_x() * a.xcd_lines + __builtin_amdgcn_workgroup_id_z();
+__device__ inline Task task_of(const BackwardArguments& a, unsigned tile, unsigned line_of_xcd) {
+  const unsigned line = __builtin_amdgcn_workgroup_id_x() * a.xcd_lines + line_of_xcd;
   const Quotient of_line = divide(line, a.line_heads);
   const Sequence sequence = sequence_of<kGroupMode>(a.attention, of_line.value);
-  return {of_line.value, of_line.remainder, __builtin_amdgcn_workgroup_id_y(), sequence,
+  return {of_line.value, of_line.remainder, tile, sequence,
           computed_queries<kGroupMode>(a.attention, sequence)};
+}
+__device__ inline Task task_of(const BackwardArguments& a) {
+  return task_of(a, __builtin_amdgcn_workgroup_id_y(), __builtin_amdgcn_workgroup_id_z());
 }
 
 __device__ inline Rows rows_of(Global<const char> tensor, const TensorStrides& strides,
@@ -77,6 +79,84 @@ __device__ inline f32x2 widened(unsigned pair) {
   }
 }
 
+// ---- In which order dq is added up --------------------------------------------------------------
+
+// Where kernels are deterministic, the workgroups of a key head add to each tile of dq in the order
+// of their keys. All of them go through the tiles in one order, and count those that they have
+// added; one adds a tile when the one before has counted it. Every wave counts for itself: what it
+// adds to has nothing to do with what the other waves add to.
+//
+// Workgroups take their tasks in the order in which they begin, wherever the grid has them. So they
+// wait only for ones that have begun, of which the first waits for nobody: whatever order they
+// begin in, and however few of them are there at a time, one can always go on.
+//
+// The counts are atomics of agent scope, which L1 does not keep, and L2 has added what an s_waitcnt
+// has waited for. Nobody loads sums in this kernel, so that no cache has to be emptied for them.
+struct Turns {
+  Global<unsigned> tickets;  // workgroups that have begun, of each place along x
+  Global<int> added;         // tiles: for each tile of keys kDqWaves of them
+  unsigned words;            // of both
+
+  __device__ static Turns of(const BackwardArguments& a) {
+    const Arguments& f = a.attention;
+    const Global<unsigned> begin = (Global<unsigned>)f.workspace;
+    const unsigned heads = divide(f.heads.divisor, f.gqa).value;
+    const unsigned lines =
+        kGroupMode ? heads * f.batch.divisor : divide(f.xcds.divisor * f.xcd_heads, f.gqa).value;
+    const unsigned tiles =
+        kGroupMode ? heads * group_tiles(f) : lines * tiles_of(f.seqlen_k, kKeys);
+    return {begin, (Global<int>)(begin + lines), lines + tiles * kDqWaves};
+  }
+
+  // The counts of the waves of a task.
+  __device__ Global<int> added_by(const BackwardArguments& a, const Task& task) const {
+    const Arguments& f = a.attention;
+    const unsigned heads = divide(f.heads.divisor, f.gqa).value;
+    const unsigned first =
+        kGroupMode ? task.head * group_tiles(f) + task.sequence.k_start / kKeys + task.batch
+                   : (task.batch * heads + task.head) * tiles_of(f.seqlen_k, kKeys);
+    return added + (first + task.tile) * static_cast<unsigned long>(kDqWaves);
+  }
+
+  // By a workgroup of so many threads.
+  __device__ void clear(unsigned threads) const {
+    for (unsigned i = __builtin_amdgcn_workitem_id_x(); i < words; i += threads) tickets[i] = 0;
+  }
+
+ private:
+  // Of a key head. A sequence takes one more than there are whole ones at most.
+  __device__ static unsigned group_tiles(const Arguments& f) {
+    return f.seqlen_k / kKeys + f.batch.divisor;
+  }
+};
+
+// The lines whose workgroups alternate have so many query heads together. Without a mask all begin
+// with the same tile, and under a causal one those with later keys have less to do, but no less to
+// wait for. So the workgroups of a line had better begin one after the other; but what is added to
+// at a time should fit into caches.
+constexpr unsigned kHeadsAtOnce = 8;
+
+// The task of the workgroup that is the next one to begin.
+__device__ inline Task next_task(const BackwardArguments& a, Lds<char> lds) {
+  // Where there are no queries, nothing has been set to zero, and nobody adds.
+  if (a.attention.seqlen_q == 0) return task_of(a);
+  const Lds<unsigned> ticket = (Lds<unsigned>)lds;
+  if (__builtin_amdgcn_workitem_id_x() == 0)
+    *ticket = __hip_atomic_fetch_add(Turns::of(a).tickets + __builtin_amdgcn_workgroup_id_x(), 1u,
+                                     __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+  barrier();
+  const unsigned rank = __builtin_amdgcn_readfirstlane(*ticket);
+  barrier();
+  const unsigned lines = kHeadsAtOnce / smaller(a.attention.gqa.divisor, kHeadsAtOnce);
+  const unsigned first_line = rank / (a.tiles * lines) * lines;
+  const unsigned in_lines = rank - first_line * a.tiles;
+  const unsigned lines_here = smaller(lines, a.xcd_lines - first_line);
+  // The compiler would not see that they are the same for all lanes.
+  const unsigned tile = __builtin_amdgcn_readfirstlane(in_lines / lines_here);
+  const unsigned line = __builtin_amdgcn_readfirstlane(first_line + in_lines % lines_here);
+  return task_of(a, tile, line);
+}
+
 // ---- Before and after ---------------------------------------------------------------------------
 
 // A workgroup of these kernels has kTileRows rows.
@@ -109,6 +189,11 @@ __global__ void row_sums(BackwardArguments) asm(ROW_SUMS);
 __global__ __attribute__((amdgpu_flat_work_group_size(kEdgeThreads, kEdgeThreads))) void row_sums(
     BackwardArguments a) {
   const Task task = task_of(a);
+  if constexpr (kIsDeterministic) {
+    const bool is_first = __builtin_amdgcn_workgroup_id_x() == 0 && task.tile == 0 &&
+                          __builtin_amdgcn_workgroup_id_z() == 0;
+    if (is_first) Turns::of(a).clear(kEdgeThreads);
+  }
   const int first_row = task.tile * kTileRows;
   if (first_row >= task.queries) return;
   const GradientTensors& g = a.gradients;
@@ -232,11 +317,14 @@ struct Visibility {
   }
 };
 
-// The tiles of queries that see some of a workgroup's keys, of one query head after the other.
+// The tiles of queries that see some of a workgroup's keys, of one query head after the other; but
+// where kernels are deterministic of one tile after the other, from the last one on, with all heads
+// of each. The tiles of the keys before are the same or earlier ones, so that theirs come first.
 struct Walk {
   int begin, end;  // of tiles
   unsigned heads_left, head;
   int tile;
+  unsigned heads;
 
   __device__ static Walk of(const Visibility& visibility, int queries, int first_key, int last_key,
                             unsigned first_head, unsigned heads) {
@@ -246,7 +334,8 @@ struct Walk {
       last = smaller(last_key - visibility.diagonal + visibility.left, last);
     }
     const int end = last < 0 ? 0 : last / kQueries + 1;
-    return {begin, end, begin < end ? heads : 0, first_head, begin};
+    return {begin, end, begin < end ? heads : 0, first_head, kIsDeterministic ? end - 1 : begin,
+            heads};
   }
 
   __device__ bool has_ended() const { return heads_left == 0; }
@@ -254,10 +343,17 @@ struct Walk {
 
   // Behind the end it stays where it is.
   __device__ void advance() {
-    const bool is_last = tile + 1 == end;
-    tile = is_last ? begin : tile + 1;
-    heads_left -= is_last && heads_left > 0;
-    head += is_last && heads_left > 0;
+    if constexpr (kIsDeterministic) {
+      const bool is_last = heads_left == 1, has_more = tile > begin;
+      tile -= is_last && has_more;
+      head += heads_left > 1 ? 1 : is_last ? 1 - heads : 0;
+      heads_left = is_last && has_more ? heads : heads_left - (heads_left > 0);
+    } else {
+      const bool is_last = tile + 1 == end;
+      tile = is_last ? begin : tile + 1;
+      heads_left -= is_last && heads_left > 0;
+      head += is_last && heads_left > 0;
+    }
     // The compiler would not see that it is the same for all lanes.
     tile = __builtin_amdgcn_readfirstlane(tile);
     head = __builtin_amdgcn_readfirstlane(head);

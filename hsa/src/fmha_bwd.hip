@@ -25,10 +25,12 @@
 //     read from LDS         rows of Q and dO i, dS i-1         their columns i, P i
 //     written to LDS        columns of Q and dO i, P i         rows i+1, dS i
 //
-// The order in which workgroups add to dq is open, and with it the last bits of it.
+// The order in which workgroups add to dq is open, and with it the last bits of it, unless kernels
+// are deterministic: then they add in the order of their keys, as Turns in backward.h says.
 //
 // Set by the build: what backward.h says, and KERNEL (a symbol).
-constexpr int kKeys = 128;  // of a workgroup
+constexpr int kKeys = 128;            // of a workgroup
+constexpr int kDqWaves = kKeys / 32;  // of a workgroup, that add to dq
 // A tile has parts of 32 queries each: as many as it takes for every gradient wave to have 32
 // columns of a part's dq.
 constexpr int kParts = 128 / HDIM_Q, kQueries = 32 * kParts;
@@ -229,6 +231,61 @@ __device__ inline void make_probabilities(const KeyTask& keys, Lds<char> lds, in
   store_gradient(dv, 1, to, row, lane);
 }
 
+// When a gradient wave may add to dq, where kernels are deterministic.
+struct Turn {
+  __amdgpu_buffer_rsrc_t own;     // how many tiles it has added: one count
+  __amdgpu_buffer_rsrc_t before;  // how many the same wave of the workgroup before has added
+  int ahead;                      // tiles that this one has before that one's first
+
+  __device__ static Turn of(const KeyTask& keys, int wave) {
+    const Global<int> own = Turns::of(keys.a).added_by(keys.a, keys.task) + wave;
+    if (keys.task.tile == 0) return {count_at(own), count_at(own), 0x7fffffff};
+    const Walk before = Walk::of(keys.visibility, keys.task.queries, keys.first_key - kKeys,
+                                 keys.first_key - 1, 0, 1);
+    return {count_at(own), count_at(own - kDqWaves),
+            (keys.walk.end - before.end) * static_cast<int>(keys.walk.heads)};
+  }
+
+  // The tiles that the workgroup before has added.
+  __device__ int seen() const {
+    asm volatile("" ::: "memory");  // loaded anew
+    return __builtin_amdgcn_raw_buffer_load_b32(before, 0, 0, kAgentScope);
+  }
+  // Until that one has added what comes before tile number `tile` of this one, counted from 0;
+  // `seen` is what was seen of it last.
+  __device__ void wait(int tile, int seen) const {
+    int uniform;
+    asm volatile(
+        ".Llook%=:\n"
+        "v_readfirstlane_b32 %0, %1\n"
+        "s_cmp_ge_i32 %0, %2\n"
+        "s_cbranch_scc1 .Lturn%=\n"
+        "s_sleep 1\n"
+        "buffer_load_dword %1, off, %3, 0 sc1\n"
+        "s_waitcnt vmcnt(0)\n"
+        "s_branch .Llook%=\n"
+        ".Lturn%=:"
+        : "=&s"(uniform), "+v"(seen)
+        : "s"(tile + 1 - ahead), "s"(before)
+        : "memory", "scc");
+  }
+  // The wave has added so many tiles, and kLater values since, which may be on their way still:
+  // memory operations of a wave complete in their order.
+  template <int kLater>
+  __device__ void end(int tiles, int lane) const {
+    asm volatile("s_waitcnt vmcnt(%0)" ::"n"(kLater) : "memory");
+    // By lane 0: those of the others are behind the end.
+    __builtin_amdgcn_raw_buffer_store_b32(tiles, own, lane * 4, 0, kAgentScope);
+  }
+
+ private:
+  static constexpr int kAgentScope = 16;  // sc1
+
+  __device__ static __amdgpu_buffer_rsrc_t count_at(Global<int> place) {
+    return __builtin_amdgcn_make_buffer_rsrc((void*)place, 0, 4, kRawBuffer);
+  }
+};
+
 // The gradient waves. A tile of dq has its products one tile late, and goes to memory between them
 // and the next ones, as evenly as can be: a compute unit has only a share of what adds.
 __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int thread) {
@@ -265,6 +322,9 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
   };
   Walk walk = keys.walk;
   if (!walk.has_ended()) load_delta(walk);
+  Turn turn;
+  if constexpr (kIsDeterministic) turn = Turn::of(keys, wave);
+  int tile = 0, seen = 0;  // where kernels are deterministic
   __builtin_amdgcn_s_setprio(1);
   while (!walk.has_ended()) {
     barrier();
@@ -272,6 +332,11 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
     // What adds has something to do while the first operands are read.
 #pragma unroll
     for (int i = kDqEarly; i < kDqBehindBarrier; ++i) dq.add(i, dq_column, lane);
+    if constexpr (kIsDeterministic) {
+      // Those of the tile before that one came before the last barrier.
+      turn.end<kDqBehindBarrier>(larger(tile - 2, 0), lane);
+      seen = turn.seen();
+    }
     constexpr int kProducts = kParts * kSteps;  // the others are those of dq
     multiply_in_turn<kProducts + kKeySteps>(
         [&](int n) {
@@ -293,6 +358,7 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
         });
     dq = {next_dq, last_rows};
     barrier();
+    if constexpr (kIsDeterministic) turn.wait(tile++ - 1, seen);
     const Lds<const u32x4> exchange =
         (Lds<const u32x4>)(lds + kProbabilities) + wave * 64 * kOperands + lane;
     u32x4 probability[kOperands], dscore[kOperands];
@@ -343,8 +409,10 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
     multiply_in_turn<kKeySteps>(
         [&](int n) { return ScoreTile::operand(dscore_operands, 0, n); },
         [&](int n, u32x4 dscores) { dq.values = Dtype::multiply(dscores, column[n], dq.values); });
+    if constexpr (kIsDeterministic) turn.wait(tile - 1, turn.seen());
 #pragma unroll
     for (int i = 0; i < 16; ++i) dq.add(i, dq_column, lane);
+    if constexpr (kIsDeterministic) turn.end<0>(tile, lane);
   }
   const GradientTensors& g = keys.a.gradients;
   const Rows to = rows_of(g.dk, g.dk_strides, keys.task.batch, keys.task.head,
@@ -358,7 +426,7 @@ __global__
     __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2))) void
     gradients(BackwardArguments a) {
   alignas(1024) __shared__ char lds[kSharedBytes];
-  const Task task = task_of(a);
+  const Task task = kIsDeterministic ? next_task(a, (Lds<char>)lds) : task_of(a);
   const int first_key = task.tile * kKeys;
   if (first_key >= task.sequence.seqlen_k) return;
   const unsigned heads = a.attention.gqa.divisor;

@@ -14,17 +14,19 @@
 //     written to LDS      1: dS i                                 2: rows and columns i+1
 //
 // Set by the build: what backward.h says, and KERNEL (a symbol).
-constexpr int kKeys = 128;    // of a workgroup
-constexpr int kQueries = 32;  // of a tile
+constexpr int kKeys = 128;            // of a workgroup
+constexpr int kDqWaves = kKeys / 32;  // of a workgroup, that add to dq
+constexpr int kQueries = 32;          // of a tile
 
 #include "backward.h"
 #include "backward_tiles.h"
 
-constexpr int kWaves = kKeys / 32, kThreads = 64 * kWaves;
+constexpr int kThreads = 64 * kDqWaves;
+static_assert(!kIsDeterministic, "waves have columns of dq together");
 constexpr int kSteps = kHdim / 16, kBlocks = kHdim / 32;
 constexpr int kStepsV = kHdimV / 16, kBlocksV = kHdimV / 32;
 // Of dq each wave has 32 columns, and half of the keys of 32 columns that another one has, too.
-static_assert(kBlocks == kWaves + kWaves / 2);
+static_assert(kBlocks == kDqWaves + kDqWaves / 2);
 constexpr int kHalfSteps = kKeySteps / 2;
 constexpr int kOperands = 2;  // of a lane's probabilities: 8 each
 
@@ -139,7 +141,7 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
   load_own(own_values, keys.values().from(first_row), lane);
   // Of dq: the columns with all keys, and those with half of them.
   const int half = wave % 2 * kHalfSteps;
-  const int columns[2] = {wave * 32 + lane % 32, (kWaves + wave / 2) * 32 + lane % 32};
+  const int columns[2] = {wave * 32 + lane % 32, (kDqWaves + wave / 2) * 32 + lane % 32};
   u32x4 column[kKeySteps], half_column[kHalfSteps];
   load_column(column, keys.keys().from(keys.first_key), columns[0], lane);
   load_column(half_column, keys.keys().from(keys.first_key + 16 * half), columns[1], lane);

@@ -112,9 +112,12 @@ template <bool kGroupMode>
 __device__ inline Sequence sequence_of(const Arguments& a, unsigned batch) {
   if constexpr (!kGroupMode)
     return {static_cast<int>(a.seqlen_q), static_cast<int>(a.seqlen_k), 0, 0};
-  unsigned q_begin = a.cu_seqlens_q[batch], q_end = a.cu_seqlens_q[batch + 1];
-  unsigned k_begin = a.cu_seqlens_k[batch], k_end = a.cu_seqlens_k[batch + 1];
-  unsigned q_start = a.cu_seqlens_q_padded[batch], k_start = a.cu_seqlens_k_padded[batch];
+  const Constant<int> sums_q = (Constant<int>)a.cu_seqlens_q;
+  const Constant<int> sums_k = (Constant<int>)a.cu_seqlens_k;
+  unsigned q_begin = sums_q[batch], q_end = sums_q[batch + 1];
+  unsigned k_begin = sums_k[batch], k_end = sums_k[batch + 1];
+  unsigned q_start = ((Constant<int>)a.cu_seqlens_q_padded)[batch];
+  unsigned k_start = ((Constant<int>)a.cu_seqlens_k_padded)[batch];
   // One round of loads here too: what does not end at once needs all of them.
   asm("" : "+s"(q_begin), "+s"(q_end), "+s"(k_begin), "+s"(k_end), "+s"(q_start), "+s"(k_start));
   return {static_cast<int>(q_end - q_begin), static_cast<int>(k_end - k_begin), q_start, k_start};

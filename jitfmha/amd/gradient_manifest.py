@@ -33,6 +33,7 @@ class GradientRow:
         is_masked: whether there may be a mask: causal of both corners, or a window.
         mode: 0 gm0, 1 gm1.
         bf16_cvt: an index of ``BF16_CVTS``; 0 where the chip has one way only.
+        is_deterministic: whether dq is added up in one order.
         keys: of a workgroup of the kernel ``symbol``.
         queries: of a workgroup of the two others.
         symbol: of the kernel that makes dk and dv, and adds dq up.
@@ -48,6 +49,7 @@ class GradientRow:
     is_masked: bool
     mode: int
     bf16_cvt: int
+    is_deterministic: bool
     keys: int
     queries: int
     symbol: str
@@ -152,6 +154,7 @@ def _row(cells: Mapping[str, str]) -> GradientRow:
         is_masked=cells["masked"] == "1",
         mode=int(cells["mode"]),
         bf16_cvt=int(cells["bf16_cvt"]),
+        is_deterministic=cells["deterministic"] == "1",
         keys=int(cells["keys"]),
         queries=int(cells["queries"]),
         symbol=cells["knl_name"],

@@ -80,12 +80,21 @@ TENSORS = SharedStruct(
         **dict.fromkeys(("q", "k", "v"), Pointer("const char")),
         "out": Pointer("char"),
         "lse": Pointer("float"),
-        "workspace": Pointer("float"),  # null: one split
+        "workspace": Pointer("float"),  # of splits; of backward, turns; null: neither
         **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), Pointer("const int")),
         **dict.fromkeys(("cu_seqlens_q_padded", "cu_seqlens_k_padded"), Pointer("const int")),
         **dict.fromkeys(("q_descale", "k_descale", "v_descale"), Pointer("const float")),
         "max_seqlen_q": INT64,  # gm1
         "num_splits": INT64,
+    },
+)
+# Whose rows the workgroups of a kernel of a backward pass have.
+BACKWARD_ROWS = SharedStruct(
+    "BackwardRows",
+    {
+        "heads": INT64,  # query heads, or key heads
+        "count": INT64,  # of a workgroup
+        "are_of_keys": BOOL,
     },
 )
 # A backward pass of AMD's kernels: their arguments but for addresses and what follows from the
@@ -134,7 +143,7 @@ def launcher_source(linkage: str) -> str:
         *(DIVISOR, JITFMHA_ARGUMENTS, AITER_ARGUMENTS),
         *(MODIFIERS, STACKED_HEADS, GENERAL_ARGUMENTS),
         *(TENSOR_STRIDES, GRADIENT_TENSORS, BACKWARD_ARGUMENTS),
-        *(KERNEL_TRAITS, _STRIDES, _DESCALE_STRIDES, CALL, SIZES, TENSORS),
+        *(KERNEL_TRAITS, _STRIDES, _DESCALE_STRIDES, CALL, SIZES, TENSORS, BACKWARD_ROWS),
         *(AITER_ROW_SUM_ARGUMENTS, AITER_GRADIENT_ARGUMENTS, AITER_DQ_ARGUMENTS),
         *(AITER_BACKWARD, AITER_BACKWARD_TENSORS),
     )
@@ -408,7 +417,7 @@ def load_launcher(spec: jit.BuildSpec) -> ctypes.CDLL:
         ),
         ("jitfmha_fwd", integer, [text, text, text, pointer]),
         ("jitfmha_general_fwd", integer, [text, text, text, text, pointer]),
-        ("jitfmha_general_bwd", integer, [*(text,) * 5, wide, wide, pointer]),
+        ("jitfmha_general_bwd", integer, [wide, *(text,) * 6, wide, pointer]),
         ("jitfmha_aiter_bwd", integer, [text, text, pointer]),
     ):
         function = getattr(library, name)

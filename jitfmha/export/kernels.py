@@ -69,7 +69,8 @@ class BackwardKernels(NamedTuple):
     Attributes:
         row: of the one that the pass is named after.
         has_roundings: whether ``bf16_cvt`` makes a difference.
-        adds_dq_up: whether dq is added up in float32, in any order; else its order is always one.
+        adds_dq_up: whether dq is added up in float32, by all workgroups together.
+        is_deterministic: whether its order is always one.
         far_stride_bytes: from where on rows are too far apart.
         kernels: in the order of their launches.
     """
@@ -78,6 +79,7 @@ class BackwardKernels(NamedTuple):
     row: KernelRow
     has_roundings: bool
     adds_dq_up: bool
+    is_deterministic: bool
     far_stride_bytes: int
     name: str
     kernels: tuple[BackwardKernel, ...]
@@ -124,6 +126,7 @@ def ready_backward_kernels(selection: Selection) -> Iterator[BackwardKernels]:
                 row=row,
                 has_roundings=has_roundings(arch, row.dtype),
                 adds_dq_up=True,
+                is_deterministic=listed.is_deterministic,
                 far_stride_bytes=FAR_STRIDE_BYTES,
                 name=row.name,
                 kernels=kernels,
@@ -181,6 +184,7 @@ def compiled(traits: BackwardTraits) -> BackwardKernels:
         row=kernels[0].row,
         has_roundings=has_roundings(traits.arch, traits.dtype),
         adds_dq_up=False,
+        is_deterministic=True,
         far_stride_bytes=far_stride_bytes(traits.tile),
         name=traits.name,
         kernels=kernels,

@@ -159,7 +159,8 @@ def _backward_entry(each: BackwardKernels) -> str:
     )
     return (
         f"{{{_arch(each.arch)}, {row_in_cpp(row)}, {_bool(each.has_roundings)}, "
-        f"{_bool(each.adds_dq_up)}, GridShape::{row.grid}, {each.far_stride_bytes}, "
+        f"{_bool(each.adds_dq_up)}, {_bool(each.is_deterministic)}, "
+        f"GridShape::{row.grid}, {each.far_stride_bytes}, "
         f'"{each.name}", {{{launches}}}, {_image(each, row.file)}}},'
     )
 

@@ -477,7 +477,11 @@ def _of_general_backward(facts: _Facts) -> Iterator[Expectation]:
         lse = begin + _FLOAT_BYTES * sums
         yield Expectation("gradients.dq_sums", begin, "it lies between the kernels")
         yield Expectation("gradients.lse_log2", lse, "behind what dq is added up in")
-        yield Expectation("gradients.delta", lse + _FLOAT_BYTES * count, "behind lse_log2")
+        delta = lse + _FLOAT_BYTES * count
+        yield Expectation("gradients.delta", delta, "behind lse_log2")
+        is_deterministic = problem.is_deterministic and sums > 0
+        turns = delta + _FLOAT_BYTES * count if is_deterministic else 0
+        yield Expectation("attention.workspace", turns, "where workgroups count, behind delta")
     for name in ("dout", "dq", "dk", "dv"):
         ways = (f"gradients.{name}_strides.{way}" for way in ("seq", "head", "batch"))
         yield from facts.strides(name, *ways)

@@ -46,6 +46,8 @@ from jitfmha.emulator.library import load
 from jitfmha.emulator.session import DEVICES
 from jitfmha.export.kernels import Selection, ready_backward_kernels
 from jitfmha.kernels import tuned
+from jitfmha.kernels.shipped_backward.family import ShippedBackwardPlan
+from jitfmha.kernels.shipped_backward.kernel import turns_of
 from jitfmha.kernels.tuned.family import TunedPlan
 from jitfmha.mask import parse_mask
 from jitfmha.problem import DTYPE_NAMES
@@ -53,7 +55,7 @@ from jitfmha.target import TARGET_HERE, AmdTarget
 
 READY = Selection(("gfx942", "gfx950"))
 COMPILED = Selection(
-    ("gfx942",), ("backward",), dtypes=("bf16",), hdims=((64, 64),), masks=("causal",)
+    ("gfx942",), ("backward",), dtypes=("bf16",), hdims=((96, 96),), masks=("causal",)
 )
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -93,9 +95,10 @@ def use_device(chip: str) -> None:
     assert load("plain").hipSetDevice(DEVICES[chip]) == 0
 
 
-def ready_hdims(arch: Arch) -> list[tuple[int, int]]:
+def ready_hdims(arch: Arch, *, is_deterministic: bool = False) -> list[tuple[int, int]]:
     """Those of the backward kernels that come ready."""
-    rows = (each.row for each in ready_backward_kernels(READY._replace(arches=(arch,))))
+    kernels = ready_backward_kernels(READY._replace(arches=(arch,)))
+    rows = (each.row for each in kernels if each.is_deterministic == is_deterministic)
     return sorted({(row.hdim_q, row.hdim_v) for row in rows})
 
 
@@ -203,7 +206,10 @@ def test_backward_plans_are_those_of_python(chip: Arch, calls: ExportedCalls, se
         found = calls.plan(arguments)
         assert found.kernel.decode() == plan.kernel, wanted
         of_dq = wanted.hdim_q if plan.family == "shipped_backward" else 0
-        assert found.workspace_bytes == 4 * math.prod(problem.lse_shape) * (of_dq + 2)
+        words = math.prod(problem.lse_shape) * (of_dq + 2)
+        if isinstance(plan, ShippedBackwardPlan) and is_deterministic:
+            words += turns_of(plan.row, problem)
+        assert found.workspace_bytes == 4 * words
         families.add(plan.family)
     assert families == {"shipped_backward", "general"} if chip == "gfx942" else {"shipped_backward"}
 
@@ -370,20 +376,25 @@ def test_backward_is_that_of_python(
     assert "general" not in assert_backward_is_that_of_python(call, chip, calls)
 
 
-@pytest.mark.parametrize("lengths", [((33, 70),), ((0, 5), (1, 64), (65, 129), (33, 0))])
+@pytest.mark.parametrize(("hdim", "kernel"), [(64, "_deterministic_"), (96, "_general_")])
+@pytest.mark.parametrize("lengths", [((33, 270),), ((0, 5), (1, 64), (65, 129), (33, 0))])
 def test_deterministic_backward_is_that_of_python(
-    lengths: Sequence[tuple[int, int]], calls: ExportedCalls, rng: torch.Generator
+    lengths: Sequence[tuple[int, int]],
+    hdim: int,
+    kernel: str,
+    calls: ExportedCalls,
+    rng: torch.Generator,
 ) -> None:
     call = BackwardCall(
         rng,
         batch=None if len(lengths) > 1 else 2,
         lengths=lengths,
-        hdims=(64, 64),
+        hdims=(hdim, hdim),
         heads=(4, 2),
         mask=2,
         options={"deterministic": True},
     )
-    assert "general" in assert_backward_is_that_of_python(call, "gfx942", calls)
+    assert kernel in assert_backward_is_that_of_python(call, "gfx942", calls)
 
 
 def assert_backward_is_that_of_python(call: BackwardCall, chip: Arch, calls: ExportedCalls) -> str:
@@ -714,7 +725,7 @@ def test_backward_program(
 ) -> None:
     built = program("bench_mha_bwd", exported, shared_library, emulator_path)
     drawn = random.Random(seed)
-    hdim, hdim_v = (64, 64) if deterministic else drawn.choice(ready_hdims("gfx942"))
+    hdim, hdim_v = drawn.choice(ready_hdims("gfx942", is_deterministic=deterministic))
     rows = drawn.choice((1, 33))
     said = built.run(
         *("-prec=bf16", "-b=1", "-h=4", "-h_k=2", f"-s={rows}", "-s_k=70", f"-d={hdim}", "-mask=2"),
@@ -722,8 +733,8 @@ def test_backward_program(
         *(f"-d_v={hdim_v}", f"-deterministic={int(deterministic)}"),
         *("-kname=1", "-warmup=0", "-repeat=1", f"-seed={seed}", f"-save={tmp_path}"),
     )
-    assert ("fmha_bwd_general_hd64x64_bf16" in said) == deterministic
-    assert "fmha_bwd_" in said
+    assert ("_deterministic_" in said) == deterministic
+    assert "fmha_bwd_hd" in said
     assert "TFLOP/s" in said
     assert "valid: y" in said
     q, k, v, out, dout, *here = (

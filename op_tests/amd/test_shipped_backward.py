@@ -10,17 +10,19 @@ from typing import Any
 
 import pytest
 import torch
-from backward_calls import BackwardCall
+from backward_calls import POISON, BackwardCall
 from general_calls import ARCHS
 from reference import attention
+from rigs.recording_runtime import RecordingRuntime
 from untyped import fmha_bwd, fmha_fwd
 
-from jitfmha import emulate
+from jitfmha import HipError, emulate
 from jitfmha.chips import Arch
 
 FAMILY = "shipped_backward"
 _HUNDREDS = 400
 HDIMS = ((64, 64), (128, 128), (192, 128), (192, 192))
+DETERMINISTIC_HDIMS = ((64, 64), (128, 128))
 # Around tiles of 64 or 32 queries and 128 keys.
 QUERIES, KEYS = (0, 1, 31, 32, 33, 63, 64, 65, 70, 130), (0, 1, 127, 128, 129, 200)
 HEADS = ((1, 1), (2, 1), (3, 3), (6, 2))
@@ -39,17 +41,18 @@ def drawn(rng: torch.Generator) -> BackwardCall:
     masks = [mask for mask in MASKS if not (is_group and str(mask)[0] in "1t")]
     count = chosen.randint(2, 4) if is_group else 1
     names = ("q", "k", "v", "dout", "dq", "dk", "dv")
+    is_deterministic = chosen.random() < 0.5
     return BackwardCall(
         rng,
         dtype=chosen.choice((torch.bfloat16, torch.float16)),
-        hdims=chosen.choice(HDIMS),
+        hdims=chosen.choice(DETERMINISTIC_HDIMS if is_deterministic else HDIMS),
         heads=chosen.choice(HEADS),
         lengths=[(chosen.choice(QUERIES), chosen.choice(KEYS)) for _ in range(count)],
         batch=None if is_group else chosen.randint(1, 2),
         mask=chosen.choice(masks),
         layouts={} if is_group else {name: chosen.choice(LAYOUTS) for name in names},
         gap=chosen.choice((0, 5)),
-        options={"bf16_cvt": chosen.choice(tuple(TOLERANCE))},
+        options={"bf16_cvt": chosen.choice(tuple(TOLERANCE)), "deterministic": is_deterministic},
     )
 
 
@@ -73,6 +76,60 @@ def test_drawn_calls(arch: Arch, number: int, rng: torch.Generator) -> None:
         call.run()
         assert run.findings() == ()
     call.assert_right(TOLERANCE[call.arguments["bf16_cvt"]])
+
+
+# Masks of each kind; ragged sequences, of which some have no queries or no keys; workgroups of a
+# single tile; and so many key heads that not all are at work at a time. Keys take several
+# workgroups.
+BATCHES = [(mask, 1, (4, 2), [(150, 700)]) for mask in (0, 1, 2, "b:40,0", "t:100,20")]
+GROUPS = [(mask, None, (4, 2), [(0, 5), (90, 400), (40, 0), (70, 300)]) for mask in (0, 2)]
+SINGLE_TILES = [(0, 2, (2, 2), [(20, 1500)])]
+MANY_HEADS = [(2, 3, (3, 3), [(70, 300)])]
+
+
+@pytest.mark.parametrize("hdims", DETERMINISTIC_HDIMS)
+@pytest.mark.parametrize(
+    ("mask", "batch", "heads", "lengths"), [*BATCHES, *GROUPS, *SINGLE_TILES, *MANY_HEADS]
+)
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.usefixtures("poisoned_memory")
+def test_deterministic_bits_do_not_depend_on_the_order(
+    arch: Arch,
+    mask: int | str,
+    batch: int | None,
+    heads: tuple[int, int],
+    lengths: list[tuple[int, int]],
+    hdims: tuple[int, int],
+    rng: torch.Generator,
+) -> None:
+    """One workgroup after the other, then several at once, whose waves run in random order."""
+    options = {"deterministic": True}
+    call = BackwardCall(
+        rng, hdims=hdims, heads=heads, lengths=lengths, batch=batch, mask=mask, options=options
+    )
+    poison_unused_rows(call)
+    with emulate(arch, threads=1):
+        plan = call.explain().plan
+        assert plan is not None
+        assert plan.family == FAMILY
+        expected = {name: x.clone() for name, x in call.run().items()}
+    call.assert_right(TOLERANCE["rtz"])
+    for seed in range(2):
+        with emulate(arch, threads=4, random_order=rng.initial_seed() + seed):
+            for x in call.gradients.values():
+                x.fill_(POISON)
+            for name, x in call.run().items():
+                assert torch.equal(x, expected[name]), name
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_without_queries_deterministic_gradients_are_zero(arch: Arch, rng: torch.Generator) -> None:
+    call = BackwardCall(rng, lengths=[(0, 200)], batch=2, options={"deterministic": True})
+    with emulate(arch, check=True) as run:
+        call.run()
+        assert run.findings() == ()
+    assert (call.gradients["dk"] == 0).all()
+    assert (call.gradients["dv"] == 0).all()
 
 
 @pytest.mark.parametrize("hdims", HDIMS)
@@ -181,12 +238,18 @@ def test_errors_are_at_most_twice_those_of_rounding(
         assert error <= 2 * least_error, f"{error / least_error} times"
 
 
-@pytest.mark.parametrize("hdims", HDIMS)
+@pytest.mark.parametrize(
+    ("hdims", "is_deterministic"),
+    [*((hdims, False) for hdims in HDIMS), *((hdims, True) for hdims in DETERMINISTIC_HDIMS)],
+)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_main_loops_have_no_conflicts_and_no_scratch(
-    arch: Arch, hdims: tuple[int, int], rng: torch.Generator
+    arch: Arch, hdims: tuple[int, int], is_deterministic: bool, rng: torch.Generator
 ) -> None:
-    call = BackwardCall(rng, hdims=hdims, heads=(1, 1), lengths=[(192, 128)], batch=1)
+    options = {"deterministic": is_deterministic}
+    call = BackwardCall(
+        rng, hdims=hdims, heads=(1, 1), lengths=[(192, 128)], batch=1, options=options
+    )
     with emulate(arch, profile=True) as run:
         call.run()
         _, gradients, _ = run.profiles()
@@ -199,7 +262,10 @@ def test_main_loops_have_no_conflicts_and_no_scratch(
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"options": {"deterministic": True}}, "It does not serve "),
+        (
+            {"hdims": (96, 96), "options": {"deterministic": True}},
+            "the kernels of this package: none for bf16 and hdim 96x96.",
+        ),
         ({"hdims": (96, 96)}, "the kernels of this package: none for bf16 and hdim 96x96."),
         ({"hdims": (128, 64)}, "the kernels of this package: none for bf16 and hdim 128x64."),
     ],
@@ -222,3 +288,19 @@ def test_rows_that_are_too_far_apart_are_refused_with_their_distance(rng: torch.
     with emulate("gfx942"):
         text = str(call.explain())
     assert "Rows are to be less than 16777216 bytes apart; those of k are 16777216." in text
+
+
+@pytest.mark.parametrize("launches", range(3))
+def test_a_launch_that_fails_is_an_error_that_names_its_kernel(
+    launches: int, rng: torch.Generator, runtime: RecordingRuntime
+) -> None:
+    """The kernels after it are not launched."""
+    call = BackwardCall(rng, lengths=[(3, 5)], batch=1)
+    runtime.fail("hipModuleLaunchKernel", 1, after=launches)
+    failed = ("row_sums", r"rtne\b", "round_dq")[launches]
+    with (
+        runtime.stands_for(runtime.target("MI300X")),
+        pytest.raises(HipError, match=f"hipModuleLaunchKernel of .*{failed}.* on device 0"),
+    ):
+        call.run()
+    assert len(runtime.launches()) == launches

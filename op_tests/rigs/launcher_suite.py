@@ -1,8 +1,7 @@
 """The launcher suite: what the host pays for a call on an AMD GPU, with the GPU left out.
 
 Calls go the whole way, with CPU tensors in place of a GPU's, to a HIP runtime that records and
-runs nothing. Kernels are the shipped ones, or those of the tree that JITFMHA_HSA_DIR names; where
-that has backward kernels, the pair of a forward and a backward pass is timed, too.
+runs nothing. Kernels are the shipped ones, or those of the tree that JITFMHA_HSA_DIR names.
 """
 
 from __future__ import annotations
@@ -67,12 +66,11 @@ def run(quick: bool, progress: Progress) -> Report:
         progress(f"steady call in {mode}: {microseconds:.2f} us")
         what = f"host time of a steady call of fmha_fwd in {mode}"
         report.at_most(what, microseconds, STEADY_CALL_MICROSECONDS, "us")
-    if runtime.target(_CHIP).backward_trees:
-        for mode in ("gm0", "gm1"):
-            microseconds = 1e6 * _steady_pair(runtime, mode, 0.3 if quick else 2.0)
-            progress(f"steady forward and backward pass in {mode}: {microseconds:.2f} us")
-            what = f"host time of a steady call of fmha_fwd and one of fmha_bwd in {mode}"
-            report.at_most(what, microseconds, STEADY_PAIR_MICROSECONDS, "us")
+    for mode in ("gm0", "gm1"):
+        microseconds = 1e6 * _steady_pair(runtime, mode, 0.3 if quick else 2.0)
+        progress(f"steady forward and backward pass in {mode}: {microseconds:.2f} us")
+        what = f"host time of a steady call of fmha_fwd and one of fmha_bwd in {mode}"
+        report.at_most(what, microseconds, STEADY_PAIR_MICROSECONDS, "us")
     _decode_loop(report, runtime, quick, progress)
     return report
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from ...amd.code_object import CodeObject
-from ...amd.kernel_arguments import GRADIENT_TENSORS
-from ...amd.launcher import TENSORS, AmdLaunch, BoundKernel
+from ...amd.kernel_arguments import GRADIENT_TENSORS, TENSOR_STRIDES
+from ...amd.launcher import BACKWARD_ROWS, TENSORS, BoundKernel
 from ...amd.manifest import KernelRow
 from ...arguments import Gradients, Tensors
 from ...problem import GradientStrides, Problem, Sizes
@@ -21,9 +21,12 @@ from .modifiers import modifier_constants, modifier_tensors, packed_modifiers
 
 _ONE_SPLIT = (1, 0)
 _NO_PAGES = (0,) * 7
-_NO_STRIDES = (0, 0, 0)
 _FLOAT_BYTES = 4
-_pack_tensors, _pack_gradients = TENSORS.packer.pack, GRADIENT_TENSORS.packer.pack
+_pack_tensors, _pack_rows = TENSORS.packer.pack, BACKWARD_ROWS.packer.pack
+_pack_strides = TENSOR_STRIDES.packer.pack
+_NO_STRIDES = _pack_strides(0, 0, 0)
+# `GRADIENT_TENSORS` in two parts: addresses change from call to call, strides do not.
+_pack_addresses = struct.Struct(f"={GRADIENT_TENSORS.offsets['dout_strides'] // 8}Q").pack
 
 
 class BackwardKernel(NamedTuple):
@@ -55,12 +58,15 @@ class BoundBackward:
         code_object: CodeObject,
         *,
         adds_dq_up: bool,
+        turns_of: Callable[[Problem], int] | None = None,
     ) -> None:
         """Build and load the launcher and the kernels, as far as that has not been done.
 
         Args:
             kernels: in the order of their launches, all of them in ``code_object``.
             adds_dq_up: whether they need room for float32 sums that dq is made of.
+            turns_of: how many integers they need for a call, by which workgroups know whose turn it
+                is; None: they need none.
 
         Raises:
             HipError: the HIP runtime cannot be used, or refuses the code object.
@@ -71,6 +77,7 @@ class BoundBackward:
             (BoundKernel(problem, target, kernel.row, code_object), kernel) for kernel in kernels
         ]
         self._adds_dq_up = adds_dq_up
+        self._turns_of = turns_of
         self._constants = modifier_constants(problem)
         self._unmodified = packed_modifiers(None, None, _NO_PAGES, self._constants)
 
@@ -78,15 +85,27 @@ class BoundBackward:
         """The launch for these lengths and strides."""
         problem = self._problem.with_sizes(sizes)
         assert problem.gradients is not None
-        launches = tuple(
-            (bound.launch_for(sizes, _ONE_SPLIT, None), kernel) for bound, kernel in self._kernels
-        )
+        first, _ = self._kernels[0]
         heads: dict[Rows, int] = {"q": problem.heads_q, "k": problem.heads_k}
+        launches = tuple(
+            (bound, _pack_rows(heads[kernel.rows], kernel.own_rows, kernel.rows == "k"), kernel)
+            for bound, kernel in self._kernels
+        )
         query_rows = math.prod(problem.lse_shape)
         return BackwardLaunch(
-            *(launches, heads, sizes.seqlen_q, sizes.seqlen_k, query_rows),
+            first,
+            launches,
+            first.launch_for(sizes, _ONE_SPLIT, None).sizes,
+            b"".join(bound.call for bound, *_ in launches),
+            b"".join(rows for _, rows, _ in launches),
+            sizes.seqlen_q,
+            sizes.seqlen_k,
+            query_rows,
             query_rows * problem.hdim_q if self._adds_dq_up else 0,
-            *(_packed_strides(problem, problem.gradients), self._constants, self._unmodified),
+            self._turns_of(problem) if self._turns_of else 0,
+            _packed_strides(problem, problem.gradients),
+            self._constants,
+            self._unmodified,
         )
 
 
@@ -94,23 +113,30 @@ class BackwardLaunch(NamedTuple):
     """Bound kernels with all that they need but the tensors' addresses.
 
     Attributes:
-        launches: in order, and what the workgroups of each have.
-        heads: how many, by whose rows.
+        first: the kernel that is launched first.
+        launches: in order, each kernel and whose rows its workgroups have, packed.
+        sizes: packed as the launcher reads them.
+        calls, rows: what is packed of each kernel, all of them together.
         seqlen_q, seqlen_k: gm0 of every sequence, gm1 of all together.
         query_rows: of all heads and sequences together.
         dq_floats: that dq is added up in; 0 where it is not.
-        strides: those of ``GRADIENT_TENSORS`` but for dbias, in order.
+        turns: integers by which workgroups know whose turn it is; 0 where it is everybody's.
+        strides: those of ``GRADIENT_TENSORS`` but for dbias, packed in order.
         constants: the numbers among the modifiers.
         unmodified: the packed modifiers of a call without any.
     """
 
-    launches: tuple[tuple[AmdLaunch, BackwardKernel], ...]
-    heads: dict[Rows, int]
+    first: BoundKernel
+    launches: tuple[tuple[BoundKernel, bytes, BackwardKernel], ...]
+    sizes: bytes
+    calls: bytes
+    rows: bytes
     seqlen_q: int
     seqlen_k: int
     query_rows: int
     dq_floats: int
-    strides: tuple[int, ...]
+    turns: int
+    strides: bytes
     constants: tuple[float, ...]
     unmodified: bytes
 
@@ -121,35 +147,37 @@ class BackwardLaunch(NamedTuple):
             HipError: the HIP runtime refuses a launch. On the emulator also where a kernel does
                 what it must not, such as touching anything but these tensors.
         """
-        launches, heads, seqlen_q, seqlen_k, query_rows, dq_floats, strides, constants, _ = self
+        # Written out, here and below: loops over the tensors would take longer.
+        first, launches, sizes, calls, rows, longest_q, longest_k, query_rows, dq_floats, *_ = self
         q, k, v, out, lse, cu_seqlens, _, modifiers, dropout, gradients, _ = tensors
         assert lse is not None, "a backward pass reads the lse"
         assert gradients is not None, "a backward pass has gradients"
         dout, dlse, dq, dk, dv, dbias = gradients
-        longest: dict[Rows, int] = {"q": seqlen_q, "k": seqlen_k}
-        sums: tuple[Tensor, ...] = ()
         sums_q = sums_k = padded_q = padded_k = 0
         if cu_seqlens is not None:
-            sums = cu_seqlens[:4]
-            sums_q, sums_k, padded_q, padded_k = [x.data_ptr() for x in sums]
+            q_sums, k_sums, q_padded, k_padded, max_seqlen_q, max_seqlen_k = cu_seqlens
+            sums_q, sums_k = q_sums.data_ptr(), k_sums.data_ptr()
+            padded_q = sums_q if q_padded is q_sums else q_padded.data_ptr()
+            padded_k = sums_k if k_padded is k_sums else k_padded.data_ptr()
             # Where nobody says, all rows: no sequence is longer.
-            max_seqlen_q, max_seqlen_k = cu_seqlens[4:]
-            if max_seqlen_q is not None and max_seqlen_q < seqlen_q:
-                longest["q"] = max_seqlen_q
-            if max_seqlen_k is not None and max_seqlen_k < seqlen_k:
-                longest["k"] = max_seqlen_k
-        # What the kernels leave for each other: sums of dq, then the lse and delta of each row.
-        between = q.new_empty(dq_floats + 2 * query_rows, dtype=torch.float32)
+            if max_seqlen_q is not None and max_seqlen_q < longest_q:
+                longest_q = max_seqlen_q
+            if max_seqlen_k is not None and max_seqlen_k < longest_k:
+                longest_k = max_seqlen_k
+        # What the kernels leave for each other, in float32 like the lse: sums of dq, then the lse
+        # and delta of each row, then the turns.
+        turns = self.turns
+        between = lse.new_empty(dq_floats + 2 * query_rows + turns)
         dq_sums = between.data_ptr()
         lse_log2 = dq_sums + dq_floats * _FLOAT_BYTES
-        # Written out: loops over the tensors would take longer.
+        delta = lse_log2 + query_rows * _FLOAT_BYTES
         addresses = _pack_tensors(
             q.data_ptr(),
             k.data_ptr(),
             v.data_ptr(),
             out.data_ptr(),
             0,
-            0,
+            delta + query_rows * _FLOAT_BYTES if turns else 0,
             sums_q,
             sums_k,
             padded_q,
@@ -157,38 +185,41 @@ class BackwardLaunch(NamedTuple):
             0,
             0,
             0,
-            longest["q"],
+            longest_q,
             1,
         )
-        differentiating = _pack_gradients(
-            dout.data_ptr(),
-            lse.data_ptr(),
-            0 if dlse is None else dlse.data_ptr(),
-            dq.data_ptr(),
-            dk.data_ptr(),
-            dv.data_ptr(),
-            0 if dbias is None else dbias.data_ptr(),
-            lse_log2,
-            lse_log2 + query_rows * _FLOAT_BYTES,
-            dq_sums,
-            *strides,
-            *(_NO_STRIDES if dbias is None else _row_strides(dbias.stride()[:-1])),
+        differentiating = (
+            _pack_addresses(
+                dout.data_ptr(),
+                lse.data_ptr(),
+                0 if dlse is None else dlse.data_ptr(),
+                dq.data_ptr(),
+                dk.data_ptr(),
+                dv.data_ptr(),
+                0 if dbias is None else dbias.data_ptr(),
+                lse_log2,
+                delta,
+                dq_sums,
+            )
+            + self.strides
+            + (_NO_STRIDES if dbias is None else _pack_strides(*_row_strides(dbias.stride()[:-1])))
         )
         modifying = self.unmodified
         if modifiers is not None or dropout is not None:
-            modifying = packed_modifiers(modifiers, dropout, _NO_PAGES, constants)
-        first = launches[0][0].kernel
+            modifying = packed_modifiers(modifiers, dropout, _NO_PAGES, self.constants)
         stream = first.current_stream(first.device_index)
         entry, launching = first.launcher.jitfmha_general_bwd, first.launching
-        for (kernel, sizes, *_), (_, rows, own_rows, leaves_alone) in launches:
-            count = heads[rows], -(-longest[rows] // own_rows)
-            call = kernel.call, sizes, addresses, modifying, differentiating, *count, stream
-            if launching is None:
-                status = entry(*call)
-            else:
-                beside = (*sums, *modifier_tensors(modifiers, dropout), between)
-                with launching((*_but(leaves_alone, tensors, gradients), *beside)):
-                    status = entry(*call)
+        call = sizes, addresses, modifying, differentiating, longest_k, stream
+        if launching is None:
+            status = entry(len(launches), calls, rows, *call)
+            if status != 0:
+                raise first.error(status)
+            return
+        # Who watches sees each launch with the memory that it may touch.
+        beside = (*(cu_seqlens or ())[:4], *modifier_tensors(modifiers, dropout), between)
+        for kernel, own_rows, (_, _, _, leaves_alone) in launches:
+            with launching((*_but(leaves_alone, tensors, gradients), *beside)):
+                status = entry(1, kernel.call, own_rows, *call)
             if status != 0:
                 raise kernel.error(status)
 
@@ -202,16 +233,17 @@ def _but(
     return [x for name, x in named.items() if name not in leaves_alone]
 
 
-def _packed_strides(problem: Problem, gradients: GradientStrides) -> tuple[int, ...]:
+def _packed_strides(problem: Problem, gradients: GradientStrides) -> bytes:
     """Those between batches, heads and rows of each tensor, as ``GRADIENT_TENSORS`` has them."""
     dout, lse, dlse, *written = gradients
     # Kernels count a 16-bit tensor's in bytes. The lse has no last dimension, and heads first.
-    return (
-        *(ELEMENT_BYTES * x for x in _by_head(_one_row(dout, problem.seqlen_q))),
-        *_row_strides(lse),
-        *(_NO_STRIDES if dlse is None else _row_strides(dlse)),
-        *(ELEMENT_BYTES * x for strides in written for x in _by_head(strides)),
+    strides = (
+        [ELEMENT_BYTES * x for x in _by_head(_one_row(dout, problem.seqlen_q))],
+        _row_strides(lse),
+        (0, 0, 0) if dlse is None else _row_strides(dlse),
+        *([ELEMENT_BYTES * x for x in _by_head(each)] for each in written),
     )
+    return b"".join(_pack_strides(*each) for each in strides)
 
 
 def _one_row(strides: Sequence[int], seqlen: int) -> Sequence[int]:

@@ -28,6 +28,7 @@ SERVES = frozenset(
         Feature.TOP_LEFT_MASK,
         Feature.LSE,
         Feature.BACKWARD,
+        Feature.DETERMINISTIC,
     }
 )
 
@@ -64,6 +65,7 @@ def _serves(row: GradientRow, problem: Problem, arch: Arch) -> bool:
         and (row.hdim_q, row.hdim_v) == (problem.hdim_q, problem.hdim_v)
         and row.is_masked == (not problem.mask.is_none)
         and row.mode == int(problem.mode == "gm1")
+        and row.is_deterministic == problem.is_deterministic
         and row.rounds(problem.bf16_cvt, arch)
     )
 
@@ -99,6 +101,8 @@ class ShippedBackwardPlan(ReadyPlan):
 
     def remarks(self) -> list[str]:
         """What a caller may want to know of the order of sums."""
+        if self.row.is_deterministic:
+            return ["dq is added up in one order: workgroups wait for their turns."]
         return [
             "dq is added up in any order; deterministic=True takes kernels that have one order."
         ]

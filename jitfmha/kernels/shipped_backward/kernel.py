@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...amd.manifest import KernelRow
 from ...plan import Launch
-from ...problem import Sizes
+from ...problem import Problem, Sizes
 from ..general.backward_launch import BackwardKernel, BoundBackward
 from ..rules import reasons_of
 from .limits import RULES
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .family import ShippedBackwardPlan
 
 
+# Of a wave.
+_WAVE_KEYS = 32
 # What the kernels before and after that of the gradients have nothing to do with.
 _NOT_SUMMED = frozenset({"q", "k", "v", "dq", "dk", "dv"})
 _NOT_ROUNDED = frozenset({"q", "k", "v", "out", "lse", "dout", "dlse", "dk", "dv"})
@@ -32,10 +34,13 @@ class ShippedBackwardKernel:
             jitfmha.BuildError: the launcher does not compile.
         """
         code_object = plan.tree.code_object(plan.row)
+        row = plan.row
         self._problem = plan.problem
         self._arch = plan.target.arch
         self._bound = BoundBackward(
-            plan.problem, plan.target, kernels_of(plan.row), code_object, adds_dq_up=True
+            *(plan.problem, plan.target, kernels_of(row), code_object),
+            adds_dq_up=True,
+            turns_of=(lambda problem: turns_of(row, problem)) if row.is_deterministic else None,
         )
 
     def launch_for(self, sizes: Sizes) -> Launch | None:
@@ -56,6 +61,16 @@ def kernels_of(row: GradientRow) -> tuple[BackwardKernel, ...]:
         BackwardKernel(gradients, "k", row.keys),
         BackwardKernel(round_dq, "q", row.queries, _NOT_ROUNDED),
     )
+
+
+def turns_of(row: GradientRow, problem: Problem) -> int:
+    """How many integers deterministic kernels count in: ``Turns`` in ``hsa/src/backward.h``."""
+    batch, heads = problem.batch, problem.heads_k
+    if problem.mode == "gm1":
+        tiles = problem.seqlen_k // row.keys + batch
+    else:
+        tiles = batch * -(-problem.seqlen_k // row.keys)
+    return heads * (batch + tiles * (row.keys // _WAVE_KEYS))
 
 
 def _launched_row(row: GradientRow, symbol: str, threads: int) -> KernelRow:
