@@ -3,11 +3,11 @@
     python hsa/build.py            writes what differs
     python hsa/build.py --check    writes nothing; fails where a file differs from what is built
 
-Every code object comes from `src/fmha_fwd.hip`, for 8-bit inputs `src/fmha_fwd_fp8.hip`,
-`src/fmha_bwd.hip` or `src/fmha_bwd_wide.hip`, specialised by constants. The compiler is part of the
-result: manifests name it, and `--check` refuses to compare with another one. The kernels' arguments
-are stated in `jitfmha/amd/kernel_arguments.py`; `src/arguments.h` and `src/backward_arguments.h`
-are written from there.
+Every code object comes from `src/fmha_fwd.hip`, for 8-bit inputs `src/fmha_fwd_fp8.hip`, or of
+backward `src/fmha_bwd.hip`, `src/fmha_bwd_wide.hip` or `src/fmha_bwd_hd192.hip`, specialised by
+constants. The compiler is part of the result: manifests name it, and `--check` refuses to compare
+with another one. The kernels' arguments are stated in `jitfmha/amd/kernel_arguments.py`;
+`src/arguments.h` and `src/backward_arguments.h` are written from there.
 """
 
 from __future__ import annotations
@@ -60,12 +60,19 @@ HDIMS: dict[str, tuple[tuple[int, int], ...]] = {
     "fp16": ((64, 64), (128, 128)),
     FP8: ((128, 128),),
 }
-# Of src/fmha_bwd.hip: threads, and keys, of a workgroup. Each pair of waves has 32 keys.
-BACKWARD_KEYS, BACKWARD_THREADS = 128, 512
-# Of src/fmha_bwd_wide.hip, with as many threads: keys at a time; how often, where there is a mask.
-WIDE_KEYS, WIDE_MASKED_BLOCKS = 256, 2
+# Of backward: keys of a workgroup; queries and threads of one of the kernels before and after.
+BACKWARD_KEYS = 128
+# Of src/fmha_bwd_wide.hip: keys at a time; how often, where there is a mask; and threads.
+WIDE_KEYS, WIDE_MASKED_BLOCKS, WIDE_THREADS = 256, 2, 512
 EDGE_QUERIES, EDGE_THREADS = 128, 256
-BACKWARD_HDIMS = (64, 128)
+# (hdim_q, hdim_v) -> source and threads of a workgroup: two waves have 32 keys, or one.
+BACKWARD_HDIMS = {
+    (64, 64): ("fmha_bwd.hip", 512),
+    (128, 128): ("fmha_bwd.hip", 512),
+    (192, 128): ("fmha_bwd_hd192.hip", 256),
+    (192, 192): ("fmha_bwd_hd192.hip", 256),
+}
+DETERMINISTIC_HDIMS = ((64, 64), (128, 128))
 FLAGS = (
     "-std=c++17",
     f"-I{SOURCES}",
@@ -109,10 +116,9 @@ class Kernel:
     @property
     def name(self) -> str:
         """As `fmha_fwd_hd128_bf16_causal_rtne_group`."""
-        hdim = f"{self.hdim_q}" if self.hdim_q == self.hdim_v else f"{self.hdim_q}x{self.hdim_v}"
         is_first = self.tile == _tiles(self.arch, self.dtype, self.hdim_q, self.hdim_v)[0]
         words = (
-            f"fmha_fwd_hd{hdim}_{self.dtype}",
+            f"fmha_fwd_hd{hdim_word(self.hdim_q, self.hdim_v)}_{self.dtype}",
             MASKS[self.mask],
             rounding_word(self.arch, self.dtype, self.bf16_cvt),
             "" if is_first else f"q{self.tile[0]}",
@@ -203,7 +209,8 @@ class BackwardKernels:
 
     arch: Arch
     dtype: str
-    hdim: int
+    hdim_q: int
+    hdim_v: int
     is_masked: bool
     mode: int
     bf16_cvt: int
@@ -222,13 +229,18 @@ class BackwardKernels:
     @property
     def source(self) -> str:
         """The file in `src`."""
-        return "fmha_bwd_wide.hip" if self.is_wide else "fmha_bwd.hip"
+        return "fmha_bwd_wide.hip" if self.is_wide else BACKWARD_HDIMS[self.hdim_q, self.hdim_v][0]
+
+    @property
+    def threads(self) -> int:
+        """Of a workgroup of the kernel in the middle."""
+        return WIDE_THREADS if self.is_wide else BACKWARD_HDIMS[self.hdim_q, self.hdim_v][1]
 
     @property
     def name(self) -> str:
         """As `fmha_bwd_hd128_bf16_masked_rtne_group`: that of the kernel in the middle."""
         words = (
-            f"fmha_bwd_hd{self.hdim}_{self.dtype}",
+            f"fmha_bwd_hd{hdim_word(self.hdim_q, self.hdim_v)}_{self.dtype}",
             "wide" if self.is_wide else "",
             "deterministic" if self.is_deterministic else "",
             "masked" if self.is_masked else "",
@@ -268,7 +280,8 @@ class BackwardKernels:
         """The constants of the source."""
         return {
             "DTYPE": self.dtype.upper(),
-            "HDIM": self.hdim,
+            "HDIM_Q": self.hdim_q,
+            "HDIM_V": self.hdim_v,
             "MASKED": int(self.is_masked),
             "GROUP": self.mode,
             "ROUNDING": ROUNDINGS[self.bf16_cvt][1],
@@ -282,7 +295,8 @@ class BackwardKernels:
         """What its row of the manifest says of it."""
         return {
             "dtype": self.dtype,
-            "hdim": self.hdim,
+            "hdim_q": self.hdim_q,
+            "hdim_v": self.hdim_v,
             "masked": int(self.is_masked),
             "mode": self.mode,
             "bf16_cvt": self.bf16_cvt,
@@ -293,12 +307,17 @@ class BackwardKernels:
             "row_sums_name": self.row_sums_name,
             "round_dq_name": self.round_dq_name,
             "co_name": self.file_name,
-            "threads": BACKWARD_THREADS,
+            "threads": self.threads,
             "edge_threads": EDGE_THREADS,
         }
 
 
 AnyKernel = Kernel | BackwardKernels
+
+
+def hdim_word(hdim_q: int, hdim_v: int) -> str:
+    """What a name says of head dimensions."""
+    return f"{hdim_q}" if hdim_q == hdim_v else f"{hdim_q}x{hdim_v}"
 
 
 def rounding_word(arch: Arch, dtype: str, bf16_cvt: int) -> str:
@@ -357,12 +376,14 @@ def kernels() -> Iterator[AnyKernel]:
 def _backward_kernels(arch: Arch) -> Iterator[BackwardKernels]:
     for dtype in ("bf16", "fp16"):
         roundings = (0, 1, 2) if arch == "gfx942" and dtype == "bf16" else (0,)
-        for is_deterministic, hdim, mode, is_masked, bf16_cvt in product(
+        for is_deterministic, (hdim_q, hdim_v), mode, is_masked, bf16_cvt in product(
             (False, True), BACKWARD_HDIMS, (0, 1), (False, True), roundings
         ):
-            of_all = arch, dtype, hdim, is_masked, mode, bf16_cvt, is_deterministic
+            if is_deterministic and (hdim_q, hdim_v) not in DETERMINISTIC_HDIMS:
+                continue
+            of_all = arch, dtype, hdim_q, hdim_v, is_masked, mode, bf16_cvt, is_deterministic
             # Those with more keys come first, as the choice among them has it.
-            if arch == "gfx950" and hdim == 128 and not is_deterministic:
+            if arch == "gfx950" and (hdim_q, hdim_v) == (128, 128) and not is_deterministic:
                 yield BackwardKernels(*of_all, is_wide=True)
             yield BackwardKernels(*of_all)
 

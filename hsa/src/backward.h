@@ -1,16 +1,16 @@
 // What backward kernels share: whose rows a workgroup has, which queries see its keys, and the two
 // kernels before and after the one in the middle.
 //
-// Set by the build: DTYPE (BF16 or FP16), HDIM, MASKED, GROUP, ROUNDING, DETERMINISTIC; ROW_SUMS
-// and ROUND_DQ (symbols). Set before this is included, of the kernel in the middle: kQueries, those
-// of a tile; kKeys and kDqWaves, a workgroup's keys, and its waves that add to dq.
+// Set by the build: DTYPE (BF16 or FP16), HDIM_Q, HDIM_V, MASKED, GROUP, ROUNDING, DETERMINISTIC;
+// ROW_SUMS and ROUND_DQ (symbols). Set before this is included, of the kernel in the middle:
+// kQueries, those of a tile; kKeys and kDqWaves, a workgroup's keys, and its waves that add to dq.
 #pragma once
 
 #include "attention.h"
 #include "backward_arguments.h"
 #include "workgroups.h"
 
-constexpr int kHdim = HDIM;
+constexpr int kHdim = HDIM_Q, kHdimV = HDIM_V;
 constexpr bool kIsMasked = MASKED, kGroupMode = GROUP, kIsDeterministic = DETERMINISTIC;
 constexpr Rounding kRounding = Rounding::ROUNDING;
 using Dtype = DTYPE;
@@ -160,11 +160,19 @@ __device__ inline Task next_task(const BackwardArguments& a, Lds<char> lds) {
 
 // ---- Before and after ---------------------------------------------------------------------------
 
-// Lanes of 16 bytes each have a row together, and a workgroup of these kernels kTileRows rows.
-constexpr int kRowLanes = kHdim / 8, kTileRows = 128, kEdgeThreads = 256;
-constexpr int kRowsAtOnce = kEdgeThreads / kRowLanes, kPasses = kTileRows / kRowsAtOnce;
+// A workgroup of these kernels has kTileRows rows.
+constexpr int kTileRows = 128, kEdgeThreads = 256;
+
+// Lanes of kChunks times 16 bytes each have a row of kColumns values together.
+template <int kColumns>
+struct EdgeTile {
+  static constexpr int kRowLanes = kColumns % 128 == 0 ? 16 : 8;
+  static constexpr int kChunks = kColumns / 8 / kRowLanes;
+  static constexpr int kRowsAtOnce = kEdgeThreads / kRowLanes, kPasses = kTileRows / kRowsAtOnce;
+};
 
 // The sum over the lanes that have a row together.
+template <int kRowLanes>
 __device__ inline float sum_of_row(float x) {
   static_assert(kRowLanes == 8 || kRowLanes == 16);
 #define ADD_LANES(dpp) \
@@ -190,6 +198,8 @@ __global__ __attribute__((amdgpu_flat_work_group_size(kEdgeThreads, kEdgeThreads
   const int first_row = task.tile * kTileRows;
   if (first_row >= task.queries) return;
   const GradientTensors& g = a.gradients;
+  using Tile = EdgeTile<kHdimV>;
+  constexpr int kPasses = Tile::kPasses, kChunks = Tile::kChunks, kRowLanes = Tile::kRowLanes;
   const int thread = __builtin_amdgcn_workitem_id_x(), lane = thread % kRowLanes;
   const unsigned long batch = task.batch, head = task.head;
   const Arguments& f = a.attention;
@@ -199,29 +209,33 @@ __global__ __attribute__((amdgpu_flat_work_group_size(kEdgeThreads, kEdgeThreads
   const Rows dout =
       rows_of(g.dout, g.dout_strides, batch, head, task.sequence.q_start, task.queries);
   const Between between = Between::of(a, batch, task.head, task.sequence);
-  const auto row_of = [&](int pass) { return first_row + pass * kRowsAtOnce + thread / kRowLanes; };
-  const auto load = [&](const Rows& rows, int pass) {
-    const unsigned long row = smaller(row_of(pass), task.queries - 1);
-    return *(Global<const u32x4>)(rows.base + row * rows.stride + lane * 16);
+  const auto row_of = [&](int pass) {
+    return first_row + pass * Tile::kRowsAtOnce + thread / kRowLanes;
   };
-  u32x4 o[kPasses], d[kPasses];
+  const auto load = [&](const Rows& rows, int pass, int chunk) {
+    const unsigned long row = smaller(row_of(pass), task.queries - 1);
+    return *(Global<const u32x4>)(rows.base + row * rows.stride + (chunk * kRowLanes + lane) * 16);
+  };
+  u32x4 o[kPasses][kChunks], d[kPasses][kChunks];
 #pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    o[pass] = load(out, pass);
-    d[pass] = load(dout, pass);
+  for (int i = 0; i < kPasses * kChunks; ++i) {
+    const int pass = i / kChunks, chunk = i % kChunks;
+    o[pass][chunk] = load(out, pass, chunk);
+    d[pass][chunk] = load(dout, pass, chunk);
   }
 #pragma unroll
   for (int pass = 0; pass < kPasses; ++pass) {
     f32x2 sums = {0, 0};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sums += widened(o[pass][i]) * widened(d[pass][i]);
-    float delta = sum_of_row(sums.x + sums.y);
+    for (int i = 0; i < 4 * kChunks; ++i)
+      sums += widened(o[pass][i / 4][i % 4]) * widened(d[pass][i / 4][i % 4]);
+    float delta = sum_of_row<kRowLanes>(sums.x + sums.y);
     const int row = row_of(pass);
     if (row >= task.queries) continue;
     const Global<u32x4> dq =
         (Global<u32x4>)(between.dq + static_cast<unsigned long>(row) * kHdim + lane * 4);
-    dq[0] = u32x4(0);
-    dq[kRowLanes] = u32x4(0);
+#pragma unroll
+    for (int i = 0; i < kHdim / 4 / kRowLanes; ++i) dq[i * kRowLanes] = u32x4(0);
     if (lane != 0) continue;
     const unsigned long query = task.sequence.q_start + static_cast<unsigned long>(row);
     const TensorStrides& of_lse = g.lse_strides;
@@ -245,30 +259,36 @@ __global__ __attribute__((amdgpu_flat_work_group_size(kEdgeThreads, kEdgeThreads
   const int first_row = task.tile * kTileRows;
   if (first_row >= task.queries) return;
   const GradientTensors& g = a.gradients;
+  using Tile = EdgeTile<kHdim>;
+  constexpr int kPasses = Tile::kPasses, kChunks = Tile::kChunks, kRowLanes = Tile::kRowLanes;
   const int thread = __builtin_amdgcn_workitem_id_x(), lane = thread % kRowLanes;
   const Between between = Between::of(a, task.batch, task.head, task.sequence);
   const Rows dq =
       rows_of(g.dq, g.dq_strides, task.batch, task.head, task.sequence.q_start, task.queries);
   const float scale = a.attention.scale_log2 * kLn2;
-  const auto row_of = [&](int pass) { return first_row + pass * kRowsAtOnce + thread / kRowLanes; };
-  f32x4 sums[kPasses][2];
+  const auto row_of = [&](int pass) {
+    return first_row + pass * Tile::kRowsAtOnce + thread / kRowLanes;
+  };
+  f32x4 sums[kPasses * kChunks][2];
 #pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    const unsigned long row = smaller(row_of(pass), task.queries - 1);
-    const Global<const f32x4> from = (Global<const f32x4>)(between.dq + row * kHdim + lane * 8);
-    sums[pass][0] = from[0];
-    sums[pass][1] = from[1];
+  for (int i = 0; i < kPasses * kChunks; ++i) {
+    const unsigned long row = smaller(row_of(i / kChunks), task.queries - 1);
+    const Global<const f32x4> from =
+        (Global<const f32x4>)(between.dq + row * kHdim) + (i % kChunks * kRowLanes + lane) * 2;
+    sums[i][0] = from[0];
+    sums[i][1] = from[1];
   }
 #pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    const int row = row_of(pass);
+  for (int i = 0; i < kPasses * kChunks; ++i) {
+    const int row = row_of(i / kChunks);
     if (row >= task.queries) continue;
-    const f32x4 first = sums[pass][0] * scale, second = sums[pass][1] * scale;
+    const f32x4 first = sums[i][0] * scale, second = sums[i][1] * scale;
     *(Global<u32x4>)((Global<char>)dq.base + static_cast<unsigned long>(row) * dq.stride +
-                     lane * 16) = u32x4{Dtype::template pack<kRounding>(first.x, first.y),
-                                        Dtype::template pack<kRounding>(first.z, first.w),
-                                        Dtype::template pack<kRounding>(second.x, second.y),
-                                        Dtype::template pack<kRounding>(second.z, second.w)};
+                     (i % kChunks * kRowLanes + lane) * 16) =
+        u32x4{Dtype::template pack<kRounding>(first.x, first.y),
+              Dtype::template pack<kRounding>(first.z, first.w),
+              Dtype::template pack<kRounding>(second.x, second.y),
+              Dtype::template pack<kRounding>(second.z, second.w)};
   }
 }
 

@@ -33,53 +33,21 @@ constexpr int kKeys = 128;            // of a workgroup
 constexpr int kDqWaves = kKeys / 32;  // of a workgroup, that add to dq
 // A tile has parts of 32 queries each: as many as it takes for every gradient wave to have 32
 // columns of a part's dq.
-constexpr int kParts = 128 / HDIM, kQueries = 32 * kParts;
+constexpr int kParts = 128 / HDIM_Q, kQueries = 32 * kParts;
 
 #include "backward.h"
+#include "backward_tiles.h"
 
-constexpr int kRoleWaves = kKeys / 32, kRoleThreads = 64 * kRoleWaves;
-constexpr int kThreads = 2 * kRoleThreads;
-#if defined(__gfx950__)
-constexpr int kBankChunks = 16;  // 64 banks
-#else
-constexpr int kBankChunks = 8;  // 32 banks
-#endif
-
-// A part's columns, with places of their own: free of conflicts for what ValueTile reads and
-// writes, and for writes where a thread has two columns only, so that bits 1 to 3 of the row vary.
-struct ColumnTile : ValueTile<32, kHdim, kRoleThreads, kBankChunks> {
-  __device__ static int place(int row, int chunk) {
-    if constexpr (kBankChunks == 8)
-      return Base::template place<4>(row ^ row / 4 % 2, chunk,
-                                     row / 2 % 2 ^ row / 8 % 2 * 2 ^ row / 16 % 2 * 3);
-    else
-      return Base::template place<4>(row ^ row / 8 % 2, chunk,
-                                     row / 2 % 2 ^ row / 16 % 2 ^ row / 4 % 2 * 2);
-  }
-
-  __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
-    const unsigned first = (unsigned)(tile + place(column_of(thread) * kWidth, chunk_of(thread)) +
-                                      half_of(thread) * 8);
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      const auto pair = [&](int i) {
-        const unsigned low = from.row[i][j / 2], high = from.row[i + 1][j / 2];
-        return j % 2 ? upper_halves(low, high) : lower_halves(low, high);
-      };
-      *(Lds<u32x2>)(first ^ place(j, 0)) = u32x2{pair(0), pair(2)};
-    }
-  }
-
-  __device__ static int first_operand(int lane) { return place(lane % 32, lane / 32); }
-};
+constexpr int kRoleWaves = kTileThreads / 64, kThreads = 2 * kTileThreads;
 
 // Of a part.
-using RowTile = KeyTile<32, kHdim, kRoleThreads, kBankChunks>;
-using ScoreTile = KeyTile<32, kKeys, kRoleThreads, kBankChunks>;
+using RowTile = RowTileOf<kHdim>;
+using ColumnTile = ColumnTileOf<kHdim>;
 // Of a tile of dq's 16 values, those before kDqEarly go to memory between the same barriers, and
 // those before kDqBehindBarrier right behind the next one.
 constexpr int kDqEarly = 8, kDqBehindBarrier = kDqEarly + 3;
-constexpr int kSteps = kHdim / 16, kBlocks = kHdim / 32, kKeySteps = kKeys / 16;
+constexpr int kSteps = kHdim / 16, kBlocks = kHdim / 32;
+static_assert(kHdim == kHdimV);
 static_assert(kParts * kBlocks == kRoleWaves, "a gradient wave has 32 columns of a part's dq");
 constexpr int kOperands = 2 * kParts;  // of a lane's probabilities: 8 each
 
@@ -88,73 +56,8 @@ constexpr int kQRows = 0, kDoutRows = kQRows + kParts * RowTile::kBytes;
 constexpr int kQColumns = kDoutRows + kParts * RowTile::kBytes;
 constexpr int kDoutColumns = kQColumns + kParts * ColumnTile::kBytes;
 constexpr int kProbabilities = kDoutColumns + kParts * ColumnTile::kBytes;
-constexpr int kDscores = kProbabilities + kRoleThreads * kOperands * 16;
+constexpr int kDscores = kProbabilities + kTileThreads * kOperands * 16;
 constexpr int kSharedBytes = kDscores + kParts * ScoreTile::kBytes;
-
-// Operands of the 32 rows that begin with `rows`; those behind the last one are zeros.
-__device__ inline void load_own(u32x4 (&to)[kSteps], const Rows& rows, int lane) {
-  const auto buffer = buffer_of<32, kHdim * 2>(rows);
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step)
-    to[step] = __builtin_amdgcn_raw_buffer_load_b128(
-        buffer, lane % 32 * rows.stride + 32 * step + lane / 32 * 16, 0, 0);
-}
-
-// Of a lane's column, the keys in the order in which ScoreTile has them.
-__device__ inline void load_column(u32x4 (&to)[kKeySteps], const Rows& keys, int column, int lane) {
-  const auto buffer = buffer_of<kKeys, kHdim * 2>(keys);
-#pragma unroll
-  for (int step = 0; step < kKeySteps; ++step) {
-    unsigned short values[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const int key = 16 * step + lane / 32 * 8 + i;
-      values[i] =
-          __builtin_amdgcn_raw_buffer_load_b16(buffer, key * keys.stride + column * 2, 0, 0);
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) to[step][i] = values[2 * i] | values[2 * i + 1] << 16;
-  }
-}
-
-// A lane has four values that follow each other in every eight of its row.
-__device__ inline void store_gradient(const f32x16 (&gradient)[kBlocks], float factor,
-                                      const Rows& rows, int row, int lane) {
-  if (row >= rows.count) return;
-  const Global<char> to = (Global<char>)rows.base + static_cast<unsigned long>(row) * rows.stride;
-#pragma unroll
-  for (int group = 0; group < 4 * kBlocks; ++group) {
-    const int first = 8 * group + lane / 32 * 4, i = group % 4 * 4;
-    const f32x16& x = gradient[group / 4];
-    *(Global<u32x2>)(to + first * 2) =
-        u32x2{Dtype::template pack<kRounding>(x[i] * factor, x[i + 1] * factor),
-              Dtype::template pack<kRounding>(x[i + 2] * factor, x[i + 3] * factor)};
-  }
-}
-
-// A number of each of the tile's queries that begin with `first_query`, and zeros behind the last
-// one: what is there has no probabilities.
-__device__ inline __amdgpu_buffer_rsrc_t statistics_of(Global<float> of_queries, int first_query,
-                                                       int queries) {
-  return __builtin_amdgcn_make_buffer_rsrc((void*)(of_queries + first_query), 0,
-                                           larger(queries - first_query, 0) * 4, kRawBuffer);
-}
-
-// Those of a lane's 16 queries of a part.
-__device__ inline f32x16 load_statistics(__amdgpu_buffer_rsrc_t from, int part, int lane) {
-  f32x16 result;
-#pragma unroll
-  for (int quad = 0; quad < 4; ++quad) {
-    const f32x4 four = bits_as<f32x4>(__builtin_amdgcn_raw_buffer_load_b128(
-        from, lane / 32 * 16 + (32 * part + 8 * quad) * 4, 0, 0));
-#pragma unroll
-    for (int i = 0; i < 4; ++i) result[4 * quad + i] = four[i];
-  }
-  return result;
-}
-
-// The query of a lane's score i, counted from the part's first one.
-__device__ inline int query_of_score(int i, int lane) { return i / 4 * 8 + lane / 32 * 4 + i % 4; }
 
 __device__ inline void move(unsigned& offset, unsigned bytes) { offset += bytes; }
 template <int kCount>
@@ -328,30 +231,6 @@ __device__ inline void make_probabilities(const KeyTask& keys, Lds<char> lds, in
   store_gradient(dv, 1, to, row, lane);
 }
 
-// A wave's 32 columns of a part of dq, on their way to memory.
-struct DqTile {
-  f32x16 values;
-  __amdgpu_buffer_rsrc_t to;  // its rows, as many as there are
-
-  // Adds value i of each lane.
-  __device__ void add(int i, int column, int lane) const {
-    __builtin_amdgcn_raw_ptr_buffer_atomic_fadd_f32(
-        values[i], to, (query_of_score(0, lane) * kHdim + column) * 4 + i % 4 * kHdim * 4,
-        i / 4 * 8 * kHdim * 4, 0);
-  }
-};
-
-// Where the part goes that begins with `first_query`, as far as there are so many queries.
-__device__ inline __amdgpu_buffer_rsrc_t dq_rows(Global<float> sums, int first_query, int queries) {
-  int rows = smaller(queries - first_query, 32);
-  // Or both bounds would become one instruction, for which there are vector registers only.
-  asm("" : "+s"(rows));
-  rows = larger(rows, 0);
-  return __builtin_amdgcn_make_buffer_rsrc(
-      (void*)(sums + static_cast<unsigned long>(first_query) * kHdim), 0, rows * kHdim * 4,
-      kRawBuffer);
-}
-
 // When a gradient wave may add to dq, where kernels are deterministic.
 struct Turn {
   __amdgpu_buffer_rsrc_t own;     // how many tiles it has added: one count
@@ -426,8 +305,8 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
   DqTile dq = {f32x16(0), last_rows};
   const Lds<u32x4> all_dscores = (Lds<u32x4>)(lds + kDscores);
 #pragma unroll
-  for (int i = 0; i < kParts * ScoreTile::kBytes / 16 / kRoleThreads; ++i)
-    all_dscores[i * kRoleThreads + thread] = u32x4(0);
+  for (int i = 0; i < kParts * ScoreTile::kBytes / 16 / kTileThreads; ++i)
+    all_dscores[i * kTileThreads + thread] = u32x4(0);
 
   const Lds<const char> dscore_operands =
       lds + kDscores + dq_part * ScoreTile::kBytes + ScoreTile::first_operand(lane);
@@ -557,7 +436,7 @@ __global__
       a, task, visibility,
       Walk::of(visibility, task.queries, first_key, last_key, task.head * heads, heads), first_key};
   const int thread = opaque(__builtin_amdgcn_workitem_id_x());
-  if (__builtin_amdgcn_readfirstlane(thread) < kRoleThreads)
+  if (__builtin_amdgcn_readfirstlane(thread) < kTileThreads)
     make_probabilities(keys, (Lds<char>)lds, thread);
-  else make_gradients(keys, (Lds<char>)lds, thread - kRoleThreads);
+  else make_gradients(keys, (Lds<char>)lds, thread - kTileThreads);
 }

@@ -2,7 +2,7 @@
 
 ``<arch>/fmha_bwd/fmha_bwd.csv`` lies beside the folder of the forward kernels. A row is a code
 object with three kernels, which run one after the other; ``hsa/src/fmha_bwd.hip`` says what each
-does.
+does, and ``hsa/src/fmha_bwd_hd192.hip`` for larger head dimensions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class GradientRow:
 
     Attributes:
         dtype: bf16 or fp16.
-        hdim: of q, k and v.
+        hdim_q, hdim_v: of q and k; of v.
         is_masked: whether there may be a mask: causal of both corners, or a window.
         mode: 0 gm0, 1 gm1.
         bf16_cvt: an index of ``BF16_CVTS``; 0 where the chip has one way only.
@@ -44,7 +44,8 @@ class GradientRow:
     """
 
     dtype: str
-    hdim: int
+    hdim_q: int
+    hdim_v: int
     is_masked: bool
     mode: int
     bf16_cvt: int
@@ -148,7 +149,8 @@ def _read(folder: Path, arch: Arch) -> GradientTree:
 def _row(cells: Mapping[str, str]) -> GradientRow:
     return GradientRow(
         dtype=cells["dtype"],
-        hdim=int(cells["hdim"]),
+        hdim_q=int(cells["hdim_q"]),
+        hdim_v=int(cells["hdim_v"]),
         is_masked=cells["masked"] == "1",
         mode=int(cells["mode"]),
         bf16_cvt=int(cells["bf16_cvt"]),

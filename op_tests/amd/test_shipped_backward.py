@@ -22,8 +22,8 @@ from jitfmha.target import TARGET_HERE, AmdTarget
 
 FAMILY = "shipped_backward"
 _HUNDREDS = 400
-HDIMS = ((64, 64), (128, 128))
-DETERMINISTIC_HDIMS = HDIMS
+HDIMS = ((64, 64), (128, 128), (192, 128), (192, 192))
+DETERMINISTIC_HDIMS = ((64, 64), (128, 128))
 # Around tiles of 64 or 32 queries and 128 or 256 keys.
 QUERIES, KEYS = (0, 1, 31, 32, 33, 63, 64, 65, 70, 130), (0, 1, 127, 128, 129, 200, 256, 257)
 HEADS = ((1, 1), (2, 1), (3, 3), (6, 2))
@@ -257,7 +257,7 @@ def test_keys_behind_the_last_one_add_nothing(arch: Arch, rng: torch.Generator) 
         assert error <= 0.3, error
 
 
-@pytest.mark.parametrize("hdim", [64, 128])
+@pytest.mark.parametrize("hdim", [64, 128, 192])
 def test_a_gradient_of_the_lse(hdim: int, rng: torch.Generator) -> None:
     q, k, v = (torch.randn(1, n, 2, hdim, generator=rng).bfloat16() for n in (40, 70, 70))
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
@@ -274,7 +274,7 @@ def test_a_gradient_of_the_lse(hdim: int, rng: torch.Generator) -> None:
         assert error <= 0.008, error
 
 
-@pytest.mark.parametrize("hdim", [64, 128])
+@pytest.mark.parametrize("hdim", [64, 128, 192])
 @pytest.mark.parametrize("arch", ARCHS)
 def test_errors_are_at_most_twice_those_of_rounding(
     arch: Arch, hdim: int, rng: torch.Generator

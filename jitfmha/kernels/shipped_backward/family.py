@@ -75,7 +75,7 @@ def chosen_row(tree: GradientTree, problem: Problem, target: AmdTarget) -> Gradi
 def _serves(row: GradientRow, problem: Problem, arch: Arch) -> bool:
     return (
         row.dtype == problem.dtype
-        and row.hdim == problem.hdim_q == problem.hdim_v
+        and (row.hdim_q, row.hdim_v) == (problem.hdim_q, problem.hdim_v)
         and row.is_masked == (not problem.mask.is_none)
         and row.mode == int(problem.mode == "gm1")
         and row.is_deterministic == problem.is_deterministic

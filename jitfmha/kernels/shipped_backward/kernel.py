@@ -81,8 +81,8 @@ def _launched_row(row: GradientRow, symbol: str, threads: int) -> KernelRow:
     """One of the kernels as a row of a manifest, as the launcher knows kernels."""
     return KernelRow(
         dtype="bf16" if row.dtype == "bf16" else "fp16",
-        hdim_q=row.hdim,
-        hdim_v=row.hdim,
+        hdim_q=row.hdim_q,
+        hdim_v=row.hdim_v,
         mask=2 if row.is_masked else 0,
         mode=row.mode,
         bf16_cvt=row.bf16_cvt,
