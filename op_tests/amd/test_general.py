@@ -97,8 +97,8 @@ def test_a_bias_that_has_no_room_in_lds(rng: torch.Generator) -> None:
 
 @pytest.mark.sample("arch", ARCHS, 1)
 def test_alibi_that_raises_the_maximum_late(rng: torch.Generator, arch: str) -> None:
-    """In tiles that do not look for it first: behind the diagonal, or where slopes are gentle."""
-    slopes = torch.tensor([-1.0, 0.04, 0.4]) * (0.5 + torch.rand(3, generator=rng) / 2)
+    """Behind the diagonal, where tiles do not look for it first: where a slope is negative."""
+    slopes = torch.tensor([-1.0, -0.04, 0.4]) * (0.5 + torch.rand(3, generator=rng) / 2)
     # Of the last keys, and of all: there the first head prefers the last keys to those before.
     for queries, keys in ((33, 450), (300, 300)):
         lengths = (queries, keys, keys)
