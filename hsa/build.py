@@ -3,11 +3,11 @@
     python hsa/build.py            writes what differs
     python hsa/build.py --check    writes nothing; fails where a file differs from what is built
 
-Every code object comes from `src/fmha_fwd.hip`, for 8-bit inputs `src/fmha_fwd_fp8.hip`, or
-`src/fmha_bwd.hip`, specialised by constants. The compiler is part of the result: manifests name it,
-and `--check` refuses to compare with another one. The kernels' arguments are stated in
-`jitfmha/amd/kernel_arguments.py`; `src/arguments.h` and `src/backward_arguments.h` are written from
-there.
+Every code object comes from `src/fmha_fwd.hip`, for 8-bit inputs `src/fmha_fwd_fp8.hip`,
+`src/fmha_bwd.hip` or `src/fmha_bwd_wide.hip`, specialised by constants. The compiler is part of the
+result: manifests name it, and `--check` refuses to compare with another one. The kernels' arguments
+are stated in `jitfmha/amd/kernel_arguments.py`; `src/arguments.h` and `src/backward_arguments.h`
+are written from there.
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ HDIMS: dict[str, tuple[tuple[int, int], ...]] = {
     "fp16": ((64, 64), (128, 128)),
     FP8: ((128, 128),),
 }
-# Of src/fmha_bwd.hip: threads, and rows, of a workgroup. Each pair of waves has 32 keys.
+# Of src/fmha_bwd.hip: threads, and keys, of a workgroup. Each pair of waves has 32 keys.
 BACKWARD_KEYS, BACKWARD_THREADS = 128, 512
+# Of src/fmha_bwd_wide.hip, with as many threads: keys at a time; how often, where there is a mask.
+WIDE_KEYS, WIDE_MASKED_BLOCKS = 256, 2
 EDGE_QUERIES, EDGE_THREADS = 128, 256
 BACKWARD_HDIMS = (64, 128)
 FLAGS = (
@@ -196,6 +198,7 @@ class BackwardKernels:
         is_masked: whether there may be a mask; which one is an argument.
         mode, bf16_cvt: those of `Kernel`.
         is_deterministic: whether dq is added up in one order.
+        is_wide: whether a workgroup has `WIDE_KEYS`, for which LDS of gfx950 is large enough.
     """
 
     arch: Arch
@@ -205,15 +208,28 @@ class BackwardKernels:
     mode: int
     bf16_cvt: int
     is_deterministic: bool
+    is_wide: bool = False
 
-    source = "fmha_bwd.hip"
     flags = ()
+
+    @property
+    def keys(self) -> int:
+        """Of a workgroup of the kernel in the middle."""
+        if not self.is_wide:
+            return BACKWARD_KEYS
+        return WIDE_KEYS * (WIDE_MASKED_BLOCKS if self.is_masked else 1)
+
+    @property
+    def source(self) -> str:
+        """The file in `src`."""
+        return "fmha_bwd_wide.hip" if self.is_wide else "fmha_bwd.hip"
 
     @property
     def name(self) -> str:
         """As `fmha_bwd_hd128_bf16_masked_rtne_group`: that of the kernel in the middle."""
         words = (
             f"fmha_bwd_hd{self.hdim}_{self.dtype}",
+            "wide" if self.is_wide else "",
             "deterministic" if self.is_deterministic else "",
             "masked" if self.is_masked else "",
             rounding_word(self.arch, self.dtype, self.bf16_cvt),
@@ -271,7 +287,7 @@ class BackwardKernels:
             "mode": self.mode,
             "bf16_cvt": self.bf16_cvt,
             "deterministic": int(self.is_deterministic),
-            "keys": BACKWARD_KEYS,
+            "keys": self.keys,
             "queries": EDGE_QUERIES,
             "knl_name": self.name,
             "row_sums_name": self.row_sums_name,
@@ -344,7 +360,11 @@ def _backward_kernels(arch: Arch) -> Iterator[BackwardKernels]:
         for is_deterministic, hdim, mode, is_masked, bf16_cvt in product(
             (False, True), BACKWARD_HDIMS, (0, 1), (False, True), roundings
         ):
-            yield BackwardKernels(arch, dtype, hdim, is_masked, mode, bf16_cvt, is_deterministic)
+            of_all = arch, dtype, hdim, is_masked, mode, bf16_cvt, is_deterministic
+            # Those with more keys come first, as the choice among them has it.
+            if arch == "gfx950" and hdim == 128 and not is_deterministic:
+                yield BackwardKernels(*of_all, is_wide=True)
+            yield BackwardKernels(*of_all)
 
 
 def compile_to_assembly(kernel: AnyKernel) -> str:
