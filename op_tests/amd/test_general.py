@@ -96,6 +96,19 @@ def test_a_bias_that_has_no_room_in_lds(rng: torch.Generator) -> None:
 
 
 @pytest.mark.sample("arch", ARCHS, 1)
+def test_alibi_that_raises_the_maximum_late(rng: torch.Generator, arch: str) -> None:
+    """Behind the diagonal, where tiles do not look for it first: where a slope is negative."""
+    slopes = torch.tensor([-1.0, -0.04, 0.4]) * (0.5 + torch.rand(3, generator=rng) / 2)
+    # Of the last keys, and of all: there the first head prefers the last keys to those before.
+    for queries, keys in ((33, 450), (300, 300)):
+        lengths = (queries, keys, keys)
+        q, k, v = (torch.randn(1, n, 3, 24, generator=rng).bfloat16() for n in lengths)
+        exact = attention(q, k, v, alibi_slopes=slopes)
+        actual = run(arch, q, k, v, alibi_slopes=slopes)
+        assert_close(actual, exact, q, k, v, largest_modifier=keys)
+
+
+@pytest.mark.sample("arch", ARCHS, 1)
 def test_a_soft_cap_far_above_the_logits(rng: torch.Generator, arch: str) -> None:
     """It changes nothing: what it is wrong by must not grow with it."""
     q, k, v = (torch.randn(1, 40, 1, 24, generator=rng).half() for _ in range(3))
