@@ -4,7 +4,7 @@
     python hsa/build.py --check    writes nothing; fails where a file differs from what is built
 
 Every code object comes from `src/fmha_fwd.hip`, for 8-bit inputs `src/fmha_fwd_fp8.hip`, or of
-backward `src/fmha_bwd.hip` or `src/fmha_bwd_wide.hip`, specialised by constants. The compiler is
+backward `src/fmha_bwd.hip` or `src/fmha_bwd_hd192.hip`, specialised by constants. The compiler is
 part of the result: manifests name it, and `--check` refuses to compare with another one. The
 kernels' arguments are stated in `jitfmha/amd/kernel_arguments.py`; `src/arguments.h` and
 `src/backward_arguments.h` are written from there.
@@ -67,8 +67,8 @@ EDGE_QUERIES, EDGE_THREADS = 128, 256
 BACKWARD_HDIMS = {
     (64, 64): ("fmha_bwd.hip", 512),
     (128, 128): ("fmha_bwd.hip", 512),
-    (192, 128): ("fmha_bwd_wide.hip", 256),
-    (192, 192): ("fmha_bwd_wide.hip", 256),
+    (192, 128): ("fmha_bwd_hd192.hip", 256),
+    (192, 192): ("fmha_bwd_hd192.hip", 256),
 }
 # Of gfx950, too, and deterministic ones. By the cost model compiled kernels are quicker there for
 # larger head dimensions.

@@ -2,7 +2,7 @@
 
 ``<arch>/fmha_bwd/fmha_bwd.csv`` lies beside the folder of the forward kernels. A row is a code
 object with three kernels, which run one after the other; ``hsa/src/fmha_bwd.hip`` says what each
-does, and ``hsa/src/fmha_bwd_wide.hip`` for larger head dimensions.
+does, and ``hsa/src/fmha_bwd_hd192.hip`` for larger head dimensions.
 """
 
 from __future__ import annotations
