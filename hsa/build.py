@@ -4,10 +4,10 @@
     python hsa/build.py --check    writes nothing; fails where a file differs from what is built
 
 Every code object comes from `src/fmha_fwd.hip`, for 8-bit inputs `src/fmha_fwd_fp8.hip`, or of
-backward `src/fmha_bwd.hip` or `src/fmha_bwd_hd192.hip`, specialised by constants. The compiler is
-part of the result: manifests name it, and `--check` refuses to compare with another one. The
-kernels' arguments are stated in `jitfmha/amd/kernel_arguments.py`; `src/arguments.h` and
-`src/backward_arguments.h` are written from there.
+backward `src/fmha_bwd.hip`, `src/fmha_bwd_wide.hip` or `src/fmha_bwd_hd192.hip`, specialised by
+constants. The compiler is part of the result: manifests name it, and `--check` refuses to compare
+with another one. The kernels' arguments are stated in `jitfmha/amd/kernel_arguments.py`;
+`src/arguments.h` and `src/backward_arguments.h` are written from there.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ HDIMS: dict[str, tuple[tuple[int, int], ...]] = {
 }
 # Of backward: keys of a workgroup; queries and threads of one of the kernels before and after.
 BACKWARD_KEYS = 128
+# Of src/fmha_bwd_wide.hip: keys at a time; how often, where there is a mask.
+WIDE_KEYS, WIDE_MASKED_BLOCKS = 256, 2
 EDGE_QUERIES, EDGE_THREADS = 128, 256
 # (hdim_q, hdim_v) -> source and threads of a workgroup: two waves have 32 keys, or one.
 BACKWARD_HDIMS = {
@@ -204,6 +206,7 @@ class BackwardKernels:
         is_masked: whether there may be a mask; which one is an argument.
         mode, bf16_cvt: those of `Kernel`.
         is_deterministic: whether dq is added up in one order.
+        is_wide: whether a workgroup has `WIDE_KEYS`, for which LDS of gfx950 is large enough.
     """
 
     arch: Arch
@@ -214,12 +217,15 @@ class BackwardKernels:
     mode: int
     bf16_cvt: int
     is_deterministic: bool
+    is_wide: bool = False
 
     flags = ()
 
     @property
     def source(self) -> str:
         """The file in `src`."""
+        if self.is_wide:
+            return "fmha_bwd_wide.hip"
         return BACKWARD_HDIMS[self.hdim_q, self.hdim_v][0]
 
     @property
@@ -228,10 +234,18 @@ class BackwardKernels:
         return BACKWARD_HDIMS[self.hdim_q, self.hdim_v][1]
 
     @property
+    def keys(self) -> int:
+        """Of a workgroup of the kernel in the middle."""
+        if not self.is_wide:
+            return BACKWARD_KEYS
+        return WIDE_KEYS * (WIDE_MASKED_BLOCKS if self.is_masked else 1)
+
+    @property
     def name(self) -> str:
         """As `fmha_bwd_hd128_bf16_masked_rtne_group`: that of the kernel in the middle."""
         words = (
             f"fmha_bwd_hd{hdim_word(self.hdim_q, self.hdim_v)}_{self.dtype}",
+            "wide" if self.is_wide else "",
             "deterministic" if self.is_deterministic else "",
             "masked" if self.is_masked else "",
             rounding_word(self.arch, self.dtype, self.bf16_cvt),
@@ -291,7 +305,7 @@ class BackwardKernels:
             "mode": self.mode,
             "bf16_cvt": self.bf16_cvt,
             "deterministic": int(self.is_deterministic),
-            "keys": BACKWARD_KEYS,
+            "keys": self.keys,
             "queries": EDGE_QUERIES,
             "knl_name": self.name,
             "row_sums_name": self.row_sums_name,
@@ -372,9 +386,11 @@ def _backward_kernels(arch: Arch) -> Iterator[BackwardKernels]:
             has_narrow_only = is_deterministic or arch == "gfx950"
             if has_narrow_only and (hdim_q, hdim_v) not in NARROW_HDIMS:
                 continue
-            yield BackwardKernels(
-                *(arch, dtype, hdim_q, hdim_v, is_masked, mode, bf16_cvt, is_deterministic)
-            )
+            of_all = arch, dtype, hdim_q, hdim_v, is_masked, mode, bf16_cvt, is_deterministic
+            # Those with more keys come first, as the choice among them has it.
+            if arch == "gfx950" and hdim_q == 128 and not is_deterministic:
+                yield BackwardKernels(*of_all, is_wide=True)
+            yield BackwardKernels(*of_all)
 
 
 def compile_to_assembly(kernel: AnyKernel) -> str:

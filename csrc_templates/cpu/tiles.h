@@ -35,12 +35,13 @@ inline const T* readable(const T* row, int d, T (&edge)[kCount]) {
   return edge;
 }
 
-// Asks for a row ahead of its use. The empty statement is an effect: GCC believes that a prefetch
-// has none, and drops calls of functions that do nothing else.
-template <int kHdim, class T>
+// Asks for a row ahead of its use, to be brought into the cache of a level. The empty statement is
+// an effect: GCC believes that a prefetch has none, and drops calls of functions that do nothing
+// else.
+template <int kHdim, int kLevel = 1, class T>
 inline void prefetch_row(const T* row) {
   constexpr int kLineElements = 64 / sizeof(T);
-  for (int d = 0; d < kHdim; d += kLineElements) __builtin_prefetch(row + d);
+  for (int d = 0; d < kHdim; d += kLineElements) __builtin_prefetch(row + d, 0, 4 - kLevel);
   __asm__ volatile("");
 }
 

@@ -90,8 +90,9 @@ __device__ inline f32x2 widened(unsigned pair) {
 // wait only for ones that have begun, of which the first waits for nobody: whatever order they
 // begin in, and however few of them are there at a time, one can always go on.
 //
-// The counts are atomics of agent scope, which L1 does not keep, and L2 has added what an s_waitcnt
-// has waited for. Nobody loads sums in this kernel, so that no cache has to be emptied for them.
+// Counts go past L1 (agent scope), and what a wave's s_waitcnt has waited for, L2 has added. Nobody
+// loads sums in this kernel, so no cache has to be emptied for them. Source: LLVM's "User Guide for
+// AMDGPU Backend", Memory Model GFX942.
 struct Turns {
   Global<unsigned> tickets;  // workgroups that have begun, of each place along x
   Global<int> added;         // tiles: for each tile of keys kDqWaves of them

@@ -72,7 +72,7 @@ class GradientTree:
 
     Attributes:
         folder: of the manifest.
-        rows: in its order.
+        rows: in its order, which has more keys first where there is a choice.
     """
 
     folder: Path

@@ -184,7 +184,7 @@ def test_plans_are_those_of_python(chip: str, calls: ExportedCalls, seed: int) -
 def test_backward_plans_are_those_of_python(chip: Arch, calls: ExportedCalls, seed: int) -> None:
     draw = random.Random(seed)
     use_device(chip)
-    families, hdims = set(), ready_hdims(chip)
+    families, kernels, hdims = set(), set(), ready_hdims(chip)
     for _ in range(150):
         wanted, cvt = drawn_backward(draw, hdims), draw.choice(tuple(CVTS))
         if draw.random() < 0.3:
@@ -211,12 +211,14 @@ def test_backward_plans_are_those_of_python(chip: Arch, calls: ExportedCalls, se
             words += turns_of(plan.row, problem)
         assert found.workspace_bytes == 4 * words
         families.add(plan.family)
+        kernels.add(plan.kernel)
+    assert any("wide" in name for name in kernels) == (chip == "gfx950")
     assert families == {"shipped_backward", "general"} if chip == "gfx942" else {"shipped_backward"}
 
 
 def drawn_backward(draw: random.Random, hdims: Sequence[tuple[int, int]]) -> Combination:
     mode = draw.choice(("gm0", "gm1"))
-    heads_k = draw.choice((1, 2, 5))
+    heads_k = draw.choice((1, 2, 5, 100))  # the last for workgroups on all compute units
     return Combination(
         *(dtype := draw.choice(("bf16", "fp16")), dtype),
         *draw.choice((*hdims, (64, 64), (96, 96))),

@@ -102,10 +102,11 @@ def diagnosis_of(folder: Path, **options: Any) -> Any:
 
 
 def tuned(rng: torch.Generator) -> None:
-    """Kernels that come ready, forward and backward."""
-    q, k, v, dout = tensors(rng, (2, 5, 3, 128), *[(2, 9, 1, 128)] * 2, (2, 5, 3, 128))
+    """Kernels that come ready, forward and backward, the latter deterministic, too."""
+    q, k, v, dout = tensors(rng, (2, 5, 3, 128), *[(2, 140, 1, 128)] * 2, (2, 5, 3, 128))
     out, lse = fmha_fwd(q, k, v, mask=2, return_lse=True)
-    fmha_bwd(dout, q, k, v, out, lse, mask=2)
+    for deterministic in (False, True):
+        fmha_bwd(dout, q, k, v, out, lse, mask=2, deterministic=deterministic)
 
 
 def split(rng: torch.Generator) -> None:
@@ -132,7 +133,7 @@ def tensors(rng: torch.Generator, *shapes: tuple[int, ...]) -> list[torch.Tensor
 
 @pytest.mark.parametrize(
     ("call", "kernels"),
-    [(tuned, [1, 3]), (split, [2]), (general, [1, 2])],
+    [(tuned, [1, 3, 3]), (split, [2]), (general, [1, 2])],
     ids=lambda x: str(x)[:16],
 )
 def test_what_is_right_is_found_to_be(

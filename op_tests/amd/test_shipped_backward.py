@@ -14,10 +14,11 @@ from backward_calls import POISON, BackwardCall
 from general_calls import ARCHS
 from reference import attention
 from rigs.recording_runtime import RecordingRuntime
-from untyped import fmha_bwd, fmha_fwd
+from untyped import explain_bwd, fmha_bwd, fmha_fwd
 
 from jitfmha import HipError, emulate
 from jitfmha.chips import Arch
+from jitfmha.target import TARGET_HERE, AmdTarget
 
 FAMILY = "shipped_backward"
 _HUNDREDS = 400
@@ -27,17 +28,19 @@ HDIMS: dict[Arch, tuple[tuple[int, int], ...]] = {
     "gfx950": DETERMINISTIC_HDIMS,
 }
 ARCHS_AND_HDIMS = [(arch, hdims) for arch in ARCHS for hdims in HDIMS[arch]]
-# Around tiles of 64 or 32 queries and 128 keys.
-QUERIES, KEYS = (0, 1, 31, 32, 33, 63, 64, 65, 70, 130), (0, 1, 127, 128, 129, 200)
+# Around tiles of 64 or 32 queries and 128 or 256 keys.
+QUERIES, KEYS = (0, 1, 31, 32, 33, 63, 64, 65, 70, 130), (0, 1, 127, 128, 129, 200, 256, 257)
 HEADS = ((1, 1), (2, 1), (3, 3), (6, 2))
 MASKS = (0, 1, 2, "t:20,10", "b:40,0", "b:-1,7")
 LAYOUTS = ("bshd", "bhsd")
+# Where every workgroup has many keys: an architecture, and that its GPU has one compute unit.
+_SMALL: tuple[Arch, bool] = ("gfx950", True)
 # Of the size of a gradient, as root mean squares; towards zero errors do not average out. Of many
 # rows they are 0.0031 and 0.0093, and up to a third more where a gradient has a single row.
 TOLERANCE = {"rtne": 0.006, "rtna": 0.006, "rtz": 0.016}
 
 
-def drawn(arch: Arch, rng: torch.Generator) -> BackwardCall:
+def drawn(rng: torch.Generator, hdims: tuple[tuple[int, int], ...]) -> BackwardCall:
     """A call of any mask, mode and layout, in which nothing is a multiple of a tile."""
     chosen = random.Random(rng.initial_seed())
     is_group = chosen.random() < 0.5
@@ -49,7 +52,7 @@ def drawn(arch: Arch, rng: torch.Generator) -> BackwardCall:
     return BackwardCall(
         rng,
         dtype=chosen.choice((torch.bfloat16, torch.float16)),
-        hdims=chosen.choice(DETERMINISTIC_HDIMS if is_deterministic else HDIMS[arch]),
+        hdims=chosen.choice(DETERMINISTIC_HDIMS if is_deterministic else hdims),
         heads=chosen.choice(HEADS),
         lengths=[(chosen.choice(QUERIES), chosen.choice(KEYS)) for _ in range(count)],
         batch=None if is_group else chosen.randint(1, 2),
@@ -68,18 +71,75 @@ def poison_unused_rows(call: BackwardCall) -> None:
             getattr(call, name)[~used] = torch.nan
 
 
-@pytest.mark.parametrize("arch", ARCHS)
+def leave_one_compute_unit() -> None:
+    """Of the emulated GPU: any call has workgroups for it, however many keys these have."""
+    target = TARGET_HERE.get()
+    assert isinstance(target, AmdTarget)
+    target.compute_units = 1
+
+
+@pytest.mark.parametrize(("arch", "is_small"), [*((arch, False) for arch in ARCHS), _SMALL])
 @pytest.mark.sample("number", range(_HUNDREDS), 2)
-def test_drawn_calls(arch: Arch, number: int, rng: torch.Generator) -> None:
-    call = drawn(arch, rng)
+def test_drawn_calls(arch: Arch, is_small: bool, number: int, rng: torch.Generator) -> None:
+    call = drawn(rng, HDIMS[arch] if not is_small else ((128, 128),))
     poison_unused_rows(call)
     with emulate(arch, check=True, random_order=rng.initial_seed()) as run:
+        if is_small:
+            leave_one_compute_unit()
         plan = call.explain().plan
         assert plan is not None
         assert plan.family == FAMILY, str(call.explain())
+        if is_small and call.k.numel() and not call.arguments["deterministic"]:
+            assert "wide" in plan.kernel
         call.run()
         assert run.findings() == ()
     call.assert_right(TOLERANCE[call.arguments["bf16_cvt"]])
+
+
+@pytest.mark.parametrize(
+    ("lengths", "mask"),
+    [([(140, 600)], 0), ([(300, 800)], 2), ([(70, 513)], "b:-1,7"), ([(99, 258), (130, 513)], 2)],
+)
+def test_several_blocks_of_many_keys(
+    lengths: list[tuple[int, int]], mask: int | str, rng: torch.Generator
+) -> None:
+    """Where there is a mask a workgroup has two of them, or the one in the middle."""
+    batch = 1 if len(lengths) == 1 else None
+    call = BackwardCall(
+        rng, hdims=(128, 128), heads=(2, 1), lengths=lengths, batch=batch, mask=mask
+    )
+    poison_unused_rows(call)
+    with emulate("gfx950", check=True, random_order=rng.initial_seed()) as run:
+        leave_one_compute_unit()
+        plan = call.explain().plan
+        assert plan is not None
+        assert "wide" in plan.kernel
+        call.run()
+        assert run.findings() == ()
+    call.assert_right(TOLERANCE["rtne"])
+
+
+@pytest.mark.parametrize(
+    ("heads", "seqlen_k", "mask", "is_wide"),
+    [
+        (256, 1, 0, True),
+        (255, 1, 0, False),
+        (8, 7937, 0, True),
+        (8, 7936, 0, False),
+        (16, 7681, 2, True),
+        (16, 7680, 2, False),
+    ],
+)
+def test_many_keys_are_for_calls_that_fill_the_gpu(
+    heads: int, seqlen_k: int, mask: int, is_wide: bool
+) -> None:
+    """An MI355X has 256 compute units."""
+    q, k = (torch.empty(1, n, heads, 128, dtype=torch.bfloat16) for n in (1, seqlen_k))
+    with emulate("gfx950"):
+        lse = torch.empty(1, heads, 1)
+        plan = explain_bwd(q, q, k, k, q, lse, mask=mask).plan
+    assert plan is not None
+    assert ("wide" in plan.kernel) == is_wide
 
 
 # Masks of each kind; ragged sequences, of which some have no queries or no keys; workgroups of a

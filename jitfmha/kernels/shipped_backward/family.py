@@ -10,6 +10,7 @@ from ...problem import Feature, Problem
 from ...target import AmdTarget, Target
 from ..ready_plan import ReadyPlan
 from ..rules import reasons_of
+from ..tuned.policy import fills_gpu
 from .limits import RULES
 
 if TYPE_CHECKING:
@@ -51,12 +52,24 @@ def propose(problem: Problem, target: Target) -> ShippedBackwardPlan | Refusal:
     if tree is None:
         template = "This package has no code objects of backward kernels for {arch}."
         return Refusal((Reason(template, arch=target.arch),))
-    for row in tree.rows:
-        if _serves(row, problem, target.arch):
-            return ShippedBackwardPlan(problem, target, tree, row)
+    row = chosen_row(tree, problem, target)
+    if row is not None:
+        return ShippedBackwardPlan(problem, target, tree, row)
     template = "{tree}: none for {dtype} and hdim {hdim_q}x{hdim_v}."
     values = {"dtype": problem.dtype, "hdim_q": problem.hdim_q, "hdim_v": problem.hdim_v}
     return Refusal((Reason(template, tree=tree, **values),))
+
+
+def chosen_row(tree: GradientTree, problem: Problem, target: AmdTarget) -> GradientRow | None:
+    """The row with the most keys of a workgroup of those that fill the GPU, or else the fewest."""
+    chosen = None
+    lines = problem.heads_k * (1 if problem.mode == "gm1" else problem.batch)
+    for row in tree.rows:
+        if _serves(row, problem, target.arch):
+            chosen = row
+            if fills_gpu(lines, problem.seqlen_k, row.keys, target.compute_units):
+                break
+    return chosen
 
 
 def _serves(row: GradientRow, problem: Problem, arch: Arch) -> bool:

@@ -9,6 +9,7 @@ from ...plan import Launch
 from ...problem import Problem, Sizes
 from ..general.backward_launch import BackwardKernel, BoundBackward
 from ..rules import reasons_of
+from .family import chosen_row
 from .limits import RULES
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class ShippedBackwardKernel:
         code_object = plan.tree.code_object(plan.row)
         row = plan.row
         self._problem = plan.problem
-        self._arch = plan.target.arch
+        self._plan = plan
         self._bound = BoundBackward(
             *(plan.problem, plan.target, kernels_of(row), code_object),
             adds_dq_up=True,
@@ -46,7 +47,10 @@ class ShippedBackwardKernel:
     def launch_for(self, sizes: Sizes) -> Launch | None:
         """The launch, unless another kernel is the one for these lengths and strides."""
         problem = self._problem.with_sizes(sizes)
-        if any(reasons_of(RULES, problem, self._arch)):
+        plan = self._plan
+        if any(reasons_of(RULES, problem, plan.target.arch)):
+            return None
+        if chosen_row(plan.tree, problem, plan.target) != plan.row:
             return None
         return self._bound.launch_for(sizes)
 

@@ -11,9 +11,9 @@ from ..rules import Rule
 from ..tuned.limits import DTYPE_RULE, SIZE_RULES
 
 _ELEMENT_BYTES = 2
-# A workgroup's keys, of which there are so many at most, lie within a buffer's reach.
-_BUFFER_REACH, _MOST_KEYS = 1 << 31, 128
-FAR_STRIDE_BYTES = _BUFFER_REACH // _MOST_KEYS
+# What is loaded through one buffer, so many rows at most, lies within its reach.
+_BUFFER_REACH, _MOST_ROWS = 1 << 31, 128
+FAR_STRIDE_BYTES = _BUFFER_REACH // _MOST_ROWS
 """From where on rows are too far apart."""
 
 

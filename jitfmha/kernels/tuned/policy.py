@@ -108,6 +108,18 @@ def steps(length: int, step: int, packs: int) -> int:
     return -(-length // (step * packs))
 
 
+def fills_gpu(lines: int, seqlen_k: int, keys: int, compute_units: int) -> bool:
+    """Whether workgroups with ``keys`` keys each are one for every compute unit at least.
+
+    Backward kernels with many keys take less for each, as long as there are that many workgroups.
+
+    Args:
+        lines: key heads of all sequences; of packed ones, which lie in one line, key heads.
+        seqlen_k: of packed sequences all keys.
+    """
+    return lines * -(-seqlen_k // keys) >= compute_units
+
+
 def quickest_row(rows: Sequence[KernelRow], load: Load, seqlen_q: int, seqlen_k: int) -> int:
     """The index of the kernel that takes least time; of equal ones the first.
 
