@@ -62,8 +62,8 @@ HDIMS: dict[str, tuple[tuple[int, int], ...]] = {
 }
 # Of backward: keys of a workgroup; queries and threads of one of the kernels before and after.
 BACKWARD_KEYS = 128
-# Of src/fmha_bwd_wide.hip: keys at a time; how often, where there is a mask; and threads.
-WIDE_KEYS, WIDE_MASKED_BLOCKS, WIDE_THREADS = 256, 2, 512
+# Of src/fmha_bwd_wide.hip: keys at a time; how often, where there is a mask.
+WIDE_KEYS, WIDE_MASKED_BLOCKS = 256, 2
 EDGE_QUERIES, EDGE_THREADS = 128, 256
 # (hdim_q, hdim_v) -> source and threads of a workgroup: two waves have 32 keys, or one.
 BACKWARD_HDIMS = {
@@ -72,7 +72,9 @@ BACKWARD_HDIMS = {
     (192, 128): ("fmha_bwd_hd192.hip", 256),
     (192, 192): ("fmha_bwd_hd192.hip", 256),
 }
-DETERMINISTIC_HDIMS = ((64, 64), (128, 128))
+# Of gfx950, too, and deterministic ones. By the cost model compiled kernels are quicker there for
+# larger head dimensions.
+NARROW_HDIMS = ((64, 64), (128, 128))
 FLAGS = (
     "-std=c++17",
     f"-I{SOURCES}",
@@ -220,21 +222,23 @@ class BackwardKernels:
     flags = ()
 
     @property
+    def source(self) -> str:
+        """The file in `src`."""
+        if self.is_wide:
+            return "fmha_bwd_wide.hip"
+        return BACKWARD_HDIMS[self.hdim_q, self.hdim_v][0]
+
+    @property
+    def threads(self) -> int:
+        """Of a workgroup of the kernel in the middle."""
+        return BACKWARD_HDIMS[self.hdim_q, self.hdim_v][1]
+
+    @property
     def keys(self) -> int:
         """Of a workgroup of the kernel in the middle."""
         if not self.is_wide:
             return BACKWARD_KEYS
         return WIDE_KEYS * (WIDE_MASKED_BLOCKS if self.is_masked else 1)
-
-    @property
-    def source(self) -> str:
-        """The file in `src`."""
-        return "fmha_bwd_wide.hip" if self.is_wide else BACKWARD_HDIMS[self.hdim_q, self.hdim_v][0]
-
-    @property
-    def threads(self) -> int:
-        """Of a workgroup of the kernel in the middle."""
-        return WIDE_THREADS if self.is_wide else BACKWARD_HDIMS[self.hdim_q, self.hdim_v][1]
 
     @property
     def name(self) -> str:
@@ -379,11 +383,12 @@ def _backward_kernels(arch: Arch) -> Iterator[BackwardKernels]:
         for is_deterministic, (hdim_q, hdim_v), mode, is_masked, bf16_cvt in product(
             (False, True), BACKWARD_HDIMS, (0, 1), (False, True), roundings
         ):
-            if is_deterministic and (hdim_q, hdim_v) not in DETERMINISTIC_HDIMS:
+            has_narrow_only = is_deterministic or arch == "gfx950"
+            if has_narrow_only and (hdim_q, hdim_v) not in NARROW_HDIMS:
                 continue
             of_all = arch, dtype, hdim_q, hdim_v, is_masked, mode, bf16_cvt, is_deterministic
             # Those with more keys come first, as the choice among them has it.
-            if arch == "gfx950" and (hdim_q, hdim_v) == (128, 128) and not is_deterministic:
+            if arch == "gfx950" and hdim_q == 128 and not is_deterministic:
                 yield BackwardKernels(*of_all, is_wide=True)
             yield BackwardKernels(*of_all)
 
