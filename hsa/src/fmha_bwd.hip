@@ -256,13 +256,13 @@ struct Turn {
   __device__ void wait(int tile, int seen) const {
     int uniform;
     asm volatile(
-        ".Llook%=:\n"
-        "v_readfirstlane_b32 %0, %1\n"
-        "s_cmp_ge_i32 %0, %2\n"
-        "s_cbranch_scc1 .Lturn%=\n"
-        "s_sleep 1\n"
-        "buffer_load_dword %1, off, %3, 0 sc1\n"
-        "s_waitcnt vmcnt(0)\n"
+        ".Llook%=:\n\t"
+        "v_readfirstlane_b32 %0, %1\n\t"
+        "s_cmp_ge_i32 %0, %2\n\t"
+        "s_cbranch_scc1 .Lturn%=\n\t"
+        "s_sleep 1\n\t"
+        "buffer_load_dword %1, off, %3, 0 sc1\n\t"
+        "s_waitcnt vmcnt(0)\n\t"
         "s_branch .Llook%=\n"
         ".Lturn%=:"
         : "=&s"(uniform), "+v"(seen)

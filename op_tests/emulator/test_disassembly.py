@@ -99,7 +99,7 @@ def test_forms_that_llvm_has_are_decoded(emulator: Emulator, arch: str) -> None:
 
 
 _COMMENT = re.compile(r"\s*(;|//).*")
-_LABEL = re.compile(r"[\w.$]+:")
+_LABEL = re.compile(r"\s*[\w.$]+:")
 _INSTRUCTION = re.compile(r"\s+[a-z]\w* ?[^:]*$|\s+[a-z]\w* .*")
 _PADDING = 0xBF800000  # s_nop 0
 _SECTIONS = (".text", ".section", ".rodata", ".data", ".amdgpu_metadata")

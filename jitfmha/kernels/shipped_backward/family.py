@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...chips import Arch
 from ...plan import Kernel, Reason, Refusal
 from ...problem import Feature, Problem
 from ...target import AmdTarget, Target
 from ..ready_plan import ReadyPlan
 from ..rules import reasons_of
-from ..tuned.policy import fills_gpu
+from .choice import chosen_row
 from .limits import RULES
 
 if TYPE_CHECKING:
@@ -58,29 +57,6 @@ def propose(problem: Problem, target: Target) -> ShippedBackwardPlan | Refusal:
     template = "{tree}: none for {dtype} and hdim {hdim_q}x{hdim_v}."
     values = {"dtype": problem.dtype, "hdim_q": problem.hdim_q, "hdim_v": problem.hdim_v}
     return Refusal((Reason(template, tree=tree, **values),))
-
-
-def chosen_row(tree: GradientTree, problem: Problem, target: AmdTarget) -> GradientRow | None:
-    """The row with the most keys of a workgroup of those that fill the GPU, or else the fewest."""
-    chosen = None
-    lines = problem.heads_k * (1 if problem.mode == "gm1" else problem.batch)
-    for row in tree.rows:
-        if _serves(row, problem, target.arch):
-            chosen = row
-            if fills_gpu(lines, problem.seqlen_k, row.keys, target.compute_units):
-                break
-    return chosen
-
-
-def _serves(row: GradientRow, problem: Problem, arch: Arch) -> bool:
-    return (
-        row.dtype == problem.dtype
-        and (row.hdim_q, row.hdim_v) == (problem.hdim_q, problem.hdim_v)
-        and row.is_masked == (not problem.mask.is_none)
-        and row.mode == int(problem.mode == "gm1")
-        and row.is_deterministic == problem.is_deterministic
-        and row.rounds(problem.bf16_cvt, arch)
-    )
 
 
 class ShippedBackwardPlan(ReadyPlan):

@@ -9,7 +9,7 @@ from ...plan import Launch
 from ...problem import Problem, Sizes
 from ..general.backward_launch import BackwardKernel, BoundBackward
 from ..rules import reasons_of
-from .family import chosen_row
+from .choice import chosen_row
 from .limits import RULES
 
 if TYPE_CHECKING:
