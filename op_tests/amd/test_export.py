@@ -213,7 +213,8 @@ def test_backward_plans_are_those_of_python(chip: Arch, calls: ExportedCalls, se
         families.add(plan.family)
         kernels.add(plan.kernel)
     assert any("wide" in name for name in kernels) == (chip == "gfx950")
-    assert families == {"shipped_backward", "general"} if chip == "gfx942" else {"shipped_backward"}
+    compiled = {"general"} if chip == "gfx942" else set()
+    assert families == {"shipped_backward"} | compiled
 
 
 def drawn_backward(draw: random.Random, hdims: Sequence[tuple[int, int]]) -> Combination:
