@@ -83,6 +83,39 @@ def test_a_signal_handler_that_raises_ends_a_launch(
         emulator.launch(endless, (2, 1, 1), (64, 1, 1), bytes(4))
 
 
+_WAITS_SOURCE = """
+extern "C" __global__ void waits(unsigned* turn, unsigned failing) {
+  if (__builtin_amdgcn_workgroup_id_x() == failing) {
+    while (__scoped_atomic_load_n(turn, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE) == 0)
+      __builtin_amdgcn_s_sleep(1);
+    __builtin_trap();
+  }
+  __scoped_atomic_store_n(turn, 1u, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+  while (__scoped_atomic_load_n(turn, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE) != 2)
+    __builtin_amdgcn_s_sleep(1);
+}
+"""
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_workgroup_that_waits_for_a_failed_one_ends(
+    emulator: Emulator, after: Callable[[float, Callable[[], None]], None], failing: int
+) -> None:
+    """The failed one would have let it go on. The failure is what is reported."""
+    module = emulator.load_module(compile_hip(_WAITS_SOURCE, "gfx942"), DEVICES["gfx942"])
+    turn = torch.zeros(1, dtype=torch.int32)
+    kernarg = turn.data_ptr().to_bytes(8, "little") + failing.to_bytes(8, "little")
+    after(60, _ring)
+    try:
+        with emulator.keep_options():
+            emulator.set_options(threads=2)
+            with pytest.raises(EmulatorError, match=rf"s_trap.*workgroup \({failing}, 0, 0\)"):
+                emulator.launch(emulator.function(module, "waits"), (2, 1, 1), (64, 1, 1), kernarg)
+    finally:
+        emulator.unload_module(module)
+    assert turn.item() == 1
+
+
 @pytest.mark.parametrize(
     "options", [{"time_slice": 2**32 - 1}, {"random_order": True}], ids=["long", "random"]
 )

@@ -239,7 +239,7 @@ class LaunchProgress {
       : kernel_(dispatch.kernel->name), check_(dispatch.interruption_check), left_(workgroups) {}
 
   // The next workgroup to run, counted from 0; false when there is none. Those before a failed one
-  // still run, so that the failure that is reported is always the same.
+  // still run, so that the failure that is reported is always the same: see `is_abandoned`.
   bool take(u64& number) {
     number = next_++;
     return number < std::min<u64>(left_, first_failed_) && !is_stopped();
@@ -249,6 +249,16 @@ class LaunchProgress {
     if (number >= first_failed_) return;
     first_failed_ = number;
     message_ = message;
+  }
+
+  bool has_failure() const { return first_failed_.load(std::memory_order_relaxed) != kNone; }
+
+  // Whether workgroup `number` is left where it is, because another one has failed: at once behind
+  // the failed one, and before it after so many instructions that it probably waits for something
+  // that the failed one would have done. `executed`: since the failure was seen.
+  bool is_abandoned(u64 number, u64 executed) const {
+    const u64 failed = first_failed_.load(std::memory_order_relaxed);
+    return number > failed || (failed != kNone && executed > kPatience);
   }
 
   // Ends the launch: workers leave their waves where they are. Allocates nothing.
@@ -305,6 +315,7 @@ class LaunchProgress {
  private:
   static constexpr std::chrono::milliseconds kBetweenChecks{50};
   static constexpr u64 kNone = ~u64{0};
+  static constexpr u64 kPatience = u64{1} << 26;  // instructions: some seconds
 
   const std::string& kernel_;
   const InterruptionCheck check_;
@@ -337,8 +348,9 @@ class Worker {
     scratch_.reset(new u64[u64{scratch_bytes_} * wave_count_ / 8 + 1]());
   }
 
-  // Returns the failure's message, or nothing.
-  std::string run(u64 number) {
+  // Runs workgroup `number` of the grid, which is number `place` of those that run. Returns the
+  // failure's message, or nothing.
+  std::string run(u64 number, u64 place) {
     Workgroup workgroup{dispatch_, {}, reinterpret_cast<u8*>(lds_.get()), lds_bytes_, wave_count_};
     workgroup.id[0] = static_cast<u32>(number % dispatch_.workgroups[0]);
     workgroup.id[1] = static_cast<u32>(number / dispatch_.workgroups[0] % dispatch_.workgroups[1]);
@@ -349,14 +361,15 @@ class Worker {
     for (u32 i = 0; i < wave_count_; ++i)
       begin_wave(waves_[i], workgroup, i,
                  reinterpret_cast<u8*>(scratch_.get()) + u64{i} * scratch_bytes_);
-    const std::string failure = run_waves(workgroup, Random(dispatch_.options.seed ^ number));
+    const std::string failure =
+        run_waves(workgroup, place, Random(dispatch_.options.seed ^ number));
     for (u32 i = 0; i < wave_count_; ++i) hooks::wave_end(waves_[i]);
     hooks::workgroup_end(workgroup);
     return failure;
   }
 
  private:
-  std::string run_waves(Workgroup& workgroup, Random random) {
+  std::string run_waves(Workgroup& workgroup, u64 place, Random random) {
     std::vector<u32> order(wave_count_);
     for (u32 i = 0; i < wave_count_; ++i) order[i] = i;
     const Options& options = dispatch_.options;
@@ -390,20 +403,21 @@ class Worker {
         longest = std::max(longest, wave.executed - executed_before);
         executed += wave.executed - executed_before;
       }
-      if (must_stop(executed)) return {};
+      if (must_stop(place, executed)) return {};
       workgroup.now += longest;  // waves run side by side
       if (!release_barrier(workgroup)) return {};
     }
   }
 
-  // Looks now and then whether the launch ends early; that takes longer than an instruction.
-  bool must_stop(u64 executed) {
+  // Looks now and then whether the workgroup ends early; that takes longer than an instruction.
+  bool must_stop(u64 place, u64 executed) {
     constexpr u64 kBetweenLooks = 4096;  // instructions: of a millisecond's order
     since_look_ += executed;
     if (since_look_ < kBetweenLooks) return false;
+    if (progress_.has_failure()) since_failure_ += since_look_;
     since_look_ = 0;
     if (is_launching_) progress_.ask();
-    return progress_.is_stopped();
+    return progress_.is_stopped() || progress_.is_abandoned(place, since_failure_);
   }
 
   // Lets the waves go on if all that have not ended are at the barrier. False when all have ended.
@@ -424,7 +438,7 @@ class Worker {
   const Dispatch& dispatch_;
   LaunchProgress& progress_;
   const bool is_launching_;
-  u64 since_look_ = 0;
+  u64 since_look_ = 0, since_failure_ = 0;  // instructions
   u32 wave_count_, lds_bytes_, scratch_bytes_;
   std::unique_ptr<Wave[]> waves_;
   std::unique_ptr<u64[]> lds_, scratch_;
@@ -489,7 +503,7 @@ LaunchFailure run_dispatch(Dispatch& dispatch) {
     try {
       Worker worker(dispatch, progress, is_launching);
       for (u64 i; progress.take(i);) {
-        const std::string message = worker.run(selected.empty() ? i : selected[i]);
+        const std::string message = worker.run(selected.empty() ? i : selected[i], i);
         if (!message.empty()) progress.report(i, message);
       }
     } catch (const std::bad_alloc&) {
