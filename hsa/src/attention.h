@@ -12,6 +12,8 @@ constexpr float kInfinity = __builtin_inff();
 constexpr float kNoMaximum = -1.7e38f;
 // How far scores may exceed the maximum in use, in powers of two, before all is rescaled.
 constexpr int kUsualHeadroom = 8;
+// A scaled score and the same one in an fma differ by half a unit in the last place, as a share.
+constexpr float kScaledScoreError = 0x1p-24f;
 
 // Orders LDS among the waves of the workgroup; global loads stay on their way.
 __device__ inline void barrier() {
@@ -233,6 +235,9 @@ struct Attention {
     for (int i = 1; i < 16 * kKeyBlocks; ++i)
       largest = __builtin_fmaxf(largest, score[i / 16][i % 16]);
     largest *= scale;
+    // Truncated, a probability of just below 1 would lose a whole unit of its last place.
+    if constexpr (kRounding == Rounding::towards_zero)
+      largest = __builtin_fmaf(-4 * kScaledScoreError, __builtin_fabsf(largest), largest);
     const unsigned long raised = __builtin_amdgcn_ballot_w64(largest > maximum);
     if (!raised) return false;
     rescales = raised;
