@@ -40,12 +40,14 @@ class ChipRates:
     def clock_at(self, matrix_busy: float) -> float:
         """The clock that a chip keeps up with its matrix units busy for this share, in Hz.
 
-        On the straight line through the outermost points, because power limits it; at most the
-        peak.
+        Power limits it, and energy is what work takes: a share of the time goes with all cycles,
+        another one with those of matrix units. So the time of a cycle is on the straight line
+        through those of the outermost points. At most the peak.
         """
         (low, fast), (high, slow) = self.clock_points[0], self.clock_points[-1]
-        slope = (slow - fast) / (high - low)
-        return min(self.peak_clock, fast + slope * (self.activity * matrix_busy - low))
+        of_matrix_work = (1 / slow - 1 / fast) / (high - low)
+        cycle = 1 / fast + of_matrix_work * (self.activity * matrix_busy - low)
+        return min(self.peak_clock, 1 / cycle) if cycle > 0 else self.peak_clock
 
 
 @cache
