@@ -17,7 +17,7 @@ from ..arguments import AttentionOptions, Bf16Cvt
 from ..emulator import DEVICES
 from ..emulator.profile import LaunchProfile
 from ..problem import BF16_CVTS, FP8_NAMES
-from . import amd_model_general
+from . import amd_model_general, amd_model_ready
 from .amd_model_order import GroupLaunch, in_flight, workgroups_in_order
 from .modelled_call import estimate_of, profiles_of_call
 from .report import Progress, Report
@@ -94,6 +94,7 @@ def run(quick: bool, progress: Progress) -> Report:
     _fp8_over_bf16(report, large, sample, progress)
     _pairs_in_flight(report)
     _main_loops(report, quick, progress)
+    amd_model_ready.add_rows(report, quick, progress)
     amd_model_general.add_rows(report, quick, progress)
     _launcher_rows(report, quick, progress)
     return report

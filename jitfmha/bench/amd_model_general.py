@@ -41,7 +41,7 @@ def add_rows(report: Report, quick: bool, progress: Progress) -> None:
         name = f"general {chip} bfloat16 {hdim}x{hdim}, {what}"
         extent = (_BATCH, _HEADS, seqlen)
         call = (chip, torch.bfloat16, (hdim, hdim), extent, sample, progress, options)
-        profile = profiles_of_call(name, *call, is_compiled=True)[0]
+        profile = profiles_of_call(name, *call, kernels="compiled")[0]
         conflicts += sum(loop.work.lds_conflict_cycles for loop in profile.main_loops)
         scratch += sum(loop.work.scratch_bytes for loop in profile.main_loops)
         estimate = estimate_of(profile)
@@ -93,7 +93,7 @@ def _add_decode_rows(report: Report, chip: str, sample: int, progress: Progress)
     call = (chip, torch.bfloat16, hdims, extent, sample, progress, AttentionOptions())
     heads_k, seqlen_k = _DECODE_KEYS
     name = f"general {chip} bfloat16 {_DECODE_HDIM}x{_DECODE_HDIM}, decode, {seqlen_k} keys"
-    profile = profiles_of_call(name, *call, keys=_DECODE_KEYS, is_compiled=True)[0]
+    profile = profiles_of_call(name, *call, keys=_DECODE_KEYS, kernels="compiled")[0]
     # Of every workgroup, since keys and values are in no cache before.
     moved = profile.work.global_bytes / profile.ended_workgroups
     read = (moved - _SPLIT_RESULT_BYTES) * profile.launched_workgroups
@@ -117,7 +117,7 @@ def _backward_profiles(chip: str, hdim: int, progress: Progress) -> tuple[Launch
         _BACKWARD_SAMPLE,
         progress,
         {},
-        is_compiled=True,
+        kernels="compiled",
     )
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from ..amd.manifest import HSA_DIR
 from ..arguments import AttentionOptions
 from ..emulator import emulate
 from ..emulator.profile import Estimate, LaunchProfile
@@ -15,8 +18,16 @@ from ..interface import fmha_bwd, fmha_fwd
 from ..target import TARGET_HERE, AmdTarget
 from .report import Progress
 
+Kernels = Literal["own", "compiled", "named"]
+"""Which a call takes: those that come ready, where they serve it; ones that are compiled for the
+call; or the first that serve it, beginning with the tree that ``JITFMHA_HSA_DIR`` names."""
+_AITER = "aiter"  # in the names of its kernels
 # GPU allocators align to more than a cache line, PyTorch's for the CPU to less.
 _ALIGNMENT = 512
+
+
+class NotServedError(RuntimeError):
+    """Another kernel than the published one ran."""
 
 
 def profiles_of_call(
@@ -30,7 +41,7 @@ def profiles_of_call(
     options: AttentionOptions,
     *,
     keys: tuple[int, int] | None = None,
-    is_compiled: bool = False,
+    kernels: Kernels = "own",
 ) -> tuple[LaunchProfile, ...]:
     """Of the launches of one call: of the kernel, and where keys are split of `combine`.
 
@@ -46,12 +57,12 @@ def profiles_of_call(
         progress: told of times.
         options: those of the call.
         keys: key heads and seqlen of the keys, where they are not those of the queries.
-        is_compiled: take a kernel that is compiled for the call, also where a tuned one serves it.
+        kernels: whose kernels are taken.
     """
     q, k, v, out = _tensors_of_call(dtype, hdims, extent, keys)
     with (
         emulate(chip, profile=True, sample=sample) as run,
-        _without_code_objects() if is_compiled else nullcontext(),
+        _trees_of(kernels),
     ):
         fmha_fwd(q, k, v, out=out, **options)
         profiles = run.profiles()
@@ -71,28 +82,51 @@ def profiles_of_backward(
     *,
     keys: tuple[int, int] | None = None,
     atomic_fp32: bool | None = None,
-    is_compiled: bool = False,
+    deterministic: bool = False,
+    kernels: Kernels = "own",
 ) -> tuple[LaunchProfile, ...]:
     """Of the launches of one backward pass, by the arguments of :func:`profiles_of_call`.
 
     What the forward pass would have returned is random, as its values change no cost.
-    ``atomic_fp32`` is that of :func:`jitfmha.fmha_bwd`.
+    ``atomic_fp32`` and ``deterministic`` are those of :func:`jitfmha.fmha_bwd`.
     """
     batch, heads, seqlen = extent
     q, k, v, out = _tensors_of_call(dtype, hdims, extent, keys)
     dout = _aligned(dtype, *out.shape).copy_(out)
     dq, dk, dv = (_aligned(dtype, *x.shape) for x in (q, k, v))
     lse = torch.full((batch, heads, seqlen), 10.0)
+    # Workgroups that take turns are modelled without their waits: one after the other, none waits.
+    threads = 1 if deterministic else None
     with (
-        emulate(chip, profile=True, sample=sample) as run,
-        _without_code_objects() if is_compiled else nullcontext(),
+        emulate(chip, profile=True, sample=sample, threads=threads) as run,
+        _trees_of(kernels),
     ):
         fmha_bwd(
-            *(dout, q, k, v, out, lse), dq=dq, dk=dk, dv=dv, atomic_fp32=atomic_fp32, **options
+            *(dout, q, k, v, out, lse),
+            dq=dq,
+            dk=dk,
+            dv=dv,
+            atomic_fp32=atomic_fp32,
+            deterministic=deterministic,
+            **options,
         )
         profiles = run.profiles()
     _tell(name, extent, profiles, progress)
     return profiles
+
+
+def check_kernels_of_aiter(profiles: tuple[LaunchProfile, ...]) -> None:
+    """Of a call for which the tree that ``JITFMHA_HSA_DIR`` names should have had kernels.
+
+    Raises:
+        NotServedError: they are missing, or were refused because of a known fault.
+    """
+    for profile in profiles:
+        if _AITER not in profile.kernel:
+            raise NotServedError(
+                f"{HSA_DIR}={os.environ.get(HSA_DIR, '')} has no kernel that the call may use: "
+                f"{profile.kernel} ran"
+            )
 
 
 def _tensors_of_call(
@@ -150,12 +184,14 @@ def estimate_of(profile: LaunchProfile) -> Estimate:
 
 
 @contextmanager
-def _without_code_objects() -> Iterator[None]:
-    """The target in place as one without trees of code objects, for which kernels are compiled."""
+def _trees_of(kernels: Kernels) -> Iterator[None]:
+    """The target in place with the trees of code objects that these kernels are in."""
     target = TARGET_HERE.get()
     assert isinstance(target, AmdTarget)
     same = target.chip, target.device_index, target.compute_units, target.runtime
-    before = TARGET_HERE.set(AmdTarget(*same, trees=()))
+    own = () if kernels == "compiled" else tuple(tree for tree in target.trees if tree.is_shipped)
+    trees = target.trees if kernels == "named" else own
+    before = TARGET_HERE.set(AmdTarget(*same, trees=trees))
     try:
         yield
     finally:

@@ -22,7 +22,13 @@ from ..amd.manifest import HSA_DIR
 from ..arguments import AttentionOptions, Bf16Cvt
 from ..emulator.profile import LaunchProfile
 from ..problem import BF16_CVTS
-from .modelled_call import estimate_of, profiles_of_backward, profiles_of_call
+from .modelled_call import (
+    NotServedError,
+    check_kernels_of_aiter,
+    estimate_of,
+    profiles_of_backward,
+    profiles_of_call,
+)
 from .report import Progress, Report, TreeNotNamed
 
 _FILE = Path(__file__).with_name("published_times.json")
@@ -35,11 +41,6 @@ _CAUSAL, _CAUSAL_BACKWARD = 2, {"MI300X": 1, "MI355X": 2}
 _ROWS = 1 << 18
 _MEAN, _SPREAD = 5.0, 10.0
 _QUICK_SEQLEN = 2048
-_PUBLISHED_KERNEL = "aiter"  # in the names of its kernels
-
-
-class NotServedError(RuntimeError):
-    """Another kernel than the published one would run."""
 
 
 @dataclass(frozen=True)
@@ -186,12 +187,7 @@ def modelled_seconds(point: Point) -> float:
         point.bf16_cvt,
         point.atomic_fp32,
     )
-    for profile in profiles:
-        if _PUBLISHED_KERNEL not in profile.kernel:
-            raise NotServedError(
-                f"{HSA_DIR}={os.environ[HSA_DIR]} has no kernel that the call may use: "
-                f"{profile.kernel} ran"
-            )
+    check_kernels_of_aiter(profiles)
     return sum(
         estimate_of(
             replace(profile, workgroups=profile.launched_workgroups * groups // modelled_groups)
@@ -219,10 +215,10 @@ def _profiles(
     call = ("", _CHIPS[chip], torch.bfloat16, hdims, extent, 1, _ignore, options)
     if atomic_fp32 is None:
         options["mask"] = _CAUSAL if is_causal else 0
-        profiles = profiles_of_call(*call, keys=keys)
+        profiles = profiles_of_call(*call, keys=keys, kernels="named")
     else:
         options["mask"] = _CAUSAL_BACKWARD[chip] if is_causal else 0
-        profiles = profiles_of_backward(*call, keys=keys, atomic_fp32=atomic_fp32)
+        profiles = profiles_of_backward(*call, keys=keys, atomic_fp32=atomic_fp32, kernels="named")
     return profiles
 
 

@@ -1,0 +1,178 @@
+"""The amd-model suite's rows of kernels that come ready, beside AITER's and beside each other.
+
+AITER's are those of the tree that ``JITFMHA_HSA_DIR`` names; without one, their rows are left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from ..amd.manifest import HSA_DIR
+from ..arguments import AttentionOptions, Bf16Cvt
+from ..emulator.profile import LaunchProfile
+from .modelled_call import (
+    Kernels,
+    NotServedError,
+    check_kernels_of_aiter,
+    estimate_of,
+    profiles_of_backward,
+    profiles_of_call,
+)
+from .report import Progress, Report
+
+# Batch, heads of queries and of keys, and seqlen.
+_GQA, _MHA = (8, 64, 8, 8192), (2, 24, 24, 16384)
+_FORWARD: dict[tuple[str, Bf16Cvt], float] = {
+    ("gfx942", "rtne"): 0.80,
+    ("gfx942", "rtna"): 0.82,
+    ("gfx942", "rtz"): 0.90,
+    ("gfx950", "rtne"): 0.95,
+}
+_OTHER_HDIMS = (192, 128)
+# moonmath-ai/amd-kernels, README.md: its own forward kernel with rtz on an MI300X, for _MHA.
+_FASTEST_MI300X, _OVER_FASTEST = 11.39e-3, 0.97
+# Without a mask workgroups have the same to do; with one, in a number of steps.
+_SAMPLES = {0: 2, 2: 12}
+_BACKWARD_SEQLENS = (4096, 8192)
+_BACKWARD_HDIMS = {"gfx942": (64, 128, 192), "gfx950": (128,)}  # that have a bar
+_BACKWARD = 1.0
+_DETERMINISTIC_HDIMS, _DETERMINISTIC = (64, 128, 192), 1.25
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call in bf16: ``problem`` is batch, heads of queries and of keys, and seqlen."""
+
+    chip: str
+    problem: tuple[int, int, int, int]
+    hdims: tuple[int, int]
+    mask: int
+    bf16_cvt: Bf16Cvt = "rtne"
+
+    def __str__(self) -> str:
+        batch, heads, heads_k, seqlen = self.problem
+        return (
+            f"{self.chip} {self.hdims[0]}x{self.hdims[1]} {self.bf16_cvt}, "
+            f"({batch}, {heads}/{heads_k}, {seqlen}), {'causal' if self.mask else 'no mask'}"
+        )
+
+    def forward(self, kernels: Kernels, progress: Progress) -> float:
+        """Seconds that the model gives these kernels."""
+        batch, heads, heads_k, seqlen = self.problem
+        options: AttentionOptions = {"mask": self.mask, "bf16_cvt": self.bf16_cvt}
+        profiles = profiles_of_call(
+            *(f"{kernels}: {self}", self.chip, torch.bfloat16, self.hdims),
+            *((batch, heads, seqlen), _SAMPLES[self.mask], progress, options),
+            keys=(heads_k, seqlen),
+            kernels=kernels,
+        )
+        return _seconds(profiles, kernels)
+
+    def backward(
+        self,
+        kernels: Kernels,
+        progress: Progress,
+        *,
+        atomic_fp32: bool | None = None,
+        deterministic: bool = False,
+    ) -> float:
+        """The same of all launches of a backward pass."""
+        batch, heads, heads_k, seqlen = self.problem
+        options: AttentionOptions = {"mask": self.mask, "bf16_cvt": self.bf16_cvt}
+        what = "deterministic" if deterministic else kernels
+        profiles = profiles_of_backward(
+            *(f"backward, {what}: {self}", self.chip, torch.bfloat16, self.hdims),
+            *((batch, heads, seqlen), _SAMPLES[self.mask], progress, options),
+            keys=(heads_k, seqlen),
+            atomic_fp32=atomic_fp32,
+            deterministic=deterministic,
+            kernels=kernels,
+        )
+        return _seconds(profiles, kernels)
+
+
+def add_rows(report: Report, quick: bool, progress: Progress) -> None:
+    """Model the launches; ``quick`` takes one of each kind."""
+    if os.environ.get(HSA_DIR):
+        for call, bar in _first_of(_forward_calls(), quick):
+            _add_forward_row(report, call, bar, progress)
+        for call in _first_of(_backward_calls(), quick):
+            _add_backward_row(report, call, progress)
+    else:
+        report.machine["AITER's kernels"] = f"their rows are left out: {HSA_DIR} is not set"
+    for call in _first_of(_deterministic_calls(), quick):
+        seconds, default = (call.backward("own", progress, deterministic=x) for x in (True, False))
+        what = f"deterministic over default backward time, waits left out, {call}"
+        report.at_most(what, seconds / default, _DETERMINISTIC, "x")
+    if not quick:
+        call = _Call("gfx942", _MHA, (128, 128), 0, "rtz")
+        what = f"modelled time over the fastest published one on an MI300X, {call}"
+        seconds = call.forward("own", progress)
+        report.at_most(what, seconds / _FASTEST_MI300X, _OVER_FASTEST, "x")
+
+
+def _forward_calls() -> Iterator[tuple[_Call, float]]:
+    for (chip, bf16_cvt), bar in _FORWARD.items():
+        for problem, mask in ((_GQA, 0), (_GQA, 2), (_MHA, 0)):
+            yield _Call(chip, problem, (128, 128), mask, bf16_cvt), bar
+    for mask in (0, 2):
+        yield _Call("gfx950", _GQA, _OTHER_HDIMS, mask), _FORWARD["gfx950", "rtne"]
+
+
+def _backward_calls() -> Iterator[_Call]:
+    for chip, hdims in _BACKWARD_HDIMS.items():
+        for hdim in hdims:
+            for seqlen in _BACKWARD_SEQLENS:
+                for mask in (0, 2):
+                    yield _Call(chip, (*_GQA[:3], seqlen), (hdim, hdim), mask)
+
+
+def _deterministic_calls() -> Iterator[_Call]:
+    for chip in _BACKWARD_HDIMS:
+        for hdim in _DETERMINISTIC_HDIMS:
+            for mask in (0, 2):
+                yield _Call(chip, (*_GQA[:3], _BACKWARD_SEQLENS[0]), (hdim, hdim), mask)
+
+
+def _first_of(calls: Iterator[T], quick: bool) -> Iterator[T]:
+    """All of them, or where it has to be quick the first one."""
+    for call in calls:
+        yield call
+        if quick:
+            return
+
+
+def _add_forward_row(report: Report, call: _Call, bar: float, progress: Progress) -> None:
+    try:
+        of_aiter = call.forward("named", progress)
+    except NotServedError as error:
+        progress(f"{call}: left out, because {error}")
+        return
+    ratio = call.forward("own", progress) / of_aiter
+    report.at_most(f"own over AITER's time, {call}", ratio, bar, "x")
+
+
+def _add_backward_row(report: Report, call: _Call, progress: Progress) -> None:
+    """Over the faster one of AITER's, which add dq up in 16 bits or in 32."""
+    of_aiter = []
+    for atomic_fp32 in (False, True):
+        try:
+            of_aiter.append(call.backward("named", progress, atomic_fp32=atomic_fp32))
+        except NotServedError as error:
+            progress(f"backward, {call}, atomic_fp32={atomic_fp32}: left out, because {error}")
+    if of_aiter:
+        ratio = call.backward("own", progress) / min(of_aiter)
+        report.at_most(f"own over AITER's backward time, {call}", ratio, _BACKWARD, "x")
+
+
+def _seconds(profiles: tuple[LaunchProfile, ...], kernels: Kernels) -> float:
+    if kernels == "named":
+        check_kernels_of_aiter(profiles)
+    return sum(estimate_of(profile).seconds for profile in profiles)
