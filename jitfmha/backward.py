@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.guards import TensorGuards
 from torch.autograd.profiler import record_function
 
 from .argument_checks import not_a_tensor
@@ -35,7 +36,7 @@ from .problem import (
     make_problem,
     out_dtype_of,
 )
-from .target import TARGET_HERE, CallCache
+from .target import CALLS_HERE, TARGET_HERE
 
 
 class BackwardArguments(NamedTuple):
@@ -108,9 +109,6 @@ class PreparedBackward(NamedTuple):
     reads_cu_seqlens: bool
 
 
-_calls = CallCache()
-
-
 def run_backward(arguments: BackwardArguments, is_profiled: bool = False) -> Results:
     """Compute the gradients eagerly.
 
@@ -118,7 +116,7 @@ def run_backward(arguments: BackwardArguments, is_profiled: bool = False) -> Res
     kernel appears by its name in torch's profiler.
     """
     target = TARGET_HERE.get()
-    cache = _calls if target is None else target.calls
+    cache = CALLS_HERE if target is None else target.calls
     key = None
     try:
         key = _described(arguments), arguments.must_be_deterministic
@@ -155,22 +153,29 @@ def repeat_backward(
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """dq, dk and dv in new tensors, where a call like this one was there before; else None.
 
-    It is what a training loop does, and pays for nothing but a look at its arguments. Tensors must
-    be plain: no subclass, no tracing, no transform in effect.
+    It is what a training loop does, and pays for nothing but a look at its arguments. No tracing
+    and no transform must be in effect. Tensors that are not plain are like none that were there.
+    Neither is one that is given twice, say as q and as k.
 
     Args:
         tensors: dout, q, k, v, out and lse.
         options, deterministic, atomic_fp32: those of ``fmha_bwd``.
     """
     target = TARGET_HERE.get()
-    cache = _calls if target is None else target.calls
+    cache = CALLS_HERE if target is None else target.calls
     try:
-        key = _key_of_repetition(tensors, options, deterministic, atomic_fp32)
-        prepared = cache.backward.get(key)
+        key, watched = _key_of_repetition(tensors, options, deterministic, atomic_fp32)
+        alike = cache.repeated_backward.get(key, ())
     except (AttributeError, TypeError, RuntimeError):
         return None  # Not tensors, not hashable, not strided: the checks say what is wrong.
-    if prepared is None or prepared.launch is None:
+    prepared: PreparedBackward | None = None
+    for are_alike, its_pass in alike:
+        if are_alike(*watched):
+            prepared = its_pass
+            break
+    if prepared is None:
         return None
+    assert prepared.launch is not None, "only what launches something is kept"
     dout, q, k, v, out, lse = tensors
     dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
     cu_seqlens = None
@@ -191,6 +196,7 @@ def repeat_backward(
 
 
 _empty_like = torch.empty_like
+_is_grad_enabled = torch.is_grad_enabled
 _are_deterministic_algorithms_enabled = torch._C._get_deterministic_algorithms
 _SEQUENCES = (
     *("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded"),
@@ -207,54 +213,61 @@ def keep_for_repetition(
 ) -> None:
     """Let calls like this one, which was run by ``run_backward``, go by ``repeat_backward``."""
     target = TARGET_HERE.get()
-    cache = _calls if target is None else target.calls
+    cache = CALLS_HERE if target is None else target.calls
     prepared = cache.backward.get((_described(arguments), arguments.must_be_deterministic))
+    if prepared is None or prepared.launch is None:
+        return
+    key, watched = _key_of_repetition(tensors, options, deterministic, atomic_fp32)
+    is_any_given_twice = len({id(x) for x in watched}) < len(watched)
     # New gradients lie as the inputs do.
-    if prepared is not None and all(x.stride(-1) == 1 for x in arguments.forward[:3]):
-        key = _key_of_repetition(tensors, options, deterministic, atomic_fp32)
-        cache.keep_backward(key, prepared)
+    if is_any_given_twice or any(x.stride(-1) != 1 for x in arguments.forward[:3]):
+        return
+    # What compiled code checks before it runs: type, dispatch keys, dtype, device, requires_grad,
+    # shape and strides of each tensor, at the cost of reading a few of these here.
+    guards = TensorGuards(*watched, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    cache.keep_repeated_backward(key, guards.check, prepared)
 
 
 def _key_of_repetition(
-    tensors: tuple[Tensor, ...],
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
     options: Mapping[str, Any],
     deterministic: bool | None,
     atomic_fp32: bool | None,
-) -> Hashable:
+) -> tuple[Hashable, tuple[Tensor, ...]]:
+    """What is looked up, and the tensors that have to be like those of an earlier call.
+
+    Raises ``TypeError`` or ``AttributeError`` for what is no tensor, and ``RuntimeError`` for a
+    nested one, of which the guards of tensors must not be asked: it would end the process.
+    """
     dout, q, k, v, out, lse = tensors
-    # Written out: a loop over the tensors would take longer.
-    return (
-        dout.shape,
-        dout.stride(),
-        dout.dtype,
-        dout.device,
+    if dout.is_nested or v.is_nested or out.is_nested or lse.is_nested:
+        raise RuntimeError("a nested tensor")
+    watched: tuple[Tensor, ...] = tensors
+    given: list[Hashable] = []
+    if options:
+        # Options that are tensors by their places among these; 1, 1.0 and True are equal, but not
+        # all are valid.
+        places: dict[int, int] = {}
+        for name, x in options.items():
+            if isinstance(x, Tensor):
+                place = places.setdefault(id(x), len(watched))
+                if place == len(watched):
+                    watched = (*watched, x)
+                given += (name, place)
+            else:
+                given += (name, x, x.__class__)
+    key = (
         q.shape,
-        q.stride(),
-        q.dtype,
-        q.device,
         k.shape,
-        k.stride(),
-        k.dtype,
-        k.device,
-        v.shape,
-        v.stride(),
-        v.dtype,
-        v.device,
-        out.shape,
-        out.stride(),
-        out.dtype,
-        out.device,
-        lse.shape,
-        lse.stride(),
-        lse.dtype,
-        lse.device,
         deterministic,
         deterministic.__class__,
         atomic_fp32,
         atomic_fp32.__class__,
-        None if not options else _described_options(options),
+        _is_grad_enabled(),
         _are_deterministic_algorithms_enabled(),
+        *given,
     )
+    return key, watched
 
 
 def make_backward_problem(arguments: BackwardArguments) -> Problem:
@@ -420,17 +433,6 @@ def _gradient_of_sink(arguments: BackwardArguments) -> Tensor:
     distance = distance.masked_fill(lse == torch.inf, 0)
     gradient = -(distance.exp() * delta).masked_fill(lse == -torch.inf, 0)
     return gradient.sum(-1).view(-1, sink.shape[0]).sum(0).float()
-
-
-def _described_options(options: Mapping[str, Any]) -> Hashable:
-    """Options that may be tensors, by name; 1, 1.0 and True are equal, but not all are valid."""
-    described: list[Hashable] = []
-    for name, x in options.items():
-        if isinstance(x, Tensor):
-            described += (name, x.shape, x.stride(), x.dtype, x.device)
-        else:
-            described += (name, x, x.__class__)
-    return tuple(described)
 
 
 def _described(value: Any) -> Hashable:
