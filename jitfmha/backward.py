@@ -20,7 +20,6 @@ from .arguments import (
     CuSeqlens,
     Gradients,
     Tensors,
-    gather_cu_seqlens,
     new_tuple,
 )
 from .detection import target_of
@@ -109,6 +108,19 @@ class PreparedBackward(NamedTuple):
     reads_cu_seqlens: bool
 
 
+class RepeatedBackward(NamedTuple):
+    """A backward pass of tensors like those that were there before.
+
+    Attributes:
+        launch: that of ``prepared``.
+        sequences: gm1: ``CuSeqlens`` with each tensor's place among those that are looked at.
+    """
+
+    prepared: PreparedBackward
+    launch: Launch
+    sequences: tuple[int, int, int, int, int | None, int | None] | None
+
+
 def run_backward(arguments: BackwardArguments, is_profiled: bool = False) -> Results:
     """Compute the gradients eagerly.
 
@@ -168,20 +180,32 @@ def repeat_backward(
         alike = cache.repeated_backward.get(key, ())
     except (AttributeError, TypeError, RuntimeError):
         return None  # Not tensors, not hashable, not strided: the checks say what is wrong.
-    prepared: PreparedBackward | None = None
-    for are_alike, its_pass in alike:
+    for are_alike, repeated in alike:
         if are_alike(*watched):
-            prepared = its_pass
-            break
-    if prepared is None:
-        return None
-    assert prepared.launch is not None, "only what launches something is kept"
-    dout, q, k, v, out, lse = tensors
+            return _launch_again(repeated, watched)
+    return None
+
+
+def _launch_again(
+    repeated: RepeatedBackward, watched: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor, Tensor]:
+    prepared, launch, sequences = repeated
+    dout, q, k, v, out, lse, *_ = watched
     dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
     cu_seqlens = None
-    if options:
-        cu_seqlens = gather_cu_seqlens(*[options.get(name) for name in _SEQUENCES])
-    if cu_seqlens is not None:
+    if sequences is not None:
+        of_q, of_k, padded_q, padded_k, max_seqlen_q, max_seqlen_k = sequences
+        cu_seqlens = new_tuple(
+            CuSeqlens,
+            (
+                watched[of_q],
+                watched[of_k],
+                watched[padded_q],
+                watched[padded_k],
+                max_seqlen_q,
+                max_seqlen_k,
+            ),
+        )
         q_covered, k_covered = _covered(prepared, cu_seqlens)
         if not q_covered:
             dq.zero_()
@@ -189,19 +213,13 @@ def repeat_backward(
             dk.zero_()
             dv.zero_()
     gradients = new_tuple(Gradients, (dout, None, dq, dk, dv, None))
-    prepared.launch(
-        new_tuple(Tensors, (q, k, v, out, lse, cu_seqlens, None, None, None, gradients, None))
-    )
+    launch(new_tuple(Tensors, (q, k, v, out, lse, cu_seqlens, None, None, None, gradients, None)))
     return dq, dk, dv
 
 
 _empty_like = torch.empty_like
 _is_grad_enabled = torch.is_grad_enabled
 _are_deterministic_algorithms_enabled = torch._C._get_deterministic_algorithms
-_SEQUENCES = (
-    *("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded"),
-    *("max_seqlen_q", "max_seqlen_k"),
-)
 
 
 def keep_for_repetition(
@@ -225,7 +243,15 @@ def keep_for_repetition(
     # What compiled code checks before it runs: type, dispatch keys, dtype, device, requires_grad,
     # shape and strides of each tensor, at the cost of reading a few of these here.
     guards = TensorGuards(*watched, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-    cache.keep_repeated_backward(key, guards.check, prepared)
+    sequences = None
+    if arguments.forward.cu_seqlens is not None:
+        *sums, max_seqlen_q, max_seqlen_k = arguments.forward.cu_seqlens
+        places = {id(x): place for place, x in enumerate(watched)}
+        of_q, of_k, padded_q, padded_k = (places[id(x)] for x in sums)
+        sequences = of_q, of_k, padded_q, padded_k, max_seqlen_q, max_seqlen_k
+    cache.keep_repeated_backward(
+        key, guards.check, RepeatedBackward(prepared, prepared.launch, sequences)
+    )
 
 
 def _key_of_repetition(
@@ -250,6 +276,8 @@ def _key_of_repetition(
         places: dict[int, int] = {}
         for name, x in options.items():
             if isinstance(x, Tensor):
+                if x.is_nested:
+                    raise RuntimeError("a nested tensor")
                 place = places.setdefault(id(x), len(watched))
                 if place == len(watched):
                     watched = (*watched, x)

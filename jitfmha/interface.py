@@ -385,10 +385,8 @@ def fmha_bwd(
     score of its row what the row's probabilities are, which is a summand of delta.
     """
     tensors = dout, q, k, v, out, lse
-    is_repeatable = (dlse is dq is dk is dv is dbias is dsink is None) and (
-        not options or options.keys() <= REPEATED_OPTIONS
-    )
-    if is_repeatable and not (
+    has_new_results = dlse is dq is dk is dv is dbias is dsink is None
+    if has_new_results and not (
         _is_traced()
         or _dispatch_modes() != 0
         or _functorch_level() is not None
@@ -406,7 +404,7 @@ def fmha_bwd(
     read = [x for _, x in arguments.inputs() if x is not None]
     if _are_plain(*read) and not (_is_grad_enabled() and requires_any_grad(*read)):
         results = run_backward(arguments)
-        if is_repeatable:
+        if has_new_results and options.keys() <= REPEATED_OPTIONS:
             keep_for_repetition(tensors, options, deterministic, atomic_fp32, arguments)
         _store((dbias, results.dbias), (dsink, results.dsink))
         return results[:3]
