@@ -166,8 +166,8 @@ def repeat_backward(
     """dq, dk and dv in new tensors, where a call like this one was there before; else None.
 
     It is what a training loop does, and pays for nothing but a look at its arguments. No tracing
-    and no transform must be in effect. Tensors that are not plain are like none that were there.
-    Neither is one that is given twice, say as q and as k.
+    and no transform must be in effect. Tensors that are not plain are like none that were there;
+    neither is one that is given twice, but as q, k and v.
 
     Args:
         tensors: dout, q, k, v, out and lse.
@@ -182,15 +182,17 @@ def repeat_backward(
         return None  # Not tensors, not hashable, not strided: the checks say what is wrong.
     for are_alike, repeated in alike:
         if are_alike(*watched):
-            return _launch_again(repeated, watched)
+            return _launch_again(repeated, tensors, watched)
     return None
 
 
 def _launch_again(
-    repeated: RepeatedBackward, watched: tuple[Tensor, ...]
+    repeated: RepeatedBackward,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
+    watched: tuple[Tensor, ...],
 ) -> tuple[Tensor, Tensor, Tensor]:
     prepared, launch, sequences = repeated
-    dout, q, k, v, out, lse, *_ = watched
+    dout, q, k, v, out, lse = tensors
     dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
     cu_seqlens = None
     if sequences is not None:
@@ -269,6 +271,11 @@ def _key_of_repetition(
     if dout.is_nested or v.is_nested or out.is_nested or lse.is_nested:
         raise RuntimeError("a nested tensor")
     watched: tuple[Tensor, ...] = tensors
+    shared = None
+    if k is q or v is q or v is k:
+        # Guards take no tensor twice.
+        shared = k is q, v is q, v is k
+        watched = (dout, *{id(x): x for x in (q, k, v)}.values(), out, lse)
     given: list[Hashable] = []
     if options:
         # Options that are tensors by their places among these; 1, 1.0 and True are equal, but not
@@ -287,6 +294,7 @@ def _key_of_repetition(
     key = (
         q.shape,
         k.shape,
+        shared,
         deterministic,
         deterministic.__class__,
         atomic_fp32,
