@@ -242,6 +242,10 @@ def keep_for_repetition(
     # New gradients lie as the inputs do.
     if is_any_given_twice or any(x.stride(-1) != 1 for x in arguments.forward[:3]):
         return
+    try:
+        hash(key)
+    except TypeError:
+        return  # A list, which a window may be.
     # What compiled code checks before it runs: type, dispatch keys, dtype, device, requires_grad,
     # shape and strides of each tensor, at the cost of reading a few of these here.
     guards = TensorGuards(*watched, dynamic_dims_sizes=None, dynamic_dims_strides=None)

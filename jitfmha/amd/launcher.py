@@ -98,7 +98,7 @@ BACKWARD_KERNEL = SharedStruct(
         "has_rows_of_keys": BOOL,
     },
 )
-MOST_BACKWARD_KERNELS = 3
+MOST_BACKWARD_KERNELS = 3  # of one pass
 # A backward pass that is compiled or this package's own: what stays the same from call to call.
 BACKWARD_PASS = SharedStruct(
     "BackwardPass",

@@ -64,7 +64,7 @@ def test_options_are_told_apart(rng: torch.Generator, runtime: RecordingRuntime)
     small = read_by_backward(BackwardCall(rng, hdims=(8, 8), lengths=LENGTHS, batch=1))
     each = (
         *((read, {"mask": mask}) for mask in ("t:20,3", "t:20,4", "b:9,3")),
-        *((read, {"window_size": sides}) for sides in ((20, 3), (9, 3))),
+        *((read, {"window_size": sides}) for sides in ((20, 3), (9, 3), [9, 3])),
         *((small, {"softmax_scale": scale}) for scale in (0.5, 1, None)),
         *((small, {"bf16_cvt": cvt}) for cvt in ("rtne", "rtna")),
         *((small, {"mask": 2, "atomic_fp32": False}), (small, {})),
