@@ -26,12 +26,11 @@ from .dispatch import plan_for
 from .flop_count import join_flop_counters
 from .ops import BACKWARD_NAMES, NAMES, NAMES_WITH_OUT, arguments_of, library
 from .problem import GradientStrides, Problem, make_problem
-from .target import TARGET_HERE, CallCache, CpuTarget
+from .target import CALLS_HERE, TARGET_HERE, CpuTarget
 
 _RETURN_LSE = NAMES.index("return_lse")
 _OPTIONS = BACKWARD_NAMES[BACKWARD_NAMES.index("dlse") + 1 :]
 _HAVE_GRADIENTS = ("q", "k", "v", "bias", "sink")
-_calls = CallCache()
 
 
 class _Attention(_SingleLevelFunction):
@@ -155,7 +154,7 @@ def attend_again(
     ``differentiate`` is ``fmha_bwd``.
     """
     target = TARGET_HERE.get()
-    cache = _calls if target is None else target.calls
+    cache = CALLS_HERE if target is None else target.calls
     try:
         if _what_decides(arguments) not in cache.differentiable:
             return None
@@ -171,7 +170,7 @@ def attend_again(
 def keep_for_attending_again(arguments: Arguments) -> None:
     """Let calls like this one, which went through the dispatcher, go by ``attend_again``."""
     target = TARGET_HERE.get()
-    cache = _calls if target is None else target.calls
+    cache = CALLS_HERE if target is None else target.calls
     cache.keep_differentiable(_what_decides(arguments))
 
 

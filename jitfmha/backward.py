@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.guards import TensorGuards
 from torch.autograd.profiler import record_function
 
 from .argument_checks import not_a_tensor
@@ -19,7 +20,6 @@ from .arguments import (
     CuSeqlens,
     Gradients,
     Tensors,
-    gather_cu_seqlens,
     new_tuple,
 )
 from .detection import target_of
@@ -35,7 +35,7 @@ from .problem import (
     make_problem,
     out_dtype_of,
 )
-from .target import TARGET_HERE, CallCache
+from .target import CALLS_HERE, TARGET_HERE
 
 
 class BackwardArguments(NamedTuple):
@@ -108,7 +108,17 @@ class PreparedBackward(NamedTuple):
     reads_cu_seqlens: bool
 
 
-_calls = CallCache()
+class RepeatedBackward(NamedTuple):
+    """A backward pass of tensors like those that were there before.
+
+    Attributes:
+        launch: that of ``prepared``.
+        sequences: gm1: ``CuSeqlens`` with each tensor's place among those that are looked at.
+    """
+
+    prepared: PreparedBackward
+    launch: Launch
+    sequences: tuple[int, int, int, int, int | None, int | None] | None
 
 
 def run_backward(arguments: BackwardArguments, is_profiled: bool = False) -> Results:
@@ -118,7 +128,7 @@ def run_backward(arguments: BackwardArguments, is_profiled: bool = False) -> Res
     kernel appears by its name in torch's profiler.
     """
     target = TARGET_HERE.get()
-    cache = _calls if target is None else target.calls
+    cache = CALLS_HERE if target is None else target.calls
     key = None
     try:
         key = _described(arguments), arguments.must_be_deterministic
@@ -155,28 +165,49 @@ def repeat_backward(
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """dq, dk and dv in new tensors, where a call like this one was there before; else None.
 
-    It is what a training loop does, and pays for nothing but a look at its arguments. Tensors must
-    be plain: no subclass, no tracing, no transform in effect.
+    It is what a training loop does, and pays for nothing but a look at its arguments. No tracing
+    and no transform must be in effect. Tensors that are not plain are like none that were there;
+    neither is one that is given twice, but as q, k and v.
 
     Args:
         tensors: dout, q, k, v, out and lse.
         options, deterministic, atomic_fp32: those of ``fmha_bwd``.
     """
     target = TARGET_HERE.get()
-    cache = _calls if target is None else target.calls
+    cache = CALLS_HERE if target is None else target.calls
     try:
-        key = _key_of_repetition(tensors, options, deterministic, atomic_fp32)
-        prepared = cache.backward.get(key)
+        key, watched = _key_of_repetition(tensors, options, deterministic, atomic_fp32)
+        alike = cache.repeated_backward.get(key, ())
     except (AttributeError, TypeError, RuntimeError):
         return None  # Not tensors, not hashable, not strided: the checks say what is wrong.
-    if prepared is None or prepared.launch is None:
-        return None
+    for are_alike, repeated in alike:
+        if are_alike(*watched):
+            return _launch_again(repeated, tensors, watched)
+    return None
+
+
+def _launch_again(
+    repeated: RepeatedBackward,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
+    watched: tuple[Tensor, ...],
+) -> tuple[Tensor, Tensor, Tensor]:
+    prepared, launch, sequences = repeated
     dout, q, k, v, out, lse = tensors
     dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
     cu_seqlens = None
-    if options:
-        cu_seqlens = gather_cu_seqlens(*[options.get(name) for name in _SEQUENCES])
-    if cu_seqlens is not None:
+    if sequences is not None:
+        of_q, of_k, padded_q, padded_k, max_seqlen_q, max_seqlen_k = sequences
+        cu_seqlens = new_tuple(
+            CuSeqlens,
+            (
+                watched[of_q],
+                watched[of_k],
+                watched[padded_q],
+                watched[padded_k],
+                max_seqlen_q,
+                max_seqlen_k,
+            ),
+        )
         q_covered, k_covered = _covered(prepared, cu_seqlens)
         if not q_covered:
             dq.zero_()
@@ -184,18 +215,13 @@ def repeat_backward(
             dk.zero_()
             dv.zero_()
     gradients = new_tuple(Gradients, (dout, None, dq, dk, dv, None))
-    prepared.launch(
-        new_tuple(Tensors, (q, k, v, out, lse, cu_seqlens, None, None, None, gradients, None))
-    )
+    launch(new_tuple(Tensors, (q, k, v, out, lse, cu_seqlens, None, None, None, gradients, None)))
     return dq, dk, dv
 
 
 _empty_like = torch.empty_like
+_is_grad_enabled = torch.is_grad_enabled
 _are_deterministic_algorithms_enabled = torch._C._get_deterministic_algorithms
-_SEQUENCES = (
-    *("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded"),
-    *("max_seqlen_q", "max_seqlen_k"),
-)
 
 
 def keep_for_repetition(
@@ -207,54 +233,81 @@ def keep_for_repetition(
 ) -> None:
     """Let calls like this one, which was run by ``run_backward``, go by ``repeat_backward``."""
     target = TARGET_HERE.get()
-    cache = _calls if target is None else target.calls
+    cache = CALLS_HERE if target is None else target.calls
     prepared = cache.backward.get((_described(arguments), arguments.must_be_deterministic))
+    if prepared is None or prepared.launch is None:
+        return
+    key, watched = _key_of_repetition(tensors, options, deterministic, atomic_fp32)
+    is_any_given_twice = len({id(x) for x in watched}) < len(watched)
     # New gradients lie as the inputs do.
-    if prepared is not None and all(x.stride(-1) == 1 for x in arguments.forward[:3]):
-        key = _key_of_repetition(tensors, options, deterministic, atomic_fp32)
-        cache.keep_backward(key, prepared)
+    if is_any_given_twice or any(x.stride(-1) != 1 for x in arguments.forward[:3]):
+        return
+    try:
+        hash(key)
+    except TypeError:
+        return  # A list, which a window may be.
+    # What compiled code checks before it runs: type, dispatch keys, dtype, device, requires_grad,
+    # shape and strides of each tensor, at the cost of reading a few of these here.
+    guards = TensorGuards(*watched, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    sequences = None
+    if arguments.forward.cu_seqlens is not None:
+        *sums, max_seqlen_q, max_seqlen_k = arguments.forward.cu_seqlens
+        places = {id(x): place for place, x in enumerate(watched)}
+        of_q, of_k, padded_q, padded_k = (places[id(x)] for x in sums)
+        sequences = of_q, of_k, padded_q, padded_k, max_seqlen_q, max_seqlen_k
+    cache.keep_repeated_backward(
+        key, guards.check, RepeatedBackward(prepared, prepared.launch, sequences)
+    )
 
 
 def _key_of_repetition(
-    tensors: tuple[Tensor, ...],
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
     options: Mapping[str, Any],
     deterministic: bool | None,
     atomic_fp32: bool | None,
-) -> Hashable:
+) -> tuple[Hashable, tuple[Tensor, ...]]:
+    """What is looked up, and the tensors that have to be like those of an earlier call.
+
+    Raises ``TypeError`` or ``AttributeError`` for what is no tensor, and ``RuntimeError`` for a
+    nested one, of which the guards of tensors must not be asked: it would end the process.
+    """
     dout, q, k, v, out, lse = tensors
-    # Written out: a loop over the tensors would take longer.
-    return (
-        dout.shape,
-        dout.stride(),
-        dout.dtype,
-        dout.device,
+    if dout.is_nested or v.is_nested or out.is_nested or lse.is_nested:
+        raise RuntimeError("a nested tensor")
+    watched: tuple[Tensor, ...] = tensors
+    shared = None
+    if k is q or v is q or v is k:
+        # Guards take no tensor twice.
+        shared = k is q, v is q, v is k
+        watched = (dout, *{id(x): x for x in (q, k, v)}.values(), out, lse)
+    given: list[Hashable] = []
+    if options:
+        # Options that are tensors by their places among these; 1, 1.0 and True are equal, but not
+        # all are valid.
+        places: dict[int, int] = {}
+        for name, x in options.items():
+            if isinstance(x, Tensor):
+                if x.is_nested:
+                    raise RuntimeError("a nested tensor")
+                place = places.setdefault(id(x), len(watched))
+                if place == len(watched):
+                    watched = (*watched, x)
+                given += (name, place)
+            else:
+                given += (name, x, x.__class__)
+    key = (
         q.shape,
-        q.stride(),
-        q.dtype,
-        q.device,
         k.shape,
-        k.stride(),
-        k.dtype,
-        k.device,
-        v.shape,
-        v.stride(),
-        v.dtype,
-        v.device,
-        out.shape,
-        out.stride(),
-        out.dtype,
-        out.device,
-        lse.shape,
-        lse.stride(),
-        lse.dtype,
-        lse.device,
+        shared,
         deterministic,
         deterministic.__class__,
         atomic_fp32,
         atomic_fp32.__class__,
-        None if not options else _described_options(options),
+        _is_grad_enabled(),
         _are_deterministic_algorithms_enabled(),
+        *given,
     )
+    return key, watched
 
 
 def make_backward_problem(arguments: BackwardArguments) -> Problem:
@@ -420,17 +473,6 @@ def _gradient_of_sink(arguments: BackwardArguments) -> Tensor:
     distance = distance.masked_fill(lse == torch.inf, 0)
     gradient = -(distance.exp() * delta).masked_fill(lse == -torch.inf, 0)
     return gradient.sum(-1).view(-1, sink.shape[0]).sum(0).float()
-
-
-def _described_options(options: Mapping[str, Any]) -> Hashable:
-    """Options that may be tensors, by name; 1, 1.0 and True are equal, but not all are valid."""
-    described: list[Hashable] = []
-    for name, x in options.items():
-        if isinstance(x, Tensor):
-            described += (name, x.shape, x.stride(), x.dtype, x.device)
-        else:
-            described += (name, x, x.__class__)
-    return tuple(described)
 
 
 def _described(value: Any) -> Hashable:

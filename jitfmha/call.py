@@ -38,7 +38,7 @@ from .problem import (
     make_problem,
     out_dtype_of,
 )
-from .target import TARGET_HERE, CallCache, Target
+from .target import CALLS_HERE, TARGET_HERE, Target
 
 PreparedCall: TypeAlias = (
     "tuple[CallKind, Launch | None, Sizes, tuple[int, ...], bool, bool, "
@@ -148,7 +148,6 @@ class CallKind:
 
 
 _MOST_KERNEL_NAMES = 256
-_calls = CallCache()
 
 
 def run(arguments: Arguments, is_profiled: bool = False) -> tuple[Tensor, Tensor | None]:
@@ -175,7 +174,7 @@ def run(arguments: Arguments, is_profiled: bool = False) -> tuple[Tensor, Tensor
     ) = arguments
     # CPU tensors are another target's where one is put in place, and only there.
     target = TARGET_HERE.get()
-    cache = _calls if target is None else target.calls
+    cache = CALLS_HERE if target is None else target.calls
     options: Hashable
     key: Any
     try:

@@ -384,37 +384,15 @@ def fmha_bwd(
     Source: Dao, FlashAttention-2 (arXiv 2307.08691), algorithm 2. The lse's gradient adds to every
     score of its row what the row's probabilities are, which is a summand of delta.
     """
-    is_repeatable = (
-        (dlse is dq is dk is dv is dbias is dsink is None)
-        and (not options or options.keys() <= REPEATED_OPTIONS)
-        and (type(dout) is type(q) is type(k) is type(v) is type(out) is type(lse) is Tensor)
-        and not (
-            _is_traced()
-            or _dispatch_modes() != 0
-            or _functorch_level() is not None
-            or forward_ad._current_level >= 0
-            or profiler._is_profiler_enabled
-            or dout.is_neg()
-            or q.is_neg()
-            or k.is_neg()
-            or v.is_neg()
-            or out.is_neg()
-            or lse.is_neg()
-            or (
-                _is_grad_enabled()
-                and (
-                    dout.requires_grad
-                    or q.requires_grad
-                    or k.requires_grad
-                    or v.requires_grad
-                    or out.requires_grad
-                    or lse.requires_grad
-                )
-            )
-        )
-    )
     tensors = dout, q, k, v, out, lse
-    if is_repeatable:
+    has_new_results = dlse is dq is dk is dv is dbias is dsink is None
+    if has_new_results and not (
+        _is_traced()
+        or _dispatch_modes() != 0
+        or _functorch_level() is not None
+        or forward_ad._current_level >= 0
+        or profiler._is_profiler_enabled
+    ):
         repeated = repeat_backward(tensors, options, deterministic, atomic_fp32)
         if repeated is not None:
             return repeated
@@ -426,7 +404,7 @@ def fmha_bwd(
     read = [x for _, x in arguments.inputs() if x is not None]
     if _are_plain(*read) and not (_is_grad_enabled() and requires_any_grad(*read)):
         results = run_backward(arguments)
-        if is_repeatable:
+        if has_new_results and options.keys() <= REPEATED_OPTIONS:
             keep_for_repetition(tensors, options, deterministic, atomic_fp32, arguments)
         _store((dbias, results.dbias), (dsink, results.dsink))
         return results[:3]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -23,6 +23,8 @@ CpuIsa = Literal["amx", "avx512_bf16", "avx512", "avx2", "neon", "generic", "amx
 
 _MOST_OPTIONS = 1024
 _MOST_BACKWARD = 1024
+# Backward passes with the same options and shapes, but other strides. They are tried in turn.
+_MOST_ALIKE = 8
 _MOST_KINDS = 256
 # Of the same options. A loop in which every call has one key more needs none of those before: so
 # few are kept that it goes through little memory, and that Python's garbage collection, which comes
@@ -58,14 +60,17 @@ class CallCache:
     Attributes:
         by_options: forward passes.
         backward: backward passes, by everything that the checks look at.
+        repeated_backward: the same ones, by their options and some shapes: of each what tells
+            whether tensors are like those that it had, and the pass.
         differentiable: forward passes whose gradients are served, by what decides about these.
     """
 
-    __slots__ = ("backward", "by_options", "differentiable")
+    __slots__ = ("backward", "by_options", "differentiable", "repeated_backward")
 
     def __init__(self) -> None:
         self.by_options: dict[Hashable, KeptCalls] = {}
         self.backward: dict[Hashable, Any] = {}
+        self.repeated_backward: dict[Hashable, list[tuple[Callable[..., bool], Any]]] = {}
         self.differentiable: set[Hashable] = set()
 
     def keep_backward(self, key: Hashable, prepared: object) -> None:
@@ -73,6 +78,20 @@ class CallCache:
         if len(self.backward) >= _MOST_BACKWARD:
             self.backward.clear()
         self.backward[key] = prepared
+
+    def keep_repeated_backward(
+        self, key: Hashable, are_alike: Callable[..., bool], prepared: object
+    ) -> None:
+        """Keep a prepared backward pass for tensors that ``are_alike``.
+
+        Where there are too many, those with the key or with any are all forgotten before.
+        """
+        if len(self.repeated_backward) >= _MOST_BACKWARD:
+            self.repeated_backward.clear()
+        alike = self.repeated_backward.setdefault(key, [])
+        if len(alike) >= _MOST_ALIKE:
+            alike.clear()
+        alike.append((are_alike, prepared))
 
     def keep_differentiable(self, key: Hashable) -> None:
         """Keep that gradients are served; where there are too many, all are forgotten before."""
@@ -197,6 +216,9 @@ Target = CpuTarget | AmdTarget
 
 TARGET_HERE: ContextVar[Target | None] = ContextVar("jitfmha_target_here", default=None)
 """What CPU tensors run on inside of ``emulate``, and wherever else a target is put in place."""
+
+CALLS_HERE = CallCache()
+"""What calls left behind wherever no target is put in place: those on the CPU and on real GPUs."""
 
 
 @lru_cache(maxsize=1)

@@ -104,7 +104,7 @@ def test_new_lengths_are_not_planned_again(
         return plan_for(problem, target)
 
     monkeypatch.setattr("jitfmha.call.plan_for", counted)
-    monkeypatch.setattr("jitfmha.call._calls", CallCache())
+    monkeypatch.setattr("jitfmha.call.CALLS_HERE", CallCache())
     batch, heads, hdim = 2, 4, 24
     q = torch.randn(batch, 1, heads, hdim, generator=rng)
     shape = (batch, 40, 2, hdim) if layout == "bshd" else (batch, 2, 40, hdim)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .. import jit
 from ..arguments import Descales, Tensors, new_tuple
-from ..jit.shared_struct import BOOL, FLOAT, INT32, INT64, Pointer, SharedStruct
+from ..jit.shared_struct import BOOL, FLOAT, INT32, INT64, Array, Pointer, SharedStruct
 from ..problem import DescaleStrides, Problem, Sizes, element_bytes
 from ..target import AmdTarget
 from .backward_manifest import BackwardRow
@@ -88,13 +88,32 @@ TENSORS = SharedStruct(
         "num_splits": INT64,
     },
 )
-# Whose rows the workgroups of a kernel of a backward pass have.
-BACKWARD_ROWS = SharedStruct(
-    "BackwardRows",
+# One kernel of a backward pass, and whose rows its workgroups have.
+BACKWARD_KERNEL = SharedStruct(
+    "LaunchedBackwardKernel",
     {
+        "call": CALL,
         "heads": INT64,  # query heads, or key heads
-        "count": INT64,  # of a workgroup
-        "are_of_keys": BOOL,
+        "rows": INT64,  # of a workgroup
+        "has_rows_of_keys": BOOL,
+    },
+)
+MOST_BACKWARD_KERNELS = 3  # of one pass
+# A backward pass that is compiled or this package's own: what stays the same from call to call.
+BACKWARD_PASS = SharedStruct(
+    "BackwardPass",
+    {
+        "kernels": Array(BACKWARD_KERNEL, MOST_BACKWARD_KERNELS),
+        "kernel_count": INT64,
+        "sizes": SIZES,
+    },
+)
+BACKWARD_TENSORS = SharedStruct(
+    "BackwardTensors",
+    {
+        "attention": TENSORS,
+        "gradients": GRADIENT_TENSORS,
+        "max_seqlen_k": INT64,  # the longest sequence of keys
     },
 )
 # A backward pass of AMD's kernels: their arguments but for addresses and what follows from the
@@ -143,7 +162,8 @@ def launcher_source(linkage: str) -> str:
         *(DIVISOR, JITFMHA_ARGUMENTS, AITER_ARGUMENTS),
         *(MODIFIERS, STACKED_HEADS, GENERAL_ARGUMENTS),
         *(TENSOR_STRIDES, GRADIENT_TENSORS, BACKWARD_ARGUMENTS),
-        *(KERNEL_TRAITS, _STRIDES, _DESCALE_STRIDES, CALL, SIZES, TENSORS, BACKWARD_ROWS),
+        *(KERNEL_TRAITS, _STRIDES, _DESCALE_STRIDES, CALL, SIZES, TENSORS),
+        *(BACKWARD_KERNEL, BACKWARD_PASS, BACKWARD_TENSORS),
         *(AITER_ROW_SUM_ARGUMENTS, AITER_GRADIENT_ARGUMENTS, AITER_DQ_ARGUMENTS),
         *(AITER_BACKWARD, AITER_BACKWARD_TENSORS),
     )
@@ -273,14 +293,17 @@ class AmdLaunch(NamedTuple):
                 what it must not, such as touching anything but these tensors.
         """
         kernel, sizes, seqlen_q, (num_splits, workspace_floats), splits_of = self
-        q, k, v, out, lse, cu_seqlens, descales, *_ = tensors
+        # A star in place of the last ones would take longer.
+        q, k, v, out, lse, cu_seqlens, descales, _, _, _, _ = tensors
         max_seqlen_q = 0
         sums_q = sums_k = padded_q = padded_k = 0
         if cu_seqlens is not None:
             q_sums, k_sums, q_padded, k_padded, given, _ = cu_seqlens
             # No sequence is longer than all rows together; workgroups without a tile end at once.
             max_seqlen_q = seqlen_q if given is None or given > seqlen_q else given
-            sums_q, sums_k = q_sums.data_ptr(), k_sums.data_ptr()
+            sums_q = sums_k = q_sums.data_ptr()
+            if k_sums is not q_sums:
+                sums_k = k_sums.data_ptr()
             padded_q = sums_q if q_padded is q_sums else q_padded.data_ptr()
             padded_k = sums_k if k_padded is k_sums else k_padded.data_ptr()
             if splits_of is not None:
@@ -288,7 +311,7 @@ class AmdLaunch(NamedTuple):
         workspace = None
         if num_splits > 1:
             workspace = q.new_empty(workspace_floats, dtype=torch.float32)
-        scales: list[Tensor] = []
+        scales: Sequence[Tensor] = ()
         scale_q = scale_k = scale_v = 0
         if kernel.is_fp8:
             scales = kernel.descales(descales)
@@ -407,7 +430,6 @@ def load_launcher(spec: jit.BuildSpec) -> ctypes.CDLL:
     """The loaded library; its functions get their types, or ctypes would cut pointers in half."""
     library = jit.load(spec)
     pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
-    wide = ctypes.c_int64
     for name, result, arguments in (
         ("jitfmha_last_error", text, []),
         ("jitfmha_open_runtime", pointer, [text]),
@@ -417,7 +439,7 @@ def load_launcher(spec: jit.BuildSpec) -> ctypes.CDLL:
         ),
         ("jitfmha_fwd", integer, [text, text, text, pointer]),
         ("jitfmha_general_fwd", integer, [text, text, text, text, pointer]),
-        ("jitfmha_general_bwd", integer, [wide, *(text,) * 6, wide, pointer]),
+        ("jitfmha_general_bwd", integer, [text, text, text, pointer]),
         ("jitfmha_aiter_bwd", integer, [text, text, pointer]),
     ):
         function = getattr(library, name)

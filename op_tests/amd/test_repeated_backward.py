@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from tree_environment import UseTree
 from untyped import fmha_bwd
 
-from jitfmha import backward, emulate
+from jitfmha import backward, emulate, interface
 from jitfmha.target import AmdTarget
 
 POINTERS = (*range(0x00, 0x90, 0x10), *range(0x250, 0x290, 0x10))
@@ -63,7 +64,7 @@ def test_options_are_told_apart(rng: torch.Generator, runtime: RecordingRuntime)
     small = read_by_backward(BackwardCall(rng, hdims=(8, 8), lengths=LENGTHS, batch=1))
     each = (
         *((read, {"mask": mask}) for mask in ("t:20,3", "t:20,4", "b:9,3")),
-        *((read, {"window_size": sides}) for sides in ((20, 3), (9, 3))),
+        *((read, {"window_size": sides}) for sides in ((20, 3), (9, 3), [9, 3])),
         *((small, {"softmax_scale": scale}) for scale in (0.5, 1, None)),
         *((small, {"bf16_cvt": cvt}) for cvt in ("rtne", "rtna")),
         *((small, {"mask": 2, "atomic_fp32": False}), (small, {})),
@@ -142,8 +143,100 @@ def test_what_goes_the_long_way(
         with pytest.raises(ValueError, match="dq shares memory with q"):
             fmha_bwd(*read, dq=call.q)
         leaf = call.dout.clone().requires_grad_()
+        with torch.no_grad():
+            fmha_bwd(leaf, *read[1:])
         with pytest.raises(NotImplementedError, match="cannot be differentiated once more"):
             fmha_bwd(leaf, *read[1:])[0].sum().backward()
     # A call that was there before asks for no plan.
     monkeypatch.setattr(backward, "plan_for", None)
     assert len(launched(runtime, target, read)[0]) == 2  # type: ignore[arg-type]
+
+
+def nested(x: Tensor) -> Tensor:
+    return torch.nested.nested_tensor(list(x))
+
+
+def negative(x: Tensor) -> Tensor:
+    return torch._neg_view(-x)
+
+
+def inference(x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return x.clone()
+
+
+OTHER_TENSORS: dict[str, Callable[[Tensor], Any]] = {
+    "no tensor": Tensor.tolist,
+    "nested": nested,
+    "sparse": Tensor.to_sparse,
+    "mkldnn": lambda x: x.float().to_mkldnn(),
+    "meta": lambda x: x.to("meta"),
+    "another dtype": Tensor.double,
+    "another seqlen": lambda x: x[:, :-1],
+    "a sign bit": negative,
+    "from inference mode": inference,
+    "a parameter": lambda x: torch.nn.Parameter(x, requires_grad=False),
+}
+
+
+@pytest.mark.parametrize("other", OTHER_TENSORS)
+@pytest.mark.parametrize("index", range(6))
+def test_tensors_are_told_apart(
+    rng: torch.Generator, runtime: RecordingRuntime, index: int, other: str
+) -> None:
+    """What is not like the tensors of a call before is served, or refused, as without that call."""
+    call = BackwardCall(rng, hdims=(8, 8), lengths=LENGTHS, batch=1)
+    read = read_by_backward(call)
+    changed = [*read]
+    changed[index] = OTHER_TENSORS[other](read[index])
+
+    def outcome(target: AmdTarget) -> object:
+        try:
+            return launched(runtime, target, changed)
+        except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+            return type(error), str(error)
+
+    target = runtime.target("MI300X")
+    for _ in range(2):
+        launched(runtime, target, read)
+    assert outcome(target) == outcome(runtime.target("MI300X"))
+
+
+def test_a_tensor_given_twice(
+    rng: torch.Generator, runtime: RecordingRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is like two tensors with the same values, in either order of the calls."""
+    target = runtime.target("MI300X")
+    call = BackwardCall(rng, hdims=(8, 8), heads=(2, 2), lengths=LENGTHS, batch=1)
+    x, y, z = call.q, call.k, call.v
+    shared = [(x, x, x), (x, x, z), (x, y, x), (x, y, y), (x, y, z)]
+    for qkv in (*shared, *reversed(shared)):
+        assert_repeated(runtime, target, [call.dout, *qkv, call.out, call.lse])
+    monkeypatch.setattr(interface, "run_backward", None)
+    for qkv in shared:
+        launched(runtime, target, [call.dout, *qkv, call.out, call.lse])
+
+
+@pytest.mark.parametrize("mode", ["gm0", "gm1", "padded gm1"])
+def test_a_call_like_one_before_goes_the_short_way(
+    rng: torch.Generator,
+    runtime: RecordingRuntime,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+) -> None:
+    def like_the_first(gap: int = 0) -> BackwardCall:
+        if mode == "gm0":
+            return BackwardCall(rng, hdims=(8, 8), lengths=LENGTHS, batch=2)
+        return BackwardCall(rng, hdims=(8, 8), lengths=((9, 30), (40, 7)), gap=gap)
+
+    target = runtime.target("MI300X")
+    gap = 3 if mode == "padded gm1" else 0
+    first = like_the_first(gap)
+    alone = launched(runtime, target, read_by_backward(first), **first.arguments)
+    monkeypatch.setattr(interface, "run_backward", None)
+    second = like_the_first(gap)
+    again = launched(runtime, target, read_by_backward(second), **second.arguments)
+    assert again == alone
+    assert len(alone[0]) > 0  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="not callable"):
+        launched(runtime, target, read_by_backward(first), **{**first.arguments, "mask": 1})

@@ -11,7 +11,15 @@ from torch import Tensor
 
 from ...amd.code_object import CodeObject
 from ...amd.kernel_arguments import GRADIENT_TENSORS, TENSOR_STRIDES
-from ...amd.launcher import BACKWARD_ROWS, TENSORS, BoundKernel
+from ...amd.launcher import (
+    BACKWARD_KERNEL,
+    BACKWARD_PASS,
+    BACKWARD_TENSORS,
+    CALL,
+    SIZES,
+    TENSORS,
+    BoundKernel,
+)
 from ...amd.manifest import KernelRow
 from ...arguments import Gradients, Tensors
 from ...problem import GradientStrides, Problem, Sizes
@@ -22,11 +30,17 @@ from .modifiers import modifier_constants, modifier_tensors, packed_modifiers
 _ONE_SPLIT = (1, 0)
 _NO_PAGES = (0,) * 7
 _FLOAT_BYTES = 4
-_pack_tensors, _pack_rows = TENSORS.packer.pack, BACKWARD_ROWS.packer.pack
 _pack_strides = TENSOR_STRIDES.packer.pack
 _NO_STRIDES = _pack_strides(0, 0, 0)
-# `GRADIENT_TENSORS` in two parts: addresses change from call to call, strides do not.
-_pack_addresses = struct.Struct(f"={GRADIENT_TENSORS.offsets['dout_strides'] // 8}Q").pack
+# `BACKWARD_TENSORS`, of which the strides of the gradients come packed: they do not change from
+# call to call.
+_ADDRESSES_END = BACKWARD_TENSORS.offsets["gradients"] + GRADIENT_TENSORS.offsets["dout_strides"]
+_DBIAS_STRIDES_END = BACKWARD_TENSORS.offsets["max_seqlen_k"]
+_STRIDES_BYTES = _DBIAS_STRIDES_END - _ADDRESSES_END - TENSOR_STRIDES.size
+_pack_tensors = struct.Struct(
+    TENSORS.packer.format
+    + f"{GRADIENT_TENSORS.offsets['dout_strides'] // 8}Q{_STRIDES_BYTES}s{TENSOR_STRIDES.size}sq"
+).pack
 
 
 class BackwardKernel(NamedTuple):
@@ -86,18 +100,17 @@ class BoundBackward:
         problem = self._problem.with_sizes(sizes)
         assert problem.gradients is not None
         first, _ = self._kernels[0]
-        heads: dict[Rows, int] = {"q": problem.heads_q, "k": problem.heads_k}
-        launches = tuple(
-            (bound, _pack_rows(heads[kernel.rows], kernel.own_rows, kernel.rows == "k"), kernel)
-            for bound, kernel in self._kernels
-        )
+        packed_sizes = first.launch_for(sizes, _ONE_SPLIT, None).sizes
         query_rows = math.prod(problem.lse_shape)
         return BackwardLaunch(
             first,
-            launches,
-            first.launch_for(sizes, _ONE_SPLIT, None).sizes,
-            b"".join(bound.call for bound, *_ in launches),
-            b"".join(rows for _, rows, _ in launches),
+            _packed_pass(problem, packed_sizes, self._kernels),
+            [
+                (bound, _packed_pass(problem, packed_sizes, [(bound, kernel)]), kernel.leaves_alone)
+                for bound, kernel in self._kernels
+            ]
+            if first.launching is not None
+            else [],
             sizes.seqlen_q,
             sizes.seqlen_k,
             query_rows,
@@ -114,9 +127,9 @@ class BackwardLaunch(NamedTuple):
 
     Attributes:
         first: the kernel that is launched first.
-        launches: in order, each kernel and whose rows its workgroups have, packed.
-        sizes: packed as the launcher reads them.
-        calls, rows: what is packed of each kernel, all of them together.
+        packed: the ``BACKWARD_PASS``.
+        one_by_one: where somebody watches launches: each kernel, a pass of it alone, and what it
+            leaves alone.
         seqlen_q, seqlen_k: gm0 of every sequence, gm1 of all together.
         query_rows: of all heads and sequences together.
         dq_floats: that dq is added up in; 0 where it is not.
@@ -127,10 +140,8 @@ class BackwardLaunch(NamedTuple):
     """
 
     first: BoundKernel
-    launches: tuple[tuple[BoundKernel, bytes, BackwardKernel], ...]
-    sizes: bytes
-    calls: bytes
-    rows: bytes
+    packed: bytes
+    one_by_one: list[tuple[BoundKernel, bytes, frozenset[str]]]
     seqlen_q: int
     seqlen_k: int
     query_rows: int
@@ -147,8 +158,20 @@ class BackwardLaunch(NamedTuple):
             HipError: the HIP runtime refuses a launch. On the emulator also where a kernel does
                 what it must not, such as touching anything but these tensors.
         """
-        # Written out, here and below: loops over the tensors would take longer.
-        first, launches, sizes, calls, rows, longest_q, longest_k, query_rows, dq_floats, *_ = self
+        # Written out, here and below: loops over the tensors, and stars, would take longer.
+        (
+            first,
+            packed,
+            one_by_one,
+            longest_q,
+            longest_k,
+            query_rows,
+            dq_floats,
+            turns,
+            strides,
+            constants,
+            modifying,
+        ) = self
         q, k, v, out, lse, cu_seqlens, _, modifiers, dropout, gradients, _ = tensors
         assert lse is not None, "a backward pass reads the lse"
         assert gradients is not None, "a backward pass has gradients"
@@ -156,7 +179,9 @@ class BackwardLaunch(NamedTuple):
         sums_q = sums_k = padded_q = padded_k = 0
         if cu_seqlens is not None:
             q_sums, k_sums, q_padded, k_padded, max_seqlen_q, max_seqlen_k = cu_seqlens
-            sums_q, sums_k = q_sums.data_ptr(), k_sums.data_ptr()
+            sums_q = sums_k = q_sums.data_ptr()
+            if k_sums is not q_sums:
+                sums_k = k_sums.data_ptr()
             padded_q = sums_q if q_padded is q_sums else q_padded.data_ptr()
             padded_k = sums_k if k_padded is k_sums else k_padded.data_ptr()
             # Where nobody says, all rows: no sequence is longer.
@@ -166,12 +191,11 @@ class BackwardLaunch(NamedTuple):
                 longest_k = max_seqlen_k
         # What the kernels leave for each other, in float32 like the lse: sums of dq, then the lse
         # and delta of each row, then the turns.
-        turns = self.turns
         between = lse.new_empty(dq_floats + 2 * query_rows + turns)
         dq_sums = between.data_ptr()
         lse_log2 = dq_sums + dq_floats * _FLOAT_BYTES
         delta = lse_log2 + query_rows * _FLOAT_BYTES
-        addresses = _pack_tensors(
+        packed_tensors = _pack_tensors(
             q.data_ptr(),
             k.data_ptr(),
             v.data_ptr(),
@@ -187,41 +211,54 @@ class BackwardLaunch(NamedTuple):
             0,
             longest_q,
             1,
+            dout.data_ptr(),
+            lse.data_ptr(),
+            0 if dlse is None else dlse.data_ptr(),
+            dq.data_ptr(),
+            dk.data_ptr(),
+            dv.data_ptr(),
+            0 if dbias is None else dbias.data_ptr(),
+            lse_log2,
+            delta,
+            dq_sums,
+            strides,
+            _NO_STRIDES if dbias is None else _pack_strides(*_row_strides(dbias.stride()[:-1])),
+            longest_k,
         )
-        differentiating = (
-            _pack_addresses(
-                dout.data_ptr(),
-                lse.data_ptr(),
-                0 if dlse is None else dlse.data_ptr(),
-                dq.data_ptr(),
-                dk.data_ptr(),
-                dv.data_ptr(),
-                0 if dbias is None else dbias.data_ptr(),
-                lse_log2,
-                delta,
-                dq_sums,
-            )
-            + self.strides
-            + (_NO_STRIDES if dbias is None else _pack_strides(*_row_strides(dbias.stride()[:-1])))
-        )
-        modifying = self.unmodified
         if modifiers is not None or dropout is not None:
-            modifying = packed_modifiers(modifiers, dropout, _NO_PAGES, self.constants)
+            modifying = packed_modifiers(modifiers, dropout, _NO_PAGES, constants)
         stream = first.current_stream(first.device_index)
         entry, launching = first.launcher.jitfmha_general_bwd, first.launching
-        call = sizes, addresses, modifying, differentiating, longest_k, stream
         if launching is None:
-            status = entry(len(launches), calls, rows, *call)
+            status = entry(packed, modifying, packed_tensors, stream)
             if status != 0:
                 raise first.error(status)
             return
         # Who watches sees each launch with the memory that it may touch.
         beside = (*(cu_seqlens or ())[:4], *modifier_tensors(modifiers, dropout), between)
-        for kernel, own_rows, (_, _, _, leaves_alone) in launches:
+        for kernel, alone, leaves_alone in one_by_one:
             with launching((*_but(leaves_alone, tensors, gradients), *beside)):
-                status = entry(1, kernel.call, own_rows, *call)
+                status = entry(alone, modifying, packed_tensors, stream)
             if status != 0:
                 raise kernel.error(status)
+
+
+def _packed_pass(
+    problem: Problem, sizes: bytes, kernels: Sequence[tuple[BoundKernel, BackwardKernel]]
+) -> bytes:
+    """The ``BACKWARD_PASS`` of these kernels, with packed sizes."""
+    heads: dict[Rows, int] = {"q": problem.heads_q, "k": problem.heads_k}
+    packed = BACKWARD_PASS.ctype(
+        kernel_count=len(kernels), sizes=SIZES.ctype.from_buffer_copy(sizes)
+    )
+    for i, (bound, kernel) in enumerate(kernels):
+        packed.kernels[i] = BACKWARD_KERNEL.ctype(
+            call=CALL.ctype.from_buffer_copy(bound.call),
+            heads=heads[kernel.rows],
+            rows=kernel.own_rows,
+            has_rows_of_keys=kernel.rows == "k",
+        )
+    return bytes(packed)
 
 
 def _but(

@@ -18,6 +18,7 @@ from jitfmha.dispatch import Explanation
 from jitfmha.problem import Problem
 
 POISON = -77.0
+CPU = torch.device("cpu")
 
 
 @dataclass
@@ -26,7 +27,8 @@ class BackwardCall:
 
     ``lengths`` are (seqlen_q, seqlen_k) of each sequence; gm0 takes them from the first, ``batch``
     times. ``gap`` unused rows follow each sequence of gm1. ``layouts`` are those of q, k, v, dout,
-    dq, dk and dv in gm0.
+    dq, dk and dv in gm0. Tensors are on ``device``; those of the CPU run wherever the test emulates
+    them.
     """
 
     rng: torch.Generator
@@ -39,6 +41,7 @@ class BackwardCall:
     layouts: Mapping[str, str] = field(default_factory=dict)
     gap: int = 0
     options: dict[str, Any] = field(default_factory=dict)
+    device: torch.device = CPU
 
     def __post_init__(self) -> None:
         (hq, hk), (dq, dv) = self.heads, self.hdims
@@ -49,9 +52,10 @@ class BackwardCall:
             rows_q, rows_k = ((sum(room),) for room in rooms)
             for side, name in enumerate("qk"):
                 of_side = [pair[side] for pair in self.lengths]
-                self.arguments[f"cu_seqlens_{name}"] = prefix_sums(of_side)
+                self.arguments[f"cu_seqlens_{name}"] = prefix_sums(of_side).to(self.device)
                 if self.gap:
-                    self.arguments[f"cu_seqlens_{name}_padded"] = prefix_sums(rooms[side])
+                    padded = prefix_sums(rooms[side]).to(self.device)
+                    self.arguments[f"cu_seqlens_{name}_padded"] = padded
         else:
             rows_q, rows_k = ((self.batch, n) for n in self.lengths[0])
         self.q, self.k = self._random("q", *rows_q, hq, dq), self._random("k", *rows_k, hk, dq)
@@ -61,12 +65,17 @@ class BackwardCall:
             name: self._laid_out(name, torch.zeros_like(x)).fill_(POISON)
             for name, x in (("dq", self.q), ("dk", self.k), ("dv", self.v))
         }
-        leaves = [x.double().requires_grad_() for x in (self.q, self.k, self.v)]
+        leaves = [x.cpu().double().requires_grad_() for x in (self.q, self.k, self.v)]
         out, lse = self._attention(*leaves)
         self.exact = dict(
-            zip(self.gradients, torch.autograd.grad(out, leaves, self.dout.double()), strict=True)
+            zip(
+                self.gradients,
+                torch.autograd.grad(out, leaves, self.dout.cpu().double()),
+                strict=True,
+            )
         )
-        self.out, self.lse = out.detach().to(self.dtype), lse.detach().float()
+        self.out = out.detach().to(self.dtype).to(self.device)
+        self.lse = lse.detach().float().to(self.device)
 
     @property
     def is_group(self) -> bool:
@@ -104,7 +113,7 @@ class BackwardCall:
         A gradient that is 0 in truth may be as large as rounding makes summands of size 1.
         """
         for name, exact in self.exact.items():
-            actual = self.gradients[name].double()
+            actual = self.gradients[name].cpu().double()
             used = self._used_rows(name)
             if used is not None:
                 assert (actual[~used] == POISON).all(), f"{name}: unused rows are written"
@@ -124,7 +133,8 @@ class BackwardCall:
         return torch.cat(rows)
 
     def _random(self, name: str, *shape: int | None) -> Tensor:
-        values = torch.randn([n or 0 for n in shape], generator=self.rng).to(self.dtype)
+        values = torch.randn([n or 0 for n in shape], generator=self.rng)
+        values = values.to(self.dtype).to(self.device)
         return self._laid_out(name, values)
 
     def _laid_out(self, name: str, x: Tensor) -> Tensor:
