@@ -260,7 +260,7 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
           }
         });
     barrier();
-    const auto rows = dq_rows(between_of(walk).dq, first_query, keys.task.queries);
+    const auto rows = rows_of_dq(between_of(walk).dq, first_query, keys.task.queries);
     f32x16 sums[2] = {f32x16(0), f32x16(0)};
     const Lds<const char> dscores = lds + kDscores + ScoreTile::first_operand(lane);
     constexpr int kProductsDq = kKeySteps + kHalfSteps;

@@ -162,11 +162,6 @@ __device__ inline void wait_for_loads() {
   asm volatile("s_waitcnt vmcnt(%0)" ::"i"(kLater) : "memory");
 }
 
-// The query of a lane's score i, counted from the part's first one.
-__device__ inline int query_of_score(int i, unsigned lane) {
-  return static_cast<int>(lane / 32 * 4) + i / 4 * 8 + i % 4;
-}
-
 // A number of each of a lane's 16 queries of a part, or of four of them.
 __device__ inline f32x4 read_quad(Lds<const char> from, int quad, unsigned lane) {
   return *(Lds<const f32x4>)(from + lane / 32 * 16 + quad * 32);
@@ -180,33 +175,6 @@ __device__ inline f32x16 read_statistics(Lds<const char> from, unsigned lane) {
     for (int i = 0; i < 4; ++i) result[4 * quad + i] = four[i];
   }
   return result;
-}
-
-// Where the part goes that begins with `first_query`, as far as there are so many queries.
-__device__ inline __amdgpu_buffer_rsrc_t rows_of_dq(Global<float> sums, int first_query,
-                                                    int queries) {
-  int rows = smaller(queries - first_query, 32);
-  // Or both bounds would become one instruction, for which there are vector registers only.
-  asm("" : "+s"(rows));
-  rows = larger(rows, 0);
-  return __builtin_amdgcn_make_buffer_rsrc(
-      (void*)(sums + static_cast<unsigned long>(first_query) * kHdim), 0, rows * kHdim * 4,
-      kRawBuffer);
-}
-
-// A lane has four values that follow each other in every eight of its row.
-__device__ inline void store_gradient(const f32x16 (&gradient)[kBlocks], float factor,
-                                      const Rows& rows, int row, unsigned lane) {
-  if (row >= rows.count) return;
-  const Global<char> to = (Global<char>)rows.base + static_cast<unsigned long>(row) * rows.stride;
-#pragma unroll
-  for (int group = 0; group < 4 * kBlocks; ++group) {
-    const int first = 8 * group + lane / 32 * 4, i = group % 4 * 4;
-    const f32x16& x = gradient[group / 4];
-    *(Global<u32x2>)(to + first * 2) =
-        u32x2{Dtype::template pack<kRounding>(x[i] * factor, x[i + 1] * factor),
-              Dtype::template pack<kRounding>(x[i + 2] * factor, x[i + 3] * factor)};
-  }
 }
 
 // Of a tile of dq's 16 values, a wave adds half during each part.
