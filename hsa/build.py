@@ -238,7 +238,8 @@ class BackwardKernels:
         """Of a workgroup of the kernel in the middle."""
         if not self.is_wide:
             return BACKWARD_KEYS
-        return WIDE_KEYS * (WIDE_MASKED_BLOCKS if self.is_masked else 1)
+        has_several = self.is_masked and not self.is_deterministic
+        return WIDE_KEYS * (WIDE_MASKED_BLOCKS if has_several else 1)
 
     @property
     def name(self) -> str:
@@ -388,7 +389,7 @@ def _backward_kernels(arch: Arch) -> Iterator[BackwardKernels]:
                 continue
             of_all = arch, dtype, hdim_q, hdim_v, is_masked, mode, bf16_cvt, is_deterministic
             # Those with more keys come first, as the choice among them has it.
-            if arch == "gfx950" and hdim_q == 128 and not is_deterministic:
+            if arch == "gfx950" and hdim_q == 128:
                 yield BackwardKernels(*of_all, is_wide=True)
             yield BackwardKernels(*of_all)
 

@@ -37,7 +37,6 @@ constexpr int kWaves = kKeys / 32, kDqWaves = kWaves;
 #include "backward.h"
 
 constexpr int kThreads = 64 * kWaves, kParts = kQueries / 32;
-static_assert(!kIsDeterministic);
 constexpr int kSteps = kHdim / 16, kBlocks = kHdim / 32, kKeySteps = kKeys / 16;
 static_assert(kHdim == 128);
 static_assert(kParts * kBlocks == kWaves, "a wave has 32 columns of a part's dq");
@@ -454,6 +453,9 @@ __device__ inline void differentiate(Task task, int first_key, Lds<char> lds, un
       Walk::of(visibility, task.queries, first_key, last_key, task.head * heads, heads), first_key};
   Wave wave = Wave::of(keys, lds, thread);
   Walk walk = keys.walk, next_walk = walk;  // the tile at hand, the one behind it
+  Turn turn;
+  if constexpr (kIsDeterministic) turn = Turn::of(keys, wave.number);
+  int tile = 0, seen = 0;  // where kernels are deterministic
   if (!walk.has_ended()) {
     wave.load_own();
     wave.load_part(walk, 0);
@@ -467,8 +469,15 @@ __device__ inline void differentiate(Task task, int first_key, Lds<char> lds, un
   while (!walk.has_ended()) {
     wait_for_loads<kDqOfPart + kLoadsOfPart>();
     barrier();
+    if constexpr (kIsDeterministic) turn.wait(tile - 1, seen);
     wave.multiply_part<0>(walk);
     wait_for_loads<kDqOfPart>();
+    if constexpr (kIsDeterministic) {
+      // Of the tile before the last one, which all went before the loads.
+      turn.end<kDqOfPart>(larger(tile - 1, 0), opaque(wave.lane));
+      seen = turn.seen();
+      ++tile;
+    }
     barrier();
     wave.load_part(next_walk, 0);
     wave.multiply_part<1>(walk);
@@ -478,9 +487,12 @@ __device__ inline void differentiate(Task task, int first_key, Lds<char> lds, un
     walk = next_walk;
     next_walk.advance();
   }
+  const bool has_tiles = tile > 0;
+  if (kIsDeterministic && has_tiles) turn.wait(tile - 1, turn.seen());
   const int offset = wave.dq_offset();
 #pragma unroll
   for (int i = 0; i < 16; ++i) wave.add_dq(i, offset);
+  if (kIsDeterministic && has_tiles) turn.end<0>(tile, opaque(wave.lane));
   const BackwardArguments again = read_again();
   const GradientTensors& g = again.gradients;
   const auto to = [&](Global<const char> tensor, const TensorStrides& strides) {
@@ -499,10 +511,10 @@ __global__
     __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2))) void
     gradients(BackwardArguments a) {
   alignas(1024) __shared__ char lds[kSharedBytes];
-  const Task task = task_of(a);
+  const Task task = kIsDeterministic ? next_task(a, (Lds<char>)lds) : task_of(a);
   const int blocks = tiles_of(task.sequence.seqlen_k, kKeys);
   int block = task.tile;
-  const int last_block = kIsMasked ? blocks - 1 - block : block;
+  const int last_block = kIsMasked && !kIsDeterministic ? blocks - 1 - block : block;
   if (block > last_block || block >= blocks) return;
   const unsigned thread = __builtin_amdgcn_workitem_id_x();
   if (__builtin_amdgcn_readfirstlane(thread) < kThreads / 2) __builtin_amdgcn_s_setprio(1);
