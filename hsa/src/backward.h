@@ -472,8 +472,7 @@ struct Turn {
     if (keys.task.tile == 0) return {own, own, 0x7fffffff};
     const Walk before = Walk::of(keys.visibility, keys.task.queries, keys.first_key - kKeys,
                                  keys.first_key - 1, 0, 1);
-    return {own, own - kDqWaves,
-            (keys.walk.end - before.end) * static_cast<int>(keys.walk.heads)};
+    return {own, own - kDqWaves, (keys.walk.end - before.end) * static_cast<int>(keys.walk.heads)};
   }
 
   // The tiles that the workgroup before has added.

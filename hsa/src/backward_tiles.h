@@ -99,6 +99,15 @@ __device__ inline f32x16 load_statistics(__amdgpu_buffer_rsrc_t from, int part, 
   return result;
 }
 
+// Adds value i of each lane to the part of dq that has its rows in `to`, as many as there are:
+// `column` is the lane's, or with a multiple of kHdim that of a later row.
+__device__ inline void add_to_dq(__amdgpu_buffer_rsrc_t to, float value, int i, int column,
+                                 int lane) {
+  __builtin_amdgcn_raw_ptr_buffer_atomic_fadd_f32(
+      value, to, (query_of_score(0, lane) * kHdim + column) * 4 + i % 4 * kHdim * 4,
+      i / 4 * 8 * kHdim * 4, 0);
+}
+
 // A wave's 32 columns of a part of dq, on their way to memory.
 struct DqTile {
   f32x16 values;
@@ -106,8 +115,6 @@ struct DqTile {
 
   // Adds value i of each lane.
   __device__ void add(int i, int column, int lane) const {
-    __builtin_amdgcn_raw_ptr_buffer_atomic_fadd_f32(
-        values[i], to, (query_of_score(0, lane) * kHdim + column) * 4 + i % 4 * kHdim * 4,
-        i / 4 * 8 * kHdim * 4, 0);
+    add_to_dq(to, values[i], i, column, lane);
   }
 };
