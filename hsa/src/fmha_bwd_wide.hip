@@ -23,7 +23,8 @@
 // first makes probabilities.
 //
 // With a mask a workgroup has two blocks of keys, as far from the first as from the last one: of a
-// causal one all workgroups take as long, then.
+// causal one all workgroups take as long, then. Deterministic kernels have one block: the second one
+// would have to wait for workgroups that may not have begun.
 //
 // Registers of a wave, of 256: 128 for dk and dv, 32 for V, 16 for dq on its way to memory, 32 for
 // S and dP, 16 for P and dS, up to 24 for operands that are read ahead, and addresses. K stays in
@@ -473,7 +474,7 @@ __device__ inline void differentiate(Task task, int first_key, Lds<char> lds, un
     wave.multiply_part<0>(walk);
     wait_for_loads<kDqOfPart>();
     if constexpr (kIsDeterministic) {
-      // Of the tile before the last one, which all went before the loads.
+      // Those before the last one: all of them have been waited for.
       turn.end<kDqOfPart>(larger(tile - 1, 0), opaque(wave.lane));
       seen = turn.seen();
       ++tile;
