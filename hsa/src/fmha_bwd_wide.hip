@@ -23,7 +23,7 @@
 // first makes probabilities.
 //
 // With a mask a workgroup has two blocks of keys, as far from the first as from the last one: of a
-// causal one all workgroups take as long, then. Deterministic kernels have one block: the second one
+// causal one all workgroups take as long, then. In deterministic kernels it has one: a second one
 // would have to wait for workgroups that may not have begun.
 //
 // Registers of a wave, of 256: 128 for dk and dv, 32 for V, 16 for dq on its way to memory, 32 for
