@@ -72,8 +72,7 @@ BACKWARD_HDIMS = {
     (192, 128): ("fmha_bwd_hd192.hip", 256),
     (192, 192): ("fmha_bwd_hd192.hip", 256),
 }
-# Of gfx950, too, and deterministic ones. By the cost model compiled kernels are quicker there for
-# larger head dimensions.
+# Of gfx950, too. By the cost model compiled kernels are quicker there for larger head dimensions.
 NARROW_HDIMS = ((64, 64), (128, 128))
 FLAGS = (
     "-std=c++17",
@@ -238,7 +237,8 @@ class BackwardKernels:
         """Of a workgroup of the kernel in the middle."""
         if not self.is_wide:
             return BACKWARD_KEYS
-        return WIDE_KEYS * (WIDE_MASKED_BLOCKS if self.is_masked else 1)
+        has_several = self.is_masked and not self.is_deterministic
+        return WIDE_KEYS * (WIDE_MASKED_BLOCKS if has_several else 1)
 
     @property
     def name(self) -> str:
@@ -383,12 +383,11 @@ def _backward_kernels(arch: Arch) -> Iterator[BackwardKernels]:
         for is_deterministic, (hdim_q, hdim_v), mode, is_masked, bf16_cvt in product(
             (False, True), BACKWARD_HDIMS, (0, 1), (False, True), roundings
         ):
-            has_narrow_only = is_deterministic or arch == "gfx950"
-            if has_narrow_only and (hdim_q, hdim_v) not in NARROW_HDIMS:
+            if arch == "gfx950" and (hdim_q, hdim_v) not in NARROW_HDIMS:
                 continue
             of_all = arch, dtype, hdim_q, hdim_v, is_masked, mode, bf16_cvt, is_deterministic
             # Those with more keys come first, as the choice among them has it.
-            if arch == "gfx950" and hdim_q == 128 and not is_deterministic:
+            if arch == "gfx950" and hdim_q == 128:
                 yield BackwardKernels(*of_all, is_wide=True)
             yield BackwardKernels(*of_all)
 

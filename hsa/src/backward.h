@@ -131,11 +131,11 @@ struct Turns {
   }
 };
 
-// The lines whose workgroups alternate have so many query heads together. Without a mask all begin
-// with the same tile, and under a causal one those with later keys have less to do, but no less to
-// wait for. So the workgroups of a line had better begin one after the other; but what is added to
-// at a time should fit into caches.
-constexpr unsigned kHeadsAtOnce = 8;
+// So many lines begin together: the first tiles of each, then the second ones. Without a mask all
+// workgroups of a line begin with the same tile, and under a causal one those with later keys have
+// less to do, but no less to wait for. So those of a line had better begin one after the other, and
+// those with most to do first. But of few lines at a time what they read and add to is in caches.
+constexpr unsigned kLinesAtOnce = 8;
 
 // The task of the workgroup that is the next one to begin.
 __device__ inline Task next_task(const BackwardArguments& a, Lds<char> lds) {
@@ -148,10 +148,9 @@ __device__ inline Task next_task(const BackwardArguments& a, Lds<char> lds) {
   barrier();
   const unsigned rank = __builtin_amdgcn_readfirstlane(*ticket);
   barrier();
-  const unsigned lines = kHeadsAtOnce / smaller(a.attention.gqa.divisor, kHeadsAtOnce);
-  const unsigned first_line = rank / (a.tiles * lines) * lines;
+  const unsigned first_line = rank / (a.tiles * kLinesAtOnce) * kLinesAtOnce;
   const unsigned in_lines = rank - first_line * a.tiles;
-  const unsigned lines_here = smaller(lines, a.xcd_lines - first_line);
+  const unsigned lines_here = smaller(kLinesAtOnce, a.xcd_lines - first_line);
   // The compiler would not see that they are the same for all lanes.
   const unsigned tile = __builtin_amdgcn_readfirstlane(in_lines / lines_here);
   const unsigned line = __builtin_amdgcn_readfirstlane(first_line + in_lines % lines_here);
@@ -425,4 +424,90 @@ struct KeyTask {
     return {f.v + batch * f.v_batch + head * f.v_head + start * f.v_seq, f.v_seq,
             task.sequence.seqlen_k};
   }
+};
+
+// The query of a lane's score i, counted from the part's first one. A kernel's lanes are int or
+// unsigned, here and below: what the compiler makes of one takes registers of the other kernels.
+template <class Lane>
+__device__ inline int query_of_score(int i, Lane lane) {
+  return i / 4 * 8 + static_cast<int>(lane / 32 * 4) + i % 4;
+}
+
+// A lane has four values that follow each other in every eight of its row.
+template <int kBlocks, class Lane>
+__device__ inline void store_gradient(const f32x16 (&gradient)[kBlocks], float factor,
+                                      const Rows& rows, int row, Lane lane) {
+  if (row >= rows.count) return;
+  const Global<char> to = (Global<char>)rows.base + static_cast<unsigned long>(row) * rows.stride;
+#pragma unroll
+  for (int group = 0; group < 4 * kBlocks; ++group) {
+    const int first = 8 * group + lane / 32 * 4, i = group % 4 * 4;
+    const f32x16& x = gradient[group / 4];
+    *(Global<u32x2>)(to + first * 2) =
+        u32x2{Dtype::template pack<kRounding>(x[i] * factor, x[i + 1] * factor),
+              Dtype::template pack<kRounding>(x[i + 2] * factor, x[i + 3] * factor)};
+  }
+}
+
+// Where the part goes that begins with `first_query`, as far as there are so many queries.
+__device__ inline __amdgpu_buffer_rsrc_t rows_of_dq(Global<float> sums, int first_query,
+                                                    int queries) {
+  int rows = smaller(queries - first_query, 32);
+  // Or both bounds would become one instruction, for which there are vector registers only.
+  asm("" : "+s"(rows));
+  rows = larger(rows, 0);
+  return __builtin_amdgcn_make_buffer_rsrc(
+      (void*)(sums + static_cast<unsigned long>(first_query) * kHdim), 0, rows * kHdim * 4,
+      kRawBuffer);
+}
+
+// When a wave may add to dq, where kernels are deterministic.
+struct Turn {
+  Global<int> own;     // how many tiles it has added: one count
+  Global<int> before;  // how many the same wave of the workgroup before has added
+  int ahead;           // tiles that this one has before that one's first
+
+  __device__ static Turn of(const KeyTask& keys, int wave) {
+    const Global<int> own = Turns::of(keys.a).added_by(keys.a, keys.task) + wave;
+    if (keys.task.tile == 0) return {own, own, 0x7fffffff};
+    const Walk before = Walk::of(keys.visibility, keys.task.queries, keys.first_key - kKeys,
+                                 keys.first_key - 1, 0, 1);
+    return {own, own - kDqWaves, (keys.walk.end - before.end) * static_cast<int>(keys.walk.heads)};
+  }
+
+  // The tiles that the workgroup before has added.
+  __device__ int seen() const {
+    return __hip_atomic_load(before, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
+  }
+  // Until that one has added what comes before tile number `tile` of this one, counted from 0;
+  // `seen` is what was seen of it last.
+  __device__ void wait(int tile, int seen) const {
+    int uniform;
+    asm volatile(
+        ".Llook%=:\n\t"
+        "v_readfirstlane_b32 %0, %1\n\t"
+        "s_cmp_ge_i32 %0, %2\n\t"
+        "s_cbranch_scc1 .Lturn%=\n\t"
+        "s_sleep 1\n\t"
+        "v_mov_b32 %1, 0\n\t"
+        "global_load_dword %1, %1, %3 sc1\n\t"
+        "s_waitcnt vmcnt(0)\n\t"
+        "s_branch .Llook%=\n"
+        ".Lturn%=:"
+        : "=&s"(uniform), "+v"(seen)
+        : "s"(tile + 1 - ahead), "s"(before)
+        : "memory", "scc");
+  }
+  // The wave has added so many tiles, and kLater values since, which may be on their way still:
+  // memory operations of a wave complete in their order.
+  template <int kLater>
+  __device__ void end(int tiles, int lane) const {
+    asm volatile("s_waitcnt vmcnt(%0)" ::"n"(kLater) : "memory");
+    const auto count = __builtin_amdgcn_make_buffer_rsrc((void*)own, 0, 4, kRawBuffer);
+    // By lane 0: those of the others are behind the end.
+    __builtin_amdgcn_raw_buffer_store_b32(tiles, count, lane * 4, 0, kAgentScope);
+  }
+
+ private:
+  static constexpr int kAgentScope = 16;  // sc1
 };

@@ -78,22 +78,6 @@ __device__ inline void load_column(u32x4 (&to)[kSteps], const Rows& keys, int co
   }
 }
 
-// A lane has four values that follow each other in every eight of its row.
-template <int kBlocks>
-__device__ inline void store_gradient(const f32x16 (&gradient)[kBlocks], float factor,
-                                      const Rows& rows, int row, int lane) {
-  if (row >= rows.count) return;
-  const Global<char> to = (Global<char>)rows.base + static_cast<unsigned long>(row) * rows.stride;
-#pragma unroll
-  for (int group = 0; group < 4 * kBlocks; ++group) {
-    const int first = 8 * group + lane / 32 * 4, i = group % 4 * 4;
-    const f32x16& x = gradient[group / 4];
-    *(Global<u32x2>)(to + first * 2) =
-        u32x2{Dtype::template pack<kRounding>(x[i] * factor, x[i + 1] * factor),
-              Dtype::template pack<kRounding>(x[i + 2] * factor, x[i + 3] * factor)};
-  }
-}
-
 // A number of each of the tile's queries that begin with `first_query`, and zeros behind the last
 // one: what is there has no probabilities.
 __device__ inline __amdgpu_buffer_rsrc_t statistics_of(Global<float> of_queries, int first_query,
@@ -115,8 +99,14 @@ __device__ inline f32x16 load_statistics(__amdgpu_buffer_rsrc_t from, int part, 
   return result;
 }
 
-// The query of a lane's score i, counted from the part's first one.
-__device__ inline int query_of_score(int i, int lane) { return i / 4 * 8 + lane / 32 * 4 + i % 4; }
+// Adds value i of each lane to the part of dq that has its rows in `to`, as many as there are:
+// `column` is the lane's, or with a multiple of kHdim that of a later row.
+__device__ inline void add_to_dq(__amdgpu_buffer_rsrc_t to, float value, int i, int column,
+                                 int lane) {
+  __builtin_amdgcn_raw_ptr_buffer_atomic_fadd_f32(
+      value, to, (query_of_score(0, lane) * kHdim + column) * 4 + i % 4 * kHdim * 4,
+      i / 4 * 8 * kHdim * 4, 0);
+}
 
 // A wave's 32 columns of a part of dq, on their way to memory.
 struct DqTile {
@@ -125,19 +115,6 @@ struct DqTile {
 
   // Adds value i of each lane.
   __device__ void add(int i, int column, int lane) const {
-    __builtin_amdgcn_raw_ptr_buffer_atomic_fadd_f32(
-        values[i], to, (query_of_score(0, lane) * kHdim + column) * 4 + i % 4 * kHdim * 4,
-        i / 4 * 8 * kHdim * 4, 0);
+    add_to_dq(to, values[i], i, column, lane);
   }
 };
-
-// Where the part goes that begins with `first_query`, as far as there are so many queries.
-__device__ inline __amdgpu_buffer_rsrc_t dq_rows(Global<float> sums, int first_query, int queries) {
-  int rows = smaller(queries - first_query, 32);
-  // Or both bounds would become one instruction, for which there are vector registers only.
-  asm("" : "+s"(rows));
-  rows = larger(rows, 0);
-  return __builtin_amdgcn_make_buffer_rsrc(
-      (void*)(sums + static_cast<unsigned long>(first_query) * kHdim), 0, rows * kHdim * 4,
-      kRawBuffer);
-}

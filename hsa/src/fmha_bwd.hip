@@ -231,61 +231,6 @@ __device__ inline void make_probabilities(const KeyTask& keys, Lds<char> lds, in
   store_gradient(dv, 1, to, row, lane);
 }
 
-// When a gradient wave may add to dq, where kernels are deterministic.
-struct Turn {
-  __amdgpu_buffer_rsrc_t own;     // how many tiles it has added: one count
-  __amdgpu_buffer_rsrc_t before;  // how many the same wave of the workgroup before has added
-  int ahead;                      // tiles that this one has before that one's first
-
-  __device__ static Turn of(const KeyTask& keys, int wave) {
-    const Global<int> own = Turns::of(keys.a).added_by(keys.a, keys.task) + wave;
-    if (keys.task.tile == 0) return {count_at(own), count_at(own), 0x7fffffff};
-    const Walk before = Walk::of(keys.visibility, keys.task.queries, keys.first_key - kKeys,
-                                 keys.first_key - 1, 0, 1);
-    return {count_at(own), count_at(own - kDqWaves),
-            (keys.walk.end - before.end) * static_cast<int>(keys.walk.heads)};
-  }
-
-  // The tiles that the workgroup before has added.
-  __device__ int seen() const {
-    asm volatile("" ::: "memory");  // loaded anew
-    return __builtin_amdgcn_raw_buffer_load_b32(before, 0, 0, kAgentScope);
-  }
-  // Until that one has added what comes before tile number `tile` of this one, counted from 0;
-  // `seen` is what was seen of it last.
-  __device__ void wait(int tile, int seen) const {
-    int uniform;
-    asm volatile(
-        ".Llook%=:\n\t"
-        "v_readfirstlane_b32 %0, %1\n\t"
-        "s_cmp_ge_i32 %0, %2\n\t"
-        "s_cbranch_scc1 .Lturn%=\n\t"
-        "s_sleep 1\n\t"
-        "buffer_load_dword %1, off, %3, 0 sc1\n\t"
-        "s_waitcnt vmcnt(0)\n\t"
-        "s_branch .Llook%=\n"
-        ".Lturn%=:"
-        : "=&s"(uniform), "+v"(seen)
-        : "s"(tile + 1 - ahead), "s"(before)
-        : "memory", "scc");
-  }
-  // The wave has added so many tiles, and kLater values since, which may be on their way still:
-  // memory operations of a wave complete in their order.
-  template <int kLater>
-  __device__ void end(int tiles, int lane) const {
-    asm volatile("s_waitcnt vmcnt(%0)" ::"n"(kLater) : "memory");
-    // By lane 0: those of the others are behind the end.
-    __builtin_amdgcn_raw_buffer_store_b32(tiles, own, lane * 4, 0, kAgentScope);
-  }
-
- private:
-  static constexpr int kAgentScope = 16;  // sc1
-
-  __device__ static __amdgpu_buffer_rsrc_t count_at(Global<int> place) {
-    return __builtin_amdgcn_make_buffer_rsrc((void*)place, 0, 4, kRawBuffer);
-  }
-};
-
 // The gradient waves. A tile of dq has its products one tile late, and goes to memory between them
 // and the next ones, as evenly as can be: a compute unit has only a share of what adds.
 __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int thread) {
@@ -379,7 +324,7 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
       }
     };
     const Between between = Between::of(keys.a, keys.task.batch, walk.head, keys.task.sequence);
-    last_rows = dq_rows(between.dq, walk.first_query() + 32 * dq_part, keys.task.queries);
+    last_rows = rows_of_dq(between.dq, walk.first_query() + 32 * dq_part, keys.task.queries);
     walk.advance();
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {

@@ -13,6 +13,10 @@
 //     read from LDS       1: rows and columns of Q and dO i       2: dS i
 //     written to LDS      1: dS i                                 2: rows and columns i+1
 //
+// dq has six blocks of 32 columns, for four waves: each has a block, and shares another one with
+// its neighbour. There both sum over half of the keys, for all queries. Then they exchange halves
+// through LDS, so that each adds the sums of half of the queries to dq.
+//
 // Set by the build: what backward.h says, and KERNEL (a symbol).
 constexpr int kKeys = 128;            // of a workgroup
 constexpr int kDqWaves = kKeys / 32;  // of a workgroup, that add to dq
@@ -22,11 +26,9 @@ constexpr int kQueries = 32;          // of a tile
 #include "backward_tiles.h"
 
 constexpr int kThreads = 64 * kDqWaves;
-static_assert(!kIsDeterministic, "waves have columns of dq together");
 constexpr int kSteps = kHdim / 16, kBlocks = kHdim / 32;
 constexpr int kStepsV = kHdimV / 16, kBlocksV = kHdimV / 32;
-// Of dq each wave has 32 columns, and half of the keys of 32 columns that another one has, too.
-static_assert(kBlocks == kDqWaves + kDqWaves / 2);
+static_assert(kBlocks == kDqWaves + kDqWaves / 2, "two waves share a block of dq's columns");
 constexpr int kHalfSteps = kKeySteps / 2;
 constexpr int kOperands = 2;  // of a lane's probabilities: 8 each
 
@@ -97,7 +99,8 @@ using DoutTile = QueryTile<kHdimV>;
 // LDS.
 constexpr int kQ = 0, kDout = kQ + QTile::kBytes;
 constexpr int kDscores = kDout + DoutTile::kBytes;
-constexpr int kSharedBytes = kDscores + ScoreTile::kBytes;
+constexpr int kExchange = kDscores + ScoreTile::kBytes;  // of dq: 8 sums of each lane
+constexpr int kSharedBytes = kExchange + kThreads * 8 * 4;
 
 // A lane's scores of queries that do not see its key, or that are behind the last one, become those
 // of nothing.
@@ -139,8 +142,9 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
   u32x4 own_keys[kSteps], own_values[kStepsV];
   load_own(own_keys, keys.keys().from(first_row), lane);
   load_own(own_values, keys.values().from(first_row), lane);
-  // Of dq: the columns with all keys, and those with half of them.
-  const int half = wave % 2 * kHalfSteps;
+  // Of dq: the column with all keys, and the one with half of them; of this the queries whose sums
+  // the wave adds up are the first half of what it multiplies.
+  const int is_second = wave % 2, half = is_second * kHalfSteps, first_own = is_second * 16;
   const int columns[2] = {wave * 32 + lane % 32, (kDqWaves + wave / 2) * 32 + lane % 32};
   u32x4 column[kKeySteps], half_column[kHalfSteps];
   load_column(column, keys.keys().from(keys.first_key), columns[0], lane);
@@ -153,8 +157,21 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
 
   // Of tiles before the first, which go nowhere.
   const auto nowhere = __builtin_amdgcn_make_buffer_rsrc(nullptr, 0, 0, kRawBuffer);
-  DqTile dq[2] = {{f32x16(0), nowhere}, {f32x16(0), nowhere}};
-  const auto add_dq = [&](int i) { dq[i / 16].add(i % 16, columns[i / 16], lane); };
+  DqTile dq = {f32x16(0), nowhere};
+  f32x4 shared_dq[2];  // of queries first_own and on
+  constexpr int kSums = 16 + 8;
+  const auto add_dq = [&](int i) {
+    if (i < 16) dq.add(i, columns[0], lane);
+    else add_to_dq(dq.to, shared_dq[i / 4 % 2][i % 4], i % 8, first_own * kHdim + columns[1], lane);
+  };
+  const Lds<f32x4> exchange = (Lds<f32x4>)(lds + kExchange) + lane;
+  const auto send = [&](int i, f32x4 sums) { exchange[wave * 128 + i * 64] = sums; };
+  const auto receive = [&] {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) shared_dq[i] += exchange[(wave ^ 1) * 128 + i * 64];
+  };
+#pragma unroll
+  for (int i = 0; i < 2; ++i) send(i, shared_dq[i] = f32x4(0));
 
   QTile::Registers q_registers;
   DoutTile::Registers dout_registers;
@@ -201,23 +218,27 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
 #pragma unroll
     for (int n = 0; n < kStores; ++n) store(n);
   }
+  Turn turn;
+  if constexpr (kIsDeterministic) turn = Turn::of(keys, wave);
+  int tile = 0, seen = 0;  // where kernels are deterministic
   while (!walk.has_ended()) {
     barrier();
+    if constexpr (kIsDeterministic) turn.wait(tile - 1, seen);
     f32x16 score = f32x16(0);
-    constexpr int kDqSteps = kSteps + kStepsV;  // between which dq goes to memory
     multiply_in_turn<kSteps>([&](int n) { return QTile::of_rows(lds + kQ, n, lane); },
                              [&](int n, u32x4 q) {
                                score = Dtype::multiply(q, own_keys[n], score);
-                               share<32, kDqSteps>(n, add_dq);
+                               share<16, kSteps>(n, add_dq);
                              });
     const int first_query = walk.first_query();
     hide_unseen(score, keys, first_query, first_row, lane);
+    receive();
     u32x4 probability[kOperands], dscore[kOperands];
     multiply_in_turn<kStepsV>(
         [&](int n) { return DoutTile::of_rows(lds + kDout, n, lane); },
         [&](int n, u32x4 dout) {
           product = Dtype::multiply(dout, own_values[n], product);
-          share<32, kDqSteps>(kSteps + n, add_dq);
+          share<kSums - 16, kStepsV>(n, [&](int i) { add_dq(16 + i); });
           share<8, kStepsV>(n, [&](int pair) {
             const int i = 2 * pair;
             const float first = __builtin_fmaf(score[i], scale, -lse[i]);
@@ -226,6 +247,7 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
                 __builtin_amdgcn_exp2f(first), __builtin_amdgcn_exp2f(second));
           });
         });
+    if constexpr (kIsDeterministic) seen = turn.seen();
     const auto load = loads_of_next();
     constexpr int kProductsV = kOperands * kBlocksV, kProducts = kProductsV + kOperands * kBlocks;
     multiply_in_turn<kProducts>(
@@ -260,13 +282,16 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
           }
         });
     barrier();
-    const auto rows = dq_rows(between_of(walk).dq, first_query, keys.task.queries);
+    const auto rows = rows_of_dq(between_of(walk).dq, first_query, keys.task.queries);
     f32x16 sums[2] = {f32x16(0), f32x16(0)};
     const Lds<const char> dscores = lds + kDscores + ScoreTile::first_operand(lane);
+    const Lds<const char> half_dscores =
+        lds + kDscores + ScoreTile::first_operand(opaque(lane) ^ first_own);
     constexpr int kProductsDq = kKeySteps + kHalfSteps;
     multiply_in_turn<kProductsDq>(
         [&](int n) {
-          return ScoreTile::operand(dscores, 0, n < kKeySteps ? n : half + n - kKeySteps);
+          if (n < kKeySteps) return ScoreTile::operand(dscores, 0, n);
+          return ScoreTile::operand(half_dscores, 0, half + n - kKeySteps);
         },
         [&](int n, u32x4 operand) {
           if (n < kKeySteps) sums[0] = Dtype::multiply(operand, column[n], sums[0]);
@@ -274,18 +299,31 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
           // As early as can be: what is stored leaves registers to others.
           if (n < kKeySteps) share<kStores, kKeySteps>(n, store);
         });
+    // What has been stored was loaded after the last tile's sums had gone to memory.
+    if constexpr (kIsDeterministic) turn.end<0>(tile++, lane);
     load_lse(next_walk);
     load_delta(next_walk);
     // Here: nobody asks for them before the next barrier, behind which they would be made.
     asm volatile("" : "+v"(sums[0]), "+v"(sums[1]));
-    dq[0] = {sums[0], rows};
-    dq[1] = {sums[1], rows};
+    dq = {sums[0], rows};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int first = 4 * i, other = 8 + first;
+      shared_dq[i] =
+          f32x4{sums[1][first], sums[1][first + 1], sums[1][first + 2], sums[1][first + 3]};
+      send(i, f32x4{sums[1][other], sums[1][other + 1], sums[1][other + 2], sums[1][other + 3]});
+    }
     walk = next_walk;
     next_walk.advance();
     look_ahead();
   }
+  barrier();
+  receive();
+  const bool has_tiles = tile > 0;
+  if (kIsDeterministic && has_tiles) turn.wait(tile - 1, turn.seen());
 #pragma unroll
-  for (int i = 0; i < 32; ++i) add_dq(i);
+  for (int i = 0; i < kSums; ++i) add_dq(i);
+  if (kIsDeterministic && has_tiles) turn.end<0>(tile, lane);
   const GradientTensors& g = keys.a.gradients;
   const auto to = [&](Global<char> gradient, const TensorStrides& strides) {
     return rows_of(gradient, strides, keys.task.batch, keys.task.head, keys.task.sequence.k_start,
@@ -301,7 +339,7 @@ __global__
     __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(1, 1))) void
     gradients(BackwardArguments a) {
   alignas(1024) __shared__ char lds[kSharedBytes];
-  const Task task = task_of(a);
+  const Task task = kIsDeterministic ? next_task(a, (Lds<char>)lds) : task_of(a);
   const int first_key = task.tile * kKeys;
   if (first_key >= task.sequence.seqlen_k) return;
   const unsigned heads = a.attention.gqa.divisor;

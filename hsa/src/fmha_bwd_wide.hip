@@ -23,7 +23,8 @@
 // first makes probabilities.
 //
 // With a mask a workgroup has two blocks of keys, as far from the first as from the last one: of a
-// causal one all workgroups take as long, then.
+// causal one all workgroups take as long, then. In deterministic kernels it has one: a second one
+// would have to wait for workgroups that may not have begun.
 //
 // Registers of a wave, of 256: 128 for dk and dv, 32 for V, 16 for dq on its way to memory, 32 for
 // S and dP, 16 for P and dS, up to 24 for operands that are read ahead, and addresses. K stays in
@@ -37,7 +38,6 @@ constexpr int kWaves = kKeys / 32, kDqWaves = kWaves;
 #include "backward.h"
 
 constexpr int kThreads = 64 * kWaves, kParts = kQueries / 32;
-static_assert(!kIsDeterministic);
 constexpr int kSteps = kHdim / 16, kBlocks = kHdim / 32, kKeySteps = kKeys / 16;
 static_assert(kHdim == 128);
 static_assert(kParts * kBlocks == kWaves, "a wave has 32 columns of a part's dq");
@@ -162,11 +162,6 @@ __device__ inline void wait_for_loads() {
   asm volatile("s_waitcnt vmcnt(%0)" ::"i"(kLater) : "memory");
 }
 
-// The query of a lane's score i, counted from the part's first one.
-__device__ inline int query_of_score(int i, unsigned lane) {
-  return static_cast<int>(lane / 32 * 4) + i / 4 * 8 + i % 4;
-}
-
 // A number of each of a lane's 16 queries of a part, or of four of them.
 __device__ inline f32x4 read_quad(Lds<const char> from, int quad, unsigned lane) {
   return *(Lds<const f32x4>)(from + lane / 32 * 16 + quad * 32);
@@ -180,33 +175,6 @@ __device__ inline f32x16 read_statistics(Lds<const char> from, unsigned lane) {
     for (int i = 0; i < 4; ++i) result[4 * quad + i] = four[i];
   }
   return result;
-}
-
-// Where the part goes that begins with `first_query`, as far as there are so many queries.
-__device__ inline __amdgpu_buffer_rsrc_t rows_of_dq(Global<float> sums, int first_query,
-                                                    int queries) {
-  int rows = smaller(queries - first_query, 32);
-  // Or both bounds would become one instruction, for which there are vector registers only.
-  asm("" : "+s"(rows));
-  rows = larger(rows, 0);
-  return __builtin_amdgcn_make_buffer_rsrc(
-      (void*)(sums + static_cast<unsigned long>(first_query) * kHdim), 0, rows * kHdim * 4,
-      kRawBuffer);
-}
-
-// A lane has four values that follow each other in every eight of its row.
-__device__ inline void store_gradient(const f32x16 (&gradient)[kBlocks], float factor,
-                                      const Rows& rows, int row, unsigned lane) {
-  if (row >= rows.count) return;
-  const Global<char> to = (Global<char>)rows.base + static_cast<unsigned long>(row) * rows.stride;
-#pragma unroll
-  for (int group = 0; group < 4 * kBlocks; ++group) {
-    const int first = 8 * group + lane / 32 * 4, i = group % 4 * 4;
-    const f32x16& x = gradient[group / 4];
-    *(Global<u32x2>)(to + first * 2) =
-        u32x2{Dtype::template pack<kRounding>(x[i] * factor, x[i + 1] * factor),
-              Dtype::template pack<kRounding>(x[i + 2] * factor, x[i + 3] * factor)};
-  }
 }
 
 // Of a tile of dq's 16 values, a wave adds half during each part.
@@ -486,6 +454,9 @@ __device__ inline void differentiate(Task task, int first_key, Lds<char> lds, un
       Walk::of(visibility, task.queries, first_key, last_key, task.head * heads, heads), first_key};
   Wave wave = Wave::of(keys, lds, thread);
   Walk walk = keys.walk, next_walk = walk;  // the tile at hand, the one behind it
+  Turn turn;
+  if constexpr (kIsDeterministic) turn = Turn::of(keys, wave.number);
+  int tile = 0, seen = 0;  // where kernels are deterministic
   if (!walk.has_ended()) {
     wave.load_own();
     wave.load_part(walk, 0);
@@ -499,8 +470,15 @@ __device__ inline void differentiate(Task task, int first_key, Lds<char> lds, un
   while (!walk.has_ended()) {
     wait_for_loads<kDqOfPart + kLoadsOfPart>();
     barrier();
+    if constexpr (kIsDeterministic) turn.wait(tile - 1, seen);
     wave.multiply_part<0>(walk);
     wait_for_loads<kDqOfPart>();
+    if constexpr (kIsDeterministic) {
+      // Those before the last one: all of them have been waited for.
+      turn.end<kDqOfPart>(larger(tile - 1, 0), opaque(wave.lane));
+      seen = turn.seen();
+      ++tile;
+    }
     barrier();
     wave.load_part(next_walk, 0);
     wave.multiply_part<1>(walk);
@@ -510,9 +488,12 @@ __device__ inline void differentiate(Task task, int first_key, Lds<char> lds, un
     walk = next_walk;
     next_walk.advance();
   }
+  const bool has_tiles = tile > 0;
+  if (kIsDeterministic && has_tiles) turn.wait(tile - 1, turn.seen());
   const int offset = wave.dq_offset();
 #pragma unroll
   for (int i = 0; i < 16; ++i) wave.add_dq(i, offset);
+  if (kIsDeterministic && has_tiles) turn.end<0>(tile, opaque(wave.lane));
   const BackwardArguments again = read_again();
   const GradientTensors& g = again.gradients;
   const auto to = [&](Global<const char> tensor, const TensorStrides& strides) {
@@ -531,10 +512,10 @@ __global__
     __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2))) void
     gradients(BackwardArguments a) {
   alignas(1024) __shared__ char lds[kSharedBytes];
-  const Task task = task_of(a);
+  const Task task = kIsDeterministic ? next_task(a, (Lds<char>)lds) : task_of(a);
   const int blocks = tiles_of(task.sequence.seqlen_k, kKeys);
   int block = task.tile;
-  const int last_block = kIsMasked ? blocks - 1 - block : block;
+  const int last_block = kIsMasked && !kIsDeterministic ? blocks - 1 - block : block;
   if (block > last_block || block >= blocks) return;
   const unsigned thread = __builtin_amdgcn_workitem_id_x();
   if (__builtin_amdgcn_readfirstlane(thread) < kThreads / 2) __builtin_amdgcn_s_setprio(1);

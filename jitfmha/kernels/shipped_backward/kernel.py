@@ -9,6 +9,7 @@ from ...plan import Launch
 from ...problem import Problem, Sizes
 from ..general.backward_launch import BackwardKernel, BoundBackward
 from ..rules import reasons_of
+from ..tuned.policy import integers_for_turns
 from .choice import chosen_row
 from .limits import RULES
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from .family import ShippedBackwardPlan
 
 
-# Of a wave.
-_WAVE_KEYS = 32
 # What the kernels before and after that of the gradients have nothing to do with.
 _NOT_SUMMED = frozenset({"q", "k", "v", "dq", "dk", "dv"})
 _NOT_ROUNDED = frozenset({"q", "k", "v", "out", "lse", "dout", "dlse", "dk", "dv"})
@@ -68,13 +67,9 @@ def kernels_of(row: GradientRow) -> tuple[BackwardKernel, ...]:
 
 
 def turns_of(row: GradientRow, problem: Problem) -> int:
-    """How many integers deterministic kernels count in: ``Turns`` in ``hsa/src/backward.h``."""
-    batch, heads = problem.batch, problem.heads_k
-    if problem.mode == "gm1":
-        tiles = problem.seqlen_k // row.keys + batch
-    else:
-        tiles = batch * -(-problem.seqlen_k // row.keys)
-    return heads * (batch + tiles * (row.keys // _WAVE_KEYS))
+    """How many integers deterministic kernels count in."""
+    is_packed = problem.mode == "gm1"
+    return integers_for_turns(row.keys, problem.batch, problem.heads_k, problem.seqlen_k, is_packed)
 
 
 def _launched_row(row: GradientRow, symbol: str, threads: int) -> KernelRow:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _LARGE_TILE = 256
 # With so many queries tiles are many, and large ones are best.
 _LONG_SEQUENCE = 4096
+# Of a wave of a backward kernel.
+_WAVE_KEYS = 32
 # Lengths count in these steps, so that a loop whose lengths grow seldom has to choose anew. They
 # divide all tiles.
 STEP_Q = 128
@@ -118,6 +120,20 @@ def fills_gpu(lines: int, seqlen_k: int, keys: int, compute_units: int) -> bool:
         seqlen_k: of packed sequences all keys.
     """
     return lines * -(-seqlen_k // keys) >= compute_units
+
+
+def integers_for_turns(keys: int, batch: int, heads_k: int, seqlen_k: int, is_packed: bool) -> int:
+    """How many integers deterministic backward kernels count in: ``Turns`` in ``backward.h``.
+
+    A line of workgroups counts those that have begun, and each wave what it has added. Of packed
+    sequences, whose lengths are on the GPU, each may have a workgroup more than its keys fill.
+
+    Args:
+        keys: of a workgroup.
+        seqlen_k: of packed sequences all keys.
+    """
+    workgroups = seqlen_k // keys + batch if is_packed else batch * -(-seqlen_k // keys)
+    return heads_k * (batch + workgroups * (keys // _WAVE_KEYS))
 
 
 def quickest_row(rows: Sequence[KernelRow], load: Load, seqlen_q: int, seqlen_k: int) -> int:
