@@ -90,9 +90,8 @@ __device__ inline auto as_taken(From numbers) {
 // Four floats as they are written: to nearest even.
 template <class Dtype>
 __device__ inline Words<Dtype, 4> rounded_to(float a, float b, float c, float d) {
-  constexpr Rounding kNearest = Rounding::nearest_even;
   if constexpr (Dtype::kBytes == 4) return {bits_of(a), bits_of(b), bits_of(c), bits_of(d)};
-  else return {Dtype::template pack<kNearest>(a, b), Dtype::template pack<kNearest>(c, d)};
+  else return {packed_results<Dtype>(a, b), packed_results<Dtype>(c, d)};
 }
 
 template <class Element>

@@ -284,10 +284,8 @@ __global__ __attribute__((amdgpu_flat_work_group_size(kEdgeThreads, kEdgeThreads
     const f32x4 first = sums[i][0] * scale, second = sums[i][1] * scale;
     *(Global<u32x4>)((Global<char>)dq.base + static_cast<unsigned long>(row) * dq.stride +
                      (i % kChunks * kRowLanes + lane) * 16) =
-        u32x4{Dtype::template pack<kRounding>(first.x, first.y),
-              Dtype::template pack<kRounding>(first.z, first.w),
-              Dtype::template pack<kRounding>(second.x, second.y),
-              Dtype::template pack<kRounding>(second.z, second.w)};
+        u32x4{packed_results<Dtype>(first.x, first.y), packed_results<Dtype>(first.z, first.w),
+              packed_results<Dtype>(second.x, second.y), packed_results<Dtype>(second.z, second.w)};
   }
 }
 
@@ -444,8 +442,8 @@ __device__ inline void store_gradient(const f32x16 (&gradient)[kBlocks], float f
     const int first = 8 * group + lane / 32 * 4, i = group % 4 * 4;
     const f32x16& x = gradient[group / 4];
     *(Global<u32x2>)(to + first * 2) =
-        u32x2{Dtype::template pack<kRounding>(x[i] * factor, x[i + 1] * factor),
-              Dtype::template pack<kRounding>(x[i + 2] * factor, x[i + 3] * factor)};
+        u32x2{packed_results<Dtype>(x[i] * factor, x[i + 1] * factor),
+              packed_results<Dtype>(x[i + 2] * factor, x[i + 3] * factor)};
   }
 }
 

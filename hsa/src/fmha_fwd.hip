@@ -148,9 +148,8 @@ struct OutputRows {
 
   // Four values of a lane, the accumulator's 4 * group and on.
   __device__ static void put(Lds<char> exchange, int group, f32x4 values, int lane) {
-    constexpr Rounding kNearest = Rounding::nearest_even;
     *(Lds<u32x2>)(exchange + Exchange::accumulator_place(group, lane)) =
-        u32x2{DTYPE::pack<kNearest>(values.x, values.y), DTYPE::pack<kNearest>(values.z, values.w)};
+        u32x2{packed_results<DTYPE>(values.x, values.y), packed_results<DTYPE>(values.z, values.w)};
   }
 
   // Eight rows of the 64 values from `column` on.

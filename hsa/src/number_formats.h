@@ -106,3 +106,9 @@ struct FP32 {
     return c;
   }
 };
+
+// Two results as they are written: to nearest even, however the operands of products are rounded.
+template <class Dtype>
+__device__ inline unsigned packed_results(float low, float high) {
+  return Dtype::template pack<Rounding::nearest_even>(low, high);
+}
