@@ -317,14 +317,15 @@ __device__ inline void modify(f32x16& score, const ScoreUnit& unit, const ScoreR
   }
 }
 
-// Two scores with a bias, from number i on, less the maximum in use: which the bias takes with it,
-// so that this is one instruction less than making scores.
-__device__ inline f32x2 biased_exponents(const f32x16& score, const ScoreUnit& unit,
-                                         const ScoreRow& row, const TileBias& bias, float maximum,
-                                         int first_key, int i, int lane) {
+// Probabilities of two scores with a bias, from number i on, by the maximum in use. That is
+// subtracted from the bias, which saves what making scores takes.
+__device__ inline f32x2 biased_probabilities(const f32x16& score, const ScoreUnit& unit,
+                                             const ScoreRow& row, const TileBias& bias,
+                                             float maximum, int first_key, int i, int lane) {
   f32x2 rest = multiply_add(bias.two(i), f32x2(kLog2e), f32x2(-maximum));
   if (kHasAlibi)
-    rest = with_alibi(rest, row.slope,
-                      row.distances(first_key, lane) - static_cast<float>(i));
-  return multiply_add(unit.logits(f32x2{score[i], score[i + 1]}), f32x2(unit.factor), rest);
+    rest = with_alibi(rest, row.slope, row.distances(first_key, lane) - static_cast<float>(i));
+  const f32x2 dots = {score[i], score[i + 1]};
+  const f32x2 exponents = multiply_add(unit.logits(dots), f32x2(unit.factor), rest);
+  return {__builtin_amdgcn_exp2f(exponents.x), __builtin_amdgcn_exp2f(exponents.y)};
 }

@@ -209,25 +209,25 @@ struct Attention {
   __device__ void softmax(bool is_first, Taken taken) {
     rescales = 0;
     if (is_first || kHeadroom == 0) raise_maximum();
-    const auto exponents = [&](int i) {
+    const auto probabilities = [&](int i) {
       const f32x16& scores = score[i / 16];
-      return f32x2{exponent(scores[i % 16]), exponent(scores[i % 16 + 1])};
+      return f32x2{exponential(scores[i % 16]), exponential(scores[i % 16 + 1])};
     };
     float added;
-    do added = exponentiate(exponents, taken);
+    do added = take(probabilities, taken);
     while (__builtin_expect(__builtin_amdgcn_ballot_w64(added > kMostSum) != 0, 0) &&
            raise_maximum());
     add(added);
   }
 
-  // The same, but exponents(i) gives the powers of two that two probabilities are, by the maximum
-  // in use: those of the lane's scores from number i on. Where that maximum is too small for them
-  // nothing is done, and false returned.
-  template <class Exponents, class Taken>
-  __device__ bool softmax_of_exponents(Exponents exponents, Taken taken) {
+  // The same of a tile without scores: probabilities(i) gives two of them by the maximum in use,
+  // those of the lane's keys from number i on. Where they come out too large nothing is added, and
+  // false returned.
+  template <class Probabilities, class Taken>
+  __device__ bool softmax_of(Probabilities probabilities, Taken taken) {
     static_assert(kHeadroom > 0);
     rescales = 0;
-    const float added = exponentiate(exponents, taken);
+    const float added = take(probabilities, taken);
     if (__builtin_expect(__builtin_amdgcn_ballot_w64(added > kMostSum) != 0, 0)) return false;
     add(added);
     return true;
@@ -254,17 +254,16 @@ struct Attention {
     return true;
   }
 
-  // Computes the probabilities of a tile from their exponents, and returns their sum.
-  template <class Exponents, class Taken>
-  __device__ float exponentiate(Exponents exponents, Taken taken) {
+  // Takes the probabilities of a tile for the product, and returns their sum.
+  template <class Probabilities, class Taken>
+  __device__ float take(Probabilities probabilities, Taken taken) {
     float even = 0, odd = 0;
 #pragma unroll
     for (int step = 0; step < kKeySteps; ++step) {
 #pragma unroll
       for (int i = 0; i < Dtype::kDepth / 4; ++i) {
         const int number = step * Dtype::kDepth / 2 + i * 2;
-        const f32x2 exponent = exponents(number);
-        f32x2 p = {__builtin_amdgcn_exp2f(exponent.x), __builtin_amdgcn_exp2f(exponent.y)};
+        f32x2 p = probabilities(number);
         even += p.x;
         odd += p.y;
         p = taken(number, p);
@@ -288,5 +287,7 @@ struct Attention {
     for (int step = 0; step < kKeySteps; ++step) asm volatile("" : "+v"(probability[step]));
   }
 
-  __device__ float exponent(float x) const { return __builtin_fmaf(x, scale, -maximum); }
+  __device__ float exponential(float x) const {
+    return __builtin_amdgcn_exp2f(__builtin_fmaf(x, scale, -maximum));
+  }
 };
