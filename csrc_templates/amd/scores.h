@@ -326,6 +326,7 @@ __device__ inline f32x2 biased_probabilities(const f32x16& score, const ScoreUni
   if (kHasAlibi)
     rest = with_alibi(rest, row.slope, row.distances(first_key, lane) - static_cast<float>(i));
   const f32x2 dots = {score[i], score[i + 1]};
-  const f32x2 exponents = multiply_add(unit.logits(dots), f32x2(unit.factor), rest);
-  return {__builtin_amdgcn_exp2f(exponents.x), __builtin_amdgcn_exp2f(exponents.y)};
+  const f32x2 logits = unit.logits(dots);
+  return {__builtin_amdgcn_exp2f(__builtin_fmaf(logits.x, unit.factor, rest.x)),
+          __builtin_amdgcn_exp2f(__builtin_fmaf(logits.y, unit.factor, rest.y))};
 }
