@@ -63,16 +63,19 @@ struct BiasTiles {
     for (int n = 0; n < kKept; ++n) offset[n] = offset_of_load(n, lane);
   }
 
-  // Starts to load a tile, if it is one of those that are whole; others are left to store().
-  __device__ void load(int first_key, int lane) {
+  // Starts to load a share of a tile, if it is one of those that are whole; others are left to
+  // store().
+  __device__ void load(int first_key, int lane, int share, int shares) {
+    if (!kIsInLds) return;
+    const int begin = share * kLoads / shares, end = (share + 1) * kLoads / shares;
     // What was there is of no use: so it has taken no registers until here.
 #pragma unroll
-    for (int n = 0; n < kLoads; ++n) asm volatile("" : "=v"(chunk[n]));
-    if (!kIsInLds || !rows.have_whole(first_key)) return;
+    for (int n = begin; n < end; ++n) asm volatile("" : "=v"(chunk[n]));
+    if (begin == end || !rows.have_whole(first_key)) return;
     typedef u32x4 Unaligned __attribute__((aligned(sizeof(BiasElement))));
     const Global<const char> from = rows.base + first_key * static_cast<long>(sizeof(BiasElement));
 #pragma unroll
-    for (int n = 0; n < kLoads; ++n) {
+    for (int n = begin; n < end; ++n) {
       const unsigned there =
           n < kKept ? fresh(offset[n]) : opaque(offset_of_load(n, opaque(lane) % 64u));
       chunk[n] = *(Global<const Unaligned>)(from + there);

@@ -188,11 +188,13 @@ struct ScoreUnit {
             uniform(result.factor)};
   }
 
-  // Two scores from dot products.
-  __device__ f32x2 scores(f32x2 dots) const {
-    if (kHasSoftcap) dots = capped(dots * cap_factor);
-    return scaled(dots);
+  // Two dot products, as a soft cap leaves them.
+  __device__ f32x2 logits(f32x2 dots) const {
+    return kHasSoftcap ? capped(dots * cap_factor) : dots;
   }
+
+  // Two scores from dot products.
+  __device__ f32x2 scores(f32x2 dots) const { return scaled(logits(dots)); }
 
   // The same from what is capped already.
   __device__ f32x2 scaled(f32x2 x) const { return kHasAddedBias ? x * factor : x; }
@@ -272,10 +274,14 @@ __device__ inline f32x2 with_least(f32x2 scores, f32x2 bias) {
           __builtin_amdgcn_fmed3f(scores.y, kLeastScore, most.y)};
 }
 
-// Whether with_least may change probabilities of a wave's rows, whose maximum so far this is.
-// Beside a large one kLeastScore has a probability of 0, as -inf has.
-__device__ inline bool needs_least(float maximum) {
-  return kHasAddedBias && __builtin_amdgcn_ballot_w64(!(maximum > kLeastScore / 2));
+// Up to this maximum, a score of a bias may be subtracted from it piece by piece: what rounding
+// leaves of the maximum is too little to notice in a probability, and a bias as low that it is -inf
+// in powers of two has a probability of 0.
+constexpr float kMostMaximum = 4096;
+
+// Whether the maxima of all rows of a wave are no larger.
+__device__ inline bool are_moderate(float maximum) {
+  return !__builtin_amdgcn_ballot_w64(!(__builtin_fabsf(maximum) <= kMostMaximum));
 }
 
 // The row of a lane, as far as its scores depend on it.
@@ -288,27 +294,39 @@ struct ScoreRow {
     if (!kHasAlibi) return {};
     return {alibi_slope(m, unit, batch, head), query + sequence.seqlen_k - sequence.seqlen_q};
   }
+
+  // ALiBi's, of the first two scores of a tile.
+  __device__ f32x2 distances(int first_key, int lane) const {
+    const float distance = diagonal - first_key - key_of_score(0, lane);
+    return {distance, distance - 1};
+  }
 };
 
-// The scores of a row from dot products; `maximum` is the row's so far.
+// The scores of a row from dot products.
 __device__ inline void modify(f32x16& score, const ScoreUnit& unit, const ScoreRow& row,
-                              const TileBias& bias, float maximum, int first_key, int lane) {
-  const float distance = row.diagonal - first_key - key_of_score(0, lane);
-  f32x2 distances = {distance, distance - 1};
+                              const TileBias& bias, int first_key, int lane) {
+  f32x2 distances = row.distances(first_key, lane);
 #pragma unroll
   for (int i = 0; i < 16; i += 2) {
     f32x2 pair = unit.scores(f32x2{score[i], score[i + 1]});
     if (kHasAlibi) pair = with_alibi(pair, row.slope, distances);
-    if (kBias != Bias::none) pair = with_bias(pair, bias.two(i));
+    if (kBias != Bias::none) pair = with_least(with_bias(pair, bias.two(i)), bias.two(i));
     score[i] = pair.x;
     score[i + 1] = pair.y;
     distances -= 2.0f;
   }
-  if (!needs_least(maximum)) return;
-#pragma unroll
-  for (int i = 0; i < 16; i += 2) {
-    const f32x2 pair = with_least(f32x2{score[i], score[i + 1]}, bias.two(i));
-    score[i] = pair.x;
-    score[i + 1] = pair.y;
-  }
+}
+
+// Probabilities of two scores with a bias, from number i on, by the maximum in use. That is
+// subtracted from the bias, which saves what making scores takes.
+__device__ inline f32x2 biased_probabilities(const f32x16& score, const ScoreUnit& unit,
+                                             const ScoreRow& row, const TileBias& bias,
+                                             float maximum, int first_key, int i, int lane) {
+  f32x2 rest = multiply_add(bias.two(i), f32x2(kLog2e), f32x2(-maximum));
+  if (kHasAlibi)
+    rest = with_alibi(rest, row.slope, row.distances(first_key, lane) - static_cast<float>(i));
+  const f32x2 dots = {score[i], score[i + 1]};
+  const f32x2 logits = unit.logits(dots);
+  return {__builtin_amdgcn_exp2f(__builtin_fmaf(logits.x, unit.factor, rest.x)),
+          __builtin_amdgcn_exp2f(__builtin_fmaf(logits.y, unit.factor, rest.y))};
 }

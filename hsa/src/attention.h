@@ -209,22 +209,36 @@ struct Attention {
   // lane's scores from number i on.
   template <class Taken>
   __device__ void softmax(bool is_first, Taken taken) {
-    constexpr int kScores = 16 * kKeyBlocks;
-    constexpr float kMostSum = kScores << kHeadroom;
     rescales = 0;
     if (is_first || kHeadroom == 0) raise_maximum();
+    const auto probabilities = [&](int i) {
+      const f32x16& scores = score[i / 16];
+      return f32x2{exponential(scores[i % 16]), exponential(scores[i % 16 + 1])};
+    };
     float added;
-    do added = exponentiate(taken);
+    do added = take(probabilities, taken);
     while (__builtin_expect(__builtin_amdgcn_ballot_w64(added > kMostSum) != 0, 0) &&
            raise_maximum());
-    sum += added;
-    // All of it here: the compiler would move what nobody needs yet to the matrix phase.
-    asm volatile("" : "+v"(sum));
-#pragma unroll
-    for (int step = 0; step < kKeySteps; ++step) asm volatile("" : "+v"(probability[step]));
+    add(added);
+  }
+
+  // The same of a tile without scores: probabilities(i) gives two of them by the maximum in use,
+  // those of the lane's keys from number i on. Where they come out too large nothing is added, and
+  // false returned.
+  template <class Probabilities, class Taken>
+  __device__ bool softmax_of(Probabilities probabilities, Taken taken) {
+    static_assert(kHeadroom > 0);
+    rescales = 0;
+    const float added = take(probabilities, taken);
+    if (__builtin_expect(__builtin_amdgcn_ballot_w64(added > kMostSum) != 0, 0)) return false;
+    add(added);
+    return true;
   }
 
  private:
+  // Of a lane's probabilities, before anybody looks for a larger maximum.
+  static constexpr float kMostSum = 16 * kKeyBlocks << kHeadroom;
+
   // Makes the maximum in use that of the scores, where that is larger. Whether it was of any lane.
   __device__ bool raise_maximum() {
     // Here: the compiler would look before it is known whether anybody has to.
@@ -245,17 +259,16 @@ struct Attention {
     return true;
   }
 
-  // Computes the probabilities of a tile, by the maximum in use, and returns their sum.
-  template <class Taken>
-  __device__ float exponentiate(Taken taken) {
+  // Takes the probabilities of a tile for the product, and returns their sum.
+  template <class Probabilities, class Taken>
+  __device__ float take(Probabilities probabilities, Taken taken) {
     float even = 0, odd = 0;
 #pragma unroll
     for (int step = 0; step < kKeySteps; ++step) {
 #pragma unroll
       for (int i = 0; i < Dtype::kDepth / 4; ++i) {
-        const int number = step * Dtype::kDepth / 2 + i * 2, at = number % 16;
-        const f32x16& scores = score[number / 16];
-        f32x2 p = {exponential(scores[at]), exponential(scores[at + 1])};
+        const int number = step * Dtype::kDepth / 2 + i * 2;
+        f32x2 p = probabilities(number);
         even += p.x;
         odd += p.y;
         p = taken(number, p);
@@ -268,6 +281,15 @@ struct Attention {
       }
     }
     return even + odd;
+  }
+
+  // Adds a tile's probabilities to the sum.
+  __device__ void add(float added) {
+    sum += added;
+    // All of it here: the compiler would move what nobody needs yet to the matrix phase.
+    asm volatile("" : "+v"(sum));
+#pragma unroll
+    for (int step = 0; step < kKeySteps; ++step) asm volatile("" : "+v"(probability[step]));
   }
 
   __device__ float exponential(float x) const {

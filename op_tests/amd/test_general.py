@@ -73,6 +73,27 @@ def test_a_bias_of_huge_finite_floats_hides_nothing(rng: torch.Generator, least:
 
 
 @pytest.mark.sample("arch", ARCHS, 1)
+def test_a_bias_whose_maximum_is_late_or_huge(rng: torch.Generator, arch: str) -> None:
+    """Tiles make no scores where the maximum so far serves them, and is not so large that they
+    would be rounded apart."""
+    late = torch.arange(200) >= 70
+    # Of each head: moderate ones, and one that leaves nothing of the dot products.
+    moderate = torch.stack([torch.where(late, 30.0, 0.0), torch.where(late, 0.0, -torch.inf)])
+    huge = torch.stack([torch.full((200,), 1e30), torch.where(late, 1e30, 0.0)])
+    # In fp16, which has no room for probabilities by a maximum that is too small.
+    q, k, v = (torch.randn(1, n, 2, 24, generator=rng).half() for n in (40, 200, 200))
+    drawn = torch.randn(1, 2, 40, 200, generator=rng)
+    for bias in (drawn + moderate[:, None], drawn + huge[:, None]):
+        exact = attention(q, k, v, bias=bias)
+        actual = run(arch, q, k, v, bias=bias)
+        if bias.max() < 1e30:
+            assert_close(actual, exact, q, k, v, largest_modifier=40)
+        else:
+            torch.testing.assert_close(actual[0].double(), exact[0], atol=0.01, rtol=0.01)
+            torch.testing.assert_close(actual[1].double(), exact[1], atol=0, rtol=1e-6)
+
+
+@pytest.mark.sample("arch", ARCHS, 1)
 def test_a_bias_that_is_far_apart(rng: torch.Generator, arch: str) -> None:
     """Between heads that are rows of one tile; lanes copy it one by one then."""
     far = 1 << 31  # elements: 4 GiB
