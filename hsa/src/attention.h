@@ -25,16 +25,18 @@ __device__ inline void barrier() {
   __builtin_amdgcn_sched_barrier(0);
 }
 
-// The same, but the last kReads reads of a wave stay on their way, too: nobody must write there
-// before the next barrier.
+// The same in two steps, between which a wave leaves LDS alone. Its last kReads reads stay on their
+// way, too: nobody must write there before the next barrier.
 template <int kReads>
-__device__ inline void barrier_while_reading() {
+__device__ inline void wait_for_lds() {
   constexpr int kLgkmcnt = 0xc07f | kReads << 8;
   static_assert(kReads < 15);
   // Fences for the compiler alone: those of a workgroup would wait for the reads.
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront", "local");
   __builtin_amdgcn_s_waitcnt(kLgkmcnt);
   __builtin_amdgcn_sched_barrier(0);
+}
+__device__ inline void barrier_after_wait() {
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront", "local");
   __builtin_amdgcn_sched_barrier(0);
@@ -102,7 +104,14 @@ struct Attention {
   // With the first ones read: from kFirst on, which is 0 or kValues.
   template <int kFirst>
   __device__ static Operands operands(Lds<const char> values, Lds<const char> keys, int lane) {
-    Operands result{values + Values::first_operand(lane), keys + Keys::first_operand(lane)};
+    return operands_from<kFirst>(values + Values::first_operand(lane),
+                                 keys + Keys::first_operand(lane));
+  }
+  // The same, given where the lane's first operands are.
+  template <int kFirst>
+  __device__ static Operands operands_from(Lds<const char> first_value,
+                                           Lds<const char> first_key) {
+    Operands result{first_value, first_key};
 #pragma unroll
     for (int n = kFirst; n < kFirst + kAhead && n < Operands::kEnd; ++n)
       result.ahead[n % kAhead] = result.read(n);
@@ -118,10 +127,10 @@ struct Attention {
     };
     // Rescaling is part of a branch that ends with a product, whose result takes the registers of
     // the old output. A branch with multiplications alone would cost copies of all of it.
-    if (is_first) {
+    if (__builtin_expect(is_first, 0)) {
       operands.template in_turn<0, kValueBlocks>(
           [&](int n, u32x4 value) { multiply(n, value, f32x16(0)); });
-    } else if (rescales) {
+    } else if (__builtin_expect(rescales != 0, 0)) {
       operands.template in_turn<0, kValueBlocks>([&](int n, u32x4 value) {
         const f32x16 rescaled = output[n] * factor;
         multiply(n, value, rescaled);
@@ -210,7 +219,7 @@ struct Attention {
     constexpr int kScores = 16 * kKeyBlocks;
     constexpr float kMostSum = kScores << kHeadroom;
     rescales = 0;
-    if (is_first || kHeadroom == 0) raise_maximum();
+    if (__builtin_expect(is_first, kHeadroom == 0) || kHeadroom == 0) raise_maximum();
     float added;
     do added = exponentiate(taken);
     while (__builtin_expect(__builtin_amdgcn_ballot_w64(added > kMostSum) != 0, 0) &&

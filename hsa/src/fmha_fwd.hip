@@ -102,6 +102,14 @@ constexpr int kLoads = Values::kLoads + Keys::kLoads;
 constexpr int kStores = Values::kStores + Keys::kStores;
 static_assert(kLoads <= kQuerySteps * kKeyBlocks);
 
+// Waits until all loads but the last kLeft are there.
+template <int kLeft>
+__device__ inline void wait_for_loads() {
+  constexpr int kVmcnt = 0xf70 | kLeft;
+  static_assert(kLeft < 16);
+  __builtin_amdgcn_s_waitcnt(kVmcnt);
+}
+
 // Of the 32 rows that begin with `rows`. What is loaded for rows behind the last one does not
 // matter, as nobody stores what comes of it.
 template <bool kAreFar>
@@ -275,6 +283,8 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
     const auto advance = [&] {
       value_source.advance_rows();
       key_source.advance_rows();
+      value_source.advance_bytes();
+      key_source.advance_bytes();
       value_source.advance_buffer();
       key_source.advance_buffer();
     };
@@ -286,9 +296,16 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
 #pragma unroll
       for (int n = 0; n < kLoads; ++n) load(n);
     };
+    // In registers: the compiler would put them together again for each tile.
+    const int first_value_store = opaque(Values::first_store(thread));
+    const int first_key_store = opaque(Keys::first_store(thread));
+    const int first_value_operand = opaque(Values::first_operand(lane));
+    const int first_key_operand = opaque(Keys::first_operand(lane));
     const auto store_piece = [&](Lds<char> to_values, Lds<char> to_keys, int n) {
-      if (n < Values::kStores) return Values::store_piece(to_values, next_values, thread, n);
-      if (n < kStores) return Keys::store_piece(to_keys, next_keys, thread, n - Values::kStores);
+      if (n < Values::kStores)
+        return Values::store_piece(to_values + first_value_store, next_values, n);
+      if (n < kStores)
+        return Keys::store_piece(to_keys + first_key_store, next_keys, n - Values::kStores);
     };
     // The tiles that are `later` behind V i.
     const auto store = [&](int later) {
@@ -321,7 +338,8 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
       advance();
       load_all();
     }
-    auto first_operands = Wave::operands<Wave::Operands::kValues>(values, keys, lane);
+    auto first_operands = Wave::operands_from<Wave::Operands::kValues>(values + first_value_operand,
+                                                                       keys + first_key_operand);
     wave.multiply_keys(first_operands, [](int) {});
     if constexpr (kReadsEarly) {
       store(1);
@@ -347,18 +365,25 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
       if (!kReadsEarly && (kGroups == 1 || group == 0)) barrier();
       // The last products read ahead too, but others may be writing output where keys were.
       const bool has_next = i + 1 < tiles || kGroups == 1 || kHasRoom;
-      auto operands = Wave::operands<0>(
-          value_buffer[0], has_next ? key_buffer[1 % kKeyBuffers] : value_buffer[0], lane);
-      if (kReadsEarly && group == 0) barrier_while_reading<Wave::kAhead>();
+      auto operands = Wave::operands_from<0>(
+          value_buffer[0] + first_value_operand,
+          (has_next ? key_buffer[1 % kKeyBuffers] : value_buffer[0]) + first_key_operand);
+      if (kReadsEarly && group == 0) {
+        wait_for_lds<Wave::kAhead>();
+        barrier_after_wait();
+      }
       // What else there is to do goes between the products, a little after each.
       constexpr int kSlots = Wave::Operands::kValues - kValueBlocks;
-      static_assert(!kReadsEarly || (kStores <= kSlots && kSlots > 5));
+      static_assert(!kReadsEarly || (kStores + 2 <= kSlots && kSlots > 5));
       __builtin_amdgcn_s_setprio(2);
       wave.multiply_values(operands, i == 0, [&](int n) {
         if constexpr (kReadsEarly) {
-          store_piece(value_buffer[2], key_buffer[0], n);
+          // Not beside the first product: the compiler would wait for those before it.
+          if (n == 1) wait_for_loads<Keys::kLoads>();
+          if (n > 1) store_piece(value_buffer[2], key_buffer[0], n - 2);
           if (n == kSlots - 5) value_source.advance_rows();
-          if (n == kSlots - 3) value_source.advance_buffer();
+          if (n == kSlots - 3) value_source.advance_bytes();
+          if (n == kSlots - 1) value_source.advance_buffer();
         }
       });
       if (i + 1 == tiles) {
@@ -368,12 +393,17 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
       if constexpr (!kReadsEarly) advance();
       // One load after every other operand: all at once would make the waves queue.
       constexpr int kEvery = kQuerySteps * kKeyBlocks >= 2 * kLoads ? 2 : 1;
+      constexpr int kLastValueLoad = (Values::kLoads - 1) * kEvery;
       wave.multiply_keys(operands, [&](int n) {
         if (kReadsEarly && n == 1) key_source.advance_rows();
-        if (kReadsEarly && n == 3) key_source.advance_buffer();
+        if (kReadsEarly && n == kLastValueLoad - kEvery - 1) key_source.advance_bytes();
+        if (kReadsEarly && n == kLastValueLoad - 1) key_source.advance_buffer();
         if (n % kEvery == 0) load(n / kEvery);
-        // Not behind the last product: the matrix units would wait as long as the barrier takes.
-        if (kReadsEarly && n == kQuerySteps * kKeyBlocks - 2 && group == 1) barrier();
+        // Right behind the last product but one: the matrix units work while the barrier takes its
+        // time, and then on the last product, while the other group begins.
+        if (kReadsEarly && n == kQuerySteps * kKeyBlocks - 3) wait_for_lds<0>();
+        if (kReadsEarly && n == kQuerySteps * kKeyBlocks - 2 && __builtin_expect(group == 1, 1))
+          barrier_after_wait();
       });
       __builtin_amdgcn_s_setprio(0);
       if (!kReadsEarly && (kGroups == 1 || group == 1)) barrier();
