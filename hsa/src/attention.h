@@ -56,6 +56,14 @@ __device__ inline int opaque(int lane) {
   return lane;
 }
 
+// The same of a number from 0 to kEnd - 1, which the compiler knows: divisions are shifts then.
+template <int kEnd>
+__device__ inline int opaque_below(int lane) {
+  const int result = opaque(lane);
+  __builtin_assume(result >= 0 && result < kEnd);
+  return result;
+}
+
 // ScoreDtype is what the product of keys and queries takes, Dtype that of values and probabilities.
 template <class Keys, class Values, class Dtype, Rounding kRounding, int kHeadroom = kUsualHeadroom,
           class ScoreDtype = Dtype>
@@ -197,8 +205,11 @@ struct Attention {
   }
 
   __device__ void clear_output() {
+    // Here: the compiler would do it before it is known whether anybody has to.
+    float zero = 0;
+    asm volatile("" : "+v"(zero));
 #pragma unroll
-    for (int block = 0; block < kValueBlocks; ++block) output[block] = f32x16(0);
+    for (int block = 0; block < kValueBlocks; ++block) output[block] = f32x16(zero);
   }
 
   // In place of softmax(), for a tile that is hidden from all rows of the wave.

@@ -239,7 +239,8 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
   Head& head = task.head;
   const int lane = thread % 64;
   const int wave_index = __builtin_amdgcn_readfirstlane(thread / 64);
-  const int group = wave_index / 4;
+  // At equal priority the oldest wave of a SIMD goes first: that is the one which is behind.
+  const int group = kGroups - 1 - wave_index / 4;
   const int first_row = task.tile * kTileRows + wave_index * 32;
   // The last key that a row sees is its number plus this, under the causal mask.
   int diagonal = task.diagonal;
@@ -340,7 +341,12 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
     }
     auto first_operands = Wave::operands_from<Wave::Operands::kValues>(values + first_value_operand,
                                                                        keys + first_key_operand);
+    // The first group goes ahead until it is in its matrix phase, and products go before softmax.
+    if (group == 0) __builtin_amdgcn_s_setprio(3);
+    else __builtin_amdgcn_s_setprio(2);
     wave.multiply_keys(first_operands, [](int) {});
+    if (group == 0) __builtin_amdgcn_s_setprio(1);
+    else __builtin_amdgcn_s_setprio(0);
     if constexpr (kReadsEarly) {
       store(1);
       advance();
@@ -429,14 +435,14 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
   }
   if (task.workspace) {
     if (first_row < head.q.count) {
-      wave.clear_blind_rows(wave.row_sum(opaque(lane)));
-      split_result_of(task, task.split, wave_index).store(wave, opaque(lane));
+      wave.clear_blind_rows(wave.row_sum(opaque_below<64>(lane)));
+      split_result_of(task, task.split, wave_index).store(wave, opaque_below<64>(lane));
     }
     return;
   }
   if (!kHasRoom && kGroups == 1) barrier();
   store_output<kAreFar>(wave, head, first_row,
-                        lds + kOutputExchange + wave_index * Exchange::kBytes, opaque(lane));
+                        lds + kOutputExchange + wave_index * Exchange::kBytes, opaque_below<64>(lane));
 }
 
 typedef unsigned u32x8 __attribute__((ext_vector_type(8)));
@@ -511,7 +517,7 @@ __global__
   const int tile = tile_of(a, place, queries);
   if (kGroupMode && (tile < 0 || tile * kTileRows >= queries)) return;
   const Task task = task_of(a, place, sequence, queries, tile);
-  const int thread = opaque(__builtin_amdgcn_workitem_id_x());
+  const int thread = opaque_below<kThreads>(__builtin_amdgcn_workitem_id_x());
   if (are_far<kTileKeys>(task.head.k) || are_far<kTileKeys>(task.head.v) ||
       are_far<32>(task.head.q) || are_far<32>(task.head.o))
     attend<true>(task, a.scale_log2, (Lds<char>)lds, thread);
