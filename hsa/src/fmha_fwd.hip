@@ -232,6 +232,9 @@ __device__ inline void rotate(Lds<char> (&buffers)[kCount]) {
   buffers[kCount - 1] = first;
 }
 
+// At equal priority the oldest wave of a SIMD goes first: that is the one which is behind.
+__device__ inline int group_of(int wave_index) { return kGroups - 1 - wave_index / 4; }
+
 // kAreFar: rows are further apart than a buffer's offsets reach. The loop that is made for that is
 // slower.
 template <bool kAreFar>
@@ -239,8 +242,7 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
   Head& head = task.head;
   const int lane = thread % 64;
   const int wave_index = __builtin_amdgcn_readfirstlane(thread / 64);
-  // At equal priority the oldest wave of a SIMD goes first: that is the one which is behind.
-  const int group = kGroups - 1 - wave_index / 4;
+  const int group = group_of(wave_index);
   const int first_row = task.tile * kTileRows + wave_index * 32;
   // The last key that a row sees is its number plus this, under the causal mask.
   int diagonal = task.diagonal;
@@ -316,40 +318,52 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
     };
 
     // All that the first tile needs is on its way before anything is waited for.
-    Keys::Registers first_keys;
-    const Keys::Source keys_0 = Keys::source(head.k, thread);
-    if constexpr (!kReadsEarly) {
+    const Lds<char> exchange = lds + kQueryExchange + wave_index * Exchange::kBytes;
+    if constexpr (kReadsEarly) {
+      load_queries<kAreFar>(wave.query, head.q.from(first_row), lane);
+      load_all();
+      exchange_queries(wave.query, exchange, lane);
+      store(0);
+      advance();
+      load_all();
+      barrier();
+    } else {
+      Keys::Registers first_keys;
+      const Keys::Source keys_0 = Keys::source(head.k, thread);
 #pragma unroll
       for (int n = 0; n < Keys::kLoads; ++n) keys_0.template load<kAreFar>(first_keys, n);
-    }
-    load_queries<kAreFar>(wave.query, head.q.from(first_row), lane);
-    load_all();
-    exchange_queries(wave.query, lds + kQueryExchange + wave_index * Exchange::kBytes, lane);
-    if constexpr (kReadsEarly) {
-      store(0);
-      advance();
+      load_queries<kAreFar>(wave.query, head.q.from(first_row), lane);
       load_all();
-    } else {
+      exchange_queries(wave.query, exchange, lane);
       if (!kHasRoom && kGroups == 1) barrier();
       Keys::store(key_buffer[0], first_keys, thread);
-    }
-    barrier();
-    if (group == 1 && !kReadsEarly) {
-      store(0);
-      advance();
-      load_all();
+      barrier();
+      if (group == 1) {
+        store(0);
+        advance();
+        load_all();
+      }
     }
     auto first_operands = Wave::operands_from<Wave::Operands::kValues>(values + first_value_operand,
                                                                        keys + first_key_operand);
-    // The first group goes ahead until it is in its matrix phase, and products go before softmax.
-    if (group == 0) __builtin_amdgcn_s_setprio(3);
-    else __builtin_amdgcn_s_setprio(2);
-    wave.multiply_keys(first_operands, [](int) {});
+    if (group == 1) __builtin_amdgcn_s_setprio(2);
+    wave.multiply_keys(first_operands, [&](int n) {
+      if constexpr (kReadsEarly) {
+        if (n == 0) value_source.advance_rows();
+        if (n == 1) key_source.advance_rows();
+        if (n == 2) value_source.advance_bytes();
+        if (n == 3) key_source.advance_bytes();
+        constexpr int kFirstStore = kQuerySteps * kKeyBlocks - kStores - 1;
+        static_assert(kFirstStore >= 4);
+        if (n >= kFirstStore)
+          store_piece(value_buffer[1], key_buffer[1 % kKeyBuffers], n - kFirstStore);
+      }
+    });
     if (group == 0) __builtin_amdgcn_s_setprio(1);
     else __builtin_amdgcn_s_setprio(0);
     if constexpr (kReadsEarly) {
-      store(1);
-      advance();
+      value_source.advance_buffer();
+      key_source.advance_buffer();
       load_all();
     }
     if (kGroups == 1 || group == 1) barrier();
@@ -510,6 +524,10 @@ __global__
     __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2))) void
     forward(Arguments arguments) {
   alignas(1024) __shared__ char lds[kSharedBytes];
+  const int thread = opaque_below<kThreads>(__builtin_amdgcn_workitem_id_x());
+  // The first group goes ahead of the other until it is in its matrix phase.
+  if (kReadsEarly && group_of(__builtin_amdgcn_readfirstlane(thread / 64)) == 0)
+    __builtin_amdgcn_s_setprio(3);
   const Arguments a = loaded_at_once(arguments);
   const Place place = place_of_workgroup<kGroupMode>(a, a.num_splits);
   const Sequence sequence = sequence_of<kGroupMode>(a, place.batch);
@@ -517,7 +535,6 @@ __global__
   const int tile = tile_of(a, place, queries);
   if (kGroupMode && (tile < 0 || tile * kTileRows >= queries)) return;
   const Task task = task_of(a, place, sequence, queries, tile);
-  const int thread = opaque_below<kThreads>(__builtin_amdgcn_workitem_id_x());
   if (are_far<kTileKeys>(task.head.k) || are_far<kTileKeys>(task.head.v) ||
       are_far<32>(task.head.q) || are_far<32>(task.head.o))
     attend<true>(task, a.scale_log2, (Lds<char>)lds, thread);
