@@ -346,7 +346,7 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
     }
     auto first_operands = Wave::operands_from<Wave::Operands::kValues>(values + first_value_operand,
                                                                        keys + first_key_operand);
-    if (group == 1) __builtin_amdgcn_s_setprio(2);
+    if (kReadsEarly && group == 1) __builtin_amdgcn_s_setprio(2);
     wave.multiply_keys(first_operands, [&](int n) {
       if constexpr (kReadsEarly) {
         if (n == 0) value_source.advance_rows();
@@ -359,9 +359,9 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
           store_piece(value_buffer[1], key_buffer[1 % kKeyBuffers], n - kFirstStore);
       }
     });
-    if (group == 0) __builtin_amdgcn_s_setprio(1);
-    else __builtin_amdgcn_s_setprio(0);
     if constexpr (kReadsEarly) {
+      if (group == 0) __builtin_amdgcn_s_setprio(1);
+      else __builtin_amdgcn_s_setprio(0);
       value_source.advance_buffer();
       key_source.advance_buffer();
       load_all();
@@ -502,7 +502,8 @@ __device__ inline int tile_of(const Arguments& a, const Place& place, int querie
 
 __device__ inline Task task_of(const Arguments& a, const Place& place, const Sequence& sequence,
                                int queries, int tile) {
-  const unsigned head_k = divide(place.head, a.gqa).value;
+  unsigned head_k = divide(place.head, a.gqa).value;
+  asm("" : "+s"(head_k));
   const unsigned long line = line_of(a, place);
   Task task;
   task.diagonal = kTopLeft ? 0 : sequence.seqlen_k - sequence.seqlen_q;
@@ -529,7 +530,9 @@ __global__
   if (kReadsEarly && group_of(__builtin_amdgcn_readfirstlane(thread / 64)) == 0)
     __builtin_amdgcn_s_setprio(3);
   const Arguments a = loaded_at_once(arguments);
-  const Place place = place_of_workgroup<kGroupMode>(a, a.num_splits);
+  Place place = place_of_workgroup<kGroupMode>(a, a.num_splits);
+  // As numbers of 32 bits: of more, products with strides would be made of more parts.
+  asm("" : "+s"(place.batch), "+s"(place.head));
   const Sequence sequence = sequence_of<kGroupMode>(a, place.batch);
   const int queries = computed_queries<kGroupMode>(a, sequence);
   const int tile = tile_of(a, place, queries);
