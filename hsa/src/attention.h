@@ -242,7 +242,6 @@ struct Attention {
     for (int step = 0; step < kKeySteps; ++step) asm volatile("" : "+v"(probability[step]));
   }
 
- private:
   // Makes the maximum in use that of the scores, where that is larger. Whether it was of any lane.
   __device__ bool raise_maximum() {
     // Here: the compiler would look before it is known whether anybody has to.
@@ -260,6 +259,7 @@ struct Attention {
     return true;
   }
 
+ private:
   // Computes the probabilities of a tile, by the maximum in use, and returns their sum.
   template <class Taken>
   __device__ float exponentiate(Taken taken) {

@@ -232,9 +232,6 @@ __device__ inline void rotate(Lds<char> (&buffers)[kCount]) {
   buffers[kCount - 1] = first;
 }
 
-// At equal priority the oldest wave of a SIMD goes first: that is the one which is behind.
-__device__ inline int group_of(int wave_index) { return kGroups - 1 - wave_index / 4; }
-
 // kAreFar: rows are further apart than a buffer's offsets reach. The loop that is made for that is
 // slower.
 template <bool kAreFar>
@@ -242,7 +239,7 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
   Head& head = task.head;
   const int lane = thread % 64;
   const int wave_index = __builtin_amdgcn_readfirstlane(thread / 64);
-  const int group = group_of(wave_index);
+  const int group = wave_index / 4;
   const int first_row = task.tile * kTileRows + wave_index * 32;
   // The last key that a row sees is its number plus this, under the causal mask.
   int diagonal = task.diagonal;
@@ -346,7 +343,9 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
     }
     auto first_operands = Wave::operands_from<Wave::Operands::kValues>(values + first_value_operand,
                                                                        keys + first_key_operand);
-    if (kReadsEarly && group == 1) __builtin_amdgcn_s_setprio(2);
+    // Of a SIMD's waves at the same priority the oldest goes first: that is one of the first group.
+    // It goes ahead until it is in its matrix phase, and all products go before a softmax.
+    if (kReadsEarly) __builtin_amdgcn_s_setprio(2);
     wave.multiply_keys(first_operands, [&](int n) {
       if constexpr (kReadsEarly) {
         if (n == 0) value_source.advance_rows();
@@ -360,13 +359,27 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
       }
     });
     if constexpr (kReadsEarly) {
-      if (group == 0) __builtin_amdgcn_s_setprio(1);
-      else __builtin_amdgcn_s_setprio(0);
+      __builtin_amdgcn_s_setprio(1);
       value_source.advance_buffer();
       key_source.advance_buffer();
       load_all();
     }
-    if (kGroups == 1 || group == 1) barrier();
+    // Hides from the rows of the wave what they do not see of tile i.
+    const auto mask = [&](int i, int visible) {
+      const int first_key = i * kTileKeys;
+      if (__builtin_expect(first_key + kTileKeys > visible, 0))
+        wave.mask(last_visible(head.k.count, row + diagonal) - first_key, lane);
+    };
+    if (kReadsEarly) {
+      // Before the barrier, at which the second group waits for the first one's softmax.
+      mask(0, last_visible(head.k.count, first_row + diagonal) + 1);
+      wave.raise_maximum();
+    }
+    if (kGroups == 1 || group == 1) {
+      barrier();
+      // The first softmax goes before the second one of the other group, which came first.
+      if (kReadsEarly) __builtin_amdgcn_s_setprio(2);
+    }
     int i = 0;
     for (;; ++i) {
       // What all rows of the wave see needs no mask; what none of them sees comes last.
@@ -377,9 +390,8 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
       if (is_hidden) {
         wave.see_nothing();
       } else {
-        if (__builtin_expect(first_key + kTileKeys > visible, 0))
-          wave.mask(last_visible(head.k.count, row + diagonal) - first_key, lane);
-        wave.softmax(i == 0, [](int, f32x2 pair) { return pair; });
+        mask(i, visible);
+        wave.softmax(!kReadsEarly && i == 0, [](int, f32x2 pair) { return pair; });
       }
       if (!kReadsEarly && i + group < tiles) store(group);
       if (!kReadsEarly && (kGroups == 1 || group == 0)) barrier();
@@ -425,7 +437,7 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
         if (kReadsEarly && n == kQuerySteps * kKeyBlocks - 2 && __builtin_expect(group == 1, 1))
           barrier_after_wait();
       });
-      __builtin_amdgcn_s_setprio(0);
+      __builtin_amdgcn_s_setprio(kReadsEarly);
       if (!kReadsEarly && (kGroups == 1 || group == 1)) barrier();
       rotate(value_buffer);
       rotate(key_buffer);
@@ -526,9 +538,6 @@ __global__
     forward(Arguments arguments) {
   alignas(1024) __shared__ char lds[kSharedBytes];
   const int thread = opaque_below<kThreads>(__builtin_amdgcn_workitem_id_x());
-  // The first group goes ahead of the other until it is in its matrix phase.
-  if (kReadsEarly && group_of(__builtin_amdgcn_readfirstlane(thread / 64)) == 0)
-    __builtin_amdgcn_s_setprio(3);
   const Arguments a = loaded_at_once(arguments);
   Place place = place_of_workgroup<kGroupMode>(a, a.num_splits);
   // As numbers of 32 bits: of more, products with strides would be made of more parts.
