@@ -117,8 +117,7 @@ struct Attention {
   }
   // The same, given where the lane's first operands are.
   template <int kFirst>
-  __device__ static Operands operands_from(Lds<const char> first_value,
-                                           Lds<const char> first_key) {
+  __device__ static Operands operands_from(Lds<const char> first_value, Lds<const char> first_key) {
     Operands result{first_value, first_key};
 #pragma unroll
     for (int n = kFirst; n < kFirst + kAhead && n < Operands::kEnd; ++n)

@@ -296,7 +296,7 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
 #pragma unroll
       for (int n = 0; n < kLoads; ++n) load(n);
     };
-    // In registers: the compiler would put them together again for each tile.
+    // Kept in registers: the compiler would put them together again for each tile.
     const int first_value_store = opaque(Values::first_store(thread));
     const int first_key_store = opaque(Keys::first_store(thread));
     const int first_value_operand = opaque(Values::first_operand(lane));
@@ -431,8 +431,9 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
         if (kReadsEarly && n == kLastValueLoad - kEvery - 1) key_source.advance_bytes();
         if (kReadsEarly && n == kLastValueLoad - 1) key_source.advance_buffer();
         if (n % kEvery == 0) load(n / kEvery);
-        // Right behind the last product but one: the matrix units work while the barrier takes its
-        // time, and then on the last product, while the other group begins.
+        // Right behind the last product but one: the matrix units work on it while the barrier
+        // takes its time, and then on the last one, while the other group begins. What the waves
+        // wait for is there before, and for the second group the branch is not taken.
         if (kReadsEarly && n == kQuerySteps * kKeyBlocks - 3) wait_for_lds<0>();
         if (kReadsEarly && n == kQuerySteps * kKeyBlocks - 2 && __builtin_expect(group == 1, 1))
           barrier_after_wait();
@@ -468,7 +469,8 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
   }
   if (!kHasRoom && kGroups == 1) barrier();
   store_output<kAreFar>(wave, head, first_row,
-                        lds + kOutputExchange + wave_index * Exchange::kBytes, opaque_below<64>(lane));
+                        lds + kOutputExchange + wave_index * Exchange::kBytes,
+                        opaque_below<64>(lane));
 }
 
 typedef unsigned u32x8 __attribute__((ext_vector_type(8)));
