@@ -78,8 +78,9 @@ class KeySplit:
         speed = _FP8_PRODUCTS_PER_SECOND[arch] if is_fp8 else _PRODUCTS_PER_SECOND[arch]
         tile_seconds = products * row.workgroups_of_unit / speed
         slots = compute_units * row.workgroups_of_unit
-        slowdown, byte_seconds = _BUSY_SLOWDOWN[arch], _SECONDS_OF_BYTE[arch]
-        return cls(sequences, row.ts_qo, slots, row.hdim_v, tile_seconds, slowdown, byte_seconds)
+        slowdown = _BUSY_SLOWDOWN[arch]
+        of_byte = _SECONDS_OF_BYTE[arch]
+        return cls(sequences, row.ts_qo, slots, row.hdim_v, tile_seconds, slowdown, of_byte)
 
     def num_splits(self, seqlen_q: int, key_tiles: int) -> int:
         """For sequences of up to ``seqlen_q`` queries; 1: keys are not split.
