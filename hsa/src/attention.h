@@ -134,7 +134,7 @@ struct Attention {
     };
     // Rescaling is part of a branch that ends with a product, whose result takes the registers of
     // the old output. A branch with multiplications alone would cost copies of all of it.
-    if (__builtin_expect(is_first, 0)) {
+    if (is_first) {
       operands.template in_turn<0, kValueBlocks>(
           [&](int n, u32x4 value) { multiply(n, value, f32x16(0)); });
     } else if (__builtin_expect(rescales != 0, 0)) {
@@ -229,7 +229,7 @@ struct Attention {
     constexpr int kScores = 16 * kKeyBlocks;
     constexpr float kMostSum = kScores << kHeadroom;
     rescales = 0;
-    if (__builtin_expect(is_first, kHeadroom == 0) || kHeadroom == 0) raise_maximum();
+    if (is_first || kHeadroom == 0) raise_maximum();
     float added;
     do added = exponentiate(taken);
     while (__builtin_expect(__builtin_amdgcn_ballot_w64(added > kMostSum) != 0, 0) &&

@@ -264,7 +264,7 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
   wave.scale = scale;
   wave.maximum = kNoMaximum;
   wave.sum = 0;
-  // Left as it is: the first tile makes it.
+  // Left as it is: it is cleared later, or the first tile makes it.
 #pragma unroll
   for (int block = 0; block < kValueBlocks; ++block) asm volatile("" : "=v"(wave.output[block]));
 
@@ -319,6 +319,7 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
     if constexpr (kReadsEarly) {
       load_queries<kAreFar>(wave.query, head.q.from(first_row), lane);
       load_all();
+      wave.clear_output();  // there is time until the queries are there
       exchange_queries(wave.query, exchange, lane);
       store(0);
       advance();
@@ -408,7 +409,7 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
       constexpr int kSlots = Wave::Operands::kValues - kValueBlocks;
       static_assert(!kReadsEarly || (kStores + 2 <= kSlots && kSlots > 5));
       __builtin_amdgcn_s_setprio(2);
-      wave.multiply_values(operands, i == 0, [&](int n) {
+      wave.multiply_values(operands, !kReadsEarly && i == 0, [&](int n) {
         if constexpr (kReadsEarly) {
           // Not beside the first product: the compiler would wait for those before it.
           if (n == 1) wait_for_loads<Keys::kLoads>();
@@ -444,7 +445,7 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
       rotate(key_buffer);
     }
     __builtin_amdgcn_s_setprio(0);
-    if (kSkipsHidden && i == 0) wave.clear_output();
+    if (!kReadsEarly && kSkipsHidden && i == 0) wave.clear_output();
     // Tiles that are hidden from all rows of the wave: it brings its share of them for the others.
     for (; kSkipsHidden && i < tiles; ++i) {
       if (!kReadsEarly && i + group < tiles) store(group);
