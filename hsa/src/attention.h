@@ -27,16 +27,18 @@ __device__ inline void barrier() {
   __builtin_amdgcn_sched_barrier(0);
 }
 
-// The same, but the last kReads reads of a wave stay on their way, too: nobody must write there
-// before the next barrier.
+// The same in two steps, between which a wave leaves LDS alone. Its last kReads reads stay on their
+// way, too: nobody must write there before the next barrier.
 template <int kReads>
-__device__ inline void barrier_while_reading() {
+__device__ inline void wait_for_lds() {
   constexpr int kLgkmcnt = 0xc07f | kReads << 8;
   static_assert(kReads < 15);
   // Fences for the compiler alone: those of a workgroup would wait for the reads.
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront", "local");
   __builtin_amdgcn_s_waitcnt(kLgkmcnt);
   __builtin_amdgcn_sched_barrier(0);
+}
+__device__ inline void barrier_after_wait() {
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront", "local");
   __builtin_amdgcn_sched_barrier(0);
@@ -54,6 +56,14 @@ __device__ inline void wave_barrier() {
 __device__ inline int opaque(int lane) {
   asm volatile("" : "+v"(lane));
   return lane;
+}
+
+// The same of a number from 0 to kEnd - 1, which the compiler knows: divisions are shifts then.
+template <int kEnd>
+__device__ inline int opaque_below(int lane) {
+  const int result = opaque(lane);
+  __builtin_assume(result >= 0 && result < kEnd);
+  return result;
 }
 
 // ScoreDtype is what the product of keys and queries takes, Dtype that of values and probabilities.
@@ -104,7 +114,13 @@ struct Attention {
   // With the first ones read: from kFirst on, which is 0 or kValues.
   template <int kFirst>
   __device__ static Operands operands(Lds<const char> values, Lds<const char> keys, int lane) {
-    Operands result{values + Values::first_operand(lane), keys + Keys::first_operand(lane)};
+    return operands_from<kFirst>(values + Values::first_operand(lane),
+                                 keys + Keys::first_operand(lane));
+  }
+  // The same, given where the lane's first operands are.
+  template <int kFirst>
+  __device__ static Operands operands_from(Lds<const char> first_value, Lds<const char> first_key) {
+    Operands result{first_value, first_key};
 #pragma unroll
     for (int n = kFirst; n < kFirst + kAhead && n < Operands::kEnd; ++n)
       result.ahead[n % kAhead] = result.read(n);
@@ -123,7 +139,7 @@ struct Attention {
     if (is_first) {
       operands.template in_turn<0, kValueBlocks>(
           [&](int n, u32x4 value) { multiply(n, value, f32x16(0)); });
-    } else if (rescales) {
+    } else if (__builtin_expect(rescales != 0, 0)) {
       operands.template in_turn<0, kValueBlocks>([&](int n, u32x4 value) {
         const f32x16 rescaled = output[n] * factor;
         multiply(n, value, rescaled);
@@ -190,8 +206,11 @@ struct Attention {
   }
 
   __device__ void clear_output() {
+    // Here: the compiler would do it before it is known whether anybody has to.
+    float zero = 0;
+    asm volatile("" : "+v"(zero));
 #pragma unroll
-    for (int block = 0; block < kValueBlocks; ++block) output[block] = f32x16(0);
+    for (int block = 0; block < kValueBlocks; ++block) output[block] = f32x16(zero);
   }
 
   // In place of softmax(), for a tile that is hidden from all rows of the wave.
@@ -235,10 +254,6 @@ struct Attention {
     return true;
   }
 
- private:
-  // Of a lane's probabilities, before anybody looks for a larger maximum.
-  static constexpr float kMostSum = 16 * kKeyBlocks << kHeadroom;
-
   // Makes the maximum in use that of the scores, where that is larger. Whether it was of any lane.
   __device__ bool raise_maximum() {
     // Here: the compiler would look before it is known whether anybody has to.
@@ -258,6 +273,10 @@ struct Attention {
     rescale(largest);
     return true;
   }
+
+ private:
+  // Of a lane's probabilities, before anybody looks for a larger maximum.
+  static constexpr float kMostSum = 16 * kKeyBlocks << kHeadroom;
 
   // Takes the probabilities of a tile for the product, and returns their sum.
   template <class Probabilities, class Taken>

@@ -74,7 +74,7 @@ struct QueryTile {
   static constexpr int kStores = RowTile::kStores + kColumnTiles;
   __device__ static void store(Lds<char> tile, const Registers& from, int thread, int n) {
     if (n < RowTile::kStores) {
-      RowTile::store_piece(tile, from.rows, thread, n);
+      RowTile::store_piece(tile + RowTile::first_store(thread), from.rows, n);
     } else {
       const int i = n - RowTile::kStores;
       ColumnTile::store(tile + RowTile::kBytes + i * ColumnTile::kBytes, from.columns[i], thread);

@@ -102,6 +102,14 @@ constexpr int kLoads = Values::kLoads + Keys::kLoads;
 constexpr int kStores = Values::kStores + Keys::kStores;
 static_assert(kLoads <= kQuerySteps * kKeyBlocks);
 
+// Waits until all loads but the last kLeft are there.
+template <int kLeft>
+__device__ inline void wait_for_loads() {
+  constexpr int kVmcnt = 0xf70 | kLeft;
+  static_assert(kLeft < 16);
+  __builtin_amdgcn_s_waitcnt(kVmcnt);
+}
+
 // Of the 32 rows that begin with `rows`. What is loaded for rows behind the last one does not
 // matter, as nobody stores what comes of it.
 template <bool kAreFar>
@@ -256,7 +264,7 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
   wave.scale = scale;
   wave.maximum = kNoMaximum;
   wave.sum = 0;
-  // Left as it is: the first tile makes it.
+  // Left as it is: it is cleared later, or the first tile makes it.
 #pragma unroll
   for (int block = 0; block < kValueBlocks; ++block) asm volatile("" : "=v"(wave.output[block]));
 
@@ -275,6 +283,8 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
     const auto advance = [&] {
       value_source.advance_rows();
       key_source.advance_rows();
+      value_source.advance_bytes();
+      key_source.advance_bytes();
       value_source.advance_buffer();
       key_source.advance_buffer();
     };
@@ -286,9 +296,16 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
 #pragma unroll
       for (int n = 0; n < kLoads; ++n) load(n);
     };
+    // Kept in registers: the compiler would put them together again for each tile.
+    const int first_value_store = opaque(Values::first_store(thread));
+    const int first_key_store = opaque(Keys::first_store(thread));
+    const int first_value_operand = opaque(Values::first_operand(lane));
+    const int first_key_operand = opaque(Keys::first_operand(lane));
     const auto store_piece = [&](Lds<char> to_values, Lds<char> to_keys, int n) {
-      if (n < Values::kStores) return Values::store_piece(to_values, next_values, thread, n);
-      if (n < kStores) return Keys::store_piece(to_keys, next_keys, thread, n - Values::kStores);
+      if (n < Values::kStores)
+        return Values::store_piece(to_values + first_value_store, next_values, n);
+      if (n < kStores)
+        return Keys::store_piece(to_keys + first_key_store, next_keys, n - Values::kStores);
     };
     // The tiles that are `later` behind V i.
     const auto store = [&](int later) {
@@ -298,37 +315,72 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
     };
 
     // All that the first tile needs is on its way before anything is waited for.
-    Keys::Registers first_keys;
-    const Keys::Source keys_0 = Keys::source(head.k, thread);
-    if constexpr (!kReadsEarly) {
+    const Lds<char> exchange = lds + kQueryExchange + wave_index * Exchange::kBytes;
+    if constexpr (kReadsEarly) {
+      load_queries<kAreFar>(wave.query, head.q.from(first_row), lane);
+      load_all();
+      wave.clear_output();  // there is time until the queries are there
+      exchange_queries(wave.query, exchange, lane);
+      store(0);
+      advance();
+      load_all();
+      barrier();
+    } else {
+      Keys::Registers first_keys;
+      const Keys::Source keys_0 = Keys::source(head.k, thread);
 #pragma unroll
       for (int n = 0; n < Keys::kLoads; ++n) keys_0.template load<kAreFar>(first_keys, n);
-    }
-    load_queries<kAreFar>(wave.query, head.q.from(first_row), lane);
-    load_all();
-    exchange_queries(wave.query, lds + kQueryExchange + wave_index * Exchange::kBytes, lane);
-    if constexpr (kReadsEarly) {
-      store(0);
-      advance();
+      load_queries<kAreFar>(wave.query, head.q.from(first_row), lane);
       load_all();
-    } else {
+      exchange_queries(wave.query, exchange, lane);
       if (!kHasRoom && kGroups == 1) barrier();
       Keys::store(key_buffer[0], first_keys, thread);
+      barrier();
+      if (group == 1) {
+        store(0);
+        advance();
+        load_all();
+      }
     }
-    barrier();
-    if (group == 1 && !kReadsEarly) {
-      store(0);
-      advance();
-      load_all();
-    }
-    auto first_operands = Wave::operands<Wave::Operands::kValues>(values, keys, lane);
-    wave.multiply_keys(first_operands, [](int) {});
+    auto first_operands = Wave::operands_from<Wave::Operands::kValues>(values + first_value_operand,
+                                                                       keys + first_key_operand);
+    // Of a SIMD's waves at the same priority the oldest goes first: that is one of the first group.
+    // It goes ahead until it is in its matrix phase, and all products go before a softmax.
+    if (kReadsEarly) __builtin_amdgcn_s_setprio(2);
+    wave.multiply_keys(first_operands, [&](int n) {
+      if constexpr (kReadsEarly) {
+        if (n == 0) value_source.advance_rows();
+        if (n == 1) key_source.advance_rows();
+        if (n == 2) value_source.advance_bytes();
+        if (n == 3) key_source.advance_bytes();
+        constexpr int kFirstStore = kQuerySteps * kKeyBlocks - kStores - 1;
+        static_assert(kFirstStore >= 4);
+        if (n >= kFirstStore)
+          store_piece(value_buffer[1], key_buffer[1 % kKeyBuffers], n - kFirstStore);
+      }
+    });
     if constexpr (kReadsEarly) {
-      store(1);
-      advance();
+      __builtin_amdgcn_s_setprio(1);
+      value_source.advance_buffer();
+      key_source.advance_buffer();
       load_all();
     }
-    if (kGroups == 1 || group == 1) barrier();
+    // Hides from the rows of the wave what they do not see of tile i.
+    const auto mask = [&](int i, int visible) {
+      const int first_key = i * kTileKeys;
+      if (__builtin_expect(first_key + kTileKeys > visible, 0))
+        wave.mask(last_visible(head.k.count, row + diagonal) - first_key, lane);
+    };
+    if (kReadsEarly) {
+      // Before the barrier, at which the second group waits for the first one's softmax.
+      mask(0, last_visible(head.k.count, first_row + diagonal) + 1);
+      wave.raise_maximum();
+    }
+    if (kGroups == 1 || group == 1) {
+      barrier();
+      // The first softmax goes before the second one of the other group, which came first.
+      if (kReadsEarly) __builtin_amdgcn_s_setprio(2);
+    }
     int i = 0;
     for (;; ++i) {
       // What all rows of the wave see needs no mask; what none of them sees comes last.
@@ -339,26 +391,32 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
       if (is_hidden) {
         wave.see_nothing();
       } else {
-        if (__builtin_expect(first_key + kTileKeys > visible, 0))
-          wave.mask(last_visible(head.k.count, row + diagonal) - first_key, lane);
-        wave.softmax(i == 0, [](int, f32x2 pair) { return pair; });
+        mask(i, visible);
+        wave.softmax(!kReadsEarly && i == 0, [](int, f32x2 pair) { return pair; });
       }
       if (!kReadsEarly && i + group < tiles) store(group);
       if (!kReadsEarly && (kGroups == 1 || group == 0)) barrier();
       // The last products read ahead too, but others may be writing output where keys were.
       const bool has_next = i + 1 < tiles || kGroups == 1 || kHasRoom;
-      auto operands = Wave::operands<0>(
-          value_buffer[0], has_next ? key_buffer[1 % kKeyBuffers] : value_buffer[0], lane);
-      if (kReadsEarly && group == 0) barrier_while_reading<Wave::kAhead>();
+      auto operands = Wave::operands_from<0>(
+          value_buffer[0] + first_value_operand,
+          (has_next ? key_buffer[1 % kKeyBuffers] : value_buffer[0]) + first_key_operand);
+      if (kReadsEarly && group == 0) {
+        wait_for_lds<Wave::kAhead>();
+        barrier_after_wait();
+      }
       // What else there is to do goes between the products, a little after each.
       constexpr int kSlots = Wave::Operands::kValues - kValueBlocks;
-      static_assert(!kReadsEarly || (kStores <= kSlots && kSlots > 5));
+      static_assert(!kReadsEarly || (kStores + 2 <= kSlots && kSlots > 5));
       __builtin_amdgcn_s_setprio(2);
-      wave.multiply_values(operands, i == 0, [&](int n) {
+      wave.multiply_values(operands, !kReadsEarly && i == 0, [&](int n) {
         if constexpr (kReadsEarly) {
-          store_piece(value_buffer[2], key_buffer[0], n);
+          // Not beside the first product: the compiler would wait for those before it.
+          if (n == 1) wait_for_loads<Keys::kLoads>();
+          if (n > 1) store_piece(value_buffer[2], key_buffer[0], n - 2);
           if (n == kSlots - 5) value_source.advance_rows();
-          if (n == kSlots - 3) value_source.advance_buffer();
+          if (n == kSlots - 3) value_source.advance_bytes();
+          if (n == kSlots - 1) value_source.advance_buffer();
         }
       });
       if (i + 1 == tiles) {
@@ -368,20 +426,26 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
       if constexpr (!kReadsEarly) advance();
       // One load after every other operand: all at once would make the waves queue.
       constexpr int kEvery = kQuerySteps * kKeyBlocks >= 2 * kLoads ? 2 : 1;
+      constexpr int kLastValueLoad = (Values::kLoads - 1) * kEvery;
       wave.multiply_keys(operands, [&](int n) {
         if (kReadsEarly && n == 1) key_source.advance_rows();
-        if (kReadsEarly && n == 3) key_source.advance_buffer();
+        if (kReadsEarly && n == kLastValueLoad - kEvery - 1) key_source.advance_bytes();
+        if (kReadsEarly && n == kLastValueLoad - 1) key_source.advance_buffer();
         if (n % kEvery == 0) load(n / kEvery);
-        // Not behind the last product: the matrix units would wait as long as the barrier takes.
-        if (kReadsEarly && n == kQuerySteps * kKeyBlocks - 2 && group == 1) barrier();
+        // Right behind the last product but one: the matrix units work on it while the barrier
+        // takes its time, and then on the last one, while the other group begins. What the waves
+        // wait for is there before, and for the second group the branch is not taken.
+        if (kReadsEarly && n == kQuerySteps * kKeyBlocks - 3) wait_for_lds<0>();
+        if (kReadsEarly && n == kQuerySteps * kKeyBlocks - 2 && __builtin_expect(group == 1, 1))
+          barrier_after_wait();
       });
-      __builtin_amdgcn_s_setprio(0);
+      __builtin_amdgcn_s_setprio(kReadsEarly);
       if (!kReadsEarly && (kGroups == 1 || group == 1)) barrier();
       rotate(value_buffer);
       rotate(key_buffer);
     }
     __builtin_amdgcn_s_setprio(0);
-    if (kSkipsHidden && i == 0) wave.clear_output();
+    if (!kReadsEarly && kSkipsHidden && i == 0) wave.clear_output();
     // Tiles that are hidden from all rows of the wave: it brings its share of them for the others.
     for (; kSkipsHidden && i < tiles; ++i) {
       if (!kReadsEarly && i + group < tiles) store(group);
@@ -399,14 +463,15 @@ __device__ inline void attend(Task task, float scale, Lds<char> lds, int thread)
   }
   if (task.workspace) {
     if (first_row < head.q.count) {
-      wave.clear_blind_rows(wave.row_sum(opaque(lane)));
-      split_result_of(task, task.split, wave_index).store(wave, opaque(lane));
+      wave.clear_blind_rows(wave.row_sum(opaque_below<64>(lane)));
+      split_result_of(task, task.split, wave_index).store(wave, opaque_below<64>(lane));
     }
     return;
   }
   if (!kHasRoom && kGroups == 1) barrier();
   store_output<kAreFar>(wave, head, first_row,
-                        lds + kOutputExchange + wave_index * Exchange::kBytes, opaque(lane));
+                        lds + kOutputExchange + wave_index * Exchange::kBytes,
+                        opaque_below<64>(lane));
 }
 
 typedef unsigned u32x8 __attribute__((ext_vector_type(8)));
@@ -452,7 +517,8 @@ __device__ inline int tile_of(const Arguments& a, const Place& place, int querie
 
 __device__ inline Task task_of(const Arguments& a, const Place& place, const Sequence& sequence,
                                int queries, int tile) {
-  const unsigned head_k = divide(place.head, a.gqa).value;
+  unsigned head_k = divide(place.head, a.gqa).value;
+  asm("" : "+s"(head_k));
   const unsigned long line = line_of(a, place);
   Task task;
   task.diagonal = kTopLeft ? 0 : sequence.seqlen_k - sequence.seqlen_q;
@@ -474,14 +540,16 @@ __global__
     __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2))) void
     forward(Arguments arguments) {
   alignas(1024) __shared__ char lds[kSharedBytes];
+  const int thread = opaque_below<kThreads>(__builtin_amdgcn_workitem_id_x());
   const Arguments a = loaded_at_once(arguments);
-  const Place place = place_of_workgroup<kGroupMode>(a, a.num_splits);
+  Place place = place_of_workgroup<kGroupMode>(a, a.num_splits);
+  // As numbers of 32 bits: of more, products with strides would be made of more parts.
+  asm("" : "+s"(place.batch), "+s"(place.head));
   const Sequence sequence = sequence_of<kGroupMode>(a, place.batch);
   const int queries = computed_queries<kGroupMode>(a, sequence);
   const int tile = tile_of(a, place, queries);
   if (kGroupMode && (tile < 0 || tile * kTileRows >= queries)) return;
   const Task task = task_of(a, place, sequence, queries, tile);
-  const int thread = opaque(__builtin_amdgcn_workitem_id_x());
   if (are_far<kTileKeys>(task.head.k) || are_far<kTileKeys>(task.head.v) ||
       are_far<32>(task.head.q) || are_far<32>(task.head.o))
     attend<true>(task, a.scale_log2, (Lds<char>)lds, thread);

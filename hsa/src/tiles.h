@@ -42,15 +42,24 @@ __device__ inline __amdgpu_buffer_rsrc_t buffer_of(Rows rows) {
   return __builtin_amdgcn_make_buffer_rsrc((void*)(rows.base), 0, bytes, kRaw);
 }
 
-// The same, computed in scalar registers where it is called, and without a branch: between matrix
-// products there is room for this.
+// The same in two steps, in scalar registers, where they are called and without a branch: between
+// matrix products there is room for one of them. First, how many bytes there are to read.
 template <int kRows, int kRowBytes>
-__device__ inline __amdgpu_buffer_rsrc_t buffer_at_once(const Rows& rows) {
-  constexpr unsigned kRaw = 0x27000;  // 32-bit elements; no swizzle
+__device__ inline int bytes_at_once(const Rows& rows) {
   const int last = (rows.count < kRows ? rows.count : kRows) - 1;
   int bytes = (last * static_cast<int>(rows.stride) + kRowBytes) & ~(last >> 31);
   asm volatile("" : "+s"(bytes));
+  return bytes;
+}
+__device__ inline __amdgpu_buffer_rsrc_t buffer_with(const Rows& rows, int bytes) {
+  constexpr unsigned kRaw = 0x27000;  // 32-bit elements; no swizzle
   return __builtin_amdgcn_make_buffer_rsrc((void*)(rows.base), 0, bytes, kRaw);
+}
+
+// Both steps.
+template <int kRows, int kRowBytes>
+__device__ inline __amdgpu_buffer_rsrc_t buffer_at_once(const Rows& rows) {
+  return buffer_with(rows, bytes_at_once<kRows, kRowBytes>(rows));
 }
 
 // A tile in LDS: kRows rows of kChunks chunks. A chunk is 8 values, which a lane reads at once as
@@ -106,6 +115,7 @@ struct KeyTile : Tile<kKeyCount, kHdim / 8> {
   struct Source {
     Rows rows;
     int thread;
+    int bytes;  // of the next buffer
     __amdgpu_buffer_rsrc_t buffer;
     unsigned offset[kLoads];
 
@@ -115,12 +125,13 @@ struct KeyTile : Tile<kKeyCount, kHdim / 8> {
       else to.chunk[i] = __builtin_amdgcn_raw_buffer_load_b128(buffer, offset[i], 0, 0);
     }
 
-    // On to the next tile, in two steps.
+    // On to the next tile, in three steps.
     __device__ void advance_rows() {
       rows = rows.from(kKeys);
       asm volatile("" : "+s"(rows.base), "+s"(rows.count));
     }
-    __device__ void advance_buffer() { buffer = buffer_at_once<kKeys, kHdim * 2>(rows); }
+    __device__ void advance_bytes() { bytes = bytes_at_once<kKeys, kHdim * 2>(rows); }
+    __device__ void advance_buffer() { buffer = buffer_with(rows, bytes); }
   };
 
   // In bytes, where load i of a thread begins in its row.
@@ -129,7 +140,7 @@ struct KeyTile : Tile<kKeyCount, kHdim / 8> {
   }
 
   __device__ static Source source(Rows rows, int thread) {
-    Source result{rows, thread, buffer_of<kKeys, kHdim * 2>(rows)};
+    Source result{rows, thread, 0, buffer_of<kKeys, kHdim * 2>(rows)};
     for (int i = 0; i < kLoads; ++i)
       result.offset[i] = thread / 8 * rows.stride + column(thread, i);
     return result;
@@ -137,15 +148,18 @@ struct KeyTile : Tile<kKeyCount, kHdim / 8> {
 
   __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
 #pragma unroll
-    for (int i = 0; i < kStores; ++i) store_piece(tile, from, thread, i);
+    for (int i = 0; i < kStores; ++i) store_piece(tile + first_store(thread), from, i);
   }
 
-  // A thread's share goes to LDS in pieces; piece i is what load i has brought.
-  static constexpr int kStores = kLoads;
-  __device__ static void store_piece(Lds<char> tile, const Registers& from, int thread, int i) {
+  // Where a thread's share goes, in pieces: piece i is what load i has brought.
+  __device__ static int first_store(int thread) {
     const int row = thread / 8;
-    const unsigned first = (unsigned)(tile + place(row, thread % 8 + swap(row) * 8));
-    *(Lds<u32x4>)((first ^ i * 8 % kMixed * 16) + i * 8 / kMixed * kMixed * 16) = from.chunk[i];
+    return place(row, thread % 8 + swap(row) * 8);
+  }
+  static constexpr int kStores = kLoads;
+  __device__ static void store_piece(Lds<char> first, const Registers& from, int i) {
+    const unsigned mixed = (unsigned)first ^ i * 8 % kMixed * 16;
+    *(Lds<u32x4>)(mixed + i * 8 / kMixed * kMixed * 16) = from.chunk[i];
   }
 
   __device__ static int first_operand(int lane) { return place(lane % 32, lane / 32); }
@@ -210,6 +224,7 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
   struct Source {
     Rows rows;
     int thread;
+    int bytes;  // of the next buffer
     __amdgpu_buffer_rsrc_t buffer;
     unsigned offset;
 
@@ -224,32 +239,34 @@ struct ValueTile : Tile<kHdim, kKeys / 8> {
       __builtin_memcpy(to.row[i], &values, sizeof values);
     }
 
-    // On to the next tile, in two steps.
+    // On to the next tile, in three steps.
     __device__ void advance_rows() {
       rows = rows.from(kKeys);
       asm volatile("" : "+s"(rows.base), "+s"(rows.count));
     }
-    __device__ void advance_buffer() { buffer = buffer_at_once<kKeys, kHdim * 2>(rows); }
+    __device__ void advance_bytes() { bytes = bytes_at_once<kKeys, kHdim * 2>(rows); }
+    __device__ void advance_buffer() { buffer = buffer_with(rows, bytes); }
   };
 
   __device__ static Source source(Rows rows, int thread) {
     unsigned offset = quad_of(thread) * 4 * rows.stride + column_of(thread) * kWidth * 2;
     // An addition for each load is cheaper than registers for four offsets throughout the loop.
     asm volatile("" : "+v"(offset));
-    return {rows, thread, buffer_of<kKeys, kHdim * 2>(rows), offset};
+    return {rows, thread, 0, buffer_of<kKeys, kHdim * 2>(rows), offset};
   }
 
   __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
 #pragma unroll
-    for (int i = 0; i < kStores; ++i) store_piece(tile, from, thread, i);
+    for (int i = 0; i < kStores; ++i) store_piece(tile + first_store(thread), from, i);
   }
 
-  // A thread's share goes to LDS in pieces, one for each of its values.
+  // Where a thread's share goes, in pieces: one for each of its values.
+  __device__ static int first_store(int thread) {
+    return place(column_of(thread) * kWidth, chunk_of(thread)) + half_of(thread) * 8;
+  }
   static constexpr int kStores = kWidth;
-  __device__ static void store_piece(Lds<char> tile, const Registers& from, int thread, int i) {
-    const int first = place(column_of(thread) * kWidth, chunk_of(thread)) + half_of(thread) * 8;
-    const unsigned address = (unsigned)(tile + first);
-    *(Lds<u32x2>)(address ^ place(i, 0)) = keys_of(from, i);
+  __device__ static void store_piece(Lds<char> first, const Registers& from, int i) {
+    *(Lds<u32x2>)((unsigned)first ^ place(i, 0)) = keys_of(from, i);
   }
 
   // Of value i, a thread's four keys.
@@ -280,11 +297,12 @@ struct PaddedKeyTile : KeyTile<kKeyCount, kHdim, kThreads, 8> {
 
   __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
 #pragma unroll
-    for (int i = 0; i < Base::kStores; ++i) store_piece(tile, from, thread, i);
+    for (int i = 0; i < Base::kStores; ++i) store_piece(tile + first_store(thread), from, i);
   }
 
-  __device__ static void store_piece(Lds<char> tile, const Registers& from, int thread, int i) {
-    *(Lds<u32x4>)(tile + place(thread / 8, thread % 8) + i * 128) = from.chunk[i];
+  __device__ static int first_store(int thread) { return place(thread / 8, thread % 8); }
+  __device__ static void store_piece(Lds<char> first, const Registers& from, int i) {
+    *(Lds<u32x4>)(first + i * 128) = from.chunk[i];
   }
 
   __device__ static int first_operand(int lane) { return place(lane % 32, lane / 32); }
@@ -312,12 +330,14 @@ struct PaddedValueTile : ValueTile<kKeys, kHdim, kThreads, 8> {
 
   __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
 #pragma unroll
-    for (int i = 0; i < Base::kStores; ++i) store_piece(tile, from, thread, i);
+    for (int i = 0; i < Base::kStores; ++i) store_piece(tile + first_store(thread), from, i);
   }
 
-  __device__ static void store_piece(Lds<char> tile, const Registers& from, int thread, int i) {
-    const Lds<char> first = tile + place(Base::column_of(thread) * kWidth, Base::chunk_of(thread)) +
-                            Base::half_of(thread) * 8;
+  __device__ static int first_store(int thread) {
+    return place(Base::column_of(thread) * kWidth, Base::chunk_of(thread)) +
+           Base::half_of(thread) * 8;
+  }
+  __device__ static void store_piece(Lds<char> first, const Registers& from, int i) {
     *(Lds<u32x2>)(first + i * kPartBytes) = Base::keys_of(from, i);
   }
 

@@ -262,7 +262,7 @@ FORWARD_CASES: Sequence[tuple[str, dict[str, Any]]] = (
     ("gfx942-mi308", {"batch": 2, "lengths": ((65, 33),), "mask": 1, "layout": "sbhd"}),
     ("gfx942", {"batch": 1, "lengths": ((70, 0),)}),
     ("gfx942", {"lengths": ((0, 5), (1, 64), (128, 65), (33, 0)), "gap": 3, "mask": 2}),
-    ("gfx950", {"lengths": ((3, 900), (2, 1100)), "hdims": (64, 64)}),
+    ("gfx950", {"lengths": ((3, 1900), (2, 2100)), "hdims": (64, 64)}),
     ("gfx942", {"batch": 2, "lengths": ((33, 129),), "heads": (4, 2), "mask": 2, "fp8": "each"}),
     ("gfx950", {"batch": 1, "lengths": ((1, 1500),), "layout": "bhsd", "fp8": "one"}),
     ("gfx950", {"lengths": ((0, 5), (65, 64), (3, 65)), "heads": (3, 3), "gap": 3, "fp8": "each"}),

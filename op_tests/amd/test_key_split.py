@@ -19,9 +19,20 @@ from jitfmha.kernels.tuned.key_split import KeySplit
 _DTYPES: tuple[KernelDtype, KernelDtype] = ("bf16", "fp8bf16")
 
 
-def split(*, tile_seconds: float = 4e-6, **changes: int) -> KeySplit:
+def split(
+    *,
+    tile_seconds: float = 4e-6,
+    busy_slowdown: float = 1.0,
+    byte_seconds: float = 0.0,
+    **changes: int,
+) -> KeySplit:
     values = {"sequences": 8, "ts_qo": 256, "slots": 304, "hdim_v": 128}
-    return KeySplit(**(values | changes), tile_seconds=tile_seconds)
+    return KeySplit(
+        **(values | changes),
+        tile_seconds=tile_seconds,
+        busy_slowdown=busy_slowdown,
+        byte_seconds=byte_seconds,
+    )
 
 
 @pytest.mark.parametrize(
@@ -60,6 +71,24 @@ def test_a_second_launch_has_to_pay(key_tiles: int, num_splits: int) -> None:
     assert split(tile_seconds=1e-6).num_splits(1, key_tiles) == num_splits
 
 
+@pytest.mark.parametrize(
+    ("changes", "num_splits"),
+    [
+        ({}, 4),
+        # What a split of 32 tiles leaves, 4.3 MB, takes 1.7 us: it does not pay any more.
+        ({"byte_seconds": 0.4e-12}, 1),
+        ({"byte_seconds": 0.04e-12}, 4),
+        # Four splits take 6 us, then 8.8, and the second launch 7.5 more.
+        ({"busy_slowdown": 1.5}, 4),
+        ({"busy_slowdown": 2.2}, 1),
+    ],
+)
+def test_what_splits_cost(changes: dict[str, float], num_splits: int) -> None:
+    """Of 16 key tiles, which take 16 us together."""
+    some = split(tile_seconds=1e-6, sequences=32, slots=128, **changes)
+    assert some.num_splits(1, 16) == num_splits
+
+
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 def test_fp8_keys_take_little_more_than_half_the_time(arch: Arch) -> None:
     """As whole launches do by the cost model."""
@@ -82,11 +111,27 @@ def test_num_splits_take_least_time(seed: int) -> None:
     for _ in range(300):
         tile_seconds, slots = draw.choice([1e-6, 2e-6, 4e-6]), draw.choice([80, 256, 304, 608])
         sequences, key_tiles = draw.randint(1, 400), draw.randint(1, 300)
-        some = split(tile_seconds=tile_seconds, slots=slots, sequences=sequences)
+        slowdown, byte_seconds = draw.uniform(1, 1.5), draw.choice([0.0, 0.4e-12])
+        some = split(
+            tile_seconds=tile_seconds,
+            busy_slowdown=slowdown,
+            byte_seconds=byte_seconds,
+            slots=slots,
+            sequences=sequences,
+        )
+        # Of each query in a tile of 256: the output, and its maximum and sum twice.
+        of_results = sequences * 256 * (128 + 4) * 4 * byte_seconds
 
-        def seconds(count: int, keys: float = key_tiles * tile_seconds) -> float:
-            second_launch = 4e-6 + 3e-6 + 0.25e-6 * (count - 2)
-            return keys / count + (second_launch if count > 1 else 0)
+        def seconds(
+            count: int,
+            keys: float = key_tiles * tile_seconds,
+            slowdown: float = slowdown,
+            of_results: float = of_results,
+        ) -> float:
+            if count == 1:
+                return keys
+            second_launch = 4e-6 + 3e-6 + 0.25e-6 * (count - 2) + of_results * count
+            return keys * slowdown / count + second_launch
 
         possible = range(1, max(min(slots // sequences, key_tiles // 4), 1) + 1)
         best = min(map(seconds, possible))
@@ -129,10 +174,10 @@ def test_a_full_chip_gets_one_launch(runtime: RecordingRuntime) -> None:
 def test_split_keys_take_two_launches(runtime: RecordingRuntime, mask: int) -> None:
     call(runtime, 8, 300, 4096, mask=mask)
     first, second = runtime.launches()
-    assert list(first.grid) == [8, 3, 25]
+    assert list(first.grid) == [8, 3, 16]
     assert list(second.grid) == [8, 3, 4]  # a workgroup for each of four waves
     assert bytes(first.kernarg) == bytes(second.kernarg)
-    assert fields(first, "num_splits.divisor", "query_tiles") == [25, 3]
+    assert fields(first, "num_splits.divisor", "query_tiles") == [16, 3]
     assert fields(first, "workspace") != [0]
     assert second.symbol.decode().endswith("_combine")
     assert list(first.block) == list(second.block) == [256, 1, 1]
@@ -143,9 +188,9 @@ def test_group_mode_splits_by_the_longest_sequence(runtime: RecordingRuntime) ->
     ends = {"cu_seqlens_q": ends_q, "cu_seqlens_k": ends_k}
     call(runtime, 4, 320, 8192, **ends, max_seqlen_q=300)
     first, second = runtime.launches()
-    assert list(first.grid) == [4, 2, 3 * 25]
+    assert list(first.grid) == [4, 2, 3 * 16]
     assert list(second.grid) == [4, 2, 3 * 4]
-    assert fields(first, "num_splits.divisor", "query_tiles") == [25, 3]
+    assert fields(first, "num_splits.divisor", "query_tiles") == [16, 3]
 
 
 @pytest.mark.parametrize(

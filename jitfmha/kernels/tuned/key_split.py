@@ -20,14 +20,17 @@ if TYPE_CHECKING:
 _LEAST_KEY_TILES = 4
 # As many as the kernel `combine` reaches (kMostSplits in hsa/src/split_results.h).
 _MOST_SPLITS = 1024
-# Multiplications and additions of a compute unit with eight waves, by the model: on gfx942 in a
-# launch that keeps all units busy, on gfx950 in one that leaves most of them idle, whose clock is
-# higher. Of these the choices come out best. The workgroups that share a unit share them.
-_PRODUCTS_PER_SECOND: dict[Arch, float] = {"gfx942": 1.08e12, "gfx950": 3.1e12}
+# Multiplications and additions of a compute unit with eight waves, by the model, in a launch that
+# leaves units idle, whose clock is high. The workgroups that share a unit share them.
+_PRODUCTS_PER_SECOND: dict[Arch, float] = {"gfx942": 1.5e12, "gfx950": 3.1e12}
 # The same of fp8 inputs, by the time of a launch over that of one with bf16 inputs: 0.54 and 0.60.
-_FP8_PRODUCTS_PER_SECOND: dict[Arch, float] = {"gfx942": 2.0e12, "gfx950": 5.2e12}
-# `combine` with two splits, and what each split more adds: it reads eight of them at once.
+_FP8_PRODUCTS_PER_SECOND: dict[Arch, float] = {"gfx942": 2.8e12, "gfx950": 5.2e12}
+# How many times as long a tile takes where splits keep the units busy, which slows the clock.
+_BUSY_SLOWDOWN: dict[Arch, float] = {"gfx942": 1.4, "gfx950": 1.2}
+# `combine` with two splits that leave little, and what each split more adds: it reads eight of them
+# at once. Besides, every byte that splits leave takes its time to be written and read.
 _COMBINE_SECONDS, _COMBINE_SECONDS_OF_SPLIT = 3e-6, 0.25e-6
+_SECONDS_OF_BYTE: dict[Arch, float] = {"gfx942": 0.44e-12, "gfx950": 0.31e-12}
 # From the end of a kernel to the beginning of the next one on its stream, which the model knows
 # nothing of: the caches of all XCDs are written back, the next packet is read, and workgroups and
 # instructions come in anew. Nobody has published it for these chips. For older ones 3.5 us a launch
@@ -54,7 +57,9 @@ class KeySplit:
         ts_qo: rows of q in a tile.
         slots: workgroups that the GPU runs at a time.
         hdim_v: columns of the output.
-        tile_seconds: that a workgroup takes for a tile of keys.
+        tile_seconds: that a workgroup takes for a tile of keys where units are idle.
+        busy_slowdown: how many times as long it takes where splits keep them busy.
+        byte_seconds: that it takes to write and read a byte of what splits leave.
     """
 
     sequences: int
@@ -62,6 +67,8 @@ class KeySplit:
     slots: int
     hdim_v: int
     tile_seconds: float
+    busy_slowdown: float
+    byte_seconds: float
 
     @classmethod
     def of(cls, row: KernelRow, sequences: int, compute_units: int, arch: Arch) -> KeySplit:
@@ -71,7 +78,9 @@ class KeySplit:
         speed = _FP8_PRODUCTS_PER_SECOND[arch] if is_fp8 else _PRODUCTS_PER_SECOND[arch]
         tile_seconds = products * row.workgroups_of_unit / speed
         slots = compute_units * row.workgroups_of_unit
-        return cls(sequences, row.ts_qo, slots, row.hdim_v, tile_seconds)
+        slowdown = _BUSY_SLOWDOWN[arch]
+        of_byte = _SECONDS_OF_BYTE[arch]
+        return cls(sequences, row.ts_qo, slots, row.hdim_v, tile_seconds, slowdown, of_byte)
 
     def num_splits(self, seqlen_q: int, key_tiles: int) -> int:
         """For sequences of up to ``seqlen_q`` queries; 1: keys are not split.
@@ -84,10 +93,19 @@ class KeySplit:
         most = min(self.slots // workgroups, key_tiles // _LEAST_KEY_TILES, _MOST_SPLITS)
         if most < 2:
             return 1
-        # Each split more makes splits shorter, but takes `combine` longer.
+        # Each split more makes splits shorter, but takes longer to be combined.
         seconds = key_tiles * self.tile_seconds
-        num_splits = min(most, max(2, isqrt(int(seconds / _COMBINE_SECONDS_OF_SPLIT))))
-        return num_splits if self._seconds(seconds, num_splits) < seconds else 1
+        busy_seconds = seconds * self.busy_slowdown
+        results_seconds = 4 * self.workspace_floats(seqlen_q, 1) * self.byte_seconds
+        more_seconds = _COMBINE_SECONDS_OF_SPLIT + results_seconds
+        # The best number is this one, or the next.
+        num_splits = min(most, max(2, isqrt(int(busy_seconds / more_seconds))))
+        next_seconds = busy_seconds / (num_splits * (num_splits + 1))  # that the next one saves
+        if num_splits < most and next_seconds > more_seconds:
+            num_splits += 1
+        split_seconds = busy_seconds / num_splits + more_seconds * (num_splits - 2)
+        once_seconds = _LAUNCH_GAP_SECONDS + _COMBINE_SECONDS + 2 * results_seconds
+        return num_splits if split_seconds + once_seconds < seconds else 1
 
     def splits(self, seqlen_q: int, key_tiles: int) -> Splits:
         """:meth:`num_splits` and what they leave."""
@@ -105,9 +123,3 @@ class KeySplit:
         tiles = self.sequences * -(-seqlen_q // self.ts_qo)
         # Of every 32 columns of a query two lanes have 16 each.
         return tiles * num_splits * waves * 64 * (-(-self.hdim_v // 32) * 16 + 2)
-
-    @staticmethod
-    def _seconds(unsplit_seconds: float, num_splits: int) -> float:
-        """Of both launches, where one without splits takes ``unsplit_seconds``."""
-        combine = _COMBINE_SECONDS + _COMBINE_SECONDS_OF_SPLIT * (num_splits - 2)
-        return unsplit_seconds / num_splits + _LAUNCH_GAP_SECONDS + combine
