@@ -104,9 +104,8 @@ struct OutputRows {
 
   // Four values of a lane, the accumulator's 4 * group and on.
   __device__ static void put(Lds<char> exchange, int group, f32x4 values, int lane) {
-    constexpr Rounding kRounding = Rounding::nearest_even;
     *(Lds<u32x2>)(exchange + Exchange::accumulator_place(group, lane)) =
-        u32x2{BF16::pack<kRounding>(values.x, values.y), BF16::pack<kRounding>(values.z, values.w)};
+        u32x2{packed_results<BF16>(values.x, values.y), packed_results<BF16>(values.z, values.w)};
   }
 
   // Eight rows of the 64 values from `column` on.
