@@ -39,8 +39,8 @@ EVERY_KERNEL = [
     (*_SMALL, (128, 128)),
 ]
 # Of the size of a gradient, as root mean squares; towards zero errors do not average out. Of many
-# rows they are 0.0031 and 0.0093, and up to a third more where a gradient has a single row.
-TOLERANCE = {"rtne": 0.006, "rtna": 0.006, "rtz": 0.016}
+# rows they are 0.0030 and 0.0066, and up to a third more where a gradient has a single row.
+TOLERANCE = {"rtne": 0.006, "rtna": 0.006, "rtz": 0.012}
 
 
 def drawn(rng: torch.Generator, hdims: tuple[tuple[int, int], ...]) -> BackwardCall:
