@@ -80,13 +80,14 @@ def test_a_bias_whose_maximum_is_late_or_huge(rng: torch.Generator, arch: str) -
     # Of each head: moderate ones, and one that leaves nothing of the dot products.
     moderate = torch.stack([torch.where(late, 30.0, 0.0), torch.where(late, 0.0, -torch.inf)])
     huge = torch.stack([torch.full((200,), 1e30), torch.where(late, 1e30, 0.0)])
-    # In fp16, which has no room for probabilities by a maximum that is too small.
-    q, k, v = (torch.randn(1, n, 2, 24, generator=rng).half() for n in (40, 200, 200))
     drawn = torch.randn(1, 2, 40, 200, generator=rng)
-    for bias in (drawn + moderate[:, None], drawn + huge[:, None]):
+    # fp16 has no room for probabilities by a maximum that is too small.
+    for offsets, dtype in ((moderate, torch.float16), (huge, torch.bfloat16)):
+        q, k, v = (torch.randn(1, n, 2, 24, generator=rng).to(dtype) for n in (40, 200, 200))
+        bias = (drawn + offsets[:, None]).to(dtype)
         exact = attention(q, k, v, bias=bias)
         actual = run(arch, q, k, v, bias=bias)
-        if bias.max() < 1e30:
+        if offsets is moderate:
             assert_close(actual, exact, q, k, v, largest_modifier=40)
         else:
             torch.testing.assert_close(actual[0].double(), exact[0], atol=0.01, rtol=0.01)
