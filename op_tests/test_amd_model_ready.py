@@ -29,6 +29,10 @@ def _rows(
             *(amd_model_ready._Call, direction),
             lambda self, kernels, progress, **options: modelled(kernels, **options),
         )
+    monkeypatch.setattr(
+        *(amd_model_ready._Call, "backward_cycles"),
+        lambda self, progress, deterministic: modelled("own", deterministic=deterministic),
+    )
     report, told = Report("amd-model", {}), list[str]()
     amd_model_ready.add_rows(report, quick, told.append)
     return report, told
@@ -39,22 +43,22 @@ def test_rows_are_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
     report, told = _rows(monkeypatch, seconds, tree="/a/tree")
     assert told == []
     measured = {row.what: (pytest.approx(row.measured), row.bar) for row in report.rows}
-    assert len(measured) == len(report.rows) == 14 + 16 + 12 + 1
+    assert len(measured) == len(report.rows) == 14 + 16 + 10 + 1
     gqa = "(8, 64/8, 8192)"
     assert measured[f"own over AITER's time, gfx942 128x128 rtz, {gqa}, causal"] == (0.8, 0.9)
     assert measured[f"own over AITER's time, gfx950 192x128 rtne, {gqa}, no mask"] == (0.8, 0.95)
     # Of AITER's two ways to add up the faster one.
     backward = f"own over AITER's backward time, gfx942 192x192 rtne, {gqa}, causal"
     assert measured[backward] == (0.8, 1.0)
-    what = "deterministic over default backward time, waits left out, gfx950 64x64 rtne, "
-    assert measured[f"{what}(8, 64/8, 4096), causal"] == (1.5, 1.25)
+    what = "deterministic over default backward cycles, waits left out, gfx950 64x64 rtne, "
+    assert measured[f"{what}(1, 8/1, 2048), causal"] == (1.5, 1.25)
     (fastest,) = (row for row in report.rows if "fastest" in row.what)
     assert fastest.measured == pytest.approx(0.8 / 11.39e-3)
 
 
 def test_without_a_tree_rows_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     report, _ = _rows(monkeypatch, {"own": 1.0, "deterministic": 1.0}, tree="")
-    assert len(report.rows) == 12 + 1
+    assert len(report.rows) == 10 + 1
     assert report.machine == {
         "AITER's kernels": "their rows are left out: JITFMHA_HSA_DIR is not set"
     }
@@ -75,5 +79,5 @@ def test_a_quick_run_has_one_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kinds == [
         "own over AITER's time",
         "own over AITER's backward time",
-        "deterministic over default backward time",
+        "deterministic over default backward cycles",
     ]
