@@ -357,8 +357,9 @@ class LaunchProfile:
             ),
             (
                 f"The clock falls as matrix units are busier: measured points{assumed} {points}; "
-                f"on the line through them, of which attention's matrix work counts for "
-                f"{chip.activity} (fitted); at most {self.peak_clock / 1e9:.1f} GHz."
+                "the time of a cycle is on the line through theirs, and attention's matrix work "
+                f"counts for {chip.activity} of that (fitted); at most "
+                f"{self.peak_clock / 1e9:.1f} GHz."
             ),
             (
                 f"A time is uncertain by {chip.scatter:.0%}: the scatter around published times of "

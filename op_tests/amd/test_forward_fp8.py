@@ -148,9 +148,9 @@ def test_layouts(call: Call, rng: torch.Generator) -> None:
 @pytest.mark.sample(("chip", "mode_and_mask"), list(itertools.product(CHIPS, MODES_AND_MASKS)), 1)
 def test_split_keys(chip: str, mode_and_mask: tuple[str, int], rng: torch.Generator) -> None:
     """Few queries and many keys: each tile of queries is shared by several workgroups."""
-    call = Call(chip, *mode_and_mask, (70, 1100), heads=(2, 1))
+    call = Call(chip, *mode_and_mask, (70, 2600), heads=(2, 1))
     run(call, rng)
-    q, k, v = inputs(rng, chip, 70, 1100)
+    q, k, v = inputs(rng, chip, 70, 2600)
     with emulate(chip, profile=True) as emulated:
         fmha_fwd(q, k, v)
         kernels = [profile.kernel for profile in emulated.profiles()]

@@ -586,8 +586,7 @@ def test_the_report_states_its_assumptions(profiler: Emulator, arch: str) -> Non
     text = " ".join(str(taken).split())  # whatever stands on which line
     clock = "2.4 GHz" if arch == "gfx950" else "2.1 GHz"
     measured = "1820 MHz at 61%" if arch == "gfx950" else "1379 MHz at 68%"
-    scatter = "7%" if arch == "gfx950" else "8%"
-    uncertain = (f"give or take {scatter}", f"uncertain by {scatter}")
+    uncertain = ("give or take 8%", "uncertain by 8%")
     for words in ("assumptions:", clock, "fitted", measured, *uncertain, " ms of HBM"):
         assert words in text, text
     facts = json.loads(json.dumps(taken.to_dict()))
