@@ -487,7 +487,7 @@ struct Turn {
         "s_cmp_ge_i32 %0, %2\n\t"
         "s_cbranch_scc1 .Lturn%=\n\t"
         "s_sleep 1\n\t"
-        "v_mov_b32 %1, 0\n\t"
+        "v_mov_b32_e32 %1, 0\n\t"
         "global_load_dword %1, %1, %3 sc1\n\t"
         "s_waitcnt vmcnt(0)\n\t"
         "s_branch .Llook%=\n"
