@@ -114,7 +114,7 @@ class BackwardCall:
         """
         for name, exact in self.exact.items():
             actual = self.gradients[name].cpu().double()
-            used = self._used_rows(name)
+            used = self.used_rows(name)
             if used is not None:
                 assert (actual[~used] == POISON).all(), f"{name}: unused rows are written"
                 actual, exact = actual[used], exact[used]
@@ -125,7 +125,15 @@ class BackwardCall:
                 f"{name} is off by {error:.3g}, its size being {size:.3g}"
             )
 
-    def _used_rows(self, name: str) -> Tensor | None:
+    def poison_unused_rows(self) -> None:
+        """Make what is read between sequences NaN."""
+        for name in ("q", "k", "v", "dout", "out"):
+            used = self.used_rows("dk" if name in "kv" else "dq")
+            if used is not None:
+                getattr(self, name)[~used] = torch.nan
+
+    def used_rows(self, name: str) -> Tensor | None:
+        """Which rows of a gradient belong to a sequence; None: all."""
         if not self.is_group:
             return None
         side = 0 if name == "dq" else 1

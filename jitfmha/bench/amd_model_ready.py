@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -66,13 +66,17 @@ class _Call:
             f"({batch}, {heads}/{heads_k}, {seqlen}), {'causal' if self.mask else 'no mask'}"
         )
 
+    @property
+    def options(self) -> AttentionOptions:
+        """Those of `fmha_fwd` and of `fmha_bwd`."""
+        return {"mask": self.mask, "bf16_cvt": self.bf16_cvt}
+
     def forward(self, kernels: Kernels, progress: Progress) -> float:
         """Seconds that the model gives these kernels."""
         batch, heads, heads_k, seqlen = self.problem
-        options: AttentionOptions = {"mask": self.mask, "bf16_cvt": self.bf16_cvt}
         profiles = profiles_of_call(
             *(f"{kernels}: {self}", self.chip, torch.bfloat16, self.hdims),
-            *((batch, heads, seqlen), _SAMPLES[self.mask], progress, options),
+            *((batch, heads, seqlen), _SAMPLES[self.mask], progress, self.options),
             keys=(heads_k, seqlen),
             kernels=kernels,
         )
@@ -82,29 +86,29 @@ class _Call:
         self, kernels: Kernels, progress: Progress, *, atomic_fp32: bool | None = None
     ) -> float:
         """The same of all launches of a backward pass."""
-        batch, heads, heads_k, seqlen = self.problem
-        options: AttentionOptions = {"mask": self.mask, "bf16_cvt": self.bf16_cvt}
-        profiles = profiles_of_backward(
-            *(f"backward, {kernels}: {self}", self.chip, torch.bfloat16, self.hdims),
-            *((batch, heads, seqlen), _SAMPLES[self.mask], progress, options),
-            keys=(heads_k, seqlen),
-            atomic_fp32=atomic_fp32,
-            kernels=kernels,
+        sample = _SAMPLES[self.mask]
+        profiles = self._backward(
+            kernels, sample, progress, kernels=kernels, atomic_fp32=atomic_fp32
         )
         return _seconds(profiles, kernels)
 
     def backward_cycles(self, progress: Progress, *, deterministic: bool) -> float:
         """Of all workgroups of our launches together, none of which waits for another one."""
-        batch, heads, heads_k, seqlen = self.problem
-        options: AttentionOptions = {"mask": self.mask, "bf16_cvt": self.bf16_cvt}
         what = "deterministic" if deterministic else "default"
-        profiles = profiles_of_backward(
-            *(f"backward, {what}: {self}", self.chip, torch.bfloat16, self.hdims),
-            *((batch, heads, seqlen), _EVERY_WORKGROUP, progress, options),
-            keys=(heads_k, seqlen),
-            deterministic=deterministic,
-        )
+        profiles = self._backward(what, _EVERY_WORKGROUP, progress, deterministic=deterministic)
         return sum(_cycles(profile) for profile in profiles)
+
+    def _backward(
+        self, what: str, sample: int, progress: Progress, **choices: Any
+    ) -> tuple[LaunchProfile, ...]:
+        """``choices`` are further ones of `profiles_of_backward`."""
+        batch, heads, heads_k, seqlen = self.problem
+        return profiles_of_backward(
+            *(f"backward, {what}: {self}", self.chip, torch.bfloat16, self.hdims),
+            *((batch, heads, seqlen), sample, progress, self.options),
+            keys=(heads_k, seqlen),
+            **choices,
+        )
 
 
 def add_rows(report: Report, quick: bool, progress: Progress) -> None:
@@ -182,9 +186,18 @@ def _add_backward_row(report: Report, call: _Call, progress: Progress) -> None:
 
 
 def _cycles(profile: LaunchProfile) -> float:
-    timings = [workgroup.timing for workgroup in profile.timed]
-    assert len(timings) == profile.launched_workgroups, "workgroups were left out"
-    return sum(timing.cycles / timing.workgroups for timing in timings if timing is not None)
+    """Of all workgroups.
+
+    Raises:
+        RuntimeError: some have no timing.
+    """
+    timings = [workgroup.timing for workgroup in profile.timed if workgroup.timing is not None]
+    if len(timings) != profile.launched_workgroups:
+        raise RuntimeError(
+            f"{len(timings)} of {profile.launched_workgroups} workgroups of {profile.kernel} have "
+            f"a timing: {profile.why_not}"
+        )
+    return sum(timing.cycles / timing.workgroups for timing in timings)
 
 
 def _seconds(profiles: tuple[LaunchProfile, ...], kernels: Kernels) -> float:

@@ -189,8 +189,11 @@ def _trees_of(kernels: Kernels) -> Iterator[None]:
     target = TARGET_HERE.get()
     assert isinstance(target, AmdTarget)
     same = target.chip, target.device_index, target.compute_units, target.runtime
-    own = () if kernels == "compiled" else tuple(tree for tree in target.trees if tree.is_shipped)
-    trees = target.trees if kernels == "named" else own
+    trees = tuple(
+        tree
+        for tree in target.trees
+        if kernels == "named" or (kernels == "own" and tree.is_shipped)
+    )
     before = TARGET_HERE.set(AmdTarget(*same, trees=trees))
     try:
         yield

@@ -241,7 +241,7 @@ def test_new_gradients(rng: torch.Generator) -> None:
                 *(call.dout, call.q, call.k, call.v, call.out, call.lse), **call.arguments
             )
         for name, x in zip(call.gradients, gradients, strict=True):
-            used = call._used_rows(name)
+            used = call.used_rows(name)
             assert used is not None
             assert not x[~used].any()
             call.gradients[name][used] = x[used]

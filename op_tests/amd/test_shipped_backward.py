@@ -68,14 +68,6 @@ def drawn(rng: torch.Generator, hdims: tuple[tuple[int, int], ...]) -> BackwardC
     )
 
 
-def poison_unused_rows(call: BackwardCall) -> None:
-    """What lies between sequences is NaN."""
-    for name in ("q", "k", "v", "dout", "out"):
-        used = call._used_rows("dk" if name in "kv" else "dq")
-        if used is not None:
-            getattr(call, name)[~used] = torch.nan
-
-
 def leave_one_compute_unit() -> None:
     """Of the emulated GPU: any call has workgroups for it, however many keys these have."""
     target = TARGET_HERE.get()
@@ -87,7 +79,7 @@ def leave_one_compute_unit() -> None:
 @pytest.mark.sample("number", range(_HUNDREDS), 2)
 def test_drawn_calls(arch: Arch, is_small: bool, number: int, rng: torch.Generator) -> None:
     call = drawn(rng, HDIMS[arch] if not is_small else ((128, 128),))
-    poison_unused_rows(call)
+    call.poison_unused_rows()
     with emulate(arch, check=True, random_order=rng.initial_seed()) as run:
         if is_small:
             leave_one_compute_unit()
@@ -113,7 +105,7 @@ def test_several_blocks_of_many_keys(
     call = BackwardCall(
         rng, hdims=(128, 128), heads=(2, 1), lengths=lengths, batch=batch, mask=mask
     )
-    poison_unused_rows(call)
+    call.poison_unused_rows()
     with emulate("gfx950", check=True, random_order=rng.initial_seed()) as run:
         leave_one_compute_unit()
         plan = call.explain().plan
@@ -179,7 +171,7 @@ def test_deterministic_bits_do_not_depend_on_the_order(
     call = BackwardCall(
         rng, hdims=hdims, heads=heads, lengths=lengths, batch=batch, mask=mask, options=options
     )
-    poison_unused_rows(call)
+    call.poison_unused_rows()
     with emulate(arch, threads=1):
         if is_small:
             leave_one_compute_unit()

@@ -29,10 +29,7 @@ def backward(
         shape = {"lengths": ((300, 500),), "batch": 2}
     options = {"deterministic": deterministic}
     call = BackwardCall(rng, device=gpu, heads=(4, 2), options=options, **shape | changes)
-    for name in ("q", "k", "v", "dout", "out"):
-        used = call._used_rows("dk" if name in "kv" else "dq")
-        if used is not None:
-            getattr(call, name)[~used] = torch.nan
+    call.poison_unused_rows()
     return call
 
 
@@ -111,7 +108,7 @@ def test_new_gradients(
         read = (call.dout, call.q, call.k, call.v, call.out, call.lse)
         gradients = fmha_bwd(*read, **call.arguments)
         for name, x in zip(call.gradients, gradients, strict=True):
-            used = call._used_rows(name)
+            used = call.used_rows(name)
             if used is not None:
                 assert not x[~used].any(), name
                 x[~used] = POISON
