@@ -28,6 +28,14 @@ struct RandomState {
     return {words[0], words[1], words[2]};
   }
 
+  // The same, of which the compiler knows nothing. Left alone, it computes the keys of all rounds
+  // once, and has them in 14 scalar registers throughout a loop.
+  __device__ RandomState fresh() const {
+    RandomState result = *this;
+    asm volatile("" : "+s"(result.seed_low), "+s"(result.seed_high));
+    return result;
+  }
+
   // The bytes of 16 keys that follow each other, the first of which is a multiple of 16.
   __device__ u32x4 bytes(unsigned first_key, unsigned query, unsigned line) const {
     u32x4 counter = {first_key / 16, query, line, offset};

@@ -48,7 +48,7 @@ SUITES = {
         "the build cache under faults of clusters and of shared disks (from a checkout)", 40, 5
     ),
     "launcher": SuiteInTheList(
-        "what the host pays for a call on an AMD GPU (from a checkout)", 1, 0.5
+        "what the host pays for a call on an AMD GPU (from a checkout)", 3, 0.7
     ),
 }
 

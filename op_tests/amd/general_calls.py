@@ -14,7 +14,6 @@ from torch import Tensor
 from untyped import fmha_fwd
 
 from jitfmha import emulate
-from jitfmha.kernels.general.traits import Access
 
 ARCHS = ("gfx942", "gfx950")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -34,17 +33,6 @@ HEADS = ((1, 1), (3, 3), (4, 2), (5, 1))
 # Those of a latent, and what is made in slices.
 WIDE_HDIMS = (257, 300, 512, 571, 576)
 SCALES = ("one", "each sequence and key head", "each head")
-
-
-def most_spilled_scalars(access: Access, hdim_v: int) -> int:
-    """How many scalar registers a kernel with all features may keep in lanes of a vector register.
-
-    Keys in small pages have addresses of their own; where values are loaded one by one besides,
-    some scalars have no room. Each costs a few moves in a tile, and no memory.
-    """
-    if access != "paged":
-        return 0
-    return 8 if hdim_v % 8 else 6
 
 
 @dataclass(frozen=True)

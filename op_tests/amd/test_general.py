@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 import torch
-from general_calls import ARCHS, check, draw, most_spilled_scalars, run
+from general_calls import ARCHS, check, draw, run
 from inputs import prefix_sums
 from reference import assert_close, attention, attention_packed, unpaged
 from score_features import FEATURES, Shape, for_reference, largest_modifier
@@ -170,7 +170,7 @@ def test_nothing_is_spilled(
     modifiers: GeneralModifiers,
     stacks_heads: bool,
 ) -> None:
-    """Registers that go to scratch memory would be in every loop's way."""
+    """What goes to scratch memory, or scalars to vector registers, would be in every loop's way."""
     traits = GeneralTraits(
         arch,
         "bf16",
@@ -188,7 +188,7 @@ def test_nothing_is_spilled(
         metadata = kernel_metadata(code_object, kernel)
         assert metadata is not None
         assert metadata[".vgpr_spill_count"] == metadata[".private_segment_fixed_size"] == 0
-        assert metadata[".sgpr_spill_count"] <= most_spilled_scalars(access, hdims[1])
+        assert metadata[".sgpr_spill_count"] == 0
 
 
 def test_a_tuned_kernel_is_the_first_choice() -> None:

@@ -21,6 +21,7 @@ from jitfmha.bench.timing import alternate
 from jitfmha.interface import fmha_bwd, fmha_fwd
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 
+from . import general_first_calls
 from .recording_runtime import RecordingRuntime
 
 FIRST_CALL_SECONDS, STEADY_CALL_MICROSECONDS = 3.0, 8.0
@@ -61,6 +62,7 @@ def run(quick: bool, progress: Progress) -> Report:
         progress(f"first call in {mode}: {', '.join(f'{x:.2f}' for x in seconds)} s")
         what = f"first call in {mode} with an empty cache, median of {len(seconds)}"
         report.at_most(what, median(seconds), FIRST_CALL_SECONDS, "s")
+    general_first_calls.add_row(report, quick, progress)
     for mode in ("gm0", "gm1"):
         microseconds = 1e6 * _steady_call(runtime, mode, 0.3 if quick else 2.0)
         progress(f"steady call in {mode}: {microseconds:.2f} us")
