@@ -215,7 +215,10 @@ def test_what_is_not_served_is_refused_by_name() -> None:
 
 
 def test_rows_that_are_far_apart(rng: torch.Generator) -> None:
-    """A tile's keys reach further than a buffer's offsets; and back to rows that do not."""
+    """A tile's keys reach further than a buffer's offsets; and back to rows that do not.
+
+    With all features their kernels find out anew what has no room in scalar registers.
+    """
     far = 1 << 25  # elements: 32 of them are 2 GiB apart
     memory = torch.empty(33 * far, dtype=torch.bfloat16)
     k = memory.as_strided((1, 33, 1, 24), (0, far, 24, 1))
@@ -224,24 +227,46 @@ def test_rows_that_are_far_apart(rng: torch.Generator) -> None:
     for keys in (k, k.contiguous(), k):
         actual = run("gfx942", q, keys, v)
         assert_close(actual, attention(q, keys, v), q, keys, v)
+    shape = Shape(1, 1, 33, 33, q.dtype, rng)
+    options = FEATURES["everything"](shape)
+    actual = run("gfx950", q, k, v, **options)
+    assert_close(
+        *(actual, attention(q, k, v, **for_reference(options, shape)), q, k, v),
+        largest_modifier=largest_modifier(options, shape),
+        dropout_p=options["dropout_p"],
+    )
 
 
 @pytest.mark.sample(
-    ("arch", "page_size", "feature"),
+    ("arch", "page_size", "feature", "hdims"),
     [
-        (arch, page_size, feature)
+        (arch, page_size, feature, hdims)
         for arch in ARCHS
         for page_size in (1, 7, 16, 48, 300)
-        for feature in (None, *MODIFIERS)
+        for feature in (None, *FEATURES)
+        for hdims in ((24, 40), (21, 37))
     ],
     3,
 )
 def test_keys_in_pages(
-    rng: torch.Generator, arch: str, page_size: int, feature: str | None
+    rng: torch.Generator, arch: str, page_size: int, feature: str | None, hdims: tuple[int, int]
+) -> None:
+    _check_pages(rng, arch, page_size, feature, hdims)
+
+
+@pytest.mark.sample("arch", ARCHS, 1)
+def test_keys_in_small_pages_with_all_features(rng: torch.Generator, arch: str) -> None:
+    """Their kernels find out anew what has no room in scalar registers."""
+    _check_pages(rng, arch, 7, "everything", (21, 37))
+
+
+def _check_pages(
+    rng: torch.Generator, arch: str, page_size: int, feature: str | None, hdims: tuple[int, int]
 ) -> None:
     """Pages in any order and used by several sequences, beside which other keys lie."""
     lengths_q, lengths_k = [1, 33, 0, 5], [70, 0, 20, 33]
-    heads_q, heads_k, hdim, hdim_v, batch = 4, 2, 24, 40, 4
+    heads_q, heads_k, batch = 4, 2, 4
+    hdim, hdim_v = hdims
     most = -(-max(lengths_k) // page_size)
     num_pages = most + 3
     q = torch.randn(sum(lengths_q), heads_q, hdim, generator=rng).bfloat16()

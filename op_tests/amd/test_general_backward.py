@@ -276,18 +276,22 @@ def test_no_order_of_waves_changes_the_bits(rng: torch.Generator) -> None:
 
 
 def test_rows_that_are_far_apart(rng: torch.Generator) -> None:
-    """A tile's rows reach further than a buffer's offsets: those of dout, then those of keys."""
+    """A tile's rows reach further than a buffer's offsets: those of dout, then those of keys.
+
+    Far rows take scalar registers that the keys of dropout's generator have otherwise.
+    """
     far = 1 << 25  # elements: 32 of them are 2 GiB apart
     memory = torch.empty(33 * far, dtype=torch.bfloat16)
     distant = memory.as_strided((1, 33, 1, 24), (0, far, 24, 1))
     q, k, v, dout = (torch.randn(1, 33, 1, 24, generator=rng).bfloat16() for _ in range(4))
     with emulate("gfx942"):
-        out, lse = fmha_fwd(q, k, v, return_lse=True)
-        expected = fmha_bwd(dout, q, k, v, out, lse)
-        of_dout = fmha_bwd(distant.copy_(dout), q, k, v, out, lse)
-        assert all(map(torch.equal, of_dout, expected))
-        of_keys = fmha_bwd(dout, q, distant.copy_(k), v, out, lse)
-        assert all(map(torch.equal, of_keys, expected))
+        for options in ({}, FEATURES["dropout"](Shape(1, 1, 33, 33, q.dtype, rng))):
+            out, lse = fmha_fwd(q, k, v, return_lse=True, **options)
+            expected = fmha_bwd(dout, q, k, v, out, lse, **options)
+            of_dout = fmha_bwd(distant.copy_(dout), q, k, v, out, lse, **options)
+            assert all(map(torch.equal, of_dout, expected))
+            of_keys = fmha_bwd(dout, q, distant.copy_(k), v, out, lse, **options)
+            assert all(map(torch.equal, of_keys, expected))
 
 
 _WIDE = ((256, 256), (192, 192), (192, 128), (128, 256))
