@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._C._dynamo.guards import TensorGuards
 from torch.autograd.profiler import record_function
 
 from .argument_checks import not_a_tensor
@@ -36,6 +35,13 @@ from .problem import (
     out_dtype_of,
 )
 from .target import CALLS_HERE, TARGET_HERE
+
+TensorGuards: Any
+try:
+    # A part of torch that is not public.
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:
+    TensorGuards = None
 
 
 class BackwardArguments(NamedTuple):
@@ -233,7 +239,12 @@ def keep_for_repetition(
     atomic_fp32: bool | None,
     arguments: BackwardArguments,
 ) -> None:
-    """Let calls like this one, which was run by ``run_backward``, go by ``repeat_backward``."""
+    """Let calls like this one, which was run by ``run_backward``, go by ``repeat_backward``.
+
+    Without the guards of torch's compiler none does, which takes longer.
+    """
+    if TensorGuards is None:
+        return
     target = TARGET_HERE.get()
     cache = CALLS_HERE if target is None else target.calls
     prepared = cache.backward.get((_described(arguments), arguments.must_be_deterministic))

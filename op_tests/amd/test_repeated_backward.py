@@ -173,6 +173,22 @@ def test_what_goes_the_long_way(
     assert len(launched(runtime, target, read)[0]) == 2  # type: ignore[arg-type]
 
 
+def test_a_torch_without_guards(
+    rng: torch.Generator, runtime: RecordingRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All calls go the long way."""
+    monkeypatch.setattr(backward, "TensorGuards", None)
+    target = runtime.target("MI300X")
+    read = read_by_backward(BackwardCall(rng, hdims=(8, 8), lengths=LENGTHS, batch=1))
+    assert_repeated(runtime, target, read)
+    assert not target.calls.repeated_backward
+    with emulate("gfx942"):
+        call = BackwardCall(rng, hdims=(8, 8), lengths=((3, 5),), batch=1)
+        for name, x in zip(call.gradients, fmha_bwd(*read_by_backward(call)), strict=True):
+            call.gradients[name] = x
+        call.assert_right(1e-2)
+
+
 def nested(x: Tensor) -> Tensor:
     return torch.nested.nested_tensor(list(x))
 
