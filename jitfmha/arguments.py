@@ -25,8 +25,8 @@ new_tuple = tuple.__new__
 Bf16Cvt = Literal["rtne", "rtna", "rtz"]
 
 
-class AttentionOptions(TypedDict, total=False):
-    """The keyword arguments that ``fmha_fwd`` and ``fmha_bwd`` have in common."""
+class PlainOptions(TypedDict, total=False):
+    """Those keyword arguments of ``fmha_fwd`` and ``fmha_bwd`` that plain attention has."""
 
     softmax_scale: float | None
     mask: int | str
@@ -38,6 +38,11 @@ class AttentionOptions(TypedDict, total=False):
     cu_seqlens_q_padded: Tensor | None
     cu_seqlens_k_padded: Tensor | None
     bf16_cvt: Bf16Cvt
+
+
+class FeatureOptions(TypedDict, total=False):
+    """Those of features beyond it."""
+
     q_descale: Tensor | None
     k_descale: Tensor | None
     v_descale: Tensor | None
@@ -51,6 +56,10 @@ class AttentionOptions(TypedDict, total=False):
     rng_state: Tensor | None
     block_table: Tensor | None
     num_splits: int
+
+
+class AttentionOptions(PlainOptions, FeatureOptions, total=False):
+    """The keyword arguments that ``fmha_fwd`` and ``fmha_bwd`` have in common."""
 
 
 class Options(AttentionOptions, total=False):
@@ -281,9 +290,13 @@ def gather_cu_seqlens(
     if q is None or k is None:
         missing = "cu_seqlens_q" if q is None else "cu_seqlens_k"
         raise ValueError(f"{missing} is missing; group mode needs cu_seqlens_q and cu_seqlens_k")
-    if max_seqlen_q is not None:
+    if max_seqlen_q is not None and not (
+        max_seqlen_q.__class__ is int and 0 <= max_seqlen_q <= INT64_MAX
+    ):
         _check_max_seqlen("max_seqlen_q", max_seqlen_q)
-    if max_seqlen_k is not None:
+    if max_seqlen_k is not None and not (
+        max_seqlen_k.__class__ is int and 0 <= max_seqlen_k <= INT64_MAX
+    ):
         _check_max_seqlen("max_seqlen_k", max_seqlen_k)
     q_padded = q if q_padded is None else q_padded
     k_padded = k if k_padded is None else k_padded
@@ -291,8 +304,6 @@ def gather_cu_seqlens(
 
 
 def _check_max_seqlen(name: str, value: object) -> None:
-    if value.__class__ is int and 0 <= value <= INT64_MAX:
-        return
     if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
         raise TypeError(f"{name} must be an int, got {type(value).__name__} ({value!r})")
     if value < 0:

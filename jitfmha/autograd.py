@@ -86,11 +86,8 @@ class _RepeatedAttention(torch.autograd.Function):
         out, lse = run(arguments)
         assert lse is not None, "it is asked for"
         sums: dict[str, Tensor] = {}
-        options: dict[str, Any] = {}
-        for name in ("softmax_scale", "mask", "window_size", "bf16_cvt"):
-            given = getattr(arguments, name)
-            if given is not Arguments._field_defaults[name]:
-                options[name] = given
+        names = "softmax_scale", "mask", "window_size", "bf16_cvt"
+        options = {name: getattr(arguments, name) for name in names}
         cu_seqlens = arguments.cu_seqlens
         if cu_seqlens is not None:
             of_q, of_k, padded_q, padded_k, max_seqlen_q, max_seqlen_k = cu_seqlens

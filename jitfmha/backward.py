@@ -6,12 +6,11 @@ planned and bound, as in :mod:`jitfmha.call`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Hashable
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._C._dynamo.guards import TensorGuards
 from torch.autograd.profiler import record_function
 
 from .argument_checks import not_a_tensor
@@ -36,6 +35,13 @@ from .problem import (
     out_dtype_of,
 )
 from .target import CALLS_HERE, TARGET_HERE
+
+TensorGuards: Any
+try:
+    # A part of torch that is not public.
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:
+    TensorGuards = None
 
 
 class BackwardArguments(NamedTuple):
@@ -114,11 +120,14 @@ class RepeatedBackward(NamedTuple):
     Attributes:
         launch: that of ``prepared``.
         sequences: gm1: ``CuSeqlens`` with each tensor's place among those that are looked at.
+        covered: whether the sequences have all rows of q, and all of k and v; None where that is
+            for ``cu_seqlens`` to say.
     """
 
     prepared: PreparedBackward
     launch: Launch
     sequences: tuple[int, int, int, int, int | None, int | None] | None
+    covered: tuple[bool, bool] | None
 
 
 def run_backward(arguments: BackwardArguments, is_profiled: bool = False) -> Results:
@@ -147,19 +156,16 @@ def run_backward(arguments: BackwardArguments, is_profiled: bool = False) -> Res
     return _launch(prepared, arguments)
 
 
-REPEATED_OPTIONS = frozenset(
-    (
-        *("softmax_scale", "mask", "window_size", "bf16_cvt"),
-        *("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded"),
-        *("max_seqlen_q", "max_seqlen_k"),
-    )
+PlainValues: TypeAlias = (
+    "tuple[float | None, int | str, tuple[int, int], Tensor | None, Tensor | None, int | None, "
+    "int | None, Tensor | None, Tensor | None, str]"
 )
-"""With no others a call may go by :func:`repeat_backward`."""
+"""The values of ``PlainOptions``, in their order."""
 
 
 def repeat_backward(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
-    options: Mapping[str, Any],
+    plain: PlainValues,
     deterministic: bool | None,
     atomic_fp32: bool | None,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -171,12 +177,13 @@ def repeat_backward(
 
     Args:
         tensors: dout, q, k, v, out and lse.
-        options, deterministic, atomic_fp32: those of ``fmha_bwd``.
+        plain: its options, beside which there are no features.
+        deterministic, atomic_fp32: those of ``fmha_bwd``.
     """
     target = TARGET_HERE.get()
     cache = CALLS_HERE if target is None else target.calls
     try:
-        key, watched = _key_of_repetition(tensors, options, deterministic, atomic_fp32)
+        key, watched = _key_of_repetition(tensors, plain, deterministic, atomic_fp32)
         alike = cache.repeated_backward.get(key, ())
     except (AttributeError, TypeError, RuntimeError):
         return None  # Not tensors, not hashable, not strided: the checks say what is wrong.
@@ -191,7 +198,7 @@ def _launch_again(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
     watched: tuple[Tensor, ...],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    prepared, launch, sequences = repeated
+    prepared, launch, sequences, covered = repeated
     dout, q, k, v, out, lse = tensors
     dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
     cu_seqlens = None
@@ -208,7 +215,7 @@ def _launch_again(
                 max_seqlen_k,
             ),
         )
-        q_covered, k_covered = _covered(prepared, cu_seqlens)
+        q_covered, k_covered = covered or _covered(prepared, cu_seqlens)
         if not q_covered:
             dq.zero_()
         if not k_covered:
@@ -219,6 +226,7 @@ def _launch_again(
     return dq, dk, dv
 
 
+_NO_LENGTHS = None, None
 _empty_like = torch.empty_like
 _is_grad_enabled = torch.is_grad_enabled
 _are_deterministic_algorithms_enabled = torch._C._get_deterministic_algorithms
@@ -226,18 +234,23 @@ _are_deterministic_algorithms_enabled = torch._C._get_deterministic_algorithms
 
 def keep_for_repetition(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
-    options: Mapping[str, Any],
+    plain: PlainValues,
     deterministic: bool | None,
     atomic_fp32: bool | None,
     arguments: BackwardArguments,
 ) -> None:
-    """Let calls like this one, which was run by ``run_backward``, go by ``repeat_backward``."""
+    """Let calls like this one, which was run by ``run_backward``, go by ``repeat_backward``.
+
+    Without the guards of torch's compiler none does, which takes longer.
+    """
+    if TensorGuards is None:
+        return
     target = TARGET_HERE.get()
     cache = CALLS_HERE if target is None else target.calls
     prepared = cache.backward.get((_described(arguments), arguments.must_be_deterministic))
     if prepared is None or prepared.launch is None:
         return
-    key, watched = _key_of_repetition(tensors, options, deterministic, atomic_fp32)
+    key, watched = _key_of_repetition(tensors, plain, deterministic, atomic_fp32)
     is_any_given_twice = len({id(x) for x in watched}) < len(watched)
     # New gradients lie as the inputs do.
     if is_any_given_twice or any(x.stride(-1) != 1 for x in arguments.forward[:3]):
@@ -249,20 +262,22 @@ def keep_for_repetition(
     # What compiled code checks before it runs: type, dispatch keys, dtype, device, requires_grad,
     # shape and strides of each tensor, at the cost of reading a few of these here.
     guards = TensorGuards(*watched, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-    sequences = None
+    sequences = covered = None
     if arguments.forward.cu_seqlens is not None:
+        if not prepared.reads_cu_seqlens:
+            covered = _covered(prepared, arguments.forward.cu_seqlens)
         *sums, max_seqlen_q, max_seqlen_k = arguments.forward.cu_seqlens
         places = {id(x): place for place, x in enumerate(watched)}
         of_q, of_k, padded_q, padded_k = (places[id(x)] for x in sums)
         sequences = of_q, of_k, padded_q, padded_k, max_seqlen_q, max_seqlen_k
     cache.keep_repeated_backward(
-        key, guards.check, RepeatedBackward(prepared, prepared.launch, sequences)
+        key, guards.check, RepeatedBackward(prepared, prepared.launch, sequences, covered)
     )
 
 
 def _key_of_repetition(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
-    options: Mapping[str, Any],
+    plain: PlainValues,
     deterministic: bool | None,
     atomic_fp32: bool | None,
 ) -> tuple[Hashable, tuple[Tensor, ...]]:
@@ -280,21 +295,34 @@ def _key_of_repetition(
         # Guards take no tensor twice.
         shared = k is q, v is q, v is k
         watched = (dout, *{id(x): x for x in (q, k, v)}.values(), out, lse)
-    given: list[Hashable] = []
-    if options:
-        # Options that are tensors by their places among these; 1, 1.0 and True are equal, but not
-        # all are valid.
-        places: dict[int, int] = {}
-        for name, x in options.items():
-            if isinstance(x, Tensor):
+    (
+        scale,
+        mask,
+        window,
+        sums_q,
+        sums_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        padded_q,
+        padded_k,
+        bf16_cvt,
+    ) = plain
+    # 1, 1.0 and True are equal, but not all are valid: classes tell them apart.
+    sequences = None
+    lengths = max_seqlen_q, max_seqlen_k
+    if not (sums_q is sums_k is padded_q is padded_k is None and lengths == _NO_LENGTHS):
+        # Prefix sums by their places among these. Where two are one they mostly follow each other,
+        # as in self-attention.
+        places = []
+        latest = None
+        for x in (sums_q, sums_k, padded_q, padded_k):
+            if x is not None and x is not latest:
                 if x.is_nested:
                     raise RuntimeError("a nested tensor")
-                place = places.setdefault(id(x), len(watched))
-                if place == len(watched):
-                    watched = (*watched, x)
-                given += (name, place)
-            else:
-                given += (name, x, x.__class__)
+                latest = x
+                watched = (*watched, x)
+            places.append(None if x is None else len(watched))
+        sequences = *places, lengths, max_seqlen_q.__class__, max_seqlen_k.__class__
     key = (
         q.shape,
         k.shape,
@@ -303,9 +331,15 @@ def _key_of_repetition(
         deterministic.__class__,
         atomic_fp32,
         atomic_fp32.__class__,
+        scale,
+        scale.__class__,
+        mask,
+        mask.__class__,
+        window,
+        bf16_cvt,
+        sequences,
         _is_grad_enabled(),
         _are_deterministic_algorithms_enabled(),
-        *given,
     )
     return key, watched
 

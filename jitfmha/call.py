@@ -66,6 +66,8 @@ class CallKind:
     Attributes:
         out_dtype: of outputs.
         reads_cu_seqlens: whether the values of ``cu_seqlens`` are checked.
+        float32: an empty tensor, which new ones of that dtype are made by: to name the dtype takes
+            longer.
     """
 
     def __init__(self, problem: Problem, target: Target, q: Tensor) -> None:
@@ -80,6 +82,7 @@ class CallKind:
         self.out_dtype = out_dtype_of(q.dtype)
         self._out_may_be_like_q = problem.hdim_v == problem.hdim_q and self.out_dtype == q.dtype
         self.reads_cu_seqlens = target.has_host_memory
+        self.float32 = q.new_empty(0, dtype=torch.float32)
         row_bytes = (self._batch or 1) * problem.heads_q * problem.hdim_v * self.out_dtype.itemsize
         self._huge_pages_from_seqlen_q: float = inf
         if q.device.type == "cpu" and row_bytes > 0:
@@ -250,7 +253,7 @@ def run(arguments: Arguments, is_profiled: bool = False) -> tuple[Tensor, Tensor
             torch.autograd.graph.increment_version(out)
     lse = None
     if return_lse:
-        lse = q.new_empty_strided(*lse_layout, dtype=torch.float32)
+        lse = kind.float32.new_empty_strided(*lse_layout)
         if not covered:
             lse.fill_(-torch.inf)
     if launch is not None:

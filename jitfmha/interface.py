@@ -15,6 +15,7 @@ from .arguments import (
     Arguments,
     Bf16Cvt,
     Dropout,
+    PlainOptions,
     gather_cu_seqlens,
     gather_descales,
     gather_dropout,
@@ -25,7 +26,6 @@ from .arguments import (
 from .autocast import under_autocast
 from .autograd import attend_again, keep_for_attending_again
 from .backward import (
-    REPEATED_OPTIONS,
     BackwardArguments,
     keep_for_repetition,
     make_backward_problem,
@@ -44,7 +44,7 @@ from .problem import check_layout, make_problem
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from .arguments import AttentionOptions, Options
+    from .arguments import AttentionOptions, FeatureOptions, Options
 
 # In eager mode the first of these costs a quarter of the second. They disagree in an export that
 # runs this function, with tensors that are not plain anyway.
@@ -335,7 +335,18 @@ def fmha_bwd(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    *,
+    # As in fmha_fwd. The options of features, which are rare, take longer to be found.
+    _only_by_name: object = ...,
+    softmax_scale: float | None = None,
+    mask: int | str = 0,
+    window_size: tuple[int, int] = OPEN_WINDOW,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    cu_seqlens_q_padded: Tensor | None = None,
+    cu_seqlens_k_padded: Tensor | None = None,
+    bf16_cvt: Bf16Cvt = "rtne",
     dlse: Tensor | None = None,
     dq: Tensor | None = None,
     dk: Tensor | None = None,
@@ -344,7 +355,7 @@ def fmha_bwd(
     dsink: Tensor | None = None,
     deterministic: bool | None = None,
     atomic_fp32: bool | None = None,
-    **options: Unpack[AttentionOptions],
+    **features: Unpack[FeatureOptions],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of :func:`jitfmha.fmha_fwd` with respect to q, k and v.
 
@@ -370,7 +381,9 @@ def fmha_bwd(
             run; None does what ``torch.use_deterministic_algorithms`` says.
         atomic_fp32: whether kernels that add dq up with atomics do so in float32 (True), or in the
             dtype of q (False), which is less exact; None leaves the choice. Others ignore it.
-        options: those of :func:`jitfmha.fmha_fwd`, with the same values.
+        softmax_scale, mask, window_size, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+            cu_seqlens_q_padded, cu_seqlens_k_padded, bf16_cvt, features: the options of
+            :func:`jitfmha.fmha_fwd`, with the same values.
 
     Returns:
         dq, dk and dv, of the dtype of q. Unused rows between packed sequences are 0 in new tensors,
@@ -384,28 +397,46 @@ def fmha_bwd(
     Source: Dao, FlashAttention-2 (arXiv 2307.08691), algorithm 2. The lse's gradient adds to every
     score of its row what the row's probabilities are, which is a summand of delta.
     """
+    if _only_by_name is not ...:
+        raise TypeError(
+            "fmha_bwd takes 6 arguments by position, dout, q, k, v, out and lse, and the others by "
+            f"name; a seventh one is {_only_by_name!r}"
+        )
     tensors = dout, q, k, v, out, lse
-    has_new_results = dlse is dq is dk is dv is dbias is dsink is None
-    if has_new_results and not (
+    plain = (
+        softmax_scale,
+        mask,
+        window_size,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        cu_seqlens_q_padded,
+        cu_seqlens_k_padded,
+        bf16_cvt,
+    )
+    may_repeat = not features and dlse is dq is dk is dv is dbias is dsink is None
+    if may_repeat and not (
         _is_traced()
         or _dispatch_modes() != 0
         or _functorch_level() is not None
         or forward_ad._current_level >= 0
         or profiler._is_profiler_enabled
     ):
-        repeated = repeat_backward(tensors, options, deterministic, atomic_fp32)
+        repeated = repeat_backward(tensors, plain, deterministic, atomic_fp32)
         if repeated is not None:
             return repeated
+    options = dict(zip(PlainOptions.__annotations__, plain, strict=True)) | features
     forward = Arguments.of(q, k, v, {**options, "out": out})
     choices = dbias is not None, dsink is not None, deterministic, atomic_fp32
     arguments = BackwardArguments(forward, lse, dout, dlse, dq, dk, dv, *choices)
-    _check_room("dbias", dbias, options.get("bias"))
-    _check_room("dsink", dsink, options.get("sink"))
+    _check_room("dbias", dbias, features.get("bias"))
+    _check_room("dsink", dsink, features.get("sink"))
     read = [x for _, x in arguments.inputs() if x is not None]
     if _are_plain(*read) and not (_is_grad_enabled() and requires_any_grad(*read)):
         results = run_backward(arguments)
-        if has_new_results and options.keys() <= REPEATED_OPTIONS:
-            keep_for_repetition(tensors, options, deterministic, atomic_fp32, arguments)
+        if may_repeat:
+            keep_for_repetition(tensors, plain, deterministic, atomic_fp32, arguments)
         _store((dbias, results.dbias), (dsink, results.dsink))
         return results[:3]
     if not _is_compiling():

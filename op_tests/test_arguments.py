@@ -13,7 +13,7 @@ import pytest
 import torch
 from inputs import random_qkv
 from torch import Tensor
-from untyped import explain, fmha_fwd
+from untyped import explain, fmha_bwd, fmha_fwd
 
 import jitfmha
 
@@ -230,6 +230,8 @@ def test_options_are_given_by_name() -> None:
     for rest in ((0.5,), (None, 0.5)):
         with pytest.raises(TypeError, match="by name"):
             fmha_fwd(q, q, q, *rest)
+        with pytest.raises(TypeError, match="by name"):
+            fmha_bwd(q, q, q, q, q, q[..., 0], *rest)
 
 
 @pytest.mark.parametrize(

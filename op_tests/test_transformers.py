@@ -131,9 +131,11 @@ def padding(lengths: list[int], longest: int, side: str) -> Tensor:
     return (place < torch.tensor(lengths)[:, None]).long()
 
 
-def assert_close(ours: Tensor, expected: Tensor) -> None:
+def assert_close(ours: Tensor, expected: Tensor, rounding: float = 0.0) -> None:
+    """``rounding`` is the largest error of the same model in float32 with eager attention: some
+    drawn models magnify what float32 rounds."""
     assert ours.dtype == torch.float32
-    torch.testing.assert_close(ours.double(), expected, atol=3e-5, rtol=1e-4)
+    torch.testing.assert_close(ours.double(), expected, atol=max(3e-5, 2 * rounding), rtol=1e-4)
 
 
 def arguments(name: str, rng: torch.Generator, seqlen: int = 12) -> dict[str, Tensor]:
@@ -160,8 +162,13 @@ def test_forward(
         given["attention_mask"] = padding([12, 1, 7, 11], 12, side)
         if "decoder_input_ids" not in given:
             tokens = given["attention_mask"].bool()
+    eager = copy.deepcopy(ours)
+    eager.set_attn_implementation("eager")
     with torch.no_grad():
-        assert_close(ours(**given).logits[tokens], expected(**given).logits[tokens])
+        logits = expected(**given).logits[tokens]
+        rounding = float((eager(**given).logits[tokens] - logits).abs().max())
+        assert rounding < 1e-3
+        assert_close(ours(**given).logits[tokens], logits, rounding)
 
 
 def test_mask_of_four_dimensions(

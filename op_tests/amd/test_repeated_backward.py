@@ -80,6 +80,27 @@ def test_options_are_told_apart(rng: torch.Generator, runtime: RecordingRuntime)
             fmha_bwd(*small, mask=False)
 
 
+def test_sequences_are_told_apart(rng: torch.Generator, runtime: RecordingRuntime) -> None:
+    target = runtime.target("MI300X")
+    call = BackwardCall(rng, hdims=(8, 8), lengths=((9, 30), (1, 1), (40, 7)), gap=3)
+    read, packed = read_by_backward(call), call.arguments
+    lengths = ((40, 30), (41, 30), (40, 40), (None, 30), (1, 30))
+    each = [packed | {"max_seqlen_q": q, "max_seqlen_k": k} for q, k in lengths]
+    for options in (*each, *each):
+        assert_repeated(runtime, target, read, **options)
+    of_q, of_k = (packed[f"cu_seqlens_{side}"] for side in "qk")
+    for changed, error, text in (
+        ({"max_seqlen_q": True}, TypeError, "max_seqlen_q must be an int, got bool"),
+        ({"max_seqlen_q": 1.0}, TypeError, "max_seqlen_q must be an int, got float"),
+        ({"cu_seqlens_k": None}, ValueError, "cu_seqlens_k is missing"),
+        ({"cu_seqlens_k": of_k[:-1]}, ValueError, "cu_seqlens"),
+        ({"cu_seqlens_q": of_q.long()}, TypeError, "cu_seqlens_q"),
+        ({"cu_seqlens_q": nested(of_q[None])}, (TypeError, ValueError), "cu_seqlens_q"),
+    ):
+        with runtime.stands_for(target), pytest.raises(error, match=text):
+            fmha_bwd(*read, **each[-1] | changed)
+
+
 def test_layouts_are_told_apart(rng: torch.Generator, runtime: RecordingRuntime) -> None:
     target = runtime.target("MI300X")
     call = BackwardCall(rng, hdims=(8, 8), heads=(4, 2), lengths=((9, 20),), batch=2)
@@ -150,6 +171,22 @@ def test_what_goes_the_long_way(
     # A call that was there before asks for no plan.
     monkeypatch.setattr(backward, "plan_for", None)
     assert len(launched(runtime, target, read)[0]) == 2  # type: ignore[arg-type]
+
+
+def test_a_torch_without_guards(
+    rng: torch.Generator, runtime: RecordingRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All calls go the long way."""
+    monkeypatch.setattr(backward, "TensorGuards", None)
+    target = runtime.target("MI300X")
+    read = read_by_backward(BackwardCall(rng, hdims=(8, 8), lengths=LENGTHS, batch=1))
+    assert_repeated(runtime, target, read)
+    assert not target.calls.repeated_backward
+    with emulate("gfx942"):
+        call = BackwardCall(rng, hdims=(8, 8), lengths=((3, 5),), batch=1)
+        for name, x in zip(call.gradients, fmha_bwd(*read_by_backward(call)), strict=True):
+            call.gradients[name] = x
+        call.assert_right(1e-2)
 
 
 def nested(x: Tensor) -> Tensor:

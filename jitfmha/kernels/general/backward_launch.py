@@ -104,6 +104,9 @@ class BoundBackward:
         query_rows = math.prod(problem.lse_shape)
         return BackwardLaunch(
             first,
+            first.launcher.jitfmha_general_bwd,
+            first.current_stream,
+            first.device_index,
             _packed_pass(problem, packed_sizes, self._kernels),
             [
                 (bound, _packed_pass(problem, packed_sizes, [(bound, kernel)]), kernel.leaves_alone)
@@ -127,6 +130,8 @@ class BackwardLaunch(NamedTuple):
 
     Attributes:
         first: the kernel that is launched first.
+        entry: the launcher's function.
+        current_stream, device_index: where it is launched.
         packed: the ``BACKWARD_PASS``.
         one_by_one: where somebody watches launches: each kernel, a pass of it alone, and what it
             leaves alone.
@@ -140,6 +145,9 @@ class BackwardLaunch(NamedTuple):
     """
 
     first: BoundKernel
+    entry: Callable[..., int]
+    current_stream: Callable[[int], int | None]
+    device_index: int
     packed: bytes
     one_by_one: list[tuple[BoundKernel, bytes, frozenset[str]]]
     seqlen_q: int
@@ -161,6 +169,9 @@ class BackwardLaunch(NamedTuple):
         # Written out, here and below: loops over the tensors, and stars, would take longer.
         (
             first,
+            entry,
+            current_stream,
+            device_index,
             packed,
             one_by_one,
             longest_q,
@@ -227,8 +238,8 @@ class BackwardLaunch(NamedTuple):
         )
         if modifiers is not None or dropout is not None:
             modifying = packed_modifiers(modifiers, dropout, _NO_PAGES, constants)
-        stream = first.current_stream(first.device_index)
-        entry, launching = first.launcher.jitfmha_general_bwd, first.launching
+        stream = current_stream(device_index)
+        launching = first.launching
         if launching is None:
             status = entry(packed, modifying, packed_tensors, stream)
             if status != 0:
