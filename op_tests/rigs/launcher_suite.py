@@ -1,7 +1,8 @@
 """The launcher suite: what the host pays for a call on an AMD GPU, with the GPU left out.
 
 Calls go the whole way, with CPU tensors in place of a GPU's, to a HIP runtime that records and
-runs nothing. Kernels are the shipped ones, or those of the tree that JITFMHA_HSA_DIR names.
+runs nothing. Kernels are the shipped ones, or those of the tree that JITFMHA_HSA_DIR names, and in
+first calls of general kernels those that are compiled for them.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _TIMEOUT_SECONDS = 120.0
 
 
 def run(quick: bool, progress: Progress) -> Report:
-    """Measure first and steady calls in both modes."""
+    """Measure first and steady calls in both modes, and first ones of general kernels."""
     report = Report(
         "launcher",
         {
