@@ -38,7 +38,7 @@ from .problem import (
     make_problem,
     out_dtype_of,
 )
-from .target import CALLS_HERE, TARGET_HERE, Target
+from .target import CALLS_HERE, MOST_CALLS, TARGET_HERE, Target
 
 PreparedCall: TypeAlias = (
     "tuple[CallKind, Launch | None, Sizes, tuple[int, ...], bool, bool, "
@@ -228,7 +228,10 @@ def run(arguments: Arguments, is_profiled: bool = False) -> tuple[Tensor, Tensor
             else:
                 prepared = _first_of_kind(arguments)
                 calls = cache.keep_kind(options, kind_key, prepared[0])
-            calls.keep(key, prepared)
+            # Here, since a method would take longer: a decode loop comes by in every step.
+            if len(calls.prepared) >= MOST_CALLS:
+                calls.prepared.clear()
+            calls.prepared[key] = prepared
     kind, launch, sizes, out_shape, out_is_like_q, wants_huge_pages, lse_layout, spans = prepared
     covered = True
     if cu_seqlens is not None:
@@ -308,6 +311,7 @@ def _kind_and_sizes(key: Any, is_group: bool, is_paged: bool) -> tuple[Hashable,
             strides_out = (heads_q * hdim_v, hdim_v, 1)
     except ValueError:
         return key, None
+    last_stride_v = strides_v[-1]
     kind_key = (
         batch,
         batch_k,
@@ -318,11 +322,15 @@ def _kind_and_sizes(key: Any, is_group: bool, is_paged: bool) -> tuple[Hashable,
         hdim_q,
         hdim_k,
         hdim_v,
-        strides_v[-1] == 1,
+        last_stride_v == 1,
         out and out[2:],
     )
-    last_strides = strides_q[-1], strides_k[-1], strides_v[-1]
-    if out or bias or seqlen_k != seqlen_v or last_strides != (1, 1, 1):
+    if (
+        out
+        or bias
+        or seqlen_k != seqlen_v
+        or not strides_q[-1] == strides_k[-1] == last_stride_v == 1
+    ):
         return kind_key, None
     sizes = (seqlen_q, seqlen_k, strides_q, strides_k, strides_v, strides_out)
     return kind_key, new_tuple(Sizes, sizes)

@@ -29,7 +29,7 @@ _MOST_KINDS = 256
 # Of the same options. A loop in which every call has one key more needs none of those before: so
 # few are kept that it goes through little memory, and that Python's garbage collection, which comes
 # when there are 700 objects more than when it came last, has no reason to come.
-_MOST_CALLS = 48
+MOST_CALLS = 48
 
 
 class KeptCalls:
@@ -37,7 +37,8 @@ class KeptCalls:
 
     Attributes:
         prepared: calls of which everything but the tensors' addresses is settled, by the shapes and
-            strides of their tensors.
+            strides of their tensors. Where there are ``MOST_CALLS``, they are all forgotten before
+            one more is kept.
         kinds: calls that differ in lengths and strides only.
     """
 
@@ -46,12 +47,6 @@ class KeptCalls:
     def __init__(self) -> None:
         self.prepared: dict[Hashable, Any] = {}
         self.kinds: dict[Hashable, Any] = {}
-
-    def keep(self, key: Hashable, prepared: object) -> None:
-        """Keep a prepared call; where there are too many, they are all forgotten before."""
-        if len(self.prepared) >= _MOST_CALLS:
-            self.prepared.clear()
-        self.prepared[key] = prepared
 
 
 class CallCache:

@@ -20,6 +20,7 @@ FIELD_END = 1 << 32
 GRID_END = 1 << 16
 MOST_ROWS = FIELD_END // 4 - 1  # the lse's stride between heads counts bytes
 _WIDEST_BYTES = 4
+_MOST_STRIDE = FIELD_END // _WIDEST_BYTES - 1  # in elements of any size
 _ONE_SCALE: DescaleStrides = (0, 0)
 
 
@@ -101,15 +102,22 @@ def are_far_from_limits(problem: Problem, row: KernelRow) -> Callable[[Sizes], b
 
 def _have_small_fields_in_gm0(sizes: Sizes) -> bool:
     # All of several numbers are below a power of two where their bits together are.
-    seqlen_q, seqlen_k, (q0, q1, q2, _), (k0, k1, k2, _), (v0, v1, v2, _), (o0, o1, o2, _) = sizes
+    (
+        seqlen_q,
+        seqlen_k,
+        (q0, q1, q2, _),
+        (k0, k1, k2, _),
+        (v0, v1, v2, _),
+        (o0, o1, o2, _),
+    ) = sizes
     strides = q0 | q1 | q2 | k0 | k1 | k2 | v0 | v1 | v2 | o0 | o1 | o2
-    return (seqlen_q | seqlen_k) <= MOST_ROWS and strides < FIELD_END // _WIDEST_BYTES
+    return (seqlen_q | seqlen_k) <= MOST_ROWS and strides <= _MOST_STRIDE
 
 
 def _have_small_fields_in_gm1(sizes: Sizes) -> bool:
     seqlen_q, seqlen_k, (q0, q1, _), (k0, k1, _), (v0, v1, _), (o0, o1, _) = sizes
     strides = q0 | q1 | k0 | k1 | v0 | v1 | o0 | o1
-    return (seqlen_q | seqlen_k) <= MOST_ROWS and strides < FIELD_END // _WIDEST_BYTES
+    return (seqlen_q | seqlen_k) <= MOST_ROWS and strides <= _MOST_STRIDE
 
 
 _have_small_fields = {"gm0": _have_small_fields_in_gm0, "gm1": _have_small_fields_in_gm1}
