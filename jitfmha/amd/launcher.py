@@ -86,6 +86,8 @@ TENSORS = SharedStruct(
         **dict.fromkeys(("q_descale", "k_descale", "v_descale"), Pointer("const float")),
         "max_seqlen_q": INT64,  # gm1
         "num_splits": INT64,
+        # Here, so that the launcher's functions take bytes alone, which ctypes need not convert.
+        "stream": Pointer(),
     },
 )
 # One kernel of a backward pass, and whose rows its workgroups have.
@@ -144,6 +146,7 @@ AITER_BACKWARD_TENSORS = SharedStruct(
         **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), Pointer("const void")),
         **dict.fromkeys(("cu_seqlens_q_padded", "cu_seqlens_k_padded"), Pointer("const void")),
         **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), INT64),
+        "stream": Pointer(),
     },
 )
 _pack_sizes, _pack_tensors = SIZES.packer.pack, TENSORS.packer.pack
@@ -333,14 +336,14 @@ class AmdLaunch(NamedTuple):
             scale_v,
             max_seqlen_q,
             num_splits,
+            kernel.current_stream(kernel.device_index) or 0,
         )
-        stream = kernel.current_stream(kernel.device_index)
         if kernel.launching is None:
-            status = kernel.entry(kernel.call, sizes, addresses, stream)
+            status = kernel.entry(kernel.call, sizes, addresses)
         else:
             read = (*(cu_seqlens or ())[:4], *scales)
             with kernel.launching((q, k, v, out, lse, workspace, *read)):
-                status = kernel.entry(kernel.call, sizes, addresses, stream)
+                status = kernel.entry(kernel.call, sizes, addresses)
         if status != 0:
             raise kernel.error(status)
 
@@ -368,7 +371,7 @@ class BoundAiterBackward:
         self.addresses = [0 if x is None else self._load(target, *x) for x in kernels]
 
     def run(self, packed: bytes, tensors: bytes, touched: Iterable[Tensor | None]) -> None:
-        """Start the kernels on torch's current stream.
+        """Start the kernels on the stream that ``tensors`` names.
 
         Args:
             packed: an ``AITER_BACKWARD``.
@@ -379,12 +382,11 @@ class BoundAiterBackward:
             HipError: the HIP runtime refuses a launch. On the emulator also where a kernel does
                 what it must not, such as touching anything else.
         """
-        stream = self.current_stream(self.device_index)
         if self.launching is None:
-            status = self.entry(packed, tensors, stream)
+            status = self.entry(packed, tensors)
         else:
             with self.launching(touched):
-                status = self.entry(packed, tensors, stream)
+                status = self.entry(packed, tensors)
         if status != 0:
             raise error_of(self.launcher, status)
 
@@ -427,7 +429,7 @@ def error_of(launcher: ctypes.CDLL, status: int) -> HipError:
 
 
 def load_launcher(spec: jit.BuildSpec) -> ctypes.CDLL:
-    """The loaded library; its functions get their types, or ctypes would cut pointers in half."""
+    """The loaded library. Functions get types where ctypes would cut pointers in half without."""
     library = jit.load(spec)
     pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
     for name, result, arguments in (
@@ -437,14 +439,11 @@ def load_launcher(spec: jit.BuildSpec) -> ctypes.CDLL:
             *("jitfmha_load", integer),
             [pointer, integer, text, text, text, text, text, ctypes.c_size_t, pointer],
         ),
-        ("jitfmha_fwd", integer, [text, text, text, pointer]),
-        ("jitfmha_general_fwd", integer, [text, text, text, text, pointer]),
-        ("jitfmha_general_bwd", integer, [text, text, text, pointer]),
-        ("jitfmha_aiter_bwd", integer, [text, text, pointer]),
     ):
         function = getattr(library, name)
         function.restype = result
         function.argtypes = arguments
+    # Those that launch take bytes alone, and go without: to convert what has a type takes longer.
     return library
 
 

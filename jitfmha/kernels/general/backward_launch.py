@@ -222,6 +222,7 @@ class BackwardLaunch(NamedTuple):
             0,
             longest_q,
             1,
+            current_stream(device_index) or 0,
             dout.data_ptr(),
             lse.data_ptr(),
             0 if dlse is None else dlse.data_ptr(),
@@ -238,10 +239,9 @@ class BackwardLaunch(NamedTuple):
         )
         if modifiers is not None or dropout is not None:
             modifying = packed_modifiers(modifiers, dropout, _NO_PAGES, constants)
-        stream = current_stream(device_index)
         launching = first.launching
         if launching is None:
-            status = entry(packed, modifying, packed_tensors, stream)
+            status = entry(packed, modifying, packed_tensors)
             if status != 0:
                 raise first.error(status)
             return
@@ -249,7 +249,7 @@ class BackwardLaunch(NamedTuple):
         beside = (*(cu_seqlens or ())[:4], *modifier_tensors(modifiers, dropout), between)
         for kernel, alone, leaves_alone in one_by_one:
             with launching((*_but(leaves_alone, tensors, gradients), *beside)):
-                status = entry(alone, modifying, packed_tensors, stream)
+                status = entry(alone, modifying, packed_tensors)
             if status != 0:
                 raise kernel.error(status)
 

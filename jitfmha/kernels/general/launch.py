@@ -111,21 +111,20 @@ class GeneralLaunch(NamedTuple):
             workspace = q.new_empty(workspace_floats, dtype=torch.float32)
         addresses = TENSORS.packer.pack(
             *(address(x) for x in (q, k, v, out, lse, workspace, *sums, *scales[:3])),
-            *(max_seqlen_q, num_splits),
+            *(max_seqlen_q, num_splits, kernel.current_stream(kernel.device_index) or 0),
         )
         if table is not None and cu_seqlens is not None and kernel.launching is not None:
             check_pages(cu_seqlens, table, k)
         pages = self._packed_pages(table, k)
         beside = *packed_p_descale(scales.p), *self.columns
         modifying = packed_modifiers(modifiers, dropout, pages, self.constants, beside)
-        stream = kernel.current_stream(kernel.device_index)
         entry = kernel.launcher.jitfmha_general_fwd
         if kernel.launching is None:
-            status = entry(kernel.call, sizes, addresses, modifying, stream)
+            status = entry(kernel.call, sizes, addresses, modifying)
         else:
             read = *sums, table, *scales, *modifier_tensors(modifiers, dropout)
             with kernel.launching((q, k, v, out, lse, workspace, *read)):
-                status = entry(kernel.call, sizes, addresses, modifying, stream)
+                status = entry(kernel.call, sizes, addresses, modifying)
         if status != 0:
             raise kernel.error(status)
 
