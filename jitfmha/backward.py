@@ -226,7 +226,6 @@ def _launch_again(
     return dq, dk, dv
 
 
-_NO_LENGTHS = None, None
 _empty_like = torch.empty_like
 _is_grad_enabled = torch.is_grad_enabled
 _are_deterministic_algorithms_enabled = torch._C._get_deterministic_algorithms
@@ -309,8 +308,8 @@ def _key_of_repetition(
     ) = plain
     # 1, 1.0 and True are equal, but not all are valid: classes tell them apart.
     sequences = None
-    lengths = max_seqlen_q, max_seqlen_k
-    if not (sums_q is sums_k is padded_q is padded_k is None and lengths == _NO_LENGTHS):
+    has_no_lengths = max_seqlen_q is max_seqlen_k is None
+    if not (has_no_lengths and sums_q is sums_k is padded_q is padded_k is None):
         # Prefix sums by their places among these. Where two are one they mostly follow each other,
         # as in self-attention.
         places = []
@@ -322,7 +321,8 @@ def _key_of_repetition(
                 latest = x
                 watched = (*watched, x)
             places.append(None if x is None else len(watched))
-        sequences = *places, lengths, max_seqlen_q.__class__, max_seqlen_k.__class__
+        classes = max_seqlen_q.__class__, max_seqlen_k.__class__
+        sequences = *places, max_seqlen_q, max_seqlen_k, classes
     key = (
         q.shape,
         k.shape,

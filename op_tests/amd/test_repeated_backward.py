@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,7 @@ def test_sequences_are_told_apart(rng: torch.Generator, runtime: RecordingRuntim
     for changed, error, text in (
         ({"max_seqlen_q": True}, TypeError, "max_seqlen_q must be an int, got bool"),
         ({"max_seqlen_q": 1.0}, TypeError, "max_seqlen_q must be an int, got float"),
+        ({"max_seqlen_q": torch.ones(2).numpy()}, TypeError, "max_seqlen_q must be an int, got nd"),
         ({"cu_seqlens_k": None}, ValueError, "cu_seqlens_k is missing"),
         ({"cu_seqlens_k": of_k[:-1]}, ValueError, "cu_seqlens"),
         ({"cu_seqlens_q": of_q.long()}, TypeError, "cu_seqlens_q"),
@@ -99,6 +101,15 @@ def test_sequences_are_told_apart(rng: torch.Generator, runtime: RecordingRuntim
     ):
         with runtime.stands_for(target), pytest.raises(error, match=text):
             fmha_bwd(*read, **each[-1] | changed)
+    call = BackwardCall(rng, hdims=(8, 8), lengths=LENGTHS, batch=1)
+    for options in ({}, {"max_seqlen_q": torch.ones(2).numpy()}):
+        with (
+            runtime.stands_for(target),
+            pytest.raises(ValueError, match="max_seqlen_q is given without cu_seqlens_q")
+            if options
+            else nullcontext(),
+        ):
+            fmha_bwd(*read_by_backward(call), **options)
 
 
 def test_layouts_are_told_apart(rng: torch.Generator, runtime: RecordingRuntime) -> None:
