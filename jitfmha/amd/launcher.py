@@ -336,7 +336,7 @@ class AmdLaunch(NamedTuple):
             scale_v,
             max_seqlen_q,
             num_splits,
-            kernel.current_stream(kernel.device_index) or 0,
+            kernel.current_stream(kernel.device_index),
         )
         if kernel.launching is None:
             status = kernel.entry(kernel.call, sizes, addresses)

@@ -72,8 +72,8 @@ class Runtime(Protocol):
         ...
 
     @property
-    def current_stream(self) -> Callable[[int], int | None]:
-        """Device index -> the stream that torch's own kernels go to; None is the default one."""
+    def current_stream(self) -> Callable[[int], int]:
+        """Device index -> the stream that torch's own kernels go to; 0 is the default one."""
         ...
 
     @property
@@ -119,7 +119,7 @@ class HipRuntime:
         self.library_path = _runtime_behind(library)
         self.why = why
         # As it is, because every launch asks; a torch without GPU support has none.
-        self.current_stream: Callable[[int], int | None] = getattr(
+        self.current_stream: Callable[[int], int] = getattr(
             torch._C, "_cuda_getCurrentRawStream", _no_stream
         )
 
@@ -203,8 +203,9 @@ class HipRuntime:
 _scales_of_one: dict[int, Tensor] = {}
 
 
-def _no_stream(_device_index: int) -> None:
+def _no_stream(_device_index: int) -> int:
     """Launches go to the default stream."""
+    return 0
 
 
 class _Candidate(NamedTuple):

@@ -77,8 +77,9 @@ class Emulation:
         """What a message calls the device."""
         return "emulated"
 
-    def current_stream(self, device_index: int) -> None:
-        """There are no streams to choose from."""
+    def current_stream(self, device_index: int) -> int:
+        """The default one: there are no streams to choose from."""
+        return 0
 
     def scale_of_one(self, device_index: int) -> Tensor:
         """A float32 1 of shape (1,) for kernels to read."""

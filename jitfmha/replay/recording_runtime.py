@@ -130,7 +130,7 @@ class RecordingRuntime:
         return f"{self.recorded.describe_device(device_index)}, recorded"
 
     @property
-    def current_stream(self) -> Callable[[int], int | None]:
+    def current_stream(self) -> Callable[[int], int]:
         """As the runtime behind."""
         return self.recorded.current_stream
 

@@ -146,7 +146,7 @@ class BackwardLaunch(NamedTuple):
 
     first: BoundKernel
     entry: Callable[..., int]
-    current_stream: Callable[[int], int | None]
+    current_stream: Callable[[int], int]
     device_index: int
     packed: bytes
     one_by_one: list[tuple[BoundKernel, bytes, frozenset[str]]]
@@ -222,7 +222,7 @@ class BackwardLaunch(NamedTuple):
             0,
             longest_q,
             1,
-            current_stream(device_index) or 0,
+            current_stream(device_index),
             dout.data_ptr(),
             lse.data_ptr(),
             0 if dlse is None else dlse.data_ptr(),

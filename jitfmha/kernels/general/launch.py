@@ -111,7 +111,7 @@ class GeneralLaunch(NamedTuple):
             workspace = q.new_empty(workspace_floats, dtype=torch.float32)
         addresses = TENSORS.packer.pack(
             *(address(x) for x in (q, k, v, out, lse, workspace, *sums, *scales[:3])),
-            *(max_seqlen_q, num_splits, kernel.current_stream(kernel.device_index) or 0),
+            *(max_seqlen_q, num_splits, kernel.current_stream(kernel.device_index)),
         )
         if table is not None and cu_seqlens is not None and kernel.launching is not None:
             check_pages(cu_seqlens, table, k)

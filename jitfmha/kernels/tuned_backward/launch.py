@@ -155,7 +155,7 @@ class TunedBackwardLaunch:
             padded_k,
             max_seqlen_q,
             max_seqlen_k,
-            self._bound.current_stream(self._bound.device_index) or 0,
+            self._bound.current_stream(self._bound.device_index),
         )
         touched = (q, k, v, out, dout, lse, between, sum_of_dq, dq, each_dk, each_dv, *sums)
         self._bound.run(self._packed, addresses, touched)
