@@ -6,7 +6,7 @@ the forms that the feature can have, drawn anew for each call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,6 +120,14 @@ FEATURES: dict[str, Callable[[Shape], Options]] = {
         everything,
     )
 }
+
+
+def options_of(features: Iterable[str], shape: Shape) -> Options:
+    """Those of several features; of one that two of them set, the latter's."""
+    options: Options = {}
+    for feature in features:
+        options |= FEATURES[feature](shape)
+    return options
 
 
 def for_reference(options: Options, shape: Shape) -> Options:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from inputs import LAYOUTS, lay_out, prefix_sums
 from reference import assert_close, attention, attention_packed
-from score_features import FEATURES, Options, Shape, for_reference, largest_modifier
+from score_features import Options, Shape, for_reference, largest_modifier, options_of
 from torch import Tensor
 from untyped import fmha_fwd
 
@@ -232,9 +232,7 @@ def _beside_the_result(call: GeneralCall) -> dict[str, Any]:
 
 
 def _options(call: GeneralCall, shape: Shape) -> Options:
-    options: Options = {"mask": call.mask}
-    for feature in call.features:
-        options |= FEATURES[feature](shape)
+    options = {"mask": call.mask} | options_of(call.features, shape)
     dtypes = dict(zip("qkv", (call.dtype, *(2 * (call.kv_dtype or call.dtype,))), strict=True))
     if call.scales:
         for name, dtype in dtypes.items():

@@ -13,7 +13,7 @@ import torch
 from general_calls import ARCHS, check, draw, run
 from inputs import prefix_sums
 from reference import assert_close, attention, attention_packed, unpaged
-from score_features import FEATURES, Options, Shape, for_reference, largest_modifier
+from score_features import FEATURES, Shape, for_reference, largest_modifier, options_of
 from untyped import explain, fmha_fwd
 
 from jitfmha import dropout_randval, emulate, jit, mha_fwd_splitkv
@@ -230,9 +230,7 @@ def test_rows_that_are_far_apart(rng: torch.Generator) -> None:
         actual = run("gfx942", q, keys, v)
         assert_close(actual, attention(q, keys, v), q, keys, v)
     shape = Shape(1, 1, 33, 33, q.dtype, rng)
-    options: Options = {}
-    for feature in _TWO_FEATURES:
-        options |= FEATURES[feature](shape)
+    options = options_of(_TWO_FEATURES, shape)
     actual = run("gfx950", q, k, v, **options)
     assert_close(
         *(actual, attention(q, k, v, **for_reference(options, shape)), q, k, v),
@@ -259,22 +257,6 @@ def test_keys_in_pages(
     features: tuple[str, ...],
     hdims: tuple[int, int],
 ) -> None:
-    _check_pages(rng, arch, page_size, features, hdims)
-
-
-@pytest.mark.sample("arch", ARCHS, 1)
-def test_keys_in_small_pages_with_features(rng: torch.Generator, arch: str) -> None:
-    """Their kernels find out anew what has no room in scalar registers."""
-    _check_pages(rng, arch, 7, _TWO_FEATURES, (21, 37))
-
-
-def _check_pages(
-    rng: torch.Generator,
-    arch: str,
-    page_size: int,
-    features: tuple[str, ...],
-    hdims: tuple[int, int],
-) -> None:
     """Pages in any order and used by several sequences, beside which other keys lie."""
     lengths_q, lengths_k = [1, 33, 0, 5], [70, 0, 20, 33]
     heads_q, heads_k, batch = 4, 2, 4
@@ -288,9 +270,7 @@ def _check_pages(
     )
     table = torch.randint(num_pages, (batch, most + 2), generator=rng, dtype=torch.int32)
     shape = Shape(batch, heads_q, len(q), max(lengths_k), q.dtype, rng, is_group=True)
-    options: Options = {}
-    for feature in features:
-        options |= FEATURES[feature](shape)
+    options = options_of(features, shape)
     sequences = {
         "cu_seqlens_q": prefix_sums(lengths_q),
         "cu_seqlens_k": prefix_sums(lengths_k),
@@ -309,6 +289,12 @@ def _check_pages(
         largest_modifier=largest_modifier(options, shape),
         dropout_p=options.get("dropout_p", 0.0),
     )
+
+
+@pytest.mark.sample("arch", ARCHS, 1)
+def test_keys_in_small_pages_with_features(rng: torch.Generator, arch: str) -> None:
+    """Their kernels find out anew what has no room in scalar registers."""
+    test_keys_in_pages(rng, arch, 7, _TWO_FEATURES, (21, 37))
 
 
 def test_a_page_that_is_not_there() -> None:

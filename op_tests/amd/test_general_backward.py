@@ -14,7 +14,7 @@ import torch
 from general_calls import ARCHS, DTYPES, GeneralCall, draw
 from inputs import lay_out, prefix_sums, random_qkv
 from reference import attention, attention_packed
-from score_features import FEATURES, Options, Shape, for_reference
+from score_features import FEATURES, Options, Shape, for_reference, options_of
 from torch import Tensor
 from untyped import fmha_bwd, fmha_fwd
 
@@ -184,10 +184,7 @@ def _used(lengths: list[int], gap: int) -> Tensor:
 
 
 def _options(call: GeneralCall, shape: Shape) -> Options:
-    options: Options = {"mask": call.mask}
-    for feature in call.features:
-        options |= FEATURES[feature](shape)
-    return options
+    return {"mask": call.mask} | options_of(call.features, shape)
 
 
 def _moved(
