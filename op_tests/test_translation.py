@@ -99,4 +99,4 @@ def test_what_is_not_known_is_refused(python: str, what: str, tmp_path: Path) ->
 
 
 def test_the_policy_is_known() -> None:
-    assert "quickest_row(const std::vector<KernelRow>& rows" in policy_in_cpp().cpp
+    assert "quickest(const std::vector<Candidate>& candidates" in policy_in_cpp().cpp

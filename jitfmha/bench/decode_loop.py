@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -38,26 +39,35 @@ def add_row(
 ) -> None:
     """Measure both kinds of tensors, and hold the worse one against the bar."""
     ratios = []
+    scales = distinct_scales(qkv[0].shape[-1])
     for kind in KINDS:
-        ratios.append(loop_over_repeated(*qkv, kind, min_seconds))
+        ratios.append(loop_over_repeated(*qkv, kind, scales, min_seconds))
         progress(f"one key more each call, {kind}: {ratios[-1]:.2f}x the same call repeated")
     what = f"a loop in which every call has one key more, {where}, over the same call repeated"
     report.at_most(what, max(ratios), _BAR, "x")
 
 
-def loop_over_repeated(q: Tensor, k: Tensor, v: Tensor, kind: str, min_seconds: float) -> float:
+def distinct_scales(hdim: int) -> Iterator[float]:
+    """Scales of which no two are equal, all of them close to that of ``hdim``."""
+    return (hdim**-0.5 * (1 + 1e-6 * i) for i in count())
+
+
+def loop_over_repeated(
+    q: Tensor, k: Tensor, v: Tensor, kind: str, scales: Iterator[float], min_seconds: float
+) -> float:
     """The time of the loop over that of as many equal calls with as many keys in the mean.
 
-    Neither side pays for taking its rows. Each round has a scale of its own, so that nothing that
-    one loop leaves behind for its lengths serves the next; one call with that scale comes before.
+    Neither side pays for taking its rows. Each round takes a scale of its own from ``scales``, so
+    that nothing that one loop leaves behind for its lengths serves the next; one call with that
+    scale comes before.
     """
     steps = [(KINDS[kind](k, n), KINDS[kind](v, n)) for n in _LENGTHS]
     k_mean, v_mean = (KINDS[kind](x, _MEAN_LENGTH) for x in (k, v))
-    scale = q.shape[-1] ** -0.5
+    scale = 0.0
 
     def change_scale() -> None:
         nonlocal scale
-        scale *= 1 + 1e-6
+        scale = next(scales)
         fmha_fwd(q, k_mean, v_mean, softmax_scale=scale)
 
     def loop() -> None:

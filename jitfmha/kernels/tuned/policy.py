@@ -11,10 +11,11 @@ adds up depends on the chip's number of units, so that an MI308 chooses other ti
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
-from .key_split import KeySplit, Splits
+from .key_split import ONE_SPLIT, KeySplit, Splits
 
 if TYPE_CHECKING:
     from ...amd.manifest import KernelDtype, KernelRow
@@ -136,65 +137,75 @@ def integers_for_turns(keys: int, batch: int, heads_k: int, seqlen_k: int, is_pa
     return heads_k * (batch + workgroups * (keys // _WAVE_KEYS))
 
 
-def quickest_row(rows: Sequence[KernelRow], load: Load, seqlen_q: int, seqlen_k: int) -> int:
+@dataclass(frozen=True)
+class Candidate:
+    """A kernel that serves calls of one kind, and how it would split their keys."""
+
+    row: KernelRow
+    key_split: KeySplit
+
+    @classmethod
+    def of(cls, row: KernelRow, load: Load) -> Candidate:
+        """For calls that load a GPU so."""
+        key_split = KeySplit.of(row, load.sequences, load.compute_units, load.arch)
+        return cls(row, key_split)
+
+    def splits(self, seqlen_q: int, seqlen_k: int) -> Splits:
+        """The splits of the keys of a call.
+
+        ``seqlen_k`` is in whole steps. ``seqlen_q`` is, too, but for packed sequences: it is that
+        of the longest one.
+        """
+        if not self.row.can_split_keys:
+            return ONE_SPLIT
+        return self.key_split.splits(seqlen_q, -(-seqlen_k // self.row.ts_kv))
+
+
+def quickest(candidates: Sequence[Candidate], load: Load, seqlen_q: int, seqlen_k: int) -> int:
     """The index of the kernel that takes least time; of equal ones the first.
 
-    ``rows`` differ in their tiles only, and the largest is the first. The lengths are those of a
-    sequence, in whole steps.
+    ``candidates`` differ in their tiles only, and the largest is the first. The lengths are those
+    of a sequence, in whole steps.
     """
-    quickest = 0
+    best = 0
     least = inf
     if seqlen_q < _LONG_SEQUENCE:
-        for i in range(len(rows)):
-            time = _relative_time(rows[i], load, seqlen_q, seqlen_k)
+        for i in range(len(candidates)):
+            time = _relative_time(candidates[i], load, seqlen_q, seqlen_k)
             if time < least:
                 least = time
-                quickest = i
-    return quickest
+                best = i
+    return best
 
 
-def splits_of(row: KernelRow, load: Load, seqlen_q: int, seqlen_k: int) -> Splits:
-    """The splits of the keys of a kernel's call.
-
-    ``seqlen_k`` is in whole steps. ``seqlen_q`` is, too, but for packed sequences: it is that of
-    the longest one.
-    """
-    if not row.can_split_keys:
-        return Splits(1, 0)
-    split = KeySplit.of(row, load.sequences, load.compute_units, load.arch)
-    return split.splits(seqlen_q, -(-seqlen_k // row.ts_kv))
-
-
-def _relative_time(row: KernelRow, load: Load, seqlen_q: int, seqlen_k: int) -> float:
+def _relative_time(candidate: Candidate, load: Load, seqlen_q: int, seqlen_k: int) -> float:
     """How long a launch takes, in keys that a unit goes through for one large tile."""
+    row = candidate.row
     tiles = -(-seqlen_q // row.ts_qo)
     if tiles == 0 or not row.can_split_keys:
         return 0.0
-    num_splits = splits_of(row, load, seqlen_q, seqlen_k).num_splits
-    slots = load.compute_units * row.workgroups_of_unit
-    of_each_tile = load.sequences * num_splits
-    longest = 0
-    keys = 0
-    for tile in range(tiles):
-        of_tile = _keys_of_tile(row, load, tile, seqlen_q, seqlen_k)
-        longest = max(longest, of_tile)
-        keys += of_tile
-    # Under a mask the longest go first, so that all units end at about the same time.
-    time = (
-        max(longest / num_splits, load.sequences * keys / slots)
-        if load.is_masked
-        else -(-of_each_tile * tiles // slots) * longest / num_splits
-    )
+    num_splits = candidate.splits(seqlen_q, seqlen_k).num_splits
+    slots = candidate.key_split.slots
+    workgroups = load.sequences * num_splits * tiles
+    # Without a mask all tiles go through all keys.
+    time = -(-workgroups // slots) * seqlen_k / num_splits
+    if load.is_masked:
+        longest = 0
+        keys = 0
+        for tile in range(tiles):
+            of_tile = _keys_of_tile(row, load, tile, seqlen_q, seqlen_k)
+            longest = max(longest, of_tile)
+            keys += of_tile
+        # The longest go first, so that all units end at about the same time.
+        time = max(longest / num_splits, load.sequences * keys / slots)
     if row.ts_qo >= _LARGE_TILE:
         return time
     small = _SMALL_TILES[load.arch]
-    are_alone = of_each_tile * tiles <= load.compute_units
+    are_alone = workgroups <= load.compute_units
     return time * (small.alone if are_alone else small.pair)
 
 
 def _keys_of_tile(row: KernelRow, load: Load, tile: int, seqlen_q: int, seqlen_k: int) -> int:
-    """The keys that a tile of one sequence and head goes through."""
-    if not load.is_masked:
-        return seqlen_k
+    """The keys that a tile of one sequence and head goes through under the mask."""
     beyond = 0 if load.is_top_left else seqlen_k - seqlen_q
     return min(max(min((tile + 1) * row.ts_qo, seqlen_q) + beyond, 0), seqlen_k)

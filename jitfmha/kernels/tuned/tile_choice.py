@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from .key_split import Splits
-from .policy import STEP_K, STEP_Q, Load, quickest_row, splits_of, steps
+from .policy import STEP_K, STEP_Q, Candidate, Load, quickest, steps
 
 if TYPE_CHECKING:
     from ...amd.manifest import KernelRow
@@ -32,19 +31,6 @@ class Tile(NamedTuple):
     splits_of: Callable[[int], Splits] | None
 
 
-@dataclass(frozen=True)
-class GroupSplits:
-    """The splits of gm1 calls, which follow from the longest sequence of each."""
-
-    row: KernelRow
-    load: Load
-    seqlen_k: int
-
-    def __call__(self, max_seqlen_q: int) -> Splits:
-        """For sequences of up to ``max_seqlen_q`` queries."""
-        return splits_of(self.row, self.load, max_seqlen_q, self.seqlen_k)
-
-
 class TileChoice:
     """Chooses among the kernels that differ in their tiles only, for calls of one kind.
 
@@ -52,7 +38,6 @@ class TileChoice:
     """
 
     def __init__(self, rows: Sequence[KernelRow], problem: Problem, target: AmdTarget) -> None:
-        self._rows = sorted(rows, key=lambda row: -row.ts_qo)
         self._is_group = problem.mode == "gm1"
         self._load = Load(
             arch=target.arch,
@@ -62,6 +47,8 @@ class TileChoice:
             is_masked=not problem.mask.is_none,
             is_top_left=problem.mask.top_left,
         )
+        by_size = sorted(rows, key=lambda row: -row.ts_qo)
+        self._candidates = [Candidate.of(row, self._load) for row in by_size]
         self._chosen: dict[tuple[int, int], Tile] = {}
 
     def tile_for(self, seqlen_q: int, seqlen_k: int) -> Tile:
@@ -79,12 +66,13 @@ class TileChoice:
         return tile
 
     def _choose(self, seqlen_q: int, seqlen_k: int) -> Tile:
-        rows, load = self._rows, self._load
-        row = rows[quickest_row(rows, load, seqlen_q, seqlen_k)]
-        splits = splits_of(row, load, seqlen_q, seqlen_k)
+        candidates = self._candidates
+        chosen = candidates[quickest(candidates, self._load, seqlen_q, seqlen_k)]
+        splits = chosen.splits(seqlen_q, seqlen_k)
         # In gm1 more rows make more tiles: where one tile for each sequence is enough, all are.
-        may_split = self._is_group and splits_of(row, load, 1, seqlen_k).num_splits > 1
+        may_split = self._is_group and chosen.splits(1, seqlen_k).num_splits > 1
         if not may_split:
-            return Tile(row, splits, None)
+            return Tile(chosen.row, splits, None)
         # Asked in every call, mostly for the length of the call before.
-        return Tile(row, splits, lru_cache(maxsize=64)(GroupSplits(row, load, seqlen_k)))
+        splits_of = lru_cache(maxsize=64)(partial(chosen.splits, seqlen_k=seqlen_k))
+        return Tile(chosen.row, splits, splits_of)
