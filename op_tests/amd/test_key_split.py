@@ -13,8 +13,11 @@ from untyped import fmha_fwd
 
 from jitfmha.amd.kernel_arguments import JITFMHA_ARGUMENTS
 from jitfmha.amd.manifest import KernelDtype, KernelRow
+from jitfmha.arguments import Arguments
 from jitfmha.chips import Arch
+from jitfmha.dispatch import plan_for
 from jitfmha.kernels.tuned.key_split import KeySplit
+from jitfmha.problem import Sizes, make_problem
 
 _DTYPES: tuple[KernelDtype, KernelDtype] = ("bf16", "fp8bf16")
 
@@ -256,3 +259,45 @@ def test_a_loop_changes_kernels_where_others_would_be_chosen(runtime: RecordingR
     in_a_loop = launches(each_afresh=False)
     assert in_a_loop == launches(each_afresh=True)
     assert len({symbol for symbol, _, _ in in_a_loop}) > 1
+
+
+def with_value(sizes: Sizes, name: str, dimension: int, value: int) -> Sizes:
+    """The sizes with another length, or another stride of ``dimension``."""
+    if name.startswith("seqlen"):
+        return sizes._replace(**{name: value})
+    changed = list(getattr(sizes, name))
+    changed[dimension] = value
+    return sizes._replace(**{name: tuple(changed)})
+
+
+LIMITS = [("seqlen_q", 0, 1 << 30), ("seqlen_k", 0, 1 << 30)] + [
+    (name, dimension, 1 << 31)  # 4 GiB of bf16
+    for name in ("q", "k", "v", "out")
+    for dimension in (-2, -3, -4)
+]
+
+
+@pytest.mark.parametrize("is_group", [False, True])
+@pytest.mark.parametrize("kind", ["tuned", "plain", "general"])
+def test_a_bound_kernel_is_not_launched_beyond_its_limits(
+    runtime: RecordingRuntime, request: pytest.FixtureRequest, kind: str, is_group: bool
+) -> None:
+    """Of calls of a known kind nothing but lengths and strides is looked at."""
+    if kind == "plain":
+        request.getfixturevalue("use_tree")(request.getfixturevalue("full_tree"))
+    q = torch.zeros(*([70] if is_group else [2, 70]), 4, 136 if kind == "general" else 128)
+    q = q.bfloat16()
+    sums = prefix_sums([40, 30]) if is_group else None
+    options = {"cu_seqlens_q": sums, "cu_seqlens_k": sums} if is_group else {}
+    problem = make_problem(Arguments.of(q, q, q, options))
+    plan = plan_for(problem, runtime.target("MI300X"))
+    assert plan.family == ("general" if kind == "general" else "tuned")
+    kernel = plan.bind()
+    assert kernel.launch_for(problem.sizes) is not None
+    for name, dimension, limit in LIMITS:
+        if dimension == -4 and is_group:
+            continue
+        assert kernel.launch_for(with_value(problem.sizes, name, dimension, limit)) is None
+        if kind == "tuned" and dimension != 0:
+            below = with_value(problem.sizes, name, dimension, limit - 8)
+            assert kernel.launch_for(below) is not None

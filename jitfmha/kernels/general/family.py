@@ -99,19 +99,20 @@ class GeneralKernel:
             return None
         if stacks_heads(problem, tile) != traits.stacks_heads:
             return None
-        if not self._is_far_from_limits(sizes) and any(
+        launch = self._bound.launch_for(sizes)
+        if not self._is_far_from_limits(sizes, launch.launch.sizes) and any(
             reasons_of(SIZE_RULES, problem, traits.arch)
         ):
             return None
         if self._tuned_may_serve and not isinstance(tuned.propose(problem, plan.target), Refusal):
             return None
-        return self._bound.launch_for(sizes)
+        return launch
 
 
-def _are_far_from_limits(plan: GeneralPlan) -> Callable[[Sizes], bool]:
+def _are_far_from_limits(plan: GeneralPlan) -> Callable[[Sizes, bytes], bool]:
     """A quick question; False means that there may be a limit, as it does for all pages."""
     if plan.problem.is_paged:
-        return lambda sizes: False
+        return lambda sizes, packed: False
     return are_far_from_limits(plan.problem, plan.traits.row())
 
 

@@ -199,18 +199,17 @@ class TunedKernel:
     def launch_for(self, sizes: Sizes) -> Launch | None:
         """The launch, unless another kernel is the best one for these lengths and strides."""
         seqlen_q, seqlen_k, _, _, _, _ = sizes
+        row, splits, splits_of = self._tile_for(seqlen_q, seqlen_k)
+        launch = self._bound.launch_for(sizes, splits, splits_of)
         if (
             self._is_second_choice
-            or not self._is_far_from_limits(sizes)
+            or not self._is_far_from_limits(sizes, launch.sizes)
             or (self._is_top_left and (seqlen_q != seqlen_k) != (self._row.mask == 1))
         ) and not self._is_chosen_for(sizes):
             return None
         if seqlen_k == 0 and not self._is_group:
             return write_no_attention
-        row, splits, splits_of = self._tile_for(seqlen_q, seqlen_k)
-        if row is not self._row:
-            return None
-        return self._bound.launch_for(sizes, splits, splits_of)
+        return launch if row is self._row else None
 
     def _is_chosen_for(self, sizes: Sizes) -> bool:
         """Whether this tree and row are chosen where everything is asked from the beginning."""

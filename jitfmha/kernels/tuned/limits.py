@@ -20,7 +20,12 @@ FIELD_END = 1 << 32
 GRID_END = 1 << 16
 MOST_ROWS = FIELD_END // 4 - 1  # the lse's stride between heads counts bytes
 _WIDEST_BYTES = 4
-_MOST_STRIDE = FIELD_END // _WIDEST_BYTES - 1  # in elements of any size
+_MOST_FIELDS = 32
+# Of 64-bit integers one after another the bits that neither MOST_ROWS nor the largest stride, in
+# elements of any size, has: both are one less than the same power of two.
+_BITS_OF_LARGE_FIELDS = int.from_bytes(
+    (-FIELD_END // _WIDEST_BYTES).to_bytes(8, "little", signed=True) * _MOST_FIELDS, "little"
+)
 _ONE_SCALE: DescaleStrides = (0, 0)
 
 
@@ -78,49 +83,34 @@ SIZE_RULES = (
 )
 
 
-def are_far_from_limits(problem: Problem, row: KernelRow) -> Callable[[Sizes], bool]:
+def are_far_from_limits(problem: Problem, row: KernelRow) -> Callable[[Sizes, bytes], bool]:
     """A quick question for calls that differ from ``problem`` in lengths and strides only.
+
+    It takes them twice: as they are, and packed for the launcher, as 64-bit integers.
 
     True: no rule of ``SIZE_RULES`` and no :func:`reasons_of_row` is in the way. False: there may be
     one.
     """
     widest = max(problem.hdim_q, problem.hdim_v)
-    have_small_fields = _have_small_fields[problem.mode]
+    takes_any_scales = not (problem.is_fp8 and row.mask)
 
-    def have_small_heads(sizes: Sizes) -> bool:
+    def have_small_heads(sizes: Sizes, packed: bytes) -> bool:
         seqlen_q, seqlen_k, *strides = sizes
         of_rows = [x[-3] for x in strides]
         return (
-            have_small_fields(sizes)
+            have_small_fields(sizes, packed)
             and max(seqlen_q, seqlen_k) * max(of_rows) * _WIDEST_BYTES < FIELD_END
             and min(of_rows) >= widest
-            and not (problem.is_fp8 and row.mask)
+            and takes_any_scales
         )
 
     return have_small_fields if row.abi == "jitfmha" else have_small_heads
 
 
-def _have_small_fields_in_gm0(sizes: Sizes) -> bool:
-    # All of several numbers are below a power of two where their bits together are.
-    (
-        seqlen_q,
-        seqlen_k,
-        (q0, q1, q2, _),
-        (k0, k1, k2, _),
-        (v0, v1, v2, _),
-        (o0, o1, o2, _),
-    ) = sizes
-    strides = q0 | q1 | q2 | k0 | k1 | k2 | v0 | v1 | v2 | o0 | o1 | o2
-    return (seqlen_q | seqlen_k) <= MOST_ROWS and strides <= _MOST_STRIDE
-
-
-def _have_small_fields_in_gm1(sizes: Sizes) -> bool:
-    seqlen_q, seqlen_k, (q0, q1, _), (k0, k1, _), (v0, v1, _), (o0, o1, _) = sizes
-    strides = q0 | q1 | k0 | k1 | v0 | v1 | o0 | o1
-    return (seqlen_q | seqlen_k) <= MOST_ROWS and strides <= _MOST_STRIDE
-
-
-_have_small_fields = {"gm0": _have_small_fields_in_gm0, "gm1": _have_small_fields_in_gm1}
+def have_small_fields(_: Sizes, packed: bytes) -> bool:
+    """Whether lengths and strides, of elements of any size, are far from 32 bits."""
+    # All of them at once: as one large integer, of which some bits are set where one is not.
+    return not int.from_bytes(packed, "little") & _BITS_OF_LARGE_FIELDS
 
 
 def reasons_of_row(problem: Problem, target: AmdTarget, row: KernelRow) -> list[Reason]:

@@ -47,6 +47,7 @@ class TileChoice:
             is_masked=not problem.mask.is_none,
             is_top_left=problem.mask.top_left,
         )
+        self._lengths_of_step = STEP_Q * self._load.packs, STEP_K * self._load.packs
         by_size = sorted(rows, key=lambda row: -row.ts_qo)
         self._candidates = [Candidate.of(row, self._load) for row in by_size]
         self._chosen: dict[tuple[int, int], Tile] = {}
@@ -56,18 +57,21 @@ class TileChoice:
 
         The lengths are those of every sequence, or in gm1 the packed rows of all.
         """
-        packs = self._load.packs
-        of_both = steps(seqlen_q, STEP_Q, packs), steps(seqlen_k, STEP_K, packs)
-        tile = self._chosen.get(of_both)
+        step_q, step_k = self._lengths_of_step
+        # One for all lengths that have as many steps.
+        key = (seqlen_q - 1) // step_q, (seqlen_k - 1) // step_k
+        tile = self._chosen.get(key)
         if tile is None:
             if len(self._chosen) >= _MOST_CHOSEN:
                 self._chosen.clear()
-            tile = self._chosen[of_both] = self._choose(of_both[0] * STEP_Q, of_both[1] * STEP_K)
+            tile = self._chosen[key] = self._choose(seqlen_q, seqlen_k)
         return tile
 
     def _choose(self, seqlen_q: int, seqlen_k: int) -> Tile:
-        candidates = self._candidates
-        chosen = candidates[quickest(candidates, self._load, seqlen_q, seqlen_k)]
+        candidates, load = self._candidates, self._load
+        seqlen_q = steps(seqlen_q, STEP_Q, load.packs) * STEP_Q
+        seqlen_k = steps(seqlen_k, STEP_K, load.packs) * STEP_K
+        chosen = candidates[quickest(candidates, load, seqlen_q, seqlen_k)]
         splits = chosen.splits(seqlen_q, seqlen_k)
         # In gm1 more rows make more tiles: where one tile for each sequence is enough, all are.
         may_split = self._is_group and chosen.splits(1, seqlen_k).num_splits > 1
