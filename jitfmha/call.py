@@ -31,8 +31,8 @@ from .mask import OPEN_WINDOW
 from .memory import HUGE_PAGES_FROM_BYTES, extent, may_overlap, request_huge_pages
 from .plan import Kernel, Launch
 from .problem import (
+    PlainSizes,
     Problem,
-    Sizes,
     check_cu_seqlens_values,
     check_sizes,
     make_problem,
@@ -41,7 +41,7 @@ from .problem import (
 from .target import CALLS_HERE, MOST_CALLS, TARGET_HERE, Target
 
 PreparedCall: TypeAlias = (
-    "tuple[CallKind, Launch | None, Sizes, tuple[int, ...], bool, bool, "
+    "tuple[CallKind, Launch | None, PlainSizes, tuple[int, ...], bool, bool, "
     "tuple[tuple[int, ...], ...], tuple[int, ...]]"
 )
 """A call of which everything but the tensors' addresses is settled; a plain tuple, as every new
@@ -74,7 +74,7 @@ class CallKind:
         self._problem = problem
         self._target = target
         self._kernels: list[Kernel] = []
-        self._kernel_names: dict[Sizes, str] = {}
+        self._kernel_names: dict[PlainSizes, str] = {}
         self._sequences = problem.batch * problem.heads_q
         self._batch = problem.batch if problem.mode == "gm0" else None
         self._heads_q = problem.heads_q
@@ -88,7 +88,7 @@ class CallKind:
         if q.device.type == "cpu" and row_bytes > 0:
             self._huge_pages_from_seqlen_q = HUGE_PAGES_FROM_BYTES / row_bytes
 
-    def prepare(self, sizes: Sizes, arguments: Arguments) -> PreparedCall:
+    def prepare(self, sizes: PlainSizes, arguments: Arguments) -> PreparedCall:
         """The call of this kind with these lengths and strides.
 
         Raises ``NotImplementedError`` where no family serves them.
@@ -124,7 +124,7 @@ class CallKind:
             return shape, strides
         return (self._batch, *shape), (self._heads_q * seqlen_q, *strides)
 
-    def _launch_for(self, sizes: Sizes) -> Launch | None:
+    def _launch_for(self, sizes: PlainSizes) -> Launch | None:
         """The launch for ``sizes``; None where there is no output element to compute."""
         if self._sequences * sizes[0] == 0:
             # What nobody serves is refused, also where there is nothing to compute.
@@ -140,7 +140,7 @@ class CallKind:
         self._kernels.insert(0, kernel)
         return launch
 
-    def kernel_name(self, sizes: Sizes) -> str:
+    def kernel_name(self, sizes: PlainSizes) -> str:
         """The name of the kernel that serves calls with ``sizes``, for a profile."""
         if len(self._kernel_names) >= _MOST_KERNEL_NAMES:
             self._kernel_names.clear()
@@ -283,7 +283,7 @@ def _first_of_kind(arguments: Arguments) -> PreparedCall:
     return kind.prepare(problem.sizes, arguments)
 
 
-def _kind_and_sizes(key: Any, is_group: bool, is_paged: bool) -> tuple[Hashable, Sizes | None]:
+def _kind_and_sizes(key: Any, is_group: bool, is_paged: bool) -> tuple[Hashable, PlainSizes | None]:
     """The part of a call's key that tells kinds apart, and what ``check_sizes`` would give.
 
     The latter only where it is plain at a glance that there is nothing to refuse. A tensor with a
@@ -332,8 +332,7 @@ def _kind_and_sizes(key: Any, is_group: bool, is_paged: bool) -> tuple[Hashable,
         or not strides_q[-1] == strides_k[-1] == last_stride_v == 1
     ):
         return kind_key, None
-    sizes = (seqlen_q, seqlen_k, strides_q, strides_k, strides_v, strides_out)
-    return kind_key, new_tuple(Sizes, sizes)
+    return kind_key, (seqlen_q, seqlen_k, strides_q, strides_k, strides_v, strides_out)
 
 
 def _described_descales(descales: Descales) -> tuple[object, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from .arguments import Tensors
-from .problem import Feature, Problem, Sizes
+from .problem import Feature, PlainSizes, Problem
 from .target import Target
 
 
@@ -27,7 +27,7 @@ class Launch(Protocol):
 class Kernel(Protocol):
     """A kernel that is built and loaded, for calls of one kind."""
 
-    def launch_for(self, sizes: Sizes) -> Launch | None:
+    def launch_for(self, sizes: PlainSizes) -> Launch | None:
         """The launch for these lengths and strides; None where another kernel has to be planned.
 
         Calls whose lengths grow come by here each time: it has to be quick.

@@ -6,7 +6,7 @@ import ctypes
 import itertools
 import math
 from enum import Enum
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -116,6 +116,12 @@ class Sizes(NamedTuple):
     k: tuple[int, ...]
     v: tuple[int, ...]
     out: tuple[int, ...]
+
+
+PlainSizes: TypeAlias = (
+    "tuple[int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]"
+)
+""":class:`Sizes` with or without the names, which take time where every call has new lengths."""
 
 
 class GradientStrides(NamedTuple):
@@ -287,9 +293,9 @@ class Problem(NamedTuple):
         """True when there is no output element to compute."""
         return self.batch * self.seqlen_q * self.heads_q == 0
 
-    def with_sizes(self, sizes: Sizes) -> Problem:
+    def with_sizes(self, sizes: PlainSizes) -> Problem:
         """The same call with other lengths and strides."""
-        return self._replace(sizes=sizes)
+        return self._replace(sizes=Sizes._make(sizes))
 
     def _strides(self, given: tuple[int, ...], seqlen: int, heads: int, hdim: int) -> Strides:
         *batch, seq, head, _ = given
@@ -514,7 +520,7 @@ def check_softmax_scale(softmax_scale: float) -> float:
 
 
 def check_cu_seqlens_values(
-    sizes: Sizes, cu_seqlens: CuSeqlens, block_table: Tensor | None = None
+    sizes: PlainSizes, cu_seqlens: CuSeqlens, block_table: Tensor | None = None
 ) -> bool:
     """Check the numbers inside ``cu_seqlens``; reads the tensors' data.
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from .. import jit
 from ..arguments import Descales, Tensors, new_tuple
 from ..jit.shared_struct import BOOL, FLOAT, INT32, INT64, Array, Pointer, SharedStruct
-from ..problem import DescaleStrides, Problem, Sizes, element_bytes
+from ..problem import DescaleStrides, PlainSizes, Problem, element_bytes
 from ..target import AmdTarget
 from .backward_manifest import BackwardRow
 from .code_object import CodeObject
@@ -224,7 +224,7 @@ class BoundKernel:
 
     def launch_for(
         self,
-        sizes: Sizes,
+        sizes: PlainSizes,
         splits: tuple[int, int],
         splits_of: SplitsOf | None,
     ) -> AmdLaunch:

@@ -27,8 +27,8 @@ from ..problem import (
     Direction,
     Feature,
     GradientStrides,
+    PlainSizes,
     Problem,
-    Sizes,
     check_pages,
 )
 from ..target import CpuIsa, CpuTarget, Target
@@ -495,7 +495,7 @@ class CpuKernel:
             *(largest_kept(problem.dropout_p), 1 / (1 - problem.dropout_p)),
         )
 
-    def launch_for(self, sizes: Sizes) -> Launch:
+    def launch_for(self, sizes: PlainSizes) -> Launch:
         """The same kernel serves all sizes."""
         seqlen_q, seqlen_k, q, k, v, out = sizes
         if self._gradients is not None:
@@ -512,10 +512,10 @@ class CpuKernel:
             return CpuBackwardLaunch(self._entry, shape).run
         return CpuLaunch(self._entry, shape, self._group).run
 
-    def _backward_strides(self, sizes: Sizes, gradients: GradientStrides) -> tuple[int, ...]:
+    def _backward_strides(self, sizes: PlainSizes, gradients: GradientStrides) -> tuple[int, ...]:
         """Of all tensors in the order of the shape; (batch, seq, head, hdim) of each."""
         dout, lse, dlse, dq, dk, dv = gradients
-        rows = (sizes.q, sizes.k, sizes.v, sizes.out)
+        _, _, *rows = sizes
         of_lse = (lse, lse if dlse is None else dlse)
         batch = (0,) if self._is_group else ()
         lses = [(*batch, *x[:-2], x[-1], x[-2], 1) for x in of_lse]

@@ -22,7 +22,7 @@ from ..amd.manifest import KernelRow
 from ..arguments import Tensors
 from ..memory import extent
 from ..plan import Kernel, Launch, Plan
-from ..problem import Problem, Sizes
+from ..problem import PlainSizes, Problem
 from ..target import AmdTarget
 from .record import (
     INTERFACES,
@@ -105,7 +105,7 @@ class RecordedKernelOfPlan:
         self._problem = problem
         self._target = target
 
-    def launch_for(self, sizes: Sizes) -> Launch | None:
+    def launch_for(self, sizes: PlainSizes) -> Launch | None:
         """The kernel's launch, with what is known of the call."""
         launch = self._kernel.launch_for(sizes)
         if launch is None:

@@ -22,7 +22,7 @@ from ...amd.launcher import (
 )
 from ...amd.manifest import KernelRow
 from ...arguments import Gradients, Tensors
-from ...problem import GradientStrides, Problem, Sizes
+from ...problem import GradientStrides, PlainSizes, Problem
 from ...target import AmdTarget
 from .backward_traits import ELEMENT_BYTES, Rows
 from .modifiers import modifier_constants, modifier_tensors, packed_modifiers
@@ -95,7 +95,7 @@ class BoundBackward:
         self._constants = modifier_constants(problem)
         self._unmodified = packed_modifiers(None, None, _NO_PAGES, self._constants)
 
-    def launch_for(self, sizes: Sizes) -> BackwardLaunch:
+    def launch_for(self, sizes: PlainSizes) -> BackwardLaunch:
         """The launch for these lengths and strides."""
         problem = self._problem.with_sizes(sizes)
         assert problem.gradients is not None
@@ -114,8 +114,8 @@ class BoundBackward:
             ]
             if first.launching is not None
             else [],
-            sizes.seqlen_q,
-            sizes.seqlen_k,
+            problem.seqlen_q,
+            problem.seqlen_k,
             query_rows,
             query_rows * problem.hdim_q if self._adds_dq_up else 0,
             self._turns_of(problem) if self._turns_of else 0,

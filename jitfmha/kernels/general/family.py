@@ -9,7 +9,7 @@ from ... import jit
 from ...amd.kernel_arguments import GENERAL_ARGUMENTS
 from ...amd.manifest import KernelRow
 from ...plan import Kernel, Launch, Plan, Reason, Refusal
-from ...problem import Problem, Sizes
+from ...problem import PlainSizes, Problem
 from ...target import AmdTarget, Target
 from .. import tuned
 from ..rules import reasons_of
@@ -91,7 +91,7 @@ class GeneralKernel:
         self._is_far_from_limits = _are_far_from_limits(plan)
         self._tuned_may_serve = _tuned_may_serve(plan.problem, plan.target)
 
-    def launch_for(self, sizes: Sizes) -> Launch | None:
+    def launch_for(self, sizes: PlainSizes) -> Launch | None:
         """The launch, unless another kernel is the one for these lengths and strides."""
         plan = self._plan
         problem, traits, tile = plan.problem.with_sizes(sizes), plan.traits, self._tile
@@ -99,7 +99,7 @@ class GeneralKernel:
             return None
         if stacks_heads(problem, tile) != traits.stacks_heads:
             return None
-        launch = self._bound.launch_for(sizes)
+        launch = self._bound.launch_for(problem.sizes)
         if not self._is_far_from_limits(sizes, launch.launch.sizes) and any(
             reasons_of(SIZE_RULES, problem, traits.arch)
         ):
@@ -109,7 +109,7 @@ class GeneralKernel:
         return launch
 
 
-def _are_far_from_limits(plan: GeneralPlan) -> Callable[[Sizes, bytes], bool]:
+def _are_far_from_limits(plan: GeneralPlan) -> Callable[[PlainSizes, bytes], bool]:
     """A quick question; False means that there may be a limit, as it does for all pages."""
     if plan.problem.is_paged:
         return lambda sizes, packed: False

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...amd.manifest import KernelRow
 from ...plan import Launch
-from ...problem import Problem, Sizes
+from ...problem import PlainSizes, Problem
 from ..general.backward_launch import BackwardKernel, BoundBackward
 from ..rules import reasons_of
 from ..tuned.policy import integers_for_turns
@@ -43,7 +43,7 @@ class ShippedBackwardKernel:
             turns_of=(lambda problem: turns_of(row, problem)) if row.is_deterministic else None,
         )
 
-    def launch_for(self, sizes: Sizes) -> Launch | None:
+    def launch_for(self, sizes: PlainSizes) -> Launch | None:
         """The launch, unless another kernel is the one for these lengths and strides."""
         problem = self._problem.with_sizes(sizes)
         plan = self._plan

@@ -14,7 +14,7 @@ import torch
 from ...arguments import Tensors
 from ...memory import write_zeros
 from ...plan import Kernel, Launch, Reason, Refusal
-from ...problem import BF16_CVTS, DTYPE_FEATURES, Feature, Problem, Sizes
+from ...problem import BF16_CVTS, DTYPE_FEATURES, Feature, PlainSizes, Problem
 from ...target import AmdTarget, Target
 from ..ready_plan import ReadyPlan
 from ..rules import reasons_of
@@ -196,7 +196,7 @@ class TunedKernel:
         self._is_second_choice = bool(plan.passed_over)
         self._is_far_from_limits = are_far_from_limits(problem, row)
 
-    def launch_for(self, sizes: Sizes) -> Launch | None:
+    def launch_for(self, sizes: PlainSizes) -> Launch | None:
         """The launch, unless another kernel is the best one for these lengths and strides."""
         seqlen_q, seqlen_k, _, _, _, _ = sizes
         row, splits, splits_of = self._tile_for(seqlen_q, seqlen_k)
@@ -211,7 +211,7 @@ class TunedKernel:
             return write_no_attention
         return launch if row is self._row else None
 
-    def _is_chosen_for(self, sizes: Sizes) -> bool:
+    def _is_chosen_for(self, sizes: PlainSizes) -> bool:
         """Whether this tree and row are chosen where everything is asked from the beginning."""
         plan = self._plan
         answer = propose(plan.problem.with_sizes(sizes), plan.target)

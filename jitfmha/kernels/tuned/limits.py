@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...chips import Arch, architecture
 from ...plan import Reason
-from ...problem import DescaleStrides, Problem, Sizes, Strides, element_bytes
+from ...problem import DescaleStrides, PlainSizes, Problem, Strides, element_bytes
 from ...target import AmdTarget
 from ..rules import Rule
 
@@ -83,7 +83,7 @@ SIZE_RULES = (
 )
 
 
-def are_far_from_limits(problem: Problem, row: KernelRow) -> Callable[[Sizes, bytes], bool]:
+def are_far_from_limits(problem: Problem, row: KernelRow) -> Callable[[PlainSizes, bytes], bool]:
     """A quick question for calls that differ from ``problem`` in lengths and strides only.
 
     It takes them twice: as they are, and packed for the launcher, as 64-bit integers.
@@ -94,7 +94,7 @@ def are_far_from_limits(problem: Problem, row: KernelRow) -> Callable[[Sizes, by
     widest = max(problem.hdim_q, problem.hdim_v)
     takes_any_scales = not (problem.is_fp8 and row.mask)
 
-    def have_small_heads(sizes: Sizes, packed: bytes) -> bool:
+    def have_small_heads(sizes: PlainSizes, packed: bytes) -> bool:
         seqlen_q, seqlen_k, *strides = sizes
         of_rows = [x[-3] for x in strides]
         return (
@@ -107,7 +107,7 @@ def are_far_from_limits(problem: Problem, row: KernelRow) -> Callable[[Sizes, by
     return have_small_fields if row.abi == "jitfmha" else have_small_heads
 
 
-def have_small_fields(_: Sizes, packed: bytes) -> bool:
+def have_small_fields(_: PlainSizes, packed: bytes) -> bool:
     """Whether lengths and strides, of elements of any size, are far from 32 bits."""
     # All of them at once: as one large integer, of which some bits are set where one is not.
     return not int.from_bytes(packed, "little") & _BITS_OF_LARGE_FIELDS

@@ -18,7 +18,7 @@ from ...arguments import CuSeqlens, Tensors
 from ...jit.shared_struct import SharedStruct
 from ...memory import write_values, write_zeros
 from ...packed_rows import sequences_of_rows
-from ...problem import Problem, Sizes, Strides
+from ...problem import PlainSizes, Problem, Strides
 from ...target import AmdTarget
 from .choice import BackwardChoice
 from .faults import reads_behind_rows
@@ -57,7 +57,7 @@ class TunedBackwardKernel:
         kernels = choice.row_sums, choice.gradients, choice.dq
         self._bound = BoundAiterBackward(target, kernels)
 
-    def launch_for(self, sizes: Sizes) -> TunedBackwardLaunch | None:
+    def launch_for(self, sizes: PlainSizes) -> TunedBackwardLaunch | None:
         """The launch for the lengths and strides of the plan; others get a plan of their own."""
         if sizes != self._problem.sizes:
             return None
