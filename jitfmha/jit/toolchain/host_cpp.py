@@ -146,7 +146,7 @@ def _zig_cpp() -> HostCpp | None:
         "there is no other, and it came with the Python package ziglang",
         ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"),
         # Other clangs ignore what is GCC's alone.
-        frozenset({"-fvect-cost-model=dynamic"}),
+        frozenset({"-fpeel-loops", "-fvect-cost-model=dynamic"}),
     )
 
 
