@@ -84,8 +84,10 @@ def assert_close(
         error = (gradient.double() - reference).abs()
         assert not error.isnan().any(), f"the gradient of {name} holds NaN"
         if error.numel():
-            # The gradients of one call are of one size; each is a sum with some that cancel.
-            largest = max(1.0, reference.abs().max().item())
+            # The gradients of one call are of one size; each is a sum with some that cancel. A sink
+            # has a term of every row, with its rounded output: the errors add up by chance.
+            rows = 2 * sizes[0] if name == "sink" else 0
+            largest = max(1.0, reference.abs().max().item(), rows**0.5 / 2)
             assert error.max().item() <= TOLERANCE[dtype] * largest, (name, sizes)
 
 
