@@ -124,9 +124,12 @@ def check_call(
     compiled = {(k.dtype, k.dtype, k.hdim_q, k.hdim_v, False) for k in subject.kinds}
     if kind is not None and kind not in compiled:
         reject()  # valid, and would be compiled
+    is_coerced = subject.is_operator and _is_coerced(arguments)
+    if is_coerced and _has_ranks(asked) and _is_too_big(asked):
+        reject()  # torch may make a valid call of it
     memory = _Memory(arguments)
     returned, error = _outcome(call)
-    if subject.is_operator and _is_coerced(arguments):
+    if is_coerced:
         assert error is None or type(error) in REFUSALS or is_from_dispatcher(error), _text(error)
         tally.count("coerced")
         return
@@ -279,6 +282,11 @@ def _kind(asked: Arguments) -> tuple[Any, ...]:
 def _out_bytes(asked: Arguments) -> int:
     q, v = asked["q"], asked["v"]
     return math.prod(q.shape[:-1]) * v.shape[-1] * q.element_size()
+
+
+def _has_ranks(asked: Arguments) -> bool:
+    """Whether the tensors have the sizes of which `_is_too_big` speaks."""
+    return all(isinstance(asked[name], Tensor) and asked[name].dim() >= 3 for name in "qkv")
 
 
 def _is_too_big(asked: Arguments) -> bool:
