@@ -21,8 +21,9 @@ SIZES = [
     *[(1, 1, 1, 1), (9, 0, 2, 2), (17, 127, 7, 7), (129, 49, 2, 1)],
     *[(300, 300, 2, 1), (600, 300, 1, 1)],
 ]
-# Of the largest gradient: sums of rounded products.
-TOLERANCE = {"fp32": 2e-5, "bf16": 4e-2, "fp16": 1e-2}
+# Of the largest gradient: sums of rounded products; and of sinks, sums of terms that are not.
+TOLERANCE = {"fp32": 2e-5, "bf16": 2e-2, "fp16": 2e-3}
+SINK_TOLERANCE = {"fp32": 2e-5, "bf16": 1e-3, "fp16": 1e-3}
 # Of the calls with all features, whose kernels take longest to build.
 DRAWN_DTYPE = pytest.mark.sample("dtype", list(DTYPES), 1, shared_by="gradients of all features")
 
@@ -100,7 +101,8 @@ def assert_close(
         if error.numel():
             # The gradients of one call are of one size; each is a sum with some that cancel.
             largest = max(1.0, reference.abs().max().item())
-            assert error.max().item() <= TOLERANCE[dtype] * largest, (name, sizes)
+            tolerance = SINK_TOLERANCE if name == "sink" else TOLERANCE
+            assert error.max().item() <= tolerance[dtype] * largest, (name, sizes)
 
 
 @pytest.mark.sample(
