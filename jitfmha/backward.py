@@ -352,7 +352,7 @@ def make_backward_problem(arguments: BackwardArguments) -> Problem:
     forward = arguments.forward
     if not isinstance(forward.out, Tensor):
         raise not_a_tensor("out", forward.out)
-    problem = make_problem(forward)
+    problem = make_problem(forward, out_is_read=True)
     check_keys_of_backward(problem.is_paged)
     _check_what_is_wanted(arguments)
     q = forward.q

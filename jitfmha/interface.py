@@ -372,7 +372,8 @@ def fmha_bwd(
             any strides.
         dlse: the gradient of the lse where something depends on it, as ``lse``.
         dq, dk, dv: where to write; the shapes and the dtype of q, k and v, any strides with a
-            contiguous last dimension, no memory shared with another argument.
+            contiguous last dimension, no memory shared with another argument; tensors that do
+            not require grad.
         dbias, dsink: where to write the gradients of ``bias`` and ``sink``, with their shapes, any
             dtype and any strides; None where they are not wanted. For dbias each score takes 4
             bytes for a while, also where one bias serves many: float32 ``(b, hq, sq, sk)``, or in
@@ -430,6 +431,7 @@ def fmha_bwd(
     forward = Arguments.of(q, k, v, {**options, "out": out})
     choices = dbias is not None, dsink is not None, deterministic, atomic_fp32
     arguments = BackwardArguments(forward, lse, dout, dlse, dq, dk, dv, *choices)
+    _refuse_rooms_with_gradients(dq=dq, dk=dk, dv=dv, dbias=dbias, dsink=dsink)
     _check_room("dbias", dbias, features.get("bias"))
     _check_room("dsink", dsink, features.get("sink"))
     read = [x for _, x in arguments.inputs() if x is not None]
@@ -447,6 +449,16 @@ def fmha_bwd(
     pairs = zip(gradients, (x for _, x, _ in arguments.outputs()), strict=True)
     new_dq, new_dk, new_dv = (new if given is None else given.copy_(new) for new, given in pairs)
     return new_dq, new_dk, new_dv
+
+
+def _refuse_rooms_with_gradients(**rooms: object) -> None:
+    """As torch's own functions with out=... refuse them."""
+    for name, room in rooms.items():
+        if requires_any_grad(room) and _is_grad_enabled():
+            raise NotImplementedError(
+                f"{name} requires grad; functions with out=... don't support automatic "
+                "differentiation"
+            )
 
 
 def _check_room(name: str, room: Tensor | None, source: Tensor | None) -> None:

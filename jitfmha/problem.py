@@ -306,9 +306,10 @@ class Problem(NamedTuple):
         )
 
 
-def make_problem(arguments: Arguments) -> Problem:
+def make_problem(arguments: Arguments, *, out_is_read: bool = False) -> Problem:
     """Check everything about a call that does not need the tensors' data.
 
+    ``out_is_read``: as by a backward pass, so that its elements may overlap like those of q.
     Raises ``TypeError`` or ``ValueError`` naming the argument and its value, and
     ``NotImplementedError`` where torch.jit.trace records.
     """
@@ -374,7 +375,7 @@ def make_problem(arguments: Arguments) -> Problem:
         softmax_scale=(
             float(hdim_q) ** -0.5 if softmax_scale is None else check_softmax_scale(softmax_scale)
         ),
-        sizes=check_sizes(arguments),
+        sizes=check_sizes(arguments, out_is_read=out_is_read),
         has_lse=arguments.return_lse,
         is_padded=cu_seqlens is not None and cu_seqlens.is_padded,
         bf16_cvt=check_bf16_cvt(arguments.bf16_cvt),
@@ -445,7 +446,7 @@ def check_p_descale_dtype(q_dtype: torch.dtype) -> None:
         )
 
 
-def check_sizes(arguments: Arguments) -> Sizes:
+def check_sizes(arguments: Arguments, *, out_is_read: bool = False) -> Sizes:
     """The lengths and strides of a call whose other properties are checked.
 
     Raises ``TypeError`` or ``ValueError`` naming the argument and its value.
@@ -468,6 +469,8 @@ def check_sizes(arguments: Arguments) -> Sizes:
     else:
         _check_out(out, q, (*q.shape[:-1], hdim_v))
         strides_out = out.stride()
+        if not out_is_read and overlaps_itself(out):
+            raise ValueError(f"out has strides {strides_out} with which its elements overlap")
     modifiers = arguments.modifiers
     if modifiers is not None and modifiers.bias is not None:
         _check_bias(modifiers.bias, q, seqlen_k, arguments.cu_seqlens)
@@ -716,8 +719,6 @@ def _check_out(out: Tensor, q: Tensor, shape: tuple[int, ...]) -> None:
     if tuple(out.shape) != shape:
         raise ValueError(f"out has shape {tuple(out.shape)}; expected {shape}")
     check_last_dimension("out", out)
-    if overlaps_itself(out):
-        raise ValueError(f"out has strides {out.stride()} with which its elements overlap")
 
 
 def _check_p_descale(p_descale: Tensor | None, q: Tensor, batch: int, heads_k: int) -> None:

@@ -234,6 +234,19 @@ def test_layouts(rng: torch.Generator, dtype: str) -> None:
             assert (storage == -77.0).all(), "something beside the elements was written"
 
 
+@drawn_dtypes(1)
+def test_rows_that_are_one_row(rng: torch.Generator, dtype: str) -> None:
+    """What is only read may lie in any place, also several times in one."""
+    q, k, v = random_qkv(rng, hdim=HDIM, hdim_v=HDIM_V, dtype=DTYPES[dtype])
+    q = q[:, :1].expand_as(q)
+    out, lse = fmha_fwd(q, k, v, return_lse=True)
+    dout = gradients_of_results(rng, out, lse)[0][:, :1].expand_as(out)
+    given = dout, q, k, v, out[:, :1].expand_as(out), lse[:, :, :1].expand_as(lse)
+    actual = fmha_bwd(*given)
+    expected = fmha_bwd(*(x.contiguous() for x in given))
+    assert all(map(torch.equal, actual, expected))
+
+
 @pytest.mark.usefixtures("num_threads")
 def test_threads_do_not_change_the_bits_of_an_emulated_tile_unit(rng: torch.Generator) -> None:
     with fresh_calls("amx_emulated"):
@@ -332,6 +345,24 @@ def test_shared_memory_is_refused(rng: torch.Generator) -> None:
     both = torch.empty_like(k)
     with pytest.raises(ValueError, match="dv shares memory with dk"):
         fmha_bwd(out.clone(), q, k, v, out, lse, dk=both, dv=both)
+
+
+@pytest.mark.parametrize("name", ["dq", "dk", "dv", "dsink"])
+@pytest.mark.parametrize("seqlen", [0, 5])
+def test_results_with_gradients_are_refused(rng: torch.Generator, seqlen: int, name: str) -> None:
+    """As out=... is by torch's functions; without grad mode they are written."""
+    q, k, v = random_qkv(rng, seqlen_q=seqlen, seqlen_k=seqlen)
+    sink = torch.zeros(q.shape[2])
+    out, lse = fmha_fwd(q, k, v, sink=sink, return_lse=True)
+    sources = {"dq": q, "dk": k, "dv": v, "dsink": sink}
+    room = torch.full_like(sources[name], 7.0).requires_grad_()
+    options = {"sink": sink, name: room}
+    with pytest.raises(NotImplementedError, match=f"{name} requires grad"):
+        fmha_bwd(torch.ones_like(out), q, k, v, out, lse, **options)
+    assert (room == 7.0).all()
+    with torch.no_grad():
+        fmha_bwd(torch.ones_like(out), q, k, v, out, lse, **options)
+    assert (room != 7.0).all()
 
 
 MEMORY_PROGRAM = """

@@ -99,11 +99,25 @@ def _broken_tensors(call: Arguments) -> set[str]:
     k, v = call["k"], call["v"]
     if isinstance(k, Tensor) and isinstance(v, Tensor) and k.dtype != v.dtype:
         broken |= {"k", "v"}
-    for name in ("q_descale", "k_descale", "v_descale", "p_descale"):
-        # Of 8-bit inputs only, with which no call starts here.
-        if call[name] is not None:
+    scaled = {"q_descale": q, "k_descale": k, "v_descale": v, "p_descale": q}
+    for name, of in scaled.items():
+        if call[name] is not None and not _is_descale(name, of, call):
             broken.add(name)
     return broken
+
+
+def _is_descale(name: str, of: Any, call: Arguments) -> bool:
+    """Whether a scale fits the tensor that it belongs to, which is of 8 bits."""
+    x, k = call[name], call["k"]
+    if not all(isinstance(y, Tensor) and y.dim() >= 3 for y in (of, k)):
+        return False
+    if of.dtype not in ((torch.int8,) if name == "p_descale" else _EIGHT_BITS):
+        return False
+    if not isinstance(x, Tensor) or (x.dtype, x.device) != (torch.float32, of.device):
+        return False
+    ends = call["cu_seqlens_q"]
+    batch = len(ends) - 1 if isinstance(ends, Tensor) and ends.dim() else of.shape[0]
+    return x.shape in ((1,), (of.shape[-2],), (batch, k.shape[-2]))
 
 
 def _broken_group(call: Arguments) -> set[str]:

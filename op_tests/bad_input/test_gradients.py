@@ -97,13 +97,15 @@ def _broken_shapes(arguments: Arguments) -> set[str]:
 
 
 def _broken_room(arguments: Arguments) -> set[str]:
-    """Where results overlap with themselves, with each other or with what is read."""
+    """Where results have gradients, or overlap with themselves, each other or what is read."""
     broken = set()
     taken = {name: arguments[name] for name in _READ}
     for name in _WRITTEN:
         x = arguments[name]
         if not _is_strided(x):
             continue
+        if x.requires_grad and torch.is_grad_enabled():
+            broken.add(name)
         mine = places_of(x)
         if len(mine) < x.numel() * x.element_size() or is_interleaved(x):
             broken.add(name)
