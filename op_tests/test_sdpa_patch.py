@@ -101,15 +101,16 @@ def _as_double(attn_mask: Tensor) -> Tensor:
 
 
 def test_dropout(rng: torch.Generator, ours: list[Any]) -> None:
-    """A mean over many draws comes close to the result without."""
+    """The mean of many draws is as far from the result without as their variance lets it be."""
     q, k, v = heads_first(rng, batch=1, seqlen_q=64, seqlen_k=64)
     plain = TORCH(q, k, v)
     q, k, v = (x.expand(50, -1, -1, -1) for x in (q, k, v))
     dropped = F.scaled_dot_product_attention(q, k, v, dropout_p=0.25)
     assert len(ours) == 1
     assert not torch.allclose(dropped[0], dropped[1], atol=0.01)
-    spread = dropped.std(0) / 50**0.5
-    assert ((dropped.mean(0) - plain).abs() < 6 * spread + 0.02).all()
+    error = dropped.mean(0) - plain
+    # Of 128 rows, which are independent, so that the sums hardly differ.
+    assert error.square().sum() < 2 * (dropped.var(0) / 50).sum()
 
 
 def test_gradients(rng: torch.Generator, ours: list[Any]) -> None:
