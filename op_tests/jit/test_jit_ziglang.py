@@ -70,11 +70,14 @@ def test_a_library_is_built(cache: Path, capfd: pytest.CaptureFixture[str]) -> N
     assert capfd.readouterr().err.count("the first build with ziglang takes minutes") == 1
 
 
-@pytest.mark.parametrize("given", ["", "/somewhere"])
+@pytest.mark.parametrize("given", ["", "somewhere"])
 def test_its_own_cache_lies_where_nobody_else_can_write(
-    given: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+    given: str, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen: dict[str, str] = {}
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
 
     def compile_library(*arguments: object) -> bytes:
         assert isinstance(arguments[-1], Mapping)
@@ -82,12 +85,13 @@ def test_its_own_cache_lies_where_nobody_else_can_write(
         raise jit.BuildError("seen")
 
     monkeypatch.setattr(cpp_extension, "compile_library", compile_library)
-    monkeypatch.setenv("ZIG_GLOBAL_CACHE_DIR", given)
+    monkeypatch.setenv("ZIG_GLOBAL_CACHE_DIR", given and str(tmp_path / given))
     monkeypatch.delenv("ZIG_LOCAL_CACHE_DIR", raising=False)
     with pytest.raises(jit.BuildError, match="seen"):
         jit.load(make_spec())
     names = ("ZIG_LOCAL_CACHE_DIR",) if given else ("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR")
     assert seen == dict.fromkeys(names, str(cache / "zig"))
+    assert not list(here.iterdir())
 
 
 def test_calls_on_a_machine_without_a_compiler(

@@ -164,13 +164,15 @@ def _ask(command: str) -> HostCpp:
 
 
 def _version(words: list[str]) -> str:
+    # An empty name of its cache is the working directory to zig, which would leave files there.
+    variables = {n: text for n, text in os.environ.items() if text or not n.startswith("ZIG_")}
     try:
         answer = subprocess.run(
             [*words, "--version"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "LC_ALL": "C"},
+            env={**variables, "LC_ALL": "C"},
             timeout=_VERSION_TIMEOUT_SECONDS,
             check=True,
         )
