@@ -144,6 +144,13 @@ def refuse_grad(function: str, **tensors: object) -> None:
             )
 
 
+def result_requires_grad(name: str) -> NotImplementedError:
+    """For a tensor to be written that requires grad, as torch's own functions refuse it."""
+    return NotImplementedError(
+        f"{name} requires grad; functions with out=... don't support automatic differentiation"
+    )
+
+
 def requires_any_grad(*optional: object) -> bool:
     """Whether any of the tensors among them requires grad."""
     return any(isinstance(x, Tensor) and x.requires_grad for x in optional)

@@ -19,6 +19,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 
+from .argument_checks import result_requires_grad
 from .arguments import Arguments
 from .call import run
 from .detection import target_of
@@ -216,9 +217,7 @@ def _fmha_fwd_out(*given: Any) -> Tensor:
     _refuse_tangents(NAMES_WITH_OUT, given)
     if _is_gradient_asked_for(given):
         name = next(name for name, x in _tensors(NAMES_WITH_OUT, given) if x.requires_grad)
-        raise NotImplementedError(
-            f"{name} requires grad; functions with out=... don't support automatic differentiation"
-        )
+        raise result_requires_grad(name)
     with torch._C._AutoDispatchBelowAutograd():
         lse: Tensor = torch.ops.jitfmha.fmha_fwd_out.default(*given)
     return lse

@@ -9,7 +9,12 @@ from torch import Generator, Tensor
 from torch.autograd import forward_ad, profiler
 
 from . import batching as _batching  # noqa: F401 - of the operators
-from .argument_checks import not_a_tensor, refuse_unexpected, requires_any_grad
+from .argument_checks import (
+    not_a_tensor,
+    refuse_unexpected,
+    requires_any_grad,
+    result_requires_grad,
+)
 from .arguments import (
     OPTION_NAMES,
     Arguments,
@@ -452,13 +457,11 @@ def fmha_bwd(
 
 
 def _refuse_rooms_with_gradients(**rooms: object) -> None:
-    """As torch's own functions with out=... refuse them."""
+    if not _is_grad_enabled():
+        return
     for name, room in rooms.items():
-        if requires_any_grad(room) and _is_grad_enabled():
-            raise NotImplementedError(
-                f"{name} requires grad; functions with out=... don't support automatic "
-                "differentiation"
-            )
+        if requires_any_grad(room):
+            raise result_requires_grad(name)
 
 
 def _check_room(name: str, room: Tensor | None, source: Tensor | None) -> None:

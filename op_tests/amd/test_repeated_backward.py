@@ -22,7 +22,7 @@ from jitfmha.target import AmdTarget
 
 POINTERS = (*range(0x00, 0x90, 0x10), *range(0x250, 0x290, 0x10))
 LENGTHS = ((64, 64),)
-TOLERANCE = 4e-2  # of bf16, where a gradient of a few rows may be small by chance
+TOLERANCE = 2e-2  # of bf16, where a gradient of a few rows may be small by chance
 
 
 @pytest.fixture(autouse=True)
@@ -195,7 +195,7 @@ def test_a_torch_without_guards(
     assert_repeated(runtime, target, read)
     assert not target.calls.repeated_backward
     with emulate("gfx942"):
-        call = BackwardCall(rng, hdims=(8, 8), lengths=((3, 5),), batch=1)
+        call = BackwardCall(rng, hdims=(8, 8), lengths=LENGTHS, batch=1)
         for name, x in zip(call.gradients, fmha_bwd(*read_by_backward(call)), strict=True):
             call.gradients[name] = x
         call.assert_right(TOLERANCE)
