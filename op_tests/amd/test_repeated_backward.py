@@ -22,7 +22,6 @@ from jitfmha.target import AmdTarget
 
 POINTERS = (*range(0x00, 0x90, 0x10), *range(0x250, 0x290, 0x10))
 LENGTHS = ((64, 64),)
-TOLERANCE = 2e-2  # of bf16, where a gradient of a few rows may be small by chance
 
 
 @pytest.fixture(autouse=True)
@@ -147,7 +146,7 @@ def test_lengths_of_packed_sequences_are_read_in_each_call(rng: torch.Generator)
                 rows = sum(pair[name != "dq"] for pair in lengths)
                 assert not x[rows:].any(), name
                 call.gradients[name] = x[:rows]
-            call.assert_right(TOLERANCE)
+            call.assert_right(2e-2)  # a gradient of a few rows may be small by chance
 
 
 def _with_rows(call: BackwardCall, rows_q: int, rows_k: int) -> BackwardCall:
@@ -198,7 +197,7 @@ def test_a_torch_without_guards(
         call = BackwardCall(rng, hdims=(8, 8), lengths=LENGTHS, batch=1)
         for name, x in zip(call.gradients, fmha_bwd(*read_by_backward(call)), strict=True):
             call.gradients[name] = x
-        call.assert_right(TOLERANCE)
+        call.assert_right(1e-2)
 
 
 def nested(x: Tensor) -> Tensor:
