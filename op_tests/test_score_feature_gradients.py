@@ -179,7 +179,8 @@ def test_compile(
 ) -> None:
     torch._dynamo.reset()
     tensors, options, of_reference = call_with_everything
-    dout, dlse = torch.randn(2, 9, 4, 21, generator=rng), torch.randn(2, 4, 9, generator=rng)
+    dout = torch.randn(2, 9, 4, 21, generator=rng).to(DTYPES[dtype])
+    dlse = torch.randn(2, 4, 9, generator=rng)
     compiled: Any = torch.compile(with_lse, fullgraph=True, backend="aot_eager")
     actual, out = differentiate(compiled, tensors, options, dout, dlse)
     doubled = {name: x.double() for name, x in tensors.items()}
