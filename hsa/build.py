@@ -26,10 +26,10 @@ from itertools import product
 from pathlib import Path
 from typing import get_args
 
-from jitfmha.amd.device_compiler import assemble, compile_hip_to_assembly
+from jitfmha.amd.chips import Arch
 from jitfmha.amd.gradient_manifest import FOLDER as BACKWARD_FAMILY
 from jitfmha.amd.kernel_arguments import backward_device_header, device_header
-from jitfmha.chips import Arch
+from jitfmha.jit.toolchain.device_compiler import assemble, compile_hip_to_assembly
 
 HSA = Path(__file__).resolve().parent
 SOURCES = HSA / "src"
@@ -396,8 +396,8 @@ def compile_to_assembly(kernel: AnyKernel) -> str:
     """What the compiler makes of a kernel's source, as text.
 
     Raises:
-        jitfmha.amd.device_compiler.DeviceCompilerNotFound: no compiler for AMD GPUs is installed.
-        jitfmha.amd.device_compiler.DeviceCompileError: the source is refused.
+        DeviceCompilerNotFound: no compiler for AMD GPUs is installed.
+        DeviceCompileError: the source is refused.
     """
     definitions = [f"-D{name}={value}" for name, value in kernel.definitions().items()]
     flags = (*FLAGS, *kernel.flags, *definitions)

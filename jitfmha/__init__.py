@@ -24,13 +24,13 @@ def _is_command_line() -> bool:
 if TYPE_CHECKING or not _is_command_line():
     # Programs that were exported to files call the operators by name, and need nothing else of
     # this package. ``--help`` needs none, and would wait for torch.
-    from .interface import explain, explain_bwd, fmha_bwd, fmha_fwd
+    from .call.interface import explain, explain_bwd, fmha_bwd, fmha_fwd
 
 if TYPE_CHECKING:
+    from .ahead.validate import BrokenRule, validate_config
+    from .ahead.warm_up import WarmedLauncher, warmup
     from .aiter import fmha_v3_bwd, fmha_v3_fwd, fmha_v3_varlen_bwd, fmha_v3_varlen_fwd
     from .amd.runtime import HipError
-    from .attention_module import Attention, AttentionCache
-    from .dropout import dropout_randval, new_rng_state
     from .emulator import emulate
     from .flash_attn import (
         flash_attn_func,
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
         flash_attn_varlen_kvpacked_func,
         flash_attn_varlen_qkvpacked_func,
     )
+    from .integrations.stand_in import install_as
     from .jit.errors import BuildError, CacheError, CompilerNotFound
-    from .kv_cache import flash_attn_with_kvcache
-    from .mla import mla_absorbed_fwd, mla_fwd
-    from .split_keys import flash_attn_combine, mha_fwd_splitkv
-    from .stand_in import install_as
-    from .validate import BrokenRule, validate_config
-    from .warm_up import WarmedLauncher, warmup
+    from .layers.attention import Attention, AttentionCache
+    from .layers.kv_cache import flash_attn_with_kvcache
+    from .layers.mla import mla_absorbed_fwd, mla_fwd
+    from .layers.split_keys import flash_attn_combine, mha_fwd_splitkv
+    from .problem.dropout import dropout_randval, new_rng_state
 
 __all__ = [
     "Attention",
@@ -88,8 +88,8 @@ __all__ = [
 _NAMES = {
     ".aiter": ("fmha_v3_bwd", "fmha_v3_fwd", "fmha_v3_varlen_bwd", "fmha_v3_varlen_fwd"),
     ".amd.runtime": ("HipError",),
-    ".attention_module": ("Attention", "AttentionCache"),
-    ".dropout": ("dropout_randval", "new_rng_state"),
+    ".layers.attention": ("Attention", "AttentionCache"),
+    ".problem.dropout": ("dropout_randval", "new_rng_state"),
     ".emulator": ("emulate",),
     ".flash_attn": (
         "flash_attn_func",
@@ -99,14 +99,14 @@ _NAMES = {
         "flash_attn_varlen_kvpacked_func",
         "flash_attn_varlen_qkvpacked_func",
     ),
-    ".interface": ("explain", "explain_bwd", "fmha_bwd", "fmha_fwd"),
+    ".call.interface": ("explain", "explain_bwd", "fmha_bwd", "fmha_fwd"),
     ".jit.errors": ("BuildError", "CacheError", "CompilerNotFound"),
-    ".kv_cache": ("flash_attn_with_kvcache",),
-    ".mla": ("mla_absorbed_fwd", "mla_fwd"),
-    ".split_keys": ("flash_attn_combine", "mha_fwd_splitkv"),
-    ".stand_in": ("install_as",),
-    ".validate": ("BrokenRule", "validate_config"),
-    ".warm_up": ("WarmedLauncher", "warmup"),
+    ".layers.kv_cache": ("flash_attn_with_kvcache",),
+    ".layers.mla": ("mla_absorbed_fwd", "mla_fwd"),
+    ".layers.split_keys": ("flash_attn_combine", "mha_fwd_splitkv"),
+    ".integrations.stand_in": ("install_as",),
+    ".ahead.validate": ("BrokenRule", "validate_config"),
+    ".ahead.warm_up": ("WarmedLauncher", "warmup"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 _PUBLIC_MODULES = ("aiter", "context_parallel", "flash_attn", "integrations")

@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .argument_checks import describe
-from .interface import OFF, fmha_bwd, fmha_fwd
-from .mask import OPEN_WINDOW, Mask, parse_mask
+from .call.interface import OFF, fmha_bwd, fmha_fwd
+from .problem.checks import describe
+from .problem.mask import OPEN_WINDOW, Mask, parse_mask
 
 _SEQUENCE = 1  # the dimension of sequences in q, k and v
 

@@ -12,10 +12,10 @@ from reference import attention, attention_packed
 from torch import Tensor
 from untyped import explain_bwd, fmha_bwd
 
-from jitfmha.arguments import Arguments
-from jitfmha.backward import BackwardArguments, make_backward_problem
-from jitfmha.dispatch import Explanation
-from jitfmha.problem import Problem
+from jitfmha.call.backward import BackwardArguments, make_backward_problem
+from jitfmha.call.dispatch import Explanation
+from jitfmha.problem.arguments import Arguments
+from jitfmha.problem.problem import Problem
 
 POISON = -77.0
 CPU = torch.device("cpu")

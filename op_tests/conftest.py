@@ -15,7 +15,7 @@ import torch
 from fresh_calls import fresh_calls
 
 from jitfmha.kernels.cpu import BESIDE_TILE_UNIT
-from jitfmha.target import CpuIsa, cpu_isas_here
+from jitfmha.planning.target import CpuIsa, cpu_isas_here
 
 _SEED = pytest.StashKey[int]()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from jitfmha.target import TARGET_HERE, CpuIsa, CpuTarget, cpu_target
+from jitfmha.planning.target import TARGET_HERE, CpuIsa, CpuTarget, cpu_target
 
 
 @contextmanager

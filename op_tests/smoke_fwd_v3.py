@@ -19,8 +19,8 @@ from reference import attention, attention_packed
 from torch import Tensor
 
 import jitfmha
-from jitfmha.detection import target_of
-from jitfmha.target import AmdTarget
+from jitfmha.call.detection import target_of
+from jitfmha.planning.target import AmdTarget
 
 _MOST = 3e-2  # of the largest value; a wrong kernel is far outside
 _SEQLENS_Q = (127, 192, 301, 512, 1024)

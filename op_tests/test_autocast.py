@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from untyped import fmha_fwd
 
-from jitfmha.ops import NAMES
+from jitfmha.call.pytorch.ops import NAMES
 
 DTYPE = torch.bfloat16
 

@@ -15,7 +15,7 @@ from inputs import prefix_sums, random_qkv
 from torch import Tensor
 from untyped import fmha_fwd
 
-from jitfmha.target import cpu_isas_here
+from jitfmha.planning.target import cpu_isas_here
 
 Call = dict[str, Any]
 OUT = ((2, 33, 4, 16), (2112, 64, 16, 1), torch.float32, "cpu")

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from jitfmha.chips import (
+from jitfmha.amd.chips import (
     _FILE,
     Arch,
     architecture,
@@ -83,5 +83,5 @@ def test_the_sentence_of_supported_chips() -> None:
 
 
 def test_importing_reads_nothing() -> None:
-    program = "import jitfmha.chips as c; assert c._facts.cache_info().currsize == 0"
+    program = "import jitfmha.amd.chips as c; assert c._facts.cache_info().currsize == 0"
     subprocess.run([sys.executable, "-c", program], check=True)

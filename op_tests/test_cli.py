@@ -23,7 +23,7 @@ from jitfmha.bench.report import Report, Row
 from jitfmha.bench.timing import Timings, alternate
 from jitfmha.cli import bench, demo, explain, main, output
 from jitfmha.jit.toolchain.device_hip import device_hip_in_words
-from jitfmha.kernels.general.tiles import tile_table
+from jitfmha.kernels.compiled.tiles import tile_table
 
 COMMANDS = (
     *("demo", "doctor", "info", "explain", "kernels", "build", "cache", "bench", "profile"),
@@ -374,7 +374,7 @@ def test_demo(run: Run) -> None:
 
 @pytest.mark.usefixtures("small_demo")
 def test_demo_fails_on_a_wrong_result(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from jitfmha import interface
+    from jitfmha.call import interface
 
     right = interface.fmha_fwd
 

@@ -12,7 +12,7 @@ from reference import Result, assert_close, attention, attention_packed
 from torch import Tensor
 from untyped import explain, fmha_bwd, fmha_fwd
 
-from jitfmha.target import CpuIsa, cpu_isas_here
+from jitfmha.planning.target import CpuIsa, cpu_isas_here
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -15,7 +15,7 @@ import torch
 from reference import visible
 
 from jitfmha.context_parallel import _Call, _Shards, _visible
-from jitfmha.mask import parse_mask
+from jitfmha.problem.mask import parse_mask
 
 SIZES = (2, 3, 4, 8)
 BY_DEFAULT = (2,)

@@ -9,9 +9,9 @@ import torch
 from inputs import random_qkv
 from untyped import explain
 
-from jitfmha import target
 from jitfmha.cli import main
-from jitfmha.target import CpuTarget, cpu_isas_here, cpu_target
+from jitfmha.planning import target
+from jitfmha.planning.target import CpuTarget, cpu_isas_here, cpu_target
 
 Choose = Callable[..., CpuTarget]
 
@@ -77,7 +77,7 @@ def test_info_and_explain_say_why(
     rng: torch.Generator, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("JITFMHA_CPU_ISA", "amx_emulated")
-    for module in ("jitfmha.target", "jitfmha.detection"):
+    for module in ("jitfmha.planning.target", "jitfmha.call.detection"):
         monkeypatch.setattr(f"{module}.cpu_target", cpu_target.__wrapped__)
     assert main(["info"]) == 0
     out = capfd.readouterr().out

@@ -20,8 +20,8 @@ from torch import Tensor
 from untyped import explain, fmha_fwd
 
 from jitfmha.kernels.cpu import BESIDE_TILE_UNIT, CpuModifiers, CpuTraits, launcher_spec
-from jitfmha.problem import Direction
-from jitfmha.target import CpuIsa, cpu_isas_here
+from jitfmha.planning.target import CpuIsa, cpu_isas_here
+from jitfmha.problem.problem import Direction
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

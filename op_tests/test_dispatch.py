@@ -10,11 +10,12 @@ import torch
 from reference import attention
 from untyped import explain, fmha_fwd
 
-from jitfmha import dispatch, emulate
-from jitfmha.kernels import general
-from jitfmha.plan import Plan, Reason, Refusal
-from jitfmha.problem import Feature, Problem
-from jitfmha.target import CallCache, CpuTarget, Target, cpu_target
+from jitfmha import emulate
+from jitfmha.call import dispatch
+from jitfmha.kernels import compiled as general
+from jitfmha.planning.plan import Plan, Reason, Refusal
+from jitfmha.planning.target import CallCache, CpuTarget, Target, cpu_target
+from jitfmha.problem.problem import Feature, Problem
 
 
 class _Undeclared(Enum):
@@ -103,8 +104,8 @@ def test_new_lengths_are_not_planned_again(
         plans.append(problem)
         return plan_for(problem, target)
 
-    monkeypatch.setattr("jitfmha.call.plan_for", counted)
-    monkeypatch.setattr("jitfmha.call.CALLS_HERE", CallCache())
+    monkeypatch.setattr("jitfmha.call.run.plan_for", counted)
+    monkeypatch.setattr("jitfmha.call.run.CALLS_HERE", CallCache())
     batch, heads, hdim = 2, 4, 24
     q = torch.randn(batch, 1, heads, hdim, generator=rng)
     shape = (batch, 40, 2, hdim) if layout == "bshd" else (batch, 2, 40, hdim)

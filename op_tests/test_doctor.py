@@ -17,8 +17,8 @@ from jitfmha.amd.runtime import HipError
 from jitfmha.cli import doctor, main
 from jitfmha.cli.doctor import Finding
 from jitfmha.jit.errors import CompilerNotFound
-from jitfmha.jit.toolchain import device_hip, host_cpp
-from jitfmha.target import cpu_target
+from jitfmha.jit.toolchain import device_hip, hip_libraries, host_cpp
+from jitfmha.planning.target import cpu_target
 
 Doctor = Callable[[], tuple[int, list[dict[str, Any]]]]
 
@@ -151,7 +151,7 @@ def test_an_instruction_set_that_is_not_here(
     examine: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JITFMHA_CPU_ISA", "sse2")
-    monkeypatch.setattr("jitfmha.target.cpu_target", cpu_target.__wrapped__)
+    monkeypatch.setattr("jitfmha.planning.target.cpu_target", cpu_target.__wrapped__)
     code, checks = examine()
     (found,) = (each for each in checks if each["check"] == "CPU")
     assert (code, found["verdict"]) == (1, "failed")
@@ -177,7 +177,7 @@ def test_a_cache_that_others_write_to(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_a_tree_with_faults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Files are read, not only listed."""
-    from jitfmha.resources import hsa_dir
+    from jitfmha.jit.resources import hsa_dir
 
     shipped = hsa_dir() / "gfx950" / "fmha_v3_fwd"
     folder = tmp_path / "gfx950" / "fmha_v3_fwd"
@@ -308,11 +308,11 @@ def test_hip_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which file, why that one, and that it is the only one."""
     bound = SimpleNamespace(library_path=sys.executable, why="torch calls it")
     monkeypatch.setattr(hip_runtime, "loaded_runtime", lambda: bound)
-    monkeypatch.setattr(hip_runtime, "mapped_runtimes", lambda: [sys.executable])
+    monkeypatch.setattr(hip_libraries, "mapped_runtimes", lambda: [sys.executable])
     found = only(doctor._check_hip_runtime)
     assert found.verdict == "ok"
     assert found.found == f"{sys.executable}, because torch calls it"
-    monkeypatch.setattr(hip_runtime, "mapped_runtimes", lambda: [sys.executable, "/opt/other.so"])
+    monkeypatch.setattr(hip_libraries, "mapped_runtimes", lambda: [sys.executable, "/opt/other.so"])
     found = only(doctor._check_hip_runtime)
     assert found.verdict == "warning"
     assert "/opt/other.so" in found.found

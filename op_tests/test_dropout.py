@@ -9,7 +9,7 @@ from torch import Tensor
 from untyped import explain, fmha_fwd
 
 from jitfmha import dropout_randval, new_rng_state
-from jitfmha.dropout import _philox
+from jitfmha.problem.dropout import _philox
 
 # Counter, key and result, from the known answers of Random123, the authors' own library.
 KNOWN = [

@@ -13,7 +13,7 @@ import torch
 from jitfmha.jit.loader import load
 from jitfmha.jit.spec import BuildSpec
 from jitfmha.kernels.cpu import BESIDE_TILE_UNIT, CpuTraits, launcher_spec
-from jitfmha.target import CpuIsa
+from jitfmha.planning.target import CpuIsa
 
 DTYPES = {
     "fp8_e4m3fn": torch.float8_e4m3fn,

@@ -16,7 +16,7 @@ from torch import Tensor
 from untyped import explain, fmha_fwd
 
 from jitfmha.aiter import flash_attn_fp8_pertensor_func, flash_attn_varlen_fp8_pertensor_func
-from jitfmha.target import CpuIsa, cpu_isas_here
+from jitfmha.planning.target import CpuIsa, cpu_isas_here
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

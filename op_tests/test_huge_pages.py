@@ -9,7 +9,8 @@ import torch
 from reference import assert_close, attention
 from untyped import fmha_fwd
 
-from jitfmha import call, memory
+from jitfmha.call import run as call
+from jitfmha.problem import memory
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import jitfmha
-from jitfmha.dispatch import FAMILIES
+from jitfmha.call.dispatch import FAMILIES
 
 PROGRAM = """
 import json, sys
@@ -38,7 +38,7 @@ def test_import(tmp_path: Path) -> None:
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True
     )
     imported = json.loads(done.stdout)
-    assert "jitfmha.interface" in imported
+    assert "jitfmha.call.interface" in imported
     assert not [name for name in imported if name.startswith(HEAVY)]
     assert list(tmp_path.iterdir()) == []
     assert done.stderr == ""
@@ -57,20 +57,11 @@ def _modules() -> dict[str, Path]:
     return names
 
 
-def _run_time_statements(node: ast.AST) -> Iterator[ast.AST]:
-    """All nodes below ``node``, in functions too, without what only type checkers see."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            continue
-        yield child
-        yield from _run_time_statements(child)
-
-
 def _imports(name: str, path: Path, known: Container[str]) -> set[str]:
-    """The package's modules that a module imports, at its top or anywhere else."""
+    """The package's modules that a module imports: at its top, in functions, for type checkers."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     found: set[str] = set()
-    for node in _run_time_statements(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom):
             base = package.rsplit(".", node.level - 1)[0] if node.level else ""
             origin = ".".join(part for part in (base, node.module) if part)
@@ -82,14 +73,55 @@ def _imports(name: str, path: Path, known: Container[str]) -> set[str]:
     return {each for each in found if each in known and each != name}
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
-    """Nor from inside of a function, where a cycle would only be hidden."""
+# A room is a folder or a file directly in the package. It imports what stands above it.
+ROOMS = (
+    ("problem", "version"),  # the arguments of a call, checked
+    ("jit",),  # renders, builds, keeps, loads
+    ("amd",),  # chips, code objects, manifests, the HIP runtime
+    ("planning",),  # targets and plans
+    ("kernels", "emulator"),  # the families; the GPUs that are not here
+    ("call",),  # from arguments to a launch, and PyTorch's side of it
+    ("layers", "context_parallel", "ahead", "replay", "bench"),
+    ("flash_attn", "aiter", "export"),
+    ("integrations",),
+    ("__init__",),
+    ("cli",),
+    ("__main__",),
+)
+PLACES = {room: place for place, rooms in enumerate(ROOMS) for room in rooms}
+
+
+def _graph() -> dict[str, set[str]]:
     modules = _modules()
     graph = {name: _imports(name, path, modules) for name, path in modules.items()}
-    assert graph["jitfmha.call"] >= {"jitfmha.dispatch", "jitfmha.problem"}, "imports are not seen"
-    assert graph["jitfmha.detection"] >= {"jitfmha.amd.devices"}, "nor those in functions"
-    graph["jitfmha.dispatch"] |= {f"jitfmha.kernels.{entrant.name}" for entrant in FAMILIES}
+    seen = {"jitfmha.call.dispatch", "jitfmha.problem.problem"}
+    assert graph["jitfmha.call.run"] >= seen, "imports are not seen"
+    assert graph["jitfmha.call.detection"] >= {"jitfmha.planning.devices"}, "nor those in functions"
+    graph["jitfmha.call.dispatch"] |= {f"jitfmha.kernels.{entrant.module}" for entrant in FAMILIES}
+    return graph
+
+
+def _room(module: str) -> str:
+    return (module.split(".") + ["__init__"])[1]
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Nor from inside of a function or for a type checker, where a cycle would only be hidden."""
     try:
-        tuple(TopologicalSorter(graph).static_order())
+        tuple(TopologicalSorter(_graph()).static_order())
     except CycleError as error:
         pytest.fail(f"modules import each other in a circle: {' -> '.join(error.args[1])}")
+
+
+def test_every_room_imports_those_above_it_alone() -> None:
+    graph = _graph()
+    assert len(PLACES) <= 20
+    assert len(ROOMS) <= 13
+    assert {_room(module) for module in graph} == set(PLACES), "a room without a place"
+    wrong = [
+        f"{module} imports {other}"
+        for module, others in graph.items()
+        for other in others
+        if _room(other) != _room(module) and PLACES[_room(other)] >= PLACES[_room(module)]
+    ]
+    assert not wrong, "\n".join(wrong)

@@ -14,7 +14,7 @@ from score_features import FEATURES, Shape, for_reference
 from torch import Tensor
 from untyped import explain, fmha_fwd
 
-from jitfmha.target import CpuIsa, cpu_isas_here
+from jitfmha.planning.target import CpuIsa, cpu_isas_here
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -15,19 +15,19 @@ from inputs import prefix_sums
 from rigs.recording_runtime import RecordingRuntime
 from untyped import explain, fmha_fwd, validate_config, warmup
 
-from jitfmha.arguments import Arguments, KeyOptions
-from jitfmha.backward import BackwardArguments, make_backward_problem
-from jitfmha.chips import Arch, architecture
-from jitfmha.combination import CALL_RULES, NAMED_FEATURES, TORCH_DTYPES
-from jitfmha.dispatch import Proposal, plan_for, propose
+from jitfmha.ahead.combination import CALL_RULES, NAMED_FEATURES, TORCH_DTYPES
+from jitfmha.ahead.profiles import PROFILES, Subset
+from jitfmha.amd.chips import Arch, architecture
+from jitfmha.call.backward import BackwardArguments, make_backward_problem
+from jitfmha.call.dispatch import Proposal, plan_for, propose
+from jitfmha.kernels.compiled.backward_plan import BackwardPlan
+from jitfmha.kernels.compiled.family import GeneralPlan
+from jitfmha.kernels.compiled.rules import RULES
 from jitfmha.kernels.cpu import CpuPlan
-from jitfmha.kernels.general.backward_plan import BackwardPlan
-from jitfmha.kernels.general.family import GeneralPlan
-from jitfmha.kernels.general.rules import RULES
-from jitfmha.kernels.tuned.family import TunedPlan
-from jitfmha.problem import Problem, make_problem, out_dtype_of
-from jitfmha.profiles import PROFILES, Subset
-from jitfmha.target import TARGET_HERE, AmdTarget, Target, cpu_target
+from jitfmha.kernels.ready.family import TunedPlan
+from jitfmha.planning.target import TARGET_HERE, AmdTarget, Target, cpu_target
+from jitfmha.problem.arguments import Arguments, KeyOptions
+from jitfmha.problem.problem import Problem, make_problem, out_dtype_of
 
 ARCHS: tuple[Arch, ...] = get_args(Arch)
 FAR = 1 << 32

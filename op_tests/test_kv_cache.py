@@ -14,7 +14,7 @@ from torch import Tensor
 from untyped import flash_attn_varlen_func, flash_attn_with_kvcache
 
 from jitfmha import emulate
-from jitfmha.chips import Arch
+from jitfmha.amd.chips import Arch
 
 HEADS_Q, HEADS_K, HDIM, HDIM_V = 6, 2, 32, 24
 CAPACITY = 70

@@ -10,7 +10,7 @@ from inputs import DTYPES, prefix_sums, random_qkv
 from reference import assert_close, attention, attention_packed, visible
 from untyped import fmha_fwd
 
-from jitfmha.mask import parse_mask
+from jitfmha.problem.mask import parse_mask
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

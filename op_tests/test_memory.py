@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from jitfmha.memory import extent, may_overlap, overlaps_itself
+from jitfmha.problem.memory import extent, may_overlap, overlaps_itself
 
 
 def addresses(x: Tensor) -> set[int]:

@@ -11,7 +11,7 @@ from reference import attention_packed, mla, mla_absorbed
 from torch import Tensor
 from untyped import mla_absorbed_fwd, mla_fwd
 
-import jitfmha.mla
+import jitfmha.layers.mla
 from jitfmha import emulate
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -28,7 +28,7 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each form for all lengths, whichever is less work."""
     is_absorbed = FORMS[request.param]
-    monkeypatch.setattr(jitfmha.mla, "_is_absorbed_form_less_work", lambda *_: is_absorbed)
+    monkeypatch.setattr(jitfmha.layers.mla, "_is_absorbed_form_less_work", lambda *_: is_absorbed)
     return str(request.param)
 
 
@@ -145,7 +145,7 @@ def test_decoding_with_the_largest_latent(rng: torch.Generator, dtype: str) -> N
 
 def test_the_latent_is_not_copied(rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Tensor] = []
-    monkeypatch.setattr(jitfmha.mla, "fmha_fwd", lambda q, k, v, **_: seen.extend((k, v)))
+    monkeypatch.setattr(jitfmha.layers.mla, "fmha_fwd", lambda q, k, v, **_: seen.extend((k, v)))
     latent = torch.randn(2, 9, RANK + POSITIONAL, generator=rng)
     mla_absorbed_fwd(latent[:, :, None], latent, RANK, softmax_scale=1.0)
     assert [x.data_ptr() for x in seen] == [latent.data_ptr()] * 2
@@ -163,7 +163,7 @@ def test_the_form_with_less_work_is_taken(
         heads_k.append(k.shape[-2])
         return torch.zeros(*q.shape[:-1], v.shape[-1]), torch.zeros(0)
 
-    monkeypatch.setattr(jitfmha.mla, "fmha_fwd", spy)
+    monkeypatch.setattr(jitfmha.layers.mla, "fmha_fwd", spy)
     mla_fwd(*random_inputs(rng, (3, seqlen_q), (3, 40), 5), return_lse=True)
     sums = {"cu_seqlens_q": prefix_sums([seqlen_q] * 3), "cu_seqlens_k": prefix_sums([40] * 3)}
     mla_fwd(*random_inputs(rng, (3 * seqlen_q,), (120,), 5), return_lse=True, **sums)
@@ -236,7 +236,7 @@ def test_an_amd_gpu_decodes_with_the_latent(
         hdims.append(tensors[0].shape[-1])
         return jitfmha.fmha_fwd(*(x.detach() for x in tensors), **options)
 
-    monkeypatch.setattr(jitfmha.mla, "fmha_fwd", recorded)
+    monkeypatch.setattr(jitfmha.layers.mla, "fmha_fwd", recorded)
     for dtype, needs_gradient in (
         (torch.bfloat16, False),
         (torch.bfloat16, True),

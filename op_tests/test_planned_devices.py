@@ -7,10 +7,10 @@ import torch
 from untyped import explain, fmha_fwd
 
 from jitfmha import HipError, emulate, jit, warmup
+from jitfmha.call.detection import planned_target
+from jitfmha.call.dispatch import plan_for
 from jitfmha.cli import main
-from jitfmha.detection import planned_target
-from jitfmha.dispatch import plan_for
-from jitfmha.target import TARGET_HERE, AmdTarget
+from jitfmha.planning.target import TARGET_HERE, AmdTarget
 
 
 def inputs(hdim: int = 64, dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:

@@ -16,8 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 from untyped import explain, fmha_bwd, fmha_fwd
 
 import jitfmha
-from jitfmha.flop_count import visible_pairs
-from jitfmha.mask import parse_mask
+from jitfmha.call.pytorch.flop_count import visible_pairs
+from jitfmha.problem.mask import parse_mask
 
 LENGTHS = ([5, 0, 17], [9, 4, 30])
 
@@ -62,8 +62,8 @@ def test_nothing_is_recorded_without_a_profiler(
     def fail(name: str) -> None:
         raise AssertionError(f"{name} is recorded, and nobody looks")
 
-    monkeypatch.setattr("jitfmha.call.record_function", fail)
-    monkeypatch.setattr("jitfmha.backward.record_function", fail)
+    monkeypatch.setattr("jitfmha.call.run.record_function", fail)
+    monkeypatch.setattr("jitfmha.call.backward.record_function", fail)
     q, k, v = (x.requires_grad_() for x in random_qkv(rng))
     fmha_fwd(q, k, v).sum().backward()
 

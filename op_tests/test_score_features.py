@@ -12,7 +12,7 @@ from reference import Result, assert_close, attention, attention_packed
 from score_features import FEATURES, Options, Shape, for_reference, largest_modifier
 from untyped import fmha_fwd
 
-from jitfmha.target import CpuIsa
+from jitfmha.planning.target import CpuIsa
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

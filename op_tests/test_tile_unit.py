@@ -13,7 +13,7 @@ from torch import Tensor
 from jitfmha.jit import BuildSpec, load
 from jitfmha.jit.render import render
 from jitfmha.kernels.cpu import _ISA_FLAGS, _TILE_UNITS
-from jitfmha.target import CpuIsa, cpu_isas_here
+from jitfmha.planning.target import CpuIsa, cpu_isas_here
 
 SOURCE = """
 #include "tile_unit.h"

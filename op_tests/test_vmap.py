@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from untyped import fmha_bwd, fmha_fwd
 
-from jitfmha.ops import BACKWARD_NAMES, NAMES
+from jitfmha.call.pytorch.ops import BACKWARD_NAMES, NAMES
 
 EXAMPLES = 3
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from jitfmha.amd.device_compiler import compile_hip
+from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 arch, source, code_object, *flags = sys.argv[1:]
 text = Path(source).read_text(encoding="utf-8")

@@ -5,7 +5,7 @@
 #include "attention.h"
 #include "workgroups.h"
 
-// As many as jitfmha/kernels/tuned/key_split.py makes at most: a buffer's offsets reach them.
+// As many as jitfmha/kernels/ready/key_split.py makes at most: a buffer's offsets reach them.
 constexpr int kMostSplits = 1024;
 
 // What one wave of a split leaves: its registers, as they are. kWaves are those of a workgroup.

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from ..argument_checks import describe, refuse_given, require_cu_seqlens, with_keyword_advice
-from ..interface import fmha_bwd
-from ..memory import write_zeros
-from ..packed_rows import sequences_of_rows
-from ..peer_values import as_flag, as_int
+from ..call.interface import fmha_bwd
+from ..layers.peer_values import as_flag, as_int
+from ..problem.checks import describe, refuse_given, require_cu_seqlens, with_keyword_advice
+from ..problem.memory import write_zeros
+from ..problem.packed_rows import sequences_of_rows
 from .common_arguments import (
     as_v3_bf16_cvt,
     bias_with_dimensions,
@@ -24,7 +24,7 @@ from .common_arguments import (
 )
 
 if TYPE_CHECKING:
-    from ..arguments import AttentionOptions, Bf16Cvt
+    from ..problem.arguments import AttentionOptions, Bf16Cvt
 
 Results = tuple[Tensor, Tensor, Tensor, Tensor]  # dq, dk, dv, softmax_d
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from ..argument_checks import describe, refuse_given, with_keyword_advice
-from ..interface import OFF
-from ..peer_values import (
+from ..call.interface import OFF
+from ..layers.peer_values import (
     as_dropout_p,
     as_flag,
     as_int,
@@ -15,6 +14,7 @@ from ..peer_values import (
     as_window,
     with_contiguous_rows,
 )
+from ..problem.checks import describe, refuse_given, with_keyword_advice
 from .common_arguments import common_options, window_of_sides
 from .forward import (
     Attention,

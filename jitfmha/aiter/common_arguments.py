@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, TypedDict
 
 from torch import Tensor
 
-from ..interface import OFF
-from ..peer_values import as_dropout_p, as_int, as_softmax_scale, as_window_side, window_pair
-from ..problem import BF16_CVTS
+from ..call.interface import OFF
+from ..layers.peer_values import as_dropout_p, as_int, as_softmax_scale, as_window_side, window_pair
+from ..problem.problem import BF16_CVTS
 
 if TYPE_CHECKING:
-    from ..arguments import Bf16Cvt
+    from ..problem.arguments import Bf16Cvt
 
 
 class CommonOptions(TypedDict):

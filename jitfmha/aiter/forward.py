@@ -7,13 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor
 
-from ..argument_checks import describe, require_cu_seqlens, with_keyword_advice
-from ..dropout import dropout_randval, new_rng_state
-from ..interface import OFF, fmha_fwd
-from ..kv_cache import starts_in_batch
-from ..memory import write_zeros
-from ..packed_rows import sequences_of_rows
-from ..peer_values import (
+from ..call.interface import OFF, fmha_fwd
+from ..layers.kv_cache import starts_in_batch
+from ..layers.peer_values import (
     as_flag,
     as_int,
     as_softcap,
@@ -21,6 +17,10 @@ from ..peer_values import (
     check_num_splits,
     with_contiguous_rows,
 )
+from ..problem.checks import describe, require_cu_seqlens, with_keyword_advice
+from ..problem.dropout import dropout_randval, new_rng_state
+from ..problem.memory import write_zeros
+from ..problem.packed_rows import sequences_of_rows
 from .common_arguments import (
     as_v3_bf16_cvt,
     bias_with_dimensions,
@@ -32,7 +32,7 @@ from .common_arguments import (
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..arguments import Options
+    from ..problem.arguments import Options
 
 Results = tuple[Tensor, Tensor, Tensor, Tensor]  # out, softmax_lse, p, rng_state
 Attention = Tensor | tuple[Tensor, ...]

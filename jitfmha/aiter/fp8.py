@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..argument_checks import with_keyword_advice
-from ..peer_values import as_flag, as_window, with_contiguous_rows
+from ..layers.peer_values import as_flag, as_window, with_contiguous_rows
+from ..problem.checks import with_keyword_advice
 from .forward import mha_fwd, mha_varlen_fwd
 
 

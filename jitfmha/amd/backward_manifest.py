@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, get_args
 
-from ..chips import Arch, Chip
-from ..problem import BF16_CVTS
+from ..problem.problem import BF16_CVTS
+from .chips import Arch, Chip
 from .code_object import CodeObject, CodeObjectError, read_code_object
 from .kernel_arguments import (
     AITER_DQ_ARGUMENTS,

@@ -15,8 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-from ..chips import Arch, architecture
-from .elf import Elf, printable
+from ..jit.elf import Elf, printable
+from .chips import Arch, architecture
 
 _MACHINE_AMDGPU = 224
 _NOTE_METADATA = 32

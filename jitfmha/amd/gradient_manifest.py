@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from ..chips import Arch
-from ..problem import BF16_CVTS
-from ..resources import hsa_dir
+from ..jit.resources import hsa_dir
+from ..problem.problem import BF16_CVTS
+from .chips import Arch
 from .code_object import CodeObject, CodeObjectError, read_code_object
 from .kernel_arguments import BACKWARD_ARGUMENTS
 

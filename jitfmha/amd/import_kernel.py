@@ -17,9 +17,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..arguments import Bf16Cvt
-from ..chips import Arch, Chip, architecture, chip, chips
-from ..problem import BF16_CVTS
+from ..jit.elf import Elf
+from ..jit.toolchain.device_compiler import assemble
+from ..problem.arguments import Bf16Cvt
+from ..problem.problem import BF16_CVTS
 from .assembly_listing import (
     ListingError,
     decorated,
@@ -27,9 +28,8 @@ from .assembly_listing import (
     renamed,
     target_of_listing,
 )
+from .chips import Arch, Chip, architecture, chip, chips
 from .code_object import CodeObject, CodeObjectError, kernel_descriptors, read_code_object
-from .device_compiler import assemble
-from .elf import Elf
 from .kernel_arguments import AITER_ARGUMENTS
 from .manifest import (
     COLUMNS,

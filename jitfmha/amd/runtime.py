@@ -1,30 +1,25 @@
-"""The HIP runtime that launches go to: the one that torch uses, or what stands in for it.
-
-A process can hold two of them, torch's own and that of a ROCm installation. Streams, modules and
-memory of the one mean nothing to the other, so it has to be torch's. The order of the libraries in
-the process's memory does not tell which one that is; where torch's own calls end does.
-"""
+"""The HIP runtime that launches go to: the one that torch uses, or what stands in for it."""
 
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-# Wheels of PyTorch rename it, to `libamdhip64-<hash>.so`.
-_NAMES = "libamdhip64*.so*"
-SYSTEM_NAMES = ("libamdhip64.so", "libamdhip64.so.7", "libamdhip64.so.6")
-_LIBRARY_OF_TORCH = "libc10_hip.so"
-_ROCM_PACKAGE = "_rocm_sdk_core"
-_DEFAULT_ROCM = "/opt/rocm"
-_MAPS = Path("/proc/self/maps")
+from ..jit.toolchain.hip_libraries import (
+    LIBRARY_OF_TORCH,
+    NAMES,
+    candidates,
+    folders_searched,
+    runtime_behind,
+)
+
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 # hipDeviceAttributePciChipId: ROCm 7.1 put another attribute before it, which has its old number
 # (aiter pull request 5182). Ids of Instinct chips tell an answer from one to another question.
@@ -89,17 +84,6 @@ class Runtime(Protocol):
         ...
 
 
-class _SymbolOwner(ctypes.Structure):
-    """``Dl_info`` of dladdr."""
-
-    _fields_ = [
-        ("file", ctypes.c_char_p),
-        ("base", ctypes.c_void_p),
-        ("symbol", ctypes.c_char_p),
-        ("address", ctypes.c_void_p),
-    ]
-
-
 class HipRuntime:
     """A real HIP runtime.
 
@@ -116,7 +100,7 @@ class HipRuntime:
     def __init__(self, library: ctypes.CDLL, why: str = "") -> None:
         """Raises ``OSError`` for a library without HIP's functions."""
         self.library = library
-        self.library_path = _runtime_behind(library)
+        self.library_path = runtime_behind(library)
         self.why = why
         # As it is, because every launch asks; a torch without GPU support has none.
         self.current_stream: Callable[[int], int] = getattr(
@@ -208,111 +192,18 @@ def _no_stream(_device_index: int) -> int:
     return 0
 
 
-class _Candidate(NamedTuple):
-    """A library that may be the runtime.
-
-    Attributes:
-        path: or a name for the linker.
-        why: it would be taken.
-        is_loaded: whether only a copy that is in the process already counts.
-    """
-
-    path: str
-    why: str
-    is_loaded: bool = False
-
-
 def loaded_runtime() -> HipRuntime:
     """The HIP runtime that torch uses, or the one that it would load.
 
     Raises:
         HipError: there is none; the text names what was tried.
     """
-    tried = [f"{_LIBRARY_OF_TORCH} (torch has not loaded it)"]
-    for path, why, is_loaded in _candidates():
+    tried = [f"{LIBRARY_OF_TORCH} (torch has not loaded it)"]
+    for path, why, is_loaded in candidates():
         flags = os.RTLD_NOW | (os.RTLD_NOLOAD if is_loaded else 0)
         try:
             return HipRuntime(ctypes.CDLL(path, mode=flags), why)
         except OSError as error:
             tried.append(f"{path} ({error})")
-    places = ", ".join(str(folder / _NAMES) for folder, _ in _folders())
+    places = ", ".join(str(folder / NAMES) for folder, _ in folders_searched())
     raise HipError(-1, f"the HIP runtime was not found in {places}; tried {'; '.join(tried)}")
-
-
-def folders_of_torch_runtime() -> list[tuple[Path, str]]:
-    """Where the libraries that belong to torch's HIP runtime may lie, and why each is looked at.
-
-    Loads nothing: where torch has loaded its runtime, that is the only place.
-    """
-    used = _runtime_of_torch()
-    if used is not None:
-        return [(Path(used).parent, "it lies beside the HIP runtime that torch uses")]
-    *of_torch, _ = _folders()
-    return of_torch
-
-
-def _candidates() -> Iterator[_Candidate]:
-    """Libraries to try in turn."""
-    used = _runtime_of_torch()
-    if used is not None:
-        yield _Candidate(used, f"torch's {_LIBRARY_OF_TORCH} calls it", is_loaded=True)
-    *of_torch, (rocm, in_rocm) = _folders()
-    for folder, why in of_torch:
-        yield from (_Candidate(str(path), why) for path in sorted(folder.glob(_NAMES)))
-    for path in mapped_runtimes():
-        yield _Candidate(path, "it is loaded in this process", is_loaded=True)
-    for name in SYSTEM_NAMES:
-        yield _Candidate(name, "the system's linker finds it")
-    yield from (_Candidate(str(path), in_rocm) for path in sorted(rocm.glob(_NAMES)))
-
-
-def _folders() -> list[tuple[Path, str]]:
-    """Where PyTorch's own runtime may lie, then ROCm's, and why each is looked at."""
-    package = importlib.util.find_spec(_ROCM_PACKAGE)
-    roots = (package and package.submodule_search_locations) or ()
-    in_package = f"it is in the package {_ROCM_PACKAGE}"
-    rocm = Path(os.environ.get("ROCM_PATH") or _DEFAULT_ROCM)
-    return [
-        (_torch_lib(), "it came with torch"),
-        *((Path(root) / "lib", in_package) for root in roots),
-        (rocm / "lib", "it is ROCm's"),
-    ]
-
-
-def _torch_lib() -> Path:
-    return Path(torch.__file__).parent / "lib"
-
-
-def _runtime_of_torch() -> str | None:
-    """The file in which torch's own calls end; None where torch has loaded none."""
-    for name in (str(_torch_lib() / _LIBRARY_OF_TORCH), _LIBRARY_OF_TORCH):
-        try:
-            # A handle's symbols are those of the library and of what it depends on, so other
-            # runtimes in the process are out of sight.
-            return _runtime_behind(ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_NOLOAD))
-        except OSError:
-            continue
-    return None
-
-
-def _runtime_behind(library: ctypes.CDLL) -> str:
-    """The file with the HIP functions that a library has, or gets from those it depends on.
-
-    Raises:
-        OSError: it has none.
-    """
-    function = getattr(library, "hipGetDevice", None)
-    owner = _SymbolOwner()
-    if function is None or not ctypes.CDLL(None).dladdr(function, ctypes.byref(owner)):
-        raise OSError(f"{library._name} has no function hipGetDevice")
-    return os.fsdecode(owner.file)
-
-
-def mapped_runtimes() -> list[str]:
-    """The HIP runtimes in this process's memory, by path; there should be one."""
-    try:
-        maps = _MAPS.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    paths = (Path(line.split(maxsplit=5)[-1]) for line in maps.splitlines())
-    return list(dict.fromkeys(str(path) for path in paths if path.match(_NAMES)))

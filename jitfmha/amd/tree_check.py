@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
-from ..chips import Arch, Chip, architecture, chip, chips
+from ..jit.elf import Elf
 from .backward_manifest import read_backward_tree
+from .chips import Arch, Chip, architecture, chip, chips
 from .code_object import CodeObjectError, kernel_descriptors, read_code_object
-from .elf import Elf
 from .gradient_manifest import FOLDER as GRADIENT_FOLDER
 from .gradient_manifest import gradient_tree_in
 from .kernel_arguments import ARGUMENTS_OF

@@ -12,11 +12,11 @@ from typing import get_args
 
 import torch
 
-from .. import chips
-from ..arguments import AttentionOptions, Bf16Cvt
+from ..amd import chips
 from ..emulator import DEVICES
 from ..emulator.profile import LaunchProfile
-from ..problem import BF16_CVTS, FP8_NAMES
+from ..problem.arguments import AttentionOptions, Bf16Cvt
+from ..problem.problem import BF16_CVTS, FP8_NAMES
 from . import amd_model_general, amd_model_ready
 from .amd_model_order import GroupLaunch, in_flight, workgroups_in_order
 from .modelled_call import estimate_of, profiles_of_call

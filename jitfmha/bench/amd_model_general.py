@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ..arguments import AttentionOptions
-from ..dropout import new_rng_state
 from ..emulator.profile import LaunchProfile
+from ..problem.arguments import AttentionOptions
+from ..problem.dropout import new_rng_state
 from .modelled_call import estimate_of, matrix_busy, profiles_of_backward, profiles_of_call
 from .report import Progress, Report
 

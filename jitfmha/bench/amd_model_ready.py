@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import torch
 
 from ..amd.manifest import HSA_DIR
-from ..arguments import AttentionOptions, Bf16Cvt
 from ..emulator.profile import LaunchProfile
+from ..problem.arguments import AttentionOptions, Bf16Cvt
 from .modelled_call import (
     Kernels,
     NotServedError,

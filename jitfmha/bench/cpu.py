@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..arguments import AttentionOptions
-from ..detection import target_of
-from ..dropout import new_rng_state
-from ..interface import fmha_fwd
-from ..problem import DTYPE_NAMES
+from ..call.detection import target_of
+from ..call.interface import fmha_fwd
+from ..problem.arguments import AttentionOptions
+from ..problem.dropout import new_rng_state
+from ..problem.problem import DTYPE_NAMES
 from . import cpu_backward, cpu_decode, decode_loop
 from .first_call import FirstCall, first_call
 from .over_sdpa import TOLERANCE, compare, verified

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..arguments import AttentionOptions
-from ..interface import fmha_bwd, fmha_fwd
-from ..problem import DTYPE_NAMES
+from ..call.interface import fmha_bwd, fmha_fwd
+from ..problem.arguments import AttentionOptions
+from ..problem.problem import DTYPE_NAMES
 from .fresh_process import run_fresh
 from .over_sdpa import compare
 from .report import Progress, Report

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..interface import fmha_fwd
-from ..problem import DTYPE_NAMES
+from ..call.interface import fmha_fwd
+from ..problem.problem import DTYPE_NAMES
 from .over_sdpa import TOLERANCE, compare, verified
 from .report import Comparison, Progress, Report
 from .timing import Timings, alternate

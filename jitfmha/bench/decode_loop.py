@@ -8,7 +8,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from ..interface import fmha_fwd
+from ..call.interface import fmha_fwd
 from .report import Progress, Report
 from .timing import alternate
 

@@ -10,8 +10,8 @@ import time
 
 import torch
 
-from ..amd.device_compiler import assemble, compile_hip
 from ..emulator import DEVICES, Emulator
+from ..jit.toolchain.device_compiler import assemble, compile_hip
 from .emulator_kernels import (
     FORWARD_KERNEL,
     FORWARD_SOURCE,

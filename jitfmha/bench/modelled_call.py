@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ..amd.manifest import HSA_DIR
-from ..arguments import AttentionOptions
+from ..call.interface import fmha_bwd, fmha_fwd
 from ..emulator import emulate
 from ..emulator.profile import Estimate, LaunchProfile
-from ..interface import fmha_bwd, fmha_fwd
-from ..target import TARGET_HERE, AmdTarget
+from ..planning.target import TARGET_HERE, AmdTarget
+from ..problem.arguments import AttentionOptions
 from .report import Progress
 
 Kernels = Literal["own", "compiled", "named"]

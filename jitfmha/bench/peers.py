@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from ..interface import fmha_fwd
+from ..call.interface import fmha_fwd
 
 if TYPE_CHECKING:
     from .shapes import Shape

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from ..amd.manifest import HSA_DIR
-from ..arguments import AttentionOptions, Bf16Cvt
 from ..emulator.profile import LaunchProfile
-from ..problem import BF16_CVTS
+from ..problem.arguments import AttentionOptions, Bf16Cvt
+from ..problem.problem import BF16_CVTS
 from .modelled_call import (
     NotServedError,
     check_kernels_of_aiter,

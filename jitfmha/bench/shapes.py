@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ..problem import DTYPE_NAMES, MAX_HDIM
+from ..problem.problem import DTYPE_NAMES, MAX_HDIM
 
 _DTYPES = {DTYPE_NAMES[dtype]: dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)}
 _NUMBERS = ("batch", "heads", "kv_heads", "seqlen", "seqlen_k", "hdim", "hdim_v")

@@ -9,7 +9,7 @@ from .exit_codes import OK, UsageError
 from .output import ProgressBar, add_json_flag, print_json, table
 
 if TYPE_CHECKING:
-    from ..warm_up import WarmedLauncher
+    from ..ahead.warm_up import WarmedLauncher
 
 
 def add_parser(commands: Any) -> None:
@@ -76,7 +76,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Build, and say what each launcher took."""
-    from ..warm_up import warmup
+    from ..ahead.warm_up import warmup
 
     with ProgressBar() as bar:
         done = 0

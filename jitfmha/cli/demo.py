@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ..target import Target
+    from ..planning.target import Target
 
 _HDIM = 128
 _RAGGED_HEADS_PER_KEY_HEAD = 4
@@ -77,8 +77,8 @@ def run(args: argparse.Namespace) -> int:
     """Run both problems and print the table."""
     import torch
 
-    from ..problem import DTYPE_NAMES
-    from ..target import AmdTarget
+    from ..planning.target import AmdTarget
+    from ..problem.problem import DTYPE_NAMES
 
     device, target = _served_device()
     progress(f"target: {target}, {torch.get_num_threads()} threads")
@@ -110,7 +110,7 @@ def _served_device() -> tuple[torch.device, Target]:
     """The GPU that torch takes by default where it is one that is served, or else the CPU."""
     import torch
 
-    from ..detection import target_of
+    from ..call.detection import target_of
 
     if torch.cuda.is_available():
         device = torch.device("cuda", torch.cuda.current_device())
@@ -159,7 +159,7 @@ def _batch_problem(sizes: DemoSizes, dtype: torch.dtype, device: torch.device) -
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
-    from ..interface import explain, fmha_fwd
+    from ..call.interface import explain, fmha_fwd
 
     shape = (sizes.batch, sizes.seqlen, sizes.heads, _HDIM)
     q, k, v = (torch.randn(shape).to(device, dtype) for _ in range(3))
@@ -184,7 +184,7 @@ def _ragged_problem(sizes: DemoSizes, dtype: torch.dtype, device: torch.device) 
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 
-    from ..interface import explain, fmha_fwd
+    from ..call.interface import explain, fmha_fwd
 
     lengths, heads = sizes.ragged_lengths, sizes.ragged_heads
     heads_k = heads // _RAGGED_HEADS_PER_KEY_HEAD

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from ..arguments import Arguments
-    from ..chips import Chip
-    from ..target import Target
+    from ..amd.chips import Chip
+    from ..planning.target import Target
+    from ..problem.arguments import Arguments
 
 Verdict = Literal["ok", "warning", "failed"]
 
@@ -99,7 +99,7 @@ def _findings_of(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
 
 
 def _check_cpu() -> Iterator[Finding]:
-    from ..target import cpu_target
+    from ..planning.target import cpu_target
 
     try:
         target = cpu_target()
@@ -188,7 +188,7 @@ def _gpus() -> list[torch.device]:
 def _check_gpus() -> Iterator[Finding]:
     import torch
 
-    from ..detection import target_of
+    from ..call.detection import target_of
 
     if torch.version.hip is not None and _DRIVER_DEVICE.exists() and not _gpus():
         remedy = "See whether rocminfo lists it, and whether HIP_VISIBLE_DEVICES hides it."
@@ -215,7 +215,8 @@ def _check_gpus() -> Iterator[Finding]:
 def _check_hip_runtime() -> Iterator[Finding]:
     import torch
 
-    from ..amd.runtime import HipError, loaded_runtime, mapped_runtimes
+    from ..amd.runtime import HipError, loaded_runtime
+    from ..jit.toolchain.hip_libraries import mapped_runtimes
 
     if torch.version.hip is None:
         yield Finding("HIP runtime", "ok", "none: this torch was not built for ROCm")
@@ -320,8 +321,8 @@ def _check_code_objects() -> Iterator[Finding]:
 
 def _chips_here() -> list[Chip]:
     """Of the GPUs, real or emulated; without any, one of each architecture."""
-    from ..chips import Arch, architecture, chip
-    from ..target import AmdTarget
+    from ..amd.chips import Arch, architecture, chip
+    from ..planning.target import AmdTarget
 
     targets = (target for _, target in _targets_here())
     here = dict.fromkeys(target.chip for target in targets if isinstance(target, AmdTarget))
@@ -335,8 +336,8 @@ def _targets_here() -> Iterator[tuple[torch.device, Target]]:
     """Every target that can be used; why others cannot is said elsewhere."""
     import torch
 
-    from ..detection import target_of
-    from ..target import cpu_target
+    from ..call.detection import target_of
+    from ..planning.target import cpu_target
 
     cpu = torch.device("cpu")
     with suppress(ValueError):
@@ -396,9 +397,9 @@ def _error_of_small_call(device: torch.device, target: Target, mode: str) -> tup
     """
     import torch
 
-    from ..arguments import Tensors
-    from ..dispatch import plan_for
-    from ..problem import make_problem
+    from ..call.dispatch import plan_for
+    from ..problem.arguments import Tensors
+    from ..problem.problem import make_problem
 
     arguments = _small_call(device, mode)
     problem = make_problem(arguments)
@@ -417,7 +418,7 @@ def _small_call(device: torch.device, mode: str) -> Arguments:
     """One sequence under a causal mask, with keys enough for a GPU to split them."""
     import torch
 
-    from ..arguments import Arguments, CuSeqlens
+    from ..problem.arguments import Arguments, CuSeqlens
 
     rng = torch.Generator().manual_seed(0)
     batch = (1,) if mode == "gm0" else ()

@@ -78,10 +78,10 @@ def run(args: argparse.Namespace) -> int:
     """Explain the problem that the flags describe."""
     import torch
 
-    from ..arguments import Arguments, CuSeqlens
-    from ..detection import planned_target
-    from ..dispatch import explain_problem
-    from ..problem import DTYPE_NAMES, make_problem
+    from ..call.detection import planned_target
+    from ..call.dispatch import explain_problem
+    from ..problem.arguments import Arguments, CuSeqlens
+    from ..problem.problem import DTYPE_NAMES, make_problem
 
     dtype = next(dtype for dtype, name in DTYPE_NAMES.items() if name == args.dtype)
     cu_seqlens: CuSeqlens | None = None

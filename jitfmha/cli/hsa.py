@@ -13,12 +13,12 @@ from .output import add_json_flag, byte_size, fields, print_json, progress, tabl
 
 if TYPE_CHECKING:
     from ..amd.backward_manifest import BackwardRow
-    from ..amd.disassembly import DecodedInstruction
-    from ..amd.elf import Elf
+    from ..amd.chips import Arch, Chip
     from ..amd.import_kernel import ImportedKernel, KernelFacts
     from ..amd.manifest import KernelRow, Tree
-    from ..chips import Arch, Chip
-    from ..emulator.kernel_trial import Trial
+    from ..emulator.disassembly import DecodedInstruction
+    from ..jit.elf import Elf
+    from ..replay.kernel_trial import Trial
 
 _ARCHS: tuple[Arch, ...] = ("gfx942", "gfx950")
 _CVTS = ("rtne", "rtna", "rtz")
@@ -117,10 +117,10 @@ def _add_import(actions: Any) -> None:
 
 
 def _import(args: argparse.Namespace) -> int:
-    from ..amd.device_compiler import DeviceCompileError
     from ..amd.import_kernel import ImportRefused, add_to_tree, import_listing, rows_of
     from ..amd.manifest import user_tree
-    from ..emulator.kernel_trial import try_kernel
+    from ..jit.toolchain.device_compiler import DeviceCompileError
+    from ..replay.kernel_trial import try_kernel
 
     seed = _seed(args.seed)
     try:
@@ -255,8 +255,8 @@ def _backward_rows(arch: Arch, root: Path | None) -> list[dict[str, Any]]:
     from ..amd.gradient_manifest import gradient_tree_in
     from ..amd.manifest import architecture_folder, trees_of
     from ..amd.tree_check import chips_of_folders
-    from ..kernels.shipped_backward.kernel import kernels_of
-    from ..resources import hsa_dir
+    from ..jit.resources import hsa_dir
+    from ..kernels.ready.backward.kernel import kernels_of
 
     of_calls = (tree for chip in chips_of_folders(arch) for tree in trees_of(chip))
     if root is None and not any(tree.is_shipped for tree in of_calls):
@@ -319,8 +319,8 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _read(path: Path) -> tuple[Elf, Arch]:
     """A code object and its architecture."""
-    from ..amd.elf import Elf
-    from ..chips import architecture
+    from ..amd.chips import architecture
+    from ..jit.elf import Elf
 
     try:
         elf = Elf(path.read_bytes())
@@ -379,7 +379,7 @@ def _size(elf: Elf) -> str:
 
 
 def _shown_kernel(kernel: dict[str, Any]) -> list[tuple[str, str]]:
-    from ..amd.elf import printable
+    from ..jit.elf import printable
 
     metadata = kernel["metadata"]
     known = metadata if isinstance(metadata, dict) else {}
@@ -406,7 +406,7 @@ def _shown_kernel(kernel: dict[str, Any]) -> list[tuple[str, str]]:
 
 def printable_lines(lines: list[str]) -> str:
     """Lines of a file, as a terminal may show them."""
-    from ..amd.elf import printable
+    from ..jit.elf import printable
 
     return "\n".join(printable(line) for line in lines)
 
@@ -416,7 +416,7 @@ def printable_lines(lines: list[str]) -> str:
 
 def _disasm(args: argparse.Namespace) -> int:
     from ..amd.code_object import kernel_descriptors, list_of_names
-    from ..amd.disassembly import disassemble, without_padding
+    from ..emulator.disassembly import disassemble, without_padding
 
     elf, arch = _read(args.code_object)
     try:
@@ -478,7 +478,7 @@ def _trees_of_calls() -> list[Path]:
     import os
 
     from ..amd.manifest import AITER_ASM_DIR, HSA_DIR, default_user_tree
-    from ..resources import hsa_dir
+    from ..jit.resources import hsa_dir
 
     named = [Path(os.environ[name]) for name in (HSA_DIR, AITER_ASM_DIR) if os.environ.get(name)]
     own = default_user_tree()

@@ -11,7 +11,7 @@ from .exit_codes import OK
 from .output import add_json_flag, byte_size, fields, print_json
 
 if TYPE_CHECKING:
-    from ..target import Target
+    from ..planning.target import Target
 
 # What changes how or where launchers are built, and which kernels run where.
 _ENVIRONMENT = (
@@ -100,8 +100,8 @@ def _targets() -> list[Target | str]:
     """The CPU, what it emulates, and every GPU; for one that cannot be used, why not."""
     import torch
 
-    from ..detection import target_of
-    from ..target import cpu_target
+    from ..call.detection import target_of
+    from ..planning.target import cpu_target
 
     targets: list[Target | str] = []
     try:
@@ -122,14 +122,14 @@ def _targets() -> list[Target | str]:
 
 
 def _describe(target: Target | str) -> str:
-    from ..target import CpuTarget
+    from ..planning.target import CpuTarget
 
     return f"{target}: {target.why}" if isinstance(target, CpuTarget) else str(target)
 
 
 def _trees(targets: list[Target | str]) -> list[str]:
     """The trees of code objects for the GPUs, and what is odd about them."""
-    from ..target import AmdTarget
+    from ..planning.target import AmdTarget
 
     lines = []
     for chip, target in {x.chip: x for x in targets if isinstance(x, AmdTarget)}.items():

@@ -10,9 +10,9 @@ from .exit_codes import FAILED, OK, UsageError
 from .output import add_json_flag, fields, print_json, table
 
 if TYPE_CHECKING:
+    from ..amd.chips import Arch
     from ..amd.manifest import KernelRow
-    from ..chips import Arch
-    from ..kernels.general.tile_table import Tile
+    from ..kernels.compiled.tile_table import Tile
 
 _MASKS = ("none", "top-left", "causal")
 _LINE_WIDTH = 100
@@ -74,7 +74,7 @@ def _add_flags_of_combination(parser: argparse.ArgumentParser) -> None:
 def _archs(args: argparse.Namespace) -> list[Arch]:
     from typing import get_args
 
-    from ..chips import Arch
+    from ..amd.chips import Arch
 
     return [arch for arch in get_args(Arch) if args.arch in (None, arch)]
 
@@ -83,7 +83,7 @@ def _archs(args: argparse.Namespace) -> list[Arch]:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    from ..validate import validate_config
+    from ..ahead.validate import validate_config
 
     names = (
         *("dtype", "kv_dtype", "hdim", "hdim_v", "mode", "direction", "features", "layout"),
@@ -121,11 +121,11 @@ def _list(args: argparse.Namespace) -> int:
 
 def _facts(arch: Arch) -> dict[str, Any]:
     """What is served, as plain values."""
+    from ..amd.chips import architecture, chip
     from ..amd.manifest import trees_of
-    from ..chips import architecture, chip
-    from ..kernels.general.rules import SERVES
-    from ..kernels.general.tiles import tile_table
-    from ..problem import DTYPE_FEATURES
+    from ..kernels.compiled.rules import SERVES
+    from ..kernels.compiled.tiles import tile_table
+    from ..problem.problem import DTYPE_FEATURES
 
     data = tile_table(arch)
     trees = trees_of(chip(architecture(arch).unlisted_chip))
@@ -143,7 +143,7 @@ def _of_tile(tile: Tile) -> dict[str, Any]:
 
 
 def _of_row(tree: str, row: KernelRow) -> dict[str, Any]:
-    from ..problem import BF16_CVTS
+    from ..problem.problem import BF16_CVTS
 
     return {
         "name": row.name,

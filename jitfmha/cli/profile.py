@@ -84,9 +84,9 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the kernel that the flags describe, and print its profile."""
-    from ..amd.device_compiler import compile_hip
     from ..emulator import DEVICES, Emulator
     from ..emulator.profile import profile_launch
+    from ..jit.toolchain.device_compiler import compile_hip
 
     if args.arch not in DEVICES:
         raise UsageError(f"--arch {args.arch}: choose one of {', '.join(DEVICES)}")

@@ -12,8 +12,8 @@ from .exit_codes import FAILED, OK, UsageError
 from .output import add_json_flag, fields, print_json, table
 
 if TYPE_CHECKING:
+    from ..call.record import Record, RecordedKernel
     from ..replay.machines import Machine
-    from ..replay.record import Record, RecordedKernel
     from ..replay.rerun import Diagnosis, Outcome
 
 
@@ -62,7 +62,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the launches again, and print what that has shown."""
-    from ..replay.record import RecordError, read_record
+    from ..call.record import RecordError, read_record
     from ..replay.rerun import diagnose
 
     _check(args)
@@ -107,7 +107,7 @@ def _check(args: argparse.Namespace) -> None:
 
 def _launch_folders(given: list[Path]) -> list[Path]:
     """A folder of recorded launches stands for all of them, in their order."""
-    from ..replay.record import FILE
+    from ..call.record import FILE
 
     found = []
     for folder in given:
@@ -206,7 +206,7 @@ def _print(
 
 def _argument_rows(kernel: RecordedKernel) -> list[tuple[str, str]]:
     """Names and values, those of addresses in hexadecimal."""
-    from ..replay.record import INTERFACES, fields_of
+    from ..call.record import INTERFACES, fields_of
 
     letters = {
         name: letter for name, (_, letter) in fields_of(INTERFACES[kernel.interface]).items()

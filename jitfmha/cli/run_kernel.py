@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 def _kernel(image: bytes, args: argparse.Namespace, wanted: str | None) -> str:
     """The symbol that is launched."""
     from ..amd.code_object import list_of_names
-    from ..amd.elf import Elf
+    from ..jit.elf import Elf
 
     try:
         symbols = [symbol.name for symbol in Elf(image).dynamic_symbols()]
@@ -229,7 +229,7 @@ def _print(
     profile: LaunchProfile | None,
 ) -> None:
     from ..amd.demangling import demangled
-    from ..amd.elf import printable
+    from ..jit.elf import printable
 
     grid, block = (" x ".join(map(str, extent)) for extent in (launch.grid, launch.block))
     print(

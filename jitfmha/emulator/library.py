@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Literal, get_args
 
-from .. import chips, jit
+from .. import jit
+from ..amd import chips
+from ..amd.node import VIRTUAL_NODE
+from ..jit.resources import templates_dir
 from ..jit.status import say
-from ..resources import templates_dir
-from ..target import CpuIsa, cpu_target
+from ..planning.target import CpuIsa, cpu_target
 from . import rates
 from .estimate import SIMDS
-from .node import VIRTUAL_NODE
 from .shared_structs import (
     DEFAULT_MOST_STEPS,
     DEFAULT_SAMPLE,

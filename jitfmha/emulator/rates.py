@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from .. import chips
+from ..amd import chips
 
 __all__ = ["ChipRates", "rates_of", "rates_of_chip"]
 

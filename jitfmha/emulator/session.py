@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..amd.chips import chip
 from ..amd.manifest import trees_of
-from ..argument_checks import check_flags, check_ints
-from ..chips import chip
-from ..memory import extent
-from ..target import TARGET_HERE, AmdTarget
-from .node import VIRTUAL_NODE
+from ..amd.node import VIRTUAL_NODE
+from ..planning.target import TARGET_HERE, AmdTarget
+from ..problem.checks import check_flags, check_ints
+from ..problem.memory import extent
 
 if TYPE_CHECKING:
     from .findings import Finding

@@ -7,22 +7,22 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .. import jit
+from ..ahead.combination import Combination
+from ..amd.chips import Arch, architecture, chip
 from ..amd.code_object import CodeObjectError
 from ..amd.gradient_manifest import gradient_tree
 from ..amd.manifest import KernelRow, trees_of
-from ..arguments import Bf16Cvt
-from ..chips import Arch, architecture, chip
-from ..combination import Combination
-from ..kernels.general.backward_launch import BackwardKernel
-from ..kernels.general.backward_traits import BackwardTraits, backward_spec
-from ..kernels.general.rules import RULES
-from ..kernels.general.traits import far_stride_bytes, has_roundings
+from ..kernels.compiled.backward_launch import BackwardKernel
+from ..kernels.compiled.backward_traits import BackwardTraits, backward_spec
+from ..kernels.compiled.rules import RULES
+from ..kernels.compiled.traits import far_stride_bytes, has_roundings
+from ..kernels.ready.backward.kernel import kernels_of
+from ..kernels.ready.backward.limits import FAR_STRIDE_BYTES
+from ..kernels.ready.policy import has_conversions
 from ..kernels.rules import reasons_of
-from ..kernels.shipped_backward.kernel import kernels_of
-from ..kernels.shipped_backward.limits import FAR_STRIDE_BYTES
-from ..kernels.tuned.policy import has_conversions
-from ..mask import CAUSAL_MASK, NO_MASK
-from ..problem import BF16_CVTS, Direction, Mode
+from ..problem.arguments import Bf16Cvt
+from ..problem.mask import CAUSAL_MASK, NO_MASK
+from ..problem.problem import BF16_CVTS, Direction, Mode
 
 DTYPES = ("bf16", "fp16", "fp8")
 """What exported calls take: of fp8 forward calls, in the form that the chip has."""

@@ -9,15 +9,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
 from .. import jit
-from ..amd.launcher import launcher_source
+from ..ahead.combination import Combination
+from ..amd.chips import Arch, architecture, chip, chips
 from ..amd.manifest import KernelDtype
-from ..amd.runtime import PCI_CHIP_ID, SYSTEM_NAMES
-from ..chips import Arch, architecture, chip, chips
-from ..combination import Combination
-from ..kernels.general.modifiers import modifier_constants, packed_modifiers
-from ..kernels.tuned.limits import FIELD_END, GRID_END, MOST_ROWS
-from ..mask import Mask, parse_mask
-from ..problem import MAX_HDIM
+from ..amd.runtime import PCI_CHIP_ID
+from ..jit.toolchain.hip_libraries import SYSTEM_NAMES
+from ..kernels.compiled.modifiers import modifier_constants, packed_modifiers
+from ..kernels.launcher import launcher_source
+from ..kernels.ready.limits import FIELD_END, GRID_END, MOST_ROWS
+from ..problem.mask import Mask, parse_mask
+from ..problem.problem import MAX_HDIM
 from ..version import __version__
 from .kernels import BackwardKernels, ForwardKernel
 from .policy import policy_in_cpp, row_in_cpp
@@ -111,7 +112,7 @@ def _calls(
         "jitfmha.cpp",
         {
             "namespace": namespace,
-            "policy_modules": "jitfmha/kernels/tuned/key_split.py and policy.py",
+            "policy_modules": "jitfmha/kernels/ready/key_split.py and policy.py",
             "policy": policy_in_cpp().cpp,
             "forward_kernels": _lines(map(_forward_entry, forward)),
             "backward_kernels": _lines(map(_backward_entry, backward)),

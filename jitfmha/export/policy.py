@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cache
 from typing import get_args
 
+from ..amd.chips import Arch
 from ..amd.manifest import KernelDtype, KernelRow
-from ..chips import Arch
-from ..kernels.tuned import key_split, policy
+from ..kernels.ready import key_split, policy
 from .translation import Translation, Vocabulary
 
 _ROW = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..argument_checks import describe, not_a_tensor
+from ..problem.checks import describe, not_a_tensor
 
 __all__ = [
     "index_first_axis",

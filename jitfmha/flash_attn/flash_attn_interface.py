@@ -36,18 +36,9 @@ from typing import TYPE_CHECKING, Literal, overload
 import torch
 from torch import Tensor
 
-from ..argument_checks import (
-    describe,
-    not_a_tensor,
-    require_cu_seqlens,
-    requires_any_grad,
-    with_keyword_advice,
-)
-from ..attention_probabilities import signed_probabilities
-from ..dropout import new_rng_state
-from ..interface import OFF, fmha_fwd
-from ..kv_cache import check_page_numbers, flash_attn_with_kvcache, starts_in_batch
-from ..peer_values import (
+from ..call.interface import OFF, fmha_fwd
+from ..layers.kv_cache import check_page_numbers, flash_attn_with_kvcache, starts_in_batch
+from ..layers.peer_values import (
     as_dropout_p,
     as_flag,
     as_length,
@@ -57,6 +48,15 @@ from ..peer_values import (
     window_pair,
     with_contiguous_rows,
 )
+from ..problem.attention_probabilities import signed_probabilities
+from ..problem.checks import (
+    describe,
+    not_a_tensor,
+    require_cu_seqlens,
+    requires_any_grad,
+    with_keyword_advice,
+)
+from ..problem.dropout import new_rng_state
 
 __all__ = [
     "flash_attn_func",
@@ -69,7 +69,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from ..arguments import Options
+    from ..problem.arguments import Options
 
 Attention = Tensor | tuple[Tensor, Tensor, Tensor]
 

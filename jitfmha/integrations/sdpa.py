@@ -20,14 +20,14 @@ import torch.nn.functional as F  # noqa: N812 - as everybody calls it
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..arguments import Arguments
-from ..autocast import under_autocast
-from ..autograd import backward_of
-from ..detection import target_of
-from ..dispatch import explain_problem
-from ..interface import OFF, fmha_fwd
-from ..problem import make_problem
-from ..target import TARGET_HERE
+from ..call.detection import target_of
+from ..call.dispatch import explain_problem
+from ..call.interface import OFF, fmha_fwd
+from ..call.pytorch.autocast import under_autocast
+from ..call.pytorch.autograd import backward_of
+from ..planning.target import TARGET_HERE
+from ..problem.arguments import Arguments
+from ..problem.problem import make_problem
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -22,14 +22,14 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-from ..argument_checks import describe
+from ..call.interface import OFF, fmha_fwd
 from ..flash_attn.bert_padding import index_first_axis, pad_input, unpad_input
-from ..interface import OFF, fmha_fwd
-from ..mask import OPEN_WINDOW
-from ..peer_values import as_length
+from ..layers.peer_values import as_length
+from ..problem.checks import describe
+from ..problem.mask import OPEN_WINDOW
 
 if TYPE_CHECKING:
-    from ..arguments import Options
+    from ..problem.arguments import Options
 
 __all__ = ["NAME", "register"]
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
-from jitfmha.resources import templates_dir
+from jitfmha.jit.resources import templates_dir
 
 _PLACEHOLDER = re.compile(r"@\{([^{}\n]*)\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -15,14 +15,15 @@ from typing import NoReturn
 
 from torch import Tensor
 
-from ..arguments import Descales, Dropout, KeyOptions, Modifiers, Tensors
-from ..dropout import largest_kept
 from ..jit.loader import is_built, load
 from ..jit.render import render
 from ..jit.shared_struct import FLOAT, INT32, INT64, Pointer, SharedStruct
 from ..jit.spec import MAX_NAME, BuildSpec
-from ..plan import Launch, Reason, Refusal
-from ..problem import (
+from ..planning.plan import Launch, Reason, Refusal
+from ..planning.target import CpuIsa, CpuTarget, Target
+from ..problem.arguments import Descales, Dropout, KeyOptions, Modifiers, Tensors
+from ..problem.dropout import largest_kept
+from ..problem.problem import (
     EIGHT_BIT_NAMES,
     Direction,
     Feature,
@@ -31,7 +32,6 @@ from ..problem import (
     Problem,
     check_pages,
 )
-from ..target import CpuIsa, CpuTarget, Target
 
 NAME = "cpu"
 SERVES = frozenset(

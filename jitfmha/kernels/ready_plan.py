@@ -10,12 +10,12 @@ class ReadyPlan:
     def is_built(self) -> bool:
         """True when the launcher is in the cache already."""
         from .. import jit
-        from ..amd.launcher import launcher_spec  # of use where there is a GPU only
+        from .launcher import launcher_spec  # of use where there is a GPU only
 
         return jit.is_built(launcher_spec())
 
     def build(self) -> None:
         """Build the launcher where needed."""
-        from ..amd.launcher import launcher_spec, load_launcher
+        from .launcher import launcher_spec, load_launcher
 
         load_launcher(launcher_spec())

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from ..chips import Arch
-from ..plan import Reason
-from ..problem import Problem
+from ..amd.chips import Arch
+from ..planning.plan import Reason
+from ..problem.problem import Problem
 
 
 class Rule(NamedTuple):

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..dropout import largest_kept
-from .record import (
+from ..call.record import (
     INTERFACES,
     Record,
     RecordedKernel,
@@ -25,6 +24,7 @@ from .record import (
     fields_of,
     where_is,
 )
+from ..problem.dropout import largest_kept
 
 _FLOAT_BYTES = 4
 _OPEN_SIDE = 1 << 30

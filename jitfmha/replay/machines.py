@@ -9,12 +9,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..amd.node import VIRTUAL_NODE
 from ..amd.runtime import loaded_runtime
+from ..call.record import Record, RecordedKernel
 from ..emulator.findings import Finding, take_findings
-from ..emulator.node import VIRTUAL_NODE
 from ..emulator.runtime import Emulator, EmulatorError
 from ..emulator.session import DEVICES
-from .record import Record, RecordedKernel
 
 _ALIGNMENT = 256
 # Lies between two regions and belongs to neither: an access past one's end is outside of all.

@@ -11,12 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..arguments import Tensors
-from ..emulator.findings import Finding
-from ..float64_reference import Judged, Reference, forward_reference
-from .expected_arguments import Mismatch, expectations, mismatches
-from .machines import Machine, RerunError
-from .record import (
+from ..call.record import (
     INTERFACES,
     Record,
     RecordedKernel,
@@ -26,6 +21,11 @@ from .record import (
     tensors_of,
     view_of,
 )
+from ..emulator.findings import Finding
+from ..problem.arguments import Tensors
+from ..problem.float64_reference import Judged, Reference, forward_reference
+from .expected_arguments import Mismatch, expectations, mismatches
+from .machines import Machine, RerunError
 
 Fault = Literal["none", "arguments", "kernel", "arguments and kernel", "inputs", "neither"]
 """``inputs``: a backward pass was given an out or an lse of another call. ``neither``: the recorded
@@ -99,7 +99,7 @@ def diagnose(record: Record, make_machine: Callable[[], Machine], *, seed: int =
     """Run a recorded launch again, compare, and say which side is at fault.
 
     Args:
-        record: from :func:`jitfmha.replay.record.read_record`.
+        record: from :func:`jitfmha.call.record.read_record`.
         make_machine: gives what it runs on, for each run a new one.
         seed: of tensors whose bytes were not recorded.
 

@@ -10,7 +10,7 @@ from rigs.recording_runtime import RecordingRuntime
 from tree_environment import UseTree
 
 from jitfmha.amd import manifest
-from jitfmha.amd.device_compiler import DeviceCompilerNotFound, device_compiler
+from jitfmha.jit.toolchain.device_compiler import DeviceCompilerNotFound, device_compiler
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from jitfmha.amd.device_compiler import compile_hip
+from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 COLUMNS = (
     *("dtype", "hdim_q", "hdim_v", "mask", "atomic32", "pssk", "pddv", "mode", "bf16_cvt"),

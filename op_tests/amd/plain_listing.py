@@ -6,7 +6,7 @@ from functools import cache
 
 from plain_tree import PlainKernel, definitions_of, plain_source
 
-from jitfmha.amd.device_compiler import compile_hip_to_assembly
+from jitfmha.jit.toolchain.device_compiler import compile_hip_to_assembly
 
 PLAIN_NAME = "attend_plainly"
 

@@ -26,12 +26,13 @@ from tree_environment import UseTree
 from untyped import explain_bwd
 
 import jitfmha
-from jitfmha import dispatch, emulate
+from jitfmha import emulate
 from jitfmha.amd.backward_manifest import BackwardRow
+from jitfmha.call import dispatch
+from jitfmha.call.dispatch import Entrant
 from jitfmha.cli import doctor, info
-from jitfmha.dispatch import Entrant
-from jitfmha.kernels.tuned_backward.choice import picked_row
-from jitfmha.target import AmdTarget
+from jitfmha.kernels.aiter.choice import picked_row
+from jitfmha.planning.target import AmdTarget
 
 fmha_v3_bwd: Any = jitfmha.fmha_v3_bwd
 fmha_v3_varlen_bwd: Any = jitfmha.fmha_v3_varlen_bwd

@@ -12,7 +12,7 @@ import pytest
 from plain_tree import PlainKernel
 
 from jitfmha.amd.code_object import CodeObjectError, read_code_object
-from jitfmha.amd.device_compiler import assemble, compile_hip_to_assembly
+from jitfmha.jit.toolchain.device_compiler import assemble, compile_hip_to_assembly
 
 KERNEL = PlainKernel()
 _FLAGS = 48  # of the ELF header

@@ -38,20 +38,20 @@ from torch import Tensor
 from untyped import fmha_bwd, fmha_fwd
 
 from jitfmha import emulate
+from jitfmha.ahead.combination import Combination
+from jitfmha.amd.chips import Arch
 from jitfmha.amd.manifest import AITER_ASM_DIR, HSA_DIR
-from jitfmha.chips import Arch
-from jitfmha.combination import Combination
-from jitfmha.dispatch import plan_for
+from jitfmha.call.dispatch import plan_for
 from jitfmha.emulator.library import load
 from jitfmha.emulator.session import DEVICES
 from jitfmha.export.kernels import Selection, ready_backward_kernels
-from jitfmha.kernels import tuned
-from jitfmha.kernels.shipped_backward.family import ShippedBackwardPlan
-from jitfmha.kernels.shipped_backward.kernel import turns_of
-from jitfmha.kernels.tuned.family import TunedPlan
-from jitfmha.mask import parse_mask
-from jitfmha.problem import DTYPE_NAMES
-from jitfmha.target import TARGET_HERE, AmdTarget
+from jitfmha.kernels import ready as tuned
+from jitfmha.kernels.ready.backward.family import ShippedBackwardPlan
+from jitfmha.kernels.ready.backward.kernel import turns_of
+from jitfmha.kernels.ready.family import TunedPlan
+from jitfmha.planning.target import TARGET_HERE, AmdTarget
+from jitfmha.problem.mask import parse_mask
+from jitfmha.problem.problem import DTYPE_NAMES
 
 READY = Selection(("gfx942", "gfx950"))
 COMPILED = Selection(

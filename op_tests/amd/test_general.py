@@ -17,12 +17,12 @@ from score_features import FEATURES, Shape, for_reference, largest_modifier, opt
 from untyped import explain, fmha_fwd
 
 from jitfmha import dropout_randval, emulate, jit, mha_fwd_splitkv
+from jitfmha.amd.chips import Arch
 from jitfmha.amd.code_object import kernel_metadata
-from jitfmha.amd.elf import Elf
-from jitfmha.chips import Arch
+from jitfmha.jit.elf import Elf
 from jitfmha.jit.toolchain.device_hip import device_hip_in_words
-from jitfmha.kernels.general.traits import Access, GeneralModifiers, GeneralTraits, kernel_spec
-from jitfmha.problem import Feature
+from jitfmha.kernels.compiled.traits import Access, GeneralModifiers, GeneralTraits, kernel_spec
+from jitfmha.problem.problem import Feature
 
 _THOUSANDS = 4000
 MODIFIERS = tuple(sorted(set(FEATURES) - {"everything"}))

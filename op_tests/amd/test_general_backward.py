@@ -19,11 +19,11 @@ from torch import Tensor
 from untyped import fmha_bwd, fmha_fwd
 
 from jitfmha import emulate, jit
+from jitfmha.amd.chips import Arch
 from jitfmha.amd.code_object import kernel_metadata
-from jitfmha.amd.elf import Elf
-from jitfmha.chips import Arch
-from jitfmha.kernels.general.backward_traits import BackwardTraits, backward_spec
-from jitfmha.kernels.general.traits import GeneralModifiers
+from jitfmha.jit.elf import Elf
+from jitfmha.kernels.compiled.backward_traits import BackwardTraits, backward_spec
+from jitfmha.kernels.compiled.traits import GeneralModifiers
 
 _THOUSANDS = 4000
 MODIFIERS = tuple(sorted(set(FEATURES) - {"everything"}))

@@ -27,10 +27,10 @@ from score_features import FEATURES, Shape
 from untyped import explain, fmha_fwd, mla_absorbed_fwd
 
 from jitfmha import emulate, jit
+from jitfmha.amd.chips import Arch
 from jitfmha.amd.code_object import kernel_metadata
-from jitfmha.amd.elf import Elf
-from jitfmha.chips import Arch
-from jitfmha.kernels.general.traits import Access, GeneralModifiers, GeneralTraits, kernel_spec
+from jitfmha.jit.elf import Elf
+from jitfmha.kernels.compiled.traits import Access, GeneralModifiers, GeneralTraits, kernel_spec
 
 _THOUSANDS = 4000
 MODIFIERS = tuple(sorted(set(FEATURES) - {"everything"}))

@@ -22,10 +22,10 @@ from untyped import explain, fmha_fwd
 
 from jitfmha import emulate
 from jitfmha.amd.kernel_arguments import GENERAL_ARGUMENTS
-from jitfmha.arguments import Arguments, KeyOptions, Modifiers
-from jitfmha.kernels.general.split_choice import SplitChoice
-from jitfmha.kernels.general.traits import GeneralTraits, forward_tile, stacks_heads
-from jitfmha.problem import make_problem
+from jitfmha.kernels.compiled.split_choice import SplitChoice
+from jitfmha.kernels.compiled.traits import GeneralTraits, forward_tile, stacks_heads
+from jitfmha.problem.arguments import Arguments, KeyOptions, Modifiers
+from jitfmha.problem.problem import make_problem
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -20,13 +20,13 @@ from untyped import explain
 from jitfmha import emulate
 from jitfmha.amd import import_kernel, manifest
 from jitfmha.amd.assembly_listing import ListingError, decorated, kernels_of, renamed
-from jitfmha.amd.device_compiler import assemble_words
-from jitfmha.amd.disassembly import DecodedInstruction, disassemble, without_padding
-from jitfmha.amd.elf import Elf
+from jitfmha.amd.chips import Arch, chip
 from jitfmha.amd.gradient_manifest import gradient_tree
 from jitfmha.amd.manifest import AITER_ASM_DIR, HSA_DIR
-from jitfmha.chips import Arch, chip
 from jitfmha.cli import main
+from jitfmha.emulator.disassembly import DecodedInstruction, disassemble, without_padding
+from jitfmha.jit.elf import Elf
+from jitfmha.jit.toolchain.device_compiler import assemble_words
 
 KERNEL = PlainKernel(mask=2, mode=1)
 FLAGS = (

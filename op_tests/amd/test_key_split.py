@@ -11,13 +11,13 @@ from inputs import prefix_sums
 from rigs.recording_runtime import Launch, RecordingRuntime
 from untyped import fmha_fwd
 
+from jitfmha.amd.chips import Arch
 from jitfmha.amd.kernel_arguments import JITFMHA_ARGUMENTS
 from jitfmha.amd.manifest import KernelDtype, KernelRow
-from jitfmha.arguments import Arguments
-from jitfmha.chips import Arch
-from jitfmha.dispatch import plan_for
-from jitfmha.kernels.tuned.key_split import KeySplit
-from jitfmha.problem import Sizes, make_problem
+from jitfmha.call.dispatch import plan_for
+from jitfmha.kernels.ready.key_split import KeySplit
+from jitfmha.problem.arguments import Arguments
+from jitfmha.problem.problem import Sizes, make_problem
 
 _DTYPES: tuple[KernelDtype, KernelDtype] = ("bf16", "fp8bf16")
 

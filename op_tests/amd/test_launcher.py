@@ -19,8 +19,8 @@ from tree_environment import UseTree
 from untyped import fmha_fwd
 
 from jitfmha import HipError, jit
-from jitfmha.amd import launcher as amd_launcher
 from jitfmha.amd.kernel_arguments import JITFMHA_ARGUMENTS
+from jitfmha.kernels import launcher as amd_launcher
 
 CHIPS = {"MI300X": 0, "MI308X": 1, "MI355X": 2}  # device of each
 

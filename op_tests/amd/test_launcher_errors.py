@@ -15,7 +15,7 @@ from tree_environment import UseTree
 from untyped import fmha_fwd
 
 from jitfmha import HipError
-from jitfmha.resources import hsa_dir
+from jitfmha.jit.resources import hsa_dir
 
 KERNEL = "fmha_fwd_hd128_bf16_rtne"
 

@@ -15,8 +15,8 @@ from untyped import explain, fmha_fwd
 
 from jitfmha import emulate
 from jitfmha.amd import manifest
+from jitfmha.amd.chips import chip
 from jitfmha.amd.manifest import Tree, read_tree, trees_of
-from jitfmha.chips import chip
 
 GOOD = PlainKernel()
 OTHER = PlainKernel(mode=1)

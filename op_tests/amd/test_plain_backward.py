@@ -18,7 +18,7 @@ from tree_environment import UseTree
 from untyped import fmha_bwd
 
 from jitfmha import emulate
-from jitfmha.kernels.tuned_backward.launch import prepared_for_bf16
+from jitfmha.kernels.aiter.launch import prepared_for_bf16
 
 # Of rounding probabilities, gradients and their sums.
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 1.5e-3}

@@ -15,11 +15,11 @@ from inputs import prefix_sums
 from reference import attention_packed
 from untyped import fmha_fwd
 
+from jitfmha.amd.chips import chip
 from jitfmha.amd.manifest import trees_of
-from jitfmha.chips import chip
-from jitfmha.emulator.node import VIRTUAL_NODE
+from jitfmha.amd.node import VIRTUAL_NODE
 from jitfmha.emulator.session import Emulation
-from jitfmha.target import TARGET_HERE, AmdTarget
+from jitfmha.planning.target import TARGET_HERE, AmdTarget
 
 ARCHS, HDIMS, MASKS = ("gfx942", "gfx950"), ((64, 64), (128, 128), (192, 128)), (0, 2)
 

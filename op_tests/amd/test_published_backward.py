@@ -21,13 +21,13 @@ from backward_calls import BackwardCall
 from tree_environment import UseTree
 
 from jitfmha import emulate
+from jitfmha.amd.chips import Arch
 from jitfmha.amd.manifest import HSA_DIR
-from jitfmha.arguments import CuSeqlens, Gradients, Tensors
-from jitfmha.chips import Arch
-from jitfmha.detection import target_of
-from jitfmha.dispatch import plan_for
-from jitfmha.mask import Mask
-from jitfmha.problem import BF16_CVTS
+from jitfmha.call.detection import target_of
+from jitfmha.call.dispatch import plan_for
+from jitfmha.problem.arguments import CuSeqlens, Gradients, Tensors
+from jitfmha.problem.mask import Mask
+from jitfmha.problem.problem import BF16_CVTS
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 # Of rounding inputs, probabilities and results; rounding towards zero is biased.

@@ -17,8 +17,9 @@ from torch import Tensor
 from tree_environment import UseTree
 from untyped import fmha_bwd
 
-from jitfmha import backward, emulate, interface
-from jitfmha.target import AmdTarget
+from jitfmha import emulate
+from jitfmha.call import backward, interface
+from jitfmha.planning.target import AmdTarget
 
 POINTERS = (*range(0x00, 0x90, 0x10), *range(0x250, 0x290, 0x10))
 LENGTHS = ((64, 64),)

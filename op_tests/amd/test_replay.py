@@ -25,21 +25,22 @@ from tree_environment import UseTree
 from untyped import fmha_bwd, fmha_fwd
 
 from jitfmha import HipError, emulate
+from jitfmha.amd import recording_runtime
 from jitfmha.amd.assembly_listing import renamed
-from jitfmha.amd.device_compiler import assemble
 from jitfmha.amd.manifest import AITER_ASM_DIR, HSA_DIR
-from jitfmha.arguments import Arguments
+from jitfmha.amd.recording_runtime import RecordingRuntime
+from jitfmha.call import recording
+from jitfmha.call.dispatch import plan_for
+from jitfmha.call.record import FILE, INTERFACES, fields_of, read_record
 from jitfmha.cli import main
-from jitfmha.dispatch import plan_for
 from jitfmha.emulator import emulation
 from jitfmha.emulator.runtime import Emulator
-from jitfmha.problem import make_problem
-from jitfmha.replay import recording, recording_runtime
+from jitfmha.jit.toolchain.device_compiler import assemble
+from jitfmha.planning.target import TARGET_HERE, AmdTarget
+from jitfmha.problem.arguments import Arguments
+from jitfmha.problem.problem import make_problem
 from jitfmha.replay.machines import EmulatedMachine, GpuMachine, RerunError
-from jitfmha.replay.record import FILE, INTERFACES, fields_of, read_record
-from jitfmha.replay.recording_runtime import RecordingRuntime
 from jitfmha.replay.rerun import diagnose
-from jitfmha.target import TARGET_HERE, AmdTarget
 
 GROUP_KERNEL = PlainKernel("fp16", 64, 64, mask=2, mode=1)
 LENGTHS = ((7, 9), (0, 3), (1, 1), (3, 0), (2, 5))

@@ -17,8 +17,8 @@ from rigs.recording_runtime import RecordingRuntime
 from untyped import explain_bwd, fmha_bwd, fmha_fwd
 
 from jitfmha import HipError, emulate
-from jitfmha.chips import Arch
-from jitfmha.target import TARGET_HERE, AmdTarget
+from jitfmha.amd.chips import Arch
+from jitfmha.planning.target import TARGET_HERE, AmdTarget
 
 FAMILY = "shipped_backward"
 _HUNDREDS = 400

@@ -16,12 +16,12 @@ import pytest
 import torch
 from rigs.recording_runtime import RecordingRuntime
 
-from jitfmha.amd import devices
 from jitfmha.amd import runtime as hip_runtime
 from jitfmha.amd.runtime import HipRuntime
-from jitfmha.detection import target_of
+from jitfmha.call.detection import target_of
 from jitfmha.emulator import DEVICES, Emulator, emulate
-from jitfmha.target import AmdTarget, CpuTarget, Target, cpu_target
+from jitfmha.planning import devices
+from jitfmha.planning.target import AmdTarget, CpuTarget, Target, cpu_target
 
 MI308_IDS = (0x74A2, 0x74A8, 0x74B6, 0x74BC)
 PCI_CHIP_ID, COMPUTE_UNITS = 10019, 63
@@ -64,7 +64,7 @@ def gpus(runtime: RecordingRuntime, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr(torch.cuda, "get_device_properties", fake.properties)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: fake.current)
     monkeypatch.setattr(devices, "loaded_runtime", lambda: HipRuntime(runtime.library))
-    monkeypatch.setattr("jitfmha.amd.devices._gpu_targets", {})
+    monkeypatch.setattr("jitfmha.planning.devices._gpu_targets", {})
     monkeypatch.setattr(hip_runtime, "_PCI_DEVICES", tmp_path)
     devices._warn_of_assumed_chip.cache_clear()
     return fake

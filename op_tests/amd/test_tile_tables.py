@@ -10,15 +10,15 @@ from typing import get_args
 import pytest
 
 from jitfmha import jit
+from jitfmha.amd.chips import Arch, architecture
 from jitfmha.amd.code_object import kernel_descriptors
-from jitfmha.amd.elf import Elf
-from jitfmha.chips import Arch, architecture
-from jitfmha.kernels.general import tile_table as form
-from jitfmha.kernels.general.backward_traits import BackwardTraits, backward_spec
-from jitfmha.kernels.general.tile_rules import TILE_RULES, check_table
-from jitfmha.kernels.general.tile_table import GeneralKernel, TileTableError, read_table
-from jitfmha.kernels.general.tiles import tile_for, tile_table
-from jitfmha.kernels.general.traits import GeneralModifiers, GeneralTraits, kernel_spec
+from jitfmha.jit.elf import Elf
+from jitfmha.kernels.compiled import tile_table as form
+from jitfmha.kernels.compiled.backward_traits import BackwardTraits, backward_spec
+from jitfmha.kernels.compiled.tile_rules import TILE_RULES, check_table
+from jitfmha.kernels.compiled.tile_table import GeneralKernel, TileTableError, read_table
+from jitfmha.kernels.compiled.tiles import tile_for, tile_table
+from jitfmha.kernels.compiled.traits import GeneralModifiers, GeneralTraits, kernel_spec
 
 ARCHS: tuple[Arch, ...] = get_args(Arch)
 FOLDER = Path(form.__file__).parent

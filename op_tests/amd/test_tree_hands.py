@@ -10,9 +10,9 @@ from plain_tree import PlainKernel, write_tree
 from tree_environment import UseTree
 
 from jitfmha.amd import manifest
+from jitfmha.amd.chips import chip
 from jitfmha.amd.code_object import CodeObject, CodeObjectError
 from jitfmha.amd.manifest import Tree, read_tree, trees_of
-from jitfmha.chips import chip
 
 GOOD = PlainKernel()
 

@@ -14,16 +14,16 @@ from tree_environment import UseTree
 from untyped import explain, fmha_fwd
 
 from jitfmha import emulate
+from jitfmha.amd.chips import chip
 from jitfmha.amd.manifest import KernelRow, trees_of
-from jitfmha.chips import chip
-from jitfmha.dispatch import explain_problem, plan_for
+from jitfmha.call.dispatch import explain_problem, plan_for
 from jitfmha.emulator.session import Emulation
-from jitfmha.kernels.tuned import family as tuned
-from jitfmha.kernels.tuned.limits import reasons_of_row
-from jitfmha.mask import parse_mask
-from jitfmha.plan import Refusal
-from jitfmha.problem import Mode, Problem, Sizes
-from jitfmha.target import AmdTarget, CpuTarget
+from jitfmha.kernels.ready import family as tuned
+from jitfmha.kernels.ready.limits import reasons_of_row
+from jitfmha.planning.plan import Refusal
+from jitfmha.planning.target import AmdTarget, CpuTarget
+from jitfmha.problem.mask import parse_mask
+from jitfmha.problem.problem import Mode, Problem, Sizes
 
 MI300, MI350 = "MI300X", "MI355X"
 GIB = 1 << 30

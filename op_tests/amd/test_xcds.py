@@ -14,7 +14,7 @@ from untyped import fmha_fwd
 
 from jitfmha import emulate
 from jitfmha.amd.kernel_arguments import JITFMHA_ARGUMENTS
-from jitfmha.target import TARGET_HERE, AmdTarget
+from jitfmha.planning.target import TARGET_HERE, AmdTarget
 
 NUMBER_OF_XCCS, INVALID_VALUE = 10018, 1
 ROUNDING = 2**-8

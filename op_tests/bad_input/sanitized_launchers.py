@@ -18,11 +18,11 @@ import pytest
 from calls import KINDS
 
 from jitfmha import jit
-from jitfmha.amd import launcher as amd_launcher
 from jitfmha.kernels import cpu
+from jitfmha.kernels import launcher as amd_launcher
 from jitfmha.kernels.cpu import BESIDE_TILE_UNIT, CpuTraits
-from jitfmha.problem import DTYPE_NAMES
-from jitfmha.target import cpu_target
+from jitfmha.planning.target import cpu_target
+from jitfmha.problem.problem import DTYPE_NAMES
 
 OPTIMISE = "JITFMHA_TEST_SANITIZED_OPTIMISE"
 """The level in the environment: 0 compiles three times as fast as 1."""

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from jitfmha.amd.device_compiler import assemble
 from jitfmha.emulator import DEVICES, Emulator, Function
 from jitfmha.emulator.findings import Finding, take_findings
+from jitfmha.jit.toolchain.device_compiler import assemble
 
 BYTES = 4096
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from jitfmha.amd.device_compiler import DeviceCompilerNotFound, device_compiler
 from jitfmha.emulator import DEVICES, Emulator
+from jitfmha.jit.toolchain.device_compiler import DeviceCompilerNotFound, device_compiler
 
 
 @pytest.fixture(scope="session")

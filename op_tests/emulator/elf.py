@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from jitfmha.amd.elf import Elf
+from jitfmha.jit.elf import Elf
 
 HEADER_BYTES = 64
 

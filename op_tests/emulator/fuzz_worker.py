@@ -32,9 +32,9 @@ from instruction_encodings import Encoder
 
 from jitfmha import emulate, fmha_fwd
 from jitfmha.amd import manifest
-from jitfmha.amd.device_compiler import assemble, compile_hip
 from jitfmha.amd.runtime import HipError
 from jitfmha.emulator import DEVICES, Definition, Emulator, EmulatorError, Function
+from jitfmha.jit.toolchain.device_compiler import assemble, compile_hip
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "amd"))
 from plain_tree import PlainKernel, write_tree

@@ -36,8 +36,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from jitfmha.amd.device_compiler import assemble
 from jitfmha.emulator import DEVICES, Emulator
+from jitfmha.jit.toolchain.device_compiler import assemble
 
 Array = NDArray[Any]
 LANES = 64

@@ -7,9 +7,9 @@ import struct
 import numpy as np
 import pytest
 
-from jitfmha.amd.device_compiler import compile_hip
 from jitfmha.emulator import DEVICES, Emulator
 from jitfmha.emulator.findings import take_findings
+from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 _SOURCE = r"""
 #define THREAD __builtin_amdgcn_workitem_id_x()

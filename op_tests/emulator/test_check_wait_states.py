@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from checked_kernels import Body, kinds, run_checked
 
 from jitfmha.emulator import Emulator
-from jitfmha.resources import templates_dir
+from jitfmha.jit.resources import templates_dir
 
 
 @dataclass(frozen=True)

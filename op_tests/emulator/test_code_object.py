@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from elf import section_headers, sections
 
-from jitfmha.amd.device_compiler import assemble, compile_hip
 from jitfmha.emulator import DEVICES, Emulator, EmulatorError, Module
+from jitfmha.jit.toolchain.device_compiler import assemble, compile_hip
 
 _OTHER_CHIP = {"gfx942": "gfx950", "gfx950": "gfx942"}
 _VERSIONS = (4, 5, 6)

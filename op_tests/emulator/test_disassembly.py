@@ -16,8 +16,8 @@ from hip_sources import STYLES
 from hsa_build import hsa_build
 from instruction_encodings import Encoding, encodings
 
-from jitfmha.amd.device_compiler import assemble, assemble_words, compile_hip_to_assembly
 from jitfmha.emulator import Emulator
+from jitfmha.jit.toolchain.device_compiler import assemble, assemble_words, compile_hip_to_assembly
 
 # Forms that LLVM does not write, but that the ISA documents list.
 _WITHOUT_TEXT = {("v_readfirstlane_b32", "e64")}

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from jitfmha.amd import device_compiler
-from jitfmha.amd.device_compiler import (
+from jitfmha.emulator import DEVICES, Emulation, emulate, emulation
+from jitfmha.jit.toolchain import device_compiler
+from jitfmha.jit.toolchain.device_compiler import (
     DeviceCompileError,
     DeviceCompilerNotFound,
     assemble_words,
     compile_hip,
 )
-from jitfmha.emulator import DEVICES, Emulation, emulate, emulation
 
 
 @pytest.mark.parametrize("arch", list(DEVICES))

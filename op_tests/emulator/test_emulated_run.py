@@ -13,7 +13,6 @@ import warnings
 import pytest
 import torch
 
-from jitfmha.amd.device_compiler import compile_hip
 from jitfmha.emulator import (
     DEVICES,
     EmulatedRun,
@@ -22,6 +21,7 @@ from jitfmha.emulator import (
     emulate,
 )
 from jitfmha.emulator.session import Emulation, extent
+from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 # Copies; reads as many words of `from` as there are threads, whatever it holds.
 _SOURCE = """

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from jitfmha import emulate, fmha_fwd
-from jitfmha.amd.device_compiler import compile_hip
 from jitfmha.amd.runtime import HipError
 from jitfmha.emulator import DEVICES, Emulator, EmulatorError, Function
+from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 # So that a test fails, rather than hangs, where nothing stops a kernel: some ten seconds.
 _BUDGET = 300_000_000

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 import jitfmha
-from jitfmha import chips
-from jitfmha.amd.device_compiler import compile_hip
+from jitfmha.amd import chips
 from jitfmha.emulator import DEVICES, Emulator
 from jitfmha.emulator.estimate import (
     Estimate,
@@ -24,6 +23,7 @@ from jitfmha.emulator.estimate import (
 )
 from jitfmha.emulator.profile import LaunchProfile, profile_launch
 from jitfmha.emulator.rates import ChipRates, rates_of_chip
+from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 _RATES = Path(jitfmha.__file__).parent / "emulator" / "rates.json"
 _UNITS, _XCDS, _CLOCK = 304, 8, 2.1e9

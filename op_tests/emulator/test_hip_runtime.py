@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from jitfmha.amd.device_compiler import compile_hip
 from jitfmha.emulator import DEVICES, Emulator, EmulatorError, Function
+from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 _CHIPS = list(DEVICES)
 # Enumerators of hipDeviceAttribute_t (ROCm 6).

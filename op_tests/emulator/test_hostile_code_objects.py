@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 from jitfmha.amd.code_object import CodeObjectError, read_code_object
-from jitfmha.amd.device_compiler import compile_hip
-from jitfmha.amd.elf import Elf
 from jitfmha.cli import main
 from jitfmha.emulator import Emulator, EmulatorError, take_findings
+from jitfmha.jit.elf import Elf
+from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 # What takes less than a tenth of it, and took ten seconds to hours.
 _SECONDS = 3.0

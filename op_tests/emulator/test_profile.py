@@ -13,7 +13,6 @@ import pytest
 from models.profile import banks_of, cache_lines, lds_cycles
 from programs import LANES, Segment, run
 
-from jitfmha.amd.device_compiler import assemble, compile_hip
 from jitfmha.cli import main
 from jitfmha.emulator import DEVICES, Emulator
 from jitfmha.emulator.profile import (
@@ -22,6 +21,7 @@ from jitfmha.emulator.profile import (
     set_profile_options,
     take_profiles,
 )
+from jitfmha.jit.toolchain.device_compiler import assemble, compile_hip
 
 Profile = Callable[..., LaunchProfile]
 

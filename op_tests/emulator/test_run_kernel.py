@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jitfmha.amd.device_compiler import compile_hip
 from jitfmha.cli import main
+from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from checked_kernels import Body, memory_after
 
-from jitfmha.amd.device_compiler import compile_hip
 from jitfmha.emulator import DEVICES, Emulator, Function
+from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 _WORKGROUPS, _THREADS, _LANES = 8, 256, 64
 # Threads hand a word to the next wave. `racy` trusts that the other wave needs less time for its

@@ -9,8 +9,8 @@ import pytest
 from flat_cases import check, draw, rows
 from programs import LANES, Segment, run
 
-from jitfmha.amd.device_compiler import compile_hip
 from jitfmha.emulator import Emulator, EmulatorError
+from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 _KERNEL = """
 extern "C" __global__ void shuffle(const int* order, int* out) {

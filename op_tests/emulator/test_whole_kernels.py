@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from jitfmha.amd.device_compiler import compile_hip
 from jitfmha.emulator import DEVICES, Emulator, EmulatorError, Module
+from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 _VECTOR_ADD = """
 extern "C" __global__ void add(const float* a, const float* b, float* c, int n) {

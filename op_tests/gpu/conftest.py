@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from jitfmha.detection import target_of
-from jitfmha.target import AmdTarget
+from jitfmha.call.detection import target_of
+from jitfmha.planning.target import AmdTarget
 
 
 def _served_gpus() -> list[torch.device]:

@@ -14,13 +14,12 @@ from pathlib import Path
 import pytest
 
 from jitfmha import jit
-from jitfmha.amd import device_compiler
 from jitfmha.amd.code_object import read_code_object
-from jitfmha.amd.device_compiler import DeviceCompilerNotFound
-from jitfmha.amd.hiprtc import HiprtcNotUsable
 from jitfmha.jit.cache import eviction
-from jitfmha.jit.toolchain import device_hip
+from jitfmha.jit.toolchain import device_compiler, device_hip
 from jitfmha.jit.toolchain.device_clang import DeviceClang
+from jitfmha.jit.toolchain.device_compiler import DeviceCompilerNotFound
+from jitfmha.jit.toolchain.hiprtc import HiprtcNotUsable
 
 from .conftest import make_spec
 

@@ -22,16 +22,16 @@ import pytest
 from rigs.hiprtc_on_clang import write_hiprtc
 
 from jitfmha import jit
-from jitfmha.amd import device_compiler, elf
-from jitfmha.amd import runtime as hip_runtime
+from jitfmha.amd.chips import Arch
 from jitfmha.amd.code_object import read_code_object
-from jitfmha.amd.hiprtc import Hiprtc
-from jitfmha.chips import Arch
-from jitfmha.jit.toolchain import device_hip
+from jitfmha.jit import elf
+from jitfmha.jit.toolchain import device_compiler, device_hip
+from jitfmha.jit.toolchain import hip_libraries as hip_runtime
 from jitfmha.jit.toolchain.device_clang import DeviceClang
 from jitfmha.jit.toolchain.device_hiprtc import DeviceHiprtc
+from jitfmha.jit.toolchain.hiprtc import Hiprtc
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
-from jitfmha.kernels.general.traits import GeneralModifiers, GeneralTraits, kernel_spec
+from jitfmha.kernels.compiled.traits import GeneralModifiers, GeneralTraits, kernel_spec
 
 from .conftest import REAL_COMPILER
 

@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from jitfmha import jit, resources
+from jitfmha import jit
+from jitfmha.jit import resources
 
 
 @pytest.fixture
 def templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("jitfmha.resources._PACKAGE", tmp_path / "jitfmha")
+    monkeypatch.setattr("jitfmha.jit.resources._PACKAGE", tmp_path / "jitfmha")
     folder = tmp_path / "csrc_templates"
     (folder / "cpu").mkdir(parents=True)
     return folder

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import jitfmha
-from jitfmha.amd.device_compiler import DeviceCompilerNotFound, device_compiler
 from jitfmha.bench.fresh_process import fresh_python, search_path
+from jitfmha.jit.toolchain.device_compiler import DeviceCompilerNotFound, device_compiler
 from jitfmha.jit.toolchain.ninja import path_with_ninja
 
 from .test_jit_device import device_spec

@@ -10,12 +10,12 @@ from statistics import median
 
 import torch
 
-from jitfmha.arguments import AttentionOptions
 from jitfmha.bench.fresh_process import run_fresh
 from jitfmha.bench.report import Progress, Report
-from jitfmha.dropout import new_rng_state
-from jitfmha.interface import fmha_bwd, fmha_fwd
-from jitfmha.target import AmdTarget
+from jitfmha.call.interface import fmha_bwd, fmha_fwd
+from jitfmha.planning.target import AmdTarget
+from jitfmha.problem.arguments import AttentionOptions
+from jitfmha.problem.dropout import new_rng_state
 
 from .recording_runtime import RecordingRuntime
 

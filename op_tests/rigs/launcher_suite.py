@@ -14,13 +14,13 @@ from statistics import median
 
 import torch
 
-from jitfmha.arguments import AttentionOptions
 from jitfmha.bench import decode_loop
 from jitfmha.bench.fresh_process import run_fresh
 from jitfmha.bench.report import Progress, Report
 from jitfmha.bench.timing import alternate
-from jitfmha.interface import fmha_bwd, fmha_fwd
+from jitfmha.call.interface import fmha_bwd, fmha_fwd
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
+from jitfmha.problem.arguments import AttentionOptions
 
 from . import general_first_calls
 from .recording_runtime import RecordingRuntime

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from jitfmha import jit
+from jitfmha.amd.chips import chip
 from jitfmha.amd.manifest import trees_of
-from jitfmha.chips import chip
-from jitfmha.target import TARGET_HERE, AmdTarget
+from jitfmha.planning.target import TARGET_HERE, AmdTarget
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 

@@ -7,15 +7,15 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...amd.device_compiler import (
-    HIP_FLAGS,
-    DeviceCompileError,
-    DeviceCompiler,
-)
 from ..errors import BuildError, CompileFailure, CompilerNotFound
 from ..spec import BuildSpec
 from ..status import is_verbose, say
 from .compiling import compile_failure, source_flags
+from .device_compiler import (
+    HIP_FLAGS,
+    DeviceCompileError,
+    DeviceCompiler,
+)
 from .device_flags import CODE_OBJECT_VERSION_FLAG, architecture
 
 

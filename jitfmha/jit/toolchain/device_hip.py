@@ -6,11 +6,11 @@ In this order: hiprtc beside torch's own HIP runtime, ROCm's clang, the clang of
 
 from __future__ import annotations
 
-from ...amd.device_compiler import DeviceCompiler, DeviceCompilerNotFound, device_compiler
-from ...amd.hiprtc import HiprtcNotUsable, asked_hiprtc, find_hiprtc
 from ..errors import CompilerNotFound
 from .device_clang import DeviceClang, clang_version
+from .device_compiler import DeviceCompiler, DeviceCompilerNotFound, device_compiler
 from .device_hiprtc import DeviceHiprtc
+from .hiprtc import HiprtcNotUsable, asked_hiprtc, find_hiprtc
 from .zig import INSTALL_ZIG
 
 DeviceToolchain = DeviceHiprtc | DeviceClang

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...amd.device_compiler import KEYWORDS, LANGUAGE_FLAGS
-from ...amd.hiprtc import Hiprtc, HiprtcFailure
-from ...amd.hiprtc_process import Program
 from ..errors import BuildError, CompileFailure
 from ..spec import BuildSpec
 from ..status import is_verbose, say
 from .compiling import compile_failure, debugger_flags
+from .device_compiler import KEYWORDS, LANGUAGE_FLAGS
 from .device_flags import CODE_OBJECT_VERSION_FLAG, architecture
+from .hiprtc import Hiprtc, HiprtcFailure
+from .hiprtc_process import Program
 
 # After those that hiprtc has of its own, so that these hold. Each code object has a symbol that
 # clang would name after a temporary folder.

@@ -17,9 +17,9 @@ import torch
 
 import jitfmha
 from jitfmha.bench.report import Progress
+from jitfmha.jit.resources import hsa_dir, templates_dir
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
-from jitfmha.resources import hsa_dir, templates_dir
-from jitfmha.target import cpu_target
+from jitfmha.planning.target import cpu_target
 
 from .callers import (
     Call,
@@ -51,7 +51,7 @@ def run(extent: Extent, progress: Progress) -> Outcome:
         old = Call(scratch.environment, "attention")
         expect_answer(outcome, callers.call(old), "before any upgrade", how="built")
         if cpu_target().isa != "generic":
-            new = replace(old, answers={"jitfmha.target.cpu_isas_here": ["generic"]})
+            new = replace(old, answers={"jitfmha.planning.target.cpu_isas_here": ["generic"]})
             _upgrade(callers, scratch, old, callers, new, "another CPU", outcome)
         _edited_template(callers, scratch, old, outcome)
         progress(f"{len(scratch.entry_names())} entries of fmha_fwd beside each other")

@@ -1,0 +1,1 @@
+"""What is known or built before the first call."""

@@ -1,0 +1,168 @@
+"""The plans of what is built ahead: profiles, what takes the place of their parts, and checks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar, get_args
+
+import torch
+
+from ..call.dispatch import plan_for
+from ..planning.plan import Plan
+from ..planning.target import Target
+from ..problem.mask import parse_mask
+from ..problem.problem import DTYPE_NAMES, MAX_HDIM, Direction, Mode
+from .combination import NAMED_FEATURES, TORCH_DTYPES, Combination, check_combination
+from .profiles import DEFAULT, PROFILES, Features, Subset
+
+_T = TypeVar("_T")
+
+
+def plans_ahead(
+    target: Target,
+    profile: str | None,
+    *,
+    dtypes: Iterable[str | torch.dtype] | None,
+    hdims: Iterable[int | tuple[int, int]] | None,
+    masks: Iterable[int | str] | None,
+    modes: Iterable[Mode] | None,
+    directions: Iterable[Direction] | None,
+    features: Iterable[str] | None,
+) -> dict[str, Plan]:
+    """The plans for every combination on ``target``, by the names of their kernels.
+
+    The arguments, and what is raised: see :func:`jitfmha.warmup`.
+    """
+    given = _checked(
+        dtypes=(dtypes, _dtype),
+        hdims=(hdims, _hdim),
+        masks=(masks, parse_mask),
+        modes=(modes, lambda mode: _known("modes", mode, Mode)),
+        directions=(directions, lambda direction: _known("directions", direction, Direction)),
+        features=(features, _features),
+    )
+    subsets = [subset._replace(**given) for subset in _subsets(profile)]
+    return _plans(subsets, target, _may_be_left_out(profile, given))
+
+
+def _subsets(profile: object) -> tuple[Subset, ...]:
+    """Those of a profile, or what is built without one."""
+    if profile is None:
+        return DEFAULT
+    if not isinstance(profile, str):
+        raise TypeError(f"profile must be a str or None, got {profile!r}")
+    if profile not in PROFILES:
+        raise ValueError(f"profile is {profile!r}; use {', '.join(map(repr, PROFILES))}")
+    return PROFILES[profile]
+
+
+def _checked(
+    **given: tuple[Iterable[Any] | None, Callable[[Any], Any]],
+) -> dict[str, Any]:
+    """What is given in place of a subset's own, each value taken through its check."""
+    return {
+        name: tuple(check(value) for value in _several(name, values))
+        for name, (values, check) in given.items()
+        if values is not None
+    }
+
+
+def _may_be_left_out(
+    profile: str | None, given: Mapping[str, object]
+) -> tuple[type[Exception], ...]:
+    """The errors of combinations that nobody asked for one by one."""
+    if profile is not None:
+        return NotImplementedError, TypeError, ValueError
+    return () if given.keys() >= {"dtypes", "hdims"} else (NotImplementedError,)
+
+
+def _plans(
+    subsets: Iterable[Subset], target: Target, left_out: tuple[type[Exception], ...]
+) -> dict[str, Plan]:
+    """The plans for all combinations, by the names of their kernels.
+
+    Raises an error of those that are ``left_out`` where nothing else is left.
+    """
+    plans: dict[str, Plan] = {}
+    unserved: Exception | None = None
+    for combination in itertools.chain.from_iterable(map(_combinations, subsets)):
+        try:
+            check_combination(combination)
+            plan = plan_for(combination.problem(), target)
+        except left_out as error:
+            unserved = error
+            continue
+        plans.setdefault(plan.kernel, plan)
+    if unserved is not None and not plans:
+        raise unserved
+    return plans
+
+
+def _combinations(subset: Subset) -> Iterator[Combination]:
+    """The smallest calls with each combination of traits."""
+    for dtype, (hdim_q, hdim_v), mask, mode, direction, features, (
+        heads_q,
+        heads_k,
+    ) in itertools.product(*subset):
+        yield Combination(
+            *(dtype, dtype, hdim_q, hdim_v, mask, mode, direction),
+            features=frozenset(NAMED_FEATURES[name] for name in features),
+            heads_q=heads_q,
+            heads_k=heads_k,
+        )
+
+
+def _several(name: str, values: Iterable[_T]) -> list[_T]:
+    # A lone "bf16" would otherwise be taken apart into letters.
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(
+            f"{name} must be a list or tuple, got {values!r}; write {name}=[{values!r}]"
+        )
+    several = list(values)
+    if not several:
+        raise ValueError(f"{name} is empty; name at least one")
+    return several
+
+
+def _dtype(dtype: object) -> str:
+    if isinstance(dtype, str) and dtype in TORCH_DTYPES:
+        return dtype
+    if isinstance(dtype, torch.dtype) and dtype in DTYPE_NAMES:
+        return DTYPE_NAMES[dtype]
+    error = ValueError if isinstance(dtype, (str, torch.dtype)) else TypeError
+    known = ", ".join(map(repr, TORCH_DTYPES))
+    raise error(f"dtypes holds {dtype!r}; use {known} or the torch dtypes")
+
+
+def _hdim(hdim: object) -> tuple[int, int]:
+    pair = (hdim, hdim) if isinstance(hdim, int) else hdim
+    if (
+        not isinstance(pair, (tuple, list))
+        or len(pair) != 2
+        or any(isinstance(side, bool) or not isinstance(side, int) for side in pair)
+    ):
+        raise TypeError(f"hdims holds {hdim!r}; use ints, or pairs of ints (hdim_q, hdim_v)")
+    if not all(1 <= side <= MAX_HDIM for side in pair):
+        raise ValueError(f"hdims holds {hdim!r}; a head dimension is between 1 and {MAX_HDIM}")
+    return pair[0], pair[1]
+
+
+def _features(text: object) -> Features:
+    """The names that a text joins."""
+    if not isinstance(text, str):
+        raise TypeError(f"features holds {text!r}; use names, joined by '+', or 'plain'")
+    names = () if text == "plain" else tuple(text.split("+"))
+    for name in names:
+        if name not in NAMED_FEATURES:
+            known = ", ".join(map(repr, ("plain", *NAMED_FEATURES)))
+            raise ValueError(f"features holds {text!r}, and {name!r} is not known; use {known}")
+    return names
+
+
+def _known(name: str, value: object, choices: Any) -> Any:
+    known: tuple[str, ...] = get_args(choices)
+    for choice in known:
+        if isinstance(value, str) and value == choice:
+            return choice
+    raise ValueError(f"{name} holds {value!r}; use {' or '.join(map(repr, known))}")

@@ -1,0 +1,154 @@
+"""Which rules a combination breaks: asked ahead, without tensors and without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, get_args
+
+from ..amd.chips import Arch
+from ..call.dispatch import refusal_of_features
+from ..kernels import compiled as general
+from ..kernels.compiled.rules import RULES
+from ..problem.mask import parse_mask
+from ..problem.problem import Direction, Feature, Mode
+from .combination import CALL_RULES, NAMED_FEATURES, TORCH_DTYPES, Combination, Layout
+
+
+class BrokenRule(NamedTuple):
+    """A rule that a combination breaks.
+
+    Attributes:
+        name: of the function that states it.
+        reason: a sentence, with the value that is wrong.
+        source: where the rule comes from: a document, a file, or a measurement.
+    """
+
+    name: str
+    reason: str
+    source: str
+
+
+def validate_config(
+    arch: str,
+    *,
+    dtype: str = "bf16",
+    kv_dtype: str | None = None,
+    hdim: int = 128,
+    hdim_v: int | None = None,
+    mask: int | str = 0,
+    window_size: tuple[int, int] = (-1, -1),
+    mode: str = "gm0",
+    direction: str = "forward",
+    features: Iterable[str] = (),
+    layout: str = "bshd",
+    page_size: int | None = None,
+    num_splits: int = 0,
+    batch: int = 1,
+    heads: int = 8,
+    heads_k: int | None = None,
+    seqlen: int = 1024,
+    seqlen_k: int | None = None,
+) -> tuple[BrokenRule, ...]:
+    """Every rule that a call of this kind would break on an AMD GPU; none where it is served.
+
+    The rules are those of the arguments, which hold everywhere, and those of the kernels that are
+    compiled for a call, which serve whatever the ready ones of this package do. Nothing is built or
+    allocated.
+
+    Args:
+        arch: "gfx942" or "gfx950".
+        dtype: of q: "fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn" or "int8".
+        kv_dtype: of k and v; as q by default.
+        hdim: of q and k; hdim_v: of v, as ``hdim`` by default.
+        mask, window_size: as in :func:`jitfmha.fmha_fwd`.
+        mode: "gm0" (batch) or "gm1" (packed sequences).
+        direction: "forward", or "backward" for the gradients.
+        features: what else the call has, any of "lse", "padded_sequences", "column_major_v",
+            "bias" (of the output's dtype), "boolean_bias", "alibi", "softcap", "sinks",
+            "sink_tokens", "dropout", "descales", "query_head_descales", "int8_probabilities",
+            "paged_keys" and "split_results".
+        layout: the order in memory, "bshd", "bhsd" or "sbhd"; in gm1 without the batch.
+        page_size: keys of a page; given, it says "paged_keys" too.
+        num_splits: as in :func:`jitfmha.fmha_fwd`.
+        batch, heads, heads_k, seqlen, seqlen_k: sizes; those of k are as those of q by default. In
+            gm1 ``seqlen`` and ``seqlen_k`` are the rows of all sequences together.
+
+    Raises:
+        TypeError, ValueError: an argument has no meaning, such as a name that is not known.
+    """
+    named = _features(features)
+    if page_size is not None:
+        named |= {Feature.PAGED_KEYS}
+    sizes = {
+        "hdim_q": _count("hdim", hdim),
+        "hdim_v": _count("hdim_v", hdim if hdim_v is None else hdim_v),
+        "page_size": _count("page_size", _PAGE_SIZE if page_size is None else page_size, least=1),
+        "batch": _count("batch", batch),
+        "heads_q": _count("heads", heads),
+        "heads_k": _count("heads_k", heads if heads_k is None else heads_k),
+        "seqlen_q": _count("seqlen", seqlen),
+        "seqlen_k": _count("seqlen_k", seqlen if seqlen_k is None else seqlen_k),
+    }
+    combination = Combination(
+        dtype=_known("dtype", dtype, tuple(TORCH_DTYPES)),
+        kv_dtype=_known("kv_dtype", dtype if kv_dtype is None else kv_dtype, tuple(TORCH_DTYPES)),
+        mask=parse_mask(mask, window_size),
+        mode=_known("mode", mode, get_args(Mode)),
+        direction=_known("direction", direction, get_args(Direction)),
+        features=named,
+        layout=_known("layout", layout, get_args(Layout)),
+        num_splits=_whole("num_splits", num_splits),
+        **sizes,
+    )
+    return _broken_rules(combination, _known("arch", arch, get_args(Arch)))
+
+
+_PAGE_SIZE = 16
+
+
+def _broken_rules(combination: Combination, arch: Arch) -> tuple[BrokenRule, ...]:
+    problem = combination.problem()
+    broken = []
+    for call_rule in CALL_RULES:
+        complaint = call_rule.complaint(combination)
+        if complaint is not None:
+            broken.append(BrokenRule(call_rule.name, complaint, call_rule.source))
+    refusal = refusal_of_features(general, problem)
+    if refusal is not None:
+        source = "SERVES in jitfmha/kernels/compiled/rules.py"
+        broken += [BrokenRule("features_are_served", x, source) for x in refusal.sentences()]
+    for rule in RULES:
+        reasons = rule.reasons(problem, arch)
+        broken += [BrokenRule(rule.name, str(reason), rule.source) for reason in reasons]
+    return tuple(broken)
+
+
+def _features(names: Iterable[str]) -> frozenset[Feature]:
+    # A lone "bias" would otherwise be taken apart into letters.
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise TypeError(f"features must be a list or tuple, got {names!r}; write [{names!r}]")
+    known = tuple(NAMED_FEATURES)
+    features = frozenset(NAMED_FEATURES[_known("features", name, known)] for name in names)
+    if features >= {Feature.BIAS, Feature.BOOLEAN_BIAS}:
+        raise ValueError("features holds 'bias' and 'boolean_bias'; a call has one bias at most")
+    return features
+
+
+def _known(name: str, value: object, known: tuple[Any, ...]) -> Any:
+    if isinstance(value, str) and value in known:
+        return value
+    error = ValueError if isinstance(value, str) else TypeError
+    raise error(f"{name} is {value!r}; use {', '.join(map(repr, known))}")
+
+
+def _count(name: str, value: object, least: int = 0) -> int:
+    count = _whole(name, value)
+    if count < least:
+        raise ValueError(f"{name}={value} must be at least {least}")
+    return count
+
+
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__} ({value!r})")
+    return value

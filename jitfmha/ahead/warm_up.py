@@ -1,0 +1,116 @@
+"""Build launchers ahead: for container images, and before a job of many ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import torch
+
+from ..call.detection import planned_target
+from ..planning.target import CpuTarget, cpu_isas_here, isa_named
+from ..problem.problem import Direction, Mode
+
+
+class WarmedLauncher(NamedTuple):
+    """One launcher that is ready now: its kernel's name, and the seconds that building it took.
+
+    ``seconds`` is None where the launcher was in the cache already.
+    """
+
+    name: str
+    seconds: float | None
+
+    @property
+    def was_cached(self) -> bool:
+        """True when nothing had to be built."""
+        return self.seconds is None
+
+
+def warmup(
+    *,
+    profile: str | None = None,
+    dtypes: Iterable[str | torch.dtype] | None = None,
+    hdims: Iterable[int | tuple[int, int]] | None = None,
+    masks: Iterable[int | str] | None = None,
+    modes: Iterable[Mode] | None = None,
+    directions: Iterable[Direction] | None = None,
+    features: Iterable[str] | None = None,
+    device: str | torch.device = "cpu",
+    isa: str | None = None,
+    on_ready: Callable[[WarmedLauncher, int], None] | None = None,
+) -> list[WarmedLauncher]:
+    """Build the launcher of every combination, so that later calls find it.
+
+    Args:
+        profile: a named set of combinations, "inference", "training", "flash-attn", "aiter" or
+            "pytorch": what most calls of its kind need, but for what ``device`` does not serve. The
+            arguments below override it: each that is given takes the place of the same in every
+            part of the profile, and what makes no call then is left out.
+        dtypes: "fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", "int8", or the torch dtypes;
+            by default those of the first three that ``device`` serves.
+        hdims: head dimensions, 1 to 576: an int, or a pair (hdim of q and k, hdim of v); by
+            default those of 64 and 128 that ``device`` serves.
+        masks: what :func:`jitfmha.fmha_fwd` takes as ``mask``; by default "none" and "causal".
+        modes: "gm0" (batch) and "gm1" (group, with cu_seqlens); by default both.
+        directions: "forward", the default, and "backward" for gradients; training needs both.
+        features: what calls have beside that, each a name as :func:`jitfmha.validate_config` has
+            them, several joined by "+", or "plain": ``["plain", "alibi", "bias+dropout"]`` builds
+            three kernels where "plain", the default, builds one.
+        device: where the calls will run. A GPU need not be here: "gfx942", "gfx950", or the name of
+            a chip, as "MI308X".
+        isa: the instruction set of the CPU that the calls will run on, such as "amx",
+            "avx512_bf16", "avx512" or "avx2"; None: what calls on this CPU take.
+        on_ready: called with each launcher as soon as it is ready, and with how many are left, to
+            report progress.
+
+    Returns:
+        The launchers in the order of the arguments, each once: several combinations may share one
+        (all masks other than "none" do on the CPU).
+
+    Raises:
+        TypeError, ValueError: an argument or a combination breaks a rule; nothing was built then.
+        NotImplementedError: no kernel serves a combination on ``device`` (of defaults and of a
+            profile: any at all); nothing was built then.
+        jitfmha.BuildError: a launcher could not be compiled; those before it are in the cache.
+    """
+    target = planned_target(device)
+    if isa is not None:
+        target = _cpu_with(isa, device)
+    if on_ready is not None and not callable(on_ready):
+        raise TypeError(f"on_ready must be a function or None, got {on_ready!r}")
+    from .build_ahead import plans_ahead  # of use where something is built ahead only
+
+    plans = plans_ahead(
+        target,
+        profile,
+        dtypes=dtypes,
+        hdims=hdims,
+        masks=masks,
+        modes=modes,
+        directions=directions,
+        features=features,
+    )
+    warmed = []
+    for name, plan in plans.items():
+        was_cached = plan.is_built
+        start = time.perf_counter()
+        plan.build()
+        launcher = WarmedLauncher(name, None if was_cached else time.perf_counter() - start)
+        warmed.append(launcher)
+        if on_ready is not None:
+            on_ready(launcher, len(plans) - len(warmed))
+    return warmed
+
+
+def _cpu_with(isa: object, device: str | torch.device) -> CpuTarget:
+    """A CPU with that instruction set, which this one may lack: nothing is run."""
+    if str(device).partition(":")[0] != "cpu":
+        raise ValueError(f"isa is {isa!r}, but the device is {device}; it is for the CPU")
+    if not isinstance(isa, str):
+        raise TypeError(f"isa must be a str or None, got {isa!r}")
+    named = isa_named(isa, "isa")
+    if (named == "neon") != ("neon" in cpu_isas_here()):
+        raise ValueError(f"isa is {isa!r}, which this machine's compiler does not build for")
+    return CpuTarget(named, "it was asked for")

@@ -1,0 +1,1 @@
+"""A call from its arguments to the launch of a kernel."""

@@ -1,0 +1,559 @@
+"""A backward pass: its arguments as a value, its checks, and the way to the launched kernel.
+
+A call is looked up under everything that the checks look at. What is not there yet is checked,
+planned and bound, as in :mod:`jitfmha.call.run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.autograd.profiler import record_function
+
+from ..planning.plan import Launch
+from ..planning.target import CALLS_HERE, TARGET_HERE
+from ..problem.arguments import (
+    Arguments,
+    CuSeqlens,
+    Gradients,
+    Tensors,
+    new_tuple,
+)
+from ..problem.checks import not_a_tensor
+from ..problem.memory import may_overlap, overlaps_itself, write_zeros
+from ..problem.problem import (
+    GradientStrides,
+    Problem,
+    check_cu_seqlens_values,
+    check_last_dimension,
+    check_layout,
+    make_problem,
+    out_dtype_of,
+)
+from .detection import target_of
+from .dispatch import plan_for
+
+TensorGuards: Any
+try:
+    # A part of torch that is not public.
+    from torch._C._dynamo.guards import TensorGuards
+except ImportError:
+    TensorGuards = None
+
+
+class BackwardArguments(NamedTuple):
+    """What a backward pass reads, and where it shall write.
+
+    Attributes:
+        forward: the arguments of the call whose gradients these are; ``forward.out`` is what it
+            returned.
+        lse: what it returned, too.
+        dout, dlse: the gradients of both; None is 0 for ``dlse``.
+        dq, dk, dv: where to write; None for a new tensor.
+        with_dbias, with_dsink: whether the gradients of the bias and of the sinks are wanted.
+        deterministic: whether they must be the same in every run; None: as torch is set.
+        atomic_fp32: in what kernels add dq up that do so with atomics; None leaves the choice.
+    """
+
+    forward: Arguments
+    lse: Tensor
+    dout: Tensor
+    dlse: Tensor | None = None
+    dq: Tensor | None = None
+    dk: Tensor | None = None
+    dv: Tensor | None = None
+    with_dbias: bool = False
+    with_dsink: bool = False
+    deterministic: bool | None = None
+    atomic_fp32: bool | None = None
+
+    def inputs(self) -> tuple[tuple[str, Tensor | None], ...]:
+        """What is read, under the names of the arguments."""
+        q, k, v, out = self.forward.q, self.forward.k, self.forward.v, self.forward.out
+        lses = ("lse", self.lse), ("dlse", self.dlse)
+        return ("dout", self.dout), ("q", q), ("k", k), ("v", v), ("out", out), *lses
+
+    @property
+    def must_be_deterministic(self) -> bool:
+        """What is asked for, or else ``torch.use_deterministic_algorithms``."""
+        if self.deterministic is None:
+            return torch.are_deterministic_algorithms_enabled()
+        return self.deterministic
+
+    def outputs(self) -> tuple[tuple[str, Tensor | None, Tensor], ...]:
+        """What is given to be written, under the names of the arguments, and what it is like."""
+        q, k, v = self.forward[:3]
+        return ("dq", self.dq, q), ("dk", self.dk, k), ("dv", self.dv, v)
+
+
+class Results(NamedTuple):
+    """What a backward pass computes; ``dbias`` and ``dsink`` where they are wanted."""
+
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    dbias: Tensor | None
+    dsink: Tensor | None
+
+
+class PreparedBackward(NamedTuple):
+    """A backward pass of which everything but the tensors' addresses is settled.
+
+    Attributes:
+        launch: None where there is no query, so that all gradients are 0.
+        kernel: its name.
+        reads_cu_seqlens: whether the host checks their values; a GPU's it would wait for.
+    """
+
+    problem: Problem
+    launch: Launch | None
+    kernel: str
+    reads_cu_seqlens: bool
+
+
+class RepeatedBackward(NamedTuple):
+    """A backward pass of tensors like those that were there before.
+
+    Attributes:
+        launch: that of ``prepared``.
+        sequences: gm1: ``CuSeqlens`` with each tensor's place among those that are looked at.
+        covered: whether the sequences have all rows of q, and all of k and v; None where that is
+            for ``cu_seqlens`` to say.
+    """
+
+    prepared: PreparedBackward
+    launch: Launch
+    sequences: tuple[int, int, int, int, int | None, int | None] | None
+    covered: tuple[bool, bool] | None
+
+
+def run_backward(arguments: BackwardArguments, is_profiled: bool = False) -> Results:
+    """Compute the gradients eagerly.
+
+    Tensors must be plain: no subclass, no tracing, no transform in effect. With ``is_profiled`` the
+    kernel appears by its name in torch's profiler.
+    """
+    target = TARGET_HERE.get()
+    cache = CALLS_HERE if target is None else target.calls
+    key = None
+    try:
+        key = _described(arguments), arguments.must_be_deterministic
+        prepared = cache.backward.get(key)
+    except (AttributeError, TypeError, RuntimeError):
+        # Not a tensor, not hashable, not strided: the checks say what is wrong, if anything.
+        prepared = None
+    if prepared is None:
+        prepared = _prepare(arguments)
+        if key is not None:
+            cache.keep_backward(key, prepared)
+    _refuse_shared_memory(arguments)
+    if is_profiled:
+        with record_function(prepared.kernel):
+            return _launch(prepared, arguments)
+    return _launch(prepared, arguments)
+
+
+PlainValues: TypeAlias = (
+    "tuple[float | None, int | str, tuple[int, int], Tensor | None, Tensor | None, int | None, "
+    "int | None, Tensor | None, Tensor | None, str]"
+)
+"""The values of ``PlainOptions``, in their order."""
+
+
+def repeat_backward(
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
+    plain: PlainValues,
+    deterministic: bool | None,
+    atomic_fp32: bool | None,
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """dq, dk and dv in new tensors, where a call like this one was there before; else None.
+
+    It is what a training loop does, and pays for nothing but a look at its arguments. No tracing
+    and no transform must be in effect. Tensors that are not plain are like none that were there;
+    neither is one that is given twice, but as q, k and v.
+
+    Args:
+        tensors: dout, q, k, v, out and lse.
+        plain: its options, beside which there are no features.
+        deterministic, atomic_fp32: those of ``fmha_bwd``.
+    """
+    target = TARGET_HERE.get()
+    cache = CALLS_HERE if target is None else target.calls
+    try:
+        key, watched = _key_of_repetition(tensors, plain, deterministic, atomic_fp32)
+        alike = cache.repeated_backward.get(key, ())
+    except (AttributeError, TypeError, RuntimeError):
+        return None  # Not tensors, not hashable, not strided: the checks say what is wrong.
+    for are_alike, repeated in alike:
+        if are_alike(*watched):
+            return _launch_again(repeated, tensors, watched)
+    return None
+
+
+def _launch_again(
+    repeated: RepeatedBackward,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
+    watched: tuple[Tensor, ...],
+) -> tuple[Tensor, Tensor, Tensor]:
+    prepared, launch, sequences, covered = repeated
+    dout, q, k, v, out, lse = tensors
+    dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
+    cu_seqlens = None
+    if sequences is not None:
+        of_q, of_k, padded_q, padded_k, max_seqlen_q, max_seqlen_k = sequences
+        cu_seqlens = new_tuple(
+            CuSeqlens,
+            (
+                watched[of_q],
+                watched[of_k],
+                watched[padded_q],
+                watched[padded_k],
+                max_seqlen_q,
+                max_seqlen_k,
+            ),
+        )
+        q_covered, k_covered = covered or _covered(prepared, cu_seqlens)
+        if not q_covered:
+            dq.zero_()
+        if not k_covered:
+            dk.zero_()
+            dv.zero_()
+    gradients = new_tuple(Gradients, (dout, None, dq, dk, dv, None))
+    launch(new_tuple(Tensors, (q, k, v, out, lse, cu_seqlens, None, None, None, gradients, None)))
+    return dq, dk, dv
+
+
+_empty_like = torch.empty_like
+_is_grad_enabled = torch.is_grad_enabled
+_are_deterministic_algorithms_enabled = torch._C._get_deterministic_algorithms
+
+
+def keep_for_repetition(
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
+    plain: PlainValues,
+    deterministic: bool | None,
+    atomic_fp32: bool | None,
+    arguments: BackwardArguments,
+) -> None:
+    """Let calls like this one, which was run by ``run_backward``, go by ``repeat_backward``.
+
+    Without the guards of torch's compiler none does, which takes longer.
+    """
+    if TensorGuards is None:
+        return
+    target = TARGET_HERE.get()
+    cache = CALLS_HERE if target is None else target.calls
+    prepared = cache.backward.get((_described(arguments), arguments.must_be_deterministic))
+    if prepared is None or prepared.launch is None:
+        return
+    key, watched = _key_of_repetition(tensors, plain, deterministic, atomic_fp32)
+    is_any_given_twice = len({id(x) for x in watched}) < len(watched)
+    # New gradients lie as the inputs do.
+    if is_any_given_twice or any(x.stride(-1) != 1 for x in arguments.forward[:3]):
+        return
+    try:
+        hash(key)
+    except TypeError:
+        return  # A list, which a window may be.
+    # What compiled code checks before it runs: type, dispatch keys, dtype, device, requires_grad,
+    # shape and strides of each tensor, at the cost of reading a few of these here.
+    guards = TensorGuards(*watched, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+    sequences = covered = None
+    if arguments.forward.cu_seqlens is not None:
+        if not prepared.reads_cu_seqlens:
+            covered = _covered(prepared, arguments.forward.cu_seqlens)
+        *sums, max_seqlen_q, max_seqlen_k = arguments.forward.cu_seqlens
+        places = {id(x): place for place, x in enumerate(watched)}
+        of_q, of_k, padded_q, padded_k = (places[id(x)] for x in sums)
+        sequences = of_q, of_k, padded_q, padded_k, max_seqlen_q, max_seqlen_k
+    cache.keep_repeated_backward(
+        key, guards.check, RepeatedBackward(prepared, prepared.launch, sequences, covered)
+    )
+
+
+def _key_of_repetition(
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
+    plain: PlainValues,
+    deterministic: bool | None,
+    atomic_fp32: bool | None,
+) -> tuple[Hashable, tuple[Tensor, ...]]:
+    """What is looked up, and the tensors that have to be like those of an earlier call.
+
+    Raises ``TypeError`` or ``AttributeError`` for what is no tensor, and ``RuntimeError`` for a
+    nested one, of which the guards of tensors must not be asked: it would end the process.
+    """
+    dout, q, k, v, out, lse = tensors
+    if dout.is_nested or v.is_nested or out.is_nested or lse.is_nested:
+        raise RuntimeError("a nested tensor")
+    watched: tuple[Tensor, ...] = tensors
+    shared = None
+    if k is q or v is q or v is k:
+        # Guards take no tensor twice.
+        shared = k is q, v is q, v is k
+        watched = (dout, *{id(x): x for x in (q, k, v)}.values(), out, lse)
+    (
+        scale,
+        mask,
+        window,
+        sums_q,
+        sums_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        padded_q,
+        padded_k,
+        bf16_cvt,
+    ) = plain
+    # 1, 1.0 and True are equal, but not all are valid: classes tell them apart.
+    sequences = None
+    has_no_lengths = max_seqlen_q is max_seqlen_k is None
+    if not (has_no_lengths and sums_q is sums_k is padded_q is padded_k is None):
+        # Prefix sums by their places among these. Where two are one they mostly follow each other,
+        # as in self-attention.
+        places = []
+        latest = None
+        for x in (sums_q, sums_k, padded_q, padded_k):
+            if x is not None and x is not latest:
+                if x.is_nested:
+                    raise RuntimeError("a nested tensor")
+                latest = x
+                watched = (*watched, x)
+            places.append(None if x is None else len(watched))
+        classes = max_seqlen_q.__class__, max_seqlen_k.__class__
+        sequences = *places, max_seqlen_q, max_seqlen_k, classes
+    key = (
+        q.shape,
+        k.shape,
+        shared,
+        deterministic,
+        deterministic.__class__,
+        atomic_fp32,
+        atomic_fp32.__class__,
+        scale,
+        scale.__class__,
+        mask,
+        mask.__class__,
+        window,
+        bf16_cvt,
+        sequences,
+        _is_grad_enabled(),
+        _are_deterministic_algorithms_enabled(),
+    )
+    return key, watched
+
+
+def make_backward_problem(arguments: BackwardArguments) -> Problem:
+    """Check everything about a backward pass that does not need the tensors' data.
+
+    Raises ``TypeError`` or ``ValueError`` naming the argument and its value.
+    """
+    forward = arguments.forward
+    if not isinstance(forward.out, Tensor):
+        raise not_a_tensor("out", forward.out)
+    problem = make_problem(forward, out_is_read=True)
+    check_keys_of_backward(problem.is_paged)
+    _check_what_is_wanted(arguments)
+    q = forward.q
+    out_dtype = out_dtype_of(q.dtype)
+    _check_like("dout", arguments.dout, problem.out_shape, out_dtype, q)
+    for name, x in (("lse", arguments.lse), ("dlse", arguments.dlse)):
+        if x is not None or name == "lse":
+            _check_like(name, x, problem.lse_shape, torch.float32, q, any_last_stride=True)
+    for name, given, like in arguments.outputs():
+        if given is None:
+            continue
+        _check_like(name, given, tuple(like.shape), like.dtype, q)
+        if overlaps_itself(given):
+            raise ValueError(f"{name} has strides {given.stride()} with which its elements overlap")
+    strides = [x.stride() for x in new_gradients(arguments)]
+    dlse = None if arguments.dlse is None else arguments.dlse.stride()
+    return problem._replace(
+        gradients=GradientStrides(arguments.dout.stride(), arguments.lse.stride(), dlse, *strides),
+        is_deterministic=arguments.must_be_deterministic,
+        atomic_fp32=arguments.atomic_fp32,
+    )
+
+
+def check_keys_of_backward(are_paged: bool) -> None:
+    """Raise ``NotImplementedError`` where no kernel could say where gradients go."""
+    if are_paged:
+        raise NotImplementedError(
+            "block_table: attention over keys and values in pages has no backward pass"
+        )
+
+
+def new_gradients(arguments: BackwardArguments) -> tuple[Tensor, Tensor, Tensor]:
+    """Tensors for dq, dk and dv: those that are given, and new ones like q, k and v."""
+    dq, dk, dv = (_new_like(like) if x is None else x for _, x, like in arguments.outputs())
+    return dq, dk, dv
+
+
+def _prepare(arguments: BackwardArguments) -> PreparedBackward:
+    problem = make_backward_problem(arguments)
+    target = target_of(arguments.forward.q.device)
+    plan = plan_for(problem, target)
+    has_queries = problem.batch * problem.seqlen_q * problem.heads_q > 0
+    launch = plan.bind().launch_for(problem.sizes) if has_queries else None
+    return PreparedBackward(problem, launch, plan.kernel, target.has_host_memory)
+
+
+def _check_what_is_wanted(arguments: BackwardArguments) -> None:
+    forward = arguments.forward
+    modifiers, dropout = forward.modifiers, forward.dropout
+    for name in ("deterministic", "atomic_fp32"):
+        value = getattr(arguments, name)
+        if value is not None and not isinstance(value, bool):
+            raise TypeError(
+                f"{name} must be a bool or None, got {type(value).__name__} ({value!r})"
+            )
+    if dropout is not None and dropout.rng_state is None:
+        raise ValueError(
+            f"rng_state=None: with dropout_p={dropout.p} a backward pass needs the state of the "
+            "random numbers that the forward pass had"
+        )
+    bias = None if modifiers is None else modifiers.bias
+    if arguments.with_dbias and (bias is None or bias.dtype == torch.bool):
+        given = "bias=None" if bias is None else f"a bias of {bias.dtype}"
+        raise ValueError(f"dbias is wanted, but {given} has no gradient")
+    if arguments.with_dsink and (modifiers is None or modifiers.sink is None):
+        raise ValueError("dsink is wanted, but sink=None has no gradient")
+
+
+def _launch(prepared: PreparedBackward, arguments: BackwardArguments) -> Results:
+    forward = arguments.forward
+    q, k, v, out, cu_seqlens = forward.q, forward.k, forward.v, forward.out, forward.cu_seqlens
+    assert out is not None
+    q_covered = k_covered = True
+    if cu_seqlens is not None:
+        q_covered, k_covered = _covered(prepared, cu_seqlens)
+    results = new_gradients(arguments)
+    covered = (q_covered, k_covered, k_covered)
+    for (_, given, _), fresh, is_covered in zip(arguments.outputs(), results, covered, strict=True):
+        if given is not None:
+            if not given.is_inference():
+                torch.autograd.graph.increment_version(given)
+        elif not is_covered:
+            fresh.zero_()
+    dbias = _zeros_for_dbias(prepared.problem, forward) if arguments.with_dbias else None
+    gradients = Gradients(arguments.dout, arguments.dlse, *results, dbias)
+    tensors = Tensors(
+        *(q, k, v, out, arguments.lse, cu_seqlens, forward.descales),
+        *(forward.modifiers, forward.dropout, gradients),
+    )
+    if prepared.launch is None:
+        for x in results:
+            write_zeros(x)
+    else:
+        prepared.launch(tensors)
+    return Results(
+        *results,
+        dbias=None if dbias is None else _summed_for_bias(dbias, forward),
+        dsink=_gradient_of_sink(arguments) if arguments.with_dsink else None,
+    )
+
+
+def _covered(prepared: PreparedBackward, cu_seqlens: CuSeqlens) -> tuple[bool, bool]:
+    """Whether the sequences have all rows of q, and all of k and v."""
+    has_no_gaps = cu_seqlens.k_padded is cu_seqlens.k
+    if not prepared.reads_cu_seqlens:
+        return cu_seqlens.q_padded is cu_seqlens.q, has_no_gaps
+    sizes = prepared.problem.sizes
+    q_covered = check_cu_seqlens_values(sizes, cu_seqlens)
+    return q_covered, has_no_gaps and int(cu_seqlens.k[-1]) == sizes.seqlen_k
+
+
+def _zeros_for_dbias(problem: Problem, forward: Arguments) -> Tensor:
+    """Room for the gradient of each score; float32, as some of them may be added up."""
+    shape: tuple[int, ...] = (problem.heads_q, problem.seqlen_q)
+    if forward.cu_seqlens is None:
+        shape = (problem.batch, *shape, problem.seqlen_k)
+    else:
+        longest = forward.cu_seqlens.max_seqlen_k
+        assert longest is not None, "a bias of gm1 has as many columns"
+        shape = (*shape, longest)
+    return forward.q.new_zeros(shape, dtype=torch.float32)
+
+
+def _summed_for_bias(dbias: Tensor, forward: Arguments) -> Tensor:
+    """The gradients of the scores, summed over the dimensions in which one bias serves all."""
+    assert forward.modifiers is not None
+    bias = forward.modifiers.bias
+    assert bias is not None
+    sizes = enumerate(zip(bias.shape, dbias.shape, strict=True))
+    shared = [i for i, (one, all_of_them) in sizes if one != all_of_them]
+    # In float64, so that no rounding shows in which order torch adds up.
+    summed = dbias.sum(shared, keepdim=True, dtype=torch.float64) if shared else dbias
+    return summed.to(bias.dtype)
+
+
+def _gradient_of_sink(arguments: BackwardArguments) -> Tensor:
+    """float32 ``(hq,)``: a sink has a probability in each row, and no value.
+
+    It is the sum over all rows of ``p * (dlse - delta)``, where ``p = exp(sink - lse)`` and delta
+    is the row's sum of ``out * dout``.
+    """
+    forward, lse = arguments.forward, arguments.lse
+    assert forward.out is not None
+    assert forward.modifiers is not None
+    sink = forward.modifiers.sink
+    assert sink is not None
+    delta = (forward.out.double() * arguments.dout).sum(-1).transpose(-1, -2)
+    if arguments.dlse is not None:
+        delta = delta - arguments.dlse
+    distance = sink.double()[:, None] - lse
+    # A row without keys and sink has no probabilities; a sink of infinity has all of its row.
+    distance = distance.masked_fill(lse == torch.inf, 0)
+    gradient = -(distance.exp() * delta).masked_fill(lse == -torch.inf, 0)
+    return gradient.sum(-1).view(-1, sink.shape[0]).sum(0).float()
+
+
+def _described(value: Any) -> Hashable:
+    """What the checks and the plan look at: of tensors everything but their data."""
+    if isinstance(value, Tensor):
+        return value.shape, value.stride(), value.dtype, value.device, value.layout
+    if isinstance(value, (tuple, list)):
+        return tuple([_described(x) for x in value])
+    # 1, 1.0 and True are equal, but not all of them are valid.
+    return value, value.__class__
+
+
+def _check_like(
+    name: str,
+    x: Tensor | None,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    q: Tensor,
+    any_last_stride: bool = False,
+) -> None:
+    if not isinstance(x, Tensor):
+        raise not_a_tensor(name, x)
+    check_layout(name, x)
+    if x.dtype != dtype:
+        raise TypeError(f"{name} has dtype {x.dtype}; it must be {dtype}")
+    if x.device != q.device:
+        raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device")
+    if tuple(x.shape) != shape:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {shape}")
+    if not any_last_stride:
+        check_last_dimension(name, x)
+
+
+def _new_like(x: Tensor) -> Tensor:
+    """A new tensor with the strides of ``x`` where these are dense."""
+    fresh = torch.empty_like(x)
+    if fresh.shape[-1] > 1 and fresh.stride(-1) != 1:
+        return torch.empty_like(x, memory_format=torch.contiguous_format)
+    return fresh
+
+
+def _refuse_shared_memory(arguments: BackwardArguments) -> None:
+    written: list[tuple[str, Tensor]] = []
+    for name, x, _ in arguments.outputs():
+        if x is None:
+            continue
+        for other, y in (*arguments.inputs(), *written):
+            if y is not None and may_overlap(x, y):
+                raise ValueError(f"{name} shares memory with {other}; give it memory of its own")
+        written.append((name, x))

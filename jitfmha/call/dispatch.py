@@ -1,0 +1,247 @@
+"""Which kernel serves a problem: the first family in order of preference that can.
+
+Each family is asked once, with one question, and gives one typed answer: a plan, or a refusal whose
+sentences are made when somebody reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any, NamedTuple, cast
+
+from ..planning.plan import Family, Plan, Reason, Refusal
+from ..planning.target import AmdTarget, CpuTarget, Target
+from ..problem.problem import DTYPE_FEATURES, Direction, Feature, Problem
+
+
+class Entrant(NamedTuple):
+    """A family, as far as it is known before it is imported.
+
+    Attributes:
+        name: of the family.
+        module: of the family, below ``jitfmha.kernels``.
+        runs_on: the kind of target that its kernels are for.
+        needs: what a refusal says of other targets.
+        direction: of the problems that it is asked about; None: of both.
+    """
+
+    name: str
+    module: str
+    runs_on: type[CpuTarget | AmdTarget]
+    needs: str
+    direction: Direction | None = None
+
+    def family(self) -> Family:
+        """The family itself, imported with the first call that it may serve."""
+        return cast("Family", import_module(f"..kernels.{self.module}", __package__))
+
+    def is_for(self, problem: Problem) -> bool:
+        """Whether it knows of such problems at all."""
+        return self.direction in (None, problem.direction)
+
+
+_AMD = "It needs an AMD Instinct GPU (gfx942 or gfx950); the target is {target}."
+_CPU = "It is for calls that run on the CPU; the target is {target}."
+# In order of preference.
+FAMILIES = (
+    Entrant("tuned", "ready", AmdTarget, _AMD, "forward"),
+    Entrant("tuned_backward", "aiter", AmdTarget, _AMD, "backward"),
+    Entrant("shipped_backward", "ready.backward", AmdTarget, _AMD, "backward"),
+    Entrant("general", "compiled", AmdTarget, _AMD),
+    Entrant("cpu", "cpu", CpuTarget, _CPU),
+)
+
+
+class Proposal(NamedTuple):
+    """The answers of the families that were asked, in order of preference.
+
+    Attributes:
+        plan: of the first family that serves the problem; None where none does.
+        refusals: by family.
+    """
+
+    plan: Plan | None
+    refusals: tuple[tuple[str, Refusal], ...]
+
+
+def propose(problem: Problem, target: Target) -> Proposal:
+    """Ask the families in turn until one serves ``problem`` on ``target``."""
+    refusals: list[tuple[str, Refusal]] = []
+    for name, answer in _answers(problem, target):
+        if not isinstance(answer, Refusal):
+            return Proposal(answer, tuple(refusals))
+        refusals.append((name, answer))
+    return Proposal(None, tuple(refusals))
+
+
+def plan_for(problem: Problem, target: Target) -> Plan:
+    """The preferred kernel for ``problem`` on ``target``.
+
+    Raises ``NotImplementedError`` listing every family's reasons where none serves it.
+    """
+    proposal = propose(problem, target)
+    if proposal.plan is None:
+        explanation = Explanation.of(problem, target, proposal)
+        raise NotImplementedError(f"no kernel serves this call\n{explanation}")
+    if isinstance(target, AmdTarget) and target.records:
+        from .recording import RecordedPlan  # few processes record what they launch
+
+        return RecordedPlan(proposal.plan, problem, target)
+    return proposal.plan
+
+
+class Explanation(NamedTuple):
+    """Where a call would run, and why nowhere else. ``str()`` gives it as sentences.
+
+    Attributes:
+        rejected: sentences by family.
+        remarks: what else there is to know about the kernels that were found.
+    """
+
+    problem: Problem
+    target: Target
+    plan: Plan | None
+    rejected: dict[str, tuple[str, ...]]
+    remarks: tuple[str, ...]
+
+    @classmethod
+    def of(cls, problem: Problem, target: Target, proposal: Proposal) -> Explanation:
+        """The sentences for a proposal. Families that were not asked are said to come later."""
+        plan = proposal.plan
+        refusals = dict(proposal.refusals)
+        rejected: dict[str, tuple[str, ...]] = {}
+        for entrant in FAMILIES:
+            if entrant.name in refusals:
+                refusal = refusals[entrant.name]
+                rejected[entrant.name] = _every_sentence(entrant, refusal, problem, target)
+                continue
+            if plan is not None and entrant.name == plan.family:
+                continue
+            if not entrant.is_for(problem):
+                continue
+            if plan is not None and isinstance(target, entrant.runs_on):
+                rejected[entrant.name] = (f"{plan.family} is preferred.",)
+            else:
+                rejected[entrant.name] = (entrant.needs.format(target=target),)
+        return cls(problem, target, plan, rejected, () if plan is None else tuple(plan.remarks()))
+
+    def __repr__(self) -> str:
+        kernel = "no kernel" if self.plan is None else self.plan.kernel
+        return f"<Explanation: {kernel} on {self.target}; print it for the reasons>"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from html import escape  # of use in a notebook only
+
+        return f"<pre>{escape(str(self))}</pre>"
+
+    def __str__(self) -> str:
+        problem, plan = self.problem, self.plan
+        lines = [f"target   {self.target}", f"problem  {_describe(problem)}"]
+        if plan is None:
+            lines.append("kernel   none")
+        else:
+            built = "built" if plan.is_built else "built on first use"
+            lines.append(f"kernel   {plan.kernel} (family {plan.family}, {built})")
+            lines.append(f"source   {plan.source}")
+        for family, reasons in self.rejected.items():
+            lines.extend(f"not {family}: {reason}" for reason in reasons)
+        lines.extend(f"note     {remark}" for remark in self.remarks)
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The explanation as plain values, for JSON."""
+        plan = self.plan
+        return {
+            "target": str(self.target),
+            "problem": _describe(self.problem),
+            "family": plan and plan.family,
+            "kernel": plan and plan.kernel,
+            "source": plan and plan.source,
+            "built": plan and plan.is_built,
+            "rejected": {family: list(reasons) for family, reasons in self.rejected.items()},
+            "remarks": list(self.remarks),
+        }
+
+
+def _every_sentence(
+    entrant: Entrant, refusal: Refusal, problem: Problem, target: Target
+) -> tuple[str, ...]:
+    """Why a family refuses, with what it was not asked because of features that it lacks."""
+    family = entrant.family()
+    if problem.features <= family.SERVES:
+        return refusal.sentences()
+    broken = Refusal(family.reasons(problem, target))
+    return tuple(dict.fromkeys((*refusal.sentences(), *broken.sentences())))
+
+
+def explain_problem(problem: Problem, target: Target) -> Explanation:
+    """The plan for ``problem`` and, for every family that is not taken, the reasons."""
+    return Explanation.of(problem, target, propose(problem, target))
+
+
+def _answers(problem: Problem, target: Target) -> Iterator[tuple[str, Plan | Refusal]]:
+    """What each family answers, by name; a family is asked when its answer is taken."""
+    for entrant in FAMILIES:
+        if isinstance(target, entrant.runs_on) and entrant.is_for(problem):
+            family = entrant.family()
+            refusal = refusal_of_features(family, problem)
+            yield entrant.name, refusal or family.propose(problem, target)
+
+
+def refusal_of_features(family: Family, problem: Problem) -> Refusal | None:
+    """What a problem asks for and a family does not declare; None where there is nothing."""
+    missing = problem.features - family.SERVES
+    if not missing:
+        return None
+    served = [name for name, feature in DTYPE_FEATURES.items() if feature in family.SERVES]
+    values = {
+        "mask": problem.mask,
+        "dtype": problem.dtype,
+        "served": ", ".join(served) or "no dtype",
+    }
+    return Refusal(
+        tuple(
+            Reason(_TEMPLATES.get(feature, _ANY_FEATURE), feature=feature.value, **values)
+            for feature in sorted(missing, key=lambda feature: feature.name)
+        )
+    )
+
+
+_ANY_FEATURE = "It does not serve {feature}."
+# Where there is more to say.
+_TEMPLATES = {
+    **dict.fromkeys(
+        (Feature.CAUSAL_MASK, Feature.WINDOW_MASK, Feature.TOP_LEFT_MASK),
+        "It does not serve {feature}; the mask is {mask}.",
+    ),
+    **dict.fromkeys(DTYPE_FEATURES.values(), "It serves {served}; the inputs are {dtype}."),
+}
+
+
+_MODIFIERS = (
+    *(Feature.BIAS, Feature.BOOLEAN_BIAS, Feature.ALIBI, Feature.SOFTCAP),
+    *(Feature.SINKS, Feature.SINK_TOKENS, Feature.DROPOUT, Feature.NUM_SPLITS),
+)
+
+
+def _describe(problem: Problem) -> str:
+    if problem.mode == "gm0":
+        sizes = f"batch {problem.batch}, seqlen {problem.seqlen_q} x {problem.seqlen_k}"
+    elif problem.is_paged:
+        sizes = (
+            f"{problem.batch} sequences, {problem.seqlen_q} packed rows x pages of "
+            f"{problem.seqlen_k} keys"
+        )
+    else:
+        sizes = f"{problem.batch} sequences, {problem.seqlen_q} x {problem.seqlen_k} packed rows"
+    asked = (feature.value for feature in _MODIFIERS if feature in problem.features)
+    modifiers = "".join(f", {text}" for text in asked)
+    direction = "" if problem.direction == "forward" else "backward, "
+    return (
+        f"{direction}{problem.mode}, {problem.dtype}, {sizes}, "
+        f"heads {problem.heads_q}/{problem.heads_k}, "
+        f"hdim {problem.hdim_q}x{problem.hdim_v}, mask {problem.mask}, "
+        f"{'with' if problem.has_lse else 'without'} lse{modifiers}"
+    )

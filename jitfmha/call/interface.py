@@ -1,0 +1,568 @@
+"""The public functions of the package: argument checks, and the way down to the kernel."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, overload
+
+import torch
+from torch import Generator, Tensor
+from torch.autograd import forward_ad, profiler
+
+from ..problem.arguments import (
+    OPTION_NAMES,
+    Arguments,
+    Bf16Cvt,
+    Dropout,
+    PlainOptions,
+    gather_cu_seqlens,
+    gather_descales,
+    gather_dropout,
+    gather_keys,
+    gather_modifiers,
+    new_tuple,
+)
+from ..problem.checks import (
+    not_a_tensor,
+    refuse_unexpected,
+    requires_any_grad,
+    result_requires_grad,
+)
+from ..problem.dropout import new_rng_state
+from ..problem.mask import OPEN_WINDOW
+from ..problem.problem import check_layout, make_problem
+from .backward import (
+    BackwardArguments,
+    keep_for_repetition,
+    make_backward_problem,
+    repeat_backward,
+    run_backward,
+)
+from .detection import planned_target
+from .dispatch import Explanation, explain_problem
+from .pytorch import batching as _batching  # noqa: F401 - of the operators
+from .pytorch.autocast import under_autocast
+from .pytorch.autograd import attend_again, keep_for_attending_again
+from .pytorch.flop_count import join_flop_counters
+from .pytorch.ops import call_backward_operator, call_operator
+from .run import run
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ..problem.arguments import AttentionOptions, FeatureOptions, Options
+
+# In eager mode the first of these costs a quarter of the second. They disagree in an export that
+# runs this function, with tensors that are not plain anyway.
+_is_traced = torch.compiler.is_dynamo_compiling
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_functorch_level = torch._C._functorch.maybe_current_level
+_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+
+# The default of what a number turns on. That nothing is asked for is seen by its identity, which is
+# quick; every other number, 0.0 as well, is checked. An int: torch.compile makes floats inputs.
+OFF = 0
+
+
+@overload
+def fmha_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[Options],
+) -> Tensor: ...
+@overload
+def fmha_fwd(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Unpack[Options]
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def fmha_fwd(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **options: Unpack[Options]
+) -> Tensor | tuple[Tensor, Tensor]: ...
+def fmha_fwd(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    # What follows is given by name. A bare star would say so as well, but Python looks up each
+    # default behind it in a dict: half a microsecond in every call.
+    _only_by_name: object = ...,
+    softmax_scale: float | None = None,
+    mask: int | str = 0,
+    window_size: tuple[int, int] = OPEN_WINDOW,
+    return_lse: bool = False,
+    out: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    cu_seqlens_q_padded: Tensor | None = None,
+    cu_seqlens_k_padded: Tensor | None = None,
+    bf16_cvt: Bf16Cvt = "rtne",
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    p_descale: Tensor | None = None,
+    bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    logit_softcap: float = OFF,
+    sink: Tensor | None = None,
+    sink_size: int = OFF,
+    dropout_p: float = OFF,
+    generator: Generator | None = None,
+    rng_state: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int = OFF,
+    **unexpected: object,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Fused multi-head attention, ``softmax(softmax_scale * q @ k^T) @ v`` for each head.
+
+    Without ``cu_seqlens`` every sequence has the same lengths (batch mode, gm0). With
+    ``cu_seqlens_q`` and ``cu_seqlens_k`` sequences of different lengths lie packed one after the
+    other (group mode, gm1).
+
+    Args:
+        q: gm0 ``(b, sq, hq, hdim)``, gm1 ``(total_q, hq, hdim)``; bfloat16, float16, float32,
+            int8, float8_e4m3fnuz on the CPU and on gfx942, float8_e4m3fn on the CPU and on gfx950.
+            8 bits have no gradients. Any strides, as long as the last dimension is contiguous;
+            never copied.
+        k: gm0 ``(b, sk, hk, hdim)``, gm1 ``(total_k, hk, hdim)``, with hk a divisor of hq
+            (GQA, MQA): query head h reads key head ``h // (hq // hk)``. q's dtype, or int8 with a
+            q of 16 or 32 bits.
+        v: as k, with a head dimension ``hdim_v`` of its own. Both are 1 to 576. Keys may be
+            contiguous in place of the last dimension (``v.stride(1) == 1`` in gm0,
+            ``v.stride(0) == 1`` in gm1), which is read as it lies, too.
+        softmax_scale: finite and > 0; ``1 / sqrt(hdim)`` by default.
+        mask: 0 or "none"; 1 (causal, top-left: key j is seen by query i when j <= i); 2 or
+            "causal" (causal, bottom-right: when j <= i + sk - sq); "t:l,r" and "b:l,r", a window
+            from l keys left to r keys right of the diagonal of mask 1 and of mask 2, where l = -1
+            is open and r = -1 is 0; "g:y,x", the generic coordinates: i - y < j < i + x. gm1 takes
+            the bottom-right ones and none.
+        window_size: (left, right), in keys around the mask's diagonal, -1 being open. Masks 1 and
+            2 hide what is right of the diagonal all the same; with mask 0 the diagonal is the
+            bottom-right one.
+        return_lse: also return the log-sum-exp of the scaled scores.
+        out: where to write the result: the shape of q with hdim_v last, q's dtype (bfloat16 for 8
+            bits), any strides with a contiguous last dimension, no memory shared with q, k, v or
+            itself.
+        cu_seqlens_q, cu_seqlens_k: int32 ``(b + 1,)``, the prefix sums of the lengths, from 0.
+        max_seqlen_q, max_seqlen_k: the longest lengths, optional. A GPU does not check them: there
+            queries from max_seqlen_q up are not computed, and giving it saves empty workgroups.
+        cu_seqlens_q_padded, cu_seqlens_k_padded: int32 ``(b + 1,)``, where each sequence starts in
+            the packed tensors if there are unused rows between them. Unused rows of a fresh output
+            are 0 and of the lse -inf; those of ``out`` stay as they are. Without this argument the
+            sequences must cover all rows of q on a GPU, where nobody reads the numbers to find out.
+        bf16_cvt: how probabilities become bf16: "rtne" rounds to nearest even, "rtna" to nearest
+            away from zero, "rtz" towards zero. Only gfx942 has a choice, for bf16 inputs.
+        q_descale, k_descale, v_descale: what 8-bit inputs are multiplied with, 1 by default:
+            float32 of shape ``(1,)``; ``(b, hk)``, a scale for each sequence and key head; or one
+            for each head, ``(hq,)`` of q and ``(hk,)`` of k and v. They are at least 0, which
+            nobody checks.
+        p_descale: for int8 q, k and v: probabilities become int8, too, so that both products are
+            exact sums of integers. ``p / p_descale`` is rounded towards zero, 127 at most, where p
+            is the probability relative to the largest one of its row so far, so that ``1 / 127``
+            fits; the output is multiplied with it. float32 as q_descale, greater than 0. The
+            softmax's sum, and the lse, have the probabilities before that.
+        bias: added to the scaled scores, after the soft cap: q's dtype (bfloat16 for 8 bits) or
+            float32, any strides. gm0 ``(b, hq, sq, sk)``, gm1 ``(hq, total_q, max_seqlen_k)``, for
+            which ``max_seqlen_k`` is needed; each dimension but the last may be 1, which serves
+            all. Or bool: False hides the key, as in SDPA.
+        alibi_slopes: float32 ``(hq,)`` or ``(b, hq)``: the score of query i and key j is lowered by
+            ``slope * |i + sk - sq - j|``, whatever the mask.
+        logit_softcap: scores become ``logit_softcap * tanh(score / logit_softcap)``, before bias
+            and mask; 0 is off.
+        sink: float32 ``(hq,)``, one more score in each row of a head, which belongs to no key. It
+            counts in the lse.
+        sink_size: the first keys of each sequence that a window's left side never hides.
+        dropout_p: the probability with which a probability of the softmax is dropped; at least 0
+            and less than 1, in steps of 1/256. The others are divided by ``1 - dropout_p``. Which
+            ones they are depends on the random state and their position alone:
+            see :func:`jitfmha.dropout_randval`.
+        generator: where dropout draws its random state from; by default torch's own one for the
+            device.
+        rng_state: the random state itself, int64 ``(2,)`` on the device of q: to drop the same
+            again. :func:`jitfmha.new_rng_state` gives one. Without dropout neither is looked at.
+        block_table: int32 ``(b, most pages)``, the pages of each sequence, for gm1: k is then
+            ``(num_pages, page_size, hk, hdim)``, with any page size, and v accordingly. Sequences
+            may share pages; what stands behind the last page of a sequence has no meaning. There is
+            no backward pass.
+        num_splits: into how many parts the keys of a sequence are split, up to 128, so that more
+            threads, or compute units, have something to do; 0 leaves the choice. A part is a whole
+            number of key tiles, so that short sequences have fewer. Results depend on it in their
+            last bits, and never on the number of threads.
+
+    Returns:
+        out, contiguous unless ``out`` was given; or ``(out, lse)``, lse being float32, gm0
+        ``(b, hq, sq)``, gm1 ``(hq, total_q)``. A query that sees no key gets 0 and lse -inf.
+
+    Raises:
+        TypeError, ValueError: an argument breaks a rule; the text names it and its value.
+        NotImplementedError: nothing serves the call yet; the text lists the reasons. Also for
+            derivatives in forward mode, for second ones, and for any where ``out`` is given.
+        jitfmha.BuildError: the launcher could not be compiled on first use.
+        jitfmha.HipError: the HIP runtime refused to load or launch the kernel.
+
+    Source: Dao et al., FlashAttention (arXiv 2205.14135), for tiling and the online softmax;
+    ``python/perf-kernels/flash-attention.py`` of github.com/ROCm/triton for what is int8 when.
+    """
+    if unexpected:
+        refuse_unexpected(unexpected, OPTION_NAMES)
+    if _only_by_name is not ...:
+        raise TypeError(
+            "fmha_fwd takes 3 arguments by position, q, k and v, and the others by name; "
+            f"a fourth one is {_only_by_name!r}"
+        )
+    cu_seqlens = None
+    if (
+        cu_seqlens_q is not None
+        or cu_seqlens_k is not None
+        or cu_seqlens_q_padded is not None
+        or cu_seqlens_k_padded is not None
+        or max_seqlen_q is not None
+        or max_seqlen_k is not None
+    ):
+        cu_seqlens = gather_cu_seqlens(
+            cu_seqlens_q,
+            cu_seqlens_k,
+            cu_seqlens_q_padded,
+            cu_seqlens_k_padded,
+            max_seqlen_q,
+            max_seqlen_k,
+        )
+    descales = None
+    if (
+        q_descale is not None
+        or k_descale is not None
+        or v_descale is not None
+        or p_descale is not None
+    ):
+        descales = gather_descales(q_descale, k_descale, v_descale, p_descale)
+    modifiers = None
+    if (
+        bias is not None
+        or alibi_slopes is not None
+        or sink is not None
+        or logit_softcap is not OFF
+        or sink_size is not OFF
+    ):
+        modifiers = gather_modifiers(bias, alibi_slopes, logit_softcap, sink, sink_size)
+    dropout = None
+    if dropout_p is not OFF:
+        dropout = _drawn(q, gather_dropout(dropout_p, generator, rng_state), generator)
+    keys = None
+    if block_table is not None or num_splits is not OFF:
+        keys = gather_keys(block_table, num_splits, cu_seqlens)
+    arguments = new_tuple(
+        Arguments,
+        (
+            q,
+            k,
+            v,
+            softmax_scale,
+            mask,
+            window_size,
+            return_lse,
+            out,
+            cu_seqlens,
+            bf16_cvt,
+            descales,
+            modifiers,
+            dropout,
+            keys,
+        ),
+    )
+    is_watched = (
+        _is_traced()
+        or not (type(q) is type(k) is type(v) is Tensor)
+        or q.is_neg()
+        or k.is_neg()
+        or v.is_neg()
+        or _dispatch_modes() != 0
+        or _functorch_level() is not None
+        or forward_ad._current_level >= 0
+        or profiler._is_profiler_enabled
+        or _is_any_autocast_enabled()
+        or q.is_meta
+        or (out is not None and _is_any_negative(out))
+        or (descales is not None and _is_any_negative(*descales))
+        or (modifiers is not None and _is_any_negative(*modifiers))
+    )
+    if is_watched or (
+        _is_grad_enabled()
+        and (
+            q.requires_grad
+            or k.requires_grad
+            or v.requires_grad
+            or (isinstance(out, Tensor) and out.requires_grad)
+            or (modifiers is not None and requires_any_grad(*modifiers))
+        )
+    ):
+        # Not plain: a subclass, a mode, a transform, tensors without values, or with values whose
+        # sign is turned around by a bit of the tensor; or autograd, autocast or a profiler has to
+        # know of the call.
+        may_repeat = (
+            not is_watched
+            and out is None
+            and descales is None
+            and modifiers is None
+            and dropout is None
+            and keys is None
+        )
+        if may_repeat:
+            # Autograd alone has to know of it.
+            repeated = attend_again(arguments, fmha_bwd)
+            if repeated is not None:
+                return repeated if return_lse else repeated[0]
+        if not _is_compiling():
+            join_flop_counters()
+            arguments = under_autocast(arguments)
+            # Torch's dispatcher says less clearly, and with other types, what is wrong.
+            make_problem(arguments)
+        result, lse = call_operator(arguments)
+        if may_repeat:
+            keep_for_attending_again(arguments)
+        return (result, lse) if return_lse else result
+    try:
+        result, lse_or_none = run(arguments)
+    except RuntimeError:
+        # Torch knows no shape of a nested tensor, and to ask before would cost every call.
+        _refuse_nested(q=q, k=k, v=v)
+        raise
+    return result if lse_or_none is None else (result, lse_or_none)
+
+
+def fmha_bwd(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    # As in fmha_fwd. The options of features, which are rare, take longer to be found.
+    _only_by_name: object = ...,
+    softmax_scale: float | None = None,
+    mask: int | str = 0,
+    window_size: tuple[int, int] = OPEN_WINDOW,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    cu_seqlens_q_padded: Tensor | None = None,
+    cu_seqlens_k_padded: Tensor | None = None,
+    bf16_cvt: Bf16Cvt = "rtne",
+    dlse: Tensor | None = None,
+    dq: Tensor | None = None,
+    dk: Tensor | None = None,
+    dv: Tensor | None = None,
+    dbias: Tensor | None = None,
+    dsink: Tensor | None = None,
+    deterministic: bool | None = None,
+    atomic_fp32: bool | None = None,
+    **features: Unpack[FeatureOptions],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of :func:`jitfmha.fmha_fwd` with respect to q, k and v.
+
+    ``torch.autograd`` calls it by itself for inputs of ``fmha_fwd`` that require grad. The result
+    of kernels that this package compiles is deterministic: it depends neither on the number of
+    threads nor on their order. Those of a tree that JITFMHA_HSA_DIR names, which are preferred, add
+    dq up with atomics. Beside the results it takes memory that is linear in the sequence lengths.
+
+    Args:
+        dout: the gradient of out, of out's shape and dtype, any strides with a contiguous last
+            dimension.
+        q, k, v: as :func:`jitfmha.fmha_fwd` had them.
+        out, lse: what it returned; ``lse`` is float32, gm0 ``(b, hq, sq)``, gm1 ``(hq, total_q)``,
+            any strides.
+        dlse: the gradient of the lse where something depends on it, as ``lse``.
+        dq, dk, dv: where to write; the shapes and the dtype of q, k and v, any strides with a
+            contiguous last dimension, no memory shared with another argument; tensors that do
+            not require grad.
+        dbias, dsink: where to write the gradients of ``bias`` and ``sink``, with their shapes, any
+            dtype and any strides; None where they are not wanted. For dbias each score takes 4
+            bytes for a while, also where one bias serves many: float32 ``(b, hq, sq, sk)``, or in
+            gm1 ``(hq, total_q, max_seqlen_k)``. Nothing else here grows faster than the lengths.
+        deterministic: True refuses kernels whose results may differ in their last bits from run to
+            run; None does what ``torch.use_deterministic_algorithms`` says.
+        atomic_fp32: whether kernels that add dq up with atomics do so in float32 (True), or in the
+            dtype of q (False), which is less exact; None leaves the choice. Others ignore it.
+        softmax_scale, mask, window_size, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+            cu_seqlens_q_padded, cu_seqlens_k_padded, bf16_cvt, features: the options of
+            :func:`jitfmha.fmha_fwd`, with the same values.
+
+    Returns:
+        dq, dk and dv, of the dtype of q. Unused rows between packed sequences are 0 in new tensors,
+        and stay as they are in those that are given.
+
+    Raises:
+        TypeError, ValueError: an argument breaks a rule; the text names it and its value.
+        NotImplementedError: nothing serves the call yet; the text lists the reasons.
+        jitfmha.BuildError: the kernel could not be compiled on first use.
+
+    Source: Dao, FlashAttention-2 (arXiv 2307.08691), algorithm 2. The lse's gradient adds to every
+    score of its row what the row's probabilities are, which is a summand of delta.
+    """
+    if _only_by_name is not ...:
+        raise TypeError(
+            "fmha_bwd takes 6 arguments by position, dout, q, k, v, out and lse, and the others by "
+            f"name; a seventh one is {_only_by_name!r}"
+        )
+    tensors = dout, q, k, v, out, lse
+    plain = (
+        softmax_scale,
+        mask,
+        window_size,
+        cu_seqlens_q,
+        cu_seqlens_k,
+        max_seqlen_q,
+        max_seqlen_k,
+        cu_seqlens_q_padded,
+        cu_seqlens_k_padded,
+        bf16_cvt,
+    )
+    may_repeat = not features and dlse is dq is dk is dv is dbias is dsink is None
+    if may_repeat and not (
+        _is_traced()
+        or _dispatch_modes() != 0
+        or _functorch_level() is not None
+        or forward_ad._current_level >= 0
+        or profiler._is_profiler_enabled
+    ):
+        repeated = repeat_backward(tensors, plain, deterministic, atomic_fp32)
+        if repeated is not None:
+            return repeated
+    options = dict(zip(PlainOptions.__annotations__, plain, strict=True)) | features
+    forward = Arguments.of(q, k, v, {**options, "out": out})
+    choices = dbias is not None, dsink is not None, deterministic, atomic_fp32
+    arguments = BackwardArguments(forward, lse, dout, dlse, dq, dk, dv, *choices)
+    _refuse_rooms_with_gradients(dq=dq, dk=dk, dv=dv, dbias=dbias, dsink=dsink)
+    _check_room("dbias", dbias, features.get("bias"))
+    _check_room("dsink", dsink, features.get("sink"))
+    read = [x for _, x in arguments.inputs() if x is not None]
+    if _are_plain(*read) and not (_is_grad_enabled() and requires_any_grad(*read)):
+        results = run_backward(arguments)
+        if may_repeat:
+            keep_for_repetition(tensors, plain, deterministic, atomic_fp32, arguments)
+        _store((dbias, results.dbias), (dsink, results.dsink))
+        return results[:3]
+    if not _is_compiling():
+        join_flop_counters()
+        make_backward_problem(arguments)
+    *gradients, new_dbias, new_dsink = call_backward_operator(arguments)
+    _store((dbias, new_dbias), (dsink, new_dsink))
+    pairs = zip(gradients, (x for _, x, _ in arguments.outputs()), strict=True)
+    new_dq, new_dk, new_dv = (new if given is None else given.copy_(new) for new, given in pairs)
+    return new_dq, new_dk, new_dv
+
+
+def _refuse_rooms_with_gradients(**rooms: object) -> None:
+    if not _is_grad_enabled():
+        return
+    for name, room in rooms.items():
+        if requires_any_grad(room):
+            raise result_requires_grad(name)
+
+
+def _check_room(name: str, room: Tensor | None, source: Tensor | None) -> None:
+    """Check where a gradient goes, before anything is written.
+
+    That ``source`` is a tensor which has a gradient is checked elsewhere.
+    """
+    if room is None or not isinstance(source, Tensor) or source.dtype == torch.bool:
+        return
+    if not isinstance(room, Tensor):
+        raise not_a_tensor(name, room)
+    if room.shape != source.shape:
+        raise ValueError(f"{name} has shape {tuple(room.shape)}; expected {tuple(source.shape)}")
+
+
+def _store(*results: tuple[Tensor | None, Tensor | None]) -> None:
+    """Write gradients to the tensors that are given for them."""
+    for to, gradient in results:
+        if to is not None and gradient is not None:
+            to.copy_(gradient)
+
+
+def _are_plain(*tensors: object) -> bool:
+    """Whether a call with these tensors may go past torch's dispatcher."""
+    return not (
+        _is_traced()
+        or _dispatch_modes() != 0
+        or _functorch_level() is not None
+        or forward_ad._current_level >= 0
+        or profiler._is_profiler_enabled
+        or any(isinstance(x, Tensor) and (type(x) is not Tensor or x.is_meta) for x in tensors)
+        or _is_any_negative(*tensors)
+    )
+
+
+def _drawn(q: Tensor, dropout: Dropout | None, generator: Generator | None) -> Dropout | None:
+    """The same dropout with a random state; a state that is given is kept."""
+    if dropout is None or dropout.rng_state is not None or not isinstance(q, Tensor):
+        return dropout
+    return Dropout(dropout.p, new_rng_state(q.device, generator=generator))
+
+
+def _refuse_nested(**tensors: object) -> None:
+    for name, x in tensors.items():
+        if isinstance(x, Tensor) and x.is_nested:
+            check_layout(name, x)
+
+
+def _is_any_negative(*optional: object) -> bool:
+    """Whether a tensor has torch's negative bit, as the imaginary part of a conjugate has."""
+    return any(isinstance(x, Tensor) and x.is_neg() for x in optional)
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    device: str | torch.device | None = None,
+    return_lse: bool = False,
+    **options: Unpack[Options],
+) -> Explanation:
+    """What :func:`fmha_fwd` would do with the same arguments: target, kernel and reasons.
+
+    With ``device`` it is asked for tensors there in place of ``q.device``; a GPU need not be here:
+    "gfx950", or the name of a chip, as "MI308X". The tensors may then be on ``meta``.
+
+    Builds and launches nothing and does not read the tensors' data. ``print`` the result, or take
+    its fields. Raises ``TypeError`` or ``ValueError`` as :func:`fmha_fwd` does for the arguments;
+    a call that nothing serves is not an error here.
+    """
+    problem = make_problem(Arguments.of(q, k, v, {**options, "return_lse": return_lse}))
+    return explain_problem(problem, planned_target(q.device if device is None else device))
+
+
+def explain_bwd(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    device: str | torch.device | None = None,
+    dlse: Tensor | None = None,
+    dq: Tensor | None = None,
+    dk: Tensor | None = None,
+    dv: Tensor | None = None,
+    dbias: Tensor | None = None,
+    dsink: Tensor | None = None,
+    deterministic: bool | None = None,
+    atomic_fp32: bool | None = None,
+    **options: Unpack[AttentionOptions],
+) -> Explanation:
+    """What :func:`fmha_bwd` would do with the same arguments, as :func:`explain` tells it.
+
+    Of kernels that a tree has and that are not taken because of what is known to be wrong with
+    them, the remarks say so.
+    """
+    forward = Arguments.of(q, k, v, {**options, "out": out})
+    choices = dbias is not None, dsink is not None, deterministic, atomic_fp32
+    arguments = BackwardArguments(forward, lse, dout, dlse, dq, dk, dv, *choices)
+    target = planned_target(q.device if device is None else device)
+    return explain_problem(make_backward_problem(arguments), target)

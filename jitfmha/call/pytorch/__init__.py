@@ -1,0 +1,1 @@
+"""What PyTorch asks of a function: operators, autograd, autocast, vmap, FLOP counts."""

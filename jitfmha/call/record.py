@@ -1,0 +1,518 @@
+"""One recorded launch as a folder: ``launch.json``, code objects, and the tensors' bytes.
+
+``launch.json`` has, in the words of this package, what was asked for (`problem`), the tensors with
+their places in memory (`tensors`, `regions`), each kernel that was started with its arguments by
+name (`kernels`), and what came out (`results`). A folder is there completely or not at all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..amd.kernel_arguments import (
+    AITER_ARGUMENTS,
+    AITER_DQ_ARGUMENTS,
+    AITER_GRADIENT_ARGUMENTS,
+    AITER_ROW_SUM_ARGUMENTS,
+    BACKWARD_ARGUMENTS,
+    GENERAL_ARGUMENTS,
+    JITFMHA_ARGUMENTS,
+)
+from ..jit.shared_struct import SharedStruct
+from ..problem.arguments import (
+    CuSeqlens,
+    Descales,
+    Dropout,
+    Gradients,
+    KeyOptions,
+    Modifiers,
+    Tensors,
+)
+from ..problem.mask import Mask
+from ..problem.problem import GradientStrides, Problem, Sizes
+
+FORMAT = 1
+FILE = "launch.json"
+_STRUCTS = (
+    *(AITER_ARGUMENTS, JITFMHA_ARGUMENTS, GENERAL_ARGUMENTS, BACKWARD_ARGUMENTS),
+    *(AITER_ROW_SUM_ARGUMENTS, AITER_GRADIENT_ARGUMENTS, AITER_DQ_ARGUMENTS),
+)
+INTERFACES: Mapping[str, SharedStruct] = {each.name: each for each in _STRUCTS}
+"""The argument blocks by name. No two have the same size."""
+
+_ALIGNMENT = 256  # hipMalloc's, which addresses are told apart by
+_LARGEST_REGION = 1 << 40
+
+
+class RecordError(ValueError):
+    """A folder that is no recorded launch, or is damaged; the text names place and value."""
+
+
+@dataclass(frozen=True)
+class RecordedTensor:
+    """A tensor: what it is called, its form, and where it begins.
+
+    Attributes:
+        dtype: torch's name for it.
+        region: the index of the region that it lies in.
+        offset: bytes from the region's beginning.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    region: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class Region:
+    """A stretch of memory that tensors lie in, which may overlap.
+
+    Attributes:
+        address: where it was.
+        size: in bytes.
+        file: with its bytes from before the launch; None where they were not kept.
+        sha256: of these bytes; None where they were too many to look at.
+    """
+
+    address: int
+    size: int
+    file: str | None
+    sha256: str | None
+
+
+@dataclass(frozen=True)
+class RecordedKernel:
+    """A kernel that was started.
+
+    Attributes:
+        symbol: of the kernel. code_object: its file.
+        sha256: of that.
+        grid: workgroups. block: threads of each.
+        dynamic_lds: bytes.
+        interface: the name of the argument block in ``INTERFACES``.
+        kernarg: the block.
+    """
+
+    symbol: str
+    code_object: str
+    sha256: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    dynamic_lds: int
+    interface: str
+    kernarg: bytes
+
+    def values(self) -> dict[str, float]:
+        """The arguments by name."""
+        return unpacked(INTERFACES[self.interface], self.kernarg)
+
+
+@dataclass(frozen=True)
+class RecordedResult:
+    """What a tensor held in the end, contiguous.
+
+    Attributes:
+        file: None where the bytes were not kept.
+        sha256: None where they were too many to look at.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: str | None
+    sha256: str | None
+
+
+@dataclass(frozen=True)
+class Record:
+    """One launch.
+
+    Attributes:
+        folder: that it is in.
+        arch: gfx942 or gfx950.
+        chip: as "MI308X".
+        family: of kernels.
+        rows: what is known of each kernel beside its code, by symbol.
+        max_seqlens: the longest sequences that the caller told, of q and k; None: it did not.
+        tensors: by name. results: by name.
+    """
+
+    folder: Path
+    arch: str
+    chip: str
+    family: str
+    problem: Problem
+    rows: Mapping[str, Mapping[str, Any]]
+    max_seqlens: tuple[int | None, int | None]
+    tensors: Mapping[str, RecordedTensor]
+    regions: tuple[Region, ...]
+    kernels: tuple[RecordedKernel, ...]
+    results: Mapping[str, RecordedResult] = field(default_factory=dict)
+
+    def image(self, kernel: RecordedKernel) -> bytes:
+        """The code object as it is in the folder now."""
+        return (self.folder / kernel.code_object).read_bytes()
+
+
+def unpacked(interface: SharedStruct, block: bytes) -> dict[str, float]:
+    """The values of an argument block by name."""
+    return dict(zip(interface.leaves, interface.packer.unpack(block), strict=True))
+
+
+def packed(interface: SharedStruct, values: Mapping[str, float]) -> bytes:
+    """The block of these values."""
+    return interface.packer.pack(*(values[name] for name in interface.leaves))
+
+
+def fields_of(interface: SharedStruct) -> dict[str, tuple[int, str]]:
+    """Offset and letter of each value, by name; addresses are those with a Q."""
+    places = {}
+    form = interface.packer.format.lstrip("=")
+    at, count = 0, ""
+    names = iter(interface.leaves)
+    for letter in form:
+        if letter.isdigit():
+            count += letter
+        elif letter == "x":
+            at, count = at + int(count or 1), ""
+        else:
+            places[next(names)] = (at, letter)
+            at += struct.calcsize(f"={letter}")
+    return places
+
+
+# ---- Named tensors -------------------------------------------------------------------------------
+
+
+def named_tensors(tensors: Tensors) -> dict[str, Tensor]:
+    """What a launch is given, by name. Padded sums that are the plain ones have no name."""
+    sums = tensors.cu_seqlens
+    modifiers, dropout = tensors.modifiers or Modifiers(), tensors.dropout
+    descales, keys = tensors.descales or Descales(), tensors.keys or KeyOptions()
+    gradients = tensors.gradients._asdict() if tensors.gradients is not None else {}
+    named: dict[str, Tensor | None] = {
+        **{name: getattr(tensors, name) for name in ("q", "k", "v", "out", "lse")},
+        **(dict(sums.named()) if sums is not None else {}),
+        **{f"{name}_descale": x for name, x in descales._asdict().items()},
+        **dict(modifiers.tensors()),
+        "rng_state": None if dropout is None else dropout.rng_state,
+        "block_table": keys.block_table,
+        **gradients,
+    }
+    if sums is not None and sums.q_padded is sums.q:
+        del named["cu_seqlens_q_padded"]
+    if sums is not None and sums.k_padded is sums.k:
+        del named["cu_seqlens_k_padded"]
+    return {name: x for name, x in named.items() if x is not None}
+
+
+def tensors_of(
+    named: Mapping[str, Tensor], problem: Problem, max_seqlens: tuple[int | None, int | None]
+) -> Tensors:
+    """The other way."""
+    sums = None
+    if problem.mode == "gm1":
+        q, k = named["cu_seqlens_q"], named["cu_seqlens_k"]
+        padded = (
+            named.get("cu_seqlens_q_padded", q),
+            named.get("cu_seqlens_k_padded", k),
+        )
+        sums = CuSeqlens(q, k, *padded, *max_seqlens)
+    scales = [named.get(f"{name}_descale") for name in Descales._fields]
+    modifiers = Modifiers(
+        named.get("bias"),
+        named.get("alibi_slopes"),
+        problem.logit_softcap,
+        named.get("sink"),
+        problem.sink_size,
+    )
+    gradients = None
+    if problem.gradients is not None:
+        gradients = Gradients(
+            dout=named["dout"],
+            dlse=named.get("dlse"),
+            dq=named["dq"],
+            dk=named["dk"],
+            dv=named["dv"],
+            dbias=named.get("dbias"),
+        )
+    dropout = Dropout(problem.dropout_p, named["rng_state"]) if problem.dropout_p else None
+    return Tensors(
+        *(named["q"], named["k"], named["v"], named["out"], named.get("lse"), sums),
+        *(Descales(*scales), modifiers, dropout, gradients),
+        KeyOptions(named.get("block_table"), problem.num_splits),
+    )
+
+
+# ---- Writing -------------------------------------------------------------------------------------
+
+
+def publish(
+    parent: Path, name: str, record: Record, files: Mapping[str, bytes | bytearray]
+) -> Path:
+    """Write a folder below ``parent``, where it appears by one rename; returns its place.
+
+    Raises:
+        OSError: it cannot be written; nothing is left.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=parent))
+    try:
+        for file, content in files.items():
+            (unfinished / file).write_bytes(content)
+        (unfinished / FILE).write_text(json.dumps(_document(record), indent=1) + "\n")
+        os.rename(unfinished, parent / name)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    return parent / name
+
+
+def _document(record: Record) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        **{name: getattr(record, name) for name in ("arch", "chip", "family", "rows")},
+        "problem": _plain(record.problem),
+        "max_seqlens": list(record.max_seqlens),
+        "tensors": {name: asdict(each) for name, each in record.tensors.items()},
+        "regions": [asdict(each) for each in record.regions],
+        "kernels": [_described_kernel(each, record) for each in record.kernels],
+        "results": {name: asdict(each) for name, each in record.results.items()},
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Nested tuples with names as objects, others as lists."""
+    if hasattr(value, "_asdict"):
+        return {name: _plain(each) for name, each in value._asdict().items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+
+
+def _described_kernel(kernel: RecordedKernel, record: Record) -> dict[str, Any]:
+    described = asdict(kernel)
+    del described["kernarg"]
+    values = kernel.values()
+    arguments = []
+    for name, (at, letter) in fields_of(INTERFACES[kernel.interface]).items():
+        size = struct.calcsize(f"={letter}")
+        one: dict[str, Any] = {"name": name, "offset": at, "value": _json_number(values[name])}
+        if letter == "Q":
+            one["points to"] = where_is(record, int(values[name]))
+        arguments.append(one | {"bytes": kernel.kernarg[at : at + size].hex()})
+    return described | {"arguments": arguments}
+
+
+def _json_number(value: float) -> float | str:
+    return value if isinstance(value, int) or math.isfinite(value) else str(value)
+
+
+def where_is(record: Record, address: int) -> str | None:
+    """What begins at an address, or what it lies in; None for null and for what is nowhere."""
+    inside = None
+    for name, each in record.tensors.items():
+        begin = record.regions[each.region].address + each.offset
+        if begin == address and address:
+            return name
+        if begin <= address < begin + extent_bytes(each):
+            inside = f"{name} + {address - begin}"
+    return inside
+
+
+def extent_bytes(tensor: RecordedTensor) -> int:
+    """From its first element to the end of its last one."""
+    if 0 in tensor.shape:
+        return 0
+    steps = zip(tensor.shape, tensor.strides, strict=True)
+    last = sum((size - 1) * stride for size, stride in steps)
+    return (last + 1) * _dtype(tensor.dtype).itemsize
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise RecordError(f"dtype {name!r} is none that torch has")
+    return found
+
+
+def view_of(tensor: RecordedTensor, regions: Sequence[Tensor]) -> Tensor:
+    """The tensor in regions of uint8, which lie where they lay but for a distance."""
+    dtype = _dtype(tensor.dtype)
+    end = tensor.offset + extent_bytes(tensor)
+    typed = regions[tensor.region][tensor.offset : end].view(dtype)
+    return typed.as_strided(tensor.shape, tensor.strides, typed.storage_offset())
+
+
+# ---- Reading -------------------------------------------------------------------------------------
+
+
+def read_record(folder: Path) -> Record:
+    """Read a folder and check that it is whole.
+
+    Raises:
+        RecordError: it is no recorded launch, or a part is missing, damaged or contradicts another.
+            A code object may have been replaced: who runs it again says so.
+    """
+    path = folder / FILE
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{path} is not JSON: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        found = document.get("format") if isinstance(document, dict) else document
+        raise RecordError(f"{path} has format {found!r:.60}, expected {FORMAT}")
+    try:
+        record = _record(folder, document)
+    except RecordError as error:
+        raise RecordError(f"{path}: {error}") from error
+    except KeyError as error:
+        raise RecordError(f"{path} is damaged: {error} is missing") from error
+    except (TypeError, ValueError, AttributeError, struct.error) as error:
+        raise RecordError(f"{path} is damaged: {error}") from error
+    _check_places(record)
+    _check_files(record)
+    return record
+
+
+def _record(folder: Path, document: Mapping[str, Any]) -> Record:
+    return Record(
+        folder=folder,
+        arch=document["arch"],
+        chip=document["chip"],
+        family=document["family"],
+        problem=_problem(document["problem"]),
+        rows=document["rows"],
+        max_seqlens=_pair(document["max_seqlens"]),
+        tensors={
+            name: RecordedTensor(**{**each, **_tuples(each, "shape", "strides")})
+            for name, each in document["tensors"].items()
+        },
+        regions=tuple(Region(**each) for each in document["regions"]),
+        kernels=tuple(_kernel(i, each) for i, each in enumerate(document["kernels"])),
+        results={
+            name: RecordedResult(**{**each, **_tuples(each, "shape")})
+            for name, each in document["results"].items()
+        },
+    )
+
+
+def _pair(value: Sequence[int | None]) -> tuple[int | None, int | None]:
+    first, second = value
+    return first, second
+
+
+def _tuples(values: Mapping[str, Any], *names: str) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(int(x) for x in values[name]) for name in names}
+
+
+def _problem(fields: Mapping[str, Any]) -> Problem:
+    known = dict(fields)
+    sizes = known["sizes"]
+    lengths = int(sizes["seqlen_q"]), int(sizes["seqlen_k"])
+    known["sizes"] = Sizes(*lengths, *(tuple(sizes[name]) for name in ("q", "k", "v", "out")))
+    known["mask"] = Mask(**known["mask"])
+    for name in ("q_descale", "k_descale", "v_descale"):
+        known[name] = None if known[name] is None else tuple(known[name])
+    if known["gradients"] is not None:
+        strides: Any = {
+            name: None if given is None else tuple(given)
+            for name, given in known["gradients"].items()
+        }
+        known["gradients"] = GradientStrides(**strides)
+    return Problem(**known)
+
+
+def _kernel(index: int, fields: Mapping[str, Any]) -> RecordedKernel:
+    known = dict(fields)
+    arguments = {each["name"]: each for each in known.pop("arguments")}
+    where = f"kernels[{index}]"
+    if known["interface"] not in INTERFACES:
+        raise RecordError(f"{where}.interface is {known['interface']!r}, which is not known")
+    interface = INTERFACES[known["interface"]]
+    block = bytearray(interface.size)
+    for name, (at, letter) in fields_of(interface).items():
+        if name not in arguments:
+            raise RecordError(f"{where} has no argument {name}")
+        raw = bytes.fromhex(arguments[name]["bytes"])
+        if len(raw) != struct.calcsize(f"={letter}"):
+            raise RecordError(f"{where}: argument {name} has {len(raw)} bytes, {raw.hex()}")
+        (held,) = struct.unpack(f"={letter}", raw)
+        told = arguments[name]["value"]
+        if _json_number(held) != told:
+            raise RecordError(
+                f"{where}: argument {name} has the value {told!r}, and its bytes say {held!r}"
+            )
+        block[at : at + len(raw)] = raw
+    extents = {name: _extent(f"{where}.{name}", known[name]) for name in ("grid", "block")}
+    return RecordedKernel(**{**known, **extents}, kernarg=bytes(block))
+
+
+def _extent(where: str, value: Sequence[int]) -> tuple[int, int, int]:
+    if len(value) != 3 or not all(isinstance(each, int) and 0 <= each < 1 << 32 for each in value):
+        raise RecordError(f"{where} is {value!r:.60}, not three integers")
+    x, y, z = value
+    return x, y, z
+
+
+def _check_places(record: Record) -> None:
+    """Every tensor lies in its region."""
+    for i, region in enumerate(record.regions):
+        if not 0 <= region.size <= _LARGEST_REGION:
+            raise RecordError(f"{record.folder / FILE}: regions[{i}] has {region.size} bytes")
+    for name, each in record.tensors.items():
+        where = f"{record.folder / FILE}: tensors.{name}"
+        if not 0 <= each.region < len(record.regions):
+            raise RecordError(f"{where} is in region {each.region}, which there is not")
+        if len(each.shape) != len(each.strides) or min((*each.shape, *each.strides), default=0) < 0:
+            raise RecordError(f"{where} has shape {each.shape} and strides {each.strides}")
+        size = record.regions[each.region].size
+        if not 0 <= each.offset <= each.offset + extent_bytes(each) <= size:
+            raise RecordError(f"{where} does not lie in its region of {size} bytes")
+    needed = ("q", "k", "v", "out")
+    missing = [name for name in needed if name not in record.tensors]
+    if missing:
+        raise RecordError(f"{record.folder / FILE}: tensors has no {', '.join(missing)}")
+
+
+def _check_files(record: Record) -> None:
+    """Every file is there; tensors hold what they held."""
+    for kernel in record.kernels:
+        _contained(record.folder, kernel.code_object, None, None)
+    for i, region in enumerate(record.regions):
+        if region.file is not None:
+            _contained(record.folder, region.file, region.size, region.sha256, f"regions[{i}]")
+    for name, result in record.results.items():
+        if result.file is not None:
+            size = math.prod(result.shape) * _dtype(result.dtype).itemsize
+            _contained(record.folder, result.file, size, result.sha256, f"results.{name}")
+
+
+def _contained(
+    folder: Path, file: str, size: int | None, sha256: str | None, where: str = "kernels"
+) -> None:
+    path = folder / file
+    if Path(file).name != file:
+        raise RecordError(f"{folder / FILE}: {where} names {file!r}, which is not in the folder")
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read: {error.strerror or error}") from error
+    if size is not None and len(content) != size:
+        raise RecordError(f"{path} has {len(content)} bytes, and {where} says {size}")
+    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
+        raise RecordError(f"{path} is damaged: its SHA-256 is not what {where} says")

@@ -1,0 +1,231 @@
+"""Compiles HIP C++ and assembly to AMDGPU code objects, with or without a ROCm installation.
+
+The compiler is clang with lld, as programs. A ROCm installation has both under `llvm/bin`.
+Elsewhere the PyPI package `ziglang` carries both, with the AMDGPU back end; it needs neither ROCm
+nor a GPU. (`hiprtc.py` finds them in a library, which takes no assembly.) No HIP header is used:
+kernels are written with `__global__`, `__device__`, `__shared__` and the `__builtin_amdgcn_*`
+builtins.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from ..elf import Elf
+from .zig import INSTALL_ZIG, ZIG_MISSING, zig_program
+
+__all__ = [
+    "DeviceCompileError",
+    "DeviceCompiler",
+    "DeviceCompilerNotFound",
+    "assemble",
+    "assemble_words",
+    "compile_hip",
+    "compile_hip_to_assembly",
+    "device_compiler",
+]
+
+_DEFAULT_ROCM = "/opt/rocm"
+_CODE_OBJECT_VERSIONS = (4, 5, 6)
+_TARGET = ("-target", "amdgcn-amd-amdhsa")
+# What hip_runtime.h would bring; no header is needed.
+KEYWORDS = {
+    "__global__": "__attribute__((global))",
+    "__device__": "__attribute__((device))",
+    "__shared__": "__attribute__((shared))",
+}
+# Every kernel gets these, whatever compiles it.
+LANGUAGE_FLAGS = ("-std=gnu++17", "-O3")
+HIP_FLAGS = (
+    *("-x", "hip", "--cuda-device-only", "-nogpuinc", "-nogpulib", "--no-gpu-bundle-output"),
+    *(f"-D{keyword}={meaning}" for keyword, meaning in KEYWORDS.items()),
+    *LANGUAGE_FLAGS,
+)
+
+
+class DeviceCompilerNotFound(RuntimeError):
+    """No clang with the AMDGPU back end is installed; the message says how to get one.
+
+    Attributes:
+        tried: each place, and why it is not that.
+    """
+
+    def __init__(self, tried: Sequence[str]) -> None:
+        super().__init__(
+            f"no clang for AMD GPUs was found; tried {'; '.join(tried)}. Install ROCm and set "
+            f"ROCM_PATH, or run: {INSTALL_ZIG}"
+        )
+        self.tried = tuple(tried)
+
+
+class DeviceCompileError(RuntimeError):
+    """The compiler refused the source.
+
+    Attributes:
+        output: the compiler's own words, all of them.
+    """
+
+    def __init__(self, message: str, output: str) -> None:
+        super().__init__(message)
+        self.output = output
+
+
+@dataclass(frozen=True)
+class DeviceCompiler:
+    """A clang and an lld that know AMD GPUs, each as the words of a command.
+
+    Its methods run one step each, in the folder of what they write, and raise DeviceCompileError
+    where the compiler refuses. There are three steps because clang does not find lld everywhere.
+
+    Attributes:
+        why: they were looked for there.
+    """
+
+    clang: tuple[str, ...]
+    lld: tuple[str, ...]
+    why: str = field(default="", compare=False)
+
+    def __str__(self) -> str:
+        return " ".join(self.clang)
+
+    def compile(self, source: Path, assembly: Path, flags: Sequence[str]) -> None:
+        """Assembly text from HIP C++ text; the flags name the architecture."""
+        command = [*self.clang, *HIP_FLAGS, *flags, "-S", str(source), "-o", str(assembly)]
+        _run(command, assembly.parent)
+
+    def assemble(self, assembly: Path, relocatable: Path, arch: str) -> None:
+        """A relocatable object from assembly text."""
+        words = (*self.clang, *_TARGET, f"-mcpu={arch}")
+        _run([*words, "-c", str(assembly), "-o", str(relocatable)], relocatable.parent)
+
+    def link(self, relocatables: Sequence[Path], linked: Path, flags: Sequence[str] = ()) -> None:
+        """A code object from relocatable ones."""
+        words = (*self.lld, "-shared", *flags, *map(str, relocatables))
+        _run([*words, "-o", str(linked)], linked.parent)
+
+
+def device_compiler() -> DeviceCompiler:
+    """The first that is there of `$ROCM_PATH/llvm/bin`, `/opt/rocm/llvm/bin` and `ziglang`.
+
+    Raises:
+        DeviceCompilerNotFound: none is; the message names each place and how to get one.
+    """
+    return _find(os.environ.get("ROCM_PATH"))
+
+
+@lru_cache(maxsize=4)
+def _find(rocm_path: str | None) -> DeviceCompiler:
+    tried = []
+    for root, origin in ((rocm_path, "ROCM_PATH"), (_DEFAULT_ROCM, "the default")):
+        if not root:
+            tried.append(f"{origin} (not set)")
+            continue
+        folder = Path(root, "llvm", "bin").absolute()
+        clang, lld = folder / "clang++", folder / "ld.lld"
+        if clang.is_file() and lld.is_file():
+            return DeviceCompiler((str(clang),), (str(lld),), f"it is that of ROCm in {root}")
+        missing = clang if not clang.is_file() else lld
+        tried.append(f"{origin}: {missing} (not there)")
+    zig = zig_program()
+    if zig is not None:
+        why = "it came with the Python package ziglang"
+        return DeviceCompiler((str(zig), "clang"), (str(zig), "ld.lld"), why)
+    raise DeviceCompilerNotFound((*tried, ZIG_MISSING))
+
+
+def compile_hip(
+    source: str, arch: str, *, code_object_version: int = 5, flags: Sequence[str] = ()
+) -> bytes:
+    """A linked code object from HIP C++ text.
+
+    Args:
+        source: uses no header; `__global__`, `__device__`, `__shared__` are defined.
+        arch: gfx942 or gfx950.
+        code_object_version: 4, 5 or 6.
+        flags: more compiler flags, after `-O3`.
+
+    Returns:
+        The bytes of an ELF file, as `hipModuleLoadData` takes them.
+
+    Raises:
+        DeviceCompilerNotFound: no compiler is installed.
+        DeviceCompileError: the source is refused.
+        ValueError: an unknown code object version.
+    """
+    assembly = compile_hip_to_assembly(
+        source, arch, code_object_version=code_object_version, flags=flags
+    )
+    return assemble(assembly, arch)
+
+
+def compile_hip_to_assembly(
+    source: str, arch: str, *, code_object_version: int = 5, flags: Sequence[str] = ()
+) -> str:
+    """The assembly text of HIP C++ text; arguments and errors as `compile_hip`."""
+    if code_object_version not in _CODE_OBJECT_VERSIONS:
+        raise ValueError(f"code object version {code_object_version} is not 4, 5 or 6")
+    with tempfile.TemporaryDirectory(prefix="jitfmha-") as folder:
+        text, assembly = Path(folder, "kernel.hip"), Path(folder, "kernel.s")
+        text.write_text(source, encoding="utf-8")
+        target = (f"--offload-arch={arch}", f"-mcode-object-version={code_object_version}")
+        device_compiler().compile(text, assembly, (*target, *flags))
+        return assembly.read_text(encoding="utf-8")
+
+
+def assemble(source: str, arch: str) -> bytes:
+    """A linked code object from assembly text; the text says its code object version.
+
+    Raises:
+        DeviceCompilerNotFound: no compiler is installed.
+        DeviceCompileError: the source is refused.
+    """
+    with tempfile.TemporaryDirectory(prefix="jitfmha-") as folder:
+        linked = Path(folder, "kernel.co")
+        device_compiler().link([_assembled(source, arch, Path(folder))], linked)
+        return linked.read_bytes()
+
+
+def assemble_words(lines: Sequence[str], arch: str) -> list[tuple[int, ...]]:
+    """The dwords of each line of assembly, one instruction a line.
+
+    Raises:
+        DeviceCompilerNotFound: no compiler is installed.
+        DeviceCompileError: a line is not an instruction of `arch`.
+    """
+    # Every instruction begins a slot of 16 bytes, the longest there is. Padding is s_nop; labels
+    # around it tell how long the instruction is.
+    body = "".join(f".p2align 4\n.Lb{i}:\n{line}\n.Le{i}:\n" for i, line in enumerate(lines))
+    sizes = "".join(f".long .Le{i} - .Lb{i}\n" for i in range(len(lines)))
+    source = f'.text\n{body}.section .sizes, "a"\n{sizes}'
+    with tempfile.TemporaryDirectory(prefix="jitfmha-") as folder:
+        elf = Elf(_assembled(source, arch, Path(folder)).read_bytes())
+    sections = elf.sections_by_name()
+    text, lengths = elf.content(sections[".text"]), elf.content(sections[".sizes"])
+    words = []
+    for i in range(len(lines)):
+        length = int.from_bytes(lengths[4 * i : 4 * i + 4], "little")
+        code = text[16 * i : 16 * i + length]
+        words.append(tuple(int.from_bytes(code[k : k + 4], "little") for k in range(0, length, 4)))
+    return words
+
+
+def _assembled(source: str, arch: str, folder: Path) -> Path:
+    text, relocatable = folder / "kernel.s", folder / "kernel.o"
+    text.write_text(source, encoding="utf-8")
+    device_compiler().assemble(text, relocatable, arch)
+    return relocatable
+
+
+def _run(command: Sequence[str], folder: Path) -> None:
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, errors="replace", check=False
+    )
+    if done.returncode != 0:
+        output = done.stderr.strip()
+        raise DeviceCompileError(f"{' '.join(command[:4])} ... failed:\n{output}", output)

@@ -1,0 +1,112 @@
+"""Which backward passes a tree of code objects serves, and the plan for one.
+
+Trees are asked in order: the first that has kernels for the problem, whose strides and known faults
+are not in the way, and whose code objects are what they should be.
+"""
+
+from __future__ import annotations
+
+from ...amd.backward_manifest import BackwardRow
+from ...planning.plan import Kernel, Reason, Refusal
+from ...planning.target import AmdTarget, Target
+from ...problem.problem import Feature, Problem
+from ..ready.limits import DTYPE_RULE, SIZE_RULES
+from ..ready_plan import ReadyPlan
+from ..rules import reasons_of
+from .choice import BackwardChoice, choose, reasons_of_problem
+from .layouts import reasons_of_strides
+
+NAME = "tuned_backward"
+SERVES = frozenset(
+    {
+        Feature.BF16,
+        Feature.FP16,
+        Feature.GROUP_MODE,
+        Feature.PADDED_SEQUENCES,
+        Feature.CAUSAL_MASK,
+        Feature.WINDOW_MASK,
+        Feature.TOP_LEFT_MASK,
+        Feature.LSE,
+        Feature.BACKWARD,
+        Feature.DETERMINISTIC,
+    }
+)
+
+
+def propose(problem: Problem, target: Target) -> TunedBackwardPlan | Refusal:
+    """The kernels of the first tree that serves ``problem``."""
+    assert isinstance(target, AmdTarget)
+    trees = target.backward_trees
+    for tree in trees:
+        tree.warn_of_oddities()
+    broken = reasons(problem, target)
+    if broken:
+        return Refusal(broken)
+    passed_over: list[Reason] = []
+    for tree in trees:
+        found = choose(tree, problem, target)
+        if isinstance(found, BackwardChoice):
+            return TunedBackwardPlan(problem, target, found, (*passed_over, *found.passed_over))
+        passed_over.append(found)
+    return Refusal(tuple(passed_over))
+
+
+def reasons(problem: Problem, target: Target) -> tuple[Reason, ...]:
+    """Every rule that ``problem`` breaks, whatever features it asks for."""
+    assert isinstance(target, AmdTarget)
+    trees = target.backward_trees
+    if not trees:
+        template = (
+            "No tree of code objects has backward kernels for {arch}; JITFMHA_HSA_DIR can name one."
+        )
+        return (Reason(template, arch=target.arch),)
+    return (
+        *reasons_of((DTYPE_RULE, *SIZE_RULES), problem, target.arch),
+        *reasons_of_strides(problem),
+        *reasons_of_problem(problem, target),
+    )
+
+
+class TunedBackwardPlan(ReadyPlan):
+    """The code objects for one backward pass."""
+
+    family = NAME
+
+    def __init__(
+        self,
+        problem: Problem,
+        target: AmdTarget,
+        choice: BackwardChoice,
+        passed_over: tuple[Reason, ...],
+    ) -> None:
+        self.problem = problem
+        self.target = target
+        self.choice = choice
+        self.passed_over = passed_over
+
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel that makes the gradients."""
+        return self.choice.row.name
+
+    @property
+    def source(self) -> str:
+        """The tree and the file in it."""
+        return f"{self.choice.row.file} of {self.choice.tree}"
+
+    def rows(self) -> tuple[BackwardRow, ...]:
+        """Of its kernels, in the order of their launches."""
+        choice = self.choice
+        kernels = choice.row_sums, choice.gradients, choice.dq
+        return tuple(kernel[0] for kernel in kernels if kernel is not None)
+
+    def remarks(self) -> list[str]:
+        """What is odd in the trees, and why preferred kernels do not serve the problem."""
+        odd = [oddity for tree in self.target.backward_trees for oddity in tree.oddities]
+        return [*odd, *(str(reason) for reason in self.passed_over)]
+
+    def bind(self) -> Kernel:
+        """Build and load the launcher, and load the code objects."""
+        from .launch import TunedBackwardKernel
+
+        return TunedBackwardKernel(self.problem, self.target, self.choice)

@@ -1,0 +1,311 @@
+"""The kernels of a general backward pass, loaded, and their launches."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ...amd.code_object import CodeObject
+from ...amd.kernel_arguments import GRADIENT_TENSORS, TENSOR_STRIDES
+from ...amd.manifest import KernelRow
+from ...planning.target import AmdTarget
+from ...problem.arguments import Gradients, Tensors
+from ...problem.problem import GradientStrides, PlainSizes, Problem
+from ..launcher import (
+    BACKWARD_KERNEL,
+    BACKWARD_PASS,
+    BACKWARD_TENSORS,
+    CALL,
+    SIZES,
+    TENSORS,
+    BoundKernel,
+)
+from .backward_traits import ELEMENT_BYTES, Rows
+from .modifiers import modifier_constants, modifier_tensors, packed_modifiers
+
+_ONE_SPLIT = (1, 0)
+_NO_PAGES = (0,) * 7
+_FLOAT_BYTES = 4
+_pack_strides = TENSOR_STRIDES.packer.pack
+_NO_STRIDES = _pack_strides(0, 0, 0)
+# `BACKWARD_TENSORS`, of which the strides of the gradients come packed: they do not change from
+# call to call.
+_ADDRESSES_END = BACKWARD_TENSORS.offsets["gradients"] + GRADIENT_TENSORS.offsets["dout_strides"]
+_DBIAS_STRIDES_END = BACKWARD_TENSORS.offsets["max_seqlen_k"]
+_STRIDES_BYTES = _DBIAS_STRIDES_END - _ADDRESSES_END - TENSOR_STRIDES.size
+_pack_tensors = struct.Struct(
+    TENSORS.packer.format
+    + f"{GRADIENT_TENSORS.offsets['dout_strides'] // 8}Q{_STRIDES_BYTES}s{TENSOR_STRIDES.size}sq"
+).pack
+
+
+class BackwardKernel(NamedTuple):
+    """A kernel of a backward pass.
+
+    Attributes:
+        row: how the launcher knows it.
+        rows: whose rows its workgroups have.
+        own_rows: how many each.
+        leaves_alone: tensors of the call that it neither reads nor writes.
+    """
+
+    row: KernelRow
+    rows: Rows
+    own_rows: int
+    leaves_alone: frozenset[str] = frozenset()
+
+
+class BoundBackward:
+    """The kernels of a backward pass, loaded on a device, for calls that differ in lengths and
+    strides only.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        target: AmdTarget,
+        kernels: Sequence[BackwardKernel],
+        code_object: CodeObject,
+        *,
+        adds_dq_up: bool,
+        turns_of: Callable[[Problem], int] | None = None,
+    ) -> None:
+        """Build and load the launcher and the kernels, as far as that has not been done.
+
+        Args:
+            kernels: in the order of their launches, all of them in ``code_object``.
+            adds_dq_up: whether they need room for float32 sums that dq is made of.
+            turns_of: how many integers they need for a call, by which workgroups know whose turn it
+                is; None: they need none.
+
+        Raises:
+            HipError: the HIP runtime cannot be used, or refuses the code object.
+            jitfmha.BuildError: the launcher does not compile.
+        """
+        self._problem = problem
+        self._kernels = [
+            (BoundKernel(problem, target, kernel.row, code_object), kernel) for kernel in kernels
+        ]
+        self._adds_dq_up = adds_dq_up
+        self._turns_of = turns_of
+        self._constants = modifier_constants(problem)
+        self._unmodified = packed_modifiers(None, None, _NO_PAGES, self._constants)
+
+    def launch_for(self, sizes: PlainSizes) -> BackwardLaunch:
+        """The launch for these lengths and strides."""
+        problem = self._problem.with_sizes(sizes)
+        assert problem.gradients is not None
+        first, _ = self._kernels[0]
+        packed_sizes = first.launch_for(sizes, _ONE_SPLIT, None).sizes
+        query_rows = math.prod(problem.lse_shape)
+        return BackwardLaunch(
+            first,
+            first.launcher.jitfmha_general_bwd,
+            first.current_stream,
+            first.device_index,
+            _packed_pass(problem, packed_sizes, self._kernels),
+            [
+                (bound, _packed_pass(problem, packed_sizes, [(bound, kernel)]), kernel.leaves_alone)
+                for bound, kernel in self._kernels
+            ]
+            if first.launching is not None
+            else [],
+            problem.seqlen_q,
+            problem.seqlen_k,
+            query_rows,
+            query_rows * problem.hdim_q if self._adds_dq_up else 0,
+            self._turns_of(problem) if self._turns_of else 0,
+            _packed_strides(problem, problem.gradients),
+            self._constants,
+            self._unmodified,
+        )
+
+
+class BackwardLaunch(NamedTuple):
+    """Bound kernels with all that they need but the tensors' addresses.
+
+    Attributes:
+        first: the kernel that is launched first.
+        entry: the launcher's function.
+        current_stream, device_index: where it is launched.
+        packed: the ``BACKWARD_PASS``.
+        one_by_one: where somebody watches launches: each kernel, a pass of it alone, and what it
+            leaves alone.
+        seqlen_q, seqlen_k: gm0 of every sequence, gm1 of all together.
+        query_rows: of all heads and sequences together.
+        dq_floats: that dq is added up in; 0 where it is not.
+        turns: integers by which workgroups know whose turn it is; 0 where it is everybody's.
+        strides: those of ``GRADIENT_TENSORS`` but for dbias, packed in order.
+        constants: the numbers among the modifiers.
+        unmodified: the packed modifiers of a call without any.
+    """
+
+    first: BoundKernel
+    entry: Callable[..., int]
+    current_stream: Callable[[int], int]
+    device_index: int
+    packed: bytes
+    one_by_one: list[tuple[BoundKernel, bytes, frozenset[str]]]
+    seqlen_q: int
+    seqlen_k: int
+    query_rows: int
+    dq_floats: int
+    turns: int
+    strides: bytes
+    constants: tuple[float, ...]
+    unmodified: bytes
+
+    def __call__(self, tensors: Tensors) -> None:
+        """Start the kernels on torch's current stream; the gradients are written later.
+
+        Raises:
+            HipError: the HIP runtime refuses a launch. On the emulator also where a kernel does
+                what it must not, such as touching anything but these tensors.
+        """
+        # Written out, here and below: loops over the tensors, and stars, would take longer.
+        (
+            first,
+            entry,
+            current_stream,
+            device_index,
+            packed,
+            one_by_one,
+            longest_q,
+            longest_k,
+            query_rows,
+            dq_floats,
+            turns,
+            strides,
+            constants,
+            modifying,
+        ) = self
+        q, k, v, out, lse, cu_seqlens, _, modifiers, dropout, gradients, _ = tensors
+        assert lse is not None, "a backward pass reads the lse"
+        assert gradients is not None, "a backward pass has gradients"
+        dout, dlse, dq, dk, dv, dbias = gradients
+        sums_q = sums_k = padded_q = padded_k = 0
+        if cu_seqlens is not None:
+            q_sums, k_sums, q_padded, k_padded, max_seqlen_q, max_seqlen_k = cu_seqlens
+            sums_q = sums_k = q_sums.data_ptr()
+            if k_sums is not q_sums:
+                sums_k = k_sums.data_ptr()
+            padded_q = sums_q if q_padded is q_sums else q_padded.data_ptr()
+            padded_k = sums_k if k_padded is k_sums else k_padded.data_ptr()
+            # Where nobody says, all rows: no sequence is longer.
+            if max_seqlen_q is not None and max_seqlen_q < longest_q:
+                longest_q = max_seqlen_q
+            if max_seqlen_k is not None and max_seqlen_k < longest_k:
+                longest_k = max_seqlen_k
+        # What the kernels leave for each other, in float32 like the lse: sums of dq, then the lse
+        # and delta of each row, then the turns.
+        between = lse.new_empty(dq_floats + 2 * query_rows + turns)
+        dq_sums = between.data_ptr()
+        lse_log2 = dq_sums + dq_floats * _FLOAT_BYTES
+        delta = lse_log2 + query_rows * _FLOAT_BYTES
+        packed_tensors = _pack_tensors(
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            out.data_ptr(),
+            0,
+            delta + query_rows * _FLOAT_BYTES if turns else 0,
+            sums_q,
+            sums_k,
+            padded_q,
+            padded_k,
+            0,
+            0,
+            0,
+            longest_q,
+            1,
+            current_stream(device_index),
+            dout.data_ptr(),
+            lse.data_ptr(),
+            0 if dlse is None else dlse.data_ptr(),
+            dq.data_ptr(),
+            dk.data_ptr(),
+            dv.data_ptr(),
+            0 if dbias is None else dbias.data_ptr(),
+            lse_log2,
+            delta,
+            dq_sums,
+            strides,
+            _NO_STRIDES if dbias is None else _pack_strides(*_row_strides(dbias.stride()[:-1])),
+            longest_k,
+        )
+        if modifiers is not None or dropout is not None:
+            modifying = packed_modifiers(modifiers, dropout, _NO_PAGES, constants)
+        launching = first.launching
+        if launching is None:
+            status = entry(packed, modifying, packed_tensors)
+            if status != 0:
+                raise first.error(status)
+            return
+        # Who watches sees each launch with the memory that it may touch.
+        beside = (*(cu_seqlens or ())[:4], *modifier_tensors(modifiers, dropout), between)
+        for kernel, alone, leaves_alone in one_by_one:
+            with launching((*_but(leaves_alone, tensors, gradients), *beside)):
+                status = entry(alone, modifying, packed_tensors)
+            if status != 0:
+                raise kernel.error(status)
+
+
+def _packed_pass(
+    problem: Problem, sizes: bytes, kernels: Sequence[tuple[BoundKernel, BackwardKernel]]
+) -> bytes:
+    """The ``BACKWARD_PASS`` of these kernels, with packed sizes."""
+    heads: dict[Rows, int] = {"q": problem.heads_q, "k": problem.heads_k}
+    packed = BACKWARD_PASS.ctype(
+        kernel_count=len(kernels), sizes=SIZES.ctype.from_buffer_copy(sizes)
+    )
+    for i, (bound, kernel) in enumerate(kernels):
+        packed.kernels[i] = BACKWARD_KERNEL.ctype(
+            call=CALL.ctype.from_buffer_copy(bound.call),
+            heads=heads[kernel.rows],
+            rows=kernel.own_rows,
+            has_rows_of_keys=kernel.rows == "k",
+        )
+    return bytes(packed)
+
+
+def _but(
+    leaves_alone: frozenset[str], tensors: Tensors, gradients: Gradients
+) -> list[Tensor | None]:
+    """What a kernel may touch of a call's own tensors."""
+    named = {name: getattr(tensors, name) for name in ("q", "k", "v", "out", "lse")}
+    named |= gradients._asdict()
+    return [x for name, x in named.items() if name not in leaves_alone]
+
+
+def _packed_strides(problem: Problem, gradients: GradientStrides) -> bytes:
+    """Those between batches, heads and rows of each tensor, as ``GRADIENT_TENSORS`` has them."""
+    dout, lse, dlse, *written = gradients
+    # Kernels count a 16-bit tensor's in bytes. The lse has no last dimension, and heads first.
+    strides = (
+        [ELEMENT_BYTES * x for x in _by_head(_one_row(dout, problem.seqlen_q))],
+        _row_strides(lse),
+        (0, 0, 0) if dlse is None else _row_strides(dlse),
+        *([ELEMENT_BYTES * x for x in _by_head(each)] for each in written),
+    )
+    return b"".join(_pack_strides(*each) for each in strides)
+
+
+def _one_row(strides: Sequence[int], seqlen: int) -> Sequence[int]:
+    """With 0 between rows where there is one: the stride of a dimension of size 1 is anything."""
+    return strides if seqlen > 1 else (*strides[:-3], 0, *strides[-2:])
+
+
+def _by_head(strides: Sequence[int]) -> tuple[int, int, int]:
+    """Of a tensor ``(b, s, h, d)``, or in gm1 ``(s, h, d)``: batch, head and row."""
+    *batch, row, head, _ = strides
+    return (batch[0] if batch else 0), head, row
+
+
+def _row_strides(strides: Sequence[int]) -> tuple[int, int, int]:
+    """Of a tensor ``(b, h, s)``, or in gm1 ``(h, s)``: batch, head and row."""
+    *batch, head, row = strides
+    return (batch[0] if batch else 0), head, row

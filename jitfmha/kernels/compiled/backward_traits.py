@@ -1,0 +1,130 @@
+"""What the kernels of a general backward pass are compiled for, and the build that makes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from ... import jit
+from ...amd.chips import Arch
+from ...amd.kernel_arguments import backward_structs
+from ...amd.manifest import KernelRow
+from ...problem.problem import Problem
+from .device_spec import device_spec
+from .tile_table import GeneralKernel, Tile
+from .tiles import tile_for
+from .traits import (
+    Access,
+    GeneralModifiers,
+    SharedTraits,
+    elements_of,
+    far_stride_bytes,
+    has_roundings,
+)
+
+Rows = Literal["q", "k"]
+"""Whose rows the workgroups of a kernel have."""
+
+_TEMPLATE = "general_bwd.hip"
+_HEADERS = (
+    *("dropout.h", "elements.h", "gradients.h"),
+    *("row_tiles.h", "score_pairs.h", "scores.h"),
+)
+ELEMENT_BYTES = 2  # of all tensors
+_OF_KEYS: tuple[GeneralKernel, ...] = ("dk_and_dv", "dk", "dv")
+
+
+@dataclass(frozen=True)
+class BackwardTraits(SharedTraits):
+    """Everything that the kernels of a backward pass are specialised on.
+
+    The sink is none of the modifiers, as it is in the lse. Rows are "near" or "far".
+    """
+
+    @classmethod
+    def of(cls, problem: Problem, arch: Arch) -> BackwardTraits:
+        """What a problem asks for; there have to be tiles with room for it."""
+        tile = tile_for(arch, "dq", problem.dtype, problem.hdim_q, problem.hdim_v)
+        assert tile is not None
+        return cls(
+            arch=arch,
+            dtype=problem.dtype,
+            hdim_q=problem.hdim_q,
+            hdim_v=problem.hdim_v,
+            mode=problem.mode,
+            bf16_cvt=problem.bf16_cvt if has_roundings(arch, problem.dtype) else "rtne",
+            is_masked=not problem.mask.is_none,
+            access=_access_of(problem, tile),
+            modifiers=GeneralModifiers.of(problem._replace(has_sink=False)),
+        )
+
+    @property
+    def name(self) -> str:
+        """What the kernels' symbols begin with."""
+        words = (
+            f"fmha_bwd_general_hd{self.hdim_q}x{self.hdim_v}_{self.dtype}",
+            self.bf16_cvt if has_roundings(self.arch, self.dtype) else "",
+            "window" if self.is_masked else "",
+            *self.modifiers.words(),
+            "" if self.access == "near" else self.access,
+            self.mode,
+            self.arch,
+        )
+        return "_".join(word for word in words if word)
+
+    @property
+    def tile(self) -> Tile:
+        """The shape of the first kernel's work, which is that of the others with sides swapped."""
+        tile = self.tile_of("dq")
+        assert tile is not None
+        return tile
+
+    def tile_of(self, kernel: GeneralKernel) -> Tile | None:
+        """The tile of one of the kernels; None where it has none for these head dimensions."""
+        return tile_for(self.arch, kernel, self.dtype, self.hdim_q, self.hdim_v)
+
+    @property
+    def makes_dk_with_dv(self) -> bool:
+        """Whether one kernel makes both, which it does where it has a tile, or each has its own."""
+        return self.tile_of("dk_and_dv") is not None
+
+    def kernels(self) -> tuple[tuple[str, Rows], ...]:
+        """Symbols in the order of their launches, and whose rows each has."""
+        of_keys = ("dk_and_dv",) if self.makes_dk_with_dv else ("dk", "dv")
+        return ((f"{self.name}_dq", "q"), *((f"{self.name}_{each}", "k") for each in of_keys))
+
+    def row(self, symbol: str) -> KernelRow:
+        """One of the kernels as a row of a manifest, as the launcher knows kernels."""
+        return self.row_of(symbol, f"{self.name}.co")
+
+
+def _access_of(problem: Problem, tile: Tile) -> Access:
+    """How rows are reached; far ones are more than a buffer's offsets apart."""
+    gradients = problem.gradients
+    assert gradients is not None
+    dout = gradients.dout[-3] if problem.seqlen_q > 1 else 0
+    strides = problem.q.seq, problem.k.seq, problem.v.seq, dout
+    return "far" if max(strides) * ELEMENT_BYTES >= far_stride_bytes(tile) else "near"
+
+
+def _lds_bytes(traits: BackwardTraits, kernel: GeneralKernel) -> int:
+    """Of a kernel; 0 where it is not compiled."""
+    tile = traits.tile_of(kernel)
+    return 0 if tile is None else tile.lds_bytes
+
+
+@cache
+def backward_spec(traits: BackwardTraits) -> jit.BuildSpec:
+    """The sources and the flags of the kernels."""
+    values = {
+        "shared_structs": backward_structs(),
+        "kernel": traits.name,
+        "makes_dk_with_dv": int(traits.makes_dk_with_dv),
+        "dtype": elements_of(traits.arch, traits.dtype).products,
+        **{f"lds_bytes_of_{kernel}": _lds_bytes(traits, kernel) for kernel in _OF_KEYS},
+        **traits.template_values(),
+        **{name: x for name, x in traits.modifiers.values().items() if name != "sink"},
+    }
+    why = traits.why_built("backward pass")
+    return device_spec(traits.name, traits.arch, _TEMPLATE, values, _HEADERS, why)

@@ -1,0 +1,150 @@
+"""A general kernel that is loaded, and its launches."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...amd.code_object import CodeObject
+from ...planning.target import AmdTarget
+from ...problem.arguments import CuSeqlens, Descales, Tensors
+from ...problem.problem import Problem, Sizes, check_pages, element_bytes
+from ..launcher import TENSORS, AmdLaunch, BoundKernel
+from ..ready.key_split import ONE_SPLIT, Splits
+from .modifiers import (
+    address,
+    modifier_constants,
+    modifier_tensors,
+    packed_modifiers,
+    packed_p_descale,
+)
+from .split_choice import SplitChoice
+from .traits import GeneralTraits, row_of_built
+
+_WORD = (1 << 32) - 1
+
+
+class BoundGeneralKernel:
+    """A general kernel loaded on a device, for calls that differ in lengths and strides only."""
+
+    def __init__(
+        self, problem: Problem, target: AmdTarget, traits: GeneralTraits, code_object: CodeObject
+    ) -> None:
+        """Build and load the launcher and the kernel, as far as that has not been done.
+
+        Raises:
+            HipError: the HIP runtime cannot be used, or refuses the code object.
+            jitfmha.BuildError: the launcher does not compile.
+        """
+        row = row_of_built(traits, code_object.image)
+        self.kernel = BoundKernel(problem, target, row, code_object)
+        self._splits = SplitChoice(problem, target, row, traits.slices, traits.columns)
+        self._batch = problem.batch
+        self._constants = modifier_constants(problem)
+        self._slices = traits.slices
+        self._is_paged = problem.is_paged
+        self._kv_bytes = element_bytes(problem).kv
+
+    def launch_for(self, sizes: Sizes) -> GeneralLaunch:
+        """The launch for these lengths and strides."""
+        pages = (0, 0)
+        columns = self._slices, sizes.v[-1] * self._kv_bytes
+        if self._is_paged:
+            # The launcher is told of the rows of a page, the kernel of pages too.
+            pages = sizes.k[0] * self._kv_bytes, sizes.v[0] * self._kv_bytes
+            sizes = sizes._replace(k=sizes.k[1:], v=sizes.v[1:])
+        kernel, seqlen_k = self.kernel, sizes.seqlen_k
+        if kernel.is_group:
+            # What the caller does not tell: sequences count as equally long.
+            seqlen_k = -(-seqlen_k // self._batch)
+        splits = ONE_SPLIT if kernel.is_group else self._splits.splits(sizes.seqlen_q, seqlen_k)
+        launch = kernel.launch_for(sizes, splits, None)
+        return GeneralLaunch(
+            *(launch, self._splits, seqlen_k, pages, sizes.seqlen_k, self._constants, columns)
+        )
+
+
+class GeneralLaunch(NamedTuple):
+    """A bound kernel with all that it needs but the tensors' addresses.
+
+    Attributes:
+        launch: what a tuned kernel would need; in gm0 with the splits of the keys.
+        split_choice: gm1: decides about them by the longest sequences of each call.
+        mean_seqlen_k: of gm1's sequences without pages.
+        pages: strides between those of k and of v, in bytes.
+        page_size: keys of a page, where they are in pages.
+        constants: the numbers among the modifiers.
+        columns: slices of the output's, and bytes between those of v.
+    """
+
+    launch: AmdLaunch
+    split_choice: SplitChoice
+    mean_seqlen_k: int
+    pages: tuple[int, int]
+    page_size: int
+    constants: tuple[float, ...]
+    columns: tuple[int, int]
+
+    def __call__(self, tensors: Tensors) -> None:
+        """Start the kernel on torch's current stream; ``out`` and ``lse`` are written later.
+
+        Raises:
+            HipError: the HIP runtime refuses the launch. On the emulator also where the kernel does
+                what it must not, such as touching anything but these tensors.
+        """
+        kernel, sizes, seqlen_q, splits, _ = self.launch
+        q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, _, keys = tensors
+        table = None if keys is None else keys.block_table
+        sums: tuple[Tensor | None, ...] = (None,) * 4
+        scales = descales or _NO_DESCALES
+        max_seqlen_q = 0
+        if cu_seqlens is not None:
+            sums, given = cu_seqlens[:4], cu_seqlens.max_seqlen_q
+            # No sequence is longer than all rows together; workgroups without a tile end at once.
+            max_seqlen_q = seqlen_q if given is None else min(given, seqlen_q)
+            splits = self._splits_of_sequences(max_seqlen_q, cu_seqlens, table)
+        num_splits, workspace_floats = splits
+        workspace = None
+        if num_splits > 1:
+            workspace = q.new_empty(workspace_floats, dtype=torch.float32)
+        addresses = TENSORS.packer.pack(
+            *(address(x) for x in (q, k, v, out, lse, workspace, *sums, *scales[:3])),
+            *(max_seqlen_q, num_splits, kernel.current_stream(kernel.device_index)),
+        )
+        if table is not None and cu_seqlens is not None and kernel.launching is not None:
+            check_pages(cu_seqlens, table, k)
+        pages = self._packed_pages(table, k)
+        beside = *packed_p_descale(scales.p), *self.columns
+        modifying = packed_modifiers(modifiers, dropout, pages, self.constants, beside)
+        entry = kernel.launcher.jitfmha_general_fwd
+        if kernel.launching is None:
+            status = entry(kernel.call, sizes, addresses, modifying)
+        else:
+            read = *sums, table, *scales, *modifier_tensors(modifiers, dropout)
+            with kernel.launching((q, k, v, out, lse, workspace, *read)):
+                status = entry(kernel.call, sizes, addresses, modifying)
+        if status != 0:
+            raise kernel.error(status)
+
+    def _splits_of_sequences(
+        self, max_seqlen_q: int, cu_seqlens: CuSeqlens, table: Tensor | None
+    ) -> Splits:
+        """By the longest sequences, as far as anybody tells."""
+        seqlen_k = cu_seqlens.max_seqlen_k
+        if seqlen_k is None:
+            seqlen_k = self.mean_seqlen_k
+            if table is not None:
+                seqlen_k = table.shape[1] * self.page_size
+        return self.split_choice.splits(max_seqlen_q, seqlen_k)
+
+    def _packed_pages(self, table: Tensor | None, k: Tensor) -> tuple[int, ...]:
+        """What ``MODIFIERS`` has of pages, in order."""
+        if table is None:
+            return (0,) * 7
+        size = self.page_size
+        return table.data_ptr(), table.stride(0), *self.pages, size, _WORD // size, k.shape[0]
+
+
+_NO_DESCALES = Descales()

@@ -1,0 +1,264 @@
+"""What general kernels are made of: data types, tiles and waves, one file for each architecture.
+
+``gfx942.csv`` and ``gfx950.csv`` beside this module are what calls are planned from and what the
+templates are rendered with. A file has three tables, each a line with its name in brackets, a line
+of columns, and rows. Empty lines and those that begin with ``#`` say nothing. Bad data is an error
+that names the file, the line and the value; ``tile_rules.py`` says what must hold of the numbers.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+from ...problem.problem import Direction
+
+GeneralKernel = Literal["forward", "dq", "dk_and_dv", "dk", "dv"]
+"""Which results a kernel makes: those of forward, or gradients."""
+
+WithFeatures = Literal["none", "light one", "any"]
+"""How much a kernel has beside the plain computation; a light feature takes few registers."""
+
+Product = Literal["FP32", "BF16", "FP16", "FP8", "INT8"]
+"""Numbers as ``elements.h`` and ``number_formats.h`` name them."""
+
+PRODUCT_BYTES: Mapping[Product, int] = {"FP32": 4, "BF16": 2, "FP16": 2, "FP8": 1, "INT8": 1}
+WAVE = 64  # lanes
+
+_COLUMNS = {
+    "data types": ("dtype", "element", "scores", "products"),
+    "tiles": (
+        *("kernel", "dtypes", "hdim_q", "hdim_v", "slices"),
+        *("tile_q", "tile_k", "waves", "lds_bytes"),
+    ),
+    "waves of a SIMD": ("direction", "features", "held_registers", "waves_of_simd"),
+}
+_MOST_DIGITS = 9
+
+
+class TileTableError(ValueError):
+    """The data of general kernels cannot be used; the text names file, line and value."""
+
+
+class Elements(NamedTuple):
+    """What a data type is in C++.
+
+    Attributes:
+        line: of the file.
+        element: an element in memory.
+        scores: what products of queries and keys take.
+        products: what products of probabilities and values take.
+    """
+
+    line: int
+    dtype: str
+    element: Product
+    scores: Product
+    products: Product
+
+
+class Tile(NamedTuple):
+    """The shape of a kernel's work for calls with head dimensions up to some.
+
+    Attributes:
+        line: of the file.
+        dtypes: of queries.
+        slices: of the columns of the output, each of which has workgroups of its own.
+        tile_q, tile_k: queries and keys of a tile.
+        waves: of a workgroup.
+        lds_bytes: that the tiles of a workgroup take at most.
+    """
+
+    line: int
+    kernel: GeneralKernel
+    dtypes: tuple[str, ...]
+    hdim_q: int
+    hdim_v: int
+    slices: int
+    tile_q: int
+    tile_k: int
+    waves: int
+    lds_bytes: int
+
+    @property
+    def threads(self) -> int:
+        """Of a workgroup."""
+        return WAVE * self.waves
+
+    @property
+    def owns_queries(self) -> bool:
+        """Whether a workgroup's own rows are queries, which go through the keys they see."""
+        return self.kernel in ("forward", "dq")
+
+    @property
+    def own_rows(self) -> int:
+        """Rows that a workgroup has for itself: queries, or of a kernel of dk and dv keys."""
+        return self.tile_q if self.owns_queries else self.tile_k
+
+    @property
+    def other_rows(self) -> int:
+        """Rows of the tiles that it goes through."""
+        return self.tile_k if self.owns_queries else self.tile_q
+
+    @property
+    def direction(self) -> Direction:
+        """Of the pass that the kernel belongs to."""
+        return "forward" if self.kernel == "forward" else "backward"
+
+    def has_room_for(self, hdim_q: int, hdim_v: int) -> bool:
+        """Whether it serves these head dimensions."""
+        return hdim_q <= self.hdim_q and hdim_v <= self.hdim_v
+
+
+class SimdWaves(NamedTuple):
+    """How many waves share a SIMD where each holds up to so many registers.
+
+    Attributes:
+        line: of the file.
+        features: of the kernels that the row is for; the templates say what counts as one.
+        held_registers: vector registers that a wave holds throughout its loop.
+    """
+
+    line: int
+    direction: Direction
+    features: WithFeatures
+    held_registers: int
+    waves_of_simd: int
+
+
+class TileTable(NamedTuple):
+    """The file of one architecture."""
+
+    path: Path
+    elements: tuple[Elements, ...]
+    tiles: tuple[Tile, ...]
+    simd_waves: tuple[SimdWaves, ...]
+
+    def elements_of(self, dtype: str) -> Elements:
+        """The row of a data type that the chip has."""
+        return next(row for row in self.elements if row.dtype == dtype)
+
+    def tiles_of(self, direction: Direction, dtype: str) -> tuple[Tile, ...]:
+        """The rows that serve a data type of queries; none where nothing does."""
+        return tuple(
+            row for row in self.tiles if row.direction == direction and dtype in row.dtypes
+        )
+
+    def widest(self, direction: Direction, dtype: str) -> Tile | None:
+        """A row that serves the widest calls; None where none serves the data type."""
+        tiles = self.tiles_of(direction, dtype)
+        return max(tiles, key=lambda tile: (tile.hdim_q, tile.hdim_v), default=None)
+
+    def dtypes_of(self, direction: Direction) -> tuple[str, ...]:
+        """Data types of queries with a row."""
+        served = (row.dtypes for row in self.tiles if row.direction == direction)
+        return tuple(dict.fromkeys(dtype for dtypes in served for dtype in dtypes))
+
+    def simd_waves_of(self, direction: Direction, features: WithFeatures) -> tuple[SimdWaves, ...]:
+        """The rows for kernels of one kind, by the registers that a wave holds."""
+        kind = direction, features
+        return tuple(row for row in self.simd_waves if (row.direction, row.features) == kind)
+
+
+# ---- Reading -------------------------------------------------------------------------------------
+
+
+class _Line(NamedTuple):
+    """A row of a table, as it stands in the file."""
+
+    path: Path
+    number: int
+    cells: Mapping[str, str]
+
+    def error(self, text: str) -> TileTableError:
+        return TileTableError(f"{self.path}, line {self.number}: {text}")
+
+    def number_of(self, column: str) -> int:
+        text = self.cells[column]
+        # int() also takes "1_0" and digits of other scripts, and raises for very many digits.
+        if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS) or not int(text):
+            raise self.error(
+                f"{column} {text!r} is not a number from 1 up to {_MOST_DIGITS} digits"
+            )
+        return int(text)
+
+    def known(self, column: str, names: tuple[str, ...]) -> str:
+        text = self.cells[column]
+        if text not in names:
+            raise self.error(f"{column} {text!r} is not known; {', '.join(names)} are")
+        return text
+
+
+def read_table(path: Path) -> TileTable:
+    """A file as it is; whether it keeps the rules is not looked at.
+
+    Raises ``TileTableError`` for what is no table of this form, naming line and value.
+    """
+    tables = _read_lines(path)
+    return TileTable(
+        path,
+        tuple(_elements(line) for line in tables["data types"]),
+        tuple(_tile(line) for line in tables["tiles"]),
+        tuple(_simd_waves(line) for line in tables["waves of a SIMD"]),
+    )
+
+
+def _elements(line: _Line) -> Elements:
+    named = (line.known(x, get_args(Product)) for x in ("element", "scores", "products"))
+    return Elements(line.number, line.cells["dtype"], *named)  # type: ignore[arg-type]
+
+
+def _tile(line: _Line) -> Tile:
+    return Tile(
+        line.number,
+        line.known("kernel", get_args(GeneralKernel)),  # type: ignore[arg-type]
+        tuple(line.cells["dtypes"].split()),
+        *(line.number_of(column) for column in _COLUMNS["tiles"][2:]),
+    )
+
+
+def _simd_waves(line: _Line) -> SimdWaves:
+    return SimdWaves(
+        line.number,
+        line.known("direction", get_args(Direction)),  # type: ignore[arg-type]
+        line.known("features", get_args(WithFeatures)),  # type: ignore[arg-type]
+        line.number_of("held_registers"),
+        line.number_of("waves_of_simd"),
+    )
+
+
+def _read_lines(path: Path) -> dict[str, list[_Line]]:
+    """The rows of each table, cell by cell."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TileTableError(f"{path} cannot be read: {error}") from error
+    tables: dict[str, list[_Line]] = {}
+    name, columns = "", None
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        cells = [cell.strip() for cell in next(csv.reader([line]))]
+        where = _Line(path, number, dict(zip(columns or (), cells, strict=False)))
+        if line.startswith("["):
+            name, columns = line.strip("[] "), None
+            if name not in _COLUMNS or name in tables:
+                known = ", ".join(_COLUMNS)
+                raise where.error(f"the table {name!r} is not known, or here twice; {known} are")
+            tables[name] = []
+        elif not name:
+            raise where.error(f"{line!r} stands before the first table")
+        elif columns is None:
+            columns = _COLUMNS[name]
+            if tuple(cells) != columns:
+                raise where.error(f"the columns are {line!r}; expected {','.join(columns)}")
+        elif len(cells) != len(columns):
+            raise where.error(f"{line!r} has {len(cells)} cells; expected {len(columns)}")
+        else:
+            tables[name].append(where)
+    missing = [name for name in _COLUMNS if not tables.get(name)]
+    if missing:
+        raise TileTableError(f"{path} has no rows of {', '.join(missing)}")
+    return tables

@@ -1,0 +1,370 @@
+"""What a general kernel is compiled for, and the build that makes it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
+
+from ... import jit
+from ...amd.chips import Arch, architecture
+from ...amd.code_object import kernel_descriptors
+from ...amd.kernel_arguments import general_structs
+from ...amd.manifest import KernelRow
+from ...jit.elf import Elf
+from ...problem.arguments import Bf16Cvt
+from ...problem.problem import (
+    BF16_CVTS,
+    EIGHT_BIT_NAMES,
+    FP8_NAMES,
+    Feature,
+    Mode,
+    Problem,
+    element_bytes,
+)
+from .device_spec import device_spec
+from .tile_table import Elements, Tile
+from .tiles import tile_for, tile_table, waves_in_cpp
+
+Access = Literal["near", "far", "paged", "wide_pages"]
+
+_TEMPLATE = "general_fwd.hip"
+_HEADERS = ("bias_tiles.h", "dropout.h", "elements.h", "row_tiles.h", "scores.h")
+_ROUNDINGS: dict[Bf16Cvt, str] = {
+    "rtne": "nearest_even",
+    "rtna": "nearest_away",
+    "rtz": "towards_zero",
+}
+_BUFFER_REACH = 1 << 31
+_MOST_SHARED_HDIM = 192  # up to which kernels without features have two waves of a SIMD
+_WIDE_PAGE_ROWS = 16  # of which wide pages have a multiple; the threads of a wave have one
+_LSE_BYTES = 4
+# Up to here an error of 1e-7 of the cap is one of 1e-4 of a logit, below what 16 bits keep.
+_LARGE_SOFTCAP = 1024.0
+_WORD_END = 1 << 32  # a kernel's strides have 32 bits
+_SHORT_DTYPES = dict.fromkeys(FP8_NAMES.values(), "fp8")
+
+
+@dataclass(frozen=True)
+class GeneralModifiers:
+    """What happens to scores and probabilities beside the mask.
+
+    Attributes:
+        large_softcap: whether the soft cap is so large that it has to be exact in proportion to the
+            logits, not to itself.
+    """
+
+    bias: str = "none"
+    alibi: bool = False
+    softcap: bool = False
+    large_softcap: bool = False
+    sink: bool = False
+    sink_tokens: bool = False
+    dropout: bool = False
+
+    @classmethod
+    def of(cls, problem: Problem) -> GeneralModifiers:
+        """What a problem asks for."""
+        return cls(
+            bias=problem.bias_dtype or "none",
+            alibi=problem.has_alibi,
+            softcap=problem.logit_softcap > 0,
+            large_softcap=problem.logit_softcap > _LARGE_SOFTCAP,
+            sink=problem.has_sink,
+            sink_tokens=problem.sink_size > 0,
+            dropout=problem.dropout_p > 0,
+        )
+
+    def words(self) -> tuple[str, ...]:
+        """Those of a kernel's name."""
+        bias = () if self.bias == "none" else (f"bias_{self.bias}",)
+        named = ("alibi", "softcap", "large_softcap", "sink", "sink_tokens", "dropout")
+        return (*bias, *(name for name in named if getattr(self, name)))
+
+    def values(self) -> dict[str, str]:
+        """Those of the template."""
+        # "bool" is no name in C++.
+        bias = "boolean" if self.bias == "bool" else self.bias
+        return {name: str(value).lower() for name, value in vars(self).items()} | {"bias": bias}
+
+
+@dataclass(frozen=True)
+class SharedTraits(ABC):
+    """What general kernels of both directions are specialised on.
+
+    Attributes:
+        bf16_cvt: how float32 becomes bf16; "rtne" where there is no choice.
+        is_masked: whether there are keys that some queries do not see.
+        access: how rows are reached, as in the templates.
+        modifiers: what is compiled in beside the mask.
+    """
+
+    arch: Arch
+    dtype: str
+    hdim_q: int
+    hdim_v: int
+    mode: Mode
+    bf16_cvt: Bf16Cvt
+    is_masked: bool
+    access: Access
+    modifiers: GeneralModifiers
+
+    @property
+    @abstractmethod
+    def tile(self) -> Tile:
+        """The shape of the kernel's work; of a backward pass that of its first kernel."""
+
+    def row_of(self, symbol: str, file: str) -> KernelRow:
+        """A kernel as a row of a manifest, as the launcher knows kernels."""
+        is_group = self.mode == "gm1"
+        return KernelRow(
+            dtype="bf16" if self.dtype == "bf16" else "fp16",
+            hdim_q=self.hdim_q,
+            hdim_v=self.hdim_v,
+            mask=2 if self.is_masked else 0,
+            mode=int(is_group),
+            bf16_cvt=BF16_CVTS.index(self.bf16_cvt),
+            ts_qo=self.tile.own_rows,
+            ts_kv=self.tile.other_rows,
+            symbol=symbol,
+            file=file,
+            abi="jitfmha",
+            threads=self.tile.threads,
+            grid="heads_batches_tiles_splits" if is_group else "xcd_heads_tiles_splits",
+        )
+
+    def template_values(self) -> dict[str, object]:
+        """Those that both templates have."""
+        return {
+            "hdim_q": self.hdim_q,
+            "hdim_v": self.hdim_v,
+            "is_group": cpp_bool(self.mode == "gm1"),
+            "is_masked": cpp_bool(self.is_masked),
+            "access": self.access,
+            "rounding": _ROUNDINGS[self.bf16_cvt],
+            "own_rows": self.tile.own_rows,
+            "other_rows": self.tile.other_rows,
+            "waves": self.tile.waves,
+            "lds_bytes": self.tile.lds_bytes,
+            "waves_with_features": waves_in_cpp(self.arch, self.tile.direction, "any"),
+            "wide_page_rows": _WIDE_PAGE_ROWS,
+        }
+
+    def why_built(self, what: str) -> str:
+        """For whom: the first ``what`` of its kind."""
+        return (
+            f"the first {self.dtype} {what} in {self.mode} with hdim "
+            f"{self.hdim_q}x{self.hdim_v}{' and a mask' if self.is_masked else ''}"
+            f"{''.join(f', {word}' for word in self.modifiers.words())} on {self.arch}"
+        )
+
+
+@dataclass(frozen=True)
+class GeneralTraits(SharedTraits):
+    """Everything that a general kernel is specialised on.
+
+    Attributes:
+        kv_dtype: that of keys and values.
+        has_descales: whether there are scales of 8-bit inputs.
+        has_int8_probabilities: whether probabilities become int8 before they meet values.
+        has_column_major_v: whether keys lie side by side in v.
+        stacks_heads: whether the query heads that share a key head are rows of the same tiles.
+    """
+
+    kv_dtype: str
+    has_descales: bool = False
+    has_int8_probabilities: bool = False
+    has_column_major_v: bool = False
+    stacks_heads: bool = False
+
+    @classmethod
+    def of(cls, problem: Problem, arch: Arch) -> GeneralTraits:
+        """What a problem asks for; there has to be a tile with room for it."""
+        tile = forward_tile(arch, problem.dtype, problem.hdim_q, problem.hdim_v)
+        return cls(
+            arch=arch,
+            dtype=problem.dtype,
+            hdim_q=problem.hdim_q,
+            hdim_v=problem.hdim_v,
+            mode=problem.mode,
+            bf16_cvt=problem.bf16_cvt if has_roundings(arch, problem.dtype) else "rtne",
+            is_masked=not problem.mask.is_none,
+            access=access_of(problem, tile),
+            modifiers=GeneralModifiers.of(problem),
+            kv_dtype=problem.kv_dtype,
+            has_descales=not problem.features.isdisjoint(
+                (Feature.DESCALES, Feature.INT8_PROBABILITIES)
+            ),
+            has_int8_probabilities=problem.has_p_descale,
+            has_column_major_v=problem.has_column_major_v,
+            stacks_heads=stacks_heads(problem, tile),
+        )
+
+    @property
+    def tile(self) -> Tile:
+        """The shape of the kernel's work."""
+        return forward_tile(self.arch, self.dtype, self.hdim_q, self.hdim_v)
+
+    @property
+    def slices(self) -> int:
+        """Into how many slices the columns of the output are divided."""
+        return self.tile.slices
+
+    @property
+    def columns(self) -> int:
+        """Of a slice."""
+        if self.slices == 1:
+            return self.hdim_v
+        return -(-self.hdim_v // (8 * self.slices)) * 8
+
+    @property
+    def out_dtype(self) -> str:
+        """Of the output."""
+        return "bf16" if self.dtype in EIGHT_BIT_NAMES else self.dtype
+
+    @property
+    def name(self) -> str:
+        """The kernel's name, which is also its symbol."""
+        words = (
+            f"fmha_fwd_general_hd{self.hdim_q}x{self.hdim_v}",
+            _SHORT_DTYPES.get(self.dtype, self.dtype),
+            self.bf16_cvt if has_roundings(self.arch, self.dtype) else "",
+            "int8kv" if self.kv_dtype != self.dtype else "",
+            "descales" if self.has_descales else "",
+            "int8p" if self.has_int8_probabilities else "",
+            "column_major_v" if self.has_column_major_v else "",
+            "window" if self.is_masked else "",
+            *self.modifiers.words(),
+            "" if self.access == "near" else self.access,
+            "stacked" if self.stacks_heads else "",
+            self.mode,
+            self.arch,
+        )
+        return "_".join(word for word in words if word)
+
+    @property
+    def combine_name(self) -> str:
+        """The name of the kernel that makes the output where keys are split."""
+        return f"{self.name}_combine"
+
+    def row(self) -> KernelRow:
+        """The kernel as a row of a manifest, as the launcher knows kernels."""
+        return replace(
+            self.row_of(self.name, f"{self.name}.co"),
+            combine_symbol=self.combine_name,
+            stacks_heads=self.stacks_heads,
+        )
+
+
+def has_roundings(arch: Arch, dtype: str) -> bool:
+    """Whether there are several ways to the output's dtype: gfx950 rounds in hardware."""
+    return arch == "gfx942" and dtype == "bf16"
+
+
+def forward_tile(arch: Arch, dtype: str, hdim_q: int, hdim_v: int) -> Tile:
+    """The tile of a call that forward serves."""
+    tile = tile_for(arch, "forward", dtype, hdim_q, hdim_v)
+    assert tile is not None, f"no tile of {arch} for {dtype}, hdim {hdim_q}x{hdim_v}"
+    return tile
+
+
+def elements_of(arch: Arch, dtype: str) -> Elements:
+    """What a data type is in C++."""
+    return tile_table(arch).elements_of(dtype)
+
+
+def far_stride_bytes(tile: Tile) -> int:
+    """From where on a tile's loads reach further than a buffer: each row has an address then."""
+    return _BUFFER_REACH // tile.other_rows
+
+
+def access_of(problem: Problem, tile: Tile) -> Access:
+    """How keys and values are reached; far ones are more than a buffer's offsets apart."""
+    stride = max(problem.k.seq, problem.v.seq) * element_bytes(problem).kv
+    is_far = stride >= far_stride_bytes(tile)
+    if problem.is_paged:
+        # Biases and dropout need the scalar registers that a wave's page would take.
+        is_wide = not (is_far or problem.bias_dtype or problem.dropout_p)
+        return "wide_pages" if is_wide and problem.seqlen_k % _WIDE_PAGE_ROWS == 0 else "paged"
+    return "far" if is_far else "near"
+
+
+def stacks_heads(problem: Problem, tile: Tile) -> bool:
+    """Whether the query heads that share a key head are rows of the same tiles.
+
+    That reads keys and values once for all of them, and pays where a tile of one head's queries
+    would be half empty. The lengths of gm1's sequences are on the GPU: they count as equally long.
+    """
+    if problem.is_empty or problem.gqa == 1:
+        return False
+    # Stacked heads have one scale.
+    if problem.has_query_head_descale or problem.has_p_descale:
+        return False
+    sequences = problem.batch if problem.mode == "gm1" else 1
+    if problem.seqlen_q > tile.tile_q // 2 * sequences:
+        return False
+    bytes_of = element_bytes(problem)
+    stride = max(problem.q.head * bytes_of.q, problem.out.head * bytes_of.out)
+    return problem.gqa * max(stride, problem.seqlen_q * _LSE_BYTES) < _WORD_END
+
+
+def row_of_built(traits: GeneralTraits, image: bytes) -> KernelRow:
+    """The row of a kernel whose code object says how many of its waves share a SIMD."""
+    descriptor = kernel_descriptors(Elf(image))[traits.name]
+    chip = architecture(traits.arch)
+    by_registers = chip.simd_vgprs // descriptor.vgprs
+    by_lds = chip.lds_bytes // descriptor.lds_bytes
+    return replace(traits.row(), waves_of_simd=min(by_registers, by_lds))
+
+
+@cache
+def kernel_spec(traits: GeneralTraits) -> jit.BuildSpec:
+    """The sources and the flags of a kernel."""
+    of_queries, of_keys, of_output = (
+        elements_of(traits.arch, dtype)
+        for dtype in (traits.dtype, traits.kv_dtype, traits.out_dtype)
+    )
+    values = {
+        "shared_structs": general_structs(),
+        "kernel": traits.name,
+        "combine_kernel": traits.combine_name,
+        "slices": traits.slices,
+        "columns": traits.columns,
+        "stacks_heads": cpp_bool(traits.stacks_heads),
+        "waves_without_features": waves_in_cpp(traits.arch, "forward", "none"),
+        "chip_lds_bytes": architecture(traits.arch).lds_bytes,
+        "waves_with_light_one": waves_in_cpp(traits.arch, "forward", "light one"),
+        "query_element": of_queries.element,
+        "key_element": of_keys.element,
+        "out_element": of_output.element,
+        "score_dtype": of_queries.scores,
+        "dtype": of_queries.products,
+        "descales": cpp_bool(traits.has_descales),
+        "int8_probabilities": cpp_bool(traits.has_int8_probabilities),
+        "column_major_v": cpp_bool(traits.has_column_major_v),
+        **traits.template_values(),
+        **traits.modifiers.values(),
+    }
+    why = traits.why_built("call")
+    return device_spec(
+        *(traits.name, traits.arch, _TEMPLATE, values, _HEADERS, why),
+        packs_floats=_packs_floats(traits),
+    )
+
+
+def _packs_floats(traits: GeneralTraits) -> bool:
+    """Whether packed float32 takes less time than instructions that overlap with matrix products.
+
+    By the cost model it does where the products take less of the time than the rest: on gfx950 with
+    features but a bias alone, and with heads so wide that a wave has a SIMD to itself.
+    """
+    if max(traits.hdim_q, traits.hdim_v) > _MOST_SHARED_HDIM:
+        return True
+    beside_bias = replace(traits.modifiers, bias="none")
+    return traits.arch == "gfx950" and beside_bias != GeneralModifiers()
+
+
+def cpp_bool(value: bool) -> str:
+    """As C++ writes it."""
+    return str(value).lower()

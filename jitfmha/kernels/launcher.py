@@ -1,0 +1,451 @@
+"""The host launcher of the AMD kernels: rendered, built, and bound to a kernel and a call.
+
+The launcher is C++ (``csrc_templates/amd/fmha_fwd_launcher.cpp.in``). It packs the kernels'
+arguments and goes to whichever HIP runtime it is given: the one that torch uses, or what stands in
+for it. What is launched, and into how many splits, is planned elsewhere (``kernels/tuned``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from .. import jit
+from ..amd.backward_manifest import BackwardRow
+from ..amd.code_object import CodeObject
+from ..amd.kernel_arguments import (
+    AITER_ARGUMENTS,
+    AITER_DQ_ARGUMENTS,
+    AITER_GRADIENT_ARGUMENTS,
+    AITER_ROW_SUM_ARGUMENTS,
+    BACKWARD_ARGUMENTS,
+    DIVISOR,
+    GENERAL_ARGUMENTS,
+    GRADIENT_TENSORS,
+    JITFMHA_ARGUMENTS,
+    MODIFIERS,
+    STACKED_HEADS,
+    TENSOR_STRIDES,
+    Abi,
+)
+from ..amd.manifest import GRIDS, KernelRow
+from ..amd.runtime import HipError
+from ..jit.shared_struct import BOOL, FLOAT, INT32, INT64, Array, Pointer, SharedStruct
+from ..planning.target import AmdTarget
+from ..problem.arguments import Descales, Tensors, new_tuple
+from ..problem.problem import DescaleStrides, PlainSizes, Problem, element_bytes
+
+_TEMPLATE = "amd/fmha_fwd_launcher.cpp.in"
+_ABIS: tuple[Abi, ...] = get_args(Abi)
+
+KERNEL_TRAITS = SharedStruct(
+    "KernelTraits",
+    {
+        **dict.fromkeys(("abi", "grid"), INT32),  # an Abi, a GridShape
+        **dict.fromkeys(("hdim_q", "hdim_v", "mask", "ts_qo", "threads"), INT32),
+        **dict.fromkeys(("q_bytes", "kv_bytes", "out_bytes"), INT32),  # of an element
+        "xcds": INT32,  # of the chip
+        "slots": INT32,  # workgroups that the device runs at a time
+        **dict.fromkeys(("is_group", "is_gfx942", "stacks_heads"), BOOL),
+    },
+)
+_STRIDES = SharedStruct("Strides", dict.fromkeys(("batch", "seq", "head", "hdim"), INT64))
+_DESCALE_STRIDES = SharedStruct("DescaleStrides", dict.fromkeys(("batch", "head"), INT64))
+# What stays the same from call to call of one kind.
+CALL = SharedStruct(
+    "Call",
+    {
+        "kernel": Pointer("const void"),
+        **dict.fromkeys(("batch", "heads_q", "heads_k"), INT64),
+        **dict.fromkeys(("q_descale", "k_descale", "v_descale"), _DESCALE_STRIDES),
+        "softmax_scale": FLOAT,
+    },
+)
+# In elements, and as torch gives them: strides of dimensions of size 1 may be anything.
+SIZES = SharedStruct(
+    "Sizes",
+    {
+        **dict.fromkeys(("seqlen_q", "seqlen_k"), INT64),  # gm1: the packed rows
+        **dict.fromkeys(("q", "k", "v", "out"), _STRIDES),
+    },
+)
+TENSORS = SharedStruct(
+    "Tensors",
+    {
+        **dict.fromkeys(("q", "k", "v"), Pointer("const char")),
+        "out": Pointer("char"),
+        "lse": Pointer("float"),
+        "workspace": Pointer("float"),  # of splits; of backward, turns; null: neither
+        **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), Pointer("const int")),
+        **dict.fromkeys(("cu_seqlens_q_padded", "cu_seqlens_k_padded"), Pointer("const int")),
+        **dict.fromkeys(("q_descale", "k_descale", "v_descale"), Pointer("const float")),
+        "max_seqlen_q": INT64,  # gm1
+        "num_splits": INT64,
+        # Here, so that the launcher's functions take bytes alone, which ctypes need not convert.
+        "stream": Pointer(),
+    },
+)
+# One kernel of a backward pass, and whose rows its workgroups have.
+BACKWARD_KERNEL = SharedStruct(
+    "LaunchedBackwardKernel",
+    {
+        "call": CALL,
+        "heads": INT64,  # query heads, or key heads
+        "rows": INT64,  # of a workgroup
+        "has_rows_of_keys": BOOL,
+    },
+)
+MOST_BACKWARD_KERNELS = 3  # of one pass
+# A backward pass that is compiled or this package's own: what stays the same from call to call.
+BACKWARD_PASS = SharedStruct(
+    "BackwardPass",
+    {
+        "kernels": Array(BACKWARD_KERNEL, MOST_BACKWARD_KERNELS),
+        "kernel_count": INT64,
+        "sizes": SIZES,
+    },
+)
+BACKWARD_TENSORS = SharedStruct(
+    "BackwardTensors",
+    {
+        "attention": TENSORS,
+        "gradients": GRADIENT_TENSORS,
+        "max_seqlen_k": INT64,  # the longest sequence of keys
+    },
+)
+# A backward pass of AMD's kernels: their arguments but for addresses and what follows from the
+# longest sequences, which are of each call.
+AITER_BACKWARD = SharedStruct(
+    "AiterBackward",
+    {
+        "row_sum_arguments": AITER_ROW_SUM_ARGUMENTS,
+        "gradient_arguments": AITER_GRADIENT_ARGUMENTS,
+        "dq_arguments": AITER_DQ_ARGUMENTS,
+        **dict.fromkeys(("row_sum_kernel", "gradient_kernel"), Pointer("const void")),
+        "dq_kernel": Pointer("const void"),  # null: there is none
+        **dict.fromkeys(("batch", "heads"), INT64),
+        **dict.fromkeys(("row_sum_rows", "gradient_rows", "dq_rows"), INT64),  # of a workgroup
+        "has_tile_pairs": BOOL,
+        "has_shuffled_dq": BOOL,  # in tiles of 16 rows
+    },
+)
+AITER_BACKWARD_TENSORS = SharedStruct(
+    "AiterBackwardTensors",
+    {
+        **dict.fromkeys(("q", "k", "v", "out", "dout"), Pointer("const void")),
+        **dict.fromkeys(("lse", "row_sums"), Pointer("const void")),
+        "dq_acc": Pointer(
+            "const void"
+        ),  # what dq is added up in; dq itself where no kernel follows
+        **dict.fromkeys(("dq", "dk", "dv"), Pointer("const void")),
+        **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), Pointer("const void")),
+        **dict.fromkeys(("cu_seqlens_q_padded", "cu_seqlens_k_padded"), Pointer("const void")),
+        **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), INT64),
+        "stream": Pointer(),
+    },
+)
+_pack_sizes, _pack_tensors = SIZES.packer.pack, TENSORS.packer.pack
+_NO_DESCALES = Descales()
+
+SplitsOf = Callable[[int], tuple[int, int]]
+"""Longest sequence of q -> num_splits, and how many float32 values the splits leave."""
+
+
+_LINKAGE = 'extern "C" __attribute__((visibility("default")))'
+
+
+def launcher_source(linkage: str) -> str:
+    """The launcher's C++, with functions that are declared with ``linkage``."""
+    structs = (
+        *(DIVISOR, JITFMHA_ARGUMENTS, AITER_ARGUMENTS),
+        *(MODIFIERS, STACKED_HEADS, GENERAL_ARGUMENTS),
+        *(TENSOR_STRIDES, GRADIENT_TENSORS, BACKWARD_ARGUMENTS),
+        *(KERNEL_TRAITS, _STRIDES, _DESCALE_STRIDES, CALL, SIZES, TENSORS),
+        *(BACKWARD_KERNEL, BACKWARD_PASS, BACKWARD_TENSORS),
+        *(AITER_ROW_SUM_ARGUMENTS, AITER_GRADIENT_ARGUMENTS, AITER_DQ_ARGUMENTS),
+        *(AITER_BACKWARD, AITER_BACKWARD_TENSORS),
+    )
+    values = {
+        "origin": f"Rendered from csrc_templates/{_TEMPLATE}.",
+        "linkage": linkage,
+        "abis": ", ".join(_ABIS),
+        "grids": ", ".join(GRIDS),
+        "shared_structs": "\n\n".join(each.cpp() for each in structs),
+    }
+    return jit.render(_TEMPLATE, values)
+
+
+@cache
+def launcher_spec() -> jit.BuildSpec:
+    """The source and the flags of the launcher."""
+    return jit.BuildSpec(
+        name="amd_fmha_fwd",
+        sources={"fmha_fwd_launcher.cpp": launcher_source(_LINKAGE)},
+        cflags=("-std=c++17", "-O2", "-fvisibility=hidden"),
+        ldflags=("-ldl",),
+        why="the first call on an AMD GPU",
+    )
+
+
+class BoundKernel:
+    """A kernel loaded on a device, with what is the same for all calls of a kind."""
+
+    def __init__(
+        self, problem: Problem, target: AmdTarget, row: KernelRow, code_object: CodeObject
+    ) -> None:
+        """Build and load the launcher and the kernel, as far as that has not been done.
+
+        Raises:
+            HipError: the HIP runtime cannot be used, or refuses the code object.
+            jitfmha.BuildError: the launcher does not compile.
+        """
+        self.launcher = load_launcher(launcher_spec())
+        self.entry = self.launcher.jitfmha_fwd
+        self.device_index = target.device_index
+        self.current_stream = target.runtime.current_stream
+        self.launching = target.runtime.launching
+        self.is_fp8 = problem.is_fp8
+        self.is_group = problem.mode == "gm1"
+        # Complete before any launch: one that is captured, or on another stream, waits for nothing.
+        self.one = target.runtime.scale_of_one(target.device_index) if self.is_fp8 else None
+        kernel = self._load(problem, target, row, code_object)
+        self.call = CALL.packer.pack(
+            *(kernel, problem.batch, problem.heads_q, problem.heads_k),
+            *_descale_strides(problem.q_descale),
+            *_descale_strides(problem.k_descale),
+            *_descale_strides(problem.v_descale),
+            problem.softmax_scale,
+        )
+
+    def launch_for(
+        self,
+        sizes: PlainSizes,
+        splits: tuple[int, int],
+        splits_of: SplitsOf | None,
+    ) -> AmdLaunch:
+        """The launch for these lengths and strides.
+
+        Args:
+            splits: num_splits, and how many float32 values the splits leave.
+            splits_of: gm1: where they follow from the longest sequence of each call.
+        """
+        # Written out: with stars in the call it would take longer.
+        q0 = k0 = v0 = o0 = 0
+        if self.is_group:
+            seqlen_q, seqlen_k, (q1, q2, q3), (k1, k2, k3), (v1, v2, v3), (o1, o2, o3) = sizes
+        else:
+            seqlen_q, seqlen_k, q, k, v, out = sizes
+            (q0, q1, q2, q3), (k0, k1, k2, k3), (v0, v1, v2, v3), (o0, o1, o2, o3) = q, k, v, out
+        # fmt: off
+        packed = _pack_sizes(
+            seqlen_q, seqlen_k,
+            q0, q1, q2, q3, k0, k1, k2, k3, v0, v1, v2, v3, o0, o1, o2, o3,
+        )
+        # fmt: on
+        return new_tuple(AmdLaunch, (self, packed, seqlen_q, splits, splits_of))
+
+    def descales(self, given: Descales | None) -> list[Tensor]:
+        """The scales of fp8 inputs, with 1 in place of those that were not given."""
+        one = self.one
+        assert one is not None, "only kernels for fp8 take scales"
+        return [one if x is None else x for x in (given or _NO_DESCALES)[:3]]
+
+    def error(self, status: int) -> HipError:
+        """Why the launcher's last function failed."""
+        return error_of(self.launcher, status)
+
+    def _load(
+        self, problem: Problem, target: AmdTarget, row: KernelRow, code_object: CodeObject
+    ) -> int:
+        traits = KERNEL_TRAITS.packer.pack(
+            *(_ABIS.index(row.abi), GRIDS.index(row.grid), row.hdim_q, row.hdim_v, row.mask),
+            *(row.ts_qo, row.threads, *element_bytes(problem), target.chip.xcds),
+            row.workgroups_of_unit * target.compute_units,
+            *(row.mode == 1, target.arch == "gfx942", row.stacks_heads),
+        )
+        names = row.file, row.symbol, row.combine_symbol or ""
+        return load_kernel(self.launcher, target, traits, names, code_object.image)
+
+
+class AmdLaunch(NamedTuple):
+    """A bound kernel with all that it needs but the tensors' addresses.
+
+    Attributes:
+        sizes: packed as the launcher reads them.
+        seqlen_q: gm0 of every sequence, gm1 of all together.
+        splits: num_splits, and how many float32 values the splits leave.
+        splits_of: gm1: where the splits follow from the longest sequence of each call.
+    """
+
+    kernel: BoundKernel
+    sizes: bytes
+    seqlen_q: int
+    splits: tuple[int, int]
+    splits_of: SplitsOf | None
+
+    def __call__(self, tensors: Tensors) -> None:
+        """Start the kernel on torch's current stream; ``out`` and ``lse`` are written later.
+
+        Raises:
+            HipError: the HIP runtime refuses the launch. On the emulator also where the kernel does
+                what it must not, such as touching anything but these tensors.
+        """
+        kernel, sizes, seqlen_q, (num_splits, workspace_floats), splits_of = self
+        # A star in place of the last ones would take longer.
+        q, k, v, out, lse, cu_seqlens, descales, _, _, _, _ = tensors
+        max_seqlen_q = 0
+        sums_q = sums_k = padded_q = padded_k = 0
+        if cu_seqlens is not None:
+            q_sums, k_sums, q_padded, k_padded, given, _ = cu_seqlens
+            # No sequence is longer than all rows together; workgroups without a tile end at once.
+            max_seqlen_q = seqlen_q if given is None or given > seqlen_q else given
+            sums_q = sums_k = q_sums.data_ptr()
+            if k_sums is not q_sums:
+                sums_k = k_sums.data_ptr()
+            padded_q = sums_q if q_padded is q_sums else q_padded.data_ptr()
+            padded_k = sums_k if k_padded is k_sums else k_padded.data_ptr()
+            if splits_of is not None:
+                num_splits, workspace_floats = splits_of(max_seqlen_q)
+        workspace = None
+        if num_splits > 1:
+            workspace = q.new_empty(workspace_floats, dtype=torch.float32)
+        scales: Sequence[Tensor] = ()
+        scale_q = scale_k = scale_v = 0
+        if kernel.is_fp8:
+            scales = kernel.descales(descales)
+            scale_q, scale_k, scale_v = [x.data_ptr() for x in scales]
+        # Written out: with a star in the call it would take longer.
+        addresses = _pack_tensors(
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            out.data_ptr(),
+            0 if lse is None else lse.data_ptr(),
+            0 if workspace is None else workspace.data_ptr(),
+            sums_q,
+            sums_k,
+            padded_q,
+            padded_k,
+            scale_q,
+            scale_k,
+            scale_v,
+            max_seqlen_q,
+            num_splits,
+            kernel.current_stream(kernel.device_index),
+        )
+        if kernel.launching is None:
+            status = kernel.entry(kernel.call, sizes, addresses)
+        else:
+            read = (*(cu_seqlens or ())[:4], *scales)
+            with kernel.launching((q, k, v, out, lse, workspace, *read)):
+                status = kernel.entry(kernel.call, sizes, addresses)
+        if status != 0:
+            raise kernel.error(status)
+
+
+class BoundAiterBackward:
+    """The kernels of a backward pass of AMD's, loaded on a device."""
+
+    def __init__(
+        self, target: AmdTarget, kernels: Sequence[tuple[BackwardRow, CodeObject] | None]
+    ) -> None:
+        """Build and load the launcher and the kernels, as far as that has not been done.
+
+        Args:
+            kernels: those of row sums, gradients and dq; None for the last where there is none.
+
+        Raises:
+            HipError: the HIP runtime cannot be used, or refuses a code object.
+            jitfmha.BuildError: the launcher does not compile.
+        """
+        self.launcher = load_launcher(launcher_spec())
+        self.entry = self.launcher.jitfmha_aiter_bwd
+        self.device_index = target.device_index
+        self.current_stream = target.runtime.current_stream
+        self.launching = target.runtime.launching
+        self.addresses = [0 if x is None else self._load(target, *x) for x in kernels]
+
+    def run(self, packed: bytes, tensors: bytes, touched: Iterable[Tensor | None]) -> None:
+        """Start the kernels on the stream that ``tensors`` names.
+
+        Args:
+            packed: an ``AITER_BACKWARD``.
+            tensors: an ``AITER_BACKWARD_TENSORS``.
+            touched: what the kernels read and write.
+
+        Raises:
+            HipError: the HIP runtime refuses a launch. On the emulator also where a kernel does
+                what it must not, such as touching anything else.
+        """
+        if self.launching is None:
+            status = self.entry(packed, tensors)
+        else:
+            with self.launching(touched):
+                status = self.entry(packed, tensors)
+        if status != 0:
+            raise error_of(self.launcher, status)
+
+    def _load(self, target: AmdTarget, row: BackwardRow, code_object: CodeObject) -> int:
+        traits = KERNEL_TRAITS.ctype(threads=row.threads, xcds=target.chip.xcds)
+        names = row.file, row.symbol, ""
+        return load_kernel(self.launcher, target, bytes(traits), names, code_object.image)
+
+
+def load_kernel(
+    launcher: ctypes.CDLL,
+    target: AmdTarget,
+    traits: bytes,
+    names: tuple[str, str, str],
+    image: bytes,
+) -> int:
+    """The address by which the launcher knows a kernel, loaded on the target's device.
+
+    ``names`` are those of the file, of the kernel and of the one that combines splits, or "".
+
+    Raises ``HipError`` where the HIP runtime cannot be used, or refuses the image.
+    """
+    runtime = launcher.jitfmha_open_runtime(target.runtime.library_path.encode())
+    if not runtime:
+        raise error_of(launcher, -1)
+    kernel = ctypes.c_void_p()
+    status = launcher.jitfmha_load(
+        *(runtime, target.device_index, traits, *(name.encode() for name in names)),
+        *(image, len(image), ctypes.byref(kernel)),
+    )
+    if status != 0 or kernel.value is None:
+        raise error_of(launcher, status)
+    return kernel.value
+
+
+def error_of(launcher: ctypes.CDLL, status: int) -> HipError:
+    """Why this thread's last call of the launcher failed."""
+    text: bytes = launcher.jitfmha_last_error()
+    return HipError(status, text.decode(errors="replace"))
+
+
+def load_launcher(spec: jit.BuildSpec) -> ctypes.CDLL:
+    """The loaded library. Functions get types where ctypes would cut pointers in half without."""
+    library = jit.load(spec)
+    pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
+    for name, result, arguments in (
+        ("jitfmha_last_error", text, []),
+        ("jitfmha_open_runtime", pointer, [text]),
+        (
+            *("jitfmha_load", integer),
+            [pointer, integer, text, text, text, text, text, ctypes.c_size_t, pointer],
+        ),
+    ):
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    # Those that launch take bytes alone, and go without: to convert what has a type takes longer.
+    return library
+
+
+def _descale_strides(strides: DescaleStrides | None) -> tuple[int, int]:
+    return strides or (0, 0)

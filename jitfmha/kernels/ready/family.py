@@ -1,0 +1,227 @@
+"""The tuned family: code objects of ``hsa/``, or of a tree that the environment names.
+
+A kernel is chosen tree by tree: the first that has a row for the problem, whose kernel has no limit
+in the way, and whose code object is what it should be. Of our own rows, which differ in their
+tiles, that with the best tile is taken.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import torch
+
+from ...planning.plan import Kernel, Launch, Reason, Refusal
+from ...planning.target import AmdTarget, Target
+from ...problem.arguments import Tensors
+from ...problem.memory import write_zeros
+from ...problem.problem import BF16_CVTS, DTYPE_FEATURES, Feature, PlainSizes, Problem
+from ..ready_plan import ReadyPlan
+from ..rules import reasons_of
+from .limits import DTYPE_RULE, SIZE_RULES, are_far_from_limits, reasons_of_row
+from .policy import Wanted, has_conversions, mask_column, row_serves
+from .tile_choice import TileChoice
+
+if TYPE_CHECKING:
+    from ...amd.code_object import CodeObject
+    from ...amd.manifest import KernelDtype, KernelRow, Tree
+    from ..launcher import BoundKernel
+
+NAME = "tuned"
+SERVES = frozenset(
+    {
+        Feature.BF16,
+        Feature.FP16,
+        Feature.FP8_E4M3FNUZ,
+        Feature.FP8_E4M3FN,
+        Feature.DESCALES,
+        Feature.GROUP_MODE,
+        Feature.PADDED_SEQUENCES,
+        Feature.CAUSAL_MASK,
+        Feature.TOP_LEFT_MASK,
+        Feature.LSE,
+    }
+)
+
+_RULES = (DTYPE_RULE, *SIZE_RULES)
+_MODES = ("gm0", "gm1")
+_MASK_NAMES = ("none", "causal (top-left)", "causal (bottom-right)")
+
+
+def propose(problem: Problem, target: Target) -> TunedPlan | Refusal:
+    """The kernel of the first tree that serves ``problem``."""
+    assert isinstance(target, AmdTarget)
+    for tree in target.trees:
+        tree.warn_of_oddities()
+    broken = tuple(reasons_of(_RULES, problem, target.arch))
+    passed_over: list[Reason] = []
+    for tree in target.trees if not broken else ():
+        found = _choice_in(tree, problem, target)
+        if isinstance(found, Choice):
+            return TunedPlan(problem, target, found, tuple(passed_over))
+        passed_over.extend(found)
+    return Refusal(tuple(passed_over) or reasons(problem, target))
+
+
+def reasons(problem: Problem, target: Target) -> tuple[Reason, ...]:
+    """Every rule that ``problem`` breaks, and every tree without a kernel for it."""
+    assert isinstance(target, AmdTarget)
+    if not target.trees:
+        return (Reason("This version ships no code objects for {arch}.", arch=target.arch),)
+    broken = tuple(reasons_of(_RULES, problem, target.arch))
+    if DTYPE_FEATURES[problem.dtype] not in SERVES:
+        return broken  # Of other data types no tree has kernels, which is said once.
+    trees = (tree for tree in target.trees if not _rows(tree, problem, target))
+    return (*broken, *(_no_row(tree, problem, target) for tree in trees))
+
+
+class Choice(NamedTuple):
+    """A kernel that serves a problem, and what it was chosen from."""
+
+    tree: Tree
+    row: KernelRow
+    code_object: CodeObject
+    tiles: TileChoice
+
+
+def _choice_in(tree: Tree, problem: Problem, target: AmdTarget) -> Choice | list[Reason]:
+    rows = _rows(tree, problem, target)
+    if not rows:
+        return [_no_row(tree, problem, target)]
+    tiles = TileChoice(rows, problem, target)
+    row = tiles.tile_for(problem.seqlen_q, problem.seqlen_k).row
+    limits = reasons_of_row(problem, target, row)
+    if limits:
+        return [Reason("{tree}: {reason}", tree=tree, reason=reason) for reason in limits]
+    code_object = tree.code_object(row)
+    if isinstance(code_object, Exception):
+        return [Reason("{tree}: {error}", tree=tree, error=code_object)]
+    return Choice(tree, row, code_object, tiles)
+
+
+def _rows(tree: Tree, problem: Problem, target: AmdTarget) -> list[KernelRow]:
+    """The manifest's rows for a problem: one, or where there are tiles to choose from several."""
+    wanted = Wanted(
+        dtype=_row_dtype(problem),
+        hdim_q=problem.hdim_q,
+        hdim_v=problem.hdim_v,
+        mask=_mask_column(problem),
+        mode=_MODES.index(problem.mode),
+        bf16_cvt=BF16_CVTS.index(problem.bf16_cvt),
+    )
+    return [row for row in tree.rows if row_serves(row, wanted, target.arch)]
+
+
+def _no_row(tree: Tree, problem: Problem, target: AmdTarget) -> Reason:
+    return Reason(
+        "{tree}: no kernel for {dtype}, hdim {hdim_q}x{hdim_v}, mask {mask}, {mode}{cvt} "
+        "on {chip}.",
+        tree=tree,
+        dtype=_row_dtype(problem),
+        hdim_q=problem.hdim_q,
+        hdim_v=problem.hdim_v,
+        mask=_MASK_NAMES[_mask_column(problem)],
+        mode=problem.mode,
+        cvt=f", {problem.bf16_cvt}" if has_conversions(_row_dtype(problem), target.arch) else "",
+        chip=target.chip,
+    )
+
+
+def _row_dtype(problem: Problem) -> KernelDtype:
+    """A manifest's name for the data type of a problem; of others than these no row is."""
+    return "fp8bf16" if problem.is_fp8 else cast("KernelDtype", problem.dtype)
+
+
+def _mask_column(problem: Problem) -> int:
+    mask = problem.mask
+    return mask_column(not mask.is_none, mask.top_left, problem.seqlen_q, problem.seqlen_k)
+
+
+class TunedPlan(ReadyPlan):
+    """One code object for one problem."""
+
+    family = NAME
+
+    def __init__(
+        self,
+        problem: Problem,
+        target: AmdTarget,
+        choice: Choice,
+        passed_over: tuple[Reason, ...],
+    ) -> None:
+        self.problem = problem
+        self.target = target
+        self.choice = choice
+        self.passed_over = passed_over
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's name."""
+        return self.choice.row.name
+
+    @property
+    def source(self) -> str:
+        """The tree and the file in it."""
+        return f"{self.choice.row.file} of {self.choice.tree}"
+
+    def rows(self) -> tuple[KernelRow, ...]:
+        """Of its kernels."""
+        return (self.choice.row,)
+
+    def remarks(self) -> list[str]:
+        """What is odd in the trees, and why preferred ones do not serve the problem."""
+        odd = [oddity for tree in self.target.trees for oddity in tree.oddities]
+        return [*odd, *(str(reason) for reason in self.passed_over)]
+
+    def bind(self) -> Kernel:
+        """Build and load the launcher, and load the code object."""
+        from ..launcher import BoundKernel  # of use where there is a GPU only
+
+        choice = self.choice
+        bound = BoundKernel(self.problem, self.target, choice.row, choice.code_object)
+        return TunedKernel(self, bound)
+
+
+class TunedKernel:
+    """A loaded kernel, for the calls of one kind that it is the best one for."""
+
+    def __init__(self, plan: TunedPlan, bound: BoundKernel) -> None:
+        problem, row = plan.problem, plan.choice.row
+        self._plan = plan
+        self._bound = bound
+        self._row = row
+        self._tile_for = plan.choice.tiles.tile_for
+        self._is_group = problem.mode == "gm1"
+        self._is_top_left = problem.mask.top_left
+        self._is_second_choice = bool(plan.passed_over)
+        self._is_far_from_limits = are_far_from_limits(problem, row)
+
+    def launch_for(self, sizes: PlainSizes) -> Launch | None:
+        """The launch, unless another kernel is the best one for these lengths and strides."""
+        seqlen_q, seqlen_k, _, _, _, _ = sizes
+        row, splits, splits_of = self._tile_for(seqlen_q, seqlen_k)
+        launch = self._bound.launch_for(sizes, splits, splits_of)
+        if (
+            self._is_second_choice
+            or not self._is_far_from_limits(sizes, launch.sizes)
+            or (self._is_top_left and (seqlen_q != seqlen_k) != (self._row.mask == 1))
+        ) and not self._is_chosen_for(sizes):
+            return None
+        if seqlen_k == 0 and not self._is_group:
+            return write_no_attention
+        return launch if row is self._row else None
+
+    def _is_chosen_for(self, sizes: PlainSizes) -> bool:
+        """Whether this tree and row are chosen where everything is asked from the beginning."""
+        plan = self._plan
+        answer = propose(plan.problem.with_sizes(sizes), plan.target)
+        if isinstance(answer, Refusal):
+            return False
+        return answer.choice.tree is plan.choice.tree and answer.choice.row == self._row
+
+
+def write_no_attention(tensors: Tensors) -> None:
+    """Where there are no keys the result is known, and there is nothing to read."""
+    write_zeros(tensors.out)
+    if tensors.lse is not None:
+        tensors.lse.fill_(-torch.inf)

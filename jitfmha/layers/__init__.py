@@ -1,0 +1,1 @@
+"""What is built of attention calls: modules, key-value caches, latent attention."""

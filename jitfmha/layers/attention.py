@@ -1,0 +1,250 @@
+"""Attention as an ``nn.Module``: projections, rotary embedding and a cache around ``fmha_fwd``."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..call.interface import OFF, fmha_fwd
+from ..problem.checks import describe
+from ..problem.mask import OPEN_WINDOW, check_window_size
+from .kv_cache import Rotary, flash_attn_with_kvcache
+
+
+class AttentionCache(NamedTuple):
+    """Keys and values of earlier tokens; :meth:`Attention.new_cache` makes one.
+
+    Attributes:
+        k, v: ``(b, capacity, num_kv_heads, head_dim)``, written in place.
+        seqlens: int32 ``(b,)``, how many tokens each sequence has; it grows in place. Setting some
+            of it to 0 starts these sequences anew.
+    """
+
+    k: Tensor
+    v: Tensor
+    seqlens: Tensor
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention or cross-attention, with fewer key heads where that is wanted.
+
+    Args:
+        embed_dim: of the input and the output.
+        num_heads: query heads.
+        num_kv_heads: key and value heads, a divisor of ``num_heads`` (GQA, MQA); by default as
+            many.
+        head_dim: ``embed_dim // num_heads`` by default.
+        bias: of the four projections.
+        causal: whether tokens see no later ones; at the bottom right where the context is longer.
+        window_size: (left, right), how far tokens see around their own place; -1 is open.
+        rotary_dim: how many elements of each query and key are rotated by position, an even number
+            up to ``head_dim``; 0 is off.
+        rotary_base, rotary_interleaved: of the rotary embedding; whether neighbours are rotated
+            together (GPT-J), or halves (GPT-NeoX, Llama).
+        qk_norm: RMS norms over each head of queries and keys, before the rotation (Qwen3).
+        dropout: of probabilities, in training mode only.
+        softmax_scale, logit_softcap: those of :func:`jitfmha.fmha_fwd`.
+        device, dtype: of the parameters.
+
+    Raises ``ValueError`` for sizes that do not fit together.
+
+    Source: Vaswani et al. (arXiv 1706.03762); Su et al., RoFormer (arXiv 2104.09864), for the
+    rotary embedding.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        num_kv_heads: int | None = None,
+        head_dim: int | None = None,
+        bias: bool = False,
+        causal: bool = False,
+        window_size: tuple[int, int] = OPEN_WINDOW,
+        rotary_dim: int = 0,
+        rotary_base: float = 10000.0,
+        rotary_interleaved: bool = False,
+        qk_norm: bool = False,
+        dropout: float = 0.0,
+        softmax_scale: float | None = None,
+        logit_softcap: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if head_dim is None and embed_dim % num_heads != 0:
+            raise ValueError(f"embed_dim={embed_dim} is no multiple of num_heads={num_heads}")
+        self.num_heads = num_heads
+        self.num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        self.head_dim = embed_dim // num_heads if head_dim is None else head_dim
+        if self.num_kv_heads < 1 or num_heads % self.num_kv_heads != 0:
+            raise ValueError(f"num_kv_heads={num_kv_heads} is no divisor of num_heads={num_heads}")
+        if rotary_dim % 2 != 0 or not 0 <= rotary_dim <= self.head_dim:
+            raise ValueError(
+                f"rotary_dim={rotary_dim} must be an even number up to head_dim={self.head_dim}"
+            )
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout={dropout} must be at least 0 and less than 1")
+        self.causal = causal
+        self.window_size = check_window_size(window_size)
+        self.rotary_dim, self.rotary_base = rotary_dim, rotary_base
+        self.rotary_interleaved = rotary_interleaved
+        self.dropout = dropout
+        self.softmax_scale, self.logit_softcap = softmax_scale, logit_softcap
+        width, kv_width = num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        self.q_proj = nn.Linear(embed_dim, width, bias=bias, device=device, dtype=dtype)
+        self.k_proj = nn.Linear(embed_dim, kv_width, bias=bias, device=device, dtype=dtype)
+        self.v_proj = nn.Linear(embed_dim, kv_width, bias=bias, device=device, dtype=dtype)
+        self.out_proj = nn.Linear(width, embed_dim, bias=bias, device=device, dtype=dtype)
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
+        if qk_norm:
+            self.q_norm = nn.RMSNorm(self.head_dim, eps=1e-6, device=device, dtype=dtype)
+            self.k_norm = nn.RMSNorm(self.head_dim, eps=1e-6, device=device, dtype=dtype)
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        bias: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        max_seqlen: int | None = None,
+        cache: AttentionCache | None = None,
+    ) -> Tensor:
+        """Attention of ``x`` over itself, over ``context``, or over itself behind a cache.
+
+        Args:
+            x: ``(b, s, embed_dim)``, or with ``cu_seqlens`` the packed rows
+                ``(total, embed_dim)``.
+            context: ``(b, s_context, embed_dim)``, what keys and values are made of; not with
+                ``cu_seqlens``, ``cache`` or a rotary embedding.
+            bias: that of :func:`jitfmha.fmha_fwd`; not with ``cache``.
+            cu_seqlens, max_seqlen: int32 ``(b + 1,)``, the prefix sums of the lengths of packed
+                sequences, and the longest one of them, optional. Positions start anew in each.
+            cache: to which the keys and values of x are appended. It needs ``causal=True``, and
+                gradients that are off.
+
+        Returns:
+            The shape and dtype of ``x``.
+
+        Raises ``ValueError`` for what does not go together, and as :func:`jitfmha.fmha_fwd` and
+        :func:`jitfmha.flash_attn_with_kvcache` do.
+        """
+        self._check(x, context, bias, cu_seqlens, cache)
+        source = x if context is None else context
+        q = self.q_norm(self.q_proj(x).unflatten(-1, (self.num_heads, self.head_dim)))
+        k = self.k_norm(self.k_proj(source).unflatten(-1, (self.num_kv_heads, self.head_dim)))
+        v = self.v_proj(source).unflatten(-1, (self.num_kv_heads, self.head_dim))
+        if cache is not None:
+            out = self._behind(cache, q, k, v)
+        else:
+            if self.rotary_dim > 0:
+                q, k = self._rotated(q, k, cu_seqlens)
+            out = fmha_fwd(
+                *(q, k, v),
+                softmax_scale=self.softmax_scale,
+                mask="causal" if self.causal else 0,
+                window_size=self.window_size,
+                logit_softcap=self.logit_softcap or OFF,
+                bias=bias,
+                dropout_p=(self.dropout if self.training else 0) or OFF,
+                cu_seqlens_q=cu_seqlens,
+                cu_seqlens_k=cu_seqlens,
+                max_seqlen_q=max_seqlen,
+                max_seqlen_k=max_seqlen,
+            )
+        projected: Tensor = self.out_proj(out.flatten(-2))
+        return projected
+
+    def new_cache(self, batch: int, capacity: int) -> AttentionCache:
+        """An empty cache with room for ``capacity`` tokens of each of ``batch`` sequences."""
+        weight = self.k_proj.weight
+        shape = (batch, capacity, self.num_kv_heads, self.head_dim)
+        k, v = (torch.zeros(shape, device=weight.device, dtype=weight.dtype) for _ in range(2))
+        return AttentionCache(k, v, torch.zeros(batch, dtype=torch.int32, device=weight.device))
+
+    def extra_repr(self) -> str:
+        """What the projections do not show."""
+        shown = f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
+        shown += f", head_dim={self.head_dim}, causal={self.causal}"
+        if self.window_size != OPEN_WINDOW:
+            shown += f", window_size={self.window_size}"
+        return shown + (f", rotary_dim={self.rotary_dim}" if self.rotary_dim else "")
+
+    def _check(
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        bias: Tensor | None,
+        cu_seqlens: Tensor | None,
+        cache: AttentionCache | None,
+    ) -> None:
+        expected = 3 if cu_seqlens is None else 2
+        if x.dim() != expected:
+            rows = "(b, s, embed_dim)" if cu_seqlens is None else "(total, embed_dim)"
+            raise ValueError(f"x is {describe(x)}; expected {rows}")
+        if context is not None:
+            if cu_seqlens is not None or cache is not None:
+                other = "cache" if cu_seqlens is None else "cu_seqlens"
+                raise ValueError(f"context ({describe(context)}) cannot be combined with {other}")
+            if self.rotary_dim > 0:
+                raise ValueError(
+                    f"context ({describe(context)}) has no positions that a rotary embedding "
+                    f"(rotary_dim={self.rotary_dim}) could count from those of x"
+                )
+        if cache is None:
+            return
+        if not self.causal:
+            raise ValueError(f"causal={self.causal}: a cache is for causal attention")
+        if cu_seqlens is not None or bias is not None:
+            name, given = ("cu_seqlens", cu_seqlens) if bias is None else ("bias", bias)
+            raise ValueError(f"{name} ({describe(given)}) cannot be combined with cache")
+        if self.training and self.dropout > 0:
+            raise ValueError(f"dropout={self.dropout} in training mode does not go with a cache")
+
+    def _behind(self, cache: AttentionCache, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        cos = sin = None
+        if self.rotary_dim > 0:
+            cos, sin = self._rotary_tables(cache.k.shape[1], q.device)
+        out = flash_attn_with_kvcache(
+            *(q, cache.k, cache.v, k, v, cos, sin),
+            cache_seqlens=cache.seqlens,
+            softmax_scale=self.softmax_scale,
+            causal=True,
+            window_size=self.window_size,
+            softcap=self.logit_softcap,
+            rotary_interleaved=self.rotary_interleaved,
+        )
+        assert isinstance(out, Tensor)
+        cache.seqlens.add_(q.shape[1])
+        return out
+
+    def _rotated(self, q: Tensor, k: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
+        tables = self._rotary_tables(q.shape[-3], q.device)
+        rotary = Rotary(*tables, self.rotary_interleaved)
+        if cu_seqlens is None:
+            first = torch.zeros(q.shape[0], dtype=torch.long, device=q.device)
+            q, k = (rotary.rotated(name, x, first, moves=True) for name, x in (("q", q), ("k", k)))
+            return q, k
+        # Each packed row as a sequence of its own, which starts at the row's position.
+        rows = torch.arange(q.shape[0], device=q.device)
+        starts = cu_seqlens.long()
+        sequence = torch.bucketize(rows, starts[1:], right=True).clamp(max=starts.shape[0] - 2)
+        first = rows - starts[sequence]
+        q, k = (
+            rotary.rotated(name, x[:, None], first, moves=True)[:, 0]
+            for name, x in (("q", q), ("k", k))
+        )
+        return q, k
+
+    def _rotary_tables(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of each position, float32 ``(length, rotary_dim / 2)``."""
+        even = torch.arange(0, self.rotary_dim, 2, device=device, dtype=torch.float32)
+        frequency = self.rotary_base ** (-even / self.rotary_dim)
+        position = torch.arange(length, device=device, dtype=torch.float32)
+        angle = position[:, None] * frequency
+        return angle.cos(), angle.sin()

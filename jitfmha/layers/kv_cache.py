@@ -1,0 +1,368 @@
+"""flash-attn 2's function for decoding with a KV cache: append, rotate, attend.
+
+Source: ``flash_attn_with_kvcache`` in ``flash_attn/flash_attn_interface.py`` of
+github.com/Dao-AILab/flash-attention. It ends in :func:`jitfmha.fmha_fwd`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..call.interface import OFF, fmha_fwd
+from ..problem.checks import describe, refuse_grad, with_keyword_advice
+from .peer_values import (
+    as_flag,
+    as_int,
+    as_softcap,
+    as_softmax_scale,
+    as_window,
+    window_pair,
+    with_contiguous_rows,
+)
+
+
+@with_keyword_advice
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention of new queries over a cache of keys and values, to which new ones are appended.
+
+    Args:
+        q: ``(b, sq, hq, hdim)``.
+        k_cache: ``(b_cache, seqlen_cache, hk, hdim)``, or with a block table
+            ``(num_pages, page_size, hk, hdim)``; any page size. Its last dimension is contiguous.
+        v_cache: as k_cache, with a head dimension of its own.
+        k, v: ``(b, s_new, hk, hdim)`` and ``(b, s_new, hk, hdim_v)``, written into the caches
+            behind the ``cache_seqlens`` keys of each sequence, in place. Both or none.
+        rotary_cos, rotary_sin: ``(seqlen_ro, rotary_dim / 2)`` in q's dtype: k is rotated by the
+            rows from ``cache_seqlens`` on before it is written. So is q, where there is a causal
+            mask or a window; else every query by the row ``cache_seqlens``. They need k and v.
+        cache_seqlens: how many keys the caches hold: an int, or int32 ``(b,)``; all by default.
+        cache_batch_idx: int32 ``(b,)``, which sequence of the cache each one of q is; not with a
+            block table. By default they are the same.
+        cache_leftpad: int32 ``(b,)``, the first key of each sequence; not with a block table. 0 by
+            default.
+        block_table: int32 ``(b, most pages)``, the pages of each sequence.
+        softmax_scale: finite and > 0; ``1 / sqrt(hdim)`` by default.
+        causal, window_size, softcap, alibi_slopes: as in :func:`jitfmha.flash_attn_func`.
+        rotary_interleaved: whether neighbouring elements are rotated together (GPT-J), or the
+            halves of the first ``rotary_dim`` elements (GPT-NeoX).
+        num_splits: that of :func:`jitfmha.fmha_fwd`.
+        return_softmax_lse: also return the log-sum-exp.
+
+    Keys and values are read where they lie. With ``block_table`` or ``cache_batch_idx``, and where
+    a cache's sequences do not lie one after the other, this is a call of :func:`jitfmha.fmha_fwd`
+    with a ``block_table``.
+
+    Returns:
+        out ``(b, sq, hq, hdim_v)``; or ``(out, lse)``, lse being float32 ``(b, hq, sq)``.
+
+    Raises:
+        TypeError, ValueError: an argument breaks a rule; the text names it and its value. On a GPU
+            nobody reads lengths, batch indices and block tables to find out.
+        NotImplementedError: what no kernel serves; also inputs that require grad while grad mode is
+            on, because there is no backward pass.
+    """
+    refuse_grad("flash_attn_with_kvcache", q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v)
+    causal, window = as_flag("causal", causal), as_window(window_size)
+    cache = _Cache.of(q, k_cache, v_cache, cache_batch_idx, cache_leftpad, block_table)
+    seqlens_k = _seqlens(cache, cache_seqlens, k)
+    if (rotary_cos is None) != (rotary_sin is None):
+        raise ValueError("rotary_cos and rotary_sin go together; one of them is missing")
+    if k is not None or v is not None:
+        k, v = _checked_new(cache, k, v)
+        if rotary_cos is not None and rotary_sin is not None:
+            interleaved = as_flag("rotary_interleaved", rotary_interleaved)
+            turning = Rotary(rotary_cos, rotary_sin, interleaved)
+            k = turning.rotated("k", k, seqlens_k, moves=True)
+            q = turning.rotated("q", q, seqlens_k, moves=causal or window[:2] != (-1, -1))
+        cache.append(k, v, seqlens_k)
+        seqlens_k = seqlens_k + k.shape[1]
+    elif rotary_cos is not None:
+        raise ValueError(f"rotary_cos ({describe(rotary_cos)}) needs k and v, which are missing")
+    where = cache.where_keys_lie()
+    batch, seqlen_q, heads_q, _ = q.shape
+    lengths_k = seqlens_k if cache_leftpad is None else seqlens_k - cache_leftpad
+    result = fmha_fwd(
+        with_contiguous_rows(q.flatten(0, 1)),
+        where.keys,
+        where.values,
+        softmax_scale=as_softmax_scale(softmax_scale),
+        mask=2 if causal else 0,
+        window_size=window_pair(*window[:2]),
+        sink_size=window[2],
+        logit_softcap=as_softcap("softcap", softcap) or OFF,
+        alibi_slopes=alibi_slopes,
+        return_lse=as_flag("return_softmax_lse", return_softmax_lse),
+        cu_seqlens_q=starts_in_batch(batch, seqlen_q, q.device),
+        cu_seqlens_k=torch.nn.functional.pad(lengths_k.cumsum(0, dtype=torch.int32), (1, 0)),
+        cu_seqlens_k_padded=where.starts,
+        block_table=where.block_table,
+        num_splits=as_int("num_splits", num_splits) or OFF,
+        max_seqlen_q=seqlen_q,
+    )
+    if isinstance(result, Tensor):
+        return result.view(batch, seqlen_q, *result.shape[1:])
+    out, lse = result
+    by_batch = lse.view(heads_q, batch, seqlen_q).transpose(0, 1)
+    return out.view(batch, seqlen_q, *out.shape[1:]), by_batch
+
+
+class _WhereKeysLie(NamedTuple):
+    """Keys and values as ``fmha_fwd`` takes them: rows and their ``starts``, or pages."""
+
+    keys: Tensor
+    values: Tensor
+    starts: Tensor | None
+    block_table: Tensor | None
+
+
+class _Cache(NamedTuple):
+    """The caches, and where each sequence of q has its keys in them."""
+
+    k: Tensor
+    v: Tensor
+    batch: int
+    batch_idx: Tensor | None
+    leftpad: Tensor | None
+    block_table: Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        batch_idx: Tensor | None,
+        leftpad: Tensor | None,
+        block_table: Tensor | None,
+    ) -> _Cache:
+        """Checked: shapes, and on the CPU also indices."""
+        tensors: tuple[tuple[str, Tensor], ...] = (("q", q), ("k_cache", k), ("v_cache", v))
+        for name, x in tensors:
+            if not isinstance(x, Tensor) or x.dim() != 4:
+                raise ValueError(f"{name} is {describe(x)}; expected four dimensions")
+        if k.shape[:3] != v.shape[:3]:
+            raise ValueError(
+                f"k_cache has shape {tuple(k.shape)}, v_cache {tuple(v.shape)}; all but the last "
+                "dimension agree"
+            )
+        for name, x in tensors[1:]:
+            if x.stride(-1) != 1:
+                raise ValueError(f"{name} has strides {x.stride()}; the last one must be 1")
+        batch = q.shape[0]
+        _check_indices("cache_batch_idx", batch_idx, (batch,), k.shape[0])
+        _check_indices("cache_leftpad", leftpad, (batch,), k.shape[1] + 1)
+        if block_table is not None:
+            for name, other in (("cache_batch_idx", batch_idx), ("cache_leftpad", leftpad)):
+                if other is not None:
+                    raise ValueError(f"{name} ({describe(other)}) does not go with a block_table")
+            _check_indices("block_table", block_table, (batch, None), None)
+        elif batch_idx is None and k.shape[0] != batch:
+            raise ValueError(
+                f"k_cache has shape {tuple(k.shape)}; without cache_batch_idx it has the batch of "
+                f"q, which is {batch}"
+            )
+        return cls(k, v, batch, batch_idx, leftpad, block_table)
+
+    @property
+    def capacity(self) -> int:
+        """How many keys a sequence has room for."""
+        pages = 1 if self.block_table is None else self.block_table.shape[1]
+        return pages * self.k.shape[1]
+
+    @property
+    def described(self) -> str:
+        """Where a sequence has its keys."""
+        if self.block_table is None:
+            return f"k_cache ({describe(self.k)})"
+        return f"a row of block_table ({describe(self.block_table)})"
+
+    def append(self, k: Tensor, v: Tensor, seqlens_k: Tensor) -> None:
+        """Write new keys and values behind the ``seqlens_k (b,)`` that are there."""
+        position = seqlens_k.long()[:, None] + torch.arange(k.shape[1], device=k.device)
+        if self.block_table is None:
+            first = self._sequences()[:, None]
+            second = position
+        else:
+            page_size = self.k.shape[1]
+            first = self.block_table.long().gather(1, position // page_size)
+            check_page_numbers("k_cache", first, self.k.shape[0])
+            second = position % page_size
+        self.k[first, second] = k.to(self.k.dtype)
+        self.v[first, second] = v.to(self.v.dtype)
+
+    def where_keys_lie(self) -> _WhereKeysLie:
+        """Nothing is copied but, with ``leftpad``, where strides leave no other way."""
+        k, v, table = self.k, self.v, self.block_table
+        if table is not None:
+            contiguous = table if table.stride(-1) == 1 else table.contiguous()
+            return _WhereKeysLie(k, v, None, contiguous)
+        if self.batch_idx is None and _lies_in_rows(k) and _lies_in_rows(v):
+            return self._rows()
+        if self.leftpad is None:  # each sequence is one page
+            return _WhereKeysLie(k, v, None, self._sequences()[:, None].int())
+        # Sequences do not start with a page, but where each key is one.
+        capacity = k.shape[1]
+        place = torch.arange(capacity, device=k.device) + self.leftpad[:, None]
+        pages = self._sequences()[:, None] * capacity + place.clamp(max=capacity - 1)
+        keys, values = (x.flatten(0, 1)[:, None] for x in (k, v))
+        return _WhereKeysLie(keys, values, None, pages.int())
+
+    def _rows(self) -> _WhereKeysLie:
+        keys, values = self.k.flatten(0, 1), self.v.flatten(0, 1)
+        starts = starts_in_batch(self.batch, self.k.shape[1], self.k.device)
+        if self.leftpad is not None and self.batch > 0:
+            # The first sequence starts at the first row.
+            skipped = int(self.leftpad[0])
+            starts[:-1] += self.leftpad
+            keys, values, starts = keys[skipped:], values[skipped:], starts - skipped
+        return _WhereKeysLie(keys, values, starts, None)
+
+    def _sequences(self) -> Tensor:
+        if self.batch_idx is not None:
+            return self.batch_idx.long()
+        return torch.arange(self.batch, device=self.k.device)
+
+
+def _lies_in_rows(x: Tensor) -> bool:
+    """Whether the sequences of ``x (b, s, h, hdim)`` lie one after the other."""
+    return min(x.shape[:2]) == 0 or x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1)
+
+
+def check_page_numbers(name: str, pages: Tensor, num_pages: int) -> None:
+    """Raise ``ValueError`` for pages of a ``block_table`` that ``name`` lacks; on the CPU only."""
+    if pages.device.type != "cpu" or pages.numel() == 0:
+        return
+    for number in (int(pages.min()), int(pages.max())):
+        if not 0 <= number < num_pages:
+            raise ValueError(f"block_table names page {number}; {name} has {num_pages} pages")
+
+
+class Rotary(NamedTuple):
+    """Rotary position embedding (arXiv 2104.09864)."""
+
+    cos: Tensor
+    sin: Tensor
+    interleaved: bool
+
+    def rotated(self, name: str, x: Tensor, first: Tensor, *, moves: bool) -> Tensor:
+        """``x (b, s, h, hdim)``, rotated from the positions ``first (b,)`` on.
+
+        Without ``moves``, all elements of a sequence are at its first position.
+        """
+        cos, sin = self.cos, self.sin
+        width = 2 * cos.shape[-1]
+        if cos.dim() != 2 or cos.shape != sin.shape or width > x.shape[-1]:
+            raise ValueError(
+                f"rotary_cos and rotary_sin have shapes {tuple(cos.shape)} and {tuple(sin.shape)}; "
+                f"expected one shape (seqlen_ro, rotary_dim / 2), with a rotary_dim of at most the "
+                f"hdim of {name}, {x.shape[-1]}"
+            )
+        steps = torch.arange(x.shape[1], device=x.device) * int(moves)
+        position = first.long()[:, None] + steps
+        last = int(position.max()) if x.device.type == "cpu" and position.numel() else -1
+        if last >= cos.shape[0]:
+            raise ValueError(
+                f"rotary_cos has {cos.shape[0]} rows; {name} reaches to position {last}"
+            )
+        cos, sin = cos[position][:, :, None].float(), sin[position][:, :, None].float()
+        turned = x[..., :width].float()
+        if self.interleaved:
+            a, b = turned[..., ::2], turned[..., 1::2]
+            turned = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
+        else:
+            a, b = turned.chunk(2, dim=-1)
+            turned = torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+        return torch.cat([turned.to(x.dtype), x[..., width:]], dim=-1)
+
+
+def _seqlens(cache: _Cache, cache_seqlens: int | Tensor | None, k: Tensor | None) -> Tensor:
+    """How many keys each sequence has in the cache, int32 ``(b,)``."""
+    if cache_seqlens is None and k is not None:
+        raise ValueError("cache_seqlens is missing; with k and v it says where to write them")
+    if not isinstance(cache_seqlens, Tensor) or cache_seqlens.dim() == 0:
+        length = cache.capacity
+        if cache_seqlens is not None:
+            length = as_int("cache_seqlens", cache_seqlens)
+        cache_seqlens = torch.full((cache.batch,), length, dtype=torch.int32, device=cache.k.device)
+    new = k.shape[1] if isinstance(k, Tensor) and k.dim() == 4 else 0
+    _check_indices("cache_seqlens", cache_seqlens, (cache.batch,), None)
+    if cache_seqlens.device.type == "cpu" and cache.batch > 0:
+        for number in (int(cache_seqlens.min()), int(cache_seqlens.max())):
+            if not 0 <= number <= cache.capacity - new:
+                raise ValueError(
+                    f"cache_seqlens holds {number}, and k has {new} more keys; {cache.described} "
+                    f"has room for {cache.capacity}"
+                )
+    if cache.leftpad is not None and cache.leftpad.device.type == "cpu":
+        behind = cache.leftpad > cache_seqlens
+        if behind.any():
+            at = int(behind.nonzero()[0])
+            raise ValueError(
+                f"cache_leftpad is {int(cache.leftpad[at])} for sequence {at}, which has "
+                f"{int(cache_seqlens[at])} keys"
+            )
+    return cache_seqlens
+
+
+def _checked_new(cache: _Cache, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, Tensor]:
+    if k is None or v is None:
+        raise ValueError(f"k and v go together; {'k' if k is None else 'v'} is missing")
+    for name, x, whole in (("k", k, cache.k), ("v", v, cache.v)):
+        rows = k.shape[1] if isinstance(k, Tensor) and k.dim() == 4 else None
+        expected = (cache.batch, rows, *whole.shape[2:])
+        if not isinstance(x, Tensor) or tuple(x.shape) != expected:
+            raise ValueError(
+                f"{name} is {describe(x)}; expected (batch, new keys, heads, hdim), which is "
+                f"{expected}"
+            )
+        if x.dtype != whole.dtype:
+            raise TypeError(f"{name} has dtype {x.dtype}; {name}_cache has {whole.dtype}")
+    return k, v
+
+
+def _check_indices(
+    name: str, x: Tensor | None, shape: tuple[int | None, ...], below: int | None
+) -> None:
+    """Check an int32 tensor of numbers from 0; None in ``shape`` and ``below`` is anything."""
+    if x is None:
+        return
+    if not isinstance(x, Tensor) or x.dtype != torch.int32:
+        raise TypeError(f"{name} must be an int32 tensor, got {describe(x)}")
+    fits = x.dim() == len(shape) and all(
+        n in (None, size) for n, size in zip(shape, x.shape, strict=True)
+    )
+    if not fits:
+        raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {shape}")
+    if below is None or x.device.type != "cpu" or x.numel() == 0:
+        return
+    for number in (int(x.min()), int(x.max())):
+        if not 0 <= number < below:
+            raise ValueError(f"{name} holds {number}; it must be from 0 to {below - 1}")
+
+
+def starts_in_batch(batch: int, seqlen: int, device: torch.device) -> Tensor:
+    """Where sequences of one length start, and the end of the last one, int32 ``(b + 1,)``."""
+    return torch.arange(batch + 1, dtype=torch.int32, device=device) * seqlen

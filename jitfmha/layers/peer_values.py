@@ -1,0 +1,153 @@
+"""What flash-attn's and AITER's callers pass, as the Python values that ``fmha_fwd`` takes.
+
+Their functions end in C++ bindings that convert numbers of any kind: a 0-dim tensor, as
+``cu_seqlens.diff().max()`` is, a NumPy number, 1 or None for a flag. The same values are converted
+here, before anything is computed. Reading a tensor on a GPU waits for it.
+
+All functions raise ``TypeError`` or ``ValueError`` that names the argument and its value.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..problem.mask import INT64_MAX, OPEN_WINDOW
+
+_PLAIN_TYPES = (int, float, torch.SymInt, torch.SymFloat)  # a bool is an int
+
+
+def as_flag(name: str, value: object) -> bool:
+    """A bool, also from 0, 1, None, a NumPy bool or a 0-dim tensor."""
+    if value is True or value is False:
+        return value
+    found = _python_value(value)
+    if isinstance(found, bool):
+        return found
+    if found is None:
+        return False
+    if not isinstance(found, int):
+        raise TypeError(f"{name} must be a bool, got {type(value).__name__} ({value!r})")
+    if found not in (0, 1):
+        raise ValueError(f"{name}={value!r} is no flag; use False or True, 0 or 1")
+    return found == 1
+
+
+def as_int(name: str, value: object) -> int:
+    """An int, also from a NumPy integer or a 0-dim tensor of integers."""
+    if type(value) is int:
+        return value
+    found = _python_value(value)
+    if isinstance(found, bool) or not isinstance(found, (int, torch.SymInt)):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__} ({value!r})")
+    return found  # type: ignore[return-value]  # what stands for an int in a trace
+
+
+def as_number(name: str, value: object) -> float:
+    """A number, also from a NumPy number or a 0-dim tensor."""
+    if type(value) is float:
+        return value
+    found = _python_value(value)
+    if isinstance(found, bool) or not isinstance(found, _PLAIN_TYPES):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__} ({value!r})")
+    return found  # type: ignore[return-value]  # what stands for a number in a trace
+
+
+def as_length(name: str, value: object) -> int | None:
+    """The longest length of sequences, which may be left out."""
+    return None if value is None else as_int(name, value)
+
+
+def as_softmax_scale(value: object) -> float | None:
+    """What scores are multiplied with, or None for the default."""
+    return None if value is None else as_number("softmax_scale", value)
+
+
+def as_dropout_p(value: object) -> float:
+    """A probability below 1."""
+    dropout_p = as_number("dropout_p", value)
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p={value!r} must be at least 0 and less than 1")
+    return dropout_p
+
+
+def as_softcap(name: str, value: object) -> float:
+    """A soft cap of the scores; 0 is off."""
+    softcap = as_number(name, value)
+    if not 0 <= softcap < math.inf:
+        raise ValueError(f"{name}={value!r} must be 0 (off) or a finite number above it")
+    return softcap
+
+
+def check_num_splits(num_splits: object) -> None:
+    """``num_splits`` is a number from 0 on, and has no effect."""
+    if as_int("num_splits", num_splits) < 0:
+        raise ValueError(f"num_splits={num_splits!r} must not be negative; 0 leaves the choice")
+
+
+def as_window(window_size: object) -> tuple[int, int, int]:
+    """``(left, right, sink_size)`` of a ``window_size`` with two entries, or AITER's with three.
+
+    It may be a sequence, or a tensor or an array of one dimension. Negative sides are open, and
+    become -1; ``sink_size`` is 0 where it is not given.
+    """
+    entries = window_size if isinstance(window_size, (tuple, list)) else _listed(window_size)
+    if not isinstance(entries, (tuple, list)) or len(entries) not in (2, 3):
+        raise TypeError(
+            f"window_size must be (left, right) or (left, right, sink_size), got {window_size!r}"
+        )
+    sides = [as_window_side("window_size", side, window_size) for side in entries[:2]]
+    sink_size = 0
+    if len(entries) == 3:
+        sink_size = as_int("window_size", entries[2])
+        if not 0 <= sink_size <= INT64_MAX:
+            raise ValueError(f"window_size={window_size!r}: sink_size is a number of keys")
+    return sides[0], sides[1], sink_size
+
+
+def as_window_side(name: str, side: object, given: object = None) -> int:
+    """One side of a window; -1 stands for all negative ones, which leave the side open.
+
+    ``given`` is the argument that the side is a part of.
+    """
+    number = as_int(name, side)
+    if isinstance(number, int) and number > INT64_MAX:
+        raise ValueError(f"{name}={side if given is None else given!r}: a side is less than 2**63")
+    return -1 if number < 0 else number
+
+
+def window_pair(left: int, right: int) -> tuple[int, int]:
+    """The ``window_size`` of ``fmha_fwd``, which knows the open one quickly by its identity."""
+    return OPEN_WINDOW if left == -1 and right == -1 else (left, right)
+
+
+def with_contiguous_rows(x: Tensor) -> Tensor:
+    """``x``, or a copy of it where its last dimension is not contiguous.
+
+    What is no strided tensor is refused later.
+    """
+    if isinstance(x, Tensor) and x.layout == torch.strided and x.dim() > 0 and x.stride(-1) != 1:
+        return x.contiguous()
+    return x
+
+
+def _python_value(value: object) -> object:
+    """The Python value in a 0-dim tensor, array or NumPy number; anything else as it is."""
+    if isinstance(value, _PLAIN_TYPES) or getattr(value, "ndim", None) != 0:
+        return value
+    try:
+        return value.item()  # type: ignore[attr-defined]  # what has a ndim has an item
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return value  # without a value, as meta tensors are: the caller refuses it
+
+
+def _listed(entries: object) -> object:
+    """The entries of a tensor or an array of one dimension as a list; anything else as it is."""
+    if getattr(entries, "ndim", None) != 1:
+        return entries
+    try:
+        return entries.tolist()  # type: ignore[attr-defined]
+    except (AttributeError, RuntimeError, NotImplementedError):
+        return entries

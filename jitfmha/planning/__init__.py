@@ -1,0 +1,1 @@
+"""What a call runs on, and which kernel would take it."""

@@ -1,0 +1,284 @@
+"""What a call runs on: the CPU with its instruction set, or an AMD GPU with its HIP runtime."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable, Hashable
+from contextvars import ContextVar
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+
+if TYPE_CHECKING:
+    from ..amd.backward_manifest import BackwardTree
+    from ..amd.chips import Arch, Chip
+    from ..amd.manifest import Tree
+    from ..amd.runtime import Runtime
+
+RECORD = "JITFMHA_RECORD"
+CpuIsa = Literal["amx", "avx512_bf16", "avx512", "avx2", "neon", "generic", "amx_emulated"]
+
+
+_MOST_OPTIONS = 1024
+_MOST_BACKWARD = 1024
+# Backward passes with the same options and shapes, but other strides. They are tried in turn.
+_MOST_ALIKE = 8
+_MOST_KINDS = 256
+# Of the same options. A loop in which every call has one key more needs none of those before: so
+# few are kept that it goes through little memory, and that Python's garbage collection, which comes
+# when there are 700 objects more than when it came last, has no reason to come.
+MOST_CALLS = 48
+
+
+class KeptCalls:
+    """Calls with the same options: data types, devices, scale, mask, and all but shapes.
+
+    Attributes:
+        prepared: calls of which everything but the tensors' addresses is settled, by the shapes and
+            strides of their tensors. Where there are ``MOST_CALLS``, they are all forgotten before
+            one more is kept.
+        kinds: calls that differ in lengths and strides only.
+    """
+
+    __slots__ = ("kinds", "prepared")
+
+    def __init__(self) -> None:
+        self.prepared: dict[Hashable, Any] = {}
+        self.kinds: dict[Hashable, Any] = {}
+
+
+class CallCache:
+    """What calls left behind for later ones. A target that is put in place has its own.
+
+    Attributes:
+        by_options: forward passes.
+        backward: backward passes, by everything that the checks look at.
+        repeated_backward: the same ones, by their options and some shapes: of each what tells
+            whether tensors are like those that it had, and the pass.
+        differentiable: forward passes whose gradients are served, by what decides about these.
+    """
+
+    __slots__ = ("backward", "by_options", "differentiable", "repeated_backward")
+
+    def __init__(self) -> None:
+        self.by_options: dict[Hashable, KeptCalls] = {}
+        self.backward: dict[Hashable, Any] = {}
+        self.repeated_backward: dict[Hashable, list[tuple[Callable[..., bool], Any]]] = {}
+        self.differentiable: set[Hashable] = set()
+
+    def keep_backward(self, key: Hashable, prepared: object) -> None:
+        """Keep a prepared backward pass; where there are too many, all are forgotten before."""
+        if len(self.backward) >= _MOST_BACKWARD:
+            self.backward.clear()
+        self.backward[key] = prepared
+
+    def keep_repeated_backward(
+        self, key: Hashable, are_alike: Callable[..., bool], prepared: object
+    ) -> None:
+        """Keep a prepared backward pass for tensors that ``are_alike``.
+
+        Where there are too many, those with the key or with any are all forgotten before.
+        """
+        if len(self.repeated_backward) >= _MOST_BACKWARD:
+            self.repeated_backward.clear()
+        alike = self.repeated_backward.setdefault(key, [])
+        if len(alike) >= _MOST_ALIKE:
+            alike.clear()
+        alike.append((are_alike, prepared))
+
+    def keep_differentiable(self, key: Hashable) -> None:
+        """Keep that gradients are served; where there are too many, all are forgotten before."""
+        if len(self.differentiable) >= _MOST_BACKWARD:
+            self.differentiable.clear()
+        self.differentiable.add(key)
+
+    def keep_kind(self, options: Hashable, key: Hashable, kind: object) -> KeptCalls:
+        """Keep a kind of calls; returns where those with its options are kept.
+
+        Where there are too many options, or kinds, they are all forgotten before.
+        """
+        calls = self.by_options.get(options)
+        if calls is None:
+            if len(self.by_options) >= _MOST_OPTIONS:
+                self.by_options.clear()
+            calls = self.by_options[options] = KeptCalls()
+        if len(calls.kinds) >= _MOST_KINDS:
+            calls.kinds.clear()
+        calls.kinds[key] = kind
+        return calls
+
+
+class CpuTarget:
+    """A CPU, as far as kernels are compiled for it.
+
+    Attributes:
+        isa: the instruction set.
+        why: what goes on from "it is taken because".
+        calls: what calls on this target left behind where it is put in place.
+    """
+
+    __slots__ = ("calls", "isa", "why")
+
+    def __init__(self, isa: CpuIsa, why: str) -> None:
+        self.isa = isa
+        self.why = why
+        self.calls = CallCache()
+
+    def __str__(self) -> str:
+        return f"cpu ({self.isa})"
+
+    @property
+    def has_host_memory(self) -> bool:
+        """Whether the values of tensors can be read without waiting for a device."""
+        return True
+
+
+class AmdTarget:
+    """An AMD Instinct GPU: a real one, an emulated one, or one whose launches are recorded.
+
+    Attributes:
+        chip: whose kernels it runs.
+        device_index: as its runtime counts; for a real GPU that is also how torch counts.
+        compute_units: that this device has; a partition has fewer than the chip.
+        runtime: the HIP runtime that launches go to.
+        records: whether launches are written into the folder that JITFMHA_RECORD names.
+        trees: of code objects, the preferred one first.
+        calls: what calls on this target left behind, as long as it stands in for the CPU.
+    """
+
+    __slots__ = (
+        "_backward_trees",
+        "calls",
+        "chip",
+        "compute_units",
+        "device_index",
+        "records",
+        "runtime",
+        "trees",
+    )
+
+    def __init__(
+        self,
+        chip: Chip,
+        device_index: int,
+        compute_units: int,
+        runtime: Runtime,
+        trees: tuple[Tree, ...],
+    ) -> None:
+        self.chip = chip
+        self.device_index = device_index
+        self.compute_units = compute_units
+        folder = os.environ.get(RECORD)
+        if folder:
+            # Few processes record what they launch.
+            from ..amd.recording_runtime import recording_runtime
+
+            runtime = recording_runtime(runtime, folder)
+        self.runtime = runtime
+        self.records = bool(folder)
+        self.trees = trees
+        self._backward_trees: tuple[BackwardTree, ...] | None = None
+        self.calls = CallCache()
+
+    @property
+    def backward_trees(self) -> tuple[BackwardTree, ...]:
+        """What the trees have for backward passes; read when the first one is planned."""
+        if self._backward_trees is None:
+            from ..amd.backward_manifest import read_backward_tree
+
+            trees = [read_backward_tree(tree, self.chip) for tree in self.trees]
+            self._backward_trees = tuple(tree for tree in trees if tree is not None)
+        return self._backward_trees
+
+    @property
+    def arch(self) -> Arch:
+        """The chip's architecture."""
+        return self.chip.architecture.name
+
+    @property
+    def has_host_memory(self) -> bool:
+        """Whether the values of tensors can be read without waiting for a device."""
+        return self.runtime.has_host_memory
+
+    def __str__(self) -> str:
+        where = self.runtime.describe_device(self.device_index)
+        return f"{self.arch} {self.chip} ({where}, {self.compute_units} compute units)"
+
+
+Target = CpuTarget | AmdTarget
+
+TARGET_HERE: ContextVar[Target | None] = ContextVar("jitfmha_target_here", default=None)
+"""What CPU tensors run on inside of ``emulate``, and wherever else a target is put in place."""
+
+CALLS_HERE = CallCache()
+"""What calls left behind wherever no target is put in place: those on the CPU and on real GPUs."""
+
+
+@lru_cache(maxsize=1)
+def cpu_target() -> CpuTarget:
+    """This machine's CPU, whatever is emulated on it.
+
+    Raises ``ValueError`` where JITFMHA_CPU_ISA names no instruction set, or one that is not here.
+    """
+    isas = cpu_isas_here()
+    wanted = os.environ.get("JITFMHA_CPU_ISA")
+    if not wanted:
+        return CpuTarget(isas[0], _why_quickest(isas))
+    isa = isa_named(wanted, "JITFMHA_CPU_ISA")
+    if isa not in isas:
+        raise ValueError(
+            f"JITFMHA_CPU_ISA is {isa}, which this processor or its operating system does not "
+            f"have; it has {', '.join(isas)}"
+        )
+    return CpuTarget(isa, "JITFMHA_CPU_ISA says so")
+
+
+def isa_named(name: str, origin: str) -> CpuIsa:
+    """The instruction set of that name. Raises ``ValueError``, naming ``origin``, for others."""
+    for known in get_args(CpuIsa):
+        if name == known:
+            return known  # type: ignore[no-any-return]
+    raise ValueError(f"{origin} is {name!r}; choose one of {', '.join(get_args(CpuIsa))}")
+
+
+def cpu_isas_here() -> tuple[CpuIsa, ...]:
+    """What kernels for this machine's CPU may be compiled for, the quickest first."""
+    if platform.machine().lower() in ("arm64", "aarch64"):
+        return "neon", "generic", "amx_emulated"
+    # torch asks cpuinfo, which also knows whether the operating system saves the registers.
+    isas: list[CpuIsa] = ["generic", "amx_emulated"]
+    if torch.cpu._is_avx2_supported():
+        isas.insert(0, "avx2")
+    if torch.cpu._is_avx512_supported():
+        isas.insert(0, "avx512")
+        if torch.cpu._is_avx512_bf16_supported():
+            isas.insert(0 if _is_made_by_amd() else 1, "avx512_bf16")
+            # Threads may use tiles once their process has asked for it, which torch does here.
+            if torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx():
+                isas.insert(0, "amx")
+    return tuple(isas)
+
+
+def _is_made_by_amd() -> bool:
+    try:
+        with open("/proc/cpuinfo", "rb", buffering=0) as facts:
+            return b"AuthenticAMD" in facts.read(256)  # the second line of the first processor
+    except OSError:
+        return False
+
+
+def _why_quickest(isas: tuple[CpuIsa, ...]) -> str:
+    """What goes on from "the first of them is taken because"."""
+    quickest = isas[0]
+    if quickest == "amx":
+        return "the tiles of AMX are the quickest that this processor has for bf16"
+    if quickest == "avx512_bf16":
+        return "AMD's processors run dot products of bf16 pairs at twice the rate of float32 FMAs"
+    if quickest != "avx512" or "avx512_bf16" not in isas:
+        return "it is the most that this processor has"
+    why = "Intel's processors run dot products of bf16 pairs at half the rate of float32 FMAs"
+    if torch.cpu._is_amx_tile_supported():
+        why += ", and the operating system refuses the tiles of AMX"
+    return why

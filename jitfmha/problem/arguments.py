@@ -1,0 +1,427 @@
+"""The arguments of one attention call, and the tensors of one launch, as values.
+
+:class:`Arguments` is made once, by the public function, and goes down to the checks; what a kernel
+is launched with is :class:`Tensors`. Optional arguments that belong together are one nested value,
+which is None where the call does not have them. A new argument of ``fmha_fwd`` stands in its
+signature, in :class:`Options`, and here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+
+import torch
+from torch import Generator, Tensor
+
+from .checks import describe, refuse_unexpected
+from .mask import INT64_MAX, OPEN_WINDOW, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+new_tuple = tuple.__new__
+"""What a NamedTuple's own constructor ends in, at half of its cost; for what every call makes."""
+
+Bf16Cvt = Literal["rtne", "rtna", "rtz"]
+
+
+class PlainOptions(TypedDict, total=False):
+    """Those keyword arguments of ``fmha_fwd`` and ``fmha_bwd`` that plain attention has."""
+
+    softmax_scale: float | None
+    mask: int | str
+    window_size: tuple[int, int]
+    cu_seqlens_q: Tensor | None
+    cu_seqlens_k: Tensor | None
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+    cu_seqlens_q_padded: Tensor | None
+    cu_seqlens_k_padded: Tensor | None
+    bf16_cvt: Bf16Cvt
+
+
+class FeatureOptions(TypedDict, total=False):
+    """Those of features beyond it."""
+
+    q_descale: Tensor | None
+    k_descale: Tensor | None
+    v_descale: Tensor | None
+    p_descale: Tensor | None
+    bias: Tensor | None
+    alibi_slopes: Tensor | None
+    logit_softcap: float
+    sink: Tensor | None
+    sink_size: int
+    dropout_p: float
+    rng_state: Tensor | None
+    block_table: Tensor | None
+    num_splits: int
+
+
+class AttentionOptions(PlainOptions, FeatureOptions, total=False):
+    """The keyword arguments that ``fmha_fwd`` and ``fmha_bwd`` have in common."""
+
+
+class Options(AttentionOptions, total=False):
+    """The keyword arguments of ``fmha_fwd`` but ``return_lse``, on which its result depends."""
+
+    out: Tensor | None
+    generator: Generator | None
+
+
+OPTION_NAMES = (*Options.__annotations__, "return_lse")
+
+
+class CuSeqlens(NamedTuple):
+    """The sequences of a gm1 call: prefix sums of their lengths, and the longest ones.
+
+    The padded sums are the plain ones where there are no unused rows between sequences.
+    """
+
+    q: Tensor
+    k: Tensor
+    q_padded: Tensor
+    k_padded: Tensor
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether there may be unused rows between the sequences."""
+        return self.q_padded is not self.q or self.k_padded is not self.k
+
+    def named(self) -> tuple[tuple[str, Tensor], ...]:
+        """The prefix sums under the names of their arguments."""
+        return (
+            ("cu_seqlens_q", self.q),
+            ("cu_seqlens_k", self.k),
+            ("cu_seqlens_q_padded", self.q_padded),
+            ("cu_seqlens_k_padded", self.k_padded),
+        )
+
+
+class Descales(NamedTuple):
+    """What 8-bit inputs are multiplied with; None is 1.
+
+    ``p`` is the scale of int8 probabilities; None where probabilities are no integers.
+    """
+
+    q: Tensor | None = None
+    k: Tensor | None = None
+    v: Tensor | None = None
+    p: Tensor | None = None
+
+
+class Modifiers(NamedTuple):
+    """What changes the scores beside the mask; each is off by its default."""
+
+    bias: Tensor | None = None
+    alibi_slopes: Tensor | None = None
+    logit_softcap: float = 0
+    sink: Tensor | None = None
+    sink_size: int = 0
+
+    def tensors(self) -> tuple[tuple[str, Tensor | None], ...]:
+        """The tensors under the names of their arguments."""
+        return (
+            ("bias", self.bias),
+            ("alibi_slopes", self.alibi_slopes),
+            ("sink", self.sink),
+        )
+
+
+class Dropout(NamedTuple):
+    """With what probability, above 0, probabilities are dropped, and by which random numbers.
+
+    ``rng_state`` is None only where nothing is computed, as in ``explain``.
+    """
+
+    p: float
+    rng_state: Tensor | None
+
+
+class KeyOptions(NamedTuple):
+    """Where keys and values lie, and how they are split.
+
+    Attributes:
+        block_table: the pages of each sequence; None where keys do not lie in pages.
+        num_splits: into how many parts the keys of a sequence are split; 0 leaves the choice.
+        out_accum, lse_accum: where the results of each part go, if somebody wants them: float32
+            ``(num_splits, b, hq, sq, hdim_v)`` and ``(num_splits, b, hq, sq)``, in gm1
+            ``(num_splits, hq, total_q, ...)``; contiguous.
+    """
+
+    block_table: Tensor | None = None
+    num_splits: int = 0
+    out_accum: Tensor | None = None
+    lse_accum: Tensor | None = None
+
+
+class Arguments(NamedTuple):
+    """The arguments of one call of ``fmha_fwd``, as they were given."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    softmax_scale: float | None = None
+    mask: int | str | Mask = 0
+    window_size: tuple[int, int] = OPEN_WINDOW
+    return_lse: bool = False
+    out: Tensor | None = None
+    cu_seqlens: CuSeqlens | None = None
+    bf16_cvt: Bf16Cvt = "rtne"
+    descales: Descales | None = None
+    modifiers: Modifiers | None = None
+    dropout: Dropout | None = None
+    keys: KeyOptions | None = None
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, options: Mapping[str, Any]) -> Arguments:
+        """The value for keyword arguments by their public names.
+
+        Raises ``TypeError`` or ``ValueError`` as the functions that gather nested values do.
+        """
+        rest = dict(options)
+        cu_seqlens = gather_cu_seqlens(*(rest.pop(name, None) for name in _CU_SEQLENS))
+        descales = gather_descales(*(rest.pop(name, None) for name in _DESCALES))
+        modifiers = Modifiers(**{name: rest.pop(name) for name in _MODIFIERS if name in rest})
+        drawn_by = rest.pop("generator", None), rest.pop("rng_state", None)
+        dropout = gather_dropout(rest.pop("dropout_p", 0), *drawn_by)
+        keys = gather_keys(rest.pop("block_table", None), rest.pop("num_splits", 0), cu_seqlens)
+        gathered: dict[str, Any] = {
+            "cu_seqlens": cu_seqlens,
+            "descales": descales,
+            "modifiers": gather_modifiers(*modifiers),
+            "dropout": dropout,
+            "keys": keys,
+        }
+        try:
+            return cls(q, k, v, **gathered, **rest)
+        except TypeError:
+            refuse_unexpected([name for name in rest if name not in OPTION_NAMES], OPTION_NAMES)
+
+    def flattened(self) -> dict[str, Any]:
+        """Everything by its public name."""
+        flat = self._asdict()
+        cu_seqlens, descales = flat.pop("cu_seqlens"), flat.pop("descales")
+        modifiers, dropout = flat.pop("modifiers"), flat.pop("dropout")
+        flat |= dict.fromkeys((*_CU_SEQLENS, *_DESCALES))
+        flat |= (modifiers or Modifiers())._asdict()
+        flat["dropout_p"], flat["rng_state"] = dropout or (0, None)
+        flat["block_table"], flat["num_splits"] = (flat.pop("keys") or KeyOptions())[:2]
+        if cu_seqlens is not None:
+            flat |= zip(_CU_SEQLENS, cu_seqlens, strict=True)
+            for side in ("q", "k"):
+                if flat[f"cu_seqlens_{side}_padded"] is flat[f"cu_seqlens_{side}"]:
+                    flat[f"cu_seqlens_{side}_padded"] = None
+        if descales is not None:
+            flat |= zip(_DESCALES, descales, strict=True)
+        return flat
+
+
+_CU_SEQLENS = (
+    *("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded"),
+    *("max_seqlen_q", "max_seqlen_k"),
+)
+_DESCALES = ("q_descale", "k_descale", "v_descale", "p_descale")
+_MODIFIERS = Modifiers._fields
+
+
+class Gradients(NamedTuple):
+    """The gradients that a backward pass reads (``dout`` and ``dlse``) and those that it writes.
+
+    ``dlse`` is None where nothing depends on the lse. ``dbias`` is float32 with a full batch, full
+    heads and queries, whatever the bias is, and 0 before the launch; None where nobody wants it.
+    """
+
+    dout: Tensor
+    dlse: Tensor | None
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    dbias: Tensor | None = None
+
+
+class Tensors(NamedTuple):
+    """The tensors that one launch reads and writes.
+
+    ``lse`` is None where nobody wants it, ``cu_seqlens`` in gm0, ``descales`` where all are 1, and
+    ``modifiers``, ``dropout`` and ``keys`` where there are none. ``gradients`` are those of a
+    backward pass, which reads ``out`` and ``lse``.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    lse: Tensor | None = None
+    cu_seqlens: CuSeqlens | None = None
+    descales: Descales | None = None
+    modifiers: Modifiers | None = None
+    dropout: Dropout | None = None
+    gradients: Gradients | None = None
+    keys: KeyOptions | None = None
+
+
+def gather_cu_seqlens(
+    q: Tensor | None,
+    k: Tensor | None,
+    q_padded: Tensor | None,
+    k_padded: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+) -> CuSeqlens | None:
+    """The sequences of a gm1 call, or None for gm0.
+
+    Raises ``ValueError`` where only some of what gm1 needs is given, and ``TypeError`` or
+    ``ValueError`` for a ``max_seqlen`` that is no length.
+    """
+    if q is None and k is None:
+        for name, value in (
+            ("cu_seqlens_q_padded", q_padded),
+            ("cu_seqlens_k_padded", k_padded),
+            ("max_seqlen_q", max_seqlen_q),
+            ("max_seqlen_k", max_seqlen_k),
+        ):
+            if value is not None:
+                given = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+                raise ValueError(f"{name} is given without cu_seqlens_q and cu_seqlens_k ({given})")
+        return None
+    if q is None or k is None:
+        missing = "cu_seqlens_q" if q is None else "cu_seqlens_k"
+        raise ValueError(f"{missing} is missing; group mode needs cu_seqlens_q and cu_seqlens_k")
+    if max_seqlen_q is not None and not (
+        max_seqlen_q.__class__ is int and 0 <= max_seqlen_q <= INT64_MAX
+    ):
+        _check_max_seqlen("max_seqlen_q", max_seqlen_q)
+    if max_seqlen_k is not None and not (
+        max_seqlen_k.__class__ is int and 0 <= max_seqlen_k <= INT64_MAX
+    ):
+        _check_max_seqlen("max_seqlen_k", max_seqlen_k)
+    q_padded = q if q_padded is None else q_padded
+    k_padded = k if k_padded is None else k_padded
+    return new_tuple(CuSeqlens, (q, k, q_padded, k_padded, max_seqlen_q, max_seqlen_k))
+
+
+def _check_max_seqlen(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__} ({value!r})")
+    if value < 0:
+        raise ValueError(f"{name}={value} must not be negative")
+    if isinstance(value, int) and value > INT64_MAX:
+        raise ValueError(f"{name}={value} must be less than 2**63")
+
+
+def gather_descales(
+    q: Tensor | None, k: Tensor | None, v: Tensor | None, p: Tensor | None
+) -> Descales | None:
+    """The scales of 8-bit inputs and probabilities, or None where none is given."""
+    if q is None and k is None and v is None and p is None:
+        return None
+    return Descales(q, k, v, p)
+
+
+def gather_modifiers(
+    bias: Tensor | None,
+    alibi_slopes: Tensor | None,
+    logit_softcap: float,
+    sink: Tensor | None,
+    sink_size: int,
+) -> Modifiers | None:
+    """What changes the scores, or None where nothing does.
+
+    Raises ``TypeError`` or ``ValueError`` for a ``logit_softcap`` or a ``sink_size`` without
+    meaning; the tensors are checked with the problem.
+    """
+    if isinstance(logit_softcap, bool) or not isinstance(logit_softcap, (int, float)):
+        given = f"{type(logit_softcap).__name__} ({logit_softcap!r})"
+        raise TypeError(f"logit_softcap must be a number, got {given}")
+    if not 0 <= logit_softcap <= _LARGEST_SOFTCAP or 0 < logit_softcap < 1 / _LARGEST_SOFTCAP:
+        raise ValueError(
+            f"logit_softcap={logit_softcap!r} must be 0 (off) or between 2**-100 and 2**100"
+        )
+    if isinstance(sink_size, bool) or not isinstance(sink_size, (int, torch.SymInt)):
+        given = f"{type(sink_size).__name__} ({sink_size!r})"
+        raise TypeError(f"sink_size must be an int, got {given}")
+    if sink_size < 0 or (isinstance(sink_size, int) and sink_size > INT64_MAX):
+        raise ValueError(f"sink_size={sink_size} must be at least 0 and less than 2**63")
+    has_tensors = bias is not None or alibi_slopes is not None or sink is not None
+    if not has_tensors and logit_softcap == 0 and sink_size == 0:
+        return None
+    return Modifiers(bias, alibi_slopes, float(logit_softcap), sink, sink_size)
+
+
+# Beyond it, and below its inverse, a score over the soft cap leaves float32's range.
+_LARGEST_SOFTCAP = 2.0**100
+
+
+def gather_dropout(
+    dropout_p: float, generator: Generator | None, rng_state: Tensor | None
+) -> Dropout | None:
+    """Dropout with the state of its random numbers, or None where nothing is dropped.
+
+    Raises ``TypeError`` or ``ValueError`` for a ``dropout_p`` that is no probability below 1, for
+    what is no generator, and where a generator stands beside a state that is drawn already.
+    """
+    if generator is not None and not isinstance(generator, Generator):
+        given = f"{type(generator).__name__} ({generator!r})"
+        raise TypeError(f"generator must be a torch.Generator, got {given}")
+    if generator is not None and rng_state is not None:
+        raise ValueError(
+            f"generator={generator!r} cannot be combined with rng_state, which is drawn already"
+        )
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, (int, float)):
+        given = f"{type(dropout_p).__name__} ({dropout_p!r})"
+        raise TypeError(f"dropout_p must be a number, got {given}")
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p={dropout_p!r} must be at least 0 and less than 1")
+    return None if dropout_p == 0 else Dropout(float(dropout_p), rng_state)
+
+
+def gather_keys(
+    block_table: Tensor | None, num_splits: int, cu_seqlens: CuSeqlens | None
+) -> KeyOptions | None:
+    """Where keys lie and how they are split, or None where nothing is said about it.
+
+    Raises ``TypeError`` or ``ValueError`` for a ``num_splits`` without meaning, and where the
+    lengths of paged sequences are missing or in the wrong place; the table is checked with the
+    problem.
+    """
+    check_num_splits(num_splits)
+    if block_table is not None:
+        check_pages_have_lengths(cu_seqlens is not None)
+    if block_table is not None and cu_seqlens is not None:
+        padded = cu_seqlens.k_padded
+        if padded is not cu_seqlens.k:
+            raise ValueError(
+                f"cu_seqlens_k_padded ({describe(padded)}) cannot be combined with block_table "
+                f"({describe(block_table)}), which says where keys lie"
+            )
+    if block_table is None and num_splits == 0:
+        return None
+    return KeyOptions(block_table, num_splits)
+
+
+def check_num_splits(num_splits: int) -> None:
+    """Raise ``TypeError`` or ``ValueError`` for a number of splits without meaning."""
+    if isinstance(num_splits, bool) or not isinstance(num_splits, int):
+        given = f"{type(num_splits).__name__} ({num_splits!r})"
+        raise TypeError(f"num_splits must be an int, got {given}")
+    if not 0 <= num_splits <= MAX_NUM_SPLITS:
+        raise ValueError(
+            f"num_splits={num_splits} must be 0, which leaves the choice, or a number of parts up "
+            f"to {MAX_NUM_SPLITS}"
+        )
+
+
+def check_pages_have_lengths(has_cu_seqlens: bool) -> None:
+    """Raise ``ValueError`` for keys in pages of which nobody says how many there are."""
+    if not has_cu_seqlens:
+        raise ValueError(
+            "block_table is given without cu_seqlens_q and cu_seqlens_k; the latter say how many "
+            "keys each paged sequence has"
+        )
+
+
+MAX_NUM_SPLITS = 128
+"""As flash-attn has it."""

@@ -1,0 +1,823 @@
+"""What a call asks for: one immutable value, made from checked arguments."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+from enum import Enum
+from typing import Literal, NamedTuple, TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from .arguments import (
+    Arguments,
+    Bf16Cvt,
+    CuSeqlens,
+    Descales,
+    Dropout,
+    KeyOptions,
+    Modifiers,
+)
+from .checks import not_a_tensor
+from .dropout import check_rng_state
+from .mask import Mask, parse_mask
+from .memory import overlaps_itself
+
+Mode = Literal["gm0", "gm1"]
+Direction = Literal["forward", "backward"]
+
+BF16_CVTS: tuple[Bf16Cvt, ...] = get_args(Bf16Cvt)
+"""How probabilities become bf16: rounded to nearest even, to nearest away from zero, or towards
+zero. A manifest and AITER number them in this order."""
+
+FP8_NAMES = {
+    torch.float8_e4m3fnuz: "fp8_e4m3fnuz",
+    torch.float8_e4m3fn: "fp8_e4m3fn",
+}
+EIGHT_BIT_DTYPES = (*FP8_NAMES, torch.int8)
+EIGHT_BIT_NAMES = (*FP8_NAMES.values(), "int8")
+DTYPE_NAMES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    **FP8_NAMES,
+    torch.int8: "int8",
+}
+DTYPE_BYTES = {name: dtype.itemsize for dtype, name in DTYPE_NAMES.items()}
+BIAS_DTYPE_NAMES = {torch.bool: "bool", **DTYPE_NAMES}
+MAX_HDIM = 576
+
+DescaleStrides = tuple[int, int]
+"""Of the scales of 8-bit inputs, between batches and heads, in elements; 0 where one serves all."""
+
+
+class Feature(Enum):
+    """What a call may ask for. A kernel family declares which features it serves.
+
+    The value is what a refusal says.
+    """
+
+    FP32 = "fp32 inputs"
+    BF16 = "bf16 inputs"
+    FP16 = "fp16 inputs"
+    FP8_E4M3FNUZ = "fp8_e4m3fnuz inputs"
+    FP8_E4M3FN = "fp8_e4m3fn inputs"
+    INT8 = "int8 inputs"
+    INT8_KEYS_AND_VALUES = "int8 keys and values beside queries of another dtype"
+    INT8_PROBABILITIES = "int8 probabilities"
+    DESCALES = "scales of 8-bit inputs"
+    QUERY_HEAD_DESCALES = "a scale of its own for each query head that shares a key head"
+    COLUMN_MAJOR_V = "values with contiguous keys (column-major v)"
+    GROUP_MODE = "packed sequences (gm1)"
+    PADDED_SEQUENCES = "unused rows between packed sequences"
+    CAUSAL_MASK = "a causal mask"
+    WINDOW_MASK = "a window mask"
+    TOP_LEFT_MASK = "a mask aligned at the top left"
+    LSE = "the log-sum-exp"
+    BACKWARD = "the backward pass"
+    DETERMINISTIC = "gradients that are the same, bit by bit, in every run"
+    BIAS = "a bias"
+    BOOLEAN_BIAS = "a boolean bias"
+    ALIBI = "ALiBi slopes"
+    SOFTCAP = "a logit soft cap"
+    SINKS = "learned sinks"
+    SINK_TOKENS = "sink tokens beside a window"
+    DROPOUT = "dropout"
+    PAGED_KEYS = "keys and values in pages (block_table)"
+    NUM_SPLITS = "a given number of key splits (num_splits)"
+    SPLIT_RESULTS = "the results of each key split (mha_fwd_splitkv)"
+
+
+DTYPE_FEATURES = {
+    "fp32": Feature.FP32,
+    "bf16": Feature.BF16,
+    "fp16": Feature.FP16,
+    "fp8_e4m3fnuz": Feature.FP8_E4M3FNUZ,
+    "fp8_e4m3fn": Feature.FP8_E4M3FN,
+    "int8": Feature.INT8,
+}
+
+
+class Sizes(NamedTuple):
+    """What changes from call to call of one kind, without changing what is asked for.
+
+    Attributes:
+        seqlen_q, seqlen_k: gm0 the lengths of every sequence, gm1 the packed rows of all of them.
+            Of keys in pages ``seqlen_k`` is the size of a page.
+        q, k, v, out: strides in elements as torch gives them, one for each dimension. Those of
+            dimensions of size 1 say nothing, and may be anything.
+    """
+
+    seqlen_q: int
+    seqlen_k: int
+    q: tuple[int, ...]
+    k: tuple[int, ...]
+    v: tuple[int, ...]
+    out: tuple[int, ...]
+
+
+PlainSizes: TypeAlias = (
+    "tuple[int, int, tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]"
+)
+""":class:`Sizes` with or without the names, which take time where every call has new lengths."""
+
+
+class GradientStrides(NamedTuple):
+    """Strides of what only a backward pass has, in elements, one for each dimension.
+
+    Those of ``dlse`` are None where nothing depends on the lse.
+    """
+
+    dout: tuple[int, ...]
+    lse: tuple[int, ...]
+    dlse: tuple[int, ...] | None
+    dq: tuple[int, ...]
+    dk: tuple[int, ...]
+    dv: tuple[int, ...]
+
+
+class Strides(NamedTuple):
+    """Strides of q, k, v or out in elements; the head dimension itself is contiguous.
+
+    Those of dimensions of size 1 are replaced: kernels multiply lengths with strides to learn where
+    a tensor ends.
+    """
+
+    batch: int
+    seq: int
+    head: int
+
+
+class Problem(NamedTuple):
+    """One attention call, without the addresses of its tensors.
+
+    In gm0 ``seqlen_q`` and ``seqlen_k`` are the lengths that every sequence has. In gm1 they are
+    the numbers of packed rows, ``total_q`` and ``total_k``; the lengths are in ``cu_seqlens``.
+    ``dtype`` is that of q, ``kv_dtype`` that of k and v. The scales of 8-bit inputs are None where
+    they are 1; those of q lie between query heads, not key heads, with ``has_query_head_descale``.
+    With ``has_p_descale`` probabilities are int8. ``bias_dtype`` is "bool" for a boolean bias
+    and None where there is none; ``sink_size`` is 0 where the mask has no left side. ``gradients``
+    are there for a backward pass, and None for forward. ``atomic_fp32`` says in what kernels add dq
+    up that do so with atomics: float32 or q's dtype; None leaves the choice.
+    """
+
+    mode: Mode
+    dtype: str
+    kv_dtype: str
+    batch: int
+    heads_q: int
+    heads_k: int
+    hdim_q: int
+    hdim_v: int
+    mask: Mask
+    softmax_scale: float
+    sizes: Sizes
+    has_lse: bool
+    is_padded: bool = False
+    bf16_cvt: Bf16Cvt = "rtne"
+    q_descale: DescaleStrides | None = None
+    k_descale: DescaleStrides | None = None
+    v_descale: DescaleStrides | None = None
+    has_query_head_descale: bool = False
+    has_p_descale: bool = False
+    bias_dtype: str | None = None
+    has_alibi: bool = False
+    logit_softcap: float = 0.0
+    has_sink: bool = False
+    sink_size: int = 0
+    dropout_p: float = 0.0
+    is_paged: bool = False
+    num_splits: int = 0
+    has_split_results: bool = False
+    gradients: GradientStrides | None = None
+    is_deterministic: bool = False
+    atomic_fp32: bool | None = None
+
+    @property
+    def seqlen_q(self) -> int:
+        """Queries of each sequence, or in gm1 of all."""
+        return self.sizes.seqlen_q
+
+    @property
+    def seqlen_k(self) -> int:
+        """Keys of each sequence, or in gm1 of all."""
+        return self.sizes.seqlen_k
+
+    @property
+    def q(self) -> Strides:
+        """Strides of q."""
+        return self._strides(self.sizes.q, self.seqlen_q, self.heads_q, self.hdim_q)
+
+    @property
+    def k(self) -> Strides:
+        """Strides of k."""
+        return self._strides(self.sizes.k, self.seqlen_k, self.heads_k, self.hdim_q)
+
+    @property
+    def v(self) -> Strides:
+        """Strides of v."""
+        return self._strides(self.sizes.v, self.seqlen_k, self.heads_k, self.hdim_v)
+
+    @property
+    def out(self) -> Strides:
+        """Strides of the output."""
+        return self._strides(self.sizes.out, self.seqlen_q, self.heads_q, self.hdim_v)
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """Everything that a kernel has to know of to serve the call."""
+        asked = {
+            Feature.DESCALES: self.q_descale or self.k_descale or self.v_descale,
+            Feature.INT8_KEYS_AND_VALUES: self.kv_dtype != self.dtype,
+            Feature.INT8_PROBABILITIES: self.has_p_descale,
+            Feature.COLUMN_MAJOR_V: self.has_column_major_v,
+            Feature.QUERY_HEAD_DESCALES: self.has_query_head_descale,
+            Feature.GROUP_MODE: self.mode == "gm1",
+            Feature.PADDED_SEQUENCES: self.is_padded,
+            Feature.CAUSAL_MASK: self.mask.is_causal,
+            Feature.WINDOW_MASK: not (self.mask.is_none or self.mask.is_causal),
+            Feature.TOP_LEFT_MASK: self.mask.top_left,
+            Feature.LSE: self.has_lse,
+            Feature.BACKWARD: self.gradients,
+            Feature.DETERMINISTIC: self.is_deterministic,
+            Feature.BIAS: self.bias_dtype not in (None, "bool"),
+            Feature.BOOLEAN_BIAS: self.bias_dtype == "bool",
+            Feature.ALIBI: self.has_alibi,
+            Feature.SOFTCAP: self.logit_softcap > 0,
+            Feature.SINKS: self.has_sink,
+            Feature.SINK_TOKENS: self.sink_size > 0,
+            Feature.DROPOUT: self.dropout_p > 0,
+            Feature.PAGED_KEYS: self.is_paged,
+            Feature.NUM_SPLITS: self.num_splits > 0,
+            Feature.SPLIT_RESULTS: self.has_split_results,
+        }
+        given = (feature for feature, is_asked in asked.items() if is_asked not in (None, False))
+        return frozenset((DTYPE_FEATURES[self.dtype], *given))
+
+    @property
+    def has_column_major_v(self) -> bool:
+        """Whether keys are contiguous in v, not its last dimension."""
+        return self.hdim_v > 1 and self.sizes.v[-1] != 1
+
+    @property
+    def direction(self) -> Direction:
+        """Whether results are computed, or their gradients are carried back to the inputs."""
+        return "forward" if self.gradients is None else "backward"
+
+    @property
+    def is_fp8(self) -> bool:
+        """True for fp8 inputs, whose output is bf16."""
+        return self.dtype in FP8_NAMES.values()
+
+    @property
+    def gqa(self) -> int:
+        """How many query heads share one key and value head."""
+        return self.heads_q // self.heads_k
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """gm0 ``(b, sq, hq, hdim_v)``, gm1 ``(total_q, hq, hdim_v)``."""
+        row = (self.seqlen_q, self.heads_q, self.hdim_v)
+        return (self.batch, *row) if self.mode == "gm0" else row
+
+    @property
+    def lse_shape(self) -> tuple[int, ...]:
+        """gm0 ``(b, hq, sq)``, gm1 ``(hq, total_q)``."""
+        row = (self.heads_q, self.seqlen_q)
+        return (self.batch, *row) if self.mode == "gm0" else row
+
+    @property
+    def is_empty(self) -> bool:
+        """True when there is no output element to compute."""
+        return self.batch * self.seqlen_q * self.heads_q == 0
+
+    def with_sizes(self, sizes: PlainSizes) -> Problem:
+        """The same call with other lengths and strides."""
+        return self._replace(sizes=Sizes._make(sizes))
+
+    def _strides(self, given: tuple[int, ...], seqlen: int, heads: int, hdim: int) -> Strides:
+        *batch, seq, head, _ = given
+        return Strides(
+            batch=batch[0] if batch and self.batch > 1 else 0,
+            seq=seq if seqlen > 1 else hdim,
+            head=head if heads > 1 else hdim,
+        )
+
+
+def make_problem(arguments: Arguments, *, out_is_read: bool = False) -> Problem:
+    """Check everything about a call that does not need the tensors' data.
+
+    ``out_is_read``: as by a backward pass, so that its elements may overlap like those of q.
+    Raises ``TypeError`` or ``ValueError`` naming the argument and its value, and
+    ``NotImplementedError`` where torch.jit.trace records.
+    """
+    if torch._C._is_tracing():
+        # It would keep the results for the example inputs as constants. No call gets past this one:
+        # what stands for a length while it records is equal to none of an earlier call.
+        raise NotImplementedError(
+            "torch.jit.trace does not see this call, and would keep its result as a constant; use "
+            "torch.export or torch.compile"
+        )
+    q, k, v, cu_seqlens = arguments.q, arguments.k, arguments.v, arguments.cu_seqlens
+    if not isinstance(arguments.return_lse, bool):
+        raise TypeError(f"return_lse must be a bool, got {arguments.return_lse!r}")
+    _check_tensors(q, k, v)
+    keys = arguments.keys or KeyOptions()
+    block_table, mask = keys.block_table, arguments.mask
+    if not isinstance(mask, Mask):
+        mask = parse_mask(mask, arguments.window_size)
+    if cu_seqlens is None:
+        mode: Mode = "gm0"
+        _check_ndim((("q", q), ("k", k), ("v", v)), 4, "(batch, seqlen, heads, hdim)")
+        batch = q.shape[0]
+        for name, x in (("k", k), ("v", v)):
+            if x.shape[0] != batch:
+                raise ValueError(f"{name} has batch size {x.shape[0]}, q has {batch}")
+    else:
+        mode = "gm1"
+        batch = _check_cu_seqlens_tensors(q, cu_seqlens)
+        if block_table is None:
+            _check_ndim(
+                (("q", q), ("k", k), ("v", v)), 3, "(total_tokens, heads, hdim) with cu_seqlens"
+            )
+        else:
+            _check_ndim((("q", q),), 3, "(total_tokens, heads, hdim) with cu_seqlens")
+            _check_ndim(
+                (("k", k), ("v", v)), 4, "(num_pages, page_size, heads, hdim) with a block_table"
+            )
+            _check_block_table(block_table, k, v, batch)
+        check_mask_of_mode(mask, mode)
+    heads_q, hdim_q = q.shape[-2:]
+    heads_k, hdim_v = k.shape[-2], v.shape[-1]
+    if k.shape[-1] != hdim_q:
+        raise ValueError(f"k has hdim {k.shape[-1]}, q has {hdim_q}; they must be equal")
+    if v.shape[-2] != heads_k:
+        raise ValueError(f"v has {v.shape[-2]} heads, k has {heads_k}; they must be equal")
+    check_hdims(hdim_q, hdim_v)
+    check_heads(heads_q, heads_k)
+    softmax_scale, modifiers = arguments.softmax_scale, arguments.modifiers or Modifiers()
+    descales = arguments.descales or Descales()
+    _check_p_descale(descales.p, q, batch, heads_k)
+    _check_modifiers(modifiers, q, batch)
+    _check_dropout(arguments.dropout, q)
+    return Problem(
+        mode=mode,
+        dtype=DTYPE_NAMES[q.dtype],
+        kv_dtype=DTYPE_NAMES[k.dtype],
+        batch=batch,
+        heads_q=heads_q,
+        heads_k=heads_k,
+        hdim_q=hdim_q,
+        hdim_v=hdim_v,
+        mask=mask,
+        softmax_scale=(
+            float(hdim_q) ** -0.5 if softmax_scale is None else check_softmax_scale(softmax_scale)
+        ),
+        sizes=check_sizes(arguments, out_is_read=out_is_read),
+        has_lse=arguments.return_lse,
+        is_padded=cu_seqlens is not None and cu_seqlens.is_padded,
+        bf16_cvt=check_bf16_cvt(arguments.bf16_cvt),
+        q_descale=_descale_strides("q_descale", descales.q, q, batch, heads_k),
+        k_descale=_descale_strides("k_descale", descales.k, k, batch, heads_k),
+        v_descale=_descale_strides("v_descale", descales.v, v, batch, heads_k),
+        has_query_head_descale=(
+            descales.q is not None and heads_q != heads_k and descales.q.shape == (heads_q,)
+        ),
+        has_p_descale=descales.p is not None,
+        bias_dtype=None if modifiers.bias is None else BIAS_DTYPE_NAMES[modifiers.bias.dtype],
+        has_alibi=modifiers.alibi_slopes is not None,
+        logit_softcap=modifiers.logit_softcap,
+        has_sink=modifiers.sink is not None,
+        sink_size=0 if mask.left is None else modifiers.sink_size,
+        dropout_p=0.0 if arguments.dropout is None else arguments.dropout.p,
+        is_paged=block_table is not None,
+        num_splits=keys.num_splits,
+        has_split_results=keys.out_accum is not None,
+        gradients=None,
+    )
+
+
+def check_mask_of_mode(mask: Mask, mode: Mode) -> None:
+    """Raise ``ValueError`` for a mask that packed sequences, which differ in length, have not."""
+    if mode == "gm1" and mask.top_left:
+        raise ValueError(
+            f"mask {mask} is not served with cu_seqlens (gm1); "
+            "use 0 (none) or 2 (causal, bottom-right)"
+        )
+
+
+def check_hdims(hdim_q: int, hdim_v: int) -> None:
+    """Raise ``ValueError`` for a head dimension that no kernel has."""
+    for name, hdim in (("q and k", hdim_q), ("v", hdim_v)):
+        if not 1 <= hdim <= MAX_HDIM:
+            raise ValueError(f"hdim of {name} is {hdim}; it must be between 1 and {MAX_HDIM}")
+
+
+def check_heads(heads_q: int, heads_k: int) -> None:
+    """Raise ``ValueError`` where query heads cannot share the key heads evenly."""
+    if (heads_k == 0 and heads_q != 0) or (heads_k != 0 and heads_q % heads_k != 0):
+        raise ValueError(
+            f"q has {heads_q} heads, which is not a multiple of the {heads_k} heads of k and v"
+        )
+
+
+def check_kv_dtype(name: str, dtype: torch.dtype, q_dtype: torch.dtype) -> None:
+    """Raise ``TypeError`` where k or v, of that name, is neither as q nor int8 beside it."""
+    if dtype != q_dtype and (dtype != torch.int8 or q_dtype in EIGHT_BIT_DTYPES):
+        raise TypeError(f"{name} has dtype {dtype}, q has {q_dtype}; they must be equal")
+
+
+def check_descale_dtype(name: str, dtype: torch.dtype) -> None:
+    """Raise ``ValueError`` for a scale, of that name, of a tensor that has none."""
+    if dtype not in EIGHT_BIT_DTYPES:
+        raise ValueError(
+            f"{name} is the scale of fp8 or int8 inputs, {name[0]} has dtype {dtype}; use None"
+        )
+
+
+def check_p_descale_dtype(q_dtype: torch.dtype) -> None:
+    """Raise ``ValueError`` for a scale of probabilities that are not int8."""
+    if q_dtype != torch.int8:
+        raise ValueError(
+            f"p_descale is the scale of int8 probabilities, for which q, k and v are int8; q has "
+            f"dtype {q_dtype}; use None"
+        )
+
+
+def check_sizes(arguments: Arguments, *, out_is_read: bool = False) -> Sizes:
+    """The lengths and strides of a call whose other properties are checked.
+
+    Raises ``TypeError`` or ``ValueError`` naming the argument and its value.
+    """
+    q, k, v, out = arguments.q, arguments.k, arguments.v, arguments.out
+    # A sparse tensor has strides as well, and may otherwise be like a dense one that came before.
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_layout(name, x)
+    *batch, seqlen_q, heads_q, _ = q.shape
+    seqlen_k, seqlen_v, hdim_v = k.shape[-3], v.shape[-3], v.shape[-1]
+    if seqlen_v != seqlen_k:
+        raise ValueError(f"v has seqlen {seqlen_v}, k has {seqlen_k}; they must be equal")
+    for name, x in (("q", q), ("k", k)):
+        check_last_dimension(name, x)
+    _check_layout_of_values(v)
+    if out is None:
+        row = heads_q * hdim_v
+        batch_strides = (seqlen_q * row,) if batch else ()
+        strides_out: tuple[int, ...] = (*batch_strides, row, hdim_v, 1)
+    else:
+        _check_out(out, q, (*q.shape[:-1], hdim_v))
+        strides_out = out.stride()
+        if not out_is_read and overlaps_itself(out):
+            raise ValueError(f"out has strides {strides_out} with which its elements overlap")
+    modifiers = arguments.modifiers
+    if modifiers is not None and modifiers.bias is not None:
+        _check_bias(modifiers.bias, q, seqlen_k, arguments.cu_seqlens)
+    return Sizes(seqlen_q, seqlen_k, q.stride(), k.stride(), v.stride(), strides_out)
+
+
+def out_dtype_of(dtype: torch.dtype) -> torch.dtype:
+    """The output's dtype for queries of ``dtype``: the same, and bfloat16 for 8 bits."""
+    return torch.bfloat16 if dtype in EIGHT_BIT_DTYPES else dtype
+
+
+class ElementBytes(NamedTuple):
+    """How large an element of each tensor is."""
+
+    q: int
+    kv: int
+    out: int
+
+
+def element_bytes(problem: Problem) -> ElementBytes:
+    """Of the tensors of a call; the output of 8-bit inputs is bf16."""
+    q = DTYPE_BYTES[problem.dtype]
+    return ElementBytes(q, DTYPE_BYTES[problem.kv_dtype], max(q, 2))
+
+
+def check_bf16_cvt(bf16_cvt: str) -> Bf16Cvt:
+    """``bf16_cvt`` if it is known."""
+    for known in BF16_CVTS:
+        if isinstance(bf16_cvt, str) and bf16_cvt == known:
+            return known
+    raise ValueError(f"bf16_cvt={bf16_cvt!r} is not known; use {', '.join(map(repr, BF16_CVTS))}")
+
+
+def check_softmax_scale(softmax_scale: float) -> float:
+    """``softmax_scale`` as a float; the kernels need it finite and > 0, also as float32."""
+    if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, (int, float)):
+        raise TypeError(
+            f"softmax_scale must be a number, got {type(softmax_scale).__name__} "
+            f"({softmax_scale!r})"
+        )
+    try:
+        as_float32 = ctypes.c_float(softmax_scale).value
+    except OverflowError:
+        as_float32 = math.inf
+    if not (math.isfinite(as_float32) and as_float32 > 0):
+        raise ValueError(
+            f"softmax_scale={softmax_scale!r} must be finite and greater than 0 (in float32)"
+        )
+    return float(softmax_scale)
+
+
+def check_cu_seqlens_values(
+    sizes: PlainSizes, cu_seqlens: CuSeqlens, block_table: Tensor | None = None
+) -> bool:
+    """Check the numbers inside ``cu_seqlens``; reads the tensors' data.
+
+    The pages that a ``block_table`` names are not looked at; the kernel does.
+
+    Returns True when the sequences cover every row of q, so that no row of the output is left
+    over. Raises ``ValueError`` naming the argument, the position and the value.
+    """
+    q, k, q_padded, k_padded, max_seqlen_q, max_seqlen_k = cu_seqlens
+    used_rows = _check_side("q", q, q_padded, max_seqlen_q, sizes[0])
+    if block_table is None:
+        _check_side("k", k, k_padded, max_seqlen_k, sizes[1])
+    else:
+        _check_paged_side(k, max_seqlen_k, sizes[1], block_table)
+    return used_rows == sizes[0]
+
+
+def _check_side(side: str, plain: Tensor, padded: Tensor, max_seqlen: int | None, rows: int) -> int:
+    """Check the prefix sums of q, or of k and v; returns how many rows the sequences have."""
+    sums = plain.tolist()
+    lengths = [end - start for start, end in itertools.pairwise(sums)]
+    # The quick question first: every call comes by here.
+    if sums[0] != 0 or (lengths and min(lengths) < 0):
+        _check_sums(f"cu_seqlens_{side}", sums)
+    used_rows: int = sums[-1]
+    if padded is not plain:
+        sums = padded.tolist()
+        name = f"cu_seqlens_{side}_padded"
+        _check_sums(name, sums)
+        for i, (length, (start, end)) in enumerate(
+            zip(lengths, itertools.pairwise(sums), strict=True)
+        ):
+            if end - start < length:
+                raise ValueError(
+                    f"{name} leaves {end - start} rows for sequence {i}, "
+                    f"which has {length} by cu_seqlens_{side}"
+                )
+    if sums[-1] > rows:
+        name = f"cu_seqlens_{side}" if padded is plain else f"cu_seqlens_{side}_padded"
+        raise ValueError(f"{name} ends at {sums[-1]}, past the {rows} rows of {side}")
+    if max_seqlen is not None and max_seqlen < max(lengths, default=0):
+        raise ValueError(
+            f"max_seqlen_{side}={max_seqlen} is less than the longest sequence, "
+            f"{max(lengths)} by cu_seqlens_{side}"
+        )
+    return used_rows
+
+
+def _check_paged_side(
+    plain: Tensor, max_seqlen: int | None, page_size: int, block_table: Tensor
+) -> None:
+    sums = plain.tolist()
+    _check_side("k", plain, plain, max_seqlen, sums[-1])
+    room = block_table.shape[1] * page_size
+    for i, (start, end) in enumerate(itertools.pairwise(sums)):
+        if end - start > room:
+            raise ValueError(
+                f"sequence {i} has {end - start} keys by cu_seqlens_k; a row of block_table "
+                f"has room for {room} of them, {block_table.shape[1]} pages of {page_size}"
+            )
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise not_a_tensor(name, x)
+        check_layout(name, x)
+    if q.dtype not in DTYPE_NAMES:
+        raise TypeError(
+            f"q has dtype {q.dtype}; served are torch.bfloat16, torch.float16, torch.float32 and "
+            "torch.int8, torch.float8_e4m3fnuz on the CPU and on gfx942, and torch.float8_e4m3fn "
+            "on the CPU and on gfx950"
+        )
+    for name, x in (("k", k), ("v", v)):
+        check_kv_dtype(name, x.dtype, q.dtype)
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device")
+    if v.dtype != k.dtype:
+        raise TypeError(f"v has dtype {v.dtype}, k has {k.dtype}; they must be equal")
+
+
+def _check_layout_of_values(v: Tensor) -> None:
+    """Raise ``ValueError`` where neither the last dimension of v nor its keys are contiguous."""
+    if v.shape[-1] > 1 and v.stride(-1) != 1 and v.shape[-3] > 1 and v.stride(-3) != 1:
+        raise ValueError(
+            f"v has stride {v.stride(-1)} in its last dimension, which must be contiguous, or its "
+            f"keys, which have stride {v.stride(-3)}; call v.contiguous()"
+        )
+
+
+def check_layout(name: str, x: Tensor) -> None:
+    """Raise ``TypeError`` for a tensor without strides, or one of several lengths."""
+    if x.is_nested:
+        raise TypeError(
+            f"{name} is a nested tensor; pass the rows of all sequences as one tensor, such as "
+            f"{name}.values(), and where they begin as cu_seqlens, such as {name}.offsets().int()"
+        )
+    if x.layout != torch.strided:
+        raise TypeError(f"{name} has layout {x.layout}; only torch.strided is served")
+
+
+def _check_ndim(tensors: tuple[tuple[str, Tensor], ...], ndim: int, wanted: str) -> None:
+    for name, x in tensors:
+        if x.dim() != ndim:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {wanted}")
+
+
+def check_last_dimension(name: str, x: Tensor) -> None:
+    """Raise ``ValueError`` where the last dimension is not contiguous."""
+    if x.shape[-1] > 1 and x.stride(-1) != 1:
+        raise ValueError(
+            f"{name} has stride {x.stride(-1)} in its last dimension, which must be contiguous; "
+            f"call {name}.contiguous()"
+        )
+
+
+def _check_cu_seqlens_tensors(q: Tensor, cu_seqlens: CuSeqlens) -> int:
+    """The number of sequences."""
+    cu_q = cu_seqlens.q
+    for name, x in cu_seqlens.named():
+        if not isinstance(x, Tensor):
+            raise not_a_tensor(name, x)
+        check_layout(name, x)
+        if x.dtype != torch.int32:
+            raise TypeError(f"{name} has dtype {x.dtype}; it must be torch.int32")
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device")
+        if x.dim() != 1 or x.shape[0] < 1:
+            raise ValueError(f"{name} has shape {tuple(x.shape)}; expected (batch + 1,)")
+        if x.shape[0] != cu_q.shape[0]:
+            raise ValueError(
+                f"{name} has {x.shape[0]} entries, cu_seqlens_q has {cu_q.shape[0]}; "
+                "both need batch + 1"
+            )
+        if x.shape[0] > 1 and x.stride(0) != 1:
+            raise ValueError(f"{name} has stride {x.stride(0)}; it must be contiguous")
+        if x.is_neg():
+            raise ValueError(f"{name} has torch's negative bit; call {name}.resolve_neg()")
+    return cu_q.shape[0] - 1
+
+
+def _check_block_table(block_table: Tensor, k: Tensor, v: Tensor, batch: int) -> None:
+    _check_given("block_table", block_table, k)
+    if block_table.dtype != torch.int32:
+        raise TypeError(f"block_table has dtype {block_table.dtype}; it must be torch.int32")
+    if block_table.dim() != 2 or block_table.shape[0] != batch:
+        raise ValueError(
+            f"block_table has shape {tuple(block_table.shape)}; expected (batch, most pages), the "
+            f"batch being {batch}"
+        )
+    check_last_dimension("block_table", block_table)
+    if block_table.is_neg():
+        raise ValueError("block_table has torch's negative bit; call block_table.resolve_neg()")
+    if k.shape[0] != v.shape[0]:
+        raise ValueError(f"v has {v.shape[0]} pages, k has {k.shape[0]}; they must be equal")
+    if k.shape[1] < 1:
+        raise ValueError(f"k has shape {tuple(k.shape)}; a page holds at least one key")
+
+
+def check_pages(cu_seqlens: CuSeqlens, block_table: Tensor, k: Tensor) -> None:
+    """Raise ``ValueError`` where sequences have pages that are not there; reads the tensors."""
+    num_pages, page_size = k.shape[:2]
+    counts = cu_seqlens.k.diff().add(page_size - 1).div(page_size, rounding_mode="floor")
+    in_use = torch.arange(block_table.shape[1]) < counts[:, None]
+    is_wrong = in_use & ((block_table < 0) | (block_table >= num_pages))
+    if is_wrong.any():
+        sequence, place = is_wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"block_table names page {int(block_table[sequence, place])} as page {place} of "
+            f"sequence {sequence}; k has {num_pages} pages"
+        )
+
+
+def _check_sums(name: str, sums: list[int]) -> None:
+    """Raise ``ValueError`` where numbers are no prefix sums."""
+    if sums[0] != 0:
+        raise ValueError(f"{name} starts at {sums[0]}; it must start at 0")
+    for i, (start, end) in enumerate(itertools.pairwise(sums)):
+        if end < start:
+            raise ValueError(f"{name} decreases at entry {i + 1}, from {start} to {end}")
+
+
+def _check_out(out: Tensor, q: Tensor, shape: tuple[int, ...]) -> None:
+    if not isinstance(out, Tensor):
+        raise not_a_tensor("out", out)
+    check_layout("out", out)
+    if out.dtype != out_dtype_of(q.dtype):
+        is_8_bit = q.dtype in EIGHT_BIT_DTYPES
+        rule = "out must be torch.bfloat16" if is_8_bit else "they must be equal"
+        raise TypeError(f"out has dtype {out.dtype}, q has {q.dtype}; {rule}")
+    if out.device != q.device:
+        raise ValueError(f"out is on {out.device}, q is on {q.device}; use one device")
+    if tuple(out.shape) != shape:
+        raise ValueError(f"out has shape {tuple(out.shape)}; expected {shape}")
+    check_last_dimension("out", out)
+
+
+def _check_p_descale(p_descale: Tensor | None, q: Tensor, batch: int, heads_k: int) -> None:
+    if isinstance(p_descale, Tensor):
+        check_p_descale_dtype(q.dtype)
+    _descale_strides("p_descale", p_descale, q, batch, heads_k)
+
+
+def _descale_strides(
+    name: str, x: Tensor | None, of: Tensor, batch: int, heads_k: int
+) -> DescaleStrides | None:
+    """The strides of the scale of a tensor, given under the name of its argument."""
+    if x is None:
+        return None
+    if not isinstance(x, Tensor):
+        raise not_a_tensor(name, x)
+    check_descale_dtype(name, of.dtype)
+    if x.layout != torch.strided or x.dtype != torch.float32:
+        raise TypeError(f"{name} has dtype {x.dtype}; it must be a strided torch.float32")
+    if x.device != of.device:
+        raise ValueError(f"{name} is on {x.device}, q is on {of.device}; use one device")
+    heads = of.shape[-2]
+    if x.shape == (1,):
+        return 0, 0
+    if x.shape == (batch, heads_k):
+        return x.stride(0), x.stride(1)
+    if x.shape == (heads,):
+        return 0, x.stride(0)
+    raise ValueError(
+        f"{name} has shape {tuple(x.shape)}; expected (1,), (heads of {name[0]},), which is "
+        f"{(heads,)}, or (batch, heads of k), which is {(batch, heads_k)}"
+    )
+
+
+def _check_bias(bias: Tensor, q: Tensor, seqlen_k: int, cu_seqlens: CuSeqlens | None) -> None:
+    """Check everything about a bias; its lengths change from call to call."""
+    _check_given("bias", bias, q)
+    dtypes = (torch.bool, torch.float32, out_dtype_of(q.dtype))
+    if bias.dtype not in dtypes:
+        raise TypeError(
+            f"bias has dtype {bias.dtype}; served with q of {q.dtype} are "
+            f"{', '.join(map(str, dict.fromkeys(dtypes)))}"
+        )
+    *batch, seqlen_q, heads_q, _ = q.shape
+    shape = (*batch, heads_q, seqlen_q, seqlen_k)
+    wanted = "(batch, heads of q, seqlen_q, seqlen_k)"
+    if cu_seqlens is not None:
+        if cu_seqlens.max_seqlen_k is None:
+            raise ValueError(
+                "max_seqlen_k is missing; a bias with cu_seqlens has the shape "
+                "(heads of q, total_q, max_seqlen_k)"
+            )
+        shape = (heads_q, seqlen_q, cu_seqlens.max_seqlen_k)
+        wanted = "(heads of q, total_q, max_seqlen_k)"
+    if (
+        bias.dim() != len(shape)
+        or bias.shape[-1] != shape[-1]
+        or any(given not in (1, full) for given, full in zip(bias.shape, shape, strict=True))
+    ):
+        raise ValueError(
+            f"bias has shape {tuple(bias.shape)}; expected {wanted}, which is {tuple(shape)}, or 1 "
+            "in place of any but the last"
+        )
+
+
+def _check_modifiers(modifiers: Modifiers, q: Tensor, batch: int) -> None:
+    """Check the tensors of the modifiers but the bias, which is checked with the sizes."""
+    heads_q = q.shape[-2]
+    slopes, sink = modifiers.alibi_slopes, modifiers.sink
+    for name, x in (("alibi_slopes", slopes), ("sink", sink)):
+        if x is None:
+            continue
+        _check_given(name, x, q)
+        if x.dtype != torch.float32:
+            raise TypeError(f"{name} has dtype {x.dtype}; it must be torch.float32")
+    if slopes is not None and slopes.shape not in ((heads_q,), (batch, heads_q)):
+        raise ValueError(
+            f"alibi_slopes has shape {tuple(slopes.shape)}; expected (heads of q,) or "
+            f"(batch, heads of q), which is {(batch, heads_q)}"
+        )
+    if sink is not None and sink.shape != (heads_q,):
+        raise ValueError(
+            f"sink has shape {tuple(sink.shape)}; expected (heads of q,), which is {(heads_q,)}"
+        )
+
+
+def _check_dropout(dropout: Dropout | None, q: Tensor) -> None:
+    if dropout is None or dropout.rng_state is None:
+        return
+    check_rng_state(dropout.rng_state)
+    if dropout.rng_state.device != q.device:
+        raise ValueError(
+            f"rng_state is on {dropout.rng_state.device}, q is on {q.device}; use one device"
+        )
+
+
+def _check_given(name: str, x: Tensor, q: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise not_a_tensor(name, x)
+    check_layout(name, x)
+    if x.device != q.device:
+        raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device")
