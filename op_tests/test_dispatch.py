@@ -15,7 +15,8 @@ from jitfmha.call import dispatch
 from jitfmha.kernels import compiled as general
 from jitfmha.planning.plan import Plan, Reason, Refusal
 from jitfmha.planning.target import CallCache, CpuTarget, Target, cpu_target
-from jitfmha.problem.problem import Feature, Problem
+from jitfmha.problem.features import Feature
+from jitfmha.problem.problem import Problem
 
 
 class _Undeclared(Enum):

@@ -181,7 +181,7 @@ def test_what_has_no_backward_pass_goes_to_torch(
         assert_served(ours, (q, k, v))
 
 
-BACKWARD = jitfmha.problem.problem.Feature.BACKWARD
+BACKWARD = jitfmha.problem.features.Feature.BACKWARD
 
 
 @pytest.mark.filterwarnings("ignore")

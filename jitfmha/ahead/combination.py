@@ -14,12 +14,12 @@ import torch
 
 from ..call.backward import check_keys_of_backward
 from ..problem.arguments import check_num_splits, check_pages_have_lengths, gather_cu_seqlens
+from ..problem.features import Feature
 from ..problem.mask import NO_MASK, Mask
 from ..problem.problem import (
     DTYPE_NAMES,
     EIGHT_BIT_NAMES,
     Direction,
-    Feature,
     GradientStrides,
     Mode,
     Problem,

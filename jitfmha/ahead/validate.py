@@ -9,8 +9,9 @@ from ..amd.chips import Arch
 from ..call.dispatch import refusal_of_features
 from ..kernels import compiled as general
 from ..kernels.compiled.rules import RULES
+from ..problem.features import Feature
 from ..problem.mask import parse_mask
-from ..problem.problem import Direction, Feature, Mode
+from ..problem.problem import Direction, Mode
 from .combination import CALL_RULES, NAMED_FEATURES, TORCH_DTYPES, Combination, Layout
 
 

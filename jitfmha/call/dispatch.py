@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, cast
 
 from ..planning.plan import Family, Plan, Reason, Refusal
 from ..planning.target import AmdTarget, CpuTarget, Target
-from ..problem.problem import DTYPE_FEATURES, Direction, Feature, Problem
+from ..problem.features import DTYPE_FEATURES, Feature
+from ..problem.problem import Direction, Problem
 
 
 class Entrant(NamedTuple):

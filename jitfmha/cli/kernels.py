@@ -125,7 +125,7 @@ def _facts(arch: Arch) -> dict[str, Any]:
     from ..amd.manifest import trees_of
     from ..kernels.compiled.rules import SERVES
     from ..kernels.compiled.tiles import tile_table
-    from ..problem.problem import DTYPE_FEATURES
+    from ..problem.features import DTYPE_FEATURES
 
     data = tile_table(arch)
     trees = trees_of(chip(architecture(arch).unlisted_chip))

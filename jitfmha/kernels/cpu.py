@@ -23,10 +23,10 @@ from ..planning.plan import Launch, Reason, Refusal
 from ..planning.target import CpuIsa, CpuTarget, Target
 from ..problem.arguments import Descales, Dropout, KeyOptions, Modifiers, Tensors
 from ..problem.dropout import largest_kept
+from ..problem.features import Feature
 from ..problem.problem import (
     EIGHT_BIT_NAMES,
     Direction,
-    Feature,
     GradientStrides,
     PlainSizes,
     Problem,

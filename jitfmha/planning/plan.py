@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from ..problem.arguments import Tensors
-from ..problem.problem import Feature, PlainSizes, Problem
+from ..problem.features import Feature
+from ..problem.problem import PlainSizes, Problem
 from .target import Target
 
 

@@ -22,7 +22,7 @@ from jitfmha.amd.code_object import kernel_metadata
 from jitfmha.jit.elf import Elf
 from jitfmha.jit.toolchain.device_hip import device_hip_in_words
 from jitfmha.kernels.compiled.traits import Access, GeneralModifiers, GeneralTraits, kernel_spec
-from jitfmha.problem.problem import Feature
+from jitfmha.problem.features import Feature
 
 _THOUSANDS = 4000
 MODIFIERS = tuple(sorted(set(FEATURES) - {"everything"}))

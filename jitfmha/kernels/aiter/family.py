@@ -9,7 +9,8 @@ from __future__ import annotations
 from ...amd.backward_manifest import BackwardRow
 from ...planning.plan import Kernel, Reason, Refusal
 from ...planning.target import AmdTarget, Target
-from ...problem.problem import Feature, Problem
+from ...problem.features import Feature
+from ...problem.problem import Problem
 from ..ready.limits import DTYPE_RULE, SIZE_RULES
 from ..ready_plan import ReadyPlan
 from ..rules import reasons_of

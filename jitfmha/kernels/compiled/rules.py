@@ -11,7 +11,8 @@ from typing import get_args
 
 from ...amd.chips import Arch
 from ...planning.plan import Reason
-from ...problem.problem import DTYPE_BYTES, DTYPE_FEATURES, Feature, Problem
+from ...problem.features import DTYPE_FEATURES, Feature
+from ...problem.problem import DTYPE_BYTES, Problem
 from ..ready.limits import DTYPE_RULE, FIELD_END, SIZE_RULES
 from ..rules import Rule
 from .tiles import tile_table

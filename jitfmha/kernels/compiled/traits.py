@@ -14,15 +14,8 @@ from ...amd.kernel_arguments import general_structs
 from ...amd.manifest import KernelRow
 from ...jit.elf import Elf
 from ...problem.arguments import Bf16Cvt
-from ...problem.problem import (
-    BF16_CVTS,
-    EIGHT_BIT_NAMES,
-    FP8_NAMES,
-    Feature,
-    Mode,
-    Problem,
-    element_bytes,
-)
+from ...problem.features import Feature
+from ...problem.problem import BF16_CVTS, EIGHT_BIT_NAMES, FP8_NAMES, Mode, Problem, element_bytes
 from .device_spec import device_spec
 from .tile_table import Elements, Tile
 from .tiles import tile_for, tile_table, waves_in_cpp

@@ -14,8 +14,9 @@ import torch
 from ...planning.plan import Kernel, Launch, Reason, Refusal
 from ...planning.target import AmdTarget, Target
 from ...problem.arguments import Tensors
+from ...problem.features import DTYPE_FEATURES, Feature
 from ...problem.memory import write_zeros
-from ...problem.problem import BF16_CVTS, DTYPE_FEATURES, Feature, PlainSizes, Problem
+from ...problem.problem import BF16_CVTS, PlainSizes, Problem
 from ..ready_plan import ReadyPlan
 from ..rules import reasons_of
 from .limits import DTYPE_RULE, SIZE_RULES, are_far_from_limits, reasons_of_row

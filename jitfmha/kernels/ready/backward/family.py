@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from ....planning.plan import Kernel, Reason, Refusal
 from ....planning.target import AmdTarget, Target
-from ....problem.problem import Feature, Problem
+from ....problem.features import Feature
+from ....problem.problem import Problem
 from ...ready_plan import ReadyPlan
 from ...rules import reasons_of
 from .choice import chosen_row
