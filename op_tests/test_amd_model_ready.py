@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from rigs import amd_model_ready
+from rigs.modelled_call import NotServedError
 
-from jitfmha.bench import amd_model_ready
-from jitfmha.bench.modelled_call import NotServedError
 from jitfmha.bench.report import Report
 
 

@@ -17,7 +17,7 @@ import torch
 
 import jitfmha
 from jitfmha import jit
-from jitfmha.bench import SUITES, amd_model, cpu, decode_loop, over_sdpa, rig_suites, suite
+from jitfmha.bench import SUITES, cpu, decode_loop, over_sdpa, suite
 from jitfmha.bench.first_call import first_call
 from jitfmha.bench.report import Report, Row
 from jitfmha.bench.timing import Timings, alternate
@@ -451,28 +451,17 @@ def test_bench_suites_exist() -> None:
         assert callable(suite(name))
 
 
-@pytest.fixture
-def no_rigs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(rig_suites, "_FOLDER", tmp_path)
-
-
-@pytest.mark.usefixtures("no_rigs")
-@pytest.mark.parametrize("name", rig_suites.RIG_SUITES)
-def test_a_suite_without_its_rigs_is_a_usage_error(run: Run, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in SUITES if SUITES[name].from_checkout])
+def test_a_suite_without_its_rigs_is_a_usage_error(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setattr(jitfmha.bench, "_CHECKOUT", tmp_path)
     result = run("bench", "--suite", name, "--quick")
     assert result.code == 2
     assert f"the suite {name!r} needs the test rigs of a checkout" in result.err
-    assert str(tmp_path / "rigs") in result.err
+    assert str(tmp_path / "op_tests" / "rigs") in result.err
     assert f"`python -m jitfmha bench --suite {name}`" in result.err
     assert result.out == ""
-
-
-@pytest.mark.usefixtures("no_rigs")
-def test_the_model_is_reported_without_rigs() -> None:
-    report = Report("amd-model", {})
-    amd_model._launcher_rows(report, True, print)
-    assert report.rows == []
-    assert "left out: the suite 'launcher' needs the test rigs" in report.machine["launcher"]
 
 
 def test_bars() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from rigs import published_times_suite
+from rigs.modelled_call import NotServedError
+from rigs.published_times_suite import Point, points
 
-from jitfmha.bench import published_times, run_suite
-from jitfmha.bench.published_times import Point, points
-from jitfmha.bench.report import Report, TreeNotNamed
+from jitfmha.bench import run_suite
+from jitfmha.bench.report import Report, SuiteNotAvailable
 from jitfmha.cli import main
 
 
@@ -16,7 +18,7 @@ def _run(monkeypatch: pytest.MonkeyPatch, ratio: Callable[[Point], float]) -> Re
     """The report of a model that is off by so much."""
     monkeypatch.setenv("JITFMHA_HSA_DIR", "/a/tree")
     monkeypatch.setattr(
-        published_times, "modelled_seconds", lambda point: ratio(point) * point.seconds
+        published_times_suite, "modelled_seconds", lambda point: ratio(point) * point.seconds
     )
     return run_suite("published-times", quick=False, progress=lambda line: None)
 
@@ -66,7 +68,7 @@ def test_mean_and_spread_can_miss_their_bars(monkeypatch: pytest.MonkeyPatch) ->
 def test_points_whose_kernels_are_refused_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def ratio(point: Point) -> float:
         if point.source == "moonmath-ai":
-            raise published_times.NotServedError("it has a known fault")
+            raise NotServedError("it has a known fault")
         return 1.0
 
     report = _run(monkeypatch, ratio)
@@ -78,7 +80,7 @@ def test_a_tree_has_to_be_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("JITFMHA_HSA_DIR", raising=False)
-    with pytest.raises(TreeNotNamed, match="JITFMHA_HSA_DIR is not set"):
+    with pytest.raises(SuiteNotAvailable, match="JITFMHA_HSA_DIR is not set"):
         run_suite("published-times", quick=True, progress=lambda line: None)
     assert main(["bench", "--suite", "published-times"]) == 2
     assert "JITFMHA_HSA_DIR is not set" in capsys.readouterr().err

@@ -1,17 +1,20 @@
 """Benchmark suites, ``python -m jitfmha bench``: they print every bar beside what was measured.
 
 A suite is a module with ``run(quick, progress)`` that returns a
-:class:`~jitfmha.bench.report.Report`. Times of two sides always come from one process and
+:class:`~jitfmha.bench.report.Report`. Those that a user runs are here; those that hold the
+emulator, the AMD kernels and the build cache against their bars are among the test rigs of a
+checkout, as ``op_tests/rigs/NAME_suite.py``. Times of two sides always come from one process and
 alternate, because a shared machine drifts; a result is checked before it is timed.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 
-from .report import Progress, Report, Suite
-from .rig_suites import RIG_SUITES, rig_suite
+from .report import Progress, Report, Suite, SuiteNotAvailable
 
 
 @dataclass(frozen=True)
@@ -21,18 +24,24 @@ class SuiteInTheList:
     Attributes:
         what: what it measures.
         minutes, quick_minutes: how long it takes on two cores of a server, whole and in part.
+        from_checkout: whether it is among the test rigs, which no wheel carries.
     """
 
     what: str
     minutes: float
     quick_minutes: float
+    from_checkout: bool = True
 
 
 SUITES = {
     "cpu": SuiteInTheList(
-        "the CPU kernel against torch's attention, and what first calls cost", 9, 2
+        "the CPU kernel against torch's attention, and what first calls cost",
+        *(9, 2),
+        from_checkout=False,
     ),
-    "memory": SuiteInTheList("what the device's memory gives: read, write, copy", 0.3, 0.15),
+    "memory": SuiteInTheList(
+        "what the device's memory gives: read, write, copy", 0.3, 0.15, from_checkout=False
+    ),
     "emulator": SuiteInTheList(
         "how fast the emulator executes, what its checks cost, and its build", 6, 1
     ),
@@ -44,24 +53,33 @@ SUITES = {
         "JITFMHA_HSA_DIR names",
         *(120, 10),
     ),
-    "cache": SuiteInTheList(
-        "the build cache under faults of clusters and of shared disks (from a checkout)", 40, 5
-    ),
-    "launcher": SuiteInTheList(
-        "what the host pays for a call on an AMD GPU (from a checkout)", 3, 0.7
-    ),
+    "cache": SuiteInTheList("the build cache under faults of clusters and of shared disks", 40, 5),
+    "launcher": SuiteInTheList("what the host pays for a call on an AMD GPU", 3, 0.7),
 }
+_CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def suite(name: str) -> Suite:
     """The ``run(quick, progress)`` of one of ``SUITES``.
 
     Raises:
-        RigsNotFound: it needs the test rigs of a checkout, and this is none.
+        SuiteNotAvailable: it needs a checkout, and this package is not in one.
     """
-    if name in RIG_SUITES:
-        return rig_suite(name)
-    run: Suite = import_module(f".{name.replace('-', '_')}", __name__).run
+    module = name.replace("-", "_")
+    run: Suite
+    if not SUITES[name].from_checkout:
+        run = import_module(f".{module}", __name__).run
+        return run
+    tests = _CHECKOUT / "op_tests"
+    if not (tests / "rigs").is_dir():
+        raise SuiteNotAvailable(
+            f"the suite {name!r} needs the test rigs of a checkout, which no wheel carries (there "
+            f"is no {tests / 'rigs'}); get the source of this package and run "
+            f"`python -m jitfmha bench --suite {name}` in its root folder"
+        )
+    if str(tests) not in sys.path:
+        sys.path.insert(0, str(tests))
+    run = import_module(f"rigs.{module}_suite").run
     return run
 
 

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
-class TreeNotNamed(RuntimeError):
-    """A suite is about code objects of others, and nothing says where they are."""
+class SuiteNotAvailable(RuntimeError):
+    """A suite lacks what it measures, or is itself in a checkout only; the message says which."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..bench import SUITES, run_suite
-from ..bench.report import TreeNotNamed
-from ..bench.rig_suites import RigsNotFound
+from ..bench.report import SuiteNotAvailable
 from .exit_codes import FAILED, OK, UsageError
 from .output import ProgressBar, add_json_flag, fields, print_json, table
 
@@ -88,7 +87,10 @@ def add_parser(commands: Any) -> None:
 
 
 def _suites_in_words() -> str:
-    names = [f"{name:16} {suite.what}" for name, suite in SUITES.items()]
+    names = [
+        f"{name:16} {suite.what}{' (from a checkout)' if suite.from_checkout else ''}"
+        for name, suite in SUITES.items()
+    ]
     times = [
         f"{name:16} {_minutes(suite.minutes)}, --quick {_minutes(suite.quick_minutes)}"
         for name, suite in SUITES.items()
@@ -123,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
 
         try:
             report = run_suite(args.suite, quick=args.quick, progress=step, threads=args.threads)
-        except (RigsNotFound, TreeNotNamed) as error:
+        except SuiteNotAvailable as error:
             raise UsageError(str(error)) from None
     if args.json:
         print_json(report.to_dict())

@@ -10,17 +10,12 @@ import pytest
 import torch
 from hsa_build import REPOSITORY
 from inputs import prefix_sums
+from rigs.amd_model_order import GroupLaunch, Workgroup, in_flight, workgroups_in_order
 from rigs.recording_runtime import RecordingRuntime
 from torch import Tensor
 from untyped import fmha_fwd
 
 from jitfmha import HipError
-from jitfmha.bench.amd_model_order import (
-    GroupLaunch,
-    Workgroup,
-    in_flight,
-    workgroups_in_order,
-)
 from jitfmha.emulator import DEVICES, Emulator
 
 NUMBER_OF_XCCS = 10018

@@ -10,8 +10,12 @@ import time
 
 import torch
 
-from ..emulator import DEVICES, Emulator
-from ..jit.toolchain.device_compiler import assemble, compile_hip
+from jitfmha.bench.fresh_process import run_fresh
+from jitfmha.bench.report import Progress, Report
+from jitfmha.bench.timing import alternate
+from jitfmha.emulator import DEVICES, Emulator, take_findings
+from jitfmha.jit.toolchain.device_compiler import assemble, compile_hip
+
 from .emulator_kernels import (
     FORWARD_KERNEL,
     FORWARD_SOURCE,
@@ -22,9 +26,6 @@ from .emulator_kernels import (
     VALU_BODY,
     loop_source,
 )
-from .fresh_process import run_fresh
-from .report import Progress, Report
-from .timing import alternate
 
 _ARCH = "gfx942"
 _THREADS = 2
@@ -133,8 +134,6 @@ class _Forward:
 def _forward(
     report: Report, plain: Emulator, checking: Emulator, quick: bool, progress: Progress
 ) -> None:
-    from ..emulator import take_findings
-
     seqlen = 512 if quick else 1024
     code_object = compile_hip(FORWARD_SOURCE, _ARCH)
     unchecked = _Forward(plain, code_object, seqlen)

@@ -18,10 +18,12 @@ from typing import Any
 
 import torch
 
-from ..amd.manifest import HSA_DIR
-from ..emulator.profile import LaunchProfile
-from ..problem.arguments import AttentionOptions, Bf16Cvt
-from ..problem.problem import BF16_CVTS
+from jitfmha.amd.manifest import HSA_DIR
+from jitfmha.bench.report import Progress, Report, SuiteNotAvailable
+from jitfmha.emulator.profile import LaunchProfile
+from jitfmha.problem.arguments import AttentionOptions, Bf16Cvt
+from jitfmha.problem.problem import BF16_CVTS
+
 from .modelled_call import (
     NotServedError,
     check_kernels_of_aiter,
@@ -29,7 +31,6 @@ from .modelled_call import (
     profiles_of_backward,
     profiles_of_call,
 )
-from .report import Progress, Report, TreeNotNamed
 
 _FILE = Path(__file__).with_name("published_times.json")
 _KINDS = {"forward": None, "backward, 16-bit sums": False, "backward, 32-bit sums": True}
@@ -130,11 +131,11 @@ def run(quick: bool, progress: Progress) -> Report:
     """Model all points; ``quick`` takes those with short sequences.
 
     Raises:
-        TreeNotNamed: ``JITFMHA_HSA_DIR`` is not set.
+        SuiteNotAvailable: ``JITFMHA_HSA_DIR`` is not set.
     """
     tree = os.environ.get(HSA_DIR, "")
     if not tree:
-        raise TreeNotNamed(
+        raise SuiteNotAvailable(
             f"{HSA_DIR} is not set; it has to name AITER's tree of code objects, whose times are "
             "published"
         )

@@ -12,16 +12,16 @@ from typing import get_args
 
 import torch
 
-from ..amd import chips
-from ..emulator import DEVICES
-from ..emulator.profile import LaunchProfile
-from ..problem.arguments import AttentionOptions, Bf16Cvt
-from ..problem.problem import BF16_CVTS, FP8_NAMES
-from . import amd_model_general, amd_model_ready
+from jitfmha.amd import chips
+from jitfmha.bench.report import Progress, Report
+from jitfmha.emulator import DEVICES
+from jitfmha.emulator.profile import LaunchProfile
+from jitfmha.problem.arguments import AttentionOptions, Bf16Cvt
+from jitfmha.problem.problem import BF16_CVTS, FP8_NAMES
+
+from . import amd_model_general, amd_model_ready, launcher_suite
 from .amd_model_order import GroupLaunch, in_flight, workgroups_in_order
 from .modelled_call import estimate_of, profiles_of_call
-from .report import Progress, Report
-from .rig_suites import RigsNotFound, rig_suite
 
 # A launch of seven rounds on an MI300X: 2048 workgroups without a mask.
 _BATCH, _HEADS, _SEQLEN, _HDIM = 4, 32, 4096, 128
@@ -96,7 +96,7 @@ def run(quick: bool, progress: Progress) -> Report:
     _main_loops(report, quick, progress)
     amd_model_ready.add_rows(report, quick, progress)
     amd_model_general.add_rows(report, quick, progress)
-    _launcher_rows(report, quick, progress)
+    report.rows += launcher_suite.run(quick, progress).rows
     return report
 
 
@@ -139,16 +139,6 @@ def _pairs_in_flight(report: Report) -> None:
             f"sequences and key heads that an XCD is at work on, gm1, {heads_k} key heads, causal"
         )
         report.at_most(what, pairs, _PAIRS[heads_k], "on average")
-
-
-def _launcher_rows(report: Report, quick: bool, progress: Progress) -> None:
-    """Add the rows of the suite ``launcher``; without test rigs, say that they are left out."""
-    try:
-        run_launcher = rig_suite("launcher")
-    except RigsNotFound as error:
-        report.machine["launcher"] = f"its rows are left out: {error}"
-    else:
-        report.rows += run_launcher(quick, progress).rows
 
 
 def _cycles(report: Report, large: dict[tuple[str, Bf16Cvt, int], LaunchProfile]) -> None:

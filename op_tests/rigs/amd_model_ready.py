@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..amd.manifest import HSA_DIR
-from ..emulator.profile import LaunchProfile
-from ..problem.arguments import AttentionOptions, Bf16Cvt
+from jitfmha.amd.manifest import HSA_DIR
+from jitfmha.bench.report import Progress, Report
+from jitfmha.emulator.profile import LaunchProfile
+from jitfmha.problem.arguments import AttentionOptions, Bf16Cvt
+
 from .modelled_call import (
     Kernels,
     NotServedError,
@@ -23,7 +25,6 @@ from .modelled_call import (
     profiles_of_backward,
     profiles_of_call,
 )
-from .report import Progress, Report
 
 # Batch, heads of queries and of keys, and seqlen.
 _GQA, _MHA = (8, 64, 8, 8192), (2, 24, 24, 16384)

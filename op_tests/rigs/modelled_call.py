@@ -10,13 +10,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..amd.manifest import HSA_DIR
-from ..call.interface import fmha_bwd, fmha_fwd
-from ..emulator import emulate
-from ..emulator.profile import Estimate, LaunchProfile
-from ..planning.target import TARGET_HERE, AmdTarget
-from ..problem.arguments import AttentionOptions
-from .report import Progress
+from jitfmha.amd.manifest import HSA_DIR
+from jitfmha.bench.report import Progress
+from jitfmha.call.interface import fmha_bwd, fmha_fwd
+from jitfmha.emulator import emulate
+from jitfmha.emulator.profile import Estimate, LaunchProfile
+from jitfmha.planning.target import TARGET_HERE, AmdTarget
+from jitfmha.problem.arguments import AttentionOptions
 
 Kernels = Literal["own", "compiled", "named"]
 """Which a call takes: those that come ready, where they serve it; ones that are compiled for the

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from ..emulator.profile import LaunchProfile
-from ..problem.arguments import AttentionOptions
-from ..problem.dropout import new_rng_state
+from jitfmha.bench.report import Progress, Report
+from jitfmha.emulator.profile import LaunchProfile
+from jitfmha.problem.arguments import AttentionOptions
+from jitfmha.problem.dropout import new_rng_state
+
 from .modelled_call import estimate_of, matrix_busy, profiles_of_backward, profiles_of_call
-from .report import Progress, Report
 
 _BATCH, _HEADS, _SEQLEN = 4, 32, 4096
 _HDIMS = (96, 64, 128, 192, 256)
