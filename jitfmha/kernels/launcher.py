@@ -10,13 +10,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from .. import jit
 from ..amd.backward_manifest import BackwardRow
+from ..amd.chips import Arch
 from ..amd.code_object import CodeObject
 from ..amd.kernel_arguments import (
     AITER_ARGUMENTS,
@@ -38,7 +39,17 @@ from ..amd.runtime import HipError
 from ..jit.shared_struct import BOOL, FLOAT, INT32, INT64, Array, Pointer, SharedStruct
 from ..planning.target import AmdTarget
 from ..problem.arguments import Descales, Tensors, new_tuple
-from ..problem.problem import DescaleStrides, PlainSizes, Problem, element_bytes
+from ..problem.problem import (
+    DescaleStrides,
+    Direction,
+    Mode,
+    PlainSizes,
+    Problem,
+    element_bytes,
+)
+
+Block = Literal["aiter", "ready", "compiled"]
+"""Whose arguments kernels take: those of AMD's, of ours that come ready, or of compiled ones."""
 
 _TEMPLATE = "amd/fmha_fwd_launcher.cpp.in"
 _ABIS: tuple[Abi, ...] = get_args(Abi)
@@ -156,6 +167,20 @@ SplitsOf = Callable[[int], tuple[int, int]]
 """Longest sequence of q -> num_splits, and how many float32 values the splits leave."""
 
 
+class LauncherKind(NamedTuple):
+    """What a launcher is built for; its source has nothing that is for other kinds."""
+
+    arch: Arch
+    mode: Mode
+    direction: Direction
+    block: Block
+
+    @classmethod
+    def of(cls, problem: Problem, target: AmdTarget, block: Block) -> LauncherKind:
+        """The kind that launches kernels with that argument block for ``problem``."""
+        return cls(target.arch, problem.mode, problem.direction, block)
+
+
 _LINKAGE = 'extern "C" __attribute__((visibility("default")))'
 
 
@@ -181,8 +206,8 @@ def launcher_source(linkage: str) -> str:
 
 
 @cache
-def launcher_spec() -> jit.BuildSpec:
-    """The source and the flags of the launcher."""
+def launcher_spec(kind: LauncherKind) -> jit.BuildSpec:
+    """The source and the flags of the launcher of that kind."""
     return jit.BuildSpec(
         name="amd_fmha_fwd",
         sources={"fmha_fwd_launcher.cpp": launcher_source(_LINKAGE)},
@@ -196,15 +221,23 @@ class BoundKernel:
     """A kernel loaded on a device, with what is the same for all calls of a kind."""
 
     def __init__(
-        self, problem: Problem, target: AmdTarget, row: KernelRow, code_object: CodeObject
+        self,
+        problem: Problem,
+        target: AmdTarget,
+        block: Block,
+        row: KernelRow,
+        code_object: CodeObject,
     ) -> None:
         """Build and load the launcher and the kernel, as far as that has not been done.
+
+        Args:
+            block: that the kernel takes.
 
         Raises:
             HipError: the HIP runtime cannot be used, or refuses the code object.
             jitfmha.BuildError: the launcher does not compile.
         """
-        self.launcher = load_launcher(launcher_spec())
+        self.launcher = load_launcher(LauncherKind.of(problem, target, block))
         self.entry = self.launcher.jitfmha_fwd
         self.device_index = target.device_index
         self.current_stream = target.runtime.current_stream
@@ -352,7 +385,10 @@ class BoundAiterBackward:
     """The kernels of a backward pass of AMD's, loaded on a device."""
 
     def __init__(
-        self, target: AmdTarget, kernels: Sequence[tuple[BackwardRow, CodeObject] | None]
+        self,
+        problem: Problem,
+        target: AmdTarget,
+        kernels: Sequence[tuple[BackwardRow, CodeObject] | None],
     ) -> None:
         """Build and load the launcher and the kernels, as far as that has not been done.
 
@@ -363,7 +399,7 @@ class BoundAiterBackward:
             HipError: the HIP runtime cannot be used, or refuses a code object.
             jitfmha.BuildError: the launcher does not compile.
         """
-        self.launcher = load_launcher(launcher_spec())
+        self.launcher = load_launcher(LauncherKind.of(problem, target, "aiter"))
         self.entry = self.launcher.jitfmha_aiter_bwd
         self.device_index = target.device_index
         self.current_stream = target.runtime.current_stream
@@ -428,9 +464,9 @@ def error_of(launcher: ctypes.CDLL, status: int) -> HipError:
     return HipError(status, text.decode(errors="replace"))
 
 
-def load_launcher(spec: jit.BuildSpec) -> ctypes.CDLL:
+def load_launcher(kind: LauncherKind) -> ctypes.CDLL:
     """The loaded library. Functions get types where ctypes would cut pointers in half without."""
-    library = jit.load(spec)
+    library = jit.load(launcher_spec(kind))
     pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
     for name, result, arguments in (
         ("jitfmha_last_error", text, []),

@@ -22,6 +22,7 @@ from jitfmha import HipError, jit
 from jitfmha.amd.kernel_arguments import JITFMHA_ARGUMENTS
 from jitfmha.kernels import launcher as amd_launcher
 
+KIND = amd_launcher.LauncherKind("gfx942", "gm0", "forward", "ready")
 CHIPS = {"MI300X": 0, "MI308X": 1, "MI355X": 2}  # device of each
 
 
@@ -418,7 +419,7 @@ def test_wrong_devices_surface(rng: torch.Generator, runtime: RecordingRuntime) 
 
 
 def test_a_library_that_is_no_hip_runtime(tmp_path: Path) -> None:
-    launcher = amd_launcher.load_launcher(amd_launcher.launcher_spec())
+    launcher = amd_launcher.load_launcher(KIND)
     assert launcher.jitfmha_open_runtime(str(tmp_path / "missing.so").encode()) is None
     assert "missing.so" in launcher.jitfmha_last_error().decode()
     # The launcher itself is a library without HIP's functions.
@@ -430,7 +431,7 @@ def test_offsets_are_checked_by_the_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A field too many in the struct does not compile."""
-    spec = amd_launcher.launcher_spec()
+    spec = amd_launcher.launcher_spec(KIND)
     (source,) = spec.sources.values()
     assert source.count("static_assert(offsetof(AiterArguments") == 41
     assert source.count("static_assert(offsetof(Arguments") == len(JITFMHA_ARGUMENTS.fields)

@@ -13,14 +13,17 @@ import os
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import product
+from typing import get_args
 
 import pytest
 from calls import KINDS
 
 from jitfmha import jit
+from jitfmha.amd.chips import Arch
 from jitfmha.kernels import cpu
 from jitfmha.kernels import launcher as amd_launcher
 from jitfmha.kernels.cpu import BESIDE_TILE_UNIT, CpuTraits
+from jitfmha.kernels.launcher import LauncherKind
 from jitfmha.planning.target import cpu_target
 from jitfmha.problem.problem import DTYPE_NAMES
 
@@ -51,7 +54,8 @@ def all_specs() -> Iterator[jit.BuildSpec]:
         if dtype != "bf16":
             isa = BESIDE_TILE_UNIT.get(isa, isa)
         yield sanitized(_plain[0](CpuTraits(dtype, *hdims, masked, mode, isa)))
-    yield sanitized(_plain[1]())
+    for arch, mode, block in product(get_args(Arch), ("gm0", "gm1"), ("ready", "compiled")):
+        yield sanitized(_plain[1](LauncherKind(arch, mode, "forward", block)))
 
 
 def _replacement(plain: Callable[..., jit.BuildSpec]) -> Callable[..., jit.BuildSpec]:

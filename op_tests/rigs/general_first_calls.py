@@ -26,9 +26,10 @@ _QUICK_CALLS = _CALLS[-1:]
 _TIMES = 3
 # Every call needs the launcher, and other calls mostly have built it.
 _LAUNCHER = """
-from jitfmha import jit
-from jitfmha.amd.launcher import launcher_spec
-jit.load(launcher_spec())
+from itertools import product
+from jitfmha.kernels.launcher import LauncherKind, load_launcher
+for arch, direction in product(("gfx942", "gfx950"), ("forward", "backward")):
+    load_launcher(LauncherKind(arch, "gm0", direction, "compiled"))
 """
 # The recording runtime is built before, in a cache of its own.
 _FIRST_CALL = """

@@ -72,6 +72,7 @@ class TunedBackwardPlan(ReadyPlan):
     """The code objects for one backward pass."""
 
     family = NAME
+    block = "aiter"
 
     def __init__(
         self,

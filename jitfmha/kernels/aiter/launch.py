@@ -55,7 +55,7 @@ class TunedBackwardKernel:
         self._target = target
         self._choice = choice
         kernels = choice.row_sums, choice.gradients, choice.dq
-        self._bound = BoundAiterBackward(target, kernels)
+        self._bound = BoundAiterBackward(problem, target, kernels)
 
     def launch_for(self, sizes: PlainSizes) -> TunedBackwardLaunch | None:
         """The launch for the lengths and strides of the plan; others get a plan of their own."""

@@ -22,6 +22,7 @@ from ..launcher import (
     CALL,
     SIZES,
     TENSORS,
+    Block,
     BoundKernel,
 )
 from .backward_traits import ELEMENT_BYTES, Rows
@@ -68,6 +69,7 @@ class BoundBackward:
         self,
         problem: Problem,
         target: AmdTarget,
+        block: Block,
         kernels: Sequence[BackwardKernel],
         code_object: CodeObject,
         *,
@@ -77,6 +79,7 @@ class BoundBackward:
         """Build and load the launcher and the kernels, as far as that has not been done.
 
         Args:
+            block: that the kernels take.
             kernels: in the order of their launches, all of them in ``code_object``.
             adds_dq_up: whether they need room for float32 sums that dq is made of.
             turns_of: how many integers they need for a call, by which workgroups know whose turn it
@@ -88,7 +91,8 @@ class BoundBackward:
         """
         self._problem = problem
         self._kernels = [
-            (BoundKernel(problem, target, kernel.row, code_object), kernel) for kernel in kernels
+            (BoundKernel(problem, target, block, kernel.row, code_object), kernel)
+            for kernel in kernels
         ]
         self._adds_dq_up = adds_dq_up
         self._turns_of = turns_of

@@ -56,4 +56,6 @@ class BackwardPlan(CompiledPlan):
             BackwardKernel(traits.row(symbol), rows, traits.tile.own_rows)
             for symbol, rows in traits.kernels()
         ]
-        return BoundBackward(self.problem, self.target, kernels, code_object, adds_dq_up=False)
+        return BoundBackward(
+            *(self.problem, self.target, "compiled", kernels, code_object), adds_dq_up=False
+        )

@@ -7,10 +7,15 @@ from pathlib import Path
 
 from ... import jit
 from ...amd.code_object import CodeObject
+from ...planning.target import AmdTarget
+from ...problem.problem import Problem
 
 
 class CompiledPlan(ABC):
     """A plan whose kernels are compiled when it is bound."""
+
+    problem: Problem
+    target: AmdTarget
 
     @property
     @abstractmethod
@@ -30,9 +35,10 @@ class CompiledPlan(ABC):
     @property
     def is_built(self) -> bool:
         """True when the kernels and the launcher are in the cache already."""
-        from ..launcher import launcher_spec  # of use where there is a GPU only
+        from ..launcher import LauncherKind, launcher_spec  # of use where there is a GPU only
 
-        return jit.is_built(self.spec) and jit.is_built(launcher_spec())
+        kind = LauncherKind.of(self.problem, self.target, "compiled")
+        return jit.is_built(self.spec) and jit.is_built(launcher_spec(kind))
 
     def remarks(self) -> list[str]:
         """What compiles the kernels, and why that."""
@@ -42,10 +48,10 @@ class CompiledPlan(ABC):
 
     def build(self) -> None:
         """Compile the kernels and build the launcher, where needed."""
-        from ..launcher import launcher_spec, load_launcher
+        from ..launcher import LauncherKind, load_launcher  # of use where there is a GPU only
 
         self.compiled()
-        load_launcher(launcher_spec())
+        load_launcher(LauncherKind.of(self.problem, self.target, "compiled"))
 
     def compiled(self) -> CodeObject:
         """The kernels, built where needed."""

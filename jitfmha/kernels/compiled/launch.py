@@ -39,7 +39,7 @@ class BoundGeneralKernel:
             jitfmha.BuildError: the launcher does not compile.
         """
         row = row_of_built(traits, code_object.image)
-        self.kernel = BoundKernel(problem, target, row, code_object)
+        self.kernel = BoundKernel(problem, target, "compiled", row, code_object)
         self._splits = SplitChoice(problem, target, row, traits.slices, traits.columns)
         self._batch = problem.batch
         self._constants = modifier_constants(problem)

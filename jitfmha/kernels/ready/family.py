@@ -154,6 +154,7 @@ class TunedPlan(ReadyPlan):
         self.target = target
         self.choice = choice
         self.passed_over = passed_over
+        self.block = "aiter" if choice.row.abi == "aiter" else "ready"
 
     @property
     def kernel(self) -> str:
@@ -179,7 +180,7 @@ class TunedPlan(ReadyPlan):
         from ..launcher import BoundKernel  # of use where there is a GPU only
 
         choice = self.choice
-        bound = BoundKernel(self.problem, self.target, choice.row, choice.code_object)
+        bound = BoundKernel(self.problem, self.target, self.block, choice.row, choice.code_object)
         return TunedKernel(self, bound)
 
 

@@ -64,6 +64,7 @@ class ShippedBackwardPlan(ReadyPlan):
     """The code object for one backward pass."""
 
     family = NAME
+    block = "ready"
 
     def __init__(
         self, problem: Problem, target: AmdTarget, tree: GradientTree, row: GradientRow

@@ -41,7 +41,7 @@ class ShippedBackwardKernel:
         self._tree = tree
         self._row = row
         self._bound = BoundBackward(
-            *(problem, target, kernels_of(row), code_object),
+            *(problem, target, "ready", kernels_of(row), code_object),
             adds_dq_up=True,
             turns_of=(lambda problem: turns_of(row, problem)) if row.is_deterministic else None,
         )
