@@ -1,4 +1,4 @@
-"""Builds the tuned code objects of this folder, and the manifests that list them.
+"""Builds the ready code objects of this folder, and the manifests that list them.
 
     python hsa/build.py            writes what differs
     python hsa/build.py --check    writes nothing; fails where a file differs from what is built

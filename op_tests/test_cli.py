@@ -302,7 +302,7 @@ def test_explain_fails_when_no_kernel_serves(run: Run, monkeypatch: pytest.Monke
     result = run("explain", "--dtype", "fp32", "--hdim", "300", "--json")
     assert result.code == 1
     assert result.json["kernel"] is None
-    assert set(result.json["rejected"]) == {"tuned", "general", "cpu"}
+    assert set(result.json["rejected"]) == {"ready", "compiled", "cpu"}
 
 
 def test_build_fills_the_cache_once(run: Run, empty_cache: Path) -> None:

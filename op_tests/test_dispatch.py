@@ -12,7 +12,7 @@ from untyped import explain, fmha_fwd
 
 from jitfmha import emulate
 from jitfmha.call import dispatch
-from jitfmha.kernels import compiled as general
+from jitfmha.kernels import compiled
 from jitfmha.planning.plan import Plan, Reason, Refusal
 from jitfmha.planning.target import CallCache, CpuTarget, Target, cpu_target
 from jitfmha.problem.features import Feature
@@ -47,10 +47,10 @@ def test_a_feature_that_nobody_declares_is_refused_by_name(where: str) -> None:
     assert served.plan is not None
     refused = dispatch.propose(_problem(_ProblemWithMore), target)
     assert refused.plan is None
-    asked = ["cpu"] if where == "cpu" else ["tuned", "general"]
+    asked = ["cpu"] if where == "cpu" else ["ready", "compiled"]
     assert [name for name, _ in refused.refusals] == asked
     explanation = dispatch.Explanation.of(_problem(_ProblemWithMore), target, refused)
-    assert set(explanation.rejected) == {"tuned", "general", "cpu"}
+    assert set(explanation.rejected) == {"ready", "compiled", "cpu"}
     sentences = dict(refused.refusals)[served.plan.family].sentences()
     assert sentences == ("It does not serve telepathy.",)
     with pytest.raises(NotImplementedError, match="telepathy"):
@@ -82,7 +82,7 @@ def test_every_family_is_asked_once_and_sentences_are_made_when_read(
             return Unwilling(self.name)
 
     problem = _problem(Problem)
-    entrants = tuple(UnwillingEntrant(name, CpuTarget, "") for name in ("first", "second"))
+    entrants = tuple(UnwillingEntrant(name, name, CpuTarget, "") for name in ("first", "second"))
     monkeypatch.setattr(dispatch, "FAMILIES", entrants)
     proposal = dispatch.propose(problem, cpu_target())
     assert asked == ["first", "second"]
@@ -144,7 +144,7 @@ def test_gradients_that_nobody_serves_are_refused_before_forward(
     monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     q = torch.zeros(1, 4, 2, 96, dtype=torch.bfloat16, requires_grad=True)
-    monkeypatch.setattr(general, "SERVES", general.SERVES - {Feature.BACKWARD})
+    monkeypatch.setattr(compiled, "SERVES", compiled.SERVES - {Feature.BACKWARD})
     with emulate(where), pytest.raises(NotImplementedError, match="the backward pass"):
         fmha_fwd(q, q, q)
     with emulate(where), torch.no_grad():

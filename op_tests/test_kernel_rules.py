@@ -21,10 +21,10 @@ from jitfmha.amd.chips import Arch, architecture
 from jitfmha.call.backward import BackwardArguments, make_backward_problem
 from jitfmha.call.dispatch import Proposal, plan_for, propose
 from jitfmha.kernels.compiled.backward_plan import BackwardPlan
-from jitfmha.kernels.compiled.family import GeneralPlan
+from jitfmha.kernels.compiled.family import ForwardPlan
 from jitfmha.kernels.compiled.rules import RULES
 from jitfmha.kernels.cpu import CpuPlan
-from jitfmha.kernels.ready.family import TunedPlan
+from jitfmha.kernels.ready.family import ReadyPlan
 from jitfmha.planning.target import TARGET_HERE, AmdTarget, Target, cpu_target
 from jitfmha.problem.arguments import Arguments, KeyOptions
 from jitfmha.problem.problem import Problem, make_problem, out_dtype_of
@@ -376,7 +376,7 @@ def refusal_of_real_call(x: Drawn, arch: Arch) -> tuple[str, ...]:
         return (str(error),)
     if proposal.plan is not None:
         return ()
-    return dict(proposal.refusals)["general"].sentences()
+    return dict(proposal.refusals)["compiled"].sentences()
 
 
 @pytest.mark.sample("number", range(4000), 120)
@@ -404,7 +404,7 @@ def test_agrees_with_real_calls(rng: torch.Generator, number: int) -> None:
 @pytest.fixture
 def nothing_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans are made, and no more."""
-    for plan in (CpuPlan, TunedPlan, GeneralPlan, BackwardPlan):
+    for plan in (CpuPlan, ReadyPlan, ForwardPlan, BackwardPlan):
         monkeypatch.setattr(plan, "build", lambda self: None)
         monkeypatch.setattr(plan, "is_built", True)
 
@@ -464,8 +464,8 @@ def test_calls_find_what_a_profile_builds(seed: int, profile: str, on_cpu: bool)
                 continue
             families.add(plan.family)
             # Those that come ready have tiles of two sizes, and one launcher.
-            assert plan.kernel in built or plan.family in ("tuned", "shipped_backward"), call
-    assert families & {"cpu", "general"}
+            assert plan.kernel in built or plan.family == "ready", call
+    assert families & {"cpu", "compiled"}
 
 
 @pytest.mark.usefixtures("nothing_is_built")
@@ -489,7 +489,7 @@ def test_calls_that_a_profile_is_for(profile: str, call: Drawn) -> None:
     with on(target_of_arch("gfx942")):
         built = {launcher.name for launcher in warmup(profile=profile)}
     plan = plan_for(real_problem(call), target_of_arch("gfx942"))
-    assert plan.family == "general"
+    assert plan.family == "compiled"
     assert plan.kernel in built
 
 
@@ -516,7 +516,7 @@ def test_a_profile_is_built_for_a_gpu(rng: torch.Generator) -> None:
     with runtime.stands_for(runtime.target("MI300X")):
         (warmed,) = warmup(profile="pytorch", directions=["forward"], **wanted)
         plan = explain(q, k, v).plan
-        assert (plan.family, plan.kernel, plan.is_built) == ("general", warmed.name, True)
+        assert (plan.family, plan.kernel, plan.is_built) == ("compiled", warmed.name, True)
         fmha_fwd(q, k, v)
         (again,) = warmup(profile="pytorch", directions=["forward"], **wanted)
     assert again.was_cached

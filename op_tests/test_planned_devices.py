@@ -37,7 +37,7 @@ def test_a_chip_by_its_name(name: str, chip: str) -> None:
     explanation = explain(*inputs(), device=name)
     assert explanation.target.chip.name == chip
     assert f"{chip} (not here" in str(explanation)
-    assert explanation.plan.family in ("tuned", "general")
+    assert explanation.plan.family in ("ready", "compiled")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_every_reason_is_given() -> None:
     """What features are missing does not hide which rules are broken."""
     x = inputs(300)
     refused = explain(*x, device="gfx942", mask="b:5,5", logit_softcap=3.0, dropout_p=0.5).rejected[
-        "tuned"
+        "ready"
     ]
     for part in ("window", "soft", "dropout", "hdim 300x300"):
         assert any(part in reason for reason in refused), (part, refused)

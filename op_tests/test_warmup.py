@@ -73,7 +73,7 @@ def test_kernels_of_a_backward_pass_on_a_gpu() -> None:
         wanted = {"dtypes": ["bf16"], "hdims": [24], "masks": [0], "modes": ["gm0"]}
         (warmed,) = warmup(**wanted, directions=["backward"])
         (again,) = warmup(**wanted, directions=["backward"])
-    assert warmed.name == "fmha_bwd_general_hd24x24_bf16_rtne_gm0_gfx942"
+    assert warmed.name == "fmha_bwd_compiled_hd24x24_bf16_rtne_gm0_gfx942"
     assert again.was_cached
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, get_args
 
 from ..amd.chips import Arch
 from ..call.dispatch import refusal_of_features
-from ..kernels import compiled as general
+from ..kernels import compiled
 from ..kernels.compiled.rules import RULES
 from ..problem.features import Feature
 from ..problem.mask import parse_mask
@@ -114,7 +114,7 @@ def _broken_rules(combination: Combination, arch: Arch) -> tuple[BrokenRule, ...
         complaint = call_rule.complaint(combination)
         if complaint is not None:
             broken.append(BrokenRule(call_rule.name, complaint, call_rule.source))
-    refusal = refusal_of_features(general, problem)
+    refusal = refusal_of_features(compiled, problem)
     if refusal is not None:
         source = "SERVES in jitfmha/kernels/compiled/rules.py"
         broken += [BrokenRule("features_are_served", x, source) for x in refusal.sentences()]

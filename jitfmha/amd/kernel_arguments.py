@@ -3,7 +3,7 @@
 ``aiter`` is the interface of AMD's kernels ("fmha v3"), those of the backward pass included;
 ``jitfmha`` that of ours. The launcher has
 both, rendered from here; ``hsa/src/arguments.h`` has ours, and ``hsa/build.py`` writes it.
-General kernels take ours with more behind it, and are rendered with that.
+Compiled kernels take ours with more behind it, and are rendered with that.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ __all__ = [
     "AITER_ROW_SUM_ARGUMENTS",
     "ARGUMENTS_OF",
     "BACKWARD_ARGUMENTS",
+    "COMPILED_ARGUMENTS",
     "DIVISOR",
-    "GENERAL_ARGUMENTS",
     "GRADIENT_TENSORS",
     "JITFMHA_ARGUMENTS",
     "MODIFIERS",
@@ -30,8 +30,8 @@ __all__ = [
     "Abi",
     "backward_device_header",
     "backward_structs",
+    "compiled_structs",
     "device_header",
-    "general_structs",
 ]
 
 Abi = Literal["aiter", "jitfmha"]
@@ -177,7 +177,7 @@ JITFMHA_ARGUMENTS = SharedStruct(
     },
 )
 
-# What a general kernel has beside that. What a kernel is not compiled for, it does not read.
+# What a compiled kernel has beside that. What a kernel is not compiled for, it does not read.
 MODIFIERS = SharedStruct(
     "Modifiers",
     {
@@ -219,15 +219,15 @@ STACKED_HEADS = SharedStruct(
     {"count": DIVISOR, **dict.fromkeys(("q_stride", "out_stride", "lse_stride"), UINT32)},
 )
 
-GENERAL_ARGUMENTS = SharedStruct(
-    "GeneralArguments",
+COMPILED_ARGUMENTS = SharedStruct(
+    "CompiledArguments",
     {"attention": JITFMHA_ARGUMENTS, "modifiers": MODIFIERS, "stacked": STACKED_HEADS},
 )
 
 # In bytes; of the lse, its gradient and that of the bias in elements.
 TENSOR_STRIDES = SharedStruct("TensorStrides", dict.fromkeys(("batch", "head", "seq"), INT64))
 
-# What backward kernels have beside what general ones have in forward. Those of keys read what that
+# What backward kernels have beside what compiled ones have in forward. Those of keys read what that
 # of queries leaves in ``lse_log2`` and ``delta``, which have the layout of a contiguous lse.
 GRADIENT_TENSORS = SharedStruct(
     "GradientTensors",
@@ -237,7 +237,7 @@ GRADIENT_TENSORS = SharedStruct(
         **dict.fromkeys(("dq", "dk", "dv"), Pointer("char")),
         "dbias": Pointer("float"),  # null: not wanted; its keys are contiguous
         **dict.fromkeys(("lse_log2", "delta"), Pointer("float")),
-        # Where tuned kernels add dq up: contiguous, with the heads before the rows.
+        # Where ready kernels add dq up: contiguous, with the heads before the rows.
         "dq_sums": Pointer("float"),
         **dict.fromkeys(("dout_strides", "lse_strides", "dlse_strides"), TENSOR_STRIDES),
         **dict.fromkeys(("dq_strides", "dk_strides", "dv_strides"), TENSOR_STRIDES),
@@ -297,9 +297,9 @@ def backward_device_header() -> str:
 """
 
 
-def general_structs() -> str:
-    """What a general kernel takes, for its source, behind what ``arguments.h`` has."""
-    structs = MODIFIERS, STACKED_HEADS, GENERAL_ARGUMENTS
+def compiled_structs() -> str:
+    """What a compiled kernel takes, for its source, behind what ``arguments.h`` has."""
+    structs = MODIFIERS, STACKED_HEADS, COMPILED_ARGUMENTS
     return "\n\n".join(each.cpp(_DEVICE) for each in structs)
 
 

@@ -46,7 +46,7 @@ SUITES = {
         "how fast the emulator executes, what its checks cost, and its build", 6, 1
     ),
     "amd-model": SuiteInTheList(
-        "the tuned kernels by the emulator's cost model, and the launcher", 90, 15
+        "the ready kernels by the emulator's cost model, and the launcher", 90, 15
     ),
     "published-times": SuiteInTheList(
         "the cost model against times that others published of AITER's kernels, whose tree "

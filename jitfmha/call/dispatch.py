@@ -46,10 +46,10 @@ _AMD = "It needs an AMD Instinct GPU (gfx942 or gfx950); the target is {target}.
 _CPU = "It is for calls that run on the CPU; the target is {target}."
 # In order of preference.
 FAMILIES = (
-    Entrant("tuned", "ready", AmdTarget, _AMD, "forward"),
-    Entrant("tuned_backward", "aiter", AmdTarget, _AMD, "backward"),
-    Entrant("shipped_backward", "ready.backward", AmdTarget, _AMD, "backward"),
-    Entrant("general", "compiled", AmdTarget, _AMD),
+    Entrant("ready", "ready", AmdTarget, _AMD, "forward"),
+    Entrant("aiter", "aiter", AmdTarget, _AMD, "backward"),
+    Entrant("ready", "ready.backward", AmdTarget, _AMD, "backward"),
+    Entrant("compiled", "compiled", AmdTarget, _AMD),
     Entrant("cpu", "cpu", CpuTarget, _CPU),
 )
 
@@ -113,13 +113,13 @@ class Explanation(NamedTuple):
         refusals = dict(proposal.refusals)
         rejected: dict[str, tuple[str, ...]] = {}
         for entrant in FAMILIES:
+            if not entrant.is_for(problem):
+                continue
             if entrant.name in refusals:
                 refusal = refusals[entrant.name]
                 rejected[entrant.name] = _every_sentence(entrant, refusal, problem, target)
                 continue
             if plan is not None and entrant.name == plan.family:
-                continue
-            if not entrant.is_for(problem):
                 continue
             if plan is not None and isinstance(target, entrant.runs_on):
                 rejected[entrant.name] = (f"{plan.family} is preferred.",)

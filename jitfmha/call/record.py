@@ -28,7 +28,7 @@ from ..amd.kernel_arguments import (
     AITER_GRADIENT_ARGUMENTS,
     AITER_ROW_SUM_ARGUMENTS,
     BACKWARD_ARGUMENTS,
-    GENERAL_ARGUMENTS,
+    COMPILED_ARGUMENTS,
     JITFMHA_ARGUMENTS,
 )
 from ..jit.shared_struct import SharedStruct
@@ -47,7 +47,7 @@ from ..problem.problem import GradientStrides, Problem, Sizes
 FORMAT = 1
 FILE = "launch.json"
 _STRUCTS = (
-    *(AITER_ARGUMENTS, JITFMHA_ARGUMENTS, GENERAL_ARGUMENTS, BACKWARD_ARGUMENTS),
+    *(AITER_ARGUMENTS, JITFMHA_ARGUMENTS, COMPILED_ARGUMENTS, BACKWARD_ARGUMENTS),
     *(AITER_ROW_SUM_ARGUMENTS, AITER_GRADIENT_ARGUMENTS, AITER_DQ_ARGUMENTS),
 )
 INTERFACES: Mapping[str, SharedStruct] = {each.name: each for each in _STRUCTS}

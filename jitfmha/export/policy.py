@@ -1,4 +1,4 @@
-"""The policy of the tuned family in C++."""
+"""The policy of the ready family in C++."""
 
 from __future__ import annotations
 

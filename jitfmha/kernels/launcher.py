@@ -2,7 +2,7 @@
 
 The launcher is C++ (``csrc_templates/amd/fmha_fwd_launcher.cpp.in``). It packs the kernels'
 arguments and goes to whichever HIP runtime it is given: the one that torch uses, or what stands in
-for it. What is launched, and into how many splits, is planned elsewhere (``kernels/tuned``).
+for it. What is launched, and into how many splits, is planned elsewhere (``kernels/ready``).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from ..amd.kernel_arguments import (
     AITER_GRADIENT_ARGUMENTS,
     AITER_ROW_SUM_ARGUMENTS,
     BACKWARD_ARGUMENTS,
+    COMPILED_ARGUMENTS,
     DIVISOR,
-    GENERAL_ARGUMENTS,
     GRADIENT_TENSORS,
     JITFMHA_ARGUMENTS,
     MODIFIERS,
@@ -188,7 +188,7 @@ def launcher_source(linkage: str) -> str:
     """The launcher's C++, with functions that are declared with ``linkage``."""
     structs = (
         *(DIVISOR, JITFMHA_ARGUMENTS, AITER_ARGUMENTS),
-        *(MODIFIERS, STACKED_HEADS, GENERAL_ARGUMENTS),
+        *(MODIFIERS, STACKED_HEADS, COMPILED_ARGUMENTS),
         *(TENSOR_STRIDES, GRADIENT_TENSORS, BACKWARD_ARGUMENTS),
         *(KERNEL_TRAITS, _STRIDES, _DESCALE_STRIDES, CALL, SIZES, TENSORS),
         *(BACKWARD_KERNEL, BACKWARD_PASS, BACKWARD_TENSORS),

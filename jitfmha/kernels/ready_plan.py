@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from .launcher import Block
 
 
-class ReadyPlan:
+class PlanOfCodeObjects:
     """A plan of code objects that a tree holds.
 
     Attributes:

@@ -285,7 +285,7 @@ def _of_ours(facts: _Facts) -> Iterator[Expectation]:
     yield from _of_our_grid(facts, "", 1, slices=1)
 
 
-def _of_general(facts: _Facts) -> Iterator[Expectation]:
+def _of_compiled(facts: _Facts) -> Iterator[Expectation]:
     count = facts.problem.gqa if facts.row.get("stacks_heads") else 1
     yield from _of_attention(facts, "attention.", count)
     yield from _of_modifiers(facts)
@@ -463,7 +463,7 @@ def _of_keys(facts: _Facts) -> Iterator[Expectation]:
     yield from facts.addresses({f"{prefix}p_descale": "p_descale"})
 
 
-def _of_general_backward(facts: _Facts) -> Iterator[Expectation]:
+def _of_backward(facts: _Facts) -> Iterator[Expectation]:
     problem, values = facts.problem, facts.values
     yield from _of_attention(facts, "attention.", 1)
     yield from _of_modifiers(facts)
@@ -473,7 +473,7 @@ def _of_general_backward(facts: _Facts) -> Iterator[Expectation]:
         begin = facts.address("between_0")
         count = math.prod(problem.lse_shape)
         # Kernels that come ready add dq up before the lse and delta of each row.
-        sums = count * problem.hdim_q if facts.record.family == "shipped_backward" else 0
+        sums = count * problem.hdim_q if facts.record.family == "ready" else 0
         lse = begin + _FLOAT_BYTES * sums
         yield Expectation("gradients.dq_sums", begin, "it lies between the kernels")
         yield Expectation("gradients.lse_log2", lse, "behind what dq is added up in")
@@ -506,7 +506,7 @@ def _of_general_backward(facts: _Facts) -> Iterator[Expectation]:
 
 def _backward_tile(facts: _Facts) -> tuple[bool, int]:
     """Whether a workgroup has rows of q, else of k, and how many."""
-    if facts.record.family == "shipped_backward":
+    if facts.record.family == "ready":
         # The second kernel makes the gradients of keys; those before and behind it go by queries.
         is_second = list(facts.record.rows).index(facts.kernel.symbol) == 1
         return not is_second, facts.row["ts_kv" if is_second else "ts_qo"]
@@ -643,8 +643,8 @@ def _of_dq(facts: _Facts) -> Iterator[Expectation]:
 _OF_INTERFACE: Mapping[str, Callable[[_Facts], Iterator[Expectation]]] = {
     "AiterArguments": _of_aiter,
     "Arguments": _of_ours,
-    "GeneralArguments": _of_general,
-    "BackwardArguments": _of_general_backward,
+    "CompiledArguments": _of_compiled,
+    "BackwardArguments": _of_backward,
     "AiterRowSumArguments": _of_row_sums,
     "AiterGradientArguments": _of_gradients,
     "AiterDqArguments": _of_dq,

@@ -90,7 +90,7 @@ def _run(
     problem = make_problem(arguments)
     target = AmdTarget(chip, DEVICES[emulation.arch], chip.compute_units, emulation, (tree,))
     plan = propose(problem, target).plan
-    if plan is None or plan.family != "tuned":
+    if plan is None or plan.family != "ready":
         why = "; ".join(tree.oddities) or "its row does not say what it should"
         raise ImportRefused(f"a call would not take kernel {kernel.cells['knl_name']}: {why}")
     q, k, v, cu_seqlens = arguments.q, arguments.k, arguments.v, arguments.cu_seqlens

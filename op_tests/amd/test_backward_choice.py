@@ -145,9 +145,7 @@ def test_faults_of_causal_kernels(
     if fault is None:
         assert f"kernel   fmha_{kernel.name} " in text
     else:
-        assert (
-            f"not tuned_backward: JITFMHA_HSA_DIR={tmp_path}: fmha_{kernel.name} is passed" in text
-        )
+        assert f"not aiter: JITFMHA_HSA_DIR={tmp_path}: fmha_{kernel.name} is passed" in text
         assert fault in text
 
 
@@ -221,7 +219,7 @@ def test_refusals(
     write_backward_tree(tmp_path, "gfx942")
     use_tree(tmp_path)
     text = explain_on("MI300X", runtime, calls(**changes))
-    assert "not tuned_backward: " in text
+    assert "not aiter: " in text
     assert reason in text
 
 
@@ -234,7 +232,7 @@ def test_a_gradient_of_the_lse_is_refused(
     with runtime.stands_for(runtime.target("MI300X")):
         arguments = call.dout, call.q, call.k, call.v, call.out, call.lse
         text = str(explain_bwd(*arguments, dlse=torch.ones_like(call.lse)))
-    assert "not tuned_backward: Its kernels know no gradient of the lse" in text
+    assert "not aiter: Its kernels know no gradient of the lse" in text
 
 
 def test_trees_without_backward_kernels(
@@ -242,7 +240,7 @@ def test_trees_without_backward_kernels(
 ) -> None:
     use_tree(tmp_path)
     text = explain_on("MI300X", runtime, calls())
-    assert "not tuned_backward: No tree of code objects has backward kernels for gfx942" in text
+    assert "not aiter: No tree of code objects has backward kernels for gfx942" in text
 
 
 def test_torch_asks_for_determinism(
@@ -257,7 +255,7 @@ def test_torch_asks_for_determinism(
     finally:
         torch.use_deterministic_algorithms(False)
     assert "deterministic gradients are asked for" in refused
-    assert "family tuned_backward" in given
+    assert "family aiter" in given
 
 
 @pytest.mark.parametrize("missing", ["odo", "dq_convert"])
@@ -294,7 +292,7 @@ def test_oddities_of_manifests(
     (folder / "fmha_bwd_dq_shuffle.csv").write_text("dtype\n")
     with pytest.warns(RuntimeWarning) as warned:
         text = explain_on("MI300X", runtime, calls())
-    assert "family tuned_backward" in text
+    assert "family aiter" in text
     said = [str(x.message) for x in warned]
     for i, reason in enumerate(odd):
         assert any(f"line {i + 3} is left out: " in x and reason in x for x in said), reason
@@ -312,7 +310,7 @@ def test_code_objects_are_checked(
     use_tree(tmp_path)
     with pytest.warns(RuntimeWarning, match="is for gfx950"):
         text = explain_on("MI300X", runtime, calls())
-    assert "not tuned_backward" in text
+    assert "not aiter" in text
     assert "is for gfx950" in text
 
 
@@ -324,7 +322,7 @@ def test_what_others_could_change_is_not_used(
     use_tree(tmp_path)
     with pytest.warns(RuntimeWarning, match=r"fmha_bwd_dqdkdv.csv is not used: "):
         text = explain_on("MI300X", runtime, calls())
-    assert "not tuned_backward" in text
+    assert "not aiter" in text
 
 
 def test_what_tools_tell_of_a_tree(
@@ -347,13 +345,13 @@ def test_what_tools_tell_of_a_tree(
 
 
 @pytest.fixture
-def only_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+def only_aiter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is compiled where the tree does not serve a call."""
-    entrant = Entrant("tuned_backward", AmdTarget, "")
+    entrant = Entrant("aiter", "aiter", AmdTarget, "")
     monkeypatch.setattr(dispatch, "FAMILIES", (entrant,))
 
 
-@pytest.mark.usefixtures("only_tuned")
+@pytest.mark.usefixtures("only_aiter")
 @pytest.mark.parametrize("mode", ["gm0", "gm1"])
 def test_functions_of_aiter(
     tmp_path: Path, use_tree: UseTree, runtime: RecordingRuntime, calls: Any, mode: str

@@ -98,13 +98,13 @@ def test_cu_seqlens_are_checked_as_on_the_cpu(rng: torch.Generator, tree: Path) 
         fmha_fwd(*x, cu_seqlens_q=wrong, cu_seqlens_k=wrong)
 
 
-def test_what_no_tuned_kernel_serves_has_a_general_one(tree: Path) -> None:
+def test_what_no_ready_kernel_serves_has_a_compiled_one(tree: Path) -> None:
     floats = [torch.zeros(1, 30, 2, 128) for _ in range(3)]
     q, k, v = (torch.zeros(1, 30, n, 128).to(torch.float8_e4m3fnuz) for n in (4, 2, 2))
     with emulate("gfx942"):
-        assert explain(*floats).plan.family == "general"
-        assert explain(q, k, v).plan.family == "tuned"
-        assert explain(q, k, v, q_descale=torch.ones(4)).plan.family == "general"
+        assert explain(*floats).plan.family == "compiled"
+        assert explain(q, k, v).plan.family == "ready"
+        assert explain(q, k, v, q_descale=torch.ones(4)).plan.family == "compiled"
 
 
 FP8_ERRORS: list[tuple[dict[str, object], type[Exception], list[str]]] = [
@@ -145,9 +145,9 @@ def test_warmup(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with emulate("gfx942"):
         wide = warmup(hdims=[(192, 128)], masks=["none"], modes=["gm0"])
         assert [launcher.name for launcher in wide] == [
-            "fmha_fwd_general_hd192x128_fp32_gm0_gfx942",
+            "fmha_fwd_compiled_hd192x128_fp32_gm0_gfx942",
             PlainKernel(hdim_q=192, ts_qo=32).name,
-            "fmha_fwd_general_hd192x128_fp16_gm0_gfx942",
+            "fmha_fwd_compiled_hd192x128_fp16_gm0_gfx942",
         ]
         (again,) = warmup(dtypes=["fp16"], hdims=[(192, 128)], masks=["none"], modes=["gm0"])
         assert again.was_cached

@@ -45,10 +45,10 @@ from jitfmha.call.dispatch import plan_for
 from jitfmha.emulator.library import load
 from jitfmha.emulator.session import DEVICES
 from jitfmha.export.kernels import Selection, ready_backward_kernels
-from jitfmha.kernels import ready as tuned
-from jitfmha.kernels.ready.backward.family import ShippedBackwardPlan
+from jitfmha.kernels import ready
+from jitfmha.kernels.ready.backward.family import ReadyBackwardPlan
 from jitfmha.kernels.ready.backward.kernel import turns_of
-from jitfmha.kernels.ready.family import TunedPlan
+from jitfmha.kernels.ready.family import ReadyPlan
 from jitfmha.planning.target import TARGET_HERE, AmdTarget
 from jitfmha.problem.mask import parse_mask
 from jitfmha.problem.problem import DTYPE_NAMES
@@ -158,10 +158,10 @@ def test_plans_are_those_of_python(chip: str, calls: ExportedCalls, seed: int) -
             cvt = draw.choice(("rtne", "rtna", "rtz"))
             max_seqlen_q = draw.randint(1, wanted.seqlen_q + 3) if wanted.mode == "gm1" else 0
             problem = wanted.problem()._replace(bf16_cvt=cvt)
-            plan = tuned.propose(problem, target)
+            plan = ready.propose(problem, target)
             arguments = arguments_of(wanted, max_seqlen_q)
             arguments.bf16_cvt = CVTS[cvt]
-            if not isinstance(plan, TunedPlan):
+            if not isinstance(plan, ReadyPlan):
                 with pytest.raises(CallError, match=r"^unsupported: no kernel for"):
                     calls.plan(arguments)
                 continue
@@ -198,22 +198,22 @@ def test_backward_plans_are_those_of_python(chip: Arch, calls: ExportedCalls, se
         copy_shared(arguments_of(wanted), arguments)
         arguments.bf16_cvt = CVTS[cvt]
         arguments.deterministic = is_deterministic
-        if plan.family == "general" and not is_compiled(wanted, cvt, chip):
+        if plan.family == "compiled" and not is_compiled(wanted, cvt, chip):
             with pytest.raises(CallError, match=r"^unsupported: no backward kernel for"):
                 calls.plan(arguments)
             continue
         found = calls.plan(arguments)
         assert found.kernel.decode() == plan.kernel, wanted
-        of_dq = wanted.hdim_q if plan.family == "shipped_backward" else 0
+        of_dq = wanted.hdim_q if plan.family == "ready" else 0
         words = math.prod(problem.lse_shape) * (of_dq + 2)
-        if isinstance(plan, ShippedBackwardPlan) and is_deterministic:
+        if isinstance(plan, ReadyBackwardPlan) and is_deterministic:
             words += turns_of(plan.row, problem)
         assert found.workspace_bytes == 4 * words
         families.add(plan.family)
         kernels.add(plan.kernel)
     assert any("wide" in name for name in kernels) == (chip == "gfx950")
-    compiled = {"general"} if chip == "gfx942" else set()
-    assert families == {"shipped_backward"} | compiled
+    compiled = {"compiled"} if chip == "gfx942" else set()
+    assert families == {"ready"} | compiled
 
 
 def drawn_backward(draw: random.Random, hdims: Sequence[tuple[int, int]]) -> Combination:
@@ -375,10 +375,10 @@ def test_backward_is_that_of_python(
         options=options,
         **changes,
     )
-    assert "general" not in assert_backward_is_that_of_python(call, chip, calls)
+    assert "compiled" not in assert_backward_is_that_of_python(call, chip, calls)
 
 
-@pytest.mark.parametrize(("hdim", "kernel"), [(64, "_deterministic_"), (96, "_general_")])
+@pytest.mark.parametrize(("hdim", "kernel"), [(64, "_deterministic_"), (96, "_compiled_")])
 @pytest.mark.parametrize("lengths", [((33, 270),), ((0, 5), (1, 64), (65, 129), (33, 0))])
 def test_deterministic_backward_is_that_of_python(
     lengths: Sequence[tuple[int, int]],

@@ -1,6 +1,6 @@
 """The kernels of this package, through its launcher, on the emulator with the sanitizer on.
 
-The matrix is that of AMD's own smoke test, for every chip, dtype and head dimension that the tuned
+The matrix is that of AMD's own smoke test, for every chip, dtype and head dimension that the ready
 family serves. A run takes a sample of it, and all edge cases; `--exhaustive` takes everything.
 """
 

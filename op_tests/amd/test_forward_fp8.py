@@ -124,7 +124,7 @@ def run(call: Call, rng: torch.Generator) -> None:
         poison = torch.full((2, lengths[0][0], call.heads[0], 128), torch.nan)
         problem.arguments["out"] = lay_out(poison.bfloat16(), call.layouts[1])
     with emulate(call.chip, check=True, random_order=call.random_order) as emulated:
-        assert family_of(problem.q, problem.k, problem.v, **problem.arguments) == "tuned"
+        assert family_of(problem.q, problem.k, problem.v, **problem.arguments) == "ready"
         actual = problem.run()
         assert emulated.findings() == ()
     problem.assert_right(actual, ROUNDING)
@@ -288,9 +288,9 @@ def test_which_calls_they_serve(chip: str) -> None:
         with emulate(chip):
             return family_of(q, k, k, **options)
 
-    assert family() == "tuned"
+    assert family() == "ready"
     for mask in (0, 1, 2):
-        assert family(mask=mask, q_descale=torch.ones(2, 2), v_descale=torch.ones(1)) == "tuned"
-    assert family(q_descale=torch.ones(4)) == "general"
-    assert family((4, 4), q_descale=torch.ones(4)) == "tuned"
-    assert family(window_size=(3, 3)) == family(hdim=64) == "general"
+        assert family(mask=mask, q_descale=torch.ones(2, 2), v_descale=torch.ones(1)) == "ready"
+    assert family(q_descale=torch.ones(4)) == "compiled"
+    assert family((4, 4), q_descale=torch.ones(4)) == "ready"
+    assert family(window_size=(3, 3)) == family(hdim=64) == "compiled"

@@ -278,26 +278,26 @@ LIMITS = [("seqlen_q", 0, 1 << 30), ("seqlen_k", 0, 1 << 30)] + [
 
 
 @pytest.mark.parametrize("is_group", [False, True])
-@pytest.mark.parametrize("kind", ["tuned", "plain", "general"])
+@pytest.mark.parametrize("kind", ["ready", "plain", "compiled"])
 def test_a_bound_kernel_is_not_launched_beyond_its_limits(
     runtime: RecordingRuntime, request: pytest.FixtureRequest, kind: str, is_group: bool
 ) -> None:
     """Of calls of a known kind nothing but lengths and strides is looked at."""
     if kind == "plain":
         request.getfixturevalue("use_tree")(request.getfixturevalue("full_tree"))
-    q = torch.zeros(*([70] if is_group else [2, 70]), 4, 136 if kind == "general" else 128)
+    q = torch.zeros(*([70] if is_group else [2, 70]), 4, 136 if kind == "compiled" else 128)
     q = q.bfloat16()
     sums = prefix_sums([40, 30]) if is_group else None
     options = {"cu_seqlens_q": sums, "cu_seqlens_k": sums} if is_group else {}
     problem = make_problem(Arguments.of(q, q, q, options))
     plan = plan_for(problem, runtime.target("MI300X"))
-    assert plan.family == ("general" if kind == "general" else "tuned")
+    assert plan.family == ("compiled" if kind == "compiled" else "ready")
     kernel = plan.bind()
     assert kernel.launch_for(problem.sizes) is not None
     for name, dimension, limit in LIMITS:
         if dimension == -4 and is_group:
             continue
         assert kernel.launch_for(with_value(problem.sizes, name, dimension, limit)) is None
-        if kind == "tuned" and dimension != 0:
+        if kind == "ready" and dimension != 0:
             below = with_value(problem.sizes, name, dimension, limit - 8)
             assert kernel.launch_for(below) is not None

@@ -57,7 +57,7 @@ def check(call: BackwardCall, arch: str, kernel: PlainGradients | None = None) -
     with emulate(arch):
         plan = call.explain().plan
         assert plan is not None
-        assert plan.family == "tuned_backward", str(call.explain())
+        assert plan.family == "aiter", str(call.explain())
         if kernel is not None:
             assert plan.kernel == f"fmha_{kernel.name}"
         call.run()

@@ -81,7 +81,7 @@ def test_fp16(rng: torch.Generator, mode: str) -> None:
     ("chip", "hdim", "descales"),
     [
         *(("gfx942", 128, descales) for descales in (None, "one", "each")),
-        # Plain gfx950 kernels take one scale; test_tuned.py has the refusal of others.
+        # Plain gfx950 kernels take one scale; test_ready.py has the refusal of others.
         *(("gfx950", hdim, descales) for hdim in (128, 256) for descales in (None, "one")),
     ],
 )

@@ -102,7 +102,7 @@ def diagnosis_of(folder: Path, **options: Any) -> Any:
     return diagnose(record, lambda: EmulatedMachine(record, **options))
 
 
-def tuned(rng: torch.Generator) -> None:
+def ready(rng: torch.Generator) -> None:
     """Kernels that come ready, forward and backward, the latter deterministic, too."""
     q, k, v, dout = tensors(rng, (2, 5, 3, 128), *[(2, 140, 1, 128)] * 2, (2, 5, 3, 128))
     out, lse = fmha_fwd(q, k, v, mask=2, return_lse=True)
@@ -116,7 +116,7 @@ def split(rng: torch.Generator) -> None:
     fmha_fwd(q, k, v, return_lse=True)
 
 
-def general(rng: torch.Generator) -> None:
+def compiled(rng: torch.Generator) -> None:
     """Everything that is at hand, on views of one tensor, and the backward pass."""
     packed = torch.randn(2, 19, 9, 40, generator=rng).to(torch.bfloat16)
     q, k, v = packed[:, :17, :6], packed[:, :, 6:8], packed[:, :, 7:9]
@@ -134,7 +134,7 @@ def tensors(rng: torch.Generator, *shapes: tuple[int, ...]) -> list[torch.Tensor
 
 @pytest.mark.parametrize(
     ("call", "kernels"),
-    [(tuned, [1, 3, 3]), (split, [2]), (general, [1, 2])],
+    [(ready, [1, 3, 3]), (split, [2]), (compiled, [1, 2])],
     ids=lambda x: str(x)[:16],
 )
 def test_what_is_right_is_found_to_be(
@@ -196,7 +196,7 @@ def test_an_lse_of_another_call_is_the_inputs_fault(
     rng: torch.Generator, recorded: Recorded
 ) -> None:
     with emulate("gfx950"):
-        general(rng)
+        compiled(rng)
     *_, folder = recorded()
     record = read_record(folder)
     place = record.tensors["lse"]
@@ -261,9 +261,9 @@ def test_a_wrong_argument_is_the_arguments_fault(group_launch: Path) -> None:
     assert "(3, 1, 1), expected (3, 5, 1)" in str(found.mismatches[0])
 
 
-def test_a_stride_of_a_general_kernel(rng: torch.Generator, recorded: Recorded) -> None:
+def test_a_stride_of_a_compiled_kernel(rng: torch.Generator, recorded: Recorded) -> None:
     with emulate("gfx950"):
-        general(rng)
+        compiled(rng)
     forward, backward = recorded()
     for folder, name, divisor in (
         (forward, "modifiers.bias_head", "attention.gqa.divisor"),
@@ -353,7 +353,7 @@ def test_tensors_may_be_left_out(
     """Lengths stay; inputs are made up, and a wrong stride is found all the same."""
     monkeypatch.setenv("JITFMHA_RECORD_DATA", "0")
     with emulate("gfx950"):
-        general(rng)
+        compiled(rng)
     forward, backward = recorded()
     for folder in (forward, backward):
         assert {path.suffix for path in folder.iterdir()} == {".json", ".co"}

@@ -1,4 +1,4 @@
-"""The data that general kernels are made of: what its rules refuse, and that kernels agree."""
+"""The data that compiled kernels are made of: what its rules refuse, and that kernels agree."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from jitfmha.jit.elf import Elf
 from jitfmha.kernels.compiled import tile_table as form
 from jitfmha.kernels.compiled.backward_traits import BackwardTraits, backward_spec
 from jitfmha.kernels.compiled.tile_rules import TILE_RULES, check_table
-from jitfmha.kernels.compiled.tile_table import GeneralKernel, TileTableError, read_table
+from jitfmha.kernels.compiled.tile_table import KernelPart, TileTableError, read_table
 from jitfmha.kernels.compiled.tiles import tile_for, tile_table
-from jitfmha.kernels.compiled.traits import GeneralModifiers, GeneralTraits, kernel_spec
+from jitfmha.kernels.compiled.traits import ForwardTraits, ModifierTraits, kernel_spec
 
 ARCHS: tuple[Arch, ...] = get_args(Arch)
 FOLDER = Path(form.__file__).parent
@@ -141,7 +141,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_first_row_with_room_is_taken(arch: Arch) -> None:
-    for kernel in get_args(GeneralKernel):
+    for kernel in get_args(KernelPart):
         for hdims in ((1, 1), (64, 128), (65, 64), (64, 129), (256, 256), (160, 160), (161, 160)):
             rows = [
                 row
@@ -174,10 +174,10 @@ def test_the_widest_kernel_of_a_row_takes_its_lds(tile: tuple[Arch, form.Tile]) 
     options = {"is_masked": True, "access": "near"}
     common = arch, row.dtypes[0], row.hdim_q, row.hdim_v, "gm0", "rtne"
     if row.kernel == "forward":
-        plain = {"modifiers": GeneralModifiers(), "kv_dtype": row.dtypes[0]}
-        traits = GeneralTraits(*common, **options, **plain)
+        plain = {"modifiers": ModifierTraits(), "kv_dtype": row.dtypes[0]}
+        traits = ForwardTraits(*common, **options, **plain)
         image, symbol = jit.read(kernel_spec(traits)), traits.name
     else:
-        backward = BackwardTraits(*common, **options, modifiers=GeneralModifiers(dropout=True))
+        backward = BackwardTraits(*common, **options, modifiers=ModifierTraits(dropout=True))
         image, symbol = jit.read(backward_spec(backward)), f"{backward.name}_{row.kernel}"
     assert kernel_descriptors(Elf(image))[symbol].lds_bytes == row.lds_bytes

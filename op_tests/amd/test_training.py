@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from general_calls import ARCHS
+from compiled_calls import ARCHS
 from torch import Tensor
 from torch.nn import functional
 from untyped import fmha_fwd

@@ -57,7 +57,7 @@ def test_ready_kernels(
     call = backward(
         rng, gpu, mode, deterministic=deterministic, hdims=hdims, dtype=dtype, mask=mask
     )
-    assert_family(call, "shipped_backward", "tuned_backward")
+    assert_family(call, "ready", "aiter")
     call.run()
     call.assert_right(TOLERANCE)
 
@@ -74,7 +74,7 @@ def test_compiled_kernels(
     mask: int,
 ) -> None:
     call = backward(rng, gpu, mode, deterministic=True, hdims=hdims, dtype=dtype, mask=mask)
-    assert_family(call, "general")
+    assert_family(call, "compiled")
     call.run()
     call.assert_right(TOLERANCE)
 

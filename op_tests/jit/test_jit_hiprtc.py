@@ -31,7 +31,7 @@ from jitfmha.jit.toolchain.device_clang import DeviceClang
 from jitfmha.jit.toolchain.device_hiprtc import DeviceHiprtc
 from jitfmha.jit.toolchain.hiprtc import Hiprtc
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
-from jitfmha.kernels.compiled.traits import GeneralModifiers, GeneralTraits, kernel_spec
+from jitfmha.kernels.compiled.traits import ForwardTraits, ModifierTraits, kernel_spec
 
 from .conftest import REAL_COMPILER
 
@@ -263,10 +263,10 @@ def test_code_is_that_of_clang(hiprtc: Path, cache: Path) -> None:
 
 
 @pytest.mark.sample("arch", get_args(Arch), 1)
-def test_a_general_kernel_is_that_of_clang(hiprtc: Path, cache: Path, arch: Arch) -> None:
+def test_a_compiled_kernel_is_that_of_clang(hiprtc: Path, cache: Path, arch: Arch) -> None:
     """The package's own sources: no name of theirs meets one of hiprtc's."""
-    modifiers = GeneralModifiers("fp32", *(True,) * 6)
-    traits = GeneralTraits(
+    modifiers = ModifierTraits("fp32", *(True,) * 6)
+    traits = ForwardTraits(
         *(arch, "bf16", 128, 96, "gm1", "rtne"),
         is_masked=True,
         access="near",

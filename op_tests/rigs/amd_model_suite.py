@@ -19,7 +19,7 @@ from jitfmha.emulator.profile import LaunchProfile
 from jitfmha.problem.arguments import AttentionOptions, Bf16Cvt
 from jitfmha.problem.problem import BF16_CVTS, FP8_NAMES
 
-from . import amd_model_general, amd_model_ready, launcher_suite
+from . import amd_model_compiled, amd_model_ready, launcher_suite
 from .amd_model_order import GroupLaunch, in_flight, workgroups_in_order
 from .modelled_call import estimate_of, profiles_of_call
 
@@ -95,7 +95,7 @@ def run(quick: bool, progress: Progress) -> Report:
     _pairs_in_flight(report)
     _main_loops(report, quick, progress)
     amd_model_ready.add_rows(report, quick, progress)
-    amd_model_general.add_rows(report, quick, progress)
+    amd_model_compiled.add_rows(report, quick, progress)
     report.rows += launcher_suite.run(quick, progress).rows
     return report
 

@@ -2,7 +2,7 @@
 
 Calls go the whole way, with CPU tensors in place of a GPU's, to a HIP runtime that records and
 runs nothing. Kernels are the shipped ones, or those of the tree that JITFMHA_HSA_DIR names, and in
-first calls of general kernels those that are compiled for them.
+first calls of compiled kernels those that are compiled for them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jitfmha.call.interface import fmha_bwd, fmha_fwd
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 from jitfmha.problem.arguments import AttentionOptions
 
-from . import general_first_calls
+from . import compiled_first_calls
 from .recording_runtime import RecordingRuntime
 
 FIRST_CALL_SECONDS, STEADY_CALL_MICROSECONDS = 3.0, 8.0
@@ -48,7 +48,7 @@ _TIMEOUT_SECONDS = 120.0
 
 
 def run(quick: bool, progress: Progress) -> Report:
-    """Measure first and steady calls in both modes, and first ones of general kernels."""
+    """Measure first and steady calls in both modes, and first ones of compiled kernels."""
     report = Report(
         "launcher",
         {
@@ -63,7 +63,7 @@ def run(quick: bool, progress: Progress) -> Report:
         progress(f"first call in {mode}: {', '.join(f'{x:.2f}' for x in seconds)} s")
         what = f"first call in {mode} with an empty cache, median of {len(seconds)}"
         report.at_most(what, median(seconds), FIRST_CALL_SECONDS, "s")
-    general_first_calls.add_row(report, quick, progress)
+    compiled_first_calls.add_row(report, quick, progress)
     for mode in ("gm0", "gm1"):
         microseconds = 1e6 * _steady_call(runtime, mode, 0.3 if quick else 2.0)
         progress(f"steady call in {mode}: {microseconds:.2f} us")

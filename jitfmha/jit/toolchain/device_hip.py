@@ -67,8 +67,8 @@ def _clang(ask_again: bool, no_hiprtc: str) -> DeviceToolchain:
 def _not_found_message(tried: list[str]) -> str:
     reasons = "\n".join(f"  {reason}" for reason in tried)
     return (
-        "no compiler for AMD GPUs was found, and general kernels are compiled on first use. "
-        f"Tried:\n{reasons}\n"
+        "no compiler for AMD GPUs was found, and kernels that do not come ready are compiled on "
+        f"first use. Tried:\n{reasons}\n"
         "Get one:\n"
         "  hiprtc     install PyTorch for ROCm, which brings it\n"
         "  clang      install ROCm, and set ROCM_PATH to it where it is not in /opt/rocm\n"

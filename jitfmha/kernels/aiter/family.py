@@ -12,12 +12,12 @@ from ...planning.target import AmdTarget, Target
 from ...problem.features import Feature
 from ...problem.problem import Problem
 from ..ready.limits import DTYPE_RULE, SIZE_RULES
-from ..ready_plan import ReadyPlan
+from ..ready_plan import PlanOfCodeObjects
 from ..rules import reasons_of
 from .choice import BackwardChoice, choose, reasons_of_problem
 from .layouts import reasons_of_strides
 
-NAME = "tuned_backward"
+NAME = "aiter"
 SERVES = frozenset(
     {
         Feature.BF16,
@@ -34,7 +34,7 @@ SERVES = frozenset(
 )
 
 
-def propose(problem: Problem, target: Target) -> TunedBackwardPlan | Refusal:
+def propose(problem: Problem, target: Target) -> AiterBackwardPlan | Refusal:
     """The kernels of the first tree that serves ``problem``."""
     assert isinstance(target, AmdTarget)
     trees = target.backward_trees
@@ -47,7 +47,7 @@ def propose(problem: Problem, target: Target) -> TunedBackwardPlan | Refusal:
     for tree in trees:
         found = choose(tree, problem, target)
         if isinstance(found, BackwardChoice):
-            return TunedBackwardPlan(problem, target, found, (*passed_over, *found.passed_over))
+            return AiterBackwardPlan(problem, target, found, (*passed_over, *found.passed_over))
         passed_over.append(found)
     return Refusal(tuple(passed_over))
 
@@ -68,7 +68,7 @@ def reasons(problem: Problem, target: Target) -> tuple[Reason, ...]:
     )
 
 
-class TunedBackwardPlan(ReadyPlan):
+class AiterBackwardPlan(PlanOfCodeObjects):
     """The code objects for one backward pass."""
 
     family = NAME
@@ -109,6 +109,6 @@ class TunedBackwardPlan(ReadyPlan):
 
     def bind(self) -> Kernel:
         """Build and load the launcher, and load the code objects."""
-        from .launch import TunedBackwardKernel
+        from .launch import AiterBackwardKernel
 
-        return TunedBackwardKernel(self.problem, self.target, self.choice)
+        return AiterBackwardKernel(self.problem, self.target, self.choice)

@@ -41,7 +41,7 @@ _zeros = torch.zeros
 _pack_tensors = AITER_BACKWARD_TENSORS.packer.pack
 
 
-class TunedBackwardKernel:
+class AiterBackwardKernel:
     """Loaded kernels, for the calls of one kind that they are chosen for."""
 
     def __init__(self, problem: Problem, target: AmdTarget, choice: BackwardChoice) -> None:
@@ -57,14 +57,14 @@ class TunedBackwardKernel:
         kernels = choice.row_sums, choice.gradients, choice.dq
         self._bound = BoundAiterBackward(problem, target, kernels)
 
-    def launch_for(self, sizes: PlainSizes) -> TunedBackwardLaunch | None:
+    def launch_for(self, sizes: PlainSizes) -> AiterBackwardLaunch | None:
         """The launch for the lengths and strides of the plan; others get a plan of their own."""
         if sizes != self._problem.sizes:
             return None
-        return TunedBackwardLaunch(self._bound, self._problem, self._target, self._choice)
+        return AiterBackwardLaunch(self._bound, self._problem, self._target, self._choice)
 
 
-class TunedBackwardLaunch:
+class AiterBackwardLaunch:
     """Loaded kernels with all that they need but the tensors' addresses."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The general family: AMD Instinct kernels that are compiled for exactly a call's traits."""
+"""The compiled family: AMD Instinct kernels that are compiled for exactly a call's traits."""
 
 from .family import NAME, propose, reasons
 from .rules import SERVES

@@ -1,4 +1,4 @@
-"""The kernels of a general backward pass, loaded, and their launches."""
+"""The kernels of a compiled backward pass, loaded, and their launches."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class BoundBackward:
         query_rows = math.prod(problem.lse_shape)
         return BackwardLaunch(
             first,
-            first.launcher.jitfmha_general_bwd,
+            first.launcher.jitfmha_bwd,
             first.current_stream,
             first.device_index,
             _packed_pass(problem, packed_sizes, self._kernels),

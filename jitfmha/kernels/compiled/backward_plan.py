@@ -1,4 +1,4 @@
-"""The plan for a backward pass that general kernels serve."""
+"""The plan for a backward pass that compiled kernels serve."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class BackwardPlan(CompiledPlan):
     problem: Problem
     target: AmdTarget
     traits: BackwardTraits
-    family: str = "general"
+    family: str = "compiled"
 
     @property
     def kernel(self) -> str:
@@ -32,7 +32,7 @@ class BackwardPlan(CompiledPlan):
     @property
     def source(self) -> str:
         """The template."""
-        return "csrc_templates/amd/general_bwd.hip.in"
+        return "csrc_templates/amd/compiled_bwd.hip.in"
 
     @property
     def spec(self) -> jit.BuildSpec:

@@ -1,4 +1,4 @@
-"""What the kernels of a general backward pass are compiled for, and the build that makes them."""
+"""What the kernels of a compiled backward pass are compiled for, and the build that makes them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ...amd.kernel_arguments import backward_structs
 from ...amd.manifest import KernelRow
 from ...problem.problem import Problem
 from .device_spec import device_spec
-from .tile_table import GeneralKernel, Tile
+from .tile_table import KernelPart, Tile
 from .tiles import tile_for
 from .traits import (
     Access,
-    GeneralModifiers,
+    ModifierTraits,
     SharedTraits,
     elements_of,
     far_stride_bytes,
@@ -26,13 +26,13 @@ from .traits import (
 Rows = Literal["q", "k"]
 """Whose rows the workgroups of a kernel have."""
 
-_TEMPLATE = "general_bwd.hip"
+_TEMPLATE = "compiled_bwd.hip"
 _HEADERS = (
     *("dropout.h", "elements.h", "gradients.h"),
     *("row_tiles.h", "score_pairs.h", "scores.h"),
 )
 ELEMENT_BYTES = 2  # of all tensors
-_OF_KEYS: tuple[GeneralKernel, ...] = ("dk_and_dv", "dk", "dv")
+_OF_KEYS: tuple[KernelPart, ...] = ("dk_and_dv", "dk", "dv")
 
 
 @dataclass(frozen=True)
@@ -56,14 +56,14 @@ class BackwardTraits(SharedTraits):
             bf16_cvt=problem.bf16_cvt if has_roundings(arch, problem.dtype) else "rtne",
             is_masked=not problem.mask.is_none,
             access=_access_of(problem, tile),
-            modifiers=GeneralModifiers.of(problem._replace(has_sink=False)),
+            modifiers=ModifierTraits.of(problem._replace(has_sink=False)),
         )
 
     @property
     def name(self) -> str:
         """What the kernels' symbols begin with."""
         words = (
-            f"fmha_bwd_general_hd{self.hdim_q}x{self.hdim_v}_{self.dtype}",
+            f"fmha_bwd_compiled_hd{self.hdim_q}x{self.hdim_v}_{self.dtype}",
             self.bf16_cvt if has_roundings(self.arch, self.dtype) else "",
             "window" if self.is_masked else "",
             *self.modifiers.words(),
@@ -80,7 +80,7 @@ class BackwardTraits(SharedTraits):
         assert tile is not None
         return tile
 
-    def tile_of(self, kernel: GeneralKernel) -> Tile | None:
+    def tile_of(self, kernel: KernelPart) -> Tile | None:
         """The tile of one of the kernels; None where it has none for these head dimensions."""
         return tile_for(self.arch, kernel, self.dtype, self.hdim_q, self.hdim_v)
 
@@ -108,7 +108,7 @@ def _access_of(problem: Problem, tile: Tile) -> Access:
     return "far" if max(strides) * ELEMENT_BYTES >= far_stride_bytes(tile) else "near"
 
 
-def _lds_bytes(traits: BackwardTraits, kernel: GeneralKernel) -> int:
+def _lds_bytes(traits: BackwardTraits, kernel: KernelPart) -> int:
     """Of a kernel; 0 where it is not compiled."""
     tile = traits.tile_of(kernel)
     return 0 if tile is None else tile.lds_bytes

@@ -1,4 +1,4 @@
-"""How a general kernel is built from its template."""
+"""How a compiled kernel is built from its template."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...amd.chips import Arch
 from ...jit.resources import hsa_dir
 from ...jit.spec import MAX_NAME
 
-# What general kernels share with the tuned ones.
+# What compiled kernels share with the ready ones.
 _SHARED_HEADERS = (
     *("address_spaces.h", "arguments.h", "attention.h", "number_formats.h"),
     *("split_results.h", "tiles.h", "workgroups.h"),
@@ -52,7 +52,7 @@ def device_spec(
         cflags=(
             "-std=c++17",
             f"--offload-arch={arch}",
-            # Branches that whole waves take stay as they are, as in the tuned kernels.
+            # Branches that whole waves take stay as they are, as in the ready kernels.
             *("-mllvm", "-structurizecfg-skip-uniform-regions=1"),
             *(() if packs_floats else _UNPACKED),
         ),

@@ -1,4 +1,4 @@
-"""The plan for a problem that general kernels serve."""
+"""The plan for a problem that compiled kernels serve."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ... import jit
-from ...amd.kernel_arguments import GENERAL_ARGUMENTS
+from ...amd.kernel_arguments import COMPILED_ARGUMENTS
 from ...amd.manifest import KernelRow
 from ...planning.plan import Kernel, Launch, Plan, Reason, Refusal
 from ...planning.target import AmdTarget, Target
 from ...problem.problem import PlainSizes, Problem
-from .. import ready as tuned
+from .. import ready
 from ..ready.limits import SIZE_RULES, are_far_from_limits
 from ..rules import reasons_of
 from .backward_plan import BackwardPlan
 from .backward_traits import BackwardTraits
 from .compiled_plan import CompiledPlan
-from .launch import BoundGeneralKernel
+from .launch import BoundForward
 from .rules import RULES
-from .traits import GeneralTraits, access_of, kernel_spec, stacks_heads
+from .traits import ForwardTraits, access_of, kernel_spec, stacks_heads
 
-NAME = "general"
+NAME = "compiled"
 
 
 def reasons(problem: Problem, target: Target) -> tuple[Reason, ...]:
@@ -38,16 +38,16 @@ def propose(problem: Problem, target: Target) -> Plan | Refusal:
         return Refusal(broken)
     if problem.direction == "backward":
         return BackwardPlan(problem, target, BackwardTraits.of(problem, target.arch))
-    return GeneralPlan(problem, target, GeneralTraits.of(problem, target.arch))
+    return ForwardPlan(problem, target, ForwardTraits.of(problem, target.arch))
 
 
 @dataclass(frozen=True)
-class GeneralPlan(CompiledPlan):
+class ForwardPlan(CompiledPlan):
     """The kernel that is compiled for one problem."""
 
     problem: Problem
     target: AmdTarget
-    traits: GeneralTraits
+    traits: ForwardTraits
     family: str = NAME
 
     @property
@@ -58,7 +58,7 @@ class GeneralPlan(CompiledPlan):
     @property
     def source(self) -> str:
         """The template."""
-        return "csrc_templates/amd/general_fwd.hip.in"
+        return "csrc_templates/amd/compiled_fwd.hip.in"
 
     @property
     def spec(self) -> jit.BuildSpec:
@@ -68,7 +68,7 @@ class GeneralPlan(CompiledPlan):
     @property
     def argument_bytes(self) -> int:
         """What the interface of these kernels says."""
-        return GENERAL_ARGUMENTS.size
+        return COMPILED_ARGUMENTS.size
 
     def rows(self) -> tuple[KernelRow, ...]:
         """Of its kernel."""
@@ -77,19 +77,19 @@ class GeneralPlan(CompiledPlan):
     def bind(self) -> Kernel:
         """Compile the kernel, build and load the launcher, and load the kernel, where needed."""
         code_object = self.compiled()
-        bound = BoundGeneralKernel(self.problem, self.target, self.traits, code_object)
-        return GeneralKernel(self, bound)
+        bound = BoundForward(self.problem, self.target, self.traits, code_object)
+        return ForwardKernel(self, bound)
 
 
-class GeneralKernel:
-    """A loaded kernel, for the calls of one kind that no tuned kernel serves."""
+class ForwardKernel:
+    """A loaded kernel, for the calls of one kind that no ready kernel serves."""
 
-    def __init__(self, plan: GeneralPlan, bound: BoundGeneralKernel) -> None:
+    def __init__(self, plan: ForwardPlan, bound: BoundForward) -> None:
         self._plan = plan
         self._bound = bound
         self._tile = plan.traits.tile
         self._is_far_from_limits = _are_far_from_limits(plan)
-        self._tuned_may_serve = _tuned_may_serve(plan.problem, plan.target)
+        self._ready_may_serve = _ready_may_serve(plan.problem, plan.target)
 
     def launch_for(self, sizes: PlainSizes) -> Launch | None:
         """The launch, unless another kernel is the one for these lengths and strides."""
@@ -104,21 +104,21 @@ class GeneralKernel:
             reasons_of(SIZE_RULES, problem, traits.arch)
         ):
             return None
-        if self._tuned_may_serve and not isinstance(tuned.propose(problem, plan.target), Refusal):
+        if self._ready_may_serve and not isinstance(ready.propose(problem, plan.target), Refusal):
             return None
         return launch
 
 
-def _are_far_from_limits(plan: GeneralPlan) -> Callable[[PlainSizes, bytes], bool]:
+def _are_far_from_limits(plan: ForwardPlan) -> Callable[[PlainSizes, bytes], bool]:
     """A quick question; False means that there may be a limit, as it does for all pages."""
     if plan.problem.is_paged:
         return lambda sizes, packed: False
     return are_far_from_limits(plan.problem, plan.traits.row())
 
 
-def _tuned_may_serve(problem: Problem, target: AmdTarget) -> bool:
-    """Whether a tuned kernel may serve the same call with other lengths and strides."""
+def _ready_may_serve(problem: Problem, target: AmdTarget) -> bool:
+    """Whether a ready kernel may serve the same call with other lengths and strides."""
     hdims = problem.hdim_q, problem.hdim_v
-    return problem.features <= tuned.SERVES and any(
+    return problem.features <= ready.SERVES and any(
         (row.hdim_q, row.hdim_v) == hdims for tree in target.trees for row in tree.rows
     )

@@ -1,4 +1,4 @@
-"""A general kernel that is loaded, and its launches."""
+"""A compiled kernel that is loaded, and its launches."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .modifiers import (
     packed_p_descale,
 )
 from .split_choice import SplitChoice
-from .traits import GeneralTraits, row_of_built
+from .traits import ForwardTraits, row_of_built
 
 _WORD = (1 << 32) - 1
 
 
-class BoundGeneralKernel:
-    """A general kernel loaded on a device, for calls that differ in lengths and strides only."""
+class BoundForward:
+    """A compiled kernel loaded on a device, for calls that differ in lengths and strides only."""
 
     def __init__(
-        self, problem: Problem, target: AmdTarget, traits: GeneralTraits, code_object: CodeObject
+        self, problem: Problem, target: AmdTarget, traits: ForwardTraits, code_object: CodeObject
     ) -> None:
         """Build and load the launcher and the kernel, as far as that has not been done.
 
@@ -47,7 +47,7 @@ class BoundGeneralKernel:
         self._is_paged = problem.is_paged
         self._kv_bytes = element_bytes(problem).kv
 
-    def launch_for(self, sizes: Sizes) -> GeneralLaunch:
+    def launch_for(self, sizes: Sizes) -> ForwardLaunch:
         """The launch for these lengths and strides."""
         pages = (0, 0)
         columns = self._slices, sizes.v[-1] * self._kv_bytes
@@ -61,16 +61,16 @@ class BoundGeneralKernel:
             seqlen_k = -(-seqlen_k // self._batch)
         splits = ONE_SPLIT if kernel.is_group else self._splits.splits(sizes.seqlen_q, seqlen_k)
         launch = kernel.launch_for(sizes, splits, None)
-        return GeneralLaunch(
+        return ForwardLaunch(
             *(launch, self._splits, seqlen_k, pages, sizes.seqlen_k, self._constants, columns)
         )
 
 
-class GeneralLaunch(NamedTuple):
+class ForwardLaunch(NamedTuple):
     """A bound kernel with all that it needs but the tensors' addresses.
 
     Attributes:
-        launch: what a tuned kernel would need; in gm0 with the splits of the keys.
+        launch: what a ready kernel would need; in gm0 with the splits of the keys.
         split_choice: gm1: decides about them by the longest sequences of each call.
         mean_seqlen_k: of gm1's sequences without pages.
         pages: strides between those of k and of v, in bytes.
@@ -118,7 +118,7 @@ class GeneralLaunch(NamedTuple):
         pages = self._packed_pages(table, k)
         beside = *packed_p_descale(scales.p), *self.columns
         modifying = packed_modifiers(modifiers, dropout, pages, self.constants, beside)
-        entry = kernel.launcher.jitfmha_general_fwd
+        entry = kernel.launcher.jitfmha_compiled_fwd
         if kernel.launching is None:
             status = entry(kernel.call, sizes, addresses, modifying)
         else:

@@ -1,4 +1,4 @@
-"""What changes scores, packed as general kernels take it."""
+"""What changes scores, packed as compiled kernels take it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which calls general kernels serve: their features, and rules with their sources.
+"""Which calls compiled kernels serve: their features, and rules with their sources.
 
 ``explain`` and refusals say what these say. Which data types and head dimensions there are tiles
 for stands in the data files that ``tiles.py`` reads.
@@ -98,12 +98,12 @@ def strides_of_gradients_fit(problem: Problem, arch: Arch) -> Iterator[Reason]:
             yield Reason(template, name=name, size=size)
 
 
-_TILES = "the architecture's file of tiles in jitfmha/kernels/general"
+_TILES = "the architecture's file of tiles in jitfmha/kernels/compiled"
 RULES = (
     DTYPE_RULE,
     *SIZE_RULES,
     Rule(hdims_have_a_tile, _TILES),
     Rule(gradients_have_tiles_of_the_dtype, _TILES),
-    Rule(gradients_are_of_values_in_rows, "csrc_templates/amd/general_bwd.hip.in: VRows"),
-    Rule(strides_of_gradients_fit, "csrc_templates/amd/general_bwd.hip.in: Rows::stride"),
+    Rule(gradients_are_of_values_in_rows, "csrc_templates/amd/compiled_bwd.hip.in: VRows"),
+    Rule(strides_of_gradients_fit, "csrc_templates/amd/compiled_bwd.hip.in: Rows::stride"),
 )

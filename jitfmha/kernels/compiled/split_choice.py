@@ -1,4 +1,4 @@
-"""Into how many splits the keys of a general kernel's calls go."""
+"""Into how many splits the keys of a compiled kernel's calls go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold of the tiles that general kernels have: of every row of the data files.
+"""What must hold of the tiles that compiled kernels have: of every row of the data files.
 
 A rule is a small predicate with a sentence about what breaks it, and a source. The files are
 checked when they are read, so that no kernel is planned from a row that breaks one.
@@ -155,7 +155,7 @@ TILE_RULES = (
     TileRule(threads_load_whole_rows, _TILES_H),
     TileRule(hdims_are_whole_products, f"{_ISA}: v_mfma_f32_32x32x* make 32 columns"),
     TileRule(slices_are_narrow, "csrc_templates/amd/row_tiles.h"),
-    TileRule(slices_are_of_forward, "csrc_templates/amd/general_bwd.hip.in"),
+    TileRule(slices_are_of_forward, "csrc_templates/amd/compiled_bwd.hip.in"),
     TileRule(gradients_have_16_bits, "csrc_templates/amd/gradients.h"),
     TileRule(registers_hold_operands, "simd_vgprs in chips.json; hsa/src/attention.h"),
 )
@@ -241,7 +241,7 @@ def _complaints_of_waves(table: TileTable, chip: Architecture) -> Iterator[Compl
     for row in table.simd_waves:
         if (row.direction, row.features) not in _WAVES_KINDS:
             text = f"features {row.features!r} of {row.direction}, which has one kind"
-            yield row.line, text, "csrc_templates/amd/general_bwd.hip.in"
+            yield row.line, text, "csrc_templates/amd/compiled_bwd.hip.in"
         if row.waves_of_simd * row.held_registers > chip.simd_vgprs:
             text = (
                 f"waves_of_simd {row.waves_of_simd} with held_registers {row.held_registers} each "

@@ -1,4 +1,4 @@
-"""What general kernels are made of: data types, tiles and waves, one file for each architecture.
+"""What compiled kernels are made of: data types, tiles and waves, one file for each architecture.
 
 ``gfx942.csv`` and ``gfx950.csv`` beside this module are what calls are planned from and what the
 templates are rendered with. A file has three tables, each a line with its name in brackets, a line
@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, get_args
 
 from ...problem.problem import Direction
 
-GeneralKernel = Literal["forward", "dq", "dk_and_dv", "dk", "dv"]
+KernelPart = Literal["forward", "dq", "dk_and_dv", "dk", "dv"]
 """Which results a kernel makes: those of forward, or gradients."""
 
 WithFeatures = Literal["none", "light one", "any"]
@@ -39,7 +39,7 @@ _MOST_DIGITS = 9
 
 
 class TileTableError(ValueError):
-    """The data of general kernels cannot be used; the text names file, line and value."""
+    """The data of compiled kernels cannot be used; the text names file, line and value."""
 
 
 class Elements(NamedTuple):
@@ -72,7 +72,7 @@ class Tile(NamedTuple):
     """
 
     line: int
-    kernel: GeneralKernel
+    kernel: KernelPart
     dtypes: tuple[str, ...]
     hdim_q: int
     hdim_v: int
@@ -213,7 +213,7 @@ def _elements(line: _Line) -> Elements:
 def _tile(line: _Line) -> Tile:
     return Tile(
         line.number,
-        line.known("kernel", get_args(GeneralKernel)),  # type: ignore[arg-type]
+        line.known("kernel", get_args(KernelPart)),  # type: ignore[arg-type]
         tuple(line.cells["dtypes"].split()),
         *(line.number_of(column) for column in _COLUMNS["tiles"][2:]),
     )

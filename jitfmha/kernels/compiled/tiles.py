@@ -1,4 +1,4 @@
-"""The tiles that general kernels take: the data files, read and checked once."""
+"""The tiles that compiled kernels take: the data files, read and checked once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from ...amd.chips import Arch, architecture
 from ...problem.problem import Direction
 from .tile_rules import check_table
-from .tile_table import GeneralKernel, Tile, TileTable, WithFeatures, read_table
+from .tile_table import KernelPart, Tile, TileTable, WithFeatures, read_table
 
 
 @cache
@@ -23,9 +23,7 @@ def tile_table(arch: Arch) -> TileTable:
 
 
 @cache
-def tile_for(
-    arch: Arch, kernel: GeneralKernel, dtype: str, hdim_q: int, hdim_v: int
-) -> Tile | None:
+def tile_for(arch: Arch, kernel: KernelPart, dtype: str, hdim_q: int, hdim_v: int) -> Tile | None:
     """The tile that a kernel takes for calls with queries of ``dtype``; None where it has none."""
     for tile in tile_table(arch).tiles:
         if tile.kernel == kernel and dtype in tile.dtypes and tile.has_room_for(hdim_q, hdim_v):

@@ -1,4 +1,4 @@
-"""What a general kernel is compiled for, and the build that makes it."""
+"""What a compiled kernel is compiled for, and the build that makes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 from ... import jit
 from ...amd.chips import Arch, architecture
 from ...amd.code_object import kernel_descriptors
-from ...amd.kernel_arguments import general_structs
+from ...amd.kernel_arguments import compiled_structs
 from ...amd.manifest import KernelRow
 from ...jit.elf import Elf
 from ...problem.arguments import Bf16Cvt
@@ -22,7 +22,7 @@ from .tiles import tile_for, tile_table, waves_in_cpp
 
 Access = Literal["near", "far", "paged", "wide_pages"]
 
-_TEMPLATE = "general_fwd.hip"
+_TEMPLATE = "compiled_fwd.hip"
 _HEADERS = ("bias_tiles.h", "dropout.h", "elements.h", "row_tiles.h", "scores.h")
 _ROUNDINGS: dict[Bf16Cvt, str] = {
     "rtne": "nearest_even",
@@ -40,7 +40,7 @@ _SHORT_DTYPES = dict.fromkeys(FP8_NAMES.values(), "fp8")
 
 
 @dataclass(frozen=True)
-class GeneralModifiers:
+class ModifierTraits:
     """What happens to scores and probabilities beside the mask.
 
     Attributes:
@@ -57,7 +57,7 @@ class GeneralModifiers:
     dropout: bool = False
 
     @classmethod
-    def of(cls, problem: Problem) -> GeneralModifiers:
+    def of(cls, problem: Problem) -> ModifierTraits:
         """What a problem asks for."""
         return cls(
             bias=problem.bias_dtype or "none",
@@ -84,7 +84,7 @@ class GeneralModifiers:
 
 @dataclass(frozen=True)
 class SharedTraits(ABC):
-    """What general kernels of both directions are specialised on.
+    """What compiled kernels of both directions are specialised on.
 
     Attributes:
         bf16_cvt: how float32 becomes bf16; "rtne" where there is no choice.
@@ -101,7 +101,7 @@ class SharedTraits(ABC):
     bf16_cvt: Bf16Cvt
     is_masked: bool
     access: Access
-    modifiers: GeneralModifiers
+    modifiers: ModifierTraits
 
     @property
     @abstractmethod
@@ -154,8 +154,8 @@ class SharedTraits(ABC):
 
 
 @dataclass(frozen=True)
-class GeneralTraits(SharedTraits):
-    """Everything that a general kernel is specialised on.
+class ForwardTraits(SharedTraits):
+    """Everything that a compiled kernel is specialised on.
 
     Attributes:
         kv_dtype: that of keys and values.
@@ -172,7 +172,7 @@ class GeneralTraits(SharedTraits):
     stacks_heads: bool = False
 
     @classmethod
-    def of(cls, problem: Problem, arch: Arch) -> GeneralTraits:
+    def of(cls, problem: Problem, arch: Arch) -> ForwardTraits:
         """What a problem asks for; there has to be a tile with room for it."""
         tile = forward_tile(arch, problem.dtype, problem.hdim_q, problem.hdim_v)
         return cls(
@@ -184,7 +184,7 @@ class GeneralTraits(SharedTraits):
             bf16_cvt=problem.bf16_cvt if has_roundings(arch, problem.dtype) else "rtne",
             is_masked=not problem.mask.is_none,
             access=access_of(problem, tile),
-            modifiers=GeneralModifiers.of(problem),
+            modifiers=ModifierTraits.of(problem),
             kv_dtype=problem.kv_dtype,
             has_descales=not problem.features.isdisjoint(
                 (Feature.DESCALES, Feature.INT8_PROBABILITIES)
@@ -220,7 +220,7 @@ class GeneralTraits(SharedTraits):
     def name(self) -> str:
         """The kernel's name, which is also its symbol."""
         words = (
-            f"fmha_fwd_general_hd{self.hdim_q}x{self.hdim_v}",
+            f"fmha_fwd_compiled_hd{self.hdim_q}x{self.hdim_v}",
             _SHORT_DTYPES.get(self.dtype, self.dtype),
             self.bf16_cvt if has_roundings(self.arch, self.dtype) else "",
             "int8kv" if self.kv_dtype != self.dtype else "",
@@ -302,7 +302,7 @@ def stacks_heads(problem: Problem, tile: Tile) -> bool:
     return problem.gqa * max(stride, problem.seqlen_q * _LSE_BYTES) < _WORD_END
 
 
-def row_of_built(traits: GeneralTraits, image: bytes) -> KernelRow:
+def row_of_built(traits: ForwardTraits, image: bytes) -> KernelRow:
     """The row of a kernel whose code object says how many of its waves share a SIMD."""
     descriptor = kernel_descriptors(Elf(image))[traits.name]
     chip = architecture(traits.arch)
@@ -312,14 +312,14 @@ def row_of_built(traits: GeneralTraits, image: bytes) -> KernelRow:
 
 
 @cache
-def kernel_spec(traits: GeneralTraits) -> jit.BuildSpec:
+def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
     """The sources and the flags of a kernel."""
     of_queries, of_keys, of_output = (
         elements_of(traits.arch, dtype)
         for dtype in (traits.dtype, traits.kv_dtype, traits.out_dtype)
     )
     values = {
-        "shared_structs": general_structs(),
+        "shared_structs": compiled_structs(),
         "kernel": traits.name,
         "combine_kernel": traits.combine_name,
         "slices": traits.slices,
@@ -346,7 +346,7 @@ def kernel_spec(traits: GeneralTraits) -> jit.BuildSpec:
     )
 
 
-def _packs_floats(traits: GeneralTraits) -> bool:
+def _packs_floats(traits: ForwardTraits) -> bool:
     """Whether packed float32 takes less time than instructions that overlap with matrix products.
 
     By the cost model it does where the products take less of the time than the rest: on gfx950 with
@@ -355,7 +355,7 @@ def _packs_floats(traits: GeneralTraits) -> bool:
     if max(traits.hdim_q, traits.hdim_v) > _MOST_SHARED_HDIM:
         return True
     beside_bias = replace(traits.modifiers, bias="none")
-    return traits.arch == "gfx950" and beside_bias != GeneralModifiers()
+    return traits.arch == "gfx950" and beside_bias != ModifierTraits()
 
 
 def cpp_bool(value: bool) -> str:

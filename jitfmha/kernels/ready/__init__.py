@@ -1,4 +1,4 @@
-"""The tuned family: code objects of ``hsa/``, or of a tree that the environment names."""
+"""The ready family: code objects of ``hsa/``, or of a tree that the environment names."""
 
 from .family import NAME, SERVES, propose, reasons
 

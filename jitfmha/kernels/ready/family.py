@@ -1,4 +1,4 @@
-"""The tuned family: code objects of ``hsa/``, or of a tree that the environment names.
+"""The ready family: code objects of ``hsa/``, or of a tree that the environment names.
 
 A kernel is chosen tree by tree: the first that has a row for the problem, whose kernel has no limit
 in the way, and whose code object is what it should be. Of our own rows, which differ in their
@@ -17,7 +17,7 @@ from ...problem.arguments import Tensors
 from ...problem.features import DTYPE_FEATURES, Feature
 from ...problem.memory import write_zeros
 from ...problem.problem import BF16_CVTS, PlainSizes, Problem
-from ..ready_plan import ReadyPlan
+from ..ready_plan import PlanOfCodeObjects
 from ..rules import reasons_of
 from .limits import DTYPE_RULE, SIZE_RULES, are_far_from_limits, reasons_of_row
 from .policy import Wanted, has_conversions, mask_column, row_serves
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ...amd.manifest import KernelDtype, KernelRow, Tree
     from ..launcher import BoundKernel
 
-NAME = "tuned"
+NAME = "ready"
 SERVES = frozenset(
     {
         Feature.BF16,
@@ -49,7 +49,7 @@ _MODES = ("gm0", "gm1")
 _MASK_NAMES = ("none", "causal (top-left)", "causal (bottom-right)")
 
 
-def propose(problem: Problem, target: Target) -> TunedPlan | Refusal:
+def propose(problem: Problem, target: Target) -> ReadyPlan | Refusal:
     """The kernel of the first tree that serves ``problem``."""
     assert isinstance(target, AmdTarget)
     for tree in target.trees:
@@ -59,7 +59,7 @@ def propose(problem: Problem, target: Target) -> TunedPlan | Refusal:
     for tree in target.trees if not broken else ():
         found = _choice_in(tree, problem, target)
         if isinstance(found, Choice):
-            return TunedPlan(problem, target, found, tuple(passed_over))
+            return ReadyPlan(problem, target, found, tuple(passed_over))
         passed_over.extend(found)
     return Refusal(tuple(passed_over) or reasons(problem, target))
 
@@ -138,7 +138,7 @@ def _mask_column(problem: Problem) -> int:
     return mask_column(not mask.is_none, mask.top_left, problem.seqlen_q, problem.seqlen_k)
 
 
-class TunedPlan(ReadyPlan):
+class ReadyPlan(PlanOfCodeObjects):
     """One code object for one problem."""
 
     family = NAME
@@ -181,13 +181,13 @@ class TunedPlan(ReadyPlan):
 
         choice = self.choice
         bound = BoundKernel(self.problem, self.target, self.block, choice.row, choice.code_object)
-        return TunedKernel(self, bound)
+        return ReadyKernel(self, bound)
 
 
-class TunedKernel:
+class ReadyKernel:
     """A loaded kernel, for the calls of one kind that it is the best one for."""
 
-    def __init__(self, plan: TunedPlan, bound: BoundKernel) -> None:
+    def __init__(self, plan: ReadyPlan, bound: BoundKernel) -> None:
         problem, row = plan.problem, plan.choice.row
         self._plan = plan
         self._bound = bound

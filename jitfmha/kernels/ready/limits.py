@@ -1,4 +1,4 @@
-"""What calls the tuned kernels of each binary interface cannot serve, as reasons."""
+"""What calls the ready kernels of each binary interface cannot serve, as reasons."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from ....planning.plan import Kernel, Reason, Refusal
 from ....planning.target import AmdTarget, Target
 from ....problem.features import Feature
 from ....problem.problem import Problem
-from ...ready_plan import ReadyPlan
+from ...ready_plan import PlanOfCodeObjects
 from ...rules import reasons_of
 from .choice import chosen_row
 from .limits import RULES
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ....amd.gradient_manifest import GradientRow, GradientTree
     from ....amd.manifest import KernelRow
 
-NAME = "shipped_backward"
+NAME = "ready"
 SERVES = frozenset(
     {
         Feature.BF16,
@@ -40,7 +40,7 @@ def reasons(problem: Problem, target: Target) -> tuple[Reason, ...]:
     return tuple(reasons_of(RULES, problem, target.arch))
 
 
-def propose(problem: Problem, target: Target) -> ShippedBackwardPlan | Refusal:
+def propose(problem: Problem, target: Target) -> ReadyBackwardPlan | Refusal:
     """The code object for ``problem``."""
     from ....amd.gradient_manifest import gradient_tree
 
@@ -54,13 +54,13 @@ def propose(problem: Problem, target: Target) -> ShippedBackwardPlan | Refusal:
         return Refusal((Reason(template, arch=target.arch),))
     row = chosen_row(tree, problem, target)
     if row is not None:
-        return ShippedBackwardPlan(problem, target, tree, row)
+        return ReadyBackwardPlan(problem, target, tree, row)
     template = "{tree}: none for {dtype} and hdim {hdim_q}x{hdim_v}."
     values = {"dtype": problem.dtype, "hdim_q": problem.hdim_q, "hdim_v": problem.hdim_v}
     return Refusal((Reason(template, tree=tree, **values),))
 
 
-class ShippedBackwardPlan(ReadyPlan):
+class ReadyBackwardPlan(PlanOfCodeObjects):
     """The code object for one backward pass."""
 
     family = NAME
@@ -100,6 +100,6 @@ class ShippedBackwardPlan(ReadyPlan):
 
     def bind(self) -> Kernel:
         """Build and load the launcher, and load the code object."""
-        from .kernel import ShippedBackwardKernel
+        from .kernel import ReadyBackwardKernel
 
-        return ShippedBackwardKernel(self.problem, self.target, self.tree, self.row)
+        return ReadyBackwardKernel(self.problem, self.target, self.tree, self.row)

@@ -23,7 +23,7 @@ _NOT_SUMMED = frozenset({"q", "k", "v", "dq", "dk", "dv"})
 _NOT_ROUNDED = frozenset({"q", "k", "v", "out", "lse", "dout", "dlse", "dk", "dv"})
 
 
-class ShippedBackwardKernel:
+class ReadyBackwardKernel:
     """Loaded kernels, for calls that differ in lengths and strides only."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The general kernels through the launcher, on the emulator with the sanitizer on.
+"""The compiled kernels through the launcher, on the emulator with the sanitizer on.
 
 A run takes a few drawn calls; `--exhaustive` takes thousands.
 """
@@ -10,7 +10,7 @@ from typing import get_args
 
 import pytest
 import torch
-from general_calls import ARCHS, check, draw, run
+from compiled_calls import ARCHS, check, draw, run
 from inputs import prefix_sums
 from reference import assert_close, attention, attention_packed, unpaged
 from score_features import FEATURES, Shape, for_reference, largest_modifier, options_of
@@ -21,12 +21,12 @@ from jitfmha.amd.chips import Arch
 from jitfmha.amd.code_object import kernel_metadata
 from jitfmha.jit.elf import Elf
 from jitfmha.jit.toolchain.device_hip import device_hip_in_words
-from jitfmha.kernels.compiled.traits import Access, GeneralModifiers, GeneralTraits, kernel_spec
+from jitfmha.kernels.compiled.traits import Access, ForwardTraits, ModifierTraits, kernel_spec
 from jitfmha.problem.features import Feature
 
 _THOUSANDS = 4000
 MODIFIERS = tuple(sorted(set(FEATURES) - {"everything"}))
-ALL_MODIFIERS = GeneralModifiers("fp32", *(True,) * 6)
+ALL_MODIFIERS = ModifierTraits("fp32", *(True,) * 6)
 # Which leave every key of a call some weight.
 _TWO_FEATURES = ("softcap", "dropout")
 
@@ -157,9 +157,9 @@ def test_a_soft_cap_far_above_the_logits(rng: torch.Generator, arch: str) -> Non
         )
         for is_masked in (False, True)
         for access in get_args(Access)
-        for modifiers in (GeneralModifiers(), GeneralModifiers("bf16"), ALL_MODIFIERS)
+        for modifiers in (ModifierTraits(), ModifierTraits("bf16"), ALL_MODIFIERS)
         # Wide pages are for calls without biases and dropout.
-        if access != "wide_pages" or modifiers == GeneralModifiers()
+        if access != "wide_pages" or modifiers == ModifierTraits()
         for stacks_heads in (False, True)
     ],
     2,
@@ -169,11 +169,11 @@ def test_nothing_is_spilled(
     hdims: tuple[int, int],
     is_masked: bool,
     access: Access,
-    modifiers: GeneralModifiers,
+    modifiers: ModifierTraits,
     stacks_heads: bool,
 ) -> None:
     """What goes to scratch memory, or scalars to vector registers, would be in every loop's way."""
-    traits = GeneralTraits(
+    traits = ForwardTraits(
         arch,
         "bf16",
         *hdims,
@@ -193,12 +193,12 @@ def test_nothing_is_spilled(
         assert metadata[".sgpr_spill_count"] == 0
 
 
-def test_a_tuned_kernel_is_the_first_choice() -> None:
-    """Also for a call that a general kernel served before with other strides."""
+def test_a_ready_kernel_is_the_first_choice() -> None:
+    """Also for a call that a compiled kernel served before with other strides."""
     q, v = (torch.zeros(1, 40, 1, hdim, dtype=torch.bfloat16) for hdim in (64, 96))
     with emulate("gfx942"):
-        assert explain(q, q, q).plan.family == "tuned"
-        assert explain(q, q, v).plan.family == "general"
+        assert explain(q, q, q).plan.family == "ready"
+        assert explain(q, q, v).plan.family == "compiled"
 
 
 def test_explain_names_the_compiler() -> None:
@@ -213,7 +213,7 @@ def test_what_is_not_served_is_refused_by_name() -> None:
     q = torch.zeros(1, 4, 2, 96, dtype=torch.bfloat16)
     with emulate("gfx950"), pytest.raises(NotImplementedError) as raised:
         mha_fwd_splitkv(q, q, q, 2)
-    assert f"not general: It does not serve {Feature.SPLIT_RESULTS.value}." in str(raised.value)
+    assert f"not compiled: It does not serve {Feature.SPLIT_RESULTS.value}." in str(raised.value)
 
 
 def test_rows_that_are_far_apart(rng: torch.Generator) -> None:

@@ -1,4 +1,4 @@
-"""The rules of the tuned family, each with its sentence, and what explain makes of them."""
+"""The rules of the ready family, each with its sentence, and what explain makes of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jitfmha.amd.chips import chip
 from jitfmha.amd.manifest import KernelRow, trees_of
 from jitfmha.call.dispatch import explain_problem, plan_for
 from jitfmha.emulator.session import Emulation
-from jitfmha.kernels.ready import family as tuned
+from jitfmha.kernels.ready import family as ready
 from jitfmha.kernels.ready.limits import reasons_of_row
 from jitfmha.planning.plan import Refusal
 from jitfmha.planning.target import AmdTarget, CpuTarget
@@ -73,16 +73,16 @@ def problem(mode: Mode = "gm0", **changes: Any) -> Problem:
 
 
 def reasons(changed: Problem, chip_name: str = MI300) -> str:
-    """The tuned family's reasons, which dispatch and explain give alike."""
+    """The ready family's reasons, which dispatch and explain give alike."""
     on = target(chip_name)
     explanation = explain_problem(changed, on)
-    given = explanation.rejected.get("tuned", ())
+    given = explanation.rejected.get("ready", ())
     if given:
         try:
-            assert plan_for(changed, on).family == "general"
+            assert plan_for(changed, on).family == "compiled"
         except NotImplementedError as error:
             for reason in given:
-                assert f"not tuned: {reason}" in str(error)  # noqa: PT017 - only where none serves
+                assert f"not ready: {reason}" in str(error)  # noqa: PT017 - only where none serves
     return "\n".join(given)
 
 
@@ -92,13 +92,13 @@ def test_served(mode: Mode, mask: int) -> None:
     served = problem(mode, mask=parse_mask(mask))
     assert reasons(served) == ""
     plan = plan_for(served, target(MI300))
-    assert plan.family == "tuned"
+    assert plan.family == "ready"
     assert plan.kernel == PlainKernel(mask=mask, mode=("gm0", "gm1").index(mode)).name
 
 
 def test_the_target() -> None:
     (reason,) = explain_problem(problem(), CpuTarget("generic", "the test says so")).rejected[
-        "tuned"
+        "ready"
     ]
     assert reason.startswith("It needs an AMD Instinct GPU")
 
@@ -193,7 +193,7 @@ def test_plain_causal_gfx942_kernels_take_no_scale_beyond_a_tile() -> None:
     """
     one, on = (0, 0), target(MI300)
     causal: dict[str, Any] = {"dtype": "fp8_e4m3fnuz", "mask": parse_mask(2)}
-    answer = tuned.propose(problem(**causal), on)
+    answer = ready.propose(problem(**causal), on)
     assert isinstance(answer, Refusal), "the tree of the tests has no such kernel"
     for scales in ({"q_descale": one}, {"k_descale": one}):
         (reason,) = reasons_of_row(problem(**causal, **scales), on, fp8_row(mask=2))
@@ -249,8 +249,8 @@ def test_explanation(tree: Path) -> None:
     text = str(plan)
     kernel = PlainKernel(mask=2)
     for part in (
-        *("gfx942", "MI308", "emulated", "80 compute units", kernel.name, "family tuned"),
-        *(f"MI308/{kernel.file}", f"JITFMHA_HSA_DIR={tree}", "not general: ", "not cpu: "),
+        *("gfx942", "MI308", "emulated", "80 compute units", kernel.name, "family ready"),
+        *(f"MI308/{kernel.file}", f"JITFMHA_HSA_DIR={tree}", "not compiled: ", "not cpu: "),
     ):
         assert part in text
     values = json.loads(json.dumps(plan.to_dict()))
@@ -307,7 +307,7 @@ def test_trees_are_tried_in_turn(tmp_path: Path, full_tree: Path, use_tree: UseT
     ]
     on = target(MI300)
     plan = plan_for(problem(), on)
-    assert isinstance(plan, tuned.TunedPlan)
+    assert isinstance(plan, ready.ReadyPlan)
     assert plan.choice.row.ts_qo == 32
     other = plan_for(problem("gm1"), on)
     assert "AITER_ASM_DIR" in other.source

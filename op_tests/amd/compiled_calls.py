@@ -1,4 +1,4 @@
-"""Calls for general kernels, drawn as a whole, on the emulator and against float64."""
+"""Calls for compiled kernels, drawn as a whole, on the emulator and against float64."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SCALES = ("one", "each sequence and key head", "each head")
 
 
 @dataclass(frozen=True)
-class GeneralCall:
+class CompiledCall:
     """What a call asks for; ``lengths`` are (seqlen_q, seqlen_k), in gm0 of all sequences.
 
     Attributes:
@@ -88,8 +88,8 @@ class GeneralCall:
         return DTYPES["bf16"] if self.dtype in ("fp8", "int8") else self.torch_dtypes[0]
 
 
-def draw(drawn: random.Random, features: tuple[str, ...] = ()) -> GeneralCall:
-    """Any call that general kernels serve; ``features`` are those to choose from."""
+def draw(drawn: random.Random, features: tuple[str, ...] = ()) -> CompiledCall:
+    """Any call that compiled kernels serve; ``features`` are those to choose from."""
     is_group = drawn.random() < 0.4
     arch = drawn.choice(ARCHS)
     dtype = drawn.choice(tuple(DTYPES))
@@ -98,7 +98,7 @@ def draw(drawn: random.Random, features: tuple[str, ...] = ()) -> GeneralCall:
     if not is_group:
         lengths *= drawn.choice((1, 1, 2))
     masks = [mask for mask in MASKS if not is_group or str(mask)[0] in "02b"]
-    return GeneralCall(
+    return CompiledCall(
         arch,
         dtype,
         (drawn.choice(HDIMS), drawn.choice(HDIMS)),
@@ -113,7 +113,7 @@ def draw(drawn: random.Random, features: tuple[str, ...] = ()) -> GeneralCall:
     )
 
 
-def draw_of_other_dtypes(drawn: random.Random, features: tuple[str, ...]) -> GeneralCall:
+def draw_of_other_dtypes(drawn: random.Random, features: tuple[str, ...]) -> CompiledCall:
     """The same with inputs that are not all bf16 or fp16, or with values in columns."""
     call = draw(drawn, features)
     dtype, kv_dtype = drawn.choice((*OTHER_DTYPES, (call.dtype, call.dtype)))
@@ -121,7 +121,7 @@ def draw_of_other_dtypes(drawn: random.Random, features: tuple[str, ...]) -> Gen
     hdims_q = HDIMS if dtype == "fp32" else (*HDIMS, *WIDE_HDIMS)
     hdims = drawn.choice(hdims_q), drawn.choice((*HDIMS, *WIDE_HDIMS))
     if dtype == "fp8" and hdims == (128, 128):
-        hdims = 128, 120  # tuned kernels serve the others, and round probabilities to fp8
+        hdims = 128, 120  # ready kernels serve the others, and round probabilities to fp8
     return replace(
         call,
         dtype=dtype,
@@ -133,8 +133,8 @@ def draw_of_other_dtypes(drawn: random.Random, features: tuple[str, ...]) -> Gen
     )
 
 
-def check(call: GeneralCall, rng: torch.Generator) -> None:
-    """Run it with the sanitizer, by a general kernel, and compare out and lse with float64."""
+def check(call: CompiledCall, rng: torch.Generator) -> None:
+    """Run it with the sanitizer, by a compiled kernel, and compare out and lse with float64."""
     if call.is_group:
         _check_group(call, rng)
     else:
@@ -151,7 +151,7 @@ def run(
     return out, lse
 
 
-def _check_batch(call: GeneralCall, rng: torch.Generator) -> None:
+def _check_batch(call: CompiledCall, rng: torch.Generator) -> None:
     (heads_q, heads_k), batch = call.heads, len(call.lengths)
     seqlen_q, seqlen_k = call.lengths[0]
     shape = Shape(batch, heads_q, seqlen_q, seqlen_k, call.out_dtype, rng)
@@ -175,7 +175,7 @@ def _check_batch(call: GeneralCall, rng: torch.Generator) -> None:
     _assert_close(actual, expected, (q, k, v), options, shape)
 
 
-def _check_group(call: GeneralCall, rng: torch.Generator) -> None:
+def _check_group(call: CompiledCall, rng: torch.Generator) -> None:
     heads_q, heads_k = call.heads
     of_q, of_k = ([pair[side] for pair in call.lengths] for side in (0, 1))
     rows_q, rows_k = ([length + call.gap for length in lengths] for lengths in (of_q, of_k))
@@ -222,7 +222,7 @@ def _random(shape: Shape, dtype: torch.dtype, *sizes: int) -> Tensor:
     return shape.randn(*sizes).to(dtype)
 
 
-def _beside_the_result(call: GeneralCall) -> dict[str, Any]:
+def _beside_the_result(call: CompiledCall) -> dict[str, Any]:
     """What the reference needs nothing of."""
     return {
         "bf16_cvt": call.bf16_cvt,
@@ -231,7 +231,7 @@ def _beside_the_result(call: GeneralCall) -> dict[str, Any]:
     }
 
 
-def _options(call: GeneralCall, shape: Shape) -> Options:
+def _options(call: CompiledCall, shape: Shape) -> Options:
     options = {"mask": call.mask} | options_of(call.features, shape)
     dtypes = dict(zip("qkv", (call.dtype, *(2 * (call.kv_dtype or call.dtype,))), strict=True))
     if call.scales:
@@ -245,7 +245,7 @@ def _options(call: GeneralCall, shape: Shape) -> Options:
     return options
 
 
-def _scale(call: GeneralCall, name: str, dtype: str, shape: Shape) -> Tensor:
+def _scale(call: CompiledCall, name: str, dtype: str, shape: Shape) -> Tensor:
     """Such that numbers are about as large as normal ones; with room between its elements."""
     heads_q, heads_k = call.heads
     sizes = {

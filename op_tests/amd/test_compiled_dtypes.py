@@ -1,4 +1,4 @@
-"""General kernels for other inputs than bf16 and fp16 in rows, on the emulator with its sanitizer.
+"""Compiled kernels for other inputs than bf16 and fp16 in rows, on the emulator with its sanitizer.
 
 fp32, fp8, int8 in its three combinations, values whose keys lie side by side, and latent attention.
 """
@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from general_calls import (
+from compiled_calls import (
     ARCHS,
     FP8_DTYPES,
     OTHER_DTYPES,
@@ -30,11 +30,11 @@ from jitfmha import emulate, jit
 from jitfmha.amd.chips import Arch
 from jitfmha.amd.code_object import kernel_metadata
 from jitfmha.jit.elf import Elf
-from jitfmha.kernels.compiled.traits import Access, GeneralModifiers, GeneralTraits, kernel_spec
+from jitfmha.kernels.compiled.traits import Access, ForwardTraits, ModifierTraits, kernel_spec
 
 _THOUSANDS = 4000
 MODIFIERS = tuple(sorted(set(FEATURES) - {"everything"}))
-ALL_MODIFIERS = GeneralModifiers("fp32", *(True,) * 6)
+ALL_MODIFIERS = ModifierTraits("fp32", *(True,) * 6)
 
 
 @pytest.mark.sample("number", range(_THOUSANDS), 2)
@@ -227,9 +227,9 @@ def test_latent_attention(rng: torch.Generator, arch: str, dtype: torch.dtype) -
         )
         if dtypes[0] != "fp32" or hdims[0] <= 256
         for access in get_args(Access)
-        for modifiers in (GeneralModifiers(), ALL_MODIFIERS)
+        for modifiers in (ModifierTraits(), ALL_MODIFIERS)
         # Wide pages are for calls without biases and dropout.
-        if access != "wide_pages" or modifiers == GeneralModifiers()
+        if access != "wide_pages" or modifiers == ModifierTraits()
         # Of odd heads in small pages so much is loaded that the compiler unrolls no loop of it.
         if access != "paged" or hdims != (255, 251) or "fp32" not in dtypes
         for is_v_column_major in (False, True)
@@ -241,7 +241,7 @@ def test_nothing_is_spilled(
     dtypes: tuple[str, str],
     hdims: tuple[int, int],
     access: Access,
-    modifiers: GeneralModifiers,
+    modifiers: ModifierTraits,
     is_v_column_major: bool,
 ) -> None:
     """What goes to scratch memory, or scalars to vector registers, would be in every loop's way.
@@ -250,7 +250,7 @@ def test_nothing_is_spilled(
     """
     names = {"fp8": "fp8_e4m3fnuz" if arch == "gfx942" else "fp8_e4m3fn"}
     dtype, kv_dtype = (names.get(name, name) for name in dtypes)
-    traits = GeneralTraits(
+    traits = ForwardTraits(
         arch,
         dtype,
         *hdims,
@@ -290,5 +290,5 @@ def test_kernels_are_named_by_what_they_are_for() -> None:
     with emulate("gfx942"):
         plan = explain(q, k, column_major(k), k_descale=torch.ones(1)).plan
     assert plan.kernel == (
-        "fmha_fwd_general_hd24x24_bf16_rtne_int8kv_descales_column_major_v_gm0_gfx942"
+        "fmha_fwd_compiled_hd24x24_bf16_rtne_int8kv_descales_column_major_v_gm0_gfx942"
     )

@@ -1,4 +1,4 @@
-"""The amd-model suite's rows of general kernels, which are compiled for a call."""
+"""The amd-model suite's rows of kernels that are compiled for a call."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .modelled_call import estimate_of, matrix_busy, profiles_of_backward, profi
 
 _BATCH, _HEADS, _SEQLEN = 4, 32, 4096
 _HDIMS = (96, 64, 128, 192, 256)
-_TUNED_HDIMS = (64, 128)  # that tuned kernels serve too
-_OVER_TUNED = 1.3
+_READY_HDIMS = (64, 128)  # that ready kernels serve too
+_OVER_READY = 1.3
 _BUSY = {"gfx942": 50, "gfx950": 45}
 _BACKWARD_HDIMS, _BACKWARD_BUSY = (64, 128), 40
 _FEATURES_HDIM, _FEATURES_SEQLEN = 96, 2048
@@ -39,7 +39,7 @@ def add_rows(report: Report, quick: bool, progress: Progress) -> None:
     ) -> tuple[float, float]:
         """The launch's time, and the share of it in which the matrix units are busy."""
         nonlocal conflicts, scratch
-        name = f"general {chip} bfloat16 {hdim}x{hdim}, {what}"
+        name = f"compiled {chip} bfloat16 {hdim}x{hdim}, {what}"
         extent = (_BATCH, _HEADS, seqlen)
         call = (chip, torch.bfloat16, (hdim, hdim), extent, sample, progress, options)
         profile = profiles_of_call(name, *call, kernels="compiled")[0]
@@ -51,12 +51,12 @@ def add_rows(report: Report, quick: bool, progress: Progress) -> None:
     for chip, bar in _BUSY.items():
         for hdim in _HDIMS[:1] if quick else _HDIMS:
             compiled, busy = seconds(chip, hdim, _SEQLEN, "no mask", {})
-            what = f"matrix units busy, general kernel, {chip} hdim {hdim}, whole launch"
+            what = f"matrix units busy, compiled kernel, {chip} hdim {hdim}, whole launch"
             report.at_least(what, 100 * busy, bar, "%")
-            if hdim in _TUNED_HDIMS:
-                tuned = _tuned_seconds(chip, hdim, sample, progress)
-                what = f"modelled time of the general kernel over the tuned one, {chip} hdim {hdim}"
-                report.at_most(what, compiled / tuned, _OVER_TUNED, "x")
+            if hdim in _READY_HDIMS:
+                ready = _ready_seconds(chip, hdim, sample, progress)
+                what = f"modelled time of the compiled kernel over ready, {chip} hdim {hdim}"
+                report.at_most(what, compiled / ready, _OVER_READY, "x")
         _add_decode_rows(report, chip, sample, progress)
     for chip in _BUSY:
         for hdim in _BACKWARD_HDIMS[:1] if quick else _BACKWARD_HDIMS:
@@ -64,27 +64,27 @@ def add_rows(report: Report, quick: bool, progress: Progress) -> None:
             loops = [loop.work for profile in profiles for loop in profile.main_loops]
             conflicts += sum(work.lds_conflict_cycles for work in loops)
             scratch += sum(work.scratch_bytes for work in loops)
-            what = f"matrix units busy, general backward, {chip} hdim {hdim}, whole launches"
+            what = f"matrix units busy, compiled backward, {chip} hdim {hdim}, whole launches"
             report.at_least(what, 100 * matrix_busy(profiles), _BACKWARD_BUSY, "%")
     for chip in () if quick else _BUSY:
         plain, _ = seconds(chip, _FEATURES_HDIM, _FEATURES_SEQLEN, "no mask", {})
         for name, options in _features().items():
             with_feature, _ = seconds(chip, _FEATURES_HDIM, _FEATURES_SEQLEN, name, options)
-            what = f"{name}, time over the plain call's, general kernel, {chip}"
+            what = f"{name}, time over the plain call's, compiled kernel, {chip}"
             report.at_most(what, with_feature / plain, _FEATURE, "x")
         plain, _ = seconds(chip, _FEATURES_HDIM, _WINDOW_SEQLEN, "no mask", {})
         window: AttentionOptions = {"window_size": (_WINDOW // 2, _WINDOW // 2 - 1)}
         windowed, _ = seconds(chip, _FEATURES_HDIM, _WINDOW_SEQLEN, f"window {_WINDOW}", window)
-        what = f"window {_WINDOW} at seqlen {_WINDOW_SEQLEN} over no window, general, {chip}"
+        what = f"window {_WINDOW} at seqlen {_WINDOW_SEQLEN} over no window, compiled, {chip}"
         report.at_least(what, plain / windowed, _WINDOW_GAIN, "x")
-    report.at_most("LDS bank conflicts in all main loops, general", conflicts, 0, "cycles")
-    report.at_most("spilled to scratch in all main loops, general", scratch, 0, "bytes")
+    report.at_most("LDS bank conflicts in all main loops, compiled", conflicts, 0, "cycles")
+    report.at_most("spilled to scratch in all main loops, compiled", scratch, 0, "bytes")
 
 
-def _tuned_seconds(chip: str, hdim: int, sample: int, progress: Progress) -> float:
+def _ready_seconds(chip: str, hdim: int, sample: int, progress: Progress) -> float:
     extent = (_BATCH, _HEADS, _SEQLEN)
     call = (chip, torch.bfloat16, (hdim, hdim), extent, sample, progress)
-    name = f"tuned {chip} bfloat16 {hdim}x{hdim}, no mask"
+    name = f"ready {chip} bfloat16 {hdim}x{hdim}, no mask"
     return estimate_of(profiles_of_call(name, *call, {})[0]).seconds
 
 
@@ -93,24 +93,24 @@ def _add_decode_rows(report: Report, chip: str, sample: int, progress: Progress)
     hdims, extent = (_DECODE_HDIM, _DECODE_HDIM), (_DECODE_BATCH, _DECODE_HEADS, 1)
     call = (chip, torch.bfloat16, hdims, extent, sample, progress, AttentionOptions())
     heads_k, seqlen_k = _DECODE_KEYS
-    name = f"general {chip} bfloat16 {_DECODE_HDIM}x{_DECODE_HDIM}, decode, {seqlen_k} keys"
+    name = f"compiled {chip} bfloat16 {_DECODE_HDIM}x{_DECODE_HDIM}, decode, {seqlen_k} keys"
     profile = profiles_of_call(name, *call, keys=_DECODE_KEYS, kernels="compiled")[0]
     # Of every workgroup, since keys and values are in no cache before.
     moved = profile.work.global_bytes / profile.ended_workgroups
     read = (moved - _SPLIT_RESULT_BYTES) * profile.launched_workgroups
     size = _DECODE_BATCH * heads_k * seqlen_k * sum(hdims) * torch.bfloat16.itemsize
-    what = f"bytes that decode reads over the size of keys and values, general kernel, {chip}"
+    what = f"bytes that decode reads over the size of keys and values, compiled kernel, {chip}"
     report.at_most(what, read / size, _DECODE_BYTES, "x")
     slots = profile.compute_units * profile.workgroups_per_unit
     rounds = -(-profile.launched_workgroups // slots)
     share = profile.launched_workgroups / (rounds * slots)
-    what = f"units that have work in decode, general kernel, {chip}"
+    what = f"units that have work in decode, compiled kernel, {chip}"
     report.at_least(what, 100 * share, _DECODE_UNITS, "%")
 
 
 def _backward_profiles(chip: str, hdim: int, progress: Progress) -> tuple[LaunchProfile, ...]:
     return profiles_of_backward(
-        f"general backward {chip} bfloat16 {hdim}x{hdim}, no mask",
+        f"compiled backward {chip} bfloat16 {hdim}x{hdim}, no mask",
         chip,
         torch.bfloat16,
         (hdim, hdim),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from backward_calls import POISON, BackwardCall
-from general_calls import ARCHS
+from compiled_calls import ARCHS
 from reference import attention
 from rigs.recording_runtime import RecordingRuntime
 from untyped import explain_bwd, fmha_bwd, fmha_fwd
@@ -20,7 +20,7 @@ from jitfmha import HipError, emulate
 from jitfmha.amd.chips import Arch
 from jitfmha.planning.target import TARGET_HERE, AmdTarget
 
-FAMILY = "shipped_backward"
+FAMILY = "ready"
 _HUNDREDS = 400
 HDIMS: dict[Arch, tuple[tuple[int, int], ...]] = {
     "gfx942": ((64, 64), (128, 128), (192, 128), (192, 192)),
@@ -343,14 +343,14 @@ def test_main_loops_have_no_conflicts_and_no_scratch(
         ({"hdims": (128, 64)}, "the kernels of this package: none for bf16 and hdim 128x64."),
     ],
 )
-def test_other_calls_go_to_general_kernels(
+def test_other_calls_go_to_compiled_kernels(
     changes: dict[str, Any], reason: str, rng: torch.Generator
 ) -> None:
     call = BackwardCall(rng, lengths=[(3, 5)], batch=1, **changes)
     with emulate("gfx942"):
         explanation = call.explain()
     assert explanation.plan is not None
-    assert explanation.plan.family == "general"
+    assert explanation.plan.family == "compiled"
     assert any(reason in text for text in explanation.rejected[FAMILY]), explanation
 
 

@@ -1,4 +1,4 @@
-"""First calls of general kernels, which are compiled for a call, with the GPU left out."""
+"""First calls of kernels that are compiled for a call, with the GPU left out."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FIRST_CALL = """
 import json, os, sys, time
 import torch
 import jitfmha
-from rigs.general_first_calls import call_of, target_without_trees
+from rigs.compiled_first_calls import call_of, target_without_trees
 from rigs.recording_runtime import RecordingRuntime
 chip, direction, hdim, cache = sys.argv[1:]
 runtime = RecordingRuntime()
@@ -47,7 +47,7 @@ with runtime.stands_for(target_without_trees(runtime, chip)):
     call()
     print(json.dumps(time.perf_counter() - start))
 kernels = [launch.symbol.decode() for launch in runtime.launches()]
-assert kernels and all("_general_" in kernel for kernel in kernels), kernels
+assert kernels and all("_compiled_" in kernel for kernel in kernels), kernels
 """
 _TIMEOUT_SECONDS = 120.0
 
@@ -70,7 +70,7 @@ def add_row(report: Report, quick: bool, progress: Progress) -> None:
                 progress(f"first call, {name}: {', '.join(f'{x:.2f}' for x in seconds)} s")
                 longest = max(longest, median(seconds))
     what = (
-        "first call of a general kernel with all features, nothing but the launcher in the cache, "
+        "first call of a compiled kernel with all features, nothing but the launcher in the cache, "
         f"median of {times}, the longest of {len(chips) * len(calls)}"
     )
     report.at_most(what, longest, _MOST_SECONDS, "s")
@@ -97,7 +97,7 @@ def call_of(direction: str, hdim: int) -> Callable[[], object]:
 
 
 def target_without_trees(runtime: RecordingRuntime, chip_name: str) -> AmdTarget:
-    """A recorded GPU without code objects: general kernels serve all of its calls."""
+    """A recorded GPU without code objects: compiled kernels serve all of its calls."""
     target = runtime.target(chip_name)
     return AmdTarget(target.chip, target.device_index, target.compute_units, runtime, trees=())
 

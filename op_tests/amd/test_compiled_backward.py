@@ -1,4 +1,4 @@
-"""The backward pass of general kernels, on the emulator with the sanitizer on, against float64.
+"""The backward pass of compiled kernels, on the emulator with the sanitizer on, against float64.
 
 A run takes a few drawn calls; `--exhaustive` takes thousands.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from general_calls import ARCHS, DTYPES, GeneralCall, draw
+from compiled_calls import ARCHS, DTYPES, CompiledCall, draw
 from inputs import lay_out, prefix_sums, random_qkv
 from reference import attention, attention_packed
 from score_features import FEATURES, Options, Shape, for_reference, options_of
@@ -23,11 +23,11 @@ from jitfmha.amd.chips import Arch
 from jitfmha.amd.code_object import kernel_metadata
 from jitfmha.jit.elf import Elf
 from jitfmha.kernels.compiled.backward_traits import BackwardTraits, backward_spec
-from jitfmha.kernels.compiled.traits import GeneralModifiers
+from jitfmha.kernels.compiled.traits import ModifierTraits
 
 _THOUSANDS = 4000
 MODIFIERS = tuple(sorted(set(FEATURES) - {"everything"}))
-ALL_MODIFIERS = GeneralModifiers("fp32", alibi=True, softcap=True, sink_tokens=True, dropout=True)
+ALL_MODIFIERS = ModifierTraits("fp32", alibi=True, softcap=True, sink_tokens=True, dropout=True)
 # Of the largest gradient: sums of rounded products.
 TOLERANCE = {"bf16": 4e-2, "fp16": 1e-2}
 
@@ -60,7 +60,7 @@ class Inputs:
     rows_k: Tensor
 
 
-def check(call: GeneralCall, rng: torch.Generator) -> None:
+def check(call: CompiledCall, rng: torch.Generator) -> None:
     """Compare all gradients of the call, written over what was there, with float64's."""
     given = _group(call, rng) if call.is_group else _batch(call, rng)
     q, k, v = (given.with_gradient[name] for name in "qkv")
@@ -122,7 +122,7 @@ def _expected(given: Inputs, dout: Tensor, dlse: Tensor | None) -> dict[str, Ten
     return dict(zip(leaves, gradients, strict=True))
 
 
-def _batch(call: GeneralCall, rng: torch.Generator) -> Inputs:
+def _batch(call: CompiledCall, rng: torch.Generator) -> Inputs:
     (heads_q, heads_k), batch = call.heads, len(call.lengths)
     seqlen_q, seqlen_k = call.lengths[0]
     hdim_q, hdim_v = call.hdims
@@ -142,7 +142,7 @@ def _batch(call: GeneralCall, rng: torch.Generator) -> Inputs:
     )
 
 
-def _group(call: GeneralCall, rng: torch.Generator) -> Inputs:
+def _group(call: CompiledCall, rng: torch.Generator) -> Inputs:
     heads_q, heads_k = call.heads
     of_q, of_k = ([pair[side] for pair in call.lengths] for side in (0, 1))
     room_q, room_k = ([n + call.gap for n in lengths] for lengths in (of_q, of_k))
@@ -183,7 +183,7 @@ def _used(lengths: list[int], gap: int) -> Tensor:
     return torch.cat(rows)
 
 
-def _options(call: GeneralCall, shape: Shape) -> Options:
+def _options(call: CompiledCall, shape: Shape) -> Options:
     return {"mask": call.mask} | options_of(call.features, shape)
 
 
@@ -303,7 +303,7 @@ _NARROW = ((128, 128), (64, 64), (96, 8))
         for is_masked in (False, True)
         for access in ("near", "far")
         for hdims, modifiers in (
-            *((hdims, GeneralModifiers()) for hdims in (*_WIDE, *_NARROW, (255, 251), (61, 100))),
+            *((hdims, ModifierTraits()) for hdims in (*_WIDE, *_NARROW, (255, 251), (61, 100))),
             *((hdims, ALL_MODIFIERS) for hdims in (*_WIDE, *_NARROW)),
         )
     ],
@@ -314,7 +314,7 @@ def test_nothing_is_spilled(
     hdims: tuple[int, int],
     is_masked: bool,
     access: Any,
-    modifiers: GeneralModifiers,
+    modifiers: ModifierTraits,
 ) -> None:
     """What goes to scratch memory, or scalars to vector registers, would be in every loop's way."""
     traits = BackwardTraits(
@@ -332,7 +332,7 @@ def test_nothing_is_spilled(
 
 def test_wide_heads_have_a_kernel_each_for_dk_and_dv() -> None:
     traits = BackwardTraits(
-        *("gfx950", "bf16", 192, 128, "gm0", "rtne", False, "near"), GeneralModifiers()
+        *("gfx950", "bf16", 192, 128, "gm0", "rtne", False, "near"), ModifierTraits()
     )
     assert [rows for _, rows in traits.kernels()] == ["q", "k"]
     assert [rows for _, rows in replace(traits, hdim_v=129).kernels()] == ["q", "k", "k"]
@@ -343,11 +343,9 @@ def test_what_is_not_served_is_refused_by_name(rng: torch.Generator) -> None:
     out, lse = fmha_fwd(q, k, v, return_lse=True)
     column_major = v.transpose(1, 3).contiguous().transpose(1, 3)
     with emulate("gfx942"):
-        with pytest.raises(
-            NotImplementedError, match="not tuned_backward: It does not serve values"
-        ):
+        with pytest.raises(NotImplementedError, match="not aiter: It does not serve values"):
             fmha_bwd(out.clone(), q, k, column_major, out, lse)
         with pytest.raises(
-            NotImplementedError, match="not general: Its backward pass does not serve values"
+            NotImplementedError, match="not compiled: Its backward pass does not serve values"
         ):
             fmha_bwd(out.clone(), q, k, column_major, out, lse)

@@ -1,4 +1,4 @@
-"""General kernels with few queries, whose heads are stacked, and with split keys.
+"""Compiled kernels with few queries, whose heads are stacked, and with split keys.
 
 On the emulator with the sanitizer and waves in random order, and what the launcher asks for.
 """
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from general_calls import ARCHS, GeneralCall, check, draw, run
+from compiled_calls import ARCHS, CompiledCall, check, draw, run
 from inputs import prefix_sums
 from reference import assert_close, attention
 from rigs.recording_runtime import Launch, RecordingRuntime
@@ -21,9 +21,9 @@ from torch import Tensor
 from untyped import explain, fmha_fwd
 
 from jitfmha import emulate
-from jitfmha.amd.kernel_arguments import GENERAL_ARGUMENTS
+from jitfmha.amd.kernel_arguments import COMPILED_ARGUMENTS
 from jitfmha.kernels.compiled.split_choice import SplitChoice
-from jitfmha.kernels.compiled.traits import GeneralTraits, forward_tile, stacks_heads
+from jitfmha.kernels.compiled.traits import ForwardTraits, forward_tile, stacks_heads
 from jitfmha.problem.arguments import Arguments, KeyOptions, Modifiers
 from jitfmha.problem.problem import make_problem
 
@@ -40,8 +40,8 @@ NUM_SPLITS = (0, 0, 1, 2, 3, 5, 128)
 
 
 def _with_lengths(
-    drawn: random.Random, call: GeneralCall, queries: tuple[int, ...], **changes: Any
-) -> GeneralCall:
+    drawn: random.Random, call: CompiledCall, queries: tuple[int, ...], **changes: Any
+) -> CompiledCall:
     """The same call with as many sequences, of lengths from ``queries`` and ``SEQLENS_K``."""
     lengths = [(drawn.choice(queries), drawn.choice(SEQLENS_K)) for _ in call.lengths]
     if not call.is_group:
@@ -119,14 +119,14 @@ def test_the_workspace_is_as_large_as_was_promised(
 
 def fields(launch: Launch, *names: str) -> list[int]:
     """Arguments of the kernel by their names."""
-    assert launch.kernarg_bytes == GENERAL_ARGUMENTS.size
-    values = GENERAL_ARGUMENTS.packer.unpack_from(bytes(launch.kernarg))
-    by_name = dict(zip(GENERAL_ARGUMENTS.leaves, values, strict=True))
+    assert launch.kernarg_bytes == COMPILED_ARGUMENTS.size
+    values = COMPILED_ARGUMENTS.packer.unpack_from(bytes(launch.kernarg))
+    by_name = dict(zip(COMPILED_ARGUMENTS.leaves, values, strict=True))
     return [by_name[name] for name in names]
 
 
 def batch_of_8(rows: int, heads: int) -> Tensor:
-    """Of a head dimension that no tuned kernel has; one row's memory for all."""
+    """Of a head dimension that no ready kernel has; one row's memory for all."""
     return torch.zeros(1, 1, heads, 96, dtype=torch.bfloat16).expand(8, rows, -1, -1)
 
 
@@ -179,7 +179,7 @@ def test_num_splits(
     keys = KeyOptions(num_splits=options.pop("num_splits", 0))
     modifiers = Modifiers(sink_size=options.pop("sink_size", 0))
     problem = make_problem(Arguments(q, k, k, keys=keys, modifiers=modifiers, **options))
-    row = replace(GeneralTraits.of(problem, target.arch).row(), waves_of_simd=2)
+    row = replace(ForwardTraits.of(problem, target.arch).row(), waves_of_simd=2)
     splits = SplitChoice(problem, target, row, 1, row.hdim_v).splits(seqlen_q, seqlen_k)
     assert splits.num_splits == num_splits
     # Each of a tile's 4 waves leaves 48 values, a maximum and a sum in each of 64 lanes.
