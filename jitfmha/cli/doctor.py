@@ -272,7 +272,7 @@ def _check_cache() -> Iterator[Finding]:
         return
     free = shutil.disk_usage(directory.root).free
     found = f"{directory.root.parent}, may be written to, {byte_size(free)} free"
-    if directory.is_temporary:
+    if directory.replaced:
         reason = "\n".join(str(each.message) for each in caught)
         remedy = "Set JITFMHA_CACHE_DIR to a folder of your own that can be written to."
         yield Finding("cache", "warning", f"temporary: {found}\n{reason}".rstrip(), remedy)

@@ -16,7 +16,7 @@ from .spec import BuildSpec
 
 if TYPE_CHECKING:
     from .cache.directory import cache_dir
-    from .cache.inventory import CacheEntry, cache_clear, cache_entries
+    from .cache.eviction import CacheEntry, cache_clear, cache_entries
     from .loader import LoadEvent, artifact_path, build_log, is_built, load, read
 
 __all__ = [
@@ -41,7 +41,7 @@ __all__ = [
 # Imported when first asked for: a program that imports the package may never call it.
 _HOMES = {
     "cache.directory": ("cache_dir",),
-    "cache.inventory": ("CacheEntry", "cache_clear", "cache_entries"),
+    "cache.eviction": ("CacheEntry", "cache_clear", "cache_entries"),
     "loader": ("LoadEvent", "artifact_path", "build_log", "is_built", "load", "read"),
 }
 

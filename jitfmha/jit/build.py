@@ -10,8 +10,7 @@ import torch
 from ..version import __version__
 from .cache.directory import write_private
 from .cache.entry import EntryMeta, file_records
-from .cache.key import EntryKey
-from .cache.store import Turn
+from .cache.turn import Turn
 from .errors import CompileFailure
 from .spec import BuildSpec
 from .status import building
@@ -19,10 +18,8 @@ from .toolchain.failure_report import build_error
 from .toolchain.protocol import Toolchain
 
 
-def build(
-    spec: BuildSpec, key: EntryKey, toolchain: Toolchain, turn: Turn
-) -> tuple[EntryMeta, dict[str, bytes]]:
-    """Compile; returns what is to be published under `key`.
+def build(spec: BuildSpec, toolchain: Toolchain, turn: Turn) -> tuple[EntryMeta, dict[str, bytes]]:
+    """Compile; returns what is to be published.
 
     Raises:
         ValueError: JITFMHA_VERBOSE has an unknown value.
@@ -35,9 +32,9 @@ def build(
     sources = {name: text.encode() for name, text in spec.sources.items()}
     contents = {spec.artifact_name: artifact, **sources}
     meta = EntryMeta(
-        name=key.name,
-        content_key=key.content,
-        compiler_key=str(key.compiler),
+        name=turn.key.name,
+        content_key=turn.key.content,
+        compiler_key=str(turn.key.compiler),
         compiler=str(toolchain),
         torch=torch.__version__,
         package=__version__,
@@ -57,4 +54,4 @@ def _compile(spec: BuildSpec, toolchain: Toolchain, turn: Turn) -> bytes:
                 write_private(workspace / "sources" / name, text.encode())
             return toolchain.compile(spec, workspace, turn.destination)
     except CompileFailure as failure:
-        raise build_error(spec, toolchain, failure.output, workspace, turn.logs) from None
+        raise build_error(spec, toolchain, failure.output, workspace, turn.directory.logs) from None

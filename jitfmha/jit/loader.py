@@ -10,26 +10,25 @@ import ctypes
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
+from .cache.directory import substitute, writable_directory
 from .cache.entry import OpenEntry, note_use
 from .cache.key import entry_key
-from .cache.local_store import LocalStore
-from .errors import BuildError, CacheError, CompilerNotFound, StoreFailure
+from .cache.store import find, locate
+from .errors import BuildError, CompilerNotFound
 from .spec import BuildSpec
 from .toolchain.host_cpp import find_host_cpp
 
 if TYPE_CHECKING:
-    from .cache.store import Store
     from .toolchain.protocol import Toolchain
-
-# The one place where another store would be chosen.
-STORE: Store = LocalStore()
 
 _LOAD_ATTEMPTS = 20
 
 _How = Literal["built", "loaded"]
+_Result = TypeVar("_Result")
 
 
 class LoadEvent(NamedTuple):
@@ -89,8 +88,7 @@ def load(spec: BuildSpec) -> ctypes.CDLL:
     with _state.lock_for(spec.digest):
         library = _state.libraries.get(spec.digest)
         if library is None:
-            library = _load(spec)
-            _state.libraries[spec.digest] = library
+            library = _state.libraries[spec.digest] = _used(spec, _mapped)
         return library
 
 
@@ -108,11 +106,7 @@ def read(spec: BuildSpec) -> bytes:
     with _state.lock_for(spec.digest):
         content = _state.code_objects.get(spec.digest)
         if content is None:
-            started = time.perf_counter()
-            entry, how = _obtain_in_place(spec)
-            entry.close()
-            _note(spec, entry, how, started)
-            content = _state.code_objects[spec.digest] = entry.content
+            content = _state.code_objects[spec.digest] = _used(spec, _content)
         return content
 
 
@@ -122,7 +116,7 @@ def is_built(spec: BuildSpec) -> bool:
     Raises:
         CacheError: the cache is not safe.
     """
-    entry = STORE.find(entry_key(spec, _toolchain_or_none(spec)), warn=False)
+    entry = find(entry_key(spec, _toolchain_or_none(spec)), warn=False)
     if entry is None:
         return False
     entry.close()
@@ -137,9 +131,9 @@ def artifact_path(spec: BuildSpec) -> Path:
             built it.
         CacheError: the cache is not safe, or there is none.
     """
-    directory = STORE.locate(entry_key(spec, _toolchain_or_none(spec)))
+    directory = locate(entry_key(spec, _toolchain_or_none(spec)))
     if directory is None:
-        directory = STORE.locate(entry_key(spec, _find_toolchain(spec)))
+        directory = locate(entry_key(spec, _find_toolchain(spec)))
     assert directory is not None
     return directory / spec.artifact_name
 
@@ -149,84 +143,87 @@ def build_log() -> tuple[LoadEvent, ...]:
     return tuple(_state.events)
 
 
-def _load(spec: BuildSpec) -> ctypes.CDLL:
-    """Obtain and map; raises as `load`."""
+def _used(spec: BuildSpec, use: Callable[[OpenEntry], _Result | None]) -> _Result:
+    """What `use` makes of the entry while its path leads to what was checked; raises as `load`.
+
+    Args:
+        spec: of what to obtain.
+        use: returns None for an entry that was cleared away before it could be used.
+    """
     started = time.perf_counter()
-    for _ in range(_LOAD_ATTEMPTS):
-        entry, how = _obtain_in_place(spec)
-        try:
-            # By its path, which debuggers and profilers show and read again. A path that leads to
-            # the open file, below /proc, would be that of another library later on, and the loader
-            # of the system knows a library by its path.
-            library = ctypes.CDLL(str(entry.artifact))
-        except OSError as error:
-            entry.close()
-            if not entry.artifact.exists():
-                continue  # Cleared away between the check and the load.
-            raise BuildError(
-                f"{entry.artifact} is intact but cannot be loaded: {error}. It was built by "
-                f"{entry.meta.compiler} on {entry.meta.host}"
-            ) from error
-        _note(spec, entry, how, started)
-        return library
-    raise _cleared_away(spec)
-
-
-def _obtain_in_place(spec: BuildSpec) -> tuple[OpenEntry, _How]:
-    """As `_obtain`, and what was checked is what its path leads to; raises as `load`."""
     for _ in range(_LOAD_ATTEMPTS):
         entry, how = _obtain(spec)
         try:
-            if entry.is_in_place():
-                return entry, how
-        except CacheError:
+            result = use(entry) if entry.is_in_place() else None
+        except BaseException:
             entry.close()
             raise
+        if result is not None:
+            note_use(entry.path)
+            seconds = time.perf_counter() - started
+            _state.events.append(LoadEvent(spec.name, seconds, how, entry.artifact))
+            return result
         entry.close()
-    raise _cleared_away(spec)
-
-
-def _cleared_away(spec: BuildSpec) -> BuildError:
-    return BuildError(
+    raise BuildError(
         f"{spec.name} was removed from the cache {_LOAD_ATTEMPTS} times before it could be loaded; "
         "is something clearing the cache all the time?"
     )
+
+
+def _mapped(entry: OpenEntry) -> ctypes.CDLL | None:
+    """The library, whose entry stays locked as long as this process lives."""
+    try:
+        # By its path, which debuggers and profilers show and read again. A path that leads to the
+        # open file, below /proc, would be that of another library later on, and the loader of the
+        # system knows a library by its path.
+        return ctypes.CDLL(str(entry.artifact))
+    except OSError as error:
+        if not entry.artifact.exists():
+            return None
+        raise BuildError(
+            f"{entry.artifact} is intact but cannot be loaded: {error}. It was built by "
+            f"{entry.meta.compiler} on {entry.meta.host}"
+        ) from error
+
+
+def _content(entry: OpenEntry) -> bytes:
+    entry.close()
+    return entry.content
 
 
 def _obtain(spec: BuildSpec) -> tuple[OpenEntry, _How]:
     """The checked entry for `spec`, in use by this process, and whether this process built it.
 
     Each step may be the last. What it may raise:
-        try: CacheError, where somebody else could put code into the store.
+        try: CacheError, where somebody else could put code into the cache.
         take the turn: CompilerNotFound, CacheError; a disk that fails is replaced, once.
         try again: nothing; a damaged entry is built again.
         build: BuildError, with the compiler's first error.
         publish: BuildError, where the disk returns something else than was written.
     """
-    entry = STORE.find(entry_key(spec, _toolchain_or_none(spec)))
+    entry = find(entry_key(spec, _toolchain_or_none(spec)))
     if entry is not None:
         return entry, "loaded"
     # Asked again: a compiler that was upgraded while this process ran builds something else.
     toolchain = _find_toolchain(spec, ask_again=True)
     key = entry_key(spec, toolchain)
-    from .build import build  # A filled cache has no use for it.
+    # Imported here because a filled cache has no use for them.
+    from .build import build
+    from .cache.eviction import cache_limit
+    from .cache.turn import turn_to_build
+    from .cache.umask import owner_umask
 
-    store = STORE
-    while True:
-        try:
-            with store.turn(key) as turn:
-                if isinstance(turn, OpenEntry):
-                    return turn, "loaded"
-                meta, contents = build(spec, key, toolchain, turn)
-                return turn.publish(meta, contents), "built"
-        except StoreFailure as failure:
-            store = store.substitute(spec.name, failure)
-
-
-def _note(spec: BuildSpec, entry: OpenEntry, how: _How, started: float) -> None:
-    note_use(entry.path)
-    seconds = time.perf_counter() - started
-    _state.events.append(LoadEvent(spec.name, seconds, how, entry.artifact))
+    cache_limit()  # A malformed limit is reported before the work rather than after it.
+    with owner_umask():
+        directory = writable_directory()
+        while True:
+            try:
+                with turn_to_build(directory, key) as turn:
+                    if isinstance(turn, OpenEntry):
+                        return turn, "loaded"
+                    return turn.publish(*build(spec, toolchain, turn)), "built"
+            except OSError as error:
+                directory = substitute(directory, error)
 
 
 def _find_toolchain(spec: BuildSpec, *, ask_again: bool = False) -> Toolchain:
@@ -245,8 +242,4 @@ def _toolchain_or_none(spec: BuildSpec) -> Toolchain | None:
         return None
 
 
-def _renew_locks() -> None:
-    _state.renew_locks()
-
-
-os.register_at_fork(after_in_child=_renew_locks)
+os.register_at_fork(after_in_child=lambda: _state.renew_locks())

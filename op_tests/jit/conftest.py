@@ -13,7 +13,6 @@ import pytest
 from jitfmha import jit
 from jitfmha.jit import loader
 from jitfmha.jit.cache import directory
-from jitfmha.jit.cache.local_store import LocalStore
 from jitfmha.jit.toolchain import host_cpp
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
@@ -37,7 +36,6 @@ def build_only(spec: jit.BuildSpec) -> Path:
 
 def forget_what_was_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "_state", loader._ProcessState())
-    monkeypatch.setattr(loader, "STORE", LocalStore())
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,36 @@ def test_disk_full_while_compiling(
     assert not list((cache / "building").iterdir())
 
 
+@pytest.mark.parametrize("blocks", [0, 1000])
+def test_disk_full_with_the_temporary_directory_on_it(
+    blocks: int,
+    cache: Path,
+    temporary: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fake_compiler: FakeCompiler,
+) -> None:
+    """No stand-in is announced that has no room either; some file systems do not say theirs."""
+    status = os.statvfs_result((4096, 4096, blocks, 0, 0, 0, 0, 0, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _path: status)
+    cache.parent.mkdir()
+    real = os.mkdir
+
+    def mkdir(path: str | Path, mode: int = 0o777) -> None:
+        if Path(path).is_relative_to(cache.parent):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        real(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    if not blocks:
+        assert_falls_back(temporary, "No space left on device")
+        return
+    full = rf"'{temporary}' has only 0 KiB of free space\. Free some space there"
+    with pytest.raises(jit.CacheError, match=rf"'{cache.parent}' cannot be used .No space.*{full}"):
+        jit.load(make_spec())
+    assert fake_compiler.compiled() == 0
+    assert not list(temporary.iterdir())
+
+
 def test_noexec(cache: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         directory, "forbids_execution", lambda path: path.is_relative_to(cache.parent)
@@ -142,7 +172,9 @@ def test_noexec_everywhere(
 ) -> None:
     """Nothing is compiled only to find that it cannot be loaded."""
     monkeypatch.setattr(directory, "forbids_execution", lambda path: True)
-    with pytest.raises(jit.CacheError, match=rf"noexec, and '{temporary}'.* mounted noexec\. Set"):
+    with pytest.raises(
+        jit.CacheError, match=rf"noexec, and no .* because '{temporary}'.* mounted noexec\. Set"
+    ):
         jit.load(make_spec())
     assert fake_compiler.compiled() == 0
     assert not list(temporary.iterdir())
@@ -162,7 +194,7 @@ def test_temporary_directory_of_a_dead_process_is_swept(temporary: Path) -> None
     boot = owned_directory._boot()
     (dead / "owner").write_text(f'{{"pid": 1, "host": "h", "boot": "{boot}"}}')
     with pytest.warns(RuntimeWarning):
-        replacement = directory.stand_in("is gone", "Look for it.")
+        replacement = directory._stand_in("is gone", "Look for it.")
     assert not dead.exists()
     assert replacement.root.exists()
 

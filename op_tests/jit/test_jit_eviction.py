@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jitfmha import jit
-from jitfmha.jit.cache import eviction, local_turn
+from jitfmha.jit.cache import eviction, turn
 from jitfmha.jit.cache.directory import CacheDirectory
 from jitfmha.jit.cache.entry import open_entry, publish
 from jitfmha.jit.cache.eviction import removal_lock
@@ -89,12 +89,12 @@ def test_what_was_just_published_stays(cache: Path, monkeypatch: pytest.MonkeyPa
 
     def evict_and_publish(staged: Path, target: Path) -> bool:
         is_published = publish(staged, target)
-        eviction.enforce_limit(CacheDirectory.below(cache.parent), keep=cache / "entries" / "other")
+        eviction.enforce_limit(CacheDirectory(cache.parent), keep=cache / "entries" / "other")
         evictions.append(is_published)
         return is_published
 
     evictions: list[bool] = []
-    monkeypatch.setattr(local_turn, "publish", evict_and_publish)
+    monkeypatch.setattr(turn, "publish", evict_and_publish)
     monkeypatch.setenv("JITFMHA_CACHE_LIMIT", "0")
     assert jit.load(make_spec()).answer() == 42
     assert evictions == [True]

@@ -161,6 +161,18 @@ def test_listed_path_that_leads_out(name: str, cache: Path, tmp_path: Path) -> N
         os.close(directory)
 
 
+def test_disk_that_returns_something_else(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = entry_module.write_private
+
+    def write(path: Path, content: bytes, *, durable: bool) -> None:
+        damaged = flip_bit(content) if path.name == "demo.so" else content
+        real(path, damaged, durable=durable)
+
+    monkeypatch.setattr(entry_module, "write_private", write)
+    with pytest.raises(jit.BuildError, match=r"not read back \(demo\.so is damaged\); check the"):
+        jit.load(make_spec())
+
+
 def test_link_in_place_of_an_entry(
     cache: Path, tmp_path: Path, new_process: Callable[[], None]
 ) -> None:

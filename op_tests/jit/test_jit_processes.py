@@ -16,7 +16,7 @@ import pytest
 
 from jitfmha import jit
 from jitfmha.jit import loader
-from jitfmha.jit.cache import lock, owned_directory
+from jitfmha.jit.cache import owned_directory, turn
 from jitfmha.jit.cache.owned_directory import OwnedDirectory, earlier_owner, owner_of
 from jitfmha.jit.toolchain import ninja
 
@@ -70,7 +70,7 @@ def test_one_who_waits_says_for_whom(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(lock, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(turn, "PATIENCE_SECONDS", 0.05)
     fake_compiler.delay.write_text("0.8")
     builder = start(lambda: jit.load(make_spec()))
     wait_until(is_compiling(fake_compiler))
@@ -234,7 +234,7 @@ def test_without_locks(
 def test_without_locks_the_first_to_come_builds(
     cache: Path, fake_compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "_has_locks", lambda _path: False)
+    monkeypatch.setattr(turn, "_has_locks", lambda _path: False)
     fake_compiler.delay.write_text("0.3")
     others = [start(lambda: jit.load(make_spec())) for _ in range(3)]
     wait_until(is_compiling(fake_compiler))
@@ -249,7 +249,7 @@ def test_without_locks_the_first_to_come_builds(
 def test_without_locks_nobody_waits_for_the_dead(
     cache: Path, fake_compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "_has_locks", lambda _path: False)
+    monkeypatch.setattr(turn, "_has_locks", lambda _path: False)
     fake_compiler.delay.write_text("60")
     builder = start(lambda: jit.load(make_spec()))
     wait_until(is_compiling(fake_compiler))
@@ -283,8 +283,8 @@ def test_who_came_earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_without_locks_the_first_to_publish_wins(
     cache: Path, fake_compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "_has_locks", lambda _path: False)
-    monkeypatch.setattr(lock, "earlier_owner", lambda _own, _prefix: None)
+    monkeypatch.setattr(turn, "_has_locks", lambda _path: False)
+    monkeypatch.setattr(turn, "earlier_owner", lambda _own, _prefix: None)
     fake_compiler.delay.write_text("0.3")
     other = start(lambda: jit.load(make_spec()))
     wait_until(is_compiling(fake_compiler))
@@ -301,8 +301,8 @@ def test_one_who_waited_too_long_builds_alone(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(lock, "PATIENCE_SECONDS", 0.05)
-    monkeypatch.setattr(lock, "_GIVE_UP_SECONDS", 0.3)
+    monkeypatch.setattr(turn, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(turn, "_GIVE_UP_SECONDS", 0.3)
     fake_compiler.delay.write_text("60")
     builder = start(lambda: jit.load(make_spec()))
     wait_until(is_compiling(fake_compiler))

@@ -1,1 +1,1 @@
-"""Where builds are kept: what a store has to do (store.py), and the local one (local_store.py)."""
+"""Where builds are kept: found (store.py), built in turns (turn.py), listed and evicted."""

@@ -7,7 +7,6 @@ import os
 import warnings
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from ..errors import CacheError
 from .trust import parents_reason, private_directory_reason
@@ -24,53 +23,32 @@ _ADVICE_ABOUT_SPACE = (
     f"Free some space there, or set {_ENVIRONMENT} to a directory on another file system."
 )
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+# Sources, objects and what is built; less is used up before a launcher is there.
+_LEAST_FREE_BYTES = 1 << 20
 
 
-class CacheDirectory(NamedTuple):
+class CacheDirectory:
     """The folders of one cache.
 
     Attributes:
         root: the versioned folder that holds the others.
-        is_temporary: whether it goes when this process ends.
+        entries: finished builds, one directory each.
+        building: private directories of builds under way.
+        locks: one file per entry that was ever built, to take turns.
+        trash: entries taken out of service but perhaps still mapped by a process.
+        logs: what the compiler said in failed builds.
+        folders: the five.
+        replaced: why the configured cache is not used, where this one goes when this process ends;
+            empty where it is the configured one.
     """
 
-    root: Path
-    is_temporary: bool = False
-
-    @classmethod
-    def below(cls, cache: Path, *, is_temporary: bool = False) -> CacheDirectory:
+    def __init__(self, cache: Path, *, replaced: str = "") -> None:
         """The folders of this version in the directory that the user sees as the cache."""
-        return cls(cache / _LAYOUT, is_temporary)
-
-    @property
-    def entries(self) -> Path:
-        """Finished builds, one directory each."""
-        return self.root / "entries"
-
-    @property
-    def building(self) -> Path:
-        """Private directories of builds under way."""
-        return self.root / "building"
-
-    @property
-    def locks(self) -> Path:
-        """One file per entry that was ever built, to take turns."""
-        return self.root / "locks"
-
-    @property
-    def trash(self) -> Path:
-        """Entries taken out of service but perhaps still mapped by a process."""
-        return self.root / "trash"
-
-    @property
-    def logs(self) -> Path:
-        """What the compiler said in failed builds."""
-        return self.root / "logs"
-
-    @property
-    def folders(self) -> tuple[Path, ...]:
-        """All of the above."""
-        return (self.entries, self.building, self.locks, self.trash, self.logs)
+        self.root = cache / _LAYOUT
+        names = ("entries", "building", "locks", "trash", "logs")
+        self.folders = tuple(self.root / name for name in names)
+        self.entries, self.building, self.locks, self.trash, self.logs = self.folders
+        self.replaced = replaced
 
 
 # The temporary caches of this process, by the root they stand in for ("" if there is none).
@@ -102,11 +80,11 @@ def readable_directories() -> list[CacheDirectory]:
         CacheError: somebody else could put code into the configured cache.
     """
     root = _configured_root()
-    stand_in_here = _usable_stand_in(root)
-    found = [] if stand_in_here is None else [stand_in_here]
+    stand_in = _usable_stand_in(root)
+    found = [] if stand_in is None else [stand_in]
     if not root:
         return found
-    directory = CacheDirectory.below(Path(root))
+    directory = CacheDirectory(Path(root))
     try:
         check_trust(directory, must_exist=True)
         if not forbids_execution(directory.root):
@@ -126,31 +104,42 @@ def writable_directory() -> CacheDirectory:
             either.
     """
     root = _configured_root()
-    stand_in_here = _usable_stand_in(root)
-    if stand_in_here is not None:
-        return stand_in_here
+    stand_in = _usable_stand_in(root)
+    if stand_in is not None:
+        return stand_in
     if not root:
-        return stand_in("has no place: no home directory is known", _ADVICE_WITHOUT_HOME)
-    directory = CacheDirectory.below(Path(root))
+        return _stand_in("has no place: no home directory is known", _ADVICE_WITHOUT_HOME)
+    directory = CacheDirectory(Path(root))
     try:
         check_trust(directory)
         _create(directory)
         check_trust(directory, must_exist=True)
     except OSError as error:
-        reason = f"{root!r} cannot be used ({error.strerror or error})"
-        return stand_in(reason, advice_about(error))
+        return _stand_in(f"{root!r} cannot be used ({error.strerror or error})", _advice(error))
     if forbids_execution(directory.root):
-        reason = f"{root!r} is on a file system mounted noexec"
-        return stand_in(reason, _ADVICE_ABOUT_NOEXEC)
+        return _stand_in(f"{root!r} is on a file system mounted noexec", _ADVICE_ABOUT_NOEXEC)
     return directory
 
 
-def advice_about(error: OSError) -> str:
-    """What to do about a cache of which the operating system says that."""
+def substitute(directory: CacheDirectory, error: OSError) -> CacheDirectory:
+    """Where to build after `directory` has failed: a temporary directory, with a warning.
+
+    Raises:
+        CacheError: `directory` is one already, or there is none.
+    """
+    reason = f"{str(directory.root.parent)!r} cannot be used ({error})"
+    if directory.replaced:
+        raise CacheError(
+            f"the build cache {directory.replaced}, and its stand-in {reason}. {_advice(error)}"
+        ) from error
+    return _stand_in(reason, _advice(error))
+
+
+def _advice(error: OSError) -> str:
     return _ADVICE_ABOUT_SPACE if error.errno in _NO_SPACE else _ADVICE
 
 
-def stand_in(reason: str, advice: str) -> CacheDirectory:
+def _stand_in(reason: str, advice: str) -> CacheDirectory:
     """A temporary cache in place of the configured one, for the rest of this process.
 
     Args:
@@ -160,6 +149,7 @@ def stand_in(reason: str, advice: str) -> CacheDirectory:
     Raises:
         CacheError: no temporary directory can be had.
     """
+    # Imported here because a filled cache has no use for them.
     import tempfile
 
     from .owned_directory import OwnedDirectory, sweep
@@ -167,19 +157,14 @@ def stand_in(reason: str, advice: str) -> CacheDirectory:
     prefix = f"jitfmha-{os.geteuid()}"
     try:
         parent = Path(tempfile.gettempdir()).absolute()
-        weakness = parents_reason(str(parent), must_exist=True)
+        weakness = parents_reason(str(parent), must_exist=True) or _unfitness(parent)
         if weakness:
             raise CacheError(
                 f"the build cache {reason}, and no temporary directory can stand in for it, "
                 f"because {weakness}. {advice}"
             )
-        if forbids_execution(parent):
-            raise CacheError(
-                f"the build cache {reason}, and {str(parent)!r}, which could stand in for it, is "
-                f"on a file system mounted noexec. {advice}"
-            )
         sweep(parent, prefix + ".")
-        directory = CacheDirectory.below(OwnedDirectory(parent, prefix).path, is_temporary=True)
+        directory = CacheDirectory(OwnedDirectory(parent, prefix).path, replaced=reason)
         _create(directory)
     except OSError as error:
         raise CacheError(
@@ -188,12 +173,24 @@ def stand_in(reason: str, advice: str) -> CacheDirectory:
         ) from error
     _stand_ins[_configured_root()] = directory
     warnings.warn(
-        f"jitfmha: the build cache {reason}; building in {str(parent)!r} for this process only. "
-        f"{advice}",
+        f"jitfmha: the build cache {reason}; building in {str(directory.root.parent)!r} for this "
+        f"process only. {advice}",
         RuntimeWarning,
         stacklevel=2,
     )
     return directory
+
+
+def _unfitness(parent: Path) -> str:
+    """Why nothing can be built and loaded in a directory for temporary files; empty if it can."""
+    if forbids_execution(parent):
+        return f"{str(parent)!r} is on a file system mounted noexec"
+    status = os.statvfs(parent)
+    free = status.f_bavail * status.f_frsize
+    # Some file systems do not say how many blocks they have.
+    if status.f_blocks and free < _LEAST_FREE_BYTES:
+        return f"{str(parent)!r} has only {free >> 10} KiB of free space"
+    return ""
 
 
 def check_trust(directory: CacheDirectory, *, must_exist: bool = False) -> None:
@@ -225,7 +222,7 @@ def check_way_to(entry: Path) -> None:
         CacheError: with the reason.
         OSError: it is gone.
     """
-    directory = CacheDirectory(entry.parents[1])
+    directory = CacheDirectory(entry.parents[2])
     check_trust(directory, must_exist=True)
     for folder in (directory.entries, entry):
         _refuse(directory, private_directory_reason(str(folder), must_exist=True))

@@ -11,6 +11,7 @@ Whoever loads a library keeps a shared lock on it, by which eviction knows that 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -23,7 +24,7 @@ from typing import NamedTuple
 
 from ..spec import ARTIFACT_SUFFIXES
 from .directory import check_way_to, write_private
-from .flock import Flock, try_shared
+from .flock import Flock, try_lock
 from .key import EntryKey
 from .trust import node_reason
 
@@ -141,32 +142,25 @@ def open_entry(path: Path, key: EntryKey) -> OpenEntry | None:
         OSError: this process cannot read anything more, whatever the entry.
     """
     try:
-        return _open_entry(path, key)
-    except OSError as error:
-        if error.errno in _SHORTAGES:
-            raise
-        raise InvalidEntry(f"it cannot be read ({error.strerror})") from error
-
-
-def _open_entry(path: Path, key: EntryKey) -> OpenEntry | None:
-    try:
         directory = os.open(path, _FOLDER_FLAGS)
+        try:
+            return _open_checked(path, directory, key)
+        except InvalidEntry:
+            # Whoever replaces or evicts an entry moves it away first; what is missing from a
+            # directory that is no longer the entry is no damage.
+            if _is_elsewhere(path, directory):
+                return None
+            raise
+        finally:
+            os.close(directory)
     except FileNotFoundError:
         return None
     except OSError as error:
+        if error.errno in _SHORTAGES:
+            raise
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             raise InvalidEntry("it is a symbolic link, or not a directory") from error
-        raise
-    try:
-        return _open_checked(path, directory, key)
-    except InvalidEntry:
-        # Whoever replaces or evicts an entry moves it away first; what is missing from a directory
-        # that is no longer the entry is no damage.
-        if _is_elsewhere(path, directory):
-            return None
-        raise
-    finally:
-        os.close(directory)
+        raise InvalidEntry(f"it cannot be read ({error.strerror})") from error
 
 
 def write_entry(directory: Path, meta: EntryMeta, contents: Mapping[str, bytes]) -> None:
@@ -191,7 +185,7 @@ def kept_in_place(artifact: Path) -> Iterator[None]:
     """
     descriptor = os.open(artifact, _READ_FLAGS)
     try:
-        try_shared(descriptor)  # Where there are no locks nothing is evicted either.
+        try_lock(descriptor, fcntl.LOCK_SH)  # Where there are no locks nothing is evicted either.
         yield
     finally:
         os.close(descriptor)
@@ -253,7 +247,7 @@ def _is_being_evicted(path: Path, directory: int, descriptor: int) -> bool:
     that is held for longer than eviction does. The entry is used without one then.
     """
     deadline = time.monotonic() + _EVICTION_SECONDS
-    while try_shared(descriptor) is Flock.CONTENDED:
+    while try_lock(descriptor, fcntl.LOCK_SH) is Flock.CONTENDED:
         if _is_elsewhere(path, directory):
             return True
         if time.monotonic() > deadline:
@@ -279,14 +273,15 @@ def _checked_artifact(
         raise InvalidEntry(f"it was built as {meta.key.directory_name}")
     if artifact not in meta.files:
         raise InvalidEntry(f"{META_NAME} does not list {artifact}")
-    contents = {artifact: _read_open(artifact, descriptor, meta.files[artifact][0])}
+    result = b""
     for name, (size, digest) in meta.files.items():
-        content = contents.get(name)
-        if content is None:
+        if name == artifact:
+            content = result = _read_open(name, descriptor, size)
+        else:
             content = _read_file(name, directory, size)
         if len(content) != size or _sha256(content) != digest:
             raise InvalidEntry(f"{name} is damaged")
-    return contents[artifact]
+    return result
 
 
 def _read_file(name: str, directory: int, limit: int) -> bytes:

@@ -1,24 +1,28 @@
-"""How entries leave the cache: discarded by one rename, deleted when no process uses them.
+"""What is in the cache, and how it leaves: discarded by one rename, deleted when nobody uses it.
 
-The least recently used go when the cache is above its limit.
+The least recently used entries go when the cache is above its limit.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import CacheError
 from ..spec import ARTIFACT_SUFFIXES
-from .directory import CacheDirectory
-from .flock import Flock, try_exclusive
+from .directory import CacheDirectory, readable_directories
+from .entry import InvalidEntry, open_entry
+from .flock import Flock, try_lock
 from .key import EntryKey
+from .owned_directory import sweep
+from .store import published_in
 
 _ENVIRONMENT = "JITFMHA_CACHE_LIMIT"
 _DEFAULT_LIMIT_BYTES = 1 << 30
@@ -30,10 +34,75 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 @dataclass(frozen=True)
-class _Candidate:
-    path: Path
+class CacheEntry:
+    """One entry of the cache, as it is on the disk.
+
+    Attributes:
+        name: of what was built.
+        key: the hash in its path, of all that went into it.
+        size: in bytes, all files together.
+        created: seconds since the epoch; 0 if the entry does not say (any more).
+        last_used: seconds since the epoch, to the hour.
+        valid: whether it would be loaded.
+        path: its directory.
+    """
+
+    name: str
+    key: str
     size: int
+    created: float
     last_used: float
+    valid: bool
+    path: Path
+
+
+def cache_entries() -> list[CacheEntry]:
+    """All entries, sorted by name; damaged ones too. Creates and changes nothing.
+
+    Raises:
+        CacheError: the cache is not safe.
+    """
+    found = []
+    for directory in readable_directories():
+        for path, key in published_in(directory):
+            try:
+                last_used = os.lstat(path).st_mtime
+            except FileNotFoundError:
+                continue
+            created = _creation(path, key)
+            found.append(
+                CacheEntry(
+                    name=key.name,
+                    key=f"{key.content}-{key.compiler}",
+                    size=entry_size(path),
+                    created=created or 0.0,
+                    last_used=last_used,
+                    valid=created is not None,
+                    path=path,
+                )
+            )
+    return sorted(found, key=lambda entry: (entry.name, entry.key))
+
+
+def cache_clear() -> int:
+    """Remove all entries and logs; returns how many entries there were.
+
+    What a running process has loaded stays intact for that process and is deleted later.
+
+    Raises:
+        CacheError: the cache is not safe.
+        OSError: an entry cannot be removed.
+    """
+    count = 0
+    for directory in readable_directories():
+        for path, _ in published_in(directory):
+            discard(path, directory.trash)
+            count += 1
+        empty_trash(directory.trash)
+        sweep(directory.building)
+        for log in _listed(directory.logs):
+            delete(log)
+    return count
 
 
 def cache_limit() -> int:
@@ -63,17 +132,14 @@ def enforce_limit(directory: CacheDirectory, keep: Path) -> None:
     Entries that a process has loaded stay, and so does `keep`. Where locks are not supported
     nobody knows what is in use, and everything stays.
     """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        turn = os.open(
-            directory.locks / "eviction.lock",
-            os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
-            0o600,
-        )
+        turn = os.open(directory.locks / "eviction.lock", flags, 0o600)
     except OSError:
         return
     try:
         # Two at a time would both count what the other is about to remove, and remove too much.
-        if try_exclusive(turn) is Flock.TAKEN:
+        if try_lock(turn, fcntl.LOCK_EX) is Flock.TAKEN:
             _evict(directory, keep, cache_limit())
     except OSError:
         pass  # The next build tries again.
@@ -109,13 +175,13 @@ def make_way(path: Path, trash: Path) -> None:
 
 def empty_trash(trash: Path) -> None:
     """Delete the discarded entries that no process uses. Does not raise."""
-    try:
-        names = os.listdir(trash)
-    except OSError:
-        return
-    for name in names:
+    for path in _listed(trash):
         try:
-            _delete_discarded(trash / name)
+            age = abs(time.time() - os.lstat(path).st_ctime)
+            with removal_lock(path) as lock:
+                is_old = age > _DISCARDED_WITHOUT_LOCKS_SECONDS
+                if lock is Flock.TAKEN or (lock is Flock.UNSUPPORTED and is_old):
+                    delete(path)
         except OSError:
             continue
 
@@ -139,7 +205,7 @@ def removal_lock(path: Path) -> Iterator[Flock]:
         yield Flock.UNSUPPORTED  # Nobody knows, as where there are no locks.
         return
     try:
-        yield try_exclusive(descriptor)
+        yield try_lock(descriptor, fcntl.LOCK_EX)
     finally:
         os.close(descriptor)
 
@@ -167,30 +233,21 @@ def entry_size(path: Path) -> int:
 
 
 def _evict(directory: CacheDirectory, keep: Path, limit: int) -> None:
-    candidates = _candidates(directory.entries)
-    excess = sum(candidate.size for candidate in candidates) - limit
-    for candidate in sorted(candidates, key=lambda candidate: candidate.last_used):
+    candidates = []
+    for path, _ in published_in(directory):
+        with suppress(FileNotFoundError):  # Another process was faster.
+            if not path.is_symlink():
+                candidates.append((os.lstat(path).st_mtime, entry_size(path), path))
+    excess = sum(size for _, size, _ in candidates) - limit
+    for _, size, path in sorted(candidates):
         if excess <= 0:
             break
-        if candidate.path != keep and _remove(candidate.path, directory.trash):
-            excess -= candidate.size
+        if path != keep and _was_removed(path, directory.trash):
+            excess -= size
     empty_trash(directory.trash)
 
 
-def _candidates(entries: Path) -> list[_Candidate]:
-    found = []
-    for path in entries.iterdir():
-        if EntryKey.parse(path.name) is None or path.is_symlink():
-            continue
-        try:
-            last_used = path.stat().st_mtime
-        except OSError:
-            continue
-        found.append(_Candidate(path, entry_size(path), last_used))
-    return found
-
-
-def _remove(path: Path, trash: Path) -> bool:
+def _was_removed(path: Path, trash: Path) -> bool:
     try:
         with removal_lock(path) as lock:
             if lock is not Flock.TAKEN:
@@ -202,12 +259,16 @@ def _remove(path: Path, trash: Path) -> bool:
     return True
 
 
-def _delete_discarded(path: Path) -> None:
-    age = abs(time.time() - os.lstat(path).st_ctime)
-    with removal_lock(path) as lock:
-        is_old = age > _DISCARDED_WITHOUT_LOCKS_SECONDS
-        if lock is Flock.TAKEN or (lock is Flock.UNSUPPORTED and is_old):
-            delete(path)
+def _creation(path: Path, key: EntryKey) -> float | None:
+    """When a valid entry was built; None for another."""
+    try:
+        entry = open_entry(path, key)
+    except (InvalidEntry, OSError):
+        return None
+    if entry is None:
+        return None
+    entry.close()
+    return entry.meta.created
 
 
 def _artifact_in(path: Path) -> Path | None:
@@ -218,3 +279,10 @@ def _artifact_in(path: Path) -> Path | None:
         if item.suffix in ARTIFACT_SUFFIXES and item.is_file() and not item.is_symlink():
             return item
     return None
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []

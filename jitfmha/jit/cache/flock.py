@@ -13,36 +13,25 @@ _CONTENDED = frozenset({errno.EAGAIN, errno.EWOULDBLOCK, errno.EACCES})
 
 
 class Flock(enum.Enum):
-    """How an attempt to lock ended."""
+    """How an attempt to lock ended; `UNSUPPORTED` says that the file system has no locks."""
 
     TAKEN = "taken"
     CONTENDED = "contended"
     UNSUPPORTED = "unsupported"
 
 
-def try_shared(descriptor: int) -> Flock:
-    """Take the lock beside other readers, without waiting."""
-    return _attempt(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+def try_lock(descriptor: int, operation: int) -> Flock:
+    """Lock without waiting.
+
+    Args:
+        descriptor: of the open file. NFS wants it open for writing where the lock is exclusive.
+        operation: `fcntl.LOCK_SH`, beside other readers, or `fcntl.LOCK_EX`, alone.
+    """
+    return wait_for_lock(descriptor, operation | fcntl.LOCK_NB)
 
 
-def try_exclusive(descriptor: int) -> Flock:
-    """Take the lock alone, without waiting. NFS wants the file open for writing."""
-    return _attempt(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def wait_exclusive(descriptor: int) -> Flock:
-    """Take the lock alone, waiting for those who hold it."""
-    return _attempt(descriptor, fcntl.LOCK_EX)
-
-
-def is_unsupported(error: BaseException) -> bool:
-    """Whether `error` says that the file system has no locks."""
-    if isinstance(error, NotImplementedError):
-        return True
-    return isinstance(error, OSError) and error.errno in _UNSUPPORTED
-
-
-def _attempt(descriptor: int, operation: int) -> Flock:
+def wait_for_lock(descriptor: int, operation: int) -> Flock:
+    """As `try_lock`, waiting for those who hold it."""
     try:
         fcntl.flock(descriptor, operation)
     except OSError as error:

@@ -7,6 +7,7 @@ the process dies, however it dies, and the next one to come by removes the direc
 from __future__ import annotations
 
 import atexit
+import fcntl
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import final
 
-from .flock import Flock, try_exclusive, wait_exclusive
+from .flock import Flock, try_lock, wait_for_lock
 
 _OWNER_FILE = "owner"
 _OWNER_FILE_LIMIT = 4096
@@ -89,12 +90,6 @@ class OwnedDirectory:
         # A number is used again, but nobody else makes anything of this user's.
         return os.path.samestat(status, self._created) and status.st_uid == self._created.st_uid
 
-    def disown(self) -> None:
-        """Forget the directory without touching it: it belongs to the process that forked."""
-        # The lock belongs to the open file, which a fork shares; closing this copy of the
-        # descriptor leaves the parent's lock in place, and lets it end with the parent.
-        os.close(self._descriptor)
-
 
 _owned_here: list[OwnedDirectory] = []
 
@@ -116,11 +111,7 @@ def sweep(parent: Path, prefix: str = "") -> None:
 def owner_of(parent: Path, prefix: str) -> Owner | None:
     """The owner of one directory below `parent` named after `prefix`, if there is any."""
     for path in _directories(parent, f"{prefix}."):
-        try:
-            content = (path / _OWNER_FILE).read_bytes()
-        except OSError:
-            continue
-        owner = _parse(content[:_OWNER_FILE_LIMIT])
+        owner = _owner_in(path)
         if owner is not None:
             return owner
     return None
@@ -137,14 +128,21 @@ def earlier_owner(own: OwnedDirectory, prefix: str) -> Owner | None:
     came = _claimed(own.path)
     for path in _directories(own.path.parent, f"{prefix}."):
         try:
-            age = came[0] - _claimed(path)[0]
-            is_earlier = _claimed(path) < came
-            owner = _parse((path / _OWNER_FILE).read_bytes()[:_OWNER_FILE_LIMIT])
+            claimed = _claimed(path)
         except OSError:
             continue  # It has just ended, or is only just beginning.
-        if is_earlier and owner is not None and age < _STALE_NANOSECONDS and _may_live(owner):
-            return owner
+        if claimed < came and came[0] - claimed[0] < _STALE_NANOSECONDS:
+            owner = _owner_in(path)
+            if owner is not None and _may_live(owner):
+                return owner
     return None
+
+
+def _owner_in(path: Path) -> Owner | None:
+    try:
+        return _parse((path / _OWNER_FILE).read_bytes())
+    except OSError:
+        return None
 
 
 def _claimed(path: Path) -> tuple[int, str]:
@@ -169,7 +167,7 @@ def _claim(path: Path, content: bytes) -> int:
     descriptor = os.open(path / _OWNER_FILE, flags, 0o600)
     try:
         # Waits for nothing but a sweeper that looks at this very moment.
-        wait_exclusive(descriptor)
+        wait_for_lock(descriptor, fcntl.LOCK_EX)
         os.write(descriptor, content)
     except BaseException:
         os.close(descriptor)
@@ -203,7 +201,7 @@ def _remove_if_abandoned(path: Path) -> None:
 
 
 def _is_abandoned(descriptor: int) -> bool:
-    lock = try_exclusive(descriptor)
+    lock = try_lock(descriptor, fcntl.LOCK_EX)
     if lock is Flock.CONTENDED:
         return False
     owner = _parse(os.read(descriptor, _OWNER_FILE_LIMIT))
@@ -291,11 +289,14 @@ def _remove_all_owned_here() -> None:
         _owned_here[-1].remove()
 
 
-def _disown_all() -> None:
+def _leave_all_to_parent() -> None:
+    """In the child of a fork."""
+    # The lock belongs to the open file, which a fork shares; closing this copy of the descriptor
+    # leaves the parent's lock in place, and lets it end with the parent.
     for directory in _owned_here:
-        directory.disown()
+        os.close(directory._descriptor)
     _owned_here.clear()
 
 
 atexit.register(_remove_all_owned_here)
-os.register_at_fork(after_in_child=_disown_all)
+os.register_at_fork(after_in_child=_leave_all_to_parent)

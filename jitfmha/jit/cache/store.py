@@ -1,99 +1,82 @@
-"""What the loader needs of a place where builds are kept; ours is local_store.py.
+"""Finds finished builds in the cache of this user, which machines may share.
 
-Another store (a team's, a site's, one that CI fills) plugs in there: it has these operations, and
-loader.py names the one in use.
+An entry never changes: its key says all that went into it, it appears whole by one rename, and the
+first one published under a key stays. What is found was checked against its recorded sizes and
+SHA-256, in a place that nobody else can write to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+import os
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
-from ..errors import StoreFailure
-from .entry import EntryMeta, OpenEntry
+from .directory import CacheDirectory, cache_dir, readable_directories
+from .entry import InvalidEntry, OpenEntry, open_entry
 from .key import EntryKey
 
 
-class Store(Protocol):
-    """Keeps entries by their keys. A key says all that went into an entry, so none ever changes.
+def find(key: EntryKey, *, warn: bool = True) -> OpenEntry | None:
+    """The entry for `key`, checked and in use by this process; None if there is none.
 
-    A shared or remote store has to guarantee what the local one does:
+    A failure to read it is a missing entry.
 
-    * An entry is visible whole or not at all, and the first one published under a key stays.
-    * What `find` and `publish` return was checked against its recorded sizes and SHA-256 in a place
-      that nobody else can write to: a library is mapped into the process from `OpenEntry.artifact`,
-      a path on this machine, after `OpenEntry.is_in_place` has looked at the way there once more.
-      So what comes from elsewhere is first published in the local store.
-      These checks say that nothing was damaged, not who made it. A store that others can write to
-      needs a signature over `meta.json` besides, from somebody who is trusted with code.
-    * A failure to reach it is a missing entry. It raises no error and keeps no call waiting for
-      longer than a build takes.
-    * Turns only save work. If they cannot be had, whoever asks may build, and the first publishes.
+    Args:
+        key: without a compiler it asks for the entry of any compiler.
+        warn: whether the user is told of an entry that is there but damaged.
+
+    Raises:
+        CacheError: somebody else could put code into the cache.
     """
-
-    def find(self, key: EntryKey, *, warn: bool = True) -> OpenEntry | None:
-        """The entry for `key`, checked and in use by this process; None if there is none.
-
-        Args:
-            key: without a compiler it asks for the entry of any compiler.
-            warn: whether the user is told, once, of an entry that is there but damaged.
-
-        Raises:
-            CacheError: somebody else could put code into the store.
-        """
-
-    def turn(self, key: EntryKey) -> AbstractContextManager[OpenEntry | Turn]:
-        """Wait until this process may build `key`, or until somebody else has: then the entry.
-
-        Raises:
-            CacheError: there is no safe place to build in.
-            StoreFailure: also for an `OSError` in the `with` block; see `substitute`.
-        """
-
-    def substitute(self, name: str, failure: StoreFailure) -> Store:
-        """Where to build `name` after this store has failed.
-
-        Raises:
-            CacheError: there is nothing else.
-        """
-
-    def locate(self, key: EntryKey) -> Path | None:
-        """The directory where the entry for `key` is, or would be; None without a compiler.
-
-        Raises:
-            CacheError: somebody else could put code into the store, or there is none.
-        """
+    for path, published in _places(key):
+        try:
+            entry = open_entry(path, published)
+        except (InvalidEntry, OSError) as reason:
+            if warn:
+                warnings.warn(
+                    f"jitfmha: the cached build {path} is not used and will be built again: "
+                    f"{reason}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            continue
+        if entry is not None:
+            return entry
+    return None
 
 
-class Turn(Protocol):
-    """This process's turn to build one entry, and where.
+def locate(key: EntryKey) -> Path | None:
+    """The directory where the entry for `key` is, or would be; None without a compiler.
 
-    Attributes:
-        destination: the directory that the entry will have on this machine.
-        logs: a directory for what the compiler says in failed builds.
+    Raises:
+        CacheError: somebody else could put code into the cache, or there is none.
     """
+    places = [path for path, _ in _places(key)]
+    for path in places:
+        if path.is_dir():
+            return path
+    if key.compiler is None:
+        return None
+    return places[0] if places else CacheDirectory(cache_dir()).entries / key.directory_name
 
-    @property
-    def destination(self) -> Path: ...
 
-    @property
-    def logs(self) -> Path: ...
+def _places(key: EntryKey) -> Iterator[tuple[Path, EntryKey]]:
+    """Where the entry may be: under its own key, or without a compiler under that of any."""
+    for directory in readable_directories():
+        if key.compiler is not None:
+            yield directory.entries / key.directory_name, key
+            continue
+        for path, published in published_in(directory):
+            if key.is_served_by(published):
+                yield path, published
 
-    def workspace(self) -> AbstractContextManager[Path]:
-        """A new directory for this build alone, with a path that a shell leaves alone.
 
-        Raises:
-            BuildError: in place of a `CompileFailure` in the `with` block whose cause is that the
-                interpreter ends.
-            OSError: in place of one whose cause is that the directory was removed.
-        """
-
-    def publish(self, meta: EntryMeta, contents: Mapping[str, bytes]) -> OpenEntry:
-        """Make the entry visible; if somebody else was first, theirs is returned.
-
-        Raises:
-            BuildError: what was written does not read back, or is removed all the time.
-            OSError: the disk is full or fails.
-        """
+def published_in(directory: CacheDirectory) -> list[tuple[Path, EntryKey]]:
+    """The entries of a cache with the keys in their names, in the order of these; not opened."""
+    try:
+        names = sorted(os.listdir(directory.entries))
+    except OSError:
+        return []
+    keys = ((name, EntryKey.parse(name)) for name in names)
+    return [(directory.entries / name, key) for name, key in keys if key is not None]

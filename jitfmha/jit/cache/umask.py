@@ -22,29 +22,26 @@ def owner_umask() -> Iterator[None]:
     The umask belongs to the whole process, and so it is left alone unless it would keep the
     compiler from reading what it has just written (such as 0777).
     """
-    _begin()
-    try:
-        yield
-    finally:
-        _end()
-
-
-def _begin() -> None:
     global _builds, _replaced
     with _guard:
         _builds += 1
         current = _umask() if _builds == 1 else 0
         if current & _OWNER_RIGHTS:
             _replaced = os.umask(current & ~_OWNER_RIGHTS)
+    try:
+        yield
+    finally:
+        with _guard:
+            _builds -= 1
+            if _builds == 0:
+                _restore()
 
 
-def _end() -> None:
-    global _builds, _replaced
-    with _guard:
-        _builds -= 1
-        if _builds == 0 and _replaced is not None:
-            os.umask(_replaced)
-            _replaced = None
+def _restore() -> None:
+    global _replaced
+    if _replaced is not None:
+        os.umask(_replaced)
+        _replaced = None
 
 
 def _umask() -> int:
@@ -60,12 +57,10 @@ def _umask() -> int:
 
 def _forget_builds_of_parent() -> None:
     """In the child of a fork that took place while another thread was building."""
-    global _guard, _builds, _replaced
+    global _guard, _builds
     _guard = threading.Lock()
     _builds = 0
-    if _replaced is not None:
-        os.umask(_replaced)
-        _replaced = None
+    _restore()
 
 
 os.register_at_fork(after_in_child=_forget_builds_of_parent)

@@ -62,19 +62,18 @@ class AttentionCall:
 @contextmanager
 def _timed_waits() -> Iterator[list[float]]:
     """Collects how long this process waited for its turns to build."""
-    local_turn: Any = import_module("jitfmha.jit.cache.local_turn")
+    turn: Any = import_module("jitfmha.jit.cache.turn")
     waits: list[float] = []
-    real = local_turn.building_lock
+    real = turn.wait_for_turn
 
-    @contextmanager
-    def timed(*arguments: object) -> Iterator[object]:
+    def timed(*arguments: object) -> object:
         began = time.monotonic()
-        with real(*arguments) as found:
-            waits.append(time.monotonic() - began)
-            yield found
+        found = real(*arguments)
+        waits.append(time.monotonic() - began)
+        return found
 
-    local_turn.building_lock = timed
+    turn.wait_for_turn = timed
     try:
         yield waits
     finally:
-        local_turn.building_lock = real
+        turn.wait_for_turn = real

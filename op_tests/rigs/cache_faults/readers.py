@@ -157,7 +157,7 @@ def _read(rng: random.Random, specs: list[jit.BuildSpec]) -> _Step:
 
 def _watch(_rng: random.Random) -> _Step:
     """Open every entry over and over: what is there under its name is whole."""
-    entries = CacheDirectory.below(cache_dir()).entries
+    entries = CacheDirectory(cache_dir()).entries
     until = time.monotonic() + _WATCH_SECONDS
     while time.monotonic() < until:
         for path in entries.glob("*"):
@@ -172,7 +172,7 @@ def _watch(_rng: random.Random) -> _Step:
 def _rebuild(rng: random.Random, specs: list[jit.BuildSpec]) -> _Step:
     """Take an entry away, as for one that is damaged, and publish it again."""
     number = rng.randrange(len(specs))
-    discard(jit.artifact_path(specs[number]).parent, CacheDirectory.below(cache_dir()).trash)
+    discard(jit.artifact_path(specs[number]).parent, CacheDirectory(cache_dir()).trash)
     return _load(specs[number], number)
 
 

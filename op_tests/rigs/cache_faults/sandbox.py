@@ -56,7 +56,7 @@ class Sandbox:
     @property
     def cache(self) -> CacheDirectory:
         """The folders of the cache."""
-        return CacheDirectory.below(self.root / "cache")
+        return CacheDirectory(self.root / "cache")
 
     @property
     def temporary(self) -> Path:
