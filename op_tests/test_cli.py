@@ -22,11 +22,10 @@ from jitfmha.bench.first_call import first_call
 from jitfmha.bench.report import Report, Row
 from jitfmha.bench.timing import Timings, alternate
 from jitfmha.cli import bench, demo, explain, main, output
-from jitfmha.jit.toolchain.device_hip import device_hip_in_words
 from jitfmha.kernels.compiled.tiles import tile_table
 
 COMMANDS = (
-    *("demo", "doctor", "info", "explain", "kernels", "build", "cache", "bench", "profile"),
+    *("demo", "doctor", "explain", "kernels", "build", "cache", "bench", "profile"),
     *("run-kernel", "hsa", "replay", "export"),
 )
 
@@ -174,19 +173,6 @@ def test_a_closed_stdout(json_flag: tuple[str, ...], monkeypatch: pytest.MonkeyP
     assert main(("cache", "path", *json_flag)) == 0
 
 
-def test_info(run: Run) -> None:
-    result = run("info")
-    assert result.code == 0
-    assert f"jitfmha      {jitfmha.__version__}" in result.out
-    assert torch.__version__ in result.out
-    facts = run("info", "--json").json
-    assert facts["jitfmha"] == jitfmha.__version__
-    assert facts["targets"][0].startswith("cpu (")
-    assert facts["device_compiler"] == device_hip_in_words()
-    assert facts["cache"]["path"] == str(jit.cache_dir())
-    assert facts["environment"]["JITFMHA_CACHE_DIR"] == str(jit.cache_dir())
-
-
 def test_kernels_list(run: Run) -> None:
     listed = run("kernels", "list")
     facts = run("kernels", "list", "--json").json
@@ -228,13 +214,6 @@ def test_kernels_validate(run: Run) -> None:
     assert len(expected) == 3
     for rule in expected:
         assert all(text in broken.out for text in (rule.name, *rule.source.split()))
-
-
-def test_info_reports_a_bad_limit(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JITFMHA_CACHE_LIMIT", "plenty")
-    result = run("info")
-    assert result.code == 0
-    assert "JITFMHA_CACHE_LIMIT='plenty'" in result.out
 
 
 def test_explain_says_what_fmha_fwd_would_do(run: Run) -> None:
@@ -355,7 +334,6 @@ def test_a_refused_cache_is_a_failure_with_its_reason(
     assert result.code == 1
     assert "CacheError" in result.err
     assert str(empty_cache) in result.err
-    assert str(empty_cache) in run("info").out
 
 
 @pytest.mark.usefixtures("small_demo")

@@ -9,7 +9,7 @@ import torch
 from inputs import random_qkv
 from untyped import explain
 
-from jitfmha.cli import main
+from jitfmha.cli import doctor, main
 from jitfmha.planning import target
 from jitfmha.planning.target import CpuTarget, cpu_isas_here, cpu_target
 
@@ -73,13 +73,14 @@ def test_as_told(choose: Choose, monkeypatch: pytest.MonkeyPatch) -> None:
             choose("avx2 avx512", False)
 
 
-def test_info_and_explain_say_why(
+def test_doctor_and_explain_say_why(
     rng: torch.Generator, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("JITFMHA_CPU_ISA", "amx_emulated")
     for module in ("jitfmha.planning.target", "jitfmha.call.detection"):
         monkeypatch.setattr(f"{module}.cpu_target", cpu_target.__wrapped__)
-    assert main(["info"]) == 0
+    monkeypatch.setattr(doctor, "_CHECKS", (doctor._check_environment, doctor._check_cpu))
+    assert main(["doctor"]) == 0
     out = capfd.readouterr().out
     assert "cpu (amx_emulated): JITFMHA_CPU_ISA says so" in out
     assert "JITFMHA_CPU_ISA=amx_emulated" in out
@@ -91,7 +92,7 @@ def test_info_and_explain_say_why(
     assert "This kernel takes generic" in str(explain(q, k, v))
 
     monkeypatch.setenv("JITFMHA_CPU_ISA", "sse2")
-    assert main(["info"]) == 0
+    assert main(["doctor"]) == 1
     assert "JITFMHA_CPU_ISA is 'sse2'" in capfd.readouterr().out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 
+import jitfmha
+from jitfmha import jit
 from jitfmha.amd import runtime as hip_runtime
 from jitfmha.amd.runtime import HipError
 from jitfmha.cli import doctor, main
@@ -70,8 +73,24 @@ def test_this_machine(examine: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     code, checks = examine()
     assert code == 0
     names = [each["check"] for each in checks]
+    found = {each["check"]: each["found"] for each in checks}
+    assert found["versions"].startswith(f"jitfmha {jitfmha.__version__}, Python 3.")
+    assert f"JITFMHA_CACHE_DIR={jit.cache_dir()}" in found["environment"].splitlines()
+    assert found["cache"].startswith(str(jit.cache_dir()))
+    assert re.search(r"; \d+ entries have \d", found["cache"])
+    assert found["device compiler"] == device_hip.device_hip_in_words()
     for name in (
-        *("CPU", "host compiler", "device compiler", "torch", "driver", "GPUs", "HIP runtime"),
+        *(
+            "versions",
+            "environment",
+            "CPU",
+            "host compiler",
+            "device compiler",
+            "torch",
+            "driver",
+            "GPUs",
+            "HIP runtime",
+        ),
         *("kernel arguments", "cache", "code objects for MI300X", "code objects for MI350X"),
         *("a call in gm0", "a call in gm1"),
     ):

@@ -21,7 +21,6 @@ from . import (
     explain,
     export,
     hsa,
-    info,
     kernels,
     profile,
     replay,
@@ -68,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"jitfmha {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for module in (
-        *(demo, doctor, info, explain, kernels, hsa, build, export, cache, bench, profile),
+        *(demo, doctor, explain, kernels, hsa, build, export, cache, bench, profile),
         *(run_kernel, replay),
     ):
         module.add_parser(commands)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import platform
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -33,6 +34,12 @@ _DRIVER_VERSION = Path("/sys/module/amdgpu/version")
 _KERNEL_RELEASE = Path("/proc/sys/kernel/osrelease")
 _QUERIES, _KEYS = 70, 600  # of the small calls
 _KERNARG = "HIP_FORCE_DEV_KERNARG"
+# What changes how or where launchers are built, and which kernels run where.
+_ENVIRONMENT = (
+    *("JITFMHA_CACHE_DIR", "JITFMHA_CACHE_LIMIT", "JITFMHA_VERBOSE", "CXX", "JITFMHA_CPU_ISA"),
+    *("JITFMHA_EMULATE", "JITFMHA_EMULATE_CHECK", "JITFMHA_HSA_DIR", "AITER_ASM_DIR"),
+    *("JITFMHA_RECORD", "JITFMHA_RECORD_DATA"),
+)
 _INSTALL_ROCM_TORCH = (
     "Install PyTorch for ROCm, 2.10 or newer, from PyTorch's or AMD's index, and jitfmha after it."
 )
@@ -59,11 +66,13 @@ def add_parser(commands: Any) -> None:
     """Add the command and its flags."""
     parser = commands.add_parser(
         "doctor",
-        help="check this machine, and name a remedy for what is wrong",
+        help="check this machine, and name a remedy for what is wrong; for bug reports, too",
         description=(
             "Check compilers, torch, GPUs, driver, HIP runtime, cache and code objects, then run "
             "and verify a small call on every target that is there: the CPU, what JITFMHA_EMULATE "
-            "names, and every GPU. The exit code is 1 when a check failed; warnings do not count."
+            "names, and every GPU. With the versions and the environment that are printed, too, "
+            "this is what a bug report needs. The exit code is 1 when a check failed; warnings do "
+            "not count."
         ),
     )
     add_json_flag(parser)
@@ -98,12 +107,26 @@ def _findings_of(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
     return findings
 
 
+def _check_versions() -> Iterator[Finding]:
+    from .. import __version__
+
+    found = f"jitfmha {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    yield Finding("versions", "ok", found)
+
+
+def _check_environment() -> Iterator[Finding]:
+    lines = [f"{name}={os.environ[name]}" for name in _ENVIRONMENT if name in os.environ]
+    yield Finding("environment", "ok", "\n".join(lines) or "nothing that is looked at is set")
+
+
 def _check_cpu() -> Iterator[Finding]:
+    import torch
+
     from ..planning.target import cpu_target
 
     try:
         target = cpu_target()
-        yield Finding("CPU", "ok", f"{target}: {target.why}")
+        yield Finding("CPU", "ok", f"{target}: {target.why}; {torch.get_num_threads()} threads")
     except ValueError as error:
         yield Finding("CPU", "failed", str(error), "Set or unset JITFMHA_CPU_ISA.")
 
@@ -267,11 +290,15 @@ def _check_cache() -> Iterator[Finding]:
             warnings.simplefilter("always")
             directory = writable_directory()
         limit = cache_limit()
+        sizes = [entry.size for entry in jit.cache_entries()]
     except jit.CacheError as error:
         yield Finding("cache", "failed", str(error), "Set the variable as the text says.")
         return
     free = shutil.disk_usage(directory.root).free
-    found = f"{directory.root.parent}, may be written to, {byte_size(free)} free"
+    found = (
+        f"{directory.root.parent}, may be written to, {byte_size(free)} free; {len(sizes)} entries "
+        f"have {byte_size(sum(sizes))}"
+    )
     if directory.replaced:
         reason = "\n".join(str(each.message) for each in caught)
         remedy = "Set JITFMHA_CACHE_DIR to a folder of your own that can be written to."
@@ -280,7 +307,7 @@ def _check_cache() -> Iterator[Finding]:
         remedy = "Make room on the disk, or set JITFMHA_CACHE_DIR to a folder on another one."
         yield Finding("cache", "warning", found, remedy)
     else:
-        yield Finding("cache", "ok", f"{found}, limit {byte_size(limit)}")
+        yield Finding("cache", "ok", f"{found} of {byte_size(limit)}")
 
 
 def _check_code_objects() -> Iterator[Finding]:
@@ -447,6 +474,7 @@ def _exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 _CHECKS = (
+    *(_check_versions, _check_environment),
     *(_check_cpu, _check_host_compiler, _check_device_compiler, _check_torch),
     *(_check_driver, _check_gpus, _check_hip_runtime, _check_kernel_arguments),
     *(_check_cache, _check_code_objects, _check_emulation, _check_runs),

@@ -24,7 +24,10 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "kernels",
         help="list what AMD GPUs are served, or say which rules a combination breaks",
-        description=__doc__,
+        description=(
+            "What AMD GPUs are served at all, and which rules a combination breaks, each with its "
+            "source. Which kernel one call takes, and why no other, is what `explain` says."
+        ),
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="action")
     text = (
