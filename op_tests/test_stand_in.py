@@ -6,8 +6,10 @@ import importlib.metadata
 import importlib.util
 import inspect
 import random
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -307,33 +309,32 @@ def test_wrong_values_are_not_taken_for_keywords() -> None:
         flash_attn_func(x, x, x, softmax_scale="1")
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 does not keep overloads")
-def test_overloads() -> None:
-    """The type of the result follows from ``return_attn_probs`` where that is known."""
-    from typing import get_overloads
+RESULTS = """
+import jitfmha
+import torch
 
-    for function in (f for f in PUBLIC if "return_attn_probs" in inspect.signature(f).parameters):
-        if function.__module__ != "jitfmha.flash_attn.flash_attn_interface":
-            continue
-        required = [
-            (p.name, p.kind)
-            for p in inspect.signature(function).parameters.values()
-            if p.default is p.empty
-        ]
-        seen = {}
-        for overload in get_overloads(function.__wrapped__):
-            signature = inspect.signature(overload)
-            assert list(signature.parameters) == list(inspect.signature(function).parameters)
-            assert (
-                required
-                == [
-                    (p.name, p.kind) for p in signature.parameters.values() if p.default is p.empty
-                ][: len(required)]
-            )
-            probs = signature.parameters["return_attn_probs"].annotation
-            seen[probs] = signature.return_annotation
-        assert seen == {
-            "Literal[False]": "Tensor",
-            "Literal[True]": "tuple[Tensor, Tensor, Tensor]",
-            "bool": "Attention",
-        }
+def check(q: torch.Tensor, asked: bool) -> None:
+    reveal_type(jitfmha.flash_attn_func(q, q, q, 0.0, None, True))
+    reveal_type(jitfmha.flash_attn_kvpacked_func(q, q, return_attn_probs=False))
+    reveal_type(jitfmha.flash_attn_qkvpacked_func(q, 0.0, causal=True, return_attn_probs=True))
+    reveal_type(jitfmha.flash_attn_varlen_func(q, q, q, q, q, 1, 1, return_attn_probs=asked))
+    jitfmha.flash_attn_func(q, q)
+    jitfmha.flash_attn_func(q, q, q, softcap=None)
+"""
+
+
+def test_types_of_results(tmp_path: Path) -> None:
+    """The type of the result follows from ``return_attn_probs`` where that is known."""
+    program = tmp_path / "program.py"
+    program.write_text(RESULTS)
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", str(program)]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    tensor = "torch._tensor.Tensor"
+    triple = f"tuple[{tensor}, {tensor}, {tensor}]"
+    lines = [line for line in done.stdout.splitlines() if str(program) in line]
+    revealed = [line.partition('type is "')[2][:-1] for line in lines if "Revealed" in line]
+    assert revealed == [tensor, tensor, triple, f"{tensor} | {triple}"], done.stdout
+    errors = [line for line in lines if "error:" in line]
+    assert len(errors) == 2, done.stdout
+    assert all("No overload variant" in line for line in errors)

@@ -31,7 +31,8 @@ What they have in common:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, overload
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, cast, overload
 
 import torch
 from torch import Tensor
@@ -45,17 +46,12 @@ from ..layers.peer_values import (
     as_softcap,
     as_softmax_scale,
     as_window,
+    ends_in,
     window_pair,
     with_contiguous_rows,
 )
 from ..problem.attention_probabilities import signed_probabilities
-from ..problem.checks import (
-    describe,
-    not_a_tensor,
-    require_cu_seqlens,
-    requires_any_grad,
-    with_keyword_advice,
-)
+from ..problem.checks import describe, not_a_tensor, require_cu_seqlens, requires_any_grad
 from ..problem.dropout import new_rng_state
 
 __all__ = [
@@ -71,53 +67,157 @@ __all__ = [
 if TYPE_CHECKING:
     from ..problem.arguments import Options
 
-Attention = Tensor | tuple[Tensor, Tensor, Tensor]
+P = ParamSpec("P")
+WithProbs = tuple[Tensor, Tensor, Tensor]
+Attention = Tensor | WithProbs
 
 
-@overload
-def flash_attn_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: tuple[int, int] = ...,
-    softcap: float = ...,
-    alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ...,
-    return_attn_probs: Literal[False] = ...,
-) -> Tensor: ...
-@overload
-def flash_attn_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: tuple[int, int] = ...,
-    softcap: float = ...,
-    alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ...,
+class Function(Protocol[P]):
+    """One of the six. What it returns follows from ``return_attn_probs`` where that is known."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # P has it too, as False
+        self, *arguments: Any, return_attn_probs: Literal[True], **named: Any
+    ) -> WithProbs: ...
+    @overload
+    def __call__(
+        self, *arguments: Any, return_attn_probs: Literal[False], **named: Any
+    ) -> Tensor: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, *arguments: Any, return_attn_probs: bool, **named: Any
+    ) -> Attention: ...
+    @overload
+    def __call__(self, *arguments: P.args, **named: P.kwargs) -> Tensor: ...
+
+
+def _attending(declared: Callable[P, Attention]) -> Function[P]:
+    return cast("Function[P]", ends_in(_attend)(declared))
+
+
+def _attend(
     *,
-    return_attn_probs: Literal[True],
-) -> tuple[Tensor, Tensor, Tensor]: ...
-@overload
-def flash_attn_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: tuple[int, int] = ...,
-    softcap: float = ...,
-    alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ...,
-    return_attn_probs: bool = ...,
-) -> Attention: ...
-@with_keyword_advice
+    dropout_p: object,
+    softmax_scale: object,
+    causal: object,
+    window_size: object,
+    softcap: object,
+    alibi_slopes: Tensor | None,
+    deterministic: object,
+    return_attn_probs: object,
+    block_table: Tensor | None = None,
+    **given: Any,
+) -> Attention:
+    """What all six end in; ``given`` are the tensors and the lengths of packed sequences."""
+    lengths = _lengths(given)
+    q, k, v = _tensors(given, is_group=bool(lengths))
+    as_flag("deterministic", deterministic)
+    left, right, sink_size = as_window(window_size)
+    drop = as_dropout_p(dropout_p)
+    options: Options = {
+        "softmax_scale": as_softmax_scale(softmax_scale),
+        "mask": 2 if as_flag("causal", causal) else 0,
+        "window_size": window_pair(left, right),
+        "sink_size": sink_size,
+        "logit_softcap": as_softcap("softcap", softcap) or OFF,
+        "alibi_slopes": alibi_slopes,
+        "dropout_p": drop or OFF,
+        **lengths,
+    }
+    if block_table is not None:
+        ends = _checked_ends(k, v, block_table, options["cu_seqlens_k"])
+        if torch.is_grad_enabled() and requires_any_grad(q, k, v):
+            # The backward pass needs rows, and is followed by that of the gathering.
+            k, v, options["cu_seqlens_k_padded"] = _gathered(k, v, block_table, ends)
+        else:
+            options["block_table"] = with_contiguous_rows(block_table)
+    with_probs = as_flag("return_attn_probs", return_attn_probs)
+    q, k, v = (with_contiguous_rows(x) for x in (q, k, v))
+    if drop > 0 and with_probs and isinstance(q, Tensor):
+        options["rng_state"] = new_rng_state(q.device)
+    result = fmha_fwd(q, k, v, return_lse=with_probs, **options)
+    if isinstance(result, Tensor):
+        return result
+    out, softmax_lse = result
+    if drop > 0:
+        return out, softmax_lse, signed_probabilities(q, k, softmax_lse, options)
+    return out, softmax_lse, q.new_empty(0)
+
+
+def _lengths(given: Mapping[str, Any]) -> Options:
+    """Prefix sums and longest lengths as ``fmha_fwd`` takes them; empty in batch mode."""
+    if "cu_seqlens" in given:
+        sums, longest = given["cu_seqlens"], as_length("max_seqlen", given["max_seqlen"])
+        require_cu_seqlens(cu_seqlens=sums)
+        sums_q, sums_k, longest_q, longest_k = sums, sums, longest, longest
+    elif "cu_seqlens_q" in given:
+        sums_q, sums_k = given["cu_seqlens_q"], given["cu_seqlens_k"]
+        require_cu_seqlens(cu_seqlens_q=sums_q, cu_seqlens_k=sums_k)
+        longest_q = as_length("max_seqlen_q", given["max_seqlen_q"])
+        longest_k = as_length("max_seqlen_k", given["max_seqlen_k"])
+    else:
+        return {}
+    return {
+        "cu_seqlens_q": sums_q,
+        "cu_seqlens_k": sums_k,
+        "max_seqlen_q": longest_q,
+        "max_seqlen_k": longest_k,
+    }
+
+
+def _tensors(given: Mapping[str, Any], is_group: bool) -> Iterable[Tensor]:
+    """q, k and v, of packed tensors as views."""
+    if "qkv" in given:
+        return _unpacked("qkv", given["qkv"], is_group)
+    if "kv" in given:
+        return (given["q"], *_unpacked("kv", given["kv"], is_group))
+    return given["q"], given["k"], given["v"]
+
+
+def _unpacked(name: str, packed: Tensor, is_group: bool) -> tuple[Tensor, ...]:
+    """Views of q, k and v, or of k and v, in a tensor whose third last dimension holds them."""
+    expected = f"{'total_tokens' if is_group else 'batch, seqlen'}, {len(name)}, heads, hdim"
+    if not isinstance(packed, Tensor):
+        raise not_a_tensor(name, packed)
+    if packed.dim() != expected.count(",") + 1 or packed.shape[-3] != len(name):
+        raise ValueError(f"{name} has shape {tuple(packed.shape)}; expected ({expected})")
+    return packed.unbind(-3)
+
+
+def _checked_ends(k: Tensor, v: Tensor, block_table: Tensor, ends: Tensor | None) -> Tensor:
+    for name, x in (("k", k), ("v", v)):
+        if not isinstance(x, Tensor) or x.dim() != 4:
+            raise ValueError(
+                f"{name} is {describe(x)}; with a block_table it is (num_pages, page_size, heads, "
+                "hdim)"
+            )
+    is_table = isinstance(block_table, Tensor) and block_table.dtype == torch.int32
+    if not is_table or block_table.dim() != 2:
+        raise ValueError(
+            f"block_table is {describe(block_table)}; expected int32 (batch, most pages)"
+        )
+    if not isinstance(ends, Tensor) or ends.shape != (block_table.shape[0] + 1,):
+        raise ValueError(
+            f"cu_seqlens_k is {describe(ends)}; with a block_table of {block_table.shape[0]} rows "
+            f"it has {block_table.shape[0] + 1} entries"
+        )
+    return ends
+
+
+def _gathered(
+    k: Tensor, v: Tensor, block_table: Tensor, ends: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values of paged sequences as rows, and where each sequence starts in them."""
+    num_pages, page_size = k.shape[:2]
+    # What a table holds behind the last page of a sequence has no meaning.
+    first_keys = torch.arange(block_table.shape[1], device=k.device) * page_size
+    pages = block_table.long().where(first_keys < ends.diff()[:, None], 0)
+    check_page_numbers("k", pages, num_pages)
+    starts = starts_in_batch(pages.shape[0], pages.shape[1] * page_size, k.device)
+    return k[pages].flatten(0, 2), v[pages].flatten(0, 2), starts
+
+
+@_attending
 def flash_attn_func(
     q: Tensor,
     k: Tensor,
@@ -143,53 +243,9 @@ def flash_attn_func(
         out ``(b, sq, hq, hdim_v)``; with ``return_attn_probs`` also softmax_lse, float32
         ``(b, hq, sq)``, and S_dmask.
     """
-    return _attend(
-        *(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
-        *(deterministic, return_attn_probs),
-    )
 
 
-@overload
-def flash_attn_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: tuple[int, int] = ...,
-    softcap: float = ...,
-    alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ...,
-    return_attn_probs: Literal[False] = ...,
-) -> Tensor: ...
-@overload
-def flash_attn_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: tuple[int, int] = ...,
-    softcap: float = ...,
-    alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ...,
-    *,
-    return_attn_probs: Literal[True],
-) -> tuple[Tensor, Tensor, Tensor]: ...
-@overload
-def flash_attn_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: tuple[int, int] = ...,
-    softcap: float = ...,
-    alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ...,
-    return_attn_probs: bool = ...,
-) -> Attention: ...
-@with_keyword_advice
+@_attending
 def flash_attn_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -206,51 +262,9 @@ def flash_attn_kvpacked_func(
 
     q is ``(b, sq, hq, hdim)``; the other arguments and the results are the same.
     """
-    k, v = _unpacked("kv", kv, "(batch, seqlen, 2, heads, hdim)")
-    return _attend(
-        *(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
-        *(deterministic, return_attn_probs),
-    )
 
 
-@overload
-def flash_attn_qkvpacked_func(
-    qkv: Tensor,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: tuple[int, int] = ...,
-    softcap: float = ...,
-    alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ...,
-    return_attn_probs: Literal[False] = ...,
-) -> Tensor: ...
-@overload
-def flash_attn_qkvpacked_func(
-    qkv: Tensor,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: tuple[int, int] = ...,
-    softcap: float = ...,
-    alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ...,
-    *,
-    return_attn_probs: Literal[True],
-) -> tuple[Tensor, Tensor, Tensor]: ...
-@overload
-def flash_attn_qkvpacked_func(
-    qkv: Tensor,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: tuple[int, int] = ...,
-    softcap: float = ...,
-    alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ...,
-    return_attn_probs: bool = ...,
-) -> Attention: ...
-@with_keyword_advice
+@_attending
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
     dropout_p: float = 0.0,
@@ -266,72 +280,9 @@ def flash_attn_qkvpacked_func(
 
     The other arguments and the results are the same.
     """
-    q, k, v = _unpacked("qkv", qkv, "(batch, seqlen, 3, heads, hdim)")
-    return _attend(
-        *(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
-        *(deterministic, return_attn_probs),
-    )
 
 
-@overload
-def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: tuple[int, int] = ...,
-    softcap: float = ...,
-    alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ...,
-    return_attn_probs: Literal[False] = ...,
-    block_table: Tensor | None = ...,
-) -> Tensor: ...
-@overload
-def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: tuple[int, int] = ...,
-    softcap: float = ...,
-    alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ...,
-    *,
-    return_attn_probs: Literal[True],
-    block_table: Tensor | None = ...,
-) -> tuple[Tensor, Tensor, Tensor]: ...
-@overload
-def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: tuple[int, int] = ...,
-    softcap: float = ...,
-    alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ...,
-    return_attn_probs: bool = ...,
-    block_table: Tensor | None = ...,
-) -> Attention: ...
-@with_keyword_advice
+@_attending
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -366,69 +317,9 @@ def flash_attn_varlen_func(
         out ``(total_q, hq, hdim_v)``; with ``return_attn_probs`` also softmax_lse, float32
         ``(hq, total_q)``, and S_dmask.
     """
-    require_cu_seqlens(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    return _attend(
-        *(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
-        *(deterministic, return_attn_probs),
-        block_table=block_table,
-        cu_seqlens=(cu_seqlens_q, cu_seqlens_k),
-        max_seqlens=(max_seqlen_q, max_seqlen_k),
-    )
 
 
-@overload
-def flash_attn_varlen_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: tuple[int, int] = ...,
-    softcap: float = ...,
-    alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ...,
-    return_attn_probs: Literal[False] = ...,
-) -> Tensor: ...
-@overload
-def flash_attn_varlen_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: tuple[int, int] = ...,
-    softcap: float = ...,
-    alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ...,
-    *,
-    return_attn_probs: Literal[True],
-) -> tuple[Tensor, Tensor, Tensor]: ...
-@overload
-def flash_attn_varlen_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: tuple[int, int] = ...,
-    softcap: float = ...,
-    alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ...,
-    return_attn_probs: bool = ...,
-) -> Attention: ...
-@with_keyword_advice
+@_attending
 def flash_attn_varlen_kvpacked_func(
     q: Tensor,
     kv: Tensor,
@@ -449,60 +340,9 @@ def flash_attn_varlen_kvpacked_func(
 
     q is ``(total_q, hq, hdim)``; the other arguments and the results are the same.
     """
-    require_cu_seqlens(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    k, v = _unpacked("kv", kv, "(total_tokens, 2, heads, hdim)")
-    return _attend(
-        *(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
-        *(deterministic, return_attn_probs),
-        cu_seqlens=(cu_seqlens_q, cu_seqlens_k),
-        max_seqlens=(max_seqlen_q, max_seqlen_k),
-    )
 
 
-@overload
-def flash_attn_varlen_qkvpacked_func(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: tuple[int, int] = ...,
-    softcap: float = ...,
-    alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ...,
-    return_attn_probs: Literal[False] = ...,
-) -> Tensor: ...
-@overload
-def flash_attn_varlen_qkvpacked_func(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: tuple[int, int] = ...,
-    softcap: float = ...,
-    alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ...,
-    *,
-    return_attn_probs: Literal[True],
-) -> tuple[Tensor, Tensor, Tensor]: ...
-@overload
-def flash_attn_varlen_qkvpacked_func(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    dropout_p: float = ...,
-    softmax_scale: float | None = ...,
-    causal: bool = ...,
-    window_size: tuple[int, int] = ...,
-    softcap: float = ...,
-    alibi_slopes: Tensor | None = ...,
-    deterministic: bool = ...,
-    return_attn_probs: bool = ...,
-) -> Attention: ...
-@with_keyword_advice
+@_attending
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,
     cu_seqlens: Tensor,
@@ -521,107 +361,3 @@ def flash_attn_varlen_qkvpacked_func(
     cu_seqlens and max_seqlen hold for q, k and v alike; the other arguments and the results are
     the same.
     """
-    require_cu_seqlens(cu_seqlens=cu_seqlens)
-    q, k, v = _unpacked("qkv", qkv, "(total_tokens, 3, heads, hdim)")
-    return _attend(
-        *(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes),
-        *(deterministic, return_attn_probs),
-        cu_seqlens=(cu_seqlens, cu_seqlens),
-        max_seqlens=(max_seqlen, max_seqlen),
-    )
-
-
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: tuple[int, int],
-    softcap: float,
-    alibi_slopes: Tensor | None,
-    deterministic: bool,
-    return_attn_probs: bool,
-    *,
-    block_table: Tensor | None = None,
-    cu_seqlens: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),
-    max_seqlens: tuple[int, int] | tuple[None, None] = (None, None),
-) -> Attention:
-    as_flag("deterministic", deterministic)
-    left, right, sink_size = as_window(window_size)
-    dropout_p = as_dropout_p(dropout_p)
-    options: Options = {
-        "softmax_scale": as_softmax_scale(softmax_scale),
-        "mask": 2 if as_flag("causal", causal) else 0,
-        "window_size": window_pair(left, right),
-        "sink_size": sink_size,
-        "logit_softcap": as_softcap("softcap", softcap) or OFF,
-        "alibi_slopes": alibi_slopes,
-        "cu_seqlens_q": cu_seqlens[0],
-        "cu_seqlens_k": cu_seqlens[1],
-        "max_seqlen_q": as_length("max_seqlen_q", max_seqlens[0]),
-        "max_seqlen_k": as_length("max_seqlen_k", max_seqlens[1]),
-        "dropout_p": dropout_p or OFF,
-    }
-    if block_table is not None:
-        _check_paged(k, v, block_table, options["cu_seqlens_k"])
-        if torch.is_grad_enabled() and requires_any_grad(q, k, v):
-            # The backward pass needs rows, and is followed by that of the gathering.
-            k, v, options["cu_seqlens_k_padded"] = _gathered(k, v, block_table, options)
-        else:
-            options["block_table"] = with_contiguous_rows(block_table)
-    return_attn_probs = as_flag("return_attn_probs", return_attn_probs)
-    q, k, v = (with_contiguous_rows(x) for x in (q, k, v))
-    if dropout_p > 0 and return_attn_probs and isinstance(q, Tensor):
-        options["rng_state"] = new_rng_state(q.device)
-    result = fmha_fwd(q, k, v, return_lse=return_attn_probs, **options)
-    if isinstance(result, Tensor):
-        return result
-    out, softmax_lse = result
-    if dropout_p > 0:
-        return out, softmax_lse, signed_probabilities(q, k, softmax_lse, options)
-    return out, softmax_lse, q.new_empty(0)
-
-
-def _check_paged(k: Tensor, v: Tensor, block_table: Tensor, ends: Tensor | None) -> None:
-    for name, x in (("k", k), ("v", v)):
-        if not isinstance(x, Tensor) or x.dim() != 4:
-            raise ValueError(
-                f"{name} is {describe(x)}; with a block_table it is (num_pages, page_size, heads, "
-                "hdim)"
-            )
-    is_table = isinstance(block_table, Tensor) and block_table.dtype == torch.int32
-    if not is_table or block_table.dim() != 2:
-        raise ValueError(
-            f"block_table is {describe(block_table)}; expected int32 (batch, most pages)"
-        )
-    if not isinstance(ends, Tensor) or ends.shape != (block_table.shape[0] + 1,):
-        raise ValueError(
-            f"cu_seqlens_k is {describe(ends)}; with a block_table of {block_table.shape[0]} rows "
-            f"it has {block_table.shape[0] + 1} entries"
-        )
-
-
-def _gathered(
-    k: Tensor, v: Tensor, block_table: Tensor, options: Options
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Keys and values of paged sequences as rows, and where each sequence starts in them."""
-    ends = options["cu_seqlens_k"]
-    assert ends is not None
-    num_pages, page_size = k.shape[:2]
-    # What a table holds behind the last page of a sequence has no meaning.
-    first_keys = torch.arange(block_table.shape[1], device=k.device) * page_size
-    pages = block_table.long().where(first_keys < ends.diff()[:, None], 0)
-    check_page_numbers("k", pages, num_pages)
-    starts = starts_in_batch(pages.shape[0], pages.shape[1] * page_size, k.device)
-    return k[pages].flatten(0, 2), v[pages].flatten(0, 2), starts
-
-
-def _unpacked(name: str, packed: Tensor, expected: str) -> tuple[Tensor, ...]:
-    """Views of q, k and v, or of k and v, in a tensor whose third last dimension holds them."""
-    if not isinstance(packed, Tensor):
-        raise not_a_tensor(name, packed)
-    if packed.dim() != expected.count(",") + 1 or packed.shape[-3] != len(name):
-        raise ValueError(f"{name} has shape {tuple(packed.shape)}; expected {expected}")
-    return packed.unbind(-3)

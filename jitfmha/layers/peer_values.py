@@ -4,17 +4,48 @@ Their functions end in C++ bindings that convert numbers of any kind: a 0-dim te
 ``cu_seqlens.diff().max()`` is, a NumPy number, 1 or None for a flag. The same values are converted
 here, before anything is computed. Reading a tensor on a GPU waits for it.
 
-All functions raise ``TypeError`` or ``ValueError`` that names the argument and its value.
+All conversions raise ``TypeError`` or ``ValueError`` that names the argument and its value.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+from ..problem.checks import with_keyword_advice
 from ..problem.mask import INT64_MAX, OPEN_WINDOW
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def ends_in(core: Callable[..., R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a function of one that is declared only, with a signature and a docstring.
+
+    Its calls go to ``core`` with every argument by its name, those that were left out included.
+    """
+
+    def served(declared: Callable[P, R]) -> Callable[P, R]:
+        check = with_keyword_advice(declared)
+        parameters = inspect.signature(declared).parameters
+        names = tuple(parameters)
+        defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
+
+        @functools.wraps(declared)
+        def call(*arguments: P.args, **named: P.kwargs) -> R:
+            check(*arguments, **named)  # what is missing or not known ends in Python's own error
+            return core(**{**defaults, **dict(zip(names, arguments, strict=False)), **named})
+
+        return call
+
+    return served
+
 
 _PLAIN_TYPES = (int, float, torch.SymInt, torch.SymFloat)  # a bool is an int
 
