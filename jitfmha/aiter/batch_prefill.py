@@ -2,140 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Generator, Tensor
 
-from ..call.interface import OFF
-from ..layers.peer_values import (
-    as_dropout_p,
-    as_flag,
-    as_int,
-    as_softcap,
-    as_window,
-    with_contiguous_rows,
-)
-from ..problem.checks import describe, refuse_given, with_keyword_advice
-from .common_arguments import common_options, window_of_sides
-from .forward import (
-    Attention,
-    Results,
-    as_return_randval,
-    as_sink,
-    asked_for,
-    forward_group,
-)
+from ..layers.peer_values import ends_in, with_contiguous_rows
+from ..problem.checks import describe, refuse_given
+from .forward import Attention, Results, called_by_models, forward_group
 
 
-@with_keyword_advice
-def mha_batch_prefill_func(
-    q: Tensor,
+def _forward_pages(
+    *,
     k: Tensor,
     v: Tensor,
-    cu_seqlens_q: Tensor,
     kv_indptr: Tensor,
     kv_page_indices: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    logits_soft_cap: float = 0.0,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_lse: bool = False,
-    return_attn_probs: bool = False,
-    out: Tensor | None = None,
-    kv_last_page_lens: Tensor | None = None,
-    block_table: Tensor | None = None,
-    seqlen_k: Tensor | None = None,
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
-    kv_block_descale: Tensor | None = None,
-    sink_ptr: Tensor | None = None,
-    sink_size: int = 0,
-) -> Attention:
-    """:func:`mha_batch_prefill` with the results of :func:`flash_attn_varlen_func`."""
-    as_flag("deterministic", deterministic)
-    return_attn_probs = as_flag("return_attn_probs", return_attn_probs)
-    return_lse = as_flag("return_lse", return_lse)
-    left, right, _ = as_window(window_size)
-    results = mha_batch_prefill(
-        *(with_contiguous_rows(q), k, v, cu_seqlens_q, kv_indptr, kv_page_indices),
-        *(max_seqlen_q, max_seqlen_k, dropout_p, softmax_scale, logits_soft_cap),
-        zero_tensors=False,
-        is_causal=as_flag("causal", causal),
-        window_size_left=left,
-        window_size_right=right,
-        sink_size=sink_size,
-        return_softmax_lse=return_lse,
-        return_dropout_randval=return_attn_probs and as_dropout_p(dropout_p) > 0,
-        out=out,
-        alibi_slopes=alibi_slopes,
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        kv_block_descale=kv_block_descale,
-        kv_last_page_lens=kv_last_page_lens,
-        block_table=block_table,
-        seqlen_k=seqlen_k,
-        sink_ptr=sink_ptr,
-    )
-    return asked_for(results, return_lse, return_attn_probs)
-
-
-@with_keyword_advice
-def mha_batch_prefill(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    kv_indptr: Tensor,
-    kv_page_indices: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float,
-    softmax_scale: float | None,
-    logits_soft_cap: float,
-    zero_tensors: bool,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    sink_size: int,
-    return_softmax_lse: bool,
-    return_dropout_randval: bool,
-    out: Tensor | None = None,
-    bias: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
-    kv_block_descale: Tensor | None = None,
-    kv_last_page_lens: Tensor | None = None,
-    block_table: Tensor | None = None,
-    seqlen_k: Tensor | None = None,
-    sink_ptr: Tensor | None = None,
-    gen: Generator | None = None,
+    kv_last_page_lens: Tensor | None,
+    block_table: Tensor | None,
+    seqlen_k: Tensor | None,
+    kv_block_descale: Tensor | None,
+    **others: Any,
 ) -> Results:
-    """Attention of packed queries over keys and values in pages.
-
-    Args:
-        q: ``(total_q, hq, hdim)``.
-        k, v: ``(num_pages, page_size, hk, hdim)``, any page size; or ``(num_pages, hk, hdim)``,
-            with a key in each page. AITER's layout in five dimensions raises
-            ``NotImplementedError``.
-        kv_indptr: int32 ``(b + 1,)``, where the pages of each sequence start in kv_page_indices.
-        kv_page_indices: int32 ``(total pages,)``, possibly followed by what has no meaning.
-        max_seqlen_q, max_seqlen_k: the longest lengths.
-        kv_last_page_lens: int32 ``(b,)``, how many keys the last page of a sequence holds; needed
-            where a page holds more than one.
-        block_table, seqlen_k: int32 ``(b, most pages)`` and ``(b,)``, the pages of each sequence
-            and its length. They replace the lists of pages, which are not looked at then.
-        kv_block_descale: ``NotImplementedError`` where it is given.
-
-    The other arguments, the results, and what is raised: see :func:`mha_varlen_fwd` and the module.
-    """
     refuse_given(kv_block_descale=kv_block_descale)
     k, v = _as_pages("k", k), _as_pages("v", v)
     if block_table is None and seqlen_k is None:
@@ -147,29 +35,8 @@ def mha_batch_prefill(
         raise ValueError(f"block_table and seqlen_k go together; {missing} is missing")
     else:
         lengths = _int32_vector("seqlen_k", seqlen_k)
-    window = window_of_sides(window_size_left, window_size_right, sink_size)
-    options = common_options(dropout_p, softmax_scale, as_flag("is_causal", is_causal), window)
-    return forward_group(
-        *(q, k, v),
-        return_lse=as_flag("return_softmax_lse", return_softmax_lse),
-        return_randval=as_return_randval(return_dropout_randval, options["dropout_p"]),
-        gen=gen,
-        zero_tensors=as_flag("zero_tensors", zero_tensors),
-        out=out,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0)),
-        max_seqlen_q=as_int("max_seqlen_q", max_seqlen_q),
-        max_seqlen_k=as_int("max_seqlen_k", max_seqlen_k),
-        block_table=block_table,
-        logit_softcap=as_softcap("logits_soft_cap", logits_soft_cap) or OFF,
-        bias=bias,
-        alibi_slopes=alibi_slopes,
-        sink=as_sink(sink_ptr),
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        **options,
-    )
+    cu_seqlens_k = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    return forward_group(k=k, v=v, cu_seqlens_k=cu_seqlens_k, block_table=block_table, **others)
 
 
 def _as_pages(name: str, x: Tensor) -> Tensor:
@@ -228,3 +95,89 @@ def _int32_vector(name: str, x: Tensor) -> Tensor:
     if not isinstance(x, Tensor) or x.dtype != torch.int32 or x.dim() != 1:
         raise TypeError(f"{name} must be an int32 tensor of one dimension, got {describe(x)}")
     return x
+
+
+@ends_in(called_by_models(_forward_pages))
+def mha_batch_prefill_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    kv_indptr: Tensor,
+    kv_page_indices: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    logits_soft_cap: float = 0.0,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_lse: bool = False,
+    return_attn_probs: bool = False,
+    out: Tensor | None = None,
+    kv_last_page_lens: Tensor | None = None,
+    block_table: Tensor | None = None,
+    seqlen_k: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    kv_block_descale: Tensor | None = None,
+    sink_ptr: Tensor | None = None,
+    sink_size: int = 0,
+) -> Attention:
+    """:func:`mha_batch_prefill` with the results of :func:`flash_attn_varlen_func`."""
+
+
+@ends_in(_forward_pages)
+def mha_batch_prefill(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    kv_indptr: Tensor,
+    kv_page_indices: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float | None,
+    logits_soft_cap: float,
+    zero_tensors: bool,
+    is_causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    sink_size: int,
+    return_softmax_lse: bool,
+    return_dropout_randval: bool,
+    out: Tensor | None = None,
+    bias: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None,
+    kv_block_descale: Tensor | None = None,
+    kv_last_page_lens: Tensor | None = None,
+    block_table: Tensor | None = None,
+    seqlen_k: Tensor | None = None,
+    sink_ptr: Tensor | None = None,
+    gen: Generator | None = None,
+) -> Results:
+    """Attention of packed queries over keys and values in pages.
+
+    Args:
+        q: ``(total_q, hq, hdim)``.
+        k, v: ``(num_pages, page_size, hk, hdim)``, any page size; or ``(num_pages, hk, hdim)``,
+            with a key in each page. AITER's layout in five dimensions raises
+            ``NotImplementedError``.
+        kv_indptr: int32 ``(b + 1,)``, where the pages of each sequence start in kv_page_indices.
+        kv_page_indices: int32 ``(total pages,)``, possibly followed by what has no meaning.
+        max_seqlen_q, max_seqlen_k: the longest lengths.
+        kv_last_page_lens: int32 ``(b,)``, how many keys the last page of a sequence holds; needed
+            where a page holds more than one.
+        block_table, seqlen_k: int32 ``(b, most pages)`` and ``(b,)``, the pages of each sequence
+            and its length. They replace the lists of pages, which are not looked at then.
+        kv_block_descale: ``NotImplementedError`` where it is given.
+
+    The other arguments, the results, and what is raised: see :func:`mha_varlen_fwd` and the module.
+    """

@@ -2,63 +2,66 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor
 
 from ..call.interface import OFF
-from ..layers.peer_values import as_dropout_p, as_int, as_softmax_scale, as_window_side, window_pair
+from ..layers.peer_values import (
+    as_dropout_p,
+    as_flag,
+    as_int,
+    as_softcap,
+    as_softmax_scale,
+    as_window_side,
+    window_pair,
+)
 from ..problem.problem import BF16_CVTS
 
 if TYPE_CHECKING:
-    from ..problem.arguments import Bf16Cvt
-
-
-class CommonOptions(TypedDict):
-    """What all functions give to ``fmha_fwd``."""
-
-    softmax_scale: float | None
-    mask: int
-    window_size: tuple[int, int]
-    sink_size: int
-    dropout_p: float
+    from ..problem.arguments import AttentionOptions
 
 
 def common_options(
-    dropout_p: object, softmax_scale: object, is_causal: bool, window: tuple[int, int, int]
-) -> CommonOptions:
-    """What the arguments of every function come down to."""
-    left, right, sink_size = window
-    return {
-        "softmax_scale": as_softmax_scale(softmax_scale),
-        "mask": 2 if is_causal else 0,
-        "window_size": (left, right),
-        "sink_size": sink_size,
-        "dropout_p": as_dropout_p(dropout_p) or OFF,
-    }
-
-
-def window_of_sides(left: object, right: object, sink_size: object = 0) -> tuple[int, int, int]:
-    """``(left, right, sink_size)`` of three arguments; negative sides become -1."""
-    return (
-        as_window_side("window_size_left", left),
-        as_window_side("window_size_right", right),
-        as_int("sink_size", sink_size),
-    )
-
-
-def clipped(window_size: tuple[int, int], seqlen_k: int) -> tuple[int, int]:
-    """A side that is as long as the longest keys is open in AITER, also where it would not be."""
-    left, right = window_size
-    return window_pair(-1 if left >= seqlen_k else left, -1 if right >= seqlen_k else right)
-
-
-def as_v3_bf16_cvt(how_v3_bf16_cvt: object) -> Bf16Cvt:
-    """The rounding that the number stands for."""
-    number = as_int("how_v3_bf16_cvt", how_v3_bf16_cvt)
-    if not 0 <= number < len(BF16_CVTS):
+    *,
+    longest_keys: int,
+    bias_dimensions: int,
+    dropout_p: object,
+    softmax_scale: object,
+    is_causal: object,
+    window_size_left: object,
+    window_size_right: object,
+    sink_size: object = 0,
+    logits_soft_cap: object = 0.0,
+    how_v3_bf16_cvt: object = 0,
+    bias: Tensor | None = None,
+    sink_ptr: Tensor | None = None,
+    **others: Any,
+) -> AttentionOptions:
+    """The options of ``fmha_fwd`` for AITER's arguments; ``others`` have the same names in both."""
+    left = as_window_side("window_size_left", window_size_left)
+    right = as_window_side("window_size_right", window_size_right)
+    # A side that is as long as the longest keys is open in AITER, also where it would not be.
+    window = window_pair(*(-1 if side >= longest_keys else side for side in (left, right)))
+    rounding = as_int("how_v3_bf16_cvt", how_v3_bf16_cvt)
+    if not 0 <= rounding < len(BF16_CVTS):
         raise ValueError(f"how_v3_bf16_cvt={how_v3_bf16_cvt!r} is not known; use 0, 1 or 2")
-    return BF16_CVTS[number]
+    if isinstance(sink_ptr, Tensor) and sink_ptr.dtype in (torch.bfloat16, torch.float16):
+        sink_ptr = sink_ptr.float()
+    options = {
+        "softmax_scale": as_softmax_scale(softmax_scale),
+        "mask": 2 if as_flag("is_causal", is_causal) else 0,
+        "window_size": window,
+        "sink_size": as_int("sink_size", sink_size),
+        "dropout_p": as_dropout_p(dropout_p) or OFF,
+        "logit_softcap": as_softcap("logits_soft_cap", logits_soft_cap) or OFF,
+        "bf16_cvt": BF16_CVTS[rounding],
+        "bias": bias_with_dimensions(bias, bias_dimensions),
+        "sink": sink_ptr,
+        **others,
+    }
+    return cast("AttentionOptions", options)
 
 
 def bias_with_dimensions(bias: Tensor | None, dimensions: int) -> Tensor | None:
@@ -66,3 +69,8 @@ def bias_with_dimensions(bias: Tensor | None, dimensions: int) -> Tensor | None:
     if isinstance(bias, Tensor) and bias.dim() == 2:
         return bias[(None,) * (dimensions - 2)]
     return bias
+
+
+def length_of(keys: Tensor) -> int:
+    """How many keys each sequence of a batch has; what is no such tensor is refused later."""
+    return keys.shape[1] if isinstance(keys, Tensor) and keys.dim() > 1 else 0

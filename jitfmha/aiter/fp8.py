@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ..layers.peer_values import as_flag, as_window, with_contiguous_rows
-from ..problem.checks import with_keyword_advice
-from .forward import mha_fwd, mha_varlen_fwd
+from ..layers.peer_values import ends_in
+from .forward import called_by_models, forward_batch, forward_group
 
 
-@with_keyword_advice
+@ends_in(called_by_models(forward_batch))
 def flash_attn_fp8_pertensor_func(
     q: Tensor,
     k: Tensor,
@@ -34,19 +33,9 @@ def flash_attn_fp8_pertensor_func(
     Returns:
         out, bfloat16 ``(b, sq, hq, hdim_v)``.
     """
-    q, k, v = (with_contiguous_rows(x) for x in (q, k, v))
-    out, _, _, _ = mha_fwd(
-        *(q, k, v, 0.0, softmax_scale, as_flag("causal", causal), *as_window(window_size)),
-        *(False, False),
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        sink_ptr=sink_ptr,
-    )
-    return out
 
 
-@with_keyword_advice
+@ends_in(called_by_models(forward_group))
 def flash_attn_varlen_fp8_pertensor_func(
     q: Tensor,
     k: Tensor,
@@ -72,14 +61,3 @@ def flash_attn_varlen_fp8_pertensor_func(
     Returns:
         out, bfloat16 ``(total_q, hq, hdim_v)``.
     """
-    q, k, v = (with_contiguous_rows(x) for x in (q, k, v))
-    out, _, _, _ = mha_varlen_fwd(
-        *(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, min_seqlen_q),
-        *(0.0, softmax_scale, logits_soft_cap, False, as_flag("causal", causal)),
-        *(*as_window(window_size), False, False),
-        q_descale=q_descale,
-        k_descale=k_descale,
-        v_descale=v_descale,
-        sink_ptr=sink_ptr,
-    )
-    return out
