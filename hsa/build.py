@@ -27,13 +27,12 @@ from pathlib import Path
 from typing import get_args
 
 from jitfmha.amd.chips import Arch
-from jitfmha.amd.gradient_manifest import FOLDER as BACKWARD_FAMILY
 from jitfmha.amd.kernel_arguments import backward_device_header, device_header
+from jitfmha.amd.manifest import FORWARD_MANIFEST, READY_BACKWARD_MANIFEST
 from jitfmha.jit.toolchain.device_compiler import assemble, compile_hip_to_assembly
 
 HSA = Path(__file__).resolve().parent
 SOURCES = HSA / "src"
-FAMILY = "fmha_v3_fwd"
 
 # The headers that are written, and what is in them.
 ARGUMENTS = {
@@ -156,7 +155,7 @@ class Kernel:
 
     @property
     def manifest(self) -> Path:
-        return HSA / self.arch / FAMILY / "fmha_fwd.csv"
+        return HSA / self.arch / FORWARD_MANIFEST
 
     def definitions(self) -> dict[str, object]:
         """The constants of the source."""
@@ -278,7 +277,7 @@ class BackwardKernels:
 
     @property
     def manifest(self) -> Path:
-        return HSA / self.arch / BACKWARD_FAMILY / "fmha_bwd.csv"
+        return HSA / self.arch / READY_BACKWARD_MANIFEST
 
     def definitions(self) -> dict[str, object]:
         """The constants of the source."""

@@ -212,7 +212,7 @@ def test_a_tree_with_faults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert "fwd_hd128_bf16.co" in broken.found
     assert "there is no file" in broken.found
     assert findings["the kernels of this package"].verdict == "ok"
-    monkeypatch.setattr("jitfmha.amd.manifest.hsa_dir", lambda: tmp_path / "nothing")
+    monkeypatch.setattr("jitfmha.amd.tree.hsa_dir", lambda: tmp_path / "nothing")
     monkeypatch.delenv("JITFMHA_HSA_DIR")
     assert {x.verdict for x in _of_code_objects()} == {"failed"}
 

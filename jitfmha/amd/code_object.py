@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from ..jit.elf import Elf, printable
+from ..jit.regular_file import read_regular_file
 from .chips import Arch, architecture
 
 _MACHINE_AMDGPU = 224
 _NOTE_METADATA = 32
-_LARGEST_FILE = 64 << 20
 # Names have some hundred letters at most, where templates are spelled out in them.
 _SHOWN_NAMES, _SHOWN_LETTERS = 20, 1000
 
@@ -50,32 +50,26 @@ def read_code_object(
     path: Path,
     *,
     arch: Arch,
-    symbol: str,
-    threads: int,
+    kernels: Mapping[str, int],
     kernarg_bytes: int,
     sha256: str | None,
-    combine_symbol: str | None = None,
 ) -> CodeObject:
     """Read a file and check it before anything is loaded from it.
 
     Args:
         arch: gfx942 or gfx950.
-        symbol: of the kernel that must be inside.
-        threads: of a workgroup, as it will be launched.
+        kernels: that must be inside, the one that it is named after first: by symbol the threads of
+            a workgroup, as it will be launched.
         kernarg_bytes: that the launcher passes. A kernel may declare fewer: it reads a part.
         sha256: of the whole file in hexadecimal digits; None where the manifest has none.
-        combine_symbol: of a second kernel that must be inside; None where there is none.
 
     Raises:
         CodeObjectError: the file cannot be read, or is not what was expected.
     """
     try:
-        with path.open("rb") as file:
-            image = file.read(_LARGEST_FILE + 1)
+        image = read_regular_file(path)
     except OSError as error:
         raise CodeObjectError(f"{path} cannot be read: {error.strerror or error}") from error
-    if len(image) > _LARGEST_FILE:
-        raise CodeObjectError(f"{path} has more than {_LARGEST_FILE} bytes: not a code object")
     if sha256 is not None:
         found = hashlib.sha256(image).hexdigest()
         if found != sha256:
@@ -85,14 +79,15 @@ def read_code_object(
             )
     try:
         elf = Elf(image)
-        declared = _check(path, elf, arch, symbol, threads, kernarg_bytes)
-        if combine_symbol is not None:
-            _check(path, elf, arch, combine_symbol, threads, kernarg_bytes)
+        declared = [
+            (symbol, _check(path, elf, arch, symbol, threads, kernarg_bytes))
+            for symbol, threads in kernels.items()
+        ]
     except CodeObjectError:
         raise
     except (struct.error, LookupError, ValueError, OverflowError, RecursionError) as error:
         raise CodeObjectError(f"{path} is damaged: {error or type(error).__name__}") from error
-    return CodeObject(path, image, symbol, declared)
+    return CodeObject(path, image, *declared[0])
 
 
 def list_of_names(names: Collection[str]) -> str:

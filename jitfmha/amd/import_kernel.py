@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..jit.elf import Elf
+from ..jit.regular_file import read_regular_file
 from ..jit.toolchain.device_compiler import assemble
 from ..problem.arguments import Bf16Cvt
 from ..problem.problem import BF16_CVTS
@@ -32,21 +33,27 @@ from .chips import Arch, Chip, architecture, chip, chips
 from .code_object import CodeObject, CodeObjectError, kernel_descriptors, read_code_object
 from .kernel_arguments import AITER_ARGUMENTS
 from .manifest import (
-    COLUMNS,
-    MANIFEST,
+    FORWARD_COLUMNS,
+    FORWARD_MANIFEST,
+    UNREADABLE,
+    Cells,
     KernelDtype,
     KernelRow,
-    architecture_folder,
+    OddRow,
     default_threads,
-    read_tree,
+    manifest_lines,
+    manifest_text,
+    plain_name,
 )
-from .manifest_cells import OddRow, manifest_lines, plain_name
+from .tree import Tree, architecture_folder
 
 _MODES = ("gm0", "gm1")
 # What every kernel of a mode reads, the last of it in the argument block.
 _LAST_ARGUMENTS = {"gm0": "s_o_Bs", "gm1": "ptr_kseq"}
 # What one row of AMD's may not have in common with another.
 _SERVES = ("dtype", "hdim_q", "hdim_v", "mask", "mode", "bf16_cvt")
+Lines = list[tuple[int, Cells]]
+
 _FILE_MODE, _FOLDER_MODE = 0o644, 0o755
 
 
@@ -179,7 +186,7 @@ def _cells(name: str, facts: KernelFacts) -> dict[str, str]:
         *(BF16_CVTS.index(facts.bf16_cvt), *facts.tile),
         *(decorated(name), f"{name.removeprefix('fmha_')}.co"),
     )
-    cells = dict(zip(COLUMNS, map(str, values), strict=True))
+    cells = dict(zip(FORWARD_COLUMNS, map(str, values), strict=True))
     if facts.workgroup_threads != default_threads(*facts.hdim):
         cells["threads"] = str(facts.workgroup_threads)
     return cells
@@ -194,8 +201,7 @@ def _checked(image: bytes, symbol: str, facts: KernelFacts) -> tuple[CodeObject,
             found = read_code_object(
                 path,
                 arch=facts.arch,
-                symbol=symbol,
-                threads=facts.workgroup_threads,
+                kernels={symbol: facts.workgroup_threads},
                 kernarg_bytes=AITER_ARGUMENTS.size,
                 sha256=None,
             )
@@ -239,14 +245,15 @@ def add_to_tree(kernel: ImportedKernel, root: Path, *, replaces: bool = False) -
     folder = architecture_folder(root, arch)
     if folder is None:
         raise ImportRefused(f"{root} is a tree of another architecture, not of {arch}")
-    manifest = folder / MANIFEST
+    manifest = folder / FORWARD_MANIFEST
     places = [manifest.parent / (each.kernel_folder or "") for each in kernel.facts.chips]
     for place in places:
         _make_folder(place)
     with _turn(manifest.parent):
-        text, outdated = _manifest_text(kernel, manifest, replaces=replaces)
+        lines = _lines_of(manifest)
+        text, outdated = _manifest_text(kernel, manifest, lines, replaces=replaces)
         files = [place / kernel.cells["co_name"] for place in places]
-        _refuse_foreign_file(kernel, manifest, files, replaces=replaces)
+        _refuse_foreign_file(kernel, manifest, lines, files, replaces=replaces)
         new = [path for path in files if not path.exists()]
         try:
             for path in files:
@@ -269,47 +276,57 @@ def rows_of(kernel: ImportedKernel, root: Path) -> list[tuple[Chip, KernelRow | 
     assert folder is not None
     answers: list[tuple[Chip, KernelRow | None, str]] = []
     for each in kernel.facts.chips:
-        tree = read_tree(str(root), folder, each)
-        mine = [row for row in tree.rows if row.symbol == kernel.cells["knl_name"]]
-        answers.append((each, mine[0] if mine else None, "; ".join(tree.oddities)))
+        forward = Tree(str(root), folder, each).forward
+        mine = [row for row in forward.rows if row.symbol == kernel.cells["knl_name"]]
+        answers.append((each, mine[0] if mine else None, "; ".join(forward.oddities)))
     return answers
 
 
+def _lines_of(manifest: Path) -> list[tuple[int, Cells]]:
+    """The rows of a manifest, which need not be there."""
+    if not manifest.exists():
+        return []
+    try:
+        return manifest_lines(manifest, FORWARD_COLUMNS)
+    except UNREADABLE as error:
+        raise ImportRefused(f"the manifest {manifest} cannot be read: {error}") from error
+
+
 def _manifest_text(
-    kernel: ImportedKernel, manifest: Path, *, replaces: bool
+    kernel: ImportedKernel, manifest: Path, lines: Lines, *, replaces: bool
 ) -> tuple[str, list[str]]:
     """The manifest with the new row, and the files of rows that it replaces."""
     cells = kernel.cells
-    columns: list[str] = [*COLUMNS, *(["threads"] if "threads" in cells else [])]
+    columns: list[str] = [*FORWARD_COLUMNS, *(["threads"] if "threads" in cells else [])]
     if not manifest.exists():
         return _csv([columns, [cells.get(name, "") for name in columns]]), []
-    try:
-        lines = manifest_lines(manifest, COLUMNS)
-        text = manifest.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError, csv.Error, OddRow) as error:
-        raise ImportRefused(f"the manifest {manifest} cannot be read: {error}") from error
+    text = manifest_text(manifest)
     columns = _header(text)
     lacking = [name for name in cells if name not in columns]
     if lacking:
         raise ImportRefused(
             f"the manifest {manifest} has no column {', '.join(lacking)}, which the kernel needs"
         )
-    same = [(number, row) for number, row in lines if _serves(row) == _serves(cells)]
-    if any(_given(row, columns) == _given(cells, columns) for _, row in same):
+    same = [(number, row) for number, row in lines if _serves(row) == _serves(Cells(cells))]
+    if any(_given(row, columns) == _given(Cells(cells), columns) for _, row in same):
         return text, []
     if same and not replaces:
         number, row = same[0]
         raise ImportRefused(
-            f"{manifest}, line {number} serves the same: {plain_name(row['knl_name'])}; "
+            f"{manifest}, line {number} serves the same: {plain_name(row.text('knl_name'))}; "
             "replace it with --replace"
         )
-    for _, row in same:
-        _refuse_left_behind(kernel, manifest, row["co_name"])
+    outdated = []
+    for number, row in same:
+        try:
+            outdated.append(row.file("co_name"))
+        except OddRow as error:
+            raise ImportRefused(f"{manifest}, line {number} cannot be replaced: {error}") from error
+        _refuse_left_behind(kernel, manifest, outdated[-1])
     gone = {number for number, _ in same}
     kept = [line for number, line in enumerate(text.splitlines(), 1) if number not in gone]
-    outdated = [row["co_name"] for _, row in same if row["co_name"] != cells["co_name"]]
     kept.append(_csv([[cells.get(name, "") for name in columns]]).rstrip("\n"))
-    return "\n".join(kept) + "\n", outdated
+    return "\n".join(kept) + "\n", [name for name in outdated if name != cells["co_name"]]
 
 
 def _refuse_left_behind(kernel: ImportedKernel, manifest: Path, file: str) -> None:
@@ -323,31 +340,29 @@ def _refuse_left_behind(kernel: ImportedKernel, manifest: Path, file: str) -> No
             )
 
 
-def _serves(row: Mapping[str, str]) -> tuple[str, ...]:
+def _serves(row: Cells) -> tuple[str, ...]:
     """What two rows of AMD's must not have in common; kernels of ours beside them are others."""
-    return (*(row.get(name, "") for name in _SERVES), row.get("abi", "") or "aiter")
+    return (*map(row.text, _SERVES), row.text("abi") or "aiter")
 
 
-def _given(row: Mapping[str, str], columns: Sequence[str]) -> list[str]:
-    return [row.get(name, "") for name in columns if name in (*COLUMNS, "abi", "threads", "grid")]
+def _given(row: Cells, columns: Sequence[str]) -> list[str]:
+    known = *FORWARD_COLUMNS, "abi", "threads", "grid"
+    return [row.text(name) for name in columns if name in known]
 
 
 def _refuse_foreign_file(
-    kernel: ImportedKernel, manifest: Path, files: Sequence[Path], *, replaces: bool
+    kernel: ImportedKernel, manifest: Path, lines: Lines, files: Sequence[Path], *, replaces: bool
 ) -> None:
     """A file of that name may be that of another kernel."""
-    others = []
-    if manifest.exists():
-        rows = (row for _, row in manifest_lines(manifest, COLUMNS))
-        name = kernel.cells["co_name"]
-        others = [row for row in rows if row.get("co_name") == name]
-    if any(_serves(row) != _serves(kernel.cells) for row in others):
+    name = kernel.cells["co_name"]
+    others = [row for _, row in lines if row.text("co_name") == name]
+    if any(_serves(row) != _serves(Cells(kernel.cells)) for row in others):
         raise ImportRefused(
-            f"{kernel.cells['co_name']} is the file of another kernel in {manifest}; "
-            "give this one another --name"
+            f"{name} is the file of another kernel in {manifest}; give this one another --name"
         )
+    image = kernel.code_object.image
     for path in files:
-        if path.exists() and not replaces and path.read_bytes() != kernel.code_object.image:
+        if path.exists() and not replaces and read_regular_file(path) != image:
             raise ImportRefused(f"{path} is there already; replace it with --replace")
 
 

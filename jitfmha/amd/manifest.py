@@ -1,48 +1,52 @@
-"""What a tree of code objects offers: its manifest, read row by row.
+"""What the manifests of a tree of code objects list, read row by row and checked cell by cell.
 
-A tree has one folder for each architecture. ``<arch>/fmha_v3_fwd/fmha_fwd.csv`` lists the forward
-kernels. AITER's trees have this form, and so has the one that this package ships, with more
-columns: ``abi``, ``threads`` and ``grid`` name the binary interface of a kernel. Where they are
-missing the kernel is one of AMD's, and the rules of its interface ("fmha v3") say the rest. The
-code objects lie beside the manifest; AMD's for gfx942 one folder deeper, in ``MI300`` and
-``MI308``. Whatever is odd in a tree is told by name and left out.
+An architecture's folder has one folder for each form of manifest, with the code objects beside it:
 
-Code objects are code. So what the environment names has to be in the hands of this user or of root,
-as the build cache has; the tree of this package is as safe as the package.
+* ``fmha_v3_fwd/fmha_fwd.csv`` lists forward kernels. AITER's trees have this form, and so has the
+  one that this package ships, with more columns: ``abi``, ``threads`` and ``grid`` name the binary
+  interface of a kernel. Where they are missing the kernel is one of AMD's, and the rules of its
+  interface ("fmha v3") say the rest. AMD's code objects for gfx942 lie one folder deeper, in
+  ``MI300`` and ``MI308``.
+* ``fmha_v3_bwd`` is AITER's form for backward passes: a manifest for each kind of kernel, with the
+  same columns, of which kernels other than those of gradients leave some at 0.
+* ``fmha_bwd/fmha_bwd.csv`` is this package's: a row is a code object with three kernels, which run
+  one after the other. ``hsa/src/fmha_bwd.hip`` says what each does, and
+  ``hsa/src/fmha_bwd_hd192.hip`` for larger head dimensions.
+
+Whatever is odd in a manifest is told by file, line and value, and left out.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import os
 import re
-import warnings
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Generic, Literal, NamedTuple, TypeVar, get_args
 
-from ..jit.resources import hsa_dir
+from ..jit.cache.trust import file_reason
+from ..jit.regular_file import read_regular_file
+from ..jit.shared_struct import SharedStruct
 from ..problem.problem import BF16_CVTS
 from .chips import Arch, Chip
-from .code_object import CodeObject, CodeObjectError, read_code_object
-from .kernel_arguments import ARGUMENTS_OF, Abi
-from .manifest_cells import (
-    FILE,
-    SYMBOL,
-    OddRow,
-    distrust,
-    listed,
-    manifest_lines,
-    matching,
-    number_of,
-    one_of,
-    plain_name,
-    positive,
-    shown,
+from .code_object import list_of_names
+from .kernel_arguments import (
+    AITER_DQ_ARGUMENTS,
+    AITER_GRADIENT_ARGUMENTS,
+    AITER_ROW_SUM_ARGUMENTS,
+    ARGUMENTS_OF,
+    BACKWARD_ARGUMENTS,
+    Abi,
 )
 
 KernelDtype = Literal["bf16", "fp16", "fp8bf16"]
+BackwardDtype = Literal["bf16", "fp16"]
+AiterKind = Literal["odo", "dqdkdv", "dq_convert", "dq_shuffle"]
+"""Sums of o times do of each row; gradients; dq of float32 sums; dq of shuffled 16-bit sums."""
 
 Grid = Literal[
     "tiles_heads_batches",
@@ -57,28 +61,41 @@ Grid = Literal[
 the head of a causal triangle and one from its tail."""
 GRIDS: tuple[Grid, ...] = get_args(Grid)
 
-HSA_DIR, AITER_ASM_DIR = "JITFMHA_HSA_DIR", "AITER_ASM_DIR"
-
-BACKWARD_FOLDER = "fmha_v3_bwd"
-MANIFEST = Path("fmha_v3_fwd", "fmha_fwd.csv")
-COLUMNS = (
+FORWARD_MANIFEST = Path("fmha_v3_fwd", "fmha_fwd.csv")
+AITER_BACKWARD_FOLDER = "fmha_v3_bwd"
+READY_BACKWARD_MANIFEST = Path("fmha_bwd", "fmha_bwd.csv")
+FORWARD_COLUMNS = (
     *("dtype", "hdim_q", "hdim_v", "mask", "mode", "bf16_cvt"),
     *("ts_qo", "ts_kv", "knl_name", "co_name"),
 )
+AITER_BACKWARD_COLUMNS = (
+    *("dtype", "hdim_q", "hdim_v", "mask", "atomic32", "pssk", "pddv", "mode", "bf16_cvt"),
+    *("ts", "knl_name", "co_name"),
+)
+READY_BACKWARD_COLUMNS = (
+    *("dtype", "hdim_q", "hdim_v", "masked", "mode", "bf16_cvt", "deterministic"),
+    *("keys", "queries", "knl_name", "row_sums_name", "round_dq_name", "co_name"),
+    *("threads", "edge_threads", "sha256"),
+)
+ANY_BF16_CVT = len(BF16_CVTS)
 _GRIDS_OF: Mapping[tuple[Abi, int], tuple[Grid, ...]] = {
     ("aiter", 0): ("tiles_heads_batches", "tile_pairs_heads_batches", "heads_tiles_batches"),
     ("aiter", 1): ("heads_batches_tiles", "heads_batches_tile_pairs"),
     ("jitfmha", 0): ("xcd_heads_tiles_splits",),
     ("jitfmha", 1): ("heads_batches_tiles_splits",),
 }
+_AITER_BACKWARD_ARGUMENTS: Mapping[AiterKind, SharedStruct] = {
+    "odo": AITER_ROW_SUM_ARGUMENTS,
+    "dqdkdv": AITER_GRADIENT_ARGUMENTS,
+    "dq_convert": AITER_DQ_ARGUMENTS,
+    "dq_shuffle": AITER_DQ_ARGUMENTS,
+}
 _WAVE, _MOST_THREADS = 64, 1024
 _SIMDS = 4  # of a compute unit
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True)
-class KernelRow:
-    """One kernel of a manifest, for one chip.
+class KernelRow(NamedTuple):
+    """A forward kernel for one chip; also how a launcher is told of any other kernel of ours.
 
     Attributes:
         mask: 0 none, 1 top-left causal, 2 bottom-right causal.
@@ -134,7 +151,23 @@ class KernelRow:
         return self.combine_symbol is not None
 
     @property
-    def serves(self) -> tuple[object, ...]:
+    def folder(self) -> str:
+        """That of the manifest."""
+        return FORWARD_MANIFEST.parent.name
+
+    @property
+    def kernels(self) -> dict[str, int]:
+        """The threads of each kernel of the code object that is launched, by symbol."""
+        combine = {self.combine_symbol: self.threads} if self.combine_symbol else {}
+        return {self.symbol: self.threads, **combine}
+
+    @property
+    def arguments(self) -> SharedStruct:
+        """What its kernels take."""
+        return ARGUMENTS_OF[self.abi]
+
+    @property
+    def serves(self) -> Hashable:
         """What two rows of one manifest must not have in common.
 
         Of our kernels there are tiles of several sizes to choose from; for AMD's there is no rule.
@@ -145,232 +178,266 @@ class KernelRow:
         )
 
 
+class AiterBackwardRow(NamedTuple):
+    """One kernel of AITER's for backward passes.
+
+    Attributes:
+        hdim_q, hdim_v: that it was made for; smaller ones are padded.
+        mask: 0 none, 1 top-left causal, 2 bottom-right causal, 3 a window.
+        has_atomic_fp32: whether dq is added up in float32, not in q's dtype.
+        takes_any_seqlen: and strides of every tensor (``pssk``).
+        takes_smaller_hdim: than that it was made for (``pddv``).
+        mode: 0 gm0, 1 gm1.
+        bf16_cvt: an index of ``BF16_CVTS``, or ``ANY_BF16_CVT``.
+        ts: rows of a workgroup: keys of a kernel of gradients, else queries.
+        symbol: of the kernel.
+        file: of the code object, relative to the manifest's folder.
+        sha256: of the file; None where the manifest has none.
+        threads: of a workgroup.
+    """
+
+    kind: AiterKind
+    dtype: BackwardDtype
+    hdim_q: int
+    hdim_v: int
+    mask: int
+    has_atomic_fp32: bool
+    takes_any_seqlen: bool
+    takes_smaller_hdim: bool
+    mode: int
+    bf16_cvt: int
+    ts: int
+    symbol: str
+    file: str
+    sha256: str | None = None
+    threads: int = 256
+
+    @property
+    def name(self) -> str:
+        """The kernel's name without the decoration of its symbol."""
+        return plain_name(self.symbol)
+
+    @property
+    def folder(self) -> str:
+        """That of the manifest."""
+        return AITER_BACKWARD_FOLDER
+
+    @property
+    def kernels(self) -> dict[str, int]:
+        """The threads of the kernel, by symbol."""
+        return {self.symbol: self.threads}
+
+    @property
+    def arguments(self) -> SharedStruct:
+        """What the kernel takes."""
+        return _AITER_BACKWARD_ARGUMENTS[self.kind]
+
+    @property
+    def serves(self) -> Hashable:
+        """None: AITER has a rule for each choice between rows."""
+        return None
+
+    def rounds(self, bf16_cvt: str) -> bool:
+        """Whether the kernel is for this rounding to bf16, or for any."""
+        return self.bf16_cvt == ANY_BF16_CVT or BF16_CVTS[self.bf16_cvt] == bf16_cvt
+
+
+class ReadyBackwardRow(NamedTuple):
+    """One code object of ours for backward passes.
+
+    Attributes:
+        hdim_q, hdim_v: of q and k; of v.
+        is_masked: whether there may be a mask: causal of both corners, or a window.
+        mode: 0 gm0, 1 gm1.
+        bf16_cvt: an index of ``BF16_CVTS``; 0 where the chip has one way only.
+        is_deterministic: whether dq is added up in one order.
+        keys: of a workgroup of the kernel ``symbol``.
+        queries: of a workgroup of the two others.
+        symbol: of the kernel that makes dk and dv, and adds dq up.
+        row_sums_symbol, round_dq_symbol: of those before and after it.
+        threads, edge_threads: of a workgroup of the first, and of the two others.
+        file: of the code object, relative to the manifest's folder.
+        sha256: of the file.
+    """
+
+    dtype: BackwardDtype
+    hdim_q: int
+    hdim_v: int
+    is_masked: bool
+    mode: int
+    bf16_cvt: int
+    is_deterministic: bool
+    keys: int
+    queries: int
+    symbol: str
+    row_sums_symbol: str
+    round_dq_symbol: str
+    threads: int
+    edge_threads: int
+    file: str
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """That of the kernel that makes dk and dv."""
+        return self.symbol
+
+    @property
+    def folder(self) -> str:
+        """That of the manifest."""
+        return READY_BACKWARD_MANIFEST.parent.name
+
+    @property
+    def kernels(self) -> dict[str, int]:
+        """The threads of each kernel, by symbol."""
+        edges = dict.fromkeys((self.row_sums_symbol, self.round_dq_symbol), self.edge_threads)
+        return {self.symbol: self.threads, **edges}
+
+    @property
+    def arguments(self) -> SharedStruct:
+        """What its kernels take."""
+        return BACKWARD_ARGUMENTS
+
+    @property
+    def serves(self) -> Hashable:
+        """What two rows must not have in common: all but the kernels themselves."""
+        return (
+            *(self.dtype, self.hdim_q, self.hdim_v, self.is_masked, self.mode, self.bf16_cvt),
+            *(self.is_deterministic, self.keys, self.queries),
+        )
+
+    def rounds(self, bf16_cvt: str, arch: Arch) -> bool:
+        """Whether the kernels round as asked; where there is one way, it is for all."""
+        has_roundings = arch == "gfx942" and self.dtype == "bf16"
+        return not has_roundings or BF16_CVTS[self.bf16_cvt] == bf16_cvt
+
+
+AnyRow = KernelRow | AiterBackwardRow | ReadyBackwardRow
+Row = TypeVar("Row", KernelRow, AiterBackwardRow, ReadyBackwardRow)
+
+
 @dataclass(frozen=True)
-class Tree:
-    """The forward kernels of one tree for one chip.
+class Manifest(Generic[Row]):
+    """What a tree lists of one form.
 
     Attributes:
         origin: how a message names the tree.
-        folder: of the manifest.
-        arch: that the code objects must be for.
-        rows: the usable ones.
-        oddities: a sentence for everything that was left out.
-        is_shipped: whether it is a part of this package, and so as safe as that.
+        rows: the usable ones, in their order.
+        places: the file and line of each.
+        left_out: why everything else is not there, by file and line.
     """
 
     origin: str
-    folder: Path
-    arch: Arch
-    rows: tuple[KernelRow, ...] = field(repr=False)
-    oddities: tuple[str, ...] = field(repr=False)
-    is_shipped: bool = False
-    _warned_of: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
-    _code_objects: dict[KernelRow, CodeObject | CodeObjectError] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
+    rows: tuple[Row, ...] = field(repr=False)
+    places: tuple[str, ...] = field(repr=False)
+    left_out: Mapping[str, str] = field(repr=False)
 
-    def __str__(self) -> str:
-        return self.origin
-
-    def warn_of_oddities(self) -> None:
-        """Warn of everything that was left out, once for each tree."""
-        for oddity in self.oddities:
-            self._warn_of(oddity)
-
-    def code_object(self, row: KernelRow) -> CodeObject | CodeObjectError:
-        """The code object of a row, read and checked once, or why it must not be loaded.
-
-        The latter is warned of.
-        """
-        found = self._code_objects.get(row)
-        if found is None:
-            path = self.folder / row.file
-            try:
-                reason = None if self.is_shipped else distrust(path)
-                if reason:
-                    raise CodeObjectError(f"{path} is not used: {reason}")
-                found = read_code_object(
-                    path,
-                    arch=self.arch,
-                    symbol=row.symbol,
-                    threads=row.threads,
-                    kernarg_bytes=ARGUMENTS_OF[row.abi].size,
-                    sha256=row.sha256,
-                    combine_symbol=row.combine_symbol,
-                )
-            except CodeObjectError as error:
-                found = error
-                self._warn_of(f"{self}: {error}")
-            self._code_objects[row] = found
-        return found
-
-    def _warn_of(self, text: str) -> None:
-        if text not in self._warned_of:
-            self._warned_of.add(text)
-            warnings.warn(f"jitfmha: {text}", RuntimeWarning, stacklevel=3)
+    @property
+    def oddities(self) -> tuple[str, ...]:
+        """A sentence for everything that was left out."""
+        return tuple(f"{self.origin}: {place} {why}" for place, why in self.left_out.items())
 
 
-def trees_of(chip: Chip) -> tuple[Tree, ...]:
-    """The trees for a chip, the preferred one first: the user's, AITER's, then ours.
+def read_manifests(
+    origin: str,
+    columns: tuple[str, ...],
+    row_of: Mapping[Path, Callable[[Cells], Row]],
+    *,
+    is_trusted: bool,
+) -> Manifest[Row]:
+    """Read the manifests of one form.
 
-    The user's own tree need not be there.
+    Raises nothing: a manifest that cannot be read, or that somebody else could change, is left out.
+
+    Args:
+        origin: how a message names the tree.
+        columns: that each manifest must have.
+        row_of: how a row of each of them is read.
+        is_trusted: whether it does not matter who could change the files.
     """
-    arch = chip.architecture.name
-    trees = []
-    for variable in (HSA_DIR, AITER_ASM_DIR):
-        given = os.environ.get(variable, "")
-        if given:
-            folder = architecture_folder(Path(given), arch)
-            if folder is not None:
-                trees.append(read_tree(f"{variable}={given}", folder, chip))
-        elif variable == HSA_DIR:
-            own = default_user_tree()
-            if own is not None and os.path.isdir(own / arch):
-                trees.append(read_tree(f"your tree {own}", own / arch, chip))
-    shipped = hsa_dir() / arch
-    if (shipped / MANIFEST).is_file():
-        trees.append(read_tree("the kernels of this package", shipped, chip, is_shipped=True))
-    return tuple(trees)
-
-
-def user_tree() -> Path:
-    """Where ``python -m jitfmha hsa import`` adds kernels; it need not be there.
-
-    What JITFMHA_HSA_DIR names, else :func:`default_user_tree`. Raises ``RuntimeError`` where there
-    is neither.
-    """
-    given = os.environ.get(HSA_DIR, "")
-    own = Path(given) if given else default_user_tree()
-    if own is None:
-        raise RuntimeError(f"there is no home directory for a tree; set {HSA_DIR} to a folder")
-    return own
-
-
-def default_user_tree() -> Path | None:
-    """``jitfmha/hsa`` in the user's folder for data, the tree where JITFMHA_HSA_DIR names none.
-
-    None for a user without a home directory.
-    """
-    import platformdirs  # of use where kernels are looked for only
-
-    try:
-        data = platformdirs.user_data_dir("jitfmha", appauthor=False)
-    except RuntimeError:
-        return None
-    return Path(data, "hsa") if os.path.isabs(data) else None
-
-
-def architecture_folder(given: Path, arch: Arch) -> Path | None:
-    """The folder of ``arch`` where ``given`` is a whole tree or one architecture's folder.
-
-    None where it is the folder of another architecture, which is nothing odd.
-    """
-    if given.name in get_args(Arch):
-        return given if given.name == arch else None
-    # Unlike those of a Path, the functions of `os.path` raise for no name.
-    exists = os.path.exists
-    if exists(given / MANIFEST) and not exists(given / arch):
-        return given
-    if not exists(given / arch) and any(exists(given / other) for other in get_args(Arch)):
-        return None
-    return given / arch
-
-
-def read_tree(origin: str, folder: Path, chip: Chip, *, is_shipped: bool = False) -> Tree:
-    """Read the manifest below an architecture's folder, as far as it concerns ``chip``.
-
-    Raises nothing: a manifest that cannot be read, or that somebody else could change, gives a tree
-    without rows and the reason.
-    """
-    path = folder / MANIFEST
-    arch = chip.architecture.name
-    reason = None if is_shipped else distrust(path)
-    if reason:
-        oddity = (
-            f"{origin} is not used: {reason}. Copy the tree to a directory that belongs to you "
-            "and that only you can write to"
-        )
-        return Tree(origin, path.parent, arch, (), (oddity,))
-    rows: list[KernelRow] = []
-    oddities: list[str] = []
-    try:
-        lines = manifest_lines(path, COLUMNS)
-    except (OSError, UnicodeDecodeError, csv.Error, OddRow) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        # A tree may have backward kernels only.
-        if not (isinstance(error, FileNotFoundError) and (folder / BACKWARD_FOLDER).is_dir()):
-            oddities.append(f"{origin}: the manifest {path} cannot be read: {why}")
-        lines = []
-    seen: dict[tuple[object, ...], int] = {}
-    for number, cells in lines:
-        where = f"{origin}: {path}, line {number}"
+    rows: list[Row] = []
+    places: list[str] = []
+    left_out: dict[str, str] = {}
+    for path, read in row_of.items():
+        reason = None if is_trusted else distrust(path)
+        if reason:
+            left_out[f"the manifest {path}"] = (
+                f"is not used: {reason}. Copy the tree to a directory that belongs to you and that "
+                "only you can write to"
+            )
+            continue
         try:
-            row = row_of(cells, chip)
-        except OddRow as error:
-            oddities.append(f"{where} is left out: {error}")
+            lines = manifest_lines(path, columns)
+        except UNREADABLE as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            left_out[f"the manifest {path}"] = f"cannot be read: {why}"
             continue
-        if row.serves in seen:
-            oddities.append(f"{where} is left out: it serves the same as line {seen[row.serves]}")
-            continue
-        seen[row.serves] = number
-        if not os.path.isfile(path.parent / row.file):
-            oddities.append(f"{where} is left out: there is no file {path.parent / row.file}")
-            continue
-        rows.append(row)
-    return Tree(origin, path.parent, arch, tuple(rows), tuple(oddities), is_shipped)
+        seen: dict[Hashable, int] = {}
+        for number, cells in lines:
+            place = f"{path}, line {number}"
+            try:
+                cells.refuse_short(columns)
+                row = read(cells)
+                _refuse_twin(row, number, seen)
+                if not os.path.isfile(path.parent / row.file):
+                    raise OddRow(f"there is no file {path.parent / row.file}")
+            except OddRow as error:
+                left_out[place] = f"is left out: {error}"
+                continue
+            rows.append(row)
+            places.append(place)
+    return Manifest(origin, tuple(rows), tuple(places), left_out)
 
 
-def row_of(cells: Mapping[str, str], chip: Chip) -> KernelRow:
-    """One row of a manifest, for a chip. Raises :class:`OddRow` for one that cannot be used."""
-    short = [name for name in COLUMNS if name not in cells]
-    if short:
-        raise OddRow(f"it has no {', '.join(short)}")
-    hdims = tuple(positive(name, cells[name]) for name in ("hdim_q", "hdim_v"))
-    mask, mode = (one_of(name, cells[name], range(n)) for name, n in (("mask", 3), ("mode", 2)))
-    abi = _abi(cells.get("abi", ""))
-    threads, grid = cells.get("threads", ""), cells.get("grid", "")
+def _refuse_twin(row: AnyRow, number: int, seen: dict[Hashable, int]) -> None:
+    if row.serves is not None and seen.setdefault(row.serves, number) != number:
+        raise OddRow(f"it serves the same as line {seen[row.serves]}")
+
+
+# ---- Rows ----------------------------------------------------------------------------------------
+
+
+def forward_row(cells: Cells, chip: Chip) -> KernelRow:
+    """A row of the forward kernels' manifest, for a chip. Raises :class:`OddRow`."""
+    hdims = cells.positive("hdim_q"), cells.positive("hdim_v")
+    mask, mode = cells.number("mask", 3), cells.number("mode", 2)
+    abi = cells.word("abi", ARGUMENTS_OF) if cells.text("abi") else "aiter"
+    threads, grid = cells.text("threads"), cells.text("grid")
     if abi == "jitfmha" and not (threads and grid):
         raise OddRow(
             f"abi 'jitfmha' needs threads and a grid; they are {shown(threads)} and {shown(grid)}"
         )
-    is_wide = hdims == (192, 128)
-    file = matching("co_name", cells["co_name"], FILE, "a file name")
-    if abi == "aiter" and chip.kernel_folder is not None:
-        file = f"{chip.kernel_folder}/{file}"
-    sha256, combine = cells.get("sha256", "").lower(), cells.get("combine_name", "")
+    folder = f"{chip.kernel_folder}/" if abi == "aiter" and chip.kernel_folder is not None else ""
+    takes_pairs = not (hdims == _AITER_WIDE and chip.architecture.name == "gfx942")
     return KernelRow(
-        dtype=_dtype(cells["dtype"]),
+        dtype=cells.word("dtype", get_args(KernelDtype)),
         hdim_q=hdims[0],
         hdim_v=hdims[1],
         mask=mask,
         mode=mode,
-        bf16_cvt=one_of("bf16_cvt", cells["bf16_cvt"], range(len(BF16_CVTS))),
-        ts_qo=positive("ts_qo", cells["ts_qo"]),
-        ts_kv=positive("ts_kv", cells["ts_kv"]),
-        symbol=matching("knl_name", cells["knl_name"], SYMBOL, "a symbol"),
-        file=file,
+        bf16_cvt=cells.number("bf16_cvt", len(BF16_CVTS)),
+        ts_qo=cells.positive("ts_qo"),
+        ts_kv=cells.positive("ts_kv"),
+        symbol=cells.symbol("knl_name"),
+        file=folder + cells.file("co_name"),
         abi=abi,
-        threads=_threads(threads) if threads else default_threads(*hdims),
+        threads=cells.threads("threads") if threads else default_threads(*hdims),
         grid=(
-            _grid(grid, abi, mode)
+            cells.word("grid", _GRIDS_OF[abi, mode], f" for abi {abi} and mode {mode}")
             if grid
-            else _aiter_grid(mode, mask, takes_pairs=not (is_wide and _is_gfx942(chip)))
+            else _aiter_grid(mode, mask, takes_pairs=takes_pairs)
         ),
-        combine_symbol=matching("combine_name", combine, SYMBOL, "a symbol") if combine else None,
-        sha256=matching("sha256", sha256, _SHA256, "64 hexadecimal digits") if sha256 else None,
+        combine_symbol=cells.symbol("combine_name") if cells.text("combine_name") else None,
+        sha256=cells.sha256(),
     )
 
 
-# ---- What AMD's interface says where a manifest does not -----------------------------------------
-
-
-def _is_gfx942(chip: Chip) -> bool:
-    return chip.architecture.name == "gfx942"
+_AITER_WIDE = (192, 128)
 
 
 def default_threads(hdim_q: int, hdim_v: int) -> int:
     """Threads of a workgroup of a kernel of AMD's."""
-    return 256 if (hdim_q, hdim_v) == (192, 128) else 512
+    return 256 if (hdim_q, hdim_v) == _AITER_WIDE else 512
 
 
 def _aiter_grid(mode: int, mask: int, *, takes_pairs: bool) -> Grid:
@@ -382,37 +449,195 @@ def _aiter_grid(mode: int, mask: int, *, takes_pairs: bool) -> Grid:
     return "tile_pairs_heads_batches" if mask else "tiles_heads_batches"
 
 
-# ---- Cells ---------------------------------------------------------------------------------------
-
-
-def _abi(text: str) -> Abi:
-    if not text:
-        return "aiter"
-    for known in ARGUMENTS_OF:
-        if text == known:
-            return known
-    raise OddRow(f"abi {shown(text)} is not known; {listed(tuple(ARGUMENTS_OF))} are")
-
-
-def _threads(text: str) -> int:
-    threads = number_of("threads", text)
-    if threads % _WAVE or not 0 < threads <= _MOST_THREADS:
-        raise OddRow(f"threads {text!r} is not a multiple of {_WAVE} up to {_MOST_THREADS}")
-    return threads
-
-
-def _grid(text: str, abi: Abi, mode: int) -> Grid:
-    known = _GRIDS_OF[abi, mode]
-    for grid in known:
-        if text == grid:
-            return grid
-    raise OddRow(
-        f"grid {shown(text)} is not known for abi {abi} and mode {mode}; {listed(known)} are"
+def aiter_backward_row(cells: Cells, kind: AiterKind) -> AiterBackwardRow:
+    """A row of one of AITER's backward manifests. Raises :class:`OddRow`."""
+    return AiterBackwardRow(
+        kind=kind,
+        dtype=cells.word("dtype", get_args(BackwardDtype)),
+        hdim_q=cells.positive("hdim_q"),
+        hdim_v=cells.positive("hdim_v"),
+        mask=cells.number("mask", 4),
+        has_atomic_fp32=cells.is_set("atomic32"),
+        takes_any_seqlen=cells.is_set("pssk"),
+        takes_smaller_hdim=cells.is_set("pddv"),
+        mode=cells.number("mode", 2),
+        bf16_cvt=cells.number("bf16_cvt", ANY_BF16_CVT + 1),
+        ts=cells.positive("ts"),
+        symbol=cells.symbol("knl_name"),
+        file=cells.file("co_name"),
+        sha256=cells.sha256(),
     )
 
 
-def _dtype(text: str) -> KernelDtype:
-    for known in get_args(KernelDtype):
-        if text == known:
-            return known  # type: ignore[no-any-return]
-    raise OddRow(f"dtype {shown(text)} is not known; {listed(get_args(KernelDtype))} are")
+def ready_backward_row(cells: Cells) -> ReadyBackwardRow:
+    """A row of this package's backward manifest. Raises :class:`OddRow`."""
+    sha256 = cells.sha256()
+    if sha256 is None:
+        raise OddRow("it has no sha256")
+    return ReadyBackwardRow(
+        dtype=cells.word("dtype", get_args(BackwardDtype)),
+        hdim_q=cells.positive("hdim_q"),
+        hdim_v=cells.positive("hdim_v"),
+        is_masked=cells.is_set("masked"),
+        mode=cells.number("mode", 2),
+        bf16_cvt=cells.number("bf16_cvt", len(BF16_CVTS)),
+        is_deterministic=cells.is_set("deterministic"),
+        keys=cells.positive("keys"),
+        queries=cells.positive("queries"),
+        symbol=cells.symbol("knl_name"),
+        row_sums_symbol=cells.symbol("row_sums_name"),
+        round_dq_symbol=cells.symbol("round_dq_name"),
+        threads=cells.threads("threads"),
+        edge_threads=cells.threads("edge_threads"),
+        file=cells.file("co_name"),
+        sha256=sha256,
+    )
+
+
+# ---- Cells ---------------------------------------------------------------------------------------
+
+# Both end up inside C++ string literals; a file stays inside of its folder.
+_SYMBOL = re.compile(r"[A-Za-z_$.][A-Za-z0-9_$.]*")
+_FILE = re.compile(r"[A-Za-z0-9_+,=-][A-Za-z0-9_.+,=-]*")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MOST_DIGITS = 18
+_SHOWN_LETTERS = 100
+Word = TypeVar("Word", bound=str)
+
+
+class OddRow(Exception):
+    """Why a row, or a whole manifest, cannot be used."""
+
+
+UNREADABLE = OSError, UnicodeDecodeError, csv.Error, OddRow
+"""What :func:`manifest_lines` raises."""
+
+
+class Cells:
+    """The cells of a row. What reads one raises :class:`OddRow`, which names it and its value."""
+
+    def __init__(self, cells: Mapping[str, str]) -> None:
+        self._cells = cells
+
+    def refuse_short(self, columns: Iterable[str]) -> None:
+        """Refuse a row that ends before all of these columns are there."""
+        missing = [name for name in columns if name not in self._cells]
+        if missing:
+            raise OddRow(f"it has no {_listed(missing)}")
+
+    def text(self, name: str) -> str:
+        """A cell as it is; "" where there is none."""
+        return self._cells.get(name, "")
+
+    def number(self, name: str, count: int) -> int:
+        """A number below ``count``."""
+        number = self._number(name)
+        if number >= count:
+            raise OddRow(f"{name} {self.text(name)!r} is not known; {_listed(range(count))} are")
+        return number
+
+    def is_set(self, name: str) -> bool:
+        """Whether a cell is 1; it may be 0."""
+        return self.number(name, 2) == 1
+
+    def positive(self, name: str) -> int:
+        """A number from 1 to 65535."""
+        number = self._number(name)
+        if not 0 < number < 1 << 16:
+            raise OddRow(f"{name} {self.text(name)!r} is not between 1 and 65535")
+        return number
+
+    def threads(self, name: str) -> int:
+        """The threads of a workgroup."""
+        number = self._number(name)
+        if number % _WAVE or not 0 < number <= _MOST_THREADS:
+            raise OddRow(
+                f"{name} {self.text(name)!r} is not a multiple of {_WAVE} up to {_MOST_THREADS}"
+            )
+        return number
+
+    def word(self, name: str, known: Iterable[Word], of: str = "") -> Word:
+        """One of the known words; ``of`` goes on from "is not known"."""
+        text = self.text(name)
+        for each in known:
+            if text == each:
+                return each
+        raise OddRow(f"{name} {shown(text)} is not known{of}; {_listed(known)} are")
+
+    def symbol(self, name: str) -> str:
+        """The symbol of a kernel."""
+        return self._matching(name, self.text(name), _SYMBOL, "a symbol")
+
+    def file(self, name: str) -> str:
+        """The name of a file in the manifest's folder."""
+        return self._matching(name, self.text(name), _FILE, "a file name")
+
+    def sha256(self) -> str | None:
+        """The hash of the code object in small letters, where the row has one."""
+        text = self.text("sha256").lower()
+        return self._matching("sha256", text, _SHA256, "64 hexadecimal digits") if text else None
+
+    def _number(self, name: str) -> int:
+        text = self.text(name)
+        # int() also takes "1_0" and digits of other scripts, and raises for very many digits.
+        if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+            raise OddRow(f"{name} {shown(text)} is not a number of up to {_MOST_DIGITS} digits")
+        return int(text)
+
+    def _matching(self, name: str, text: str, form: re.Pattern[str], what: str) -> str:
+        if not form.fullmatch(text):
+            raise OddRow(f"{name} {shown(text)} is not {what}")
+        return text
+
+
+def manifest_text(path: Path) -> str:
+    """A whole manifest. Raises ``OSError`` or ``UnicodeDecodeError``."""
+    content = io.BytesIO(read_regular_file(path))
+    return io.TextIOWrapper(content, encoding="utf-8-sig").read()
+
+
+def manifest_lines(path: Path, columns: tuple[str, ...]) -> list[tuple[int, Cells]]:
+    """The rows of a manifest with their line numbers.
+
+    Lines that are comments in AITER's eyes are left out. Raises one of ``UNREADABLE`` where the
+    manifest as a whole cannot be read.
+    """
+    # An empty line in the place of each keeps the numbers of the others.
+    text = re.sub(r"(?m)^[ \t]*(#|//|;).*$", "", manifest_text(path))
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    first = next((cells for cells in reader if cells), [])
+    header = [name.strip() for name in first]
+    missing = [name for name in columns if name not in header]
+    if missing:
+        raise OddRow(f"it has no column {', '.join(missing)}")
+    twice = sorted(name for name, count in Counter(header).items() if name and count > 1)
+    if twice:
+        raise OddRow(f"it has the column {list_of_names(twice)} more than once")
+    return [
+        (reader.line_num, Cells(dict(zip(header, (x.strip() for x in cells), strict=False))))
+        for cells in reader
+        if any(cell.strip() for cell in cells)
+    ]
+
+
+def plain_name(symbol: str) -> str:
+    """The name of a kernel without the decoration of its symbol."""
+    decorated = re.fullmatch(r"_ZN5aiter\d+(\w+)E", symbol)
+    return decorated[1] if decorated else symbol
+
+
+def distrust(path: Path) -> str | None:
+    """Why somebody else could have put the file there or change it; None if nobody could."""
+    try:
+        return file_reason(str(path.absolute()))
+    except OSError:
+        return None  # Who opens it says why it cannot be read.
+
+
+def shown(text: str) -> str:
+    """A cell as messages quote it, where it may be of any length."""
+    return repr(text if len(text) <= _SHOWN_LETTERS else f"{text[:_SHOWN_LETTERS]}...")
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))

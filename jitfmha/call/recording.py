@@ -17,8 +17,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from ..amd.backward_manifest import BackwardRow
-from ..amd.manifest import KernelRow
+from ..amd.manifest import AnyRow
 from ..amd.recording_runtime import (
     MOST_BYTES,
     RecordingRuntime,
@@ -261,9 +260,9 @@ def _recorded(started: Started, files: dict[str, bytes | bytearray]) -> Recorded
 def _described_rows(plan: Plan) -> dict[str, dict[str, object]]:
     """What a manifest or the tables say of the plan's kernels, by symbol."""
     described: dict[str, dict[str, object]] = {}
-    rows: Sequence[KernelRow | BackwardRow] = plan.rows()  # type: ignore[attr-defined]
+    rows: Sequence[AnyRow] = plan.rows()  # type: ignore[attr-defined]
     for row in rows:
-        facts = {name: value for name, value in vars(row).items() if _is_plain(value)}
+        facts = {name: value for name, value in row._asdict().items() if _is_plain(value)}
         described[row.symbol] = facts
     return described
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import platform
 import shutil
@@ -312,9 +311,7 @@ def _check_cache() -> Iterator[Finding]:
 
 def _check_code_objects() -> Iterator[Finding]:
     """Every file of every tree is read, as its first launch would read it."""
-    from ..amd.backward_manifest import read_backward_tree
-    from ..amd.gradient_manifest import readings_of_shipped
-    from ..amd.manifest import trees_of
+    from ..amd.tree import trees_of
 
     for chip in _chips_here():
         check = f"code objects for {chip}"
@@ -322,23 +319,12 @@ def _check_code_objects() -> Iterator[Finding]:
         if not trees:
             yield Finding(check, "failed", "none", "Install jitfmha again, from a complete wheel.")
         for tree in trees:
-            backward = read_backward_tree(tree, chip)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                read: list[object] = [tree.code_object(row) for row in tree.rows]
-                oddities = list(tree.oddities)
-                found = f"{len(tree.rows)} kernels in {tree}"
-                if tree.is_shipped:
-                    shipped = readings_of_shipped(chip.architecture.name)
-                    read += shipped
-                    found += f"\n{len(shipped)} code objects of backward kernels"
-                if backward is not None:
-                    rows = itertools.chain.from_iterable(backward.rows.values())
-                    read += [backward.code_object(row) for row in rows]
-                    oddities += backward.oddities
-                    found += f"\n{backward.kernel_count} backward kernels"
+                read = [tree.code_object(row) for each in tree.manifests for row in each.rows]
+            oddities = [oddity for each in tree.manifests for oddity in each.oddities]
             oddities += [str(x) for x in read if isinstance(x, Exception)]
-            found = "\n".join([found, *oddities])
+            found = "\n".join([*(f"{count} in {tree}" for count in tree.counts()), *oddities])
             if oddities:
                 remedy = "Mend the tree, or unset the variable; or install jitfmha again."
                 yield Finding(check, "warning", found, remedy)

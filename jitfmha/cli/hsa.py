@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,10 +11,9 @@ from .exit_codes import FAILED, OK, UsageError
 from .output import add_json_flag, byte_size, fields, print_json, progress, table
 
 if TYPE_CHECKING:
-    from ..amd.backward_manifest import BackwardRow
-    from ..amd.chips import Arch, Chip
+    from ..amd.chips import Arch
     from ..amd.import_kernel import ImportedKernel, KernelFacts
-    from ..amd.manifest import KernelRow, Tree
+    from ..amd.manifest import AnyRow
     from ..emulator.disassembly import DecodedInstruction
     from ..jit.elf import Elf
     from ..replay.kernel_trial import Trial
@@ -118,7 +116,7 @@ def _add_import(actions: Any) -> None:
 
 def _import(args: argparse.Namespace) -> int:
     from ..amd.import_kernel import ImportRefused, add_to_tree, import_listing, rows_of
-    from ..amd.manifest import user_tree
+    from ..amd.tree import user_tree
     from ..jit.toolchain.device_compiler import DeviceCompileError
     from ..replay.kernel_trial import try_kernel
 
@@ -216,7 +214,7 @@ def _list(args: argparse.Namespace) -> int:
         if args.tree is not None:
             manifest_folders(args.tree)
         rows = [row for arch in archs for row in _rows(arch, args.tree)]
-    except (FileNotFoundError, ValueError) as error:
+    except FileNotFoundError as error:
         raise UsageError(str(error)) from error
     if args.json:
         print_json(rows)
@@ -229,76 +227,50 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _rows(arch: Arch, root: Path | None) -> list[dict[str, Any]]:
-    """The usable kernels of an architecture; one that several chips have is there once."""
-    from ..amd.manifest import architecture_folder, read_tree, trees_of
+    """The usable kernels of an architecture; one that several chips have is there once.
+
+    Of a code object for backward passes it is the kernel that makes gradients.
+    """
+    from ..amd.tree import Tree, architecture_folder, trees_of
     from ..amd.tree_check import chips_of_folders
 
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    oddities: list[str] = []
     for chip in chips_of_folders(arch):
-        if root is None:
-            trees = trees_of(chip)
-        else:
-            folder = architecture_folder(root, arch)
-            trees = () if folder is None else (read_tree(str(root), folder, chip),)
-        for tree in trees:
-            for path, row in _kernels_of(tree, chip):
-                fact = _fact(str(tree), arch, row)
-                fact = found.setdefault((str(tree), row.symbol, path.name), fact)
+        folder = None if root is None else architecture_folder(root, arch)
+        given = () if folder is None else (Tree(str(root), folder, chip),)
+        for tree in trees_of(chip) if root is None else given:
+            oddities += (oddity for each in tree.manifests for oddity in each.oddities)
+            for row in (row for each in tree.manifests for row in each.rows):
+                path = tree.path_of(row)
+                key = str(tree), row.symbol, path.name
+                fact = found.setdefault(key, _fact(str(tree), arch, row))
                 if str(path) not in fact["files"]:
                     fact["files"].append(str(path))
                     fact["variants"] += [chip.kernel_folder] if "/" in row.file else []
-    return [*found.values(), *_backward_rows(arch, root)]
+    if root is not None and oddities and not found:
+        raise UsageError("\n".join(dict.fromkeys(oddities)))
+    return list(found.values())
 
 
-def _backward_rows(arch: Arch, root: Path | None) -> list[dict[str, Any]]:
-    """This package's backward kernels: of each code object's the one that makes gradients."""
-    from ..amd.gradient_manifest import gradient_tree_in
-    from ..amd.manifest import architecture_folder, trees_of
-    from ..amd.tree_check import chips_of_folders
-    from ..jit.resources import hsa_dir
-    from ..kernels.ready.backward.kernel import kernels_of
+def _fact(tree: str, arch: Arch, row: AnyRow) -> dict[str, Any]:
+    from ..amd.manifest import KernelRow, ReadyBackwardRow
 
-    of_calls = (tree for chip in chips_of_folders(arch) for tree in trees_of(chip))
-    if root is None and not any(tree.is_shipped for tree in of_calls):
-        return []  # calls use other trees
-    folder = architecture_folder(hsa_dir() if root is None else root, arch)
-    tree = None if folder is None else gradient_tree_in(folder, arch)
-    facts: list[dict[str, Any]] = []
-    if tree is None:
-        return facts
-    for row in tree.rows:
-        (kernel,) = (x.row for x in kernels_of(row) if x.row.symbol == row.symbol)
-        fact = _fact(str(tree if root is None else root), tree.arch, kernel)
-        mask = "window" if row.is_masked else "none"
-        of_all = {"pass": "backward", "mask": mask, "files": [str(tree.folder / row.file)]}
-        facts.append(fact | of_all)
-    return facts
-
-
-def _kernels_of(tree: Tree, chip: Chip) -> Iterator[tuple[Path, KernelRow | BackwardRow]]:
-    """The files and rows of a tree, forward ones first."""
-    from ..amd.backward_manifest import read_backward_tree
-
-    for row in tree.rows:
-        yield tree.folder / row.file, row
-    backward = read_backward_tree(tree, chip)
-    if backward is not None:
-        for rows in backward.rows.values():
-            yield from ((backward.folder / row.file, row) for row in rows)
-
-
-def _fact(tree: str, arch: Arch, row: KernelRow | BackwardRow) -> dict[str, Any]:
-    kind = getattr(row, "kind", None)
+    if isinstance(row, ReadyBackwardRow):
+        kind, mask = "backward", "window" if row.is_masked else "none"
+    else:
+        kind = "forward" if isinstance(row, KernelRow) else f"backward {row.kind}"
+        mask = _MASKS[row.mask]
     return {
         "tree": tree,
         "arch": arch,
         "kernel": row.name,
         "symbol": row.symbol,
-        "pass": "forward" if kind is None else f"backward {kind}",
+        "pass": kind,
         "dtype": row.dtype,
         "hdim_q": row.hdim_q,
         "hdim_v": row.hdim_v,
-        "mask": _MASKS[row.mask],
+        "mask": mask,
         "mode": f"gm{row.mode}",
         "bf16_cvt": (*_CVTS, "any")[row.bf16_cvt],
         "variants": [],
@@ -477,7 +449,7 @@ def _trees_of_calls() -> list[Path]:
     """What the environment names, or the user's own tree where there is one, and the package's."""
     import os
 
-    from ..amd.manifest import AITER_ASM_DIR, HSA_DIR, default_user_tree
+    from ..amd.tree import AITER_ASM_DIR, HSA_DIR, default_user_tree
     from ..jit.resources import hsa_dir
 
     named = [Path(os.environ[name]) for name in (HSA_DIR, AITER_ASM_DIR) if os.environ.get(name)]

@@ -125,7 +125,7 @@ def _list(args: argparse.Namespace) -> int:
 def _facts(arch: Arch) -> dict[str, Any]:
     """What is served, as plain values."""
     from ..amd.chips import architecture, chip
-    from ..amd.manifest import trees_of
+    from ..amd.tree import trees_of
     from ..kernels.compiled.rules import SERVES
     from ..kernels.compiled.tiles import tile_table
     from ..problem.features import DTYPE_FEATURES
@@ -137,7 +137,7 @@ def _facts(arch: Arch) -> dict[str, Any]:
         "features": sorted(x.name.lower() for x in SERVES - {*DTYPE_FEATURES.values()}),
         "compiled": [_of_tile(tile) for tile in data.tiles],
         "waves_of_simd": [row._asdict() for row in data.simd_waves],
-        "ready": [_of_row(str(tree), row) for tree in trees for row in tree.rows],
+        "ready": [_of_row(str(tree), row) for tree in trees for row in tree.forward.rows],
     }
 
 

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from ..amd.chips import chip
-from ..amd.manifest import trees_of
 from ..amd.node import VIRTUAL_NODE
+from ..amd.tree import trees_of
 from ..planning.target import TARGET_HERE, AmdTarget
 from ..problem.checks import check_flags, check_ints
 from ..problem.memory import extent

@@ -10,8 +10,8 @@ from .. import jit
 from ..ahead.combination import Combination
 from ..amd.chips import Arch, architecture, chip
 from ..amd.code_object import CodeObjectError
-from ..amd.gradient_manifest import gradient_tree
-from ..amd.manifest import KernelRow, trees_of
+from ..amd.manifest import AnyRow, KernelRow
+from ..amd.tree import Tree, trees_of
 from ..kernels.compiled.backward_launch import BackwardKernel
 from ..kernels.compiled.backward_traits import BackwardTraits, backward_spec
 from ..kernels.compiled.rules import RULES
@@ -94,15 +94,10 @@ def forward_kernels(selection: Selection) -> Iterator[ForwardKernel]:
     if "forward" not in selection.directions:
         return
     for arch in selection.arches:
-        trees = trees_of(chip(architecture(arch).unlisted_chip))
-        for tree in trees:
-            for row in tree.rows if tree.is_shipped else ():
-                if not _is_selected(row, arch, selection):
-                    continue
-                code_object = tree.code_object(row)
-                if isinstance(code_object, CodeObjectError):
-                    raise code_object
-                yield ForwardKernel(arch, row, code_object.image)
+        for tree in _shipped_trees(arch):
+            for row in tree.forward.rows:
+                if _is_selected(row, arch, selection):
+                    yield ForwardKernel(arch, row, _image(tree, row))
 
 
 def ready_backward_kernels(selection: Selection) -> Iterator[BackwardKernels]:
@@ -113,10 +108,8 @@ def ready_backward_kernels(selection: Selection) -> Iterator[BackwardKernels]:
     if "backward" not in selection.directions:
         return
     for arch in selection.arches:
-        tree = gradient_tree(arch)
-        if tree is None:
-            continue
-        for listed in tree.rows:
+        found = ((tree, row) for tree in _shipped_trees(arch) for row in tree.ready_backward.rows)
+        for tree, listed in found:
             kernels = kernels_of(listed)
             row = next(kernel.row for kernel in kernels if kernel.row.symbol == listed.symbol)
             if not _is_selected(row, arch, selection):
@@ -130,8 +123,19 @@ def ready_backward_kernels(selection: Selection) -> Iterator[BackwardKernels]:
                 far_stride_bytes=FAR_STRIDE_BYTES,
                 name=row.name,
                 kernels=kernels,
-                image=tree.code_object(listed).image,
+                image=_image(tree, listed),
             )
+
+
+def _shipped_trees(arch: Arch) -> list[Tree]:
+    return [x for x in trees_of(chip(architecture(arch).unlisted_chip)) if x.is_shipped]
+
+
+def _image(tree: Tree, row: AnyRow) -> bytes:
+    code_object = tree.code_object(row)
+    if isinstance(code_object, CodeObjectError):
+        raise code_object
+    return code_object.image
 
 
 def _is_selected(row: KernelRow, arch: Arch, selection: Selection) -> bool:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from .. import jit
-from ..amd.backward_manifest import BackwardRow
 from ..amd.chips import Arch
 from ..amd.code_object import CodeObject
 from ..amd.kernel_arguments import (
@@ -34,7 +33,7 @@ from ..amd.kernel_arguments import (
     TENSOR_STRIDES,
     Abi,
 )
-from ..amd.manifest import GRIDS, KernelRow
+from ..amd.manifest import GRIDS, AiterBackwardRow, KernelRow
 from ..amd.runtime import HipError
 from ..jit.shared_struct import BOOL, FLOAT, INT32, INT64, Array, Pointer, SharedStruct
 from ..planning.target import AmdTarget
@@ -388,7 +387,7 @@ class BoundAiterBackward:
         self,
         problem: Problem,
         target: AmdTarget,
-        kernels: Sequence[tuple[BackwardRow, CodeObject] | None],
+        kernels: Sequence[tuple[AiterBackwardRow, CodeObject] | None],
     ) -> None:
         """Build and load the launcher and the kernels, as far as that has not been done.
 
@@ -426,7 +425,7 @@ class BoundAiterBackward:
         if status != 0:
             raise error_of(self.launcher, status)
 
-    def _load(self, target: AmdTarget, row: BackwardRow, code_object: CodeObject) -> int:
+    def _load(self, target: AmdTarget, row: AiterBackwardRow, code_object: CodeObject) -> int:
         traits = KERNEL_TRAITS.ctype(threads=row.threads, xcds=target.chip.xcds)
         names = row.file, row.symbol, ""
         return load_kernel(self.launcher, target, bytes(traits), names, code_object.image)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NoReturn
 
 from ..amd.chips import Chip, chip, chips, is_arch, supported_chips
-from ..amd.manifest import trees_of
 from ..amd.node import VIRTUAL_NODE
+from ..amd.tree import trees_of
 from .target import AmdTarget
 
 

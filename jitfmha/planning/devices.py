@@ -8,8 +8,8 @@ from functools import cache
 import torch
 
 from ..amd.chips import Arch, Chip, architecture, chip_of_device, chips, is_arch, supported_chips
-from ..amd.manifest import trees_of
 from ..amd.runtime import HipRuntime, loaded_runtime
+from ..amd.tree import trees_of
 from .target import AmdTarget
 
 

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 
 if TYPE_CHECKING:
-    from ..amd.backward_manifest import BackwardTree
     from ..amd.chips import Arch, Chip
-    from ..amd.manifest import Tree
     from ..amd.runtime import Runtime
+    from ..amd.tree import Tree
 
 RECORD = "JITFMHA_RECORD"
 CpuIsa = Literal["amx", "avx512_bf16", "avx512", "avx2", "neon", "generic", "amx_emulated"]
@@ -149,7 +148,6 @@ class AmdTarget:
     """
 
     __slots__ = (
-        "_backward_trees",
         "calls",
         "chip",
         "compute_units",
@@ -179,18 +177,7 @@ class AmdTarget:
         self.runtime = runtime
         self.records = bool(folder)
         self.trees = trees
-        self._backward_trees: tuple[BackwardTree, ...] | None = None
         self.calls = CallCache()
-
-    @property
-    def backward_trees(self) -> tuple[BackwardTree, ...]:
-        """What the trees have for backward passes; read when the first one is planned."""
-        if self._backward_trees is None:
-            from ..amd.backward_manifest import read_backward_tree
-
-            trees = [read_backward_tree(tree, self.chip) for tree in self.trees]
-            self._backward_trees = tuple(tree for tree in trees if tree is not None)
-        return self._backward_trees
 
     @property
     def arch(self) -> Arch:

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from ..amd.chips import Chip, architecture
 from ..amd.import_kernel import ImportedKernel, ImportRefused, add_to_tree
-from ..amd.manifest import KernelDtype, Tree, read_tree
+from ..amd.manifest import KernelDtype
 from ..amd.node import VIRTUAL_NODE
 from ..amd.runtime import HipError
+from ..amd.tree import Tree
 from ..call.dispatch import propose
 from ..emulator.findings import Finding
 from ..emulator.session import DEVICES, EmulatedRun, Emulation, emulated_run
@@ -68,7 +69,7 @@ def try_kernel(kernel: ImportedKernel, *, seed: int, sanitizes: bool = False) ->
     lengths = _lengths(kernel)
     with tempfile.TemporaryDirectory(prefix="jitfmha-") as folder:
         add_to_tree(kernel, Path(folder))
-        tree = read_tree("the imported kernel", Path(folder, facts.arch), chip)
+        tree = Tree("the imported kernel", Path(folder, facts.arch), chip)
         arguments = _arguments(kernel, lengths, torch.Generator().manual_seed(seed))
         judged, run = _run(kernel, tree, chip, emulation, arguments)
     wrong = [
@@ -91,7 +92,7 @@ def _run(
     target = AmdTarget(chip, DEVICES[emulation.arch], chip.compute_units, emulation, (tree,))
     plan = propose(problem, target).plan
     if plan is None or plan.family != "ready":
-        why = "; ".join(tree.oddities) or "its row does not say what it should"
+        why = "; ".join(tree.forward.oddities) or "its row does not say what it should"
         raise ImportRefused(f"a call would not take kernel {kernel.cells['knl_name']}: {why}")
     q, k, v, cu_seqlens = arguments.q, arguments.k, arguments.v, arguments.cu_seqlens
     out = q.new_full(problem.out_shape, torch.nan, dtype=out_dtype_of(q.dtype))

@@ -9,7 +9,7 @@ from plain_tree import FULL_TREE, write_tree
 from rigs.recording_runtime import RecordingRuntime
 from tree_environment import UseTree
 
-from jitfmha.amd import manifest
+from jitfmha.amd import tree
 from jitfmha.jit.toolchain.device_compiler import DeviceCompilerNotFound, device_compiler
 
 
@@ -28,11 +28,11 @@ def use_tree(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathF
     The package's own tree is out of sight.
     """
     empty = tmp_path_factory.mktemp("no_hsa")
-    monkeypatch.setattr(manifest, "hsa_dir", lambda: empty)
-    for variable in (manifest.HSA_DIR, manifest.AITER_ASM_DIR):
+    monkeypatch.setattr(tree, "hsa_dir", lambda: empty)
+    for variable in (tree.HSA_DIR, tree.AITER_ASM_DIR):
         monkeypatch.delenv(variable, raising=False)
 
-    def use(root: Path, variable: str = manifest.HSA_DIR) -> None:
+    def use(root: Path, variable: str = tree.HSA_DIR) -> None:
         monkeypatch.setenv(variable, str(root))
 
     return use

@@ -27,7 +27,7 @@ from untyped import explain_bwd
 
 import jitfmha
 from jitfmha import emulate
-from jitfmha.amd.backward_manifest import BackwardRow
+from jitfmha.amd.manifest import AiterBackwardRow
 from jitfmha.call import dispatch
 from jitfmha.call.dispatch import Entrant
 from jitfmha.cli import doctor, info
@@ -54,8 +54,8 @@ def calls(rng: torch.Generator) -> Any:
 
 
 def aiters_pick(
-    rows: list[BackwardRow], arch: str, seqlens: tuple[int, int], hdim: int
-) -> BackwardRow | None:
+    rows: list[AiterBackwardRow], arch: str, seqlens: tuple[int, int], hdim: int
+) -> AiterBackwardRow | None:
     """`get_heuristic_kernel` of AITER's csrc/cpp_itfs/mha_bwd.cu, for rows that fit otherwise."""
     padded_hdim = rows[0].hdim_q
     pddv = int(padded_hdim != hdim)
@@ -82,7 +82,7 @@ def test_rows_are_picked_as_aiter_does(seed: int, calls: Any) -> None:
         kinds = list(itertools.product((False, True), repeat=2))
         drawn.shuffle(kinds)
         rows = [
-            BackwardRow(
+            AiterBackwardRow(
                 *("dqdkdv", "bf16", 128, 128, 0, atomic32, *kind, 0, 3, ts),
                 symbol=f"k{i}" + drawn.choice(("", "_recompile")),
                 file="k.co",

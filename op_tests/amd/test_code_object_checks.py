@@ -32,8 +32,7 @@ def path(tmp_path: Path) -> Path:
 def read(path: Path, **changes: Any) -> Any:
     expected: dict[str, Any] = {
         "arch": "gfx942",
-        "symbol": KERNEL.symbol,
-        "threads": 512,
+        "kernels": {KERNEL.symbol: 512},
         "kernarg_bytes": 656,
         "sha256": None,
     }
@@ -82,8 +81,13 @@ def test_machine(path: Path) -> None:
 
 
 def test_symbol(path: Path) -> None:
+    other = "_ZN5aiter4noneE"
     assert_refused(
-        path, "has no kernel _ZN5aiter4noneE", "it has", KERNEL.symbol, symbol="_ZN5aiter4noneE"
+        path,
+        f"has no kernel {other}",
+        "it has",
+        KERNEL.symbol,
+        kernels={other: 512},
     )
 
 
@@ -106,15 +110,15 @@ def test_a_kernel_may_read_a_part_of_the_arguments(tmp_path: Path) -> None:
     text = compile_hip_to_assembly(_MINIMAL, "gfx942")
     file = tmp_path / "small.co"
     file.write_bytes(assemble(text, "gfx942"))
-    assert read(file, symbol="small").kernarg_bytes == 16
+    assert read(file, kernels={"small": 512}).kernarg_bytes == 16
     file.write_bytes(
         assemble(text.replace(".amdhsa_kernarg_size 16", ".amdhsa_kernarg_size 0"), "gfx942")
     )
-    assert read(file, symbol="small").kernarg_bytes == 16
+    assert read(file, kernels={"small": 512}).kernarg_bytes == 16
 
 
 def test_workgroup_size(path: Path) -> None:
-    assert_refused(path, "at most 512 threads", "expected 1024", threads=1024)
+    assert_refused(path, "at most 512 threads", "expected 1024", kernels={KERNEL.symbol: 1024})
 
 
 def test_required_workgroup_size(tmp_path: Path) -> None:
@@ -126,8 +130,8 @@ def test_required_workgroup_size(tmp_path: Path) -> None:
     )
     file = tmp_path / "small.co"
     file.write_bytes(assemble(text, "gfx942"))
-    assert read(file, symbol="small", threads=256).kernarg_bytes == 16
-    assert_refused(file, "[256, 1, 1]", "expected [512, 1, 1]", symbol="small")
+    assert read(file, kernels={"small": 256}).kernarg_bytes == 16
+    assert_refused(file, "[256, 1, 1]", "expected [512, 1, 1]", kernels={"small": 512})
 
 
 def test_wave_size(path: Path) -> None:

@@ -40,7 +40,7 @@ from untyped import fmha_bwd, fmha_fwd
 from jitfmha import emulate
 from jitfmha.ahead.combination import Combination
 from jitfmha.amd.chips import Arch
-from jitfmha.amd.manifest import AITER_ASM_DIR, HSA_DIR
+from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR
 from jitfmha.call.dispatch import plan_for
 from jitfmha.emulator.library import load
 from jitfmha.emulator.session import DEVICES

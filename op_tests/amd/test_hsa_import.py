@@ -18,11 +18,11 @@ from tree_environment import UseTree
 from untyped import explain
 
 from jitfmha import emulate
-from jitfmha.amd import import_kernel, manifest
+from jitfmha.amd import import_kernel
 from jitfmha.amd.assembly_listing import ListingError, decorated, kernels_of, renamed
-from jitfmha.amd.chips import Arch, chip
-from jitfmha.amd.gradient_manifest import gradient_tree
-from jitfmha.amd.manifest import AITER_ASM_DIR, HSA_DIR
+from jitfmha.amd.chips import Arch, architecture, chip
+from jitfmha.amd.manifest import READY_BACKWARD_MANIFEST
+from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR, trees_of
 from jitfmha.cli import main
 from jitfmha.emulator.disassembly import DecodedInstruction, disassemble, without_padding
 from jitfmha.jit.elf import Elf
@@ -110,14 +110,14 @@ def test_the_users_own_tree_is_where_kernels_go_and_where_calls_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     use_tree(tmp_path)  # the package's own tree is out of sight
-    monkeypatch.delenv(manifest.HSA_DIR)
+    monkeypatch.delenv(HSA_DIR)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     assert hsa("import", listing, *FLAGS).code == 0
     own = tmp_path / "data" / "jitfmha" / "hsa"
     assert (own / FILE).is_file()
-    (tree,) = manifest.trees_of(chip("MI308X"))
+    (tree,) = trees_of(chip("MI308X"))
     assert str(own) in str(tree)
-    assert [row.symbol for row in tree.rows] == [SYMBOL]
+    assert [row.symbol for row in tree.forward.rows] == [SYMBOL]
 
 
 def test_a_second_variant_shares_the_row(hsa: Hsa, listing: Path, tmp_path: Path) -> None:
@@ -339,13 +339,14 @@ def test_verify_names_each_problem(hsa: Hsa, tmp_path: Path) -> None:
         8: ["it serves the same as line 2"],
     }
     for line, parts in expected.items():
-        said = "; ".join(each for each in check["problems"] if f"line {line}:" in each)
+        said = "; ".join(each for each in check["problems"] if f"line {line}" in each)
         assert all(part in said for part in parts), (line, said)
-    assert not any("line 2:" in each for each in check["problems"])
+    assert not any("csv, line 2" in each for each in check["problems"])
     counted, *unnamed = check["remarks"]
     assert "line 6: symbol _ZN5aiter1" in counted
     assert "letters, and" in counted
-    assert unnamed == [f"{folder / name}: no row names it" for name in ("dtype.co", "unlisted.co")]
+    files = "dtype.co", "twice.co", "unlisted.co"
+    assert unnamed == [f"{folder / name}: no usable row names it" for name in files]
     assert "problem: " in hsa("verify", tmp_path).out
     assert hsa("verify", tmp_path / "nothing").code == 2
 
@@ -356,20 +357,21 @@ def test_backward_kernels_of_this_package_are_listed_and_verified(
     for variable in (HSA_DIR, AITER_ASM_DIR):
         monkeypatch.delenv(variable, raising=False)
     listed = {x["symbol"] for x in hsa("list", "--json").json if x["pass"] == "backward"}
-    trees = [tree for arch in get_args(Arch) if (tree := gradient_tree(arch)) is not None]
-    assert listed == {row.symbol for tree in trees for row in tree.rows}
+    trees = [trees_of(chip(architecture(arch).unlisted_chip))[-1] for arch in get_args(Arch)]
+    assert listed == {row.symbol for tree in trees for row in tree.ready_backward.rows}
     # In a copy one file has another's content, and one is named by no row.
     tree = trees[-1]
-    copied = tmp_path / tree.arch / tree.folder.name
-    shutil.copytree(tree.folder, copied)
+    folder = READY_BACKWARD_MANIFEST.parent
+    copied = tmp_path / tree.arch / folder
+    shutil.copytree(tree.folder / folder, copied)
     assert hsa("verify", tmp_path).code == 0
-    first, second, *_ = tree.rows
+    first, second, *_ = tree.ready_backward.rows
     shutil.copy(copied / second.file, copied / first.file)
     shutil.copy(copied / second.file, copied / "unlisted.co")
     check = hsa("verify", tmp_path, "--json").json[str(tmp_path)]
     (problem,) = check["problems"]
     assert first.file in problem
-    assert check["remarks"] == [f"{copied / 'unlisted.co'}: no row names it"]
+    assert check["remarks"] == [f"{copied / 'unlisted.co'}: no usable row names it"]
 
 
 @pytest.mark.parametrize(("action", "code"), [("list", 2), ("verify", 1)])
@@ -380,7 +382,7 @@ def test_a_damaged_backward_manifest_is_named(
     path.parent.mkdir(parents=True)
     path.write_text("dtype\nbf16\n")
     ended = hsa(action, tmp_path)
-    assert f"{path} cannot be read: KeyError('hdim" in ended.out + ended.err
+    assert f"{path} cannot be read: it has no column hdim_q, hdim_v" in ended.out + ended.err
     assert ended.code == code
 
 

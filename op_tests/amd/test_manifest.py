@@ -14,9 +14,9 @@ from tree_environment import UseTree
 from untyped import explain, fmha_fwd
 
 from jitfmha import emulate
-from jitfmha.amd import manifest
 from jitfmha.amd.chips import chip
-from jitfmha.amd.manifest import Tree, read_tree, trees_of
+from jitfmha.amd.manifest import FORWARD_MANIFEST, READY_BACKWARD_COLUMNS
+from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR, Tree, trees_of
 
 GOOD = PlainKernel()
 OTHER = PlainKernel(mode=1)
@@ -25,7 +25,7 @@ SHA = "0" * 64
 
 def read(root: Path, chip_name: str = "MI300X") -> Tree:
     found = chip(chip_name)
-    return read_tree("the tree of the test", root / found.architecture.name, found)
+    return Tree("the tree of the test", root / found.architecture.name, found)
 
 
 def files_of(folder: Path, *kernels: PlainKernel) -> None:
@@ -46,41 +46,41 @@ def odd(root: Path, rows: list[dict[str, object]], columns: tuple[str, ...] = CO
 
 def test_rows(tmp_path: Path) -> None:
     tree = odd(tmp_path, [GOOD.row])
-    assert tree.oddities == ()
-    row = tree.rows[0]
+    assert tree.forward.oddities == ()
+    row = tree.forward.rows[0]
     assert (row.dtype, row.hdim_q, row.hdim_v, row.mask, row.mode) == ("bf16", 128, 128, 0, 0)
     assert (row.bf16_cvt, row.ts_qo, row.ts_kv) == (0, 64, 32)
     assert (row.symbol, row.name) == (GOOD.symbol, GOOD.name)
     assert (row.file, row.sha256) == (f"MI300/{GOOD.file}", None)
     assert (row.abi, row.threads, row.combine_symbol) == ("aiter", 512, None)
-    assert read(tmp_path, "MI308X").rows[0].file == f"MI308/{GOOD.file}"
-    assert read(tmp_path, "MI300A").rows == tree.rows
+    assert read(tmp_path, "MI308X").forward.rows[0].file == f"MI308/{GOOD.file}"
+    assert read(tmp_path, "MI300A").forward.rows == tree.forward.rows
 
 
 def test_gfx950_files_lie_beside_the_manifest(tmp_path: Path) -> None:
     write_tree(tmp_path, "gfx950", [GOOD])
     tree = read(tmp_path, "MI355X")
-    assert tree.rows[0].file == GOOD.file
-    assert tree.oddities == ()
+    assert tree.forward.rows[0].file == GOOD.file
+    assert tree.forward.oddities == ()
 
 
 def test_columns_are_found_by_name(tmp_path: Path) -> None:
     """In any order, with unknown ones between, quotes, spaces and a byte order mark."""
     columns = ("compiler", *reversed(COLUMNS), "what_else")
     tree = odd(tmp_path, [GOOD.row | {"compiler": "clang, 22", "what_else": 3}], columns)
-    assert [row.symbol for row in tree.rows] == [GOOD.symbol, OTHER.symbol]
-    path = tree.folder / "fmha_fwd.csv"
+    assert [row.symbol for row in tree.forward.rows] == [GOOD.symbol, OTHER.symbol]
+    path = tree.folder / FORWARD_MANIFEST
     text = path.read_text().replace('"clang, 22"', "clang").replace(",", " , ")
     path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n\r\n").encode())
-    assert [row.symbol for row in read(tmp_path).rows] == [GOOD.symbol, OTHER.symbol]
+    assert [row.symbol for row in read(tmp_path).forward.rows] == [GOOD.symbol, OTHER.symbol]
 
 
 def test_the_hash_column(tmp_path: Path) -> None:
     rows = [GOOD.row | {"sha256": SHA.upper()}, PlainKernel(mask=2).row | {"sha256": ""}]
     files_of(tmp_path / "gfx942" / "fmha_v3_fwd", PlainKernel(mask=2))
     tree = odd(tmp_path, rows, (*COLUMNS, "sha256"))
-    assert tree.oddities == ()
-    assert [row.sha256 for row in tree.rows] == [SHA, None, None]
+    assert tree.forward.oddities == ()
+    assert [row.sha256 for row in tree.forward.rows] == [SHA, None, None]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_the_interface_of_plain_rows(
     folder = tmp_path / chip(chip_name).architecture.name / "fmha_v3_fwd"
     write_manifest(folder, [kernel.row])
     files_of(folder, kernel)
-    (row,) = read(tmp_path, chip_name).rows
+    (row,) = read(tmp_path, chip_name).forward.rows
     assert (row.abi, row.threads, row.grid) == ("aiter", threads, grid)
 
 
@@ -123,8 +123,8 @@ def test_the_interface_columns(tmp_path: Path) -> None:
     ]
     files_of(tmp_path / "gfx942" / "fmha_v3_fwd", PlainKernel(mask=2))
     tree = odd(tmp_path, rows, (*COLUMNS, *INTERFACE))
-    assert tree.oddities == ()
-    first, second, foreign, _ = tree.rows
+    assert tree.forward.oddities == ()
+    first, second, foreign, _ = tree.forward.rows
     assert (first.abi, first.threads, first.grid) == ("jitfmha", 128, "xcd_heads_tiles_splits")
     assert (first.file, first.combine_symbol) == (GOOD.file, "merge")
     assert (second.ts_qo, second.combine_symbol) == (128, None)
@@ -165,7 +165,8 @@ ODD_ROWS: list[tuple[dict[str, object], list[str]]] = [
     ({"grid": "x" * 5000}, [f"grid '{'x' * 100}...' is not known"]),
     ({"abi": "x" * 5000}, [f"abi '{'x' * 100}...' is not known"]),
     ({"co_name": "a" * 300}, ["there is no file", f"MI300/{'a' * 300}"]),
-    ({"co_name": "a/" * 3000 + "b.co"}, ["there is no file", "MI300/a/a/a"]),
+    ({"co_name": "a/b.co"}, ["co_name 'a/b.co' is not a file name"]),
+    ({"co_name": "a/" * 3000 + "b.co"}, [f"co_name '{'a/' * 50}...' is not a file name"]),
     ({"knl_name": "\x1b[2J"}, [r"knl_name '\x1b[2J' is not a symbol"]),
 ]
 
@@ -173,27 +174,27 @@ ODD_ROWS: list[tuple[dict[str, object], list[str]]] = [
 @pytest.mark.parametrize(("changes", "words"), ODD_ROWS)
 def test_odd_rows(tmp_path: Path, changes: dict[str, object], words: list[str]) -> None:
     tree = odd(tmp_path, [GOOD.row | changes], (*COLUMNS, *INTERFACE, "sha256"))
-    assert [row.symbol for row in tree.rows] == [OTHER.symbol]
-    (oddity,) = tree.oddities
+    assert [row.symbol for row in tree.forward.rows] == [OTHER.symbol]
+    (oddity,) = tree.forward.oddities
     for word in ("the tree of the test", "fmha_fwd.csv, line 2 is left out", *words):
         assert word in oddity
 
 
 def test_duplicate_rows(tmp_path: Path) -> None:
     tree = odd(tmp_path, [GOOD.row, GOOD.row | {"ts_qo": 128}])
-    assert [row.ts_qo for row in tree.rows] == [64, 64]
-    (oddity,) = tree.oddities
+    assert [row.ts_qo for row in tree.forward.rows] == [64, 64]
+    (oddity,) = tree.forward.oddities
     assert "line 3 is left out: it serves the same as line 2" in oddity
 
 
 def test_short_rows(tmp_path: Path) -> None:
     tree = odd(tmp_path, [])
-    path = tree.folder / "fmha_fwd.csv"
+    path = tree.folder / FORWARD_MANIFEST
     path.write_text(path.read_text() + "bf16,128,128\n\n  \n")
     tree = read(tmp_path)
-    assert len(tree.rows) == 1
-    assert "line 3 is left out: it has no mask, mode" in tree.oddities[0]
-    assert len(tree.oddities) == 1
+    assert len(tree.forward.rows) == 1
+    assert "line 3 is left out: it has no mask, mode" in tree.forward.oddities[0]
+    assert len(tree.forward.oddities) == 1
 
 
 def _missing(path: Path) -> None:
@@ -226,10 +227,10 @@ ODD_MANIFESTS = {
 @pytest.mark.parametrize("how", list(ODD_MANIFESTS))
 def test_unreadable_manifests(tmp_path: Path, how: str) -> None:
     spoil, words = ODD_MANIFESTS[how]
-    spoil(odd(tmp_path, []).folder / "fmha_fwd.csv")  # type: ignore[operator]
+    spoil(odd(tmp_path, []).folder / FORWARD_MANIFEST)  # type: ignore[operator]
     tree = read(tmp_path)
-    assert tree.rows == ()
-    (oddity,) = tree.oddities
+    assert tree.forward.rows == ()
+    (oddity,) = tree.forward.oddities
     assert "the tree of the test: the manifest" in oddity
     assert words in oddity
 
@@ -239,15 +240,73 @@ def test_very_many_columns(tmp_path: Path) -> None:
     columns = (*COLUMNS, *(f"c{i}" for i in range(50_000)))
     start = time.process_time()
     tree = odd(tmp_path, [GOOD.row], columns)
-    assert [row.symbol for row in tree.rows] == [GOOD.symbol, OTHER.symbol]
+    assert [row.symbol for row in tree.forward.rows] == [GOOD.symbol, OTHER.symbol]
     assert time.process_time() - start < 5.0
+
+
+def test_a_manifest_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
+    """A call forward has no time for the manifests of backward kernels."""
+    write_tree(tmp_path, "gfx942", [GOOD])
+    for name in ("fmha_v3_bwd/fmha_bwd_dqdkdv.csv", "fmha_bwd/fmha_bwd.csv"):
+        path = tmp_path / "gfx942" / name
+        path.parent.mkdir()
+        path.write_text("nothing\n")
+    tree = read(tmp_path)
+    assert [row.symbol for row in tree.forward.rows] == [GOOD.symbol]
+    assert tree.forward.oddities == ()
+    assert not {"aiter_backward", "ready_backward"} & vars(tree).keys()
+    missing, odd_one = tree.aiter_backward.oddities
+    assert "fmha_bwd_odo.csv cannot be read: No such file" in missing
+    assert "fmha_bwd_dqdkdv.csv cannot be read: it has no column dtype" in odd_one
+    assert "fmha_bwd.csv cannot be read: it has no column dtype" in tree.ready_backward.oddities[0]
+
+
+def ready_rows(folder: Path) -> list[dict[str, object]]:
+    """Two good rows of our backward manifest, with their files."""
+    folder.mkdir(parents=True)
+    values = ("bf16", 64, 64, 0, 0, 0, 0, 128, 64, "main", "sums", "round", "a.co", 512, 256, SHA)
+    (folder / "a.co").touch()
+    row: dict[str, object] = dict(zip(READY_BACKWARD_COLUMNS, values, strict=True))
+    return [row, row | {"masked": 1}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dtype": "fp8bf16"}, "dtype 'fp8bf16' is not known; bf16, fp16 are"),
+        ({"masked": "yes"}, "masked 'yes' is not a number"),
+        ({"mode": 2}, "mode '2' is not known; 0, 1 are"),
+        ({"bf16_cvt": 3}, "bf16_cvt '3' is not known"),
+        ({"keys": 0}, "keys '0' is not between 1 and 65535"),
+        ({"row_sums_name": "a b"}, "row_sums_name 'a b' is not a symbol"),
+        ({"edge_threads": 100}, "edge_threads '100' is not a multiple of 64 up to 1024"),
+        ({"sha256": ""}, "it has no sha256"),
+        ({"sha256": "12"}, "sha256 '12' is not 64 hexadecimal digits"),
+        ({"co_name": "../a.co"}, "co_name '../a.co' is not a file name"),
+        ({"co_name": "/dev/zero"}, "co_name '/dev/zero' is not a file name"),
+        ({"co_name": "b.co"}, "there is no file"),
+        ({"masked": 1}, "it serves the same as line 2"),
+    ],
+)
+def test_odd_rows_of_ready_backward_kernels(
+    tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
+    folder = tmp_path / "gfx942" / "fmha_bwd"
+    first, second = ready_rows(folder)
+    write_manifest(folder, [second, first | changes], columns=READY_BACKWARD_COLUMNS)
+    (folder / "fmha_fwd.csv").rename(folder / "fmha_bwd.csv")
+    manifest = read(tmp_path).ready_backward
+    assert [row.is_masked for row in manifest.rows] == [True]
+    (oddity,) = manifest.oddities
+    assert f"the tree of the test: {folder / 'fmha_bwd.csv'}, line 3 is left out: " in oddity
+    assert words in oddity
 
 
 # ---- Which trees there are -----------------------------------------------------------------------
 
 
 def origins(chip_name: str = "MI300X") -> list[str]:
-    return [f"{tree.origin} {len(tree.rows)}" for tree in trees_of(chip(chip_name))]
+    return [f"{tree.origin} {len(tree.forward.rows)}" for tree in trees_of(chip(chip_name))]
 
 
 def test_the_environment_names_a_root(tmp_path: Path, use_tree: UseTree) -> None:
@@ -259,7 +318,7 @@ def test_the_environment_names_a_root(tmp_path: Path, use_tree: UseTree) -> None
     assert origins("MI355X") == []
 
 
-@pytest.mark.parametrize("variable", [manifest.HSA_DIR, manifest.AITER_ASM_DIR])
+@pytest.mark.parametrize("variable", [HSA_DIR, AITER_ASM_DIR])
 def test_the_environment_names_a_folder_of_an_architecture(
     tmp_path: Path, use_tree: UseTree, variable: str
 ) -> None:
@@ -273,13 +332,13 @@ def test_the_environment_names_a_folder_of_an_architecture(
     assert origins() == [f"{variable}={renamed} 1"]
 
 
-@pytest.mark.parametrize("variable", [manifest.HSA_DIR, manifest.AITER_ASM_DIR])
+@pytest.mark.parametrize("variable", [HSA_DIR, AITER_ASM_DIR])
 def test_a_folder_that_is_not_there(tmp_path: Path, use_tree: UseTree, variable: str) -> None:
     use_tree(tmp_path / "nowhere", variable)
     (tree,) = trees_of(chip("MI300X"))
     with pytest.warns(RuntimeWarning, match=rf"{variable}=\S+nowhere: the manifest \S+ cannot be"):
-        tree.warn_of_oddities()
-    assert tree.rows == ()
+        tree.warn_of(tree.forward)
+    assert tree.forward.rows == ()
 
 
 def test_shipped_kernels_come_last(
@@ -288,7 +347,7 @@ def test_shipped_kernels_come_last(
     for name, kernels in (("shipped", [GOOD, OTHER]), ("theirs", [GOOD])):
         write_tree(tmp_path / name, "gfx942", kernels)
     use_tree(tmp_path / "theirs")
-    monkeypatch.setattr(manifest, "hsa_dir", lambda: tmp_path / "shipped")
+    monkeypatch.setattr("jitfmha.amd.tree.hsa_dir", lambda: tmp_path / "shipped")
     trees = [str(tree) for tree in trees_of(chip("MI300X"))]
     assert trees == [f"JITFMHA_HSA_DIR={tmp_path / 'theirs'}", "the kernels of this package"]
 
@@ -304,8 +363,8 @@ def qkv() -> list[torch.Tensor]:
 def test_a_tree_whose_name_no_file_can_have(name: str, use_tree: UseTree) -> None:
     use_tree(Path("/", name))
     (tree,) = trees_of(chip("MI300X"))
-    assert tree.rows == ()
-    (oddity,) = tree.oddities
+    assert tree.forward.rows == ()
+    (oddity,) = tree.forward.oddities
     assert oddity.endswith("cannot be read: File name too long")
 
 
@@ -339,7 +398,7 @@ def test_a_bad_code_object_leaves_the_next_tree(tmp_path: Path, use_tree: UseTre
         write_tree(tmp_path / name, "gfx942", [GOOD, OTHER])
     bad = tmp_path / "first" / "gfx942" / "fmha_v3_fwd" / "MI300" / GOOD.file
     bad.write_bytes(GOOD.code_object("gfx950"))
-    use_tree(tmp_path / "second", manifest.AITER_ASM_DIR)
+    use_tree(tmp_path / "second", AITER_ASM_DIR)
     use_tree(tmp_path / "first")
     with emulate("gfx942"):
         with pytest.warns(RuntimeWarning, match=r"is for gfx950 .*expected gfx942"):

@@ -16,8 +16,8 @@ from reference import attention_packed
 from untyped import fmha_fwd
 
 from jitfmha.amd.chips import chip
-from jitfmha.amd.manifest import trees_of
 from jitfmha.amd.node import VIRTUAL_NODE
+from jitfmha.amd.tree import trees_of
 from jitfmha.emulator.session import Emulation
 from jitfmha.planning.target import TARGET_HERE, AmdTarget
 

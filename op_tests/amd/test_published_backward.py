@@ -22,7 +22,7 @@ from tree_environment import UseTree
 
 from jitfmha import emulate
 from jitfmha.amd.chips import Arch
-from jitfmha.amd.manifest import HSA_DIR
+from jitfmha.amd.tree import HSA_DIR
 from jitfmha.call.detection import target_of
 from jitfmha.call.dispatch import plan_for
 from jitfmha.problem.arguments import CuSeqlens, Gradients, Tensors

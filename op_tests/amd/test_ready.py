@@ -15,7 +15,8 @@ from untyped import explain, fmha_fwd
 
 from jitfmha import emulate
 from jitfmha.amd.chips import chip
-from jitfmha.amd.manifest import KernelRow, trees_of
+from jitfmha.amd.manifest import KernelRow
+from jitfmha.amd.tree import trees_of
 from jitfmha.call.dispatch import explain_problem, plan_for
 from jitfmha.emulator.session import Emulation
 from jitfmha.kernels.ready import family as ready

@@ -25,7 +25,7 @@ _CALLS = """
 import ctypes, json, sys
 import torch
 import jitfmha
-from jitfmha.amd.manifest import trees_of
+from jitfmha.amd.tree import trees_of
 from jitfmha.amd.runtime import HipRuntime
 from jitfmha.chips import chip
 from jitfmha.target import TARGET_HERE, AmdTarget

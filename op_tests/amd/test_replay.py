@@ -27,8 +27,8 @@ from untyped import fmha_bwd, fmha_fwd
 from jitfmha import HipError, emulate
 from jitfmha.amd import recording_runtime
 from jitfmha.amd.assembly_listing import renamed
-from jitfmha.amd.manifest import AITER_ASM_DIR, HSA_DIR
 from jitfmha.amd.recording_runtime import RecordingRuntime
+from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR
 from jitfmha.call import recording
 from jitfmha.call.dispatch import plan_for
 from jitfmha.call.record import FILE, INTERFACES, fields_of, read_record

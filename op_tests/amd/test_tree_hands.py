@@ -9,16 +9,15 @@ import pytest
 from plain_tree import PlainKernel, write_tree
 from tree_environment import UseTree
 
-from jitfmha.amd import manifest
 from jitfmha.amd.chips import chip
 from jitfmha.amd.code_object import CodeObject, CodeObjectError
-from jitfmha.amd.manifest import Tree, read_tree, trees_of
+from jitfmha.amd.tree import Tree, trees_of
 
 GOOD = PlainKernel()
 
 
 def read(root: Path) -> Tree:
-    return read_tree("the tree of the test", root / "gfx942", chip("MI300X"))
+    return Tree("the tree of the test", root / "gfx942", chip("MI300X"))
 
 
 def good_tree(root: Path) -> Path:
@@ -29,7 +28,7 @@ def good_tree(root: Path) -> Path:
 
 def read_first(root: Path) -> CodeObject | CodeObjectError:
     tree = read(root)
-    return tree.code_object(tree.rows[0])
+    return tree.code_object(tree.forward.rows[0])
 
 
 @pytest.mark.parametrize("where", ["gfx942", "gfx942/fmha_v3_fwd", "gfx942/fmha_v3_fwd/MI300"])
@@ -70,12 +69,12 @@ def test_the_shipped_tree_is_as_safe_as_the_package(
 ) -> None:
     folder = good_tree(tmp_path)
     use_tree(tmp_path)
-    monkeypatch.setattr(manifest, "hsa_dir", lambda: tmp_path)
+    monkeypatch.setattr("jitfmha.amd.tree.hsa_dir", lambda: tmp_path)
     give_away(folder / "fmha_fwd.csv", monkeypatch)
     give_away(folder / "MI300" / GOOD.file, monkeypatch)
     theirs, ours = trees_of(chip("MI300X"))
-    assert theirs.rows == ()
-    assert isinstance(ours.code_object(ours.rows[0]), CodeObject)
+    assert theirs.forward.rows == ()
+    assert isinstance(ours.code_object(ours.forward.rows[0]), CodeObject)
 
 
 def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,13 +95,14 @@ def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def assert_not_used(root: Path, reason: str) -> None:
     """Neither the manifest, if it is as odd as that, nor the code object."""
     tree = read(root)
-    if not tree.rows:
-        (oddity,) = tree.oddities
-        assert oddity.startswith("the tree of the test is not used: '")
+    if not tree.forward.rows:
+        (oddity,) = tree.forward.oddities
+        assert "the tree of the test: the manifest " in oddity
+        assert "is not used: '" in oddity
         assert reason in oddity
         return
-    assert tree.oddities == ()
+    assert tree.forward.oddities == ()
     with pytest.warns(RuntimeWarning, match="is not used: '"):
-        found = tree.code_object(tree.rows[0])
+        found = tree.code_object(tree.forward.rows[0])
     assert isinstance(found, CodeObjectError)
     assert reason in str(found)

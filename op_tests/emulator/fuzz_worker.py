@@ -31,7 +31,7 @@ from elf import HEADER_BYTES, section_headers, sections
 from instruction_encodings import Encoder
 
 from jitfmha import emulate, fmha_fwd
-from jitfmha.amd import manifest
+from jitfmha.amd import tree
 from jitfmha.amd.runtime import HipError
 from jitfmha.emulator import DEVICES, Definition, Emulator, EmulatorError, Function
 from jitfmha.jit.toolchain.device_compiler import assemble, compile_hip
@@ -227,8 +227,8 @@ class Calls:
         self._fuzzer = fuzzer
         self._folder = tempfile.TemporaryDirectory()
         root = Path(self._folder.name)
-        manifest.hsa_dir = lambda: root / "nothing"
-        os.environ[manifest.HSA_DIR] = str(root)
+        tree.hsa_dir = lambda: root / "nothing"
+        os.environ[tree.HSA_DIR] = str(root)
         kernels = [PlainKernel(), PlainKernel(mode=1)]
         for chip in _CHIPS:
             write_tree(root, chip, kernels)

@@ -152,9 +152,7 @@ def test_long_names_of_sections(good: bytes) -> None:
 
 
 def _read(path: Path, symbol: str = "abcdefgh") -> None:
-    read_code_object(
-        path, arch="gfx950", symbol=symbol, threads=64, kernarg_bytes=4096, sha256=None
-    )
+    read_code_object(path, arch="gfx950", kernels={symbol: 64}, kernarg_bytes=4096, sha256=None)
 
 
 def test_very_many_kernels(emulator: Emulator, good: bytes, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_built_once_and_then_read(
     assert path.name == "store.co"
     assert path.read_bytes() == content
     assert {name: (path.parent / name).read_text() for name in _SOURCES} == _SOURCES
-    read_code_object(path, arch="gfx942", symbol="store", threads=64, kernarg_bytes=8, sha256=None)
+    read_code_object(path, arch="gfx942", kernels={"store": 64}, kernarg_bytes=8, sha256=None)
     assert jit.read(device_spec()) is content
     assert [(event.name, event.how) for event in jit.build_log()] == [("store", "built")]
     new_process()
@@ -224,9 +224,7 @@ def test_several_sources_are_linked(cache: Path, tmp_path: Path) -> None:
     path = tmp_path / "both.co"
     path.write_bytes(jit.read(spec))
     for symbol in ("store", "second"):
-        read_code_object(
-            path, arch="gfx942", symbol=symbol, threads=64, kernarg_bytes=8, sha256=None
-        )
+        read_code_object(path, arch="gfx942", kernels={symbol: 64}, kernarg_bytes=8, sha256=None)
 
 
 def test_eviction_takes_code_objects_too(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

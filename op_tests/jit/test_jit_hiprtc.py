@@ -221,7 +221,7 @@ def test_built_once_and_then_read(
 ) -> None:
     content = jit.read(device_spec(arch=arch))
     path = jit.artifact_path(device_spec(arch=arch))
-    read_code_object(path, arch=arch, symbol="store", threads=64, kernarg_bytes=8, sha256=None)
+    read_code_object(path, arch=arch, kernels={"store": 64}, kernarg_bytes=8, sha256=None)
     meta = json.loads((path.parent / "meta.json").read_text())
     assert f"hiprtc 9.0 ({hiprtc})" in json.dumps(meta)
     new_process()
@@ -299,9 +299,7 @@ def test_several_sources_are_one_program(hiprtc: Path, cache: Path, tmp_path: Pa
     path = tmp_path / "both.co"
     path.write_bytes(jit.read(device_spec({**_SOURCES, "other/second.hip": second})))
     for symbol in ("store", "second"):
-        read_code_object(
-            path, arch="gfx942", symbol=symbol, threads=64, kernarg_bytes=8, sha256=None
-        )
+        read_code_object(path, arch="gfx942", kernels={symbol: 64}, kernarg_bytes=8, sha256=None)
 
 
 @pytest.mark.parametrize("name", ["store.hip", "memory/answer.h"])

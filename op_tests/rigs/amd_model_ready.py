@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from jitfmha.amd.manifest import HSA_DIR
+from jitfmha.amd.tree import HSA_DIR
 from jitfmha.bench.report import Progress, Report
 from jitfmha.emulator.profile import LaunchProfile
 from jitfmha.problem.arguments import AttentionOptions, Bf16Cvt

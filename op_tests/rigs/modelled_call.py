@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from jitfmha.amd.manifest import HSA_DIR
+from jitfmha.amd.tree import HSA_DIR
 from jitfmha.bench.report import Progress
 from jitfmha.call.interface import fmha_bwd, fmha_fwd
 from jitfmha.emulator import emulate

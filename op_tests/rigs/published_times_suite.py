@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from jitfmha.amd.manifest import HSA_DIR
+from jitfmha.amd.tree import HSA_DIR
 from jitfmha.bench.report import Progress, Report, SuiteNotAvailable
 from jitfmha.emulator.profile import LaunchProfile
 from jitfmha.problem.arguments import AttentionOptions, Bf16Cvt

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from jitfmha import jit
 from jitfmha.amd.chips import chip
-from jitfmha.amd.manifest import trees_of
+from jitfmha.amd.tree import trees_of
 from jitfmha.planning.target import TARGET_HERE, AmdTarget
 
 _SOURCE = Path(__file__).with_suffix(".cpp")

@@ -16,9 +16,10 @@ from .faults import reason_of_fault
 from .layouts import reason_of_layout
 
 if TYPE_CHECKING:
-    from ...amd.backward_manifest import BackwardRow, BackwardTree, Kind
     from ...amd.chips import Arch
     from ...amd.code_object import CodeObject
+    from ...amd.manifest import AiterBackwardRow, AiterKind
+    from ...amd.tree import Tree
 
 _MODES = ("gm0", "gm1")
 _MASK_NAMES = ("none", "causal (top-left)", "causal (bottom-right)", "a window")
@@ -41,15 +42,15 @@ class BackwardChoice(NamedTuple):
         passed_over: why kernels that AITER would have chosen were not.
     """
 
-    tree: BackwardTree
-    row_sums: tuple[BackwardRow, CodeObject]
-    gradients: tuple[BackwardRow, CodeObject]
-    dq: tuple[BackwardRow, CodeObject] | None
+    tree: Tree
+    row_sums: tuple[AiterBackwardRow, CodeObject]
+    gradients: tuple[AiterBackwardRow, CodeObject]
+    dq: tuple[AiterBackwardRow, CodeObject] | None
     mask: int
     passed_over: tuple[Reason, ...]
 
     @property
-    def row(self) -> BackwardRow:
+    def row(self) -> AiterBackwardRow:
         """That of the gradients."""
         return self.gradients[0]
 
@@ -64,7 +65,7 @@ class BackwardChoice(NamedTuple):
         return not self.row.has_atomic_fp32 and self.dq is None
 
 
-def choose(tree: BackwardTree, problem: Problem, target: AmdTarget) -> BackwardChoice | Reason:
+def choose(tree: Tree, problem: Problem, target: AmdTarget) -> BackwardChoice | Reason:
     """The kernels of a tree for a backward pass, or why it has none."""
     found: BackwardChoice | Reason | None = None
     for is_atomic_fp32 in accumulations(problem, target.arch):
@@ -76,7 +77,7 @@ def choose(tree: BackwardTree, problem: Problem, target: AmdTarget) -> BackwardC
 
 
 def _choice_with(
-    is_atomic_fp32: bool, tree: BackwardTree, problem: Problem, target: AmdTarget
+    is_atomic_fp32: bool, tree: Tree, problem: Problem, target: AmdTarget
 ) -> BackwardChoice | Reason:
     """The same among kernels that add dq up in float32, or in 16 bits."""
     arch = target.arch
@@ -87,8 +88,9 @@ def _choice_with(
     hdims = padded_hdims(problem, arch)
     candidates = [
         row
-        for row in tree.rows["dqdkdv"]
-        if (row.dtype, row.hdim_q, row.hdim_v) == (problem.dtype, *hdims)
+        for row in tree.aiter_backward.rows
+        if row.kind == "dqdkdv"
+        and (row.dtype, row.hdim_q, row.hdim_v) == (problem.dtype, *hdims)
         and (row.mask, row.has_atomic_fp32) == (mask, is_atomic_fp32)
         and row.mode == _MODES.index(problem.mode)
         and row.rounds(problem.bf16_cvt)
@@ -167,8 +169,11 @@ def reasons_of_problem(problem: Problem, target: AmdTarget) -> Iterator[Reason]:
 
 
 def picked_row(
-    usable: Sequence[BackwardRow], candidates: Sequence[BackwardRow], problem: Problem, arch: Arch
-) -> BackwardRow | None:
+    usable: Sequence[AiterBackwardRow],
+    candidates: Sequence[AiterBackwardRow],
+    problem: Problem,
+    arch: Arch,
+) -> AiterBackwardRow | None:
     """AITER's pick: the row that does exactly what is needed, or the last one that does more."""
     if not candidates:
         return None
@@ -189,10 +194,10 @@ def picked_row(
 
 
 def _with_others(
-    tree: BackwardTree,
+    tree: Tree,
     problem: Problem,
     arch: Arch,
-    row: BackwardRow,
+    row: AiterBackwardRow,
     mask: int,
     passed_over: list[Reason],
 ) -> BackwardChoice | Reason:
@@ -200,8 +205,8 @@ def _with_others(
     row_sums = next(
         (
             x
-            for x in tree.rows["odo"]
-            if (x.dtype, x.hdim_v, x.mode) == (row.dtype, row.hdim_v, row.mode)
+            for x in tree.aiter_backward.rows
+            if (x.kind, x.dtype, x.hdim_v, x.mode) == ("odo", row.dtype, row.hdim_v, row.mode)
         ),
         None,
     )
@@ -228,16 +233,17 @@ def _with_others(
 
 
 def _dq_row(
-    tree: BackwardTree, problem: Problem, arch: Arch, row: BackwardRow
-) -> BackwardRow | Reason | None:
+    tree: Tree, problem: Problem, arch: Arch, row: AiterBackwardRow
+) -> AiterBackwardRow | Reason | None:
     """The kernel that makes dq of what was added up; None where dq is added to itself."""
     if not row.has_atomic_fp32 and (arch == "gfx942" or problem.hdim_q == _HDIMS[0]):
         return None
-    kind: Kind = "dq_convert" if row.has_atomic_fp32 else "dq_shuffle"
-    for x in tree.rows[kind]:
-        if (x.hdim_q, x.mode) != (row.hdim_q, row.mode) or not x.rounds(problem.bf16_cvt):
+    kind: AiterKind = "dq_convert" if row.has_atomic_fp32 else "dq_shuffle"
+    for x in tree.aiter_backward.rows:
+        if (x.kind, x.hdim_q, x.mode) != (kind, row.hdim_q, row.mode):
             continue
-        if x.dtype == row.dtype or not row.has_atomic_fp32:
+        is_for_dtype = x.dtype == row.dtype or not row.has_atomic_fp32
+        if is_for_dtype and x.rounds(problem.bf16_cvt):
             return x
     template = "{tree}: no kernel that makes dq ({kind}) for {dtype}, hdim {hdim}, {mode}{cvt}."
     cvt = f", {problem.bf16_cvt}" if problem.dtype == "bf16" else ""
@@ -246,9 +252,10 @@ def _dq_row(
 
 
 def _no_row(
-    tree: BackwardTree, problem: Problem, mask: int, is_atomic_fp32: bool, target: AmdTarget
+    tree: Tree, problem: Problem, mask: int, is_atomic_fp32: bool, target: AmdTarget
 ) -> Reason:
-    is_any_cvt = all(row.bf16_cvt >= len(BF16_CVTS) for row in tree.rows["dqdkdv"])
+    rows = (row for row in tree.aiter_backward.rows if row.kind == "dqdkdv")
+    is_any_cvt = all(row.bf16_cvt >= len(BF16_CVTS) for row in rows)
     return Reason(
         "{tree}: no kernel for {dtype}, hdim {hdim_q}x{hdim_v}, mask {mask}, {mode}{cvt}, "
         "{sum} sums of dq, seqlen {seqlen_q} x {seqlen_k} on {chip}.",

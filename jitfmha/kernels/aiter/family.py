@@ -6,7 +6,8 @@ are not in the way, and whose code objects are what they should be.
 
 from __future__ import annotations
 
-from ...amd.backward_manifest import BackwardRow
+from ...amd.manifest import AiterBackwardRow
+from ...amd.tree import Tree
 from ...planning.plan import Kernel, Reason, Refusal
 from ...planning.target import AmdTarget, Target
 from ...problem.features import Feature
@@ -37,14 +38,13 @@ SERVES = frozenset(
 def propose(problem: Problem, target: Target) -> AiterBackwardPlan | Refusal:
     """The kernels of the first tree that serves ``problem``."""
     assert isinstance(target, AmdTarget)
-    trees = target.backward_trees
-    for tree in trees:
-        tree.warn_of_oddities()
+    for tree in target.trees:
+        tree.warn_of(tree.aiter_backward)
     broken = reasons(problem, target)
     if broken:
         return Refusal(broken)
     passed_over: list[Reason] = []
-    for tree in trees:
+    for tree in _trees(target):
         found = choose(tree, problem, target)
         if isinstance(found, BackwardChoice):
             return AiterBackwardPlan(problem, target, found, (*passed_over, *found.passed_over))
@@ -55,8 +55,7 @@ def propose(problem: Problem, target: Target) -> AiterBackwardPlan | Refusal:
 def reasons(problem: Problem, target: Target) -> tuple[Reason, ...]:
     """Every rule that ``problem`` breaks, whatever features it asks for."""
     assert isinstance(target, AmdTarget)
-    trees = target.backward_trees
-    if not trees:
+    if not _trees(target):
         template = (
             "No tree of code objects has backward kernels for {arch}; JITFMHA_HSA_DIR can name one."
         )
@@ -66,6 +65,13 @@ def reasons(problem: Problem, target: Target) -> tuple[Reason, ...]:
         *reasons_of_strides(problem),
         *reasons_of_problem(problem, target),
     )
+
+
+def _trees(target: AmdTarget) -> list[Tree]:
+    """Those with kernels, or with manifests of some that cannot be used."""
+    return [
+        tree for tree in target.trees if tree.aiter_backward.rows or tree.aiter_backward.left_out
+    ]
 
 
 class AiterBackwardPlan(PlanOfCodeObjects):
@@ -96,7 +102,7 @@ class AiterBackwardPlan(PlanOfCodeObjects):
         """The tree and the file in it."""
         return f"{self.choice.row.file} of {self.choice.tree}"
 
-    def rows(self) -> tuple[BackwardRow, ...]:
+    def rows(self) -> tuple[AiterBackwardRow, ...]:
         """Of its kernels, in the order of their launches."""
         choice = self.choice
         kernels = choice.row_sums, choice.gradients, choice.dq
@@ -104,7 +110,7 @@ class AiterBackwardPlan(PlanOfCodeObjects):
 
     def remarks(self) -> list[str]:
         """What is odd in the trees, and why preferred kernels do not serve the problem."""
-        odd = [oddity for tree in self.target.backward_trees for oddity in tree.oddities]
+        odd = [oddity for tree in self.target.trees for oddity in tree.aiter_backward.oddities]
         return [*odd, *(str(reason) for reason in self.passed_over)]
 
     def bind(self) -> Kernel:

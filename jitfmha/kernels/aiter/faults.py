@@ -13,8 +13,8 @@ from ...planning.plan import Reason
 from ...problem.problem import Problem
 
 if TYPE_CHECKING:
-    from ...amd.backward_manifest import BackwardRow
     from ...amd.chips import Arch
+    from ...amd.manifest import AiterBackwardRow
 
 _TILE_KEYS = 256  # of the kernels for hdim 128 that were made for gfx950
 _ZEROS_BEHIND_KEYS = re.compile(r"fmha_bwd_hd128_(bf16|fp16)_causal_br_a32_psskddv")
@@ -23,13 +23,13 @@ _UNAWAITED_LDS = re.compile(r"fmha_bwd_hd(64|128|192)_dq_convert_\w+")
 _READS_BEHIND_ROWS = re.compile(r"fmha_bwd_hd128_\w+_swa_a32_\w*psskddv")
 
 
-def reason_of_fault(row: BackwardRow, problem: Problem, arch: Arch) -> Reason | None:
+def reason_of_fault(row: AiterBackwardRow, problem: Problem, arch: Arch) -> Reason | None:
     """The fault of a kernel that this call can meet; None where there is none."""
     fault = _fault_on_gfx950(row, problem) if arch == "gfx950" else _fault_on_gfx942(row)
     return None if fault is None else Reason("{name} is passed over: " + fault, name=row.name)
 
 
-def _fault_on_gfx950(row: BackwardRow, problem: Problem) -> str | None:
+def _fault_on_gfx950(row: AiterBackwardRow, problem: Problem) -> str | None:
     seqlen_k = problem.seqlen_k
     if problem.mode == "gm1" or seqlen_k <= _TILE_KEYS:
         return None
@@ -46,7 +46,7 @@ def _fault_on_gfx950(row: BackwardRow, problem: Problem) -> str | None:
     return None
 
 
-def _fault_on_gfx942(row: BackwardRow) -> str | None:
+def _fault_on_gfx942(row: AiterBackwardRow) -> str | None:
     if _UNAWAITED_LDS.fullmatch(row.name):
         return (
             "it stores what it reads from LDS without waiting for it. torch converts dq in its "
@@ -55,6 +55,6 @@ def _fault_on_gfx942(row: BackwardRow) -> str | None:
     return None
 
 
-def reads_behind_rows(row: BackwardRow, arch: Arch) -> bool:
+def reads_behind_rows(row: AiterBackwardRow, arch: Arch) -> bool:
     """Whether a kernel reads the lse and D of up to 15 rows that are not there."""
     return arch == "gfx942" and _READS_BEHIND_ROWS.fullmatch(row.name) is not None

@@ -18,7 +18,7 @@ from ...problem.memory import overlaps_itself
 from ...problem.problem import Problem, Strides
 
 if TYPE_CHECKING:
-    from ...amd.backward_manifest import BackwardRow
+    from ...amd.manifest import AiterBackwardRow
 
 ELEMENT_BYTES = 2
 _FIELD_END = 1 << 32  # the kernels' integers have 32 bits
@@ -70,12 +70,12 @@ def _strides(
     )
 
 
-def takes_short_block(row: BackwardRow) -> bool:
+def takes_short_block(row: AiterBackwardRow) -> bool:
     """Whether strides follow from those of other tensors."""
     return not row.takes_any_seqlen
 
 
-def room_of_keys(row: BackwardRow, problem: Problem, hdim: int) -> Room:
+def room_of_keys(row: AiterBackwardRow, problem: Problem, hdim: int) -> Room:
     """Where dk or dv of each query head goes, where that is not the caller's tensor."""
     shape: tuple[int, ...] = (problem.seqlen_k, problem.heads_q, hdim)
     if problem.mode == "gm1":
@@ -97,7 +97,7 @@ def room_of_queries(problem: Problem) -> Room:
     return Room(shape, (batch, seq, head, 1))
 
 
-def keys_are_in_place(row: BackwardRow, problem: Problem) -> bool:
+def keys_are_in_place(row: AiterBackwardRow, problem: Problem) -> bool:
     """Whether the kernels can write the caller's dk and dv."""
     if problem.gqa != 1:
         return False
@@ -112,7 +112,7 @@ def queries_are_in_place(problem: Problem) -> bool:
     return gradient_layout(problem).dq == problem.q
 
 
-def reason_of_layout(row: BackwardRow, problem: Problem) -> Reason | None:
+def reason_of_layout(row: AiterBackwardRow, problem: Problem) -> Reason | None:
     """Why a kernel of the short block does not serve the strides of this call, if it does not."""
     if not takes_short_block(row):
         return None
@@ -120,7 +120,7 @@ def reason_of_layout(row: BackwardRow, problem: Problem) -> Reason | None:
     return None if fault is None else Reason("{name} " + fault, name=row.name)
 
 
-def _fault_of_short_block(row: BackwardRow, problem: Problem) -> str | None:
+def _fault_of_short_block(row: AiterBackwardRow, problem: Problem) -> str | None:
     if gradient_layout(problem).dout != problem.q:
         return "needs a dout with the strides of q."
     if problem.v != problem.k:

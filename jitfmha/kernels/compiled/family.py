@@ -120,5 +120,5 @@ def _ready_may_serve(problem: Problem, target: AmdTarget) -> bool:
     """Whether a ready kernel may serve the same call with other lengths and strides."""
     hdims = problem.hdim_q, problem.hdim_v
     return problem.features <= ready.SERVES and any(
-        (row.hdim_q, row.hdim_v) == hdims for tree in target.trees for row in tree.rows
+        (row.hdim_q, row.hdim_v) == hdims for tree in target.trees for row in tree.forward.rows
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 from ...amd.manifest import KernelRow
@@ -25,7 +24,7 @@ class SplitChoice:
         self._queries_of_tile = -(-row.ts_qo // self._rows_of_query)
         self._ts_kv = row.ts_kv
         sequences = problem.batch * problem.heads_q // self._rows_of_query * slices
-        of_slice = replace(row, hdim_v=columns)
+        of_slice = row._replace(hdim_v=columns)
         self._split = KeySplit.of(of_slice, sequences, target.compute_units, target.arch)
         # Asked in every call of gm1, mostly for the lengths of the call before.
         self.splits = lru_cache(maxsize=64)(self._splits)

@@ -243,11 +243,8 @@ class ForwardTraits(SharedTraits):
 
     def row(self) -> KernelRow:
         """The kernel as a row of a manifest, as the launcher knows kernels."""
-        return replace(
-            self.row_of(self.name, f"{self.name}.co"),
-            combine_symbol=self.combine_name,
-            stacks_heads=self.stacks_heads,
-        )
+        row = self.row_of(self.name, f"{self.name}.co")
+        return row._replace(combine_symbol=self.combine_name, stacks_heads=self.stacks_heads)
 
 
 def has_roundings(arch: Arch, dtype: str) -> bool:
@@ -308,7 +305,7 @@ def row_of_built(traits: ForwardTraits, image: bytes) -> KernelRow:
     chip = architecture(traits.arch)
     by_registers = chip.simd_vgprs // descriptor.vgprs
     by_lds = chip.lds_bytes // descriptor.lds_bytes
-    return replace(traits.row(), waves_of_simd=min(by_registers, by_lds))
+    return traits.row()._replace(waves_of_simd=min(by_registers, by_lds))
 
 
 @cache

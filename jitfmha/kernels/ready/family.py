@@ -25,7 +25,8 @@ from .tile_choice import TileChoice
 
 if TYPE_CHECKING:
     from ...amd.code_object import CodeObject
-    from ...amd.manifest import KernelDtype, KernelRow, Tree
+    from ...amd.manifest import KernelDtype, KernelRow
+    from ...amd.tree import Tree
     from ..launcher import BoundKernel
 
 NAME = "ready"
@@ -53,7 +54,7 @@ def propose(problem: Problem, target: Target) -> ReadyPlan | Refusal:
     """The kernel of the first tree that serves ``problem``."""
     assert isinstance(target, AmdTarget)
     for tree in target.trees:
-        tree.warn_of_oddities()
+        tree.warn_of(tree.forward)
     broken = tuple(reasons_of(_RULES, problem, target.arch))
     passed_over: list[Reason] = []
     for tree in target.trees if not broken else ():
@@ -110,7 +111,7 @@ def _rows(tree: Tree, problem: Problem, target: AmdTarget) -> list[KernelRow]:
         mode=_MODES.index(problem.mode),
         bf16_cvt=BF16_CVTS.index(problem.bf16_cvt),
     )
-    return [row for row in tree.rows if row_serves(row, wanted, target.arch)]
+    return [row for row in tree.forward.rows if row_serves(row, wanted, target.arch)]
 
 
 def _no_row(tree: Tree, problem: Problem, target: AmdTarget) -> Reason:
@@ -172,7 +173,7 @@ class ReadyPlan(PlanOfCodeObjects):
 
     def remarks(self) -> list[str]:
         """What is odd in the trees, and why preferred ones do not serve the problem."""
-        odd = [oddity for tree in self.target.trees for oddity in tree.oddities]
+        odd = [oddity for tree in self.target.trees for oddity in tree.forward.oddities]
         return [*odd, *(str(reason) for reason in self.passed_over)]
 
     def bind(self) -> Kernel:

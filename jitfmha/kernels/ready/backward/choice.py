@@ -10,14 +10,15 @@ from ....problem.problem import Problem
 from ..policy import fills_gpu
 
 if TYPE_CHECKING:
-    from ....amd.gradient_manifest import GradientRow, GradientTree
+    from ....amd.manifest import ReadyBackwardRow
+    from ....amd.tree import Tree
 
 
-def chosen_row(tree: GradientTree, problem: Problem, target: AmdTarget) -> GradientRow | None:
+def chosen_row(tree: Tree, problem: Problem, target: AmdTarget) -> ReadyBackwardRow | None:
     """The row with the most keys of a workgroup of those that fill the GPU, or else the fewest."""
     chosen = None
     lines = problem.heads_k * (1 if problem.mode == "gm1" else problem.batch)
-    for row in tree.rows:
+    for row in tree.ready_backward.rows:
         if _serves(row, problem, target.arch):
             chosen = row
             if fills_gpu(lines, problem.seqlen_k, row.keys, target.compute_units):
@@ -25,7 +26,7 @@ def chosen_row(tree: GradientTree, problem: Problem, target: AmdTarget) -> Gradi
     return chosen
 
 
-def _serves(row: GradientRow, problem: Problem, arch: Arch) -> bool:
+def _serves(row: ReadyBackwardRow, problem: Problem, arch: Arch) -> bool:
     return (
         row.dtype == problem.dtype
         and (row.hdim_q, row.hdim_v) == (problem.hdim_q, problem.hdim_v)

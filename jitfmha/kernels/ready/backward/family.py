@@ -14,8 +14,9 @@ from .choice import chosen_row
 from .limits import RULES
 
 if TYPE_CHECKING:
-    from ....amd.gradient_manifest import GradientRow, GradientTree
-    from ....amd.manifest import KernelRow
+    from ....amd.code_object import CodeObject
+    from ....amd.manifest import KernelRow, ReadyBackwardRow
+    from ....amd.tree import Tree
 
 NAME = "ready"
 SERVES = frozenset(
@@ -42,22 +43,27 @@ def reasons(problem: Problem, target: Target) -> tuple[Reason, ...]:
 
 def propose(problem: Problem, target: Target) -> ReadyBackwardPlan | Refusal:
     """The code object for ``problem``."""
-    from ....amd.gradient_manifest import gradient_tree
-
     assert isinstance(target, AmdTarget)
     broken = reasons(problem, target)
     if broken:
         return Refusal(broken)
-    tree = gradient_tree(target.arch) if any(x.is_shipped for x in target.trees) else None
-    if tree is None:
-        template = "This package has no code objects of backward kernels for {arch}."
-        return Refusal((Reason(template, arch=target.arch),))
-    row = chosen_row(tree, problem, target)
-    if row is not None:
-        return ReadyBackwardPlan(problem, target, tree, row)
-    template = "{tree}: none for {dtype} and hdim {hdim_q}x{hdim_v}."
-    values = {"dtype": problem.dtype, "hdim_q": problem.hdim_q, "hdim_v": problem.hdim_v}
-    return Refusal((Reason(template, tree=tree, **values),))
+    passed_over: list[Reason] = []
+    for tree in target.trees:
+        tree.warn_of(tree.ready_backward)
+        if not tree.ready_backward.rows:
+            continue
+        row = chosen_row(tree, problem, target)
+        if row is None:
+            template = "{tree}: none for {dtype} and hdim {hdim_q}x{hdim_v}."
+            values = {"dtype": problem.dtype, "hdim_q": problem.hdim_q, "hdim_v": problem.hdim_v}
+            passed_over.append(Reason(template, tree=tree, **values))
+            continue
+        code_object = tree.code_object(row)
+        if not isinstance(code_object, Exception):
+            return ReadyBackwardPlan(problem, target, tree, row, code_object)
+        passed_over.append(Reason("{tree}: {error}", tree=tree, error=code_object))
+    template = "No tree has code objects of backward kernels of ours for {arch}."
+    return Refusal(tuple(passed_over) or (Reason(template, arch=target.arch),))
 
 
 class ReadyBackwardPlan(PlanOfCodeObjects):
@@ -67,12 +73,18 @@ class ReadyBackwardPlan(PlanOfCodeObjects):
     block = "ready"
 
     def __init__(
-        self, problem: Problem, target: AmdTarget, tree: GradientTree, row: GradientRow
+        self,
+        problem: Problem,
+        target: AmdTarget,
+        tree: Tree,
+        row: ReadyBackwardRow,
+        code_object: CodeObject,
     ) -> None:
         self.problem = problem
         self.target = target
         self.tree = tree
         self.row = row
+        self.code_object = code_object
 
     @property
     def kernel(self) -> str:
@@ -91,15 +103,17 @@ class ReadyBackwardPlan(PlanOfCodeObjects):
         return tuple(kernel.row for kernel in kernels_of(self.row))
 
     def remarks(self) -> list[str]:
-        """What a caller may want to know of the order of sums."""
+        """What is odd in the trees, and in which order sums are added up."""
+        odd = [oddity for tree in self.target.trees for oddity in tree.ready_backward.oddities]
         if self.row.is_deterministic:
-            return ["dq is added up in one order: workgroups wait for their turns."]
-        return [
-            "dq is added up in any order; deterministic=True takes kernels that have one order."
-        ]
+            return [*odd, "dq is added up in one order: workgroups wait for their turns."]
+        order = "dq is added up in any order; deterministic=True takes kernels that have one order."
+        return [*odd, order]
 
     def bind(self) -> Kernel:
         """Build and load the launcher, and load the code object."""
         from .kernel import ReadyBackwardKernel
 
-        return ReadyBackwardKernel(self.problem, self.target, self.tree, self.row)
+        return ReadyBackwardKernel(
+            self.problem, self.target, self.tree, self.row, self.code_object
+        )

@@ -15,7 +15,9 @@ from .choice import chosen_row
 from .limits import RULES
 
 if TYPE_CHECKING:
-    from ....amd.gradient_manifest import GradientRow, GradientTree
+    from ....amd.code_object import CodeObject
+    from ....amd.manifest import ReadyBackwardRow
+    from ....amd.tree import Tree
 
 
 # What the kernels before and after that of the gradients have nothing to do with.
@@ -27,7 +29,12 @@ class ReadyBackwardKernel:
     """Loaded kernels, for calls that differ in lengths and strides only."""
 
     def __init__(
-        self, problem: Problem, target: AmdTarget, tree: GradientTree, row: GradientRow
+        self,
+        problem: Problem,
+        target: AmdTarget,
+        tree: Tree,
+        row: ReadyBackwardRow,
+        code_object: CodeObject,
     ) -> None:
         """Build and load the launcher and the kernels, as far as that has not been done.
 
@@ -35,7 +42,6 @@ class ReadyBackwardKernel:
             HipError: the HIP runtime cannot be used, or refuses the code object.
             jitfmha.BuildError: the launcher does not compile.
         """
-        code_object = tree.code_object(row)
         self._problem = problem
         self._target = target
         self._tree = tree
@@ -56,7 +62,7 @@ class ReadyBackwardKernel:
         return self._bound.launch_for(sizes)
 
 
-def kernels_of(row: GradientRow) -> tuple[BackwardKernel, ...]:
+def kernels_of(row: ReadyBackwardRow) -> tuple[BackwardKernel, ...]:
     """The kernels of a code object, in the order of their launches."""
     row_sums = _launched_row(row, row.row_sums_symbol, row.edge_threads)
     gradients = _launched_row(row, row.symbol, row.threads)
@@ -68,13 +74,13 @@ def kernels_of(row: GradientRow) -> tuple[BackwardKernel, ...]:
     )
 
 
-def turns_of(row: GradientRow, problem: Problem) -> int:
+def turns_of(row: ReadyBackwardRow, problem: Problem) -> int:
     """How many integers deterministic kernels count in."""
     is_packed = problem.mode == "gm1"
     return integers_for_turns(row.keys, problem.batch, problem.heads_k, problem.seqlen_k, is_packed)
 
 
-def _launched_row(row: GradientRow, symbol: str, threads: int) -> KernelRow:
+def _launched_row(row: ReadyBackwardRow, symbol: str, threads: int) -> KernelRow:
     """One of the kernels as a row of a manifest, as the launcher knows kernels."""
     return KernelRow(
         dtype="bf16" if row.dtype == "bf16" else "fp16",
