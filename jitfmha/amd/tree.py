@@ -103,15 +103,6 @@ class Tree:
         """Those of all forms."""
         return self.forward, self.aiter_backward, self.ready_backward
 
-    def counts(self) -> list[str]:
-        """How many kernels of each form there are, in words; of forward kernels also if none."""
-        counts = [f"{len(self.forward.rows)} kernels"]
-        if self.aiter_backward.rows:
-            counts.append(f"{len(self.aiter_backward.rows)} backward kernels")
-        if self.ready_backward.rows:
-            counts.append(f"{len(self.ready_backward.rows)} code objects of backward kernels")
-        return counts
-
     def path_of(self, row: AnyRow) -> Path:
         """The file of a row."""
         return self.folder / row.folder / row.file

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..amd.chips import Chip
+    from ..amd.tree import Tree
     from ..planning.target import Target
     from ..problem.arguments import Arguments
 
@@ -324,12 +325,20 @@ def _check_code_objects() -> Iterator[Finding]:
                 read = [tree.code_object(row) for each in tree.manifests for row in each.rows]
             oddities = [oddity for each in tree.manifests for oddity in each.oddities]
             oddities += [str(x) for x in read if isinstance(x, Exception)]
-            found = "\n".join([*(f"{count} in {tree}" for count in tree.counts()), *oddities])
+            found = "\n".join([*_counts(tree), *oddities])
             if oddities:
                 remedy = "Mend the tree, or unset the variable; or install jitfmha again."
                 yield Finding(check, "warning", found, remedy)
             else:
                 yield Finding(check, "ok", found)
+
+
+def _counts(tree: Tree) -> Iterator[str]:
+    yield f"{len(tree.forward.rows)} kernels in {tree}"
+    if tree.aiter_backward.rows:
+        yield f"{len(tree.aiter_backward.rows)} backward kernels"
+    if tree.ready_backward.rows:
+        yield f"{len(tree.ready_backward.rows)} code objects of backward kernels"
 
 
 def _chips_here() -> list[Chip]:

@@ -114,6 +114,4 @@ class ReadyBackwardPlan(PlanOfCodeObjects):
         """Build and load the launcher, and load the code object."""
         from .kernel import ReadyBackwardKernel
 
-        return ReadyBackwardKernel(
-            self.problem, self.target, self.tree, self.row, self.code_object
-        )
+        return ReadyBackwardKernel(self.problem, self.target, self.tree, self.row, self.code_object)
