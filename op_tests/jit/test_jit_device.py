@@ -19,7 +19,7 @@ from jitfmha.jit.cache import eviction
 from jitfmha.jit.toolchain import device_compiler, device_hip
 from jitfmha.jit.toolchain.device_clang import DeviceClang
 from jitfmha.jit.toolchain.device_compiler import DeviceCompilerNotFound
-from jitfmha.jit.toolchain.hiprtc import HiprtcNotUsable
+from jitfmha.jit.toolchain.device_hiprtc import HiprtcNotUsable
 
 from .conftest import make_spec
 
@@ -301,5 +301,5 @@ def test_a_compiler_that_does_not_run(
     monkeypatch.setenv("ROCM_PATH", str(tmp_path))
     with pytest.raises(jit.CompilerNotFound) as caught:
         jit.read(device_spec())
-    assert f"{folder}/clang++ (does not run" in str(caught.value)
+    assert f"{folder}/clang++ (cannot be run" in str(caught.value)
     assert "torch's hiprtc: hidden" in str(caught.value)

@@ -29,7 +29,6 @@ from jitfmha.jit.toolchain import device_compiler, device_hip
 from jitfmha.jit.toolchain import hip_libraries as hip_runtime
 from jitfmha.jit.toolchain.device_clang import DeviceClang
 from jitfmha.jit.toolchain.device_hiprtc import DeviceHiprtc
-from jitfmha.jit.toolchain.hiprtc import Hiprtc
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 from jitfmha.kernels.compiled.traits import ForwardTraits, ModifierTraits, kernel_spec
 
@@ -92,9 +91,9 @@ def hiprtc(site_packages: Path, library: Path) -> Path:
     return path
 
 
-def asked(toolchain: object) -> Hiprtc:
+def asked(toolchain: object) -> DeviceHiprtc:
     assert isinstance(toolchain, DeviceHiprtc)
-    return toolchain.hiprtc
+    return toolchain
 
 
 # ---- Which compiler is taken ---------------------------------------------------------------------
@@ -181,8 +180,8 @@ def test_what_is_in_the_key(hiprtc: Path) -> None:
         found._replace(version="9.1"),
         found._replace(contents=((path, content[::-1]),)),
     )
-    assert len({DeviceHiprtc(each).identity for each in (found, *others)}) == 4
-    assert DeviceHiprtc(found._replace(why="")).identity == DeviceHiprtc(found).identity
+    assert len({each.identity for each in (found, *others)}) == 4
+    assert found._replace(why="").identity == found.identity
 
 
 @pytest.mark.skipif(shutil.which("strip") is None, reason="it takes the build id away")

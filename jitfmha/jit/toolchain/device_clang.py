@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import BuildError, CompileFailure, CompilerNotFound
+from ..errors import BuildError, CompileFailure
 from ..spec import BuildSpec
 from ..status import is_verbose, say
 from .compiling import compile_failure, source_flags
 from .device_compiler import (
+    CODE_OBJECT_VERSION_FLAG,
     HIP_FLAGS,
     DeviceCompileError,
     DeviceCompiler,
+    architecture,
 )
-from .device_flags import CODE_OBJECT_VERSION_FLAG, architecture
 
 
 @dataclass(frozen=True)
@@ -68,17 +68,3 @@ class DeviceClang:
 
     def __str__(self) -> str:
         return f"{self.compiler} ({self.version.partition(chr(10))[0].strip()})"
-
-
-def clang_version(compiler: DeviceCompiler) -> str:
-    """Clang's whole answer to `--version`.
-
-    Raises:
-        CompilerNotFound: it does not run.
-    """
-    command = [*compiler.clang, "--version"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
-    except (OSError, subprocess.SubprocessError) as error:
-        raise CompilerNotFound(f"{compiler} (does not run: {error})") from error
-    return answer.stdout

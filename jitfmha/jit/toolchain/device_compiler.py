@@ -2,8 +2,8 @@
 
 The compiler is clang with lld, as programs. A ROCm installation has both under `llvm/bin`.
 Elsewhere the PyPI package `ziglang` carries both, with the AMDGPU back end; it needs neither ROCm
-nor a GPU. (`hiprtc.py` finds them in a library, which takes no assembly.) No HIP header is used:
-kernels are written with `__global__`, `__device__`, `__shared__` and the `__builtin_amdgcn_*`
+nor a GPU. (`device_hiprtc.py` finds them in a library, which takes no assembly.) No HIP header is
+used: kernels are written with `__global__`, `__device__`, `__shared__` and the `__builtin_amdgcn_*`
 builtins.
 """
 
@@ -18,6 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..elf import Elf
+from ..errors import BuildError
+from ..spec import BuildSpec
 from .zig import INSTALL_ZIG, ZIG_MISSING, zig_program
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
 
 _DEFAULT_ROCM = "/opt/rocm"
 _CODE_OBJECT_VERSIONS = (4, 5, 6)
+_ARCH_FLAG = "--offload-arch="
 _TARGET = ("-target", "amdgcn-amd-amdhsa")
 # What hip_runtime.h would bring; no header is needed.
 KEYWORDS = {
@@ -42,11 +45,24 @@ KEYWORDS = {
 }
 # Every kernel gets these, whatever compiles it.
 LANGUAGE_FLAGS = ("-std=gnu++17", "-O3")
+CODE_OBJECT_VERSION_FLAG = "-mcode-object-version=5"
 HIP_FLAGS = (
     *("-x", "hip", "--cuda-device-only", "-nogpuinc", "-nogpulib", "--no-gpu-bundle-output"),
     *(f"-D{keyword}={meaning}" for keyword, meaning in KEYWORDS.items()),
     *LANGUAGE_FLAGS,
 )
+
+
+def architecture(spec: BuildSpec) -> str:
+    """The architecture that the flags of a spec name.
+
+    Raises:
+        BuildError: they name none, or several.
+    """
+    archs = [flag.removeprefix(_ARCH_FLAG) for flag in spec.cflags if flag.startswith(_ARCH_FLAG)]
+    if len(archs) != 1:
+        raise BuildError(f"{spec.name} names {archs} as its architectures; give one {_ARCH_FLAG}")
+    return archs[0]
 
 
 class DeviceCompilerNotFound(RuntimeError):
@@ -173,7 +189,7 @@ def compile_hip_to_assembly(
     with tempfile.TemporaryDirectory(prefix="jitfmha-") as folder:
         text, assembly = Path(folder, "kernel.hip"), Path(folder, "kernel.s")
         text.write_text(source, encoding="utf-8")
-        target = (f"--offload-arch={arch}", f"-mcode-object-version={code_object_version}")
+        target = (f"{_ARCH_FLAG}{arch}", f"-mcode-object-version={code_object_version}")
         device_compiler().compile(text, assembly, (*target, *flags))
         return assembly.read_text(encoding="utf-8")
 

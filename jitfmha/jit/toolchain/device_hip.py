@@ -7,10 +7,10 @@ In this order: hiprtc beside torch's own HIP runtime, ROCm's clang, the clang of
 from __future__ import annotations
 
 from ..errors import CompilerNotFound
-from .device_clang import DeviceClang, clang_version
+from .compiling import DoesNotRun, version_of
+from .device_clang import DeviceClang
 from .device_compiler import DeviceCompiler, DeviceCompilerNotFound, device_compiler
-from .device_hiprtc import DeviceHiprtc
-from .hiprtc import HiprtcNotUsable, asked_hiprtc, find_hiprtc
+from .device_hiprtc import DeviceHiprtc, HiprtcNotUsable, asked_hiprtc, find_hiprtc
 from .zig import INSTALL_ZIG
 
 DeviceToolchain = DeviceHiprtc | DeviceClang
@@ -29,15 +29,34 @@ def find_device_hip(*, ask_again: bool = False) -> DeviceToolchain:
         CompilerNotFound: there is none; the message names all three, and how to get one.
     """
     try:
-        return _hiprtc(ask_again)
+        path, why = find_hiprtc()
+        if ask_again or path not in _found:
+            _found[path] = asked_hiprtc(path, why)
+        return _found[path]
     except HiprtcNotUsable as error:
         no_hiprtc = str(error)
+    tried: tuple[str, ...]
     try:
-        return _clang(ask_again, no_hiprtc)
+        compiler = device_compiler()
+        if ask_again or compiler not in _found:
+            why = f"{compiler.why}; not {no_hiprtc}"
+            _found[compiler] = DeviceClang(compiler, version_of(compiler.clang), why)
+        return _found[compiler]
     except DeviceCompilerNotFound as error:
-        raise CompilerNotFound(_not_found_message([no_hiprtc, *error.tried])) from error
-    except CompilerNotFound as error:
-        raise CompilerNotFound(_not_found_message([no_hiprtc, str(error)])) from error
+        tried = error.tried
+    except DoesNotRun as error:
+        tried = (f"{compiler} ({error})",)
+    reasons = "\n".join(f"  {reason}" for reason in (no_hiprtc, *tried))
+    raise CompilerNotFound(
+        "no compiler for AMD GPUs was found, and kernels without a ready code object are compiled on first use. "
+        f"Tried:\n{reasons}\n"
+        "Get one:\n"
+        "  hiprtc     install PyTorch for ROCm, which brings it\n"
+        "  clang      install ROCm, and set ROCM_PATH to it where it is not in /opt/rocm\n"
+        f"  ziglang    {INSTALL_ZIG}\n"
+        "or set JITFMHA_CACHE_DIR to a cache that was filled on a machine of the same kind that "
+        "has one."
+    )
 
 
 def device_hip_in_words() -> str:
@@ -47,32 +66,3 @@ def device_hip_in_words() -> str:
     except CompilerNotFound as error:
         return str(error)
     return f"{found}: {found.why}"
-
-
-def _hiprtc(ask_again: bool) -> DeviceToolchain:
-    path, why = find_hiprtc()
-    if ask_again or path not in _found:
-        _found[path] = DeviceHiprtc(asked_hiprtc(path, why))
-    return _found[path]
-
-
-def _clang(ask_again: bool, no_hiprtc: str) -> DeviceToolchain:
-    compiler = device_compiler()
-    if ask_again or compiler not in _found:
-        why = f"{compiler.why}; not {no_hiprtc}"
-        _found[compiler] = DeviceClang(compiler, clang_version(compiler), why)
-    return _found[compiler]
-
-
-def _not_found_message(tried: list[str]) -> str:
-    reasons = "\n".join(f"  {reason}" for reason in tried)
-    return (
-        "no compiler for AMD GPUs was found, and kernels that do not come ready are compiled on "
-        f"first use. Tried:\n{reasons}\n"
-        "Get one:\n"
-        "  hiprtc     install PyTorch for ROCm, which brings it\n"
-        "  clang      install ROCm, and set ROCM_PATH to it where it is not in /opt/rocm\n"
-        f"  ziglang    {INSTALL_ZIG}\n"
-        "or set JITFMHA_CACHE_DIR to a cache that was filled on a machine of the same kind that "
-        "has one."
-    )

@@ -1,40 +1,66 @@
-"""HIP C++ for AMD GPUs by hiprtc, the compiler in a library that comes with PyTorch for ROCm."""
+"""HIP C++ for AMD GPUs by hiprtc, the compiler in a library that every PyTorch for ROCm brings.
+
+It lies beside the HIP runtime, with clang and lld inside of it, and is asked in a process of its
+own (see `hiprtc_process.py`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import base64
+import hashlib
+import json
+import os
+import signal
+import subprocess
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from ..elf import build_id
 from ..errors import BuildError, CompileFailure
+from ..isolated_python import isolated_python
 from ..spec import BuildSpec
 from ..status import is_verbose, say
+from . import hiprtc_process
 from .compiling import compile_failure, debugger_flags
-from .device_compiler import KEYWORDS, LANGUAGE_FLAGS
-from .device_flags import CODE_OBJECT_VERSION_FLAG, architecture
-from .hiprtc import Hiprtc, HiprtcFailure
+from .device_compiler import CODE_OBJECT_VERSION_FLAG, KEYWORDS, LANGUAGE_FLAGS, architecture
+from .hip_libraries import folders_of_torch_runtime
 from .hiprtc_process import Program
 
+# Wheels of PyTorch may rename it, to `libhiprtc-<hash>.so`.
+_NAMES = "libhiprtc*.so*"
+_ITS_HEADERS = "libhiprtc-builtins"
 # After those that hiprtc has of its own, so that these hold. Each code object has a symbol that
 # clang would name after a temporary folder.
 _OPTIONS = (*LANGUAGE_FLAGS, CODE_OBJECT_VERSION_FLAG, "-cuid=0")
+# What would change the outcome without a trace in the options.
+_HIDDEN_OPTIONS = ("HIPRTC_COMPILE_OPTIONS_APPEND", "HIPRTC_LINK_OPTIONS_APPEND")
 
 
-@dataclass(frozen=True)
-class DeviceHiprtc:
-    """The toolchain around a hiprtc. All sources are one program for it."""
+class HiprtcNotUsable(RuntimeError):
+    """There is no hiprtc here, or it does not run; the message says what was tried."""
 
-    hiprtc: Hiprtc
 
-    @property
-    def why(self) -> str:
-        """It was taken, and nothing else."""
-        return self.hiprtc.why
+class DeviceHiprtc(NamedTuple):
+    """The toolchain around a hiprtc that answered. All sources are one program for it.
+
+    Attributes:
+        path: of the library.
+        why: it was taken, and nothing else.
+        version: what it says, as ``9.0``.
+        contents: of the libraries that it consists of, the path and what tells their content from
+            any other.
+    """
+
+    path: str
+    why: str
+    version: str
+    contents: tuple[tuple[str, str], ...]
 
     @property
     def identity(self) -> tuple[str, ...]:
         """Where it is, what it consists of, its version, and the options that every kernel gets."""
-        path, _, version, contents = self.hiprtc
-        return ("hiprtc", path, version, *(word for pair in contents for word in pair), *_OPTIONS)
+        contents = (word for pair in self.contents for word in pair)
+        return ("hiprtc", self.path, self.version, *contents, *_OPTIONS)
 
     def compile(self, spec: BuildSpec, workspace: Path, destination: Path) -> bytes:
         """As the protocol says: all sources as one program."""
@@ -47,14 +73,46 @@ class DeviceHiprtc:
         if is_verbose():
             say(f"{self} {' '.join(program['options'])} {' '.join(spec.compiled_sources)}")
         try:
-            return self.hiprtc.compile(program, workspace)
-        except HiprtcFailure as error:
-            if not workspace.is_dir():
-                raise CompileFailure(error.output) from error
-            raise compile_failure(error.output) from error
+            answer = _ask("compile", self.path, workspace, program)
+        except HiprtcNotUsable as error:
+            answer = {"log": "", "error": f"error: {error}"}
+        if not answer["error"]:
+            return base64.b64decode(answer["code"])
+        output = f"{answer['log']}\n{answer['error']}".strip()
+        raise compile_failure(output) if workspace.is_dir() else CompileFailure(output)
 
     def __str__(self) -> str:
-        return str(self.hiprtc)
+        return f"hiprtc {self.version} ({self.path})"
+
+
+def find_hiprtc() -> tuple[str, str]:
+    """The path of the hiprtc that belongs to torch's HIP runtime, and why it is that one.
+
+    Raises:
+        HiprtcNotUsable: there is none.
+    """
+    folders = folders_of_torch_runtime()
+    for folder, why in folders:
+        found = [x for x in sorted(folder.glob(_NAMES)) if not x.name.startswith(_ITS_HEADERS)]
+        if found:
+            return str(found[0]), why
+    places = ", ".join(f"{folder / _NAMES} (not there)" for folder, _ in folders)
+    raise HiprtcNotUsable(f"torch's hiprtc: {places}")
+
+
+def asked_hiprtc(path: str, why: str) -> DeviceHiprtc:
+    """The hiprtc at `path`, with what it says of itself.
+
+    Raises:
+        HiprtcNotUsable: it does not run.
+    """
+    answer = _ask("describe", path, Path("/"))
+    version = ".".join(map(str, answer["version"]))
+    try:
+        contents = tuple((file, _content_identity(file)) for file in answer["files"])
+    except OSError as error:
+        raise HiprtcNotUsable(f"torch's hiprtc: {error}") from error
+    return DeviceHiprtc(path, why, version, contents)
 
 
 def _program(spec: BuildSpec, sources: Path, destination: Path) -> Program:
@@ -77,3 +135,47 @@ def _text(spec: BuildSpec, name: str, sources: Path) -> str:
     hiprtc copies what it is given to a place of its own.
     """
     return f'#line 1 "{sources / name}"\n{spec.sources[name]}\n'
+
+
+def _content_identity(path: str) -> str:
+    """The build id that the linker wrote into a library, else the SHA-256 of all of it."""
+    return build_id(path) or hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def _ask(what: str, path: str, folder: Path, program: Program | None = None) -> Any:
+    """The answer of a process in `folder` that loads the hiprtc at `path`.
+
+    Raises:
+        HiprtcNotUsable: there is no answer.
+    """
+    python = isolated_python()
+    if python is None:
+        raise HiprtcNotUsable(f"{path} (no interpreter to load it in can be started)")
+    kept = {name: text for name, text in os.environ.items() if name not in _HIDDEN_OPTIONS}
+    try:
+        done = subprocess.run(
+            [*python, hiprtc_process.__file__, what, path],
+            input=json.dumps(program),
+            cwd=folder,
+            # Its own cache would need rules of its own about who may write to it; ours is enough.
+            env={**kept, "LC_ALL": "C", "TMPDIR": str(folder), "AMD_COMGR_CACHE": "0"},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    except OSError as error:
+        raise HiprtcNotUsable(f"{path} (no process to load it in: {error.strerror})") from error
+    if done.returncode != 0:
+        raise HiprtcNotUsable(f"{path} ({_end_of(done.returncode)}{done.stderr.strip()})")
+    return json.loads(done.stdout)
+
+
+def _end_of(returncode: int) -> str:
+    """What is to be said of a process besides what it said itself."""
+    if returncode > 0:
+        return ""
+    return (
+        f"it ended its process with {signal.Signals(-returncode).name}, as some do when they are "
+        "asked for an architecture that they do not know; "
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +14,10 @@ from ..cache.directory import make_private
 from ..errors import CompilerNotFound
 from ..spec import BuildSpec
 from ..status import say
+from .compiling import DoesNotRun, version_of
 from .zig import INSTALL_ZIG, ZIG_MISSING, zig_program
 
 _STANDARD_NAMES = ("c++", "g++", "clang++")
-_VERSION_TIMEOUT_SECONDS = 30.0
 
 
 class HostCpp(NamedTuple):
@@ -66,10 +65,6 @@ class HostCpp(NamedTuple):
         return f"{shlex.join(self.command)} ({first_line})"
 
 
-class _Unusable(Exception):
-    """Why a candidate is not a compiler."""
-
-
 # Asking costs a process. The answer holds as long as the two variables it depends on.
 _found: dict[tuple[str | None, str | None], HostCpp] = {}
 
@@ -96,7 +91,7 @@ def _search() -> HostCpp:
     for label, command, why in _candidates():
         try:
             compiler = _ask(command)._replace(why=why)
-        except _Unusable as reason:
+        except DoesNotRun as reason:
             reasons.append(f"{label}: {reason}")
             continue
         if reasons:
@@ -136,8 +131,8 @@ def _zig_cpp() -> HostCpp | None:
         # Otherwise it compiles for the very processor that it runs on.
         words.append(f"--target={os.uname().machine}-linux-gnu")
     try:
-        version = _version(words)
-    except _Unusable:
+        version = version_of(words)
+    except DoesNotRun:
         return None
     return HostCpp(
         tuple(words),
@@ -154,35 +149,13 @@ def _ask(command: str) -> HostCpp:
     try:
         words = shlex.split(command)
     except ValueError as error:
-        raise _Unusable(f"cannot be split into words ({error})") from error
+        raise DoesNotRun(f"cannot be split into words ({error})") from error
     path = shutil.which(words[0]) if words else None
     if path is None:
-        raise _Unusable("not found, or not executable")
+        raise DoesNotRun("not found, or not executable")
     path = os.path.abspath(path)
     words[0] = path
-    return HostCpp(tuple(words), os.path.realpath(path), _version(words))
-
-
-def _version(words: list[str]) -> str:
-    # An empty name of its cache is the working directory to zig, which would leave files there.
-    variables = {n: text for n, text in os.environ.items() if text or not n.startswith("ZIG_")}
-    try:
-        answer = subprocess.run(
-            [*words, "--version"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env={**variables, "LC_ALL": "C"},
-            timeout=_VERSION_TIMEOUT_SECONDS,
-            check=True,
-        )
-    except subprocess.CalledProcessError as error:
-        raise _Unusable(f"`--version` failed with exit status {error.returncode}") from error
-    except subprocess.TimeoutExpired as error:
-        raise _Unusable(f"`--version` gave no answer in {error.timeout:.0f} s") from error
-    except OSError as error:
-        raise _Unusable(f"cannot be run ({error.strerror})") from error
-    return answer.stdout.decode(errors="replace")
+    return HostCpp(tuple(words), os.path.realpath(path), version_of(words))
 
 
 def _warn_about_cxx(reason: str, compiler: HostCpp) -> None:
