@@ -48,42 +48,6 @@ def test_limit(text: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     assert eviction.cache_limit() == size
 
 
-@pytest.mark.parametrize("text", ["-1", "much", "1X", "1e9", "G"])
-def test_bad_limit_is_named_before_the_build(
-    text: str, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JITFMHA_CACHE_LIMIT", text)
-    with pytest.raises(jit.CacheError, match=f"JITFMHA_CACHE_LIMIT='{text}'"):
-        jit.load(make_spec())
-
-
-def test_least_recently_used_goes_first(
-    cache: Path, unused: Callable[[str, float], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old, older, recent = unused("old", 200), unused("older", 300), unused("recent", 100)
-    size = sum(eviction.entry_size(path) for path in (old, older, recent))
-    monkeypatch.setenv("JITFMHA_CACHE_LIMIT", str(size))
-    new = unused("new", 0)
-    assert [path.exists() for path in (older, old, recent, new)] == [False, True, True, True]
-    monkeypatch.setenv("JITFMHA_CACHE_LIMIT", "1")
-    newest = unused("newest", 0)
-    assert list((cache / "entries").iterdir()) == [newest]
-    assert not list((cache / "trash").iterdir())
-
-
-def test_what_is_in_use_stays(
-    cache: Path, unused: Callable[[str, float], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    library = jit.load(make_spec(name="in_use"))
-    os.utime(jit.artifact_path(make_spec(name="in_use")).parent, (0, 0))
-    idle = unused("idle", 10)
-    monkeypatch.setenv("JITFMHA_CACHE_LIMIT", "1")
-    unused("new", 0)
-    assert not idle.exists()
-    assert jit.is_built(make_spec(name="in_use"))
-    assert library.answer() == 42
-
-
 def test_what_was_just_published_stays(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another build ends between the publication of an entry and its opening, with no room left."""
 
@@ -118,12 +82,6 @@ def test_entry_under_eviction_is_not_there(
         assert lock is Flock.TAKEN
         assert open_entry(path, key) is None
     assert len(waits) == 1
-
-
-def test_loading_refreshes_the_last_use(cache: Path, unused: Callable[[str, float], Path]) -> None:
-    path = unused("demo", 1_000_000)
-    answer(make_spec())
-    assert time.time() - path.stat().st_mtime < 100
 
 
 def test_list(cache: Path, unused: Callable[[str, float], Path]) -> None:

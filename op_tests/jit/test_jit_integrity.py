@@ -236,17 +236,6 @@ def test_file_of_another_user(name: str, cache: Path) -> None:
     assert_refused_file(name, "is owned by user id 4321")
 
 
-def test_times_play_no_part(cache: Path, new_process: Callable[[], None]) -> None:
-    build_only(make_spec())
-    folder = jit.artifact_path(make_spec()).parent
-    for seconds in (0, 4_000_000_000):
-        for path in [folder, *folder.iterdir()]:
-            os.utime(path, (seconds, seconds))
-        new_process()
-        assert answer(make_spec()) == 42
-        assert jit.build_log()[0].how == "loaded"
-
-
 def test_reader_with_an_entry_that_is_replaced_meanwhile(cache: Path, tmp_path: Path) -> None:
     """What is missing from a directory that was moved away is no damage."""
     answer(make_spec())
@@ -259,18 +248,3 @@ def test_reader_with_an_entry_that_is_replaced_meanwhile(cache: Path, tmp_path: 
     assert entry_module._is_elsewhere(path, directory)
     os.close(directory)
     assert entry_module.open_entry(path, key) is None
-
-
-def test_read_only_cache_is_used_as_it_is(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, new_process: Callable[[], None]
-) -> None:
-    build_only(make_spec())
-
-    def refuse(*_arguments: object, **_named: object) -> None:
-        raise OSError(30, "Read-only file system")
-
-    for name in ("mkdir", "utime", "rename", "unlink"):
-        monkeypatch.setattr(os, name, refuse)
-    os.chmod(cache, 0o500)
-    assert answer(make_spec()) == 42
-    assert jit.build_log()[0].how == "loaded"

@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -36,19 +35,6 @@ def test_built_once_and_then_loaded(
     assert [(event.name, event.how) for event in jit.build_log()] == [("demo", "loaded")]
     assert jit.build_log()[0].path == jit.artifact_path(spec)
     assert fake_compiler.compiled() == 1
-
-
-def test_nothing_is_left_but_the_entry(cache: Path) -> None:
-    spec = make_spec()
-    path = jit.artifact_path(spec)
-    answer(spec)
-    assert path.parent.parent == cache / "entries"
-    assert sorted(item.name for item in path.parent.iterdir()) == [
-        "demo.cpp",
-        "demo.so",
-        "meta.json",
-    ]
-    assert not [*(cache / "building").iterdir(), *(cache / "trash").iterdir()]
 
 
 def test_everything_is_private(cache: Path) -> None:
@@ -119,18 +105,6 @@ def test_torch_library_can_be_called(cache: Path) -> None:
     import torch
 
     assert answer(make_spec(source=source)) == torch.get_num_threads()
-
-
-def test_threads_build_once(cache: Path, fake_compiler: FakeCompiler) -> None:
-    spec, found = make_spec(), []
-    threads = [threading.Thread(target=lambda: found.append(jit.load(spec))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 8
-    assert len({id(library) for library in found}) == 1
-    assert fake_compiler.compiled() == 1
 
 
 def test_warm_path_imports_nothing_heavy(cache: Path) -> None:
@@ -323,12 +297,6 @@ def test_without_compiler_a_finished_build_is_used(
     assert answer(make_spec()) == 42
     with pytest.raises(jit.CompilerNotFound):
         jit.load(make_spec(cflags=("-O3",)))
-
-
-def test_compiler_with_arguments(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", f"{REAL_COMPILER} -DANSWER=42 '-DTEXT=\"a  $(id) b\"'")
-    source = 'extern "C" int answer() { return sizeof(TEXT) == 11 ? ANSWER : 0; }\n'
-    assert answer(make_spec(source=source)) == 42
 
 
 def test_compiler_in_a_hostile_place(

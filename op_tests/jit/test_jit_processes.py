@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import multiprocessing
 import os
 import signal
@@ -15,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from jitfmha import jit
-from jitfmha.jit import loader
 from jitfmha.jit.cache import owned_directory, turn
 from jitfmha.jit.cache.owned_directory import OwnedDirectory, earlier_owner, owner_of
 from jitfmha.jit.toolchain import ninja
@@ -45,23 +42,6 @@ def is_compiling(fake_compiler: FakeCompiler, count: int = 1) -> Callable[[], bo
 def processes_in(directory: Path) -> list[int]:
     pids = owned_directory._own_processes()
     return [pid for pid in pids if owned_directory._works_in(pid, os.path.realpath(directory))]
-
-
-def test_processes_that_start_at_once_build_once(cache: Path, fake_compiler: FakeCompiler) -> None:
-    fake_compiler.delay.write_text("0.3")
-    gate = _FORK.Event()
-
-    def work() -> None:
-        gate.wait()
-        os._exit(0 if answer(make_spec()) == 42 else 1)
-
-    processes = [start(work) for _ in range(8)]
-    gate.set()
-    for process in processes:
-        process.join(30)
-    assert [process.exitcode for process in processes] == [0] * 8
-    assert fake_compiler.compiled() == 1
-    assert not list((cache / "building").iterdir())
 
 
 def test_one_who_waits_says_for_whom(
@@ -111,61 +91,6 @@ def test_killed_builder_leaves_no_trace(
     assert not processes_in(cache / "building")
 
 
-def test_keyboard_interrupt_reaches_the_user_and_ends_the_compiler(
-    cache: Path, fake_compiler: FakeCompiler
-) -> None:
-    fake_compiler.delay.write_text("60")
-
-    def work() -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            jit.load(make_spec())
-        except KeyboardInterrupt:
-            os._exit(77)
-        os._exit(1)
-
-    builder = start(work)
-    wait_until(is_compiling(fake_compiler))
-    assert builder.pid is not None
-    # To the process alone, as a notebook does: the compiler does not get it.
-    os.kill(builder.pid, signal.SIGINT)
-    builder.join(20)
-    assert builder.exitcode == 77
-    assert not processes_in(cache / "building")
-    assert not list((cache / "building").iterdir())
-    fake_compiler.delay.unlink()
-    assert answer(make_spec()) == 42
-
-
-def test_exit_during_a_build_ends_the_compiler(cache: Path, fake_compiler: FakeCompiler) -> None:
-    fake_compiler.delay.write_text("60")
-
-    def work() -> None:
-        thread = threading.Thread(target=lambda: jit.load(make_spec()), daemon=True)
-        thread.start()
-        wait_until(is_compiling(fake_compiler))
-        owned_directory._remove_all_owned_here()
-        os._exit(0)
-
-    builder = start(work)
-    builder.join(30)
-    assert builder.exitcode == 0
-    assert not processes_in(cache / "building")
-    assert not list((cache / "building").iterdir())
-
-
-def test_fork_after_load(cache: Path) -> None:
-    library = jit.load(make_spec())
-
-    def work() -> None:
-        same = jit.load(make_spec()) is library
-        os._exit(0 if same and answer(make_spec(name="other")) == 42 else 1)
-
-    child = start(work)
-    child.join(30)
-    assert child.exitcode == 0
-
-
 def test_fork_during_a_build(cache: Path, fake_compiler: FakeCompiler) -> None:
     """The child has no use for the locks and the environment of the parent's build."""
     fake_compiler.delay.write_text("0.5")
@@ -211,39 +136,6 @@ def test_child_does_not_keep_the_lock_of_a_killed_parent(
         assert not list((cache / "building").iterdir())
     finally:
         os.kill(int(child_pid.read_text()), signal.SIGKILL)
-
-
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_without_locks(
-    number: int,
-    cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    new_process: Callable[[], None],
-) -> None:
-    def refuse(*_arguments: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    assert answer(make_spec()) == 42
-    new_process()
-    assert answer(make_spec()) == 42
-    assert jit.build_log()[0].how == "loaded"
-    assert not list((cache / "building").iterdir())
-
-
-def test_without_locks_the_first_to_come_builds(
-    cache: Path, fake_compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(turn, "_has_locks", lambda _path: False)
-    fake_compiler.delay.write_text("0.3")
-    others = [start(lambda: jit.load(make_spec())) for _ in range(3)]
-    wait_until(is_compiling(fake_compiler))
-    assert answer(make_spec()) == 42
-    for other in others:
-        other.join(30)
-    assert [other.exitcode for other in others] == [0, 0, 0]
-    assert fake_compiler.compiled() <= 2
-    assert not list((cache / "building").iterdir())
 
 
 def test_without_locks_nobody_waits_for_the_dead(
@@ -317,31 +209,3 @@ def test_one_who_waited_too_long_builds_alone(
         builder.join()
     owned_directory.sweep(cache / "building")
     assert not list((cache / "building").iterdir())
-
-
-def test_readers_while_others_rebuild_and_evict(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, new_process: Callable[[], None]
-) -> None:
-    """Each of the three disturbs the others for a while; nobody may notice."""
-    monkeypatch.setenv("JITFMHA_CACHE_LIMIT", "1")
-    end = time.monotonic() + 2.0
-
-    def work(number: int) -> Callable[[], None]:
-        def run() -> None:
-            try:
-                while time.monotonic() < end:
-                    loader._state = loader._ProcessState()
-                    assert answer(make_spec()) == 42
-                    if number == 0:
-                        jit.cache_clear()
-            except BaseException as error:
-                os.write(2, f"{error!r}\n".encode())
-                os._exit(1)
-            os._exit(0)
-
-        return run
-
-    processes = [start(work(number)) for number in range(3)]
-    for process in processes:
-        process.join(30)
-    assert [process.exitcode for process in processes] == [0, 0, 0]

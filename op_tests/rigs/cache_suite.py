@@ -17,7 +17,7 @@ def run(quick: bool, progress: Progress) -> Report:
     report = Report("cache", _machine(extent))
     for name, what in FAULTS.items():
         started = time.perf_counter()
-        outcome = scenario(name)(extent, progress)
+        outcome = scenario(name)(extent, progress, None)
         _add(report, what, outcome)
         progress(
             f"{what}: {len(outcome.failures)} failures in {outcome.attempts} checks, "

@@ -48,7 +48,8 @@ def find_device_hip(*, ask_again: bool = False) -> DeviceToolchain:
         tried = (f"{compiler} ({error})",)
     reasons = "\n".join(f"  {reason}" for reason in (no_hiprtc, *tried))
     raise CompilerNotFound(
-        "no compiler for AMD GPUs was found, and kernels without a ready code object are compiled on first use. "
+        "no compiler for AMD GPUs was found, and kernels are compiled on first use unless a code "
+        "object is there for them. "
         f"Tried:\n{reasons}\n"
         "Get one:\n"
         "  hiprtc     install PyTorch for ROCm, which brings it\n"

@@ -1,7 +1,7 @@
 """Faults that a build cache meets on clusters, each as a scenario that can be run and counted.
 
-A scenario is a module of this package with ``run(extent, progress)``. The suite ``cache`` prints
-what each found, and ``op_tests/cache/`` runs the same code over a shorter extent.
+A scenario is a module of this package with ``run(extent, progress, seed)``. The suite ``cache``
+prints what each found, and ``op_tests/cache/`` runs the same code over a shorter extent.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from importlib import import_module
 
 from .outcome import Extent, Outcome
 
-__all__ = ["FAULTS", "Extent", "Outcome", "Scenario", "scenario"]
+__all__ = ["FAULTS", "Extent", "Outcome", "scenario"]
 
 FAULTS = {
     "first_calls_at_once": "many processes make the first call at once on an empty cache",
@@ -28,10 +28,9 @@ FAULTS = {
     "hostile_environment": "spaces, quotes and newlines in paths, a compiler with arguments",
 }
 
-Scenario = Callable[[Extent, Callable[[str], None]], Outcome]
 
-
-def scenario(name: str) -> Scenario:
-    """The ``run(extent, progress)`` of one of ``FAULTS``."""
-    run: Scenario = import_module(f".{name}", __name__).run
+def scenario(name: str) -> Callable[[Extent, Callable[[str], None], int | None], Outcome]:
+    """The ``run`` of one of ``FAULTS``; without a seed it takes a fresh one, and reports it."""
+    run: Callable[[Extent, Callable[[str], None], int | None], Outcome]
+    run = import_module(f".{name}", __name__).run
     return run

@@ -35,7 +35,7 @@ from .outcome import Extent, Outcome
 _TEMPLATE = Path("cpu", "fmha_fwd.cpp.in")
 
 
-def run(extent: Extent, progress: Progress) -> Outcome:
+def run(extent: Extent, progress: Progress, _seed: int | None = None) -> Outcome:
     """Each upgrade, and all of them one after the other in one cache."""
     outcome = Outcome()
     callers = shared_callers()

@@ -31,7 +31,7 @@ _CALLERS = {Extent.SHORT: 8, Extent.LONG: 32}
 _ROUNDS = {Extent.SHORT: 1, Extent.LONG: 5}
 
 
-def run(extent: Extent, progress: Progress) -> Outcome:
+def run(extent: Extent, progress: Progress, _seed: int | None = None) -> Outcome:
     """Two callers at once, then many, on an empty cache; then a damaged entry."""
     outcome = Outcome()
     callers = shared_callers()

@@ -1,4 +1,4 @@
-"""A cache that others own, can write to, or have planted links in."""
+"""The umask during a build."""
 
 from __future__ import annotations
 
@@ -6,15 +6,8 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from rigs.cache_faults import Extent, other_hands
 
 from jitfmha.jit.cache.umask import owner_umask
-
-from .conftest import check_outcome
-
-
-def test_other_hands(extent: Extent, seed: int) -> None:
-    check_outcome(other_hands.run(extent, print, seed))
 
 
 @pytest.fixture

@@ -1,12 +1,8 @@
-"""Forks, threads, interpreter shutdown, KeyboardInterrupt and SIGTERM during a build."""
+"""KeyboardInterrupt during the imports of a first build."""
 
 from __future__ import annotations
 
-from rigs.cache_faults import Extent, interruptions
-
 from jitfmha.bench.fresh_process import run_fresh
-
-from .conftest import check_outcome
 
 # Interrupts the imports of the first build at every sixth module, each in a fork; prints the
 # numbers of those after which a second attempt fails.
@@ -47,10 +43,6 @@ while status != 2:
 assert number > 7, "there was nothing to interrupt"
 print(failed)
 """
-
-
-def test_interruptions(extent: Extent, seed: int) -> None:
-    check_outcome(interruptions.run(extent, print, seed))
 
 
 def test_interrupted_imports_can_be_repeated() -> None:

@@ -1,0 +1,19 @@
+"""Every scenario of the rigs, over the extent that the run asks for."""
+
+from __future__ import annotations
+
+import pytest
+from rigs.cache_faults import FAULTS, Extent, scenario
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_fault(fault: str, request: pytest.FixtureRequest, seed: int) -> None:
+    """Every check holds, there is at least one, and every figure is within its bar.
+
+    The long form of a scenario with ``--exhaustive``, else the short one.
+    """
+    extent = Extent.LONG if request.config.getoption("--exhaustive") else Extent.SHORT
+    outcome = scenario(fault)(extent, print, seed)
+    assert outcome.failures == []
+    assert outcome.attempts > 0
+    assert [figure for figure in outcome.figures if figure.measured > figure.bar] == []
