@@ -124,13 +124,7 @@ class Elf:
     def notes(self, kind: int) -> Iterator[bytes]:
         """The contents of the notes of one kind."""
         for section in self._disjoint(_SECTION_NOTE):
-            at = section.offset
-            while at + 12 <= section.offset + section.size:
-                name, size, found = struct.unpack_from("<III", self.image, at)
-                start = at + 12 + -(-name // 4) * 4
-                if found == kind:
-                    yield self.image[start : start + size]
-                at = start + -(-size // 4) * 4
+            yield from _notes(self.content(section), kind)
 
     def _disjoint(self, kind: int) -> list[Section]:
         """The sections of one type, which share no bytes."""
@@ -161,21 +155,20 @@ def build_id(path: str) -> str | None:
         for kind, offset, size in struct.iter_unpack("<I4xQ16xQ16x", table):
             if kind == _SEGMENT_NOTE:
                 file.seek(offset)
-                found = _build_id_in(file.read(size))
-                if found:
-                    return found
+                for found in _notes(file.read(size), _NOTE_BUILD_ID, b"GNU\0"):
+                    return found.hex()
     return None
 
 
-def _build_id_in(notes: bytes) -> str | None:
+def _notes(notes: bytes, kind: int, owner: bytes = b"") -> Iterator[bytes]:
+    """The contents of the notes of one kind, and of one owner if it is given."""
     at = 0
-    while at + 16 <= len(notes):
-        name, size, kind = struct.unpack_from("<III", notes, at)
+    while at + 12 <= len(notes):
+        name, size, found = struct.unpack_from("<III", notes, at)
         start = at + 12 + -(-name // 4) * 4
-        if kind == _NOTE_BUILD_ID and notes[at + 12 : at + 16] == b"GNU\0":
-            return notes[start : start + size].hex()
+        if found == kind and notes.startswith(owner, at + 12):
+            yield notes[start : start + size]
         at = start + -(-size // 4) * 4
-    return None
 
 
 def printable(name: str) -> str:

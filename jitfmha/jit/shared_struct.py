@@ -19,23 +19,6 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
-__all__ = [
-    "BOOL",
-    "FLOAT",
-    "HOST",
-    "INT32",
-    "INT64",
-    "POINTER",
-    "UINT32",
-    "UINT64",
-    "Array",
-    "Dialect",
-    "FieldType",
-    "Pointer",
-    "Scalar",
-    "SharedStruct",
-]
-
 
 class Dialect(NamedTuple):
     """How C++ text spells what differs between the host's compiler and a GPU's without headers.

@@ -65,17 +65,11 @@ class EntryKey(NamedTuple):
 
 def entry_key(spec: BuildSpec, toolchain: Toolchain | None) -> EntryKey:
     """The address of what `toolchain` makes of `spec` on this machine; None for any toolchain."""
-    content = _short_hash((_FORMAT, spec.digest, *_surroundings()), _CONTENT_LENGTH)
+    interface = f"cxx11abi={torch.compiled_with_cxx11_abi()}"
+    surroundings = (__version__, torch.__version__, interface, *_machine())
+    content = _short_hash((_FORMAT, spec.digest, *surroundings), _CONTENT_LENGTH)
     compiler = None if toolchain is None else _short_hash(toolchain.identity, _COMPILER_LENGTH)
     return EntryKey(spec.name, content, compiler)
-
-
-def _surroundings() -> tuple[str, ...]:
-    return (__version__, *_torch_identity(), *_machine())
-
-
-def _torch_identity() -> tuple[str, str]:
-    return (torch.__version__, f"cxx11abi={torch.compiled_with_cxx11_abi()}")
 
 
 def _machine() -> tuple[str, str, str]:

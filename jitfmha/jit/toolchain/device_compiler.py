@@ -22,17 +22,6 @@ from ..errors import BuildError
 from ..spec import BuildSpec
 from .zig import INSTALL_ZIG, ZIG_MISSING, zig_program
 
-__all__ = [
-    "DeviceCompileError",
-    "DeviceCompiler",
-    "DeviceCompilerNotFound",
-    "assemble",
-    "assemble_words",
-    "compile_hip",
-    "compile_hip_to_assembly",
-    "device_compiler",
-]
-
 _DEFAULT_ROCM = "/opt/rocm"
 _CODE_OBJECT_VERSIONS = (4, 5, 6)
 _ARCH_FLAG = "--offload-arch="

@@ -90,19 +90,13 @@ class Hiprtc:
                 raise OSError(f"{path} has no function {name}")
         library.hiprtcGetErrorString.restype = ctypes.c_char_p
 
-    def version(self) -> tuple[int, int]:
-        """Major and minor."""
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        self._call("hiprtcVersion", ctypes.byref(major), ctypes.byref(minor))
-        return major.value, minor.value
-
     @contextmanager
     def program(
         self, name: str, source: str, headers: Mapping[str, str]
     ) -> Iterator[ctypes.c_void_p]:
         """A program that is not compiled yet; it is gone after the `with` block."""
         program = ctypes.c_void_p()
-        self._call(
+        self.call(
             "hiprtcCreateProgram",
             ctypes.byref(program),
             source.encode(),
@@ -114,30 +108,19 @@ class Hiprtc:
         try:
             yield program
         finally:
-            self._call("hiprtcDestroyProgram", ctypes.byref(program))
+            self.call("hiprtcDestroyProgram", ctypes.byref(program))
 
-    def compile(self, program: ctypes.c_void_p, options: Sequence[str]) -> None:
-        """Compile and link; raises ``HiprtcError`` where the log says why not."""
-        self._call("hiprtcCompileProgram", program, len(options), _strings(options))
-
-    def log(self, program: ctypes.c_void_p) -> str:
-        """All that the compiler said."""
-        content = self._content("hiprtcGetProgramLogSize", "hiprtcGetProgramLog", program)
-        return content.rstrip(b"\0").decode(errors="replace")
-
-    def code(self, program: ctypes.c_void_p) -> bytes:
-        """The code object of a program that was compiled."""
-        return self._content("hiprtcGetCodeSize", "hiprtcGetCode", program)
-
-    def _content(self, ask_size: str, get: str, program: ctypes.c_void_p) -> bytes:
+    def content(self, get: str, program: ctypes.c_void_p) -> bytes:
+        """What the function ``get`` writes, whose size the one named after it tells."""
         size = ctypes.c_size_t()
-        self._call(ask_size, program, ctypes.byref(size))
+        self.call(f"{get}Size", program, ctypes.byref(size))
         content = ctypes.create_string_buffer(size.value)
         if size.value:
-            self._call(get, program, content)
+            self.call(get, program, content)
         return content.raw
 
-    def _call(self, name: str, *arguments: object) -> None:
+    def call(self, name: str, *arguments: object) -> None:
+        """Call a function; raises ``HiprtcError`` where it says that it failed."""
         result = getattr(self._library, name)(*arguments)
         if result != 0:
             meaning = self._library.hiprtcGetErrorString(result) or b"an unknown error"
@@ -150,7 +133,9 @@ def describe(path: str) -> Description:
     # The compiler behind it is loaded with the first program.
     with hiprtc.program("nothing.hip", "// nothing\n", {}):
         files = _mapped_libraries()
-    return {"version": hiprtc.version(), "files": files}
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    hiprtc.call("hiprtcVersion", ctypes.byref(major), ctypes.byref(minor))
+    return {"version": (major.value, minor.value), "files": files}
 
 
 def compile_program(path: str, program: Program) -> Compiled:
@@ -158,12 +143,17 @@ def compile_program(path: str, program: Program) -> Compiled:
     hiprtc = Hiprtc(path)
     with hiprtc.program(program["name"], program["source"], program["headers"]) as created:
         try:
-            hiprtc.compile(created, program["options"])
-            code, error = hiprtc.code(created), ""
+            options = program["options"]
+            hiprtc.call("hiprtcCompileProgram", created, len(options), _strings(options))
+            code, error = hiprtc.content("hiprtcGetCode", created), ""
         except HiprtcError as failure:
             code, error = b"", str(failure)
-        log = hiprtc.log(created)
-    return {"code": base64.b64encode(code).decode(), "log": log, "error": error}
+        log = hiprtc.content("hiprtcGetProgramLog", created).rstrip(b"\0")
+    return {
+        "code": base64.b64encode(code).decode(),
+        "log": log.decode(errors="replace"),
+        "error": error,
+    }
 
 
 def _strings(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
