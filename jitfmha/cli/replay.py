@@ -8,6 +8,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .emulated import add_order_and_budget, check_order_and_budget
 from .exit_codes import FAILED, OK, UsageError
 from .output import add_json_flag, fields, print_json, table
 
@@ -38,18 +39,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--sanitize", action="store_true", help="with the emulator's sanitizer; findings are faults"
     )
-    parser.add_argument(
-        "--random-order",
-        type=int,
-        metavar="SEED",
-        help="the emulator's waves run in random order, which shakes out races",
-    )
-    parser.add_argument(
-        "--instruction-budget",
-        type=int,
-        metavar="N",
-        help="stop a wave that has executed N instructions on the emulator",
-    )
+    add_order_and_budget(parser)
     parser.add_argument(
         "--seed", type=int, default=0, help="of tensors that were not recorded (default: 0)"
     )
@@ -96,11 +86,7 @@ def _check(args: argparse.Namespace) -> None:
     for flag, is_given in of_emulator.items():
         if is_given and args.device is not None:
             raise UsageError(f"{flag} is for the emulator, not for --device {args.device}")
-    if args.random_order is not None and not 0 <= args.random_order < 2**64:
-        raise UsageError(f"--random-order {args.random_order}: not from 0 to 2**64 - 1")
-    budget = args.instruction_budget
-    if budget is not None and not 1 <= budget < 2**64:
-        raise UsageError(f"--instruction-budget {budget}: not from 1 to 2**64 - 1")
+    check_order_and_budget(args)
     if not 0 <= args.seed < 2**63:
         raise UsageError(f"--seed {args.seed}: not from 0 to 2**63 - 1")
 
@@ -117,18 +103,22 @@ def _launch_folders(given: list[Path]) -> list[Path]:
 
 
 def _machine(args: argparse.Namespace, record: Record) -> Machine:
+    from ..emulator.session import Emulation, emulated_name
     from ..replay.machines import EmulatedMachine, machine_named
 
     if args.device is not None:
         try:
-            return machine_named(args.device, record)
+            return machine_named(args.device, record.arch)
         except ValueError as error:
             raise UsageError(f"--device: {error}") from error
     return EmulatedMachine(
-        record,
-        sanitizes=args.sanitize,
-        random_order=args.random_order,
-        instruction_budget=args.instruction_budget,
+        Emulation(
+            emulated_name(record.chip, record.arch),
+            "check" if args.sanitize else "plain",
+            random_order=args.random_order,
+            instruction_budget=args.instruction_budget,
+            prints_findings=False,
+        )
     )
 
 

@@ -5,19 +5,25 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .exit_codes import FAILED, OK, UsageError
+from .emulated import (
+    DescribedLaunch,
+    add_launch,
+    add_order_and_budget,
+    check_order_and_budget,
+    read_launch,
+)
+from .exit_codes import FAILED, OK
 from .output import add_json_flag, fields, print_json, progress, table
+from .profile import profile_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from ..emulator.findings import Finding
-    from ..emulator.launch_description import LaunchDescription
     from ..emulator.profile import LaunchProfile
 
 _FIRST_VALUES = 6
@@ -33,63 +39,50 @@ def add_parser(commands: Any) -> None:
             "that a JSON file describes, and print what was found and what the kernel computed. "
             "The exit code is 1 where the kernel has a fault."
         ),
-        epilog="docs/emulator.md describes the JSON file, on an example.",
     )
-    parser.add_argument("code_object", type=Path, metavar="FILE.co", help="an AMDGPU ELF file")
-    parser.add_argument(
-        "--args", type=Path, required=True, metavar="ARGS.json", help="the launch, as data"
-    )
+    add_launch(parser)
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write each output's raw bytes to DIR/NAME.bin"
     )
     parser.add_argument(
         "--profile", action="store_true", help="also print what the launch costs, by the cost model"
     )
-    parser.add_argument(
-        "--random-order",
-        type=int,
-        metavar="SEED",
-        help="waves run in random order, which shakes out races (default: in a fixed order)",
-    )
-    parser.add_argument(
-        "--instruction-budget",
-        type=int,
-        metavar="N",
-        help="stop a wave that has executed N instructions (default: only Ctrl-C stops it)",
-    )
+    add_order_and_budget(parser)
     add_json_flag(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the kernel that the files describe, and print what came of it."""
-    from ..emulator.launch_description import LaunchDescription, LaunchDescriptionError
+    from ..emulator.session import Emulation
+    from ..replay.machines import EmulatedMachine, RerunError
 
-    if args.random_order is not None and not 0 <= args.random_order < 2**64:
-        raise UsageError(f"--random-order {args.random_order}: not from 0 to 2**64 - 1")
-    budget = args.instruction_budget
-    if budget is not None and not 1 <= budget < 2**64:
-        raise UsageError(f"--instruction-budget {budget}: not from 1 to 2**64 - 1")
+    check_order_and_budget(args)
+    launch = read_launch(args)
+    started, tensors = launch.make()
+    machine = EmulatedMachine(
+        Emulation(
+            *(launch.description.arch, "check"),
+            random_order=args.random_order,
+            instruction_budget=args.instruction_budget,
+            prints_findings=False,  # they are part of what is printed at the end
+        )
+    )
+    failure = None
     try:
-        image = args.code_object.read_bytes()
-        launch = LaunchDescription.read(args.args)
-        launch = dataclasses.replace(launch, kernel=_kernel(image, args, launch.kernel))
-        tensors = {name: each.make() for name, each in launch.tensors.items()}
-        profiled = {name: each.make() for name, each in launch.tensors.items()}
-    except OSError as error:
-        raise UsageError(str(error)) from error
-    except LaunchDescriptionError as error:
-        raise UsageError(f"{args.args}: {error}") from error
-
-    findings, failure = _run_checked(image, launch, tensors, args.random_order, budget)
-    profile = _profile(image, launch, profiled) if args.profile and failure is None else None
-    outputs = {name: tensors[name] for name, each in launch.tensors.items() if each.is_output}
+        machine.run(started, tensors.values())
+    except RerunError as error:
+        failure = str(error)
+    findings = machine.findings()
+    profile = _profile(launch) if args.profile and failure is None else None
+    described = launch.description.tensors
+    outputs = {name: tensors[name] for name, each in described.items() if each.is_output}
     files = _write(args.out, outputs)
     if args.json:
         print_json(
             {
-                "kernel": launch.kernel,
-                "arch": launch.arch,
+                "kernel": launch.symbol,
+                "arch": launch.description.arch,
                 "failure": failure,
                 "findings": [dataclasses.asdict(finding) for finding in findings],
                 "outputs": {
@@ -104,90 +97,15 @@ def run(args: argparse.Namespace) -> int:
     return FAILED if findings or failure is not None else OK
 
 
-def _kernel(image: bytes, args: argparse.Namespace, wanted: str | None) -> str:
-    """The symbol that is launched."""
-    from ..amd.code_object import list_of_names
-    from ..jit.elf import Elf
-
-    try:
-        symbols = [symbol.name for symbol in Elf(image).dynamic_symbols()]
-    except (ValueError, IndexError, struct.error) as error:
-        raise UsageError(f"{args.code_object} is not a code object: {error}") from error
-    names = [name.removesuffix(".kd") for name in symbols if name.endswith(".kd")]
-    if wanted is None and len(names) == 1:
-        return names[0]
-    if wanted is None or wanted not in names:
-        asked = "names no kernel" if wanted is None else f"names kernel {wanted!r}"
-        raise UsageError(f"{args.args} {asked}; {args.code_object} has {list_of_names(names)}")
-    return wanted
-
-
-def _run_checked(
-    image: bytes,
-    launch: LaunchDescription,
-    tensors: Mapping[str, Tensor],
-    seed: int | None,
-    instruction_budget: int | None,
-) -> tuple[list[Finding], str | None]:
-    """The sanitizer's findings, and why the kernel did not reach its end, if it did not."""
-    from ..emulator import DEVICES, Emulator, EmulatorError, take_findings
-
-    emulator = Emulator("check")
-    assert launch.kernel is not None
-    failure = None
-    with emulator.keep_options():
-        emulator.set_options(
-            random_order=seed is not None,
-            seed=seed or 0,
-            instruction_budget=instruction_budget or 0,
-            print_findings=False,  # they are part of what is printed at the end
-        )
-        module = emulator.load_module(image, DEVICES[launch.arch])
-        emulator.set_allowed_memory(_ranges(tensors))
-        take_findings(emulator.library)
-        try:
-            function = emulator.function(module, launch.kernel)
-            kernarg = launch.kernarg(tensors)
-            emulator.launch(
-                function, launch.grid, launch.block, kernarg, dynamic_lds=launch.dynamic_lds
-            )
-        except EmulatorError as error:
-            failure = str(error)
-        finally:
-            emulator.set_allowed_memory(None)
-            emulator.unload_module(module)
-    return take_findings(emulator.library), failure
-
-
-def _profile(
-    image: bytes, launch: LaunchDescription, tensors: Mapping[str, Tensor]
-) -> LaunchProfile | None:
+def _profile(launch: DescribedLaunch) -> LaunchProfile | None:
     """What the launch costs; None, with a line on stderr, where it faults without the sanitizer."""
-    from ..emulator import DEVICES, Emulator, EmulatorError
-    from ..emulator.profile import profile_launch
+    from ..emulator import EmulatorError
 
-    emulator = Emulator("profile")
-    assert launch.kernel is not None
-    module = emulator.load_module(image, DEVICES[launch.arch])
     try:
-        return profile_launch(
-            emulator,
-            emulator.function(module, launch.kernel),
-            launch.grid,
-            launch.block,
-            launch.kernarg(tensors),
-            dynamic_lds=launch.dynamic_lds,
-            memory=_ranges(tensors),
-        )
+        return profile_of(launch)
     except EmulatorError as error:
         progress(f"no profile: {error}")
         return None
-    finally:
-        emulator.unload_module(module)
-
-
-def _ranges(tensors: Mapping[str, Tensor]) -> list[tuple[int, int]]:
-    return [(each.data_ptr(), each.nbytes) for each in tensors.values()]
 
 
 def _write(folder: Path | None, outputs: Mapping[str, Tensor]) -> dict[str, str]:
@@ -221,8 +139,8 @@ def _description(tensor: Tensor) -> dict[str, Any]:
 
 
 def _print(
-    launch: LaunchDescription,
-    findings: list[Finding],
+    launch: DescribedLaunch,
+    findings: tuple[Finding, ...],
     failure: str | None,
     outputs: Mapping[str, Tensor],
     files: Mapping[str, str],
@@ -231,12 +149,13 @@ def _print(
     from ..amd.demangling import demangled
     from ..jit.elf import printable
 
-    grid, block = (" x ".join(map(str, extent)) for extent in (launch.grid, launch.block))
+    of_launch = launch.description
+    grid, block = (" x ".join(map(str, each)) for each in (of_launch.grid, of_launch.block))
     print(
         fields(
             [
-                ("kernel", printable(demangled(str(launch.kernel)))),
-                ("arch", launch.arch),
+                ("kernel", printable(demangled(launch.symbol))),
+                ("arch", of_launch.arch),
                 ("launch", f"{grid} workgroups of {block} threads"),
                 ("failure", failure or "none"),
                 ("findings", "\n".join(map(str, findings)) or "none"),

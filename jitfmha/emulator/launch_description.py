@@ -33,6 +33,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..amd.recording_runtime import Started
+from .guarded_memory import guarded_memory
 from .session import DEVICES
 
 __all__ = ["DTYPES", "LaunchDescription", "LaunchDescriptionError", "TensorDescription"]
@@ -53,9 +55,6 @@ _TYPES = {
 }  # fmt: skip
 _POINTER_BYTES = 8
 _MOST_THREADS = 1024
-# hipMalloc's alignment, and what lies between two tensors and belongs to neither, so that an access
-# a little past the end of one is outside of all of them.
-_ALIGNMENT, _GAP = 256, 1 << 16
 _LARGEST_KERNARG = 1 << 16
 _LARGEST_INTEGER = (1 << 64) - 1
 _CONTENTS = ("fill", "random", "file")
@@ -96,7 +95,8 @@ class TensorDescription:
             LaunchDescriptionError: the file is missing or has another size.
         """
         where = f"tensors.{self.name}"
-        tensor = _aligned(self.shape, self.dtype)
+        size = math.prod(self.shape) * self.dtype.itemsize
+        tensor = guarded_memory(size).view(self.dtype).view(self.shape)
         if self.content == "file":
             raw = _raw_bytes(where, Path(self.value), tensor.nbytes)
             if raw.numel():
@@ -154,8 +154,8 @@ class LaunchDescription:
     kernarg_bytes: int
     _arguments: tuple[_Argument, ...]
 
-    def kernarg(self, tensors: Mapping[str, Tensor]) -> bytes:
-        """The argument block, with the addresses of these tensors."""
+    def started(self, symbol: str, image: bytes, tensors: Mapping[str, Tensor]) -> Started:
+        """The launch of a code object's kernel with the addresses of these tensors."""
         block = bytearray(self.kernarg_bytes)
         for argument in self._arguments:
             packed = argument.packed
@@ -163,7 +163,7 @@ class LaunchDescription:
                 address = tensors[argument.tensor].data_ptr() + argument.byte_offset
                 packed = struct.pack("<Q", address)
             block[argument.offset : argument.offset + argument.size] = packed
-        return bytes(block)
+        return Started(symbol, image, self.grid, self.block, self.dynamic_lds, bytes(block))
 
     @classmethod
     def read(cls, path: Path) -> LaunchDescription:
@@ -207,13 +207,6 @@ class LaunchDescription:
         return cls(
             fields["arch"], kernel, grid, block, dynamic_lds, tensors, kernarg_bytes, arguments
         )
-
-
-def _aligned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    size = math.prod(shape) * dtype.itemsize
-    memory = torch.empty(size + _ALIGNMENT + 2 * _GAP, dtype=torch.uint8)
-    first = _GAP + -(memory.data_ptr() + _GAP) % _ALIGNMENT
-    return memory[first : first + size].view(dtype).view(shape)
 
 
 def _raw_bytes(where: str, path: Path, size: int) -> Tensor:

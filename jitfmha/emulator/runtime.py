@@ -12,6 +12,7 @@ from .library import Variant, load
 from .shared_structs import DEFAULT_TIME_SLICE, OPTIONS, RANGE
 
 _POINTER = ctypes.c_void_p
+# HIP_LAUNCH_PARAM_BUFFER_POINTER, _BUFFER_SIZE and _END.
 _LAUNCH_BUFFER, _LAUNCH_SIZE, _LAUNCH_END = 1, 2, 3
 _InterruptionCheck = ctypes.CFUNCTYPE(ctypes.c_int)
 
@@ -73,6 +74,22 @@ class Definition:
     sources: tuple[tuple[str, str], ...]
 
 
+class LaunchParameters:
+    """An argument block as hipModuleLaunchKernel takes it; valid as long as this is there.
+
+    Attributes:
+        extra: its last argument.
+    """
+
+    def __init__(self, kernarg: bytes) -> None:
+        self._block = ctypes.create_string_buffer(kernarg, max(1, len(kernarg)))
+        self._size = ctypes.c_size_t(len(kernarg))
+        self.extra = (_POINTER * 5)(
+            *(_LAUNCH_BUFFER, ctypes.addressof(self._block)),
+            *(_LAUNCH_SIZE, ctypes.addressof(self._size), _LAUNCH_END),
+        )
+
+
 class Emulator:
     """The virtual node of one variant of the library: the devices of `VIRTUAL_NODE`.
 
@@ -106,6 +123,19 @@ class Emulator:
     def unload_module(self, module: Module) -> None:
         """Unload a module; its functions become invalid."""
         self._check(self.library.hipModuleUnload(module.handle))
+
+    @contextmanager
+    def loaded(self, code_object: bytes, device: int, name: str) -> Iterator[Function]:
+        """The kernel called `name` of a code object that is there until the end of the block.
+
+        Raises:
+            EmulatorError: it is damaged, for another chip, or has no such kernel.
+        """
+        module = self.load_module(code_object, device)
+        try:
+            yield self.function(module, name)
+        finally:
+            self.unload_module(module)
 
     def function(self, module: Module, name: str) -> Function:
         """The kernel called `name`.
@@ -142,20 +172,12 @@ class Emulator:
         Raises:
             EmulatorError: the kernel did something wrong or unknown; the message says where.
         """
-        buffer = ctypes.create_string_buffer(kernarg, max(1, len(kernarg)))
-        size = ctypes.c_size_t(len(kernarg))
-        extra = (_POINTER * 5)(
-            _LAUNCH_BUFFER,
-            ctypes.addressof(buffer),
-            _LAUNCH_SIZE,
-            ctypes.addressof(size),
-            _LAUNCH_END,
-        )
+        parameters = LaunchParameters(kernarg)
         self._check(self.library.hipSetDevice(function.device))
         with self.interruptible():
             self._check(
                 self.library.hipModuleLaunchKernel(
-                    function.handle, *grid, *block, dynamic_lds, None, None, extra
+                    function.handle, *grid, *block, dynamic_lds, None, None, parameters.extra
                 )
             )
 

@@ -54,6 +54,7 @@ class Emulation:
         threads: workers; None: as many as the CPU has.
         sample: with the cost model, the workgroups of a launch that run at all; None: all.
         instruction_budget: of each wave, after which it is stopped; None: none.
+        prints_findings: the sanitizer tells each finding on standard error, once in a process.
     """
 
     arch: str
@@ -62,6 +63,7 @@ class Emulation:
     threads: int | None = None
     sample: int | None = None
     instruction_budget: int | None = None
+    prints_findings: bool = True
 
     @property
     def device(self) -> int:
@@ -111,6 +113,7 @@ class Emulation:
             instruction_budget=self.instruction_budget or 0,
             random_order=self.random_order is not None,
             seed=self.random_order or 0,
+            print_findings=self.prints_findings,
         )
         if self.variant == "profile":
             from .profile import set_profile_options
@@ -319,11 +322,11 @@ def emulate(
         _known(arch, "arch"), variant, random_order, threads, sample, instruction_budget
     )
     run = EmulatedRun(emulation)
-    target, run_before = TARGET_HERE.set(_target_of(emulation)), _CURRENT_RUN.set(run)
+    target = TARGET_HERE.set(_target_of(emulation))
     try:
-        yield run
+        with collecting(run):
+            yield run
     finally:
-        _CURRENT_RUN.reset(run_before)
         TARGET_HERE.reset(target)
         if text := run.warn_of_unread():
             from .findings import SanitizerWarning
@@ -333,17 +336,21 @@ def emulate(
 
 
 @contextmanager
-def emulated_run(emulation: Emulation) -> Iterator[EmulatedRun]:
-    """What is seen of this emulation's launches inside goes to the run that this gives.
+def collecting(run: EmulatedRun) -> Iterator[None]:
+    """What is seen of the launches of ``run.emulation`` inside goes to ``run``.
 
     It puts no target in place: for who has launches of their own.
     """
-    run = EmulatedRun(emulation)
     run_before = _CURRENT_RUN.set(run)
     try:
-        yield run
+        yield
     finally:
         _CURRENT_RUN.reset(run_before)
+
+
+def emulated_name(chip_name: str, arch: str) -> str:
+    """The key of ``DEVICES`` for a chip, as "MI308X"; for one that is not emulated its arch."""
+    return next((name for name, known in VIRTUAL_NODE.items() if known == chip_name), arch)
 
 
 def _known(arch: str, origin: str) -> str:

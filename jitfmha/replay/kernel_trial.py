@@ -12,12 +12,11 @@ from torch import Tensor
 from ..amd.chips import Chip, architecture
 from ..amd.import_kernel import ImportedKernel, ImportRefused, add_to_tree
 from ..amd.manifest import KernelDtype
-from ..amd.node import VIRTUAL_NODE
 from ..amd.runtime import HipError
 from ..amd.tree import Tree
 from ..call.dispatch import propose
 from ..emulator.findings import Finding
-from ..emulator.session import DEVICES, EmulatedRun, Emulation, emulated_run
+from ..emulator.session import DEVICES, EmulatedRun, Emulation, collecting, emulated_name
 from ..planning.target import AmdTarget
 from ..problem.arguments import Arguments, CuSeqlens, Tensors
 from ..problem.float64_reference import Judged, Reference
@@ -62,7 +61,7 @@ def try_kernel(kernel: ImportedKernel, *, seed: int, sanitizes: bool = False) ->
     """
     facts = kernel.facts
     chip = facts.chips[0]
-    name = _emulated(chip)
+    name = emulated_name(chip.name, chip.architecture.name)
     emulation = Emulation(
         name, "check" if sanitizes else "plain", instruction_budget=_INSTRUCTION_BUDGET
     )
@@ -98,22 +97,15 @@ def _run(
     out = q.new_full(problem.out_shape, torch.nan, dtype=out_dtype_of(q.dtype))
     lse = torch.full(problem.lse_shape, torch.nan)
     tensors = Tensors(q, k, v, out, lse, cu_seqlens)
+    run = EmulatedRun(emulation)
     try:
-        with emulated_run(emulation) as run:
+        with collecting(run):
             launch = plan.bind().launch_for(problem.sizes)
             assert launch is not None, "a kernel serves the sizes that it was planned for"
             launch(tensors)
     except HipError as error:
         raise TrialError(f"the kernel's run on the emulator failed: {error}") from error
     return Reference(problem, tensors).judged({"out": out, "lse": lse}), run
-
-
-def _emulated(chip: Chip) -> str:
-    """What :func:`jitfmha.emulate` calls a chip whose code objects these are, too."""
-    for name, known in VIRTUAL_NODE.items():
-        if known == chip.name:
-            return name
-    return chip.architecture.name
 
 
 def _lengths(kernel: ImportedKernel) -> list[tuple[int, int]]:

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ..amd.recording_runtime import Started
 from ..call.record import (
     INTERFACES,
     Record,
@@ -22,6 +23,7 @@ from ..call.record import (
     view_of,
 )
 from ..emulator.findings import Finding
+from ..emulator.guarded_memory import guarded_memory
 from ..problem.arguments import Tensors
 from ..problem.float64_reference import Judged, Reference, forward_reference
 from .expected_arguments import Mismatch, expectations, mismatches
@@ -113,7 +115,7 @@ def diagnose(record: Record, make_machine: Callable[[], Machine], *, seed: int =
     found = tuple(mismatches(record))
     machine = make_machine()
     replayed = _outcome(record, record.kernels, contents, machine, reference)
-    findings = tuple(machine.findings())
+    findings = machine.findings()
     corrected = None
     if found:
         kernels = [_corrected(record, kernel) for kernel in record.kernels]
@@ -244,22 +246,20 @@ def _outcome(
 ) -> Outcome:
     """Run kernels on fresh memory and judge what they leave."""
     rooms = [
-        machine.room(region.size, region.address).copy_(content)
+        guarded_memory(region.size, region.address, machine.device).copy_(content)
         for region, content in zip(record.regions, contents, strict=True)
     ]
-    memory = [(room.data_ptr(), room.numel()) for room in rooms if room.numel()]
     try:
         for kernel in kernels:
-            moved = replace(kernel, kernarg=_moved(record, kernel, rooms))
-            machine.run(moved, record.image(kernel), memory)
+            machine.run(_moved(record, kernel, rooms), rooms)
     except RerunError as error:
         return Outcome(str(error), {})
     left = [room.cpu() for room in rooms]
     return Outcome(None, reference.judged(_results(record, left)))
 
 
-def _moved(record: Record, kernel: RecordedKernel, rooms: Sequence[Tensor]) -> bytes:
-    """The arguments with the addresses of this memory."""
+def _moved(record: Record, kernel: RecordedKernel, rooms: Sequence[Tensor]) -> Started:
+    """The launch with the addresses of this memory."""
     interface = INTERFACES[kernel.interface]
     values = kernel.values()
     for name, (_, letter) in fields_of(interface).items():
@@ -278,7 +278,8 @@ def _moved(record: Record, kernel: RecordedKernel, rooms: Sequence[Tensor]) -> b
                 )
             # Nothing may be there, whatever it is on this machine.
             values[name] = 0
-    return packed(interface, values)
+    image, kernarg = record.image(kernel), packed(interface, values)
+    return Started(kernel.symbol, image, kernel.grid, kernel.block, kernel.dynamic_lds, kernarg)
 
 
 def _corrected(record: Record, kernel: RecordedKernel) -> RecordedKernel:

@@ -27,7 +27,7 @@ from untyped import fmha_bwd, fmha_fwd
 from jitfmha import HipError, emulate
 from jitfmha.amd import recording_runtime
 from jitfmha.amd.assembly_listing import renamed
-from jitfmha.amd.recording_runtime import RecordingRuntime
+from jitfmha.amd.recording_runtime import RecordingRuntime, Started
 from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR
 from jitfmha.call import recording
 from jitfmha.call.dispatch import plan_for
@@ -35,6 +35,7 @@ from jitfmha.call.record import FILE, INTERFACES, fields_of, read_record
 from jitfmha.cli import main
 from jitfmha.emulator import emulation
 from jitfmha.emulator.runtime import Emulator
+from jitfmha.emulator.session import Emulation, emulated_name
 from jitfmha.jit.toolchain.device_compiler import assemble
 from jitfmha.planning.target import TARGET_HERE, AmdTarget
 from jitfmha.problem.arguments import Arguments
@@ -99,7 +100,9 @@ def group_launch(
 
 def diagnosis_of(folder: Path, **options: Any) -> Any:
     record = read_record(folder)
-    return diagnose(record, lambda: EmulatedMachine(record, **options))
+    arch = emulated_name(record.chip, record.arch)
+    emulation = Emulation(arch, **options, prints_findings=False)
+    return diagnose(record, lambda: EmulatedMachine(emulation))
 
 
 def ready(rng: torch.Generator) -> None:
@@ -149,7 +152,7 @@ def test_what_is_right_is_found_to_be(
     folders = recorded()
     assert [len(read_record(folder).kernels) for folder in folders] == kernels
     for folder in folders:
-        found = diagnosis_of(folder, sanitizes=True)
+        found = diagnosis_of(folder, variant="check")
         assert (found.fault, found.mismatches, found.findings) == ("none", (), ())
         assert found.recorded.judged == found.replayed.judged
 
@@ -313,7 +316,7 @@ def test_a_code_object_that_was_replaced_is_told(group_launch: Path) -> None:
     found = diagnosis_of(group_launch)
     assert (found.fault, found.replaced) == ("kernel", (kernel.code_object,))
     file.write_bytes(file.read_bytes()[:-100])
-    assert "cannot be loaded" in diagnosis_of(group_launch).replayed.failure
+    assert "hipErrorInvalidImage" in diagnosis_of(group_launch).replayed.failure
 
 
 def test_a_result_that_cannot_be_repeated_is_nobodys_fault(group_launch: Path) -> None:
@@ -555,6 +558,6 @@ def test_what_runs_on_a_gpu(group_launch: Path) -> None:
 
     assert diagnose(record, machine).fault == "none"
     (kernel,) = record.kernels
-    nowhere = dataclasses.replace(kernel, symbol="nonsense")
+    nowhere = Started("nonsense", record.image(kernel), kernel.grid, kernel.block, 0, b"")
     with pytest.raises(RerunError, match="hipModuleGetFunction failed with HIP's error 500"):
-        machine().run(nowhere, record.image(kernel), [])
+        machine().run(nowhere, [])

@@ -595,24 +595,40 @@ def test_the_report_states_its_assumptions(profiler: Emulator, arch: str) -> Non
     assert len(facts["assumptions"]) == len(taken.assumptions())
 
 
+def _described(folder: Path, grid: int = 1) -> tuple[str, str]:
+    """The flag for a launch that scales 256 values in each workgroup."""
+    launch = {
+        "arch": "gfx942-mi308",
+        "grid": [grid],
+        "block": [256],
+        "tensors": {"x": {"dtype": "float32", "shape": [256 * grid], "random": 1}},
+        "arguments": [
+            {"tensor": "x"},
+            {"type": "f32", "value": 0.5},
+            {"type": "i32", "value": 3},
+        ],
+    }
+    path = folder / "args.json"
+    path.write_text(json.dumps(launch), encoding="utf-8")
+    return "--args", str(path)
+
+
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "scale.hip"
     source.write_text(_SUM)
-    flags = ("profile", "--kernel", "scale", "--arch", "gfx942-mi308", "--block", "256")
-    assert main([*flags, "--hip", str(source), "--args", "buf:1024,f32:0.5,i32:3", "--json"]) == 0
+    launch = _described(tmp_path)
+    assert main(["profile", str(source), *launch, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["device"] == "AMD Instinct MI308X"
     assert facts["loops"][0]["iterations_of_waves"] == [3, 3, 3, 3]
 
     code_object = tmp_path / "scale.co"
     code_object.write_bytes(compile_hip(_SUM, "gfx942"))
-    packed = "{0}0000003f03000000"
-    code = ("--code-object", str(code_object), "--kernarg-hex", packed, "--buffer", "1024")
-    assert main([*flags, *code, "--assume-workgroups", "800"]) == 0
+    assert main(["profile", str(code_object), *launch, "--assume-workgroups", "800"]) == 0
     assert "800 workgroups in" in capsys.readouterr().out
 
-    large = ("--grid", "200", "--args", "buf:204800,f32:0.5,i32:3", "--sample", "8")
-    assert main([*flags, "--hip", str(source), *large]) == 0
+    large = _described(tmp_path, grid=200)
+    assert main(["profile", str(source), *large, "--sample", "8"]) == 0
     printed = capsys.readouterr().out
     assert "Only a sample of 8 workgroups ran" in printed
     assert "busy over the whole launch: matrix units 0.0%" in printed
@@ -621,19 +637,14 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--arch", "gfx90a"), "--arch gfx90a"),
-        (("--grid", "0"), "--grid 0"),
         (("--sample", "0"), "--sample 0"),
-        (("--args", "u8:1"), "not one of buf"),
-        (("--args", "i32:5000000000"), "--args i32"),
-        (("--kernarg-hex", "{0}"), "--kernarg-hex"),
-        (("--buffer", "16"), "--buffer needs"),
+        (("--workgroup", "-1"), "--workgroup -1"),
+        (("--assume-workgroups", "-1"), "--assume-workgroups -1"),
         ((), "No such file"),
     ],
 )
 def test_usage_errors(
-    flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+    flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    base = ("profile", "--code-object", "missing.co", "--kernel", "k", "--arch", "gfx942")
-    assert main([*base, *flags]) == 2
+    assert main(["profile", "missing.co", *_described(tmp_path), *flags]) == 2
     assert message in capsys.readouterr().err

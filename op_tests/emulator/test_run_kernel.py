@@ -273,9 +273,9 @@ def test_files_that_are_no_code_objects(run: Run, tmp_path: Path) -> None:
 
 
 def test_another_chips_code_object_fails(run: Run) -> None:
-    code, _, err = run(_launch(arch="gfx942"))
+    code, out, _ = run(_launch(arch="gfx942"), "--json")
     assert code == 1
-    assert "gfx950" in err
+    assert "gfx950" in json.loads(out)["failure"]
 
 
 def _documented_commands() -> list[list[str]]:
