@@ -291,6 +291,19 @@ def test_compiler_is_in_the_key() -> None:
     assert len({found.identity, other.identity, elsewhere.identity}) == 3
 
 
+def test_temporary_files_of_a_compiler_lie_in_its_build(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "llvm" / "bin"
+    folder.mkdir(parents=True)
+    for name in ("clang++", "ld.lld"):
+        (folder / name).write_text('#!/bin/sh\necho "error: in $TMPDIR" >&2; [ $# = 1 ]\n')
+        (folder / name).chmod(0o700)
+    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
+    with pytest.raises(jit.BuildError, match=f"error: in {cache}/building/"):
+        jit.read(device_spec())
+
+
 def test_a_compiler_that_does_not_run(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

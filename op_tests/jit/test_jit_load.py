@@ -299,6 +299,17 @@ def test_without_compiler_a_finished_build_is_used(
         jit.load(make_spec(cflags=("-O3",)))
 
 
+def test_temporary_files_of_a_compiler_lie_in_its_build(
+    cache: Path, tmp_path: Path, fake_compiler: FakeCompiler
+) -> None:
+    """The directory for temporary files may be full, which says nothing about the cache."""
+    text = fake_compiler.path.read_text()
+    fake_compiler.path.write_text(text.replace("echo compiling", 'echo "$TMPDIR"'))
+    answer(make_spec())
+    [folder] = fake_compiler.log.read_text().split()
+    assert Path(folder).is_relative_to(cache / "building")
+
+
 def test_compiler_in_a_hostile_place(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

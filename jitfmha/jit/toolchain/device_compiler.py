@@ -229,7 +229,14 @@ def _assembled(source: str, arch: str, folder: Path) -> Path:
 
 def _run(command: Sequence[str], folder: Path) -> None:
     done = subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, errors="replace", check=False
+        command,
+        cwd=folder,
+        # The directory for temporary files may be full.
+        env={**os.environ, "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
     )
     if done.returncode != 0:
         output = done.stderr.strip()

@@ -22,14 +22,15 @@ from ..isolated_python import isolated_python
 
 # 1 is PR_SET_PDEATHSIG, 15 is SIGTERM. The builder may be dead already when it is asked for, and
 # then `kill` raises; it may also be alive without being the parent, if the interpreter is started
-# through a script.
+# through a script. What compilers write on the way goes where the build is, and goes with it: the
+# directory for temporary files may be full.
 _TIED_TO_BUILDER = """\
 import ctypes, os, sys
-ninja, builder = sys.argv[1], int(sys.argv[2])
+ninja, builder, os.environ["TMPDIR"] = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 ctypes.CDLL(None).prctl(1, 15, 0, 0, 0)
 if os.getppid() != builder:
     os.kill(builder, 0)
-os.execv(ninja, ["ninja", *sys.argv[3:]])
+os.execv(ninja, ["ninja", *sys.argv[4:]])
 """
 
 
@@ -72,7 +73,7 @@ def _package_folder() -> str:
 def _write_tied_ninja(workspace: Path, python: tuple[str, ...], ninja: str) -> str:
     folder = workspace / "bin"
     folder.mkdir(mode=0o700)
-    command = (*python, "-c", _TIED_TO_BUILDER, ninja, str(os.getpid()))
+    command = (*python, "-c", _TIED_TO_BUILDER, ninja, str(os.getpid()), str(workspace))
     write_script(folder / "ninja", command)
     return str(folder)
 

@@ -61,6 +61,7 @@ def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
     _full_at_each_operation(callers, extent, rng, outcome, progress)
     _full_everywhere(callers, extent, rng, outcome)
     _small_file_systems(callers, extent, outcome, progress)
+    _small_temporary_folder(callers, outcome, progress)
     _kernel_on_a_full_disk(callers, outcome)
     for case in (
         _read_only_home,
@@ -168,8 +169,7 @@ def _small_file_systems(
             ]
             mounts = [(str(scratch.cache), f"size={size},mode=700")]
             answer = callers.call(Call(scratch.environment, mounts=mounts, listed_folders=folders))
-            if answer.message.endswith(("] unshare", "] mount")):
-                progress(f"nothing can be mounted here ({answer.message})")
+            if _cannot_mount(answer, progress):
                 return
             is_cached = Path(answer.library).is_relative_to(scratch.cache)
             what = f"a disk of {size}"
@@ -179,6 +179,32 @@ def _small_file_systems(
             outcome.expect(left == (5 if is_cached else 0), f"{what}: left {answer.files_left}")
             expect_clean(outcome, scratch, what)
     progress(f"disks of {' '.join(_SIZES[extent])}")
+
+
+def _small_temporary_folder(callers: Callers, outcome: Outcome, progress: Progress) -> None:
+    """It says nothing about the cache; where that is on the same disk, nothing can be built."""
+    with new_scratch() as scratch:
+        mounts = [(str(scratch.temporary), "size=4k,mode=700")]
+        answer = callers.call(Call(scratch.environment, "attention", mounts=mounts))
+        if _cannot_mount(answer, progress):
+            return
+        expect_answer(outcome, answer, "a full temporary folder", how="built")
+        cache = {"JITFMHA_CACHE_DIR": str(scratch.temporary / "cache")}
+        call = Call({**scratch.environment, **cache}, mounts=mounts)
+        expect_refused(
+            outcome,
+            callers.call(call),
+            "a full disk with the temporary folder on it",
+            *(cache["JITFMHA_CACHE_DIR"], os.strerror(errno.ENOSPC)),
+            f"{str(scratch.temporary)!r} has only",
+        )
+
+
+def _cannot_mount(answer: Answer, progress: Progress) -> bool:
+    if answer.message.endswith(("] unshare", "] mount")):
+        progress(f"nothing can be mounted here ({answer.message})")
+        return True
+    return False
 
 
 def _kernel_on_a_full_disk(callers: Callers, outcome: Outcome) -> None:
