@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from inputs import lay_out, prefix_sums
-from reference import attention, attention_packed
 from torch import Tensor
 from untyped import fmha_fwd
+
+from jitfmha.problem.float64_reference import attention, attention_packed
 
 CPU = torch.device("cpu")
 FP8 = {

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from inputs import lay_out, prefix_sums
-from reference import attention, attention_packed
 from torch import Tensor
 from untyped import explain_bwd, fmha_bwd
 
 from jitfmha.call.backward import BackwardArguments, make_backward_problem
 from jitfmha.call.dispatch import Explanation
 from jitfmha.problem.arguments import Arguments
+from jitfmha.problem.float64_reference import attention, attention_packed
 from jitfmha.problem.problem import Problem
 
 POISON = -77.0

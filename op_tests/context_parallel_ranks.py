@@ -19,14 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import reference
 import torch
 import torch.distributed as dist
+from closeness import assert_close
 from inputs import random_qkv
 from torch import Tensor
 
 from jitfmha import context_parallel
 from jitfmha.context_parallel import all_to_all_attention, ring_attention, shard, unshard
+from jitfmha.problem.float64_reference import attention
 
 TIMEOUT = timedelta(seconds=30)
 
@@ -71,7 +72,7 @@ def check(
     seqlens = sizes["seqlen_q"], sizes["seqlen_k"]
     of_reference = {name: x for name, x in options.items() if name != "zigzag"}
     exact = [x.double().requires_grad_() for x in qkv]
-    out, lse = reference.attention(*exact, **of_reference)
+    out, lse = attention(*exact, **of_reference)
     dout, dlse = torch.randn(out.shape, generator=rng), torch.randn(lse.shape, generator=rng)
     dlse = dlse * lse.detach().isfinite()
     (out * dout).sum().add((lse.nan_to_num(neginf=0) * dlse).sum()).backward()
@@ -84,7 +85,7 @@ def check(
     (rows * own[0]).sum().add((row_lse.nan_to_num(neginf=0) * own[1]).sum()).backward()
     whole = unshard(rows, seqlens[0], zigzag=zigzag)
     whole_lse = unshard(row_lse, seqlens[0], zigzag=zigzag, dim=2)
-    reference.assert_close((whole, whole_lse), (out.detach(), lse.detach()), *qkv)
+    assert_close((whole, whole_lse), (out.detach(), lse.detach()), *qkv)
     found = {}
     for name, x, y, n in zip("qkv", ours, exact, (*seqlens, seqlens[1]), strict=True):
         assert x.grad is not None
@@ -105,7 +106,7 @@ def half_precision(seed: int) -> dict[str, float]:
     out, lse = ring_attention(*ours, seqlen_q=64, mask="causal", return_lse=True)
     assert out.dtype == torch.bfloat16
     result = unshard(out, 64), unshard(lse, 64, dim=2)
-    reference.assert_close(result, reference.attention(*qkv, mask="causal"), *qkv)
+    assert_close(result, attention(*qkv, mask="causal"), *qkv)
     return {}
 
 

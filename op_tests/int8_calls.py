@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from reference import Options, Result, assert_close, attention, descaled
+from closeness import assert_close
 from torch import Tensor
+
+from jitfmha.problem.float64_reference import Result, attention, descaled
 
 QkvScales = dict[str, Tensor]
 
@@ -64,7 +66,7 @@ def check_both_products(
     out, lse = actual
     p_descale = scales["p_descale"]
     of_inputs = {name: x for name, x in scales.items() if name != "p_descale"}
-    exact: Options = {**options, **of_inputs}  # type: ignore[typeddict-item]
+    exact = options | of_inputs
     plain = attention(*tensors, **exact)
     expected = attention(*tensors, p_descale=p_descale, **exact)[0] if is_one_tile else plain[0]
     q, k, v = scaled(tensors, scales)

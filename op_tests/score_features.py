@@ -1,4 +1,4 @@
-"""Random modifiers of scores and dropout, for calls of any lengths, and what the reference needs.
+"""Random modifiers of scores and dropout, for calls of any lengths.
 
 Every feature is a function of a shape that gives the options of `fmha_fwd`. It is a choice among
 the forms that the feature can have, drawn anew for each call.
@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from jitfmha import dropout_randval
 
 Options = dict[str, Any]
 
@@ -128,27 +126,3 @@ def options_of(features: Iterable[str], shape: Shape) -> Options:
     for feature in features:
         options |= FEATURES[feature](shape)
     return options
-
-
-def for_reference(options: Options, shape: Shape) -> Options:
-    """The options of the reference, which has the kept probabilities in place of a state."""
-    rest = {name: x for name, x in options.items() if name != "rng_state"}
-    if "rng_state" in options:
-        sizes = shape.batch, shape.heads_q, shape.seqlen_q, shape.seqlen_k
-        rest["keep"] = dropout_randval(options["rng_state"], *sizes) <= 255 * (
-            1 - options["dropout_p"]
-        )
-    return rest
-
-
-def largest_modifier(options: Options, shape: Shape) -> float:
-    """By how much the options change scores, at most."""
-    largest = 0.0
-    bias, slopes = options.get("bias"), options.get("alibi_slopes")
-    if bias is not None and bias.dtype != torch.bool and bias.numel():
-        largest += bias.nan_to_num(neginf=0).abs().max().item()
-    if slopes is not None and slopes.numel():
-        largest += slopes.abs().max().item() * max(shape.seqlen_q, shape.seqlen_k)
-    if options.get("sink") is not None and shape.heads_q:
-        largest += options["sink"].abs().max().item()
-    return largest

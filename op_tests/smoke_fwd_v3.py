@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from inputs import prefix_sums
 from mha_calls import relative_error
-from reference import attention, attention_packed
 from torch import Tensor
 
 import jitfmha
 from jitfmha.call.detection import target_of
 from jitfmha.planning.target import AmdTarget
+from jitfmha.problem.float64_reference import attention, attention_packed
 
 _MOST = 3e-2  # of the largest value; a wrong kernel is far outside
 _SEQLENS_Q = (127, 192, 301, 512, 1024)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from inputs import DTYPES, random_qkv
-from reference import attention
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from untyped import fmha_fwd
+
+from jitfmha.problem.float64_reference import attention
 
 
 def sizes(errors: list[Tensor]) -> dict[str, float]:

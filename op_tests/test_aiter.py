@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from closeness import assert_close
 from inputs import lay_out, prefix_sums, random_qkv
-from reference import assert_close, attention, attention_packed
 from torch import Tensor
 from untyped import fmha_v3_fwd, fmha_v3_varlen_fwd
 
 import jitfmha
+from jitfmha.problem.float64_reference import attention, attention_packed
 
 flash_attn_func: Any = jitfmha.aiter.flash_attn_func
 flash_attn_varlen_func: Any = jitfmha.aiter.flash_attn_varlen_func

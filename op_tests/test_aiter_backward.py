@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from inputs import prefix_sums, random_qkv
-from reference import attention
 from torch import Tensor
 
 import jitfmha
+from jitfmha.problem.float64_reference import attention
 
 mha_fwd: Any = jitfmha.aiter.mha_fwd
 mha_varlen_fwd: Any = jitfmha.aiter.mha_varlen_fwd

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from inputs import prefix_sums
-from reference import attention
 from torch import Tensor, nn
 
 import jitfmha
+from jitfmha.problem.float64_reference import attention
 
 EMBED_DIM, HEADS, HDIM = 96, 3, 64
 

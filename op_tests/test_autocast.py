@@ -6,8 +6,8 @@ import warnings
 from typing import Any
 
 import pytest
-import reference
 import torch
+from closeness import assert_close
 from inputs import random_qkv
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from untyped import fmha_fwd
 
 from jitfmha.call.pytorch.ops import NAMES
+from jitfmha.problem.float64_reference import attention
 
 DTYPE = torch.bfloat16
 
@@ -30,10 +31,10 @@ def test_inputs_are_cast_to_the_dtype_of_the_region(rng: torch.Generator) -> Non
         assert out.dtype == DTYPE
         if mixed[1].dtype != torch.float16:
             assert torch.equal(out, expected)
-    exact = reference.attention(q.to(DTYPE), k.to(DTYPE), v.to(DTYPE), mask="causal")
+    exact = attention(q.to(DTYPE), k.to(DTYPE), v.to(DTYPE), mask="causal")
     with torch.autocast("cpu", DTYPE):
         result = fmha_fwd(q, k, v, mask="causal", return_lse=True)
-    reference.assert_close(result, exact, q.to(DTYPE), k, v)
+    assert_close(result, exact, q.to(DTYPE), k, v)
     assert fmha_fwd(q, k, v, mask="causal").dtype == torch.float32
 
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 from fresh_calls import fresh_calls
 from inputs import prefix_sums, random_qkv
-from reference import attention
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from untyped import fmha_bwd, fmha_fwd
+
+from jitfmha.problem.float64_reference import attention
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from fresh_calls import fresh_calls
 from inputs import DTYPES, lay_out, prefix_sums, random_qkv
-from reference import Result, attention, attention_packed
 from torch import Tensor
 from untyped import fmha_bwd, fmha_fwd
 
 from jitfmha.planning.target import CpuIsa, cpu_isas_here
+from jitfmha.problem.float64_reference import Result, attention, attention_packed
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

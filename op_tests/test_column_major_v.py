@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from closeness import assert_close
 from fresh_calls import fresh_calls
 from inputs import DTYPES, prefix_sums, random_qkv
-from reference import Result, assert_close, attention, attention_packed
 from torch import Tensor
 from untyped import explain, fmha_bwd, fmha_fwd
 
 from jitfmha.planning.target import CpuIsa, cpu_isas_here
+from jitfmha.problem.float64_reference import Result, attention, attention_packed
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

@@ -12,9 +12,9 @@ from typing import Any
 import context_parallel_ranks
 import pytest
 import torch
-from reference import visible
 
 from jitfmha.context_parallel import _Call, _Shards, _visible
+from jitfmha.problem.float64_reference import visible
 from jitfmha.problem.mask import parse_mask
 
 SIZES = (2, 3, 4, 8)

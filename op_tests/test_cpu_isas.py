@@ -13,14 +13,15 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from closeness import assert_close
 from fresh_calls import fresh_calls
 from inputs import DTYPES, lay_out, prefix_sums, random_qkv
-from reference import assert_close, attention, attention_packed
 from torch import Tensor
 from untyped import explain, fmha_fwd
 
 from jitfmha.kernels.cpu import BESIDE_TILE_UNIT, CpuModifiers, CpuTraits, launcher_spec
 from jitfmha.planning.target import CpuIsa, cpu_isas_here
+from jitfmha.problem.float64_reference import attention, attention_packed
 from jitfmha.problem.problem import Direction
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from reference import attention
 from untyped import explain, fmha_fwd
 
 from jitfmha import emulate
@@ -16,6 +15,7 @@ from jitfmha.kernels import compiled
 from jitfmha.planning.plan import Plan, Reason, Refusal
 from jitfmha.planning.target import CallCache, CpuTarget, Target, cpu_target
 from jitfmha.problem.features import Feature
+from jitfmha.problem.float64_reference import attention
 from jitfmha.problem.problem import Problem
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from closeness import assert_close
 from inputs import DTYPES, prefix_sums, random_qkv
-from reference import Result, assert_close, attention
 from torch import Tensor
 from untyped import (
     flash_attn_func,
@@ -23,6 +23,7 @@ from untyped import (
 )
 
 import jitfmha
+from jitfmha.problem.float64_reference import Result, attention
 
 # What flash-attn 2.8 declares: the names in their order, and the defaults.
 OPTIONS: dict[str, Any] = {

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from closeness import assert_close
 from inputs import DTYPES, LAYOUTS, lay_out, random_qkv
-from reference import assert_close, attention
 from torch import Tensor
 from untyped import fmha_fwd
+
+from jitfmha.problem.float64_reference import attention
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

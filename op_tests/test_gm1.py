@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from closeness import assert_close
 from inputs import DTYPES, lay_out, prefix_sums, random_qkv
-from reference import Result, assert_close, attention_packed
 from torch import Tensor
 from untyped import fmha_fwd
+
+from jitfmha.problem.float64_reference import Result, attention_packed
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

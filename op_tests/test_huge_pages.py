@@ -6,11 +6,12 @@ import sys
 
 import pytest
 import torch
-from reference import assert_close, attention
+from closeness import assert_close
 from untyped import fmha_fwd
 
 from jitfmha.call import run as call
 from jitfmha.problem import memory
+from jitfmha.problem.float64_reference import attention
 
 
 @pytest.fixture

@@ -8,13 +8,14 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from closeness import assert_close
 from inputs import DTYPES, prefix_sums
-from reference import assert_close, attention, attention_paged
 from torch import Tensor
 from untyped import flash_attn_varlen_func, flash_attn_with_kvcache
 
 from jitfmha import emulate
 from jitfmha.amd.chips import Arch
+from jitfmha.problem.float64_reference import attention, attention_packed, unpaged
 
 HEADS_Q, HEADS_K, HDIM, HDIM_V = 6, 2, 32, 24
 CAPACITY = 70
@@ -166,11 +167,11 @@ def test_pages(rng: torch.Generator, page_size: int) -> None:
         return_attn_probs=True,
     )
     table = table.where(table < 10**6, 0)
-    expected = attention_paged(
-        it.q, pages_k.nan_to_num(), pages_v.nan_to_num(), table, it.seqlens.tolist(), mask=2
-    )
-    by_batch = out.unflatten(0, (4, 4)), lse.unflatten(1, (4, 4)).transpose(0, 1)
-    assert_close(by_batch, expected, it.q, it.k_cache, it.v_cache)
+    lengths = it.seqlens.tolist()
+    packed = [unpaged(x.nan_to_num(), table, lengths) for x in (pages_k, pages_v)]
+    spans = [4] * 4, lengths, cu_q.tolist()[:-1], ends.tolist()[:-1]
+    expected = attention_packed(packed_q, *packed, *spans, mask=2)
+    assert_close((out, lse), expected, packed_q, *packed)
 
 
 def test_first_keys_that_do_not_count(rng: torch.Generator) -> None:

@@ -28,9 +28,9 @@ from mha_calls import (
     reference_mask,
     run_all,
 )
-from reference import attention
 
 from jitfmha.aiter import flash_attn_func
+from jitfmha.problem.float64_reference import attention
 
 _LAYOUTS = {"BSHD": "bshd", "BHSD": "bhsd", "SBHD": "sbhd", "QKVPACKED": "packed"}
 

@@ -31,9 +31,9 @@ from mha_calls import (
     reference_mask,
     run_all,
 )
-from reference import attention_packed
 
 from jitfmha.aiter import flash_attn_varlen_func
+from jitfmha.problem.float64_reference import attention_packed
 
 _LAYOUTS = ("BSHD", "KVPACKED")
 

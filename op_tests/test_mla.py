@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from inputs import DTYPES, prefix_sums
-from reference import attention_packed, mla, mla_absorbed
 from torch import Tensor
 from untyped import mla_absorbed_fwd, mla_fwd
 
 import jitfmha.layers.mla
 from jitfmha import emulate
+from jitfmha.problem.float64_reference import Result, attention, attention_packed
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -50,6 +51,62 @@ def random_inputs(
     q_nope, q_pe, kv, k_pe, wkv_b = (torch.randn(x, generator=rng) for x in shapes)
     inputs = q_nope, q_pe, kv, k_pe, RANK**-0.5 * wkv_b
     return tuple(x.to(DTYPES[dtype]) for x in inputs)  # type: ignore[return-value]
+
+
+def mla_absorbed(q: Tensor, kv: Tensor, k_pe: Tensor, **options: Any) -> Result:
+    """MLA with the projection of keys in q: out ``(b, sq, hq, c)`` and lse ``(b, hq, sq)``.
+
+    q is ``(b, sq, hq, c + r)``: what meets the latent, then the positional part. All heads share
+    the latent ``kv (b, sk, c)``, which is key and value, and the positional keys ``k_pe
+    (b, sk, r)``. The scale that a model means is ``1 / sqrt(hdim + r)`` with the head dimension
+    from before the absorption; the default knows only ``c``.
+    """
+    keys = torch.cat([kv, k_pe], dim=-1)[:, :, None]
+    return attention(q, keys, kv[:, :, None], **options)
+
+
+def mla(
+    q_nope: Tensor,
+    q_pe: Tensor,
+    kv: Tensor,
+    k_pe: Tensor,
+    wkv_b: Tensor,
+    **options: Any,
+) -> Result:
+    """MLA with the projections inside: out ``(b, sq, hq, hdim_v)`` and lse ``(b, hq, sq)``.
+
+    q_nope is ``(b, sq, hq, hdim)``, q_pe ``(b, sq, hq, r)``, kv ``(b, sk, c)`` and k_pe
+    ``(b, sk, r)``. ``wkv_b (hq, hdim + hdim_v, c)`` makes keys and values of the latent, for each
+    head its own. The scale is ``1 / sqrt(hdim + r)`` by default.
+    """
+    hdim = q_nope.shape[-1]
+    projected = torch.einsum("bjc,hdc->bjhd", kv.double(), wkv_b.double())
+    positional = k_pe.double()[:, :, None].expand(-1, -1, q_pe.shape[2], -1)
+    k = torch.cat([projected[..., :hdim], positional], dim=-1)
+    q = torch.cat([q_nope, q_pe], dim=-1)
+    return attention(q, k, projected[..., hdim:], **options)
+
+
+def test_both_forms_of_mla_agree(rng: torch.Generator) -> None:
+    hdim, hdim_v, rank, positional, heads = 6, 5, 8, 4, 3
+    normal = partial(torch.randn, generator=rng, dtype=torch.float64)
+    q_nope, q_pe = normal(2, 5, heads, hdim), normal(2, 5, heads, positional)
+    kv, k_pe = normal(2, 9, rank), normal(2, 9, positional)
+    wkv_b = normal(heads, hdim + hdim_v, rank)
+    inside = [x.requires_grad_() for x in (q_nope, q_pe, kv, k_pe, wkv_b)]
+    out, lse = mla(*inside, mask=2)
+    absorbed = torch.einsum("bihd,hdc->bihc", q_nope, wkv_b[:, :hdim])
+    q = torch.cat([absorbed, q_pe], dim=-1)
+    latent, latent_lse = mla_absorbed(
+        q, kv, k_pe, mask=2, softmax_scale=(hdim + positional) ** -0.5
+    )
+    projected = torch.einsum("bihc,hdc->bihd", latent, wkv_b[:, hdim:])
+    torch.testing.assert_close(lse, latent_lse, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(out, projected, atol=1e-10, rtol=1e-10)
+    weights = normal(*out.shape)
+    gradients = (torch.autograd.grad((x * weights).sum(), inside) for x in (out, projected))
+    for ours, theirs in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-10)
 
 
 def assert_close(

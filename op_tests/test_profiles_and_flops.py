@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from inputs import prefix_sums, random_qkv
-from reference import visible
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
@@ -17,6 +16,7 @@ from untyped import explain, fmha_bwd, fmha_fwd
 
 import jitfmha
 from jitfmha.call.pytorch.flop_count import visible_pairs
+from jitfmha.problem.float64_reference import visible
 from jitfmha.problem.mask import parse_mask
 
 LENGTHS = ([5, 0, 17], [9, 4, 30])

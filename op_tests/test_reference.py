@@ -8,21 +8,22 @@ from typing import Any
 import pytest
 import torch
 from inputs import random_qkv
-from reference import (
-    Options,
-    Result,
-    alibi,
-    attention,
-    attention_packed,
-    attention_paged,
-    int8_probabilities,
-    mla,
-    mla_absorbed,
-    visible,
-)
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
+
+from jitfmha import dropout_randval
+from jitfmha.problem.arguments import Arguments
+from jitfmha.problem.float64_reference import (
+    Result,
+    attention,
+    attention_packed,
+    int8_probabilities,
+    kept,
+    signed_probabilities,
+    unpaged,
+    visible,
+)
 
 SEQLENS = [(1, 1), (5, 9), (9, 5), (7, 7)]
 NEAR = {"atol": 1e-12, "rtol": 1e-12}
@@ -126,7 +127,7 @@ def test_softcap_alibi_bias_and_window(rng: torch.Generator, seqlens: tuple[int,
         diagonal = i + sk - sq
         return (j >= diagonal - 3) & (j <= diagonal)
 
-    options: Options = {"mask": 2, "window_size": (3, -1)}
+    options: dict[str, Any] = {"mask": 2, "window_size": (3, -1)}
     out, lse = attention(q, k, v, logit_softcap=1.5, bias=bias, alibi_slopes=slopes, **options)
     expected, expected_lse = by_flex_attention(q, k, v, score_mod, mask_mod)
     torch.testing.assert_close(out, expected, **NEAR)
@@ -135,9 +136,16 @@ def test_softcap_alibi_bias_and_window(rng: torch.Generator, seqlens: tuple[int,
 
 def test_alibi_slopes_for_all_sequences(rng: torch.Generator) -> None:
     slopes = torch.rand(4, generator=rng)
-    expected = alibi(slopes.expand(2, 4), 5, 9)
-    assert torch.equal(alibi(slopes, 5, 9).expand(2, 4, 5, 9), expected)
-    assert expected[1, 3, 2, 8] == -slopes[3].double() * 2  # |2 + 9 - 5 - 8|
+    q, k, v = inputs(rng)
+    for given in (slopes, slopes.expand(2, 4)):
+        for n in range(2):  # |i + 9 - 5 - j| for the scores of a head
+            distance = [[abs(i + 4 - j) for j in range(9)] for i in range(5)]
+            bias = -slopes.double()[:, None, None] * torch.tensor(distance)
+            one = q[n : n + 1], k[n : n + 1], v[n : n + 1]
+            expected = attention(*one, bias=bias[None])
+            actual = attention(q, k, v, alibi_slopes=given)
+            torch.testing.assert_close(actual[0][n], expected[0][0], **NEAR)
+            torch.testing.assert_close(actual[1][n], expected[1][0], **NEAR)
 
 
 def test_lse(rng: torch.Generator) -> None:
@@ -176,6 +184,31 @@ def test_dropout_with_the_mask_that_was_drawn(rng: torch.Generator) -> None:
     )
     assert_same(out, expected.transpose(1, 2), q, k, v)
     assert torch.equal(lse, attention(q, k, v)[1])
+
+
+def test_dropout_by_a_state(rng: torch.Generator) -> None:
+    """Each sequence drops by bytes that count from its own start."""
+    state = torch.randint(-(2**62), 2**62, (2,), generator=rng)
+    q, k, v = inputs(rng)
+    keep = dropout_randval(state, 2, 4, 5, 9) <= 255 * (1 - 0.3)
+    assert torch.equal(kept(state, 0.3, keep.shape), keep)
+    expected = attention(q, k, v, dropout_p=0.3, keep=keep)
+    actual = attention(q, k, v, dropout_p=0.3, rng_state=state)
+    packed = [x.flatten(0, 1) for x in (q, k, v)]
+    spans = [5, 5], [9, 9], [0, 5], [0, 9]
+    of_packed = attention_packed(*packed, *spans, dropout_p=0.3, rng_state=state)
+    assert torch.equal(actual[0], expected[0])
+    torch.testing.assert_close(of_packed[0].unflatten(0, (2, 5)), expected[0], **NEAR)
+    signed = signed_probabilities(Arguments.of(q, k, v, {"dropout_p": 0.3, "rng_state": state}))
+    assert torch.equal(signed >= 0, keep)
+    v_of_heads = v.repeat_interleave(2, dim=2)
+    out = torch.einsum("bhij,bjhd->bihd", signed.clamp(min=0) / 0.7, v_of_heads)
+    torch.testing.assert_close(out, expected[0], **NEAR)
+
+
+def test_unknown_options(rng: torch.Generator) -> None:
+    with pytest.raises(TypeError, match="softcap"):
+        attention(*inputs(rng), softcap=3.0)
 
 
 def test_descales(rng: torch.Generator) -> None:
@@ -274,7 +307,7 @@ def test_packed_sequences_are_a_batch_of_ragged_ones(rng: torch.Generator) -> No
     """One batch, whose padding keys are hidden by an infinite bias, is the same as packed."""
     lengths_q, lengths_k = [3, 0, 5], [4, 6, 6]
     q, k, v = (x[:1].expand(3, -1, -1, -1) * normal(rng, 3, 1, 1, 1) for x in inputs(rng, 5, 6))
-    options: Options = {
+    options: dict[str, Any] = {
         "keep": torch.rand(3, 4, 5, 6, generator=rng) < 0.5,
         "dropout_p": 0.5,
         "sink": normal(rng, 4),
@@ -312,29 +345,15 @@ def test_pages(rng: torch.Generator, page_size: int) -> None:
             cache_v[pages[j // page_size], j % page_size] = v[n, j]
     q = torch.randn(3, 5, 4, 6, generator=rng)
     slopes = torch.rand(3, 4, generator=rng)
-    out, lse = attention_paged(q, cache_k, cache_v, table, seqlens_k, mask=2, alibi_slopes=slopes)
+    packed = [unpaged(cache, table, seqlens_k) for cache in (cache_k, cache_v)]
+    spans = [5] * 3, seqlens_k, [0, 5, 10], [0, 0, 7]
+    out, lse = attention_packed(q.flatten(0, 1), *packed, *spans, mask=2, alibi_slopes=slopes)
     for n, seqlen in enumerate(seqlens_k):
         one = (x[n : n + 1] for x in (q, k[:, :seqlen], v[:, :seqlen]))
         expected = attention(*one, mask=2, alibi_slopes=slopes[n])
-        torch.testing.assert_close(out[n], expected[0][0], **NEAR)
-        torch.testing.assert_close(lse[n], expected[1][0], **NEAR)
-
-
-def test_both_forms_of_mla_agree(rng: torch.Generator) -> None:
-    hdim, hdim_v, rank, positional, heads = 6, 5, 8, 4, 3
-    q_nope, q_pe = normal(rng, 2, 5, heads, hdim), normal(rng, 2, 5, heads, positional)
-    kv, k_pe = normal(rng, 2, 9, rank), normal(rng, 2, 9, positional)
-    wkv_b = normal(rng, heads, hdim + hdim_v, rank)
-    inside = [x.requires_grad_() for x in (q_nope, q_pe, kv, k_pe, wkv_b)]
-    out, lse = mla(*inside, mask=2)
-    absorbed = torch.einsum("bihd,hdc->bihc", q_nope, wkv_b[:, :hdim])
-    q = torch.cat([absorbed, q_pe], dim=-1)
-    latent, latent_lse = mla_absorbed(
-        q, kv, k_pe, mask=2, softmax_scale=1 / math.sqrt(hdim + positional)
-    )
-    projected = torch.einsum("bihc,hdc->bihd", latent, wkv_b[:, hdim:])
-    torch.testing.assert_close(lse, latent_lse, atol=1e-10, rtol=1e-10)
-    assert_same(out, projected, *inside)
+        rows = slice(5 * n, 5 * n + 5)
+        torch.testing.assert_close(out[rows], expected[0][0], **NEAR)
+        torch.testing.assert_close(lse[:, rows], expected[1][0], **NEAR)
 
 
 def test_int8_probabilities(rng: torch.Generator) -> None:

@@ -9,10 +9,11 @@ import pytest
 import torch
 from fresh_calls import fresh_calls
 from inputs import DTYPES, prefix_sums, random_qkv
-from reference import attention, attention_packed
-from score_features import FEATURES, Options, Shape, for_reference
+from score_features import FEATURES, Options, Shape
 from torch import Tensor
 from untyped import fmha_bwd, fmha_fwd
+
+from jitfmha.problem.float64_reference import attention, attention_packed
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -66,25 +67,21 @@ def check(rng: torch.Generator, feature: str, dtype: str, sizes: tuple[int, int,
     qkv = random_qkv(rng, hdim=37, hdim_v=21, dtype=DTYPES[dtype], **named)
     shape = Shape(2, heads_q, seqlen_q, seqlen_k, DTYPES[dtype], rng)
     options = FEATURES[feature](shape)
-    of_reference = for_reference(options, shape)
-    tensors = with_gradients(qkv, options, of_reference)
+    tensors = with_gradients(qkv, options)
     dout = shape.randn(2, seqlen_q, heads_q, 21).to(DTYPES[dtype])
     dlse = shape.randn(2, heads_q, seqlen_q)
     actual, out = differentiate(with_lse, tensors, options, dout, dlse)
     doubled = {name: x.double() for name, x in tensors.items()}
-    expected, _ = differentiate(attention, doubled, of_reference, dout, dlse, rounded=out)
+    expected, _ = differentiate(attention, doubled, options, dout, dlse, rounded=out)
     assert_close(actual, expected, dtype, sizes)
 
 
-def with_gradients(
-    qkv: tuple[Tensor, ...], options: Options, of_reference: Options
-) -> dict[str, Tensor]:
+def with_gradients(qkv: tuple[Tensor, ...], options: Options) -> dict[str, Tensor]:
     """All that has a gradient, taken out of the options."""
     tensors = dict(zip(("q", "k", "v"), qkv, strict=True))
     for name in ("bias", "sink"):
         if name in options and options[name].dtype != torch.bool:
             tensors[name] = options.pop(name)
-            del of_reference[name]
     return tensors
 
 
@@ -136,9 +133,7 @@ def test_group_mode(rng: torch.Generator, feature: str, dtype: str) -> None:
     longest = max(lengths_k)
     shape = Shape(5, heads_q, rows_q, longest, DTYPES[dtype], rng, is_group=True)
     options = FEATURES[feature](shape)
-    of_one = Shape(5, heads_q, max(lengths_q), longest, DTYPES[dtype], rng)
-    of_reference = for_reference(options, of_one)
-    tensors = with_gradients(tuple(x[0] for x in packed), options, of_reference)
+    tensors = with_gradients(tuple(x[0] for x in packed), options)
     starts = [prefix_sums(room) for room in (room_q, room_k)]
     groups = {
         "cu_seqlens_q": prefix_sums(lengths_q),
@@ -153,44 +148,41 @@ def test_group_mode(rng: torch.Generator, feature: str, dtype: str) -> None:
     doubled = {name: x.double() for name, x in tensors.items()}
     lengths = {"lengths_q": lengths_q, "lengths_k": lengths_k}
     first_rows = {"starts_q": starts[0].tolist()[:-1], "starts_k": starts[1].tolist()[:-1]}
-    of_reference |= lengths | first_rows
+    of_reference = options | lengths | first_rows
     expected, _ = differentiate(attention_packed, doubled, of_reference, dout, dlse, rounded=out)
     assert_close(actual, expected, dtype, (rows_q, rows_k))
 
 
 @pytest.fixture
-def call_with_everything(
-    rng: torch.Generator, dtype: str
-) -> tuple[dict[str, Tensor], Options, Options]:
-    """What has gradients, the other options, and those of the reference, of one call."""
+def call_with_everything(rng: torch.Generator, dtype: str) -> tuple[dict[str, Tensor], Options]:
+    """What has gradients, and the other options, of one call."""
     shape = Shape(2, 4, 9, 40, DTYPES[dtype], rng)
     options = FEATURES["everything"](shape)
-    of_reference = for_reference(options, shape)
     sizes = {"seqlen_q": 9, "seqlen_k": 40, "heads_q": 4, "heads_k": 2}
     qkv = random_qkv(rng, hdim=37, hdim_v=21, dtype=DTYPES[dtype], **sizes)
-    return with_gradients(qkv, options, of_reference), options, of_reference
+    return with_gradients(qkv, options), options
 
 
 @DRAWN_DTYPE
 def test_compile(
     rng: torch.Generator,
     dtype: str,
-    call_with_everything: tuple[dict[str, Tensor], Options, Options],
+    call_with_everything: tuple[dict[str, Tensor], Options],
 ) -> None:
     torch._dynamo.reset()
-    tensors, options, of_reference = call_with_everything
+    tensors, options = call_with_everything
     dout = torch.randn(2, 9, 4, 21, generator=rng).to(DTYPES[dtype])
     dlse = torch.randn(2, 4, 9, generator=rng)
     compiled: Any = torch.compile(with_lse, fullgraph=True, backend="aot_eager")
     actual, out = differentiate(compiled, tensors, options, dout, dlse)
     doubled = {name: x.double() for name, x in tensors.items()}
-    expected, _ = differentiate(attention, doubled, of_reference, dout, dlse, rounded=out)
+    expected, _ = differentiate(attention, doubled, options, dout, dlse, rounded=out)
     assert_close(actual, expected, dtype, (9, 40))
 
 
 @DRAWN_DTYPE
-def test_opcheck(call_with_everything: tuple[dict[str, Tensor], Options, Options]) -> None:
-    tensors, options, _ = call_with_everything
+def test_opcheck(call_with_everything: tuple[dict[str, Tensor], Options]) -> None:
+    tensors, options = call_with_everything
     plain: Options = {
         **dict.fromkeys(("softmax_scale", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q")),
         **dict.fromkeys(("max_seqlen_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded")),

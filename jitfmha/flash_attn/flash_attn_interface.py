@@ -50,9 +50,10 @@ from ..layers.peer_values import (
     window_pair,
     with_contiguous_rows,
 )
-from ..problem.attention_probabilities import signed_probabilities
+from ..problem.arguments import Arguments
 from ..problem.checks import describe, not_a_tensor, require_cu_seqlens, requires_any_grad
 from ..problem.dropout import new_rng_state
+from ..problem.float64_reference import signed_probabilities
 
 __all__ = [
     "flash_attn_func",
@@ -140,7 +141,7 @@ def _attend(
         return result
     out, softmax_lse = result
     if drop > 0:
-        return out, softmax_lse, signed_probabilities(q, k, softmax_lse, options)
+        return out, softmax_lse, signed_probabilities(Arguments.of(q, k, v, options))
     return out, softmax_lse, q.new_empty(0)
 
 

@@ -1,27 +1,328 @@
-"""Attention in float64 from its definition, for the commands that judge a kernel.
+"""Attention in float64 from the written definition, with all scores of a sequence at once.
 
-It takes the problem and the tensors of a launch, and shares nothing with the kernels: every score
-of a sequence is made at once, so it is for small calls.
+Tests compare every kernel with it, and so do the commands that judge one. It shares no code with
+the kernels, and is differentiable by ``torch.autograd``: the gradients of a result are the
+reference of a backward pass. What each option means, in the order in which it acts on a score:
+
+    score   = softmax_scale * <q_i, k_j>            q_i, k_j, v_j multiplied with their descales
+    score   = logit_softcap * tanh(score / logit_softcap)               where logit_softcap > 0
+    score  += bias                                  a boolean bias hides the keys where it is False
+    score  -= alibi_slope * |i + sk - sq - j|
+    score   = -inf                                  where the mask hides key j from query i
+    p_j     = exp(score_j) / (sum of exp(score_j) over the keys + exp(sink))
+    p_j     = int8_probabilities(p_j)                                      where p_descale is given
+    p_j     = p_j * keep_j / (1 - dropout_p)
+    out     = sum of p_j * v_j
+
+The lse is the logarithm of the denominator: dropout does not change it, a sink counts. A query that
+sees no key has output 0, lse -inf (the sink where there is one) and gradients 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .arguments import Descales, KeyOptions, Modifiers, Tensors
+from .arguments import Arguments, Descales, Modifiers, Tensors
 from .dropout import dropout_randval, largest_kept
-from .mask import Mask
+from .mask import OPEN_WINDOW, Mask, parse_mask
 from .problem import Problem
+
+Result = tuple[Tensor, Tensor]
+"""out and lse."""
 
 _INT8_LARGEST = 127
 _FLOAT32_EPS = torch.finfo(torch.float32).eps
 # Of a gradient's largest value: products of rounded numbers are added up in it.
 _GRADIENT_ROUNDING = 0.02
+
+
+# ---- The definition ------------------------------------------------------------------------------
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Result:
+    """Out ``(b, sq, hq, hdim_v)`` and lse ``(b, hq, sq)`` of gm0 inputs.
+
+    Args:
+        q: ``(b, sq, hq, hdim)``.
+        k: ``(b, sk, hk, hdim)``.
+        v: ``(b, sk, hk, hdim_v)``.
+        options: those of ``fmha_fwd`` that change the result, by name. ``keep``, bool
+            ``(b, hq, sq, sk)``, may stand in the place of ``rng_state``: True where a probability
+            is not dropped.
+
+    Raises ``TypeError`` for an option that it does not know.
+    """
+    v_descale, p_descale = options.pop("v_descale", None), options.pop("p_descale", None)
+    dropout_p, rng_state = options.pop("dropout_p", 0.0), options.pop("rng_state", None)
+    keep = options.pop("keep", None)
+    probability, lse = probabilities(q, k, **options)
+    if p_descale is not None:
+        probability = int8_probabilities(probability, p_descale, k.shape[2])
+    if rng_state is not None:
+        keep = kept(rng_state, dropout_p, probability.shape)
+    if keep is not None:
+        probability = probability * keep / (1 - dropout_p)
+    v = _for_each_head(descaled(v, v_descale, k.shape[2]), q)
+    return torch.einsum("bhij,bjhd->bihd", probability, v), lse
+
+
+def probabilities(q: Tensor, k: Tensor, *, sink: Tensor | None = None, **options: Any) -> Result:
+    """The softmax ``(b, hq, sq, sk)`` over the keys that are seen, and its lse ``(b, hq, sq)``."""
+    # Nothing that is hidden enters a computation, not even as an infinity: its gradient would be
+    # NaN.
+    scores, see = _scores(q, k, **options)
+    scores = scores.masked_fill(~see, 0)
+    if sink is not None:
+        column = sink.double()[:, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, column], dim=-1)
+        see = torch.cat([see, torch.ones_like(column, dtype=torch.bool)], dim=-1)
+    sees_any = see.any(-1)
+    largest = torch.zeros_like(sees_any, dtype=torch.float64)
+    if scores.shape[-1] > 0:
+        seen_scores = scores.detach().masked_fill(~see, -torch.inf)
+        largest = seen_scores.amax(-1).masked_fill(~sees_any, 0)
+    exponentials = (scores - largest[..., None]).masked_fill(~see, -torch.inf).exp()
+    total = exponentials.sum(-1).masked_fill(~sees_any, 1)
+    lse = (total.log() + largest).masked_fill(~sees_any, -torch.inf)
+    return (exponentials / total[..., None])[..., : k.shape[1]], lse
+
+
+def _scores(
+    q: Tensor,
+    k: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    mask: int | str | Mask = 0,
+    window_size: tuple[int, int] = OPEN_WINDOW,
+    q_descale: Tensor | None = None,
+    k_descale: Tensor | None = None,
+    **modifiers: Any,
+) -> tuple[Tensor, Tensor]:
+    """All scores, and whether the query sees the key, both ``(b, hq, sq, sk)``."""
+    modified_by = Modifiers(**modifiers)
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    keys = _for_each_head(descaled(k, k_descale, k.shape[2]), q)
+    scores = torch.einsum("bihd,bjhd->bhij", descaled(q, q_descale, k.shape[2]), keys) * scale
+    see = visible(q.shape[1], k.shape[1], mask, window_size, modified_by.sink_size)
+    see = see.to(q.device).expand_as(scores)
+    if modified_by.logit_softcap > 0:
+        scores = modified_by.logit_softcap * torch.tanh(scores / modified_by.logit_softcap)
+    bias, slopes = modified_by.bias, modified_by.alibi_slopes
+    if bias is not None and bias.dtype == torch.bool:
+        see = see & bias
+    elif bias is not None:
+        see = see & (bias > -torch.inf)
+        scores = scores + bias.double()
+    if slopes is not None:
+        distance = _ahead(q.shape[1], k.shape[1]).abs().to(q.device)
+        scores = scores - slopes.double().view(-1, slopes.shape[-1], 1, 1) * distance
+    return scores, see
+
+
+def visible(
+    seqlen_q: int,
+    seqlen_k: int,
+    mask: int | str | Mask = 0,
+    window_size: tuple[int, int] = OPEN_WINDOW,
+    sink_size: int = 0,
+) -> Tensor:
+    """Which key each query sees, as booleans ``(seqlen_q, seqlen_k)``.
+
+    The first ``sink_size`` keys are seen to the left of every window, not behind its right end.
+    """
+    band = mask if isinstance(mask, Mask) else parse_mask(mask, window_size)
+    ahead = _ahead(seqlen_q, seqlen_k) + (seqlen_k - seqlen_q if band.top_left else 0)
+    see = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool)
+    if band.left is not None:
+        see &= (ahead >= -band.left) | (torch.arange(seqlen_k) < sink_size)
+    if band.right is not None:
+        see &= ahead <= band.right
+    return see
+
+
+def _ahead(seqlen_q: int, seqlen_k: int) -> Tensor:
+    """How far each key is to the right of the diagonal that ends in the last one."""
+    return torch.arange(seqlen_k) - (torch.arange(seqlen_q)[:, None] + seqlen_k - seqlen_q)
+
+
+def _for_each_head(x: Tensor, q: Tensor) -> Tensor:
+    """Keys or values of each query head, from those of each key head."""
+    return x.repeat_interleave(q.shape[2] // max(x.shape[2], 1), dim=2)
+
+
+def descaled(x: Tensor, descale: Tensor | None, heads_k: int) -> Tensor:
+    """``x (b, s, h, hdim)`` times its scale, float64.
+
+    The scale is ``(1,)``, one for each head ``(h,)``, or one for each sequence and key head
+    ``(b, heads_k)``.
+    """
+    if descale is None:
+        return x.double()
+    if descale.dim() == 2:
+        descale = descale.repeat_interleave(x.shape[2] // max(heads_k, 1), dim=1)
+    return x.double() * descale.double().view(-1, 1, descale.shape[-1], 1)
+
+
+def int8_probabilities(probability: Tensor, p_descale: Tensor, heads_k: int) -> Tensor:
+    """Probabilities ``(b, hq, sq, sk)``, as multiples of ``p_descale`` times their row's largest.
+
+    They are at most 127 of them, rounded towards zero. The scale has the shapes that
+    :func:`descaled` takes, with hq heads; it is float32, and so is what is divided by it.
+    """
+    if probability.shape[-1] == 0:
+        return probability
+    ones = torch.ones(1, 1, probability.shape[1], 1)
+    p_scale, unit = (descaled(ones, x, heads_k).transpose(1, 2) for x in (1 / p_descale, p_descale))
+    largest = probability.amax(-1, keepdim=True)
+    relative = torch.where(largest > 0, probability / largest, 0)
+    return (relative * p_scale).floor().clamp(max=_INT8_LARGEST) * unit * largest
+
+
+def kept(rng_state: Tensor, dropout_p: float, shape: Sequence[int]) -> Tensor:
+    """Where a probability of ``(b, hq, sq, sk)`` is not dropped."""
+    batch, heads_q, seqlen_q, seqlen_k = shape
+    drawn = dropout_randval(rng_state, batch, heads_q, seqlen_q, seqlen_k)
+    return drawn <= largest_kept(dropout_p)
+
+
+# ---- Packed sequences, and pages -----------------------------------------------------------------
+
+
+class Spans(NamedTuple):
+    """Where the sequences of packed tensors lie: the length and the first row of each.
+
+    Attributes:
+        lengths_q, lengths_k: of queries and of keys.
+        starts_q, starts_k: rows of q, and of k and v.
+    """
+
+    lengths_q: Sequence[int]
+    lengths_k: Sequence[int]
+    starts_q: Sequence[int]
+    starts_k: Sequence[int]
+
+    def slices(self) -> Iterator[tuple[slice, slice]]:
+        """The rows and the keys of each sequence."""
+        for sq, sk, row, key in zip(*self, strict=True):
+            yield slice(row, row + sq), slice(key, key + sk)
+
+    def shape(self, heads_q: int) -> tuple[int, int, int, int]:
+        """Of what has a value for each probability: ``(b, hq, longest sq, longest sk)``."""
+        longest_q, longest_k = max(self.lengths_q, default=0), max(self.lengths_k, default=0)
+        return len(self.lengths_q), heads_q, longest_q, longest_k
+
+
+def attention_packed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths_q: Sequence[int],
+    lengths_k: Sequence[int],
+    starts_q: Sequence[int],
+    starts_k: Sequence[int],
+    **options: Any,
+) -> Result:
+    """Out ``(total_q, hq, hdim_v)`` and lse ``(hq, total_q)`` of gm1 inputs, one by one.
+
+    The options are those of :func:`attention`. A bias is ``(hq|1, total_q|1, longest sk)``, and
+    ``keep`` ``(b, hq, longest sq, longest sk)``; of both, each sequence takes the first keys. Rows
+    that belong to no sequence are 0, and -inf in the lse.
+    """
+    spans = Spans(lengths_q, lengths_k, starts_q, starts_k)
+    rng_state = options.pop("rng_state", None)
+    if rng_state is not None:
+        options["keep"] = kept(rng_state, options["dropout_p"], spans.shape(q.shape[1]))
+    out = torch.zeros(*q.shape[:2], v.shape[-1], dtype=torch.float64)
+    lse = torch.full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float64)
+    for n, (rows, keys) in enumerate(spans.slices()):
+        one = q[None, rows], k[None, keys], v[None, keys]
+        out_one, lse_one = attention(*one, **_of_sequence(options, n, rows, keys))
+        out[rows], lse[:, rows] = out_one[0], lse_one[0]
+    return out, lse
+
+
+def _of_sequence(options: Mapping[str, Any], n: int, rows: slice, keys: slice) -> dict[str, Any]:
+    """The options of sequence ``n`` alone, as a batch of one."""
+    seqlen_q, seqlen_k = rows.stop - rows.start, keys.stop - keys.start
+    # What has two dimensions has a row for each sequence.
+    one = {
+        name: x[n : n + 1] if isinstance(x, Tensor) and x.dim() == 2 else x
+        for name, x in options.items()
+    }
+    bias, keep = options.get("bias"), options.get("keep")
+    if bias is not None:
+        of_rows = bias if bias.shape[1] == 1 else bias[:, rows]
+        one["bias"] = of_rows[None, :, :, :seqlen_k]
+    if keep is not None:
+        one["keep"] = keep[n : n + 1, :, :seqlen_q, :seqlen_k]
+    return one
+
+
+def unpaged(cache: Tensor, block_table: Tensor, seqlens_k: Sequence[int]) -> Tensor:
+    """The keys or values of paged sequences, packed one after the other ``(total_k, hk, hdim)``.
+
+    cache is ``(num_pages, page_size, hk, hdim)``. Row ``n`` of ``block_table (b, most pages)``
+    names the pages of sequence ``n``, which has ``seqlens_k[n]`` keys.
+    """
+    page_size, pieces = cache.shape[1], [cache.new_empty(0, *cache.shape[2:])]
+    for pages, seqlen in zip(block_table, seqlens_k, strict=True):
+        # One page after the other: tensors of 8 bits cannot be indexed by others.
+        used = [cache[page] for page in pages[: -(-seqlen // page_size)].tolist()]
+        pieces.append(torch.cat([*pieces[:1], *used])[:seqlen])
+    return torch.cat(pieces)
+
+
+# ---- Calls ---------------------------------------------------------------------------------------
+
+
+def _packed(call: Arguments | Tensors) -> tuple[Tensor, Tensor, Spans]:
+    """Keys, values and the sequences of a gm1 call; what lies in pages is brought together."""
+    k, v, sums = call.k, call.v, call.cu_seqlens
+    assert sums is not None
+    table = None if call.keys is None else call.keys.block_table
+    lengths_q, lengths_k = sums.q.diff().tolist(), sums.k.diff().tolist()
+    first_keys = sums.k_padded if table is None else sums.k
+    if table is not None:
+        k, v = unpaged(k, table, lengths_k), unpaged(v, table, lengths_k)
+    starts_q, starts_k = sums.q_padded.tolist()[:-1], first_keys.tolist()[:-1]
+    return k, v, Spans(lengths_q, lengths_k, starts_q, starts_k)
+
+
+@torch.no_grad()
+def signed_probabilities(arguments: Arguments) -> Tensor:
+    """flash-attn's ``S_dmask``: the softmax's probabilities, negative where dropout dropped them.
+
+    Args:
+        arguments: those of ``fmha_fwd``, with ``dropout_p`` and ``rng_state``.
+
+    Returns:
+        ``(b, hq, sq, sk)`` in q's dtype; for packed sequences ``(b, hq, max_seqlen_q,
+        max_seqlen_k)``, 0 behind the end of each.
+    """
+    q, sums, dropout = arguments.q, arguments.cu_seqlens, arguments.dropout
+    options = (arguments.modifiers or Modifiers())._asdict()
+    options["softmax_scale"] = arguments.softmax_scale
+    options |= {"mask": arguments.mask, "window_size": arguments.window_size}
+    if sums is None:
+        found = probabilities(q, arguments.k, **options)[0].to(q.dtype)
+    else:
+        k, _, spans = _packed(arguments)
+        batch, heads_q, *longest = spans.shape(q.shape[1])
+        given = sums.max_seqlen_q, sums.max_seqlen_k
+        sizes = [a if b is None else b for a, b in zip(longest, given, strict=True)]
+        found = q.new_zeros(batch, heads_q, *sizes)
+        for n, (rows, keys) in enumerate(spans.slices()):
+            of_one = _of_sequence(options, n, rows, keys)
+            one, _ = probabilities(q[None, rows], k[None, keys], **of_one)
+            found[n, :, : one.shape[2], : one.shape[3]] = one[0]
+    assert dropout is not None
+    assert dropout.rng_state is not None
+    return torch.where(kept(dropout.rng_state, dropout.p, found.shape), found, -found)
 
 
 class Judged(NamedTuple):
@@ -41,22 +342,6 @@ class Judged(NamedTuple):
         return self.error <= self.allowed
 
 
-class _Sequence(NamedTuple):
-    """Where one sequence lies: its number, and its rows of q and of the packed keys."""
-
-    number: int
-    rows: slice
-    keys: slice
-
-
-class _Inputs(NamedTuple):
-    """Packed float64 inputs of all sequences, the scales of 8-bit inputs multiplied in."""
-
-    q: Tensor  # (rows, hq, hdim_q)
-    k: Tensor  # (keys, hk, hdim_q)
-    v: Tensor  # (keys, hk, hdim_v)
-
-
 class Reference:
     """What a launch should write: ``out`` and ``lse``, or ``dq``, ``dk``, ``dv`` and ``dbias``.
 
@@ -66,16 +351,15 @@ class Reference:
 
     def __init__(self, problem: Problem, tensors: Tensors) -> None:
         """Compute it from the problem and from what the launch reads, on the CPU."""
-        sequences = list(_sequences(problem, tensors))
-        inputs = _inputs(problem, tensors, sequences)
         if problem.gradients is None:
-            self.expected = _forward(problem, tensors, inputs, sequences)
-            self._allowed = _allowed_of_forward(problem, tensors, inputs, self.expected)
+            out, lse = _forward(problem, tensors)
+            self.expected = {"out": out, "lse": lse}
+            self._allowed = _rounding_of_launch(problem, tensors, lse)
         else:
-            self.expected = _backward(problem, tensors, inputs, sequences)
-            self._allowed = _allowed_of_gradients(
-                problem, tensors, inputs, sequences, self.expected
-            )
+            self.expected = _gradients(problem, tensors)
+            self._allowed = _rounding_of_gradients(problem, tensors, self.expected)
+        if tensors.cu_seqlens is not None:
+            _mark_unused(self.expected, _packed(tensors)[-1])
 
     def judged(self, results: Mapping[str, Tensor]) -> dict[str, Judged]:
         """Results beside it, by name, in the shapes and dtypes of the call; others are left out."""
@@ -99,311 +383,153 @@ def _largest_error(actual: Tensor, expected: Tensor) -> float:
     return error.max().item() if error.numel() else 0.0
 
 
-# ---- What the tensors hold -----------------------------------------------------------------------
-
-
-def _sequences(problem: Problem, tensors: Tensors) -> Iterator[_Sequence]:
-    """In rows of q as it is packed, and of the keys as :func:`_inputs` packs them."""
-    if tensors.cu_seqlens is None:
-        sq, sk = problem.seqlen_q, problem.seqlen_k
-        for n in range(problem.batch):
-            yield _Sequence(n, slice(n * sq, n * sq + sq), slice(n * sk, n * sk + sk))
-        return
-    sums = tensors.cu_seqlens
-    ends_q, ends_k, starts_q, starts_k = (
-        x.tolist() for x in (sums.q, sums.k, sums.q_padded, sums.k_padded)
-    )
-    for n in range(problem.batch):
-        sq, sk = ends_q[n + 1] - ends_q[n], ends_k[n + 1] - ends_k[n]
-        first = ends_k[n] if problem.is_paged else starts_k[n]
-        yield _Sequence(n, slice(starts_q[n], starts_q[n] + sq), slice(first, first + sk))
-
-
-def _inputs(problem: Problem, tensors: Tensors, sequences: list[_Sequence]) -> _Inputs:
-    q, k, v = tensors.q, tensors.k, tensors.v
-    if problem.is_paged:
-        keys = tensors.keys or KeyOptions()
-        assert keys.block_table is not None
-        k, v = (_unpaged(x, keys.block_table, sequences) for x in (k, v))
-    elif problem.mode == "gm0":
-        k, v = k.flatten(0, 1), v.flatten(0, 1)
-    packed_q = q.flatten(0, 1) if problem.mode == "gm0" else q
+def _forward(problem: Problem, tensors: Tensors) -> Result:
     scales = tensors.descales or Descales()
-    sides = [
-        _scaled(x, scale, problem.heads_k, [getattr(each, side) for each in sequences])
-        for x, scale, side in (
-            (packed_q, scales.q, "rows"),
-            (k, scales.k, "keys"),
-            (v, scales.v, "keys"),
-        )
-    ]
-    return _Inputs(*sides)
-
-
-def _unpaged(cache: Tensor, block_table: Tensor, sequences: list[_Sequence]) -> Tensor:
-    """The keys or values of paged sequences, one sequence after the other."""
-    pieces = [cache.new_empty(0, *cache.shape[2:])]
-    for sequence in sequences:
-        count = sequence.keys.stop - sequence.keys.start
-        if count == 0:
-            continue
-        pages = block_table[sequence.number, : -(-count // cache.shape[1])]
-        # One page after the other: tensors of 8 bits cannot be indexed by others.
-        pieces += [cache[page] for page in pages.tolist()]
-        pieces[-1] = pieces[-1][: count - (len(pages) - 1) * cache.shape[1]]
-    return torch.cat(pieces)
-
-
-def _scaled(x: Tensor, scale: Tensor | None, heads_k: int, places: list[slice]) -> Tensor:
-    """``x (rows, heads, hdim)`` times its scale: ``(1,)``, ``(h,)``, or ``(b, heads_k)``."""
-    wide = x.double()
-    if scale is None:
-        return wide
-    factors = scale.double()
-    if factors.dim() == 1:
-        return wide * factors.view(1, -1, 1)
-    factors = factors.repeat_interleave(x.shape[1] // max(heads_k, 1), dim=1)
-    wide = wide.clone()
-    for n, place in enumerate(places):
-        wide[place] *= factors[n, None, :, None]
-    return wide
-
-
-# ---- Attention -----------------------------------------------------------------------------------
-
-
-def _forward(
-    problem: Problem,
-    tensors: Tensors,
-    inputs: _Inputs,
-    sequences: list[_Sequence],
-    shift: Tensor | None = None,
-) -> dict[str, Tensor]:
-    """``out`` and ``lse`` in the shapes of the call; rows of no sequence are NaN.
-
-    ``shift`` is added to the scores, in the shape of ``dbias``.
-    """
-    rows, heads = inputs.q.shape[:2]
-    outs = []
-    lses = []
-    places = []
-    for sequence in sequences:
-        out, lse = _of_sequence(problem, tensors, inputs, sequence, shift)
-        outs.append(out)
-        lses.append(lse)
-        places.append(torch.arange(rows)[sequence.rows])
-    place = torch.cat(places) if places else torch.arange(0)
-    out = torch.full((rows, heads, problem.hdim_v), torch.nan, dtype=torch.float64)
-    lse = torch.full((rows, heads), torch.nan, dtype=torch.float64)
-    if outs:
-        out = out.index_copy(0, place, torch.cat(outs))
-        lse = lse.index_copy(0, place, torch.cat(lses))
-    if problem.mode == "gm1":
-        return {"out": out, "lse": lse.T}
-    out = out.unflatten(0, (problem.batch, problem.seqlen_q))
-    return {"out": out, "lse": lse.unflatten(0, (problem.batch, problem.seqlen_q)).mT}
-
-
-def _of_sequence(
-    problem: Problem, tensors: Tensors, inputs: _Inputs, sequence: _Sequence, shift: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Out ``(sq, hq, hdim_v)`` and lse ``(sq, hq)`` of one sequence."""
-    number, rows, keys = sequence
-    q = inputs.q[rows]
-    k, v = (x[keys].repeat_interleave(problem.gqa, dim=1) for x in (inputs.k, inputs.v))
-    modifiers = tensors.modifiers or Modifiers()
-    scores = torch.einsum("ihd,jhd->hij", q, k) * problem.softmax_scale
-    if modifiers.logit_softcap > 0:
-        scores = modifiers.logit_softcap * torch.tanh(scores / modifiers.logit_softcap)
-    seen = _visible(problem.mask, q.shape[0], k.shape[0], modifiers.sink_size).expand_as(scores)
-    if modifiers.bias is not None:
-        bias = _bias_of(modifiers.bias, problem, sequence)
-        if bias.dtype == torch.bool:
-            seen = seen & bias
-        else:
-            seen = seen & (bias > -torch.inf)
-            scores = scores + bias.double().nan_to_num(neginf=0)
-    if shift is not None:
-        scores = scores + _bias_of(shift, problem, sequence)
-    if modifiers.alibi_slopes is not None:
-        slopes = modifiers.alibi_slopes
-        slopes = slopes[number] if slopes.dim() == 2 else slopes
-        i, j = torch.arange(q.shape[0])[:, None], torch.arange(k.shape[0])
-        distance = (i + k.shape[0] - q.shape[0] - j).abs()
-        scores = scores - slopes.double()[:, None, None] * distance
-    probabilities, lse = _softmax(scores, seen, modifiers.sink)
-    probabilities = _as_int8(probabilities, tensors.descales, problem, number)
+    options = (tensors.modifiers or Modifiers())._asdict()
+    options |= {f"{name}_descale": x for name, x in scales._asdict().items()}
+    options |= {"softmax_scale": problem.softmax_scale, "mask": problem.mask}
     if tensors.dropout is not None:
-        kept = _kept(problem, tensors, number, *scores.shape[1:])
-        probabilities = probabilities * kept / (1 - tensors.dropout.p)
-    return torch.einsum("hij,jhd->ihd", probabilities, v), lse.T
+        options["dropout_p"], options["rng_state"] = tensors.dropout
+    if tensors.cu_seqlens is None:
+        return attention(tensors.q, tensors.k, tensors.v, **options)
+    k, v, spans = _packed(tensors)
+    return attention_packed(tensors.q, k, v, *spans, **options)
 
 
-def _visible(mask: Mask, seqlen_q: int, seqlen_k: int, sink_size: int) -> Tensor:
-    """Which key each query sees, as booleans ``(seqlen_q, seqlen_k)``."""
-    i, j = torch.arange(seqlen_q)[:, None], torch.arange(seqlen_k)
-    ahead = j - i - (0 if mask.top_left else seqlen_k - seqlen_q)
-    seen = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool)
-    if mask.left is not None:
-        seen &= (ahead >= -mask.left) | (j < sink_size)
-    if mask.right is not None:
-        seen &= ahead <= mask.right
-    return seen
+def _gradients(problem: Problem, tensors: Tensors) -> dict[str, Tensor]:
+    given, modifiers = tensors.gradients, tensors.modifiers
+    assert given is not None
+    leaves = {
+        f"d{name}": getattr(tensors, name).detach().double().requires_grad_() for name in "qkv"
+    }
+    if given.dbias is not None:
+        assert modifiers is not None
+        assert modifiers.bias is not None
+        bias = modifiers.bias.detach().double().expand(given.dbias.shape).clone()
+        leaves["dbias"] = bias.requires_grad_()
+        modifiers = modifiers._replace(bias=bias)
+    q, k, v = (leaves[f"d{name}"] for name in "qkv")
+    out, lse = _forward(problem, tensors._replace(q=q, k=k, v=v, modifiers=modifiers))
+    dlse = torch.zeros_like(lse)
+    if given.dlse is not None:
+        dlse = torch.where(lse.isfinite(), given.dlse.double(), dlse)
+    found = torch.autograd.grad(
+        (out, lse), tuple(leaves.values()), (given.dout.double(), dlse), materialize_grads=True
+    )
+    return dict(zip(leaves, found, strict=True))
 
 
-def _bias_of(bias: Tensor, problem: Problem, sequence: _Sequence) -> Tensor:
-    """What of ``(b|1, hq|1, sq|1, sk)``, in gm1 ``(hq|1, total_q|1, sk)``, is the sequence's."""
-    number, rows, keys = sequence
-    if problem.mode == "gm0":
-        return bias[0 if bias.shape[0] == 1 else number]
-    of_rows = bias if bias.shape[1] == 1 and problem.seqlen_q != 1 else bias[:, rows]
-    return of_rows[..., : keys.stop - keys.start]
-
-
-def _softmax(scores: Tensor, seen: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Probabilities ``(hq, sq, sk)`` over the keys that are seen, and the lse ``(hq, sq)``.
-
-    What is hidden enters no computation, not even as an infinity: its gradient would be NaN.
-    """
-    scores = scores.masked_fill(~seen, 0)
-    if sink is not None:
-        column = sink.double()[:, None, None].expand(*scores.shape[:2], 1)
-        scores = torch.cat((scores, column), dim=-1)
-        seen = torch.cat((seen, torch.ones_like(column, dtype=torch.bool)), dim=-1)
-    sees_any = seen.any(-1)
-    largest = torch.zeros(sees_any.shape, dtype=torch.float64)
-    if scores.shape[-1]:
-        largest = scores.detach().masked_fill(~seen, -torch.inf).amax(-1)
-        largest = largest.masked_fill(~sees_any, 0)
-    exponentials = (scores - largest[..., None]).masked_fill(~seen, -torch.inf).exp()
-    total = exponentials.sum(-1).masked_fill(~sees_any, 1)
-    lse = (total.log() + largest).masked_fill(~sees_any, -torch.inf)
-    probabilities = exponentials / total[..., None]
-    return (probabilities if sink is None else probabilities[..., :-1]), lse
-
-
-def _as_int8(
-    probabilities: Tensor, descales: Descales | None, problem: Problem, number: int
-) -> Tensor:
-    """As multiples of their scale times their row's largest, where a call asks for that."""
-    if descales is None or descales.p is None or probabilities.shape[-1] == 0:
-        return probabilities
-    # The scale is float32, and so is what is divided by it.
-    unit, inverse = (_of_heads(x, problem, number) for x in (descales.p, 1 / descales.p))
-    largest = probabilities.amax(-1, keepdim=True)
-    relative = torch.where(largest > 0, probabilities / largest, 0)
-    return (relative * inverse).floor().clamp(max=_INT8_LARGEST) * unit * largest
-
-
-def _of_heads(scale: Tensor, problem: Problem, number: int) -> Tensor:
-    """A scale for each query head, ``(hq|1, 1, 1)``."""
-    factors = scale.double()
-    if factors.dim() == 2:
-        factors = factors[number].repeat_interleave(problem.gqa)
-    return factors[:, None, None]
-
-
-def _kept(problem: Problem, tensors: Tensors, number: int, seqlen_q: int, seqlen_k: int) -> Tensor:
-    assert tensors.dropout is not None
-    assert tensors.dropout.rng_state is not None
-    shape = problem.batch, problem.heads_q, seqlen_q, seqlen_k
-    drawn = dropout_randval(tensors.dropout.rng_state, *shape)
-    return drawn[number] <= largest_kept(tensors.dropout.p)
-
-
-def _backward(
-    problem: Problem, tensors: Tensors, inputs: _Inputs, sequences: list[_Sequence]
-) -> dict[str, Tensor]:
-    """The gradients in the shapes of the call; rows of no sequence are NaN."""
-    gradients = tensors.gradients
-    assert gradients is not None
-    leaves = [x.detach().clone().requires_grad_() for x in inputs]
-    shift = None
-    if gradients.dbias is not None:
-        shift = torch.zeros(gradients.dbias.shape, dtype=torch.float64, requires_grad=True)
-        leaves.append(shift)
-    results = _forward(problem, tensors, _Inputs(*leaves[:3]), sequences, shift)
-    used = ~results["out"].isnan()
-    total = (results["out"][used] * gradients.dout.double()[used]).sum()
-    if gradients.dlse is not None:
-        counted = results["lse"].isfinite()
-        total = total + (results["lse"][counted] * gradients.dlse.double()[counted]).sum()
-    found = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
-    by_name = dict(zip(("dq", "dk", "dv", "dbias"), found, strict=False))
-    for name, places in (("dq", "rows"), ("dk", "keys"), ("dv", "keys")):
-        mine = torch.zeros(by_name[name].shape[0], dtype=torch.bool)
-        for sequence in sequences:
-            mine[getattr(sequence, places)] = True
-        by_name[name][~mine] = torch.nan
-    if problem.mode == "gm0":
-        for name, rows in (("dq", problem.seqlen_q), ("dk", problem.seqlen_k)):
-            by_name[name] = by_name[name].unflatten(0, (problem.batch, rows))
-        by_name["dv"] = by_name["dv"].unflatten(0, (problem.batch, problem.seqlen_k))
-    return by_name
+def _mark_unused(results: Mapping[str, Tensor], spans: Spans) -> None:
+    """Rows that belong to no sequence become NaN."""
+    for name, x in results.items():
+        if name != "dbias":
+            by_row = x.T if name == "lse" else x
+            unused = torch.ones(by_row.shape[0], dtype=torch.bool)
+            for rows, keys in spans.slices():
+                unused[keys if name in ("dk", "dv") else rows] = False
+            by_row[unused] = torch.nan
 
 
 # ---- What rounding explains ----------------------------------------------------------------------
 
 
-def _allowed_of_forward(
-    problem: Problem, tensors: Tensors, inputs: _Inputs, expected: Mapping[str, Tensor]
+def rounding_of_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lse: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    dtype: torch.dtype,
+    dropout_p: float = 0.0,
 ) -> dict[str, float]:
-    """Out is a mean of rows of v, so its error is at most v's largest value times what rounding
-    does to a probability and to the result.
+    """By how much ``out`` and ``lse`` of ``dtype`` may be off.
+
+    Out is a mean of rows of v, so its error is at most v's largest value times the rounding of the
+    probabilities and of the result, plus what the rounding of the scores to float32 does to the
+    probabilities. Where a bias or the like makes scores that matter larger than
+    ``softmax_scale * |q| * |k|``, it makes the lse larger, too.
+
+    Args:
+        q, k, v: what the inputs stand for; packed or in batches.
+        lse: of the reference.
+        softmax_scale: ``1 / sqrt(hdim)`` by default.
+        dtype: of out.
+        dropout_p: what is kept is divided by the rest.
     """
-    dtype = tensors.out.dtype
-    eps = torch.finfo(dtype).eps
-    largest_score = problem.softmax_scale * _largest_norm(inputs.q) * _largest_norm(inputs.k)
-    # Where a bias makes scores larger than that, it makes the lse larger, too.
-    largest_score += _largest(expected["lse"])
-    score_error = 4 * _FLOAT32_EPS * (1 + largest_score)
-    probability = 0.0
-    if problem.has_p_descale or problem.kv_dtype.startswith(("fp8", "int8")):
-        # Kernels of 8-bit inputs round probabilities to 8 bits, too.
-        probability = 2.0**-3
-    kept = 1 - problem.dropout_p
+    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+    of_sum = math.log(max(k.shape[-3], 1))
+    largest_score = scale * _largest_norm(q) * _largest_norm(k)
+    largest_score += max(_largest(lse) - of_sum, 0.0)
+    eps, score_error = torch.finfo(dtype).eps, 4 * _FLOAT32_EPS * (1 + largest_score)
+    # 16-bit kernels may sum probabilities that are rounded like those they multiply v with.
+    of_probability = eps if dtype != torch.float32 else 0.0
     return {
-        "out": _largest(inputs.v) / kept * (2 * eps + 2 * score_error + probability),
-        "lse": score_error + 8 * _FLOAT32_EPS * math.log(2 + inputs.k.shape[0]) + eps,
+        "out": _largest(v) / (1 - dropout_p) * (2 * eps + 2 * score_error),
+        "lse": 2 * score_error + 4 * _FLOAT32_EPS * of_sum + of_probability,
     }
 
 
-def _allowed_of_gradients(
-    problem: Problem,
-    tensors: Tensors,
-    inputs: _Inputs,
-    sequences: list[_Sequence],
-    expected: Mapping[str, Tensor],
+def _rounding_of_launch(problem: Problem, tensors: Tensors, lse: Tensor) -> dict[str, float]:
+    # A bound is asked for: the largest scale of a tensor serves all of it.
+    scales = tensors.descales or Descales()
+    q, k, v = (
+        x.double() * (1 if scale is None else scale.double().abs().max())
+        for x, scale in zip(
+            (tensors.q, *_packed(tensors)[:2]) if tensors.cu_seqlens else tensors[:3],
+            scales[:3],
+            strict=True,
+        )
+    )
+    allowed = rounding_of_forward(
+        *(q, k, v, lse),
+        softmax_scale=problem.softmax_scale,
+        dtype=tensors.out.dtype,
+        dropout_p=problem.dropout_p,
+    )
+    if problem.has_p_descale or problem.kv_dtype.startswith(("fp8", "int8")):
+        # Kernels of 8-bit inputs round probabilities to 8 bits, too.
+        allowed["out"] += _largest(v) / (1 - problem.dropout_p) * 2.0**-3
+    return allowed
+
+
+def _rounding_of_gradients(
+    problem: Problem, tensors: Tensors, expected: Mapping[str, Tensor]
 ) -> dict[str, float]:
     """A row's gradients of scores are probabilities times what dout's products with v differ from
     their mean. So their sum, signs left out, is at most the largest product, and that of their
     errors an epsilon of it.
     """
     assert tensors.gradients is not None
-    dout, kept = tensors.gradients.dout.double(), 1 - problem.dropout_p
-    eps = torch.finfo(tensors.gradients.dout.dtype).eps
-    rows_of_dout = dout if problem.mode == "gm1" else dout.flatten(0, 1)
-    products = [
-        _largest(
-            torch.einsum(
-                "ihd,jhd->hij",
-                rows_of_dout[rows],
-                inputs.v[keys].repeat_interleave(problem.gqa, dim=1),
-            )
-        )
-        for _, rows, keys in sequences
-    ]
-    of_score = eps * max(products, default=0.0) / kept
+    dout, kept_share = tensors.gradients.dout, 1 - problem.dropout_p
+    eps = torch.finfo(dout.dtype).eps
+    of_score = eps * _largest_product(tensors) / kept_share
     # Rounding has no direction: over many rows it adds up as a random walk does.
-    sums = max(1.0, math.sqrt(inputs.q.shape[0] * problem.gqa) / 4)
+    rows = math.prod(tensors.q.shape[:-2])
+    sums = max(1.0, math.sqrt(rows * problem.gqa) / 4)
     scale = problem.softmax_scale
     unit = {
-        "dq": of_score * scale * _largest(inputs.k),
-        "dk": of_score * scale * _largest(inputs.q) * sums,
-        "dv": eps * _largest(dout) / kept * sums,
+        "dq": of_score * scale * _largest(tensors.k),
+        "dk": of_score * scale * _largest(tensors.q) * sums,
+        "dv": eps * _largest(dout) / kept_share * sums,
         "dbias": of_score,
     }
     return {name: _GRADIENT_ROUNDING * _largest(x) + unit[name] for name, x in expected.items()}
+
+
+def _largest_product(tensors: Tensors) -> float:
+    """Of a row of dout and one of v of the same sequence and key head."""
+    assert tensors.gradients is not None
+    dout, v = tensors.gradients.dout.double(), tensors.v.double()
+    if tensors.cu_seqlens is None:
+        pairs = [(dout, v)]
+    else:
+        spans = _packed(tensors)[-1]
+        pairs = [(dout[None, rows], v[None, keys]) for rows, keys in spans.slices()]
+    return max(
+        (_largest(torch.einsum("bihd,bjhd->bhij", x, _for_each_head(y, x))) for x, y in pairs),
+        default=0.0,
+    )
 
 
 def _largest_norm(x: Tensor) -> float:
@@ -416,4 +542,4 @@ def _largest(x: Tensor) -> float:
 
 def _finite(x: Tensor) -> Tensor:
     """What is not finite explains no rounding."""
-    return x.nan_to_num(0, posinf=0, neginf=0)
+    return x.double().nan_to_num(0, posinf=0, neginf=0)

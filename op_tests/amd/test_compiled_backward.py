@@ -13,8 +13,7 @@ import pytest
 import torch
 from compiled_calls import ARCHS, DTYPES, CompiledCall, draw
 from inputs import lay_out, prefix_sums, random_qkv
-from reference import attention, attention_packed
-from score_features import FEATURES, Options, Shape, for_reference, options_of
+from score_features import FEATURES, Options, Shape, options_of
 from torch import Tensor
 from untyped import fmha_bwd, fmha_fwd
 
@@ -24,6 +23,7 @@ from jitfmha.amd.code_object import kernel_metadata
 from jitfmha.jit.elf import Elf
 from jitfmha.kernels.compiled.backward_traits import BackwardTraits, backward_spec
 from jitfmha.kernels.compiled.traits import ModifierTraits
+from jitfmha.problem.float64_reference import attention, attention_packed
 
 _THOUSANDS = 4000
 MODIFIERS = tuple(sorted(set(FEATURES) - {"everything"}))
@@ -135,7 +135,7 @@ def _batch(call: CompiledCall, rng: torch.Generator) -> Inputs:
     }
     shape = Shape(batch, heads_q, seqlen_q, seqlen_k, dtype, rng)
     options = _options(call, shape)
-    of_reference = for_reference(options, shape)
+    of_reference = dict(options)
     all_rows = [torch.ones(n, dtype=torch.bool) for n in (seqlen_q, seqlen_k)]
     return Inputs(
         _moved(tensors, options, of_reference), options, attention, of_reference, *all_rows
@@ -158,8 +158,7 @@ def _group(call: CompiledCall, rng: torch.Generator) -> Inputs:
     tensors = {name: x[0] for name, x in zip("qkv", qkv, strict=True)}
     shape = Shape(len(call.lengths), heads_q, sum(room_q), max(of_k), dtype, rng, is_group=True)
     options = _options(call, shape)
-    one = Shape(len(call.lengths), heads_q, max(of_q), max(of_k), dtype, rng)
-    of_reference = for_reference(options, one)
+    of_reference = dict(options)
     moved = _moved(tensors, options, of_reference)
     starts = [prefix_sums(room).tolist()[:-1] for room in (room_q, room_k)]
     options |= {

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from closeness import assert_close
 from compiled_calls import (
     ARCHS,
     FP8_DTYPES,
@@ -22,7 +23,6 @@ from compiled_calls import (
 )
 from inputs import prefix_sums
 from int8_calls import check_both_products, random_scales
-from reference import assert_close, attention, attention_packed, unpaged
 from score_features import FEATURES, Shape
 from untyped import explain, fmha_fwd, mla_absorbed_fwd
 
@@ -31,6 +31,7 @@ from jitfmha.amd.chips import Arch
 from jitfmha.amd.code_object import kernel_metadata
 from jitfmha.jit.elf import Elf
 from jitfmha.kernels.compiled.traits import Access, ForwardTraits, ModifierTraits, kernel_spec
+from jitfmha.problem.float64_reference import attention, attention_packed, unpaged
 
 _THOUSANDS = 4000
 MODIFIERS = tuple(sorted(set(FEATURES) - {"everything"}))

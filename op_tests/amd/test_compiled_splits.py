@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from closeness import assert_close
 from compiled_calls import ARCHS, CompiledCall, check, draw, run
 from inputs import prefix_sums
-from reference import assert_close, attention
 from rigs.recording_runtime import Launch, RecordingRuntime
 from score_features import FEATURES
 from test_promises import run_with_promise
@@ -25,6 +25,7 @@ from jitfmha.amd.kernel_arguments import COMPILED_ARGUMENTS
 from jitfmha.kernels.compiled.split_choice import SplitChoice
 from jitfmha.kernels.compiled.traits import ForwardTraits, forward_tile, stacks_heads
 from jitfmha.problem.arguments import Arguments, KeyOptions, Modifiers
+from jitfmha.problem.float64_reference import attention
 from jitfmha.problem.problem import make_problem
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 from inputs import LAYOUTS, lay_out, prefix_sums
-from reference import attention
 from torch import Tensor
 from untyped import fmha_fwd
 
 from jitfmha import emulate
+from jitfmha.problem.float64_reference import attention
 
 CHIPS = ("gfx942", "gfx942-mi308", "gfx950")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

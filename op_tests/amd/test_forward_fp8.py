@@ -15,11 +15,11 @@ import pytest
 import torch
 from amd_problems import FP8, AmdProblem
 from inputs import LAYOUTS, lay_out, random_qkv
-from reference import attention
 from torch import Tensor
 from untyped import explain, fmha_fwd
 
 from jitfmha import emulate
+from jitfmha.problem.float64_reference import attention
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 

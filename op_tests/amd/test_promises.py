@@ -12,7 +12,6 @@ from itertools import product
 import pytest
 import torch
 from inputs import prefix_sums
-from reference import attention_packed
 from untyped import fmha_fwd
 
 from jitfmha.amd.chips import chip
@@ -20,6 +19,7 @@ from jitfmha.amd.node import VIRTUAL_NODE
 from jitfmha.amd.tree import trees_of
 from jitfmha.emulator.session import Emulation
 from jitfmha.planning.target import TARGET_HERE, AmdTarget
+from jitfmha.problem.float64_reference import attention_packed
 
 ARCHS, HDIMS, MASKS = ("gfx942", "gfx950"), ((64, 64), (128, 128), (192, 128)), (0, 2)
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 from backward_calls import POISON, BackwardCall
 from compiled_calls import ARCHS
-from reference import attention
 from rigs.recording_runtime import RecordingRuntime
 from untyped import explain_bwd, fmha_bwd, fmha_fwd
 
 from jitfmha import HipError, emulate
 from jitfmha.amd.chips import Arch
 from jitfmha.planning.target import TARGET_HERE, AmdTarget
+from jitfmha.problem.float64_reference import attention
 
 FAMILY = "ready"
 _HUNDREDS = 400

@@ -7,9 +7,10 @@ from itertools import pairwise
 
 import torch
 from calls import Arguments
-from reference import visible
 from rules import is_group
 from torch import Tensor
+
+from jitfmha.problem.float64_reference import visible
 
 # Beyond it the rounding of a scaled score to float32 is larger than any exponent: the results are
 # left open here.

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from inputs import prefix_sums
-from reference import attention
 from untyped import (
     flash_attn_func,
     flash_attn_varlen_func,
@@ -18,6 +17,7 @@ from untyped import (
 )
 
 from jitfmha import emulate
+from jitfmha.problem.float64_reference import attention
 
 Q = (1, 5, 2, 64)
 

@@ -1,0 +1,40 @@
+"""Results beside their float64 reference, within what rounding explains."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from jitfmha.problem.float64_reference import Result, rounding_of_forward
+
+
+def assert_close(
+    actual: Result,
+    expected: Result,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None = None,
+    *,
+    dropout_p: float = 0.0,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """Out and lse, their shapes and dtypes.
+
+    ``dtype`` is what the output has instead of q's dtype, where the inputs have 8 bits; q, k and v
+    are what they stand for.
+    """
+    dtype = q.dtype if dtype is None else dtype
+    assert (actual[0].dtype, actual[1].dtype) == (dtype, torch.float32)
+    allowed = rounding_of_forward(
+        *(q, k, v, expected[1]), softmax_scale=softmax_scale, dtype=dtype, dropout_p=dropout_p
+    )
+    for name, x, exact in zip(("out", "lse"), actual, expected, strict=True):
+        assert x.shape == exact.shape, f"{name}: {tuple(x.shape)} != {tuple(exact.shape)}"
+        assert not x.isnan().any(), f"{name} holds NaN"
+        seen = exact.isfinite()
+        assert torch.equal(x.isfinite(), seen), f"{name} is not -inf exactly where no key is seen"
+        error = (x.double() - exact)[seen].abs()
+        largest = error.max().item() if error.numel() else 0.0
+        bound = allowed[name]
+        assert largest <= bound, f"{name} is off by {largest:.3g}, allowed are {bound:.3g}"
