@@ -27,7 +27,8 @@ from jitfmha.kernels.cpu import CpuPlan
 from jitfmha.kernels.ready.family import ReadyPlan
 from jitfmha.planning.target import TARGET_HERE, AmdTarget, Target, cpu_target
 from jitfmha.problem.arguments import Arguments, KeyOptions
-from jitfmha.problem.problem import Problem, make_problem, out_dtype_of
+from jitfmha.problem.dtypes import out_dtype_of
+from jitfmha.problem.problem import Problem, make_problem
 
 ARCHS: tuple[Arch, ...] = get_args(Arch)
 FAR = 1 << 32

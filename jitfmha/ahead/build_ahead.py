@@ -11,8 +11,9 @@ import torch
 from ..call.dispatch import plan_for
 from ..planning.plan import Plan
 from ..planning.target import Target
+from ..problem.dtypes import DTYPE_NAMES
 from ..problem.mask import parse_mask
-from ..problem.problem import DTYPE_NAMES, MAX_HDIM, Direction, Mode
+from ..problem.problem import MAX_HDIM, Direction, Mode
 from .combination import NAMED_FEATURES, TORCH_DTYPES, Combination, check_combination
 from .profiles import DEFAULT, PROFILES, Features, Subset
 

@@ -14,11 +14,10 @@ import torch
 
 from ..call.backward import check_keys_of_backward
 from ..problem.arguments import check_num_splits, check_pages_have_lengths, gather_cu_seqlens
+from ..problem.dtypes import DTYPE_NAMES, EIGHT_BIT_NAMES
 from ..problem.features import Feature
 from ..problem.mask import NO_MASK, Mask
 from ..problem.problem import (
-    DTYPE_NAMES,
-    EIGHT_BIT_NAMES,
     Direction,
     GradientStrides,
     Mode,
@@ -31,6 +30,7 @@ from ..problem.problem import (
     check_mask_of_mode,
     check_p_descale_dtype,
 )
+from ..problem.score_features import AskedModifiers
 
 Layout = Literal["bshd", "bhsd", "sbhd"]
 """The order of batch, sequence, heads and head dimension in memory; packed there is no batch."""
@@ -109,11 +109,13 @@ class Combination(NamedTuple):
             v_descale=self._descale(self.kv_dtype),
             has_query_head_descale=Feature.QUERY_HEAD_DESCALES in asked,
             has_p_descale=Feature.INT8_PROBABILITIES in asked,
-            bias_dtype=self._bias_dtype(),
-            has_alibi=Feature.ALIBI in asked,
-            logit_softcap=float(Feature.SOFTCAP in asked),
-            has_sink=Feature.SINKS in asked,
-            sink_size=int(Feature.SINK_TOKENS in asked and left is not None),
+            modifiers=AskedModifiers(
+                bias=self._bias_dtype(),
+                alibi_slopes=Feature.ALIBI in asked,
+                logit_softcap=float(Feature.SOFTCAP in asked),
+                sink=Feature.SINKS in asked,
+                sink_size=int(Feature.SINK_TOKENS in asked and left is not None),
+            ),
             dropout_p=0.5 if Feature.DROPOUT in asked else 0.0,
             is_paged=Feature.PAGED_KEYS in asked,
             num_splits=self.num_splits,

@@ -19,6 +19,7 @@ from ..jit.toolchain.hip_libraries import (
     folders_searched,
     runtime_behind,
 )
+from ..problem.torch_parts import raw_current_stream
 
 _PCI_DEVICES = Path("/sys/bus/pci/devices")
 # hipDeviceAttributePciChipId: ROCm 7.1 put another attribute before it, which has its old number
@@ -102,10 +103,8 @@ class HipRuntime:
         self.library = library
         self.library_path = runtime_behind(library)
         self.why = why
-        # As it is, because every launch asks; a torch without GPU support has none.
-        self.current_stream: Callable[[int], int] = getattr(
-            torch._C, "_cuda_getCurrentRawStream", _no_stream
-        )
+        # As it is, because every launch asks.
+        self.current_stream = raw_current_stream
 
     def describe_device(self, device_index: int) -> str:
         """As ``device 0``."""
@@ -185,11 +184,6 @@ class HipRuntime:
 
 # Graphs that were captured may read them whenever they are replayed, so they are never freed.
 _scales_of_one: dict[int, Tensor] = {}
-
-
-def _no_stream(_device_index: int) -> int:
-    """Launches go to the default stream."""
-    return 0
 
 
 def loaded_runtime() -> HipRuntime:

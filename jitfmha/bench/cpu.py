@@ -17,7 +17,7 @@ from ..call.detection import target_of
 from ..call.interface import fmha_fwd
 from ..problem.arguments import AttentionOptions
 from ..problem.dropout import new_rng_state
-from ..problem.problem import DTYPE_NAMES
+from ..problem.dtypes import DTYPE_NAMES
 from . import cpu_backward, cpu_decode, decode_loop
 from .first_call import FirstCall, first_call
 from .over_sdpa import TOLERANCE, compare, verified

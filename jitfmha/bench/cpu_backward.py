@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..call.interface import fmha_bwd, fmha_fwd
 from ..problem.arguments import AttentionOptions
-from ..problem.problem import DTYPE_NAMES
+from ..problem.dtypes import DTYPE_NAMES
 from .fresh_process import run_fresh
 from .over_sdpa import compare
 from .report import Progress, Report

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..call.interface import fmha_fwd
-from ..problem.problem import DTYPE_NAMES
+from ..problem.dtypes import DTYPE_NAMES
 from .over_sdpa import TOLERANCE, compare, verified
 from .report import Comparison, Progress, Report
 from .timing import Timings, alternate

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from ..problem.problem import DTYPE_NAMES, MAX_HDIM
+from ..problem.dtypes import DTYPE_NAMES
+from ..problem.problem import MAX_HDIM
 
 _DTYPES = {DTYPE_NAMES[dtype]: dtype for dtype in (torch.bfloat16, torch.float16, torch.float32)}
 _NUMBERS = ("batch", "heads", "kv_heads", "seqlen", "seqlen_k", "hdim", "hdim_v")

@@ -6,8 +6,7 @@ planned and bound, as in :mod:`jitfmha.call.run`.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,26 +21,13 @@ from ..problem.arguments import (
     Tensors,
     new_tuple,
 )
-from ..problem.checks import not_a_tensor
+from ..problem.checks import check_last_dimension, check_layout, not_a_tensor
+from ..problem.dtypes import out_dtype_of
 from ..problem.memory import may_overlap, overlaps_itself, write_zeros
-from ..problem.problem import (
-    GradientStrides,
-    Problem,
-    check_cu_seqlens_values,
-    check_last_dimension,
-    check_layout,
-    make_problem,
-    out_dtype_of,
-)
+from ..problem.problem import GradientStrides, Problem, check_cu_seqlens_values, make_problem
 from .detection import target_of
 from .dispatch import plan_for
-
-TensorGuards: Any
-try:
-    # A part of torch that is not public.
-    from torch._C._dynamo.guards import TensorGuards
-except ImportError:
-    TensorGuards = None
+from .run import described, key_of
 
 
 class BackwardArguments(NamedTuple):
@@ -106,28 +92,14 @@ class PreparedBackward(NamedTuple):
         launch: None where there is no query, so that all gradients are 0.
         kernel: its name.
         reads_cu_seqlens: whether the host checks their values; a GPU's it would wait for.
+        are_rows_dense: whether new gradients lie as the inputs do.
     """
 
     problem: Problem
     launch: Launch | None
     kernel: str
     reads_cu_seqlens: bool
-
-
-class RepeatedBackward(NamedTuple):
-    """A backward pass of tensors like those that were there before.
-
-    Attributes:
-        launch: that of ``prepared``.
-        sequences: gm1: ``CuSeqlens`` with each tensor's place among those that are looked at.
-        covered: whether the sequences have all rows of q, and all of k and v; None where that is
-            for ``cu_seqlens`` to say.
-    """
-
-    prepared: PreparedBackward
-    launch: Launch
-    sequences: tuple[int, int, int, int, int | None, int | None] | None
-    covered: tuple[bool, bool] | None
+    are_rows_dense: bool
 
 
 def run_backward(arguments: BackwardArguments, is_profiled: bool = False) -> Results:
@@ -136,212 +108,47 @@ def run_backward(arguments: BackwardArguments, is_profiled: bool = False) -> Res
     Tensors must be plain: no subclass, no tracing, no transform in effect. With ``is_profiled`` the
     kernel appears by its name in torch's profiler.
     """
+    forward, lse, dout, dlse, dq, dk, dv, with_dbias, with_dsink, deterministic, atomic = arguments
     target = TARGET_HERE.get()
     cache = CALLS_HERE if target is None else target.calls
-    key = None
+    prepared: PreparedBackward | None
     try:
-        key = _described(arguments), arguments.must_be_deterministic
-        prepared = cache.backward.get(key)
+        options, key = key_of(forward)
+        if deterministic is None:
+            deterministic = _are_deterministic_algorithms_enabled()
+        choices = with_dbias, with_dsink, deterministic, deterministic.__class__, atomic
+        calls = cache[options, choices, atomic.__class__]
+        # Where gradients are written to new tensors, and the lse has none, nobody describes them.
+        others = None
+        if not (dlse is dq is dk is dv is None):
+            others = described((dlse, dq, dk, dv))
+        key = (
+            key,
+            dout.shape,
+            dout.stride(),
+            dout.dtype,
+            dout.device,
+            lse.shape,
+            lse.stride(),
+            lse.dtype,
+            lse.device,
+            others,
+        )
+        prepared = calls.prepared.get(key)
     except (AttributeError, TypeError, RuntimeError):
         # Not a tensor, not hashable, not strided: the checks say what is wrong, if anything.
-        prepared = None
-    if prepared is None:
         prepared = _prepare(arguments)
-        if key is not None:
-            cache.keep_backward(key, prepared)
-    _refuse_shared_memory(arguments)
+    else:
+        if prepared is None:
+            prepared = _prepare(arguments)
+            calls.keep(key, prepared)
     if is_profiled:
         with record_function(prepared.kernel):
             return _launch(prepared, arguments)
     return _launch(prepared, arguments)
 
 
-PlainValues: TypeAlias = (
-    "tuple[float | None, int | str, tuple[int, int], Tensor | None, Tensor | None, int | None, "
-    "int | None, Tensor | None, Tensor | None, str]"
-)
-"""The values of ``PlainOptions``, in their order."""
-
-
-def repeat_backward(
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
-    plain: PlainValues,
-    deterministic: bool | None,
-    atomic_fp32: bool | None,
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """dq, dk and dv in new tensors, where a call like this one was there before; else None.
-
-    It is what a training loop does, and pays for nothing but a look at its arguments. No tracing
-    and no transform must be in effect. Tensors that are not plain are like none that were there;
-    neither is one that is given twice, but as q, k and v.
-
-    Args:
-        tensors: dout, q, k, v, out and lse.
-        plain: its options, beside which there are no features.
-        deterministic, atomic_fp32: those of ``fmha_bwd``.
-    """
-    target = TARGET_HERE.get()
-    cache = CALLS_HERE if target is None else target.calls
-    try:
-        key, watched = _key_of_repetition(tensors, plain, deterministic, atomic_fp32)
-        alike = cache.repeated_backward.get(key, ())
-    except (AttributeError, TypeError, RuntimeError):
-        return None  # Not tensors, not hashable, not strided: the checks say what is wrong.
-    for are_alike, repeated in alike:
-        if are_alike(*watched):
-            return _launch_again(repeated, tensors, watched)
-    return None
-
-
-def _launch_again(
-    repeated: RepeatedBackward,
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
-    watched: tuple[Tensor, ...],
-) -> tuple[Tensor, Tensor, Tensor]:
-    prepared, launch, sequences, covered = repeated
-    dout, q, k, v, out, lse = tensors
-    dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
-    cu_seqlens = None
-    if sequences is not None:
-        of_q, of_k, padded_q, padded_k, max_seqlen_q, max_seqlen_k = sequences
-        cu_seqlens = new_tuple(
-            CuSeqlens,
-            (
-                watched[of_q],
-                watched[of_k],
-                watched[padded_q],
-                watched[padded_k],
-                max_seqlen_q,
-                max_seqlen_k,
-            ),
-        )
-        q_covered, k_covered = covered or _covered(prepared, cu_seqlens)
-        if not q_covered:
-            dq.zero_()
-        if not k_covered:
-            dk.zero_()
-            dv.zero_()
-    gradients = new_tuple(Gradients, (dout, None, dq, dk, dv, None))
-    launch(new_tuple(Tensors, (q, k, v, out, lse, cu_seqlens, None, None, None, gradients, None)))
-    return dq, dk, dv
-
-
-_empty_like = torch.empty_like
-_is_grad_enabled = torch.is_grad_enabled
-_are_deterministic_algorithms_enabled = torch._C._get_deterministic_algorithms
-
-
-def keep_for_repetition(
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
-    plain: PlainValues,
-    deterministic: bool | None,
-    atomic_fp32: bool | None,
-    arguments: BackwardArguments,
-) -> None:
-    """Let calls like this one, which was run by ``run_backward``, go by ``repeat_backward``.
-
-    Without the guards of torch's compiler none does, which takes longer.
-    """
-    if TensorGuards is None:
-        return
-    target = TARGET_HERE.get()
-    cache = CALLS_HERE if target is None else target.calls
-    prepared = cache.backward.get((_described(arguments), arguments.must_be_deterministic))
-    if prepared is None or prepared.launch is None:
-        return
-    key, watched = _key_of_repetition(tensors, plain, deterministic, atomic_fp32)
-    is_any_given_twice = len({id(x) for x in watched}) < len(watched)
-    # New gradients lie as the inputs do.
-    if is_any_given_twice or any(x.stride(-1) != 1 for x in arguments.forward[:3]):
-        return
-    try:
-        hash(key)
-    except TypeError:
-        return  # A list, which a window may be.
-    # What compiled code checks before it runs: type, dispatch keys, dtype, device, requires_grad,
-    # shape and strides of each tensor, at the cost of reading a few of these here.
-    guards = TensorGuards(*watched, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-    sequences = covered = None
-    if arguments.forward.cu_seqlens is not None:
-        if not prepared.reads_cu_seqlens:
-            covered = _covered(prepared, arguments.forward.cu_seqlens)
-        *sums, max_seqlen_q, max_seqlen_k = arguments.forward.cu_seqlens
-        places = {id(x): place for place, x in enumerate(watched)}
-        of_q, of_k, padded_q, padded_k = (places[id(x)] for x in sums)
-        sequences = of_q, of_k, padded_q, padded_k, max_seqlen_q, max_seqlen_k
-    cache.keep_repeated_backward(
-        key, guards.check, RepeatedBackward(prepared, prepared.launch, sequences, covered)
-    )
-
-
-def _key_of_repetition(
-    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor],
-    plain: PlainValues,
-    deterministic: bool | None,
-    atomic_fp32: bool | None,
-) -> tuple[Hashable, tuple[Tensor, ...]]:
-    """What is looked up, and the tensors that have to be like those of an earlier call.
-
-    Raises ``TypeError`` or ``AttributeError`` for what is no tensor, and ``RuntimeError`` for a
-    nested one, of which the guards of tensors must not be asked: it would end the process.
-    """
-    dout, q, k, v, out, lse = tensors
-    if dout.is_nested or v.is_nested or out.is_nested or lse.is_nested:
-        raise RuntimeError("a nested tensor")
-    watched: tuple[Tensor, ...] = tensors
-    shared = None
-    if k is q or v is q or v is k:
-        # Guards take no tensor twice.
-        shared = k is q, v is q, v is k
-        watched = (dout, *{id(x): x for x in (q, k, v)}.values(), out, lse)
-    (
-        scale,
-        mask,
-        window,
-        sums_q,
-        sums_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        padded_q,
-        padded_k,
-        bf16_cvt,
-    ) = plain
-    # 1, 1.0 and True are equal, but not all are valid: classes tell them apart.
-    sequences = None
-    has_no_lengths = max_seqlen_q is max_seqlen_k is None
-    if not (has_no_lengths and sums_q is sums_k is padded_q is padded_k is None):
-        # Prefix sums by their places among these. Where two are one they mostly follow each other,
-        # as in self-attention.
-        places = []
-        latest = None
-        for x in (sums_q, sums_k, padded_q, padded_k):
-            if x is not None and x is not latest:
-                if x.is_nested:
-                    raise RuntimeError("a nested tensor")
-                latest = x
-                watched = (*watched, x)
-            places.append(None if x is None else len(watched))
-        classes = max_seqlen_q.__class__, max_seqlen_k.__class__
-        sequences = *places, max_seqlen_q, max_seqlen_k, classes
-    key = (
-        q.shape,
-        k.shape,
-        shared,
-        deterministic,
-        deterministic.__class__,
-        atomic_fp32,
-        atomic_fp32.__class__,
-        scale,
-        scale.__class__,
-        mask,
-        mask.__class__,
-        window,
-        bf16_cvt,
-        sequences,
-        _is_grad_enabled(),
-        _are_deterministic_algorithms_enabled(),
-    )
-    return key, watched
+_are_deterministic_algorithms_enabled = torch.are_deterministic_algorithms_enabled
 
 
 def make_backward_problem(arguments: BackwardArguments) -> Problem:
@@ -396,7 +203,8 @@ def _prepare(arguments: BackwardArguments) -> PreparedBackward:
     plan = plan_for(problem, target)
     has_queries = problem.batch * problem.seqlen_q * problem.heads_q > 0
     launch = plan.bind().launch_for(problem.sizes) if has_queries else None
-    return PreparedBackward(problem, launch, plan.kernel, target.has_host_memory)
+    are_rows_dense = all(x.stride(-1) == 1 for x in arguments.forward[:3])
+    return PreparedBackward(problem, launch, plan.kernel, target.has_host_memory, are_rows_dense)
 
 
 def _check_what_is_wanted(arguments: BackwardArguments) -> None:
@@ -422,36 +230,50 @@ def _check_what_is_wanted(arguments: BackwardArguments) -> None:
 
 
 def _launch(prepared: PreparedBackward, arguments: BackwardArguments) -> Results:
-    forward = arguments.forward
-    q, k, v, out, cu_seqlens = forward.q, forward.k, forward.v, forward.out, forward.cu_seqlens
+    forward, lse, dout, dlse, dq, dk, dv, with_dbias, with_dsink, _, _ = arguments
+    q, k, v, _, _, _, _, out, cu_seqlens, _, descales, modifiers, dropout, _ = forward
     assert out is not None
+    are_given = not (dq is dk is dv is None)
+    if are_given:
+        _refuse_shared_memory(arguments)
     q_covered = k_covered = True
     if cu_seqlens is not None:
         q_covered, k_covered = _covered(prepared, cu_seqlens)
-    results = new_gradients(arguments)
+    if not are_given and prepared.are_rows_dense:
+        results = _empty_like(q), _empty_like(k), _empty_like(v)
+    else:
+        results = new_gradients(arguments)
     covered = (q_covered, k_covered, k_covered)
-    for (_, given, _), fresh, is_covered in zip(arguments.outputs(), results, covered, strict=True):
-        if given is not None:
-            if not given.is_inference():
-                torch.autograd.graph.increment_version(given)
-        elif not is_covered:
-            fresh.zero_()
-    dbias = _zeros_for_dbias(prepared.problem, forward) if arguments.with_dbias else None
-    gradients = Gradients(arguments.dout, arguments.dlse, *results, dbias)
-    tensors = Tensors(
-        *(q, k, v, out, arguments.lse, cu_seqlens, forward.descales),
-        *(forward.modifiers, forward.dropout, gradients),
-    )
+    if are_given or covered != (True, True, True):
+        for given, fresh, is_covered in zip((dq, dk, dv), results, covered, strict=True):
+            if given is not None:
+                if not given.is_inference():
+                    torch.autograd.graph.increment_version(given)
+            elif not is_covered:
+                fresh.zero_()
+    dbias = _zeros_for_dbias(prepared.problem, forward) if with_dbias else None
     if prepared.launch is None:
         for x in results:
             write_zeros(x)
     else:
-        prepared.launch(tensors)
-    return Results(
-        *results,
-        dbias=None if dbias is None else _summed_for_bias(dbias, forward),
-        dsink=_gradient_of_sink(arguments) if arguments.with_dsink else None,
+        gradients = new_tuple(Gradients, (dout, dlse, *results, dbias))
+        prepared.launch(
+            new_tuple(
+                Tensors,
+                (q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, gradients, None),
+            )
+        )
+    return new_tuple(
+        Results,
+        (
+            *results,
+            None if dbias is None else _summed_for_bias(dbias, forward),
+            _gradient_of_sink(arguments) if with_dsink else None,
+        ),
     )
+
+
+_empty_like = torch.empty_like
 
 
 def _covered(prepared: PreparedBackward, cu_seqlens: CuSeqlens) -> tuple[bool, bool]:
@@ -507,16 +329,6 @@ def _gradient_of_sink(arguments: BackwardArguments) -> Tensor:
     distance = distance.masked_fill(lse == torch.inf, 0)
     gradient = -(distance.exp() * delta).masked_fill(lse == -torch.inf, 0)
     return gradient.sum(-1).view(-1, sink.shape[0]).sum(0).float()
-
-
-def _described(value: Any) -> Hashable:
-    """What the checks and the plan look at: of tensors everything but their data."""
-    if isinstance(value, Tensor):
-        return value.shape, value.stride(), value.dtype, value.device, value.layout
-    if isinstance(value, (tuple, list)):
-        return tuple([_described(x) for x in value])
-    # 1, 1.0 and True are equal, but not all of them are valid.
-    return value, value.__class__
 
 
 def _check_like(

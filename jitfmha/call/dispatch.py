@@ -7,6 +7,7 @@ sentences are made when somebody reads them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import Enum
 from importlib import import_module
 from typing import Any, NamedTuple, cast
 
@@ -212,7 +213,7 @@ def refusal_of_features(family: Family, problem: Problem) -> Refusal | None:
 
 _ANY_FEATURE = "It does not serve {feature}."
 # Where there is more to say.
-_TEMPLATES = {
+_TEMPLATES: dict[Enum, str] = {
     **dict.fromkeys(
         (Feature.CAUSAL_MASK, Feature.WINDOW_MASK, Feature.TOP_LEFT_MASK),
         "It does not serve {feature}; the mask is {mask}.",

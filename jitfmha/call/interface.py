@@ -6,22 +6,20 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch import Generator, Tensor
-from torch.autograd import forward_ad, profiler
 
 from ..problem.arguments import (
     OPTION_NAMES,
     Arguments,
     Bf16Cvt,
     Dropout,
-    PlainOptions,
     gather_cu_seqlens,
     gather_descales,
     gather_dropout,
     gather_keys,
-    gather_modifiers,
     new_tuple,
 )
 from ..problem.checks import (
+    check_layout,
     not_a_tensor,
     refuse_unexpected,
     requires_any_grad,
@@ -29,21 +27,17 @@ from ..problem.checks import (
 )
 from ..problem.dropout import new_rng_state
 from ..problem.mask import OPEN_WINDOW
-from ..problem.problem import check_layout, make_problem
-from .backward import (
-    BackwardArguments,
-    keep_for_repetition,
-    make_backward_problem,
-    repeat_backward,
-    run_backward,
-)
+from ..problem.problem import make_problem
+from ..problem.score_features import Modifiers, gather_modifiers
+from ..problem.torch_parts import is_any_autocast_enabled, is_watched
+from .backward import BackwardArguments, make_backward_problem
 from .detection import planned_target
 from .dispatch import Explanation, explain_problem
 from .pytorch import batching as _batching  # noqa: F401 - of the operators
 from .pytorch.autocast import under_autocast
-from .pytorch.autograd import attend_again, keep_for_attending_again
+from .pytorch.autograd import attend, differentiate, is_any_gradient_asked_for
 from .pytorch.flop_count import join_flop_counters
-from .pytorch.ops import call_backward_operator, call_operator
+from .pytorch.ops import call_operator
 from .run import run
 
 if TYPE_CHECKING:
@@ -51,14 +45,7 @@ if TYPE_CHECKING:
 
     from ..problem.arguments import AttentionOptions, FeatureOptions, Options
 
-# In eager mode the first of these costs a quarter of the second. They disagree in an export that
-# runs this function, with tensors that are not plain anyway.
-_is_traced = torch.compiler.is_dynamo_compiling
-_is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_functorch_level = torch._C._functorch.maybe_current_level
-_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 
 # The default of what a number turns on. That nothing is asked for is seen by its identity, which is
 # quick; every other number, 0.0 as well, is checked. An int: torch.compile makes floats inputs.
@@ -115,7 +102,7 @@ def fmha_fwd(
     rng_state: Tensor | None = None,
     block_table: Tensor | None = None,
     num_splits: int = OFF,
-    **unexpected: object,
+    **score_features: object,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Fused multi-head attention, ``softmax(softmax_scale * q @ k^T) @ v`` for each head.
 
@@ -207,8 +194,6 @@ def fmha_fwd(
     Source: Dao et al., FlashAttention (arXiv 2205.14135), for tiling and the online softmax;
     ``python/perf-kernels/flash-attention.py`` of github.com/ROCm/triton for what is int8 when.
     """
-    if unexpected:
-        refuse_unexpected(unexpected, OPTION_NAMES)
     if _only_by_name is not ...:
         raise TypeError(
             "fmha_fwd takes 3 arguments by position, q, k and v, and the others by name; "
@@ -239,7 +224,6 @@ def fmha_fwd(
         or p_descale is not None
     ):
         descales = gather_descales(q_descale, k_descale, v_descale, p_descale)
-    modifiers = None
     if (
         bias is not None
         or alibi_slopes is not None
@@ -247,7 +231,19 @@ def fmha_fwd(
         or logit_softcap is not OFF
         or sink_size is not OFF
     ):
-        modifiers = gather_modifiers(bias, alibi_slopes, logit_softcap, sink, sink_size)
+        score_features |= {
+            "bias": bias,
+            "alibi_slopes": alibi_slopes,
+            "logit_softcap": logit_softcap,
+            "sink": sink,
+            "sink_size": sink_size,
+        }
+    modifiers = None
+    if score_features:
+        unexpected = [name for name in score_features if name not in Modifiers._fields]
+        if unexpected:
+            refuse_unexpected(unexpected, OPTION_NAMES)
+        modifiers = gather_modifiers(score_features)
     dropout = None
     if dropout_p is not OFF:
         dropout = _drawn(q, gather_dropout(dropout_p, generator, rng_state), generator)
@@ -273,56 +269,26 @@ def fmha_fwd(
             keys,
         ),
     )
-    is_watched = (
-        _is_traced()
-        or not (type(q) is type(k) is type(v) is Tensor)
-        or q.is_neg()
-        or k.is_neg()
-        or v.is_neg()
-        or _dispatch_modes() != 0
-        or _functorch_level() is not None
-        or forward_ad._current_level >= 0
-        or profiler._is_profiler_enabled
-        or _is_any_autocast_enabled()
-        or q.is_meta
+    watched = (
+        is_watched((q, k, v))
+        or is_any_autocast_enabled()
         or (out is not None and _is_any_negative(out))
         or (descales is not None and _is_any_negative(*descales))
         or (modifiers is not None and _is_any_negative(*modifiers))
     )
-    if is_watched or (
-        _is_grad_enabled()
-        and (
-            q.requires_grad
-            or k.requires_grad
-            or v.requires_grad
-            or (isinstance(out, Tensor) and out.requires_grad)
-            or (modifiers is not None and requires_any_grad(*modifiers))
-        )
-    ):
+    if not watched and _is_grad_enabled() and is_any_gradient_asked_for(arguments):
+        results = attend(arguments)
+        return results if return_lse else results[0]
+    if watched:
         # Not plain: a subclass, a mode, a transform, tensors without values, or with values whose
-        # sign is turned around by a bit of the tensor; or autograd, autocast or a profiler has to
-        # know of the call.
-        may_repeat = (
-            not is_watched
-            and out is None
-            and descales is None
-            and modifiers is None
-            and dropout is None
-            and keys is None
-        )
-        if may_repeat:
-            # Autograd alone has to know of it.
-            repeated = attend_again(arguments, fmha_bwd)
-            if repeated is not None:
-                return repeated if return_lse else repeated[0]
-        if not _is_compiling():
+        # sign is turned around by a bit of the tensor; or autocast or a profiler has to know of
+        # the call.
+        if not torch.compiler.is_compiling():
             join_flop_counters()
             arguments = under_autocast(arguments)
             # Torch's dispatcher says less clearly, and with other types, what is wrong.
             make_problem(arguments)
         result, lse = call_operator(arguments)
-        if may_repeat:
-            keep_for_attending_again(arguments)
         return (result, lse) if return_lse else result
     try:
         result, lse_or_none = run(arguments)
@@ -408,52 +374,37 @@ def fmha_bwd(
             "fmha_bwd takes 6 arguments by position, dout, q, k, v, out and lse, and the others by "
             f"name; a seventh one is {_only_by_name!r}"
         )
-    tensors = dout, q, k, v, out, lse
-    plain = (
-        softmax_scale,
-        mask,
-        window_size,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        max_seqlen_q,
-        max_seqlen_k,
-        cu_seqlens_q_padded,
-        cu_seqlens_k_padded,
-        bf16_cvt,
-    )
-    may_repeat = not features and dlse is dq is dk is dv is dbias is dsink is None
-    if may_repeat and not (
-        _is_traced()
-        or _dispatch_modes() != 0
-        or _functorch_level() is not None
-        or forward_ad._current_level >= 0
-        or profiler._is_profiler_enabled
+    cu_seqlens = None
+    if not (
+        cu_seqlens_q is cu_seqlens_k is cu_seqlens_q_padded is cu_seqlens_k_padded is None
+        and max_seqlen_q is max_seqlen_k is None
     ):
-        repeated = repeat_backward(tensors, plain, deterministic, atomic_fp32)
-        if repeated is not None:
-            return repeated
-    options = dict(zip(PlainOptions.__annotations__, plain, strict=True)) | features
-    forward = Arguments.of(q, k, v, {**options, "out": out})
-    choices = dbias is not None, dsink is not None, deterministic, atomic_fp32
-    arguments = BackwardArguments(forward, lse, dout, dlse, dq, dk, dv, *choices)
-    _refuse_rooms_with_gradients(dq=dq, dk=dk, dv=dv, dbias=dbias, dsink=dsink)
-    _check_room("dbias", dbias, features.get("bias"))
-    _check_room("dsink", dsink, features.get("sink"))
-    read = [x for _, x in arguments.inputs() if x is not None]
-    if _are_plain(*read) and not (_is_grad_enabled() and requires_any_grad(*read)):
-        results = run_backward(arguments)
-        if may_repeat:
-            keep_for_repetition(tensors, plain, deterministic, atomic_fp32, arguments)
-        _store((dbias, results.dbias), (dsink, results.dsink))
-        return results[:3]
-    if not _is_compiling():
-        join_flop_counters()
-        make_backward_problem(arguments)
-    *gradients, new_dbias, new_dsink = call_backward_operator(arguments)
-    _store((dbias, new_dbias), (dsink, new_dsink))
-    pairs = zip(gradients, (x for _, x, _ in arguments.outputs()), strict=True)
-    new_dq, new_dk, new_dv = (new if given is None else given.copy_(new) for new, given in pairs)
-    return new_dq, new_dk, new_dv
+        cu_seqlens = gather_cu_seqlens(
+            cu_seqlens_q,
+            cu_seqlens_k,
+            cu_seqlens_q_padded,
+            cu_seqlens_k_padded,
+            max_seqlen_q,
+            max_seqlen_k,
+        )
+    plain = (q, k, v, softmax_scale, mask, window_size, False, out, cu_seqlens, bf16_cvt)
+    forward = new_tuple(Arguments, (*plain, None, None, None, None))
+    if features:
+        forward = forward.with_features(features)
+    rooms = dq, dk, dv, dbias is not None, dsink is not None
+    arguments = new_tuple(
+        BackwardArguments, (forward, lse, dout, dlse, *rooms, deterministic, atomic_fp32)
+    )
+    if not (dq is dk is dv is dbias is dsink is None):
+        _refuse_rooms_with_gradients(dq=dq, dk=dk, dv=dv, dbias=dbias, dsink=dsink)
+        _check_room("dbias", dbias, features.get("bias"))
+        _check_room("dsink", dsink, features.get("sink"))
+    results = differentiate(arguments)
+    if dbias is not None and results.dbias is not None:
+        dbias.copy_(results.dbias)
+    if dsink is not None and results.dsink is not None:
+        dsink.copy_(results.dsink)
+    return results[:3]
 
 
 def _refuse_rooms_with_gradients(**rooms: object) -> None:
@@ -475,26 +426,6 @@ def _check_room(name: str, room: Tensor | None, source: Tensor | None) -> None:
         raise not_a_tensor(name, room)
     if room.shape != source.shape:
         raise ValueError(f"{name} has shape {tuple(room.shape)}; expected {tuple(source.shape)}")
-
-
-def _store(*results: tuple[Tensor | None, Tensor | None]) -> None:
-    """Write gradients to the tensors that are given for them."""
-    for to, gradient in results:
-        if to is not None and gradient is not None:
-            to.copy_(gradient)
-
-
-def _are_plain(*tensors: object) -> bool:
-    """Whether a call with these tensors may go past torch's dispatcher."""
-    return not (
-        _is_traced()
-        or _dispatch_modes() != 0
-        or _functorch_level() is not None
-        or forward_ad._current_level >= 0
-        or profiler._is_profiler_enabled
-        or any(isinstance(x, Tensor) and (type(x) is not Tensor or x.is_meta) for x in tensors)
-        or _is_any_negative(*tensors)
-    )
 
 
 def _drawn(q: Tensor, dropout: Dropout | None, generator: Generator | None) -> Dropout | None:

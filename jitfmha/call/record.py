@@ -38,11 +38,11 @@ from ..problem.arguments import (
     Dropout,
     Gradients,
     KeyOptions,
-    Modifiers,
     Tensors,
 )
 from ..problem.mask import Mask
 from ..problem.problem import GradientStrides, Problem, Sizes
+from ..problem.score_features import TENSOR_FEATURES, AskedModifiers, Modifiers
 
 FORMAT = 1
 FILE = "launch.json"
@@ -208,7 +208,7 @@ def named_tensors(tensors: Tensors) -> dict[str, Tensor]:
         **{name: getattr(tensors, name) for name in ("q", "k", "v", "out", "lse")},
         **(dict(sums.named()) if sums is not None else {}),
         **{f"{name}_descale": x for name, x in descales._asdict().items()},
-        **dict(modifiers.tensors()),
+        **{row.name: getattr(modifiers, row.name) for row in TENSOR_FEATURES},
         "rng_state": None if dropout is None else dropout.rng_state,
         "block_table": keys.block_table,
         **gradients,
@@ -233,13 +233,8 @@ def tensors_of(
         )
         sums = CuSeqlens(q, k, *padded, *max_seqlens)
     scales = [named.get(f"{name}_descale") for name in Descales._fields]
-    modifiers = Modifiers(
-        named.get("bias"),
-        named.get("alibi_slopes"),
-        problem.logit_softcap,
-        named.get("sink"),
-        problem.sink_size,
-    )
+    tensors = {row.name: named.get(row.name) for row in TENSOR_FEATURES}
+    modifiers = Modifiers(**{**problem.modifiers._asdict(), **tensors})
     gradients = None
     if problem.gradients is not None:
         gradients = Gradients(
@@ -426,6 +421,7 @@ def _problem(fields: Mapping[str, Any]) -> Problem:
     lengths = int(sizes["seqlen_q"]), int(sizes["seqlen_k"])
     known["sizes"] = Sizes(*lengths, *(tuple(sizes[name]) for name in ("q", "k", "v", "out")))
     known["mask"] = Mask(**known["mask"])
+    known["modifiers"] = AskedModifiers(**known["modifiers"])
     for name in ("q_descale", "k_descale", "v_descale"):
         known[name] = None if known[name] is None else tuple(known[name])
     if known["gradients"] is not None:

@@ -8,25 +8,23 @@ alone, and gets a launch of the kernel that the kind has.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from math import inf
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.profiler import record_function
 
 from ..planning.plan import Kernel, Launch
-from ..planning.target import CALLS_HERE, MOST_CALLS, TARGET_HERE, Target
+from ..planning.target import CALLS_HERE, TARGET_HERE, Target
 from ..problem.arguments import (
     Arguments,
     CuSeqlens,
-    Descales,
-    KeyOptions,
-    Modifiers,
     Tensors,
     new_tuple,
 )
+from ..problem.dtypes import out_dtype_of
 from ..problem.mask import OPEN_WINDOW
 from ..problem.memory import HUGE_PAGES_FROM_BYTES, extent, may_overlap, request_huge_pages
 from ..problem.problem import (
@@ -35,29 +33,61 @@ from ..problem.problem import (
     check_cu_seqlens_values,
     check_sizes,
     make_problem,
-    out_dtype_of,
 )
+from ..problem.score_features import SCORE_FEATURES, Modifiers
 from .detection import target_of
 from .dispatch import plan_for
 
-PreparedCall: TypeAlias = (
-    "tuple[CallKind, Launch | None, PlainSizes, tuple[int, ...], bool, bool, "
-    "tuple[tuple[int, ...], ...], tuple[int, ...]]"
-)
-"""A call of which everything but the tensors' addresses is settled; a plain tuple, as every new
-length makes one:
 
-* the kind, which is what it has in common with calls of other lengths and strides;
-* the launch; None where there is no output element to compute;
-* lengths and strides;
-* the shape of a new output;
-* whether a new output has the shape, strides and dtype of q, and an ordinary size: allocating such
-  an output is quicker;
-* whether a new output wants huge pages;
-* shape and strides of the lse, which are there only where it is asked for;
-* of q, k, v and ``out`` the bytes from the first to behind the last element, which are there only
-  where ``out`` is given.
-"""
+class PreparedCall:
+    """A call of which everything but the tensors' addresses is settled.
+
+    Attributes:
+        kind: what it has in common with calls of other lengths and strides.
+        launch: None where there is no output element to compute.
+        sizes: lengths and strides.
+        out_shape: of a new output.
+        out_is_like_q: whether a new output has the shape, strides and dtype of q, and an ordinary
+            size: allocating such an output is quicker.
+        wants_huge_pages: whether a new output does.
+        lse_layout: shape and strides of the lse; None where it is not asked for.
+        spans: of q, k, v and ``out`` the bytes from the first to behind the last element, where
+            ``out`` is given.
+        has_gradients: whether it is known that backward is served, too.
+    """
+
+    __slots__ = (
+        "has_gradients",
+        "kind",
+        "launch",
+        "lse_layout",
+        "out_is_like_q",
+        "out_shape",
+        "sizes",
+        "spans",
+        "wants_huge_pages",
+    )
+
+    def __init__(
+        self,
+        kind: CallKind,
+        launch: Launch | None,
+        sizes: PlainSizes,
+        out_shape: tuple[int, ...],
+        out_is_like_q: bool,
+        wants_huge_pages: bool,
+        lse_layout: tuple[tuple[int, ...], tuple[int, ...]] | None,
+        spans: tuple[int, ...],
+    ) -> None:
+        self.kind = kind
+        self.launch = launch
+        self.sizes = sizes
+        self.out_shape = out_shape
+        self.out_is_like_q = out_is_like_q
+        self.wants_huge_pages = wants_huge_pages
+        self.lse_layout = lse_layout
+        self.spans = spans
+        self.has_gradients = False
 
 
 class CallKind:
@@ -101,10 +131,10 @@ class CallKind:
         if launch is None:
             launch = self._launch_for(sizes)
         spans: tuple[int, ...] = ()
-        if arguments[_OUT] is not None:
+        if arguments.out is not None:
             tensors = arguments.q, arguments.k, arguments.v, arguments.out
             spans = tuple([extent(x)[1] for x in tensors if x is not None])
-        return (
+        return PreparedCall(
             self,
             launch,
             sizes,
@@ -113,7 +143,7 @@ class CallKind:
             else (batch, seqlen_q, self._heads_q, self._hdim_v),
             self._out_may_be_like_q and strides_out == strides_q and not wants_huge_pages,
             wants_huge_pages,
-            self._lse_layout(seqlen_q) if arguments[_RETURN_LSE] else (),
+            self._lse_layout(seqlen_q) if arguments.return_lse else None,
             spans,
         )
 
@@ -159,6 +189,102 @@ def run(arguments: Arguments, is_profiled: bool = False) -> tuple[Tensor, Tensor
     Tensors must be plain: no subclass, no tracing, no transform in effect. With ``is_profiled`` the
     kernel appears by its name in torch's profiler.
     """
+    return run_prepared(prepared_call(arguments), arguments, is_profiled)
+
+
+def prepared_call(arguments: Arguments) -> PreparedCall:
+    """The call, looked up or prepared.
+
+    Raises ``TypeError``, ``ValueError`` or ``NotImplementedError`` where a check says no.
+    """
+    # CPU tensors are another target's where one is put in place, and only there.
+    target = TARGET_HERE.get()
+    cache = CALLS_HERE if target is None else target.calls
+    try:
+        options, key = key_of(arguments)
+        calls = cache[options]
+        prepared: PreparedCall | None = calls.prepared.get(key)
+    except (AttributeError, TypeError, RuntimeError):
+        # Not a tensor, not hashable, not strided: the checks say what is wrong, if anything.
+        return _first_of_kind(arguments)
+    if prepared is None:
+        kind_key, sizes = _kind_and_sizes(key, arguments)
+        kind: CallKind | None = calls.kinds.get(kind_key)
+        if kind is not None:
+            prepared = kind.prepare(sizes or check_sizes(arguments), arguments)
+        else:
+            prepared = _first_of_kind(arguments)
+            calls.keep_kind(kind_key, prepared.kind)
+        calls.keep(key, prepared)
+    return prepared
+
+
+def run_prepared(
+    prepared: PreparedCall, arguments: Arguments, is_profiled: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """What ``run`` does with a call that is looked up."""
+    q, k, v, _, _, _, _, out, cu_seqlens, _, descales, modifiers, dropout, keys = arguments
+    kind = prepared.kind
+    covered = True
+    if cu_seqlens is not None:
+        if kind.reads_cu_seqlens:
+            table = None if keys is None else keys.block_table
+            covered = check_cu_seqlens_values(prepared.sizes, cu_seqlens, table)
+        else:
+            covered = cu_seqlens.q_padded is cu_seqlens.q
+    if out is None:
+        if prepared.out_is_like_q:
+            out = _empty_like(q)
+        else:
+            *_, strides = prepared.sizes
+            out = q.new_empty_strided(prepared.out_shape, strides, dtype=kind.out_dtype)
+            if prepared.wants_huge_pages:
+                request_huge_pages(out)
+        if not covered:
+            out.zero_()
+    else:
+        _refuse_shared_memory(out, q, k, v, prepared.spans)
+        if not out.is_inference():
+            # Autograd must notice the write if it has saved out for a backward pass.
+            torch.autograd.graph.increment_version(out)
+    lse = None
+    if prepared.lse_layout is not None:
+        lse = kind.float32.new_empty_strided(*prepared.lse_layout)
+        if not covered:
+            lse.fill_(-torch.inf)
+    launch = prepared.launch
+    if launch is not None:
+        # Tensors(...) itself takes half a microsecond longer.
+        tensors = new_tuple(
+            Tensors,
+            (q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, None, keys),
+        )
+        if is_profiled:
+            with record_function(kind.kernel_name(prepared.sizes)):
+                launch(tensors)
+        else:
+            launch(tensors)
+    return out, lse
+
+
+_empty_like = torch.empty_like
+
+
+def _first_of_kind(arguments: Arguments) -> PreparedCall:
+    problem = make_problem(arguments)
+    kind = CallKind(problem, target_of(arguments.q.device), arguments.q)
+    return kind.prepare(problem.sizes, arguments)
+
+
+# ---- The key of a call ---------------------------------------------------------------------------
+
+
+def key_of(arguments: Arguments) -> tuple[Hashable, Any]:
+    """What a call is looked up by: its options, and the shapes and strides of its tensors.
+
+    Raises ``AttributeError``, ``TypeError`` or ``RuntimeError`` where an argument cannot be
+    described: what should be a tensor is none, or a tensor has no strides.
+    """
     (
         q,
         k,
@@ -175,125 +301,98 @@ def run(arguments: Arguments, is_profiled: bool = False) -> tuple[Tensor, Tensor
         dropout,
         keys,
     ) = arguments
-    # CPU tensors are another target's where one is put in place, and only there.
-    target = TARGET_HERE.get()
-    cache = CALLS_HERE if target is None else target.calls
-    options: Hashable
-    key: Any
-    try:
-        options = (
-            q.dtype,
-            q.device,
-            k.dtype,
-            k.device,
-            v.dtype,
-            v.device,
-            # 1, 1.0 and True are one key, but not all of them are valid: add what tells them apart.
-            scale,
-            scale.__class__,
-            mask,
-            mask.__class__,
-            None if window is OPEN_WINDOW else repr(window),
-            return_lse,
-            return_lse.__class__,
-            bf16_cvt,
-            None if cu_seqlens is None else _described_cu_seqlens(cu_seqlens),
-            None if descales is None else _described_descales(descales),
-            None if modifiers is None else _described_modifiers(modifiers),
-            None if dropout is None else (dropout.p, _described(dropout.rng_state)),
-            None if keys is None else _described_keys(keys),
-        )
-        calls = cache.by_options.get(options)
-        key = (
-            q.shape,
-            q.stride(),
-            k.shape,
-            k.stride(),
-            v.shape,
-            v.stride(),
-            None if out is None else (out.shape, out.stride(), out.dtype, out.device),
-            None if modifiers is None else _sizes_of_bias(modifiers, cu_seqlens),
-        )
-        prepared = None if calls is None else calls.prepared.get(key)
-    except (AttributeError, TypeError, RuntimeError):
-        # Not a tensor, not hashable, not strided: the checks say what is wrong, if anything.
-        prepared = _first_of_kind(arguments)
-    else:
-        if prepared is None:
-            paged = keys is not None and keys.block_table is not None
-            kind_key, new_sizes = _kind_and_sizes(key, cu_seqlens is not None, paged)
-            known = None if calls is None else calls.kinds.get(kind_key)
-            if calls is not None and known is not None:
-                prepared = known.prepare(new_sizes or check_sizes(arguments), arguments)
-            else:
-                prepared = _first_of_kind(arguments)
-                calls = cache.keep_kind(options, kind_key, prepared[0])
-            # Here, since a method would take longer: a decode loop comes by in every step.
-            if len(calls.prepared) >= MOST_CALLS:
-                calls.prepared.clear()
-            calls.prepared[key] = prepared
-    kind, launch, sizes, out_shape, out_is_like_q, wants_huge_pages, lse_layout, spans = prepared
-    covered = True
-    if cu_seqlens is not None:
-        if kind.reads_cu_seqlens:
-            table = None if keys is None else keys.block_table
-            covered = check_cu_seqlens_values(sizes, cu_seqlens, table)
-        else:
-            covered = cu_seqlens.q_padded is cu_seqlens.q
-    if out is None:
-        if out_is_like_q:
-            out = _empty_like(q)
-        else:
-            out = q.new_empty_strided(out_shape, sizes[5], dtype=kind.out_dtype)
-            if wants_huge_pages:
-                request_huge_pages(out)
-        if not covered:
-            out.zero_()
-    else:
-        _refuse_shared_memory(out, q, k, v, spans)
-        if not out.is_inference():
-            # Autograd must notice the write if it has saved out for a backward pass.
-            torch.autograd.graph.increment_version(out)
-    lse = None
-    if return_lse:
-        lse = kind.float32.new_empty_strided(*lse_layout)
-        if not covered:
-            lse.fill_(-torch.inf)
-    if launch is not None:
-        tensors = new_tuple(
-            Tensors,
-            (q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, None, keys),
-        )
-        if is_profiled:
-            with record_function(kind.kernel_name(sizes)):
-                launch(tensors)
-        else:
-            launch(tensors)
-    return out, lse
+    return (
+        q.dtype,
+        q.device,
+        k.dtype,
+        k.device,
+        v.dtype,
+        v.device,
+        # 1, 1.0 and True are one key, but not all of them are valid: add what tells them apart.
+        scale,
+        scale.__class__,
+        mask,
+        mask.__class__,
+        None if window is OPEN_WINDOW else repr(window),
+        return_lse,
+        return_lse.__class__,
+        bf16_cvt,
+        None if cu_seqlens is None else _described_cu_seqlens(cu_seqlens),
+        None if descales is None else described(descales),
+        None if modifiers is None else _described_modifiers(modifiers),
+        None if dropout is None else described(dropout),
+        None if keys is None else described(keys),
+    ), (
+        q.shape,
+        q.stride(),
+        k.shape,
+        k.stride(),
+        v.shape,
+        v.stride(),
+        None if out is None else (out.shape, out.stride(), out.dtype, out.device),
+        None if modifiers is None else _lengths_of_modifiers(modifiers, cu_seqlens),
+    )
 
 
-_empty_like = torch.empty_like
-_OUT = Arguments._fields.index("out")
-_RETURN_LSE = Arguments._fields.index("return_lse")
+_WITH_LENGTHS = frozenset(i for i, row in enumerate(SCORE_FEATURES) if row.has_lengths)
 
 
-def _first_of_kind(arguments: Arguments) -> PreparedCall:
-    problem = make_problem(arguments)
-    kind = CallKind(problem, target_of(arguments.q.device), arguments.q)
-    return kind.prepare(problem.sizes, arguments)
+def described(values: Iterable[Any]) -> tuple[object, ...]:
+    """What checks and plans look at: of tensors all but their data."""
+    return tuple(
+        [
+            (x.shape, x.stride(), x.dtype, x.device, x.is_neg())
+            if isinstance(x, Tensor)
+            else (x, x.__class__)
+            for x in values
+        ]
+    )
 
 
-def _kind_and_sizes(key: Any, is_group: bool, is_paged: bool) -> tuple[Hashable, PlainSizes | None]:
+def _described_modifiers(modifiers: Modifiers) -> tuple[object, ...]:
+    """The same, without the shapes that change with a call's lengths."""
+    values: tuple[Any, ...] = modifiers
+    fixed = [None if i in _WITH_LENGTHS else x for i, x in enumerate(values)]
+    of_others = [(x.dtype, x.device) for i in _WITH_LENGTHS if (x := values[i]) is not None]
+    return (*described(fixed), *of_others)
+
+
+def _lengths_of_modifiers(
+    modifiers: Modifiers, cu_seqlens: CuSeqlens | None
+) -> tuple[object, ...] | None:
+    """Those shapes; a bias of gm1 is as wide as the longest sequence of keys."""
+    values: tuple[Any, ...] = modifiers
+    shapes = [(x.shape, x.stride()) for i in _WITH_LENGTHS if (x := values[i]) is not None]
+    if not shapes:
+        return None
+    return (*shapes, None if cu_seqlens is None else cu_seqlens.max_seqlen_k)
+
+
+def _described_cu_seqlens(cu_seqlens: CuSeqlens) -> tuple[object, ...]:
+    """What the checks look at; tensors that are there twice, as those of self-attention, once."""
+    q, k, q_padded, k_padded, _, _ = cu_seqlens
+    plain: tuple[object, ...] = (q.shape, q.stride(), q.dtype, q.device, q.is_neg())
+    if k is not q:
+        plain = (plain, k.shape, k.stride(), k.dtype, k.device, k.is_neg())
+    if q_padded is q and k_padded is k:
+        return plain
+    padded = [(x.shape, x.stride(), x.dtype, x.device, x.is_neg()) for x in (q_padded, k_padded)]
+    return (*plain, *padded)
+
+
+def _kind_and_sizes(key: Any, arguments: Arguments) -> tuple[Hashable, PlainSizes | None]:
     """The part of a call's key that tells kinds apart, and what ``check_sizes`` would give.
 
     The latter only where it is plain at a glance that there is nothing to refuse. A tensor with a
     dimension too few or too many makes a kind of its own, which is refused.
     """
-    shape_q, strides_q, shape_k, strides_k, shape_v, strides_v, out, bias = key
+    shape_q, strides_q, shape_k, strides_k, shape_v, strides_v, out, lengths = key
+    keys = arguments.keys
+    is_paged = keys is not None and keys.block_table is not None
     batch: int | None = None
     batch_k = batch_v = None
     try:
-        if not is_group:
+        if arguments.cu_seqlens is None:
             batch, seqlen_q, heads_q, hdim_q = shape_q
             batch_k, seqlen_k, heads_k, hdim_k = shape_k
             batch_v, seqlen_v, heads_v, hdim_v = shape_v
@@ -327,58 +426,13 @@ def _kind_and_sizes(key: Any, is_group: bool, is_paged: bool) -> tuple[Hashable,
     )
     if (
         out
-        or bias
+        or lengths
+        or is_paged
         or seqlen_k != seqlen_v
         or not strides_q[-1] == strides_k[-1] == last_stride_v == 1
     ):
         return kind_key, None
     return kind_key, (seqlen_q, seqlen_k, strides_q, strides_k, strides_v, strides_out)
-
-
-def _described_descales(descales: Descales) -> tuple[object, ...]:
-    """What the checks look at."""
-    return tuple([_described(x) for x in descales])
-
-
-def _described_modifiers(modifiers: Modifiers) -> tuple[object, ...]:
-    """What the checks look at, but for the sizes of a bias."""
-    bias, alibi_slopes, logit_softcap, sink, sink_size = modifiers
-    of_bias = None if bias is None else (bias.dtype, bias.device)
-    return of_bias, _described(alibi_slopes), logit_softcap, _described(sink), sink_size
-
-
-def _sizes_of_bias(modifiers: Modifiers, cu_seqlens: CuSeqlens | None) -> tuple[object, ...] | None:
-    bias = modifiers.bias
-    if bias is None:
-        return None
-    # A bias of gm1 is as wide as the longest sequence of keys.
-    longest = None if cu_seqlens is None else cu_seqlens.max_seqlen_k
-    return bias.shape, bias.stride(), longest
-
-
-def _described_keys(keys: KeyOptions) -> tuple[object, ...]:
-    """What the checks look at, and the room of a table's row."""
-    block_table, num_splits, out_accum, _ = keys
-    has_split_results = out_accum is not None
-    if block_table is None:
-        return None, num_splits, has_split_results
-    return _described(block_table), block_table.is_neg(), num_splits, has_split_results
-
-
-def _described(x: Tensor | None) -> tuple[object, ...] | None:
-    return None if x is None else (x.shape, x.stride(), x.dtype, x.device)
-
-
-def _described_cu_seqlens(cu_seqlens: CuSeqlens) -> tuple[object, ...]:
-    """What the checks look at; tensors that are there twice, as those of self-attention, once."""
-    q, k, q_padded, k_padded, _, _ = cu_seqlens
-    plain: tuple[object, ...] = (q.shape, q.stride(), q.dtype, q.device, q.is_neg())
-    if k is not q:
-        plain = (plain, k.shape, k.stride(), k.dtype, k.device, k.is_neg())
-    if q_padded is q and k_padded is k:
-        return plain
-    padded = [(x.shape, x.stride(), x.dtype, x.device, x.is_neg()) for x in (q_padded, k_padded)]
-    return (*plain, *padded)
 
 
 def _refuse_shared_memory(

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from ..planning.target import AmdTarget
-    from ..problem.problem import DTYPE_NAMES
+    from ..problem.dtypes import DTYPE_NAMES
 
     device, target = _served_device()
     progress(f"target: {target}, {torch.get_num_threads()} threads")

@@ -81,7 +81,8 @@ def run(args: argparse.Namespace) -> int:
     from ..call.detection import planned_target
     from ..call.dispatch import explain_problem
     from ..problem.arguments import Arguments, CuSeqlens
-    from ..problem.problem import DTYPE_NAMES, make_problem
+    from ..problem.dtypes import DTYPE_NAMES
+    from ..problem.problem import make_problem
 
     dtype = next(dtype for dtype, name in DTYPE_NAMES.items() if name == args.dtype)
     cu_seqlens: CuSeqlens | None = None

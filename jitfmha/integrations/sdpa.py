@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody calls it
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from ..call.detection import target_of
 from ..call.dispatch import explain_problem
@@ -28,6 +27,7 @@ from ..call.pytorch.autograd import backward_of
 from ..planning.target import TARGET_HERE
 from ..problem.arguments import Arguments
 from ..problem.problem import make_problem
+from ..problem.torch_parts import functorch_level, has_forward_mode
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -192,7 +192,7 @@ def _reason_of_surroundings(call: _Call) -> str | None:
     for name, x in zip(("query", "key", "value"), tensors, strict=False):
         if x.dim() != 4:
             return f"{name} has shape {tuple(x.shape)}; (batch, heads, seqlen, hdim) is served"
-    if torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0:
+    if functorch_level() is not None or has_forward_mode():
         return "a transform of torch.func or forward mode is in effect"
     if not torch.backends.cuda.flash_sdp_enabled():
         return "torch's flash attention is switched off, as by torch.nn.attention.sdpa_kernel"

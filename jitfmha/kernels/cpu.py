@@ -21,17 +21,12 @@ from ..jit.shared_struct import FLOAT, INT32, INT64, Pointer, SharedStruct
 from ..jit.spec import MAX_NAME, BuildSpec
 from ..planning.plan import Launch, Reason, Refusal
 from ..planning.target import CpuIsa, CpuTarget, Target
-from ..problem.arguments import Descales, Dropout, KeyOptions, Modifiers, Tensors
+from ..problem.arguments import Descales, Dropout, KeyOptions, Tensors
 from ..problem.dropout import largest_kept
+from ..problem.dtypes import EIGHT_BIT_NAMES
 from ..problem.features import Feature
-from ..problem.problem import (
-    EIGHT_BIT_NAMES,
-    Direction,
-    GradientStrides,
-    PlainSizes,
-    Problem,
-    check_pages,
-)
+from ..problem.problem import Direction, GradientStrides, PlainSizes, Problem, check_pages
+from ..problem.score_features import Modifiers
 
 NAME = "cpu"
 SERVES = frozenset(
@@ -265,10 +260,10 @@ class CpuModifiers:
     def of(cls, problem: Problem) -> CpuModifiers:
         """What a problem asks for."""
         return cls(
-            bias=problem.bias_dtype or "none",
-            alibi=problem.has_alibi,
-            softcap=problem.logit_softcap > 0,
-            sink_tokens=problem.sink_size > 0,
+            bias=problem.modifiers.bias or "none",
+            alibi=bool(problem.modifiers.alibi_slopes),
+            softcap=problem.modifiers.logit_softcap > 0,
+            sink_tokens=problem.modifiers.sink_size > 0,
             dropout=problem.dropout_p > 0,
         )
 
@@ -494,8 +489,8 @@ class CpuKernel:
             _OPEN_SIDE if mask.right is None else min(mask.right, _OPEN_SIDE),
             not mask.top_left,
             problem.softmax_scale,
-            problem.logit_softcap,
-            min(problem.sink_size, _OPEN_SIDE),
+            problem.modifiers.logit_softcap,
+            min(problem.modifiers.sink_size, _OPEN_SIDE),
             *(largest_kept(problem.dropout_p), 1 / (1 - problem.dropout_p)),
         )
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import torch
+from ..problem.torch_parts import has_cpu_feature, init_amx
 
 if TYPE_CHECKING:
     from ..amd.chips import Arch, Chip
@@ -21,9 +21,6 @@ CpuIsa = Literal["amx", "avx512_bf16", "avx512", "avx2", "neon", "generic", "amx
 
 
 _MOST_OPTIONS = 1024
-_MOST_BACKWARD = 1024
-# Backward passes with the same options and shapes, but other strides. They are tried in turn.
-_MOST_ALIKE = 8
 _MOST_KINDS = 256
 # Of the same options. A loop in which every call has one key more needs none of those before: so
 # few are kept that it goes through little memory, and that Python's garbage collection, which comes
@@ -36,9 +33,8 @@ class KeptCalls:
 
     Attributes:
         prepared: calls of which everything but the tensors' addresses is settled, by the shapes and
-            strides of their tensors. Where there are ``MOST_CALLS``, they are all forgotten before
-            one more is kept.
-        kinds: calls that differ in lengths and strides only.
+            strides of their tensors.
+        kinds: forward calls that differ in lengths and strides only.
     """
 
     __slots__ = ("kinds", "prepared")
@@ -47,65 +43,32 @@ class KeptCalls:
         self.prepared: dict[Hashable, Any] = {}
         self.kinds: dict[Hashable, Any] = {}
 
+    def keep(self, key: Hashable, prepared: object) -> None:
+        """Keep a prepared call; where there are ``MOST_CALLS``, all are forgotten before."""
+        if len(self.prepared) >= MOST_CALLS:
+            self.prepared.clear()
+        self.prepared[key] = prepared
 
-class CallCache:
-    """What calls left behind for later ones. A target that is put in place has its own.
+    def keep_kind(self, key: Hashable, kind: object) -> None:
+        """Keep a kind of calls; where there are too many, all are forgotten before."""
+        if len(self.kinds) >= _MOST_KINDS:
+            self.kinds.clear()
+        self.kinds[key] = kind
 
-    Attributes:
-        by_options: forward passes.
-        backward: backward passes, by everything that the checks look at.
-        repeated_backward: the same ones, by their options and some shapes: of each what tells
-            whether tensors are like those that it had, and the pass.
-        differentiable: forward passes whose gradients are served, by what decides about these.
+
+class CallCache(dict[Hashable, KeptCalls]):
+    """What calls left behind for later ones, forward and backward, by their options.
+
+    A target that is put in place has its own.
     """
 
-    __slots__ = ("backward", "by_options", "differentiable", "repeated_backward")
+    __slots__ = ()
 
-    def __init__(self) -> None:
-        self.by_options: dict[Hashable, KeptCalls] = {}
-        self.backward: dict[Hashable, Any] = {}
-        self.repeated_backward: dict[Hashable, list[tuple[Callable[..., bool], Any]]] = {}
-        self.differentiable: set[Hashable] = set()
-
-    def keep_backward(self, key: Hashable, prepared: object) -> None:
-        """Keep a prepared backward pass; where there are too many, all are forgotten before."""
-        if len(self.backward) >= _MOST_BACKWARD:
-            self.backward.clear()
-        self.backward[key] = prepared
-
-    def keep_repeated_backward(
-        self, key: Hashable, are_alike: Callable[..., bool], prepared: object
-    ) -> None:
-        """Keep a prepared backward pass for tensors that ``are_alike``.
-
-        Where there are too many, those with the key or with any are all forgotten before.
-        """
-        if len(self.repeated_backward) >= _MOST_BACKWARD:
-            self.repeated_backward.clear()
-        alike = self.repeated_backward.setdefault(key, [])
-        if len(alike) >= _MOST_ALIKE:
-            alike.clear()
-        alike.append((are_alike, prepared))
-
-    def keep_differentiable(self, key: Hashable) -> None:
-        """Keep that gradients are served; where there are too many, all are forgotten before."""
-        if len(self.differentiable) >= _MOST_BACKWARD:
-            self.differentiable.clear()
-        self.differentiable.add(key)
-
-    def keep_kind(self, options: Hashable, key: Hashable, kind: object) -> KeptCalls:
-        """Keep a kind of calls; returns where those with its options are kept.
-
-        Where there are too many options, or kinds, they are all forgotten before.
-        """
-        calls = self.by_options.get(options)
-        if calls is None:
-            if len(self.by_options) >= _MOST_OPTIONS:
-                self.by_options.clear()
-            calls = self.by_options[options] = KeptCalls()
-        if len(calls.kinds) >= _MOST_KINDS:
-            calls.kinds.clear()
-        calls.kinds[key] = kind
+    def __missing__(self, options: Hashable) -> KeptCalls:
+        # Where there are too many options, they are all forgotten before.
+        if len(self) >= _MOST_OPTIONS:
+            self.clear()
+        calls = self[options] = KeptCalls()
         return calls
 
 
@@ -236,14 +199,14 @@ def cpu_isas_here() -> tuple[CpuIsa, ...]:
         return "neon", "generic", "amx_emulated"
     # torch asks cpuinfo, which also knows whether the operating system saves the registers.
     isas: list[CpuIsa] = ["generic", "amx_emulated"]
-    if torch.cpu._is_avx2_supported():
+    if has_cpu_feature("avx2"):
         isas.insert(0, "avx2")
-    if torch.cpu._is_avx512_supported():
+    if has_cpu_feature("avx512"):
         isas.insert(0, "avx512")
-        if torch.cpu._is_avx512_bf16_supported():
+        if has_cpu_feature("avx512_bf16"):
             isas.insert(0 if _is_made_by_amd() else 1, "avx512_bf16")
             # Threads may use tiles once their process has asked for it, which torch does here.
-            if torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx():
+            if has_cpu_feature("amx_tile") and init_amx():
                 isas.insert(0, "amx")
     return tuple(isas)
 
@@ -266,6 +229,6 @@ def _why_quickest(isas: tuple[CpuIsa, ...]) -> str:
     if quickest != "avx512" or "avx512_bf16" not in isas:
         return "it is the most that this processor has"
     why = "Intel's processors run dot products of bf16 pairs at half the rate of float32 FMAs"
-    if torch.cpu._is_amx_tile_supported():
+    if has_cpu_feature("amx_tile"):
         why += ", and the operating system refuses the tiles of AMX"
     return why

@@ -2,19 +2,21 @@
 
 :class:`Arguments` is made once, by the public function, and goes down to the checks; what a kernel
 is launched with is :class:`Tensors`. Optional arguments that belong together are one nested value,
-which is None where the call does not have them. A new argument of ``fmha_fwd`` stands in its
-signature, in :class:`Options`, and here.
+which is None where the call does not have them. ``OPTIONS`` lists the keyword arguments.
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Generator, Tensor
 
 from .checks import describe, refuse_unexpected
+from .features import Feature
 from .mask import INT64_MAX, OPEN_WINDOW, Mask
+from .score_features import SCORE_FEATURES, Modifiers, gather_modifiers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +71,53 @@ class Options(AttentionOptions, total=False):
     generator: Generator | None
 
 
-OPTION_NAMES = (*Options.__annotations__, "return_lse")
+class Option(NamedTuple):
+    """A keyword argument that ``fmha_fwd`` and the operators have.
+
+    Attributes:
+        schema: its type in the schemas of the operators.
+        features: what a call with it may ask for; none only where every kernel has what it does.
+        default: in the schemas; None: the operators' callers have to give it.
+    """
+
+    name: str
+    schema: str
+    features: tuple[Enum, ...]
+    default: str | None = None
+
+
+_IN_EVERY_KERNEL: tuple[Enum, ...] = ()
+_SEQUENCES = (Feature.GROUP_MODE,)
+_UNUSED_ROWS = (Feature.PADDED_SEQUENCES,)
+_SCALES = (Feature.DESCALES, Feature.QUERY_HEAD_DESCALES)
+
+# A schema has no union of int and str, so `mask` is text; lengths may be symbolic.
+OPTIONS = (
+    Option("softmax_scale", "float?", _IN_EVERY_KERNEL),
+    Option("mask", "str", (Feature.CAUSAL_MASK, Feature.WINDOW_MASK, Feature.TOP_LEFT_MASK)),
+    Option("window_size", "SymInt[2]", (Feature.WINDOW_MASK, Feature.CAUSAL_MASK)),
+    Option("return_lse", "bool", (Feature.LSE,)),
+    Option("cu_seqlens_q", "Tensor?", _SEQUENCES),
+    Option("cu_seqlens_k", "Tensor?", _SEQUENCES),
+    Option("max_seqlen_q", "SymInt?", _SEQUENCES),
+    Option("max_seqlen_k", "SymInt?", _SEQUENCES),
+    Option("cu_seqlens_q_padded", "Tensor?", _UNUSED_ROWS),
+    Option("cu_seqlens_k_padded", "Tensor?", _UNUSED_ROWS),
+    Option("out", "Tensor(a!)", _IN_EVERY_KERNEL),
+    Option("bf16_cvt", "str", _IN_EVERY_KERNEL, '"rtne"'),
+    Option("q_descale", "Tensor?", _SCALES, "None"),
+    Option("k_descale", "Tensor?", _SCALES, "None"),
+    Option("v_descale", "Tensor?", _SCALES, "None"),
+    Option("p_descale", "Tensor?", (Feature.INT8_PROBABILITIES,), "None"),
+    *(Option(row.name, row.schema, row.features, str(row.default)) for row in SCORE_FEATURES),
+    Option("dropout_p", "float", (Feature.DROPOUT,), "0.0"),
+    Option("rng_state", "Tensor?", (Feature.DROPOUT,), "None"),
+    Option("block_table", "Tensor?", (Feature.PAGED_KEYS,), "None"),
+    Option("num_splits", "int", (Feature.NUM_SPLITS,), "0"),
+)
+"""In the order of the operators' arguments."""
+
+OPTION_NAMES = (*(option.name for option in OPTIONS), "generator")
 
 
 class CuSeqlens(NamedTuple):
@@ -110,24 +158,6 @@ class Descales(NamedTuple):
     k: Tensor | None = None
     v: Tensor | None = None
     p: Tensor | None = None
-
-
-class Modifiers(NamedTuple):
-    """What changes the scores beside the mask; each is off by its default."""
-
-    bias: Tensor | None = None
-    alibi_slopes: Tensor | None = None
-    logit_softcap: float = 0
-    sink: Tensor | None = None
-    sink_size: int = 0
-
-    def tensors(self) -> tuple[tuple[str, Tensor | None], ...]:
-        """The tensors under the names of their arguments."""
-        return (
-            ("bias", self.bias),
-            ("alibi_slopes", self.alibi_slopes),
-            ("sink", self.sink),
-        )
 
 
 class Dropout(NamedTuple):
@@ -183,22 +213,28 @@ class Arguments(NamedTuple):
         """
         rest = dict(options)
         cu_seqlens = gather_cu_seqlens(*(rest.pop(name, None) for name in _CU_SEQLENS))
+        plain = {name: rest.pop(name) for name in _PLAIN if name in rest}
+        return cls(q, k, v, **plain, cu_seqlens=cu_seqlens).with_features(rest)
+
+    def with_features(self, options: Mapping[str, Any]) -> Arguments:
+        """The same with the options of features, by their public names.
+
+        Raises ``TypeError`` or ``ValueError`` as the functions that gather nested values do.
+        """
+        rest = dict(options)
         descales = gather_descales(*(rest.pop(name, None) for name in _DESCALES))
-        modifiers = Modifiers(**{name: rest.pop(name) for name in _MODIFIERS if name in rest})
+        modifying = {name: rest.pop(name) for name in Modifiers._fields if name in rest}
         drawn_by = rest.pop("generator", None), rest.pop("rng_state", None)
         dropout = gather_dropout(rest.pop("dropout_p", 0), *drawn_by)
-        keys = gather_keys(rest.pop("block_table", None), rest.pop("num_splits", 0), cu_seqlens)
-        gathered: dict[str, Any] = {
-            "cu_seqlens": cu_seqlens,
-            "descales": descales,
-            "modifiers": gather_modifiers(*modifiers),
-            "dropout": dropout,
-            "keys": keys,
-        }
-        try:
-            return cls(q, k, v, **gathered, **rest)
-        except TypeError:
-            refuse_unexpected([name for name in rest if name not in OPTION_NAMES], OPTION_NAMES)
+        table, num_splits = rest.pop("block_table", None), rest.pop("num_splits", 0)
+        if rest:
+            refuse_unexpected(rest, OPTION_NAMES)
+        return self._replace(
+            descales=descales,
+            modifiers=gather_modifiers(modifying),
+            dropout=dropout,
+            keys=gather_keys(table, num_splits, self.cu_seqlens),
+        )
 
     def flattened(self) -> dict[str, Any]:
         """Everything by its public name."""
@@ -219,12 +255,12 @@ class Arguments(NamedTuple):
         return flat
 
 
+_PLAIN = ("softmax_scale", "mask", "window_size", "return_lse", "out", "bf16_cvt")
 _CU_SEQLENS = (
     *("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded"),
     *("max_seqlen_q", "max_seqlen_k"),
 )
 _DESCALES = ("q_descale", "k_descale", "v_descale", "p_descale")
-_MODIFIERS = Modifiers._fields
 
 
 class Gradients(NamedTuple):
@@ -319,40 +355,6 @@ def gather_descales(
     if q is None and k is None and v is None and p is None:
         return None
     return Descales(q, k, v, p)
-
-
-def gather_modifiers(
-    bias: Tensor | None,
-    alibi_slopes: Tensor | None,
-    logit_softcap: float,
-    sink: Tensor | None,
-    sink_size: int,
-) -> Modifiers | None:
-    """What changes the scores, or None where nothing does.
-
-    Raises ``TypeError`` or ``ValueError`` for a ``logit_softcap`` or a ``sink_size`` without
-    meaning; the tensors are checked with the problem.
-    """
-    if isinstance(logit_softcap, bool) or not isinstance(logit_softcap, (int, float)):
-        given = f"{type(logit_softcap).__name__} ({logit_softcap!r})"
-        raise TypeError(f"logit_softcap must be a number, got {given}")
-    if not 0 <= logit_softcap <= _LARGEST_SOFTCAP or 0 < logit_softcap < 1 / _LARGEST_SOFTCAP:
-        raise ValueError(
-            f"logit_softcap={logit_softcap!r} must be 0 (off) or between 2**-100 and 2**100"
-        )
-    if isinstance(sink_size, bool) or not isinstance(sink_size, (int, torch.SymInt)):
-        given = f"{type(sink_size).__name__} ({sink_size!r})"
-        raise TypeError(f"sink_size must be an int, got {given}")
-    if sink_size < 0 or (isinstance(sink_size, int) and sink_size > INT64_MAX):
-        raise ValueError(f"sink_size={sink_size} must be at least 0 and less than 2**63")
-    has_tensors = bias is not None or alibi_slopes is not None or sink is not None
-    if not has_tensors and logit_softcap == 0 and sink_size == 0:
-        return None
-    return Modifiers(bias, alibi_slopes, float(logit_softcap), sink, sink_size)
-
-
-# Beyond it, and below its inverse, a score over the soft cap leaves float32's range.
-_LARGEST_SOFTCAP = 2.0**100
 
 
 def gather_dropout(

@@ -168,3 +168,32 @@ def describe(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
     return repr(value)
+
+
+def check_layout(name: str, x: Tensor) -> None:
+    """Raise ``TypeError`` for a tensor without strides, or one of several lengths."""
+    if x.is_nested:
+        raise TypeError(
+            f"{name} is a nested tensor; pass the rows of all sequences as one tensor, such as "
+            f"{name}.values(), and where they begin as cu_seqlens, such as {name}.offsets().int()"
+        )
+    if x.layout != torch.strided:
+        raise TypeError(f"{name} has layout {x.layout}; only torch.strided is served")
+
+
+def check_last_dimension(name: str, x: Tensor) -> None:
+    """Raise ``ValueError`` where the last dimension is not contiguous."""
+    if x.shape[-1] > 1 and x.stride(-1) != 1:
+        raise ValueError(
+            f"{name} has stride {x.stride(-1)} in its last dimension, which must be contiguous; "
+            f"call {name}.contiguous()"
+        )
+
+
+def check_given(name: str, x: Tensor, q: Tensor) -> None:
+    """Raise ``TypeError`` or ``ValueError`` for what is no tensor beside q."""
+    if not isinstance(x, Tensor):
+        raise not_a_tensor(name, x)
+    check_layout(name, x)
+    if x.device != q.device:
+        raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device")

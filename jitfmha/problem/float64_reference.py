@@ -27,10 +27,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .arguments import Arguments, Descales, Modifiers, Tensors
+from .arguments import Arguments, Descales, Tensors
 from .dropout import dropout_randval, largest_kept
 from .mask import OPEN_WINDOW, Mask, parse_mask
 from .problem import Problem
+from .score_features import Modifiers
 
 Result = tuple[Tensor, Tensor]
 """out and lse."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+from enum import Enum
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import torch
@@ -17,13 +18,15 @@ from .arguments import (
     Descales,
     Dropout,
     KeyOptions,
-    Modifiers,
 )
-from .checks import not_a_tensor
+from .checks import check_given, check_last_dimension, check_layout, not_a_tensor
 from .dropout import check_rng_state
+from .dtypes import DTYPE_BYTES, DTYPE_NAMES, EIGHT_BIT_DTYPES, FP8_NAMES, out_dtype_of
 from .features import DTYPE_FEATURES, Feature
 from .mask import Mask, parse_mask
 from .memory import overlaps_itself
+from .score_features import SCORE_FEATURES, AskedModifiers, Beside, asked_modifiers, check_modifiers
+from .torch_parts import is_recorded_by_jit_trace
 
 Mode = Literal["gm0", "gm1"]
 Direction = Literal["forward", "backward"]
@@ -32,21 +35,6 @@ BF16_CVTS: tuple[Bf16Cvt, ...] = get_args(Bf16Cvt)
 """How probabilities become bf16: rounded to nearest even, to nearest away from zero, or towards
 zero. A manifest and AITER number them in this order."""
 
-FP8_NAMES = {
-    torch.float8_e4m3fnuz: "fp8_e4m3fnuz",
-    torch.float8_e4m3fn: "fp8_e4m3fn",
-}
-EIGHT_BIT_DTYPES = (*FP8_NAMES, torch.int8)
-EIGHT_BIT_NAMES = (*FP8_NAMES.values(), "int8")
-DTYPE_NAMES = {
-    torch.float32: "fp32",
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    **FP8_NAMES,
-    torch.int8: "int8",
-}
-DTYPE_BYTES = {name: dtype.itemsize for dtype, name in DTYPE_NAMES.items()}
-BIAS_DTYPE_NAMES = {torch.bool: "bool", **DTYPE_NAMES}
 MAX_HDIM = 576
 
 DescaleStrides = tuple[int, int]
@@ -110,8 +98,8 @@ class Problem(NamedTuple):
     the numbers of packed rows, ``total_q`` and ``total_k``; the lengths are in ``cu_seqlens``.
     ``dtype`` is that of q, ``kv_dtype`` that of k and v. The scales of 8-bit inputs are None where
     they are 1; those of q lie between query heads, not key heads, with ``has_query_head_descale``.
-    With ``has_p_descale`` probabilities are int8. ``bias_dtype`` is "bool" for a boolean bias
-    and None where there is none; ``sink_size`` is 0 where the mask has no left side. ``gradients``
+    With ``has_p_descale`` probabilities are int8. ``modifiers`` are what score features keep: of a
+    bias its dtype, of other tensors whether they are there, of numbers the value. ``gradients``
     are there for a backward pass, and None for forward. ``atomic_fp32`` says in what kernels add dq
     up that do so with atomics: float32 or q's dtype; None leaves the choice.
     """
@@ -135,11 +123,7 @@ class Problem(NamedTuple):
     v_descale: DescaleStrides | None = None
     has_query_head_descale: bool = False
     has_p_descale: bool = False
-    bias_dtype: str | None = None
-    has_alibi: bool = False
-    logit_softcap: float = 0.0
-    has_sink: bool = False
-    sink_size: int = 0
+    modifiers: AskedModifiers = AskedModifiers()
     dropout_p: float = 0.0
     is_paged: bool = False
     num_splits: int = 0
@@ -179,7 +163,7 @@ class Problem(NamedTuple):
         return self._strides(self.sizes.out, self.seqlen_q, self.heads_q, self.hdim_v)
 
     @property
-    def features(self) -> frozenset[Feature]:
+    def features(self) -> frozenset[Enum]:
         """Everything that a kernel has to know of to serve the call."""
         asked = {
             Feature.DESCALES: self.q_descale or self.k_descale or self.v_descale,
@@ -195,19 +179,16 @@ class Problem(NamedTuple):
             Feature.LSE: self.has_lse,
             Feature.BACKWARD: self.gradients,
             Feature.DETERMINISTIC: self.is_deterministic,
-            Feature.BIAS: self.bias_dtype not in (None, "bool"),
-            Feature.BOOLEAN_BIAS: self.bias_dtype == "bool",
-            Feature.ALIBI: self.has_alibi,
-            Feature.SOFTCAP: self.logit_softcap > 0,
-            Feature.SINKS: self.has_sink,
-            Feature.SINK_TOKENS: self.sink_size > 0,
             Feature.DROPOUT: self.dropout_p > 0,
             Feature.PAGED_KEYS: self.is_paged,
             Feature.NUM_SPLITS: self.num_splits > 0,
             Feature.SPLIT_RESULTS: self.has_split_results,
         }
         given = (feature for feature, is_asked in asked.items() if is_asked not in (None, False))
-        return frozenset((DTYPE_FEATURES[self.dtype], *given))
+        rows = zip(SCORE_FEATURES, self.modifiers, strict=True)
+        of_scores = (row.feature_of(kept) for row, kept in rows)
+        changed = (feature for feature in of_scores if feature is not None)
+        return frozenset((DTYPE_FEATURES[self.dtype], *given, *changed))
 
     @property
     def has_column_major_v(self) -> bool:
@@ -266,7 +247,7 @@ def make_problem(arguments: Arguments, *, out_is_read: bool = False) -> Problem:
     Raises ``TypeError`` or ``ValueError`` naming the argument and its value, and
     ``NotImplementedError`` where torch.jit.trace records.
     """
-    if torch._C._is_tracing():
+    if is_recorded_by_jit_trace():
         # It would keep the results for the example inputs as constants. No call gets past this one:
         # what stands for a length while it records is equal to none of an earlier call.
         raise NotImplementedError(
@@ -310,10 +291,10 @@ def make_problem(arguments: Arguments, *, out_is_read: bool = False) -> Problem:
         raise ValueError(f"v has {v.shape[-2]} heads, k has {heads_k}; they must be equal")
     check_hdims(hdim_q, hdim_v)
     check_heads(heads_q, heads_k)
-    softmax_scale, modifiers = arguments.softmax_scale, arguments.modifiers or Modifiers()
+    softmax_scale = arguments.softmax_scale
     descales = arguments.descales or Descales()
     _check_p_descale(descales.p, q, batch, heads_k)
-    _check_modifiers(modifiers, q, batch)
+    check_modifiers(arguments.modifiers, _beside(arguments, batch), have_lengths=False)
     _check_dropout(arguments.dropout, q)
     return Problem(
         mode=mode,
@@ -339,11 +320,7 @@ def make_problem(arguments: Arguments, *, out_is_read: bool = False) -> Problem:
             descales.q is not None and heads_q != heads_k and descales.q.shape == (heads_q,)
         ),
         has_p_descale=descales.p is not None,
-        bias_dtype=None if modifiers.bias is None else BIAS_DTYPE_NAMES[modifiers.bias.dtype],
-        has_alibi=modifiers.alibi_slopes is not None,
-        logit_softcap=modifiers.logit_softcap,
-        has_sink=modifiers.sink is not None,
-        sink_size=0 if mask.left is None else modifiers.sink_size,
+        modifiers=asked_modifiers(arguments.modifiers, mask),
         dropout_p=0.0 if arguments.dropout is None else arguments.dropout.p,
         is_paged=block_table is not None,
         num_splits=keys.num_splits,
@@ -415,6 +392,8 @@ def check_sizes(arguments: Arguments, *, out_is_read: bool = False) -> Sizes:
     for name, x in (("q", q), ("k", k)):
         check_last_dimension(name, x)
     _check_layout_of_values(v)
+    if arguments.keys is not None and arguments.keys.block_table is not None and seqlen_k < 1:
+        raise ValueError(f"k has shape {tuple(k.shape)}; a page holds at least one key")
     if out is None:
         row = heads_q * hdim_v
         batch_strides = (seqlen_q * row,) if batch else ()
@@ -424,15 +403,10 @@ def check_sizes(arguments: Arguments, *, out_is_read: bool = False) -> Sizes:
         strides_out = out.stride()
         if not out_is_read and overlaps_itself(out):
             raise ValueError(f"out has strides {strides_out} with which its elements overlap")
-    modifiers = arguments.modifiers
-    if modifiers is not None and modifiers.bias is not None:
-        _check_bias(modifiers.bias, q, seqlen_k, arguments.cu_seqlens)
+    if arguments.modifiers is not None:
+        beside = _beside(arguments, *batch or (0,))
+        check_modifiers(arguments.modifiers, beside, have_lengths=True)
     return Sizes(seqlen_q, seqlen_k, q.stride(), k.stride(), v.stride(), strides_out)
-
-
-def out_dtype_of(dtype: torch.dtype) -> torch.dtype:
-    """The output's dtype for queries of ``dtype``: the same, and bfloat16 for 8 bits."""
-    return torch.bfloat16 if dtype in EIGHT_BIT_DTYPES else dtype
 
 
 class ElementBytes(NamedTuple):
@@ -567,30 +541,10 @@ def _check_layout_of_values(v: Tensor) -> None:
         )
 
 
-def check_layout(name: str, x: Tensor) -> None:
-    """Raise ``TypeError`` for a tensor without strides, or one of several lengths."""
-    if x.is_nested:
-        raise TypeError(
-            f"{name} is a nested tensor; pass the rows of all sequences as one tensor, such as "
-            f"{name}.values(), and where they begin as cu_seqlens, such as {name}.offsets().int()"
-        )
-    if x.layout != torch.strided:
-        raise TypeError(f"{name} has layout {x.layout}; only torch.strided is served")
-
-
 def _check_ndim(tensors: tuple[tuple[str, Tensor], ...], ndim: int, wanted: str) -> None:
     for name, x in tensors:
         if x.dim() != ndim:
             raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {wanted}")
-
-
-def check_last_dimension(name: str, x: Tensor) -> None:
-    """Raise ``ValueError`` where the last dimension is not contiguous."""
-    if x.shape[-1] > 1 and x.stride(-1) != 1:
-        raise ValueError(
-            f"{name} has stride {x.stride(-1)} in its last dimension, which must be contiguous; "
-            f"call {name}.contiguous()"
-        )
 
 
 def _check_cu_seqlens_tensors(q: Tensor, cu_seqlens: CuSeqlens) -> int:
@@ -619,7 +573,7 @@ def _check_cu_seqlens_tensors(q: Tensor, cu_seqlens: CuSeqlens) -> int:
 
 
 def _check_block_table(block_table: Tensor, k: Tensor, v: Tensor, batch: int) -> None:
-    _check_given("block_table", block_table, k)
+    check_given("block_table", block_table, k)
     if block_table.dtype != torch.int32:
         raise TypeError(f"block_table has dtype {block_table.dtype}; it must be torch.int32")
     if block_table.dim() != 2 or block_table.shape[0] != batch:
@@ -632,8 +586,6 @@ def _check_block_table(block_table: Tensor, k: Tensor, v: Tensor, batch: int) ->
         raise ValueError("block_table has torch's negative bit; call block_table.resolve_neg()")
     if k.shape[0] != v.shape[0]:
         raise ValueError(f"v has {v.shape[0]} pages, k has {k.shape[0]}; they must be equal")
-    if k.shape[1] < 1:
-        raise ValueError(f"k has shape {tuple(k.shape)}; a page holds at least one key")
 
 
 def check_pages(cu_seqlens: CuSeqlens, block_table: Tensor, k: Tensor) -> None:
@@ -706,56 +658,11 @@ def _descale_strides(
     )
 
 
-def _check_bias(bias: Tensor, q: Tensor, seqlen_k: int, cu_seqlens: CuSeqlens | None) -> None:
-    """Check everything about a bias; its lengths change from call to call."""
-    _check_given("bias", bias, q)
-    dtypes = (torch.bool, torch.float32, out_dtype_of(q.dtype))
-    if bias.dtype not in dtypes:
-        raise TypeError(
-            f"bias has dtype {bias.dtype}; served with q of {q.dtype} are "
-            f"{', '.join(map(str, dict.fromkeys(dtypes)))}"
-        )
-    *batch, seqlen_q, heads_q, _ = q.shape
-    shape = (*batch, heads_q, seqlen_q, seqlen_k)
-    wanted = "(batch, heads of q, seqlen_q, seqlen_k)"
-    if cu_seqlens is not None:
-        if cu_seqlens.max_seqlen_k is None:
-            raise ValueError(
-                "max_seqlen_k is missing; a bias with cu_seqlens has the shape "
-                "(heads of q, total_q, max_seqlen_k)"
-            )
-        shape = (heads_q, seqlen_q, cu_seqlens.max_seqlen_k)
-        wanted = "(heads of q, total_q, max_seqlen_k)"
-    if (
-        bias.dim() != len(shape)
-        or bias.shape[-1] != shape[-1]
-        or any(given not in (1, full) for given, full in zip(bias.shape, shape, strict=True))
-    ):
-        raise ValueError(
-            f"bias has shape {tuple(bias.shape)}; expected {wanted}, which is {tuple(shape)}, or 1 "
-            "in place of any but the last"
-        )
-
-
-def _check_modifiers(modifiers: Modifiers, q: Tensor, batch: int) -> None:
-    """Check the tensors of the modifiers but the bias, which is checked with the sizes."""
-    heads_q = q.shape[-2]
-    slopes, sink = modifiers.alibi_slopes, modifiers.sink
-    for name, x in (("alibi_slopes", slopes), ("sink", sink)):
-        if x is None:
-            continue
-        _check_given(name, x, q)
-        if x.dtype != torch.float32:
-            raise TypeError(f"{name} has dtype {x.dtype}; it must be torch.float32")
-    if slopes is not None and slopes.shape not in ((heads_q,), (batch, heads_q)):
-        raise ValueError(
-            f"alibi_slopes has shape {tuple(slopes.shape)}; expected (heads of q,) or "
-            f"(batch, heads of q), which is {(batch, heads_q)}"
-        )
-    if sink is not None and sink.shape != (heads_q,):
-        raise ValueError(
-            f"sink has shape {tuple(sink.shape)}; expected (heads of q,), which is {(heads_q,)}"
-        )
+def _beside(arguments: Arguments, batch: int) -> Beside:
+    cu_seqlens = arguments.cu_seqlens
+    is_group = cu_seqlens is not None
+    max_seqlen_k = None if cu_seqlens is None else cu_seqlens.max_seqlen_k
+    return Beside(arguments.q, batch, arguments.k.shape[-3], is_group, max_seqlen_k)
 
 
 def _check_dropout(dropout: Dropout | None, q: Tensor) -> None:
@@ -766,11 +673,3 @@ def _check_dropout(dropout: Dropout | None, q: Tensor) -> None:
         raise ValueError(
             f"rng_state is on {dropout.rng_state.device}, q is on {q.device}; use one device"
         )
-
-
-def _check_given(name: str, x: Tensor, q: Tensor) -> None:
-    if not isinstance(x, Tensor):
-        raise not_a_tensor(name, x)
-    check_layout(name, x)
-    if x.device != q.device:
-        raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device")

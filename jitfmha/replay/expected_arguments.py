@@ -410,12 +410,14 @@ def _of_modifiers(facts: _Facts) -> Iterator[Expectation]:
             yield Expectation(f"{prefix}alibi_batch", slopes.strides[0], "the slopes' stride")
     if facts.has("sink") and facts.tensor("sink").shape[0] > 1:
         yield Expectation(f"{prefix}sink_head", facts.tensor("sink").strides[0], "sink's stride")
-    mask, softcap = problem.mask, problem.logit_softcap
+    mask, softcap = problem.mask, problem.modifiers.logit_softcap
     for name, side in (("window_left", mask.left), ("window_right", mask.right)):
         expected = _OPEN_SIDE if side is None else min(side, _OPEN_SIDE)
         yield Expectation(f"{prefix}{name}", expected, f"the mask is {mask}")
     yield Expectation(f"{prefix}is_bottom_right", int(not mask.top_left), f"the mask is {mask}")
-    yield Expectation(f"{prefix}sink_size", min(problem.sink_size, _OPEN_SIDE), "sink tokens")
+    yield Expectation(
+        f"{prefix}sink_size", min(problem.modifiers.sink_size, _OPEN_SIDE), "sink tokens"
+    )
     kept = largest_kept(problem.dropout_p)
     yield Expectation(f"{prefix}largest_kept", kept, f"dropout_p is {problem.dropout_p}")
     keep_scale = 1 / (1 - problem.dropout_p)

@@ -19,8 +19,9 @@ from ..emulator.findings import Finding
 from ..emulator.session import DEVICES, EmulatedRun, Emulation, collecting, emulated_name
 from ..planning.target import AmdTarget
 from ..problem.arguments import Arguments, CuSeqlens, Tensors
+from ..problem.dtypes import FP8_NAMES, out_dtype_of
 from ..problem.float64_reference import Judged, Reference
-from ..problem.problem import FP8_NAMES, make_problem, out_dtype_of
+from ..problem.problem import make_problem
 
 # A kernel that needs more for some hundred rows never ends.
 _INSTRUCTION_BUDGET = 50_000_000

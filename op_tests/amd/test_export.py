@@ -50,8 +50,8 @@ from jitfmha.kernels.ready.backward.family import ReadyBackwardPlan
 from jitfmha.kernels.ready.backward.kernel import turns_of
 from jitfmha.kernels.ready.family import ReadyPlan
 from jitfmha.planning.target import TARGET_HERE, AmdTarget
+from jitfmha.problem.dtypes import DTYPE_NAMES
 from jitfmha.problem.mask import parse_mask
-from jitfmha.problem.problem import DTYPE_NAMES
 
 READY = Selection(("gfx942", "gfx950"))
 COMPILED = Selection(

@@ -18,7 +18,7 @@ from tree_environment import UseTree
 from untyped import fmha_bwd
 
 from jitfmha import emulate
-from jitfmha.call import backward, interface
+from jitfmha.call import backward
 from jitfmha.planning.target import AmdTarget
 
 POINTERS = (*range(0x00, 0x90, 0x10), *range(0x250, 0x290, 0x10))
@@ -185,22 +185,6 @@ def test_what_goes_the_long_way(
     assert len(launched(runtime, target, read)[0]) == 2  # type: ignore[arg-type]
 
 
-def test_a_torch_without_guards(
-    rng: torch.Generator, runtime: RecordingRuntime, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All calls go the long way."""
-    monkeypatch.setattr(backward, "TensorGuards", None)
-    target = runtime.target("MI300X")
-    read = read_by_backward(BackwardCall(rng, hdims=(8, 8), lengths=LENGTHS, batch=1))
-    assert_repeated(runtime, target, read)
-    assert not target.calls.repeated_backward
-    with emulate("gfx942"):
-        call = BackwardCall(rng, hdims=(8, 8), lengths=LENGTHS, batch=1)
-        for name, x in zip(call.gradients, fmha_bwd(*read_by_backward(call)), strict=True):
-            call.gradients[name] = x
-        call.assert_right(1e-2)
-
-
 def nested(x: Tensor) -> Tensor:
     return torch.nested.nested_tensor(list(x))
 
@@ -261,7 +245,7 @@ def test_a_tensor_given_twice(
     shared = [(x, x, x), (x, x, z), (x, y, x), (x, y, y), (x, y, z)]
     for qkv in (*shared, *reversed(shared)):
         assert_repeated(runtime, target, [call.dout, *qkv, call.out, call.lse])
-    monkeypatch.setattr(interface, "run_backward", None)
+    monkeypatch.setattr(backward, "_prepare", None)
     for qkv in shared:
         launched(runtime, target, [call.dout, *qkv, call.out, call.lse])
 
@@ -282,7 +266,7 @@ def test_a_call_like_one_before_goes_the_short_way(
     gap = 3 if mode == "padded gm1" else 0
     first = like_the_first(gap)
     alone = launched(runtime, target, read_by_backward(first), **first.arguments)
-    monkeypatch.setattr(interface, "run_backward", None)
+    monkeypatch.setattr(backward, "_prepare", None)
     second = like_the_first(gap)
     again = launched(runtime, target, read_by_backward(second), **second.arguments)
     assert again == alone

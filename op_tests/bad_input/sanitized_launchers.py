@@ -25,7 +25,7 @@ from jitfmha.kernels import launcher as amd_launcher
 from jitfmha.kernels.cpu import BESIDE_TILE_UNIT, CpuTraits
 from jitfmha.kernels.launcher import LauncherKind
 from jitfmha.planning.target import cpu_target
-from jitfmha.problem.problem import DTYPE_NAMES
+from jitfmha.problem.dtypes import DTYPE_NAMES
 
 OPTIMISE = "JITFMHA_TEST_SANITIZED_OPTIMISE"
 """The level in the environment: 0 compiles three times as fast as 1."""

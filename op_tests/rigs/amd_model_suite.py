@@ -17,7 +17,8 @@ from jitfmha.bench.report import Progress, Report
 from jitfmha.emulator import DEVICES
 from jitfmha.emulator.profile import LaunchProfile
 from jitfmha.problem.arguments import AttentionOptions, Bf16Cvt
-from jitfmha.problem.problem import BF16_CVTS, FP8_NAMES
+from jitfmha.problem.dtypes import FP8_NAMES
+from jitfmha.problem.problem import BF16_CVTS
 
 from . import amd_model_compiled, amd_model_ready, launcher_suite
 from .amd_model_order import GroupLaunch, in_flight, workgroups_in_order

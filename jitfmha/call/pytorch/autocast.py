@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...problem.arguments import Arguments
+from ...problem.torch_parts import without_autocast
 from .ops import NAMES, library
 
 _REGIONS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
@@ -49,18 +50,17 @@ def _cast_bias(bias: Any, dtype: torch.dtype) -> Any:
     return bias if is_float32 else _cast(bias, dtype)
 
 
-def _fmha_fwd(key: torch._C.DispatchKey, *given: Any) -> tuple[Tensor, Tensor]:
+def _fmha_fwd(device_type: str, *given: Any) -> tuple[Tensor, Tensor]:
     flat = dict(zip(NAMES, given, strict=False))
     dtype = _dtype_of_region(flat["q"])
     if dtype is not None:
         flat |= {name: _cast(flat[name], dtype) for name in ("q", "k", "v")}
         if "bias" in flat:
             flat["bias"] = _cast_bias(flat["bias"], dtype)
-    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key)):
+    with without_autocast(device_type):
         results: tuple[Tensor, Tensor] = torch.ops.jitfmha.fmha_fwd.default(*flat.values())
     return results
 
 
-for _region in _REGIONS.values():
-    _key = getattr(torch._C.DispatchKey, _region)
-    library.impl("fmha_fwd", partial(_fmha_fwd, _key), _region)
+for _device_type, _region in _REGIONS.items():
+    library.impl("fmha_fwd", partial(_fmha_fwd, _device_type), _region)

@@ -5,41 +5,56 @@ for it are the inputs, the output and the log-sum-exp, so that memory is linear 
 lengths.
 
 The dispatcher and these kernels in Python take hundreds of microseconds. So a call of plain
-tensors like one that was there before goes past them: :func:`attend_again`.
+tensors goes past them: :func:`attend`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
-from torch.autograd.function import _SingleLevelFunction
 
-from ...planning.target import CALLS_HERE, TARGET_HERE, CpuTarget
-from ...problem.arguments import Arguments
-from ...problem.checks import result_requires_grad
+from ...planning.target import CpuTarget
+from ...problem.arguments import Arguments, CuSeqlens
+from ...problem.checks import requires_any_grad, result_requires_grad
 from ...problem.problem import GradientStrides, Problem, make_problem
+from ...problem.score_features import Modifiers
+from ...problem.torch_parts import (
+    SingleLevelFunction,
+    apply_at_one_level,
+    below_autograd,
+    has_autograd_kernels,
+    has_forward_mode,
+    is_watched,
+)
+from ..backward import BackwardArguments, Results, make_backward_problem, run_backward
 from ..detection import target_of
 from ..dispatch import plan_for
-from ..run import run
+from ..run import prepared_call, run_prepared
 from .flop_count import join_flop_counters
-from .ops import BACKWARD_NAMES, NAMES, NAMES_WITH_OUT, arguments_of, library
+from .ops import (
+    BACKWARD_NAMES,
+    NAMES,
+    NAMES_WITH_OUT,
+    arguments_of,
+    call_backward_operator,
+    library,
+)
 
 _RETURN_LSE = NAMES.index("return_lse")
 _OPTIONS = BACKWARD_NAMES[BACKWARD_NAMES.index("dlse") + 1 :]
 _HAVE_GRADIENTS = ("q", "k", "v", "bias", "sink")
 
 
-class _Attention(_SingleLevelFunction):
+class _Attention(SingleLevelFunction):  # type: ignore[misc]
     """``jitfmha::fmha_fwd`` with its gradient; always returns the lse, which backward needs."""
 
     @staticmethod
     def forward(*given: Any) -> tuple[Tensor, Tensor]:
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             results: tuple[Tensor, Tensor] = torch.ops.jitfmha.fmha_fwd.default(*given)
         return results
 
@@ -58,6 +73,10 @@ class _Attention(_SingleLevelFunction):
         given = list(ctx.others)
         for i, x in zip(ctx.places, tensors, strict=True):
             given[i] = x
+        if not given[_RETURN_LSE]:
+            # Nobody asked for it, and there was no kernel of ours to ask in their place.
+            given[_RETURN_LSE] = True
+            _, lse = torch.ops.jitfmha.fmha_fwd(*given)
         flat = dict(zip(NAMES, given, strict=False))
         options = [flat[name] for name in _OPTIONS if name in flat]
         needed = dict(zip(NAMES, ctx.needs_input_grad, strict=False))
@@ -72,8 +91,8 @@ class _Attention(_SingleLevelFunction):
         )
 
 
-class _RepeatedAttention(torch.autograd.Function):
-    """What `_Attention` does, of plain tensors, past torch's dispatcher."""
+class _EagerAttention(torch.autograd.Function):
+    """The same of plain tensors, past torch's dispatcher."""
 
     @staticmethod
     def forward(
@@ -81,44 +100,124 @@ class _RepeatedAttention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
+        bias: Tensor | None,
+        sink: Tensor | None,
         arguments: Arguments,
-        differentiate: Callable[..., tuple[Tensor, Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor]:
-        out, lse = run(arguments)
+        prepared = prepared_call(arguments)
+        if not prepared.has_gradients:
+            _refuse_unserved_backward(arguments)
+            prepared.has_gradients = True
+        out, lse = run_prepared(prepared, arguments)
         assert lse is not None, "it is asked for"
-        sums: dict[str, Tensor] = {}
-        names = "softmax_scale", "mask", "window_size", "bf16_cvt"
-        options = {name: getattr(arguments, name) for name in names}
-        cu_seqlens = arguments.cu_seqlens
-        if cu_seqlens is not None:
-            of_q, of_k, padded_q, padded_k, max_seqlen_q, max_seqlen_k = cu_seqlens
-            options |= {"max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
-            sums = {"cu_seqlens_q": of_q, "cu_seqlens_k": of_k}
-            if padded_q is not of_q:
-                sums["cu_seqlens_q_padded"] = padded_q
-            if padded_k is not of_k:
-                sums["cu_seqlens_k_padded"] = padded_k
-        ctx.differentiate, ctx.options, ctx.sums = differentiate, options, tuple(sums)
         # In the order of `_Attention`: a checkpoint may compute again what that computed first.
-        ctx.save_for_backward(q, k, v, *sums.values(), out, lse)
+        tensors: list[Tensor] = []
+        ctx.rest = _without_tensors(arguments, tensors)
+        ctx.save_for_backward(*tensors, out, lse)
         ctx.set_materialize_grads(False)
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        q, k, v, *sums, out, lse = ctx.saved_tensors
-        options = ctx.options | dict(zip(ctx.sums, sums, strict=True))
-        gradients = ctx.differentiate(_given(dout, out), q, k, v, out, lse, dlse=dlse, **options)
-        of_qkv = zip(gradients, ctx.needs_input_grad[:3], strict=True)
-        return *(x if is_needed else None for x, is_needed in of_qkv), None, None
+        *tensors, out, lse = ctx.saved_tensors
+        forward = _with_tensors(ctx.rest, iter(tensors))._replace(out=out, return_lse=False)
+        needed = ctx.needs_input_grad
+        dout = _given(dout, out)
+        nothing_given = dlse, None, None, None
+        arguments = BackwardArguments(forward, lse, dout, *nothing_given, needed[3], needed[4])
+        gradients = differentiate(arguments)
+        return *(x if wanted else None for x, wanted in zip(gradients, needed, strict=False)), None
 
 
-class _AttentionBackward(_SingleLevelFunction):
+_TENSOR = object()
+_AS_PLAIN = object()
+
+
+def _without_tensors(value: Any, tensors: list[Tensor]) -> Any:
+    """The value with marks where tensors were, which go to the list.
+
+    Autograd keeps tensors in its own way: hooks may replace them, and writes are noticed.
+    """
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return _TENSOR
+    if isinstance(value, CuSeqlens):
+        q, k, q_padded, k_padded, *lengths = value
+        padded = _AS_PLAIN if q_padded is q else q_padded, _AS_PLAIN if k_padded is k else k_padded
+        value = CuSeqlens._make((q, k, *padded, *lengths))
+    if hasattr(value, "_fields"):
+        return value._make([_without_tensors(x, tensors) for x in value])
+    return value
+
+
+def _with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """The value that had these tensors."""
+    if value is _TENSOR:
+        return next(tensors)
+    if not hasattr(value, "_fields"):
+        return value
+    value = value._make([_with_tensors(x, tensors) for x in value])
+    if isinstance(value, CuSeqlens):
+        q_padded = value.q if value.q_padded is _AS_PLAIN else value.q_padded
+        k_padded = value.k if value.k_padded is _AS_PLAIN else value.k_padded
+        return value._replace(q_padded=q_padded, k_padded=k_padded)
+    return value
+
+
+def is_any_gradient_asked_for(arguments: Arguments) -> bool:
+    """Whether a tensor of the call requires grad."""
+    q, k, v, out, modifiers = *arguments[:3], arguments.out, arguments.modifiers
+    return (
+        q.requires_grad
+        or k.requires_grad
+        or v.requires_grad
+        or (out is not None and requires_any_grad(out))
+        or (modifiers is not None and requires_any_grad(*modifiers))
+    )
+
+
+def attend(arguments: Arguments) -> tuple[Tensor, Tensor]:
+    """The output and the lse with their gradients, of a call that nobody but autograd watches.
+
+    Raises ``NotImplementedError`` where a gradient is asked for that there is not.
+    """
+    modifiers = arguments.modifiers or Modifiers()
+    requiring = _names_that_require_grad(arguments)
+    if arguments.out is not None:
+        make_problem(arguments)
+        raise result_requires_grad(next(iter((*requiring, "out"))))
+    _refuse_missing_gradients(arguments, requiring)
+    results: tuple[Tensor, Tensor] = _EagerAttention.apply(
+        *(*arguments[:3], modifiers.bias, modifiers.sink, arguments._replace(return_lse=True))
+    )  # type: ignore[no-untyped-call]
+    return results
+
+
+def differentiate(arguments: BackwardArguments) -> Results:
+    """The gradients, past torch's dispatcher where nobody has to know of the call.
+
+    With dbias and dsink where they are wanted; through the dispatcher those are not written to
+    tensors that are given, but new.
+    """
+    read = [x for _, x in arguments.inputs() if x is not None]
+    if not (is_watched((*read,)) or (torch.is_grad_enabled() and requires_any_grad(*read))):
+        return run_backward(arguments)
+    if not torch.compiler.is_compiling():
+        join_flop_counters()
+        make_backward_problem(arguments)
+    dq, dk, dv, dbias, dsink = call_backward_operator(arguments)
+    pairs = zip((dq, dk, dv), (x for _, x, _ in arguments.outputs()), strict=True)
+    dq, dk, dv = (new if given is None else given.copy_(new) for new, given in pairs)
+    wanted = arguments.with_dbias, arguments.with_dsink
+    return Results(dq, dk, dv, dbias if wanted[0] else None, dsink if wanted[1] else None)
+
+
+class _AttentionBackward(SingleLevelFunction):  # type: ignore[misc]
     """``jitfmha::fmha_bwd``, whose results cannot be differentiated."""
 
     @staticmethod
     def forward(*given: Any) -> tuple[Tensor, ...]:
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             results: tuple[Tensor, ...] = torch.ops.jitfmha.fmha_bwd.default(*given)
         return results
 
@@ -143,72 +242,19 @@ def _given(dout: Tensor | None, out: Tensor) -> Tensor:
     return dout
 
 
-def attend_again(
-    arguments: Arguments, differentiate: Callable[..., tuple[Tensor, Tensor, Tensor]]
-) -> tuple[Tensor, Tensor] | None:
-    """The output and the lse with their gradient, where a call like this one was there; else None.
-
-    Tensors must be plain but for requiring grad: no subclass, no tracing, no transform in effect.
-    ``differentiate`` is ``fmha_bwd``.
-    """
-    target = TARGET_HERE.get()
-    cache = CALLS_HERE if target is None else target.calls
-    try:
-        if _what_decides(arguments) not in cache.differentiable:
-            return None
-    except (AttributeError, TypeError, RuntimeError):
-        return None  # Not tensors, not hashable, not strided: the checks say what is wrong.
-    q, k, v = arguments[:3]
-    results: tuple[Tensor, Tensor] = _RepeatedAttention.apply(
-        *(q, k, v, arguments._replace(return_lse=True), differentiate)
-    )  # type: ignore[no-untyped-call]
-    return results
-
-
-def keep_for_attending_again(arguments: Arguments) -> None:
-    """Let calls like this one, which went through the dispatcher, go by ``attend_again``."""
-    target = TARGET_HERE.get()
-    cache = CALLS_HERE if target is None else target.calls
-    cache.keep_differentiable(_what_decides(arguments))
-
-
-def _what_decides(arguments: Arguments) -> Hashable:
-    """What says whether gradients are served, and what `run` does not check once more."""
-    q, k, v, scale, mask, window, return_lse, _, cu_seqlens, bf16_cvt, *_ = arguments
-    sequences: tuple[Hashable, ...] | None = None
-    if cu_seqlens is not None:
-        of_q, of_k, padded_q, padded_k, max_seqlen_q, max_seqlen_k = cu_seqlens
-        are_padded = padded_q is not of_q, padded_k is not of_k
-        sequences = of_q.shape, *are_padded, max_seqlen_q, max_seqlen_k
-    return (
-        q.shape,
-        q.stride(),
-        q.dtype,
-        q.device,
-        k.shape,
-        k.stride(),
-        k.dtype,
-        v.shape,
-        v.stride(),
-        scale,
-        mask,
-        repr(window),
-        return_lse.__class__,
-        bf16_cvt,
-        sequences,
-    )
-
-
 def _fmha_fwd(*given: Any) -> tuple[Tensor, Tensor]:
     join_flop_counters()
     _refuse_tangents(NAMES, given)
     if not _is_gradient_asked_for(given):
         return _Attention.forward(*given)
-    _refuse_missing_gradients(given)
-    _refuse_unserved_backward(given)
+    arguments = arguments_of(NAMES, given)
+    _refuse_missing_gradients(arguments, _names_that_require_grad(arguments))
+    if type(given[0]) is Tensor and not given[0].is_meta:
+        # Of a tensor without values the target may be another machine's.
+        _refuse_unserved_backward(arguments)
     with_lse = given[_RETURN_LSE]
     forced = (*given[:_RETURN_LSE], True, *given[_RETURN_LSE + 1 :])
-    out, lse = _apply(_Attention, forced)
+    out, lse = apply_at_one_level(_Attention, forced)
     return out, lse if with_lse else out.new_empty(0, dtype=torch.float32)
 
 
@@ -218,7 +264,7 @@ def _fmha_fwd_out(*given: Any) -> Tensor:
     if _is_gradient_asked_for(given):
         name = next(name for name, x in _tensors(NAMES_WITH_OUT, given) if x.requires_grad)
         raise result_requires_grad(name)
-    with torch._C._AutoDispatchBelowAutograd():
+    with below_autograd():
         lse: Tensor = torch.ops.jitfmha.fmha_fwd_out.default(*given)
     return lse
 
@@ -228,14 +274,8 @@ def _fmha_bwd(*given: Any) -> tuple[Tensor, ...]:
     _refuse_tangents(BACKWARD_NAMES, given)
     if not _is_gradient_asked_for(given):
         return _AttentionBackward.forward(*given)
-    results: tuple[Tensor, ...] = _apply(_AttentionBackward, given)
+    results: tuple[Tensor, ...] = apply_at_one_level(_AttentionBackward, given)
     return results
-
-
-def _apply(function: Any, given: tuple[Any, ...]) -> Any:
-    # Inside of torch.func.grad this is one of several levels, each of which comes by here.
-    with enable_single_level_autograd_function():
-        return function.apply(*given)
 
 
 def _tensors(names: tuple[str, ...], given: tuple[Any, ...]) -> Iterator[tuple[str, Tensor]]:
@@ -250,29 +290,36 @@ def _is_gradient_asked_for(given: tuple[Any, ...]) -> bool:
     return any(isinstance(x, Tensor) and x.requires_grad for x in given)
 
 
-def _refuse_missing_gradients(given: tuple[Any, ...]) -> None:
-    if dict(zip(NAMES, given, strict=False)).get("block_table") is not None:
-        name = next(name for name, x in _tensors(NAMES, given) if x.requires_grad)
-        raise NotImplementedError(
-            f"{name} requires grad; attention over keys and values in pages (block_table) has no "
-            "backward pass"
-        )
-    for name, x in _tensors(NAMES, given):
-        if x.requires_grad and name not in _HAVE_GRADIENTS:
+def _names_that_require_grad(arguments: Arguments) -> list[str]:
+    """Those of the arguments' tensors, but for ``out``."""
+    named = [("q", arguments.q), ("k", arguments.k), ("v", arguments.v)]
+    if arguments.descales is not None:
+        named += [(f"{name}_descale", x) for name, x in arguments.descales._asdict().items()]
+    if arguments.modifiers is not None:
+        named += arguments.modifiers._asdict().items()
+    return [name for name, x in named if isinstance(x, Tensor) and x.requires_grad]
+
+
+def _refuse_missing_gradients(arguments: Arguments, requiring: list[str]) -> None:
+    are_paged = arguments.keys is not None and arguments.keys.block_table is not None
+    for name in requiring:
+        if are_paged:
+            raise NotImplementedError(
+                f"{name} requires grad; attention over keys and values in pages (block_table) has "
+                "no backward pass"
+            )
+        if name not in _HAVE_GRADIENTS:
             raise NotImplementedError(
                 f"{name} requires grad, and its gradient is not implemented yet; detach it"
             )
 
 
-def _refuse_unserved_backward(given: tuple[Any, ...]) -> None:
+def _refuse_unserved_backward(arguments: Arguments) -> None:
     """Raise ``NotImplementedError`` where nothing serves backward: before forward, not after it."""
-    q = given[0]
-    if type(q) is not Tensor or q.is_meta:
-        return  # A tensor without values; the target may be another machine's.
-    target = target_of(q.device)
-    if isinstance(target, CpuTarget) and given[1].dtype.itemsize > 1:
+    target = target_of(arguments.q.device)
+    if isinstance(target, CpuTarget) and arguments.k.dtype.itemsize > 1:
         return  # Which serves it wherever it serves forward.
-    plan_for(backward_of(make_problem(arguments_of(NAMES, given))), target)
+    plan_for(backward_of(make_problem(arguments)), target)
 
 
 def backward_of(problem: Problem) -> Problem:
@@ -283,7 +330,7 @@ def backward_of(problem: Problem) -> Problem:
 
 
 def _refuse_tangents(names: tuple[str, ...], given: tuple[Any, ...]) -> None:
-    if forward_ad._current_level < 0:
+    if not has_forward_mode():
         return
     for name, x in _tensors(names, given):
         if forward_ad.unpack_dual(x).tangent is not None:
@@ -293,6 +340,15 @@ def _refuse_tangents(names: tuple[str, ...], given: tuple[Any, ...]) -> None:
             )
 
 
-library.impl("fmha_fwd", _fmha_fwd, "Autograd")
-library.impl("fmha_fwd_out", _fmha_fwd_out, "Autograd")
-library.impl("fmha_bwd", _fmha_bwd, "Autograd")
+if has_autograd_kernels:
+    library.impl("fmha_fwd", _fmha_fwd, "Autograd")
+    library.impl("fmha_fwd_out", _fmha_fwd_out, "Autograd")
+    library.impl("fmha_bwd", _fmha_bwd, "Autograd")
+else:
+    for _name, _function in (("fmha_fwd", _Attention), ("fmha_bwd", _AttentionBackward)):
+        torch.library.register_autograd(
+            f"jitfmha::{_name}",
+            _function.backward,
+            setup_context=_function.setup_context,
+            lib=library,
+        )

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ...problem.mask import Mask
+from ...problem.torch_parts import dispatch_modes
 from .ops import BACKWARD_NAMES, NAMES, NAMES_WITH_OUT, mask_of
 
 _OPERATIONS = 2  # a multiplication and an addition
@@ -29,7 +29,7 @@ def join_flop_counters() -> None:
     module = sys.modules.get("torch.utils.flop_counter")
     if module is None:
         return
-    counters = [getattr(mode, "counter", None) for mode in _get_current_dispatch_mode_stack()]
+    counters = [getattr(mode, "counter", None) for mode in dispatch_modes()]
     counting = [x.flop_registry for x in counters if isinstance(x, module.FlopCounterMode)]
     for registry in (module.flop_registry, *counting):
         for operator, formula in _formulas().items():

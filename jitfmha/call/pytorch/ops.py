@@ -2,70 +2,44 @@
 
 ``fmha_fwd`` in eager mode goes past them, straight to :func:`jitfmha.call.run.run`, where no
 gradient is asked for; they end in the same function. Their schemas are made from
-:class:`jitfmha.problem.arguments.AttentionOptions`; ``autograd.py`` has their derivatives.
+``jitfmha.problem.arguments.OPTIONS``; ``autograd.py`` has their derivatives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import profiler
 
-from ...problem.arguments import Arguments, AttentionOptions, Modifiers
+from ...problem.arguments import OPTIONS, Arguments
+from ...problem.dtypes import out_dtype_of
 from ...problem.mask import Mask, parse_mask
-from ...problem.problem import make_problem, out_dtype_of
+from ...problem.problem import make_problem
+from ...problem.score_features import Modifiers
+from ...problem.torch_parts import is_profiled
 from ..backward import BackwardArguments, make_backward_problem, new_gradients, run_backward
 from ..run import run
 
-# A schema has no union of int and str, so `mask` is text; lengths may be symbolic.
-_SCHEMA_TYPES = {
-    **dict.fromkeys(("q", "k", "v", "dout", "lse"), "Tensor"),
-    "softmax_scale": "float?",
-    "mask": "str",
-    "window_size": "SymInt[2]",
-    "return_lse": "bool",
-    "max_seqlen_q": "SymInt?",
-    "max_seqlen_k": "SymInt?",
-    "bf16_cvt": "str",
-    "logit_softcap": "float",
-    "sink_size": "SymInt",
-    "dropout_p": "float",
-    "num_splits": "int",
-    **dict.fromkeys(("with_dbias", "with_dsink"), "bool"),
-    **dict.fromkeys(("deterministic", "atomic_fp32"), "bool?"),
-}
-_DEFAULTS = {
-    "bf16_cvt": '="rtne"',
-    **dict.fromkeys(("q_descale", "k_descale", "v_descale", "p_descale"), "=None"),
-    **dict.fromkeys(("bias", "alibi_slopes", "sink", "rng_state", "block_table"), "=None"),
-    **dict.fromkeys(("logit_softcap", "dropout_p"), "=0.0"),
-    **dict.fromkeys(("sink_size", "num_splits"), "=0"),
-    **dict.fromkeys(("with_dbias", "with_dsink"), "=False"),
-    **dict.fromkeys(("deterministic", "atomic_fp32"), "=None"),
+_SCHEMAS = {
+    **{name: f"Tensor {name}" for name in ("q", "k", "v", "dout", "lse")},
+    "dlse": "Tensor? dlse",
+    **{
+        option.name: f"{option.schema} {option.name}"
+        + ("" if option.default is None else f"={option.default}")
+        for option in OPTIONS
+    },
+    **{name: f"bool {name}=False" for name in ("with_dbias", "with_dsink")},
+    **{name: f"bool? {name}=None" for name in ("deterministic", "atomic_fp32")},
 }
 
 
-def _names() -> Iterator[str]:
-    yield from ("q", "k", "v")
-    for name in AttentionOptions.__annotations__:
-        yield name
-        if name == "window_size":
-            yield "return_lse"
-        if name == "cu_seqlens_k_padded":
-            yield "out"  # before all that have defaults
+def _schema(names: tuple[str, ...], **other: str) -> str:
+    return ", ".join(other.get(name, _SCHEMAS[name]) for name in names)
 
 
-def _schema(names: tuple[str, ...], out: str = "Tensor(a!)") -> str:
-    types = {**_SCHEMA_TYPES, "out": out}
-    return ", ".join(
-        f"{types.get(name, 'Tensor?')} {name}{_DEFAULTS.get(name, '')}" for name in names
-    )
-
-
-NAMES_WITH_OUT = tuple(_names())
+NAMES_WITH_OUT = ("q", "k", "v", *(option.name for option in OPTIONS))
 NAMES = tuple(name for name in NAMES_WITH_OUT if name != "out")
 # What only a backward pass is told, beside its tensors.
 _BACKWARD_CHOICES = ("with_dbias", "with_dsink", "deterministic", "atomic_fp32")
@@ -79,7 +53,7 @@ library = torch.library.Library("jitfmha", "DEF")
 library.define(f"fmha_fwd({_schema(NAMES)}) -> (Tensor out, Tensor lse)")
 library.define(f"fmha_fwd_out({_schema(NAMES_WITH_OUT)}) -> Tensor lse")
 library.define(
-    f"fmha_bwd({_schema(BACKWARD_NAMES, out='Tensor')}) -> "
+    f"fmha_bwd({_schema(BACKWARD_NAMES, out='Tensor out')}) -> "
     "(Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)"
 )
 _NUMBERS = {"0": 0, "1": 1, "2": 2}
@@ -152,13 +126,13 @@ def _lse_or_empty(q: Tensor, lse: Tensor | None) -> Tensor:
 
 def _fmha_fwd(*given: Any) -> tuple[Tensor, Tensor]:
     arguments = arguments_of(NAMES, given)
-    out, lse = run(arguments, is_profiled=profiler._is_profiler_enabled)
+    out, lse = run(arguments, is_profiled=is_profiled())
     return out, _lse_or_empty(arguments.q, lse)
 
 
 def _fmha_fwd_out(*given: Any) -> Tensor:
     arguments = arguments_of(NAMES_WITH_OUT, given)
-    _, lse = run(arguments, is_profiled=profiler._is_profiler_enabled)
+    _, lse = run(arguments, is_profiled=is_profiled())
     return _lse_or_empty(arguments.q, lse)
 
 
@@ -201,8 +175,7 @@ def _backward_arguments_of(given: tuple[Any, ...]) -> BackwardArguments:
 
 def _fmha_bwd(*given: Any) -> Gradients:
     arguments = _backward_arguments_of(given)
-    is_profiled = profiler._is_profiler_enabled
-    dq, dk, dv, dbias, dsink = run_backward(arguments, is_profiled=is_profiled)
+    dq, dk, dv, dbias, dsink = run_backward(arguments, is_profiled=is_profiled())
     empty = arguments.forward.q.new_empty
     return (
         *(dq, dk, dv),

@@ -47,6 +47,7 @@ class BackwardTraits(SharedTraits):
         """What a problem asks for; there have to be tiles with room for it."""
         tile = tile_for(arch, "dq", problem.dtype, problem.hdim_q, problem.hdim_v)
         assert tile is not None
+        without_sink = problem._replace(modifiers=problem.modifiers._replace(sink=None))
         return cls(
             arch=arch,
             dtype=problem.dtype,
@@ -56,7 +57,7 @@ class BackwardTraits(SharedTraits):
             bf16_cvt=problem.bf16_cvt if has_roundings(arch, problem.dtype) else "rtne",
             is_masked=not problem.mask.is_none,
             access=_access_of(problem, tile),
-            modifiers=ModifierTraits.of(problem._replace(has_sink=False)),
+            modifiers=ModifierTraits.of(without_sink),
         )
 
     @property

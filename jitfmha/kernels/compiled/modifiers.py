@@ -5,9 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...amd.kernel_arguments import MODIFIERS
-from ...problem.arguments import Dropout, Modifiers
+from ...problem.arguments import Dropout
 from ...problem.dropout import largest_kept
 from ...problem.problem import Problem
+from ...problem.score_features import Modifiers
 
 # A side of a window that no sequence reaches; together with a row's number below 2^31.
 _OPEN_SIDE = 1 << 30
@@ -18,12 +19,12 @@ _NOTHING_BESIDE = (0,) * 6
 
 def modifier_constants(problem: Problem) -> tuple[float, ...]:
     """The numbers of ``MODIFIERS`` that follow the tensors, in order."""
-    mask, softcap = problem.mask, problem.logit_softcap
+    mask, softcap = problem.mask, problem.modifiers.logit_softcap
     left, right = (
         _OPEN_SIDE if side is None else min(side, _OPEN_SIDE) for side in (mask.left, mask.right)
     )
     return (
-        *(left, right, not mask.top_left, min(problem.sink_size, _OPEN_SIDE)),
+        *(left, right, not mask.top_left, min(problem.modifiers.sink_size, _OPEN_SIDE)),
         *(largest_kept(problem.dropout_p), 1 / (1 - problem.dropout_p)),
         min(problem.softmax_scale / softcap, _LARGEST_FLOAT) if softcap else 0.0,
         softcap,

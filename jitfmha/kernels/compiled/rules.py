@@ -11,8 +11,9 @@ from typing import get_args
 
 from ...amd.chips import Arch
 from ...planning.plan import Reason
+from ...problem.dtypes import DTYPE_BYTES
 from ...problem.features import DTYPE_FEATURES, Feature
-from ...problem.problem import DTYPE_BYTES, Problem
+from ...problem.problem import Problem
 from ..ready.limits import DTYPE_RULE, FIELD_END, SIZE_RULES
 from ..rules import Rule
 from .tiles import tile_table

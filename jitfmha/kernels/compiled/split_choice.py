@@ -19,7 +19,7 @@ class SplitChoice:
         """For a kernel whose output is made in ``slices`` of ``columns`` each."""
         self._asked_for = problem.num_splits
         self._mask = problem.mask
-        self._sink_size = problem.sink_size
+        self._sink_size = problem.modifiers.sink_size
         self._rows_of_query = problem.gqa if row.stacks_heads else 1
         self._queries_of_tile = -(-row.ts_qo // self._rows_of_query)
         self._ts_kv = row.ts_kv

@@ -14,8 +14,9 @@ from ...amd.kernel_arguments import compiled_structs
 from ...amd.manifest import KernelRow
 from ...jit.elf import Elf
 from ...problem.arguments import Bf16Cvt
+from ...problem.dtypes import EIGHT_BIT_NAMES, FP8_NAMES
 from ...problem.features import Feature
-from ...problem.problem import BF16_CVTS, EIGHT_BIT_NAMES, FP8_NAMES, Mode, Problem, element_bytes
+from ...problem.problem import BF16_CVTS, Mode, Problem, element_bytes
 from .device_spec import device_spec
 from .tile_table import Elements, Tile
 from .tiles import tile_for, tile_table, waves_in_cpp
@@ -60,12 +61,12 @@ class ModifierTraits:
     def of(cls, problem: Problem) -> ModifierTraits:
         """What a problem asks for."""
         return cls(
-            bias=problem.bias_dtype or "none",
-            alibi=problem.has_alibi,
-            softcap=problem.logit_softcap > 0,
-            large_softcap=problem.logit_softcap > _LARGE_SOFTCAP,
-            sink=problem.has_sink,
-            sink_tokens=problem.sink_size > 0,
+            bias=problem.modifiers.bias or "none",
+            alibi=bool(problem.modifiers.alibi_slopes),
+            softcap=problem.modifiers.logit_softcap > 0,
+            large_softcap=problem.modifiers.logit_softcap > _LARGE_SOFTCAP,
+            sink=bool(problem.modifiers.sink),
+            sink_tokens=problem.modifiers.sink_size > 0,
             dropout=problem.dropout_p > 0,
         )
 
@@ -275,7 +276,7 @@ def access_of(problem: Problem, tile: Tile) -> Access:
     is_far = stride >= far_stride_bytes(tile)
     if problem.is_paged:
         # Biases and dropout need the scalar registers that a wave's page would take.
-        is_wide = not (is_far or problem.bias_dtype or problem.dropout_p)
+        is_wide = not (is_far or problem.modifiers.bias or problem.dropout_p)
         return "wide_pages" if is_wide and problem.seqlen_k % _WIDE_PAGE_ROWS == 0 else "paged"
     return "far" if is_far else "near"
 

@@ -1,0 +1,25 @@
+"""The data types of attention, and the names that kernels and manifests have for them."""
+
+from __future__ import annotations
+
+import torch
+
+FP8_NAMES = {
+    torch.float8_e4m3fnuz: "fp8_e4m3fnuz",
+    torch.float8_e4m3fn: "fp8_e4m3fn",
+}
+EIGHT_BIT_DTYPES = (*FP8_NAMES, torch.int8)
+EIGHT_BIT_NAMES = (*FP8_NAMES.values(), "int8")
+DTYPE_NAMES = {
+    torch.float32: "fp32",
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    **FP8_NAMES,
+    torch.int8: "int8",
+}
+DTYPE_BYTES = {name: dtype.itemsize for dtype, name in DTYPE_NAMES.items()}
+
+
+def out_dtype_of(dtype: torch.dtype) -> torch.dtype:
+    """The output's dtype for queries of ``dtype``: the same, and bfloat16 for 8 bits."""
+    return torch.bfloat16 if dtype in EIGHT_BIT_DTYPES else dtype

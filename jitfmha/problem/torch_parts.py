@@ -1,0 +1,141 @@
+"""Parts of torch that are not public, and what is done in their place where they are missing.
+
+A call in eager mode goes past torch's dispatcher as long as nobody has to know of it. To ask
+whether that is so, torch has quick functions, which it does not promise to keep. Where one is
+missing the answer is that somebody has to know: the call goes through ``torch.ops.jitfmha``, which
+is always right, and takes longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad, profiler
+
+
+def _part(path: str, public: Any) -> Any:
+    """What ``torch.<path>`` is, or ``public`` where there is no such thing."""
+    try:
+        return reduce(getattr, path.split("."), torch)
+    except AttributeError:
+        return public
+
+
+# ---- Whether somebody has to know of a call ------------------------------------------------------
+
+# A quarter of the time that torch.compiler.is_compiling takes. They disagree in an export that runs
+# this package's functions, with tensors that are not plain anyway.
+is_traced = torch.compiler.is_dynamo_compiling
+number_of_dispatch_modes: Callable[[], int] = _part("_C._len_torch_dispatch_stack", lambda: 1)
+functorch_level: Callable[[], int | None] = _part("_C._functorch.maybe_current_level", lambda: 0)
+is_any_autocast_enabled: Callable[[], bool] = _part(
+    "_C._is_any_autocast_enabled",
+    lambda: torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"),
+)
+is_recorded_by_jit_trace: Callable[[], bool] = _part(
+    "_C._is_tracing", _part("jit.is_tracing", None)
+)
+
+
+def is_watched(tensors: tuple[object, ...]) -> bool:
+    """Whether a call with these tensors has to go through torch's dispatcher.
+
+    One is not plain: a subclass, a tensor without values, or one whose values a bit of it turns
+    around. Or a mode, a transform, a tracer or a profiler is there.
+    """
+    if (
+        is_traced()
+        or number_of_dispatch_modes() != 0
+        or functorch_level() is not None
+        or getattr(forward_ad, "_current_level", 0) >= 0
+        or getattr(profiler, "_is_profiler_enabled", True)
+    ):
+        return True
+    for x in tensors:
+        if type(x) is Tensor:
+            if x.is_neg() or x.is_meta:
+                return True
+        elif x is not None:
+            return True
+    return False
+
+
+def is_profiled() -> bool:
+    """Whether torch's profiler is on; without torch's word for it a call is named anyway."""
+    return bool(getattr(profiler, "_is_profiler_enabled", True))
+
+
+def has_forward_mode() -> bool:
+    """Whether a level of forward-mode differentiation may be there."""
+    return bool(getattr(forward_ad, "_current_level", 0) >= 0)
+
+
+# ---- The derivatives of operators ----------------------------------------------------------------
+
+SingleLevelFunction: Any = torch.autograd.Function
+below_autograd: Any = None
+try:
+    from torch._functorch.utils import enable_single_level_autograd_function
+    from torch.autograd import function as _function
+
+    SingleLevelFunction = _function._SingleLevelFunction
+    below_autograd = torch._C._AutoDispatchBelowAutograd
+except (ImportError, AttributeError):
+    below_autograd = None
+has_autograd_kernels: bool = below_autograd is not None
+"""Whether operators can have kernels for torch's autograd key, which see what is asked for before
+they run. Otherwise torch.library.register_autograd makes one."""
+
+
+def apply_at_one_level(function: Any, given: tuple[Any, ...]) -> Any:
+    """``function.apply``; inside of torch.func.grad at one of its levels."""
+    with enable_single_level_autograd_function():
+        return function.apply(*given)
+
+
+def without_autocast(device_type: str) -> AbstractContextManager[Any]:
+    """Operators that are called in it are not cast once more."""
+    try:
+        key = getattr(torch._C.DispatchKey, f"Autocast{device_type.upper()}")
+        return torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(key))
+    except AttributeError:
+        return torch.autocast(device_type, enabled=False)
+
+
+def dispatch_modes() -> list[Any]:
+    """The modes that see operators; none where torch does not tell."""
+    try:
+        from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+    except ImportError:
+        return []
+    return list(_get_current_dispatch_mode_stack())
+
+
+# ---- Processors and devices ----------------------------------------------------------------------
+
+
+def has_cpu_feature(name: str) -> bool:
+    """Whether the processor and its operating system have avx2, avx512, avx512_bf16 or amx_tile."""
+    asked = _part(f"cpu._is_{name}_supported", None)
+    if asked is not None:
+        return bool(asked())
+    public = torch.backends.cpu.get_cpu_capability()
+    return {"avx2": ("AVX2", "AVX512"), "avx512": ("AVX512",)}.get(name, ()).count(public) > 0
+
+
+def init_amx() -> bool:
+    """Ask the operating system for the tiles of AMX, on behalf of this process."""
+    return bool(_part("cpu._init_amx", lambda: False)())
+
+
+def current_stream(device: int) -> int:
+    """The address of torch's current stream; 0 where torch has no GPU support."""
+    return int(torch.cuda.current_stream(device).cuda_stream) if torch.cuda.is_available() else 0
+
+
+raw_current_stream: Callable[[int], int] = _part("_C._cuda_getCurrentRawStream", current_stream)
