@@ -169,6 +169,23 @@ def test_sinks(rng: torch.Generator) -> None:
     )
     torch.testing.assert_close(d_sink.double(), expected, atol=2e-5, rtol=2e-5)
 
+    # What unused rows between the sequences hold has no meaning.
+    used = torch.cat([torch.arange(20), torch.arange(24, 44)])
+    wide = [x.new_full((50, *x.shape[1:]), torch.nan) for x in flat]
+    wide[2:4] = flat[2:4]
+    for x, rows in zip((wide[0], wide[1], wide[4]), (flat[0], flat[1], flat[4]), strict=True):
+        x[used] = rows
+    for garbage in (torch.nan, -1e30, torch.inf):
+        wide_lse, d_sink = torch.full((4, 50), garbage), torch.zeros(4)
+        wide_lse[:, used] = packed_lse
+        mha_varlen_bwd(
+            *(*wide, wide_lse, cu_q, cu_k, 20, 45, 0.0, None, False, False, -1, -1, False),
+            cu_seqlens_q_padded=torch.tensor([0, 24, 50], dtype=torch.int32),
+            sink=sink,
+            d_sink=d_sink,
+        )
+        torch.testing.assert_close(d_sink.double(), expected, atol=2e-5, rtol=2e-5)
+
 
 @pytest.mark.parametrize(
     ("changes", "error", "texts"),

@@ -13,9 +13,12 @@ from closeness import assert_close
 from inputs import LAYOUTS, lay_out, random_qkv
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.overrides import TorchFunctionMode
 
 import jitfmha
 from jitfmha.integrations import sdpa
+from jitfmha.problem import torch_parts
 from jitfmha.problem.float64_reference import attention, visible
 
 TORCH = F.scaled_dot_product_attention
@@ -193,6 +196,118 @@ def test_compiled_code_keeps_torch(rng: torch.Generator, ours: list[Any]) -> Non
     )
     torch.testing.assert_close(compiled(*qkv), TORCH(*qkv) + 1)
     assert ours == []
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("bias", [causal_upper_left, causal_lower_right])
+@pytest.mark.parametrize("sizes", [(33, 49), (49, 33), (40, 40)])
+@pytest.mark.parametrize("options", [{}, {"scale": 0.3}, {"enable_gqa": True}])
+def test_causal_biases_of_torch(
+    rng: torch.Generator, ours: list[Any], bias: Any, sizes: tuple[int, int], options: Any
+) -> None:
+    """Also at the bottom right, and with key heads that are shared."""
+    if bias is causal_lower_right and sizes[0] > sizes[1]:
+        pytest.skip("torch: queries without keys are NaN")
+    heads_k = 1 if "enable_gqa" in options else 2
+    q, k, v = qkv = heads_first(rng, seqlen_q=sizes[0], seqlen_k=sizes[1], heads_k=heads_k)
+    out = F.scaled_dot_product_attention(*qkv, bias(*sizes), **options)
+    assert len(ours) == 1
+    mask = 1 if bias is causal_upper_left else 2
+    swapped = tuple(x.transpose(1, 2) for x in qkv)
+    exact = attention(*swapped, mask=mask, softmax_scale=options.get("scale"))
+    assert_close((out.transpose(1, 2), exact[1].float()), exact, *swapped)
+    route = sdpa.explain(q, k, v, bias(*sizes))
+    assert not route.is_ours
+    assert "CausalBias" in route.reasons[0]
+    with pytest.raises(ValueError, match="CausalBias"):  # torch's refusal
+        F.scaled_dot_product_attention(*qkv, bias(*sizes), is_causal=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_causal_biases_of_torch_in_compiled_code(rng: torch.Generator, ours: list[Any]) -> None:
+    qkv = heads_first(rng)
+    torch._dynamo.reset()
+
+    def attend(*x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*x, causal_upper_left(33, 49))
+
+    compiled = torch.compile(attend, backend="aot_eager")
+    torch.testing.assert_close(compiled(*qkv), TORCH(*qkv, is_causal=True))
+
+
+class Doubling(Tensor):
+    """Attention where all ways to know the function agree."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        plain = [x.as_subclass(Tensor) if isinstance(x, cls) else x for x in args]
+        if _is_attention(func):
+            return 2 * func(*plain, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+class Negating(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return -result if _is_attention(func) else result
+
+
+def _is_attention(func: Any) -> bool:
+    """By its name, by one from before the patch, by a table from either time."""
+    name = F.scaled_dot_product_attention
+    return func is name is TORCH and all(func in {known: 0} for known in (TORCH, name))
+
+
+def test_subclasses_and_modes_see_the_call(rng: torch.Generator, ours: list[Any]) -> None:
+    """As without the patch, which is there again afterwards."""
+    q, k, v = heads_first(rng, heads_q=4, heads_k=2)
+    options: dict[str, Any] = {"enable_gqa": True, "scale": 0.2}
+    expected = TORCH(q, k, v, **options)
+    marked = q.as_subclass(Doubling)
+    assert torch.equal(F.scaled_dot_product_attention(marked, k, v, **options), 2 * expected)
+    with Negating():
+        assert torch.equal(F.scaled_dot_product_attention(q, k, v, **options), -expected)
+        assert "TorchFunctionMode" in sdpa.explain(q, k, v, **options).reasons[0]
+    parts = [x.transpose(0, 1).contiguous() for x in q]
+    nested = torch.nested.as_nested_tensor(parts, layout=torch.jagged).transpose(1, 2)
+    result = F.scaled_dot_product_attention(nested, nested, nested)
+    torch.testing.assert_close(result.unbind()[1], TORCH(q, q, q)[1])
+    assert ours == []
+    with torch.device("cpu"):  # a mode that every function passes
+        assert_served(ours, (q, k, v), **options)
+    assert F.scaled_dot_product_attention == TORCH
+    assert F.scaled_dot_product_attention is not TORCH
+
+
+def test_torch_serves_where_it_does_not_tell_its_modes(
+    rng: torch.Generator, ours: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_parts, "function_modes", lambda: [None])
+    qkv = heads_first(rng)
+    assert torch.equal(F.scaled_dot_product_attention(*qkv), TORCH(*qkv))
+    assert ours == []
+
+
+class Undoing(Tensor):
+    patch: sdpa.Patch
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        cls.patch.undo()
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def test_undoing_while_a_subclass_is_asked(rng: torch.Generator) -> None:
+    q, k, v = heads_first(rng)
+    Undoing.patch = sdpa.patch()
+    F.scaled_dot_product_attention(q.as_subclass(Undoing), k, v)
+    assert F.scaled_dot_product_attention is TORCH
 
 
 def test_modules_of_torch(rng: torch.Generator, ours: list[Any]) -> None:

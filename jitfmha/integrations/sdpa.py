@@ -11,13 +11,17 @@ backward pass where autograd will want one. Every other call goes to torch as it
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody calls it
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias
+from torch.overrides import handle_torch_function, has_torch_function
 
 from ..call.detection import target_of
 from ..call.dispatch import explain_problem
@@ -27,13 +31,15 @@ from ..call.pytorch.autograd import backward_of
 from ..planning.target import TARGET_HERE
 from ..problem.arguments import Arguments
 from ..problem.problem import make_problem
-from ..problem.torch_parts import functorch_level, has_forward_mode
+from ..problem.torch_parts import functorch_level, has_forward_mode, is_function_mode_asked
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _TOP_LEFT_CAUSAL = 1  # torch's is_causal
 _MOST_ROUTES = 1024
+_changing = Lock()  # of torch's name for the function
+_torch: Any = F
 
 
 class Route(NamedTuple):
@@ -68,26 +74,20 @@ class Patch:
     """The replaced function, until :meth:`undo`; also a context manager, which undoes it."""
 
     def __init__(self, original: Callable[..., Tensor]) -> None:
-        self._original = original
-        self._ours = _routing(original)
-        self._is_applied = True
-        F.scaled_dot_product_attention = self._ours
+        self._ours = _Routing(original)
+        _torch.scaled_dot_product_attention = self._ours
 
     def undo(self) -> None:
         """Put back what was there before; nothing where that has happened already.
 
         Raises ``RuntimeError`` where somebody has replaced the function since.
         """
-        if not self._is_applied:
-            return
-        found: Any = F.scaled_dot_product_attention
-        if found is not self._ours:
+        if self._ours.is_applied and not self._ours.undo():
+            found = F.scaled_dot_product_attention
             raise RuntimeError(
                 f"torch.nn.functional.scaled_dot_product_attention is {found!r}, which was put "
                 "there after jitfmha's patch; undo that one first"
             )
-        F.scaled_dot_product_attention = self._original
-        self._is_applied = False
 
     def __enter__(self) -> Self:
         return self
@@ -111,8 +111,10 @@ def patch() -> Patch:
     Routed are calls with four dimensions, ``(batch, heads, seqlen, hdim)``, of plain tensors, with
     ``attn_mask`` (bool, float32 or of the query's dtype), ``dropout_p``, ``is_causal``, ``scale``
     and ``enable_gqa``; under ``torch.autocast`` after its casts. :func:`explain` says of a call
-    where it goes. To torch go those in compiled code, under a transform of ``torch.func`` or in
-    forward mode, and all where its flash attention is switched off, as by ``sdpa_kernel``.
+    where it goes. Torch's ``CausalBias`` ends in such calls, too. To torch go those in compiled
+    code, with other tensor subclasses, under a ``TorchFunctionMode``, under a transform of
+    ``torch.func`` or in forward mode, and all where its flash attention is switched off, as by
+    ``sdpa_kernel``.
 
     What is different: which probabilities dropout drops; the output, a view of
     ``(batch, seqlen, heads, hdim)``; and a second derivative, which raises ``NotImplementedError``.
@@ -140,11 +142,53 @@ def explain(
     return Route((reason,)) if reason else _route(call, _arguments_of(call))
 
 
-def _routing(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The function that takes the place of ``original``, with its signature."""
+class _Routing:
+    """The function that takes the place of ``original``, with its signature.
 
-    @functools.wraps(original)
-    def scaled_dot_product_attention(
+    Tensor subclasses and modes tell functions apart: by the name in ``torch.nn.functional``, by one
+    that was bound before or after the patch, or by a table. So this is equal to ``original``, and
+    steps aside where they are asked.
+    """
+
+    def __init__(self, original: Callable[..., Tensor]) -> None:
+        functools.update_wrapper(self, original)
+        self.is_applied = True
+        self._original = original
+        self._steps_aside = 0
+
+    def undo(self) -> bool:
+        """Put ``original`` back; False where somebody has replaced the function since."""
+        with _changing:
+            expected = self._original if self._steps_aside else self
+            if _torch.scaled_dot_product_attention is not expected:
+                return False
+            _torch.scaled_dot_product_attention = self._original
+            self.is_applied = False
+            return True
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        with _changing:
+            self._steps_aside += 1
+            if _torch.scaled_dot_product_attention is self:
+                _torch.scaled_dot_product_attention = self._original
+        try:
+            yield
+        finally:
+            with _changing:
+                self._steps_aside -= 1
+                is_aside = _torch.scaled_dot_product_attention is self._original
+                if self.is_applied and is_aside and not self._steps_aside:
+                    _torch.scaled_dot_product_attention = self
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self._original == other
+
+    def __hash__(self) -> int:
+        return hash(self._original)
+
+    def __call__(
+        self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -155,19 +199,21 @@ def _routing(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Tensor:
-        if not torch.compiler.is_compiling():
-            call = _Call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-            if _reason_of_surroundings(call) is None:
-                arguments = _arguments_of(call)
-                if _known_route(call, arguments).is_ours:
-                    return _attend(call, arguments)
-        return original(
-            *(query, key, value, attn_mask, dropout_p, is_causal),
-            scale=scale,
-            enable_gqa=enable_gqa,
-        )
-
-    return scaled_dot_product_attention
+        call = _Call(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        is_compiling = torch.compiler.is_compiling()
+        if not is_compiling and _reason_of_surroundings(call) is None:
+            arguments = _arguments_of(call)
+            if _known_route(call, arguments).is_ours:
+                return _attend(call, arguments)
+        if has_torch_function(call[:4]) and not (is_compiling and query.is_nested):
+            if is_compiling or isinstance(attn_mask, CausalBias):
+                # It knows the name of today, and what it calls in turn is routed.
+                return handle_torch_function(
+                    self, call[:4], *call[:6], scale=scale, enable_gqa=enable_gqa
+                )
+            with self._aside():
+                return self._original(*call[:6], scale=scale, enable_gqa=enable_gqa)
+        return self._original(*call[:6], scale=scale, enable_gqa=enable_gqa)
 
 
 def _attend(call: _Call, arguments: Arguments) -> Tensor:
@@ -192,6 +238,8 @@ def _reason_of_surroundings(call: _Call) -> str | None:
     for name, x in zip(("query", "key", "value"), tensors, strict=False):
         if x.dim() != 4:
             return f"{name} has shape {tuple(x.shape)}; (batch, heads, seqlen, hdim) is served"
+    if is_function_mode_asked():
+        return "a TorchFunctionMode is in effect"
     if functorch_level() is not None or has_forward_mode():
         return "a transform of torch.func or forward mode is in effect"
     if not torch.backends.cuda.flash_sdp_enabled():

@@ -75,6 +75,20 @@ def has_forward_mode() -> bool:
     return bool(getattr(forward_ad, "_current_level", 0) >= 0)
 
 
+function_modes: Callable[[], list[Any]] = _part(
+    "overrides._get_current_function_mode_stack", lambda: [None]
+)
+try:
+    from torch.utils._device import DeviceContext
+except ImportError:
+    DeviceContext = ()  # type: ignore[assignment, misc, unused-ignore]
+
+
+def is_function_mode_asked() -> bool:
+    """Whether a TorchFunctionMode may look at calls; that of a default device passes attention."""
+    return any(not isinstance(mode, DeviceContext) for mode in function_modes())
+
+
 # ---- The derivatives of operators ----------------------------------------------------------------
 
 SingleLevelFunction: Any = torch.autograd.Function
