@@ -21,6 +21,12 @@ _OPERAND = re.compile(
     r"[savm]|(?:[sav]|ttmp)\d+|m0|vcc|exec|scc|off|src_\w+|(?:vcc|exec|flat_scratch)_(?:lo|hi)|glc|"
     r"slc|sc[01]|nt|lds|offen|idxen|flat_scratch|xnack_mask|null",
 )
+# The assembler knows directives in capital letters and in quotes, too. With `.altmacro` the values
+# of a macro's parameters are computed.
+_FILE_DIRECTIVE = re.compile(r"\.(?:incbin|include|altmacro)", re.IGNORECASE)
+_MACRO = re.compile(r"\.(?:macro|irpc?)(?![a-z])", re.IGNORECASE)
+_LABEL = re.compile(r"\s*(?:\"[^\"]*\"|[^\s\":]+)\s*:")
+_LONE_PARAMETER = re.compile(r"\\(?:[A-Za-z_$.][A-Za-z0-9_$.]*)")
 _NAMING_KEY = re.compile(r"\s*(?:-\s+)?\.(?:name|symbol):")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
@@ -38,6 +44,43 @@ def decorated(name: str) -> str:
     if not _NAME.fullmatch(name) or not name.isascii():
         raise ListingError(f"{name!r} is no name for a kernel: letters, digits and _ are")
     return f"_ZN5aiter{len(name)}{name}E"
+
+
+def refuse_files(listing: str) -> None:
+    """Refuse a listing that the assembler would read other files for.
+
+    The directives ``.include`` and ``.incbin`` do so. Macros can put their names together from
+    pieces: so where there are macros, no parameter may be a part of a directive's or instruction's
+    name, nor begin a word that goes on behind it.
+
+    Raises:
+        ListingError: with the line.
+    """
+    has_macros = _MACRO.search(listing) is not None
+    for number, line in enumerate(re.split(r"\r\n|\r|\n", listing), 1):
+        found = _FILE_DIRECTIVE.search(line)
+        if found is not None:
+            raise ListingError(f"line {number} has {found[0]}: a listing is one file")
+        if has_macros and "\\" in line and _may_spell(line):
+            raise ListingError(
+                f"line {number} puts a name together by a macro, which may be that of any "
+                f"directive: {line.strip()!r:.100}"
+            )
+
+
+def _may_spell(line: str) -> bool:
+    """Whether a line of a macro may become a directive that nobody wrote out."""
+    line = line.replace("\\@", "")  # a number
+    if "\\" in line and ("/*" in line or "*/" in line):
+        return True
+    while (label := _LABEL.match(line)) is not None:
+        if "\\" in label[0]:
+            return True
+        line = line[label.end() :]
+    first, *others = re.split(r"[\s,]+", line.strip())
+    return "\\" in first or any(
+        word.startswith("\\") and not _LONE_PARAMETER.fullmatch(word) for word in others
+    )
 
 
 def kernels_of(listing: str) -> tuple[str, ...]:

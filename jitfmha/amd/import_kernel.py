@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..jit.elf import Elf
-from ..jit.regular_file import read_regular_file
+from ..jit.regular_file import path_inside, read_regular_file
 from ..jit.toolchain.device_compiler import assemble
 from ..problem.arguments import Bf16Cvt
 from ..problem.problem import BF16_CVTS
@@ -26,6 +26,7 @@ from .assembly_listing import (
     ListingError,
     decorated,
     kernels_of,
+    refuse_files,
     renamed,
     target_of_listing,
 )
@@ -160,6 +161,10 @@ def import_listing(listing: str, facts: KernelFacts, symbol: str | None = None) 
         DeviceCompilerNotFound, DeviceCompileError: it cannot be assembled.
     """
     facts.check()
+    try:
+        refuse_files(listing)
+    except ListingError as error:
+        raise ImportRefused(str(error)) from error
     found = kernels_of(listing)
     if symbol is None and len(found) == 1:
         (symbol,) = found
@@ -249,6 +254,10 @@ def add_to_tree(kernel: ImportedKernel, root: Path, *, replaces: bool = False) -
     places = [manifest.parent / (each.kernel_folder or "") for each in kernel.facts.chips]
     for place in places:
         _make_folder(place)
+        try:
+            path_inside(manifest.parent, os.path.relpath(place / "file", manifest.parent))
+        except ValueError as error:
+            raise ImportRefused(f"a kernel has no place in {place}: {error}") from error
     with _turn(manifest.parent):
         lines = _lines_of(manifest)
         text, outdated = _manifest_text(kernel, manifest, lines, replaces=replaces)

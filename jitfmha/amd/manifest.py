@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Generic, Literal, NamedTuple, TypeVar, get_args
 
 from ..jit.cache.trust import file_reason
-from ..jit.regular_file import read_regular_file
+from ..jit.regular_file import path_inside, read_regular_file
 from ..jit.shared_struct import SharedStruct
 from ..problem.problem import BF16_CVTS
 from .chips import Arch, Chip
@@ -381,7 +381,9 @@ def read_manifests(
                 _refuse_twin(row, number, seen)
                 if not os.path.isfile(path.parent / row.file):
                     raise OddRow(f"there is no file {path.parent / row.file}")
-            except OddRow as error:
+                if not is_trusted:
+                    path_inside(path.parent, row.file)
+            except (OddRow, ValueError) as error:
                 left_out[place] = f"is left out: {error}"
                 continue
             rows.append(row)

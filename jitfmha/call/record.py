@@ -31,6 +31,7 @@ from ..amd.kernel_arguments import (
     COMPILED_ARGUMENTS,
     JITFMHA_ARGUMENTS,
 )
+from ..jit.regular_file import path_inside, read_regular_file
 from ..jit.shared_struct import SharedStruct
 from ..problem.arguments import (
     CuSeqlens,
@@ -165,7 +166,7 @@ class Record:
 
     def image(self, kernel: RecordedKernel) -> bytes:
         """The code object as it is in the folder now."""
-        return (self.folder / kernel.code_object).read_bytes()
+        return read_regular_file(self.folder / kernel.code_object)
 
 
 def unpacked(interface: SharedStruct, block: bytes) -> dict[str, float]:
@@ -363,7 +364,7 @@ def read_record(folder: Path) -> Record:
     """
     path = folder / FILE
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_regular_file(path))
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
@@ -501,11 +502,16 @@ def _check_files(record: Record) -> None:
 def _contained(
     folder: Path, file: str, size: int | None, sha256: str | None, where: str = "kernels"
 ) -> None:
-    path = folder / file
-    if Path(file).name != file:
-        raise RecordError(f"{folder / FILE}: {where} names {file!r}, which is not in the folder")
+    if not isinstance(file, str) or Path(file).name != file:
+        raise RecordError(
+            f"{folder / FILE}: {where} names {file!r:.100}, which is not in the folder"
+        )
     try:
-        content = path.read_bytes()
+        path = path_inside(folder, file)
+    except ValueError as error:
+        raise RecordError(f"{folder / FILE}: {where} names {error}") from error
+    try:
+        content = read_regular_file(path, _LARGEST_REGION)
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error.strerror or error}") from error
     if size is not None and len(content) != size:

@@ -117,12 +117,13 @@ def _add_import(actions: Any) -> None:
 def _import(args: argparse.Namespace) -> int:
     from ..amd.import_kernel import ImportRefused, add_to_tree, import_listing, rows_of
     from ..amd.tree import user_tree
+    from ..jit.regular_file import read_regular_file
     from ..jit.toolchain.device_compiler import DeviceCompileError
     from ..replay.kernel_trial import try_kernel
 
     seed = _seed(args.seed)
     try:
-        listing = args.listing.read_text(encoding="utf-8")
+        listing = read_regular_file(args.listing).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{args.listing} cannot be read: {error}") from error
     root = (user_tree() if args.into is None else args.into).absolute()
@@ -293,9 +294,10 @@ def _read(path: Path) -> tuple[Elf, Arch]:
     """A code object and its architecture."""
     from ..amd.chips import architecture
     from ..jit.elf import Elf
+    from ..jit.regular_file import read_regular_file
 
     try:
-        elf = Elf(path.read_bytes())
+        elf = Elf(read_regular_file(path))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, LookupError, struct.error) as error:

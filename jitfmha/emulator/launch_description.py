@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from ..amd.recording_runtime import Started
+from ..jit.regular_file import path_inside, read_regular_file
 from .guarded_memory import guarded_memory
 from .session import DEVICES
 
@@ -56,6 +57,7 @@ _TYPES = {
 _POINTER_BYTES = 8
 _MOST_THREADS = 1024
 _LARGEST_KERNARG = 1 << 16
+_LARGEST_FILE = 1 << 40
 _LARGEST_INTEGER = (1 << 64) - 1
 _CONTENTS = ("fill", "random", "file")
 # Outputs are written to files of these names.
@@ -174,7 +176,7 @@ class LaunchDescription:
             OSError: the file cannot be read.
         """
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = json.loads(read_regular_file(path))
         except (ValueError, RecursionError) as error:
             raise LaunchDescriptionError(f"{path} is not JSON: {error}") from error
         fields = _fields(
@@ -211,7 +213,7 @@ class LaunchDescription:
 
 def _raw_bytes(where: str, path: Path, size: int) -> Tensor:
     try:
-        raw = path.read_bytes()
+        raw = read_regular_file(path, _LARGEST_FILE)
     except OSError as error:
         raise LaunchDescriptionError(f"{where}.file: {error}") from error
     if len(raw) != size:
@@ -308,7 +310,10 @@ def _tensor(name: str, value: object, folder: Path) -> TensorDescription:
     elif not isinstance(given, str):
         raise LaunchDescriptionError(f"{where}.file is {_shown(given)}, which is not a path")
     else:
-        given = folder / given
+        try:
+            given = path_inside(folder, given)
+        except ValueError as error:
+            raise LaunchDescriptionError(f"{where}.file: {error}") from error
     low, high = _limits(where, fields, content, dtype)
     is_output = fields.get("output", False)
     if not isinstance(is_output, bool):

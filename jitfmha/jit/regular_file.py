@@ -1,4 +1,4 @@
-"""Reads files whose names come from elsewhere, where a pipe or a device may wait instead."""
+"""Reads files whose names come from elsewhere: they may lead anywhere, or to a pipe or a device."""
 
 from __future__ import annotations
 
@@ -11,21 +11,36 @@ MOST_BYTES = 64 << 20
 """Code objects, manifests and listings are far smaller."""
 
 
-def read_regular_file(path: Path) -> bytes:
+def path_inside(folder: Path, name: str) -> Path:
+    """The path of a file that a text in ``folder`` names.
+
+    Raises ``ValueError``, with the name, where it leads out of the folder: as an absolute name, by
+    "..", or through a link.
+    """
+    path = folder / name
+    if os.path.isabs(name) or ".." in Path(name).parts:
+        raise ValueError(f"{name!r:.100} is not in the folder {folder}")
+    real = os.path.realpath(path)
+    if not real.startswith(os.path.join(os.path.realpath(folder), "")):
+        raise ValueError(f"{name!r:.100} leads to {real!r:.200}, which is not in {folder}")
+    return path
+
+
+def read_regular_file(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
     """The content of a regular file, links followed; nothing else is opened.
 
     Raises:
-        OSError: it cannot be read, is no regular file, or has more than ``MOST_BYTES``.
+        OSError: it cannot be read, is no regular file, or has more than ``most_bytes``.
     """
     _refuse_irregular(path, os.stat(path))
     # What takes the file's place meanwhile is not waited for.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with os.fdopen(descriptor, "rb") as file:
-        _refuse_irregular(path, os.fstat(descriptor))
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise OSError(errno.EFBIG, f"it has more than {MOST_BYTES} bytes", str(path))
-    return content
+        status = os.fstat(descriptor)
+        _refuse_irregular(path, status)
+        if status.st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"it has more than {most_bytes} bytes", str(path))
+        return file.read(status.st_size)
 
 
 def _refuse_irregular(path: Path, status: os.stat_result) -> None:

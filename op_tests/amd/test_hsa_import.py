@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -19,14 +20,31 @@ from untyped import explain
 
 from jitfmha import emulate
 from jitfmha.amd import import_kernel
-from jitfmha.amd.assembly_listing import ListingError, decorated, kernels_of, renamed
+from jitfmha.amd.assembly_listing import (
+    ListingError,
+    decorated,
+    kernels_of,
+    refuse_files,
+    renamed,
+)
 from jitfmha.amd.chips import Arch, architecture, chip
+from jitfmha.amd.import_kernel import (
+    ImportedKernel,
+    ImportRefused,
+    KernelFacts,
+    add_to_tree,
+    import_listing,
+)
 from jitfmha.amd.manifest import READY_BACKWARD_MANIFEST
 from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR, trees_of
 from jitfmha.cli import main
 from jitfmha.emulator.disassembly import DecodedInstruction, disassemble, without_padding
 from jitfmha.jit.elf import Elf
-from jitfmha.jit.toolchain.device_compiler import assemble_words
+from jitfmha.jit.toolchain.device_compiler import (
+    DeviceCompileError,
+    assemble,
+    assemble_words,
+)
 
 KERNEL = PlainKernel(mask=2, mode=1)
 FLAGS = (
@@ -59,6 +77,13 @@ def hsa(capsys: pytest.CaptureFixture[str]) -> Hsa:
         return Ended(code, *capsys.readouterr())
 
     return run
+
+
+@pytest.fixture(scope="module")
+def imported() -> ImportedKernel:
+    """The kernel of the listing, assembled and not run."""
+    facts = KernelFacts("gfx942", ("MI308",), "bf16", (128, 128), 2, "gm1", "rtne", (64, 32))
+    return import_listing(plain_listing(KERNEL, "gfx942"), facts)
 
 
 @pytest.fixture
@@ -223,6 +248,82 @@ def test_a_listing_is_refused(
     assert ended.code in (1, 2)
     assert complaint in ended.err
     assert not (tmp_path / "tree").exists()
+
+
+@pytest.mark.parametrize("name", ["../../../victim.txt", "{}/victim.txt", "sub/victim.txt", ""])
+def test_a_replaced_row_that_names_another_file(
+    listing: Path, tmp_path: Path, imported: ImportedKernel, name: str
+) -> None:
+    """Its file would be removed."""
+    tree, victim = tmp_path / "tree", tmp_path / "victim.txt"
+    victim.write_text("precious")
+    add_to_tree(imported, tree)
+    manifest = tree / FORWARD / "fmha_fwd.csv"
+    name = name.format(tmp_path)
+    text = manifest.read_text().replace(f"{PLAIN_NAME}.co", name).replace(SYMBOL, "another")
+    manifest.write_text(text)
+    before = contents(tree)
+    complaint = re.escape(
+        f"fmha_fwd.csv, line 2 cannot be replaced: co_name {name!r} is not a file"
+    )
+    with pytest.raises(ImportRefused, match=complaint):
+        add_to_tree(imported, tree, replaces=True)
+    assert contents(tree) == before
+    assert victim.read_text() == "precious"
+
+
+def test_a_folder_that_is_a_link_out_of_the_tree(tmp_path: Path, imported: ImportedKernel) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    folder = tmp_path / "tree" / FORWARD
+    folder.mkdir(parents=True)
+    (folder / "MI308").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ImportRefused, match=r"a kernel has no place in \S+MI308: .*elsewhere"):
+        add_to_tree(imported, tmp_path / "tree")
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '\t.incbin "/etc/passwd"',
+        '.INCLUDE "other.s"',
+        'label: ".incbin" "x"',
+        '/**/.IncBin "x"',
+        '.macro file name\n.incbin "\\name"\n.endm',
+        '.macro file kind\n.inc\\kind "x"\n.endm\nfile bin',
+        '.MACRO file a, b\n\\a\\b "x"\n.endm\nfile .inc, bin',
+        '.macro file a, b\ns_nop \\a\\b "x"\n.endm\nfile ": .inc", bin',
+        '.macro file a\nlabel: \\a\\()bin "x"\n.endm\nfile .inc',
+        ".macro file a\n\\a: s_nop 0\n.endm\nfile x",
+        '.irp a, .inc\n/* */ \\a\\()bin "x"\n.endr',
+        '.irpc a, n\n.i\\a\\()cbin "x"\n.endr',
+        ".altmacro",
+    ],
+)
+def test_a_listing_is_one_file(text: str) -> None:
+    with pytest.raises(ListingError, match=r"line \d+ (has \.|puts a name together by a macro)"):
+        refuse_files(text)
+
+
+def test_macros_with_whole_names_are_taken() -> None:
+    load = "buffer_load_dword v\\to, v\\from, s[0:3], 0 offen offset:\\n"
+    loop = f"loop_\\@:\n  {load}\n  s_cbranch_scc1 loop_\\@"
+    refuse_files(f'.ascii "\\.incb\\n"\n.macro load to, from, n\n{loop}\n.endm\n')
+
+
+def test_the_assembler_has_limits() -> None:
+    """Else 400 MB were written, for a listing of one line."""
+    with pytest.raises(DeviceCompileError, match="it was ended: an assembler has 60 seconds of"):
+        assemble(".text\n.fill 100000000, 4, 1\n", "gfx942")
+
+
+@pytest.mark.parametrize("action", ["show", "disasm", "import"])
+def test_pipes_and_devices_are_not_read(hsa: Hsa, tmp_path: Path, action: str) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero")):
+        ended = hsa(action, path, *(FLAGS if action == "import" else ()))
+        assert (ended.code, "not a regular file" in ended.err) == (2, True), ended.err
 
 
 def test_every_place_of_a_name_is_found() -> None:

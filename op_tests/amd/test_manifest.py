@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 import warnings
@@ -300,6 +301,39 @@ def test_odd_rows_of_ready_backward_kernels(
     (oddity,) = manifest.oddities
     assert f"the tree of the test: {folder / 'fmha_bwd.csv'}, line 3 is left out: " in oddity
     assert words in oddity
+
+
+@pytest.mark.parametrize("linked", ["file", "folder"])
+def test_a_link_out_of_the_folder(tmp_path: Path, linked: str) -> None:
+    """What a manifest names stays inside of its folder; links inside of it are followed."""
+    tree = odd(tmp_path / "tree", [GOOD.row])
+    path = tree.path_of(tree.forward.rows[0])
+    outside = path if linked == "file" else path.parent
+    outside.rename(outside.parent / "moved")
+    outside.symlink_to("moved")
+    assert read(tmp_path / "tree").forward.oddities == ()
+    (outside.parent / "moved").rename(tmp_path / "elsewhere")
+    outside.unlink()
+    outside.symlink_to(tmp_path / "elsewhere")
+    tree = read(tmp_path / "tree")
+    oddity = tree.forward.oddities[0]
+    assert f"fmha_fwd.csv, line 2 is left out: 'MI300/{GOOD.file}' leads to" in oddity
+    assert "elsewhere" in oddity
+
+
+def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
+    tree = odd(tmp_path, [GOOD.row])
+    path = tree.path_of(tree.forward.rows[0])
+    path.unlink()
+    os.mkfifo(path)
+    assert "there is no file" in read(tmp_path).forward.oddities[0]
+    with pytest.warns(RuntimeWarning, match="is not a regular file"):
+        found = tree.code_object(tree.forward.rows[0])
+    assert str(found) == f"{path} cannot be read: it is not a regular file"
+    manifest = tree.folder / FORWARD_MANIFEST
+    manifest.unlink()
+    os.mkfifo(manifest)
+    assert "cannot be read: it is not a regular file" in read(tmp_path).forward.oddities[0]
 
 
 # ---- Which trees there are -----------------------------------------------------------------------

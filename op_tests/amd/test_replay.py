@@ -472,6 +472,11 @@ def test_the_command(group_launch: Path, capsys: pytest.CaptureFixture[str]) -> 
         (lambda folder: edit(folder, "kernels", 0, "arguments", 5, "bytes", "00"), "has 1 bytes"),
         (lambda folder: edit(folder, "kernels", 0, "code_object", "no.co"), "no.co cannot be read"),
         (lambda folder: edit(folder, "kernels", 0, "code_object", "../x"), "not in the folder"),
+        (lambda folder: edit(folder, "kernels", 0, "code_object", ".."), "names '..' is not in"),
+        (lambda folder: edit(folder, "kernels", 0, "code_object", 7), "names 7, which is not in"),
+        (lambda folder: edit(folder, "regions", 0, "file", "/dev/zero"), "'/dev/zero', which is"),
+        (lambda folder: link_out(folder), "which is not in"),
+        (lambda folder: put_a_pipe(folder), "region_0.bin cannot be read: it is not a regular"),
         (lambda folder: edit(folder, "tensors", "q", "region", 99), "region 99"),
         (lambda folder: edit(folder, "tensors", "q", "shape", [1 << 40, 1, 1]), "not lie in its"),
         (lambda folder: edit(folder, "tensors", "q", "dtype", "float12"), "'float12'"),
@@ -511,6 +516,19 @@ def leave_out(folder: Path, *path: str) -> None:
         place = place[name]
     del place[path[-1]]
     (folder / FILE).write_text(json.dumps(document))
+
+
+def link_out(folder: Path) -> None:
+    """A region's file is a link to what is not in the folder."""
+    path = folder / "region_0.bin"
+    path.rename(folder.parent / "elsewhere")
+    path.symlink_to(folder.parent / "elsewhere")
+
+
+def put_a_pipe(folder: Path) -> None:
+    """In the place of a region's file."""
+    (folder / "region_0.bin").unlink()
+    os.mkfifo(folder / "region_0.bin")
 
 
 def flip(folder: Path) -> None:

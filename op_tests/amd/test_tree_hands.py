@@ -57,10 +57,11 @@ def test_owned_by_another_user(where: str, tmp_path: Path, monkeypatch: pytest.M
 
 def test_link_to_a_file_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = good_tree(tmp_path) / "MI300" / GOOD.file
-    path.rename(tmp_path / "elsewhere.co")
-    path.symlink_to(tmp_path / "elsewhere.co")
+    other = path.with_name("elsewhere.co")
+    path.rename(other)
+    path.symlink_to(other)
     assert isinstance(read_first(tmp_path), CodeObject)
-    give_away(tmp_path / "elsewhere.co", monkeypatch)
+    give_away(other, monkeypatch)
     assert_not_used(tmp_path, "elsewhere.co' is owned by user id 54321")
 
 

@@ -236,6 +236,8 @@ def _with_argument(**fields: Any) -> dict[str, Any]:
         (_with_tensor(output="yes"), 'tensors.to.output is "yes"'),
         (_with_tensor(fill=None, file="missing.bin"), "missing.bin"),
         (_with_tensor(fill=None, file="args.json"), "and the tensor has 400"),
+        (_with_tensor(fill=None, file="../x"), ".file: '../x' is not in the folder"),
+        (_with_tensor(fill=None, file="/dev/zero"), ".file: '/dev/zero' is not in the folder"),
         (_launch(tensors={"../to": {}}), 'tensors has "../to", which is no name'),
         (_launch(tensors={".to": {}}), 'tensors has ".to", which is no name'),
         (_launch(tensors={"\x1b[2J": {}}), r'tensors has "\u001b[2J", which is no name'),

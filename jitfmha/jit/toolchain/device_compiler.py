@@ -10,6 +10,7 @@ builtins.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -52,6 +53,16 @@ def architecture(spec: BuildSpec) -> str:
     if len(archs) != 1:
         raise BuildError(f"{spec.name} names {archs} as its architectures; give one {_ARCH_FLAG}")
     return archs[0]
+
+
+# Repetitions and macros of a few letters can keep an assembler busy for years, or fill a disk.
+_MOST_SECONDS, _MOST_MEMORY, _MOST_OUTPUT = 60, 2 << 30, 64 << 20
+_LIMITS = (
+    f"ulimit -t {_MOST_SECONDS}; ulimit -v {_MOST_MEMORY >> 10}; ulimit -f {_MOST_OUTPUT >> 9}"
+)
+# Where there are lower limits already, these are refused, and the lower ones stay.
+_LIMITED = "/bin/sh", "-c", f'{{ {_LIMITS}; }} 2>/dev/null; exec "$@"', "sh"
+_REFUSED = re.compile(r":\d+:\d+: error")
 
 
 class DeviceCompilerNotFound(RuntimeError):
@@ -107,7 +118,7 @@ class DeviceCompiler:
     def assemble(self, assembly: Path, relocatable: Path, arch: str) -> None:
         """A relocatable object from assembly text."""
         words = (*self.clang, *_TARGET, f"-mcpu={arch}")
-        _run([*words, "-c", str(assembly), "-o", str(relocatable)], relocatable.parent)
+        _run([*words, "-c", str(assembly), "-o", str(relocatable)], relocatable.parent, _LIMITED)
 
     def link(self, relocatables: Sequence[Path], linked: Path, flags: Sequence[str] = ()) -> None:
         """A code object from relocatable ones."""
@@ -227,9 +238,9 @@ def _assembled(source: str, arch: str, folder: Path) -> Path:
     return relocatable
 
 
-def _run(command: Sequence[str], folder: Path) -> None:
+def _run(command: Sequence[str], folder: Path, within: Sequence[str] = ()) -> None:
     done = subprocess.run(
-        command,
+        [*within, *command],
         cwd=folder,
         # The directory for temporary files may be full.
         env={**os.environ, "TMPDIR": str(folder)},
@@ -240,4 +251,9 @@ def _run(command: Sequence[str], folder: Path) -> None:
     )
     if done.returncode != 0:
         output = done.stderr.strip()
+        if within and not _REFUSED.search(output):
+            output += (
+                f"\nit was ended: an assembler has {_MOST_SECONDS} seconds of processor time, "
+                f"{_MOST_MEMORY >> 30} GiB of memory, and may write {_MOST_OUTPUT >> 20} MiB"
+            )
         raise DeviceCompileError(f"{' '.join(command[:4])} ... failed:\n{output}", output)
