@@ -177,7 +177,7 @@ def import_listing(listing: str, facts: KernelFacts, symbol: str | None = None) 
     try:
         name = plain_name(symbol) if facts.name is None else facts.name
         new_symbol = decorated(name)
-        image = assemble(renamed(listing, symbol, new_symbol), facts.arch)
+        image = assemble(renamed(listing, symbol, new_symbol), facts.arch, is_limited=True)
     except ListingError as error:
         raise ImportRefused(str(error)) from error
     code_object, lds_bytes, vgprs = _checked(image, new_symbol, facts)

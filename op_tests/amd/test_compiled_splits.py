@@ -180,7 +180,7 @@ def test_num_splits(
     keys = KeyOptions(num_splits=options.pop("num_splits", 0))
     modifiers = Modifiers(sink_size=options.pop("sink_size", 0))
     problem = make_problem(Arguments(q, k, k, keys=keys, modifiers=modifiers, **options))
-    row = replace(ForwardTraits.of(problem, target.arch).row(), waves_of_simd=2)
+    row = ForwardTraits.of(problem, target.arch).row()._replace(waves_of_simd=2)
     splits = SplitChoice(problem, target, row, 1, row.hdim_v).splits(seqlen_q, seqlen_k)
     assert splits.num_splits == num_splits
     # Each of a tile's 4 waves leaves 48 values, a maximum and a sum in each of 64 lanes.

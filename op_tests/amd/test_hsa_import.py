@@ -314,7 +314,7 @@ def test_macros_with_whole_names_are_taken() -> None:
 def test_the_assembler_has_limits() -> None:
     """Else 400 MB were written, for a listing of one line."""
     with pytest.raises(DeviceCompileError, match="it was ended: an assembler has 60 seconds of"):
-        assemble(".text\n.fill 100000000, 4, 1\n", "gfx942")
+        assemble(".text\n.fill 100000000, 4, 1\n", "gfx942", is_limited=True)
 
 
 @pytest.mark.parametrize("action", ["show", "disasm", "import"])

@@ -205,7 +205,7 @@ def test_extent_of_a_tensor(layout: str) -> None:
 _PROCESS = """
 import struct, torch
 from jitfmha.emulator import emulation
-from jitfmha.amd.device_compiler import compile_hip
+from jitfmha.jit.toolchain.device_compiler import compile_hip
 current = emulation()
 assert current.variant == "check"
 memory, to = torch.zeros(32, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)

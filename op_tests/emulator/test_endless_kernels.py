@@ -169,7 +169,7 @@ def test_ctrl_c_in_a_program_of_its_own() -> None:
     """With Python's own handler, and the exit code that shells know."""
     program = f"""
 import os, signal, threading
-from jitfmha.amd.device_compiler import compile_hip
+from jitfmha.jit.toolchain.device_compiler import compile_hip
 from jitfmha.emulator import Emulator
 # A shell starts what runs in the background with this signal ignored.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -227,7 +227,7 @@ def test_the_budget_of_a_block(checks: bool) -> None:
 
 _THREADS_THAT_DO_NOT_START = f"""
 import resource
-from jitfmha.amd.device_compiler import compile_hip
+from jitfmha.jit.toolchain.device_compiler import compile_hip
 from jitfmha.emulator import Emulator, EmulatorError
 emulator = Emulator()
 module = emulator.load_module(compile_hip('''{_SOURCE}''', "gfx942"), 0)

@@ -115,10 +115,13 @@ class DeviceCompiler:
         command = [*self.clang, *HIP_FLAGS, *flags, "-S", str(source), "-o", str(assembly)]
         _run(command, assembly.parent)
 
-    def assemble(self, assembly: Path, relocatable: Path, arch: str) -> None:
-        """A relocatable object from assembly text."""
-        words = (*self.clang, *_TARGET, f"-mcpu={arch}")
-        _run([*words, "-c", str(assembly), "-o", str(relocatable)], relocatable.parent, _LIMITED)
+    def assemble(
+        self, assembly: Path, relocatable: Path, arch: str, *, is_limited: bool = False
+    ) -> None:
+        """A relocatable object from assembly text, which has limits where others wrote it."""
+        words = (*self.clang, *_TARGET, f"-mcpu={arch}", "-c", str(assembly))
+        limits = _LIMITED if is_limited else ()
+        _run([*words, "-o", str(relocatable)], relocatable.parent, limits)
 
     def link(self, relocatables: Sequence[Path], linked: Path, flags: Sequence[str] = ()) -> None:
         """A code object from relocatable ones."""
@@ -194,16 +197,23 @@ def compile_hip_to_assembly(
         return assembly.read_text(encoding="utf-8")
 
 
-def assemble(source: str, arch: str) -> bytes:
+def assemble(source: str, arch: str, *, is_limited: bool = False) -> bytes:
     """A linked code object from assembly text; the text says its code object version.
+
+    Args:
+        source: the text.
+        arch: gfx942 or gfx950.
+        is_limited: the assembler has limits of time, memory and output: others wrote the text.
 
     Raises:
         DeviceCompilerNotFound: no compiler is installed.
-        DeviceCompileError: the source is refused.
+        DeviceCompileError: the source is refused, or takes more than the limits.
     """
     with tempfile.TemporaryDirectory(prefix="jitfmha-") as folder:
-        linked = Path(folder, "kernel.co")
-        device_compiler().link([_assembled(source, arch, Path(folder))], linked)
+        text, relocatable, linked = (Path(folder, f"kernel.{x}") for x in ("s", "o", "co"))
+        text.write_text(source, encoding="utf-8")
+        device_compiler().assemble(text, relocatable, arch, is_limited=is_limited)
+        device_compiler().link([relocatable], linked)
         return linked.read_bytes()
 
 
@@ -220,7 +230,10 @@ def assemble_words(lines: Sequence[str], arch: str) -> list[tuple[int, ...]]:
     sizes = "".join(f".long .Le{i} - .Lb{i}\n" for i in range(len(lines)))
     source = f'.text\n{body}.section .sizes, "a"\n{sizes}'
     with tempfile.TemporaryDirectory(prefix="jitfmha-") as folder:
-        elf = Elf(_assembled(source, arch, Path(folder)).read_bytes())
+        listing, relocatable = Path(folder, "words.s"), Path(folder, "words.o")
+        listing.write_text(source, encoding="utf-8")
+        device_compiler().assemble(listing, relocatable, arch)
+        elf = Elf(relocatable.read_bytes())
     sections = elf.sections_by_name()
     text, lengths = elf.content(sections[".text"]), elf.content(sections[".sizes"])
     words = []
@@ -229,13 +242,6 @@ def assemble_words(lines: Sequence[str], arch: str) -> list[tuple[int, ...]]:
         code = text[16 * i : 16 * i + length]
         words.append(tuple(int.from_bytes(code[k : k + 4], "little") for k in range(0, length, 4)))
     return words
-
-
-def _assembled(source: str, arch: str, folder: Path) -> Path:
-    text, relocatable = folder / "kernel.s", folder / "kernel.o"
-    text.write_text(source, encoding="utf-8")
-    device_compiler().assemble(text, relocatable, arch)
-    return relocatable
 
 
 def _run(command: Sequence[str], folder: Path, within: Sequence[str] = ()) -> None:
