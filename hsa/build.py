@@ -27,7 +27,12 @@ from pathlib import Path
 from typing import get_args
 
 from jitfmha.amd.chips import Arch
-from jitfmha.amd.kernel_arguments import backward_device_header, device_header
+from jitfmha.amd.kernel_arguments import (
+    BACKWARD_ARGUMENTS,
+    JITFMHA_ARGUMENTS,
+    backward_device_header,
+    device_header,
+)
 from jitfmha.amd.manifest import FORWARD_MANIFEST, READY_BACKWARD_MANIFEST
 from jitfmha.jit.toolchain.device_compiler import assemble, compile_hip_to_assembly
 
@@ -107,6 +112,7 @@ class Kernel:
     tile: tuple[int, int]
 
     flags = FORWARD_FLAGS
+    arguments = JITFMHA_ARGUMENTS
 
     @property
     def source(self) -> str:
@@ -218,6 +224,7 @@ class BackwardKernels:
     is_wide: bool = False
 
     flags = ()
+    arguments = BACKWARD_ARGUMENTS
 
     @property
     def source(self) -> str:
@@ -345,6 +352,7 @@ class CodeObject:
         """Its row of the manifest."""
         return {
             **self.kernel.cells(),
+            "layout": self.kernel.arguments.layout,
             "sha256": hashlib.sha256(self.content).hexdigest(),
             "lds_bytes": self.lds_bytes,
             "vgprs": self.vgprs,

@@ -334,8 +334,19 @@ class Manifest(Generic[Row]):
 
     @property
     def oddities(self) -> tuple[str, ...]:
-        """A sentence for everything that was left out."""
-        return tuple(f"{self.origin}: {place} {why}" for place, why in self.left_out.items())
+        """A sentence for everything that was left out; one for all that is for the same reason."""
+        places: dict[str, list[str]] = {}
+        for place, why in self.left_out.items():
+            places.setdefault(why, []).append(place)
+        return tuple(
+            f"{self.origin}: {first}{f' (and {len(others)} more)' if others else ''} {why}"
+            for why, (first, *others) in places.items()
+        )
+
+    @property
+    def why_empty(self) -> tuple[str, ...]:
+        """The oddities, where they leave no row."""
+        return () if self.rows else self.oddities
 
 
 def read_manifests(
@@ -409,6 +420,8 @@ def forward_row(cells: Cells, chip: Chip) -> KernelRow:
         raise OddRow(
             f"abi 'jitfmha' needs threads and a grid; they are {shown(threads)} and {shown(grid)}"
         )
+    if abi == "jitfmha":
+        cells.refuse_other_layout(ARGUMENTS_OF[abi])
     folder = f"{chip.kernel_folder}/" if abi == "aiter" and chip.kernel_folder is not None else ""
     takes_pairs = not (hdims == _AITER_WIDE and chip.architecture.name == "gfx942")
     return KernelRow(
@@ -476,6 +489,7 @@ def ready_backward_row(cells: Cells) -> ReadyBackwardRow:
     sha256 = cells.sha256()
     if sha256 is None:
         raise OddRow("it has no sha256")
+    cells.refuse_other_layout(BACKWARD_ARGUMENTS)
     return ReadyBackwardRow(
         dtype=cells.word("dtype", get_args(BackwardDtype)),
         hdim_q=cells.positive("hdim_q"),
@@ -526,6 +540,16 @@ class Cells:
         missing = [name for name in columns if name not in self._cells]
         if missing:
             raise OddRow(f"it has no {_listed(missing)}")
+
+    def refuse_other_layout(self, arguments: SharedStruct) -> None:
+        """Refuse a row of ours whose code object reads another layout than is packed here."""
+        layout = self.text("layout")
+        if layout != arguments.layout:
+            raise OddRow(
+                f"it was built for another layout of {arguments.name}: {shown(layout)}, where this "
+                f"version has {arguments.layout!r}; rebuild it with hsa/build.py, or reinstall "
+                "jitfmha"
+            )
 
     def text(self, name: str) -> str:
         """A cell as it is; "" where there is none."""

@@ -14,6 +14,7 @@ the two languages disagree, the build fails.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import struct
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -116,6 +117,17 @@ class SharedStruct:
     def leaves(self) -> tuple[str, ...]:
         """The plain values in the order in which ``packer`` takes them, as ``strides[1].head``."""
         return tuple(name for name, _, _ in _leaves(self, "", 0))
+
+    @cached_property
+    def layout(self) -> str:
+        """16 digits that differ where a leaf has another name, type or offset.
+
+        What was compiled for one layout of a struct can be told from what is packed for another.
+        """
+        leaves = "".join(
+            f"{name} {letter} {offset}\n" for name, letter, offset in _leaves(self, "", 0)
+        )
+        return hashlib.sha256(f"{leaves}{self.size}".encode()).hexdigest()[:16]
 
     @cached_property
     def packer(self) -> struct.Struct:

@@ -7,17 +7,21 @@ import re
 import time
 import warnings
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 from plain_tree import COLUMNS, PlainKernel, write_manifest, write_tree
 from tree_environment import UseTree
-from untyped import explain, fmha_fwd
+from untyped import explain, explain_bwd, fmha_fwd
 
 from jitfmha import emulate
-from jitfmha.amd.chips import chip
+from jitfmha.amd.chips import Arch, architecture, chip
+from jitfmha.amd.kernel_arguments import ARGUMENTS_OF, BACKWARD_ARGUMENTS, JITFMHA_ARGUMENTS, Abi
 from jitfmha.amd.manifest import FORWARD_MANIFEST, READY_BACKWARD_COLUMNS
 from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR, Tree, trees_of
+from jitfmha.amd.tree_check import check_tree
+from jitfmha.jit.shared_struct import INT64, SharedStruct
 
 GOOD = PlainKernel()
 OTHER = PlainKernel(mode=1)
@@ -111,8 +115,13 @@ def test_the_interface_of_plain_rows(
     assert (row.abi, row.threads, row.grid) == ("aiter", threads, grid)
 
 
-INTERFACE = ("abi", "threads", "grid", "combine_name")
-OURS = {"abi": "jitfmha", "threads": 128, "grid": "xcd_heads_tiles_splits"}
+INTERFACE = ("abi", "threads", "grid", "combine_name", "layout")
+OURS = {
+    "abi": "jitfmha",
+    "threads": 128,
+    "grid": "xcd_heads_tiles_splits",
+    "layout": JITFMHA_ARGUMENTS.layout,
+}
 
 
 def test_the_interface_columns(tmp_path: Path) -> None:
@@ -158,6 +167,8 @@ ODD_ROWS: list[tuple[dict[str, object], list[str]]] = [
     ({"grid": "round"}, ["grid 'round' is not known for abi aiter and mode 0; tiles_heads_ba"]),
     ({"grid": "heads_batches_tiles"}, ["is not known for abi aiter and mode 0"]),
     (OURS | {"grid": "heads_batches_tiles_splits"}, ["and mode 0; xcd_heads_tiles_splits are"]),
+    (OURS | {"layout": ""}, ["it was built for another layout of Arguments: '', where"]),
+    (OURS | {"layout": "a" * 5000}, ["of Arguments: 'aaa", JITFMHA_ARGUMENTS.layout]),
     ({"combine_name": "a b"}, ["combine_name 'a b' is not a symbol"]),
     ({"sha256": "abc"}, ["sha256 'abc' is not 64 hexadecimal digits"]),
     ({"ts_qo": "9" * 5000}, [f"ts_qo '{'9' * 100}...' is not a number of up to 18 digits"]),
@@ -268,6 +279,7 @@ def ready_rows(folder: Path) -> list[dict[str, object]]:
     values = ("bf16", 64, 64, 0, 0, 0, 0, 128, 64, "main", "sums", "round", "a.co", 512, 256, SHA)
     (folder / "a.co").touch()
     row: dict[str, object] = dict(zip(READY_BACKWARD_COLUMNS, values, strict=True))
+    row["layout"] = BACKWARD_ARGUMENTS.layout
     return [row, row | {"masked": 1}]
 
 
@@ -283,6 +295,8 @@ def ready_rows(folder: Path) -> list[dict[str, object]]:
         ({"edge_threads": 100}, "edge_threads '100' is not a multiple of 64 up to 1024"),
         ({"sha256": ""}, "it has no sha256"),
         ({"sha256": "12"}, "sha256 '12' is not 64 hexadecimal digits"),
+        ({"layout": ""}, "it was built for another layout of BackwardArguments: '', where"),
+        ({"layout": JITFMHA_ARGUMENTS.layout}, f"{BACKWARD_ARGUMENTS.layout!r}; rebuild it"),
         ({"co_name": "../a.co"}, "co_name '../a.co' is not a file name"),
         ({"co_name": "/dev/zero"}, "co_name '/dev/zero' is not a file name"),
         ({"co_name": "b.co"}, "there is no file"),
@@ -294,13 +308,52 @@ def test_odd_rows_of_ready_backward_kernels(
 ) -> None:
     folder = tmp_path / "gfx942" / "fmha_bwd"
     first, second = ready_rows(folder)
-    write_manifest(folder, [second, first | changes], columns=READY_BACKWARD_COLUMNS)
+    columns = *READY_BACKWARD_COLUMNS, "layout"
+    write_manifest(folder, [second, first | changes], columns=columns)
     (folder / "fmha_fwd.csv").rename(folder / "fmha_bwd.csv")
     manifest = read(tmp_path).ready_backward
     assert [row.is_masked for row in manifest.rows] == [True]
     (oddity,) = manifest.oddities
     assert f"the tree of the test: {folder / 'fmha_bwd.csv'}, line 3 is left out: " in oddity
     assert words in oddity
+
+
+@pytest.mark.parametrize("arch", get_args(Arch))
+def test_code_objects_of_another_layout_serve_no_call(
+    arch: Arch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one field more, kernels of before would read their pointers where others lie now."""
+    for variable in (HSA_DIR, AITER_ASM_DIR):
+        monkeypatch.delenv(variable, raising=False)
+    (tree,) = trees_of(chip(architecture(arch).unlisted_chip))
+    assert tree.forward.oddities == tree.ready_backward.oddities == ()
+    counts = len(tree.forward.rows), len(tree.ready_backward.rows)
+    assert min(counts) > 0
+    forward, backward = (
+        SharedStruct(struct.name, {**struct.fields, "one_more": INT64})
+        for struct in (JITFMHA_ARGUMENTS, BACKWARD_ARGUMENTS)
+    )
+    of_abi: dict[Abi, SharedStruct] = {**ARGUMENTS_OF, "jitfmha": forward}
+    monkeypatch.setattr("jitfmha.amd.manifest.ARGUMENTS_OF", of_abi)
+    monkeypatch.setattr("jitfmha.amd.manifest.BACKWARD_ARGUMENTS", backward)
+    (tree,) = trees_of(chip(architecture(arch).unlisted_chip))
+    manifests = tree.forward, tree.ready_backward
+    assert [manifest.rows for manifest in manifests] == [(), ()]
+    assert tuple(len(manifest.left_out) for manifest in manifests) == counts
+    for manifest, struct in zip(manifests, (forward, backward), strict=True):
+        (oddity,) = manifest.oddities
+        assert f"line 2 (and {len(manifest.left_out) - 1} more) is left out: it was" in oddity
+        assert f"for another layout of {struct.name}: " in oddity
+        assert f"{struct.layout!r}; rebuild it with hsa/build.py, or reinstall" in oddity
+    check = check_tree(tree.folder)
+    assert (check.files, len(check.problems)) == (0, sum(counts))
+    x = torch.zeros(1, 64, 2, 128, dtype=torch.bfloat16)
+    with emulate(arch), pytest.warns(RuntimeWarning, match="for another layout of") as warned:
+        plans = explain(x, x, x), explain_bwd(x, x, x, x, x, torch.zeros(1, 2, 64))
+    assert len(warned) == 2
+    for plan in plans:
+        assert plan.plan.family == "compiled"
+        assert re.search(r"not ready: .* was built for another layout of", str(plan))
 
 
 @pytest.mark.parametrize("linked", ["file", "folder"])

@@ -19,6 +19,7 @@ from jitfmha.jit.shared_struct import (
     UINT32,
     Array,
     Dialect,
+    FieldType,
     Pointer,
     SharedStruct,
 )
@@ -112,6 +113,28 @@ def test_every_offset_is_checked() -> None:
     checked = re.findall(r"static_assert\(offsetof\(Call, (\w+)\)", CALL.cpp())
     assert checked == list(CALL.fields)
     assert f"static_assert(sizeof(Call) == {CALL.size});" in CALL.cpp()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"out": POINTER, "scale": FLOAT, "rows": UINT32, "more": UINT32},
+        {"out": POINTER, "scale": FLOAT},
+        {"out": POINTER, "scale": FLOAT, "columns": UINT32},
+        {"out": POINTER, "scale": FLOAT, "rows": INT32},
+        {"out": POINTER, "rows": UINT32, "scale": FLOAT},
+        {"scale": FLOAT, "rows": UINT32, "out": POINTER},
+    ],
+)
+def test_another_layout_has_another_name(other: dict[str, FieldType]) -> None:
+    """Also inside of another struct, and with other offsets of the same fields."""
+    fields: dict[str, FieldType] = {"out": POINTER, "scale": FLOAT, "rows": UINT32}
+    layout = SharedStruct("Slots", fields).layout
+    assert re.fullmatch("[0-9a-f]{16}", layout)
+    assert layout == SharedStruct("Slots", fields).layout
+    assert len({layout, SLOTS.layout, SharedStruct("Slots", other).layout}) == 3
+    outer = [SharedStruct("Outer", {"in": SharedStruct("Slots", x)}) for x in (fields, other)]
+    assert outer[0].layout != outer[1].layout
 
 
 def test_another_dialect() -> None:

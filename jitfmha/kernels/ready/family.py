@@ -62,7 +62,9 @@ def propose(problem: Problem, target: Target) -> ReadyPlan | Refusal:
         if isinstance(found, Choice):
             return ReadyPlan(problem, target, found, tuple(passed_over))
         passed_over.extend(found)
-    return Refusal(tuple(passed_over) or reasons(problem, target))
+    odd = (oddity for tree in target.trees for oddity in tree.forward.why_empty)
+    said = passed_over or reasons(problem, target)
+    return Refusal((*(Reason("{oddity}", oddity=oddity) for oddity in odd), *said))
 
 
 def reasons(problem: Problem, target: Target) -> tuple[Reason, ...]:

@@ -50,6 +50,7 @@ def propose(problem: Problem, target: Target) -> ReadyBackwardPlan | Refusal:
     passed_over: list[Reason] = []
     for tree in target.trees:
         tree.warn_of(tree.ready_backward)
+        passed_over += (Reason("{oddity}", oddity=x) for x in tree.ready_backward.why_empty)
         if not tree.ready_backward.rows:
             continue
         row = chosen_row(tree, problem, target)
