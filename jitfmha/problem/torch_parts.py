@@ -60,7 +60,7 @@ def is_watched(tensors: tuple[object, ...]) -> bool:
         if type(x) is Tensor:
             if x.is_neg() or x.is_meta:
                 return True
-        elif x is not None:
+        else:
             return True
     return False
 

@@ -183,7 +183,7 @@ def attend(arguments: Arguments) -> tuple[Tensor, Tensor]:
     """
     modifiers = arguments.modifiers or Modifiers()
     requiring = _names_that_require_grad(arguments)
-    if arguments.out is not None:
+    if arguments.out is not None or not isinstance(arguments.return_lse, bool):
         make_problem(arguments)
         raise result_requires_grad(next(iter((*requiring, "out"))))
     _refuse_missing_gradients(arguments, requiring)
