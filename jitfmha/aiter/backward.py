@@ -142,8 +142,7 @@ def mha_bwd(
 ) -> Results:
     """The gradients of :func:`jitfmha.aiter.mha_fwd` for a batch of sequences; see the module.
 
-    deterministic: refuse kernels that add dq up with atomics, which are those of a tree that
-        JITFMHA_HSA_DIR names.
+    deterministic: refuse kernels that add dq up with atomics in any order.
     """
 
 

@@ -17,7 +17,8 @@ What they have in common:
 * Numbers and flags may also be 0-dim tensors and NumPy numbers, flags 0, 1 and None, and
   ``window_size`` a list, a tensor or an array.
 * A query that sees no key gets 0 and lse -inf (flash-attn: lse +inf).
-* ``deterministic`` may be True or False: forward and backward pass are deterministic either way.
+* ``deterministic`` may be True or False and has no effect. The forward pass is deterministic;
+  ``torch.use_deterministic_algorithms`` takes backward kernels that are, too.
 * With ``return_attn_probs`` the result is ``(out, softmax_lse, S_dmask)``. ``S_dmask`` is an empty
   tensor without dropout. With it, it is ``(b, hq, sq, sk)`` in q's dtype, of packed sequences
   ``(b, hq, max_seqlen_q, max_seqlen_k)``: the probabilities, negative where they were dropped. It
