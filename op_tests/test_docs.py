@@ -7,6 +7,8 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from jitfmha import cli
 from jitfmha.call.interface import fmha_fwd
 
 _ROOT = Path(__file__).resolve().parents[1]
+_PACKAGE = _ROOT / "jitfmha"
 _README = _ROOT / "README.md"
 _CONTRIBUTING = _ROOT / "CONTRIBUTING.md"
 _DOCS = sorted((_ROOT / "docs").glob("*.md"))
@@ -60,7 +63,7 @@ def test_there_is_python_to_run() -> None:
 
 
 def _commands() -> list[str]:
-    texts = [file.read_text(encoding="utf-8") for file in (*_DOCS, _README)]
+    texts = [file.read_text(encoding="utf-8") for file in (*_DOCS, _README, _CONTRIBUTING)]
     return sorted({found.strip() for text in texts for found in _COMMANDS.findall(text)})
 
 
@@ -102,7 +105,7 @@ def test_the_pages_name_everything_there_is() -> None:
     page = (_ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
     commands = cli._parser()._subparsers._group_actions[0].choices
     assert [x for x in commands if not re.search(rf"`{x}\b", page)] == []
-    sources = (path.read_text(encoding="utf-8") for path in (_ROOT / "jitfmha").rglob("*.py"))
+    sources = (path.read_text(encoding="utf-8") for path in _PACKAGE.rglob("*.py"))
     # Those that are constants of C++ end so.
     variables = {x for text in sources for x in _VARIABLES.findall(text) if "ARGUMENTS" not in x}
     assert len(variables) > 5
@@ -128,3 +131,53 @@ def test_the_site(tmp_path: Path) -> None:
     again = subprocess.run(build, capture_output=True, text=True, check=False)
     assert again.returncode != 0
     assert "exists" in again.stderr
+
+
+# ---- What CONTRIBUTING.md names ------------------------------------------------------------------
+
+_PATH = re.compile(r"[\w.-]*/[\w./-]*|[\w-]+\.(?:py|csv|json|h|in|md)")
+_NAME = re.compile(r"(?!torch\b)[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+
+
+@cache
+def _names() -> set[str]:
+    """The names of the package's code, and every word of its templates."""
+    templates = (file for file in (_ROOT / "csrc_templates").rglob("*") if file.is_file())
+    words = {x for file in templates for x in re.findall(r"\w+", file.read_text(encoding="utf-8"))}
+    return words.union(*map(_names_in, _PACKAGE.rglob("*.py")))
+
+
+def _names_in(file: Path) -> Iterator[str]:
+    yield from (file.stem, file.parent.name)
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def _missing(text: str) -> list[str]:
+    """The paths and the names of code among what stands in backticks that are not there."""
+    explained, run = text.split("## How to run what")
+    quoted = re.findall(r"`([^`]+)`", explained)
+    words = [word for quote in (*quoted, *re.findall(r"`([^`]+)`", run)) for word in quote.split()]
+    paths = [word.replace("NAME", "*") for word in words if _PATH.fullmatch(word)]
+    wrong = [
+        path
+        for path in paths
+        if not any(next(root.glob(path.rstrip("/")), None) for root in (_ROOT, _PACKAGE))
+        and ("/" in path or next(_PACKAGE.rglob(path), None) is None)
+    ]
+    for quote in quoted:
+        if _NAME.fullmatch(quote) and quote not in paths:
+            wrong += [quote] * (not _names().issuperset(quote.split(".")))
+    return wrong
+
+
+def test_what_contributing_names_is_there() -> None:
+    text = _CONTRIBUTING.read_text(encoding="utf-8")
+    assert _missing(text) == []
+    for was, gone in (("`call/run.py`", "call.py"), ("`Arguments`", "TensorGuards")):
+        assert _missing(text.replace(was, f"`{gone}`")) != []
