@@ -42,7 +42,7 @@ class _Shards(NamedTuple):
         return self._chunk(rank, number), self._chunk(number - 1 - rank, number)
 
     def length(self, rank: int) -> int:
-        """How many rows a process has."""
+        """Count the rows of a process."""
         return sum(stop - start for start, stop in self.chunks(rank))
 
     def _chunk(self, i: int, number: int) -> tuple[int, int]:
@@ -293,7 +293,7 @@ def _check_rows(name: str, rows: int, of_length: str, shards: _Shards, rank: int
 
 
 def _placed(chunks: tuple[tuple[int, int], ...]) -> Iterator[tuple[int, int, int]]:
-    """Where each chunk lies in the shard, and its rows in the sequence."""
+    """Say where each chunk lies in the shard, and where its rows lie in the sequence."""
     place = 0
     for start, stop in chunks:
         yield place, start, stop
@@ -491,7 +491,7 @@ class _RowsForHeads(torch.autograd.Function):
 
 
 class _HeadsForRows(torch.autograd.Function):
-    """The way back."""
+    """Exchange heads for rows, with the gradient of the exchange."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, shards: _Shards, call: _Call) -> Tensor:

@@ -48,7 +48,7 @@ def plans_ahead(
 
 
 def _subsets(profile: object) -> tuple[Subset, ...]:
-    """Those of a profile, or what is built without one."""
+    """Look up the subsets of a profile, or what is built without one."""
     if profile is None:
         return DEFAULT
     if not isinstance(profile, str):
@@ -150,7 +150,7 @@ def _hdim(hdim: object) -> tuple[int, int]:
 
 
 def _features(text: object) -> Features:
-    """The names that a text joins."""
+    """Split a text such as "bias+dropout" into names of features; "plain" has none."""
     if not isinstance(text, str):
         raise TypeError(f"features holds {text!r}; use names, joined by '+', or 'plain'")
     names = () if text == "plain" else tuple(text.split("+"))

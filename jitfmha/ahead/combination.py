@@ -84,11 +84,10 @@ class Combination(NamedTuple):
 
     @property
     def out_dtype(self) -> str:
-        """Of the output."""
         return "bf16" if self.dtype in EIGHT_BIT_NAMES else self.dtype
 
     def problem(self) -> Problem:
-        """That of a call of this kind, whatever rules it breaks."""
+        """Give the problem of a call of this kind, whatever rules it breaks."""
         asked, left = self.features, self.mask.left
         problem = Problem(
             mode=self.mode,
@@ -156,7 +155,9 @@ class Combination(NamedTuple):
 
 
 def _strides(batch: int, rows: int, heads: int, hdim: int, layout: Layout) -> tuple[int, ...]:
-    """Of a tensor ``(batch, rows, heads, hdim)`` that lies in memory in the order of ``layout``."""
+    """Give the strides of a tensor ``(batch, rows, heads, hdim)`` that lies in memory in the order
+    of ``layout``.
+    """
     sizes = {"b": batch, "s": rows, "h": heads, "d": hdim}
     strides, below = {}, 1
     for name in reversed(layout):
@@ -166,7 +167,7 @@ def _strides(batch: int, rows: int, heads: int, hdim: int, layout: Layout) -> tu
 
 
 def _strides_of_columns(batch: int, rows: int, heads: int, hdim: int) -> tuple[int, ...]:
-    """The same where rows lie side by side, and each column begins 8 elements on at least."""
+    """Give the strides where rows lie side by side, and columns begin at least 8 elements apart."""
     column = max(rows, 8)
     return heads * hdim * column, 1, hdim * column, column
 
@@ -197,7 +198,6 @@ class CallRule(NamedTuple):
 
     @property
     def name(self) -> str:
-        """That of its function."""
         return self.check.__name__
 
     def complaint(self, combination: Combination) -> str | None:
@@ -210,7 +210,7 @@ class CallRule(NamedTuple):
 
 
 def hdims_are_in_range(x: Combination) -> None:
-    """No kernel has wider ones."""
+    """No kernel has wider head dimensions."""
     check_hdims(x.hdim_q, x.hdim_v)
 
 
@@ -225,7 +225,7 @@ def keys_are_as_queries_or_int8(x: Combination) -> None:
 
 
 def packed_sequences_have_bottom_right_masks(x: Combination) -> None:
-    """As flash-attn has it, whose sequences differ in length."""
+    """flash-attn counts from the bottom right where sequences differ in length."""
     check_mask_of_mode(x.mask, x.mode)
 
 
@@ -249,7 +249,7 @@ def pages_have_no_gradients(x: Combination) -> None:
 
 
 def num_splits_is_in_range(x: Combination) -> None:
-    """As flash-attn has it."""
+    """flash-attn has the same range of splits."""
     check_num_splits(x.num_splits)
 
 
@@ -266,7 +266,7 @@ def scales_of_query_heads_are_of_8_bit_queries(x: Combination) -> None:
 
 
 def int8_probabilities_meet_int8_values(x: Combination) -> None:
-    """Products take two integers, or none."""
+    """A product takes two integers, or none."""
     if Feature.INT8_PROBABILITIES in x.features:
         check_p_descale_dtype(TORCH_DTYPES[x.dtype])
 

@@ -118,7 +118,7 @@ def chip(name: str) -> Chip:
 
 
 def chips() -> tuple[Chip, ...]:
-    """All chips."""
+    """Return every supported chip, in the order of ``chips.json``."""
     return tuple(_facts().chips.values())
 
 

@@ -124,7 +124,7 @@ class KernelFacts:
 
     @property
     def workgroup_threads(self) -> int:
-        """Those that are given, or AMD's."""
+        """The threads of a workgroup that are given, or those of AMD's kernels."""
         return default_threads(*self.hdim) if self.threads is None else self.threads
 
 
@@ -388,7 +388,7 @@ def _csv(rows: Sequence[Sequence[str]]) -> str:
 
 
 def _make_folder(folder: Path) -> None:
-    """With its parents; whatever the umask is, only the user can write to it."""
+    """Make a folder and its parents; whatever the umask is, only the user can write to it."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     for each in reversed(missing):
         each.mkdir(exist_ok=True)

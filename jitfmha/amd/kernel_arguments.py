@@ -271,7 +271,7 @@ _DEVICE = Dialect(
 
 
 def device_header() -> str:
-    """The text of ``hsa/src/arguments.h``."""
+    """Return the text of ``hsa/src/arguments.h``."""
     return f"""\
 // The arguments of the forward kernels. Written by hsa/build.py: jitfmha/amd/kernel_arguments.py
 // states them, says what they mean, and gives them to the host's launcher too.
@@ -286,7 +286,7 @@ def device_header() -> str:
 
 
 def backward_device_header() -> str:
-    """The text of ``hsa/src/backward_arguments.h``."""
+    """Return the text of ``hsa/src/backward_arguments.h``."""
     return f"""\
 // The arguments of the backward kernels. Written by hsa/build.py, as arguments.h is.
 #pragma once
@@ -304,6 +304,6 @@ def compiled_structs() -> str:
 
 
 def backward_structs() -> str:
-    """The same for the kernels of the backward pass."""
+    """Return the C++ structs that kernels of the backward pass take."""
     structs = MODIFIERS, TENSOR_STRIDES, GRADIENT_TENSORS, BACKWARD_ARGUMENTS
     return "\n\n".join(each.cpp(_DEVICE) for each in structs)

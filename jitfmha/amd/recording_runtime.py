@@ -117,25 +117,21 @@ class RecordingRuntime:
 
     @property
     def library_path(self) -> str:
-        """The file of `library`, for dlopen."""
+        """The file of ``library``, which the launcher gives to dlopen."""
         return self.library._name
 
     @property
     def has_host_memory(self) -> bool:
-        """As the runtime behind."""
         return self.recorded.has_host_memory
 
     def describe_device(self, device_index: int) -> str:
-        """What a message calls the device."""
         return f"{self.recorded.describe_device(device_index)}, recorded"
 
     @property
     def current_stream(self) -> Callable[[int], int]:
-        """As the runtime behind."""
         return self.recorded.current_stream
 
     def scale_of_one(self, device_index: int) -> Tensor:
-        """As the runtime behind."""
         return self.recorded.scale_of_one(device_index)
 
     @contextmanager
@@ -184,7 +180,9 @@ def recording_runtime(runtime: Runtime, folder: str) -> RecordingRuntime:
 
 
 def bytes_of(x: Tensor) -> bytes:
-    """From its first element to the end of its last one, from whatever device."""
+    """Copy the bytes from a tensor's first element to the end of its last one, from whatever
+    device.
+    """
     size = extent(x)[1] // x.element_size()
     flat = x.detach().as_strided((size,), (1,)).view(torch.uint8).cpu()
     return ctypes.string_at(flat.data_ptr(), flat.numel())
@@ -210,7 +208,7 @@ _warned: set[str] = set()
 
 
 def warn_once(text: str) -> None:
-    """Once in a process."""
+    """Warn with ``text`` once in a process."""
     if text not in _warned:
         _warned.add(text)
         warnings.warn(f"jitfmha: {text}", RuntimeWarning, stacklevel=4)

@@ -64,7 +64,7 @@ class Runtime(Protocol):
         ...
 
     def describe_device(self, device_index: int) -> str:
-        """What a message calls the device."""
+        """Return what a message calls the device, such as ``device 0``."""
         ...
 
     @property
@@ -107,7 +107,6 @@ class HipRuntime:
         self.current_stream = raw_current_stream
 
     def describe_device(self, device_index: int) -> str:
-        """As ``device 0``."""
         return f"device {device_index}"
 
     def pci_chip_id(self, device: int) -> int | None:

@@ -51,12 +51,11 @@ class Peer(ABC):
 
 
 class Ours(Peer):
-    """This package."""
+    """This package, by its public function."""
 
     name = "jitfmha"
 
     def attend(self, shape: Shape) -> Attend:
-        """Through the public function."""
         return lambda q, k, v: fmha_fwd(q, k, v, mask=shape.mask)
 
 
@@ -113,7 +112,7 @@ class Flex(Peer):
     by_head = True
 
     def attend(self, shape: Shape) -> Attend:
-        """With a block mask of its own, made once."""
+        """A block mask is made once, for all calls."""
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         offset = shape.seqlen_k - shape.seqlen
@@ -137,7 +136,7 @@ class Flex(Peer):
 
 
 class FlashAttn(Peer):
-    """The package ``flash_attn``."""
+    """The package ``flash_attn``, whose causal mask is the bottom-right one."""
 
     name = "flash-attn"
 
@@ -147,14 +146,13 @@ class FlashAttn(Peer):
         return _is_installed("flash_attn")
 
     def attend(self, shape: Shape) -> Attend:
-        """Its causal mask is the bottom-right one."""
         from flash_attn import flash_attn_func  # type: ignore[import-not-found, unused-ignore]
 
         return lambda q, k, v: flash_attn_func(q, k, v, causal=shape.is_causal)
 
 
 class Aiter(Peer):
-    """The package ``aiter``."""
+    """The package ``aiter``, whose causal mask is the bottom-right one."""
 
     name = "aiter"
 
@@ -164,20 +162,18 @@ class Aiter(Peer):
         return _is_installed("aiter")
 
     def attend(self, shape: Shape) -> Attend:
-        """Its causal mask is the bottom-right one."""
         from aiter import flash_attn_func  # type: ignore[import-not-found, unused-ignore]
 
         return lambda q, k, v: flash_attn_func(q, k, v, causal=shape.is_causal)
 
 
 class Xformers(Peer):
-    """The package ``xformers``."""
+    """The package ``xformers``, with its bottom-right causal mask."""
 
     name = "xformers"
 
     @property
     def is_installed(self) -> bool:
-        """Whether it can be imported."""
         return _is_installed("xformers")
 
     def why_not(self, shape: Shape) -> str | None:
@@ -187,7 +183,6 @@ class Xformers(Peer):
         return None
 
     def attend(self, shape: Shape) -> Attend:
-        """With the bottom-right causal mask."""
         from xformers import ops  # type: ignore[import-not-found, unused-ignore]
 
         bias = ops.fmha.attn_bias.LowerTriangularFromBottomRightMask() if shape.is_causal else None

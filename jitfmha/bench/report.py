@@ -36,7 +36,6 @@ class Row:
 
     @property
     def met(self) -> bool:
-        """Whether the bar is met."""
         return self.measured >= self.bar if self.at_least else self.measured <= self.bar
 
 
@@ -51,7 +50,7 @@ class Figure:
 
 @dataclass
 class Report:
-    """A whole run."""
+    """A run of a suite: its rows with bars, its comparisons, and figures without bars."""
 
     suite: str
     machine: dict[str, str]
@@ -61,7 +60,6 @@ class Report:
 
     @property
     def met(self) -> bool:
-        """Whether every bar is met."""
         return all(row.met for row in self.rows)
 
     def at_least(self, what: str, measured: float, bar: float, unit: str) -> None:
@@ -73,7 +71,7 @@ class Report:
         self.rows.append(Row(what, measured, bar, unit, at_least=False))
 
     def figure(self, what: str, measured: float, unit: str) -> None:
-        """Add what has no bar."""
+        """Add a measurement that has no bar."""
         self.figures.append(Figure(what, measured, unit))
 
     def to_dict(self) -> dict[str, Any]:

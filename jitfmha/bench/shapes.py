@@ -53,12 +53,11 @@ class Shape:
 
     @property
     def hdims(self) -> tuple[int, int]:
-        """Of queries and keys, and of values."""
+        """The head dimensions of queries and keys, and of values."""
         return self.hdim, self.hdim_v
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """``dtype`` as torch has it."""
         return _DTYPES[self.dtype]
 
     @property
@@ -68,7 +67,9 @@ class Shape:
 
     @property
     def flops(self) -> float:
-        """Of the matrix products on the pairs that the mask leaves: two, or five in backward."""
+        """The operations of the matrix products on the pairs that the mask leaves: two products, or
+        five in backward.
+        """
         per_pair = 2 * (self.hdim + self.hdim_v)
         if self.direction == "backward":
             per_pair = 2 * (3 * self.hdim + 2 * self.hdim_v)

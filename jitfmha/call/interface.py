@@ -429,7 +429,7 @@ def _check_room(name: str, room: Tensor | None, source: Tensor | None) -> None:
 
 
 def _drawn(q: Tensor, dropout: Dropout | None, generator: Generator | None) -> Dropout | None:
-    """The same dropout with a random state; a state that is given is kept."""
+    """Give the dropout with a random state; a state that is given is kept."""
     if dropout is None or dropout.rng_state is not None or not isinstance(q, Tensor):
         return dropout
     return Dropout(dropout.p, new_rng_state(q.device, generator=generator))

@@ -119,7 +119,7 @@ class RecordedKernel:
     kernarg: bytes
 
     def values(self) -> dict[str, float]:
-        """The arguments by name."""
+        """The kernel's arguments by their names."""
         return unpacked(INTERFACES[self.interface], self.kernarg)
 
 
@@ -175,7 +175,7 @@ def unpacked(interface: SharedStruct, block: bytes) -> dict[str, float]:
 
 
 def packed(interface: SharedStruct, values: Mapping[str, float]) -> bytes:
-    """The block of these values."""
+    """Pack values, by their names, into the bytes of an argument block."""
     return interface.packer.pack(*(values[name] for name in interface.leaves))
 
 
@@ -224,7 +224,7 @@ def named_tensors(tensors: Tensors) -> dict[str, Tensor]:
 def tensors_of(
     named: Mapping[str, Tensor], problem: Problem, max_seqlens: tuple[int | None, int | None]
 ) -> Tensors:
-    """The other way."""
+    """Gather a launch's ``Tensors`` from named ones, which is what ``named_tensors`` undoes."""
     sums = None
     if problem.mode == "gm1":
         q, k = named["cu_seqlens_q"], named["cu_seqlens_k"]
@@ -329,7 +329,7 @@ def where_is(record: Record, address: int) -> str | None:
 
 
 def extent_bytes(tensor: RecordedTensor) -> int:
-    """From its first element to the end of its last one."""
+    """Count the bytes from a tensor's first element to the end of its last one."""
     if 0 in tensor.shape:
         return 0
     steps = zip(tensor.shape, tensor.strides, strict=True)
@@ -467,7 +467,7 @@ def _extent(where: str, value: Sequence[int]) -> tuple[int, int, int]:
 
 
 def _check_places(record: Record) -> None:
-    """Every tensor lies in its region."""
+    """Check that every tensor lies in its region."""
     for i, region in enumerate(record.regions):
         if not 0 <= region.size <= _LARGEST_REGION:
             raise RecordError(f"{record.folder / FILE}: regions[{i}] has {region.size} bytes")

@@ -64,30 +64,24 @@ class RecordedPlan:
 
     @property
     def family(self) -> str:
-        """As the plan's."""
         return self._plan.family
 
     @property
     def kernel(self) -> str:
-        """As the plan's."""
         return self._plan.kernel
 
     @property
     def source(self) -> str:
-        """As the plan's."""
         return self._plan.source
 
     @property
     def is_built(self) -> bool:
-        """As the plan's."""
         return self._plan.is_built
 
     def remarks(self) -> list[str]:
-        """As the plan's."""
         return self._plan.remarks()
 
     def build(self) -> None:
-        """As the plan's."""
         self._plan.build()
 
     def bind(self) -> Kernel:

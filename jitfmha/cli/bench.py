@@ -188,7 +188,7 @@ def _peers(names: list[str] | None) -> list[Peer]:
 
 
 def _check_files(args: argparse.Namespace, shapes: list[Shape]) -> None:
-    """Before hours are spent on measuring."""
+    """Refuse bad files before hours are spent on measuring."""
     from ..bench.plots import PlotError, check_plot
 
     for file in (args.plot, args.roofline):

@@ -342,7 +342,7 @@ def _counts(tree: Tree) -> Iterator[str]:
 
 
 def _chips_here() -> list[Chip]:
-    """Of the GPUs, real or emulated; without any, one of each architecture."""
+    """The chips of the GPUs, real or emulated; without any, one of each architecture."""
     from ..amd.chips import Arch, architecture, chip
     from ..planning.target import AmdTarget
 
@@ -458,7 +458,7 @@ def _small_call(device: torch.device, mode: str) -> Arguments:
 
 
 def _exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """SDPA in float64, on the CPU."""
+    """Compute SDPA in float64, on the CPU."""
     import torch
     from torch.nn.functional import scaled_dot_product_attention
 

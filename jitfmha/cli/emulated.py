@@ -35,7 +35,7 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
 
 
 def add_order_and_budget(parser: argparse.ArgumentParser) -> None:
-    """Add what `check_order_and_budget` checks."""
+    """Add the flags that ``check_order_and_budget`` checks."""
     parser.add_argument(
         "--random-order",
         type=int,
@@ -110,7 +110,7 @@ def _image(path: Path, emulated: str) -> bytes:
 
 
 def _symbol(image: bytes, args: argparse.Namespace, wanted: str | None) -> str:
-    """The symbol that is launched."""
+    """Find the symbol that is launched: the only one, or the one that is asked for."""
     from ..amd.code_object import list_of_names
     from ..jit.elf import Elf
 

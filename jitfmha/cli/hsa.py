@@ -291,7 +291,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _read(path: Path) -> tuple[Elf, Arch]:
-    """A code object and its architecture."""
+    """Read a code object, and its architecture from its header."""
     from ..amd.chips import architecture
     from ..jit.elf import Elf
     from ..jit.regular_file import read_regular_file
@@ -410,7 +410,7 @@ def _disasm(args: argparse.Namespace) -> int:
 
 
 def _as_listing(symbol: str, instructions: list[DecodedInstruction]) -> str:
-    """With a label wherever a branch goes."""
+    """Write the code as a listing, with a label wherever a branch goes."""
     targets = {each.target for each in instructions if each.target is not None}
     lines = [f"{symbol}:"]
     for each in instructions:

@@ -123,7 +123,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _facts(arch: Arch) -> dict[str, Any]:
-    """What is served, as plain values."""
+    """Gather what is served as plain values, for JSON."""
     from ..amd.chips import architecture, chip
     from ..amd.tree import trees_of
     from ..kernels.compiled.rules import SERVES

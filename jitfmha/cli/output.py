@@ -18,12 +18,12 @@ _NARROWEST = 16  # that a column is made, however narrow the terminal is
 
 
 def add_json_flag(parser: argparse.ArgumentParser) -> None:
-    """Add ``--json``."""
+    """Add the flag ``--json``."""
     parser.add_argument("--json", action="store_true", help="print JSON on stdout and nothing else")
 
 
 def print_json(value: object) -> None:
-    """Print one JSON document."""
+    """Print a value as one JSON document."""
     json.dump(value, sys.stdout, indent=2, allow_nan=False)
     print()
 
@@ -45,7 +45,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _terminal_width() -> int | None:
-    """Of the terminal that reads stdout; None where it is a file or a pipe."""
+    """The width of the terminal that reads stdout; None where it is a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
@@ -119,7 +119,7 @@ class ProgressBar:
         self._bar.close()
 
     def line(self, text: str) -> None:
-        """One line above the bar."""
+        """Print a line above the bar."""
         self._bar.write(text, file=sys.stderr)
         sys.stderr.flush()
 

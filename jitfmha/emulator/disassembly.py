@@ -76,7 +76,7 @@ def _code_of(elf: Elf, symbol: str) -> bytes:
 
 
 def without_padding(instructions: list[DecodedInstruction]) -> list[DecodedInstruction]:
-    """Without what compilers and linkers fill up with behind the last instruction.
+    """Leave out what compilers and linkers fill up with behind the last instruction.
 
     That need not be ``s_endpgm``: a loop may lie behind it, and ends with a branch.
     """

@@ -211,7 +211,7 @@ def _id_of(number: int, grid: Id) -> Id:
 
 
 def _axes(costs: Mapping[Id, _Cost], grid: Id) -> list[list[_Cost]]:
-    """For each axis and index the term that it adds; the first axis has that of (0, 0, 0)."""
+    """Give the term that each axis and index adds; the first axis has that of (0, 0, 0)."""
     base = costs[0, 0, 0]
     axes = []
     for axis, length in enumerate(grid):

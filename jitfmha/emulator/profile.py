@@ -93,17 +93,17 @@ class Work:
 
     @property
     def matrix(self) -> int:
-        """Matrix instructions."""
+        """How many matrix instructions there are."""
         return self.count("mfma")
 
     @property
     def valu(self) -> int:
-        """Vector ALU instructions, transcendental ones included."""
+        """How many vector ALU instructions there are, transcendental ones included."""
         return self.count("valu", "transcendental")
 
     @property
     def global_memory(self) -> int:
-        """Buffer, global, flat and scratch instructions."""
+        """How many buffer, global, flat and scratch instructions there are."""
         return self.count("vmem_load", "vmem_store", "vmem_atomic")
 
 
@@ -178,7 +178,7 @@ class Occupancy:
 
     @property
     def limits(self) -> tuple[str, ...]:
-        """What keeps one more workgroup out."""
+        """Name what keeps one more workgroup out of a compute unit."""
         named = {
             "VGPRs": self.by_vgprs,
             "SGPRs": self.by_sgprs,
@@ -371,7 +371,6 @@ class LaunchProfile:
         return f"<LaunchProfile of {demangled(self.kernel)} on {self.device}>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         return f"<pre>{escape(str(self))}</pre>"
 
     def __str__(self) -> str:

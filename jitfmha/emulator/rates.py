@@ -60,7 +60,7 @@ def rates_of(arch: chips.Arch) -> Mapping[str, int]:
 
 @cache
 def rates_of_chip(name: str) -> ChipRates:
-    """Those of the chip called ``name``, as "MI300X".
+    """Return the rates of the chip called ``name``, such as "MI300X".
 
     Raises:
         ValueError: the chip is not known, or its clock is not published.

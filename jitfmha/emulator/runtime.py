@@ -41,7 +41,7 @@ class Module:
 
 @dataclass(frozen=True)
 class Function:
-    """A kernel of a module."""
+    """A kernel of a loaded module, as ``hipModuleGetFunction`` gives it."""
 
     handle: int
     device: int
@@ -205,7 +205,7 @@ class Emulator:
                 raise raised[0] from None
 
     def device_attribute(self, attribute: int, device: int) -> int:
-        """`hipDeviceGetAttribute`."""
+        """Ask ``hipDeviceGetAttribute``."""
         value = ctypes.c_int()
         self._check(self.library.hipDeviceGetAttribute(ctypes.byref(value), attribute, device))
         return value.value
@@ -285,7 +285,7 @@ class Emulator:
         return text.value.decode(), length
 
     def definitions(self) -> list[Definition]:
-        """Every row of the instruction tables."""
+        """Return every row of the instruction tables."""
         rows: list[Definition] = []
         text = ctypes.create_string_buffer(512)
         while self.library.jitfmha_emulator_definition(len(rows), text, len(text)):

@@ -67,7 +67,7 @@ class Emulation:
 
     @property
     def device(self) -> int:
-        """The device of the virtual node."""
+        """The index of the chip's device on the virtual node."""
         return DEVICES[self.arch]
 
     @property
@@ -76,7 +76,6 @@ class Emulation:
         return True
 
     def describe_device(self, device_index: int) -> str:
-        """What a message calls the device."""
         return "emulated"
 
     def current_stream(self, device_index: int) -> int:
@@ -98,7 +97,7 @@ class Emulation:
 
     @property
     def library_path(self) -> str:
-        """The file of `library`, for dlopen."""
+        """The file of ``library``, which the launcher gives to dlopen."""
         return self.library._name
 
     def emulator(self) -> Emulator:
@@ -171,7 +170,7 @@ class EmulatedRun:
         self._profiles: list[LaunchProfile] = []
 
     def emulator(self) -> Emulator:
-        """`Emulation.emulator`."""
+        """The emulator that the block's launches run on."""
         return self.emulation.emulator()
 
     def findings(self) -> tuple[Finding, ...]:
@@ -251,7 +250,7 @@ def emulation() -> Emulation | None:
 
 
 def _run_here(emulation: Emulation) -> EmulatedRun:
-    """Where what is seen of `emulation`'s launches goes: the block around, else the process."""
+    """The run that collects what is seen of a launch: the block's around it, else the process's."""
     run = _CURRENT_RUN.get()
     return run if run is not None and run.emulation == emulation else _run_of_process(emulation)
 

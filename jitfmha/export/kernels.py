@@ -87,7 +87,7 @@ class BackwardKernels(NamedTuple):
 
 
 def forward_kernels(selection: Selection) -> Iterator[ForwardKernel]:
-    """Those that come ready, and serve what is selected.
+    """Choose the kernels that come ready and serve what is selected.
 
     Raises ``CodeObjectError`` for a file that is not what its manifest says.
     """

@@ -1,4 +1,4 @@
-"""The files of an exported library."""
+"""Writes the files of an exported library."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _rendered(name: str, values: Mapping[str, object]) -> str:
 
 
 def _namespace(version: str) -> str:
-    """Of a version, as v0_1_0."""
+    """The C++ namespace of a version, such as v0_1_0."""
     return "v" + re.sub(r"\W", "_", version)
 
 

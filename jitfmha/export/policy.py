@@ -21,7 +21,7 @@ _ROW = {
 
 @cache
 def policy_in_cpp() -> Translation:
-    """The modules that decide, translated."""
+    """Translate the modules that decide to C++."""
     enums = {"Arch": get_args(Arch), "KernelDtype": get_args(KernelDtype)}
     vocabulary = Vocabulary(enums=enums, structs={"KernelRow": _ROW})
     return Translation((key_split, policy), vocabulary)

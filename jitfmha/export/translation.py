@@ -222,7 +222,7 @@ class Translation:
 
 
 class _Source:
-    """A module and its syntax."""
+    """A module with its syntax tree, and the names that it defines."""
 
     def __init__(self, module: ModuleType, name: str, tree: ast.Module) -> None:
         self.module, self.name, self.tree = module, name, tree
@@ -514,7 +514,7 @@ def _constant_name(name: str) -> str:
 
 
 def _arguments_of(annotation: str) -> list[str]:
-    """Those between the brackets of a type."""
+    """Split the arguments between the brackets of a type."""
     _, _, inside = annotation.partition("[")
     return [x.strip() for x in inside.removesuffix("]").split(",")]
 
@@ -524,7 +524,7 @@ def _decorators(node: ast.FunctionDef) -> list[str]:
 
 
 def _comment(node: ast.FunctionDef | ast.ClassDef) -> str:
-    """The first line of a docstring."""
+    """Make the first line of a docstring a C++ comment."""
     text = ast.get_docstring(node)
     return f"// {text.splitlines()[0]}\n" if text else ""
 

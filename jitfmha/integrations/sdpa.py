@@ -43,7 +43,7 @@ _torch: Any = F
 
 
 class Route(NamedTuple):
-    """Where a call goes.
+    """Where a call goes, to this package or to torch, and why.
 
     Attributes:
         reasons: why torch serves it; empty where this package does.
@@ -53,12 +53,11 @@ class Route(NamedTuple):
 
     @property
     def is_ours(self) -> bool:
-        """Whether this package serves the call."""
         return not self.reasons
 
 
 class _Call(NamedTuple):
-    """The arguments of ``scaled_dot_product_attention``."""
+    """The arguments of ``scaled_dot_product_attention``, by position or by name."""
 
     query: Tensor
     key: Tensor
@@ -257,7 +256,7 @@ def _reason_of_surroundings(call: _Call) -> str | None:
 
 
 def _arguments_of(call: _Call) -> Arguments:
-    """The same call of ``fmha_fwd``. Dropout is without the random state, which routes nothing."""
+    """Translate a call to ``fmha_fwd``. Dropout has no random state, which routes nothing."""
     q, k, v = (x.transpose(1, 2) for x in call[:3])
     options: dict[str, Any] = {"mask": _TOP_LEFT_CAUSAL if call.is_causal else 0}
     if call.scale is not None:
@@ -278,7 +277,7 @@ _routes: dict[Hashable, Route] = {}
 
 
 def _known_route(call: _Call, arguments: Arguments) -> Route:
-    """As :func:`_route`, which is asked once for calls that are alike."""
+    """Remember the answers of :func:`_route`, which is asked once for calls that are alike."""
     modifiers = arguments.modifiers
     tensors = (*arguments[:3], None if modifiers is None else modifiers.bias)
     key = (

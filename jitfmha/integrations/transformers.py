@@ -269,7 +269,7 @@ def attention(
 
 
 def _refuse_what_is_not_served(others: dict[str, object]) -> None:
-    """Of all that models pass: what would change the result; most of it is nobody's business."""
+    """Refuse what would change the result; most of what models pass would not."""
     if others.get("output_attentions"):
         raise NotImplementedError(
             'output_attentions=True: no probabilities are kept; use attn_implementation="eager"'
@@ -335,7 +335,7 @@ def _given_packing(
 
 
 def _packing_of_positions(position_ids: Tensor | None, q: Tensor, k: Tensor) -> Packing | None:
-    """That of rows with several sequences, as Transformers' own masks find them."""
+    """The packing of rows with several sequences, as Transformers' own masks find them."""
     batch, seqlen = q.shape[:2]
     if position_ids is None or seqlen == 1 or k.shape[1] != seqlen:
         return None

@@ -194,7 +194,7 @@ class _Cache(NamedTuple):
 
     @property
     def described(self) -> str:
-        """Where a sequence has its keys."""
+        """Where a sequence has its keys, in words."""
         if self.block_table is None:
             return f"k_cache ({describe(self.k)})"
         return f"a row of block_table ({describe(self.block_table)})"

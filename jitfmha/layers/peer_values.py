@@ -97,7 +97,7 @@ def as_softmax_scale(value: object) -> float | None:
 
 
 def as_dropout_p(value: object) -> float:
-    """A probability below 1."""
+    """Convert ``dropout_p`` to a float, which is at least 0 and below 1."""
     dropout_p = as_number("dropout_p", value)
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p={value!r} must be at least 0 and less than 1")

@@ -18,19 +18,15 @@ class AbsentRuntime:
 
     @property
     def library_path(self) -> str:
-        """Raises ``HipError``."""
         _refuse()
 
     def describe_device(self, device_index: int) -> str:
-        """What a message calls the device."""
         return "not here"
 
     def current_stream(self, device_index: int) -> NoReturn:
-        """Raises ``HipError``."""
         _refuse()
 
     def scale_of_one(self, device_index: int) -> NoReturn:
-        """Raises ``HipError``."""
         _refuse()
 
 

@@ -66,7 +66,7 @@ def _chip(runtime: HipRuntime, arch: Arch, index: int, name: str) -> Chip:
 
 @cache
 def _warn_of_assumed_chip(arch: Arch, chip: Chip) -> None:
-    """Once in a process."""
+    """Warn, once in a process, that the chip is a guess."""
     warnings.warn(
         f"jitfmha: neither the HIP runtime nor the system tells the PCI id of a {arch}; it runs "
         f"the kernels for the {chip}",

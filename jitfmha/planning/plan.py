@@ -44,7 +44,7 @@ class Plan(Protocol):
 
     @property
     def kernel(self) -> str:
-        """The kernel's name."""
+        """The name of the kernel, as ``explain`` shows it."""
         ...
 
     @property
@@ -85,12 +85,12 @@ class Refusal(NamedTuple):
     reasons: tuple[Reason, ...]
 
     def sentences(self) -> tuple[str, ...]:
-        """The reasons in words."""
+        """The reasons as sentences."""
         return tuple(str(reason) for reason in self.reasons)
 
 
 class Family(Protocol):
-    """A module or package of ``jitfmha.kernels``."""
+    """What a module or package of ``jitfmha.kernels`` has to have, to be a family."""
 
     @property
     def NAME(self) -> str: ...  # noqa: N802 - a constant of the module

@@ -144,7 +144,6 @@ class AmdTarget:
 
     @property
     def arch(self) -> Arch:
-        """The chip's architecture."""
         return self.chip.architecture.name
 
     @property

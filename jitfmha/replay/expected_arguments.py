@@ -99,7 +99,7 @@ def _is_same(found: Any, expected: Any) -> bool:
 
 
 def _shown(record: Record, kernel: RecordedKernel, name: str, value: Any) -> str:
-    """An address as what lies there."""
+    """Show an address as what lies there."""
     if name in _addresses(kernel.interface):
         return where_is(record, value) or (f"{value:#x}, where nothing is" if value else "null")
     return str(value)
@@ -162,7 +162,7 @@ class _Facts:
             yield from self.addresses({argument: name if self.has(name) else plain})
 
     def tensor_at(self, address: int) -> str | None:
-        """The tensor that begins there."""
+        """Name the tensor that begins at an address."""
         found = where_is(self.record, address)
         return found if found in self.record.tensors else None
 
@@ -201,7 +201,7 @@ def _times(factor: int) -> str:
 
 
 def element_bytes(tensor: RecordedTensor) -> int:
-    """Of one element."""
+    """Return the size of one element, in bytes."""
     return int(getattr(torch, tensor.dtype).itemsize)
 
 

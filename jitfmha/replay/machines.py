@@ -58,7 +58,6 @@ class EmulatedMachine:
         self._run = EmulatedRun(emulation)
 
     def run(self, kernel: Started, memory: Iterable[Tensor]) -> None:
-        """As `Machine.run`."""
         emulation = self._run.emulation
         try:
             with (
@@ -74,7 +73,6 @@ class EmulatedMachine:
             raise RerunError(str(error)) from error
 
     def findings(self) -> tuple[Finding, ...]:
-        """Those of the sanitizer."""
         return self._run.findings() if self._run.emulation.variant == "check" else ()
 
 
@@ -109,7 +107,6 @@ class GpuMachine:
             self._library.hipModuleUnload(module)
 
     def findings(self) -> tuple[Finding, ...]:
-        """A GPU has no sanitizer."""
         return ()
 
     def _call(self, name: str, *arguments: object) -> None:

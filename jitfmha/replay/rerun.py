@@ -80,7 +80,7 @@ class Diagnosis:
     findings: tuple[Finding, ...]
 
     def sentence(self) -> str:
-        """The fault, in words."""
+        """Say in words which side is at fault."""
         return {
             "none": "Arguments and kernels are right.",
             "arguments": "The arguments are at fault: with those that the problem implies, the "

@@ -92,7 +92,7 @@ class _Attention(SingleLevelFunction):  # type: ignore[misc]
 
 
 class _EagerAttention(torch.autograd.Function):
-    """The same of plain tensors, past torch's dispatcher."""
+    """``_Attention`` of plain tensors, past torch's dispatcher."""
 
     @staticmethod
     def forward(
@@ -151,7 +151,7 @@ def _without_tensors(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def _with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
-    """The value that had these tensors."""
+    """Put tensors back into a value from which they were taken."""
     if value is _TENSOR:
         return next(tensors)
     if not hasattr(value, "_fields"):
@@ -291,7 +291,7 @@ def _is_gradient_asked_for(given: tuple[Any, ...]) -> bool:
 
 
 def _names_that_require_grad(arguments: Arguments) -> list[str]:
-    """Those of the arguments' tensors, but for ``out``."""
+    """Name the tensors that require grad, but for ``out``."""
     named = [("q", arguments.q), ("k", arguments.k), ("v", arguments.v)]
     if arguments.descales is not None:
         named += [(f"{name}_descale", x) for name, x in arguments.descales._asdict().items()]

@@ -49,7 +49,7 @@ class _Examples(NamedTuple):
         return all(dims.get(name) is None for name in _SAME_FOR_ALL)
 
     def number(self, i: int) -> tuple[Any, ...]:
-        """The arguments of one example."""
+        """Return the arguments of the example with the number ``i``."""
         return tuple(
             x if self.dims.get(name) is None else x.select(self.dims[name], i)
             for name, x in self.flat.items()
