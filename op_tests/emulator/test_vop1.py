@@ -1,88 +1,15 @@
-"""VOP1: one-source vector instructions, in their short form, as VOP3, and with SDWA and DPP."""
+"""VOP1 instructions that are no row of a table: approximations, small floats, moves."""
 
 from __future__ import annotations
-
-import random
 
 import numpy as np
 import pytest
 from models.small_floats import of_chip
-from models.vector_alu import Environment, Operation
-from models.vop1 import APPROXIMATIONS, EXACT, OF_ONE_CHIP
+from models.vop1 import APPROXIMATIONS
 from numpy.typing import NDArray
 from programs import LANES, Segment, run
-from vector_cases import (
-    FLOATS,
-    Case,
-    Form,
-    check,
-    dpp_controls,
-    random_dpp,
-    random_environment,
-    random_sdwa,
-    random_signs,
-)
 
 from jitfmha.emulator import Emulator, EmulatorError
-
-_ALL: list[tuple[str, Operation]] = [*EXACT.items(), *OF_ONE_CHIP]
-# 64-bit operands know neither SDWA nor, but for moves, DPP.
-_SHORT = [(name, op) for name, op in _ALL if "64" not in op.result + op.sources[0]]
-_WITH_FLOATS = [(n, op) for n, op in _ALL if {op.result, op.sources[0]} & set(FLOATS)]
-
-
-def _cases(*forms: Form) -> list[Case]:
-    return [Case(name, op, form) for name, op in _ALL for form in forms]
-
-
-def test_short_form(emulator: Emulator, arch: str, seed: int) -> None:
-    check(emulator, arch, _cases(Form(), Form(scalar_source=True)), seed)
-
-
-def test_vop3_form(emulator: Emulator, arch: str, seed: int) -> None:
-    check(emulator, arch, _cases(Form("e64")), seed)
-
-
-def test_signs_clamp_and_output_scale(emulator: Emulator, arch: str, seed: int) -> None:
-    rng = random.Random(seed)
-    flushing = Environment(denormal32=0, denormal16_64=0, ieee=False)
-    cases = []
-    for name, op in _WITH_FLOATS:
-        if op.sources[0] in FLOATS:
-            cases += [Case(name, op, Form("e64", **random_signs(op, rng))) for _ in range(2)]
-        if op.result in FLOATS:
-            cases.append(Case(name, op, Form("e64", clamp=True)))
-            omod = rng.choice(("mul:2", "mul:4", "div:2"))
-            cases.append(Case(name, op, Form("e64", omod=omod, environment=flushing)))
-    check(emulator, arch, cases, seed, waves=1)
-
-
-def test_mode(emulator: Emulator, arch: str, seed: int) -> None:
-    rng = random.Random(seed)
-    cases = [
-        Case(name, op, Form("e32", environment=random_environment(rng)))
-        for name, op in _WITH_FLOATS
-        for _ in range(4)
-    ]
-    check(emulator, arch, cases, seed, waves=1)
-
-
-def test_sdwa(emulator: Emulator, arch: str, seed: int) -> None:
-    rng = random.Random(seed)
-    cases = []
-    for name, op in _SHORT:
-        if "p8" in name or "bf8" in name or "bf16" in name:
-            continue
-        cases += [Case(name, op, Form("sdwa", sdwa=random_sdwa(op, rng))) for _ in range(3)]
-    check(emulator, arch, cases, seed, waves=1)
-
-
-def test_dpp(emulator: Emulator, arch: str, seed: int) -> None:
-    rng = random.Random(seed)
-    cases = [Case("v_mov_b32", EXACT["v_mov_b32"], Form("dpp", dpp=d)) for d in dpp_controls()]
-    cases += [Case(name, op, Form("dpp", dpp=random_dpp(rng))) for name, op in _SHORT]
-    check(emulator, arch, cases, seed, waves=1)
-
 
 # ---- Approximations ------------------------------------------------------------------------------
 
@@ -253,17 +180,9 @@ def test_swaps(emulator: Emulator, arch: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     a, b = rng.integers(0, 2**32, (2, LANES), np.uint32)
     mask = int(rng.integers(0, 2**63))
-    lanes = np.arange(LANES)
-    (result,) = run(
-        emulator,
-        arch,
-        [Segment("v_swap_b32 v0, v1", {"v0": a, "v1": b, "exec": mask}, ["v0", "v1"])],
-    )
-    active = (
-        (mask >> lanes & 1).astype(bool)
-        if mask < 2**62
-        else np.array([mask >> i & 1 for i in lanes], bool)
-    )
+    segment = Segment("v_swap_b32 v0, v1", {"v0": a, "v1": b, "exec": mask}, ["v0", "v1"])
+    (result,) = run(emulator, arch, [segment])
+    active = np.array([mask >> i & 1 for i in range(LANES)], bool)
     np.testing.assert_array_equal(result["v0"], np.where(active, b, a))
     np.testing.assert_array_equal(result["v1"], np.where(active, a, b))
 
@@ -275,24 +194,16 @@ def test_swaps_of_rows(emulator: Emulator, seed: int, row: int) -> None:
     a, b = rng.integers(0, 2**32, (2, LANES), np.uint32)
     code = f"v_permlane{row}_swap_b32 "
     half_active = 0x0000FFFF0000FFFF if row == 32 else 0x00FF00FF00FF00FF
-    one, partial, same = run(
-        emulator,
-        "gfx950",
-        [
-            Segment(code + "v0, v1", {"v0": a, "v1": b}, ["v0", "v1"]),
-            Segment(code + "v0, v1", {"v0": a, "v1": b, "exec": half_active}, ["v0", "v1"]),
-            Segment(code + "v0, v0", {"v0": a}, ["v0"]),
-        ],
-    )
+    segments = [
+        Segment(code + "v0, v1", {"v0": a, "v1": b}, ["v0", "v1"]),
+        Segment(code + "v0, v1", {"v0": a, "v1": b, "exec": half_active}, ["v0", "v1"]),
+        Segment(code + "v0, v0", {"v0": a}, ["v0"]),
+    ]
+    one, partial, same = run(emulator, "gfx950", segments)
 
-    def swapped(
-        x: NDArray[np.uint32], y: NDArray[np.uint32]
-    ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        first, second = x.reshape(-1, 2, row).copy(), y.reshape(-1, 2, row).copy()
-        first[:, 1], second[:, 0] = second[:, 0].copy(), first[:, 1].copy()
-        return first.reshape(-1), second.reshape(-1)
-
-    first, second = swapped(a, b)
+    rows_a, rows_b = a.reshape(-1, 2, row), b.reshape(-1, 2, row)
+    first = np.stack([rows_a[:, 0], rows_b[:, 0]], axis=1).reshape(-1)
+    second = np.stack([rows_a[:, 1], rows_b[:, 1]], axis=1).reshape(-1)
     np.testing.assert_array_equal(one["v0"], first)
     np.testing.assert_array_equal(one["v1"], second)
     active = np.array([half_active >> i & 1 for i in range(LANES)], bool)
@@ -312,18 +223,13 @@ def test_accumulation_registers_and_first_lanes(emulator: Emulator, arch: str, s
     a, b = rng.integers(0, 2**32, (2, 2 * LANES), np.uint32)
     exec_masks = np.array([0xFFFF0000FFFF0000, 0x8000000000000000], np.uint64)
     inputs = {"a1": a, "a0": b, "exec": exec_masks}
-    moved, first, none = run(
-        emulator,
-        arch,
-        [
-            Segment("v_accvgpr_mov_b32 a0, a1\nv_nop\nv_clrexcp", inputs, ["a0", "a1"]),
-            Segment("v_readfirstlane_b32 s4, v1", {"v1": a, "exec": exec_masks}, ["s4"]),
-            Segment("v_readfirstlane_b32 s4, v1", {"v1": a, "exec": 0}, ["s4"]),
-        ],
-    )
-    active = np.array(
-        [int(exec_masks[i // LANES]) >> i % LANES & 1 for i in range(2 * LANES)], bool
-    )
+    segments = [
+        Segment("v_accvgpr_mov_b32 a0, a1\nv_nop\nv_clrexcp", inputs, ["a0", "a1"]),
+        Segment("v_readfirstlane_b32 s4, v1", {"v1": a, "exec": exec_masks}, ["s4"]),
+        Segment("v_readfirstlane_b32 s4, v1", {"v1": a, "exec": 0}, ["s4"]),
+    ]
+    moved, first, none = run(emulator, arch, segments)
+    active = np.array([int(mask) >> i & 1 for mask in exec_masks for i in range(LANES)], bool)
     np.testing.assert_array_equal(moved["a0"], np.where(active, a, b))
     np.testing.assert_array_equal(first["s4"], [a[16], a[2 * LANES - 1]])
     np.testing.assert_array_equal(none["s4"], [a[0], a[LANES]])

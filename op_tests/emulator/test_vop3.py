@@ -1,98 +1,24 @@
-"""VOP3-only instructions: modifiers, op_sel, MODE, division, and what works across lanes."""
+"""VOP3 instructions that are no row of a table: truth tables, division, what works across lanes."""
 
 from __future__ import annotations
 
-import random
-from pathlib import Path
-
 import numpy as np
 import pytest
-from models.vector_alu import VOP3, Environment, Operation, bitop3
+from models.vector_alu import bitop3
 from programs import LANES, Segment, run
-from vector_cases import (
-    FLOATS,
-    WIDTHS,
-    Case,
-    Form,
-    check,
-    random_environment,
-    random_signs,
-)
 
 from jitfmha.emulator import Emulator, EmulatorError
 
 
-def _has_op_sel(name: str, op: Operation) -> bool:
-    # The legacy ones came before op_sel. What has no 16-bit operand has none either.
-    return "legacy" not in name and any(WIDTHS[kind] == 16 for kind in op.sources)
-
-
-def _has_destination_op_sel(op: Operation) -> bool:
-    return WIDTHS[op.result] == 16
-
-
-def test_plain(emulator: Emulator, arch: str, seed: int) -> None:
-    cases = [
-        Case(name, op, Form("vop3", scalar_source=scalar))
-        for name, op in VOP3.items()
-        for scalar in (False, True)
-    ]
-    check(emulator, arch, cases, seed)
-
-
-def test_signs_clamp_and_output_scale(emulator: Emulator, arch: str, seed: int) -> None:
-    rng = random.Random(seed)
-    off = Environment(denormal32=0, denormal16_64=0, ieee=False)
-    cases = []
-    for name, op in VOP3.items():
-        signs = random_signs(op, rng)
-        cases.append(Case(name, op, Form("vop3", **signs)))
-        if op.saturates or op.result in FLOATS:
-            cases.append(Case(name, op, Form("vop3", clamp=True, **signs)))
-        if op.result in FLOATS:
-            omod = rng.choice(("mul:2", "mul:4", "div:2"))
-            clamp = rng.random() < 0.5
-            cases.append(Case(name, op, Form("vop3", omod=omod, clamp=clamp, environment=off)))
-            cases.append(Case(name, op, Form("vop3", omod=omod)))
-    check(emulator, arch, cases, seed, waves=1)
-
-
-def test_op_sel(emulator: Emulator, arch: str, seed: int) -> None:
-    rng = random.Random(seed)
-    cases = []
-    for name, op in VOP3.items():
-        if not _has_op_sel(name, op):
-            continue
-        for _ in range(3):
-            halves = [rng.randrange(2) if WIDTHS[kind] == 16 else 0 for kind in op.sources]
-            halves.append(rng.randrange(2) if _has_destination_op_sel(op) else 0)
-            cases.append(Case(name, op, Form("vop3", op_sel=tuple(halves))))
-    check(emulator, arch, cases, seed, waves=1)
-
-
-def test_mode(emulator: Emulator, arch: str, seed: int) -> None:
-    rng = random.Random(seed)
-    cases = [
-        Case(name, op, Form("vop3", environment=random_environment(rng)))
-        for name, op in VOP3.items()
-        if op.result in FLOATS or any(kind in FLOATS for kind in op.sources)
-        for _ in range(4)
-    ]
-    check(emulator, arch, cases, seed, waves=1)
-
-
-def _bitop3(emulator: Emulator, rng: np.random.Generator, table: int) -> None:
+@pytest.mark.parametrize("table", [0x00, 0xFF, 0x80, 0x01, 0x96, 0xCA])
+def test_truth_tables(emulator: Emulator, seed: int, table: int) -> None:
+    rng = np.random.default_rng(seed)
     a, b, c = rng.integers(0, 2**32, (3, LANES), dtype=np.uint32)
     code = f"v_bitop3_b32 v0, v1, v2, v3 bitop3:0x{table:x}"
     (result,) = run(emulator, "gfx950", [Segment(code, {"v1": a, "v2": b, "v3": c}, ["v0"])])
     model = bitop3(table, 32)
     expected = [model(None, *map(int, abc)) for abc in zip(a, b, c, strict=True)]
     assert result["v0"].tolist() == expected
-
-
-@pytest.mark.parametrize("table", [0x00, 0xFF, 0x80, 0x01, 0x96, 0xCA])
-def test_truth_tables(emulator: Emulator, seed: int, table: int) -> None:
-    _bitop3(emulator, np.random.default_rng(seed), table)
 
 
 _DIVIDE_F32 = """
@@ -261,15 +187,3 @@ def test_half_fma_rounds_once(emulator: Emulator, arch: str, a: float, b: float)
         halves = values.view(np.float16).reshape(LANES, 2)
         written = halves if "pk" in segment.code else halves[:, :1]
         np.testing.assert_array_equal(written, expected, segment.code)
-
-
-def test_every_row_is_tested(emulator: Emulator) -> None:
-    text = Path(__file__).read_text(encoding="utf-8")
-    # The formats of gfx950's small floats have a table and tests of their own.
-    rows = [row.mnemonic for row in emulator.definitions() if row.format == "VOP3"]
-    missing = {name for name in rows if name not in VOP3 and name not in text}
-    assert not {name for name in missing if not _is_conversion(name)}
-
-
-def _is_conversion(name: str) -> bool:
-    return name.startswith("v_cvt_") and any(x in name for x in ("scale", "_fp8", "_bf8", "_sr_"))

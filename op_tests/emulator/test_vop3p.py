@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from models.number_formats import BF16, F16, F32, Format
+from lane_checks import LaneCheck, check_lanes
+from models.number_formats import F16, F32, FORMATS, Format
 from models.vector_alu import Environment
 from models.vop3p import (
     PACKED,
@@ -18,7 +18,6 @@ from models.vop3p import (
     dot_of_integers,
     mixed,
     packed,
-    same,
 )
 from programs import LANES, Array, Segment, run
 from vector_cases import random_environment, random_values
@@ -29,52 +28,21 @@ _NAMES = ("v0", "v2", "v4", "v6")
 _PAIRS = ("v[0:1]", "v[2:3]", "v[4:5]", "v[6:7]")
 
 
-@dataclass
-class _Check:
-    """An instruction on random lanes, and the model of one lane: (old, *sources) -> result."""
-
-    code: str
-    sources: list[list[int]]
-    old: list[int]
-    model: Callable[..., int]
-    kind: str
-    wide: bool = False
-    environment: Environment | None = None
-
-    def segment(self) -> Segment:
-        dtype = np.uint64 if self.wide else np.uint32
-        names = _PAIRS if self.wide else _NAMES
-        inputs: dict[str, Array | int] = {
-            name: np.array(values, dtype)
-            for name, values in zip(names, [self.old, *self.sources], strict=False)
-        }
-        inputs["exec"] = 0xFFFF_FF0F_FFFF_FFFE
-        if self.environment:
-            inputs["mode"] = self.environment.bits
-        return Segment(self.code, inputs, [names[0]])
-
-    def failures(self, result: dict[str, Array]) -> list[str]:
-        (values,) = result.values()
-        wrong = []
-        for lane in range(len(self.old)):
-            arguments = [source[lane] for source in self.sources]
-            active = 0xFFFF_FF0F_FFFF_FFFE >> (lane % LANES) & 1
-            expected = self.model(self.old[lane], *arguments) if active else self.old[lane]
-            if not same(self.kind, int(values[lane]), expected):
-                listed = " ".join(f"{x:x}" for x in arguments)
-                wrong.append(f"    lane {lane}: ({listed}) gave {values[lane]:x}, not {expected:x}")
-        return wrong
-
-
-def _run(emulator: Emulator, arch: str, checks: list[_Check]) -> None:
-    results = run(emulator, arch, [each.segment() for each in checks])
-    report = []
-    for each, result in zip(checks, results, strict=True):
-        wrong = each.failures(result)
-        if wrong:
-            mode = f"  mode 0x{each.environment.bits:x}" if each.environment else ""
-            report += [each.code + mode, *wrong[:3]]
-    assert not report, "\n".join(report[:60])
+def _check(
+    code: str,
+    sources: list[list[int]],
+    old: list[int],
+    model: Callable[..., int],
+    kind: str,
+    *,
+    wide: bool = False,
+    environment: Environment | None = None,
+) -> LaneCheck:
+    """With the destination and the sources in the registers of `_NAMES`, or of `_PAIRS`."""
+    destination, *names = _PAIRS if wide else _NAMES
+    mode = (environment or Environment()).bits
+    contents = dict(zip(names, sources, strict=False))
+    return LaneCheck(code, destination, old, contents, model, FORMATS.get(kind), mode)
 
 
 def _pairs(kind: str, rng: random.Random, n: int = LANES) -> list[int]:
@@ -93,7 +61,7 @@ def _listed(name: str, bits: tuple[int, ...]) -> str:
 
 def _packed_check(
     name: str, op: Packed, modifiers: Modifiers, rng: random.Random, environment: Environment
-) -> _Check:
+) -> LaneCheck:
     wide = op.kind == "f32"
     names = _PAIRS if wide else _NAMES
     code = f"{name} " + ", ".join(names[: op.count + 1])
@@ -101,15 +69,13 @@ def _packed_check(
     if op.kind[0] == "f":
         code += _listed("neg_lo", modifiers.neg_lo) + _listed("neg_hi", modifiers.neg_hi)
     code += " clamp" * modifiers.clamp
-    return _Check(
-        code,
-        [_pairs(op.kind, rng) for _ in range(op.count)],
-        _pairs(op.kind, rng),
-        lambda old, *sources: packed(op, environment, modifiers, *sources),
-        op.kind,
-        wide,
-        environment,
-    )
+
+    def model(old: int, *sources: int) -> int:
+        return packed(op, environment, modifiers, *sources)
+
+    sources = [_pairs(op.kind, rng) for _ in range(op.count)]
+    old = _pairs(op.kind, rng)
+    return _check(code, sources, old, model, op.kind, wide=wide, environment=environment)
 
 
 def _plain(count: int, *, clamp: bool = False) -> Modifiers:
@@ -127,21 +93,18 @@ def test_packed(emulator: Emulator, arch: str, seed: int) -> None:
             clamp = rng.random() < 0.4 and (op.saturates or op.kind[0] == "f")
             bits = [_random_bits(rng, op.count) for _ in range(4)]
             checks.append(_packed_check(name, op, Modifiers(*bits, clamp), rng, Environment()))
-    _run(emulator, arch, checks)
+    check_lanes(emulator, arch, checks)
 
 
 def test_packed_under_every_mode(emulator: Emulator, arch: str, seed: int) -> None:
     rng = random.Random(seed)
-    _run(
-        emulator,
-        arch,
-        [
-            _packed_check(name, op, _plain(op.count, clamp=clamp), rng, random_environment(rng))
-            for name, op in PACKED.items()
-            if arch in op.archs and op.kind[0] == "f"
-            for clamp in (False, False, False, True)
-        ],
-    )
+    checks = [
+        _packed_check(name, op, _plain(op.count, clamp=clamp), rng, random_environment(rng))
+        for name, op in PACKED.items()
+        if arch in op.archs and op.kind[0] == "f"
+        for clamp in (False, False, False, True)
+    ]
+    check_lanes(emulator, arch, checks)
 
 
 def test_constants_and_scalars(emulator: Emulator, arch: str, seed: int) -> None:
@@ -149,40 +112,29 @@ def test_constants_and_scalars(emulator: Emulator, arch: str, seed: int) -> None
     rng = random.Random(seed)
     texts = {"1.0": 0x3C00, "-4.0": 0xC400, "0.15915494": 0x3118, "-1": 0xFFFFFFFF, "3": 3}
     floats = {"1.0": 0x3F800000, "-4.0": 0xC0800000, "-1": 0xFFFFFFFF, "3": 3}
-    checks = []
-    for name, kind, constants in (
-        ("v_pk_add_f16", "f16", texts),
-        ("v_pk_mul_f16", "f16", texts),
-        ("v_pk_add_u16", "u16", floats),
-        ("v_pk_max_i16", "i16", floats),
-    ):
-        op = PACKED[name]
-        for text, bits in constants.items():
-            modifiers = Modifiers((0, 0), _random_bits(rng, 2), (0, 0), (0, 0))
-            code = f"{name} v0, v2, {text}" + _listed("op_sel_hi", modifiers.op_sel_hi)
 
-            def model(
-                old: int, a: int, op: Packed = op, bits: int = bits, m: Modifiers = modifiers
-            ) -> int:
-                return packed(op, Environment(), m, a, bits)
+    def with_constant(name: str, text: str, bits: int) -> LaneCheck:
+        def model(old: int, a: int) -> int:
+            return packed(op, Environment(), modifiers, a, bits)
 
-            checks.append(_Check(code, [_pairs(kind, rng)], _pairs(kind, rng), model, kind))
-    plain = _plain(2)
-    for name, kind in (("v_pk_mul_f16", "f16"), ("v_pk_mul_f32", "f32")):
-        op = PACKED[name]
-        wide = kind == "f32"
-        scalar = 0x40490FDB3FC90FDB if wide else 0x42483E48
-        load = f"s_mov_b32 s4, 0x{scalar & 0xFFFFFFFF:x}\ns_mov_b32 s5, 0x{scalar >> 32:x}\n"
-        registers = "v[0:1], s[4:5], v[2:3]" if wide else "v0, s4, v2"
+        op, modifiers = PACKED[name], Modifiers((0, 0), _random_bits(rng, 2), (0, 0), (0, 0))
+        code = f"{name} v0, v2, {text}" + _listed("op_sel_hi", modifiers.op_sel_hi)
+        return _check(code, [_pairs(op.kind, rng)], _pairs(op.kind, rng), model, op.kind)
 
-        def scaled(old: int, a: int, op: Packed = op, scalar: int = scalar) -> int:
-            return packed(op, Environment(), plain, scalar, a)
+    def with_scalar(kind: str, scalar: int, registers: str) -> LaneCheck:
+        def model(old: int, a: int) -> int:
+            return packed(PACKED[f"v_pk_mul_{kind}"], Environment(), _plain(2), scalar, a)
 
-        values = [_pairs(kind, rng)]
-        checks.append(
-            _Check(f"{load}{name} {registers}", values, _pairs(kind, rng), scaled, kind, wide)
-        )
-    _run(emulator, arch, checks)
+        code = f"s_mov_b32 s4, 0x{scalar & 0xFFFFFFFF:x}\ns_mov_b32 s5, 0x{scalar >> 32:x}\n"
+        code += f"v_pk_mul_{kind} {registers}"
+        return _check(code, [_pairs(kind, rng)], _pairs(kind, rng), model, kind, wide=kind == "f32")
+
+    cases = [(name, texts) for name in ("v_pk_add_f16", "v_pk_mul_f16")]
+    cases += [(name, floats) for name in ("v_pk_add_u16", "v_pk_max_i16")]
+    checks = [with_constant(name, *each) for name, values in cases for each in values.items()]
+    checks.append(with_scalar("f16", 0x42483E48, "v0, s4, v2"))
+    checks.append(with_scalar("f32", 0x40490FDB3FC90FDB, "v[0:1], s[4:5], v[2:3]"))
+    check_lanes(emulator, arch, checks)
 
 
 def test_an_undocumented_half_of_a_constant_stops(emulator: Emulator, arch: str) -> None:
@@ -197,55 +149,44 @@ def test_an_undocumented_half_of_a_constant_stops(emulator: Emulator, arch: str)
 
 def test_mixed_precision(emulator: Emulator, arch: str, seed: int) -> None:
     rng = random.Random(seed)
-    checks = []
-    for result, name in (("f32", "_f32"), ("low", "lo_f16"), ("high", "hi_f16")):
-        for i in range(12):
-            environment = random_environment(rng) if i % 2 else Environment()
-            bits = [_random_bits(rng, 3) for _ in range(4)]
-            modifiers = Modifiers(*bits, rng.random() < 0.3)
-            code = f"v_fma_mix{name} v0"
-            for k in range(3):
-                text = f"v{2 + 2 * k}"
-                text = f"|{text}|" if modifiers.neg_hi[k] else text
-                code += f", {'-' if modifiers.neg_lo[k] else ''}{text}"
-            code += _listed("op_sel", modifiers.op_sel) + _listed("op_sel_hi", modifiers.op_sel_hi)
-            code += " clamp" * modifiers.clamp
-            sources = [
-                _pairs("f16", rng) if modifiers.op_sel_hi[k] else random_values("f32", rng, LANES)
-                for k in range(3)
-            ]
 
-            def model(
-                old: int,
-                *sources: int,
-                result: str = result,
-                environment: Environment = environment,
-                modifiers: Modifiers = modifiers,
-            ) -> int:
-                return mixed(result, environment, modifiers, old, *sources)
+    def check(result: str, name: str, environment: Environment) -> LaneCheck:
+        def model(old: int, *sources: int) -> int:
+            return mixed(result, environment, modifiers, old, *sources)
 
-            kind = "f32" if result == "f32" else "f16"
-            checks.append(
-                _Check(code, sources, _pairs("f16", rng), model, kind, environment=environment)
-            )
-    _run(emulator, arch, checks)
+        modifiers = Modifiers(*(_random_bits(rng, 3) for _ in range(4)), rng.random() < 0.3)
+        code = f"v_fma_mix{name} v0"
+        for k in range(3):
+            text = f"|v{2 + 2 * k}|" if modifiers.neg_hi[k] else f"v{2 + 2 * k}"
+            code += f", {'-' if modifiers.neg_lo[k] else ''}{text}"
+        code += _listed("op_sel", modifiers.op_sel) + _listed("op_sel_hi", modifiers.op_sel_hi)
+        code += " clamp" * modifiers.clamp
+        sources = [
+            _pairs("f16", rng) if modifiers.op_sel_hi[k] else random_values("f32", rng, LANES)
+            for k in range(3)
+        ]
+        kind = "f32" if result == "f32" else "f16"
+        return _check(code, sources, _pairs("f16", rng), model, kind, environment=environment)
+
+    results = (("f32", "_f32"), ("low", "lo_f16"), ("high", "hi_f16"))
+    environments = [random_environment(rng) if i % 2 else Environment() for i in range(12)]
+    check_lanes(emulator, arch, [check(*each, e) for each in results for e in environments])
 
 
 def test_constants_of_mixed_precision(emulator: Emulator, arch: str, seed: int) -> None:
     """As float32, or as float16 where op_sel_hi says so."""
     rng = random.Random(seed)
-    checks = []
-    for op_sel_hi in ((0, 0, 0), (0, 1, 0)):
-        modifiers = Modifiers((0, 0, 0), op_sel_hi, (0, 0, 0), (0, 0, 0))
+
+    def check(op_sel_hi: tuple[int, ...], bits: int) -> LaneCheck:
+        def model(old: int, a: int, c: int) -> int:
+            modifiers = Modifiers((0, 0, 0), op_sel_hi, (0, 0, 0), (0, 0, 0))
+            return mixed("f32", Environment(), modifiers, old, a, bits, c)
+
         code = "v_fma_mix_f32 v0, v2, 0.5, v4" + _listed("op_sel_hi", op_sel_hi)
-        bits = 0x3800 if op_sel_hi[1] else 0x3F000000
-
-        def model(old: int, a: int, c: int, bits: int = bits, m: Modifiers = modifiers) -> int:
-            return mixed("f32", Environment(), m, old, a, bits, c)
-
         sources = [random_values("f32", rng, LANES) for _ in range(2)]
-        checks.append(_Check(code, sources, random_values("f32", rng, LANES), model, "f32"))
-    _run(emulator, arch, checks)
+        return _check(code, sources, random_values("f32", rng, LANES), model, "f32")
+
+    check_lanes(emulator, arch, [check((0, 0, 0), 0x3F000000), check((0, 1, 0), 0x3800)])
 
 
 def _numbers(number: Format, rng: random.Random) -> list[int]:
@@ -257,39 +198,28 @@ def _numbers(number: Format, rng: random.Random) -> list[int]:
 
 def test_dot_products_of_floats(emulator: Emulator, arch: str, seed: int) -> None:
     rng = random.Random(seed)
-    checks = []
-    kinds = [("f16", F16)] + ([("bf16", BF16)] if arch == "gfx950" else [])
-    for name, number in kinds:
-        for i in range(6):
-            negated = [(0, 0, 0), (0, 0, 0)]
-            if i > 2:
-                negated = [_random_bits(rng, 3), (*_random_bits(rng, 2), 0)]  # type: ignore[list-item]
-            code = f"v_dot2_f32_{name} v0, v2, v4, v6"
-            code += _listed("neg_lo", negated[0]) + _listed("neg_hi", negated[1])
 
-            def model(
-                old: int, a: int, b: int, c: int,
-                number: Format = number, negated: list[tuple[int, int, int]] = negated,
-            ) -> int:  # fmt: skip
-                pairs = []
-                for half, negate in enumerate(negated):
-                    x, y = (
-                        (source >> (16 * half) & 0xFFFF) ^ (0x8000 if negate[k] else 0)
-                        for k, source in enumerate((a, b))
-                    )
-                    pairs.append((x, y))
-                addend = c ^ (F32.sign if negated[0][2] else 0)
-                return dot_of_halves(number, pairs, addend)
+    def check(name: str, i: int) -> LaneCheck:
+        def model(old: int, a: int, b: int, c: int) -> int:
+            pairs = []
+            for half, negate in enumerate(negated):
+                halves = (source >> (16 * half) & 0xFFFF for source in (a, b))
+                x, y = (bits ^ 0x8000 * negate[k] for k, bits in enumerate(halves))
+                pairs.append((x, y))
+            return dot_of_halves(number, pairs, c ^ F32.sign * negated[0][2])
 
-            sources = [
-                _numbers(number, rng),
-                _numbers(number, rng),
-                random_values("f32", rng, LANES),
-            ]
-            old = random_values("f32", rng, LANES)
-            environment = random_environment(rng) if i % 2 else None
-            checks.append(_Check(code, sources, old, model, "f32", environment=environment))
-    _run(emulator, arch, checks)
+        number, negated = FORMATS[name], [(0, 0, 0), (0, 0, 0)]
+        if i > 2:
+            negated = [_random_bits(rng, 3), (*_random_bits(rng, 2), 0)]
+        code = f"v_dot2_f32_{name} v0, v2, v4, v6"
+        code += _listed("neg_lo", negated[0]) + _listed("neg_hi", negated[1])
+        addend, old = (random_values("f32", rng, LANES) for _ in range(2))
+        sources = [_numbers(number, rng), _numbers(number, rng), addend]
+        environment = random_environment(rng) if i % 2 else None
+        return _check(code, sources, old, model, "f32", environment=environment)
+
+    names = ("f16", "bf16") if arch == "gfx950" else ("f16",)
+    check_lanes(emulator, arch, [check(name, i) for name in names for i in range(6)])
 
 
 def test_scales_without_their_product_are_an_error(emulator: Emulator) -> None:
@@ -299,23 +229,18 @@ def test_scales_without_their_product_are_an_error(emulator: Emulator) -> None:
 
 def test_dot_products_of_integers(emulator: Emulator, arch: str, seed: int) -> None:
     rng = random.Random(seed)
-    checks = []
-    for name, width, is_signed in (
-        ("v_dot2_i32_i16", 16, True), ("v_dot2_u32_u16", 16, False), ("v_dot4_i32_i8", 8, True),
-        ("v_dot4_u32_u8", 8, False), ("v_dot8_i32_i4", 4, True), ("v_dot8_u32_u4", 4, False),
-    ):  # fmt: skip
-        for clamp in (False, True):
 
-            def model(
-                old: int, a: int, b: int, c: int,
-                width: int = width, is_signed: bool = is_signed, clamp: bool = clamp,
-            ) -> int:  # fmt: skip
-                return dot_of_integers(width, is_signed, clamp, a, b, c)
+    def check(name: str, width: int, clamp: bool) -> LaneCheck:
+        def model(old: int, a: int, b: int, c: int) -> int:
+            return dot_of_integers(width, "_i32_" in name, clamp, a, b, c)
 
-            sources = [random_values("u32", rng, LANES) for _ in range(3)]
-            code = f"{name} v0, v2, v4, v6" + " clamp" * clamp
-            checks.append(_Check(code, sources, random_values("u32", rng, LANES), model, "u32"))
-    _run(emulator, arch, checks)
+        sources = [random_values("u32", rng, LANES) for _ in range(3)]
+        code = f"{name} v0, v2, v4, v6" + " clamp" * clamp
+        return _check(code, sources, random_values("u32", rng, LANES), model, "u32")
+
+    names = [(f"v_dot{32 // w}_{s}32_{s}{w}", w) for w in (16, 8, 4) for s in "iu"]
+    checks = [check(*each, clamp) for each in names for clamp in (False, True)]
+    check_lanes(emulator, arch, checks)
 
 
 @pytest.mark.parametrize("op_sel", [(0, 0), (0, 1), (1, 0), (1, 1)])
@@ -326,18 +251,14 @@ def test_packed_moves(emulator: Emulator, arch: str, seed: int, op_sel: tuple[in
         return a >> (32 * op_sel[0]) & 0xFFFFFFFF | (b >> (32 * op_sel[1]) & 0xFFFFFFFF) << 32
 
     values = [random_values("u64", rng, LANES) for _ in range(3)]
-    code = "v_pk_mov_b32 v[0:1], v[2:3], v[4:5]" + _listed("op_sel", op_sel)
-    in_place = "v_pk_mov_b32 v[0:1], v[0:1], v[2:3]" + _listed("op_sel", op_sel)
-    _run(
-        emulator,
-        arch,
-        [
-            _Check(code, values[:2], values[2], model, "u64", wide=True),
-            _Check(
-                in_place, values[:1], values[2], lambda old, b: model(old, old, b), "u64", wide=True
-            ),
-        ],
+    selected = _listed("op_sel", op_sel)
+    code = f"v_pk_mov_b32 v[0:1], v[2:3], v[4:5]{selected}"
+    checks = [_check(code, values[:2], values[2], model, "u64", wide=True)]
+    code = f"v_pk_mov_b32 v[0:1], v[0:1], v[2:3]{selected}"
+    in_place = _check(
+        code, values[:1], values[2], lambda old, b: model(old, old, b), "u64", wide=True
     )
+    check_lanes(emulator, arch, [*checks, in_place])
 
 
 def test_accumulation_registers(emulator: Emulator, arch: str, seed: int) -> None:
@@ -345,15 +266,12 @@ def test_accumulation_registers(emulator: Emulator, arch: str, seed: int) -> Non
     a, b, c = rng.integers(0, 2**32, (3, LANES), np.uint32)
     mask = 0xF0F0F0F0F0F0F0F0
     active = np.array([mask >> i & 1 for i in range(LANES)], bool)
-    read, written, constant = run(
-        emulator,
-        arch,
-        [
-            Segment("v_accvgpr_read_b32 v0, a3", {"v0": a, "a3": b, "exec": mask}, ["v0"]),
-            Segment("v_accvgpr_write_b32 a3, v0", {"v0": a, "a3": c, "exec": mask}, ["a3"]),
-            Segment("v_accvgpr_write_b32 a3, 1.0", {"a3": c, "exec": mask}, ["a3"]),
-        ],
-    )
+    segments = [
+        Segment("v_accvgpr_read_b32 v0, a3", {"v0": a, "a3": b, "exec": mask}, ["v0"]),
+        Segment("v_accvgpr_write_b32 a3, v0", {"v0": a, "a3": c, "exec": mask}, ["a3"]),
+        Segment("v_accvgpr_write_b32 a3, 1.0", {"a3": c, "exec": mask}, ["a3"]),
+    ]
+    read, written, constant = run(emulator, arch, segments)
     np.testing.assert_array_equal(read["v0"], np.where(active, b, a))
     np.testing.assert_array_equal(written["a3"], np.where(active, a, c))
     np.testing.assert_array_equal(constant["a3"], np.where(active, 0x3F800000, c))

@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 from models.number_formats import BF16, F16, F32, F64, Format
-from models.vector_alu import Environment, Operation, fields, saturate, signed
+from models.vector_alu import Environment, Operation, clamped, fields, same, saturate, signed
 from numpy.typing import NDArray
 from programs import LANES, Array, Segment, run
 
 from jitfmha.emulator import Emulator
 
 FLOATS: dict[str, Format] = {"f16": F16, "f32": F32, "f64": F64, "n32": F32}
+# What a destination holds: the half beside a 16-bit result has to be right, too.
+_NUMBERS = FLOATS | {"p16": F16, "h16": F16, "hb16": BF16}
 # Pairs of halves: p16, pb16 as sources, h16, hb16 as results of conversions.
 WIDTHS = {"mask": 1, "p16": 32, "pb16": 32, "h16": 32, "hb16": 32, "n32": 32} | {
     f"{letter}{width}": width for letter in "uif" for width in (16, 32, 64)
@@ -224,13 +226,7 @@ def _output(case: Case, value: int) -> int:
         value = number.flush(number.power_of_two(value, power, environment.rounding(number)))
         value = 0 if number.is_zero(value) else value
     if form.clamp:
-        one = (number.sign >> 1) - (1 << number.mantissa)
-        if number.is_nan(value):
-            value = 0 if environment.dx10_clamp else value
-        elif number.is_negative(value):
-            value = 0
-        else:
-            value = min(value, one)
+        value = clamped(number, value, environment)
     return value
 
 
@@ -252,20 +248,6 @@ def _placed(case: Case, value: int, old: int) -> int:
         if op.keeps_high:
             return value | old & 0xFFFF0000
     return value
-
-
-def _same(kind: str, actual: int, expected: int) -> bool:
-    """Equal bits; any quiet NaN where a NaN is expected."""
-    if kind in ("h16", "hb16"):
-        number = F16 if kind == "h16" else BF16
-        pairs = zip(fields(actual, 16, 2), fields(expected, 16, 2), strict=True)
-        return all(x == y or (number.is_nan(x) and number.is_nan(y)) for x, y in pairs)
-    if kind in ("p16", "f16"):  # the half beside a result has to be right, too
-        return _same("h16", actual, expected)
-    parts = FLOATS.get(kind)
-    if parts and parts.is_nan(expected):
-        return parts.is_nan(actual)
-    return actual == expected
 
 
 class _Prepared:
@@ -379,7 +361,7 @@ class _Prepared:
             is_part = form.sdwa is not None and form.sdwa.destination != "DWORD"
             if number and is_part and number.is_nan(result & (2 * number.sign - 1)):
                 continue  # a part of a NaN, whose payload nobody promises
-            if not _same(op.result, actual, expected):
+            if not same(_NUMBERS.get(op.result), actual, expected):
                 shown = ", ".join(f"{x & (2**64 - 1):x}" for x in arguments)
                 failures.append(f"lane {lane}: ({shown}) gave {actual:x}, not {expected:x}")
         if op.result == "mask" or op.carry_out:

@@ -6,16 +6,6 @@ SHARED_APERTURE = 0x10000 << 32
 PRIVATE_APERTURE = 0x20000 << 32
 
 
-def flat_or_global(vaddr: int, saddr: int | None, offset: int) -> int:
-    """A 64-bit address.
-
-    Args:
-        vaddr: of 64 bits, or an offset of 32 where there is an saddr.
-        offset: the instruction's; signed for GLOBAL.
-    """
-    return ((saddr or 0) + vaddr + offset) & (2**64 - 1)
-
-
 def scratch(vaddr: int | None, saddr: int | None, offset: int) -> int:
     """The byte in the lane's own memory."""
     return ((vaddr or 0) + (saddr or 0) + offset) & 0xFFFFFFFF

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .small_floats import of_chip
+
 Array = NDArray[Any]
 LANES = 64
 
@@ -24,32 +26,13 @@ _LARGE = {"f64": 64, "f32": 32, "xf32": 32, "f16": 16, "bf16": 16, "i8": 8}
 BITS = _LARGE | {"fp8": 8, "bf8": 8, "fp6": 6, "bf6": 6, "fp4": 4}
 
 
-def _small_floats(exponent_bits: int, mantissa_bits: int, bias: int) -> Array:
-    """The value of every code, by the definition of a floating-point number."""
-    codes = np.arange(1 << (1 + exponent_bits + mantissa_bits))
-    exponent = codes >> mantissa_bits & ((1 << exponent_bits) - 1)
-    fraction = (codes & ((1 << mantissa_bits) - 1)) / 2.0**mantissa_bits
-    magnitude = np.where(
-        exponent > 0, (1 + fraction) * 2.0 ** (exponent - bias), fraction * 2.0 ** (1 - bias)
-    )
-    sign = codes >> (exponent_bits + mantissa_bits)
-    return np.where(sign == 1, -magnitude, magnitude)
-
-
-def _code_tables(arch: str) -> dict[str, Array]:
-    if arch == "gfx942":  # FNUZ: one NaN, the code of -0
-        fp8, bf8 = _small_floats(4, 3, 8), _small_floats(5, 2, 16)
-        fp8[0x80] = bf8[0x80] = np.nan
-    else:  # OCP
-        fp8, bf8 = _small_floats(4, 3, 7), _small_floats(5, 2, 15)
-        fp8[[0x7F, 0xFF]] = np.nan
-        bf8[0x7C], bf8[0xFC] = np.inf, -np.inf
-        bf8[[0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF]] = np.nan
-    small = {"fp6": _small_floats(2, 3, 1), "bf6": _small_floats(3, 2, 3)}
-    return {"fp8": fp8, "bf8": bf8, **small, "fp4": _small_floats(2, 1, 1)}
-
-
-_TABLES = {arch: _code_tables(arch) for arch in ("gfx942", "gfx950")}
+_TABLES: dict[str, dict[str, Array]] = {
+    arch: {
+        name: np.array([float(of_chip(name, arch).value(code)) for code in range(1 << BITS[name])])
+        for name in names
+    }
+    for arch, names in (("gfx942", CHOSEN_FORMATS[:2]), ("gfx950", CHOSEN_FORMATS))
+}
 
 
 def _round_to_xf32(values: Array) -> Array:
@@ -290,16 +273,10 @@ def scales_of(register: Array, byte: int, size: int) -> Array:
 
 def blgp_lane(blgp: int, lane: Array) -> Array:
     """Table 29: the lane that B's values are read from."""
-    return {
-        0: lane,
-        1: lane % 32,
-        2: lane % 32 + 32,
-        3: (lane + 16) % 64,
-        4: lane % 16,
-        5: lane % 16 + 16,
-        6: lane % 16 + 32,
-        7: lane % 16 + 48,
-    }[blgp]
+    if blgp == 3:
+        return (lane + 16) % 64
+    lanes, first = ((64, 0), (32, 0), (32, 32), (), (16, 0), (16, 16), (16, 32), (16, 48))[blgp]
+    return lane % lanes + first
 
 
 def cbsz_lane(cbsz: int, abid: int, lane: Array) -> Array:

@@ -53,6 +53,9 @@ class Format:
     def is_infinite(self, bits: int) -> bool:
         return self.magnitude(bits) == self.infinity
 
+    def is_below_zero(self, bits: int) -> bool:
+        return self.is_negative(bits) and not self.is_zero(bits)
+
     def is_zero(self, bits: int) -> bool:
         return self.magnitude(bits) == 0
 

@@ -54,10 +54,6 @@ class SmallFormat:
             return float("nan")
         return -self._values[magnitude] if negative else self._values[magnitude]
 
-    def is_nan(self, code: int) -> bool:
-        value = self.value(code)
-        return isinstance(value, float) and value != value
-
     def _signed(self, code: int, negative: bool) -> int:
         if self.fnuz and code == 0:
             return 0
@@ -73,8 +69,11 @@ class SmallFormat:
             return self._signed(self.infinity, negative)
         return self.of_nan(negative)
 
-    def _beyond(self, negative: bool, saturates: bool) -> int:
-        return self._signed(self.largest, negative) if saturates else self.of_infinity(negative)
+    def _rounded(self, code: int, negative: bool, saturates: bool) -> int:
+        """A code, or what becomes of one beyond the largest."""
+        if code > self.largest and not saturates:
+            return self.of_infinity(negative)
+        return self._signed(min(code, self.largest), negative)
 
     def nearest(self, value: Fraction, *, negative: bool, saturates: bool) -> int:
         """The code of the nearest number; of two, the even one.
@@ -87,14 +86,10 @@ class SmallFormat:
         values = [*self._values, self._values[-1] + step]
         below = bisect_right(values, size) - 1
         if below + 1 >= len(values):
-            return self._beyond(negative, saturates)
+            return self._rounded(below, negative, saturates)
         down, up = size - values[below], values[below + 1] - size
         code = below if down < up or (down == up and below % 2 == 0) else below + 1
-        return (
-            self._signed(code, negative)
-            if code <= self.largest
-            else self._beyond(negative, saturates)
-        )
+        return self._rounded(code, negative, saturates)
 
     def stochastic(
         self, value: Fraction, random: int, source_mantissa: int, *, negative: bool, saturates: bool
@@ -116,11 +111,7 @@ class SmallFormat:
         shifted = int(size / unit) + (random >> (32 - bits))
         whole = shifted >> bits
         code = whole + ((exponent + self.bias - 1) << self.mantissa)
-        return (
-            self._signed(code, negative)
-            if code <= self.largest
-            else self._beyond(negative, saturates)
-        )
+        return self._rounded(code, negative, saturates)
 
 
 FP8 = SmallFormat(8, 3, 7, nan=0x7F, infinity=None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from math import ceil, floor, pi
 from typing import Any
 
@@ -96,10 +97,27 @@ def fields(value: int, width: int, count: int) -> list[int]:
 
 def saturate(value: int, kind: str) -> int:
     width = int(kind[1:])
-    low, high = (
-        (-(1 << (width - 1)), (1 << (width - 1)) - 1) if kind[0] == "i" else (0, (1 << width) - 1)
+    low = -(1 << (width - 1)) if kind[0] == "i" else 0
+    return max(low, min(low + (1 << width) - 1, value))
+
+
+def same(number: Format | None, actual: int, expected: int) -> bool:
+    """Equal bits, or NaN where NaN is expected; of all numbers of a format that lie in 64 bits."""
+    if number is None:
+        return actual == expected
+    pairs = (fields(bits, number.width, 64 // number.width) for bits in (actual, expected))
+    return all(
+        x == y or (number.is_nan(x) and number.is_nan(y)) for x, y in zip(*pairs, strict=True)
     )
-    return max(low, min(high, value))
+
+
+def clamped(number: Format, bits: int, env: Environment) -> int:
+    """To [0, 1]."""
+    if number.is_nan(bits):
+        return 0 if env.dx10_clamp else bits
+    if number.is_negative(bits):
+        return 0
+    return min(bits, (number.sign >> 1) - (1 << number.mantissa))
 
 
 def _operation(text: str, function: Function, **more: Any) -> Operation:
@@ -111,21 +129,17 @@ def _operation(text: str, function: Function, **more: Any) -> Operation:
 # ---- Floating point ------------------------------------------------------------------------------
 
 
-def _fma(number: Format) -> Function:
+def fma(number: Format) -> Function:
     return lambda env, a, b, c: number.fma(a, b, c, env.rounding(number))
 
 
-def _multiply(number: Format) -> Function:
+def multiply(number: Format) -> Function:
     return lambda env, a, b: number.multiply(a, b, env.rounding(number))
 
 
-def _add(number: Format, flip_a: bool = False, flip_b: bool = False) -> Function:
-    def add(env: Environment, a: int, b: int) -> int:
-        a ^= number.sign if flip_a else 0
-        b ^= number.sign if flip_b else 0
-        return number.add(a, b, env.rounding(number))
-
-    return add
+def add(number: Format, flip_a: bool = False, flip_b: bool = False) -> Function:
+    signs = number.sign * flip_a, number.sign * flip_b
+    return lambda env, a, b: number.add(a ^ signs[0], b ^ signs[1], env.rounding(number))
 
 
 def _extreme(number: Format, env: Environment, a: int, b: int, *, largest: bool) -> int:
@@ -140,28 +154,28 @@ def _extreme(number: Format, env: Environment, a: int, b: int, *, largest: bool)
     return b if number.less(a, b) == largest else a
 
 
-def _minimum(number: Format) -> Function:
+def minimum(number: Format) -> Function:
     return lambda env, a, b: _extreme(number, env, a, b, largest=False)
 
 
-def _maximum(number: Format) -> Function:
+def maximum(number: Format) -> Function:
     return lambda env, a, b: _extreme(number, env, a, b, largest=True)
 
 
-def _three(two: Function) -> Function:
+def three(two: Function) -> Function:
     return lambda env, a, b, c: two(env, two(env, a, b), c)
 
 
 def _median(number: Format) -> Function:
-    largest = _maximum(number)
+    largest = maximum(number)
 
     def equal(a: int, b: int) -> bool:
         return a == b or (number.is_zero(a) and number.is_zero(b))
 
     def median(env: Environment, a: int, b: int, c: int) -> int:
         if any(map(number.is_nan, (a, b, c))):
-            return int(_three(_minimum(number))(env, a, b, c))
-        top = _three(largest)(env, a, b, c)
+            return int(three(minimum(number))(env, a, b, c))
+        top = three(largest)(env, a, b, c)
         if equal(top, a):
             return int(largest(env, b, c))
         if equal(top, b):
@@ -171,12 +185,7 @@ def _median(number: Format) -> Function:
     return median
 
 
-def _order(number: Format, bits: int) -> int:
-    size = number.magnitude(bits)
-    return -size - 1 if number.is_negative(bits) else size
-
-
-def _nan_wins(number: Format, *, largest: bool) -> Function:
+def nan_wins(number: Format, *, largest: bool) -> Function:
     def choose(env: Environment, a: int, b: int) -> int:
         for x in (a, b):
             if number.is_nan(x):
@@ -196,11 +205,13 @@ def _multiply_legacy(env: Environment, a: int, b: int) -> int:
     return 0 if F32.is_zero(a) or F32.is_zero(b) else F32.multiply(a, b, env.round32)
 
 
+def plus_zero(bits: int) -> int:
+    """+0 for float32 denormals and -0."""
+    return 0 if F32.is_denormal(bits) or F32.is_zero(bits) else bits
+
+
 def _dot2(half: Format) -> Function:
     """Whatever MODE says, rounded to nearest, with +0 for float32 denormals and -0."""
-
-    def plus_zero(bits: int) -> int:
-        return 0 if F32.is_denormal(bits) or F32.is_zero(bits) else bits
 
     def dot2(env: Environment, a: int, b: int, d: int) -> int:
         d = plus_zero(d)
@@ -233,24 +244,15 @@ def _pk_fmac(env: Environment, a: int, b: int, d: int) -> int:
 
 def _cube(which: str) -> Function:
     def cube(env: Environment, x: int, y: int, z: int) -> int:
-        def size(bits: int) -> int:
-            return F32.magnitude(bits)
-
-        def minus(bits: int) -> int:
-            return bits ^ F32.sign
-
-        nan = any(map(F32.is_nan, (x, y, z)))
-        assert not nan
-        below = {
-            c: F32.is_negative(v) and not F32.is_zero(v)
-            for c, v in zip("xyz", (x, y, z), strict=True)
-        }
-        if size(z) >= size(x) and size(z) >= size(y):
-            face = (5, minus(x), minus(y), z) if below["z"] else (4, x, minus(y), z)
-        elif size(y) >= size(x):
-            face = (3, x, minus(z), y) if below["y"] else (2, x, z, y)
+        assert not any(map(F32.is_nan, (x, y, z)))
+        size_x, size_y, size_z = map(F32.magnitude, (x, y, z))
+        minus_x, minus_y, minus_z = (v ^ F32.sign for v in (x, y, z))
+        if size_z >= size_x and size_z >= size_y:
+            face = (5, minus_x, minus_y, z) if F32.is_below_zero(z) else (4, x, minus_y, z)
+        elif size_y >= size_x:
+            face = (3, x, minus_z, y) if F32.is_below_zero(y) else (2, x, z, y)
         else:
-            face = (1, z, minus(y), x) if below["x"] else (0, minus(z), minus(y), x)
+            face = (1, z, minus_y, x) if F32.is_below_zero(x) else (0, minus_z, minus_y, x)
         identity, s, t, axis = face
         if which == "id":
             return F32.round(Fraction(identity), NEAREST)
@@ -281,9 +283,7 @@ def _div_fixup(number: Format, underflow: int | None) -> Function:
             tiny = Fraction(-1 if sign else 1, 1 << 5000)
             return number.round(tiny, env.rounding(number))
         # Not of the denominator, as the documents have it: that is finite here.
-        if underflow is not None and number.exponent_field(quotient) == number.exponent_field(
-            number.infinity
-        ):
+        if underflow is not None and number.magnitude(quotient) >= number.infinity:
             huge = Fraction(-1 if sign else 1) * (1 << 5000)
             return number.round(huge, env.rounding(number))
         return sign | number.magnitude(quotient)
@@ -321,11 +321,9 @@ def _two_over_pi() -> int:
 _TWO_OVER_PI = _two_over_pi()
 
 
-def _pack_halves(rounding: int | None, half: Format) -> Function:
+def _pack_halves(rounding: int, half: Format) -> Function:
     def pack(env: Environment, a: int, b: int) -> int:
-        low, high = (
-            F32.convert(x, half, NEAREST if rounding is None else rounding) for x in (a, b)
-        )
+        low, high = (F32.convert(x, half, rounding) for x in (a, b))
         if half is F16 and not env.denormal16_64 & 2:
             low, high = F16.flush(low), F16.flush(high)
         return low | high << 16
@@ -349,8 +347,12 @@ def _norms(number: Format, lowest: int, scale: int) -> Function:
 # ---- Integers ------------------------------------------------------------------------------------
 
 
-def _low24(value: int) -> int:
+def _i24(value: int) -> int:
     return signed(value, 24)
+
+
+def _u24(value: int) -> int:
+    return value & 0xFFFFFF
 
 
 def _dot_fields(width: int) -> Function:
@@ -380,6 +382,10 @@ def _quad_sad(masked: bool) -> Function:
 def _lerp(env: Environment, a: int, b: int, c: int) -> int:
     parts = zip(fields(a, 8, 4), fields(b, 8, 4), fields(c, 8, 4), strict=True)
     return sum((x + y + (z & 1) >> 1) << (8 * i) for i, (x, y, z) in enumerate(parts))
+
+
+def _pack_saturated(kind: str) -> Function:
+    return lambda env, a, b: saturate(a, kind) & 0xFFFF | (saturate(b, kind) & 0xFFFF) << 16
 
 
 def _bfe_signed(env: Environment, a: int, b: int, c: int) -> int:
@@ -432,6 +438,14 @@ def bitop3(table: int, width: int) -> Function:
     return operate
 
 
+def _choose(env: Environment, a: int, b: int, bit: int) -> int:
+    return b if bit else a
+
+
+def _reverse_borrow(env: Environment, a: int, b: int, c: int = 0) -> tuple[int, int]:
+    return _borrow(env, b, a, c)
+
+
 def _middle(env: Environment, *values: int) -> int:
     return sorted(values)[1]
 
@@ -441,16 +455,13 @@ def _middle(env: Environment, *values: int) -> int:
 
 def _vop2() -> dict[str, Operation]:
     o = _operation
+    carries = {"carry_in": True, "carry_out": True, "saturates": True}
     table = {
-        "v_cndmask_b32": o(
-            "u32 f32 f32", lambda e, a, b, c: b if c else a, carry_in=True, raw=True
-        ),
-        "v_mul_i32_i24": o("i32 i32 i32", lambda e, a, b: _low24(a) * _low24(b), saturates=True),
-        "v_mul_hi_i32_i24": o("i32 i32 i32", lambda e, a, b: _low24(a) * _low24(b) >> 32),
-        "v_mul_u32_u24": o(
-            "u32 u32 u32", lambda e, a, b: (a & 0xFFFFFF) * (b & 0xFFFFFF), saturates=True
-        ),
-        "v_mul_hi_u32_u24": o("u32 u32 u32", lambda e, a, b: (a & 0xFFFFFF) * (b & 0xFFFFFF) >> 32),
+        "v_cndmask_b32": o("u32 f32 f32", _choose, carry_in=True, raw=True),
+        "v_mul_i32_i24": o("i32 i32 i32", lambda e, a, b: _i24(a) * _i24(b), saturates=True),
+        "v_mul_hi_i32_i24": o("i32 i32 i32", lambda e, a, b: _i24(a) * _i24(b) >> 32),
+        "v_mul_u32_u24": o("u32 u32 u32", lambda e, a, b: _u24(a) * _u24(b), saturates=True),
+        "v_mul_hi_u32_u24": o("u32 u32 u32", lambda e, a, b: _u24(a) * _u24(b) >> 32),
         "v_lshrrev_b32": o("u32 u32 u32", lambda e, a, b: b >> (a & 31)),
         "v_ashrrev_i32": o("i32 u32 i32", lambda e, a, b: b >> (a & 31)),
         "v_lshlrev_b32": o("u32 u32 u32", lambda e, a, b: b << (a & 31)),
@@ -469,27 +480,19 @@ def _vop2() -> dict[str, Operation]:
         "v_dot4c_i32_i8": o("i32 u32 u32", _dot_fields(8), old=True, saturates=True),
         "v_dot8c_i32_i4": o("i32 u32 u32", _dot_fields(4), old=True, saturates=True),
         "v_pk_fmac_f16": o("p16 p16 p16", _pk_fmac, old=True),
-        "v_fmac_f32": o("f32 f32 f32", _fma(F32), old=True),
-        "v_fmac_f64": o("f64 f64 f64", _fma(F64), old=True),
+        "v_fmac_f32": o("f32 f32 f32", fma(F32), old=True),
+        "v_fmac_f64": o("f64 f64 f64", fma(F64), old=True),
         "v_mac_f16": o("f16 f16 f16", _multiply_add_f16, old=True, keeps_high=True),
-        "v_fmamk_f32": o("f32 f32 f32 f32", _fma(F32), literal=1),
-        "v_fmaak_f32": o("f32 f32 f32 f32", _fma(F32), literal=2),
+        "v_fmamk_f32": o("f32 f32 f32 f32", fma(F32), literal=1),
+        "v_fmaak_f32": o("f32 f32 f32 f32", fma(F32), literal=2),
         "v_madmk_f16": o("f16 f16 f16 f16", _multiply_add_f16, literal=1, keeps_high=True),
         "v_madak_f16": o("f16 f16 f16 f16", _multiply_add_f16, literal=2, keeps_high=True),
         "v_add_co_u32": o("u32 u32 u32", _carry, carry_out=True, saturates=True),
         "v_sub_co_u32": o("u32 u32 u32", _borrow, carry_out=True, saturates=True),
-        "v_subrev_co_u32": o(
-            "u32 u32 u32", lambda e, a, b: _borrow(e, b, a), carry_out=True, saturates=True
-        ),
-        "v_addc_co_u32": o("u32 u32 u32", _carry, carry_in=True, carry_out=True, saturates=True),
-        "v_subb_co_u32": o("u32 u32 u32", _borrow, carry_in=True, carry_out=True, saturates=True),
-        "v_subbrev_co_u32": o(
-            "u32 u32 u32",
-            lambda e, a, b, c: _borrow(e, b, a, c),
-            carry_in=True,
-            carry_out=True,
-            saturates=True,
-        ),
+        "v_subrev_co_u32": o("u32 u32 u32", _reverse_borrow, carry_out=True, saturates=True),
+        "v_addc_co_u32": o("u32 u32 u32", _carry, **carries),
+        "v_subb_co_u32": o("u32 u32 u32", _borrow, **carries),
+        "v_subbrev_co_u32": o("u32 u32 u32", _reverse_borrow, **carries),
     }
     for kind in ("u16", "u32"):
         types = f"{kind} {kind} {kind}"
@@ -505,12 +508,12 @@ def _vop2() -> dict[str, Operation]:
     for kind in ("f16", "f32"):
         number, types = FORMATS[kind], f"{kind} {kind} {kind}"
         table |= {
-            f"v_add_{kind}": o(types, _add(number)),
-            f"v_sub_{kind}": o(types, _add(number, flip_b=True)),
-            f"v_subrev_{kind}": o(types, _add(number, flip_a=True)),
-            f"v_mul_{kind}": o(types, _multiply(number)),
-            f"v_min_{kind}": o(types, _minimum(number)),
-            f"v_max_{kind}": o(types, _maximum(number)),
+            f"v_add_{kind}": o(types, add(number)),
+            f"v_sub_{kind}": o(types, add(number, flip_b=True)),
+            f"v_subrev_{kind}": o(types, add(number, flip_a=True)),
+            f"v_mul_{kind}": o(types, multiply(number)),
+            f"v_min_{kind}": o(types, minimum(number)),
+            f"v_max_{kind}": o(types, maximum(number)),
         }
     return table
 
@@ -521,10 +524,8 @@ def _vop2() -> dict[str, Operation]:
 def _compare_float(number: Format, name: str) -> Function:
     def compare(env: Environment, a: int, b: int) -> int:
         unordered = number.is_nan(a) or number.is_nan(b)
-        key_a, key_b = (
-            (0 if number.is_zero(x) else _order(number, x) + number.is_negative(x)) for x in (a, b)
-        )
-        less, equal = key_a < key_b and not unordered, key_a == key_b and not unordered
+        equal = not unordered and (a == b or (number.is_zero(a) and number.is_zero(b)))
+        less = not unordered and not equal and number.less(a, b)
         greater = not (less or equal or unordered)
         answers = {
             "f": False, "lt": less, "eq": equal, "le": less or equal, "gt": greater,
@@ -576,14 +577,12 @@ def _vopc() -> dict[str, Operation]:
         for name in _FLOAT_COMPARISONS:
             compare = _compare_float(FORMATS[kind], name)
             table[f"v_cmp_{name}_{kind}"] = _operation(f"mask {kind} {kind}", compare)
-        table[f"v_cmp_class_{kind}"] = _operation(
-            f"mask {kind} u32", _class_of(FORMATS[kind]), raw=True
-        )
+        of_class = _class_of(FORMATS[kind])
+        table[f"v_cmp_class_{kind}"] = _operation(f"mask {kind} u32", of_class, raw=True)
     for kind in ("i16", "u16", "i32", "u32", "i64", "u64"):
         for name in ("f", "lt", "eq", "le", "gt", "ne", "ge", "t"):
-            table[f"v_cmp_{name}_{kind}"] = _operation(
-                f"mask {kind} {kind}", _compare_integer(name)
-            )
+            compare = _compare_integer(name)
+            table[f"v_cmp_{name}_{kind}"] = _operation(f"mask {kind} {kind}", compare)
     return table
 
 
@@ -592,14 +591,11 @@ def _vopc() -> dict[str, Operation]:
 
 def _vop3() -> dict[str, Operation]:
     o = _operation
-    u32x3 = "u32 u32 u32 u32"
+    of_gfx950 = partial(_operation, archs=("gfx950",))
+    u32x3, i32x3 = "u32 u32 u32 u32", "i32 i32 i32 i32"
     table = {
-        "v_mad_i32_i24": o(
-            "i32 i32 i32 i32", lambda e, a, b, c: _low24(a) * _low24(b) + c, saturates=True
-        ),
-        "v_mad_u32_u24": o(
-            u32x3, lambda e, a, b, c: (a & 0xFFFFFF) * (b & 0xFFFFFF) + c, saturates=True
-        ),
+        "v_mad_i32_i24": o(i32x3, lambda e, a, b, c: _i24(a) * _i24(b) + c, saturates=True),
+        "v_mad_u32_u24": o(u32x3, lambda e, a, b, c: _u24(a) * _u24(b) + c, saturates=True),
         "v_bfe_u32": o(u32x3, lambda e, a, b, c: a >> (b & 31) & ((1 << (c & 31)) - 1)),
         "v_bfe_i32": o("i32 i32 u32 u32", _bfe_signed),
         "v_bfi_b32": o(u32x3, lambda e, a, b, c: (a & b) | (~a & c)),
@@ -634,11 +630,8 @@ def _vop3() -> dict[str, Operation]:
         "v_lshrrev_b64": o("u64 u32 u64", lambda e, a, b: b >> (a & 63)),
         "v_ashrrev_i64": o("i64 u32 i64", lambda e, a, b: b >> (a & 63)),
         "v_bfm_b32": o("u32 u32 u32", lambda e, a, b: ((1 << (a & 31)) - 1) << (b & 31)),
-        "v_cvt_pk_u16_u32": o("u32 u32 u32", lambda e, a, b: min(a, 65535) | min(b, 65535) << 16),
-        "v_cvt_pk_i16_i32": o(
-            "u32 i32 i32",
-            lambda e, a, b: saturate(a, "i16") & 0xFFFF | (saturate(b, "i16") & 0xFFFF) << 16,
-        ),
+        "v_cvt_pk_u16_u32": o("u32 u32 u32", _pack_saturated("u16")),
+        "v_cvt_pk_i16_i32": o("u32 i32 i32", _pack_saturated("i16")),
         "v_add_i32": o("i32 i32 i32", lambda e, a, b: a + b, saturates=True),
         "v_sub_i32": o("i32 i32 i32", lambda e, a, b: a - b, saturates=True),
         "v_add_i16": o("i16 i16 i16", lambda e, a, b: a + b, saturates=True),
@@ -655,30 +648,22 @@ def _vop3() -> dict[str, Operation]:
         "v_cvt_pknorm_i16_f16": o("u32 f16 f16", _norms(F16, -1, 32767)),
         "v_cvt_pknorm_u16_f16": o("u32 f16 f16", _norms(F16, 0, 65535)),
         "v_cvt_pkrtz_f16_f32": o("h16 f32 f32", _pack_halves(TO_ZERO, F16)),
-        "v_cvt_pk_f16_f32": o("h16 f32 f32", _pack_halves(NEAREST, F16), archs=("gfx950",)),
-        "v_cvt_pk_bf16_f32": o("hb16 f32 f32", _pack_halves(NEAREST, BF16), archs=("gfx950",)),
-        "v_ashr_pk_i8_i32": o(
-            "u16 i32 i32 u32", _ashr_pk(-128, 127), keeps_high=True, archs=("gfx950",)
-        ),
-        "v_ashr_pk_u8_i32": o(
-            "u16 i32 i32 u32", _ashr_pk(0, 255), keeps_high=True, archs=("gfx950",)
-        ),
-        "v_minimum3_f32": o(
-            "f32 f32 f32 f32", _three(_nan_wins(F32, largest=False)), archs=("gfx950",)
-        ),
-        "v_maximum3_f32": o(
-            "f32 f32 f32 f32", _three(_nan_wins(F32, largest=True)), archs=("gfx950",)
-        ),
+        "v_cvt_pk_f16_f32": of_gfx950("h16 f32 f32", _pack_halves(NEAREST, F16)),
+        "v_cvt_pk_bf16_f32": of_gfx950("hb16 f32 f32", _pack_halves(NEAREST, BF16)),
+        "v_ashr_pk_i8_i32": of_gfx950("u16 i32 i32 u32", _ashr_pk(-128, 127), keeps_high=True),
+        "v_ashr_pk_u8_i32": of_gfx950("u16 i32 i32 u32", _ashr_pk(0, 255), keeps_high=True),
+        "v_minimum3_f32": of_gfx950("f32 f32 f32 f32", three(nan_wins(F32, largest=False))),
+        "v_maximum3_f32": of_gfx950("f32 f32 f32 f32", three(nan_wins(F32, largest=True))),
         "v_mad_legacy_f16": o("f16 f16 f16 f16", _multiply_add_f16),
         "v_mad_f16": o("f16 f16 f16 f16", _multiply_add_f16, keeps_high=True),
-        "v_fma_legacy_f16": o("f16 f16 f16 f16", _fma(F16)),
-        "v_fma_f16": o("f16 f16 f16 f16", _fma(F16), keeps_high=True),
-        "v_fma_f32": o("f32 f32 f32 f32", _fma(F32)),
-        "v_fma_f64": o("f64 f64 f64 f64", _fma(F64)),
-        "v_add_f64": o("f64 f64 f64", _add(F64)),
-        "v_mul_f64": o("f64 f64 f64", _multiply(F64)),
-        "v_min_f64": o("f64 f64 f64", _minimum(F64)),
-        "v_max_f64": o("f64 f64 f64", _maximum(F64)),
+        "v_fma_legacy_f16": o("f16 f16 f16 f16", fma(F16)),
+        "v_fma_f16": o("f16 f16 f16 f16", fma(F16), keeps_high=True),
+        "v_fma_f32": o("f32 f32 f32 f32", fma(F32)),
+        "v_fma_f64": o("f64 f64 f64 f64", fma(F64)),
+        "v_add_f64": o("f64 f64 f64", add(F64)),
+        "v_mul_f64": o("f64 f64 f64", multiply(F64)),
+        "v_min_f64": o("f64 f64 f64", minimum(F64)),
+        "v_max_f64": o("f64 f64 f64", maximum(F64)),
         "v_div_fixup_f32": o("f32 f32 f32 f32", _div_fixup(F32, -150)),
         "v_div_fixup_f64": o("f64 f64 f64 f64", _div_fixup(F64, -1075)),
         "v_div_fixup_f16": o("f16 f16 f16 f16", _div_fixup(F16, None), keeps_high=True),
@@ -698,15 +683,11 @@ def _vop3() -> dict[str, Operation]:
         table[f"v_med3_{kind}"] = o(types, _middle)
     for kind in ("f16", "f32"):
         number, types = FORMATS[kind], f"{kind} {kind} {kind} {kind}"
-        table[f"v_min3_{kind}"] = o(types, _three(_minimum(number)))
-        table[f"v_max3_{kind}"] = o(types, _three(_maximum(number)))
+        table[f"v_min3_{kind}"] = o(types, three(minimum(number)))
+        table[f"v_max3_{kind}"] = o(types, three(maximum(number)))
         table[f"v_med3_{kind}"] = o(types, _median(number))
-    for name, code in (("v_bitop3_b32", 32), ("v_bitop3_b16", 16)):
-        kind = f"u{code}"
-        table[name] = o(
-            f"{kind} {kind} {kind} {kind}", bitop3(0x1B, code), keeps_high=code == 16,
-            archs=("gfx950",),
-        )  # fmt: skip
+    table["v_bitop3_b32"] = of_gfx950(u32x3, bitop3(0x1B, 32))
+    table["v_bitop3_b16"] = of_gfx950("u16 u16 u16 u16", bitop3(0x1B, 16), keeps_high=True)
     return table
 
 

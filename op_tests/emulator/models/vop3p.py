@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from .number_formats import BF16, F16, F32, NEAREST, Format
-from .vector_alu import Environment, fields, saturate, signed
-
-Function = Callable[..., int]
+from .number_formats import BF16, F16, F32, FORMATS, NEAREST, Format
+from .vector_alu import (
+    Environment,
+    Function,
+    add,
+    clamped,
+    fields,
+    fma,
+    maximum,
+    minimum,
+    multiply,
+    nan_wins,
+    plus_zero,
+    saturate,
+    signed,
+    three,
+)
 
 
 @dataclass(frozen=True)
@@ -27,70 +38,29 @@ class Packed:
     archs: tuple[str, ...] = ("gfx942", "gfx950")
 
 
-def _extreme(env: Environment, a: int, b: int, largest: bool) -> int:
-    for x in (a, b):
-        if env.ieee and F16.is_signaling(x):
-            return F16.quiet(x)
-    if F16.is_nan(a):
-        return b
-    if F16.is_nan(b):
-        return a
-    return b if F16.less(a, b) == largest else a
-
-
-def _nan_wins(largest: bool) -> Function:
-    def choose(a: int, b: int) -> int:
-        if F16.is_nan(a) or F16.is_nan(b):
-            return F16.quiet(a if F16.is_nan(a) else b)
-        return b if F16.less(a, b) == largest else a
-
-    return lambda env, a, b, c: choose(choose(a, b), c)
-
-
-def _float_operations(number: Format) -> dict[str, Packed]:
-    name = "f16" if number is F16 else "f32"
-    return {
-        f"v_pk_fma_{name}": Packed(
-            name, 3, lambda e, a, b, c: number.fma(a, b, c, e.rounding(number))
-        ),
-        f"v_pk_add_{name}": Packed(name, 2, lambda e, a, b: number.add(a, b, e.rounding(number))),
-        f"v_pk_mul_{name}": Packed(
-            name, 2, lambda e, a, b: number.multiply(a, b, e.rounding(number))
-        ),
-    }
-
-
 PACKED: dict[str, Packed] = {
-    **_float_operations(F16),
-    **_float_operations(F32),
-    "v_pk_min_f16": Packed("f16", 2, lambda e, a, b: _extreme(e, a, b, False)),
-    "v_pk_max_f16": Packed("f16", 2, lambda e, a, b: _extreme(e, a, b, True)),
-    "v_pk_minimum3_f16": Packed("f16", 3, _nan_wins(False), archs=("gfx950",)),
-    "v_pk_maximum3_f16": Packed("f16", 3, _nan_wins(True), archs=("gfx950",)),
-    "v_pk_mad_i16": Packed("i16", 3, lambda e, a, b, c: a * b + c, saturates=True),
-    "v_pk_mad_u16": Packed("u16", 3, lambda e, a, b, c: a * b + c, saturates=True),
+    **{
+        f"v_pk_{name}_{kind}": Packed(kind, count, function(FORMATS[kind]))
+        for name, count, function in (("fma", 3, fma), ("add", 2, add), ("mul", 2, multiply))
+        for kind in ("f16", "f32")
+    },
+    "v_pk_min_f16": Packed("f16", 2, minimum(F16)),
+    "v_pk_max_f16": Packed("f16", 2, maximum(F16)),
+    "v_pk_minimum3_f16": Packed("f16", 3, three(nan_wins(F16, largest=False)), archs=("gfx950",)),
+    "v_pk_maximum3_f16": Packed("f16", 3, three(nan_wins(F16, largest=True)), archs=("gfx950",)),
     "v_pk_mul_lo_u16": Packed("u16", 2, lambda e, a, b: a * b),
-    "v_pk_add_i16": Packed("i16", 2, lambda e, a, b: a + b, saturates=True),
-    "v_pk_sub_i16": Packed("i16", 2, lambda e, a, b: a - b, saturates=True),
-    "v_pk_add_u16": Packed("u16", 2, lambda e, a, b: a + b, saturates=True),
-    "v_pk_sub_u16": Packed("u16", 2, lambda e, a, b: a - b, saturates=True),
     "v_pk_lshlrev_b16": Packed("u16", 2, lambda e, a, b: b << (a & 15)),
     "v_pk_lshrrev_b16": Packed("u16", 2, lambda e, a, b: b >> (a & 15)),
     "v_pk_ashrrev_i16": Packed("i16", 2, lambda e, a, b: b >> (a & 15)),
-    "v_pk_max_i16": Packed("i16", 2, lambda e, a, b: max(a, b)),
-    "v_pk_min_i16": Packed("i16", 2, lambda e, a, b: min(a, b)),
-    "v_pk_max_u16": Packed("u16", 2, lambda e, a, b: max(a, b)),
-    "v_pk_min_u16": Packed("u16", 2, lambda e, a, b: min(a, b)),
 }
-
-
-def clamped(number: Format, bits: int, env: Environment) -> int:
-    """To [0, 1]."""
-    if number.is_nan(bits):
-        return 0 if env.dx10_clamp else bits
-    if number.is_negative(bits):
-        return 0
-    return min(bits, (number.sign >> 1) - (1 << number.mantissa))
+for _kind in ("i16", "u16"):
+    PACKED |= {
+        f"v_pk_mad_{_kind}": Packed(_kind, 3, lambda e, a, b, c: a * b + c, saturates=True),
+        f"v_pk_add_{_kind}": Packed(_kind, 2, lambda e, a, b: a + b, saturates=True),
+        f"v_pk_sub_{_kind}": Packed(_kind, 2, lambda e, a, b: a - b, saturates=True),
+        f"v_pk_max_{_kind}": Packed(_kind, 2, lambda e, a, b: max(a, b)),
+        f"v_pk_min_{_kind}": Packed(_kind, 2, lambda e, a, b: min(a, b)),
+    }
 
 
 @dataclass(frozen=True)
@@ -109,7 +79,7 @@ def _half(kind: str, source: int, chosen: int, negated: int, env: Environment) -
     bits = source >> (width * chosen) & ((1 << width) - 1)
     if kind[0] != "f":
         return signed(bits, 16) if kind == "i16" else bits
-    number = F16 if kind == "f16" else F32
+    number = FORMATS[kind]
     if not env.denormal(number) & 1:
         bits = number.flush(bits)
     return bits ^ (number.sign if negated else 0)
@@ -131,7 +101,7 @@ def packed(operation: Packed, env: Environment, modifiers: Modifiers, *sources: 
             value = saturate(value, kind)
         value &= (1 << width) - 1
         if kind[0] == "f":
-            number = F16 if kind == "f16" else F32
+            number = FORMATS[kind]
             if not env.denormal(number) & 2:
                 value = number.flush(value)
             if modifiers.clamp:
@@ -168,9 +138,6 @@ def dot_of_halves(half: Format, pairs: list[tuple[int, int]], addend: int) -> in
     Whatever MODE says: to nearest, and +0 for float32 denormals and -0.
     """
 
-    def plus_zero(bits: int) -> int:
-        return 0 if F32.is_denormal(bits) or F32.is_zero(bits) else bits
-
     (a, c), (b, d) = ([plus_zero(half.convert(x, F32, NEAREST)) for x in pair] for pair in pairs)
     addend = plus_zero(addend)
     if half is BF16:
@@ -180,24 +147,8 @@ def dot_of_halves(half: Format, pairs: list[tuple[int, int]], addend: int) -> in
 
 
 def dot_of_integers(width: int, is_signed: bool, clamp: bool, a: int, b: int, c: int) -> int:
-    kind = "i32" if is_signed else "u32"
-
-    def number(x: int) -> int:
-        return signed(x, width) if is_signed else x
-
-    total = signed(c, 32) if is_signed else c
-    for x, y in zip(fields(a, width, 32 // width), fields(b, width, 32 // width), strict=True):
-        total += number(x) * number(y)
-    return (saturate(total, kind) if clamp else total) & 0xFFFFFFFF
-
-
-def same(kind: str, actual: int, expected: int) -> bool:
-    """Equal bits, or NaN where NaN is expected; of one or two numbers of f16 or f32."""
-    if kind[0] != "f":
-        return actual == expected
-    width = int(kind[1:])
-    number: Any = F16 if kind == "f16" else F32
-    return all(
-        x == y or (number.is_nan(x) and number.is_nan(y))
-        for x, y in zip(fields(actual, width, 2), fields(expected, width, 2), strict=True)
-    )
+    columns = [fields(x, width, 32 // width) for x in (a, b)]
+    if is_signed:
+        columns, c = [[signed(x, width) for x in column] for column in columns], signed(c, 32)
+    total = c + sum(x * y for x, y in zip(*columns, strict=True))
+    return (saturate(total, "i32" if is_signed else "u32") if clamp else total) & 0xFFFFFFFF
