@@ -28,72 +28,20 @@ Outputs, unsigned:
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+from launches import Array, assembled, kernel_text, launch_code
 from numpy.typing import NDArray
 
 from jitfmha.emulator import DEVICES, Emulator
-from jitfmha.jit.toolchain.device_compiler import assemble
 
-Array = NDArray[Any]
 LANES = 64
 # Round to nearest even, denormals kept, DX10_CLAMP, IEEE: what compiled kernels start with.
 DEFAULT_MODE = 0x3F0
 
 _PLANE = 4 * LANES
-_KERNEL = """
-.amdgcn_target "amdgcn-amd-amdhsa--{arch}"
-.amdhsa_code_object_version 5
-.text
-.globl program
-.p2align 8
-.type program,@function
-program:
-{body}
-.Lend:
-.size program, .Lend - program
-.rodata
-.p2align 6
-.amdhsa_kernel program
-  .amdhsa_group_segment_fixed_size {lds_bytes}
-  .amdhsa_private_segment_fixed_size {scratch_bytes}
-  .amdhsa_user_sgpr_kernarg_segment_ptr 1
-  .amdhsa_user_sgpr_count 2
-  .amdhsa_kernarg_size 16
-  .amdhsa_system_sgpr_workgroup_id_x 1
-  .amdhsa_next_free_vgpr 512
-  .amdhsa_accum_offset 256
-  .amdhsa_next_free_sgpr 96
-  .amdhsa_float_denorm_mode_32 3
-  .amdhsa_ieee_mode 1
-  .amdhsa_dx10_clamp 1
-.end_amdhsa_kernel
-.amdgpu_metadata
----
-amdhsa.version: [1, 2]
-amdhsa.target: amdgcn-amd-amdhsa--{arch}
-amdhsa.kernels:
-  - .name: program
-    .symbol: program.kd
-    .kernarg_segment_size: 16
-    .kernarg_segment_align: 8
-    .group_segment_fixed_size: {lds_bytes}
-    .private_segment_fixed_size: {scratch_bytes}
-    .wavefront_size: 64
-    .sgpr_count: 96
-    .vgpr_count: 512
-    .agpr_count: 256
-    .max_flat_workgroup_size: 64
-    .args:
-      - {{.offset: 0, .size: 8, .value_kind: global_buffer, .address_space: global}}
-      - {{.offset: 8, .size: 8, .value_kind: global_buffer, .address_space: global}}
-...
-.end_amdgpu_metadata
-"""
 
 
 @dataclass(frozen=True)
@@ -124,7 +72,8 @@ class _Registers:
         return [f"{self.file}_lo", f"{self.file}_hi"] if self.count == 2 else [self.file]
 
 
-def _parse(name: str) -> _Registers:
+def parse(name: str) -> _Registers:
+    """The registers that a name means."""
     if name in ("vcc", "exec"):
         return _Registers(name, 0, 2)
     if name in ("m0", "scc", "mode"):
@@ -151,12 +100,10 @@ def _dwords(registers: _Registers, value: Array | int, waves: int) -> NDArray[np
 
 def _joined(registers: _Registers, dwords: NDArray[np.uint32]) -> Array:
     if registers.count == 1:
-        joined: Array = dwords[0].copy()
-    elif registers.count == 2:
-        joined = dwords[0].astype(np.uint64) | dwords[1].astype(np.uint64) << np.uint64(32)
-    else:
-        joined = dwords.copy()
-    return joined
+        return dwords[0].copy()
+    if registers.count == 2:
+        return dwords[0].astype(np.uint64) | dwords[1].astype(np.uint64) << np.uint64(32)
+    return dwords.copy()
 
 
 def _advance(pointer: int, planes: int) -> list[str]:
@@ -191,8 +138,8 @@ def _set_scalar(name: str, offset: int) -> Iterator[str]:
 
 
 def _segment_lines(segment: Segment, first_scalar: int) -> Iterator[str]:
-    inputs = [_parse(name) for name in segment.inputs]
-    outputs = [_parse(name) for name in segment.outputs]
+    inputs = [parse(name) for name in segment.inputs]
+    outputs = [parse(name) for name in segment.outputs]
     yield from _planes("load", [n for r in inputs if r.in_lanes for n in r.names()], 80)
     scalars = [n for r in inputs if not r.in_lanes for n in r.names()]
     offsets = {name: 4 * (first_scalar + i) for i, name in enumerate(scalars)}
@@ -214,15 +161,13 @@ def _segment_lines(segment: Segment, first_scalar: int) -> Iterator[str]:
     yield "s_waitcnt vmcnt(0)"
 
 
-def assembly(
-    arch: str, segments: Sequence[Segment], *, lds_bytes: int = 0, scratch_bytes: int = 0
-) -> str:
-    """The program's text, as `run` assembles it."""
-    parsed = [_parse(name) for s in segments for name in s.inputs]
+def _body(segments: Sequence[Segment]) -> str:
+    """The program's lines."""
+    parsed = [parse(name) for s in segments for name in s.inputs]
     scalars = sum(r.count for r in parsed if not r.in_lanes)
     scalar_bytes = -(-4 * scalars // _PLANE) * _PLANE
     in_bytes = scalar_bytes + _PLANE * sum(r.count for r in parsed if r.in_lanes)
-    out_bytes = _PLANE * sum(_parse(name).count for s in segments for name in s.outputs)
+    out_bytes = _PLANE * sum(parse(name).count for s in segments for name in s.outputs)
     lines = [
         "v_lshlrev_b32 v255, 2, v0",
         "s_load_dwordx4 s[80:83], s[0:1], 0x0",
@@ -240,9 +185,8 @@ def assembly(
     first_scalar = 0
     for segment in segments:
         lines += _segment_lines(segment, first_scalar)
-        first_scalar += sum(r.count for r in map(_parse, segment.inputs) if not r.in_lanes)
-    body = "\n".join([*lines, "s_endpgm", *["s_nop 0"] * 8])
-    return _KERNEL.format(arch=arch, body=body, lds_bytes=lds_bytes, scratch_bytes=scratch_bytes)
+        first_scalar += sum(r.count for r in map(parse, segment.inputs) if not r.in_lanes)
+    return "\n".join(lines)
 
 
 def run(
@@ -272,12 +216,12 @@ def run(
     for segment in segments:
         for name, value in segment.inputs.items():
             if not isinstance(value, int | np.integer):
-                waves = np.shape(value)[-1] // (LANES if _parse(name).in_lanes else 1)
+                waves = np.shape(value)[-1] // (LANES if parse(name).in_lanes else 1)
     in_lanes: list[NDArray[np.uint32]] = []
     scalars: list[NDArray[np.uint32]] = []
     for segment in segments:
         for name, value in segment.inputs.items():
-            registers = _parse(name)
+            registers = parse(name)
             dwords = _dwords(registers, value, waves)
             expected = (registers.count, waves * (LANES if registers.in_lanes else 1))
             assert dwords.shape == expected, f"{segment.code}: {name} has shape {dwords.shape}"
@@ -288,28 +232,21 @@ def run(
     for dwords in in_lanes:
         blocks += [dwords.reshape(-1, waves, LANES).transpose(1, 0, 2).reshape(waves, -1)]
     source = np.ascontiguousarray(np.concatenate(blocks, axis=1))
-    planes = sum(_parse(name).count for s in segments for name in s.outputs)
+    planes = sum(parse(name).count for s in segments for name in s.outputs)
     stored = np.zeros((waves, max(planes, 1), LANES), np.uint32)
 
-    text = assembly(arch, segments, lds_bytes=lds_bytes, scratch_bytes=scratch_bytes)
-    module = emulator.load_module(assemble(text, arch), index)
-    try:
-        allowed = [source, stored, *memory]
-        emulator.set_allowed_memory([(a.ctypes.data, a.nbytes) for a in allowed if a.nbytes])
-        kernarg = struct.pack("<QQ", source.ctypes.data, stored.ctypes.data)
-        program = emulator.function(module, "program")
-        emulator.launch(program, (waves, 1, 1), (LANES, 1, 1), kernarg)
-    finally:
-        emulator.set_allowed_memory(None)
-        emulator.unload_module(module)
-
+    text = kernel_text("program", _body(segments), lds_bytes=lds_bytes, scratch_bytes=scratch_bytes)
+    code_object = assembled(arch, text)
+    launch_code(
+        emulator, index, code_object, "program", waves, LANES, source, stored, memory=memory
+    )
     results = []
     plane = 0
     for segment in segments:
         result = {}
         # Registers of lanes are stored before scalar ones.
-        for name in sorted(segment.outputs, key=lambda name: not _parse(name).in_lanes):
-            registers = _parse(name)
+        for name in sorted(segment.outputs, key=lambda name: not parse(name).in_lanes):
+            registers = parse(name)
             content = stored[:, plane : plane + registers.count]
             plane += registers.count
             by_register = content.swapaxes(0, 1)

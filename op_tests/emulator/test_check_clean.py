@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 import pytest
+from launches import launch_code
 
-from jitfmha.emulator import DEVICES, Emulator
+from jitfmha.emulator import Emulator
 from jitfmha.emulator.findings import take_findings
 from jitfmha.jit.toolchain.device_compiler import compile_hip
 
@@ -117,15 +116,8 @@ def _run(emulator: Emulator, arch: str, code: bytes, kernel: str) -> np.ndarray:
     else:
         a, b = rng.standard_normal((2, 1024)).astype(np.float32)
         out = np.zeros(1024, np.float32)
-    module = emulator.load_module(code, DEVICES[arch])
-    emulator.set_allowed_memory([(x.ctypes.data, x.nbytes) for x in (a, b, out)])
-    kernarg = struct.pack("<QQQi", a.ctypes.data, b.ctypes.data, out.ctypes.data, n)
     grid = 4 if kernel == "softmax" else 1
-    try:
-        emulator.launch(emulator.function(module, kernel), (grid, 1, 1), (256, 1, 1), kernarg)
-    finally:
-        emulator.set_allowed_memory(None)
-        emulator.unload_module(module)
+    launch_code(emulator, arch, code, kernel, grid, 256, a, b, out, n)
     return out
 
 
@@ -207,14 +199,7 @@ def test_matrix_instructions_of_a_compiler_are_clean(
     take_findings(check_emulator.library)
     for each in (check_emulator, emulator):
         out = np.zeros(768 + 64, np.float32)
-        module = each.load_module(code, DEVICES[arch])
-        each.set_allowed_memory([(x.ctypes.data, x.nbytes) for x in (out, given)])
-        try:
-            kernarg = struct.pack("<QQ", out.ctypes.data, given.ctypes.data)
-            each.launch(each.function(module, "mixed"), (1, 1, 1), (64, 1, 1), kernarg)
-        finally:
-            each.set_allowed_memory(None)
-            each.unload_module(module)
+        launch_code(each, arch, code, "mixed", 1, 64, out, given)
         results.append(out)
     assert take_findings(check_emulator.library) == []
     np.testing.assert_array_equal(results[0], results[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from checked_kernels import Body, kinds, run_checked
+from checked_kernels import Body, Fault, check_faults, run_checked
 
 from jitfmha.emulator import Emulator
 
@@ -18,115 +18,73 @@ _TWO_LOADS = _ADDRESS + (
     "global_load_dword v2, v1, s[0:1]\nglobal_load_dword v3, v1, s[0:1] offset:256\n"
 )
 
-# name: (what the message names, clean, faulty)
+
+def _fault(text: str, before: str, wait: str, too_little: str, use: str, **more: int) -> Fault:
+    """A use behind a wait, and behind one that is none for it."""
+    bodies = (
+        Body("\n".join([before, *filter(None, [wait]), use]), **more)
+        for wait in (f"s_waitcnt {wait}", too_little and f"s_waitcnt {too_little}")
+    )
+    return Fault("wait-count", text, *bodies)
+
+
+_STORE = "global_store_dword v1, v0, s[0:1]"
+_LOAD_V2 = "global_load_dword v2, v1, s[0:1]"
+_USE_V2 = "v_mov_b32 v4, v2"
+_READ_V2 = f"{_FILLED_LDS}ds_read_b32 v2, v1"
+_FLAT_LOAD = f"{_FLAT_ADDRESS}flat_load_dword v4, v[2:3]"
 _FAULTS = {
-    "load": (
-        "uses v2",
-        Body(_TWO_LOADS + "s_waitcnt vmcnt(1)\nv_mov_b32 v4, v2"),
-        Body(_TWO_LOADS + "v_mov_b32 v4, v2"),
+    "load": _fault("uses v2", _TWO_LOADS, "vmcnt(1)", "", _USE_V2),
+    "loads_come_in_order": _fault(
+        "uses v3", _TWO_LOADS, "vmcnt(0)", "vmcnt(1)", "v_mov_b32 v4, v3"
     ),
-    "loads_come_in_order": (
-        "uses v3",
-        Body(_TWO_LOADS + "s_waitcnt vmcnt(0)\nv_mov_b32 v4, v3"),
-        Body(_TWO_LOADS + "s_waitcnt vmcnt(1)\nv_mov_b32 v4, v3"),
+    "stores_count": _fault("uses v2", _TWO_LOADS + _STORE, "vmcnt(2)", "vmcnt(3)", _USE_V2),
+    "invalidation_does_not_count": _fault(
+        "uses v2", f"{_TWO_LOADS}buffer_inv sc1", "vmcnt(1)", "vmcnt(2)", _USE_V2
     ),
-    "stores_count": (
-        "uses v2",
-        Body(
-            _TWO_LOADS + "global_store_dword v1, v0, s[0:1]\ns_waitcnt vmcnt(2)\nv_mov_b32 v4, v2"
-        ),
-        Body(
-            _TWO_LOADS + "global_store_dword v1, v0, s[0:1]\ns_waitcnt vmcnt(3)\nv_mov_b32 v4, v2"
-        ),
+    "as_an_address": _fault(
+        "uses v2", _TWO_LOADS, "vmcnt(1)", "", "global_load_dword v4, v2, s[0:1]"
     ),
-    "invalidation_does_not_count": (
-        "uses v2",
-        Body(_TWO_LOADS + "buffer_inv sc1\ns_waitcnt vmcnt(1)\nv_mov_b32 v4, v2"),
-        Body(_TWO_LOADS + "buffer_inv sc1\ns_waitcnt vmcnt(2)\nv_mov_b32 v4, v2"),
-    ),
-    "as_an_address": (
-        "uses v2",
-        Body(_TWO_LOADS + "s_waitcnt vmcnt(1)\nglobal_load_dword v4, v2, s[0:1]"),
-        Body(_TWO_LOADS + "global_load_dword v4, v2, s[0:1]"),
-    ),
-    "overwritten": (
+    # A later load into the same register is in order.
+    "overwritten": Fault(
+        "wait-count",
         "overwrites v2",
-        # A later load into the same register is in order.
-        Body(
-            _TWO_LOADS
-            + "global_load_dword v2, v1, s[0:1] offset:512\ns_waitcnt vmcnt(0)\nv_mov_b32 v2, 0"
-        ),
-        Body(_TWO_LOADS + "v_mov_b32 v2, 0"),
+        Body(f"{_TWO_LOADS}{_LOAD_V2} offset:512\ns_waitcnt vmcnt(0)\nv_mov_b32 v2, 0"),
+        Body(f"{_TWO_LOADS}v_mov_b32 v2, 0"),
     ),
-    "overwritten_by_lds": (
-        "overwrites v2",
-        Body(
-            _FILLED_LDS
-            + "global_load_dword v2, v1, s[0:1]\ns_waitcnt vmcnt(0)\nds_read_b32 v2, v1",
-            **_LDS,
-        ),
-        Body(_FILLED_LDS + "global_load_dword v2, v1, s[0:1]\nds_read_b32 v2, v1", **_LDS),
+    "overwritten_by_lds": _fault(
+        "overwrites v2", _FILLED_LDS + _LOAD_V2, "vmcnt(0)", "", "ds_read_b32 v2, v1", **_LDS
     ),
-    "lds": (
-        "uses v2",
-        Body(_TWO_READS + "s_waitcnt lgkmcnt(1)\nv_mov_b32 v4, v2", **_LDS),
-        Body(_TWO_READS + "s_waitcnt lgkmcnt(2)\nv_mov_b32 v4, v2", **_LDS),
+    "lds": _fault("uses v2", _TWO_READS, "lgkmcnt(1)", "lgkmcnt(2)", _USE_V2, **_LDS),
+    "lds_is_not_vmcnt": _fault("uses v2", _READ_V2, "lgkmcnt(0)", "vmcnt(0)", _USE_V2, **_LDS),
+    "scalar": _fault(
+        "uses s4", "s_load_dword s4, s[0:1], 0x0", "lgkmcnt(0)", "", "s_mov_b32 s6, s4"
     ),
-    "lds_is_not_vmcnt": (
-        "uses v2",
-        Body(_FILLED_LDS + "ds_read_b32 v2, v1\ns_waitcnt lgkmcnt(0)\nv_mov_b32 v4, v2", **_LDS),
-        Body(_FILLED_LDS + "ds_read_b32 v2, v1\ns_waitcnt vmcnt(0)\nv_mov_b32 v4, v2", **_LDS),
+    "scalar_comes_in_any_order": _fault(
+        "uses s4", _TWO_SCALARS, "lgkmcnt(0)", "lgkmcnt(1)", "s_mov_b32 s6, s4"
     ),
-    "scalar": (
-        "uses s4",
-        Body("s_load_dword s4, s[0:1], 0x0\ns_waitcnt lgkmcnt(0)\ns_mov_b32 s6, s4"),
-        Body("s_load_dword s4, s[0:1], 0x0\ns_mov_b32 s6, s4"),
+    "scalar_as_vector_source": _fault(
+        "uses s5", "s_load_dwordx2 s[4:5], s[0:1], 0x0", "lgkmcnt(0)", "", "v_mov_b32 v1, s5"
     ),
-    "scalar_comes_in_any_order": (
-        "uses s4",
-        Body(_TWO_SCALARS + "s_waitcnt lgkmcnt(0)\ns_mov_b32 s6, s4"),
-        Body(_TWO_SCALARS + "s_waitcnt lgkmcnt(1)\ns_mov_b32 s6, s4"),
+    # The scalar load may come first: one outstanding says nothing about the LDS.
+    "scalar_does_not_delay_lds": _fault(
+        "uses v2", _MIXED, "lgkmcnt(0)", "lgkmcnt(1)", _USE_V2, **_LDS
     ),
-    "scalar_as_vector_source": (
-        "uses s5",
-        Body("s_load_dwordx2 s[4:5], s[0:1], 0x0\ns_waitcnt lgkmcnt(0)\nv_mov_b32 v1, s5"),
-        Body("s_load_dwordx2 s[4:5], s[0:1], 0x0\nv_mov_b32 v1, s5"),
+    "flat_needs_both": _fault(
+        "uses v4", _FLAT_LOAD, "vmcnt(0) lgkmcnt(0)", "vmcnt(0)", "v_mov_b32 v5, v4"
     ),
-    "scalar_does_not_delay_lds": (
-        "uses v2",
-        Body(_MIXED + "s_waitcnt lgkmcnt(0)\nv_mov_b32 v4, v2", **_LDS),
-        # The scalar load may come first: one outstanding says nothing about the LDS.
-        Body(_MIXED + "s_waitcnt lgkmcnt(1)\nv_mov_b32 v4, v2", **_LDS),
-    ),
-    "flat_needs_both": (
-        "uses v4",
-        Body(
-            _FLAT_ADDRESS
-            + "flat_load_dword v4, v[2:3]\ns_waitcnt vmcnt(0) lgkmcnt(0)\nv_mov_b32 v5, v4"
-        ),
-        Body(_FLAT_ADDRESS + "flat_load_dword v4, v[2:3]\ns_waitcnt vmcnt(0)\nv_mov_b32 v5, v4"),
-    ),
-    "accumulator": (
+    "accumulator": _fault(
         "uses a2",
-        Body(
-            _ADDRESS
-            + "global_load_dword a2, v1, s[0:1]\ns_waitcnt vmcnt(0)\nv_accvgpr_read_b32 v4, a2"
-        ),
-        Body(_ADDRESS + "global_load_dword a2, v1, s[0:1]\nv_accvgpr_read_b32 v4, a2"),
+        f"{_ADDRESS}global_load_dword a2, v1, s[0:1]",
+        "vmcnt(0)",
+        "",
+        "v_accvgpr_read_b32 v4, a2",
     ),
 }
 
 
 def test_faults_are_found_and_nothing_else(check_emulator: Emulator, arch: str) -> None:
-    bodies = {}
-    for name, (_, clean, faulty) in _FAULTS.items():
-        bodies |= {f"{name}_clean": clean, f"{name}_faulty": faulty}
-    findings = run_checked(check_emulator, arch, bodies)
-    for name, (text, _, _) in _FAULTS.items():
-        assert findings[f"{name}_clean"] == [], name
-        found = findings[f"{name}_faulty"]
-        assert kinds(found) == ["wait-count"], name
-        assert text in found[0].message, name
+    check_faults(check_emulator, arch, _FAULTS)
 
 
 @pytest.mark.parametrize("outstanding", [0, 1])

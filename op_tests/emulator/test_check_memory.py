@@ -3,116 +3,92 @@
 from __future__ import annotations
 
 import pytest
-from checked_kernels import BYTES, Body, kinds, run_checked
+from checked_kernels import BYTES, Body, Fault, check_faults, kinds, run_checked
 
 from jitfmha.emulator import Emulator
 
-# Each pair differs in the fault alone.
+
+def _pair(code: str, clean: object, faulty: object, **more: int) -> tuple[Body, Body]:
+    """Bodies that differ in the fault alone, in the place of `#`."""
+    return Body(code.replace("#", str(clean)), **more), Body(code.replace("#", str(faulty)), **more)
+
+
+def _unwritten(text: str, first: str, code: str) -> Fault:
+    """Bodies with and without the first line, which writes what the others read."""
+    return Fault("uninitialized", text, Body(f"{first}\n{code}"), Body(code))
+
+
+_EXEC_8 = "s_mov_b64 exec, 0xff\nv_mov_b32 v7, 0\n"
+_READ_LDS_8 = "v_mov_b32 v1, 0x100\nds_read_b64 v[2:3], v1"
+_WRITTEN_LDS_8 = "v_mov_b32 v1, 0x100\nv_mov_b32 v2, 0\nv_mov_b32 v3, 0\nds_write_b64 v1, v[2:3]\n"
 _FAULTS = {
-    # name: (kind, register or text of the message, clean, faulty)
-    "global_load": (
+    "global_load": Fault(
         "global-bounds",
         "load of 4 bytes",
-        Body(f"v_mov_b32 v1, {BYTES - 4}\nglobal_load_dword v2, v1, s[0:1]"),
-        Body(f"v_mov_b32 v1, {BYTES - 3}\nglobal_load_dword v2, v1, s[0:1]"),
+        *_pair("v_mov_b32 v1, #\nglobal_load_dword v2, v1, s[0:1]", BYTES - 4, BYTES - 3),
     ),
-    "global_store": (
+    "global_store": Fault(
         "global-bounds",
         "store of 8 bytes",
-        Body(f"v_mov_b32 v1, {BYTES - 8}\nglobal_store_dwordx2 v1, v[0:1], s[0:1]"),
-        Body("v_mov_b32 v1, -4\nglobal_store_dwordx2 v1, v[0:1], s[0:1]"),
+        *_pair("v_mov_b32 v1, #\nglobal_store_dwordx2 v1, v[0:1], s[0:1]", BYTES - 8, -4),
     ),
-    "scalar_load": (
+    "scalar_load": Fault(
         "global-bounds",
         "load of 8 bytes",
-        Body("s_load_dwordx2 s[4:5], s[0:1], 0x10"),
-        Body(f"s_load_dwordx2 s[4:5], s[0:1], 0x{BYTES - 4:x}"),
+        *_pair("s_load_dwordx2 s[4:5], s[0:1], #", "0x10", hex(BYTES - 4)),
     ),
-    "scratch": (
+    "scratch": Fault(
         "scratch-bounds",
         "private memory",
-        Body("v_mov_b32 v1, 12\nscratch_store_dword v1, v0, off", scratch_bytes=16),
-        Body("v_mov_b32 v1, 16\nscratch_store_dword v1, v0, off", scratch_bytes=16),
+        *_pair("v_mov_b32 v1, #\nscratch_store_dword v1, v0, off", 12, 16, scratch_bytes=16),
     ),
-    "lds_static": (
+    # The faulty one is inside of the granule that the hardware allocates.
+    "lds_static": Fault(
         "lds-bounds",
         "the workgroup has 0x104 bytes",
-        Body("v_mov_b32 v1, 0x100\nds_write_b32 v1, v0", lds_bytes=0x104),
-        # Inside of the granule that the hardware allocates.
-        Body("v_mov_b32 v1, 0x104\nds_write_b32 v1, v0", lds_bytes=0x104),
+        *_pair("v_mov_b32 v1, #\nds_write_b32 v1, v0", "0x100", "0x104", lds_bytes=0x104),
     ),
-    "lds_dynamic": (
+    "lds_dynamic": Fault(
         "lds-bounds",
         "reads 8 bytes",
-        Body(
-            "v_mov_b32 v1, 0x100\nv_mov_b32 v2, 0\nv_mov_b32 v3, 0\nds_write_b64 v1, v[2:3]\n"
-            "ds_read_b64 v[2:3], v1",
-            lds_bytes=0x100,
-            dynamic_lds=8,
-        ),
-        Body("v_mov_b32 v1, 0x100\nds_read_b64 v[2:3], v1", lds_bytes=0x100, dynamic_lds=4),
+        Body(f"{_WRITTEN_LDS_8}ds_read_b64 v[2:3], v1", lds_bytes=0x100, dynamic_lds=8),
+        Body(_READ_LDS_8, lds_bytes=0x100, dynamic_lds=4),
     ),
-    "vgpr": (
-        "uninitialized",
+    "vgpr": _unwritten(
         "reads v7, which nobody wrote in 64 of the 64 lanes",
-        Body("v_mov_b32 v7, 0\nv_add_u32 v1, v0, v7"),
-        Body("v_add_u32 v1, v0, v7"),
+        "v_mov_b32 v7, 0",
+        "v_add_u32 v1, v0, v7",
     ),
-    "vgpr_in_some_lanes": (
+    "vgpr_in_some_lanes": Fault(
         "uninitialized",
         "reads v7, which nobody wrote in 56 of the 64 lanes",
-        Body("s_mov_b64 exec, 0xff\nv_mov_b32 v7, 0\nv_add_u32 v1, v0, v7"),
-        Body("s_mov_b64 exec, 0xff\nv_mov_b32 v7, 0\ns_mov_b64 exec, -1\nv_add_u32 v1, v0, v7"),
+        *_pair(f"{_EXEC_8}s_mov_b64 exec, #\nv_add_u32 v1, v0, v7", "0xff", -1),
     ),
-    "stored_vgpr": (
+    "stored_vgpr": _unwritten(
+        "reads v5", "v_mov_b32 v5, 0", "v_mov_b32 v1, 0\nglobal_store_dword v1, v5, s[0:1]"
+    ),
+    "accumulator": _unwritten("reads a3", "v_accvgpr_write_b32 a3, 0", "v_accvgpr_read_b32 v1, a3"),
+    "readlane": Fault(
         "uninitialized",
         "reads v5",
-        Body("v_mov_b32 v1, 0\nv_mov_b32 v5, 0\nglobal_store_dword v1, v5, s[0:1]"),
-        Body("v_mov_b32 v1, 0\nglobal_store_dword v1, v5, s[0:1]"),
+        *_pair("v_writelane_b32 v5, s2, 3\ns_nop 0\nv_readlane_b32 s4, v5, #", 3, 4),
     ),
-    "accumulator": (
-        "uninitialized",
-        "reads a3",
-        Body("v_accvgpr_write_b32 a3, 0\nv_accvgpr_read_b32 v1, a3"),
-        Body("v_accvgpr_read_b32 v1, a3"),
-    ),
-    "readlane": (
-        "uninitialized",
-        "reads v5",
-        Body("v_writelane_b32 v5, s2, 3\ns_nop 0\nv_readlane_b32 s4, v5, 3"),
-        Body("v_writelane_b32 v5, s2, 3\ns_nop 0\nv_readlane_b32 s4, v5, 4"),
-    ),
-    "sgpr": (
-        "uninitialized",
-        "reads s9",
-        Body("s_mov_b32 s9, 0\ns_add_u32 s4, s2, s9"),
-        Body("s_add_u32 s4, s2, s9"),
-    ),
-    "vcc": (
-        "uninitialized",
-        "reads vcc",
-        Body("v_cmp_eq_u32 vcc, 0, v0\nv_cndmask_b32 v1, 0, v0, vcc"),
-        Body("v_cndmask_b32 v1, 0, v0, vcc"),
-    ),
-    "lds_word": (
+    "sgpr": _unwritten("reads s9", "s_mov_b32 s9, 0", "s_add_u32 s4, s2, s9"),
+    "vcc": _unwritten("reads vcc", "v_cmp_eq_u32 vcc, 0, v0", "v_cndmask_b32 v1, 0, v0, vcc"),
+    "lds_word": Fault(
         "uninitialized",
         "reads LDS at 0x8, which nobody wrote",
-        Body("v_mov_b32 v1, 8\nds_write_b32 v1, v0\nds_read_b32 v2, v1", lds_bytes=16),
-        Body("v_mov_b32 v1, 4\nds_write_b32 v1, v0\nds_read_b32 v2, v1 offset:4", lds_bytes=16),
+        *_pair(
+            "v_mov_b32 v2, 8\nv_mov_b32 v1, #\nds_write_b32 v1, v0\nds_read_b32 v2, v2",
+            *(8, 4),
+            lds_bytes=16,
+        ),
     ),
 }
 
 
 def test_faults_are_found_and_nothing_else(check_emulator: Emulator, arch: str) -> None:
-    bodies = {}
-    for name, (_, _, clean, faulty) in _FAULTS.items():
-        bodies |= {f"{name}_clean": clean, f"{name}_faulty": faulty}
-    findings = run_checked(check_emulator, arch, bodies)
-    for name, (kind, text, _, _) in _FAULTS.items():
-        assert findings[f"{name}_clean"] == [], name
-        found = findings[f"{name}_faulty"]
-        assert kinds(found) == [kind], name
-        assert text in found[0].message, name
+    check_faults(check_emulator, arch, _FAULTS)
 
 
 def test_a_finding_says_where(check_emulator: Emulator, arch: str) -> None:

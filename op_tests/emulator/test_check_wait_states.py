@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import pytest
 from checked_kernels import Body, kinds, run_checked
 
 from jitfmha.emulator import Emulator
@@ -34,11 +35,7 @@ class _Hazard:
         return self.waits if isinstance(self.waits, int) else self.waits[arch]
 
     def body(self, wait_states: int) -> Body:
-        nops = []
-        while wait_states:
-            count = min(wait_states, 8)
-            nops.append(f"s_nop {count - 1}")
-            wait_states -= count
+        nops = [f"s_nop {min(left, 8) - 1}" for left in range(wait_states, 0, -8)]
         lines = [self.before, "s_nop 7\ns_nop 7\ns_nop 7", self.first, *nops, self.second]
         return Body("\n".join(line for line in lines if line), lds_bytes=self.lds_bytes)
 
@@ -224,21 +221,15 @@ _SECOND = {
     "valu_writes": "v_mov_b32 v8, 0",
     "dgemm_4_reads_same_c": "v_mfma_f64_4x4x4_4b_f64 v[8:9], v[2:3], v[4:5], v[8:9]",
 }
-_XDL_RULES: dict[str, _Columns | dict[str, _Columns]] = {
-    "xdl_reads_c": {"gfx942": (3, 5, 9, 17), "gfx950": (4, 6, 10, 18)},
-    "sdgemm_reads_c": {"gfx942": (3, 5, 9, 17), "gfx950": (3, 6, 10, 18)},
-    "matrix_reads_ab": {"gfx942": (5, 7, 11, 19), "gfx950": (5, 8, 12, 19)},
-    "memory_reads": {"gfx942": (5, 7, 11, 19), "gfx950": (5, 8, 12, 19)},
-    "valu_reads": {"gfx942": (5, 7, 11, 19), "gfx950": (5, 8, 12, 19)},
-    "valu_writes": {"gfx942": (5, 7, 11, 19), "gfx950": (5, 8, 12, 19)},
+_WITHOUT_C = ("matrix_reads_ab", "memory_reads", "valu_reads", "valu_writes")
+_XDL_RULES: dict[str, dict[str, _Columns]] = {
+    "gfx942": dict.fromkeys(("xdl_reads_c", "sdgemm_reads_c"), (3, 5, 9, 17))
+    | dict.fromkeys(_WITHOUT_C, (5, 7, 11, 19)),
+    "gfx950": {"xdl_reads_c": (4, 6, 10, 18), "sdgemm_reads_c": (3, 6, 10, 18)}
+    | dict.fromkeys(_WITHOUT_C, (5, 8, 12, 19)),
 }
-_F32_RULES: dict[str, _Columns] = {
-    "sdgemm_reads_c": (2, 4, 8, 16),
-    "matrix_reads_ab": (4, 6, 10, 18),
-    "memory_reads": (4, 6, 10, 18),
-    "valu_reads": (4, 6, 10, 18),
-    "valu_writes": (4, 6, 10, 18),
-}
+_F32_RULES: dict[str, _Columns] = {"sdgemm_reads_c": (2, 4, 8, 16)}
+_F32_RULES |= dict.fromkeys(_WITHOUT_C, (4, 6, 10, 18))
 _F64_16_RULES = {
     "sdgemm_reads_c": _by_chip(9, 17),
     "matrix_reads_ab": _by_chip(11, 19),
@@ -307,55 +298,52 @@ def _cases_of_rules(arch: str) -> Iterator[tuple[str, str, _Hazard]]:
     """(first, second, what decides about them) of every rule, passes and all."""
     for (first, second), hazard in (_SCALAR_RULES | _VALU_RULES).items():
         yield first, second, hazard
-    for second, by_chip in _XDL_RULES.items():
-        columns = by_chip[arch] if isinstance(by_chip, dict) else by_chip
-        for passes, waits in zip(_PASSES, columns, strict=True):
-            product = _XDL_BY_PASSES[passes].format(c="0")
-            yield "xdl_writes", second, _Hazard(product, _SECOND[second], waits, _WIDE)
+    for kind, products, rules in (
+        ("xdl", _XDL_BY_PASSES, _XDL_RULES[arch]),
+        ("sgemm", _F32_BY_PASSES, _F32_RULES),
+    ):
+        for passes, product in products.items():
+            first = product.format(c="0")
+            for second, columns in rules.items():
+                waits = columns[_PASSES.index(passes)]
+                yield f"{kind}_writes", second, _Hazard(first, _SECOND[second], waits, _WIDE)
+            waits = 2 if passes == 2 else 0
+            hazard = _Hazard(first, _exact_result_as_c(product), waits, _WIDE)
+            yield f"{kind}_writes", "matrix_reads_same_c", hazard
     for passes, waits in zip(_PASSES, (1, 3, 7, 15), strict=True):
         registers = {8: 16, 16: 32}.get(passes, 4)
         product = _XDL_BY_PASSES[passes].format(c=f"v[40:{39 + registers}]")
         yield "xdl_reads_c", "valu_writes", _Hazard(product, "v_mov_b32 v41, 0", waits, _WIDE)
-    for second, columns in _F32_RULES.items():
-        for passes, product in _F32_BY_PASSES.items():
-            waits = columns[_PASSES.index(passes)]
-            first = product.format(c="0")
-            yield "sgemm_writes", second, _Hazard(first, _SECOND[second], waits, _WIDE)
-    for kind, products in (("xdl", _XDL_BY_PASSES), ("sgemm", _F32_BY_PASSES)):
-        for passes, product in products.items():
-            hazard = _Hazard(
-                product.format(c="0"), _exact_result_as_c(product), 2 if passes == 2 else 0, _WIDE
-            )
-            yield f"{kind}_writes", "matrix_reads_same_c", hazard
     for second, waits in _F64_16_RULES.items():
         yield "dgemm_16_writes", second, _Hazard(_F64_16, _SECOND[second], waits, _WIDE)
     for second, waits in _F64_4_RULES.items():
         yield "dgemm_4_writes", second, _Hazard(_F64_4, _SECOND[second], waits, _WIDE)
 
 
+def _messages(emulator: Emulator, arch: str, hazards: dict[str, _Hazard]) -> dict[str, str]:
+    """What is said of each with one state too few, the only finding; just enough has none."""
+    needed = {name: each.needed(arch) for name, each in hazards.items() if arch in each.chips}
+    bodies = {name: hazards[name].body(states) for name, states in needed.items()}
+    few = {f"few_{name}": hazards[name].body(n - 1) for name, n in needed.items() if n}
+    findings = run_checked(emulator, arch, bodies | few)
+    messages = {}
+    for name, states in needed.items():
+        case = (name, hazards[name].first, hazards[name].second)
+        assert findings[name] == [], case
+        if states:
+            assert kinds(findings[f"few_{name}"]) == ["wait-states"], case
+            messages[name] = findings[f"few_{name}"][0].message
+            assert f"needs {states} wait states after" in messages[name], case
+            assert f"has {states - 1} " in messages[name], case
+    return messages
+
+
 def test_every_rule(check_emulator: Emulator, arch: str) -> None:
     """One state too few is found, and named by the rule; just enough is not."""
-    cases = {
-        f"rule_{i}": (f"{first}, {second}", hazard)
-        for i, (first, second, hazard) in enumerate(_cases_of_rules(arch))
-        if arch in hazard.chips
-    }
-    bodies = {}
-    for name, (_, hazard) in cases.items():
-        needed = hazard.needed(arch)
-        bodies[f"{name}_enough"] = hazard.body(needed)
-        if needed:
-            bodies[f"{name}_few"] = hazard.body(needed - 1)
-    findings = run_checked(check_emulator, arch, bodies)
-    for name, (rule, hazard) in cases.items():
-        needed = hazard.needed(arch)
-        assert findings[f"{name}_enough"] == [], (rule, hazard.first, hazard.second)
-        if not needed:
-            continue
-        found = findings[f"{name}_few"]
-        assert kinds(found) == ["wait-states"], (rule, hazard.first, hazard.second)
-        assert f"needs {needed} wait states after" in found[0].message, rule
-        assert f"has {needed - 1} ({rule};" in found[0].message, rule
+    cases = {f"rule_{i}": case for i, case in enumerate(_cases_of_rules(arch))}
+    hazards = {name: hazard for name, (*_, hazard) in cases.items()}
+    for name, message in _messages(check_emulator, arch, hazards).items():
+        assert f" ({', '.join(cases[name][:2])};" in message
 
 
 def test_no_rule_is_left_out() -> None:
@@ -366,33 +354,11 @@ def test_no_rule_is_left_out() -> None:
     assert cases == rules
 
 
-def _check(emulator: Emulator, arch: str, hazards: dict[str, _Hazard]) -> None:
-    hazards = {name: hazard for name, hazard in hazards.items() if arch in hazard.chips}
-    bodies = {}
-    for name, hazard in hazards.items():
-        needed = hazard.needed(arch)
-        bodies |= {f"{name}_clean": hazard.body(needed), f"{name}_faulty": hazard.body(needed - 1)}
-    findings = run_checked(emulator, arch, bodies)
-    for name, hazard in hazards.items():
-        needed = hazard.needed(arch)
-        assert findings[f"{name}_clean"] == [], name
-        found = findings[f"{name}_faulty"]
-        assert kinds(found) == ["wait-states"], name
-        assert f"needs {needed} wait states after `{hazard.first.split()[0]}" in found[0].message
-        assert f"has {needed - 1} " in found[0].message, name
-        assert any(source in found[0].message for source in ("T11", "M;", "check")), name
-
-
-def test_scalar_registers(check_emulator: Emulator, arch: str) -> None:
-    _check(check_emulator, arch, _SCALAR)
-
-
-def test_vector_registers(check_emulator: Emulator, arch: str) -> None:
-    _check(check_emulator, arch, _VALU)
-
-
-def test_matrices(check_emulator: Emulator, arch: str) -> None:
-    _check(check_emulator, arch, _MATRIX)
+@pytest.mark.parametrize("hazards", [_SCALAR, _VALU, _MATRIX], ids=["scalar", "valu", "matrix"])
+def test_registers(check_emulator: Emulator, arch: str, hazards: dict[str, _Hazard]) -> None:
+    for name, message in _messages(check_emulator, arch, hazards).items():
+        assert f"wait states after `{hazards[name].first.split()[0]}" in message
+        assert any(source in message for source in ("T11", "M;", "check")), name
 
 
 def test_no_false_alarm(check_emulator: Emulator, arch: str) -> None:
@@ -404,10 +370,7 @@ def test_any_instruction_is_a_wait_state(check_emulator: Emulator, arch: str) ->
     lines = ["v_readfirstlane_b32 s8, v0", "s_mov_b32 s9, 0", *["v_mov_b32 v5, 0"] * 3]
     load = "buffer_load_dword v2, v0, s[4:7], s8 offen"
     code = _BUFFER + "\n".join(lines)
-    findings = run_checked(
-        check_emulator,
-        arch,
-        {"four": Body(f"{code}\n{load}"), "five": Body(f"{code}\nv_mov_b32 v5, 0\n{load}")},
-    )
+    bodies = {"four": Body(f"{code}\n{load}"), "five": Body(f"{code}\nv_mov_b32 v5, 0\n{load}")}
+    findings = run_checked(check_emulator, arch, bodies)
     assert kinds(findings["four"]) == ["wait-states"]
     assert findings["five"] == []

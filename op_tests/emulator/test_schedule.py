@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from checked_kernels import Body, memory_after
+from launches import launch
 
 from jitfmha.emulator import DEVICES, Emulator, Function
 from jitfmha.jit.toolchain.device_compiler import compile_hip
@@ -54,12 +54,7 @@ def _default_options(emulator: Emulator) -> Iterator[None]:
 
 def _run(emulator: Emulator, kernel: Function) -> np.ndarray:
     out = np.zeros((_WORKGROUPS, _THREADS), np.int32)
-    kernarg = struct.pack("<Q", out.ctypes.data)
-    emulator.set_allowed_memory([(out.ctypes.data, out.nbytes)])
-    try:
-        emulator.launch(kernel, (_WORKGROUPS, 1, 1), (_THREADS, 1, 1), kernarg)
-    finally:
-        emulator.set_allowed_memory(None)
+    launch(emulator, kernel, _WORKGROUPS, _THREADS, out)
     return out
 
 

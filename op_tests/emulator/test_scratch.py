@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 import pytest
 from flat_cases import check, draw, rows
+from launches import launch_code
 from programs import LANES, Segment, run
 
 from jitfmha.emulator import Emulator, EmulatorError
@@ -35,17 +34,11 @@ def test_every_row(emulator: Emulator, arch: str, seed: int) -> None:
 
 
 def test_private_arrays_and_generic_pointers(emulator: Emulator, arch: str, device: int) -> None:
-    module = emulator.load_module(compile_hip(_KERNEL, arch, flags=["-O1"]), device)
+    code = compile_hip(_KERNEL, arch, flags=["-O1"])
     order = np.array([3, 0, 9, 15, 6, 1, 12, 7, 2, 14, 5, 8, 11, 4, 13, 10], np.int32)
     workgroups = 3
     out = np.zeros((workgroups * 256, 16), np.int32)
-    emulator.set_allowed_memory([(a.ctypes.data, a.nbytes) for a in (order, out)])
-    try:
-        kernarg = struct.pack("<QQ", order.ctypes.data, out.ctypes.data)
-        kernel = emulator.function(module, "shuffle")
-        emulator.launch(kernel, (workgroups, 1, 1), (256, 1, 1), kernarg)
-    finally:
-        emulator.set_allowed_memory(None)
+    launch_code(emulator, device, code, "shuffle", workgroups, 256, order, out)
     thread = np.arange(workgroups * 256)[:, None]
     own = np.zeros_like(out)
     shared = np.zeros_like(out)

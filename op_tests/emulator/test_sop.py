@@ -122,7 +122,7 @@ def test_exec(emulator: Emulator, arch: str, seed: int) -> None:
     ]  # fmt: skip
     for (name, sources, masks), result in zip(cases, run(emulator, arch, segments), strict=True):
         for wave, (a, e) in enumerate(zip(sources, masks, strict=True)):
-            value, mask = (x & (2**64 - 1) for x in EXEC_OPERATIONS[name].function(a, e))
+            value, mask = (x & (2**64 - 1) for x in EXEC_OPERATIONS[name](a, e))
             actual = [int(result[key][wave]) for key in ("s[4:5]", "exec", "scc")]
             assert actual == [value, mask, int(mask != 0)], name
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
+from launches import launch_code
 
-from jitfmha.emulator import DEVICES, Emulator, EmulatorError, Module
+from jitfmha.emulator import DEVICES, Emulator, EmulatorError
 from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 _VECTOR_ADD = """
@@ -20,66 +18,28 @@ extern "C" __global__ void add(const float* a, const float* b, float* c, int n) 
 """
 
 
-def _addresses(*arrays: np.ndarray) -> list[tuple[int, int]]:
-    return [(array.ctypes.data, array.nbytes) for array in arrays]
-
-
 @pytest.fixture(params=list(DEVICES))
 def any_device(request: pytest.FixtureRequest) -> tuple[str, int]:
     """(arch, device) of each device of the virtual node."""
     return str(request.param).removesuffix("-mi308"), DEVICES[request.param]
 
 
-@pytest.fixture(autouse=True)
-def _allows_everything_again(emulator: Emulator) -> Iterator[None]:
-    yield
-    emulator.set_allowed_memory(None)
-
-
-def _launch(
-    emulator: Emulator,
-    module: Module,
-    name: str,
-    grid: int | tuple[int, int],
-    block: int,
-    *arguments: np.ndarray | int,
-) -> None:
-    """Pointers to arrays and 32-bit integers, in the kernel's order."""
-    kernarg = b""
-    for argument in arguments:
-        if isinstance(argument, int):
-            kernarg += struct.pack("<i", argument)
-        else:
-            kernarg += struct.pack("<Q", argument.ctypes.data)
-    emulator.set_allowed_memory(_addresses(*(a for a in arguments if not isinstance(a, int))))
-    x, y = (grid, 1) if isinstance(grid, int) else grid
-    emulator.launch(emulator.function(module, name), (x, y, 1), (block, 1, 1), kernarg)
-
-
 @pytest.mark.parametrize("version", [4, 5, 6])
 def test_vector_add(emulator: Emulator, arch: str, device: int, version: int) -> None:
-    module = emulator.load_module(
-        compile_hip(_VECTOR_ADD, arch, code_object_version=version), device
-    )
+    code = compile_hip(_VECTOR_ADD, arch, code_object_version=version)
     n = 1000
-    rng = np.random.default_rng(0)
-    a, b = rng.standard_normal((2, n)).astype(np.float32)
+    a, b = np.random.default_rng(0).standard_normal((2, n)).astype(np.float32)
     c = np.zeros(n, np.float32)
-    emulator.set_allowed_memory(_addresses(a, b, c))
-    kernarg = struct.pack("<QQQi", a.ctypes.data, b.ctypes.data, c.ctypes.data, n)
-    emulator.launch(emulator.function(module, "add"), (4, 1, 1), (256, 1, 1), kernarg)
+    launch_code(emulator, device, code, "add", 4, 256, a, b, c, n)
     np.testing.assert_array_equal(c, a + b)
 
 
 def test_access_outside_of_the_given_memory_is_an_error(
     emulator: Emulator, arch: str, device: int
 ) -> None:
-    module = emulator.load_module(compile_hip(_VECTOR_ADD, arch), device)
-    a = np.zeros(64, np.float32)
-    emulator.set_allowed_memory(_addresses(a))
-    kernarg = struct.pack("<QQQi", a.ctypes.data, a.ctypes.data, a.ctypes.data, 65)
+    code, a = compile_hip(_VECTOR_ADD, arch), np.zeros(64, np.float32)
     with pytest.raises(EmulatorError, match=r"kernel add, at add.*lane 0: load of 4 bytes at 0x"):
-        emulator.launch(emulator.function(module, "add"), (2, 1, 1), (64, 1, 1), kernarg)
+        launch_code(emulator, device, code, "add", 2, 64, a, a, a, 65)
 
 
 # ---- Reduction: shuffles, LDS across the waves, one atomic for each workgroup --------------------
@@ -126,12 +86,12 @@ void sum(const float* values, float* total, float* largest, int n) {
 
 def test_reduction(emulator: Emulator, any_device: tuple[str, int], seed: int) -> None:
     arch, index = any_device
-    module = emulator.load_module(compile_hip(_REDUCTION, arch), index)
+    code = compile_hip(_REDUCTION, arch)
     random = np.random.default_rng(seed)
     n = int(random.integers(1000, 5000))
     values = random.integers(-1000, 1000, n).astype(np.float32)  # sums are exact in any order
     total, largest = np.zeros(1, np.float32), np.zeros(3, np.float32)
-    _launch(emulator, module, "sum", 3, 256, values, total, largest, n)
+    launch_code(emulator, index, code, "sum", 3, 256, values, total, largest, n)
     assert total[0] == values.sum(dtype=np.float64)
     padded = np.pad(values, (0, -n % 768), constant_values=-np.inf).reshape(-1, 3, 256)
     np.testing.assert_array_equal(largest, padded.max(axis=(0, 2)))
@@ -166,14 +126,16 @@ TRANSPOSE(transpose8, unsigned long)
 
 def test_transpose(emulator: Emulator, any_device: tuple[str, int], seed: int) -> None:
     arch, index = any_device
-    module = emulator.load_module(compile_hip(_TRANSPOSE, arch), index)
+    code = compile_hip(_TRANSPOSE, arch)
     random = np.random.default_rng(seed)
     for size in (1, 2, 4, 8):
         rows, columns = (int(n) for n in random.integers(1, 100, 2))
         matrix = random.integers(2 ** (8 * size - 1), size=(rows, columns)).astype(f"u{size}")
         result = np.zeros((columns, rows), matrix.dtype)
         grid = -(-columns // 32), -(-rows // 32)
-        _launch(emulator, module, f"transpose{size}", grid, 256, matrix, result, rows, columns)
+        launch_code(
+            emulator, index, code, f"transpose{size}", grid, 256, matrix, result, rows, columns
+        )
         np.testing.assert_array_equal(result, matrix.T)
 
 
@@ -228,7 +190,7 @@ void gemm(const _Float16* a, const _Float16* b, float* c, int n, int k) {
 
 def test_matrix_product(emulator: Emulator, any_device: tuple[str, int], seed: int) -> None:
     arch, index = any_device
-    module = emulator.load_module(compile_hip(_GEMM, arch), index)
+    code = compile_hip(_GEMM, arch)
     random = np.random.default_rng(seed)
     m, n, k = 96, 128, 80
     a = random.standard_normal((m, k)).astype(np.float16)
@@ -236,7 +198,7 @@ def test_matrix_product(emulator: Emulator, any_device: tuple[str, int], seed: i
     c = random.standard_normal((m, n)).astype(np.float32)
     exact = a.astype(np.float64) @ b.astype(np.float64) + c
     bound = np.abs(a).astype(np.float64) @ np.abs(b).astype(np.float64) + np.abs(c)
-    _launch(emulator, module, "gemm", (m // 32, n // 64), 128, a, b, c, n, k)
+    launch_code(emulator, index, code, "gemm", (m // 32, n // 64), 128, a, b, c, n, k)
     assert np.all(np.abs(c - exact) <= bound * (k + 2) * 2.0**-24)
 
 
@@ -279,7 +241,7 @@ void histogram(const int* values, unsigned* counts, int* extremes, unsigned long
 
 def test_atomics(emulator: Emulator, any_device: tuple[str, int], seed: int) -> None:
     arch, index = any_device
-    module = emulator.load_module(compile_hip(_ATOMICS, arch), index)
+    code = compile_hip(_ATOMICS, arch)
     random = np.random.default_rng(seed)
     n = int(random.integers(1000, 3000))
     values = random.integers(-(2**20), 2**20, n).astype(np.int32)
@@ -287,7 +249,7 @@ def test_atomics(emulator: Emulator, any_device: tuple[str, int], seed: int) -> 
     extremes = np.array([2**31 - 1, -(2**31)], np.int32)
     largest, bits = np.array([-1e30], np.float32), np.array([0, 0, 0xFFFFFFFF], np.uint32)
     arrays = (values, counts, extremes, sum_, largest, bits)
-    _launch(emulator, module, "histogram", -(-n // 256), 256, *arrays, n)
+    launch_code(emulator, index, code, "histogram", -(-n // 256), 256, *arrays, n)
     np.testing.assert_array_equal(counts, np.bincount(values & 63, minlength=64))
     assert extremes.tolist() == [values.min(), values.max()]
     assert sum_[0] == values.sum(dtype=np.int64)
