@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,12 +12,12 @@ from untyped import explain, fmha_fwd
 
 from jitfmha import emulate
 from jitfmha.call import dispatch
-from jitfmha.kernels import compiled
-from jitfmha.planning.plan import Plan, Reason, Refusal
+from jitfmha.kernels import compiled, cpu
+from jitfmha.planning.plan import Launch, Plan, Reason, Refusal
 from jitfmha.planning.target import CallCache, CpuTarget, Target, cpu_target
 from jitfmha.problem.features import Feature
 from jitfmha.problem.float64_reference import attention
-from jitfmha.problem.problem import Problem
+from jitfmha.problem.problem import PlainSizes, Problem
 
 
 class _Undeclared(Enum):
@@ -90,6 +91,111 @@ def test_every_family_is_asked_once_and_sentences_are_made_when_read(
     explanation = dispatch.Explanation.of(problem, cpu_target(), proposal)
     assert explanation.rejected == dict.fromkeys(asked, ("It has no value.",))
     assert asked == ["first", "second"]
+
+
+class _Planned(Plan):
+    """A plan of whoever says what it would take; it runs as the CPU's does."""
+
+    def __init__(self, family: str, plan: Plan, seconds: float | None) -> None:
+        self.family, self.kernel, self.source = family, f"kernel of {family}", plan.source
+        self.problem, self.seconds = plan.problem, seconds
+        self._plan = plan
+
+    @property
+    def is_built(self) -> bool:
+        return self._plan.is_built
+
+    def remarks(self) -> list[str]:
+        return []
+
+    def build(self) -> None:
+        self._plan.build()
+
+    def bind(self) -> None:
+        self._plan.bind()
+
+    def serves(self, sizes: PlainSizes) -> bool:
+        return True
+
+    def launch_for(self, sizes: PlainSizes) -> Launch:
+        return self._plan.launch_for(sizes)
+
+
+class _Entrant(dispatch.Entrant):
+    """A family that serves everything, in so many seconds, or a refusal."""
+
+    answers: ClassVar[dict[str, float | Refusal | None]] = {}
+    asked: ClassVar[list[tuple[str, int]]] = []
+
+    def family(self) -> Any:
+        return self
+
+    @property
+    def NAME(self) -> str:  # noqa: N802
+        return self.name
+
+    @property
+    def SERVES(self) -> frozenset[Feature]:  # noqa: N802
+        return cpu.SERVES
+
+    def propose(self, problem: Problem, target: Target) -> Plan | Refusal:
+        self.asked.append((self.name, problem.seqlen_k))
+        answer = self.answers[self.name]
+        if isinstance(answer, Refusal):
+            return answer
+        plan = cpu.propose(problem, target)
+        assert isinstance(plan, Plan)
+        return _Planned(self.name, plan, answer)
+
+
+@pytest.fixture
+def answer_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Puts families in place of all that there are, by their answers."""
+
+    def put(**answers: float | Refusal | None) -> None:
+        entrants = tuple(_Entrant(name, name, CpuTarget, "") for name in answers)
+        monkeypatch.setattr(dispatch, "FAMILIES", entrants)
+        monkeypatch.setattr(_Entrant, "answers", answers)
+        monkeypatch.setattr(_Entrant, "asked", [])
+        monkeypatch.setattr("jitfmha.call.run.CALLS_HERE", CallCache())
+
+    return put
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked", "taken"),
+    [
+        ({"first": None, "second": 1e-6}, 1, "first"),
+        ({"first": 3e-6, "second": 1e-6, "third": 2e-6}, 3, "second"),
+        ({"first": 1e-6, "second": 1e-6}, 2, "first"),
+        ({"first": 3e-6, "second": None, "third": 1e-6}, 3, "third"),
+        ({"first": Refusal((Reason("No."),)), "second": 2e-6, "third": None}, 3, "second"),
+    ],
+)
+def test_the_least_estimate_is_taken_and_else_the_order_decides(
+    answer_with: Callable[..., None], answers: dict[str, Any], asked: int, taken: str
+) -> None:
+    problem = _problem(Problem)
+    answer_with(**answers)
+    proposal = dispatch.propose(problem, cpu_target())
+    assert proposal.plan is not None
+    assert proposal.plan.family == taken
+    assert [name for name, _ in _Entrant.asked] == list(answers)[:asked]
+    rejected = dispatch.Explanation.of(problem, cpu_target(), proposal).rejected
+    assert rejected.keys() == answers.keys() - {taken}
+
+
+@pytest.mark.parametrize("of_every_size", [False, True])
+def test_who_refuses_some_sizes_is_asked_about_others(
+    answer_with: Callable[..., None], of_every_size: bool
+) -> None:
+    answer_with(first=Refusal((Reason("Not yet."),), of_every_size), second=None)
+    q = torch.zeros(1, 1, 2, 24)
+    for length in (5, 6, 5, 7):
+        x = torch.zeros(1, length, 2, 24)
+        fmha_fwd(q, x, x)
+    lengths = [5] if of_every_size else [5, 6, 7]
+    assert _Entrant.asked == [(name, n) for n in lengths for name in ("first", "second")]
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["slices", "fresh"])

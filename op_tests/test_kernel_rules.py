@@ -20,8 +20,7 @@ from jitfmha.ahead.profiles import PROFILES, Subset
 from jitfmha.amd.chips import Arch, architecture
 from jitfmha.call.backward import BackwardArguments, make_backward_problem
 from jitfmha.call.dispatch import Proposal, plan_for, propose
-from jitfmha.kernels.compiled.backward_plan import BackwardPlan
-from jitfmha.kernels.compiled.family import ForwardPlan
+from jitfmha.kernels.compiled.family import BackwardPlan, ForwardPlan
 from jitfmha.kernels.compiled.rules import RULES
 from jitfmha.kernels.cpu import CpuPlan
 from jitfmha.kernels.ready.family import ReadyPlan

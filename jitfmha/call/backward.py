@@ -202,7 +202,10 @@ def _prepare(arguments: BackwardArguments) -> PreparedBackward:
     target = target_of(arguments.forward.q.device)
     plan = plan_for(problem, target)
     has_queries = problem.batch * problem.seqlen_q * problem.heads_q > 0
-    launch = plan.bind().launch_for(problem.sizes) if has_queries else None
+    launch = None
+    if has_queries:
+        plan.bind()
+        launch = plan.launch_for(problem.sizes)
     are_rows_dense = all(x.stride(-1) == 1 for x in arguments.forward[:3])
     return PreparedBackward(problem, launch, plan.kernel, target.has_host_memory, are_rows_dense)
 

@@ -1,7 +1,8 @@
-"""Which kernel serves a problem: the first family in order of preference that can.
+"""Which kernel serves a problem: that of the first family in order of preference that can.
 
-Each family is asked once, with one question, and gives one typed answer: a plan, or a refusal whose
-sentences are made when somebody reads them.
+Each family is asked once, with one question, and gives one typed answer: a plan, with the time that
+it would take as far as the family estimates that, or a refusal, whose sentences are made when
+somebody reads them.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Proposal(NamedTuple):
     """The answers of the families that were asked, in order of preference.
 
     Attributes:
-        plan: of the first family that serves the problem; None where none does.
+        plan: of the family that is taken; None where none serves the problem.
         refusals: by family.
     """
 
@@ -68,13 +69,25 @@ class Proposal(NamedTuple):
 
 
 def propose(problem: Problem, target: Target) -> Proposal:
-    """Ask the families in turn until one serves ``problem`` on ``target``."""
+    """Ask the families in turn until no other one could be preferred for ``problem``."""
     refusals: list[tuple[str, Refusal]] = []
+    preferred: Plan | None = None
     for name, answer in _answers(problem, target):
-        if not isinstance(answer, Refusal):
-            return Proposal(answer, tuple(refusals))
-        refusals.append((name, answer))
-    return Proposal(None, tuple(refusals))
+        if isinstance(answer, Refusal):
+            refusals.append((name, answer))
+            continue
+        if preferred is None or _is_quicker(answer, preferred):
+            preferred = answer
+        if preferred.seconds is None:
+            break
+    return Proposal(preferred, tuple(refusals))
+
+
+def _is_quicker(plan: Plan, preferred: Plan) -> bool:
+    """Whether both have an estimate, and that of ``plan`` is less: else their order decides."""
+    if plan.seconds is None or preferred.seconds is None:
+        return False
+    return plan.seconds < preferred.seconds
 
 
 def plan_for(problem: Problem, target: Target) -> Plan:
@@ -86,11 +99,15 @@ def plan_for(problem: Problem, target: Target) -> Plan:
     if proposal.plan is None:
         explanation = Explanation.of(problem, target, proposal)
         raise NotImplementedError(f"no kernel serves this call\n{explanation}")
+    plan = proposal.plan
+    # With other sizes, a family that is preferred may not refuse, or another one be quicker.
+    refuse_all = all(refusal.of_every_size for _, refusal in proposal.refusals)
+    plan.is_settled = refuse_all and plan.seconds is None
     if isinstance(target, AmdTarget) and target.records:
         from .recording import RecordedPlan  # few processes record what they launch
 
-        return RecordedPlan(proposal.plan, problem, target)
-    return proposal.plan
+        return RecordedPlan(plan, target)
+    return plan
 
 
 class Explanation(NamedTuple):
@@ -207,7 +224,8 @@ def refusal_of_features(family: Family, problem: Problem) -> Refusal | None:
         tuple(
             Reason(_TEMPLATES.get(feature, _ANY_FEATURE), feature=feature.value, **values)
             for feature in sorted(missing, key=lambda feature: feature.name)
-        )
+        ),
+        of_every_size=True,
     )
 
 

@@ -29,7 +29,7 @@ from ..amd.recording_runtime import (
     recorded_scope,
     warn_once,
 )
-from ..planning.plan import Kernel, Launch, Plan
+from ..planning.plan import Launch, Plan
 from ..planning.target import AmdTarget
 from ..problem.arguments import Tensors
 from ..problem.memory import extent
@@ -54,25 +54,15 @@ _LONGEST_NAME = 200  # letters of a folder's
 _numbers = itertools.count(1)
 
 
-class RecordedPlan:
+class RecordedPlan(Plan):
     """A plan whose launches are written down; otherwise it is the plan."""
 
-    def __init__(self, plan: Plan, problem: Problem, target: AmdTarget) -> None:
+    def __init__(self, plan: Plan, target: AmdTarget) -> None:
         self._plan = plan
-        self._problem = problem
         self._target = target
-
-    @property
-    def family(self) -> str:
-        return self._plan.family
-
-    @property
-    def kernel(self) -> str:
-        return self._plan.kernel
-
-    @property
-    def source(self) -> str:
-        return self._plan.source
+        self.problem = plan.problem
+        self.family, self.kernel, self.source = plan.family, plan.kernel, plan.source
+        self.seconds, self.is_settled = plan.seconds, plan.is_settled
 
     @property
     def is_built(self) -> bool:
@@ -84,26 +74,16 @@ class RecordedPlan:
     def build(self) -> None:
         self._plan.build()
 
-    def bind(self) -> Kernel:
-        """The plan's kernel, whose launches are written down."""
-        return RecordedKernelOfPlan(self._plan.bind(), self._plan, self._problem, self._target)
+    def bind(self) -> None:
+        self._plan.bind()
 
+    def serves(self, sizes: PlainSizes) -> bool:
+        return self._plan.serves(sizes)
 
-class RecordedKernelOfPlan:
-    """A kernel whose launches are written down."""
-
-    def __init__(self, kernel: Kernel, plan: Plan, problem: Problem, target: AmdTarget) -> None:
-        self._kernel = kernel
-        self._plan = plan
-        self._problem = problem
-        self._target = target
-
-    def launch_for(self, sizes: PlainSizes) -> Launch | None:
-        """The kernel's launch, with what is known of the call."""
-        launch = self._kernel.launch_for(sizes)
-        if launch is None:
-            return None
-        return RecordedLaunch(launch, self._plan, self._problem.with_sizes(sizes), self._target)
+    def launch_for(self, sizes: PlainSizes) -> RecordedLaunch:
+        """The plan's launch, with what is known of the call."""
+        launch = self._plan.launch_for(sizes)
+        return RecordedLaunch(launch, self._plan, self.problem.with_sizes(sizes), self._target)
 
 
 class RecordedLaunch:

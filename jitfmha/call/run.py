@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.profiler import record_function
 
-from ..planning.plan import Kernel, Launch
+from ..planning.plan import Launch, Plan
 from ..planning.target import CALLS_HERE, TARGET_HERE, Target
 from ..problem.arguments import (
     Arguments,
@@ -103,7 +103,7 @@ class CallKind:
     def __init__(self, problem: Problem, target: Target, q: Tensor) -> None:
         self._problem = problem
         self._target = target
-        self._kernels: list[Kernel] = []
+        self._plans: list[Plan] = []
         self._kernel_names: dict[PlainSizes, str] = {}
         self._sequences = problem.batch * problem.heads_q
         self._batch = problem.batch if problem.mode == "gm0" else None
@@ -126,9 +126,11 @@ class CallKind:
         seqlen_q, _, strides_q, _, _, strides_out = sizes
         batch = self._batch
         wants_huge_pages = seqlen_q >= self._huge_pages_from_seqlen_q
-        # Where nobody has a kernel yet, or the first one is not the best, everything is asked.
-        launch = self._kernels[0].launch_for(sizes) if self._kernels and seqlen_q else None
-        if launch is None:
+        plans = self._plans
+        launch: Launch | None
+        if plans and seqlen_q and plans[0].serves(sizes):
+            launch = plans[0].launch_for(sizes)
+        else:
             launch = self._launch_for(sizes)
         spans: tuple[int, ...] = ()
         if arguments.out is not None:
@@ -160,15 +162,14 @@ class CallKind:
             # What nobody serves is refused, also where there is nothing to compute.
             plan_for(self._problem.with_sizes(sizes), self._target)
             return None
-        for kernel in self._kernels:
-            launch = kernel.launch_for(sizes)
-            if launch is not None:
-                return launch
-        kernel = plan_for(self._problem.with_sizes(sizes), self._target).bind()
-        launch = kernel.launch_for(sizes)
-        assert launch is not None, "a kernel serves the sizes that it was planned for"
-        self._kernels.insert(0, kernel)
-        return launch
+        for plan in self._plans:
+            if plan.serves(sizes):
+                return plan.launch_for(sizes)
+        plan = plan_for(self._problem.with_sizes(sizes), self._target)
+        plan.bind()
+        if plan.is_settled:
+            self._plans.insert(0, plan)
+        return plan.launch_for(sizes)
 
     def kernel_name(self, sizes: PlainSizes) -> str:
         """The name of the kernel that serves calls with ``sizes``, for a profile."""

@@ -425,8 +425,9 @@ def _error_of_small_call(device: torch.device, target: Target, mode: str) -> tup
 
     arguments = _small_call(device, mode)
     problem = make_problem(arguments)
-    launch = plan_for(problem, target).bind().launch_for(problem.sizes)
-    assert launch is not None, "a kernel serves the sizes that it was planned for"
+    plan = plan_for(problem, target)
+    plan.bind()
+    launch = plan.launch_for(problem.sizes)
     q, k, v, cu_seqlens = arguments.q, arguments.k, arguments.v, arguments.cu_seqlens
     out = torch.full_like(q, torch.nan)
     launch(Tensors(q, k, v, out, None, cu_seqlens, None))

@@ -16,7 +16,7 @@ from ..kernels.compiled.backward_launch import BackwardKernel
 from ..kernels.compiled.backward_traits import BackwardTraits, backward_spec
 from ..kernels.compiled.rules import RULES
 from ..kernels.compiled.traits import far_stride_bytes, has_roundings
-from ..kernels.ready.backward.kernel import kernels_of
+from ..kernels.ready.backward.kernels import kernels_of
 from ..kernels.ready.backward.limits import FAR_STRIDE_BYTES
 from ..kernels.ready.policy import has_conversions
 from ..kernels.rules import reasons_of
@@ -179,10 +179,7 @@ def compiled(traits: BackwardTraits) -> BackwardKernels:
 
     Raises ``jitfmha.BuildError`` where they cannot be.
     """
-    kernels = tuple(
-        BackwardKernel(traits.row(symbol), rows, traits.tile.own_rows)
-        for symbol, rows in traits.kernels()
-    )
+    kernels = traits.kernels()
     return BackwardKernels(
         arch=traits.arch,
         row=kernels[0].row,

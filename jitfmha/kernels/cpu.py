@@ -19,7 +19,7 @@ from ..jit.loader import is_built, load
 from ..jit.render import render
 from ..jit.shared_struct import FLOAT, INT32, INT64, Pointer, SharedStruct
 from ..jit.spec import MAX_NAME, BuildSpec
-from ..planning.plan import Launch, Reason, Refusal
+from ..planning.plan import Launch, Plan, Reason, Refusal
 from ..planning.target import CpuIsa, CpuTarget, Target
 from ..problem.arguments import Descales, Dropout, KeyOptions, Tensors
 from ..problem.dropout import largest_kept
@@ -220,30 +220,7 @@ def propose(problem: Problem, target: Target) -> CpuPlan | Refusal:
     broken = reasons(problem, target)
     if broken:
         return Refusal(broken)
-    return CpuPlan(
-        problem,
-        target,
-        CpuTraits(
-            dtype=problem.dtype,
-            hdim_q=problem.hdim_q,
-            hdim_v=problem.hdim_v,
-            masked=not problem.mask.is_none,
-            mode=problem.mode,
-            isa=_isa_for(problem, target.isa),
-            modifiers=CpuModifiers.of(problem),
-            paged=problem.is_paged,
-            direction=problem.direction,
-            descales=CpuDescales.of(problem),
-            int8_kv=problem.kv_dtype != problem.dtype,
-            column_major_v=problem.has_column_major_v,
-        ),
-    )
-
-
-def _isa_for(problem: Problem, isa: CpuIsa) -> CpuIsa:
-    """What the kernel is compiled for on a CPU with ``isa``."""
-    uses_tile_unit = problem.dtype == problem.kv_dtype == "bf16" and not problem.has_column_major_v
-    return isa if uses_tile_unit else BESIDE_TILE_UNIT.get(isa, isa)
+    return CpuPlan(problem, target)
 
 
 @dataclass(frozen=True)
@@ -331,6 +308,26 @@ class CpuTraits:
     descales: CpuDescales = CpuDescales()
     int8_kv: bool = False  # where q is none
     column_major_v: bool = False
+
+    @classmethod
+    def of(cls, problem: Problem, isa: CpuIsa) -> CpuTraits:
+        """What a problem asks for, on a CPU with ``isa``."""
+        multiplies_bf16 = problem.dtype == problem.kv_dtype == "bf16"
+        uses_tile_unit = multiplies_bf16 and not problem.has_column_major_v
+        return cls(
+            dtype=problem.dtype,
+            hdim_q=problem.hdim_q,
+            hdim_v=problem.hdim_v,
+            masked=not problem.mask.is_none,
+            mode=problem.mode,
+            isa=isa if uses_tile_unit else BESIDE_TILE_UNIT.get(isa, isa),
+            modifiers=CpuModifiers.of(problem),
+            paged=problem.is_paged,
+            direction=problem.direction,
+            descales=CpuDescales.of(problem),
+            int8_kv=problem.kv_dtype != problem.dtype,
+            column_major_v=problem.has_column_major_v,
+        )
 
     @property
     def name(self) -> str:
@@ -428,29 +425,26 @@ def _product_sources(traits: CpuTraits) -> dict[str, str]:
     return sources if tile_unit is None else sources | {"tile_unit.h": render(tile_unit, {})}
 
 
-@dataclass(frozen=True)
-class CpuPlan:
-    """The CPU kernel for one problem."""
+class CpuPlan(Plan):
+    """The CPU kernel for one problem, which serves all lengths and strides.
 
-    problem: Problem
-    target: CpuTarget
-    traits: CpuTraits
-    family: str = NAME
+    A backward pass has the strides of its gradients from the problem.
+    """
 
-    @property
-    def kernel(self) -> str:
-        """The name of the kernel; that of its cache entry is the same, or its beginning."""
-        return self.traits.name
+    family = NAME
+
+    def __init__(self, problem: Problem, target: CpuTarget) -> None:
+        self.problem = problem
+        self.target = target
+        self.traits = CpuTraits.of(problem, target.isa)
+        # That of the cache entry is the same, or its beginning.
+        self.kernel = self.traits.name
+        self.source = f"csrc_templates/{self.traits.template}"
 
     @property
     def is_built(self) -> bool:
-        """True when the launcher is in the cache already."""
+        """Whether the launcher is in the cache already."""
         return is_built(launcher_spec(self.traits))
-
-    @property
-    def source(self) -> str:
-        """The template."""
-        return f"csrc_templates/{self.traits.template}"
 
     def remarks(self) -> list[str]:
         """Why the kernel is compiled for its instruction set."""
@@ -464,25 +458,11 @@ class CpuPlan:
         """Build the launcher where needed; it is loaded, too, which shows that it can be."""
         _entry(self.traits)
 
-    def bind(self) -> CpuKernel:
+    def bind(self) -> None:
         """Build and load the launcher where needed."""
-        return CpuKernel(_entry(self.traits), self.problem)
-
-
-class CpuKernel:
-    """The loaded kernel, for calls that differ from one problem in lengths and strides only.
-
-    A backward pass has the strides of its gradients from the problem as well.
-    """
-
-    def __init__(self, entry: Callable[..., int], problem: Problem) -> None:
-        mask = problem.mask
-        self._entry = entry
-        self._heads_q = problem.heads_q
+        problem, mask = self.problem, self.problem.mask
+        self._entry = _entry(self.traits)
         self._is_group = problem.mode == "gm1"
-        self._is_paged = problem.is_paged
-        self._gradients = problem.gradients
-        self._group = problem.heads_q // max(problem.heads_k, 1)
         self._constants = (
             *(problem.batch, problem.heads_q, problem.heads_k),
             _OPEN_SIDE if mask.left is None else min(mask.left, _OPEN_SIDE),
@@ -494,22 +474,28 @@ class CpuKernel:
             *(largest_kept(problem.dropout_p), 1 / (1 - problem.dropout_p)),
         )
 
+    def serves(self, sizes: PlainSizes) -> bool:
+        """Always: nothing is compiled in, or chosen, by the sizes."""
+        return True
+
     def launch_for(self, sizes: PlainSizes) -> Launch:
-        """The same kernel serves all sizes."""
+        """The kernel with the lengths and strides packed."""
+        problem = self.problem
         seqlen_q, seqlen_k, q, k, v, out = sizes
-        if self._gradients is not None:
-            strides = self._backward_strides(sizes, self._gradients)
-        elif self._is_paged:
+        if problem.gradients is not None:
+            strides = self._backward_strides(sizes, problem.gradients)
+        elif problem.is_paged:
             strides = (0, *q, *k, *v, 0, *out, 0, 1, seqlen_q, 1)
         elif self._is_group:
             strides = (0, *q, 0, *k, 0, *v, 0, *out, 0, 1, seqlen_q, 1)
         else:
-            strides = (*q, *k, *v, *out, self._heads_q * seqlen_q, 1, seqlen_q, 1)
-        direction: Direction = "forward" if self._gradients is None else "backward"
-        shape = FMHA_SHAPE[direction].packer.pack(*self._constants, seqlen_q, seqlen_k, *strides)
-        if self._gradients is not None:
+            strides = (*q, *k, *v, *out, problem.heads_q * seqlen_q, 1, seqlen_q, 1)
+        shape = FMHA_SHAPE[self.traits.direction].packer.pack(
+            *self._constants, seqlen_q, seqlen_k, *strides
+        )
+        if problem.gradients is not None:
             return CpuBackwardLaunch(self._entry, shape).run
-        return CpuLaunch(self._entry, shape, self._group).run
+        return CpuLaunch(self._entry, shape, problem.heads_q // max(problem.heads_k, 1)).run
 
     def _backward_strides(self, sizes: PlainSizes, gradients: GradientStrides) -> tuple[int, ...]:
         """Of all tensors in the order of the shape; (batch, seq, head, hdim) of each."""

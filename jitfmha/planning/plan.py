@@ -2,13 +2,15 @@
 
 Family.propose(problem, target) -> Plan, or Refusal with its reasons
 Plan.build()                    renders and builds, for a device that need not be here
-Plan.bind()                     -> Kernel, rendered, built and loaded
-Kernel.launch_for(sizes)        -> Launch
+Plan.bind()                     loads, too
+Plan.serves(sizes)              whether it is the choice for other lengths and strides
+Plan.launch_for(sizes)          -> Launch
 Launch(tensors)                 runs it
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import NamedTuple, Protocol
 
 from ..problem.arguments import Tensors
@@ -25,47 +27,64 @@ class Launch(Protocol):
         ...
 
 
-class Kernel(Protocol):
-    """A kernel that is built and loaded, for calls of one kind."""
+class Plan(ABC):
+    """A kernel chosen for a problem on a target; nothing is built until :meth:`bind`.
 
-    def launch_for(self, sizes: PlainSizes) -> Launch | None:
-        """The launch for these lengths and strides; None where another kernel has to be planned.
+    Attributes:
+        problem: that it was chosen for.
+        family: whose kernel it is.
+        kernel: its name; of several kernels that of the one which makes the results.
+        source: where it comes from: a template, or a file of a tree of code objects.
+        seconds: what the family estimates that the call takes; None where it makes no estimate.
+        is_settled: whether calls of this kind get the same plan with all sizes that it serves; else
+            calls of other sizes are planned anew.
+    """
+
+    problem: Problem
+    family: str
+    kernel: str
+    source: str
+    seconds: float | None = None
+    is_settled: bool = True
+
+    @property
+    @abstractmethod
+    def is_built(self) -> bool:
+        """Whether all that has to be built is in the cache already."""
+
+    @abstractmethod
+    def remarks(self) -> list[str]:
+        """What is odd about where the kernel was found, and what was passed over on the way."""
+
+    @abstractmethod
+    def build(self) -> None:
+        """Render and build as far as that has not been done yet; asks no device for anything.
+
+        Raises ``jitfmha.BuildError`` where that fails.
+        """
+
+    @abstractmethod
+    def bind(self) -> None:
+        """Render, build and load as far as that has not been done yet.
+
+        Raises:
+            HipError: the HIP runtime cannot be used, or refuses a code object.
+            jitfmha.BuildError: something does not compile.
+        """
+
+    def serves(self, sizes: PlainSizes) -> bool:
+        """Whether the family would choose the same kernel for these lengths and strides.
 
         Calls whose lengths grow come by here each time: it has to be quick.
         """
-        ...
+        return sizes == self.problem.sizes
 
+    @abstractmethod
+    def launch_for(self, sizes: PlainSizes) -> Launch:
+        """The launch for lengths and strides that it serves; the plan has to be bound.
 
-class Plan(Protocol):
-    """A kernel chosen for a problem on a target; nothing is built until :meth:`bind`."""
-
-    @property
-    def family(self) -> str: ...
-
-    @property
-    def kernel(self) -> str:
-        """The name of the kernel, as ``explain`` shows it."""
-        ...
-
-    @property
-    def source(self) -> str:
-        """Where the kernel comes from: a template, or a file of a tree of code objects."""
-        ...
-
-    @property
-    def is_built(self) -> bool: ...
-
-    def remarks(self) -> list[str]:
-        """What is odd about where the kernel was found, and what was passed over on the way."""
-        ...
-
-    def build(self) -> None:
-        """Render and build as far as that has not been done yet; asks no device for anything."""
-        ...
-
-    def bind(self) -> Kernel:
-        """Render, build and load as far as that has not been done yet."""
-        ...
+        It has to be as quick as :meth:`serves`.
+        """
 
 
 class Reason:
@@ -80,9 +99,14 @@ class Reason:
 
 
 class Refusal(NamedTuple):
-    """Why a family does not serve a problem."""
+    """Why a family does not serve a problem.
+
+    Attributes:
+        of_every_size: whether it refuses the same call with any other lengths and strides, too.
+    """
 
     reasons: tuple[Reason, ...]
+    of_every_size: bool = False
 
     def sentences(self) -> tuple[str, ...]:
         """The reasons as sentences."""

@@ -101,9 +101,8 @@ def _run(
     run = EmulatedRun(emulation)
     try:
         with collecting(run):
-            launch = plan.bind().launch_for(problem.sizes)
-            assert launch is not None, "a kernel serves the sizes that it was planned for"
-            launch(tensors)
+            plan.bind()
+            plan.launch_for(problem.sizes)(tensors)
     except HipError as error:
         raise TrialError(f"the kernel's run on the emulator failed: {error}") from error
     return Reference(problem, tensors).judged({"out": out, "lse": lse}), run

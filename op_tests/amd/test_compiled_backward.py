@@ -321,7 +321,8 @@ def test_nothing_is_spilled(
         modifiers=modifiers,
     )
     elf = Elf(jit.read(backward_spec(traits)))
-    for symbol, _ in traits.kernels():
+    for kernel in traits.kernels():
+        symbol = kernel.row.symbol
         metadata = kernel_metadata(elf, symbol)
         assert metadata is not None
         assert metadata[".private_segment_fixed_size"] == 0, symbol
@@ -333,8 +334,8 @@ def test_wide_heads_have_a_kernel_each_for_dk_and_dv() -> None:
     traits = BackwardTraits(
         *("gfx950", "bf16", 192, 128, "gm0", "rtne", False, "near"), ModifierTraits()
     )
-    assert [rows for _, rows in traits.kernels()] == ["q", "k"]
-    assert [rows for _, rows in replace(traits, hdim_v=129).kernels()] == ["q", "k", "k"]
+    assert [each.rows for each in traits.kernels()] == ["q", "k"]
+    assert [each.rows for each in replace(traits, hdim_v=129).kernels()] == ["q", "k", "k"]
 
 
 def test_what_is_not_served_is_refused_by_name(rng: torch.Generator) -> None:

@@ -47,7 +47,7 @@ from jitfmha.emulator.session import DEVICES
 from jitfmha.export.kernels import Selection, ready_backward_kernels
 from jitfmha.kernels import ready
 from jitfmha.kernels.ready.backward.family import ReadyBackwardPlan
-from jitfmha.kernels.ready.backward.kernel import turns_of
+from jitfmha.kernels.ready.backward.kernels import turns_of
 from jitfmha.kernels.ready.family import ReadyPlan
 from jitfmha.planning.target import TARGET_HERE, AmdTarget
 from jitfmha.problem.dtypes import DTYPE_NAMES

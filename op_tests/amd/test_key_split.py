@@ -279,7 +279,7 @@ LIMITS = [("seqlen_q", 0, 1 << 30), ("seqlen_k", 0, 1 << 30)] + [
 
 @pytest.mark.parametrize("is_group", [False, True])
 @pytest.mark.parametrize("kind", ["ready", "plain", "compiled"])
-def test_a_bound_kernel_is_not_launched_beyond_its_limits(
+def test_a_plan_does_not_serve_what_is_beyond_its_limits(
     runtime: RecordingRuntime, request: pytest.FixtureRequest, kind: str, is_group: bool
 ) -> None:
     """Of calls of a known kind nothing but lengths and strides is looked at."""
@@ -292,12 +292,12 @@ def test_a_bound_kernel_is_not_launched_beyond_its_limits(
     problem = make_problem(Arguments.of(q, q, q, options))
     plan = plan_for(problem, runtime.target("MI300X"))
     assert plan.family == ("compiled" if kind == "compiled" else "ready")
-    kernel = plan.bind()
-    assert kernel.launch_for(problem.sizes) is not None
+    assert plan.is_settled
+    assert plan.serves(problem.sizes)
     for name, dimension, limit in LIMITS:
         if dimension == -4 and is_group:
             continue
-        assert kernel.launch_for(with_value(problem.sizes, name, dimension, limit)) is None
+        assert not plan.serves(with_value(problem.sizes, name, dimension, limit))
         if kind == "ready" and dimension != 0:
             below = with_value(problem.sizes, name, dimension, limit - 8)
-            assert kernel.launch_for(below) is not None
+            assert plan.serves(below)

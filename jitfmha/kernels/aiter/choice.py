@@ -36,8 +36,8 @@ class BackwardChoice(NamedTuple):
     """The kernels that serve a backward pass.
 
     Attributes:
-        kernels: of row sums, gradients and dq, with their code objects; None for the last where dq
-            is written by the second, or is to be converted by other means.
+        row_sums, gradients, dq: the kernels that make them, with their code objects; None for the
+            last where dq is written by the second, or is to be converted by other means.
         mask: the number of the mask by which the second was chosen.
         passed_over: why kernels that AITER would have chosen were not.
     """
@@ -48,6 +48,11 @@ class BackwardChoice(NamedTuple):
     dq: tuple[AiterBackwardRow, CodeObject] | None
     mask: int
     passed_over: tuple[Reason, ...]
+
+    @property
+    def kernels(self) -> tuple[tuple[AiterBackwardRow, CodeObject] | None, ...]:
+        """All three, in the order of their launches."""
+        return self.row_sums, self.gradients, self.dq
 
     @property
     def row(self) -> AiterBackwardRow:

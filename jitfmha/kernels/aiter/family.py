@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from ...amd.manifest import AiterBackwardRow
 from ...amd.tree import Tree
-from ...planning.plan import Kernel, Reason, Refusal
+from ...planning.plan import Launch, Reason, Refusal
 from ...planning.target import AmdTarget, Target
 from ...problem.features import Feature
-from ...problem.problem import Problem
+from ...problem.problem import PlainSizes, Problem
+from ..amd_plan import AmdPlan
 from ..ready.limits import DTYPE_RULE, SIZE_RULES
-from ..ready_plan import PlanOfCodeObjects
 from ..rules import reasons_of
 from .choice import BackwardChoice, choose, reasons_of_problem
 from .layouts import reasons_of_strides
@@ -74,11 +74,10 @@ def _trees(target: AmdTarget) -> list[Tree]:
     ]
 
 
-class AiterBackwardPlan(PlanOfCodeObjects):
-    """The code objects for one backward pass."""
+class AiterBackwardPlan(AmdPlan):
+    """The code objects for one backward pass, of exactly these lengths and strides."""
 
     family = NAME
-    block = "aiter"
 
     def __init__(
         self,
@@ -87,34 +86,29 @@ class AiterBackwardPlan(PlanOfCodeObjects):
         choice: BackwardChoice,
         passed_over: tuple[Reason, ...],
     ) -> None:
-        self.problem = problem
-        self.target = target
+        row = choice.row
+        super().__init__(problem, target, "aiter", row.name, f"{row.file} of {choice.tree}")
         self.choice = choice
         self.passed_over = passed_over
 
-    @property
-    def kernel(self) -> str:
-        """The name of the kernel that makes the gradients."""
-        return self.choice.row.name
-
-    @property
-    def source(self) -> str:
-        """The tree and the file in it."""
-        return f"{self.choice.row.file} of {self.choice.tree}"
-
     def rows(self) -> tuple[AiterBackwardRow, ...]:
-        """Of its kernels, in the order of their launches."""
-        choice = self.choice
-        kernels = choice.row_sums, choice.gradients, choice.dq
-        return tuple(kernel[0] for kernel in kernels if kernel is not None)
+        """The manifests' rows of its kernels."""
+        return tuple(kernel[0] for kernel in self.choice.kernels if kernel is not None)
 
     def remarks(self) -> list[str]:
         """What is odd in the trees, and why preferred kernels do not serve the problem."""
         odd = [oddity for tree in self.target.trees for oddity in tree.aiter_backward.oddities]
         return [*odd, *(str(reason) for reason in self.passed_over)]
 
-    def bind(self) -> Kernel:
+    def bind(self) -> None:
         """Build and load the launcher, and load the code objects."""
-        from .launch import AiterBackwardKernel
+        from ..launcher import BoundAiterBackward  # of use where there is a GPU only
 
-        return AiterBackwardKernel(self.problem, self.target, self.choice)
+        self._bound = BoundAiterBackward(self.problem, self.target, self.choice.kernels)
+
+    def launch_for(self, sizes: PlainSizes) -> Launch:
+        """The launch for the lengths and strides of the problem."""
+        from .launch import AiterBackwardLaunch  # of use where there is a GPU only
+
+        assert self.serves(sizes)
+        return AiterBackwardLaunch(self._bound, self.problem, self.target, self.choice)

@@ -18,7 +18,7 @@ from ...planning.target import AmdTarget
 from ...problem.arguments import CuSeqlens, Tensors
 from ...problem.memory import write_values, write_zeros
 from ...problem.packed_rows import sequences_of_rows
-from ...problem.problem import PlainSizes, Problem, Strides
+from ...problem.problem import Problem, Strides
 from ..launcher import AITER_BACKWARD, AITER_BACKWARD_TENSORS, BoundAiterBackward
 from .choice import BackwardChoice
 from .faults import reads_behind_rows
@@ -39,29 +39,6 @@ _MOST_ROWS_READ_BEHIND = 15
 _WINDOW_MASK = 3
 _zeros = torch.zeros
 _pack_tensors = AITER_BACKWARD_TENSORS.packer.pack
-
-
-class AiterBackwardKernel:
-    """Loaded kernels, for the calls of one kind that they are chosen for."""
-
-    def __init__(self, problem: Problem, target: AmdTarget, choice: BackwardChoice) -> None:
-        """Build and load the launcher and the kernels, as far as that has not been done.
-
-        Raises:
-            HipError: the HIP runtime cannot be used, or refuses a code object.
-            jitfmha.BuildError: the launcher does not compile.
-        """
-        self._problem = problem
-        self._target = target
-        self._choice = choice
-        kernels = choice.row_sums, choice.gradients, choice.dq
-        self._bound = BoundAiterBackward(problem, target, kernels)
-
-    def launch_for(self, sizes: PlainSizes) -> AiterBackwardLaunch | None:
-        """The launch for the lengths and strides of the plan; others get a plan of their own."""
-        if sizes != self._problem.sizes:
-            return None
-        return AiterBackwardLaunch(self._bound, self._problem, self._target, self._choice)
 
 
 class AiterBackwardLaunch:

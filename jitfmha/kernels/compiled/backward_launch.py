@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
 from ...amd.code_object import CodeObject
 from ...amd.kernel_arguments import GRADIENT_TENSORS, TENSOR_STRIDES
 from ...amd.manifest import KernelRow
-from ...planning.target import AmdTarget
 from ...problem.arguments import Gradients, Tensors
-from ...problem.problem import GradientStrides, PlainSizes, Problem
+from ...problem.problem import GradientStrides, Problem
+from ..amd_plan import AmdPlan
 from ..launcher import (
     BACKWARD_KERNEL,
     BACKWARD_PASS,
@@ -22,13 +22,15 @@ from ..launcher import (
     CALL,
     SIZES,
     TENSORS,
-    Block,
     BoundKernel,
 )
-from .backward_traits import ELEMENT_BYTES, Rows
+from ..ready.key_split import ONE_SPLIT
 from .modifiers import modifier_constants, modifier_tensors, packed_modifiers
 
-_ONE_SPLIT = (1, 0)
+Rows = Literal["q", "k"]
+"""Whose rows the workgroups of a kernel have."""
+
+ELEMENT_BYTES = 2  # of all tensors but the lse and its like
 _NO_PAGES = (0,) * 7
 _FLOAT_BYTES = 4
 _pack_strides = TENSOR_STRIDES.packer.pack
@@ -60,73 +62,60 @@ class BackwardKernel(NamedTuple):
     leaves_alone: frozenset[str] = frozenset()
 
 
-class BoundBackward:
-    """The kernels of a backward pass, loaded on a device, for calls that differ in lengths and
-    strides only.
+LoadedKernels = list[tuple[BoundKernel, BackwardKernel]]
+"""In the order of their launches."""
+
+
+def load_kernels(
+    plan: AmdPlan, kernels: Sequence[BackwardKernel], code_object: CodeObject
+) -> LoadedKernels:
+    """The kernels of a plan, all of them in ``code_object``, loaded on its target's device.
+
+    Raises:
+        HipError: the HIP runtime cannot be used, or refuses the code object.
+        jitfmha.BuildError: the launcher does not compile.
     """
+    return [
+        (BoundKernel(plan.problem, plan.target, plan.block, kernel.row, code_object), kernel)
+        for kernel in kernels
+    ]
 
-    def __init__(
-        self,
-        problem: Problem,
-        target: AmdTarget,
-        block: Block,
-        kernels: Sequence[BackwardKernel],
-        code_object: CodeObject,
-        *,
-        adds_dq_up: bool,
-        turns_of: Callable[[Problem], int] | None = None,
-    ) -> None:
-        """Build and load the launcher and the kernels, as far as that has not been done.
 
-        Args:
-            block: that the kernels take.
-            kernels: in the order of their launches, all of them in ``code_object``.
-            adds_dq_up: whether they need room for float32 sums that dq is made of.
-            turns_of: how many integers they need for a call, by which workgroups know whose turn it
-                is; None: they need none.
+def backward_launch(
+    problem: Problem, kernels: LoadedKernels, *, adds_dq_up: bool, turns: int = 0
+) -> BackwardLaunch:
+    """The launch of loaded kernels for the lengths and strides of a problem.
 
-        Raises:
-            HipError: the HIP runtime cannot be used, or refuses the code object.
-            jitfmha.BuildError: the launcher does not compile.
-        """
-        self._problem = problem
-        self._kernels = [
-            (BoundKernel(problem, target, block, kernel.row, code_object), kernel)
-            for kernel in kernels
+    Args:
+        adds_dq_up: whether the kernels need room for float32 sums that dq is made of.
+        turns: how many integers they need, by which workgroups know whose turn it is.
+    """
+    assert problem.gradients is not None
+    first, _ = kernels[0]
+    packed_sizes = first.launch_for(problem.sizes, ONE_SPLIT, None).sizes
+    query_rows = math.prod(problem.lse_shape)
+    constants = modifier_constants(problem)
+    return BackwardLaunch(
+        first,
+        first.launcher.jitfmha_bwd,
+        first.current_stream,
+        first.device_index,
+        _packed_pass(problem, packed_sizes, kernels),
+        [
+            (bound, _packed_pass(problem, packed_sizes, [(bound, kernel)]), kernel.leaves_alone)
+            for bound, kernel in kernels
         ]
-        self._adds_dq_up = adds_dq_up
-        self._turns_of = turns_of
-        self._constants = modifier_constants(problem)
-        self._unmodified = packed_modifiers(None, None, _NO_PAGES, self._constants)
-
-    def launch_for(self, sizes: PlainSizes) -> BackwardLaunch:
-        """The launch for these lengths and strides."""
-        problem = self._problem.with_sizes(sizes)
-        assert problem.gradients is not None
-        first, _ = self._kernels[0]
-        packed_sizes = first.launch_for(sizes, _ONE_SPLIT, None).sizes
-        query_rows = math.prod(problem.lse_shape)
-        return BackwardLaunch(
-            first,
-            first.launcher.jitfmha_bwd,
-            first.current_stream,
-            first.device_index,
-            _packed_pass(problem, packed_sizes, self._kernels),
-            [
-                (bound, _packed_pass(problem, packed_sizes, [(bound, kernel)]), kernel.leaves_alone)
-                for bound, kernel in self._kernels
-            ]
-            if first.launching is not None
-            else [],
-            problem.seqlen_q,
-            problem.seqlen_k,
-            query_rows,
-            query_rows * problem.hdim_q if self._adds_dq_up else 0,
-            self._turns_of(problem) if self._turns_of else 0,
-            _packed_strides(problem, problem.gradients),
-            self._constants,
-            self._unmodified,
-        )
+        if first.launching is not None
+        else [],
+        problem.seqlen_q,
+        problem.seqlen_k,
+        query_rows,
+        query_rows * problem.hdim_q if adds_dq_up else 0,
+        turns,
+        _packed_strides(problem, problem.gradients),
+        constants,
+        packed_modifiers(None, None, _NO_PAGES, constants),
+    )
 
 
 class BackwardLaunch(NamedTuple):

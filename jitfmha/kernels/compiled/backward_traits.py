@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 from ... import jit
 from ...amd.chips import Arch
 from ...amd.kernel_arguments import backward_structs
-from ...amd.manifest import KernelRow
 from ...problem.problem import Problem
+from .backward_launch import ELEMENT_BYTES, BackwardKernel, Rows
 from .device_spec import device_spec
 from .tile_table import KernelPart, Tile
 from .tiles import tile_for
@@ -23,15 +22,11 @@ from .traits import (
     has_roundings,
 )
 
-Rows = Literal["q", "k"]
-"""Whose rows the workgroups of a kernel have."""
-
 _TEMPLATE = "compiled_bwd.hip"
 _HEADERS = (
     *("dropout.h", "elements.h", "gradients.h"),
     *("row_tiles.h", "score_pairs.h", "scores.h"),
 )
-ELEMENT_BYTES = 2  # of all tensors
 _OF_KEYS: tuple[KernelPart, ...] = ("dk_and_dv", "dk", "dv")
 
 
@@ -90,14 +85,16 @@ class BackwardTraits(SharedTraits):
         """Whether one kernel makes both, which it does where it has a tile, or each has its own."""
         return self.tile_of("dk_and_dv") is not None
 
-    def kernels(self) -> tuple[tuple[str, Rows], ...]:
-        """Symbols in the order of their launches, and whose rows each has."""
+    def kernels(self) -> tuple[BackwardKernel, ...]:
+        """All of them, in the order of their launches."""
         of_keys = ("dk_and_dv",) if self.makes_dk_with_dv else ("dk", "dv")
-        return ((f"{self.name}_dq", "q"), *((f"{self.name}_{each}", "k") for each in of_keys))
-
-    def row(self, symbol: str) -> KernelRow:
-        """One of the kernels as a row of a manifest, as the launcher knows kernels."""
-        return self.row_of(symbol, f"{self.name}.co")
+        named: tuple[tuple[str, Rows], ...] = (("dq", "q"), *((each, "k") for each in of_keys))
+        return tuple(
+            BackwardKernel(
+                self.row_of(f"{self.name}_{made}", f"{self.name}.co"), rows, self.tile.own_rows
+            )
+            for made, rows in named
+        )
 
 
 def _access_of(problem: Problem, tile: Tile) -> Access:

@@ -1,25 +1,30 @@
-"""The plan for a problem that compiled kernels serve."""
+"""Which problems compiled kernels serve, and the plans for one, forward and backward."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from abc import abstractmethod
+from pathlib import Path
 
 from ... import jit
-from ...amd.kernel_arguments import COMPILED_ARGUMENTS
+from ...amd.code_object import CodeObject
+from ...amd.kernel_arguments import BACKWARD_ARGUMENTS, COMPILED_ARGUMENTS
 from ...amd.manifest import KernelRow
-from ...planning.plan import Kernel, Launch, Plan, Reason, Refusal
+from ...jit.shared_struct import SharedStruct
+from ...planning.plan import Plan, Reason, Refusal
 from ...planning.target import AmdTarget, Target
-from ...problem.problem import PlainSizes, Problem
-from .. import ready
+from ...problem.problem import PlainSizes, Problem, element_bytes
+from ..amd_plan import AmdPlan
+from ..launcher import BoundKernel
+from ..ready.key_split import ONE_SPLIT
 from ..ready.limits import SIZE_RULES, are_far_from_limits
 from ..rules import reasons_of
-from .backward_plan import BackwardPlan
-from .backward_traits import BackwardTraits
-from .compiled_plan import CompiledPlan
-from .launch import BoundForward
+from .backward_launch import BackwardLaunch, backward_launch, load_kernels
+from .backward_traits import BackwardTraits, backward_spec
+from .launch import ForwardLaunch
+from .modifiers import modifier_constants
 from .rules import RULES
-from .traits import ForwardTraits, access_of, kernel_spec, stacks_heads
+from .split_choice import SplitChoice
+from .traits import ForwardTraits, access_of, kernel_spec, row_of_built, stacks_heads
 
 NAME = "compiled"
 
@@ -37,88 +42,140 @@ def propose(problem: Problem, target: Target) -> Plan | Refusal:
     if broken:
         return Refusal(broken)
     if problem.direction == "backward":
-        return BackwardPlan(problem, target, BackwardTraits.of(problem, target.arch))
-    return ForwardPlan(problem, target, ForwardTraits.of(problem, target.arch))
+        return BackwardPlan(problem, target)
+    return ForwardPlan(problem, target)
 
 
-@dataclass(frozen=True)
+class CompiledPlan(AmdPlan):
+    """A plan whose kernels are compiled when it is bound.
+
+    Attributes:
+        arguments: that its kernels take.
+    """
+
+    family = NAME
+    arguments: SharedStruct
+
+    @property
+    @abstractmethod
+    def spec(self) -> jit.BuildSpec:
+        """The build of its kernels."""
+
+    @property
+    def is_built(self) -> bool:
+        """Whether the kernels and the launcher are in the cache already."""
+        return jit.is_built(self.spec) and super().is_built
+
+    def remarks(self) -> list[str]:
+        """What compiles the kernels, and why that."""
+        from ...jit.toolchain.device_hip import device_hip_in_words  # asks a process
+
+        return [f"compiler for AMD GPUs: {device_hip_in_words()}"]
+
+    def build(self) -> None:
+        """Compile the kernels and build the launcher, where needed."""
+        self.compiled()
+        super().build()
+
+    def compiled(self) -> CodeObject:
+        """The kernels, built where needed."""
+        spec = self.spec
+        path, image = Path(spec.artifact_name), jit.read(spec)
+        return CodeObject(path, image, self.kernel, self.arguments.size)
+
+
 class ForwardPlan(CompiledPlan):
     """The kernel that is compiled for one problem."""
 
-    problem: Problem
-    target: AmdTarget
-    traits: ForwardTraits
-    family: str = NAME
+    arguments = COMPILED_ARGUMENTS
 
-    @property
-    def kernel(self) -> str:
-        """The kernel's name."""
-        return self.traits.name
-
-    @property
-    def source(self) -> str:
-        """The template."""
-        return "csrc_templates/amd/compiled_fwd.hip.in"
+    def __init__(self, problem: Problem, target: AmdTarget) -> None:
+        traits = ForwardTraits.of(problem, target.arch)
+        source = "csrc_templates/amd/compiled_fwd.hip.in"
+        super().__init__(problem, target, "compiled", traits.name, source)
+        self.traits = traits
+        self._tile = traits.tile
+        self._are_far_from_limits = are_far_from_limits(problem, traits.row())
 
     @property
     def spec(self) -> jit.BuildSpec:
-        """The build of the kernel."""
+        """The build of the kernel, and of the one that combines splits."""
         return kernel_spec(self.traits)
 
-    @property
-    def argument_bytes(self) -> int:
-        """What the interface of these kernels says."""
-        return COMPILED_ARGUMENTS.size
-
     def rows(self) -> tuple[KernelRow, ...]:
-        """Of its kernel."""
+        """Its kernel as a row of a manifest."""
         return (self.traits.row(),)
 
-    def bind(self) -> Kernel:
+    def bind(self) -> None:
         """Compile the kernel, build and load the launcher, and load the kernel, where needed."""
+        problem, target, traits = self.problem, self.target, self.traits
         code_object = self.compiled()
-        bound = BoundForward(self.problem, self.target, self.traits, code_object)
-        return ForwardKernel(self, bound)
+        row = row_of_built(traits, code_object.image)
+        self._bound = BoundKernel(problem, target, self.block, row, code_object)
+        self._splits = SplitChoice(problem, target, row, traits.slices, traits.columns)
+        self._constants = modifier_constants(problem)
+        self._is_paged = problem.is_paged
+        self._kv_bytes = element_bytes(problem).kv
+
+    def serves(self, sizes: PlainSizes) -> bool:
+        """Whether the kernel is compiled for such strides and so many queries, too."""
+        problem, traits, tile = self.problem.with_sizes(sizes), self.traits, self._tile
+        return (
+            access_of(problem, tile) == traits.access
+            and stacks_heads(problem, tile) == traits.stacks_heads
+            and (
+                self._are_far_from_limits(sizes)
+                or not any(reasons_of(SIZE_RULES, problem, traits.arch))
+            )
+        )
+
+    def launch_for(self, sizes: PlainSizes) -> ForwardLaunch:
+        """The launch, in gm0 with the splits of the keys."""
+        seqlen_q, seqlen_k, q, k, v, out = sizes
+        kernel, page_size = self._bound, seqlen_k
+        columns = self._tile.slices, v[-1] * self._kv_bytes
+        pages = (0, 0)
+        if self._is_paged:
+            # The launcher is told of the rows of a page, the kernel of pages too.
+            pages = k[0] * self._kv_bytes, v[0] * self._kv_bytes
+            sizes = seqlen_q, seqlen_k, q, k[1:], v[1:], out
+        splits = ONE_SPLIT
+        if kernel.is_group:
+            # What the caller does not tell: sequences count as equally long.
+            seqlen_k = -(-seqlen_k // self.problem.batch)
+        else:
+            splits = self._splits.splits(seqlen_q, seqlen_k)
+        launch = kernel.launch_for(sizes, splits, None)
+        return ForwardLaunch(
+            *(launch, self._splits, seqlen_k, pages, page_size, self._constants, columns)
+        )
 
 
-class ForwardKernel:
-    """A loaded kernel, for the calls of one kind that no ready kernel serves."""
+class BackwardPlan(CompiledPlan):
+    """The kernels that are compiled for one backward pass."""
 
-    def __init__(self, plan: ForwardPlan, bound: BoundForward) -> None:
-        self._plan = plan
-        self._bound = bound
-        self._tile = plan.traits.tile
-        self._is_far_from_limits = _are_far_from_limits(plan)
-        self._ready_may_serve = _ready_may_serve(plan.problem, plan.target)
+    arguments = BACKWARD_ARGUMENTS
 
-    def launch_for(self, sizes: PlainSizes) -> Launch | None:
-        """The launch, unless another kernel is the one for these lengths and strides."""
-        plan = self._plan
-        problem, traits, tile = plan.problem.with_sizes(sizes), plan.traits, self._tile
-        if access_of(problem, tile) != traits.access:
-            return None
-        if stacks_heads(problem, tile) != traits.stacks_heads:
-            return None
-        launch = self._bound.launch_for(problem.sizes)
-        if not self._is_far_from_limits(sizes, launch.launch.sizes) and any(
-            reasons_of(SIZE_RULES, problem, traits.arch)
-        ):
-            return None
-        if self._ready_may_serve and not isinstance(ready.propose(problem, plan.target), Refusal):
-            return None
-        return launch
+    def __init__(self, problem: Problem, target: AmdTarget) -> None:
+        traits = BackwardTraits.of(problem, target.arch)
+        source = "csrc_templates/amd/compiled_bwd.hip.in"
+        super().__init__(problem, target, "compiled", traits.name, source)
+        self.traits = traits
 
+    @property
+    def spec(self) -> jit.BuildSpec:
+        """The build of the kernels."""
+        return backward_spec(self.traits)
 
-def _are_far_from_limits(plan: ForwardPlan) -> Callable[[PlainSizes, bytes], bool]:
-    """A quick question; False means that there may be a limit, as it does for all pages."""
-    if plan.problem.is_paged:
-        return lambda sizes, packed: False
-    return are_far_from_limits(plan.problem, plan.traits.row())
+    def rows(self) -> tuple[KernelRow, ...]:
+        """Its kernels as rows of a manifest."""
+        return tuple(kernel.row for kernel in self.traits.kernels())
 
+    def bind(self) -> None:
+        """Compile the kernels, build and load the launcher, and load them, where needed."""
+        self._kernels = load_kernels(self, self.traits.kernels(), self.compiled())
 
-def _ready_may_serve(problem: Problem, target: AmdTarget) -> bool:
-    """Whether a ready kernel may serve the same call with other lengths and strides."""
-    hdims = problem.hdim_q, problem.hdim_v
-    return problem.features <= ready.SERVES and any(
-        (row.hdim_q, row.hdim_v) == hdims for tree in target.trees for row in tree.forward.rows
-    )
+    def launch_for(self, sizes: PlainSizes) -> BackwardLaunch:
+        """The launch for these lengths and strides."""
+        problem = self.problem.with_sizes(sizes)
+        return backward_launch(problem, self._kernels, adds_dq_up=False)

@@ -1,4 +1,4 @@
-"""A compiled kernel that is loaded, and its launches."""
+"""The launch of a compiled kernel."""
 
 from __future__ import annotations
 
@@ -7,63 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...amd.code_object import CodeObject
-from ...planning.target import AmdTarget
 from ...problem.arguments import CuSeqlens, Descales, Tensors
-from ...problem.problem import Problem, Sizes, check_pages, element_bytes
-from ..launcher import TENSORS, AmdLaunch, BoundKernel
-from ..ready.key_split import ONE_SPLIT, Splits
-from .modifiers import (
-    address,
-    modifier_constants,
-    modifier_tensors,
-    packed_modifiers,
-    packed_p_descale,
-)
+from ...problem.problem import check_pages
+from ..launcher import TENSORS, AmdLaunch
+from ..ready.key_split import Splits
+from .modifiers import address, modifier_tensors, packed_modifiers, packed_p_descale
 from .split_choice import SplitChoice
-from .traits import ForwardTraits, row_of_built
 
 _WORD = (1 << 32) - 1
-
-
-class BoundForward:
-    """A compiled kernel loaded on a device, for calls that differ in lengths and strides only."""
-
-    def __init__(
-        self, problem: Problem, target: AmdTarget, traits: ForwardTraits, code_object: CodeObject
-    ) -> None:
-        """Build and load the launcher and the kernel, as far as that has not been done.
-
-        Raises:
-            HipError: the HIP runtime cannot be used, or refuses the code object.
-            jitfmha.BuildError: the launcher does not compile.
-        """
-        row = row_of_built(traits, code_object.image)
-        self.kernel = BoundKernel(problem, target, "compiled", row, code_object)
-        self._splits = SplitChoice(problem, target, row, traits.slices, traits.columns)
-        self._batch = problem.batch
-        self._constants = modifier_constants(problem)
-        self._slices = traits.slices
-        self._is_paged = problem.is_paged
-        self._kv_bytes = element_bytes(problem).kv
-
-    def launch_for(self, sizes: Sizes) -> ForwardLaunch:
-        """The launch for these lengths and strides."""
-        pages = (0, 0)
-        columns = self._slices, sizes.v[-1] * self._kv_bytes
-        if self._is_paged:
-            # The launcher is told of the rows of a page, the kernel of pages too.
-            pages = sizes.k[0] * self._kv_bytes, sizes.v[0] * self._kv_bytes
-            sizes = sizes._replace(k=sizes.k[1:], v=sizes.v[1:])
-        kernel, seqlen_k = self.kernel, sizes.seqlen_k
-        if kernel.is_group:
-            # What the caller does not tell: sequences count as equally long.
-            seqlen_k = -(-seqlen_k // self._batch)
-        splits = ONE_SPLIT if kernel.is_group else self._splits.splits(sizes.seqlen_q, seqlen_k)
-        launch = kernel.launch_for(sizes, splits, None)
-        return ForwardLaunch(
-            *(launch, self._splits, seqlen_k, pages, sizes.seqlen_k, self._constants, columns)
-        )
 
 
 class ForwardLaunch(NamedTuple):

@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
-from ...planning.plan import Kernel, Launch, Reason, Refusal
+from ...planning.plan import Launch, Reason, Refusal
 from ...planning.target import AmdTarget, Target
 from ...problem.arguments import Tensors
 from ...problem.features import DTYPE_FEATURES, Feature
 from ...problem.memory import write_zeros
 from ...problem.problem import BF16_CVTS, PlainSizes, Problem
-from ..ready_plan import PlanOfCodeObjects
+from ..amd_plan import AmdPlan
 from ..rules import reasons_of
 from .limits import DTYPE_RULE, SIZE_RULES, are_far_from_limits, reasons_of_row
 from .policy import Wanted, has_conversions, mask_column, row_serves
-from .tile_choice import TileChoice
+from .tile_choice import Tile, TileChoice
 
 if TYPE_CHECKING:
     from ...amd.code_object import CodeObject
     from ...amd.manifest import KernelDtype, KernelRow
     from ...amd.tree import Tree
-    from ..launcher import BoundKernel
+    from ..launcher import Block
 
 NAME = "ready"
 SERVES = frozenset(
@@ -55,16 +55,15 @@ def propose(problem: Problem, target: Target) -> ReadyPlan | Refusal:
     assert isinstance(target, AmdTarget)
     for tree in target.trees:
         tree.warn_of(tree.forward)
-    broken = tuple(reasons_of(_RULES, problem, target.arch))
-    passed_over: list[Reason] = []
-    for tree in target.trees if not broken else ():
-        found = _choice_in(tree, problem, target)
-        if isinstance(found, Choice):
-            return ReadyPlan(problem, target, found, tuple(passed_over))
-        passed_over.extend(found)
+    choice, passed_over = _choose(problem, target)
+    if choice is not None:
+        return ReadyPlan(problem, target, choice, passed_over)
     odd = (oddity for tree in target.trees for oddity in tree.forward.why_empty)
     said = passed_over or reasons(problem, target)
-    return Refusal((*(Reason("{oddity}", oddity=oddity) for oddity in odd), *said))
+    return Refusal(
+        (*(Reason("{oddity}", oddity=oddity) for oddity in odd), *said),
+        of_every_size=not any(_rows_of_any_size(tree, problem, target) for tree in target.trees),
+    )
 
 
 def reasons(problem: Problem, target: Target) -> tuple[Reason, ...]:
@@ -88,6 +87,19 @@ class Choice(NamedTuple):
     tiles: TileChoice
 
 
+def _choose(problem: Problem, target: AmdTarget) -> tuple[Choice | None, tuple[Reason, ...]]:
+    """The choice, where there is one, and why trees before it were passed over."""
+    passed_over: list[Reason] = []
+    if any(reasons_of(_RULES, problem, target.arch)):
+        return None, ()
+    for tree in target.trees:
+        found = _choice_in(tree, problem, target)
+        if isinstance(found, Choice):
+            return found, tuple(passed_over)
+        passed_over.extend(found)
+    return None, tuple(passed_over)
+
+
 def _choice_in(tree: Tree, problem: Problem, target: AmdTarget) -> Choice | list[Reason]:
     rows = _rows(tree, problem, target)
     if not rows:
@@ -105,11 +117,21 @@ def _choice_in(tree: Tree, problem: Problem, target: AmdTarget) -> Choice | list
 
 def _rows(tree: Tree, problem: Problem, target: AmdTarget) -> list[KernelRow]:
     """The manifest's rows for a problem: one, or where there are tiles to choose from several."""
+    return _rows_of_mask(tree, problem, target, _mask_column(problem))
+
+
+def _rows_of_any_size(tree: Tree, problem: Problem, target: AmdTarget) -> list[KernelRow]:
+    """Those for the same call with any lengths: equal ones make both corners of a mask one."""
+    columns = (1, 2) if problem.mask.top_left else (_mask_column(problem),)
+    return [row for column in columns for row in _rows_of_mask(tree, problem, target, column)]
+
+
+def _rows_of_mask(tree: Tree, problem: Problem, target: AmdTarget, mask: int) -> list[KernelRow]:
     wanted = Wanted(
         dtype=_row_dtype(problem),
         hdim_q=problem.hdim_q,
         hdim_v=problem.hdim_v,
-        mask=_mask_column(problem),
+        mask=mask,
         mode=_MODES.index(problem.mode),
         bf16_cvt=BF16_CVTS.index(problem.bf16_cvt),
     )
@@ -141,7 +163,7 @@ def _mask_column(problem: Problem) -> int:
     return mask_column(not mask.is_none, mask.top_left, problem.seqlen_q, problem.seqlen_k)
 
 
-class ReadyPlan(PlanOfCodeObjects):
+class ReadyPlan(AmdPlan):
     """One code object for one problem."""
 
     family = NAME
@@ -153,24 +175,21 @@ class ReadyPlan(PlanOfCodeObjects):
         choice: Choice,
         passed_over: tuple[Reason, ...],
     ) -> None:
-        self.problem = problem
-        self.target = target
+        row = choice.row
+        block: Block = "aiter" if row.abi == "aiter" else "ready"
+        super().__init__(problem, target, block, row.name, f"{row.file} of {choice.tree}")
         self.choice = choice
         self.passed_over = passed_over
-        self.block = "aiter" if choice.row.abi == "aiter" else "ready"
-
-    @property
-    def kernel(self) -> str:
-        """The kernel's name."""
-        return self.choice.row.name
-
-    @property
-    def source(self) -> str:
-        """The tree and the file in it."""
-        return f"{self.choice.row.file} of {self.choice.tree}"
+        self._row = row
+        self._tile_for = choice.tiles.tile_for
+        self._served: tuple[PlainSizes, Tile] = problem.sizes, self._tile_for(*problem.sizes[:2])
+        self._is_first_choice = not passed_over
+        self._is_group = problem.mode == "gm1"
+        self._is_top_left = problem.mask.top_left
+        self._are_far_from_limits = are_far_from_limits(problem, row)
 
     def rows(self) -> tuple[KernelRow, ...]:
-        """Of its kernels."""
+        """The manifest's row of its kernel."""
         return (self.choice.row,)
 
     def remarks(self) -> list[str]:
@@ -178,51 +197,40 @@ class ReadyPlan(PlanOfCodeObjects):
         odd = [oddity for tree in self.target.trees for oddity in tree.forward.oddities]
         return [*odd, *(str(reason) for reason in self.passed_over)]
 
-    def bind(self) -> Kernel:
+    def bind(self) -> None:
         """Build and load the launcher, and load the code object."""
         from ..launcher import BoundKernel  # of use where there is a GPU only
 
         choice = self.choice
-        bound = BoundKernel(self.problem, self.target, self.block, choice.row, choice.code_object)
-        return ReadyKernel(self, bound)
+        self._bound = BoundKernel(
+            self.problem, self.target, self.block, choice.row, choice.code_object
+        )
 
-
-class ReadyKernel:
-    """A loaded kernel, for the calls of one kind that it is the best one for."""
-
-    def __init__(self, plan: ReadyPlan, bound: BoundKernel) -> None:
-        problem, row = plan.problem, plan.choice.row
-        self._plan = plan
-        self._bound = bound
-        self._row = row
-        self._tile_for = plan.choice.tiles.tile_for
-        self._is_group = problem.mode == "gm1"
-        self._is_top_left = problem.mask.top_left
-        self._is_second_choice = bool(plan.passed_over)
-        self._is_far_from_limits = are_far_from_limits(problem, row)
-
-    def launch_for(self, sizes: PlainSizes) -> Launch | None:
-        """The launch, unless another kernel is the best one for these lengths and strides."""
+    def serves(self, sizes: PlainSizes) -> bool:
+        """Whether the same row of the same tree is the choice."""
         seqlen_q, seqlen_k, _, _, _, _ = sizes
-        row, splits, splits_of = self._tile_for(seqlen_q, seqlen_k)
-        launch = self._bound.launch_for(sizes, splits, splits_of)
-        if (
-            self._is_second_choice
-            or not self._is_far_from_limits(sizes, launch.sizes)
-            or (self._is_top_left and (seqlen_q != seqlen_k) != (self._row.mask == 1))
-        ) and not self._is_chosen_for(sizes):
-            return None
+        tile = self._tile_for(seqlen_q, seqlen_k)
+        if tile.row is not self._row:
+            return False
+        # For launch_for, which mostly follows: to look for the tile again takes 0.2 us.
+        self._served = sizes, tile
+        if self._is_top_left and (seqlen_q != seqlen_k) != (self._row.mask == 1):
+            return False
+        if self._is_first_choice and self._are_far_from_limits(sizes):
+            return True
+        chosen, _ = _choose(self.problem.with_sizes(sizes), self.target)
+        return chosen is not None and (chosen.tree, chosen.row) == (self.choice.tree, self._row)
+
+    def launch_for(self, sizes: PlainSizes) -> Launch:
+        """The launch, with the splits of the keys."""
+        seqlen_q, seqlen_k, _, _, _, _ = sizes
         if seqlen_k == 0 and not self._is_group:
             return write_no_attention
-        return launch if row is self._row else None
-
-    def _is_chosen_for(self, sizes: PlainSizes) -> bool:
-        """Whether this tree and row are chosen where everything is asked from the beginning."""
-        plan = self._plan
-        answer = propose(plan.problem.with_sizes(sizes), plan.target)
-        if isinstance(answer, Refusal):
-            return False
-        return answer.choice.tree is plan.choice.tree and answer.choice.row == self._row
+        served, tile = self._served
+        if served is not sizes:
+            tile = self._tile_for(seqlen_q, seqlen_k)
+        _, splits, splits_of = tile
+        return self._bound.launch_for(sizes, splits, splits_of)
 
 
 def write_no_attention(tensors: Tensors) -> None:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ....planning.plan import Kernel, Reason, Refusal
+from ....planning.plan import Launch, Reason, Refusal
 from ....planning.target import AmdTarget, Target
 from ....problem.features import Feature
-from ....problem.problem import Problem
-from ...ready_plan import PlanOfCodeObjects
+from ....problem.problem import PlainSizes, Problem
+from ...amd_plan import AmdPlan
 from ...rules import reasons_of
-from .choice import chosen_row
+from ..policy import fills_gpu
 from .limits import RULES
 
 if TYPE_CHECKING:
+    from ....amd.chips import Arch
     from ....amd.code_object import CodeObject
     from ....amd.manifest import KernelRow, ReadyBackwardRow
     from ....amd.tree import Tree
@@ -53,7 +54,7 @@ def propose(problem: Problem, target: Target) -> ReadyBackwardPlan | Refusal:
         passed_over += (Reason("{oddity}", oddity=x) for x in tree.ready_backward.why_empty)
         if not tree.ready_backward.rows:
             continue
-        row = chosen_row(tree, problem, target)
+        row = _chosen_row(tree, problem, target)
         if row is None:
             template = "{tree}: none for {dtype} and hdim {hdim_q}x{hdim_v}."
             values = {"dtype": problem.dtype, "hdim_q": problem.hdim_q, "hdim_v": problem.hdim_v}
@@ -67,11 +68,33 @@ def propose(problem: Problem, target: Target) -> ReadyBackwardPlan | Refusal:
     return Refusal(tuple(passed_over) or (Reason(template, arch=target.arch),))
 
 
-class ReadyBackwardPlan(PlanOfCodeObjects):
-    """The code object for one backward pass."""
+def _chosen_row(tree: Tree, problem: Problem, target: AmdTarget) -> ReadyBackwardRow | None:
+    """The row with the most keys of a workgroup of those that fill the GPU, or else the fewest."""
+    chosen = None
+    lines = problem.heads_k * (1 if problem.mode == "gm1" else problem.batch)
+    for row in tree.ready_backward.rows:
+        if _row_serves(row, problem, target.arch):
+            chosen = row
+            if fills_gpu(lines, problem.seqlen_k, row.keys, target.compute_units):
+                break
+    return chosen
+
+
+def _row_serves(row: ReadyBackwardRow, problem: Problem, arch: Arch) -> bool:
+    return (
+        row.dtype == problem.dtype
+        and (row.hdim_q, row.hdim_v) == (problem.hdim_q, problem.hdim_v)
+        and row.is_masked == (not problem.mask.is_none)
+        and row.mode == int(problem.mode == "gm1")
+        and row.is_deterministic == problem.is_deterministic
+        and row.rounds(problem.bf16_cvt, arch)
+    )
+
+
+class ReadyBackwardPlan(AmdPlan):
+    """The code object for one backward pass, with its three kernels."""
 
     family = NAME
-    block = "ready"
 
     def __init__(
         self,
@@ -81,25 +104,13 @@ class ReadyBackwardPlan(PlanOfCodeObjects):
         row: ReadyBackwardRow,
         code_object: CodeObject,
     ) -> None:
-        self.problem = problem
-        self.target = target
-        self.tree = tree
+        super().__init__(problem, target, "ready", row.symbol, f"{row.file} of {tree}")
         self.row = row
         self.code_object = code_object
 
-    @property
-    def kernel(self) -> str:
-        """The name of the kernel that makes the gradients."""
-        return self.row.symbol
-
-    @property
-    def source(self) -> str:
-        """The file of the code object."""
-        return f"{self.row.file} of {self.tree}"
-
     def rows(self) -> tuple[KernelRow, ...]:
-        """Of its kernels, in the order of their launches."""
-        from .kernel import kernels_of
+        """Its kernels as rows of a manifest."""
+        from .kernels import kernels_of  # of use where there is a GPU only
 
         return tuple(kernel.row for kernel in kernels_of(self.row))
 
@@ -111,8 +122,18 @@ class ReadyBackwardPlan(PlanOfCodeObjects):
         order = "dq is added up in any order; deterministic=True takes kernels that have one order."
         return [*odd, order]
 
-    def bind(self) -> Kernel:
+    def bind(self) -> None:
         """Build and load the launcher, and load the code object."""
-        from .kernel import ReadyBackwardKernel
+        from ...compiled.backward_launch import load_kernels  # of use where there is a GPU only
+        from .kernels import kernels_of
 
-        return ReadyBackwardKernel(self.problem, self.target, self.tree, self.row, self.code_object)
+        self._kernels = load_kernels(self, kernels_of(self.row), self.code_object)
+
+    def launch_for(self, sizes: PlainSizes) -> Launch:
+        """The launch, with room for float32 sums of dq."""
+        from ...compiled.backward_launch import backward_launch  # of use where there is a GPU only
+        from .kernels import turns_of
+
+        problem = self.problem.with_sizes(sizes)
+        turns = turns_of(self.row, problem) if self.row.is_deterministic else 0
+        return backward_launch(problem, self._kernels, adds_dq_up=True, turns=turns)

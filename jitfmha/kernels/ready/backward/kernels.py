@@ -1,65 +1,20 @@
-"""The loaded kernels of a code object for backward passes, for calls of one kind."""
+"""The kernels of a code object for backward passes, as the launcher knows them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from ....amd.manifest import KernelRow
-from ....planning.plan import Launch
-from ....planning.target import AmdTarget
-from ....problem.problem import PlainSizes, Problem
-from ...compiled.backward_launch import BackwardKernel, BoundBackward
-from ...rules import reasons_of
+from ....problem.problem import Problem
+from ...compiled.backward_launch import BackwardKernel
 from ..policy import integers_for_turns
-from .choice import chosen_row
-from .limits import RULES
 
 if TYPE_CHECKING:
-    from ....amd.code_object import CodeObject
     from ....amd.manifest import ReadyBackwardRow
-    from ....amd.tree import Tree
-
 
 # What the kernels before and after that of the gradients have nothing to do with.
 _NOT_SUMMED = frozenset({"q", "k", "v", "dq", "dk", "dv"})
 _NOT_ROUNDED = frozenset({"q", "k", "v", "out", "lse", "dout", "dlse", "dk", "dv"})
-
-
-class ReadyBackwardKernel:
-    """Loaded kernels, for calls that differ in lengths and strides only."""
-
-    def __init__(
-        self,
-        problem: Problem,
-        target: AmdTarget,
-        tree: Tree,
-        row: ReadyBackwardRow,
-        code_object: CodeObject,
-    ) -> None:
-        """Build and load the launcher and the kernels, as far as that has not been done.
-
-        Raises:
-            HipError: the HIP runtime cannot be used, or refuses the code object.
-            jitfmha.BuildError: the launcher does not compile.
-        """
-        self._problem = problem
-        self._target = target
-        self._tree = tree
-        self._row = row
-        self._bound = BoundBackward(
-            *(problem, target, "ready", kernels_of(row), code_object),
-            adds_dq_up=True,
-            turns_of=(lambda problem: turns_of(row, problem)) if row.is_deterministic else None,
-        )
-
-    def launch_for(self, sizes: PlainSizes) -> Launch | None:
-        """The launch, unless another kernel is the one for these lengths and strides."""
-        problem = self._problem.with_sizes(sizes)
-        if any(reasons_of(RULES, problem, self._target.arch)):
-            return None
-        if chosen_row(self._tree, problem, self._target) != self._row:
-            return None
-        return self._bound.launch_for(sizes)
 
 
 def kernels_of(row: ReadyBackwardRow) -> tuple[BackwardKernel, ...]:
