@@ -29,12 +29,13 @@ from pathlib import Path
 import torch
 from elf import HEADER_BYTES, section_headers, sections
 from instruction_encodings import Encoder
+from launches import assembled, kernel_text
 
 from jitfmha import emulate, fmha_fwd
 from jitfmha.amd import tree
 from jitfmha.amd.runtime import HipError
 from jitfmha.emulator import DEVICES, Definition, Emulator, EmulatorError, Function
-from jitfmha.jit.toolchain.device_compiler import assemble, compile_hip
+from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "amd"))
 from plain_tree import PlainKernel, write_tree
@@ -75,32 +76,13 @@ s_mov_b32 s7, 0x20000
 {scalars}
 {vectors}
 """
-_KERNEL = """
-.amdgcn_target "amdgcn-amd-amdhsa--{arch}"
-.amdhsa_code_object_version 5
-.text
-.globl random_code
-.p2align 8
-.type random_code,@function
-random_code:
-{prologue}
+# The place for random instructions, and behind the kernel where that is.
+_BODY = """{prologue}
 .Lplace:
-.fill {words}, 4, 0xbf800000
-s_endpgm
+.fill {words}, 4, 0xbf800000"""
+_MARKS = """
 .section .marks, "a"
 .long .Lplace - random_code
-.rodata
-.p2align 6
-.amdhsa_kernel random_code
-  .amdhsa_group_segment_fixed_size 4096
-  .amdhsa_private_segment_fixed_size 256
-  .amdhsa_user_sgpr_kernarg_segment_ptr 1
-  .amdhsa_user_sgpr_count 2
-  .amdhsa_kernarg_size 8
-  .amdhsa_next_free_vgpr 512
-  .amdhsa_accum_offset 256
-  .amdhsa_next_free_sgpr 96
-.end_amdhsa_kernel
 """
 
 
@@ -141,10 +123,7 @@ class Fuzzer:
         """Nothing outside of the given memory was written."""
         content = self._storage.raw
         guard = bytes([_GUARD]) * _BUFFER_BYTES
-        if (
-            content[:_BUFFER_BYTES] != guard
-            or content[2 * _BUFFER_BYTES :][:_BUFFER_BYTES] != guard
-        ):
+        if {content[:_BUFFER_BYTES], content[2 * _BUFFER_BYTES :][:_BUFFER_BYTES]} != {guard}:
             raise AssertionError("memory beside the buffer was written")
 
 
@@ -319,13 +298,14 @@ def _stopped_at(failure: str) -> int | None:
 
 def _random_code(chip: str) -> tuple[bytes, int, int]:
     """A code object; the place for random instructions, from the file's and the kernel's begin."""
-    scalars = "\n".join(
-        f"s_mov_b64 s[{i}:{i + 1}], s[{i % 4 + 4 & ~1}:{(i % 4 + 4 & ~1) + 1}]"
-        for i in range(8, 102, 2)
-    )
+    pairs = ((i, i % 4 + 4 & ~1) for i in range(8, 102, 2))
+    scalars = "\n".join(f"s_mov_b64 s[{i}:{i + 1}], s[{j}:{j + 1}]" for i, j in pairs)
     vectors = "\n".join(f"v_mov_b32 v{i}, s{2 + i % 2}" for i in range(1, 256))
     prologue = _PROLOGUE.format(scalars=scalars, vectors=vectors)
-    code = assemble(_KERNEL.format(arch=chip, prologue=prologue, words=_INSTRUCTIONS), chip)
+    body = _BODY.format(prologue=prologue, words=_INSTRUCTIONS)
+    code = assembled(
+        chip, kernel_text("random_code", body, lds_bytes=4096, scratch_bytes=256), _MARKS
+    )
     found = sections(code)
     (place,) = struct.unpack_from("<I", code, found[".marks"][0])
     return code, found[".text"][0] + place, place

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from jitfmha.emulator import Definition
 
@@ -47,13 +47,14 @@ class Encoding:
     modifiers: frozenset[str] = frozenset()
 
 
-@dataclass
 class _Fields:
     """Values at bit positions; two values must not share bits."""
 
-    bits: int = 0
-    used: int = 0
-    modifiers: set[str] = field(default_factory=set)
+    def __init__(self, *values: tuple[int, int, int]) -> None:
+        self.bits = self.used = 0
+        self.modifiers: set[str] = set()
+        for each in values:
+            self.put(*each)
 
     def put(self, low: int, width: int, value: int) -> None:
         mask = ((1 << width) - 1) << low
@@ -90,9 +91,8 @@ class Encoder:
         if form == "e64":
             fields, count = self._vop3(row, plain)
         elif form:
-            fields, count = {"e32": self._e32, "sdwa": self._sdwa, "dpp": self._dpp}[form](
-                row, plain
-            )
+            encode = {"e32": self._e32, "sdwa": self._sdwa, "dpp": self._dpp}[form]
+            fields, count = encode(row, plain)
         else:
             fields, count = encoders[row.format](row, plain)
         return Encoding(row, form, fields.words(count), frozenset(fields.modifiers))
@@ -127,17 +127,16 @@ class Encoder:
             if not -16 <= extended <= 64 and value not in _INLINE_FLOATS:
                 return value
 
-    def _constant(self, kind: str) -> int:
+    def _constant(self) -> int:
         """The field of an inline constant."""
-        choices = [self._rng.randint(128, 208), self._rng.randint(240, 248)]
-        return self._rng.choice(choices)
+        return self._rng.choice((self._rng.randint(128, 208), self._rng.randint(240, 248)))
 
     def _scalar_source(self, kind: str) -> int:
         if self._chance(60):
             return self._sgpr(dwords_of(kind))
         if self._chance(20) and dwords_of(kind) == 1:
             return self._rng.choice([235, 236, 237, 238, 251, 252, 253])
-        return self._constant(kind)
+        return self._constant()
 
     # ---- Scalar formats ----
 
@@ -150,14 +149,8 @@ class Encoder:
             fields.put(8, 8, self._bits(4))
             return count
         for position, kind in zip(positions, sources, strict=False):
-            if (
-                count == 1
-                and self._chance(15)
-                and "lane" not in row.mnemonic
-                and "gpr_idx" not in row.mnemonic
-                and row.unit == "salu"
-                and "movrel" not in row.mnemonic
-            ):
+            without_literal = any(x in row.mnemonic for x in ("lane", "gpr_idx", "movrel"))
+            if count == 1 and self._chance(15) and row.unit == "salu" and not without_literal:
                 fields.put(position, 8, _LITERAL)
                 fields.put(32, 32, self._literal(kind))
                 count = 2
@@ -172,63 +165,42 @@ class Encoder:
         return count
 
     def _scalar_destination(self, row: Definition) -> int:
-        kind = (
-            row.result[0]
-            if row.result[1] == "destination"
-            else next((k for k, role in row.sources if role == "old"), None)
-        )
+        kind = next((k for k, role in row.sources if role == "old"), None)
+        kind = row.result[0] if row.result[1] == "destination" else kind
         return 0 if kind is None else self._sgpr(dwords_of(kind))
 
     def _sop1(self, row: Definition, plain: bool) -> tuple[_Fields, int]:
-        fields = _Fields()
-        fields.put(23, 9, 0x17D)
-        fields.put(8, 8, row.opcode)
-        fields.put(16, 7, self._scalar_destination(row))
+        fields = _Fields((23, 9, 0x17D), (8, 8, row.opcode), (16, 7, self._scalar_destination(row)))
         return fields, self._scalar(row, fields, (0,))
 
     def _sop2(self, row: Definition, plain: bool) -> tuple[_Fields, int]:
-        fields = _Fields()
-        fields.put(30, 2, 2)
-        fields.put(23, 7, row.opcode)
-        fields.put(16, 7, self._scalar_destination(row))
+        fields = _Fields((30, 2, 2), (23, 7, row.opcode), (16, 7, self._scalar_destination(row)))
         return fields, self._scalar(row, fields, (0, 8))
 
     def _sopc(self, row: Definition, plain: bool) -> tuple[_Fields, int]:
-        fields = _Fields()
-        fields.put(23, 9, 0x17E)
-        fields.put(16, 7, row.opcode)
+        fields = _Fields((23, 9, 0x17E), (16, 7, row.opcode))
         return fields, self._scalar(row, fields, (0, 8))
 
     def _sopk(self, row: Definition, plain: bool) -> tuple[_Fields, int]:
-        fields = _Fields()
-        fields.put(28, 4, 0xB)
-        fields.put(23, 5, row.opcode)
-        fields.put(16, 7, self._scalar_destination(row))
-        fields.put(0, 16, self._bits(16))
+        fields = _Fields(
+            (28, 4, 0xB),
+            (23, 5, row.opcode),
+            (16, 7, self._scalar_destination(row)),
+            (0, 16, self._bits(16)),
+        )
         return fields, self._scalar(row, fields, ())
 
     def _sopp(self, row: Definition, plain: bool) -> tuple[_Fields, int]:
-        without_number = (
-            "s_barrier",
-            "s_wakeup",
-            "s_icache_inv",
-            "s_ttracedata",
-            "s_set_gpr_idx_off",
-            "s_endpgm_saved",
-            "s_endpgm_ordered_ps_done",
-        )
+        without_number = ("s_barrier", "s_wakeup", "s_icache_inv", "s_ttracedata")
+        without_number += ("s_set_gpr_idx_off", "s_endpgm_saved", "s_endpgm_ordered_ps_done")
         few_bits = {"s_setprio": 2, "s_sleep": 7, "s_nop": 4, "s_trap": 8, "s_set_gpr_idx_mode": 4}
-        fields = _Fields()
-        fields.put(23, 9, 0x17F)
-        fields.put(16, 7, row.opcode)
+        fields = _Fields((23, 9, 0x17F), (16, 7, row.opcode))
         number = self._bits(few_bits.get(row.mnemonic, 16))
         fields.put(0, 16, 0 if row.mnemonic in without_number else number)
         return fields, 1
 
     def _smem(self, row: Definition, plain: bool) -> tuple[_Fields, int]:
-        fields = _Fields()
-        fields.put(26, 6, 0x30)
-        fields.put(18, 8, row.opcode)
+        fields = _Fields((26, 6, 0x30), (18, 8, row.opcode))
         registers = max(row.registers[:2])
         if registers:
             fields.put(6, 7, self._sgpr(registers, special=False))
@@ -287,11 +259,7 @@ class Encoder:
             count = 2
         if sources:
             kind = sources[0]
-            vgprs_only = (
-                "accvgpr" in row.mnemonic
-                or "swap" in row.mnemonic
-                or "readfirstlane" in row.mnemonic
-            )
+            vgprs_only = any(x in row.mnemonic for x in ("accvgpr", "swap", "readfirstlane"))
             if self._chance(40) or vgprs_only:
                 fields.put(0, 9, 256 + self._vgpr(dwords_of(kind)))
             elif self._chance(40) and not self._reads_vcc(row) and not has_literal:
@@ -301,7 +269,7 @@ class Encoder:
                 fields.put(32, 32, self._literal(kind))
                 count = 2
             else:
-                fields.put(0, 9, self._constant(kind))
+                fields.put(0, 9, self._constant())
         if len(sources) > 1:
             fields.put(9, 8, self._vgpr(dwords_of(sources[1])))
         if row.format != "VOPC":
@@ -371,16 +339,8 @@ class Encoder:
         others = [0x130, 0x134, 0x138, 0x13C, 0x140, 0x141, 0x142, 0x143]
         broadcasts = list(range(0x150, 0x160))
         wide = 2 in [dwords_of(kind) for kind in (*sources, row.result[0])]
-        control = self._rng.choice(
-            broadcasts
-            if wide
-            else [
-                self._bits(8),
-                self._rng.choice(shifts),
-                self._rng.choice(others),
-                self._rng.choice(broadcasts),
-            ]
-        )
+        kinds = [broadcasts] if wide else [range(256), shifts, others, broadcasts]
+        control = self._rng.choice(self._rng.choice(kinds))
         fields.put(40, 9, control)
         fields.put(51, 1, self._bits(1))
         fields.put(56, 4, self._bits(4))
@@ -392,22 +352,16 @@ class Encoder:
 
     def _vop3(self, row: Definition, plain: bool) -> tuple[_Fields, int]:
         base = {"VOPC": 0, "VOP2": 0x100, "VOP1": 0x140, "VOP3": 0}[row.format]
-        fields = _Fields()
-        fields.put(26, 6, 0x34)
-        fields.put(16, 10, base + row.opcode)
+        fields = _Fields((26, 6, 0x34), (16, 10, base + row.opcode))
         role = row.result[1]
-        if role == "lane_mask":
-            fields.put(0, 8, self._sgpr(2))
-        else:
-            fields.put(0, 8, self._vector_destination(row))
+        fields.put(0, 8, self._sgpr(2) if role == "lane_mask" else self._vector_destination(row))
         if role == "with_carry":
             fields.put(8, 7, self._sgpr(2))
         if "bitop3" in row.mnemonic:  # a truth table instead of modifiers
             for low, width in ((61, 3), (8, 3), (59, 2)):
                 fields.put(low, width, self._bits(width))
         # One SGPR, or pair of them, is all that an instruction can read.
-        reads_mask = any(source_role in ("lane_bit", "vcc") for _, source_role in row.sources)
-        scalar = self._sgpr(2) if reads_mask else None
+        scalar = self._sgpr(2) if self._reads_vcc(row) else None
         operands = [pair for pair in row.sources if pair[1] in ("source", "lane_bit")]
         for index, (kind, source_role) in enumerate(operands):
             if source_role == "lane_bit":
@@ -421,7 +375,7 @@ class Encoder:
             elif scalar is None and self._chance(40):
                 value = self._sgpr(dwords_of(kind))
             else:
-                value = self._constant(kind)
+                value = self._constant()
             if value < 128:
                 scalar = value
             fields.put(32 + 9 * index, 9, value)
@@ -458,10 +412,7 @@ class Encoder:
             fields.modifiers.add("op_sel")
 
     def _vop3p(self, row: Definition, plain: bool) -> tuple[_Fields, int]:
-        fields = _Fields()
-        fields.put(23, 9, 0x1A7)
-        fields.put(16, 7, row.opcode)
-        fields.put(0, 8, self._vector_destination(row))
+        fields = _Fields((23, 9, 0x1A7), (16, 7, row.opcode), (0, 8, self._vector_destination(row)))
         sources = self._sources(row)
         scalar_left = True
         for index, kind in enumerate(sources):
@@ -472,7 +423,7 @@ class Encoder:
                 value = self._sgpr(dwords_of(kind))
                 scalar_left = False
             else:
-                value = self._constant(kind)
+                value = self._constant()
             fields.put(32 + 9 * index, 9, value)
         count = len(sources)
         is_mix = "_mix" in row.mnemonic
@@ -516,13 +467,10 @@ class Encoder:
         elif self._chance(60):
             fields.put(base + 50, 9, 256 + destination)  # it must not overlap in part
         else:
-            kind = "f64" if "f64" in row.mnemonic else "i32" if "_i32_" in row.mnemonic else "f32"
-            fields.put(base + 50, 9, self._constant(kind))
+            fields.put(base + 50, 9, self._constant())
 
     def _mfma(self, row: Definition, plain: bool) -> tuple[_Fields, int]:
-        fields = _Fields()
-        fields.put(23, 9, 0x1A7)
-        fields.put(16, 7, row.opcode)
+        fields = _Fields((23, 9, 0x1A7), (16, 7, row.opcode))
         cbsz, abid, blgp = 0, 0, 0
         if "f8f6f4" in row.mnemonic:
             cbsz, blgp = self._rng.randrange(5), self._rng.randrange(5)
@@ -540,8 +488,7 @@ class Encoder:
         return fields, 2
 
     def _mfma_scale(self, row: Definition, plain: bool) -> tuple[_Fields, int]:
-        fields = _Fields()
-        fields.put(16, 16, 0xD3AC)
+        fields = _Fields((16, 16, 0xD3AC))
         for position in (32, 41):
             fields.put(position, 9, 256 + self._vgpr())
         fields.put(11, 2, self._bits(2))
@@ -560,9 +507,7 @@ class Encoder:
 
     def _ds(self, row: Definition, plain: bool) -> tuple[_Fields, int]:
         data0, data1, result = row.registers
-        fields = _Fields()
-        fields.put(26, 6, 0x36)
-        fields.put(17, 8, row.opcode)
+        fields = _Fields((26, 6, 0x36), (17, 8, row.opcode))
         without_address = ("ds_append", "ds_consume", "ds_nop", "addtid", "gws_sema_v")
         without_address += ("gws_sema_p", "gws_sema_release_all")
         fields.put(16, 1, int("gws" in row.mnemonic))
@@ -585,22 +530,24 @@ class Encoder:
             fields.put(position, 1, value)
         return row.unit != "vmem_atomic" or bool(sc0)
 
+    def _buffer_address(self, fields: _Fields) -> None:
+        offen, idxen = self._bits(1), self._bits(1)
+        for place in ((0, 12, self._bits(12)), (12, 1, offen), (13, 1, idxen)):
+            fields.put(*place)
+        if offen + idxen:
+            fields.put(32, 8, self._vgpr(offen + idxen))
+        fields.put(48, 5, self._sgpr(4, special=False) // 4)
+        fields.put(56, 8, self._rng.choice([self._sgpr(), self._constant()]))
+
     def _mubuf(self, row: Definition, plain: bool) -> tuple[_Fields, int]:
         data, result, _ = row.registers
-        fields = _Fields()
-        fields.put(26, 6, 0x38)
-        fields.put(18, 7, row.opcode)
+        fields = _Fields((26, 6, 0x38), (18, 7, row.opcode))
         if not data and not result:  # cache control
             fields.put(14, 1, self._bits(1))
             fields.put(15, 1, self._bits(1))
             return fields, 2
         self._cache(row, fields, (14, 17, 15))
-        offen, idxen = self._bits(1), self._bits(1)
-        fields.put(0, 12, self._bits(12))
-        fields.put(12, 1, offen)
-        fields.put(13, 1, idxen)
-        if offen + idxen:
-            fields.put(32, 8, self._vgpr(offen + idxen))
+        self._buffer_address(fields)
         loads_lds = row.mnemonic in (
             *("buffer_load_ubyte", "buffer_load_sbyte", "buffer_load_ushort"),
             *("buffer_load_sshort", "buffer_load_dword"),
@@ -612,46 +559,32 @@ class Encoder:
         else:
             fields.put(40, 8, self._vgpr(max(data, result)))
             fields.put(55, 1, self._bits(1))
-        fields.put(48, 5, self._sgpr(4, special=False) // 4)
-        soffset = self._rng.choice([self._sgpr(), self._constant("b32")])
-        fields.put(56, 8, soffset)
         return fields, 2
 
     def _mtbuf(self, row: Definition, plain: bool) -> tuple[_Fields, int]:
         data, result, _ = row.registers
-        fields = _Fields()
-        fields.put(26, 6, 0x3A)
-        fields.put(15, 4, row.opcode)
+        fields = _Fields((26, 6, 0x3A), (15, 4, row.opcode))
         fields.put(19, 4, self._rng.randint(1, 14))  # data format
         fields.put(23, 3, self._rng.choice((0, 1, 2, 3, 4, 5, 7)))  # number format
         self._cache(row, fields, (14, 54, 53))
-        offen, idxen = self._bits(1), self._bits(1)
-        fields.put(0, 12, self._bits(12))
-        fields.put(12, 1, offen)
-        fields.put(13, 1, idxen)
-        if offen + idxen:
-            fields.put(32, 8, self._vgpr(offen + idxen))
+        self._buffer_address(fields)
         fields.put(40, 8, self._vgpr(max(data, result)))
         fields.put(55, 1, self._bits(1))
-        fields.put(48, 5, self._sgpr(4, special=False) // 4)
-        fields.put(56, 8, self._rng.choice([self._sgpr(), self._constant("b32")]))
         return fields, 2
 
     def _flat(self, row: Definition, plain: bool) -> tuple[_Fields, int]:
         data, result, _ = row.registers
         segment = {"FLAT": 0, "SCRATCH": 1, "GLOBAL": 2}[row.format]
-        fields = _Fields()
-        fields.put(26, 6, 0x37)
-        fields.put(18, 7, row.opcode)
-        fields.put(14, 2, segment)
-        fields.put(0, 13, self._bits(12 if segment == 0 else 13))
+        fields = _Fields(
+            (26, 6, 0x37),
+            (18, 7, row.opcode),
+            (14, 2, segment),
+            (0, 13, self._bits(12 if segment == 0 else 13)),
+        )
         returns = self._cache(row, fields, (16, 17, 25))
         accumulation = self._bits(1)
-        scalar = (
-            self._sgpr(1 if segment == 1 else 2, special=False)
-            if segment and self._bits(1)
-            else None
-        )
+        has_scalar = segment and self._bits(1)
+        scalar = self._sgpr(1 if segment == 1 else 2, special=False) if has_scalar else None
         if segment:
             fields.put(48, 7, 0x7F if scalar is None else scalar)
         has_vaddr = segment != 1 or bool(self._bits(1))

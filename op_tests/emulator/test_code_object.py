@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from elf import section_headers, sections
+from launches import assembled, kernel_text, launch_code
 
 from jitfmha.emulator import DEVICES, Emulator, EmulatorError, Module
-from jitfmha.jit.toolchain.device_compiler import assemble, compile_hip
+from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 _OTHER_CHIP = {"gfx942": "gfx950", "gfx950": "gfx942"}
 _VERSIONS = (4, 5, 6)
@@ -56,8 +58,8 @@ def test_explicit_and_hidden_arguments(
 ) -> None:
     code = compile_hip(_FLOAT4 + _ARGUMENTS, arch, code_object_version=version)
     out = np.zeros((6, 16), np.int32)
-    emulator.set_allowed_memory([(out.ctypes.data, out.nbytes)])
     function = emulator.function(emulator.load_module(code, device), "arguments")
+    emulator.set_allowed_memory([(out.ctypes.data, out.nbytes)])
     emulator.launch(function, (3, 2, 1), (64, 2, 1), _explicit(out))
     np.testing.assert_array_equal(out[:, :8], _expected(3, 2, (64, 2)))
 
@@ -92,10 +94,7 @@ def test_preloaded_arguments(
     offset, _ = sections(code)[".rodata"]
     assert struct.unpack_from("<H", code, offset + 58)[0] & 127, "nothing is preloaded"
     source, out = np.arange(64, dtype=np.float32), np.zeros(64, np.float32)
-    emulator.set_allowed_memory([(a.ctypes.data, a.nbytes) for a in (source, out)])
-    function = emulator.function(emulator.load_module(code, device), "scale")
-    kernarg = struct.pack("<QQfi", source.ctypes.data, out.ctypes.data, 3.0, 7)
-    emulator.launch(function, (1, 1, 1), (64, 1, 1), kernarg)
+    launch_code(emulator, device, code, "scale", 1, 64, source, out, 3.0, 7)
     np.testing.assert_array_equal(out, source * 3 + 7)
 
 
@@ -120,12 +119,10 @@ def test_data_of_the_code_object_is_relocated(emulator: Emulator, arch: str, dev
       out[i] = tables[which][i & 3] + first[i & 1];
     }
     """
-    module = emulator.load_module(compile_hip(source, arch), device)
+    code = compile_hip(source, arch)
     out = np.zeros(64, np.int32)
-    emulator.set_allowed_memory([(out.ctypes.data, out.nbytes)])
     for which, table in enumerate(([13, 17, 19, 23], [3, 5, 7, 11])):
-        kernarg = struct.pack("<Qi", out.ctypes.data, which)
-        emulator.launch(emulator.function(module, "lookup"), (1, 1, 1), (64, 1, 1), kernarg)
+        launch_code(emulator, device, code, "lookup", 1, 64, out, which)
         i = np.arange(64)
         np.testing.assert_array_equal(out, np.array(table)[i & 3] + np.array([3, 5])[i & 1])
 
@@ -189,46 +186,34 @@ def test_truncated_files(
             emulator.load_module(code[:length], device)
 
 
-def test_entry_outside_of_the_code(emulator: Emulator, good: dict[str, bytes]) -> None:
+@pytest.mark.parametrize(
+    ("field", "form", "change", "words"),
+    [
+        (16, "<q", lambda value: 1 << 40, "entry of kernel scale lies outside of the code"),
+        (56, "<H", lambda value: value | 1 << 10, "waves of 32 lanes"),
+    ],
+)
+def test_damaged_descriptor(
+    emulator: Emulator,
+    good: dict[str, bytes],
+    field: int,
+    form: str,
+    change: Callable[[int], int],
+    words: str,
+) -> None:
     code = good["gfx942"]
-    descriptor, _ = sections(code)[".rodata"]
-    damaged = _with(code, descriptor + 16, struct.pack("<q", 1 << 40))
-    words = "entry of kernel scale lies outside of the code"
+    at = sections(code)[".rodata"][0] + field
+    damaged = _with(code, at, struct.pack(form, change(*struct.unpack_from(form, code, at))))
     _refused(emulator, damaged, 0, words, "hipErrorInvalidImage")
-
-
-def test_wave32_kernel(emulator: Emulator, good: dict[str, bytes]) -> None:
-    code = good["gfx942"]
-    descriptor, _ = sections(code)[".rodata"]
-    (properties,) = struct.unpack_from("<H", code, descriptor + 56)
-    damaged = _with(code, descriptor + 56, struct.pack("<H", properties | 1 << 10))
-    _refused(emulator, damaged, 0, "waves of 32 lanes", "hipErrorInvalidImage")
 
 
 def test_unknown_instruction_stops_when_it_is_reached(
     emulator: Emulator, arch: str, device: int
 ) -> None:
-    source = """
-    .text
-    .globl unknown
-    .p2align 8
-    .type unknown,@function
-    unknown:
-      s_nop 0
-      .long 0xffffffff
-      s_endpgm
-    .rodata
-    .p2align 6
-    .amdhsa_kernel unknown
-      .amdhsa_next_free_vgpr 8
-      .amdhsa_next_free_sgpr 8
-      .amdhsa_accum_offset 8
-    .end_amdhsa_kernel
-    """
-    function = emulator.function(emulator.load_module(assemble(source, arch), device), "unknown")
+    code = assembled(arch, kernel_text("unknown", "s_nop 0\n.long 0xffffffff"))
     words = r"kernel unknown, at unknown\+0x4: `.long 0xffffffff`.*unknown instruction"
     with pytest.raises(EmulatorError, match=words):
-        emulator.launch(function, (1, 1, 1), (64, 1, 1), b"")
+        launch_code(emulator, device, code, "unknown", 1, 64)
 
 
 def test_handles_of_an_unloaded_module_are_errors(

@@ -30,6 +30,12 @@ def _array(values: list[int], width: int) -> np.ndarray:
     return np.array(values, np.uint32 if width == 32 else np.uint64)
 
 
+def _run(emulator: Emulator, arch: str, code: str, inputs: dict, *outputs: str) -> list[int]:
+    """The outputs of one segment in the first wave."""
+    (result,) = run(emulator, arch, [Segment(code, inputs, outputs)])
+    return [int(result[name][0]) for name in outputs]
+
+
 def _width(kind: str) -> int:
     return int(kind[1:])
 
@@ -205,8 +211,7 @@ s_setpc_b64 s[6:7]
 
 def test_calls(emulator: Emulator, arch: str) -> None:
     code = _CALLS.replace("s_add_u32 s10", "here:\ns_add_u32 s10")
-    (result,) = run(emulator, arch, [Segment(code, {}, ["s4"])])
-    assert int(result["s4"][0]) == 0x20101
+    assert _run(emulator, arch, code, {}, "s4") == [0x20101]
 
 
 _I_FORK = "s_cbranch_i_fork s[20:21], {label}"
@@ -271,48 +276,29 @@ def test_nested_forks(emulator: Emulator, arch: str) -> None:
 def test_loop(emulator: Emulator, arch: str) -> None:
     code = "s_mov_b32 s4, 0\n1:\ns_add_u32 s4, s4, s5\ns_sub_u32 s5, s5, 1\ns_cmp_lg_u32 s5, 0\n"
     code += "s_cbranch_scc1 1b"
-    (result,) = run(emulator, arch, [Segment(code, {"s5": 100}, ["s4"])])
-    assert int(result["s4"][0]) == 5050
+    assert _run(emulator, arch, code, {"s5": 100}, "s4") == [5050]
 
 
-def test_relative_moves(emulator: Emulator, arch: str) -> None:
-    segments = [
-        Segment("s_movrels_b32 s4, s8", {"s[8:11]": 7 << 96 | 5 << 32, "m0": 3}, ["s4"]),
-        Segment(
-            "s_movrels_b64 s[4:5], s[8:9]", {"s[8:11]": 7 << 96 | 6 << 64, "m0": 2}, ["s[4:5]"]
-        ),
-        Segment("s_movreld_b32 s4, s8", {"s8": 9, "s[4:7]": 0, "m0": 2}, ["s6"]),
-        Segment(
-            "s_movreld_b64 s[4:5], s[8:9]", {"s[8:9]": 9 << 32, "s[4:7]": 0, "m0": 2}, ["s[6:7]"]
-        ),
-    ]
-    results = run(emulator, arch, segments)
-    assert [int(v[0]) for result in results for v in result.values()] == [
-        7,
-        7 << 32 | 6,
-        9,
-        9 << 32,
-    ]
+_HIGH, _LOW = 7 << 96 | 5 << 32, 7 << 32 | 6
 
 
-def test_relative_moves_by_a_negative_number(emulator: Emulator, arch: str) -> None:
-    segments = [
-        Segment("s_movrels_b32 s4, s11", {"s[8:11]": 7 << 32, "m0": -2}, ["s4"]),
-        Segment("s_movrels_b64 s[4:5], s[10:11]", {"s[8:11]": 7 << 32 | 6, "m0": -2}, ["s[4:5]"]),
-        Segment("s_movreld_b32 s9, s8", {"s8": 9, "s[4:7]": 0, "m0": -3}, ["s6"]),
-        Segment(
-            "s_movreld_b64 s[10:11], s[8:9]",
-            {"s[8:9]": 9 << 32, "s[4:7]": 0, "m0": -4},
-            ["s[6:7]"],
-        ),
-    ]
-    results = run(emulator, arch, segments)
-    assert [int(v[0]) for result in results for v in result.values()] == [
-        7,
-        7 << 32 | 6,
-        9,
-        9 << 32,
-    ]
+@pytest.mark.parametrize(
+    ("code", "inputs", "output", "expected"),
+    [
+        ("s_movrels_b32 s4, s8", {"s[8:11]": _HIGH, "m0": 3}, "s4", 7),
+        ("s_movrels_b64 s[4:5], s[8:9]", {"s[8:11]": _LOW << 64, "m0": 2}, "s[4:5]", _LOW),
+        ("s_movreld_b32 s4, s8", {"s8": 9, "s[4:7]": 0, "m0": 2}, "s6", 9),
+        ("s_movreld_b64 s[4:5], s[8:9]", {"s[8:9]": _LOW, "s[4:7]": 0, "m0": 2}, "s[6:7]", _LOW),
+        ("s_movrels_b32 s4, s11", {"s[8:11]": 7 << 32, "m0": -2}, "s4", 7),
+        ("s_movrels_b64 s[4:5], s[10:11]", {"s[8:11]": _LOW, "m0": -2}, "s[4:5]", _LOW),
+        ("s_movreld_b32 s9, s8", {"s8": 9, "s[4:7]": 0, "m0": -3}, "s6", 9),
+        ("s_movreld_b64 s[10:11], s[8:9]", {"s[8:9]": _LOW, "s[4:7]": 0, "m0": -4}, "s[6:7]", _LOW),
+    ],
+)
+def test_relative_moves(
+    emulator: Emulator, arch: str, code: str, inputs: dict[str, int], output: str, expected: int
+) -> None:
+    assert _run(emulator, arch, code, inputs, output) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -338,21 +324,11 @@ def test_relative_moves_stay_in_the_registers(
 
 
 def test_mode_register(emulator: Emulator, arch: str) -> None:
-    part = (
-        "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), 5\ns_getreg_b32 s4, hwreg(HW_REG_MODE, 2, 8)"
-    )
-    segments = [
-        Segment(part, {"mode": 0x3F0}, ["s4", "mode"]),
-        Segment(
-            "s_setreg_b32 hwreg(HW_REG_MODE, 0, 2), s5",
-            {"mode": 0x3F0, "s5": 0xFFFFFFFF},
-            ["mode"],
-        ),
-    ]
-    first, second = run(emulator, arch, segments)
-    assert int(first["mode"][0]) == 0x350
-    assert int(first["s4"][0]) == 0x350 >> 2 & 0xFF
-    assert int(second["mode"][0]) == 0x3F3
+    code = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), 5\n"
+    code += "s_getreg_b32 s4, hwreg(HW_REG_MODE, 2, 8)"
+    assert _run(emulator, arch, code, {"mode": 0x3F0}, "s4", "mode") == [0x350 >> 2 & 0xFF, 0x350]
+    code, inputs = "s_setreg_b32 hwreg(HW_REG_MODE, 0, 2), s5", {"mode": 0x3F0, "s5": 0xFFFFFFFF}
+    assert _run(emulator, arch, code, inputs, "mode") == [0x3F3]
 
 
 _SKIP_OFF = "s_setvskip 0, 0\ns_nop 1"
@@ -543,19 +519,15 @@ def test_what_is_not_emulated_is_an_error(emulator: Emulator, arch: str, code: s
 def test_what_means_nothing_without_a_debugger(emulator: Emulator, arch: str) -> None:
     code = "s_mov_b32 s4, 5\ns_sethalt 0\ns_setkill 0\ns_trap 3\n"
     code += "s_sendmsg sendmsg(MSG_INTERRUPT)\ns_setreg_imm32_b32 hwreg(HW_REG_TRAPSTS, 0, 9), 0"
-    (result,) = run(emulator, arch, [Segment(code, {}, ["s4"])])
-    assert int(result["s4"][0]) == 5
+    assert _run(emulator, arch, code, {}, "s4") == [5]
 
 
 def test_hardware_registers(emulator: Emulator, arch: str) -> None:
     code = "s_setprio 2\ns_cmp_eq_u32 s8, s8\ns_getreg_b32 s4, hwreg(HW_REG_STATUS)\n"
     code += "s_setprio 0\ns_getreg_b32 s5, hwreg(HW_REG_SH_MEM_BASES)\n"
     code += "s_getreg_b32 s6, hwreg(HW_REG_XCC_ID)\ns_getreg_b32 s7, hwreg(HW_REG_HW_ID)"
-    names = ["s4", "s5", "s6", "s7"]
-    segments = [Segment(code, {"s8": 0, "vcc": v, "exec": e}, names) for v, e in ((0, 3), (1, 0))]
-    for (vcc, mask), result in zip(((0, 3), (1, 0)), run(emulator, arch, segments), strict=True):
+    for vcc, mask in ((0, 3), (1, 0)):
         status = 1 | 2 << 3 | (mask == 0) << 9 | (vcc == 0) << 10 | 1 << 16
-        assert int(result["s4"][0]) == status
-        assert int(result["s5"][0]) == 0x2 | 0x1 << 16
-        assert int(result["s6"][0]) == 0
-        assert int(result["s7"][0]) == 0
+        inputs = {"s8": 0, "vcc": vcc, "exec": mask}
+        values = _run(emulator, arch, code, inputs, "s4", "s5", "s6", "s7")
+        assert values == [status, 0x2 | 0x1 << 16, 0, 0]
