@@ -157,14 +157,14 @@ def make_backward_problem(arguments: BackwardArguments) -> Problem:
     Raises ``TypeError`` or ``ValueError`` naming the argument and its value.
     """
     forward = arguments.forward
-    if not isinstance(forward.out, Tensor):
-        raise not_a_tensor("out", forward.out)
-    problem = make_problem(forward, out_is_read=True)
+    q, out = forward.q, forward.out
+    problem = make_problem(forward._replace(out=None))
     check_keys_of_backward(problem.is_paged)
     _check_what_is_wanted(arguments)
-    q = forward.q
     out_dtype = out_dtype_of(q.dtype)
-    _check_like("dout", arguments.dout, problem.out_shape, out_dtype, q)
+    for name, x in (("out", out), ("dout", arguments.dout)):
+        _check_like(name, x, problem.out_shape, out_dtype, q)
+    assert out is not None, "it is checked"
     for name, x in (("lse", arguments.lse), ("dlse", arguments.dlse)):
         if x is not None or name == "lse":
             _check_like(name, x, problem.lse_shape, torch.float32, q, any_last_stride=True)
@@ -177,6 +177,7 @@ def make_backward_problem(arguments: BackwardArguments) -> Problem:
     strides = [x.stride() for x in new_gradients(arguments)]
     dlse = None if arguments.dlse is None else arguments.dlse.stride()
     return problem._replace(
+        sizes=problem.sizes._replace(out=out.stride()),
         gradients=GradientStrides(arguments.dout.stride(), arguments.lse.stride(), dlse, *strides),
         is_deterministic=arguments.must_be_deterministic,
         atomic_fp32=arguments.atomic_fp32,

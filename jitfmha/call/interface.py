@@ -19,7 +19,6 @@ from ..problem.arguments import (
     new_tuple,
 )
 from ..problem.checks import (
-    check_layout,
     not_a_tensor,
     refuse_unexpected,
     requires_any_grad,
@@ -293,8 +292,9 @@ def fmha_fwd(
     try:
         result, lse_or_none = run(arguments)
     except RuntimeError:
-        # Torch knows no shape of a nested tensor, and to ask before would cost every call.
-        _refuse_nested(q=q, k=k, v=v)
+        # Torch knows no shape of a nested tensor and no address of a sparse one, and to ask before
+        # would cost every call.
+        make_problem(arguments)
         raise
     return result if lse_or_none is None else (result, lse_or_none)
 
@@ -433,12 +433,6 @@ def _drawn(q: Tensor, dropout: Dropout | None, generator: Generator | None) -> D
     if dropout is None or dropout.rng_state is not None or not isinstance(q, Tensor):
         return dropout
     return Dropout(dropout.p, new_rng_state(q.device, generator=generator))
-
-
-def _refuse_nested(**tensors: object) -> None:
-    for name, x in tensors.items():
-        if isinstance(x, Tensor) and x.is_nested:
-            check_layout(name, x)
 
 
 def _is_any_negative(*optional: object) -> bool:

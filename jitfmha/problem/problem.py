@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
+from collections.abc import Callable
 from enum import Enum
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -16,7 +17,6 @@ from .arguments import (
     Bf16Cvt,
     CuSeqlens,
     Descales,
-    Dropout,
     KeyOptions,
 )
 from .checks import check_given, check_last_dimension, check_layout, not_a_tensor
@@ -240,10 +240,9 @@ class Problem(NamedTuple):
         )
 
 
-def make_problem(arguments: Arguments, *, out_is_read: bool = False) -> Problem:
+def make_problem(arguments: Arguments) -> Problem:
     """Check everything about a call that does not need the tensors' data.
 
-    ``out_is_read``: as by a backward pass, so that its elements may overlap like those of q.
     Raises ``TypeError`` or ``ValueError`` naming the argument and its value, and
     ``NotImplementedError`` where torch.jit.trace records.
     """
@@ -254,79 +253,243 @@ def make_problem(arguments: Arguments, *, out_is_read: bool = False) -> Problem:
             "torch.jit.trace does not see this call, and would keep its result as a constant; use "
             "torch.export or torch.compile"
         )
+    for check in CHECKS["kind"]:
+        check(arguments)
+    sizes = check_sizes(arguments)
     q, k, v, cu_seqlens = arguments.q, arguments.k, arguments.v, arguments.cu_seqlens
-    if not isinstance(arguments.return_lse, bool):
-        raise TypeError(f"return_lse must be a bool, got {arguments.return_lse!r}")
-    _check_tensors(q, k, v)
-    keys = arguments.keys or KeyOptions()
-    block_table, mask = keys.block_table, arguments.mask
-    if not isinstance(mask, Mask):
-        mask = parse_mask(mask, arguments.window_size)
-    if cu_seqlens is None:
-        mode: Mode = "gm0"
-        _check_ndim((("q", q), ("k", k), ("v", v)), 4, "(batch, seqlen, heads, hdim)")
-        batch = q.shape[0]
-        for name, x in (("k", k), ("v", v)):
-            if x.shape[0] != batch:
-                raise ValueError(f"{name} has batch size {x.shape[0]}, q has {batch}")
-    else:
-        mode = "gm1"
-        batch = _check_cu_seqlens_tensors(q, cu_seqlens)
-        if block_table is None:
-            _check_ndim(
-                (("q", q), ("k", k), ("v", v)), 3, "(total_tokens, heads, hdim) with cu_seqlens"
-            )
-        else:
-            _check_ndim((("q", q),), 3, "(total_tokens, heads, hdim) with cu_seqlens")
-            _check_ndim(
-                (("k", k), ("v", v)), 4, "(num_pages, page_size, heads, hdim) with a block_table"
-            )
-            _check_block_table(block_table, k, v, batch)
-        check_mask_of_mode(mask, mode)
-    heads_q, hdim_q = q.shape[-2:]
-    heads_k, hdim_v = k.shape[-2], v.shape[-1]
-    if k.shape[-1] != hdim_q:
-        raise ValueError(f"k has hdim {k.shape[-1]}, q has {hdim_q}; they must be equal")
-    if v.shape[-2] != heads_k:
-        raise ValueError(f"v has {v.shape[-2]} heads, k has {heads_k}; they must be equal")
-    check_hdims(hdim_q, hdim_v)
-    check_heads(heads_q, heads_k)
-    softmax_scale = arguments.softmax_scale
-    descales = arguments.descales or Descales()
-    _check_p_descale(descales.p, q, batch, heads_k)
-    check_modifiers(arguments.modifiers, _beside(arguments, batch), have_lengths=False)
-    _check_dropout(arguments.dropout, q)
+    softmax_scale, mask = arguments.softmax_scale, _mask_of(arguments)
+    keys, descales = arguments.keys or KeyOptions(), arguments.descales or Descales()
+    batch, heads_q, heads_k, hdim_q = _batch_of(arguments), q.shape[-2], k.shape[-2], q.shape[-1]
     return Problem(
-        mode=mode,
+        mode="gm0" if cu_seqlens is None else "gm1",
         dtype=DTYPE_NAMES[q.dtype],
         kv_dtype=DTYPE_NAMES[k.dtype],
         batch=batch,
         heads_q=heads_q,
         heads_k=heads_k,
         hdim_q=hdim_q,
-        hdim_v=hdim_v,
+        hdim_v=v.shape[-1],
         mask=mask,
-        softmax_scale=(
-            float(hdim_q) ** -0.5 if softmax_scale is None else check_softmax_scale(softmax_scale)
-        ),
-        sizes=check_sizes(arguments, out_is_read=out_is_read),
+        softmax_scale=float(hdim_q) ** -0.5 if softmax_scale is None else float(softmax_scale),
+        sizes=sizes,
         has_lse=arguments.return_lse,
         is_padded=cu_seqlens is not None and cu_seqlens.is_padded,
         bf16_cvt=check_bf16_cvt(arguments.bf16_cvt),
-        q_descale=_descale_strides("q_descale", descales.q, q, batch, heads_k),
-        k_descale=_descale_strides("k_descale", descales.k, k, batch, heads_k),
-        v_descale=_descale_strides("v_descale", descales.v, v, batch, heads_k),
+        q_descale=_descale_strides(descales.q, batch, heads_k),
+        k_descale=_descale_strides(descales.k, batch, heads_k),
+        v_descale=_descale_strides(descales.v, batch, heads_k),
         has_query_head_descale=(
             descales.q is not None and heads_q != heads_k and descales.q.shape == (heads_q,)
         ),
         has_p_descale=descales.p is not None,
         modifiers=asked_modifiers(arguments.modifiers, mask),
         dropout_p=0.0 if arguments.dropout is None else arguments.dropout.p,
-        is_paged=block_table is not None,
+        is_paged=keys.block_table is not None,
         num_splits=keys.num_splits,
         has_split_results=keys.out_accum is not None,
         gradients=None,
     )
+
+
+def check_sizes(arguments: Arguments) -> Sizes:
+    """The lengths and strides of a call of a kind that is checked.
+
+    Raises ``TypeError`` or ``ValueError`` naming the argument and its value.
+    """
+    for check in CHECKS["lengths"]:
+        check(arguments)
+    q, k, v, out = arguments.q, arguments.k, arguments.v, arguments.out
+    *batch, seqlen_q, heads_q, _ = q.shape
+    if out is None:
+        hdim_v = v.shape[-1]
+        row = heads_q * hdim_v
+        batch_strides = (seqlen_q * row,) if batch else ()
+        strides_out: tuple[int, ...] = (*batch_strides, row, hdim_v, 1)
+    else:
+        strides_out = out.stride()
+    return Sizes(seqlen_q, k.shape[-3], q.stride(), k.stride(), v.stride(), strides_out)
+
+
+# ---- The checks ----------------------------------------------------------------------------------
+
+CHECKS: dict[Literal["kind", "lengths"], list[Callable[[Arguments], None]]] = {
+    "kind": [],
+    "lengths": [],
+}
+"""Every check of a call, in order. Those of the kind look at nothing that calls of one kind differ
+in: lengths, strides and ``max_seqlen``. The others are made again for every new length."""
+
+
+def _looks_at(what: Literal["kind", "lengths"]) -> Callable[[_Check], _Check]:
+    def register(check: _Check) -> _Check:
+        CHECKS[what].append(check)
+        return check
+
+    return register
+
+
+_Check = TypeVar("_Check", bound=Callable[[Arguments], None])
+
+
+@_looks_at("kind")
+def _check_options(arguments: Arguments) -> None:
+    if not isinstance(arguments.return_lse, bool):
+        raise TypeError(f"return_lse must be a bool, got {arguments.return_lse!r}")
+    check_mask_of_mode(_mask_of(arguments), "gm0" if arguments.cu_seqlens is None else "gm1")
+    if arguments.softmax_scale is not None:
+        check_softmax_scale(arguments.softmax_scale)
+    check_bf16_cvt(arguments.bf16_cvt)
+
+
+def _mask_of(arguments: Arguments) -> Mask:
+    mask = arguments.mask
+    return mask if isinstance(mask, Mask) else parse_mask(mask, arguments.window_size)
+
+
+@_looks_at("kind")
+def _check_dtypes_and_devices(arguments: Arguments) -> None:
+    _check_layouts(arguments)
+    q, k, v = arguments[:3]
+    if q.dtype not in DTYPE_NAMES:
+        raise TypeError(
+            f"q has dtype {q.dtype}; served are torch.bfloat16, torch.float16, torch.float32 and "
+            "torch.int8, torch.float8_e4m3fnuz on the CPU and on gfx942, and torch.float8_e4m3fn "
+            "on the CPU and on gfx950"
+        )
+    for name, x in (("k", k), ("v", v)):
+        check_kv_dtype(name, x.dtype, q.dtype)
+        if x.device != q.device:
+            raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device")
+    if v.dtype != k.dtype:
+        raise TypeError(f"v has dtype {v.dtype}, k has {k.dtype}; they must be equal")
+
+
+# A sparse tensor has strides as well, and may otherwise be like a dense one that came before.
+@_looks_at("lengths")
+def _check_layouts(arguments: Arguments) -> None:
+    for name, x in zip("qkv", arguments[:3], strict=True):
+        if not isinstance(x, Tensor):
+            raise not_a_tensor(name, x)
+        check_layout(name, x)
+
+
+@_looks_at("kind")
+def _check_shapes(arguments: Arguments) -> None:
+    q, k, v = arguments.q, arguments.k, arguments.v
+    table = None if arguments.keys is None else arguments.keys.block_table
+    if arguments.cu_seqlens is None:
+        _check_ndim((("q", q), ("k", k), ("v", v)), 4, "(batch, seqlen, heads, hdim)")
+        for name, x in (("k", k), ("v", v)):
+            if x.shape[0] != q.shape[0]:
+                raise ValueError(f"{name} has batch size {x.shape[0]}, q has {q.shape[0]}")
+    else:
+        _check_cu_seqlens_tensors(q, arguments.cu_seqlens)
+        packed = "(total_tokens, heads, hdim) with cu_seqlens"
+        _check_ndim((("q", q),), 3, packed)
+        of_keys = ("k", k), ("v", v)
+        if table is None:
+            _check_ndim(of_keys, 3, packed)
+        else:
+            _check_ndim(of_keys, 4, "(num_pages, page_size, heads, hdim) with a block_table")
+            _check_block_table(table, k, v, _batch_of(arguments))
+    if k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"k has hdim {k.shape[-1]}, q has {q.shape[-1]}; they must be equal")
+    if v.shape[-2] != k.shape[-2]:
+        raise ValueError(f"v has {v.shape[-2]} heads, k has {k.shape[-2]}; they must be equal")
+    check_hdims(q.shape[-1], v.shape[-1])
+    check_heads(q.shape[-2], k.shape[-2])
+
+
+def _batch_of(arguments: Arguments) -> int:
+    """The number of sequences."""
+    if arguments.cu_seqlens is None:
+        return arguments.q.shape[0]
+    return arguments.cu_seqlens.q.shape[0] - 1
+
+
+@_looks_at("kind")
+def _check_descales(arguments: Arguments) -> None:
+    q, k, v = arguments.q, arguments.k, arguments.v
+    batch, heads_k = _batch_of(arguments), k.shape[-2]
+    descales = arguments.descales or Descales()
+    if isinstance(descales.p, Tensor):
+        check_p_descale_dtype(q.dtype)
+    for (name, x), of in zip(descales._asdict().items(), (q, k, v, q), strict=True):
+        if x is not None:
+            _check_descale(f"{name}_descale", x, of, batch, heads_k)
+
+
+@_looks_at("kind")
+def _check_modifiers(arguments: Arguments) -> None:
+    check_modifiers(arguments.modifiers, _beside(arguments), have_lengths=False)
+
+
+@_looks_at("kind")
+def _check_dropout(arguments: Arguments) -> None:
+    state = None if arguments.dropout is None else arguments.dropout.rng_state
+    if state is None:
+        return
+    check_rng_state(state)
+    if state.device != arguments.q.device:
+        raise ValueError(
+            f"rng_state is on {state.device}, q is on {arguments.q.device}; use one device"
+        )
+
+
+@_looks_at("lengths")
+def _check_lengths_of_keys(arguments: Arguments) -> None:
+    k, v, keys = arguments.k, arguments.v, arguments.keys
+    seqlen_k, seqlen_v = k.shape[-3], v.shape[-3]
+    if seqlen_v != seqlen_k:
+        raise ValueError(f"v has seqlen {seqlen_v}, k has {seqlen_k}; they must be equal")
+    if keys is not None and keys.block_table is not None and seqlen_k < 1:
+        raise ValueError(f"k has shape {tuple(k.shape)}; a page holds at least one key")
+
+
+@_looks_at("lengths")
+def _check_strides(arguments: Arguments) -> None:
+    check_last_dimension("q", arguments.q)
+    check_last_dimension("k", arguments.k)
+    v = arguments.v
+    if v.shape[-1] > 1 and v.stride(-1) != 1 and v.shape[-3] > 1 and v.stride(-3) != 1:
+        raise ValueError(
+            f"v has stride {v.stride(-1)} in its last dimension, which must be contiguous, or its "
+            f"keys, which have stride {v.stride(-3)}; call v.contiguous()"
+        )
+
+
+@_looks_at("lengths")
+def _check_out(arguments: Arguments) -> None:
+    out, q = arguments.out, arguments.q
+    if out is None:
+        return
+    if not isinstance(out, Tensor):
+        raise not_a_tensor("out", out)
+    check_layout("out", out)
+    if out.dtype != out_dtype_of(q.dtype):
+        is_8_bit = q.dtype in EIGHT_BIT_DTYPES
+        rule = "out must be torch.bfloat16" if is_8_bit else "they must be equal"
+        raise TypeError(f"out has dtype {out.dtype}, q has {q.dtype}; {rule}")
+    if out.device != q.device:
+        raise ValueError(f"out is on {out.device}, q is on {q.device}; use one device")
+    shape = (*q.shape[:-1], arguments.v.shape[-1])
+    if tuple(out.shape) != shape:
+        raise ValueError(f"out has shape {tuple(out.shape)}; expected {shape}")
+    check_last_dimension("out", out)
+    if overlaps_itself(out):
+        raise ValueError(f"out has strides {out.stride()} with which its elements overlap")
+
+
+@_looks_at("lengths")
+def _check_modifiers_with_lengths(arguments: Arguments) -> None:
+    check_modifiers(arguments.modifiers, _beside(arguments), have_lengths=True)
+
+
+def _beside(arguments: Arguments) -> Beside:
+    cu_seqlens = arguments.cu_seqlens
+    max_seqlen_k = None if cu_seqlens is None else cu_seqlens.max_seqlen_k
+    batch, seqlen_k = _batch_of(arguments), arguments.k.shape[-3]
+    return Beside(arguments.q, batch, seqlen_k, cu_seqlens is not None, max_seqlen_k)
 
 
 def check_mask_of_mode(mask: Mask, mode: Mode) -> None:
@@ -374,39 +537,6 @@ def check_p_descale_dtype(q_dtype: torch.dtype) -> None:
             f"p_descale is the scale of int8 probabilities, for which q, k and v are int8; q has "
             f"dtype {q_dtype}; use None"
         )
-
-
-def check_sizes(arguments: Arguments, *, out_is_read: bool = False) -> Sizes:
-    """The lengths and strides of a call whose other properties are checked.
-
-    Raises ``TypeError`` or ``ValueError`` naming the argument and its value.
-    """
-    q, k, v, out = arguments.q, arguments.k, arguments.v, arguments.out
-    # A sparse tensor has strides as well, and may otherwise be like a dense one that came before.
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        check_layout(name, x)
-    *batch, seqlen_q, heads_q, _ = q.shape
-    seqlen_k, seqlen_v, hdim_v = k.shape[-3], v.shape[-3], v.shape[-1]
-    if seqlen_v != seqlen_k:
-        raise ValueError(f"v has seqlen {seqlen_v}, k has {seqlen_k}; they must be equal")
-    for name, x in (("q", q), ("k", k)):
-        check_last_dimension(name, x)
-    _check_layout_of_values(v)
-    if arguments.keys is not None and arguments.keys.block_table is not None and seqlen_k < 1:
-        raise ValueError(f"k has shape {tuple(k.shape)}; a page holds at least one key")
-    if out is None:
-        row = heads_q * hdim_v
-        batch_strides = (seqlen_q * row,) if batch else ()
-        strides_out: tuple[int, ...] = (*batch_strides, row, hdim_v, 1)
-    else:
-        _check_out(out, q, (*q.shape[:-1], hdim_v))
-        strides_out = out.stride()
-        if not out_is_read and overlaps_itself(out):
-            raise ValueError(f"out has strides {strides_out} with which its elements overlap")
-    if arguments.modifiers is not None:
-        beside = _beside(arguments, *batch or (0,))
-        check_modifiers(arguments.modifiers, beside, have_lengths=True)
-    return Sizes(seqlen_q, seqlen_k, q.stride(), k.stride(), v.stride(), strides_out)
 
 
 class ElementBytes(NamedTuple):
@@ -513,42 +643,13 @@ def _check_paged_side(
             )
 
 
-def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
-            raise not_a_tensor(name, x)
-        check_layout(name, x)
-    if q.dtype not in DTYPE_NAMES:
-        raise TypeError(
-            f"q has dtype {q.dtype}; served are torch.bfloat16, torch.float16, torch.float32 and "
-            "torch.int8, torch.float8_e4m3fnuz on the CPU and on gfx942, and torch.float8_e4m3fn "
-            "on the CPU and on gfx950"
-        )
-    for name, x in (("k", k), ("v", v)):
-        check_kv_dtype(name, x.dtype, q.dtype)
-        if x.device != q.device:
-            raise ValueError(f"{name} is on {x.device}, q is on {q.device}; use one device")
-    if v.dtype != k.dtype:
-        raise TypeError(f"v has dtype {v.dtype}, k has {k.dtype}; they must be equal")
-
-
-def _check_layout_of_values(v: Tensor) -> None:
-    """Raise ``ValueError`` where neither the last dimension of v nor its keys are contiguous."""
-    if v.shape[-1] > 1 and v.stride(-1) != 1 and v.shape[-3] > 1 and v.stride(-3) != 1:
-        raise ValueError(
-            f"v has stride {v.stride(-1)} in its last dimension, which must be contiguous, or its "
-            f"keys, which have stride {v.stride(-3)}; call v.contiguous()"
-        )
-
-
 def _check_ndim(tensors: tuple[tuple[str, Tensor], ...], ndim: int, wanted: str) -> None:
     for name, x in tensors:
         if x.dim() != ndim:
             raise ValueError(f"{name} has shape {tuple(x.shape)}; expected {wanted}")
 
 
-def _check_cu_seqlens_tensors(q: Tensor, cu_seqlens: CuSeqlens) -> int:
-    """The number of sequences."""
+def _check_cu_seqlens_tensors(q: Tensor, cu_seqlens: CuSeqlens) -> None:
     cu_q = cu_seqlens.q
     for name, x in cu_seqlens.named():
         if not isinstance(x, Tensor):
@@ -569,7 +670,6 @@ def _check_cu_seqlens_tensors(q: Tensor, cu_seqlens: CuSeqlens) -> int:
             raise ValueError(f"{name} has stride {x.stride(0)}; it must be contiguous")
         if x.is_neg():
             raise ValueError(f"{name} has torch's negative bit; call {name}.resolve_neg()")
-    return cu_q.shape[0] - 1
 
 
 def _check_block_table(block_table: Tensor, k: Tensor, v: Tensor, batch: int) -> None:
@@ -611,33 +711,8 @@ def _check_sums(name: str, sums: list[int]) -> None:
             raise ValueError(f"{name} decreases at entry {i + 1}, from {start} to {end}")
 
 
-def _check_out(out: Tensor, q: Tensor, shape: tuple[int, ...]) -> None:
-    if not isinstance(out, Tensor):
-        raise not_a_tensor("out", out)
-    check_layout("out", out)
-    if out.dtype != out_dtype_of(q.dtype):
-        is_8_bit = q.dtype in EIGHT_BIT_DTYPES
-        rule = "out must be torch.bfloat16" if is_8_bit else "they must be equal"
-        raise TypeError(f"out has dtype {out.dtype}, q has {q.dtype}; {rule}")
-    if out.device != q.device:
-        raise ValueError(f"out is on {out.device}, q is on {q.device}; use one device")
-    if tuple(out.shape) != shape:
-        raise ValueError(f"out has shape {tuple(out.shape)}; expected {shape}")
-    check_last_dimension("out", out)
-
-
-def _check_p_descale(p_descale: Tensor | None, q: Tensor, batch: int, heads_k: int) -> None:
-    if isinstance(p_descale, Tensor):
-        check_p_descale_dtype(q.dtype)
-    _descale_strides("p_descale", p_descale, q, batch, heads_k)
-
-
-def _descale_strides(
-    name: str, x: Tensor | None, of: Tensor, batch: int, heads_k: int
-) -> DescaleStrides | None:
-    """The strides of the scale of a tensor, given under the name of its argument."""
-    if x is None:
-        return None
+def _check_descale(name: str, x: Tensor, of: Tensor, batch: int, heads_k: int) -> None:
+    """Check the scale of a tensor, given under the name of its argument."""
     if not isinstance(x, Tensor):
         raise not_a_tensor(name, x)
     check_descale_dtype(name, of.dtype)
@@ -646,30 +721,16 @@ def _descale_strides(
     if x.device != of.device:
         raise ValueError(f"{name} is on {x.device}, q is on {of.device}; use one device")
     heads = of.shape[-2]
+    if x.shape not in ((1,), (batch, heads_k), (heads,)):
+        raise ValueError(
+            f"{name} has shape {tuple(x.shape)}; expected (1,), (heads of {name[0]},), which is "
+            f"{(heads,)}, or (batch, heads of k), which is {(batch, heads_k)}"
+        )
+
+
+def _descale_strides(x: Tensor | None, batch: int, heads_k: int) -> DescaleStrides | None:
+    if x is None:
+        return None
     if x.shape == (1,):
         return 0, 0
-    if x.shape == (batch, heads_k):
-        return x.stride(0), x.stride(1)
-    if x.shape == (heads,):
-        return 0, x.stride(0)
-    raise ValueError(
-        f"{name} has shape {tuple(x.shape)}; expected (1,), (heads of {name[0]},), which is "
-        f"{(heads,)}, or (batch, heads of k), which is {(batch, heads_k)}"
-    )
-
-
-def _beside(arguments: Arguments, batch: int) -> Beside:
-    cu_seqlens = arguments.cu_seqlens
-    is_group = cu_seqlens is not None
-    max_seqlen_k = None if cu_seqlens is None else cu_seqlens.max_seqlen_k
-    return Beside(arguments.q, batch, arguments.k.shape[-3], is_group, max_seqlen_k)
-
-
-def _check_dropout(dropout: Dropout | None, q: Tensor) -> None:
-    if dropout is None or dropout.rng_state is None:
-        return
-    check_rng_state(dropout.rng_state)
-    if dropout.rng_state.device != q.device:
-        raise ValueError(
-            f"rng_state is on {dropout.rng_state.device}, q is on {q.device}; use one device"
-        )
+    return (x.stride(0), x.stride(1)) if x.shape == (batch, heads_k) else (0, x.stride(0))

@@ -41,6 +41,8 @@ _ALSO_CALLED = {
     "qkv": ("q", "k", "v"),
     "cu_seqlens": ("cu_seqlens_q", "cu_seqlens_k"),
     "max_seqlen": ("max_seqlen_q", "max_seqlen_k"),
+    **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), ("cu_seqlens",)),
+    **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), ("max_seqlen",)),
     "window_size_left": ("window_size",),
     "window_size_right": ("window_size",),
     "softcap": ("logit_softcap",),
