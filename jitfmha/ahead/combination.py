@@ -220,7 +220,7 @@ def query_heads_share_key_heads_evenly(x: Combination) -> None:
 
 
 def keys_are_as_queries_or_int8(x: Combination) -> None:
-    """Beside 8-bit queries keys are of the same format."""
+    """Keys beside 8-bit queries are of the same format."""
     check_kv_dtype("k", TORCH_DTYPES[x.kv_dtype], TORCH_DTYPES[x.dtype])
 
 
@@ -230,7 +230,7 @@ def packed_sequences_have_bottom_right_masks(x: Combination) -> None:
 
 
 def padding_is_between_packed_sequences(x: Combination) -> None:
-    """In gm0 every sequence has all rows."""
+    """Every sequence of gm0 has all rows."""
     if Feature.PADDED_SEQUENCES in x.features and x.mode == "gm0":
         beginnings = torch.empty(x.batch + 1, dtype=torch.int32, device="meta")
         gather_cu_seqlens(None, None, beginnings, None, None, None)

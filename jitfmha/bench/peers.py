@@ -75,13 +75,13 @@ class Sdpa(Peer):
         return self.backend not in _ON_GPUS or torch.cuda.is_available()
 
     def why_not(self, shape: Shape) -> str | None:
-        """Its causal mask starts in the other corner."""
+        """SDPA's causal mask starts in the top left corner."""
         if shape.is_causal and shape.seqlen != shape.seqlen_k:
             return "is_causal of SDPA means another mask where seqlen and seqlen_k differ"
         return None
 
     def attend(self, shape: Shape) -> Attend:
-        """With shared key heads inside where there are some."""
+        """Shared key heads are shared inside of SDPA."""
         options: dict[str, Any] = {"is_causal": shape.is_causal}
         if shape.heads != shape.kv_heads:
             options["enable_gqa"] = True

@@ -136,12 +136,14 @@ class Loop:
 
     @property
     def matrix_cycles(self) -> float:
-        """Of one iteration of one wave, on average."""
+        """The cycles of matrix instructions in one iteration of one wave, on average."""
         return self.work.matrix_cycles / self.iterations
 
     @property
     def valu_cycles(self) -> float:
-        """Of one iteration of one wave, on average; transcendental instructions included."""
+        """The cycles of vector ALU instructions in one iteration of one wave, on average,
+        transcendental ones included.
+        """
         return self.work.valu_cycles / self.iterations
 
 
@@ -259,7 +261,9 @@ class LaunchProfile:
 
     @property
     def timing(self) -> Timing | None:
-        """Of the workgroup that is looked at; None where there is none, and `why_not` says why."""
+        """The timing of the workgroup that is looked at; None where there is none, and `why_not`
+        says why.
+        """
         return self._looked_at.timing if self._looked_at else None
 
     @property

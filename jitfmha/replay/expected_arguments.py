@@ -121,7 +121,7 @@ class _Facts:
         self.row = self._row()
 
     def _row(self) -> Mapping[str, Any]:
-        """Of the kernel; one that combines splits has that of the kernel before it."""
+        """The row of the kernel; one that combines splits has that of the kernel before it."""
         rows = self.record.rows
         for row in rows.values():
             if self.kernel.symbol in (row["symbol"], row.get("combine_symbol")):
@@ -168,7 +168,7 @@ class _Facts:
 
     @property
     def rows_q(self) -> int:
-        """Of the longest sequence that the launch is for."""
+        """The rows of the longest sequence that the launch is for."""
         longest, rows = self.record.max_seqlens[0], self.problem.seqlen_q
         return rows if not self.is_group or longest is None else min(longest, rows)
 
@@ -180,7 +180,8 @@ class _Facts:
     def strides(
         self, name: str, seq: str, head: str, batch: str, *, factor: int = 1
     ) -> Iterator[Expectation]:
-        """Of a tensor ``(b, s, h, d)`` or ``(s, h, d)``, between rows, heads and batches, in bytes.
+        """Expect the strides of a tensor ``(b, s, h, d)`` or ``(s, h, d)``, between rows, heads and
+        batches, in bytes.
 
         ``factor`` is that of heads.
         """
@@ -516,7 +517,7 @@ def _backward_tile(facts: _Facts) -> tuple[bool, int]:
 
 
 def _strides_of_rows(facts: _Facts, name: str, strides: tuple[int, ...]) -> Iterator[Expectation]:
-    """Of ``(b, h, s)`` or ``(h, s)``, in elements."""
+    """Expect the strides of ``(b, h, s)`` or ``(h, s)``, in elements."""
     shape = facts.tensor(name).shape[: len(strides)]
     ways = ("batch", "head", "seq")[-len(strides) :]
     for way, size, stride in zip(ways, shape, strides, strict=True):

@@ -89,7 +89,7 @@ class GpuMachine:
         self._library = loaded_runtime().library if library is None else library
 
     def run(self, kernel: Started, memory: Iterable[Tensor]) -> None:
-        """As `Machine.run`; nobody looks at what it touches."""
+        """Launch as `Machine.run` says; nobody looks at what the kernel touches."""
         pointer, u32 = ctypes.c_void_p, ctypes.c_uint
         module, function = pointer(), pointer()
         self._call("hipSetDevice", ctypes.c_int(self.device.index or 0))

@@ -283,7 +283,7 @@ def _moved(record: Record, kernel: RecordedKernel, rooms: Sequence[Tensor]) -> S
 
 
 def _corrected(record: Record, kernel: RecordedKernel) -> RecordedKernel:
-    """With the arguments and the grid that the problem implies."""
+    """Give the kernel the arguments and the grid that the problem implies."""
     interface = INTERFACES[kernel.interface]
     for _ in range(_CORRECTIONS):
         values = kernel.values()

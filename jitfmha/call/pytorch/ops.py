@@ -151,7 +151,7 @@ def _fake_results(arguments: Arguments) -> tuple[Tensor, Tensor]:
 
 
 def _fmha_fwd_out_resolved(*given: Any) -> Tensor:
-    """For tensors with the negative bit. What torch does by itself fails on a returned lse."""
+    """Serve tensors with the negative bit. What torch does by itself fails on a returned lse."""
     arguments = arguments_of(NAMES_WITH_OUT, given)
     make_problem(arguments)
     resolved = [x.resolve_neg() if isinstance(x, Tensor) else x for x in given]
