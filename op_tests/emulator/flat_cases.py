@@ -23,6 +23,15 @@ def _operation(row: Definition) -> str:
     return row.mnemonic.split("_", 1)[1]
 
 
+def between_lds(code: list[str], inputs: dict[str, Array | int], content: Array) -> list[str]:
+    """With LDS filled before it, and its planes in v[120:127] after it."""
+    fill = [f"ds_write_b32 v1, v{100 + i} offset:{256 * i}" for i in range(len(content))]
+    read = [f"ds_read_b32 v{120 + i}, v1 offset:{256 * i}" for i in range(len(content))]
+    inputs["v1"] = np.arange(LANES, dtype=np.uint32) * 4
+    inputs["v[100:107]"] = content
+    return [*fill, _WAIT, *code, *read, _WAIT]
+
+
 @dataclass
 class Case:
     """One instruction; `where` says which memory each lane goes to: g, l (LDS) or p (private)."""
@@ -55,18 +64,13 @@ class Case:
         outputs = [f"{self.file}[8:15]"]
         if self.vaddr is not None:
             moved = [w == "g" and self.saddr is None for w in self.where]
-            inputs["v[2:3]"] = self.vaddr.astype(np.uint64) + np.where(moved, base, 0).astype(
-                np.uint64
-            )
+            bases = np.where(moved, base, 0).astype(np.uint64)
+            inputs["v[2:3]"] = self.vaddr.astype(np.uint64) + bases
         if self.saddr is not None:
             is_global = "g" in self.where
             inputs["s[20:21]"] = self.saddr + (base if is_global else 0)
         if "l" in self.uses:
-            fill = [f"ds_write_b32 v1, v{100 + i} offset:{256 * i}" for i in range(_PLANES)]
-            read = [f"ds_read_b32 v{120 + i}, v1 offset:{256 * i}" for i in range(_PLANES)]
-            code = [*fill, _WAIT, *code, *read, _WAIT]
-            inputs["v1"] = np.arange(LANES, dtype=np.uint32) * 4
-            inputs["v[100:107]"] = self.lds
+            code = between_lds(code, inputs, self.lds)
             outputs.append("v[120:127]")
         if "p" in self.uses:
             words = range(_PRIVATE // 4)
@@ -122,7 +126,7 @@ def check(emulator: Emulator, arch: str, cases: list[Case]) -> None:
         np.testing.assert_array_equal(after, expected["memory"], f"memory after {what}")
 
 
-def _words(operation: str, rng: np.random.Generator, count: int) -> Array:
+def words(operation: str, rng: np.random.Generator, count: int) -> Array:
     """Random dwords, for atomics with edge values among them."""
     random = rng.integers(0, 2**32, count, dtype=np.uint32)
     if not vector_memory.is_atomic(operation):
@@ -197,18 +201,18 @@ def draw(row: Definition, rng: np.random.Generator) -> Case:
     return Case(
         text, operation, where, place, vaddr, saddr,
         int(rng.integers(0, 2**64, dtype=np.uint64)) if rng.integers(3) else _ALL,
-        _in_lanes(operation, rng, _PLANES),
-        _words(operation, rng, _SLICE // 4).view(np.uint8),
-        _words(operation, rng, _PLANES * LANES).reshape(_PLANES, LANES),
-        _in_lanes(operation, rng, _PRIVATE // 4),
+        in_lanes(operation, rng, _PLANES),
+        words(operation, rng, _SLICE // 4).view(np.uint8),
+        words(operation, rng, _PLANES * LANES).reshape(_PLANES, LANES),
+        in_lanes(operation, rng, _PRIVATE // 4),
         file, returns,
         m0, instruction_offset,
     )  # fmt: skip
 
 
-def _in_lanes(operation: str, rng: np.random.Generator, count: int) -> Array:
+def in_lanes(operation: str, rng: np.random.Generator, count: int) -> Array:
     """Planes of which two neighbours are 64-bit values."""
-    return np.ascontiguousarray(_words(operation, rng, count * LANES).reshape(LANES, count).T)
+    return np.ascontiguousarray(words(operation, rng, count * LANES).reshape(LANES, count).T)
 
 
 def _name(file: str, count: int) -> str:

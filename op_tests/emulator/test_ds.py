@@ -16,15 +16,8 @@ _PLANES = 8
 _REGION = 4 * LANES * _PLANES  # bytes of LDS that a segment fills, and reads again
 _FLUSH_32, _FLUSH_16 = DEFAULT_MODE & ~0x30, DEFAULT_MODE & ~0xC0
 _ALL = 2**64 - 1
-_WITHOUT_ADDRESS = (
-    "ds_append",
-    "ds_consume",
-    "ds_nop",
-    "ds_write_addtid_b32",
-    "ds_read_addtid_b32",
-)
-
-
+_WITHOUT_ADDRESS = ("ds_append", "ds_consume", "ds_nop")
+_WITHOUT_ADDRESS += ("ds_write_addtid_b32", "ds_read_addtid_b32")
 _TWO_ADDRESSES = ("ds_read2", "ds_write2", "ds_wrxchg2")
 
 
@@ -40,84 +33,11 @@ def _name(file: str, first: int, count: int) -> str:
     return f"{file}{first}" if count == 1 else f"{file}[{first}:{first + count - 1}]"
 
 
-def _segment(
-    row: Definition,
-    offsets: str,
-    address: Array,
-    data: Array,
-    active: int,
-    content: Array,
-    *,
-    file: str = "v",
-    mode: int = DEFAULT_MODE,
-    m0: int = 0,
-) -> Segment:
-    """Fills the region, runs the instruction under `active`, and reads the region again."""
-    data0, data1, result = row.registers
-    operands = [_name(file, 40, result)] if result else []
-    operands += [] if row.mnemonic in _WITHOUT_ADDRESS else ["v1"]
-    operands += [_name(file, 10, data0)] if data0 else []
-    operands += [_name(file, 20, data1)] if data1 else []
-    fill = [f"ds_write_b32 v2, v{100 + i} offset:{256 * i}" for i in range(_PLANES)]
-    read = [f"ds_read_b32 v{120 + i}, v2 offset:{256 * i}" for i in range(_PLANES)]
-    wait = "s_waitcnt lgkmcnt(0)"
-    code = [
-        *fill, wait, "s_mov_b64 exec, s[40:41]",
-        f"{row.mnemonic} {', '.join(operands)} {offsets}",
-        wait, "s_mov_b64 exec, -1", *read, wait,
-    ]  # fmt: skip
-    inputs: dict[str, Array | int] = {
-        "v1": address, "v2": np.arange(LANES, dtype=np.uint32) * 4, "s[40:41]": active,
-        f"v[100:{99 + _PLANES}]": content, "m0": m0, "mode": mode,
-        # Registers around the result must keep what they have.
-        _name(file, 39, 6): np.full((6, LANES), 0xABADCAFE, np.uint32),
-    }  # fmt: skip
-    if data0:
-        inputs[_name(file, 10, data0)] = data[:data0].squeeze()
-    if data1:
-        inputs[_name(file, 20, data1)] = data[data0 : data0 + data1].squeeze()
-    inputs = {k: _wide(k, v) for k, v in inputs.items()}
-    return Segment("\n".join(code), inputs, [f"v[120:{119 + _PLANES}]", _name(file, 39, 6)])
-
-
 def _wide(name: str, value: Array | int) -> Array | int:
     """A pair as 64-bit values, which is how `programs` takes pairs."""
     if isinstance(value, np.ndarray) and value.ndim == 2 and len(value) == 2:
         return value[0].astype(np.uint64) | value[1].astype(np.uint64) << np.uint64(32)
     return value
-
-
-def _expected(
-    row: Definition,
-    offset: int,
-    address: Array,
-    data: Array,
-    active: int,
-    content: Array,
-    lds_bytes: int,
-    m0: int,
-    mode: int,
-) -> tuple[Array, Array]:
-    data0, data1, _ = row.registers
-    lanes = [
-        model.Lane(
-            int(address[i]),
-            [int(x) for x in data[:data0, i]],
-            [int(x) for x in data[data0 : data0 + data1, i]],
-        )
-        for i in range(LANES)
-    ]
-    memory = Bytes(content.tobytes() + bytes(lds_bytes - content.nbytes))
-    wave = model.Wave(memory, lanes, offset, active, m0)
-    wave.denormals32 = Denormals(bool(mode & 0x10), bool(mode & 0x20))
-    wave.denormals16 = Denormals(bool(mode & 0x40), bool(mode & 0x80))
-    results = model.execute(row.mnemonic, wave)
-    registers = np.full((6, LANES), 0xABADCAFE, np.uint32)
-    for i, values in enumerate(results):
-        for k, value in enumerate(values or ()):
-            registers[1 + k, i] = value
-    region = np.frombuffer(bytes(memory.content[: content.nbytes]), np.uint32)
-    return region.reshape(_PLANES, LANES), registers
 
 
 def _rows(emulator: Emulator, arch: str) -> list[Definition]:
@@ -154,6 +74,59 @@ class _Case:
                 self.offset = 0
             self.text = f"offset:{self.offset}" if self.offset else ""
         self.address = self._addresses(rng, size)
+        self.file = str(rng.choice(["v", "a"]))
+
+    def segment(self) -> Segment:
+        """Fills the region, runs the instruction under `active`, and reads the region again."""
+        data0, data1, result = self.row.registers
+        operands = [_name(self.file, 40, result)] if result else []
+        operands += [] if self.row.mnemonic in _WITHOUT_ADDRESS else ["v1"]
+        operands += [_name(self.file, 10, data0)] if data0 else []
+        operands += [_name(self.file, 20, data1)] if data1 else []
+        fill = [f"ds_write_b32 v2, v{100 + i} offset:{256 * i}" for i in range(_PLANES)]
+        read = [f"ds_read_b32 v{120 + i}, v2 offset:{256 * i}" for i in range(_PLANES)]
+        wait = "s_waitcnt lgkmcnt(0)"
+        code = [
+            *fill, wait, "s_mov_b64 exec, s[40:41]",
+            f"{self.row.mnemonic} {', '.join(operands)} {self.text}",
+            wait, "s_mov_b64 exec, -1", *read, wait,
+        ]  # fmt: skip
+        inputs: dict[str, Array | int] = {
+            "v1": self.address, "v2": np.arange(LANES, dtype=np.uint32) * 4,
+            "s[40:41]": self.active, "v[100:107]": self.content, "m0": self.m0, "mode": self.mode,
+            # Registers around the result must keep what they have.
+            self.around: np.full((6, LANES), 0xABADCAFE, np.uint32),
+        }  # fmt: skip
+        if data0:
+            inputs[_name(self.file, 10, data0)] = self.data[:data0].squeeze()
+        if data1:
+            inputs[_name(self.file, 20, data1)] = self.data[data0 : data0 + data1].squeeze()
+        inputs = {k: _wide(k, v) for k, v in inputs.items()}
+        return Segment("\n".join(code), inputs, ["v[120:127]", self.around])
+
+    @property
+    def around(self) -> str:
+        """The result's registers and those beside them."""
+        return _name(self.file, 39, 6)
+
+    def expected(self, lds_bytes: int) -> tuple[Array, Array]:
+        """LDS and the result's registers afterwards."""
+        data0, data1, _ = self.row.registers
+        columns = self.data.T.tolist()
+        lanes = [
+            model.Lane(int(address), column[:data0], column[data0 : data0 + data1])
+            for address, column in zip(self.address, columns, strict=True)
+        ]
+        memory = Bytes(self.content.tobytes() + bytes(lds_bytes - self.content.nbytes))
+        wave = model.Wave(memory, lanes, self.offset, self.active, self.m0)
+        wave.denormals32 = Denormals(bool(self.mode & 0x10), bool(self.mode & 0x20))
+        wave.denormals16 = Denormals(bool(self.mode & 0x40), bool(self.mode & 0x80))
+        registers = np.full((6, LANES), 0xABADCAFE, np.uint32)
+        for i, values in enumerate(model.execute(self.row.mnemonic, wave)):
+            for k, value in enumerate(values or ()):
+                registers[1 + k, i] = value
+        region = np.frombuffer(bytes(memory.content[: self.content.nbytes]), np.uint32)
+        return region.reshape(_PLANES, LANES), registers
 
     def _make_operands_interesting(self, rng: np.random.Generator, edges: bool) -> None:
         operation, kind, bits = model.atomic_of(self.row.mnemonic)
@@ -181,48 +154,31 @@ class _Case:
         if "_tr_" in name:
             unit = 8 if size == 8 else 4
             return (rng.integers(0, 1024 // unit, LANES) * unit).astype(np.uint32)
+        slots = rng.permutation(LANES)
         if model.is_atomic(name) and not name.startswith(_TWO_ADDRESSES):
             slots = rng.integers(0, 8, LANES)  # atomics may meet; stores that meet have no order
-        elif "st64" in name:
-            slots = rng.permutation(LANES)
-        elif name.startswith(_TWO_ADDRESSES):
-            slots = rng.permutation(LANES) * 4
-        else:
-            slots = rng.permutation(LANES)
+        elif name.startswith(_TWO_ADDRESSES) and "st64" not in name:
+            slots *= 4
         address = slots * size
         # Some lanes are far outside: they read 0 and write nothing.
         far = rng.random(LANES) < 0.1
         return np.where(far, 0x40000000 + address, address).astype(np.uint32)
 
 
-def _check(
-    emulator: Emulator, arch: str, cases: list[_Case], files: list[str], lds_bytes: int
-) -> None:
-    segments = [
-        _segment(
-            c.row, c.text, c.address, c.data, c.active, c.content, file=f, mode=c.mode, m0=c.m0
-        )
-        for c, f in zip(cases, files, strict=True)
-    ]
-    results = run(emulator, arch, segments, lds_bytes=lds_bytes)
-    for case, file, result in zip(cases, files, results, strict=True):
-        region, registers = _expected(
-            case.row, case.offset, case.address, case.data, case.active, case.content, lds_bytes,
-            case.m0, case.mode,
-        )  # fmt: skip
+def _check(emulator: Emulator, arch: str, cases: list[_Case], lds_bytes: int) -> None:
+    results = run(emulator, arch, [case.segment() for case in cases], lds_bytes=lds_bytes)
+    for case, result in zip(cases, results, strict=True):
+        region, registers = case.expected(lds_bytes)
         what = f"{case.row.mnemonic} {case.text} exec={case.active:x} mode={case.mode:x}"
-        np.testing.assert_array_equal(result[_name(file, 39, 6)], registers, f"result of {what}")
-        np.testing.assert_array_equal(
-            result[f"v[120:{119 + _PLANES}]"], region, f"LDS after {what}"
-        )
+        np.testing.assert_array_equal(result[case.around], registers, f"result of {what}")
+        np.testing.assert_array_equal(result["v[120:127]"], region, f"LDS after {what}")
 
 
 @pytest.mark.parametrize("edges", [False, True], ids=["random", "edges"])
 def test_every_row(emulator: Emulator, arch: str, seed: int, edges: bool) -> None:
     rng = np.random.default_rng(seed)
     cases = [_Case(row, rng, edges) for row in _rows(emulator, arch) for _ in range(2)]
-    files = [str(rng.choice(["v", "a"])) for _ in cases]
-    _check(emulator, arch, cases, files, 16384)
+    _check(emulator, arch, cases, 16384)
 
 
 @pytest.mark.parametrize(
@@ -240,26 +196,15 @@ def test_global_wave_synchronization_is_an_error(emulator: Emulator, arch: str, 
 def test_swizzle_modes(emulator: Emulator, arch: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     row = next(r for r in _rows(emulator, arch) if r.mnemonic == "ds_swizzle_b32")
-    offsets = [
-        0xE000,
-        0xE010,
-        0xE01F,
-        0xC020,
-        0xC420,
-        0xC021,
-        0xC421,
-        0x801B,
-        0x401F,
-        0x001F,
-        0x7FFF,
-    ]
+    offsets = [0xE000, 0xE010, 0xE01F, 0xC020, 0xC420, 0xC021, 0xC421]
+    offsets += [0x801B, 0x401F, 0x001F, 0x7FFF]
     offsets += [int(x) for x in rng.integers(0, 2**16, 40)]
     cases = []
     for offset in offsets:
         case = _Case(row, rng, bool(rng.integers(2)))
         case.offset, case.text = offset, f"offset:{offset}"
         cases.append(case)
-    _check(emulator, arch, cases, ["v"] * len(cases), _REGION)
+    _check(emulator, arch, cases, _REGION)
 
 
 def test_swizzle_examples_of_the_isa_document() -> None:

@@ -40,7 +40,13 @@ def _definitions(emulator: Emulator, arch: str) -> list[Definition]:
 
 
 def _instructions(emulator: Emulator, arch: str) -> list[Mfma]:
-    return [Mfma.parse(row.mnemonic, arch) for row in _definitions(emulator, arch)]
+    """Those whose formats are not chosen by modifiers."""
+    parsed = (Mfma.parse(row.mnemonic, arch) for row in _definitions(emulator, arch))
+    return [instruction for instruction in parsed if not instruction.chosen_formats]
+
+
+def _dense_instructions(emulator: Emulator, arch: str) -> list[Mfma]:
+    return [each for each in _instructions(emulator, arch) if not each.sparse]
 
 
 def _name(file: str, first: int, count: int) -> str:
@@ -253,29 +259,21 @@ def test_all_matrix_instructions_are_there(emulator: Emulator, arch: str) -> Non
 def test_published_cycles(emulator: Emulator, arch: str) -> None:
     cycles = {row.mnemonic: 4 * row.passes for row in _definitions(emulator, arch)}
     published = {
-        "v_mfma_f32_32x32x8_bf16": 32,
-        "v_mfma_f32_16x16x16_f16": 16,
-        "v_mfma_f32_4x4x4_16b_bf16": 8,
-        "v_mfma_f32_32x32x4_2b_f16": 64,
-        "v_mfma_f32_16x16x4_f32": 32,
-        "v_mfma_f32_32x32x2_f32": 64,
-        "v_mfma_i32_32x32x16_i8": 32,
-        "v_mfma_f32_16x16x32_fp8_fp8": 16,
-        "v_smfmac_f32_16x16x64_bf8_fp8": 16,
-        "v_smfmac_f32_32x32x16_bf16": 32,
-    }
+        "v_mfma_f32_32x32x8_bf16": 32, "v_mfma_f32_16x16x16_f16": 16,
+        "v_mfma_f32_4x4x4_16b_bf16": 8, "v_mfma_f32_32x32x4_2b_f16": 64,
+        "v_mfma_f32_16x16x4_f32": 32, "v_mfma_f32_32x32x2_f32": 64,
+        "v_mfma_i32_32x32x16_i8": 32, "v_mfma_f32_16x16x32_fp8_fp8": 16,
+        "v_smfmac_f32_16x16x64_bf8_fp8": 16, "v_smfmac_f32_32x32x16_bf16": 32,
+    }  # fmt: skip
     if arch == "gfx942":
         published |= {"v_mfma_f32_16x16x8_xf32": 16, "v_mfma_f64_16x16x4_f64": 32}
     else:
         published |= {
-            "v_mfma_f32_32x32x16_bf16": 32,
-            "v_mfma_f32_16x16x32_f16": 16,
-            "v_mfma_i32_32x32x32_i8": 32,
+            "v_mfma_f32_32x32x16_bf16": 32, "v_mfma_f32_16x16x32_f16": 16,
+            "v_mfma_i32_32x32x32_i8": 32, "v_mfma_f64_16x16x4_f64": 64,
+            "v_smfmac_i32_16x16x128_i8": 16, "v_mfma_scale_f32_32x32x64_f8f6f4": 64,
             "v_mfma_f32_16x16x128_f8f6f4": 32,  # with a matrix of 8-bit elements
-            "v_mfma_scale_f32_32x32x64_f8f6f4": 64,
-            "v_smfmac_i32_16x16x128_i8": 16,
-            "v_mfma_f64_16x16x4_f64": 64,
-        }
+        }  # fmt: skip
     assert {name: cycles[name] for name in published} == published
 
 
@@ -292,13 +290,8 @@ def test_model_has_the_layouts_of_real_kernels(mnemonic: str, items: int) -> Non
     instruction = Mfma.parse(mnemonic, "gfx950")
     size = instruction.size
     for lane, item in itertools.product(range(LANES), range(items)):
-        place = instruction.input_place(
-            np.array(0),
-            np.array(lane % size),
-            np.array(items * (lane // size) + item),
-            items=items,
-            halves=False,
-        )
+        indices = map(np.array, (0, lane % size, items * (lane // size) + item))
+        place = instruction.input_place(*indices, items=items, halves=False)
         assert tuple(map(int, place)) == (lane, item)
     for lane, register in itertools.product(range(LANES), range(size * size // LANES)):
         row = 4 * (lane // 16) + register
@@ -313,10 +306,7 @@ def test_model_has_the_layouts_of_real_kernels(mnemonic: str, items: int) -> Non
 
 def test_dense(emulator: Emulator, arch: str, random: np.random.Generator) -> None:
     batch = _Batch(random, arch)
-    for row in _definitions(emulator, arch):
-        instruction = Mfma.parse(row.mnemonic, arch)
-        if instruction.sparse or instruction.chosen_formats:
-            continue
+    for instruction in _dense_instructions(emulator, arch):
         for number, files in enumerate(_FILES):
             a, b, c = _random_inputs(random, instruction)
             operands = _Operands(a, b, c, files, in_place=number % 2 == 0)
@@ -332,22 +322,18 @@ def test_destination_over_a_source(
 ) -> None:
     """D may lie in A's and B's registers: everything is read first."""
     segments, expected = [], []
-    for mnemonic in (
-        "v_mfma_f32_32x32x8_bf16",
-        "v_mfma_f32_32x32x1_2b_f32",
-        "v_mfma_f64_16x16x4_f64",
-    ):
+    names = ("v_mfma_f32_32x32x8_bf16", "v_mfma_f32_32x32x1_2b_f32", "v_mfma_f64_16x16x4_f64")
+    for mnemonic in names:
         instruction = Mfma.parse(mnemonic, arch)
         a, b, c = _random_inputs(random, instruction)
         count = instruction.registers[2]
         for first in (_A, _B):
-            names = [
-                _name("v", *place)
-                for place in zip((_A, _B, _C), instruction.registers, strict=True)
-            ]
+            places = zip((_A, _B, _C), instruction.registers, strict=True)
+            sources = [_name("v", *place) for place in places]
             d_name = _name("v", first, count)
-            inputs = dict(zip(names, (a, b, c), strict=True))
-            segments.append(Segment(f"{mnemonic} {d_name}, {', '.join(names)}", inputs, [d_name]))
+            inputs = dict(zip(sources, (a, b, c), strict=True))
+            code = f"{mnemonic} {d_name}, {', '.join(sources)}"
+            segments.append(Segment(code, inputs, [d_name]))
             expected.append((instruction, _dense(instruction, a, b, c)))
     for (instruction, result), segment, outputs in zip(
         expected, segments, run(emulator, arch, segments), strict=True
@@ -359,9 +345,7 @@ def test_destination_over_a_source(
 
 def test_exec_does_not_matter(emulator: Emulator, arch: str, random: np.random.Generator) -> None:
     batch = _Batch(random, arch)
-    for instruction in _instructions(emulator, arch):
-        if instruction.sparse or instruction.chosen_formats:
-            continue
+    for instruction in _dense_instructions(emulator, arch):
         a, b, c = _random_inputs(random, instruction)
         extra = {"exec": int(random.integers(2**63))}
         batch.add(instruction, _Operands(a, b, c, extra=extra), _dense(instruction, a, b, c))
@@ -372,7 +356,7 @@ def test_special_values(emulator: Emulator, arch: str, random: np.random.Generat
     """Infinity and NaN; zeros and denormals among normal numbers."""
     batch = _Batch(random, arch)
     for instruction in _instructions(emulator, arch):
-        if instruction.result == "i32" or instruction.chosen_formats:
+        if instruction.result == "i32":
             continue
         for _ in range(2):
             a, b, c = _random_inputs(random, instruction, specials=True)
@@ -390,30 +374,25 @@ def _denormal_inputs(random: np.random.Generator, instruction: Mfma) -> tuple[Ar
     mantissa = {"f64": 52, "f32": 23, "xf32": 23, "f16": 10, "bf16": 7, "fp8": 3, "bf8": 2}
     bits = mantissa[instruction.a]
     shape = (instruction.a_items, LANES)
-    sign = random.integers(2, size=shape, dtype=np.uint64) << np.uint64(
-        model.BITS[instruction.a] - 1
-    )
+    sign = np.uint64(1 << model.BITS[instruction.a] - 1)
+    sign *= random.integers(2, size=shape, dtype=np.uint64)
     a = random.integers(1, 2**bits, size=shape, dtype=np.uint64) | sign
     if instruction.a == "xf32":
         a &= ~np.uint64(0x1FFF)  # nothing to round
     b = _random_codes(random, instruction.b, instruction.arch, (instruction.b_items, LANES))
     results = instruction.registers[2] // (2 if instruction.result == "f64" else 1)
     c = random.integers(0, 2**20, size=(results, LANES), dtype=np.uint64)
-    widths = (
-        model.BITS[instruction.a],
-        model.BITS[instruction.b],
-        64 if instruction.result == "f64" else 32,
-    )
-    packed = [model.pack(codes, width) for codes, width in zip((a, b, c), widths, strict=True)]
-    return packed[0], packed[1], packed[2]
+    pack_a, pack_b = (model.BITS[kind] for kind in (instruction.a, instruction.b))
+    wide = 64 if instruction.result == "f64" else 32
+    return model.pack(a, pack_a), model.pack(b, pack_b), model.pack(c, wide)
 
 
 @pytest.mark.parametrize("mode", [DEFAULT_MODE, _FLUSH_DENORMALS_32, DEFAULT_MODE & ~0xFF | 0x0F])
 def test_denormals(emulator: Emulator, arch: str, random: np.random.Generator, mode: int) -> None:
     """Kept whatever MODE says, and rounded to nearest; only float32 inputs look at MODE."""
     batch = _Batch(random, arch)
-    for instruction in _instructions(emulator, arch):
-        if instruction.result == "i32" or instruction.sparse or instruction.chosen_formats:
+    for instruction in _dense_instructions(emulator, arch):
+        if instruction.result == "i32":
             continue
         a, b, c = _denormal_inputs(random, instruction)
         expected = _dense(instruction, a, b, c)
@@ -435,12 +414,8 @@ def test_blgp(emulator: Emulator, arch: str, random: np.random.Generator) -> Non
     for instruction in filter(_permutes_b, _instructions(emulator, arch)):
         for blgp in range(1, 8):
             a, b, c = _random_inputs(random, instruction)
-            batch.add(
-                instruction,
-                _Operands(a, b, c),
-                _dense(instruction, a, b, c, blgp=blgp),
-                f"blgp:{blgp}",
-            )
+            expected = _dense(instruction, a, b, c, blgp=blgp)
+            batch.add(instruction, _Operands(a, b, c), expected, f"blgp:{blgp}")
     batch.run(emulator)
 
 
@@ -454,9 +429,8 @@ def test_cbsz_and_abid(emulator: Emulator, arch: str, random: np.random.Generato
             a, b, c = _random_inputs(random, instruction)
             blgp = int(random.integers(8))
             expected = _dense(instruction, a, b, c, cbsz=cbsz, abid=abid, blgp=blgp)
-            batch.add(
-                instruction, _Operands(a, b, c), expected, f"cbsz:{cbsz} abid:{abid} blgp:{blgp}"
-            )
+            modifiers = f"cbsz:{cbsz} abid:{abid} blgp:{blgp}"
+            batch.add(instruction, _Operands(a, b, c), expected, modifiers)
     batch.run(emulator)
 
 
@@ -500,9 +474,7 @@ def test_negated_float64(emulator: Emulator, arch: str, random: np.random.Genera
             modifiers = f"neg:[{','.join(map(str, negated))}]"
             batch.add(instruction, _Operands(*registers), _dense(instruction, *signed), modifiers)
             constant = _dense(instruction, signed[0], signed[1], -2.0 if negated[2] else 2.0)
-            batch.add(
-                instruction, _Operands(registers[0], registers[1], "2.0"), constant, modifiers
-            )
+            batch.add(instruction, _Operands(*registers[:2], "2.0"), constant, modifiers)
     batch.run(emulator)
 
 
@@ -550,16 +522,10 @@ def test_chosen_formats(emulator: Emulator, random: np.random.Generator) -> None
         instruction = Mfma.parse(f"v_mfma_f32_{shape}_f8f6f4", "gfx950", formats)
         a, b, c = _random_inputs(random, instruction, specials=random.random() < 0.3)
         files = str(random.choice(_FILES))
-        batch.add(
-            instruction,
-            _Operands(a, b, c, files),
-            _dense(instruction, a, b, c),
-            _format_modifiers(*formats),
-        )
-        constant = _Operands(a, b, "-4.0", files)
-        batch.add(
-            instruction, constant, _dense(instruction, a, b, -4.0), _format_modifiers(*formats)
-        )
+        modifiers = _format_modifiers(*formats)
+        for operand, value in ((c, c), ("-4.0", -4.0)):
+            expected = _dense(instruction, a, b, value)
+            batch.add(instruction, _Operands(a, b, operand, files), expected, modifiers)
     batch.run(emulator)
 
 
@@ -606,15 +572,11 @@ def test_scales(emulator: Emulator, random: np.random.Generator) -> None:
             "exec": int(random.integers(2**63)),
         }
         files = str(random.choice(_FILES))
-        expected = _scaled(instruction, a, b, c, scales[0], scales[1], bytes_)
-        batch.add(instruction, _Operands(a, b, c, files, extra=extra), expected, modifiers)
-        constant = _Operands(a, b, "1.0", files, extra=extra)
-        batch.add(
-            instruction,
-            constant,
-            _scaled(instruction, a, b, 1.0, scales[0], scales[1], bytes_),
-            modifiers,
-        )
+        for operand, value in ((c, c), ("1.0", 1.0)):
+            expected = _scaled(instruction, a, b, value, *scales, bytes_)
+            batch.add(
+                instruction, _Operands(a, b, operand, files, extra=extra), expected, modifiers
+            )
     batch.run(emulator)
 
 
@@ -650,8 +612,8 @@ def test_integer_results_saturate_with_fp16_ovfl(
     emulator: Emulator, arch: str, random: np.random.Generator
 ) -> None:
     batch = _Batch(random, arch)
-    for instruction in _instructions(emulator, arch):
-        if instruction.result != "i32" or instruction.sparse:
+    for instruction in _dense_instructions(emulator, arch):
+        if instruction.result != "i32":
             continue
         a, b, c = _random_inputs(random, instruction)
         c = np.where(random.random(c.shape) < 0.5, 0x7FFFFFF0, 0x80000010).astype(np.uint32)

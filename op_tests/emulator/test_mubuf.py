@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from flat_cases import between_lds, in_lanes, words
 from models import mubuf as model
 from models import vector_memory
-from models.atomics import Bytes, interesting
+from models.atomics import Bytes
 from models.mubuf import Address, Resource
 from programs import LANES, Array, Segment, run
 
@@ -22,14 +23,8 @@ _PLANES = 8  # registers around the data; as many planes of LDS
 _DATA = 10  # the first data register, among v8 to v15
 _POISON_BASE = 8
 _ALL = 2**64 - 1
-_KINDS = (
-    "raw",
-    "raw with cache swizzle",
-    "structured",
-    "structured swizzled",
-    "private",
-    "private swizzled",
-)
+_KINDS = ("raw", "raw with cache swizzle", "structured")
+_KINDS += ("structured swizzled", "private", "private swizzled")
 
 
 def _operation(row: Definition) -> str:
@@ -60,9 +55,8 @@ class _Case:
     def address(self, lane: int) -> Address:
         index = None if self.index is None else int(self.index[lane])
         offset = None if self.offset is None else int(self.offset[lane])
-        return Address(
-            self.resource, lane, self.instruction_offset, self.scalar_offset, index, offset
-        )
+        offsets = (self.instruction_offset, self.scalar_offset)
+        return Address(self.resource, lane, *offsets, index, offset)
 
     def segment(self, base: int) -> Segment:
         resource = Resource(**{**self.resource.__dict__, "base": base})
@@ -76,12 +70,7 @@ class _Case:
             inputs[name] = value.astype(np.uint32)
         outputs = [f"{self.file}[8:15]"]
         if self.to_lds:
-            wait = "s_waitcnt lgkmcnt(0)"
-            fill = [f"ds_write_b32 v1, v{100 + i} offset:{256 * i}" for i in range(_PLANES)]
-            read = [f"ds_read_b32 v{120 + i}, v1 offset:{256 * i}" for i in range(_PLANES)]
-            code = [*fill, wait, *code, *read, wait]
-            inputs["v1"] = np.arange(LANES, dtype=np.uint32) * 4
-            inputs["v[100:107]"] = self.lds
+            code = between_lds(code, inputs, self.lds)
             outputs.append("v[120:127]")
         return Segment("\n".join(code), inputs, outputs)
 
@@ -103,12 +92,8 @@ class _Case:
             elif self.returns:
                 for k, value in enumerate(result):
                     registers[_DATA - _POISON_BASE + k, lane] = value
-        after = np.frombuffer(bytes(memory.content), np.uint8)
-        return (
-            registers,
-            after,
-            np.frombuffer(bytes(lds.content), np.uint32).reshape(_PLANES, LANES),
-        )
+        planes = np.frombuffer(bytes(lds.content), np.uint32).reshape(_PLANES, LANES)
+        return registers, np.frombuffer(bytes(memory.content), np.uint8), planes
 
 
 def _check(emulator: Emulator, arch: str, cases: list[_Case]) -> None:
@@ -129,10 +114,8 @@ def _case(row: Definition, rng: np.random.Generator, kind: str, *, to_lds: bool 
     operation = _operation(row)
     size = vector_memory.access_bytes(operation)
     is_atomic = vector_memory.is_atomic(operation)
-    content = rng.integers(0, 256, _SLICE, dtype=np.uint8)
-    registers = rng.integers(0, 2**32, (_PLANES, LANES), dtype=np.uint32)
-    if is_atomic:
-        content, registers = _interesting(operation, rng, content, registers)
+    content = words(operation, rng, _SLICE // 4).view(np.uint8)
+    registers = in_lanes(operation, rng, _PLANES)
     # Lanes meet in atomics only: stores that meet have no order.
     slots = rng.integers(0, 16, LANES) if is_atomic else rng.permutation(LANES)
     instruction_offset, scalar_offset = 16 * int(rng.integers(0, 16)), 16 * int(rng.integers(0, 16))
@@ -177,22 +160,6 @@ def _case(row: Definition, rng: np.random.Generator, kind: str, *, to_lds: bool 
         m0=4 * int(rng.integers(0, 32)) if to_lds else 0,
         lds=rng.integers(0, 2**32, (_PLANES, LANES), dtype=np.uint32),
     )  # fmt: skip
-
-
-def _interesting(
-    operation: str, rng: np.random.Generator, content: Array, registers: Array
-) -> tuple[Array, Array]:
-    name, kind, bits = vector_memory.atomic_of(operation)
-    width = np.uint64 if bits == 64 else np.uint32
-    values = np.array(interesting(kind, bits), np.uint64).astype(width)
-    few = values[:3] if name == "cmpswap" else values
-    memory = rng.choice(few, _SLICE // width().itemsize).view(np.uint8)
-    random = rng.random(_SLICE) < (0 if name == "cmpswap" else 0.3)
-    operands = rng.choice(few, (_PLANES * 4 // width().itemsize, LANES))
-    dwords = operands.view(np.uint32).reshape(len(operands), LANES, -1)
-    dwords = dwords.transpose(0, 2, 1).reshape(_PLANES, LANES)
-    keep = rng.random((_PLANES, LANES)) < (0 if name == "cmpswap" else 0.3)
-    return np.where(random, content, memory), np.where(keep, registers, dwords).astype(np.uint32)
 
 
 def _kinds(row: Definition) -> list[str]:
@@ -240,12 +207,8 @@ def test_loads_into_lds_arrive_when_waited_for(emulator: Emulator, arch: str) ->
         ds_read_b32 v13, v1 offset:256
         s_waitcnt lgkmcnt(0)"""
     lanes = np.arange(LANES, dtype=np.uint32)
-    inputs: dict[str, Array | int] = {
-        "v1": 4 * lanes,
-        "v2": lanes * 0,
-        "s[20:23]": resource,
-        "m0": 0,
-    }
+    inputs: dict[str, Array | int] = {"v1": 4 * lanes, "v2": lanes * 0, "s[20:23]": resource}
+    inputs["m0"] = 0
     segment = Segment(code, inputs, ["v10", "v11", "v12", "v13"])
     result = run(emulator, arch, [segment], memory=[memory], lds_bytes=512)[0]
     np.testing.assert_array_equal(result["v10"], 0 * lanes)
@@ -264,21 +227,14 @@ def test_cache_control(emulator: Emulator, arch: str) -> None:
 def _format_content(rng: np.random.Generator) -> Array:
     """Random bytes without NaNs of 16 bits, whose payloads nobody documents."""
     halves = rng.integers(0, 2**16, _SLICE // 2, dtype=np.uint16)
-    return (
-        np.where((halves & 0x7C00) == 0x7C00, halves & 0x83FF, halves)
-        .astype(np.uint16)
-        .view(np.uint8)
-    )
+    halves[(halves & 0x7C00) == 0x7C00] &= 0x83FF
+    return halves.view(np.uint8)
 
 
 def _format_text(mnemonic: str, data_format: int, number_format: int) -> str:
-    text = f"{mnemonic} v[10:13]"
-    if mnemonic.endswith("_x"):
-        text = f"{mnemonic} v10"
-    elif mnemonic.endswith(("_xy", "_xyz")):
-        text = f"{mnemonic} v[10:{11 if mnemonic.endswith('_xy') else 12}]"
-    if "d16" in mnemonic:
-        text = f"{mnemonic} {'v10' if mnemonic.endswith(('_x', '_xy')) else 'v[10:11]'}"
+    components = len(mnemonic.rpartition("_")[2])
+    registers = (components + 1) // 2 if "d16" in mnemonic else components
+    text = f"{mnemonic} {'v10' if registers == 1 else f'v[10:{9 + registers}]'}"
     text += ", v2, s[20:23], s24"
     if mnemonic.startswith("t"):
         text += f" format:{data_format | number_format << 4}"
