@@ -152,7 +152,6 @@ class KernelRow(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """That of the manifest."""
         return FORWARD_MANIFEST.parent.name
 
     @property
@@ -163,7 +162,6 @@ class KernelRow(NamedTuple):
 
     @property
     def arguments(self) -> SharedStruct:
-        """What its kernels take."""
         return ARGUMENTS_OF[self.abi]
 
     @property
@@ -219,7 +217,6 @@ class AiterBackwardRow(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """That of the manifest."""
         return AITER_BACKWARD_FOLDER
 
     @property
@@ -229,7 +226,6 @@ class AiterBackwardRow(NamedTuple):
 
     @property
     def arguments(self) -> SharedStruct:
-        """What the kernel takes."""
         return _AITER_BACKWARD_ARGUMENTS[self.kind]
 
     @property
@@ -279,12 +275,11 @@ class ReadyBackwardRow(NamedTuple):
 
     @property
     def name(self) -> str:
-        """That of the kernel that makes dk and dv."""
+        """The name of the kernel that makes dk and dv."""
         return self.symbol
 
     @property
     def folder(self) -> str:
-        """That of the manifest."""
         return READY_BACKWARD_MANIFEST.parent.name
 
     @property
@@ -295,7 +290,6 @@ class ReadyBackwardRow(NamedTuple):
 
     @property
     def arguments(self) -> SharedStruct:
-        """What its kernels take."""
         return BACKWARD_ARGUMENTS
 
     @property
@@ -556,7 +550,7 @@ class Cells:
         return self._cells.get(name, "")
 
     def number(self, name: str, count: int) -> int:
-        """A number below ``count``."""
+        """Read a number below ``count``."""
         number = self._number(name)
         if number >= count:
             raise OddRow(f"{name} {self.text(name)!r} is not known; {_listed(range(count))} are")
@@ -567,14 +561,14 @@ class Cells:
         return self.number(name, 2) == 1
 
     def positive(self, name: str) -> int:
-        """A number from 1 to 65535."""
+        """Read a number from 1 to 65535."""
         number = self._number(name)
         if not 0 < number < 1 << 16:
             raise OddRow(f"{name} {self.text(name)!r} is not between 1 and 65535")
         return number
 
     def threads(self, name: str) -> int:
-        """The threads of a workgroup."""
+        """Read how many threads a workgroup has."""
         number = self._number(name)
         if number % _WAVE or not 0 < number <= _MOST_THREADS:
             raise OddRow(
@@ -591,7 +585,7 @@ class Cells:
         raise OddRow(f"{name} {shown(text)} is not known{of}; {_listed(known)} are")
 
     def symbol(self, name: str) -> str:
-        """The symbol of a kernel."""
+        """Read the symbol of a kernel."""
         return self._matching(name, self.text(name), _SYMBOL, "a symbol")
 
     def file(self, name: str) -> str:

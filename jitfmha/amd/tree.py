@@ -68,7 +68,7 @@ class Tree:
 
     @cached_property
     def forward(self) -> Manifest[KernelRow]:
-        """The forward kernels, ours and AITER's."""
+        """The manifest of the forward kernels, of our form or of AITER's."""
         path = self.folder / FORWARD_MANIFEST
         others = AITER_BACKWARD_FOLDER, READY_BACKWARD_MANIFEST.parent
         # A tree may have backward kernels only.
@@ -100,11 +100,11 @@ class Tree:
 
     @property
     def manifests(self) -> tuple[Manifest[Any], ...]:
-        """Those of all forms."""
+        """The tree's manifests, of every form."""
         return self.forward, self.aiter_backward, self.ready_backward
 
     def path_of(self, row: AnyRow) -> Path:
-        """The file of a row."""
+        """Return the path of a row's code object."""
         return self.folder / row.folder / row.file
 
     def code_object(self, row: AnyRow) -> CodeObject | CodeObjectError:

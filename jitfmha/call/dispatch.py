@@ -150,7 +150,6 @@ class Explanation(NamedTuple):
         return f"<Explanation: {kernel} on {self.target}; print it for the reasons>"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
         from html import escape  # of use in a notebook only
 
         return f"<pre>{escape(str(self))}</pre>"

@@ -351,7 +351,7 @@ def described(values: Iterable[Any]) -> tuple[object, ...]:
 
 
 def _described_modifiers(modifiers: Modifiers) -> tuple[object, ...]:
-    """The same, without the shapes that change with a call's lengths."""
+    """Describe the modifiers without the shapes that change with a call's lengths."""
     values: tuple[Any, ...] = modifiers
     fixed = [None if i in _WITH_LENGTHS else x for i, x in enumerate(values)]
     of_others = [(x.dtype, x.device) for i in _WITH_LENGTHS if (x := values[i]) is not None]
@@ -361,7 +361,7 @@ def _described_modifiers(modifiers: Modifiers) -> tuple[object, ...]:
 def _lengths_of_modifiers(
     modifiers: Modifiers, cu_seqlens: CuSeqlens | None
 ) -> tuple[object, ...] | None:
-    """Those shapes; a bias of gm1 is as wide as the longest sequence of keys."""
+    """Describe the shapes that do; a bias of gm1 is as wide as the longest sequence of keys."""
     values: tuple[Any, ...] = modifiers
     shapes = [(x.shape, x.stride()) for i in _WITH_LENGTHS if (x := values[i]) is not None]
     if not shapes:

@@ -91,7 +91,7 @@ class Elf:
                 )
 
     def _headers(self, what: str, first: int, size: int, expected: int, count: int) -> range:
-        """Where the headers of one table begin."""
+        """Return where the headers of one table begin."""
         if count and size != expected:
             raise ValueError(f"its {what} headers have {size} bytes each, not {expected}")
         self._check_inside(f"the table of its {what} headers", first, count * expected)
@@ -109,11 +109,11 @@ class Elf:
         return {names.at(table.offset + section.name_at): section for section in self.sections}
 
     def content(self, section: Section) -> bytes:
-        """The bytes of a section."""
+        """Return the bytes of a section."""
         return self.image[section.offset : section.offset + section.size]
 
     def dynamic_symbols(self) -> Iterator[Symbol]:
-        """The symbols that a loader sees."""
+        """Yield the symbols that a loader sees."""
         names = _Names(self.image)
         for section in self._disjoint(_SECTION_DYNSYM):
             table = self.sections[section.link]

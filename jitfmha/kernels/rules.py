@@ -23,7 +23,6 @@ class Rule(NamedTuple):
 
     @property
     def name(self) -> str:
-        """That of its function."""
         return self.reasons.__name__
 
 

@@ -28,7 +28,7 @@ Bf16Cvt = Literal["rtne", "rtna", "rtz"]
 
 
 class PlainOptions(TypedDict, total=False):
-    """Those keyword arguments of ``fmha_fwd`` and ``fmha_bwd`` that plain attention has."""
+    """The keyword arguments of ``fmha_fwd`` and ``fmha_bwd`` that plain attention has."""
 
     softmax_scale: float | None
     mask: int | str
@@ -43,7 +43,7 @@ class PlainOptions(TypedDict, total=False):
 
 
 class FeatureOptions(TypedDict, total=False):
-    """Those of features beyond it."""
+    """The keyword arguments of features beyond plain attention."""
 
     q_descale: Tensor | None
     k_descale: Tensor | None
@@ -161,7 +161,8 @@ class Descales(NamedTuple):
 
 
 class Dropout(NamedTuple):
-    """With what probability, above 0, probabilities are dropped, and by which random numbers.
+    """The probability, above 0, by which probabilities are dropped, and the random numbers that
+    decide.
 
     ``rng_state`` is None only where nothing is computed, as in ``explain``.
     """
@@ -217,7 +218,7 @@ class Arguments(NamedTuple):
         return cls(q, k, v, **plain, cu_seqlens=cu_seqlens).with_features(rest)
 
     def with_features(self, options: Mapping[str, Any]) -> Arguments:
-        """The same with the options of features, by their public names.
+        """Return the arguments with the options of features, by their public names.
 
         Raises ``TypeError`` or ``ValueError`` as the functions that gather nested values do.
         """
@@ -237,7 +238,7 @@ class Arguments(NamedTuple):
         )
 
     def flattened(self) -> dict[str, Any]:
-        """Everything by its public name."""
+        """Return every argument under its public name."""
         flat = self._asdict()
         cu_seqlens, descales = flat.pop("cu_seqlens"), flat.pop("descales")
         modifiers, dropout = flat.pop("modifiers"), flat.pop("dropout")

@@ -145,7 +145,7 @@ def refuse_grad(function: str, **tensors: object) -> None:
 
 
 def result_requires_grad(name: str) -> NotImplementedError:
-    """For a tensor to be written that requires grad, as torch's own functions refuse it."""
+    """Refuse a tensor to be written that requires grad, as torch's own functions do."""
     return NotImplementedError(
         f"{name} requires grad; functions with out=... don't support automatic differentiation"
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 def sequences_of_rows(
     rows: int, cu_seqlens: Tensor, starts: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """For each row of a packed tensor: its sequence, its place in it, and whether it has one.
+    """Say of each row of a packed tensor its sequence, its place in it, and whether it has one.
 
     A row that belongs to no sequence has the number of the one before it.
     """

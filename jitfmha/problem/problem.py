@@ -144,22 +144,22 @@ class Problem(NamedTuple):
 
     @property
     def q(self) -> Strides:
-        """Strides of q."""
+        """The strides of q, by dimension."""
         return self._strides(self.sizes.q, self.seqlen_q, self.heads_q, self.hdim_q)
 
     @property
     def k(self) -> Strides:
-        """Strides of k."""
+        """The strides of k, by dimension."""
         return self._strides(self.sizes.k, self.seqlen_k, self.heads_k, self.hdim_q)
 
     @property
     def v(self) -> Strides:
-        """Strides of v."""
+        """The strides of v, by dimension."""
         return self._strides(self.sizes.v, self.seqlen_k, self.heads_k, self.hdim_v)
 
     @property
     def out(self) -> Strides:
-        """Strides of the output."""
+        """The strides of the output, by dimension."""
         return self._strides(self.sizes.out, self.seqlen_q, self.heads_q, self.hdim_v)
 
     @property
@@ -228,7 +228,7 @@ class Problem(NamedTuple):
         return self.batch * self.seqlen_q * self.heads_q == 0
 
     def with_sizes(self, sizes: PlainSizes) -> Problem:
-        """The same call with other lengths and strides."""
+        """Return the problem with other lengths and strides."""
         return self._replace(sizes=Sizes._make(sizes))
 
     def _strides(self, given: tuple[int, ...], seqlen: int, heads: int, hdim: int) -> Strides:
@@ -548,13 +548,13 @@ class ElementBytes(NamedTuple):
 
 
 def element_bytes(problem: Problem) -> ElementBytes:
-    """Of the tensors of a call; the output of 8-bit inputs is bf16."""
+    """Return the sizes of elements, in bytes; the output of 8-bit inputs is bf16."""
     q = DTYPE_BYTES[problem.dtype]
     return ElementBytes(q, DTYPE_BYTES[problem.kv_dtype], max(q, 2))
 
 
 def check_bf16_cvt(bf16_cvt: str) -> Bf16Cvt:
-    """``bf16_cvt`` if it is known."""
+    """Return ``bf16_cvt``, or raise ``ValueError`` where it is not known."""
     for known in BF16_CVTS:
         if isinstance(bf16_cvt, str) and bf16_cvt == known:
             return known

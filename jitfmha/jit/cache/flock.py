@@ -31,7 +31,7 @@ def try_lock(descriptor: int, operation: int) -> Flock:
 
 
 def wait_for_lock(descriptor: int, operation: int) -> Flock:
-    """As `try_lock`, waiting for those who hold it."""
+    """Take a lock as `try_lock` does, waiting for those who hold it."""
     try:
         fcntl.flock(descriptor, operation)
     except OSError as error:

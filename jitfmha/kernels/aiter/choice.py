@@ -56,7 +56,7 @@ class BackwardChoice(NamedTuple):
 
     @property
     def row(self) -> AiterBackwardRow:
-        """That of the gradients."""
+        """The row of the kernel that computes the gradients."""
         return self.gradients[0]
 
     @property
@@ -84,7 +84,7 @@ def choose(tree: Tree, problem: Problem, target: AmdTarget) -> BackwardChoice | 
 def _choice_with(
     is_atomic_fp32: bool, tree: Tree, problem: Problem, target: AmdTarget
 ) -> BackwardChoice | Reason:
-    """The same among kernels that add dq up in float32, or in 16 bits."""
+    """Choose among kernels that add dq up in float32, or among those that do so in 16 bits."""
     arch = target.arch
     mask = mask_number(problem)
     if arch == "gfx942" and not is_atomic_fp32 and mask == 2:
@@ -119,7 +119,7 @@ def _choice_with(
 
 
 def mask_number(problem: Problem) -> int:
-    """The manifest's number for a mask."""
+    """Return the number that AITER's manifests have for a mask."""
     mask = problem.mask
     if mask.is_none:
         return 0

@@ -68,7 +68,7 @@ def reasons(problem: Problem, target: Target) -> tuple[Reason, ...]:
 
 
 def _trees(target: AmdTarget) -> list[Tree]:
-    """Those with kernels, or with manifests of some that cannot be used."""
+    """The trees with kernels, or with manifests of some that cannot be used."""
     return [
         tree for tree in target.trees if tree.aiter_backward.rows or tree.aiter_backward.left_out
     ]
@@ -92,7 +92,7 @@ class AiterBackwardPlan(AmdPlan):
         self.passed_over = passed_over
 
     def rows(self) -> tuple[AiterBackwardRow, ...]:
-        """The manifests' rows of its kernels."""
+        """Return the rows of the kernels, in the order of their launches."""
         return tuple(kernel[0] for kernel in self.choice.kernels if kernel is not None)
 
     def remarks(self) -> list[str]:

@@ -148,7 +148,7 @@ class AiterBackwardLaunch:
             _write(dv, self._summed(each_dv), used)
 
     def _longest(self, cu_seqlens: CuSeqlens) -> tuple[int, int]:
-        """Of a sequence's rows; all of them where nobody says, as none is longer."""
+        """The longest rows of a sequence; all of them where nobody says, as none is longer."""
         q, k = cu_seqlens.max_seqlen_q, cu_seqlens.max_seqlen_k
         return (
             self._seqlen_q if q is None else min(q, self._seqlen_q),
@@ -160,7 +160,9 @@ class AiterBackwardLaunch:
         return padded is not sums or (self._reads_cu_seqlens and int(sums[-1]) != rows)
 
     def _moved_lse(self, lse: Tensor) -> Tensor:
-        """As the kernels find it: contiguous, and with as many rows behind it as they read."""
+        """Copy the lse as the kernels read it: contiguous, and with as many rows behind it as they
+        read.
+        """
         moved = lse.new_zeros(self._rows + self._spare)
         moved[: self._rows].view(self._lse_shape).copy_(lse)
         return moved
@@ -173,7 +175,9 @@ class AiterBackwardLaunch:
         return dq
 
     def _rooms_of_keys(self, dk: Tensor, dv: Tensor, keeps_rows: bool) -> tuple[Tensor, Tensor]:
-        """Where dk and dv of each query head go; the kernels skip sequences without queries."""
+        """Allocate where dk and dv of each query head go; the kernels skip sequences without
+        queries.
+        """
         if not self._has_key_rooms:
             if keeps_rows:
                 return _zeros_like(dk), _zeros_like(dv)
@@ -199,7 +203,7 @@ class AiterBackwardLaunch:
 
 
 def _zeros_like(x: Tensor) -> Tensor:
-    """With the same strides, whatever they are."""
+    """Make a zero tensor with the same strides, whatever they are."""
     return x.new_empty_strided(x.shape, x.stride()).zero_()
 
 
@@ -227,7 +231,7 @@ def _is_contiguous(problem: Problem) -> bool:
 
 
 def _used_rows(rows: int, cu_seqlens: CuSeqlens | None, side: str) -> Tensor:
-    """Of each row whether it belongs to a sequence, to be seen with heads and columns."""
+    """Whether each row belongs to a sequence, in a shape that goes with heads and columns."""
     assert cu_seqlens is not None
     sums = (
         (cu_seqlens.q, cu_seqlens.q_padded) if side == "q" else (cu_seqlens.k, cu_seqlens.k_padded)
@@ -344,7 +348,7 @@ def _gradient_arguments(problem: Problem, choice: BackwardChoice) -> bytes:
 
 
 def _key_gradient_strides(problem: Problem, choice: BackwardChoice) -> tuple[Strides, Strides]:
-    """Of dk and dv where the kernels write them."""
+    """The strides of dk and dv where the kernels write them."""
     layout = gradient_layout(problem)
     if keys_are_in_place(choice.row, problem):
         return layout.dk, layout.dv
@@ -373,7 +377,9 @@ def _shuffled_columns(problem: Problem) -> int:
 
 
 def _dq_arguments(problem: Problem, choice: BackwardChoice) -> bytes:
-    """Of shuffled sums, strides between heads and batches follow from each call's lengths."""
+    """Pack the strides of dq's sums; those between heads and batches of shuffled sums follow from
+    each call's lengths.
+    """
     if choice.has_shuffled_dq:
         strides = {"s_dq_acc_Seqs": _shuffled_columns(problem) * ELEMENT_BYTES}
     else:

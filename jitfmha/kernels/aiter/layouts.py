@@ -32,7 +32,7 @@ class Room(NamedTuple):
 
     @property
     def is_distinct(self) -> bool:
-        """Whether no two elements are one."""
+        """Whether no two elements share memory."""
         x = torch.empty_strided(self.shape, self.strides, device="meta")
         return not overlaps_itself(x)
 
@@ -47,7 +47,7 @@ class GradientLayout(NamedTuple):
 
 
 def gradient_layout(problem: Problem) -> GradientLayout:
-    """Of the caller's tensors."""
+    """Return the strides of dout, dq, dk and dv as the caller has them."""
     given = problem.gradients
     assert given is not None
     of_q, of_k = (problem.seqlen_q, problem.heads_q), (problem.seqlen_k, problem.heads_k)
@@ -76,7 +76,7 @@ def takes_short_block(row: AiterBackwardRow) -> bool:
 
 
 def room_of_keys(row: AiterBackwardRow, problem: Problem, hdim: int) -> Room:
-    """Where dk or dv of each query head goes, where that is not the caller's tensor."""
+    """The room for dk or dv of each query head, where that is not the caller's tensor."""
     shape: tuple[int, ...] = (problem.seqlen_k, problem.heads_q, hdim)
     if problem.mode == "gm1":
         return Room(shape, (problem.heads_q * hdim, hdim, 1))

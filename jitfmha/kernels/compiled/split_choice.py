@@ -16,7 +16,7 @@ class SplitChoice:
     def __init__(
         self, problem: Problem, target: AmdTarget, row: KernelRow, slices: int, columns: int
     ) -> None:
-        """For a kernel whose output is made in ``slices`` of ``columns`` each."""
+        """Prepare for a kernel whose output is made in ``slices`` of ``columns`` each."""
         self._asked_for = problem.num_splits
         self._mask = problem.mask
         self._sink_size = problem.modifiers.sink_size
@@ -30,7 +30,7 @@ class SplitChoice:
         self.splits = lru_cache(maxsize=64)(self._splits)
 
     def _splits(self, seqlen_q: int, seqlen_k: int) -> Splits:
-        """For sequences of up to ``seqlen_q`` queries and about ``seqlen_k`` keys."""
+        """Choose for sequences of up to ``seqlen_q`` queries and about ``seqlen_k`` keys."""
         rows = seqlen_q * self._rows_of_query
         if self._asked_for == 1:
             return ONE_SPLIT

@@ -42,7 +42,6 @@ class TileRule(NamedTuple):
 
     @property
     def name(self) -> str:
-        """That of its function."""
         return self.complaint.__name__
 
 
@@ -87,7 +86,7 @@ def threads_load_whole_rows(tile: Tile, table: TileTable, chip: Architecture) ->
 
 
 def hdims_are_whole_products(tile: Tile, table: TileTable, chip: Architecture) -> str | None:
-    """Of the widest call of a row no product has empty columns."""
+    """No product of a row's widest call has empty columns."""
     for name, hdim in (("hdim_q", tile.hdim_q), ("hdim_v", tile.hdim_v)):
         if hdim % _MATRIX_ROWS:
             return f"{name} {hdim} is no multiple of {_MATRIX_ROWS}"
@@ -223,7 +222,7 @@ def _complaints_of_order(table: TileTable) -> Iterator[Complaint]:
 
 
 def _complaints_of_reach(table: TileTable) -> Iterator[Complaint]:
-    """Where some call has a row, all that are narrower on both sides have one, in every kernel."""
+    """A call that is narrower on both sides than one with a row has one, too, in every kernel."""
     for kernel in ("forward", "dq", "dk", "dv"):
         direction: Direction = "forward" if kernel == "forward" else "backward"
         for dtype in table.dtypes_of(direction):

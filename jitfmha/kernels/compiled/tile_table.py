@@ -84,7 +84,7 @@ class Tile(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Of a workgroup."""
+        """The threads of a workgroup."""
         return WAVE * self.waves
 
     @property
@@ -104,11 +104,10 @@ class Tile(NamedTuple):
 
     @property
     def direction(self) -> Direction:
-        """Of the pass that the kernel belongs to."""
+        """The pass that the kernel belongs to."""
         return "forward" if self.kernel == "forward" else "backward"
 
     def has_room_for(self, hdim_q: int, hdim_v: int) -> bool:
-        """Whether it serves these head dimensions."""
         return hdim_q <= self.hdim_q and hdim_v <= self.hdim_v
 
 
@@ -129,7 +128,7 @@ class SimdWaves(NamedTuple):
 
 
 class TileTable(NamedTuple):
-    """The file of one architecture."""
+    """The rows of one architecture's file."""
 
     path: Path
     elements: tuple[Elements, ...]

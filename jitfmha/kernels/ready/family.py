@@ -164,7 +164,7 @@ def _mask_column(problem: Problem) -> int:
 
 
 class ReadyPlan(AmdPlan):
-    """One code object for one problem."""
+    """The code object that is chosen for one problem."""
 
     family = NAME
 
@@ -189,7 +189,6 @@ class ReadyPlan(AmdPlan):
         self._are_far_from_limits = are_far_from_limits(problem, row)
 
     def rows(self) -> tuple[KernelRow, ...]:
-        """The manifest's row of its kernel."""
         return (self.choice.row,)
 
     def remarks(self) -> list[str]:
@@ -234,7 +233,7 @@ class ReadyPlan(AmdPlan):
 
 
 def write_no_attention(tensors: Tensors) -> None:
-    """Where there are no keys the result is known, and there is nothing to read."""
+    """Write the result of calls without keys, which is known: there is nothing to read."""
     write_zeros(tensors.out)
     if tensors.lse is not None:
         tensors.lse.fill_(-torch.inf)

@@ -72,7 +72,7 @@ class KeySplit:
 
     @classmethod
     def of(cls, row: KernelRow, sequences: int, compute_units: int, arch: Arch) -> KeySplit:
-        """For a kernel on a GPU."""
+        """Take what decides from a kernel's row and a GPU's chip."""
         products = row.ts_qo * row.ts_kv * (row.hdim_q + row.hdim_v)
         is_fp8 = row.dtype == "fp8bf16"
         speed = _FP8_PRODUCTS_PER_SECOND[arch] if is_fp8 else _PRODUCTS_PER_SECOND[arch]
@@ -83,7 +83,7 @@ class KeySplit:
         return cls(sequences, row.ts_qo, slots, row.hdim_v, tile_seconds, slowdown, of_byte)
 
     def num_splits(self, seqlen_q: int, key_tiles: int) -> int:
-        """For sequences of up to ``seqlen_q`` queries; 1: keys are not split.
+        """Choose for sequences of up to ``seqlen_q`` queries; 1: keys are not split.
 
         ``key_tiles`` are those of the longest sequence, or in gm1 of one of average length.
         """
@@ -108,7 +108,7 @@ class KeySplit:
         return num_splits if split_seconds + once_seconds < seconds else 1
 
     def splits(self, seqlen_q: int, key_tiles: int) -> Splits:
-        """:meth:`num_splits` and what they leave."""
+        """Return :meth:`num_splits` with the workspace that the parts need."""
         num_splits = self.num_splits(seqlen_q, key_tiles)
         if num_splits == 1:
             return ONE_SPLIT

@@ -146,7 +146,7 @@ class Candidate:
 
     @classmethod
     def of(cls, row: KernelRow, load: Load) -> Candidate:
-        """For calls that load a GPU so."""
+        """Time a row's kernel for calls that load a GPU so."""
         key_split = KeySplit.of(row, load.sequences, load.compute_units, load.arch)
         return cls(row, key_split)
 

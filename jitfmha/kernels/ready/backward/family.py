@@ -43,7 +43,7 @@ def reasons(problem: Problem, target: Target) -> tuple[Reason, ...]:
 
 
 def propose(problem: Problem, target: Target) -> ReadyBackwardPlan | Refusal:
-    """The code object for ``problem``."""
+    """Choose the code object for ``problem``, or say why there is none."""
     assert isinstance(target, AmdTarget)
     broken = reasons(problem, target)
     if broken:
@@ -109,7 +109,7 @@ class ReadyBackwardPlan(AmdPlan):
         self.code_object = code_object
 
     def rows(self) -> tuple[KernelRow, ...]:
-        """Its kernels as rows of a manifest."""
+        """Return the rows of the kernels, in the order of their launches."""
         from .kernels import kernels_of  # of use where there is a GPU only
 
         return tuple(kernel.row for kernel in kernels_of(self.row))
