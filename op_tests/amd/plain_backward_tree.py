@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+
+from plain_tree import write_table
 
 from jitfmha.jit.toolchain.device_compiler import compile_hip
 
@@ -22,8 +23,22 @@ _ANY_CVT = 3
 _WIDE = (192, 128)
 
 
+class _Named:
+    """A kernel with a name."""
+
+    @property
+    def symbol(self) -> str:
+        """As the published code objects decorate the name.
+
+        One kernel is there for all roundings: probabilities of plain kernels are not rounded, and
+        none that makes dq for one rounding is ever launched.
+        """
+        name = self.name if self.bf16_cvt == _ANY_CVT else replace(self, bf16_cvt=0).name
+        return f"_ZN5aiter{len(name) + 5}fmha_{name}E"
+
+
 @dataclass(frozen=True)
-class PlainGradients:
+class PlainGradients(_Named):
     """A row of the kernels that make gradients, named as the published ones are."""
 
     dtype: str = "bf16"
@@ -44,16 +59,10 @@ class PlainGradients:
             f"_{self.dtype}{_MASKS[self.mask]}",
             "_a32" if self.atomic32 else "_a16",
             _CVTS[self.bf16_cvt],
-            {(0, 0): "", (1, 0): "_pssk", (0, 1): "_pddv", (1, 1): "_psskddv"}[
-                self.pssk, self.pddv
-            ],
+            (("", "_pddv"), ("_pssk", "_psskddv"))[self.pssk][self.pddv],
             "_group" if self.mode else "",
         )
         return "".join(words)
-
-    @property
-    def symbol(self) -> str:
-        return _symbol(self)
 
     @property
     def row(self) -> dict[str, object]:
@@ -70,7 +79,7 @@ class PlainGradients:
 
 
 @dataclass(frozen=True)
-class PlainOther:
+class PlainOther(_Named):
     """A row of the kernels before and after that of the gradients."""
 
     kind: str  # odo, dq_convert or dq_shuffle
@@ -90,10 +99,6 @@ class PlainOther:
         return "".join(words)
 
     @property
-    def symbol(self) -> str:
-        return _symbol(self)
-
-    @property
     def row(self) -> dict[str, object]:
         ts = 128 if self.kind == "odo" else 64
         cells = (
@@ -109,16 +114,6 @@ class PlainOther:
             return f"ROW_SUMS({self.symbol}, {self.mode})"
         is_shuffled = int(self.kind == "dq_shuffle")
         return f"MAKE_DQ({self.symbol}, {self.mode}, {is_shuffled}, 0)"
-
-
-def _symbol(kernel: PlainGradients | PlainOther) -> str:
-    """As the published code objects decorate the name of a kernel.
-
-    One kernel is there for all roundings: probabilities of plain kernels are not rounded, and none
-    that makes dq for one rounding is ever launched.
-    """
-    name = kernel.name if kernel.bf16_cvt == _ANY_CVT else replace(kernel, bf16_cvt=0).name
-    return f"_ZN5aiter{len(name) + 5}fmha_{name}E"
 
 
 def _file(dtype: str, hdims: tuple[int, int]) -> str:
@@ -179,12 +174,8 @@ def _compiled(arch: str, dtype: str, is_wide: bool) -> bytes:
 
 def _compiled_lines(lines: list[str], arch: str, dtype: str, is_wide: bool) -> bytes:
     lines = list(dict.fromkeys(lines))  # several rows may have one kernel
-    flags = [
-        "-O1",
-        f"-D{dtype.upper()}=1",
-        f"-DTS={TS}",
-        f"-DHDIM_V={_WIDE[1] if is_wide else 0}",
-    ]
+    hdim_v = _WIDE[1] if is_wide else 0
+    flags = ["-O1", f"-D{dtype.upper()}=1", f"-DTS={TS}", f"-DHDIM_V={hdim_v}"]
     return compile_hip("\n".join((_SOURCE.read_text(), *lines, "")), arch, flags=flags)
 
 
@@ -224,9 +215,4 @@ def write_backward_tree(
 
 def write_rows(folder: Path, kind: str, rows: Iterable[dict[str, object]]) -> Path:
     """One manifest."""
-    path = folder / f"fmha_bwd_{kind}.csv"
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS)
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
+    return write_table(folder / f"fmha_bwd_{kind}.csv", rows, COLUMNS)

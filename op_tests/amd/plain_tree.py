@@ -136,7 +136,11 @@ def write_manifest(
 ) -> Path:
     """The manifest of a folder, with these columns in this order."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "fmha_fwd.csv"
+    return write_table(folder / "fmha_fwd.csv", rows, columns)
+
+
+def write_table(path: Path, rows: Iterable[dict[str, object]], columns: Sequence[str]) -> Path:
+    """A file of comma-separated values."""
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns, restval="", extrasaction="ignore")
         writer.writeheader()

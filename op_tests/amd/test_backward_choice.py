@@ -50,6 +50,25 @@ def calls(rng: torch.Generator) -> Any:
     return call
 
 
+@pytest.fixture
+def tree(tmp_path: Path, use_tree: UseTree) -> Path:
+    """The folder of a tree with all plain kernels for gfx942, which is in use."""
+    folder = write_backward_tree(tmp_path, "gfx942")
+    use_tree(tmp_path)
+    return folder
+
+
+@pytest.fixture
+def explained(runtime: RecordingRuntime, calls: Any) -> Any:
+    """`explained(chip, **changes)`: what serves a call, and why no other, where nothing runs."""
+
+    def explain(chip: str = "MI300X", **changes: Any) -> str:
+        with runtime.stands_for(runtime.target(chip)):
+            return str(calls(**changes).explain())
+
+    return explain
+
+
 # ---- AITER's rule --------------------------------------------------------------------------------
 
 
@@ -100,12 +119,6 @@ def test_rows_are_picked_as_aiter_does(seed: int, calls: Any) -> None:
 # ---- What passes a kernel over -------------------------------------------------------------------
 
 
-def explain_on(chip: str, runtime: RecordingRuntime, call: BackwardCall) -> str:
-    """What would serve the call, and why no other kernel, on a GPU that runs nothing."""
-    with runtime.stands_for(runtime.target(chip)):
-        return str(call.explain())
-
-
 ZEROS, UNORDERED = "writes zeros behind the last", "clears LDS while other waves"
 
 
@@ -120,11 +133,9 @@ ZEROS, UNORDERED = "writes zeros behind the last", "clears LDS while other waves
     ],
 )
 def test_faults_of_causal_kernels(
-    *,
     tmp_path: Path,
     use_tree: UseTree,
-    runtime: RecordingRuntime,
-    calls: Any,
+    explained: Any,
     seqlens: tuple[int, int],
     atomic32: int,
     fault: str | None,
@@ -134,14 +145,8 @@ def test_faults_of_causal_kernels(
     others = [PlainOther(kind, "fp16", (128, 128)) for kind in ("odo", "dq_convert", "dq_shuffle")]
     write_backward_tree(tmp_path, "gfx950", [kernel], others)
     use_tree(tmp_path)
-    call = calls(
-        dtype=torch.float16,
-        hdims=(72, 72),
-        lengths=(seqlens,),
-        mask=2,
-        options={"atomic_fp32": atomic32 == 1},
-    )
-    text = explain_on("MI355X", runtime, call)
+    values = {"dtype": torch.float16, "hdims": (72, 72), "lengths": (seqlens,), "mask": 2}
+    text = explained("MI355X", **values, options={"atomic_fp32": atomic32 == 1})
     if fault is None:
         assert f"kernel   fmha_{kernel.name} " in text
     else:
@@ -150,7 +155,7 @@ def test_faults_of_causal_kernels(
 
 
 def test_a_kernel_without_the_fault_is_taken(
-    tmp_path: Path, use_tree: UseTree, runtime: RecordingRuntime, calls: Any
+    tmp_path: Path, use_tree: UseTree, explained: Any
 ) -> None:
     """Of several rows the others remain, and a remark says what was passed over."""
     causal = {"dtype": "fp16", "hdims": (128, 128), "mask": 1}
@@ -160,27 +165,21 @@ def test_a_kernel_without_the_fault_is_taken(
     use_tree(tmp_path)
     # A dout with other strides is none for the short block.
     values = {"dtype": torch.float16, "hdims": (72, 72), "mask": 1, "lengths": ((288, 288),)}
-    call = calls(**values)
-    assert f"kernel   fmha_{kernels[1].name} " in explain_on("MI355X", runtime, call)
-    call = calls(**values, layouts={"dout": "bhsd"})
-    text = explain_on("MI355X", runtime, call)
+    assert f"kernel   fmha_{kernels[1].name} " in explained("MI355X", **values)
+    text = explained("MI355X", **values, layouts={"dout": "bhsd"})
     assert f"fmha_{kernels[0].name} is passed over" in text
-    call = calls(**(values | {"lengths": ((64, 64),)}), layouts={"dout": "bhsd"})
-    text = explain_on("MI355X", runtime, call)
+    text = explained("MI355X", **(values | {"lengths": ((64, 64),)}), layouts={"dout": "bhsd"})
     assert f"kernel   fmha_{kernels[0].name} " in text
     assert f"note     fmha_{kernels[1].name} needs a dout with the strides of q." in text
 
 
 def test_kernels_that_make_dq_without_waiting(
-    tmp_path: Path, use_tree: UseTree, runtime: RecordingRuntime, calls: Any
+    tree: Path, runtime: RecordingRuntime, calls: Any, explained: Any
 ) -> None:
-    write_backward_tree(tmp_path, "gfx942")
-    use_tree(tmp_path)
-    call = calls()
-    text = explain_on("MI300X", runtime, call)
-    assert "note     fmha_bwd_hd64_dq_convert_bf16_rtne is passed over: it stores what it" in text
+    passed_over = "fmha_bwd_hd64_dq_convert_bf16_rtne is passed over: it stores what it"
+    assert f"note     {passed_over}" in explained()
     with runtime.stands_for(runtime.target("MI300X")):
-        call.run()
+        calls().run()
     row_sums, gradients = (x.symbol.decode() for x in runtime.launches())
     assert "odo_bf16E" in row_sums
     assert "a32_rtne_psskddvE" in gradients
@@ -197,37 +196,21 @@ def test_kernels_that_make_dq_without_waiting(
         ({"mask": 2, "lengths": ((64, 65),), "options": {"atomic_fp32": False}}, "16-bit sums"),
         ({"lengths": ((9, 20), (3, 4)), "batch": None}, "mask none, gm1"),
         (
-            {
-                "mask": 2,
-                "lengths": ((64, 64),),
-                "heads": (2, 2),
-                "layouts": {"v": "bhsd"},
-                "options": {"atomic_fp32": False},
-            },
+            {"mask": 2, "lengths": ((64, 64),), "heads": (2, 2), "layouts": {"v": "bhsd"}}
+            | {"options": {"atomic_fp32": False}},
             "needs a v with the strides of k",
         ),
     ],
 )
-def test_refusals(
-    tmp_path: Path,
-    use_tree: UseTree,
-    runtime: RecordingRuntime,
-    calls: Any,
-    changes: dict[str, Any],
-    reason: str,
-) -> None:
-    write_backward_tree(tmp_path, "gfx942")
-    use_tree(tmp_path)
-    text = explain_on("MI300X", runtime, calls(**changes))
+def test_refusals(tree: Path, explained: Any, changes: dict[str, Any], reason: str) -> None:
+    text = explained(**changes)
     assert "not aiter: " in text
     assert reason in text
 
 
 def test_a_gradient_of_the_lse_is_refused(
-    tmp_path: Path, use_tree: UseTree, runtime: RecordingRuntime, calls: Any
+    tree: Path, runtime: RecordingRuntime, calls: Any
 ) -> None:
-    write_backward_tree(tmp_path, "gfx942")
-    use_tree(tmp_path)
     call = calls()
     with runtime.stands_for(runtime.target("MI300X")):
         arguments = call.dout, call.q, call.k, call.v, call.out, call.lse
@@ -235,49 +218,32 @@ def test_a_gradient_of_the_lse_is_refused(
     assert "not aiter: Its kernels know no gradient of the lse" in text
 
 
-def test_trees_without_backward_kernels(
-    tmp_path: Path, use_tree: UseTree, runtime: RecordingRuntime, calls: Any
-) -> None:
+def test_trees_without_backward_kernels(tmp_path: Path, use_tree: UseTree, explained: Any) -> None:
     use_tree(tmp_path)
-    text = explain_on("MI300X", runtime, calls())
-    assert "not aiter: No tree of code objects has backward kernels for gfx942" in text
+    assert "not aiter: No tree of code objects has backward kernels for gfx942" in explained()
 
 
-def test_torch_asks_for_determinism(
-    tmp_path: Path, use_tree: UseTree, runtime: RecordingRuntime, calls: Any
-) -> None:
-    write_backward_tree(tmp_path, "gfx942")
-    use_tree(tmp_path)
-    torch.use_deterministic_algorithms(True)
-    try:
-        refused = explain_on("MI300X", runtime, calls())
-        given = explain_on("MI300X", runtime, calls(options={"deterministic": False}))
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert "deterministic gradients are asked for" in refused
-    assert "family aiter" in given
+def test_torch_asks_for_determinism(tree: Path, explained: Any, poisoned_memory: None) -> None:
+    assert torch.are_deterministic_algorithms_enabled()
+    assert "deterministic gradients are asked for" in explained()
+    assert "family aiter" in explained(options={"deterministic": False})
 
 
 @pytest.mark.parametrize("missing", ["odo", "dq_convert"])
 def test_missing_companions(
-    tmp_path: Path, use_tree: UseTree, runtime: RecordingRuntime, calls: Any, missing: str
+    tmp_path: Path, use_tree: UseTree, explained: Any, missing: str
 ) -> None:
     others = [x for x in OTHERS["gfx942"] if x.kind != missing]
     write_backward_tree(tmp_path, "gfx942", others=others)
     use_tree(tmp_path)
-    text = explain_on("MI300X", runtime, calls())
-    assert f"({missing}) for bf16, hdim 64, gm0" in text
+    assert f"({missing}) for bf16, hdim 64, gm0" in explained()
 
 
 # ---- Manifests -----------------------------------------------------------------------------------
 
 
-def test_oddities_of_manifests(
-    tmp_path: Path, use_tree: UseTree, runtime: RecordingRuntime, calls: Any
-) -> None:
+def test_oddities_of_manifests(tree: Path, explained: Any) -> None:
     """Each is told by name, and the rows that are left serve."""
-    folder = write_backward_tree(tmp_path, "gfx942")
-    use_tree(tmp_path)
     good = [x.row for x in GRADIENTS["gfx942"]]
     odd = {
         "mask '4' is not known": good[0] | {"mask": 4},
@@ -287,11 +253,11 @@ def test_oddities_of_manifests(
         "there is no file": good[0] | {"co_name": "none.co"},
         "co_name '../x.co' is not a file name": good[0] | {"co_name": "../x.co"},
     }
-    path = write_rows(folder, "dqdkdv", [*odd.values(), *good])
+    path = write_rows(tree, "dqdkdv", [*odd.values(), *good])
     path.write_text("# comment\n" + path.read_text() + "// another\n")
-    (folder / "fmha_bwd_dq_shuffle.csv").write_text("dtype\n")
+    (tree / "fmha_bwd_dq_shuffle.csv").write_text("dtype\n")
     with pytest.warns(RuntimeWarning) as warned:
-        text = explain_on("MI300X", runtime, calls())
+        text = explained()
     assert "family aiter" in text
     said = [str(x.message) for x in warned]
     for i, reason in enumerate(odd):
@@ -300,42 +266,29 @@ def test_oddities_of_manifests(
     assert len(said) == len(odd) + 1
 
 
-def test_code_objects_are_checked(
-    tmp_path: Path, use_tree: UseTree, runtime: RecordingRuntime, calls: Any
-) -> None:
+def test_code_objects_are_checked(tree: Path, tmp_path: Path, explained: Any) -> None:
     """What is not for this architecture is not loaded."""
-    folder = write_backward_tree(tmp_path, "gfx942")
     other = write_backward_tree(tmp_path, "gfx950")
-    shutil.copy(other / "plain_fp16.co", folder / "plain_bf16.co")
-    use_tree(tmp_path)
+    shutil.copy(other / "plain_fp16.co", tree / "plain_bf16.co")
     with pytest.warns(RuntimeWarning, match="is for gfx950"):
-        text = explain_on("MI300X", runtime, calls())
+        text = explained()
     assert "not aiter" in text
     assert "is for gfx950" in text
 
 
-def test_what_others_could_change_is_not_used(
-    tmp_path: Path, use_tree: UseTree, runtime: RecordingRuntime, calls: Any
-) -> None:
-    folder = write_backward_tree(tmp_path, "gfx942")
-    (folder / "fmha_bwd_dqdkdv.csv").chmod(0o666)
-    use_tree(tmp_path)
+def test_what_others_could_change_is_not_used(tree: Path, explained: Any) -> None:
+    (tree / "fmha_bwd_dqdkdv.csv").chmod(0o666)
     with pytest.warns(RuntimeWarning, match=r"fmha_bwd_dqdkdv.csv is not used: "):
-        text = explain_on("MI300X", runtime, calls())
-    assert "not aiter" in text
+        assert "not aiter" in explained()
 
 
-def test_what_tools_tell_of_a_tree(
-    tmp_path: Path, use_tree: UseTree, runtime: RecordingRuntime
-) -> None:
+def test_what_tools_tell_of_a_tree(tree: Path) -> None:
     """`doctor` counts the kernels, and reads their files, which have them or not."""
-    folder = write_backward_tree(tmp_path, "gfx942")
-    use_tree(tmp_path)
     count = len(GRADIENTS["gfx942"]) + len(OTHERS["gfx942"])
-    (folder / "plain_bf16.co").write_bytes(b"no ELF")
+    (tree / "plain_bf16.co").write_bytes(b"no ELF")
     found = "\n".join(x.found for x in doctor._check_code_objects() if x.verdict == "warning")
     assert f"{count} backward kernels" in found
-    assert f"{folder / 'plain_bf16.co'} " in found
+    assert f"{tree / 'plain_bf16.co'} " in found
 
 
 # ---- AITER's functions ---------------------------------------------------------------------------
@@ -350,11 +303,7 @@ def only_aiter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("only_aiter")
 @pytest.mark.parametrize("mode", ["gm0", "gm1"])
-def test_functions_of_aiter(
-    tmp_path: Path, use_tree: UseTree, runtime: RecordingRuntime, calls: Any, mode: str
-) -> None:
-    write_backward_tree(tmp_path, "gfx942")
-    use_tree(tmp_path)
+def test_functions_of_aiter(tree: Path, runtime: RecordingRuntime, calls: Any, mode: str) -> None:
     is_group = mode == "gm1"
     call = calls(lengths=((64, 64),), batch=None if is_group else 1, mask=2)
     read = call.dout, call.q, call.k, call.v, call.out, call.lse

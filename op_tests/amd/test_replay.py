@@ -11,6 +11,9 @@ import shutil
 import struct
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -203,34 +206,44 @@ def test_an_lse_of_another_call_is_the_inputs_fault(
     *_, folder = recorded()
     record = read_record(folder)
     place = record.tensors["lse"]
-    document = json.loads((folder / FILE).read_text())
-    region = document["regions"][place.region]
-    content = bytearray((folder / region["file"]).read_bytes())
-    lse = torch.frombuffer(content, dtype=torch.float32, offset=place.offset, count=2 * 6 * 17)
-    lse += 1
-    (folder / region["file"]).write_bytes(content)
-    region["sha256"] = hashlib.sha256(content).hexdigest()
-    (folder / FILE).write_text(json.dumps(document))
+    with edited(folder) as document:
+        region = document["regions"][place.region]
+        content = bytearray((folder / region["file"]).read_bytes())
+        lse = torch.frombuffer(content, dtype=torch.float32, offset=place.offset, count=2 * 6 * 17)
+        lse += 1
+        replace_content(folder, region, bytes(content))
     assert diagnosis_of(folder).fault == "inputs"
 
 
 # ---- Wrong arguments, wrong kernels --------------------------------------------------------------
 
 
+@contextmanager
+def edited(folder: Path) -> Iterator[dict[str, Any]]:
+    """What was recorded, written again with its changes."""
+    document = json.loads((folder / FILE).read_text())
+    yield document
+    (folder / FILE).write_text(json.dumps(document))
+
+
+def replace_content(folder: Path, place: dict[str, Any], content: bytes) -> None:
+    """Of a file that a recording names, with its hash."""
+    (folder / place["file"]).write_bytes(content)
+    place["sha256"] = hashlib.sha256(content).hexdigest()
+
+
 def tamper(folder: Path, values: dict[str, float], *, kernel: int = 0, **fields: Any) -> None:
     """Change arguments of a recorded kernel, and other fields of it."""
-    document = json.loads((folder / FILE).read_text())
-    described = document["kernels"][kernel]
-    described.update(fields)
-    places = fields_of(INTERFACES[described["interface"]])
-    for argument in described["arguments"]:
-        if argument["name"] in values:
-            value = values[argument["name"]]
-            argument["bytes"] = struct.pack(f"={places[argument['name']][1]}", value).hex()
-            (argument["value"],) = struct.unpack(
-                f"={places[argument['name']][1]}", bytes.fromhex(argument["bytes"])
-            )
-    (folder / FILE).write_text(json.dumps(document))
+    with edited(folder) as document:
+        described = document["kernels"][kernel]
+        described.update(fields)
+        places = fields_of(INTERFACES[described["interface"]])
+        for argument in described["arguments"]:
+            if argument["name"] in values:
+                form = f"={places[argument['name']][1]}"
+                content = struct.pack(form, values[argument["name"]])
+                argument["bytes"] = content.hex()
+                (argument["value"],) = struct.unpack(form, content)
 
 
 def test_a_wrong_argument_is_the_arguments_fault(group_launch: Path) -> None:
@@ -320,16 +333,11 @@ def test_a_code_object_that_was_replaced_is_told(group_launch: Path) -> None:
 
 
 def test_a_result_that_cannot_be_repeated_is_nobodys_fault(group_launch: Path) -> None:
-    document = json.loads((group_launch / FILE).read_text())
-    result = document["results"]["out"]
-    content = torch.frombuffer(
-        bytearray((group_launch / result["file"]).read_bytes()), dtype=torch.float16
-    )
-    content[5] = 77
-    raw = bytes(content.view(torch.uint8).tolist())
-    (group_launch / result["file"]).write_bytes(raw)
-    result["sha256"] = hashlib.sha256(raw).hexdigest()
-    (group_launch / FILE).write_text(json.dumps(document))
+    with edited(group_launch) as document:
+        result = document["results"]["out"]
+        content = bytearray((group_launch / result["file"]).read_bytes())
+        torch.frombuffer(content, dtype=torch.float16)[5] = 77
+        replace_content(group_launch, result, bytes(content))
     assert diagnosis_of(group_launch).fault == "neither"
 
 
@@ -481,9 +489,12 @@ def test_the_command(group_launch: Path, capsys: pytest.CaptureFixture[str]) -> 
         (lambda folder: edit(folder, "tensors", "q", "shape", [1 << 40, 1, 1]), "not lie in its"),
         (lambda folder: edit(folder, "tensors", "q", "dtype", "float12"), "'float12'"),
         (lambda folder: leave_out(folder, "tensors", "v"), "tensors has no v"),
-        (lambda folder: shorten(folder), "bytes, and regions[0] says"),
-        (lambda folder: shorten(folder, b"x" * 20), "bytes, and regions[0] says"),
-        (lambda folder: flip(folder), "is damaged: its SHA-256 is not what regions[0] says"),
+        (lambda folder: spoil_region(folder, lambda x: x[:-1]), "bytes, and regions[0] says"),
+        (lambda folder: spoil_region(folder, lambda x: x + bytes(20)), "bytes, and regions[0]"),
+        (
+            lambda folder: spoil_region(folder, lambda x: x[:-1] + bytes([x[-1] ^ 1])),
+            "is damaged: its SHA-256 is not what regions[0] says",
+        ),
     ],
 )
 def test_a_damaged_folder_is_refused(
@@ -499,23 +510,15 @@ def test_a_damaged_folder_is_refused(
 
 def edit(folder: Path, *path: Any) -> None:
     """Give a field another value, the last of ``path``."""
-    document = json.loads((folder / FILE).read_text())
     *names, last, value = path
-    place = document
-    for name in names:
-        place = place[name]
-    place[last] = value
-    (folder / FILE).write_text(json.dumps(document))
+    with edited(folder) as document:
+        reduce(getitem, names, document)[last] = value
 
 
 def leave_out(folder: Path, *path: str) -> None:
     """Without a field."""
-    document = json.loads((folder / FILE).read_text())
-    place = document
-    for name in path[:-1]:
-        place = place[name]
-    del place[path[-1]]
-    (folder / FILE).write_text(json.dumps(document))
+    with edited(folder) as document:
+        del reduce(getitem, path[:-1], document)[path[-1]]
 
 
 def link_out(folder: Path) -> None:
@@ -531,19 +534,9 @@ def put_a_pipe(folder: Path) -> None:
     os.mkfifo(folder / "region_0.bin")
 
 
-def flip(folder: Path) -> None:
-    """One bit of a region's file."""
+def spoil_region(folder: Path, change: Callable[[bytes], bytes]) -> None:
     path = folder / "region_0.bin"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-
-
-def shorten(folder: Path, more: bytes = b"") -> None:
-    """A region's file with other bytes behind, or without its last ones."""
-    path = folder / "region_0.bin"
-    content = path.read_bytes()
-    path.write_bytes(content + more if more else content[:-1])
+    path.write_bytes(change(path.read_bytes()))
 
 
 @pytest.mark.parametrize(
@@ -557,10 +550,7 @@ def shorten(folder: Path, more: bytes = b"") -> None:
     ],
 )
 def test_flags_without_meaning_are_refused(
-    group_launch: Path,
-    capsys: pytest.CaptureFixture[str],
-    flags: tuple[str, ...],
-    complaint: str,
+    group_launch: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], complaint: str
 ) -> None:
     assert main(["replay", str(group_launch), *flags]) == 2
     assert complaint in capsys.readouterr().err
