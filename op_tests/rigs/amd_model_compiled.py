@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from jitfmha.bench.report import Progress, Report
@@ -9,7 +11,7 @@ from jitfmha.emulator.profile import LaunchProfile
 from jitfmha.problem.arguments import AttentionOptions
 from jitfmha.problem.dropout import new_rng_state
 
-from .modelled_call import estimate_of, matrix_busy, profiles_of_backward, profiles_of_call
+from .modelled_call import ModelledCall, estimate_of, matrix_busy
 
 _BATCH, _HEADS, _SEQLEN = 4, 32, 4096
 _HDIMS = (96, 64, 128, 192, 256)
@@ -41,8 +43,8 @@ def add_rows(report: Report, quick: bool, progress: Progress) -> None:
         nonlocal conflicts, scratch
         name = f"compiled {chip} bfloat16 {hdim}x{hdim}, {what}"
         extent = (_BATCH, _HEADS, seqlen)
-        call = (chip, torch.bfloat16, (hdim, hdim), extent, sample, progress, options)
-        profile = profiles_of_call(name, *call, kernels="compiled")[0]
+        call = ModelledCall(name, chip, (hdim, hdim), extent, options, sample, kernels="compiled")
+        profile = call.forward(progress)[0]
         conflicts += sum(loop.work.lds_conflict_cycles for loop in profile.main_loops)
         scratch += sum(loop.work.scratch_bytes for loop in profile.main_loops)
         estimate = estimate_of(profile)
@@ -82,19 +84,18 @@ def add_rows(report: Report, quick: bool, progress: Progress) -> None:
 
 
 def _ready_seconds(chip: str, hdim: int, sample: int, progress: Progress) -> float:
-    extent = (_BATCH, _HEADS, _SEQLEN)
-    call = (chip, torch.bfloat16, (hdim, hdim), extent, sample, progress)
     name = f"ready {chip} bfloat16 {hdim}x{hdim}, no mask"
-    return estimate_of(profiles_of_call(name, *call, {})[0]).seconds
+    call = ModelledCall(name, chip, (hdim, hdim), (_BATCH, _HEADS, _SEQLEN), {}, sample)
+    return estimate_of(call.forward(progress)[0]).seconds
 
 
 def _add_decode_rows(report: Report, chip: str, sample: int, progress: Progress) -> None:
     """One query for each of several sequences, whose heads share key heads."""
     hdims, extent = (_DECODE_HDIM, _DECODE_HDIM), (_DECODE_BATCH, _DECODE_HEADS, 1)
-    call = (chip, torch.bfloat16, hdims, extent, sample, progress, AttentionOptions())
     heads_k, seqlen_k = _DECODE_KEYS
     name = f"compiled {chip} bfloat16 {_DECODE_HDIM}x{_DECODE_HDIM}, decode, {seqlen_k} keys"
-    profile = profiles_of_call(name, *call, keys=_DECODE_KEYS, kernels="compiled")[0]
+    call = ModelledCall(name, chip, hdims, extent, {}, sample, kernels="compiled")
+    profile = replace(call, keys=_DECODE_KEYS).forward(progress)[0]
     # Of every workgroup, since keys and values are in no cache before.
     moved = profile.work.global_bytes / profile.ended_workgroups
     read = (moved - _SPLIT_RESULT_BYTES) * profile.launched_workgroups
@@ -109,17 +110,10 @@ def _add_decode_rows(report: Report, chip: str, sample: int, progress: Progress)
 
 
 def _backward_profiles(chip: str, hdim: int, progress: Progress) -> tuple[LaunchProfile, ...]:
-    return profiles_of_backward(
-        f"compiled backward {chip} bfloat16 {hdim}x{hdim}, no mask",
-        chip,
-        torch.bfloat16,
-        (hdim, hdim),
-        (_BATCH, _HEADS, _SEQLEN),
-        _BACKWARD_SAMPLE,
-        progress,
-        {},
-        kernels="compiled",
-    )
+    name = f"compiled backward {chip} bfloat16 {hdim}x{hdim}, no mask"
+    extent = (_BATCH, _HEADS, _SEQLEN)
+    call = ModelledCall(name, chip, (hdim, hdim), extent, {}, _BACKWARD_SAMPLE)
+    return replace(call, kernels="compiled").backward(progress)
 
 
 def _features() -> dict[str, AttentionOptions]:

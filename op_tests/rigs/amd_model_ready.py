@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, TypeVar
-
-import torch
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from jitfmha.amd.tree import HSA_DIR
 from jitfmha.bench.report import Progress, Report
@@ -19,11 +17,10 @@ from jitfmha.problem.arguments import AttentionOptions, Bf16Cvt
 
 from .modelled_call import (
     Kernels,
+    ModelledCall,
     NotServedError,
     check_kernels_of_aiter,
     estimate_of,
-    profiles_of_backward,
-    profiles_of_call,
 )
 
 # Batch, heads of queries and of keys, and seqlen.
@@ -74,42 +71,28 @@ class _Call:
 
     def forward(self, kernels: Kernels, progress: Progress) -> float:
         """Seconds that the model gives these kernels."""
-        batch, heads, heads_k, seqlen = self.problem
-        profiles = profiles_of_call(
-            *(f"{kernels}: {self}", self.chip, torch.bfloat16, self.hdims),
-            *((batch, heads, seqlen), _SAMPLES[self.mask], progress, self.options),
-            keys=(heads_k, seqlen),
-            kernels=kernels,
-        )
-        return _seconds(profiles, kernels)
+        call = self._modelled(f"{kernels}: {self}", _SAMPLES[self.mask], kernels)
+        return _seconds(call.forward(progress), kernels)
 
     def backward(
         self, kernels: Kernels, progress: Progress, *, atomic_fp32: bool | None = None
     ) -> float:
         """The same of all launches of a backward pass."""
-        sample = _SAMPLES[self.mask]
-        profiles = self._backward(
-            kernels, sample, progress, kernels=kernels, atomic_fp32=atomic_fp32
-        )
-        return _seconds(profiles, kernels)
+        call = self._modelled(f"backward, {kernels}: {self}", _SAMPLES[self.mask], kernels)
+        return _seconds(call.backward(progress, atomic_fp32=atomic_fp32), kernels)
 
     def backward_cycles(self, progress: Progress, *, deterministic: bool) -> float:
         """Of all workgroups of our launches together, none of which waits for another one."""
         what = "deterministic" if deterministic else "default"
-        profiles = self._backward(what, _EVERY_WORKGROUP, progress, deterministic=deterministic)
+        call = self._modelled(f"backward, {what}: {self}", _EVERY_WORKGROUP)
+        profiles = call.backward(progress, deterministic=deterministic)
         return sum(_cycles(profile) for profile in profiles)
 
-    def _backward(
-        self, what: str, sample: int, progress: Progress, **choices: Any
-    ) -> tuple[LaunchProfile, ...]:
-        """``choices`` are further ones of `profiles_of_backward`."""
+    def _modelled(self, name: str, sample: int, kernels: Kernels = "own") -> ModelledCall:
         batch, heads, heads_k, seqlen = self.problem
-        return profiles_of_backward(
-            *(f"backward, {what}: {self}", self.chip, torch.bfloat16, self.hdims),
-            *((batch, heads, seqlen), sample, progress, self.options),
-            keys=(heads_k, seqlen),
-            **choices,
-        )
+        extent, keys = (batch, heads, seqlen), (heads_k, seqlen)
+        call = ModelledCall(name, self.chip, self.hdims, extent, self.options, sample)
+        return replace(call, keys=keys, kernels=kernels)
 
 
 def add_rows(report: Report, quick: bool, progress: Progress) -> None:

@@ -7,7 +7,7 @@ workgroups. Figures are the model's; `python -m jitfmha profile` prints what it 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
 import torch
@@ -22,7 +22,7 @@ from jitfmha.problem.problem import BF16_CVTS
 
 from . import amd_model_compiled, amd_model_ready, launcher_suite
 from .amd_model_order import GroupLaunch, in_flight, workgroups_in_order
-from .modelled_call import estimate_of, profiles_of_call
+from .modelled_call import ModelledCall, estimate_of
 
 # A launch of seven rounds on an MI300X: 2048 workgroups without a mask.
 _BATCH, _HEADS, _SEQLEN, _HDIM = 4, 32, 4096, 128
@@ -189,5 +189,5 @@ def _profiles(
     kernel: _Kernel, extent: tuple[int, int, int], sample: int | None, progress: Progress
 ) -> tuple[LaunchProfile, ...]:
     options: AttentionOptions = {"mask": kernel.mask, "bf16_cvt": kernel.bf16_cvt}
-    call = (kernel.chip, kernel.dtype, kernel.hdims, extent, sample, progress, options)
-    return profiles_of_call(str(kernel), *call)
+    call = ModelledCall(str(kernel), kernel.chip, kernel.hdims, extent, options, sample)
+    return replace(call, dtype=kernel.dtype).forward(progress)

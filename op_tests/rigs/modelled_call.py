@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -30,89 +31,92 @@ class NotServedError(RuntimeError):
     """Another kernel than the published one ran."""
 
 
-def profiles_of_call(
-    name: str,
-    chip: str,
-    dtype: torch.dtype,
-    hdims: tuple[int, int],
-    extent: tuple[int, int, int],
-    sample: int | None,
-    progress: Progress,
-    options: AttentionOptions,
-    *,
-    keys: tuple[int, int] | None = None,
-    kernels: Kernels = "own",
-) -> tuple[LaunchProfile, ...]:
-    """Of the launches of one call: of the kernel, and where keys are split of `combine`.
+@dataclass(frozen=True)
+class ModelledCall:
+    """What decides about the time of a call.
 
-    The output is not looked at, since a sample leaves most of it undone.
-
-    Args:
+    Attributes:
         name: what progress is told under.
         chip: which to emulate.
-        dtype: of all tensors.
         hdims: of q and k, and of v.
         extent: batch, heads and seqlen.
-        sample: how many workgroups are run, None for all.
-        progress: told of times.
         options: those of the call.
+        sample: how many workgroups are run, None for all.
+        dtype: of all tensors.
         keys: key heads and seqlen of the keys, where they are not those of the queries.
         kernels: whose kernels are taken.
     """
-    q, k, v, out = _tensors_of_call(dtype, hdims, extent, keys)
-    with (
-        emulate(chip, profile=True, sample=sample) as run,
-        _trees_of(kernels),
-    ):
-        fmha_fwd(q, k, v, out=out, **options)
-        profiles = run.profiles()
-    _tell(name, extent, profiles, progress)
-    return profiles
 
+    name: str
+    chip: str
+    hdims: tuple[int, int]
+    extent: tuple[int, int, int]
+    options: AttentionOptions
+    sample: int | None
+    dtype: torch.dtype = torch.bfloat16
+    keys: tuple[int, int] | None = None
+    kernels: Kernels = "own"
 
-def profiles_of_backward(
-    name: str,
-    chip: str,
-    dtype: torch.dtype,
-    hdims: tuple[int, int],
-    extent: tuple[int, int, int],
-    sample: int | None,
-    progress: Progress,
-    options: AttentionOptions,
-    *,
-    keys: tuple[int, int] | None = None,
-    atomic_fp32: bool | None = None,
-    deterministic: bool = False,
-    kernels: Kernels = "own",
-) -> tuple[LaunchProfile, ...]:
-    """Of the launches of one backward pass, by the arguments of :func:`profiles_of_call`.
+    def forward(self, progress: Progress) -> tuple[LaunchProfile, ...]:
+        """Of its launches: of the kernel, and where keys are split of `combine`.
 
-    What the forward pass would have returned is random, as its values change no cost.
-    ``atomic_fp32`` and ``deterministic`` are those of :func:`jitfmha.fmha_bwd`.
-    """
-    batch, heads, seqlen = extent
-    q, k, v, out = _tensors_of_call(dtype, hdims, extent, keys)
-    dout = _aligned(dtype, *out.shape).copy_(out)
-    dq, dk, dv = (_aligned(dtype, *x.shape) for x in (q, k, v))
-    lse = torch.full((batch, heads, seqlen), 10.0)
-    # Workgroups that take turns are modelled without their waits: one after the other, none waits.
-    threads = 1 if deterministic else None
-    with (
-        emulate(chip, profile=True, sample=sample, threads=threads) as run,
-        _trees_of(kernels),
-    ):
-        fmha_bwd(
-            *(dout, q, k, v, out, lse),
-            dq=dq,
-            dk=dk,
-            dv=dv,
-            atomic_fp32=atomic_fp32,
-            deterministic=deterministic,
-            **options,
+        The output is not looked at, since a sample leaves most of it undone.
+        """
+        q, k, v, out = self._tensors()
+        with emulate(self.chip, profile=True, sample=self.sample) as run, _trees_of(self.kernels):
+            fmha_fwd(q, k, v, out=out, **self.options)
+            profiles = run.profiles()
+        self._tell(profiles, progress)
+        return profiles
+
+    def backward(
+        self, progress: Progress, *, atomic_fp32: bool | None = None, deterministic: bool = False
+    ) -> tuple[LaunchProfile, ...]:
+        """Of the launches of its backward pass.
+
+        What the forward pass would have returned is random, as its values change no cost.
+        ``atomic_fp32`` and ``deterministic`` are those of :func:`jitfmha.fmha_bwd`.
+        """
+        q, k, v, out = self._tensors()
+        dout = _aligned(self.dtype, *out.shape).copy_(out)
+        of_inputs = zip(("dq", "dk", "dv"), (q, k, v), strict=True)
+        gradients = {name: _aligned(self.dtype, *x.shape) for name, x in of_inputs}
+        lse = torch.full(self.extent, 10.0)
+        choices = {"atomic_fp32": atomic_fp32, "deterministic": deterministic}
+        # Workgroups that take turns are modelled without their waits: one after the other, none
+        # waits.
+        threads = 1 if deterministic else None
+        with (
+            emulate(self.chip, profile=True, sample=self.sample, threads=threads) as run,
+            _trees_of(self.kernels),
+        ):
+            fmha_bwd(dout, q, k, v, out, lse, **gradients, **choices, **self.options)  # type: ignore[arg-type]
+            profiles = run.profiles()
+        self._tell(profiles, progress)
+        return profiles
+
+    def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        batch, heads, seqlen = self.extent
+        heads_k, seqlen_k = self.keys or (heads, seqlen)
+        out_dtype = self.dtype if self.dtype.itemsize > 1 else torch.bfloat16
+        q = _aligned(self.dtype, batch, seqlen, heads, self.hdims[0])
+        out = _aligned(out_dtype, batch, seqlen, heads, self.hdims[1])
+        k, v = (_aligned(self.dtype, batch, seqlen_k, heads_k, d) for d in self.hdims)
+        generator = torch.Generator().manual_seed(20260101)
+        for x in (q, k, v, out):
+            # One sequence's values serve all: what they are changes no cost.
+            x.copy_(torch.randn(1, x.shape[1], 1, x.shape[-1], generator=generator))
+        return q, k, v, out
+
+    def _tell(self, profiles: tuple[LaunchProfile, ...], progress: Progress) -> None:
+        estimates = [estimate_of(profile) for profile in profiles]
+        progress(
+            f"{self.name}, seqlen {self.extent[2]}: "
+            f"{' + '.join(f'{estimate.seconds * 1e3:.3f}' for estimate in estimates)} ms "
+            f"give or take {estimates[0].uncertainty:.0%}, "
+            f"{' + '.join(f'{estimate.cycles:.0f}' for estimate in estimates)} cycles, "
+            f"matrix units busy {matrix_busy(profiles):.1%}"
         )
-        profiles = run.profiles()
-    _tell(name, extent, profiles, progress)
-    return profiles
 
 
 def check_kernels_of_aiter(profiles: tuple[LaunchProfile, ...]) -> None:
@@ -127,41 +131,6 @@ def check_kernels_of_aiter(profiles: tuple[LaunchProfile, ...]) -> None:
                 f"{HSA_DIR}={os.environ.get(HSA_DIR, '')} has no kernel that the call may use: "
                 f"{profile.kernel} ran"
             )
-
-
-def _tensors_of_call(
-    dtype: torch.dtype,
-    hdims: tuple[int, int],
-    extent: tuple[int, int, int],
-    keys: tuple[int, int] | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    batch, heads, seqlen = extent
-    heads_k, seqlen_k = keys or (heads, seqlen)
-    out_dtype = dtype if dtype.itemsize > 1 else torch.bfloat16
-    q = _aligned(dtype, batch, seqlen, heads, hdims[0])
-    out = _aligned(out_dtype, batch, seqlen, heads, hdims[1])
-    k, v = (_aligned(dtype, batch, seqlen_k, heads_k, d) for d in hdims)
-    generator = torch.Generator().manual_seed(20260101)
-    for x in (q, k, v, out):
-        # One sequence's values serve all: what they are changes no cost.
-        x.copy_(torch.randn(1, x.shape[1], 1, x.shape[-1], generator=generator))
-    return q, k, v, out
-
-
-def _tell(
-    name: str,
-    extent: tuple[int, int, int],
-    profiles: tuple[LaunchProfile, ...],
-    progress: Progress,
-) -> None:
-    estimates = [estimate_of(profile) for profile in profiles]
-    progress(
-        f"{name}, seqlen {extent[2]}: "
-        f"{' + '.join(f'{estimate.seconds * 1e3:.3f}' for estimate in estimates)} ms "
-        f"give or take {estimates[0].uncertainty:.0%}, "
-        f"{' + '.join(f'{estimate.cycles:.0f}' for estimate in estimates)} cycles, "
-        f"matrix units busy {matrix_busy(profiles):.1%}"
-    )
 
 
 def matrix_busy(profiles: tuple[LaunchProfile, ...]) -> float:

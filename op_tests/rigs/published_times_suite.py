@@ -16,21 +16,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from jitfmha.amd.tree import HSA_DIR
 from jitfmha.bench.report import Progress, Report, SuiteNotAvailable
 from jitfmha.emulator.profile import LaunchProfile
 from jitfmha.problem.arguments import AttentionOptions, Bf16Cvt
 from jitfmha.problem.problem import BF16_CVTS
 
-from .modelled_call import (
-    NotServedError,
-    check_kernels_of_aiter,
-    estimate_of,
-    profiles_of_backward,
-    profiles_of_call,
-)
+from .modelled_call import ModelledCall, NotServedError, check_kernels_of_aiter, estimate_of
 
 _FILE = Path(__file__).with_name("published_times.json")
 _KINDS = {"forward": None, "backward, 16-bit sums": False, "backward, 32-bit sums": True}
@@ -211,16 +203,12 @@ def _profiles(
 
     Workgroups of one launch are alike, so that one of them is enough.
     """
-    options: AttentionOptions = {"bf16_cvt": bf16_cvt}
+    is_forward = atomic_fp32 is None
+    causal = _CAUSAL if is_forward else _CAUSAL_BACKWARD[chip]
+    options: AttentionOptions = {"bf16_cvt": bf16_cvt, "mask": causal if is_causal else 0}
     extent, keys = (1, heads[0], seqlen), (heads[1], seqlen)
-    call = ("", _CHIPS[chip], torch.bfloat16, hdims, extent, 1, _ignore, options)
-    if atomic_fp32 is None:
-        options["mask"] = _CAUSAL if is_causal else 0
-        profiles = profiles_of_call(*call, keys=keys, kernels="named")
-    else:
-        options["mask"] = _CAUSAL_BACKWARD[chip] if is_causal else 0
-        profiles = profiles_of_backward(*call, keys=keys, atomic_fp32=atomic_fp32, kernels="named")
-    return profiles
+    call = ModelledCall("", _CHIPS[chip], hdims, extent, options, 1, keys=keys, kernels="named")
+    return call.forward(_ignore) if is_forward else call.backward(_ignore, atomic_fp32=atomic_fp32)
 
 
 def _ignore(_: str) -> None:
