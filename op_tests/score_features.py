@@ -13,6 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from jitfmha.kernels.modifiers import ModifierTraits
+from jitfmha.problem.score_features import AskedModifiers
+
+NO_MODIFIERS = ModifierTraits("compiled")
+ALL_MODIFIERS = ModifierTraits("compiled", AskedModifiers("fp32", True, 1, True, 1), dropout=True)
 Options = dict[str, Any]
 
 

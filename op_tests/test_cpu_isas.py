@@ -19,10 +19,12 @@ from inputs import DTYPES, lay_out, prefix_sums, random_qkv
 from torch import Tensor
 from untyped import explain, fmha_fwd
 
-from jitfmha.kernels.cpu import BESIDE_TILE_UNIT, CpuModifiers, CpuTraits, launcher_spec
+from jitfmha.kernels.cpu import BESIDE_TILE_UNIT, CpuTraits, launcher_spec
+from jitfmha.kernels.modifiers import ModifierTraits
 from jitfmha.planning.target import CpuIsa, cpu_isas_here
 from jitfmha.problem.float64_reference import attention, attention_packed
 from jitfmha.problem.problem import Direction
+from jitfmha.problem.score_features import AskedModifiers
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -238,9 +240,10 @@ def test_other_isas_are_compiled(tmp_path: Path, other_isa: CpuIsa, dtype: str) 
     """What this processor does not run: for another one, by a compiler that has all of them."""
     pytest.importorskip("ziglang", reason="a compiler for other processors comes with ziglang")
     machine, in_elf = ("aarch64", 183) if other_isa == "neon" else ("x86_64", 62)
-    everything = CpuModifiers(dtype, alibi=True, softcap=True, sink_tokens=True, dropout=True)
-    kernels: list[tuple[str, bool, CpuModifiers, Direction]] = [
-        ("gm0", False, CpuModifiers(), "forward"),
+    asked = AskedModifiers(dtype, alibi_slopes=True, logit_softcap=True, sink_size=True)
+    everything = ModifierTraits("cpu", asked, dropout=True)
+    kernels: list[tuple[str, bool, ModifierTraits, Direction]] = [
+        ("gm0", False, ModifierTraits("cpu"), "forward"),
         ("gm1", True, everything, "forward"),
     ]
     if other_isa in BESIDE_TILE_UNIT:

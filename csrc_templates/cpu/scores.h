@@ -257,6 +257,7 @@ struct Scores {
   float scale_over_softcap;
   int64_t sink_size;  // the first keys that a window's left side does not hide
   Modifiers modifiers;
+  Strides bias_strides;
 
   Scores(const FmhaShape& shape, const Modifiers& given)
       : Scores(shape.softmax_scale, shape, given) {}
@@ -283,7 +284,8 @@ struct Scores {
         softcap(shape.logit_softcap),
         scale_over_softcap(kSoftcap ? finite(softmax_scale / softcap) : 0.0f),
         sink_size(kSinkTokens ? shape.sink_size : 0),
-        modifiers(given) {}
+        modifiers(given),
+        bias_strides{given.bias_batch, given.bias_seq, given.bias_head, given.bias_hdim} {}
 
   static float finite(float a) { return std::min(a, std::numeric_limits<float>::max()); }
 
@@ -300,15 +302,13 @@ struct Scores {
       if (kInt8Probabilities)
         rows.p_scale[i] = 1.0f / descale_of(modifiers.p_descale, seq.index, head);
       if (kAlibi) {
-        rows.slope[i] =
-            -modifiers
-                 .alibi_slopes[seq.index * modifiers.alibi_batch + head * modifiers.alibi_head];
+        rows.slope[i] = -modifiers.alibi_slopes[seq.index * modifiers.alibi_slopes_batch +
+                                                head * modifiers.alibi_slopes_head];
         rows.diagonal[i] = float(query + seq.seqlen_k - seq.seqlen_q);
       }
       if (kBias != Bias::none) {
         const auto* bias = static_cast<const BiasElement*>(modifiers.bias);
-        rows.bias[i] =
-            tile.at(seq.queries_of(bias, modifiers.bias_strides), modifiers.bias_strides, n);
+        rows.bias[i] = tile.at(seq.queries_of(bias, bias_strides), bias_strides, n);
         if (modifiers.dbias)
           rows.dbias[i] = tile.at(seq.queries_of(modifiers.dbias, modifiers.dbias_strides),
                                   modifiers.dbias_strides, n);
@@ -322,7 +322,7 @@ struct Scores {
   void stage_bias(const ScoreRows<kVectors>& rows, int begin, int end, int64_t seqlen_k,
                   float* to) const {
     constexpr int kKeys = kStagedBias * kLanes;
-    const int64_t key_stride = modifiers.bias_strides.hdim;
+    const int64_t key_stride = bias_strides.hdim;
     to += begin / kStagedBias * kVectors * kLanes;
     for (int key = begin; key < end; key += kKeys, to += kLanes * kVectors * kLanes) {
       const int64_t first = rows.first_key + key;
@@ -424,8 +424,7 @@ struct Scores {
     if (!kModifiesScores) return dots;
     const Vec none = simd::broadcast(0.0f);
     Vec bias = none, slope = none, distance = none;
-    if (kBias != Bias::none)
-      bias = bias_along_row(rows.bias[0], modifiers.bias_strides.hdim, key, seqlen_k);
+    if (kBias != Bias::none) bias = bias_along_row(rows.bias[0], bias_strides.hdim, key, seqlen_k);
     if (kAlibi) {
       float distances[kLanes];
       for (int i = 0; i < kLanes; ++i) distances[i] = rows.diagonal[0] - float(key + i);

@@ -17,16 +17,24 @@ from torch import Tensor
 
 from ..jit.loader import is_built, load
 from ..jit.render import render
-from ..jit.shared_struct import FLOAT, INT32, INT64, Pointer, SharedStruct
+from ..jit.shared_struct import FLOAT, INT32, INT64, FieldType, Pointer, SharedStruct
 from ..jit.spec import MAX_NAME, BuildSpec
 from ..planning.plan import Launch, Plan, Reason, Refusal
 from ..planning.target import CpuIsa, CpuTarget, Target
 from ..problem.arguments import Descales, Dropout, KeyOptions, Tensors
-from ..problem.dropout import largest_kept
 from ..problem.dtypes import EIGHT_BIT_NAMES
 from ..problem.features import Feature
 from ..problem.problem import Direction, GradientStrides, PlainSizes, Problem, check_pages
-from ..problem.score_features import Modifiers
+from ..problem.score_features import NUMBER_FEATURES, TENSOR_FEATURES, Modifiers
+from .modifiers import (
+    ModifierTraits,
+    address,
+    packed_dropout,
+    packed_numbers,
+    packed_tensors,
+    packed_window,
+    served_features,
+)
 
 NAME = "cpu"
 SERVES = frozenset(
@@ -48,12 +56,7 @@ SERVES = frozenset(
         Feature.WINDOW_MASK,
         Feature.TOP_LEFT_MASK,
         Feature.LSE,
-        Feature.BIAS,
-        Feature.BOOLEAN_BIAS,
-        Feature.ALIBI,
-        Feature.SOFTCAP,
-        Feature.SINKS,
-        Feature.SINK_TOKENS,
+        *served_features("cpu"),
         Feature.DROPOUT,
         Feature.PAGED_KEYS,
         Feature.NUM_SPLITS,
@@ -135,8 +138,7 @@ _SHAPE = {
     "window_right": INT64,
     "bottom_right": INT32,
     "softmax_scale": FLOAT,
-    "logit_softcap": FLOAT,
-    "sink_size": INT64,
+    **{row.name: FLOAT if row.schema == "float" else INT64 for row in NUMBER_FEATURES},
     "largest_kept": INT32,
     "keep_scale": FLOAT,
     "seqlen_q": INT64,
@@ -176,16 +178,14 @@ DESCALE = SharedStruct(
     "Descale",
     {"values": Pointer("const float"), "batch": INT64, "head": INT64, "group": INT64},
 )
+_SCORE_TENSORS: dict[str, FieldType] = {}
+for _row in TENSOR_FEATURES:
+    _SCORE_TENSORS[_row.name] = Pointer(f"const {_row.element}")
+    _SCORE_TENSORS |= dict.fromkeys(_row.stride_names, INT64)  # in elements
 MODIFIERS = SharedStruct(
     "Modifiers",
     {
-        "bias": Pointer("const void"),
-        "bias_strides": STRIDES,
-        "alibi_slopes": Pointer("const float"),
-        "alibi_batch": INT64,
-        "alibi_head": INT64,
-        "sink": Pointer("const float"),
-        "sink_head": INT64,
+        **_SCORE_TENSORS,
         "rng_state": Pointer("const std::int64_t"),
         "dbias": Pointer("float"),
         "dbias_strides": STRIDES,
@@ -223,73 +223,7 @@ def propose(problem: Problem, target: Target) -> CpuPlan | Refusal:
     return CpuPlan(problem, target)
 
 
-@dataclass(frozen=True)
-class CpuModifiers:
-    """What is compiled in beside the mask. A learned sink is not: it costs a look for each row."""
-
-    bias: str = "none"
-    alibi: bool = False
-    softcap: bool = False
-    sink_tokens: bool = False
-    dropout: bool = False
-
-    @classmethod
-    def of(cls, problem: Problem) -> CpuModifiers:
-        """What a problem asks for."""
-        return cls(
-            bias=problem.modifiers.bias or "none",
-            alibi=bool(problem.modifiers.alibi_slopes),
-            softcap=problem.modifiers.logit_softcap > 0,
-            sink_tokens=problem.modifiers.sink_size > 0,
-            dropout=problem.dropout_p > 0,
-        )
-
-    @property
-    def suffix(self) -> str:
-        """The part of a kernel's name; short, as names have a limit."""
-        bias = "" if self.bias == "none" else f"_bias_{self.bias}"
-        named = {"alibi": "alibi", "cap": "softcap", "sinks": "sink_tokens", "drop": "dropout"}
-        return bias + "".join(f"_{short}" for short, name in named.items() if getattr(self, name))
-
-    def values(self) -> dict[str, str]:
-        """Those of the template."""
-        # "bool" is no name in C++.
-        bias = "boolean" if self.bias == "bool" else self.bias
-        return {name: str(value).lower() for name, value in vars(self).items()} | {"bias": bias}
-
-
-@dataclass(frozen=True)
-class CpuDescales:
-    """What is compiled in for the scales of 8-bit inputs."""
-
-    given: bool = False
-    of_query_heads: bool = False
-    of_probabilities: bool = False
-
-    @classmethod
-    def of(cls, problem: Problem) -> CpuDescales:
-        """What a problem asks for."""
-        strides = problem.q_descale, problem.k_descale, problem.v_descale
-        return cls(
-            given=any(x is not None for x in strides),
-            of_query_heads=problem.has_query_head_descale,
-            of_probabilities=problem.has_p_descale,
-        )
-
-    @property
-    def suffix(self) -> str:
-        """The part of a kernel's name."""
-        given = "_query_head_descales" if self.of_query_heads else "_descales"
-        return (given if self.given else "") + ("_int8_p" if self.of_probabilities else "")
-
-    def values(self) -> dict[str, str]:
-        """Those of the template."""
-        named = {
-            "descales": self.given,
-            "query_head_descales": self.of_query_heads,
-            "int8_probabilities": self.of_probabilities,
-        }
-        return {name: str(value).lower() for name, value in named.items()}
+_NO_MODIFIERS = ModifierTraits("cpu")
 
 
 @dataclass(frozen=True)
@@ -303,9 +237,12 @@ class CpuTraits:
     mode: str
     isa: CpuIsa
     direction: Direction = "forward"
-    modifiers: CpuModifiers = CpuModifiers()
+    modifiers: ModifierTraits = _NO_MODIFIERS
     paged: bool = False
-    descales: CpuDescales = CpuDescales()
+    # Scales of 8-bit inputs, and whether those of q differ among the query heads of a key head.
+    descales: bool = False
+    query_head_descales: bool = False
+    int8_probabilities: bool = False
     int8_kv: bool = False  # where q is none
     column_major_v: bool = False
 
@@ -314,6 +251,7 @@ class CpuTraits:
         """What a problem asks for, on a CPU with ``isa``."""
         multiplies_bf16 = problem.dtype == problem.kv_dtype == "bf16"
         uses_tile_unit = multiplies_bf16 and not problem.has_column_major_v
+        scales = problem.q_descale, problem.k_descale, problem.v_descale
         return cls(
             dtype=problem.dtype,
             hdim_q=problem.hdim_q,
@@ -321,10 +259,12 @@ class CpuTraits:
             masked=not problem.mask.is_none,
             mode=problem.mode,
             isa=isa if uses_tile_unit else BESIDE_TILE_UNIT.get(isa, isa),
-            modifiers=CpuModifiers.of(problem),
-            paged=problem.is_paged,
             direction=problem.direction,
-            descales=CpuDescales.of(problem),
+            modifiers=ModifierTraits.of(problem, "cpu"),
+            paged=problem.is_paged,
+            descales=any(x is not None for x in scales),
+            query_head_descales=problem.has_query_head_descale,
+            int8_probabilities=problem.has_p_descale,
             int8_kv=problem.kv_dtype != problem.dtype,
             column_major_v=problem.has_column_major_v,
         )
@@ -332,12 +272,20 @@ class CpuTraits:
     @property
     def name(self) -> str:
         """The kernel's name."""
-        hdims = f"{self.hdim_q}x{self.hdim_v}"
-        dtypes = self.dtype + ("_int8kv" if self.int8_kv else "") + self.descales.suffix
-        hdims += "c" if self.column_major_v else ""
-        mode = f"{self.mode}_paged" if self.paged else self.mode
-        kind = f"{dtypes}_{hdims}_{self.mask}{self.modifiers.suffix}_{mode}"
-        return f"cpu_{self.short_direction}_{kind}_{self.isa}"
+        descales = "query_head_descales" if self.query_head_descales else "descales"
+        words = (
+            f"cpu_{self.short_direction}_{self.dtype}",
+            "int8kv" if self.int8_kv else "",
+            descales if self.descales else "",
+            "int8_p" if self.int8_probabilities else "",
+            f"{self.hdim_q}x{self.hdim_v}{'c' if self.column_major_v else ''}",
+            self.mask,
+            *self.modifiers.words(),
+            self.mode,
+            "paged" if self.paged else "",
+            self.isa,
+        )
+        return "_".join(word for word in words if word)
 
     @property
     def out_dtype(self) -> str:
@@ -360,6 +308,10 @@ class CpuTraits:
         return "window" if self.masked else "none"
 
 
+# Traits that are constants under their names.
+_SWITCHES = ("column_major_v", "descales", "int8_probabilities", "paged", "query_head_descales")
+
+
 @lru_cache(maxsize=256)
 def launcher_spec(traits: CpuTraits) -> BuildSpec:
     """The source and the flags of the launcher for ``traits``."""
@@ -376,16 +328,14 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
         "dtype": traits.dtype,
         "kv_dtype": "int8" if traits.int8_kv else traits.dtype,
         "out_dtype": traits.out_dtype,
-        "column_major_v": str(traits.column_major_v).lower(),
         "hdim_q": traits.hdim_q,
         "hdim_v": traits.hdim_v,
         "mask": traits.mask,
         "mode": traits.mode,
-        "paged": str(traits.paged).lower(),
         "tile_unit": str(traits.isa in _TILE_UNITS).lower(),
         "shared_structs": "\n\n".join(x.cpp() for x in structs),
-        **traits.modifiers.values(),
-        **traits.descales.values(),
+        "score_constants": traits.modifiers.constants(),
+        **{name: str(getattr(traits, name)).lower() for name in _SWITCHES},
     }
     origin = {"origin": f"csrc_templates/{traits.template} for {traits.name}"}
     return BuildSpec(
@@ -412,7 +362,8 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
         why=(
             f"the first {traits.dtype} {_CALLS[traits.direction]} in {traits.mode} with hdim "
             f"{traits.hdim_q}x{traits.hdim_v} and mask {traits.mask}"
-            f"{traits.modifiers.suffix.replace('_', ' ')}{' in pages' if traits.paged else ''}"
+            f"{''.join(f', {word}' for word in traits.modifiers.words())}"
+            f"{' in pages' if traits.paged else ''}"
         ),
     )
 
@@ -460,18 +411,15 @@ class CpuPlan(Plan):
 
     def bind(self) -> None:
         """Build and load the launcher where needed."""
-        problem, mask = self.problem, self.problem.mask
+        problem = self.problem
         self._entry = _entry(self.traits)
         self._is_group = problem.mode == "gm1"
         self._constants = (
             *(problem.batch, problem.heads_q, problem.heads_k),
-            _OPEN_SIDE if mask.left is None else min(mask.left, _OPEN_SIDE),
-            _OPEN_SIDE if mask.right is None else min(mask.right, _OPEN_SIDE),
-            not mask.top_left,
+            *packed_window(problem.mask, _OPEN_SIDE),
             problem.softmax_scale,
-            problem.modifiers.logit_softcap,
-            min(problem.modifiers.sink_size, _OPEN_SIDE),
-            *(largest_kept(problem.dropout_p), 1 / (1 - problem.dropout_p)),
+            *packed_numbers(problem, _OPEN_SIDE),
+            *packed_dropout(problem),
         )
 
     def serves(self, sizes: PlainSizes) -> bool:
@@ -527,7 +475,7 @@ class CpuLaunch:
             scales = _NO_DESCALES
             if descales is not None:
                 scales = _located_descales(descales, self._group)
-            modifying = _packed_modifiers(modifiers or Modifiers(), dropout, scales)
+            modifying = _packed_modifiers(modifiers, dropout, scales)
         sums_q = sums_k = padded_q = padded_k = 0
         if cu_seqlens is not None:
             sums_q, sums_k, padded_q, padded_k = [x.data_ptr() for x in cu_seqlens[:4]]
@@ -564,11 +512,11 @@ class CpuBackwardLaunch:
         dout, dlse, *written, dbias = tensors.gradients
         read = tensors.q, tensors.k, tensors.v, tensors.out, dout, tensors.lse, dlse
         sums = (None,) * 4 if tensors.cu_seqlens is None else tensors.cu_seqlens[:4]
-        packed = TENSORS["backward"].packer.pack(*map(_address, (*read, *written, *sums)))
+        packed = TENSORS["backward"].packer.pack(*map(address, (*read, *written, *sums)))
         modifying = None
         if tensors.modifiers is not None or tensors.dropout is not None:
-            modifiers = tensors.modifiers or Modifiers()
-            modifying = _packed_modifiers(modifiers, tensors.dropout, _NO_DESCALES, dbias)
+            modifiers, dropout = tensors.modifiers, tensors.dropout
+            modifying = _packed_modifiers(modifiers, dropout, _NO_DESCALES, dbias)
         if self._entry(self._shape, packed, modifying) != 0:
             raise MemoryError(_NO_MEMORY)
 
@@ -606,21 +554,19 @@ def _located_descales(descales: Descales, group: int) -> tuple[int, ...]:
 
 
 def _packed_modifiers(
-    modifiers: Modifiers,
+    modifiers: Modifiers | None,
     dropout: Dropout | None,
     descales: tuple[int, ...],
     dbias: Tensor | None = None,
 ) -> bytes:
-    bias, slopes, sink = modifiers.bias, modifiers.alibi_slopes, modifiers.sink
-    rng_state = None if dropout is None else dropout.rng_state
-    of_bias = (0, 0, 0, 0) if bias is None else _bias_strides(bias)
-    of_slopes = (0, 0) if slopes is None else (*(0,) * (2 - slopes.dim()), *slopes.stride())
+    of_dbias = (0, 0, 0, 0)
+    if dbias is not None:
+        *batch, head, query, key = dbias.stride()
+        of_dbias = batch[0] if batch else 0, query, head, key
     return MODIFIERS.packer.pack(
-        *(_address(bias), *of_bias),
-        *(_address(slopes), *of_slopes),
-        *(_address(sink), 0 if sink is None else sink.stride(0)),
-        _address(rng_state),
-        *(_address(dbias), *((0, 0, 0, 0) if dbias is None else _bias_strides(dbias))),
+        *packed_tensors(modifiers),
+        address(None if dropout is None else dropout.rng_state),
+        *(address(dbias), *of_dbias),
         *descales,
     )
 
@@ -628,18 +574,7 @@ def _packed_modifiers(
 def _packed_keys(keys: KeyOptions, k: Tensor) -> bytes:
     table, num_splits, out_accum, lse_accum = keys
     pages = (0, 0, 0) if table is None else (table.data_ptr(), table.stride(0), k.shape[0])
-    return KEY_OPTIONS.packer.pack(*pages, num_splits, _address(out_accum), _address(lse_accum))
-
-
-def _address(x: Tensor | None) -> int:
-    return 0 if x is None else x.data_ptr()
-
-
-def _bias_strides(bias: Tensor) -> tuple[int, int, int, int]:
-    """Between batches, queries, heads and keys; 0 where one serves all."""
-    pairs = zip(bias.shape, bias.stride(), strict=True)
-    *batch, head, query, key = [0 if size == 1 else stride for size, stride in pairs]
-    return batch[0] if batch else 0, query, head, key
+    return KEY_OPTIONS.packer.pack(*pages, num_splits, address(out_accum), address(lse_accum))
 
 
 @cache

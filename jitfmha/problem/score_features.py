@@ -51,7 +51,8 @@ class ScoreFeature:
         schema: its type in the schemas of the operators: "Tensor?", "float" or "SymInt".
         default: what turns it off: None, 0.0 or 0.
         features: all that calls with it may ask for.
-        flag: its constant in the sources of kernels, without the k (CPU) or kHas (AMD) before it.
+        flag: its constant in the sources of kernels, without the k before it, or in those of AMD
+            GPUs kHas where it is true or false.
         word: what it is called in a kernel's name.
         check: gives a number as ``Modifiers`` has it; raises ``TypeError`` or ``ValueError``.
         check_tensor: the same for a tensor beside the others of the call.
@@ -87,6 +88,11 @@ class ScoreFeature:
             raise ValueError(
                 f"{self.name} asks for no feature: families that lack it would ignore it"
             )
+
+    @property
+    def stride_names(self) -> list[str]:
+        """Of a tensor the fields of its strides in the structs that kernels read."""
+        return [f"{self.name}_{dimension}" for dimension in self.dimensions]
 
     def is_off(self, value: object) -> bool:
         """Whether a value of the argument turns the feature off."""
@@ -244,6 +250,7 @@ SCORE_FEATURES = [
 ]
 
 TENSOR_FEATURES = [row for row in SCORE_FEATURES if row.default is None]
+NUMBER_FEATURES = [row for row in SCORE_FEATURES if row.default is not None]
 
 if TYPE_CHECKING:
     # What the rows come to, for type checkers.

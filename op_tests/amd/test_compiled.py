@@ -13,7 +13,7 @@ import torch
 from closeness import assert_close
 from compiled_calls import ARCHS, check, draw, run
 from inputs import prefix_sums
-from score_features import FEATURES, Shape, options_of
+from score_features import ALL_MODIFIERS, FEATURES, NO_MODIFIERS, Shape, options_of
 from untyped import explain, fmha_fwd
 
 from jitfmha import dropout_randval, emulate, jit, mha_fwd_splitkv
@@ -21,13 +21,14 @@ from jitfmha.amd.chips import Arch
 from jitfmha.amd.code_object import kernel_metadata
 from jitfmha.jit.elf import Elf
 from jitfmha.jit.toolchain.device_hip import device_hip_in_words
-from jitfmha.kernels.compiled.traits import Access, ForwardTraits, ModifierTraits, kernel_spec
+from jitfmha.kernels.compiled.traits import Access, ForwardTraits, kernel_spec
+from jitfmha.kernels.modifiers import ModifierTraits
 from jitfmha.problem.features import Feature
 from jitfmha.problem.float64_reference import attention, attention_packed, unpaged
+from jitfmha.problem.score_features import AskedModifiers
 
 _THOUSANDS = 4000
 MODIFIERS = tuple(sorted(set(FEATURES) - {"everything"}))
-ALL_MODIFIERS = ModifierTraits("fp32", *(True,) * 6)
 # Which leave every key of a call some weight.
 _TWO_FEATURES = ("softcap", "dropout")
 
@@ -156,9 +157,13 @@ def test_a_soft_cap_far_above_the_logits(rng: torch.Generator, arch: str) -> Non
         )
         for is_masked in (False, True)
         for access in get_args(Access)
-        for modifiers in (ModifierTraits(), ModifierTraits("bf16"), ALL_MODIFIERS)
+        for modifiers in (
+            NO_MODIFIERS,
+            ModifierTraits("compiled", AskedModifiers("bf16")),
+            ALL_MODIFIERS,
+        )
         # Wide pages are for calls without biases and dropout.
-        if access != "wide_pages" or modifiers == ModifierTraits()
+        if access != "wide_pages" or modifiers == NO_MODIFIERS
         for stacks_heads in (False, True)
     ],
     2,
@@ -181,6 +186,7 @@ def test_nothing_is_spilled(
         is_masked=is_masked,
         access=access,
         modifiers=modifiers,
+        has_large_softcap=modifiers == ALL_MODIFIERS,
         kv_dtype="bf16",
         stacks_heads=stacks_heads,
     )

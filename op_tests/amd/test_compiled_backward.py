@@ -13,7 +13,7 @@ import pytest
 import torch
 from compiled_calls import ARCHS, DTYPES, CompiledCall, draw
 from inputs import lay_out, prefix_sums, random_qkv
-from score_features import FEATURES, Options, Shape, options_of
+from score_features import ALL_MODIFIERS, FEATURES, NO_MODIFIERS, Options, Shape, options_of
 from torch import Tensor
 from untyped import fmha_bwd, fmha_fwd
 
@@ -22,12 +22,11 @@ from jitfmha.amd.chips import Arch
 from jitfmha.amd.code_object import kernel_metadata
 from jitfmha.jit.elf import Elf
 from jitfmha.kernels.compiled.backward_traits import BackwardTraits, backward_spec
-from jitfmha.kernels.compiled.traits import ModifierTraits
+from jitfmha.kernels.modifiers import ModifierTraits
 from jitfmha.problem.float64_reference import attention, attention_packed
 
 _THOUSANDS = 4000
 MODIFIERS = tuple(sorted(set(FEATURES) - {"everything"}))
-ALL_MODIFIERS = ModifierTraits("fp32", alibi=True, softcap=True, sink_tokens=True, dropout=True)
 # Of the largest gradient: sums of rounded products.
 TOLERANCE = {"bf16": 4e-2, "fp16": 1e-2}
 
@@ -302,7 +301,7 @@ _NARROW = ((128, 128), (64, 64), (96, 8))
         for is_masked in (False, True)
         for access in ("near", "far")
         for hdims, modifiers in (
-            *((hdims, ModifierTraits()) for hdims in (*_WIDE, *_NARROW, (255, 251), (61, 100))),
+            *((hdims, NO_MODIFIERS) for hdims in (*_WIDE, *_NARROW, (255, 251), (61, 100))),
             *((hdims, ALL_MODIFIERS) for hdims in (*_WIDE, *_NARROW)),
         )
     ],
@@ -332,7 +331,7 @@ def test_nothing_is_spilled(
 
 def test_wide_heads_have_a_kernel_each_for_dk_and_dv() -> None:
     traits = BackwardTraits(
-        *("gfx950", "bf16", 192, 128, "gm0", "rtne", False, "near"), ModifierTraits()
+        *("gfx950", "bf16", 192, 128, "gm0", "rtne", False, "near"), NO_MODIFIERS
     )
     assert [each.rows for each in traits.kernels()] == ["q", "k"]
     assert [each.rows for each in replace(traits, hdim_v=129).kernels()] == ["q", "k", "k"]

@@ -23,19 +23,19 @@ from compiled_calls import (
 )
 from inputs import prefix_sums
 from int8_calls import check_both_products, random_scales
-from score_features import FEATURES, Shape
+from score_features import ALL_MODIFIERS, FEATURES, NO_MODIFIERS, Shape
 from untyped import explain, fmha_fwd, mla_absorbed_fwd
 
 from jitfmha import emulate, jit
 from jitfmha.amd.chips import Arch
 from jitfmha.amd.code_object import kernel_metadata
 from jitfmha.jit.elf import Elf
-from jitfmha.kernels.compiled.traits import Access, ForwardTraits, ModifierTraits, kernel_spec
+from jitfmha.kernels.compiled.traits import Access, ForwardTraits, kernel_spec
+from jitfmha.kernels.modifiers import ModifierTraits
 from jitfmha.problem.float64_reference import attention, attention_packed, unpaged
 
 _THOUSANDS = 4000
 MODIFIERS = tuple(sorted(set(FEATURES) - {"everything"}))
-ALL_MODIFIERS = ModifierTraits("fp32", *(True,) * 6)
 
 
 @pytest.mark.sample("number", range(_THOUSANDS), 2)
@@ -228,9 +228,9 @@ def test_latent_attention(rng: torch.Generator, arch: str, dtype: torch.dtype) -
         )
         if dtypes[0] != "fp32" or hdims[0] <= 256
         for access in get_args(Access)
-        for modifiers in (ModifierTraits(), ALL_MODIFIERS)
+        for modifiers in (NO_MODIFIERS, ALL_MODIFIERS)
         # Wide pages are for calls without biases and dropout.
-        if access != "wide_pages" or modifiers == ModifierTraits()
+        if access != "wide_pages" or modifiers == NO_MODIFIERS
         # Of odd heads in small pages so much is loaded that the compiler unrolls no loop of it.
         if access != "paged" or hdims != (255, 251) or "fp32" not in dtypes
         for is_v_column_major in (False, True)
@@ -260,6 +260,7 @@ def test_nothing_is_spilled(
         is_masked=True,
         access=access,
         modifiers=modifiers,
+        has_large_softcap=modifiers == ALL_MODIFIERS,
         kv_dtype=kv_dtype,
         has_descales=kv_dtype not in ("bf16", "fp32"),
         has_int8_probabilities=dtype == "int8",

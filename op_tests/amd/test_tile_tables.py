@@ -18,7 +18,8 @@ from jitfmha.kernels.compiled.backward_traits import BackwardTraits, backward_sp
 from jitfmha.kernels.compiled.tile_rules import TILE_RULES, check_table
 from jitfmha.kernels.compiled.tile_table import KernelPart, TileTableError, read_table
 from jitfmha.kernels.compiled.tiles import tile_for, tile_table
-from jitfmha.kernels.compiled.traits import ForwardTraits, ModifierTraits, kernel_spec
+from jitfmha.kernels.compiled.traits import ForwardTraits, kernel_spec
+from jitfmha.kernels.modifiers import ModifierTraits
 
 ARCHS: tuple[Arch, ...] = get_args(Arch)
 FOLDER = Path(form.__file__).parent
@@ -174,10 +175,12 @@ def test_the_widest_kernel_of_a_row_takes_its_lds(tile: tuple[Arch, form.Tile]) 
     options = {"is_masked": True, "access": "near"}
     common = arch, row.dtypes[0], row.hdim_q, row.hdim_v, "gm0", "rtne"
     if row.kernel == "forward":
-        plain = {"modifiers": ModifierTraits(), "kv_dtype": row.dtypes[0]}
+        plain = {"modifiers": ModifierTraits("compiled"), "kv_dtype": row.dtypes[0]}
         traits = ForwardTraits(*common, **options, **plain)
         image, symbol = jit.read(kernel_spec(traits)), traits.name
     else:
-        backward = BackwardTraits(*common, **options, modifiers=ModifierTraits(dropout=True))
+        backward = BackwardTraits(
+            *common, **options, modifiers=ModifierTraits("compiled", dropout=True)
+        )
         image, symbol = jit.read(backward_spec(backward)), f"{backward.name}_{row.kernel}"
     assert kernel_descriptors(Elf(image))[symbol].lds_bytes == row.lds_bytes

@@ -20,6 +20,7 @@ from typing import get_args
 
 import pytest
 from rigs.hiprtc_on_clang import write_hiprtc
+from score_features import ALL_MODIFIERS
 
 from jitfmha import jit
 from jitfmha.amd.chips import Arch
@@ -30,7 +31,7 @@ from jitfmha.jit.toolchain import hip_libraries as hip_runtime
 from jitfmha.jit.toolchain.device_clang import DeviceClang
 from jitfmha.jit.toolchain.device_hiprtc import DeviceHiprtc
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
-from jitfmha.kernels.compiled.traits import ForwardTraits, ModifierTraits, kernel_spec
+from jitfmha.kernels.compiled.traits import ForwardTraits, kernel_spec
 
 from .conftest import REAL_COMPILER
 
@@ -264,12 +265,12 @@ def test_code_is_that_of_clang(hiprtc: Path, cache: Path) -> None:
 @pytest.mark.sample("arch", get_args(Arch), 1)
 def test_a_compiled_kernel_is_that_of_clang(hiprtc: Path, cache: Path, arch: Arch) -> None:
     """The package's own sources: no name of theirs meets one of hiprtc's."""
-    modifiers = ModifierTraits("fp32", *(True,) * 6)
     traits = ForwardTraits(
         *(arch, "bf16", 128, 96, "gm1", "rtne"),
         is_masked=True,
         access="near",
-        modifiers=modifiers,
+        modifiers=ALL_MODIFIERS,
+        has_large_softcap=True,
         kv_dtype="bf16",
     )
     by_hiprtc = instructions(kernel_spec(traits))

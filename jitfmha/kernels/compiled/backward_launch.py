@@ -24,8 +24,9 @@ from ..launcher import (
     TENSORS,
     BoundKernel,
 )
+from ..modifiers import read_tensors
 from ..ready.key_split import ONE_SPLIT
-from .modifiers import modifier_constants, modifier_tensors, packed_modifiers
+from .modifiers import modifier_constants, packed_modifiers
 
 Rows = Literal["q", "k"]
 """Whose rows the workgroups of a kernel have."""
@@ -239,7 +240,7 @@ class BackwardLaunch(NamedTuple):
                 raise first.error(status)
             return
         # Who watches sees each launch with the memory that it may touch.
-        beside = (*(cu_seqlens or ())[:4], *modifier_tensors(modifiers, dropout), between)
+        beside = (*(cu_seqlens or ())[:4], *read_tensors(modifiers, dropout), between)
         for kernel, alone, leaves_alone in one_by_one:
             with launching((*_but(leaves_alone, tensors, gradients), *beside)):
                 status = entry(alone, modifying, packed_tensors)

@@ -9,16 +9,17 @@ from ... import jit
 from ...amd.chips import Arch
 from ...amd.kernel_arguments import backward_structs
 from ...problem.problem import Problem
+from ..modifiers import ModifierTraits
 from .backward_launch import ELEMENT_BYTES, BackwardKernel, Rows
 from .device_spec import device_spec
 from .tile_table import KernelPart, Tile
 from .tiles import tile_for
 from .traits import (
     Access,
-    ModifierTraits,
     SharedTraits,
     elements_of,
     far_stride_bytes,
+    has_large_softcap,
     has_roundings,
 )
 
@@ -52,7 +53,8 @@ class BackwardTraits(SharedTraits):
             bf16_cvt=problem.bf16_cvt if has_roundings(arch, problem.dtype) else "rtne",
             is_masked=not problem.mask.is_none,
             access=_access_of(problem, tile),
-            modifiers=ModifierTraits.of(without_sink),
+            modifiers=ModifierTraits.of(without_sink, "compiled"),
+            has_large_softcap=has_large_softcap(problem),
         )
 
     @property
@@ -62,7 +64,7 @@ class BackwardTraits(SharedTraits):
             f"fmha_bwd_compiled_hd{self.hdim_q}x{self.hdim_v}_{self.dtype}",
             self.bf16_cvt if has_roundings(self.arch, self.dtype) else "",
             "window" if self.is_masked else "",
-            *self.modifiers.words(),
+            *self.words_of_modifiers(),
             "" if self.access == "near" else self.access,
             self.mode,
             self.arch,
@@ -122,7 +124,6 @@ def backward_spec(traits: BackwardTraits) -> jit.BuildSpec:
         "dtype": elements_of(traits.arch, traits.dtype).products,
         **{f"lds_bytes_of_{kernel}": _lds_bytes(traits, kernel) for kernel in _OF_KEYS},
         **traits.template_values(),
-        **{name: x for name, x in traits.modifiers.values().items() if name != "sink"},
     }
     why = traits.why_built("backward pass")
     return device_spec(traits.name, traits.arch, _TEMPLATE, values, _HEADERS, why)

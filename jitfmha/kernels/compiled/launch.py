@@ -10,8 +10,9 @@ from torch import Tensor
 from ...problem.arguments import CuSeqlens, Descales, Tensors
 from ...problem.problem import check_pages
 from ..launcher import TENSORS, AmdLaunch
+from ..modifiers import address, read_tensors
 from ..ready.key_split import Splits
-from .modifiers import address, modifier_tensors, packed_modifiers, packed_p_descale
+from .modifiers import packed_modifiers, packed_p_descale
 from .split_choice import SplitChoice
 
 _WORD = (1 << 32) - 1
@@ -73,7 +74,7 @@ class ForwardLaunch(NamedTuple):
         if kernel.launching is None:
             status = entry(kernel.call, sizes, addresses, modifying)
         else:
-            read = *sums, table, *scales, *modifier_tensors(modifiers, dropout)
+            read = *sums, table, *scales, *read_tensors(modifiers, dropout)
             with kernel.launching((q, k, v, out, lse, workspace, *read)):
                 status = entry(kernel.call, sizes, addresses, modifying)
         if status != 0:

@@ -14,6 +14,7 @@ from ...planning.plan import Reason
 from ...problem.dtypes import DTYPE_BYTES
 from ...problem.features import DTYPE_FEATURES, Feature
 from ...problem.problem import Problem
+from ..modifiers import served_features
 from ..ready.limits import DTYPE_RULE, FIELD_END, SIZE_RULES
 from ..rules import Rule
 from .tiles import tile_table
@@ -25,6 +26,7 @@ SERVES = frozenset(
             for arch in get_args(Arch)
             for dtype in tile_table(arch).dtypes_of("forward")
         ),
+        *served_features("compiled"),
         Feature.INT8_KEYS_AND_VALUES,
         Feature.INT8_PROBABILITIES,
         Feature.DESCALES,
@@ -36,12 +38,6 @@ SERVES = frozenset(
         Feature.WINDOW_MASK,
         Feature.TOP_LEFT_MASK,
         Feature.LSE,
-        Feature.BIAS,
-        Feature.BOOLEAN_BIAS,
-        Feature.ALIBI,
-        Feature.SOFTCAP,
-        Feature.SINKS,
-        Feature.SINK_TOKENS,
         Feature.DROPOUT,
         Feature.PAGED_KEYS,
         Feature.NUM_SPLITS,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
@@ -17,6 +17,8 @@ from ...problem.arguments import Bf16Cvt
 from ...problem.dtypes import EIGHT_BIT_NAMES, FP8_NAMES
 from ...problem.features import Feature
 from ...problem.problem import BF16_CVTS, Mode, Problem, element_bytes
+from ...problem.score_features import AskedModifiers
+from ..modifiers import ModifierTraits
 from .device_spec import device_spec
 from .tile_table import Elements, Tile
 from .tiles import tile_for, tile_table, waves_in_cpp
@@ -41,49 +43,6 @@ _SHORT_DTYPES = dict.fromkeys(FP8_NAMES.values(), "fp8")
 
 
 @dataclass(frozen=True)
-class ModifierTraits:
-    """What happens to scores and probabilities beside the mask.
-
-    Attributes:
-        large_softcap: whether the soft cap is so large that it has to be exact in proportion to the
-            logits, not to itself.
-    """
-
-    bias: str = "none"
-    alibi: bool = False
-    softcap: bool = False
-    large_softcap: bool = False
-    sink: bool = False
-    sink_tokens: bool = False
-    dropout: bool = False
-
-    @classmethod
-    def of(cls, problem: Problem) -> ModifierTraits:
-        """What a problem asks for."""
-        return cls(
-            bias=problem.modifiers.bias or "none",
-            alibi=bool(problem.modifiers.alibi_slopes),
-            softcap=problem.modifiers.logit_softcap > 0,
-            large_softcap=problem.modifiers.logit_softcap > _LARGE_SOFTCAP,
-            sink=bool(problem.modifiers.sink),
-            sink_tokens=problem.modifiers.sink_size > 0,
-            dropout=problem.dropout_p > 0,
-        )
-
-    def words(self) -> tuple[str, ...]:
-        """Those of a kernel's name."""
-        bias = () if self.bias == "none" else (f"bias_{self.bias}",)
-        named = ("alibi", "softcap", "large_softcap", "sink", "sink_tokens", "dropout")
-        return (*bias, *(name for name in named if getattr(self, name)))
-
-    def values(self) -> dict[str, str]:
-        """Those of the template."""
-        # "bool" is no name in C++.
-        bias = "boolean" if self.bias == "bool" else self.bias
-        return {name: str(value).lower() for name, value in vars(self).items()} | {"bias": bias}
-
-
-@dataclass(frozen=True)
 class SharedTraits(ABC):
     """What compiled kernels of both directions are specialised on.
 
@@ -92,6 +51,8 @@ class SharedTraits(ABC):
         is_masked: whether there are keys that some queries do not see.
         access: how rows are reached, as in the templates.
         modifiers: what is compiled in beside the mask.
+        has_large_softcap: whether the soft cap is so large that it has to be exact in proportion to
+            the logits, not to itself.
     """
 
     arch: Arch
@@ -103,6 +64,7 @@ class SharedTraits(ABC):
     is_masked: bool
     access: Access
     modifiers: ModifierTraits
+    has_large_softcap: bool = field(default=False, kw_only=True)
 
     @property
     @abstractmethod
@@ -136,6 +98,8 @@ class SharedTraits(ABC):
             "is_group": cpp_bool(self.mode == "gm1"),
             "is_masked": cpp_bool(self.is_masked),
             "access": self.access,
+            "score_constants": self.modifiers.constants(),
+            "large_softcap": cpp_bool(self.has_large_softcap),
             "rounding": _ROUNDINGS[self.bf16_cvt],
             "own_rows": self.tile.own_rows,
             "other_rows": self.tile.other_rows,
@@ -145,12 +109,17 @@ class SharedTraits(ABC):
             "wide_page_rows": _WIDE_PAGE_ROWS,
         }
 
+    def words_of_modifiers(self) -> tuple[str, ...]:
+        """Those of the kernels' names."""
+        large = ("large_softcap",) if self.has_large_softcap else ()
+        return (*self.modifiers.words(), *large)
+
     def why_built(self, what: str) -> str:
         """For whom: the first ``what`` of its kind."""
         return (
             f"the first {self.dtype} {what} in {self.mode} with hdim "
             f"{self.hdim_q}x{self.hdim_v}{' and a mask' if self.is_masked else ''}"
-            f"{''.join(f', {word}' for word in self.modifiers.words())} on {self.arch}"
+            f"{''.join(f', {word}' for word in self.words_of_modifiers())} on {self.arch}"
         )
 
 
@@ -185,7 +154,8 @@ class ForwardTraits(SharedTraits):
             bf16_cvt=problem.bf16_cvt if has_roundings(arch, problem.dtype) else "rtne",
             is_masked=not problem.mask.is_none,
             access=access_of(problem, tile),
-            modifiers=ModifierTraits.of(problem),
+            modifiers=ModifierTraits.of(problem, "compiled"),
+            has_large_softcap=has_large_softcap(problem),
             kv_dtype=problem.kv_dtype,
             has_descales=not problem.features.isdisjoint(
                 (Feature.DESCALES, Feature.INT8_PROBABILITIES)
@@ -229,7 +199,7 @@ class ForwardTraits(SharedTraits):
             "int8p" if self.has_int8_probabilities else "",
             "column_major_v" if self.has_column_major_v else "",
             "window" if self.is_masked else "",
-            *self.modifiers.words(),
+            *self.words_of_modifiers(),
             "" if self.access == "near" else self.access,
             "stacked" if self.stacks_heads else "",
             self.mode,
@@ -246,6 +216,11 @@ class ForwardTraits(SharedTraits):
         """The kernel as a row of a manifest, as the launcher knows kernels."""
         row = self.row_of(self.name, f"{self.name}.co")
         return row._replace(combine_symbol=self.combine_name, stacks_heads=self.stacks_heads)
+
+
+def has_large_softcap(problem: Problem) -> bool:
+    """Whether the soft cap has to be exact in proportion to the logits."""
+    return problem.modifiers.logit_softcap > _LARGE_SOFTCAP
 
 
 def has_roundings(arch: Arch, dtype: str) -> bool:
@@ -335,7 +310,6 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
         "int8_probabilities": cpp_bool(traits.has_int8_probabilities),
         "column_major_v": cpp_bool(traits.has_column_major_v),
         **traits.template_values(),
-        **traits.modifiers.values(),
     }
     why = traits.why_built("call")
     return device_spec(
@@ -352,8 +326,9 @@ def _packs_floats(traits: ForwardTraits) -> bool:
     """
     if max(traits.hdim_q, traits.hdim_v) > _MOST_SHARED_HDIM:
         return True
-    beside_bias = replace(traits.modifiers, bias="none")
-    return traits.arch == "gfx950" and beside_bias != ModifierTraits()
+    modifiers = traits.modifiers
+    beside_bias = modifiers.asked._replace(bias=None) != AskedModifiers() or modifiers.dropout
+    return traits.arch == "gfx950" and beside_bias
 
 
 def cpp_bool(value: bool) -> str:
