@@ -35,10 +35,14 @@ from .modifiers import (
     packed_window,
     served_features,
 )
+from .rules import ATTENTION, BACKWARD
 
 NAME = "cpu"
-SERVES = frozenset(
-    {
+SERVES = (
+    ATTENTION
+    | BACKWARD
+    | served_features("cpu")
+    | {
         Feature.FP32,
         Feature.BF16,
         Feature.FP16,
@@ -50,78 +54,36 @@ SERVES = frozenset(
         Feature.COLUMN_MAJOR_V,
         Feature.DESCALES,
         Feature.QUERY_HEAD_DESCALES,
-        Feature.GROUP_MODE,
-        Feature.PADDED_SEQUENCES,
-        Feature.CAUSAL_MASK,
         Feature.WINDOW_MASK,
-        Feature.TOP_LEFT_MASK,
-        Feature.LSE,
-        *served_features("cpu"),
         Feature.DROPOUT,
         Feature.PAGED_KEYS,
         Feature.NUM_SPLITS,
         Feature.SPLIT_RESULTS,
-        Feature.BACKWARD,
-        Feature.DETERMINISTIC,
     }
 )
 
-_TEMPLATES: dict[Direction, str] = {
-    "forward": "cpu/fmha_fwd.cpp.in",
-    "backward": "cpu/fmha_bwd.cpp.in",
-}
-# What the templates include: the same for all kernels but for the first.
-_TRAITS_HEADER = "cpu/traits.h.in"
-_HEADERS = (
-    "dropout.h",
-    "elements.h",
-    "few_rows.h",
-    "problem.h",
-    "schedule.h",
-    "scores.h",
-    "tiles.h",
-)
-# The products, as a template includes them, for instruction sets with a tile unit and for others.
-_PRODUCTS: dict[tuple[Direction, bool], tuple[str, str]] = {
-    ("forward", True): ("products.h", "cpu/products_tile_unit.h"),
-    ("forward", False): ("products.h", "cpu/products_vectors.h"),
-    ("backward", True): ("backward_products.h", "cpu/backward_products_tile_unit.h"),
-    ("backward", False): ("backward_products.h", "cpu/backward_products_vectors.h"),
-}
+# What all kernels are made of beside their template and what depends on their traits.
+_HEADERS = ("dropout", "elements", "few_rows", "problem", "schedule", "scores", "tiles")
 _TILE_UNITS: dict[CpuIsa, str] = {
     "amx": "cpu/tile_unit_amx.h",
     "amx_emulated": "cpu/tile_unit_emulated.h",
 }
 # Tile units multiply bf16 numbers. Kernels of other dtypes are compiled for what is there beside.
 BESIDE_TILE_UNIT: dict[CpuIsa, CpuIsa] = {"amx": "avx512", "amx_emulated": "generic"}
-_X86_AVX512 = (
-    "-mavx2",
-    "-mfma",
-    "-mf16c",
-    "-mavx512f",
-    "-mavx512bw",
-    "-mavx512dq",
-    "-mavx512vl",
-)
-_ISA_FLAGS: dict[CpuIsa, tuple[str, ...]] = {
-    "amx": (*_X86_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
-    "avx512_bf16": (*_X86_AVX512, "-mavx512bf16"),
-    "avx512": _X86_AVX512,
-    "avx2": ("-mavx2", "-mfma", "-mf16c"),
-    "neon": (),
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
+# The header of an instruction set's vectors, and its flags.
+_ISAS: dict[CpuIsa, tuple[str, tuple[str, ...]]] = {
+    "amx": ("avx512", (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16")),
+    "avx512_bf16": ("avx512", (*_AVX512, "-mavx512bf16")),
+    "avx512": ("avx512", _AVX512),
+    "avx2": ("avx2", _AVX2),
+    "neon": ("neon", ()),
     # The compiler makes the vector instructions.
-    "generic": ("-O3",),
-    "amx_emulated": ("-DJITFMHA_BF16_PAIRS=1",),
+    "generic": ("generic", ("-O3",)),
+    "amx_emulated": ("generic", ("-DJITFMHA_BF16_PAIRS=1",)),
 }
-_ISA_HEADERS: dict[CpuIsa, str] = {
-    "amx": "cpu/simd_avx512.h",
-    "avx512_bf16": "cpu/simd_avx512.h",
-    "avx512": "cpu/simd_avx512.h",
-    "avx2": "cpu/simd_avx2.h",
-    "neon": "cpu/simd_neon.h",
-    "generic": "cpu/simd_generic.h",
-    "amx_emulated": "cpu/simd_generic.h",
-}
+_SHORT_DIRECTIONS: dict[Direction, str] = {"forward": "fwd", "backward": "bwd"}
 _CALLS: dict[Direction, str] = {"forward": "call", "backward": "backward pass"}
 _OPEN_SIDE = 1 << 40  # a window side that no sequence reaches
 
@@ -295,12 +257,12 @@ class CpuTraits:
     @property
     def short_direction(self) -> str:
         """``fwd`` or ``bwd``."""
-        return {"forward": "fwd", "backward": "bwd"}[self.direction]
+        return _SHORT_DIRECTIONS[self.direction]
 
     @property
     def template(self) -> str:
         """The template that becomes the kernel."""
-        return _TEMPLATES[self.direction]
+        return f"cpu/fmha_{self.short_direction}.cpp.in"
 
     @property
     def mask(self) -> str:
@@ -337,16 +299,17 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
         "score_constants": traits.modifiers.constants(),
         **{name: str(getattr(traits, name)).lower() for name in _SWITCHES},
     }
+    vectors, flags = _ISAS[traits.isa]
     origin = {"origin": f"csrc_templates/{traits.template} for {traits.name}"}
     return BuildSpec(
         # Long ones are cut: the cache tells its entries apart by their content.
         name=traits.name[:MAX_NAME],
         sources={
             f"fmha_{traits.short_direction}.cpp": render(traits.template, origin),
-            "traits.h": render(_TRAITS_HEADER, values),
-            "simd.h": render(_ISA_HEADERS[traits.isa], {}),
+            "traits.h": render("cpu/traits.h.in", values),
+            "simd.h": render(f"cpu/simd_{vectors}.h", {}),
             **_product_sources(traits),
-            **{header: render(f"cpu/{header}", {}) for header in _HEADERS},
+            **{f"{header}.h": render(f"cpu/{header}.h", {}) for header in _HEADERS},
         },
         cflags=(
             "-std=c++17",
@@ -356,7 +319,7 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
             "-fpeel-loops",
             "-ffp-contract=fast",
             "-fvisibility=hidden",
-            *_ISA_FLAGS[traits.isa],
+            *flags,
         ),
         ldflags=(),
         why=(
@@ -371,9 +334,11 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
 def _product_sources(traits: CpuTraits) -> dict[str, str]:
     """Headers of the matrix products that depend on the instruction set."""
     tile_unit = _TILE_UNITS.get(traits.isa)
-    header, rendered = _PRODUCTS[traits.direction, tile_unit is not None]
-    sources = {header: render(rendered, {})}
-    return sources if tile_unit is None else sources | {"tile_unit.h": render(tile_unit, {})}
+    name = "products" if traits.direction == "forward" else "backward_products"
+    if tile_unit is None:
+        return {f"{name}.h": render(f"cpu/{name}_vectors.h", {})}
+    products = render(f"cpu/{name}_tile_unit.h", {})
+    return {f"{name}.h": products, "tile_unit.h": render(tile_unit, {})}
 
 
 class CpuPlan(Plan):
@@ -442,8 +407,8 @@ class CpuPlan(Plan):
             *self._constants, seqlen_q, seqlen_k, *strides
         )
         if problem.gradients is not None:
-            return CpuBackwardLaunch(self._entry, shape).run
-        return CpuLaunch(self._entry, shape, problem.heads_q // max(problem.heads_k, 1)).run
+            return _backward_launch(self._entry, shape)
+        return _forward_launch(self._entry, shape, problem.heads_q // max(problem.heads_k, 1))
 
     def _backward_strides(self, sizes: PlainSizes, gradients: GradientStrides) -> tuple[int, ...]:
         """Of all tensors in the order of the shape; (batch, seq, head, hdim) of each."""
@@ -457,68 +422,56 @@ class CpuPlan(Plan):
         return tuple(chain.from_iterable(ordered))
 
 
-class CpuLaunch:
-    """The loaded kernel with all that it needs but the tensors' addresses."""
+def _forward_launch(entry: Callable[..., int], shape: bytes, group: int) -> Launch:
+    """Runs the kernel; returns when ``out`` and ``lse`` are written."""
 
-    __slots__ = ("_entry", "_group", "_shape")
-
-    def __init__(self, entry: Callable[..., int], shape: bytes, group: int) -> None:
-        self._entry = entry
-        self._shape = shape
-        self._group = group
-
-    def run(self, tensors: Tensors) -> None:
-        """Run the kernel; returns when ``out`` and ``lse`` are written."""
-        q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, _, keys = tensors
+    def launch(tensors: Tensors) -> None:
+        lse, cu_seqlens, descales = tensors.lse, tensors.cu_seqlens, tensors.descales
+        modifiers, dropout, keys = tensors.modifiers, tensors.dropout, tensors.keys
         modifying = None
         if modifiers is not None or dropout is not None or descales is not None:
-            scales = _NO_DESCALES
-            if descales is not None:
-                scales = _located_descales(descales, self._group)
+            scales = _NO_DESCALES if descales is None else _located_descales(descales, group)
             modifying = _packed_modifiers(modifiers, dropout, scales)
         sums_q = sums_k = padded_q = padded_k = 0
         if cu_seqlens is not None:
             sums_q, sums_k, padded_q, padded_k = [x.data_ptr() for x in cu_seqlens[:4]]
-        # Written out: with a star in the call it would take longer.
+        # Written out: a loop over the tensors takes 1 us longer.
         packed = _pack_tensors(
-            q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
-            out.data_ptr(),
+            tensors.q.data_ptr(),
+            tensors.k.data_ptr(),
+            tensors.v.data_ptr(),
+            tensors.out.data_ptr(),
             0 if lse is None else lse.data_ptr(),
             sums_q,
             sums_k,
             padded_q,
             padded_k,
         )
-        key_options = None if keys is None else _packed_keys(keys, k)
-        status = self._entry(self._shape, packed, modifying, key_options)
+        key_options = None if keys is None else _packed_keys(keys, tensors.k)
+        status = entry(shape, packed, modifying, key_options)
         if status != 0:
             _raise_for(status, tensors)
 
+    return launch
 
-class CpuBackwardLaunch:
-    """The loaded backward kernel with all that it needs but the tensors' addresses."""
 
-    __slots__ = ("_entry", "_shape")
+def _backward_launch(entry: Callable[..., int], shape: bytes) -> Launch:
+    """Runs the kernel; returns when ``dq``, ``dk`` and ``dv`` are written."""
 
-    def __init__(self, entry: Callable[..., int], shape: bytes) -> None:
-        self._entry = entry
-        self._shape = shape
-
-    def run(self, tensors: Tensors) -> None:
-        """Run the kernel; returns when ``dq``, ``dk`` and ``dv`` are written."""
+    def launch(tensors: Tensors) -> None:
         assert tensors.gradients is not None
         dout, dlse, *written, dbias = tensors.gradients
         read = tensors.q, tensors.k, tensors.v, tensors.out, dout, tensors.lse, dlse
         sums = (None,) * 4 if tensors.cu_seqlens is None else tensors.cu_seqlens[:4]
         packed = TENSORS["backward"].packer.pack(*map(address, (*read, *written, *sums)))
+        modifiers, dropout = tensors.modifiers, tensors.dropout
         modifying = None
-        if tensors.modifiers is not None or tensors.dropout is not None:
-            modifiers, dropout = tensors.modifiers, tensors.dropout
+        if modifiers is not None or dropout is not None:
             modifying = _packed_modifiers(modifiers, dropout, _NO_DESCALES, dbias)
-        if self._entry(self._shape, packed, modifying) != 0:
+        if entry(shape, packed, modifying) != 0:
             raise MemoryError(_NO_MEMORY)
+
+    return launch
 
 
 def _raise_for(status: int, tensors: Tensors) -> NoReturn:

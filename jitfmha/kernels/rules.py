@@ -1,4 +1,4 @@
-"""Rules about which calls a family's kernels serve."""
+"""Which calls a family's kernels serve: sets of features, and rules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,22 @@ from typing import NamedTuple
 
 from ..amd.chips import Arch
 from ..planning.plan import Reason
+from ..problem.features import Feature
 from ..problem.problem import Problem
+
+ATTENTION = frozenset(
+    {
+        Feature.GROUP_MODE,
+        Feature.PADDED_SEQUENCES,
+        Feature.CAUSAL_MASK,
+        Feature.TOP_LEFT_MASK,
+        Feature.LSE,
+    }
+)
+"""What all families serve beside data types."""
+
+BACKWARD = frozenset({Feature.BACKWARD, Feature.DETERMINISTIC})
+"""What those serve that have backward passes."""
 
 
 class Rule(NamedTuple):

@@ -14,25 +14,12 @@ from ...problem.features import Feature
 from ...problem.problem import PlainSizes, Problem
 from ..amd_plan import AmdPlan
 from ..ready.limits import DTYPE_RULE, SIZE_RULES
-from ..rules import reasons_of
+from ..rules import ATTENTION, BACKWARD, reasons_of
 from .choice import BackwardChoice, choose, reasons_of_problem
 from .layouts import reasons_of_strides
 
 NAME = "aiter"
-SERVES = frozenset(
-    {
-        Feature.BF16,
-        Feature.FP16,
-        Feature.GROUP_MODE,
-        Feature.PADDED_SEQUENCES,
-        Feature.CAUSAL_MASK,
-        Feature.WINDOW_MASK,
-        Feature.TOP_LEFT_MASK,
-        Feature.LSE,
-        Feature.BACKWARD,
-        Feature.DETERMINISTIC,
-    }
-)
+SERVES = ATTENTION | BACKWARD | {Feature.BF16, Feature.FP16, Feature.WINDOW_MASK}
 
 
 def propose(problem: Problem, target: Target) -> AiterBackwardPlan | Refusal:

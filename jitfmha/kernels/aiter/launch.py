@@ -86,10 +86,11 @@ class AiterBackwardLaunch:
             HipError: the HIP runtime refuses a launch. On the emulator also where a kernel does
                 what it must not, such as touching anything but these tensors.
         """
-        q, k, v, out, lse, cu_seqlens, _, _, _, gradients, _ = tensors
+        q, k, v, out, lse, cu_seqlens = tensors[:6]
+        gradients = tensors.gradients
         assert lse is not None
         assert gradients is not None
-        dout, _, dq, dk, dv, _ = gradients
+        dout, dq, dk, dv = gradients.dout, gradients.dq, gradients.dk, gradients.dv
         max_seqlen_q, max_seqlen_k = self._seqlen_q, self._seqlen_k
         sums: tuple[Tensor, ...] = ()
         sums_q = sums_k = padded_q = padded_k = 0

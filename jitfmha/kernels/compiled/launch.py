@@ -46,16 +46,18 @@ class ForwardLaunch(NamedTuple):
             HipError: the HIP runtime refuses the launch. On the emulator also where the kernel does
                 what it must not, such as touching anything but these tensors.
         """
-        kernel, sizes, seqlen_q, splits, _ = self.launch
-        q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, _, keys = tensors
-        table = None if keys is None else keys.block_table
+        kernel, splits, cu_seqlens = self.launch.kernel, self.launch.splits, tensors.cu_seqlens
+        q, k, v, out, lse = tensors[:5]
+        modifiers, dropout = tensors.modifiers, tensors.dropout
+        table = None if tensors.keys is None else tensors.keys.block_table
         sums: tuple[Tensor | None, ...] = (None,) * 4
-        scales = descales or _NO_DESCALES
+        scales = tensors.descales or _NO_DESCALES
         max_seqlen_q = 0
         if cu_seqlens is not None:
             sums, given = cu_seqlens[:4], cu_seqlens.max_seqlen_q
             # No sequence is longer than all rows together; workgroups without a tile end at once.
-            max_seqlen_q = seqlen_q if given is None else min(given, seqlen_q)
+            rows = self.launch.seqlen_q
+            max_seqlen_q = rows if given is None else min(given, rows)
             splits = self._splits_of_sequences(max_seqlen_q, cu_seqlens, table)
         num_splits, workspace_floats = splits
         workspace = None
@@ -70,7 +72,7 @@ class ForwardLaunch(NamedTuple):
         pages = self._packed_pages(table, k)
         beside = *packed_p_descale(scales.p), *self.columns
         modifying = packed_modifiers(modifiers, dropout, pages, self.constants, beside)
-        entry = kernel.launcher.jitfmha_compiled_fwd
+        entry, sizes = kernel.launcher.jitfmha_compiled_fwd, self.launch.sizes
         if kernel.launching is None:
             status = entry(kernel.call, sizes, addresses, modifying)
         else:

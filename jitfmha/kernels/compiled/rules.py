@@ -16,33 +16,28 @@ from ...problem.features import DTYPE_FEATURES, Feature
 from ...problem.problem import Problem
 from ..modifiers import served_features
 from ..ready.limits import DTYPE_RULE, FIELD_END, SIZE_RULES
-from ..rules import Rule
+from ..rules import ATTENTION, BACKWARD, Rule
 from .tiles import tile_table
 
-SERVES = frozenset(
-    {
+SERVES = (
+    ATTENTION
+    | BACKWARD
+    | served_features("compiled")
+    | {
         *(
             DTYPE_FEATURES[dtype]
             for arch in get_args(Arch)
             for dtype in tile_table(arch).dtypes_of("forward")
         ),
-        *served_features("compiled"),
         Feature.INT8_KEYS_AND_VALUES,
         Feature.INT8_PROBABILITIES,
         Feature.DESCALES,
         Feature.QUERY_HEAD_DESCALES,
         Feature.COLUMN_MAJOR_V,
-        Feature.GROUP_MODE,
-        Feature.PADDED_SEQUENCES,
-        Feature.CAUSAL_MASK,
         Feature.WINDOW_MASK,
-        Feature.TOP_LEFT_MASK,
-        Feature.LSE,
         Feature.DROPOUT,
         Feature.PAGED_KEYS,
         Feature.NUM_SPLITS,
-        Feature.BACKWARD,
-        Feature.DETERMINISTIC,
     }
 )
 

@@ -18,7 +18,7 @@ from ...problem.features import DTYPE_FEATURES, Feature
 from ...problem.memory import write_zeros
 from ...problem.problem import BF16_CVTS, PlainSizes, Problem
 from ..amd_plan import AmdPlan
-from ..rules import reasons_of
+from ..rules import ATTENTION, reasons_of
 from .limits import DTYPE_RULE, SIZE_RULES, are_far_from_limits, reasons_of_row
 from .policy import Wanted, has_conversions, mask_column, row_serves
 from .tile_choice import Tile, TileChoice
@@ -30,20 +30,13 @@ if TYPE_CHECKING:
     from ..launcher import Block
 
 NAME = "ready"
-SERVES = frozenset(
-    {
-        Feature.BF16,
-        Feature.FP16,
-        Feature.FP8_E4M3FNUZ,
-        Feature.FP8_E4M3FN,
-        Feature.DESCALES,
-        Feature.GROUP_MODE,
-        Feature.PADDED_SEQUENCES,
-        Feature.CAUSAL_MASK,
-        Feature.TOP_LEFT_MASK,
-        Feature.LSE,
-    }
-)
+SERVES = ATTENTION | {
+    Feature.BF16,
+    Feature.FP16,
+    Feature.FP8_E4M3FNUZ,
+    Feature.FP8_E4M3FN,
+    Feature.DESCALES,
+}
 
 _RULES = (DTYPE_RULE, *SIZE_RULES)
 _MODES = ("gm0", "gm1")

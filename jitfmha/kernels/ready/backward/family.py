@@ -9,7 +9,7 @@ from ....planning.target import AmdTarget, Target
 from ....problem.features import Feature
 from ....problem.problem import PlainSizes, Problem
 from ...amd_plan import AmdPlan
-from ...rules import reasons_of
+from ...rules import ATTENTION, BACKWARD, reasons_of
 from ..policy import fills_gpu
 from .limits import RULES
 
@@ -20,20 +20,7 @@ if TYPE_CHECKING:
     from ....amd.tree import Tree
 
 NAME = "ready"
-SERVES = frozenset(
-    {
-        Feature.BF16,
-        Feature.FP16,
-        Feature.GROUP_MODE,
-        Feature.PADDED_SEQUENCES,
-        Feature.CAUSAL_MASK,
-        Feature.WINDOW_MASK,
-        Feature.TOP_LEFT_MASK,
-        Feature.LSE,
-        Feature.BACKWARD,
-        Feature.DETERMINISTIC,
-    }
-)
+SERVES = ATTENTION | BACKWARD | {Feature.BF16, Feature.FP16, Feature.WINDOW_MASK}
 
 
 def reasons(problem: Problem, target: Target) -> tuple[Reason, ...]:
