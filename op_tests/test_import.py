@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Container
@@ -71,6 +72,15 @@ def _imports(name: str, path: Path, known: Container[str]) -> set[str]:
         elif isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
     return {each for each in found if each in known and each != name}
+
+
+def test_programs_in_texts_import_what_is_there() -> None:
+    """Nobody notices those of tests that are skipped on most machines."""
+    known, root = _modules(), PACKAGE.parent
+    for path in (*(root / "op_tests").rglob("*.py"), *(root / "examples").rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        named = re.findall(r"^\s*(?:from|import) (jitfmha[\w.]*)", text, re.MULTILINE)
+        assert set(named) <= set(known), path
 
 
 # A room is a folder or a file directly in the package. It imports what stands above it.

@@ -23,7 +23,7 @@ ONE_CALL = """
 import json, sys
 import torch
 import jitfmha
-from jitfmha.resources import hsa_dir, templates_dir
+from jitfmha.jit.resources import hsa_dir, templates_dir
 q = torch.randn(1, 70, 2, 24)
 out = jitfmha.fmha_fwd(q, q, q, mask="causal")
 x = q.transpose(1, 2)

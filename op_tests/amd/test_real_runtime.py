@@ -27,8 +27,8 @@ import torch
 import jitfmha
 from jitfmha.amd.tree import trees_of
 from jitfmha.amd.runtime import HipRuntime
-from jitfmha.chips import chip
-from jitfmha.target import TARGET_HERE, AmdTarget
+from jitfmha.amd.chips import chip
+from jitfmha.planning.target import TARGET_HERE, AmdTarget
 
 runtime = HipRuntime(ctypes.CDLL(sys.argv[1]))
 errors = []
