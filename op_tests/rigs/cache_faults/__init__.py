@@ -1,15 +1,19 @@
 """Faults that a build cache meets on clusters, each as a scenario that can be run and counted.
 
-A scenario is a module of this package with ``run(extent, progress, seed)``. The suite ``cache``
-prints what each found, and ``op_tests/cache/`` runs the same code over a shorter extent.
+A scenario is a module of this package with ``run(extent, progress, seed)``, or with
+``run_inside(sandbox, extent)``, which runs in processes of its own for at most ``LIMIT_SECONDS``.
+The suite ``cache`` prints what each found, and ``op_tests/cache/`` runs the same code over a
+shorter extent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 
 from .outcome import Extent, Outcome
+from .sandbox import run_in_sandbox
 
 __all__ = ["FAULTS", "Extent", "Outcome", "scenario"]
 
@@ -30,7 +34,11 @@ FAULTS = {
 
 
 def scenario(name: str) -> Callable[[Extent, Callable[[str], None], int | None], Outcome]:
-    """The ``run`` of one of ``FAULTS``; without a seed it takes a fresh one, and reports it."""
+    """How one of ``FAULTS`` runs; without a seed it takes a fresh one, and reports it."""
+    module = import_module(f".{name}", __name__)
     run: Callable[[Extent, Callable[[str], None], int | None], Outcome]
-    run = import_module(f".{name}", __name__).run
+    if hasattr(module, "run_inside"):
+        run = partial(run_in_sandbox, module.__name__, module.LIMIT_SECONDS)
+    else:
+        run = module.run
     return run

@@ -192,19 +192,10 @@ class Callers:
         if call.hold:
             os.mkfifo(folder / "held")
             pipe = os.open(folder / "held", os.O_RDWR | os.O_CLOEXEC)
-        request = {
+        request = vars(call) | {
             "folder": str(folder),
             "environment": self._environment(call),
-            "kernel": call.kernel,
             "directory": None if call.directory is None else str(call.directory),
-            "umask": call.umask,
-            "is_ordinary": call.is_ordinary,
-            "is_nobody": call.is_nobody,
-            "mounts": list(call.mounts),
-            "attributes": dict(call.attributes),
-            "answers": dict(call.answers),
-            "listed_folders": list(call.listed_folders),
-            "hold": call.hold,
         }
         return RunningCall(self, int(self._ask(request)["pid"]), folder, pipe)
 

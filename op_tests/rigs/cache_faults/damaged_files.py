@@ -100,12 +100,7 @@ def _damages(contents: dict[str, bytes], extent: Extent, rng: random.Random) -> 
 
 
 def _try(
-    callers: Callers,
-    scratch: Scratch,
-    kernel: str,
-    entry: Path,
-    damage: Damage,
-    outcome: Outcome,
+    callers: Callers, scratch: Scratch, kernel: str, entry: Path, damage: Damage, outcome: Outcome
 ) -> None:
     what = f"{damage.name} of {kernel} {damage.what}"
     # In place, as a failing disk does it: the file stays the same one, with the same times.

@@ -34,115 +34,37 @@ from .outcome import Extent, Outcome
 _MARKER = "marker"
 # Names of folders; what is not UTF-8 is written as Python's own names of such files are.
 _NAMES = (
-    "$(touch marker); touch marker; `touch marker`",
-    "with space",
-    "quo'te",
-    'dou"ble',
-    "new\nline",
-    "$(touch marker)",
-    "`touch marker`",
-    "a; touch marker;",
-    "& touch marker &",
-    "| touch marker",
-    "> marker",
-    "$HOME",
-    "${IFS}",
-    "%s%n",
-    "hash # comment",
-    "-leading",
-    "--version",
-    "back\\slash",
-    "tab\t",
-    "*?[a]",
-    "{a,b}",
-    "a:b",
-    "a=b",
-    "!history",
-    "~",
-    "@file",
-    "\udcff\udcfe",
-    "\u00fcml\u00e4ut \u6f22",
-    "\x01\x1b[31m",
-    "n" * 200,
-)
+    "$(touch marker); touch marker; `touch marker`", "with space", "quo'te", 'dou"ble',
+    "new\nline", "$(touch marker)", "`touch marker`", "a; touch marker;", "& touch marker &",
+    "| touch marker", "> marker", "$HOME", "${IFS}", "%s%n", "hash # comment", "-leading",
+    "--version", "back\\slash", "tab\t", "*?[a]", "{a,b}", "a:b", "a=b", "!history", "~", "@file",
+    "\udcff\udcfe", "\u00fcml\u00e4ut \u6f22", "\x01\x1b[31m", "n" * 200,
+)  # fmt: skip
 _REFUSED = (
-    "{compiler} $(touch marker)",
-    "{compiler} `touch marker`",
-    "{compiler} ; touch marker",
-    "{compiler} > marker",
-    "{compiler} /nowhere.o",
-    "touch marker",  # It tells a version.
-)
+    "{compiler} $(touch marker)", "{compiler} `touch marker`", "{compiler} ; touch marker",
+    "{compiler} > marker", "{compiler} /nowhere.o", "touch marker",  # It tells a version.
+)  # fmt: skip
 # Not compilers: another one is taken, with a warning.
 _REPLACED = (
-    "{compiler} 'unbalanced",
-    '"',
-    "\\",
-    "nowhere",
-    "/dev/null",
-    "/",
-    "$(touch marker)",
-    "`touch marker`",
-    "-leading",
-    "\udcff",
-    "with space",
-    "# comment",
-    "false",
-)
+    "{compiler} 'unbalanced", '"', "\\", "nowhere", "/dev/null", "/", "$(touch marker)",
+    "`touch marker`", "-leading", "\udcff", "with space", "# comment", "false",
+)  # fmt: skip
 _WORKING = (
-    "{compiler} '-DMARKER=$(touch marker)'",
-    "{compiler} -O1",
-    "{compiler} -DTEXT='a b' -DQUOTED='\"'",
-    "{compiler} '-DMARKER=`touch marker`; touch marker'",
-    "  {compiler}  ",
-    "",
-    "   ",
-    "\n",
-)
+    "{compiler} '-DMARKER=$(touch marker)'", "{compiler} -O1",
+    "{compiler} -DTEXT='a b' -DQUOTED='\"'", "{compiler} '-DMARKER=`touch marker`; touch marker'",
+    "  {compiler}  ", "", "   ", "\n",
+)  # fmt: skip
 _VALUES = (
-    "$(touch marker)",
-    "`touch marker`",
-    "; touch marker;",
-    "-DX='a b'",
-    "a\nb",
-    "\udcff",
-    "-1",
-    "%x %",
-    "",
-    "x" * 10_000,
-)
+    "$(touch marker)", "`touch marker`", "; touch marker;", "-DX='a b'", "a\nb", "\udcff", "-1",
+    "%x %", "", "x" * 10_000,
+)  # fmt: skip
 _VARIABLES = (
-    "CXXFLAGS",
-    "CFLAGS",
-    "CPPFLAGS",
-    "LDFLAGS",
-    "CPATH",
-    "CPLUS_INCLUDE_PATH",
-    "LIBRARY_PATH",
-    "LD_LIBRARY_PATH",
-    "LD_RUN_PATH",
-    "PYTHONPATH",
-    "MAX_JOBS",
-    "NINJA_STATUS",
-    "NINJAFLAGS",
-    "TORCH_EXTENSIONS_DIR",
-    "TORCH_CUDA_ARCH_LIST",
-    "JITFMHA_VERBOSE",
-    "VERBOSE",
-    "TMP",
-    "LANG",
-    "LC_ALL",
-    "CC",
-    "LD",
-    "MAKEFLAGS",
-    "CUDA_HOME",
-    "ROCM_HOME",
-    "HOME",
-    "SOURCE_DATE_EPOCH",
-    "GCC_EXEC_PREFIX",
-    "COMPILER_PATH",
-    "DEPENDENCIES_OUTPUT",
-)
+    "CXXFLAGS", "CFLAGS", "CPPFLAGS", "LDFLAGS", "CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH",
+    "LD_LIBRARY_PATH", "LD_RUN_PATH", "PYTHONPATH", "MAX_JOBS", "NINJA_STATUS", "NINJAFLAGS",
+    "TORCH_EXTENSIONS_DIR", "TORCH_CUDA_ARCH_LIST", "JITFMHA_VERBOSE", "VERBOSE", "TMP", "LANG",
+    "LC_ALL", "CC", "LD", "MAKEFLAGS", "CUDA_HOME", "ROCM_HOME", "HOME", "SOURCE_DATE_EPOCH",
+    "GCC_EXEC_PREFIX", "COMPILER_PATH", "DEPENDENCIES_OUTPUT",
+)  # fmt: skip
 _READ_AT_THE_START = ("LD_LIBRARY_PATH", "PYTHONPATH", "LC_ALL", "LANG", "TORCH_EXTENSIONS_DIR")
 _NEW_CALL = """
 import os, sys
@@ -162,12 +84,13 @@ def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
     short = extent is Extent.SHORT
     for name in _some(_NAMES, 2 if short else len(_NAMES), rng):
         _hostile_folders(callers, name, outcome)
-    for command in _some(_WORKING, 2 if short else len(_WORKING), rng):
-        _compiler_that_works(callers, command, outcome)
-    for command in _some(_REPLACED, 2 if short else len(_REPLACED), rng):
-        _compiler_that_is_replaced(callers, command, outcome)
-    for command in _some(_REFUSED, 1 if short else len(_REFUSED), rng):
-        _compiler_that_is_refused(callers, command, outcome)
+    for kind, commands, least in (
+        ("working", _WORKING, 2),
+        ("replaced", _REPLACED, 2),
+        ("refused", _REFUSED, 1),
+    ):
+        for command in _some(commands, least if short else len(commands), rng):
+            _compiler(callers, command, kind, outcome)
     pairs = [(variable, value) for variable in _VARIABLES for value in _VALUES]
     for variable, value in _some(pairs, 8 if short else 100, rng):
         _hostile_variable(callers, variable, value, outcome, progress)
@@ -248,32 +171,20 @@ def _expect_no_marker(scratch: Scratch, what: str, outcome: Outcome) -> None:
     outcome.expect(not markers, f"{what}: a shell ran it: {markers}")
 
 
-def _with_compiler(scratch: Scratch, command: str) -> dict[str, str | None]:
-    real = shlex.join(find_host_cpp().command)
-    return {**scratch.environment, "CXX": command.replace("{compiler}", real)}
-
-
-def _compiler_that_works(callers: Callers, command: str, outcome: Outcome) -> None:
+def _compiler(callers: Callers, command: str, kind: str, outcome: Outcome) -> None:
+    """A command that works, is replaced with a warning, or is refused."""
     with new_scratch() as scratch:
         what = f"CXX={command!r}"
-        answer = _call(callers, scratch, _with_compiler(scratch, command), what, outcome)
-        expect_answer(outcome, answer, what, how="built")
-
-
-def _compiler_that_is_replaced(callers: Callers, command: str, outcome: Outcome) -> None:
-    with new_scratch() as scratch:
-        what = f"CXX={command!r}"
-        answer = _call(callers, scratch, _with_compiler(scratch, command), what, outcome)
-        expect_answer(outcome, answer, what, how="built", warnings=1)
-        outcome.expect("CXX=" in str(answer.warnings), f"{what}: CXX is not named: {answer}")
-
-
-def _compiler_that_is_refused(callers: Callers, command: str, outcome: Outcome) -> None:
-    with new_scratch() as scratch:
-        what = f"CXX={command!r}"
-        answer = _call(callers, scratch, _with_compiler(scratch, command), what, outcome)
-        holds = answer.status == 0 and answer.error in _REFUSALS
-        outcome.expect(holds, f"{what}: expected a refusal; got {answer}")
+        real = shlex.join(find_host_cpp().command)
+        environment = {**scratch.environment, "CXX": command.replace("{compiler}", real)}
+        answer = _call(callers, scratch, environment, what, outcome)
+        if kind == "refused":
+            holds = answer.status == 0 and answer.error in _REFUSALS
+            outcome.expect(holds, f"{what}: expected a refusal; got {answer}")
+            return
+        expect_answer(outcome, answer, what, how="built", warnings=int(kind == "replaced"))
+        if kind == "replaced":
+            outcome.expect("CXX=" in str(answer.warnings), f"{what}: CXX is not named: {answer}")
 
 
 def _hostile_variable(

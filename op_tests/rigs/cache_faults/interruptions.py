@@ -17,16 +17,15 @@ from contextlib import contextmanager
 import torch
 
 from jitfmha.bench.fresh_process import fresh_python
-from jitfmha.bench.report import Progress
 
 from .attention_call import AttentionCall
 from .outcome import Extent, Outcome
 from .processes import Ending, Gate, Worker, wait_for_exit, wait_until
-from .sandbox import Sandbox, run_in_sandbox
+from .sandbox import Sandbox
 
 _REPEATS = {Extent.SHORT: 1, Extent.LONG: 3}
 _RANDOM_MOMENTS = {Extent.SHORT: 1, Extent.LONG: 60}
-_LIMIT_SECONDS = {Extent.SHORT: 300.0, Extent.LONG: 3600.0}
+LIMIT_SECONDS = {Extent.SHORT: 300.0, Extent.LONG: 3600.0}
 _CALL_LIMIT_SECONDS = 60.0
 # What ends a process or a compiler acts at once; this is for a machine that is busy.
 _GRACE_SECONDS = 3.0
@@ -51,12 +50,6 @@ else:
         time.sleep(0.01)
     sys.exit(7)
 """
-
-
-def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
-    """The scenario, in processes of its own."""
-    limit = _LIMIT_SECONDS[extent]
-    return run_in_sandbox(__name__, extent, progress, seed=seed, limit_seconds=limit)
 
 
 def run_inside(sandbox: Sandbox, extent: Extent) -> Outcome:

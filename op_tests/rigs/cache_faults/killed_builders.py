@@ -19,26 +19,18 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
-from jitfmha.bench.report import Progress
-
 from .attention_call import AttentionCall
 from .outcome import Extent, Figure, Outcome
 from .processes import Ending, Gate, Worker, wait_until
-from .sandbox import Sandbox, run_in_sandbox
+from .sandbox import Sandbox
 
 _KILLS = {Extent.SHORT: 4, Extent.LONG: 200}
-_LIMIT_SECONDS = {Extent.SHORT: 240.0, Extent.LONG: 3600.0}
+LIMIT_SECONDS = {Extent.SHORT: 240.0, Extent.LONG: 3600.0}
 _CALL_LIMIT_SECONDS = 60.0
 _PUBLISHING_EVERY = 5
 # From the first file of the staged entry to its publication: a few fsyncs and a rename.
 _PUBLISHING_SECONDS = 0.02
 _BAR = 1.5
-
-
-def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
-    """The scenario, in processes of its own."""
-    limit = _LIMIT_SECONDS[extent]
-    return run_in_sandbox(__name__, extent, progress, seed=seed, limit_seconds=limit)
 
 
 def run_inside(sandbox: Sandbox, extent: Extent) -> Outcome:

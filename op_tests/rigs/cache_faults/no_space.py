@@ -230,9 +230,8 @@ def _read_only_home(callers: Callers, scratch: Scratch, outcome: Outcome) -> Non
 
 def _home_that_cannot_be(callers: Callers, scratch: Scratch, outcome: Outcome) -> None:
     answer = callers.call(Call(_at_home(scratch, "/proc/nowhere"), is_ordinary=True))
-    _expect_stand_in(
-        outcome, answer, scratch, "a home that cannot be", "/proc/nowhere", errno.ENOENT
-    )
+    missing = ("/proc/nowhere", errno.ENOENT)
+    _expect_stand_in(outcome, answer, scratch, "a home that cannot be", *missing)
     nowhere = scratch.root / "nowhere"
     answer = callers.call(Call(_at_home(scratch, str(nowhere)), is_ordinary=True))
     # Nothing is wrong with making it.
@@ -279,9 +278,8 @@ def _cache_that_is_a_file(callers: Callers, scratch: Scratch, outcome: Outcome) 
 def _read_only_cache(callers: Callers, scratch: Scratch, outcome: Outcome) -> None:
     scratch.cache.mkdir(mode=0o500)
     answer = callers.call(Call(scratch.environment, is_ordinary=True))
-    _expect_stand_in(
-        outcome, answer, scratch, "an empty read-only cache", str(scratch.cache), errno.EACCES
-    )
+    denied = (str(scratch.cache), errno.EACCES)
+    _expect_stand_in(outcome, answer, scratch, "an empty read-only cache", *denied)
     scratch.cache.chmod(0o700)
     answer = callers.call(Call(scratch.environment))
     expect_answer(outcome, answer, "a cache that is to become read-only", how="built")
@@ -289,14 +287,10 @@ def _read_only_cache(callers: Callers, scratch: Scratch, outcome: Outcome) -> No
     answer = callers.call(Call(scratch.environment, is_ordinary=True))
     expect_answer(outcome, answer, "what a read-only cache has", how="loaded")
     answer = callers.call(Call(scratch.environment, "tiny2", is_ordinary=True))
-    _expect_stand_in(
-        outcome, answer, scratch, "what a read-only cache lacks", str(scratch.cache), errno.EACCES
-    )
+    _expect_stand_in(outcome, answer, scratch, "what a read-only cache lacks", *denied)
     _set_modes(scratch.cache, 0o000)
     answer = callers.call(Call(scratch.environment, is_ordinary=True))
-    _expect_stand_in(
-        outcome, answer, scratch, "an unreadable cache", str(scratch.cache), errno.EACCES
-    )
+    _expect_stand_in(outcome, answer, scratch, "an unreadable cache", *denied)
 
 
 def _no_temporary_folder(callers: Callers, scratch: Scratch, outcome: Outcome) -> None:

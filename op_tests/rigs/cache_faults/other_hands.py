@@ -67,10 +67,10 @@ def _spoiled_caches(filled: _FilledCache, extent: Extent, rng: random.Random) ->
         _writable_by_others(filled, where)
     for where in some(_CACHE_FOLDERS):
         _link_instead_of_folder(filled, where)
-    for spoil in some(_SPOILED_ENTRIES):
-        _spoiled_entry(filled, spoil)
-    for plant in some(_PLANTED_LINKS):
-        _planted_link(filled, plant)
+    for what, spoil in some(_SPOILED_ENTRIES):
+        _spoiled_entry(filled, what, spoil)
+    for what, plant in some(_PLANTED_LINKS):
+        _planted_link(filled, what, plant)
     _links_to_the_cache(filled)
 
 
@@ -151,11 +151,7 @@ def _foreign_group() -> int | None:
 
 
 def _expect_refused_untouched(
-    filled: _FilledCache,
-    environment: _Environment,
-    scratch: Scratch,
-    reason: str,
-    path: Path,
+    filled: _FilledCache, environment: _Environment, scratch: Scratch, reason: str, path: Path
 ) -> None:
     before = _snapshot(scratch.root)
     for kernel in ("tiny1", "tiny2"):  # What is in the cache, and what would have to be built.
@@ -197,50 +193,29 @@ def _links_to_the_cache(filled: _FilledCache) -> None:
 _Spoil = Callable[[Path, Path], tuple[str, _Environment]]
 
 
-def _open_entry_to_all(entry: Path, _outside: Path) -> tuple[str, _Environment]:
-    entry.chmod(0o777)
-    return "can be written to by everybody", {}
+def _opened(file: str, mode: int) -> _Spoil:
+    def spoil(entry: Path, _outside: Path) -> tuple[str, _Environment]:
+        (entry / file).chmod(mode)
+        return f"{file}' can be written to by everybody" if file else "written to by everybody", {}
+
+    return spoil
 
 
-def _open_library_to_all(entry: Path, _outside: Path) -> tuple[str, _Environment]:
-    (entry / "tiny.so").chmod(0o666)
-    return "tiny.so' can be written to by everybody", {}
+def _given_away(file: str) -> _Spoil:
+    def spoil(entry: Path, _outside: Path) -> tuple[str, _Environment]:
+        reason = f"owned by user id {_STRANGER}"
+        return f"{file}' is {reason}" if file else reason, _give_away(entry / file)
+
+    return spoil
 
 
-def _give_entry_away(entry: Path, _outside: Path) -> tuple[str, _Environment]:
-    return f"owned by user id {_STRANGER}", _give_away(entry)
+def _linked(file: str) -> _Spoil:
+    def spoil(entry: Path, outside: Path) -> tuple[str, _Environment]:
+        shutil.move(entry / file, outside / "moved")
+        (entry / file).symlink_to(outside / "moved")
+        return f"{file or 'it'} is a symbolic link", {}
 
-
-def _give_library_away(entry: Path, _outside: Path) -> tuple[str, _Environment]:
-    return f"tiny.so' is owned by user id {_STRANGER}", _give_away(entry / "tiny.so")
-
-
-def _give_meta_away(entry: Path, _outside: Path) -> tuple[str, _Environment]:
-    return f"meta.json' is owned by user id {_STRANGER}", _give_away(entry / "meta.json")
-
-
-def _link_entry(entry: Path, outside: Path) -> tuple[str, _Environment]:
-    shutil.move(entry, outside / "entry")
-    entry.symlink_to(outside / "entry")
-    return "it is a symbolic link", {}
-
-
-def _link_library(entry: Path, outside: Path) -> tuple[str, _Environment]:
-    return _link_file(entry / "tiny.so", outside)
-
-
-def _link_source(entry: Path, outside: Path) -> tuple[str, _Environment]:
-    return _link_file(entry / "tiny.cpp", outside)
-
-
-def _link_meta(entry: Path, outside: Path) -> tuple[str, _Environment]:
-    return _link_file(entry / "meta.json", outside)
-
-
-def _link_file(file: Path, outside: Path) -> tuple[str, _Environment]:
-    shutil.move(file, outside / file.name)
-    file.symlink_to(outside / file.name)
-    return f"{file.name} is a symbolic link", {}
+    return spoil
 
 
 def _hard_link_library(entry: Path, outside: Path) -> tuple[str, _Environment]:
@@ -256,24 +231,23 @@ def _pipe_instead_of_meta(entry: Path, _outside: Path) -> tuple[str, _Environmen
     return "meta.json is not a regular file", {}
 
 
-_SPOILED_ENTRIES: tuple[_Spoil, ...] = (
-    _open_entry_to_all,
-    _open_library_to_all,
-    _give_entry_away,
-    _give_library_away,
-    _give_meta_away,
-    _link_entry,
-    _link_library,
-    _link_source,
-    _link_meta,
-    _hard_link_library,
-    _pipe_instead_of_meta,
+_SPOILED_ENTRIES: tuple[tuple[str, _Spoil], ...] = (
+    ("open entry to all", _opened("", 0o777)),
+    ("open library to all", _opened("tiny.so", 0o666)),
+    ("give entry away", _given_away("")),
+    ("give library away", _given_away("tiny.so")),
+    ("give meta away", _given_away("meta.json")),
+    ("link entry", _linked("")),
+    ("link library", _linked("tiny.so")),
+    ("link source", _linked("tiny.cpp")),
+    ("link meta", _linked("meta.json")),
+    ("hard link library", _hard_link_library),
+    ("pipe instead of meta", _pipe_instead_of_meta),
 )
 
 
-def _spoiled_entry(filled: _FilledCache, spoil: _Spoil) -> None:
+def _spoiled_entry(filled: _FilledCache, what: str, spoil: _Spoil) -> None:
     """Such an entry is not loaded but built again, with the reason."""
-    what = spoil.__name__.strip("_").replace("_", " ")
     with new_scratch() as scratch:
         entry = filled.copy_to(scratch)
         outside = scratch.root / "outside"
@@ -300,28 +274,14 @@ def _spoiled_entry(filled: _FilledCache, spoil: _Spoil) -> None:
 _Plant = Callable[[Scratch, Path], bool]
 
 
-def _lock_of_the_entry(scratch: Scratch, target: Path) -> bool:
-    lock = scratch.cache / "v1" / "locks" / f"{scratch.entry_names()[0]}.lock"
-    lock.unlink()
-    lock.symlink_to(target / "file")
-    shutil.rmtree(scratch.entries / scratch.entry_names()[0])
-    return False
+def _lock(name: str, leads_to: str, *, is_usable: bool) -> _Plant:
+    def plant(scratch: Scratch, target: Path) -> bool:
+        lock = scratch.cache / "v1" / "locks" / f"{name or scratch.entry_names()[0]}.lock"
+        lock.unlink()
+        lock.symlink_to(target / leads_to)
+        return is_usable
 
-
-def _dangling_lock_of_the_entry(scratch: Scratch, target: Path) -> bool:
-    lock = scratch.cache / "v1" / "locks" / f"{scratch.entry_names()[0]}.lock"
-    lock.unlink()
-    lock.symlink_to(target / "not-there")
-    shutil.rmtree(scratch.entries / scratch.entry_names()[0])
-    return False
-
-
-def _lock_of_eviction(scratch: Scratch, target: Path) -> bool:
-    lock = scratch.cache / "v1" / "locks" / "eviction.lock"
-    lock.unlink()
-    lock.symlink_to(target / "not-there")
-    shutil.rmtree(scratch.entries / scratch.entry_names()[0])
-    return True
+    return plant
 
 
 def _in_building(scratch: Scratch, target: Path) -> bool:
@@ -331,7 +291,6 @@ def _in_building(scratch: Scratch, target: Path) -> bool:
     abandoned.mkdir(mode=0o700)
     (abandoned / "owner").symlink_to(target / "file")
     (abandoned / "inside").symlink_to(target)
-    shutil.rmtree(scratch.entries / scratch.entry_names()[0])
     return True
 
 
@@ -341,28 +300,28 @@ def _in_trash(scratch: Scratch, target: Path) -> bool:
     (trash / "entry").mkdir(mode=0o700)
     (trash / "entry" / "tiny.so").symlink_to(target / "file")
     (trash / "entry" / "inside").symlink_to(target)
-    shutil.rmtree(scratch.entries / scratch.entry_names()[0])
     return True
 
 
-_PLANTED_LINKS: tuple[_Plant, ...] = (
-    _lock_of_the_entry,
-    _dangling_lock_of_the_entry,
-    _lock_of_eviction,
-    _in_building,
-    _in_trash,
+_PLANTED_LINKS: tuple[tuple[str, _Plant], ...] = (
+    ("lock of the entry", _lock("", "file", is_usable=False)),
+    ("dangling lock of the entry", _lock("", "not-there", is_usable=False)),
+    ("lock of eviction", _lock("eviction", "not-there", is_usable=True)),
+    ("in building", _in_building),
+    ("in trash", _in_trash),
 )
 
 
-def _planted_link(filled: _FilledCache, plant: _Plant) -> None:
+def _planted_link(filled: _FilledCache, where: str, plant: _Plant) -> None:
     """A link where the cache writes, locks or deletes: never followed."""
-    what = f"a link planted: {plant.__name__.strip('_').replace('_', ' ')}"
+    what = f"a link planted: {where}"
     with new_scratch() as scratch:
         filled.copy_to(scratch)
         target = scratch.root / "target"
         target.mkdir(mode=0o700)
         (target / "file").write_text("precious", encoding="ascii")
         is_usable = plant(scratch, target)
+        shutil.rmtree(scratch.entries / scratch.entry_names()[0])
         before = _snapshot(target)
         answer = filled.callers.call(Call(scratch.environment))
         expect_answer(filled.outcome, answer, what, how="built", warnings=0 if is_usable else 1)

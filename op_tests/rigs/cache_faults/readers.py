@@ -19,7 +19,6 @@ from enum import IntEnum
 from pathlib import Path
 
 from jitfmha import jit
-from jitfmha.bench.report import Progress
 from jitfmha.jit.cache.directory import CacheDirectory, cache_dir
 from jitfmha.jit.cache.entry import open_entry
 from jitfmha.jit.cache.eviction import discard
@@ -27,13 +26,13 @@ from jitfmha.jit.cache.key import EntryKey
 
 from .outcome import Extent, Outcome
 from .processes import Worker, wait_for_exit
-from .sandbox import Sandbox, run_in_sandbox
+from .sandbox import Sandbox
 
 _SECONDS = {Extent.SHORT: 3.0, Extent.LONG: 60.0}
 _READERS = 3
 _LAUNCHERS = 3
 _TABLE_BYTES = 1 << 17
-_LIMIT_SECONDS = {Extent.SHORT: 180.0, Extent.LONG: 400.0}
+LIMIT_SECONDS = {Extent.SHORT: 180.0, Extent.LONG: 400.0}
 _LOAD_LIMIT_SECONDS = 60.0
 _HOLD_SECONDS = 1.0
 _WATCH_SECONDS = 0.5
@@ -58,12 +57,6 @@ class _Step(IntEnum):
     EVICTED_WHILE_LOADED = 11
     CLEARED = 12
     SAW_NOTHING_PARTIAL = 13
-
-
-def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
-    """The scenario, in processes of its own."""
-    limit = _LIMIT_SECONDS[extent]
-    return run_in_sandbox(__name__, extent, progress, seed=seed, limit_seconds=limit)
 
 
 def run_inside(sandbox: Sandbox, extent: Extent) -> Outcome:

@@ -28,13 +28,7 @@ from jitfmha.jit.cache.directory import CacheDirectory
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 
 from .outcome import Extent, Figure, Outcome, reported_seed
-from .processes import (
-    Ending,
-    Worker,
-    end_with_parent,
-    live_processes,
-    wait_until,
-)
+from .processes import Ending, Worker, end_with_parent, live_processes, wait_until
 from .watched_compiler import WatchedCompiler
 
 _CODE = "import sys; from rigs.cache_faults.sandbox import main; main(*sys.argv[1:])"
@@ -64,9 +58,7 @@ class Sandbox:
         return self.root / "tmp"
 
     def start(
-        self,
-        work: Callable[[], Mapping[str, object]],
-        environment: Mapping[str, str] | None = None,
+        self, work: Callable[[], Mapping[str, object]], environment: Mapping[str, str] | None = None
     ) -> Worker:
         """Fork a process that does ``work``."""
         self._workers += 1
@@ -106,21 +98,21 @@ class Sandbox:
 
 def run_in_sandbox(
     scenario: str,
+    limits: Mapping[Extent, float],
     extent: Extent,
     progress: Progress,
-    *,
-    seed: int | None,
-    limit_seconds: float,
+    seed: int | None = None,
 ) -> Outcome:
     """Run ``run_inside(sandbox, extent)`` of a scenario's module in a fresh interpreter.
 
     Args:
         scenario: the full name of the module.
+        limits: after so many seconds it has failed, and all of its processes are ended.
         extent: how much of it.
         progress: gets a line now and then, the seed among them.
         seed: of everything random; by default a fresh one.
-        limit_seconds: after this time the scenario has failed, and all of its processes are ended.
     """
+    limit_seconds = limits[extent]
     seed = reported_seed(scenario, progress, seed)
     with tempfile.TemporaryDirectory(prefix="jitfmha-sandbox-") as folder:
         root = Path(folder).resolve()
