@@ -7,7 +7,6 @@ somebody reads them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import Enum
 from importlib import import_module
 from typing import Any, NamedTuple, cast
@@ -16,6 +15,7 @@ from ..planning.plan import Family, Plan, Reason, Refusal
 from ..planning.target import AmdTarget, CpuTarget, Target
 from ..problem.features import DTYPE_FEATURES, Feature
 from ..problem.problem import Direction, Problem
+from ..problem.score_features import SCORE_FEATURES
 
 
 class Entrant(NamedTuple):
@@ -72,9 +72,13 @@ def propose(problem: Problem, target: Target) -> Proposal:
     """Ask the families in turn until no other one could be preferred for ``problem``."""
     refusals: list[tuple[str, Refusal]] = []
     preferred: Plan | None = None
-    for name, answer in _answers(problem, target):
+    for entrant in FAMILIES:
+        if not (isinstance(target, entrant.runs_on) and entrant.is_for(problem)):
+            continue
+        family = entrant.family()
+        answer = refusal_of_features(family, problem) or family.propose(problem, target)
         if isinstance(answer, Refusal):
-            refusals.append((name, answer))
+            refusals.append((entrant.name, answer))
             continue
         if preferred is None or _is_quicker(answer, preferred):
             preferred = answer
@@ -199,15 +203,6 @@ def explain_problem(problem: Problem, target: Target) -> Explanation:
     return Explanation.of(problem, target, propose(problem, target))
 
 
-def _answers(problem: Problem, target: Target) -> Iterator[tuple[str, Plan | Refusal]]:
-    """What each family answers, by name; a family is asked when its answer is taken."""
-    for entrant in FAMILIES:
-        if isinstance(target, entrant.runs_on) and entrant.is_for(problem):
-            family = entrant.family()
-            refusal = refusal_of_features(family, problem)
-            yield entrant.name, refusal or family.propose(problem, target)
-
-
 def refusal_of_features(family: Family, problem: Problem) -> Refusal | None:
     """What a problem asks for and a family does not declare; None where there is nothing."""
     missing = problem.features - family.SERVES
@@ -240,8 +235,8 @@ _TEMPLATES: dict[Enum, str] = {
 
 
 _MODIFIERS = (
-    *(Feature.BIAS, Feature.BOOLEAN_BIAS, Feature.ALIBI, Feature.SOFTCAP),
-    *(Feature.SINKS, Feature.SINK_TOKENS, Feature.DROPOUT, Feature.NUM_SPLITS),
+    *(feature for row in SCORE_FEATURES for feature in row.features),
+    *(Feature.DROPOUT, Feature.NUM_SPLITS),
 )
 
 

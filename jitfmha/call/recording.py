@@ -12,12 +12,11 @@ import itertools
 import math
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from ..amd.manifest import AnyRow
 from ..amd.recording_runtime import (
     MOST_BYTES,
     RecordingRuntime,
@@ -29,6 +28,7 @@ from ..amd.recording_runtime import (
     recorded_scope,
     warn_once,
 )
+from ..kernels.amd_plan import AmdPlan
 from ..planning.plan import Launch, Plan
 from ..planning.target import AmdTarget
 from ..problem.arguments import Tensors
@@ -58,6 +58,7 @@ class RecordedPlan(Plan):
     """A plan whose launches are written down; otherwise it is the plan."""
 
     def __init__(self, plan: Plan, target: AmdTarget) -> None:
+        assert isinstance(plan, AmdPlan), plan
         self._plan = plan
         self._target = target
         self.problem = plan.problem
@@ -89,7 +90,7 @@ class RecordedPlan(Plan):
 class RecordedLaunch:
     """A launch that is written down when it has run."""
 
-    def __init__(self, launch: Launch, plan: Plan, problem: Problem, target: AmdTarget) -> None:
+    def __init__(self, launch: Launch, plan: AmdPlan, problem: Problem, target: AmdTarget) -> None:
         assert isinstance(target.runtime, RecordingRuntime)
         self._launch = launch
         self._plan = plan
@@ -231,11 +232,10 @@ def _recorded(started: Started, files: dict[str, bytes | bytearray]) -> Recorded
     )
 
 
-def _described_rows(plan: Plan) -> dict[str, dict[str, object]]:
+def _described_rows(plan: AmdPlan) -> dict[str, dict[str, object]]:
     """What a manifest or the tables say of the plan's kernels, by symbol."""
     described: dict[str, dict[str, object]] = {}
-    rows: Sequence[AnyRow] = plan.rows()  # type: ignore[attr-defined]
-    for row in rows:
+    for row in plan.rows():
         facts = {name: value for name, value in row._asdict().items() if _is_plain(value)}
         described[row.symbol] = facts
     return described

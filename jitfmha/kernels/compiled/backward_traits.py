@@ -19,8 +19,6 @@ from .traits import (
     SharedTraits,
     elements_of,
     far_stride_bytes,
-    has_large_softcap,
-    has_roundings,
 )
 
 _TEMPLATE = "compiled_bwd.hip"
@@ -44,32 +42,13 @@ class BackwardTraits(SharedTraits):
         tile = tile_for(arch, "dq", problem.dtype, problem.hdim_q, problem.hdim_v)
         assert tile is not None
         without_sink = problem._replace(modifiers=problem.modifiers._replace(sink=None))
-        return cls(
-            arch=arch,
-            dtype=problem.dtype,
-            hdim_q=problem.hdim_q,
-            hdim_v=problem.hdim_v,
-            mode=problem.mode,
-            bf16_cvt=problem.bf16_cvt if has_roundings(arch, problem.dtype) else "rtne",
-            is_masked=not problem.mask.is_none,
-            access=_access_of(problem, tile),
-            modifiers=ModifierTraits.of(without_sink, "compiled"),
-            has_large_softcap=has_large_softcap(problem),
-        )
+        modifiers = ModifierTraits.of(without_sink, "compiled")
+        return cls._of(problem, arch, _access_of(problem, tile), modifiers)
 
     @property
     def name(self) -> str:
         """What the kernels' symbols begin with."""
-        words = (
-            f"fmha_bwd_compiled_hd{self.hdim_q}x{self.hdim_v}_{self.dtype}",
-            self.bf16_cvt if has_roundings(self.arch, self.dtype) else "",
-            "window" if self.is_masked else "",
-            *self.words_of_modifiers(),
-            "" if self.access == "near" else self.access,
-            self.mode,
-            self.arch,
-        )
-        return "_".join(word for word in words if word)
+        return self._name("bwd")
 
     @property
     def tile(self) -> Tile:
@@ -92,9 +71,7 @@ class BackwardTraits(SharedTraits):
         of_keys = ("dk_and_dv",) if self.makes_dk_with_dv else ("dk", "dv")
         named: tuple[tuple[str, Rows], ...] = (("dq", "q"), *((each, "k") for each in of_keys))
         return tuple(
-            BackwardKernel(
-                self.row_of(f"{self.name}_{made}", f"{self.name}.co"), rows, self.tile.own_rows
-            )
+            BackwardKernel(self.row_of(f"{self.name}_{made}"), rows, self.tile.own_rows)
             for made, rows in named
         )
 

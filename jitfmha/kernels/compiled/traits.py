@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ... import jit
 from ...amd.chips import Arch, architecture
@@ -22,6 +23,9 @@ from ..modifiers import ModifierTraits
 from .device_spec import device_spec
 from .tile_table import Elements, Tile
 from .tiles import tile_for, tile_table, waves_in_cpp
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Access = Literal["near", "far", "paged", "wide_pages"]
 
@@ -66,12 +70,52 @@ class SharedTraits(ABC):
     modifiers: ModifierTraits
     has_large_softcap: bool = field(default=False, kw_only=True)
 
+    @classmethod
+    def _of(
+        cls, problem: Problem, arch: Arch, access: Access, modifiers: ModifierTraits, **more: Any
+    ) -> Self:
+        """What a problem asks for, with what follows from the direction."""
+        return cls(
+            arch=arch,
+            dtype=problem.dtype,
+            hdim_q=problem.hdim_q,
+            hdim_v=problem.hdim_v,
+            mode=problem.mode,
+            bf16_cvt=problem.bf16_cvt if has_roundings(arch, problem.dtype) else "rtne",
+            is_masked=not problem.mask.is_none,
+            access=access,
+            modifiers=modifiers,
+            has_large_softcap=problem.modifiers.logit_softcap > _LARGE_SOFTCAP,
+            **more,
+        )
+
     @property
     @abstractmethod
     def tile(self) -> Tile:
         """The shape of the kernel's work; of a backward pass that of its first kernel."""
 
-    def row_of(self, symbol: str, file: str) -> KernelRow:
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What the symbols of the kernels begin with."""
+
+    def _name(self, kind: str, of_keys: Sequence[str] = (), of_queries: Sequence[str] = ()) -> str:
+        """With words for what is odd about keys and values, and about queries."""
+        words = (
+            f"fmha_{kind}_compiled_hd{self.hdim_q}x{self.hdim_v}",
+            _SHORT_DTYPES.get(self.dtype, self.dtype),
+            self.bf16_cvt if has_roundings(self.arch, self.dtype) else "",
+            *of_keys,
+            "window" if self.is_masked else "",
+            *self._words_of_modifiers(),
+            "" if self.access == "near" else self.access,
+            *of_queries,
+            self.mode,
+            self.arch,
+        )
+        return "_".join(word for word in words if word)
+
+    def row_of(self, symbol: str) -> KernelRow:
         """A kernel as a row of a manifest, as the launcher knows kernels."""
         is_group = self.mode == "gm1"
         return KernelRow(
@@ -84,7 +128,7 @@ class SharedTraits(ABC):
             ts_qo=self.tile.own_rows,
             ts_kv=self.tile.other_rows,
             symbol=symbol,
-            file=file,
+            file=f"{self.name}.co",
             abi="jitfmha",
             threads=self.tile.threads,
             grid="heads_batches_tiles_splits" if is_group else "xcd_heads_tiles_splits",
@@ -109,8 +153,7 @@ class SharedTraits(ABC):
             "wide_page_rows": _WIDE_PAGE_ROWS,
         }
 
-    def words_of_modifiers(self) -> tuple[str, ...]:
-        """Those of the kernels' names."""
+    def _words_of_modifiers(self) -> tuple[str, ...]:
         large = ("large_softcap",) if self.has_large_softcap else ()
         return (*self.modifiers.words(), *large)
 
@@ -119,7 +162,7 @@ class SharedTraits(ABC):
         return (
             f"the first {self.dtype} {what} in {self.mode} with hdim "
             f"{self.hdim_q}x{self.hdim_v}{' and a mask' if self.is_masked else ''}"
-            f"{''.join(f', {word}' for word in self.words_of_modifiers())} on {self.arch}"
+            f"{''.join(f', {word}' for word in self._words_of_modifiers())} on {self.arch}"
         )
 
 
@@ -145,17 +188,11 @@ class ForwardTraits(SharedTraits):
     def of(cls, problem: Problem, arch: Arch) -> ForwardTraits:
         """What a problem asks for; there has to be a tile with room for it."""
         tile = forward_tile(arch, problem.dtype, problem.hdim_q, problem.hdim_v)
-        return cls(
-            arch=arch,
-            dtype=problem.dtype,
-            hdim_q=problem.hdim_q,
-            hdim_v=problem.hdim_v,
-            mode=problem.mode,
-            bf16_cvt=problem.bf16_cvt if has_roundings(arch, problem.dtype) else "rtne",
-            is_masked=not problem.mask.is_none,
-            access=access_of(problem, tile),
-            modifiers=ModifierTraits.of(problem, "compiled"),
-            has_large_softcap=has_large_softcap(problem),
+        return cls._of(
+            problem,
+            arch,
+            access_of(problem, tile),
+            ModifierTraits.of(problem, "compiled"),
             kv_dtype=problem.kv_dtype,
             has_descales=not problem.features.isdisjoint(
                 (Feature.DESCALES, Feature.INT8_PROBABILITIES)
@@ -190,22 +227,13 @@ class ForwardTraits(SharedTraits):
     @property
     def name(self) -> str:
         """The kernel's name, which is also its symbol."""
-        words = (
-            f"fmha_fwd_compiled_hd{self.hdim_q}x{self.hdim_v}",
-            _SHORT_DTYPES.get(self.dtype, self.dtype),
-            self.bf16_cvt if has_roundings(self.arch, self.dtype) else "",
+        of_keys = (
             "int8kv" if self.kv_dtype != self.dtype else "",
             "descales" if self.has_descales else "",
             "int8p" if self.has_int8_probabilities else "",
             "column_major_v" if self.has_column_major_v else "",
-            "window" if self.is_masked else "",
-            *self.words_of_modifiers(),
-            "" if self.access == "near" else self.access,
-            "stacked" if self.stacks_heads else "",
-            self.mode,
-            self.arch,
         )
-        return "_".join(word for word in words if word)
+        return self._name("fwd", of_keys, ("stacked",) if self.stacks_heads else ())
 
     @property
     def combine_name(self) -> str:
@@ -214,13 +242,9 @@ class ForwardTraits(SharedTraits):
 
     def row(self) -> KernelRow:
         """The kernel as a row of a manifest, as the launcher knows kernels."""
-        row = self.row_of(self.name, f"{self.name}.co")
-        return row._replace(combine_symbol=self.combine_name, stacks_heads=self.stacks_heads)
-
-
-def has_large_softcap(problem: Problem) -> bool:
-    """Whether the soft cap has to be exact in proportion to the logits."""
-    return problem.modifiers.logit_softcap > _LARGE_SOFTCAP
+        return self.row_of(self.name)._replace(
+            combine_symbol=self.combine_name, stacks_heads=self.stacks_heads
+        )
 
 
 def has_roundings(arch: Arch, dtype: str) -> bool:
