@@ -44,7 +44,7 @@ class AmdPlan(Plan):
         return jit.is_built(launcher_spec(self._launcher_kind()))
 
     def build(self) -> None:
-        """Build the launcher where needed."""
+        """Build the launcher if it is not in the cache."""
         from .launcher import load_launcher  # of use where there is a GPU only
 
         load_launcher(self._launcher_kind())

@@ -233,7 +233,6 @@ class CpuTraits:
 
     @property
     def name(self) -> str:
-        """The kernel's name."""
         descales = "query_head_descales" if self.query_head_descales else "descales"
         words = (
             f"cpu_{self.short_direction}_{self.dtype}",
@@ -251,17 +250,14 @@ class CpuTraits:
 
     @property
     def out_dtype(self) -> str:
-        """Of the output."""
         return "bf16" if self.dtype in EIGHT_BIT_NAMES else self.dtype
 
     @property
     def short_direction(self) -> str:
-        """``fwd`` or ``bwd``."""
         return _SHORT_DIRECTIONS[self.direction]
 
     @property
     def template(self) -> str:
-        """The template that becomes the kernel."""
         return f"cpu/fmha_{self.short_direction}.cpp.in"
 
     @property

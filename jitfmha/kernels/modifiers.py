@@ -51,7 +51,7 @@ class ModifierTraits:
 
     @classmethod
     def of(cls, problem: Problem, family: Family) -> ModifierTraits:
-        """What a problem asks for, without what the family's kernels look for at run time."""
+        """Take what a problem asks for, without what the family's kernels look for at run time."""
         asked = (
             row.default if not kept or family in row.read_by else _compiled_in(kept)
             for row, kept in zip(SCORE_FEATURES, problem.modifiers, strict=True)
@@ -59,7 +59,7 @@ class ModifierTraits:
         return cls(family, AskedModifiers._make(asked), problem.dropout_p > 0)
 
     def constants(self) -> str:
-        """Their definitions in C++."""
+        """Return the definitions of the constants in C++."""
         values = {
             row.flag: row.constant(kept)
             for row, kept in zip(SCORE_FEATURES, self.asked, strict=True)
@@ -72,7 +72,7 @@ class ModifierTraits:
         )
 
     def words(self) -> tuple[str, ...]:
-        """Those of a kernel's name."""
+        """Return the words for it in a kernel's name."""
         named = (
             f"{row.word}_{kept}" if isinstance(kept, str) else row.word
             for row, kept in zip(SCORE_FEATURES, self.asked, strict=True)
@@ -106,7 +106,7 @@ def packed_tensors(modifiers: Modifiers | None, *, has_strides_in_bytes: bool = 
 
 
 def read_tensors(modifiers: Modifiers | None, dropout: Dropout | None) -> list[Tensor | None]:
-    """What kernels read of them."""
+    """Gather the tensors that kernels read of score features and dropout."""
     tensors: list[Tensor | None] = [getattr(modifiers, row.name, None) for row in TENSOR_FEATURES]
     return [*tensors, None if dropout is None else dropout.rng_state]
 

@@ -401,7 +401,7 @@ def _check_shapes(arguments: Arguments) -> None:
 
 
 def _batch_of(arguments: Arguments) -> int:
-    """The number of sequences."""
+    """Return the number of sequences."""
     if arguments.cu_seqlens is None:
         return arguments.q.shape[0]
     return arguments.cu_seqlens.q.shape[0] - 1

@@ -303,7 +303,7 @@ def check_modifiers(modifiers: Modifiers | None, beside: Beside, *, have_lengths
 
 
 def asked_modifiers(modifiers: Modifiers | None, mask: Mask) -> AskedModifiers:
-    """What a problem keeps of them."""
+    """Reduce the modifiers to what a problem keeps of them, which has no tensors."""
     if modifiers is None:
         return AskedModifiers()
     return AskedModifiers._make(

@@ -276,7 +276,9 @@ def _but(
 
 
 def _packed_strides(problem: Problem, gradients: GradientStrides) -> bytes:
-    """Those between batches, heads and rows of each tensor, as ``GRADIENT_TENSORS`` has them."""
+    """Pack the strides between batches, heads and rows of each tensor, as ``GRADIENT_TENSORS`` has
+    them.
+    """
     dout, lse, dlse, *written = gradients
     # Kernels count a 16-bit tensor's in bytes. The lse has no last dimension, and heads first.
     strides = (
@@ -289,17 +291,17 @@ def _packed_strides(problem: Problem, gradients: GradientStrides) -> bytes:
 
 
 def _one_row(strides: Sequence[int], seqlen: int) -> Sequence[int]:
-    """With 0 between rows where there is one: the stride of a dimension of size 1 is anything."""
+    """Put 0 between rows where there is one: the stride of a dimension of size 1 is anything."""
     return strides if seqlen > 1 else (*strides[:-3], 0, *strides[-2:])
 
 
 def _by_head(strides: Sequence[int]) -> tuple[int, int, int]:
-    """Of a tensor ``(b, s, h, d)``, or in gm1 ``(s, h, d)``: batch, head and row."""
+    """The strides of batch, head and row of a tensor ``(b, s, h, d)``, or in gm1 ``(s, h, d)``."""
     *batch, row, head, _ = strides
     return (batch[0] if batch else 0), head, row
 
 
 def _row_strides(strides: Sequence[int]) -> tuple[int, int, int]:
-    """Of a tensor ``(b, h, s)``, or in gm1 ``(h, s)``: batch, head and row."""
+    """The strides of batch, head and row of a tensor ``(b, h, s)``, or in gm1 ``(h, s)``."""
     *batch, head, row = strides
     return (batch[0] if batch else 0), head, row

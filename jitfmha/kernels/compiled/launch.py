@@ -85,7 +85,7 @@ class ForwardLaunch(NamedTuple):
     def _splits_of_sequences(
         self, max_seqlen_q: int, cu_seqlens: CuSeqlens, table: Tensor | None
     ) -> Splits:
-        """By the longest sequences, as far as anybody tells."""
+        """Choose the splits by the longest sequences, as far as anybody tells."""
         seqlen_k = cu_seqlens.max_seqlen_k
         if seqlen_k is None:
             seqlen_k = self.mean_seqlen_k
