@@ -56,6 +56,33 @@ class FakeCompiler:
         return len(self.log.read_text().splitlines()) if self.log.exists() else 0
 
 
+Again = Callable[[], None]
+"""The type of the fixture ``new_process``."""
+
+
+def write_programs(folder: Path, script: str, *names: str) -> Path:
+    """Executable files of this content."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (folder / name).write_text(script)
+        (folder / name).chmod(0o700)
+    return folder
+
+
+def assert_private(cache: Path) -> None:
+    """No file and no folder of a cache is open to others."""
+    for path in [cache.parent, *cache.parent.rglob("*")]:
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    """Files get every permission that is asked for."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
 @pytest.fixture(autouse=True)
 def _fresh_process_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("CXX", "JITFMHA_VERBOSE", "JITFMHA_CACHE_LIMIT", "JITFMHA_CACHE_DIR"):
@@ -86,7 +113,7 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 @pytest.fixture
 def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCompiler:
     fake = FakeCompiler(tmp_path / "fake-c++", tmp_path / "compiled", tmp_path / "delay")
-    fake.path.write_text(
+    script = (
         "#!/bin/sh\n"
         'case " $* " in *" -c "*)\n'
         f'  echo compiling >> "{fake.log}"\n'
@@ -94,6 +121,6 @@ def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCompil
         "esac\n"
         f'exec "{REAL_COMPILER}" "$@"\n'
     )
-    fake.path.chmod(0o700)
+    write_programs(tmp_path, script, fake.path.name)
     monkeypatch.setenv("CXX", str(fake.path))
     return fake

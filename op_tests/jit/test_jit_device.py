@@ -21,7 +21,7 @@ from jitfmha.jit.toolchain.device_clang import DeviceClang
 from jitfmha.jit.toolchain.device_compiler import DeviceCompilerNotFound
 from jitfmha.jit.toolchain.device_hiprtc import HiprtcNotUsable
 
-from .conftest import make_spec
+from .conftest import Again, make_spec, write_programs
 
 _FORK = multiprocessing.get_context("fork")
 _SOURCES = {
@@ -83,8 +83,25 @@ def device_spec(name: str = "store", arch: str = "gfx942", **fields: object) -> 
     return jit.BuildSpec(name, sources, cflags, toolchain="device_hip", **fields)  # type: ignore[arg-type]
 
 
+def exit_codes(work: Callable[[], bool], count: int) -> list[int | None]:
+    """Of so many processes that start to work at once; 0 where that is true."""
+    gate = _FORK.Event()
+
+    def wait_and_work() -> None:
+        gate.wait()
+        os._exit(0 if work() else 1)
+
+    children = [_FORK.Process(target=wait_and_work) for _ in range(count)]
+    for child in children:
+        child.start()
+    gate.set()
+    for child in children:
+        child.join(60)
+    return [child.exitcode for child in children]
+
+
 def test_built_once_and_then_read(
-    cache: Path, compiled: Callable[[], int], new_process: Callable[[], None]
+    cache: Path, compiled: Callable[[], int], new_process: Again
 ) -> None:
     spec = device_spec()
     assert not jit.is_built(spec)
@@ -108,39 +125,23 @@ def test_built_once_and_then_read(
 def test_another_process_reads(cache: Path, compiled: Callable[[], int]) -> None:
     content = jit.read(device_spec("first"))
 
-    def work() -> None:
-        same = jit.read(device_spec("first")) == content
-        os._exit(0 if same and jit.read(device_spec("second")) else 1)
+    def work() -> bool:
+        return jit.read(device_spec("first")) == content and bool(jit.read(device_spec("second")))
 
-    child = _FORK.Process(target=work)
-    child.start()
-    child.join(60)
-    assert child.exitcode == 0
+    assert exit_codes(work, 1) == [0]
     assert jit.read(device_spec("second"))
     assert [event.how for event in jit.build_log()] == ["built", "loaded"]
     assert compiled() == 2
 
 
 def test_processes_that_start_at_once_build_once(cache: Path, compiled: Callable[[], int]) -> None:
-    gate = _FORK.Event()
-
-    def work() -> None:
-        gate.wait()
-        os._exit(0 if jit.read(device_spec()) else 1)
-
-    children = [_FORK.Process(target=work) for _ in range(4)]
-    for child in children:
-        child.start()
-    gate.set()
-    for child in children:
-        child.join(60)
-    assert [child.exitcode for child in children] == [0] * 4
+    assert exit_codes(lambda: bool(jit.read(device_spec())), 4) == [0] * 4
     assert compiled() == 1
 
 
 @pytest.mark.parametrize("name", ["store.co", "memory/address.h", "meta.json"])
 def test_damage_is_repaired(
-    name: str, cache: Path, compiled: Callable[[], int], new_process: Callable[[], None]
+    name: str, cache: Path, compiled: Callable[[], int], new_process: Again
 ) -> None:
     content = jit.read(device_spec())
     path = jit.artifact_path(device_spec()).parent / name
@@ -195,7 +196,7 @@ def test_without_compiler_the_message_names_what_was_tried(
 
 
 def test_without_compiler_a_finished_build_is_used(
-    cache: Path, no_compiler: Callable[[], None], new_process: Callable[[], None]
+    cache: Path, no_compiler: Callable[[], None], new_process: Again
 ) -> None:
     content = jit.read(device_spec())
     new_process()
@@ -294,11 +295,8 @@ def test_compiler_is_in_the_key() -> None:
 def test_temporary_files_of_a_compiler_lie_in_its_build(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "llvm" / "bin"
-    folder.mkdir(parents=True)
-    for name in ("clang++", "ld.lld"):
-        (folder / name).write_text('#!/bin/sh\necho "error: in $TMPDIR" >&2; [ $# = 1 ]\n')
-        (folder / name).chmod(0o700)
+    script = '#!/bin/sh\necho "error: in $TMPDIR" >&2; [ $# = 1 ]\n'
+    write_programs(tmp_path / "llvm" / "bin", script, "clang++", "ld.lld")
     monkeypatch.setenv("ROCM_PATH", str(tmp_path))
     with pytest.raises(jit.BuildError, match=f"error: in {cache}/building/"):
         jit.read(device_spec())

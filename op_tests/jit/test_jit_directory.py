@@ -50,14 +50,13 @@ def assert_falls_back(temporary: Path, reason: str) -> None:
     assert not list(temporary.iterdir())
 
 
-def test_file_in_the_way(temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["file/cache", "x" * 300])
+def test_a_place_that_cannot_be(
+    name: str, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below a file, or with a name that is too long."""
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    assert_falls_back(temporary, "cannot be used")
-
-
-def test_name_too_long(temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / ("x" * 300)))
+    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / name))
     assert_falls_back(temporary, "cannot be used")
 
 
@@ -268,12 +267,8 @@ def test_links_in_the_way_are_followed_and_checked(
     monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "link" / "deep"))
     assert answer(make_spec()) == 42
     (tmp_path / "real").chmod(0o777)
-    assert_refused_for(make_spec(name="other"), "real' can be written to")
-
-
-def assert_refused_for(spec: jit.BuildSpec, reason: str) -> None:
-    with pytest.raises(jit.CacheError, match=reason):
-        jit.load(spec)
+    with pytest.raises(jit.CacheError, match="real' can be written to"):
+        jit.load(make_spec(name="other"))
 
 
 def test_circle_of_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
 from ctypes.util import find_library
 from pathlib import Path
 from typing import get_args
@@ -33,7 +32,7 @@ from jitfmha.jit.toolchain.device_hiprtc import DeviceHiprtc
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 from jitfmha.kernels.compiled.traits import ForwardTraits, kernel_spec
 
-from .conftest import REAL_COMPILER
+from .conftest import REAL_COMPILER, Again, write_programs
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ziglang") is None, reason="hiprtc stands on ziglang's clang here"
@@ -104,10 +103,7 @@ def test_hiprtc_comes_first_then_rocm_then_ziglang(
     hiprtc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "rocm" / "llvm" / "bin"
-    folder.mkdir(parents=True)
-    for name in ("clang++", "ld.lld"):
-        (folder / name).write_text("#!/bin/sh\necho ROCm clang 99\n")
-        (folder / name).chmod(0o700)
+    write_programs(folder, "#!/bin/sh\necho ROCm clang 99\n", "clang++", "ld.lld")
     found = device_hip.find_device_hip()
     assert str(found) == f"hiprtc 9.0 ({hiprtc})"
     assert found.why == "it is in the package _rocm_sdk_core"
@@ -216,9 +212,7 @@ def test_build_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
-def test_built_once_and_then_read(
-    hiprtc: Path, cache: Path, new_process: Callable[[], None], arch: str
-) -> None:
+def test_built_once_and_then_read(hiprtc: Path, cache: Path, new_process: Again, arch: str) -> None:
     content = jit.read(device_spec(arch=arch))
     path = jit.artifact_path(device_spec(arch=arch))
     read_code_object(path, arch=arch, kernels={"store": 64}, kernarg_bytes=8, sha256=None)
@@ -302,17 +296,23 @@ def test_several_sources_are_one_program(hiprtc: Path, cache: Path, tmp_path: Pa
         read_code_object(path, arch="gfx942", kernels={symbol: 64}, kernarg_bytes=8, sha256=None)
 
 
-@pytest.mark.parametrize("name", ["store.hip", "memory/answer.h"])
-def test_compile_error_names_the_source_that_is_kept(hiprtc: Path, cache: Path, name: str) -> None:
+def assert_error_is_named(cache: Path, name: str, **spec: str) -> str:
+    """Of a source, as it is kept; gives what is said."""
     sources = {**_SOURCES, name: f"int fine;\nint x = nonsense;\n{_SOURCES[name]}"}
     with pytest.raises(jit.BuildError) as caught:
-        jit.read(device_spec(sources))
+        jit.read(device_spec(sources, **spec))
     [log] = (cache / "logs").iterdir()
-    assert f"could not be compiled with hiprtc 9.0 ({hiprtc}):\n{log}/{name}:2:" in str(
-        caught.value
-    )
-    assert "HIPRTC_ERROR_COMPILATION (6)" in (log / "build.log").read_text()
+    assert f"{log}/{name}:2:" in str(caught.value)
+    assert "nonsense" in (log / "build.log").read_text()
     assert (log / name).read_text() == sources[name]
+    return f"{caught.value}\n{(log / 'build.log').read_text()}"
+
+
+@pytest.mark.parametrize("name", ["store.hip", "memory/answer.h"])
+def test_compile_error_names_the_source_that_is_kept(hiprtc: Path, cache: Path, name: str) -> None:
+    said = assert_error_is_named(cache, name)
+    assert f"could not be compiled with hiprtc 9.0 ({hiprtc}):\n{cache}/logs/" in said
+    assert "HIPRTC_ERROR_COMPILATION (6)" in said
     assert not [*(cache / "building").iterdir(), *(cache / "entries").iterdir()]
 
 
@@ -374,17 +374,9 @@ def real_hiprtc(site_packages: Path) -> Path:
     folder = site_packages / "_rocm_sdk_core" / "lib"
     folder.mkdir(parents=True)
     (folder.parent / "__init__.py").touch()
-    loaded = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"import ctypes; ctypes.CDLL({name!r}); print(open('/proc/self/maps').read())",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (path,) = {line.split()[-1] for line in loaded.stdout.splitlines() if name in line}
+    code = f"import ctypes; ctypes.CDLL({name!r}); print(open('/proc/self/maps').read())"
+    loaded = subprocess.check_output([sys.executable, "-c", code], text=True)
+    (path,) = {line.split()[-1] for line in loaded.splitlines() if name in line}
     link = folder / "libhiprtc.so"
     link.symlink_to(path)
     return link
@@ -402,10 +394,4 @@ def test_a_real_one_compiles(real_hiprtc: Path, cache: Path) -> None:
 
 
 def test_a_real_ones_errors_name_the_source(real_hiprtc: Path, cache: Path) -> None:
-    name = "memory/answer.h"
-    sources = {**_SOURCES, name: f"int fine;\nint x = nonsense;\n{_SOURCES[name]}"}
-    with pytest.raises(jit.BuildError) as caught:
-        jit.read(device_spec(sources, arch="gfx90a"))
-    [log] = (cache / "logs").iterdir()
-    assert f"{log}/{name}:2:" in str(caught.value)
-    assert "nonsense" in (log / "build.log").read_text()
+    assert_error_is_named(cache, "memory/answer.h", arch="gfx90a")

@@ -13,7 +13,7 @@ from jitfmha.jit.cache import entry as entry_module
 from jitfmha.jit.cache.entry import EntryMeta, InvalidEntry
 from jitfmha.jit.cache.key import EntryKey
 
-from .conftest import FakeCompiler, answer, build_only, make_spec
+from .conftest import Again, FakeCompiler, answer, build_only, make_spec
 
 FILES = ["demo.so", "demo.cpp", "meta.json"]
 
@@ -46,7 +46,7 @@ def test_damage_is_reported_once_and_repaired(
     damage: Callable[[bytes], bytes],
     cache: Path,
     fake_compiler: FakeCompiler,
-    new_process: Callable[[], None],
+    new_process: Again,
 ) -> None:
     build_only(make_spec())
     path = jit.artifact_path(make_spec()).with_name(name)
@@ -80,7 +80,7 @@ def test_every_bit_of_the_meta_data_counts(cache: Path) -> None:
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("replacement", ["nothing", "link", "directory", "fifo"])
 def test_something_else_in_place_of_a_file(
-    name: str, replacement: str, cache: Path, tmp_path: Path, new_process: Callable[[], None]
+    name: str, replacement: str, cache: Path, tmp_path: Path, new_process: Again
 ) -> None:
     build_only(make_spec())
     path = jit.artifact_path(make_spec()).with_name(name)
@@ -173,9 +173,7 @@ def test_disk_that_returns_something_else(cache: Path, monkeypatch: pytest.Monke
         jit.load(make_spec())
 
 
-def test_link_in_place_of_an_entry(
-    cache: Path, tmp_path: Path, new_process: Callable[[], None]
-) -> None:
+def test_link_in_place_of_an_entry(cache: Path, tmp_path: Path, new_process: Again) -> None:
     build_only(make_spec())
     path = jit.artifact_path(make_spec()).parent
     path.rename(tmp_path / "moved")
@@ -187,7 +185,7 @@ def test_link_in_place_of_an_entry(
     assert (tmp_path / "moved" / "demo.so").exists()
 
 
-def test_entry_of_another_key(cache: Path, new_process: Callable[[], None]) -> None:
+def test_entry_of_another_key(cache: Path, new_process: Again) -> None:
     other = make_spec(cflags=("-O1",))
     build_only(other)
     shutil.copytree(

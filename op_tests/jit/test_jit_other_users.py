@@ -20,7 +20,7 @@ from jitfmha.jit.cache import directory, eviction, owned_directory, store
 from jitfmha.jit.cache.eviction import empty_trash
 from jitfmha.jit.cache.key import EntryKey
 
-from .conftest import SOURCE, FakeCompiler, answer, build_only, make_spec
+from .conftest import SOURCE, Again, FakeCompiler, answer, build_only, make_spec
 
 _IS_ROOT = os.geteuid() == 0
 _STRANGER, _NOBODY, _OUTSIDE = 54321, 65534, 100_000
@@ -193,7 +193,7 @@ def test_lock_that_a_reader_holds(cache: Path, fake_compiler: FakeCompiler) -> N
 
 @pytest.mark.skipif(not _IS_ROOT, reason="becoming another user needs root")
 def test_cache_of_root_that_others_can_read(
-    monkeypatch: pytest.MonkeyPatch, new_process: Callable[[], None]
+    monkeypatch: pytest.MonkeyPatch, new_process: Again
 ) -> None:
     """Another user loads what is there and can lock it, which makes nobody build again."""
     with tempfile.TemporaryDirectory(prefix="jitfmha-test-", dir="/tmp") as folder:
@@ -251,20 +251,12 @@ def in_ordinary_process(work: Callable[[], None]) -> None:
     os.waitpid(child, 0)
 
 
-def _hide_directory(entry: Path) -> None:
-    entry.chmod(0)
-
-
-def _hide_library(entry: Path) -> None:
-    (entry / "demo.so").chmod(0)
-
-
-def _hide_source(entry: Path) -> None:
-    (entry / "demo.cpp").chmod(0)
+def _hide(name: str) -> Callable[[Path], None]:
+    return lambda entry: (entry / name).chmod(0)
 
 
 def _hide_lock(entry: Path) -> None:
-    _hide_directory(entry)
+    entry.chmod(0)
     (entry.parents[1] / "locks" / f"{entry.name}.lock").chmod(0)
 
 
@@ -274,13 +266,10 @@ def _give_directory_away(entry: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "hide", [_hide_directory, _hide_library, _hide_source, _hide_lock, _give_directory_away]
+    "hide", [_hide(""), _hide("demo.so"), _hide("demo.cpp"), _hide_lock, _give_directory_away]
 )
 def test_entry_that_cannot_be_read(
-    hide: Callable[[Path], None],
-    cache: Path,
-    tmp_path: Path,
-    new_process: Callable[[], None],
+    hide: Callable[[Path], None], cache: Path, tmp_path: Path, new_process: Again
 ) -> None:
     """That one is built again, and nothing else is built anywhere but in this cache."""
     if hide is _give_directory_away and not _IS_ROOT:
@@ -341,7 +330,7 @@ def test_stand_in_that_was_removed_and_made_by_another_user(
     foreign_library: Path,
     give_away: Callable[[Path], None],
     monkeypatch: pytest.MonkeyPatch,
-    new_process: Callable[[], None],
+    new_process: Again,
 ) -> None:
     monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "file" / "cache"))
     with pytest.warns(RuntimeWarning, match="cannot be used"):
@@ -365,9 +354,7 @@ def test_stand_in_that_was_removed_and_made_by_another_user(
     assert sorted(stand_in.rglob("*")) == kept, "somebody else's files were removed at exit"
 
 
-def test_stand_in_that_lost_its_empty_folders(
-    temporary: Path, new_process: Callable[[], None]
-) -> None:
+def test_stand_in_that_lost_its_empty_folders(temporary: Path, new_process: Again) -> None:
     """With these a cleaner begins; the rest is used as before."""
     with pytest.warns(RuntimeWarning, match="cannot be used"):
         build_only(make_spec())
@@ -379,7 +366,7 @@ def test_stand_in_that_lost_its_empty_folders(
     assert jit.cache_dir() == stand_in
 
 
-def test_stand_in_that_is_gone(temporary: Path, new_process: Callable[[], None]) -> None:
+def test_stand_in_that_is_gone(temporary: Path, new_process: Again) -> None:
     with pytest.warns(RuntimeWarning, match="cannot be used"):
         build_only(make_spec())
     shutil.rmtree(jit.cache_dir())

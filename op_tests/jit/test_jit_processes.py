@@ -39,6 +39,21 @@ def is_compiling(fake_compiler: FakeCompiler, count: int = 1) -> Callable[[], bo
     return lambda: fake_compiler.compiled() >= count
 
 
+def start_build(
+    fake_compiler: FakeCompiler, seconds: str, count: int = 1
+) -> multiprocessing.process.BaseProcess:
+    """Another process whose compiler runs, the one of this number."""
+    fake_compiler.delay.write_text(seconds)
+    builder = start(lambda: jit.load(make_spec()))
+    wait_until(is_compiling(fake_compiler, count))
+    return builder
+
+
+def kill(builder: multiprocessing.process.BaseProcess) -> None:
+    builder.kill()
+    builder.join()
+
+
 def processes_in(directory: Path) -> list[int]:
     pids = owned_directory._own_processes()
     return [pid for pid in pids if owned_directory._works_in(pid, os.path.realpath(directory))]
@@ -51,9 +66,7 @@ def test_one_who_waits_says_for_whom(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(turn, "PATIENCE_SECONDS", 0.05)
-    fake_compiler.delay.write_text("0.8")
-    builder = start(lambda: jit.load(make_spec()))
-    wait_until(is_compiling(fake_compiler))
+    builder = start_build(fake_compiler, "0.8")
     assert answer(make_spec()) == 42
     builder.join(30)
     assert jit.build_log()[0].how == "loaded"
@@ -72,12 +85,7 @@ def test_killed_builder_leaves_no_trace(
     if not ends_with_its_builder:
         monkeypatch.setattr(ninja, "isolated_python", lambda: None)
     for round_ in range(1, 4):
-        fake_compiler.delay.write_text("60")
-        builder = start(lambda: jit.load(make_spec()))
-        wait_until(is_compiling(fake_compiler, round_))
-        assert builder.pid is not None
-        os.kill(builder.pid, signal.SIGKILL)
-        builder.join()
+        kill(start_build(fake_compiler, "60", round_))
     assert len(list((cache / "building").iterdir())) == 1
     if ends_with_its_builder:
         wait_until(lambda: not processes_in(cache / "building"))
@@ -127,9 +135,7 @@ def test_child_does_not_keep_the_lock_of_a_killed_parent(
 
     builder = start(work)
     wait_until(lambda: child_pid.exists() and child_pid.read_text() != "")
-    assert builder.pid is not None
-    os.kill(builder.pid, signal.SIGKILL)
-    builder.join()
+    kill(builder)
     fake_compiler.delay.unlink()
     try:
         assert answer(make_spec()) == 42
@@ -142,12 +148,7 @@ def test_without_locks_nobody_waits_for_the_dead(
     cache: Path, fake_compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(turn, "_has_locks", lambda _path: False)
-    fake_compiler.delay.write_text("60")
-    builder = start(lambda: jit.load(make_spec()))
-    wait_until(is_compiling(fake_compiler))
-    assert builder.pid is not None
-    os.kill(builder.pid, signal.SIGKILL)
-    builder.join()
+    kill(start_build(fake_compiler, "60"))
     fake_compiler.delay.unlink()
     assert answer(make_spec()) == 42
     assert fake_compiler.compiled() == 2
@@ -177,9 +178,7 @@ def test_without_locks_the_first_to_publish_wins(
 ) -> None:
     monkeypatch.setattr(turn, "_has_locks", lambda _path: False)
     monkeypatch.setattr(turn, "earlier_owner", lambda _own, _prefix: None)
-    fake_compiler.delay.write_text("0.3")
-    other = start(lambda: jit.load(make_spec()))
-    wait_until(is_compiling(fake_compiler))
+    other = start_build(fake_compiler, "0.3")
     assert answer(make_spec()) == 42
     other.join(30)
     assert other.exitcode == 0
@@ -195,9 +194,7 @@ def test_one_who_waited_too_long_builds_alone(
 ) -> None:
     monkeypatch.setattr(turn, "PATIENCE_SECONDS", 0.05)
     monkeypatch.setattr(turn, "_GIVE_UP_SECONDS", 0.3)
-    fake_compiler.delay.write_text("60")
-    builder = start(lambda: jit.load(make_spec()))
-    wait_until(is_compiling(fake_compiler))
+    builder = start_build(fake_compiler, "60")
     assert builder.pid is not None
     os.kill(builder.pid, signal.SIGSTOP)
     fake_compiler.delay.unlink()
@@ -205,7 +202,6 @@ def test_one_who_waited_too_long_builds_alone(
         assert answer(make_spec()) == 42
         assert "building it without waiting any longer" in capfd.readouterr().err
     finally:
-        os.kill(builder.pid, signal.SIGKILL)
-        builder.join()
+        kill(builder)
     owned_directory.sweep(cache / "building")
     assert not list((cache / "building").iterdir())
