@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import jitfmha
-from jitfmha import cli
 from jitfmha.call.interface import fmha_fwd
+from jitfmha.cli.flags import parser
 
 _ROOT = Path(__file__).resolve().parents[1]
 _PACKAGE = _ROOT / "jitfmha"
@@ -71,7 +71,7 @@ def _commands() -> list[str]:
 def test_a_command_of_a_document_is_one(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = shlex.split(command.replace("...", "x"), comments=True)
     try:
-        cli._parser().parse_args(words)
+        parser().parse_args(words)
     except SystemExit as end:
         error = capsys.readouterr().err
         # Text names a command without what it needs.
@@ -103,7 +103,7 @@ def test_the_pages_name_everything_there_is() -> None:
     assert {name for name in arguments if not name.startswith("_")} <= documented
 
     page = (_ROOT / "docs" / "command_line.md").read_text(encoding="utf-8")
-    commands = cli._parser()._subparsers._group_actions[0].choices
+    commands = parser()._subparsers._group_actions[0].choices
     assert [x for x in commands if not re.search(rf"`{x}\b", page)] == []
     sources = (path.read_text(encoding="utf-8") for path in _PACKAGE.rglob("*.py"))
     # Those that are constants of C++ end so.

@@ -22,6 +22,8 @@ from jitfmha.cli.doctor import Finding
 from jitfmha.jit.errors import CompilerNotFound
 from jitfmha.jit.toolchain import device_hip, hip_libraries, host_cpp
 from jitfmha.planning.target import cpu_target
+from jitfmha.problem.float64_reference import Judged
+from jitfmha.replay import kernel_trial
 
 Doctor = Callable[[], tuple[int, list[dict[str, Any]]]]
 
@@ -225,18 +227,22 @@ def _of_code_objects() -> list[Finding]:
 def test_wrong_results(examine: Doctor, monkeypatch: pytest.MonkeyPatch, wrong: float) -> None:
     monkeypatch.delenv("JITFMHA_EMULATE", raising=False)
     monkeypatch.setattr(doctor, "_CHECKS", [doctor._check_runs])
-    exact = doctor._exact
-    monkeypatch.setattr(doctor, "_exact", lambda *qkv: exact(*qkv) + wrong)
+    right = kernel_trial.judged_launch
+
+    def judged(*call: Any) -> dict[str, Judged]:
+        return {"out": right(*call)["out"]._replace(error=wrong)}
+
+    monkeypatch.setattr(kernel_trial, "judged_launch", judged)
     _, checks = examine()
     assert {each["verdict"] for each in checks} == {"failed"}
     assert all("Do not use this target" in each["remedy"] for each in checks)
 
 
 def test_runs_that_end_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_arguments: object) -> tuple[float, float]:
+    def fails(*_arguments: object) -> Judged:
         raise HipError(719, "hipModuleLaunchKernel failed")
 
-    monkeypatch.setattr(doctor, "_error_of_small_call", fails)
+    monkeypatch.setattr(doctor, "_judged_small_call", fails)
     for found in doctor._check_runs():
         assert found.verdict == "failed"
         assert "hipModuleLaunchKernel failed" in found.found

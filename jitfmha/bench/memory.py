@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from .report import Progress, Report
-from .timing import alternate
+from .timing import alternate, finished
 
 _QUICK_BYTES = 256 << 20
 _BYTES = {"cpu": 1 << 30, "cuda": 4 << 30}
@@ -42,23 +42,8 @@ def bandwidths(device: torch.device, size: int, *, seconds: float) -> dict[str, 
     """
     block, other = (torch.zeros(size // 8, dtype=torch.int64, device=device) for _ in range(2))
 
-    def finished() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    def read() -> None:
-        block.sum()
-        finished()
-
-    def write() -> None:
-        other.fill_(1)
-        finished()
-
-    def copy() -> None:
-        other.copy_(block)
-        finished()
-
-    times = alternate([read, write, copy], min_seconds=seconds)
+    steps = (block.sum, partial(other.fill_, 1), partial(other.copy_, block))
+    times = alternate([finished(step, device) for step in steps], min_seconds=seconds)
     moved = {"read": size, "write": size, "copy, both directions": 2 * size}
     return {what: n / times.best(i) / 1e9 for i, (what, n) in enumerate(moved.items())}
 
@@ -68,11 +53,6 @@ def peak_gflops(device: torch.device, dtype: torch.dtype, *, seconds: float) -> 
     sizes = (1024, 2048) if device.type == "cpu" else (4096, 8192)
     factors = [[torch.randn(n, n, device=device, dtype=dtype) for _ in range(2)] for n in sizes]
 
-    def multiply(left: torch.Tensor, right: torch.Tensor) -> None:
-        torch.mm(left, right)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    functions = [partial(multiply, *pair) for pair in factors]
-    times = alternate(functions, min_seconds=seconds)
+    steps = [finished(partial(torch.mm, *pair), device) for pair in factors]
+    times = alternate(steps, min_seconds=seconds)
     return max(2 * n**3 / times.best(i) / 1e9 for i, n in enumerate(sizes))

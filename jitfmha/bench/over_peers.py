@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .over_sdpa import TOLERANCE
 from .peers import Ours, Peer
-from .timing import alternate
+from .timing import alternate, finished
 
 if TYPE_CHECKING:
     from .shapes import Shape
@@ -45,9 +45,6 @@ class Measurement:
         return None if self.seconds is None else self.shape.flops / self.seconds / 1e9
 
 
-Step = Callable[[], object]
-
-
 def measure(
     shape: Shape, peers: Sequence[Peer], device: torch.device, *, seconds: float
 ) -> list[Measurement]:
@@ -59,7 +56,7 @@ def measure(
     Raises:
         NotImplementedError: we do not serve the shape.
     """
-    steps: dict[str, Step] = {}
+    steps: dict[str, Callable[[], object]] = {}
     others: dict[str, Measurement] = {}
     results: dict[str, tuple[Tensor, ...]] = {}
     ours = Ours()
@@ -69,7 +66,7 @@ def measure(
             try:
                 step = _step(peer, shape, device)
                 results[peer.name] = step()
-                steps[peer.name] = _finished(step, device)
+                steps[peer.name] = finished(step, device)
             except Exception as error:
                 if peer is ours:
                     raise
@@ -134,16 +131,6 @@ def _step(peer: Peer, shape: Shape, device: torch.device) -> Callable[[], tuple[
         return tuple(map(ordered, gradients))
 
     return backward
-
-
-def _finished(step: Step, device: torch.device) -> Step:
-    """The step, waiting for the GPU if it runs on one."""
-
-    def run_and_wait() -> None:
-        step()
-        torch.cuda.synchronize(device)
-
-    return run_and_wait if device.type == "cuda" else step
 
 
 def _difference(result: tuple[Tensor, ...], ours: tuple[Tensor, ...]) -> float:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
+import torch
+
 
 @dataclass(frozen=True)
 class Timings:
@@ -64,6 +66,16 @@ def alternate(
         if was_collecting:
             gc.enable()
     return Timings(rounds)
+
+
+def finished(step: Callable[[], object], device: torch.device) -> Callable[[], object]:
+    """The step, waiting for the GPU if it runs on one."""
+
+    def run_and_wait() -> None:
+        step()
+        torch.cuda.synchronize(device)
+
+    return run_and_wait if device.type == "cuda" else step
 
 
 def _seconds(function: Callable[[], object], calls: int) -> float:

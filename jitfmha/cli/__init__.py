@@ -1,37 +1,18 @@
-"""The command line, ``python -m jitfmha``: one module per command.
+"""The command line, ``python -m jitfmha``: the flags of all commands, and one module per command.
 
-A command's module has ``add_parser``, which adds its flags, and ``run``, which returns the exit
-code. Results go to stdout and progress to stderr, so that ``--json`` leaves pure JSON on stdout.
+A command's module is imported when it is asked for, and has ``run``, which returns the exit code.
+Results go to stdout and progress to stderr, so that ``--json`` leaves pure JSON on stdout.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
-from ..version import __version__
-from . import (
-    bench,
-    build,
-    cache,
-    demo,
-    doctor,
-    explain,
-    export,
-    hsa,
-    kernels,
-    profile,
-    replay,
-    run_kernel,
-)
 from .exit_codes import FAILED, USAGE, UsageError
-
-_EXIT_CODES = (
-    "exit codes: 0 done, 1 failed (also: a verification failed or a bar was missed), "
-    "2 usage error, 130 interrupted"
-)
+from .flags import parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,9 +20,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if sys.stdout is None:
         # Closed by who started this (`>&-`): the next file that is opened would take its number.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - until the end
-    args = _parser().parse_args(argv)
     try:
-        code: int = args.run(args)
+        args = parser().parse_args(argv)
+    except SystemExit as end:  # argparse has printed why
+        return int(end.code or 0)
+    try:
+        command = import_module(f".{args.command.replace('-', '_')}", __name__)
+        code: int = command.run(args)
         sys.stdout.flush()
     except UsageError as error:
         print(f"jitfmha {args.command}: {error}", file=sys.stderr)
@@ -56,19 +41,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return code
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="jitfmha",
-        description="Fused attention for AMD Instinct GPUs and the CPU, compiled on first use.",
-        epilog=_EXIT_CODES,
-    )
-    parser.add_argument("--version", action="version", version=f"jitfmha {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    for module in (
-        *(demo, doctor, explain, kernels, hsa, build, export, cache, bench, profile),
-        *(run_kernel, replay),
-    ):
-        module.add_parser(commands)
-    return parser

@@ -7,99 +7,22 @@ import csv
 import io
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from ..bench import SUITES, run_suite
-from ..bench.report import SuiteNotAvailable
+from ..bench.memory import bandwidths, peak_gflops
+from ..bench.over_peers import Measurement, measure
+from ..bench.peers import PEERS, Peer
+from ..bench.plots import PlotError, check_plot, plot_over_seqlen, plot_roofline
+from ..bench.report import Report, Row, SuiteNotAvailable
+from ..bench.shapes import Shape, shapes_of
+from ..bench.whole_files import write_whole
 from .exit_codes import FAILED, OK, UsageError
-from .output import ProgressBar, add_json_flag, fields, print_json, table
-
-if TYPE_CHECKING:
-    import torch
-
-    from ..bench.over_peers import Measurement
-    from ..bench.peers import Peer
-    from ..bench.report import Report, Row
-    from ..bench.shapes import Shape
+from .output import ProgressBar, fields, print_json, table
 
 _OF_SHAPES = ("peers", "device", "seconds", "csv", "plot", "roofline")
-
-
-def add_parser(commands: Any) -> None:
-    """Add the command and its flags."""
-    parser = commands.add_parser(
-        "bench",
-        help="measure a suite and hold it against its bars, or shapes beside other packages",
-        description=(
-            "Without --shapes, run a benchmark suite; the exit code is 1 when a bar is missed. "
-            "With --shapes, time our attention beside that of every other package that is here, in "
-            "interleaved runs; the exit code is 1 when a result is another one than ours."
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog=_suites_in_words(),
-    )
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument(
-        "--suite", default="cpu", choices=SUITES, help="one of the list below (default: cpu)"
-    )
-    what.add_argument(
-        "--shapes",
-        nargs="+",
-        metavar="SHAPE",
-        help="as seqlen=4096,heads=16,kv_heads=4,hdim=64,dtype=fp16,mask=causal,direction=backward "
-        "(batch, seqlen_k and hdim_v, too; what is left out has a default); or the name of a set: "
-        "seqlens, causal, training, decode; or @FILE, with a shape on each line",
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="only a part of the suite, for a first impression"
-    )
-    parser.add_argument(
-        "--threads", type=int, metavar="N", help="of both sides in the suite cpu (default: 2)"
-    )
-    parser.add_argument(
-        "--peers",
-        nargs="*",
-        metavar="PEER",
-        help="with --shapes: who else is timed, of sdpa, sdpa-math, sdpa-flash, sdpa-efficient, "
-        "sdpa-cudnn, flex, flash-attn, aiter and xformers (default: all that are installed)",
-    )
-    parser.add_argument("--device", help="with --shapes: as cpu or cuda (default: cuda, else cpu)")
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        help="with --shapes: how long a shape is timed, all peers together (default: 2)",
-    )
-    parser.add_argument("--csv", metavar="FILE", help="with --shapes: write the figures there")
-    parser.add_argument(
-        "--plot",
-        metavar="FILE",
-        help="with --shapes: draw time and speed over the sequence length there, as .png, .svg or "
-        ".pdf; this needs matplotlib (the extra plot)",
-    )
-    parser.add_argument(
-        "--roofline",
-        metavar="FILE",
-        help="with --shapes: draw speed over operations per byte there, below what the device's "
-        "memory and torch.mm give, which are measured first",
-    )
-    add_json_flag(parser)
-    parser.set_defaults(run=run)
-
-
-def _suites_in_words() -> str:
-    names = [
-        f"{name:16} {suite.what}{' (from a checkout)' if suite.from_checkout else ''}"
-        for name, suite in SUITES.items()
-    ]
-    times = [
-        f"{name:16} {_minutes(suite.minutes)}, --quick {_minutes(suite.quick_minutes)}"
-        for name, suite in SUITES.items()
-    ]
-    return "\n".join(("suites:", *names, "", "on two cores they take about:", *times))
-
-
-def _minutes(minutes: float) -> str:
-    return f"{60 * minutes:.0f} s" if minutes < 1 else f"{minutes:.0f} min"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -135,10 +58,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_shapes(args: argparse.Namespace) -> int:
-    import torch
-
-    from ..bench.over_peers import measure
-
     if args.quick or args.threads is not None:
         raise UsageError("--quick and --threads are for suites, not for --shapes")
     seconds = 2.0 if args.seconds is None else args.seconds
@@ -166,8 +85,6 @@ def _run_shapes(args: argparse.Namespace) -> int:
 
 
 def _shapes(texts: list[str]) -> list[Shape]:
-    from ..bench.shapes import shapes_of
-
     try:
         return [shape for text in texts for shape in shapes_of(text)]
     except (ValueError, OSError) as error:
@@ -175,8 +92,6 @@ def _shapes(texts: list[str]) -> list[Shape]:
 
 
 def _peers(names: list[str] | None) -> list[Peer]:
-    from ..bench.peers import PEERS
-
     if names is None:
         return [peer for peer in PEERS.values() if peer.is_installed]
     for name in names:
@@ -189,8 +104,6 @@ def _peers(names: list[str] | None) -> list[Peer]:
 
 def _check_files(args: argparse.Namespace, shapes: list[Shape]) -> None:
     """Refuse bad files before hours are spent on measuring."""
-    from ..bench.plots import PlotError, check_plot
-
     for file in (args.plot, args.roofline):
         if file is not None:
             try:
@@ -203,8 +116,6 @@ def _check_files(args: argparse.Namespace, shapes: list[Shape]) -> None:
 
 
 def _device(name: str | None) -> torch.device:
-    import torch
-
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -246,17 +157,10 @@ def _write_files(
     args: argparse.Namespace, measurements: list[Measurement], device: torch.device, where: str
 ) -> None:
     if args.csv is not None:
-        from ..bench.whole_files import write_whole
-
         write_whole(args.csv, _csv(measurements).encode())
     if args.plot is not None:
-        from ..bench.plots import plot_over_seqlen
-
         plot_over_seqlen(measurements, args.plot, where)
     if args.roofline is not None:
-        from ..bench.memory import bandwidths, peak_gflops
-        from ..bench.plots import plot_roofline
-
         gbytes = bandwidths(device, 1 << 30, seconds=2.0)["read"]
         gflops = peak_gflops(device, measurements[0].shape.torch_dtype, seconds=2.0)
         plot_roofline(measurements, args.roofline, where, gbytes=gbytes, gflops=gflops)

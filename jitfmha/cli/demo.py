@@ -6,16 +6,20 @@ import argparse
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from .. import jit
+from ..bench.timing import alternate, finished
+from ..call.detection import target_of
+from ..call.interface import explain, fmha_fwd
+from ..planning.target import AmdTarget, Target
+from ..problem.dtypes import DTYPE_NAMES
 from .exit_codes import FAILED, OK
-from .output import add_json_flag, print_json, progress, table
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from ..planning.target import Target
+from .output import print_json, progress, table
 
 _HDIM = 128
 _RAGGED_HEADS_PER_KEY_HEAD = 4
@@ -57,29 +61,8 @@ class DemoResult:
         return self.error <= 2 * self.sdpa_error
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command and its flags."""
-    parser = commands.add_parser(
-        "demo",
-        help="build, run, verify and time two problems of real size",
-        description=(
-            "Detect the target, build what is missing, run a batch and a ragged causal problem, "
-            "compare with torch's scaled_dot_product_attention, and print a table. The exit code "
-            "is 1 when a result is wrong: when its error is over twice SDPA's."
-        ),
-    )
-    parser.add_argument("--dtype", default="bf16", choices=["fp32", "bf16", "fp16"])
-    add_json_flag(parser)
-    parser.set_defaults(run=run)
-
-
 def run(args: argparse.Namespace) -> int:
     """Run both problems and print the table."""
-    import torch
-
-    from ..planning.target import AmdTarget
-    from ..problem.dtypes import DTYPE_NAMES
-
     device, target = _served_device()
     progress(f"target: {target}, {torch.get_num_threads()} threads")
     is_emulated = isinstance(target, AmdTarget) and target.has_host_memory
@@ -87,10 +70,7 @@ def run(args: argparse.Namespace) -> int:
     dtype = next(dtype for dtype, name in DTYPE_NAMES.items() if name == args.dtype)
     torch.manual_seed(0)
     with torch.no_grad():
-        results = [
-            _batch_problem(sizes, dtype, device),
-            _ragged_problem(sizes, dtype, device),
-        ]
+        results = [make(sizes, dtype, device) for make in (_batch_problem, _ragged_problem)]
     verified = all(result.verified for result in results)
     if args.json:
         print_json(
@@ -108,10 +88,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _served_device() -> tuple[torch.device, Target]:
     """The GPU that torch takes by default where it is one that is served, or else the CPU."""
-    import torch
-
-    from ..call.detection import target_of
-
     if torch.cuda.is_available():
         device = torch.device("cuda", torch.cuda.current_device())
         try:
@@ -123,44 +99,20 @@ def _served_device() -> tuple[torch.device, Target]:
 
 
 def _print(results: list[DemoResult]) -> None:
-    headers = (
-        "problem",
-        "kernel",
-        "build",
-        "warm ms",
-        "GFLOP/s",
-        "SDPA ms",
-        "error",
-        "SDPA's",
-        "verified",
-    )
-    print(
-        table(
-            headers,
-            [
-                (
-                    x.problem,
-                    x.kernel,
-                    "in the cache" if x.build_seconds is None else f"{x.build_seconds:.1f} s",
-                    f"{x.milliseconds:.1f}",
-                    f"{x.gflops:.0f}",
-                    f"{x.sdpa_milliseconds:.1f}",
-                    f"{x.error:.1e}",
-                    f"{x.sdpa_error:.1e}",
-                    "yes" if x.verified else "NO",
-                )
-                for x in results
-            ],
+    rows = [
+        (
+            *(x.problem, x.kernel),
+            "in the cache" if x.build_seconds is None else f"{x.build_seconds:.1f} s",
+            *(f"{x.milliseconds:.1f}", f"{x.gflops:.0f}", f"{x.sdpa_milliseconds:.1f}"),
+            *(f"{x.error:.1e}", f"{x.sdpa_error:.1e}", "yes" if x.verified else "NO"),
         )
-    )
+        for x in results
+    ]
+    figures = ("build", "warm ms", "GFLOP/s", "SDPA ms", "error", "SDPA's", "verified")
+    print(table(("problem", "kernel", *figures), rows))
 
 
 def _batch_problem(sizes: DemoSizes, dtype: torch.dtype, device: torch.device) -> DemoResult:
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
-
-    from ..call.interface import explain, fmha_fwd
-
     shape = (sizes.batch, sizes.seqlen, sizes.heads, _HDIM)
     q, k, v = (torch.randn(shape).to(device, dtype) for _ in range(3))
 
@@ -171,21 +123,13 @@ def _batch_problem(sizes: DemoSizes, dtype: torch.dtype, device: torch.device) -
 
     return _measure(
         f"batch of {sizes.batch} x {sizes.seqlen}, {sizes.heads} heads",
-        explain(q, k, v).to_dict()["kernel"],
-        lambda: fmha_fwd(q, k, v),
-        sdpa,
-        (q, k, v),
+        *((q, k, v), {}, sdpa),
         pairs=sizes.batch * sizes.heads * sizes.seqlen * sizes.seqlen,
         seconds=sizes.seconds,
     )
 
 
 def _ragged_problem(sizes: DemoSizes, dtype: torch.dtype, device: torch.device) -> DemoResult:
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
-
-    from ..call.interface import explain, fmha_fwd
-
     lengths, heads = sizes.ragged_lengths, sizes.ragged_heads
     heads_k = heads // _RAGGED_HEADS_PER_KEY_HEAD
     prefix_sums = list(accumulate(lengths, initial=0))
@@ -201,7 +145,7 @@ def _ragged_problem(sizes: DemoSizes, dtype: torch.dtype, device: torch.device) 
             out[start:end] = result[0].transpose(0, 1)
         return out
 
-    arguments: dict[str, Any] = {
+    options: dict[str, Any] = {
         "mask": "causal",
         "cu_seqlens_q": cu_seqlens,
         "cu_seqlens_k": cu_seqlens,
@@ -209,10 +153,7 @@ def _ragged_problem(sizes: DemoSizes, dtype: torch.dtype, device: torch.device) 
     }
     return _measure(
         f"{len(lengths)} ragged sequences to {max(lengths)}, causal, {heads}/{heads_k} heads",
-        explain(q, k, v, **arguments).to_dict()["kernel"],
-        lambda: fmha_fwd(q, k, v, **arguments),
-        sdpa,
-        (q, k, v),
+        *((q, k, v), options, sdpa),
         pairs=heads * sum(length * (length + 1) // 2 for length in lengths),
         seconds=sizes.seconds,
     )
@@ -220,26 +161,26 @@ def _ragged_problem(sizes: DemoSizes, dtype: torch.dtype, device: torch.device) 
 
 def _measure(
     problem: str,
-    kernel: str,
-    ours: Callable[[], Tensor],
+    qkv: tuple[Tensor, Tensor, Tensor],
+    options: dict[str, Any],
     sdpa: Callable[[Tensor, Tensor, Tensor], Tensor],
-    inputs: tuple[Tensor, Tensor, Tensor],
     pairs: int,
     seconds: float,
 ) -> DemoResult:
-    from .. import jit
-    from ..bench.timing import alternate
+    def ours() -> Tensor:
+        out: Tensor = fmha_fwd(*qkv, **options)
+        return out
 
+    kernel = explain(*qkv, **options).to_dict()["kernel"]
     progress(f"{problem}: building or loading {kernel}")
     loaded_before = len(jit.build_log())
     out = ours()
     built = [x.seconds for x in jit.build_log()[loaded_before:] if x.how == "built"]
     progress(f"{problem}: verifying against SDPA in float64, then timing")
-    q, k, v = inputs
-    exact = sdpa(q.double(), k.double(), v.double())
-    times = alternate(
-        [_finished(ours, q), _finished(lambda: sdpa(q, k, v), q)], min_seconds=seconds
-    )
+    exact = sdpa(*(x.double() for x in qkv))
+    steps = [finished(step, out.device) for step in (ours, lambda: sdpa(*qkv))]
+    times = alternate(steps, min_seconds=seconds)
+    errors = [(x.double() - exact).abs().max().item() for x in (out, sdpa(*qkv))]
     return DemoResult(
         problem=problem,
         kernel=kernel,
@@ -247,21 +188,6 @@ def _measure(
         milliseconds=times.best(0) * 1e3,
         gflops=4 * pairs * _HDIM / times.best(0) / 1e9,
         sdpa_milliseconds=times.best(1) * 1e3,
-        error=_largest_difference(out, exact),
-        sdpa_error=_largest_difference(sdpa(q, k, v), exact),
+        error=errors[0],
+        sdpa_error=errors[1],
     )
-
-
-def _finished(function: Callable[[], object], q: Tensor) -> Callable[[], object]:
-    """The function, waiting for the GPU if it runs on one."""
-    import torch
-
-    def run_and_wait() -> None:
-        function()
-        torch.cuda.synchronize(q.device)
-
-    return run_and_wait if q.is_cuda else function
-
-
-def _largest_difference(out: Tensor, exact: Tensor) -> float:
-    return (out.double() - exact).abs().max().item()

@@ -1,4 +1,7 @@
-"""``python -m jitfmha doctor``: what is amiss on this machine, and what to do about it."""
+"""``python -m jitfmha doctor``: what is amiss on this machine, and what to do about it.
+
+Each check imports what it looks at, so that what cannot be imported is a finding of that check.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,18 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from .exit_codes import FAILED, OK
-from .output import add_json_flag, byte_size, fields, print_json, progress
+from .output import byte_size, fields, print_json, progress
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor
 
     from ..amd.chips import Chip
     from ..amd.tree import Tree
     from ..planning.target import Target
-    from ..problem.arguments import Arguments
+    from ..problem.float64_reference import Judged
 
 Verdict = Literal["ok", "warning", "failed"]
 
@@ -60,23 +62,6 @@ class Finding:
     verdict: Verdict
     found: str
     remedy: str = ""
-
-
-def add_parser(commands: Any) -> None:
-    """Add the command and its flags."""
-    parser = commands.add_parser(
-        "doctor",
-        help="check this machine, and name a remedy for what is wrong; for bug reports, too",
-        description=(
-            "Check compilers, torch, GPUs, driver, HIP runtime, cache and code objects, then run "
-            "and verify a small call on every target that is there: the CPU, what JITFMHA_EMULATE "
-            "names, and every GPU. With the versions and the environment that are printed, too, "
-            "this is what a bug report needs. The exit code is 1 when a check failed; warnings do "
-            "not count."
-        ),
-    )
-    add_json_flag(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -394,7 +379,7 @@ def _small_run(device: torch.device, target: Target, mode: str) -> Finding:
 
     check = f"a call in {mode}"
     try:
-        error, bound = _error_of_small_call(device, target, mode)
+        out = _judged_small_call(device, target, mode)
     except jit.BuildError as failure:
         remedy = "Mend the compiler, or set CXX to another one."
         return Finding(check, "failed", f"on {target}: {failure}", remedy)
@@ -404,69 +389,25 @@ def _small_run(device: torch.device, target: Target, mode: str) -> Finding:
     except (NotImplementedError, RuntimeError, OSError, ValueError) as failure:
         text = f"on {target}: {type(failure).__name__}: {failure}"
         return Finding(check, "failed", text, "Please report it, with what this command prints.")
-    found = f"on {target}: largest error {error:.1e}, at most {bound:.1e} is right"
-    if error <= bound:
+    found = f"on {target}: largest error {out.error:.1e}, at most {out.allowed:.1e} is right"
+    if out.is_right:
         return Finding(check, "ok", found)
     remedy = "Do not use this target. Please report it, with what this command prints."
     return Finding(check, "failed", found, remedy)
 
 
-def _error_of_small_call(device: torch.device, target: Target, mode: str) -> tuple[float, float]:
-    """The largest error against float64, and how large it may be.
-
-    The kernel is bound without looking at the environment, so that the CPU's is tried even where
-    CPU tensors are emulated.
-    """
+def _judged_small_call(device: torch.device, target: Target, mode: str) -> Judged:
+    """The output for a sequence under a causal mask, with keys enough for a GPU to split them."""
     import torch
 
     from ..call.dispatch import plan_for
-    from ..problem.arguments import Tensors
     from ..problem.problem import make_problem
+    from ..replay.kernel_trial import drawn_call, judged_launch
 
-    arguments = _small_call(device, mode)
-    problem = make_problem(arguments)
-    plan = plan_for(problem, target)
-    plan.bind()
-    launch = plan.launch_for(problem.sizes)
-    q, k, v, cu_seqlens = arguments.q, arguments.k, arguments.v, arguments.cu_seqlens
-    out = torch.full_like(q, torch.nan)
-    launch(Tensors(q, k, v, out, None, cu_seqlens, None))
-    difference = out.cpu().double() - _exact(q, k, v)
-    # NaN is larger than any bound.
-    error = difference.abs().nan_to_num(nan=torch.inf).max().item()
-    return error, torch.finfo(q.dtype).eps * v.abs().max().item()
-
-
-def _small_call(device: torch.device, mode: str) -> Arguments:
-    """One sequence under a causal mask, with keys enough for a GPU to split them."""
-    import torch
-
-    from ..problem.arguments import Arguments, CuSeqlens
-
-    rng = torch.Generator().manual_seed(0)
-    batch = (1,) if mode == "gm0" else ()
-    q, k, v = (
-        torch.randn(*batch, rows, heads, 128, generator=rng).to(device, torch.bfloat16)
-        for rows, heads in ((_QUERIES, 4), (_KEYS, 2), (_KEYS, 2))
-    )
-    cu_seqlens = None
-    if mode == "gm1":
-        sums_q, sums_k = (
-            torch.tensor([0, rows], dtype=torch.int32, device=device) for rows in (_QUERIES, _KEYS)
-        )
-        cu_seqlens = CuSeqlens(sums_q, sums_k, sums_q, sums_k, _QUERIES, _KEYS)
-    return Arguments(q, k, v, mask="causal", cu_seqlens=cu_seqlens)
-
-
-def _exact(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Compute SDPA in float64, on the CPU."""
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
-
-    qt, kt, vt = (x.cpu().double().reshape(1, -1, *x.shape[-2:]).transpose(1, 2) for x in (q, k, v))
-    seen = torch.ones(_QUERIES, _KEYS, dtype=torch.bool).tril(_KEYS - _QUERIES)
-    out = scaled_dot_product_attention(qt, kt, vt, attn_mask=seen, enable_gqa=True)
-    return out.transpose(1, 2).reshape(q.shape)
+    sizes = [(_QUERIES, _KEYS)], (4, 2), (128, 128)
+    call = drawn_call(mode, *sizes, torch.bfloat16, seed=0, device=device, mask="causal")
+    problem = make_problem(call)
+    return judged_launch(call, problem, plan_for(problem, target))["out"]
 
 
 _CHECKS = (

@@ -4,127 +4,30 @@ from __future__ import annotations
 
 import argparse
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from ..call.interface import explain
+from ..problem.arguments import Options
+from ..problem.dtypes import DTYPE_NAMES
 from .exit_codes import FAILED, OK, UsageError
-from .output import add_json_flag, print_json
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from .output import print_json
 
 # The order of the dimensions in memory, as positions in (batch, seqlen, heads).
 _LAYOUTS = {"bshd": (0, 1, 2), "bhsd": (0, 2, 1), "sbhd": (1, 0, 2)}
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command and its flags."""
-    parser = commands.add_parser(
-        "explain",
-        help="say which kernel a call would take, and why no other",
-        description=(
-            "Print the plan for a problem: the target, the kernel, and for every kernel family "
-            "that is not taken the reasons. Nothing is allocated, built or launched. The exit "
-            "code is 1 when no kernel serves the problem."
-        ),
-    )
-    parser.add_argument(
-        "--device",
-        default="cpu",
-        help="where the tensors are, as cpu or cuda; or a GPU that is not here, as gfx950 or "
-        "MI308X (default: cpu)",
-    )
-    parser.add_argument(
-        "--dtype",
-        default="bf16",
-        choices=["fp32", "bf16", "fp16", "fp8_e4m3fnuz", "fp8_e4m3fn", "int8"],
-    )
-    parser.add_argument(
-        "--bf16-cvt",
-        default="rtne",
-        choices=["rtne", "rtna", "rtz"],
-        help="how probabilities become bf16 on gfx942 (default: rtne)",
-    )
-    parser.add_argument("--batch", type=int, help="sequences (default: 1)")
-    parser.add_argument("--heads", type=int, default=8, help="heads of q")
-    parser.add_argument("--heads-k", type=int, help="heads of k and v (default: as q)")
-    parser.add_argument("--seqlen", type=int, help="seqlen of q (default: 1024)")
-    parser.add_argument("--seqlen-k", type=int, help="seqlen of k and v (default: as q)")
-    parser.add_argument("--hdim", type=int, default=128, help="hdim of q and k")
-    parser.add_argument("--hdim-v", type=int, help="hdim of v (default: as q)")
-    parser.add_argument("--mask", default="none", help="as in fmha_fwd, e.g. causal or b:128,0")
-    parser.add_argument(
-        "--window", default="-1,-1", metavar="LEFT,RIGHT", help="window_size (default: -1,-1)"
-    )
-    parser.add_argument(
-        "--layout",
-        default="bshd",
-        choices=[*_LAYOUTS, "qkvpacked"],
-        help="how q, k and v lie in memory (default: bshd)",
-    )
-    parser.add_argument(
-        "--varlen",
-        metavar="N,N,...",
-        help="lengths of packed sequences (gm1), in place of --batch and --seqlen",
-    )
-    parser.add_argument(
-        "--varlen-k", metavar="N,N,...", help="their lengths in k and v (default: as --varlen)"
-    )
-    parser.add_argument("--lse", action="store_true", help="with return_lse=True")
-    add_json_flag(parser)
-    parser.set_defaults(run=run)
-
-
 def run(args: argparse.Namespace) -> int:
     """Explain the problem that the flags describe."""
-    import torch
-
-    from ..call.detection import planned_target
-    from ..call.dispatch import explain_problem
-    from ..problem.arguments import Arguments, CuSeqlens
-    from ..problem.dtypes import DTYPE_NAMES
-    from ..problem.problem import make_problem
-
-    dtype = next(dtype for dtype, name in DTYPE_NAMES.items() if name == args.dtype)
-    cu_seqlens: CuSeqlens | None = None
     try:
-        batch, seqlen_q = _or(args.batch, 1), _or(args.seqlen, 1024)
-        seqlen_k = _or(args.seqlen_k, seqlen_q)
-        if args.varlen is not None:
-            for flag in ("batch", "seqlen", "seqlen_k"):
-                if (given := getattr(args, flag)) is not None:
-                    name = flag.replace("_", "-")
-                    raise UsageError(f"--varlen has the lengths; --{name} {given} has no place")
-            if args.layout not in ("bshd", "qkvpacked"):
-                raise UsageError("--varlen packs sequences; --layout is bshd or qkvpacked with it")
-            sums_q = _prefix_sums("--varlen", args.varlen)
-            sums_k = _prefix_sums("--varlen-k", _or(args.varlen_k, args.varlen))
-            cu_q, cu_k = (
-                torch.empty(len(sums), dtype=torch.int32, device="meta")
-                for sums in (sums_q, sums_k)
-            )
-            cu_seqlens = CuSeqlens(cu_q, cu_k, cu_q, cu_k, None, None)
-            batch, seqlen_q, seqlen_k = 1, sums_q[-1], sums_k[-1]
-        elif args.varlen_k is not None:
-            raise UsageError("--varlen-k needs --varlen")
-        q, k, v = _meta_tensors(args, dtype, batch, seqlen_q, seqlen_k)
-        if cu_seqlens is not None:
-            q, k, v = q[0], k[0], v[0]
-        mask = int(args.mask) if args.mask.isdecimal() else args.mask
-        window = _ints("--window", args.window)
-        problem = make_problem(
-            Arguments(
-                *(q, k, v),
-                mask=mask,
-                window_size=window,  # type: ignore[arg-type]
-                return_lse=args.lse,
-                cu_seqlens=cu_seqlens,
-                bf16_cvt=args.bf16_cvt,
-            )
-        )
-        target = planned_target(args.device)
+        tensors, options = _call(args)
+        options["mask"], options["bf16_cvt"] = args.mask, args.bf16_cvt
+        options["window_size"] = _ints("--window", args.window)  # type: ignore[typeddict-item]
+        explanation = explain(*tensors, device=args.device, return_lse=args.lse, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UsageError(str(error)) from error
-    explanation = explain_problem(problem, target)
     if args.json:
         print_json(explanation.to_dict())
     else:
@@ -132,12 +35,34 @@ def run(args: argparse.Namespace) -> int:
     return FAILED if explanation.plan is None else OK
 
 
+def _call(args: argparse.Namespace) -> tuple[tuple[Tensor, Tensor, Tensor], Options]:
+    """q, k and v, and the prefix sums of packed sequences."""
+    dtype = next(dtype for dtype, name in DTYPE_NAMES.items() if name == args.dtype)
+    if args.varlen is None:
+        if args.varlen_k is not None:
+            raise UsageError("--varlen-k needs --varlen")
+        seqlen = _or(args.seqlen, 1024)
+        lengths = _or(args.batch, 1), seqlen, _or(args.seqlen_k, seqlen)
+        return _meta_tensors(args, dtype, *lengths), {}
+    for flag in ("batch", "seqlen", "seqlen_k"):
+        if (given := getattr(args, flag)) is not None:
+            name = flag.replace("_", "-")
+            raise UsageError(f"--varlen has the lengths; --{name} {given} has no place")
+    if args.layout not in ("bshd", "qkvpacked"):
+        raise UsageError("--varlen packs sequences; --layout is bshd or qkvpacked with it")
+    sums_q = _prefix_sums("--varlen", args.varlen)
+    sums_k = _prefix_sums("--varlen-k", _or(args.varlen_k, args.varlen))
+    q, k, v = _meta_tensors(args, dtype, 1, sums_q[-1], sums_k[-1])
+    cu_q, cu_k = (
+        torch.empty(len(sums), dtype=torch.int32, device="meta") for sums in (sums_q, sums_k)
+    )
+    return (q[0], k[0], v[0]), {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+
+
 def _meta_tensors(
     args: argparse.Namespace, dtype: Any, batch: int, seqlen_q: int, seqlen_k: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q, k and v without memory: a problem of any size can be explained anywhere."""
-    import torch
-
     heads_k, hdim_v = _or(args.heads_k, args.heads), _or(args.hdim_v, args.hdim)
     if args.layout == "qkvpacked":
         if (heads_k, hdim_v, seqlen_k) != (args.heads, args.hdim, seqlen_q):

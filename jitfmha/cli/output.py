@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from tqdm import tqdm
+from typing_extensions import Self  # which torch brings
 
 # Units from the smallest; a value is shown in the last one that it fills.
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
 _NARROWEST = 16  # that a column is made, however narrow the terminal is
-
-
-def add_json_flag(parser: argparse.ArgumentParser) -> None:
-    """Add the flag ``--json``."""
-    parser.add_argument("--json", action="store_true", help="print JSON on stdout and nothing else")
 
 
 def print_json(value: object) -> None:
@@ -28,12 +21,13 @@ def print_json(value: object) -> None:
     print()
 
 
-def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """An aligned table under a header line; a column of figures is flush right.
 
     Where a terminal is narrower, the widest column goes on in the lines below.
     """
-    columns = _wrapped(list(zip(headers, *rows, strict=True)), _terminal_width())
+    texts = (map(str, row) for row in rows)
+    columns = _wrapped(list(zip(headers, *texts, strict=True)), _terminal_width())
     shown = []
     for column in columns:
         width = max(map(len, column))
@@ -100,9 +94,6 @@ class ProgressBar:
     """
 
     def __init__(self, total: float = 0) -> None:
-        # Many commands need no bar.
-        from tqdm import tqdm
-
         self._total = total
         self._bar = tqdm(
             total=total,

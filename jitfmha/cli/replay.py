@@ -6,55 +6,27 @@ import argparse
 import dataclasses
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .emulated import add_order_and_budget, check_order_and_budget
+from ..call.record import (
+    FILE,
+    INTERFACES,
+    Record,
+    RecordedKernel,
+    RecordError,
+    fields_of,
+    read_record,
+)
+from ..emulator.session import emulated_name
+from ..replay.machines import Machine, machine_named
+from ..replay.rerun import Diagnosis, Outcome, diagnose
+from .emulated import emulated_machine
 from .exit_codes import FAILED, OK, UsageError
-from .output import add_json_flag, fields, print_json, table
-
-if TYPE_CHECKING:
-    from ..call.record import Record, RecordedKernel
-    from ..replay.machines import Machine
-    from ..replay.rerun import Diagnosis, Outcome
-
-
-def add_parser(commands: Any) -> None:
-    """Add the command and its flags."""
-    parser = commands.add_parser(
-        "replay",
-        help="run a recorded launch again: are its arguments wrong, or is it the kernel?",
-        description=(
-            "Run launches again that JITFMHA_RECORD=DIR has recorded. Each argument is held "
-            "against what the problem implies, the result against a float64 reference, and the "
-            "side at fault is named. The exit code is 1 where there is one."
-        ),
-        epilog="docs/code_objects.md says what a recorded launch holds.",
-    )
-    parser.add_argument(
-        "folders", type=Path, nargs="+", metavar="DIR", help="a launch's folder, or that of several"
-    )
-    parser.add_argument(
-        "--device", metavar="cuda:0", help="a GPU of torch's (default: the emulator)"
-    )
-    parser.add_argument(
-        "--sanitize", action="store_true", help="with the emulator's sanitizer; findings are faults"
-    )
-    add_order_and_budget(parser)
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of tensors that were not recorded (default: 0)"
-    )
-    parser.add_argument(
-        "--arguments", action="store_true", help="print every argument of every kernel, too"
-    )
-    add_json_flag(parser)
-    parser.set_defaults(run=run)
+from .output import fields, print_json, table
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the launches again, and print what that has shown."""
-    from ..call.record import RecordError, read_record
-    from ..replay.rerun import diagnose
-
     _check(args)
     documents = []
     is_right = True
@@ -86,15 +58,10 @@ def _check(args: argparse.Namespace) -> None:
     for flag, is_given in of_emulator.items():
         if is_given and args.device is not None:
             raise UsageError(f"{flag} is for the emulator, not for --device {args.device}")
-    check_order_and_budget(args)
-    if not 0 <= args.seed < 2**63:
-        raise UsageError(f"--seed {args.seed}: not from 0 to 2**63 - 1")
 
 
 def _launch_folders(given: list[Path]) -> list[Path]:
     """A folder of recorded launches stands for all of them, in their order."""
-    from ..call.record import FILE
-
     found = []
     for folder in given:
         inside = [] if (folder / FILE).exists() else sorted(folder.glob(f"[!.]*/{FILE}"))
@@ -103,50 +70,43 @@ def _launch_folders(given: list[Path]) -> list[Path]:
 
 
 def _machine(args: argparse.Namespace, record: Record) -> Machine:
-    from ..emulator.session import Emulation, emulated_name
-    from ..replay.machines import EmulatedMachine, machine_named
-
     if args.device is not None:
         try:
             return machine_named(args.device, record.arch)
         except ValueError as error:
             raise UsageError(f"--device: {error}") from error
-    return EmulatedMachine(
-        Emulation(
-            emulated_name(record.chip, record.arch),
-            "check" if args.sanitize else "plain",
-            random_order=args.random_order,
-            instruction_budget=args.instruction_budget,
-            prints_findings=False,
-        )
-    )
+    arch = emulated_name(record.chip, record.arch)
+    return emulated_machine(args, arch, sanitizes=args.sanitize)
 
 
 # ---- What is shown -------------------------------------------------------------------------------
 
 
 def _document(folder: Path, machine: str, record: Record, diagnosis: Diagnosis) -> dict[str, Any]:
-    return {
-        "folder": str(folder),
-        "ran on": machine,
+    kernels = [
+        {
+            "symbol": kernel.symbol,
+            "grid": kernel.grid,
+            "arguments": {name: _number(value) for name, value in kernel.values().items()},
+        }
+        for kernel in record.kernels
+    ]
+    document: dict[str, Any] = {"folder": str(folder), "ran on": machine}
+    document |= {
         "family": record.family,
-        "kernels": [
-            {"symbol": kernel.symbol, "grid": kernel.grid, "arguments": _values(kernel)}
-            for kernel in record.kernels
-        ],
+        "kernels": kernels,
         "fault": diagnosis.fault,
+        "replaced": diagnosis.replaced,
+    }
+    document |= {name: _outcome(outcome) for name, outcome in _outcomes(diagnosis).items()}
+    return document | {
         "mismatches": [each._asdict() for each in diagnosis.mismatches],
-        "replayed": _outcome(diagnosis.replayed),
-        "corrected": _outcome(diagnosis.corrected),
-        "recorded": _outcome(diagnosis.recorded),
-        "inputs": _outcome(diagnosis.inputs),
-        "replaced": list(diagnosis.replaced),
         "findings": [dataclasses.asdict(each) for each in diagnosis.findings],
     }
 
 
-def _values(kernel: RecordedKernel) -> dict[str, Any]:
-    return {name: _number(value) for name, value in kernel.values().items()}
+def _outcomes(diagnosis: Diagnosis) -> dict[str, Outcome | None]:
+    return {x: getattr(diagnosis, x) for x in ("inputs", "recorded", "replayed", "corrected")}
 
 
 def _outcome(outcome: Outcome | None) -> dict[str, Any] | None:
@@ -179,12 +139,7 @@ def _print(
         shown.append(("replaced", f"{name} is not the code object that was recorded"))
     wrong = "\n".join(str(each) for each in diagnosis.mismatches)
     shown.append(("arguments", wrong or "all that is checked is as the problem implies"))
-    for name, outcome in (
-        ("inputs", diagnosis.inputs),
-        ("recorded", diagnosis.recorded),
-        ("replayed", diagnosis.replayed),
-        ("corrected", diagnosis.corrected),
-    ):
+    for name, outcome in _outcomes(diagnosis).items():
         if outcome is not None:
             shown.append((name, _in_words(outcome)))
     shown += [("finding", str(each)) for each in diagnosis.findings]
@@ -196,13 +151,9 @@ def _print(
 
 def _argument_rows(kernel: RecordedKernel) -> list[tuple[str, str]]:
     """Names and values, those of addresses in hexadecimal."""
-    from ..call.record import INTERFACES, fields_of
-
-    letters = {
-        name: letter for name, (_, letter) in fields_of(INTERFACES[kernel.interface]).items()
-    }
+    forms = fields_of(INTERFACES[kernel.interface])
     return [
-        (name, hex(int(value)) if letters[name] == "Q" else str(value))
+        (name, hex(int(value)) if forms[name][1] == "Q" else str(value))
         for name, value in kernel.values().items()
     ]
 

@@ -7,67 +7,29 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .emulated import (
-    DescribedLaunch,
-    add_launch,
-    add_order_and_budget,
-    check_order_and_budget,
-    read_launch,
-)
+import torch
+from torch import Tensor
+
+from ..amd.demangling import demangled
+from ..emulator import EmulatorError
+from ..emulator.findings import Finding
+from ..emulator.profile import LaunchProfile
+from ..jit.elf import printable
+from ..replay.machines import RerunError
+from .emulated import DescribedLaunch, emulated_machine, profile_of, read_launch
 from .exit_codes import FAILED, OK
-from .output import add_json_flag, fields, print_json, progress, table
-from .profile import profile_of
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from ..emulator.findings import Finding
-    from ..emulator.profile import LaunchProfile
+from .output import fields, print_json, progress, table
 
 _FIRST_VALUES = 6
 
 
-def add_parser(commands: Any) -> None:
-    """Add the command and its flags."""
-    parser = commands.add_parser(
-        "run-kernel",
-        help="run a code object's kernel on the emulator and look for faults",
-        description=(
-            "Run one kernel of a code object on the emulator with its sanitizer, with arguments "
-            "that a JSON file describes, and print what was found and what the kernel computed. "
-            "The exit code is 1 where the kernel has a fault."
-        ),
-    )
-    add_launch(parser)
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="write each output's raw bytes to DIR/NAME.bin"
-    )
-    parser.add_argument(
-        "--profile", action="store_true", help="also print what the launch costs, by the cost model"
-    )
-    add_order_and_budget(parser)
-    add_json_flag(parser)
-    parser.set_defaults(run=run)
-
-
 def run(args: argparse.Namespace) -> int:
     """Run the kernel that the files describe, and print what came of it."""
-    from ..emulator.session import Emulation
-    from ..replay.machines import EmulatedMachine, RerunError
-
-    check_order_and_budget(args)
     launch = read_launch(args)
     started, tensors = launch.make()
-    machine = EmulatedMachine(
-        Emulation(
-            *(launch.description.arch, "check"),
-            random_order=args.random_order,
-            instruction_budget=args.instruction_budget,
-            prints_findings=False,  # they are part of what is printed at the end
-        )
-    )
+    machine = emulated_machine(args, launch.description.arch, sanitizes=True)
     failure = None
     try:
         machine.run(started, tensors.values())
@@ -99,8 +61,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _profile(launch: DescribedLaunch) -> LaunchProfile | None:
     """What the launch costs; None, with a line on stderr, where it faults without the sanitizer."""
-    from ..emulator import EmulatorError
-
     try:
         return profile_of(launch)
     except EmulatorError as error:
@@ -110,8 +70,6 @@ def _profile(launch: DescribedLaunch) -> LaunchProfile | None:
 
 def _write(folder: Path | None, outputs: Mapping[str, Tensor]) -> dict[str, str]:
     """The files by name of the output."""
-    import torch
-
     if folder is None:
         return {}
     folder.mkdir(parents=True, exist_ok=True)
@@ -146,9 +104,6 @@ def _print(
     files: Mapping[str, str],
     profile: LaunchProfile | None,
 ) -> None:
-    from ..amd.demangling import demangled
-    from ..jit.elf import printable
-
     of_launch = launch.description
     grid, block = (" x ".join(map(str, each)) for each in (of_launch.grid, of_launch.block))
     print(

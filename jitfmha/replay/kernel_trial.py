@@ -1,13 +1,12 @@
-"""Runs an imported kernel once on the emulator, through the launcher, against float64."""
+"""Runs a call once, against float64: of an imported kernel on the emulator, or on any target."""
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from ..amd.chips import Chip, architecture
 from ..amd.import_kernel import ImportedKernel, ImportRefused, add_to_tree
@@ -17,11 +16,12 @@ from ..amd.tree import Tree
 from ..call.dispatch import propose
 from ..emulator.findings import Finding
 from ..emulator.session import DEVICES, EmulatedRun, Emulation, collecting, emulated_name
+from ..planning.plan import Plan
 from ..planning.target import AmdTarget
 from ..problem.arguments import Arguments, CuSeqlens, Tensors
 from ..problem.dtypes import FP8_NAMES, out_dtype_of
 from ..problem.float64_reference import Judged, Reference
-from ..problem.problem import make_problem
+from ..problem.problem import Problem, make_problem
 
 # A kernel that needs more for some hundred rows never ends.
 _INSTRUCTION_BUDGET = 50_000_000
@@ -70,7 +70,16 @@ def try_kernel(kernel: ImportedKernel, *, seed: int, sanitizes: bool = False) ->
     with tempfile.TemporaryDirectory(prefix="jitfmha-") as folder:
         add_to_tree(kernel, Path(folder))
         tree = Tree("the imported kernel", Path(folder, facts.arch), chip)
-        arguments = _arguments(kernel, lengths, torch.Generator().manual_seed(seed))
+        arguments = drawn_call(
+            facts.mode,
+            lengths,
+            (_HEADS_Q, _HEADS_K),
+            facts.hdim,
+            _torch_dtype(facts.dtype, architecture(facts.arch).fp8_dtype),
+            seed=seed,
+            mask=facts.mask,
+            bf16_cvt=facts.bf16_cvt,
+        )
         judged, run = _run(kernel, tree, chip, emulation, arguments)
     wrong = [
         f"{each} is off by {found.error:.3g}, where rounding explains {found.allowed:.3g}"
@@ -94,18 +103,27 @@ def _run(
     if plan is None or plan.family != "ready":
         why = "; ".join(tree.forward.oddities) or "its row does not say what it should"
         raise ImportRefused(f"a call would not take kernel {kernel.cells['knl_name']}: {why}")
-    q, k, v, cu_seqlens = arguments.q, arguments.k, arguments.v, arguments.cu_seqlens
-    out = q.new_full(problem.out_shape, torch.nan, dtype=out_dtype_of(q.dtype))
-    lse = torch.full(problem.lse_shape, torch.nan)
-    tensors = Tensors(q, k, v, out, lse, cu_seqlens)
     run = EmulatedRun(emulation)
     try:
         with collecting(run):
-            plan.bind()
-            plan.launch_for(problem.sizes)(tensors)
+            return judged_launch(arguments, problem, plan), run
     except HipError as error:
         raise TrialError(f"the kernel's run on the emulator failed: {error}") from error
-    return Reference(problem, tensors).judged({"out": out, "lse": lse}), run
+
+
+def judged_launch(arguments: Arguments, problem: Problem, plan: Plan) -> dict[str, Judged]:
+    """Launch a plan, and judge the out and the lse that it gives.
+
+    The environment is not looked at, so that the CPU's kernel is tried even where CPU tensors are
+    emulated.
+    """
+    q, k, v, cu_seqlens = arguments.q, arguments.k, arguments.v, arguments.cu_seqlens
+    out = q.new_full(problem.out_shape, torch.nan, dtype=out_dtype_of(q.dtype))
+    lse = q.new_full(problem.lse_shape, torch.nan, dtype=torch.float32)
+    tensors = Tensors(q, k, v, out, lse, cu_seqlens)
+    plan.bind()
+    plan.launch_for(problem.sizes)(tensors)
+    return Reference(problem, tensors).judged({"out": out, "lse": lse})
 
 
 def _lengths(kernel: ImportedKernel) -> list[tuple[int, int]]:
@@ -119,40 +137,49 @@ def _lengths(kernel: ImportedKernel) -> list[tuple[int, int]]:
     return [(3, 5), (seqlen_q, seqlen_k), (2, 0), (1, 1)]
 
 
-def _arguments(
-    kernel: ImportedKernel, lengths: list[tuple[int, int]], rng: torch.Generator
+def drawn_call(
+    mode: str,
+    lengths: list[tuple[int, int]],
+    heads: tuple[int, int],
+    hdims: tuple[int, int],
+    dtype: torch.dtype,
+    *,
+    seed: int,
+    device: torch.device | str = "cpu",
+    **options: Any,
 ) -> Arguments:
-    facts = kernel.facts
+    """A call with random q, k and v, that asks for the lse.
+
+    Args:
+        mode: gm0 or gm1.
+        lengths: of each sequence, of q and of k; in gm0 all alike.
+        heads: of q, and of k and v.
+        hdims: of q and k, and of v.
+        options: the others of :class:`Arguments`.
+    """
+    rng = torch.Generator().manual_seed(seed)
     rows_q, rows_k = (
-        (2, lengths[0][side]) if facts.mode == "gm0" else (sum(x[side] for x in lengths),)
+        (len(lengths), lengths[0][side]) if mode == "gm0" else (sum(x[side] for x in lengths),)
         for side in (0, 1)
     )
-    dtype = _torch_dtype(facts.dtype, architecture(facts.arch).fp8_dtype)
-    hdim_q, hdim_v = facts.hdim
+    (heads_q, heads_k), (hdim_q, hdim_v) = heads, hdims
     q, k, v = (
-        torch.randn(*shape, generator=rng).to(dtype)
+        torch.randn(*shape, generator=rng).to(device, dtype)
         for shape in (
-            (*rows_q, _HEADS_Q, hdim_q),
-            (*rows_k, _HEADS_K, hdim_q),
-            (*rows_k, _HEADS_K, hdim_v),
+            (*rows_q, heads_q, hdim_q),
+            (*rows_k, heads_k, hdim_q),
+            (*rows_k, heads_k, hdim_v),
         )
     )
     cu_seqlens = None
-    if facts.mode == "gm1":
-        sums_q, sums_k = (_prefix_sums([x[side] for x in lengths]) for side in (0, 1))
+    if mode == "gm1":
+        sums_q, sums_k = (
+            torch.tensor([0, *(x[side] for x in lengths)], device=device).cumsum(0).to(torch.int32)
+            for side in (0, 1)
+        )
         longest = (max(x[side] for x in lengths) for side in (0, 1))
         cu_seqlens = CuSeqlens(sums_q, sums_k, sums_q, sums_k, *longest)
-    return Arguments(
-        *(q, k, v),
-        mask=facts.mask,
-        return_lse=True,
-        cu_seqlens=cu_seqlens,
-        bf16_cvt=facts.bf16_cvt,
-    )
-
-
-def _prefix_sums(lengths: list[int]) -> Tensor:
-    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    return Arguments(q, k, v, return_lse=True, cu_seqlens=cu_seqlens, **options)
 
 
 def _torch_dtype(dtype: KernelDtype, fp8_name: str) -> torch.dtype:

@@ -544,9 +544,9 @@ def spoil_region(folder: Path, change: Callable[[bytes], bytes]) -> None:
     [
         (("--device", "cuda:99"), "no GPU that torch can use"),
         (("--device", "cuda:0", "--sanitize"), "--sanitize is for the emulator"),
-        (("--random-order", "-1"), "--random-order -1"),
-        (("--instruction-budget", "0"), "--instruction-budget 0"),
-        (("--seed", "-1"), "--seed -1"),
+        (("--random-order", "-1"), "--random-order: -1"),
+        (("--instruction-budget", "0"), "--instruction-budget: 0"),
+        (("--seed", "-1"), "--seed: -1"),
     ],
 )
 def test_flags_without_meaning_are_refused(

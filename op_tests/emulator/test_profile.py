@@ -589,9 +589,9 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--sample", "0"), "--sample 0"),
-        (("--workgroup", "-1"), "--workgroup -1"),
-        (("--assume-workgroups", "-1"), "--assume-workgroups -1"),
+        (("--sample", "0"), "--sample: 0"),
+        (("--workgroup", "-1"), "--workgroup: -1"),
+        (("--assume-workgroups", "-1"), "--assume-workgroups: -1"),
         ((), "No such file"),
     ],
 )

@@ -146,7 +146,7 @@ def test_instruction_budget(run: Run) -> None:
     for budget in ("0", "-1", str(2**64)):
         code, out, err = run(_launch(), "--instruction-budget", budget)
         assert (code, out) == (2, "")
-        assert f"--instruction-budget {budget}: not from 1" in err
+        assert f"--instruction-budget: {budget}: not from 1" in err
 
 
 def test_an_access_between_two_tensors_is_found(run: Run) -> None:
