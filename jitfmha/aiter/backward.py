@@ -117,29 +117,15 @@ def _add_gradient(d_sink: Tensor, sink: Tensor, lse: Tensor, softmax_d: Tensor) 
 
 @ends_in(_backward)
 def mha_bwd(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    softmax_lse: Tensor,
-    dropout_p: float,
-    softmax_scale: float | None,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor,
+    dropout_p: float, softmax_scale: float | None,
+    is_causal: bool, window_size_left: int, window_size_right: int,
     deterministic: bool,
-    dq: Tensor | None = None,
-    dk: Tensor | None = None,
-    dv: Tensor | None = None,
-    dbias: Tensor | None = None,
-    bias: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    rng_state: Tensor | None = None,
-    gen: Generator | None = None,
-    sink: Tensor | None = None,
+    dq: Tensor | None = None, dk: Tensor | None = None, dv: Tensor | None = None,
+    dbias: Tensor | None = None, bias: Tensor | None = None, alibi_slopes: Tensor | None = None,
+    rng_state: Tensor | None = None, gen: Generator | None = None, sink: Tensor | None = None,
     d_sink: Tensor | None = None,
-) -> Results:
+) -> Results:  # fmt: skip
     """The gradients of :func:`jitfmha.aiter.mha_fwd` for a batch of sequences; see the module.
 
     deterministic: refuse kernels that add dq up with atomics in any order.
@@ -148,27 +134,14 @@ def mha_bwd(
 
 @ends_in(_backward)
 def fmha_v3_bwd(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    softmax_lse: Tensor,
-    dropout_p: float,
-    softmax_scale: float | None,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    deterministic: bool,
-    is_v3_atomic_fp32: bool,
-    how_v3_bf16_cvt: int,
-    dq: Tensor | None = None,
-    dk: Tensor | None = None,
-    dv: Tensor | None = None,
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor,
+    dropout_p: float, softmax_scale: float | None,
+    is_causal: bool, window_size_left: int, window_size_right: int,
+    deterministic: bool, is_v3_atomic_fp32: bool, how_v3_bf16_cvt: int,
+    dq: Tensor | None = None, dk: Tensor | None = None, dv: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
-    rng_state: Tensor | None = None,
-    gen: Generator | None = None,
-) -> Results:
+    rng_state: Tensor | None = None, gen: Generator | None = None,
+) -> Results:  # fmt: skip
     """:func:`mha_bwd` without bias and sinks; see the module.
 
     is_v3_atomic_fp32: whether kernels that add dq up with atomics do so in float32, or in the dtype
@@ -180,34 +153,17 @@ def fmha_v3_bwd(
 
 @ends_in(_backward)
 def mha_varlen_bwd(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    softmax_lse: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float,
-    softmax_scale: float | None,
-    zero_tensors: bool,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor,
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float, softmax_scale: float | None, zero_tensors: bool,
+    is_causal: bool, window_size_left: int, window_size_right: int,
     deterministic: bool,
-    dq: Tensor | None = None,
-    dk: Tensor | None = None,
-    dv: Tensor | None = None,
+    dq: Tensor | None = None, dk: Tensor | None = None, dv: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
-    rng_state: Tensor | None = None,
-    gen: Generator | None = None,
-    cu_seqlens_q_padded: Tensor | None = None,
-    cu_seqlens_k_padded: Tensor | None = None,
-    sink: Tensor | None = None,
-    d_sink: Tensor | None = None,
-) -> Results:
+    rng_state: Tensor | None = None, gen: Generator | None = None,
+    cu_seqlens_q_padded: Tensor | None = None, cu_seqlens_k_padded: Tensor | None = None,
+    sink: Tensor | None = None, d_sink: Tensor | None = None,
+) -> Results:  # fmt: skip
     """The gradients of :func:`jitfmha.aiter.mha_varlen_fwd` for packed sequences; see the module.
 
     zero_tensors: also set the rows of ``dq``, ``dk`` and ``dv`` to 0 that belong to no sequence.
@@ -217,34 +173,16 @@ def mha_varlen_bwd(
 
 @ends_in(_backward)
 def fmha_v3_varlen_bwd(
-    dout: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    softmax_lse: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float,
-    softmax_scale: float | None,
-    zero_tensors: bool,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    deterministic: bool,
-    is_v3_atomic_fp32: bool,
-    how_v3_bf16_cvt: int,
-    dq: Tensor | None = None,
-    dk: Tensor | None = None,
-    dv: Tensor | None = None,
+    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, softmax_lse: Tensor,
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float, softmax_scale: float | None, zero_tensors: bool,
+    is_causal: bool, window_size_left: int, window_size_right: int,
+    deterministic: bool, is_v3_atomic_fp32: bool, how_v3_bf16_cvt: int,
+    dq: Tensor | None = None, dk: Tensor | None = None, dv: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
-    rng_state: Tensor | None = None,
-    gen: Generator | None = None,
-    cu_seqlens_q_padded: Tensor | None = None,
-    cu_seqlens_k_padded: Tensor | None = None,
-) -> Results:
+    rng_state: Tensor | None = None, gen: Generator | None = None,
+    cu_seqlens_q_padded: Tensor | None = None, cu_seqlens_k_padded: Tensor | None = None,
+) -> Results:  # fmt: skip
     """:func:`mha_varlen_bwd` without sinks; see the module.
 
     is_v3_atomic_fp32, how_v3_bf16_cvt: as :func:`fmha_v3_bwd` has them.

@@ -292,24 +292,15 @@ def _as_return_randval(return_dropout_randval: object, dropout_p: float) -> bool
 
 @ends_in(called_by_models(forward_batch))
 def flash_attn_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] | tuple[int, int, int] = (-1, -1, 0),
-    bias: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = True,
-    return_lse: bool = False,
-    return_attn_probs: bool = False,
+    q: Tensor, k: Tensor, v: Tensor,
+    dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: tuple[int, int] | tuple[int, int, int] = (-1, -1, 0),
+    bias: Tensor | None = None, alibi_slopes: Tensor | None = None,
+    deterministic: bool = True, return_lse: bool = False, return_attn_probs: bool = False,
     how_v3_bf16_cvt: int = 1,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_kv: Tensor | None = None,
-    sink_ptr: Tensor | None = None,
-    num_splits: int = 0,
-) -> Attention:
+    cu_seqlens_q: Tensor | None = None, cu_seqlens_kv: Tensor | None = None,
+    sink_ptr: Tensor | None = None, num_splits: int = 0,
+) -> Attention:  # fmt: skip
     """Attention over a batch of sequences.
 
     Args:
@@ -329,31 +320,18 @@ def flash_attn_func(
 
 @ends_in(called_by_models(forward_group))
 def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    q: Tensor, k: Tensor, v: Tensor,
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
     min_seqlen_q: int = 0,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    logits_soft_cap: float = 0.0,
-    causal: bool = False,
-    window_size: tuple[int, int] | tuple[int, int, int] = (-1, -1, 0),
-    bias: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_lse: bool = False,
-    return_attn_probs: bool = False,
+    dropout_p: float = 0.0, softmax_scale: float | None = None, logits_soft_cap: float = 0.0,
+    causal: bool = False, window_size: tuple[int, int] | tuple[int, int, int] = (-1, -1, 0),
+    bias: Tensor | None = None, alibi_slopes: Tensor | None = None,
+    deterministic: bool = False, return_lse: bool = False, return_attn_probs: bool = False,
     how_v3_bf16_cvt: int = 1,
-    block_table: Tensor | None = None,
-    out: Tensor | None = None,
-    cu_seqlens_q_padded: Tensor | None = None,
-    cu_seqlens_k_padded: Tensor | None = None,
+    block_table: Tensor | None = None, out: Tensor | None = None,
+    cu_seqlens_q_padded: Tensor | None = None, cu_seqlens_k_padded: Tensor | None = None,
     sink_ptr: Tensor | None = None,
-) -> Attention:
+) -> Attention:  # fmt: skip
     """Attention over sequences of different lengths, packed one after the other.
 
     Args:
@@ -371,28 +349,16 @@ def flash_attn_varlen_func(
 
 @ends_in(forward_batch)
 def mha_fwd(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float,
-    softmax_scale: float | None,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    sink_size: int,
-    return_softmax_lse: bool,
-    return_dropout_randval: bool,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_kv: Tensor | None = None,
-    out: Tensor | None = None,
-    bias: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor,
+    dropout_p: float, softmax_scale: float | None,
+    is_causal: bool, window_size_left: int, window_size_right: int, sink_size: int,
+    return_softmax_lse: bool, return_dropout_randval: bool,
+    cu_seqlens_q: Tensor | None = None, cu_seqlens_kv: Tensor | None = None,
+    out: Tensor | None = None, bias: Tensor | None = None, alibi_slopes: Tensor | None = None,
+    q_descale: Tensor | None = None, k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
-    sink_ptr: Tensor | None = None,
-    gen: Generator | None = None,
-) -> Results:
+    sink_ptr: Tensor | None = None, gen: Generator | None = None,
+) -> Results:  # fmt: skip
     """Attention over a batch of sequences.
 
     Args:
@@ -411,36 +377,20 @@ def mha_fwd(
 
 @ends_in(forward_group)
 def mha_varlen_fwd(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    q: Tensor, k: Tensor, v: Tensor,
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor | None, max_seqlen_q: int, max_seqlen_k: int,
     min_seqlen_q: int,
-    dropout_p: float,
-    softmax_scale: float | None,
-    logits_soft_cap: float,
-    zero_tensors: bool,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    sink_size: int,
-    return_softmax_lse: bool,
-    return_dropout_randval: bool,
-    out: Tensor | None = None,
-    block_table: Tensor | None = None,
-    bias: Tensor | None = None,
+    dropout_p: float, softmax_scale: float | None, logits_soft_cap: float, zero_tensors: bool,
+    is_causal: bool, window_size_left: int, window_size_right: int, sink_size: int,
+    return_softmax_lse: bool, return_dropout_randval: bool,
+    out: Tensor | None = None, block_table: Tensor | None = None, bias: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
+    q_descale: Tensor | None = None, k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
     gen: Generator | None = None,
-    cu_seqlens_q_padded: Tensor | None = None,
-    cu_seqlens_k_padded: Tensor | None = None,
+    cu_seqlens_q_padded: Tensor | None = None, cu_seqlens_k_padded: Tensor | None = None,
     sink_ptr: Tensor | None = None,
-) -> Results:
+) -> Results:  # fmt: skip
     """Attention over sequences of different lengths, packed one after the other.
 
     Args:
@@ -465,57 +415,31 @@ def mha_varlen_fwd(
 
 @ends_in(forward_batch)
 def fmha_v3_fwd(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float,
-    softmax_scale: float | None,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    return_softmax_lse: bool,
-    return_dropout_randval: bool,
-    how_v3_bf16_cvt: int,
-    out: Tensor | None = None,
-    bias: Tensor | None = None,
-    alibi_slopes: Tensor | None = None,
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
+    q: Tensor, k: Tensor, v: Tensor,
+    dropout_p: float, softmax_scale: float | None,
+    is_causal: bool, window_size_left: int, window_size_right: int,
+    return_softmax_lse: bool, return_dropout_randval: bool, how_v3_bf16_cvt: int,
+    out: Tensor | None = None, bias: Tensor | None = None, alibi_slopes: Tensor | None = None,
+    q_descale: Tensor | None = None, k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
     gen: Generator | None = None,
-) -> Results:
+) -> Results:  # fmt: skip
     """:func:`mha_fwd` without sinks and prefix sums, and with a choice of rounding."""
 
 
 @ends_in(forward_group)
 def fmha_v3_varlen_fwd(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
+    q: Tensor, k: Tensor, v: Tensor,
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
     min_seqlen_q: int,
-    dropout_p: float,
-    softmax_scale: float | None,
-    logits_soft_cap: float,
-    zero_tensors: bool,
-    is_causal: bool,
-    window_size_left: int,
-    window_size_right: int,
-    return_softmax_lse: bool,
-    return_dropout_randval: bool,
-    how_v3_bf16_cvt: int,
-    out: Tensor | None = None,
-    block_table: Tensor | None = None,
-    bias: Tensor | None = None,
+    dropout_p: float, softmax_scale: float | None, logits_soft_cap: float, zero_tensors: bool,
+    is_causal: bool, window_size_left: int, window_size_right: int,
+    return_softmax_lse: bool, return_dropout_randval: bool, how_v3_bf16_cvt: int,
+    out: Tensor | None = None, block_table: Tensor | None = None, bias: Tensor | None = None,
     alibi_slopes: Tensor | None = None,
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
+    q_descale: Tensor | None = None, k_descale: Tensor | None = None,
     v_descale: Tensor | None = None,
     gen: Generator | None = None,
-    cu_seqlens_q_padded: Tensor | None = None,
-    cu_seqlens_k_padded: Tensor | None = None,
-) -> Results:
+    cu_seqlens_q_padded: Tensor | None = None, cu_seqlens_k_padded: Tensor | None = None,
+) -> Results:  # fmt: skip
     """:func:`mha_varlen_fwd` without sinks, and with a choice of rounding."""

@@ -221,18 +221,13 @@ def _gathered(
 
 @_attending
 def flash_attn_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    q: Tensor, k: Tensor, v: Tensor,
+    dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Attention:
+    deterministic: bool = False, return_attn_probs: bool = False,
+) -> Attention:  # fmt: skip
     """Attention over a batch of sequences of equal length (gm0).
 
     Args:
@@ -249,17 +244,13 @@ def flash_attn_func(
 
 @_attending
 def flash_attn_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    q: Tensor, kv: Tensor,
+    dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Attention:
+    deterministic: bool = False, return_attn_probs: bool = False,
+) -> Attention:  # fmt: skip
     """:func:`flash_attn_func` with k and v in one tensor ``kv`` of shape ``(b, sk, 2, hk, hdim)``.
 
     q is ``(b, sq, hq, hdim)``; the other arguments and the results are the same.
@@ -269,15 +260,12 @@ def flash_attn_kvpacked_func(
 @_attending
 def flash_attn_qkvpacked_func(
     qkv: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Attention:
+    deterministic: bool = False, return_attn_probs: bool = False,
+) -> Attention:  # fmt: skip
     """:func:`flash_attn_func` with q, k and v in one tensor ``qkv`` ``(b, s, 3, h, hdim)``.
 
     The other arguments and the results are the same.
@@ -286,23 +274,15 @@ def flash_attn_qkvpacked_func(
 
 @_attending
 def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    q: Tensor, k: Tensor, v: Tensor,
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
+    deterministic: bool = False, return_attn_probs: bool = False,
     block_table: Tensor | None = None,
-) -> Attention:
+) -> Attention:  # fmt: skip
     """Attention over sequences of different lengths, packed one after the other (gm1).
 
     Args:
@@ -323,21 +303,14 @@ def flash_attn_varlen_func(
 
 @_attending
 def flash_attn_varlen_kvpacked_func(
-    q: Tensor,
-    kv: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    q: Tensor, kv: Tensor,
+    cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Attention:
+    deterministic: bool = False, return_attn_probs: bool = False,
+) -> Attention:  # fmt: skip
     """:func:`flash_attn_varlen_func` with k and v in one tensor ``kv`` ``(total_k, 2, hk, hdim)``.
 
     q is ``(total_q, hq, hdim)``; the other arguments and the results are the same.
@@ -347,17 +320,13 @@ def flash_attn_varlen_kvpacked_func(
 @_attending
 def flash_attn_varlen_qkvpacked_func(
     qkv: Tensor,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
+    cu_seqlens: Tensor, max_seqlen: int,
+    dropout_p: float = 0.0, softmax_scale: float | None = None,
+    causal: bool = False, window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-) -> Attention:
+    deterministic: bool = False, return_attn_probs: bool = False,
+) -> Attention:  # fmt: skip
     """:func:`flash_attn_varlen_func` with q, k and v in one tensor ``(total, 3, h, hdim)``.
 
     cu_seqlens and max_seqlen hold for q, k and v alike; the other arguments and the results are
