@@ -12,18 +12,15 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from .cache.directory import substitute, writable_directory
-from .cache.entry import OpenEntry, note_use
+from .cache.entry import OpenEntry, find, locate, note_use
 from .cache.key import entry_key
-from .cache.store import find, locate
 from .errors import BuildError, CompilerNotFound
 from .spec import BuildSpec
+from .toolchain.compiling import Toolchain
 from .toolchain.host_cpp import find_host_cpp
-
-if TYPE_CHECKING:
-    from .toolchain.protocol import Toolchain
 
 _LOAD_ATTEMPTS = 20
 
@@ -208,7 +205,6 @@ def _obtain(spec: BuildSpec) -> tuple[OpenEntry, _How]:
     toolchain = _find_toolchain(spec, ask_again=True)
     key = entry_key(spec, toolchain)
     # Imported here because a filled cache has no use for them.
-    from .build import build
     from .cache.eviction import cache_limit
     from .cache.turn import turn_to_build
     from .cache.umask import owner_umask
@@ -221,7 +217,7 @@ def _obtain(spec: BuildSpec) -> tuple[OpenEntry, _How]:
                 with turn_to_build(directory, key) as turn:
                     if isinstance(turn, OpenEntry):
                         return turn, "loaded"
-                    return turn.publish(*build(spec, toolchain, turn)), "built"
+                    return turn.publish(*turn.build(spec, toolchain)), "built"
             except OSError as error:
                 directory = substitute(directory, error)
 

@@ -13,6 +13,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from amd_problems import AmdProblem, assert_exact
+from assembled_words import assemble_words
 from plain_listing import PLAIN_NAME, plain_listing
 from plain_tree import COLUMNS, PlainKernel, write_tree
 from tree_environment import UseTree
@@ -43,7 +44,6 @@ from jitfmha.jit.elf import Elf
 from jitfmha.jit.toolchain.device_compiler import (
     DeviceCompileError,
     assemble,
-    assemble_words,
 )
 
 KERNEL = PlainKernel(mask=2, mode=1)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from jitfmha.jit.toolchain.device_compiler import DeviceCompileError, assemble_words
+from assembled_words import assemble_words
+
+from jitfmha.jit.toolchain.device_compiler import DeviceCompileError
 
 _ERROR = re.compile(r"\.s:(\d+):\d+: error:")
 _LINES_OF_ONE = 4  # that assemble_words makes of each of its lines

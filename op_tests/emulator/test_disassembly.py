@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import pytest
+from assembled_words import assemble_words
 from assembler import assemble_each
 from elf import text_words
 from hip_sources import STYLES
@@ -17,7 +18,7 @@ from hsa_build import hsa_build
 from instruction_encodings import Encoding, encodings
 
 from jitfmha.emulator import Emulator
-from jitfmha.jit.toolchain.device_compiler import assemble, assemble_words, compile_hip_to_assembly
+from jitfmha.jit.toolchain.device_compiler import assemble, compile_hip_to_assembly
 
 # Forms that LLVM does not write, but that the ISA documents list.
 _WITHOUT_TEXT = {("v_readfirstlane_b32", "e64")}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from assembled_words import assemble_words
 
 from jitfmha.emulator import DEVICES, Emulation, emulate, emulation
 from jitfmha.jit.toolchain import device_compiler
 from jitfmha.jit.toolchain.device_compiler import (
     DeviceCompileError,
     DeviceCompilerNotFound,
-    assemble_words,
     compile_hip,
 )
 

@@ -17,8 +17,8 @@ from jitfmha import jit
 from jitfmha.amd.code_object import read_code_object
 from jitfmha.jit.cache import eviction
 from jitfmha.jit.toolchain import device_compiler, device_hip
-from jitfmha.jit.toolchain.device_clang import DeviceClang
 from jitfmha.jit.toolchain.device_compiler import DeviceCompilerNotFound
+from jitfmha.jit.toolchain.device_hip import DeviceClang
 from jitfmha.jit.toolchain.device_hiprtc import HiprtcNotUsable
 
 from .conftest import Again, make_spec, write_programs

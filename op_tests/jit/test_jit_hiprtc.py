@@ -27,7 +27,7 @@ from jitfmha.amd.code_object import read_code_object
 from jitfmha.jit import elf
 from jitfmha.jit.toolchain import device_compiler, device_hip
 from jitfmha.jit.toolchain import hip_libraries as hip_runtime
-from jitfmha.jit.toolchain.device_clang import DeviceClang
+from jitfmha.jit.toolchain.device_hip import DeviceClang
 from jitfmha.jit.toolchain.device_hiprtc import DeviceHiprtc
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 from jitfmha.kernels.compiled.traits import ForwardTraits, kernel_spec

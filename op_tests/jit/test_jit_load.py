@@ -15,7 +15,7 @@ import pytest
 from jitfmha import jit
 from jitfmha.jit import status
 from jitfmha.jit.toolchain import host_cpp
-from jitfmha.jit.toolchain.shown_output import ShownOutput
+from jitfmha.jit.toolchain.cpp_extension import ShownOutput
 
 from .conftest import REAL_COMPILER, FakeCompiler, answer, make_spec
 

@@ -16,7 +16,7 @@ import pytest
 from rigs.cache_faults.caller_process import give_up_privileges
 
 from jitfmha import jit
-from jitfmha.jit.cache import directory, eviction, owned_directory, store
+from jitfmha.jit.cache import directory, entry, eviction, owned_directory
 from jitfmha.jit.cache.eviction import empty_trash
 from jitfmha.jit.cache.key import EntryKey
 
@@ -71,7 +71,7 @@ def after_each_check(monkeypatch: pytest.MonkeyPatch, step: Callable[[], None]) 
 
 def after_each_entry(monkeypatch: pytest.MonkeyPatch, step: Callable[[], None]) -> None:
     """When an entry was opened and checked, and before its library is loaded."""
-    real = store.open_entry
+    real = entry.open_entry
 
     def open_(path: Path, key: EntryKey) -> object:
         entry = real(path, key)
@@ -79,7 +79,7 @@ def after_each_entry(monkeypatch: pytest.MonkeyPatch, step: Callable[[], None]) 
             step()
         return entry
 
-    monkeypatch.setattr(store, "open_entry", open_)
+    monkeypatch.setattr(entry, "open_entry", open_)
 
 
 @pytest.mark.parametrize("what", ["library", "code object"])

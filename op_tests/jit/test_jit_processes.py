@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from jitfmha import jit
+from jitfmha.jit import status
 from jitfmha.jit.cache import owned_directory, turn
 from jitfmha.jit.cache.owned_directory import OwnedDirectory, earlier_owner, owner_of
 from jitfmha.jit.toolchain import ninja
@@ -66,6 +67,7 @@ def test_one_who_waits_says_for_whom(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(turn, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(status, "PATIENCE_SECONDS", 3600.0)  # The builder is silent.
     builder = start_build(fake_compiler, "0.8")
     assert answer(make_spec()) == 42
     builder.join(30)

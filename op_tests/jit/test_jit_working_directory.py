@@ -127,7 +127,7 @@ def test_every_interpreter_that_is_started_is_isolated() -> None:
         for line, argument in interpreters_started(ast.parse(text)):
             found.append(path.name)
             assert argument == "'-I'", f"{path}:{line} starts an interpreter with {argument}"
-    assert set(found) == {"fresh_process.py", "isolated_python.py"}
+    assert set(found) == {"fresh_process.py", "compiling.py"}
 
 
 def test_ninja_where_an_isolated_interpreter_would_not_start(

@@ -14,8 +14,8 @@ import jitfmha
 from jitfmha import jit
 from jitfmha.emulator import library
 from jitfmha.jit.toolchain import cpp_extension
+from jitfmha.jit.toolchain.compiling import zig_program
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
-from jitfmha.jit.toolchain.zig import zig_program
 
 from .conftest import answer, make_spec
 

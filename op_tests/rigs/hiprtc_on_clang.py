@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from jitfmha import jit
-from jitfmha.jit.toolchain.zig import zig_program
+from jitfmha.jit.toolchain.compiling import zig_program
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
 _BUILTIN_HEADER = Path(__file__).with_name("hiprtc_builtin_header.h")

@@ -1,1 +1,1 @@
-"""Where builds are kept: found (store.py), built in turns (turn.py), listed and evicted."""
+"""Where builds are kept: found (entry.py), built in turns (turn.py), listed and evicted."""

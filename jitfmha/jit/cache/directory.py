@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import warnings
-from contextlib import suppress
 from pathlib import Path
 
 from ..errors import CacheError
@@ -286,17 +285,9 @@ def _create(directory: CacheDirectory) -> None:
 
 def make_private(path: Path) -> None:
     """Like mkdir -p, but private also where the parents are missing."""
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        if not path.is_dir():
-            raise
-    except FileNotFoundError:
-        if path.parent == path:
-            raise
-        make_private(path.parent)
-        with suppress(FileExistsError):  # Somebody else starts at the same time.
-            os.mkdir(path, 0o700)
+    for folder in (*reversed(path.parents), path):
+        if not folder.is_dir():
+            folder.mkdir(0o700, exist_ok=True)
 
 
 def write_private(path: Path, content: bytes, *, mode: int = 0o600, durable: bool = False) -> None:

@@ -17,13 +17,20 @@ import json
 import os
 import stat
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from ..spec import ARTIFACT_SUFFIXES
-from .directory import check_way_to, write_private
+from .directory import (
+    CacheDirectory,
+    cache_dir,
+    check_way_to,
+    readable_directories,
+    write_private,
+)
 from .flock import Flock, try_lock
 from .key import EntryKey
 from .trust import node_reason
@@ -353,3 +360,73 @@ def _sha256(content: bytes) -> str:
 
 def _checksum(body: Mapping[str, object]) -> str:
     return _sha256(json.dumps(body, sort_keys=True).encode())
+
+
+# ---- Looking up ----------------------------------------------------------------------------------
+# An entry never changes: its key says all that went into it, and the first one that is published
+# under a key stays. Machines may share them.
+
+
+def find(key: EntryKey, *, warn: bool = True) -> OpenEntry | None:
+    """The entry for `key`, checked and in use by this process; None if there is none.
+
+    A failure to read it is a missing entry.
+
+    Args:
+        key: without a compiler it asks for the entry of any compiler.
+        warn: whether the user is told of an entry that is there but damaged.
+
+    Raises:
+        CacheError: somebody else could put code into the cache.
+    """
+    for path, published in _places(key):
+        try:
+            entry = open_entry(path, published)
+        except (InvalidEntry, OSError) as reason:
+            if warn:
+                warnings.warn(
+                    f"jitfmha: the cached build {path} is not used and will be built again: "
+                    f"{reason}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+            continue
+        if entry is not None:
+            return entry
+    return None
+
+
+def locate(key: EntryKey) -> Path | None:
+    """The directory where the entry for `key` is, or would be; None without a compiler.
+
+    Raises:
+        CacheError: somebody else could put code into the cache, or there is none.
+    """
+    places = [path for path, _ in _places(key)]
+    for path in places:
+        if path.is_dir():
+            return path
+    if key.compiler is None:
+        return None
+    return places[0] if places else CacheDirectory(cache_dir()).entries / key.directory_name
+
+
+def _places(key: EntryKey) -> Iterator[tuple[Path, EntryKey]]:
+    """Where the entry may be: under its own key, or without a compiler under that of any."""
+    for directory in readable_directories():
+        if key.compiler is not None:
+            yield directory.entries / key.directory_name, key
+            continue
+        for path, published in published_in(directory):
+            if key.is_served_by(published):
+                yield path, published
+
+
+def published_in(directory: CacheDirectory) -> list[tuple[Path, EntryKey]]:
+    """The entries of a cache with the keys in their names, in the order of these; not opened."""
+    try:
+        names = sorted(os.listdir(directory.entries))
+    except OSError:
+        return []
+    keys = ((name, EntryKey.parse(name)) for name in names)
+    return [(directory.entries / name, key) for name, key in keys if key is not None]

@@ -18,11 +18,10 @@ from pathlib import Path
 from ..errors import CacheError
 from ..spec import ARTIFACT_SUFFIXES
 from .directory import CacheDirectory, readable_directories
-from .entry import InvalidEntry, open_entry
+from .entry import InvalidEntry, open_entry, published_in
 from .flock import Flock, try_lock
 from .key import EntryKey
 from .owned_directory import sweep
-from .store import published_in
 
 _ENVIRONMENT = "JITFMHA_CACHE_LIMIT"
 _DEFAULT_LIMIT_BYTES = 1 << 30

@@ -14,15 +14,13 @@ import hashlib
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from ...version import __version__
 from ..spec import BuildSpec
-
-if TYPE_CHECKING:
-    from ..toolchain.protocol import Toolchain
+from ..toolchain.compiling import Toolchain
 
 # Raised when the meaning of an entry changes in a way that the other ingredients do not show.
 _FORMAT = 1

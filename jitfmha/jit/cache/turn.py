@@ -16,15 +16,20 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
+from ...version import __version__
 from ..errors import BuildError, CacheError, CompileFailure
-from ..spec import ARTIFACT_SUFFIXES
-from ..status import PATIENCE_SECONDS, say
-from ..toolchain.compiling import is_plain_path
-from .directory import CacheDirectory
+from ..spec import ARTIFACT_SUFFIXES, BuildSpec
+from ..status import PATIENCE_SECONDS, building, say
+from ..toolchain.compiling import Toolchain, is_plain_path
+from ..toolchain.failure_report import build_error
+from .directory import CacheDirectory, write_private
 from .entry import (
     EntryMeta,
     InvalidEntry,
     OpenEntry,
+    file_records,
     kept_in_place,
     open_entry,
     publish,
@@ -84,8 +89,46 @@ class Turn(NamedTuple):
         """The directory that the entry will have."""
         return self.directory.entries / self.key.directory_name
 
+    def build(self, spec: BuildSpec, toolchain: Toolchain) -> tuple[EntryMeta, dict[str, bytes]]:
+        """Compile; returns what is to be published.
+
+        Raises:
+            ValueError: JITFMHA_VERBOSE has an unknown value.
+            BuildError: it does not compile; the message says what the compiler said first.
+            OSError: the disk is full, or the workspace is gone.
+        """
+        started = time.monotonic()
+        with building(spec.name, spec.why):
+            artifact = self._compiled(spec, toolchain)
+        sources = {name: text.encode() for name, text in spec.sources.items()}
+        contents = {spec.artifact_name: artifact, **sources}
+        meta = EntryMeta(
+            name=self.key.name,
+            content_key=self.key.content,
+            compiler_key=str(self.key.compiler),
+            compiler=str(toolchain),
+            torch=torch.__version__,
+            package=__version__,
+            host=os.uname().nodename,
+            why=spec.why,
+            created=time.time(),
+            build_seconds=round(time.monotonic() - started, 3),
+            files=file_records(contents),
+        )
+        return meta, contents
+
+    def _compiled(self, spec: BuildSpec, toolchain: Toolchain) -> bytes:
+        try:
+            with self._workspace() as workspace:
+                for name, text in spec.sources.items():
+                    write_private(workspace / "sources" / name, text.encode())
+                return toolchain.compile(spec, workspace, self.destination)
+        except CompileFailure as failure:
+            logs = self.directory.logs
+            raise build_error(spec, toolchain, failure.output, workspace, logs) from None
+
     @contextmanager
-    def workspace(self) -> Iterator[Path]:
+    def _workspace(self) -> Iterator[Path]:
         """A new directory for this build alone, with a path that a shell leaves alone.
 
         Raises:

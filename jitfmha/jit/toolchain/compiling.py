@@ -1,20 +1,55 @@
-"""What all toolchains have in common: paths, flags about sources, and failures."""
+"""What all toolchains have in common: what they are, programs, paths, flags, and failures."""
 
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 from ..errors import CompileFailure
+from ..spec import BuildSpec
 
 # What neither ninja nor a shell interprets, in any locale.
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+=@,-]+")
 _VERSION_TIMEOUT_SECONDS = 30.0
 _DISK_FULL_MESSAGES = ("No space left on device", "Disk quota exceeded")
+
+# `pip` adds what an extra names to a package that is there already, whatever it came from.
+INSTALL_ZIG = "pip install 'jitfmha[compiler]'"
+ZIG_MISSING = "the Python package 'ziglang' (not installed)"
+
+
+class Toolchain(Protocol):
+    """A compiler for one kind of `BuildSpec`, as it is on this machine. `str` of it names it."""
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Everything by which two of them can differ in what they make of the same sources.
+
+        A part of the key of whatever is built.
+        """
+
+    def compile(self, spec: BuildSpec, workspace: Path, destination: Path) -> bytes:
+        """Compile and link; returns the content of the file `spec.artifact_name`.
+
+        Args:
+            spec: what to compile.
+            workspace: a directory for this build alone, with a path that a shell leaves alone. The
+                sources lie in `sources` below it already. What runs has it as current directory,
+                or one below, so that whoever sweeps it up can end that too.
+            destination: where sources and artifact will be found later, for a debugger.
+
+        Raises:
+            CompileFailure: errors in the sources or flags.
+            BuildError: the build cannot be run at all.
+            OSError: the disk is full, or the workspace is gone.
+        """
 
 
 class DoesNotRun(Exception):
@@ -46,6 +81,32 @@ def version_of(command: Sequence[str]) -> str:
     except OSError as error:
         raise DoesNotRun(f"cannot be run ({error.strerror})") from error
     return answer.stdout.decode(errors="replace")
+
+
+def isolated_python() -> tuple[str, ...] | None:
+    """The first words of the command; None where no such interpreter can be started.
+
+    It is isolated, because the working directory may be anybody's and must not be where modules
+    come from. Without site-packages it starts in 10 ms.
+    """
+    # An isolated interpreter ignores this variable, and would not find its own library without it.
+    if os.environ.get("PYTHONHOME"):
+        return None
+    # A program that embeds Python may name itself as its interpreter.
+    if not os.path.basename(sys.executable or "").startswith("python"):
+        return None
+    return (sys.executable, "-I", "-S")
+
+
+def zig_program() -> Path | None:
+    """The program of the package; None where it is not installed.
+
+    It is run itself: `python -m ziglang` would look for modules in the working directory first.
+    """
+    package = importlib.util.find_spec("ziglang")
+    folders = (package and package.submodule_search_locations) or ()
+    programs = (Path(folder, "zig").absolute() for folder in folders)
+    return next((program for program in programs if program.is_file()), None)
 
 
 def is_plain_path(path: Path | str) -> bool:

@@ -17,7 +17,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,11 @@ from ..spec import BuildSpec
 from ..status import is_verbose
 from .compiling import compile_failure, is_plain_path, source_flags
 from .ninja import path_with_ninja, write_script
-from .shown_output import ShownOutput
 
 _INTERPRETED = re.compile(r"""[\x00-\x20!"#$&'()*:;<>?\[\\\]^`{|}~\x7f]""")
+_STDOUT = 1
+# A process that outlives the build may keep its end of the pipe open.
+_PATIENCE_SECONDS = 5.0
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 # cpp_extension takes compiler and ninja from the environment, of which there is only one.
@@ -62,6 +64,53 @@ def compile_library(
             "nothing, so it is no C++ compiler. Set CXX to one, or unset it."
         )
     return library.read_bytes()
+
+
+class ShownOutput:
+    """For `JITFMHA_VERBOSE=1`: copies what child processes write to stdout to stderr at once.
+
+    cpp_extension either keeps the output to itself or gives it to stdout, which belongs to the
+    user's program.
+
+    Attributes:
+        text: all of it, once the `with` block has ended; empty before, because the copying thread
+            may be behind.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self._chunks: list[bytes] = []
+        self._forwarder: threading.Thread | None = None
+        self._stdout = -1
+
+    def __enter__(self) -> None:
+        if not is_verbose():
+            return
+        reading, writing = os.pipe()
+        self._forwarder = threading.Thread(target=self._forward, args=(reading,), daemon=True)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        self._stdout = os.dup(_STDOUT)
+        os.dup2(writing, _STDOUT)
+        os.close(writing)
+        self._forwarder.start()
+
+    def __exit__(self, *_exception: object) -> None:
+        if self._forwarder is None:
+            return
+        os.dup2(self._stdout, _STDOUT)
+        os.close(self._stdout)
+        self._forwarder.join(_PATIENCE_SECONDS)
+        self.text = b"".join(self._chunks).decode(errors="replace")
+
+    def _forward(self, source: int) -> None:
+        with os.fdopen(source, "rb", buffering=0) as pipe:
+            while chunk := pipe.read(65536):
+                self._chunks.append(chunk)
+                # Whether or not anybody can see it: a compiler whose pipe nobody reads is ended.
+                with suppress(OSError, ValueError, AttributeError):
+                    sys.stderr.write(chunk.decode(errors="replace"))
+                    sys.stderr.flush()
 
 
 def _load(

@@ -18,10 +18,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from ..elf import Elf
 from ..errors import BuildError
 from ..spec import BuildSpec
-from .zig import INSTALL_ZIG, ZIG_MISSING, zig_program
+from .compiling import INSTALL_ZIG, ZIG_MISSING, zig_program
 
 _DEFAULT_ROCM = "/opt/rocm"
 _CODE_OBJECT_VERSIONS = (4, 5, 6)
@@ -215,33 +214,6 @@ def assemble(source: str, arch: str, *, is_limited: bool = False) -> bytes:
         device_compiler().assemble(text, relocatable, arch, is_limited=is_limited)
         device_compiler().link([relocatable], linked)
         return linked.read_bytes()
-
-
-def assemble_words(lines: Sequence[str], arch: str) -> list[tuple[int, ...]]:
-    """The dwords of each line of assembly, one instruction a line.
-
-    Raises:
-        DeviceCompilerNotFound: no compiler is installed.
-        DeviceCompileError: a line is not an instruction of `arch`.
-    """
-    # Every instruction begins a slot of 16 bytes, the longest there is. Padding is s_nop; labels
-    # around it tell how long the instruction is.
-    body = "".join(f".p2align 4\n.Lb{i}:\n{line}\n.Le{i}:\n" for i, line in enumerate(lines))
-    sizes = "".join(f".long .Le{i} - .Lb{i}\n" for i in range(len(lines)))
-    source = f'.text\n{body}.section .sizes, "a"\n{sizes}'
-    with tempfile.TemporaryDirectory(prefix="jitfmha-") as folder:
-        listing, relocatable = Path(folder, "words.s"), Path(folder, "words.o")
-        listing.write_text(source, encoding="utf-8")
-        device_compiler().assemble(listing, relocatable, arch)
-        elf = Elf(relocatable.read_bytes())
-    sections = elf.sections_by_name()
-    text, lengths = elf.content(sections[".text"]), elf.content(sections[".sizes"])
-    words = []
-    for i in range(len(lines)):
-        length = int.from_bytes(lengths[4 * i : 4 * i + 4], "little")
-        code = text[16 * i : 16 * i + length]
-        words.append(tuple(int.from_bytes(code[k : k + 4], "little") for k in range(0, length, 4)))
-    return words
 
 
 def _run(command: Sequence[str], folder: Path, within: Sequence[str] = ()) -> None:

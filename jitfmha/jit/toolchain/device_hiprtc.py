@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 
 from ..elf import build_id
 from ..errors import BuildError, CompileFailure
-from ..isolated_python import isolated_python
 from ..spec import BuildSpec
 from ..status import is_verbose, say
 from . import hiprtc_process
-from .compiling import compile_failure, debugger_flags
+from .compiling import compile_failure, debugger_flags, isolated_python
 from .device_compiler import CODE_OBJECT_VERSION_FLAG, KEYWORDS, LANGUAGE_FLAGS, architecture
 from .hip_libraries import folders_of_torch_runtime
 from .hiprtc_process import Program

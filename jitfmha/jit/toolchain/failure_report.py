@@ -11,7 +11,7 @@ from ..cache.directory import write_private
 from ..cache.eviction import delete
 from ..errors import BuildError
 from ..spec import BuildSpec
-from .protocol import Toolchain
+from .compiling import Toolchain
 
 _KEPT_LOGS = 10
 _LOG_NAME = "build.log"

@@ -14,8 +14,7 @@ from ..cache.directory import make_private
 from ..errors import CompilerNotFound
 from ..spec import BuildSpec
 from ..status import say
-from .compiling import DoesNotRun, version_of
-from .zig import INSTALL_ZIG, ZIG_MISSING, zig_program
+from .compiling import INSTALL_ZIG, ZIG_MISSING, DoesNotRun, version_of, zig_program
 
 _STANDARD_NAMES = ("c++", "g++", "clang++")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..cache.directory import forbids_execution, write_private
 from ..errors import BuildError
-from ..isolated_python import isolated_python
+from .compiling import isolated_python
 
 # 1 is PR_SET_PDEATHSIG, 15 is SIGTERM. The builder may be dead already when it is asked for, and
 # then `kill` raises; it may also be alive without being the parent, if the interpreter is started

@@ -54,7 +54,6 @@ def _import_everything() -> None:
         "filelock",
         "platformdirs",
         "torch.utils.cpp_extension",
-        "jitfmha.jit.build",
         "jitfmha.jit.cache.turn",
         "jitfmha.jit.toolchain.cpp_extension",
         "jitfmha.kernels.cpu",
