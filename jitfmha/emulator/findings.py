@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from typing import Any, get_args
 
-from .shared_structs import FINDING_ROW, FindingKind
-
-__all__ = ["Finding", "FindingKind", "SanitizerWarning", "take_findings"]
-
-_KINDS: tuple[FindingKind, ...] = get_args(FindingKind)
-_MOST_FINDINGS = 1000
+from .library import taken
+from .shared_structs import FindingKind as FindingKind
 
 
 class SanitizerWarning(UserWarning):
@@ -69,27 +64,8 @@ def take_findings(library: ctypes.CDLL) -> list[Finding]:
     Raises:
         RuntimeError: another variant.
     """
-    try:
-        take = library.jitfmha_emulator_take_findings
-    except AttributeError:
-        raise RuntimeError("this variant of the emulator does not check; load 'check'") from None
-    take.restype = ctypes.c_int
-    take.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
-    rows = (FINDING_ROW.ctype * _MOST_FINDINGS)()
-    left_out = ctypes.c_uint64()
-    count = take(rows, len(rows), ctypes.byref(left_out))
-    return [_finding(rows[i]) for i in range(count)]
-
-
-def _finding(row: Any) -> Finding:
-    return Finding(
-        kind=_KINDS[row.kind],
-        kernel=row.kernel.decode(errors="replace"),
-        address=row.address.decode(errors="replace"),
-        instruction=row.instruction.decode(errors="replace"),
-        workgroup=(row.workgroup[0], row.workgroup[1], row.workgroup[2]),
-        wave=row.wave,
-        lane=None if row.lane < 0 else row.lane,
-        count=row.count,
-        message=row.message.decode(errors="replace"),
-    )
+    found = []
+    for row in taken(library, "findings"):
+        lane = None if row["lane"] < 0 else row["lane"]
+        found.append(Finding(**{**row, "workgroup": tuple(row["workgroup"]), "lane": lane}))
+    return found

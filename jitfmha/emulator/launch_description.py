@@ -38,8 +38,6 @@ from ..jit.regular_file import path_inside, read_regular_file
 from .guarded_memory import guarded_memory
 from .session import DEVICES
 
-__all__ = ["DTYPES", "LaunchDescription", "LaunchDescriptionError", "TensorDescription"]
-
 DTYPES: Mapping[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in (
@@ -66,6 +64,12 @@ _TENSOR_NAME = re.compile(r"[A-Za-z0-9_+=-][A-Za-z0-9_.+=-]{0,99}")
 
 class LaunchDescriptionError(ValueError):
     """A description that says nothing that can be launched; the text names field and value."""
+
+
+def _wrong(where: str, value: object, what: str) -> LaunchDescriptionError:
+    text = json.dumps(value)
+    shown = text if len(text) <= 60 else f"{text[:57]}..."
+    return LaunchDescriptionError(f"{where} is {shown}, {what}")
 
 
 @dataclass(frozen=True)
@@ -184,12 +188,10 @@ class LaunchDescription:
             ("kernel", "dynamic_lds", "tensors", "kernarg_bytes"),
         )  # fmt: skip
         if fields["arch"] not in DEVICES:
-            raise LaunchDescriptionError(
-                f"arch is {fields['arch']!r}, which is none of {', '.join(DEVICES)}"
-            )
+            raise _wrong("arch", fields["arch"], f"which is none of {', '.join(DEVICES)}")
         kernel = fields.get("kernel")
         if kernel is not None and not isinstance(kernel, str):
-            raise LaunchDescriptionError(f"kernel is {kernel!r}, which is not a symbol")
+            raise _wrong("kernel", kernel, "which is not a symbol")
         block = _extent("block", fields["block"])
         if math.prod(block) > _MOST_THREADS:
             raise LaunchDescriptionError(
@@ -228,7 +230,7 @@ def _raw_bytes(where: str, path: Path, size: int) -> Tensor:
 
 def _mapping(where: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise LaunchDescriptionError(f"{where} is {_shown(value)}, which is not an object")
+        raise _wrong(where, value, "which is not an object")
     return value
 
 
@@ -248,17 +250,15 @@ def _fields(
 
 def _integer(where: str, value: object, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise LaunchDescriptionError(f"{where} is {_shown(value)}, which is not an integer")
+        raise _wrong(where, value, "which is not an integer")
     if not least <= value <= most:
-        raise LaunchDescriptionError(
-            f"{where} is {_shown(value)}, which is not from {least} to {most}"
-        )
+        raise _wrong(where, value, f"which is not from {least} to {most}")
     return value
 
 
 def _extent(where: str, value: object) -> tuple[int, int, int]:
     if not isinstance(value, list) or not 1 <= len(value) <= 3:
-        raise LaunchDescriptionError(f"{where} is {_shown(value)}, not one to three integers")
+        raise _wrong(where, value, "not one to three integers")
     x, y, z = (*(_integer(where, each, 1, 2**31 - 1) for each in value), 1, 1)[:3]
     return x, y, z
 
@@ -267,34 +267,24 @@ def _number(where: str, value: object) -> float:
     if isinstance(value, str) and value in ("nan", "inf", "-inf"):
         return float(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise LaunchDescriptionError(f"{where} is {_shown(value)}, which is not a number")
+        raise _wrong(where, value, "which is not a number")
     if not -_LARGEST_INTEGER <= value <= _LARGEST_INTEGER and isinstance(value, int):
-        raise LaunchDescriptionError(f"{where} is {_shown(value)}, beyond 64 bits: write 1e30")
+        raise _wrong(where, value, "beyond 64 bits: write 1e30")
     return value
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _tensor(name: str, value: object, folder: Path) -> TensorDescription:
     if not _TENSOR_NAME.fullmatch(name):
-        raise LaunchDescriptionError(
-            f"tensors has {_shown(name)}, which is no name: up to 100 letters, digits and any of "
-            f"_.+=-, which does not begin with a dot"
-        )
+        what = "no name: up to 100 letters, digits and any of _.+=-, which begins with no dot"
+        raise _wrong("a key of tensors", name, what)
     where = f"tensors.{name}"
-    fields = _fields(
-        where, value, ("dtype", "shape"), (*_CONTENTS, "low", "high", "output")
-    )  # fmt: skip
+    fields = _fields(where, value, ("dtype", "shape"), (*_CONTENTS, "low", "high", "output"))
     if fields["dtype"] not in DTYPES:
-        raise LaunchDescriptionError(
-            f"{where}.dtype is {_shown(fields['dtype'])}, which is none of {', '.join(DTYPES)}"
-        )
+        known = ", ".join(DTYPES)
+        raise _wrong(f"{where}.dtype", fields["dtype"], f"which is none of {known}")
     dtype = DTYPES[fields["dtype"]]
     if not isinstance(fields["shape"], list):
-        raise LaunchDescriptionError(f"{where}.shape is {_shown(fields['shape'])}, not a list")
+        raise _wrong(f"{where}.shape", fields["shape"], "not a list")
     shape = tuple(_integer(f"{where}.shape", each, 0, 2**40) for each in fields["shape"])
     contents = [each for each in _CONTENTS if each in fields]
     if len(contents) != 1:
@@ -308,7 +298,7 @@ def _tensor(name: str, value: object, folder: Path) -> TensorDescription:
     elif content == "random":
         given = _integer(f"{where}.random", given, 0, 2**63 - 1)
     elif not isinstance(given, str):
-        raise LaunchDescriptionError(f"{where}.file is {_shown(given)}, which is not a path")
+        raise _wrong(f"{where}.file", given, "which is not a path")
     else:
         try:
             given = path_inside(folder, given)
@@ -317,7 +307,7 @@ def _tensor(name: str, value: object, folder: Path) -> TensorDescription:
     low, high = _limits(where, fields, content, dtype)
     is_output = fields.get("output", False)
     if not isinstance(is_output, bool):
-        raise LaunchDescriptionError(f"{where}.output is {_shown(is_output)}, not true or false")
+        raise _wrong(f"{where}.output", is_output, "not true or false")
     return TensorDescription(name, dtype, shape, content, given, low, high, is_output)
 
 
@@ -350,7 +340,7 @@ def _limits(
 
 def _arguments(value: object, tensors: Collection[str]) -> tuple[_Argument, ...]:
     if not isinstance(value, list):
-        raise LaunchDescriptionError(f"arguments is {_shown(value)}, which is not a list")
+        raise _wrong("arguments", value, "which is not a list")
     arguments: list[_Argument] = []
     end = 0
     for index, each in enumerate(value):
@@ -371,7 +361,7 @@ def _argument(where: str, value: object, tensors: Collection[str], end: int) -> 
         fields = _fields(where, value, ("tensor",), ("offset", "byte_offset"))
         tensor, packed = fields["tensor"], bytes(_POINTER_BYTES)
         if tensor not in tensors:
-            raise LaunchDescriptionError(f"{where}.tensor is {_shown(tensor)}, no name in tensors")
+            raise _wrong(f"{where}.tensor", tensor, "no name in tensors")
         byte_offset = _integer(
             f"{where}.byte_offset", fields.get("byte_offset", 0), -(2**40), 2**40
         )
@@ -388,20 +378,16 @@ def _packed(where: str, kind: object, value: object) -> bytes:
         try:
             return bytes.fromhex(value)  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
-            raise LaunchDescriptionError(
-                f"{where}.value is {_shown(value)}, which is not hexadecimal"
-            ) from error
+            raise _wrong(f"{where}.value", value, "which is not hexadecimal") from error
     if not isinstance(kind, str) or kind not in _TYPES:
         known = ", ".join((*_TYPES, "bytes"))
-        raise LaunchDescriptionError(f"{where}.type is {_shown(kind)}, which is none of {known}")
+        raise _wrong(f"{where}.type", kind, f"which is none of {known}")
     if kind[0] == "f":
         number = _number(f"{where}.value", value)
     else:
-        bits = int(kind[1:])
-        least, most = (
-            (-(1 << bits - 1), (1 << bits - 1) - 1) if kind[0] == "i" else (0, (1 << bits) - 1)
-        )
-        number = _integer(f"{where}.value", value, least, most)
+        most = (1 << int(kind[1:])) - 1
+        limits = (0, most) if kind[0] == "u" else (-(most // 2) - 1, most // 2)
+        number = _integer(f"{where}.value", value, *limits)
     try:
         return struct.pack(f"<{_TYPES[kind]}", number)
     except (struct.error, OverflowError) as error:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import json
 from collections.abc import Iterable
 from functools import cache
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from .. import jit
 from ..amd import chips
@@ -19,7 +20,6 @@ from .shared_structs import (
     DEFAULT_MOST_STEPS,
     DEFAULT_SAMPLE,
     DEFAULT_TIME_SLICE,
-    FINDING_ROW,
     OPTIONS,
     PROFILE_OPTIONS,
     RANGE,
@@ -94,6 +94,20 @@ def load(variant: Variant = "plain") -> ctypes.CDLL:
     return jit.load(spec)
 
 
+def taken(library: ctypes.CDLL, what: str) -> list[dict[str, Any]]:
+    """What the emulator kept of this thread's launches, which it forgets then: findings, profiles.
+
+    Raises:
+        RuntimeError: this variant keeps none.
+    """
+    take = getattr(library, f"jitfmha_emulator_take_{what}", None)
+    if take is None:
+        raise RuntimeError(f"this variant of the emulator keeps no {what}")
+    take.restype = ctypes.c_char_p
+    kept: list[dict[str, Any]] = json.loads(take())
+    return kept
+
+
 def _sources() -> dict[str, str]:
     """All sources by their path in the emulator's folder, templates filled in."""
     folder = templates_dir() / _FOLDER
@@ -125,7 +139,6 @@ def _rates() -> dict[str, object]:
         "rates": _rows(
             "{" + ", ".join(map(str, each.values())) + "}," for each in of_architectures
         ),
-        "names": _rows(f'{{"{name}", &Rates::{name}}},' for name in of_architectures[0]),
     }
 
 
@@ -153,7 +166,6 @@ def _shared_structs() -> dict[str, object]:
         "options": OPTIONS.cpp(),
         "range": RANGE.cpp(),
         "profile_options": PROFILE_OPTIONS.cpp(),
-        "finding_row": FINDING_ROW.cpp(),
         "default_time_slice": DEFAULT_TIME_SLICE,
         "default_most_steps": DEFAULT_MOST_STEPS,
         "default_sample": DEFAULT_SAMPLE,

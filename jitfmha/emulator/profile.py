@@ -13,50 +13,25 @@ launch put together from them (estimate.py). `LaunchProfile` prints them with wh
 from __future__ import annotations
 
 import ctypes
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from textwrap import fill
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
+from ..amd import chips
 from ..amd.demangling import demangled
 from .estimate import SIMDS, Estimate, TimedWorkgroup, Timing, estimate_launch
-from .rates import ChipRates, rates_of_chip
+from .library import taken
+from .rates import ChipRates, rates_of, rates_of_chip
 from .runtime import Emulator, Function
 from .shared_structs import DEFAULT_MOST_STEPS, DEFAULT_SAMPLE, PROFILE_OPTIONS
 
-__all__ = [
-    "Conflict",
-    "Estimate",
-    "LaunchProfile",
-    "Loop",
-    "Occupancy",
-    "TimedWorkgroup",
-    "Timing",
-    "Unit",
-    "Work",
-    "profile_launch",
-    "set_profile_options",
-    "take_profiles",
-]
-
 Unit = Literal[
-    "salu",
-    "branch",
-    "message",
-    "waitcnt",
-    "barrier",
-    "smem",
-    "valu",
-    "transcendental",
-    "mfma",
-    "lds",
-    "vmem_load",
-    "vmem_store",
-    "vmem_atomic",
-]
+    "salu", "branch", "message", "waitcnt", "barrier", "smem", "valu", "transcendental", "mfma",
+    "lds", "vmem_load", "vmem_store", "vmem_atomic",
+]  # fmt: skip
 _UNITS: tuple[Unit, ...] = get_args(Unit)
 _MARKETING = "AMD Instinct "
 
@@ -314,62 +289,50 @@ class LaunchProfile:
         }
 
     def assumptions(self) -> list[str]:
-        """What the times rest on, a sentence each."""
+        """What the times rest on, a sentence or two each."""
         rates, chip = self.rates, self._chip
         points = ", ".join(f"{hz / 1e6:.0f} MHz at {busy:.0%}" for busy, hz in chip.clock_points)
         assumed = " of another chip, which is assumed," if chip.clock_is_assumed else ""
-        return [
-            (
-                f"Cycles of an instruction: VALU {rates['valu']}, transcendental "
-                f"{rates['transcendental']}, matrix {rates['matrix_pass']} a pass; each wave "
-                f"issues at most one instruction in {rates['issue']} cycles (published rates)."
-            ),
-            (
-                "Each SIMD has one vector port, one scalar port, and one for LDS and memory; its "
-                "waves issue in order. VALU and matrix instructions overlap but for the "
-                f"{rates['matrix_read']} cycles in which the latter read; packed float32 issues "
-                f"{rates['packed_after_matrix']} cycles after the matrix unit is free (published)."
-            ),
-            (
-                f"LDS: {rates['lds_read_banks']} banks of 4 bytes for reads and "
-                f"{rates['lds_write_banks']} for writes, data after {rates['lds_latency']} "
-                "cycles (published: 64 to 128) and the time in the queue."
-            ),
-            (
-                f"L1: {rates['l1_bytes'] >> 10} KiB, {rates['l1_latency']} cycles, and "
-                f"{rates['l1_line']} for each line of {rates['line_bytes']} bytes. L2 and all "
-                f"behind it: {rates['global_latency']} cycles (published: 400 to 800), and "
-                f"{rates['global_line']} a line; {rates['atomic_line']} a line of atomics (fitted)."
-            ),
-            (
-                "HBM moves what the launch may touch once, at "
-                f"{chip.memory_bandwidth / 1e12:.1f} TB/s, and nothing else happens meanwhile; "
-                "which lines L2 gives up is not modelled."
-            ),
-            (
-                f"Barrier {rates['barrier']} cycles (published: 37 to 65, the waves' own waiting "
-                f"included). Assumed without a source: scalar loads {rates['scalar_latency']} "
-                f"cycles, taken branch {rates['branch']}, queues {rates['queue']}."
-            ),
-            (
-                f"A timed workgroup shares its compute unit with {self.workgroups_per_unit - 1} "
-                "copies of itself that start together; nothing of the launch around it is modelled."
-            ),
-            (
-                f"Workgroups go to {self.xcds} chiplets in turn, in the order of the launch, and "
-                f"there to the first compute unit of {self.compute_units // self.xcds} with room."
-            ),
-            (
-                f"The clock falls as matrix units are busier: measured points{assumed} {points}; "
-                "the time of a cycle is on the line through theirs, and attention's matrix work "
-                f"counts for {chip.activity} of that (fitted); at most "
-                f"{self.peak_clock / 1e9:.1f} GHz."
-            ),
-            (
-                f"A time is uncertain by {chip.scatter:.0%}: the scatter around published times of "
-                "AITER's kernels that nothing was fitted to. The emulator's README has the table."
-            ),
-        ]
+        text = f"""
+            Cycles of an instruction: VALU {rates["valu"]}, transcendental
+            {rates["transcendental"]}, matrix {rates["matrix_pass"]} a pass; each wave issues at
+            most one instruction in {rates["issue"]} cycles (published rates).
+
+            Each SIMD has one vector port, one scalar port, and one for LDS and memory; its waves
+            issue in order. VALU and matrix instructions overlap but for the {rates["matrix_read"]}
+            cycles in which the latter read; packed float32 issues {rates["packed_after_matrix"]}
+            cycles after the matrix unit is free (published).
+
+            LDS: {rates["lds_read_banks"]} banks of 4 bytes for reads and
+            {rates["lds_write_banks"]} for writes, data after {rates["lds_latency"]} cycles
+            (published: 64 to 128) and the time in the queue.
+
+            L1: {rates["l1_bytes"] >> 10} KiB, {rates["l1_latency"]} cycles, and
+            {rates["l1_line"]} for each line of {rates["line_bytes"]} bytes. L2 and all behind it:
+            {rates["global_latency"]} cycles (published: 400 to 800), and {rates["global_line"]} a
+            line; {rates["atomic_line"]} a line of atomics (fitted).
+
+            HBM moves what the launch may touch once, at {chip.memory_bandwidth / 1e12:.1f} TB/s,
+            and nothing else happens meanwhile; which lines L2 gives up is not modelled.
+
+            Barrier {rates["barrier"]} cycles (published: 37 to 65, the waves' own waiting
+            included). Assumed without a source: scalar loads {rates["scalar_latency"]} cycles,
+            taken branch {rates["branch"]}, queues {rates["queue"]}.
+
+            A timed workgroup shares its compute unit with {self.workgroups_per_unit - 1} copies of
+            itself that start together; nothing of the launch around it is modelled.
+
+            Workgroups go to {self.xcds} chiplets in turn, in the order of the launch, and there to
+            the first compute unit of {self.compute_units // self.xcds} with room.
+
+            The clock falls as matrix units are busier: measured points{assumed} {points}; the time
+            of a cycle is on the line through theirs, and attention's matrix work counts for
+            {chip.activity} of that (fitted); at most {self.peak_clock / 1e9:.1f} GHz.
+
+            A time is uncertain by {chip.scatter:.0%}: the scatter around published times of
+            AITER's kernels that nothing was fitted to. The emulator's README has the table.
+        """
+        return [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
 
     def __repr__(self) -> str:
         return f"<LaunchProfile of {demangled(self.kernel)} on {self.device}>"
@@ -381,6 +344,25 @@ class LaunchProfile:
         return "\n".join(_report(self))
 
 
+class ProfileOptions(NamedTuple):
+    """How launches are profiled.
+
+    Attributes:
+        looked_at: linear number (x fastest) of the workgroup that is looked at wave by wave.
+        assumed_workgroups: times are for a launch of so many; 0: for as many as are launched.
+        most_steps: instructions of a timed workgroup beyond which there is no timing.
+        sample: workgroups that are timed, of launches that have more.
+        run_sample_only: the other workgroups do not run: what they should write stays unwritten,
+            and counts are those of the sample. For launches that would take too long.
+    """
+
+    looked_at: int = 0
+    assumed_workgroups: int = 0
+    most_steps: int = DEFAULT_MOST_STEPS
+    sample: int = DEFAULT_SAMPLE
+    run_sample_only: bool = False
+
+
 def profile_launch(
     emulator: Emulator,
     function: Function,
@@ -390,10 +372,7 @@ def profile_launch(
     *,
     dynamic_lds: int = 0,
     memory: Sequence[tuple[int, int]] | None = None,
-    sample: int = DEFAULT_SAMPLE,
-    run_sample_only: bool = False,
-    looked_at: int = 0,
-    assumed_workgroups: int = 0,
+    **options: Any,
 ) -> LaunchProfile:
     """Run a kernel and give what it costs.
 
@@ -401,19 +380,13 @@ def profile_launch(
         emulator: its `profile` variant.
         function, grid, block, kernarg, dynamic_lds: as `Emulator.launch` takes them.
         memory: (address, bytes) that the launch may touch; None: everything.
-        sample, run_sample_only, looked_at, assumed_workgroups: see `set_profile_options`.
+        options: those of `ProfileOptions`.
 
     Raises:
         RuntimeError: another variant.
         EmulatorError: the kernel did something wrong or unknown.
     """
-    set_profile_options(
-        emulator.library,
-        sample=sample,
-        run_sample_only=run_sample_only,
-        looked_at=looked_at,
-        assumed_workgroups=assumed_workgroups,
-    )
+    set_profile_options(emulator.library, **options)
     emulator.set_allowed_memory(memory)
     try:
         take_profiles(emulator.library)
@@ -425,43 +398,26 @@ def profile_launch(
     return profile
 
 
-def set_profile_options(
-    library: ctypes.CDLL,
-    *,
-    looked_at: int = 0,
-    assumed_workgroups: int = 0,
-    most_steps: int = DEFAULT_MOST_STEPS,
-    sample: int = DEFAULT_SAMPLE,
-    run_sample_only: bool = False,
-) -> None:
-    """Set how later launches of this thread are profiled.
+def set_profile_options(library: ctypes.CDLL, **options: Any) -> None:
+    """Set how later launches of this thread are profiled; what is not given has its default.
 
     Args:
         library: the `profile` variant of the emulator.
-        looked_at: linear number (x fastest) of the workgroup that is looked at wave by wave.
-        assumed_workgroups: times are for a launch of so many; 0: for as many as are launched.
-        most_steps: instructions of a timed workgroup beyond which there is no timing.
-        sample: workgroups that are timed, of launches that have more.
-        run_sample_only: the other workgroups do not run: what they should write stays unwritten,
-            and counts are those of the sample. For launches that would take too long.
+        options: those of `ProfileOptions`.
 
     Raises:
         RuntimeError: another variant.
         ValueError: a sample of none.
     """
-    if sample < 1:
-        raise ValueError(f"sample is {sample}; at least one workgroup has to be timed")
-    set_options = _exported(library, "jitfmha_emulator_set_profile_options")
+    chosen = ProfileOptions(**options)
+    if chosen.sample < 1:
+        raise ValueError(f"sample is {chosen.sample}; at least one workgroup has to be timed")
+    set_options = getattr(library, "jitfmha_emulator_set_profile_options", None)
+    if set_options is None:
+        raise RuntimeError("this variant of the emulator keeps no profiles")
     set_options.restype = None
     set_options.argtypes = [ctypes.c_void_p]
-    options = PROFILE_OPTIONS.ctype(
-        looked_at=looked_at,
-        assumed_workgroups=assumed_workgroups,
-        most_steps=most_steps,
-        sample=sample,
-        run_sample_only=run_sample_only,
-    )
-    set_options(ctypes.byref(options))
+    set_options(ctypes.byref(PROFILE_OPTIONS.ctype(**chosen._asdict())))
 
 
 def take_profiles(library: ctypes.CDLL) -> list[LaunchProfile]:
@@ -473,106 +429,71 @@ def take_profiles(library: ctypes.CDLL) -> list[LaunchProfile]:
     Raises:
         RuntimeError: another variant.
     """
-    take = _exported(library, "jitfmha_emulator_take_profiles")
-    take.restype = ctypes.c_char_p
-    take.argtypes = [ctypes.c_void_p]
-    left_out = ctypes.c_uint64()
-    return [_launch(facts) for facts in json.loads(take(ctypes.byref(left_out)))]
-
-
-def _exported(library: ctypes.CDLL, name: str) -> Any:
-    try:
-        return getattr(library, name)
-    except AttributeError:
-        raise RuntimeError(
-            "this variant of the emulator does not profile; load 'profile'"
-        ) from None
+    return [_launch(facts) for facts in taken(library, "profiles")]
 
 
 # ---- From JSON -----------------------------------------------------------------------------------
 
+_SUMMED = (
+    *("lds_bytes", "lds_cycles", "lds_conflict_cycles"),
+    *("global_bytes", "cache_lines", "scratch_bytes"),
+)
 
-def _work(rows: Iterable[Mapping[str, Any]]) -> Work:
+
+def _work(rows: Sequence[Mapping[str, Any]]) -> Work:
     instructions: dict[Unit, int] = {}
-    sums = dict.fromkeys(
-        (
-            "lds_bytes",
-            "lds_cycles",
-            "lds_conflict_cycles",
-            "global_bytes",
-            "cache_lines",
-            "scratch_bytes",
-        ),
-        0,
-    )
-    matrix_cycles = valu_cycles = 0
+    cycles = {True: 0, False: 0}  # of matrix units, of vector ALUs
     for row in rows:
         unit: Unit = row["unit"]
         instructions[unit] = instructions.get(unit, 0) + row["instructions"]
-        if unit == "mfma":
-            matrix_cycles += row["cycles"]
-        else:
-            valu_cycles += row["cycles"]
-        for name in sums:
-            sums[name] += row[name]
-    return Work(instructions, matrix_cycles, valu_cycles, **sums)
+        cycles[unit == "mfma"] += row["cycles"]
+    sums = {name: sum(row[name] for row in rows) for name in _SUMMED}
+    return Work(instructions, cycles[True], cycles[False], **sums)
 
 
-def _of_loop(rows: Iterable[Mapping[str, Any]], index: int) -> Work:
-    return _work(row for row in rows if row["loop"] == index)
+def _of_loop(rows: Sequence[Mapping[str, Any]], index: int) -> Work:
+    return _work([row for row in rows if row["loop"] == index])
 
 
 def _launch(facts: dict[str, Any]) -> LaunchProfile:
-    counts, waves = facts["counts"], facts["counts_of_waves"]
+    counts, waves = facts.pop("counts"), facts.pop("counts_of_waves")
     loops = tuple(
         Loop(
-            first=loop["first"],
-            last=loop["last"],
-            depth=loop["depth"],
-            outer=None if loop["outer"] < 0 else loop["outer"],
-            iterations=loop["iterations"],
-            iterations_of_waves=tuple(loop["iterations_of_waves"]),
-            code=_work(loop["code"]),
+            **{
+                **loop,
+                "outer": None if loop["outer"] < 0 else loop["outer"],
+                "iterations_of_waves": tuple(loop["iterations_of_waves"]),
+                "code": _work(loop["code"]),
+            },
             work=_of_loop(counts, index),
             work_of_waves=tuple(_of_loop(rows, index) for rows in waves),
         )
         for index, loop in enumerate(facts["loops"])
     )
+    emulated = chips.chip(facts["device"].removeprefix(_MARKETING))
+    facts |= {name: tuple(facts[name]) for name in ("grid", "block")}
+    facts |= {
+        "loops": loops,
+        "occupancy": Occupancy(**facts["occupancy"]),
+        "conflicts": tuple(Conflict(**conflict) for conflict in facts["conflicts"]),
+        "timed": tuple(_timed(timed) for timed in facts["timed"]),
+    }
     return LaunchProfile(
-        kernel=facts["kernel"],
-        device=facts["device"],
-        arch=facts["arch"],
-        compute_units=facts["compute_units"],
-        xcds=facts["xcds"],
-        peak_clock=facts["clock_khz"] * 1e3,
-        grid=(facts["grid"][0], facts["grid"][1], facts["grid"][2]),
-        block=(facts["block"][0], facts["block"][1], facts["block"][2]),
-        launched_workgroups=facts["launched_workgroups"],
-        selected_workgroups=facts["selected_workgroups"],
-        ended_workgroups=facts["ended_workgroups"],
-        workgroups=facts["workgroups"],
-        looked_at=facts["looked_at"],
-        rates=facts["rates"],
-        occupancy=Occupancy(**facts["occupancy"]),
+        **facts,
+        arch=emulated.architecture.name,
+        compute_units=emulated.compute_units,
+        xcds=emulated.xcds,
+        peak_clock=rates_of_chip(emulated.name).peak_clock,
+        rates=dict(rates_of(emulated.architecture.name)),
         work=_work(counts),
         work_of_waves=tuple(_work(rows) for rows in waves),
-        loops=loops,
-        conflicts=tuple(Conflict(**conflict) for conflict in facts["conflicts"]),
-        workgroups_per_unit=facts["workgroups_per_unit"],
-        memory_bytes=facts["memory_bytes"],
-        timed=tuple(_timed(timed) for timed in facts["timed"]),
     )
 
 
 def _timed(facts: dict[str, Any]) -> TimedWorkgroup:
-    timing, (x, y, z) = facts["timing"], facts["id"]
-    return TimedWorkgroup(
-        number=facts["number"],
-        id=(x, y, z),
-        instructions=facts["instructions"],
-        timing=None if timing["why_not"] else _timing(timing),
-        why_not=timing["why_not"],
-    )
+    timing, why_not = facts["timing"], facts["timing"]["why_not"]
+    known = {**facts, "id": tuple(facts["id"]), "why_not": why_not}
+    return TimedWorkgroup(**{**known, "timing": None if why_not else _timing(timing)})
 
 
 def _timing(facts: dict[str, Any]) -> Timing:
@@ -592,40 +513,25 @@ def _timing(facts: dict[str, Any]) -> Timing:
 # ---- The report ----------------------------------------------------------------------------------
 
 _WIDEST_LINE = 100
-_COLUMNS = (
-    "instr",
-    "MFMA",
-    "VALU",
-    "trans",
-    "SALU",
-    "LDS",
-    "global",
-    "barrier",
-    "MFMA cyc",
-    "VALU cyc",
-    "LDS cyc",
-    "conflicts",
-    "lines",
-)
+_COLUMNS: Mapping[str, Callable[[Work], int]] = {
+    "instr": Work.count,
+    "MFMA": lambda work: work.matrix,
+    "VALU": lambda work: work.valu,
+    "trans": lambda work: work.count("transcendental"),
+    "SALU": lambda work: work.count("salu", "branch", "smem"),
+    "LDS": lambda work: work.count("lds"),
+    "global": lambda work: work.global_memory,
+    "barrier": lambda work: work.count("barrier"),
+    "MFMA cyc": lambda work: work.matrix_cycles,
+    "VALU cyc": lambda work: work.valu_cycles,
+    "LDS cyc": lambda work: work.lds_cycles,
+    "conflicts": lambda work: work.lds_conflict_cycles,
+    "lines": lambda work: work.cache_lines,
+}
 
 
 def _cells(work: Work, per: int = 1) -> list[str]:
-    values = (
-        work.count(),
-        work.matrix,
-        work.valu,
-        work.count("transcendental"),
-        work.count("salu", "branch", "smem"),
-        work.count("lds"),
-        work.global_memory,
-        work.count("barrier"),
-        work.matrix_cycles,
-        work.valu_cycles,
-        work.lds_cycles,
-        work.lds_conflict_cycles,
-        work.cache_lines,
-    )
-    return [_figure(value / per) for value in values]
+    return [_figure(value(work) / per) for value in _COLUMNS.values()]
 
 
 def _figure(value: float) -> str:

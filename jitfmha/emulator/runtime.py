@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from .library import Variant, load
 from .shared_structs import DEFAULT_TIME_SLICE, OPTIONS, RANGE
@@ -286,30 +288,17 @@ class Emulator:
 
     def definitions(self) -> list[Definition]:
         """Return every row of the instruction tables."""
-        rows: list[Definition] = []
-        text = ctypes.create_string_buffer(512)
-        while self.library.jitfmha_emulator_definition(len(rows), text, len(text)):
-            mnemonic, form, opcode, chips, unit, *rest = text.value.decode().split()
-            result, *sources = (tuple(pair.split(":")) for pair in rest[4:])
-            rows.append(
-                Definition(
-                    mnemonic=mnemonic,
-                    format=form,
-                    opcode=int(opcode),
-                    chips=tuple(chips.split(",")),
-                    unit=unit,
-                    registers=tuple(int(count) for count in rest[:3]),
-                    passes=int(rest[3]),
-                    result=(result[0], result[1]),
-                    sources=tuple((kind, role) for kind, role in sources),
-                )
-            )
-        return rows
+        rows = json.loads(self.library.jitfmha_emulator_definitions())
+        return [Definition(**{name: _frozen(value) for name, value in row.items()}) for row in rows]
 
     def _check(self, code: int) -> None:
         if code != 0:
             name = self.library.hipGetErrorName(code).decode()
             raise EmulatorError(code, name, self.last_error())
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def _signal_checks(raised: list[BaseException]) -> Iterator[int]:
@@ -346,7 +335,7 @@ def _declare(library: ctypes.CDLL) -> None:
         ("jitfmha_emulator_set_options", None, [_POINTER, _POINTER]),
         ("jitfmha_emulator_set_allowed_memory", None, [_POINTER, ctypes.c_int64]),
         ("jitfmha_emulator_set_interruption_check", _POINTER, [_POINTER]),
-        ("jitfmha_emulator_definition", ctypes.c_bool, [integer, _POINTER, integer]),
+        ("jitfmha_emulator_definitions", text, []),
         ("jitfmha_emulator_disassemble", integer, [text, _POINTER, integer, _POINTER, integer]),
     ):
         function = getattr(library, name)

@@ -293,28 +293,24 @@ def emulate(
 
     Raises:
         TypeError: a flag that is no bool, or a number that is no int.
-        ValueError: an unknown arch, fewer than one thread, a seed that is not from 0 to 2**64 - 1,
-            both `check` and `profile`, a `sample` of less than one or without `profile`, or an
-            `instruction_budget` that is not from 1 to 2**64 - 1.
+        ValueError: an unknown arch, a number out of range, both `check` and `profile`, or a
+            `sample` without `profile`.
     """
     check_flags(check=check, profile=profile)
-    numbers = {
-        "threads": threads,
-        "random_order": random_order,
-        "sample": sample,
-        "instruction_budget": instruction_budget,
-    }
-    check_ints(**{name: value for name, value in numbers.items() if value is not None})
+    for name, value, least, end in (
+        ("threads", threads, 1, 2**31),
+        ("random_order", random_order, 0, 2**64),
+        ("sample", sample, 1, 2**31),
+        ("instruction_budget", instruction_budget, 1, 2**64),
+    ):
+        if value is not None:
+            check_ints(**{name: value})
+            if not least <= value < end:
+                raise ValueError(f"{name} is {value}, not from {least} to {end - 1}")
     if check and profile:
         raise ValueError("check and profile are separate builds of the emulator; choose one")
-    if threads is not None and not 1 <= threads < 2**31:
-        raise ValueError(f"threads is {threads}; the emulator needs one at least, below 2**31")
-    if random_order is not None and not 0 <= random_order < 2**64:
-        raise ValueError(f"random_order is {random_order}; a seed is from 0 to 2**64 - 1")
-    if sample is not None and (not 1 <= sample < 2**31 or not profile):
+    if sample is not None and not profile:
         raise ValueError(f"sample is {sample}; it counts workgroups and needs profile=True")
-    if instruction_budget is not None and not 1 <= instruction_budget < 2**64:
-        raise ValueError(f"instruction_budget is {instruction_budget}, not from 1 to 2**64 - 1")
     check = check or (_environment_checks() and not profile)
     variant: Variant = "check" if check else "profile" if profile else "plain"
     emulation = Emulation(

@@ -5,23 +5,9 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Literal
 
-from ..jit.shared_struct import INT32, UINT32, UINT64, Array, Scalar, SharedStruct
-
-__all__ = [
-    "DEFAULT_MOST_STEPS",
-    "DEFAULT_SAMPLE",
-    "DEFAULT_TIME_SLICE",
-    "FINDING_ROW",
-    "OPTIONS",
-    "PROFILE_OPTIONS",
-    "RANGE",
-    "FindingKind",
-]
-
-_CHAR = Scalar("char", "c", ctypes.c_char)
+from ..jit.shared_struct import UINT32, UINT64, SharedStruct
 
 OPTIONS = SharedStruct(
     "Options",
@@ -72,19 +58,3 @@ FindingKind = Literal[
     "barrier",
 ]
 """Kinds of faults that the sanitizer finds; `Finding.kind` says what each is."""
-
-FINDING_ROW = SharedStruct(
-    "FindingRow",
-    {
-        "kernel": Array(_CHAR, 256),
-        "address": Array(_CHAR, 128),
-        "instruction": Array(_CHAR, 256),
-        "message": Array(_CHAR, 512),
-        "count": UINT64,
-        "kind": UINT32,
-        "workgroup": Array(UINT32, 3),
-        "wave": UINT32,
-        "lane": INT32,
-    },
-)
-"""A `Finding`; `kind` counts in the order of `FindingKind`, `lane` -1 is the whole wave."""

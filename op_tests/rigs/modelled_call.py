@@ -15,7 +15,8 @@ from jitfmha.amd.tree import HSA_DIR
 from jitfmha.bench.report import Progress
 from jitfmha.call.interface import fmha_bwd, fmha_fwd
 from jitfmha.emulator import emulate
-from jitfmha.emulator.profile import Estimate, LaunchProfile
+from jitfmha.emulator.estimate import Estimate
+from jitfmha.emulator.profile import LaunchProfile
 from jitfmha.planning.target import TARGET_HERE, AmdTarget
 from jitfmha.problem.arguments import AttentionOptions
 

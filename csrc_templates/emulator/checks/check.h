@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "decode/code_object.h"
+#include "decode/text.h"
 #include "execution/hooks.h"
 
 namespace emulator {
@@ -43,11 +44,7 @@ template <class Message>
 void report(Wave& wave, const Instruction& inst, FindingKind kind, int lane, Message&& message) {
   if (Finding* const finding = count_finding(wave, inst, kind, lane)) finding->message = message();
 }
-std::string formatted(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
-// "v3", "a7", "s5", "vcc".
-std::string register_name(u32 vgpr);
-std::string scalar_name(u32 index);
 // "`global_load_dword v0, ...` at add+0x40"
 std::string instruction_at(const Wave&, u32 dword);
 u32 dword_of(const Wave&, const Instruction&);

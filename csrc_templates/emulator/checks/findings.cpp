@@ -4,15 +4,12 @@
 
 #if JITFMHA_EMULATOR_CHECK
 
-#include <cstdarg>
 #include <cstdio>
-#include <iterator>
 #include <set>
 #include <tuple>
 
 #include "decode/text.h"
-
-#define EXPORT extern "C" __attribute__((visibility("default")))
+#include "json.h"
 
 namespace emulator {
 
@@ -29,23 +26,16 @@ struct KnownFinding {
 };
 
 // Of this thread's launches since Python last took them.
-struct Collection {
-  std::map<FindingKey, KnownFinding> findings;
-  u64 left_out = 0;
-};
-Collection& collection() {
-  thread_local Collection instance;
-  return instance;
-}
+thread_local std::map<FindingKey, KnownFinding> findings_of_thread;
 
 std::string text_of(const FindingKey& key, const KnownFinding& known) {
   const auto& [kernel, kind, dword, instruction] = key;
   const Finding& finding = known.finding;
+  const u32* const id = finding.workgroup_id;
   std::string text =
       std::string(kFindingKindNames[static_cast<u32>(kind)]) + ": kernel " + kernel + ", at " +
-      known.location + ": `" + instruction + "`, workgroup (" +
-      std::to_string(finding.workgroup_id[0]) + ", " + std::to_string(finding.workgroup_id[1]) +
-      ", " + std::to_string(finding.workgroup_id[2]) + "), wave " + std::to_string(finding.wave);
+      known.location + ": `" + instruction + "`" +
+      formatted(", workgroup (%u, %u, %u), wave %u", id[0], id[1], id[2], finding.wave);
   if (finding.lane >= 0) text += ", lane " + std::to_string(finding.lane);
   text += ": " + finding.message;
   if (finding.count > 1) text += " (" + std::to_string(finding.count) + " times)";
@@ -76,15 +66,6 @@ class Printer {
 
 }  // namespace
 
-std::string formatted(const char* format, ...) {
-  char text[512];
-  va_list arguments;
-  va_start(arguments, format);
-  std::vsnprintf(text, sizeof(text), format, arguments);
-  va_end(arguments);
-  return text;
-}
-
 u32 dword_of(const Wave& wave, const Instruction& inst) {
   return static_cast<u32>(&inst - wave.dispatch().code->instructions.data());
 }
@@ -92,21 +73,6 @@ u32 dword_of(const Wave& wave, const Instruction& inst) {
 std::string instruction_at(const Wave& wave, u32 dword) {
   const CodeObject& code = *wave.dispatch().code;
   return "`" + text_of(code.instructions[dword]) + "` at " + code.location(dword);
-}
-
-std::string register_name(u32 vgpr) {
-  return vgpr < kFirstAccumulation ? "v" + std::to_string(vgpr)
-                                   : "a" + std::to_string(vgpr - kFirstAccumulation);
-}
-
-std::string scalar_name(u32 index) {
-  switch (index & ~1u) {
-    case kFlatScratch: return "flat_scratch";
-    case kVccIndex: return "vcc";
-    case kM0: return "m0";
-    case kExecIndex: return "exec";
-    default: return "s" + std::to_string(index);
-  }
 }
 
 Finding* count_finding(Wave& wave, const Instruction& inst, FindingKind kind, int lane) {
@@ -124,7 +90,7 @@ Finding* count_finding(Wave& wave, const Instruction& inst, FindingKind kind, in
 }
 
 void export_findings(const Dispatch& dispatch, const Findings& findings) {
-  Collection& all = collection();
+  std::map<FindingKey, KnownFinding>& all = findings_of_thread;
   Printer printer(dispatch.kernel->name);
   for (const auto& [kind_and_dword, finding] : findings) {
     const auto [kind, dword] = kind_and_dword;
@@ -132,10 +98,9 @@ void export_findings(const Dispatch& dispatch, const Findings& findings) {
                          text_of(dispatch.code->instructions[dword])};
     const KnownFinding found{finding, dispatch.code->location(dword)};
     if (dispatch.options.print_findings) printer.print(key, found);
-    const auto known = all.findings.find(key);
-    if (known != all.findings.end()) known->second.finding.count += finding.count;
-    else if (all.findings.size() >= kMostFindings) all.left_out += finding.count;
-    else all.findings.emplace(key, found);
+    const auto known = all.find(key);
+    if (known != all.end()) known->second.finding.count += finding.count;
+    else if (all.size() < kMostFindings) all.emplace(key, found);
   }
 }
 
@@ -143,33 +108,26 @@ void export_findings(const Dispatch& dispatch, const Findings& findings) {
 
 // ---- Exports ------------------------------------------------------------------------------------
 
-// Writes the findings of this thread's launches in the order of kernel, kind and address, at most
-// `capacity`, and forgets what it wrote. Returns how many. `left_out`: occurrences that were too
-// many to be kept.
-EXPORT int jitfmha_emulator_take_findings(emulator::FindingRow* rows, int capacity,
-                                          emulator::u64* left_out) {
+// The findings of this thread's launches since the last call, at most 1000, in the order of kernel,
+// kind and address: a JSON array, which stays until the next call.
+EXPORT const char* jitfmha_emulator_take_findings() {
   using namespace emulator;
-  Collection& all = collection();
-  int written = 0;
-  for (auto it = all.findings.begin(); it != all.findings.end() && written < capacity;
-       it = all.findings.erase(it)) {
-    const auto& [kernel, kind, dword, instruction] = it->first;
-    const KnownFinding& known = it->second;
-    FindingRow& row = rows[written++];
-    row = {};
-    std::snprintf(row.kernel, sizeof(row.kernel), "%s", kernel.c_str());
-    std::snprintf(row.address, sizeof(row.address), "%s", known.location.c_str());
-    std::snprintf(row.instruction, sizeof(row.instruction), "%s", instruction.c_str());
-    std::snprintf(row.message, sizeof(row.message), "%s", known.finding.message.c_str());
-    row.count = known.finding.count;
-    row.kind = static_cast<u32>(kind);
-    for (u32 axis = 0; axis < 3; ++axis) row.workgroup[axis] = known.finding.workgroup_id[axis];
-    row.wave = known.finding.wave;
-    row.lane = known.finding.lane;
-  }
-  *left_out = all.left_out;
-  if (all.findings.empty()) all.left_out = 0;
-  return written;
+  thread_local std::string text;
+  text = json_list(findings_of_thread, [](const auto& known) {
+           const auto& [kernel, kind, dword, instruction] = known.first;
+           const Finding& finding = known.second.finding;
+           return json_object({{"kind", kFindingKindNames[static_cast<u32>(kind)]},
+                               {"kernel", kernel},
+                               {"address", known.second.location},
+                               {"instruction", instruction},
+                               {"workgroup", json_list(finding.workgroup_id)},
+                               {"wave", finding.wave},
+                               {"lane", finding.lane},
+                               {"count", finding.count},
+                               {"message", finding.message}});
+         }).text;
+  findings_of_thread.clear();
+  return text.c_str();
 }
 
 #endif

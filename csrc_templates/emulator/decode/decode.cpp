@@ -630,15 +630,25 @@ class Decoder {
   }
 
   void decode_mubuf() {
-    const u32 w = word(0), w1 = word(1);
+    const u32 w = word(0);
     if (!define(Format::MUBUF, Format::MUBUF, bits(w, 24, 18), 2)) return;
+    inst_.to_lds = bits(w, 16, 16);
+    bind_buffer(bits(w, 14, 14) | bits(w, 17, 17) << 1 | bits(w, 15, 15) << 2);
+  }
+  // The format is read from the words.
+  void decode_mtbuf() {
+    const u32 w = word(0), w1 = word(1);
+    if (define(Format::MTBUF, Format::MTBUF, bits(w, 18, 15), 2))
+      bind_buffer(bits(w, 14, 14) | bits(w1, 22, 22) << 1 | bits(w1, 21, 21) << 2);
+  }
+
+  void bind_buffer(u32 cache_policy) {
+    const u32 w = word(0), w1 = word(1);
     const u8* const registers = inst_.definition->registers;
     inst_.offset = static_cast<i32>(bits(w, 11, 0));
     inst_.offen = bits(w, 12, 12);
     inst_.idxen = bits(w, 13, 13);
-    inst_.to_lds = bits(w, 16, 16);
-    inst_.cache_policy =
-        static_cast<u8>(bits(w, 14, 14) | bits(w, 17, 17) << 1 | bits(w, 15, 15) << 2);
+    inst_.cache_policy = static_cast<u8>(cache_policy);
     if (!registers[0] && !registers[1]) return;  // cache control
     const bool accumulation = bits(w1, 23, 23);
     const u32 address_dwords = inst_.offen + inst_.idxen;
@@ -648,26 +658,6 @@ class Decoder {
     inst_.source[3] = source(bits(w1, 31, 24), OperandType::b32);
     if (registers[1] && !inst_.to_lds && returns())
       inst_.destination = vgpr(bits(w1, 15, 8), registers[1], accumulation);
-  }
-
-  // The fields of MUBUF, but for the opcode's place and the cache policy's; the format is read from
-  // the words.
-  void decode_mtbuf() {
-    const u32 w = word(0), w1 = word(1);
-    if (!define(Format::MTBUF, Format::MTBUF, bits(w, 18, 15), 2)) return;
-    const u8* const registers = inst_.definition->registers;
-    inst_.offset = static_cast<i32>(bits(w, 11, 0));
-    inst_.offen = bits(w, 12, 12);
-    inst_.idxen = bits(w, 13, 13);
-    inst_.cache_policy =
-        static_cast<u8>(bits(w, 14, 14) | bits(w1, 22, 22) << 1 | bits(w1, 21, 21) << 2);
-    const bool accumulation = bits(w1, 23, 23);
-    const u32 address_dwords = inst_.offen + inst_.idxen;
-    if (address_dwords) inst_.source[0] = vgpr(bits(w1, 7, 0), address_dwords);
-    if (registers[0]) inst_.source[1] = vgpr(bits(w1, 15, 8), registers[0], accumulation);
-    inst_.source[2] = scalar(4 * bits(w1, 20, 16), 4);
-    inst_.source[3] = source(bits(w1, 31, 24), OperandType::b32);
-    if (registers[1]) inst_.destination = vgpr(bits(w1, 15, 8), registers[1], accumulation);
   }
 
   void decode_flat() {

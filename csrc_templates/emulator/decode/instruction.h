@@ -18,24 +18,23 @@ enum Arch : u8 { kGfx942 = 1, kGfx950 = 2, kBoth = 3 };
 constexpr Arch BOTH = kBoth, GFX942 = kGfx942, GFX950 = kGfx950;
 
 // clang-format off
-enum class Format : u8 {
-  SOP1, SOP2, SOPK, SOPC, SOPP, SMEM,
-  VOP1, VOP2, VOPC, VOP3, VOP3P,
-  MFMA,        // opcodes of VOP3P; registers and modifiers of their own
-  MFMA_SCALE,  // gfx950: an MFMA with scales, 16 bytes; opcode of its second half
-  DS, MUBUF, FLAT, GLOBAL, SCRATCH,
-  MTBUF,       // fields of MUBUF, and a data format
-  count,
-};
+#define EMULATOR_FORMATS(X) \
+  X(SOP1) X(SOP2) X(SOPK) X(SOPC) X(SOPP) X(SMEM) X(VOP1) X(VOP2) X(VOPC) X(VOP3) X(VOP3P) \
+  X(MFMA)       /* opcodes of VOP3P; registers and modifiers of their own */ \
+  X(MFMA_SCALE) /* gfx950: an MFMA with scales, 16 bytes; opcode of its second half */ \
+  X(DS) X(MUBUF) X(FLAT) X(GLOBAL) X(SCRATCH) \
+  X(MTBUF)      /* fields of MUBUF, and a data format */ \
+  X(count)
+EMULATOR_ENUM(Format, EMULATOR_FORMATS)
 
 // What an instruction occupies, for the cost model, and which counter of s_waitcnt it raises.
-enum class Unit : u8 {
-  salu, branch, message, waitcnt, barrier,   // scalar; nothing to wait for
-  smem,                                      // lgkmcnt
-  valu, transcendental, mfma,                // from here on: vector instructions
-  lds,                                       // lgkmcnt
-  vmem_load, vmem_store, vmem_atomic,        // vmcnt; FLAT segment: lgkmcnt too
-};
+#define EMULATOR_UNITS(X) \
+  X(salu) X(branch) X(message) X(waitcnt) X(barrier) /* scalar; nothing to wait for */ \
+  X(smem)                                            /* lgkmcnt */ \
+  X(valu) X(transcendental) X(mfma)                  /* from here on: vector instructions */ \
+  X(lds)                                             /* lgkmcnt */ \
+  X(vmem_load) X(vmem_store) X(vmem_atomic)          /* vmcnt; FLAT segment: lgkmcnt too */
+EMULATOR_ENUM(Unit, EMULATOR_UNITS)
 // clang-format on
 
 using Execute = void (*)(Wave&, const Instruction&);

@@ -10,33 +10,43 @@
 
 namespace emulator {
 
-// clang-format off
-enum class OperandType : u8 {
-  none,
-  u16, i16, f16, bf16,           // the low half of a register; SDWA and op_sel choose another part
-  b32, i32, f32,                 // b32 stands for u32 too
-  b64, i64, f64,                 // two registers
-  f16x2, bf16x2, i16x2, f32x2,   // packed: VOP3P
-  lane_mask,                     // one bit a lane, in a pair of scalar registers
-  registers,                     // as many registers as the instruction says (memory, MFMA)
-  b128, b192, b512, b1024,       // as many bits, in registers
-};
+// An enumeration, and the names of its members.
+#define EMULATOR_MEMBER(NAME) NAME,
+#define EMULATOR_NAME(NAME) #NAME,
+#define EMULATOR_ENUM(ENUM, MEMBERS)                           \
+  enum class ENUM : u8 { MEMBERS(EMULATOR_MEMBER) };           \
+  inline const char* name_of(ENUM member) {                    \
+    constexpr const char* kNames[] = {MEMBERS(EMULATOR_NAME)}; \
+    return kNames[static_cast<u32>(member)];                   \
+  }
 
-enum class Role : u8 {
-  source,        // the next source field
-  old,           // the destination's previous content
-  literal,       // the 32-bit constant after the instruction (v_fmamk, v_fmaak)
-  lane_bit,      // VOP2: VCC; VOP3: the next source field, an SGPR pair
-  vcc,           // VCC, in any encoding
-  scc, exec,     // scalar state
-  simm16,        // SOPK's constant
-  destination,   // result in the destination field
-  scalar_destination,  // result in a scalar register (v_readlane)
-  lane_mask,     // result of a comparison: VOPC to VCC, VOP3 to an SGPR pair
-  with_carry,    // a value, and a lane mask to VCC (VOP2) or to sdst (VOP3)
-  none,
-  mode,          // MODE
-};
+// clang-format off
+#define EMULATOR_OPERAND_TYPES(X) \
+  X(none) \
+  X(u16) X(i16) X(f16) X(bf16)         /* the low half of a register; SDWA and op_sel choose */ \
+  X(b32) X(i32) X(f32)                 /* b32 stands for u32 too */ \
+  X(b64) X(i64) X(f64)                 /* two registers */ \
+  X(f16x2) X(bf16x2) X(i16x2) X(f32x2) /* packed: VOP3P */ \
+  X(lane_mask)                         /* one bit a lane, in a pair of scalar registers */ \
+  X(registers)                         /* as many as the instruction says (memory, MFMA) */ \
+  X(b128) X(b192) X(b512) X(b1024)     /* as many bits, in registers */
+EMULATOR_ENUM(OperandType, EMULATOR_OPERAND_TYPES)
+
+#define EMULATOR_ROLES(X) \
+  X(source)             /* the next source field */ \
+  X(old)                /* the destination's previous content */ \
+  X(literal)            /* the 32-bit constant after the instruction (v_fmamk, v_fmaak) */ \
+  X(lane_bit)           /* VOP2: VCC; VOP3: the next source field, an SGPR pair */ \
+  X(vcc)                /* VCC, in any encoding */ \
+  X(scc) X(exec)        /* scalar state */ \
+  X(simm16)             /* SOPK's constant */ \
+  X(destination)        /* result in the destination field */ \
+  X(scalar_destination) /* result in a scalar register (v_readlane) */ \
+  X(lane_mask)          /* result of a comparison: VOPC to VCC, VOP3 to an SGPR pair */ \
+  X(with_carry)         /* a value, and a lane mask to VCC (VOP2) or to sdst (VOP3) */ \
+  X(none) \
+  X(mode)               /* MODE */
+EMULATOR_ENUM(Role, EMULATOR_ROLES)
 // clang-format on
 
 // ---- Parameters ---------------------------------------------------------------------------------

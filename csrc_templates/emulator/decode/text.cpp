@@ -2,8 +2,6 @@
 // bits. Modifiers are taken from the encoding itself where their names say which bits they are.
 #include "decode/text.h"
 
-#include <cstdarg>
-#include <cstdio>
 #include <cstring>
 
 #include "execution/wave.h"
@@ -12,21 +10,11 @@ namespace emulator {
 
 namespace {
 
-std::string format(const char* pattern, ...) __attribute__((format(printf, 1, 2)));
-std::string format(const char* pattern, ...) {
-  char text[128];
-  va_list arguments;
-  va_start(arguments, pattern);
-  std::vsnprintf(text, sizeof(text), pattern, arguments);
-  va_end(arguments);
-  return text;
-}
-
 // ---- Registers and constants --------------------------------------------------------------------
 
 std::string registers(const char* file, u32 index, u32 count) {
-  return count <= 1 ? format("%s%u", file, index)
-                    : format("%s[%u:%u]", file, index, index + count - 1);
+  return count <= 1 ? formatted("%s%u", file, index)
+                    : formatted("%s[%u:%u]", file, index, index + count - 1);
 }
 
 std::string scalar_text(u32 index, u32 dwords) {
@@ -38,7 +26,7 @@ std::string scalar_text(u32 index, u32 dwords) {
                      : index == kM0      ? "m0"
                                          : "exec";
   if (dwords == 2 || index == kM0) return name;
-  return format("%s_%s", name, index % 2 ? "hi" : "lo");
+  return formatted("%s_%s", name, index % 2 ? "hi" : "lo");
 }
 
 // 0.5 and its like, where the constant is what the operand's type makes of them.
@@ -94,11 +82,11 @@ std::string constant_text(const Operand& operand) {
   const bool is_64_bit = dwords_of(operand.type) == 2 && operand.type != OperandType::f32x2;
   const i64 value =
       is_64_bit ? static_cast<i64>(operand.constant) : static_cast<i32>(operand.constant);
-  if (value >= -16 && value <= 64) return format("%d", static_cast<int>(value));
+  if (value >= -16 && value <= 64) return formatted("%d", static_cast<int>(value));
   if (const char* const name = inline_float_name(operand)) return name;
   // The encoding holds half of a double.
   const u64 literal = operand.type == OperandType::f64 ? operand.constant >> 32 : operand.constant;
-  return format("0x%x", static_cast<u32>(literal));
+  return formatted("0x%x", static_cast<u32>(literal));
 }
 
 std::string operand_text(const Operand& operand) {
@@ -145,8 +133,8 @@ class Line {
   // name:[b0,b1,...]
   void bit_list(const char* name, u32 bits, u32 count) {
     std::string list;
-    for (u32 i = 0; i < count; ++i) list += format("%s%u", i ? "," : "", bits >> i & 1);
-    modifier(format("%s:[", name) + list + "]");
+    for (u32 i = 0; i < count; ++i) list += formatted("%s%u", i ? "," : "", bits >> i & 1);
+    modifier(formatted("%s:[", name) + list + "]");
   }
   std::string text() const { return text_; }
 
@@ -172,18 +160,19 @@ std::string hardware_register_text(u32 field) {
                      : id == 15                           ? "HW_REG_SH_MEM_BASES"
                      : id == 20                           ? "HW_REG_XCC_ID"
                                                           : std::to_string(id);
-  if (position || width != 32) text += format(", %u, %u", position, width);
+  if (position || width != 32) text += formatted(", %u, %u", position, width);
   return "hwreg(" + text + ")";
 }
 
 std::string waitcnt_text(u32 field) {
   const u32 vmcnt = (field & 15) | (field >> 14 & 3) << 4, expcnt = field >> 4 & 7,
             lgkmcnt = field >> 8 & 15;
-  if (field & 0x3080) return format("0x%x", field);  // bits that no counter has
+  if (field & 0x3080) return formatted("0x%x", field);  // bits that no counter has
   const bool is_none = vmcnt == 63 && expcnt == 7 && lgkmcnt == 15;
   std::string text;
   const auto add = [&](const char* name, u32 count, u32 most) {
-    if (count != most || is_none) text += format("%s%s(%u)", text.empty() ? "" : " ", name, count);
+    if (count != most || is_none)
+      text += formatted("%s%s(%u)", text.empty() ? "" : " ", name, count);
   };
   add("vmcnt", vmcnt, 63);
   add("expcnt", expcnt, 7);
@@ -203,10 +192,10 @@ void scalar_immediate(Line& line, const Instruction& inst) {
   const u32 field = static_cast<u32>(inst.offset) & 0xffff;
   const char* const mnemonic = inst.definition->mnemonic;
   if (inst.encoding == Format::SOPK) {
-    if (inst.definition->unit == Unit::branch) line.operand(format("%u", field));
+    if (inst.definition->unit == Unit::branch) line.operand(formatted("%u", field));
     else
       line.operand(contains(mnemonic, "reg_") ? hardware_register_text(field)
-                                              : format("0x%x", field));
+                                              : formatted("0x%x", field));
     return;
   }
   if (inst.definition->unit == Unit::waitcnt) {
@@ -220,7 +209,7 @@ void scalar_immediate(Line& line, const Instruction& inst) {
     line.operand(gpr_idx_text(field));
     return;
   }
-  if (field || std::strcmp(mnemonic, "s_endpgm")) line.operand(format("%u", field));
+  if (field || std::strcmp(mnemonic, "s_endpgm")) line.operand(formatted("%u", field));
 }
 
 std::string scalar_text_of(const Instruction& inst) {
@@ -246,14 +235,14 @@ std::string scalar_memory_text_of(const Instruction& inst) {
   // Atomics that return have one field for both.
   const Operand& data = inst.source[2].place != Place::none ? inst.source[2] : inst.destination;
   if (begins_with(inst.definition->mnemonic, "s_atc_probe"))
-    line.operand(format("%u", inst.words[0] >> 6 & 127));
+    line.operand(formatted("%u", inst.words[0] >> 6 & 127));
   line.operand_if_there(data);
   line.operand_if_there(inst.source[0]);
   line.operand_if_there(inst.source[1]);
   const bool has_base = inst.source[0].place != Place::none;
   const bool has_immediate = inst.words[0] >> 17 & 1;
   const std::string offset =
-      format("%s0x%x", inst.offset < 0 ? "-" : "", inst.offset < 0 ? -inst.offset : inst.offset);
+      formatted("%s0x%x", inst.offset < 0 ? "-" : "", inst.offset < 0 ? -inst.offset : inst.offset);
   if (has_base && has_immediate) {
     if (inst.source[1].place == Place::none) line.operand(offset);
     else line.modifier("offset:" + offset);
@@ -315,13 +304,13 @@ void append_dpp(Line& line, const Instruction& inst) {
       {0x143, 0x143, "row_bcast:31", false},    {0x150, 0x15f, "row_newbcast", true},
   };
   if (control < 0x100)
-    line.modifier(format("quad_perm:[%u,%u,%u,%u]", control & 3, control >> 2 & 3, control >> 4 & 3,
-                         control >> 6));
+    line.modifier(formatted("quad_perm:[%u,%u,%u,%u]", control & 3, control >> 2 & 3,
+                            control >> 4 & 3, control >> 6));
   for (const Range& range : kControls)
     if (control >= range.first && control <= range.last)
-      line.modifier(range.has_amount ? format("%s:%u", range.name, control & 15) : range.name);
-  line.modifier(format("row_mask:0x%x bank_mask:0x%x", inst.dpp_control.row_mask,
-                       inst.dpp_control.bank_mask));
+      line.modifier(range.has_amount ? formatted("%s:%u", range.name, control & 15) : range.name);
+  line.modifier(formatted("row_mask:0x%x bank_mask:0x%x", inst.dpp_control.row_mask,
+                          inst.dpp_control.bank_mask));
   line.modifier_if(inst.dpp_control.bound_control, "bound_ctrl:1");
 }
 
@@ -334,14 +323,14 @@ void append_sdwa(Line& line, const Instruction& inst) {
   const bool has_select =
       !contains(inst.definition->mnemonic, "_fp8") && !contains(inst.definition->mnemonic, "_bf8");
   if (inst.encoding != Format::VOPC && has_select)
-    line.modifier(format("dst_sel:%s dst_unused:%s",
-                         kSelect[static_cast<u32>(inst.destination_select)],
-                         kUnused[inst.destination_unused % 3]));
+    line.modifier(formatted("dst_sel:%s dst_unused:%s",
+                            kSelect[static_cast<u32>(inst.destination_select)],
+                            kUnused[inst.destination_unused % 3]));
   u32 field = 0;
   for (u32 k = 0; k < kMaxSources; ++k)
     if (inst.definition->signature.sources[k].role == Role::source)
       line.modifier(
-          format("src%u_sel:%s", field++, kSelect[static_cast<u32>(inst.source[k].select)]));
+          formatted("src%u_sel:%s", field++, kSelect[static_cast<u32>(inst.source[k].select)]));
 }
 
 // VOP3's op_sel: a bit a source, then the destination's.
@@ -364,7 +353,7 @@ std::string vector_text_of(const Instruction& inst) {
     // The truth table stands where other instructions have omod, abs and neg.
     const u32 table =
         (inst.words[1] >> 27 & 3) << 6 | (inst.words[0] >> 8 & 7) << 3 | inst.words[1] >> 29;
-    if (table) line.modifier(format("bitop3:0x%x", table));
+    if (table) line.modifier(formatted("bitop3:0x%x", table));
     append_op_sel(line, inst);
     return line.text();
   }
@@ -420,11 +409,11 @@ std::string matrix_text_of(const Instruction& inst) {
     if (inst.op_sel & 3) line.bit_list("op_sel", inst.op_sel & 3, 3);
     line.bit_list("op_sel_hi", inst.op_sel_hi & 3, 3);
   }
-  if (inst.cbsz) line.modifier(format("cbsz:%u", inst.cbsz));
-  if (inst.abid && inst.encoding == Format::MFMA) line.modifier(format("abid:%u", inst.abid));
+  if (inst.cbsz) line.modifier(formatted("cbsz:%u", inst.cbsz));
+  if (inst.abid && inst.encoding == Format::MFMA) line.modifier(formatted("abid:%u", inst.abid));
   if (inst.blgp) {
     if (contains(mnemonic, "f64")) line.bit_list("neg", inst.blgp, 3);
-    else line.modifier(format("blgp:%u", inst.blgp));
+    else line.modifier(formatted("blgp:%u", inst.blgp));
   }
   return line.text();
 }
@@ -440,26 +429,26 @@ void append_cache_policy(Line& line, const Instruction& inst) {
 // ds_swizzle_b32's pattern, by LLVM's names.
 std::string swizzle_text(u32 pattern) {
   if (pattern >> 8 == 0x80)
-    return format("swizzle(QUAD_PERM,%u,%u,%u,%u)", pattern & 3, pattern >> 2 & 3, pattern >> 4 & 3,
-                  pattern >> 6 & 3);
-  if (pattern >> 15) return format("%u", pattern);
+    return formatted("swizzle(QUAD_PERM,%u,%u,%u,%u)", pattern & 3, pattern >> 2 & 3,
+                     pattern >> 4 & 3, pattern >> 6 & 3);
+  if (pattern >> 15) return formatted("%u", pattern);
   const u32 and_mask = pattern & 31, or_mask = pattern >> 5 & 31, xor_mask = pattern >> 10 & 31;
   const bool is_power = xor_mask && !(xor_mask & (xor_mask - 1));
-  if (and_mask == 31 && !or_mask && is_power) return format("swizzle(SWAP,%u)", xor_mask);
+  if (and_mask == 31 && !or_mask && is_power) return formatted("swizzle(SWAP,%u)", xor_mask);
   if (and_mask == 31 && !or_mask && xor_mask && !(xor_mask & (xor_mask + 1)))
-    return format("swizzle(REVERSE,%u)", xor_mask + 1);
+    return formatted("swizzle(REVERSE,%u)", xor_mask + 1);
   const u32 group = 32 - and_mask;
   if (!xor_mask && and_mask && group > 1 && !(group & (group - 1)) && or_mask < group)
-    return format("swizzle(BROADCAST,%u,%u)", group, or_mask);
+    return formatted("swizzle(BROADCAST,%u,%u)", group, or_mask);
   std::string mask;
   for (u32 bit = 5; bit-- > 0;) {
     const bool keeps = and_mask >> bit & 1, sets = or_mask >> bit & 1, flips = xor_mask >> bit & 1;
     // Set, then flipped, is 0; kept and set has no letter.
-    if (keeps && sets) return format("%u", pattern);
+    if (keeps && sets) return formatted("%u", pattern);
     mask += keeps ? (flips ? 'i' : 'p') : sets ? (flips ? '?' : '1') : (flips ? '?' : '0');
   }
   return mask.find('?') == std::string::npos ? "swizzle(BITMASK_PERM,\"" + mask + "\")"
-                                             : format("%u", pattern);
+                                             : formatted("%u", pattern);
 }
 
 std::string lds_text_of(const Instruction& inst) {
@@ -470,12 +459,12 @@ std::string lds_text_of(const Instruction& inst) {
   const u32 offset = static_cast<u32>(inst.offset), first = offset & 255, second = offset >> 8;
   if (contains(mnemonic, "read2") || contains(mnemonic, "write2") ||
       contains(mnemonic, "wrxchg2")) {
-    if (first) line.modifier(format("offset0:%u", first));
-    if (second) line.modifier(format("offset1:%u", second));
+    if (first) line.modifier(formatted("offset0:%u", first));
+    if (second) line.modifier(formatted("offset1:%u", second));
   } else if (offset && begins_with(mnemonic, "ds_swizzle")) {
     line.modifier("offset:" + swizzle_text(offset));
   } else if (offset) {
-    line.modifier(format("offset:%u", offset));
+    line.modifier(formatted("offset:%u", offset));
   }
   line.modifier_if(inst.words[0] >> 16 & 1, "gds");
   return line.text();
@@ -483,7 +472,7 @@ std::string lds_text_of(const Instruction& inst) {
 
 // LLVM names the fields by what it calls their values on these chips; as numbers it takes any.
 std::string buffer_format_text(u32 word) {
-  return format("format:%u", (word >> 19 & 15) | (word >> 23 & 7) << 4);
+  return formatted("format:%u", (word >> 19 & 15) | (word >> 23 & 7) << 4);
 }
 
 std::string buffer_text_of(const Instruction& inst) {
@@ -500,7 +489,7 @@ std::string buffer_text_of(const Instruction& inst) {
   if (inst.encoding == Format::MTBUF) line.modifier(buffer_format_text(inst.words[0]));
   line.modifier_if(inst.idxen, "idxen");
   line.modifier_if(inst.offen, "offen");
-  if (inst.offset) line.modifier(format("offset:%d", inst.offset));
+  if (inst.offset) line.modifier(formatted("offset:%d", inst.offset));
   append_cache_policy(line, inst);
   line.modifier_if(inst.to_lds, "lds");
   return line.text();
@@ -513,15 +502,23 @@ std::string flat_text_of(const Instruction& inst) {
   line.operand(vaddr);
   line.operand_if_there(inst.source[1]);
   if (inst.encoding != Format::FLAT) line.operand(inst.source[2]);
-  if (inst.offset) line.modifier(format("offset:%d", inst.offset));
+  if (inst.offset) line.modifier(formatted("offset:%d", inst.offset));
   append_cache_policy(line, inst);
   return line.text();
 }
 
 }  // namespace
 
+std::string register_name(u32 vgpr) {
+  return vgpr < kFirstAccumulation ? registers("v", vgpr, 1)
+                                   : registers("a", vgpr - kFirstAccumulation, 1);
+}
+std::string scalar_name(u32 index) {
+  return index < kFlatScratch ? registers("s", index, 1) : scalar_text(index & ~1u, 2);
+}
+
 std::string text_of(const Instruction& inst) {
-  if (!inst.definition) return format(".long 0x%08x", inst.words[0]);
+  if (!inst.definition) return formatted(".long 0x%08x", inst.words[0]);
   switch (inst.encoding) {
     case Format::SMEM: return scalar_memory_text_of(inst);
     case Format::VOP1:

@@ -21,7 +21,7 @@ namespace emulator {
 
 namespace {
 
-std::string formatted(const char* format, va_list arguments) {
+std::string with_arguments(const char* format, va_list arguments) {
   char text[512];
   std::vsnprintf(text, sizeof(text), format, arguments);
   return text;
@@ -222,9 +222,9 @@ std::string describe(const Fault& fault, const Wave& wave) {
   const Dispatch& dispatch = wave.dispatch();
   const CodeObject& code = *dispatch.code;
   const Instruction* const inst = wave.current;
-  char where[256];
-  std::snprintf(where, sizeof(where), ", workgroup (%u, %u, %u), wave %u", wave.workgroup->id[0],
-                wave.workgroup->id[1], wave.workgroup->id[2], wave.index);
+  const u32* const id = wave.workgroup->id;
+  const std::string where =
+      formatted(", workgroup (%u, %u, %u), wave %u", id[0], id[1], id[2], wave.index);
   std::string text = "kernel " + dispatch.kernel->name + ", at " +
                      code.location(static_cast<u32>(inst - code.instructions.data())) + ": `" +
                      text_of(*inst) + "`" + where;
@@ -463,10 +463,18 @@ void fill_dispatch_packet(Dispatch& dispatch) {
 
 }  // namespace
 
+std::string formatted(const char* format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  const std::string text = with_arguments(format, arguments);
+  va_end(arguments);
+  return text;
+}
+
 void fault(const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  const std::string text = formatted(format, arguments);
+  const std::string text = with_arguments(format, arguments);
   va_end(arguments);
   throw Fault(text);
 }
@@ -474,7 +482,7 @@ void fault(const char* format, ...) {
 void lane_fault(int lane, const char* format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  const std::string text = formatted(format, arguments);
+  const std::string text = with_arguments(format, arguments);
   va_end(arguments);
   throw Fault(text, lane);
 }

@@ -48,7 +48,8 @@ class Fault : public std::runtime_error {
   const int lane;
 };
 
-// `Fault` with a printf-like message.
+std::string formatted(const char* format, ...) __attribute__((format(printf, 1, 2)));
+// `Fault` with such a message.
 [[noreturn]] void fault(const char* format, ...) __attribute__((format(printf, 1, 2)));
 [[noreturn]] void lane_fault(int lane, const char* format, ...)
     __attribute__((format(printf, 2, 3)));

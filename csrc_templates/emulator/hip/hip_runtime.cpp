@@ -15,8 +15,6 @@
 #include "decode/code_object.h"
 #include "execution/dispatch.h"
 
-#define EXPORT extern "C" __attribute__((visibility("default")))
-
 namespace {
 
 using namespace emulator;
@@ -31,45 +29,40 @@ std::string gcn_arch_name(const Device& device) {
   return std::string(device.architecture().name) + ":sramecc+:xnack-";
 }
 
-enum Error : int {
-  kSuccess = 0,
-  kInvalidValue = 1,
-  kOutOfMemory = 2,
-  kInvalidConfiguration = 9,
-  kInvalidDevice = 101,
-  kInvalidImage = 200,
-  kNoBinaryForGpu = 209,
-  kFileNotFound = 301,
-  kInvalidHandle = 400,
-  kNotFound = 500,
-  kLaunchOutOfResources = 701,
-  kLaunchFailure = 719,
-  kNotSupported = 801,
-  kUnknown = 999,
-};
+// Code, name, and what hipGetErrorString says.
+#define EMULATOR_ERRORS(X)                                                           \
+  X(0, Success, "no error")                                                          \
+  X(1, InvalidValue, "invalid argument")                                             \
+  X(2, OutOfMemory, "out of memory")                                                 \
+  X(9, InvalidConfiguration, "invalid configuration argument")                       \
+  X(101, InvalidDevice, "invalid device ordinal")                                    \
+  X(200, InvalidImage, "device kernel image is invalid")                             \
+  X(209, NoBinaryForGpu, "no kernel image is available for execution on the device") \
+  X(301, FileNotFound, "file not found")                                             \
+  X(400, InvalidHandle, "invalid resource handle")                                   \
+  X(500, NotFound, "named symbol not found")                                         \
+  X(701, LaunchOutOfResources, "out of resources")                                   \
+  X(719, LaunchFailure, "unspecified launch failure")                                \
+  X(801, NotSupported, "operation not supported")                                    \
+  X(999, Unknown, "unknown error")
+
+#define ENUMERATOR(CODE, NAME, TEXT) k##NAME = CODE,
+enum Error : int { EMULATOR_ERRORS(ENUMERATOR) };
+#undef ENUMERATOR
 
 struct ErrorName {
   int code;
-  const char* name;
+  std::string name;
   const char* text;
 };
-constexpr ErrorName kErrorNames[] = {
-    {kSuccess, "hipSuccess", "no error"},
-    {kInvalidValue, "hipErrorInvalidValue", "invalid argument"},
-    {kOutOfMemory, "hipErrorOutOfMemory", "out of memory"},
-    {kInvalidConfiguration, "hipErrorInvalidConfiguration", "invalid configuration argument"},
-    {kInvalidDevice, "hipErrorInvalidDevice", "invalid device ordinal"},
-    {kInvalidImage, "hipErrorInvalidImage", "device kernel image is invalid"},
-    {kNoBinaryForGpu, "hipErrorNoBinaryForGpu",
-     "no kernel image is available for execution on the device"},
-    {kFileNotFound, "hipErrorFileNotFound", "file not found"},
-    {kInvalidHandle, "hipErrorInvalidHandle", "invalid resource handle"},
-    {kNotFound, "hipErrorNotFound", "named symbol not found"},
-    {kLaunchOutOfResources, "hipErrorLaunchOutOfResources", "out of resources"},
-    {kLaunchFailure, "hipErrorLaunchFailure", "unspecified launch failure"},
-    {kNotSupported, "hipErrorNotSupported", "operation not supported"},
-    {kUnknown, "hipErrorUnknown", "unknown error"},
-};
+const ErrorName* find_error(int code) {
+#define ROW(CODE, NAME, TEXT) {CODE, CODE == kSuccess ? "hipSuccess" : "hipError" #NAME, TEXT},
+  static const ErrorName kErrors[] = {EMULATOR_ERRORS(ROW)};
+#undef ROW
+  for (const ErrorName& error : kErrors)
+    if (error.code == code) return &error;
+  return nullptr;
+}
 
 // ---- State --------------------------------------------------------------------------------------
 
@@ -123,6 +116,11 @@ int guarded(Body&& body) {
   } catch (const std::exception& error) {
     return failed(kUnknown, error.what());
   }
+}
+
+int check_device(int device) {
+  if (device >= 0 && device < kDeviceCount) return kSuccess;
+  return failed(kInvalidDevice, "there is no device " + std::to_string(device));
 }
 
 // A result through a pointer of the caller.
@@ -277,91 +275,79 @@ int launch(void* function_handle, const u32 (&grid)[3], const u32 (&block)[3], u
 
 // ---- Device properties --------------------------------------------------------------------------
 
-// hipDeviceAttribute_t.
-enum DeviceAttribute : int {
-  kClockRate = 5,
-  kConcurrentKernels = 8,
-  kCooperativeLaunch = 10,
-  kIntegrated = 16,
-  kL2CacheSize = 19,
-  kComputeCapabilityMajor = 23,
-  kManagedMemory = 24,
-  kMaxBlockDimX = 26,
-  kMaxBlockDimY = 27,
-  kMaxBlockDimZ = 28,
-  kMaxGridDimX = 29,
-  kMaxGridDimY = 30,
-  kMaxGridDimZ = 31,
-  kMaxThreadsDim = 55,
-  kMaxThreadsPerBlock = 56,
-  kMaxThreadsPerMultiProcessor = 57,
-  kMemoryBusWidth = 59,
-  kComputeCapabilityMinor = 61,
-  kMultiprocessorCount = 63,
-  kPciBusId = 67,
-  kPciDeviceId = 68,
-  kPciDomainId = 69,
-  kMaxRegistersPerBlock = 71,
-  kMaxRegistersPerMultiprocessor = 72,
-  kMaxSharedMemoryPerBlock = 74,
-  kSharedMemPerBlockOptin = 75,
-  kSharedMemPerMultiprocessor = 76,
-  kUnifiedAddressing = 85,
-  kWarpSize = 87,
-  kMaxSharedMemoryPerMultiprocessor = 10002,
-  kIsLargeBar = 10011,
-  kAsicRevision = 10012,
-  kPhysicalMultiProcessorCount = 10015,
-  kWallClockRate = 10017,
-  kNumberOfXccs = 10018,
-  kPciChipId = 10019,
+// A number of hipDeviceAttribute_t, where its value lies in hipDeviceProp_tR0600 (0: nowhere), and
+// the value.
+struct Attribute {
+  int number;
+  u32 offset;
+  int value;
 };
 
-int attribute_of(const Device& device, int attribute, int& value) {
-  switch (attribute) {
-    case kClockRate: value = static_cast<int>(device.clock_khz); break;
-    case kComputeCapabilityMajor: value = 9; break;
-    case kComputeCapabilityMinor: value = device.arch == kGfx950 ? 5 : 4; break;
-    case kMultiprocessorCount:
-    case kPhysicalMultiProcessorCount: value = static_cast<int>(device.compute_units); break;
-    case kNumberOfXccs: value = static_cast<int>(device.xcds); break;
-    case kPciChipId: value = static_cast<int>(device.pci_chip_id); break;
-    case kPciBusId: value = static_cast<int>(&device - kDevices) + 1; break;
-    case kPciDeviceId:
-    case kPciDomainId: value = 0; break;
-    case kMaxSharedMemoryPerBlock:
-    case kSharedMemPerBlockOptin:
-    case kSharedMemPerMultiprocessor:
-    case kMaxSharedMemoryPerMultiprocessor:
-      value = static_cast<int>(device.architecture().lds_bytes);
-      break;
-    case kMaxBlockDimX:
-    case kMaxBlockDimY:
-    case kMaxBlockDimZ:
-    case kMaxThreadsDim:
-    case kMaxThreadsPerBlock: value = 1024; break;
-    case kMaxGridDimX: value = 0x7fffffff; break;
-    case kMaxGridDimY:
-    case kMaxGridDimZ: value = 65536; break;
-    case kMaxThreadsPerMultiProcessor: value = 2048; break;
-    case kMaxRegistersPerBlock:
-    case kMaxRegistersPerMultiprocessor: value = 65536 * 2; break;
-    case kWarpSize: value = 64; break;
-    case kL2CacheSize: value = 4 * 1024 * 1024; break;
-    case kMemoryBusWidth: value = 8192; break;
-    case kWallClockRate: value = 100000; break;  // in kHz
-    case kConcurrentKernels:
-    case kManagedMemory:
-    case kUnifiedAddressing:
-    case kIsLargeBar:
-    case kAsicRevision: value = 1; break;
-    case kCooperativeLaunch:
-    case kIntegrated: value = 0; break;
-    default:
-      return failed(kInvalidValue,
-                    "device attribute " + std::to_string(attribute) + " is not emulated");
-  }
-  return kSuccess;
+std::vector<Attribute> attributes_of(const Device& device) {
+  constexpr int kThreads = 1024, kRegisters = 2 * 65536, kGrid = 65536;
+  const int lds_bytes = static_cast<int>(device.architecture().lds_bytes);
+  const int units = static_cast<int>(device.compute_units);
+  return {
+      {5, 348, static_cast<int>(device.clock_khz)},         // clock rate
+      {8, 0, 1},                                            // concurrent kernels
+      {10, 0, 0},                                           // cooperative launch
+      {16, 0, 0},                                           // integrated
+      {19, 616, 4 * 1024 * 1024},                           // size of L2
+      {23, 360, 9},                                         // major number of the architecture
+      {24, 0, 1},                                           // managed memory
+      {26, 324, kThreads},                                  // of a block: x
+      {27, 328, kThreads},                                  // y
+      {28, 332, kThreads},                                  // z
+      {29, 336, 0x7fffffff},                                // of a grid: x
+      {30, 340, kGrid},                                     // y
+      {31, 344, kGrid},                                     // z
+      {55, 0, kThreads},                                    // of a block in any dimension
+      {56, 320, kThreads},                                  // of a block
+      {57, 624, 2048},                                      // threads of a compute unit
+      {59, 612, 8192},                                      // bits of the memory's bus
+      {61, 364, device.arch == kGfx950 ? 5 : 4},            // minor number of the architecture
+      {63, 388, units},                                     // compute units
+      {67, 584, static_cast<int>(&device - kDevices) + 1},  // PCI bus
+      {68, 0, 0},                                           // PCI device
+      {69, 0, 0},                                           // PCI domain
+      {71, 304, kRegisters},                                // of a block
+      {72, 0, kRegisters},                                  // of a compute unit
+      {74, 0, lds_bytes},                                   // of a block
+      {75, 0, lds_bytes},                                   // of a block that asks for it
+      {76, 0, lds_bytes},                                   // of a compute unit
+      {85, 604, 1},                                         // one address space
+      {87, 308, 64},                                        // lanes of a wave
+      {10002, 0, lds_bytes},                                // of a compute unit
+      {10011, 0, 1},                                        // large BAR
+      {10012, 1468, 1},                                     // revision
+      {10015, 0, units},                                    // physical compute units
+      {10017, 0, 100000},                                   // wall clock's rate in kHz
+      {10018, 0, static_cast<int>(device.xcds)},            // XCDs
+      {10019, 0, static_cast<int>(device.pci_chip_id)},     // PCI id of the chip
+  };
+}
+
+int give_attribute(const Device& device, int number, int& value) {
+  for (const Attribute& attribute : attributes_of(device))
+    if (attribute.number == number) return value = attribute.value, kSuccess;
+  return failed(kInvalidValue, "device attribute " + std::to_string(number) + " is not emulated");
+}
+
+// hipDeviceProp_tR0600.
+void fill_properties(const Device& device, u8* properties) {
+  constexpr u32 kBytes = 1472, kGlobalMemory = 288, kGcnArchName = 1160;
+  constexpr u32 kSharedMemories[] = {296, 640, 1416};  // of a block, and of a compute unit twice
+  const auto put = [&](u32 offset, auto value) {
+    std::memcpy(properties + offset, &value, sizeof(value));
+  };
+  std::memset(properties, 0, kBytes);
+  std::snprintf(reinterpret_cast<char*>(properties), 256, "%s", device.name);
+  std::snprintf(reinterpret_cast<char*>(properties) + kGcnArchName, 256, "%s",
+                gcn_arch_name(device).c_str());
+  put(kGlobalMemory, device.memory_bytes);
+  for (const u32 offset : kSharedMemories) put(offset, u64{device.architecture().lds_bytes});
+  for (const Attribute& attribute : attributes_of(device))
+    if (attribute.offset) put(attribute.offset, attribute.value);
 }
 
 // hipFuncAttribute_t; sizes in bytes.
@@ -373,73 +359,6 @@ enum FunctionAttribute : int {
   kFunctionRegisters = 4,
   kFunctionMaxDynamicShared = 8,
 };
-
-// Offsets in hipDeviceProp_tR0600.
-enum PropertyOffset : u32 {
-  kPropName = 0,
-  kPropTotalGlobalMem = 288,
-  kPropSharedMemPerBlock = 296,
-  kPropRegsPerBlock = 304,
-  kPropWarpSize = 308,
-  kPropMaxThreadsPerBlock = 320,
-  kPropMaxThreadsDim = 324,
-  kPropMaxGridSize = 336,
-  kPropClockRate = 348,
-  kPropMajor = 360,
-  kPropMinor = 364,
-  kPropMultiProcessorCount = 388,
-  kPropPciBusId = 584,
-  kPropUnifiedAddressing = 604,
-  kPropMemoryBusWidth = 612,
-  kPropL2CacheSize = 616,
-  kPropMaxThreadsPerMultiProcessor = 624,
-  kPropSharedMemPerMultiprocessor = 640,
-  kPropGcnArchName = 1160,
-  kPropMaxSharedMemoryPerMultiProcessor = 1416,
-  kPropAsicRevision = 1468,
-  kPropBytes = 1472,
-};
-
-void fill_properties(const Device& device, u8* properties) {
-  std::memset(properties, 0, kPropBytes);
-  const auto put = [&](u32 offset, auto value) {
-    std::memcpy(properties + offset, &value, sizeof(value));
-  };
-  const auto put_attribute = [&](u32 offset, int attribute) {
-    int value = 0;
-    attribute_of(device, attribute, value);
-    put(offset, value);
-  };
-  std::snprintf(reinterpret_cast<char*>(properties) + kPropName, 256, "%s", device.name);
-  std::snprintf(reinterpret_cast<char*>(properties) + kPropGcnArchName, 256, "%s",
-                gcn_arch_name(device).c_str());
-  put(kPropTotalGlobalMem, device.memory_bytes);
-  const u64 lds_bytes = device.architecture().lds_bytes;
-  put(kPropSharedMemPerBlock, lds_bytes);
-  put(kPropSharedMemPerMultiprocessor, lds_bytes);
-  put(kPropMaxSharedMemoryPerMultiProcessor, lds_bytes);
-  for (const auto& [offset, attribute] :
-       {std::pair<u32, int>{kPropRegsPerBlock, kMaxRegistersPerBlock},
-        {kPropWarpSize, kWarpSize},
-        {kPropMaxThreadsPerBlock, kMaxThreadsPerBlock},
-        {kPropMaxThreadsDim, kMaxBlockDimX},
-        {kPropMaxThreadsDim + 4, kMaxBlockDimY},
-        {kPropMaxThreadsDim + 8, kMaxBlockDimZ},
-        {kPropMaxGridSize, kMaxGridDimX},
-        {kPropMaxGridSize + 4, kMaxGridDimY},
-        {kPropMaxGridSize + 8, kMaxGridDimZ},
-        {kPropClockRate, kClockRate},
-        {kPropMajor, kComputeCapabilityMajor},
-        {kPropMinor, kComputeCapabilityMinor},
-        {kPropMultiProcessorCount, kMultiprocessorCount},
-        {kPropPciBusId, kPciBusId},
-        {kPropUnifiedAddressing, kUnifiedAddressing},
-        {kPropMemoryBusWidth, kMemoryBusWidth},
-        {kPropL2CacheSize, kL2CacheSize},
-        {kPropMaxThreadsPerMultiProcessor, kMaxThreadsPerMultiProcessor},
-        {kPropAsicRevision, kAsicRevision}})
-    put_attribute(offset, attribute);
-}
 
 int load_module(void** module_handle, const u8* image, u64 bytes) {
   try {
@@ -470,34 +389,29 @@ EXPORT int hipRuntimeGetVersion(int* version) { return give(version, 60400000); 
 EXPORT int hipGetDeviceCount(int* count) { return give(count, kDeviceCount); }
 EXPORT int hipGetDevice(int* device) { return give(device, current_device); }
 EXPORT int hipSetDevice(int device) {
-  if (device < 0 || device >= kDeviceCount)
-    return failed(kInvalidDevice, "there is no device " + std::to_string(device));
+  if (const int code = check_device(device)) return code;
   current_device = device;
   return kSuccess;
 }
 EXPORT int hipDeviceGetAttribute(int* value, int attribute, int device) {
   if (!value) return failed(kInvalidValue, "null pointer");
-  if (device < 0 || device >= kDeviceCount)
-    return failed(kInvalidDevice, "there is no device " + std::to_string(device));
-  return attribute_of(kDevices[device], attribute, *value);
+  if (const int code = check_device(device)) return code;
+  return give_attribute(kDevices[device], attribute, *value);
 }
 EXPORT int hipGetDevicePropertiesR0600(void* properties, int device) {
   if (!properties) return failed(kInvalidValue, "null pointer");
-  if (device < 0 || device >= kDeviceCount)
-    return failed(kInvalidDevice, "there is no device " + std::to_string(device));
+  if (const int code = check_device(device)) return code;
   fill_properties(kDevices[device], static_cast<u8*>(properties));
   return kSuccess;
 }
 EXPORT int hipDeviceSynchronize() { return kSuccess; }
 EXPORT int hipDeviceGet(int* handle, int device) {
-  if (device < 0 || device >= kDeviceCount)
-    return failed(kInvalidDevice, "there is no device " + std::to_string(device));
+  if (const int code = check_device(device)) return code;
   return give(handle, device);
 }
 EXPORT int hipDeviceGetName(char* name, int length, int device) {
   if (!name || length <= 0) return failed(kInvalidValue, "no room for the name");
-  if (device < 0 || device >= kDeviceCount)
-    return failed(kInvalidDevice, "there is no device " + std::to_string(device));
+  if (const int code = check_device(device)) return code;
   std::snprintf(name, static_cast<std::size_t>(length), "%s", kDevices[device].name);
   return kSuccess;
 }
@@ -599,17 +513,15 @@ EXPORT int hipModuleLaunchKernel(void* function, unsigned grid_x, unsigned grid_
 }
 
 EXPORT const char* hipGetErrorName(int code) {
-  for (const ErrorName& error : kErrorNames)
-    if (error.code == code) return error.name;
-  return "hipErrorUnknown";
+  const ErrorName* const known = find_error(code);
+  return known ? known->name.c_str() : "hipErrorUnknown";
 }
 // With the details of this thread's last failure where it had this code: what launchers show of an
 // error is this text.
 EXPORT const char* hipGetErrorString(int code) {
   thread_local std::string text;
-  const auto known = std::find_if(std::begin(kErrorNames), std::end(kErrorNames),
-                                  [&](const ErrorName& error) { return error.code == code; });
-  text = known == std::end(kErrorNames) ? "unknown error" : known->text;
+  const ErrorName* const known = find_error(code);
+  text = known ? known->text : "unknown error";
   if (code != kSuccess && code == last_failure) text += ": " + last_error_text;
   return text.c_str();
 }

@@ -2,8 +2,6 @@
 #include "memory/memory.h"
 
 #include <algorithm>
-#include <cstdarg>
-#include <cstdio>
 
 #include "execution/hooks.h"
 
@@ -49,16 +47,9 @@ const char* verb(Access access) {
 }
 
 // What happens to an access that is not allowed: a fault, or what the sanitizer offers instead.
-u8* refuse(Wave& wave, const Instruction& inst, int lane, bool is_scratch, const char* format, ...)
-    __attribute__((format(printf, 5, 6)));
-u8* refuse(Wave& wave, const Instruction& inst, int lane, bool is_scratch, const char* format,
-           ...) {
-  char text[256];
-  va_list arguments;
-  va_start(arguments, format);
-  std::vsnprintf(text, sizeof(text), format, arguments);
-  va_end(arguments);
-  const Fault fault(text, lane);
+u8* refuse(Wave& wave, const Instruction& inst, int lane, bool is_scratch,
+           const std::string& message) {
+  const Fault fault(message, lane);
   if (u8* const memory = hooks::instead_of_memory(wave, inst, is_scratch, fault)) return memory;
   throw fault;
 }
@@ -95,8 +86,9 @@ u8* global_memory(Wave& wave, const Instruction& inst, int lane, u64 address, u3
   if (__builtin_expect(!wave.dispatch().memory.contains(address, bytes, wave.memory_hit), 0))
     return refuse(
         wave, inst, lane, false,
-        "%s of %u bytes at 0x%llx, which is outside of all memory that the launch was given",
-        verb(access), bytes, static_cast<unsigned long long>(address));
+        formatted("%s of %u bytes at 0x%llx, which is outside of all memory that the launch was "
+                  "given",
+                  verb(access), bytes, static_cast<unsigned long long>(address)));
   return reinterpret_cast<u8*>(address);
 }
 
@@ -105,10 +97,11 @@ u8* scratch_memory(Wave& wave, const Instruction& inst, int lane, u64 offset, u3
   hooks::scratch_access(wave, inst, lane, offset, bytes, access);
   const u32 size = wave.dispatch().scratch_bytes_per_lane;
   if (offset > size || size - offset < bytes)
-    return refuse(wave, inst, lane, true,
-                  "%s of %u bytes at offset 0x%llx of private memory, of which the kernel has %u "
+    return refuse(
+        wave, inst, lane, true,
+        formatted("%s of %u bytes at offset 0x%llx of private memory, of which the kernel has %u "
                   "bytes a lane",
-                  verb(access), bytes, static_cast<unsigned long long>(offset), size);
+                  verb(access), bytes, static_cast<unsigned long long>(offset), size));
   return wave.scratch + static_cast<u64>(lane < 0 ? 0 : lane) * size + offset;
 }
 

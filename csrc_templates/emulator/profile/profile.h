@@ -210,7 +210,8 @@ struct WaveObservation {
   bool is_looked_at = false, is_timed = false;
 };
 
-void export_profile(const Dispatch&, const DispatchObservation&);
+// Sorts the timed workgroups.
+void export_profile(const Dispatch&, DispatchObservation&);
 ProfileOptions profile_options();
 
 }  // namespace emulator
