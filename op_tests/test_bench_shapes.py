@@ -9,7 +9,6 @@ import math
 import re
 import struct
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from jitfmha.bench import memory, over_peers, plots
 from jitfmha.bench.over_peers import Measurement, measure
-from jitfmha.bench.peers import PEERS, Peer, Sdpa
+from jitfmha.bench.peers import PEERS, Peer
 from jitfmha.bench.shapes import NAMED_SHAPES, Shape, shapes_of
 from jitfmha.bench.timing import Timings
 from jitfmha.bench.whole_files import write_whole
@@ -99,28 +98,22 @@ def test_medians_and_quartiles() -> None:
     assert times.quartiles(1) == (4.0, 8.0)
 
 
-class _Wrong(Peer):
-    name = "wrong"
-
-    def attend(self, shape: Shape) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        return lambda q, k, v: (v.mean(1, keepdim=True) + 1).expand_as(q)
+def _wrong(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (v.mean(1, keepdim=True) + 1).expand_as(q)
 
 
-class _Refusing(Peer):
-    name = "refusing"
+def _refusing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    raise RuntimeError("not this\n  shape" + "." * 200)
 
-    def attend(self, shape: Shape) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            raise RuntimeError("not this\n  shape" + "." * 200)
 
-        return run
+_WRONG = Peer("wrong", lambda _shape: _wrong)
+_REFUSING = Peer("refusing", lambda _shape: _refusing)
 
 
 def test_peers_are_checked_before_they_are_timed() -> None:
     (shape,) = shapes_of(_SMALL)
-    ours, sdpa, wrong, refusing = measure(
-        shape, [Sdpa(None), _Wrong(), _Refusing()], _CPU, seconds=0.0
-    )
+    peers = [PEERS["sdpa"], _WRONG, _REFUSING]
+    ours, sdpa, wrong, refusing = measure(shape, peers, _CPU, seconds=0.0)
     assert ours.peer == "jitfmha"
     for x in (ours, sdpa):
         assert x.seconds is not None
@@ -142,7 +135,7 @@ def test_peers_are_checked_before_they_are_timed() -> None:
 
 def test_gradients_are_compared() -> None:
     (shape,) = shapes_of(f"{_SMALL},direction=backward")
-    ours, sdpa = measure(shape, [Sdpa(None)], _CPU, seconds=0.0)
+    ours, sdpa = measure(shape, [PEERS["sdpa"]], _CPU, seconds=0.0)
     assert ours.seconds is not None
     assert sdpa.seconds is not None
     assert sdpa.difference is not None
@@ -245,7 +238,7 @@ def test_bad_flags_are_named(
 def test_a_wrong_result_is_a_failure(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(PEERS, "wrong", _Wrong())
+    monkeypatch.setitem(PEERS, "wrong", _WRONG)
     code, out, _ = _run(capfd, "--shapes", _SMALL, "--peers", "wrong", "--seconds", "0")
     assert code == 1
     assert "another result" in out

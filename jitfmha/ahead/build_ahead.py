@@ -14,7 +14,7 @@ from ..planning.target import Target
 from ..problem.dtypes import DTYPE_NAMES
 from ..problem.mask import parse_mask
 from ..problem.problem import MAX_HDIM, Direction, Mode
-from .combination import NAMED_FEATURES, TORCH_DTYPES, Combination, check_combination
+from .combination import NAMED_FEATURES, TORCH_DTYPES, Combination, check_combination, known
 from .profiles import DEFAULT, PROFILES, Features, Subset
 
 _T = TypeVar("_T")
@@ -39,8 +39,8 @@ def plans_ahead(
         dtypes=(dtypes, _dtype),
         hdims=(hdims, _hdim),
         masks=(masks, parse_mask),
-        modes=(modes, lambda mode: _known("modes", mode, Mode)),
-        directions=(directions, lambda direction: _known("directions", direction, Direction)),
+        modes=(modes, lambda mode: known("modes holds", mode, get_args(Mode))),
+        directions=(directions, lambda x: known("directions holds", x, get_args(Direction))),
         features=(features, _features),
     )
     subsets = [subset._replace(**given) for subset in _subsets(profile)]
@@ -51,11 +51,7 @@ def _subsets(profile: object) -> tuple[Subset, ...]:
     """Look up the subsets of a profile, or what is built without one."""
     if profile is None:
         return DEFAULT
-    if not isinstance(profile, str):
-        raise TypeError(f"profile must be a str or None, got {profile!r}")
-    if profile not in PROFILES:
-        raise ValueError(f"profile is {profile!r}; use {', '.join(map(repr, PROFILES))}")
-    return PROFILES[profile]
+    return PROFILES[known("profile is", profile, tuple(PROFILES))]
 
 
 def _checked(
@@ -132,8 +128,8 @@ def _dtype(dtype: object) -> str:
     if isinstance(dtype, torch.dtype) and dtype in DTYPE_NAMES:
         return DTYPE_NAMES[dtype]
     error = ValueError if isinstance(dtype, (str, torch.dtype)) else TypeError
-    known = ", ".join(map(repr, TORCH_DTYPES))
-    raise error(f"dtypes holds {dtype!r}; use {known} or the torch dtypes")
+    names = ", ".join(map(repr, TORCH_DTYPES))
+    raise error(f"dtypes holds {dtype!r}; use {names} or the torch dtypes")
 
 
 def _hdim(hdim: object) -> tuple[int, int]:
@@ -153,17 +149,7 @@ def _features(text: object) -> Features:
     """Split a text such as "bias+dropout" into names of features; "plain" has none."""
     if not isinstance(text, str):
         raise TypeError(f"features holds {text!r}; use names, joined by '+', or 'plain'")
-    names = () if text == "plain" else tuple(text.split("+"))
-    for name in names:
-        if name not in NAMED_FEATURES:
-            known = ", ".join(map(repr, ("plain", *NAMED_FEATURES)))
-            raise ValueError(f"features holds {text!r}, and {name!r} is not known; use {known}")
-    return names
-
-
-def _known(name: str, value: object, choices: Any) -> Any:
-    known: tuple[str, ...] = get_args(choices)
-    for choice in known:
-        if isinstance(value, str) and value == choice:
-            return choice
-    raise ValueError(f"{name} holds {value!r}; use {' or '.join(map(repr, known))}")
+    if text == "plain":
+        return ()
+    what = f"features holds 'plain', or names joined by '+'; {text!r} has"
+    return tuple(known(what, name, tuple(NAMED_FEATURES)) for name in text.split("+"))

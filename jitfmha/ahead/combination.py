@@ -7,8 +7,8 @@ at more than one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -50,6 +50,14 @@ NAMED_FEATURES = {
 """The features that nothing else about a combination says."""
 
 _ONE_SCALE = (0, 0)
+
+
+def known(what: str, value: object, choices: Sequence[Any]) -> Any:
+    """The value, where it is one of the names; ``what`` begins the error's text."""
+    if isinstance(value, str) and value in choices:
+        return value
+    error = ValueError if isinstance(value, str) else TypeError
+    raise error(f"{what} {value!r}; use {', '.join(map(repr, choices))}")
 
 
 class Combination(NamedTuple):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple, get_args
+from typing import NamedTuple, cast, get_args
 
 from ..amd.chips import Arch
 from ..call.dispatch import refusal_of_features
 from ..kernels import compiled
 from ..kernels.compiled.rules import RULES
+from ..problem.checks import check_ints
 from ..problem.features import Feature
 from ..problem.mask import parse_mask
 from ..problem.problem import Direction, Mode
-from .combination import CALL_RULES, NAMED_FEATURES, TORCH_DTYPES, Combination, Layout
+from .combination import CALL_RULES, NAMED_FEATURES, TORCH_DTYPES, Combination, Layout, known
 
 
 class BrokenRule(NamedTuple):
@@ -77,6 +78,7 @@ def validate_config(
     Raises:
         TypeError, ValueError: an argument has no meaning, such as a name that is not known.
     """
+    check_ints(num_splits=num_splits)
     named = _features(features)
     if page_size is not None:
         named |= {Feature.PAGED_KEYS}
@@ -91,17 +93,17 @@ def validate_config(
         "seqlen_k": _count("seqlen_k", seqlen if seqlen_k is None else seqlen_k),
     }
     combination = Combination(
-        dtype=_known("dtype", dtype, tuple(TORCH_DTYPES)),
-        kv_dtype=_known("kv_dtype", dtype if kv_dtype is None else kv_dtype, tuple(TORCH_DTYPES)),
+        dtype=known("dtype is", dtype, tuple(TORCH_DTYPES)),
+        kv_dtype=known("kv_dtype is", dtype if kv_dtype is None else kv_dtype, tuple(TORCH_DTYPES)),
         mask=parse_mask(mask, window_size),
-        mode=_known("mode", mode, get_args(Mode)),
-        direction=_known("direction", direction, get_args(Direction)),
+        mode=known("mode is", mode, get_args(Mode)),
+        direction=known("direction is", direction, get_args(Direction)),
         features=named,
-        layout=_known("layout", layout, get_args(Layout)),
-        num_splits=_whole("num_splits", num_splits),
+        layout=known("layout is", layout, get_args(Layout)),
+        num_splits=num_splits,
         **sizes,
     )
-    return _broken_rules(combination, _known("arch", arch, get_args(Arch)))
+    return _broken_rules(combination, known("arch is", arch, get_args(Arch)))
 
 
 _PAGE_SIZE = 16
@@ -128,28 +130,15 @@ def _features(names: Iterable[str]) -> frozenset[Feature]:
     # A lone "bias" would otherwise be taken apart into letters.
     if isinstance(names, str) or not isinstance(names, Iterable):
         raise TypeError(f"features must be a list or tuple, got {names!r}; write [{names!r}]")
-    known = tuple(NAMED_FEATURES)
-    features = frozenset(NAMED_FEATURES[_known("features", name, known)] for name in names)
+    chosen = (known("features is", name, tuple(NAMED_FEATURES)) for name in names)
+    features = frozenset(NAMED_FEATURES[name] for name in chosen)
     if features >= {Feature.BIAS, Feature.BOOLEAN_BIAS}:
         raise ValueError("features holds 'bias' and 'boolean_bias'; a call has one bias at most")
     return features
 
 
-def _known(name: str, value: object, known: tuple[Any, ...]) -> Any:
-    if isinstance(value, str) and value in known:
-        return value
-    error = ValueError if isinstance(value, str) else TypeError
-    raise error(f"{name} is {value!r}; use {', '.join(map(repr, known))}")
-
-
 def _count(name: str, value: object, least: int = 0) -> int:
-    count = _whole(name, value)
-    if count < least:
+    check_ints(**{name: value})
+    if value < least:  # type: ignore[operator]  # an int
         raise ValueError(f"{name}={value} must be at least {least}")
-    return count
-
-
-def _whole(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be an int, got {type(value).__name__} ({value!r})")
-    return value
+    return cast("int", value)

@@ -20,7 +20,7 @@ from ..problem.dropout import new_rng_state
 from ..problem.dtypes import DTYPE_NAMES
 from . import cpu_backward, cpu_decode, decode_loop
 from .first_call import FirstCall, first_call
-from .over_sdpa import TOLERANCE, compare, verified
+from .over_sdpa import TOLERANCE, compare, time_over_sdpa, verified
 from .report import Comparison, Progress, Report
 from .timing import alternate
 
@@ -72,22 +72,10 @@ def _dense(report: Report, quick: bool, progress: Progress) -> None:
     speedups: dict[torch.dtype, list[float]] = {dtype: [] for dtype in _SPEED_BARS}
     for number, (dtype, hdim, seqlen, causal) in enumerate(cases, 1):
         name = f"{DTYPE_NAMES[dtype]} hdim {hdim} seqlen {seqlen} {'causal' if causal else 'full'}"
-        q, k, v = (torch.randn(1, seqlen, _HEADS, hdim).to(dtype) for _ in range(3))
-        # Each side gets the layout that it likes best: SDPA's is contiguous (b, h, s, d).
-        qt, kt, vt = (x.transpose(1, 2).contiguous() for x in (q, k, v))
-        mask = "causal" if causal else "none"
-
-        def ours(q: Tensor = q, k: Tensor = k, v: Tensor = v, mask: str = mask) -> Tensor:
-            return fmha_fwd(q, k, v, mask=mask)
-
-        def theirs(q: Tensor = qt, k: Tensor = kt, v: Tensor = vt, causal: bool = causal) -> Tensor:
-            return scaled_dot_product_attention(q, k, v, is_causal=causal)
-
-        error = verified(name, ours(), theirs().transpose(1, 2))
-        times = alternate([ours, theirs], min_seconds=0.3 if quick else 1.0, min_rounds=5)
-        pairs = seqlen * (seqlen + 1) // 2 if causal else seqlen * seqlen
-        comparison = compare(name, times, _flops(pairs, hdim), error)
-        report.comparisons.append(comparison)
+        sizes, seconds = (1, seqlen, seqlen, _HEADS, _HEADS, hdim), 0.3 if quick else 1.0
+        comparison, _ = time_over_sdpa(
+            report, name, sizes, dtype, is_causal=causal, min_seconds=seconds
+        )
         speedups[dtype].append(comparison.speedup)
         progress(f"[{number}/{len(cases)}] {name}: {comparison.speedup:.2f}x SDPA")
     for dtype, bar in _SPEED_BARS.items():
@@ -245,24 +233,14 @@ def _first_calls(report: Report, quick: bool, threads: int, progress: Progress) 
 
 
 def _small_call(report: Report, quick: bool, progress: Progress) -> None:
-    q, k, v = (torch.randn(1, 16, 1, 64) for _ in range(3))
-    qt, kt, vt = (x.transpose(1, 2).contiguous() for x in (q, k, v))
-    name = "fp32 (1, 1, 16, 64)"
-    error = verified(
-        name,
-        fmha_fwd(q, k, v),
-        scaled_dot_product_attention(qt, kt, vt).transpose(1, 2),
-    )
-    times = alternate(
-        [lambda: fmha_fwd(q, k, v), lambda: scaled_dot_product_attention(qt, kt, vt)],
-        min_seconds=0.5 if quick else 3.0,
+    name, seconds = "fp32 (1, 1, 16, 64)", 0.5 if quick else 3.0
+    timed, times = time_over_sdpa(
+        *(report, name, (1, 16, 16, 1, 1, 64), torch.float32),
+        min_seconds=seconds,
+        min_rounds=3,
         calls=1000,
     )
-    comparison = compare(name, times, 4 * 16 * 16 * 64, error)
-    report.comparisons.append(comparison)
-    progress(
-        f"{name}: {comparison.seconds * 1e6:.2f} us, SDPA {comparison.against_seconds * 1e6:.2f} us"
-    )
+    progress(f"{name}: {timed.seconds * 1e6:.2f} us, SDPA {timed.against_seconds * 1e6:.2f} us")
     report.at_most("steady call on (1, 1, 16, 64), time over SDPA's", times.ratio(0, 1), 1.0, "x")
 
 

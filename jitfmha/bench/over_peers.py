@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .over_sdpa import TOLERANCE
-from .peers import Ours, Peer
+from .peers import OURS, Peer
 from .timing import alternate, finished
 
 if TYPE_CHECKING:
@@ -59,8 +59,7 @@ def measure(
     steps: dict[str, Callable[[], object]] = {}
     others: dict[str, Measurement] = {}
     results: dict[str, tuple[Tensor, ...]] = {}
-    ours = Ours()
-    for peer in (ours, *peers):
+    for peer in (OURS, *peers):
         refusal = peer.why_not(shape)
         if refusal is None:
             try:
@@ -68,13 +67,13 @@ def measure(
                 results[peer.name] = step()
                 steps[peer.name] = finished(step, device)
             except Exception as error:
-                if peer is ours:
+                if peer is OURS:
                     raise
                 refusal = f"{type(error).__name__}: {error}"
         if refusal is not None:
             others[peer.name] = Measurement(shape, peer.name, refusal=_one_line(refusal))
     differences = {
-        name: _difference(result, results[ours.name]) for name, result in results.items()
+        name: _difference(result, results[OURS.name]) for name, result in results.items()
     }
     for name, difference in differences.items():
         if not difference <= _tolerance(shape):
@@ -90,7 +89,7 @@ def measure(
         name: Measurement(shape, name, times.median(i), times.quartiles(i), differences[name])
         for i, name in enumerate(steps)
     }
-    return [{**timed, **others}[peer.name] for peer in (ours, *peers)]
+    return [{**timed, **others}[peer.name] for peer in (OURS, *peers)]
 
 
 def _tolerance(shape: Shape) -> float:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
-from .report import Comparison
-from .timing import Timings
+from ..call.interface import fmha_fwd
+from .report import Comparison, Report
+from .timing import Timings, alternate
+
+Sizes = tuple[int, int, int, int, int, int]
+"""batch, seqlen_q, seqlen_k, heads_q, heads_k, hdim."""
 
 # Only a wrong kernel gets here: the accuracy tests of op_tests are the strict ones.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 5e-3}
@@ -34,3 +43,46 @@ def compare(
         gflops=flops / times.best(0) / 1e9,
         error=error,
     )
+
+
+def time_over_sdpa(
+    report: Report,
+    what: str,
+    sizes: Sizes,
+    dtype: torch.dtype,
+    *,
+    is_causal: bool = False,
+    min_seconds: float,
+    min_rounds: int = 5,
+    calls: int = 1,
+    beside: Callable[[Tensor, Tensor], object] | None = None,
+) -> tuple[Comparison, Timings]:
+    """Time a call beside SDPA's, each side in the layout that it likes best.
+
+    Args:
+        is_causal: of as many queries as keys.
+        min_seconds, min_rounds, calls: as :func:`alternate` has them.
+        beside: another function, of k and v, that is timed along.
+
+    Raises:
+        RuntimeError: the results do not belong together.
+    """
+    batch, seqlen_q, seqlen_k, heads_q, heads_k, hdim = sizes
+    q = torch.randn(batch, seqlen_q, heads_q, hdim).to(dtype)
+    k, v = (torch.randn(batch, seqlen_k, heads_k, hdim).to(dtype) for _ in range(2))
+    qt, kt, vt = (x.transpose(1, 2).contiguous() for x in (q, k, v))
+    options: dict[str, Any] = {"mask": "causal"} if is_causal else {}
+    sdpa_options: dict[str, Any] = {"is_causal": True} if is_causal else {}
+    if heads_q != heads_k:
+        sdpa_options["enable_gqa"] = True
+    ours = partial(fmha_fwd, q, k, v, **options)
+    theirs: Callable[[], Tensor] = partial(scaled_dot_product_attention, qt, kt, vt, **sdpa_options)
+    error = verified(what, ours(), theirs().transpose(1, 2))
+    functions: list[Callable[[], object]] = [ours, theirs]
+    if beside is not None:
+        functions.append(lambda: beside(k, v))
+    times = alternate(functions, min_seconds=min_seconds, min_rounds=min_rounds, calls=calls)
+    pairs = seqlen_q * (seqlen_q + 1) // 2 if is_causal else seqlen_q * seqlen_k
+    comparison = compare(what, times, 4 * batch * heads_q * pairs * hdim, error)
+    report.comparisons.append(comparison)
+    return comparison, times

@@ -6,10 +6,11 @@ Each peer is told the same tensors and says by itself why it does not run a shap
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,169 +25,104 @@ if TYPE_CHECKING:
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-class Peer(ABC):
+def _takes_all(_shape: Shape) -> str | None:
+    return None
+
+
+class Peer(NamedTuple):
     """One implementation.
 
     Attributes:
         name: what ``--peers`` calls it.
+        attend: gives the function of q, k and v for a shape, in its layout.
         by_head: whether it takes and returns ``(batch, heads, seqlen, hdim)``, else
             ``(batch, seqlen, heads, hdim)``; contiguous in either case.
+        why_not: why it has no arguments for a shape; None: it has. It may still refuse when called.
+        package: that has to be there: the real one, not a stand-in of ours.
+        is_for_gpus: alone.
     """
 
     name: str
-    by_head = False
+    attend: Callable[[Shape], Attend]
+    by_head: bool = False
+    why_not: Callable[[Shape], str | None] = _takes_all
+    package: str = ""
+    is_for_gpus: bool = False
 
     @property
     def is_installed(self) -> bool:
         """Whether there is anything to call."""
-        return True
-
-    def why_not(self, shape: Shape) -> str | None:
-        """Why it has no arguments for the shape; None: it has. It may still refuse when called."""
-        return None
-
-    @abstractmethod
-    def attend(self, shape: Shape) -> Attend:
-        """The function of q, k and v, in its layout."""
+        if self.is_for_gpus and not torch.cuda.is_available():
+            return False
+        return not self.package or _is_installed(self.package)
 
 
-class Ours(Peer):
-    """This package, by its public function."""
-
-    name = "jitfmha"
-
-    def attend(self, shape: Shape) -> Attend:
-        return lambda q, k, v: fmha_fwd(q, k, v, mask=shape.mask)
+def _ours(shape: Shape) -> Attend:
+    return lambda q, k, v: fmha_fwd(q, k, v, mask=shape.mask)
 
 
-class Sdpa(Peer):
-    """Torch's own, with one backend or (None) with that which torch chooses."""
-
-    by_head = True
-
-    def __init__(self, backend: SDPBackend | None) -> None:
-        self.backend = backend
-        suffix = "" if backend is None else f"-{_BACKENDS[backend]}"
-        self.name = f"sdpa{suffix}"
-
-    @property
-    def is_installed(self) -> bool:
-        """Two of the backends are for GPUs alone."""
-        return self.backend not in _ON_GPUS or torch.cuda.is_available()
-
-    def why_not(self, shape: Shape) -> str | None:
-        """SDPA's causal mask starts in the top left corner."""
-        if shape.is_causal and shape.seqlen != shape.seqlen_k:
-            return "is_causal of SDPA means another mask where seqlen and seqlen_k differ"
-        return None
-
-    def attend(self, shape: Shape) -> Attend:
-        """Shared key heads are shared inside of SDPA."""
-        options: dict[str, Any] = {"is_causal": shape.is_causal}
-        if shape.heads != shape.kv_heads:
-            options["enable_gqa"] = True
-
-        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return scaled_dot_product_attention(q, k, v, **options)
-
-        def with_backend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            with sdpa_kernel(self.backend):  # type: ignore[arg-type]
-                return run(q, k, v)
-
-        return run if self.backend is None else with_backend
+OURS = Peer("jitfmha", _ours)
 
 
-_BACKENDS = {
-    SDPBackend.MATH: "math",
-    SDPBackend.FLASH_ATTENTION: "flash",
-    SDPBackend.EFFICIENT_ATTENTION: "efficient",
-    SDPBackend.CUDNN_ATTENTION: "cudnn",
-}
-_ON_GPUS = (SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION)
+def _sdpa(shape: Shape, backend: SDPBackend | None = None) -> Attend:
+    """With one backend or, for None, with that which torch chooses."""
+    options: dict[str, Any] = {"is_causal": shape.is_causal}
+    if shape.heads != shape.kv_heads:
+        options["enable_gqa"] = True
+    run: Attend = partial(scaled_dot_product_attention, **options)
+
+    def with_backend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(backend):  # type: ignore[arg-type]
+            return run(q, k, v)
+
+    return run if backend is None else with_backend
 
 
-class Flex(Peer):
-    """``torch.nn.attention.flex_attention``, compiled."""
+def _why_not_sdpa(shape: Shape) -> str | None:
+    """Its causal mask starts in the other corner."""
+    if shape.is_causal and shape.seqlen != shape.seqlen_k:
+        return "is_causal of SDPA means another mask where seqlen and seqlen_k differ"
+    return None
 
-    name = "flex"
-    by_head = True
 
-    def attend(self, shape: Shape) -> Attend:
-        """A block mask is made once, for all calls."""
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+def _flex(shape: Shape) -> Attend:
+    """Compiled, with a block mask of its own, made once."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-        offset = shape.seqlen_k - shape.seqlen
-        compiled = torch.compile(flex_attention)
-        masks: dict[torch.device, Any] = {}
+    offset = shape.seqlen_k - shape.seqlen
+    compiled = torch.compile(flex_attention)
+    masks: dict[torch.device, Any] = {}
 
-        def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            mask = masks.get(q.device)
-            if mask is None and shape.is_causal:
-                mask = masks[q.device] = create_block_mask(
-                    lambda b, h, i, j: j <= i + offset,
-                    *(None, None, shape.seqlen, shape.seqlen_k),
-                    device=str(q.device),
-                )
-            out: Tensor = compiled(
-                q, k, v, block_mask=mask, enable_gqa=shape.heads != shape.kv_heads
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        mask = masks.get(q.device)
+        if mask is None and shape.is_causal:
+            mask = masks[q.device] = create_block_mask(
+                lambda b, h, i, j: j <= i + offset,
+                *(None, None, shape.seqlen, shape.seqlen_k),
+                device=str(q.device),
             )
-            return out
+        out: Tensor = compiled(q, k, v, block_mask=mask, enable_gqa=shape.heads != shape.kv_heads)
+        return out
 
-        return run
-
-
-class FlashAttn(Peer):
-    """The package ``flash_attn``, whose causal mask is the bottom-right one."""
-
-    name = "flash-attn"
-
-    @property
-    def is_installed(self) -> bool:
-        """The real one; a stand-in of ours is not."""
-        return _is_installed("flash_attn")
-
-    def attend(self, shape: Shape) -> Attend:
-        from flash_attn import flash_attn_func  # type: ignore[import-not-found, unused-ignore]
-
-        return lambda q, k, v: flash_attn_func(q, k, v, causal=shape.is_causal)
+    return run
 
 
-class Aiter(Peer):
-    """The package ``aiter``, whose causal mask is the bottom-right one."""
-
-    name = "aiter"
-
-    @property
-    def is_installed(self) -> bool:
-        """The real one; a stand-in of ours is not."""
-        return _is_installed("aiter")
-
-    def attend(self, shape: Shape) -> Attend:
-        from aiter import flash_attn_func  # type: ignore[import-not-found, unused-ignore]
-
-        return lambda q, k, v: flash_attn_func(q, k, v, causal=shape.is_causal)
+def _flash(shape: Shape, package: str) -> Attend:
+    """Of flash-attn or AITER; their causal mask is the bottom-right one."""
+    attend = import_module(package).flash_attn_func
+    return partial(attend, causal=shape.is_causal)
 
 
-class Xformers(Peer):
-    """The package ``xformers``, with its bottom-right causal mask."""
+def _xformers(shape: Shape) -> Attend:
+    from xformers import ops  # type: ignore[import-not-found, unused-ignore]
 
-    name = "xformers"
+    bias = ops.fmha.attn_bias.LowerTriangularFromBottomRightMask() if shape.is_causal else None
+    return partial(ops.memory_efficient_attention, attn_bias=bias)
 
-    @property
-    def is_installed(self) -> bool:
-        return _is_installed("xformers")
 
-    def why_not(self, shape: Shape) -> str | None:
-        """Shared key heads take five dimensions there, which its backends seldom serve."""
-        if shape.heads != shape.kv_heads:
-            return "shared key heads are not tried"
-        return None
-
-    def attend(self, shape: Shape) -> Attend:
-        from xformers import ops  # type: ignore[import-not-found, unused-ignore]
-
-        bias = ops.fmha.attn_bias.LowerTriangularFromBottomRightMask() if shape.is_causal else None
-        return lambda q, k, v: ops.memory_efficient_attention(q, k, v, attn_bias=bias)
+def _why_not_xformers(shape: Shape) -> str | None:
+    """Shared key heads take five dimensions there, which its backends seldom serve."""
+    return None if shape.heads == shape.kv_heads else "shared key heads are not tried"
 
 
 def _is_installed(package: str) -> bool:
@@ -198,10 +134,23 @@ def _is_installed(package: str) -> bool:
 
 
 _OUR_FOLDER = str(__file__).rpartition("bench")[0]
+_BACKENDS = {  # and which of them are for GPUs alone
+    "math": (SDPBackend.MATH, False),
+    "flash": (SDPBackend.FLASH_ATTENTION, False),
+    "efficient": (SDPBackend.EFFICIENT_ATTENTION, True),
+    "cudnn": (SDPBackend.CUDNN_ATTENTION, True),
+}
 PEERS: dict[str, Peer] = {
     peer.name: peer
     for peer in (
-        *(Sdpa(None), *map(Sdpa, _BACKENDS)),
-        *(Flex(), FlashAttn(), Aiter(), Xformers()),
+        Peer("sdpa", _sdpa, True, _why_not_sdpa),
+        *(
+            Peer(f"sdpa-{x}", partial(_sdpa, backend=backend), True, _why_not_sdpa, "", on_gpus)
+            for x, (backend, on_gpus) in _BACKENDS.items()
+        ),
+        Peer("flex", _flex, True),
+        Peer("flash-attn", partial(_flash, package="flash_attn"), package="flash_attn"),
+        Peer("aiter", partial(_flash, package="aiter"), package="aiter"),
+        Peer("xformers", _xformers, False, _why_not_xformers, "xformers"),
     )
 }
