@@ -191,25 +191,15 @@ def _integer(metadata: dict[str, Any], name: str) -> int:
 
 
 # MessagePack: the first byte of a value -> (struct format of its number or length, its kind).
-_NUMBERS = dict(
-    zip(
-        (0xCC, 0xCD, 0xCE, 0xCF, 0xD0, 0xD1, 0xD2, 0xD3, 0xCA, 0xCB),
-        ("B", "H", "I", "Q", "b", "h", "i", "q", "f", "d"),
-        strict=True,
-    )
-)
+_NUMBERS = {
+    0xCC: "B", 0xCD: "H", 0xCE: "I", 0xCF: "Q", 0xD0: "b", 0xD1: "h", 0xD2: "i", 0xD3: "q",
+    0xCA: "f", 0xCB: "d",
+}  # fmt: skip
 _LENGTHS = {
-    0xD9: ("B", "text"),
-    0xDA: ("H", "text"),
-    0xDB: ("I", "text"),
-    0xC4: ("B", "bytes"),
-    0xC5: ("H", "bytes"),
-    0xC6: ("I", "bytes"),
-    0xDC: ("H", "array"),
-    0xDD: ("I", "array"),
-    0xDE: ("H", "map"),
-    0xDF: ("I", "map"),
-}
+    0xD9: ("B", "text"), 0xDA: ("H", "text"), 0xDB: ("I", "text"),
+    0xC4: ("B", "bytes"), 0xC5: ("H", "bytes"), 0xC6: ("I", "bytes"),
+    0xDC: ("H", "array"), 0xDD: ("I", "array"), 0xDE: ("H", "map"), 0xDF: ("I", "map"),
+}  # fmt: skip
 _CONSTANTS = {0xC0: None, 0xC2: False, 0xC3: True}
 
 

@@ -118,15 +118,20 @@ class _Facts:
         self.kernel = kernel
         self.values = kernel.values()
         self.is_group = record.problem.mode == "gm1"
-        self.row = self._row()
-
-    def _row(self) -> Mapping[str, Any]:
-        """The row of the kernel; one that combines splits has that of the kernel before it."""
-        rows = self.record.rows
-        for row in rows.values():
-            if self.kernel.symbol in (row["symbol"], row.get("combine_symbol")):
-                return row
-        return {}
+        # One that combines splits has that of the kernel before it.
+        rows = (
+            row
+            for row in record.rows.values()
+            if kernel.symbol in (row["symbol"], row.get("combine_symbol"))
+        )
+        self.row: Mapping[str, Any] = next(rows, {})
+        # Of the longest sequence that the launch is for.
+        self.rows_q, self.rows_k = (
+            rows if not self.is_group or longest is None else min(longest, rows)
+            for longest, rows in zip(
+                record.max_seqlens, (self.problem.seqlen_q, self.problem.seqlen_k), strict=True
+            )
+        )
 
     @property
     def combines(self) -> bool:
@@ -161,21 +166,19 @@ class _Facts:
             plain = name.removesuffix("_padded")
             yield from self.addresses({argument: name if self.has(name) else plain})
 
+    def as_before(
+        self, argument: str, interface: str, other: str, what: str
+    ) -> Iterator[Expectation]:
+        """An address that another argument of an earlier kernel is, too."""
+        for kernel in self.record.kernels:
+            if kernel.interface == interface:
+                expected = int(kernel.values()[other])
+                yield Expectation(argument, expected, f"the kernel before {what}")
+
     def tensor_at(self, address: int) -> str | None:
         """Name the tensor that begins at an address."""
         found = where_is(self.record, address)
         return found if found in self.record.tensors else None
-
-    @property
-    def rows_q(self) -> int:
-        """The rows of the longest sequence that the launch is for."""
-        longest, rows = self.record.max_seqlens[0], self.problem.seqlen_q
-        return rows if not self.is_group or longest is None else min(longest, rows)
-
-    @property
-    def rows_k(self) -> int:
-        longest, rows = self.record.max_seqlens[1], self.problem.seqlen_k
-        return rows if not self.is_group or longest is None else min(longest, rows)
 
     def strides(
         self, name: str, seq: str, head: str, batch: str, *, factor: int = 1
@@ -215,26 +218,40 @@ def _divided_up(dividend: int, divisor: int) -> int:
 
 def _of_aiter(facts: _Facts) -> Iterator[Expectation]:
     problem = facts.problem
-    yield from facts.addresses(
-        {"ptr_o": "out", "ptr_q": "q", "ptr_k": "k", "ptr_v": "v", "ptr_lse": "lse"}
-    )
-    yield Expectation("scalar", float(problem.softmax_scale), "it is the softmax scale")
+    yield from facts.addresses({"ptr_o": "out", "ptr_lse": "lse"})
+    yield from _of_both_passes(facts)
     yield Expectation("s_seq_len", facts.rows_q, "queries of the longest sequence")
     yield from facts.strides("q", "s_Seqs", "s_Hs", "s_Bs")
-    for name, of in (("k", "k"), ("v", "v"), ("o", "out")):
-        yield from facts.strides(of, f"s_{name}_Seqs", f"s_{name}_Hs", f"s_{name}_Bs")
+    yield from facts.strides("out", "s_o_Seqs", "s_o_Hs", "s_o_Bs")
     if problem.seqlen_q > 1 and "ts_qo" in facts.row:
         tile = facts.row["ts_qo"]
         rows = facts.tensor("q").strides[-3] * element_bytes(facts.tensor("q"))
         yield Expectation("s_Ts", tile * rows, f"{tile} rows of q, a tile")
-    yield Expectation("s_gqa", problem.gqa, "query heads of a key head")
     yield Expectation("s_lse", int(facts.has("lse")), "whether the lse is wanted")
     if not facts.is_group:
         yield Expectation("s_kv_seq_len", problem.seqlen_k, "keys of a sequence")
+    yield Expectation("s_opt", _schedule(facts), "AITER's rule for the order of work")
+    for side in ("q", "k", "v"):
+        if facts.has(f"{side}_descale"):
+            yield from facts.addresses({f"ptr_{side}_descale": f"{side}_descale"})
+        batch, head = getattr(problem, f"{side}_descale") or (0, 0)
+        yield Expectation(f"s_descale_{side}_Bs", _FLOAT_BYTES * batch, f"{side}_descale's stride")
+        yield Expectation(f"s_descale_{side}_Hs", _FLOAT_BYTES * head, f"{side}_descale's stride")
+    if "ts_qo" in facts.row:
+        yield Expectation("grid", _aiter_grid(facts), f"its row says {facts.row['grid']}")
+
+
+def _of_both_passes(facts: _Facts) -> Iterator[Expectation]:
+    """What AITER's kernels for out and for the gradients have in common."""
+    problem = facts.problem
+    yield from facts.addresses({"ptr_q": "q", "ptr_k": "k", "ptr_v": "v"})
+    yield Expectation("scalar", float(problem.softmax_scale), "it is the softmax scale")
+    for name in ("k", "v"):
+        yield from facts.strides(name, f"s_{name}_Seqs", f"s_{name}_Hs", f"s_{name}_Bs")
+    yield Expectation("s_gqa", problem.gqa, "query heads of a key head")
     yield Expectation("s_qk_head_dim", problem.hdim_q, "hdim of q and k")
     yield Expectation("s_v_head_dim", problem.hdim_v, "hdim of v")
     yield Expectation("s_q_head_num", problem.heads_q, "heads of q")
-    yield Expectation("s_opt", _schedule(facts), "AITER's rule for the order of work")
     yield Expectation("s_lse_Hs", _FLOAT_BYTES * problem.seqlen_q, _LSE_HEAD)
     yield from facts.sums(
         {
@@ -244,14 +261,6 @@ def _of_aiter(facts: _Facts) -> Iterator[Expectation]:
             "ptr_kseq_padding": "cu_seqlens_k_padded",
         }
     )
-    for side in ("q", "k", "v"):
-        if facts.has(f"{side}_descale"):
-            yield from facts.addresses({f"ptr_{side}_descale": f"{side}_descale"})
-        batch, head = getattr(problem, f"{side}_descale") or (0, 0)
-        yield Expectation(f"s_descale_{side}_Bs", _FLOAT_BYTES * batch, f"{side}_descale's stride")
-        yield Expectation(f"s_descale_{side}_Hs", _FLOAT_BYTES * head, f"{side}_descale's stride")
-    if "ts_qo" in facts.row:
-        yield Expectation("grid", _aiter_grid(facts), f"its row says {facts.row['grid']}")
 
 
 _LSE_HEAD = "4 bytes for each row of q: a head's lse is contiguous"
@@ -560,10 +569,10 @@ def _of_tile_grid(facts: _Facts, rows: int, of_pair: int) -> Iterator[Expectatio
 
 def _of_gradients(facts: _Facts) -> Iterator[Expectation]:
     problem = facts.problem
-    yield from facts.addresses({"ptr_q": "q", "ptr_k": "k", "ptr_v": "v", "ptr_do": "dout"})
-    yield Expectation("scalar", float(problem.softmax_scale), "it is the softmax scale")
+    yield from facts.addresses({"ptr_do": "dout"})
+    yield from _of_both_passes(facts)
     yield Expectation("log2e", math.log2(math.e), "log2(e)")
-    for name, of in (("q", "q"), ("k", "k"), ("v", "v"), ("do", "dout")):
+    for name, of in (("q", "q"), ("do", "dout")):
         yield from facts.strides(of, f"s_{name}_Seqs", f"s_{name}_Hs", f"s_{name}_Bs")
     for name in ("dk", "dv"):
         # Where the caller's tensor has no room for every query head, another one takes its place.
@@ -575,23 +584,10 @@ def _of_gradients(facts: _Facts) -> Iterator[Expectation]:
     lse = facts.tensor_at(int(facts.values["ptr_lse"]))
     if lse is None or not lse.startswith(("lse", "between")):
         yield from facts.addresses({"ptr_lse": "lse"})
-    yield Expectation("s_gqa", problem.gqa, "query heads of a key head")
     if not facts.is_group:
         yield Expectation("s_seq_len_q", problem.seqlen_q, "queries of a sequence")
         yield Expectation("s_seq_len_k", problem.seqlen_k, "keys of a sequence")
-    yield Expectation("s_qk_head_dim", problem.hdim_q, "hdim of q and k")
-    yield Expectation("s_v_head_dim", problem.hdim_v, "hdim of v")
-    yield Expectation("s_q_head_num", problem.heads_q, "heads of q")
-    yield Expectation("s_lse_Hs", _FLOAT_BYTES * problem.seqlen_q, _LSE_HEAD)
-    yield from facts.sums(
-        {
-            "ptr_qseq": "cu_seqlens_q",
-            "ptr_kseq": "cu_seqlens_k",
-            "ptr_qseq_padding": "cu_seqlens_q_padded",
-            "ptr_kseq_padding": "cu_seqlens_k_padded",
-        }
-    )
-    yield from _of_earlier_sums(facts)
+    yield from facts.as_before("ptr_d", "AiterRowSumArguments", "ptr_d", "writes its sums there")
     if "ts" in facts.row:
         if problem.seqlen_k > 1:
             k = facts.tensor("k")
@@ -600,14 +596,6 @@ def _of_gradients(facts: _Facts) -> Iterator[Expectation]:
         if facts.row["mask"] == 3:
             yield from _of_window(facts)
     yield from _of_tile_grid(facts, facts.rows_k, 2 if facts.row.get("mask") in (1, 2) else 1)
-
-
-def _of_earlier_sums(facts: _Facts) -> Iterator[Expectation]:
-    """What the kernel before it made is what this one reads."""
-    for kernel in facts.record.kernels:
-        if kernel.interface == "AiterRowSumArguments":
-            expected = int(kernel.values()["ptr_d"])
-            yield Expectation("ptr_d", expected, "the kernel before writes its sums there")
 
 
 def _of_window(facts: _Facts) -> Iterator[Expectation]:
@@ -624,10 +612,8 @@ def _of_window(facts: _Facts) -> Iterator[Expectation]:
 def _of_dq(facts: _Facts) -> Iterator[Expectation]:
     problem = facts.problem
     yield from facts.addresses({"ptr_dq": "dq"})
-    for kernel in facts.record.kernels:
-        if kernel.interface == "AiterGradientArguments":
-            expected = int(kernel.values()["ptr_dq"])
-            yield Expectation("ptr_dq_acc", expected, "the kernel before adds dq up there")
+    sums = "AiterGradientArguments", "ptr_dq", "adds dq up there"
+    yield from facts.as_before("ptr_dq_acc", *sums)
     yield from facts.strides("dq", "s_dq_Seqs", "s_dq_Hs", "s_dq_Bs")
     rows, step = problem.seqlen_q, _FLOAT_BYTES * problem.hdim_q
     if facts.row.get("kind") == "dq_shuffle":
