@@ -53,16 +53,13 @@ class AiterBackwardLaunch:
     ) -> None:
         row = choice.row
         self._bound = bound
+        self._problem = problem
         self._packed = _packed_pass(bound, problem, choice)
-        self._is_group = problem.mode == "gm1"
-        self._seqlen_q, self._seqlen_k = problem.seqlen_q, problem.seqlen_k
         self._reads_cu_seqlens = target.has_host_memory
         # Rows behind the last that some kernels read.
         self._spare = _MOST_ROWS_READ_BEHIND if reads_behind_rows(row, target.arch) else 0
         self._rows = math.prod(problem.lse_shape)
-        self._lse_shape = problem.lse_shape
         self._moves_lse = self._spare > 0 or not _is_contiguous(problem)
-        self._gqa = problem.gqa
         self._has_key_rooms = not keys_are_in_place(row, problem)
         self._dk_room = room_of_keys(row, problem, problem.hdim_q)
         self._dv_room = room_of_keys(row, problem, problem.hdim_v)
@@ -72,12 +69,10 @@ class AiterBackwardLaunch:
             self._dq_room = room_of_queries(problem)
         self._has_shuffled_dq = choice.has_shuffled_dq
         self._converts_dq = row.has_atomic_fp32 and choice.dq is None
-        self._bf16_cvt = problem.bf16_cvt if problem.dtype == "bf16" else "rtne"
         self._dq_floats = self._rows * problem.hdim_q if row.has_atomic_fp32 else 0
-        self._sums_as_dq = _sums_as_dq(problem)
-        heads = problem.batch * problem.heads_q
         tile_bytes = _SHUFFLED_ROWS * _shuffled_columns(problem) * ELEMENT_BYTES
-        self._floats_of_shuffled_tile = heads * tile_bytes // _FLOAT_BYTES
+        tiles = problem.batch * problem.heads_q
+        self._floats_of_shuffled_tile = tiles * tile_bytes // _FLOAT_BYTES
 
     def __call__(self, tensors: Tensors) -> None:
         """Start the kernels on torch's current stream; the gradients are written later.
@@ -91,16 +86,17 @@ class AiterBackwardLaunch:
         assert lse is not None
         assert gradients is not None
         dout, dq, dk, dv = gradients.dout, gradients.dq, gradients.dk, gradients.dv
-        max_seqlen_q, max_seqlen_k = self._seqlen_q, self._seqlen_k
+        seqlen_q, seqlen_k = max_seqlen_q, max_seqlen_k = self._problem.sizes[:2]
         sums: tuple[Tensor, ...] = ()
         sums_q = sums_k = padded_q = padded_k = 0
         keeps_rows_q = keeps_rows_k = False
         if cu_seqlens is not None:
-            max_seqlen_q, max_seqlen_k = self._longest(cu_seqlens)
+            max_seqlen_q = _longest(cu_seqlens.max_seqlen_q, seqlen_q)
+            max_seqlen_k = _longest(cu_seqlens.max_seqlen_k, seqlen_k)
             sums = cu_seqlens[:4]
             sums_q, sums_k, padded_q, padded_k = [x.data_ptr() for x in sums]
-            keeps_rows_q = self._has_unused_rows(cu_seqlens.q, cu_seqlens.q_padded, self._seqlen_q)
-            keeps_rows_k = self._has_unused_rows(cu_seqlens.k, cu_seqlens.k_padded, self._seqlen_k)
+            keeps_rows_q = self._has_unused_rows(cu_seqlens.q, cu_seqlens.q_padded, seqlen_q)
+            keeps_rows_k = self._has_unused_rows(cu_seqlens.k, cu_seqlens.k_padded, seqlen_k)
         if self._moves_lse:
             lse = self._moved_lse(lse)
         # One allocation for both: what dq is added up in, and behind it the sums of rows.
@@ -138,23 +134,16 @@ class AiterBackwardLaunch:
         touched = (q, k, v, out, dout, lse, between, sum_of_dq, dq, each_dk, each_dv, *sums)
         self._bound.run(self._packed, addresses, touched)
         if self._converts_dq:
-            heads_first = between.as_strided(*self._sums_as_dq)
-            used = _used_rows(self._seqlen_q, cu_seqlens, "q") if keeps_rows_q else None
-            _write(dq, prepared_for_bf16(heads_first, self._bf16_cvt), used)
+            cvt = self._problem.bf16_cvt if self._problem.dtype == "bf16" else "rtne"
+            heads_first = between.as_strided(*_sums_as_dq(self._problem))
+            used = _used_rows(seqlen_q, cu_seqlens, "q") if keeps_rows_q else None
+            _write(dq, prepared_for_bf16(heads_first, cvt), used)
         elif self._adds_to_dq and sum_of_dq is not dq:
             write_values(dq, sum_of_dq)
         if each_dk is not dk:
-            used = _used_rows(self._seqlen_k, cu_seqlens, "k") if keeps_rows_k else None
+            used = _used_rows(seqlen_k, cu_seqlens, "k") if keeps_rows_k else None
             _write(dk, self._summed(each_dk), used)
             _write(dv, self._summed(each_dv), used)
-
-    def _longest(self, cu_seqlens: CuSeqlens) -> tuple[int, int]:
-        """The longest rows of a sequence; all of them where nobody says, as none is longer."""
-        q, k = cu_seqlens.max_seqlen_q, cu_seqlens.max_seqlen_k
-        return (
-            self._seqlen_q if q is None else min(q, self._seqlen_q),
-            self._seqlen_k if k is None else min(k, self._seqlen_k),
-        )
 
     def _has_unused_rows(self, sums: Tensor, padded: Tensor, rows: int) -> bool:
         """Whether there may be rows of no sequence, which stay as they are."""
@@ -165,7 +154,7 @@ class AiterBackwardLaunch:
         read.
         """
         moved = lse.new_zeros(self._rows + self._spare)
-        moved[: self._rows].view(self._lse_shape).copy_(lse)
+        moved[: self._rows].view(self._problem.lse_shape).copy_(lse)
         return moved
 
     def _zeros_for_dq(self, dq: Tensor) -> Tensor:
@@ -182,7 +171,7 @@ class AiterBackwardLaunch:
         if not self._has_key_rooms:
             if keeps_rows:
                 return _zeros_like(dk), _zeros_like(dv)
-            if self._is_group:
+            if self._problem.mode == "gm1":
                 # Quicker than to ask what write_zeros asks, for tensors that are new, as most are.
                 if dk.is_inference() or dv.is_inference():
                     write_zeros(dk)
@@ -191,16 +180,21 @@ class AiterBackwardLaunch:
                     dk.zero_()
                     dv.zero_()
             return dk, dv
-        if self._is_group:
+        if self._problem.mode == "gm1":
             return dk.new_zeros(self._dk_room.shape), dv.new_zeros(self._dv_room.shape)
         return dk.new_empty_strided(*self._dk_room), dv.new_empty_strided(*self._dv_room)
 
     def _summed(self, each: Tensor) -> Tensor:
         """Over the query heads that share a key head; torch adds up in float32."""
-        if self._gqa == 1:
+        if self._problem.gqa == 1:
             return each
-        by_key_head: Tensor = each.unflatten(-2, (-1, self._gqa))
+        by_key_head: Tensor = each.unflatten(-2, (-1, self._problem.gqa))
         return by_key_head.sum(-2)
+
+
+def _longest(given: int | None, rows: int) -> int:
+    """Of a sequence's rows: all of them where nobody says, as none is longer."""
+    return rows if given is None else min(given, rows)
 
 
 def _zeros_like(x: Tensor) -> Tensor:
