@@ -55,7 +55,7 @@ def planned_target(device: str | torch.device) -> Target:
     try:
         return target_of(torch.device(device))
     except RuntimeError as error:
-        from ..amd.chips import supported_chips
+        from ..amd.chips import supported_chips  # of use where something goes wrong only
 
         raise ValueError(
             f"device={device!r} is neither a device of torch nor one of {supported_chips()}"

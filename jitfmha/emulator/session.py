@@ -115,7 +115,7 @@ class Emulation:
             print_findings=self.prints_findings,
         )
         if self.variant == "profile":
-            from .profile import set_profile_options
+            from .profile import set_profile_options  # of use with the cost model only
 
             if self.sample is None:
                 set_profile_options(emulator.library)
@@ -150,7 +150,7 @@ class Emulation:
 
 @cache
 def _emulator(variant: Variant) -> Emulator:
-    from .runtime import Emulator
+    from .runtime import Emulator  # of use with the first launch only
 
     return Emulator(variant)
 
@@ -202,14 +202,14 @@ class EmulatedRun:
         """Take over what was seen of this thread's launches."""
         variant = self.emulation.variant
         if variant == "check":
-            from .findings import take_findings
+            from .findings import take_findings  # of use with the sanitizer only
 
             found = take_findings(_emulator(variant).library)
             with self._lock:
                 for finding in found:
                     self._add(finding)
         elif variant == "profile":
-            from .profile import take_profiles
+            from .profile import take_profiles  # of use with the cost model only
 
             taken = take_profiles(_emulator(variant).library)
             with self._lock:
@@ -324,7 +324,7 @@ def emulate(
     finally:
         TARGET_HERE.reset(target)
         if text := run.warn_of_unread():
-            from .findings import SanitizerWarning
+            from .findings import SanitizerWarning  # of use with the sanitizer only
 
             # The caller of the context manager, not contextlib.
             warnings.warn(text, SanitizerWarning, stacklevel=3)

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .. import jit
 from ..planning.plan import Plan
 from ..planning.target import AmdTarget
 from ..problem.problem import Problem
@@ -38,7 +39,6 @@ class AmdPlan(Plan):
     @property
     def is_built(self) -> bool:
         """Whether the launcher is in the cache already."""
-        from .. import jit
         from .launcher import launcher_spec  # of use where there is a GPU only
 
         return jit.is_built(launcher_spec(self._launcher_kind()))

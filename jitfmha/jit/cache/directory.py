@@ -263,7 +263,7 @@ def _configured_root() -> str:
                 f"{_ENVIRONMENT}={chosen!r}: there is no such home directory. {_ADVICE}"
             )
         return os.path.abspath(expanded)
-    import platformdirs
+    import platformdirs  # of use where no variable names the cache
 
     # Without a home directory new versions raise, and in old ones the path starts with "~".
     try:

@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -159,8 +160,6 @@ def _ask(command: str) -> HostCpp:
 
 def _warn_about_cxx(reason: str, compiler: HostCpp) -> None:
     if reason.startswith("CXX="):
-        import warnings
-
         warnings.warn(f"jitfmha: {reason}; using {compiler} instead", RuntimeWarning, stacklevel=2)
 
 
