@@ -123,6 +123,37 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         pytest.fail(f"modules import each other in a circle: {' -> '.join(error.args[1])}")
 
 
+def test_imports_in_functions_say_what_they_save() -> None:
+    """In a comment, on their line or above them; or as what may not be there, in a try."""
+    silent = []
+    for path in PACKAGE.rglob("*.py"):
+        if path.parts[-2:] == ("cli", "doctor.py"):
+            continue  # where each check imports what it looks at, as the module says
+        text = path.read_text(encoding="utf-8")
+        lines, explained = [line.strip() for line in text.splitlines()], 0
+        for node in _imports_in_functions(ast.parse(text)):
+            above = node.lineno - 2
+            while above >= explained and not lines[above]:
+                above -= 1
+            if (
+                above < explained  # It belongs to the one above.
+                or "#" in lines[node.lineno - 1]
+                or lines[above].startswith("#")
+                or lines[above] == "try:"
+            ):
+                explained = node.end_lineno or node.lineno
+            else:
+                silent.append(f"{path}:{node.lineno}")
+    assert not silent, "\n".join(silent)
+
+
+def _imports_in_functions(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:
+    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
+    nodes = {node for function in functions for node in ast.walk(function)}
+    found = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+    return sorted(found, key=lambda node: node.lineno)
+
+
 def test_every_room_imports_those_above_it_alone() -> None:
     graph = _graph()
     assert len(PLACES) <= 20

@@ -79,14 +79,15 @@ def _sdpa(shape: Shape, backend: SDPBackend | None = None) -> Attend:
 
 
 def _why_not_sdpa(shape: Shape) -> str | None:
-    """Its causal mask starts in the other corner."""
+    """SDPA's causal mask starts in the top left corner."""
     if shape.is_causal and shape.seqlen != shape.seqlen_k:
         return "is_causal of SDPA means another mask where seqlen and seqlen_k differ"
     return None
 
 
 def _flex(shape: Shape) -> Attend:
-    """Compiled, with a block mask of its own, made once."""
+    """Flex attention is compiled, with a block mask that is made once."""
+    # It imports torch's compiler.
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     offset = shape.seqlen_k - shape.seqlen
@@ -108,7 +109,7 @@ def _flex(shape: Shape) -> Attend:
 
 
 def _flash(shape: Shape, package: str) -> Attend:
-    """Of flash-attn or AITER; their causal mask is the bottom-right one."""
+    """flash-attn and AITER have the bottom-right causal mask."""
     attend = import_module(package).flash_attn_func
     return partial(attend, causal=shape.is_causal)
 
@@ -121,7 +122,7 @@ def _xformers(shape: Shape) -> Attend:
 
 
 def _why_not_xformers(shape: Shape) -> str | None:
-    """Shared key heads take five dimensions there, which its backends seldom serve."""
+    """Shared key heads take five dimensions there, which backends of xformers seldom serve."""
     return None if shape.heads == shape.kv_heads else "shared key heads are not tried"
 
 

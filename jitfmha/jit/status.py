@@ -97,7 +97,7 @@ def _write(text: str, writer: _BuildLine | None = None) -> None:
 
 
 def _forget_lines_of_parent() -> None:
-    """In the child of a fork, during which another thread may have held the lock."""
+    """Begin anew in the child of a fork, during which another thread may have held the lock."""
     global _lock, _unfinished
     _lock = threading.Lock()
     _unfinished = None

@@ -185,7 +185,7 @@ def int8_probabilities(probability: Tensor, p_descale: Tensor, heads_k: int) -> 
 
 
 def kept(rng_state: Tensor, dropout_p: float, shape: Sequence[int]) -> Tensor:
-    """Where a probability of ``(b, hq, sq, sk)`` is not dropped."""
+    """Say which probabilities of ``(b, hq, sq, sk)`` are not dropped."""
     batch, heads_q, seqlen_q, seqlen_k = shape
     drawn = dropout_randval(rng_state, batch, heads_q, seqlen_q, seqlen_k)
     return drawn <= largest_kept(dropout_p)
@@ -213,7 +213,7 @@ class Spans(NamedTuple):
             yield slice(row, row + sq), slice(key, key + sk)
 
     def shape(self, heads_q: int) -> tuple[int, int, int, int]:
-        """Of what has a value for each probability: ``(b, hq, longest sq, longest sk)``."""
+        """The shape of a tensor of probabilities: ``(b, hq, longest sq, longest sk)``."""
         longest_q, longest_k = max(self.lengths_q, default=0), max(self.lengths_k, default=0)
         return len(self.lengths_q), heads_q, longest_q, longest_k
 
@@ -339,7 +339,7 @@ class Judged(NamedTuple):
 
     @property
     def is_right(self) -> bool:
-        """Whether rounding explains the difference."""
+        """Whether rounding explains the error."""
         return self.error <= self.allowed
 
 
@@ -377,7 +377,9 @@ def forward_reference(problem: Problem, tensors: Tensors) -> dict[str, Tensor]:
 
 
 def _largest_error(actual: Tensor, expected: Tensor) -> float:
-    """Where both are the same infinity there is no error. Rows of no sequence are skipped: NaN."""
+    """The largest error. The same infinity in both is none, and rows of no sequence, NaN, are
+    skipped.
+    """
     actual = actual.double()
     counted = ~(expected.isnan() | (actual == expected))
     error = (actual - expected).abs()[counted]
@@ -444,7 +446,7 @@ def rounding_of_forward(
     dtype: torch.dtype,
     dropout_p: float = 0.0,
 ) -> dict[str, float]:
-    """By how much ``out`` and ``lse`` of ``dtype`` may be off.
+    """Bound the error that rounding may make in ``out`` and ``lse`` of ``dtype``.
 
     Out is a mean of rows of v, so its error is at most v's largest value times the rounding of the
     probabilities and of the result, plus what the rounding of the scores to float32 does to the
@@ -519,7 +521,7 @@ def _rounding_of_gradients(
 
 
 def _largest_product(tensors: Tensors) -> float:
-    """Of a row of dout and one of v of the same sequence and key head."""
+    """The largest product of a row of dout and a row of v of the same sequence and key head."""
     assert tensors.gradients is not None
     dout, v = tensors.gradients.dout.double(), tensors.v.double()
     if tensors.cu_seqlens is None:

@@ -76,11 +76,11 @@ class EntryMeta(NamedTuple):
 
     @property
     def key(self) -> EntryKey:
-        """The key it was built for."""
+        """The key that the entry was built for."""
         return EntryKey(self.name, self.content_key, self.compiler_key)
 
     def to_bytes(self) -> bytes:
-        """The content of `meta.json`."""
+        """Return the content of ``meta.json``, with its checksum."""
         body = self._asdict()
         document = {"checksum": _checksum(body), "entry": body}
         return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"
@@ -137,7 +137,7 @@ class OpenEntry(NamedTuple):
             return False
 
     def close(self) -> None:
-        """Give up the lock."""
+        """Give up the lock that keeps the entry from being evicted."""
         os.close(self.descriptor)
 
 

@@ -159,7 +159,7 @@ def discard(path: Path, trash: Path) -> None:
 
 
 def make_way(path: Path, trash: Path) -> None:
-    """As `discard`, also for a directory that this process has no right to.
+    """Do what `discard` does, also for a directory that this process has no right to.
 
     Raises:
         OSError: it cannot be moved.

@@ -33,7 +33,7 @@ _STALE_NANOSECONDS = 600 * 10**9
 
 @dataclass(frozen=True)
 class Owner:
-    """The process behind a directory."""
+    """The process that a working directory belongs to."""
 
     pid: int
     host: str
@@ -290,7 +290,7 @@ def _remove_all_owned_here() -> None:
 
 
 def _leave_all_to_parent() -> None:
-    """In the child of a fork."""
+    """Let go of the directories in the child of a fork."""
     # The lock belongs to the open file, which a fork shares; closing this copy of the descriptor
     # leaves the parent's lock in place, and lets it end with the parent.
     for directory in _owned_here:

@@ -56,7 +56,7 @@ def _umask() -> int:
 
 
 def _forget_builds_of_parent() -> None:
-    """In the child of a fork that took place while another thread was building."""
+    """Begin anew in the child of a fork that took place while another thread was building."""
     global _guard, _builds
     _guard = threading.Lock()
     _builds = 0

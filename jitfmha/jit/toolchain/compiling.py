@@ -115,13 +115,13 @@ def is_plain_path(path: Path | str) -> bool:
 
 
 def source_flags(sources: Path, destination: Path) -> list[str]:
-    """By which the compiler finds the headers, and a debugger later finds the sources."""
+    """Return the flags by which the compiler finds headers, and a debugger later finds sources."""
     # Not -I: a source or folder called "memory" must not come before <memory>.
     return [f"-iquote{sources}", *debugger_flags(sources, destination)]
 
 
 def debugger_flags(sources: Path, destination: Path) -> list[str]:
-    """By which a debugger later finds the sources."""
+    """Return the flags by which a debugger later finds the sources."""
     if is_plain_path(destination) and "=" not in str(sources):
         return [f"-ffile-prefix-map={sources}={destination}"]
     return []

@@ -219,7 +219,7 @@ def _restore_environment() -> None:
 
 
 def _forget_build_of_parent() -> None:
-    """In the child of a fork that took place while another thread was building."""
+    """Begin anew in the child of a fork that took place while another thread was building."""
     global _one_build_at_a_time
     _one_build_at_a_time = threading.Lock()
     _restore_environment()

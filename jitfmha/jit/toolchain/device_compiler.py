@@ -117,13 +117,13 @@ class DeviceCompiler:
     def assemble(
         self, assembly: Path, relocatable: Path, arch: str, *, is_limited: bool = False
     ) -> None:
-        """A relocatable object from assembly text, which has limits where others wrote it."""
+        """Make a relocatable object of assembly text, which has limits where others wrote it."""
         words = (*self.clang, *_TARGET, f"-mcpu={arch}", "-c", str(assembly))
         limits = _LIMITED if is_limited else ()
         _run([*words, "-o", str(relocatable)], relocatable.parent, limits)
 
     def link(self, relocatables: Sequence[Path], linked: Path, flags: Sequence[str] = ()) -> None:
-        """A code object from relocatable ones."""
+        """Link relocatable objects to a code object."""
         words = (*self.lld, "-shared", *flags, *map(str, relocatables))
         _run([*words, "-o", str(linked)], linked.parent)
 

@@ -57,12 +57,14 @@ class DeviceHiprtc(NamedTuple):
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """Where it is, what it consists of, its version, and the options that every kernel gets."""
+        """The library's place, what it consists of, its version, and the options that every kernel
+        gets.
+        """
         contents = (word for pair in self.contents for word in pair)
         return ("hiprtc", self.path, self.version, *contents, *_OPTIONS)
 
     def compile(self, spec: BuildSpec, workspace: Path, destination: Path) -> bytes:
-        """As the protocol says: all sources as one program."""
+        """Compile all sources as one program, as the protocol says."""
         architecture(spec)
         if spec.ldflags:
             raise BuildError(

@@ -26,7 +26,7 @@ _MAPS = Path("/proc/self/maps")
 
 
 class _SymbolOwner(ctypes.Structure):
-    """``Dl_info`` of dladdr."""
+    """The ``Dl_info`` that dladdr fills in."""
 
     _fields_ = [
         ("file", ctypes.c_char_p),
@@ -63,7 +63,7 @@ def folders_of_torch_runtime() -> list[tuple[Path, str]]:
 
 
 def candidates() -> Iterator[Candidate]:
-    """Libraries to try in turn."""
+    """Yield the libraries to try, in turn."""
     used = _runtime_of_torch()
     if used is not None:
         yield Candidate(used, f"torch's {LIBRARY_OF_TORCH} calls it", is_loaded=True)

@@ -76,7 +76,7 @@ class Compiled(TypedDict):
 
 
 class HiprtcError(RuntimeError):
-    """A function of hiprtc failed."""
+    """A function of hiprtc has failed; the text is hiprtc's own."""
 
 
 class Hiprtc:
@@ -167,7 +167,7 @@ def _mapped_libraries() -> list[str]:
 
 
 def main() -> None:
-    """Answer one question."""
+    """Answer one question, which the arguments and stdin ask, on stdout."""
     # What the library prints is for people, and goes where errors go.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -43,7 +43,7 @@ class HostCpp(NamedTuple):
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """Where it is, how it is called, and what it says of itself."""
+        """The compiler's place, how it is called, and what it says of itself."""
         name = os.path.basename(self.command[0])
         return (self.resolved, name, *self.command[1:], self.version)
 

@@ -47,7 +47,7 @@ class BackwardTraits(SharedTraits):
 
     @property
     def name(self) -> str:
-        """What the kernels' symbols begin with."""
+        """The beginning of the kernels' symbols."""
         return self._name("bwd")
 
     @property
@@ -86,7 +86,7 @@ def _access_of(problem: Problem, tile: Tile) -> Access:
 
 
 def _lds_bytes(traits: BackwardTraits, kernel: KernelPart) -> int:
-    """Of a kernel; 0 where it is not compiled."""
+    """The LDS of a kernel; 0 where it is not compiled."""
     tile = traits.tile_of(kernel)
     return 0 if tile is None else tile.lds_bytes
 

@@ -135,7 +135,7 @@ class SharedTraits(ABC):
         )
 
     def template_values(self) -> dict[str, object]:
-        """Those that both templates have."""
+        """Return the values, by their names, that the templates of both directions have."""
         return {
             "hdim_q": self.hdim_q,
             "hdim_v": self.hdim_v,
@@ -158,7 +158,7 @@ class SharedTraits(ABC):
         return (*self.modifiers.words(), *large)
 
     def why_built(self, what: str) -> str:
-        """For whom: the first ``what`` of its kind."""
+        """Say for whom the kernel is built: the first ``what`` of its kind."""
         return (
             f"the first {self.dtype} {what} in {self.mode} with hdim "
             f"{self.hdim_q}x{self.hdim_v}{' and a mask' if self.is_masked else ''}"
@@ -204,7 +204,6 @@ class ForwardTraits(SharedTraits):
 
     @property
     def tile(self) -> Tile:
-        """The shape of the kernel's work."""
         return forward_tile(self.arch, self.dtype, self.hdim_q, self.hdim_v)
 
     @property
@@ -214,14 +213,13 @@ class ForwardTraits(SharedTraits):
 
     @property
     def columns(self) -> int:
-        """Of a slice."""
+        """How many columns of v a slice of the output has."""
         if self.slices == 1:
             return self.hdim_v
         return -(-self.hdim_v // (8 * self.slices)) * 8
 
     @property
     def out_dtype(self) -> str:
-        """Of the output."""
         return "bf16" if self.dtype in EIGHT_BIT_NAMES else self.dtype
 
     @property
@@ -265,7 +263,9 @@ def elements_of(arch: Arch, dtype: str) -> Elements:
 
 
 def far_stride_bytes(tile: Tile) -> int:
-    """From where on a tile's loads reach further than a buffer: each row has an address then."""
+    """The stride from which on a tile's loads reach further than a buffer: each row has an address
+    then.
+    """
     return _BUFFER_REACH // tile.other_rows
 
 
@@ -356,5 +356,5 @@ def _packs_floats(traits: ForwardTraits) -> bool:
 
 
 def cpp_bool(value: bool) -> str:
-    """As C++ writes it."""
+    """Spell a bool as C++ does."""
     return str(value).lower()
