@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from subprocesses import run_program
 from torch import Tensor
 
 from jitfmha.export.folder import publish
@@ -138,15 +138,8 @@ def write_library(
 
 def compile_cpp(output: Path, *arguments: str | Path) -> Path:
     """Run g++; what it says is the error."""
-    command = ["g++", "-std=c++17", "-O0", *WARNINGS, "-ffp-contract=off"]
-    done = subprocess.run(
-        [*command, *map(str, arguments), "-ldl", "-o", str(output)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    command = ("g++", "-std=c++17", "-O0", *WARNINGS, "-ffp-contract=off")
+    run_program(*command, *arguments, "-ldl", "-o", output)
     return output
 
 

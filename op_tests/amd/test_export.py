@@ -7,8 +7,6 @@ import math
 import os
 import random
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +32,7 @@ from exported_calls import (
     write_library,
 )
 from inputs import prefix_sums
+from subprocesses import run_program, run_python
 from torch import Tensor
 from untyped import fmha_bwd, fmha_fwd
 
@@ -297,12 +296,16 @@ def test_forward_is_that_of_python(
         arguments.lse = here_lse.data_ptr()
     plan = calls.plan(arguments)
     assert (plan.num_splits > 1) == (max(k for _, k in problem.lengths) > 800)
-    workspace = torch.full((plan.workspace_bytes // 4,), torch.nan)
-    arguments.workspace, arguments.workspace_bytes = workspace.data_ptr(), workspace.nbytes
-    calls.launch(arguments)
+    launch_with_workspace(calls, arguments, plan.workspace_bytes)
     rows = covered_rows(problem)
     assert torch.equal(here[rows], out[rows])
     assert not has_lse or torch.equal(here_lse.mT[rows], lse.mT[rows])
+
+
+def launch_with_workspace(calls: ExportedCalls, arguments: Any, size: int) -> None:
+    workspace = torch.full((size // 4,), torch.nan)
+    arguments.workspace, arguments.workspace_bytes = workspace.data_ptr(), workspace.nbytes
+    calls.launch(arguments)
 
 
 def covered_rows(problem: AmdProblem) -> Any:
@@ -313,30 +316,37 @@ def covered_rows(problem: AmdProblem) -> Any:
     return [start + row for start, (length, _) in pairs for row in range(length)]
 
 
+LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded")
+DESCALES = ("q_descale", "k_descale", "v_descale")
+
+
+def sizes_of(call: AmdProblem | BackwardCall) -> dict[str, Any]:
+    """What the arguments of both directions have of a call, without addresses."""
+    return {
+        "dtype": DTYPES[DTYPE_NAMES[call.dtype]],
+        "mode": int(call.is_group),
+        "mask": call.mask,
+        "batch": call.batch or len(call.lengths),
+        "heads_q": call.heads[0],
+        "heads_k": call.heads[1],
+        "seqlen_q": call.q.shape[-3],
+        "seqlen_k": call.k.shape[-3],
+        "hdim_q": call.hdims[0],
+        "hdim_v": call.hdims[1],
+    }
+
+
 def forward_arguments(problem: AmdProblem, max_seqlen_q: int) -> ForwardArguments:
     """With the inputs of a problem."""
-    arguments = ForwardArguments(
-        dtype=DTYPES[DTYPE_NAMES[problem.dtype]],
-        mode=int(problem.is_group),
-        mask=problem.mask,
-        batch=problem.batch or len(problem.lengths),
-        heads_q=problem.heads[0],
-        heads_k=problem.heads[1],
-        seqlen_q=problem.q.shape[-3],
-        seqlen_k=problem.k.shape[-3],
-        hdim_q=problem.hdims[0],
-        hdim_v=problem.hdims[1],
-        softmax_scale=problem.softmax_scale,
-        max_seqlen_q=max_seqlen_q,
-    )
+    scale = problem.softmax_scale
+    sizes = sizes_of(problem)
+    arguments = ForwardArguments(**sizes, softmax_scale=scale, max_seqlen_q=max_seqlen_q)
     for name in ("q", "k", "v"):
         set_tensor(arguments, name, getattr(problem, name))
-    for name in ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded"):
-        if name in problem.arguments:
-            set_tensor(arguments, name, problem.arguments[name])
-    for name in ("q_descale", "k_descale", "v_descale"):
-        if name in problem.arguments:
-            set_descale(arguments, name, problem.arguments[name])
+    for name in problem.arguments.keys() & {*LENGTHS}:
+        set_tensor(arguments, name, problem.arguments[name])
+    for name in problem.arguments.keys() & {*DESCALES}:
+        set_descale(arguments, name, problem.arguments[name])
     return arguments
 
 
@@ -410,9 +420,7 @@ def assert_backward_is_that_of_python(call: BackwardCall, chip: Arch, calls: Exp
         x.fill_(POISON)
     use_device(chip)
     plan = calls.plan(arguments)
-    workspace = torch.full((plan.workspace_bytes // 4,), torch.nan)
-    arguments.workspace, arguments.workspace_bytes = workspace.data_ptr(), workspace.nbytes
-    calls.launch(arguments)
+    launch_with_workspace(calls, arguments, plan.workspace_bytes)
     for name, x in call.gradients.items():
         assert torch.equal(x, expected[name]), name
     return str(plan.kernel.decode())
@@ -422,30 +430,18 @@ def backward_arguments(call: BackwardCall) -> BackwardArguments:
     """Without a workspace."""
     given = call.arguments
     arguments = BackwardArguments(
-        dtype=DTYPES[DTYPE_NAMES[call.dtype]],
-        mode=int(call.is_group),
-        mask=call.mask,
+        **sizes_of(call),
         bf16_cvt=CVTS[given.get("bf16_cvt", "rtne")],
-        batch=call.batch or len(call.lengths),
-        heads_q=call.heads[0],
-        heads_k=call.heads[1],
-        seqlen_q=call.q.shape[-3],
-        seqlen_k=call.k.shape[-3],
-        hdim_q=call.hdims[0],
-        hdim_v=call.hdims[1],
         softmax_scale=call.hdims[0] ** -0.5,
-        max_seqlen_q=given.get("max_seqlen_q", 0),
-        max_seqlen_k=given.get("max_seqlen_k", 0),
         lse=call.lse.data_ptr(),
-        deterministic=given.get("deterministic", False),
+        **{name: given.get(name, 0) for name in ("max_seqlen_q", "max_seqlen_k", "deterministic")},
     )
     for name in ("q", "k", "v", "out", "dout"):
         set_tensor(arguments, name, getattr(call, name))
     for name, x in call.gradients.items():
         set_tensor(arguments, name, x)
-    for name in ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded"):
-        if name in given:
-            set_tensor(arguments, name, given[name])
+    for name in given.keys() & {*LENGTHS}:
+        set_tensor(arguments, name, given[name])
     return arguments
 
 
@@ -561,12 +557,7 @@ def test_another_runtime_is_refused(shared_library: Path, calls: ExportedCalls) 
 
 
 def test_symbols_have_the_version(shared_library: Path) -> None:
-    listed = subprocess.run(
-        ["nm", "-DC", "--defined-only", str(shared_library)],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    listed = run_program("nm", "-DC", "--defined-only", shared_library).stdout
     names = [line.split(maxsplit=2)[2] for line in listed.splitlines()]
     assert len(names) == 6
     assert all(name.startswith("jitfmha::v1_2_3::") for name in names)
@@ -577,16 +568,9 @@ def test_clang_has_no_complaints(source: str, exported: Path, tmp_path: Path) ->
     """As the tests' g++ has none."""
     if importlib.util.find_spec("ziglang") is None:
         pytest.skip("ziglang is not installed")
-    command = [sys.executable, "-m", "ziglang", "c++", "-std=c++17", "-O0", *WARNINGS]
-    done = subprocess.run(
-        [*command, "-c", str(exported / "src" / source), "-o", str(tmp_path / "object.o")]
-        + [f"-I{exported / 'include'}"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    flags = ("-std=c++17", "-O0", *WARNINGS, f"-I{exported / 'include'}")
+    files = ("-c", exported / "src" / source, "-o", tmp_path / "object.o")
+    run_python("-m", "ziglang", "c++", *flags, *files)
 
 
 def test_two_versions_in_one_process(
@@ -615,30 +599,18 @@ def test_two_versions_in_one_process(
 class Program:
     """A benchmark on the emulator, which its linker finds as the HIP runtime."""
 
-    def __init__(self, path: Path, runtime: str) -> None:
-        self._path = path
-        self._environment = {**os.environ, "LD_LIBRARY_PATH": str(path.parent)}
-        alias = path.parent / "libamdhip64.so"
+    def __init__(self, name: str, exported: Path, library: Path, runtime: str) -> None:
+        flags = (f"-I{exported / 'include'}", CPP / f"{name}.cpp", library)
+        rpath = f"-Wl,-rpath,{library.parent}"
+        self._path = compile_cpp(library.with_name(name), *flags, rpath)
+        alias = library.with_name("libamdhip64.so")
         if not alias.exists():
             alias.symlink_to(runtime)
 
     def run(self, *options: str, code: int = 0) -> str:
-        done = subprocess.run(
-            [str(self._path), *options],
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-        assert done.returncode == code, done.stdout + done.stderr
+        folder = str(self._path.parent)
+        done = run_program(self._path, *options, code=code, LD_LIBRARY_PATH=folder)
         return done.stdout + done.stderr
-
-
-def program(name: str, exported: Path, library: Path, runtime: str) -> Program:
-    flags = (f"-I{exported / 'include'}", CPP / f"{name}.cpp", library)
-    path = compile_cpp(library.with_name(name), *flags, f"-Wl,-rpath,{library.parent}")
-    return Program(path, runtime)
 
 
 def saved(folder: Path, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -649,7 +621,7 @@ def saved(folder: Path, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
 def test_forward_program(
     exported: Path, shared_library: Path, emulator_path: str, tmp_path: Path, seed: int
 ) -> None:
-    built = program("bench_mha_fwd", exported, shared_library, emulator_path)
+    built = Program("bench_mha_fwd", exported, shared_library, emulator_path)
     options = ("-lse=1", "-kname=1", "-warmup=0", f"-seed={seed}", f"-save={tmp_path}")
     said = built.run(
         *("-prec=bf16", "-b=2", "-h=4", "-h_k=2", "-s=65", "-s_k=130", "-d=64", "-mask=b"),
@@ -701,18 +673,20 @@ def test_forward_program(
             saved(tmp_path, name, FP8[chip], 2, rows, heads, 128)
             for name, heads, rows in (("q", 4, 33), ("k", 2, 130), ("v", 2, 130))
         )
-        names = ("q_descale", "k_descale", "v_descale")
-        descales = {name: saved(tmp_path, name, torch.float32, 2, 2) for name in names}
+        descales = {name: saved(tmp_path, name, torch.float32, 2, 2) for name in DESCALES}
         with emulate(chip):
             out, lse = fmha_fwd(q, k, v, mask=1, return_lse=True, **descales)
         assert torch.equal(saved(tmp_path, "out", torch.bfloat16, 2, 33, 4, 128), out)
         assert torch.equal(saved(tmp_path, "lse", torch.float32, 2, 4, 33), lse)
 
-    assert "-prec=fp4 is not served" in built.run("-prec=fp4", code=2)
-    assert "-nonsense=1 is no option" in built.run("-nonsense=1", code=2)
-    assert "-b=0 is not served" in built.run("-mode=1", "-b=0", code=2)
-    assert "-s=3,4 is not served" in built.run("-s=3,4", code=2)
-    assert "-s_k=3,4 is not served" in built.run("-mode=1", "-s=3,4,5", "-s_k=3,4", code=2)
+    for said, *options in (
+        ("-prec=fp4 is not served", "-prec=fp4"),
+        ("-nonsense=1 is no option", "-nonsense=1"),
+        ("-b=0 is not served", "-mode=1", "-b=0"),
+        ("-s=3,4 is not served", "-s=3,4"),
+        ("-s_k=3,4 is not served", "-mode=1", "-s=3,4,5", "-s_k=3,4"),
+    ):
+        assert said in built.run(*options, code=2)
     assert "no kernel for fp16, hdim 80x80" in built.run("-d=80", "-s=3", code=1)
 
 
@@ -725,7 +699,7 @@ def test_backward_program(
     tmp_path: Path,
     seed: int,
 ) -> None:
-    built = program("bench_mha_bwd", exported, shared_library, emulator_path)
+    built = Program("bench_mha_bwd", exported, shared_library, emulator_path)
     drawn = random.Random(seed)
     hdim, hdim_v = drawn.choice(ready_hdims("gfx942"))
     rows = drawn.choice((1, 33))
@@ -788,20 +762,10 @@ def test_cmake_and_pkg_config(tmp_path: Path, emulator_path: str) -> None:
     consumer.mkdir()
     (consumer / "consumer.cpp").write_text(CONSUMER)
     (consumer / "CMakeLists.txt").write_text(CONSUMER_LISTS)
-    environment = {**os.environ, "PKG_CONFIG_PATH": str(prefix / "lib" / "pkgconfig")}
+    environment = {"PKG_CONFIG_PATH": str(prefix / "lib" / "pkgconfig")}
 
     def run(*command: str) -> str:
-        done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return run_program(*command, cwd=tmp_path, **environment).stdout
 
     run("cmake", "-S", "library", "-B", "built", "-DCMAKE_BUILD_TYPE=Debug")
     run("cmake", "--build", "built")

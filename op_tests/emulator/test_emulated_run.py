@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import struct
-import subprocess
-import sys
 import textwrap
 import threading
 import warnings
 
 import pytest
 import torch
+from subprocesses import run_python
 
-from jitfmha.emulator import (
-    DEVICES,
-    EmulatedRun,
-    EmulatorError,
-    SanitizerWarning,
-    emulate,
-)
+from jitfmha.emulator import DEVICES, EmulatedRun, EmulatorError, SanitizerWarning, emulate
 from jitfmha.emulator.session import Emulation, extent
 from jitfmha.jit.toolchain.device_compiler import compile_hip
 
@@ -218,17 +210,9 @@ print("end of the program")
 
 
 def test_the_environment_makes_findings_reach_the_user() -> None:
-    environment = {**os.environ, "JITFMHA_EMULATE": "gfx942", "JITFMHA_EMULATE_CHECK": "1"}
+    environment = {"JITFMHA_EMULATE": "gfx942", "JITFMHA_EMULATE_CHECK": "1"}
     program = textwrap.dedent(_PROCESS).replace("SOURCE", _SOURCE)
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", program, **environment)
     found, at_end = done.stderr.strip().splitlines()[-2:]
     assert found.startswith("jitfmha emulator: global-bounds: kernel copy, at copy+0x")
     assert "workgroup (0, 0, 0), wave 0, lane 32: load of 4 bytes" in found

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from subprocesses import run_python
 
 from jitfmha import emulate, fmha_fwd
 from jitfmha.amd.runtime import HipError
@@ -183,10 +182,7 @@ try:
 except KeyboardInterrupt as error:
     print("interrupted;", error.__context__)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python("-c", program, timeout=120)
     assert done.stdout.startswith("interrupted; hipErrorLaunchFailure: kernel endless was inter")
     assert done.stderr == ""
 
@@ -252,15 +248,7 @@ except EmulatorError as error:
 
 def test_threads_that_do_not_start() -> None:
     """The process ended. The next launch finds nothing of the one that failed."""
-    done = subprocess.run(
-        [sys.executable, "-c", _THREADS_THAT_DO_NOT_START],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    first, second = done.stdout.splitlines()
+    first, second = run_python("-c", _THREADS_THAT_DO_NOT_START, timeout=120).stdout.splitlines()
     assert first == (
         "hipErrorLaunchFailure: kernel endless: a worker thread does not start: "
         "Resource temporarily unavailable"

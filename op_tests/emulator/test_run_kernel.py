@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from subprocesses import ROOT, run_python
 
 from jitfmha.cli import main
 from jitfmha.jit.toolchain.device_compiler import compile_hip
-
-ROOT = Path(__file__).resolve().parents[2]
 
 _SOURCE = """
 struct Numbers { signed char i8; unsigned short u16; int i32; unsigned long long u64; double f64; };
@@ -283,35 +279,20 @@ def test_another_chips_code_object_fails(run: Run) -> None:
 def _documented_commands() -> list[list[str]]:
     text = (ROOT / "docs" / "emulator.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-    return [shlex.split(line) for block in blocks for line in block.splitlines()]
-
-
-def _run_documented(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    search_path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    assert command[0] == "python"
-    return subprocess.run(
-        [sys.executable, *command[1:]],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    commands = [shlex.split(line) for block in blocks for line in block.splitlines()]
+    assert {command[0] for command in commands} == {"python"}
+    return [command[1:] for command in commands]
 
 
 def test_what_the_document_shows(tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     compiled, faulty, mended, clean = _documented_commands()
     for command in (compiled, mended):
-        process = _run_documented(command, tmp_path)
-        assert process.returncode == 0, process.stderr
-    process = _run_documented(faulty, tmp_path)
-    assert process.returncode == 1, process.stderr
+        run_python(*command, cwd=tmp_path)
+    printed = " ".join(run_python(*faulty, code=1, cwd=tmp_path).stdout.split())
     # A compiler of another version makes other instructions of it; the faults stay.
     document = (ROOT / "docs" / "emulator.md").read_text(encoding="utf-8")
     shown = " ".join(re.findall(r"```text\n(.*?)```", document, re.DOTALL)[0].split())
-    printed = " ".join(process.stdout.split())
     for words in (
         "workgroup (2, 0, 0), wave 0, lane 0: store of 4 bytes at",
         "which is outside of all memory that the launch was given (2 times)",
@@ -321,8 +302,7 @@ def test_what_the_document_shows(tmp_path: Path) -> None:
     ):
         assert words in shown, words
         assert words in printed, words
-    process = _run_documented(clean, tmp_path)
-    assert process.returncode == 0, process.stdout
+    run_python(*clean, cwd=tmp_path)
     rows = np.fromfile(tmp_path / "results" / "sums.bin", np.float32)
     assert rows.shape == (10,)
     assert np.isfinite(rows).all()
