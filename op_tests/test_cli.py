@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from subprocesses import run_python
 
 import jitfmha
 from jitfmha import jit
@@ -66,14 +65,7 @@ def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_python_dash_m_runs_from_any_directory(tmp_path: Path) -> None:
-    process = subprocess.run(
-        [sys.executable, "-m", "jitfmha", "cache", "path"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(jitfmha.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    process = run_python("-m", "jitfmha", "cache", "path", cwd=tmp_path)
     assert process.stdout == f"{jit.cache_dir()}\n"
 
 
@@ -105,14 +97,8 @@ def test_the_script_does_not_wait_for_torch(tmp_path: Path) -> None:
 
 def imported_by(*argv: str) -> set[str]:
     """The modules that a Python process with these arguments imports."""
-    process = subprocess.run(
-        [sys.executable, "-X", "importtime", *argv],
-        env={**os.environ, "PYTHONPATH": str(Path(jitfmha.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return {line.rpartition("|")[2].strip() for line in process.stderr.splitlines()}
+    lines = run_python("-X", "importtime", *argv).stderr.splitlines()
+    return {line.rpartition("|")[2].strip() for line in lines}
 
 
 @pytest.mark.parametrize(
@@ -524,12 +510,7 @@ def test_first_call_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
 
 def test_table_aligns_columns() -> None:
     text = output.table(("name", "ms"), [("a", "1.5"), ("longer", "10.25")])
-    assert text.splitlines() == [
-        "name       ms",
-        "------  -----",
-        "a         1.5",
-        "longer  10.25",
-    ]
+    assert text.splitlines() == ["name       ms", "------  -----", "a         1.5", "longer  10.25"]
     assert output.table(("name",), []) == "name\n----"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import context_parallel_ranks
 import pytest
 import torch
+from subprocesses import run_python
 
 from jitfmha.context_parallel import _Call, _Shards, _visible
 from jitfmha.problem.float64_reference import visible
@@ -30,17 +30,12 @@ def results(
     sizes = SIZES if pytestconfig.getoption("--exhaustive") else BY_DEFAULT
     seed = torch.seed() % 2**31
     print(f"the inputs are those of seed {seed}")
-    process = subprocess.run(
-        [sys.executable, context_parallel_ranks.__file__, str(folder), str(seed)]
-        + [str(size) for size in sizes],
+    process = run_python(
+        *(context_parallel_ranks.__file__, folder, str(seed), *map(str, sizes)),
         # The test's own imports, and a network that is always there.
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo"},
-        timeout=300,
-        capture_output=True,
-        text=True,
-        check=False,
+        PYTHONPATH=os.pathsep.join(sys.path),
+        GLOO_SOCKET_IFNAME="lo",
     )
-    assert process.returncode == 0, process.stderr
     files = {size: [folder / f"{size}-{rank}.json" for rank in range(size)] for size in sizes}
     for path in (path for paths in files.values() for path in paths):
         assert path.exists(), process.stdout + process.stderr

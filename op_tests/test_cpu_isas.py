@@ -6,7 +6,6 @@ set, an odd number of a tile unit's tiles of values, and odd where bf16 numbers 
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, get_args
@@ -16,6 +15,7 @@ import torch
 from closeness import assert_close
 from fresh_calls import fresh_calls
 from inputs import DTYPES, lay_out, prefix_sums, random_qkv
+from subprocesses import run_program
 from torch import Tensor
 from untyped import explain, fmha_fwd
 
@@ -264,8 +264,5 @@ def test_other_isas_are_compiled(tmp_path: Path, other_isa: CpuIsa, dtype: str) 
             "-o",
             "fmha.o",
         ]
-        done = subprocess.run(
-            [*compiler, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        run_program(*compiler, *arguments, cwd=tmp_path)
         assert int.from_bytes((tmp_path / "fmha.o").read_bytes()[18:20], "little") == in_elf

@@ -2,30 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from subprocesses import run_python
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def run_python(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    search_path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return subprocess.run(
-        [sys.executable, *argv],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
 
 
 @pytest.mark.skipif(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+from subprocesses import run_python
 
 # With torch's threads in use its own operators hang in a child, where nothing but the call is made.
 CODE = """
@@ -47,11 +47,5 @@ else:
     ],
 )
 def test_call_in_a_child(before: bool, threads: int, used: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, str(before), str(threads)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = run_python("-c", CODE, str(before), str(threads), code=None, timeout=120)
     assert done.stdout.strip() == str(10 + used), done.stdout + done.stderr

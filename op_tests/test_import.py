@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Container
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from subprocesses import run_python
 
 import jitfmha
 from jitfmha.call.dispatch import FAMILIES
@@ -30,14 +28,12 @@ HEAVY = ("torch.utils.cpp_extension", "setuptools", "filelock", "platformdirs", 
 
 
 def test_import(tmp_path: Path) -> None:
-    environment = os.environ | {
+    environment = {
         "JITFMHA_CACHE_DIR": str(tmp_path / "cache"),
         "HOME": str(tmp_path / "home"),
         "XDG_CACHE_HOME": str(tmp_path / "xdg"),
     }
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", PROGRAM, **environment)
     imported = json.loads(done.stdout)
     assert "jitfmha.call.interface" in imported
     assert not [name for name in imported if name.startswith(HEAVY)]

@@ -5,11 +5,11 @@ Runs in processes of their own, because a violation ends the process.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from subprocesses import run_python
 
 PROGRAM = """
 import ctypes, itertools, mmap, sys
@@ -72,8 +72,6 @@ ctypes.string_at(q.data_ptr() + (q.numel() * q.element_size() if at_end else -1)
 def test_guard_pages(tmp_path: Path, dtype: str, side: str) -> None:
     program = tmp_path / "guarded.py"
     program.write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, str(program), dtype, side], capture_output=True, text=True, check=False
-    )
+    done = run_python(program, dtype, side, code=None)
     assert done.stdout == "no violation\n", done.stderr
     assert done.returncode < 0, "the pages beside the tensors are not guarded"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from subprocesses import run_python
 
 RUN = Path(__file__).parent / "peers" / "run.py"
 TESTS = """
@@ -78,8 +77,8 @@ def checkout(tmp_path: Path) -> Path:
 
 def run(checkout: Path, *options: str) -> tuple[int, list[str]]:
     """The exit code, and the lines of the output, behind those of stderr: it tells of builds."""
-    command = [sys.executable, str(RUN), "--suite", "flash-attn", "--tests", str(checkout)]
-    ended = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    suite = ("--suite", "flash-attn", "--tests", checkout)
+    ended = run_python(RUN, *suite, *options, code=None)
     return ended.returncode, (ended.stderr + ended.stdout).splitlines()
 
 

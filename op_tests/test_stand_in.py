@@ -6,7 +6,6 @@ import importlib.metadata
 import importlib.util
 import inspect
 import random
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from subprocesses import ROOT, run_python
 from torch import Tensor
 
 import jitfmha
@@ -327,9 +327,7 @@ def test_types_of_results(tmp_path: Path) -> None:
     """The type of the result follows from ``return_attn_probs`` where that is known."""
     program = tmp_path / "program.py"
     program.write_text(RESULTS)
-    command = [sys.executable, "-m", "mypy", "--no-error-summary", str(program)]
-    root = Path(__file__).parents[1]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    done = run_python("-m", "mypy", "--no-error-summary", program, cwd=ROOT, code=None)
     tensor = "torch._tensor.Tensor"
     triple = f"tuple[{tensor}, {tensor}, {tensor}]"
     lines = [line for line in done.stdout.splitlines() if str(program) in line]

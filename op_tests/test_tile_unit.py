@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import sys
 
 import pytest
 import torch
+from subprocesses import run_python
 from torch import Tensor
 
 from jitfmha.jit import BuildSpec, load
@@ -108,5 +107,5 @@ def test_misuse_ends_the_process(isa: CpuIsa, which: int) -> None:
         f"if {isa == 'amx'}: assert ask(158, 0x1023, 18) == 0\n"
         f"ctypes.CDLL({path!r}).misuse({which})\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    done = run_python("-c", code, code=None)
     assert done.returncode < 0, done

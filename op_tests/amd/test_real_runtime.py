@@ -7,12 +7,11 @@ Debian's package libamdhip64-5 has such a runtime.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from ctypes.util import find_library
 from pathlib import Path
 
 import pytest
+from subprocesses import run_python
 
 _NAME = find_library("amdhip64")
 pytestmark = [
@@ -47,10 +46,7 @@ print(json.dumps(errors))
 
 def test_its_error_comes_back() -> None:
     assert _NAME is not None
-    done = subprocess.run(
-        [sys.executable, "-c", _CALLS, _NAME], capture_output=True, text=True, check=True
-    )
-    errors = json.loads(done.stdout)
+    errors = json.loads(run_python("-c", _CALLS, _NAME).stdout)
     assert len(errors) == 4
     for code, text in errors:
         # hipErrorNoDevice, or hipErrorInvalidDevice

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from rigs.recording_runtime import RecordingRuntime
+from subprocesses import run_python
 
 from jitfmha.amd import runtime as hip_runtime
 from jitfmha.amd.runtime import HipError, HipRuntime
@@ -76,14 +75,7 @@ class Machine:
         site_packages = str(self.root / "site-packages")
         arguments = (json.dumps(loaded), str(self.torch / "__init__.py"), site_packages)
         nowhere = {"ROCM_PATH": str(self.root / "rocm")}
-        process = subprocess.run(
-            [sys.executable, "-c", PROGRAM, *arguments],
-            env={**os.environ, **nowhere, **environment},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        answer = json.loads(process.stdout)
+        answer = json.loads(run_python("-c", PROGRAM, *arguments, **nowhere, **environment).stdout)
         return answer if isinstance(answer, str) else (answer[0], answer[2])
 
 
@@ -238,7 +230,7 @@ def test_the_scale_is_complete_when_it_is_there(
     assert scale.tolist() == [1.0]
     stream = max(captured, default=0) + 1
     assert gpu.events == [
-        *("cuda:3", ("mode", 2), ("fill", stream), ("synchronize", stream), ("mode", 0)),
+        *("cuda:3", ("mode", 2), ("fill", stream), ("synchronize", stream), ("mode", 0))
     ]
     assert bound.scale_of_one(3) is HipRuntime(library).scale_of_one(3) is scale
     assert bound.scale_of_one(1) is not scale

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
 import subprocess
-import sys
 import threading
 import warnings
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from rigs.recording_runtime import RecordingRuntime
+from subprocesses import run_python
 
 from jitfmha.amd import runtime as hip_runtime
 from jitfmha.amd.runtime import HipRuntime
@@ -242,14 +241,7 @@ def test_other_threads_are_not_emulated() -> None:
 
 
 def jitfmha(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "jitfmha", *argv],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_python("-m", "jitfmha", *argv, code=None, timeout=120, **environment)
 
 
 def test_the_environment_emulates(full_tree: Path) -> None:

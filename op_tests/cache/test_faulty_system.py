@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,6 +16,7 @@ from rigs.cache_faults.faulty_system import (
     without_locks,
     wrong_clock,
 )
+from subprocesses import run_python
 
 
 @pytest.fixture
@@ -28,15 +26,8 @@ def scratch() -> Iterator[Scratch]:
 
 
 def run(code: str, environment: Mapping[str, str]) -> str:
-    process = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **environment, "LD_PRELOAD": str(faulty_system())},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return process.stdout.strip()
+    preloaded = {**environment, "LD_PRELOAD": str(faulty_system())}
+    return run_python("-c", code, timeout=60, **preloaded).stdout.strip()
 
 
 @pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS])

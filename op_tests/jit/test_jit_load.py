@@ -3,25 +3,23 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+from subprocesses import run_python
 
 from jitfmha import jit
 from jitfmha.jit import status
 from jitfmha.jit.toolchain import host_cpp
 from jitfmha.jit.toolchain.cpp_extension import ShownOutput
 
-from .conftest import REAL_COMPILER, FakeCompiler, answer, make_spec
+from .conftest import REAL_COMPILER, Again, FakeCompiler, answer, assert_private, make_spec
 
 
 def test_built_once_and_then_loaded(
-    cache: Path, fake_compiler: FakeCompiler, new_process: Callable[[], None]
+    cache: Path, fake_compiler: FakeCompiler, new_process: Again
 ) -> None:
     spec = make_spec()
     assert not jit.is_built(spec)
@@ -37,14 +35,9 @@ def test_built_once_and_then_loaded(
     assert fake_compiler.compiled() == 1
 
 
-def test_everything_is_private(cache: Path) -> None:
-    mask = os.umask(0)
-    try:
-        answer(make_spec())
-    finally:
-        os.umask(mask)
-    for path in [cache.parent, *cache.parent.rglob("*")]:
-        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+def test_everything_is_private(cache: Path, no_umask: None) -> None:
+    answer(make_spec())
+    assert_private(cache)
 
 
 def test_headers_lie_beside_the_sources(cache: Path) -> None:
@@ -57,7 +50,7 @@ def test_headers_lie_beside_the_sources(cache: Path) -> None:
 
 
 def test_sources_in_folders(
-    cache: Path, fake_compiler: FakeCompiler, new_process: Callable[[], None]
+    cache: Path, fake_compiler: FakeCompiler, new_process: Again, no_umask: None
 ) -> None:
     """Found from everywhere, kept as they are, and no danger to a standard header of that name."""
     sources = {
@@ -73,15 +66,10 @@ def test_sources_in_folders(
         "memory.h": "#error this is not the standard one\n",
     }
     spec = jit.BuildSpec("folders", sources)
-    mask = os.umask(0)
-    try:
-        assert answer(spec) == 42
-    finally:
-        os.umask(mask)
+    assert answer(spec) == 42
     entry = jit.artifact_path(spec).parent
     assert {name: (entry / name).read_text() for name in sources} == sources
-    for path in [cache.parent, *cache.parent.rglob("*")]:
-        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+    assert_private(cache)
     new_process()
     assert answer(spec) == 42
     assert jit.build_log()[0].how == "loaded"
@@ -118,11 +106,8 @@ def test_warm_path_imports_nothing_heavy(cache: Path) -> None:
         "heavy = {'torch.utils.cpp_extension', 'setuptools', 'filelock', 'platformdirs', 'ninja'}\n"
         "assert not heavy & sys.modules.keys(), heavy & sys.modules.keys()\n"
     )
-    root = Path(jit.__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program], cwd=root, capture_output=True, text=True
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = run_python("-W", "error", "-c", program)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_quiet_build_prints_nothing(
@@ -285,7 +270,7 @@ def test_without_compiler_each_candidate_is_listed(
 
 
 def test_without_compiler_a_finished_build_is_used(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, new_process: Callable[[], None]
+    cache: Path, monkeypatch: pytest.MonkeyPatch, new_process: Again
 ) -> None:
     path = jit.artifact_path(make_spec())
     answer(make_spec())
@@ -339,7 +324,7 @@ def test_hostile_compiler_is_passed_over(
     ["with space", "it's", 'a"b', "a\nb", "$(touch owned)", "a;b&c|d", "a:b", "größe", "a=b"],
 )
 def test_hostile_cache_path(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_process: Callable[[], None]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_process: Again
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / name))
@@ -374,7 +359,7 @@ def test_ninja_beside_the_interpreter_is_found(
 
 
 def test_compiler_that_was_upgraded_meanwhile(
-    cache: Path, fake_compiler: FakeCompiler, new_process: Callable[[], None]
+    cache: Path, fake_compiler: FakeCompiler, new_process: Again
 ) -> None:
     before = jit.artifact_path(make_spec())
     text = fake_compiler.path.read_text()
