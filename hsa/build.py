@@ -28,8 +28,8 @@ from typing import get_args
 
 from jitfmha.amd.chips import Arch
 from jitfmha.amd.kernel_arguments import (
-    BACKWARD_ARGUMENTS,
     JITFMHA_ARGUMENTS,
+    READY_BACKWARD_ARGUMENTS,
     backward_device_header,
     device_header,
 )
@@ -224,7 +224,7 @@ class BackwardKernels:
     is_wide: bool = False
 
     flags = ()
-    arguments = BACKWARD_ARGUMENTS
+    arguments = READY_BACKWARD_ARGUMENTS
 
     @property
     def source(self) -> str:

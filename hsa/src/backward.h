@@ -34,14 +34,15 @@ struct Task {
 // Workgroups go to the XCDs in turn, and there are as many along x as XCDs or groups of them. So an
 // XCD, which has an L2 cache of its own, takes one head after the other, with all of its tiles: z
 // counts the heads of an XCD and y the tiles.
-__device__ inline Task task_of(const BackwardArguments& a, unsigned tile, unsigned line_of_xcd) {
+__device__ inline Task task_of(const ReadyBackwardArguments& a, unsigned tile,
+                               unsigned line_of_xcd) {
   const unsigned line = __builtin_amdgcn_workgroup_id_x() * a.xcd_lines + line_of_xcd;
   const Quotient of_line = divide(line, a.line_heads);
-  const Sequence sequence = sequence_of<kGroupMode>(a.attention, of_line.value);
+  const Sequence sequence = sequence_of<kGroupMode>(a, of_line.value);
   return {of_line.value, of_line.remainder, tile, sequence,
-          computed_queries<kGroupMode>(a.attention, sequence)};
+          computed_queries<kGroupMode>(a, sequence)};
 }
-__device__ inline Task task_of(const BackwardArguments& a) {
+__device__ inline Task task_of(const ReadyBackwardArguments& a) {
   return task_of(a, __builtin_amdgcn_workgroup_id_y(), __builtin_amdgcn_workgroup_id_z());
 }
 
@@ -58,15 +59,15 @@ struct Between {
   Global<float> delta;  // the gradient of the lse, less delta
   Global<float> dq;     // without the scale
 
-  __device__ static Between of(const BackwardArguments& a, unsigned long batch, unsigned head,
+  __device__ static Between of(const ReadyBackwardArguments& a, unsigned long batch, unsigned head,
                                const Sequence& sequence) {
-    const unsigned long stride = a.attention.lse_head;
-    const unsigned long at = kGroupMode ? head * stride + sequence.q_start * 4ul
-                                        : (batch * a.attention.heads.divisor + head) * stride;
+    const unsigned long stride = a.lse_head;
+    const unsigned long at =
+        kGroupMode ? head * stride + sequence.q_start * 4ul : (batch * a.heads_q + head) * stride;
     const GradientTensors& g = a.gradients;
     return {(Global<float>)((Global<char>)g.lse_log2 + at),
             (Global<float>)((Global<char>)g.delta + at),
-            (Global<float>)((Global<char>)g.dq_sums + at * kHdim)};
+            (Global<float>)((Global<char>)a.dq_sums + at * kHdim)};
   }
 };
 
@@ -98,24 +99,18 @@ struct Turns {
   Global<int> added;         // tiles: for each tile of keys kDqWaves of them
   unsigned words;            // of both
 
-  __device__ static Turns of(const BackwardArguments& a) {
-    const Arguments& f = a.attention;
-    const Global<unsigned> begin = (Global<unsigned>)f.workspace;
-    const unsigned heads = divide(f.heads.divisor, f.gqa).value;
-    const unsigned lines =
-        kGroupMode ? heads * f.batch.divisor : divide(f.xcds.divisor * f.xcd_heads, f.gqa).value;
+  __device__ static Turns of(const ReadyBackwardArguments& a) {
+    const unsigned lines = a.heads_k * a.batch;
     const unsigned tiles =
-        kGroupMode ? heads * group_tiles(f) : lines * tiles_of(f.seqlen_k, kKeys);
-    return {begin, (Global<int>)(begin + lines), lines + tiles * kDqWaves};
+        kGroupMode ? a.heads_k * group_tiles(a) : lines * tiles_of(a.seqlen_k, kKeys);
+    return {a.turns, (Global<int>)(a.turns + lines), lines + tiles * kDqWaves};
   }
 
   // The counts of the waves of a task.
-  __device__ Global<int> added_by(const BackwardArguments& a, const Task& task) const {
-    const Arguments& f = a.attention;
-    const unsigned heads = divide(f.heads.divisor, f.gqa).value;
+  __device__ Global<int> added_by(const ReadyBackwardArguments& a, const Task& task) const {
     const unsigned first =
-        kGroupMode ? task.head * group_tiles(f) + task.sequence.k_start / kKeys + task.batch
-                   : (task.batch * heads + task.head) * tiles_of(f.seqlen_k, kKeys);
+        kGroupMode ? task.head * group_tiles(a) + task.sequence.k_start / kKeys + task.batch
+                   : (task.batch * a.heads_k + task.head) * tiles_of(a.seqlen_k, kKeys);
     return added + (first + task.tile) * static_cast<unsigned long>(kDqWaves);
   }
 
@@ -126,8 +121,8 @@ struct Turns {
 
  private:
   // Of a key head. A sequence takes one more than there are whole ones at most.
-  __device__ static unsigned group_tiles(const Arguments& f) {
-    return f.seqlen_k / kKeys + f.batch.divisor;
+  __device__ static unsigned group_tiles(const ReadyBackwardArguments& a) {
+    return a.seqlen_k / kKeys + a.batch;
   }
 };
 
@@ -138,9 +133,9 @@ struct Turns {
 constexpr unsigned kLinesAtOnce = 8;
 
 // The task of the workgroup that is the next one to begin.
-__device__ inline Task next_task(const BackwardArguments& a, Lds<char> lds) {
+__device__ inline Task next_task(const ReadyBackwardArguments& a, Lds<char> lds) {
   // Where there are no queries, nothing has been set to zero, and nobody adds.
-  if (a.attention.seqlen_q == 0) return task_of(a);
+  if (a.seqlen_q == 0) return task_of(a);
   const Lds<unsigned> ticket = (Lds<unsigned>)lds;
   if (__builtin_amdgcn_workitem_id_x() == 0)
     *ticket = __hip_atomic_fetch_add(Turns::of(a).tickets + __builtin_amdgcn_workgroup_id_x(), 1u,
@@ -184,10 +179,10 @@ __device__ inline float sum_of_row(float x) {
   return x;
 }
 
-__global__ void row_sums(BackwardArguments) asm(ROW_SUMS);
+__global__ void row_sums(ReadyBackwardArguments) asm(ROW_SUMS);
 
 __global__ __attribute__((amdgpu_flat_work_group_size(kEdgeThreads, kEdgeThreads))) void row_sums(
-    BackwardArguments a) {
+    ReadyBackwardArguments a) {
   const Task task = task_of(a);
   if constexpr (kIsDeterministic) {
     const bool is_first = __builtin_amdgcn_workgroup_id_x() == 0 && task.tile == 0 &&
@@ -201,10 +196,9 @@ __global__ __attribute__((amdgpu_flat_work_group_size(kEdgeThreads, kEdgeThreads
   constexpr int kPasses = Tile::kPasses, kChunks = Tile::kChunks, kRowLanes = Tile::kRowLanes;
   const int thread = __builtin_amdgcn_workitem_id_x(), lane = thread % kRowLanes;
   const unsigned long batch = task.batch, head = task.head;
-  const Arguments& f = a.attention;
-  const Rows out = {f.out + batch * f.out_batch + head * f.out_head +
-                        static_cast<unsigned long>(task.sequence.q_start) * f.out_seq,
-                    f.out_seq, task.queries};
+  const Rows out = {a.out + batch * a.out_batch + head * a.out_head +
+                        static_cast<unsigned long>(task.sequence.q_start) * a.out_seq,
+                    a.out_seq, task.queries};
   const Rows dout =
       rows_of(g.dout, g.dout_strides, batch, head, task.sequence.q_start, task.queries);
   const Between between = Between::of(a, batch, task.head, task.sequence);
@@ -250,10 +244,10 @@ __global__ __attribute__((amdgpu_flat_work_group_size(kEdgeThreads, kEdgeThreads
   }
 }
 
-__global__ void round_dq(BackwardArguments) asm(ROUND_DQ);
+__global__ void round_dq(ReadyBackwardArguments) asm(ROUND_DQ);
 
 __global__ __attribute__((amdgpu_flat_work_group_size(kEdgeThreads, kEdgeThreads))) void round_dq(
-    BackwardArguments a) {
+    ReadyBackwardArguments a) {
   const Task task = task_of(a);
   const int first_row = task.tile * kTileRows;
   if (first_row >= task.queries) return;
@@ -264,7 +258,7 @@ __global__ __attribute__((amdgpu_flat_work_group_size(kEdgeThreads, kEdgeThreads
   const Between between = Between::of(a, task.batch, task.head, task.sequence);
   const Rows dq =
       rows_of(g.dq, g.dq_strides, task.batch, task.head, task.sequence.q_start, task.queries);
-  const float scale = a.attention.scale_log2 * kLn2;
+  const float scale = a.scale_log2 * kLn2;
   const auto row_of = [&](int pass) {
     return first_row + pass * Tile::kRowsAtOnce + thread / kRowLanes;
   };
@@ -297,10 +291,10 @@ struct Visibility {
   int diagonal;  // the key that lies on the diagonal with query 0
   int left, right;
 
-  __device__ static Visibility of(const BackwardArguments& a, const Sequence& sequence) {
-    const Modifiers& m = a.modifiers;
-    return {sequence.seqlen_k, m.is_bottom_right ? sequence.seqlen_k - sequence.seqlen_q : 0,
-            m.window_left, m.window_right};
+  __device__ static Visibility of(const ReadyBackwardArguments& a, const Sequence& sequence) {
+    const Window& window = a.window;
+    return {sequence.seqlen_k, window.is_bottom_right ? sequence.seqlen_k - sequence.seqlen_q : 0,
+            window.left, window.right};
   }
 
   __device__ int first_key(int query) const {
@@ -391,16 +385,15 @@ __device__ inline void share(int n, Each each) {
 
 // The keys of a workgroup and what there is to do with them.
 struct KeyTask {
-  const BackwardArguments& a;
+  const ReadyBackwardArguments& a;
   const Task& task;
   Visibility visibility;
   Walk walk;
   int first_key;  // of the workgroup
 
   __device__ Rows queries_of(const Walk& at) const {
-    const Arguments& f = a.attention;
     const unsigned long batch = task.batch, head = at.head, start = task.sequence.q_start;
-    const Rows q = {f.q + batch * f.q_batch + head * f.q_head + start * f.q_seq, f.q_seq,
+    const Rows q = {a.q + batch * a.q_batch + head * a.q_head + start * a.q_seq, a.q_seq,
                     task.queries};
     return q.from(at.has_ended() ? task.queries : at.first_query());
   }
@@ -411,15 +404,13 @@ struct KeyTask {
     return dout.from(at.has_ended() ? task.queries : at.first_query());
   }
   __device__ Rows keys() const {
-    const Arguments& f = a.attention;
     const unsigned long batch = task.batch, head = task.head, start = task.sequence.k_start;
-    return {f.k + batch * f.k_batch + head * f.k_head + start * f.k_seq, f.k_seq,
+    return {a.k + batch * a.k_batch + head * a.k_head + start * a.k_seq, a.k_seq,
             task.sequence.seqlen_k};
   }
   __device__ Rows values() const {
-    const Arguments& f = a.attention;
     const unsigned long batch = task.batch, head = task.head, start = task.sequence.k_start;
-    return {f.v + batch * f.v_batch + head * f.v_head + start * f.v_seq, f.v_seq,
+    return {a.v + batch * a.v_batch + head * a.v_head + start * a.v_seq, a.v_seq,
             task.sequence.seqlen_k};
   }
 };

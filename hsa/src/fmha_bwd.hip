@@ -91,7 +91,7 @@ __device__ inline void make_probabilities(const KeyTask& keys, Lds<char> lds, in
   const int lane = thread % 64;
   const int wave = __builtin_amdgcn_readfirstlane(thread / 64);
   const int first_row = keys.first_key + wave * 32, row = first_row + lane % 32;
-  const float scale = keys.a.attention.scale_log2;
+  const float scale = keys.a.scale_log2;
   u32x4 own[kSteps];
   load_own(own, keys.keys().from(first_row), lane);
   f32x16 dv[kBlocks];
@@ -362,19 +362,19 @@ __device__ inline void make_gradients(const KeyTask& keys, Lds<char> lds, int th
   const GradientTensors& g = keys.a.gradients;
   const Rows to = rows_of(g.dk, g.dk_strides, keys.task.batch, keys.task.head,
                           keys.task.sequence.k_start, keys.task.sequence.seqlen_k);
-  store_gradient(dk, keys.a.attention.scale_log2 * kLn2, to, row, lane);
+  store_gradient(dk, keys.a.scale_log2 * kLn2, to, row, lane);
 }
 
-__global__ void gradients(BackwardArguments) asm(KERNEL);
+__global__ void gradients(ReadyBackwardArguments) asm(KERNEL);
 
 __global__
     __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2))) void
-    gradients(BackwardArguments a) {
+    gradients(ReadyBackwardArguments a) {
   alignas(1024) __shared__ char lds[kSharedBytes];
   const Task task = kIsDeterministic ? next_task(a, (Lds<char>)lds) : task_of(a);
   const int first_key = task.tile * kKeys;
   if (first_key >= task.sequence.seqlen_k) return;
-  const unsigned heads = a.attention.gqa.divisor;
+  const unsigned heads = a.gqa;
   const Visibility visibility = Visibility::of(a, task.sequence);
   const int last_key = smaller(first_key + kKeys, task.sequence.seqlen_k) - 1;
   const KeyTask keys = {

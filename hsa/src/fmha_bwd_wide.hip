@@ -306,7 +306,7 @@ struct Wave {
     constexpr int kDout = kDoutRows + kPart * RowTile::kBytes;
     // Which products are where.
     constexpr int kDp = kSteps, kDv = 2 * kSteps, kDk = 3 * kSteps, kEnd = 4 * kSteps;
-    const float scale = keys.a.attention.scale_log2;
+    const float scale = keys.a.scale_log2;
     const unsigned own_lane = opaque(lane);
     const Lds<const char> rows = lds + RowTile::first_row(own_lane);
     const Lds<const char> key_rows = rows + (kKeyRows + 32 * number * RowTile::kRowBytes);
@@ -400,12 +400,12 @@ struct Wave {
     const Task& task = keys.task;
     Walk of_all = {};  // the first tile of head 0
     of_all.heads_left = 1;
-    result.queries = QueryRows::of(keys.queries_of(of_all), keys.a.attention.q_head);
+    result.queries = QueryRows::of(keys.queries_of(of_all), keys.a.q_head);
     result.douts = QueryRows::of(keys.douts_of(of_all), keys.a.gradients.dout_strides.head);
     const Between between = Between::of(keys.a, task.batch, 0, task.sequence);
     result.statistics = number == 0 ? between.lse : between.delta;
     result.dq_sums = between.dq;
-    result.head_statistics = keys.a.attention.lse_head / 4;
+    result.head_statistics = keys.a.lse_head / 4;
     asm volatile("" : "+s"(result.statistics), "+s"(result.dq_sums));
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) result.dk[block] = result.dv[block] = f32x16(0);
@@ -432,21 +432,21 @@ struct Wave {
 };
 
 // The arguments once more: what is read by this is not kept from before.
-__device__ inline BackwardArguments read_again() {
-  using Constant = const BackwardArguments __attribute__((address_space(4)));
+__device__ inline ReadyBackwardArguments read_again() {
+  using Constant = const ReadyBackwardArguments __attribute__((address_space(4)));
   Constant* arguments = (Constant*)__builtin_amdgcn_kernarg_segment_ptr();
   asm volatile("" : "+s"(arguments));
-  return *(const BackwardArguments*)arguments;
+  return *(const ReadyBackwardArguments*)arguments;
 }
 
 // Makes dk and dv of the keys from `first_key` on, and adds their share to dq.
 __device__ inline void differentiate(Task task, int first_key, Lds<char> lds, unsigned thread) {
-  const BackwardArguments a = read_again();
+  const ReadyBackwardArguments a = read_again();
   // Nor is what is computed with these.
   Sequence& sequence = task.sequence;
   asm volatile("" : "+s"(sequence.seqlen_q), "+s"(sequence.seqlen_k), "+s"(task.queries));
   asm volatile("" : "+s"(sequence.q_start), "+s"(sequence.k_start));
-  const unsigned heads = a.attention.gqa.divisor;
+  const unsigned heads = a.gqa;
   const Visibility visibility = Visibility::of(a, task.sequence);
   const int last_key = smaller(first_key + kKeys, task.sequence.seqlen_k) - 1;
   const KeyTask keys = {
@@ -494,7 +494,7 @@ __device__ inline void differentiate(Task task, int first_key, Lds<char> lds, un
 #pragma unroll
   for (int i = 0; i < 16; ++i) wave.add_dq(i, offset);
   if (kIsDeterministic && has_tiles) turn.end<0>(tile, opaque(wave.lane));
-  const BackwardArguments again = read_again();
+  const ReadyBackwardArguments again = read_again();
   const GradientTensors& g = again.gradients;
   const auto to = [&](Global<const char> tensor, const TensorStrides& strides) {
     return rows_of(tensor, strides, task.batch, task.head, task.sequence.k_start,
@@ -502,15 +502,15 @@ __device__ inline void differentiate(Task task, int first_key, Lds<char> lds, un
   };
   const unsigned lane = opaque(wave.lane);
   const int row = wave.first_row + lane % 32;
-  store_gradient(wave.dk, again.attention.scale_log2 * kLn2, to(g.dk, g.dk_strides), row, lane);
+  store_gradient(wave.dk, again.scale_log2 * kLn2, to(g.dk, g.dk_strides), row, lane);
   store_gradient(wave.dv, 1, to(g.dv, g.dv_strides), row, lane);
 }
 
-__global__ void gradients(BackwardArguments) asm(KERNEL);
+__global__ void gradients(ReadyBackwardArguments) asm(KERNEL);
 
 __global__
     __attribute__((amdgpu_flat_work_group_size(kThreads, kThreads), amdgpu_waves_per_eu(2, 2))) void
-    gradients(BackwardArguments a) {
+    gradients(ReadyBackwardArguments a) {
   alignas(1024) __shared__ char lds[kSharedBytes];
   const Task task = kIsDeterministic ? next_task(a, (Lds<char>)lds) : task_of(a);
   const int blocks = tiles_of(task.sequence.seqlen_k, kKeys);

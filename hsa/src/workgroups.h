@@ -108,8 +108,9 @@ __device__ inline Place place_of_workgroup(const Arguments& a, const Divisor& sh
   else return place_in_batch(a, shares);
 }
 
-template <bool kGroupMode>
-__device__ inline Sequence sequence_of(const Arguments& a, unsigned batch) {
+// Of any arguments that have lengths.
+template <bool kGroupMode, class Lengths>
+__device__ inline Sequence sequence_of(const Lengths& a, unsigned batch) {
   if constexpr (!kGroupMode)
     return {static_cast<int>(a.seqlen_q), static_cast<int>(a.seqlen_k), 0, 0};
   const Constant<int> sums_q = (Constant<int>)a.cu_seqlens_q;
@@ -124,8 +125,8 @@ __device__ inline Sequence sequence_of(const Arguments& a, unsigned batch) {
 }
 
 // The grid and the workspace are as large as max_seqlen_q promised, whatever came since.
-template <bool kGroupMode>
-__device__ inline int computed_queries(const Arguments& a, const Sequence& sequence) {
+template <bool kGroupMode, class Lengths>
+__device__ inline int computed_queries(const Lengths& a, const Sequence& sequence) {
   return kGroupMode ? smaller(sequence.seqlen_q, a.seqlen_q) : sequence.seqlen_q;
 }
 

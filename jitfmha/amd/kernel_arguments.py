@@ -11,7 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from ..jit.shared_struct import FLOAT, INT32, INT64, UINT32, Dialect, Pointer, SharedStruct
+from ..jit.shared_struct import (
+    FLOAT,
+    INT32,
+    INT64,
+    UINT32,
+    Dialect,
+    FieldType,
+    Pointer,
+    SharedStruct,
+)
 
 __all__ = [
     "AITER_ARGUMENTS",
@@ -25,8 +34,10 @@ __all__ = [
     "GRADIENT_TENSORS",
     "JITFMHA_ARGUMENTS",
     "MODIFIERS",
+    "READY_BACKWARD_ARGUMENTS",
     "STACKED_HEADS",
     "TENSOR_STRIDES",
+    "WINDOW",
     "Abi",
     "backward_device_header",
     "backward_structs",
@@ -227,34 +238,76 @@ COMPILED_ARGUMENTS = SharedStruct(
 # In bytes; of the lse, its gradient and that of the bias in elements.
 TENSOR_STRIDES = SharedStruct("TensorStrides", dict.fromkeys(("batch", "head", "seq"), INT64))
 
-# What backward kernels have beside what compiled ones have in forward. Those of keys read what that
-# of queries leaves in ``lse_log2`` and ``delta``, which have the layout of a contiguous lse.
+# What backward kernels of ours read and write beside the tensors of attention. Those of keys read
+# what that of queries leaves in ``lse_log2`` and ``delta``, which have the layout of a contiguous
+# lse.
 GRADIENT_TENSORS = SharedStruct(
     "GradientTensors",
     {
         "dout": Pointer("const char"),
         **dict.fromkeys(("lse", "dlse"), Pointer("const float")),  # dlse is null where it is 0
         **dict.fromkeys(("dq", "dk", "dv"), Pointer("char")),
-        "dbias": Pointer("float"),  # null: not wanted; its keys are contiguous
         **dict.fromkeys(("lse_log2", "delta"), Pointer("float")),
-        # Where ready kernels add dq up: contiguous, with the heads before the rows.
-        "dq_sums": Pointer("float"),
         **dict.fromkeys(("dout_strides", "lse_strides", "dlse_strides"), TENSOR_STRIDES),
         **dict.fromkeys(("dq_strides", "dk_strides", "dv_strides"), TENSOR_STRIDES),
-        "dbias_strides": TENSOR_STRIDES,
     },
 )
 
+# How the workgroups of backward kernels divide the work: the kernels say what follows from these.
+_BACKWARD_WORK: Mapping[str, FieldType] = {
+    "line_heads": DIVISOR,  # the heads that a kernel counts: of q or of k
+    "xcd_lines": UINT32,  # sequences and heads of an XCD
+    "tiles": UINT32,  # of the longest sequence
+}
+
+# What compiled backward kernels take.
 BACKWARD_ARGUMENTS = SharedStruct(
     "BackwardArguments",
     {
         "attention": JITFMHA_ARGUMENTS,
         "modifiers": MODIFIERS,
         "gradients": GRADIENT_TENSORS,
-        # How the workgroups divide the work: the kernels say what follows from these.
-        "line_heads": DIVISOR,  # the heads that a kernel counts: of q or of k
-        "xcd_lines": UINT32,  # sequences and heads of an XCD
-        "tiles": UINT32,  # of the longest sequence
+        "dbias": Pointer("float"),  # null: not wanted; its keys are contiguous
+        "dbias_strides": TENSOR_STRIDES,
+        **_BACKWARD_WORK,
+    },
+)
+
+# A query sees the keys from so many left of the diagonal to so many right of it.
+WINDOW = SharedStruct(
+    "Window",
+    {
+        **dict.fromkeys(("left", "right"), INT32),
+        "is_bottom_right": INT32,  # where the diagonal ends; else it begins in the other corner
+    },
+)
+
+# What backward kernels that come ready take, and nothing that they do not read: code objects are
+# built for this layout, and what other kernels take may change without them.
+READY_BACKWARD_ARGUMENTS = SharedStruct(
+    "ReadyBackwardArguments",
+    {
+        **dict.fromkeys(("q", "k", "v", "out"), Pointer("const char")),
+        # gm1, as in forward.
+        **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), Pointer("const int")),
+        **dict.fromkeys(("cu_seqlens_q_padded", "cu_seqlens_k_padded"), Pointer("const int")),
+        "gradients": GRADIENT_TENSORS,
+        # Where dq is added up: contiguous, with the heads before the rows.
+        "dq_sums": Pointer("float"),
+        # Where workgroups of deterministic kernels count whose turn it is; else null.
+        "turns": Pointer("unsigned"),
+        "scale_log2": FLOAT,  # the softmax scale times log2(e)
+        "seqlen_q": UINT32,  # gm1: max_seqlen_q
+        "seqlen_k": UINT32,  # gm1: of all sequences together
+        **dict.fromkeys(("q_seq", "q_head", "q_batch"), UINT32),
+        **dict.fromkeys(("k_seq", "k_head", "k_batch"), UINT32),
+        **dict.fromkeys(("v_seq", "v_head", "v_batch"), UINT32),
+        **dict.fromkeys(("out_seq", "out_head", "out_batch"), UINT32),
+        "lse_head": UINT32,
+        **dict.fromkeys(("batch", "heads_q", "heads_k"), UINT32),
+        "gqa": UINT32,  # query heads of a key head
+        "window": WINDOW,
+        **_BACKWARD_WORK,
     },
 )
 
@@ -287,23 +340,26 @@ def device_header() -> str:
 
 def backward_device_header() -> str:
     """Return the text of ``hsa/src/backward_arguments.h``."""
+    structs = _in_device_code(TENSOR_STRIDES, GRADIENT_TENSORS, WINDOW, READY_BACKWARD_ARGUMENTS)
     return f"""\
 // The arguments of the backward kernels. Written by hsa/build.py, as arguments.h is.
 #pragma once
 
 #include "arguments.h"
 
-{backward_structs()}
+{structs}
 """
 
 
 def compiled_structs() -> str:
     """What a compiled kernel takes, for its source, behind what ``arguments.h`` has."""
-    structs = MODIFIERS, STACKED_HEADS, COMPILED_ARGUMENTS
-    return "\n\n".join(each.cpp(_DEVICE) for each in structs)
+    return _in_device_code(MODIFIERS, STACKED_HEADS, COMPILED_ARGUMENTS)
 
 
 def backward_structs() -> str:
-    """Return the C++ structs that kernels of the backward pass take."""
-    structs = MODIFIERS, TENSOR_STRIDES, GRADIENT_TENSORS, BACKWARD_ARGUMENTS
+    """Return the C++ structs that compiled kernels of the backward pass take."""
+    return _in_device_code(MODIFIERS, TENSOR_STRIDES, GRADIENT_TENSORS, BACKWARD_ARGUMENTS)
+
+
+def _in_device_code(*structs: SharedStruct) -> str:
     return "\n\n".join(each.cpp(_DEVICE) for each in structs)

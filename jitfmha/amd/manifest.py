@@ -39,7 +39,7 @@ from .kernel_arguments import (
     AITER_GRADIENT_ARGUMENTS,
     AITER_ROW_SUM_ARGUMENTS,
     ARGUMENTS_OF,
-    BACKWARD_ARGUMENTS,
+    READY_BACKWARD_ARGUMENTS,
     Abi,
 )
 
@@ -59,7 +59,6 @@ Grid = Literal[
 ]
 """What a launch counts along x, y and z; the launcher has the formulas. In a pair is a tile from
 the head of a causal triangle and one from its tail."""
-GRIDS: tuple[Grid, ...] = get_args(Grid)
 
 FORWARD_MANIFEST = Path("fmha_v3_fwd", "fmha_fwd.csv")
 AITER_BACKWARD_FOLDER = "fmha_v3_bwd"
@@ -290,7 +289,7 @@ class ReadyBackwardRow(NamedTuple):
 
     @property
     def arguments(self) -> SharedStruct:
-        return BACKWARD_ARGUMENTS
+        return READY_BACKWARD_ARGUMENTS
 
     @property
     def serves(self) -> Hashable:
@@ -483,7 +482,7 @@ def ready_backward_row(cells: Cells) -> ReadyBackwardRow:
     sha256 = cells.sha256()
     if sha256 is None:
         raise OddRow("it has no sha256")
-    cells.refuse_other_layout(BACKWARD_ARGUMENTS)
+    cells.refuse_other_layout(READY_BACKWARD_ARGUMENTS)
     return ReadyBackwardRow(
         dtype=cells.word("dtype", get_args(BackwardDtype)),
         hdim_q=cells.positive("hdim_q"),

@@ -30,6 +30,7 @@ from ..amd.kernel_arguments import (
     BACKWARD_ARGUMENTS,
     COMPILED_ARGUMENTS,
     JITFMHA_ARGUMENTS,
+    READY_BACKWARD_ARGUMENTS,
 )
 from ..jit.regular_file import path_inside, read_regular_file
 from ..jit.shared_struct import SharedStruct
@@ -48,7 +49,8 @@ from ..problem.score_features import TENSOR_FEATURES, AskedModifiers, Modifiers
 FORMAT = 1
 FILE = "launch.json"
 _STRUCTS = (
-    *(AITER_ARGUMENTS, JITFMHA_ARGUMENTS, COMPILED_ARGUMENTS, BACKWARD_ARGUMENTS),
+    *(AITER_ARGUMENTS, JITFMHA_ARGUMENTS, COMPILED_ARGUMENTS),
+    *(READY_BACKWARD_ARGUMENTS, BACKWARD_ARGUMENTS),
     *(AITER_ROW_SUM_ARGUMENTS, AITER_GRADIENT_ARGUMENTS, AITER_DQ_ARGUMENTS),
 )
 INTERFACES: Mapping[str, SharedStruct] = {each.name: each for each in _STRUCTS}

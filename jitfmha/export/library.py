@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import get_args
 
 from .. import jit
@@ -14,11 +15,11 @@ from ..amd.chips import Arch, architecture, chip, chips
 from ..amd.manifest import KernelDtype
 from ..amd.runtime import PCI_CHIP_ID
 from ..jit.toolchain.hip_libraries import SYSTEM_NAMES
-from ..kernels.compiled.modifiers import modifier_constants, packed_modifiers
-from ..kernels.launcher import launcher_source
+from ..kernels.compiled.modifiers import modifier_constants, packed_modifiers, window_of
+from ..kernels.launcher import Block, LauncherKind, launcher_sources
 from ..kernels.ready.limits import FIELD_END, GRID_END, MOST_ROWS
 from ..problem.mask import Mask, parse_mask
-from ..problem.problem import MAX_HDIM
+from ..problem.problem import MAX_HDIM, Direction, Mode
 from ..version import __version__
 from .kernels import BackwardKernels, ForwardKernel
 from .policy import policy_in_cpp, row_in_cpp
@@ -34,6 +35,11 @@ _DTYPE_NAMES: dict[str, KernelDtype] = {
 }
 """The members of ``jitfmha::DataType`` in order, and those of manifests."""
 _NO_PAGES = (0,) * 7
+_BLOCKS: tuple[tuple[Direction, Block], ...] = (
+    ("forward", "ready"),
+    ("backward", "ready"),
+    ("backward", "compiled"),
+)
 # What stands for a byte in a C++ literal. A question mark would begin a trigraph.
 _LETTERS = [
     chr(x) if 0x20 <= x < 0x7F and chr(x) not in '"\\?' else f"\\{x:03o}" for x in range(256)
@@ -57,6 +63,14 @@ def library_files(
         for arch in arches
     }
     sources = ["src/jitfmha.cpp", *objects]
+    launchers = launcher_sources(
+        [
+            LauncherKind(arch, mode, direction, block)
+            for (direction, block), mode, arch in product(_BLOCKS, get_args(Mode), arches)
+        ],
+        suffix=".h",
+        linkage="[[maybe_unused]] static",
+    )
     files = {
         "CMakeLists.txt": _rendered("CMakeLists.txt", {**about, "sources": "\n  ".join(sources)}),
         "README.md": _rendered("README.md", about),
@@ -73,7 +87,7 @@ def library_files(
             "exported_symbols.map", {"namespace": common["namespace"]}
         ),
         "src/jitfmha.cpp": _calls(forward, backward, arches, common["namespace"]),
-        "src/launcher.h": "#pragma once\n\n" + launcher_source("[[maybe_unused]] static"),
+        **{f"src/launcher/{name}": text for name, text in launchers.items()},
         **objects,
     }
     return {**files, "exported.json": _inventory(files, kernels, version)}
@@ -112,10 +126,15 @@ def _calls(
         "jitfmha.cpp",
         {
             "namespace": namespace,
+            "launchers": "\n".join(
+                f'#include "launcher/{direction}_{block}_{mode}.h"'
+                for (direction, block), mode in product(_BLOCKS, get_args(Mode))
+            ),
             "policy_modules": "jitfmha/kernels/ready/key_split.py and policy.py",
             "policy": policy_in_cpp().cpp,
             "forward_kernels": _lines(map(_forward_entry, forward)),
             "backward_kernels": _lines(map(_backward_entry, backward)),
+            "windows_of_masks": _lines(f'"{_text(window_of(mask))}",' for mask in _MASKS),
             "modifiers_of_masks": _lines(f'"{_text(_modifiers(mask))}",' for mask in _MASKS),
             "chips": ", ".join(
                 f"{{{_arch(each.architecture.name)}, {pci_id:#x}, {each.xcds}}}"
@@ -146,7 +165,7 @@ def _forward_entry(kernel: ForwardKernel) -> str:
     row = kernel.row
     names = _quoted((row.name, row.symbol, row.combine_symbol or ""))
     return (
-        f"{{{_arch(kernel.arch)}, {row_in_cpp(row)}, Abi::{row.abi}, GridShape::{row.grid}, "
+        f"{{{_arch(kernel.arch)}, {row_in_cpp(row)}, "
         f"{row.threads}, {names}, {_image(kernel, row.file)}}},"
     )
 
@@ -160,8 +179,7 @@ def _backward_entry(each: BackwardKernels) -> str:
     )
     return (
         f"{{{_arch(each.arch)}, {row_in_cpp(row)}, {_bool(each.has_roundings)}, "
-        f"{_bool(each.adds_dq_up)}, {_bool(each.is_deterministic)}, "
-        f"GridShape::{row.grid}, {each.far_stride_bytes}, "
+        f"{_bool(each.adds_dq_up)}, {_bool(each.is_deterministic)}, {each.far_stride_bytes}, "
         f'"{each.name}", {{{launches}}}, {_image(each, row.file)}}},'
     )
 

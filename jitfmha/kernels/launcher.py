@@ -1,16 +1,18 @@
 """The host launcher of the AMD kernels: rendered, built, and bound to a kernel and a call.
 
-The launcher is C++ (``csrc_templates/amd/fmha_fwd_launcher.cpp.in``). It packs the kernels'
-arguments and goes to whichever HIP runtime it is given: the one that torch uses, or what stands in
-for it. What is launched, and into how many splits, is planned elsewhere (``kernels/ready``).
+The launcher is C++ (``csrc_templates/amd/launcher``). It packs the kernels' arguments and goes to
+whichever HIP runtime it is given: the one that torch uses, or what stands in for it. Each kind of
+kernels has one of its own, with nothing in it that is for others. What is launched, and into how
+many splits, is planned elsewhere (``kernels/ready``).
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,17 +31,17 @@ from ..amd.kernel_arguments import (
     GRADIENT_TENSORS,
     JITFMHA_ARGUMENTS,
     MODIFIERS,
+    READY_BACKWARD_ARGUMENTS,
     STACKED_HEADS,
     TENSOR_STRIDES,
-    Abi,
+    WINDOW,
 )
-from ..amd.manifest import GRIDS, AiterBackwardRow, KernelRow
+from ..amd.manifest import AiterBackwardRow, KernelRow
 from ..amd.runtime import HipError
-from ..jit.shared_struct import BOOL, FLOAT, INT32, INT64, Array, Pointer, SharedStruct
+from ..jit.shared_struct import BOOL, FLOAT, INT32, INT64, Array, FieldType, Pointer, SharedStruct
 from ..planning.target import AmdTarget
 from ..problem.arguments import Descales, Tensors, new_tuple
 from ..problem.problem import (
-    DescaleStrides,
     Direction,
     Mode,
     PlainSizes,
@@ -50,32 +52,22 @@ from ..problem.problem import (
 Block = Literal["aiter", "ready", "compiled"]
 """Whose arguments kernels take: those of AMD's, of ours that come ready, or of compiled ones."""
 
-_TEMPLATE = "amd/fmha_fwd_launcher.cpp.in"
-_ABIS: tuple[Abi, ...] = get_args(Abi)
-
-KERNEL_TRAITS = SharedStruct(
-    "KernelTraits",
-    {
-        **dict.fromkeys(("abi", "grid"), INT32),  # an Abi, a GridShape
-        **dict.fromkeys(("hdim_q", "hdim_v", "mask", "ts_qo", "threads"), INT32),
-        **dict.fromkeys(("q_bytes", "kv_bytes", "out_bytes"), INT32),  # of an element
-        "xcds": INT32,  # of the chip
-        "slots": INT32,  # workgroups that the device runs at a time
-        **dict.fromkeys(("is_group", "is_gfx942", "stacks_heads"), BOOL),
-    },
-)
 _STRIDES = SharedStruct("Strides", dict.fromkeys(("batch", "seq", "head", "hdim"), INT64))
 _DESCALE_STRIDES = SharedStruct("DescaleStrides", dict.fromkeys(("batch", "head"), INT64))
-# What stays the same from call to call of one kind.
-CALL = SharedStruct(
-    "Call",
-    {
-        "kernel": Pointer("const void"),
-        **dict.fromkeys(("batch", "heads_q", "heads_k"), INT64),
-        **dict.fromkeys(("q_descale", "k_descale", "v_descale"), _DESCALE_STRIDES),
-        "softmax_scale": FLOAT,
-    },
-)
+# What stays the same from call to call.
+_CALL: Mapping[str, FieldType] = {
+    "kernel": Pointer("const void"),
+    **dict.fromkeys(("batch", "heads_q", "heads_k"), INT64),
+    **dict.fromkeys(("hdim_q", "hdim_v"), INT32),
+    **dict.fromkeys(("q_bytes", "kv_bytes", "out_bytes"), INT32),  # of an element
+    "softmax_scale": FLOAT,
+}
+_FORWARD_CALL: Mapping[str, FieldType] = {
+    **_CALL,
+    **dict.fromkeys(("q_descale", "k_descale", "v_descale"), _DESCALE_STRIDES),
+    **dict.fromkeys(("mask", "ts_qo"), INT32),
+}
+BACKWARD_CALL = SharedStruct("BackwardCall", _CALL)
 # In elements, and as torch gives them: strides of dimensions of size 1 may be anything.
 SIZES = SharedStruct(
     "Sizes",
@@ -90,7 +82,7 @@ TENSORS = SharedStruct(
         **dict.fromkeys(("q", "k", "v"), Pointer("const char")),
         "out": Pointer("char"),
         "lse": Pointer("float"),
-        "workspace": Pointer("float"),  # of splits; of backward, turns; null: neither
+        "workspace": Pointer("float"),  # of splits; null: there is one
         **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), Pointer("const int")),
         **dict.fromkeys(("cu_seqlens_q_padded", "cu_seqlens_k_padded"), Pointer("const int")),
         **dict.fromkeys(("q_descale", "k_descale", "v_descale"), Pointer("const float")),
@@ -104,7 +96,7 @@ TENSORS = SharedStruct(
 BACKWARD_KERNEL = SharedStruct(
     "LaunchedBackwardKernel",
     {
-        "call": CALL,
+        "call": BACKWARD_CALL,
         "heads": INT64,  # query heads, or key heads
         "rows": INT64,  # of a workgroup
         "has_rows_of_keys": BOOL,
@@ -125,6 +117,12 @@ BACKWARD_TENSORS = SharedStruct(
     {
         "attention": TENSORS,
         "gradients": GRADIENT_TENSORS,
+        # Of ready kernels.
+        "dq_sums": Pointer("float"),
+        "turns": Pointer("unsigned"),
+        # Of compiled kernels.
+        "dbias": Pointer("float"),
+        "dbias_strides": TENSOR_STRIDES,
         "max_seqlen_k": INT64,  # the longest sequence of keys
     },
 )
@@ -179,40 +177,111 @@ class LauncherKind(NamedTuple):
         """The kind that launches kernels with that argument block for ``problem``."""
         return cls(target.arch, problem.mode, problem.direction, block)
 
+    @property
+    def name(self) -> str:
+        """What its function and its file are named after: of every chip the same."""
+        return f"{self.direction}_{self.block}_{self.mode}"
 
-_LINKAGE = 'extern "C" __attribute__((visibility("default")))'
+    @property
+    def call(self) -> SharedStruct:
+        """What stays the same from call to call of kernels, other than AMD's of backward."""
+        if self.direction == "backward":
+            return BACKWARD_CALL
+        fields = dict(_FORWARD_CALL)
+        if self.block == "aiter":
+            fields["workgroup_tiles"] = INT32  # of queries
+            if self.mode == "gm0":
+                fields["has_heads_first"] = BOOL  # along x; else tiles
+        elif self.mode == "gm1":
+            fields["slots"] = INT32  # workgroups that the device runs at a time
+        if self.block == "compiled":
+            fields["stacked_heads"] = INT32  # that are rows of the same tiles
+        return SharedStruct("Call", fields)
 
 
-def launcher_source(linkage: str) -> str:
-    """The launcher's C++, with functions that are declared with ``linkage``."""
-    structs = (
-        *(DIVISOR, JITFMHA_ARGUMENTS, AITER_ARGUMENTS),
-        *(MODIFIERS, STACKED_HEADS, COMPILED_ARGUMENTS),
-        *(TENSOR_STRIDES, GRADIENT_TENSORS, BACKWARD_ARGUMENTS),
-        *(KERNEL_TRAITS, _STRIDES, _DESCALE_STRIDES, CALL, SIZES, TENSORS),
-        *(BACKWARD_KERNEL, BACKWARD_PASS, BACKWARD_TENSORS),
+_OF_FORWARD = (_STRIDES, _DESCALE_STRIDES, SIZES, TENSORS)
+_OF_BACKWARD = (
+    *(_STRIDES, SIZES, TENSORS),
+    *(BACKWARD_CALL, BACKWARD_KERNEL, BACKWARD_PASS, BACKWARD_TENSORS),
+)
+_STRUCTS: Mapping[tuple[Direction, Block], tuple[SharedStruct, ...]] = {
+    ("forward", "aiter"): (AITER_ARGUMENTS, *_OF_FORWARD),
+    ("forward", "ready"): (DIVISOR, JITFMHA_ARGUMENTS, *_OF_FORWARD),
+    ("forward", "compiled"): (
+        *(DIVISOR, JITFMHA_ARGUMENTS, MODIFIERS, STACKED_HEADS, COMPILED_ARGUMENTS),
+        *_OF_FORWARD,
+    ),
+    ("backward", "aiter"): (
         *(AITER_ROW_SUM_ARGUMENTS, AITER_GRADIENT_ARGUMENTS, AITER_DQ_ARGUMENTS),
-        *(AITER_BACKWARD, AITER_BACKWARD_TENSORS),
-    )
-    values = {
-        "origin": f"Rendered from csrc_templates/{_TEMPLATE}.",
-        "linkage": linkage,
-        "abis": ", ".join(_ABIS),
-        "grids": ", ".join(GRIDS),
-        "shared_structs": "\n\n".join(each.cpp() for each in structs),
+        *(_STRIDES, SIZES, AITER_BACKWARD, AITER_BACKWARD_TENSORS),
+    ),
+    ("backward", "ready"): (
+        *(DIVISOR, TENSOR_STRIDES, GRADIENT_TENSORS, WINDOW, READY_BACKWARD_ARGUMENTS),
+        *_OF_BACKWARD,
+    ),
+    ("backward", "compiled"): (
+        *(DIVISOR, JITFMHA_ARGUMENTS, MODIFIERS, TENSOR_STRIDES, GRADIENT_TENSORS),
+        *(BACKWARD_ARGUMENTS, *_OF_BACKWARD),
+    ),
+}
+"""What C++ and Python share, but for a forward ``Call``, in the order of the definitions."""
+
+_FOLDER = "amd/launcher"
+_INCLUDED = re.compile(r'^#include "(\w+\.h)"$', re.MULTILINE)
+
+
+def launcher_sources(kinds: Sequence[LauncherKind], *, suffix: str, linkage: str) -> dict[str, str]:
+    """The text of one file for each name of ``kinds``, and of the headers that they include.
+
+    Args:
+        kinds: those of one name are of several chips, and differ in nothing else.
+        suffix: of the files that are named after kinds.
+        linkage: what the declarations of their functions begin with.
+    """
+    structs = dict.fromkeys(x for kind in kinds for x in _STRUCTS[kind.direction, kind.block])
+    files = {
+        "structs.h": jit.render(
+            f"{_FOLDER}/structs.h.in", {"structs": "\n\n".join(each.cpp() for each in structs)}
+        )
     }
-    return jit.render(_TEMPLATE, values)
+    for kind in kinds:
+        arches = [each.arch for each in kinds if each.name == kind.name]
+        files[f"{kind.name}{suffix}"] = _rendered(kind, " and ".join(arches), linkage)
+    waiting = list(files.values())
+    while waiting:
+        for header in _INCLUDED.findall(waiting.pop()):
+            if header not in files:
+                files[header] = jit.render(f"{_FOLDER}/{header}", {})
+                waiting.append(files[header])
+    return files
+
+
+def _rendered(kind: LauncherKind, arches: str, linkage: str) -> str:
+    template = f"{_FOLDER}/{kind.direction}_{kind.block}.cpp.in"
+    values = {
+        "origin": f"Rendered from csrc_templates/{template} for {kind.mode} on {arches}.",
+        "linkage": linkage,
+        "kind": kind.name,
+        "mode": kind.mode,
+    }
+    if kind.direction == "forward":
+        values["call"] = kind.call.cpp()
+        if kind.block == "aiter":
+            values["arch"] = kind.arch
+    return jit.render(template, values)
 
 
 @cache
 def launcher_spec(kind: LauncherKind) -> jit.BuildSpec:
     """The source and the flags of the launcher of that kind."""
     return jit.BuildSpec(
-        name="amd_fmha_fwd",
-        sources={"fmha_fwd_launcher.cpp": launcher_source(_LINKAGE)},
+        name=f"amd_{kind.name}_{kind.arch}",
+        sources=launcher_sources(
+            [kind], suffix=".cpp", linkage='extern "C" __attribute__((visibility("default")))'
+        ),
         cflags=("-std=c++17", "-O2", "-fvisibility=hidden"),
         ldflags=("-ldl",),
-        why="the first call on an AMD GPU",
+        why=f"the first {kind.direction} pass in {kind.mode} on {kind.arch}",
     )
 
 
@@ -236,8 +305,10 @@ class BoundKernel:
             HipError: the HIP runtime cannot be used, or refuses the code object.
             jitfmha.BuildError: the launcher does not compile.
         """
-        self.launcher = load_launcher(LauncherKind.of(problem, target, block))
-        self.entry = self.launcher.jitfmha_fwd
+        kind = LauncherKind.of(problem, target, block)
+        self.block = block
+        self.launcher = load_launcher(kind)
+        self.entry = entry_of(self.launcher, kind)
         self.device_index = target.device_index
         self.current_stream = target.runtime.current_stream
         self.launching = target.runtime.launching
@@ -245,14 +316,30 @@ class BoundKernel:
         self.is_group = problem.mode == "gm1"
         # Complete before any launch: one that is captured, or on another stream, waits for nothing.
         self.one = target.runtime.scale_of_one(target.device_index) if self.is_fp8 else None
-        kernel = self._load(problem, target, row, code_object)
-        self.call = CALL.packer.pack(
-            *(kernel, problem.batch, problem.heads_q, problem.heads_k),
-            *_descale_strides(problem.q_descale),
-            *_descale_strides(problem.k_descale),
-            *_descale_strides(problem.v_descale),
-            problem.softmax_scale,
-        )
+        names = row.file, row.symbol, row.combine_symbol or ""
+        q_bytes, kv_bytes, out_bytes = element_bytes(problem)
+        values = {
+            "kernel": load_kernel(self.launcher, target, row.threads, names, code_object.image),
+            "batch": problem.batch,
+            "heads_q": problem.heads_q,
+            "heads_k": problem.heads_k,
+            "hdim_q": row.hdim_q,
+            "hdim_v": row.hdim_v,
+            "q_bytes": q_bytes,
+            "kv_bytes": kv_bytes,
+            "out_bytes": out_bytes,
+            "softmax_scale": problem.softmax_scale,
+            "q_descale": problem.q_descale or (0, 0),
+            "k_descale": problem.k_descale or (0, 0),
+            "v_descale": problem.v_descale or (0, 0),
+            "mask": row.mask,
+            "ts_qo": row.ts_qo,
+            "workgroup_tiles": 2 if "tile_pairs" in row.grid else 1,
+            "has_heads_first": row.grid == "heads_tiles_batches",
+            "slots": row.workgroups_of_unit * target.compute_units,
+            "stacked_heads": problem.gqa if row.stacks_heads else 1,
+        }
+        self.call = bytes(kind.call.ctype(**{name: values[name] for name in kind.call.fields}))
 
     def launch_for(
         self,
@@ -290,18 +377,6 @@ class BoundKernel:
     def error(self, status: int) -> HipError:
         """Why the launcher's last function failed."""
         return error_of(self.launcher, status)
-
-    def _load(
-        self, problem: Problem, target: AmdTarget, row: KernelRow, code_object: CodeObject
-    ) -> int:
-        traits = KERNEL_TRAITS.packer.pack(
-            *(_ABIS.index(row.abi), GRIDS.index(row.grid), row.hdim_q, row.hdim_v, row.mask),
-            *(row.ts_qo, row.threads, *element_bytes(problem), target.chip.xcds),
-            row.workgroups_of_unit * target.compute_units,
-            *(row.mode == 1, target.arch == "gfx942", row.stacks_heads),
-        )
-        names = row.file, row.symbol, row.combine_symbol or ""
-        return load_kernel(self.launcher, target, traits, names, code_object.image)
 
 
 class AmdLaunch(NamedTuple):
@@ -398,8 +473,9 @@ class BoundAiterBackward:
             HipError: the HIP runtime cannot be used, or refuses a code object.
             jitfmha.BuildError: the launcher does not compile.
         """
-        self.launcher = load_launcher(LauncherKind.of(problem, target, "aiter"))
-        self.entry = self.launcher.jitfmha_aiter_bwd
+        kind = LauncherKind.of(problem, target, "aiter")
+        self.launcher = load_launcher(kind)
+        self.entry = entry_of(self.launcher, kind)
         self.device_index = target.device_index
         self.current_stream = target.runtime.current_stream
         self.launching = target.runtime.launching
@@ -426,21 +502,21 @@ class BoundAiterBackward:
             raise error_of(self.launcher, status)
 
     def _load(self, target: AmdTarget, row: AiterBackwardRow, code_object: CodeObject) -> int:
-        traits = KERNEL_TRAITS.ctype(threads=row.threads, xcds=target.chip.xcds)
         names = row.file, row.symbol, ""
-        return load_kernel(self.launcher, target, bytes(traits), names, code_object.image)
+        return load_kernel(self.launcher, target, row.threads, names, code_object.image)
 
 
 def load_kernel(
     launcher: ctypes.CDLL,
     target: AmdTarget,
-    traits: bytes,
+    threads: int,
     names: tuple[str, str, str],
     image: bytes,
 ) -> int:
     """The address by which the launcher knows a kernel, loaded on the target's device.
 
-    ``names`` are those of the file, of the kernel and of the one that combines splits, or "".
+    ``threads`` are those of a workgroup; ``names`` those of the file, of the kernel and of the one
+    that combines splits, or "".
 
     Raises ``HipError`` where the HIP runtime cannot be used, or refuses the image.
     """
@@ -449,7 +525,8 @@ def load_kernel(
         raise error_of(launcher, -1)
     kernel = ctypes.c_void_p()
     status = launcher.jitfmha_load(
-        *(runtime, target.device_index, traits, *(name.encode() for name in names)),
+        *(runtime, target.device_index, threads, target.chip.xcds),
+        *(name.encode() for name in names),
         *(image, len(image), ctypes.byref(kernel)),
     )
     if status != 0 or kernel.value is None:
@@ -466,21 +543,23 @@ def error_of(launcher: ctypes.CDLL, status: int) -> HipError:
 def load_launcher(kind: LauncherKind) -> ctypes.CDLL:
     """The loaded library. Functions get types where ctypes would cut pointers in half without."""
     library = jit.load(launcher_spec(kind))
-    pointer, integer, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
+    pointer, integer, unsigned = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
+    text = ctypes.c_char_p
     for name, result, arguments in (
         ("jitfmha_last_error", text, []),
         ("jitfmha_open_runtime", pointer, [text]),
         (
             *("jitfmha_load", integer),
-            [pointer, integer, text, text, text, text, text, ctypes.c_size_t, pointer],
+            [pointer, integer, unsigned, unsigned, *(text,) * 4, ctypes.c_size_t, pointer],
         ),
     ):
         function = getattr(library, name)
         function.restype = result
         function.argtypes = arguments
-    # Those that launch take bytes alone, and go without: to convert what has a type takes longer.
     return library
 
 
-def _descale_strides(strides: DescaleStrides | None) -> tuple[int, int]:
-    return strides or (0, 0)
+def entry_of(launcher: ctypes.CDLL, kind: LauncherKind) -> Callable[..., int]:
+    """The function that launches; it takes bytes alone, which ctypes need not convert."""
+    entry: Callable[..., int] = getattr(launcher, f"jitfmha_{kind.name}")
+    return entry

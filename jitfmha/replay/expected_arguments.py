@@ -311,13 +311,13 @@ def _of_compiled(facts: _Facts) -> Iterator[Expectation]:
     yield from _of_our_grid(facts, "attention.", count, slices)
 
 
-def _of_attention(facts: _Facts, prefix: str, count: int) -> Iterator[Expectation]:
-    """``count`` query heads that share a key head are rows of the same tiles."""
+def _of_tensors(facts: _Facts, prefix: str, count: int) -> Iterator[Expectation]:
+    """What all kernels of ours are told, forward and backward, in any block.
+
+    ``count`` query heads that share a key head are rows of the same tiles.
+    """
     problem = facts.problem
-    is_forward = problem.gradients is None
     yield from facts.addresses({f"{prefix}{name}": name for name in ("q", "k", "v", "out")})
-    if is_forward:
-        yield from facts.addresses({f"{prefix}lse": "lse"})
     scale = problem.softmax_scale * math.log2(math.e)
     yield Expectation(f"{prefix}scale_log2", scale, "the softmax scale times log2(e)")
     yield Expectation(f"{prefix}seqlen_q", facts.rows_q, "queries of the longest sequence")
@@ -330,16 +330,27 @@ def _of_attention(facts: _Facts, prefix: str, count: int) -> Iterator[Expectatio
     rows = problem.seqlen_q
     why = _LSE_HEAD + _times(count)
     yield Expectation(f"{prefix}lse_head", _FLOAT_BYTES * rows * count, why)
+    if facts.is_group:
+        sums = ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded")
+        yield from facts.sums({f"{prefix}{name}": name for name in sums})
+    yield from _reciprocals(facts)
+
+
+def _of_attention(facts: _Facts, prefix: str, count: int) -> Iterator[Expectation]:
+    """``Arguments``, with ``count`` query heads in the same tiles."""
+    problem = facts.problem
+    yield from _of_tensors(facts, prefix, count)
+    is_forward = problem.gradients is None
+    if is_forward:
+        yield from facts.addresses({f"{prefix}lse": "lse"})
     heads = problem.heads_q // count
-    if "ts_qo" in facts.row:
+    if is_forward and "ts_qo" in facts.row:
         tiles = _divided_up(facts.rows_q * count, facts.row["ts_qo"])
         yield Expectation(f"{prefix}query_tiles", tiles, f"tiles of {facts.row['ts_qo']} rows")
     yield Expectation(f"{prefix}heads.divisor", heads, "heads with workgroups of their own")
     yield Expectation(f"{prefix}gqa.divisor", heads // problem.heads_k, "of them, of a key head")
     if facts.is_group:
         yield Expectation(f"{prefix}batch.divisor", problem.batch, "sequences")
-        sums = ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded")
-        yield from facts.sums({f"{prefix}{name}": name for name in sums})
     for side in ("q", "k", "v"):
         batch, head = getattr(problem, f"{side}_descale") or (0, 0)
         if facts.has(f"{side}_descale"):
@@ -347,7 +358,6 @@ def _of_attention(facts: _Facts, prefix: str, count: int) -> Iterator[Expectatio
         for way, stride in (("batch", batch), ("head", head)):
             argument = f"{prefix}{side}_descale_{way}"
             yield Expectation(argument, _FLOAT_BYTES * stride, f"{side}_descale's stride")
-    yield from _reciprocals(facts)
 
 
 def _reciprocals(facts: _Facts) -> Iterator[Expectation]:
@@ -420,11 +430,9 @@ def _of_modifiers(facts: _Facts) -> Iterator[Expectation]:
             yield Expectation(f"{prefix}alibi_batch", slopes.strides[0], "the slopes' stride")
     if facts.has("sink") and facts.tensor("sink").shape[0] > 1:
         yield Expectation(f"{prefix}sink_head", facts.tensor("sink").strides[0], "sink's stride")
-    mask, softcap = problem.mask, problem.modifiers.logit_softcap
-    for name, side in (("window_left", mask.left), ("window_right", mask.right)):
-        expected = _OPEN_SIDE if side is None else min(side, _OPEN_SIDE)
-        yield Expectation(f"{prefix}{name}", expected, f"the mask is {mask}")
-    yield Expectation(f"{prefix}is_bottom_right", int(not mask.top_left), f"the mask is {mask}")
+    softcap = problem.modifiers.logit_softcap
+    names = ("window_left", "window_right", "is_bottom_right")
+    yield from _of_mask(facts, *(f"{prefix}{name}" for name in names))
     yield Expectation(
         f"{prefix}sink_size", min(problem.modifiers.sink_size, _OPEN_SIDE), "sink tokens"
     )
@@ -435,6 +443,14 @@ def _of_modifiers(facts: _Facts) -> Iterator[Expectation]:
     yield Expectation(f"{prefix}softcap", float(softcap), "logit_softcap")
     over = problem.softmax_scale / softcap if softcap else 0.0
     yield Expectation(f"{prefix}scale_over_softcap", over, "the softmax scale over logit_softcap")
+
+
+def _of_mask(facts: _Facts, left: str, right: str, is_bottom_right: str) -> Iterator[Expectation]:
+    mask = facts.problem.mask
+    for name, side in ((left, mask.left), (right, mask.right)):
+        expected = _OPEN_SIDE if side is None else min(side, _OPEN_SIDE)
+        yield Expectation(name, expected, f"the mask is {mask}")
+    yield Expectation(is_bottom_right, int(not mask.top_left), f"the mask is {mask}")
 
 
 def _steps(tensor: RecordedTensor, unit: int, count: int) -> tuple[int, ...]:
@@ -475,33 +491,51 @@ def _of_keys(facts: _Facts) -> Iterator[Expectation]:
     yield from facts.addresses({f"{prefix}p_descale": "p_descale"})
 
 
-def _of_backward(facts: _Facts) -> Iterator[Expectation]:
-    problem, values = facts.problem, facts.values
+def _of_compiled_backward(facts: _Facts) -> Iterator[Expectation]:
     yield from _of_attention(facts, "attention.", 1)
     yield from _of_modifiers(facts)
-    names = ("dout", "lse", "dlse", "dq", "dk", "dv", "dbias")
-    yield from facts.addresses({f"gradients.{name}": name for name in names})
+    yield from facts.addresses({"dbias": "dbias"})
+    if facts.has("dbias"):
+        strides = facts.tensor("dbias").strides[:-1]
+        yield from _strides_of_rows(facts, "dbias", "dbias_strides", strides)
+    yield from _of_gradient_tensors(facts, 0)
+
+
+def _of_ready_backward(facts: _Facts) -> Iterator[Expectation]:
+    problem = facts.problem
+    yield from _of_tensors(facts, "", 1)
+    for name, why in (("batch", "sequences"), ("heads_q", "heads of q"), ("heads_k", "heads of k")):
+        yield Expectation(name, getattr(problem, name), why)
+    yield Expectation("gqa", problem.gqa, "query heads of a key head")
+    yield from _of_mask(facts, "window.left", "window.right", "window.is_bottom_right")
+    # dq is added up before the lse and delta of each row.
+    rows = math.prod(problem.lse_shape)
     if facts.has("between_0"):
         begin = facts.address("between_0")
-        count = math.prod(problem.lse_shape)
-        # Kernels that come ready add dq up before the lse and delta of each row.
-        sums = count * problem.hdim_q if facts.record.family == "ready" else 0
-        lse = begin + _FLOAT_BYTES * sums
-        yield Expectation("gradients.dq_sums", begin, "it lies between the kernels")
+        yield Expectation("dq_sums", begin, "it lies between the kernels")
+        turns = begin + _FLOAT_BYTES * rows * (problem.hdim_q + 2)
+        why = "where workgroups count, behind delta"
+        yield Expectation("turns", turns if problem.is_deterministic else 0, why)
+    yield from _of_gradient_tensors(facts, rows * problem.hdim_q)
+
+
+def _of_gradient_tensors(facts: _Facts, sums: int) -> Iterator[Expectation]:
+    """What both blocks have; ``sums`` float32 are what dq is added up in."""
+    problem, values = facts.problem, facts.values
+    names = ("dout", "lse", "dlse", "dq", "dk", "dv")
+    yield from facts.addresses({f"gradients.{name}": name for name in names})
+    if facts.has("between_0"):
+        lse = facts.address("between_0") + _FLOAT_BYTES * sums
         yield Expectation("gradients.lse_log2", lse, "behind what dq is added up in")
-        delta = lse + _FLOAT_BYTES * count
+        delta = lse + _FLOAT_BYTES * math.prod(problem.lse_shape)
         yield Expectation("gradients.delta", delta, "behind lse_log2")
-        is_deterministic = problem.is_deterministic and sums > 0
-        turns = delta + _FLOAT_BYTES * count if is_deterministic else 0
-        yield Expectation("attention.workspace", turns, "where workgroups count, behind delta")
     for name in ("dout", "dq", "dk", "dv"):
         ways = (f"gradients.{name}_strides.{way}" for way in ("seq", "head", "batch"))
         yield from facts.strides(name, *ways)
     for name in ("lse", "dlse"):
         if facts.has(name):
-            yield from _strides_of_rows(facts, name, facts.tensor(name).strides)
-    if facts.has("dbias"):
-        yield from _strides_of_rows(facts, "dbias", facts.tensor("dbias").strides[:-1])
+            strides = facts.tensor(name).strides
+            yield from _strides_of_rows(facts, name, f"gradients.{name}_strides", strides)
     lines, tiles = int(values["line_heads.divisor"]), int(values["tiles"])
     if "ts_qo" in facts.row:
         is_of_queries, own = _backward_tile(facts)
@@ -525,13 +559,15 @@ def _backward_tile(facts: _Facts) -> tuple[bool, int]:
     return facts.kernel.symbol.endswith("_dq"), facts.row["ts_qo"]
 
 
-def _strides_of_rows(facts: _Facts, name: str, strides: tuple[int, ...]) -> Iterator[Expectation]:
+def _strides_of_rows(
+    facts: _Facts, name: str, argument: str, strides: tuple[int, ...]
+) -> Iterator[Expectation]:
     """Expect the strides of ``(b, h, s)`` or ``(h, s)``, in elements."""
     shape = facts.tensor(name).shape[: len(strides)]
     ways = ("batch", "head", "seq")[-len(strides) :]
     for way, size, stride in zip(ways, shape, strides, strict=True):
         if size > 1:
-            yield Expectation(f"gradients.{name}_strides.{way}", stride, f"{name}'s stride")
+            yield Expectation(f"{argument}.{way}", stride, f"{name}'s stride")
 
 
 # ---- Backward kernels of AMD's -------------------------------------------------------------------
@@ -633,7 +669,8 @@ _OF_INTERFACE: Mapping[str, Callable[[_Facts], Iterator[Expectation]]] = {
     "AiterArguments": _of_aiter,
     "Arguments": _of_ours,
     "CompiledArguments": _of_compiled,
-    "BackwardArguments": _of_backward,
+    "BackwardArguments": _of_compiled_backward,
+    "ReadyBackwardArguments": _of_ready_backward,
     "AiterRowSumArguments": _of_row_sums,
     "AiterGradientArguments": _of_gradients,
     "AiterDqArguments": _of_dq,

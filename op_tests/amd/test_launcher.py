@@ -19,10 +19,11 @@ from tree_environment import UseTree
 from untyped import fmha_fwd
 
 from jitfmha import HipError, jit
-from jitfmha.amd.kernel_arguments import JITFMHA_ARGUMENTS
+from jitfmha.amd.kernel_arguments import AITER_ARGUMENTS, JITFMHA_ARGUMENTS
 from jitfmha.kernels import launcher as amd_launcher
 
-KIND = amd_launcher.LauncherKind("gfx942", "gm0", "forward", "ready")
+READY = amd_launcher.LauncherKind("gfx942", "gm0", "forward", "ready")
+AITER = READY._replace(block="aiter")
 CHIPS = {"MI300X": 0, "MI308X": 1, "MI355X": 2}  # device of each
 
 
@@ -419,7 +420,7 @@ def test_wrong_devices_surface(rng: torch.Generator, runtime: RecordingRuntime) 
 
 
 def test_a_library_that_is_no_hip_runtime(tmp_path: Path) -> None:
-    launcher = amd_launcher.load_launcher(KIND)
+    launcher = amd_launcher.load_launcher(READY)
     assert launcher.jitfmha_open_runtime(str(tmp_path / "missing.so").encode()) is None
     assert "missing.so" in launcher.jitfmha_last_error().decode()
     # The launcher itself is a library without HIP's functions.
@@ -431,14 +432,16 @@ def test_offsets_are_checked_by_the_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A field too many in the struct does not compile."""
-    spec = amd_launcher.launcher_spec(KIND)
-    (source,) = spec.sources.values()
-    assert source.count("static_assert(offsetof(AiterArguments") == 41
-    assert source.count("static_assert(offsetof(Arguments") == len(JITFMHA_ARGUMENTS.fields)
     monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path))
-    for field in ("alignas(16) std::uint32_t s_lse_Hs;", "std::uint32_t k_seq;"):
+    for kind, struct, field in (
+        (AITER, AITER_ARGUMENTS, "alignas(16) std::uint32_t s_lse_Hs;"),
+        (READY, JITFMHA_ARGUMENTS, "std::uint32_t k_seq;"),
+    ):
+        spec = amd_launcher.launcher_spec(kind)
+        text = spec.sources["structs.h"]
+        assert text.count(f"static_assert(offsetof({struct.name}") == len(struct.fields)
         surplus = field.replace(";", "_surplus;")
-        broken = source.replace(field, f"{field} {surplus}")
-        assert broken != source
+        broken = {**spec.sources, "structs.h": text.replace(field, f"{field} {surplus}")}
+        assert broken != spec.sources
         with pytest.raises(jit.BuildError, match="static"):
-            jit.load(jit.BuildSpec("broken_launcher", {"broken.cpp": broken}, spec.cflags))
+            jit.load(jit.BuildSpec("broken_launcher", broken, spec.cflags))

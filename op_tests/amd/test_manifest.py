@@ -17,7 +17,12 @@ from untyped import explain, explain_bwd, fmha_fwd
 
 from jitfmha import emulate
 from jitfmha.amd.chips import Arch, architecture, chip
-from jitfmha.amd.kernel_arguments import ARGUMENTS_OF, BACKWARD_ARGUMENTS, JITFMHA_ARGUMENTS, Abi
+from jitfmha.amd.kernel_arguments import (
+    ARGUMENTS_OF,
+    JITFMHA_ARGUMENTS,
+    READY_BACKWARD_ARGUMENTS,
+    Abi,
+)
 from jitfmha.amd.manifest import FORWARD_MANIFEST, READY_BACKWARD_COLUMNS
 from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR, Tree, trees_of
 from jitfmha.amd.tree_check import check_tree
@@ -279,7 +284,7 @@ def ready_rows(folder: Path) -> list[dict[str, object]]:
     values = ("bf16", 64, 64, 0, 0, 0, 0, 128, 64, "main", "sums", "round", "a.co", 512, 256, SHA)
     (folder / "a.co").touch()
     row: dict[str, object] = dict(zip(READY_BACKWARD_COLUMNS, values, strict=True))
-    row["layout"] = BACKWARD_ARGUMENTS.layout
+    row["layout"] = READY_BACKWARD_ARGUMENTS.layout
     return [row, row | {"masked": 1}]
 
 
@@ -295,8 +300,8 @@ def ready_rows(folder: Path) -> list[dict[str, object]]:
         ({"edge_threads": 100}, "edge_threads '100' is not a multiple of 64 up to 1024"),
         ({"sha256": ""}, "it has no sha256"),
         ({"sha256": "12"}, "sha256 '12' is not 64 hexadecimal digits"),
-        ({"layout": ""}, "it was built for another layout of BackwardArguments: '', where"),
-        ({"layout": JITFMHA_ARGUMENTS.layout}, f"{BACKWARD_ARGUMENTS.layout!r}; rebuild it"),
+        ({"layout": ""}, "it was built for another layout of ReadyBackwardArguments: '', where"),
+        ({"layout": JITFMHA_ARGUMENTS.layout}, f"{READY_BACKWARD_ARGUMENTS.layout!r}; rebuild it"),
         ({"co_name": "../a.co"}, "co_name '../a.co' is not a file name"),
         ({"co_name": "/dev/zero"}, "co_name '/dev/zero' is not a file name"),
         ({"co_name": "b.co"}, "there is no file"),
@@ -331,11 +336,11 @@ def test_code_objects_of_another_layout_serve_no_call(
     assert min(counts) > 0
     forward, backward = (
         SharedStruct(struct.name, {**struct.fields, "one_more": INT64})
-        for struct in (JITFMHA_ARGUMENTS, BACKWARD_ARGUMENTS)
+        for struct in (JITFMHA_ARGUMENTS, READY_BACKWARD_ARGUMENTS)
     )
     of_abi: dict[Abi, SharedStruct] = {**ARGUMENTS_OF, "jitfmha": forward}
     monkeypatch.setattr("jitfmha.amd.manifest.ARGUMENTS_OF", of_abi)
-    monkeypatch.setattr("jitfmha.amd.manifest.BACKWARD_ARGUMENTS", backward)
+    monkeypatch.setattr("jitfmha.amd.manifest.READY_BACKWARD_ARGUMENTS", backward)
     (tree,) = trees_of(chip(architecture(arch).unlisted_chip))
     manifests = tree.forward, tree.ready_backward
     assert [manifest.rows for manifest in manifests] == [(), ()]

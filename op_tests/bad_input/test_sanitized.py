@@ -119,5 +119,5 @@ def test_bad_input(
     assert int(calls[1]) >= (20_000 if is_long else 300)
     loaded = re.search(r"loaded with sanitizers: (.*)", output)
     assert loaded, output[-2000:]
-    for name in ("cpu_fwd_fp32", "cpu_fwd_bf16", "cpu_fwd_fp16", "amd_fmha_fwd"):
+    for name in ("cpu_fwd_fp32", "cpu_fwd_bf16", "cpu_fwd_fp16", "amd_forward_"):
         assert name in loaded[1]

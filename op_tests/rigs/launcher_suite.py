@@ -14,6 +14,7 @@ from statistics import median
 
 import torch
 
+from jitfmha.amd.chips import chip
 from jitfmha.bench import decode_loop
 from jitfmha.bench.fresh_process import run_fresh
 from jitfmha.bench.report import Progress, Report
@@ -25,9 +26,29 @@ from jitfmha.problem.arguments import AttentionOptions
 from . import compiled_first_calls
 from .recording_runtime import RecordingRuntime
 
+BUILD_SECONDS = 1.0
 FIRST_CALL_SECONDS, STEADY_CALL_MICROSECONDS = 3.0, 8.0
 STEADY_PAIR_MICROSECONDS = 20.0
 _CHIP = "MI300X"
+# User and system time of what a build starts: it does not depend on what else runs.
+_BUILDS = """
+import json, resource, sys
+from itertools import product
+from typing import get_args
+from jitfmha import jit
+from jitfmha.kernels.launcher import Block, LauncherKind, launcher_spec
+from jitfmha.problem.problem import Direction, Mode
+def used():
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return children.ru_utime + children.ru_stime
+seconds = {}
+for parts in product(get_args(Mode), get_args(Direction), get_args(Block)):
+    kind = LauncherKind(sys.argv[1], *parts)
+    before = used()
+    jit.load(launcher_spec(kind))
+    seconds[kind.name] = used() - before
+print(json.dumps(seconds))
+"""
 # The recording runtime is built before, in a cache of its own; the empty one is set afterwards.
 _FIRST_CALL = """
 import json, os, sys, time
@@ -48,7 +69,7 @@ _TIMEOUT_SECONDS = 120.0
 
 
 def run(quick: bool, progress: Progress) -> Report:
-    """Measure first and steady calls in both modes, and first ones of compiled kernels."""
+    """Measure builds, first and steady calls in both modes, and first ones of compiled kernels."""
     report = Report(
         "launcher",
         {
@@ -63,6 +84,7 @@ def run(quick: bool, progress: Progress) -> Report:
         progress(f"first call in {mode}: {', '.join(f'{x:.2f}' for x in seconds)} s")
         what = f"first call in {mode} with an empty cache, median of {len(seconds)}"
         report.at_most(what, median(seconds), FIRST_CALL_SECONDS, "s")
+    _add_builds(report, progress)
     compiled_first_calls.add_row(report, quick, progress)
     for mode in ("gm0", "gm1"):
         microseconds = 1e6 * _steady_call(runtime, mode, 0.3 if quick else 2.0)
@@ -76,6 +98,21 @@ def run(quick: bool, progress: Progress) -> Report:
         report.at_most(what, microseconds, STEADY_PAIR_MICROSECONDS, "us")
     _decode_loop(report, runtime, quick, progress)
     return report
+
+
+def _add_builds(report: Report, progress: Progress) -> None:
+    """What building each kind of launcher takes, for one chip."""
+    with tempfile.TemporaryDirectory(prefix="jitfmha-") as empty_cache:
+        process = run_fresh(
+            *(_BUILDS, chip(_CHIP).architecture.name),
+            failure="the process that builds launchers failed",
+            timeout=_TIMEOUT_SECONDS,
+            environment={"JITFMHA_CACHE_DIR": empty_cache},
+        )
+    for name, seconds in json.loads(process.stdout).items():
+        progress(f"build of launcher {name}: {seconds:.2f} s of processors")
+        what = f"processors' time to build launcher {name}"
+        report.at_most(what, seconds, BUILD_SECONDS, "s")
 
 
 def call_of(mode: str) -> Callable[[], object]:

@@ -16,17 +16,17 @@ from ...problem.arguments import Gradients, Tensors
 from ...problem.problem import GradientStrides, Problem
 from ..amd_plan import AmdPlan
 from ..launcher import (
+    BACKWARD_CALL,
     BACKWARD_KERNEL,
     BACKWARD_PASS,
     BACKWARD_TENSORS,
-    CALL,
     SIZES,
     TENSORS,
     BoundKernel,
 )
 from ..modifiers import read_tensors
 from ..ready.key_split import ONE_SPLIT
-from .modifiers import modifier_constants, packed_modifiers
+from .modifiers import modifier_constants, packed_modifiers, window_of
 
 Rows = Literal["q", "k"]
 """Whose rows the workgroups of a kernel have."""
@@ -38,13 +38,13 @@ _pack_strides = TENSOR_STRIDES.packer.pack
 _NO_STRIDES = _pack_strides(0, 0, 0)
 # `BACKWARD_TENSORS`, of which the strides of the gradients come packed: they do not change from
 # call to call.
-_ADDRESSES_END = BACKWARD_TENSORS.offsets["gradients"] + GRADIENT_TENSORS.offsets["dout_strides"]
-_DBIAS_STRIDES_END = BACKWARD_TENSORS.offsets["max_seqlen_k"]
-_STRIDES_BYTES = _DBIAS_STRIDES_END - _ADDRESSES_END - TENSOR_STRIDES.size
-_pack_tensors = struct.Struct(
-    TENSORS.packer.format
-    + f"{GRADIENT_TENSORS.offsets['dout_strides'] // 8}Q{_STRIDES_BYTES}s{TENSOR_STRIDES.size}sq"
-).pack
+_STRIDES_BEGIN = GRADIENT_TENSORS.offsets["dout_strides"]
+_packer = struct.Struct(
+    f"{TENSORS.packer.format}{_STRIDES_BEGIN // 8}Q{GRADIENT_TENSORS.size - _STRIDES_BEGIN}s"
+    f"3Q{TENSOR_STRIDES.size}sq"
+)
+assert _packer.size == BACKWARD_TENSORS.size
+_pack_tensors = _packer.pack
 
 
 class BackwardKernel(NamedTuple):
@@ -98,7 +98,7 @@ def backward_launch(
     constants = modifier_constants(problem)
     return BackwardLaunch(
         first,
-        first.launcher.jitfmha_bwd,
+        first.entry,
         first.current_stream,
         first.device_index,
         _packed_pass(problem, packed_sizes, kernels),
@@ -115,7 +115,9 @@ def backward_launch(
         turns,
         _packed_strides(problem, problem.gradients),
         constants,
-        packed_modifiers(None, None, _NO_PAGES, constants),
+        window_of(problem.mask)
+        if first.block == "ready"
+        else packed_modifiers(None, None, _NO_PAGES, constants),
     )
 
 
@@ -133,9 +135,9 @@ class BackwardLaunch(NamedTuple):
         query_rows: of all heads and sequences together.
         dq_floats: that dq is added up in; 0 where it is not.
         turns: integers by which workgroups know whose turn it is; 0 where it is everybody's.
-        strides: those of ``GRADIENT_TENSORS`` but for dbias, packed in order.
+        strides: those of ``GRADIENT_TENSORS``, packed in order.
         constants: the numbers among the modifiers.
-        unmodified: the packed modifiers of a call without any.
+        unmodified: the packed modifiers of a call without any; of ready kernels the window.
     """
 
     first: BoundKernel
@@ -206,7 +208,7 @@ class BackwardLaunch(NamedTuple):
             v.data_ptr(),
             out.data_ptr(),
             0,
-            delta + query_rows * _FLOAT_BYTES if turns else 0,
+            0,
             sums_q,
             sums_k,
             padded_q,
@@ -223,11 +225,12 @@ class BackwardLaunch(NamedTuple):
             dq.data_ptr(),
             dk.data_ptr(),
             dv.data_ptr(),
-            0 if dbias is None else dbias.data_ptr(),
             lse_log2,
             delta,
-            dq_sums,
             strides,
+            dq_sums,
+            delta + query_rows * _FLOAT_BYTES if turns else 0,
+            0 if dbias is None else dbias.data_ptr(),
             _NO_STRIDES if dbias is None else _pack_strides(*_row_strides(dbias.stride()[:-1])),
             longest_k,
         )
@@ -258,7 +261,7 @@ def _packed_pass(
     )
     for i, (bound, kernel) in enumerate(kernels):
         packed.kernels[i] = BACKWARD_KERNEL.ctype(
-            call=CALL.ctype.from_buffer_copy(bound.call),
+            call=BACKWARD_CALL.ctype.from_buffer_copy(bound.call),
             heads=heads[kernel.rows],
             rows=kernel.own_rows,
             has_rows_of_keys=kernel.rows == "k",

@@ -72,7 +72,7 @@ class ForwardLaunch(NamedTuple):
         pages = self._packed_pages(table, k)
         beside = *packed_p_descale(scales.p), *self.columns
         modifying = packed_modifiers(modifiers, dropout, pages, self.constants, beside)
-        entry, sizes = kernel.launcher.jitfmha_compiled_fwd, self.launch.sizes
+        entry, sizes = kernel.entry, self.launch.sizes
         if kernel.launching is None:
             status = entry(kernel.call, sizes, addresses, modifying)
         else:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ...amd.kernel_arguments import MODIFIERS
+from ...amd.kernel_arguments import MODIFIERS, WINDOW
 from ...problem.arguments import Dropout
+from ...problem.mask import Mask
 from ...problem.problem import Problem
 from ...problem.score_features import Modifiers
 from ..modifiers import address, packed_dropout, packed_tensors, packed_window
@@ -27,6 +28,11 @@ def modifier_constants(problem: Problem) -> tuple[float, ...]:
         softcap,
         problem.has_query_head_descale,
     )
+
+
+def window_of(mask: Mask) -> bytes:
+    """``WINDOW`` of a mask, packed."""
+    return WINDOW.packer.pack(*packed_window(mask, _OPEN_SIDE))
 
 
 def packed_modifiers(

@@ -1,0 +1,15 @@
+// How AMD's kernels for gfx942 order their work; the numbers are those of AMD's own launcher.
+#pragma once
+
+#include <cstdint>
+
+namespace {
+
+template <class Call>
+std::uint32_t schedule_of(const Call& call, std::int64_t seqlen_q) {
+  if (call.hdim_q == 192 && call.hdim_v == 128) return 0;
+  const bool is_plain = call.mask == 0 || (call.heads_q % 8 == 0 && seqlen_q <= 16384);
+  return is_plain ? 5 : 3;
+}
+
+}  // namespace
