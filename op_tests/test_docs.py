@@ -181,3 +181,15 @@ def test_what_contributing_names_is_there() -> None:
     assert _missing(text) == []
     for was, gone in (("`call/run.py`", "call.py"), ("`Arguments`", "TensorGuards")):
         assert _missing(text.replace(was, f"`{gone}`")) != []
+
+
+def test_files_that_documents_name_are_there() -> None:
+    others = ("SECURITY.md", "CHANGELOG.md", "hsa/README.md", "csrc_templates/emulator/README.md")
+    folders = "jitfmha|csrc_templates|hsa|op_tests|docs|examples"
+    named = re.compile(rf"\b((?:{folders})/[\w/-]+\.[\w.]*\w)")
+    found = 0
+    for file in (*_DOCS, _README, *(_ROOT / other for other in others)):
+        for path in named.findall(file.read_text(encoding="utf-8")):
+            found += 1
+            assert (_ROOT / path).is_file(), f"{path} in {file}"
+    assert found > 10
