@@ -12,8 +12,10 @@ from typing import Any, TypeGuard, get_args
 
 import pytest
 import torch
+from commands import Ended, Run
 from fresh_calls import fresh_calls
 
+from jitfmha.cli import main
 from jitfmha.kernels.cpu import BESIDE_TILE_UNIT
 from jitfmha.planning.target import CpuIsa, cpu_isas_here
 
@@ -152,6 +154,21 @@ def num_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    """``run("explain", "--json")``: the package's command."""
+
+    def run_command(*argv: object) -> Ended:
+        capfd.readouterr()
+        try:
+            code = main([*map(str, argv)])
+        except SystemExit as end:  # argparse's way
+            code = end.code if isinstance(end.code, int) else 1
+        return Ended(code, *capfd.readouterr())
+
+    return run_command
 
 
 def _drawn_isas(config: pytest.Config) -> Collection[CpuIsa]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import Run
 from subprocesses import run_python
 
 import jitfmha
@@ -27,29 +27,6 @@ COMMANDS = (
     *("demo", "doctor", "explain", "kernels", "build", "cache", "bench", "profile"),
     *("run-kernel", "hsa", "replay", "export"),
 )
-
-
-class Ran:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Run = Callable[..., Ran]
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    def run_command(*argv: str) -> Ran:
-        capfd.readouterr()
-        code = main(argv)
-        out, err = capfd.readouterr()
-        return Ran(code, out, err)
-
-    return run_command
 
 
 @pytest.fixture

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
 from amd_problems import AmdProblem, assert_exact
 from assembled_words import assemble_words
+from commands import Run
 from plain_listing import PLAIN_NAME, plain_listing
 from plain_tree import COLUMNS, PlainKernel, write_tree
 from tree_environment import UseTree
@@ -38,7 +38,6 @@ from jitfmha.amd.import_kernel import (
 )
 from jitfmha.amd.manifest import READY_BACKWARD_MANIFEST
 from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR, trees_of
-from jitfmha.cli import main
 from jitfmha.emulator.disassembly import DecodedInstruction, disassemble, without_padding
 from jitfmha.jit.elf import Elf
 from jitfmha.jit.toolchain.device_compiler import (
@@ -55,28 +54,10 @@ SYMBOL = f"_ZN5aiter{len(PLAIN_NAME)}{PLAIN_NAME}E"
 FORWARD = Path("gfx942", "fmha_v3_fwd")
 FILE = FORWARD / "MI308" / f"{PLAIN_NAME}.co"
 
-Hsa = Callable[..., "Ended"]
-
-
-class Ended:
-    """How a command ended."""
-
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
 
 @pytest.fixture
-def hsa(capsys: pytest.CaptureFixture[str]) -> Hsa:
-    def run(*argv: object) -> Ended:
-        capsys.readouterr()
-        code = main(["hsa", *map(str, argv)])
-        return Ended(code, *capsys.readouterr())
-
-    return run
+def hsa(run: Run) -> Run:
+    return partial(run, "hsa")
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +81,7 @@ def with_flag(name: str, *values: str) -> tuple[str, ...]:
 
 
 def test_an_imported_kernel_serves_calls(
-    rng: torch.Generator, hsa: Hsa, listing: Path, tmp_path: Path, use_tree: UseTree
+    rng: torch.Generator, hsa: Run, listing: Path, tmp_path: Path, use_tree: UseTree
 ) -> None:
     tree = tmp_path / "tree"
     use_tree(tree)
@@ -128,7 +109,7 @@ def test_an_imported_kernel_serves_calls(
 
 
 def test_the_users_own_tree_is_where_kernels_go_and_where_calls_look(
-    hsa: Hsa,
+    hsa: Run,
     listing: Path,
     tmp_path: Path,
     use_tree: UseTree,
@@ -145,7 +126,7 @@ def test_the_users_own_tree_is_where_kernels_go_and_where_calls_look(
     assert [row.symbol for row in tree.forward.rows] == [SYMBOL]
 
 
-def test_a_second_variant_shares_the_row(hsa: Hsa, listing: Path, tmp_path: Path) -> None:
+def test_a_second_variant_shares_the_row(hsa: Run, listing: Path, tmp_path: Path) -> None:
     into = ("--into", tmp_path / "tree")
     assert hsa("import", listing, *FLAGS, *into).code == 0
     rows = (tmp_path / "tree" / FORWARD / "fmha_fwd.csv").read_text()
@@ -156,7 +137,7 @@ def test_a_second_variant_shares_the_row(hsa: Hsa, listing: Path, tmp_path: Path
     assert (check["files"], check["problems"], check["remarks"]) == (2, [], [])
 
 
-def test_a_kernel_is_replaced_only_on_demand(hsa: Hsa, listing: Path, tmp_path: Path) -> None:
+def test_a_kernel_is_replaced_only_on_demand(hsa: Run, listing: Path, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     assert hsa("import", listing, *FLAGS, "--into", tree).code == 0
     again = ("import", listing, *FLAGS, "--into", tree, "--name", "other")
@@ -177,7 +158,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def test_a_failed_import_leaves_the_tree_as_it_was(
-    hsa: Hsa, listing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hsa: Run, listing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = tmp_path / "tree"
     write_tree(tree, "gfx942", [PlainKernel(mask=0, mode=1)])
@@ -218,7 +199,7 @@ def test_a_failed_import_leaves_the_tree_as_it_was(
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_kernel_is_refused(
-    hsa: Hsa, listing: Path, tmp_path: Path, flags: tuple[str, ...], code: int, complaint: str
+    hsa: Run, listing: Path, tmp_path: Path, flags: tuple[str, ...], code: int, complaint: str
 ) -> None:
     tree = tmp_path / "tree"
     ended = hsa("import", listing, "--into", tree, *flags)
@@ -239,7 +220,7 @@ def test_a_kernel_is_refused(
     ],
 )
 def test_a_listing_is_refused(
-    hsa: Hsa, listing: Path, tmp_path: Path, form: str, other: str, complaint: str
+    hsa: Run, listing: Path, tmp_path: Path, form: str, other: str, complaint: str
 ) -> None:
     text, count = re.subn(form, other, listing.read_text())
     assert count
@@ -318,7 +299,7 @@ def test_the_assembler_has_limits() -> None:
 
 
 @pytest.mark.parametrize("action", ["show", "disasm", "import"])
-def test_pipes_and_devices_are_not_read(hsa: Hsa, tmp_path: Path, action: str) -> None:
+def test_pipes_and_devices_are_not_read(hsa: Run, tmp_path: Path, action: str) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path in (pipe, Path("/dev/zero")):
@@ -364,7 +345,7 @@ def test_a_name_that_is_taken_is_refused() -> None:
         renamed("mine:\nother:\n", "mine", "other")
 
 
-def test_what_is_disassembled_assembles_to_the_same(hsa: Hsa, tmp_path: Path) -> None:
+def test_what_is_disassembled_assembles_to_the_same(hsa: Run, tmp_path: Path) -> None:
     path = tmp_path / "kernel.co"
     path.write_bytes(KERNEL.code_object("gfx942"))
     instructions = without_padding(
@@ -399,7 +380,7 @@ def test_a_loop_behind_the_first_end_is_no_padding(last: str) -> None:
     ],
 )
 def test_what_is_no_code_object_is_refused(
-    hsa: Hsa, tmp_path: Path, action: str, content: bytes | None, complaint: str
+    hsa: Run, tmp_path: Path, action: str, content: bytes | None, complaint: str
 ) -> None:
     path = tmp_path / "kernel.co"
     if content is not None:
@@ -408,7 +389,7 @@ def test_what_is_no_code_object_is_refused(
     assert (ended.code, complaint in ended.err) == (2, True), ended.err
 
 
-def test_verify_names_each_problem(hsa: Hsa, tmp_path: Path) -> None:
+def test_verify_names_each_problem(hsa: Run, tmp_path: Path) -> None:
     good = PlainKernel(mask=2, mode=1)
     path = write_tree(tmp_path, "gfx950", [good])
     folder, image = path.parent, good.code_object("gfx950")
@@ -453,7 +434,7 @@ def test_verify_names_each_problem(hsa: Hsa, tmp_path: Path) -> None:
 
 
 def test_backward_kernels_of_this_package_are_listed_and_verified(
-    hsa: Hsa, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hsa: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in (HSA_DIR, AITER_ASM_DIR):
         monkeypatch.delenv(variable, raising=False)
@@ -477,7 +458,7 @@ def test_backward_kernels_of_this_package_are_listed_and_verified(
 
 @pytest.mark.parametrize(("action", "code"), [("list", 2), ("verify", 1)])
 def test_a_damaged_backward_manifest_is_named(
-    action: str, code: int, hsa: Hsa, tmp_path: Path
+    action: str, code: int, hsa: Run, tmp_path: Path
 ) -> None:
     path = tmp_path / "gfx950" / "fmha_bwd" / "fmha_bwd.csv"
     path.parent.mkdir(parents=True)
@@ -487,6 +468,6 @@ def test_a_damaged_backward_manifest_is_named(
     assert ended.code == code
 
 
-def test_a_folder_without_manifests_is_not_listed(hsa: Hsa, tmp_path: Path) -> None:
+def test_a_folder_without_manifests_is_not_listed(hsa: Run, tmp_path: Path) -> None:
     ended = hsa("list", tmp_path)
     assert (ended.code, f"{tmp_path} has no manifest" in ended.err) == (2, True)

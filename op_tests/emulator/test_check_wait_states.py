@@ -56,7 +56,6 @@ def _by_chip(gfx942: int, gfx950: int) -> dict[str, int]:
 
 
 _V = _zeros("v[1:40]")
-_CMP = "v_cmp_eq_u32 s[4:5], v1, v2"
 _CMP_VCC = "v_cmp_eq_u32 vcc, v1, v2"
 _CMPX = "v_cmpx_eq_u32 exec, v1, v1"
 _SET_MODE = "s_setreg_imm32_b32 hwreg(HW_REG_MODE), 0x3f0"

@@ -38,17 +38,6 @@ _CHIP = ChipRates(
 )
 
 
-def _timed(
-    place: tuple[int, int, int],
-    number: int,
-    cycles: int,
-    workgroups_per_unit: int,
-    matrix_busy: float,
-) -> TimedWorkgroup:
-    timing = Timing(workgroups_per_unit, cycles, matrix_busy, 0.25, 0.0, 0.0, 0.0, {})
-    return TimedWorkgroup(number, place, 1000, timing, "")
-
-
 def _estimate(
     grid: tuple[int, int, int],
     cycles: Callable[[int, int, int], int],
@@ -64,8 +53,9 @@ def _estimate(
     timed = []
     for number in range(total) if sample is None else sample:
         x, y, z = number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1])
-        timing = (cycles(x, y, z), workgroups_per_unit, matrix_busy)
-        timed.append(_timed((x, y, z), number, *timing))
+        measured = (workgroups_per_unit, cycles(x, y, z), matrix_busy)
+        timing = Timing(*measured, 0.25, 0.0, 0.0, 0.0, {})
+        timed.append(TimedWorkgroup(number, (x, y, z), 1000, timing, ""))
     estimate = estimate_launch(
         timed,
         grid=grid,

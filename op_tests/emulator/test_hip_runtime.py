@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import struct
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from launches import launch
 
 from jitfmha.emulator import DEVICES, Emulator, EmulatorError, Function
 from jitfmha.jit.toolchain.device_compiler import compile_hip
@@ -140,24 +141,16 @@ def test_the_error_string_has_the_details(
 ) -> None:
     """Launchers that know nothing but HIP still say what went wrong, and where."""
     library.hipGetErrorString.restype = ctypes.c_char_p
-    emulator.set_allowed_memory([])
-    try:
-        with pytest.raises(EmulatorError):
-            emulator.launch(tiny, (1, 1, 1), (64, 1, 1), struct.pack("<Q", 4096))
-    finally:
-        emulator.set_allowed_memory(None)
+    with pytest.raises(EmulatorError):
+        launch(emulator, tiny, 1, 64, 4096, 0)
     text = library.hipGetErrorString(_LAUNCH_FAILURE).decode()
     assert text.startswith("unspecified launch failure: kernel tiny, at tiny+0x")
     assert "wave 0, lane 0: store of 4 bytes at 0x1000" in text
     # Only for that code, and only where it happened.
     assert library.hipGetErrorString(_INVALID_VALUE) == b"invalid argument"
-    elsewhere: list[bytes] = []
-    thread = threading.Thread(
-        target=lambda: elsewhere.append(library.hipGetErrorString(_LAUNCH_FAILURE))
-    )
-    thread.start()
-    thread.join()
-    assert elsewhere == [b"unspecified launch failure"]
+    with ThreadPoolExecutor() as pool:
+        elsewhere = pool.submit(library.hipGetErrorString, _LAUNCH_FAILURE).result()
+    assert elsewhere == b"unspecified launch failure"
 
 
 def test_the_last_error_is_kept_until_it_is_taken(library: ctypes.CDLL) -> None:
@@ -260,12 +253,10 @@ def test_function_attributes(library: ctypes.CDLL, tiny: Function) -> None:
 def test_a_budget_stops_endless_loops(emulator: Emulator, arch: str, device: int) -> None:
     source = 'extern "C" __global__ void endless() { for (;;) __builtin_amdgcn_s_sleep(1); }'
     function = emulator.function(emulator.load_module(compile_hip(source, arch), device), "endless")
-    emulator.set_options(instruction_budget=10000)
-    try:
+    with emulator.keep_options():
+        emulator.set_options(instruction_budget=10000)
         with pytest.raises(EmulatorError, match="budget of 10000 instructions"):
-            emulator.launch(function, (2, 1, 1), (64, 1, 1), b"")
-    finally:
-        emulator.set_options()
+            launch(emulator, function, 2, 64)
 
 
 # ---- Memory and streams --------------------------------------------------------------------------
