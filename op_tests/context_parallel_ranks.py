@@ -117,10 +117,7 @@ def refusals(seed: int) -> dict[str, float]:
     whole: dict[str, Any] = {"seqlen_q": 4 * size}
     for call, said in (
         (lambda: ring_attention(q, q[:, :3], q, **whole), "only hdim may differ"),
-        (
-            lambda: ring_attention(q, q, q, **whole, seqlen_k=6 * size),
-            "k has 4 rows",
-        ),
+        (lambda: ring_attention(q, q, q, **whole, seqlen_k=6 * size), "k has 4 rows"),
         (lambda: ring_attention(q, q, q, seqlen_q=3), "q has 4 rows; with seqlen_q=3"),
         (lambda: ring_attention(q, q.half(), q, **whole), "k has dtype torch.float16"),
         (lambda: ring_attention(q[0], q, q, **whole), "q is .*expected"),

@@ -393,9 +393,7 @@ def test_out_of_shorter_sequences_must_hold_them_one_after_the_other(rng: torch.
     cu_seqlens_q = prefix_sums([20, 3])
     with pytest.raises(ValueError, match=r"out has strides \(3200, 128, 64, 1\)"):
         mha_fwd(
-            *(q, k, v, 0.0, 0.2, False, -1, -1, 0, False, False),
-            cu_seqlens_q=cu_seqlens_q,
-            out=out,
+            *(q, k, v, 0.0, 0.2, False, -1, -1, 0, False, False), cu_seqlens_q=cu_seqlens_q, out=out
         )
 
 

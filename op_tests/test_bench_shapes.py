@@ -166,7 +166,7 @@ def test_command(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "[2/2] batch 2, seqlen 64" in err
     measurements = json.loads(out)["measurements"]
     assert [(x["shape"]["mask"], x["peer"]) for x in measurements] == [
-        *(("none", "jitfmha"), ("none", "sdpa"), ("causal", "jitfmha"), ("causal", "sdpa")),
+        *(("none", "jitfmha"), ("none", "sdpa"), ("causal", "jitfmha"), ("causal", "sdpa"))
     ]
     rows = list(csv.DictReader(files["figures.csv"].read_text(encoding="utf-8").splitlines()))
     assert [float(row["seconds"]) for row in rows] == [x["seconds"] for x in measurements]

@@ -259,7 +259,7 @@ def test_a_check_that_breaks(examine: Doctor, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(doctor, "_CHECKS", [_check_nothing, doctor._check_torch])
     _, checks = examine()
     assert [(x["check"], x["verdict"]) for x in checks] == [
-        *(("before", "ok"), ("nothing", "failed"), ("torch", "ok")),
+        *(("before", "ok"), ("nothing", "failed"), ("torch", "ok"))
     ]
     assert "KeyError" in checks[1]["found"]
 

@@ -168,10 +168,7 @@ def test_with_all_features(rng: torch.Generator, dtype: str) -> None:
         scales = random_scales(rng, "each head", 2, heads_q, heads_k)
         actual = fmha_fwd(*tensors, return_lse=True, **options, **scales)
         expected = attention(*tensors, **options, **scales)
-        check(
-            *(actual, expected, tensors, scales),
-            dropout_p=options["dropout_p"],
-        )
+        check(*(actual, expected, tensors, scales), dropout_p=options["dropout_p"])
 
 
 @DRAWN_DTYPE

@@ -66,8 +66,7 @@ class Packed:
         starts_q, starts_k = (starts.tolist()[:-1] for starts in self.starts)
         q, k, v = (x.nan_to_num() for x in (self.q, self.k, self.v))
         return attention_packed(
-            *(q, k, v, self.lengths_q, self.lengths_k, starts_q, starts_k),
-            **options,
+            *(q, k, v, self.lengths_q, self.lengths_k, starts_q, starts_k), **options
         )
 
     def check(self, **options: Any) -> None:

@@ -150,12 +150,7 @@ ERRORS: list[tuple[tuple[torch.dtype, ...], dict[str, object], type[Exception], 
     ((INT8, torch.bfloat16, torch.bfloat16), {}, TypeError, ["k has dtype torch.bfloat16", "int8"]),
     ((torch.bfloat16, INT8, torch.bfloat16), {}, TypeError, ["v has dtype", "k has torch.int8"]),
     ((torch.bfloat16, torch.bfloat16, INT8), {}, TypeError, ["v has dtype", "k has torch.bfl"]),
-    (
-        (torch.float8_e4m3fn, INT8, INT8),
-        {},
-        TypeError,
-        ["k has dtype torch.int8", "float8_e4m3fn"],
-    ),
+    ((torch.float8_e4m3fn, INT8, INT8), {}, TypeError, ["k has dtype torch.int8", "float8_e4m3fn"]),
     (
         (torch.bfloat16, INT8, INT8),
         {"q_descale": torch.ones(1)},

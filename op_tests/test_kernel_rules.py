@@ -139,11 +139,7 @@ def test_a_rule_that_is_broken_alone(name: str, options: dict[str, Any], texts: 
         {"seqlen": (1 << 30) - 1, "hdim": 1, "heads": 1, "mode": "gm1"},
         {"seqlen": (1 << 20) - 1, "batch": 2, "hdim": 256},
         {"kv_dtype": "int8", "heads_k": 2, "features": ["descales", "column_major_v"]},
-        {
-            "dtype": "int8",
-            "heads_k": 2,
-            "features": ["int8_probabilities", "query_head_descales"],
-        },
+        {"dtype": "int8", "heads_k": 2, "features": ["int8_probabilities", "query_head_descales"]},
         {"mode": "gm1", "page_size": 1, "features": ["padded_sequences"], "mask": 2},
     ],
 )

@@ -178,10 +178,7 @@ def test_first_keys_that_do_not_count(rng: torch.Generator) -> None:
     it = Decoding.random(rng, [3, 40, CAPACITY], 4)
     first = torch.tensor([2, 0, CAPACITY], dtype=torch.int32)
     result = with_lse(
-        *(it.q, it.k_cache, it.v_cache),
-        cache_seqlens=it.seqlens,
-        cache_leftpad=first,
-        causal=True,
+        *(it.q, it.k_cache, it.v_cache), cache_seqlens=it.seqlens, cache_leftpad=first, causal=True
     )
     it.check(result, first=first, mask=2)
 
@@ -193,9 +190,7 @@ def test_batch_indices(rng: torch.Generator) -> None:
     k_cache[places], v_cache[places] = it.k_cache, it.v_cache
     k, v = it.k_cache[:, :1].clone(), it.v_cache[:, :1].clone()
     result = with_lse(
-        *(it.q, k_cache, v_cache, k, v),
-        cache_seqlens=it.seqlens,
-        cache_batch_idx=places.int(),
+        *(it.q, k_cache, v_cache, k, v), cache_seqlens=it.seqlens, cache_batch_idx=places.int()
     )
     for n, seqlen in enumerate(it.seqlens.tolist()):
         it.k_cache[n, seqlen], it.v_cache[n, seqlen] = k[n, 0], v[n, 0]

@@ -108,10 +108,7 @@ def test_no_keys_at_all(rng: torch.Generator, dtype: str) -> None:
 
 
 def written_definition(
-    seqlen_q: int,
-    seqlen_k: int,
-    mask: int | str = 0,
-    window_size: tuple[int, int] = (-1, -1),
+    seqlen_q: int, seqlen_k: int, mask: int | str = 0, window_size: tuple[int, int] = (-1, -1)
 ) -> Tensor:
     """Which key each query sees, as booleans ``(seqlen_q, seqlen_k)``.
 

@@ -66,12 +66,7 @@ def mla_absorbed(q: Tensor, kv: Tensor, k_pe: Tensor, **options: Any) -> Result:
 
 
 def mla(
-    q_nope: Tensor,
-    q_pe: Tensor,
-    kv: Tensor,
-    k_pe: Tensor,
-    wkv_b: Tensor,
-    **options: Any,
+    q_nope: Tensor, q_pe: Tensor, kv: Tensor, k_pe: Tensor, wkv_b: Tensor, **options: Any
 ) -> Result:
     """MLA with the projections inside: out ``(b, sq, hq, hdim_v)`` and lse ``(b, hq, sq)``.
 

@@ -181,8 +181,7 @@ def _check_group(call: CompiledCall, rng: torch.Generator) -> None:
     of_q, of_k = ([pair[side] for pair in call.lengths] for side in (0, 1))
     rows_q, rows_k = ([length + call.gap for length in lengths] for lengths in (of_q, of_k))
     shape = Shape(
-        *(len(call.lengths), heads_q, sum(rows_q), max(of_k), call.out_dtype, rng),
-        is_group=True,
+        *(len(call.lengths), heads_q, sum(rows_q), max(of_k), call.out_dtype, rng), is_group=True
     )
     dtype_q, dtype_kv = call.torch_dtypes
     q = _random(shape, dtype_q, sum(rows_q), heads_q, call.hdims[0])

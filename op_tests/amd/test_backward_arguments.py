@@ -53,12 +53,7 @@ def differing_slots(launch: Launch, expected: bytes) -> list[str]:
 
 
 def run(
-    *,
-    call: BackwardCall,
-    arch: str,
-    root: Path,
-    use_tree: UseTree,
-    runtime: RecordingRuntime,
+    *, call: BackwardCall, arch: str, root: Path, use_tree: UseTree, runtime: RecordingRuntime
 ) -> list[Launch]:
     write_backward_tree(root, arch)
     use_tree(root)

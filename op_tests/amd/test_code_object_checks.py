@@ -82,13 +82,7 @@ def test_machine(path: Path) -> None:
 
 def test_symbol(path: Path) -> None:
     other = "_ZN5aiter4noneE"
-    assert_refused(
-        path,
-        f"has no kernel {other}",
-        "it has",
-        KERNEL.symbol,
-        kernels={other: 512},
-    )
+    assert_refused(path, f"has no kernel {other}", "it has", KERNEL.symbol, kernels={other: 512})
 
 
 def test_argument_size(path: Path) -> None:

@@ -237,10 +237,7 @@ def test_rows_that_are_far_apart(rng: torch.Generator) -> None:
     shape = Shape(1, 1, 33, 33, q.dtype, rng)
     options = options_of(_TWO_FEATURES, shape)
     actual = run("gfx950", q, k, v, **options)
-    assert_close(
-        *(actual, attention(q, k, v, **options), q, k, v),
-        dropout_p=options["dropout_p"],
-    )
+    assert_close(*(actual, attention(q, k, v, **options), q, k, v), dropout_p=options["dropout_p"])
 
 
 @pytest.mark.sample(
@@ -285,10 +282,7 @@ def test_keys_in_pages(
     packed = [unpaged(x, table, lengths_k) for x in (k, v)]
     starts = [prefix_sums(lengths).tolist()[:-1] for lengths in (lengths_q, lengths_k)]
     expected = attention_packed(q, *packed, lengths_q, lengths_k, *starts, **options)
-    assert_close(
-        *(actual, expected, q, *packed),
-        dropout_p=options.get("dropout_p", 0.0),
-    )
+    assert_close(*(actual, expected, q, *packed), dropout_p=options.get("dropout_p", 0.0))
 
 
 @pytest.mark.sample("arch", ARCHS, 1)

@@ -308,16 +308,11 @@ _NARROW = ((128, 128), (64, 64), (96, 8))
     1,
 )
 def test_nothing_is_spilled(
-    arch: Arch,
-    hdims: tuple[int, int],
-    is_masked: bool,
-    access: Any,
-    modifiers: ModifierTraits,
+    arch: Arch, hdims: tuple[int, int], is_masked: bool, access: Any, modifiers: ModifierTraits
 ) -> None:
     """What goes to scratch memory, or scalars to vector registers, would be in every loop's way."""
     traits = BackwardTraits(
-        *(arch, "bf16", *hdims, "gm1", "rtne", is_masked, access),
-        modifiers=modifiers,
+        *(arch, "bf16", *hdims, "gm1", "rtne", is_masked, access), modifiers=modifiers
     )
     elf = Elf(jit.read(backward_spec(traits)))
     for kernel in traits.kernels():

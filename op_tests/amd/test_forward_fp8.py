@@ -217,11 +217,7 @@ def test_precision(chip: str, slope: float, rng: torch.Generator) -> None:
     1,
 )
 def test_rows_far_apart(
-    chip: str,
-    stride: int,
-    far: set[str],
-    rng: torch.Generator,
-    monkeypatch: pytest.MonkeyPatch,
+    chip: str, stride: int, far: set[str], rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that a buffer's offsets reach just so, just not, and that are nearly 4 GiB apart."""
     rows = 3 if stride > 2**30 else 70

@@ -21,13 +21,7 @@ from untyped import explain
 
 from jitfmha import emulate
 from jitfmha.amd import import_kernel
-from jitfmha.amd.assembly_listing import (
-    ListingError,
-    decorated,
-    kernels_of,
-    refuse_files,
-    renamed,
-)
+from jitfmha.amd.assembly_listing import ListingError, decorated, kernels_of, refuse_files, renamed
 from jitfmha.amd.chips import Arch, architecture, chip
 from jitfmha.amd.import_kernel import (
     ImportedKernel,
@@ -40,10 +34,7 @@ from jitfmha.amd.manifest import READY_BACKWARD_MANIFEST
 from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR, trees_of
 from jitfmha.emulator.disassembly import DecodedInstruction, disassemble, without_padding
 from jitfmha.jit.elf import Elf
-from jitfmha.jit.toolchain.device_compiler import (
-    DeviceCompileError,
-    assemble,
-)
+from jitfmha.jit.toolchain.device_compiler import DeviceCompileError, assemble
 
 KERNEL = PlainKernel(mask=2, mode=1)
 FLAGS = (
@@ -109,11 +100,7 @@ def test_an_imported_kernel_serves_calls(
 
 
 def test_the_users_own_tree_is_where_kernels_go_and_where_calls_look(
-    hsa: Run,
-    listing: Path,
-    tmp_path: Path,
-    use_tree: UseTree,
-    monkeypatch: pytest.MonkeyPatch,
+    hsa: Run, listing: Path, tmp_path: Path, use_tree: UseTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_tree(tmp_path)  # the package's own tree is out of sight
     monkeypatch.delenv(HSA_DIR)

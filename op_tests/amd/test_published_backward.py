@@ -162,9 +162,7 @@ def _run_top_left_group(kernel: PublishedKernel, rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize(
-    "kernel",
-    [x for x in PUBLISHED if x.can_fail_with_more_than_one_tile],
-    ids=str,
+    "kernel", [x for x in PUBLISHED if x.can_fail_with_more_than_one_tile], ids=str
 )
 def test_what_may_fail_is_passed_over(
     rng: torch.Generator, use_tree: UseTree, tmp_path: Path, kernel: PublishedKernel

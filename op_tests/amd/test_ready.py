@@ -231,10 +231,7 @@ def test_our_kernels_have_no_limits_of_plain_ones() -> None:
         *("bf16", 128, 128, 0, 0, 0, 256, 64, "symbol", "x.co"),
         *("jitfmha", 512, "xcd_heads_tiles_splits"),
     )
-    for beyond in (
-        problem(seqlen_q=4096, q=strides(seq=GIB // 2048)),
-        problem(k=strides(seq=0)),
-    ):
+    for beyond in (problem(seqlen_q=4096, q=strides(seq=GIB // 2048)), problem(k=strides(seq=0))):
         assert reasons(beyond) != ""
         assert not reasons_of_row(beyond, target(MI300), ours)
 

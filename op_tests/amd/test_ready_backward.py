@@ -34,10 +34,7 @@ MASKS = (0, 1, 2, "t:20,10", "b:40,0", "b:-1,7")
 LAYOUTS = ("bshd", "bhsd")
 # Where every workgroup has many keys: an architecture, and that its GPU has one compute unit.
 _SMALL: tuple[Arch, bool] = ("gfx950", True)
-EVERY_KERNEL = [
-    *((arch, False, hdims) for arch, hdims in ARCHS_AND_HDIMS),
-    (*_SMALL, (128, 128)),
-]
+EVERY_KERNEL = [*((arch, False, hdims) for arch, hdims in ARCHS_AND_HDIMS), (*_SMALL, (128, 128))]
 # Of the size of a gradient, as root mean squares; towards zero errors do not average out. Of many
 # rows they are 0.0030 and 0.0066, and up to a third more where a gradient has a single row.
 TOLERANCE = {"rtne": 0.006, "rtna": 0.006, "rtz": 0.012}
@@ -311,11 +308,7 @@ def test_errors_are_at_most_twice_those_of_rounding(
 @pytest.mark.parametrize("is_deterministic", [False, True])
 @pytest.mark.parametrize(("arch", "is_small", "hdims"), EVERY_KERNEL)
 def test_main_loops_have_no_conflicts_and_no_scratch(
-    arch: Arch,
-    is_small: bool,
-    hdims: tuple[int, int],
-    is_deterministic: bool,
-    rng: torch.Generator,
+    arch: Arch, is_small: bool, hdims: tuple[int, int], is_deterministic: bool, rng: torch.Generator
 ) -> None:
     options = {"deterministic": is_deterministic}
     call = BackwardCall(

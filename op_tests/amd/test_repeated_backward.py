@@ -252,10 +252,7 @@ def test_a_tensor_given_twice(
 
 @pytest.mark.parametrize("mode", ["gm0", "gm1", "padded gm1"])
 def test_a_call_like_one_before_goes_the_short_way(
-    rng: torch.Generator,
-    runtime: RecordingRuntime,
-    monkeypatch: pytest.MonkeyPatch,
-    mode: str,
+    rng: torch.Generator, runtime: RecordingRuntime, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     def like_the_first(gap: int = 0) -> BackwardCall:
         if mode == "gm0":

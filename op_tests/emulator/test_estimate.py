@@ -15,12 +15,7 @@ import pytest
 import jitfmha
 from jitfmha.amd import chips
 from jitfmha.emulator import DEVICES, Emulator
-from jitfmha.emulator.estimate import (
-    Estimate,
-    TimedWorkgroup,
-    Timing,
-    estimate_launch,
-)
+from jitfmha.emulator.estimate import Estimate, TimedWorkgroup, Timing, estimate_launch
 from jitfmha.emulator.profile import LaunchProfile, profile_launch
 from jitfmha.emulator.rates import ChipRates, rates_of_chip
 from jitfmha.jit.toolchain.device_compiler import compile_hip

@@ -16,12 +16,7 @@ from programs import LANES, Segment, run
 
 from jitfmha.cli import main
 from jitfmha.emulator import Emulator
-from jitfmha.emulator.profile import (
-    LaunchProfile,
-    Loop,
-    set_profile_options,
-    take_profiles,
-)
+from jitfmha.emulator.profile import LaunchProfile, Loop, set_profile_options, take_profiles
 from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 Profile = Callable[..., LaunchProfile]
@@ -554,11 +549,7 @@ def _described(folder: Path, grid: int = 1) -> tuple[str, str]:
         "grid": [grid],
         "block": [256],
         "tensors": {"x": {"dtype": "float32", "shape": [256 * grid], "random": 1}},
-        "arguments": [
-            {"tensor": "x"},
-            {"type": "f32", "value": 0.5},
-            {"type": "i32", "value": 3},
-        ],
+        "arguments": [{"tensor": "x"}, {"type": "f32", "value": 0.5}, {"type": "i32", "value": 3}],
     }
     path = folder / "args.json"
     path.write_text(json.dumps(launch), encoding="utf-8")

@@ -10,15 +10,7 @@ import pytest
 from lane_checks import LaneCheck, check_lanes
 from models.number_formats import F16, F32, FORMATS, Format
 from models.vector_alu import Environment
-from models.vop3p import (
-    PACKED,
-    Modifiers,
-    Packed,
-    dot_of_halves,
-    dot_of_integers,
-    mixed,
-    packed,
-)
+from models.vop3p import PACKED, Modifiers, Packed, dot_of_halves, dot_of_integers, mixed, packed
 from programs import LANES, Array, Segment, run
 from vector_cases import random_environment, random_values
 

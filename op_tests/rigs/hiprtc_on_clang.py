@@ -24,10 +24,7 @@ def write_hiprtc(folder: Path, name: str = "libhiprtc.so.7") -> Path:
     given = f'const char zig[] = "{zig}";\nconst char builtin_header[] = R"({header})";\n'
     spec = jit.BuildSpec(
         name="hiprtc_on_clang",
-        sources={
-            _SOURCE.name: _SOURCE.read_text(encoding="utf-8"),
-            "given.h": given,
-        },
+        sources={_SOURCE.name: _SOURCE.read_text(encoding="utf-8"), "given.h": given},
         cflags=("-std=c++17", "-O1", "-fvisibility=hidden"),
         why="device code is compiled as where PyTorch for ROCm is",
     )

@@ -14,18 +14,7 @@ from functools import partial
 from math import ceil, floor, pi
 from typing import Any
 
-from .number_formats import (
-    BF16,
-    DOWN,
-    F16,
-    F32,
-    F64,
-    FORMATS,
-    NEAREST,
-    TO_ZERO,
-    UP,
-    Format,
-)
+from .number_formats import BF16, DOWN, F16, F32, F64, FORMATS, NEAREST, TO_ZERO, UP, Format
 
 
 @dataclass(frozen=True)

@@ -193,10 +193,7 @@ OF_ONE_CHIP = [
     (
         "v_prng_b32",
         Operation(
-            "u32",
-            ("u32",),
-            lambda env, a: a << 1 ^ (197 if a >> 31 else 0),
-            archs=("gfx950",),
+            "u32", ("u32",), lambda env, a: a << 1 ^ (197 if a >> 31 else 0), archs=("gfx950",)
         ),
     ),
     (
