@@ -22,9 +22,7 @@ def sizes(errors: list[Tensor]) -> dict[str, float]:
 @pytest.mark.parametrize("seqlen", [64, 700])
 @pytest.mark.parametrize("hdim", [64, 128])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_against_torch(
-    rng: torch.Generator, dtype: str, hdim: int, seqlen: int, is_causal: bool, spread: float
-) -> None:
+def test_against_torch(rng, dtype, hdim, seqlen, is_causal, spread):
     """``spread`` scales the scores: from a nearly even softmax to one with few large weights.
 
     The largest of few errors is a matter of luck, so several draws are taken together.

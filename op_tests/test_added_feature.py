@@ -71,7 +71,7 @@ def changed(path: Path, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_a_row_and_a_line_add_a_feature_to_the_cpu(tmp_path: Path, seed: int) -> None:
+def test_a_row_and_a_line_add_a_feature_to_the_cpu(tmp_path, seed):
     for folder in ("jitfmha", "csrc_templates"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(REPOSITORY / folder, tmp_path / folder, ignore=ignored)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -60,16 +59,14 @@ def with_sinks(names: list[str]) -> list[str]:
         (mha_varlen_fwd, with_sinks(GROUP_REQUIRED), [*GROUP_OPTIONAL, "sink_ptr"]),
     ],
 )
-def test_signature(
-    function: Callable[..., object], required: list[str], optional: list[str]
-) -> None:
+def test_signature(function, required, optional):
     parameters = inspect.signature(function).parameters
     assert list(parameters) == [*required, *optional]
     for name, parameter in parameters.items():
         assert parameter.default is (inspect.Parameter.empty if name in required else None)
 
 
-def test_signatures_of_what_models_call() -> None:
+def test_signatures_of_what_models_call():
     """Names, order and defaults, as AITER declares them."""
     common = {"window_size": (-1, -1, 0), "bias": None, "alibi_slopes": None}
     returns = {"return_lse": False, "return_attn_probs": False, "how_v3_bf16_cvt": 1}
@@ -168,14 +165,7 @@ WINDOWS = [
 
 @pytest.mark.parametrize(("is_causal", "left", "right", "window"), WINDOWS)
 @pytest.mark.parametrize("seqlen_q", [1, 20, 40, 90])
-def test_batch_windows(
-    rng: torch.Generator,
-    seqlen_q: int,
-    is_causal: bool,
-    left: int,
-    right: int,
-    window: tuple[int, int],
-) -> None:
+def test_batch_windows(rng, seqlen_q, is_causal, left, right, window):
     q, k, v = random_qkv(rng, seqlen_q=seqlen_q, seqlen_k=40, heads_q=4)
     out, lse, randval, state = batch_call(
         q, k, v, is_causal=is_causal, window_size_left=left, window_size_right=right
@@ -188,9 +178,7 @@ def test_batch_windows(
 
 
 @pytest.mark.parametrize(("is_causal", "left", "right", "window"), WINDOWS)
-def test_group_windows(
-    rng: torch.Generator, is_causal: bool, left: int, right: int, window: tuple[int, int]
-) -> None:
+def test_group_windows(rng, is_causal, left, right, window):
     q, k, v = packed_qkv(rng)
     out, lse, randval, state = group_call(
         q, k, v, is_causal=is_causal, window_size_left=left, window_size_right=right
@@ -202,7 +190,7 @@ def test_group_windows(
     assert state.shape == (2,)
 
 
-def test_lse_is_empty_when_not_asked_for(rng: torch.Generator) -> None:
+def test_lse_is_empty_when_not_asked_for(rng):
     qkv = random_qkv(rng)
     out, lse, _, _ = batch_call(*qkv, return_softmax_lse=False)
     assert lse.shape == (0,)
@@ -212,14 +200,14 @@ def test_lse_is_empty_when_not_asked_for(rng: torch.Generator) -> None:
     assert group_call(*packed, return_softmax_lse=False)[1].shape == (0,)
 
 
-def test_rounding_modes_are_accepted(rng: torch.Generator) -> None:
+def test_rounding_modes_are_accepted(rng):
     qkv = [x.bfloat16() for x in random_qkv(rng)]
     results = [batch_call(*qkv, how_v3_bf16_cvt=mode)[0] for mode in (0, 1, 2)]
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
 
 
-def test_out(rng: torch.Generator) -> None:
+def test_out(rng):
     q, k, v = random_qkv(rng)
     buffer = torch.full((2, 33, 3, 2, 64), -77.0)
     out, _, _, _ = batch_call(q, k, v, out=buffer[:, :, 1])
@@ -230,7 +218,7 @@ def test_out(rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize("gap", [0, 3])
 @pytest.mark.parametrize("zero_tensors", [False, True])
-def test_zero_tensors(rng: torch.Generator, zero_tensors: bool, gap: int) -> None:
+def test_zero_tensors(rng, zero_tensors, gap):
     q, k, v = packed_qkv(rng, gap)
     behind = 4  # rows that belong to no sequence, besides the gaps
     q = torch.cat([q, q[:behind]])
@@ -289,9 +277,7 @@ UNSERVED_GROUP: list[tuple[dict[str, object], type[Exception], list[str]]] = [
 
 
 @pytest.mark.parametrize(("changes", "error", "texts"), UNSERVED)
-def test_batch_errors(
-    rng: torch.Generator, changes: dict[str, Any], error: type[Exception], texts: list[str]
-) -> None:
+def test_batch_errors(rng, changes, error, texts):
     with pytest.raises(error) as raised:
         batch_call(*random_qkv(rng), **changes)
     for text in texts:
@@ -299,9 +285,7 @@ def test_batch_errors(
 
 
 @pytest.mark.parametrize(("changes", "error", "texts"), [*UNSERVED, *UNSERVED_GROUP])
-def test_group_errors(
-    rng: torch.Generator, changes: dict[str, Any], error: type[Exception], texts: list[str]
-) -> None:
+def test_group_errors(rng, changes, error, texts):
     with pytest.raises(error) as raised:
         group_call(*packed_qkv(rng), **changes)
     for text in texts:
@@ -309,9 +293,7 @@ def test_group_errors(
 
 
 @pytest.mark.parametrize(("is_causal", "left", "right", "window"), WINDOWS)
-def test_the_functions_agree(
-    rng: torch.Generator, is_causal: bool, left: int, right: int, window: tuple[int, int]
-) -> None:
+def test_the_functions_agree(rng, is_causal, left, right, window):
     """What models call, and what it ends in, are the same; windows may be tensors."""
     q, k, v = random_qkv(rng, seqlen_q=20, seqlen_k=40, heads_q=4)
     sides = (is_causal, left, right)
@@ -352,9 +334,7 @@ def test_the_functions_agree(
 @pytest.mark.parametrize("shorter", ["q", "k", "both"])
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("layout", ["bshd", "bhsd", "every_other_row"])
-def test_sequences_that_are_shorter_than_their_place(
-    rng: torch.Generator, layout: str, is_causal: bool, shorter: str
-) -> None:
+def test_sequences_that_are_shorter_than_their_place(rng, layout, is_causal, shorter):
     lengths_q, lengths_k = [20, 0, 7], [40, 33, 1]
     if shorter == "k":
         lengths_q = [20] * 3
@@ -387,7 +367,7 @@ def test_sequences_that_are_shorter_than_their_place(
         assert (lse[n, :, sq:] == -torch.inf).all()
 
 
-def test_out_of_shorter_sequences_must_hold_them_one_after_the_other(rng: torch.Generator) -> None:
+def test_out_of_shorter_sequences_must_hold_them_one_after_the_other(rng):
     q, k, v = random_qkv(rng, batch=2, seqlen_q=20, seqlen_k=40)
     out = torch.zeros(2, 25, 2, 64)[:, :20]
     cu_seqlens_q = prefix_sums([20, 3])
@@ -402,7 +382,7 @@ def kept(randval: Tensor, dropout_p: float) -> Tensor:
     return math.floor(255.0 * (1 - dropout_p)) - randval.float() >= 0
 
 
-def test_dropout_bias_and_sinks(rng: torch.Generator) -> None:
+def test_dropout_bias_and_sinks(rng):
     q, k, v = random_qkv(rng, seqlen_q=20, seqlen_k=45, heads_q=4, hdim=32)
     bias, sink = torch.randn(20, 45, generator=rng), torch.randn(4, generator=rng).bfloat16()
     arguments = (0.3, None, True, 9, -1, 2, True, True)
@@ -438,7 +418,7 @@ def test_dropout_bias_and_sinks(rng: torch.Generator) -> None:
     assert_close(called[:2], expected, q, k, v / 0.7)
 
 
-def test_dropout_and_bias_of_packed_sequences(rng: torch.Generator) -> None:
+def test_dropout_and_bias_of_packed_sequences(rng):
     q, k, v = (x[..., :32] for x in packed_qkv(rng, gap=3))
     bias = torch.randn(q.shape[0], 40, generator=rng)
     padded = {
@@ -472,7 +452,7 @@ def test_dropout_and_bias_of_packed_sequences(rng: torch.Generator) -> None:
         assert_close((out[None, rows], lse[None, :, rows]), expected, *one[:2], one[2] / 0.7, 0.2)
 
 
-def test_bias_and_dropout_of_shorter_sequences(rng: torch.Generator) -> None:
+def test_bias_and_dropout_of_shorter_sequences(rng):
     q, k, v = random_qkv(rng, batch=2, seqlen_q=20, seqlen_k=40, heads_q=4, hdim=32)
     bias, lengths = torch.randn(20, 40, generator=rng), ([20, 7], [31, 40])
     cu_seqlens = {"cu_seqlens_q": prefix_sums(lengths[0]), "cu_seqlens_kv": prefix_sums(lengths[1])}
@@ -488,12 +468,12 @@ def test_bias_and_dropout_of_shorter_sequences(rng: torch.Generator) -> None:
         assert_close(result, expected, *one[:2], one[2] / 0.7, 0.2)
 
 
-def test_num_splits_is_a_number(rng: torch.Generator) -> None:
+def test_num_splits_is_a_number(rng):
     with pytest.raises(ValueError, match="num_splits=-1"):
         flash_attn_func(*random_qkv(rng), num_splits=-1)
 
 
-def test_compile(rng: torch.Generator) -> None:
+def test_compile(rng):
     torch._dynamo.reset()
     compiled = torch.compile(group_call, fullgraph=True, backend="aot_eager")
     q, k, v = packed_qkv(rng)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -44,9 +43,7 @@ GROUP_REQUIRED = [*FIRST, *GROUPS, *SCORES, "zero_tensors", *WINDOW]
         (fmha_v3_varlen_bwd, [*GROUP_REQUIRED, *V3], [*GRADIENTS, *RANDOM, *PADDED]),
     ],
 )
-def test_signature(
-    function: Callable[..., object], required: list[str], optional: list[str]
-) -> None:
+def test_signature(function, required, optional):
     parameters = inspect.signature(function).parameters
     assert list(parameters) == [*required, *optional]
     for name, parameter in parameters.items():
@@ -70,7 +67,7 @@ def assert_near(actual: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> Non
 @pytest.mark.parametrize(
     ("is_causal", "left", "right"), [(False, -5, -1), (True, 9, 4), (0, 5, 99)]
 )
-def test_batch(rng: torch.Generator, is_causal: bool, left: int, right: int) -> None:
+def test_batch(rng, is_causal, left, right):
     q, k, v = random_qkv(rng, seqlen_q=20, seqlen_k=45, heads_q=4, hdim=32)
     dout = torch.randn(q.shape, generator=rng)
     masked = (is_causal, left, right)
@@ -89,7 +86,7 @@ def test_batch(rng: torch.Generator, is_causal: bool, left: int, right: int) -> 
 
 
 @pytest.mark.parametrize("zero_tensors", [False, True])
-def test_packed_sequences(rng: torch.Generator, zero_tensors: bool) -> None:
+def test_packed_sequences(rng, zero_tensors):
     lengths, room = ([5, 0, 40, 17], [9, 4, 30, 40]), ([8, 3, 43, 20], [12, 7, 33, 43])
     q, k, v = (x[0] for x in random_qkv(rng, batch=1, seqlen_q=74, seqlen_k=95, heads_q=4, hdim=32))
     dout = torch.randn(q.shape, generator=rng)
@@ -127,7 +124,7 @@ def test_packed_sequences(rng: torch.Generator, zero_tensors: bool) -> None:
         assert (y[rows] == 0).all()
 
 
-def test_gradient_of_bias(rng: torch.Generator) -> None:
+def test_gradient_of_bias(rng):
     q, k, v = random_qkv(rng, seqlen_q=20, seqlen_k=45, heads_q=4, hdim=32)
     dout, bias = torch.randn(q.shape, generator=rng), torch.randn(20, 45, generator=rng)
     leaf = bias.double().requires_grad_()
@@ -146,7 +143,7 @@ def gradient_of_sink(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, sink: Tensor
     return torch.autograd.grad(out, leaf, dout.double())[0]
 
 
-def test_sinks(rng: torch.Generator) -> None:
+def test_sinks(rng):
     q, k, v = random_qkv(rng, seqlen_q=20, seqlen_k=45, heads_q=4, hdim=32)
     dout, sink = torch.randn(q.shape, generator=rng), torch.randn(4, generator=rng)
     # What a forward pass with sinks returns.
@@ -200,9 +197,7 @@ def test_sinks(rng: torch.Generator) -> None:
         ({"window_size_left": 2**63}, ValueError, [f"window_size_left={2**63}"]),
     ],
 )
-def test_errors(
-    rng: torch.Generator, changes: dict[str, Any], error: type[Exception], texts: list[str]
-) -> None:
+def test_errors(rng, changes, error, texts):
     q, k, v = random_qkv(rng, hdim=32)
     out, lse = jitfmha.fmha_fwd(q, k, v, return_lse=True)
     values = dict(zip(FIRST, (torch.ones_like(q), q, k, v, out, lse), strict=True))

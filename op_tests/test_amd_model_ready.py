@@ -38,7 +38,7 @@ def _rows(
     return report, told
 
 
-def test_rows_are_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_ratios(monkeypatch):
     seconds = {"own": 0.8, "named": 1.0, "deterministic": 1.2}
     report, told = _rows(monkeypatch, seconds, tree="/a/tree")
     assert told == []
@@ -56,7 +56,7 @@ def test_rows_are_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fastest.measured == pytest.approx(0.8 / 11.39e-3)
 
 
-def test_without_a_tree_rows_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_tree_rows_are_left_out(monkeypatch):
     report, _ = _rows(monkeypatch, {"own": 1.0, "deterministic": 1.0}, tree="")
     assert len(report.rows) == 10 + 1
     assert report.machine == {
@@ -64,7 +64,7 @@ def test_without_a_tree_rows_are_left_out(monkeypatch: pytest.MonkeyPatch) -> No
     }
 
 
-def test_calls_that_a_tree_does_not_serve_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_a_tree_does_not_serve_are_told(monkeypatch):
     seconds = {"own": 1.0, "named": 0.0, "deterministic": 1.0}
     report, told = _rows(monkeypatch, seconds, tree="/a/tree")
     assert not any("AITER" in row.what for row in report.rows)
@@ -72,7 +72,7 @@ def test_calls_that_a_tree_does_not_serve_are_told(monkeypatch: pytest.MonkeyPat
     assert all("left out, because another one ran" in line for line in told)
 
 
-def test_a_quick_run_has_one_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quick_run_has_one_of_each(monkeypatch):
     seconds = {"own": 1.0, "named": 1.0, "deterministic": 1.0}
     report, _ = _rows(monkeypatch, seconds, tree="/a/tree", quick=True)
     kinds = [row.what.partition(", ")[0].partition(" gfx")[0] for row in report.rows]

@@ -71,7 +71,7 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("options", OPTIONS)
-def test_batches(rng: torch.Generator, options: dict[str, Any]) -> None:
+def test_batches(rng, options):
     own = module(rng, **options)
     for seqlen in (0, 1, 33):
         x = torch.randn(2, seqlen, EMBED_DIM, generator=rng)
@@ -80,7 +80,7 @@ def test_batches(rng: torch.Generator, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_packed_sequences(rng: torch.Generator, options: dict[str, Any]) -> None:
+def test_packed_sequences(rng, options):
     own = module(rng, **options)
     lengths = [5, 0, 17, 1]
     x = torch.randn(sum(lengths), EMBED_DIM, generator=rng)
@@ -90,7 +90,7 @@ def test_packed_sequences(rng: torch.Generator, options: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("options", [x for x in OPTIONS if x.get("causal")])
-def test_cache(rng: torch.Generator, options: dict[str, Any]) -> None:
+def test_cache(rng, options):
     """A prompt and then tokens one by one give what all at once do."""
     own = module(rng, **options)
     x = torch.randn(2, 21, EMBED_DIM, generator=rng)
@@ -102,14 +102,14 @@ def test_cache(rng: torch.Generator, options: dict[str, Any]) -> None:
     torch.testing.assert_close(torch.cat(parts, 1).double(), whole, rtol=1e-3, atol=1e-3)
 
 
-def test_context(rng: torch.Generator) -> None:
+def test_context(rng):
     own = module(rng, num_kv_heads=1)
     x, context = (torch.randn(2, n, EMBED_DIM, generator=rng) for n in (33, 49))
     out = own(x, context)
     torch.testing.assert_close(out.double(), expected(own, x, context), rtol=1e-3, atol=1e-3)
 
 
-def test_gradients_of_parameters(rng: torch.Generator) -> None:
+def test_gradients_of_parameters(rng):
     own = module(rng, causal=True, rotary_dim=HDIM, qk_norm=True)
     x = torch.randn(2, 33, EMBED_DIM, generator=rng)
     own(x).square().mean().backward()
@@ -128,7 +128,7 @@ def test_gradients_of_parameters(rng: torch.Generator) -> None:
     assert all(parameter.grad is not None for parameter in own.parameters())
 
 
-def test_dropout_in_training_only(rng: torch.Generator) -> None:
+def test_dropout_in_training_only(rng):
     own = module(rng, dropout=0.5)
     x = torch.randn(2, 33, EMBED_DIM, generator=rng)
     assert not torch.equal(own(x), own(x))
@@ -148,13 +148,13 @@ def test_dropout_in_training_only(rng: torch.Generator) -> None:
         ({"head_dim": None, "embed": 97}, "embed_dim=97"),
     ],
 )
-def test_sizes_that_do_not_fit(options: dict[str, Any], said: str) -> None:
+def test_sizes_that_do_not_fit(options, said):
     sizes = {"head_dim": HDIM} | options
     with pytest.raises(ValueError, match=said):
         jitfmha.Attention(sizes.pop("embed", EMBED_DIM), HEADS, **sizes)
 
 
-def test_inputs_that_do_not_go_together(rng: torch.Generator) -> None:
+def test_inputs_that_do_not_go_together(rng):
     own, plain = module(rng, causal=True, rotary_dim=8, dropout=0.5), module(rng)
     x, sums = torch.randn(2, 5, EMBED_DIM, generator=rng), prefix_sums([5])
     cache, bias = own.new_cache(2, 8), torch.zeros(1, 1, 5, 5)

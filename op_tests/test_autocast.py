@@ -21,7 +21,7 @@ DTYPE = torch.bfloat16
 
 
 @pytest.mark.usefixtures("poisoned_memory")
-def test_inputs_are_cast_to_the_dtype_of_the_region(rng: torch.Generator) -> None:
+def test_inputs_are_cast_to_the_dtype_of_the_region(rng):
     q, k, v = random_qkv(rng)
     expected = fmha_fwd(q.to(DTYPE), k.to(DTYPE), v.to(DTYPE), mask="causal")
     for mixed in ((q, k, v), (q.to(DTYPE), k, v), (q, k.half(), v.to(DTYPE))):
@@ -38,7 +38,7 @@ def test_inputs_are_cast_to_the_dtype_of_the_region(rng: torch.Generator) -> Non
     assert fmha_fwd(q, k, v, mask="causal").dtype == torch.float32
 
 
-def test_gradients_have_the_dtype_of_the_inputs(rng: torch.Generator) -> None:
+def test_gradients_have_the_dtype_of_the_inputs(rng):
     with FakeTensorMode() as mode:
         leaves = [mode.from_tensor(x).requires_grad_() for x in random_qkv(rng)]
         with torch.autocast("cpu", DTYPE):
@@ -58,7 +58,7 @@ class Arrived(TorchDispatchMode):
         return args[0], args[0]
 
 
-def test_what_must_be_float32_stays(rng: torch.Generator) -> None:
+def test_what_must_be_float32_stays(rng):
     q, k, v = random_qkv(rng)
     slopes, sink = torch.rand(2, generator=rng), torch.randn(2, generator=rng)
     for bias_dtype, expected in ((torch.float32, torch.float32), (torch.float16, DTYPE)):
@@ -75,7 +75,7 @@ def test_what_must_be_float32_stays(rng: torch.Generator) -> None:
         }
 
 
-def test_other_calls_are_not_changed(rng: torch.Generator) -> None:
+def test_other_calls_are_not_changed(rng):
     q, k, v = random_qkv(rng)
     expected, out = fmha_fwd(q, k, v), torch.empty_like(q)
     with torch.autocast("cpu", DTYPE):
@@ -90,7 +90,7 @@ def test_other_calls_are_not_changed(rng: torch.Generator) -> None:
     assert torch.equal(out, expected)
 
 
-def test_the_operator_and_compiled_calls(rng: torch.Generator) -> None:
+def test_the_operator_and_compiled_calls(rng):
     q, k, v = random_qkv(rng)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -72,19 +72,19 @@ TOTALS: dict[str, Callable[..., Tensor]] = {
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("total", TOTALS)
-def test_gradients(qkv: list[Tensor], total: str) -> None:
+def test_gradients(qkv, total):
     results = fmha_fwd(*qkv, return_lse=True)
     assert_close(torch.autograd.grad(TOTALS[total](*results), qkv), expected(TOTALS[total], qkv))
 
 
 @pytest.mark.usefixtures("way")
-def test_gradients_without_lse(qkv: list[Tensor]) -> None:
+def test_gradients_without_lse(qkv):
     assert_close(torch.autograd.grad(squares(fmha_fwd(*qkv)), qkv), expected(squares, qkv))
 
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_one_input_requires_grad(qkv: list[Tensor], name: str) -> None:
+def test_one_input_requires_grad(qkv, name):
     wanted = dict(zip("qkv", expected(squares, qkv), strict=True))
     named = dict(zip("qkv", qkv, strict=True))
     arguments = {n: x if n == name else x.detach() for n, x in named.items()}
@@ -94,7 +94,7 @@ def test_one_input_requires_grad(qkv: list[Tensor], name: str) -> None:
 
 
 @pytest.mark.usefixtures("way")
-def test_no_grad_and_frozen_inputs(qkv: list[Tensor]) -> None:
+def test_no_grad_and_frozen_inputs(qkv):
     with torch.no_grad():
         assert not fmha_fwd(*qkv).requires_grad
     assert not fmha_fwd(*[x.detach() for x in qkv]).requires_grad
@@ -102,7 +102,7 @@ def test_no_grad_and_frozen_inputs(qkv: list[Tensor]) -> None:
 
 @pytest.mark.usefixtures("fresh_dynamo", "quick_inductor")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compile(qkv: list[Tensor], backend: str) -> None:
+def test_compile(qkv, backend):
     compiled: Any = torch.compile(
         lambda q, k, v: squares(fmha_fwd(q, k, v)), fullgraph=True, backend=backend
     )
@@ -110,7 +110,7 @@ def test_compile(qkv: list[Tensor], backend: str) -> None:
 
 
 @pytest.mark.parametrize("return_lse", [False, True])
-def test_opcheck(qkv: list[Tensor], return_lse: bool) -> None:
+def test_opcheck(qkv, return_lse):
     options = ("none", (-1, -1))
     nothing = (None,) * 6
     torch.library.opcheck(
@@ -124,7 +124,7 @@ def test_opcheck(qkv: list[Tensor], return_lse: bool) -> None:
         )
 
 
-def test_func_grad_and_vmap(qkv: list[Tensor]) -> None:
+def test_func_grad_and_vmap(qkv):
     plain = [x.detach() for x in qkv]
     gradient = torch.func.grad(lambda q, k, v: squares(fmha_fwd(q, k, v)), argnums=(0, 1, 2))
     wanted = expected(squares, qkv)
@@ -138,7 +138,7 @@ def test_func_grad_and_vmap(qkv: list[Tensor]) -> None:
 
 
 @pytest.mark.usefixtures("way")
-def test_second_derivatives_are_refused(qkv: list[Tensor]) -> None:
+def test_second_derivatives_are_refused(qkv):
     (dq, *_) = torch.autograd.grad(squares(fmha_fwd(*qkv)), qkv, create_graph=True)
     with pytest.raises(NotImplementedError, match="cannot be differentiated once more"):
         dq.sum().backward()
@@ -149,7 +149,7 @@ def test_second_derivatives_are_refused(qkv: list[Tensor]) -> None:
 
 
 @pytest.mark.usefixtures("way")
-def test_write_to_what_is_saved(qkv: list[Tensor]) -> None:
+def test_write_to_what_is_saved(qkv):
     for place in range(3):
         copies = [1 * x for x in qkv]
         out = fmha_fwd(*copies)
@@ -163,7 +163,7 @@ def test_write_to_what_is_saved(qkv: list[Tensor]) -> None:
         total.backward()
 
 
-def test_write_to_given_gradients_is_seen_by_autograd(qkv: list[Tensor]) -> None:
+def test_write_to_given_gradients_is_seen_by_autograd(qkv):
     plain = [x.detach() for x in qkv]
     out, lse = fmha_fwd(*plain, return_lse=True)
     weight = torch.ones((), requires_grad=True)
@@ -175,7 +175,7 @@ def test_write_to_given_gradients_is_seen_by_autograd(qkv: list[Tensor]) -> None
 
 
 @pytest.mark.usefixtures("way")
-def test_second_use_of_a_freed_graph(qkv: list[Tensor]) -> None:
+def test_second_use_of_a_freed_graph(qkv):
     total = squares(fmha_fwd(*qkv))
     total.backward(retain_graph=True)
     total.backward()
@@ -185,7 +185,7 @@ def test_second_use_of_a_freed_graph(qkv: list[Tensor]) -> None:
 
 
 @pytest.mark.usefixtures("way")
-def test_saved_tensors_hooks(qkv: list[Tensor]) -> None:
+def test_saved_tensors_hooks(qkv):
     packed = []
 
     def pack(x: Tensor) -> Tensor:
@@ -200,14 +200,14 @@ def test_saved_tensors_hooks(qkv: list[Tensor]) -> None:
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("use_reentrant", [False, True])
-def test_checkpoint(qkv: list[Tensor], use_reentrant: bool) -> None:
+def test_checkpoint(qkv, use_reentrant):
     out: Any = checkpoint(fmha_fwd, *qkv, use_reentrant=use_reentrant)
     squares(out).backward()
     assert_close([x.grad for x in qkv], expected(squares, qkv))
 
 
 @pytest.mark.parametrize("is_padded", [False, True])
-def test_checkpoint_of_packed_sequences(rng: torch.Generator, is_padded: bool) -> None:
+def test_checkpoint_of_packed_sequences(rng, is_padded):
     """The first call goes another way than the one that repeats it in the backward pass."""
     lengths = torch.randint(1, 99, (5,), generator=rng)
     sums = {f"cu_seqlens_{side}": prefix_sums(lengths.tolist()) for side in "qk"}
@@ -228,7 +228,7 @@ def test_checkpoint_of_packed_sequences(rng: torch.Generator, is_padded: bool) -
         assert torch.equal(x[used], y[used])
 
 
-def test_training_decreases_the_loss(rng: torch.Generator) -> None:
+def test_training_decreases_the_loss(rng):
     """A projection learns what another one gives."""
     x = torch.randn(2, 24, 2, 64, generator=rng)
     teacher, weight = (torch.randn(64, 64, generator=rng) / 8 for _ in range(2))
@@ -244,9 +244,7 @@ def test_training_decreases_the_loss(rng: torch.Generator) -> None:
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_repeated_calls_give_the_same_bits(
-    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_repeated_calls_give_the_same_bits(rng, monkeypatch):
     """Past the dispatcher as through it, whatever the options are, and those are told apart."""
     sums, lengthened = prefix_sums([9, 0, 24]), prefix_sums([10, 3, 29])
     groups = {"cu_seqlens_q": sums, "cu_seqlens_k": sums}
@@ -281,7 +279,7 @@ def _results_and_gradients(qkv: tuple[Tensor, ...], options: dict[str, Any]) -> 
     return out.grad_fn.name(), out, lse, *torch.autograd.grad(total, leaves)
 
 
-def test_gradients_that_are_not_served_are_refused_in_time(rng: torch.Generator) -> None:
+def test_gradients_that_are_not_served_are_refused_in_time(rng):
     """Also where a call like this one, but for requiring grad, was served before."""
     q, k, v = (x.to(torch.float8_e4m3fn) for x in random_qkv(rng))
     weight = torch.ones(2, 33, 2, 64, requires_grad=True)

@@ -29,7 +29,7 @@ _SMALL = "batch=2,seqlen=64,heads=2,hdim=32,dtype=fp32"
 _CPU = torch.device("cpu")
 
 
-def test_what_a_shape_leaves_out() -> None:
+def test_what_a_shape_leaves_out():
     (shape,) = shapes_of("seqlen=300, heads=6,hdim=40,dtype=fp16")
     assert shape == Shape(1, 6, 6, 300, 300, 40, 40, "fp16")
     (shape,) = shapes_of("heads=8,kv_heads=2,seqlen=1,seqlen_k=77,hdim_v=64,mask=causal")
@@ -55,12 +55,12 @@ def test_what_a_shape_leaves_out() -> None:
         ("hdim=577", "hdim=577"),
     ],
 )
-def test_a_bad_shape_is_named(text: str, named: str) -> None:
+def test_a_bad_shape_is_named(text, named):
     with pytest.raises(ValueError, match=re.escape(named)):
         shapes_of(text)
 
 
-def test_a_file_of_shapes(tmp_path: Path) -> None:
+def test_a_file_of_shapes(tmp_path):
     file = tmp_path / "shapes"
     file.write_text("# ours\n\nseqlen=5  # short\nseqlen=7,mask=causal\n", encoding="utf-8")
     assert [shape.seqlen for shape in shapes_of(f"@{file}")] == [5, 7]
@@ -74,7 +74,7 @@ def test_a_file_of_shapes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize(("seqlen", "seqlen_k"), [(5, 5), (3, 8), (8, 3), (1, 1)])
-def test_operations_and_bytes_are_counted(direction: str, seqlen: int, seqlen_k: int) -> None:
+def test_operations_and_bytes_are_counted(direction, seqlen, seqlen_k):
     shape = Shape(2, 6, 3, seqlen, seqlen_k, 8, 16, "fp16", "causal", direction)
     pairs = sum(j <= i + seqlen_k - seqlen for i in range(seqlen) for j in range(seqlen_k))
     products = {"forward": (1, 1), "backward": (3, 2)}[direction]
@@ -85,13 +85,13 @@ def test_operations_and_bytes_are_counted(direction: str, seqlen: int, seqlen_k:
     assert shape.bytes == 2 * moved
 
 
-def test_named_sets_are_what_they_say() -> None:
+def test_named_sets_are_what_they_say():
     assert all(shape.is_causal for shape in (*NAMED_SHAPES["causal"], *NAMED_SHAPES["training"]))
     assert {shape.direction for shape in NAMED_SHAPES["training"]} == {"backward"}
     assert {shape.seqlen for shape in NAMED_SHAPES["decode"]} == {1}
 
 
-def test_medians_and_quartiles() -> None:
+def test_medians_and_quartiles():
     times = Timings([[x, 2 * x] for x in (4.0, 1.0, 3.0, 2.0, 5.0)])
     assert times.median(0) == 3.0
     assert times.quartiles(0) == (2.0, 4.0)
@@ -110,7 +110,7 @@ _WRONG = Peer("wrong", lambda _shape: _wrong)
 _REFUSING = Peer("refusing", lambda _shape: _refusing)
 
 
-def test_peers_are_checked_before_they_are_timed() -> None:
+def test_peers_are_checked_before_they_are_timed():
     (shape,) = shapes_of(_SMALL)
     peers = [PEERS["sdpa"], _WRONG, _REFUSING]
     ours, sdpa, wrong, refusing = measure(shape, peers, _CPU, seconds=0.0)
@@ -133,7 +133,7 @@ def test_peers_are_checked_before_they_are_timed() -> None:
     assert len(refusing.refusal) == 100
 
 
-def test_gradients_are_compared() -> None:
+def test_gradients_are_compared():
     (shape,) = shapes_of(f"{_SMALL},direction=backward")
     ours, sdpa = measure(shape, [PEERS["sdpa"]], _CPU, seconds=0.0)
     assert ours.seconds is not None
@@ -142,7 +142,7 @@ def test_gradients_are_compared() -> None:
     assert 0 < sdpa.difference < 1e-4
 
 
-def test_the_other_corner_is_not_compared() -> None:
+def test_the_other_corner_is_not_compared():
     (shape,) = shapes_of("seqlen=3,seqlen_k=9,mask=causal")
     refusal = PEERS["sdpa"].why_not(shape)
     assert refusal is not None
@@ -155,7 +155,7 @@ def _run(capfd: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
     return (code, *capfd.readouterr())
 
 
-def test_command(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_command(capfd, tmp_path):
     files = {name: tmp_path / name for name in ("figures.csv", "lines.svg", "roof.png")}
     code, out, err = _run(
         capfd,
@@ -180,7 +180,7 @@ def _measurement(peer: str, seqlen: int, seconds: float) -> Measurement:
     return Measurement(shape, peer, seconds, (0.9 * seconds, 1.2 * seconds), 0.0)
 
 
-def test_roofline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_roofline(tmp_path, monkeypatch):
     """The roof is the lower of both bounds, and every shape has a point."""
     saved: list[Any] = []
     monkeypatch.setattr(plots, "_save", lambda figure, file: saved.append(figure))
@@ -196,7 +196,7 @@ def test_roofline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert point == pytest.approx(there)
 
 
-def test_plots_have_a_point_for_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plots_have_a_point_for_each_time(tmp_path, monkeypatch):
     file = tmp_path / "x.png"
     measured = [
         *(_measurement("ours", 1024, 4e-3), _measurement("ours", 512, 1e-3)),
@@ -227,30 +227,26 @@ def test_plots_have_a_point_for_each_time(tmp_path: Path, monkeypatch: pytest.Mo
         (("--suite", "memory", "--device", "cpu"), "'cpu'"),
     ],
 )
-def test_bad_flags_are_named(
-    capfd: pytest.CaptureFixture[str], flags: tuple[str, ...], named: str
-) -> None:
+def test_bad_flags_are_named(capfd, flags, named):
     code, out, err = _run(capfd, *flags)
     assert (code, out) == (2, "")
     assert named in err
 
 
-def test_a_wrong_result_is_a_failure(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_result_is_a_failure(capfd, monkeypatch):
     monkeypatch.setitem(PEERS, "wrong", _WRONG)
     code, out, _ = _run(capfd, "--shapes", _SMALL, "--peers", "wrong", "--seconds", "0")
     assert code == 1
     assert "another result" in out
 
 
-def test_plots_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plots_without_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(plots.PlotError, match="extra `plot`"):
         plots.check_plot("x.png")
 
 
-def test_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory(monkeypatch):
     monkeypatch.setattr(memory, "_QUICK_BYTES", 1 << 20)
     lines: list[str] = []
     report = memory.run(True, lines.append)
@@ -260,7 +256,7 @@ def test_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(lines) == 3
 
 
-def test_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
     file = tmp_path / "x.csv"
     write_whole(str(file), b"first")
 
@@ -277,7 +273,7 @@ def test_a_file_is_whole_or_as_it_was(tmp_path: Path, monkeypatch: pytest.Monkey
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_the_seed_of_inputs_is_one_for_all_peers() -> None:
+def test_the_seed_of_inputs_is_one_for_all_peers():
     (shape,) = shapes_of(_SMALL)
     first, second = (over_peers._step(PEERS["sdpa"], shape, _CPU)() for _ in range(2))
     assert torch.equal(first[0], second[0])
@@ -288,7 +284,7 @@ class _Terminal(io.StringIO):
         return True
 
 
-def test_a_bar_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_with_the_time_left(monkeypatch):
     monkeypatch.setattr(sys, "stderr", _Terminal())
     with ProgressBar() as bar:
         for done in (1, 2):
@@ -300,7 +296,7 @@ def test_a_bar_with_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "left" in shown
 
 
-def test_lines_alone_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_alone_where_there_is_no_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with ProgressBar(3) as bar:
         bar.line("step")

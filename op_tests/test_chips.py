@@ -21,7 +21,7 @@ from jitfmha.amd.chips import (
 )
 
 
-def test_every_chip() -> None:
+def test_every_chip():
     assert [each.name for each in chips()] == list(json.loads(_FILE.read_text())["chips"])
     assert {each.architecture.name for each in chips()} == set(get_args(Arch))
     for each in chips():
@@ -32,7 +32,7 @@ def test_every_chip() -> None:
             assert chip_of_device(each.architecture.name, pci_id) == each
 
 
-def test_each_fact_has_a_source() -> None:
+def test_each_fact_has_a_source():
     file = json.loads(_FILE.read_text())
     sourced = {name for names in file["sources"] for name in names.split(", ")}
     facts = {
@@ -41,7 +41,7 @@ def test_each_fact_has_a_source() -> None:
     assert facts == sourced
 
 
-def test_a_pci_id_is_of_one_chip() -> None:
+def test_a_pci_id_is_of_one_chip():
     ids = [pci_id for each in chips() for pci_id in each.pci_ids]
     assert len(ids) == len(set(ids))
 
@@ -58,12 +58,12 @@ def test_a_pci_id_is_of_one_chip() -> None:
         ("gfx950", 0x74A2, "MI350X", None),  # that of an MI308X, which has another architecture
     ],
 )
-def test_the_chip_of_a_device(arch: Arch, pci_id: int, name: str, folder: str | None) -> None:
+def test_the_chip_of_a_device(arch, pci_id, name, folder):
     found = chip_of_device(arch, pci_id)
     assert (found.name, found.kernel_folder) == (name, folder)
 
 
-def test_architectures() -> None:
+def test_architectures():
     assert architecture("gfx942").kernel_folders == ("MI300", "MI308")
     assert architecture("gfx950").kernel_folders == ()
     assert architecture("gfx942").fp8_dtype in architecture("gfx942").dtypes
@@ -71,17 +71,17 @@ def test_architectures() -> None:
     assert not is_arch("gfx90a")
 
 
-def test_an_unknown_chip_is_named() -> None:
+def test_an_unknown_chip_is_named():
     with pytest.raises(ValueError, match="chip 'MI999' is not known; MI300A, MI300X"):
         chip("MI999")
 
 
-def test_the_sentence_of_supported_chips() -> None:
+def test_the_sentence_of_supported_chips():
     assert supported_chips() == (
         "gfx942 (MI300A, MI300X, MI325X and MI308X); gfx950 (MI350X, MI355X and MI350P)"
     )
 
 
-def test_importing_reads_nothing() -> None:
+def test_importing_reads_nothing():
     program = "import jitfmha.amd.chips as c; assert c._facts.cache_info().currsize == 0"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -29,7 +29,7 @@ def formatted(script: ModuleType, text: str) -> str:
     return str(script.formatted(clang_format, ROOT / "csrc_templates" / "example.cpp.in", text))
 
 
-def test_placeholders_stay(script: ModuleType) -> None:
+def test_placeholders_stay(script):
     text = (
         "// @{origin}\n"
         "#define MODE_@{mode} 1\n"
@@ -42,18 +42,18 @@ def test_placeholders_stay(script: ModuleType) -> None:
     assert formatted(script, text) == text
 
 
-def test_what_is_around_a_placeholder_is_formatted(script: ModuleType) -> None:
+def test_what_is_around_a_placeholder_is_formatted(script):
     text = "int  x=@{x};\nRow rows[] = {\n@{rows}\n};\n@{code}\nint y ;\n"
     expected = "int x = @{x};\nRow rows[] = {\n    @{rows}\n};\n@{code}\nint y;\n"
     assert formatted(script, text) == expected
 
 
-def test_comments_are_not_wrapped(script: ModuleType) -> None:
+def test_comments_are_not_wrapped(script):
     text = f"// {'word ' * 30}\n".replace(" \n", "\n")
     assert formatted(script, text) == text
     assert script.show_long_lines(ROOT / "example.h", text) == 1
 
 
-def test_the_mark_of_placeholders(script: ModuleType) -> None:
+def test_the_mark_of_placeholders(script):
     with pytest.raises(ValueError, match="stands for placeholders"):
         formatted(script, f"// {script.MARK}\n")

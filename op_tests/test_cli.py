@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from commands import Run
 from subprocesses import run_python
 
 import jitfmha
@@ -41,13 +40,13 @@ def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "_REAL_SIZES", small)
 
 
-def test_python_dash_m_runs_from_any_directory(tmp_path: Path) -> None:
+def test_python_dash_m_runs_from_any_directory(tmp_path):
     process = run_python("-m", "jitfmha", "cache", "path", cwd=tmp_path)
     assert process.stdout == f"{jit.cache_dir()}\n"
 
 
 @pytest.mark.parametrize("argv", [(), *((command,) for command in COMMANDS)])
-def test_help(run: Run, argv: tuple[str, ...]) -> None:
+def test_help(run, argv):
     result = run(*argv, "--help")
     assert result.code == 0
     assert "usage: jitfmha" in result.out
@@ -57,13 +56,13 @@ def test_help(run: Run, argv: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("argv", [("--help",), ("--version",), ("build", "--help")])
-def test_help_does_not_wait_for_torch(argv: tuple[str, ...]) -> None:
+def test_help_does_not_wait_for_torch(argv):
     imported = imported_by("-m", "jitfmha", *argv)
     assert "jitfmha.cli" in imported
     assert "torch" not in imported
 
 
-def test_the_script_does_not_wait_for_torch(tmp_path: Path) -> None:
+def test_the_script_does_not_wait_for_torch(tmp_path):
     """As an installer writes it."""
     script = tmp_path / "jitfmha"
     script.write_text("import sys\nfrom jitfmha.cli import main\nsys.exit(main())\n")
@@ -113,7 +112,7 @@ def imported_by(*argv: str) -> set[str]:
         (("kernels", "validate", "--heads", "-8"), "heads=-8"),
     ],
 )
-def test_usage_errors_name_the_value(run: Run, argv: tuple[str, ...], complaint: str) -> None:
+def test_usage_errors_name_the_value(run, argv, complaint):
     result = run(*argv)
     assert result.code == 2
     assert complaint in result.err
@@ -121,19 +120,19 @@ def test_usage_errors_name_the_value(run: Run, argv: tuple[str, ...], complaint:
     assert "Traceback" not in result.err
 
 
-def test_version(run: Run) -> None:
+def test_version(run):
     result = run("--version")
     assert (result.code, result.out) == (0, f"jitfmha {jitfmha.__version__}\n")
 
 
 @pytest.mark.parametrize("json_flag", [(), ("--json",)])
-def test_a_closed_stdout(json_flag: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_stdout(json_flag, monkeypatch):
     """As `>&-` leaves it, which is None for Python."""
     monkeypatch.setattr(sys, "stdout", None)
     assert main(("cache", "path", *json_flag)) == 0
 
 
-def test_kernels_list(run: Run) -> None:
+def test_kernels_list(run):
     listed = run("kernels", "list")
     facts = run("kernels", "list", "--json").json
     assert listed.code == 0
@@ -149,7 +148,7 @@ def test_kernels_list(run: Run) -> None:
         assert f"data types  {', '.join(row.dtype for row in table.elements)}" in only
 
 
-def test_kernels_validate(run: Run) -> None:
+def test_kernels_validate(run):
     served = run("kernels", "validate", "--hdim", "192", "--hdim-v", "128", "--mask", "causal")
     assert served.code == 0
     assert served.out == "gfx942: no rule is broken\ngfx950: no rule is broken\n"
@@ -176,7 +175,7 @@ def test_kernels_validate(run: Run) -> None:
         assert all(text in broken.out for text in (rule.name, *rule.source.split()))
 
 
-def test_explain_says_what_fmha_fwd_would_do(run: Run) -> None:
+def test_explain_says_what_fmha_fwd_would_do(run):
     q, k = torch.empty(2, 100, 8, 64), torch.empty(2, 60, 2, 64)
     v = torch.empty(2, 60, 2, 32)
     argv = (
@@ -189,7 +188,7 @@ def test_explain_says_what_fmha_fwd_would_do(run: Run) -> None:
     assert run(*argv, "--json").json == expected.to_dict()
 
 
-def test_explain_varlen(run: Run) -> None:
+def test_explain_varlen(run):
     ends_q = torch.tensor([0, 3, 8], dtype=torch.int32)
     ends_k = torch.tensor([0, 10, 21], dtype=torch.int32)
     q, k = torch.empty(8, 4, 64).half(), torch.empty(21, 4, 64).half()
@@ -211,12 +210,7 @@ def test_explain_varlen(run: Run) -> None:
         ("qkvpacked", lambda: torch.empty(2, 5, 3, 3, 8).unbind(2)),
     ],
 )
-def test_explain_layouts(
-    run: Run,
-    monkeypatch: pytest.MonkeyPatch,
-    layout: str,
-    tensors: Callable[[], list[torch.Tensor]],
-) -> None:
+def test_explain_layouts(run, monkeypatch, layout, tensors):
     made: list[tuple[torch.Tensor, ...]] = []
     make = explain._meta_tensors
 
@@ -231,12 +225,12 @@ def test_explain_layouts(
         assert (mine.shape, mine.stride()) == (real.shape, real.stride())
 
 
-def test_explain_of_a_huge_problem_allocates_nothing(run: Run) -> None:
+def test_explain_of_a_huge_problem_allocates_nothing(run):
     argv = ("explain", "--batch", "4096", "--seqlen", "1000000", "--heads", "128")
     assert run(*argv).code == 0
 
 
-def test_explain_fails_when_no_kernel_serves(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_fails_when_no_kernel_serves(run, monkeypatch):
     monkeypatch.setenv("JITFMHA_EMULATE", "gfx950")
     result = run("explain", "--dtype", "fp32", "--hdim", "300", "--json")
     assert result.code == 1
@@ -244,7 +238,7 @@ def test_explain_fails_when_no_kernel_serves(run: Run, monkeypatch: pytest.Monke
     assert set(result.json["rejected"]) == {"ready", "compiled", "cpu"}
 
 
-def test_build_fills_the_cache_once(run: Run, empty_cache: Path) -> None:
+def test_build_fills_the_cache_once(run, empty_cache):
     argv = ("build", "--dtype", "fp32", "--hdim", "24x8", "--mask", "causal", "--mode", "gm0")
     first = run(*argv, "--json")
     assert first.code == 0
@@ -256,7 +250,7 @@ def test_build_fills_the_cache_once(run: Run, empty_cache: Path) -> None:
     assert "in the cache already" in again.out
 
 
-def test_cache_commands(run: Run, empty_cache: Path) -> None:
+def test_cache_commands(run, empty_cache):
     assert run("cache", "path").out == f"{empty_cache}\n"
     assert run("cache", "path", "--json").json == {"path": str(empty_cache)}
     assert run("cache", "list").out == f"no entries in {empty_cache}\n"
@@ -285,9 +279,7 @@ def test_cache_commands(run: Run, empty_cache: Path) -> None:
     assert run("cache", "clear").out == f"removed 0 entries from {empty_cache}\n"
 
 
-def test_a_refused_cache_is_a_failure_with_its_reason(
-    run: Run, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_cache_is_a_failure_with_its_reason(run, empty_cache, monkeypatch):
     empty_cache.mkdir()
     empty_cache.chmod(0o777)
     result = run("cache", "list")
@@ -297,7 +289,7 @@ def test_a_refused_cache_is_a_failure_with_its_reason(
 
 
 @pytest.mark.usefixtures("small_demo")
-def test_demo(run: Run) -> None:
+def test_demo(run):
     result = run("demo", "--dtype", "fp32", "--json")
     assert result.code == 0
     assert result.json["verified"]
@@ -311,7 +303,7 @@ def test_demo(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("small_demo")
-def test_demo_fails_on_a_wrong_result(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_fails_on_a_wrong_result(run, monkeypatch):
     right = demo.fmha_fwd
 
     def wrong(q: Any, k: Any, v: Any, **arguments: Any) -> Any:
@@ -324,9 +316,7 @@ def test_demo_fails_on_a_wrong_result(run: Run, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.usefixtures("small_demo")
-def test_demo_takes_the_cpu_where_a_gpu_is_not_served(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_demo_takes_the_cpu_where_a_gpu_is_not_served(run, monkeypatch):
     """With a sentence that says so."""
     monkeypatch.setattr(torch.version, "hip", "7.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -340,7 +330,7 @@ def test_demo_takes_the_cpu_where_a_gpu_is_not_served(
     assert result.json["target"].startswith("cpu (")
 
 
-def test_demo_says_when_the_launcher_was_in_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_says_when_the_launcher_was_in_the_cache(capsys):
     figures = (1.0, 2.0, 3.0, 4.0, 5.0)
     demo._print(
         [demo.DemoResult("p", "k", 2.5, *figures), demo.DemoResult("p", "k", None, *figures)]
@@ -351,9 +341,7 @@ def test_demo_says_when_the_launcher_was_in_the_cache(capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(("measured", "code"), [(1.5, 0), (1.3, 1)])
-def test_bench_exit_code_follows_the_bars(
-    run: Run, monkeypatch: pytest.MonkeyPatch, measured: float, code: int
-) -> None:
+def test_bench_exit_code_follows_the_bars(run, monkeypatch, measured, code):
     def suite(
         name: str, *, quick: bool, progress: Callable[[str], None], threads: int | None
     ) -> Report:
@@ -376,21 +364,19 @@ def test_bench_exit_code_follows_the_bars(
 
 
 @pytest.mark.parametrize("flags", [("--threads", "0"), ("--suite", "cache", "--threads", "2")])
-def test_bench_refuses_threads(run: Run, flags: tuple[str, ...]) -> None:
+def test_bench_refuses_threads(run, flags):
     result = run("bench", *flags)
     assert result.code == 2
     assert "--threads must be at least 1" in result.err
 
 
-def test_bench_suites_exist() -> None:
+def test_bench_suites_exist():
     for name in SUITES:
         assert callable(suite(name))
 
 
 @pytest.mark.parametrize("name", [name for name in SUITES if SUITES[name].from_checkout])
-def test_a_suite_without_its_rigs_is_a_usage_error(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
+def test_a_suite_without_its_rigs_is_a_usage_error(run, monkeypatch, tmp_path, name):
     monkeypatch.setattr(jitfmha.bench, "_CHECKOUT", tmp_path)
     result = run("bench", "--suite", name, "--quick")
     assert result.code == 2
@@ -400,7 +386,7 @@ def test_a_suite_without_its_rigs_is_a_usage_error(
     assert result.out == ""
 
 
-def test_bars() -> None:
+def test_bars():
     assert Row("", 1.4, 1.4, "x", at_least=True).met
     assert not Row("", 1.39, 1.4, "x", at_least=True).met
     assert Row("", 4.0, 4.0, "s", at_least=False).met
@@ -409,7 +395,7 @@ def test_bars() -> None:
     assert not Row("", float("nan"), 4.0, "s", at_least=False).met
 
 
-def test_timings_alternate() -> None:
+def test_timings_alternate():
     calls: list[str] = []
     timings = alternate(
         [lambda: calls.append("a"), lambda: calls.append("b")], min_seconds=0.0, calls=2
@@ -425,9 +411,7 @@ def test_timings_alternate() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_ragged_benchmark_checks_what_it_times(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
-) -> None:
+def test_the_ragged_benchmark_checks_what_it_times(monkeypatch, dtype):
     looped, padded = cpu._time_ragged("small", [5, 40, 1], dtype, 64, min_seconds=0.0)
     assert looped.against != padded.against
     assert looped.error < over_sdpa.TOLERANCE[dtype]
@@ -439,14 +423,14 @@ def test_the_ragged_benchmark_checks_what_it_times(
         cpu._time_ragged("small", [5, 40, 1], dtype, 64, min_seconds=0.0)
 
 
-def test_ragged_lengths_are_those_of_the_bar() -> None:
+def test_ragged_lengths_are_those_of_the_bar():
     lengths = cpu._ragged_lengths()
     assert len(lengths) == 16
     assert (min(lengths), max(lengths)) == (64, 2048)
     assert lengths == cpu._ragged_lengths()
 
 
-def test_a_decode_loop_has_one_key_more_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decode_loop_has_one_key_more_each_call(monkeypatch):
     calls: list[tuple[int, float, tuple[int, ...]]] = []
 
     def record(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, softmax_scale: float) -> None:
@@ -475,7 +459,7 @@ def test_a_decode_loop_has_one_key_more_each_call(monkeypatch: pytest.MonkeyPatc
         assert batch_strides == {n: 16 * (1023 if is_cache else n) for n in range(512, 1024)}
 
 
-def test_first_call_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_first_call_is_measured_in_a_process_of_its_own(tmp_path):
     cold = first_call(str(tmp_path), dtype="float32", mode="gm1")
     assert len(list(tmp_path.rglob("*.so"))) == 1
     warm = first_call(str(tmp_path), dtype="float32", mode="gm1")
@@ -485,7 +469,7 @@ def test_first_call_is_measured_in_a_process_of_its_own(tmp_path: Path) -> None:
         first_call(str(tmp_path), dtype="no_such_dtype")
 
 
-def test_table_aligns_columns() -> None:
+def test_table_aligns_columns():
     text = output.table(("name", "ms"), [("a", "1.5"), ("longer", "10.25")])
     assert text.splitlines() == ["name       ms", "------  -----", "a         1.5", "longer  10.25"]
     assert output.table(("name",), []) == "name\n----"
@@ -494,5 +478,5 @@ def test_table_aligns_columns() -> None:
 @pytest.mark.parametrize(
     ("size", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1 << 30, "1.0 GiB")]
 )
-def test_byte_size(size: int, text: str) -> None:
+def test_byte_size(size, text):
     assert output.byte_size(size) == text

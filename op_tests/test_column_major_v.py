@@ -12,7 +12,7 @@ from inputs import DTYPES, prefix_sums, random_qkv
 from torch import Tensor
 from untyped import explain, fmha_bwd, fmha_fwd
 
-from jitfmha.planning.target import CpuIsa, cpu_isas_here
+from jitfmha.planning.target import cpu_isas_here
 from jitfmha.problem.float64_reference import Result, attention, attention_packed
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -52,7 +52,7 @@ def check(actual: Result, expected: Result, *tensors: Tensor) -> None:
 
 
 @DRAWN
-def test_batch_mode(rng: torch.Generator, an_isa: CpuIsa, dtype: str) -> None:
+def test_batch_mode(rng, an_isa, dtype):
     """Rows with contiguous elements first and last: they are calls of another kind."""
     for seqlen_q, seqlen_k, heads_q, heads_k in SIZES:
         sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "heads_q": heads_q, "heads_k": heads_k}
@@ -64,7 +64,7 @@ def test_batch_mode(rng: torch.Generator, an_isa: CpuIsa, dtype: str) -> None:
 
 
 @DRAWN
-def test_group_mode(rng: torch.Generator, an_isa: CpuIsa, dtype: str) -> None:
+def test_group_mode(rng, an_isa, dtype):
     lengths_q, lengths_k = [1, 130, 0, 17, 3, 65], [70, 5, 4, 17, 300, 0]
     cu_q, cu_k = prefix_sums(lengths_q), prefix_sums(lengths_k)
     sizes = {"seqlen_q": sum(lengths_q), "seqlen_k": sum(lengths_k), "heads_q": 4, "heads_k": 2}
@@ -82,7 +82,7 @@ def test_group_mode(rng: torch.Generator, an_isa: CpuIsa, dtype: str) -> None:
     [(isa, dtype) for isa in cpu_isas_here() if "amx" not in isa for dtype in DTYPES],
     1,
 )
-def test_gradients(rng: torch.Generator, an_isa: CpuIsa, dtype: str) -> None:
+def test_gradients(rng, an_isa, dtype):
     """The same bits as with rows that are contiguous, in the order of the call's own v."""
     for seqlen_q, seqlen_k in ((33, 49), (150, 290), (1, 130), (40, 1)):
         q, k, v = inputs(rng, dtype, seqlen_q=seqlen_q, seqlen_k=seqlen_k, heads_q=4, heads_k=2)
@@ -99,7 +99,7 @@ def test_gradients(rng: torch.Generator, an_isa: CpuIsa, dtype: str) -> None:
 
 
 @DRAWN
-def test_decode_steps(rng: torch.Generator, an_isa: CpuIsa, dtype: str) -> None:
+def test_decode_steps(rng, an_isa, dtype):
     """Keys grow from call to call, and there is one at first, whose stride says nothing."""
     q, k, v = inputs(rng, dtype, seqlen_q=1, seqlen_k=80)
     cache = column_major(v)
@@ -111,7 +111,7 @@ def test_decode_steps(rng: torch.Generator, an_isa: CpuIsa, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_other_strides_are_refused(rng: torch.Generator, name: str) -> None:
+def test_other_strides_are_refused(rng, name):
     call: dict[str, Any] = dict(zip("qkv", inputs(rng, "fp32"), strict=True))
     doubled = call[name].repeat_interleave(2, dim=-1)[..., ::2]
     for function in (fmha_fwd, explain):

@@ -48,9 +48,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_processes(
-    pytestconfig: pytest.Config, results: dict[int, list[dict[str, Any]]], size: int
-) -> None:
+def test_processes(pytestconfig, results, size):
     """Outputs, log-sum-exps and gradients; refusals; and the error where a process is killed."""
     if size not in results:
         pytest.skip("--exhaustive runs more processes")
@@ -67,7 +65,7 @@ def test_processes(
 
 @pytest.mark.parametrize("zigzag", [False, True])
 @pytest.mark.parametrize("seqlen", [0, 1, 7, 64, 65])
-def test_every_row_has_one_process(seqlen: int, zigzag: bool) -> None:
+def test_every_row_has_one_process(seqlen, zigzag):
     for ranks in range(1, 9):
         shards = _Shards(seqlen, ranks, zigzag)
         chunks = [chunk for rank in range(ranks) for chunk in shards.chunks(rank)]
@@ -77,7 +75,7 @@ def test_every_row_has_one_process(seqlen: int, zigzag: bool) -> None:
         assert max(lengths) - min(lengths) <= (2 if zigzag else 1)
 
 
-def test_blocks_show_what_the_mask_shows(seed: int) -> None:
+def test_blocks_show_what_the_mask_shows(seed):
     """A chunk of queries against a chunk of keys, wherever the diagonal is."""
     generator = torch.Generator().manual_seed(seed)
     draws = torch.randint(0, 12, (300, 2), generator=generator).tolist()
@@ -98,7 +96,7 @@ def test_blocks_show_what_the_mask_shows(seed: int) -> None:
             assert torch.equal(found, seen), (seqlen_q, seqlen_k, diagonal, left, right)
 
 
-def test_zigzag_gives_every_process_the_same_work() -> None:
+def test_zigzag_gives_every_process_the_same_work():
     """And one launch for the keys of each process, of which none is half empty."""
     ranks, seqlen = 4, 4 * 16
     shards = _Shards(seqlen, ranks, zigzag=True)

@@ -45,24 +45,24 @@ def choose(monkeypatch: pytest.MonkeyPatch) -> Choose:
 
 
 @pytest.mark.parametrize(("flags", "is_amd", "isa", "word"), PROCESSORS)
-def test_by_processor(choose: Choose, flags: str, is_amd: bool, isa: str, word: str) -> None:
+def test_by_processor(choose, flags, is_amd, isa, word):
     chosen = choose(flags, is_amd)
     assert chosen.isa == isa
     assert word in chosen.why
 
 
-def test_the_operating_system_refuses_tiles(choose: Choose) -> None:
+def test_the_operating_system_refuses_tiles(choose):
     chosen = choose(PROCESSORS[-1][0], False, serves_tiles=False)
     assert chosen.isa == "avx512"
     assert "the operating system refuses" in chosen.why
 
 
-def test_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arm(monkeypatch):
     monkeypatch.setattr(target.platform, "machine", lambda: "aarch64")
     assert cpu_isas_here()[0] == "neon"
 
 
-def test_as_told(choose: Choose, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_told(choose, monkeypatch):
     monkeypatch.setenv("JITFMHA_CPU_ISA", "avx2")
     chosen = choose("avx2 avx512", False)
     assert chosen.isa == "avx2"
@@ -73,9 +73,7 @@ def test_as_told(choose: Choose, monkeypatch: pytest.MonkeyPatch) -> None:
             choose("avx2 avx512", False)
 
 
-def test_doctor_and_explain_say_why(
-    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_doctor_and_explain_say_why(rng, monkeypatch, capfd):
     monkeypatch.setenv("JITFMHA_CPU_ISA", "amx_emulated")
     for module in ("jitfmha.planning.target", "jitfmha.call.detection"):
         monkeypatch.setattr(f"{module}.cpu_target", cpu_target.__wrapped__)
@@ -96,7 +94,7 @@ def test_doctor_and_explain_say_why(
     assert "JITFMHA_CPU_ISA is 'sse2'" in capfd.readouterr().out
 
 
-def test_build_for_another_processor(capfd: pytest.CaptureFixture[str]) -> None:
+def test_build_for_another_processor(capfd):
     argv = ["build", "--dtype", "bf16", "--hdim", "8", "--mask", "none", "--mode", "gm0"]
     assert main([*argv, "--isa", "generic"]) == 0
     assert "cpu_fwd_bf16_8x8_none_gm0_generic" in capfd.readouterr().out

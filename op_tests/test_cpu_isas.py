@@ -7,7 +7,6 @@ set, an odd number of a tile unit's tiles of values, and odd where bf16 numbers 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -53,12 +52,12 @@ def inputs(rng: torch.Generator, dtype: str, **sizes: int) -> tuple[Tensor, Tens
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_kernel_is_for_the_isa(rng: torch.Generator, isa: CpuIsa, dtype: str) -> None:
+def test_kernel_is_for_the_isa(rng, isa, dtype):
     assert explain(*inputs(rng, dtype)).plan.traits.isa == isa
 
 
 @pytest.mark.parametrize(("isa", "beside"), BESIDE_TILE_UNIT.items())
-def test_tile_units_are_for_bf16(rng: torch.Generator, isa: CpuIsa, beside: CpuIsa) -> None:
+def test_tile_units_are_for_bf16(rng, isa, beside):
     with fresh_calls(isa):
         for dtype in ("fp16", "fp32"):
             assert explain(*inputs(rng, dtype)).plan.traits.isa == beside
@@ -66,7 +65,7 @@ def test_tile_units_are_for_bf16(rng: torch.Generator, isa: CpuIsa, beside: CpuI
 
 @FEW_DTYPES
 @pytest.mark.parametrize("mask", MASKS, ids=str)
-def test_batch_mode(rng: torch.Generator, isa: CpuIsa, mask: dict[str, Any], dtype: str) -> None:
+def test_batch_mode(rng, isa, mask, dtype):
     for seqlen_q, seqlen_k, heads_q, heads_k in SIZES:
         sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "heads_q": heads_q, "heads_k": heads_k}
         q, k, v = inputs(rng, dtype, **sizes)
@@ -76,7 +75,7 @@ def test_batch_mode(rng: torch.Generator, isa: CpuIsa, mask: dict[str, Any], dty
 
 @FEW_DTYPES
 @pytest.mark.parametrize("mask", [x for x in MASKS if x.get("mask") in (None, 2)], ids=str)
-def test_group_mode(rng: torch.Generator, isa: CpuIsa, mask: dict[str, Any], dtype: str) -> None:
+def test_group_mode(rng, isa, mask, dtype):
     lengths_q, lengths_k = [1, 130, 0, 17, 3, 65], [70, 5, 4, 17, 300, 0]
     cu_q, cu_k = prefix_sums(lengths_q), prefix_sums(lengths_k)
     sizes = {"seqlen_q": sum(lengths_q), "seqlen_k": sum(lengths_k), "heads_q": 4, "heads_k": 2}
@@ -89,9 +88,7 @@ def test_group_mode(rng: torch.Generator, isa: CpuIsa, mask: dict[str, Any], dty
 
 
 @pytest.mark.parametrize("mask", [{}, {"mask": 2}], ids=str)
-def test_lengths_at_the_edges_of_tiles(
-    rng: torch.Generator, isa: CpuIsa, mask: dict[str, Any]
-) -> None:
+def test_lengths_at_the_edges_of_tiles(rng, isa, mask):
     """A vector, a tile, two of them and a key tile, and one more or less; three heads share a row's
     keys, so that the rows of a query are spread over vectors.
     """
@@ -109,7 +106,7 @@ def test_lengths_at_the_edges_of_tiles(
 
 
 @pytest.mark.skipif("amx" not in cpu_isas_here(), reason="this processor has no AMX")
-def test_torch_sets_up_tiles_of_its_own_in_the_same_threads(rng: torch.Generator) -> None:
+def test_torch_sets_up_tiles_of_its_own_in_the_same_threads(rng):
     q, k, v = inputs(rng, "bf16", seqlen_q=300, seqlen_k=300)
     a, b = torch.randn(2, 333, 333, generator=rng).bfloat16()
     with fresh_calls("amx"):
@@ -121,7 +118,7 @@ def test_torch_sets_up_tiles_of_its_own_in_the_same_threads(rng: torch.Generator
 
 
 @FEW_DTYPES
-def test_layouts(rng: torch.Generator, isa: CpuIsa, dtype: str) -> None:
+def test_layouts(rng, isa, dtype):
     """What lies between the elements is NaN in the inputs, and stays in the output."""
     q, k, v = inputs(rng, dtype)
     expected = fmha_fwd(q, k, v)
@@ -134,7 +131,7 @@ def test_layouts(rng: torch.Generator, isa: CpuIsa, dtype: str) -> None:
 
 
 @FEW_DTYPES
-def test_numbers_at_the_edges_of_the_format(isa: CpuIsa, dtype: str) -> None:
+def test_numbers_at_the_edges_of_the_format(isa, dtype):
     """A single key's value comes out as it went in: subnormal, largest, infinite, NaN."""
     finfo = torch.finfo(DTYPES[dtype])
     numbers = [0.0, -0.0, 1.0, finfo.tiny, -finfo.tiny, finfo.max, finfo.min, torch.inf, -torch.inf]
@@ -151,7 +148,7 @@ def test_numbers_at_the_edges_of_the_format(isa: CpuIsa, dtype: str) -> None:
 
 
 @FEW_DTYPES
-def test_nan_and_hidden_keys(rng: torch.Generator, isa: CpuIsa, dtype: str) -> None:
+def test_nan_and_hidden_keys(rng, isa, dtype):
     q, k, v = inputs(rng, dtype, seqlen_q=150, seqlen_k=150)
     clean = fmha_fwd(q, k, v, mask="causal")
     for first in (1, 77):
@@ -163,7 +160,7 @@ def test_nan_and_hidden_keys(rng: torch.Generator, isa: CpuIsa, dtype: str) -> N
 
 
 @pytest.mark.usefixtures("num_threads")
-def test_nan_of_an_earlier_call(rng: torch.Generator, isa: CpuIsa) -> None:
+def test_nan_of_an_earlier_call(rng, isa):
     """Scratch is kept between calls, and padding in it may be where NaN was."""
     torch.set_num_threads(1)
     q, k, v = inputs(rng, "bf16", seqlen_q=150, seqlen_k=290)
@@ -189,9 +186,7 @@ def dominating(scores: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("largest_score", [1e3, 1e5, 3e9, 1e11])
 @pytest.mark.parametrize("seqlen_q", [1, 70])
 @FEW_DTYPES
-def test_a_key_that_dominates_its_row(
-    rng: torch.Generator, isa: CpuIsa, dtype: str, seqlen_q: int, largest_score: float, group: bool
-) -> None:
+def test_a_key_that_dominates_its_row(rng, isa, dtype, seqlen_q, largest_score, group):
     """However large the scores are, the result is that key's value to the last bit."""
     q, k, v = inputs(rng, dtype, batch=1, seqlen_q=seqlen_q, seqlen_k=300)
     k[:, 100 : 100 + seqlen_q] = 4 * q
@@ -214,7 +209,7 @@ def test_a_key_that_dominates_its_row(
 
 
 @pytest.mark.parametrize("seqlen_q", [1, 70])
-def test_scores_up_to_the_largest_float(rng: torch.Generator, isa: CpuIsa, seqlen_q: int) -> None:
+def test_scores_up_to_the_largest_float(rng, isa, seqlen_q):
     """Finite where torch's own attention is finite, with a large scale and with large inputs."""
     q, k, v = inputs(rng, "fp32", seqlen_q=seqlen_q)
     products = torch.einsum("bihd,bjhd->bhij", q.double(), k.double())
@@ -236,7 +231,7 @@ def test_scores_up_to_the_largest_float(rng: torch.Generator, isa: CpuIsa, seqle
     ],
     2,
 )
-def test_other_isas_are_compiled(tmp_path: Path, other_isa: CpuIsa, dtype: str) -> None:
+def test_other_isas_are_compiled(tmp_path, other_isa, dtype):
     """What this processor does not run: for another one, by a compiler that has all of them."""
     pytest.importorskip("ziglang", reason="a compiler for other processors comes with ziglang")
     machine, in_elf = ("aarch64", 183) if other_isa == "neon" else ("x86_64", 62)

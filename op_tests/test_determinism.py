@@ -27,7 +27,7 @@ def same_bits(a: list[Tensor], b: list[Tensor]) -> bool:
 @pytest.mark.usefixtures("num_threads")
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_batch_mode(rng: torch.Generator, dtype: str, sizes: tuple[int, int, int, int]) -> None:
+def test_batch_mode(rng, dtype, sizes):
     names = ("seqlen_q", "seqlen_k", "heads_q", "heads_k")
     q, k, v = random_qkv(rng, dtype=DTYPES[dtype], **dict(zip(names, sizes, strict=True)))
     first = results(q, k, v)
@@ -38,7 +38,7 @@ def test_batch_mode(rng: torch.Generator, dtype: str, sizes: tuple[int, int, int
 
 @pytest.mark.usefixtures("num_threads")
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_group_mode(rng: torch.Generator, dtype: str) -> None:
+def test_group_mode(rng, dtype):
     lengths = torch.randint(0, 200, (9,), generator=rng).tolist()
     q, k, v = random_qkv(
         rng, batch=1, seqlen_q=sum(lengths), seqlen_k=sum(lengths), dtype=DTYPES[dtype]
@@ -51,14 +51,14 @@ def test_group_mode(rng: torch.Generator, dtype: str) -> None:
         assert same_bits(results(q[0], k[0], v[0], **groups), first), f"{threads} threads"
 
 
-def test_layout_does_not_change_the_bits(rng: torch.Generator) -> None:
+def test_layout_does_not_change_the_bits(rng):
     q, k, v = random_qkv(rng)
     first = results(q, k, v)
     for layout in ("bhsd", "packed_by_head", "odd_address"):
         assert same_bits(results(*(lay_out(x, layout) for x in (q, k, v))), first)
 
 
-def test_called_from_many_threads_at_once(rng: torch.Generator) -> None:
+def test_called_from_many_threads_at_once(rng):
     problems = [
         random_qkv(rng, seqlen_q=n, heads_q=2 + n % 3 * 2, dtype=dtype)
         for n in (1, 40, 200)

@@ -39,7 +39,7 @@ def _problem(kind: type[Problem]) -> Problem:
 
 
 @pytest.mark.parametrize("where", ["cpu", "gfx942", "gfx942-mi308", "gfx950"])
-def test_a_feature_that_nobody_declares_is_refused_by_name(where: str) -> None:
+def test_a_feature_that_nobody_declares_is_refused_by_name(where):
     target: Target | None = cpu_target()
     if where != "cpu":
         with emulate(where):
@@ -58,9 +58,7 @@ def test_a_feature_that_nobody_declares_is_refused_by_name(where: str) -> None:
         dispatch.plan_for(_problem(_ProblemWithMore), target)
 
 
-def test_every_family_is_asked_once_and_sentences_are_made_when_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_family_is_asked_once_and_sentences_are_made_when_read(monkeypatch):
     asked: list[str] = []
     spoken: list[str] = []
 
@@ -172,9 +170,7 @@ def answer_with(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         ({"first": Refusal((Reason("No."),)), "second": 2e-6, "third": None}, 3, "second"),
     ],
 )
-def test_the_least_estimate_is_taken_and_else_the_order_decides(
-    answer_with: Callable[..., None], answers: dict[str, Any], asked: int, taken: str
-) -> None:
+def test_the_least_estimate_is_taken_and_else_the_order_decides(answer_with, answers, asked, taken):
     problem = _problem(Problem)
     answer_with(**answers)
     proposal = dispatch.propose(problem, cpu_target())
@@ -186,9 +182,7 @@ def test_the_least_estimate_is_taken_and_else_the_order_decides(
 
 
 @pytest.mark.parametrize("of_every_size", [False, True])
-def test_who_refuses_some_sizes_is_asked_about_others(
-    answer_with: Callable[..., None], of_every_size: bool
-) -> None:
+def test_who_refuses_some_sizes_is_asked_about_others(answer_with, of_every_size):
     answer_with(first=Refusal((Reason("Not yet."),), of_every_size), second=None)
     q = torch.zeros(1, 1, 2, 24)
     for length in (5, 6, 5, 7):
@@ -200,9 +194,7 @@ def test_who_refuses_some_sizes_is_asked_about_others(
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["slices", "fresh"])
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
-def test_new_lengths_are_not_planned_again(
-    monkeypatch: pytest.MonkeyPatch, rng: torch.Generator, layout: str, fresh: bool
-) -> None:
+def test_new_lengths_are_not_planned_again(monkeypatch, rng, layout, fresh):
     """A decode loop: every call has one key more, in a cache or in tensors of its own."""
     plans: list[Problem] = []
     plan_for = dispatch.plan_for
@@ -230,7 +222,7 @@ def test_new_lengths_are_not_planned_again(
     assert len(plans) == 1
 
 
-def test_new_lengths_are_checked(rng: torch.Generator) -> None:
+def test_new_lengths_are_checked(rng):
     q, x = torch.randn(1, 1, 2, 24, generator=rng), torch.randn(1, 9, 2, 24, generator=rng)
     fmha_fwd(q, x, x)
     with pytest.raises(ValueError, match="v has seqlen 7, k has 8"):
@@ -246,9 +238,7 @@ def test_new_lengths_are_checked(rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("where", ["gfx942", "gfx950"])
-def test_gradients_that_nobody_serves_are_refused_before_forward(
-    monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_gradients_that_nobody_serves_are_refused_before_forward(monkeypatch, where):
     q = torch.zeros(1, 4, 2, 96, dtype=torch.bfloat16, requires_grad=True)
     monkeypatch.setattr(compiled, "SERVES", compiled.SERVES - {Feature.BACKWARD})
     with emulate(where), pytest.raises(NotImplementedError, match="the backward pass"):

@@ -70,7 +70,7 @@ def rocm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "kfd").touch()
 
 
-def test_this_machine(examine: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_machine(examine, monkeypatch):
     monkeypatch.delenv("JITFMHA_EMULATE", raising=False)
     code, checks = examine()
     assert code == 0
@@ -100,9 +100,7 @@ def test_this_machine(examine: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all("on cpu (" in each["found"] for each in checks[-2:])
 
 
-def test_the_emulated_gpu_is_tried_besides_the_cpu(
-    examine: Doctor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_emulated_gpu_is_tried_besides_the_cpu(examine, monkeypatch):
     monkeypatch.setenv("JITFMHA_EMULATE", "gfx942-mi308")
     _, checks = examine()
     calls = [each["found"] for each in checks if each["check"].startswith("a call")]
@@ -112,7 +110,7 @@ def test_the_emulated_gpu_is_tried_besides_the_cpu(
     assert any(x["check"] == "code objects for MI308X" for x in checks)
 
 
-def test_text(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text(capfd, monkeypatch):
     findings = [Finding("one", "ok", "fine"), Finding("other", "warning", "a\nb", "Do c.")]
     monkeypatch.setattr(doctor, "_CHECKS", [lambda: iter(findings)])
     assert main(["doctor"]) == 0
@@ -131,16 +129,7 @@ def test_text(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         ("JITFMHA_EMULATE", "gfx90a", "emulation", "failed", "'gfx90a'", "JITFMHA_EMULATE"),
     ],
 )
-def test_the_environment(
-    examine: Doctor,
-    monkeypatch: pytest.MonkeyPatch,
-    variable: str,
-    value: str,
-    check: str,
-    verdict: str,
-    words: str,
-    remedy: str,
-) -> None:
+def test_the_environment(examine, monkeypatch, variable, value, check, verdict, words, remedy):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(host_cpp, "zig_program", lambda: None)
     monkeypatch.setenv(variable, value)
@@ -152,7 +141,7 @@ def test_the_environment(
 
 
 @pytest.mark.parametrize("emulated", ["", "gfx942"])
-def test_no_device_compiler(monkeypatch: pytest.MonkeyPatch, emulated: str) -> None:
+def test_no_device_compiler(monkeypatch, emulated):
     def none() -> None:
         raise CompilerNotFound("Tried:\n  this\nGet one:\n  hiprtc")
 
@@ -168,9 +157,7 @@ def test_no_device_compiler(monkeypatch: pytest.MonkeyPatch, emulated: str) -> N
 
 
 @pytest.mark.usefixtures("no_runs")
-def test_an_instruction_set_that_is_not_here(
-    examine: Doctor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_instruction_set_that_is_not_here(examine, monkeypatch):
     monkeypatch.setenv("JITFMHA_CPU_ISA", "sse2")
     monkeypatch.setattr("jitfmha.planning.target.cpu_target", cpu_target.__wrapped__)
     code, checks = examine()
@@ -180,14 +167,14 @@ def test_an_instruction_set_that_is_not_here(
     assert "JITFMHA_CPU_ISA" in found["remedy"]
 
 
-def test_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room(monkeypatch):
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _path: SimpleNamespace(free=1 << 20))
     found = only(doctor._check_cache)
     assert found.verdict == "warning"
     assert "1.0 MiB free" in found.found
 
 
-def test_a_cache_that_others_write_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_cache_that_others_write_to(monkeypatch, tmp_path):
     (tmp_path / "open" / "v1").mkdir(parents=True)
     (tmp_path / "open" / "v1").chmod(0o777)
     monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "open"))
@@ -196,7 +183,7 @@ def test_a_cache_that_others_write_to(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert "is not safe" in found.found
 
 
-def test_a_tree_with_faults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_tree_with_faults(monkeypatch, tmp_path):
     """Files are read, not only listed."""
     from jitfmha.jit.resources import hsa_dir
 
@@ -224,7 +211,7 @@ def _of_code_objects() -> list[Finding]:
 
 
 @pytest.mark.parametrize("wrong", [0.1, torch.nan])
-def test_wrong_results(examine: Doctor, monkeypatch: pytest.MonkeyPatch, wrong: float) -> None:
+def test_wrong_results(examine, monkeypatch, wrong):
     monkeypatch.delenv("JITFMHA_EMULATE", raising=False)
     monkeypatch.setattr(doctor, "_CHECKS", [doctor._check_runs])
     right = kernel_trial.judged_launch
@@ -238,7 +225,7 @@ def test_wrong_results(examine: Doctor, monkeypatch: pytest.MonkeyPatch, wrong: 
     assert all("Do not use this target" in each["remedy"] for each in checks)
 
 
-def test_runs_that_end_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_end_in_an_error(monkeypatch):
     def fails(*_arguments: object) -> Judged:
         raise HipError(719, "hipModuleLaunchKernel failed")
 
@@ -249,7 +236,7 @@ def test_runs_that_end_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "dmesg" in found.remedy
 
 
-def test_a_check_that_breaks(examine: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_that_breaks(examine, monkeypatch):
     """What it found before counts, and the others go on."""
 
     def _check_nothing() -> Iterator[Finding]:
@@ -276,14 +263,7 @@ def test_a_check_that_breaks(examine: Doctor, monkeypatch: pytest.MonkeyPatch) -
         ("7.0", "2.10.0+rocm7.0", True, "ok"),
     ],
 )
-def test_torch(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    hip: str | None,
-    version: str,
-    has_gpu: bool,
-    verdict: str,
-) -> None:
+def test_torch(monkeypatch, tmp_path, hip, version, has_gpu, verdict):
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch, "__version__", version)
     monkeypatch.setattr(doctor, "_DRIVER_DEVICE", tmp_path if has_gpu else tmp_path / "no")
@@ -293,7 +273,7 @@ def test_torch(
 
 
 @pytest.mark.usefixtures("rocm")
-def test_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_driver(monkeypatch, tmp_path):
     (tmp_path / "version").write_text("6.14.14\n")
     monkeypatch.setattr(doctor, "_DRIVER_VERSION", tmp_path / "version")
     assert only(doctor._check_driver).found == "amdgpu 6.14.14"
@@ -306,7 +286,7 @@ def test_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("rocm")
-def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus(monkeypatch):
     gpu = SimpleNamespace(gcnArchName="gfx90a:sramecc+", name="AMD Instinct MI210")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _index: gpu)
     found = only(doctor._check_gpus)
@@ -321,7 +301,7 @@ def test_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("rocm")
 @pytest.mark.parametrize(("value", "verdict"), [(None, "warning"), ("0", "warning"), ("1", "ok")])
-def test_kernel_arguments(monkeypatch: pytest.MonkeyPatch, value: str | None, verdict: str) -> None:
+def test_kernel_arguments(monkeypatch, value, verdict):
     monkeypatch.delenv("HIP_FORCE_DEV_KERNARG", raising=False)
     if value is not None:
         monkeypatch.setenv("HIP_FORCE_DEV_KERNARG", value)
@@ -329,7 +309,7 @@ def test_kernel_arguments(monkeypatch: pytest.MonkeyPatch, value: str | None, ve
 
 
 @pytest.mark.usefixtures("rocm")
-def test_hip_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hip_runtime(monkeypatch):
     """Which file, why that one, and that it is the only one."""
     bound = SimpleNamespace(library_path=sys.executable, why="torch calls it")
     monkeypatch.setattr(hip_runtime, "loaded_runtime", lambda: bound)

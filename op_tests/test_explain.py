@@ -12,7 +12,7 @@ from untyped import explain, fmha_fwd
 from jitfmha import emulate
 
 
-def test_cpu_plan() -> None:
+def test_cpu_plan():
     q = torch.zeros(2, 33, 4, 64, dtype=torch.bfloat16)
     k = torch.zeros(2, 49, 2, 64, dtype=torch.bfloat16)
     plan = explain(q, k, k, mask="causal", return_lse=True)
@@ -26,7 +26,7 @@ def test_cpu_plan() -> None:
     assert json.loads(json.dumps(plan.to_dict()))["family"] == "cpu"
 
 
-def test_group_mode() -> None:
+def test_group_mode():
     x = torch.zeros(30, 4, 64)
     ends = prefix_sums([10, 20])
     text = str(explain(x, x, x, cu_seqlens_q=ends, cu_seqlens_k=ends))
@@ -34,7 +34,7 @@ def test_group_mode() -> None:
     assert "2 sequences, 30 x 30 packed rows" in text
 
 
-def test_says_whether_the_launcher_is_built() -> None:
+def test_says_whether_the_launcher_is_built():
     """A head dimension that no other test uses, so that it is built here."""
     x = torch.zeros(1, 4, 2, 13)
     before = explain(x, x, x)
@@ -46,7 +46,7 @@ def test_says_whether_the_launcher_is_built() -> None:
     assert explain(x, x, x).to_dict()["built"] is True
 
 
-def test_does_not_read_the_data() -> None:
+def test_does_not_read_the_data():
     x = torch.zeros(30, 4, 64)
     wrong = torch.tensor([7, 3, 99], dtype=torch.int32)
     assert explain(x, x, x, cu_seqlens_q=wrong, cu_seqlens_k=wrong).plan is not None
@@ -55,7 +55,7 @@ def test_does_not_read_the_data() -> None:
         explain(on_meta, on_meta, on_meta)
 
 
-def test_no_kernel_serves_the_call() -> None:
+def test_no_kernel_serves_the_call():
     """Where nothing fits, the error lists what every family says."""
     x = torch.zeros(1, 4, 2, 64).to(torch.float8_e4m3fn)
     with emulate("gfx942"), pytest.raises(NotImplementedError) as raised:

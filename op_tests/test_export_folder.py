@@ -21,7 +21,7 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-def test_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_command(tmp_path, capfd):
     folder = tmp_path / "new" / "library"
     assert main([*SMALL, "--json", "-o", str(folder)]) == 0
     said = json.loads(capfd.readouterr().out)
@@ -48,16 +48,14 @@ def test_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         (("--dtype", "fp32"), "fp32"),
     ],
 )
-def test_usage_errors(
-    flags: tuple[str, ...], complaint: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_usage_errors(flags, complaint, tmp_path, capfd):
     command = [*SMALL[:5], *flags, "-o", str(tmp_path / "library")]
     assert main(command) == 2
     assert complaint in capfd.readouterr().err
     assert not os.listdir(tmp_path)
 
 
-def test_foreign_files_are_left_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_foreign_files_are_left_alone(tmp_path, capfd):
     folder = tmp_path / "library"
     folder.mkdir()
     (folder / "letter.txt").write_text("dear")
@@ -73,12 +71,12 @@ def test_foreign_files_are_left_alone(tmp_path: Path, capfd: pytest.CaptureFixtu
         publish(folder / "letter.txt", FILES)
 
 
-def test_an_empty_folder_is_taken(tmp_path: Path) -> None:
+def test_an_empty_folder_is_taken(tmp_path):
     publish(tmp_path, FILES)
     assert contents(tmp_path) == FILES
 
 
-def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch):
     folder = tmp_path / "library"
     publish(folder, FILES)
     rename = os.rename

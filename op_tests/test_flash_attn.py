@@ -48,7 +48,7 @@ SIGNATURES: dict[str, tuple[list[str], dict[str, object]]] = {
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_signature(name: str) -> None:
+def test_signature(name):
     parameters = inspect.signature(getattr(jitfmha, name)).parameters
     required, options = SIGNATURES[name]
     empty = inspect.Parameter.empty
@@ -83,9 +83,7 @@ WINDOWS = [(-1, -1), (0, 0), (4, 9), (-1, 5), (7, -1), (30, 30), (200, 200)]
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("window_size", WINDOWS)
 @pytest.mark.parametrize("seqlens", [(40, 40), (20, 70), (70, 20), (1, 33)])
-def test_formula(
-    rng: torch.Generator, seqlens: tuple[int, int], window_size: tuple[int, int], causal: bool
-) -> None:
+def test_formula(rng, seqlens, window_size, causal):
     q, k, v = random_qkv(rng, seqlen_q=seqlens[0], seqlen_k=seqlens[1], heads_q=4)
     out, lse, s_dmask = flash_attn_func(
         q, k, v, causal=causal, window_size=window_size, return_attn_probs=True
@@ -98,7 +96,7 @@ def test_formula(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_packed_forms(rng: torch.Generator, dtype: str) -> None:
+def test_packed_forms(rng, dtype):
     qkv = torch.randn(2, 40, 3, 4, 64, generator=rng).to(DTYPES[dtype])
     q, k, v = qkv.unbind(2)
     expected = flash_attn_func(q, k, v, causal=True, softmax_scale=0.3, return_attn_probs=True)
@@ -109,14 +107,14 @@ def test_packed_forms(rng: torch.Generator, dtype: str) -> None:
     assert_close(expected[:2], attention(q, k, v, mask=2, softmax_scale=0.3), q, k, v, 0.3)
 
 
-def test_packed_forms_with_gqa(rng: torch.Generator) -> None:
+def test_packed_forms_with_gqa(rng):
     q, _, _ = random_qkv(rng, heads_q=6)
     kv = torch.randn(2, 49, 2, 2, 64, generator=rng)
     expected = flash_attn_func(q, kv[:, :, 0], kv[:, :, 1])
     assert torch.equal(flash_attn_kvpacked_func(q, kv), expected)
 
 
-def test_varlen_forms(rng: torch.Generator) -> None:
+def test_varlen_forms(rng):
     lengths = [5, 0, 70, 17]
     qkv = torch.randn(sum(lengths), 3, 4, 64, generator=rng)
     q, k, v = qkv.unbind(1)
@@ -136,7 +134,7 @@ def test_varlen_forms(rng: torch.Generator) -> None:
         assert_close((out[None, start:end], lse[None, :, start:end]), expected, q1, k1, v1)
 
 
-def test_last_dimension_that_is_not_contiguous_is_copied(rng: torch.Generator) -> None:
+def test_last_dimension_that_is_not_contiguous_is_copied(rng):
     q, k, v = random_qkv(rng)
     strided = [x.mT.contiguous().mT for x in (q, k, v)]
     assert torch.equal(flash_attn_func(*strided), flash_attn_func(q, k, v))
@@ -190,9 +188,7 @@ def call(name: str, **changes: Any) -> object:
         ({"softmax_scale": 0.0}, ValueError, ["softmax_scale=0.0"]),
     ],
 )
-def test_errors(
-    name: str, changes: dict[str, Any], error: type[Exception], texts: list[str]
-) -> None:
+def test_errors(name, changes, error, texts):
     call(name)
     with pytest.raises(error) as raised:
         call(name, **changes)
@@ -214,7 +210,7 @@ def assert_same_gradients(actual: Tensor, expected: Tensor, inputs: tuple[Tensor
         torch.testing.assert_close(a, b.float(), atol=2e-5, rtol=2e-5, msg=lambda m, n=name: n + m)
 
 
-def test_gradients_of_paged_keys(rng: torch.Generator) -> None:
+def test_gradients_of_paged_keys(rng):
     """What nobody sees of a page has the gradient 0."""
     q = torch.randn(9, 4, 32, generator=rng).requires_grad_()
     k, v = (torch.randn(5, 16, 2, 32, generator=rng).requires_grad_() for _ in range(2))
@@ -230,7 +226,7 @@ def test_gradients_of_paged_keys(rng: torch.Generator) -> None:
     assert_same_gradients(out, torch.cat(parts), (q, k, v))
 
 
-def test_dropout_and_score_options(rng: torch.Generator) -> None:
+def test_dropout_and_score_options(rng):
     qkv = random_qkv(rng, seqlen_q=20, seqlen_k=45, heads_q=4, hdim=32)
     q, k, v = (x.requires_grad_() for x in qkv)
     slopes = torch.rand(2, 4, generator=rng)
@@ -256,7 +252,7 @@ def test_dropout_and_score_options(rng: torch.Generator) -> None:
     assert not torch.equal(other < 0, signed < 0)
 
 
-def test_dropout_and_score_options_of_packed_sequences(rng: torch.Generator) -> None:
+def test_dropout_and_score_options_of_packed_sequences(rng):
     lengths = [20, 0, 45, 1]
     q, k, v = (x[0] for x in random_qkv(rng, batch=1, seqlen_q=66, seqlen_k=66, hdim=32))
     cu, slopes = prefix_sums(lengths), torch.rand(4, 2, generator=rng)
@@ -305,9 +301,7 @@ SAME: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 @pytest.mark.parametrize("name", SIGNATURES)
 @pytest.mark.parametrize(("plain", "as_peers_pass_it"), SAME)
-def test_values_that_peers_accept(
-    rng: torch.Generator, name: str, plain: dict[str, Any], as_peers_pass_it: dict[str, Any]
-) -> None:
+def test_values_that_peers_accept(rng, name, plain, as_peers_pass_it):
     tensors = {n: torch.randn(8, len(n), 2, 16, generator=rng) for n in ("q", "kv", "qkv")}
     tensors["q"] = tensors["q"].squeeze(1)
     tensors["k"], tensors["v"] = tensors["kv"].unbind(1)
@@ -332,7 +326,7 @@ def test_values_that_peers_accept(
         ({"block_table": torch.zeros(1, 4).int()}, ["k is", "(8, 2, 16)", "page_size"]),
     ],
 )
-def test_block_table_errors(changes: dict[str, Any], texts: list[str]) -> None:
+def test_block_table_errors(changes, texts):
     pages = dict.fromkeys(("k", "v"), torch.zeros(4, 2, 2, 16)) if "float32" in texts else {}
     with pytest.raises(ValueError, match=texts[0]) as raised:
         call("flash_attn_varlen_func", **changes, **pages)
@@ -342,7 +336,7 @@ def test_block_table_errors(changes: dict[str, Any], texts: list[str]) -> None:
 
 @pytest.mark.parametrize("name", [name for name in SIGNATURES if "varlen" in name])
 @pytest.mark.parametrize("max_seqlen", [None, 8])
-def test_varlen_without_cu_seqlens(name: str, max_seqlen: int | None) -> None:
+def test_varlen_without_cu_seqlens(name, max_seqlen):
     """Four dimensions and no prefix sums must not become batch mode."""
     q = torch.zeros(1, 8, 2, 16)
     tensors = {"q": q, "k": q, "v": q, "kv": torch.stack([q] * 2, -3)}
@@ -369,7 +363,7 @@ def test_varlen_without_cu_seqlens(name: str, max_seqlen: int | None) -> None:
         ("flash_attn_varlen_kvpacked_func", "kv", (8, 1, 2, 16)),
     ],
 )
-def test_packed_shapes(name: str, argument: str, shape: tuple[int, ...]) -> None:
+def test_packed_shapes(name, argument, shape):
     with pytest.raises(ValueError, match=argument) as raised:
         call(name, **{argument: torch.zeros(shape)})
     assert str(shape) in str(raised.value)
@@ -377,7 +371,7 @@ def test_packed_shapes(name: str, argument: str, shape: tuple[int, ...]) -> None
         call(name, **{argument: None})
 
 
-def test_compile(rng: torch.Generator) -> None:
+def test_compile(rng):
     torch._dynamo.reset()
     qkv = torch.randn(2, 40, 3, 4, 64, generator=rng)
     compiled = torch.compile(flash_attn_qkvpacked_func, fullgraph=True, backend="aot_eager")

@@ -46,6 +46,6 @@ else:
         (False, 2, 2),  # nobody has lost anything: the child has a pool of its own
     ],
 )
-def test_call_in_a_child(before: bool, threads: int, used: int) -> None:
+def test_call_in_a_child(before, threads, used):
     done = run_python("-c", CODE, str(before), str(threads), code=None, timeout=120)
     assert done.stdout.strip() == str(10 + used), done.stdout + done.stderr

@@ -16,7 +16,7 @@ from torch import Tensor
 from untyped import explain, fmha_fwd
 
 from jitfmha.aiter import flash_attn_fp8_pertensor_func, flash_attn_varlen_fp8_pertensor_func
-from jitfmha.planning.target import CpuIsa, cpu_isas_here
+from jitfmha.planning.target import cpu_isas_here
 from jitfmha.problem.float64_reference import Result, attention, attention_packed, descaled
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -75,7 +75,7 @@ def check(
 
 @DRAWN_DTYPE
 @DRAWN_ISA
-def test_every_code(an_isa: CpuIsa, dtype: str) -> None:
+def test_every_code(an_isa, dtype):
     """As torch converts it: as a value it comes out, as a key or a query it is the score."""
     with fresh_calls(an_isa):
         check_every_code(dtype)
@@ -108,7 +108,7 @@ def check_every_code(dtype: str) -> None:
 
 @DRAWN_DTYPE
 @DRAWN_ISA
-def test_batch_mode(rng: torch.Generator, an_isa: CpuIsa, dtype: str) -> None:
+def test_batch_mode(rng, an_isa, dtype):
     for seqlen_q, seqlen_k, heads_q, heads_k in SIZES:
         sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "heads_q": heads_q, "heads_k": heads_k}
         tensors = inputs(rng, dtype, **sizes)
@@ -119,7 +119,7 @@ def test_batch_mode(rng: torch.Generator, an_isa: CpuIsa, dtype: str) -> None:
 
 @DRAWN_DTYPE
 @pytest.mark.parametrize("form", ["one", "each sequence and key head", "each head"])
-def test_scales(rng: torch.Generator, dtype: str, form: str) -> None:
+def test_scales(rng, dtype, form):
     for seqlen_q, seqlen_k, heads_q, heads_k in SIZES:
         sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "heads_q": heads_q, "heads_k": heads_k}
         tensors = inputs(rng, dtype, **sizes)
@@ -130,7 +130,7 @@ def test_scales(rng: torch.Generator, dtype: str, form: str) -> None:
 
 
 @DRAWN_DTYPE
-def test_one_scale_at_a_time(rng: torch.Generator, dtype: str) -> None:
+def test_one_scale_at_a_time(rng, dtype):
     """Those that are not given are 1; one of 0 makes scores, or the output, 0."""
     tensors = inputs(rng, dtype, heads_q=4, heads_k=2, seqlen_q=150)
     for name in SCALES:
@@ -141,7 +141,7 @@ def test_one_scale_at_a_time(rng: torch.Generator, dtype: str) -> None:
 
 
 @DRAWN_DTYPE
-def test_group_mode(rng: torch.Generator, dtype: str) -> None:
+def test_group_mode(rng, dtype):
     lengths_q, lengths_k = [1, 130, 0, 17, 3, 65], [70, 5, 4, 17, 300, 0]
     cu_q, cu_k = prefix_sums(lengths_q), prefix_sums(lengths_k)
     sizes = {"seqlen_q": sum(lengths_q), "seqlen_k": sum(lengths_k), "heads_q": 4, "heads_k": 2}
@@ -156,7 +156,7 @@ def test_group_mode(rng: torch.Generator, dtype: str) -> None:
 
 
 @DRAWN_DTYPE
-def test_with_all_features(rng: torch.Generator, dtype: str) -> None:
+def test_with_all_features(rng, dtype):
     """Soft cap, bias and ALiBi come after the scales; a bias has the output's dtype."""
     for seqlen_q, seqlen_k, heads_q, heads_k in ((1, 300, 4, 2), (70, 131, 4, 2)):
         tensors = inputs(
@@ -173,7 +173,7 @@ def test_with_all_features(rng: torch.Generator, dtype: str) -> None:
 
 @DRAWN_DTYPE
 @DRAWN_ISA
-def test_layouts(rng: torch.Generator, an_isa: CpuIsa, dtype: str) -> None:
+def test_layouts(rng, an_isa, dtype):
     """Of inputs and of the output, which is bf16; what lies between the elements is NaN."""
     q, k, v = inputs(rng, dtype, seqlen_q=70)
     for layout in LAYOUTS:
@@ -186,7 +186,7 @@ def test_layouts(rng: torch.Generator, an_isa: CpuIsa, dtype: str) -> None:
             assert torch.equal(fmha_fwd(*laid_out, out=out), fmha_fwd(q, k, v))
 
 
-def test_gradients_are_refused_before_anything_runs(rng: torch.Generator) -> None:
+def test_gradients_are_refused_before_anything_runs(rng):
     q, k, v = inputs(rng, "fp8_e4m3fn")
     with pytest.raises(NotImplementedError, match="backward pass serves fp32, bf16, fp16; k and v"):
         fmha_fwd(q, k.requires_grad_(), v)
@@ -205,9 +205,7 @@ def test_gradients_are_refused_before_anything_runs(rng: torch.Generator) -> Non
         ("v_descale", torch.ones(1, device="meta"), ValueError, ["v_descale is on meta"]),
     ],
 )
-def test_errors(
-    rng: torch.Generator, name: str, scale: object, error: type[Exception], words: list[str]
-) -> None:
+def test_errors(rng, name, scale, error, words):
     tensors = inputs(rng, "fp8_e4m3fnuz", batch=3, heads_q=4, heads_k=2)
     for function in (fmha_fwd, explain):
         with pytest.raises(error) as raised:
@@ -216,14 +214,14 @@ def test_errors(
             assert word in str(raised.value)
 
 
-def test_two_formats_in_one_call(rng: torch.Generator) -> None:
+def test_two_formats_in_one_call(rng):
     ours, others = (inputs(rng, dtype) for dtype in DTYPES)
     with pytest.raises(TypeError, match=r"k has dtype torch\.float8_e4m3fnuz, q has torch\.float8"):
         fmha_fwd(ours[0], others[1], ours[2])
 
 
 @DRAWN_DTYPE
-def test_under_torch_compile(rng: torch.Generator, dtype: str) -> None:
+def test_under_torch_compile(rng, dtype):
     tensors = inputs(rng, dtype, heads_q=4, heads_k=2)
     scales = random_scales(rng, "each head", 2, 4, 2)
 
@@ -235,7 +233,7 @@ def test_under_torch_compile(rng: torch.Generator, dtype: str) -> None:
 
 
 @DRAWN_DTYPE
-def test_scales_belong_to_the_call(rng: torch.Generator, dtype: str) -> None:
+def test_scales_belong_to_the_call(rng, dtype):
     """Calls that differ in the shape, the strides or the values of a scale alone."""
     tensors = inputs(rng, dtype, heads_q=2)
     wide = torch.rand(2, 2, 3, generator=rng)
@@ -249,7 +247,7 @@ def test_scales_belong_to_the_call(rng: torch.Generator, dtype: str) -> None:
 # ---- AITER's functions ---------------------------------------------------------------------------
 
 
-def test_signatures_of_aiter() -> None:
+def test_signatures_of_aiter():
     """Names, order and defaults, as AITER declares them."""
     first = ["q", "k", "v", *SCALES]
     groups = ["cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
@@ -265,7 +263,7 @@ def test_signatures_of_aiter() -> None:
 
 
 @DRAWN_DTYPE
-def test_functions_of_aiter(rng: torch.Generator, dtype: str) -> None:
+def test_functions_of_aiter(rng, dtype):
     tensors = inputs(rng, dtype, heads_q=4, heads_k=2, seqlen_q=40)
     scales = random_scales(rng, "each sequence and key head", 2, 4, 2)
     sink = torch.randn(4, generator=rng)

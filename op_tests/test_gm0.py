@@ -38,7 +38,7 @@ def check(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> None:
 @pytest.mark.sample(
     ("dtype", "hdims", "mask"), list(itertools.product(DTYPES, HDIMS, ("none", "causal"))), 10
 )
-def test_hdims(rng: torch.Generator, dtype: str, hdims: tuple[int, int], mask: str) -> None:
+def test_hdims(rng, dtype, hdims, mask):
     for seqlen_q, seqlen_k, heads_q, heads_k in ((33, 49, 2, 2), (1, 77, 6, 2), (70, 130, 3, 1)):
         sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "heads_q": heads_q, "heads_k": heads_k}
         q, k, v = random_qkv(rng, hdim=hdims[0], hdim_v=hdims[1], dtype=DTYPES[dtype], **sizes)
@@ -46,7 +46,7 @@ def test_hdims(rng: torch.Generator, dtype: str, hdims: tuple[int, int], mask: s
 
 
 @pytest.mark.sample("dtype", list(DTYPES), 1)
-def test_a_dot_product_of_two_parts_and_one_element(rng: torch.Generator, dtype: str) -> None:
+def test_a_dot_product_of_two_parts_and_one_element(rng, dtype):
     """Long dot products are sums of parts; the part that is left over has a single element here."""
     for seqlen_q in (1, 33):
         q, k, v = random_qkv(rng, seqlen_q=seqlen_q, hdim=257, hdim_v=9, dtype=DTYPES[dtype])
@@ -58,14 +58,14 @@ def test_a_dot_product_of_two_parts_and_one_element(rng: torch.Generator, dtype:
 
 @pytest.mark.parametrize("seqlen_q", SEQLENS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_seqlens(rng: torch.Generator, dtype: str, seqlen_q: int) -> None:
+def test_seqlens(rng, dtype, seqlen_q):
     for seqlen_k, mask in itertools.product(SEQLENS, ("none", 1, 2)):
         q, k, v = random_qkv(rng, seqlen_q=seqlen_q, seqlen_k=seqlen_k, dtype=DTYPES[dtype])
         check(q, k, v, mask=mask)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_long_sequences(rng: torch.Generator, dtype: str) -> None:
+def test_long_sequences(rng, dtype):
     for seqlen_q, seqlen_k in ((1000, 1100), (1, 5000), (3000, 3)):
         q, k, v = random_qkv(
             rng, batch=1, seqlen_q=seqlen_q, seqlen_k=seqlen_k, dtype=DTYPES[dtype]
@@ -80,9 +80,7 @@ def test_long_sequences(rng: torch.Generator, dtype: str) -> None:
     [(0, 0), (1, 1), (3, 1), (3, 3), (8, 2), (12, 4), (13, 13), (40, 8), (71, 1)],
 )
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_heads_and_batch(
-    rng: torch.Generator, dtype: str, heads_q: int, heads_k: int, batch: int
-) -> None:
+def test_heads_and_batch(rng, dtype, heads_q, heads_k, batch):
     for seqlen_q in (1, 2, 37):
         q, k, v = random_qkv(
             rng,
@@ -98,14 +96,14 @@ def test_heads_and_batch(
 
 @pytest.mark.parametrize("softmax_scale", [1e-30, 1e-4, 0.125, 1, 2.5, 30.0])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_softmax_scale(rng: torch.Generator, dtype: str, softmax_scale: float) -> None:
+def test_softmax_scale(rng, dtype, softmax_scale):
     q, k, v = random_qkv(rng, dtype=DTYPES[dtype])
     check(q, k, v, softmax_scale=softmax_scale)
     check(q, k, v, softmax_scale=softmax_scale, mask="causal")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_scores_far_from_zero(rng: torch.Generator, dtype: str) -> None:
+def test_scores_far_from_zero(rng, dtype):
     """The softmax must not overflow or underflow where all scores of a row are large."""
     q, k, v = random_qkv(rng, dtype=DTYPES[dtype])
     for shift in (-40.0, 40.0):
@@ -113,7 +111,7 @@ def test_scores_far_from_zero(rng: torch.Generator, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rising_scores(rng: torch.Generator, dtype: str) -> None:
+def test_rising_scores(rng, dtype):
     """Every key tile raises the maximum, so that every tile rescales what came before."""
     q, k, v = random_qkv(rng, seqlen_k=600, dtype=DTYPES[dtype])
     rising = torch.linspace(-3, 3, 600)[None, :, None, None].expand_as(k)
@@ -123,7 +121,7 @@ def test_rising_scores(rng: torch.Generator, dtype: str) -> None:
 
 @pytest.mark.parametrize("layouts", list(itertools.product(LAYOUTS, LAYOUTS)))
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_layouts(rng: torch.Generator, dtype: str, layouts: tuple[str, str]) -> None:
+def test_layouts(rng, dtype, layouts):
     names = list(LAYOUTS)
     others = torch.randint(len(names), (2,), generator=rng).tolist()
     q, k, v = random_qkv(rng, heads_q=4, dtype=DTYPES[dtype])
@@ -136,7 +134,7 @@ def test_layouts(rng: torch.Generator, dtype: str, layouts: tuple[str, str]) -> 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_out_writes_its_elements_only(rng: torch.Generator, dtype: str, layout: str) -> None:
+def test_out_writes_its_elements_only(rng, dtype, layout):
     q, k, v = random_qkv(rng, dtype=DTYPES[dtype])
     out = lay_out(torch.zeros_like(q), layout)
     everything = torch.empty(0, dtype=q.dtype).set_(out.untyped_storage())
@@ -149,7 +147,7 @@ def test_out_writes_its_elements_only(rng: torch.Generator, dtype: str, layout: 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_expanded_tensors(rng: torch.Generator, dtype: str) -> None:
+def test_expanded_tensors(rng, dtype):
     """Strides of 0, in heads, in the batch and in the sequence."""
     q, k, v = random_qkv(rng, heads_q=4, heads_k=4, dtype=DTYPES[dtype])
     check(q, k[:, :, :1].expand_as(k), v[:, :, 2:3].expand_as(v))
@@ -157,14 +155,14 @@ def test_expanded_tensors(rng: torch.Generator, dtype: str) -> None:
     check(q[:, :1].expand_as(q), k[:, :1].expand_as(k), v[:, :1].expand_as(v), mask="causal")
 
 
-def test_slices_of_one_tensor(rng: torch.Generator) -> None:
+def test_slices_of_one_tensor(rng):
     qkv = torch.randn(2, 40, 3, 4, 64, generator=rng)
     check(*qkv.unbind(2))
     q, k, v = torch.randn(2, 40, (4 + 2 + 2) * 64, generator=rng).split([256, 128, 128], dim=-1)
     check(q.unflatten(-1, (4, 64)), k.unflatten(-1, (2, 64)), v.unflatten(-1, (2, 64)))
 
 
-def test_unit_dimensions_with_odd_strides(rng: torch.Generator) -> None:
+def test_unit_dimensions_with_odd_strides(rng):
     """A dimension of size 1 may have any stride; nobody can see it."""
     q, k, v = random_qkv(rng, batch=1, seqlen_q=1, heads_q=1, heads_k=1)
     q = q.as_strided(q.shape, (7, 3, 5, 1))
@@ -172,12 +170,12 @@ def test_unit_dimensions_with_odd_strides(rng: torch.Generator) -> None:
     check(q, k, v)
 
 
-def test_k_and_v_may_be_q(rng: torch.Generator) -> None:
+def test_k_and_v_may_be_q(rng):
     q, _, _ = random_qkv(rng)
     check(q, q, q)
 
 
-def test_fresh_output_is_contiguous_and_without_lse(rng: torch.Generator) -> None:
+def test_fresh_output_is_contiguous_and_without_lse(rng):
     q, k, v = random_qkv(rng)
     q = lay_out(q, "sbhd")
     out = fmha_fwd(q, k, v)
@@ -188,7 +186,7 @@ def test_fresh_output_is_contiguous_and_without_lse(rng: torch.Generator) -> Non
     assert lse.is_contiguous()
 
 
-def test_two_same_calls_do_not_share_their_output(rng: torch.Generator) -> None:
+def test_two_same_calls_do_not_share_their_output(rng):
     q, k, v = random_qkv(rng)
     first = fmha_fwd(q, k, v)
     kept = first.clone()

@@ -115,14 +115,14 @@ def packed(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("gap", [0, 1, 20])
 @pytest.mark.parametrize("lengths", RAGGED)
-def test_ragged(rng: torch.Generator, lengths: str, gap: int, dtype: str) -> None:
+def test_ragged(rng, lengths, gap, dtype):
     inputs = packed(rng, *RAGGED[lengths], gap=gap, dtype=DTYPES[dtype])
     inputs.check()
     inputs.check(mask="causal")
 
 
 @pytest.mark.parametrize("heads", [(1, 1), (6, 2), (9, 1), (5, 5)])
-def test_random_batches(rng: torch.Generator, heads: tuple[int, int]) -> None:
+def test_random_batches(rng, heads):
     for _ in range(15):
         batch = int(torch.randint(1, 12, (1,), generator=rng))
         lengths_q, lengths_k = torch.randint(0, 150, (2, batch), generator=rng).tolist()
@@ -135,7 +135,7 @@ def test_random_batches(rng: torch.Generator, heads: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "packed", "packed_by_head", "odd_address"])
-def test_layouts(rng: torch.Generator, layout: str) -> None:
+def test_layouts(rng, layout):
     inputs = packed(rng, *RAGGED["ragged"])
     inputs.q = lay_out(inputs.q[None], layout)[0]
     inputs.k = lay_out(inputs.k[None], layout)[0]
@@ -145,7 +145,7 @@ def test_layouts(rng: torch.Generator, layout: str) -> None:
     assert torch.equal(inputs.call(out=out)[0], inputs.call()[0])
 
 
-def test_equal_to_batch_mode(rng: torch.Generator) -> None:
+def test_equal_to_batch_mode(rng):
     q, k, v = random_qkv(rng, batch=3)
     cu_q, cu_k = prefix_sums([q.shape[1]] * 3), prefix_sums([k.shape[1]] * 3)
     groups = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
@@ -153,7 +153,7 @@ def test_equal_to_batch_mode(rng: torch.Generator) -> None:
     assert torch.equal(out, fmha_fwd(q, k, v, mask="causal").flatten(0, 1))
 
 
-def test_unused_rows_of_a_fresh_output(rng: torch.Generator) -> None:
+def test_unused_rows_of_a_fresh_output(rng):
     inputs = packed(rng, *RAGGED["ragged"], gap=3)
     out, lse = inputs.call()
     unused = inputs.unused_rows()
@@ -162,7 +162,7 @@ def test_unused_rows_of_a_fresh_output(rng: torch.Generator) -> None:
     assert (lse[:, unused] == -torch.inf).all()
 
 
-def test_unused_rows_of_out_stay(rng: torch.Generator) -> None:
+def test_unused_rows_of_out_stay(rng):
     inputs = packed(rng, *RAGGED["ragged"], gap=3)
     out = torch.full_like(inputs.q, -77.0)
     _, lse = inputs.call(out=out)
@@ -172,7 +172,7 @@ def test_unused_rows_of_out_stay(rng: torch.Generator) -> None:
     assert (lse[:, unused] == -torch.inf).all()
 
 
-def test_rows_behind_the_last_sequence(rng: torch.Generator) -> None:
+def test_rows_behind_the_last_sequence(rng):
     q, k, v = (x[0] for x in random_qkv(rng, batch=1, seqlen_q=20, seqlen_k=30))
     poisoned = (torch.cat([x, torch.full_like(x[:5], torch.nan)]) for x in (q, k, v))
     groups = {"cu_seqlens_q": prefix_sums([8, 12]), "cu_seqlens_k": prefix_sums([10, 20])}
@@ -182,13 +182,13 @@ def test_rows_behind_the_last_sequence(rng: torch.Generator) -> None:
     assert (lse[:, 20:] == -torch.inf).all()
 
 
-def test_lengths_may_change_between_calls_of_one_shape(rng: torch.Generator) -> None:
+def test_lengths_may_change_between_calls_of_one_shape(rng):
     """cu_seqlens is read in every call, also where everything else is as before."""
     for lengths_q, lengths_k in (([10, 20], [5, 40]), ([0, 30], [45, 0]), ([29, 1], [1, 44])):
         packed(rng, lengths_q, lengths_k).check(mask="causal")
 
 
-def test_cu_seqlens_may_be_a_slice(rng: torch.Generator) -> None:
+def test_cu_seqlens_may_be_a_slice(rng):
     inputs = packed(rng, [10, 20], [5, 40])
     cu_q = torch.tensor([9, 0, 10, 30, 9], dtype=torch.int32)[1:4]
     cu_k = torch.tensor([9, 9, 0, 5, 45], dtype=torch.int32)[2:]
@@ -233,9 +233,7 @@ def i32(*values: int) -> Tensor:
         ({"mask": "g:1,1"}, ValueError, ["mask", "top-left", "gm1"]),
     ],
 )
-def test_errors(
-    rng: torch.Generator, changes: dict[str, Any], error: type[Exception], texts: list[str]
-) -> None:
+def test_errors(rng, changes, error, texts):
     inputs = packed(rng, [10, 20], [5, 40])
     groups: dict[str, Any] = {"cu_seqlens_q": i32(0, 10, 30), "cu_seqlens_k": i32(0, 5, 45)}
     for _ in range(2):  # the second call must not find the first one prepared
@@ -247,7 +245,7 @@ def test_errors(
 
 @pytest.mark.parametrize("side", ["q", "k"])
 @pytest.mark.parametrize("longest", [0, 1, 2])
-def test_max_seqlen_holds_for_every_sequence(rng: torch.Generator, longest: int, side: str) -> None:
+def test_max_seqlen_holds_for_every_sequence(rng, longest, side):
     """Wherever the longest sequence is, the first and the last one included."""
     lengths = [8 if i == longest else 3 for i in range(3)]
     inputs = packed(rng, lengths, lengths)
@@ -259,13 +257,13 @@ def test_max_seqlen_holds_for_every_sequence(rng: torch.Generator, longest: int,
 
 
 @pytest.mark.parametrize("name", ["cu_seqlens_q_padded", "cu_seqlens_k_padded", "max_seqlen_q"])
-def test_group_arguments_without_cu_seqlens(rng: torch.Generator, name: str) -> None:
+def test_group_arguments_without_cu_seqlens(rng, name):
     q, k, v = random_qkv(rng)
     with pytest.raises(ValueError, match=f"{name} is given without cu_seqlens"):
         fmha_fwd(q, k, v, **{name: 8 if "max" in name else i32(0, 8)})
 
 
-def test_four_dimensions_are_refused(rng: torch.Generator) -> None:
+def test_four_dimensions_are_refused(rng):
     q, k, v = random_qkv(rng)
     groups = {"cu_seqlens_q": i32(0, 33), "cu_seqlens_k": i32(0, 49)}
     with pytest.raises(ValueError, match=r"q has shape \(2, 33, 2, 64\)"):

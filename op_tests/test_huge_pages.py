@@ -22,7 +22,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def test_only_large_new_outputs_ask(rng: torch.Generator, requests: list[int]) -> None:
+def test_only_large_new_outputs_ask(rng, requests):
     rows = memory.HUGE_PAGES_FROM_BYTES // (64 * 4)
     q = torch.randn(1, rows, 1, 64, generator=rng)
     k, v = (torch.randn(1, 3, 1, 64, generator=rng) for _ in range(2))
@@ -34,7 +34,7 @@ def test_only_large_new_outputs_ask(rng: torch.Generator, requests: list[int]) -
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the advice is Linux's")
-def test_only_whole_pages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_whole_pages_are_named(monkeypatch):
     """The range lies inside of the tensor, and what is asked for is huge pages."""
     calls: list[tuple[int, int, int]] = []
 
@@ -55,7 +55,7 @@ def test_only_whole_pages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert advice == 14  # MADV_HUGEPAGE
 
 
-def test_the_result_is_right(rng: torch.Generator) -> None:
+def test_the_result_is_right(rng):
     rows = memory.HUGE_PAGES_FROM_BYTES // (32 * 4) + 5
     q = torch.randn(1, rows, 1, 32, generator=rng)
     k, v = (torch.randn(1, 7, 1, 32, generator=rng) for _ in range(2))

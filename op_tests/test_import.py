@@ -27,7 +27,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 HEAVY = ("torch.utils.cpp_extension", "setuptools", "filelock", "platformdirs", "torch._inductor")
 
 
-def test_import(tmp_path: Path) -> None:
+def test_import(tmp_path):
     environment = {
         "JITFMHA_CACHE_DIR": str(tmp_path / "cache"),
         "HOME": str(tmp_path / "home"),
@@ -70,7 +70,7 @@ def _imports(name: str, path: Path, known: Container[str]) -> set[str]:
     return {each for each in found if each in known and each != name}
 
 
-def test_programs_in_texts_import_what_is_there() -> None:
+def test_programs_in_texts_import_what_is_there():
     """Nobody notices those of tests that are skipped on most machines."""
     known, root = _modules(), PACKAGE.parent
     for path in (*(root / "op_tests").rglob("*.py"), *(root / "examples").rglob("*.py")):
@@ -111,7 +111,7 @@ def _room(module: str) -> str:
     return (module.split(".") + ["__init__"])[1]
 
 
-def test_no_module_imports_itself_by_way_of_others() -> None:
+def test_no_module_imports_itself_by_way_of_others():
     """Nor from inside of a function or for a type checker, where a cycle would only be hidden."""
     try:
         tuple(TopologicalSorter(_graph()).static_order())
@@ -119,7 +119,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
         pytest.fail(f"modules import each other in a circle: {' -> '.join(error.args[1])}")
 
 
-def test_imports_in_functions_say_what_they_save() -> None:
+def test_imports_in_functions_say_what_they_save():
     """In a comment, on their line or above them; or as what may not be there, in a try."""
     silent = []
     for path in PACKAGE.rglob("*.py"):
@@ -150,7 +150,7 @@ def _imports_in_functions(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]
     return sorted(found, key=lambda node: node.lineno)
 
 
-def test_every_room_imports_those_above_it_alone() -> None:
+def test_every_room_imports_those_above_it_alone():
     graph = _graph()
     assert len(PLACES) <= 20
     assert len(ROOMS) <= 13

@@ -14,7 +14,7 @@ from score_features import FEATURES, Shape
 from torch import Tensor
 from untyped import explain, fmha_fwd
 
-from jitfmha.planning.target import CpuIsa, cpu_isas_here
+from jitfmha.planning.target import cpu_isas_here
 from jitfmha.problem.float64_reference import attention, attention_packed
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -37,7 +37,7 @@ def int8_inputs(rng: torch.Generator, **sizes: int) -> tuple[Tensor, Tensor, Ten
 
 @DRAWN_ISA
 @pytest.mark.parametrize("form", ["one", "each sequence and key head"])
-def test_first_product(rng: torch.Generator, an_isa: CpuIsa, form: str) -> None:
+def test_first_product(rng, an_isa, form):
     for seqlen_q, seqlen_k, heads_q, heads_k in SIZES:
         sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "heads_q": heads_q, "heads_k": heads_k}
         tensors = int8_inputs(rng, **sizes)
@@ -50,7 +50,7 @@ def test_first_product(rng: torch.Generator, an_isa: CpuIsa, form: str) -> None:
 
 @DRAWN_ISA
 @pytest.mark.sample("dtype", list(DTYPES), 1)
-def test_keys_and_values_alone(rng: torch.Generator, an_isa: CpuIsa, dtype: str) -> None:
+def test_keys_and_values_alone(rng, an_isa, dtype):
     for seqlen_q, seqlen_k, heads_q, heads_k in SIZES:
         sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "heads_q": heads_q, "heads_k": heads_k}
         q, _, _ = random_qkv(rng, hdim=HDIM, dtype=DTYPES[dtype], **sizes)
@@ -64,7 +64,7 @@ def test_keys_and_values_alone(rng: torch.Generator, an_isa: CpuIsa, dtype: str)
             assert_close(actual, expected, *scaled(tensors, scales), dtype=q.dtype)
 
 
-def test_dot_products_are_exact(rng: torch.Generator) -> None:
+def test_dot_products_are_exact(rng):
     """The score of a single key is its lse; the largest one is 2**23."""
     for seqlen_q in (1, 40):
         q = torch.randint(-128, 128, (1, seqlen_q, 9, 512), generator=rng, dtype=torch.int8)
@@ -83,7 +83,7 @@ def test_dot_products_are_exact(rng: torch.Generator) -> None:
 
 @DRAWN_ISA
 @pytest.mark.parametrize("form", ["one", "each sequence and key head", "each head"])
-def test_both_products(rng: torch.Generator, an_isa: CpuIsa, form: str) -> None:
+def test_both_products(rng, an_isa, form):
     for seqlen_q, seqlen_k, heads_q, heads_k in SIZES:
         sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "heads_q": heads_q, "heads_k": heads_k}
         tensors = int8_inputs(rng, **sizes)
@@ -101,7 +101,7 @@ def test_both_products(rng: torch.Generator, an_isa: CpuIsa, form: str) -> None:
             check_both_products(actual, tensors, scales, is_one_tile, mask="causal")
 
 
-def test_both_products_in_group_mode_with_all_features(rng: torch.Generator) -> None:
+def test_both_products_in_group_mode_with_all_features(rng):
     lengths_q, lengths_k = [1, 40, 0, 17], [70, 100, 4, 17]
     cu_q, cu_k = prefix_sums(lengths_q), prefix_sums(lengths_k)
     starts = cu_q.tolist()[:-1], cu_k.tolist()[:-1]
@@ -122,7 +122,7 @@ def test_both_products_in_group_mode_with_all_features(rng: torch.Generator) -> 
     assert (out.double() - expected).abs().max() <= 0.06 * largest
 
 
-def test_probabilities_are_rounded_towards_zero() -> None:
+def test_probabilities_are_rounded_towards_zero():
     """Two keys, whose relative probabilities are 1 and one just below, at or above a whole step."""
     q = torch.ones(1, 3, 1, HDIM, dtype=torch.int8)
     k, v = torch.zeros(1, 2, 1, HDIM, dtype=torch.int8), torch.zeros(1, 2, 1, HDIM_V)
@@ -170,13 +170,7 @@ ERRORS: list[tuple[tuple[torch.dtype, ...], dict[str, object], type[Exception], 
 
 
 @pytest.mark.parametrize(("dtypes", "changes", "error", "words"), ERRORS)
-def test_errors(
-    rng: torch.Generator,
-    dtypes: tuple[torch.dtype, ...],
-    changes: dict[str, object],
-    error: type[Exception],
-    words: list[str],
-) -> None:
+def test_errors(rng, dtypes, changes, error, words):
     tensors = int8_inputs(rng, heads_q=4, heads_k=2)
     q, k, v = (x.to(dtype) for x, dtype in zip(tensors, dtypes, strict=True))
     for function in (fmha_fwd, explain):
@@ -186,7 +180,7 @@ def test_errors(
             assert word in str(raised.value)
 
 
-def test_gradients_are_refused_before_anything_runs(rng: torch.Generator) -> None:
+def test_gradients_are_refused_before_anything_runs(rng):
     _, k, v = int8_inputs(rng)
     q = torch.randn(2, 33, 2, HDIM, generator=rng).requires_grad_()
     with pytest.raises(NotImplementedError, match="backward pass serves fp32, bf16, fp16; k and v"):

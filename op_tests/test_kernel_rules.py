@@ -115,7 +115,7 @@ NOT_OF_COMBINATIONS = {"strides_of_gradients_fit"}
 
 
 @pytest.mark.parametrize(("name", "options", "texts"), BROKEN)
-def test_a_rule_that_is_broken_alone(name: str, options: dict[str, Any], texts: list[str]) -> None:
+def test_a_rule_that_is_broken_alone(name, options, texts):
     rest = {"hdim": 64, **options}
     only = rest.pop("arch", None)
     for arch in ARCHS if only is None else (only,):
@@ -144,17 +144,17 @@ def test_a_rule_that_is_broken_alone(name: str, options: dict[str, Any], texts: 
     ],
 )
 @pytest.mark.parametrize("arch", ARCHS)
-def test_what_is_just_within_the_rules(arch: Arch, options: dict[str, Any]) -> None:
+def test_what_is_just_within_the_rules(arch, options):
     assert validate_config(arch, **({"hdim": 64} | options)) == ()
 
 
-def test_every_rule_is_broken_here() -> None:
+def test_every_rule_is_broken_here():
     rules = {rule.name for rule in (*CALL_RULES, *RULES)} | {"features_are_served"}
     assert rules == {name for name, _, _ in BROKEN} | NOT_OF_COMBINATIONS
     assert all(rule.source for rule in (*CALL_RULES, *RULES))
 
 
-def test_strides_of_gradients() -> None:
+def test_strides_of_gradients():
     (rule,) = (rule for rule in RULES if rule.name == "strides_of_gradients_fit")
     problem = real_problem(Drawn(direction="backward"))
     assert problem.gradients is not None
@@ -166,7 +166,7 @@ def test_strides_of_gradients() -> None:
         assert f"rows of {name} are {FAR} bytes" in str(reason)
 
 
-def test_every_broken_rule_is_told() -> None:
+def test_every_broken_rule_is_told():
     broken = validate_config(
         "gfx942",
         dtype="fp32",
@@ -208,7 +208,7 @@ def test_every_broken_rule_is_told() -> None:
         ({"num_splits": "2"}, TypeError, ["num_splits", "'2'"]),
     ],
 )
-def test_bad_arguments(options: dict[str, Any], error: type[Exception], texts: list[str]) -> None:
+def test_bad_arguments(options, error, texts):
     arguments = {"arch": "gfx942", **options}
     with pytest.raises(error) as raised:
         validate_config(**arguments)
@@ -376,7 +376,7 @@ def refusal_of_real_call(x: Drawn, arch: Arch) -> tuple[str, ...]:
 
 
 @pytest.mark.sample("number", range(4000), 120)
-def test_agrees_with_real_calls(rng: torch.Generator, number: int) -> None:
+def test_agrees_with_real_calls(rng, number):
     drawn = random.Random(rng.initial_seed())
     combination, arch = drawn_combination(drawn), drawn.choice(ARCHS)
     broken = validate_config(arch, **combination.options)
@@ -444,7 +444,7 @@ def drawn_call(drawn: random.Random, subset: Subset) -> Drawn:
 @pytest.mark.usefixtures("nothing_is_built")
 @pytest.mark.parametrize("on_cpu", [True, False])
 @pytest.mark.parametrize("profile", PROFILES)
-def test_calls_find_what_a_profile_builds(seed: int, profile: str, on_cpu: bool) -> None:
+def test_calls_find_what_a_profile_builds(seed, profile, on_cpu):
     drawn = random.Random(seed)
     target: Target = cpu_target() if on_cpu else target_of_arch(drawn.choice(ARCHS))
     with on(target):
@@ -481,7 +481,7 @@ def test_calls_find_what_a_profile_builds(seed: int, profile: str, on_cpu: bool)
         ("pytorch", Drawn("fp32", features=("bias",), seqlen=600)),
     ],
 )
-def test_calls_that_a_profile_is_for(profile: str, call: Drawn) -> None:
+def test_calls_that_a_profile_is_for(profile, call):
     with on(target_of_arch("gfx942")):
         built = {launcher.name for launcher in warmup(profile=profile)}
     plan = plan_for(real_problem(call), target_of_arch("gfx942"))
@@ -490,7 +490,7 @@ def test_calls_that_a_profile_is_for(profile: str, call: Drawn) -> None:
 
 
 @pytest.mark.usefixtures("nothing_is_built")
-def test_arguments_override_a_profile() -> None:
+def test_arguments_override_a_profile():
     with on(target_of_arch("gfx942")):
         everything = warmup(profile="inference")
         of_gm0 = warmup(profile="inference", modes=["gm0"], hdims=[24], dtypes=["fp16"])
@@ -504,7 +504,7 @@ def test_arguments_override_a_profile() -> None:
     assert {x.name[:8] for x in fp32} == {"fmha_fwd"}, "there are no gradients of fp32"
 
 
-def test_a_profile_is_built_for_a_gpu(rng: torch.Generator) -> None:
+def test_a_profile_is_built_for_a_gpu(rng):
     """And a call of its kind launches what was built, on a runtime that records."""
     runtime = RecordingRuntime()
     wanted = {"dtypes": ["fp16"], "hdims": [24], "masks": [0], "features": ["plain"]}
@@ -519,7 +519,7 @@ def test_a_profile_is_built_for_a_gpu(rng: torch.Generator) -> None:
     assert runtime.launch_count == 1
 
 
-def test_a_profile_is_built_for_a_cpu() -> None:
+def test_a_profile_is_built_for_a_cpu():
     wanted = {"dtypes": ["fp32"], "hdims": [64], "masks": [0], "features": ["plain"]}
     (warmed,) = warmup(profile="pytorch", directions=["forward"], **wanted)
     x = torch.zeros(2, 7, 4, 64)

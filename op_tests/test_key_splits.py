@@ -29,9 +29,7 @@ MASKS: list[dict[str, Any]] = [{}, {"mask": 2}, {"window_size": (300, 2)}]
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("sizes", SIZES)
-def test_batch_mode(
-    rng: torch.Generator, sizes: tuple[int, int, int, int], mask: dict[str, Any]
-) -> None:
+def test_batch_mode(rng, sizes, mask):
     names = ("seqlen_q", "seqlen_k", "heads_q", "heads_k")
     q, k, v = random_qkv(rng, **dict(zip(names, sizes, strict=True)))
     expected = attention(q, k, v, **mask)
@@ -41,7 +39,7 @@ def test_batch_mode(
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_dtypes(rng: torch.Generator, dtype: str) -> None:
+def test_dtypes(rng, dtype):
     for heads_q, heads_k, seqlen_q in ((8, 2, 1), (2, 2, 20)):
         sizes = {"heads_q": heads_q, "heads_k": heads_k, "seqlen_q": seqlen_q, "seqlen_k": 1500}
         q, k, v = random_qkv(rng, dtype=DTYPES[dtype], **sizes)
@@ -51,7 +49,7 @@ def test_dtypes(rng: torch.Generator, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("mask", [{}, {"mask": 2, "window_size": (250, 0), "sink_size": 140}])
-def test_group_mode(rng: torch.Generator, mask: dict[str, Any]) -> None:
+def test_group_mode(rng, mask):
     """Sequences with few rows, whose heads are done together, beside others."""
     lengths_q, lengths_k = [1, 0, 2, 30, 1, 5], [900, 4, 0, 650, 128, 1029]
     cu_q, cu_k = prefix_sums(lengths_q), prefix_sums(lengths_k)
@@ -66,7 +64,7 @@ def test_group_mode(rng: torch.Generator, mask: dict[str, Any]) -> None:
 
 
 @pytest.mark.usefixtures("num_threads")
-def test_threads_do_not_change_the_bits(rng: torch.Generator) -> None:
+def test_threads_do_not_change_the_bits(rng):
     for sizes in ((1, 5000, 8, 2), (1, 1000, 24, 24), (20, 3000, 2, 1)):
         names = ("seqlen_q", "seqlen_k", "heads_q", "heads_k")
         q, k, v = random_qkv(rng, **dict(zip(names, sizes, strict=True)))
@@ -78,7 +76,7 @@ def test_threads_do_not_change_the_bits(rng: torch.Generator) -> None:
                 assert all(torch.equal(a, b) for a, b in zip(again, first, strict=True))
 
 
-def test_score_features(rng: torch.Generator) -> None:
+def test_score_features(rng):
     """They depend on where a key is in its sequence, and the sink counts once."""
     q, k, v = random_qkv(rng, seqlen_q=1, seqlen_k=700, heads_q=6, heads_k=3)
     options: dict[str, Any] = {
@@ -92,7 +90,7 @@ def test_score_features(rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("seqlen_q", [1, 20])
-def test_parts(rng: torch.Generator, seqlen_q: int) -> None:
+def test_parts(rng, seqlen_q):
     """Each is attention to some of the keys, one part after the other."""
     q, k, v = random_qkv(rng, seqlen_q=seqlen_q, seqlen_k=1000, heads_q=6)
     out, lse, out_accum, lse_accum = mha_fwd_splitkv(q, k, v, 2)
@@ -113,7 +111,7 @@ def test_parts(rng: torch.Generator, seqlen_q: int) -> None:
     torch.testing.assert_close(combined_lse.transpose(1, 2), lse, atol=1e-5, rtol=1e-5)
 
 
-def test_parts_of_packed_sequences(rng: torch.Generator) -> None:
+def test_parts_of_packed_sequences(rng):
     lengths_q, lengths_k = [1, 3, 0], [700, 0, 50]
     cu_q, cu_k = prefix_sums(lengths_q), prefix_sums(lengths_k)
     q, k, v = (x[0] for x in random_qkv(rng, batch=1, seqlen_q=4, seqlen_k=750))
@@ -129,7 +127,7 @@ def test_parts_of_packed_sequences(rng: torch.Generator) -> None:
     assert (lse[:, 1:] == -torch.inf).all()
 
 
-def test_combine(rng: torch.Generator) -> None:
+def test_combine(rng):
     """Against the definition in float64; what stands in a part without keys does not count."""
     parts = torch.randn(4, 2, 3, 5, 8, generator=rng)
     lse = torch.randn(4, 2, 3, 5, generator=rng) * 50
@@ -150,7 +148,7 @@ def test_combine(rng: torch.Generator) -> None:
     ("num_splits", "error"),
     [(-1, ValueError), (129, ValueError), (True, TypeError), (1.0, TypeError), ("2", TypeError)],
 )
-def test_num_splits_errors(num_splits: object, error: type[Exception]) -> None:
+def test_num_splits_errors(num_splits, error):
     q = torch.zeros(1, 2, 1, 16)
     with pytest.raises(error, match="num_splits") as raised:
         fmha_fwd(q, q, q, num_splits=num_splits)
@@ -171,7 +169,7 @@ def test_num_splits_errors(num_splits: object, error: type[Exception]) -> None:
         ),
     ],
 )
-def test_combine_errors(changes: dict[str, Any], error: type[Exception], texts: list[str]) -> None:
+def test_combine_errors(changes, error, texts):
     given = {"out_partial": torch.zeros(2, 1, 3, 4, 8), "lse_partial": torch.zeros(2, 1, 3, 4)}
     with pytest.raises(error) as raised:
         flash_attn_combine(**(given | changes))
@@ -179,7 +177,7 @@ def test_combine_errors(changes: dict[str, Any], error: type[Exception], texts: 
         assert text in str(raised.value)
 
 
-def test_parts_have_no_gradient() -> None:
+def test_parts_have_no_gradient():
     q = torch.zeros(1, 2, 1, 16, requires_grad=True)
     with pytest.raises(NotImplementedError, match="q requires grad"):
         mha_fwd_splitkv(q, q, q, 2)
@@ -187,7 +185,7 @@ def test_parts_have_no_gradient() -> None:
         mha_fwd_splitkv(q.detach(), q.detach(), q.detach(), 0)
 
 
-def test_gpus_refuse_the_parts_by_name() -> None:
+def test_gpus_refuse_the_parts_by_name():
     q = torch.zeros(1, 2, 1, 64, dtype=torch.bfloat16)
     with jitfmha.emulate("gfx942"), pytest.raises(NotImplementedError, match="mha_fwd_splitkv"):
         mha_fwd_splitkv(q, q, q, 2)

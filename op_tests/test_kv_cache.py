@@ -68,7 +68,7 @@ def with_lse(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
 # Few pairs, because a kernel is built for each.
 @pytest.mark.parametrize(("dtype", "causal"), [("fp32", False), ("fp32", True), ("bf16", True)])
 @pytest.mark.parametrize("seqlen_q", [1, 5])
-def test_lengths(rng: torch.Generator, dtype: str, seqlen_q: int, causal: bool) -> None:
+def test_lengths(rng, dtype, seqlen_q, causal):
     it = Decoding.random(rng, [0, 1, 33, CAPACITY], seqlen_q).to(DTYPES[dtype])
     result = with_lse(it.q, it.k_cache, it.v_cache, cache_seqlens=it.seqlens, causal=causal)
     it.check(result, mask=2 if causal else 0)
@@ -78,7 +78,7 @@ def test_lengths(rng: torch.Generator, dtype: str, seqlen_q: int, causal: bool) 
     assert torch.equal(alone, result[0])
 
 
-def test_one_length_for_all(rng: torch.Generator) -> None:
+def test_one_length_for_all(rng):
     it = Decoding.random(rng, [CAPACITY] * 2, 3)
     it.check(with_lse(it.q, it.k_cache, it.v_cache))
     it = replace(it, seqlens=torch.tensor([7, 7]))
@@ -86,7 +86,7 @@ def test_one_length_for_all(rng: torch.Generator) -> None:
     it.check(with_lse(it.q, it.k_cache, it.v_cache, cache_seqlens=torch.tensor(7)))
 
 
-def test_options(rng: torch.Generator) -> None:
+def test_options(rng):
     it = Decoding.random(rng, [9, 40, 61], 4)
     slopes = torch.rand(3, HEADS_Q, generator=rng)
     result = with_lse(
@@ -104,7 +104,7 @@ def test_options(rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize("new", [1, 6])
 @pytest.mark.parametrize("page_size", [None, 1, 16])
-def test_new_keys_are_appended(rng: torch.Generator, page_size: int | None, new: int) -> None:
+def test_new_keys_are_appended(rng, page_size, new):
     check_append(rng, page_size, new)
 
 
@@ -149,7 +149,7 @@ def in_pages(
 
 
 @pytest.mark.parametrize("page_size", [1, 16, 256])
-def test_pages(rng: torch.Generator, page_size: int) -> None:
+def test_pages(rng, page_size):
     it = Decoding.random(rng, [0, 16, 17, CAPACITY], 4)
     pages_k, pages_v, table = in_pages(rng, it.k_cache, it.v_cache, page_size)
     for n, seqlen in enumerate(it.seqlens.tolist()):
@@ -174,7 +174,7 @@ def test_pages(rng: torch.Generator, page_size: int) -> None:
     assert_close((out, lse), expected, packed_q, *packed)
 
 
-def test_first_keys_that_do_not_count(rng: torch.Generator) -> None:
+def test_first_keys_that_do_not_count(rng):
     it = Decoding.random(rng, [3, 40, CAPACITY], 4)
     first = torch.tensor([2, 0, CAPACITY], dtype=torch.int32)
     result = with_lse(
@@ -183,7 +183,7 @@ def test_first_keys_that_do_not_count(rng: torch.Generator) -> None:
     it.check(result, first=first, mask=2)
 
 
-def test_batch_indices(rng: torch.Generator) -> None:
+def test_batch_indices(rng):
     it = Decoding.random(rng, [5, 40, 61], 1)
     places = torch.tensor([4, 0, 3])
     k_cache, v_cache = (torch.full((6, *x.shape[1:]), torch.nan) for x in (it.k_cache, it.v_cache))
@@ -200,9 +200,7 @@ def test_batch_indices(rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize("with_places", [False, True])
 @pytest.mark.parametrize("with_first", [False, True])
-def test_caches_with_other_strides(
-    rng: torch.Generator, with_first: bool, with_places: bool
-) -> None:
+def test_caches_with_other_strides(rng, with_first, with_places):
     """Sequences that do not lie one after the other: head by head, in any order, and padded."""
     it = Decoding.random(rng, [3, 40, 61], 2)
     places = torch.tensor([2, 0, 1]) if with_places else torch.arange(3)
@@ -225,7 +223,7 @@ def test_caches_with_other_strides(
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
-def test_rotary(rng: torch.Generator, causal: bool, interleaved: bool) -> None:
+def test_rotary(rng, causal, interleaved):
     check_rotary(rng, causal, interleaved)
 
 
@@ -265,7 +263,7 @@ def check_rotary(rng: torch.Generator, causal: bool, interleaved: bool) -> None:
 
 
 @pytest.mark.sample("arch, page_size", [(x, y) for x in ARCHS for y in (None, 1, 16)], 1)
-def test_append_and_rotary_on_gpus(rng: torch.Generator, arch: Arch, page_size: int | None) -> None:
+def test_append_and_rotary_on_gpus(rng, arch, page_size):
     """The emulator's kernels read caches to which torch has just written."""
     with emulate(arch, check=True) as run:
         check_append(rng, page_size, new=6)
@@ -308,9 +306,7 @@ TABLE = torch.zeros(2, 1, dtype=torch.int32)
         ),
     ],
 )
-def test_errors(
-    rng: torch.Generator, changes: dict[str, Any], error: type[Exception], texts: list[str]
-) -> None:
+def test_errors(rng, changes, error, texts):
     it = Decoding.random(rng, [5, 5], 3)
     given = {"q": it.q, "k_cache": it.k_cache, "v_cache": it.v_cache, "cache_seqlens": 5}
     with pytest.raises(error) as raised:

@@ -26,9 +26,7 @@ LENGTHS = [(1, 1), (1, 40), (40, 1), (33, 33), (20, 90), (90, 20), (129, 200), (
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window_size", WINDOWS)
 @pytest.mark.parametrize("mask", [0, 1, 2, "none", "causal"])
-def test_numbers(
-    rng: torch.Generator, mask: int | str, window_size: tuple[int, int], dtype: str
-) -> None:
+def test_numbers(rng, mask, window_size, dtype):
     for seqlen_q, seqlen_k in LENGTHS:
         q, k, v = random_qkv(rng, seqlen_q=seqlen_q, seqlen_k=seqlen_k, dtype=DTYPES[dtype])
         actual = fmha_fwd(q, k, v, mask=mask, window_size=window_size, return_lse=True)
@@ -37,14 +35,14 @@ def test_numbers(
 
 
 @pytest.mark.parametrize("mask", TEXTS)
-def test_texts(rng: torch.Generator, mask: str) -> None:
+def test_texts(rng, mask):
     for seqlen_q, seqlen_k in LENGTHS:
         q, k, v = random_qkv(rng, seqlen_q=seqlen_q, seqlen_k=seqlen_k)
         actual = fmha_fwd(q, k, v, mask=mask, return_lse=True)
         assert_close(actual, attention(q, k, v, mask=mask), q, k, v)
 
 
-def test_random_windows_and_lengths(rng: torch.Generator) -> None:
+def test_random_windows_and_lengths(rng):
     for _ in range(150):
         seqlen_q, seqlen_k, heads_k, groups = torch.randint(1, 200, (4,), generator=rng).tolist()
         heads_k, groups = heads_k % 3 + 1, groups % 3 + 1
@@ -64,7 +62,7 @@ def test_random_windows_and_lengths(rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("mask", [0, 2, "none", "causal", *(t for t in TEXTS if t[0] == "b")])
-def test_group_mode(rng: torch.Generator, mask: int | str) -> None:
+def test_group_mode(rng, mask):
     lengths_q, lengths_k = zip(*LENGTHS, strict=True)
     cu_q, cu_k = prefix_sums(list(lengths_q)), prefix_sums(list(lengths_k))
     q, k, v = random_qkv(rng, batch=1, seqlen_q=sum(lengths_q), seqlen_k=sum(lengths_k))
@@ -89,7 +87,7 @@ def test_group_mode(rng: torch.Generator, mask: int | str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_hidden_rows_are_exactly_zero(rng: torch.Generator, dtype: str) -> None:
+def test_hidden_rows_are_exactly_zero(rng, dtype):
     q, k, v = random_qkv(rng, seqlen_q=100, seqlen_k=30, dtype=DTYPES[dtype])
     out, lse = fmha_fwd(q, k, v, mask="causal", return_lse=True)
     assert (out[:, :70] == 0).all()
@@ -99,7 +97,7 @@ def test_hidden_rows_are_exactly_zero(rng: torch.Generator, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_no_keys_at_all(rng: torch.Generator, dtype: str) -> None:
+def test_no_keys_at_all(rng, dtype):
     q, k, v = random_qkv(rng, seqlen_k=0, dtype=DTYPES[dtype])
     for mask in (0, 1, 2):
         out, lse = fmha_fwd(q, k, v, mask=mask, return_lse=True)
@@ -139,7 +137,7 @@ def written_definition(
     return from_left & up_to_right
 
 
-def test_parsed_masks_see_what_the_definition_says() -> None:
+def test_parsed_masks_see_what_the_definition_says():
     """The Python side alone, over all small sizes: independent of any kernel."""
     forms: list[tuple[int | str, tuple[int, int]]] = [
         (mask, window) for mask in (0, 1, 2) for window in WINDOWS
@@ -171,13 +169,7 @@ def test_parsed_masks_see_what_the_definition_says() -> None:
         (0, None, TypeError, ["window_size", "None"]),
     ],
 )
-def test_errors(
-    rng: torch.Generator,
-    mask: object,
-    window_size: object,
-    error: type[Exception],
-    texts: list[str],
-) -> None:
+def test_errors(rng, mask, window_size, error, texts):
     q, k, v = random_qkv(rng)
     with pytest.raises(error) as raised:
         fmha_fwd(q, k, v, mask=mask, window_size=window_size)

@@ -48,7 +48,7 @@ Layout = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
 @pytest.mark.parametrize("pair", ONE_SHARED.values(), ids=ONE_SHARED)
-def test_one_shared_element(pair: tuple[Layout, Layout]) -> None:
+def test_one_shared_element(pair):
     memory = torch.zeros(200)
     a, b = (view(memory, *layout) for layout in pair)
     assert len(addresses(a) & addresses(b)) == 1
@@ -57,7 +57,7 @@ def test_one_shared_element(pair: tuple[Layout, Layout]) -> None:
 
 
 @pytest.mark.parametrize("pair", NONE_SHARED.values(), ids=NONE_SHARED)
-def test_no_shared_element(pair: tuple[Layout, Layout]) -> None:
+def test_no_shared_element(pair):
     memory = torch.zeros(200)
     a, b = (view(memory, *layout) for layout in pair)
     assert not addresses(a) & addresses(b)
@@ -65,7 +65,7 @@ def test_no_shared_element(pair: tuple[Layout, Layout]) -> None:
     assert not may_overlap(b, a)
 
 
-def test_random_views(seed: int) -> None:
+def test_random_views(seed):
     """Decided exactly, as by going through all elements; strides of 0 among them."""
     rng = random.Random(seed)
     memory = torch.zeros(400)
@@ -99,6 +99,6 @@ def test_random_views(seed: int) -> None:
         ((0, 4), (0, 1), False),
     ],
 )
-def test_overlaps_itself(shape: tuple[int, ...], strides: tuple[int, ...], overlaps: bool) -> None:
+def test_overlaps_itself(shape, strides, overlaps):
     x = view(torch.zeros(200), 0, shape, strides)
     assert overlaps_itself(x) == overlaps == (len(addresses(x)) < x.numel())

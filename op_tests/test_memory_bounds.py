@@ -6,7 +6,6 @@ Runs in processes of their own, because a violation ends the process.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 from subprocesses import run_python
@@ -69,7 +68,7 @@ ctypes.string_at(q.data_ptr() + (q.numel() * q.element_size() if at_end else -1)
 @pytest.mark.parametrize("side", ["start", "end"])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.skipif(sys.platform == "win32", reason="needs mprotect")
-def test_guard_pages(tmp_path: Path, dtype: str, side: str) -> None:
+def test_guard_pages(tmp_path, dtype, side):
     program = tmp_path / "guarded.py"
     program.write_text(PROGRAM)
     done = run_python(program, dtype, side, code=None)

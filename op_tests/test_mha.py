@@ -107,24 +107,20 @@ def check_batch(
 
 # All with the head dimension and the data type of other tests, whose kernels are there.
 @pytest.mark.parametrize("layout", list(_LAYOUTS))
-def test_layouts(rng: torch.Generator, layout: str) -> None:
+def test_layouts(rng, layout):
     assert check_batch(rng, layout=layout, mha_type="gqa", causal=True).holds
 
 
 @pytest.mark.parametrize("mha_type", ["mha", "mqa", "gqa"])
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (64, 127), (129, 128), (113, 203)])
-def test_batches(
-    rng: torch.Generator, mha_type: str, local: bool, seqlen_q: int, seqlen_k: int
-) -> None:
+def test_batches(rng, mha_type, local, seqlen_q, seqlen_k):
     sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
     checked = check_batch(rng, mha_type=mha_type, local=local, causal=True, **sizes)
     assert checked.holds, checked
 
 
-def test_a_wrong_result_does_not_hold(
-    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_result_does_not_hold(rng, monkeypatch):
     right = flash_attn_func
     monkeypatch.setattr(
         sys.modules[__name__],

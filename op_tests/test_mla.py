@@ -82,7 +82,7 @@ def mla(
     return attention(q, k, projected[..., hdim:], **options)
 
 
-def test_both_forms_of_mla_agree(rng: torch.Generator) -> None:
+def test_both_forms_of_mla_agree(rng):
     hdim, hdim_v, rank, positional, heads = 6, 5, 8, 4, 3
     normal = partial(torch.randn, generator=rng, dtype=torch.float64)
     q_nope, q_pe = normal(2, 5, heads, hdim), normal(2, 5, heads, positional)
@@ -122,7 +122,7 @@ def assert_close(
 
 
 @pytest.mark.sample("dtype", list(DTYPES), 1)
-def test_batch_mode(rng: torch.Generator, form: str, dtype: str) -> None:
+def test_batch_mode(rng, form, dtype):
     for seqlen_q, seqlen_k, heads in SIZES:
         inputs = random_inputs(rng, (2, seqlen_q), (2, seqlen_k), heads, dtype)
         actual = mla_fwd(*inputs, mask="causal", return_lse=True)
@@ -131,7 +131,7 @@ def test_batch_mode(rng: torch.Generator, form: str, dtype: str) -> None:
 
 
 @pytest.mark.usefixtures("form")
-def test_any_strides_and_nothing_at_all(rng: torch.Generator) -> None:
+def test_any_strides_and_nothing_at_all(rng):
     inputs = random_inputs(rng, (2, 9), (2, 40), 3)
     expected = mla_fwd(*inputs, mask="causal")
     columns = [x.transpose(0, -1).contiguous().transpose(0, -1) for x in inputs]
@@ -143,7 +143,7 @@ def test_any_strides_and_nothing_at_all(rng: torch.Generator) -> None:
 
 
 @pytest.mark.usefixtures("form")
-def test_options(rng: torch.Generator) -> None:
+def test_options(rng):
     """Those of ``fmha_fwd`` have their meaning."""
     inputs = random_inputs(rng, (2, 9), (2, 40), 4)
     options: dict[str, Any] = {"softmax_scale": 0.3, "mask": "b:7,2"}
@@ -155,7 +155,7 @@ def test_options(rng: torch.Generator) -> None:
 
 
 @pytest.mark.usefixtures("form")
-def test_group_mode(rng: torch.Generator) -> None:
+def test_group_mode(rng):
     """Sequences without queries and without keys, whose keys lie in a cache with room for more."""
     lengths_q, lengths_k, room, heads = [1, 13, 0, 7], [70, 5, 4, 0], 80, 3
     starts = [room * n for n in range(len(lengths_k))]
@@ -179,7 +179,7 @@ def test_group_mode(rng: torch.Generator) -> None:
 
 
 @pytest.mark.sample("dtype", list(DTYPES), 1)
-def test_decoding_with_the_largest_latent(rng: torch.Generator, dtype: str) -> None:
+def test_decoding_with_the_largest_latent(rng, dtype):
     """Keys and values are one tensor, which lies in a cache whose unused rows are NaN."""
     rank, r, heads, seqlen_k = 512, 64, 17, 130
     cache = torch.full((2, 200, rank + r), torch.nan).to(DTYPES[dtype])
@@ -195,7 +195,7 @@ def test_decoding_with_the_largest_latent(rng: torch.Generator, dtype: str) -> N
     assert torch.equal(out, actual[0])
 
 
-def test_the_latent_is_not_copied(rng: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_latent_is_not_copied(rng, monkeypatch):
     seen: list[Tensor] = []
     monkeypatch.setattr(jitfmha.layers.mla, "fmha_fwd", lambda q, k, v, **_: seen.extend((k, v)))
     latent = torch.randn(2, 9, RANK + POSITIONAL, generator=rng)
@@ -205,9 +205,7 @@ def test_the_latent_is_not_copied(rng: torch.Generator, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("seqlen_q", "is_absorbed"), [(1, True), (40, False)])
-def test_the_form_with_less_work_is_taken(
-    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch, seqlen_q: int, is_absorbed: bool
-) -> None:
+def test_the_form_with_less_work_is_taken(rng, monkeypatch, seqlen_q, is_absorbed):
     """Decoding attends to the latent, in gm0 and in gm1; as many queries as keys do not."""
     heads_k = []
 
@@ -234,7 +232,7 @@ def assert_gradients_close(actual: Any, expected: Any) -> None:
 
 
 @pytest.mark.usefixtures("form")
-def test_gradients(rng: torch.Generator) -> None:
+def test_gradients(rng):
     inputs = [x.requires_grad_() for x in random_inputs(rng, (2, 9), (2, 40), 3)]
     dout = torch.randn(2, 9, 3, HDIM_V, generator=rng)
     dlse = torch.randn(2, 3, 9, generator=rng)
@@ -244,7 +242,7 @@ def test_gradients(rng: torch.Generator) -> None:
     assert_gradients_close(actual, expected)
 
 
-def test_gradients_of_the_largest_latent(rng: torch.Generator) -> None:
+def test_gradients_of_the_largest_latent(rng):
     """It gets those of keys and those of values."""
     rank, r = 512, 64
     q = torch.randn(1, 3, 5, rank + r, generator=rng).requires_grad_()
@@ -263,7 +261,7 @@ def test_gradients_of_the_largest_latent(rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("seqlen_q", [1, 40])
-def test_compile(rng: torch.Generator, seqlen_q: int) -> None:
+def test_compile(rng, seqlen_q):
     """Both forms, with their gradients."""
     torch._dynamo.reset()
     inputs = [x.requires_grad_() for x in random_inputs(rng, (2, seqlen_q), (2, 40), 3)]
@@ -275,9 +273,7 @@ def test_compile(rng: torch.Generator, seqlen_q: int) -> None:
     assert_gradients_close(actual, expected)
 
 
-def test_an_amd_gpu_decodes_with_the_latent(
-    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_amd_gpu_decodes_with_the_latent(rng, monkeypatch):
     """Its kernels have the head dimensions of DeepSeek's latent, forward and with 16 bits."""
     shapes = (1, 1, 2, 128), (1, 1, 2, 64), (1, 70, 512), (1, 70, 64), (2, 256, 512)
     inputs = [torch.randn(x, generator=rng) for x in shapes]
@@ -331,9 +327,7 @@ BROKEN: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "error", "text"), BROKEN)
-def test_errors(
-    rng: torch.Generator, changes: dict[str, Any], error: type[Exception], text: str
-) -> None:
+def test_errors(rng, changes, error, text):
     names = ("q_nope", "q_pe", "kv", "k_pe", "wkv_b")
     inputs = dict(zip(names, random_inputs(rng, (2, 9), (2, 40), 3), strict=True))
     with pytest.raises(error, match=text):
@@ -357,9 +351,7 @@ BROKEN_ABSORBED: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "error", "text"), BROKEN_ABSORBED)
-def test_errors_of_the_absorbed_form(
-    changes: dict[str, Any], error: type[Exception], text: str
-) -> None:
+def test_errors_of_the_absorbed_form(changes, error, text):
     arguments = {"q": zeros(2, 9, 3, 58), "latent": zeros(2, 40, 58), "rank": 50}
     with pytest.raises(error, match=text):
         mla_absorbed_fwd(**({**arguments, "softmax_scale": 0.2} | changes))

@@ -10,7 +10,7 @@ from nbclient import NotebookClient
 _FILE = Path(__file__).resolve().parents[1] / "examples" / "quickstart.ipynb"
 
 
-def test_quickstart(tmp_path: Path) -> None:
+def test_quickstart(tmp_path):
     notebook = nbformat.read(_FILE, as_version=4)
     nbformat.validate(notebook)
     NotebookClient(notebook, timeout=300, resources={"metadata": {"path": tmp_path}}).execute()
@@ -25,7 +25,7 @@ def test_quickstart(tmp_path: Path) -> None:
     assert len(plots) == 2
 
 
-def test_what_it_shows_was_run() -> None:
+def test_what_it_shows_was_run():
     """Every cell but the one that installs has run, in order, and names no folder of a machine."""
     notebook = nbformat.read(_FILE, as_version=4)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]

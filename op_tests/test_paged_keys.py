@@ -67,26 +67,26 @@ class Paged:
 # Of all page sizes, those around the vectors, steps and tiles of keys.
 @pytest.mark.parametrize("page_size", [1, 7, 16, 33, 128, 1000])
 @pytest.mark.parametrize("mask", [{}, {"mask": 2}, {"window_size": (60, 5), "sink_size": 3}])
-def test_page_sizes(rng: torch.Generator, page_size: int, mask: dict[str, Any]) -> None:
+def test_page_sizes(rng, page_size, mask):
     it = Paged(rng, page_size)
     for num_splits in (0, 2):
         it.check(it.call(num_splits=num_splits, **mask), **mask)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_dtypes(rng: torch.Generator, dtype: str) -> None:
+def test_dtypes(rng, dtype):
     it = Paged(rng, 5, dtype)
     it.check(it.call(mask=2), mask=2)
 
 
-def test_score_features(rng: torch.Generator) -> None:
+def test_score_features(rng):
     it = Paged(rng, 19)
     slopes = torch.rand(len(LENGTHS_Q), HEADS_Q, generator=rng) / 1000
     it.check(it.call(alibi_slopes=slopes), alibi_slopes=slopes)
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "sbhd", "packed", "every_other_row", "odd_address"])
-def test_layouts(rng: torch.Generator, layout: str) -> None:
+def test_layouts(rng, layout):
     it = Paged(rng, 16)
     expected = it.call(mask=2)
     it.k, it.v = lay_out(it.k, layout), lay_out(it.v, layout)
@@ -94,7 +94,7 @@ def test_layouts(rng: torch.Generator, layout: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
-def test_sequences_share_pages(rng: torch.Generator) -> None:
+def test_sequences_share_pages(rng):
     """More keys in all than the caches hold."""
     q = torch.randn(3, HEADS_Q, HDIM, generator=rng)
     k, v = (torch.randn(2, 16, HEADS_K, hdim, generator=rng) for hdim in (HDIM, HDIM_V))
@@ -110,7 +110,7 @@ def test_sequences_share_pages(rng: torch.Generator) -> None:
     assert_close(actual, expected, q, keys, values)
 
 
-def test_new_lengths_and_tables_of_a_kind(rng: torch.Generator) -> None:
+def test_new_lengths_and_tables_of_a_kind(rng):
     """Calls that are looked up see what changed: queries, lengths, pages and the size of pages."""
     for page_size in (16, 16, 33, 16):
         it = Paged(rng, page_size)
@@ -121,7 +121,7 @@ def test_new_lengths_and_tables_of_a_kind(rng: torch.Generator) -> None:
         assert torch.equal(out, it.call()[0][: len(out)])
 
 
-def test_compiled_and_traced(rng: torch.Generator) -> None:
+def test_compiled_and_traced(rng):
     it = Paged(rng, 16)
     names = ("cu_seqlens_q", "cu_seqlens_k", "block_table")
     tensors = tuple(it.groups[name] for name in names)
@@ -167,7 +167,7 @@ TABLE = torch.zeros(2, 2, dtype=torch.int32)
         ),
     ],
 )
-def test_errors(changes: dict[str, Any], error: type[Exception], texts: list[str]) -> None:
+def test_errors(changes, error, texts):
     given = cache_of(4, 3) | {"cu_seqlens_k": prefix_sums([3, 7]), "block_table": TABLE}
     with pytest.raises(error) as raised:
         fmha_fwd(**(given | changes))
@@ -195,7 +195,7 @@ def aiter_options(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def test_mha_varlen_fwd(rng: torch.Generator) -> None:
+def test_mha_varlen_fwd(rng):
     it = Paged(rng, 16)
     out, lse, _, _ = mha_varlen_fwd(
         *(it.q, it.k, it.v, it.cu_q, it.cu_k),
@@ -207,7 +207,7 @@ def test_mha_varlen_fwd(rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_min_seqlen_q_skips_short_sequences(rng: torch.Generator, padded: bool) -> None:
+def test_min_seqlen_q_skips_short_sequences(rng, padded):
     it = Paged(rng, 16)
     padding = {"cu_seqlens_q_padded": it.cu_q} if padded else {}
     for least in (1, 2, 4, 10**12):
@@ -235,7 +235,7 @@ def test_min_seqlen_q_skips_short_sequences(rng: torch.Generator, padded: bool) 
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_mha_batch_prefill(rng: torch.Generator, page_size: int) -> None:
+def test_mha_batch_prefill(rng, page_size):
     it = Paged(rng, page_size)
     lengths = torch.tensor(LENGTHS_K, dtype=torch.int32)
     counts = (lengths + page_size - 1) // page_size
@@ -273,9 +273,7 @@ def test_mha_batch_prefill(rng: torch.Generator, page_size: int) -> None:
         ({"k": torch.zeros(1, 1, 1, 4, 4)}, NotImplementedError, ["k", "vectorized"]),
     ],
 )
-def test_mha_batch_prefill_errors(
-    changes: dict[str, Any], error: type[Exception], texts: list[str]
-) -> None:
+def test_mha_batch_prefill_errors(changes, error, texts):
     given = cache_of(4, 3) | aiter_options()
     given |= {"kv_indptr": prefix_sums([1, 1]), "kv_page_indices": TABLE[0]}
     given |= {"kv_last_page_lens": torch.tensor([4, 1], dtype=torch.int32)}

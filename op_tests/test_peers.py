@@ -82,7 +82,7 @@ def run(checkout: Path, *options: str) -> tuple[int, list[str]]:
     return ended.returncode, (ended.stderr + ended.stdout).splitlines()
 
 
-def test_all_as_expected(checkout: Path) -> None:
+def test_all_as_expected(checkout):
     code, lines = run(checkout, "--longest", "100", "--seed", "3")
     assert code == 0, lines
     assert "flash-attn, --seed 3" in lines
@@ -90,7 +90,7 @@ def test_all_as_expected(checkout: Path) -> None:
     assert "refused, as expected: 1 for an internal function of flash-attn" in lines
 
 
-def test_faults_are_told(checkout: Path) -> None:
+def test_faults_are_told(checkout):
     tests = checkout / "tests/test_flash_attn.py"
     tests.write_text(TESTS + FAULTS, encoding="utf-8")
     code, lines = run(checkout, "--sample", "8", "--longest", "100")
@@ -102,7 +102,7 @@ def test_faults_are_told(checkout: Path) -> None:
     assert "1 refused unexpectedly" in lines[-1]
 
 
-def test_one_test_and_no_checkout(checkout: Path, tmp_path: Path) -> None:
+def test_one_test_and_no_checkout(checkout, tmp_path):
     code, lines = run(checkout, "--only", "test_that_is_skipped")
     assert code == 0
     assert lines[-1] == "2 skipped"

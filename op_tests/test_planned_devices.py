@@ -29,7 +29,7 @@ def inputs(hdim: int = 64, dtype: torch.dtype = torch.bfloat16) -> list[torch.Te
         ("MI350X", "MI350X"),
     ],
 )
-def test_a_chip_by_its_name(name: str, chip: str) -> None:
+def test_a_chip_by_its_name(name, chip):
     target = planned_target(name)
     assert isinstance(target, AmdTarget)
     assert target.chip.name == chip
@@ -50,13 +50,13 @@ def test_a_chip_by_its_name(name: str, chip: str) -> None:
         ("meta", "device meta is not supported"),
     ],
 )
-def test_names_that_are_refused(name: str, complaint: str) -> None:
+def test_names_that_are_refused(name, complaint):
     for call in (lambda: explain(*inputs(), device=name), lambda: warmup(device=name)):
         with pytest.raises(ValueError, match=complaint):
             call()
 
 
-def test_the_plan_is_that_of_the_emulated_chip() -> None:
+def test_the_plan_is_that_of_the_emulated_chip():
     x = [torch.zeros(2, 33, 4, 96, dtype=torch.float16)] * 3
     with emulate("gfx950"):
         here = explain(*x, mask="causal")
@@ -65,7 +65,7 @@ def test_the_plan_is_that_of_the_emulated_chip() -> None:
     assert here.rejected.keys() == there.rejected.keys()
 
 
-def test_builds_for_a_gpu_that_is_not_here() -> None:
+def test_builds_for_a_gpu_that_is_not_here():
     wanted = {"dtypes": ["bf16"], "hdims": [(24, 16)], "masks": [0], "modes": ["gm0"]}
     for direction in ("forward", "backward"):
         (built,) = warmup(**wanted, directions=[direction], device="gfx950")
@@ -76,9 +76,7 @@ def test_builds_for_a_gpu_that_is_not_here() -> None:
 
 
 @pytest.mark.parametrize("command", ["explain", "build"])
-def test_command_line_without_building_the_emulator(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_line_without_building_the_emulator(command, monkeypatch, capsys):
     """Neither a name nor the environment makes it build what only runs kernels."""
     monkeypatch.setattr("jitfmha.emulator.session._emulator", None)
     flags = ("--dtype", "bf16", "--hdim", "64", "--mask", "none")
@@ -89,7 +87,7 @@ def test_command_line_without_building_the_emulator(
     assert "fmha_fwd_hd64_bf16" in capsys.readouterr().out
 
 
-def test_nothing_runs_on_it() -> None:
+def test_nothing_runs_on_it():
     target = planned_target("gfx942")
     x = [torch.zeros(1, 3, 2, 64, dtype=torch.bfloat16)] * 3
     plan = plan_for(explain(*x, device="gfx942").problem, target)
@@ -103,7 +101,7 @@ def test_nothing_runs_on_it() -> None:
         TARGET_HERE.reset(put_in_place)
 
 
-def test_every_reason_is_given() -> None:
+def test_every_reason_is_given():
     """What features are missing does not hide which rules are broken."""
     x = inputs(300)
     refused = explain(*x, device="gfx942", mask="b:5,5", logit_softcap=3.0, dropout_p=0.5).rejected[
@@ -113,7 +111,7 @@ def test_every_reason_is_given() -> None:
         assert any(part in reason for reason in refused), (part, refused)
 
 
-def test_the_cpu_family_says_what_the_target_is() -> None:
+def test_the_cpu_family_says_what_the_target_is():
     x = [torch.zeros(1, 3, 2, 64, dtype=torch.bfloat16)] * 3
     with emulate("gfx942"):
         (reason,) = explain(*x).rejected["cpu"]

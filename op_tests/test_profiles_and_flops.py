@@ -28,7 +28,7 @@ def profiled(call: Any) -> dict[str, Any]:
     return {event.name: event for event in recorded.events()}
 
 
-def test_profiler_shows_kernel_and_shapes(rng: torch.Generator) -> None:
+def test_profiler_shows_kernel_and_shapes(rng):
     q, k, v = random_qkv(rng)
     out, lse = fmha_fwd(q, k, v, mask="causal", return_lse=True)
     kernel = explain(q, k, v, mask="causal").plan.kernel
@@ -43,12 +43,12 @@ def test_profiler_shows_kernel_and_shapes(rng: torch.Generator) -> None:
         assert jitfmha.explain_bwd(out, q, k, v, out, lse, mask="causal").plan.kernel in events
 
 
-def test_profiler_shows_the_backward_pass_of_autograd(rng: torch.Generator) -> None:
+def test_profiler_shows_the_backward_pass_of_autograd(rng):
     q, k, v = (x.requires_grad_() for x in random_qkv(rng))
     assert "jitfmha::fmha_bwd" in profiled(lambda: fmha_fwd(q, k, v).sum().backward())
 
 
-def test_kernel_names_follow_the_sizes(rng: torch.Generator) -> None:
+def test_kernel_names_follow_the_sizes(rng):
     """One kind of calls may have several kernels, and none where there is nothing to compute."""
     for seqlen_q in (1, 0, 33):
         q, k, v = random_qkv(rng, seqlen_q=seqlen_q)
@@ -56,9 +56,7 @@ def test_kernel_names_follow_the_sizes(rng: torch.Generator) -> None:
         assert (explain(q, k, v).plan.kernel in events) == (seqlen_q > 0)
 
 
-def test_nothing_is_recorded_without_a_profiler(
-    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_recorded_without_a_profiler(rng, monkeypatch):
     def fail(name: str) -> None:
         raise AssertionError(f"{name} is recorded, and nobody looks")
 
@@ -79,7 +77,7 @@ def masks(generator: random.Random) -> list[tuple[int | str, tuple[int, int], in
     return [*plain, *windows, (0, (left, right), generator.randint(1, 30))]
 
 
-def test_visible_pairs_are_those_of_the_mask(seed: int) -> None:
+def test_visible_pairs_are_those_of_the_mask(seed):
     generator = random.Random(seed)
     for _ in range(20):
         sq, sk = generator.choice([0, 1, 7, 33]), generator.choice([0, 1, 6, 49])
@@ -96,7 +94,7 @@ def counted(call: Any) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("mask", [0, "causal", "b:4,5"])
-def test_flops_of_both_directions(rng: torch.Generator, mask: int | str) -> None:
+def test_flops_of_both_directions(rng, mask):
     real = random_qkv(rng, heads_q=4, hdim_v=32)
     fake = FakeTensorMode()
     q, k, v = (fake.from_tensor(x).requires_grad_() for x in real)
@@ -110,7 +108,7 @@ def test_flops_of_both_directions(rng: torch.Generator, mask: int | str) -> None
         }
 
 
-def test_flops_are_those_of_sdpa_without_a_mask(rng: torch.Generator) -> None:
+def test_flops_are_those_of_sdpa_without_a_mask(rng):
     q, k, v = random_qkv(rng)
     ours = counted(lambda: fmha_fwd(q, k, v))
     heads_first = [x.transpose(1, 2) for x in (q, k, v)]
@@ -119,7 +117,7 @@ def test_flops_are_those_of_sdpa_without_a_mask(rng: torch.Generator) -> None:
     assert list(ours.values()) == list(theirs.values())
 
 
-def test_flops_of_packed_sequences(rng: torch.Generator) -> None:
+def test_flops_of_packed_sequences(rng):
     lengths_q, lengths_k = LENGTHS
     qkv = random_qkv(rng, batch=1, seqlen_q=sum(lengths_q), seqlen_k=sum(lengths_k))
     q, k, v = (x[0] for x in qkv)
@@ -139,9 +137,7 @@ def test_flops_of_packed_sequences(rng: torch.Generator) -> None:
         }
 
 
-def test_a_counter_that_is_counting_already_learns_of_the_operators(
-    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_counter_that_is_counting_already_learns_of_the_operators(rng, monkeypatch):
     """As where this package is imported first, and torch's counter for the first time after it."""
     q, k, v = random_qkv(rng)
     for operator in ("fmha_fwd", "fmha_fwd_out", "fmha_bwd"):

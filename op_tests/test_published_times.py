@@ -23,7 +23,7 @@ def _run(monkeypatch: pytest.MonkeyPatch, ratio: Callable[[Point], float]) -> Re
     return run_suite("published-times", quick=False, progress=lambda line: None)
 
 
-def test_points_are_what_was_published() -> None:
+def test_points_are_what_was_published():
     of_moonmath = [point for point in points() if point.source == "moonmath-ai"]
     seconds = [point.seconds for point in of_moonmath[3:6]]
     assert seconds == pytest.approx([14.691e-3, 13.801e-3, 12.629e-3])
@@ -42,13 +42,13 @@ def test_points_are_what_was_published() -> None:
     assert causal.seconds == pytest.approx(2 * 4 * 64 * 8192**2 * (192 + 128) / 2 / 1298e12)
 
 
-def test_half_of_one_source_is_fitted() -> None:
+def test_half_of_one_source_is_fitted():
     assert {point.source for point in points() if point.is_fitted} == {"AITER's README"}
     of_readme = [point for point in points() if point.source == "AITER's README"]
     assert 2 * sum(point.is_fitted for point in of_readme) == len(of_readme) == 94 * 6
 
 
-def test_bars_are_for_points_that_are_not_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bars_are_for_points_that_are_not_fitted(monkeypatch):
     report = _run(monkeypatch, lambda point: 2.0 if point.is_fitted else 1.03)
     assert report.met
     assert len(report.rows) == 2 * 4
@@ -57,7 +57,7 @@ def test_bars_are_for_points_that_are_not_fitted(monkeypatch: pytest.MonkeyPatch
     assert fitted == ["2.000, spread 0.0 %"] * 2
 
 
-def test_mean_and_spread_can_miss_their_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mean_and_spread_can_miss_their_bars(monkeypatch):
     slow = _run(monkeypatch, lambda point: 1.06)
     assert [row.met for row in slow.rows] == [False, True] * 4
     scattered = _run(monkeypatch, lambda point: 1.2 if point.is_causal else 0.8)
@@ -65,7 +65,7 @@ def test_mean_and_spread_can_miss_their_bars(monkeypatch: pytest.MonkeyPatch) ->
     assert [row.met for row in of_readme] == [True, False] * 2
 
 
-def test_points_whose_kernels_are_refused_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_whose_kernels_are_refused_are_left_out(monkeypatch):
     def ratio(point: Point) -> float:
         if point.source == "moonmath-ai":
             raise NotServedError("it has a known fault")
@@ -76,9 +76,7 @@ def test_points_whose_kernels_are_refused_are_left_out(monkeypatch: pytest.Monke
     assert not any("moonmath" in row.what for row in report.rows)
 
 
-def test_a_tree_has_to_be_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tree_has_to_be_named(monkeypatch, capsys):
     monkeypatch.delenv("JITFMHA_HSA_DIR", raising=False)
     with pytest.raises(SuiteNotAvailable, match="JITFMHA_HSA_DIR is not set"):
         run_suite("published-times", quick=True, progress=lambda line: None)

@@ -60,28 +60,28 @@ def assert_same(actual: Tensor, expected: Tensor, *tensors: Tensor) -> None:
 
 @pytest.mark.parametrize("seqlens", SEQLENS)
 @pytest.mark.parametrize("softmax_scale", [None, 0.7])
-def test_plain(rng: torch.Generator, seqlens: tuple[int, int], softmax_scale: float | None) -> None:
+def test_plain(rng, seqlens, softmax_scale):
     q, k, v = inputs(rng, *seqlens)
     out, _ = attention(q, k, v, softmax_scale=softmax_scale)
     assert_same(out, sdpa(q, k, v, scale=softmax_scale), q, k, v)
 
 
 @pytest.mark.parametrize("seqlens", SEQLENS)
-def test_top_left_causal(rng: torch.Generator, seqlens: tuple[int, int]) -> None:
+def test_top_left_causal(rng, seqlens):
     q, k, v = inputs(rng, *seqlens)
     out, _ = attention(q, k, v, mask=1)
     assert_same(out, sdpa(q, k, v, is_causal=True), q, k, v)
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 5, 9), (1, 4, 1, 9), (2, 1, 5, 9), (1, 1, 1, 9)])
-def test_bias(rng: torch.Generator, shape: tuple[int, ...]) -> None:
+def test_bias(rng, shape):
     q, k, v = inputs(rng)
     bias = normal(rng, *shape).requires_grad_()
     out, _ = attention(q, k, v, bias=bias)
     assert_same(out, sdpa(q, k, v, attn_mask=bias), q, k, v, bias)
 
 
-def test_boolean_and_infinite_bias(rng: torch.Generator) -> None:
+def test_boolean_and_infinite_bias(rng):
     q, k, v = inputs(rng)
     takes_part = torch.rand(2, 4, 5, 9, generator=rng) < 0.6
     takes_part[..., 0] = True  # SDPA's result for a query without keys is NaN in older versions
@@ -112,7 +112,7 @@ def by_flex_attention(
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
 @pytest.mark.parametrize("seqlens", [(5, 9), (9, 9)])
-def test_softcap_alibi_bias_and_window(rng: torch.Generator, seqlens: tuple[int, int]) -> None:
+def test_softcap_alibi_bias_and_window(rng, seqlens):
     """All at once: the order in which they act is part of the definition."""
     q, k, v = (x.detach() for x in inputs(rng, *seqlens))
     sq, sk = seqlens
@@ -134,7 +134,7 @@ def test_softcap_alibi_bias_and_window(rng: torch.Generator, seqlens: tuple[int,
     torch.testing.assert_close(lse, expected_lse, atol=1e-5, rtol=1e-5)  # theirs was in float32
 
 
-def test_alibi_slopes_for_all_sequences(rng: torch.Generator) -> None:
+def test_alibi_slopes_for_all_sequences(rng):
     slopes = torch.rand(4, generator=rng)
     q, k, v = inputs(rng)
     for given in (slopes, slopes.expand(2, 4)):
@@ -148,7 +148,7 @@ def test_alibi_slopes_for_all_sequences(rng: torch.Generator) -> None:
             torch.testing.assert_close(actual[1][n], expected[1][0], **NEAR)
 
 
-def test_lse(rng: torch.Generator) -> None:
+def test_lse(rng):
     q, k, v = inputs(rng)
     _, lse = attention(q, k, v, mask=2)
     groups = k.repeat_interleave(2, dim=2)
@@ -157,7 +157,7 @@ def test_lse(rng: torch.Generator) -> None:
     assert_same(lse, torch.logsumexp(scores, -1), q, k)
 
 
-def test_sink_is_a_key_without_a_value(rng: torch.Generator) -> None:
+def test_sink_is_a_key_without_a_value(rng):
     q, k, v = inputs(rng)
     sink = normal(rng, 4).requires_grad_()
     bias = torch.cat([torch.zeros(1, 4, 1, 9), sink.view(1, 4, 1, 1)], dim=-1)
@@ -166,7 +166,7 @@ def test_sink_is_a_key_without_a_value(rng: torch.Generator) -> None:
     assert_same(out, sdpa(q, *extended, attn_mask=bias), q, k, v, sink)
 
 
-def test_sink_in_lse(rng: torch.Generator) -> None:
+def test_sink_in_lse(rng):
     q, k, v = inputs(rng)
     sink = normal(rng, 4).requires_grad_()
     _, without = attention(q, k, v)
@@ -174,7 +174,7 @@ def test_sink_in_lse(rng: torch.Generator) -> None:
     assert_same(lse, torch.logaddexp(without, sink[:, None].expand_as(without)), q, k, sink)
 
 
-def test_dropout_with_the_mask_that_was_drawn(rng: torch.Generator) -> None:
+def test_dropout_with_the_mask_that_was_drawn(rng):
     q, k, v = inputs(rng, heads_k=4)
     keep = torch.rand(2, 4, 5, 9, generator=rng) >= 0.3
     out, lse = attention(q, k, v, dropout_p=0.3, keep=keep)
@@ -186,7 +186,7 @@ def test_dropout_with_the_mask_that_was_drawn(rng: torch.Generator) -> None:
     assert torch.equal(lse, attention(q, k, v)[1])
 
 
-def test_dropout_by_a_state(rng: torch.Generator) -> None:
+def test_dropout_by_a_state(rng):
     """Each sequence drops by bytes that count from its own start."""
     state = torch.randint(-(2**62), 2**62, (2,), generator=rng)
     q, k, v = inputs(rng)
@@ -206,12 +206,12 @@ def test_dropout_by_a_state(rng: torch.Generator) -> None:
     torch.testing.assert_close(out, expected[0], **NEAR)
 
 
-def test_unknown_options(rng: torch.Generator) -> None:
+def test_unknown_options(rng):
     with pytest.raises(TypeError, match="softcap"):
         attention(*inputs(rng), softcap=3.0)
 
 
-def test_descales(rng: torch.Generator) -> None:
+def test_descales(rng):
     q, k, v = inputs(rng)
     q_scale, k_scale, v_scale = torch.rand(3, 2, 2, generator=rng)
     scaled = attention(q, k, v, q_descale=q_scale, k_descale=k_scale, v_descale=v_scale)
@@ -250,7 +250,7 @@ DRAWN: list[tuple[int | str, tuple[int, int], int, str]] = [
 
 
 @pytest.mark.parametrize(("mask", "window_size", "sink_size", "drawn"), DRAWN)
-def test_visible(mask: int | str, window_size: tuple[int, int], sink_size: int, drawn: str) -> None:
+def test_visible(mask, window_size, sink_size, drawn):
     expected = [[entry == "1" for entry in row] for row in drawn.split()]
     assert visible(4, 5, mask, window_size, sink_size).tolist() == expected
 
@@ -259,7 +259,7 @@ EVERYTHING = {"mask": 2, "window_size": (2, -1), "sink_size": 1, "logit_softcap"
 
 
 @pytest.mark.parametrize("with_sink", [False, True])
-def test_queries_that_see_no_key(rng: torch.Generator, with_sink: bool) -> None:
+def test_queries_that_see_no_key(rng, with_sink):
     q, k, v = inputs(rng, seqlen_q=9, seqlen_k=5)
     bias = normal(rng, 1, 4, 9, 5)
     bias[:, :, 6] = -torch.inf
@@ -281,7 +281,7 @@ def test_queries_that_see_no_key(rng: torch.Generator, with_sink: bool) -> None:
 
 
 @pytest.mark.parametrize("seqlens", [(4, 0), (0, 4), (0, 0)])
-def test_lengths_of_zero(rng: torch.Generator, seqlens: tuple[int, int]) -> None:
+def test_lengths_of_zero(rng, seqlens):
     q, k, v = inputs(rng, *seqlens)
     out, lse = attention(q, k, v, mask=2, bias=normal(rng, 2, 4, *seqlens))
     assert (out == 0).all()
@@ -290,7 +290,7 @@ def test_lengths_of_zero(rng: torch.Generator, seqlens: tuple[int, int]) -> None
     assert all((x == 0).all() for x in gradients)
 
 
-def test_gradients_against_differences(rng: torch.Generator) -> None:
+def test_gradients_against_differences(rng):
     q, k, v = inputs(rng, seqlen_q=4, seqlen_k=3)
     bias, sink = normal(rng, 2, 1, 4, 3).requires_grad_(), normal(rng, 4).requires_grad_()
     keep = torch.rand(2, 4, 4, 3, generator=rng) < 0.8
@@ -303,7 +303,7 @@ def test_gradients_against_differences(rng: torch.Generator) -> None:
     assert torch.autograd.gradcheck(function, (q, k, v, bias, sink))
 
 
-def test_packed_sequences_are_a_batch_of_ragged_ones(rng: torch.Generator) -> None:
+def test_packed_sequences_are_a_batch_of_ragged_ones(rng):
     """One batch, whose padding keys are hidden by an infinite bias, is the same as packed."""
     lengths_q, lengths_k = [3, 0, 5], [4, 6, 6]
     q, k, v = (x[:1].expand(3, -1, -1, -1) * normal(rng, 3, 1, 1, 1) for x in inputs(rng, 5, 6))
@@ -331,7 +331,7 @@ def test_packed_sequences_are_a_batch_of_ragged_ones(rng: torch.Generator) -> No
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_pages(rng: torch.Generator, page_size: int) -> None:
+def test_pages(rng, page_size):
     seqlens_k = [0, 7, 16]
     num_pages = [-(-n // page_size) for n in seqlens_k]
     order = torch.randperm(sum(num_pages) + 2, generator=rng)
@@ -356,7 +356,7 @@ def test_pages(rng: torch.Generator, page_size: int) -> None:
         torch.testing.assert_close(lse[:, rows], expected[1][0], **NEAR)
 
 
-def test_int8_probabilities(rng: torch.Generator) -> None:
+def test_int8_probabilities(rng):
     """By hand, for one row and for each head a scale of its own."""
     probability = torch.tensor([[[[0.5, 0.3, 0.15, 0.05, 0.0]]] * 2]).double()
     scale = torch.tensor([1 / 127, 0.25])

@@ -61,7 +61,7 @@ def assert_served(ours: list[Any], qkv: tuple[Tensor, ...], **options: Any) -> N
 
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("seqlen_q", [0, 1, 33, 65])
-def test_masks_and_lengths(rng: torch.Generator, ours: list[Any], seqlen_q: int) -> None:
+def test_masks_and_lengths(rng, ours, seqlen_q):
     qkv = heads_first(rng, seqlen_q=seqlen_q, heads_q=3, heads_k=3)
     assert_served(ours, qkv)
     assert_served(ours, qkv, is_causal=True)
@@ -69,12 +69,12 @@ def test_masks_and_lengths(rng: torch.Generator, ours: list[Any], seqlen_q: int)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts(rng: torch.Generator, ours: list[Any], layout: str) -> None:
+def test_layouts(rng, ours, layout):
     q, k, v = (lay_out(x, layout).transpose(1, 2) for x in random_qkv(rng))
     assert_served(ours, (q, k, v), is_causal=True)
 
 
-def test_grouped_heads(rng: torch.Generator, ours: list[Any]) -> None:
+def test_grouped_heads(rng, ours):
     qkv = heads_first(rng, heads_q=6, heads_k=2)
     assert_served(ours, qkv, enable_gqa=True)
     with pytest.raises(RuntimeError):
@@ -83,9 +83,7 @@ def test_grouped_heads(rng: torch.Generator, ours: list[Any]) -> None:
 
 @pytest.mark.parametrize("shape", [(33, 49), (2, 1, 33, 49), (2, 2, 33, 49), (2, 33, 49), (33, 1)])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32])
-def test_attn_mask(
-    rng: torch.Generator, ours: list[Any], shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
+def test_attn_mask(rng, ours, shape, dtype):
     """Also where it hides all keys of a query, which gives 0 as in torch."""
     qkv = heads_first(rng)
     attn_mask = torch.randn(shape, generator=rng)
@@ -103,7 +101,7 @@ def _as_double(attn_mask: Tensor) -> Tensor:
     return attn_mask if attn_mask.dtype == torch.bool else attn_mask.double()
 
 
-def test_dropout(rng: torch.Generator, ours: list[Any]) -> None:
+def test_dropout(rng, ours):
     """The mean of many draws is as far from the result without as their variance lets it be."""
     q, k, v = heads_first(rng, batch=1, seqlen_q=64, seqlen_k=64)
     plain = TORCH(q, k, v)
@@ -116,7 +114,7 @@ def test_dropout(rng: torch.Generator, ours: list[Any]) -> None:
     assert error.square().sum() < 2 * (dropped.var(0) / 50).sum()
 
 
-def test_gradients(rng: torch.Generator, ours: list[Any]) -> None:
+def test_gradients(rng, ours):
     qkv = heads_first(rng)
     leaves = [x.clone().requires_grad_() for x in qkv]
     F.scaled_dot_product_attention(*leaves, is_causal=True).square().sum().backward()
@@ -129,7 +127,7 @@ def test_gradients(rng: torch.Generator, ours: list[Any]) -> None:
         torch.testing.assert_close(x.grad.double(), expected.grad, rtol=1e-4, atol=1e-4)
 
 
-def test_autocast(rng: torch.Generator, ours: list[Any]) -> None:
+def test_autocast(rng, ours):
     q, k, v = heads_first(rng)
     with torch.autocast("cpu", torch.bfloat16):
         out = F.scaled_dot_product_attention(q, k.bfloat16(), v)
@@ -139,7 +137,7 @@ def test_autocast(rng: torch.Generator, ours: list[Any]) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_what_goes_to_torch(rng: torch.Generator, ours: list[Any]) -> None:
+def test_what_goes_to_torch(rng, ours):
     q, k, v = heads_first(rng)
     for qkv, said in (
         ((q.double(), k.double(), v.double()), "float64"),
@@ -169,9 +167,7 @@ def test_what_goes_to_torch(rng: torch.Generator, ours: list[Any]) -> None:
     assert ours == []
 
 
-def test_what_has_no_backward_pass_goes_to_torch(
-    rng: torch.Generator, ours: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_has_no_backward_pass_goes_to_torch(rng, ours, monkeypatch):
     q, k, v = heads_first(rng)
     monkeypatch.setattr("jitfmha.kernels.cpu.SERVES", jitfmha.kernels.cpu.SERVES - {BACKWARD})
     monkeypatch.setattr(sdpa, "_routes", {})
@@ -188,7 +184,7 @@ BACKWARD = jitfmha.problem.features.Feature.BACKWARD
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_compiled_code_keeps_torch(rng: torch.Generator, ours: list[Any]) -> None:
+def test_compiled_code_keeps_torch(rng, ours):
     qkv = heads_first(rng)
     torch._dynamo.reset()
     compiled = torch.compile(
@@ -202,9 +198,7 @@ def test_compiled_code_keeps_torch(rng: torch.Generator, ours: list[Any]) -> Non
 @pytest.mark.parametrize("bias", [causal_upper_left, causal_lower_right])
 @pytest.mark.parametrize("sizes", [(33, 49), (49, 33), (40, 40)])
 @pytest.mark.parametrize("options", [{}, {"scale": 0.3}, {"enable_gqa": True}])
-def test_causal_biases_of_torch(
-    rng: torch.Generator, ours: list[Any], bias: Any, sizes: tuple[int, int], options: Any
-) -> None:
+def test_causal_biases_of_torch(rng, ours, bias, sizes, options):
     """Also at the bottom right, and with key heads that are shared."""
     if bias is causal_lower_right and sizes[0] > sizes[1]:
         pytest.skip("torch: queries without keys are NaN")
@@ -224,7 +218,7 @@ def test_causal_biases_of_torch(
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_causal_biases_of_torch_in_compiled_code(rng: torch.Generator, ours: list[Any]) -> None:
+def test_causal_biases_of_torch_in_compiled_code(rng, ours):
     qkv = heads_first(rng)
     torch._dynamo.reset()
 
@@ -262,7 +256,7 @@ def _is_attention(func: Any) -> bool:
     return func is name is TORCH and all(func in {known: 0} for known in (TORCH, name))
 
 
-def test_subclasses_and_modes_see_the_call(rng: torch.Generator, ours: list[Any]) -> None:
+def test_subclasses_and_modes_see_the_call(rng, ours):
     """As without the patch, which is there again afterwards."""
     q, k, v = heads_first(rng, heads_q=4, heads_k=2)
     options: dict[str, Any] = {"enable_gqa": True, "scale": 0.2}
@@ -283,9 +277,7 @@ def test_subclasses_and_modes_see_the_call(rng: torch.Generator, ours: list[Any]
     assert F.scaled_dot_product_attention is not TORCH
 
 
-def test_torch_serves_where_it_does_not_tell_its_modes(
-    rng: torch.Generator, ours: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torch_serves_where_it_does_not_tell_its_modes(rng, ours, monkeypatch):
     monkeypatch.setattr(torch_parts, "function_modes", lambda: [None])
     qkv = heads_first(rng)
     assert torch.equal(F.scaled_dot_product_attention(*qkv), TORCH(*qkv))
@@ -303,14 +295,14 @@ class Undoing(Tensor):
         return super().__torch_function__(func, types, args, kwargs)
 
 
-def test_undoing_while_a_subclass_is_asked(rng: torch.Generator) -> None:
+def test_undoing_while_a_subclass_is_asked(rng):
     q, k, v = heads_first(rng)
     Undoing.patch = sdpa.patch()
     F.scaled_dot_product_attention(q.as_subclass(Undoing), k, v)
     assert F.scaled_dot_product_attention is TORCH
 
 
-def test_modules_of_torch(rng: torch.Generator, ours: list[Any]) -> None:
+def test_modules_of_torch(rng, ours):
     module = torch.nn.MultiheadAttention(128, 2, batch_first=True)
     x = torch.randn(2, 33, 128, generator=rng)
     out, _ = module(x, x, x, need_weights=False)
@@ -319,7 +311,7 @@ def test_modules_of_torch(rng: torch.Generator, ours: list[Any]) -> None:
         torch.testing.assert_close(out, module(x, x, x, need_weights=False)[0])
 
 
-def test_undoing() -> None:
+def test_undoing():
     outer = sdpa.patch()
     assert F.scaled_dot_product_attention is not TORCH
     with sdpa.patch():

@@ -17,7 +17,7 @@ ROWS = [("x" * 70, "12 KiB", "ok"), ("short", "3 KiB", "ok")]
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_tables_fit_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_fit_the_terminal(width, monkeypatch):
     monkeypatch.setattr(output, "_terminal_width", lambda: width)
     lines = output.table(HEADERS, ROWS).splitlines()
     assert max(map(len, lines)) <= width
@@ -25,12 +25,12 @@ def test_tables_fit_the_terminal(width: int, monkeypatch: pytest.MonkeyPatch) ->
     assert sum(line.endswith("ok") for line in lines) == 2
 
 
-def test_tables_in_files_have_one_line_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_in_files_have_one_line_for_each_row(monkeypatch):
     monkeypatch.setattr("sys.stdout", open(os.devnull, "w"))  # noqa: SIM115 - no terminal
     assert len(output.table(HEADERS, ROWS).splitlines()) == 4
 
 
-def test_an_explanation_in_a_notebook() -> None:
+def test_an_explanation_in_a_notebook():
     x = torch.zeros(1, 4, 2, 64)
     explanation = explain(x, x, x)
     assert len(repr(explanation)) < 120
@@ -47,7 +47,7 @@ def test_an_explanation_in_a_notebook() -> None:
         ("_Zbroken", "_Zbroken"),
     ],
 )
-def test_names_of_functions(symbol: str, name: str) -> None:
+def test_names_of_functions(symbol, name):
     assert demangled(symbol) == name
 
 
@@ -55,11 +55,11 @@ def test_names_of_functions(symbol: str, name: str) -> None:
     ("value", "text"),
     [(0, "0"), (999999, "999999"), (1234567.0, "1.2346M"), (1.5, "1.5"), (98765432100, "98.765G")],
 )
-def test_figures_of_a_profile(value: float, text: str) -> None:
+def test_figures_of_a_profile(value, text):
     assert profile._figure(value) == text
 
 
-def test_tables_of_a_profile_are_in_blocks() -> None:
+def test_tables_of_a_profile_are_in_blocks():
     names = [f"column {i}" for i in range(13)]
     rows = [["a name of some length", *names], ["all", *("1234567" for _ in names)]]
     lines = profile._table(rows)

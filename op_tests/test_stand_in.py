@@ -8,7 +8,6 @@ import inspect
 import random
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -45,7 +44,7 @@ def no_package_of_these_names() -> Iterator[None]:
 # ---- The stand-ins -------------------------------------------------------------------------------
 
 
-def test_flash_attn_by_its_name() -> None:
+def test_flash_attn_by_its_name():
     with install_as("flash_attn"):
         import flash_attn
         import flash_attn.bert_padding
@@ -67,7 +66,7 @@ def test_flash_attn_by_its_name() -> None:
         importlib.import_module("flash_attn")
 
 
-def test_version_that_libraries_look_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_that_libraries_look_up(monkeypatch):
     torch_version = importlib.metadata.version("torch")
     monkeypatch.setattr(sys, "path", [])  # what else is installed takes seconds to list
     version = jitfmha.flash_attn.__version__
@@ -88,7 +87,7 @@ def test_version_that_libraries_look_up(monkeypatch: pytest.MonkeyPatch) -> None
         assert importlib.metadata.version("torch") == torch_version
 
 
-def test_every_public_function_has_its_place() -> None:
+def test_every_public_function_has_its_place():
     for name in ("flash_attn", "aiter"):
         ours = importlib.import_module(f"jitfmha.{name}")
         with install_as(name):
@@ -101,7 +100,7 @@ def test_every_public_function_has_its_place() -> None:
     )
 
 
-def test_aiter_by_its_name() -> None:
+def test_aiter_by_its_name():
     """The eighth argument is a bias there; in flash-attn it is a soft cap."""
     x = torch.zeros(1, 2, 1, 8)
     with install_as("aiter"):
@@ -114,7 +113,7 @@ def test_aiter_by_its_name() -> None:
             flash_attn_func(x, x, x, 0.0, None, False, (-1, -1), torch.zeros(7, 9))
 
 
-def test_installed_twice_and_removed_twice() -> None:
+def test_installed_twice_and_removed_twice():
     first = install_as("flash_attn")
     assert install_as("flash_attn") is first
     assert repr(first) == "<jitfmha as flash_attn, installed>"
@@ -127,7 +126,7 @@ def test_installed_twice_and_removed_twice() -> None:
     assert flash_attn.flash_attn_func is jitfmha.flash_attn_func
 
 
-def test_refused_where_the_package_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_where_the_package_is_imported(monkeypatch):
     real = ModuleType("flash_attn")
     real.__file__ = "/somewhere/flash_attn/__init__.py"
     with monkeypatch.context() as patch:
@@ -139,7 +138,7 @@ def test_refused_where_the_package_is_imported(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("name", ["flash-attn", "xformers", "", None])
-def test_refused_without_a_stand_in(name: object) -> None:
+def test_refused_without_a_stand_in(name):
     with pytest.raises(ValueError, match=f"stand-in for {name!r}; use 'flash_attn' or 'aiter'"):
         install_as(name)
 
@@ -159,7 +158,7 @@ def padded_batch(seed: int) -> tuple[Tensor, Tensor, list[Tensor]]:
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.int64])
-def test_unpad_and_pad(seed: int, dtype: torch.dtype) -> None:
+def test_unpad_and_pad(seed, dtype):
     tokens, mask, sequences = padded_batch(seed)
     lengths = [len(x) for x in sequences]
     packed, indices, cu_seqlens, max_seqlen, used = unpad_input(tokens, mask.to(dtype))
@@ -173,7 +172,7 @@ def test_unpad_and_pad(seed: int, dtype: torch.dtype) -> None:
     assert torch.equal(pad_input(packed, indices, 4, 7), tokens * mask[..., None, None])
 
 
-def test_places_that_are_not_used(seed: int) -> None:
+def test_places_that_are_not_used(seed):
     tokens, mask, _ = padded_batch(seed)
     unused = 1 - mask
     unused[0] = 0
@@ -184,7 +183,7 @@ def test_places_that_are_not_used(seed: int) -> None:
     assert used.tolist() == mask.sum(1).tolist()
 
 
-def test_several_sequences_in_a_row(seed: int) -> None:
+def test_several_sequences_in_a_row(seed):
     lengths = [[2, 3], [7], [], [1, 1, 4]]
     table = torch.tensor([[*row, *[0] * (7 - len(row))] for row in lengths])
     tokens, _, _ = padded_batch(seed)
@@ -196,7 +195,7 @@ def test_several_sequences_in_a_row(seed: int) -> None:
     assert torch.equal(tokens.flatten(0, 1)[indices], packed)
 
 
-def test_nothing_but_padding() -> None:
+def test_nothing_but_padding():
     packed, indices, cu_seqlens, max_seqlen, used = unpad_input(
         torch.ones(2, 3, 4), torch.zeros(2, 3).int()
     )
@@ -205,7 +204,7 @@ def test_nothing_but_padding() -> None:
     assert torch.equal(pad_input(packed, indices, 2, 3), torch.zeros(2, 3, 4))
 
 
-def test_gradients_of_padding(seed: int) -> None:
+def test_gradients_of_padding(seed):
     tokens, mask, _ = padded_batch(seed)
     tokens = tokens.double().requires_grad_()
 
@@ -254,7 +253,7 @@ BATCH, ROWS = torch.ones(2, 3, 4), torch.ones(5, 4)
         (lambda: pad_input(ROWS, torch.arange(5), 2, 2), IndexError, []),
     ],
 )
-def test_errors_of_padding(call: Any, error: type[Exception], texts: list[str]) -> None:
+def test_errors_of_padding(call, error, texts):
     with pytest.raises(error) as raised:
         call()
     for text in texts:
@@ -271,7 +270,7 @@ PUBLIC = [
 
 
 @pytest.mark.parametrize("function", PUBLIC, ids=lambda f: f"{f.__module__}.{f.__name__}")
-def test_keyword_with_a_typing_error(function: Any) -> None:
+def test_keyword_with_a_typing_error(function):
     name = next(n for n in inspect.signature(function).parameters if len(n) > 3)
     with pytest.raises(TypeError, match=f"argument '{name}x'; did you mean {name}?"):
         function(**{f"{name}x": 1})
@@ -298,12 +297,12 @@ def test_keyword_with_a_typing_error(function: Any) -> None:
         (jitfmha.aiter.mha_fwd, "causal", "is_causal"),
     ],
 )
-def test_keyword_of_another_package(function: Any, given: str, meant: str) -> None:
+def test_keyword_of_another_package(function, given, meant):
     with pytest.raises(TypeError, match=f"argument '{given}'; did you mean {meant}?"):
         function(**{given: 1})
 
 
-def test_wrong_values_are_not_taken_for_keywords() -> None:
+def test_wrong_values_are_not_taken_for_keywords():
     x = torch.zeros(1, 1, 1, 8)
     with pytest.raises(TypeError, match="softmax_scale"):
         flash_attn_func(x, x, x, softmax_scale="1")
@@ -323,7 +322,7 @@ def check(q: torch.Tensor, asked: bool) -> None:
 """
 
 
-def test_types_of_results(tmp_path: Path) -> None:
+def test_types_of_results(tmp_path):
     """The type of the result follows from ``return_attn_probs`` where that is known."""
     program = tmp_path / "program.py"
     program.write_text(RESULTS)

@@ -58,7 +58,7 @@ def shapes(rng: torch.Generator, count: int) -> list[list[int]]:
     return [[1, 1, 1], [16, 16, 16], *torch.randint(1, 17, (count, 3), generator=rng).tolist()]
 
 
-def test_emulated_sums(rng: torch.Generator) -> None:
+def test_emulated_sums(rng):
     for m, k, n in shapes(rng, 20):
         a, b = (torch.randn(*size, generator=rng).bfloat16() for size in ((m, 2 * k), (k, 2 * n)))
         sums = torch.randn(m, n, generator=rng)
@@ -71,7 +71,7 @@ def test_emulated_sums(rng: torch.Generator) -> None:
 
 @pytest.mark.skipif("amx" not in cpu_isas_here(), reason="this processor has no AMX")
 @pytest.mark.parametrize("numbers", ["any bits", "near the smallest", "near the largest"])
-def test_emulated_as_amx(rng: torch.Generator, numbers: str) -> None:
+def test_emulated_as_amx(rng, numbers):
     """Whatever the inputs are: subnormal, infinite, not a number."""
 
     def draw(dtype: torch.dtype, *size: int) -> Tensor:
@@ -96,7 +96,7 @@ def test_emulated_as_amx(rng: torch.Generator, numbers: str) -> None:
 
 @pytest.mark.parametrize("which", [0, 1], ids=["shapes that do not fit", "a tile without a shape"])
 @pytest.mark.parametrize("isa", _TILE_UNITS)
-def test_misuse_ends_the_process(isa: CpuIsa, which: int) -> None:
+def test_misuse_ends_the_process(isa, which):
     """As it does on the chip, so that tests without one find it, too."""
     if isa not in cpu_isas_here():
         pytest.skip(f"this processor does not run {isa}")

@@ -40,20 +40,20 @@ def fresh_dynamo() -> None:
 
 @pytest.mark.parametrize("return_lse", [False, True])
 @pytest.mark.parametrize("mode", ["gm0", "gm1"])
-def test_opcheck(rng: torch.Generator, mode: str, return_lse: bool) -> None:
+def test_opcheck(rng, mode, return_lse):
     arguments = operator_arguments(rng, mode, return_lse)
     torch.library.opcheck(torch.ops.jitfmha.fmha_fwd.default, arguments)
 
 
 @pytest.mark.parametrize("return_lse", [False, True])
 @pytest.mark.parametrize("mode", ["gm0", "gm1"])
-def test_opcheck_out(rng: torch.Generator, mode: str, return_lse: bool) -> None:
+def test_opcheck_out(rng, mode, return_lse):
     arguments = operator_arguments(rng, mode, return_lse)
     out = torch.empty_like(arguments[0])
     torch.library.opcheck(torch.ops.jitfmha.fmha_fwd_out.default, (*arguments, out))
 
 
-def test_operator_equals_function(rng: torch.Generator) -> None:
+def test_operator_equals_function(rng):
     q, k, v, *rest = operator_arguments(rng, "gm0", True)
     out, lse = torch.ops.jitfmha.fmha_fwd(q, k, v, *rest)
     expected = fmha_fwd(q, k, v, softmax_scale=0.3, mask="causal", return_lse=True)
@@ -70,7 +70,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("mask", [0, 1, "causal", "b:4,5"])
-def test_compile(rng: torch.Generator, mask: int | str) -> None:
+def test_compile(rng, mask):
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     for dtype in DTYPES.values():
         q, k, v = random_qkv(rng, dtype=dtype)
@@ -79,14 +79,14 @@ def test_compile(rng: torch.Generator, mask: int | str) -> None:
 
 @pytest.mark.usefixtures("fresh_dynamo", "quick_inductor")
 @pytest.mark.filterwarnings("ignore")
-def test_compile_with_inductor(rng: torch.Generator) -> None:
+def test_compile_with_inductor(rng):
     q, k, v = random_qkv(rng)
     compiled = torch.compile(attend, fullgraph=True, dynamic=True)
     torch.testing.assert_close(compiled(q, k, v, mask=2), attend(q, k, v, mask=2))
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-def test_compile_dynamic(rng: torch.Generator) -> None:
+def test_compile_dynamic(rng):
     count = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend=count)
     for batch, seqlen_q, seqlen_k, heads in ((3, 33, 49, 4), (5, 64, 20, 6), (7, 100, 101, 8)):
@@ -96,7 +96,7 @@ def test_compile_dynamic(rng: torch.Generator) -> None:
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-def test_compile_dynamic_scale_and_window(rng: torch.Generator) -> None:
+def test_compile_dynamic_scale_and_window(rng):
     compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="aot_eager")
     q, k, v = random_qkv(rng)
     for scale, left in ((0.5, 3), (0.25, 9), (2.0, 20)):
@@ -106,7 +106,7 @@ def test_compile_dynamic_scale_and_window(rng: torch.Generator) -> None:
 
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_compile_group_mode(rng: torch.Generator, dynamic: bool) -> None:
+def test_compile_group_mode(rng, dynamic):
     compiled = torch.compile(attend, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     (q, k, v), groups = packed_qkv(rng)
     for longest in ({}, {"max_seqlen_q": 17, "max_seqlen_k": 30}, {"max_seqlen_q": 18}):
@@ -116,7 +116,7 @@ def test_compile_group_mode(rng: torch.Generator, dynamic: bool) -> None:
 
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_compile_lse_and_out(rng: torch.Generator, dynamic: bool) -> None:
+def test_compile_lse_and_out(rng, dynamic):
     def into(q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> tuple[Tensor, Tensor, bool]:
         result, lse = fmha_fwd(q, k, v, out=out, return_lse=True, mask=2)
         return result + 0, lse, result is out
@@ -135,7 +135,7 @@ def test_compile_lse_and_out(rng: torch.Generator, dynamic: bool) -> None:
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-def test_compile_reports_broken_rules(rng: torch.Generator) -> None:
+def test_compile_reports_broken_rules(rng):
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     q, k, v = random_qkv(rng)
     with pytest.raises(Exception, match="k has hdim 32, q has 64"):
@@ -145,7 +145,7 @@ def test_compile_reports_broken_rules(rng: torch.Generator) -> None:
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
-def test_export(rng: torch.Generator) -> None:
+def test_export(rng):
     class Model(torch.nn.Module):
         def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return attend(q, k, v, mask="causal")
@@ -155,7 +155,7 @@ def test_export(rng: torch.Generator) -> None:
     assert torch.equal(program.module()(q, k, v), attend(q, k, v, mask="causal"))
 
 
-def test_out_that_requires_grad(rng: torch.Generator) -> None:
+def test_out_that_requires_grad(rng):
     """Writing into a leaf, or into what autograd has recorded, would give wrong gradients."""
     q, k, v = random_qkv(rng)
     leaf = torch.empty_like(q, requires_grad=True)
@@ -166,7 +166,7 @@ def test_out_that_requires_grad(rng: torch.Generator) -> None:
             assert torch.equal(fmha_fwd(q, k, v, out=out), fmha_fwd(q, k, v))
 
 
-def test_writing_out_is_seen_by_autograd(rng: torch.Generator) -> None:
+def test_writing_out_is_seen_by_autograd(rng):
     """What autograd saved must not be changed behind its back."""
     q, k, v = random_qkv(rng)
     weight = torch.ones((), requires_grad=True)
@@ -177,7 +177,7 @@ def test_writing_out_is_seen_by_autograd(rng: torch.Generator) -> None:
         product.backward()
 
 
-def test_parameters_without_grad_mode(rng: torch.Generator) -> None:
+def test_parameters_without_grad_mode(rng):
     q, k, v = random_qkv(rng)
     parameters = [torch.nn.Parameter(x) for x in (q, k, v)]
     with torch.no_grad():
@@ -185,7 +185,7 @@ def test_parameters_without_grad_mode(rng: torch.Generator) -> None:
     assert fmha_fwd(*parameters).requires_grad
 
 
-def test_inference_mode(rng: torch.Generator) -> None:
+def test_inference_mode(rng):
     q, k, v = random_qkv(rng)
     expected = fmha_fwd(q, k, v)
     with torch.inference_mode():
@@ -197,7 +197,7 @@ def test_inference_mode(rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("mode", ["gm0", "gm1"])
-def test_fake_tensors(rng: torch.Generator, mode: str) -> None:
+def test_fake_tensors(rng, mode):
     qkv, groups = (random_qkv(rng), {}) if mode == "gm0" else packed_qkv(rng)
     expected = fmha_fwd(*qkv, return_lse=True, **groups)
     with FakeTensorMode() as fake:
@@ -212,7 +212,7 @@ def test_fake_tensors(rng: torch.Generator, mode: str) -> None:
         assert result.device == real.device
 
 
-def test_meta_tensors(rng: torch.Generator) -> None:
+def test_meta_tensors(rng):
     q, k, v = (x.to("meta") for x in random_qkv(rng, hdim_v=32))
     out, lse = fmha_fwd(q, k, v, return_lse=True)
     assert out.is_meta
@@ -226,7 +226,7 @@ def test_meta_tensors(rng: torch.Generator) -> None:
     assert q.grad.shape == q.shape
 
 
-def test_vmap(rng: torch.Generator) -> None:
+def test_vmap(rng):
     q, k, v = (x[None].expand(3, *x.shape) * 1.0 for x in random_qkv(rng))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch notes that a loop runs instead of one batch
@@ -234,7 +234,7 @@ def test_vmap(rng: torch.Generator) -> None:
     assert torch.equal(batched, torch.stack([fmha_fwd(*x) for x in zip(q, k, v, strict=True)]))
 
 
-def test_forward_mode_tangents_are_refused(rng: torch.Generator) -> None:
+def test_forward_mode_tangents_are_refused(rng):
     q, k, v = random_qkv(rng)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(q, torch.ones_like(q))
@@ -243,7 +243,7 @@ def test_forward_mode_tangents_are_refused(rng: torch.Generator) -> None:
         assert torch.equal(fmha_fwd(q, k, v), fmha_fwd(q.clone(), k, v))
 
 
-def test_subclass_with_torch_function(rng: torch.Generator) -> None:
+def test_subclass_with_torch_function(rng):
     class Tagged(Tensor):
         pass
 
@@ -253,7 +253,7 @@ def test_subclass_with_torch_function(rng: torch.Generator) -> None:
     assert torch.equal(out.as_subclass(Tensor), fmha_fwd(q, k, v))
 
 
-def test_call_under_a_dispatch_mode(rng: torch.Generator) -> None:
+def test_call_under_a_dispatch_mode(rng):
     """Profilers and the like see the operator, not a hole."""
     seen = []
 
@@ -269,7 +269,7 @@ def test_call_under_a_dispatch_mode(rng: torch.Generator) -> None:
     assert "jitfmha.fmha_fwd.default" in seen
 
 
-def test_module_with_attention_can_be_copied_and_saved(rng: torch.Generator) -> None:
+def test_module_with_attention_can_be_copied_and_saved(rng):
     q, k, v = random_qkv(rng)
     first = explain(q, k, v)
     assert copy.deepcopy(first).problem == first.problem
@@ -282,7 +282,7 @@ def negated(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", ["gm0", "gm1"])
-def test_negative_bit_of_inputs(rng: torch.Generator, mode: str, dtype: str) -> None:
+def test_negative_bit_of_inputs(rng, mode, dtype):
     """Also where the same call without the bit came before."""
     qkv, groups = (random_qkv(rng), {}) if mode == "gm0" else packed_qkv(rng)
     plain = [x.to(DTYPES[dtype]) for x in qkv]
@@ -299,7 +299,7 @@ def test_negative_bit_of_inputs(rng: torch.Generator, mode: str, dtype: str) -> 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", ["gm0", "gm1"])
-def test_negative_bit_of_out(rng: torch.Generator, mode: str, dtype: str) -> None:
+def test_negative_bit_of_out(rng, mode, dtype):
     qkv, groups = (random_qkv(rng), {}) if mode == "gm0" else packed_qkv(rng)
     plain = [x.to(DTYPES[dtype]) for x in qkv]
     rest = (None, "0", [-1, -1], True, *groups.values(), *[None] * (6 - len(groups)))
@@ -318,7 +318,7 @@ def test_negative_bit_of_out(rng: torch.Generator, mode: str, dtype: str) -> Non
         assert torch.equal(lse, expected_lse)
 
 
-def test_negative_bit_of_cu_seqlens(rng: torch.Generator) -> None:
+def test_negative_bit_of_cu_seqlens(rng):
     """Refused, also where the same call without it came before."""
     qkv, groups = packed_qkv(rng)
     expected = fmha_fwd(*qkv, **groups)
@@ -329,7 +329,7 @@ def test_negative_bit_of_cu_seqlens(rng: torch.Generator) -> None:
         assert torch.equal(fmha_fwd(*qkv, **(groups | resolved)), expected)
 
 
-def test_unused_rows_of_a_negated_out_stay(rng: torch.Generator) -> None:
+def test_unused_rows_of_a_negated_out_stay(rng):
     (q, k, v), groups = packed_qkv(rng)
     q = torch.cat([q, q])
     out = negated(torch.full_like(q, 7.0))
@@ -338,7 +338,7 @@ def test_unused_rows_of_a_negated_out_stay(rng: torch.Generator) -> None:
     assert (out[22:] == 7.0).all()
 
 
-def test_imaginary_part_of_a_conjugate(rng: torch.Generator) -> None:
+def test_imaginary_part_of_a_conjugate(rng):
     """Where such tensors come from: every other number, unless the last dimension has one only."""
     z = torch.randn(2, 33, 2, 1, generator=rng, dtype=torch.complex64).conj()
     assert z.imag.is_neg()
@@ -348,7 +348,7 @@ def test_imaginary_part_of_a_conjugate(rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v", "out"])
-def test_conjugate_bit_is_refused(rng: torch.Generator, name: str) -> None:
+def test_conjugate_bit_is_refused(rng, name):
     """Only complex numbers have a conjugate, and these are not served."""
     named = dict(zip(("q", "k", "v"), random_qkv(rng, seqlen_k=33), strict=True))
     named["out"] = torch.empty_like(named["q"])
@@ -362,7 +362,7 @@ def test_conjugate_bit_is_refused(rng: torch.Generator, name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_jit_trace_is_refused(rng: torch.Generator, requires_grad: bool) -> None:
+def test_jit_trace_is_refused(rng, requires_grad):
     """Also where the same call came before."""
     q, k, v = (x.requires_grad_(requires_grad) for x in random_qkv(rng))
     fmha_fwd(q, k, v)

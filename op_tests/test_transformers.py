@@ -152,9 +152,7 @@ CASES = list(itertools.product(MODELS, ["none", "left", "right"]))
 
 
 @pytest.mark.sample(("name", "side"), CASES, 2)
-def test_forward(
-    pair: Callable[..., tuple[Any, Any]], rng: torch.Generator, name: str, side: str
-) -> None:
+def test_forward(pair, rng, name, side):
     ours, expected = pair(name)
     given = arguments(name, rng)
     tokens = torch.ones(4, 12).bool()
@@ -171,9 +169,7 @@ def test_forward(
         assert_close(ours(**given).logits[tokens], logits, rounding)
 
 
-def test_mask_of_four_dimensions(
-    pair: Callable[..., tuple[Any, Any]], rng: torch.Generator
-) -> None:
+def test_mask_of_four_dimensions(pair, rng):
     """Which keys are seen is then what the mask says, and nothing else."""
     ours, expected = pair("llama")
     given = arguments("llama", rng, 7)
@@ -186,7 +182,7 @@ def test_mask_of_four_dimensions(
 
 
 @pytest.mark.parametrize("by", ["position_ids", "cu_seq_lens"])
-def test_packed(pair: Callable[..., tuple[Any, Any]], rng: torch.Generator, by: str) -> None:
+def test_packed(pair, rng, by):
     """Sequences in one row, against each by itself."""
     ours, expected = pair("llama")
     lengths = [1, 7, 1, 8, 5]
@@ -202,7 +198,7 @@ def test_packed(pair: Callable[..., tuple[Any, Any]], rng: torch.Generator, by: 
     assert_close(packed, alone)
 
 
-def test_packed_rows_of_a_batch(pair: Callable[..., tuple[Any, Any]], rng: torch.Generator) -> None:
+def test_packed_rows_of_a_batch(pair, rng):
     """Their own restarts for each row, found as Transformers' masks find them."""
     ours, expected = pair("mistral")
     position_ids = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 0, 0, 1, 2]])
@@ -224,9 +220,7 @@ GENERATORS = [name for name in MODELS if name != "bert"]
 
 
 @pytest.mark.sample(("name", "how"), [*itertools.product(GENERATORS, GENERATION)], 1)
-def test_generate(
-    pair: Callable[..., tuple[Any, Any]], rng: torch.Generator, name: str, how: str
-) -> None:
+def test_generate(pair, rng, name, how):
     """Behind the window's length, too."""
     ours, expected = pair(name)
     given = {
@@ -241,9 +235,7 @@ def test_generate(
 
 
 @pytest.mark.sample("name", DECODERS, 1)
-def test_chunks_of_a_prompt(
-    pair: Callable[..., tuple[Any, Any]], transformers: Any, rng: torch.Generator, name: str
-) -> None:
+def test_chunks_of_a_prompt(pair, transformers, rng, name):
     """With a cache, queries are the last of the keys; a static one has room behind these."""
     ours, expected = pair(name)
     tokens = random_tokens(rng, 2, 16)
@@ -265,9 +257,7 @@ def test_chunks_of_a_prompt(
 
 
 @pytest.mark.sample(("name", "side"), [c for c in CASES if c[1] != "left"], 1)
-def test_training_step(
-    pair: Callable[..., tuple[Any, Any]], rng: torch.Generator, name: str, side: str
-) -> None:
+def test_training_step(pair, rng, name, side):
     """The gradients of all parameters, sinks and position biases among them."""
     ours, expected = pair(name)
     given = arguments(name, rng)
@@ -298,12 +288,7 @@ def test_training_step(
 # ---- torch.compile -------------------------------------------------------------------------------
 
 
-def test_compiled_decoding(
-    pair: Callable[..., tuple[Any, Any]],
-    transformers: Any,
-    rng: torch.Generator,
-    pytestconfig: pytest.Config,
-) -> None:
+def test_compiled_decoding(pair, transformers, rng, pytestconfig):
     """One graph for all steps: nothing reads how far the static cache is filled."""
     if not pytestconfig.getoption("--exhaustive"):
         pytest.skip("tracing a model takes seconds; --exhaustive does it")
@@ -330,7 +315,7 @@ def test_compiled_decoding(
 # ---- What Transformers finds, and what is refused ------------------------------------------------
 
 
-def test_other_names_are_checked_as_before(transformers: Any) -> None:
+def test_other_names_are_checked_as_before(transformers):
     from transformers.modeling_utils import PreTrainedModel
 
     from jitfmha.integrations.transformers import register
@@ -346,7 +331,7 @@ def test_other_names_are_checked_as_before(transformers: Any) -> None:
     assert made.config._attn_implementation == NAME
 
 
-def test_models_without_the_interface_are_refused(transformers: Any) -> None:
+def test_models_without_the_interface_are_refused(transformers):
     config = transformers.BloomConfig(vocab_size=VOCABULARY, hidden_size=64, n_layer=1, n_head=1)
     with pytest.raises(NotImplementedError, match=f"BloomForCausalLM .*'{NAME}' would change"):
         transformers.BloomForCausalLM._from_config(config, attn_implementation=NAME)
@@ -361,7 +346,7 @@ def test_models_without_the_interface_are_refused(transformers: Any) -> None:
         ({"position_bias": torch.zeros(1, 1, 3, 3)}, r"position_bias .*\(1, 1, 3, 3\).* packed"),
     ],
 )
-def test_what_is_not_served_is_refused(transformers: Any, given: dict[str, Any], text: str) -> None:
+def test_what_is_not_served_is_refused(transformers, given, text):
     attention = transformers.AttentionInterface._global_mapping[NAME]
     x = torch.zeros(1, 1, 3, 64)
     if "position_bias" in given:
@@ -370,9 +355,7 @@ def test_what_is_not_served_is_refused(transformers: Any, given: dict[str, Any],
         attention(torch.nn.Module(), x, x, x, None, **given)
 
 
-def test_flash_attention_2_finds_the_stand_in(
-    transformers: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flash_attention_2_finds_the_stand_in(transformers, monkeypatch):
     """Where there is a GPU; Transformers looks for the package and its version."""
     from transformers import modeling_flash_attention_utils as flash
     from transformers.utils import import_utils

@@ -58,7 +58,7 @@ def translated(text: str, folder: Path) -> str:
         ("def f(r: Row) -> int:\n    return r.rows if not r.rows < 3 else 0", "(!(r.rows < std"),
     ],
 )
-def test_what_is_known(python: str, cpp: str, tmp_path: Path) -> None:
+def test_what_is_known(python, cpp, tmp_path):
     assert cpp in translated(python, tmp_path)
 
 
@@ -93,10 +93,10 @@ def test_what_is_known(python: str, cpp: str, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_not_known_is_refused(python: str, what: str, tmp_path: Path) -> None:
+def test_what_is_not_known_is_refused(python, what, tmp_path):
     with pytest.raises(TranslationError, match=rf"^decisions\.py, {what}.* cannot be translated"):
         translated(python, tmp_path)
 
 
-def test_the_policy_is_known() -> None:
+def test_the_policy_is_known():
     assert "quickest(const std::vector<Candidate>& candidates" in policy_in_cpp().cpp

@@ -61,7 +61,7 @@ def assert_reference(result: Any, qkv: list[tuple[Tensor, ...]], **options: Any)
 
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("in_dims", [(0, 0, 0), (1, 0, 2), (0, None, None), (None, 0, 1)])
-def test_one_launch(rng: torch.Generator, in_dims: tuple[int | None, ...]) -> None:
+def test_one_launch(rng, in_dims):
     shared = random_qkv(rng)
     given, examples = [], []
     for x, one, dim in zip(stacked(rng), shared, in_dims, strict=True):
@@ -77,7 +77,7 @@ def test_one_launch(rng: torch.Generator, in_dims: tuple[int | None, ...]) -> No
     assert_reference(result, list(zip(*examples, strict=True)), mask="causal")
 
 
-def test_examples_in_the_last_dimension_are_copied(rng: torch.Generator) -> None:
+def test_examples_in_the_last_dimension_are_copied(rng):
     qkv = stacked(rng)
     last = [x.movedim(0, -1).contiguous() for x in qkv]
     result = torch.vmap(torch.ops.jitfmha.fmha_fwd, in_dims=(-1, -1, -1, *[None] * 10))(
@@ -88,7 +88,7 @@ def test_examples_in_the_last_dimension_are_copied(rng: torch.Generator) -> None
 
 @pytest.mark.parametrize("bias_shape", [(2, 2, 33, 49), (1, 1, 33, 49), (1, 2, 1, 49)])
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_biases(rng: torch.Generator, bias_shape: tuple[int, ...], is_shared: bool) -> None:
+def test_biases(rng, bias_shape, is_shared):
     qkv = stacked(rng)
     bias = torch.randn(EXAMPLES, *bias_shape, generator=rng)
     given, dim = (bias[0], None) if is_shared else (bias, 0)
@@ -105,7 +105,7 @@ def test_biases(rng: torch.Generator, bias_shape: tuple[int, ...], is_shared: bo
 
 @pytest.mark.parametrize("slopes_shape", [(2,), (2, 2)])
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_slopes(rng: torch.Generator, slopes_shape: tuple[int, ...], is_shared: bool) -> None:
+def test_slopes(rng, slopes_shape, is_shared):
     """Those that arrive at the operator: each sequence of each example has its own."""
     qkv = stacked(rng)
     slopes = torch.rand(EXAMPLES, *slopes_shape, generator=rng)
@@ -121,7 +121,7 @@ def test_slopes(rng: torch.Generator, slopes_shape: tuple[int, ...], is_shared: 
     assert torch.equal(found, expected.reshape(EXAMPLES * 2, 2))
 
 
-def test_gradients(rng: torch.Generator) -> None:
+def test_gradients(rng):
     """Of each example, by grad inside of vmap, and of all, by autograd around it."""
     qkv = stacked(rng)
     shared = random_qkv(rng)[1]
@@ -148,7 +148,7 @@ def test_gradients(rng: torch.Generator) -> None:
         torch.testing.assert_close(leaf.grad.double(), whole, rtol=1e-4, atol=1e-4)
 
 
-def test_one_by_one(rng: torch.Generator) -> None:
+def test_one_by_one(rng):
     """What no batch has for each of its sequences."""
     q, k, v = stacked(rng)
     sink = torch.randn(EXAMPLES, 2, generator=rng)
@@ -173,7 +173,7 @@ def test_one_by_one(rng: torch.Generator) -> None:
         assert torch.equal(lse[i], expected_lse)
 
 
-def test_gradients_of_a_shared_bias_are_not_added_up(rng: torch.Generator) -> None:
+def test_gradients_of_a_shared_bias_are_not_added_up(rng):
     out, *qkv = stacked(rng, seqlen_q=49)[0], *stacked(rng, seqlen_q=49)
     lse, bias = torch.randn(EXAMPLES, 2, 2, 49), torch.randn(1, 1, 49, 49, generator=rng)
     for wanted, number in ((False, 1), (True, EXAMPLES)):
@@ -191,14 +191,14 @@ def backward_operator(*given: Any) -> Any:
     return torch.ops.jitfmha.fmha_bwd(**flat)
 
 
-def test_an_out_that_all_examples_share_is_refused(rng: torch.Generator) -> None:
+def test_an_out_that_all_examples_share_is_refused(rng):
     q, k, v = stacked(rng)
     out = torch.empty_like(q[0])
     with pytest.raises(ValueError, match=r"out has shape \(2, 33, 2, 64\) and is the same"):
         torch.vmap(lambda *x: fmha_fwd(*x, out=out))(q, k, v)
 
 
-def test_backward_function(rng: torch.Generator) -> None:
+def test_backward_function(rng):
     q, k, v = stacked(rng)
     out, lse = torch.vmap(lambda *x: fmha_fwd(*x, return_lse=True))(q, k, v)
     batched = torch.vmap(fmha_bwd)(out, q, k, v, out, lse)

@@ -14,7 +14,7 @@ from jitfmha import WarmedLauncher, emulate
 from jitfmha.kernels.cpu import CpuPlan
 
 
-def test_builds_what_calls_look_up() -> None:
+def test_builds_what_calls_look_up():
     """Head dimensions that no other test uses, so that they are built here or cached by a rerun."""
     seen: list[tuple[WarmedLauncher, int]] = []
     warmed = warmup(
@@ -42,7 +42,7 @@ def test_builds_what_calls_look_up() -> None:
 
 
 @pytest.mark.parametrize("mode", ["gm0", "gm1"])
-def test_a_backward_pass_finds_its_kernel(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+def test_a_backward_pass_finds_its_kernel(monkeypatch, mode):
     """The names of what is built ahead are those that autograd asks for."""
     bound: list[str] = []
     bind = CpuPlan.bind
@@ -68,7 +68,7 @@ def test_a_backward_pass_finds_its_kernel(monkeypatch: pytest.MonkeyPatch, mode:
     assert all(launcher.was_cached for launcher in warmed)
 
 
-def test_kernels_of_a_backward_pass_on_a_gpu() -> None:
+def test_kernels_of_a_backward_pass_on_a_gpu():
     with emulate("gfx942"):
         wanted = {"dtypes": ["bf16"], "hdims": [24], "masks": [0], "modes": ["gm0"]}
         (warmed,) = warmup(**wanted, directions=["backward"])
@@ -77,7 +77,7 @@ def test_kernels_of_a_backward_pass_on_a_gpu() -> None:
     assert again.was_cached
 
 
-def test_second_time_is_cached() -> None:
+def test_second_time_is_cached():
     arguments = {"dtypes": [torch.float32], "hdims": [64], "masks": [0], "modes": ["gm0"]}
     warmup(**arguments)
     (again,) = warmup(**arguments)
@@ -85,7 +85,7 @@ def test_second_time_is_cached() -> None:
     assert again.seconds is None
 
 
-def test_for_another_processor() -> None:
+def test_for_another_processor():
     """Built here, whether or not it would run here."""
     (launcher,) = warmup(dtypes=["bf16"], hdims=[8], masks=[0], modes=["gm0"], isa="generic")
     assert launcher.name == "cpu_fwd_bf16_8x8_none_gm0_generic"
@@ -128,7 +128,7 @@ def test_for_another_processor() -> None:
         ({"isa": 512}, TypeError, ["isa", "512"]),
     ],
 )
-def test_errors(changes: dict[str, Any], error: type[Exception], texts: list[str]) -> None:
+def test_errors(changes, error, texts):
     with pytest.raises(error) as raised:
         warmup(**changes)
     for text in texts:

@@ -69,15 +69,7 @@ def run(
 
 @pytest.mark.parametrize("is_group", [False, True])
 @pytest.mark.parametrize("arch", list(CHIPS))
-def test_arguments(
-    *,
-    rng: torch.Generator,
-    tmp_path: Path,
-    use_tree: UseTree,
-    runtime: RecordingRuntime,
-    arch: str,
-    is_group: bool,
-) -> None:
+def test_arguments(rng, tmp_path, use_tree, runtime, arch, is_group):
     is_gfx950 = arch == "gfx950"
     values: dict[str, Any] = {"dtype": torch.float16 if is_gfx950 else torch.bfloat16, "mask": 2}
     if not is_gfx950 and not is_group:
@@ -210,9 +202,7 @@ def check_dq(
     assert list(launch.grid) == [-(-longest // 64), 4, 3]
 
 
-def test_errors_of_the_runtime(
-    rng: torch.Generator, tmp_path: Path, use_tree: UseTree, runtime: RecordingRuntime
-) -> None:
+def test_errors_of_the_runtime(rng, tmp_path, use_tree, runtime):
     """A launch that fails is an error, and the kernels after it are not launched."""
     write_backward_tree(tmp_path, "gfx950")
     use_tree(tmp_path)
@@ -229,9 +219,7 @@ def test_errors_of_the_runtime(
         assert len(runtime.launches()) == launches
 
 
-def test_windows(
-    rng: torch.Generator, tmp_path: Path, use_tree: UseTree, runtime: RecordingRuntime
-) -> None:
+def test_windows(rng, tmp_path, use_tree, runtime):
     """How far a window reaches from the top-left corner, with sides that are open or too long."""
     kernel = PlainGradients(hdims=(128, 128), mask=3, bf16_cvt=0)
     others = [

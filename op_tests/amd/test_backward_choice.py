@@ -92,7 +92,7 @@ def aiters_pick(
     return name
 
 
-def test_rows_are_picked_as_aiter_does(seed: int, calls: Any) -> None:
+def test_rows_are_picked_as_aiter_does(seed, calls):
     drawn = random.Random(seed)
     problem = calls().problem()
     for _ in range(100):
@@ -132,14 +132,7 @@ ZEROS, UNORDERED = "writes zeros behind the last", "clears LDS while other waves
         ((9, 256), 0, None),
     ],
 )
-def test_faults_of_causal_kernels(
-    tmp_path: Path,
-    use_tree: UseTree,
-    explained: Any,
-    seqlens: tuple[int, int],
-    atomic32: int,
-    fault: str | None,
-) -> None:
+def test_faults_of_causal_kernels(tmp_path, use_tree, explained, seqlens, atomic32, fault):
     """Those for batches on gfx950: with more than one tile of keys they may be wrong."""
     kernel = PlainGradients("fp16", (128, 128), mask=2, atomic32=atomic32)
     others = [PlainOther(kind, "fp16", (128, 128)) for kind in ("odo", "dq_convert", "dq_shuffle")]
@@ -154,9 +147,7 @@ def test_faults_of_causal_kernels(
         assert fault in text
 
 
-def test_a_kernel_without_the_fault_is_taken(
-    tmp_path: Path, use_tree: UseTree, explained: Any
-) -> None:
+def test_a_kernel_without_the_fault_is_taken(tmp_path, use_tree, explained):
     """Of several rows the others remain, and a remark says what was passed over."""
     causal = {"dtype": "fp16", "hdims": (128, 128), "mask": 1}
     kernels = [PlainGradients(**causal), PlainGradients(**causal, pssk=0)]  # type: ignore[arg-type]
@@ -173,9 +164,7 @@ def test_a_kernel_without_the_fault_is_taken(
     assert f"note     fmha_{kernels[1].name} needs a dout with the strides of q." in text
 
 
-def test_kernels_that_make_dq_without_waiting(
-    tree: Path, runtime: RecordingRuntime, calls: Any, explained: Any
-) -> None:
+def test_kernels_that_make_dq_without_waiting(tree, runtime, calls, explained):
     passed_over = "fmha_bwd_hd64_dq_convert_bf16_rtne is passed over: it stores what it"
     assert f"note     {passed_over}" in explained()
     with runtime.stands_for(runtime.target("MI300X")):
@@ -202,15 +191,13 @@ def test_kernels_that_make_dq_without_waiting(
         ),
     ],
 )
-def test_refusals(tree: Path, explained: Any, changes: dict[str, Any], reason: str) -> None:
+def test_refusals(tree, explained, changes, reason):
     text = explained(**changes)
     assert "not aiter: " in text
     assert reason in text
 
 
-def test_a_gradient_of_the_lse_is_refused(
-    tree: Path, runtime: RecordingRuntime, calls: Any
-) -> None:
+def test_a_gradient_of_the_lse_is_refused(tree, runtime, calls):
     call = calls()
     with runtime.stands_for(runtime.target("MI300X")):
         arguments = call.dout, call.q, call.k, call.v, call.out, call.lse
@@ -218,21 +205,19 @@ def test_a_gradient_of_the_lse_is_refused(
     assert "not aiter: Its kernels know no gradient of the lse" in text
 
 
-def test_trees_without_backward_kernels(tmp_path: Path, use_tree: UseTree, explained: Any) -> None:
+def test_trees_without_backward_kernels(tmp_path, use_tree, explained):
     use_tree(tmp_path)
     assert "not aiter: No tree of code objects has backward kernels for gfx942" in explained()
 
 
-def test_torch_asks_for_determinism(tree: Path, explained: Any, poisoned_memory: None) -> None:
+def test_torch_asks_for_determinism(tree, explained, poisoned_memory):
     assert torch.are_deterministic_algorithms_enabled()
     assert "deterministic gradients are asked for" in explained()
     assert "family aiter" in explained(options={"deterministic": False})
 
 
 @pytest.mark.parametrize("missing", ["odo", "dq_convert"])
-def test_missing_companions(
-    tmp_path: Path, use_tree: UseTree, explained: Any, missing: str
-) -> None:
+def test_missing_companions(tmp_path, use_tree, explained, missing):
     others = [x for x in OTHERS["gfx942"] if x.kind != missing]
     write_backward_tree(tmp_path, "gfx942", others=others)
     use_tree(tmp_path)
@@ -242,7 +227,7 @@ def test_missing_companions(
 # ---- Manifests -----------------------------------------------------------------------------------
 
 
-def test_oddities_of_manifests(tree: Path, explained: Any) -> None:
+def test_oddities_of_manifests(tree, explained):
     """Each is told by name, and the rows that are left serve."""
     good = [x.row for x in GRADIENTS["gfx942"]]
     odd = {
@@ -266,7 +251,7 @@ def test_oddities_of_manifests(tree: Path, explained: Any) -> None:
     assert len(said) == len(odd) + 1
 
 
-def test_code_objects_are_checked(tree: Path, tmp_path: Path, explained: Any) -> None:
+def test_code_objects_are_checked(tree, tmp_path, explained):
     """What is not for this architecture is not loaded."""
     other = write_backward_tree(tmp_path, "gfx950")
     shutil.copy(other / "plain_fp16.co", tree / "plain_bf16.co")
@@ -276,13 +261,13 @@ def test_code_objects_are_checked(tree: Path, tmp_path: Path, explained: Any) ->
     assert "is for gfx950" in text
 
 
-def test_what_others_could_change_is_not_used(tree: Path, explained: Any) -> None:
+def test_what_others_could_change_is_not_used(tree, explained):
     (tree / "fmha_bwd_dqdkdv.csv").chmod(0o666)
     with pytest.warns(RuntimeWarning, match=r"fmha_bwd_dqdkdv.csv is not used: "):
         assert "not aiter" in explained()
 
 
-def test_what_tools_tell_of_a_tree(tree: Path) -> None:
+def test_what_tools_tell_of_a_tree(tree):
     """`doctor` counts the kernels, and reads their files, which have them or not."""
     count = len(GRADIENTS["gfx942"]) + len(OTHERS["gfx942"])
     (tree / "plain_bf16.co").write_bytes(b"no ELF")
@@ -303,7 +288,7 @@ def only_aiter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("only_aiter")
 @pytest.mark.parametrize("mode", ["gm0", "gm1"])
-def test_functions_of_aiter(tree: Path, runtime: RecordingRuntime, calls: Any, mode: str) -> None:
+def test_functions_of_aiter(tree, runtime, calls, mode):
     is_group = mode == "gm1"
     call = calls(lengths=((64, 64),), batch=None if is_group else 1, mask=2)
     read = call.dout, call.q, call.k, call.v, call.out, call.lse
@@ -338,7 +323,7 @@ def test_functions_of_aiter(tree: Path, runtime: RecordingRuntime, calls: Any, m
 # ---- The whole way -------------------------------------------------------------------------------
 
 
-def test_autograd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: torch.Generator) -> None:
+def test_autograd(tmp_path, monkeypatch, rng):
     """Forward by the kernels of this package, backward by those of the tree."""
     write_backward_tree(tmp_path, "gfx942")
     monkeypatch.setenv("JITFMHA_HSA_DIR", str(tmp_path))
@@ -357,7 +342,7 @@ def test_autograd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rng: torch.Ge
         assert (x.grad.double() - y.grad).abs().max() <= 2e-2 * max(size, 1e-1)
 
 
-def test_columns() -> None:
+def test_columns():
     """The plain tree has the columns of a published one."""
     assert ",".join(COLUMNS) == (
         "dtype,hdim_q,hdim_v,mask,atomic32,pssk,pddv,mode,bf16_cvt,ts_qo,ts,knl_name,co_name"

@@ -53,7 +53,7 @@ def patched(path: Path, offset: int, value: int) -> Path:
     return path
 
 
-def test_a_good_one(path: Path) -> None:
+def test_a_good_one(path):
     image = path.read_bytes()
     code_object = read(path, sha256=hashlib.sha256(image).hexdigest())
     assert code_object.image == image
@@ -63,33 +63,33 @@ def test_a_good_one(path: Path) -> None:
     assert read(path, arch="gfx950").kernarg_bytes == 656
 
 
-def test_hash(path: Path) -> None:
+def test_hash(path):
     wrong = hashlib.sha256(b"").hexdigest()
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     assert_refused(path, "its SHA-256 is", found, wrong, sha256=wrong)
 
 
-def test_architecture(path: Path) -> None:
+def test_architecture(path):
     assert_refused(
         path, "is for gfx942 (EF_AMDGPU_MACH 0x4c)", "expected gfx950 (0x4f)", arch="gfx950"
     )
     assert_refused(patched(path, _FLAGS, 0x3F), "another architecture", "0x3f")
 
 
-def test_machine(path: Path) -> None:
+def test_machine(path):
     assert_refused(patched(path, 18, 62), "ELF machine 62", "expected 224")
 
 
-def test_symbol(path: Path) -> None:
+def test_symbol(path):
     other = "_ZN5aiter4noneE"
     assert_refused(path, f"has no kernel {other}", "it has", KERNEL.symbol, kernels={other: 512})
 
 
-def test_argument_size(path: Path) -> None:
+def test_argument_size(path):
     assert_refused(path, "declares 656 bytes of arguments", "at most 655", kernarg_bytes=655)
 
 
-def test_argument_size_of_the_descriptor(path: Path) -> None:
+def test_argument_size_of_the_descriptor(path):
     """Compilers write it there too, and the two must not contradict each other."""
     image = bytearray(path.read_bytes())
     descriptors = [i for i in range(0, len(image) - 4, 4) if image[i : i + 4] == b"\x90\x02\0\0"]
@@ -99,7 +99,7 @@ def test_argument_size_of_the_descriptor(path: Path) -> None:
     assert_refused(path, "declares 1024 bytes of arguments")
 
 
-def test_a_kernel_may_read_a_part_of_the_arguments(tmp_path: Path) -> None:
+def test_a_kernel_may_read_a_part_of_the_arguments(tmp_path):
     """As production kernels do, whose descriptors also leave the size out."""
     text = compile_hip_to_assembly(_MINIMAL, "gfx942")
     file = tmp_path / "small.co"
@@ -111,11 +111,11 @@ def test_a_kernel_may_read_a_part_of_the_arguments(tmp_path: Path) -> None:
     assert read(file, kernels={"small": 512}).kernarg_bytes == 16
 
 
-def test_workgroup_size(path: Path) -> None:
+def test_workgroup_size(path):
     assert_refused(path, "at most 512 threads", "expected 1024", kernels={KERNEL.symbol: 1024})
 
 
-def test_required_workgroup_size(tmp_path: Path) -> None:
+def test_required_workgroup_size(tmp_path):
     source = _MINIMAL.replace("512, 512", "1, 1024")
     text = compile_hip_to_assembly(source, "gfx942").replace(
         "    .max_flat_workgroup_size: 1024\n",
@@ -128,26 +128,26 @@ def test_required_workgroup_size(tmp_path: Path) -> None:
     assert_refused(file, "[256, 1, 1]", "expected [512, 1, 1]", kernels={"small": 512})
 
 
-def test_wave_size(path: Path) -> None:
+def test_wave_size(path):
     image = path.read_bytes()
     at = image.index(b".wavefront_size") + len(b".wavefront_size")
     assert image[at] == 64
     assert_refused(patched(path, at, 32), "waves of 32 lanes, expected 64")
 
 
-def test_metadata_that_are_missing(path: Path) -> None:
+def test_metadata_that_are_missing(path):
     image = path.read_bytes().replace(b"amdhsa.kernels", b"amdhsa.Kernels")
     path.write_bytes(image)
     assert_refused(path, "no metadata about kernel", KERNEL.symbol)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read(tmp_path):
     assert_refused(tmp_path / "none.co", "cannot be read", "No such file")
     assert_refused(tmp_path, "cannot be read", "directory")
 
 
 @pytest.mark.parametrize("content", [b"", b"\x7fELF", b"text" * 100, bytes(64)])
-def test_files_that_are_no_code_objects(path: Path, content: bytes) -> None:
+def test_files_that_are_no_code_objects(path, content):
     path.write_bytes(content)
     assert_refused(path, "is damaged")
 
@@ -171,7 +171,7 @@ _HEADER_BYTES = 64  # of the file
         ("section's size", 1 << 40, "section 1 ends at byte"),
     ],
 )
-def test_parts_outside_of_the_file(path: Path, place: str, value: int, words: str) -> None:
+def test_parts_outside_of_the_file(path, place, value, words):
     """HIP loads an image without its size: what its headers say is where it reads."""
     image = bytearray(path.read_bytes())
     segment = _HEADER_BYTES + 56
@@ -193,7 +193,7 @@ def test_parts_outside_of_the_file(path: Path, place: str, value: int, words: st
     assert_refused(path, "is damaged", words)
 
 
-def test_damage_anywhere_is_refused_or_harmless(path: Path, seed: int) -> None:
+def test_damage_anywhere_is_refused_or_harmless(path, seed):
     """Whatever is cut off or flipped: the answer is a sentence, never another exception."""
     drawn = random.Random(seed)
     image = path.read_bytes()

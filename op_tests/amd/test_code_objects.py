@@ -7,9 +7,7 @@ import hashlib
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-import pytest
 from hsa_build import REPOSITORY, hsa_build
 
 
@@ -26,9 +24,7 @@ def rows() -> list[tuple[Path, dict[str, str]]]:
     return found
 
 
-def test_the_sources_give_the_code_objects_bit_for_bit(
-    request: pytest.FixtureRequest, rng: Any
-) -> None:
+def test_the_sources_give_the_code_objects_bit_for_bit(request, rng):
     """All of them with `--exhaustive`; `python hsa/build.py --check` does the same."""
     kernels = list(hsa_build.kernels())
     if not request.config.getoption("--exhaustive"):
@@ -44,7 +40,7 @@ def test_the_sources_give_the_code_objects_bit_for_bit(
         assert row == {name: str(value) for name, value in code_object.row().items()}
 
 
-def test_manifests_list_every_kernel_and_every_file() -> None:
+def test_manifests_list_every_kernel_and_every_file():
     expected = [each.path for each in hsa_build.kernels()]
     assert [path for path, _ in rows()] == expected
     assert [row["knl_name"] for _, row in rows()] == [each.name for each in hsa_build.kernels()]
@@ -52,22 +48,22 @@ def test_manifests_list_every_kernel_and_every_file() -> None:
     assert files == {path for path in (REPOSITORY / "hsa").glob("gfx*/**/*") if path.is_file()}
 
 
-def test_manifests_have_the_hashes_of_the_files() -> None:
+def test_manifests_have_the_hashes_of_the_files():
     for path, row in rows():
         assert hashlib.sha256(path.read_bytes()).hexdigest() == row["sha256"], path.name
 
 
-def test_the_arguments_are_those_that_the_launcher_packs() -> None:
+def test_the_arguments_are_those_that_the_launcher_packs():
     for path, header in hsa_build.ARGUMENTS.items():
         assert path.read_text(encoding="utf-8") == header()
 
 
-def test_nothing_is_spilled() -> None:
+def test_nothing_is_spilled():
     """Registers that go to scratch memory would be in every loop's way."""
     assert {row["spills"] for _, row in rows()} == {"0"}
 
 
-def test_a_difference_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_difference_is_told(tmp_path, monkeypatch):
     """`--check` names what is missing, what differs, and what nobody made."""
     kernel = next(iter(hsa_build.kernels()))
     monkeypatch.setattr(hsa_build, "HSA", tmp_path)

@@ -17,7 +17,6 @@ from score_features import ALL_MODIFIERS, FEATURES, NO_MODIFIERS, Shape, options
 from untyped import explain, fmha_fwd
 
 from jitfmha import dropout_randval, emulate, jit, mha_fwd_splitkv
-from jitfmha.amd.chips import Arch
 from jitfmha.amd.code_object import kernel_metadata
 from jitfmha.jit.elf import Elf
 from jitfmha.jit.toolchain.device_hip import device_hip_in_words
@@ -34,17 +33,17 @@ _TWO_FEATURES = ("softcap", "dropout")
 
 
 @pytest.mark.sample("number", range(_THOUSANDS), 4)
-def test_drawn_calls(rng: torch.Generator, number: int) -> None:
+def test_drawn_calls(rng, number):
     check(draw(random.Random(rng.initial_seed())), rng)
 
 
 @pytest.mark.sample("number", range(_THOUSANDS), 4)
-def test_drawn_calls_with_modified_scores(rng: torch.Generator, number: int) -> None:
+def test_drawn_calls_with_modified_scores(rng, number):
     check(draw(random.Random(rng.initial_seed()), MODIFIERS), rng)
 
 
 @pytest.mark.sample("arch", ARCHS, 1)
-def test_dropout_drops_what_it_drops_on_the_cpu(rng: torch.Generator, arch: str) -> None:
+def test_dropout_drops_what_it_drops_on_the_cpu(rng, arch):
     """With one value for each key, and 1 in it, the output has the kept probabilities."""
     batch, seqlen_q, heads, seqlen_k = 2, 33, 3, 70
     q, k = (torch.randn(batch, n, heads, 16, generator=rng).half() for n in (seqlen_q, seqlen_k))
@@ -55,7 +54,7 @@ def test_dropout_drops_what_it_drops_on_the_cpu(rng: torch.Generator, arch: str)
     assert torch.equal(out.transpose(1, 2) > 0, kept)
 
 
-def test_an_infinite_sink_takes_everything(rng: torch.Generator) -> None:
+def test_an_infinite_sink_takes_everything(rng):
     q, k, v = (torch.randn(1, 33, 2, 24, generator=rng).bfloat16() for _ in range(3))
     sink = torch.tensor([torch.inf, -torch.inf])
     out, lse = run("gfx942", q, k, v, sink=sink)
@@ -66,7 +65,7 @@ def test_an_infinite_sink_takes_everything(rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("least", [torch.finfo(torch.float32).min, -1e30])
-def test_a_bias_of_huge_finite_floats_hides_nothing(rng: torch.Generator, least: float) -> None:
+def test_a_bias_of_huge_finite_floats_hides_nothing(rng, least):
     """Masks are often made of it: a row that has nothing else is the mean of all values."""
     q, k, v = (torch.randn(1, 40, 1, 32, generator=rng).bfloat16() for _ in range(3))
     bias = torch.full((1, 1, 40, 40), least)
@@ -77,7 +76,7 @@ def test_a_bias_of_huge_finite_floats_hides_nothing(rng: torch.Generator, least:
 
 
 @pytest.mark.sample("arch", ARCHS, 1)
-def test_a_bias_whose_maximum_is_late_or_huge(rng: torch.Generator, arch: str) -> None:
+def test_a_bias_whose_maximum_is_late_or_huge(rng, arch):
     """Tiles make no scores where the maximum so far serves them, and is not so large that they
     would be rounded apart."""
     late = torch.arange(200) >= 70
@@ -99,7 +98,7 @@ def test_a_bias_whose_maximum_is_late_or_huge(rng: torch.Generator, arch: str) -
 
 
 @pytest.mark.sample("arch", ARCHS, 1)
-def test_a_bias_that_is_far_apart(rng: torch.Generator, arch: str) -> None:
+def test_a_bias_that_is_far_apart(rng, arch):
     """Between heads that are rows of one tile; lanes copy it one by one then."""
     far = 1 << 31  # elements: 4 GiB
     q = torch.randn(1, 3, 2, 24, generator=rng).bfloat16()
@@ -111,7 +110,7 @@ def test_a_bias_that_is_far_apart(rng: torch.Generator, arch: str) -> None:
     assert_close(actual, attention(q, k, v, bias=bias), q, k, v)
 
 
-def test_a_bias_that_has_no_room_in_lds(rng: torch.Generator) -> None:
+def test_a_bias_that_has_no_room_in_lds(rng):
     """Beside the widest tiles of fp32, which take all that gfx942 has."""
     q, k, v = (torch.randn(1, n, 1, 256, generator=rng) for n in (5, 70, 70))
     bias = torch.randn(1, 1, 5, 70, generator=rng)
@@ -120,7 +119,7 @@ def test_a_bias_that_has_no_room_in_lds(rng: torch.Generator) -> None:
 
 
 @pytest.mark.sample("arch", ARCHS, 1)
-def test_alibi_that_raises_the_maximum_late(rng: torch.Generator, arch: str) -> None:
+def test_alibi_that_raises_the_maximum_late(rng, arch):
     """Behind the diagonal, where tiles do not look for it first: where a slope is negative."""
     slopes = torch.tensor([-1.0, -0.04, 0.4]) * (0.5 + torch.rand(3, generator=rng) / 2)
     # Of the last keys, and of all: there the first head prefers the last keys to those before.
@@ -133,7 +132,7 @@ def test_alibi_that_raises_the_maximum_late(rng: torch.Generator, arch: str) -> 
 
 
 @pytest.mark.sample("arch", ARCHS, 1)
-def test_a_soft_cap_far_above_the_logits(rng: torch.Generator, arch: str) -> None:
+def test_a_soft_cap_far_above_the_logits(rng, arch):
     """It changes nothing: what it is wrong by must not grow with it."""
     q, k, v = (torch.randn(1, 40, 1, 24, generator=rng).half() for _ in range(3))
     for softcap in (1024.0, 1e6):
@@ -168,14 +167,7 @@ def test_a_soft_cap_far_above_the_logits(rng: torch.Generator, arch: str) -> Non
     ],
     2,
 )
-def test_nothing_is_spilled(
-    arch: Arch,
-    hdims: tuple[int, int],
-    is_masked: bool,
-    access: Access,
-    modifiers: ModifierTraits,
-    stacks_heads: bool,
-) -> None:
+def test_nothing_is_spilled(arch, hdims, is_masked, access, modifiers, stacks_heads):
     """What goes to scratch memory, or scalars to vector registers, would be in every loop's way."""
     traits = ForwardTraits(
         arch,
@@ -198,7 +190,7 @@ def test_nothing_is_spilled(
         assert metadata[".sgpr_spill_count"] == 0
 
 
-def test_a_ready_kernel_is_the_first_choice() -> None:
+def test_a_ready_kernel_is_the_first_choice():
     """Also for a call that a compiled kernel served before with other strides."""
     q, v = (torch.zeros(1, 40, 1, hdim, dtype=torch.bfloat16) for hdim in (64, 96))
     with emulate("gfx942"):
@@ -206,7 +198,7 @@ def test_a_ready_kernel_is_the_first_choice() -> None:
         assert explain(q, q, v).plan.family == "compiled"
 
 
-def test_explain_names_the_compiler() -> None:
+def test_explain_names_the_compiler():
     q = torch.zeros(1, 40, 1, 96, dtype=torch.bfloat16)
     with emulate("gfx942"):
         explanation = explain(q, q, q)
@@ -214,14 +206,14 @@ def test_explain_names_the_compiler() -> None:
     assert f"note     {explanation.remarks[0]}" in str(explanation)
 
 
-def test_what_is_not_served_is_refused_by_name() -> None:
+def test_what_is_not_served_is_refused_by_name():
     q = torch.zeros(1, 4, 2, 96, dtype=torch.bfloat16)
     with emulate("gfx950"), pytest.raises(NotImplementedError) as raised:
         mha_fwd_splitkv(q, q, q, 2)
     assert f"not compiled: It does not serve {Feature.SPLIT_RESULTS.value}." in str(raised.value)
 
 
-def test_rows_that_are_far_apart(rng: torch.Generator) -> None:
+def test_rows_that_are_far_apart(rng):
     """A tile's keys reach further than a buffer's offsets; and back to rows that do not.
 
     With features their kernels find out anew what has no room in scalar registers.
@@ -251,13 +243,7 @@ def test_rows_that_are_far_apart(rng: torch.Generator) -> None:
     ],
     3,
 )
-def test_keys_in_pages(
-    rng: torch.Generator,
-    arch: str,
-    page_size: int,
-    features: tuple[str, ...],
-    hdims: tuple[int, int],
-) -> None:
+def test_keys_in_pages(rng, arch, page_size, features, hdims):
     """Pages in any order and used by several sequences, beside which other keys lie."""
     lengths_q, lengths_k = [1, 33, 0, 5], [70, 0, 20, 33]
     heads_q, heads_k, batch = 4, 2, 4
@@ -286,12 +272,12 @@ def test_keys_in_pages(
 
 
 @pytest.mark.sample("arch", ARCHS, 1)
-def test_keys_in_small_pages_with_features(rng: torch.Generator, arch: str) -> None:
+def test_keys_in_small_pages_with_features(rng, arch):
     """Their kernels find out anew what has no room in scalar registers."""
     test_keys_in_pages(rng, arch, 7, _TWO_FEATURES, (21, 37))
 
 
-def test_a_page_that_is_not_there() -> None:
+def test_a_page_that_is_not_there():
     q, k = torch.zeros(1, 1, 24).bfloat16(), torch.zeros(3, 4, 1, 24).bfloat16()
     sums = prefix_sums([1]), prefix_sums([5])
     table = torch.tensor([[2, 3]], dtype=torch.int32)
@@ -300,7 +286,7 @@ def test_a_page_that_is_not_there() -> None:
 
 
 @pytest.mark.sample(("arch", "mask"), [(a, m) for a in ARCHS for m in ("b:3,0", "t:3,5")], 1)
-def test_what_a_window_hides_from_all_is_not_read(arch: str, mask: str) -> None:
+def test_what_a_window_hides_from_all_is_not_read(arch, mask):
     """Tiles of keys before those that a tile of queries sees, or behind them."""
     q, k, v = (torch.ones(1, n, 1, 24).bfloat16() for n in (128, 300, 300))
     hidden = slice(160) if mask[0] == "b" else slice(160, None)

@@ -18,11 +18,9 @@ from torch import Tensor
 from untyped import fmha_bwd, fmha_fwd
 
 from jitfmha import emulate, jit
-from jitfmha.amd.chips import Arch
 from jitfmha.amd.code_object import kernel_metadata
 from jitfmha.jit.elf import Elf
 from jitfmha.kernels.compiled.backward_traits import BackwardTraits, backward_spec
-from jitfmha.kernels.modifiers import ModifierTraits
 from jitfmha.problem.float64_reference import attention, attention_packed
 
 _THOUSANDS = 4000
@@ -32,12 +30,12 @@ TOLERANCE = {"bf16": 4e-2, "fp16": 1e-2}
 
 
 @pytest.mark.sample("number", range(_THOUSANDS), 1)
-def test_drawn_calls(rng: torch.Generator, number: int) -> None:
+def test_drawn_calls(rng, number):
     check(draw(random.Random(rng.initial_seed())), rng)
 
 
 @pytest.mark.sample("number", range(_THOUSANDS), 2)
-def test_drawn_calls_with_modified_scores(rng: torch.Generator, number: int) -> None:
+def test_drawn_calls_with_modified_scores(rng, number):
     check(draw(random.Random(rng.initial_seed()), MODIFIERS), rng)
 
 
@@ -196,7 +194,7 @@ def _moved(
     return tensors
 
 
-def test_what_nobody_sees_has_no_gradient(rng: torch.Generator) -> None:
+def test_what_nobody_sees_has_no_gradient(rng):
     """Keys behind all queries, whatever they hold, and queries before all keys."""
     with emulate("gfx942"):
         for mask, seqlen_q, seqlen_k in ((1, 20, 170), (2, 170, 20)):
@@ -215,7 +213,7 @@ def test_what_nobody_sees_has_no_gradient(rng: torch.Generator) -> None:
             assert dq[:, -19:].any()
 
 
-def test_sink_tokens_have_gradients_of_far_queries(rng: torch.Generator) -> None:
+def test_sink_tokens_have_gradients_of_far_queries(rng):
     """Further from the window than a workgroup's keys are."""
     options = {"mask": "b:3,0", "sink_size": 4}
     q, k, v = (torch.randn(1, 200, 1, 24, generator=rng).bfloat16() for _ in range(3))
@@ -230,7 +228,7 @@ def test_sink_tokens_have_gradients_of_far_queries(rng: torch.Generator) -> None
         assert (x.double() - reference.grad).abs().max() <= TOLERANCE["bf16"] * max(1, largest)
 
 
-def test_what_lies_behind_the_last_row_adds_nothing() -> None:
+def test_what_lies_behind_the_last_row_adds_nothing():
     """Where all scores are small, those of rows that are not there would be infinite powers."""
     q, k = torch.full((1, 33, 1, 24), -8.0).bfloat16(), torch.full((1, 33, 1, 24), 8.0).bfloat16()
     with emulate("gfx942"):
@@ -243,7 +241,7 @@ def test_what_lies_behind_the_last_row_adds_nothing() -> None:
     torch.testing.assert_close(dv, torch.ones_like(dv), atol=1e-2, rtol=0)
 
 
-def test_autograd(rng: torch.Generator) -> None:
+def test_autograd(rng):
     """`fmha_fwd` saves what backward needs, and gets the gradients of what followed."""
     qkv = [torch.randn(1, 33, 2, 24, generator=rng).bfloat16().requires_grad_() for _ in range(3)]
     with emulate("gfx942", check=True) as emulated:
@@ -258,7 +256,7 @@ def test_autograd(rng: torch.Generator) -> None:
         assert (x.grad.double() - reference.grad).abs().max() <= bound
 
 
-def test_no_order_of_waves_changes_the_bits(rng: torch.Generator) -> None:
+def test_no_order_of_waves_changes_the_bits(rng):
     """With several query heads of a key head, whose gradients are added up."""
     sizes = {"seqlen_q": 70, "seqlen_k": 200, "heads_q": 6, "heads_k": 2}
     q, k, v = random_qkv(rng, batch=1, hdim=24, dtype=torch.bfloat16, **sizes)
@@ -270,7 +268,7 @@ def test_no_order_of_waves_changes_the_bits(rng: torch.Generator) -> None:
     assert all(map(torch.equal, *results))
 
 
-def test_rows_that_are_far_apart(rng: torch.Generator) -> None:
+def test_rows_that_are_far_apart(rng):
     """A tile's rows reach further than a buffer's offsets: those of dout, then those of keys.
 
     Far rows take scalar registers that the keys of dropout's generator have otherwise.
@@ -307,9 +305,7 @@ _NARROW = ((128, 128), (64, 64), (96, 8))
     ],
     1,
 )
-def test_nothing_is_spilled(
-    arch: Arch, hdims: tuple[int, int], is_masked: bool, access: Any, modifiers: ModifierTraits
-) -> None:
+def test_nothing_is_spilled(arch, hdims, is_masked, access, modifiers):
     """What goes to scratch memory, or scalars to vector registers, would be in every loop's way."""
     traits = BackwardTraits(
         *(arch, "bf16", *hdims, "gm1", "rtne", is_masked, access), modifiers=modifiers
@@ -324,7 +320,7 @@ def test_nothing_is_spilled(
         assert metadata[".sgpr_spill_count"] == 0, symbol
 
 
-def test_wide_heads_have_a_kernel_each_for_dk_and_dv() -> None:
+def test_wide_heads_have_a_kernel_each_for_dk_and_dv():
     traits = BackwardTraits(
         *("gfx950", "bf16", 192, 128, "gm0", "rtne", False, "near"), NO_MODIFIERS
     )
@@ -332,7 +328,7 @@ def test_wide_heads_have_a_kernel_each_for_dk_and_dv() -> None:
     assert [each.rows for each in replace(traits, hdim_v=129).kernels()] == ["q", "k", "k"]
 
 
-def test_what_is_not_served_is_refused_by_name(rng: torch.Generator) -> None:
+def test_what_is_not_served_is_refused_by_name(rng):
     q, k, v = random_qkv(rng, dtype=torch.bfloat16)
     out, lse = fmha_fwd(q, k, v, return_lse=True)
     column_major = v.transpose(1, 3).contiguous().transpose(1, 3)

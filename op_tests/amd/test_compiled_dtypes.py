@@ -27,11 +27,9 @@ from score_features import ALL_MODIFIERS, FEATURES, NO_MODIFIERS, Shape
 from untyped import explain, fmha_fwd, mla_absorbed_fwd
 
 from jitfmha import emulate, jit
-from jitfmha.amd.chips import Arch
 from jitfmha.amd.code_object import kernel_metadata
 from jitfmha.jit.elf import Elf
 from jitfmha.kernels.compiled.traits import Access, ForwardTraits, kernel_spec
-from jitfmha.kernels.modifiers import ModifierTraits
 from jitfmha.problem.float64_reference import attention, attention_packed, unpaged
 
 _THOUSANDS = 4000
@@ -39,7 +37,7 @@ MODIFIERS = tuple(sorted(set(FEATURES) - {"everything"}))
 
 
 @pytest.mark.sample("number", range(_THOUSANDS), 2)
-def test_drawn_calls(rng: torch.Generator, number: int) -> None:
+def test_drawn_calls(rng, number):
     check(
         draw_of_other_dtypes(random.Random(rng.initial_seed()), MODIFIERS[: number % 2 * 99]), rng
     )
@@ -51,7 +49,7 @@ def test_drawn_calls(rng: torch.Generator, number: int) -> None:
 @pytest.mark.sample(
     ("arch", "is_fp8"), [(arch, is_fp8) for arch in ARCHS for is_fp8 in (True, False)], 1
 )
-def test_every_8_bit_number(arch: str, is_fp8: bool) -> None:
+def test_every_8_bit_number(arch, is_fp8):
     """As torch converts it: as a value it comes out, as a key or a query it is the score."""
     dtype = FP8_DTYPES[arch] if is_fp8 else torch.int8
     codes = torch.arange(256, dtype=torch.uint8).view(dtype)
@@ -69,7 +67,7 @@ def test_every_8_bit_number(arch: str, is_fp8: bool) -> None:
 
 
 @pytest.mark.sample("arch", ARCHS, 1)
-def test_integer_dot_products_are_exact(rng: torch.Generator, arch: str) -> None:
+def test_integer_dot_products_are_exact(rng, arch):
     """The score of a single key is its lse; the largest one is 2**23."""
     q, k = (torch.randint(-128, 128, (1, n, 3, 512), generator=rng).to(torch.int8) for n in (5, 1))
     q[:, :, 0], k[:, :, 0] = -128, -128
@@ -79,7 +77,7 @@ def test_integer_dot_products_are_exact(rng: torch.Generator, arch: str) -> None
     torch.testing.assert_close(lse.double(), exact.double(), atol=0, rtol=3e-7)
 
 
-def test_scales_of_zero(rng: torch.Generator) -> None:
+def test_scales_of_zero(rng):
     """Inputs that are all 0 may have them; what is hidden stays so."""
     q, k, v = (torch.randn(1, 40, 2, 24, generator=rng).to(torch.float8_e4m3fn) for _ in range(3))
     for name in ("q_descale", "k_descale", "v_descale"):
@@ -99,9 +97,7 @@ def test_scales_of_zero(rng: torch.Generator) -> None:
     ],
     1,
 )
-def test_int8_probabilities(
-    rng: torch.Generator, arch: str, form: str, feature: str | None
-) -> None:
+def test_int8_probabilities(rng, arch, form, feature):
     """Of one tile of keys, where the reference knows every step, and of several."""
     heads_q, heads_k = 4, 2
     for seqlen_q, seqlen_k in ((33, 32), (1, 31), (40, 1), (3, 70), (3, 0)):
@@ -120,7 +116,7 @@ def test_int8_probabilities(
         check_both_products(actual, (q, k, v), scales, seqlen_k <= 32, **options)
 
 
-def test_int8_probabilities_are_rounded_towards_zero() -> None:
+def test_int8_probabilities_are_rounded_towards_zero():
     """Two keys, whose relative probabilities are 1 and one just below or above a whole step."""
     q = torch.ones(1, 3, 1, 24, dtype=torch.int8)
     k, v = torch.zeros(1, 2, 1, 24, dtype=torch.int8), torch.zeros(1, 2, 1, 24, dtype=torch.int8)
@@ -147,9 +143,7 @@ def test_int8_probabilities_are_rounded_towards_zero() -> None:
     ],
     1,
 )
-def test_column_major_values_in_pages(
-    rng: torch.Generator, arch: str, dtype: torch.dtype, page_size: int
-) -> None:
+def test_column_major_values_in_pages(rng, arch, dtype, page_size):
     """Whole pages of them, and pages in which four keys are not side by side."""
     lengths_q, lengths_k = [1, 33, 0, 5], [70, 0, 20, 33]
     num_pages = -(-max(lengths_k) // page_size) + 2
@@ -172,7 +166,7 @@ def test_column_major_values_in_pages(
     assert_close(actual, expected, q, *packed, options["softmax_scale"], dtype=kept)
 
 
-def test_rows_and_columns_in_turn(rng: torch.Generator) -> None:
+def test_rows_and_columns_in_turn(rng):
     """They are calls of two kinds, of which each finds its own kernel again."""
     q, k, v = (torch.randn(1, 33, 2, 24, generator=rng).half() for _ in range(3))
     expected = attention(q, k, v)
@@ -186,7 +180,7 @@ def test_rows_and_columns_in_turn(rng: torch.Generator) -> None:
 @pytest.mark.sample(
     ("arch", "dtype"), [(a, d) for a in ARCHS for d in (torch.bfloat16, torch.float16)], 1
 )
-def test_latent_attention(rng: torch.Generator, arch: str, dtype: torch.dtype) -> None:
+def test_latent_attention(rng, arch, dtype):
     """Decoding and forward, with a cache that has room for more keys."""
     rank, scale = 512, 192**-0.5
     cache = torch.randn(2, 80, 576, generator=rng).to(dtype)
@@ -237,14 +231,7 @@ def test_latent_attention(rng: torch.Generator, arch: str, dtype: torch.dtype) -
     ],
     1,
 )
-def test_nothing_is_spilled(
-    arch: Arch,
-    dtypes: tuple[str, str],
-    hdims: tuple[int, int],
-    access: Access,
-    modifiers: ModifierTraits,
-    is_v_column_major: bool,
-) -> None:
+def test_nothing_is_spilled(arch, dtypes, hdims, access, modifiers, is_v_column_major):
     """What goes to scratch memory, or scalars to vector registers, would be in every loop's way.
 
     With the widest queries a pair may go to accumulation registers, which counts as spilled, too.
@@ -273,21 +260,21 @@ def test_nothing_is_spilled(
     assert metadata[".vgpr_spill_count"] <= (2 if hdims[0] > 256 else 0)
 
 
-def test_the_other_chip_s_fp8_is_refused_by_name() -> None:
+def test_the_other_chip_s_fp8_is_refused_by_name():
     for arch, other in zip(ARCHS, reversed(ARCHS), strict=True):
         q = torch.zeros(1, 4, 1, 24).to(FP8_DTYPES[other])
         with emulate(arch), pytest.raises(NotImplementedError, match="the inputs are fp8"):
             fmha_fwd(q, q, q)
 
 
-def test_wide_queries_of_fp32_are_refused_by_name() -> None:
+def test_wide_queries_of_fp32_are_refused_by_name():
     q, v = (torch.zeros(1, 4, 1, hdim) for hdim in (257, WIDE_HDIMS[-1]))
     with emulate("gfx950"), pytest.raises(NotImplementedError) as raised:
         fmha_fwd(q, q, v)
     assert "serves fp32 with head dimensions of q and k up to 256; here is 257" in str(raised.value)
 
 
-def test_kernels_are_named_by_what_they_are_for() -> None:
+def test_kernels_are_named_by_what_they_are_for():
     q, k = torch.zeros(1, 4, 1, 24).bfloat16(), torch.zeros(1, 4, 1, 24, dtype=torch.int8)
     with emulate("gfx942"):
         plan = explain(q, k, column_major(k), k_descale=torch.ones(1)).plan

@@ -14,7 +14,7 @@ import torch
 from closeness import assert_close
 from compiled_calls import ARCHS, CompiledCall, check, draw, run
 from inputs import prefix_sums
-from rigs.recording_runtime import Launch, RecordingRuntime
+from rigs.recording_runtime import Launch
 from score_features import FEATURES
 from test_promises import run_with_promise
 from torch import Tensor
@@ -57,14 +57,14 @@ def _with_lengths(
 
 
 @pytest.mark.sample("number", range(_THOUSANDS), 3)
-def test_few_queries_of_heads_that_share_keys(rng: torch.Generator, number: int) -> None:
+def test_few_queries_of_heads_that_share_keys(rng, number):
     drawn = random.Random(rng.initial_seed())
     call = draw(drawn, MODIFIERS if drawn.random() < 0.5 else ())
     check(_with_lengths(drawn, call, FEW_QUERIES, heads=drawn.choice(SHARED_HEADS)), rng)
 
 
 @pytest.mark.sample("number", range(_THOUSANDS), 2)
-def test_split_keys_of_any_queries(rng: torch.Generator, number: int) -> None:
+def test_split_keys_of_any_queries(rng, number):
     drawn = random.Random(rng.initial_seed())
     call = draw(drawn, MODIFIERS if drawn.random() < 0.5 else ())
     check(_with_lengths(drawn, call, (1, 33, 65, 127, 128, 129)), rng)
@@ -80,9 +80,7 @@ def test_split_keys_of_any_queries(rng: torch.Generator, number: int) -> None:
     ],
     1,
 )
-def test_splits_together_count_everything_once(
-    rng: torch.Generator, arch: str, heads_q: int, feature: str
-) -> None:
+def test_splits_together_count_everything_once(rng, arch, heads_q, feature):
     """Sinks belong to the first split alone, and what is dropped depends on no split."""
     drawn = random.Random(rng.initial_seed())
     call = replace(
@@ -92,7 +90,7 @@ def test_splits_together_count_everything_once(
     check(call, rng)
 
 
-def test_an_infinite_sink_takes_the_splits_too(rng: torch.Generator) -> None:
+def test_an_infinite_sink_takes_the_splits_too(rng):
     q, k, v = (torch.randn(1, n, 2, 24, generator=rng).bfloat16() for n in (1, 100, 100))
     sink = torch.tensor([torch.inf, -torch.inf])
     out, lse = run("gfx950", q, k, v, sink=sink, num_splits=3)
@@ -107,9 +105,7 @@ def test_an_infinite_sink_takes_the_splits_too(rng: torch.Generator) -> None:
     [(arch, mask, promised) for arch in ARCHS for mask in (0, 2) for promised in (0, 1, 64, 65)],
     1,
 )
-def test_the_workspace_is_as_large_as_was_promised(
-    rng: torch.Generator, arch: str, mask: int, promised: int
-) -> None:
+def test_the_workspace_is_as_large_as_was_promised(rng, arch, mask, promised):
     """Sequences turn out longer than they were said to be; two heads are stacked."""
     lengths = [(66, 300), (3, 40), (1, 0), (0, 5), (10, 600)]
     run_with_promise(rng, arch, (24, 40), mask, promised, lengths)
@@ -136,7 +132,7 @@ def decode(seqlen_k: int, seqlen_q: int = 1) -> None:
     fmha_fwd(q, k, k)
 
 
-def test_stacked_heads_take_the_workgroups_of_key_heads(runtime: RecordingRuntime) -> None:
+def test_stacked_heads_take_the_workgroups_of_key_heads(runtime):
     with runtime.stands_for(runtime.target("MI300X")):
         decode(8192)
     first, second = runtime.launches()
@@ -170,9 +166,7 @@ def test_stacked_heads_take_the_workgroups_of_key_heads(runtime: RecordingRuntim
     ],
     ids=str,
 )
-def test_num_splits(
-    runtime: RecordingRuntime, seqlen_k: int, options: dict[str, Any], num_splits: int
-) -> None:
+def test_num_splits(runtime, seqlen_k, options, num_splits):
     """Where two waves share a SIMD."""
     target = runtime.target("MI300X")
     seqlen_q, heads = options.pop("seqlen_q", 1), options.pop("heads", (32, 8))
@@ -197,9 +191,7 @@ def test_num_splits(
         (64, False),
     ],
 )
-def test_keys_in_pages_are_split_by_the_longest_sequence(
-    runtime: RecordingRuntime, max_seqlen_k: int | None, are_split: bool
-) -> None:
+def test_keys_in_pages_are_split_by_the_longest_sequence(runtime, max_seqlen_k, are_split):
     q = torch.zeros(8, 32, 128, dtype=torch.bfloat16)
     k = torch.zeros(1, 1, 8, 128, dtype=torch.bfloat16).expand(3, 64, -1, -1)
     table = torch.zeros(8, 128, dtype=torch.int32)
@@ -212,7 +204,7 @@ def test_keys_in_pages_are_split_by_the_longest_sequence(
     assert (num_splits > 1) == bool(others) == are_split
 
 
-def test_a_decode_loop_keeps_its_kernel(runtime: RecordingRuntime) -> None:
+def test_a_decode_loop_keeps_its_kernel(runtime):
     """Whether keys are split or not; and many queries take one of their own."""
     with runtime.stands_for(runtime.target("MI300X")):
         for seqlen_k in (1, 64, 500, 8192, 8193):
@@ -226,9 +218,7 @@ def test_a_decode_loop_keeps_its_kernel(runtime: RecordingRuntime) -> None:
     assert {*forward[:5], forward[6]} == {forward[0]}
 
 
-def test_heads_that_are_far_apart_are_not_stacked(
-    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heads_that_are_far_apart_are_not_stacked(rng, monkeypatch):
     """Four of them would be 4 GiB from the next four; and back to heads that are not."""
     # Nobody reads what lies between.
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
@@ -245,7 +235,7 @@ def test_heads_that_are_far_apart_are_not_stacked(
         assert_close(actual, attention(queries, k, v), queries, k, v)
 
 
-def test_explain_says_that_heads_are_stacked() -> None:
+def test_explain_says_that_heads_are_stacked():
     q, k = (torch.zeros(1, n, heads, 96, dtype=torch.bfloat16) for n, heads in ((2, 4), (9, 2)))
     with emulate("gfx950"):
         assert "_stacked_" in explain(q, k, k).plan.kernel

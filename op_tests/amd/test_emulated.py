@@ -39,7 +39,7 @@ def problems(rng: torch.Generator) -> list[AmdProblem]:
     ]
 
 
-def test_every_tensor_of_a_launch_is_declared(rng: torch.Generator, tree: Path) -> None:
+def test_every_tensor_of_a_launch_is_declared(rng, tree):
     """So the sanitizer finds nothing in a kernel that stays within them."""
     for problem in problems(rng):
         with emulate("gfx942", check=True) as run:
@@ -60,7 +60,7 @@ def reaching_tree(tmp_path: Path, use_tree: UseTree) -> Path:
 
 
 @pytest.mark.usefixtures("reaching_tree")
-def test_the_sanitizer_finds_an_access_outside_of_the_tensors(rng: torch.Generator) -> None:
+def test_the_sanitizer_finds_an_access_outside_of_the_tensors(rng):
     problem = AmdProblem(rng, batch=1, lengths=((130, 65),), mask=2)
     with emulate("gfx942", check=True) as run:
         problem.run()
@@ -69,7 +69,7 @@ def test_the_sanitizer_finds_an_access_outside_of_the_tensors(rng: torch.Generat
 
 
 @pytest.mark.usefixtures("reaching_tree")
-def test_without_the_sanitizer_it_is_an_error(rng: torch.Generator) -> None:
+def test_without_the_sanitizer_it_is_an_error(rng):
     """Not a crash of the process; and the next launch is none the worse."""
     problem = AmdProblem(rng, batch=1, lengths=((130, 65),), mask=2)
     with emulate("gfx942"):
@@ -81,7 +81,7 @@ def test_without_the_sanitizer_it_is_an_error(rng: torch.Generator) -> None:
         assert part in str(raised.value)
 
 
-def test_random_order_gives_the_same(rng: torch.Generator, tree: Path) -> None:
+def test_random_order_gives_the_same(rng, tree):
     problem = AmdProblem(rng, lengths=((130, 90), (64, 65)), mask=2)
     with emulate("gfx942"):
         expected = problem.run()
@@ -91,14 +91,14 @@ def test_random_order_gives_the_same(rng: torch.Generator, tree: Path) -> None:
         assert torch.equal(one, other)
 
 
-def test_cu_seqlens_are_checked_as_on_the_cpu(rng: torch.Generator, tree: Path) -> None:
+def test_cu_seqlens_are_checked_as_on_the_cpu(rng, tree):
     x = [torch.zeros(30, 2, 128, dtype=torch.bfloat16) for _ in range(3)]
     wrong = prefix_sums([10, 40])
     with emulate("gfx942"), pytest.raises(ValueError, match="cu_seqlens_q ends at 50, past the 30"):
         fmha_fwd(*x, cu_seqlens_q=wrong, cu_seqlens_k=wrong)
 
 
-def test_what_no_ready_kernel_serves_has_a_compiled_one(tree: Path) -> None:
+def test_what_no_ready_kernel_serves_has_a_compiled_one(tree):
     floats = [torch.zeros(1, 30, 2, 128) for _ in range(3)]
     q, k, v = (torch.zeros(1, 30, n, 128).to(torch.float8_e4m3fnuz) for n in (4, 2, 2))
     with emulate("gfx942"):
@@ -121,9 +121,7 @@ FP8_ERRORS: list[tuple[dict[str, object], type[Exception], list[str]]] = [
 
 
 @pytest.mark.parametrize(("changes", "error", "words"), FP8_ERRORS)
-def test_errors_of_arguments(
-    tree: Path, changes: dict[str, object], error: type[Exception], words: list[str]
-) -> None:
+def test_errors_of_arguments(tree, changes, error, words):
     x = [torch.zeros(2, 30, 4, 128).to(torch.float8_e4m3fnuz) for _ in range(3)]
     for function in (fmha_fwd, explain):
         with emulate("gfx942"), pytest.raises(error) as raised:
@@ -132,7 +130,7 @@ def test_errors_of_arguments(
             assert word in str(raised.value)
 
 
-def test_descales_are_for_fp8_only() -> None:
+def test_descales_are_for_fp8_only():
     x = [torch.zeros(2, 30, 4, 128) for _ in range(3)]
     with pytest.raises(
         ValueError, match="k_descale is the scale of fp8 or int8 inputs, k has dtype"
@@ -140,7 +138,7 @@ def test_descales_are_for_fp8_only() -> None:
         fmha_fwd(*x, k_descale=torch.ones(1))
 
 
-def test_warmup(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warmup(tree, tmp_path, monkeypatch):
     """What is left to defaults is what the target serves; what is named must be served."""
     with emulate("gfx942"):
         wide = warmup(hdims=[(192, 128)], masks=["none"], modes=["gm0"])
@@ -157,7 +155,7 @@ def test_warmup(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert fp8.name == PlainKernel("fp8bf16", mode=1, bf16_cvt=1).name
 
 
-def test_one_launcher_serves_a_chip_and_mode(tree: Path) -> None:
+def test_one_launcher_serves_a_chip_and_mode(tree):
     """Every row of the tree is in it: other dtypes, masks and hdims build nothing."""
     with emulate("gfx942"):
         warmup(dtypes=["bf16"], hdims=[128], masks=[0])

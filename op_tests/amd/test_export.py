@@ -145,7 +145,7 @@ def drawn_combination(draw: random.Random, fp8: str) -> Combination:
 
 
 @pytest.mark.parametrize("chip", DEVICES)
-def test_plans_are_those_of_python(chip: str, calls: ExportedCalls, seed: int) -> None:
+def test_plans_are_those_of_python(chip, calls, seed):
     draw = random.Random(seed)
     use_device(chip)
     kernels = set()
@@ -179,7 +179,7 @@ def test_plans_are_those_of_python(chip: str, calls: ExportedCalls, seed: int) -
 
 
 @pytest.mark.parametrize("chip", ["gfx942", "gfx950"])
-def test_backward_plans_are_those_of_python(chip: Arch, calls: ExportedCalls, seed: int) -> None:
+def test_backward_plans_are_those_of_python(chip, calls, seed):
     draw = random.Random(seed)
     use_device(chip)
     families, kernels, hdims = set(), set(), ready_hdims(chip)
@@ -270,14 +270,7 @@ FORWARD_CASES: Sequence[tuple[str, dict[str, Any]]] = (
 
 @pytest.mark.parametrize(("chip", "changes"), FORWARD_CASES)
 @pytest.mark.parametrize("has_lse", [True, False])
-def test_forward_is_that_of_python(
-    chip: str,
-    changes: dict[str, Any],
-    has_lse: bool,
-    calls: ExportedCalls,
-    rng: torch.Generator,
-    poisoned_memory: None,
-) -> None:
+def test_forward_is_that_of_python(chip, changes, has_lse, calls, rng, poisoned_memory):
     dtype = (torch.bfloat16, torch.float16)[int(torch.randint(2, (), generator=rng))]
     descales = changes.get("fp8")
     others = {name: x for name, x in changes.items() if name != "fp8"}
@@ -350,7 +343,7 @@ def forward_arguments(problem: AmdProblem, max_seqlen_q: int) -> ForwardArgument
     return arguments
 
 
-def test_without_a_workspace_keys_are_not_split(calls: ExportedCalls, rng: torch.Generator) -> None:
+def test_without_a_workspace_keys_are_not_split(calls, rng):
     problem = AmdProblem(rng, batch=1, lengths=((2, 900),), hdims=(64, 64))
     use_device("gfx942")
     out = torch.full((1, 2, 2, 64), torch.nan, dtype=torch.bfloat16)
@@ -373,9 +366,7 @@ BACKWARD_CASES: Sequence[tuple[Arch, dict[str, Any]]] = (
 
 
 @pytest.mark.parametrize(("chip", "changes"), BACKWARD_CASES)
-def test_backward_is_that_of_python(
-    chip: Arch, changes: dict[str, Any], calls: ExportedCalls, rng: torch.Generator, seed: int
-) -> None:
+def test_backward_is_that_of_python(chip, changes, calls, rng, seed):
     draw = random.Random(seed)
     options = {"bf16_cvt": draw.choice(tuple(CVTS))}
     call = BackwardCall(
@@ -390,13 +381,7 @@ def test_backward_is_that_of_python(
 
 @pytest.mark.parametrize(("hdim", "kernel"), [(64, "_deterministic_"), (96, "_compiled_")])
 @pytest.mark.parametrize("lengths", [((33, 270),), ((0, 5), (1, 64), (65, 129), (33, 0))])
-def test_deterministic_backward_is_that_of_python(
-    lengths: Sequence[tuple[int, int]],
-    hdim: int,
-    kernel: str,
-    calls: ExportedCalls,
-    rng: torch.Generator,
-) -> None:
+def test_deterministic_backward_is_that_of_python(lengths, hdim, kernel, calls, rng):
     call = BackwardCall(
         rng,
         batch=None if len(lengths) > 1 else 2,
@@ -478,7 +463,7 @@ PLAIN = Combination("bf16", "bf16", 64, 64, batch=1, heads_q=2, heads_k=1, seqle
         ({"seqlen_k": 1 << 30}, "unsupported: seqlen_k is 1073741824"),
     ],
 )
-def test_refusals(changes: dict[str, Any], text: str, calls: ExportedCalls) -> None:
+def test_refusals(changes, text, calls):
     use_device("gfx942")
     arguments = arguments_of(PLAIN)
     somewhere = torch.zeros(4096).data_ptr()
@@ -490,7 +475,7 @@ def test_refusals(changes: dict[str, Any], text: str, calls: ExportedCalls) -> N
         calls.launch(arguments)
 
 
-def test_a_stride_that_does_not_fit_is_named(calls: ExportedCalls) -> None:
+def test_a_stride_that_does_not_fit_is_named(calls):
     arguments = arguments_of(PLAIN)
     arguments.k_strides.seq = 1 << 31
     with pytest.raises(CallError, match=r"^unsupported: k_strides\.seq is 2147483648"):
@@ -502,7 +487,7 @@ def test_a_stride_that_does_not_fit_is_named(calls: ExportedCalls) -> None:
     calls.plan(arguments)
 
 
-def test_a_stride_of_a_descale_is_checked(calls: ExportedCalls, rng: torch.Generator) -> None:
+def test_a_stride_of_a_descale_is_checked(calls, rng):
     problem = AmdProblem(rng, dtype=FP8["gfx942"], batch=1, descales="each")
     use_device("gfx942")
     arguments = forward_arguments(problem, 0)
@@ -515,9 +500,7 @@ def test_a_stride_of_a_descale_is_checked(calls: ExportedCalls, rng: torch.Gener
         calls.launch(arguments)
 
 
-def test_rows_that_are_too_far_apart_are_refused(
-    calls: ExportedCalls, rng: torch.Generator
-) -> None:
+def test_rows_that_are_too_far_apart_are_refused(calls, rng):
     use_device("gfx942")
     arguments = backward_arguments(BackwardCall(rng, batch=1, lengths=((3, 5),)))
     arguments.v_strides.seq = 1 << 23
@@ -528,7 +511,7 @@ def test_rows_that_are_too_far_apart_are_refused(
         calls.plan(arguments)
 
 
-def test_a_small_workspace_is_refused(calls: ExportedCalls) -> None:
+def test_a_small_workspace_is_refused(calls):
     use_device("gfx942")
     arguments = arguments_of(PLAIN._replace(seqlen_q=1, seqlen_k=2000))
     needed = calls.plan(arguments).workspace_bytes
@@ -540,7 +523,7 @@ def test_a_small_workspace_is_refused(calls: ExportedCalls) -> None:
         calls.launch(arguments)
 
 
-def test_a_workspace_that_is_null_is_refused(calls: ExportedCalls, rng: torch.Generator) -> None:
+def test_a_workspace_that_is_null_is_refused(calls, rng):
     use_device("gfx942")
     arguments = backward_arguments(BackwardCall(rng, batch=1, lengths=((3, 5),)))
     arguments.workspace_bytes = calls.plan(arguments).workspace_bytes
@@ -548,7 +531,7 @@ def test_a_workspace_that_is_null_is_refused(calls: ExportedCalls, rng: torch.Ge
         calls.launch(arguments)
 
 
-def test_another_runtime_is_refused(shared_library: Path, calls: ExportedCalls) -> None:
+def test_another_runtime_is_refused(shared_library, calls):
     with pytest.raises(CallError, match="another HIP runtime is in use"):
         calls._call("use_runtime", str(shared_library).encode())
 
@@ -556,7 +539,7 @@ def test_another_runtime_is_refused(shared_library: Path, calls: ExportedCalls) 
 # ---- Libraries -----------------------------------------------------------------------------------
 
 
-def test_symbols_have_the_version(shared_library: Path) -> None:
+def test_symbols_have_the_version(shared_library):
     listed = run_program("nm", "-DC", "--defined-only", shared_library).stdout
     names = [line.split(maxsplit=2)[2] for line in listed.splitlines()]
     assert len(names) == 6
@@ -564,7 +547,7 @@ def test_symbols_have_the_version(shared_library: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["jitfmha.cpp", "code_objects_gfx942.cpp"])
-def test_clang_has_no_complaints(source: str, exported: Path, tmp_path: Path) -> None:
+def test_clang_has_no_complaints(source, exported, tmp_path):
     """As the tests' g++ has none."""
     if importlib.util.find_spec("ziglang") is None:
         pytest.skip("ziglang is not installed")
@@ -573,9 +556,7 @@ def test_clang_has_no_complaints(source: str, exported: Path, tmp_path: Path) ->
     run_python("-m", "ziglang", "c++", *flags, *files)
 
 
-def test_two_versions_in_one_process(
-    calls: ExportedCalls, tmp_path: Path, emulator_path: str
-) -> None:
+def test_two_versions_in_one_process(calls, tmp_path, emulator_path):
     """Each answers for its own kernels."""
     only = Selection(("gfx942",), dtypes=("fp16",), hdims=((128, 128),), masks=("none",))
     write_library(tmp_path / "other", only, version="1.3")
@@ -618,9 +599,7 @@ def saved(folder: Path, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.frombuffer(content, dtype=dtype).view(shape)
 
 
-def test_forward_program(
-    exported: Path, shared_library: Path, emulator_path: str, tmp_path: Path, seed: int
-) -> None:
+def test_forward_program(exported, shared_library, emulator_path, tmp_path, seed):
     built = Program("bench_mha_fwd", exported, shared_library, emulator_path)
     options = ("-lse=1", "-kname=1", "-warmup=0", f"-seed={seed}", f"-save={tmp_path}")
     said = built.run(
@@ -691,14 +670,7 @@ def test_forward_program(
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
-def test_backward_program(
-    deterministic: bool,
-    exported: Path,
-    shared_library: Path,
-    emulator_path: str,
-    tmp_path: Path,
-    seed: int,
-) -> None:
+def test_backward_program(deterministic, exported, shared_library, emulator_path, tmp_path, seed):
     built = Program("bench_mha_bwd", exported, shared_library, emulator_path)
     drawn = random.Random(seed)
     hdim, hdim_v = drawn.choice(ready_hdims("gfx942"))
@@ -751,7 +723,7 @@ target_link_libraries(consumer PRIVATE jitfmha::jitfmha)
 """
 
 
-def test_cmake_and_pkg_config(tmp_path: Path, emulator_path: str) -> None:
+def test_cmake_and_pkg_config(tmp_path, emulator_path):
     """Built and installed; a program that asks CMake for it, and one that asks pkg-config."""
     for tool in ("cmake", "pkg-config"):
         if shutil.which(tool) is None:

@@ -193,23 +193,23 @@ def _assert_lse(actual: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.sample("case", matrix(), 40)
-def test_matrix(case: Case, rng: torch.Generator) -> None:
+def test_matrix(case, rng):
     run(case, rng)
 
 
 @pytest.mark.parametrize("case", edges(), ids=str)
-def test_edges(case: Case, rng: torch.Generator) -> None:
+def test_edges(case, rng):
     run(case, rng)
 
 
 @pytest.mark.sample("case", layouts(), 12)
-def test_layouts(case: Case, rng: torch.Generator) -> None:
+def test_layouts(case, rng):
     run(case, rng)
 
 
 @pytest.mark.parametrize("bf16_cvt", ROUNDING)
 @pytest.mark.parametrize("hdim", [64, 96, 128])  # 96: compiled
-def test_rows_of_one_key_are_exact(hdim: int, bf16_cvt: str, rng: torch.Generator) -> None:
+def test_rows_of_one_key_are_exact(hdim, bf16_cvt, rng):
     """Such as the first one of a causal call: its probability is 1, however it is rounded."""
     q, k, v = (torch.randn(1, n, 5, hdim, generator=rng).bfloat16() for n in (260, 70, 70))
     q *= torch.tensor([0, 1e-3, 1, 10, 1e3])[:, None]
@@ -229,9 +229,7 @@ def test_rows_of_one_key_are_exact(hdim: int, bf16_cvt: str, rng: torch.Generato
     + [((64, 64), 256)],
 )
 @pytest.mark.parametrize("chip", CHIPS)
-def test_keys_that_one_row_sees(
-    chip: str, hdims: tuple[int, int], seqlen_q: int, beyond: int, rng: torch.Generator
-) -> None:
+def test_keys_that_one_row_sees(chip, hdims, seqlen_q, beyond, rng):
     """The diagonal enters a tile of keys with a wave's first row, its last one, or between."""
     seqlen_k = seqlen_q + beyond
     case = Case(
@@ -244,7 +242,7 @@ def test_keys_that_one_row_sees(
 @pytest.mark.parametrize("mask", [0, 1, 2])
 @pytest.mark.parametrize("hdims", [(64, 64), (128, 128), (192, 128)])
 @pytest.mark.parametrize("chip", CHIPS)
-def test_split_keys(chip: str, hdims: tuple[int, int], mask: int, rng: torch.Generator) -> None:
+def test_split_keys(chip, hdims, mask, rng):
     """Few queries and many keys: each tile of queries is shared by several workgroups."""
     case = Case(
         *(chip, "bf16", hdims, False, "bshd", "bshd", mask, True, 300, 1500, "rtne", (1, 2, 1))
@@ -255,7 +253,7 @@ def test_split_keys(chip: str, hdims: tuple[int, int], mask: int, rng: torch.Gen
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-def test_split_keys_are_combined(chip: str, rng: torch.Generator) -> None:
+def test_split_keys_are_combined(chip, rng):
     """Two kernels run where keys are split, and one where the queries alone fill the chip."""
     q, k, v = (torch.randn(1, rows, 1, 64, generator=rng).bfloat16() for rows in (600, 1200, 1200))
     with emulate(chip, profile=True) as emulated:
@@ -269,7 +267,7 @@ def test_split_keys_are_combined(chip: str, rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-def test_large_scores_are_rescaled(chip: str, rng: torch.Generator) -> None:
+def test_large_scores_are_rescaled(chip, rng):
     """Maxima that grow with every tile, by more than what goes without rescaling."""
     q, k, v = (torch.randn(1, 200, 1, 128, generator=rng).bfloat16() for _ in range(3))
     k *= torch.linspace(0.1, 12, 200)[None, :, None, None]
@@ -294,7 +292,7 @@ def test_large_scores_are_rescaled(chip: str, rng: torch.Generator) -> None:
     ),
     24,
 )
-def test_rows_far_apart(chip: str, stride: int, far: set[str], rng: torch.Generator) -> None:
+def test_rows_far_apart(chip, stride, far, rng):
     """Rows that a buffer's offsets reach just so, just not, and that are nearly 4 GiB apart."""
     rows = 3 if stride > 2**30 else 70
     # Nobody touches what lies between the rows, so it takes no memory.
@@ -322,9 +320,7 @@ def test_rows_far_apart(chip: str, stride: int, far: set[str], rng: torch.Genera
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(2, 1), (300, 40), (700, 400)])
 @pytest.mark.parametrize("chip", CHIPS)
-def test_hidden_values_do_not_reach_queries_without_keys(
-    chip: str, seqlen_q: int, seqlen_k: int, value: float, rng: torch.Generator
-) -> None:
+def test_hidden_values_do_not_reach_queries_without_keys(chip, seqlen_q, seqlen_k, value, rng):
     """Zero times NaN is NaN, also where keys are split."""
     q, k, v = (
         torch.randn(1, rows, 2, 128, generator=rng).bfloat16()
@@ -340,7 +336,7 @@ def test_hidden_values_do_not_reach_queries_without_keys(
 
 @pytest.mark.parametrize("is_group", [False, True])
 @pytest.mark.parametrize("chip", CHIPS)
-def test_a_single_row_of_any_stride(chip: str, is_group: bool, rng: torch.Generator) -> None:
+def test_a_single_row_of_any_stride(chip, is_group, rng):
     """Where there is one row, its stride leads nowhere, and nothing else may be written."""
     q, k, v = (torch.randn(1, rows, 2, 128, generator=rng).bfloat16() for rows in (1, 50, 50))
     storage = torch.full((5, 2, 128), torch.nan, dtype=torch.bfloat16)
@@ -357,7 +353,7 @@ def test_a_single_row_of_any_stride(chip: str, is_group: bool, rng: torch.Genera
     assert storage[[0, 1, 3, 4]].isnan().all()
 
 
-def test_the_sample_is_of_everything() -> None:
+def test_the_sample_is_of_everything():
     """No value of any parameter has dropped out of the matrix."""
     cases = matrix()
     assert {case.hdims for case in cases} == {(64, 64), (128, 128), (192, 128)}

@@ -131,22 +131,22 @@ def run(call: Call, rng: torch.Generator) -> None:
 
 
 @pytest.mark.sample("number", range(_THOUSANDS), 2)
-def test_drawn_calls(number: int, rng: torch.Generator) -> None:
+def test_drawn_calls(number, rng):
     run(drawn_call(random.Random(rng.initial_seed() + number)), rng)
 
 
 @pytest.mark.sample("call", edges(), 2)
-def test_edges(call: Call, rng: torch.Generator) -> None:
+def test_edges(call, rng):
     run(call, rng)
 
 
 @pytest.mark.sample("call", layouts(), 1)
-def test_layouts(call: Call, rng: torch.Generator) -> None:
+def test_layouts(call, rng):
     run(call, rng)
 
 
 @pytest.mark.sample(("chip", "mode_and_mask"), list(itertools.product(CHIPS, MODES_AND_MASKS)), 1)
-def test_split_keys(chip: str, mode_and_mask: tuple[str, int], rng: torch.Generator) -> None:
+def test_split_keys(chip, mode_and_mask, rng):
     """Few queries and many keys: each tile of queries is shared by several workgroups."""
     call = Call(chip, *mode_and_mask, (70, 2600), heads=(2, 1))
     run(call, rng)
@@ -160,13 +160,13 @@ def test_split_keys(chip: str, mode_and_mask: tuple[str, int], rng: torch.Genera
 @pytest.mark.sample(
     ("chip", "beyond"), list(itertools.product(CHIPS, (-129, -31, 0, 1, 33, 65, 127))), 1
 )
-def test_keys_that_one_row_sees(chip: str, beyond: int, rng: torch.Generator) -> None:
+def test_keys_that_one_row_sees(chip, beyond, rng):
     """The diagonal enters a tile of keys with a wave's first row, its last one, or between."""
     run(Call(chip, "gm0", 2, (TILE_ROWS, TILE_ROWS + beyond), heads=(1, 1)), rng)
 
 
 @pytest.mark.sample("chip", ("gfx942", "gfx950"), 1)
-def test_every_number(chip: str) -> None:
+def test_every_number(chip):
     """As torch converts it: as a value it comes out, as a key or a query it is the score."""
     codes = torch.arange(256, dtype=torch.uint8).view(FP8[chip])
     numbers = codes.float()
@@ -186,7 +186,7 @@ def test_every_number(chip: str) -> None:
 
 @pytest.mark.sample("chip", ("gfx942", "gfx950"), 1)
 @pytest.mark.parametrize("slope", [0.0, 0.05, 0.4])
-def test_precision(chip: str, slope: float, rng: torch.Generator) -> None:
+def test_precision(chip, slope, rng):
     """Errors are random, so that those of many keys are far below what one key's may be.
 
     Rounding to four significant bits is 2.5 % off on average. That a slope makes later keys the
@@ -216,9 +216,7 @@ def test_precision(chip: str, slope: float, rng: torch.Generator) -> None:
     ),
     1,
 )
-def test_rows_far_apart(
-    chip: str, stride: int, far: set[str], rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_far_apart(chip, stride, far, rng, monkeypatch):
     """Rows that a buffer's offsets reach just so, just not, and that are nearly 4 GiB apart."""
     rows = 3 if stride > 2**30 else 70
     # Nobody touches what lies between the rows, so it takes no memory.
@@ -247,9 +245,7 @@ def test_rows_far_apart(
 
 
 @pytest.mark.sample(("chip", "seqlens"), list(itertools.product(CHIPS, ((300, 40), (700, 400)))), 1)
-def test_hidden_values_do_not_reach_queries_without_keys(
-    chip: str, seqlens: tuple[int, int], rng: torch.Generator
-) -> None:
+def test_hidden_values_do_not_reach_queries_without_keys(chip, seqlens, rng):
     """Zero times NaN is NaN, also where keys are split."""
     seqlen_q, seqlen_k = seqlens
     q, k, v = inputs(rng, chip, seqlen_q, seqlen_k)
@@ -263,7 +259,7 @@ def test_hidden_values_do_not_reach_queries_without_keys(
 
 
 @pytest.mark.sample("chip", ("gfx942", "gfx950"), 1)
-def test_scales_of_zero(chip: str, rng: torch.Generator) -> None:
+def test_scales_of_zero(chip, rng):
     """Inputs that are all 0 may have them; what is hidden stays so."""
     q, k, v = inputs(rng, chip, 40, 90)
     for name in ("q_descale", "k_descale", "v_descale"):
@@ -276,7 +272,7 @@ def test_scales_of_zero(chip: str, rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("chip", ["gfx942", "gfx950"])
-def test_which_calls_they_serve(chip: str) -> None:
+def test_which_calls_they_serve(chip):
     """Those of one head dimension with a scale for each sequence and key head, or one for all."""
 
     def family(heads: tuple[int, int] = (4, 2), hdim: int = 128, **options: Any) -> str:

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-import torch
 from amd_problems import AmdProblem, assert_exact
 from assembled_words import assemble_words
 from commands import Run
 from plain_listing import PLAIN_NAME, plain_listing
 from plain_tree import COLUMNS, PlainKernel, write_tree
-from tree_environment import UseTree
 from untyped import explain
 
 from jitfmha import emulate
@@ -71,9 +69,7 @@ def with_flag(name: str, *values: str) -> tuple[str, ...]:
     return (*FLAGS[:at], *values, *FLAGS[at + len(values) :])
 
 
-def test_an_imported_kernel_serves_calls(
-    rng: torch.Generator, hsa: Run, listing: Path, tmp_path: Path, use_tree: UseTree
-) -> None:
+def test_an_imported_kernel_serves_calls(rng, hsa, listing, tmp_path, use_tree):
     tree = tmp_path / "tree"
     use_tree(tree)
     ended = hsa("import", listing, *FLAGS, "--json")
@@ -100,8 +96,8 @@ def test_an_imported_kernel_serves_calls(
 
 
 def test_the_users_own_tree_is_where_kernels_go_and_where_calls_look(
-    hsa: Run, listing: Path, tmp_path: Path, use_tree: UseTree, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    hsa, listing, tmp_path, use_tree, monkeypatch
+):
     use_tree(tmp_path)  # the package's own tree is out of sight
     monkeypatch.delenv(HSA_DIR)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
@@ -113,7 +109,7 @@ def test_the_users_own_tree_is_where_kernels_go_and_where_calls_look(
     assert [row.symbol for row in tree.forward.rows] == [SYMBOL]
 
 
-def test_a_second_variant_shares_the_row(hsa: Run, listing: Path, tmp_path: Path) -> None:
+def test_a_second_variant_shares_the_row(hsa, listing, tmp_path):
     into = ("--into", tmp_path / "tree")
     assert hsa("import", listing, *FLAGS, *into).code == 0
     rows = (tmp_path / "tree" / FORWARD / "fmha_fwd.csv").read_text()
@@ -124,7 +120,7 @@ def test_a_second_variant_shares_the_row(hsa: Run, listing: Path, tmp_path: Path
     assert (check["files"], check["problems"], check["remarks"]) == (2, [], [])
 
 
-def test_a_kernel_is_replaced_only_on_demand(hsa: Run, listing: Path, tmp_path: Path) -> None:
+def test_a_kernel_is_replaced_only_on_demand(hsa, listing, tmp_path):
     tree = tmp_path / "tree"
     assert hsa("import", listing, *FLAGS, "--into", tree).code == 0
     again = ("import", listing, *FLAGS, "--into", tree, "--name", "other")
@@ -144,9 +140,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path.relative_to(folder): path.read_bytes() for path in files}
 
 
-def test_a_failed_import_leaves_the_tree_as_it_was(
-    hsa: Run, listing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_import_leaves_the_tree_as_it_was(hsa, listing, tmp_path, monkeypatch):
     tree = tmp_path / "tree"
     write_tree(tree, "gfx942", [PlainKernel(mask=0, mode=1)])
     before = contents(tree)
@@ -185,9 +179,7 @@ def test_a_failed_import_leaves_the_tree_as_it_was(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_kernel_is_refused(
-    hsa: Run, listing: Path, tmp_path: Path, flags: tuple[str, ...], code: int, complaint: str
-) -> None:
+def test_a_kernel_is_refused(hsa, listing, tmp_path, flags, code, complaint):
     tree = tmp_path / "tree"
     ended = hsa("import", listing, "--into", tree, *flags)
     assert (ended.code, complaint in ended.err) == (code, True), ended.err
@@ -206,9 +198,7 @@ def test_a_kernel_is_refused(
         (r"\ts_endpgm", "\ts_endprogram", "s_endprogram"),
     ],
 )
-def test_a_listing_is_refused(
-    hsa: Run, listing: Path, tmp_path: Path, form: str, other: str, complaint: str
-) -> None:
+def test_a_listing_is_refused(hsa, listing, tmp_path, form, other, complaint):
     text, count = re.subn(form, other, listing.read_text())
     assert count
     listing.write_text(text)
@@ -219,9 +209,7 @@ def test_a_listing_is_refused(
 
 
 @pytest.mark.parametrize("name", ["../../../victim.txt", "{}/victim.txt", "sub/victim.txt", ""])
-def test_a_replaced_row_that_names_another_file(
-    listing: Path, tmp_path: Path, imported: ImportedKernel, name: str
-) -> None:
+def test_a_replaced_row_that_names_another_file(listing, tmp_path, imported, name):
     """Its file would be removed."""
     tree, victim = tmp_path / "tree", tmp_path / "victim.txt"
     victim.write_text("precious")
@@ -240,7 +228,7 @@ def test_a_replaced_row_that_names_another_file(
     assert victim.read_text() == "precious"
 
 
-def test_a_folder_that_is_a_link_out_of_the_tree(tmp_path: Path, imported: ImportedKernel) -> None:
+def test_a_folder_that_is_a_link_out_of_the_tree(tmp_path, imported):
     (tmp_path / "elsewhere").mkdir()
     folder = tmp_path / "tree" / FORWARD
     folder.mkdir(parents=True)
@@ -268,25 +256,25 @@ def test_a_folder_that_is_a_link_out_of_the_tree(tmp_path: Path, imported: Impor
         ".altmacro",
     ],
 )
-def test_a_listing_is_one_file(text: str) -> None:
+def test_a_listing_is_one_file(text):
     with pytest.raises(ListingError, match=r"line \d+ (has \.|puts a name together by a macro)"):
         refuse_files(text)
 
 
-def test_macros_with_whole_names_are_taken() -> None:
+def test_macros_with_whole_names_are_taken():
     load = "buffer_load_dword v\\to, v\\from, s[0:3], 0 offen offset:\\n"
     loop = f"loop_\\@:\n  {load}\n  s_cbranch_scc1 loop_\\@"
     refuse_files(f'.ascii "\\.incb\\n"\n.macro load to, from, n\n{loop}\n.endm\n')
 
 
-def test_the_assembler_has_limits() -> None:
+def test_the_assembler_has_limits():
     """Else 400 MB were written, for a listing of one line."""
     with pytest.raises(DeviceCompileError, match="it was ended: an assembler has 60 seconds of"):
         assemble(".text\n.fill 100000000, 4, 1\n", "gfx942", is_limited=True)
 
 
 @pytest.mark.parametrize("action", ["show", "disasm", "import"])
-def test_pipes_and_devices_are_not_read(hsa: Run, tmp_path: Path, action: str) -> None:
+def test_pipes_and_devices_are_not_read(hsa, tmp_path, action):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path in (pipe, Path("/dev/zero")):
@@ -294,7 +282,7 @@ def test_pipes_and_devices_are_not_read(hsa: Run, tmp_path: Path, action: str) -
         assert (ended.code, "not a regular file" in ended.err) == (2, True), ended.err
 
 
-def test_every_place_of_a_name_is_found() -> None:
+def test_every_place_of_a_name_is_found():
     """``{}`` stands for the name; where it is spelled out it means something else."""
     form = """\
 	.globl	{}
@@ -322,17 +310,17 @@ def test_every_place_of_a_name_is_found() -> None:
 
 
 @pytest.mark.parametrize("name", ["v12", "a", "s0", "vcc", "exec_lo", "m0", "off"])
-def test_a_name_that_reads_as_an_operand_is_refused(name: str) -> None:
+def test_a_name_that_reads_as_an_operand_is_refused(name):
     with pytest.raises(ListingError, match=f"{name!r} has the name of an operand"):
         renamed(f"{name}:\n", name, "other")
 
 
-def test_a_name_that_is_taken_is_refused() -> None:
+def test_a_name_that_is_taken_is_refused():
     with pytest.raises(ListingError, match="line 2 has the symbol other already"):
         renamed("mine:\nother:\n", "mine", "other")
 
 
-def test_what_is_disassembled_assembles_to_the_same(hsa: Run, tmp_path: Path) -> None:
+def test_what_is_disassembled_assembles_to_the_same(hsa, tmp_path):
     path = tmp_path / "kernel.co"
     path.write_bytes(KERNEL.code_object("gfx942"))
     instructions = without_padding(
@@ -352,7 +340,7 @@ def test_what_is_disassembled_assembles_to_the_same(hsa: Run, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("last", ["s_branch -3", "s_setpc_b64 s[30:31]", "s_endpgm"])
-def test_a_loop_behind_the_first_end_is_no_padding(last: str) -> None:
+def test_a_loop_behind_the_first_end_is_no_padding(last):
     texts = ["s_cbranch_scc1 1", "s_endpgm", "v_mov_b32 v0, v1", last, "s_nop 0", "s_nop 0"]
     decoded = [DecodedInstruction(4 * i, (0,), text, None) for i, text in enumerate(texts)]
     assert [each.text for each in without_padding(decoded)] == texts[:4]
@@ -366,9 +354,7 @@ def test_a_loop_behind_the_first_end_is_no_padding(last: str) -> None:
         ("show", b"\x7fELF\x02\x01" + bytes(100), "is for ELF machine 0"),
     ],
 )
-def test_what_is_no_code_object_is_refused(
-    hsa: Run, tmp_path: Path, action: str, content: bytes | None, complaint: str
-) -> None:
+def test_what_is_no_code_object_is_refused(hsa, tmp_path, action, content, complaint):
     path = tmp_path / "kernel.co"
     if content is not None:
         path.write_bytes(content)
@@ -376,7 +362,7 @@ def test_what_is_no_code_object_is_refused(
     assert (ended.code, complaint in ended.err) == (2, True), ended.err
 
 
-def test_verify_names_each_problem(hsa: Run, tmp_path: Path) -> None:
+def test_verify_names_each_problem(hsa, tmp_path):
     good = PlainKernel(mask=2, mode=1)
     path = write_tree(tmp_path, "gfx950", [good])
     folder, image = path.parent, good.code_object("gfx950")
@@ -420,9 +406,7 @@ def test_verify_names_each_problem(hsa: Run, tmp_path: Path) -> None:
     assert hsa("verify", tmp_path / "nothing").code == 2
 
 
-def test_backward_kernels_of_this_package_are_listed_and_verified(
-    hsa: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_backward_kernels_of_this_package_are_listed_and_verified(hsa, tmp_path, monkeypatch):
     for variable in (HSA_DIR, AITER_ASM_DIR):
         monkeypatch.delenv(variable, raising=False)
     listed = {x["symbol"] for x in hsa("list", "--json").json if x["pass"] == "backward"}
@@ -444,9 +428,7 @@ def test_backward_kernels_of_this_package_are_listed_and_verified(
 
 
 @pytest.mark.parametrize(("action", "code"), [("list", 2), ("verify", 1)])
-def test_a_damaged_backward_manifest_is_named(
-    action: str, code: int, hsa: Run, tmp_path: Path
-) -> None:
+def test_a_damaged_backward_manifest_is_named(action, code, hsa, tmp_path):
     path = tmp_path / "gfx950" / "fmha_bwd" / "fmha_bwd.csv"
     path.parent.mkdir(parents=True)
     path.write_text("dtype\nbf16\n")
@@ -455,6 +437,6 @@ def test_a_damaged_backward_manifest_is_named(
     assert ended.code == code
 
 
-def test_a_folder_without_manifests_is_not_listed(hsa: Run, tmp_path: Path) -> None:
+def test_a_folder_without_manifests_is_not_listed(hsa, tmp_path):
     ended = hsa("list", tmp_path)
     assert (ended.code, f"{tmp_path} has no manifest" in ended.err) == (2, True)

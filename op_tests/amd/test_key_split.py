@@ -11,7 +11,6 @@ from inputs import prefix_sums
 from rigs.recording_runtime import Launch, RecordingRuntime
 from untyped import fmha_fwd
 
-from jitfmha.amd.chips import Arch
 from jitfmha.amd.kernel_arguments import JITFMHA_ARGUMENTS
 from jitfmha.amd.manifest import KernelDtype, KernelRow
 from jitfmha.call.dispatch import plan_for
@@ -63,13 +62,13 @@ def split(
         (1, {"sequences": 1, "key_tiles": 1 << 20, "slots": 4096}, 1024),
     ],
 )
-def test_num_splits(seqlen_q: int, changes: dict[str, int], num_splits: int) -> None:
+def test_num_splits(seqlen_q, changes, num_splits):
     key_tiles = changes.pop("key_tiles", 64)
     assert split(**changes).num_splits(seqlen_q, key_tiles) == num_splits
 
 
 @pytest.mark.parametrize(("key_tiles", "num_splits"), [(8, 1), (11, 1), (12, 3), (15, 3), (16, 4)])
-def test_a_second_launch_has_to_pay(key_tiles: int, num_splits: int) -> None:
+def test_a_second_launch_has_to_pay(key_tiles, num_splits):
     """It takes 4 us to begin and 3 to run, as long as 7 key tiles."""
     assert split(tile_seconds=1e-6).num_splits(1, key_tiles) == num_splits
 
@@ -86,14 +85,14 @@ def test_a_second_launch_has_to_pay(key_tiles: int, num_splits: int) -> None:
         ({"busy_slowdown": 2.2}, 1),
     ],
 )
-def test_what_splits_cost(changes: dict[str, float], num_splits: int) -> None:
+def test_what_splits_cost(changes, num_splits):
     """Of 16 key tiles, which take 16 us together."""
     some = split(tile_seconds=1e-6, sequences=32, slots=128, **changes)
     assert some.num_splits(1, 16) == num_splits
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
-def test_fp8_keys_take_little_more_than_half_the_time(arch: Arch) -> None:
+def test_fp8_keys_take_little_more_than_half_the_time(arch):
     """As whole launches do by the cost model."""
     of_bf16, of_fp8 = (
         KeySplit.of(
@@ -108,7 +107,7 @@ def test_fp8_keys_take_little_more_than_half_the_time(arch: Arch) -> None:
     assert 0.5 < of_fp8.tile_seconds / of_bf16.tile_seconds < 0.62
 
 
-def test_num_splits_take_least_time(seed: int) -> None:
+def test_num_splits_take_least_time(seed):
     """Beside all others, by the same model."""
     draw = random.Random(seed)
     for _ in range(300):
@@ -143,7 +142,7 @@ def test_num_splits_take_least_time(seed: int) -> None:
         assert seconds(chosen) <= best * 1.001, f"{some}, {key_tiles} key tiles: {chosen}"
 
 
-def test_the_workspace() -> None:
+def test_the_workspace():
     """Each of a tile's 8 waves leaves 64 values, a maximum and a sum in each of 64 lanes."""
     assert split().workspace_floats(257, 3) == 8 * 2 * 3 * 8 * 64 * 66
 
@@ -166,7 +165,7 @@ def call(runtime: RecordingRuntime, heads: int, rows_q: int, rows_k: int, **opti
         fmha_fwd(q, k, v, **options)
 
 
-def test_a_full_chip_gets_one_launch(runtime: RecordingRuntime) -> None:
+def test_a_full_chip_gets_one_launch(runtime):
     call(runtime, 64, 2048, 2048, mask=2)
     (launch,) = runtime.launches()
     assert list(launch.grid) == [64, 8, 1]
@@ -174,7 +173,7 @@ def test_a_full_chip_gets_one_launch(runtime: RecordingRuntime) -> None:
 
 
 @pytest.mark.parametrize("mask", [0, 2])
-def test_split_keys_take_two_launches(runtime: RecordingRuntime, mask: int) -> None:
+def test_split_keys_take_two_launches(runtime, mask):
     call(runtime, 8, 300, 4096, mask=mask)
     first, second = runtime.launches()
     assert list(first.grid) == [8, 3, 16]
@@ -186,7 +185,7 @@ def test_split_keys_take_two_launches(runtime: RecordingRuntime, mask: int) -> N
     assert list(first.block) == list(second.block) == [256, 1, 1]
 
 
-def test_group_mode_splits_by_the_longest_sequence(runtime: RecordingRuntime) -> None:
+def test_group_mode_splits_by_the_longest_sequence(runtime):
     ends_q, ends_k = prefix_sums([300, 20]), prefix_sums([4096, 4096])
     ends = {"cu_seqlens_q": ends_q, "cu_seqlens_k": ends_k}
     call(runtime, 4, 320, 8192, **ends, max_seqlen_q=300)
@@ -211,9 +210,7 @@ def test_group_mode_splits_by_the_longest_sequence(runtime: RecordingRuntime) ->
         (400, 2048, 0, 256),
     ],
 )
-def test_tiles_on_an_mi300(
-    runtime: RecordingRuntime, heads: int, rows: int, mask: int, tile: int
-) -> None:
+def test_tiles_on_an_mi300(runtime, heads, rows, mask, tile):
     """A wave of 64 threads has 32 queries."""
     call(runtime, heads, rows, rows, mask=mask)
     launch, *_ = runtime.launches()
@@ -221,7 +218,7 @@ def test_tiles_on_an_mi300(
 
 
 @pytest.mark.parametrize(("chip", "tile"), [("MI300X", 128), ("MI308X", 256)])
-def test_tiles_depend_on_the_units(runtime: RecordingRuntime, chip: str, tile: int) -> None:
+def test_tiles_depend_on_the_units(runtime, chip, tile):
     """64 large tiles, or 128 small ones: these get a unit each on the larger chip only."""
     q = torch.zeros(1, 256, 64, 128, dtype=torch.bfloat16)
     with runtime.stands_for(runtime.target(chip)):
@@ -231,9 +228,7 @@ def test_tiles_depend_on_the_units(runtime: RecordingRuntime, chip: str, tile: i
 
 
 @pytest.mark.parametrize(("lengths", "tile"), [([200, 20], 128), ([300, 212], 256)])
-def test_group_mode_chooses_tiles_by_the_average(
-    runtime: RecordingRuntime, lengths: list[int], tile: int
-) -> None:
+def test_group_mode_chooses_tiles_by_the_average(runtime, lengths, tile):
     ends = prefix_sums(lengths)
     call(runtime, 152, sum(lengths), sum(lengths), cu_seqlens_q=ends, cu_seqlens_k=ends)
     launch, *_ = runtime.launches()
@@ -243,7 +238,7 @@ def test_group_mode_chooses_tiles_by_the_average(
 # ---- Another kernel for other lengths ------------------------------------------------------------
 
 
-def test_a_loop_changes_kernels_where_others_would_be_chosen(runtime: RecordingRuntime) -> None:
+def test_a_loop_changes_kernels_where_others_would_be_chosen(runtime):
     """Each call gets the kernel and the splits that a fresh process would give it."""
     lengths = [(128, 128), (256, 256), (384, 384), (512, 512), (1, 4096), (1, 4097), (1, 8192)]
 
@@ -279,9 +274,7 @@ LIMITS = [("seqlen_q", 0, 1 << 30), ("seqlen_k", 0, 1 << 30)] + [
 
 @pytest.mark.parametrize("is_group", [False, True])
 @pytest.mark.parametrize("kind", ["ready", "plain", "compiled"])
-def test_a_plan_does_not_serve_what_is_beyond_its_limits(
-    runtime: RecordingRuntime, request: pytest.FixtureRequest, kind: str, is_group: bool
-) -> None:
+def test_a_plan_does_not_serve_what_is_beyond_its_limits(runtime, request, kind, is_group):
     """Of calls of a known kind nothing but lengths and strides is looked at."""
     if kind == "plain":
         request.getfixturevalue("use_tree")(request.getfixturevalue("full_tree"))

@@ -12,7 +12,6 @@ from typing import get_args
 import pytest
 import torch
 from plain_tree import COLUMNS, PlainKernel, write_manifest, write_tree
-from tree_environment import UseTree
 from untyped import explain, explain_bwd, fmha_fwd
 
 from jitfmha import emulate
@@ -54,7 +53,7 @@ def odd(root: Path, rows: list[dict[str, object]], columns: tuple[str, ...] = CO
     return read(root)
 
 
-def test_rows(tmp_path: Path) -> None:
+def test_rows(tmp_path):
     tree = odd(tmp_path, [GOOD.row])
     assert tree.forward.oddities == ()
     row = tree.forward.rows[0]
@@ -67,14 +66,14 @@ def test_rows(tmp_path: Path) -> None:
     assert read(tmp_path, "MI300A").forward.rows == tree.forward.rows
 
 
-def test_gfx950_files_lie_beside_the_manifest(tmp_path: Path) -> None:
+def test_gfx950_files_lie_beside_the_manifest(tmp_path):
     write_tree(tmp_path, "gfx950", [GOOD])
     tree = read(tmp_path, "MI355X")
     assert tree.forward.rows[0].file == GOOD.file
     assert tree.forward.oddities == ()
 
 
-def test_columns_are_found_by_name(tmp_path: Path) -> None:
+def test_columns_are_found_by_name(tmp_path):
     """In any order, with unknown ones between, quotes, spaces and a byte order mark."""
     columns = ("compiler", *reversed(COLUMNS), "what_else")
     tree = odd(tmp_path, [GOOD.row | {"compiler": "clang, 22", "what_else": 3}], columns)
@@ -85,7 +84,7 @@ def test_columns_are_found_by_name(tmp_path: Path) -> None:
     assert [row.symbol for row in read(tmp_path).forward.rows] == [GOOD.symbol, OTHER.symbol]
 
 
-def test_the_hash_column(tmp_path: Path) -> None:
+def test_the_hash_column(tmp_path):
     rows = [GOOD.row | {"sha256": SHA.upper()}, PlainKernel(mask=2).row | {"sha256": ""}]
     files_of(tmp_path / "gfx942" / "fmha_v3_fwd", PlainKernel(mask=2))
     tree = odd(tmp_path, rows, (*COLUMNS, "sha256"))
@@ -109,9 +108,7 @@ def test_the_hash_column(tmp_path: Path) -> None:
         ("MI355X", PlainKernel(hdim_q=192, mask=2, mode=1), 256, "heads_batches_tile_pairs"),
     ],
 )
-def test_the_interface_of_plain_rows(
-    tmp_path: Path, chip_name: str, kernel: PlainKernel, threads: int, grid: str
-) -> None:
+def test_the_interface_of_plain_rows(tmp_path, chip_name, kernel, threads, grid):
     """What the production kernels' interface says, which their manifests do not repeat."""
     folder = tmp_path / chip(chip_name).architecture.name / "fmha_v3_fwd"
     write_manifest(folder, [kernel.row])
@@ -129,7 +126,7 @@ OURS = {
 }
 
 
-def test_the_interface_columns(tmp_path: Path) -> None:
+def test_the_interface_columns(tmp_path):
     """Our code objects lie beside the manifest, and may differ in their tiles alone."""
     rows = [
         GOOD.row | OURS | {"combine_name": "merge"},
@@ -189,7 +186,7 @@ ODD_ROWS: list[tuple[dict[str, object], list[str]]] = [
 
 
 @pytest.mark.parametrize(("changes", "words"), ODD_ROWS)
-def test_odd_rows(tmp_path: Path, changes: dict[str, object], words: list[str]) -> None:
+def test_odd_rows(tmp_path, changes, words):
     tree = odd(tmp_path, [GOOD.row | changes], (*COLUMNS, *INTERFACE, "sha256"))
     assert [row.symbol for row in tree.forward.rows] == [OTHER.symbol]
     (oddity,) = tree.forward.oddities
@@ -197,14 +194,14 @@ def test_odd_rows(tmp_path: Path, changes: dict[str, object], words: list[str]) 
         assert word in oddity
 
 
-def test_duplicate_rows(tmp_path: Path) -> None:
+def test_duplicate_rows(tmp_path):
     tree = odd(tmp_path, [GOOD.row, GOOD.row | {"ts_qo": 128}])
     assert [row.ts_qo for row in tree.forward.rows] == [64, 64]
     (oddity,) = tree.forward.oddities
     assert "line 3 is left out: it serves the same as line 2" in oddity
 
 
-def test_short_rows(tmp_path: Path) -> None:
+def test_short_rows(tmp_path):
     tree = odd(tmp_path, [])
     path = tree.folder / FORWARD_MANIFEST
     path.write_text(path.read_text() + "bf16,128,128\n\n  \n")
@@ -242,7 +239,7 @@ ODD_MANIFESTS = {
 
 
 @pytest.mark.parametrize("how", list(ODD_MANIFESTS))
-def test_unreadable_manifests(tmp_path: Path, how: str) -> None:
+def test_unreadable_manifests(tmp_path, how):
     spoil, words = ODD_MANIFESTS[how]
     spoil(odd(tmp_path, []).folder / FORWARD_MANIFEST)  # type: ignore[operator]
     tree = read(tmp_path)
@@ -252,7 +249,7 @@ def test_unreadable_manifests(tmp_path: Path, how: str) -> None:
     assert words in oddity
 
 
-def test_very_many_columns(tmp_path: Path) -> None:
+def test_very_many_columns(tmp_path):
     """Whether one is there twice was asked of each of them, and took minutes."""
     columns = (*COLUMNS, *(f"c{i}" for i in range(50_000)))
     start = time.process_time()
@@ -261,7 +258,7 @@ def test_very_many_columns(tmp_path: Path) -> None:
     assert time.process_time() - start < 5.0
 
 
-def test_a_manifest_is_read_when_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_manifest_is_read_when_it_is_asked_for(tmp_path):
     """A call forward has no time for the manifests of backward kernels."""
     write_tree(tmp_path, "gfx942", [GOOD])
     for name in ("fmha_v3_bwd/fmha_bwd_dqdkdv.csv", "fmha_bwd/fmha_bwd.csv"):
@@ -308,9 +305,7 @@ def ready_rows(folder: Path) -> list[dict[str, object]]:
         ({"masked": 1}, "it serves the same as line 2"),
     ],
 )
-def test_odd_rows_of_ready_backward_kernels(
-    tmp_path: Path, changes: dict[str, object], words: str
-) -> None:
+def test_odd_rows_of_ready_backward_kernels(tmp_path, changes, words):
     folder = tmp_path / "gfx942" / "fmha_bwd"
     first, second = ready_rows(folder)
     columns = *READY_BACKWARD_COLUMNS, "layout"
@@ -324,9 +319,7 @@ def test_odd_rows_of_ready_backward_kernels(
 
 
 @pytest.mark.parametrize("arch", get_args(Arch))
-def test_code_objects_of_another_layout_serve_no_call(
-    arch: Arch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_objects_of_another_layout_serve_no_call(arch, monkeypatch):
     """With one field more, kernels of before would read their pointers where others lie now."""
     for variable in (HSA_DIR, AITER_ASM_DIR):
         monkeypatch.delenv(variable, raising=False)
@@ -362,7 +355,7 @@ def test_code_objects_of_another_layout_serve_no_call(
 
 
 @pytest.mark.parametrize("linked", ["file", "folder"])
-def test_a_link_out_of_the_folder(tmp_path: Path, linked: str) -> None:
+def test_a_link_out_of_the_folder(tmp_path, linked):
     """What a manifest names stays inside of its folder; links inside of it are followed."""
     tree = odd(tmp_path / "tree", [GOOD.row])
     path = tree.path_of(tree.forward.rows[0])
@@ -379,7 +372,7 @@ def test_a_link_out_of_the_folder(tmp_path: Path, linked: str) -> None:
     assert "elsewhere" in oddity
 
 
-def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
+def test_pipes_are_not_waited_for(tmp_path):
     tree = odd(tmp_path, [GOOD.row])
     path = tree.path_of(tree.forward.rows[0])
     path.unlink()
@@ -401,7 +394,7 @@ def origins(chip_name: str = "MI300X") -> list[str]:
     return [f"{tree.origin} {len(tree.forward.rows)}" for tree in trees_of(chip(chip_name))]
 
 
-def test_the_environment_names_a_root(tmp_path: Path, use_tree: UseTree) -> None:
+def test_the_environment_names_a_root(tmp_path, use_tree):
     write_tree(tmp_path, "gfx942", [GOOD, OTHER])
     assert origins() == []
     use_tree(tmp_path)
@@ -411,9 +404,7 @@ def test_the_environment_names_a_root(tmp_path: Path, use_tree: UseTree) -> None
 
 
 @pytest.mark.parametrize("variable", [HSA_DIR, AITER_ASM_DIR])
-def test_the_environment_names_a_folder_of_an_architecture(
-    tmp_path: Path, use_tree: UseTree, variable: str
-) -> None:
+def test_the_environment_names_a_folder_of_an_architecture(tmp_path, use_tree, variable):
     write_tree(tmp_path, "gfx942", [GOOD])
     use_tree(tmp_path / "gfx942", variable)
     assert origins() == [f"{variable}={tmp_path / 'gfx942'} 1"]
@@ -425,7 +416,7 @@ def test_the_environment_names_a_folder_of_an_architecture(
 
 
 @pytest.mark.parametrize("variable", [HSA_DIR, AITER_ASM_DIR])
-def test_a_folder_that_is_not_there(tmp_path: Path, use_tree: UseTree, variable: str) -> None:
+def test_a_folder_that_is_not_there(tmp_path, use_tree, variable):
     use_tree(tmp_path / "nowhere", variable)
     (tree,) = trees_of(chip("MI300X"))
     with pytest.warns(RuntimeWarning, match=rf"{variable}=\S+nowhere: the manifest \S+ cannot be"):
@@ -433,9 +424,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path, use_tree: UseTree, variable:
     assert tree.forward.rows == ()
 
 
-def test_shipped_kernels_come_last(
-    tmp_path: Path, use_tree: UseTree, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shipped_kernels_come_last(tmp_path, use_tree, monkeypatch):
     for name, kernels in (("shipped", [GOOD, OTHER]), ("theirs", [GOOD])):
         write_tree(tmp_path / name, "gfx942", kernels)
     use_tree(tmp_path / "theirs")
@@ -452,7 +441,7 @@ def qkv() -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", ["a" * 300, "a/" * 3000])
-def test_a_tree_whose_name_no_file_can_have(name: str, use_tree: UseTree) -> None:
+def test_a_tree_whose_name_no_file_can_have(name, use_tree):
     use_tree(Path("/", name))
     (tree,) = trees_of(chip("MI300X"))
     assert tree.forward.rows == ()
@@ -460,7 +449,7 @@ def test_a_tree_whose_name_no_file_can_have(name: str, use_tree: UseTree) -> Non
     assert oddity.endswith("cannot be read: File name too long")
 
 
-def test_oddities_are_warned_of_once_and_explained(tmp_path: Path, use_tree: UseTree) -> None:
+def test_oddities_are_warned_of_once_and_explained(tmp_path, use_tree):
     write_tree(tmp_path, "gfx942", [GOOD, OTHER])
     write_manifest(
         tmp_path / "gfx942" / "fmha_v3_fwd",
@@ -484,7 +473,7 @@ def test_oddities_are_warned_of_once_and_explained(tmp_path: Path, use_tree: Use
     assert plan.to_dict()["remarks"] == list(plan.remarks)
 
 
-def test_a_bad_code_object_leaves_the_next_tree(tmp_path: Path, use_tree: UseTree) -> None:
+def test_a_bad_code_object_leaves_the_next_tree(tmp_path, use_tree):
     """Damaged, or for another architecture: the kernel of the next tree serves, and both say so."""
     for name in ("first", "second"):
         write_tree(tmp_path / name, "gfx942", [GOOD, OTHER])
@@ -501,7 +490,7 @@ def test_a_bad_code_object_leaves_the_next_tree(tmp_path: Path, use_tree: UseTre
     assert f"JITFMHA_HSA_DIR={tmp_path / 'first'}: {bad} is for gfx950" in remark
 
 
-def test_a_bad_code_object_without_another_is_the_reason(tmp_path: Path, use_tree: UseTree) -> None:
+def test_a_bad_code_object_without_another_is_the_reason(tmp_path, use_tree):
     write_tree(tmp_path, "gfx942", [GOOD, OTHER])
     bad = tmp_path / "gfx942" / "fmha_v3_fwd" / "MI300" / GOOD.file
     bad.write_bytes(bad.read_bytes()[:1000])

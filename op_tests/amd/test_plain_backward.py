@@ -79,14 +79,7 @@ BATCHES = [
     [(*case, heads) for case in BATCHES for heads in ((4, 2), (3, 3))],
     5,
 )
-def test_batches(
-    rng: torch.Generator,
-    arch: str,
-    kernel: PlainGradients,
-    mask: int | str,
-    atomic_fp32: bool | None,
-    heads: tuple[int, int],
-) -> None:
+def test_batches(rng, arch, kernel, mask, atomic_fp32, heads):
     layouts = {
         "q": "packed",
         "k": "bhsd",
@@ -123,16 +116,7 @@ SEQUENCES = [((4, 2), 0, None), ((2, 2), 0, (40, 65)), ((4, 2), 3, (40, 65)), ((
     [(*case, *sequences) for case in PACKED for sequences in SEQUENCES],
     6,
 )
-def test_packed_sequences(
-    rng: torch.Generator,
-    arch: str,
-    kernel: PlainGradients,
-    mask: int,
-    atomic_fp32: bool | None,
-    heads: tuple[int, int],
-    gap: int,
-    longest: tuple[int, int] | None,
-) -> None:
+def test_packed_sequences(rng, arch, kernel, mask, atomic_fp32, heads, gap, longest):
     """Keys without queries have gradients of 0; unused rows stay as they are."""
     options: dict[str, Any] = {"atomic_fp32": atomic_fp32}
     if longest is not None:
@@ -151,9 +135,7 @@ def test_packed_sequences(
     ],
     5,
 )
-def test_kernels_of_the_short_block(
-    rng: torch.Generator, mask: int, layout: str, gradient_layout: str
-) -> None:
+def test_kernels_of_the_short_block(rng, mask, layout, gradient_layout):
     """Strides of dk, dv and in 16 bits dq follow from those of k and q, wherever the caller wants
     the gradients.
     """
@@ -172,7 +154,7 @@ def test_kernels_of_the_short_block(
     check(call, "gfx942", kernel)
 
 
-def test_192x128(rng: torch.Generator) -> None:
+def test_192x128(rng):
     """The sums of rows go by the columns of v, and shuffled rows of dq are wider."""
     call = backward(
         *(rng, "gfx950"),
@@ -185,21 +167,21 @@ def test_192x128(rng: torch.Generator) -> None:
     check(call, "gfx950", PlainGradients("fp16", (192, 128), atomic32=0))
 
 
-def test_no_keys(rng: torch.Generator) -> None:
+def test_no_keys(rng):
     for arch in GRADIENTS:
         call = backward(rng, arch, lengths=((9, 0),), batch=2, options={"atomic_fp32": True})
         check(call, arch)
         assert not call.gradients["dq"].any()
 
 
-def test_an_lse_of_any_strides(rng: torch.Generator) -> None:
+def test_an_lse_of_any_strides(rng):
     call = backward(rng, "gfx942", lengths=((33, 20),), batch=2)
     call.lse = torch.full((33, 4, 3, 2), torch.nan)[:, :, 1].permute(2, 1, 0).copy_(call.lse)
     assert call.lse.stride() == (1, 6, 24)
     check(call, "gfx942")
 
 
-def test_roundings(rng: torch.Generator) -> None:
+def test_roundings(rng):
     """Where torch converts dq in the place of a kernel with a fault, it rounds as asked for."""
     seed, results = rng.initial_seed(), []
     for cvt in ("rtne", "rtna", "rtz"):
@@ -219,7 +201,7 @@ def test_roundings(rng: torch.Generator) -> None:
     torch.testing.assert_close(away, nearest, atol=0, rtol=2**-7)
 
 
-def test_rounding_of_single_values() -> None:
+def test_rounding_of_single_values():
     exact = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 1 + 2**-9, torch.inf, torch.nan])
     low, high = 1.0, 1 + 2**-7
     expected = {
@@ -232,7 +214,7 @@ def test_rounding_of_single_values() -> None:
         assert torch.equal(actual.nan_to_num(-1), torch.tensor(values).bfloat16().nan_to_num(-1))
 
 
-def test_new_gradients(rng: torch.Generator) -> None:
+def test_new_gradients(rng):
     """Unused rows of new tensors are 0, and so are gradients of keys without queries."""
     for gap in (0, 3):
         call = backward(rng, "gfx942", lengths=RAGGED, mask=2, gap=gap)
@@ -248,7 +230,7 @@ def test_new_gradients(rng: torch.Generator) -> None:
         call.assert_right(TOLERANCE[call.dtype])
 
 
-def test_gradients_of_inference_mode(rng: torch.Generator) -> None:
+def test_gradients_of_inference_mode(rng):
     """They can be written in kernels only, or in that mode."""
     call = backward(rng, "gfx942", lengths=((33, 40),), batch=1)
     with torch.inference_mode():
@@ -256,7 +238,7 @@ def test_gradients_of_inference_mode(rng: torch.Generator) -> None:
     check(call, "gfx942")
 
 
-def test_one_key_tile_is_deterministic(rng: torch.Generator) -> None:
+def test_one_key_tile_is_deterministic(rng):
     """On gfx950, where kernels that add up in 16 bits add to each element once."""
     options = {"deterministic": True}
     call = backward(

@@ -43,7 +43,7 @@ def problem(rng: torch.Generator, mode: str, **changes: object) -> AmdProblem:
 @pytest.mark.parametrize("mask", [0, 2])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("chip", CHIPS)
-def test_bf16(rng: torch.Generator, tree: Path, chip: str, mode: str, mask: int) -> None:
+def test_bf16(rng, tree, chip, mode, mask):
     kernel = PlainKernel(mask=mask, mode=MODES.index(mode))
     call = problem(rng, mode, mask=mask)
     with emulate(chip):
@@ -58,7 +58,7 @@ def test_bf16(rng: torch.Generator, tree: Path, chip: str, mode: str, mask: int)
 @pytest.mark.parametrize("chip", ["gfx942", "gfx950"])
 @pytest.mark.parametrize("mask", [0, 2])
 @pytest.mark.parametrize("mode", MODES)
-def test_192x128(rng: torch.Generator, chip: str, mode: str, mask: int) -> None:
+def test_192x128(rng, chip, mode, mask):
     """Another workgroup, and on gfx942 another grid, in which causal tiles come one by one."""
     call = problem(rng, mode, mask=mask, hdims=(192, 128))
     with emulate(chip):
@@ -68,7 +68,7 @@ def test_192x128(rng: torch.Generator, chip: str, mode: str, mask: int) -> None:
 
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("mode", MODES)
-def test_fp16(rng: torch.Generator, mode: str) -> None:
+def test_fp16(rng, mode):
     call = problem(rng, mode, dtype=torch.float16, hdims=(64, 64))
     with emulate("gfx942"):
         actual = call.run()
@@ -86,7 +86,7 @@ def test_fp16(rng: torch.Generator, mode: str) -> None:
     ],
 )
 @pytest.mark.parametrize("mode", MODES)
-def test_fp8(rng: torch.Generator, chip: str, hdim: int, mode: str, descales: str | None) -> None:
+def test_fp8(rng, chip, hdim, mode, descales):
     call = problem(
         *(rng, mode),
         dtype=FP8[chip],
@@ -101,7 +101,7 @@ def test_fp8(rng: torch.Generator, chip: str, hdim: int, mode: str, descales: st
     assert_exact(actual, call.exact(), BF16_ROUNDING)
 
 
-def test_some_descales(rng: torch.Generator) -> None:
+def test_some_descales(rng):
     """Those that are not given are 1."""
     call = problem(rng, "gm0", dtype=FP8["gfx942"], descales="one")
     for name in ("q_descale", "v_descale"):
@@ -111,7 +111,7 @@ def test_some_descales(rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "sbhd", "packed", "packed_by_head", "every_other_row"])
-def test_layouts(rng: torch.Generator, layout: str) -> None:
+def test_layouts(rng, layout):
     """Strides of every kind, and none but the given tensors is touched."""
     call = problem(rng, "gm0", mask=2, layout=layout, heads=(4, 2))
     buffer = torch.full((2, 70, 4, 3, 128), -77.0, dtype=torch.bfloat16)
@@ -126,7 +126,7 @@ def test_layouts(rng: torch.Generator, layout: str) -> None:
 @pytest.mark.parametrize(
     ("seqlen_q", "seqlen_k"), [(1, 1), (1, 130), (65, 1), (128, 64), (127, 129)]
 )
-def test_ragged_lengths(rng: torch.Generator, seqlen_q: int, seqlen_k: int) -> None:
+def test_ragged_lengths(rng, seqlen_q, seqlen_k):
     call = problem(rng, "gm0", mask=2, lengths=((seqlen_q, seqlen_k),))
     with emulate("gfx950"):
         actual = call.run()
@@ -135,7 +135,7 @@ def test_ragged_lengths(rng: torch.Generator, seqlen_q: int, seqlen_k: int) -> N
 
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("return_lse", [False, True])
-def test_no_keys(rng: torch.Generator, return_lse: bool) -> None:
+def test_no_keys(rng, return_lse):
     call = problem(rng, "gm0", lengths=((70, 0),), options={"return_lse": return_lse})
     buffer = torch.full((2, 70, 2, 3, 128), -77.0, dtype=torch.bfloat16)
     call.arguments["out"] = buffer[:, :, :, 1]
@@ -150,7 +150,7 @@ def test_no_keys(rng: torch.Generator, return_lse: bool) -> None:
 
 
 @pytest.mark.usefixtures("poisoned_memory")
-def test_no_keys_in_any_sequence(rng: torch.Generator) -> None:
+def test_no_keys_in_any_sequence(rng):
     call = problem(rng, "gm1", lengths=((20, 0), (5, 0)), gap=2)
     call.k, call.v = call.k[:0], call.v[:0]
     call.arguments["cu_seqlens_k_padded"] = call.arguments["cu_seqlens_k"]
@@ -160,7 +160,7 @@ def test_no_keys_in_any_sequence(rng: torch.Generator) -> None:
     assert (lse == -torch.inf).all()
 
 
-def test_no_queries(rng: torch.Generator) -> None:
+def test_no_queries(rng):
     with emulate("gfx942"):
         out, lse = problem(rng, "gm0", lengths=((0, 90),)).run()
         assert out.shape == (2, 0, 2, 128)
@@ -172,7 +172,7 @@ def test_no_queries(rng: torch.Generator) -> None:
 
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("longest", [None, 129, 5000])
-def test_gaps_and_longest_lengths(rng: torch.Generator, longest: int | None) -> None:
+def test_gaps_and_longest_lengths(rng, longest):
     """Unused rows are 0 and -inf; the grid holds every tile whatever length is announced."""
     call = problem(rng, "gm1", mask=2, gap=7, options={"max_seqlen_q": longest})
     with emulate("gfx942"):
@@ -180,7 +180,7 @@ def test_gaps_and_longest_lengths(rng: torch.Generator, longest: int | None) -> 
     assert_exact(actual, call.exact(), BF16_ROUNDING)
 
 
-def test_top_left_masks(rng: torch.Generator) -> None:
+def test_top_left_masks(rng):
     """Bottom-right kernels serve square problems; others need a kernel of their own."""
     for lengths, kernel in (((70, 70), PlainKernel(mask=2)), ((70, 90), PlainKernel(mask=1))):
         call = problem(rng, "gm0", mask=1, lengths=(lengths,))
@@ -190,7 +190,7 @@ def test_top_left_masks(rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_rounding_is_the_one_asked_for(rng: torch.Generator, mode: str) -> None:
+def test_rounding_is_the_one_asked_for(rng, mode):
     call = problem(rng, mode)
     exact = call.exact()[0]
     results = []
@@ -227,7 +227,7 @@ def test_rounding_is_the_one_asked_for(rng: torch.Generator, mode: str) -> None:
         assert torch.equal(out, result)
 
 
-def test_rounding_is_ignored_on_gfx950(rng: torch.Generator) -> None:
+def test_rounding_is_ignored_on_gfx950(rng):
     call = problem(rng, "gm0")
     with emulate("gfx950"):
         results = [call.run()[0] for call.arguments["bf16_cvt"] in ("rtne", "rtna", "rtz")]
@@ -236,7 +236,7 @@ def test_rounding_is_ignored_on_gfx950(rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_descales_of_aiter(rng: torch.Generator, mode: str) -> None:
+def test_descales_of_aiter(rng, mode):
     call = problem(rng, mode, dtype=FP8["gfx942"], heads=(4, 2), descales="each")
     scales = {name: call.arguments[name] for name in ("q_descale", "k_descale", "v_descale")}
     with emulate("gfx942"):
@@ -255,7 +255,7 @@ def test_descales_of_aiter(rng: torch.Generator, mode: str) -> None:
 
 
 @pytest.mark.filterwarnings("default")
-def test_compiled_graphs(rng: torch.Generator) -> None:
+def test_compiled_graphs(rng):
     call = problem(rng, "gm0", dtype=FP8["gfx942"], descales="one")
     torch._dynamo.reset()
     compiled = torch.compile(lambda: call.run(), backend="aot_eager")

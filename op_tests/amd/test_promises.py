@@ -48,9 +48,7 @@ def _unread(arch: str) -> Iterator[None]:
     list(product(ARCHS, HDIMS, MASKS, (0, 1, 127, 128, 300))),
     24,
 )
-def test_queries_beyond_the_promise_are_not_computed(
-    rng: torch.Generator, arch: str, hdims: tuple[int, int], mask: int, promised: int
-) -> None:
+def test_queries_beyond_the_promise_are_not_computed(rng, arch, hdims, mask, promised):
     """And nothing outside of the tensors is touched."""
     run_with_promise(rng, arch, hdims, mask, promised, [(310, 520), (5, 40), (200, 7)])
 
@@ -58,9 +56,7 @@ def test_queries_beyond_the_promise_are_not_computed(
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("hdims", HDIMS, ids=str)
 @pytest.mark.parametrize("arch", ARCHS)
-def test_queries_beyond_the_promise_leave_no_splits(
-    rng: torch.Generator, arch: str, hdims: tuple[int, int], mask: int
-) -> None:
+def test_queries_beyond_the_promise_leave_no_splits(rng, arch, hdims, mask):
     """The workspace of split keys is as large as was promised."""
     run_with_promise(rng, arch, hdims, mask, 128, [(390, 1900), (5, 40)])
 

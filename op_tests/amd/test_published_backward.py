@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import torch
 from backward_calls import BackwardCall
-from tree_environment import UseTree
 
 from jitfmha import emulate
 from jitfmha.amd.chips import Arch
@@ -117,9 +116,7 @@ def tree_of(kernel: PublishedKernel, root: Path) -> None:
 
 
 @pytest.mark.sample("kernel", PUBLISHED, 3)
-def test_published_kernel(
-    rng: torch.Generator, use_tree: UseTree, tmp_path: Path, kernel: PublishedKernel
-) -> None:
+def test_published_kernel(rng, use_tree, tmp_path, kernel):
     tree_of(kernel, tmp_path)
     use_tree(tmp_path)
     call = kernel.call(rng) if not _is_top_left_group(kernel) else None
@@ -164,9 +161,7 @@ def _run_top_left_group(kernel: PublishedKernel, rng: torch.Generator) -> None:
 @pytest.mark.parametrize(
     "kernel", [x for x in PUBLISHED if x.can_fail_with_more_than_one_tile], ids=str
 )
-def test_what_may_fail_is_passed_over(
-    rng: torch.Generator, use_tree: UseTree, tmp_path: Path, kernel: PublishedKernel
-) -> None:
+def test_what_may_fail_is_passed_over(rng, use_tree, tmp_path, kernel):
     tree_of(kernel, tmp_path)
     use_tree(tmp_path)
     call = kernel.call(rng)

@@ -89,7 +89,7 @@ def reasons(changed: Problem, chip_name: str = MI300) -> str:
 
 @pytest.mark.parametrize("mode", ["gm0", "gm1"])
 @pytest.mark.parametrize("mask", [0, 2])
-def test_served(mode: Mode, mask: int) -> None:
+def test_served(mode, mask):
     served = problem(mode, mask=parse_mask(mask))
     assert reasons(served) == ""
     plan = plan_for(served, target(MI300))
@@ -97,7 +97,7 @@ def test_served(mode: Mode, mask: int) -> None:
     assert plan.kernel == PlainKernel(mask=mask, mode=("gm0", "gm1").index(mode)).name
 
 
-def test_the_target() -> None:
+def test_the_target():
     (reason,) = explain_problem(problem(), CpuTarget("generic", "the test says so")).rejected[
         "ready"
     ]
@@ -134,7 +134,7 @@ REFUSED: list[tuple[dict[str, Any], str, list[str]]] = [
 
 
 @pytest.mark.parametrize(("changes", "chip_name", "words"), REFUSED)
-def test_refused(tree: Path, changes: dict[str, Any], chip_name: str, words: list[str]) -> None:
+def test_refused(tree, changes, chip_name, words):
     text = reasons(problem(**changes), chip_name)
     assert text.count("\n") == 0
     for word in words:
@@ -172,13 +172,13 @@ JUST_SERVED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "chip_name"), JUST_SERVED)
-def test_just_served(changes: dict[str, Any], chip_name: str) -> None:
+def test_just_served(changes, chip_name):
     out = {"out": strides(seq=256)} if changes.get("hdim_v") == 256 else {}
     assert reasons(problem(**changes, **out), chip_name) == ""
 
 
 @pytest.mark.parametrize("name", ["q_descale", "k_descale", "v_descale"])
-def test_plain_gfx950_kernels_take_one_scale(name: str) -> None:
+def test_plain_gfx950_kernels_take_one_scale(name):
     each = {name: (4, 1)}
     assert f"{name} of shape (1,)" in reasons(problem(dtype="fp8_e4m3fn", **each), MI350)
     assert reasons(problem(dtype="fp8_e4m3fn", **{name: (0, 0)}), MI350) == ""
@@ -187,7 +187,7 @@ def test_plain_gfx950_kernels_take_one_scale(name: str) -> None:
     assert reasons(problem(dtype="fp8_e4m3fnuz", **each), MI300) == ""
 
 
-def test_plain_causal_gfx942_kernels_take_no_scale_beyond_a_tile() -> None:
+def test_plain_causal_gfx942_kernels_take_no_scale_beyond_a_tile():
     """Production kernels loop back to before the multiplication of the scale with q_ and k_descale.
 
     Seen in their disassembly, and in numbers: from the second tile on the scale has both squared.
@@ -214,7 +214,7 @@ def fp8_row(mask: int = 0) -> KernelRow:
     )
 
 
-def test_plain_gfx950_fp8_kernels_take_five_ratios_of_heads() -> None:
+def test_plain_gfx950_fp8_kernels_take_five_ratios_of_heads():
     """Seen in their disassembly: the ratio is compared with powers of two, and becomes a shift."""
     for ratio in (1, 2, 3, 4, 6, 8, 16, 32):
         heads = {"heads_q": 2 * ratio, "heads_k": 2}
@@ -226,7 +226,7 @@ def test_plain_gfx950_fp8_kernels_take_five_ratios_of_heads() -> None:
         assert not reasons_of_row(fp8, target(MI300), fp8_row())
 
 
-def test_our_kernels_have_no_limits_of_plain_ones() -> None:
+def test_our_kernels_have_no_limits_of_plain_ones():
     ours = KernelRow(
         *("bf16", 128, 128, 0, 0, 0, 256, 64, "symbol", "x.co"),
         *("jitfmha", 512, "xcd_heads_tiles_splits"),
@@ -241,7 +241,7 @@ def qkv() -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def test_explanation(tree: Path) -> None:
+def test_explanation(tree):
     with emulate("gfx942-mi308"):
         plan = explain(*qkv(), mask=2, return_lse=True)
     text = str(plan)
@@ -257,7 +257,7 @@ def test_explanation(tree: Path) -> None:
     assert values["remarks"] == []
 
 
-def test_an_uncovered_call_raises_what_explain_says() -> None:
+def test_an_uncovered_call_raises_what_explain_says():
     q = torch.zeros(1, 4, 1, 300)
     with emulate("gfx950"):
         said = explain(q, q, q)
@@ -268,7 +268,7 @@ def test_an_uncovered_call_raises_what_explain_says() -> None:
     assert "hdim 300x300" in str(raised.value)
 
 
-def test_emulation_takes_effect_at_once_and_ends_at_once(tree: Path) -> None:
+def test_emulation_takes_effect_at_once_and_ends_at_once(tree):
     """The same tensors, prepared before, go to whatever is emulated at the moment."""
     q, k, v = qkv()
     other_fp8 = [x.to(torch.float8_e4m3fn) for x in (q, k, v)]
@@ -288,12 +288,12 @@ def test_emulation_takes_effect_at_once_and_ends_at_once(tree: Path) -> None:
     assert families == ["cpu", "MI300X", "MI355X"] * 2
 
 
-def test_no_tree_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tree_at_all(monkeypatch):
     monkeypatch.delenv("JITFMHA_HSA_DIR")
     assert reasons(problem()) == "This version ships no code objects for gfx942."
 
 
-def test_trees_are_tried_in_turn(tmp_path: Path, full_tree: Path, use_tree: UseTree) -> None:
+def test_trees_are_tried_in_turn(tmp_path, full_tree, use_tree):
     """JITFMHA_HSA_DIR, then AITER_ASM_DIR: the first that has a kernel for the problem."""
     first = PlainKernel(ts_qo=32)
     write_tree(tmp_path, "gfx942", [first])

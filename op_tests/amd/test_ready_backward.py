@@ -12,7 +12,6 @@ import pytest
 import torch
 from backward_calls import POISON, BackwardCall
 from compiled_calls import ARCHS
-from rigs.recording_runtime import RecordingRuntime
 from untyped import explain_bwd, fmha_bwd, fmha_fwd
 
 from jitfmha import HipError, emulate
@@ -74,7 +73,7 @@ def leave_one_compute_unit() -> None:
 
 @pytest.mark.parametrize(("arch", "is_small"), [*((arch, False) for arch in ARCHS), _SMALL])
 @pytest.mark.sample("number", range(_HUNDREDS), 2)
-def test_drawn_calls(arch: Arch, is_small: bool, number: int, rng: torch.Generator) -> None:
+def test_drawn_calls(arch, is_small, number, rng):
     call = drawn(rng, HDIMS[arch] if not is_small else ((128, 128),))
     call.poison_unused_rows()
     with emulate(arch, check=True, random_order=rng.initial_seed()) as run:
@@ -94,9 +93,7 @@ def test_drawn_calls(arch: Arch, is_small: bool, number: int, rng: torch.Generat
     ("lengths", "mask"),
     [([(140, 600)], 0), ([(300, 800)], 2), ([(70, 513)], "b:-1,7"), ([(99, 258), (130, 513)], 2)],
 )
-def test_several_blocks_of_many_keys(
-    lengths: list[tuple[int, int]], mask: int | str, rng: torch.Generator
-) -> None:
+def test_several_blocks_of_many_keys(lengths, mask, rng):
     """Where there is a mask a workgroup has two of them, or the one in the middle."""
     batch = 1 if len(lengths) == 1 else None
     call = BackwardCall(
@@ -124,9 +121,7 @@ def test_several_blocks_of_many_keys(
         (16, 7680, 2, False),
     ],
 )
-def test_many_keys_are_for_calls_that_fill_the_gpu(
-    heads: int, seqlen_k: int, mask: int, is_wide: bool
-) -> None:
+def test_many_keys_are_for_calls_that_fill_the_gpu(heads, seqlen_k, mask, is_wide):
     """An MI355X has 256 compute units."""
     q, k = (torch.empty(1, n, heads, 128, dtype=torch.bfloat16) for n in (1, seqlen_k))
     with emulate("gfx950"):
@@ -154,15 +149,8 @@ MANY_TILES = [(0, 1, (4, 1), [(300, 1500)]), (2, 1, (2, 1), [(700, 1500)])]
 )
 @pytest.mark.usefixtures("poisoned_memory")
 def test_deterministic_bits_do_not_depend_on_the_order(
-    arch: Arch,
-    is_small: bool,
-    mask: int | str,
-    batch: int | None,
-    heads: tuple[int, int],
-    lengths: list[tuple[int, int]],
-    hdims: tuple[int, int],
-    rng: torch.Generator,
-) -> None:
+    arch, is_small, mask, batch, heads, lengths, hdims, rng
+):
     """One workgroup after the other, then several at once, whose waves run in random order."""
     options = {"deterministic": True}
     call = BackwardCall(
@@ -189,7 +177,7 @@ def test_deterministic_bits_do_not_depend_on_the_order(
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_without_queries_deterministic_gradients_are_zero(arch: Arch, rng: torch.Generator) -> None:
+def test_without_queries_deterministic_gradients_are_zero(arch, rng):
     call = BackwardCall(rng, lengths=[(0, 200)], batch=2, options={"deterministic": True})
     with emulate(arch, check=True) as run:
         call.run()
@@ -200,9 +188,7 @@ def test_without_queries_deterministic_gradients_are_zero(arch: Arch, rng: torch
 
 @pytest.mark.parametrize(("arch", "hdims"), ARCHS_AND_HDIMS)
 @pytest.mark.parametrize("mask", [0, 2, "b:-1,7"])
-def test_a_single_query_whose_stride_says_nothing(
-    arch: Arch, mask: int | str, hdims: tuple[int, int], rng: torch.Generator
-) -> None:
+def test_a_single_query_whose_stride_says_nothing(arch, mask, hdims, rng):
     """Rows behind it are not more of it."""
     call = BackwardCall(rng, hdims=hdims, lengths=[(1, 70)], batch=2, mask=mask)
     with emulate(arch, check=True) as run:
@@ -216,7 +202,7 @@ def test_a_single_query_whose_stride_says_nothing(
 
 @pytest.mark.parametrize("name", ["q and out", "dout"])
 @pytest.mark.parametrize("arch", ARCHS)
-def test_expanded_rows(arch: Arch, name: str, rng: torch.Generator) -> None:
+def test_expanded_rows(arch, name, rng):
     """Such as the gradient of a sum, whose rows are all one row."""
     q, k, v, dout = (torch.randn(1, n, 2, 128, generator=rng).bfloat16() for n in (40, 70, 70, 40))
     if name == "dout":
@@ -237,7 +223,7 @@ def test_expanded_rows(arch: Arch, name: str, rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_rows_that_see_nothing_get_and_give_nothing(arch: Arch, rng: torch.Generator) -> None:
+def test_rows_that_see_nothing_get_and_give_nothing(arch, rng):
     call = BackwardCall(rng, lengths=[(70, 33)], batch=1, mask=2)
     with emulate(arch):
         call.run()
@@ -246,7 +232,7 @@ def test_rows_that_see_nothing_get_and_give_nothing(arch: Arch, rng: torch.Gener
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_keys_behind_the_last_one_add_nothing(arch: Arch, rng: torch.Generator) -> None:
+def test_keys_behind_the_last_one_add_nothing(arch, rng):
     """All scores are near -280. That of a key that is not there, 0, would be far above the lse.
 
     What rows have in common cancels in dq and dk, but not in the rounding of what is added up.
@@ -265,7 +251,7 @@ def test_keys_behind_the_last_one_add_nothing(arch: Arch, rng: torch.Generator) 
 
 
 @pytest.mark.parametrize("hdim", [64, 128, 192])
-def test_a_gradient_of_the_lse(hdim: int, rng: torch.Generator) -> None:
+def test_a_gradient_of_the_lse(hdim, rng):
     q, k, v = (torch.randn(1, n, 2, hdim, generator=rng).bfloat16() for n in (40, 70, 70))
     leaves = [x.double().requires_grad_() for x in (q, k, v)]
     exact_out, exact_lse = attention(*leaves)
@@ -283,9 +269,7 @@ def test_a_gradient_of_the_lse(hdim: int, rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize("hdim", [64, 128, 192])
 @pytest.mark.parametrize("arch", ARCHS)
-def test_errors_are_at_most_twice_those_of_rounding(
-    arch: Arch, hdim: int, rng: torch.Generator
-) -> None:
+def test_errors_are_at_most_twice_those_of_rounding(arch, hdim, rng):
     """Against gradients in float64 of inputs that are rounded, and rounded themselves."""
     exact = [torch.randn(1, 160, 2, hdim, generator=rng, dtype=torch.float64) for _ in range(4)]
     rounded = [x.bfloat16() for x in exact]
@@ -307,9 +291,7 @@ def test_errors_are_at_most_twice_those_of_rounding(
 
 @pytest.mark.parametrize("is_deterministic", [False, True])
 @pytest.mark.parametrize(("arch", "is_small", "hdims"), EVERY_KERNEL)
-def test_main_loops_have_no_conflicts_and_no_scratch(
-    arch: Arch, is_small: bool, hdims: tuple[int, int], is_deterministic: bool, rng: torch.Generator
-) -> None:
+def test_main_loops_have_no_conflicts_and_no_scratch(arch, is_small, hdims, is_deterministic, rng):
     options = {"deterministic": is_deterministic}
     call = BackwardCall(
         rng, hdims=hdims, heads=(1, 1), lengths=[(192, 128)], batch=1, options=options
@@ -336,9 +318,7 @@ def test_main_loops_have_no_conflicts_and_no_scratch(
         ({"hdims": (128, 64)}, "the kernels of this package: none for bf16 and hdim 128x64."),
     ],
 )
-def test_other_calls_go_to_compiled_kernels(
-    changes: dict[str, Any], reason: str, rng: torch.Generator
-) -> None:
+def test_other_calls_go_to_compiled_kernels(changes, reason, rng):
     call = BackwardCall(rng, lengths=[(3, 5)], batch=1, **changes)
     with emulate("gfx942"):
         explanation = call.explain()
@@ -347,7 +327,7 @@ def test_other_calls_go_to_compiled_kernels(
     assert any(reason in text for text in explanation.rejected[FAMILY]), explanation
 
 
-def test_rows_that_are_too_far_apart_are_refused_with_their_distance(rng: torch.Generator) -> None:
+def test_rows_that_are_too_far_apart_are_refused_with_their_distance(rng):
     call = BackwardCall(rng, heads=(1, 1), lengths=[(3, 2)], batch=1)
     stride = 1 << 23
     call.k = torch.empty_strided((1, 2, 1, 128), (0, stride, 128, 1), dtype=torch.bfloat16)
@@ -357,9 +337,7 @@ def test_rows_that_are_too_far_apart_are_refused_with_their_distance(rng: torch.
 
 
 @pytest.mark.parametrize("launches", range(3))
-def test_a_launch_that_fails_is_an_error_that_names_its_kernel(
-    launches: int, rng: torch.Generator, runtime: RecordingRuntime
-) -> None:
+def test_a_launch_that_fails_is_an_error_that_names_its_kernel(launches, rng, runtime):
     """The kernels after it are not launched."""
     call = BackwardCall(rng, lengths=[(3, 5)], batch=1)
     runtime.fail("hipModuleLaunchKernel", 1, after=launches)

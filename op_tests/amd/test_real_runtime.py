@@ -44,7 +44,7 @@ print(json.dumps(errors))
 """
 
 
-def test_its_error_comes_back() -> None:
+def test_its_error_comes_back():
     assert _NAME is not None
     errors = json.loads(run_python("-c", _CALLS, _NAME).stdout)
     assert len(errors) == 4

@@ -60,7 +60,7 @@ def assert_repeated(
         assert launched(runtime, target, read, **options) == alone
 
 
-def test_options_are_told_apart(rng: torch.Generator, runtime: RecordingRuntime) -> None:
+def test_options_are_told_apart(rng, runtime):
     target = runtime.target("MI300X")
     read = read_by_backward(BackwardCall(rng, hdims=(72, 72), lengths=LENGTHS, batch=1))
     small = read_by_backward(BackwardCall(rng, hdims=(8, 8), lengths=LENGTHS, batch=1))
@@ -82,7 +82,7 @@ def test_options_are_told_apart(rng: torch.Generator, runtime: RecordingRuntime)
             fmha_bwd(*small, mask=False)
 
 
-def test_sequences_are_told_apart(rng: torch.Generator, runtime: RecordingRuntime) -> None:
+def test_sequences_are_told_apart(rng, runtime):
     target = runtime.target("MI300X")
     call = BackwardCall(rng, hdims=(8, 8), lengths=((9, 30), (1, 1), (40, 7)), gap=3)
     read, packed = read_by_backward(call), call.arguments
@@ -113,7 +113,7 @@ def test_sequences_are_told_apart(rng: torch.Generator, runtime: RecordingRuntim
             fmha_bwd(*read_by_backward(call), **options)
 
 
-def test_layouts_are_told_apart(rng: torch.Generator, runtime: RecordingRuntime) -> None:
+def test_layouts_are_told_apart(rng, runtime):
     target = runtime.target("MI300X")
     call = BackwardCall(rng, hdims=(8, 8), heads=(4, 2), lengths=((9, 20),), batch=2)
     for layouts in (("bshd",) * 5, ("bhsd", "packed", "sbhd", "every_other_row", "bhsd")):
@@ -131,7 +131,7 @@ def test_layouts_are_told_apart(rng: torch.Generator, runtime: RecordingRuntime)
             fmha_bwd(*read)
 
 
-def test_lengths_of_packed_sequences_are_read_in_each_call(rng: torch.Generator) -> None:
+def test_lengths_of_packed_sequences_are_read_in_each_call(rng):
     """Their shapes alone do not tell which rows have gradients, which are 0 in new tensors."""
     with emulate("gfx942"):
         for lengths in (
@@ -162,9 +162,7 @@ def _with_rows(call: BackwardCall, rows_q: int, rows_k: int) -> BackwardCall:
     return call
 
 
-def test_what_goes_the_long_way(
-    rng: torch.Generator, runtime: RecordingRuntime, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_goes_the_long_way(rng, runtime, monkeypatch):
     """Given gradients are written, and results that torch differentiates know of it."""
     target = runtime.target("MI300X")
     call = BackwardCall(rng, hdims=(8, 8), lengths=LENGTHS, batch=1)
@@ -214,9 +212,7 @@ OTHER_TENSORS: dict[str, Callable[[Tensor], Any]] = {
 
 @pytest.mark.parametrize("other", OTHER_TENSORS)
 @pytest.mark.parametrize("index", range(6))
-def test_tensors_are_told_apart(
-    rng: torch.Generator, runtime: RecordingRuntime, index: int, other: str
-) -> None:
+def test_tensors_are_told_apart(rng, runtime, index, other):
     """What is not like the tensors of a call before is served, or refused, as without that call."""
     call = BackwardCall(rng, hdims=(8, 8), lengths=LENGTHS, batch=1)
     read = read_by_backward(call)
@@ -235,9 +231,7 @@ def test_tensors_are_told_apart(
     assert outcome(target) == outcome(runtime.target("MI300X"))
 
 
-def test_a_tensor_given_twice(
-    rng: torch.Generator, runtime: RecordingRuntime, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tensor_given_twice(rng, runtime, monkeypatch):
     """It is like two tensors with the same values, in either order of the calls."""
     target = runtime.target("MI300X")
     call = BackwardCall(rng, hdims=(8, 8), heads=(2, 2), lengths=LENGTHS, batch=1)
@@ -251,9 +245,7 @@ def test_a_tensor_given_twice(
 
 
 @pytest.mark.parametrize("mode", ["gm0", "gm1", "padded gm1"])
-def test_a_call_like_one_before_goes_the_short_way(
-    rng: torch.Generator, runtime: RecordingRuntime, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
+def test_a_call_like_one_before_goes_the_short_way(rng, runtime, monkeypatch, mode):
     def like_the_first(gap: int = 0) -> BackwardCall:
         if mode == "gm0":
             return BackwardCall(rng, hdims=(8, 8), lengths=LENGTHS, batch=2)

@@ -143,12 +143,7 @@ def tensors(rng: torch.Generator, *shapes: tuple[int, ...]) -> list[torch.Tensor
     [(ready, [1, 3, 3]), (split, [2]), (compiled, [1, 2])],
     ids=lambda x: str(x)[:16],
 )
-def test_what_is_right_is_found_to_be(
-    rng: torch.Generator,
-    recorded: Recorded,
-    call: Callable[[torch.Generator], None],
-    kernels: list[int],
-) -> None:
+def test_what_is_right_is_found_to_be(rng, recorded, call, kernels):
     with emulate("gfx950", check=True) as run:
         call(rng)
     assert run.findings() == ()
@@ -162,14 +157,8 @@ def test_what_is_right_is_found_to_be(
 
 @pytest.mark.parametrize("with_data", [True, False])
 def test_backward_kernels_of_a_tree_are_replayed(
-    rng: torch.Generator,
-    recorded: Recorded,
-    use_tree: UseTree,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    with_data: bool,
-) -> None:
+    rng, recorded, use_tree, tmp_path, monkeypatch, with_data
+):
     """Three kernels with tensors between them; dk and dv of each query head are summed by torch."""
     write_one_pass(tmp_path / "tree", "gfx950", PlainGradients("fp16", mode=1))
     use_tree(tmp_path / "tree")
@@ -198,9 +187,7 @@ def test_backward_kernels_of_a_tree_are_replayed(
     assert [each.argument for each in found.mismatches] == ["s_dq_acc_Hs"]
 
 
-def test_an_lse_of_another_call_is_the_inputs_fault(
-    rng: torch.Generator, recorded: Recorded
-) -> None:
+def test_an_lse_of_another_call_is_the_inputs_fault(rng, recorded):
     with emulate("gfx950"):
         compiled(rng)
     *_, folder = recorded()
@@ -246,7 +233,7 @@ def tamper(folder: Path, values: dict[str, float], *, kernel: int = 0, **fields:
                 (argument["value"],) = struct.unpack(form, content)
 
 
-def test_a_wrong_argument_is_the_arguments_fault(group_launch: Path) -> None:
+def test_a_wrong_argument_is_the_arguments_fault(group_launch):
     record = read_record(group_launch)
     (kernel,) = record.kernels
     values = kernel.values()
@@ -277,7 +264,7 @@ def test_a_wrong_argument_is_the_arguments_fault(group_launch: Path) -> None:
     assert "(3, 1, 1), expected (3, 5, 1)" in str(found.mismatches[0])
 
 
-def test_a_stride_of_a_compiled_kernel(rng: torch.Generator, recorded: Recorded) -> None:
+def test_a_stride_of_a_compiled_kernel(rng, recorded):
     with emulate("gfx950"):
         compiled(rng)
     forward, backward = recorded()
@@ -303,9 +290,7 @@ def wrong_kernel(mnemonic: str, other: str) -> bytes:
     return assemble(renamed(listing, PLAIN_NAME, GROUP_KERNEL.symbol), "gfx942")
 
 
-def test_a_wrong_kernel_is_the_kernels_fault(
-    rng: torch.Generator, recorded: Recorded, use_tree: UseTree, tmp_path: Path
-) -> None:
+def test_a_wrong_kernel_is_the_kernels_fault(rng, recorded, use_tree, tmp_path):
     """It rounds down what it should, and takes the wrong logarithm: the arguments are right."""
     write_tree(tmp_path / "tree", "gfx942", [GROUP_KERNEL])
     file = tmp_path / "tree" / "gfx942" / "fmha_v3_fwd" / "MI300" / GROUP_KERNEL.file
@@ -322,7 +307,7 @@ def test_a_wrong_kernel_is_the_kernels_fault(
     assert diagnosis_of(folder).fault == "arguments and kernel"
 
 
-def test_a_code_object_that_was_replaced_is_told(group_launch: Path) -> None:
+def test_a_code_object_that_was_replaced_is_told(group_launch):
     (kernel,) = read_record(group_launch).kernels
     file = group_launch / kernel.code_object
     file.write_bytes(wrong_kernel("v_log_f32_e32", "v_exp_f32_e32"))
@@ -332,7 +317,7 @@ def test_a_code_object_that_was_replaced_is_told(group_launch: Path) -> None:
     assert "hipErrorInvalidImage" in diagnosis_of(group_launch).replayed.failure
 
 
-def test_a_result_that_cannot_be_repeated_is_nobodys_fault(group_launch: Path) -> None:
+def test_a_result_that_cannot_be_repeated_is_nobodys_fault(group_launch):
     with edited(group_launch) as document:
         result = document["results"]["out"]
         content = bytearray((group_launch / result["file"]).read_bytes())
@@ -344,7 +329,7 @@ def test_a_result_that_cannot_be_repeated_is_nobodys_fault(group_launch: Path) -
 # ---- What is recorded ----------------------------------------------------------------------------
 
 
-def test_a_recorded_launch_tells_its_arguments_by_name(group_launch: Path) -> None:
+def test_a_recorded_launch_tells_its_arguments_by_name(group_launch):
     document = json.loads((group_launch / FILE).read_text())
     (kernel,) = document["kernels"]
     assert kernel["symbol"] == GROUP_KERNEL.symbol
@@ -358,9 +343,7 @@ def test_a_recorded_launch_tells_its_arguments_by_name(group_launch: Path) -> No
     assert os.stat(group_launch).st_mode & 0o077 == 0, "others could read the tensors"
 
 
-def test_tensors_may_be_left_out(
-    rng: torch.Generator, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensors_may_be_left_out(rng, recorded, monkeypatch):
     """Lengths stay; inputs are made up, and a wrong stride is found all the same."""
     monkeypatch.setenv("JITFMHA_RECORD_DATA", "0")
     with emulate("gfx950"):
@@ -379,9 +362,7 @@ def test_tensors_may_be_left_out(
     assert (found.fault, found.replayed.judged["lse"].is_right) == ("arguments", False)
 
 
-def test_the_limits_of_what_is_recorded(
-    rng: torch.Generator, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_limits_of_what_is_recorded(rng, recorded, monkeypatch):
     q, k, v = tensors(rng, (1, 3, 1, 64), (1, 3, 1, 64), (1, 3, 1, 64))
     monkeypatch.setattr(recording_runtime, "MOST_BYTES", 3 * q.nbytes)
     monkeypatch.setattr(recording, "MOST_LAUNCHES", 2)
@@ -402,9 +383,7 @@ def test_the_limits_of_what_is_recorded(
     assert diagnosis_of(second).fault == "none"
 
 
-def test_a_launch_that_fails_is_recorded(
-    rng: torch.Generator, recorded: Recorded, use_tree: UseTree, tmp_path: Path
-) -> None:
+def test_a_launch_that_fails_is_recorded(rng, recorded, use_tree, tmp_path):
     """Its manifest promises larger tiles than the kernel has, so that it reads beyond q."""
     path = write_tree(tmp_path / "tree", "gfx942", [GROUP_KERNEL])
     write_manifest(path.parent, [dataclasses.replace(GROUP_KERNEL, ts_qo=1 << 15).row])
@@ -418,9 +397,7 @@ def test_a_launch_that_fails_is_recorded(
     assert "outside of all memory" in found.replayed.failure
 
 
-def test_nothing_is_between_where_nothing_is_recorded(
-    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_between_where_nothing_is_recorded(rng, monkeypatch):
     monkeypatch.delenv("JITFMHA_RECORD", raising=False)
     q, k, v = tensors(rng, (1, 3, 1, 64), (1, 3, 1, 64), (1, 3, 1, 64))
     problem = make_problem(Arguments(q, k, v))
@@ -439,7 +416,7 @@ def test_nothing_is_between_where_nothing_is_recorded(
         assert emulation() is run.emulation
 
 
-def test_data_is_one_or_zero(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_is_one_or_zero(recorded, monkeypatch):
     monkeypatch.setenv("JITFMHA_RECORD_DATA", "some")
     with pytest.raises(ValueError, match="JITFMHA_RECORD_DATA is 'some'"), emulate("gfx950"):
         pass
@@ -448,7 +425,7 @@ def test_data_is_one_or_zero(recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 # ---- The command, and what is damaged ------------------------------------------------------------
 
 
-def test_the_command(group_launch: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(group_launch, capsys):
     assert main(["replay", str(group_launch.parent), "--arguments"]) == 0
     shown = capsys.readouterr().out
     assert "Arguments and kernels are right." in shown
@@ -497,12 +474,7 @@ def test_the_command(group_launch: Path, capsys: pytest.CaptureFixture[str]) -> 
         ),
     ],
 )
-def test_a_damaged_folder_is_refused(
-    group_launch: Path,
-    capsys: pytest.CaptureFixture[str],
-    spoil: Callable[[Path], object],
-    complaint: str,
-) -> None:
+def test_a_damaged_folder_is_refused(group_launch, capsys, spoil, complaint):
     spoil(group_launch)
     assert main(["replay", str(group_launch)]) == 2
     assert complaint in capsys.readouterr().err
@@ -549,14 +521,12 @@ def spoil_region(folder: Path, change: Callable[[bytes], bytes]) -> None:
         (("--seed", "-1"), "--seed: -1"),
     ],
 )
-def test_flags_without_meaning_are_refused(
-    group_launch: Path, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], complaint: str
-) -> None:
+def test_flags_without_meaning_are_refused(group_launch, capsys, flags, complaint):
     assert main(["replay", str(group_launch), *flags]) == 2
     assert complaint in capsys.readouterr().err
 
 
-def test_what_runs_on_a_gpu(group_launch: Path) -> None:
+def test_what_runs_on_a_gpu(group_launch):
     """The emulator's HIP functions stand in for the GPU's, as tensors of the CPU do."""
     record = read_record(group_launch)
     library = Emulator().library

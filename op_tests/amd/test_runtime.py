@@ -89,9 +89,7 @@ TORCH_CALLS_IT = "torch's libc10_hip.so calls it"
 
 @pytest.mark.parametrize("torch_comes_first", [True, False])
 @pytest.mark.parametrize("name", ["libamdhip64.so", "libamdhip64-2f1a3c.so"])
-def test_of_two_runtimes_torch_uses_one(
-    machine: Machine, torch_comes_first: bool, name: str
-) -> None:
+def test_of_two_runtimes_torch_uses_one(machine, torch_comes_first, name):
     """Whichever was loaded first, and under whatever name its wheel has it."""
     of_torch = machine.runtime(f"site-packages/torch/lib/{name}")
     other = machine.runtime("opt/rocm/lib/libamdhip64.so.7")
@@ -100,7 +98,7 @@ def test_of_two_runtimes_torch_uses_one(
     assert machine.bound(*order) == (of_torch, TORCH_CALLS_IT)
 
 
-def test_torch_may_use_what_somebody_else_loaded(machine: Machine) -> None:
+def test_torch_may_use_what_somebody_else_loaded(machine):
     """Two files with one soname: the linker takes the one that is there, and so must we."""
     of_torch = machine.runtime("site-packages/torch/lib/libamdhip64.so.7")
     other = machine.runtime("opt/rocm/lib/libamdhip64.so.7")
@@ -110,7 +108,7 @@ def test_torch_may_use_what_somebody_else_loaded(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("torch_comes_first", [True, False])
-def test_the_layout_of_rocm_sdk_core(machine: Machine, torch_comes_first: bool) -> None:
+def test_the_layout_of_rocm_sdk_core(machine, torch_comes_first):
     """No unversioned name, and outside of the linker's search path."""
     of_torch = machine.runtime("site-packages/_rocm_sdk_core/lib/libamdhip64.so.7")
     other = machine.runtime("opt/rocm/lib/libamdhip64.so.6")
@@ -119,7 +117,7 @@ def test_the_layout_of_rocm_sdk_core(machine: Machine, torch_comes_first: bool) 
     assert machine.bound(*order) == (of_torch, TORCH_CALLS_IT)
 
 
-def test_what_is_taken_where_torch_has_loaded_nothing(machine: Machine) -> None:
+def test_what_is_taken_where_torch_has_loaded_nothing(machine):
     """From what belongs to torch to what is anywhere, each seen when the one before is gone."""
     beside_torch = machine.runtime("site-packages/torch/lib/libamdhip64-2f1a3c.so")
     (machine.root / "site-packages" / "_rocm_sdk_core").mkdir()
@@ -141,7 +139,7 @@ def test_what_is_taken_where_torch_has_loaded_nothing(machine: Machine) -> None:
     assert machine.bound() == (of_rocm, "it is ROCm's")
 
 
-def test_no_runtime_at_all(machine: Machine) -> None:
+def test_no_runtime_at_all(machine):
     """A library that only has the name is passed over."""
     no_runtime = machine._library("site-packages/torch/lib/libamdhip64.so", "int nothing;")
     error = machine.bound(no_runtime)
@@ -219,9 +217,7 @@ class FakeLibrary:
 
 
 @pytest.mark.parametrize("captured", [set(), {0, 1, 2}])
-def test_the_scale_is_complete_when_it_is_there(
-    runtime: RecordingRuntime, monkeypatch: pytest.MonkeyPatch, captured: set[int]
-) -> None:
+def test_the_scale_is_complete_when_it_is_there(runtime, monkeypatch, captured):
     """On a stream that no graph captures, in the mode in which a wait spoils no capture."""
     gpu = FakeTorchGpu(monkeypatch, captured)
     library: Any = FakeLibrary(runtime, gpu.events)
@@ -236,15 +232,13 @@ def test_the_scale_is_complete_when_it_is_there(
     assert bound.scale_of_one(1) is not scale
 
 
-def test_a_runtime_without_capture_modes_serves_too(
-    runtime: RecordingRuntime, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_runtime_without_capture_modes_serves_too(runtime, monkeypatch):
     gpu = FakeTorchGpu(monkeypatch, set())
     assert HipRuntime(runtime.library).scale_of_one(0).tolist() == [1.0]
     assert gpu.events == ["cuda:0", ("fill", 1), ("synchronize", 1)]
 
 
-def test_no_stream_is_free(runtime: RecordingRuntime, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_stream_is_free(runtime, monkeypatch):
     gpu = FakeTorchGpu(monkeypatch, set(range(100)))
     library: Any = FakeLibrary(runtime, gpu.events)
     with pytest.raises(HipError, match="every stream of device 2 is captured"):

@@ -74,7 +74,7 @@ def _identity(target: Target) -> tuple[str, str, int, int]:
     return target.arch, target.chip.name, target.device_index, target.compute_units
 
 
-def test_several_gpus_each_get_theirs(gpus: FakeGpus) -> None:
+def test_several_gpus_each_get_theirs(gpus):
     """And a partition of an MI300X, whose units are those of an MI308X, stays an MI300X."""
     devices = [
         gpus.add("gfx942:sramecc+:xnack-", 304, 0x74A1),
@@ -97,20 +97,20 @@ def test_several_gpus_each_get_theirs(gpus: FakeGpus) -> None:
 
 
 @pytest.mark.parametrize("pci_chip_id", MI308_IDS)
-def test_every_id_of_the_mi308(gpus: FakeGpus, pci_chip_id: int) -> None:
+def test_every_id_of_the_mi308(gpus, pci_chip_id):
     target = target_of(gpus.add("gfx942", 80, pci_chip_id))
     assert isinstance(target, AmdTarget)
     assert target.chip.name == "MI308X"
 
 
-def test_a_device_is_asked_once(gpus: FakeGpus) -> None:
+def test_a_device_is_asked_once(gpus):
     first, second = (gpus.add("gfx950", 256, 0x75A3) for _ in range(2))
     for device in (first, second, first, torch.device("cuda"), second):
         target_of(device)
     assert gpus.questions == [0, 1]
 
 
-def test_a_device_without_an_index_is_the_current_one(gpus: FakeGpus) -> None:
+def test_a_device_without_an_index_is_the_current_one(gpus):
     gpus.add("gfx950", 256, 0x75A3)
     gpus.add("gfx942", 304, 0x74A1)
     for gpus.current, arch in ((0, "gfx950"), (1, "gfx942")):
@@ -120,7 +120,7 @@ def test_a_device_without_an_index_is_the_current_one(gpus: FakeGpus) -> None:
 
 
 @pytest.mark.parametrize("arch", ["gfx90a:sramecc+", "gfx1100", "gfx9420", ""])
-def test_unsupported_gpus(gpus: FakeGpus, arch: str) -> None:
+def test_unsupported_gpus(gpus, arch):
     device = gpus.add(arch, 104, 0x740F)
     with pytest.raises(ValueError, match="cuda:0") as raised:
         target_of(device)
@@ -129,7 +129,7 @@ def test_unsupported_gpus(gpus: FakeGpus, arch: str) -> None:
     assert "sramecc" not in str(raised.value)
 
 
-def test_runtimes_that_number_attributes_anew(gpus: FakeGpus) -> None:
+def test_runtimes_that_number_attributes_anew(gpus):
     """From ROCm 7.1 on the old number asks for registers, and the new one for the id."""
     device = gpus.add("gfx942", 80, 512)
     gpus.runtime.set_attribute(0, PCI_CHIP_ID + 1, MI308_IDS[1])
@@ -146,9 +146,7 @@ def tell_by_the_bus(gpus: FakeGpus, folder: Path, pci_chip_id: int) -> None:
 
 
 @pytest.mark.parametrize("answer", [None, 512])
-def test_the_bus_tells_what_the_attribute_does_not(
-    gpus: FakeGpus, tmp_path: Path, answer: int | None
-) -> None:
+def test_the_bus_tells_what_the_attribute_does_not(gpus, tmp_path, answer):
     device = gpus.add("gfx942", 80, answer)
     tell_by_the_bus(gpus, tmp_path, MI308_IDS[2])
     with warnings.catch_warnings():
@@ -159,7 +157,7 @@ def test_the_bus_tells_what_the_attribute_does_not(
     assert gpus.runtime.last_error == 0
 
 
-def test_an_id_that_nobody_listed_is_no_mi308(gpus: FakeGpus, tmp_path: Path) -> None:
+def test_an_id_that_nobody_listed_is_no_mi308(gpus, tmp_path):
     device = gpus.add("gfx942", 80, None)
     tell_by_the_bus(gpus, tmp_path, 0x74FF)
     target = target_of(device)
@@ -169,9 +167,7 @@ def test_an_id_that_nobody_listed_is_no_mi308(gpus: FakeGpus, tmp_path: Path) ->
 
 @pytest.mark.parametrize("on_the_bus", [False, True])
 @pytest.mark.parametrize("answer", [None, 512])
-def test_without_an_id_it_is_an_mi300_with_one_warning(
-    gpus: FakeGpus, answer: int | None, on_the_bus: bool
-) -> None:
+def test_without_an_id_it_is_an_mi300_with_one_warning(gpus, answer, on_the_bus):
     """Also where the bus is hidden. No error stays behind in the runtime."""
     devices = [gpus.add("gfx942", units, answer) for units in (304, 80, 304)]
     if on_the_bus:
@@ -184,9 +180,7 @@ def test_without_an_id_it_is_an_mi300_with_one_warning(
 
 
 @pytest.mark.parametrize("chip", ["MI350X", "MI355X", "MI350P"])
-def test_a_gfx950_is_not_asked_for_its_id(
-    gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch, chip: str
-) -> None:
+def test_a_gfx950_is_not_asked_for_its_id(gpus, monkeypatch, chip):
     """It has kernels for all chips, so nothing can fail for want of an answer."""
     monkeypatch.delattr(HipRuntime, "pci_chip_id")
     device = gpus.add("gfx950:sramecc+:xnack-", 256, None, f"AMD Instinct {chip}")
@@ -195,7 +189,7 @@ def test_a_gfx950_is_not_asked_for_its_id(
     assert _identity(target_of(unnamed))[1] == "MI350X"
 
 
-def test_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_devices(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", None)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     with pytest.raises(ValueError, match=r"NVIDIA GPU, which is not supported.*gfx942 .*gfx950"):
@@ -208,7 +202,7 @@ def test_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("chip", list(DEVICES))
-def test_emulated_targets_are_what_the_emulator_says(chip: str) -> None:
+def test_emulated_targets_are_what_the_emulator_says(chip):
     """explain must not build the emulator to ask it, so the package knows; here both are asked."""
     assert target_of(torch.device("cpu")) == cpu_target()
     with emulate(chip) as run:
@@ -231,7 +225,7 @@ def test_emulated_targets_are_what_the_emulator_says(chip: str) -> None:
     )
 
 
-def test_other_threads_are_not_emulated() -> None:
+def test_other_threads_are_not_emulated():
     seen = []
     with emulate("gfx950"):
         thread = threading.Thread(target=lambda: seen.append(target_of(torch.device("cpu"))))
@@ -244,7 +238,7 @@ def jitfmha(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return run_python("-m", "jitfmha", *argv, code=None, timeout=120, **environment)
 
 
-def test_the_environment_emulates(full_tree: Path) -> None:
+def test_the_environment_emulates(full_tree):
     variables = {"JITFMHA_EMULATE": "gfx942-mi308", "JITFMHA_HSA_DIR": str(full_tree)}
     facts = json.loads(jitfmha("info", "--json", **variables).stdout)
     assert facts["targets"][1:] == ["gfx942 MI308X (emulated, 80 compute units)"]

@@ -104,9 +104,7 @@ BROKEN_RULES = {
 
 
 @pytest.mark.parametrize(("old", "new", "texts"), [*BAD_CELLS, *BROKEN_RULES.values()])
-def test_bad_data_names_file_line_and_value(
-    tmp_path: Path, old: str, new: str, texts: list[str]
-) -> None:
+def test_bad_data_names_file_line_and_value(tmp_path, old, new, texts):
     said, line = refusal(tmp_path, old, new)
     assert f", line {line}: " in said
     for text in texts:
@@ -114,13 +112,13 @@ def test_bad_data_names_file_line_and_value(
 
 
 @pytest.mark.parametrize(("old", "new", "texts"), BAD_WHOLES)
-def test_what_is_missing_is_named(tmp_path: Path, old: str, new: str, texts: list[str]) -> None:
+def test_what_is_missing_is_named(tmp_path, old, new, texts):
     said, _ = refusal(tmp_path, old, new)
     for text in texts:
         assert text in said
 
 
-def test_every_rule_of_tiles_is_broken_alone(tmp_path: Path) -> None:
+def test_every_rule_of_tiles_is_broken_alone(tmp_path):
     """And each says its source."""
     by_name = {rule.name: rule for rule in TILE_RULES}
     assert by_name.keys() == BROKEN_RULES.keys()
@@ -135,13 +133,13 @@ def test_every_rule_of_tiles_is_broken_alone(tmp_path: Path) -> None:
             assert broken == [name]
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(TileTableError, match=r"gfx000\.csv cannot be read"):
         read_table(tmp_path / "gfx000.csv")
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_the_first_row_with_room_is_taken(arch: Arch) -> None:
+def test_the_first_row_with_room_is_taken(arch):
     for kernel in get_args(KernelPart):
         for hdims in ((1, 1), (64, 128), (65, 64), (64, 129), (256, 256), (160, 160), (161, 160)):
             rows = [
@@ -169,7 +167,7 @@ def test_the_first_row_with_room_is_taken(arch: Arch) -> None:
     ],
     1,
 )
-def test_the_widest_kernel_of_a_row_takes_its_lds(tile: tuple[Arch, form.Tile]) -> None:
+def test_the_widest_kernel_of_a_row_takes_its_lds(tile):
     """The build fails where a kernel would take more. In backward dropout takes some."""
     arch, row = tile
     options = {"is_masked": True, "access": "near"}

@@ -95,7 +95,7 @@ def _losses(attention: _Attention, seed: int, steps: int, where: Any) -> list[fl
 
 
 @pytest.mark.sample("arch", ARCHS, 1)
-def test_losses_agree_with_the_cpu(pytestconfig: pytest.Config, seed: int, arch: str) -> None:
+def test_losses_agree_with_the_cpu(pytestconfig, seed, arch):
     """Three steps by default; 50 with ``--exhaustive``, beside our own kernels for the CPU."""
     is_long = pytestconfig.getoption("--exhaustive")
     steps = 50 if is_long else 3

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from plain_tree import PlainKernel, write_tree
-from tree_environment import UseTree
 
 from jitfmha.amd.chips import chip
 from jitfmha.amd.code_object import CodeObject, CodeObjectError
@@ -32,7 +31,7 @@ def read_first(root: Path) -> CodeObject | CodeObjectError:
 
 
 @pytest.mark.parametrize("where", ["gfx942", "gfx942/fmha_v3_fwd", "gfx942/fmha_v3_fwd/MI300"])
-def test_folder_that_others_can_write_to(where: str, tmp_path: Path) -> None:
+def test_folder_that_others_can_write_to(where, tmp_path):
     good_tree(tmp_path)
     assert isinstance(read_first(tmp_path), CodeObject)
     (tmp_path / where).chmod(0o777)
@@ -43,19 +42,19 @@ def test_folder_that_others_can_write_to(where: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", ["fmha_fwd.csv", f"MI300/{GOOD.file}"])
 @pytest.mark.parametrize("mode", [0o646, 0o1646])
-def test_file_that_others_can_write_to(where: str, mode: int, tmp_path: Path) -> None:
+def test_file_that_others_can_write_to(where, mode, tmp_path):
     (good_tree(tmp_path) / where).chmod(mode)
     assert_not_used(tmp_path, f"can be written to by everybody (mode {mode:04o})")
 
 
 @pytest.mark.parametrize("where", [".", "fmha_fwd.csv", "MI300", f"MI300/{GOOD.file}"])
-def test_owned_by_another_user(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_owned_by_another_user(where, tmp_path, monkeypatch):
     path = good_tree(tmp_path) / where
     give_away(path, monkeypatch)
     assert_not_used(tmp_path, "is owned by user id 54321, not by this user")
 
 
-def test_link_to_a_file_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_link_to_a_file_of_another_user(tmp_path, monkeypatch):
     path = good_tree(tmp_path) / "MI300" / GOOD.file
     other = path.with_name("elsewhere.co")
     path.rename(other)
@@ -65,9 +64,7 @@ def test_link_to_a_file_of_another_user(tmp_path: Path, monkeypatch: pytest.Monk
     assert_not_used(tmp_path, "elsewhere.co' is owned by user id 54321")
 
 
-def test_the_shipped_tree_is_as_safe_as_the_package(
-    tmp_path: Path, use_tree: UseTree, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_shipped_tree_is_as_safe_as_the_package(tmp_path, use_tree, monkeypatch):
     folder = good_tree(tmp_path)
     use_tree(tmp_path)
     monkeypatch.setattr("jitfmha.amd.tree.hsa_dir", lambda: tmp_path)

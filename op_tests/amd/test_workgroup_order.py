@@ -49,16 +49,14 @@ LAUNCHES = [
 
 
 @pytest.mark.parametrize("launch", LAUNCHES, ids=str)
-def test_every_tile_has_one_workgroup(launch: GroupLaunch) -> None:
+def test_every_tile_has_one_workgroup(launch):
     batches, tiles = range(len(launch.lengths)), range(launch.query_tiles)
     every = itertools.product(batches, range(launch.heads_q), tiles)
     assert sorted(workgroups_in_order(launch)) == sorted(itertools.starmap(Workgroup, every))
 
 
 @pytest.mark.parametrize("launch", LAUNCHES, ids=str)
-def test_the_kernel_has_this_order(
-    launch: GroupLaunch, runtime: RecordingRuntime, rng: torch.Generator
-) -> None:
+def test_the_kernel_has_this_order(launch, runtime, rng):
     """The first workgroups of a launch compute the first tiles of the order, however many run."""
     order = workgroups_in_order(launch)
     cuts = random.Random(rng.initial_seed()).sample(range(1, len(order)), 3)
@@ -159,7 +157,7 @@ RAGGED = [(length, length) for length in (8100, 200, 3000, 5000, 700, 1500, 6000
         (replace(LONG, heads_q=30, heads_k=10, xcds=6, slots=228), 11, 3.7),
     ],
 )
-def test_few_pairs_are_in_flight(launch: GroupLaunch, most: int, mean: float) -> None:
+def test_few_pairs_are_in_flight(launch, most, mean):
     """Of a sequence and key head, on one XCD, whose L2 cache they share."""
     simulated = in_flight(launch, workgroups_in_order(launch))
     assert simulated.most_pairs <= most
@@ -168,7 +166,7 @@ def test_few_pairs_are_in_flight(launch: GroupLaunch, most: int, mean: float) ->
 
 @pytest.mark.parametrize("heads", [(32, 8), (32, 32), (32, 4), (12, 12), (9, 9), (8, 1)])
 @pytest.mark.parametrize("lengths", [LONG.lengths, RAGGED], ids=["equal", "ragged"])
-def test_units_end_together(heads: tuple[int, int], lengths: list[tuple[int, int]]) -> None:
+def test_units_end_together(heads, lengths):
     """Nearly as with the longest tiles of all pairs first, where nothing is shared in L2."""
     launch = replace(LONG, heads_q=heads[0], heads_k=heads[1], lengths=lengths)
     order = workgroups_in_order(launch)
@@ -176,7 +174,7 @@ def test_units_end_together(heads: tuple[int, int], lengths: list[tuple[int, int
     assert in_flight(launch, order).busy >= 0.9 * in_flight(launch, by_length).busy
 
 
-def test_what_is_in_flight_is_counted_right() -> None:
+def test_what_is_in_flight_is_counted_right():
     """Two XCDs with a slot each; a key is the unit of time, and 64 come on top."""
     lengths = [(1, 36), (1, 136)]
     launch = GroupLaunch(lengths, 2, 2, 256, False, xcds=2, slots=2)
@@ -195,9 +193,7 @@ def test_what_is_in_flight_is_counted_right() -> None:
 
 
 @pytest.mark.parametrize(("max_seqlen_q", "is_served"), [(None, False), (128, True)])
-def test_workgroups_are_counted_in_32_bits(
-    runtime: RecordingRuntime, max_seqlen_q: int | None, is_served: bool
-) -> None:
+def test_workgroups_are_counted_in_32_bits(runtime, max_seqlen_q, is_served):
     """130 tiles of 512 heads of 65535 sequences are too many, unless they are known to be short."""
     rows, heads, batch = 130 * TILE_ROWS, 512, 65535
     q = torch.zeros(1, 1, 128, dtype=torch.bfloat16).expand(rows, heads, 128)

@@ -52,9 +52,7 @@ def call(batch: int, heads: int, mask: int = 0) -> None:
         ("MI300A", 3, 0, 6),
     ],
 )
-def test_the_device_tells(
-    runtime: RecordingRuntime, chip: str, device: int, answer: int | None, xcds: int
-) -> None:
+def test_the_device_tells(runtime, chip, device, answer, xcds):
     """A runtime that does not know, or answers nonsense, is not believed."""
     if answer is not None:
         runtime.set_attribute(device, NUMBER_OF_XCCS, answer)
@@ -75,9 +73,7 @@ def test_the_device_tells(
         (1, 1, 2, (1, 1, 1)),  # every XCD has a share of the tiles
     ],
 )
-def test_heads_are_shared_out_evenly(
-    runtime: RecordingRuntime, batch: int, heads: int, mask: int, expected: tuple[int, int, int]
-) -> None:
+def test_heads_are_shared_out_evenly(runtime, batch, heads, mask, expected):
     with runtime.stands_for(runtime.target("MI300X")):
         call(batch, heads, mask)
     assert xcds_of_launch(runtime) == expected
@@ -100,9 +96,7 @@ def emulated_with(xcds: int) -> Iterator[None]:
 
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.sample(("xcds", "case"), list(product((1, 2, 3, 6, 7), CALLS)), 8)
-def test_any_number_of_xcds(
-    rng: torch.Generator, xcds: int, case: tuple[tuple[int, int], int, bool]
-) -> None:
+def test_any_number_of_xcds(rng, xcds, case):
     """In gm0, with keys that are split or not, and in gm1."""
     heads, mask, splits = case
     seqlen_k = 700 if splits else 90

@@ -7,7 +7,7 @@ from rigs.cache_faults import FAULTS, Extent, scenario
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault(fault: str, request: pytest.FixtureRequest, seed: int) -> None:
+def test_fault(fault, request, seed):
     """Every check holds, there is at least one, and every figure is within its bar.
 
     The long form of a scenario with ``--exhaustive``, else the short one.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import pytest
 from rigs.cache_faults.callers import Call, Scratch, new_scratch, shared_callers
@@ -31,7 +30,7 @@ def run(code: str, environment: Mapping[str, str]) -> str:
 
 
 @pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS])
-def test_locks(error: int) -> None:
+def test_locks(error):
     code = """
 import fcntl
 try:
@@ -42,7 +41,7 @@ except OSError as error:
     assert run(code, without_locks(error)) == str(error)
 
 
-def test_clock() -> None:
+def test_clock():
     code = "import time; print(*(int(time.time()) for _ in range(4)))"
     readings = [int(reading) - time.time() for reading in run(code, wrong_clock(5000, 0)).split()]
     # Python reads the clock before, too, so that the first of ours may be either.
@@ -50,7 +49,7 @@ def test_clock() -> None:
     assert near == [0, 0, 5, 5]
 
 
-def test_owner(tmp_path: Path) -> None:
+def test_owner(tmp_path):
     code = f"""
 import os
 print(os.lstat({str(tmp_path)!r}).st_uid, os.stat({str(tmp_path.parent)!r}).st_uid)
@@ -60,7 +59,7 @@ print(os.lstat({str(tmp_path)!r}).st_uid, os.stat({str(tmp_path.parent)!r}).st_u
 
 
 @pytest.mark.parametrize("stays", [False, True])
-def test_files(stays: bool, tmp_path: Path) -> None:
+def test_files(stays, tmp_path):
     (tmp_path / "below").mkdir()
     fault = FileFault((tmp_path / "below",), tmp_path / "counter", 3, errno.EDQUOT, stays)
     code = f"""
@@ -80,7 +79,7 @@ print(attempt(os.mkdir, {str(tmp_path)!r} + "/beside"))
     assert fault.what_failed() == f"mkdir {tmp_path}/below/2"
 
 
-def test_faults_reach_the_compiler(scratch: Scratch) -> None:
+def test_faults_reach_the_compiler(scratch):
     """Every operation of a caller is far less than every one of those that it starts."""
     fault = FileFault((scratch.cache / "v1" / "building",), scratch.root / "counter", 0, 0)
     answer = shared_callers().call(Call({**scratch.environment, **fault.environment()}))
@@ -88,7 +87,7 @@ def test_faults_reach_the_compiler(scratch: Scratch) -> None:
     assert fault.operations() > 50
 
 
-def test_a_caller_that_fails_is_reported(scratch: Scratch) -> None:
+def test_a_caller_that_fails_is_reported(scratch):
     environment = {**scratch.environment, "JITFMHA_CACHE_LIMIT": "nonsense"}
     answer = shared_callers().call(Call(environment))
     assert not answer.right
@@ -96,7 +95,7 @@ def test_a_caller_that_fails_is_reported(scratch: Scratch) -> None:
     assert "nonsense" in answer.message
 
 
-def test_warnings_are_counted(scratch: Scratch) -> None:
+def test_warnings_are_counted(scratch):
     environment = {**scratch.environment, "CXX": "nowhere"}
     answer = shared_callers().call(Call(environment))
     assert answer.right
@@ -105,7 +104,7 @@ def test_warnings_are_counted(scratch: Scratch) -> None:
     assert "CXX='nowhere'" in answer.warnings[0]
 
 
-def test_permissions_bind_an_ordinary_caller(scratch: Scratch) -> None:
+def test_permissions_bind_an_ordinary_caller(scratch):
     scratch.cache.mkdir(mode=0o500)
     answer = shared_callers().call(Call(scratch.environment, is_ordinary=True))
     assert len(answer.warnings) == 1

@@ -45,6 +45,6 @@ print(failed)
 """
 
 
-def test_interrupted_imports_can_be_repeated() -> None:
+def test_interrupted_imports_can_be_repeated():
     done = run_fresh(INTERRUPTED_IMPORTS, failure="the imports failed", timeout=120.0)
     assert done.stdout.split("\n")[-2] == "[]"

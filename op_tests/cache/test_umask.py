@@ -26,7 +26,7 @@ def current_umask() -> int:
 @pytest.mark.parametrize(
     ("umask", "during"), [(0o777, 0o077), (0o722, 0o022), (0o022, 0o022), (0, 0)]
 )
-def test_umask_of_a_build(umask: int, during: int, restored_umask: None) -> None:
+def test_umask_of_a_build(umask, during, restored_umask):
     os.umask(umask)
     with owner_umask():
         assert current_umask() == during
@@ -36,7 +36,7 @@ def test_umask_of_a_build(umask: int, during: int, restored_umask: None) -> None
     assert current_umask() == umask
 
 
-def test_child_of_a_build_has_the_umask_of_the_user(restored_umask: None) -> None:
+def test_child_of_a_build_has_the_umask_of_the_user(restored_umask):
     os.umask(0o777)
     with owner_umask():
         child = os.fork()

@@ -18,7 +18,7 @@ def worker(folder: Path, seconds: float) -> Worker:
     return Worker(folder, work, {})
 
 
-def test_signal_reaches_a_worker(tmp_path: Path) -> None:
+def test_signal_reaches_a_worker(tmp_path):
     sleeper = worker(tmp_path / "1", 60.0)
     sleeper.signal(signal.SIGKILL)
     assert sleeper.end(30.0).status == -signal.SIGKILL
@@ -26,9 +26,7 @@ def test_signal_reaches_a_worker(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reaped_by", ["asking", "starting another", "nobody"])
 @pytest.mark.parametrize("group", [False, True])
-def test_a_worker_that_has_ended_gets_no_signal(
-    tmp_path: Path, group: bool, reaped_by: str
-) -> None:
+def test_a_worker_that_has_ended_gets_no_signal(tmp_path, group, reaped_by):
     """Its number may be another process's by then."""
     ended = worker(tmp_path / "1", 0.0)
     stat = Path(f"/proc/{ended.pid}/stat")

@@ -8,9 +8,7 @@ from jitfmha.emulator import library
 
 
 @pytest.mark.parametrize("is_built", [True, False])
-def test_first_build_says_how_long_it_takes(
-    is_built: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_first_build_says_how_long_it_takes(is_built, monkeypatch, capsys):
     monkeypatch.setattr(library.jit, "is_built", lambda spec: is_built)
     monkeypatch.setattr(library.jit, "load", lambda spec: spec.name)
     library.load.__wrapped__("check")

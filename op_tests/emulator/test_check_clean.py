@@ -122,9 +122,7 @@ def _run(emulator: Emulator, arch: str, code: bytes, kernel: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("level", ["-O1", "-O3"])
-def test_nothing_is_found(
-    emulator: Emulator, check_emulator: Emulator, arch: str, level: str
-) -> None:
+def test_nothing_is_found(emulator, check_emulator, arch, level):
     code = compile_hip(_SOURCE, arch, flags=(level,))
     take_findings(check_emulator.library)
     for kernel in _KERNELS:
@@ -190,9 +188,7 @@ void mixed(float* out, const float* in) {
 
 
 @pytest.mark.parametrize("level", ["-O1", "-O2", "-O3"])
-def test_matrix_instructions_of_a_compiler_are_clean(
-    emulator: Emulator, check_emulator: Emulator, arch: str, level: str, seed: int
-) -> None:
+def test_matrix_instructions_of_a_compiler_are_clean(emulator, check_emulator, arch, level, seed):
     code = compile_hip(_MIXED, arch, flags=(level,))
     given = np.random.default_rng(seed).uniform(-1, 1, 64).astype(np.float32)
     results = []

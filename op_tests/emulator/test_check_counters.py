@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from checked_kernels import Body, Fault, check_faults, run_checked
 
-from jitfmha.emulator import Emulator
-
 _LDS = {"lds_bytes": 1024}
 _ADDRESS = "v_lshlrev_b32 v1, 2, v0\n"
 _FLAT_ADDRESS = "v_mov_b32 v2, s0\nv_mov_b32 v3, s1\n"
@@ -83,12 +81,12 @@ _FAULTS = {
 }
 
 
-def test_faults_are_found_and_nothing_else(check_emulator: Emulator, arch: str) -> None:
+def test_faults_are_found_and_nothing_else(check_emulator, arch):
     check_faults(check_emulator, arch, _FAULTS)
 
 
 @pytest.mark.parametrize("outstanding", [0, 1])
-def test_the_message_names_the_load(check_emulator: Emulator, arch: str, outstanding: int) -> None:
+def test_the_message_names_the_load(check_emulator, arch, outstanding):
     code = f"{_TWO_LOADS}s_waitcnt vmcnt({outstanding + 1})\nv_mov_b32 v4, v{3 - outstanding}"
     (finding,) = run_checked(check_emulator, arch, {"kernel": Body(code)})["kernel"]
     assert f"`global_load_dword v{3 - outstanding}, v1" in finding.message

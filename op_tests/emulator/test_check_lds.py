@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from checked_kernels import Body, kinds, run_checked
 
-from jitfmha.emulator import Emulator
-
 # Thread t of two waves writes word t, then reads word t ^ 64: the other wave's.
 _EXCHANGE = """v_lshlrev_b32 v1, 2, v0
 v_xor_b32 v2, 0x100, v1
@@ -40,7 +38,7 @@ def _waves(code: str) -> Body:
     return Body(code, waves=2, lds_bytes=512)
 
 
-def test_races(check_emulator: Emulator, arch: str) -> None:
+def test_races(check_emulator, arch):
     overwrite = "s_waitcnt lgkmcnt(0)\n{}\nds_write_b32 v1, v0"
     findings = run_checked(
         check_emulator,
@@ -80,7 +78,7 @@ def test_races(check_emulator: Emulator, arch: str) -> None:
     assert kinds(findings["atomics"]) == ["uninitialized"]
 
 
-def test_loads_into_lds_need_vmcnt(check_emulator: Emulator, arch: str) -> None:
+def test_loads_into_lds_need_vmcnt(check_emulator, arch):
     def body(wait: str) -> Body:
         return Body(_TO_LDS.format(wait=wait), lds_bytes=256)
 
@@ -110,7 +108,7 @@ buffer_load_dword v2, s[4:7], 0 offen lds
 _READ_LOADED = "ds_read_b32 v4, v1\ns_waitcnt lgkmcnt(0)\n"
 
 
-def test_waves_may_load_the_same_bytes(check_emulator: Emulator, arch: str) -> None:
+def test_waves_may_load_the_same_bytes(check_emulator, arch):
     def body(after: str, offset: int = 0) -> Body:
         return Body(_BOTH_LOAD.format(offset=offset, after=after), waves=2, lds_bytes=256)
 
@@ -153,7 +151,7 @@ ds_read_b32 v4, v6
 s_waitcnt vmcnt(0) lgkmcnt(0)"""
 
 
-def test_a_barrier_publishes_flat_stores_to_lds(check_emulator: Emulator, arch: str) -> None:
+def test_a_barrier_publishes_flat_stores_to_lds(check_emulator, arch):
     """They are in LDS when lgkmcnt says so; vmcnt says nothing about LDS."""
 
     def body(wait: str) -> Body:
@@ -176,7 +174,7 @@ def test_a_barrier_publishes_flat_stores_to_lds(check_emulator: Emulator, arch: 
         assert "that comes after the s_waitcnt for it" in findings[name][0].message
 
 
-def test_divergent_barriers(check_emulator: Emulator, arch: str) -> None:
+def test_divergent_barriers(check_emulator, arch):
     def body(name: str, first: str, second: str) -> Body:
         return Body(_BRANCH.format(name=name, first=first, second=second), waves=2)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from checked_kernels import BYTES, Body, Fault, check_faults, kinds, run_checked
 
-from jitfmha.emulator import Emulator
-
 
 def _pair(code: str, clean: object, faulty: object, **more: int) -> tuple[Body, Body]:
     """Bodies that differ in the fault alone, in the place of `#`."""
@@ -87,11 +85,11 @@ _FAULTS = {
 }
 
 
-def test_faults_are_found_and_nothing_else(check_emulator: Emulator, arch: str) -> None:
+def test_faults_are_found_and_nothing_else(check_emulator, arch):
     check_faults(check_emulator, arch, _FAULTS)
 
 
-def test_a_finding_says_where(check_emulator: Emulator, arch: str) -> None:
+def test_a_finding_says_where(check_emulator, arch):
     body = Body("v_lshlrev_b32 v1, 6, v0\nglobal_load_dword v2, v1, s[0:1] offset:64", waves=2)
     (finding,) = run_checked(check_emulator, arch, {"far": body})["far"]
     # 64 bytes a thread: thread 63 is the first to leave the 4096 bytes.
@@ -103,14 +101,14 @@ def test_a_finding_says_where(check_emulator: Emulator, arch: str) -> None:
     assert "workgroup (0, 0, 0), wave 0, lane 63" in str(finding)
 
 
-def test_a_kernel_goes_on_after_a_fault(check_emulator: Emulator, arch: str) -> None:
+def test_a_kernel_goes_on_after_a_fault(check_emulator, arch):
     load = "v_mov_b32 v1, -4\nglobal_load_dword v2, v1, s[0:1]\ns_waitcnt vmcnt(0)"
     code = f"{load}\nv_add_u32 v2, v2, v9"
     found = run_checked(check_emulator, arch, {"two": Body(code)})["two"]
     assert kinds(found) == ["global-bounds", "uninitialized"]
 
 
-def test_a_loop_gives_one_finding_with_a_count(check_emulator: Emulator, arch: str) -> None:
+def test_a_loop_gives_one_finding_with_a_count(check_emulator, arch):
     code = """s_mov_b32 s4, 10
 .Lagain:
 v_add_u32 v1, v0, v9
@@ -122,9 +120,7 @@ s_cbranch_scc1 .Lagain"""
 
 
 @pytest.mark.parametrize("half", [0, 1])
-def test_an_undefined_half_is_no_fault_until_it_is_used(
-    check_emulator: Emulator, arch: str, half: int
-) -> None:
+def test_an_undefined_half_is_no_fault_until_it_is_used(check_emulator, arch, half):
     # What compilers make of an odd number of floats.
     code = f"v_mov_b32 v{2 + half}, 1.0\nv_pk_add_f32 v[4:5], v[2:3], v[2:3]\nv_mov_b32 v8, v{{}}"
     bodies = {"used": Body(code.format(4 + half)), "undefined": Body(code.format(5 - half))}
@@ -134,9 +130,7 @@ def test_an_undefined_half_is_no_fault_until_it_is_used(
 
 
 @pytest.mark.parametrize("half", [0, 1])
-def test_an_undefined_pair_is_no_fault_until_it_is_used(
-    check_emulator: Emulator, arch: str, half: int
-) -> None:
+def test_an_undefined_pair_is_no_fault_until_it_is_used(check_emulator, arch, half):
     # What compilers make of a vector of which some elements are undefined.
     code = f"s_mov_b32 s{4 + half}, s2\nv_mov_b64 v[2:3], s[4:5]\nv_mov_b64 v[4:5], v[2:3]\n"
     bodies = {

@@ -337,7 +337,7 @@ def _messages(emulator: Emulator, arch: str, hazards: dict[str, _Hazard]) -> dic
     return messages
 
 
-def test_every_rule(check_emulator: Emulator, arch: str) -> None:
+def test_every_rule(check_emulator, arch):
     """One state too few is found, and named by the rule; just enough is not."""
     cases = {f"rule_{i}": case for i, case in enumerate(_cases_of_rules(arch))}
     hazards = {name: hazard for name, (*_, hazard) in cases.items()}
@@ -345,7 +345,7 @@ def test_every_rule(check_emulator: Emulator, arch: str) -> None:
         assert f" ({', '.join(cases[name][:2])};" in message
 
 
-def test_no_rule_is_left_out() -> None:
+def test_no_rule_is_left_out():
     table = (templates_dir() / "emulator/checks/wait_states.inc").read_text(encoding="utf-8")
     rules = set(re.findall(r"^RULE\((\w+), (\w+),", table, re.MULTILINE))
     cases = {(first, second) for arch in ("gfx942", "gfx950")
@@ -354,18 +354,18 @@ def test_no_rule_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("hazards", [_SCALAR, _VALU, _MATRIX], ids=["scalar", "valu", "matrix"])
-def test_registers(check_emulator: Emulator, arch: str, hazards: dict[str, _Hazard]) -> None:
+def test_registers(check_emulator, arch, hazards):
     for name, message in _messages(check_emulator, arch, hazards).items():
         assert f"wait states after `{hazards[name].first.split()[0]}" in message
         assert any(source in message for source in ("T11", "M;", "check")), name
 
 
-def test_no_false_alarm(check_emulator: Emulator, arch: str) -> None:
+def test_no_false_alarm(check_emulator, arch):
     findings = run_checked(check_emulator, arch, _HARMLESS)
     assert findings == {name: [] for name in _HARMLESS}
 
 
-def test_any_instruction_is_a_wait_state(check_emulator: Emulator, arch: str) -> None:
+def test_any_instruction_is_a_wait_state(check_emulator, arch):
     lines = ["v_readfirstlane_b32 s8, v0", "s_mov_b32 s9, 0", *["v_mov_b32 v5, 0"] * 3]
     load = "buffer_load_dword v2, v0, s[4:7], s8 offen"
     code = _BUFFER + "\n".join(lines)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -53,9 +52,7 @@ def _expected(blocks_x: int, blocks_y: int, size: tuple[int, int]) -> np.ndarray
 
 
 @pytest.mark.parametrize("version", _VERSIONS)
-def test_explicit_and_hidden_arguments(
-    emulator: Emulator, arch: str, device: int, version: int
-) -> None:
+def test_explicit_and_hidden_arguments(emulator, arch, device, version):
     code = compile_hip(_FLOAT4 + _ARGUMENTS, arch, code_object_version=version)
     out = np.zeros((6, 16), np.int32)
     function = emulator.function(emulator.load_module(code, device), "arguments")
@@ -64,7 +61,7 @@ def test_explicit_and_hidden_arguments(
     np.testing.assert_array_equal(out[:, :8], _expected(3, 2, (64, 2)))
 
 
-def test_arguments_as_pointers(emulator: Emulator, arch: str, device: int) -> None:
+def test_arguments_as_pointers(emulator, arch, device):
     """`kernelParams`: one pointer an argument, placed by the metadata."""
     code = compile_hip(_FLOAT4 + _ARGUMENTS, arch)
     out = np.zeros((6, 16), np.int32)
@@ -85,9 +82,7 @@ def test_arguments_as_pointers(emulator: Emulator, arch: str, device: int) -> No
 
 @pytest.mark.parametrize("dwords", [1, 4, 6, 14])
 @pytest.mark.parametrize("version", _VERSIONS)
-def test_preloaded_arguments(
-    emulator: Emulator, arch: str, device: int, version: int, dwords: int
-) -> None:
+def test_preloaded_arguments(emulator, arch, device, version, dwords):
     """Arguments in SGPRs when the kernel starts, behind its 256 bytes for older firmware."""
     flags = ["-mllvm", f"-amdgpu-kernarg-preload-count={dwords}"]
     code = compile_hip(_SCALE, arch, code_object_version=version, flags=flags)
@@ -98,9 +93,7 @@ def test_preloaded_arguments(
     np.testing.assert_array_equal(out, source * 3 + 7)
 
 
-def test_kernels_of_one_module_are_found_by_name(
-    emulator: Emulator, arch: str, device: int
-) -> None:
+def test_kernels_of_one_module_are_found_by_name(emulator, arch, device):
     module = emulator.load_module(compile_hip(_FLOAT4 + _SCALE + _ARGUMENTS, arch), device)
     assert emulator.function(module, "scale").name == "scale"
     with pytest.raises(EmulatorError, match=r"no kernel add; .* has:.*scale") as caught:
@@ -108,7 +101,7 @@ def test_kernels_of_one_module_are_found_by_name(
     assert caught.value.name == "hipErrorNotFound"
 
 
-def test_data_of_the_code_object_is_relocated(emulator: Emulator, arch: str, device: int) -> None:
+def test_data_of_the_code_object_is_relocated(emulator, arch, device):
     """Constant tables, and a table of addresses that a relocation fills in."""
     source = """
     __device__ int first[4] = {3, 5, 7, 11};
@@ -145,14 +138,12 @@ def _with(code: bytes, offset: int, content: bytes) -> bytes:
     return code[:offset] + content + code[offset + len(content) :]
 
 
-def test_code_for_another_chip(
-    emulator: Emulator, arch: str, device: int, good: dict[str, bytes]
-) -> None:
+def test_code_for_another_chip(emulator, arch, device, good):
     other = _OTHER_CHIP[arch]
     _refused(emulator, good[other], device, f"for {other}, and.*{arch}", "hipErrorNoBinaryForGpu")
 
 
-def test_code_for_a_chip_that_is_not_emulated(emulator: Emulator, good: dict[str, bytes]) -> None:
+def test_code_for_a_chip_that_is_not_emulated(emulator, good):
     gfx90a = _with(good["gfx942"], _FLAGS_OFFSET, b"\x3f")
     _refused(emulator, gfx90a, 0, "neither for gfx942 nor for gfx950", "hipErrorInvalidImage")
 
@@ -170,15 +161,11 @@ def test_code_for_a_chip_that_is_not_emulated(emulator: Emulator, good: dict[str
         (54, b"\x01\x00", "program headers have an unknown size"),
     ],
 )
-def test_damaged_header(
-    emulator: Emulator, good: dict[str, bytes], offset: int, content: bytes, words: str
-) -> None:
+def test_damaged_header(emulator, good, offset, content, words):
     _refused(emulator, _with(good["gfx942"], offset, content), 0, words, "hipErrorInvalidImage")
 
 
-def test_truncated_files(
-    emulator: Emulator, arch: str, device: int, good: dict[str, bytes]
-) -> None:
+def test_truncated_files(emulator, arch, device, good):
     code = good[arch]
     ends = section_headers(code)[0]
     for length in (*range(0, 128, 9), *range(128, ends, 97), len(code) - 1):
@@ -193,32 +180,21 @@ def test_truncated_files(
         (56, "<H", lambda value: value | 1 << 10, "waves of 32 lanes"),
     ],
 )
-def test_damaged_descriptor(
-    emulator: Emulator,
-    good: dict[str, bytes],
-    field: int,
-    form: str,
-    change: Callable[[int], int],
-    words: str,
-) -> None:
+def test_damaged_descriptor(emulator, good, field, form, change, words):
     code = good["gfx942"]
     at = sections(code)[".rodata"][0] + field
     damaged = _with(code, at, struct.pack(form, change(*struct.unpack_from(form, code, at))))
     _refused(emulator, damaged, 0, words, "hipErrorInvalidImage")
 
 
-def test_unknown_instruction_stops_when_it_is_reached(
-    emulator: Emulator, arch: str, device: int
-) -> None:
+def test_unknown_instruction_stops_when_it_is_reached(emulator, arch, device):
     code = assembled(arch, kernel_text("unknown", "s_nop 0\n.long 0xffffffff"))
     words = r"kernel unknown, at unknown\+0x4: `.long 0xffffffff`.*unknown instruction"
     with pytest.raises(EmulatorError, match=words):
         launch_code(emulator, device, code, "unknown", 1, 64)
 
 
-def test_handles_of_an_unloaded_module_are_errors(
-    emulator: Emulator, arch: str, device: int, good: dict[str, bytes]
-) -> None:
+def test_handles_of_an_unloaded_module_are_errors(emulator, arch, device, good):
     module = emulator.load_module(good[arch], device)
     function = emulator.function(module, "scale")
     emulator.unload_module(module)
@@ -233,9 +209,7 @@ def test_handles_of_an_unloaded_module_are_errors(
         assert caught.value.name == "hipErrorInvalidHandle"
 
 
-def test_both_devices_of_one_chip_load_the_same_code(
-    emulator: Emulator, good: dict[str, bytes]
-) -> None:
+def test_both_devices_of_one_chip_load_the_same_code(emulator, good):
     for name in ("gfx942", "gfx942-mi308"):
         module = emulator.load_module(good["gfx942"], DEVICES[name])
         assert emulator.function(module, "scale").device == DEVICES[name]

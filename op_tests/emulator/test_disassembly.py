@@ -38,9 +38,7 @@ def _hex(words: tuple[int, ...] | None) -> str:
     return "refused" if words is None else " ".join(f"{word:08x}" for word in words)
 
 
-def test_reassembling_every_row_gives_the_same_bits(
-    emulator: Emulator, arch: str, seed: int, request: pytest.FixtureRequest
-) -> None:
+def test_reassembling_every_row_gives_the_same_bits(emulator, arch, seed, request):
     decoded: list[tuple[Encoding, str]] = []
     forms: Counter[tuple[str, str]] = Counter()
     rng = random.Random(seed)
@@ -72,7 +70,7 @@ def test_reassembling_every_row_gives_the_same_bits(
         assert share >= _LEAST_ACCEPTED[modifier], f"LLVM reads {share:.0%} of our {modifier}"
 
 
-def test_forms_that_llvm_has_are_decoded(emulator: Emulator, arch: str) -> None:
+def test_forms_that_llvm_has_are_decoded(emulator, arch):
     """SDWA, DPP and VOP3 forms with plain registers, wherever LLVM assembles them."""
     texts = []
     for row in emulator.definitions():
@@ -189,9 +187,7 @@ def _same(ours: str, theirs: str) -> bool:
 
 @pytest.mark.parametrize("level", ["-O3", "-O1", "-O0"])
 @pytest.mark.parametrize("style", list(STYLES))
-def test_compiled_code_agrees_with_llvms_listing(
-    emulator: Emulator, arch: str, style: str, level: str
-) -> None:
+def test_compiled_code_agrees_with_llvms_listing(emulator, arch, style, level):
     assembly = compile_hip_to_assembly(STYLES[style], arch, flags=[level])
     words = text_words(assemble(assembly, arch))
     decoded, _ = _side_by_side(emulator, arch, assembly, words)
@@ -204,9 +200,7 @@ def test_compiled_code_agrees_with_llvms_listing(
     assert not differ, differ
 
 
-def test_code_objects_of_the_tree_agree_with_llvms_listing(
-    emulator: Emulator, arch: str, seed: int, request: pytest.FixtureRequest
-) -> None:
+def test_code_objects_of_the_tree_agree_with_llvms_listing(emulator, arch, seed, request):
     """Two of each architecture, all with `--exhaustive`."""
     kernels = [kernel for kernel in hsa_build.kernels() if kernel.arch == arch]
     if not request.config.getoption("--exhaustive"):

@@ -175,7 +175,7 @@ def _check(emulator: Emulator, arch: str, cases: list[_Case], lds_bytes: int) ->
 
 
 @pytest.mark.parametrize("edges", [False, True], ids=["random", "edges"])
-def test_every_row(emulator: Emulator, arch: str, seed: int, edges: bool) -> None:
+def test_every_row(emulator, arch, seed, edges):
     rng = np.random.default_rng(seed)
     cases = [_Case(row, rng, edges) for row in _rows(emulator, arch) for _ in range(2)]
     _check(emulator, arch, cases, 16384)
@@ -188,12 +188,12 @@ def test_every_row(emulator: Emulator, arch: str, seed: int, edges: bool) -> Non
         "ds_gws_sema_p gds", "ds_gws_sema_v gds", "ds_gws_sema_release_all gds",
     ],
 )  # fmt: skip
-def test_global_wave_synchronization_is_an_error(emulator: Emulator, arch: str, code: str) -> None:
+def test_global_wave_synchronization_is_an_error(emulator, arch, code):
     with pytest.raises(EmulatorError, match=f"{code.split()[0]}.*does not emulate"):
         run(emulator, arch, [Segment(code, {"v0": np.zeros(LANES, np.uint32)})])
 
 
-def test_swizzle_modes(emulator: Emulator, arch: str, seed: int) -> None:
+def test_swizzle_modes(emulator, arch, seed):
     rng = np.random.default_rng(seed)
     row = next(r for r in _rows(emulator, arch) if r.mnemonic == "ds_swizzle_b32")
     offsets = [0xE000, 0xE010, 0xE01F, 0xC020, 0xC420, 0xC021, 0xC421]
@@ -207,7 +207,7 @@ def test_swizzle_modes(emulator: Emulator, arch: str, seed: int) -> None:
     _check(emulator, arch, cases, _REGION)
 
 
-def test_swizzle_examples_of_the_isa_document() -> None:
+def test_swizzle_examples_of_the_isa_document():
     fft = [1, 0x11, 9, 0x19, 5, 0x15, 0xD, 0x1D, 3, 0x13, 0xB, 0x1B, 7, 0x17, 0xF, 0x1F]
     assert [model.swizzle_lane(0xE000, i) + 1 for i in range(16)] == fft
     assert [model.swizzle_lane(0xE010, i) + 1 for i in range(4)] == [1, 9, 5, 0xD]
@@ -226,15 +226,13 @@ def test_swizzle_examples_of_the_isa_document() -> None:
         ("ds_read_b64 v[2:3], v1", {"v1": np.full(64, 8188, np.uint32)}, "across the end"),
     ],
 )
-def test_what_is_not_documented_faults(
-    emulator: Emulator, code: str, inputs: dict[str, Array | int], message: str
-) -> None:
+def test_what_is_not_documented_faults(emulator, code, inputs, message):
     where = rf"kernel program, at .*`{code.split()[0]}.*wave 0.*{message}"
     with pytest.raises(EmulatorError, match=where):
         run(emulator, "gfx942", [Segment(code, inputs)], lds_bytes=8192)
 
 
-def test_transposing_loads_need_all_lanes(emulator: Emulator) -> None:
+def test_transposing_loads_need_all_lanes(emulator):
     inputs: dict[str, Array | int] = {"v1": np.zeros(64, np.uint32), "exec": 1}
     with pytest.raises(EmulatorError, match="all lanes active"):
         run(emulator, "gfx950", [Segment("ds_read_b64_tr_b16 v[2:3], v1", inputs)], lds_bytes=1024)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from assembled_words import assemble_words
 
@@ -17,7 +15,7 @@ from jitfmha.jit.toolchain.device_compiler import (
 
 
 @pytest.mark.parametrize("arch", list(DEVICES))
-def test_emulate_holds_inside_only(arch: str) -> None:
+def test_emulate_holds_inside_only(arch):
     before = emulation()
     with emulate(arch, random_order=7, threads=2) as run:
         current = run.emulation
@@ -32,7 +30,7 @@ def test_emulate_holds_inside_only(arch: str) -> None:
     assert emulation() == before
 
 
-def test_emulate_ends_with_an_error() -> None:
+def test_emulate_ends_with_an_error():
     before = emulation()
     with pytest.raises(KeyError), emulate("gfx950"):
         raise KeyError
@@ -52,12 +50,12 @@ def test_emulate_ends_with_an_error() -> None:
         ({"arch": "gfx942", "random_order": -1}, "random_order is -1"),
     ],
 )
-def test_wrong_arguments(arguments: dict[str, object], words: str) -> None:
+def test_wrong_arguments(arguments, words):
     with pytest.raises(ValueError, match=words), emulate(**arguments):
         pass
 
 
-def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment(monkeypatch):
     for arch, check, expected in (
         ("", "1", None),
         ("gfx942-mi308", "0", Emulation("gfx942-mi308")),
@@ -72,7 +70,7 @@ def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         assert run.emulation.variant == "profile"
 
 
-def test_environment_that_names_no_chip(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_that_names_no_chip(monkeypatch):
     monkeypatch.setenv("JITFMHA_EMULATE", "mi300")
     with pytest.raises(ValueError, match="JITFMHA_EMULATE: 'mi300' is not emulated; choose one of"):
         emulation()
@@ -81,7 +79,7 @@ def test_environment_that_names_no_chip(monkeypatch: pytest.MonkeyPatch) -> None
 # ---- The device compiler -------------------------------------------------------------------------
 
 
-def test_no_compiler_names_what_was_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_compiler_names_what_was_tried(monkeypatch, tmp_path):
     monkeypatch.setenv("ROCM_PATH", str(tmp_path))
     monkeypatch.setattr(device_compiler, "_DEFAULT_ROCM", str(tmp_path / "default"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -94,7 +92,7 @@ def test_no_compiler_names_what_was_tried(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert "pip install 'jitfmha[compiler]'" in words
 
 
-def test_rocm_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_rocm_comes_first(monkeypatch, tmp_path):
     folder = tmp_path / "llvm" / "bin"
     folder.mkdir(parents=True)
     for name in ("clang++", "ld.lld"):
@@ -105,7 +103,7 @@ def test_rocm_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert found.lld == (str(folder / "ld.lld"),)
 
 
-def test_the_compilers_words_are_passed_on() -> None:
+def test_the_compilers_words_are_passed_on():
     with pytest.raises(DeviceCompileError, match="unknown type name 'nonsense'"):
         compile_hip("nonsense x;", "gfx942")
     with pytest.raises(DeviceCompileError, match="invalid instruction"):

@@ -47,7 +47,7 @@ def output() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("chip", list(DEVICES))
-def test_a_clean_launch(chip: str, output: torch.Tensor, rng: torch.Generator) -> None:
+def test_a_clean_launch(chip, output, rng):
     given = torch.randint(2**31 - 1, (64,), dtype=torch.int32, generator=rng)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -57,9 +57,7 @@ def test_a_clean_launch(chip: str, output: torch.Tensor, rng: torch.Generator) -
     assert torch.equal(output, given)
 
 
-def test_an_access_outside_of_the_tensors_is_found(
-    output: torch.Tensor, capfd: pytest.CaptureFixture[str], seed: int
-) -> None:
+def test_an_access_outside_of_the_tensors_is_found(output, capfd, seed):
     memory = torch.arange(64, dtype=torch.int32)
     kernel = f"overrun_{seed}"  # findings of a kernel are printed once in a process
     with emulate("gfx942", check=True) as run:
@@ -83,13 +81,13 @@ def test_an_access_outside_of_the_tensors_is_found(
     assert capfd.readouterr().err == "", "printed once"
 
 
-def test_without_checks_it_is_an_error(output: torch.Tensor) -> None:
+def test_without_checks_it_is_an_error(output):
     memory = torch.arange(64, dtype=torch.int32)
     with emulate("gfx942") as run, pytest.raises(EmulatorError, match="lane 60: load of 4 bytes"):
         _launch(run, memory[:60], output)
 
 
-def test_findings_that_nobody_read_are_a_warning(output: torch.Tensor) -> None:
+def test_findings_that_nobody_read_are_a_warning(output):
     memory = torch.arange(64, dtype=torch.int32)
     with (
         pytest.warns(SanitizerWarning, match="1 faults that nobody asked for.*global-bounds"),
@@ -98,7 +96,7 @@ def test_findings_that_nobody_read_are_a_warning(output: torch.Tensor) -> None:
         _launch(run, memory[:32], output)
 
 
-def test_an_inner_block_keeps_its_findings(output: torch.Tensor) -> None:
+def test_an_inner_block_keeps_its_findings(output):
     memory = torch.arange(64, dtype=torch.int32)
     with emulate("gfx942", check=True) as outer:
         _launch(outer, memory, output)
@@ -108,7 +106,7 @@ def test_an_inner_block_keeps_its_findings(output: torch.Tensor) -> None:
         assert outer.findings() == ()
 
 
-def test_only_what_was_asked_for(output: torch.Tensor) -> None:
+def test_only_what_was_asked_for(output):
     with emulate("gfx942", profile=True) as run:
         with pytest.raises(RuntimeError, match="check=True"):
             run.findings()
@@ -122,7 +120,7 @@ def test_only_what_was_asked_for(output: torch.Tensor) -> None:
             pass
 
 
-def test_a_sample_of_the_workgroups_runs(rng: torch.Generator) -> None:
+def test_a_sample_of_the_workgroups_runs(rng):
     given = torch.randint(1, 2**31 - 1, (64 * 100,), dtype=torch.int32, generator=rng)
     output = torch.zeros_like(given)
     with emulate("gfx950", profile=True, sample=10) as run:
@@ -137,7 +135,7 @@ def test_a_sample_of_the_workgroups_runs(rng: torch.Generator) -> None:
     assert estimate.workgroups == 100
 
 
-def test_threads_do_not_see_each_others_memory_and_findings() -> None:
+def test_threads_do_not_see_each_others_memory_and_findings():
     both = threading.Barrier(2)
     found: dict[int, list[str]] = {}
 
@@ -157,7 +155,7 @@ def test_threads_do_not_see_each_others_memory_and_findings() -> None:
     assert found == {64: [], 40: ["40 120"]}
 
 
-def test_options_hold_inside_only(output: torch.Tensor) -> None:
+def test_options_hold_inside_only(output):
     emulation = Emulation("gfx942", threads=3, random_order=5)
     emulator = Emulation("gfx942").emulator()
     emulator.set_options(instruction_budget=1)
@@ -176,7 +174,7 @@ def test_options_hold_inside_only(output: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("layout", ["dense", "transposed", "expanded", "column"])
-def test_extent_of_a_tensor(layout: str) -> None:
+def test_extent_of_a_tensor(layout):
     base = torch.zeros(4, 6, dtype=torch.float64)
     tensor = {
         "dense": base,
@@ -209,7 +207,7 @@ print("end of the program")
 """
 
 
-def test_the_environment_makes_findings_reach_the_user() -> None:
+def test_the_environment_makes_findings_reach_the_user():
     environment = {"JITFMHA_EMULATE": "gfx942", "JITFMHA_EMULATE_CHECK": "1"}
     program = textwrap.dedent(_PROCESS).replace("SOURCE", _SOURCE)
     done = run_python("-c", program, **environment)

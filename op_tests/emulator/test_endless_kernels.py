@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -63,12 +62,8 @@ def _ring() -> None:
 
 @pytest.mark.parametrize(("workgroups", "odd_ones_only"), [(1, 0), (2, 0), (2, 1), (7, 1)])
 def test_a_signal_handler_that_raises_ends_a_launch(
-    emulator: Emulator,
-    endless: Function,
-    after: Callable[[float, Callable[[], None]], None],
-    workgroups: int,
-    odd_ones_only: int,
-) -> None:
+    emulator, endless, after, workgroups, odd_ones_only
+):
     """Also where the thread that launches has no workgroup left and waits for the others."""
     start = time.monotonic()
     after(0.2, _ring)
@@ -97,9 +92,7 @@ extern "C" __global__ void waits(unsigned* turn, unsigned failing) {
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_workgroup_that_waits_for_a_failed_one_ends(
-    emulator: Emulator, after: Callable[[float, Callable[[], None]], None], failing: int
-) -> None:
+def test_a_workgroup_that_waits_for_a_failed_one_ends(emulator, after, failing):
     """The failed one would have let it go on. The failure is what is reported."""
     module = emulator.load_module(compile_hip(_WAITS_SOURCE, "gfx942"), DEVICES["gfx942"])
     turn = torch.zeros(1, dtype=torch.int32)
@@ -118,12 +111,7 @@ def test_a_workgroup_that_waits_for_a_failed_one_ends(
 @pytest.mark.parametrize(
     "options", [{"time_slice": 2**32 - 1}, {"random_order": True}], ids=["long", "random"]
 )
-def test_turns_of_any_length_end(
-    emulator: Emulator,
-    endless: Function,
-    after: Callable[[float, Callable[[], None]], None],
-    options: dict[str, Any],
-) -> None:
+def test_turns_of_any_length_end(emulator, endless, after, options):
     emulator.set_options(instruction_budget=_BUDGET, **options)
     start = time.monotonic()
     after(0.2, _ring)
@@ -132,9 +120,7 @@ def test_turns_of_any_length_end(
     assert time.monotonic() - start < _SOON
 
 
-def test_a_signal_handler_that_returns_is_no_end(
-    emulator: Emulator, endless: Function, after: Callable[[float, Callable[[], None]], None]
-) -> None:
+def test_a_signal_handler_that_returns_is_no_end(emulator, endless, after):
     """It runs meanwhile, and the launch goes on."""
     rings: list[float] = []
 
@@ -152,7 +138,7 @@ def test_a_signal_handler_that_returns_is_no_end(
     assert all(later - earlier >= 0.05 for earlier, later in pairwise(rings))
 
 
-def test_a_call_is_interrupted(after: Callable[[float, Callable[[], None]], None]) -> None:
+def test_a_call_is_interrupted(after):
     """Through the launcher, with what a user sees."""
     q, k, v = (torch.ones(1, 16384, 2, 128, dtype=torch.bfloat16) for _ in "qkv")
     with emulate("gfx942"):
@@ -164,7 +150,7 @@ def test_a_call_is_interrupted(after: Callable[[float, Callable[[], None]], None
     assert time.monotonic() - start < 0.5 + _SOON
 
 
-def test_ctrl_c_in_a_program_of_its_own() -> None:
+def test_ctrl_c_in_a_program_of_its_own():
     """With Python's own handler, and the exit code that shells know."""
     program = f"""
 import os, signal, threading
@@ -187,7 +173,7 @@ except KeyboardInterrupt as error:
     assert done.stderr == ""
 
 
-def test_other_threads_launch_as_well(emulator: Emulator, endless: Function) -> None:
+def test_other_threads_launch_as_well(emulator, endless):
     """Python's handlers do not run there; a budget ends them."""
     errors: list[str] = []
 
@@ -208,7 +194,7 @@ def test_other_threads_launch_as_well(emulator: Emulator, endless: Function) -> 
 
 
 @pytest.mark.parametrize("checks", [False, True])
-def test_the_budget_of_a_block(checks: bool) -> None:
+def test_the_budget_of_a_block(checks):
     q, k, v = (torch.ones(1, 100, 3, 64, dtype=torch.float16) for _ in "qkv")
     with emulate("gfx950", check=checks, instruction_budget=100) as run:
         with pytest.raises(HipError, match="the wave's budget of 100 instructions is used up"):
@@ -246,7 +232,7 @@ except EmulatorError as error:
 """
 
 
-def test_threads_that_do_not_start() -> None:
+def test_threads_that_do_not_start():
     """The process ended. The next launch finds nothing of the one that failed."""
     first, second = run_python("-c", _THREADS_THAT_DO_NOT_START, timeout=120).stdout.splitlines()
     assert first == (

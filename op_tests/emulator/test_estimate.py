@@ -65,7 +65,7 @@ def _estimate(
     return estimate
 
 
-def test_equal_workgroups_run_in_rounds() -> None:
+def test_equal_workgroups_run_in_rounds():
     for workgroups, rounds in ((1, 1), (304, 1), (305, 2), (912, 3)):
         estimate = _estimate((workgroups, 1, 1), lambda x, y, z: 1000)
         assert (estimate.workgroups, estimate.rounds) == (workgroups, rounds)
@@ -76,7 +76,7 @@ def test_equal_workgroups_run_in_rounds() -> None:
         assert estimate.vector_busy == pytest.approx(0.25 * workgroups / (304 * rounds))
 
 
-def test_the_clock_falls_with_matrix_work() -> None:
+def test_the_clock_falls_with_matrix_work():
     def clock_of_busy(busy: float) -> float:
         estimate = _estimate((304, 1, 1), lambda x, y, z: 1000, matrix_busy=busy)
         assert estimate.cycles == 1000
@@ -90,7 +90,7 @@ def test_the_clock_falls_with_matrix_work() -> None:
     assert clock_of_busy(0.1) == clock_of_busy(0.0) == _CLOCK
 
 
-def test_an_idle_part_of_the_chip_lets_the_rest_run_faster() -> None:
+def test_an_idle_part_of_the_chip_lets_the_rest_run_faster():
     full, quarter = (
         _estimate((units, 1, 1), lambda x, y, z: 1000, matrix_busy=0.9) for units in (304, 76)
     )
@@ -98,7 +98,7 @@ def test_an_idle_part_of_the_chip_lets_the_rest_run_faster() -> None:
     assert (full.clock, quarter.clock) == (pytest.approx(1.6e9), _CLOCK)
 
 
-def test_what_hbm_moves_takes_time_of_its_own() -> None:
+def test_what_hbm_moves_takes_time_of_its_own():
     without, with_memory = (
         _estimate((304, 1, 1), lambda x, y, z: 1000, memory_bytes=size) for size in (0, 4e6)
     )
@@ -107,12 +107,12 @@ def test_what_hbm_moves_takes_time_of_its_own() -> None:
     assert (with_memory.cycles, with_memory.clock) == (without.cycles, without.clock)
 
 
-def test_an_estimate_says_how_uncertain_it_is() -> None:
+def test_an_estimate_says_how_uncertain_it_is():
     assert _estimate((1, 1, 1), lambda x, y, z: 1000).uncertainty == 0.07
 
 
 @pytest.mark.parametrize("chip", chips.chips(), ids=str)
-def test_every_chip_with_a_clock_has_rates(chip: chips.Chip) -> None:
+def test_every_chip_with_a_clock_has_rates(chip):
     if chip.peak_clock_mhz is None:
         with pytest.raises(ValueError, match=f"{chip} has no modelled times"):
             rates_of_chip(chip.name)
@@ -129,20 +129,20 @@ def test_every_chip_with_a_clock_has_rates(chip: chips.Chip) -> None:
     assert rates.memory_bandwidth > 1e12
 
 
-def test_each_rate_has_a_source() -> None:
+def test_each_rate_has_a_source():
     file = json.loads(_RATES.read_text(encoding="utf-8"))
     sourced = {name for names in file["sources"] for name in names.split(", ")}
     kinds = ("architectures", "chips")
     assert sourced == {name for kind in kinds for each in file[kind].values() for name in each}
 
 
-def test_workgroups_that_share_a_unit_share_its_work() -> None:
+def test_workgroups_that_share_a_unit_share_its_work():
     estimate = _estimate((1216, 1, 1), lambda x, y, z: 1000, workgroups_per_unit=2)
     assert (estimate.rounds, estimate.cycles) == (2, 2000)
     assert estimate.matrix_busy == pytest.approx(0.5)
 
 
-def test_the_order_of_the_launch_counts() -> None:
+def test_the_order_of_the_launch_counts():
     # The long ones first: the short ones fill up. The long ones last: everybody waits for them.
     first = _estimate((608, 1, 1), lambda x, y, z: 1000 if x < 304 else 500)
     last = _estimate((912, 1, 1), lambda x, y, z: 3000 if x >= 608 else 1000)
@@ -153,7 +153,7 @@ def test_the_order_of_the_launch_counts() -> None:
     assert 1000 <= mixed.cycles < 1800
 
 
-def test_workgroups_go_to_chiplets_in_turn() -> None:
+def test_workgroups_go_to_chiplets_in_turn():
     # All long ones are the first chiplet's: its 38 units need two rounds of them.
     estimate = _estimate((608, 1, 1), lambda x, y, z: 1000 if x % 8 == 0 else 10)
     assert estimate.cycles == 2000
@@ -180,9 +180,7 @@ def profiler() -> Emulator:
 
 
 @pytest.mark.parametrize("grid", [(16, 64, 1), (64, 24, 2), (8, 3, 50), (5000, 1, 1)])
-def test_a_sample_predicts_what_the_place_decides(
-    profiler: Emulator, grid: tuple[int, int, int]
-) -> None:
+def test_a_sample_predicts_what_the_place_decides(profiler, grid):
     def causal(x: int, y: int, z: int) -> int:
         return 2000 + 300 * x + 10 * z
 
@@ -197,9 +195,7 @@ def test_a_sample_predicts_what_the_place_decides(
     assert "off by 0.0%" in estimate.basis
 
 
-def test_a_sample_stands_for_all_where_the_place_says_nothing(
-    profiler: Emulator, seed: int
-) -> None:
+def test_a_sample_stands_for_all_where_the_place_says_nothing(profiler, seed):
     grid = (50, 40, 5)
     numbers = random.Random(seed)
     cycles = {n: numbers.choice([1000, 3000]) for n in range(10_000)}
@@ -213,7 +209,7 @@ def test_a_sample_stands_for_all_where_the_place_says_nothing(
     assert estimate.cycles == pytest.approx(_estimate(grid, of_place).cycles, rel=0.4)
 
 
-def test_assumed_workgroups_are_like_the_launched_ones() -> None:
+def test_assumed_workgroups_are_like_the_launched_ones():
     estimate = _estimate((4, 1, 1), lambda x, y, z: 1000, workgroups=3040)
     assert (estimate.workgroups, estimate.cycles) == (3040, 10_000)
     assert "stand for all" in estimate.basis
@@ -263,7 +259,7 @@ def _causal(profiler: Emulator, arch: str, *, sample: int, run_sample_only: bool
         profiler.unload_module(module)
 
 
-def test_a_causal_kernel_by_a_sample(profiler: Emulator, arch: str) -> None:
+def test_a_causal_kernel_by_a_sample(profiler, arch):
     whole = _causal(profiler, arch, sample=1000, run_sample_only=False)
     part = _causal(profiler, arch, sample=24, run_sample_only=True)
     assert (whole.selected_workgroups, part.selected_workgroups) == (480, 24)
@@ -286,6 +282,6 @@ def test_a_causal_kernel_by_a_sample(profiler: Emulator, arch: str) -> None:
     assert "0 LDS conflict cycles, 0 bytes of scratch" in str(part)
 
 
-def test_a_sample_of_none(profiler: Emulator) -> None:
+def test_a_sample_of_none(profiler):
     with pytest.raises(ValueError, match="sample is 0"):
         _causal(profiler, "gfx942", sample=0, run_sample_only=True)

@@ -12,12 +12,12 @@ from jitfmha.emulator import Emulator, EmulatorError
 
 
 @pytest.mark.parametrize("segment", ["FLAT", "GLOBAL"])
-def test_every_row(emulator: Emulator, arch: str, seed: int, segment: str) -> None:
+def test_every_row(emulator, arch, seed, segment):
     rng = np.random.default_rng(seed)
     check(emulator, arch, [draw(row, rng) for row in rows(emulator, arch, segment) * 3])
 
 
-def test_apertures(emulator: Emulator, arch: str) -> None:
+def test_apertures(emulator, arch):
     code = "s_mov_b64 s[4:5], src_shared_base\ns_mov_b64 s[6:7], src_private_base"
     result = run(emulator, arch, [Segment(code, {}, ["s[4:5]", "s[6:7]"])])[0]
     assert result["s[4:5]"][0] == model.SHARED_APERTURE
@@ -43,9 +43,7 @@ loop:
         ("global_atomic_pk_add_bf16 v[2:3], v4, off", 0, np.uint32),
     ],
 )
-def test_atomics_of_many_workgroups(
-    emulator: Emulator, arch: str, instruction: str, one: int, kind: type
-) -> None:
+def test_atomics_of_many_workgroups(emulator, arch, instruction, one, kind):
     """Nothing is lost when workgroups on several threads meet at one address."""
     waves = 32
     counter = np.zeros(2, kind)
@@ -74,12 +72,12 @@ def _faults(emulator: Emulator, code: str, address: int, message: str) -> None:
         run(emulator, "gfx942", [Segment(code, {"v[2:3]": vaddr})], memory=[memory])
 
 
-def test_a_fault_names_the_lane_and_the_address(emulator: Emulator) -> None:
+def test_a_fault_names_the_lane_and_the_address(emulator):
     name = r"kernel program, at program\+0x[0-9a-f]+: `global_load_dword v1, v\[2:3\], off`"
     where = r", workgroup \(0, 0, 0\), wave 0, lane 37: load of 4 bytes at 0x[0-9a-f]+, which is"
     _faults(emulator, "global_load_dword v1, v[2:3], off", 1 << 40, name + where)
 
 
-def test_an_unaligned_atomic_faults(emulator: Emulator) -> None:
+def test_an_unaligned_atomic_faults(emulator):
     code = "global_atomic_add v[2:3], v1, off"
     _faults(emulator, code, 2, "lane 37: atomic operation on an address that is not a multiple")

@@ -59,17 +59,13 @@ def _fuzz(
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_errors_but_no_crash(
-    kind: str, seed: int, tmp_path: Path, request: pytest.FixtureRequest, emulator: object
-) -> None:
+def test_errors_but_no_crash(kind, seed, tmp_path, request, emulator):
     # `emulator` has built the library that the worker finds in the cache.
     is_long = request.config.getoption("--exhaustive")
     _fuzz(kind, seed, _LONG_SECONDS if is_long else _SECONDS, tmp_path)
 
 
-def test_calls_with_damaged_code_objects(
-    seed: int, tmp_path: Path, request: pytest.FixtureRequest, emulator: object
-) -> None:
+def test_calls_with_damaged_code_objects(seed, tmp_path, request, emulator):
     """What a user's call meets: the checks of Python, the launcher, and a kernel that may run."""
     number = _LONG_CALLS if request.config.getoption("--exhaustive") else _CALLS
     for first in range(0, number, _CALLS_OF_PROCESS):
@@ -142,9 +138,7 @@ def _build(compiler: str, names: list[str], cflags: list[str], library: Path) ->
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_no_undefined_behaviour(
-    kind: str, seed: int, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_no_undefined_behaviour(kind, seed, tmp_path, request):
     if not request.config.getoption("--exhaustive"):
         pytest.skip("--exhaustive builds the emulator with AddressSanitizer and UBSan")
     library, environment = request.getfixturevalue("sanitized")

@@ -56,9 +56,7 @@ def tiny(emulator: Emulator, arch: str, device: int) -> Function:
         ("gfx950", 256, 8, 160 * 1024, False),
     ],
 )
-def test_attributes_tell_the_chips_apart(
-    emulator: Emulator, chip: str, units: int, xcds: int, lds: int, is_mi308: bool
-) -> None:
+def test_attributes_tell_the_chips_apart(emulator, chip, units, xcds, lds, is_mi308):
     device = DEVICES[chip]
     assert emulator.device_attribute(_MULTIPROCESSOR_COUNT, device) == units
     assert emulator.device_attribute(_NUMBER_OF_XCCS, device) == xcds
@@ -68,9 +66,7 @@ def test_attributes_tell_the_chips_apart(
 
 
 @pytest.mark.parametrize("chip", _CHIPS)
-def test_properties_agree_with_attributes(
-    emulator: Emulator, library: ctypes.CDLL, chip: str
-) -> None:
+def test_properties_agree_with_attributes(emulator, library, chip):
     properties = ctypes.create_string_buffer(_PROPERTIES_BYTES)
     assert library.hipGetDevicePropertiesR0600(properties, DEVICES[chip]) == _SUCCESS
     raw = properties.raw
@@ -82,7 +78,7 @@ def test_properties_agree_with_attributes(
     assert warp == 64
 
 
-def test_device_count_and_current_device(library: ctypes.CDLL) -> None:
+def test_device_count_and_current_device(library):
     count, device = ctypes.c_int(), ctypes.c_int()
     assert library.hipGetDeviceCount(ctypes.byref(count)) == _SUCCESS
     assert count.value == len(DEVICES)
@@ -95,7 +91,7 @@ def test_device_count_and_current_device(library: ctypes.CDLL) -> None:
     assert device.value == count.value - 1
 
 
-def test_names(library: ctypes.CDLL) -> None:
+def test_names(library):
     handle, name = ctypes.c_int(), ctypes.create_string_buffer(64)
     assert library.hipInit(0) == _SUCCESS
     assert library.hipDeviceGet(ctypes.byref(handle), 1) == _SUCCESS
@@ -107,7 +103,7 @@ def test_names(library: ctypes.CDLL) -> None:
     assert library.hipDeviceGetName(None, 11, handle) == _INVALID_VALUE
 
 
-def test_unknown_attributes_and_devices(emulator: Emulator) -> None:
+def test_unknown_attributes_and_devices(emulator):
     with pytest.raises(EmulatorError, match="device attribute 9999 is not emulated") as caught:
         emulator.device_attribute(9999, 0)
     assert caught.value.code == _INVALID_VALUE
@@ -130,15 +126,13 @@ def test_unknown_attributes_and_devices(emulator: Emulator) -> None:
         (123456, "hipErrorUnknown", "unknown error"),
     ],
 )
-def test_error_names(library: ctypes.CDLL, code: int, name: str, text: str) -> None:
+def test_error_names(library, code, name, text):
     library.hipGetErrorString.restype = ctypes.c_char_p
     assert library.hipGetErrorName(code).decode() == name
     assert text in library.hipGetErrorString(code).decode()
 
 
-def test_the_error_string_has_the_details(
-    emulator: Emulator, library: ctypes.CDLL, tiny: Function
-) -> None:
+def test_the_error_string_has_the_details(emulator, library, tiny):
     """Launchers that know nothing but HIP still say what went wrong, and where."""
     library.hipGetErrorString.restype = ctypes.c_char_p
     with pytest.raises(EmulatorError):
@@ -153,7 +147,7 @@ def test_the_error_string_has_the_details(
     assert elsewhere == b"unspecified launch failure"
 
 
-def test_the_last_error_is_kept_until_it_is_taken(library: ctypes.CDLL) -> None:
+def test_the_last_error_is_kept_until_it_is_taken(library):
     library.hipGetLastError()
     library.hipSetDevice(99)
     assert library.hipPeekAtLastError() == _INVALID_DEVICE
@@ -161,7 +155,7 @@ def test_the_last_error_is_kept_until_it_is_taken(library: ctypes.CDLL) -> None:
     assert library.hipGetLastError() == _SUCCESS
 
 
-def test_null_pointers(library: ctypes.CDLL) -> None:
+def test_null_pointers(library):
     handle = ctypes.c_void_p()
     for result in (
         library.hipGetDeviceCount(None),
@@ -177,7 +171,7 @@ def test_null_pointers(library: ctypes.CDLL) -> None:
         assert result == _INVALID_VALUE
 
 
-def test_missing_file(emulator: Emulator, library: ctypes.CDLL) -> None:
+def test_missing_file(emulator, library):
     handle = ctypes.c_void_p()
     assert library.hipModuleLoad(ctypes.byref(handle), b"/nowhere/kernel.co") == _NOT_FOUND_FILE
     assert "/nowhere/kernel.co" in emulator.last_error()
@@ -196,28 +190,20 @@ def test_missing_file(emulator: Emulator, library: ctypes.CDLL) -> None:
         ((1, 1, 1), (64, 1, 1), 1 << 20, "bytes of LDS", "hipErrorLaunchOutOfResources"),
     ],
 )
-def test_wrong_launches(
-    emulator: Emulator,
-    tiny: Function,
-    grid: tuple[int, int, int],
-    block: tuple[int, int, int],
-    dynamic_lds: int,
-    words: str,
-    name: str,
-) -> None:
+def test_wrong_launches(emulator, tiny, grid, block, dynamic_lds, words, name):
     with pytest.raises(EmulatorError, match=f"kernel tiny.*{words}") as caught:
         emulator.launch(tiny, grid, block, bytes(8), dynamic_lds=dynamic_lds)
     assert caught.value.name == name
 
 
-def test_a_kernel_of_another_chip(emulator: Emulator, library: ctypes.CDLL, tiny: Function) -> None:
+def test_a_kernel_of_another_chip(emulator, library, tiny):
     other = 2 if tiny.device == 0 else 0
     with pytest.raises(EmulatorError, match="another chip") as caught:
         emulator.launch(Function(tiny.handle, other, "tiny"), (1, 1, 1), (64, 1, 1), bytes(8))
     assert caught.value.name == "hipErrorNoBinaryForGpu"
 
 
-def test_a_kernel_of_another_device(emulator: Emulator) -> None:
+def test_a_kernel_of_another_device(emulator):
     function = emulator.function(
         emulator.load_module(compile_hip(_KERNEL, "gfx942"), DEVICES["gfx942"]), "tiny"
     )
@@ -226,19 +212,19 @@ def test_a_kernel_of_another_device(emulator: Emulator) -> None:
         emulator.launch(elsewhere, (1, 1, 1), (64, 1, 1), bytes(8))
 
 
-def test_an_extra_that_is_no_list_of_parameters(library: ctypes.CDLL, tiny: Function) -> None:
+def test_an_extra_that_is_no_list_of_parameters(library, tiny):
     library.hipSetDevice(tiny.device)
     extra = (ctypes.c_void_p * 3)(77, 0, 3)
     launch = library.hipModuleLaunchKernel
     assert launch(tiny.handle, 1, 1, 1, 64, 1, 1, 0, None, None, extra) == _INVALID_VALUE
 
 
-def test_an_unknown_function(library: ctypes.CDLL) -> None:
+def test_an_unknown_function(library):
     launch = library.hipModuleLaunchKernel
     assert launch(1234, 1, 1, 1, 64, 1, 1, 0, None, None, None) == _INVALID_HANDLE
 
 
-def test_function_attributes(library: ctypes.CDLL, tiny: Function) -> None:
+def test_function_attributes(library, tiny):
     value = ctypes.c_int()
     handle = ctypes.c_void_p(tiny.handle)
     for attribute, expected in ((0, 128), (1, 1024)):  # threads of a block, LDS
@@ -250,7 +236,7 @@ def test_function_attributes(library: ctypes.CDLL, tiny: Function) -> None:
     assert library.hipFuncGetAttribute(ctypes.byref(value), 0, wrong) == _INVALID_HANDLE
 
 
-def test_a_budget_stops_endless_loops(emulator: Emulator, arch: str, device: int) -> None:
+def test_a_budget_stops_endless_loops(emulator, arch, device):
     source = 'extern "C" __global__ void endless() { for (;;) __builtin_amdgcn_s_sleep(1); }'
     function = emulator.function(emulator.load_module(compile_hip(source, arch), device), "endless")
     with emulator.keep_options():
@@ -262,7 +248,7 @@ def test_a_budget_stops_endless_loops(emulator: Emulator, arch: str, device: int
 # ---- Memory and streams --------------------------------------------------------------------------
 
 
-def test_memory(emulator: Emulator, library: ctypes.CDLL, tiny: Function) -> None:
+def test_memory(emulator, library, tiny):
     """Blocks of hipMalloc are open to every launch until they are freed."""
     library.hipMemcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     library.hipFree.argtypes = [ctypes.c_void_p]
@@ -282,7 +268,7 @@ def test_memory(emulator: Emulator, library: ctypes.CDLL, tiny: Function) -> Non
         emulator.set_allowed_memory(None)
 
 
-def test_streams(library: ctypes.CDLL) -> None:
+def test_streams(library):
     stream, status = ctypes.c_void_p(), ctypes.c_int(7)
     assert library.hipStreamCreate(ctypes.byref(stream)) == _SUCCESS
     assert library.hipStreamSynchronize(stream) == _SUCCESS

@@ -18,7 +18,7 @@ import pytest
 
 from jitfmha.amd.code_object import CodeObjectError, read_code_object
 from jitfmha.cli import main
-from jitfmha.emulator import Emulator, EmulatorError, take_findings
+from jitfmha.emulator import EmulatorError, take_findings
 from jitfmha.jit.elf import Elf
 from jitfmha.jit.toolchain.device_compiler import compile_hip
 
@@ -121,7 +121,7 @@ _LEGAL = {"emulator": ("notes",), "python": ("relocations", "segments", "segment
 
 
 @pytest.mark.parametrize("how", _QUADRATIC)
-def test_parts_over_each_other(emulator: Emulator, good: bytes, how: str, tmp_path: Path) -> None:
+def test_parts_over_each_other(emulator, good, how, tmp_path):
     """A file of a MiB took minutes to hours."""
     image = _QUADRATIC[how](good)
     assert len(image) < 2 << 20
@@ -138,7 +138,7 @@ def test_parts_over_each_other(emulator: Emulator, good: bytes, how: str, tmp_pa
                     read()
 
 
-def test_long_names_of_sections(good: bytes) -> None:
+def test_long_names_of_sections(good):
     name = b"a" * 500_000 + b"\0"
     image = _grown(
         good, name, lambda at, count: [_section(_STRINGS, at, len(name))] * (_ALIASES // 2)
@@ -155,7 +155,7 @@ def _read(path: Path, symbol: str = "abcdefgh") -> None:
     read_code_object(path, arch="gfx950", kernels={symbol: 64}, kernarg_bytes=4096, sha256=None)
 
 
-def test_very_many_kernels(emulator: Emulator, good: bytes, tmp_path: Path) -> None:
+def test_very_many_kernels(emulator, good, tmp_path):
     """Which is legal. Whether one is there already was asked of each of them."""
     symbol = next(each for each in Elf(good).dynamic_symbols() if each.name.endswith(".kd"))
     count = 60_000
@@ -188,7 +188,7 @@ def test_very_many_kernels(emulator: Emulator, good: bytes, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", ["hidden_group_size_", "hidden_block_count_", "hidden_remainder_"])
 @pytest.mark.parametrize("axis", [b"~", b"w", b"\0", b"{"])
-def test_axes_that_there_are_not(emulator: Emulator, kind: str, axis: bytes) -> None:
+def test_axes_that_there_are_not(emulator, kind, axis):
     """They were an index."""
     source = 'extern "C" __global__ void k(int* x) { *x = __builtin_amdgcn_workgroup_size_x(); }'
     image = compile_hip(source, "gfx950")
@@ -220,12 +220,7 @@ def _assert_shown(text: str, shown: str) -> None:
     assert all(each.isprintable() or each == "\n" for each in text), ascii(text)
 
 
-def test_names_of_kernels_in_messages_of_the_emulator(
-    emulator: Emulator,
-    check_emulator: Emulator,
-    commanding: bytes,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_names_of_kernels_in_messages_of_the_emulator(emulator, check_emulator, commanding, capfd):
     out = np.zeros(64, np.float32)
     for each in (emulator, check_emulator):
         module = each.load_module(commanding, 2)
@@ -255,7 +250,7 @@ def test_names_of_kernels_in_messages_of_the_emulator(
             each.unload_module(module)
 
 
-def test_names_of_kernels_in_messages_of_python(commanding: bytes, tmp_path: Path) -> None:
+def test_names_of_kernels_in_messages_of_python(commanding, tmp_path):
     (tmp_path / "kernel.co").write_bytes(commanding)
     _read(tmp_path / "kernel.co", _COMMANDS)
     with pytest.raises(CodeObjectError) as caught:
@@ -264,9 +259,7 @@ def test_names_of_kernels_in_messages_of_python(commanding: bytes, tmp_path: Pat
 
 
 @pytest.mark.parametrize("kernel", [None, "none"])
-def test_names_of_kernels_that_run_kernel_prints(
-    commanding: bytes, tmp_path: Path, kernel: str | None, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_names_of_kernels_that_run_kernel_prints(commanding, tmp_path, kernel, capfd):
     (tmp_path / "kernel.co").write_bytes(commanding)
     launch = {
         "arch": "gfx950",

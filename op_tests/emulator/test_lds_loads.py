@@ -69,7 +69,7 @@ def _default_options(emulator: Emulator) -> Iterator[None]:
 _LATER = [_LOAD, "s_barrier", _spin("later", 1200), "s_waitcnt vmcnt(0)"]
 
 
-def test_a_load_lands_some_time_after_issue(emulator: Emulator, arch: str) -> None:
+def test_a_load_lands_some_time_after_issue(emulator, arch):
     """Not at once, and without any wait of its wave."""
     read = [_READ.format("v10"), _spin("between", 600), _READ.format("v11"), _WAIT_FOR_LDS]
     at_once, later = _results(emulator, arch, _body(_LATER, ["s_barrier", *read]))
@@ -77,7 +77,7 @@ def test_a_load_lands_some_time_after_issue(emulator: Emulator, arch: str) -> No
     np.testing.assert_array_equal(later, _LOADED[:_LANES])
 
 
-def test_a_wait_lands_what_other_waves_issued_before(emulator: Emulator, arch: str) -> None:
+def test_a_wait_lands_what_other_waves_issued_before(emulator, arch):
     wait = ["s_barrier", _LOAD_MORE, "s_waitcnt vmcnt(0)"]
     read = [_READ.format("v10"), _READ_MORE.format("v11"), _WAIT_FOR_LDS]
     others, own = _results(emulator, arch, _body(_LATER, wait + read))
@@ -85,7 +85,7 @@ def test_a_wait_lands_what_other_waves_issued_before(emulator: Emulator, arch: s
     np.testing.assert_array_equal(own, _LOADED[_LANES:])
 
 
-def test_a_wait_lands_nothing_that_was_issued_after(emulator: Emulator, arch: str) -> None:
+def test_a_wait_lands_nothing_that_was_issued_after(emulator, arch):
     """Wave 1 waits for a load that it issued before wave 0 issued one."""
     first = ["s_barrier", _LOAD, "s_barrier", _spin("end", 1200), "s_waitcnt vmcnt(0)"]
     second = [_LOAD_MORE, "s_barrier", "s_barrier", "s_waitcnt vmcnt(0)"]
@@ -96,7 +96,7 @@ def test_a_wait_lands_nothing_that_was_issued_after(emulator: Emulator, arch: st
 
 
 @pytest.mark.parametrize("waves", [1, 2])
-def test_a_wave_has_63_loads_on_their_way(emulator: Emulator, arch: str, waves: int) -> None:
+def test_a_wave_has_63_loads_on_their_way(emulator, arch, waves):
     """vmcnt cannot count more: issuing another one waits for the first."""
     for later, is_there in ((62, False), (63, True)):
         loads = [_LOAD, *[_LOAD_MORE] * later]
@@ -110,7 +110,7 @@ def test_a_wave_has_63_loads_on_their_way(emulator: Emulator, arch: str, waves: 
         np.testing.assert_array_equal(first, _LOADED[:_LANES] if is_there else np.zeros(_LANES))
 
 
-def test_random_order_lands_loads_early_and_late(emulator: Emulator, arch: str, seed: int) -> None:
+def test_random_order_lands_loads_early_and_late(emulator, arch, seed):
     read = [_READ.format("v10"), _READ.format("v11"), _WAIT_FOR_LDS]
     body = _body(_LATER, ["s_barrier", *read])
     landed = []
@@ -122,7 +122,7 @@ def test_random_order_lands_loads_early_and_late(emulator: Emulator, arch: str, 
     assert not all(landed)
 
 
-def test_random_order_keeps_the_order_of_issue(emulator: Emulator, arch: str, seed: int) -> None:
+def test_random_order_keeps_the_order_of_issue(emulator, arch, seed):
     """Where the later load is there, the earlier one is as well."""
     first = [_LOAD, _spin("apart", 30), _LOAD_MORE, "s_barrier", _spin("end", 1200)]
     second = ["s_barrier", _READ_MORE.format("v10"), _READ.format("v11"), _WAIT_FOR_LDS]

@@ -246,7 +246,7 @@ class _Batch:
 # ---- The table and the layouts -------------------------------------------------------------------
 
 
-def test_all_matrix_instructions_are_there(emulator: Emulator, arch: str) -> None:
+def test_all_matrix_instructions_are_there(emulator, arch):
     rows = _definitions(emulator, arch)
     assert {row.mnemonic for row in rows} == model.all_mnemonics(arch)
     for row in rows:
@@ -256,7 +256,7 @@ def test_all_matrix_instructions_are_there(emulator: Emulator, arch: str) -> Non
         assert row.registers == expected, row.mnemonic
 
 
-def test_published_cycles(emulator: Emulator, arch: str) -> None:
+def test_published_cycles(emulator, arch):
     cycles = {row.mnemonic: 4 * row.passes for row in _definitions(emulator, arch)}
     published = {
         "v_mfma_f32_32x32x8_bf16": 32, "v_mfma_f32_16x16x16_f16": 16,
@@ -286,7 +286,7 @@ def test_published_cycles(emulator: Emulator, arch: str) -> None:
         ("v_mfma_f32_16x16x32_bf16", 8),
     ],
 )
-def test_model_has_the_layouts_of_real_kernels(mnemonic: str, items: int) -> None:
+def test_model_has_the_layouts_of_real_kernels(mnemonic, items):
     instruction = Mfma.parse(mnemonic, "gfx950")
     size = instruction.size
     for lane, item in itertools.product(range(LANES), range(items)):
@@ -304,7 +304,7 @@ def test_model_has_the_layouts_of_real_kernels(mnemonic: str, items: int) -> Non
 # ---- Dense products ------------------------------------------------------------------------------
 
 
-def test_dense(emulator: Emulator, arch: str, random: np.random.Generator) -> None:
+def test_dense(emulator, arch, random):
     batch = _Batch(random, arch)
     for instruction in _dense_instructions(emulator, arch):
         for number, files in enumerate(_FILES):
@@ -317,9 +317,7 @@ def test_dense(emulator: Emulator, arch: str, random: np.random.Generator) -> No
     batch.run(emulator)
 
 
-def test_destination_over_a_source(
-    emulator: Emulator, arch: str, random: np.random.Generator
-) -> None:
+def test_destination_over_a_source(emulator, arch, random):
     """D may lie in A's and B's registers: everything is read first."""
     segments, expected = [], []
     names = ("v_mfma_f32_32x32x8_bf16", "v_mfma_f32_32x32x1_2b_f32", "v_mfma_f64_16x16x4_f64")
@@ -343,7 +341,7 @@ def test_destination_over_a_source(
         _check(instruction, result, padded, padded, segment.code)
 
 
-def test_exec_does_not_matter(emulator: Emulator, arch: str, random: np.random.Generator) -> None:
+def test_exec_does_not_matter(emulator, arch, random):
     batch = _Batch(random, arch)
     for instruction in _dense_instructions(emulator, arch):
         a, b, c = _random_inputs(random, instruction)
@@ -352,7 +350,7 @@ def test_exec_does_not_matter(emulator: Emulator, arch: str, random: np.random.G
     batch.run(emulator)
 
 
-def test_special_values(emulator: Emulator, arch: str, random: np.random.Generator) -> None:
+def test_special_values(emulator, arch, random):
     """Infinity and NaN; zeros and denormals among normal numbers."""
     batch = _Batch(random, arch)
     for instruction in _instructions(emulator, arch):
@@ -388,7 +386,7 @@ def _denormal_inputs(random: np.random.Generator, instruction: Mfma) -> tuple[Ar
 
 
 @pytest.mark.parametrize("mode", [DEFAULT_MODE, _FLUSH_DENORMALS_32, DEFAULT_MODE & ~0xFF | 0x0F])
-def test_denormals(emulator: Emulator, arch: str, random: np.random.Generator, mode: int) -> None:
+def test_denormals(emulator, arch, random, mode):
     """Kept whatever MODE says, and rounded to nearest; only float32 inputs look at MODE."""
     batch = _Batch(random, arch)
     for instruction in _dense_instructions(emulator, arch):
@@ -409,7 +407,7 @@ def _permutes_b(instruction: Mfma) -> bool:
     return instruction.result != "f64" and (instruction.blocks > 1 or instruction.a == "f32")
 
 
-def test_blgp(emulator: Emulator, arch: str, random: np.random.Generator) -> None:
+def test_blgp(emulator, arch, random):
     batch = _Batch(random, arch)
     for instruction in filter(_permutes_b, _instructions(emulator, arch)):
         for blgp in range(1, 8):
@@ -419,7 +417,7 @@ def test_blgp(emulator: Emulator, arch: str, random: np.random.Generator) -> Non
     batch.run(emulator)
 
 
-def test_cbsz_and_abid(emulator: Emulator, arch: str, random: np.random.Generator) -> None:
+def test_cbsz_and_abid(emulator, arch, random):
     batch = _Batch(random, arch)
     for instruction in _instructions(emulator, arch):
         if instruction.blocks == 1 or instruction.result == "f64":
@@ -446,13 +444,8 @@ def test_cbsz_and_abid(emulator: Emulator, arch: str, random: np.random.Generato
     ],
 )
 def test_modifiers_without_a_meaning_are_errors(
-    emulator: Emulator,
-    arch: str,
-    random: np.random.Generator,
-    mnemonic: str,
-    modifiers: str,
-    message: str,
-) -> None:
+    emulator, arch, random, mnemonic, modifiers, message
+):
     instruction = Mfma.parse(mnemonic, arch)
     segment, _ = _segment(
         random, instruction, _Operands(*_random_inputs(random, instruction)), modifiers
@@ -461,7 +454,7 @@ def test_modifiers_without_a_meaning_are_errors(
         run(emulator, arch, [segment])
 
 
-def test_negated_float64(emulator: Emulator, arch: str, random: np.random.Generator) -> None:
+def test_negated_float64(emulator, arch, random):
     batch = _Batch(random, arch)
     sign = np.uint32(0x80000000)
     for mnemonic in ("v_mfma_f64_16x16x4_f64", "v_mfma_f64_4x4x4_4b_f64"):
@@ -481,7 +474,7 @@ def test_negated_float64(emulator: Emulator, arch: str, random: np.random.Genera
 # ---- Sparse products -----------------------------------------------------------------------------
 
 
-def test_sparse(emulator: Emulator, arch: str, random: np.random.Generator) -> None:
+def test_sparse(emulator, arch, random):
     batch = _Batch(random, arch)
     for instruction in _instructions(emulator, arch):
         if not instruction.sparse:
@@ -516,7 +509,7 @@ def _format_modifiers(a: int, b: int) -> str:
     return f"{f'cbsz:{a} ' if a else ''}{f'blgp:{b}' if b else ''}"
 
 
-def test_chosen_formats(emulator: Emulator, random: np.random.Generator) -> None:
+def test_chosen_formats(emulator, random):
     batch = _Batch(random, "gfx950")
     for shape, formats in itertools.product(_SHAPES, _FORMAT_PAIRS):
         instruction = Mfma.parse(f"v_mfma_f32_{shape}_f8f6f4", "gfx950", formats)
@@ -552,7 +545,7 @@ def _scaled(
     )
 
 
-def test_scales(emulator: Emulator, random: np.random.Generator) -> None:
+def test_scales(emulator, random):
     batch = _Batch(random, "gfx950")
     for number, (shape, formats) in enumerate(itertools.product(_SHAPES, _FORMAT_PAIRS)):
         instruction = Mfma.parse(f"v_mfma_scale_f32_{shape}_f8f6f4", "gfx950", formats)
@@ -583,9 +576,7 @@ def test_scales(emulator: Emulator, random: np.random.Generator) -> None:
 # ---- Overflow ------------------------------------------------------------------------------------
 
 
-def test_float_results_saturate_with_fp16_ovfl(
-    emulator: Emulator, arch: str, random: np.random.Generator
-) -> None:
+def test_float_results_saturate_with_fp16_ovfl(emulator, arch, random):
     instruction = Mfma.parse("v_mfma_f32_32x32x8_bf16", arch)
     largest, infinity = np.float32(np.finfo(np.float32).max), np.float32(np.inf)
     # Row 0 of A is huge and column 1 of B is infinite; C has an infinity of its own in row 2.
@@ -608,9 +599,7 @@ def test_float_results_saturate_with_fp16_ovfl(
         assert np.isfinite(np.delete(d[3], 1)).all() or mode == DEFAULT_MODE
 
 
-def test_integer_results_saturate_with_fp16_ovfl(
-    emulator: Emulator, arch: str, random: np.random.Generator
-) -> None:
+def test_integer_results_saturate_with_fp16_ovfl(emulator, arch, random):
     batch = _Batch(random, arch)
     for instruction in _dense_instructions(emulator, arch):
         if instruction.result != "i32":

@@ -172,14 +172,14 @@ def _rows(emulator: Emulator, arch: str) -> list[Definition]:
     return [d for d in rows if "format" not in d.mnemonic and any(d.registers)]
 
 
-def test_every_row(emulator: Emulator, arch: str, seed: int) -> None:
+def test_every_row(emulator, arch, seed):
     rng = np.random.default_rng(seed)
     rows = _rows(emulator, arch)
     kinds = [(row, kind) for row in rows for kind in rng.permutation(_kinds(row))[:4]]
     _check(emulator, arch, [_case(row, rng, kind) for row, kind in kinds])
 
 
-def test_loads_into_lds(emulator: Emulator, arch: str, seed: int) -> None:
+def test_loads_into_lds(emulator, arch, seed):
     rng = np.random.default_rng(seed)
     names = ["ubyte", "sbyte", "ushort", "sshort", "dword"]
     names += ["dwordx3", "dwordx4"] if arch == "gfx950" else []
@@ -189,7 +189,7 @@ def test_loads_into_lds(emulator: Emulator, arch: str, seed: int) -> None:
     _check(emulator, arch, cases)
 
 
-def test_loads_into_lds_arrive_when_waited_for(emulator: Emulator, arch: str) -> None:
+def test_loads_into_lds_arrive_when_waited_for(emulator, arch):
     memory = np.arange(1, 129, dtype=np.uint32)
     resource = Resource(memory.ctypes.data, records=512).bits
     code = """
@@ -217,7 +217,7 @@ def test_loads_into_lds_arrive_when_waited_for(emulator: Emulator, arch: str) ->
     np.testing.assert_array_equal(result["v13"], memory[64:])
 
 
-def test_cache_control(emulator: Emulator, arch: str) -> None:
+def test_cache_control(emulator, arch):
     run(emulator, arch, [Segment("buffer_wbl2 sc1\nbuffer_inv sc1")])
 
 
@@ -242,7 +242,7 @@ def _format_text(mnemonic: str, data_format: int, number_format: int) -> str:
 
 
 @pytest.mark.parametrize("prefix", ["buffer", "tbuffer"])
-def test_format_loads(emulator: Emulator, arch: str, seed: int, prefix: str) -> None:
+def test_format_loads(emulator, arch, seed, prefix):
     rng = np.random.default_rng(seed)
     content = _format_content(rng)
     offsets = rng.permutation(LANES).astype(np.uint32) * 16
@@ -295,9 +295,7 @@ def _half_of(bits: int) -> int:
 
 
 @pytest.mark.parametrize("prefix", ["buffer", "tbuffer"])
-def test_format_stores_give_back_what_was_loaded(
-    emulator: Emulator, arch: str, seed: int, prefix: str
-) -> None:
+def test_format_stores_give_back_what_was_loaded(emulator, arch, seed, prefix):
     rng = np.random.default_rng(seed)
     content = _format_content(rng)[:1024]
     offsets = np.arange(LANES, dtype=np.uint32) * 16
@@ -332,7 +330,7 @@ def test_format_stores_give_back_what_was_loaded(
         np.testing.assert_array_equal(target, want[:1024], segment.code)
 
 
-def test_high_half_formats(emulator: Emulator, arch: str) -> None:
+def test_high_half_formats(emulator, arch):
     memory = np.arange(64, dtype=np.uint16)
     resource = Resource(
         memory.ctypes.data, records=128, number_format=model.UINT, data_format=2
@@ -370,7 +368,7 @@ _ODD_FORMAT = Resource(0, records=64, data_format=8)
         (_LARGE, "buffer_load_dword v5, v2, s[20:23], s24 offen", "lane 0: load of 4 bytes at 0x"),
     ],
 )
-def test_faults(emulator: Emulator, resource: Resource, code: str, message: str) -> None:
+def test_faults(emulator, resource, code, message):
     memory = np.zeros(64, np.uint8)
     bits = Resource(**{**resource.__dict__, "base": memory.ctypes.data}).bits
     inputs: dict[str, Array | int] = {

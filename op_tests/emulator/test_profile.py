@@ -64,7 +64,7 @@ def _only_loop(profile: LaunchProfile) -> Loop:
 # ---- Counts --------------------------------------------------------------------------------------
 
 
-def test_counts_of_a_loop_are_exact(profile: Profile, arch: str) -> None:
+def test_counts_of_a_loop_are_exact(profile, arch):
     body = _lines(
         "v_add_f32 v0, v1, v2",
         "v_pk_mul_f32 v[4:5], v[6:7], v[8:9]",
@@ -98,7 +98,7 @@ def test_counts_of_a_loop_are_exact(profile: Profile, arch: str) -> None:
     assert loop.work.lds_conflict_cycles == 0
 
 
-def test_nested_loops_have_their_own_counts(profile: Profile) -> None:
+def test_nested_loops_have_their_own_counts(profile):
     inner = _loop("v_add_f32 v0, v1, v2", 3, counter="s5", label="inner")
     taken = profile(_loop(f"v_mul_f32 v0, v1, v2\n{inner}", 5))
     outer, within = taken.loops
@@ -109,7 +109,7 @@ def test_nested_loops_have_their_own_counts(profile: Profile) -> None:
     assert outer.code.valu == 2
 
 
-def test_a_branch_that_is_not_taken_back_is_no_loop(profile: Profile) -> None:
+def test_a_branch_that_is_not_taken_back_is_no_loop(profile):
     assert profile(_loop("v_add_f32 v0, v1, v2", 1)).loops == ()
 
 
@@ -155,7 +155,7 @@ def _options(profiler: Emulator, **options: int) -> Iterator[None]:
         set_profile_options(profiler.library)
 
 
-def test_waves_and_workgroups_add_up(profiler: Emulator, arch: str) -> None:
+def test_waves_and_workgroups_add_up(profiler, arch):
     one = _launch_sum(profiler, arch, 1)
     many = _launch_sum(profiler, arch, 6)
     assert len(one.work_of_waves) == len(many.work_of_waves) == 4
@@ -168,7 +168,7 @@ def test_waves_and_workgroups_add_up(profiler: Emulator, arch: str) -> None:
     assert many.ended_workgroups == many.selected_workgroups == many.launched_workgroups == 6
 
 
-def test_another_workgroup_can_be_looked_at(profiler: Emulator) -> None:
+def test_another_workgroup_can_be_looked_at(profiler):
     first = _launch_sum(profiler, "gfx942", 4)
     with _options(profiler, looked_at=3, assumed_workgroups=10_000):
         last = _launch_sum(profiler, "gfx942", 4)
@@ -182,7 +182,7 @@ def test_another_workgroup_can_be_looked_at(profiler: Emulator) -> None:
     assert estimate.rounds == -(-10_000 // (304 * last.timing.workgroups))
 
 
-def test_too_many_instructions_are_not_timed(profiler: Emulator) -> None:
+def test_too_many_instructions_are_not_timed(profiler):
     with _options(profiler, most_steps=8):
         taken = _launch_sum(profiler, "gfx942", 1)
     assert taken.timing is None
@@ -190,7 +190,7 @@ def test_too_many_instructions_are_not_timed(profiler: Emulator) -> None:
     assert "more than 8 instructions" in str(taken)
 
 
-def test_the_plain_variant_does_not_profile(emulator: Emulator) -> None:
+def test_the_plain_variant_does_not_profile(emulator):
     with pytest.raises(RuntimeError, match="keeps no profiles"):
         take_profiles(emulator.library)
     with pytest.raises(RuntimeError, match="keeps no profiles"):
@@ -202,7 +202,7 @@ def test_the_plain_variant_does_not_profile(emulator: Emulator) -> None:
 _WIDTHS = {"b32": 4, "b64": 8, "b128": 16}
 
 
-def test_bank_conflicts(profile: Profile, arch: str, seed: int) -> None:
+def test_bank_conflicts(profile, arch, seed):
     random = np.random.default_rng(seed)
     lanes = np.arange(LANES)
     patterns = {
@@ -239,7 +239,7 @@ def test_bank_conflicts(profile: Profile, arch: str, seed: int) -> None:
     )
 
 
-def test_two_addresses_are_two_accesses(profile: Profile, arch: str) -> None:
+def test_two_addresses_are_two_accesses(profile, arch):
     lanes = np.arange(LANES, dtype=np.uint32)
     body = "ds_read2_b32 v[8:9], v20 offset1:64"
     work = _only_loop(profile(_loop(body, 2), {"v20": lanes * 4})).work
@@ -248,7 +248,7 @@ def test_two_addresses_are_two_accesses(profile: Profile, arch: str) -> None:
     assert work.lds_conflict_cycles == 0
 
 
-def test_cache_lines(profile: Profile, profiler: Emulator, device: int, seed: int) -> None:
+def test_cache_lines(profile, profiler, device, seed):
     memory = np.zeros(1 << 14, np.uint32)
     random = np.random.default_rng(seed)
     base = memory.ctypes.data
@@ -300,12 +300,12 @@ _RATES_OF_GFX950 = _RATES | {"transcendental": 8, "matrix_result": 16}
 _RATES_OF_GFX950 |= {"lds_read_banks": 64, "atomic_line": 18}
 
 
-def test_rates(profile: Profile, arch: str) -> None:
+def test_rates(profile, arch):
     expected = _RATES if arch == "gfx942" else _RATES_OF_GFX950
     assert profile("s_nop 0").rates == expected
 
 
-def test_rates_of_one_wave(profile: Profile, arch: str) -> None:
+def test_rates_of_one_wave(profile, arch):
     """What is measured, against numbers that do not come from the profile."""
     transcendental, matrix_result, lds_cycles_of_read = (
         (8, 16, 1) if arch == "gfx950" else (16, 12, 2)
@@ -354,16 +354,14 @@ _LOADS = [f"global_load_dword v8, v20, s[8:9] offset:{256 * i}" for i in range(8
 _WAIT = "s_waitcnt vmcnt(0)"
 
 
-def test_global_latency_is_paid_once_when_loads_are_in_flight_together(
-    cycles_with_memory: Callable[..., int],
-) -> None:
+def test_global_latency_is_paid_once_when_loads_are_in_flight_together(cycles_with_memory):
     one_by_one = cycles_with_memory(*[line for load in _LOADS for line in (load, _WAIT)])
     together = cycles_with_memory(*_LOADS, _WAIT)
     assert one_by_one == pytest.approx(8 * 600, rel=0.05)
     assert together == pytest.approx(600, rel=0.15)
 
 
-def test_l1_has_what_was_loaded_before(cycles_with_memory: Callable[..., int]) -> None:
+def test_l1_has_what_was_loaded_before(cycles_with_memory):
     misses = cycles_with_memory(*_LOADS, _WAIT)
     again = cycles_with_memory(*_LOADS, _WAIT, _LOADS[0], _WAIT) - misses
     assert again == pytest.approx(120, abs=12)
@@ -371,7 +369,7 @@ def test_l1_has_what_was_loaded_before(cycles_with_memory: Callable[..., int]) -
     assert cycles_with_memory(_LOADS[0], _LOADS[0], _WAIT) == pytest.approx(600, rel=0.05)
 
 
-def test_l1_has_room_for_32_kib(cycles_with_memory: Callable[..., int]) -> None:
+def test_l1_has_room_for_32_kib(cycles_with_memory):
     def around(kib: int) -> str:
         """One wave's loads of so much memory."""
         one = _lines(_LOADS[0], "v_add_u32 v20, 0x100, v20")
@@ -385,7 +383,7 @@ def test_l1_has_room_for_32_kib(cycles_with_memory: Callable[..., int]) -> None:
     assert other == pytest.approx(600, abs=12)
 
 
-def test_atomics_wait_for_atomics(cycles_with_memory: Callable[..., int], arch: str) -> None:
+def test_atomics_wait_for_atomics(cycles_with_memory, arch):
     of_line = 18 if arch == "gfx950" else 16
 
     def of_one(line: str) -> float:
@@ -396,7 +394,7 @@ def test_atomics_wait_for_atomics(cycles_with_memory: Callable[..., int], arch: 
     assert of_one("global_store_dword v20, v8, s[8:9]") == pytest.approx(4, abs=0.5)
 
 
-def test_packed_float32_waits_for_the_matrix_unit(profile: Profile) -> None:
+def test_packed_float32_waits_for_the_matrix_unit(profile):
     packed = "v_pk_mul_f32 v[10:11], v[12:13], v[14:15]"
     two = _lines(*["v_mul_f32 v10, v12, v14"] * 2)
     assert _cycles(profile, _lines(_MFMA, two)) == pytest.approx(32, abs=1)
@@ -407,13 +405,13 @@ def test_packed_float32_waits_for_the_matrix_unit(profile: Profile) -> None:
     assert _cycles(profile, packed) == pytest.approx(4, abs=0.5)
 
 
-def test_a_matrix_instruction_keeps_vector_ones_back_while_it_reads(profile: Profile) -> None:
+def test_a_matrix_instruction_keeps_vector_ones_back_while_it_reads(profile):
     short = "v_mfma_f32_4x4x4_16b_f16 a[32:35], v[0:1], v[2:3], a[32:35]"
     assert _cycles(profile, _lines(short, _VALU)) == pytest.approx(12, abs=1)
     assert _cycles(profile, _lines(short, "s_mov_b32 s4, 0")) == pytest.approx(8, abs=1)
 
 
-def test_eight_byte_writes_find_half_of_gfx950s_banks(profile: Profile, arch: str) -> None:
+def test_eight_byte_writes_find_half_of_gfx950s_banks(profile, arch):
     # Of 16 lanes together, 8 are 128 bytes behind the others: 32 banks on. 32 have 64 banks.
     lanes = np.arange(LANES)
     within = lanes % 8 * 8 + lanes // 8 % 2 * 128 + lanes // 16 % 2 * 64
@@ -458,7 +456,7 @@ def cycles_of_two(profiler: Emulator) -> Callable[[str, str], int]:
     return cycles
 
 
-def test_lds_and_memory_share_a_port(cycles_of_two: Callable[[str, str], int]) -> None:
+def test_lds_and_memory_share_a_port(cycles_of_two):
     cycles = cycles_of_two
     reads = _lines(*["ds_read_b32 v1, v20"] * 200)
     loads = _lines(*["global_load_dword v2, v20, s[8:9]"] * 200)
@@ -468,9 +466,7 @@ def test_lds_and_memory_share_a_port(cycles_of_two: Callable[[str, str], int]) -
     assert cycles(reads, loads) - cycles("", loads) == pytest.approx(200 * 4, rel=0.1)
 
 
-def test_packed_float32_gets_its_turn_among_matrix_instructions(
-    cycles_of_two: Callable[[str, str], int],
-) -> None:
+def test_packed_float32_gets_its_turn_among_matrix_instructions(cycles_of_two):
     matrix, adds = _lines(*[_MFMA] * 100), _lines(*[_VALU] * 50)
     packed = _lines(*["v_pk_mul_f32 v[10:11], v[12:13], v[14:15]"] * 50)
     nothing = cycles_of_two("", "")
@@ -480,7 +476,7 @@ def test_packed_float32_gets_its_turn_among_matrix_instructions(
         assert cycles_of_two(*waves) - nothing == pytest.approx(3400, rel=0.02)
 
 
-def test_waves_of_one_simd_overlap_matrix_and_vector_work(profiler: Emulator) -> None:
+def test_waves_of_one_simd_overlap_matrix_and_vector_work(profiler):
     body = _lines(
         "v_readfirstlane_b32 s4, v0",
         "s_cmp_lt_u32 s4, 256",
@@ -512,7 +508,7 @@ extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(256, 256))) voi
 """
 
 
-def test_occupancy(profiler: Emulator, arch: str) -> None:
+def test_occupancy(profiler, arch):
     x = np.ones(256, np.float32)
     room = _launch(profiler, arch, compile_hip(_ROOM, arch), "room", 1, 256, x).occupancy
     assert 40_000 <= room.lds_bytes < 41_600
@@ -528,7 +524,7 @@ def test_occupancy(profiler: Emulator, arch: str) -> None:
 # ---- What people see -----------------------------------------------------------------------------
 
 
-def test_the_report_states_its_assumptions(profiler: Emulator, arch: str) -> None:
+def test_the_report_states_its_assumptions(profiler, arch):
     taken = _launch_sum(profiler, arch, 2)
     text = " ".join(str(taken).split())  # whatever stands on which line
     clock = "2.4 GHz" if arch == "gfx950" else "2.1 GHz"
@@ -556,7 +552,7 @@ def _described(folder: Path, grid: int = 1) -> tuple[str, str]:
     return "--args", str(path)
 
 
-def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command(tmp_path, capsys):
     source = tmp_path / "scale.hip"
     source.write_text(_SUM)
     launch = _described(tmp_path)
@@ -586,8 +582,6 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ((), "No such file"),
     ],
 )
-def test_usage_errors(
-    flags: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_usage_errors(flags, message, capsys, tmp_path):
     assert main(["profile", "missing.co", *_described(tmp_path), *flags]) == 2
     assert message in capsys.readouterr().err

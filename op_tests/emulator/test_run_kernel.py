@@ -81,7 +81,7 @@ def _output(path: Path, launch: dict[str, Any]) -> np.ndarray:
     return np.fromfile(path / "to.bin", np.int32).reshape(launch["tensors"]["to"]["shape"])
 
 
-def test_results_and_files(run: Run, tmp_path: Path) -> None:
+def test_results_and_files(run, tmp_path):
     values = np.arange(100, dtype=np.int32)
     values.tofile(tmp_path / "from.bin")
     launch = _launch()
@@ -100,7 +100,7 @@ def test_results_and_files(run: Run, tmp_path: Path) -> None:
     assert about["file"] == str(tmp_path / "results" / "to.bin")
 
 
-def test_random_content_is_the_same_each_time(run: Run, tmp_path: Path) -> None:
+def test_random_content_is_the_same_each_time(run, tmp_path):
     launch = _launch()
     results = []
     for name in ("one", "two"):
@@ -113,7 +113,7 @@ def test_random_content_is_the_same_each_time(run: Run, tmp_path: Path) -> None:
     assert len(np.unique(drawn)) > 50
 
 
-def test_findings_and_the_exit_code(run: Run) -> None:
+def test_findings_and_the_exit_code(run):
     launch = _launch()
     launch["arguments"][-1]["value"] = 101
     code, out, _ = run(launch)
@@ -122,7 +122,7 @@ def test_findings_and_the_exit_code(run: Run) -> None:
     assert "which is outside of all memory" in out
 
 
-def test_findings_are_shown_once(run: Run) -> None:
+def test_findings_are_shown_once(run):
     """On a terminal, standard error is there as well."""
     launch = _launch()
     launch["arguments"][-1]["value"] = 101
@@ -133,7 +133,7 @@ def test_findings_are_shown_once(run: Run) -> None:
     assert err == ""
 
 
-def test_instruction_budget(run: Run) -> None:
+def test_instruction_budget(run):
     code, out, _ = run(_launch(), "--instruction-budget", "3")
     assert code == 1
     assert "the wave's budget of 3 instructions is used up" in out
@@ -145,7 +145,7 @@ def test_instruction_budget(run: Run) -> None:
         assert f"--instruction-budget: {budget}: not from 1" in err
 
 
-def test_an_access_between_two_tensors_is_found(run: Run) -> None:
+def test_an_access_between_two_tensors_is_found(run):
     """Whatever lies in memory behind a tensor is no other tensor."""
     launch = _launch(grid=[64])
     launch["tensors"]["from"]["shape"] = [4096]
@@ -156,7 +156,7 @@ def test_an_access_between_two_tensors_is_found(run: Run) -> None:
     assert (finding["kind"], finding["count"]) == ("global-bounds", 4096 - 100)
 
 
-def test_profile(run: Run) -> None:
+def test_profile(run):
     code, out, _ = run(_launch(), "--profile", "--json")
     assert code == 0
     profile = json.loads(out)["profile"]
@@ -166,7 +166,7 @@ def test_profile(run: Run) -> None:
     assert "Occupancy" in out or "occupancy" in out
 
 
-def test_a_kernel_with_faults_has_findings_and_no_profile(run: Run) -> None:
+def test_a_kernel_with_faults_has_findings_and_no_profile(run):
     """The sanitizer goes on after an access outside of memory, the cost model does not."""
     launch = _launch()
     launch["arguments"][-1]["value"] = 101
@@ -178,7 +178,7 @@ def test_a_kernel_with_faults_has_findings_and_no_profile(run: Run) -> None:
     assert "no profile: hipErrorLaunchFailure: kernel copy, at copy+0x" in err
 
 
-def test_offsets_and_byte_offsets(run: Run, tmp_path: Path) -> None:
+def test_offsets_and_byte_offsets(run, tmp_path):
     launch = _launch(kernarg_bytes=64)
     launch["arguments"] = [
         {"type": "bytes", "value": "fb00 60ea 90eefeff 0300000000000000 0000000000002040"},
@@ -252,13 +252,13 @@ def _with_argument(**fields: Any) -> dict[str, Any]:
         (_with_argument(type="i32", value=1, offset=2), "arguments[1].offset is 2"),
     ],
 )
-def test_usage_errors(run: Run, launch: Any, complaint: str) -> None:
+def test_usage_errors(run, launch, complaint):
     code, out, err = run(launch)
     assert (code, out) == (2, "")
     assert complaint in err
 
 
-def test_files_that_are_no_code_objects(run: Run, tmp_path: Path) -> None:
+def test_files_that_are_no_code_objects(run, tmp_path):
     code, _, err = run(_launch(), image=b"nonsense")
     assert code == 2
     assert "is not a code object" in err
@@ -270,7 +270,7 @@ def test_files_that_are_no_code_objects(run: Run, tmp_path: Path) -> None:
     assert main(["run-kernel", str(tmp_path / "none.co"), "--args", "none.json"]) == 2
 
 
-def test_another_chips_code_object_fails(run: Run) -> None:
+def test_another_chips_code_object_fails(run):
     code, out, _ = run(_launch(arch="gfx942"), "--json")
     assert code == 1
     assert "gfx950" in json.loads(out)["failure"]
@@ -284,7 +284,7 @@ def _documented_commands() -> list[list[str]]:
     return [command[1:] for command in commands]
 
 
-def test_what_the_document_shows(tmp_path: Path) -> None:
+def test_what_the_document_shows(tmp_path):
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     compiled, faulty, mended, clean = _documented_commands()
     for command in (compiled, mended):

@@ -61,9 +61,7 @@ def _run(emulator: Emulator, kernel: Function) -> np.ndarray:
 _RIGHT = np.broadcast_to((np.arange(_THREADS) + 64) % _THREADS + 1, (_WORKGROUPS, _THREADS))
 
 
-def test_random_order_shows_a_race(
-    emulator: Emulator, kernels: dict[tuple[str, str], Function], arch: str, seed: int
-) -> None:
+def test_random_order_shows_a_race(emulator, kernels, arch, seed):
     np.testing.assert_array_equal(_run(emulator, kernels[arch, "racy"]), _RIGHT)
     wrong = 0
     for order in range(seed, seed + 5):
@@ -74,9 +72,7 @@ def test_random_order_shows_a_race(
     assert wrong == 5
 
 
-def test_a_seed_gives_the_same_order_again(
-    emulator: Emulator, kernels: dict[tuple[str, str], Function], arch: str, seed: int
-) -> None:
+def test_a_seed_gives_the_same_order_again(emulator, kernels, arch, seed):
     results = {}
     for order in (*range(seed, seed + 5), *range(seed, seed + 5)):
         # The number of workers does not matter.
@@ -86,9 +82,7 @@ def test_a_seed_gives_the_same_order_again(
     assert len({result.tobytes() for result in results.values()}) > 1
 
 
-def test_long_slices_hide_what_short_ones_show(
-    emulator: Emulator, kernels: dict[tuple[str, str], Function], arch: str
-) -> None:
+def test_long_slices_hide_what_short_ones_show(emulator, kernels, arch):
     """A wave that runs alone for 4096 instructions sees nothing of the later ones."""
     for time_slice, is_right in ((1, True), (64, True), (4096, False)):
         emulator.set_options(time_slice=time_slice)
@@ -139,7 +133,7 @@ def _hands_over(emulator: Emulator, arch: str, margin: int) -> bool:
     return bool(found[0])
 
 
-def test_the_default_lets_waves_drift_by_less_than_four(emulator: Emulator, arch: str) -> None:
+def test_the_default_lets_waves_drift_by_less_than_four(emulator, arch):
     """Of the published decode kernels for latent attention, some are right up to 7 only.
 
     With a shorter slice nothing would be wrong, but this is what is documented.
@@ -158,7 +152,7 @@ def test_the_default_lets_waves_drift_by_less_than_four(emulator: Emulator, arch
 
 
 @pytest.mark.parametrize("time_slice", [1, 2, 10, 40])
-def test_waves_drift_by_a_slice(emulator: Emulator, time_slice: int) -> None:
+def test_waves_drift_by_a_slice(emulator, time_slice):
     emulator.set_options(time_slice=time_slice)
     assert _hands_over(emulator, "gfx942", time_slice)
     assert not _hands_over(emulator, "gfx942", time_slice - 1)

@@ -8,7 +8,7 @@ from flat_cases import check, draw, rows
 from launches import launch_code
 from programs import LANES, Segment, run
 
-from jitfmha.emulator import Emulator, EmulatorError
+from jitfmha.emulator import EmulatorError
 from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 _KERNEL = """
@@ -28,12 +28,12 @@ extern "C" __global__ void shuffle(const int* order, int* out) {
 """
 
 
-def test_every_row(emulator: Emulator, arch: str, seed: int) -> None:
+def test_every_row(emulator, arch, seed):
     rng = np.random.default_rng(seed)
     check(emulator, arch, [draw(row, rng) for row in rows(emulator, arch, "SCRATCH") * 8])
 
 
-def test_private_arrays_and_generic_pointers(emulator: Emulator, arch: str, device: int) -> None:
+def test_private_arrays_and_generic_pointers(emulator, arch, device):
     code = compile_hip(_KERNEL, arch, flags=["-O1"])
     order = np.array([3, 0, 9, 15, 6, 1, 12, 7, 2, 14, 5, 8, 11, 4, 13, 10], np.int32)
     workgroups = 3
@@ -48,7 +48,7 @@ def test_private_arrays_and_generic_pointers(emulator: Emulator, arch: str, devi
     np.testing.assert_array_equal(out, own[:, order[order]] + where)
 
 
-def test_beyond_the_private_memory(emulator: Emulator) -> None:
+def test_beyond_the_private_memory(emulator):
     offset = np.zeros(LANES, np.uint32)
     offset[5] = 64
     message = r"`scratch_load_dword v1, v2, off.*lane 5: load of 4 bytes at offset 0x40 of private"

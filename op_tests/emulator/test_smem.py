@@ -10,7 +10,7 @@ import pytest
 from models.atomics import Denormals, atomic, interesting
 from programs import Segment, run
 
-from jitfmha.emulator import Emulator, EmulatorError
+from jitfmha.emulator import EmulatorError
 
 _SIZES = (1, 2, 4, 8, 16)
 
@@ -34,7 +34,7 @@ def _dwords(value: np.ndarray, count: int) -> list[int]:
     return [int(value[0])] if count == 1 else [int(x[0]) for x in value]
 
 
-def test_loads(emulator: Emulator, arch: str, seed: int) -> None:
+def test_loads(emulator, arch, seed):
     data = _data(seed)
     cases = []
     for dwords in _SIZES:
@@ -53,7 +53,7 @@ def test_loads(emulator: Emulator, arch: str, seed: int) -> None:
         assert actual == data[first : first + dwords].tolist(), code
 
 
-def test_offset_register_in_the_offset_field(emulator: Emulator, arch: str, seed: int) -> None:
+def test_offset_register_in_the_offset_field(emulator, arch, seed):
     """imm = 0, soffset_en = 0: the register is named in the low bits of the offset field."""
     data = _data(seed)
     code = ".long 0xc0000402, 0x00000006"  # s_load_dword s16, s[4:5], s6
@@ -66,7 +66,7 @@ def test_offset_register_in_the_offset_field(emulator: Emulator, arch: str, seed
     assert int(result["s16"][0]) == data[10]
 
 
-def test_low_bits_of_the_address_do_not_count(emulator: Emulator, arch: str, seed: int) -> None:
+def test_low_bits_of_the_address_do_not_count(emulator, arch, seed):
     data = _data(seed)
     code = "s_load_dwordx2 s[16:17], s[4:5], 0x5"
     (result,) = run(
@@ -76,7 +76,7 @@ def test_low_bits_of_the_address_do_not_count(emulator: Emulator, arch: str, see
 
 
 @pytest.mark.parametrize(("stride", "records"), [(0, 100), (12, 8)])
-def test_buffer_loads(emulator: Emulator, arch: str, seed: int, stride: int, records: int) -> None:
+def test_buffer_loads(emulator, arch, seed, stride, records):
     data = _data(seed)
     resource = data.ctypes.data | stride << 48 | records << 64
     size = stride * records if stride else records
@@ -95,7 +95,7 @@ def test_buffer_loads(emulator: Emulator, arch: str, seed: int, stride: int, rec
         assert _dwords(result[_destination(dwords)], dwords) == expected, code
 
 
-def test_time_passes(emulator: Emulator, arch: str) -> None:
+def test_time_passes(emulator, arch):
     code = "s_memtime s[4:5]\ns_nop 0\ns_memtime s[6:7]\ns_memrealtime s[8:9]\n"
     code += "s_waitcnt lgkmcnt(0)\ns_dcache_inv"
     (result,) = run(emulator, arch, [Segment(code, {}, ["s[4:5]", "s[6:7]"])])
@@ -103,7 +103,7 @@ def test_time_passes(emulator: Emulator, arch: str) -> None:
 
 
 @pytest.mark.parametrize("address", ["s[4:5], 0x14", "s[4:5], s6", "s[4:5], s6 offset:0x10"])
-def test_stores(emulator: Emulator, arch: str, seed: int, address: str) -> None:
+def test_stores(emulator, arch, seed, address):
     value, offset = _data(seed), 20 if "s6" not in address else 9 + 16 * ("offset" in address)
     for dwords in (1, 2, 4):
         memory = np.zeros(16, np.uint32)
@@ -118,7 +118,7 @@ def test_stores(emulator: Emulator, arch: str, seed: int, address: str) -> None:
 
 
 @pytest.mark.parametrize(("stride", "records"), [(0, 22), (12, 2)])
-def test_buffer_stores(emulator: Emulator, arch: str, stride: int, records: int) -> None:
+def test_buffer_stores(emulator, arch, stride, records):
     """What lies beyond the buffer is not stored."""
     size = stride * records if stride else records
     for dwords in (1, 2, 4):
@@ -145,7 +145,7 @@ _ATOMICS = {
 
 
 @pytest.mark.parametrize("segment", ["atomic", "buffer_atomic"])
-def test_atomics(emulator: Emulator, arch: str, seed: int, segment: str) -> None:
+def test_atomics(emulator, arch, seed, segment):
     rng = random.Random(seed)
     memory = np.zeros(256, np.uint64)
     cases = []
@@ -181,7 +181,7 @@ def test_atomics(emulator: Emulator, arch: str, seed: int, segment: str) -> None
         assert int(register[0]) & low == (content if returns else data[0]), (name, returns)
 
 
-def test_atomics_beyond_a_buffer(emulator: Emulator, arch: str) -> None:
+def test_atomics_beyond_a_buffer(emulator, arch):
     memory = np.full(8, 7, np.uint32)
     resource = memory.ctypes.data | 16 << 64
     code = "s_buffer_atomic_add s16, s[8:11], 0x10 glc"
@@ -191,7 +191,7 @@ def test_atomics_beyond_a_buffer(emulator: Emulator, arch: str) -> None:
     np.testing.assert_array_equal(memory, 7)
 
 
-def test_atomics_need_aligned_addresses(emulator: Emulator, arch: str) -> None:
+def test_atomics_need_aligned_addresses(emulator, arch):
     memory = np.zeros(4, np.uint64)
     code = "s_atomic_add_x2 s[16:17], s[4:5], 0x4"
     inputs = {"s[4:5]": memory.ctypes.data, "s[16:17]": 1}
@@ -199,7 +199,7 @@ def test_atomics_need_aligned_addresses(emulator: Emulator, arch: str) -> None:
         run(emulator, arch, [Segment(code, inputs)], memory=[memory])
 
 
-def test_hints_change_nothing(emulator: Emulator, arch: str) -> None:
+def test_hints_change_nothing(emulator, arch):
     memory = np.arange(8, dtype=np.uint32)
     code = "s_atc_probe 1, s[4:5], 0x0\ns_atc_probe_buffer 2, s[8:11], 0x4\n"
     code += "s_dcache_discard s[4:5], 0x0\ns_dcache_discard_x2 s[4:5], s6\n"
@@ -213,12 +213,12 @@ def test_hints_change_nothing(emulator: Emulator, arch: str) -> None:
 @pytest.mark.parametrize(
     "code", ["s_scratch_load_dword s16, s[4:5], 0x0", "s_scratch_store_dwordx2 s[16:17], s[4:5], 0"]
 )
-def test_what_is_not_emulated_is_an_error(emulator: Emulator, arch: str, code: str) -> None:
+def test_what_is_not_emulated_is_an_error(emulator, arch, code):
     with pytest.raises(EmulatorError, match=f"{code.split()[0]}.*does not emulate"):
         run(emulator, arch, [Segment(code, {"s[4:5]": 0})])
 
 
-def test_every_row_is_tested(emulator: Emulator) -> None:
+def test_every_row_is_tested(emulator):
     text = Path(__file__).read_text(encoding="utf-8")
     atomics = {
         f"s_{kind}_{name}{x}"

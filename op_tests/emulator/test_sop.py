@@ -45,7 +45,7 @@ def _typed(value: int, kind: str) -> int:
     return value - (1 << width) if kind[0] == "i" and value >> (width - 1) else value
 
 
-def test_arithmetic(emulator: Emulator, arch: str, seed: int) -> None:
+def test_arithmetic(emulator, arch, seed):
     rng = random.Random(seed)
     segments, inputs = [], []
     for name, op in OPERATIONS.items():
@@ -91,7 +91,7 @@ def test_arithmetic(emulator: Emulator, arch: str, seed: int) -> None:
     assert not report, "\n".join(report[:40])
 
 
-def test_constants(emulator: Emulator, arch: str, seed: int) -> None:
+def test_constants(emulator, arch, seed):
     rng = random.Random(seed)
     cases = []
     for name in CONSTANT_OPERATIONS:
@@ -115,7 +115,7 @@ def test_constants(emulator: Emulator, arch: str, seed: int) -> None:
             assert actual == (expected, expected_scc), (name, hex(k), hex(old[wave]), actual)
 
 
-def test_exec(emulator: Emulator, arch: str, seed: int) -> None:
+def test_exec(emulator, arch, seed):
     rng = random.Random(seed)
     cases = [
         (name, [_value(rng, 64) for _ in range(_WAVES)], [_value(rng, 64) for _ in range(_WAVES)])
@@ -133,7 +133,7 @@ def test_exec(emulator: Emulator, arch: str, seed: int) -> None:
             assert actual == [value, mask, int(mask != 0)], name
 
 
-def test_literals_and_inline_constants(emulator: Emulator, arch: str) -> None:
+def test_literals_and_inline_constants(emulator, arch):
     cases = {
         "s_mov_b32 s4, -16": 0xFFFFFFF0,
         "s_mov_b32 s4, 64": 64,
@@ -182,7 +182,7 @@ s_or_b32 s4, s4, 128
 """
 
 
-def test_branches(emulator: Emulator, arch: str) -> None:
+def test_branches(emulator, arch):
     cases = [
         (number, vcc, mask) for number in (3, 4) for vcc in (0, 1 << 40) for mask in (0, 1 << 63)
     ]
@@ -209,7 +209,7 @@ s_setpc_b64 s[6:7]
 """
 
 
-def test_calls(emulator: Emulator, arch: str) -> None:
+def test_calls(emulator, arch):
     code = _CALLS.replace("s_add_u32 s10", "here:\ns_add_u32 s10")
     assert _run(emulator, arch, code, {}, "s4") == [0x20101]
 
@@ -234,7 +234,7 @@ s_add_u32 s40, s40, 2
 s_cbranch_join s41"""
 
 
-def test_forks(emulator: Emulator, arch: str, seed: int) -> None:
+def test_forks(emulator, arch, seed):
     rng = random.Random(seed)
     masks = [0, 1, rng.getrandbits(64), (1 << 40) - 1, 0xFFFF << 20, (1 << 64) - 1]
     cases = [(passes, active) for passes in masks for active in ((1 << 64) - 1, 0xFF00FF00FF)]
@@ -258,7 +258,7 @@ def test_forks(emulator: Emulator, arch: str, seed: int) -> None:
         assert int(result["mode"][0]) >> 29 == 0
 
 
-def test_nested_forks(emulator: Emulator, arch: str) -> None:
+def test_nested_forks(emulator, arch):
     """A fork within the first way of another: the inner join comes first."""
     inner = _FORK.format(fork=_I_FORK.format(label="inner"), label="inner").replace("s41", "s42")
     inner = inner.replace("s[20:21]", "s[24:25]")
@@ -273,7 +273,7 @@ def test_nested_forks(emulator: Emulator, arch: str) -> None:
     assert int(result["mode"][0]) >> 29 == 0
 
 
-def test_loop(emulator: Emulator, arch: str) -> None:
+def test_loop(emulator, arch):
     code = "s_mov_b32 s4, 0\n1:\ns_add_u32 s4, s4, s5\ns_sub_u32 s5, s5, 1\ns_cmp_lg_u32 s5, 0\n"
     code += "s_cbranch_scc1 1b"
     assert _run(emulator, arch, code, {"s5": 100}, "s4") == [5050]
@@ -295,9 +295,7 @@ _HIGH, _LOW = 7 << 96 | 5 << 32, 7 << 32 | 6
         ("s_movreld_b64 s[10:11], s[8:9]", {"s[8:9]": _LOW, "s[4:7]": 0, "m0": -4}, "s[6:7]", _LOW),
     ],
 )
-def test_relative_moves(
-    emulator: Emulator, arch: str, code: str, inputs: dict[str, int], output: str, expected: int
-) -> None:
+def test_relative_moves(emulator, arch, code, inputs, output, expected):
     assert _run(emulator, arch, code, inputs, output) == [expected]
 
 
@@ -314,16 +312,14 @@ def test_relative_moves(
         ("s_movreld_b32 s9, s4", 2**31 - 1, "s2147483656"),
     ],
 )
-def test_relative_moves_stay_in_the_registers(
-    emulator: Emulator, code: str, m0: int, reached: str
-) -> None:
+def test_relative_moves_stay_in_the_registers(emulator, code, m0, reached):
     """A sum of 2**32 - 1 wrapped around where its end was checked."""
     words = rf"s_movrel with {m0} in M0 reaches {reached}$"
     with pytest.raises(EmulatorError, match=words):
         run(emulator, "gfx950", [Segment(code, {"m0": m0}, [])])
 
 
-def test_mode_register(emulator: Emulator, arch: str) -> None:
+def test_mode_register(emulator, arch):
     code = "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 4, 4), 5\n"
     code += "s_getreg_b32 s4, hwreg(HW_REG_MODE, 2, 8)"
     assert _run(emulator, arch, code, {"mode": 0x3F0}, "s4", "mode") == [0x350 >> 2 & 0xFF, 0x350]
@@ -340,7 +336,7 @@ s_cselect_b32 s8, 1, 0
 {_SKIP_OFF}"""
 
 
-def test_setvskip(emulator: Emulator, arch: str, seed: int) -> None:
+def test_setvskip(emulator, arch, seed):
     rng = random.Random(seed)
     sources = [_value(rng, 32) for _ in range(_WAVES)]
     bits = [rng.choice((rng.getrandbits(5), rng.getrandbits(32))) for _ in range(_WAVES)]
@@ -377,7 +373,7 @@ _VECTOR_INSTRUCTIONS = (
 )
 
 
-def test_vskip_skips_vector_instructions_only(emulator: Emulator, arch: str) -> None:
+def test_vskip_skips_vector_instructions_only(emulator, arch):
     memory = np.full(LANES, 7, np.uint32)
     address = memory.ctypes.data
     lanes = np.arange(LANES, dtype=np.uint32)
@@ -422,7 +418,7 @@ def test_vskip_skips_vector_instructions_only(emulator: Emulator, arch: str) -> 
     assert (memory != 7).any()
 
 
-def test_skipped_memory_instructions_are_not_waited_for(emulator: Emulator, arch: str) -> None:
+def test_skipped_memory_instructions_are_not_waited_for(emulator, arch):
     """They raise no counter: one load is outstanding, which vmcnt(1) does not wait for."""
     memory = np.arange(1, LANES + 1, dtype=np.uint32)
     code = """buffer_load_dword v3, s[24:27], 0 offen lds
@@ -447,7 +443,7 @@ def test_skipped_memory_instructions_are_not_waited_for(emulator: Emulator, arch
     np.testing.assert_array_equal(result["v9"], memory)
 
 
-def test_vgpr_indexing(emulator: Emulator, arch: str, seed: int) -> None:
+def test_vgpr_indexing(emulator, arch, seed):
     rng = np.random.default_rng(seed)
     values = rng.integers(0, 2**32, (8, LANES), dtype=np.uint32)
     inputs = {"v[8:15]": values, "s4": 3 | 0xFFFFFF00, "m0": 0xABC0000, "v1": values[0]}
@@ -480,7 +476,7 @@ def test_vgpr_indexing(emulator: Emulator, arch: str, seed: int) -> None:
         np.testing.assert_array_equal(result["v2"], values[0])
 
 
-def test_every_row_is_tested(emulator: Emulator) -> None:
+def test_every_row_is_tested(emulator):
     text = Path(__file__).read_text(encoding="utf-8")
     modelled = {*OPERATIONS, *CONSTANT_OPERATIONS, *EXEC_OPERATIONS}
     # What does nothing here but end, wait or hint.
@@ -511,18 +507,18 @@ def test_every_row_is_tested(emulator: Emulator) -> None:
         "s_setreg_imm32_b32 hwreg(HW_REG_MODE, 12, 9), 1",
     ],
 )  # fmt: skip
-def test_what_is_not_emulated_is_an_error(emulator: Emulator, arch: str, code: str) -> None:
+def test_what_is_not_emulated_is_an_error(emulator, arch, code):
     with pytest.raises(EmulatorError, match=code.split()[0]):
         run(emulator, arch, [Segment(code)])
 
 
-def test_what_means_nothing_without_a_debugger(emulator: Emulator, arch: str) -> None:
+def test_what_means_nothing_without_a_debugger(emulator, arch):
     code = "s_mov_b32 s4, 5\ns_sethalt 0\ns_setkill 0\ns_trap 3\n"
     code += "s_sendmsg sendmsg(MSG_INTERRUPT)\ns_setreg_imm32_b32 hwreg(HW_REG_TRAPSTS, 0, 9), 0"
     assert _run(emulator, arch, code, {}, "s4") == [5]
 
 
-def test_hardware_registers(emulator: Emulator, arch: str) -> None:
+def test_hardware_registers(emulator, arch):
     code = "s_setprio 2\ns_cmp_eq_u32 s8, s8\ns_getreg_b32 s4, hwreg(HW_REG_STATUS)\n"
     code += "s_setprio 0\ns_getreg_b32 s5, hwreg(HW_REG_SH_MEM_BASES)\n"
     code += "s_getreg_b32 s6, hwreg(HW_REG_XCC_ID)\ns_getreg_b32 s7, hwreg(HW_REG_HW_ID)"

@@ -23,8 +23,6 @@ from vector_cases import (
     random_signs,
 )
 
-from jitfmha.emulator import Emulator
-
 _Rows = list[tuple[str, Operation]]
 # v_cmpx is v_cmp that writes EXEC too.
 _VOPC = VOPC | {name.replace("cmp", "cmpx"): op for name, op in VOPC.items()}
@@ -50,7 +48,7 @@ def _has_floats(op: Operation) -> bool:
 
 
 @pytest.mark.parametrize("format_", _ROWS)
-def test_short_form(emulator: Emulator, arch: str, seed: int, format_: str) -> None:
+def test_short_form(emulator, arch, seed, format_):
     cases = [Case(name, op, Form(_short(format_))) for name, op in _ROWS[format_]]
     # One scalar is all that an instruction can read.
     cases += [
@@ -62,15 +60,13 @@ def test_short_form(emulator: Emulator, arch: str, seed: int, format_: str) -> N
 
 
 @pytest.mark.parametrize("format_", ["VOP1", "VOP2"])
-def test_vop3_form(emulator: Emulator, arch: str, seed: int, format_: str) -> None:
+def test_vop3_form(emulator, arch, seed, format_):
     rows = [(name, op) for name, op in _ROWS[format_] if op.literal is None]
     check(emulator, arch, [Case(*row, Form("e64")) for row in rows], seed)
 
 
 @pytest.mark.parametrize("format_", _ROWS)
-def test_signs_clamp_and_output_scale(
-    emulator: Emulator, arch: str, seed: int, format_: str
-) -> None:
+def test_signs_clamp_and_output_scale(emulator, arch, seed, format_):
     rng = random.Random(seed)
     cases = []
 
@@ -96,7 +92,7 @@ def test_signs_clamp_and_output_scale(
 
 
 @pytest.mark.parametrize("format_", _ROWS)
-def test_mode(emulator: Emulator, arch: str, seed: int, format_: str) -> None:
+def test_mode(emulator, arch, seed, format_):
     rng = random.Random(seed)
     cases = [
         Case(name, op, Form(_short(format_), environment=random_environment(rng)))
@@ -117,7 +113,7 @@ def _with_sdwa(format_: str) -> Iterable[tuple[str, Operation]]:
 
 
 @pytest.mark.parametrize("format_", ["VOP1", "VOP2", "VOPC"])
-def test_sdwa(emulator: Emulator, arch: str, seed: int, format_: str) -> None:
+def test_sdwa(emulator, arch, seed, format_):
     rng = random.Random(seed)
     cases = []
     for name, op in _with_sdwa(format_):
@@ -133,7 +129,7 @@ def test_sdwa(emulator: Emulator, arch: str, seed: int, format_: str) -> None:
 
 
 @pytest.mark.parametrize(("format_", "moved"), [("VOP1", "v_mov_b32"), ("VOP2", "v_add_u32")])
-def test_dpp(emulator: Emulator, arch: str, seed: int, format_: str, moved: str) -> None:
+def test_dpp(emulator, arch, seed, format_, moved):
     rng = random.Random(seed)
     rows = [
         (name, op)
@@ -146,7 +142,7 @@ def test_dpp(emulator: Emulator, arch: str, seed: int, format_: str, moved: str)
     check(emulator, arch, cases, seed, waves=1)
 
 
-def test_op_sel(emulator: Emulator, arch: str, seed: int) -> None:
+def test_op_sel(emulator, arch, seed):
     rng = random.Random(seed)
     cases = []
     for name, op in VOP3.items():
@@ -164,7 +160,7 @@ def _is_conversion(name: str) -> bool:
     return name.startswith("v_cvt_") and any(x in name for x in ("scale", "_fp8", "_bf8", "_sr_"))
 
 
-def test_every_row_is_modelled(emulator: Emulator) -> None:
+def test_every_row_is_modelled(emulator):
     rows = {(row.format, row.mnemonic) for row in emulator.definitions()}
     for format_ in ("VOP2", "VOPC"):
         assert {name for kind, name in rows if kind == format_} == dict(_ROWS[format_]).keys()

@@ -9,7 +9,7 @@ from models.vop1 import APPROXIMATIONS
 from numpy.typing import NDArray
 from programs import LANES, Segment, run
 
-from jitfmha.emulator import Emulator, EmulatorError
+from jitfmha.emulator import EmulatorError
 
 # ---- Approximations ------------------------------------------------------------------------------
 
@@ -42,9 +42,7 @@ def _ulp(exact: NDArray[np.float64], smallest: float, mantissa: int) -> NDArray[
 
 
 @pytest.mark.parametrize("mode", [0x3F0, 0x300, 0x3CB], ids=["default", "flushing", "rounding"])
-def test_float32_approximations_are_within_one_ulp(
-    emulator: Emulator, arch: str, seed: int, mode: int
-) -> None:
+def test_float32_approximations_are_within_one_ulp(emulator, arch, seed, mode):
     """Denormals are zeros, as sources and as results, and MODE does not matter."""
     rng = np.random.default_rng(seed)
     names = list(APPROXIMATIONS)
@@ -102,13 +100,13 @@ def test_float32_approximations_are_within_one_ulp(
         ("cos", 0x7F800000, 0xFFC00000),
     ],
 )  # fmt: skip
-def test_documented_examples(emulator: Emulator, name: str, source: int, expected: int) -> None:
+def test_documented_examples(emulator, name, source, expected):
     inputs = {"v1": np.full(LANES, source, np.uint32)}
     (result,) = run(emulator, "gfx942", [Segment(f"v_{name}_f32 v0, v1", inputs, ["v0"])])
     assert hex(result["v0"][0]) == hex(expected)
 
 
-def test_float16_approximations_of_all_numbers(emulator: Emulator, arch: str) -> None:
+def test_float16_approximations_of_all_numbers(emulator, arch):
     codes = np.arange(2**16, dtype=np.uint16)
     names = [name for name in APPROXIMATIONS if name != "rcp_iflag"]
     segments = [Segment(f"v_{name}_f16 v0, v1", {"v1": codes}, ["v0"]) for name in names]
@@ -126,7 +124,7 @@ def test_float16_approximations_of_all_numbers(emulator: Emulator, arch: str) ->
         assert error[worst] <= 0.51, f"{name}({exact_inputs[worst]}): {error[worst]} ulp"
 
 
-def test_float64_approximations(emulator: Emulator, arch: str, seed: int) -> None:
+def test_float64_approximations(emulator, arch, seed):
     rng = np.random.default_rng(seed)
     x = rng.integers(0, 2**64, 8 * LANES, np.uint64).view(np.float64)
     x[: 4 * LANES] = np.exp2(rng.uniform(-40, 40, 4 * LANES))
@@ -145,7 +143,7 @@ def test_float64_approximations(emulator: Emulator, arch: str, seed: int) -> Non
 
 
 @pytest.mark.parametrize("name", ["fp8", "bf8"])
-def test_all_codes_of_8_bits(emulator: Emulator, arch: str, name: str) -> None:
+def test_all_codes_of_8_bits(emulator, arch, name):
     """In each byte by SDWA, and pairs."""
     codes = np.arange(256, dtype=np.uint32)
     words = codes | (codes ^ 0x55) << 8 | (codes + 1 & 255) << 16 | (255 - codes) << 24
@@ -176,7 +174,7 @@ def test_all_codes_of_8_bits(emulator: Emulator, arch: str, name: str) -> None:
 # ---- Moves between registers and lanes -----------------------------------------------------------
 
 
-def test_swaps(emulator: Emulator, arch: str, seed: int) -> None:
+def test_swaps(emulator, arch, seed):
     rng = np.random.default_rng(seed)
     a, b = rng.integers(0, 2**32, (2, LANES), np.uint32)
     mask = int(rng.integers(0, 2**63))
@@ -188,7 +186,7 @@ def test_swaps(emulator: Emulator, arch: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("row", [16, 32])
-def test_swaps_of_rows(emulator: Emulator, seed: int, row: int) -> None:
+def test_swaps_of_rows(emulator, seed, row):
     """Odd rows of the first register with even rows of the second."""
     rng = np.random.default_rng(seed)
     a, b = rng.integers(0, 2**32, (2, LANES), np.uint32)
@@ -212,13 +210,13 @@ def test_swaps_of_rows(emulator: Emulator, seed: int, row: int) -> None:
     np.testing.assert_array_equal(same["v0"], a.reshape(-1, 2, row)[:, ::-1].reshape(-1))
 
 
-def test_a_swap_with_an_inactive_lane_stops(emulator: Emulator) -> None:
+def test_a_swap_with_an_inactive_lane_stops(emulator):
     segment = Segment("v_permlane32_swap_b32 v0, v1", {"exec": 1}, [])
     with pytest.raises(EmulatorError, match=r"v_permlane32_swap_b32.*inactive"):
         run(emulator, "gfx950", [segment])
 
 
-def test_accumulation_registers_and_first_lanes(emulator: Emulator, arch: str, seed: int) -> None:
+def test_accumulation_registers_and_first_lanes(emulator, arch, seed):
     rng = np.random.default_rng(seed)
     a, b = rng.integers(0, 2**32, (2, 2 * LANES), np.uint32)
     exec_masks = np.array([0xFFFF0000FFFF0000, 0x8000000000000000], np.uint64)
@@ -238,8 +236,6 @@ def test_accumulation_registers_and_first_lanes(emulator: Emulator, arch: str, s
 @pytest.mark.parametrize(
     "name", ["v_exp_legacy_f32", "v_log_legacy_f32", "v_screen_partition_4se_b32"]
 )
-def test_what_the_documents_do_not_describe_is_an_error(
-    emulator: Emulator, arch: str, name: str
-) -> None:
+def test_what_the_documents_do_not_describe_is_an_error(emulator, arch, name):
     with pytest.raises(EmulatorError, match=f"{name}.*does not emulate"):
         run(emulator, arch, [Segment(f"{name} v0, v1")])

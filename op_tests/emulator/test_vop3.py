@@ -7,11 +7,11 @@ import pytest
 from models.vector_alu import bitop3
 from programs import LANES, Segment, run
 
-from jitfmha.emulator import Emulator, EmulatorError
+from jitfmha.emulator import EmulatorError
 
 
 @pytest.mark.parametrize("table", [0x00, 0xFF, 0x80, 0x01, 0x96, 0xCA])
-def test_truth_tables(emulator: Emulator, seed: int, table: int) -> None:
+def test_truth_tables(emulator, seed, table):
     rng = np.random.default_rng(seed)
     a, b, c = rng.integers(0, 2**32, (3, LANES), dtype=np.uint32)
     code = f"v_bitop3_b32 v0, v1, v2, v3 bitop3:0x{table:x}"
@@ -59,7 +59,7 @@ def _same_numbers(actual: np.ndarray, expected: np.ndarray) -> None:
     np.testing.assert_array_equal(actual.view(unsigned)[~nan], expected.view(unsigned)[~nan])
 
 
-def test_division(emulator: Emulator, arch: str, seed: int) -> None:
+def test_division(emulator, arch, seed):
     """What compilers emit gives the correctly rounded quotient, whatever the operands."""
     rng = np.random.default_rng(seed)
     n = 64 * LANES
@@ -82,7 +82,7 @@ def test_division(emulator: Emulator, arch: str, seed: int) -> None:
         _same_numbers(results[1]["v[0:1]"].view(np.float64), wide_a / wide_b)
 
 
-def test_division_steps(emulator: Emulator, arch: str) -> None:
+def test_division_steps(emulator, arch):
     """v_div_scale and v_div_fmas on the cases that the ISA documents list."""
     cases = [  # numerator, denominator, scaled numerator, scaled denominator, VCC
         (1.0, 3.0, 1.0, 3.0, 0),
@@ -105,7 +105,7 @@ def test_division_steps(emulator: Emulator, arch: str) -> None:
     assert int(result["vcc"][0]) == int(result["s[10:11]"][0]) == mask
 
 
-def test_readlane_and_writelane_ignore_exec(emulator: Emulator, arch: str, seed: int) -> None:
+def test_readlane_and_writelane_ignore_exec(emulator, arch, seed):
     rng = np.random.default_rng(seed)
     values, old = rng.integers(0, 2**32, (2, LANES), dtype=np.uint32)
     segments = []
@@ -122,7 +122,7 @@ def test_readlane_and_writelane_ignore_exec(emulator: Emulator, arch: str, seed:
         np.testing.assert_array_equal(result["v2"], expected)
 
 
-def test_mbcnt(emulator: Emulator, arch: str, seed: int) -> None:
+def test_mbcnt(emulator, arch, seed):
     rng = np.random.default_rng(seed)
     mask, add = rng.integers(0, 2**32, (2, LANES), dtype=np.uint32)
     code = "v_mbcnt_lo_u32_b32 v0, v2, v3\nv_mbcnt_hi_u32_b32 v1, v2, v3"
@@ -135,7 +135,7 @@ def test_mbcnt(emulator: Emulator, arch: str, seed: int) -> None:
         assert int(result["v1"][lane]) == (high + int(add[lane])) % 2**32
 
 
-def test_mqsad_u32(emulator: Emulator, arch: str, seed: int) -> None:
+def test_mqsad_u32(emulator, arch, seed):
     rng = np.random.default_rng(seed)
     data = rng.integers(0, 2**64, LANES, dtype=np.uint64)
     reference = rng.integers(0, 2**32, LANES, dtype=np.uint32) & np.uint32(0xFF00FFFF)
@@ -153,7 +153,7 @@ def test_mqsad_u32(emulator: Emulator, arch: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("code", ["v_bfe_u32", "v_add3_u32", "v_alignbit_b32"])
-def test_clamp_that_is_not_known_is_an_error(emulator: Emulator, arch: str, code: str) -> None:
+def test_clamp_that_is_not_known_is_an_error(emulator, arch, code):
     # Bit 15 of a VOP3 instruction, which the assembler does not write for these.
     words = {"v_bfe_u32": 0xD1C88000, "v_add3_u32": 0xD1FF8000, "v_alignbit_b32": 0xD1CE8000}
     segment = Segment(f".long 0x{words[code]:x}, 0x040e0501", {"v1": np.zeros(LANES, np.uint32)})
@@ -164,7 +164,7 @@ def test_clamp_that_is_not_known_is_an_error(emulator: Emulator, arch: str, code
 @pytest.mark.parametrize(
     ("a", "b"), [(2**-6 * (1 + 2**-10), 2**-5 * (1 - 2**-10)), (2**-11 * (1 + 2**-10), 1 - 2**-10)]
 )
-def test_half_fma_rounds_once(emulator: Emulator, arch: str, a: float, b: float) -> None:
+def test_half_fma_rounds_once(emulator, arch, a, b):
     """The product is just below half of the addend's last bit.
 
     A float32 sum rounds it up to that half, and the tie then rounds to 1.001953125.

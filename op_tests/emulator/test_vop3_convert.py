@@ -14,8 +14,6 @@ from models.vop3_convert import FORMATS, narrow, next_random, stochastic_half, w
 from programs import LANES
 from vector_cases import random_values
 
-from jitfmha.emulator import Emulator
-
 _ONES = [127 << 23] * LANES
 
 
@@ -101,7 +99,7 @@ def _widened_pair(small: SmallFormat, number: Format, codes: int, scale: int) ->
 # ---- Without a scale -----------------------------------------------------------------------------
 
 
-def test_floats_to_8_bits(emulator: Emulator, arch: str, seed: int) -> None:
+def test_floats_to_8_bits(emulator, arch, seed):
     rng = random.Random(seed)
 
     def pair(name: str, saturates: bool, word: int) -> LaneCheck:
@@ -127,7 +125,7 @@ def test_floats_to_8_bits(emulator: Emulator, arch: str, seed: int) -> None:
     check_lanes(emulator, arch, checks + [one(*form, byte) for form in forms for byte in range(4)])
 
 
-def test_signs_of_sources(emulator: Emulator, arch: str, seed: int) -> None:
+def test_signs_of_sources(emulator, arch, seed):
     rng = random.Random(seed)
     small = of_chip("fp8", arch)
 
@@ -139,7 +137,7 @@ def test_signs_of_sources(emulator: Emulator, arch: str, seed: int) -> None:
     check_lanes(emulator, arch, [LaneCheck(code, "v0", _bits(rng), sources, model)])
 
 
-def test_stochastic_halves(emulator: Emulator, seed: int) -> None:
+def test_stochastic_halves(emulator, seed):
     rng = random.Random(seed)
 
     def check(name: str, word: int) -> LaneCheck:
@@ -157,7 +155,7 @@ def test_stochastic_halves(emulator: Emulator, seed: int) -> None:
 # ---- Scaled --------------------------------------------------------------------------------------
 
 
-def test_scaled_pairs(emulator: Emulator, seed: int) -> None:
+def test_scaled_pairs(emulator, seed):
     """To fp8, bf8 and fp4, with the other parts of the destination kept."""
     rng = random.Random(seed)
 
@@ -184,7 +182,7 @@ def test_scaled_pairs(emulator: Emulator, seed: int) -> None:
     check_lanes(emulator, "gfx950", [check(*form) for form in forms])
 
 
-def test_scaled_stochastic(emulator: Emulator, seed: int) -> None:
+def test_scaled_stochastic(emulator, seed):
     rng = random.Random(seed)
 
     def check(name: str, source: str, byte: int) -> LaneCheck:
@@ -204,7 +202,7 @@ def test_scaled_stochastic(emulator: Emulator, seed: int) -> None:
     check_lanes(emulator, "gfx950", [check(*form) for form in forms])
 
 
-def test_widening(emulator: Emulator, seed: int) -> None:
+def test_widening(emulator, seed):
     rng = random.Random(seed)
 
     def pair(name: str, target: str, part: int) -> LaneCheck:
@@ -238,7 +236,7 @@ def test_widening(emulator: Emulator, seed: int) -> None:
 # ---- 32 elements of 6 bits -----------------------------------------------------------------------
 
 
-def test_32_elements_to_6_bits(emulator: Emulator, seed: int) -> None:
+def test_32_elements_to_6_bits(emulator, seed):
     rng = random.Random(seed)
 
     def check(name: str, source: str, stochastic: bool) -> LaneCheck:
@@ -268,7 +266,7 @@ def test_32_elements_to_6_bits(emulator: Emulator, seed: int) -> None:
     check_lanes(emulator, "gfx950", [check(*form) for form in forms])
 
 
-def test_32_elements_of_6_bits(emulator: Emulator, seed: int) -> None:
+def test_32_elements_of_6_bits(emulator, seed):
     rng = random.Random(seed)
 
     def check(name: str, target: str) -> LaneCheck:
@@ -290,7 +288,7 @@ def test_32_elements_of_6_bits(emulator: Emulator, seed: int) -> None:
     check_lanes(emulator, "gfx950", [check(*form) for form in forms])
 
 
-def test_denormals_of_floats_are_what_mode_says(emulator: Emulator, seed: int) -> None:
+def test_denormals_of_floats_are_what_mode_says(emulator, seed):
     """Those of the small formats are kept."""
     rng = random.Random(seed)
     small, flushing = of_chip("fp4", "gfx950"), Environment(denormal32=0).bits

@@ -14,7 +14,7 @@ from models.vop3p import PACKED, Modifiers, Packed, dot_of_halves, dot_of_intege
 from programs import LANES, Array, Segment, run
 from vector_cases import random_environment, random_values
 
-from jitfmha.emulator import Emulator, EmulatorError
+from jitfmha.emulator import EmulatorError
 
 _NAMES = ("v0", "v2", "v4", "v6")
 _PAIRS = ("v[0:1]", "v[2:3]", "v[4:5]", "v[6:7]")
@@ -74,7 +74,7 @@ def _plain(count: int, *, clamp: bool = False) -> Modifiers:
     return Modifiers((0,) * count, (1,) * count, (0,) * count, (0,) * count, clamp)
 
 
-def test_packed(emulator: Emulator, arch: str, seed: int) -> None:
+def test_packed(emulator, arch, seed):
     rng = random.Random(seed)
     checks = []
     for name, op in PACKED.items():
@@ -88,7 +88,7 @@ def test_packed(emulator: Emulator, arch: str, seed: int) -> None:
     check_lanes(emulator, arch, checks)
 
 
-def test_packed_under_every_mode(emulator: Emulator, arch: str, seed: int) -> None:
+def test_packed_under_every_mode(emulator, arch, seed):
     rng = random.Random(seed)
     checks = [
         _packed_check(name, op, _plain(op.count, clamp=clamp), rng, random_environment(rng))
@@ -99,7 +99,7 @@ def test_packed_under_every_mode(emulator: Emulator, arch: str, seed: int) -> No
     check_lanes(emulator, arch, checks)
 
 
-def test_constants_and_scalars(emulator: Emulator, arch: str, seed: int) -> None:
+def test_constants_and_scalars(emulator, arch, seed):
     """A constant of two halves is in the lower one; integers fill both with their sign."""
     rng = random.Random(seed)
     texts = {"1.0": 0x3C00, "-4.0": 0xC400, "0.15915494": 0x3118, "-1": 0xFFFFFFFF, "3": 3}
@@ -129,7 +129,7 @@ def test_constants_and_scalars(emulator: Emulator, arch: str, seed: int) -> None
     check_lanes(emulator, arch, checks)
 
 
-def test_an_undocumented_half_of_a_constant_stops(emulator: Emulator, arch: str) -> None:
+def test_an_undocumented_half_of_a_constant_stops(emulator, arch):
     segment = Segment("v_pk_mul_f32 v[0:1], v[2:3], 2.0", {}, [])
     with pytest.raises(EmulatorError, match="upper half of a constant"):
         run(emulator, arch, [segment])
@@ -139,7 +139,7 @@ def test_an_undocumented_half_of_a_constant_stops(emulator: Emulator, arch: str)
     assert set(result["v[0:1]"]) == {0x40C0000040000000}
 
 
-def test_mixed_precision(emulator: Emulator, arch: str, seed: int) -> None:
+def test_mixed_precision(emulator, arch, seed):
     rng = random.Random(seed)
 
     def check(result: str, name: str, environment: Environment) -> LaneCheck:
@@ -165,7 +165,7 @@ def test_mixed_precision(emulator: Emulator, arch: str, seed: int) -> None:
     check_lanes(emulator, arch, [check(*each, e) for each in results for e in environments])
 
 
-def test_constants_of_mixed_precision(emulator: Emulator, arch: str, seed: int) -> None:
+def test_constants_of_mixed_precision(emulator, arch, seed):
     """As float32, or as float16 where op_sel_hi says so."""
     rng = random.Random(seed)
 
@@ -188,7 +188,7 @@ def _numbers(number: Format, rng: random.Random) -> list[int]:
     return [x >> 16 | y & 0xFFFF0000 for x, y in zip(*wide, strict=True)]
 
 
-def test_dot_products_of_floats(emulator: Emulator, arch: str, seed: int) -> None:
+def test_dot_products_of_floats(emulator, arch, seed):
     rng = random.Random(seed)
 
     def check(name: str, i: int) -> LaneCheck:
@@ -214,12 +214,12 @@ def test_dot_products_of_floats(emulator: Emulator, arch: str, seed: int) -> Non
     check_lanes(emulator, arch, [check(name, i) for name in names for i in range(6)])
 
 
-def test_scales_without_their_product_are_an_error(emulator: Emulator) -> None:
+def test_scales_without_their_product_are_an_error(emulator):
     with pytest.raises(EmulatorError, match=r"v_mfma_ld_scale_b32 v0, v1.*does not emulate"):
         run(emulator, "gfx950", [Segment("v_mfma_ld_scale_b32 v0, v1")])
 
 
-def test_dot_products_of_integers(emulator: Emulator, arch: str, seed: int) -> None:
+def test_dot_products_of_integers(emulator, arch, seed):
     rng = random.Random(seed)
 
     def check(name: str, width: int, clamp: bool) -> LaneCheck:
@@ -236,7 +236,7 @@ def test_dot_products_of_integers(emulator: Emulator, arch: str, seed: int) -> N
 
 
 @pytest.mark.parametrize("op_sel", [(0, 0), (0, 1), (1, 0), (1, 1)])
-def test_packed_moves(emulator: Emulator, arch: str, seed: int, op_sel: tuple[int, int]) -> None:
+def test_packed_moves(emulator, arch, seed, op_sel):
     rng = random.Random(seed)
 
     def model(old: int, a: int, b: int) -> int:
@@ -253,7 +253,7 @@ def test_packed_moves(emulator: Emulator, arch: str, seed: int, op_sel: tuple[in
     check_lanes(emulator, arch, [*checks, in_place])
 
 
-def test_accumulation_registers(emulator: Emulator, arch: str, seed: int) -> None:
+def test_accumulation_registers(emulator, arch, seed):
     rng = np.random.default_rng(seed)
     a, b, c = rng.integers(0, 2**32, (3, LANES), np.uint32)
     mask = 0xF0F0F0F0F0F0F0F0

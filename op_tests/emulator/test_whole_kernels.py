@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from launches import launch_code
 
-from jitfmha.emulator import DEVICES, Emulator, EmulatorError
+from jitfmha.emulator import DEVICES, EmulatorError
 from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 _VECTOR_ADD = """
@@ -25,7 +25,7 @@ def any_device(request: pytest.FixtureRequest) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("version", [4, 5, 6])
-def test_vector_add(emulator: Emulator, arch: str, device: int, version: int) -> None:
+def test_vector_add(emulator, arch, device, version):
     code = compile_hip(_VECTOR_ADD, arch, code_object_version=version)
     n = 1000
     a, b = np.random.default_rng(0).standard_normal((2, n)).astype(np.float32)
@@ -34,9 +34,7 @@ def test_vector_add(emulator: Emulator, arch: str, device: int, version: int) ->
     np.testing.assert_array_equal(c, a + b)
 
 
-def test_access_outside_of_the_given_memory_is_an_error(
-    emulator: Emulator, arch: str, device: int
-) -> None:
+def test_access_outside_of_the_given_memory_is_an_error(emulator, arch, device):
     code, a = compile_hip(_VECTOR_ADD, arch), np.zeros(64, np.float32)
     with pytest.raises(EmulatorError, match=r"kernel add, at add.*lane 0: load of 4 bytes at 0x"):
         launch_code(emulator, device, code, "add", 2, 64, a, a, a, 65)
@@ -84,7 +82,7 @@ void sum(const float* values, float* total, float* largest, int n) {
 )
 
 
-def test_reduction(emulator: Emulator, any_device: tuple[str, int], seed: int) -> None:
+def test_reduction(emulator, any_device, seed):
     arch, index = any_device
     code = compile_hip(_REDUCTION, arch)
     random = np.random.default_rng(seed)
@@ -124,7 +122,7 @@ TRANSPOSE(transpose8, unsigned long)
 )
 
 
-def test_transpose(emulator: Emulator, any_device: tuple[str, int], seed: int) -> None:
+def test_transpose(emulator, any_device, seed):
     arch, index = any_device
     code = compile_hip(_TRANSPOSE, arch)
     random = np.random.default_rng(seed)
@@ -188,7 +186,7 @@ void gemm(const _Float16* a, const _Float16* b, float* c, int n, int k) {
 )
 
 
-def test_matrix_product(emulator: Emulator, any_device: tuple[str, int], seed: int) -> None:
+def test_matrix_product(emulator, any_device, seed):
     arch, index = any_device
     code = compile_hip(_GEMM, arch)
     random = np.random.default_rng(seed)
@@ -239,7 +237,7 @@ void histogram(const int* values, unsigned* counts, int* extremes, unsigned long
 )
 
 
-def test_atomics(emulator: Emulator, any_device: tuple[str, int], seed: int) -> None:
+def test_atomics(emulator, any_device, seed):
     arch, index = any_device
     code = compile_hip(_ATOMICS, arch)
     random = np.random.default_rng(seed)

@@ -45,15 +45,7 @@ def assert_family(call: BackwardCall, *families: str) -> None:
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("hdims", READY_HDIMS)
-def test_ready_kernels(
-    gpu: torch.device,
-    rng: torch.Generator,
-    hdims: tuple[int, int],
-    dtype: torch.dtype,
-    deterministic: bool,
-    mode: str,
-    mask: int | str,
-) -> None:
+def test_ready_kernels(gpu, rng, hdims, dtype, deterministic, mode, mask):
     call = backward(
         rng, gpu, mode, deterministic=deterministic, hdims=hdims, dtype=dtype, mask=mask
     )
@@ -65,14 +57,7 @@ def test_ready_kernels(
 @pytest.mark.parametrize(("mode", "mask"), MODES_AND_MASKS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("hdims", COMPILED_HDIMS)
-def test_compiled_kernels(
-    gpu: torch.device,
-    rng: torch.Generator,
-    hdims: tuple[int, int],
-    dtype: torch.dtype,
-    mode: str,
-    mask: int,
-) -> None:
+def test_compiled_kernels(gpu, rng, hdims, dtype, mode, mask):
     call = backward(rng, gpu, mode, deterministic=True, hdims=hdims, dtype=dtype, mask=mask)
     assert_family(call, "compiled")
     call.run()
@@ -82,9 +67,7 @@ def test_compiled_kernels(
 @pytest.mark.parametrize("mask", [0, 2])
 @pytest.mark.parametrize("mode", ["gm0", "gm1"])
 @pytest.mark.parametrize("hdims", [*READY_HDIMS, *COMPILED_HDIMS])
-def test_deterministic_gradients_have_the_same_bits(
-    gpu: torch.device, rng: torch.Generator, hdims: tuple[int, int], mode: str, mask: int
-) -> None:
+def test_deterministic_gradients_have_the_same_bits(gpu, rng, hdims, mode, mask):
     """Several workgroups of keys add to the same rows of dq."""
     lengths = ((700, 1500),) if mode == "gm0" else ((700, 1500), (40, 900), (300, 64))
     call = backward(rng, gpu, mode, deterministic=True, hdims=hdims, mask=mask, lengths=lengths)
@@ -99,9 +82,7 @@ def test_deterministic_gradients_have_the_same_bits(
 
 @pytest.mark.parametrize("mode", ["gm0", "gm1"])
 @pytest.mark.parametrize("hdims", [(128, 128), (80, 80)])
-def test_new_gradients(
-    gpu: torch.device, rng: torch.Generator, hdims: tuple[int, int], mode: str
-) -> None:
+def test_new_gradients(gpu, rng, hdims, mode):
     """The second call goes the short way; unused rows of new gradients are 0."""
     call = backward(rng, gpu, mode, deterministic=True, hdims=hdims, mask=2)
     for _ in range(2):
@@ -117,7 +98,7 @@ def test_new_gradients(
 
 
 @pytest.mark.parametrize(("mode", "mask"), MODES_AND_MASKS)
-def test_autograd(gpu: torch.device, rng: torch.Generator, mode: str, mask: int) -> None:
+def test_autograd(gpu, rng, mode, mask):
     changes = {} if mode == "gm0" else {"gap": 0}
     call = backward(rng, gpu, mode, deterministic=False, mask=mask, **changes)
     options = {name: x for name, x in call.arguments.items() if name != "deterministic"}

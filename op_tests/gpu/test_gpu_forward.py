@@ -34,29 +34,20 @@ def problem(rng: torch.Generator, gpu: torch.device, mode: str, **changes: Any) 
         *((torch.float16, hdims) for hdims in ((64, 64), (128, 128))),
     ],
 )
-def test_modes_and_dtypes(
-    gpu: torch.device,
-    rng: torch.Generator,
-    dtype: torch.dtype,
-    hdims: tuple[int, int],
-    mode: str,
-    mask: int,
-) -> None:
+def test_modes_and_dtypes(gpu, rng, dtype, hdims, mode, mask):
     call = problem(rng, gpu, mode, dtype=dtype, hdims=hdims, mask=mask)
     call.assert_right(call.run(), ROUNDING[dtype])
 
 
 @pytest.mark.parametrize("bf16_cvt", ["rtna", "rtz"])
-def test_conversions(gpu: torch.device, rng: torch.Generator, bf16_cvt: str) -> None:
+def test_conversions(gpu, rng, bf16_cvt):
     call = problem(rng, gpu, "gm0", mask=2, options={"bf16_cvt": bf16_cvt})
     call.assert_right(call.run(), 2 * ROUNDING[torch.bfloat16])
 
 
 @pytest.mark.parametrize("descales", [None, "one"])
 @pytest.mark.parametrize("mode", ["gm0", "gm1"])
-def test_fp8(
-    gpu: torch.device, arch: str, rng: torch.Generator, mode: str, descales: str | None
-) -> None:
+def test_fp8(gpu, arch, rng, mode, descales):
     call = problem(rng, gpu, mode, dtype=FP8[arch], softmax_scale=0.05, descales=descales)
     if explain(call.q, call.k, call.v, **call.arguments).plan is None:
         pytest.skip("JITFMHA_HSA_DIR names no tree with kernels for fp8")
@@ -65,9 +56,7 @@ def test_fp8(
 
 @pytest.mark.parametrize("mask", [0, 1, 2])
 @pytest.mark.parametrize("hdims", [(64, 64), (128, 128), (192, 128)])
-def test_split_keys(
-    gpu: torch.device, rng: torch.Generator, hdims: tuple[int, int], mask: int
-) -> None:
+def test_split_keys(gpu, rng, hdims, mask):
     """Few queries and many keys: each tile of queries is shared by several workgroups."""
     call = AmdProblem(
         rng, hdims=hdims, lengths=((70, 9000),), batch=1, heads=(4, 2), mask=mask, device=gpu
@@ -81,18 +70,14 @@ def test_split_keys(
 
 @pytest.mark.parametrize("mask", [0, 2])
 @pytest.mark.parametrize("longest", [None, 513, 4000])
-def test_promises_that_are_kept(
-    gpu: torch.device, rng: torch.Generator, longest: int | None, mask: int
-) -> None:
+def test_promises_that_are_kept(gpu, rng, longest, mask):
     call = problem(rng, gpu, "gm1", mask=mask, gap=3, options={"max_seqlen_q": longest})
     call.assert_right(call.run(), ROUNDING[torch.bfloat16])
 
 
 @pytest.mark.parametrize("mask", [0, 2])
 @pytest.mark.parametrize("longest", [1, 128, 300])
-def test_promises_that_are_broken(
-    gpu: torch.device, rng: torch.Generator, longest: int, mask: int
-) -> None:
+def test_promises_that_are_broken(gpu, rng, longest, mask):
     """Rows below the promise are right, and nothing beside the output is touched.
 
     The keys are split, so that there is a workspace to write past the end of.
@@ -109,13 +94,13 @@ def test_promises_that_are_broken(
 
 @pytest.mark.parametrize("out_layout", list(LAYOUTS))
 @pytest.mark.parametrize("layout", list(LAYOUTS))
-def test_strides(gpu: torch.device, rng: torch.Generator, layout: str, out_layout: str) -> None:
+def test_strides(gpu, rng, layout, out_layout):
     call = problem(rng, gpu, "gm0", mask=2, layout=layout)
     poison = torch.full(call.q.shape, torch.nan, dtype=call.dtype, device=gpu)
     call.arguments["out"] = lay_out(poison, out_layout)
     call.assert_right(call.run(), ROUNDING[torch.bfloat16])
 
 
-def test_the_doctor_finds_nothing_wrong(gpu: torch.device) -> None:
+def test_the_doctor_finds_nothing_wrong(gpu):
     findings = [*doctor._check_gpus(), *doctor._check_hip_runtime(), *doctor._check_runs()]
     assert [each for each in findings if each.verdict == "failed"] == []

@@ -50,7 +50,7 @@ def become(call: AmdProblem, other: AmdProblem) -> None:
 
 
 @pytest.mark.parametrize("make", [gm0, gm1])
-def test_a_call_waits_for_its_stream(gpu: torch.device, rng: torch.Generator, make: object) -> None:
+def test_a_call_waits_for_its_stream(gpu, rng, make):
     """Its inputs come late, and on its own stream only."""
     assert callable(make)
     call, late = make(rng, gpu), make(rng, gpu)
@@ -65,7 +65,7 @@ def test_a_call_waits_for_its_stream(gpu: torch.device, rng: torch.Generator, ma
     late.assert_right(actual, ROUNDING)
 
 
-def test_streams_at_once(gpu: torch.device, rng: torch.Generator) -> None:
+def test_streams_at_once(gpu, rng):
     calls = [gm0(rng, gpu) for _ in range(6)]
     torch.cuda.synchronize(gpu)
     results = []
@@ -80,7 +80,7 @@ def test_streams_at_once(gpu: torch.device, rng: torch.Generator) -> None:
 # ---- Two GPUs ------------------------------------------------------------------------------------
 
 
-def test_two_gpus(two_gpus: tuple[torch.device, torch.device], rng: torch.Generator) -> None:
+def test_two_gpus(two_gpus, rng):
     """Whichever is current: the tensors say where a call runs."""
     calls = [make(rng, device) for make in (gm0, gm1) for device in two_gpus]
     for current in two_gpus:
@@ -107,12 +107,12 @@ def capture_and_replay(rng: torch.Generator, device: torch.device) -> None:
         values.assert_right(actual, ROUNDING)
 
 
-def test_graph(gpu: torch.device, rng: torch.Generator) -> None:
+def test_graph(gpu, rng):
     gm0(rng, gpu).run()
     capture_and_replay(rng, gpu)
 
 
-def test_graph_without_a_call_before(gpu: torch.device, seed: int) -> None:
+def test_graph_without_a_call_before(gpu, seed):
     """The launcher is built and the kernel loaded while the stream is captured."""
     folder = Path(__file__).parent
     program = (
@@ -125,7 +125,7 @@ def test_graph_without_a_call_before(gpu: torch.device, seed: int) -> None:
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_graph_with_other_lengths(gpu: torch.device, rng: torch.Generator) -> None:
+def test_graph_with_other_lengths(gpu, rng):
     """Lengths are read when the graph runs; those beyond the promise are cut there."""
     call = gm1(rng, gpu)
     call.run()
@@ -143,7 +143,7 @@ def test_graph_with_other_lengths(gpu: torch.device, rng: torch.Generator) -> No
         assert (surrounding[[0, 2]] == 7).all()
 
 
-def test_graph_of_fp8_without_scales(gpu: torch.device, arch: str, rng: torch.Generator) -> None:
+def test_graph_of_fp8_without_scales(gpu, arch, rng):
     """The scale of 1 is not the graph's: it is there before, on other streams, and after."""
     changes = {"dtype": FP8[arch], "mask": 0, "softmax_scale": 0.05}
     call, other = gm0(rng, gpu, **changes), gm0(rng, gpu, **changes)
@@ -164,7 +164,7 @@ def test_graph_of_fp8_without_scales(gpu: torch.device, arch: str, rng: torch.Ge
 # ---- Threads -------------------------------------------------------------------------------------
 
 
-def test_threads(gpu: torch.device, rng: torch.Generator) -> None:
+def test_threads(gpu, rng):
     """Each on a stream of its own, all from the first call on."""
     threads = 8
     calls = [(gm0, gm1)[i % 2](rng, gpu) for i in range(threads)]
@@ -190,7 +190,7 @@ def test_threads(gpu: torch.device, rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize("make", [gm0, gm1])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_compiled(gpu: torch.device, rng: torch.Generator, backend: str, make: object) -> None:
+def test_compiled(gpu, rng, backend, make):
     assert callable(make)
     if backend == "inductor" and not has_triton():
         pytest.skip("inductor was not tried on a GPU: it needs Triton")
@@ -204,7 +204,7 @@ def test_compiled(gpu: torch.device, rng: torch.Generator, backend: str, make: o
 # ---- Errors --------------------------------------------------------------------------------------
 
 
-def test_no_error_is_left_for_torch(gpu: torch.device, rng: torch.Generator) -> None:
+def test_no_error_is_left_for_torch(gpu, rng):
     """The launcher asks for attributes that a runtime may not know."""
     call = gm0(rng, gpu)
     call.launch()

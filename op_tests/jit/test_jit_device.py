@@ -21,7 +21,7 @@ from jitfmha.jit.toolchain.device_compiler import DeviceCompilerNotFound
 from jitfmha.jit.toolchain.device_hip import DeviceClang
 from jitfmha.jit.toolchain.device_hiprtc import HiprtcNotUsable
 
-from .conftest import Again, make_spec, write_programs
+from .conftest import make_spec, write_programs
 
 _FORK = multiprocessing.get_context("fork")
 _SOURCES = {
@@ -100,9 +100,7 @@ def exit_codes(work: Callable[[], bool], count: int) -> list[int | None]:
     return [child.exitcode for child in children]
 
 
-def test_built_once_and_then_read(
-    cache: Path, compiled: Callable[[], int], new_process: Again
-) -> None:
+def test_built_once_and_then_read(cache, compiled, new_process):
     spec = device_spec()
     assert not jit.is_built(spec)
     assert not cache.parent.exists()
@@ -122,7 +120,7 @@ def test_built_once_and_then_read(
     assert not [*(cache / "building").iterdir(), *(cache / "trash").iterdir()]
 
 
-def test_another_process_reads(cache: Path, compiled: Callable[[], int]) -> None:
+def test_another_process_reads(cache, compiled):
     content = jit.read(device_spec("first"))
 
     def work() -> bool:
@@ -134,15 +132,13 @@ def test_another_process_reads(cache: Path, compiled: Callable[[], int]) -> None
     assert compiled() == 2
 
 
-def test_processes_that_start_at_once_build_once(cache: Path, compiled: Callable[[], int]) -> None:
+def test_processes_that_start_at_once_build_once(cache, compiled):
     assert exit_codes(lambda: bool(jit.read(device_spec())), 4) == [0] * 4
     assert compiled() == 1
 
 
 @pytest.mark.parametrize("name", ["store.co", "memory/address.h", "meta.json"])
-def test_damage_is_repaired(
-    name: str, cache: Path, compiled: Callable[[], int], new_process: Again
-) -> None:
+def test_damage_is_repaired(name, cache, compiled, new_process):
     content = jit.read(device_spec())
     path = jit.artifact_path(device_spec()).parent / name
     damaged = bytearray(path.read_bytes())
@@ -159,7 +155,7 @@ def test_damage_is_repaired(
         assert jit.read(device_spec()) == content
 
 
-def test_compile_error_is_shown(cache: Path) -> None:
+def test_compile_error_is_shown(cache):
     sources = {**_SOURCES, "memory/address.h": "int fine;\nint x = nonsense;\n"}
     with pytest.raises(jit.BuildError) as caught:
         jit.read(device_spec(sources=sources))
@@ -172,14 +168,12 @@ def test_compile_error_is_shown(cache: Path) -> None:
     assert not [*(cache / "building").iterdir(), *(cache / "entries").iterdir()]
 
 
-def test_link_error_is_shown(cache: Path) -> None:
+def test_link_error_is_shown(cache):
     with pytest.raises(jit.BuildError, match="nosuchlibrary"):
         jit.read(device_spec(ldflags=("-lnosuchlibrary",)))
 
 
-def test_without_compiler_the_message_names_what_was_tried(
-    cache: Path, tmp_path: Path, no_compiler: Callable[[], None]
-) -> None:
+def test_without_compiler_the_message_names_what_was_tried(cache, tmp_path, no_compiler):
     no_compiler()
     with pytest.raises(jit.CompilerNotFound) as caught:
         jit.read(device_spec())
@@ -195,9 +189,7 @@ def test_without_compiler_the_message_names_what_was_tried(
     assert not jit.is_built(device_spec())
 
 
-def test_without_compiler_a_finished_build_is_used(
-    cache: Path, no_compiler: Callable[[], None], new_process: Again
-) -> None:
+def test_without_compiler_a_finished_build_is_used(cache, no_compiler, new_process):
     content = jit.read(device_spec())
     new_process()
     no_compiler()
@@ -207,19 +199,19 @@ def test_without_compiler_a_finished_build_is_used(
         jit.read(device_spec(arch="gfx950"))
 
 
-def test_architectures_are_entries_of_their_own(cache: Path) -> None:
+def test_architectures_are_entries_of_their_own(cache):
     assert jit.read(device_spec()) != jit.read(device_spec(arch="gfx950"))
     assert len(jit.cache_entries()) == 2
 
 
 @pytest.mark.parametrize("cflags", [(), ("--offload-arch=gfx942", "--offload-arch=gfx950")])
-def test_one_architecture_is_needed(cache: Path, cflags: tuple[str, ...]) -> None:
+def test_one_architecture_is_needed(cache, cflags):
     spec = jit.BuildSpec("store", _SOURCES, cflags, toolchain="device_hip")
     with pytest.raises(jit.BuildError, match=r"store names \[.*\] as its architectures"):
         jit.read(spec)
 
 
-def test_several_sources_are_linked(cache: Path, tmp_path: Path) -> None:
+def test_several_sources_are_linked(cache, tmp_path):
     second = _SOURCES["store.hip"].replace("void store", "void second")
     spec = device_spec("both", sources={**_SOURCES, "other/second.hip": second})
     path = tmp_path / "both.co"
@@ -228,7 +220,7 @@ def test_several_sources_are_linked(cache: Path, tmp_path: Path) -> None:
         read_code_object(path, arch="gfx942", kernels={symbol: 64}, kernarg_bytes=8, sha256=None)
 
 
-def test_eviction_takes_code_objects_too(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_eviction_takes_code_objects_too(cache, monkeypatch):
     jit.read(device_spec("old"))
     old = jit.artifact_path(device_spec("old")).parent
     assert eviction.entry_size(old) > 0
@@ -239,23 +231,19 @@ def test_eviction_takes_code_objects_too(cache: Path, monkeypatch: pytest.Monkey
     assert not [*(cache / "trash").iterdir()]
 
 
-def test_status_line(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_status_line(cache, monkeypatch, capfd):
     monkeypatch.setattr("jitfmha.jit.status.PATIENCE_SECONDS", 0.0)
     jit.read(device_spec(why="a test"))
     assert "jitfmha: building store (a test) ... " in capfd.readouterr().err
 
 
-def test_verbose_shows_the_command(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_verbose_shows_the_command(cache, monkeypatch, capfd):
     monkeypatch.setenv("JITFMHA_VERBOSE", "1")
     jit.read(device_spec())
     assert "--offload-arch=gfx942" in capfd.readouterr().err
 
 
-def test_code_object_is_no_library(cache: Path) -> None:
+def test_code_object_is_no_library(cache):
     with pytest.raises(ValueError, match=r"store\.co is no library of this machine"):
         jit.load(device_spec())
 
@@ -268,12 +256,12 @@ def test_code_object_is_no_library(cache: Path) -> None:
         ({"a.hip": "", "b/a.hip": ""}, "one name"),
     ],
 )
-def test_sources_of_device_code(sources: dict[str, str], reason: str) -> None:
+def test_sources_of_device_code(sources, reason):
     with pytest.raises(ValueError, match=reason):
         device_spec(sources=sources)
 
 
-def test_toolchain_is_in_the_key(cache: Path) -> None:
+def test_toolchain_is_in_the_key(cache):
     with pytest.raises(ValueError, match=r"demo\.hip"):
         jit.BuildSpec("demo", {"demo.hip": "", "demo.cpp": ""})
     host = jit.BuildSpec("demo", {"demo.cpp": ""})
@@ -281,7 +269,7 @@ def test_toolchain_is_in_the_key(cache: Path) -> None:
     assert make_spec().artifact_name == "demo.so"
 
 
-def test_compiler_is_in_the_key() -> None:
+def test_compiler_is_in_the_key():
     found = device_hip.find_device_hip()
     assert isinstance(found, DeviceClang)
     other = DeviceClang(found.compiler, found.version + "1", found.why)
@@ -292,9 +280,7 @@ def test_compiler_is_in_the_key() -> None:
     assert len({found.identity, other.identity, elsewhere.identity}) == 3
 
 
-def test_temporary_files_of_a_compiler_lie_in_its_build(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_temporary_files_of_a_compiler_lie_in_its_build(cache, tmp_path, monkeypatch):
     script = '#!/bin/sh\necho "error: in $TMPDIR" >&2; [ $# = 1 ]\n'
     write_programs(tmp_path / "llvm" / "bin", script, "clang++", "ld.lld")
     monkeypatch.setenv("ROCM_PATH", str(tmp_path))
@@ -302,9 +288,7 @@ def test_temporary_files_of_a_compiler_lie_in_its_build(
         jit.read(device_spec())
 
 
-def test_a_compiler_that_does_not_run(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiler_that_does_not_run(cache, tmp_path, monkeypatch):
     folder = tmp_path / "llvm" / "bin"
     folder.mkdir(parents=True)
     for name in ("clang++", "ld.lld"):

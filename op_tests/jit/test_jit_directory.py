@@ -11,7 +11,7 @@ import pytest
 from jitfmha import jit
 from jitfmha.jit.cache import directory, entry, owned_directory, trust
 
-from .conftest import FakeCompiler, answer, make_spec
+from .conftest import answer, make_spec
 
 _IS_ROOT = os.geteuid() == 0
 
@@ -25,12 +25,12 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_environment_variable_names_the_cache(cache: Path) -> None:
+def test_environment_variable_names_the_cache(cache):
     assert jit.cache_dir() == cache.parent
     assert not cache.parent.exists()
 
 
-def test_standard_place_is_below_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_place_is_below_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert jit.cache_dir().is_relative_to(tmp_path)
@@ -51,16 +51,14 @@ def assert_falls_back(temporary: Path, reason: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["file/cache", "x" * 300])
-def test_a_place_that_cannot_be(
-    name: str, temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_place_that_cannot_be(name, temporary, tmp_path, monkeypatch):
     """Below a file, or with a name that is too long."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / name))
     assert_falls_back(temporary, "cannot be used")
 
 
-def test_no_home(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_home(temporary, monkeypatch):
     import platformdirs
 
     monkeypatch.setattr(platformdirs, "user_cache_dir", lambda *_a, **_k: "~/.cache/jitfmha")
@@ -69,7 +67,7 @@ def test_no_home(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_falls_back(temporary, r"no home directory is known.* Set HOME, or JITFMHA_CACHE_DIR")
 
 
-def test_home_of_nobody(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_of_nobody(temporary, monkeypatch):
     """Not a folder named "~nobody..." in the current directory."""
     monkeypatch.setenv("JITFMHA_CACHE_DIR", "~nobody-of-this-name/cache")
     with pytest.raises(jit.CacheError, match="'~nobody-of-this-name/cache': there is no such home"):
@@ -78,9 +76,7 @@ def test_home_of_nobody(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-def test_disk_full_while_publishing(
-    number: int, cache: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_disk_full_while_publishing(number, cache, temporary, monkeypatch):
     real = entry.write_private
 
     def write(path: Path, content: bytes, *, durable: bool) -> None:
@@ -96,9 +92,7 @@ def test_disk_full_while_publishing(
     assert not list((cache / "building").iterdir())
 
 
-def test_disk_full_while_compiling(
-    cache: Path, temporary: Path, fake_compiler: FakeCompiler
-) -> None:
+def test_disk_full_while_compiling(cache, temporary, fake_compiler):
     text = fake_compiler.path.read_text()
     full = 'echo "fatal error: closing: No space left on device" >&2; exit 1'
     where = f'case "$PWD" in "{cache}"*) case "$1" in --version) ;; *) {full};; esac;; esac\n'
@@ -109,12 +103,8 @@ def test_disk_full_while_compiling(
 
 @pytest.mark.parametrize("blocks", [0, 1000])
 def test_disk_full_with_the_temporary_directory_on_it(
-    blocks: int,
-    cache: Path,
-    temporary: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    fake_compiler: FakeCompiler,
-) -> None:
+    blocks, cache, temporary, monkeypatch, fake_compiler
+):
     """No stand-in is announced that has no room either; some file systems do not say theirs."""
     status = os.statvfs_result((4096, 4096, blocks, 0, 0, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _path: status)
@@ -137,16 +127,14 @@ def test_disk_full_with_the_temporary_directory_on_it(
     assert not list(temporary.iterdir())
 
 
-def test_noexec(cache: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noexec(cache, temporary, monkeypatch):
     monkeypatch.setattr(
         directory, "forbids_execution", lambda path: path.is_relative_to(cache.parent)
     )
     assert_falls_back(temporary, r"noexec.* a file system from which programs may run")
 
 
-def test_noexec_everywhere(
-    cache: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, fake_compiler: FakeCompiler
-) -> None:
+def test_noexec_everywhere(cache, temporary, monkeypatch, fake_compiler):
     """Nothing is compiled only to find that it cannot be loaded."""
     monkeypatch.setattr(directory, "forbids_execution", lambda path: True)
     with pytest.raises(
@@ -157,7 +145,7 @@ def test_noexec_everywhere(
     assert not list(temporary.iterdir())
 
 
-def test_temporary_directory_of_a_dead_process_is_swept(temporary: Path) -> None:
+def test_temporary_directory_of_a_dead_process_is_swept(temporary):
     dead = temporary / f"jitfmha-{os.geteuid()}.0123"
     dead.mkdir(mode=0o700)
     boot = owned_directory._boot()
@@ -172,7 +160,7 @@ def test_temporary_directory_of_a_dead_process_is_swept(temporary: Path) -> None
     ("boot", "age", "stays"),
     [("here", 0, False), ("elsewhere", 0, True), ("elsewhere", 90_000, False), (None, 0, True)],
 )
-def test_who_is_swept(boot: str | None, age: float, stays: bool, tmp_path: Path) -> None:
+def test_who_is_swept(boot, age, stays, tmp_path):
     folder = tmp_path / "demo.0123"
     folder.mkdir()
     name = owned_directory._boot() if boot == "here" else boot
@@ -184,7 +172,7 @@ def test_who_is_swept(boot: str | None, age: float, stays: bool, tmp_path: Path)
     assert folder.exists() == stays
 
 
-def test_the_living_are_not_swept(tmp_path: Path) -> None:
+def test_the_living_are_not_swept(tmp_path):
     with owned_directory.OwnedDirectory(tmp_path, "demo") as mine:
         owned_directory.sweep(tmp_path)
         assert mine.path.exists()
@@ -202,7 +190,7 @@ def assert_refused(reason: str) -> None:
 
 
 @pytest.mark.parametrize("where", [".", "..", "entries", "building"])
-def test_writable_by_others(where: str, cache: Path) -> None:
+def test_writable_by_others(where, cache):
     answer(make_spec())
     # Another spec is asked for, so that the memory of this process does not answer.
     os.chmod(cache / where, 0o777)
@@ -210,7 +198,7 @@ def test_writable_by_others(where: str, cache: Path) -> None:
         jit.load(make_spec(name="other"))
 
 
-def test_writable_by_group(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writable_by_group(cache, monkeypatch):
     cache.mkdir(parents=True)
     if not _IS_ROOT:
         pytest.skip("giving a directory to another group needs root")
@@ -219,20 +207,20 @@ def test_writable_by_group(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert_refused("written to by group id 4321")
 
 
-def test_sticky_parent_is_good_enough(cache: Path) -> None:
+def test_sticky_parent_is_good_enough(cache):
     cache.parent.mkdir()
     cache.parent.chmod(0o1777)
     assert answer(make_spec()) == 42
 
 
-def test_sticky_bit_does_not_excuse_the_cache_itself(cache: Path) -> None:
+def test_sticky_bit_does_not_excuse_the_cache_itself(cache):
     cache.mkdir(parents=True)
     cache.chmod(0o1777)
     assert_refused("written to by everybody")
 
 
 @pytest.mark.parametrize("where", [".", "..", "entries"])
-def test_owned_by_another_user(where: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_owned_by_another_user(where, cache, monkeypatch):
     if not _IS_ROOT:
         pytest.skip("giving a directory away needs root")
     (cache / "entries").mkdir(parents=True)
@@ -240,7 +228,7 @@ def test_owned_by_another_user(where: str, cache: Path, monkeypatch: pytest.Monk
     assert_refused("owned by user id 4321")
 
 
-def test_owner_is_this_user_or_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_owner_is_this_user_or_root(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 4321)
     status = os.stat("/")
     assert trust.node_reason("/", status, as_parent=True) is None
@@ -249,7 +237,7 @@ def test_owner_is_this_user_or_root(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("where", [".", "entries", "trash"])
-def test_planted_link_is_refused(where: str, cache: Path, tmp_path: Path) -> None:
+def test_planted_link_is_refused(where, cache, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     (cache / where).parent.mkdir(parents=True, mode=0o700)
@@ -259,9 +247,7 @@ def test_planted_link_is_refused(where: str, cache: Path, tmp_path: Path) -> Non
     assert not list(elsewhere.iterdir())
 
 
-def test_links_in_the_way_are_followed_and_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_links_in_the_way_are_followed_and_checked(tmp_path, monkeypatch):
     (tmp_path / "real" / "deep").mkdir(parents=True, mode=0o700)
     (tmp_path / "link").symlink_to("real/../real")
     monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "link" / "deep"))
@@ -271,16 +257,14 @@ def test_links_in_the_way_are_followed_and_checked(
         jit.load(make_spec(name="other"))
 
 
-def test_circle_of_links_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_circle_of_links_is_refused(tmp_path, monkeypatch):
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "a"))
     assert_refused("more than 40 symbolic links")
 
 
-def test_unsafe_temporary_directory_is_refused(
-    temporary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unsafe_temporary_directory_is_refused(temporary, tmp_path, monkeypatch):
     temporary.chmod(0o777)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "file" / "cache"))
@@ -288,7 +272,7 @@ def test_unsafe_temporary_directory_is_refused(
         jit.load(make_spec())
 
 
-def test_whose_it_is_goes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whose_it_is_goes_last(tmp_path, monkeypatch):
     """A directory without an owner stays for an hour, should its process die while removing it."""
     left: list[list[str]] = []
     remove = shutil.rmtree

@@ -43,12 +43,12 @@ def unused() -> Callable[[str, float], Path]:
         ("0", 0),
     ],
 )
-def test_limit(text: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit(text, size, monkeypatch):
     monkeypatch.setenv("JITFMHA_CACHE_LIMIT", text)
     assert eviction.cache_limit() == size
 
 
-def test_what_was_just_published_stays(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_just_published_stays(cache, monkeypatch):
     """Another build ends between the publication of an entry and its opening, with no room left."""
 
     def evict_and_publish(staged: Path, target: Path) -> bool:
@@ -64,9 +64,7 @@ def test_what_was_just_published_stays(cache: Path, monkeypatch: pytest.MonkeyPa
     assert evictions == [True]
 
 
-def test_entry_under_eviction_is_not_there(
-    cache: Path, unused: Callable[[str, float], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entry_under_eviction_is_not_there(cache, unused, monkeypatch):
     path = unused("demo", 0)
     key = EntryKey.parse(path.name)
     assert key is not None
@@ -84,7 +82,7 @@ def test_entry_under_eviction_is_not_there(
     assert len(waits) == 1
 
 
-def test_list(cache: Path, unused: Callable[[str, float], Path]) -> None:
+def test_list(cache, unused):
     assert jit.cache_entries() == []
     path = unused("demo", 50)
     unused("another", 0)
@@ -97,7 +95,7 @@ def test_list(cache: Path, unused: Callable[[str, float], Path]) -> None:
     assert abs(time.time() - 50 - entry.last_used) < 20
 
 
-def test_size_counts_folders(cache: Path) -> None:
+def test_size_counts_folders(cache):
     sources = {"demo.cpp": "int x;\n", "a/b/c.h": "/" * 100_000, "a/d.h": "/" * 10_000}
     path = build_only(jit.BuildSpec("demo", sources))
     size = sum(item.stat().st_size for item in path.rglob("*") if item.is_file())
@@ -106,7 +104,7 @@ def test_size_counts_folders(cache: Path) -> None:
     assert [entry.size for entry in jit.cache_entries()] == [size]
 
 
-def test_clear(cache: Path, unused: Callable[[str, float], Path]) -> None:
+def test_clear(cache, unused):
     assert jit.cache_clear() == 0
     assert not cache.exists()
     library = jit.load(make_spec(name="in_use"))

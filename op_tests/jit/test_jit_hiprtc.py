@@ -32,7 +32,7 @@ from jitfmha.jit.toolchain.device_hiprtc import DeviceHiprtc
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 from jitfmha.kernels.compiled.traits import ForwardTraits, kernel_spec
 
-from .conftest import REAL_COMPILER, Again, write_programs
+from .conftest import REAL_COMPILER, write_programs
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ziglang") is None, reason="hiprtc stands on ziglang's clang here"
@@ -99,9 +99,7 @@ def asked(toolchain: object) -> DeviceHiprtc:
 # ---- Which compiler is taken ---------------------------------------------------------------------
 
 
-def test_hiprtc_comes_first_then_rocm_then_ziglang(
-    hiprtc: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hiprtc_comes_first_then_rocm_then_ziglang(hiprtc, tmp_path, monkeypatch):
     folder = tmp_path / "rocm" / "llvm" / "bin"
     write_programs(folder, "#!/bin/sh\necho ROCm clang 99\n", "clang++", "ld.lld")
     found = device_hip.find_device_hip()
@@ -121,16 +119,14 @@ def test_hiprtc_comes_first_then_rocm_then_ziglang(
 
 
 @pytest.mark.parametrize("name", ["libhiprtc.so", "libhiprtc-2f1a3c.so"])
-def test_beside_torch(site_packages: Path, library: Path, name: str) -> None:
+def test_beside_torch(site_packages, library, name):
     path = site_packages / "torch" / "lib" / name
     path.write_bytes(library.read_bytes())
     found = device_hip.find_device_hip()
     assert (asked(found).path, found.why) == (str(path), "it came with torch")
 
 
-def test_beside_the_runtime_that_torch_uses(
-    hiprtc: Path, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_beside_the_runtime_that_torch_uses(hiprtc, library, tmp_path, monkeypatch):
     """And nowhere else, once torch has loaded one."""
     runtime = tmp_path / "elsewhere" / "libamdhip64.so.7"
     monkeypatch.setattr(hip_runtime, "_runtime_of_torch", lambda: str(runtime))
@@ -143,21 +139,21 @@ def test_beside_the_runtime_that_torch_uses(
     assert found.why == "it lies beside the HIP runtime that torch uses"
 
 
-def test_a_library_that_is_none_is_passed_over(hiprtc: Path) -> None:
+def test_a_library_that_is_none_is_passed_over(hiprtc):
     hiprtc.write_bytes(b"no library")
     found = device_hip.find_device_hip()
     assert isinstance(found, DeviceClang)
     assert f"not {hiprtc} (" in found.why
 
 
-def test_a_library_of_something_else_is_passed_over(hiprtc: Path, cache: Path) -> None:
+def test_a_library_of_something_else_is_passed_over(hiprtc, cache):
     spec = jit.BuildSpec("other", {"other.cpp": 'extern "C" int hiprtcVersion() { return 0; }'})
     hiprtc.write_bytes(jit.read(spec))
     found = device_hip.find_device_hip()
     assert f"{hiprtc} has no function hiprtcGetErrorString" in found.why
 
 
-def test_no_interpreter_to_load_it_in(hiprtc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_interpreter_to_load_it_in(hiprtc, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/usr/bin/blender")
     found = device_hip.find_device_hip()
     assert isinstance(found, DeviceClang)
@@ -167,7 +163,7 @@ def test_no_interpreter_to_load_it_in(hiprtc: Path, monkeypatch: pytest.MonkeyPa
 # ---- The key -------------------------------------------------------------------------------------
 
 
-def test_what_is_in_the_key(hiprtc: Path) -> None:
+def test_what_is_in_the_key(hiprtc):
     found = asked(device_hip.find_device_hip())
     assert found.version == "9.0"
     assert [path for path, _ in found.contents] == [str(hiprtc)]
@@ -182,7 +178,7 @@ def test_what_is_in_the_key(hiprtc: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("strip") is None, reason="it takes the build id away")
-def test_an_upgrade_while_the_process_runs(hiprtc: Path, cache: Path) -> None:
+def test_an_upgrade_while_the_process_runs(hiprtc, cache):
     """To a library without a build id."""
     before = jit.artifact_path(device_spec())
     subprocess.run(["strip", "-R", ".note.gnu.build-id", hiprtc], check=True)
@@ -193,7 +189,7 @@ def test_an_upgrade_while_the_process_runs(hiprtc: Path, cache: Path) -> None:
     assert content == hashlib.sha256(hiprtc.read_bytes()).hexdigest()
 
 
-def test_build_id(tmp_path: Path) -> None:
+def test_build_id(tmp_path):
     if REAL_COMPILER is None:
         pytest.skip("a compiler whose linker writes build ids is needed")
     path = tmp_path / "library.so"
@@ -212,7 +208,7 @@ def test_build_id(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
-def test_built_once_and_then_read(hiprtc: Path, cache: Path, new_process: Again, arch: str) -> None:
+def test_built_once_and_then_read(hiprtc, cache, new_process, arch):
     content = jit.read(device_spec(arch=arch))
     path = jit.artifact_path(device_spec(arch=arch))
     read_code_object(path, arch=arch, kernels={"store": 64}, kernarg_bytes=8, sha256=None)
@@ -230,7 +226,7 @@ def instructions(spec: jit.BuildSpec) -> bytes:
     return code_object.content(code_object.sections_by_name()[".text"])
 
 
-def test_code_is_that_of_clang(hiprtc: Path, cache: Path) -> None:
+def test_code_is_that_of_clang(hiprtc, cache):
     """The same instructions, from the same language and at the same optimisation level."""
     sources = {
         "store.hip": (
@@ -257,7 +253,7 @@ def test_code_is_that_of_clang(hiprtc: Path, cache: Path) -> None:
 
 
 @pytest.mark.sample("arch", get_args(Arch), 1)
-def test_a_compiled_kernel_is_that_of_clang(hiprtc: Path, cache: Path, arch: Arch) -> None:
+def test_a_compiled_kernel_is_that_of_clang(hiprtc, cache, arch):
     """The package's own sources: no name of theirs meets one of hiprtc's."""
     traits = ForwardTraits(
         *(arch, "bf16", 128, 96, "gm1", "rtne"),
@@ -272,7 +268,7 @@ def test_a_compiled_kernel_is_that_of_clang(hiprtc: Path, cache: Path, arch: Arc
     assert instructions(kernel_spec(traits)) == by_hiprtc
 
 
-def test_a_program_may_use_names_that_hiprtc_declares(hiprtc: Path, cache: Path) -> None:
+def test_a_program_may_use_names_that_hiprtc_declares(hiprtc, cache):
     sources = {
         "store.hip": (
             '#include "names.h"\n'
@@ -288,7 +284,7 @@ def test_a_program_may_use_names_that_hiprtc_declares(hiprtc: Path, cache: Path)
     assert b"store.kd" in jit.read(device_spec(sources))
 
 
-def test_several_sources_are_one_program(hiprtc: Path, cache: Path, tmp_path: Path) -> None:
+def test_several_sources_are_one_program(hiprtc, cache, tmp_path):
     second = _SOURCES["store.hip"].replace("void store", "void second")
     path = tmp_path / "both.co"
     path.write_bytes(jit.read(device_spec({**_SOURCES, "other/second.hip": second})))
@@ -309,35 +305,31 @@ def assert_error_is_named(cache: Path, name: str, **spec: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["store.hip", "memory/answer.h"])
-def test_compile_error_names_the_source_that_is_kept(hiprtc: Path, cache: Path, name: str) -> None:
+def test_compile_error_names_the_source_that_is_kept(hiprtc, cache, name):
     said = assert_error_is_named(cache, name)
     assert f"could not be compiled with hiprtc 9.0 ({hiprtc}):\n{cache}/logs/" in said
     assert "HIPRTC_ERROR_COMPILATION (6)" in said
     assert not [*(cache / "building").iterdir(), *(cache / "entries").iterdir()]
 
 
-def test_an_architecture_that_ends_the_process(hiprtc: Path, cache: Path) -> None:
+def test_an_architecture_that_ends_the_process(hiprtc, cache):
     """Not this one."""
     with pytest.raises(jit.BuildError, match="ended its process with SIGABRT"):
         jit.read(device_spec(arch="gfx999"))
 
 
-def test_linker_flags_are_refused(hiprtc: Path, cache: Path) -> None:
+def test_linker_flags_are_refused(hiprtc, cache):
     with pytest.raises(jit.BuildError, match=r"linker flags \['-lm'\], and hiprtc takes none"):
         jit.read(device_spec(ldflags=("-lm",)))
 
 
-def test_options_of_the_environment_do_not_count(
-    hiprtc: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_of_the_environment_do_not_count(hiprtc, cache, monkeypatch):
     """They would be no part of the key."""
     monkeypatch.setenv("HIPRTC_COMPILE_OPTIONS_APPEND", "--no-such-option")
     assert jit.read(device_spec())
 
 
-def test_modules_of_the_working_directory_are_not_imported(
-    hiprtc: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_of_the_working_directory_are_not_imported(hiprtc, cache, tmp_path, monkeypatch):
     somebody_elses = tmp_path / "somebody-elses"
     somebody_elses.mkdir()
     for name in ("base64", "ctypes", "json", "re"):
@@ -348,9 +340,7 @@ def test_modules_of_the_working_directory_are_not_imported(
     assert jit.read(device_spec())
 
 
-def test_verbose_shows_the_options(
-    hiprtc: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_verbose_shows_the_options(hiprtc, cache, monkeypatch, capfd):
     monkeypatch.setenv("JITFMHA_VERBOSE", "1")
     jit.read(device_spec())
     shown = capfd.readouterr()
@@ -382,7 +372,7 @@ def real_hiprtc(site_packages: Path) -> Path:
     return link
 
 
-def test_a_real_one_compiles(real_hiprtc: Path, cache: Path) -> None:
+def test_a_real_one_compiles(real_hiprtc, cache):
     content = jit.read(device_spec(arch="gfx90a"))
     assert str(real_hiprtc) in asked(device_hip.find_device_hip()).path
     code_object = elf.Elf(content)
@@ -393,5 +383,5 @@ def test_a_real_one_compiles(real_hiprtc: Path, cache: Path) -> None:
     assert any(word & 0xFE01FFFF == 0x7E0002AA for word in words)
 
 
-def test_a_real_ones_errors_name_the_source(real_hiprtc: Path, cache: Path) -> None:
+def test_a_real_ones_errors_name_the_source(real_hiprtc, cache):
     assert_error_is_named(cache, "memory/answer.h", arch="gfx90a")

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import shutil
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from jitfmha.jit.cache import entry as entry_module
 from jitfmha.jit.cache.entry import EntryMeta, InvalidEntry
 from jitfmha.jit.cache.key import EntryKey
 
-from .conftest import Again, FakeCompiler, answer, build_only, make_spec
+from .conftest import answer, build_only, make_spec
 
 FILES = ["demo.so", "demo.cpp", "meta.json"]
 
@@ -41,13 +40,7 @@ def empty(content: bytes) -> bytes:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", [truncate, zero_fill, flip_bit, append, empty])
-def test_damage_is_reported_once_and_repaired(
-    name: str,
-    damage: Callable[[bytes], bytes],
-    cache: Path,
-    fake_compiler: FakeCompiler,
-    new_process: Again,
-) -> None:
+def test_damage_is_reported_once_and_repaired(name, damage, cache, fake_compiler, new_process):
     build_only(make_spec())
     path = jit.artifact_path(make_spec()).with_name(name)
     path.write_bytes(damage(path.read_bytes()))
@@ -65,7 +58,7 @@ def test_damage_is_reported_once_and_repaired(
     assert jit.build_log()[0].how == "loaded"
 
 
-def test_every_bit_of_the_meta_data_counts(cache: Path) -> None:
+def test_every_bit_of_the_meta_data_counts(cache):
     answer(make_spec())
     content = jit.artifact_path(make_spec()).with_name("meta.json").read_bytes()
     EntryMeta.from_bytes(content)
@@ -79,9 +72,7 @@ def test_every_bit_of_the_meta_data_counts(cache: Path) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("replacement", ["nothing", "link", "directory", "fifo"])
-def test_something_else_in_place_of_a_file(
-    name: str, replacement: str, cache: Path, tmp_path: Path, new_process: Again
-) -> None:
+def test_something_else_in_place_of_a_file(name, replacement, cache, tmp_path, new_process):
     build_only(make_spec())
     path = jit.artifact_path(make_spec()).with_name(name)
     path.rename(tmp_path / "moved")
@@ -113,7 +104,7 @@ def assert_built_again(reason: str) -> None:
 
 @pytest.mark.parametrize("name", ["a/b/c.h", "a/d.h"])
 @pytest.mark.parametrize("damage", [truncate, flip_bit, empty])
-def test_damage_in_a_folder(name: str, damage: Callable[[bytes], bytes], cache: Path) -> None:
+def test_damage_in_a_folder(name, damage, cache):
     path = build_only(IN_FOLDERS) / name
     path.write_bytes(damage(path.read_bytes()))
     assert_built_again(f"{name} is damaged")
@@ -121,9 +112,7 @@ def test_damage_in_a_folder(name: str, damage: Callable[[bytes], bytes], cache: 
 
 @pytest.mark.parametrize("name", ["a", "a/b"])
 @pytest.mark.parametrize("replacement", ["nothing", "link", "file"])
-def test_something_else_in_place_of_a_folder(
-    name: str, replacement: str, cache: Path, tmp_path: Path
-) -> None:
+def test_something_else_in_place_of_a_folder(name, replacement, cache, tmp_path):
     """Not even a link to the very same files is followed."""
     path = build_only(IN_FOLDERS) / name
     path.rename(tmp_path / "moved")
@@ -136,13 +125,13 @@ def test_something_else_in_place_of_a_folder(
 
 
 @pytest.mark.parametrize("name", ["a", "a/b", "a/b/c.h"])
-def test_folder_that_others_can_write_to(name: str, cache: Path) -> None:
+def test_folder_that_others_can_write_to(name, cache):
     (build_only(IN_FOLDERS) / name).chmod(0o777)
     assert_built_again(f"'{name}' can be written to by everybody")
 
 
 @pytest.mark.parametrize("name", ["a", "a/b", "a/b/c.h"])
-def test_folder_of_another_user(name: str, cache: Path) -> None:
+def test_folder_of_another_user(name, cache):
     if os.geteuid() != 0:
         pytest.skip("giving a folder away needs root")
     os.chown(build_only(IN_FOLDERS) / name, 4321, 0)
@@ -150,7 +139,7 @@ def test_folder_of_another_user(name: str, cache: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../outside", "a/../../outside", "/etc/passwd", "a//d.h", "a/"])
-def test_listed_path_that_leads_out(name: str, cache: Path, tmp_path: Path) -> None:
+def test_listed_path_that_leads_out(name, cache, tmp_path):
     path = build_only(IN_FOLDERS)
     (path.parent / "outside").write_text("")
     directory = os.open(path, os.O_RDONLY)
@@ -161,7 +150,7 @@ def test_listed_path_that_leads_out(name: str, cache: Path, tmp_path: Path) -> N
         os.close(directory)
 
 
-def test_disk_that_returns_something_else(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_that_returns_something_else(cache, monkeypatch):
     real = entry_module.write_private
 
     def write(path: Path, content: bytes, *, durable: bool) -> None:
@@ -173,7 +162,7 @@ def test_disk_that_returns_something_else(cache: Path, monkeypatch: pytest.Monke
         jit.load(make_spec())
 
 
-def test_link_in_place_of_an_entry(cache: Path, tmp_path: Path, new_process: Again) -> None:
+def test_link_in_place_of_an_entry(cache, tmp_path, new_process):
     build_only(make_spec())
     path = jit.artifact_path(make_spec()).parent
     path.rename(tmp_path / "moved")
@@ -185,7 +174,7 @@ def test_link_in_place_of_an_entry(cache: Path, tmp_path: Path, new_process: Aga
     assert (tmp_path / "moved" / "demo.so").exists()
 
 
-def test_entry_of_another_key(cache: Path, new_process: Again) -> None:
+def test_entry_of_another_key(cache, new_process):
     other = make_spec(cflags=("-O1",))
     build_only(other)
     shutil.copytree(
@@ -205,16 +194,14 @@ def assert_refused_file(name: str, reason: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("mode", [0o666, 0o602, 0o1602])
-def test_file_that_others_can_write_to(name: str, mode: int, cache: Path) -> None:
+def test_file_that_others_can_write_to(name, mode, cache):
     """Each file of an entry counts, not only the one that is loaded; no sticky bit excuses it."""
     (build_only(make_spec()) / name).chmod(mode)
     assert_refused_file(name, "can be written to by everybody")
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_file_that_a_group_can_write_to(
-    name: str, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_that_a_group_can_write_to(name, cache, monkeypatch):
     """Also where this process belongs to the group: so may others."""
     if os.geteuid() != 0:
         pytest.skip("giving a file to another group needs root")
@@ -227,14 +214,14 @@ def test_file_that_a_group_can_write_to(
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_file_of_another_user(name: str, cache: Path) -> None:
+def test_file_of_another_user(name, cache):
     if os.geteuid() != 0:
         pytest.skip("giving a file away needs root")
     os.chown(build_only(make_spec()) / name, 4321, 0)
     assert_refused_file(name, "is owned by user id 4321")
 
 
-def test_reader_with_an_entry_that_is_replaced_meanwhile(cache: Path, tmp_path: Path) -> None:
+def test_reader_with_an_entry_that_is_replaced_meanwhile(cache, tmp_path):
     """What is missing from a directory that was moved away is no damage."""
     answer(make_spec())
     path = jit.artifact_path(make_spec()).parent

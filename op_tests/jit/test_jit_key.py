@@ -16,7 +16,7 @@ from .conftest import make_spec
 COMPILER = HostCpp(("/usr/bin/c++",), "/usr/bin/g++-12", "c++ 12.2.0\n")
 
 
-def test_same_ingredients_same_key() -> None:
+def test_same_ingredients_same_key():
     assert entry_key(make_spec(), COMPILER) == entry_key(make_spec(why="again"), COMPILER)
 
 
@@ -32,7 +32,7 @@ def test_same_ingredients_same_key() -> None:
         jit.BuildSpec("demo", {**make_spec().sources, "a.h": ""}),
     ],
 )
-def test_spec_is_in_the_key(other: jit.BuildSpec) -> None:
+def test_spec_is_in_the_key(other):
     assert entry_key(other, COMPILER) != entry_key(make_spec(), COMPILER)
 
 
@@ -45,7 +45,7 @@ def test_spec_is_in_the_key(other: jit.BuildSpec) -> None:
         {"command": ("/usr/bin/clang",)},
     ],
 )
-def test_compiler_is_in_its_part_of_the_key(change: dict[str, object]) -> None:
+def test_compiler_is_in_its_part_of_the_key(change):
     other = COMPILER._replace(**change)  # type: ignore[arg-type]
     before, after = entry_key(make_spec(), COMPILER), entry_key(make_spec(), other)
     assert before.content == after.content
@@ -63,9 +63,7 @@ def test_compiler_is_in_its_part_of_the_key(change: dict[str, object]) -> None:
         (key_module, "_FORMAT", 99),
     ],
 )
-def test_surroundings_are_in_the_key(
-    where: object, name: str, value: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_surroundings_are_in_the_key(where, name, value, monkeypatch):
     before = entry_key(make_spec(), COMPILER)
     monkeypatch.setattr(where, name, value)
     after = entry_key(make_spec(), COMPILER)
@@ -73,26 +71,26 @@ def test_surroundings_are_in_the_key(
     assert before.compiler == after.compiler
 
 
-def test_directory_name_can_be_parsed() -> None:
+def test_directory_name_can_be_parsed():
     key = entry_key(make_spec(name="cpu_fwd.v2"), COMPILER)
     assert EntryKey.parse(key.directory_name) == key
     assert EntryKey.parse("something-else") is None
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../x", "a b", "a-b", "a\n", "x" * 81, ".hidden"])
-def test_bad_name_is_refused(name: str) -> None:
+def test_bad_name_is_refused(name):
     with pytest.raises(ValueError, match="build name"):
         make_spec(name=name)
 
 
 @pytest.mark.parametrize("flag", ["-D'x'", "-O2 -g", "x.o", "-DX=$(id)", "-I`id`", "-a;b", ""])
-def test_flag_for_a_shell_is_refused(flag: str) -> None:
+def test_flag_for_a_shell_is_refused(flag):
     with pytest.raises(ValueError, match="flag"):
         make_spec(cflags=(flag,))
 
 
 @pytest.mark.parametrize("name", ["memory/lds.h", "a/b/c/d.inc", "_1/x.y.hpp"])
-def test_source_may_lie_in_folders(name: str) -> None:
+def test_source_may_lie_in_folders(name):
     spec = jit.BuildSpec("demo", {name: "", "a/demo.cpp": ""})
     assert list(spec.sources) == [name, "a/demo.cpp"]
     flat = jit.BuildSpec("demo", {name.replace("/", "_"): "", "a/demo.cpp": ""})
@@ -105,22 +103,22 @@ def test_source_may_lie_in_folders(name: str) -> None:
     + ["/a.cpp", "a/../b.cpp", "./a.cpp", "a/./b.cpp", "a//b.cpp", "a/.b.cpp", "a\\b.cpp"]
     + ["meta.json/a.cpp", "demo.so/a.cpp", "a.h/b.cpp", "a b/c.cpp", "~/a.cpp", "a/"],
 )
-def test_bad_source_name_is_refused(name: str) -> None:
+def test_bad_source_name_is_refused(name):
     with pytest.raises(ValueError, match="source name"):
         jit.BuildSpec("demo", {name: ""})
 
 
-def test_nothing_to_compile_is_refused() -> None:
+def test_nothing_to_compile_is_refused():
     with pytest.raises(ValueError, match=r"no \.cpp source"):
         jit.BuildSpec("demo", {"a.h": ""})
 
 
-def test_two_object_files_of_one_name_are_refused() -> None:
+def test_two_object_files_of_one_name_are_refused():
     with pytest.raises(ValueError, match=r"'a/x\.cpp' and 'b/x\.cpp' of build demo"):
         jit.BuildSpec("demo", {"a/x.cpp": "", "a/x.h": "", "b/x.cpp": ""})
 
 
-def test_spec_is_a_value() -> None:
+def test_spec_is_a_value():
     sources = {"demo.cpp": "int x;\n"}
     spec = jit.BuildSpec("demo", sources)
     sources["demo.cpp"] = "changed"

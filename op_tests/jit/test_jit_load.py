@@ -15,12 +15,10 @@ from jitfmha.jit import status
 from jitfmha.jit.toolchain import host_cpp
 from jitfmha.jit.toolchain.cpp_extension import ShownOutput
 
-from .conftest import REAL_COMPILER, Again, FakeCompiler, answer, assert_private, make_spec
+from .conftest import REAL_COMPILER, answer, assert_private, make_spec
 
 
-def test_built_once_and_then_loaded(
-    cache: Path, fake_compiler: FakeCompiler, new_process: Again
-) -> None:
+def test_built_once_and_then_loaded(cache, fake_compiler, new_process):
     spec = make_spec()
     assert not jit.is_built(spec)
     assert not cache.parent.exists()
@@ -35,12 +33,12 @@ def test_built_once_and_then_loaded(
     assert fake_compiler.compiled() == 1
 
 
-def test_everything_is_private(cache: Path, no_umask: None) -> None:
+def test_everything_is_private(cache, no_umask):
     answer(make_spec())
     assert_private(cache)
 
 
-def test_headers_lie_beside_the_sources(cache: Path) -> None:
+def test_headers_lie_beside_the_sources(cache):
     sources = {
         "a.cpp": '#include "b.h"\nint part();\nextern "C" int answer() { return B + part(); }\n',
         "c.cpp": "int part() { return 2; }\n",
@@ -49,9 +47,7 @@ def test_headers_lie_beside_the_sources(cache: Path) -> None:
     assert answer(jit.BuildSpec("parts", sources, ("-O1",), ("-lm",))) == 42
 
 
-def test_sources_in_folders(
-    cache: Path, fake_compiler: FakeCompiler, new_process: Again, no_umask: None
-) -> None:
+def test_sources_in_folders(cache, fake_compiler, new_process, no_umask):
     """Found from everywhere, kept as they are, and no danger to a standard header of that name."""
     sources = {
         "run/a.cpp": (
@@ -76,7 +72,7 @@ def test_sources_in_folders(
     assert fake_compiler.compiled() == 1
 
 
-def test_compile_error_in_a_folder(cache: Path) -> None:
+def test_compile_error_in_a_folder(cache):
     spec = jit.BuildSpec("folders", {"a/b.cpp": '#include "c/d.h"\n', "c/d.h": "int x = no;\n"})
     with pytest.raises(jit.BuildError, match=r"logs/[^\n]*/c/d\.h:1:") as caught:
         jit.load(spec)
@@ -85,7 +81,7 @@ def test_compile_error_in_a_folder(cache: Path) -> None:
     assert (log / "c" / "d.h").read_text() == spec.sources["c/d.h"]
 
 
-def test_torch_library_can_be_called(cache: Path) -> None:
+def test_torch_library_can_be_called(cache):
     source = (
         "namespace at { int get_num_threads(); }\n"
         'extern "C" int answer() { return at::get_num_threads(); }\n'
@@ -95,7 +91,7 @@ def test_torch_library_can_be_called(cache: Path) -> None:
     assert answer(make_spec(source=source)) == torch.get_num_threads()
 
 
-def test_warm_path_imports_nothing_heavy(cache: Path) -> None:
+def test_warm_path_imports_nothing_heavy(cache):
     answer(make_spec())
     program = (
         "import sys, torch, jitfmha.jit as jit\n"
@@ -110,17 +106,13 @@ def test_warm_path_imports_nothing_heavy(cache: Path) -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_quiet_build_prints_nothing(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_quiet_build_prints_nothing(cache, monkeypatch, capfd):
     monkeypatch.setattr(status, "PATIENCE_SECONDS", 3600.0)  # however busy the machine is
     answer(make_spec(source='#warning "look"\n' + make_spec().sources["demo.cpp"]))
     assert capfd.readouterr() == ("", "")
 
 
-def test_verbose_build_shows_commands_and_warnings(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_verbose_build_shows_commands_and_warnings(cache, monkeypatch, capfd):
     monkeypatch.setenv("JITFMHA_VERBOSE", "1")
     answer(make_spec(source='#warning "look here"\n' + make_spec().sources["demo.cpp"]))
     out, err = capfd.readouterr()
@@ -129,12 +121,7 @@ def test_verbose_build_shows_commands_and_warnings(
     assert "look here" in err
 
 
-def test_long_build_is_one_line(
-    cache: Path,
-    fake_compiler: FakeCompiler,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_long_build_is_one_line(cache, fake_compiler, monkeypatch, capfd):
     monkeypatch.setattr(status, "PATIENCE_SECONDS", 0.05)
     fake_compiler.delay.write_text("0.3")
     answer(make_spec(why="first call with these traits"))
@@ -146,12 +133,7 @@ def test_long_build_is_one_line(
     ("error", "end"),
     [(RuntimeError("no"), "failed, "), (KeyboardInterrupt(), "interrupted, "), (None, "")],
 )
-def test_line_says_how_a_build_ended(
-    error: BaseException | None,
-    end: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_line_says_how_a_build_ended(error, end, monkeypatch, capsys):
     monkeypatch.setattr(status, "PATIENCE_SECONDS", 0.0)
     expected = pytest.raises(type(error)) if error else nullcontext()
     with expected, status.building("a" * 40 + "b" * 40, "a reason for which there is no room"):
@@ -163,9 +145,7 @@ def test_line_says_how_a_build_ended(
     assert len(line) <= 80
 
 
-def test_lines_in_between_stay_whole(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lines_in_between_stay_whole(monkeypatch, capsys):
     monkeypatch.setattr(status, "PATIENCE_SECONDS", 0.0)
     with status.building("demo", "a test"):
         time.sleep(0.1)
@@ -175,9 +155,7 @@ def test_lines_in_between_stay_whole(
     assert re.fullmatch(r"jitfmha: building demo \(a test\) \.\.\. 0\.\d s", lines[2])
 
 
-def test_quiet_shows_nothing(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_quiet_shows_nothing(cache, monkeypatch, capfd):
     monkeypatch.setenv("JITFMHA_VERBOSE", "quiet")
     monkeypatch.setattr(status, "PATIENCE_SECONDS", 0.0)
     answer(make_spec())
@@ -185,7 +163,7 @@ def test_quiet_shows_nothing(
     assert capfd.readouterr() == ("", "")
 
 
-def test_unknown_verbosity_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_verbosity_is_refused(cache, monkeypatch):
     monkeypatch.setenv("JITFMHA_VERBOSE", "loud")
     with pytest.raises(ValueError, match=r"JITFMHA_VERBOSE is 'loud'; use 0 .* 1 .* or quiet"):
         answer(make_spec())
@@ -193,9 +171,7 @@ def test_unknown_verbosity_is_refused(cache: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("verbose", ["0", "1"])
-def test_compile_error_shows_the_first_one(
-    cache: Path, verbose: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compile_error_shows_the_first_one(cache, verbose, monkeypatch):
     monkeypatch.setenv("JITFMHA_VERBOSE", verbose)
     source = "int fine;\nint x = nonsense;\nint y = rubbish;\n"
     with pytest.raises(jit.BuildError) as caught:
@@ -213,9 +189,7 @@ def test_compile_error_shows_the_first_one(
     assert not list((cache / "entries").iterdir())
 
 
-def test_verbose_failure_waits_for_the_output(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_verbose_failure_waits_for_the_output(cache, monkeypatch, capfd):
     """The thread that copies the output may be behind when the build has failed."""
     monkeypatch.setenv("JITFMHA_VERBOSE", "1")
     forward = ShownOutput._forward
@@ -230,7 +204,7 @@ def test_verbose_failure_waits_for_the_output(
     assert "nonsense" in capfd.readouterr().err
 
 
-def test_what_is_no_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_compiler(cache, monkeypatch):
     """It succeeds at everything, and writes nothing."""
     monkeypatch.setenv("CXX", "true")
     with pytest.raises(jit.BuildError, match=r"true ended without an error .* Set CXX to one, or"):
@@ -238,12 +212,12 @@ def test_what_is_no_compiler(cache: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert not list((cache / "building").iterdir())
 
 
-def test_link_error_is_shown(cache: Path) -> None:
+def test_link_error_is_shown(cache):
     with pytest.raises(jit.BuildError, match="cannot find -lnosuchlibrary"):
         jit.load(make_spec(ldflags=("-lnosuchlibrary",)))
 
 
-def test_logs_are_bounded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_are_bounded(cache, monkeypatch):
     monkeypatch.setattr("jitfmha.jit.toolchain.failure_report._KEPT_LOGS", 2)
     for number in range(4):
         with pytest.raises(jit.BuildError):
@@ -251,9 +225,7 @@ def test_logs_are_bounded(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(list((cache / "logs").iterdir())) == 2
 
 
-def test_without_compiler_each_candidate_is_listed(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_compiler_each_candidate_is_listed(cache, monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setenv("CXX", "my-compiler -O3")
     monkeypatch.setattr(host_cpp, "zig_program", lambda: None)
@@ -269,9 +241,7 @@ def test_without_compiler_each_candidate_is_listed(
     assert not jit.is_built(make_spec())
 
 
-def test_without_compiler_a_finished_build_is_used(
-    cache: Path, monkeypatch: pytest.MonkeyPatch, new_process: Again
-) -> None:
+def test_without_compiler_a_finished_build_is_used(cache, monkeypatch, new_process):
     path = jit.artifact_path(make_spec())
     answer(make_spec())
     new_process()
@@ -284,9 +254,7 @@ def test_without_compiler_a_finished_build_is_used(
         jit.load(make_spec(cflags=("-O3",)))
 
 
-def test_temporary_files_of_a_compiler_lie_in_its_build(
-    cache: Path, tmp_path: Path, fake_compiler: FakeCompiler
-) -> None:
+def test_temporary_files_of_a_compiler_lie_in_its_build(cache, tmp_path, fake_compiler):
     """The directory for temporary files may be full, which says nothing about the cache."""
     text = fake_compiler.path.read_text()
     fake_compiler.path.write_text(text.replace("echo compiling", 'echo "$TMPDIR"'))
@@ -295,9 +263,7 @@ def test_temporary_files_of_a_compiler_lie_in_its_build(
     assert Path(folder).is_relative_to(cache / "building")
 
 
-def test_compiler_in_a_hostile_place(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiler_in_a_hostile_place(cache, tmp_path, monkeypatch):
     folder = tmp_path / 'it\'s a $(touch owned) "place"\n;'
     folder.mkdir()
     (folder / "c++").symlink_to(str(REAL_COMPILER))
@@ -309,9 +275,7 @@ def test_compiler_in_a_hostile_place(
 @pytest.mark.parametrize(
     "chosen", ["c++; touch owned", "'unbalanced", "$(touch owned)", "/dev/null"]
 )
-def test_hostile_compiler_is_passed_over(
-    cache: Path, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hostile_compiler_is_passed_over(cache, chosen, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CXX", chosen)
     with pytest.warns(RuntimeWarning, match="CXX="):
@@ -323,9 +287,7 @@ def test_hostile_compiler_is_passed_over(
     "name",
     ["with space", "it's", 'a"b', "a\nb", "$(touch owned)", "a;b&c|d", "a:b", "größe", "a=b"],
 )
-def test_hostile_cache_path(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_process: Again
-) -> None:
+def test_hostile_cache_path(name, tmp_path, monkeypatch, new_process):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / name))
     assert answer(make_spec()) == 42
@@ -336,7 +298,7 @@ def test_hostile_cache_path(
     assert not list(tmp_path.rglob("owned"))
 
 
-def test_torch_in_a_hostile_place_is_refused(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_in_a_hostile_place_is_refused(cache, monkeypatch):
     from torch.utils import cpp_extension
 
     monkeypatch.setattr(cpp_extension, "library_paths", lambda: ["/opt/my torch/lib"])
@@ -344,9 +306,7 @@ def test_torch_in_a_hostile_place_is_refused(cache: Path, monkeypatch: pytest.Mo
         jit.load(make_spec())
 
 
-def test_ninja_beside_the_interpreter_is_found(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ninja_beside_the_interpreter_is_found(cache, tmp_path, monkeypatch):
     pytest.importorskip("ninja")
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -358,9 +318,7 @@ def test_ninja_beside_the_interpreter_is_found(
     assert answer(make_spec()) == 42
 
 
-def test_compiler_that_was_upgraded_meanwhile(
-    cache: Path, fake_compiler: FakeCompiler, new_process: Again
-) -> None:
+def test_compiler_that_was_upgraded_meanwhile(cache, fake_compiler, new_process):
     before = jit.artifact_path(make_spec())
     text = fake_compiler.path.read_text()
     version = 'if [ "$1" = --version ]; then echo new; exit; fi\n'
@@ -370,7 +328,7 @@ def test_compiler_that_was_upgraded_meanwhile(
     assert jit.build_log()[0].path != before
 
 
-def test_broken_library_is_no_traceback_from_ctypes(cache: Path) -> None:
+def test_broken_library_is_no_traceback_from_ctypes(cache):
     source = (
         'extern "C" int missing_symbol();\nextern "C" int answer() { return missing_symbol(); }'
     )

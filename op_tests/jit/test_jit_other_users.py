@@ -20,7 +20,7 @@ from jitfmha.jit.cache import directory, entry, eviction, owned_directory
 from jitfmha.jit.cache.eviction import empty_trash
 from jitfmha.jit.cache.key import EntryKey
 
-from .conftest import SOURCE, Again, FakeCompiler, answer, build_only, make_spec
+from .conftest import SOURCE, answer, build_only, make_spec
 
 _IS_ROOT = os.geteuid() == 0
 _STRANGER, _NOBODY, _OUTSIDE = 54321, 65534, 100_000
@@ -83,13 +83,7 @@ def after_each_entry(monkeypatch: pytest.MonkeyPatch, step: Callable[[], None]) 
 
 
 @pytest.mark.parametrize("what", ["library", "code object"])
-def test_way_that_is_made_after_the_check(
-    what: str,
-    tmp_path: Path,
-    foreign_library: Path,
-    give_away: Callable[[Path], None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_way_that_is_made_after_the_check(what, tmp_path, foreign_library, give_away, monkeypatch):
     """In a directory like /tmp: it leads to this user's own cache at first, and then elsewhere."""
     monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "mine"))
     build_only(make_spec())
@@ -114,9 +108,7 @@ def test_way_that_is_made_after_the_check(
         obtain(make_spec())
 
 
-def test_clearing_a_cache_that_is_made_after_the_check(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clearing_a_cache_that_is_made_after_the_check(tmp_path, monkeypatch):
     """With a link to files of this user in it."""
     monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "home").mkdir()
@@ -134,9 +126,7 @@ def test_clearing_a_cache_that_is_made_after_the_check(
 
 @pytest.mark.parametrize("what", ["library", "code object"])
 @pytest.mark.parametrize("where", ["..", ".", "entries"])
-def test_way_that_is_opened_to_others_after_the_check(
-    where: str, what: str, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_way_that_is_opened_to_others_after_the_check(where, what, cache, monkeypatch):
     """It is looked at again right before what was built is used."""
     build_only(make_spec())
     after_each_entry(monkeypatch, lambda: (cache / where).chmod(0o777))
@@ -146,9 +136,7 @@ def test_way_that_is_opened_to_others_after_the_check(
     assert jit.build_log() == ()
 
 
-def test_library_that_is_replaced_after_the_check(
-    cache: Path, foreign_library: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_library_that_is_replaced_after_the_check(cache, foreign_library, monkeypatch):
     monkeypatch.setenv("JITFMHA_CACHE_DIR", str(cache.parent))
     built = build_only(make_spec()) / "demo.so"
     replaced: list[Path] = []
@@ -165,7 +153,7 @@ def test_library_that_is_replaced_after_the_check(
     assert replaced
 
 
-def test_libraries_are_loaded_by_their_own_paths(cache: Path) -> None:
+def test_libraries_are_loaded_by_their_own_paths(cache):
     """The loader of the system and debuggers know a library by its path."""
     for name, source in (("one", SOURCE), ("two", SOURCE.replace("42", "43"))):
         library = jit.load(make_spec(name=name, source=source))
@@ -176,7 +164,7 @@ def test_libraries_are_loaded_by_their_own_paths(cache: Path) -> None:
 # ---- Locks that others hold, and entries that cannot be read -------------------------------------
 
 
-def test_lock_that_a_reader_holds(cache: Path, fake_compiler: FakeCompiler) -> None:
+def test_lock_that_a_reader_holds(cache, fake_compiler):
     """Whoever can read a file can lock it; nobody has to build again for that."""
     library = build_only(make_spec()) / "demo.so"
     descriptor = os.open(library, os.O_RDONLY)
@@ -192,9 +180,7 @@ def test_lock_that_a_reader_holds(cache: Path, fake_compiler: FakeCompiler) -> N
 
 
 @pytest.mark.skipif(not _IS_ROOT, reason="becoming another user needs root")
-def test_cache_of_root_that_others_can_read(
-    monkeypatch: pytest.MonkeyPatch, new_process: Again
-) -> None:
+def test_cache_of_root_that_others_can_read(monkeypatch, new_process):
     """Another user loads what is there and can lock it, which makes nobody build again."""
     with tempfile.TemporaryDirectory(prefix="jitfmha-test-", dir="/tmp") as folder:
         os.chmod(folder, 0o755)
@@ -268,9 +254,7 @@ def _give_directory_away(entry: Path) -> None:
 @pytest.mark.parametrize(
     "hide", [_hide(""), _hide("demo.so"), _hide("demo.cpp"), _hide_lock, _give_directory_away]
 )
-def test_entry_that_cannot_be_read(
-    hide: Callable[[Path], None], cache: Path, tmp_path: Path, new_process: Again
-) -> None:
+def test_entry_that_cannot_be_read(hide, cache, tmp_path, new_process):
     """That one is built again, and nothing else is built anywhere but in this cache."""
     if hide is _give_directory_away and not _IS_ROOT:
         pytest.skip("giving a directory away needs root")
@@ -292,9 +276,7 @@ def test_entry_that_cannot_be_read(
     in_ordinary_process(work)
 
 
-def test_what_cannot_be_locked_leaves_the_trash_in_the_end(
-    cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_locked_leaves_the_trash_in_the_end(cache, monkeypatch):
     discarded = cache / "trash" / "demo"
     discarded.mkdir(parents=True, mode=0o700)
     (discarded / "demo.so").touch(mode=0)
@@ -325,13 +307,8 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_stand_in_that_was_removed_and_made_by_another_user(
-    temporary: Path,
-    tmp_path: Path,
-    foreign_library: Path,
-    give_away: Callable[[Path], None],
-    monkeypatch: pytest.MonkeyPatch,
-    new_process: Again,
-) -> None:
+    temporary, tmp_path, foreign_library, give_away, monkeypatch, new_process
+):
     monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "file" / "cache"))
     with pytest.warns(RuntimeWarning, match="cannot be used"):
         answer(make_spec())
@@ -354,7 +331,7 @@ def test_stand_in_that_was_removed_and_made_by_another_user(
     assert sorted(stand_in.rglob("*")) == kept, "somebody else's files were removed at exit"
 
 
-def test_stand_in_that_lost_its_empty_folders(temporary: Path, new_process: Again) -> None:
+def test_stand_in_that_lost_its_empty_folders(temporary, new_process):
     """With these a cleaner begins; the rest is used as before."""
     with pytest.warns(RuntimeWarning, match="cannot be used"):
         build_only(make_spec())
@@ -366,7 +343,7 @@ def test_stand_in_that_lost_its_empty_folders(temporary: Path, new_process: Agai
     assert jit.cache_dir() == stand_in
 
 
-def test_stand_in_that_is_gone(temporary: Path, new_process: Again) -> None:
+def test_stand_in_that_is_gone(temporary, new_process):
     with pytest.warns(RuntimeWarning, match="cannot be used"):
         build_only(make_spec())
     shutil.rmtree(jit.cache_dir())
@@ -375,7 +352,7 @@ def test_stand_in_that_is_gone(temporary: Path, new_process: Again) -> None:
         assert answer(make_spec()) == 42
 
 
-def test_link_in_place_of_an_own_directory(tmp_path: Path) -> None:
+def test_link_in_place_of_an_own_directory(tmp_path):
     """What it leads to is not removed, and no process that works there is ended."""
     with owned_directory.OwnedDirectory(tmp_path, "demo") as mine:
         mine.path.rename(tmp_path / "moved")
@@ -421,7 +398,7 @@ def in_user_namespace(work: Callable[[], bool]) -> bool:
 @pytest.mark.skipif(not _IS_ROOT, reason="giving files to users outside needs root")
 @pytest.mark.parametrize("owner", [0, _NOBODY, _OUTSIDE])
 @pytest.mark.parametrize("where", [".", "demo.so", "meta.json"])
-def test_entry_in_a_user_namespace(owner: int, where: str, cache: Path) -> None:
+def test_entry_in_a_user_namespace(owner, where, cache):
     """The user 65534 inside has the number that stands for all users outside."""
     path = build_only(make_spec())
     os.chown(path / where, owner, 0)
@@ -431,9 +408,7 @@ def test_entry_in_a_user_namespace(owner: int, where: str, cache: Path) -> None:
 @pytest.mark.skipif(not _IS_ROOT, reason="giving files to users outside needs root")
 @pytest.mark.parametrize("owner", [0, _NOBODY, _OUTSIDE])
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_parents_in_a_user_namespace(
-    owner: int, is_shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parents_in_a_user_namespace(owner, is_shared, tmp_path, monkeypatch):
     outer = tmp_path / "outer"
     monkeypatch.setenv("JITFMHA_CACHE_DIR", str(outer / "inner" / "cache"))
     build_only(make_spec())

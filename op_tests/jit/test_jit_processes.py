@@ -60,12 +60,7 @@ def processes_in(directory: Path) -> list[int]:
     return [pid for pid in pids if owned_directory._works_in(pid, os.path.realpath(directory))]
 
 
-def test_one_who_waits_says_for_whom(
-    cache: Path,
-    fake_compiler: FakeCompiler,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_one_who_waits_says_for_whom(cache, fake_compiler, monkeypatch, capfd):
     monkeypatch.setattr(turn, "PATIENCE_SECONDS", 0.05)
     monkeypatch.setattr(status, "PATIENCE_SECONDS", 3600.0)  # The builder is silent.
     builder = start_build(fake_compiler, "0.8")
@@ -78,12 +73,7 @@ def test_one_who_waits_says_for_whom(
 
 
 @pytest.mark.parametrize("ends_with_its_builder", [True, False])
-def test_killed_builder_leaves_no_trace(
-    ends_with_its_builder: bool,
-    cache: Path,
-    fake_compiler: FakeCompiler,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_killed_builder_leaves_no_trace(ends_with_its_builder, cache, fake_compiler, monkeypatch):
     if not ends_with_its_builder:
         monkeypatch.setattr(ninja, "isolated_python", lambda: None)
     for round_ in range(1, 4):
@@ -101,7 +91,7 @@ def test_killed_builder_leaves_no_trace(
     assert not processes_in(cache / "building")
 
 
-def test_fork_during_a_build(cache: Path, fake_compiler: FakeCompiler) -> None:
+def test_fork_during_a_build(cache, fake_compiler):
     """The child has no use for the locks and the environment of the parent's build."""
     fake_compiler.delay.write_text("0.5")
     thread = threading.Thread(target=lambda: jit.load(make_spec()))
@@ -119,9 +109,7 @@ def test_fork_during_a_build(cache: Path, fake_compiler: FakeCompiler) -> None:
     assert fake_compiler.compiled() == 1
 
 
-def test_child_does_not_keep_the_lock_of_a_killed_parent(
-    cache: Path, fake_compiler: FakeCompiler, tmp_path: Path
-) -> None:
+def test_child_does_not_keep_the_lock_of_a_killed_parent(cache, fake_compiler, tmp_path):
     fake_compiler.delay.write_text("60")
     child_pid = tmp_path / "child"
 
@@ -146,9 +134,7 @@ def test_child_does_not_keep_the_lock_of_a_killed_parent(
         os.kill(int(child_pid.read_text()), signal.SIGKILL)
 
 
-def test_without_locks_nobody_waits_for_the_dead(
-    cache: Path, fake_compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_locks_nobody_waits_for_the_dead(cache, fake_compiler, monkeypatch):
     monkeypatch.setattr(turn, "_has_locks", lambda _path: False)
     kill(start_build(fake_compiler, "60"))
     fake_compiler.delay.unlink()
@@ -156,7 +142,7 @@ def test_without_locks_nobody_waits_for_the_dead(
     assert fake_compiler.compiled() == 2
 
 
-def test_who_came_earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_came_earlier(tmp_path, monkeypatch):
     with OwnedDirectory(tmp_path, "a") as first, OwnedDirectory(tmp_path, "a") as second:
         os.utime(first.path / "owner", (1000, 1000))
         os.utime(second.path / "owner", (1001, 1001))
@@ -175,9 +161,7 @@ def test_who_came_earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert earlier_owner(second, "a") is None
 
 
-def test_without_locks_the_first_to_publish_wins(
-    cache: Path, fake_compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_locks_the_first_to_publish_wins(cache, fake_compiler, monkeypatch):
     monkeypatch.setattr(turn, "_has_locks", lambda _path: False)
     monkeypatch.setattr(turn, "earlier_owner", lambda _own, _prefix: None)
     other = start_build(fake_compiler, "0.3")
@@ -188,12 +172,7 @@ def test_without_locks_the_first_to_publish_wins(
     assert len(list((cache / "entries").iterdir())) == 1
 
 
-def test_one_who_waited_too_long_builds_alone(
-    cache: Path,
-    fake_compiler: FakeCompiler,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_one_who_waited_too_long_builds_alone(cache, fake_compiler, monkeypatch, capfd):
     monkeypatch.setattr(turn, "PATIENCE_SECONDS", 0.05)
     monkeypatch.setattr(turn, "_GIVE_UP_SECONDS", 0.3)
     builder = start_build(fake_compiler, "60")

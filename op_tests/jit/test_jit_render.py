@@ -16,13 +16,13 @@ def templates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_values_are_inserted(templates: Path) -> None:
+def test_values_are_inserted(templates):
     (templates / "cpu" / "a.cpp").write_text("int @{name} = @{value}; // @{name} {x} @x $y\n")
     text = jit.render("cpu/a.cpp", {"name": "n", "value": 3})
     assert text == "int n = 3; // n {x} @x $y\n"
 
 
-def test_values_are_not_searched_for_placeholders(templates: Path) -> None:
+def test_values_are_not_searched_for_placeholders(templates):
     (templates / "a.cpp").write_text("@{a}@{b}")
     assert jit.render("a.cpp", {"a": "@{b}", "b": "\\1"}) == "@{b}\\1"
 
@@ -36,9 +36,7 @@ def test_values_are_not_searched_for_placeholders(templates: Path) -> None:
         ("@{}", {}, "malformed"),
     ],
 )
-def test_misfits_are_named(
-    templates: Path, text: str, values: dict[str, object], named: str
-) -> None:
+def test_misfits_are_named(templates, text, values, named):
     (templates / "a.cpp").write_text(text)
     with pytest.raises(jit.TemplateError) as caught:
         jit.render("a.cpp", values)
@@ -47,18 +45,18 @@ def test_misfits_are_named(
 
 
 @pytest.mark.parametrize("template", ["missing.cpp", "cpu", "../secret", "/etc/passwd"])
-def test_no_such_template(templates: Path, template: str) -> None:
+def test_no_such_template(templates, template):
     with pytest.raises(jit.TemplateError, match=template):
         jit.render(template, {})
 
 
-def test_folder_in_the_package_comes_first(templates: Path, tmp_path: Path) -> None:
+def test_folder_in_the_package_comes_first(templates, tmp_path):
     assert resources.templates_dir() == templates
     inside = tmp_path / "jitfmha" / "csrc_templates"
     inside.mkdir(parents=True)
     assert resources.templates_dir() == inside
 
 
-def test_missing_folder_is_an_error(templates: Path) -> None:
+def test_missing_folder_is_an_error(templates):
     with pytest.raises(FileNotFoundError, match="no 'hsa' folder"):
         resources.hsa_dir()

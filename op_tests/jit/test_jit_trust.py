@@ -63,7 +63,7 @@ def reason(mode: int, user: int = USER, group: int = TEAM, *, as_parent: bool = 
 @pytest.mark.parametrize("as_parent", [False, True])
 @pytest.mark.parametrize("kind", [DIRECTORY, FILE])
 @pytest.mark.parametrize("group", [TEAM, STRANGER])
-def test_group_that_may_have_other_members(kind: int, group: int, as_parent: bool) -> None:
+def test_group_that_may_have_other_members(kind, group, as_parent):
     """That this user belongs to a supplementary group says nothing about who else does."""
     refused = f"'it' can be written to by group id {group} (mode 0770)"
     assert reason(kind | 0o770, group=group, as_parent=as_parent) == refused
@@ -73,9 +73,7 @@ def test_group_that_may_have_other_members(kind: int, group: int, as_parent: boo
 
 @pytest.mark.parametrize("group", [0, PRIVATE_GROUP])
 @pytest.mark.parametrize("members", [(), ("me",)])
-def test_group_without_others(
-    group: int, members: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_group_without_others(group, members, monkeypatch):
     """Root's, and this user's private one, also where it lists the user."""
     accounts(monkeypatch, members=members, of_root=("root",))
     assert reason(DIRECTORY | 0o770, group=group) == ""
@@ -84,9 +82,7 @@ def test_group_without_others(
 
 
 @pytest.mark.parametrize("case", ["listed", "primary of another", "not primary", "no account"])
-def test_group_numbered_like_the_user_that_is_not_private(
-    case: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_group_numbered_like_the_user_that_is_not_private(case, monkeypatch):
     other = SimpleNamespace(pw_name="other", pw_uid=STRANGER, pw_gid=TEAM)
     if case == "listed":
         accounts(monkeypatch, ME, other, members=("me", "other"))
@@ -103,13 +99,13 @@ def test_group_numbered_like_the_user_that_is_not_private(
     assert reason(DIRECTORY | 0o750, group=PRIVATE_GROUP) == ""
 
 
-def test_group_of_root_with_other_members(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_of_root_with_other_members(monkeypatch):
     accounts(monkeypatch, of_root=("root", "other"))
     assert reason(DIRECTORY | 0o775, user=0, group=0).endswith("by group id 0 (mode 0775)")
 
 
 @pytest.mark.parametrize("user", [0, USER])
-def test_owner(user: int) -> None:
+def test_owner(user):
     assert reason(FILE | 0o600, user=user) == ""
     assert reason(DIRECTORY | 0o777, user=user).endswith("by everybody (mode 0777)")
 
@@ -117,14 +113,14 @@ def test_owner(user: int) -> None:
 @pytest.mark.parametrize("kind", [DIRECTORY, FILE, LINK])
 @pytest.mark.parametrize("as_parent", [False, True])
 @pytest.mark.parametrize("user", [TEAM, STRANGER, UNMAPPED])
-def test_owned_by_somebody_else(user: int, as_parent: bool, kind: int) -> None:
+def test_owned_by_somebody_else(user, as_parent, kind):
     """Whatever its mode, and also where a group of this user has the same number."""
     for mode in (0o400, 0o700, 0o1777):
         refused = reason(kind | mode, user=user, group=0, as_parent=as_parent)
         assert refused == f"'it' is owned by user id {user}, not by this user (id {USER}) or root"
 
 
-def test_sticky_bit_excuses_parents_only() -> None:
+def test_sticky_bit_excuses_parents_only():
     for mode in (0o1777, 0o1770):
         assert reason(DIRECTORY | mode, as_parent=True) == ""
         assert reason(DIRECTORY | mode)
@@ -132,7 +128,7 @@ def test_sticky_bit_excuses_parents_only() -> None:
     assert reason(DIRECTORY | 0o2777, as_parent=True)
 
 
-def test_mode_of_a_link_means_nothing() -> None:
+def test_mode_of_a_link_means_nothing():
     assert reason(LINK | 0o777) == ""
 
 
@@ -146,9 +142,7 @@ def user_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("kind", [DIRECTORY, FILE, LINK])
 @pytest.mark.parametrize("user", [USER, UNMAPPED])
-def test_what_is_loaded_from_outside_of_the_namespace(
-    kind: int, user: int, user_namespace: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_loaded_from_outside_of_the_namespace(kind, user, user_namespace, monkeypatch):
     """Also for a user inside who has the same number: nobody can tell the two."""
     monkeypatch.setattr(os, "geteuid", lambda: user)
     assert "everybody outside of it" in reason(kind | 0o700, user=UNMAPPED)
@@ -181,9 +175,7 @@ def way(nodes: Nodes, path: str, monkeypatch: pytest.MonkeyPatch, **links: str) 
     return found
 
 
-def test_parents_from_outside_of_the_namespace(
-    user_namespace: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parents_from_outside_of_the_namespace(user_namespace, monkeypatch):
     nodes = {**SYSTEM, "/home/me": (DIRECTORY | 0o700, USER)}
     assert way(nodes, "/home/me", monkeypatch) == ""
     nodes["/home/me/.cache"] = (DIRECTORY | 0o700, UNMAPPED)
@@ -193,8 +185,8 @@ def test_parents_from_outside_of_the_namespace(
 @pytest.mark.parametrize("mode", [0o1777, 0o1775])
 @pytest.mark.parametrize("user", [UNMAPPED, 0, USER])
 def test_parents_below_a_directory_that_others_can_write_to(
-    mode: int, user: int, user_namespace: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    mode, user, user_namespace, monkeypatch
+):
     """There anybody may have made them."""
     nodes = {**STICKY, "/tmp": (DIRECTORY | mode, user)}
     assert way(nodes, "/tmp", monkeypatch) == ""
@@ -206,9 +198,7 @@ def test_parents_below_a_directory_that_others_can_write_to(
     assert "'/tmp/theirs' is owned by" in way(nodes, "/tmp/theirs", monkeypatch)
 
 
-def test_link_from_outside_of_the_namespace(
-    user_namespace: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_link_from_outside_of_the_namespace(user_namespace, monkeypatch):
     """Once the way has crossed a directory that others can write to, no link leads out of that."""
     nodes = {**SYSTEM, **STICKY, "/home/link": (LINK | 0o777, UNMAPPED)}
     nodes |= {"/tmp/mine": (DIRECTORY | 0o700, USER), "/home/inner": (DIRECTORY | 0o755, UNMAPPED)}
@@ -220,7 +210,7 @@ def test_link_from_outside_of_the_namespace(
     assert "'/home' is owned by" in way(nodes, "/tmp/link", monkeypatch, link="/home/inner")
 
 
-def test_missing_component(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_component(monkeypatch):
     nodes: Nodes = {"/": (DIRECTORY | 0o755, 0)}
     with pytest.raises(FileNotFoundError):
         way(nodes, "/missing", monkeypatch)

@@ -77,19 +77,17 @@ def run_job(tmp_path: Path, where: Path, code: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [("-c", "import ctypes"), ("-m", "ziglang", "clang")])
-def test_interpreter_that_is_not_isolated(
-    arguments: tuple[str, ...], somebody_elses: Path, tmp_path: Path
-) -> None:
+def test_interpreter_that_is_not_isolated(arguments, somebody_elses, tmp_path):
     """It imports what is planted, so the other tests could see it."""
     subprocess.run([sys.executable, *arguments], cwd=somebody_elses, capture_output=True)
     assert imported(tmp_path)
 
 
-def test_build_of_a_library(cache: Path, somebody_elses: Path, tmp_path: Path) -> None:
+def test_build_of_a_library(cache, somebody_elses, tmp_path):
     run_job(tmp_path, somebody_elses, _BUILD_LIBRARY)
 
 
-def test_build_of_a_code_object(cache: Path, somebody_elses: Path, tmp_path: Path) -> None:
+def test_build_of_a_code_object(cache, somebody_elses, tmp_path):
     try:
         device_compiler()
     except DeviceCompilerNotFound as error:
@@ -98,11 +96,11 @@ def test_build_of_a_code_object(cache: Path, somebody_elses: Path, tmp_path: Pat
     run_job(tmp_path, somebody_elses, f"SOURCES = {sources!r}\n{_BUILD_CODE_OBJECT}")
 
 
-def test_fresh_process(somebody_elses: Path, tmp_path: Path) -> None:
+def test_fresh_process(somebody_elses, tmp_path):
     run_job(tmp_path, somebody_elses, _FRESH_PROCESS)
 
 
-def test_search_path_leaves_out_the_working_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_path_leaves_out_the_working_directory(monkeypatch):
     monkeypatch.setattr(sys, "path", ["", "relative", "/absolute"])
     assert search_path(Path("/first")) == ["/first", "/absolute", str(_ROOT)]
     assert fresh_python("pass")[1:3] == ["-I", "-c"]
@@ -117,7 +115,7 @@ def interpreters_started(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield node.lineno, ast.unparse(node.elts[1]) if len(node.elts) > 1 else ""
 
 
-def test_every_interpreter_that_is_started_is_isolated() -> None:
+def test_every_interpreter_that_is_started_is_isolated():
     """In the package and in the rigs that its benchmarks run."""
     found = []
     for path in sorted([*_ROOT.glob("jitfmha/**/*.py"), *_ROOT.glob("op_tests/rigs/**/*.py")]):
@@ -130,9 +128,7 @@ def test_every_interpreter_that_is_started_is_isolated() -> None:
     assert set(found) == {"fresh_process.py", "compiling.py"}
 
 
-def test_ninja_where_an_isolated_interpreter_would_not_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ninja_where_an_isolated_interpreter_would_not_start(tmp_path, monkeypatch):
     """It is then started without a script; what it leaves behind is ended by the next builder."""
     assert str(tmp_path) in path_with_ninja(tmp_path)
     monkeypatch.setenv("PYTHONHOME", sys.prefix)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 from subprocesses import run_python
@@ -41,7 +40,7 @@ def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
 
 
-def test_it_is_the_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_it_is_the_last(monkeypatch, tmp_path):
     found = find_host_cpp()
     machine = os.uname().machine
     assert found.command[:2] == (str(zig_program()), "c++")
@@ -53,13 +52,13 @@ def test_it_is_the_last(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     assert find_host_cpp().why == "it is clang++ on PATH"
 
 
-def test_a_compiler_that_was_chosen_and_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_was_chosen_and_is_not_there(monkeypatch):
     monkeypatch.setenv("CXX", "my-compiler")
     with pytest.warns(RuntimeWarning, match="CXX='my-compiler': not found.*ziglang/zig c\\+\\+"):
         find_host_cpp()
 
 
-def test_a_library_is_built(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_library_is_built(cache, capfd):
     """With no program on PATH at all; without libraries, which it would have to compile first."""
     source = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }\n'
     cflags, ldflags = library.build_spec("plain").cflags, ("-nostdlib", "-nostdlib++")
@@ -69,9 +68,7 @@ def test_a_library_is_built(cache: Path, capfd: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize("given", ["", "somewhere"])
-def test_its_own_cache_lies_where_nobody_else_can_write(
-    given: str, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_its_own_cache_lies_where_nobody_else_can_write(given, cache, monkeypatch, tmp_path):
     seen: dict[str, str] = {}
     here = tmp_path / "here"
     here.mkdir()
@@ -92,9 +89,7 @@ def test_its_own_cache_lies_where_nobody_else_can_write(
     assert not list(here.iterdir())
 
 
-def test_calls_on_a_machine_without_a_compiler(
-    cache: Path, pytestconfig: pytest.Config, tmp_path: Path
-) -> None:
+def test_calls_on_a_machine_without_a_compiler(cache, pytestconfig, tmp_path):
     if not pytestconfig.getoption("--exhaustive"):
         pytest.skip("minutes, most of them for a C++ library; with --exhaustive")
     job = tmp_path / "job.py"

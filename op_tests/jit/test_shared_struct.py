@@ -65,7 +65,7 @@ def built(cache: Path, monkeypatch: pytest.MonkeyPatch, **changes: str) -> ctype
     return library
 
 
-def test_cpp_reads_what_python_packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpp_reads_what_python_packs(tmp_path, monkeypatch):
     library = built(tmp_path, monkeypatch)
     assert CALL.leaves[:4] == ("has_lse", "scale", "out", "lengths[0]")
     assert CALL.leaves[6:] == (
@@ -77,7 +77,7 @@ def test_cpp_reads_what_python_packs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert library.sum_slots(SLOTS.packer.pack(1, 2, 3)) == 123
 
 
-def test_ctypes_and_the_packer_agree() -> None:
+def test_ctypes_and_the_packer_agree():
     filled = CALL.ctype(has_lse=True, scale=0.5, out=7, lengths=(1, 2, 3), last=8)
     for i, (batch, head) in enumerate(((4, 5), (6, 7))):
         filled.strides[i].batch, filled.strides[i].head = batch, head
@@ -85,7 +85,7 @@ def test_ctypes_and_the_packer_agree() -> None:
     assert bytes(SLOTS.ctype(out=1, scale=2, rows=3)) == SLOTS.packer.pack(1, 2, 3)
 
 
-def test_slots() -> None:
+def test_slots():
     assert SLOTS.offsets == {"out": 0, "scale": 16, "rows": 32}
     assert SLOTS.size == 48
     assert SLOTS.packer.pack(1, 2, 3) == struct.pack("<Q8xf12xI12x", 1, 2, 3)
@@ -100,16 +100,14 @@ def test_slots() -> None:
         ("bool has_lse;\n  float scale;", "float scale;\n  bool has_lse;"),
     ],
 )
-def test_another_layout_does_not_compile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: str, new: str
-) -> None:
+def test_another_layout_does_not_compile(tmp_path, monkeypatch, old, new):
     call = CALL.cpp()
     assert old in call
     with pytest.raises(jit.BuildError, match="static"):
         built(tmp_path, monkeypatch, call=call.replace(old, new))
 
 
-def test_every_offset_is_checked() -> None:
+def test_every_offset_is_checked():
     checked = re.findall(r"static_assert\(offsetof\(Call, (\w+)\)", CALL.cpp())
     assert checked == list(CALL.fields)
     assert f"static_assert(sizeof(Call) == {CALL.size});" in CALL.cpp()
@@ -126,7 +124,7 @@ def test_every_offset_is_checked() -> None:
         {"scale": FLOAT, "rows": UINT32, "out": POINTER},
     ],
 )
-def test_another_layout_has_another_name(other: dict[str, FieldType]) -> None:
+def test_another_layout_has_another_name(other):
     """Also inside of another struct, and with other offsets of the same fields."""
     fields: dict[str, FieldType] = {"out": POINTER, "scale": FLOAT, "rows": UINT32}
     layout = SharedStruct("Slots", fields).layout
@@ -137,7 +135,7 @@ def test_another_layout_has_another_name(other: dict[str, FieldType]) -> None:
     assert outer[0].layout != outer[1].layout
 
 
-def test_another_dialect() -> None:
+def test_another_dialect():
     device = Dialect({"std::uint32_t": "unsigned"}, "Global<{}>", "__builtin_offsetof")
     arguments = SharedStruct("Arguments", {"q": Pointer("const char"), "rows": UINT32})
     assert arguments.cpp(device).splitlines() == [
