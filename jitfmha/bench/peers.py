@@ -65,7 +65,7 @@ OURS = Peer("jitfmha", _ours)
 
 
 def _sdpa(shape: Shape, backend: SDPBackend | None = None) -> Attend:
-    """With one backend or, for None, with that which torch chooses."""
+    """Shared key heads are shared inside of SDPA."""
     options: dict[str, Any] = {"is_causal": shape.is_causal}
     if shape.heads != shape.kv_heads:
         options["enable_gqa"] = True

@@ -52,7 +52,7 @@ def _mask(text: str) -> int | str:
 
 
 def _hdims(text: str) -> tuple[int, int]:
-    """Those of q and k and of v that a text such as 128 or 192x128 names."""
+    """Read the head dimensions of q and k and of v from a text such as 128 or 192x128."""
     hdim_q, separator, hdim_v = text.partition("x")
     try:
         return int(hdim_q), int(hdim_v if separator else hdim_q)

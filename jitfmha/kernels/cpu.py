@@ -407,7 +407,7 @@ class CpuPlan(Plan):
         return _forward_launch(self._entry, shape, problem.heads_q // max(problem.heads_k, 1))
 
     def _backward_strides(self, sizes: PlainSizes, gradients: GradientStrides) -> tuple[int, ...]:
-        """Of all tensors in the order of the shape; (batch, seq, head, hdim) of each."""
+        """The strides (batch, seq, head, hdim) of all tensors, in the order of the shape."""
         dout, lse, dlse, dq, dk, dv = gradients
         _, _, *rows = sizes
         of_lse = (lse, lse if dlse is None else dlse)

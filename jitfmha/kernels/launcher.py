@@ -375,7 +375,7 @@ class BoundKernel:
         return [one if x is None else x for x in (given or _NO_DESCALES)[:3]]
 
     def error(self, status: int) -> HipError:
-        """Why the launcher's last function failed."""
+        """Say why the launcher's last function failed."""
         return error_of(self.launcher, status)
 
 

@@ -134,5 +134,5 @@ def packed_numbers(problem: Problem, largest: int) -> list[float]:
 
 
 def address(x: Tensor | None) -> int:
-    """Where a tensor lies; 0 for none."""
+    """Return the address of a tensor's first element; 0 for none."""
     return 0 if x is None else x.data_ptr()

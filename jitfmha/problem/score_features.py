@@ -91,7 +91,7 @@ class ScoreFeature:
 
     @property
     def stride_names(self) -> list[str]:
-        """Of a tensor the fields of its strides in the structs that kernels read."""
+        """The fields of a tensor's strides in the structs that kernels read."""
         return [f"{self.name}_{dimension}" for dimension in self.dimensions]
 
     def is_off(self, value: object) -> bool:

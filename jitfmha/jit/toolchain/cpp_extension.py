@@ -67,7 +67,7 @@ def compile_library(
 
 
 class ShownOutput:
-    """For `JITFMHA_VERBOSE=1`: copies what child processes write to stdout to stderr at once.
+    """Copies what child processes write to stdout to stderr at once, for `JITFMHA_VERBOSE=1`.
 
     cpp_extension either keeps the output to itself or gives it to stdout, which belongs to the
     user's program.

@@ -42,13 +42,13 @@ class DeviceClang:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """Where they are, what clang says of itself, and the flags that every kernel gets."""
+        """The compilers' places, what clang says of itself, and every kernel's flags."""
         places = [os.path.realpath(words[0]) for words in (self.compiler.clang, self.compiler.lld)]
         words = (*self.compiler.clang, *self.compiler.lld)
         return (*places, *words, self.version, *HIP_FLAGS, CODE_OBJECT_VERSION_FLAG)
 
     def compile(self, spec: BuildSpec, workspace: Path, destination: Path) -> bytes:
-        """As the protocol says: each source by itself, then all of them linked."""
+        """Compile each source by itself, as the protocol says, then link all of them."""
         sources = workspace / "sources"
         arch = architecture(spec)
         paths = source_flags(sources, destination)

@@ -193,7 +193,7 @@ class AiterBackwardLaunch:
 
 
 def _longest(given: int | None, rows: int) -> int:
-    """Of a sequence's rows: all of them where nobody says, as none is longer."""
+    """The longest rows of a sequence; all of them where nobody says, as none is longer."""
     return rows if given is None else min(given, rows)
 
 

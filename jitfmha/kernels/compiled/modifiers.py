@@ -31,7 +31,7 @@ def modifier_constants(problem: Problem) -> tuple[float, ...]:
 
 
 def window_of(mask: Mask) -> bytes:
-    """``WINDOW`` of a mask, packed."""
+    """Pack the ``WINDOW`` of a mask."""
     return WINDOW.packer.pack(*packed_window(mask, _OPEN_SIDE))
 
 

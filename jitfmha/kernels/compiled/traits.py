@@ -100,7 +100,7 @@ class SharedTraits(ABC):
         """What the symbols of the kernels begin with."""
 
     def _name(self, kind: str, of_keys: Sequence[str] = (), of_queries: Sequence[str] = ()) -> str:
-        """With words for what is odd about keys and values, and about queries."""
+        """Name the kernel, with words for what is odd about keys and values, and about queries."""
         words = (
             f"fmha_{kind}_compiled_hd{self.hdim_q}x{self.hdim_v}",
             _SHORT_DTYPES.get(self.dtype, self.dtype),

@@ -114,7 +114,7 @@ def _rows(tree: Tree, problem: Problem, target: AmdTarget) -> list[KernelRow]:
 
 
 def _rows_of_any_size(tree: Tree, problem: Problem, target: AmdTarget) -> list[KernelRow]:
-    """Those for the same call with any lengths: equal ones make both corners of a mask one."""
+    """The rows for the same call with any lengths: equal ones make both corners of a mask one."""
     columns = (1, 2) if problem.mask.top_left else (_mask_column(problem),)
     return [row for column in columns for row in _rows_of_mask(tree, problem, target, column)]
 
