@@ -26,7 +26,7 @@ from itertools import product
 from pathlib import Path
 from typing import get_args
 
-from jitfmha.amd.chips import Arch
+from jitfmha.amd.chips import Arch, architecture
 from jitfmha.amd.kernel_arguments import (
     JITFMHA_ARGUMENTS,
     READY_BACKWARD_ARGUMENTS,
@@ -332,7 +332,7 @@ def hdim_word(hdim_q: int, hdim_v: int) -> str:
 
 def rounding_word(arch: Arch, dtype: str, bf16_cvt: int) -> str:
     """What a name says of a rounding; nothing where there is one only."""
-    return ROUNDINGS[bf16_cvt][0] if arch == "gfx942" and dtype == "bf16" else ""
+    return ROUNDINGS[bf16_cvt][0] if architecture(arch).has_roundings(dtype) else ""
 
 
 @dataclass(frozen=True)
@@ -369,12 +369,16 @@ def _tiles(arch: Arch, dtype: str, hdim_q: int, hdim_v: int) -> Sequence[tuple[i
     return (GFX950_TILES if arch == "gfx950" else TILES)[hdim_q, hdim_v]
 
 
+def _roundings(arch: Arch, dtype: str) -> Sequence[int]:
+    return tuple(ROUNDINGS) if architecture(arch).has_roundings(dtype) else (0,)
+
+
 def kernels() -> Iterator[AnyKernel]:
     """All kernels, in the order of the manifests."""
     for arch in ARCHS:
         yield from _backward_kernels(arch)
         for dtype, hdims in HDIMS.items():
-            roundings = (0, 1, 2) if arch == "gfx942" and dtype == "bf16" else (0,)
+            roundings = _roundings(arch, dtype)
             for hdim_q, hdim_v in hdims:
                 # Group mode knows no top left.
                 modes_and_masks = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 2))
@@ -386,7 +390,7 @@ def kernels() -> Iterator[AnyKernel]:
 
 def _backward_kernels(arch: Arch) -> Iterator[BackwardKernels]:
     for dtype in ("bf16", "fp16"):
-        roundings = (0, 1, 2) if arch == "gfx942" and dtype == "bf16" else (0,)
+        roundings = _roundings(arch, dtype)
         for is_deterministic, (hdim_q, hdim_v), mode, is_masked, bf16_cvt in product(
             (False, True), BACKWARD_HDIMS, (0, 1), (False, True), roundings
         ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -85,3 +86,23 @@ def test_the_sentence_of_supported_chips():
 def test_importing_reads_nothing():
     program = "import jitfmha.amd.chips as c; assert c._facts.cache_info().currsize == 0"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_decisions_read_facts() -> None:
+    """No decision names an architecture: it reads a fact, or a table of a kernel family's own.
+
+    The launcher is told which ABI of AMD's it renders; what a replay expects is stated apart; and
+    the emulator is made of differences between chips.
+    """
+    package = _FILE.parents[1]
+    apart = {"kernels/launcher.py", "replay/expected_arguments.py"}
+    found = []
+    for path in package.rglob("*.py"):
+        name = str(path.relative_to(package))
+        if name.startswith("emulator/") or name in apart:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            named = {x.value for x in ast.walk(node) if isinstance(x, ast.Constant)}
+            if isinstance(node, ast.Compare) and named & set(get_args(Arch)):
+                found.append(f"{name}, line {node.lineno}")
+    assert found == []

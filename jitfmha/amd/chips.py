@@ -40,6 +40,8 @@ class Architecture(NamedTuple):
         elf_machine: EF_AMDGPU_MACH, the low byte of a code object's ELF flags.
         dtypes: what the matrix units take, of the data types that this package knows.
         fp8_dtype: the one of them that has 8 bits.
+        has_bf16_roundings: whether float32 becomes bf16 in the way that a kernel was built for.
+        product_depth: values that a product of 32 x 32 elements sums over, of 16 bits each.
         lds_bytes: LDS of a compute unit.
         lds_granularity: bytes of LDS that a workgroup gets a multiple of.
         simd_vgprs: vector registers of a lane that the waves of a SIMD share.
@@ -52,12 +54,21 @@ class Architecture(NamedTuple):
     elf_machine: int
     dtypes: tuple[str, ...]
     fp8_dtype: str
+    has_bf16_roundings: bool
+    product_depth: int
     lds_bytes: int
     lds_granularity: int
     simd_vgprs: int
     lds_read_banks: int
     lds_write_banks: int
     unlisted_chip: str
+
+    def has_roundings(self, dtype: str) -> bool:
+        """Whether there are kernels of a data type for each way from float32 to bf16.
+
+        fp16 kernels have no bf16 inside, and fp8 ones no choice.
+        """
+        return self.has_bf16_roundings and dtype == "bf16"
 
     @property
     def kernel_folders(self) -> tuple[KernelFolder, ...]:

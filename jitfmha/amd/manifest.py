@@ -32,7 +32,7 @@ from ..jit.cache.trust import file_reason
 from ..jit.regular_file import path_inside, read_regular_file
 from ..jit.shared_struct import SharedStruct
 from ..problem.problem import BF16_CVTS
-from .chips import Arch, Chip
+from .chips import Arch, Chip, architecture
 from .code_object import list_of_names
 from .kernel_arguments import (
     AITER_DQ_ARGUMENTS,
@@ -301,7 +301,7 @@ class ReadyBackwardRow(NamedTuple):
 
     def rounds(self, bf16_cvt: str, arch: Arch) -> bool:
         """Whether the kernels round as asked; where there is one way, it is for all."""
-        has_roundings = arch == "gfx942" and self.dtype == "bf16"
+        has_roundings = architecture(arch).has_roundings(self.dtype)
         return not has_roundings or BF16_CVTS[self.bf16_cvt] == bf16_cvt
 
 
@@ -416,7 +416,7 @@ def forward_row(cells: Cells, chip: Chip) -> KernelRow:
     if abi == "jitfmha":
         cells.refuse_other_layout(ARGUMENTS_OF[abi])
     folder = f"{chip.kernel_folder}/" if abi == "aiter" and chip.kernel_folder is not None else ""
-    takes_pairs = not (hdims == _AITER_WIDE and chip.architecture.name == "gfx942")
+    takes_pairs = (chip.architecture.name, hdims) not in _WITHOUT_PAIRS
     return KernelRow(
         dtype=cells.word("dtype", get_args(KernelDtype)),
         hdim_q=hdims[0],
@@ -441,6 +441,8 @@ def forward_row(cells: Cells, chip: Chip) -> KernelRow:
 
 
 _AITER_WIDE = (192, 128)
+# AMD's kernels of which a workgroup has no pair of tiles under a mask.
+_WITHOUT_PAIRS: frozenset[tuple[Arch, tuple[int, int]]] = frozenset({("gfx942", _AITER_WIDE)})
 
 
 def default_threads(hdim_q: int, hdim_v: int) -> int:
@@ -449,7 +451,7 @@ def default_threads(hdim_q: int, hdim_v: int) -> int:
 
 
 def _aiter_grid(mode: int, mask: int, *, takes_pairs: bool) -> Grid:
-    """The grid of a kernel of AMD's; only the wide ones for gfx942 know no pairs of tiles."""
+    """The grid of a kernel of AMD's."""
     if mode == 1:
         return "heads_batches_tile_pairs" if mask and takes_pairs else "heads_batches_tiles"
     if not takes_pairs:

@@ -15,10 +15,9 @@ from ..amd.tree import Tree, trees_of
 from ..kernels.compiled.backward_launch import BackwardKernel
 from ..kernels.compiled.backward_traits import BackwardTraits, backward_spec
 from ..kernels.compiled.rules import RULES
-from ..kernels.compiled.traits import far_stride_bytes, has_roundings
+from ..kernels.compiled.traits import far_stride_bytes
 from ..kernels.ready.backward.kernels import kernels_of
 from ..kernels.ready.backward.limits import FAR_STRIDE_BYTES
-from ..kernels.ready.policy import has_conversions
 from ..kernels.rules import reasons_of
 from ..problem.arguments import Bf16Cvt
 from ..problem.mask import CAUSAL_MASK, NO_MASK
@@ -61,6 +60,10 @@ class ForwardKernel(NamedTuple):
     @property
     def name(self) -> str:
         return self.row.name
+
+    @property
+    def has_roundings(self) -> bool:
+        return architecture(self.arch).has_roundings(self.row.dtype)
 
 
 class BackwardKernels(NamedTuple):
@@ -117,7 +120,7 @@ def ready_backward_kernels(selection: Selection) -> Iterator[BackwardKernels]:
             yield BackwardKernels(
                 arch=arch,
                 row=row,
-                has_roundings=has_roundings(arch, row.dtype),
+                has_roundings=architecture(arch).has_roundings(row.dtype),
                 adds_dq_up=True,
                 is_deterministic=listed.is_deterministic,
                 far_stride_bytes=FAR_STRIDE_BYTES,
@@ -140,7 +143,7 @@ def _image(tree: Tree, row: AnyRow) -> bytes:
 
 def _is_selected(row: KernelRow, arch: Arch, selection: Selection) -> bool:
     hdims, cvts = selection.hdims, selection.bf16_cvts
-    has_choice = cvts is not None and has_conversions(row.dtype, arch)
+    has_choice = cvts is not None and architecture(arch).has_roundings(row.dtype)
     return (
         ("fp8" if row.dtype == "fp8bf16" else row.dtype) in selection.dtypes
         and (hdims is None or (row.hdim_q, row.hdim_v) in hdims)
@@ -183,7 +186,7 @@ def compiled(traits: BackwardTraits) -> BackwardKernels:
     return BackwardKernels(
         arch=traits.arch,
         row=kernels[0].row,
-        has_roundings=has_roundings(traits.arch, traits.dtype),
+        has_roundings=architecture(traits.arch).has_roundings(traits.dtype),
         adds_dq_up=False,
         is_deterministic=True,
         far_stride_bytes=far_stride_bytes(traits.tile),

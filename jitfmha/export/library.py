@@ -165,7 +165,7 @@ def _forward_entry(kernel: ForwardKernel) -> str:
     row = kernel.row
     names = _quoted((row.name, row.symbol, row.combine_symbol or ""))
     return (
-        f"{{{_arch(kernel.arch)}, {row_in_cpp(row)}, "
+        f"{{{_arch(kernel.arch)}, {row_in_cpp(row)}, {_bool(kernel.has_roundings)}, "
         f"{row.threads}, {names}, {_image(kernel, row.file)}}},"
     )
 

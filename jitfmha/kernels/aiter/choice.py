@@ -6,7 +6,7 @@ callers checked here: kernels whose strides follow from those of other tensors, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...planning.plan import Reason
@@ -25,11 +25,45 @@ _MODES = ("gm0", "gm1")
 _MASK_NAMES = ("none", "causal (top-left)", "causal (bottom-right)", "a window")
 _HDIM_STEP = 8
 _HDIMS = (64, 128, 192)
-_WIDE = (192, 128)
 # In 16 bits, kernels of the same origin take this multiple of keys, whatever their tile is.
 _KEYS_IN_16_BITS = 64
-# Where gfx950 has one tile of keys, each element of dq is added to once.
-_ONE_TILE_KEYS = 256
+
+
+class KernelSet(NamedTuple):
+    """What AITER has for an architecture.
+
+    Attributes:
+        wide_hdims: unequal head dimensions that there are kernels for.
+        one_tile_keys: up to so many keys, kernels that add dq up in 16 bits add to each element
+            once; 0: never.
+        has_bottom_right_in_16_bits: whether some of those have a causal mask of that corner.
+        shuffles_dq: whether those leave dq in an order of its own, but for a head dimension of 64.
+        are_of_one_origin: whether all of those take multiples of 64 keys.
+    """
+
+    wide_hdims: tuple[tuple[int, int], ...]
+    one_tile_keys: int
+    has_bottom_right_in_16_bits: bool
+    shuffles_dq: bool
+    are_of_one_origin: bool
+
+
+_KERNEL_SETS: Mapping[Arch, KernelSet] = {
+    "gfx942": KernelSet(
+        wide_hdims=(),
+        one_tile_keys=0,
+        has_bottom_right_in_16_bits=False,
+        shuffles_dq=False,
+        are_of_one_origin=True,
+    ),
+    "gfx950": KernelSet(
+        wide_hdims=((192, 128),),
+        one_tile_keys=256,
+        has_bottom_right_in_16_bits=True,
+        shuffles_dq=True,
+        are_of_one_origin=False,
+    ),
+}
 
 
 class BackwardChoice(NamedTuple):
@@ -87,9 +121,9 @@ def _choice_with(
     """Choose among kernels that add dq up in float32, or among those that do so in 16 bits."""
     arch = target.arch
     mask = mask_number(problem)
-    if arch == "gfx942" and not is_atomic_fp32 and mask == 2:
-        # There is none of its own; where both corners are one, the other does the same.
-        mask = 1 if problem.seqlen_q == problem.seqlen_k else 2
+    has_bottom_right = is_atomic_fp32 or _KERNEL_SETS[arch].has_bottom_right_in_16_bits
+    if mask == 2 and not has_bottom_right and problem.seqlen_q == problem.seqlen_k:
+        mask = 1  # where both corners are one, the other does the same
     hdims = padded_hdims(problem, arch)
     candidates = [
         row
@@ -131,7 +165,7 @@ def mask_number(problem: Problem) -> int:
 def padded_hdims(problem: Problem, arch: Arch) -> tuple[int, int]:
     """The head dimensions that a kernel is made for, for those of a problem."""
     hdims = problem.hdim_q, problem.hdim_v
-    if hdims == _WIDE and arch == "gfx950":
+    if hdims in _KERNEL_SETS[arch].wide_hdims:
         return hdims
     padded = next((hdim for hdim in _HDIMS if hdim >= problem.hdim_q), None)
     return hdims if padded is None or hdims[0] != hdims[1] else (padded, padded)
@@ -153,7 +187,8 @@ def has_one_key_tile(problem: Problem, arch: Arch) -> bool:
     """Whether kernels that add up in 16 bits add to each element of dq once."""
     hdim = problem.hdim_q
     fits = _HDIMS[0] < hdim <= _HDIMS[1] and problem.hdim_v == hdim
-    return arch == "gfx950" and fits and problem.seqlen_k <= _ONE_TILE_KEYS
+    keys = _KERNEL_SETS[arch].one_tile_keys
+    return fits and keys > 0 and problem.seqlen_k <= keys
 
 
 def reasons_of_problem(problem: Problem, target: AmdTarget) -> Iterator[Reason]:
@@ -183,7 +218,8 @@ def picked_row(
     if not candidates:
         return None
     first = candidates[0]
-    is_in_64s = not first.has_atomic_fp32 and (arch == "gfx942" or "recompile" in first.symbol)
+    is_of_origin = _KERNEL_SETS[arch].are_of_one_origin or "recompile" in first.symbol
+    is_in_64s = not first.has_atomic_fp32 and is_of_origin
     keys = _KEYS_IN_16_BITS if is_in_64s else first.ts
     needs_any_seqlen = problem.seqlen_q != problem.seqlen_k or problem.seqlen_k % keys != 0
     needs_smaller_hdim = (problem.hdim_q, problem.hdim_v) != (first.hdim_q, first.hdim_v)
@@ -241,7 +277,8 @@ def _dq_row(
     tree: Tree, problem: Problem, arch: Arch, row: AiterBackwardRow
 ) -> AiterBackwardRow | Reason | None:
     """The kernel that makes dq of what was added up; None where dq is added to itself."""
-    if not row.has_atomic_fp32 and (arch == "gfx942" or problem.hdim_q == _HDIMS[0]):
+    is_shuffled = _KERNEL_SETS[arch].shuffles_dq and problem.hdim_q != _HDIMS[0]
+    if not row.has_atomic_fp32 and not is_shuffled:
         return None
     kind: AiterKind = "dq_convert" if row.has_atomic_fp32 else "dq_shuffle"
     for x in tree.aiter_backward.rows:

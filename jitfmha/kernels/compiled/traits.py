@@ -81,7 +81,9 @@ class SharedTraits(ABC):
             hdim_q=problem.hdim_q,
             hdim_v=problem.hdim_v,
             mode=problem.mode,
-            bf16_cvt=problem.bf16_cvt if has_roundings(arch, problem.dtype) else "rtne",
+            bf16_cvt=problem.bf16_cvt
+            if architecture(arch).has_roundings(problem.dtype)
+            else "rtne",
             is_masked=not problem.mask.is_none,
             access=access,
             modifiers=modifiers,
@@ -104,7 +106,7 @@ class SharedTraits(ABC):
         words = (
             f"fmha_{kind}_compiled_hd{self.hdim_q}x{self.hdim_v}",
             _SHORT_DTYPES.get(self.dtype, self.dtype),
-            self.bf16_cvt if has_roundings(self.arch, self.dtype) else "",
+            self.bf16_cvt if architecture(self.arch).has_roundings(self.dtype) else "",
             *of_keys,
             "window" if self.is_masked else "",
             *self._words_of_modifiers(),
@@ -245,11 +247,6 @@ class ForwardTraits(SharedTraits):
         )
 
 
-def has_roundings(arch: Arch, dtype: str) -> bool:
-    """Whether there are several ways to the output's dtype: gfx950 rounds in hardware."""
-    return arch == "gfx942" and dtype == "bf16"
-
-
 def forward_tile(arch: Arch, dtype: str, hdim_q: int, hdim_v: int) -> Tile:
     """The tile of a call that forward serves."""
     tile = tile_for(arch, "forward", dtype, hdim_q, hdim_v)
@@ -345,14 +342,15 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
 def _packs_floats(traits: ForwardTraits) -> bool:
     """Whether packed float32 takes less time than instructions that overlap with matrix products.
 
-    By the cost model it does where the products take less of the time than the rest: on gfx950 with
-    features but a bias alone, and with heads so wide that a wave has a SIMD to itself.
+    By the cost model it does where the products take less of the time than the rest: with features
+    but a bias alone where products are deep, and with heads so wide that a wave has a SIMD to
+    itself.
     """
     if max(traits.hdim_q, traits.hdim_v) > _MOST_SHARED_HDIM:
         return True
     modifiers = traits.modifiers
     beside_bias = modifiers.asked._replace(bias=None) != AskedModifiers() or modifiers.dropout
-    return traits.arch == "gfx950" and beside_bias
+    return architecture(traits.arch).product_depth == 16 and beside_bias
 
 
 def cpp_bool(value: bool) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
+from ...amd.chips import architecture
 from ...planning.plan import Launch, Reason, Refusal
 from ...planning.target import AmdTarget, Target
 from ...problem.arguments import Tensors
@@ -20,7 +21,7 @@ from ...problem.problem import BF16_CVTS, PlainSizes, Problem
 from ..amd_plan import AmdPlan
 from ..rules import ATTENTION, reasons_of
 from .limits import DTYPE_RULE, SIZE_RULES, are_far_from_limits, reasons_of_row
-from .policy import Wanted, has_conversions, mask_column, row_serves
+from .policy import Wanted, mask_column, row_serves
 from .tile_choice import Tile, TileChoice
 
 if TYPE_CHECKING:
@@ -128,10 +129,12 @@ def _rows_of_mask(tree: Tree, problem: Problem, target: AmdTarget, mask: int) ->
         mode=_MODES.index(problem.mode),
         bf16_cvt=BF16_CVTS.index(problem.bf16_cvt),
     )
-    return [row for row in tree.forward.rows if row_serves(row, wanted, target.arch)]
+    has_roundings = architecture(target.arch).has_roundings(wanted.dtype)
+    return [row for row in tree.forward.rows if row_serves(row, wanted, has_roundings)]
 
 
 def _no_row(tree: Tree, problem: Problem, target: AmdTarget) -> Reason:
+    has_roundings = architecture(target.arch).has_roundings(_row_dtype(problem))
     return Reason(
         "{tree}: no kernel for {dtype}, hdim {hdim_q}x{hdim_v}, mask {mask}, {mode}{cvt} "
         "on {chip}.",
@@ -141,7 +144,7 @@ def _no_row(tree: Tree, problem: Problem, target: AmdTarget) -> Reason:
         hdim_v=problem.hdim_v,
         mask=_MASK_NAMES[_mask_column(problem)],
         mode=problem.mode,
-        cvt=f", {problem.bf16_cvt}" if has_conversions(_row_dtype(problem), target.arch) else "",
+        cvt=f", {problem.bf16_cvt}" if has_roundings else "",
         chip=target.chip,
     )
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...amd.chips import Arch, architecture
 from ...planning.plan import Reason
@@ -100,6 +100,27 @@ def are_far_from_limits(problem: Problem, row: KernelRow) -> Callable[[PlainSize
     return have_small_fields if row.abi == "jitfmha" else have_small_heads
 
 
+class AmdLimits(NamedTuple):
+    """What AMD's kernels for an architecture do not do, as their disassembly shows.
+
+    Attributes:
+        fp8_ratios: of query heads to key heads, that fp8 kernels turn into a shift; None: any.
+        reads_one_scale: whether they read one scale each of q, k and v, and no strides.
+        squares_scales: whether fp8 kernels with a mask multiply their scale in place, once for each
+            tile, so that the second tile of a workgroup has the scales of q and k squared.
+    """
+
+    fp8_ratios: tuple[int, ...] | None
+    reads_one_scale: bool
+    squares_scales: bool
+
+
+_AMD_LIMITS: Mapping[Arch, AmdLimits] = {
+    "gfx942": AmdLimits(fp8_ratios=None, reads_one_scale=False, squares_scales=True),
+    "gfx950": AmdLimits(fp8_ratios=(1, 2, 4, 8, 16), reads_one_scale=True, squares_scales=False),
+}
+
+
 def have_small_fields(sizes: PlainSizes) -> bool:
     """Whether lengths and strides, of elements of any size, are far from 32 bits.
 
@@ -140,20 +161,19 @@ def _range_reason(problem: Problem) -> Reason | None:
 
 
 def _gqa_reason(problem: Problem, target: AmdTarget) -> Reason | None:
-    """AMD's gfx950 fp8 kernels turn the ratio of heads into a shift, which knows five of them."""
-    if problem.is_empty or target.arch != "gfx950" or not problem.is_fp8:
+    ratios = _AMD_LIMITS[target.arch].fp8_ratios
+    if problem.is_empty or not problem.is_fp8 or ratios is None or problem.gqa in ratios:
         return None
-    if problem.gqa in (1, 2, 4, 8, 16):
-        return None
+    *most, last = map(str, ratios)
     return Reason(
-        "its fp8 kernels take 1, 2, 4, 8 or 16 query heads for a key head; here are {ratio}.",
+        "its fp8 kernels take {ratios} query heads for a key head; here are {ratio}.",
+        ratios=f"{', '.join(most)} or {last}",
         ratio=problem.gqa,
     )
 
 
 def _descale_shape_reason(problem: Problem, target: AmdTarget) -> Reason | None:
-    """AMD's gfx950 kernels read one scale each of q, k and v, and no strides."""
-    if target.arch != "gfx950" or problem.batch * problem.heads_k == 1:
+    if not _AMD_LIMITS[target.arch].reads_one_scale or problem.batch * problem.heads_k == 1:
         return None
     for name in ("q_descale", "k_descale", "v_descale"):
         strides = getattr(problem, name)
@@ -163,11 +183,7 @@ def _descale_shape_reason(problem: Problem, target: AmdTarget) -> Reason | None:
 
 
 def _descale_twice_reason(problem: Problem, target: AmdTarget, row: KernelRow) -> Reason | None:
-    """AMD's gfx942 kernels with a mask multiply their scale in place, once for each tile.
-
-    So the second tile of a workgroup has the scales of q and k squared.
-    """
-    if not problem.is_fp8 or target.arch != "gfx942" or row.mask == 0:
+    if not problem.is_fp8 or not _AMD_LIMITS[target.arch].squares_scales or row.mask == 0:
         return None
     if not (problem.q_descale or problem.k_descale) or problem.seqlen_q <= row.ts_qo:
         return None

@@ -68,23 +68,19 @@ def mask_column(is_masked: bool, is_top_left: bool, seqlen_q: int, seqlen_k: int
     return 1 if is_top_left and seqlen_q != seqlen_k else 2
 
 
-def has_conversions(dtype: KernelDtype, arch: Arch) -> bool:
-    """Whether there is a kernel for each way from float32 to bf16.
+def row_serves(row: KernelRow, wanted: Wanted, has_roundings: bool) -> bool:
+    """Whether a row is for the call; of those that are, the tile decides.
 
-    gfx950 rounds in hardware. fp16 kernels have no bf16 inside, and fp8 ones no choice.
+    Args:
+        has_roundings: whether there is a kernel for each way from float32 to bf16.
     """
-    return dtype == "bf16" and arch == "gfx942"
-
-
-def row_serves(row: KernelRow, wanted: Wanted, arch: Arch) -> bool:
-    """Whether a row is for the call; of those that are, the tile decides."""
     return (
         row.dtype == wanted.dtype
         and row.hdim_q == wanted.hdim_q
         and row.hdim_v == wanted.hdim_v
         and row.mask == wanted.mask
         and row.mode == wanted.mode
-        and (row.bf16_cvt == wanted.bf16_cvt or not has_conversions(wanted.dtype, arch))
+        and (row.bf16_cvt == wanted.bf16_cvt or not has_roundings)
     )
 
 
