@@ -2,12 +2,14 @@
 
     python hsa/build.py            writes what differs
     python hsa/build.py --check    writes nothing; fails where a file differs from what is built
+    python hsa/build.py '*/bwd_*'  the same of code objects whose files match a pattern
 
-Every code object comes from `src/fmha_fwd.hip`, for 8-bit inputs `src/fmha_fwd_fp8.hip`, or of
-backward `src/fmha_bwd.hip`, `src/fmha_bwd_wide.hip` or `src/fmha_bwd_hd192.hip`, specialised by
-constants. The compiler is part of the result: manifests name it, and `--check` refuses to compare
-with another one. The kernels' arguments are stated in `jitfmha/amd/kernel_arguments.py`;
-`src/arguments.h` and `src/backward_arguments.h` are written from there.
+Every code object comes from `src/fmha_fwd.hip`, or of backward `src/fmha_bwd.hip`,
+`src/fmha_bwd_wide.hip` or `src/fmha_bwd_hd192.hip`, specialised by constants. With patterns, other
+code objects stay as they are, and so do their rows in the manifests. The compiler is part of the
+result: manifests name it, and `--check` refuses to compare with another one. The kernels' arguments
+are stated in `jitfmha/amd/kernel_arguments.py`; `src/arguments.h` and `src/backward_arguments.h`
+are written from there.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -113,11 +116,7 @@ class Kernel:
 
     flags = FORWARD_FLAGS
     arguments = JITFMHA_ARGUMENTS
-
-    @property
-    def source(self) -> str:
-        """The file in `src`."""
-        return "fmha_fwd_fp8.hip" if self.dtype == FP8 else "fmha_fwd.hip"
+    source = "fmha_fwd.hip"
 
     @property
     def name(self) -> str:
@@ -165,21 +164,18 @@ class Kernel:
 
     def definitions(self) -> dict[str, object]:
         """The constants of the source."""
-        of_all: dict[str, object] = {
+        return {
+            "HAS_8_BITS": int(self.dtype == FP8),
+            "DTYPE": "BF16" if self.dtype == FP8 else self.dtype.upper(),
+            "HDIM_Q": self.hdim_q,
+            "HDIM_V": self.hdim_v,
+            "ROUNDING": ROUNDINGS[self.bf16_cvt][1],
             "MASK": self.mask,
             "GROUP": self.mode,
             "TILE_ROWS": self.tile[0],
             "TILE_KEYS": self.tile[1],
             "KERNEL": f'"{self.name}"',
             "COMBINE": f'"{self.combine_name}"',
-        }
-        if self.dtype == FP8:
-            return of_all
-        return of_all | {
-            "DTYPE": self.dtype.upper(),
-            "HDIM_Q": self.hdim_q,
-            "HDIM_V": self.hdim_v,
-            "ROUNDING": ROUNDINGS[self.bf16_cvt][1],
         }
 
     def cells(self) -> dict[str, object]:
@@ -435,17 +431,29 @@ def build(kernel: AnyKernel) -> CodeObject:
 
 
 def files(code_objects: list[CodeObject]) -> dict[Path, bytes]:
-    """What belongs where: code objects, their manifests, and the arguments."""
-    result = {each.kernel.path: each.content for each in code_objects}
+    """What belongs where: code objects, their manifests, and the arguments.
+
+    Code objects that are not built, and their rows, are what is there.
+    """
+    built = {each.kernel.path: each for each in code_objects}
+    result = {path: each.content for path, each in built.items()}
     result |= {path: header().encode() for path, header in ARGUMENTS.items()}
     for manifest in dict.fromkeys(each.kernel.manifest for each in code_objects):
-        rows = [each.row() for each in code_objects if each.kernel.manifest == manifest]
+        mine = [each.path for each in kernels() if each.manifest == manifest]
+        others = _rows_of(manifest) if any(path not in built for path in mine) else {}
+        rows = [built[path].row() if path in built else others[path.name] for path in mine]
         text = io.StringIO()
         writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         result[manifest] = text.getvalue().encode()
     return result
+
+
+def _rows_of(manifest: Path) -> dict[str, dict[str, object]]:
+    """The rows that are there, by the names of files."""
+    with manifest.open(newline="", encoding="utf-8") as text:
+        return {row["co_name"]: dict(row) for row in csv.DictReader(text)}
 
 
 def differing(expected: dict[Path, bytes]) -> list[str]:
@@ -463,7 +471,13 @@ def differing(expected: dict[Path, bytes]) -> list[str]:
 
 
 def _unexpected(expected: dict[Path, bytes]) -> list[Path]:
-    return sorted(set(HSA.glob("gfx*/**/*.*")) - set(expected))
+    known = {path for each in kernels() for path in (each.path, each.manifest)}
+    return sorted(set(HSA.glob("gfx*/**/*.*")) - known - set(expected))
+
+
+def _matches(kernel: AnyKernel, patterns: Sequence[str]) -> bool:
+    name = str(kernel.path.relative_to(HSA))
+    return not patterns or any(fnmatch(name, pattern) for pattern in patterns)
 
 
 @cache
@@ -475,12 +489,16 @@ def main() -> int:
     """Build everything; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="compare only, and write nothing")
+    parser.add_argument("pattern", nargs="*", help="files below this folder, as 'gfx942/*/fwd_*'")
     arguments = parser.parse_args()
+    chosen = [each for each in kernels() if _matches(each, arguments.pattern)]
+    if not chosen:
+        parser.error(f"no code object matches {' or '.join(arguments.pattern)}")
     if not arguments.check:
         for path, header in ARGUMENTS.items():
             path.write_text(header(), encoding="utf-8")
     with ThreadPoolExecutor() as pool:
-        expected = files(list(pool.map(build, kernels())))
+        expected = files(list(pool.map(build, chosen)))
     lines = differing(expected)
     if not arguments.check:
         for path in _unexpected(expected):

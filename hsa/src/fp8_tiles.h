@@ -29,7 +29,7 @@ struct TileSource {
   __device__ int reach() const {
     const int count = rows.count < kRows ? rows.count : kRows;
     const int reached = (count - 1) * static_cast<int>(rows.stride) + kRowBytes;
-    return reached & ~(count - 1 >> 31);
+    return reached & ~((count - 1) >> 31);
   }
 };
 

@@ -1,0 +1,98 @@
+// Forward: which queries and keys a workgroup has, and the way of its queries into registers.
+//
+// Set by the build: what fmha_fwd.hip says.
+#pragma once
+
+#include "attention.h"
+#include "workgroups.h"
+
+constexpr int kHdimQ = HDIM_Q, kHdimV = HDIM_V;
+constexpr int kTileRows = TILE_ROWS, kTileKeys = TILE_KEYS;
+constexpr int kWaves = kTileRows / 32, kThreads = 64 * kWaves;
+// Groups of waves that take turns. With one group, two workgroups share a compute unit.
+constexpr int kGroups = kWaves / 4;
+static_assert(kGroups == 1 || kGroups == 2);
+// The diagonal of the causal mask begins in the top left corner or ends in the bottom right one.
+constexpr bool kCausal = MASK != 0, kTopLeft = MASK == 1, kGroupMode = GROUP;
+#if defined(__gfx950__)
+constexpr int kBankChunks = 16;  // 64 banks
+constexpr int kLdsBytes = 160 * 1024;
+#else
+constexpr int kBankChunks = 8;  // 32 banks
+constexpr int kLdsBytes = 64 * 1024;
+#endif
+using Exchange = RowExchange<kBankChunks>;
+constexpr int kExchangeBytes = kWaves * Exchange::kBytes;
+
+// A tile of queries of one sequence and head, and a share of its keys.
+struct Task {
+  Head head;
+  int tile;                 // of queries
+  int diagonal;             // the last key that query 0 sees under the causal mask
+  int split, num_splits;    // which share of the keys, of how many
+  Global<float> workspace;  // of the sequence and head, where splits leave results; null: one split
+  float scale;              // of scores, with log2(e) in it
+  float value_scale;        // what the output is multiplied with
+};
+
+// Leaves this split's share of the keys that any row of the tile sees. Returns its tiles.
+__device__ inline int take_share(Task& task) {
+  Head& head = task.head;
+  int diagonal = task.diagonal;
+  int count = head.k.count;
+  if (kCausal) {
+    int rows = (task.tile + 1) * kTileRows;
+    // The last row of all sees the last key, if the diagonal ends there.
+    if (kTopLeft) rows = smaller(rows, head.q.count);
+    count = smaller(count, rows + diagonal);
+  }
+  int tiles = count > 0 ? tiles_of(count, kTileKeys) : 0;
+  if (task.workspace) {
+    const int begin = tiles * task.split / task.num_splits;
+    tiles = tiles * (task.split + 1) / task.num_splits - begin;
+    head.k = head.k.from(begin * kTileKeys);
+    head.v = head.v.from(begin * kTileKeys);
+    diagonal -= begin * kTileKeys;
+  }
+  task.diagonal = diagonal;
+  return tiles;
+}
+
+// The last key that a row sees. Where the diagonal ends with the keys, only rows behind the last
+// one are on the other side of the end, and they do not matter.
+__device__ inline int last_visible(const Task& task, int row) {
+  const int keys = task.head.k.count, on_diagonal = row + task.diagonal;
+  if (!kCausal) return keys - 1;
+  return kTopLeft ? smaller(keys - 1, on_diagonal) : on_diagonal;
+}
+
+// Loads the 32 queries that begin with `rows`. What is loaded for rows behind the last one does not
+// matter, as nobody stores what comes of it.
+template <bool kAreFar, int kSteps>
+__device__ inline void load_queries(u32x4 (&query)[kSteps], Rows rows, int lane) {
+  const auto buffer = buffer_of<32, kSteps * 32>(rows);
+#pragma unroll
+  for (int n = 0; n < kSteps; ++n) {
+    const int row = Exchange::row_of(n % Exchange::kPasses, lane);
+    const int column = n / Exchange::kPasses * 128 + Exchange::chunk_of(lane) * 16;
+    if constexpr (kAreFar) query[n] = load_far<u32x4>(rows, row, column);
+    else query[n] = __builtin_amdgcn_raw_buffer_load_b128(buffer, row * rows.stride + column, 0, 0);
+  }
+}
+
+// Makes operands of the whole rows that were loaded.
+template <int kSteps>
+__device__ inline void exchange_queries(u32x4 (&query)[kSteps], Lds<char> exchange, int lane) {
+#pragma unroll
+  for (int first = 0; first < kSteps; first += Exchange::kPasses) {
+#pragma unroll
+    for (int pass = 0; pass < Exchange::kPasses; ++pass)
+      *(Lds<u32x4>)(exchange + Exchange::place(Exchange::row_of(pass, lane),
+                                               Exchange::chunk_of(lane))) = query[first + pass];
+    wave_barrier();
+#pragma unroll
+    for (int step = 0; step < Exchange::kPasses; ++step)
+      query[first + step] = *(Lds<const u32x4>)(exchange + Exchange::operand_place(step, lane));
+    wave_barrier();
+  }
+}

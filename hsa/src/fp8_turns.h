@@ -1,0 +1,165 @@
+// Forward with 8-bit inputs, hdim 128. Two groups of waves take turns as forward_turns.h says, but
+// the softmax takes longer than the products. So group 1, whose softmax comes first between two
+// barriers, goes before group 0 with it: its matrix phase then runs beside group 0's softmax.
+#pragma once
+
+#include "forward_output.h"
+#include "fp8_attention.h"
+#include "fp8_tiles.h"
+
+static_assert(kHdimQ == 128 && kHdimV == 128 && kGroups == 2);
+using Keys = Fp8KeyTile<kTileKeys, kThreads, kBankChunks>;
+using Values = Fp8ValueTile<kTileKeys, kHdimV, kThreads, kBankChunks>;
+using Wave = Fp8Attention<Keys, Values>;
+
+// LDS: the buffers of keys, then those of values, then room for Exchange of each wave.
+constexpr int kKeysBytes = kGroups * Keys::kBytes, kValuesBytes = kGroups * Values::kBytes;
+constexpr int kTilesBytes = kKeysBytes + kValuesBytes;
+constexpr bool kHasRoom = true;
+constexpr int kOutputExchange = kTilesBytes, kSharedBytes = kTilesBytes + kExchangeBytes;
+static_assert(kSharedBytes <= kLdsBytes);
+
+constexpr int kLoads = Values::kLoads + Keys::kLoads;
+
+// Loads queries as load_queries() does; here a row is as wide as an exchange.
+template <bool kAreFar>
+__device__ inline void load_rows(u32x4 (&query)[Exchange::kPasses], Rows rows, int lane) {
+  const auto buffer = buffer_of<32, kHdimQ>(rows);
+#pragma unroll
+  for (int pass = 0; pass < Exchange::kPasses; ++pass) {
+    const int row = Exchange::row_of(pass, lane), column = Exchange::chunk_of(lane) * 16;
+    if constexpr (kAreFar) query[pass] = load_far<u32x4>(rows, row, column);
+    else
+      query[pass] = __builtin_amdgcn_raw_buffer_load_b128(buffer, row * rows.stride + column, 0, 0);
+  }
+}
+
+// Makes operands of these rows, as exchange_queries() does.
+__device__ inline void exchange_rows(u32x4 (&query)[Exchange::kPasses], Lds<char> exchange,
+                                     int lane) {
+#pragma unroll
+  for (int pass = 0; pass < Exchange::kPasses; ++pass)
+    *(Lds<u32x4>)(exchange + Exchange::place(Exchange::row_of(pass, lane),
+                                             Exchange::chunk_of(lane))) = query[pass];
+  wave_barrier();
+#pragma unroll
+  for (int step = 0; step < Exchange::kPasses; ++step)
+    query[step] = *(Lds<const u32x4>)(exchange + Exchange::operand_place(step, lane));
+  wave_barrier();
+}
+
+template <bool kAreFar>
+__device__ inline void attend(Task task, Lds<char> lds, int thread) {
+  Head& head = task.head;
+  const int lane = thread % 64;
+  const int wave_index = __builtin_amdgcn_readfirstlane(thread / 64);
+  const int group = wave_index / 4;
+  const int first_row = task.tile * kTileRows + wave_index * 32;
+  const Lds<char> exchange = lds + kTilesBytes + wave_index * Exchange::kBytes;
+  const int tiles = take_share(task);
+
+  Wave wave;
+  wave.scale = task.scale;
+  wave.maximum = kNoMaximum;
+  wave.sum = 0;
+  // The output is left as it is: the first tile makes it.
+#pragma unroll
+  for (int block = 0; block < kValueBlocks; ++block) asm volatile("" : "=v"(wave.output[block]));
+
+  const Lds<char> keys = lds, values = lds + kKeysBytes;
+  if (tiles > 0) {
+    const int row = first_row + lane % 32;
+    const auto key_buffer = [&](int i) { return keys + i % kGroups * Keys::kBytes; };
+    const auto value_buffer = [&](int i) { return values + i % kGroups * Values::kBytes; };
+
+    Keys::Registers first_keys, next_keys;
+    Values::Registers next_values;
+    // V i and K i + 1, which are on their way together.
+    Values::Source value_source(head.v);
+    Keys::Source key_source(head.k);
+    const int value_offset = Values::first_offset(head.v.stride, thread);
+    const int key_offset = Keys::first_offset(head.k.stride, thread);
+    const auto advance = [&] {
+      value_source.advance();
+      key_source.advance();
+    };
+    const auto load_keys = [&](Keys::Registers& to, int i) {
+      Keys::load<kAreFar>(to, key_source, key_offset, thread, i);
+    };
+    const auto load = [&](int n) {
+      if (n < Values::kLoads)
+        Values::load<kAreFar>(next_values, value_source, value_offset, thread, n);
+      else if (n < kLoads) load_keys(next_keys, n - Values::kLoads);
+    };
+    const auto load_all = [&] {
+#pragma unroll
+      for (int n = 0; n < kLoads; ++n) load(n);
+    };
+    const auto store = [&](int i) {
+      Values::store(value_buffer(i), next_values, thread);
+      Keys::store(key_buffer(i + 1), next_keys, thread);
+    };
+
+    // All that the first tile needs is on its way before anything is waited for.
+#pragma unroll
+    for (int i = 0; i < Keys::kLoads; ++i) load_keys(first_keys, i);
+    key_source.advance();
+    load_rows<kAreFar>(wave.query, head.q.from(first_row), lane);
+    load_all();
+    exchange_rows(wave.query, exchange, lane);
+    Keys::store(key_buffer(0), first_keys, thread);
+    barrier();
+    if (group == 1) {
+      store(0);
+      advance();
+      load_all();
+    }
+    auto first_operands = Wave::operands<Wave::Operands::kValues>(values, keys, lane);
+    wave.multiply_keys(first_operands, [](int) {});
+    if (group == 1) barrier();
+    for (int i = 0;; ++i) {
+      // What all rows of the wave see needs no mask.
+      const int first_key = i * kTileKeys;
+      const int visible = last_visible(task, first_row) + 1;
+      if (kCausal && first_key >= visible + 31) {
+        wave.see_nothing();
+      } else {
+        if (__builtin_expect(first_key + kTileKeys > visible, 0)) {
+          wave.mask(last_visible(task, row) - first_key, lane);
+        }
+        wave.softmax();
+      }
+      if (i + group < tiles) store(i + group);
+      if (group == 0) barrier();
+      __builtin_amdgcn_s_setprio(2);
+      // The last products read ahead too, but others may be writing output where keys were.
+      auto operands = Wave::operands<0>(value_buffer(i),
+                                        i + 1 < tiles ? key_buffer(i + 1) : value_buffer(i), lane);
+      advance();
+      wave.multiply_values(operands, i == 0);
+      if (i + 1 == tiles) break;
+      // Two loads after each product: all at once would make the waves queue.
+      wave.multiply_keys(operands, [&](int n) {
+        load(2 * n);
+        load(2 * n + 1);
+      });
+      __builtin_amdgcn_s_setprio(0);
+      if (group == 1) {
+        // Before the softmax of group 0, which has all the time of the matrix phase to come.
+        __builtin_amdgcn_s_setprio(1);
+        barrier();
+      }
+    }
+    __builtin_amdgcn_s_setprio(0);
+  } else {
+    wave.clear_output();
+  }
+  if (task.workspace) {
+    if (first_row < head.q.count) {
+      wave.clear_blind_rows(wave.row_sum(opaque(lane)));
+      split_result_of(task, task.split, wave_index).store(wave, opaque(lane));
+    }
+    return;
+  }
+  store_output<kAreFar>(wave, task, first_row, exchange, opaque(lane));
+}
