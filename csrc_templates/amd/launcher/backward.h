@@ -8,8 +8,8 @@
 namespace {
 
 // Starts the kernels of a pass, one after the other; `arguments_of` makes those of one. A line is a
-// sequence and head. Workgroups along x go to the XCDs in turn, each of which has an L2 cache of its
-// own: so every XCD, or every few of them together, has as many lines as the others.
+// sequence and head. Workgroups along x go to the XCDs in turn, each of which has an L2 cache of
+// its own: so every XCD, or every few of them together, has as many lines as the others.
 template <class ArgumentsOf>
 int start_pass(const BackwardPass& pass, std::int64_t seqlen_q, std::int64_t seqlen_k, void* stream,
                const ArgumentsOf& arguments_of) {

@@ -45,7 +45,7 @@ void set_forward(Arguments& args, const Call& call, const Tensors& tensors, cons
 }
 
 // Starts a kernel on all splits of the keys, and where there are several the one that combines
-// them, of which a workgroup makes the output of 32 queries, as many as a wave of the first one has.
+// them. Of that a workgroup makes the output of 32 queries, as many as a wave of the first one has.
 // `grid_of` makes a grid with so many workgroups for a tile of queries.
 template <class Block, class GridOf>
 int launch_splits(const Kernel& kernel, const Tensors& tensors, std::int64_t slices,

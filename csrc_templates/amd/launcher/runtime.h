@@ -10,7 +10,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
 namespace {
@@ -287,11 +286,11 @@ EXPORT int jitfmha_load(void* runtime_handle, int device, unsigned threads,
   const Kernel* found = find_kernel(runtime, kernel);
   if (!found) {
     // HIP may read an image as long as its kernels are in use.
-    void* const copy = std::malloc(image_bytes);
+    char* const copy = new char[image_bytes];
     std::memcpy(copy, image, image_bytes);
     kernel.image = copy;
     if (const int status = load_kernel(kernel)) {
-      std::free(copy);
+      delete[] copy;
       return status;
     }
     kernel.file = strdup(file);
