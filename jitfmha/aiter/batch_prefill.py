@@ -94,6 +94,8 @@ def _table_of_lists(
 def _int32_vector(name: str, x: Tensor) -> Tensor:
     if not isinstance(x, Tensor) or x.dtype != torch.int32 or x.dim() != 1:
         raise TypeError(f"{name} must be an int32 tensor of one dimension, got {describe(x)}")
+    if x.is_meta:
+        raise ValueError(f"{name} is on meta, where it has no values to find pages by")
     return x
 
 

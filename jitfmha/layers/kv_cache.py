@@ -235,7 +235,7 @@ class _Cache(NamedTuple):
         starts = starts_in_batch(self.batch, self.k.shape[1], self.k.device)
         if self.leftpad is not None and self.batch > 0:
             # The first sequence starts at the first row.
-            skipped = int(self.leftpad[0])
+            skipped = 0 if self.leftpad.is_meta else int(self.leftpad[0])
             starts[:-1] += self.leftpad
             keys, values, starts = keys[skipped:], values[skipped:], starts - skipped
         return _WhereKeysLie(keys, values, starts, None)

@@ -114,6 +114,8 @@ def flash_attn_combine(
         raise ValueError(
             f"out is {describe(out)}; expected the shape {tuple(out_partial.shape[1:])}"
         )
+    if not isinstance(out_dtype, torch.dtype | None):
+        raise TypeError(f"out_dtype must be a torch.dtype or None, got {out_dtype!r}")
     if out is not None and out_dtype not in (None, out.dtype):
         raise ValueError(f"out_dtype={out_dtype}, but out has dtype {out.dtype}")
     if lse_partial.shape[0] == 0:

@@ -16,6 +16,8 @@ import math
 import torch
 from torch import Generator, Tensor
 
+from .checks import check_ints
+
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 7
@@ -62,9 +64,17 @@ def dropout_randval(
     Returns:
         uint8 ``(batch, heads_q, seqlen_q, seqlen_k)``, on the device of ``rng_state``.
 
-    Raises ``TypeError`` or ``ValueError`` where ``rng_state`` is no such state.
+    Raises ``TypeError`` or ``ValueError`` where ``rng_state`` is no such state or has no values,
+    and for what is no size.
     """
     check_rng_state(rng_state)
+    if rng_state.is_meta:
+        raise ValueError("rng_state is on meta, where it has no values to draw by")
+    sizes = {"batch": batch, "heads_q": heads_q, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
+    check_ints(**sizes)
+    for name, size in sizes.items():
+        if size < 0:
+            raise ValueError(f"{name}={size} must not be negative")
     seed, offset = (int(word) for word in rng_state.tolist())
     counters = -(-seqlen_k // BYTES_PER_COUNTER)
 

@@ -41,6 +41,8 @@ KINDS = (
     Kind(torch.bfloat16, 33, 33),
     Kind(torch.float16, 64, 64),
 )
+# One: its kernels are compiled for both modes as well, with and without a mask.
+BACKWARD_KINDS = KINDS[1:2]
 SQUARE_KINDS = tuple(kind for kind in KINDS if kind.hdim_q == kind.hdim_v)
 AMD_KINDS = (
     Kind(torch.bfloat16, 64, 64),

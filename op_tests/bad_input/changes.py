@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from calls import FRESH, GROUP, Arguments, Draw, Subject, valid_calls
+from contract import Call
 from hypothesis import reject
 from hypothesis import strategies as st
 from torch import Tensor
@@ -71,6 +72,7 @@ _TENSORS = (
     *("q", "k", "v", "kv", "qkv", "out"),
     *("dout", "lse", "dlse", "dq", "dk", "dv"),
 )
+_INPUTS = ("q", "k", "v", "kv", "qkv", "k_cache", "v_cache")
 _FLAGS = (
     *("return_lse", "causal", "deterministic", "return_attn_probs", "is_causal", "zero_tensors"),
     *("return_softmax_lse", "return_dropout_randval"),
@@ -84,9 +86,15 @@ _DESCALES = ("q_descale", "k_descale", "v_descale", "p_descale")
 
 
 @st.composite
-def any_calls(draw: Draw, subject: Subject) -> Arguments:
+def any_calls(draw: Draw, subject: Subject) -> Call:
     """Valid calls, and as many with one change or two; a change need not break anything."""
-    arguments = draw(valid_calls(subject))
+    good = draw(valid_calls(subject))
+    return Call(subject, draw(changed_calls(good)), good)
+
+
+@st.composite
+def changed_calls(draw: Draw, arguments: Arguments) -> Arguments:
+    """The arguments as they are, or with one change or two."""
     for _ in range(draw(st.sampled_from((1, 0, 1, 2, 0, 1, 2)))):
         try:
             if draw(st.integers(0, 3)) == 0:
@@ -258,14 +266,16 @@ def prefix_sums_like(draw: Draw, x: Tensor) -> Any:
 def changed_as_a_whole(draw: Draw, arguments: Arguments) -> Arguments:
     """Changes of several arguments that fit together."""
     change = draw(
-        st.sampled_from(("alias", "meta", "huge", "dtype", "alias", "alias", "no group", "hdim"))
+        st.sampled_from(
+            ("alias", "meta", "huge", "dtype", "alias", "alias", "no group", "hdim", "rows")
+        )
     )
     strided = {
         n: x for n, x in arguments.items() if isinstance(x, Tensor) and x.layout == torch.strided
     }
     if any(x.numel() > _MOST_ELEMENTS for x in strided.values()):
         return arguments
-    inputs = {n: x for n, x in strided.items() if n in ("q", "k", "v", "kv", "qkv")}
+    inputs = {n: x for n, x in strided.items() if n in _INPUTS}
     if change == "meta":
         return arguments | {n: x.to("meta") for n, x in strided.items()}
     if change == "dtype":
@@ -279,6 +289,11 @@ def changed_as_a_whole(draw: Draw, arguments: Arguments) -> Arguments:
         hdim = draw(st.sampled_from((0, 577, 600)))
         rows = {n: x.shape[:-1] for n, x in inputs.items() if x.dim()}
         return arguments | {n: _one_row((*shape, hdim), inputs[n]) for n, shape in rows.items()}
+    if change == "rows":  # of keys alone, or of all; pages may have none
+        rows = draw(st.sampled_from((0, 0, 1, 2)))
+        some = [n for n in inputs if n != "q" or draw(st.booleans())]
+        cut = {n: inputs[n] for n in some if inputs[n].dim() >= 3 and not inputs[n].is_meta}
+        return arguments | {n: x.narrow(-3, 0, min(rows, x.shape[-3])) for n, x in cut.items()}
     if change == "huge":
         at = draw(st.integers(0, 2))
         size = draw(st.sampled_from((2**31, 2**40, 2**48, 2**62)))

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -46,6 +46,8 @@ _ALSO_CALLED = {
     "window_size_left": ("window_size",),
     "window_size_right": ("window_size",),
     "softcap": ("logit_softcap",),
+    "sink_ptr": ("sink",),
+    "softmax_lse": ("lse",),
     "logits_soft_cap": ("logit_softcap",),
 }
 
@@ -75,10 +77,15 @@ Sweep = Callable[..., Tally]
 
 @dataclass(frozen=True, repr=False)
 class Call:
-    """A call to be tried; its repr is what a failing test prints."""
+    """A call to be tried; its repr is what a failing test prints.
+
+    Attributes:
+        good: arguments that `subject` must serve, from which the others were made.
+    """
 
     subject: Subject
     arguments: Arguments
+    good: Arguments
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self))  # hypothesis would print the tensors
@@ -140,7 +147,11 @@ def check_call(
         if broken and not may_refuse(error):
             _check_refusal(subject, error, arguments, broken)
         memory.check_unchanged()
-        _, again = _outcome(call)
+        # What a good call of its kind left behind lets nothing pass.
+        _, refused = _outcome(replace(call, arguments=call.good))
+        assert refused is None or may_refuse(refused), f"refused: {_text(refused)}"
+        returned, again = _outcome(call)
+        assert again is not None, f"served after a good call; before it: {_text(error)}"
         assert (type(again), str(again)) == (type(error), str(error)), f"at first: {_text(error)}"
         known.check()
         tally.count(type(error).__name__)
@@ -173,6 +184,13 @@ def _check_refusal(
     if type(error) is ValueError and "is missing" not in str(error):
         facts = _facts(arguments, str(error))
         assert any(fact in str(error) for fact in facts), f"gives no value: {text}"
+
+
+def refusal(error: Exception, arguments: Arguments) -> bool:
+    """Whether an error is of a type that refuses, and names an argument or says what serves it."""
+    if type(error) not in REFUSALS:
+        return False
+    return any(_names(str(error), name) for name in ("q", *arguments))
 
 
 def _is_coerced(arguments: Arguments) -> bool:

@@ -52,7 +52,7 @@ def test_launcher(subject: Subject, chip: str, sweep: Sweep) -> None:
             options = {"may_refuse": is_not_served, "known": known}
             check_call(call, tally, **options, reads_lengths=False)
 
-        sweep(any_calls(subject).map(lambda arguments: Call(subject, arguments)), check, share=0.5)
+        sweep(any_calls(subject), check, share=0.5)
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
@@ -66,4 +66,4 @@ def test_emulated(arch: str, sweep: Sweep) -> None:
         def check(call: Call, tally: Tally) -> None:
             check_call(call, tally, known=known, may_refuse=is_not_served)
 
-        sweep(any_calls(subject).map(lambda arguments: Call(subject, arguments)), check, share=0.25)
+        sweep(any_calls(subject), check, share=0.25)

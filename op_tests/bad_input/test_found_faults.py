@@ -11,6 +11,7 @@ from inputs import prefix_sums
 from untyped import (
     flash_attn_func,
     flash_attn_varlen_func,
+    flash_attn_with_kvcache,
     fmha_fwd,
     fmha_v3_varlen_fwd,
     warmup,
@@ -51,6 +52,27 @@ def test_numbers_beyond_64_bits(device: str) -> None:
     with pytest.raises(ValueError, match="max_seqlen_q=9223372036854775808"):
         fmha_fwd(q[0], k[0], v[0], **group, max_seqlen_q=2**63)
     fmha_fwd(q[0], k[0], v[0], **group, max_seqlen_q=2**63 - 1)
+
+
+def test_pages_of_no_keys_after_pages_of_some() -> None:
+    """They ended the process: the kernel divides by the size of a page."""
+    q, ends = torch.zeros(1, 2, 64), prefix_sums([1])
+    first = torch.zeros(1, dtype=torch.int32)
+    groups = {"cu_seqlens_q": ends, "cu_seqlens_k": prefix_sums([0])}
+    for rows in (16, 0):
+        cache = torch.zeros(1, rows, 2, 64)
+        calls = (
+            lambda c=cache: fmha_fwd(q, c, c, **groups, block_table=first[None]),
+            lambda c=cache: flash_attn_with_kvcache(
+                q[None], c, c, cache_seqlens=0, cache_batch_idx=first
+            ),
+        )
+        for call in calls:
+            if rows:
+                call()
+                continue
+            with pytest.raises(ValueError, match=r"\(1, 0, 2, 64\); a page holds at least one"):
+                call()
 
 
 def test_a_mask_with_thousands_of_digits() -> None:

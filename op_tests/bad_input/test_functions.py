@@ -87,4 +87,4 @@ def test_function(subject: Subject, sweep: Sweep) -> None:
     def check(call: Call, tally: Tally) -> None:
         check_call(call, tally, known=known, explains=subject.name == "explain")
 
-    sweep(any_calls(subject).map(lambda arguments: Call(subject, arguments)), check)
+    sweep(any_calls(subject), check)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from calls import FRESH, KINDS, PLAIN, Arguments, Draw, Subject, no_results
+from calls import BACKWARD_KINDS, FRESH, PLAIN, Arguments, Draw, Subject, no_results
 from changes import any_calls
 from contract import Call, KnownCall, Sweep, Tally, check_call
 from expected import places
@@ -141,10 +141,9 @@ def check_gradients(arguments: Arguments, returned: Any) -> None:
             assert torch.equal(x.nan_to_num(), reference.nan_to_num()), name
 
 
-# One kind: each is compiled for both modes, with and without a mask.
 SUBJECT = Subject(
     *("fmha_bwd", fmha_bwd, ("gm0", "gm1"), backward_arguments, backward_asked, no_results),
-    kinds=KINDS[1:2],
+    kinds=BACKWARD_KINDS,
     written=tuple(_WRITTEN),
     check=check_gradients,
 )
@@ -156,4 +155,4 @@ def test_function(sweep: Sweep) -> None:
     def check(call: Call, tally: Tally) -> None:
         check_call(call, tally, known=known)
 
-    sweep(any_calls(SUBJECT).map(lambda arguments: Call(SUBJECT, arguments)), check)
+    sweep(any_calls(SUBJECT), check)

@@ -17,7 +17,7 @@ from jitfmha.jit import is_built, loader
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 
 _FOLDER = Path(__file__).parent
-_TESTS = ("test_functions.py", "test_amd.py")
+_TESTS = ("test_functions.py", "test_gradients.py", "test_amd.py")
 _SECONDS, _LONG_SECONDS = 300, 3600
 
 # Reads one float behind a tensor's memory, through a launcher that is built like all others.
@@ -119,5 +119,6 @@ def test_bad_input(
     assert int(calls[1]) >= (20_000 if is_long else 300)
     loaded = re.search(r"loaded with sanitizers: (.*)", output)
     assert loaded, output[-2000:]
-    for name in ("cpu_fwd_fp32", "cpu_fwd_bf16", "cpu_fwd_fp16", "amd_forward_"):
+    cpu = ("cpu_fwd_fp32", "cpu_fwd_bf16", "cpu_fwd_fp16", "cpu_bwd_bf16")
+    for name in (*cpu, "amd_forward_"):
         assert name in loaded[1]

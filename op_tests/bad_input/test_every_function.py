@@ -1,0 +1,343 @@
+"""Every public function, also those whose rules are not written down here once more.
+
+Whatever is passed, a call ends the same way alone and after a good one of its kind: with the same
+bits, or with the same refusal, which names an argument.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import test_functions
+import test_gradients
+import torch
+import untyped
+from calls import Arguments, Draw, Subject, no_results
+from changes import any_calls
+from contract import Call, Sweep, Tally, all_threads, describe, refusal
+from fresh_calls import fresh_calls
+from hypothesis import reject
+from hypothesis import strategies as st
+from inputs import prefix_sums
+from torch import Tensor
+
+import jitfmha
+from jitfmha import aiter, context_parallel, flash_attn  # noqa: A004
+from jitfmha.call.dispatch import Explanation
+from jitfmha.kernels.cpu import CpuPlan
+
+# What the subjects of the other tests have kernels for as well.
+HDIM, DTYPE = 64, torch.float16
+BACKWARD_HDIM, BACKWARD_DTYPE = 33, torch.bfloat16
+LENGTHS_Q, LENGTHS_K = [3, 0, 2], [4, 2, 3]
+IGNORED: Arguments = dict.fromkeys(
+    ("alibi_slopes", "bias", "sink_ptr", "gen", "q_descale", "k_descale", "v_descale", "out")
+)
+
+
+def randn(draw: Draw, *shape: int, dtype: torch.dtype = DTYPE) -> Tensor:
+    rng = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
+    return torch.randn(shape, generator=rng).to(dtype)
+
+
+def qkv(draw: Draw, is_group: bool, hdim: int = HDIM, dtype: torch.dtype = DTYPE) -> Arguments:
+    rows_q = (sum(LENGTHS_Q),) if is_group else (2, 3)
+    rows_k = (sum(LENGTHS_K),) if is_group else (2, 5)
+    q = randn(draw, *rows_q, 2, hdim, dtype=dtype)
+    return {"q": q, **{n: randn(draw, *rows_k, 1, hdim, dtype=dtype) for n in "kv"}}
+
+
+def groups() -> Arguments:
+    ends = {"cu_seqlens_q": prefix_sums(LENGTHS_Q), "cu_seqlens_k": prefix_sums(LENGTHS_K)}
+    return {**ends, "max_seqlen_q": 3, "max_seqlen_k": 4}
+
+
+def of_models(is_group: bool) -> Callable[[Draw], Arguments]:
+    """AITER's functions that models call."""
+
+    def arguments(draw: Draw) -> Arguments:
+        rest: Arguments = {"causal": False, "window_size": (-1, -1, 0), "return_lse": True}
+        rest |= {"dropout_p": 0.0, "bias": None, "alibi_slopes": None, "sink_ptr": None}
+        if is_group:
+            rest |= {**groups(), "logits_soft_cap": 0.0, "block_table": None, "out": None}
+        return {**qkv(draw, is_group), **rest}
+
+    return arguments
+
+
+def of_operators(is_group: bool) -> Callable[[Draw], Arguments]:
+    """AITER's functions whose arguments all have to be given."""
+
+    def arguments(draw: Draw) -> Arguments:
+        rest: Arguments = {"dropout_p": 0.0, "softmax_scale": None, "is_causal": False}
+        rest |= {"window_size_left": -1, "window_size_right": -1, "sink_size": 0}
+        rest |= {"return_softmax_lse": True, "return_dropout_randval": False, **IGNORED}
+        if is_group:
+            rest |= {**groups(), "min_seqlen_q": 0, "logits_soft_cap": 0.0, "zero_tensors": False}
+            rest |= {"block_table": None}
+        return {**qkv(draw, is_group), **rest}
+
+    return arguments
+
+
+def of_backward(is_group: bool, **more: Any) -> Callable[[Draw], Arguments]:
+    def arguments(draw: Draw) -> Arguments:
+        tensors = qkv(draw, is_group, BACKWARD_HDIM, BACKWARD_DTYPE)
+        group = groups() if is_group else {}
+        out, lse = untyped.fmha_fwd(**tensors, **group, return_lse=True)
+        rest: Arguments = {"dropout_p": 0.0, "softmax_scale": None, "is_causal": False}
+        rest |= {"window_size_left": -1, "window_size_right": -1, "deterministic": True}
+        rest |= {"zero_tensors": False} if is_group else {}
+        dout = torch.ones_like(out)
+        return {"dout": dout, **tensors, "out": out, "softmax_lse": lse, **group, **rest, **more}
+
+    return arguments
+
+
+def of_explanations(draw: Draw) -> Arguments:
+    tensors = qkv(draw, is_group=False)
+    out = torch.zeros_like(tensors["q"])
+    lse, room = torch.zeros(2, 2, 3), dict.fromkeys(("dlse", "dq", "dk", "dv", "bias"))
+    return {"dout": out, **tensors, "out": out, "lse": lse, "mask": 0, "deterministic": None} | room
+
+
+def of_cache(draw: Draw) -> Arguments:
+    """With new keys and without, in pages or not."""
+    caches = {n: randn(draw, 2, 8, 1, HDIM) for n in ("k_cache", "v_cache")}
+    made: Arguments = {"q": randn(draw, 2, 3, 2, HDIM), **caches, "k": None, "v": None}
+    if draw(st.booleans()):
+        made |= {n: randn(draw, 2, 2, 1, HDIM) for n in "kv"}
+    made |= {"cache_seqlens": torch.tensor([4, 1], dtype=torch.int32)}
+    made |= dict.fromkeys(("cache_batch_idx", "cache_leftpad", "block_table"))
+    how = draw(st.sampled_from(("rows", "places", "pages", "pages")))
+    if how == "places":
+        made["cache_batch_idx"] = torch.tensor([1, 0], dtype=torch.int32)
+    elif how == "pages":
+        made["block_table"] = torch.tensor([[1], [0]], dtype=torch.int32)
+    else:
+        made["cache_leftpad"] = torch.tensor([1, 0], dtype=torch.int32)
+    return made | {"causal": False, "softcap": 0.0, "num_splits": 0, "return_softmax_lse": True}
+
+
+def of_pages(draw: Draw, *, as_operator: bool) -> Arguments:
+    made = of_operators(is_group=True)(draw) if as_operator else of_models(is_group=True)(draw)
+    for name in ("cu_seqlens_k", "min_seqlen_q" if as_operator else "bias"):
+        made.pop(name)
+    table = torch.tensor([0, 1, 2], dtype=torch.int32)
+    pages = {n: randn(draw, 3, 4, 1, HDIM) for n in "kv"}
+    lists = {"kv_indptr": torch.tensor([0, 1, 2, 3], dtype=torch.int32), "kv_page_indices": table}
+    return made | pages | lists | {"kv_last_page_lens": torch.tensor(LENGTHS_K, dtype=torch.int32)}
+
+
+def of_fp8(is_group: bool) -> Callable[[Draw], Arguments]:
+    def arguments(draw: Draw) -> Arguments:
+        tensors = qkv(draw, is_group, HDIM, torch.float8_e4m3fn)
+        scales = {n: torch.ones(1) for n in ("q_descale", "k_descale", "v_descale")}
+        group = groups() if is_group else {}
+        return {**tensors, **scales, **group, "causal": False, "softmax_scale": None}
+
+    return arguments
+
+
+def of_parts(draw: Draw) -> Arguments:
+    return {**qkv(draw, is_group=False), "num_splits": 2, "mask": 0, "block_table": None}
+
+
+def of_combination(draw: Draw) -> Arguments:
+    out, lse = (
+        randn(draw, *shape, dtype=torch.float32) for shape in ((2, 1, 3, 2, 5), (2, 1, 3, 2))
+    )
+    return {"out_partial": out, "lse_partial": lse, "out": None, "out_dtype": None}
+
+
+def of_latents(draw: Draw) -> Arguments:
+    """With more queries than the other form is taken for."""
+    tensors = {"q_nope": randn(draw, 1, 9, 2, 48), "q_pe": randn(draw, 1, 9, 2, 16)}
+    tensors |= {"kv": randn(draw, 1, 3, 32), "k_pe": randn(draw, 1, 3, 16)}
+    return {**tensors, "wkv_b": randn(draw, 2, 48 + HDIM, 32), "return_lse": True, "mask": 0}
+
+
+def of_absorbed_latents(draw: Draw) -> Arguments:
+    tensors = {"q": randn(draw, 2, 3, 2, HDIM), "latent": randn(draw, 2, 5, HDIM)}
+    return {**tensors, "rank": HDIM, "softmax_scale": 0.5, "return_lse": True}
+
+
+def of_random_bytes(draw: Draw) -> Arguments:
+    state = torch.tensor([draw(st.integers(0, 2**63 - 1)), 0])
+    return {"rng_state": state, "batch": 1, "heads_q": 2, "seqlen_q": 3, "seqlen_k": 5}
+
+
+FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[Draw], Arguments]]] = {
+    "flash_attn_with_kvcache": (untyped.flash_attn_with_kvcache, of_cache),
+    "explain_bwd": (untyped.explain_bwd, of_explanations),
+    "flash_attn_combine": (jitfmha.flash_attn_combine, of_combination),
+    "mha_fwd_splitkv": (jitfmha.mha_fwd_splitkv, of_parts),
+    "mla_fwd": (untyped.mla_fwd, of_latents),
+    "mla_absorbed_fwd": (untyped.mla_absorbed_fwd, of_absorbed_latents),
+    "dropout_randval": (jitfmha.dropout_randval, of_random_bytes),
+    "fmha_v3_bwd": (
+        aiter.fmha_v3_bwd,
+        of_backward(is_group=False, is_v3_atomic_fp32=True, how_v3_bf16_cvt=0),
+    ),
+    "fmha_v3_varlen_bwd": (
+        aiter.fmha_v3_varlen_bwd,
+        of_backward(is_group=True, is_v3_atomic_fp32=True, how_v3_bf16_cvt=0),
+    ),
+    "aiter.mha_bwd": (aiter.mha_bwd, of_backward(is_group=False)),
+    "aiter.mha_varlen_bwd": (aiter.mha_varlen_bwd, of_backward(is_group=True)),
+    "aiter.flash_attn_func": (aiter.flash_attn_func, of_models(is_group=False)),
+    "aiter.flash_attn_varlen_func": (aiter.flash_attn_varlen_func, of_models(is_group=True)),
+    "aiter.mha_fwd": (aiter.mha_fwd, of_operators(is_group=False)),
+    "aiter.mha_varlen_fwd": (aiter.mha_varlen_fwd, of_operators(is_group=True)),
+    "aiter.mha_batch_prefill": (
+        aiter.mha_batch_prefill,
+        lambda draw: of_pages(draw, as_operator=True),
+    ),
+    "aiter.mha_batch_prefill_func": (
+        aiter.mha_batch_prefill_func,
+        lambda draw: of_pages(draw, as_operator=False),
+    ),
+    "aiter.flash_attn_fp8_pertensor_func": (
+        aiter.flash_attn_fp8_pertensor_func,
+        of_fp8(is_group=False),
+    ),
+    "aiter.flash_attn_varlen_fp8_pertensor_func": (
+        aiter.flash_attn_varlen_fp8_pertensor_func,
+        of_fp8(is_group=True),
+    ),
+}
+ELSEWHERE = {
+    "emulate": "test_warmup_and_emulate.py",
+    "warmup": "test_warmup_and_emulate.py",
+    "validate_config": "../test_kernel_rules.py",
+    "install_as": "../test_stand_in.py",
+    "new_rng_state": "../test_dropout.py",
+    # They need a process group.
+    "context_parallel.shard": "../test_context_parallel.py",
+    "context_parallel.unshard": "../test_context_parallel.py",
+    "context_parallel.ring_attention": "../test_context_parallel.py",
+    "context_parallel.all_to_all_attention": "../test_context_parallel.py",
+}
+"""Functions that have tests of their own of what can be passed."""
+
+
+def test_no_public_function_is_forgotten() -> None:
+    subjects = {subject.name for subject in (*test_functions.SUBJECTS, test_gradients.SUBJECT)}
+    tried = {*subjects, *FUNCTIONS, *ELSEWHERE}
+    modules = {"": jitfmha, "flash_attn.": flash_attn, "aiter.": aiter}
+    named = {f"{prefix}{n}": getattr(x, n) for prefix, x in modules.items() for n in x.__all__}
+    named |= {
+        f"context_parallel.{name}": value
+        for name, value in vars(context_parallel).items()
+        if inspect.isfunction(value)
+        and value.__module__ == context_parallel.__name__
+        and not name.startswith("_")
+    }
+    functions = {n: value for n, value in named.items() if inspect.isfunction(value)}
+    known = {functions[name] for name in tried & functions.keys()}
+    assert {name for name, value in functions.items() if value not in known} == set()
+    assert (tried - functions.keys()) == {n for n in subjects if n.startswith("ops.")}
+
+
+# ---- What must hold ------------------------------------------------------------------------------
+
+
+class NotBuilt(BaseException):
+    """A valid call, whose kernel would have to be compiled."""
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the kernels that may be bound; empty: any, which are added."""
+    names: list[str] = []
+    bind = CpuPlan.bind
+
+    def bind_if_known(plan: CpuPlan) -> Any:
+        if names and names[-1] == "" and plan.kernel not in names:
+            raise NotBuilt
+        if plan.kernel not in names:
+            names.insert(0, plan.kernel)
+        return bind(plan)
+
+    monkeypatch.setattr(CpuPlan, "bind", bind_if_known)
+    return names
+
+
+def outcome(function: Callable[..., Any], arguments: Arguments) -> tuple[object, str | None]:
+    """What a call leaves of copies of its arguments, bit by bit, with its results; or its error."""
+    copies = copied(arguments)
+    torch.manual_seed(0)
+    error: Exception | None = None
+    try:
+        with all_threads():
+            returned = function(**copies)
+    except Exception as raised:
+        error = raised
+    if error is None:
+        return [bits(x) for x in (returned, *copies.values())], None
+    if "DefaultCPUAllocator" in str(error):
+        reject()  # more memory than there is
+    assert refusal(error, {**arguments, **_others(function)}), f"{error!r}"
+    return None, f"{error!r}"
+
+
+def _others(function: Callable[..., Any]) -> Arguments:
+    """The other arguments, which a text may name as well."""
+    return dict.fromkeys(inspect.signature(function).parameters)
+
+
+def copied(arguments: Arguments) -> Arguments:
+    """The same in other memory, where tensors share it as they did."""
+    kept: dict[int, Any] = {}
+    for x in arguments.values():
+        if not isinstance(x, Tensor):
+            kept[id(x)] = x
+        elif x.is_meta or x.layout != torch.strided:
+            kept[id(x)] = x.detach().clone()
+    return copy.deepcopy(arguments, memo=kept)
+
+
+def bits(value: Any) -> object:
+    if isinstance(value, (tuple, list)) and not isinstance(value, Explanation):
+        return [bits(x) for x in value]
+    if not isinstance(value, Tensor) or value.is_meta or value.layout != torch.strided:
+        return (
+            describe(value) if isinstance(value, Tensor) else re.sub("0x[0-9a-f]+", "", str(value))
+        )
+    content = value.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return value.shape, value.stride(), value.dtype, content
+
+
+def check_outcomes(call: Call, tally: Tally, built: list[str]) -> None:
+    function = call.subject.function
+    built[:] = [name for name in built if name]
+    with fresh_calls():
+        _, refused = outcome(function, call.good)
+        assert refused is None, f"a good call is refused: {refused}"
+        built.append("")  # from here on nothing new
+        after_good = outcome(function, call.arguments)
+    with fresh_calls():
+        assert outcome(function, call.arguments) == after_good
+    tally.count("returned" if after_good[1] is None else after_good[1].partition("(")[0])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_function(name: str, sweep: Sweep, built: list[str]) -> None:
+    function, good = FUNCTIONS[name]
+    subject = Subject(
+        *(name, function, ("gm0",), lambda draw, problem: good(draw), lambda x: (x, set())),
+        no_results,
+    )
+
+    def check(call: Call, tally: Tally) -> None:
+        try:
+            check_outcomes(call, tally, built)
+        except NotBuilt:
+            reject()
+
+    sweep(any_calls(subject), check, share=0.5)
