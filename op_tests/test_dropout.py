@@ -9,7 +9,7 @@ from torch import Tensor
 from untyped import explain, fmha_fwd
 
 from jitfmha import dropout_randval, new_rng_state
-from jitfmha.problem.dropout import _philox
+from jitfmha.problem.dropout import _philox, largest_kept
 
 # Counter, key and result, from the known answers of Random123, the authors' own library.
 KNOWN = [
@@ -37,6 +37,15 @@ def test_bytes_do_not_depend_on_the_lengths(rng):
     assert (other == whole).float().mean() < 0.02
     other = dropout_randval(state + torch.tensor([0, 1]), 3, 5, 40, 70)
     assert (other == whole).float().mean() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("dropout_p", "largest"),
+    [(1 / 256, 254), (0.1, 229), (0.25, 191), (0.3, 178), (0.5, 127), (0.7, 76), (255 / 256, 0)],
+)
+def test_the_largest_byte_that_is_kept(dropout_p, largest):
+    """Rounded down, as flash-attn has it: 229.5 of 255 are 229."""
+    assert largest_kept(dropout_p) == largest
 
 
 def test_bytes_are_uniform():

@@ -8,9 +8,12 @@ import pytest
 import torch
 from closeness import assert_close
 from inputs import DTYPES, prefix_sums, random_qkv
+from torch import Tensor
 from untyped import fmha_fwd
 
 import jitfmha
+from jitfmha.call.run import run
+from jitfmha.problem.arguments import Arguments, KeyOptions
 from jitfmha.problem.float64_reference import attention, attention_packed
 
 flash_attn_combine: Any = jitfmha.flash_attn_combine
@@ -109,6 +112,27 @@ def test_parts(rng, seqlen_q):
     )
     torch.testing.assert_close(combined, out, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(combined_lse.transpose(1, 2), lse, atol=1e-5, rtol=1e-5)
+
+
+def test_parts_are_scaled_as_the_result_is(rng):
+    """By the scale of 8-bit values, and for what dropout leaves of the probabilities."""
+    q, k, v = random_qkv(rng, seqlen_q=3, seqlen_k=700)
+    state = torch.tensor([5, 0])
+    scales = {f"{name}_descale": torch.tensor([1.5]) for name in "qkv"}
+    eight_bits = [x.to(torch.float8_e4m3fn) for x in (q, k, v)]
+    cases: list[tuple[list[Tensor], dict[str, Any]]] = [
+        ([q, k, v], {"dropout_p": 0.5, "rng_state": state}),
+        (eight_bits, scales),
+    ]
+    for tensors, options in cases:
+        out_accum, lse_accum = torch.zeros(2, 2, 2, 3, 64), torch.zeros(2, 2, 2, 3)
+        arguments = Arguments.of(*tensors, {**options, "return_lse": True})
+        out, lse = run(arguments._replace(keys=KeyOptions(None, 2, out_accum, lse_accum)))
+        parts = out_accum.transpose(2, 3), lse_accum.transpose(2, 3)
+        combined, combined_lse = flash_attn_combine(*parts)
+        eps = torch.finfo(out.dtype).eps
+        torch.testing.assert_close(combined, out.float(), atol=1e-5, rtol=eps)
+        torch.testing.assert_close(combined_lse.transpose(1, 2), lse, atol=1e-5, rtol=1e-5)
 
 
 def test_parts_of_packed_sequences(rng):

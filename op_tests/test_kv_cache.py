@@ -11,10 +11,11 @@ import torch
 from closeness import assert_close
 from inputs import DTYPES, prefix_sums
 from torch import Tensor
-from untyped import flash_attn_varlen_func, flash_attn_with_kvcache
+from untyped import flash_attn_varlen_func, flash_attn_with_kvcache, fmha_fwd
 
 from jitfmha import emulate
 from jitfmha.amd.chips import Arch
+from jitfmha.layers import kv_cache
 from jitfmha.problem.float64_reference import attention, attention_packed, unpaged
 
 HEADS_Q, HEADS_K, HDIM, HDIM_V = 6, 2, 32, 24
@@ -221,13 +222,29 @@ def test_caches_with_other_strides(rng, with_first, with_places):
     it.check(result, first=first, mask=2)
 
 
+@pytest.mark.parametrize("room", [0, 1])
+def test_caches_are_not_copied(rng, monkeypatch, room):
+    """Whether sequences lie one after the other, or with room for a key between them."""
+    it = Decoding.random(rng, [3, 40, 61], 2)
+    caches = [torch.zeros(3, CAPACITY + room, *x.shape[2:]) for x in (it.k_cache, it.v_cache)]
+    read = []
+
+    def kept(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+        read.extend([k, v])
+        return fmha_fwd(q, k, v, **options)
+
+    monkeypatch.setattr(kv_cache, "fmha_fwd", kept)
+    with_lse(it.q, *[x[:, :CAPACITY] for x in caches], cache_seqlens=it.seqlens)
+    assert [x.data_ptr() for x in read] == [x.data_ptr() for x in caches]
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize("causal", [False, True])
-def test_rotary(rng, causal, interleaved):
-    check_rotary(rng, causal, interleaved)
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window_size": (9, 2)}], ids=str)
+def test_rotary(rng, mask, interleaved):
+    check_rotary(rng, mask, interleaved)
 
 
-def check_rotary(rng: torch.Generator, causal: bool, interleaved: bool) -> None:
+def check_rotary(rng: torch.Generator, mask: dict[str, Any], interleaved: bool) -> None:
     """Rotation is the product with a complex number for each pair of elements."""
     it = Decoding.random(rng, [0, 17], 3)
     k = torch.randn(2, 3, HEADS_K, HDIM, generator=rng)
@@ -247,19 +264,20 @@ def check_rotary(rng: torch.Generator, causal: bool, interleaved: bool) -> None:
         return torch.cat([both.to(x.dtype), x[..., width:]], dim=-1)
 
     positions = it.seqlens[:, None] + torch.arange(3)
-    expected = replace(it, q=rotated(it.q, positions if causal else positions[:, :1].expand(-1, 3)))
+    expected = replace(it, q=rotated(it.q, positions if mask else positions[:, :1].expand(-1, 3)))
     result = with_lse(
         *(it.q, it.k_cache, it.v_cache, k, v, angle.cos(), angle.sin()),
         cache_seqlens=it.seqlens,
-        causal=causal,
         rotary_interleaved=interleaved,
+        **mask,
     )
     for n, seqlen in enumerate(it.seqlens.tolist()):
         written = it.k_cache[n, seqlen : seqlen + 3]
         torch.testing.assert_close(written, rotated(k, positions)[n], atol=1e-6, rtol=1e-6)
     expected = replace(expected, seqlens=it.seqlens + 3)
     out, lse = result
-    expected.check((out, lse), mask=2 if causal else 0)
+    is_causal, window_size = mask.get("causal", False), mask.get("window_size", (-1, -1))
+    expected.check((out, lse), mask=2 if is_causal else 0, window_size=window_size)
 
 
 @pytest.mark.sample("arch, page_size", [(x, y) for x in ARCHS for y in (None, 1, 16)], 1)
@@ -267,7 +285,7 @@ def test_append_and_rotary_on_gpus(rng, arch, page_size):
     """The emulator's kernels read caches to which torch has just written."""
     with emulate(arch, check=True) as run:
         check_append(rng, page_size, new=6)
-        check_rotary(rng, causal=True, interleaved=True)
+        check_rotary(rng, {"causal": True}, interleaved=True)
     assert run.findings() == ()
 
 
@@ -282,6 +300,11 @@ TABLE = torch.zeros(2, 1, dtype=torch.int32)
         ({"cache_seqlens": "5"}, TypeError, ["cache_seqlens", "'5'"]),
         ({"cache_seqlens": torch.ones(2)}, TypeError, ["cache_seqlens", "float32"]),
         ({"cache_seqlens": torch.ones(3).int()}, ValueError, ["cache_seqlens", "(3,)"]),
+        (
+            {"cache_seqlens": 69, "k": torch.zeros(2, 2, 2, 32), "v": torch.zeros(2, 2, 2, 24)},
+            ValueError,
+            ["cache_seqlens holds 69", "2 more keys", "70"],
+        ),
         ({"k": torch.zeros(2, 1, 2, 32)}, ValueError, ["v is missing"]),
         ({"k": torch.zeros(2, 1, 2, 8), "v": torch.zeros(2, 1, 2, 24)}, ValueError, ["k", "2, 8"]),
         ({"block_table": TABLE + 2}, ValueError, ["block_table", "page 2", "2 pages"]),
@@ -290,6 +313,8 @@ TABLE = torch.zeros(2, 1, dtype=torch.int32)
         ({"block_table": TABLE, "cache_leftpad": TABLE[:, 0]}, ValueError, ["cache_leftpad"]),
         ({"cache_batch_idx": TABLE[:, 0] + 2}, ValueError, ["cache_batch_idx", "2"]),
         ({"cache_leftpad": TABLE[:, 0] + 6}, ValueError, ["cache_leftpad", "6", "5"]),
+        ({"cache_leftpad": TABLE[:, 0] - 1}, ValueError, ["cache_leftpad holds -1", "0 to 70"]),
+        ({"cache_leftpad": TABLE[:, 0] + 71}, ValueError, ["cache_leftpad holds 71", "0 to 70"]),
         ({"rotary_cos": torch.ones(9, 4)}, ValueError, ["rotary_sin"]),
         (
             {"rotary_cos": torch.ones(9, 4), "rotary_sin": torch.ones(9, 4)},

@@ -110,6 +110,15 @@ def test_sequences_share_pages(rng):
     assert_close(actual, expected, q, keys, values)
 
 
+def test_a_table_that_is_a_slice(rng):
+    """Its rows lie farther apart than they are long."""
+    it = Paged(rng, 16)
+    expected = it.call()[0]
+    wide = torch.full((it.table.shape[0], it.table.shape[1] + 3), -7, dtype=torch.int32)
+    wide[:, : it.table.shape[1]] = it.table
+    assert torch.equal(it.call(block_table=wide[:, : it.table.shape[1]])[0], expected)
+
+
 def test_new_lengths_and_tables_of_a_kind(rng):
     """Calls that are looked up see what changed: queries, lengths, pages and the size of pages."""
     for page_size in (16, 16, 33, 16):

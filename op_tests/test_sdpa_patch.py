@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from closeness import assert_close
+from fresh_calls import fresh_calls
 from inputs import LAYOUTS, lay_out, random_qkv
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -167,17 +168,56 @@ def test_what_goes_to_torch(rng, ours):
     assert ours == []
 
 
-def test_what_has_no_backward_pass_goes_to_torch(rng, ours, monkeypatch):
+@pytest.mark.parametrize("name", ["query", "key", "value", "attn_mask"])
+def test_what_has_no_backward_pass_goes_to_torch(rng, ours, monkeypatch, name):
+    """Also where the mask alone requires grad."""
     q, k, v = heads_first(rng)
+    call = {"query": q, "key": k, "value": v, "attn_mask": torch.zeros(33, 49)}
     monkeypatch.setattr("jitfmha.kernels.cpu.SERVES", jitfmha.kernels.cpu.SERVES - {BACKWARD})
     monkeypatch.setattr(sdpa, "_routes", {})
-    q.requires_grad_()
-    F.scaled_dot_product_attention(q, k, v).sum().backward()
-    assert q.grad is not None
-    assert ours == []
-    assert "backward pass" in sdpa.explain(q, k, v).reasons[0]
+    F.scaled_dot_product_attention(**call)
+    assert len(ours) == 1
+    call[name] = call[name].clone().requires_grad_()
+    F.scaled_dot_product_attention(**call).sum().backward()
+    assert call[name].grad is not None
+    assert len(ours) == 1
+    assert "backward pass" in sdpa.explain(**call).reasons[0]
     with torch.no_grad():
-        assert_served(ours, (q, k, v))
+        F.scaled_dot_product_attention(**call)
+    assert len(ours) == 2
+
+
+def test_a_known_route_serves_no_other_call(rng, monkeypatch):
+    """Each pair differs in one thing, by which one call is ours and the other one is not."""
+
+    @contextmanager
+    def elsewhere() -> Iterator[None]:
+        """On a target that serves nothing."""
+        with monkeypatch.context() as patched, fresh_calls():
+            patched.setattr("jitfmha.kernels.cpu.SERVES", frozenset())
+            yield
+
+    q, k, v = heads_first(rng)
+    plain = {"dropout_p": 0.0, "is_causal": False, "scale": None}
+    spread = torch.zeros(*k.shape[:-1], 2 * k.shape[-1])[..., ::2]
+    changed: list[tuple[tuple[Tensor, ...], dict[str, Any], bool]] = [
+        ((q, spread, v), plain, False),
+        ((q, k, v[..., :3, :]), plain, False),
+        ((q, k.half(), v), plain, False),
+        ((q, k, v), plain | {"dropout_p": 1.0}, False),
+        ((q, k, v), plain | {"scale": -1.0}, False),
+        ((q, k, v), plain, True),
+    ]
+    for tensors, options, is_elsewhere in changed:
+        for ours_first in (True, False):
+            monkeypatch.setattr(sdpa, "_routes", {})
+            for is_ours in (ours_first, not ours_first):
+                there = elsewhere() if is_elsewhere and not is_ours else nullcontext()
+                given = ((q, k, v), plain) if is_ours else (tensors, options)
+                call = sdpa._Call(*given[0], attn_mask=None, enable_gqa=False, **given[1])
+                with there:
+                    route = sdpa._known_route(call, sdpa._arguments_of(call))
+                assert route.is_ours == is_ours, options
 
 
 BACKWARD = jitfmha.problem.features.Feature.BACKWARD
