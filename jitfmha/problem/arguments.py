@@ -89,7 +89,6 @@ class Option(NamedTuple):
 _IN_EVERY_KERNEL: tuple[Enum, ...] = ()
 _SEQUENCES = (Feature.GROUP_MODE,)
 _UNUSED_ROWS = (Feature.PADDED_SEQUENCES,)
-_SCALES = (Feature.DESCALES, Feature.QUERY_HEAD_DESCALES)
 
 # A schema has no union of int and str, so `mask` is text; lengths may be symbolic.
 OPTIONS = (
@@ -105,9 +104,9 @@ OPTIONS = (
     Option("cu_seqlens_k_padded", "Tensor?", _UNUSED_ROWS),
     Option("out", "Tensor(a!)", _IN_EVERY_KERNEL),
     Option("bf16_cvt", "str", _IN_EVERY_KERNEL, '"rtne"'),
-    Option("q_descale", "Tensor?", _SCALES, "None"),
-    Option("k_descale", "Tensor?", _SCALES, "None"),
-    Option("v_descale", "Tensor?", _SCALES, "None"),
+    Option("q_descale", "Tensor?", (Feature.DESCALES, Feature.QUERY_HEAD_DESCALES), "None"),
+    Option("k_descale", "Tensor?", (Feature.DESCALES,), "None"),
+    Option("v_descale", "Tensor?", (Feature.DESCALES,), "None"),
     Option("p_descale", "Tensor?", (Feature.INT8_PROBABILITIES,), "None"),
     *(Option(row.name, row.schema, row.features, str(row.default)) for row in SCORE_FEATURES),
     Option("dropout_p", "float", (Feature.DROPOUT,), "0.0"),
