@@ -7,7 +7,6 @@ name (`kernels`), and what came out (`results`). A folder is there completely or
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -32,7 +31,7 @@ from ..amd.kernel_arguments import (
     JITFMHA_ARGUMENTS,
     READY_BACKWARD_ARGUMENTS,
 )
-from ..jit.regular_file import path_inside, read_regular_file
+from ..jit.regular_file import read_regular_file
 from ..jit.shared_struct import SharedStruct
 from ..problem.arguments import (
     CuSeqlens,
@@ -42,9 +41,8 @@ from ..problem.arguments import (
     KeyOptions,
     Tensors,
 )
-from ..problem.mask import Mask
-from ..problem.problem import GradientStrides, Problem, Sizes
-from ..problem.score_features import TENSOR_FEATURES, AskedModifiers, Modifiers
+from ..problem.problem import Problem
+from ..problem.score_features import TENSOR_FEATURES, Modifiers
 
 FORMAT = 1
 FILE = "launch.json"
@@ -57,7 +55,6 @@ INTERFACES: Mapping[str, SharedStruct] = {each.name: each for each in _STRUCTS}
 """The argument blocks by name. No two have the same size."""
 
 _ALIGNMENT = 256  # hipMalloc's, which addresses are told apart by
-_LARGEST_REGION = 1 << 40
 
 
 class RecordError(ValueError):
@@ -307,14 +304,15 @@ def _described_kernel(kernel: RecordedKernel, record: Record) -> dict[str, Any]:
     arguments = []
     for name, (at, letter) in fields_of(INTERFACES[kernel.interface]).items():
         size = struct.calcsize(f"={letter}")
-        one: dict[str, Any] = {"name": name, "offset": at, "value": _json_number(values[name])}
+        one: dict[str, Any] = {"name": name, "offset": at, "value": json_number(values[name])}
         if letter == "Q":
             one["points to"] = where_is(record, int(values[name]))
         arguments.append(one | {"bytes": kernel.kernarg[at : at + size].hex()})
     return described | {"arguments": arguments}
 
 
-def _json_number(value: float) -> float | str:
+def json_number(value: float) -> float | str:
+    """A number as JSON has it: what is not finite is text."""
     return value if isinstance(value, int) or math.isfinite(value) else str(value)
 
 
@@ -336,10 +334,11 @@ def extent_bytes(tensor: RecordedTensor) -> int:
         return 0
     steps = zip(tensor.shape, tensor.strides, strict=True)
     last = sum((size - 1) * stride for size, stride in steps)
-    return (last + 1) * _dtype(tensor.dtype).itemsize
+    return (last + 1) * dtype_named(tensor.dtype).itemsize
 
 
-def _dtype(name: str) -> torch.dtype:
+def dtype_named(name: str) -> torch.dtype:
+    """Torch's dtype of that name. Raises ``RecordError`` where there is none."""
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
         raise RecordError(f"dtype {name!r} is none that torch has")
@@ -348,175 +347,7 @@ def _dtype(name: str) -> torch.dtype:
 
 def view_of(tensor: RecordedTensor, regions: Sequence[Tensor]) -> Tensor:
     """The tensor in regions of uint8, which lie where they lay but for a distance."""
-    dtype = _dtype(tensor.dtype)
+    dtype = dtype_named(tensor.dtype)
     end = tensor.offset + extent_bytes(tensor)
     typed = regions[tensor.region][tensor.offset : end].view(dtype)
     return typed.as_strided(tensor.shape, tensor.strides, typed.storage_offset())
-
-
-# ---- Reading -------------------------------------------------------------------------------------
-
-
-def read_record(folder: Path) -> Record:
-    """Read a folder and check that it is whole.
-
-    Raises:
-        RecordError: it is no recorded launch, or a part is missing, damaged or contradicts another.
-            A code object may have been replaced: who runs it again says so.
-    """
-    path = folder / FILE
-    try:
-        document = json.loads(read_regular_file(path))
-    except OSError as error:
-        raise RecordError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"{path} is not JSON: {error}") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        found = document.get("format") if isinstance(document, dict) else document
-        raise RecordError(f"{path} has format {found!r:.60}, expected {FORMAT}")
-    try:
-        record = _record(folder, document)
-    except RecordError as error:
-        raise RecordError(f"{path}: {error}") from error
-    except KeyError as error:
-        raise RecordError(f"{path} is damaged: {error} is missing") from error
-    except (TypeError, ValueError, AttributeError, struct.error) as error:
-        raise RecordError(f"{path} is damaged: {error}") from error
-    _check_places(record)
-    _check_files(record)
-    return record
-
-
-def _record(folder: Path, document: Mapping[str, Any]) -> Record:
-    return Record(
-        folder=folder,
-        arch=document["arch"],
-        chip=document["chip"],
-        family=document["family"],
-        problem=_problem(document["problem"]),
-        rows=document["rows"],
-        max_seqlens=_pair(document["max_seqlens"]),
-        tensors={
-            name: RecordedTensor(**{**each, **_tuples(each, "shape", "strides")})
-            for name, each in document["tensors"].items()
-        },
-        regions=tuple(Region(**each) for each in document["regions"]),
-        kernels=tuple(_kernel(i, each) for i, each in enumerate(document["kernels"])),
-        results={
-            name: RecordedResult(**{**each, **_tuples(each, "shape")})
-            for name, each in document["results"].items()
-        },
-    )
-
-
-def _pair(value: Sequence[int | None]) -> tuple[int | None, int | None]:
-    first, second = value
-    return first, second
-
-
-def _tuples(values: Mapping[str, Any], *names: str) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(int(x) for x in values[name]) for name in names}
-
-
-def _problem(fields: Mapping[str, Any]) -> Problem:
-    known = dict(fields)
-    sizes = known["sizes"]
-    lengths = int(sizes["seqlen_q"]), int(sizes["seqlen_k"])
-    known["sizes"] = Sizes(*lengths, *(tuple(sizes[name]) for name in ("q", "k", "v", "out")))
-    known["mask"] = Mask(**known["mask"])
-    known["modifiers"] = AskedModifiers(**known["modifiers"])
-    for name in ("q_descale", "k_descale", "v_descale"):
-        known[name] = None if known[name] is None else tuple(known[name])
-    if known["gradients"] is not None:
-        strides: Any = {
-            name: None if given is None else tuple(given)
-            for name, given in known["gradients"].items()
-        }
-        known["gradients"] = GradientStrides(**strides)
-    return Problem(**known)
-
-
-def _kernel(index: int, fields: Mapping[str, Any]) -> RecordedKernel:
-    known = dict(fields)
-    arguments = {each["name"]: each for each in known.pop("arguments")}
-    where = f"kernels[{index}]"
-    if known["interface"] not in INTERFACES:
-        raise RecordError(f"{where}.interface is {known['interface']!r}, which is not known")
-    interface = INTERFACES[known["interface"]]
-    block = bytearray(interface.size)
-    for name, (at, letter) in fields_of(interface).items():
-        if name not in arguments:
-            raise RecordError(f"{where} has no argument {name}")
-        raw = bytes.fromhex(arguments[name]["bytes"])
-        if len(raw) != struct.calcsize(f"={letter}"):
-            raise RecordError(f"{where}: argument {name} has {len(raw)} bytes, {raw.hex()}")
-        (held,) = struct.unpack(f"={letter}", raw)
-        told = arguments[name]["value"]
-        if _json_number(held) != told:
-            raise RecordError(
-                f"{where}: argument {name} has the value {told!r}, and its bytes say {held!r}"
-            )
-        block[at : at + len(raw)] = raw
-    extents = {name: _extent(f"{where}.{name}", known[name]) for name in ("grid", "block")}
-    return RecordedKernel(**{**known, **extents}, kernarg=bytes(block))
-
-
-def _extent(where: str, value: Sequence[int]) -> tuple[int, int, int]:
-    if len(value) != 3 or not all(isinstance(each, int) and 0 <= each < 1 << 32 for each in value):
-        raise RecordError(f"{where} is {value!r:.60}, not three integers")
-    x, y, z = value
-    return x, y, z
-
-
-def _check_places(record: Record) -> None:
-    """Check that every tensor lies in its region."""
-    for i, region in enumerate(record.regions):
-        if not 0 <= region.size <= _LARGEST_REGION:
-            raise RecordError(f"{record.folder / FILE}: regions[{i}] has {region.size} bytes")
-    for name, each in record.tensors.items():
-        where = f"{record.folder / FILE}: tensors.{name}"
-        if not 0 <= each.region < len(record.regions):
-            raise RecordError(f"{where} is in region {each.region}, which there is not")
-        if len(each.shape) != len(each.strides) or min((*each.shape, *each.strides), default=0) < 0:
-            raise RecordError(f"{where} has shape {each.shape} and strides {each.strides}")
-        size = record.regions[each.region].size
-        if not 0 <= each.offset <= each.offset + extent_bytes(each) <= size:
-            raise RecordError(f"{where} does not lie in its region of {size} bytes")
-    needed = ("q", "k", "v", "out")
-    missing = [name for name in needed if name not in record.tensors]
-    if missing:
-        raise RecordError(f"{record.folder / FILE}: tensors has no {', '.join(missing)}")
-
-
-def _check_files(record: Record) -> None:
-    """Every file is there; tensors hold what they held."""
-    for kernel in record.kernels:
-        _contained(record.folder, kernel.code_object, None, None)
-    for i, region in enumerate(record.regions):
-        if region.file is not None:
-            _contained(record.folder, region.file, region.size, region.sha256, f"regions[{i}]")
-    for name, result in record.results.items():
-        if result.file is not None:
-            size = math.prod(result.shape) * _dtype(result.dtype).itemsize
-            _contained(record.folder, result.file, size, result.sha256, f"results.{name}")
-
-
-def _contained(
-    folder: Path, file: str, size: int | None, sha256: str | None, where: str = "kernels"
-) -> None:
-    if not isinstance(file, str) or Path(file).name != file:
-        raise RecordError(
-            f"{folder / FILE}: {where} names {file!r:.100}, which is not in the folder"
-        )
-    try:
-        path = path_inside(folder, file)
-    except ValueError as error:
-        raise RecordError(f"{folder / FILE}: {where} names {error}") from error
-    try:
-        content = read_regular_file(path, _LARGEST_REGION)
-    except OSError as error:
-        raise RecordError(f"{path} cannot be read: {error.strerror or error}") from error
-    if size is not None and len(content) != size:
-        raise RecordError(f"{path} has {len(content)} bytes, and {where} says {size}")
-    if sha256 is not None and hashlib.sha256(content).hexdigest() != sha256:
-        raise RecordError(f"{path} is damaged: its SHA-256 is not what {where} says")

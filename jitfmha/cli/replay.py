@@ -15,10 +15,10 @@ from ..call.record import (
     RecordedKernel,
     RecordError,
     fields_of,
-    read_record,
 )
 from ..emulator.session import emulated_name
 from ..replay.machines import Machine, machine_named
+from ..replay.reading import read_record
 from ..replay.rerun import Diagnosis, Outcome, diagnose
 from .emulated import emulated_machine
 from .exit_codes import FAILED, OK, UsageError

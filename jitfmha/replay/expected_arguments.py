@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from ..call.record import (
+    FILE,
     INTERFACES,
     Record,
     RecordedKernel,
     RecordedTensor,
+    RecordError,
     extent_bytes,
     fields_of,
     where_is,
@@ -109,6 +112,17 @@ def _addresses(interface: str) -> set[str]:
     return {name for name, (_, letter) in fields_of(INTERFACES[interface]).items() if letter == "Q"}
 
 
+class _Row(dict[str, Any]):
+    """What is known of a kernel. Raises ``RecordError`` for what is not there, and is needed."""
+
+    def __init__(self, row: Mapping[str, Any], file: Path) -> None:
+        super().__init__(row)
+        self._file = file
+
+    def __missing__(self, name: str) -> Any:
+        raise RecordError(f"{self._file} is damaged: a row of rows has no {name}")
+
+
 class _Facts:
     """A record, in the words of the argument blocks."""
 
@@ -120,9 +134,9 @@ class _Facts:
         self.is_group = record.problem.mode == "gm1"
         # One that combines splits has that of the kernel before it.
         rows = (
-            row
+            _Row(row, record.folder / FILE)
             for row in record.rows.values()
-            if kernel.symbol in (row["symbol"], row.get("combine_symbol"))
+            if kernel.symbol in (row.get("symbol"), row.get("combine_symbol"))
         )
         self.row: Mapping[str, Any] = next(rows, {})
         # Of the longest sequence that the launch is for.
@@ -278,13 +292,17 @@ def _aiter_grid(facts: _Facts) -> tuple[int, int, int]:
     heads, batch = facts.problem.heads_q, facts.problem.batch
     tiles = _divided_up(facts.rows_q, facts.row["ts_qo"])
     pairs = _divided_up(tiles, 2)
-    return {
+    grids = {
         "tiles_heads_batches": (tiles, heads, batch),
         "tile_pairs_heads_batches": (pairs, heads, batch),
         "heads_tiles_batches": (heads, tiles, batch),
         "heads_batches_tiles": (heads, batch, tiles),
         "heads_batches_tile_pairs": (heads, batch, pairs),
-    }[facts.row["grid"]]
+    }
+    if facts.row["grid"] not in grids:
+        file = facts.record.folder / FILE
+        raise RecordError(f"{file} is damaged: a row of rows has the grid {facts.row['grid']!r}")
+    return grids[facts.row["grid"]]
 
 
 # ---- Kernels of ours -----------------------------------------------------------------------------
@@ -554,7 +572,7 @@ def _backward_tile(facts: _Facts) -> tuple[bool, int]:
     """Whether a workgroup has rows of q, else of k, and how many."""
     if facts.record.family == "ready":
         # The second kernel makes the gradients of keys; those before and behind it go by queries.
-        is_second = list(facts.record.rows).index(facts.kernel.symbol) == 1
+        is_second = facts.kernel.symbol in list(facts.record.rows)[1:2]
         return not is_second, facts.row["ts_kv" if is_second else "ts_qo"]
     return facts.kernel.symbol.endswith("_dq"), facts.row["ts_qo"]
 

@@ -101,7 +101,7 @@ def diagnose(record: Record, make_machine: Callable[[], Machine], *, seed: int =
     """Run a recorded launch again, compare, and say which side is at fault.
 
     Args:
-        record: from :func:`jitfmha.call.record.read_record`.
+        record: from :func:`jitfmha.replay.reading.read_record`.
         make_machine: gives what it runs on, for each run a new one.
         seed: of tensors whose bytes were not recorded.
 

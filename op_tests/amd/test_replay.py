@@ -34,7 +34,7 @@ from jitfmha.amd.recording_runtime import RecordingRuntime, Started
 from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR
 from jitfmha.call import recording
 from jitfmha.call.dispatch import plan_for
-from jitfmha.call.record import FILE, INTERFACES, fields_of, read_record
+from jitfmha.call.record import FILE, INTERFACES, RecordError, fields_of
 from jitfmha.cli import main
 from jitfmha.emulator import emulation
 from jitfmha.emulator.runtime import Emulator
@@ -44,6 +44,7 @@ from jitfmha.planning.target import TARGET_HERE, AmdTarget
 from jitfmha.problem.arguments import Arguments
 from jitfmha.problem.problem import make_problem
 from jitfmha.replay.machines import EmulatedMachine, GpuMachine, RerunError
+from jitfmha.replay.reading import read_record
 from jitfmha.replay.rerun import diagnose
 
 GROUP_KERNEL = PlainKernel("fp16", 64, 64, mask=2, mode=1)
@@ -164,7 +165,10 @@ def test_backward_kernels_of_a_tree_are_replayed(
     use_tree(tmp_path / "tree")
     monkeypatch.setenv("JITFMHA_RECORD_DATA", str(int(with_data)))
     lengths = ((5, 35), (0, 3), (4, 0), (1, 1))
-    call = BackwardCall(rng, torch.float16, hdims=(8, 8), heads=(4, 2), lengths=lengths)
+    longest = {"max_seqlen_q": 5, "max_seqlen_k": 35}
+    call = BackwardCall(
+        *(rng, torch.float16), hdims=(8, 8), heads=(4, 2), lengths=lengths, options=longest
+    )
     # The launch copies an lse that is not contiguous.
     call.lse = call.lse.repeat_interleave(2, dim=-1)[..., ::2]
     with emulate("gfx950"):
@@ -305,6 +309,28 @@ def test_a_wrong_kernel_is_the_kernels_fault(rng, recorded, use_tree, tmp_path):
     values = read_record(folder).kernels[0].values()
     tamper(folder, {"s_o_Hs": values["s_o_Hs"] * 2})
     assert diagnosis_of(folder).fault == "arguments and kernel"
+
+
+def test_regions_may_adjoin(group_launch):
+    """The address of the end of one is that of the next one's beginning."""
+    record = read_record(group_launch)
+    document = json.loads((group_launch / FILE).read_text())
+    end, moved = 1 << 20, {}
+    # Those that others may follow without losing the alignment that kernels ask for come first.
+    for i, region in sorted(enumerate(record.regions), key=lambda each: each[1].size % 16):
+        moved[i] = document["regions"][i]["address"] = end
+        end += region.size
+    (group_launch / FILE).write_text(json.dumps(document))
+    (kernel,) = record.kernels
+    pointers = {}
+    for name, (_, letter) in fields_of(INTERFACES[kernel.interface]).items():
+        address = int(kernel.values()[name])
+        for i, region in enumerate(record.regions):
+            if letter == "Q" and region.address <= address < region.address + region.size:
+                pointers[name] = moved[i] + address - region.address
+    tamper(group_launch, pointers)
+    found = diagnosis_of(group_launch)
+    assert (found.fault, found.mismatches) == ("none", ())
 
 
 def test_a_code_object_that_was_replaced_is_told(group_launch):
@@ -450,15 +476,18 @@ def test_the_command(group_launch, capsys):
         (lambda folder: (folder / FILE).write_text("{"), "is not JSON"),
         (lambda folder: (folder / FILE).write_text('{"format": 2}'), "has format 2, expected 1"),
         (lambda folder: edit(folder, "problem", None), "is damaged"),
-        (lambda folder: leave_out(folder, "chip"), "'chip' is missing"),
+        (lambda folder: leave_out(folder, "chip"), "chip is missing"),
         (lambda folder: edit(folder, "kernels", 0, "interface", "other"), "'other'"),
-        (lambda folder: edit(folder, "kernels", 0, "grid", [1, 2]), "[1, 2], not three integers"),
+        (
+            lambda folder: edit(folder, "kernels", 0, "grid", [1, 2]),
+            "kernels[0].grid is [1, 2], expected",
+        ),
         (lambda folder: edit(folder, "kernels", 0, "arguments", 5, "value", 1.5), "value 1.5"),
         (lambda folder: edit(folder, "kernels", 0, "arguments", 5, "bytes", "00"), "has 1 bytes"),
         (lambda folder: edit(folder, "kernels", 0, "code_object", "no.co"), "no.co cannot be read"),
         (lambda folder: edit(folder, "kernels", 0, "code_object", "../x"), "not in the folder"),
         (lambda folder: edit(folder, "kernels", 0, "code_object", ".."), "names '..' is not in"),
-        (lambda folder: edit(folder, "kernels", 0, "code_object", 7), "names 7, which is not in"),
+        (lambda folder: edit(folder, "kernels", 0, "code_object", 7), "code_object is 7, expected"),
         (lambda folder: edit(folder, "regions", 0, "file", "/dev/zero"), "'/dev/zero', which is"),
         (lambda folder: link_out(folder), "which is not in"),
         (lambda folder: put_a_pipe(folder), "region_0.bin cannot be read: it is not a regular"),
@@ -478,6 +507,84 @@ def test_a_damaged_folder_is_refused(group_launch, capsys, spoil, complaint):
     spoil(group_launch)
     assert main(["replay", str(group_launch)]) == 2
     assert complaint in capsys.readouterr().err
+
+
+# What takes the place of a field; LEFT_OUT of the field itself.
+LEFT_OUT = object()
+DAMAGES = (LEFT_OUT, None, True, -1, 0, 1, 7.5, 2**31, 2**63, 2**70, "", "x", [], [1], {}, {"a": 1})
+
+
+def places_of(value: Any, *path: Any) -> Iterator[tuple[Any, ...]]:
+    """The paths to all fields, and to what holds them."""
+    below = value.items() if isinstance(value, dict) else enumerate(value)
+    for name, each in below:
+        yield (*path, name)
+        if isinstance(each, (dict, list)):
+            yield from places_of(each, *path, name)
+
+
+def damage(document: Any, path: tuple[Any, ...], value: Any) -> None:
+    *names, last = path
+    for name in names:
+        document = document[name]
+    if value is LEFT_OUT:
+        del document[last]
+    else:
+        document[last] = value
+
+
+def refusal_of(folder: Path) -> str | None:
+    try:
+        read_record(folder)
+    except RecordError as error:
+        return str(error)
+    return None
+
+
+@pytest.fixture(params=[group_call, compiled])
+def launch_to_damage(
+    request: pytest.FixtureRequest, rng: torch.Generator, recorded: Recorded
+) -> Path:
+    """Of packed sequences, and of a backward pass with features."""
+    with emulate("gfx950"):
+        request.param(rng)
+    return recorded()[-1]
+
+
+def test_every_damaged_field_is_refused_or_harmless(launch_to_damage, rng, capsys):
+    """What is refused names its place; what is not, such as an address, is compared as it is."""
+    text = (launch_to_damage / FILE).read_text()
+    whole = json.loads(text)
+    cases = list(itertools.product(places_of(whole), DAMAGES))
+    reruns = refused = 0
+    for i in torch.randperm(len(cases), generator=rng)[:250].tolist():
+        path, value = cases[i]
+        document = json.loads(text)
+        damage(document, path, value)
+        if document == whole:
+            continue
+        (launch_to_damage / FILE).write_text(json.dumps(document))
+        error = refusal_of(launch_to_damage)
+        if error is None:
+            reruns += 1
+            if reruns <= 5:
+                assert main(["replay", str(launch_to_damage), "--instruction-budget", "999999"]) < 3
+                capsys.readouterr()
+            continue
+        refused += 1
+        assert error.startswith(str(launch_to_damage)), f"{path}: {value!r}"
+        if refused % 20 == 0:
+            assert main(["replay", str(launch_to_damage)]) == 2
+            assert error in capsys.readouterr().err
+    assert refused > 50
+
+
+def test_cut_off_anywhere(group_launch, rng):
+    text = (group_launch / FILE).read_text()
+    for end in torch.randint(len(text) - 1, (40,), generator=rng).tolist():
+        (group_launch / FILE).write_text(text[:end])
+        with pytest.raises(RecordError, match=FILE):
+            read_record(group_launch)
 
 
 def edit(folder: Path, *path: Any) -> None:
