@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
+from itertools import product
+from typing import Any
+
 import pytest
 import torch
+from fresh_calls import fresh_calls
 from inputs import DTYPES, random_qkv
-from untyped import fmha_fwd
+from torch import Tensor
+from untyped import fmha_bwd, fmha_fwd
+
+from jitfmha import emulate
+from jitfmha.amd.chips import Arch
+from jitfmha.planning.target import CpuIsa, cpu_isas_here
+from jitfmha.problem.float64_reference import attention
 
 SEQLEN = 150
+# What masks are made of that are added to scores; and the least number of the mask's dtype.
+LEVELS = (-1e4, -1e9, -1e30, -torch.inf)
+# Of the largest gradient: sums of rounded products.
+TOLERANCE = {"fp32": 5e-6, "bf16": 2e-2, "fp16": 4e-3}
+BIASES = [
+    ("fp32", "fp32"),
+    *((dtype, bias) for dtype in ("bf16", "fp16") for bias in (dtype, "fp32")),
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -95,3 +113,98 @@ def test_infinite_values_are_passed_on(rng: torch.Generator, dtype: str) -> None
     q, k, v = random_qkv(rng, dtype=DTYPES[dtype])
     v[:, 3] = torch.inf
     assert (fmha_fwd(q, k, v) == torch.inf).all()
+
+
+def huge_bias(rng: torch.Generator, level: float, shape: tuple[int, ...]) -> Tensor:
+    """Rows that are hidden by ``level`` in turn as a whole, but for half of the keys, but for keys
+    at half of the level, with noise on it, and not at all.
+    """
+    bias = torch.full(shape, level, dtype=torch.float64)
+    is_seen = torch.rand(shape, generator=rng) < 0.5
+    noise = torch.randn(shape, generator=rng)
+    bias[..., 1::5, :] *= ~is_seen[..., 1::5, :] if level > -torch.inf else 1
+    bias[..., 2::5, :] /= 1 + is_seen[..., 2::5, :].double()
+    bias[..., 3::5, :] += noise[..., 3::5, :]
+    bias[..., 4::5, :] = noise[..., 4::5, :]
+    return bias
+
+
+def rounded_sums(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
+    """A float64 bias that makes float64 scores what float32 has for score and bias together."""
+    scores = torch.einsum("bihd,bjhd->bhij", q.double(), k.double()) * q.shape[-1] ** -0.5
+    return (scores.float() + bias.float()).double() - scores
+
+
+def check_huge_bias(
+    rng: torch.Generator, dtype: str, of_bias: str, sizes: tuple[int, int], **options: Any
+) -> None:
+    """Out, lse and all gradients, also where nobody wants those of the hidden rows."""
+    eps = torch.finfo(DTYPES[dtype]).eps
+    least = torch.finfo(DTYPES[of_bias]).min
+    for level in {max(level, least) if level > -torch.inf else level for level in LEVELS} | {least}:
+        seqlen_q, seqlen_k = sizes
+        named = {"batch": 1, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "hdim": 24}
+        q, k, v = random_qkv(rng, dtype=DTYPES[dtype], **named)
+        bias = huge_bias(rng, level, (1, 2, *sizes)).clamp(
+            min=-torch.inf if level < least else least
+        )
+        bias = bias.to(DTYPES[of_bias])
+        out, lse = fmha_fwd(q, k, v, bias=bias, return_lse=True, **options)
+        dout = torch.randn(out.shape, generator=rng).to(out.dtype)
+        dout[:, :, 1] *= (bias.amax(-1) > level / 2).movedim(1, 2)[..., 1, None]
+        dbias = torch.full(bias.shape, torch.nan)
+        gradients = fmha_bwd(dout, q, k, v, out, lse, bias=bias, dbias=dbias)
+
+        leaves = [x.double().requires_grad_() for x in (q, k, v, rounded_sums(q, k, bias))]
+        exact, exact_lse = attention(*leaves[:3], bias=leaves[3])
+        expected = torch.autograd.grad((exact * dout.double()).sum(), leaves)
+        # A sum that is near the middle of two numbers of float32 may be rounded to either.
+        step = abs(level) * 2.0**-23 if abs(level) < 2**23 else 0.0
+        seen = exact_lse > -torch.inf
+        assert torch.equal(lse > -torch.inf, seen)
+        torch.testing.assert_close(lse[seen].double(), exact_lse[seen], rtol=1e-6, atol=eps)
+        for actual, reference in zip((out, *gradients, dbias), (exact, *expected), strict=True):
+            allowed = (TOLERANCE[dtype] + 4 * step) * max(1.0, reference.abs().max().item())
+            error = (actual.double() - reference).abs()
+            assert error.max().item() <= allowed, (level, error.max(), allowed)
+
+
+def check_huge_biases(rng: torch.Generator, dtype: str, of_bias: str) -> None:
+    for sizes in ((40, 70), (3, 290), (300, 150)):
+        check_huge_bias(rng, dtype, of_bias, sizes)
+
+
+@pytest.mark.parametrize(("dtype", "of_bias"), BIASES)
+def test_rows_whose_every_score_is_hugely_negative(
+    rng: torch.Generator, dtype: str, of_bias: str
+) -> None:
+    check_huge_biases(rng, dtype, of_bias)
+
+
+@pytest.mark.sample(
+    ("other_isa", "dtype", "of_bias"),
+    [
+        *((isa, *each) for isa in cpu_isas_here()[1:] for each in BIASES),
+        *(("amx_emulated", "bf16", of_bias) for of_bias in ("bf16", "fp32")),
+    ],
+    1,
+)
+def test_rows_whose_every_score_is_hugely_negative_on_other_isas(
+    rng: torch.Generator, other_isa: CpuIsa, dtype: str, of_bias: str
+) -> None:
+    with fresh_calls(other_isa):
+        check_huge_biases(rng, dtype, of_bias)
+
+
+@pytest.mark.sample(
+    ("arch", "dtype", "of_bias"),
+    [(a, *b) for a, b in product(("gfx942", "gfx950"), BIASES) if b[0] != "fp32"],
+    1,
+)
+def test_rows_whose_every_score_is_hugely_negative_on_amd(
+    rng: torch.Generator, arch: Arch, dtype: str, of_bias: str
+) -> None:
+    with emulate(arch, check=True) as run:
+        check_huge_bias(rng, dtype, of_bias, (40, 70))
+        check_huge_bias(rng, dtype, of_bias, (3, 290), num_splits=3)
+        assert run.findings() == ()

@@ -259,14 +259,33 @@ def test_chunks_of_a_prompt(pair, transformers, rng, name):
 @pytest.mark.sample(("name", "side"), [c for c in CASES if c[1] != "left"], 1)
 def test_training_step(pair, rng, name, side):
     """The gradients of all parameters, sinks and position biases among them."""
-    ours, expected = pair(name)
     given = arguments(name, rng)
     labels = random_tokens(rng, 4, 12)
     if side != "none":
         mask = padding([12, 1, 7, 11], 12, side)
         given["attention_mask"] = mask
         labels = labels.masked_fill(mask == 0, -100)
-    for model in (ours, expected):
+    check_training_step(pair(name), given, labels)
+
+
+@pytest.mark.parametrize("level", [torch.finfo(torch.float32).min, -1e9])
+def test_training_step_with_an_additive_mask(
+    pair: Callable[..., tuple[Any, Any]], rng: torch.Generator, level: float
+) -> None:
+    """Queries of padding on the left see nothing but hidden keys, and nobody wants them."""
+    given = arguments("llama", rng)
+    mask = padding([12, 1, 7, 11], 12, "left")
+    seen = torch.ones(12, 12, dtype=torch.bool).tril() & mask[:, None, None].bool()
+    given["attention_mask"] = torch.zeros(seen.shape).masked_fill(~seen, level)
+    given["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)
+    labels = random_tokens(rng, 4, 12).masked_fill(mask == 0, -100)
+    check_training_step(pair("llama"), given, labels)
+
+
+def check_training_step(models: tuple[Any, Any], given: dict[str, Tensor], labels: Tensor) -> None:
+    """The gradients of the first model's parameters are those of the second."""
+    ours, expected = models
+    for model in models:
         model.train()
         for module in model.modules():
             if isinstance(module, torch.nn.Dropout):

@@ -58,9 +58,8 @@ struct ScorePairs {
         if (kBias != Bias::none) bias[j] = head.bias_of(m, query(i + j), key(i + j));
         distances[j] = query(i + j) + head.diagonal - key(i + j);
       }
-      f32x2 pair = head.unit.scaled(f32x2{score[i], score[i + 1]});
+      f32x2 pair = with_bias(f32x2{score[i], score[i + 1]}, head.unit, bias);
       if (kHasAlibi) pair = with_alibi(pair, head.slope, distances);
-      if (kBias != Bias::none) pair = with_least(with_bias(pair, bias), bias);
       score[i] = pair.x;
       score[i + 1] = pair.y;
     }

@@ -160,12 +160,18 @@ __device__ inline f32x2 cap_slopes(f32x2 scores) {
                          : multiply_add(-scores, scores, f32x2(1));
 }
 
+// Maxima of scores are in powers of two. But where a bias is added, they are in units of the bias,
+// as scores are then: a bias may be so large that it has no float32 form in other units, or that
+// rounding to these would set scores apart which it has made equal.
+constexpr float kUnitOfMaxima = kHasAddedBias ? kLog2e : 1;  // in powers of two
+// It lies below every finite score, and is finite itself: the difference to -inf has to be -inf.
+constexpr float kLeastMaximum = kHasAddedBias ? -__FLT_MAX__ : kNoMaximum;
+
 // The unit of scores. It is that of dot products, or of what a soft cap makes of them, so that
-// these are scores as they are. But with a bias, scores are in powers of two: where it makes all
-// scores of a row huge, a product with a unit and their largest one's would be rounded apart.
+// these are scores as they are. But an added bias decides the unit.
 struct ScoreUnit {
   float log2;        // a score of 1, in powers of two
-  float excess;      // of scores over logits, in powers of two
+  float excess;      // of scores over logits, in the unit of maxima
   float cap_factor;  // what a dot product is multiplied with before it is capped
   float factor;      // what it, or what is capped, is multiplied with to be a score
 
@@ -181,8 +187,9 @@ struct ScoreUnit {
     constexpr float kLeast = 1e-33f;
     if (kHasAlibi) result.log2 = __builtin_fmaxf(result.log2, kLeast);
     if (kHasAddedBias) {
-      result.factor = result.log2;
-      result.log2 = 1;
+      result.factor = result.log2 * kLn2;
+      result.excess *= kLn2;
+      result.log2 = kLog2e;
     }
     return {uniform(result.log2), uniform(result.excess), uniform(result.cap_factor),
             uniform(result.factor)};
@@ -192,12 +199,6 @@ struct ScoreUnit {
   __device__ f32x2 logits(f32x2 dots) const {
     return kHasSoftcap ? capped(dots * cap_factor) : dots;
   }
-
-  // Two scores from dot products.
-  __device__ f32x2 scores(f32x2 dots) const { return scaled(logits(dots)); }
-
-  // The same from what is capped already.
-  __device__ f32x2 scaled(f32x2 x) const { return kHasAddedBias ? x * factor : x; }
 };
 
 // An element of a bias, as it lies in memory.
@@ -255,33 +256,28 @@ __device__ inline float shown(float score, float bias) {
   return bits_as<float>((bits_of(bias) & bits_of(score)) | (~bits_of(bias) & bits_of(-kInfinity)));
 }
 
-// What a score is where a bias does not hide it, at least: so that it is finite, and above what the
-// softmax begins with.
-constexpr float kLeastScore = -1.6e38f;
-
-// Two scores with their bias. One of less than kLeastScore may be -inf.
-__device__ inline f32x2 with_bias(f32x2 scores, f32x2 bias) {
-  if (kBias == Bias::boolean) return {shown(scores.x, bias.x), shown(scores.y, bias.y)};
-  return multiply_add(bias, f32x2(kLog2e), scores);
+// Two scores from what dot products or a soft cap have made, and from their bias.
+__device__ inline f32x2 with_bias(f32x2 x, const ScoreUnit& unit, f32x2 bias) {
+  if (kBias == Bias::none) return x;
+  if (kBias == Bias::boolean) return {shown(x.x, bias.x), shown(x.y, bias.y)};
+  return multiply_add(x, f32x2(unit.factor), bias);
 }
 
-// The same, of which those are -inf whose bias is.
-__device__ inline f32x2 with_least(f32x2 scores, f32x2 bias) {
-  if (kBias == Bias::boolean) return scores;
-  // Above every score but for a bias of -inf, which is the least of the three.
-  const f32x2 most = bias + __FLT_MAX__;
-  return {__builtin_amdgcn_fmed3f(scores.x, kLeastScore, most.x),
-          __builtin_amdgcn_fmed3f(scores.y, kLeastScore, most.y)};
-}
+// Up to this number of units of a bias, rounding to powers of two is too little to notice in a
+// probability.
+constexpr float kMostModerate = 1024;
 
-// Up to this maximum, a score of a bias may be subtracted from it piece by piece: what rounding
-// leaves of the maximum is too little to notice in a probability, and a bias as low that it is -inf
-// in powers of two has a probability of 0.
-constexpr float kMostMaximum = 4096;
+__device__ inline bool is_moderate(float x) { return __builtin_fabsf(x) <= kMostModerate; }
 
-// Whether the maxima of all rows of a wave are no larger.
+// Whether the maxima of all rows of a wave are.
 __device__ inline bool are_moderate(float maximum) {
-  return !__builtin_amdgcn_ballot_w64(!(__builtin_fabsf(maximum) <= kMostMaximum));
+  return !__builtin_amdgcn_ballot_w64(!is_moderate(maximum));
+}
+
+// The powers of e of two numbers.
+__device__ inline f32x2 exponentials(f32x2 x) {
+  x *= kLog2e;
+  return {__builtin_amdgcn_exp2f(x.x), __builtin_amdgcn_exp2f(x.y)};
 }
 
 // The row of a lane, as far as its scores depend on it.
@@ -308,25 +304,10 @@ __device__ inline void modify(f32x16& score, const ScoreUnit& unit, const ScoreR
   f32x2 distances = row.distances(first_key, lane);
 #pragma unroll
   for (int i = 0; i < 16; i += 2) {
-    f32x2 pair = unit.scores(f32x2{score[i], score[i + 1]});
+    f32x2 pair = with_bias(unit.logits(f32x2{score[i], score[i + 1]}), unit, bias.two(i));
     if (kHasAlibi) pair = with_alibi(pair, row.slope, distances);
-    if (kBias != Bias::none) pair = with_least(with_bias(pair, bias.two(i)), bias.two(i));
     score[i] = pair.x;
     score[i + 1] = pair.y;
     distances -= 2.0f;
   }
-}
-
-// Probabilities of two scores with a bias, from number i on, by the maximum in use. That is
-// subtracted from the bias, which saves what making scores takes.
-__device__ inline f32x2 biased_probabilities(const f32x16& score, const ScoreUnit& unit,
-                                             const ScoreRow& row, const TileBias& bias,
-                                             float maximum, int first_key, int i, int lane) {
-  f32x2 rest = multiply_add(bias.two(i), f32x2(kLog2e), f32x2(-maximum));
-  if (kHasAlibi)
-    rest = with_alibi(rest, row.slope, row.distances(first_key, lane) - static_cast<float>(i));
-  const f32x2 dots = {score[i], score[i + 1]};
-  const f32x2 logits = unit.logits(dots);
-  return {__builtin_amdgcn_exp2f(__builtin_fmaf(logits.x, unit.factor, rest.x)),
-          __builtin_amdgcn_exp2f(__builtin_fmaf(logits.y, unit.factor, rest.y))};
 }

@@ -7,7 +7,9 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "problem.h"
 
@@ -223,6 +225,20 @@ struct ModifiedRowsFrom {
         bias(rows.bias + at),
         query(rows.query + at),
         head(rows.head + at) {}
+};
+
+// By what kCount rows have probabilities in backward: those are
+// 2^((score - shift) * scale_log2 + rest).
+template <int kCount>
+struct Normalisations {
+  float shift[kCount];
+  float rest[kCount];
+
+  // `lse` is less the shift, in units of e.
+  void set(int row, float row_shift, double lse) {
+    shift[row] = row_shift;
+    rest[row] = float(lse * -1.4426950408889634);
+  }
 };
 
 // A panel's rows beside the keys of one tile.
@@ -459,15 +475,49 @@ struct Scores {
     return simd::select_between(simd::broadcast(0.0f), nearest, scaled, nearest, below);
   }
 
-  // e^(unit * score - lse), for the lse as `exponent_of_lse` gives it.
-  inline Vec probability_by_lse(Vec score, Vec lse_exponent) const {
-    return exp2(simd::mul_add(score, simd::broadcast(scale_log2), lse_exponent));
+  // What to subtract from the scores of rows with these maxima. A row that has not seen a key is
+  // shifted by 0: -inf - -inf would be NaN.
+  static inline Vec shift_of_max(Vec max) {
+    return simd::select_between(simd::broadcast(std::numeric_limits<float>::lowest()), max,
+                                simd::broadcast(kInfinity), max, simd::broadcast(0.0f));
   }
 
-  // What to add to the exponent of 2. A row that sees no key has an lse of -inf, and scores of
-  // -inf: their sum has to stay -inf.
-  static float exponent_of_lse(float lse) {
-    return lse == -kInfinity ? 0.0f : float(double(lse) * -1.4426950408889634);
+  // The logarithm of what `sum` is of, relative to the largest score. In double, as the terms may
+  // cancel.
+  double lse_of(float max, float sum) const { return double(max) * unit + std::log(double(sum)); }
+
+  // e^(unit * score - lse), by the Normalisations of its row.
+  inline Vec probability_by_lse(Vec score, Vec shift, Vec rest) const {
+    return exp2(simd::mul_add(simd::sub(score, shift), simd::broadcast(scale_log2), rest));
+  }
+
+  // Whether rounding to float32 has left too little of an lse: by half a unit in its last place,
+  // probabilities were wrong in proportion.
+  static bool is_large(float lse) {
+    constexpr float kLargest = Dtype::kExpDegree == 5 ? 16.0f : 1024.0f;
+    return std::isfinite(lse) && std::abs(lse) > kLargest;
+  }
+
+  // By the lse alone.
+  template <int kCount>
+  void set_lse(Normalisations<kCount>& to, int row, float lse) const {
+    // A row that sees no key has an lse of -inf, and scores of -inf, which have to stay that.
+    if (lse == -kInfinity) return to.set(row, 0.0f, 0.0);
+    const float exact_shift = float(double(lse) / unit);
+    const float shift = std::isfinite(exact_shift) ? exact_shift : 0.0f;
+    to.set(row, shift, lse - double(shift) * unit);
+  }
+
+  // By the sum of the keys that are here, and their largest score. Where there are others, or a
+  // sink, the lse is larger than theirs; but it is theirs where rounding explains the difference.
+  template <int kCount>
+  void set_lse(Normalisations<kCount>& to, int row, float lse, float max, float sum) const {
+    if (sum == 0) return;
+    // All are relative to the largest score, beside which their differences may be nothing.
+    constexpr double kRounding = std::numeric_limits<float>::epsilon();
+    const double of_keys = std::log(double(sum)), of_all = lse - double(max) * unit;
+    const bool are_all = of_all - of_keys <= kRounding * std::abs(lse);
+    to.set(row, max, are_all ? of_keys : of_all);
   }
 
   // The gradient of a dot product, from that of the exponent of e, and from slope_of_dot.

@@ -240,7 +240,7 @@ TENSOR_STRIDES = SharedStruct("TensorStrides", dict.fromkeys(("batch", "head", "
 
 # What backward kernels of ours read and write beside the tensors of attention. Those of keys read
 # what that of queries leaves in ``lse_log2`` and ``delta``, which have the layout of a contiguous
-# lse.
+# lse and lie one behind the other. With an added bias, shifts of the rows lie behind them likewise.
 GRADIENT_TENSORS = SharedStruct(
     "GradientTensors",
     {

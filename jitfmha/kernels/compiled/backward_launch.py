@@ -83,12 +83,18 @@ def load_kernels(
 
 
 def backward_launch(
-    problem: Problem, kernels: LoadedKernels, *, adds_dq_up: bool, turns: int = 0
+    problem: Problem,
+    kernels: LoadedKernels,
+    *,
+    adds_dq_up: bool,
+    shifts_rows: bool = False,
+    turns: int = 0,
 ) -> BackwardLaunch:
     """The launch of loaded kernels for the lengths and strides of a problem.
 
     Args:
         adds_dq_up: whether the kernels need room for float32 sums that dq is made of.
+        shifts_rows: whether they leave a shift of each row for each other.
         turns: how many integers they need, by which workgroups know whose turn it is.
     """
     assert problem.gradients is not None
@@ -112,6 +118,7 @@ def backward_launch(
         problem.seqlen_k,
         query_rows,
         query_rows * problem.hdim_q if adds_dq_up else 0,
+        query_rows if shifts_rows else 0,
         turns,
         _packed_strides(problem, problem.gradients),
         constants,
@@ -134,6 +141,7 @@ class BackwardLaunch(NamedTuple):
         seqlen_q, seqlen_k: gm0 of every sequence, gm1 of all together.
         query_rows: of all heads and sequences together.
         dq_floats: that dq is added up in; 0 where it is not.
+        shifts: what is subtracted from the scores of each row; 0 where that is nothing.
         turns: integers by which workgroups know whose turn it is; 0 where it is everybody's.
         strides: those of ``GRADIENT_TENSORS``, packed in order.
         constants: the numbers among the modifiers.
@@ -150,6 +158,7 @@ class BackwardLaunch(NamedTuple):
     seqlen_k: int
     query_rows: int
     dq_floats: int
+    shifts: int
     turns: int
     strides: bytes
     constants: tuple[float, ...]
@@ -174,6 +183,7 @@ class BackwardLaunch(NamedTuple):
             longest_k,
             query_rows,
             dq_floats,
+            shifts,
             turns,
             strides,
             constants,
@@ -196,9 +206,9 @@ class BackwardLaunch(NamedTuple):
                 longest_q = max_seqlen_q
             if max_seqlen_k is not None and max_seqlen_k < longest_k:
                 longest_k = max_seqlen_k
-        # What the kernels leave for each other, in float32 like the lse: sums of dq, then the lse
-        # and delta of each row, then the turns.
-        between = lse.new_empty(dq_floats + 2 * query_rows + turns)
+        # What the kernels leave for each other, in float32 like the lse: sums of dq, then the lse,
+        # delta and shift of each row, then the turns.
+        between = lse.new_empty(dq_floats + 2 * query_rows + shifts + turns)
         dq_sums = between.data_ptr()
         lse_log2 = dq_sums + dq_floats * _FLOAT_BYTES
         delta = lse_log2 + query_rows * _FLOAT_BYTES
@@ -229,7 +239,7 @@ class BackwardLaunch(NamedTuple):
             delta,
             strides,
             dq_sums,
-            delta + query_rows * _FLOAT_BYTES if turns else 0,
+            delta + (query_rows + shifts) * _FLOAT_BYTES if turns else 0,
             0 if dbias is None else dbias.data_ptr(),
             _NO_STRIDES if dbias is None else _pack_strides(*_row_strides(dbias.stride()[:-1])),
             longest_k,

@@ -178,4 +178,5 @@ class BackwardPlan(CompiledPlan):
     def launch_for(self, sizes: PlainSizes) -> BackwardLaunch:
         """The launch for these lengths and strides."""
         problem = self.problem.with_sizes(sizes)
-        return backward_launch(problem, self._kernels, adds_dq_up=False)
+        adds_bias = problem.modifiers.bias not in (None, "bool")
+        return backward_launch(problem, self._kernels, adds_dq_up=False, shifts_rows=adds_bias)
