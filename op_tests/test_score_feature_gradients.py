@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from score_features import FEATURES, Options, Shape
 from torch import Tensor
 from untyped import fmha_bwd, fmha_fwd
 
+from jitfmha import emulate
+from jitfmha.amd.chips import Arch
 from jitfmha.problem.float64_reference import attention, attention_packed
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -151,6 +154,37 @@ def test_group_mode(rng: torch.Generator, feature: str, dtype: str) -> None:
     of_reference = options | lengths | first_rows
     expected, _ = differentiate(attention_packed, doubled, of_reference, dout, dlse, rounded=out)
     assert_close(actual, expected, dtype, (rows_q, rows_k))
+
+
+@pytest.mark.sample("arch", [None, "gfx942", "gfx950"], 1)
+@pytest.mark.parametrize("garbage", [-50.0, 3.0, torch.nan])
+def test_rows_of_no_sequence_have_no_sink(
+    rng: torch.Generator, garbage: float, arch: Arch | None
+) -> None:
+    """Whatever is between the sequences, and behind the last one."""
+    starts, lengths, rows = [0, 9, 9], [7, 0, 5], 19
+    groups = {
+        "cu_seqlens_q": prefix_sums(lengths),
+        "cu_seqlens_k": prefix_sums(lengths),
+        "cu_seqlens_q_padded": torch.tensor([*starts, 17], dtype=torch.int32),
+        "cu_seqlens_k_padded": torch.tensor([*starts, 17], dtype=torch.int32),
+    }
+    sizes = {"batch": 1, "seqlen_q": rows, "seqlen_k": rows, "hdim": 24}
+    q, k, v = (x[0] for x in random_qkv(rng, dtype=torch.bfloat16, **sizes))
+    sink = torch.randn(2, generator=rng)
+    unused = torch.ones(rows, dtype=torch.bool)
+    for start, length in zip(starts, lengths, strict=True):
+        unused[start : start + length] = False
+    with emulate(arch) if arch else nullcontext():
+        out, lse = fmha_fwd(q, k, v, sink=sink, return_lse=True, **groups)
+        dout = torch.randn(out.shape, generator=rng).to(out.dtype)
+        lse[:, unused], out[unused], dout[unused] = garbage, garbage, 1.0
+        dsink = torch.full_like(sink, torch.nan)
+        fmha_bwd(dout, q, k, v, out, lse, sink=sink, dsink=dsink, **groups)
+    leaf = sink.double().requires_grad_()
+    exact, _ = attention_packed(q, k, v, lengths, lengths, starts, starts, sink=leaf)
+    (expected,) = torch.autograd.grad((exact * dout.double()).sum(), leaf)
+    torch.testing.assert_close(dsink.double(), expected, atol=2e-2, rtol=2e-2)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from ..problem.arguments import (
 from ..problem.checks import check_last_dimension, check_layout, not_a_tensor
 from ..problem.dtypes import out_dtype_of
 from ..problem.memory import may_overlap, overlaps_itself, write_zeros
+from ..problem.packed_rows import sequences_of_rows
 from ..problem.problem import GradientStrides, Problem, check_cu_seqlens_values, make_problem
 from .detection import target_of
 from .dispatch import plan_for
@@ -328,10 +329,15 @@ def _gradient_of_sink(arguments: BackwardArguments) -> Tensor:
     delta = (forward.out.double() * arguments.dout).sum(-1).transpose(-1, -2)
     if arguments.dlse is not None:
         delta = delta - arguments.dlse
-    distance = sink.double()[:, None] - lse
-    # A row without keys and sink has no probabilities; a sink of infinity has all of its row.
-    distance = distance.masked_fill(lse == torch.inf, 0)
-    gradient = -(distance.exp() * delta).masked_fill(lse == -torch.inf, 0)
+    # A sink of infinity has all of its row. None has more, though an lse may be rounded.
+    distance = (sink.double()[:, None] - lse).masked_fill(lse == torch.inf, 0).clamp(max=0)
+    # A row without keys and sink has no probabilities, and one of no sequence is none.
+    is_left_out = lse == -torch.inf
+    sums = forward.cu_seqlens
+    if sums is not None:
+        _, _, is_of_sequence = sequences_of_rows(lse.shape[-1], sums.q, sums.q_padded)
+        is_left_out |= ~is_of_sequence
+    gradient = -(distance.exp() * delta).masked_fill(is_left_out, 0)
     return gradient.sum(-1).view(-1, sink.shape[0]).sum(0).float()
 
 
