@@ -119,7 +119,8 @@ struct TileRows {
   template <int kRows>
   __device__ static TileRows of(const KeyRows<kAccess>& rows, int thread) {
     constexpr int kRowBytes = kHdim * Element::kBytes;
-    TileRows result{rows};
+    TileRows result;
+    result.rows = rows;
     if constexpr (kAccess == Access::near) {
       result.buffer = buffer_of<kRows, kRowBytes>(rows.rows);
     } else if constexpr (kAccess == Access::wide_pages) {
@@ -211,6 +212,14 @@ struct TileRows {
     }
   }
 };
+
+// Rows that are reached by an address each, wherever they lie.
+template <int kHdim, class Element>
+__device__ inline auto far_rows(const Rows& rows) {
+  TileRows<kHdim, Element, Access::far> result;
+  result.rows.rows = rows;
+  return result;
+}
 
 // The values of one head of a sequence from some key on, where keys lie side by side.
 template <Access kAccess>

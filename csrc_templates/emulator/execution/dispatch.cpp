@@ -351,7 +351,8 @@ class Worker {
   // Runs workgroup `number` of the grid, which is number `place` of those that run. Returns the
   // failure's message, or nothing.
   std::string run(u64 number, u64 place) {
-    Workgroup workgroup{dispatch_, {}, reinterpret_cast<u8*>(lds_.get()), lds_bytes_, wave_count_};
+    Workgroup workgroup{dispatch_, {}, reinterpret_cast<u8*>(lds_.get()), lds_bytes_, wave_count_,
+                        nullptr,   {}};
     workgroup.id[0] = static_cast<u32>(number % dispatch_.workgroups[0]);
     workgroup.id[1] = static_cast<u32>(number / dispatch_.workgroups[0] % dispatch_.workgroups[1]);
     workgroup.id[2] = static_cast<u32>(number / dispatch_.workgroups[0] / dispatch_.workgroups[1]);

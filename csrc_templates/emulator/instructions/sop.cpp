@@ -311,7 +311,7 @@ void execute_set_gpr_idx_off(Wave& wave, const Instruction&) {
 void execute_setvskip(Wave& wave, const Instruction& inst) {
   const u32 bit = read_scalar<u32>(wave, inst.source[1]) & 31;
   const bool skips = read_scalar<u32>(wave, inst.source[0]) >> bit & 1;
-  wave.set_mode((wave.mode & ~u32{kModeVectorSkip}) | (skips ? kModeVectorSkip : 0));
+  wave.set_mode((wave.mode & ~u32{kModeVectorSkip}) | (skips ? u32{kModeVectorSkip} : 0));
 }
 
 enum HardwareRegister : u32 {

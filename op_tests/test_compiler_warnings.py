@@ -1,0 +1,138 @@
+"""What is compiled on users' machines is free of warnings, with g++ and with clang."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+import pytest
+
+from jitfmha.amd.chips import Arch
+from jitfmha.emulator.library import Variant, build_spec
+from jitfmha.jit import BuildSpec
+from jitfmha.jit.toolchain.device_compiler import HIP_FLAGS
+from jitfmha.jit.toolchain.zig import zig_program
+from jitfmha.kernels.compiled.backward_traits import BackwardTraits, backward_spec
+from jitfmha.kernels.compiled.traits import ForwardTraits, ModifierTraits, kernel_spec
+from jitfmha.kernels.cpu import CpuDescales, CpuModifiers, CpuTraits, launcher_spec
+from jitfmha.planning.target import CpuIsa
+from jitfmha.problem.problem import Direction
+
+Compiler = Literal["g++", "clang"]
+
+_CHECKS = ("-Wall", "-Wextra", "-Werror", "-fsyntax-only")
+# hsa/src/attention.h, whose bytes are those of the ready kernels' builds, names some fields alone.
+_OF_READY_KERNELS = "-Wno-missing-field-initializers"
+_TUNING_OF_GCC = ("-fpeel-loops", "-fvect-cost-model=dynamic")
+_X86_ISAS: tuple[CpuIsa, ...] = ("avx2", "avx512", "avx512_bf16", "amx", "generic", "amx_emulated")
+_ALL_ON_CPU = CpuModifiers(bias="bf16", alibi=True, softcap=True, sink_tokens=True, dropout=True)
+_ALL_ON_AMD = ModifierTraits("bf16", alibi=True, softcap=True, sink_tokens=True, dropout=True)
+_HDIMS = ((64, 64), (37, 21))
+
+
+def _cpu_kernels() -> list[CpuTraits]:
+    plain: list[CpuTraits] = []
+    for isa, hdims, direction in itertools.product(_X86_ISAS, _HDIMS, get_args(Direction)):
+        has_tile_unit = isa.startswith("amx")
+        for dtype in ("bf16",) if has_tile_unit else ("bf16", "fp16", "fp32"):
+            of_call = dtype, *hdims
+            plain.append(CpuTraits(*of_call, False, "gm0", isa, direction))
+            plain.append(CpuTraits(*of_call, True, "gm1", isa, direction, _ALL_ON_CPU))
+    of_8_bits = [
+        CpuTraits("bf16", 64, 64, True, "gm1", isa, paged=True, int8_kv=True, descales=descales)
+        if of_keys_alone
+        else CpuTraits(dtype, 64, 64, False, "gm0", isa, modifiers=modifiers, descales=descales)
+        for isa in _X86_ISAS
+        for of_keys_alone, dtype, modifiers, descales in (
+            (False, "int8", CpuModifiers(bias="bool"), CpuDescales(True, True, True)),
+            (False, "fp8_e4m3fn", CpuModifiers(softcap=True), CpuDescales(True)),
+            (True, "bf16", CpuModifiers(), CpuDescales(True)),
+        )
+    ]
+    in_columns = [
+        CpuTraits("bf16", 64, 64, False, "gm0", isa, column_major_v=True)
+        for isa in _X86_ISAS
+        if not isa.startswith("amx")
+    ]
+    return [*plain, *of_8_bits, *in_columns]
+
+
+def _device_kernels() -> list[ForwardTraits | BackwardTraits]:
+    archs: tuple[Arch, ...] = ("gfx942", "gfx950")
+    found: list[ForwardTraits | BackwardTraits] = []
+    for arch, hdims, modifiers in itertools.product(
+        archs, (*_HDIMS, (192, 128)), (ModifierTraits(), _ALL_ON_AMD)
+    ):
+        is_masked = modifiers == _ALL_ON_AMD
+        found += [
+            BackwardTraits(arch, "bf16", *hdims, "gm1", "rtne", is_masked, "far", modifiers),
+            ForwardTraits(
+                arch, "bf16", *hdims, "gm1", "rtne", is_masked, "near", modifiers, "bf16"
+            ),
+            ForwardTraits(
+                *(arch, "fp16", *hdims, "gm0", "rtne", is_masked, "paged", modifiers, "int8"),
+                has_descales=True,
+                has_int8_probabilities=True,
+                stacks_heads=not is_masked,
+            ),
+        ]
+    return found
+
+
+CPU_KERNELS = {traits.name: traits for traits in _cpu_kernels()}
+DEVICE_KERNELS = {traits.name: traits for traits in _device_kernels()}
+
+
+def check(spec: BuildSpec, compiler: Sequence[str], folder: Path, *but: str) -> None:
+    """Every source of the build, as the compiler gets it there."""
+    for name, text in spec.sources.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    flags = [flag for flag in spec.cflags if flag not in _TUNING_OF_GCC]
+    for name in spec.compiled_sources:
+        command = [*compiler, *flags, *_CHECKS, *but, f"-iquote{folder}", str(folder / name)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
+def host_compiler(name: Compiler) -> list[str]:
+    """The words of its command; the test is skipped where it is not here."""
+    zig = zig_program()
+    if os.uname().machine != "x86_64" or shutil.which("g++") is None:
+        pytest.skip("the instruction sets are those of x86-64, and the C++ library is that of g++")
+    if name == "g++":
+        return ["g++"]
+    if zig is None:
+        pytest.skip("ziglang is not installed")
+    return [str(zig), "clang", "-x", "c++", "-isystem", str(zig.parent / "lib" / "include")]
+
+
+@pytest.mark.sample(
+    ("compiler", "name"), list(itertools.product(get_args(Compiler), CPU_KERNELS)), 4
+)
+def test_kernels_for_the_cpu(compiler: Compiler, name: str, tmp_path: Path) -> None:
+    check(launcher_spec(CPU_KERNELS[name]), host_compiler(compiler), tmp_path)
+
+
+@pytest.mark.sample("name", list(DEVICE_KERNELS), 2)
+def test_kernels_for_amd_gpus(name: str, tmp_path: Path) -> None:
+    traits, zig = DEVICE_KERNELS[name], zig_program()
+    if zig is None:
+        pytest.skip("ziglang is not installed")
+    spec = kernel_spec(traits) if isinstance(traits, ForwardTraits) else backward_spec(traits)
+    check(spec, [str(zig), "clang", *HIP_FLAGS], tmp_path, _OF_READY_KERNELS)
+
+
+@pytest.mark.sample(
+    ("compiler", "variant"),
+    list(itertools.product(get_args(Compiler), get_args(Variant))),
+    1,
+)
+def test_the_emulator(compiler: Compiler, variant: Variant, tmp_path: Path) -> None:
+    check(build_spec(variant), host_compiler(compiler), tmp_path)
