@@ -9,14 +9,14 @@
 
 // Where the bias of a wave's 32 rows is.
 struct BiasRows {
-  Global<const char> base;  // of the sequence's first query and the first head of stacked ones
+  Global<const char> base;  // of the sequence's first query and the first stacked head
   long head, query, key;    // strides in bytes
   int last_query, keys;
-  // Behind the last tile whose elements can be loaded side by side: 32 bits reach all rows from the
-  // base then, and keys lie side by side.
+  // The end of the tiles whose elements can be loaded side by side. There are such tiles where 32
+  // bits reach all rows from the base and keys lie side by side.
   int whole_end;
 
-  // Of keys before `end`, a multiple of a tile's, all else that the wave sees.
+  // The wave sees keys before `end`, which is a multiple of a tile's keys.
   __device__ static BiasRows of(const Modifiers& m, const Sequence& sequence, long batch, long head,
                                 int queries, int stacked_heads, int end) {
     const Global<const char> base = m.bias + batch * m.bias_batch + head * m.bias_head +
@@ -28,8 +28,8 @@ struct BiasRows {
             queries - 1, m.bias_keys, smaller(whole, end)};
   }
 
-  // In bytes; a Word is long, or unsigned where rows are near. Of queries behind the last one,
-  // whose scores nobody needs, the last one's.
+  // The offset of a row in bytes; a Word is long, or unsigned where rows are near. Queries behind
+  // the last one, whose scores nobody needs, have the offset of the last one.
   template <class Word, class Row>
   __device__ Word offset_of(const Row& row) const {
     return row.head * static_cast<Word>(head) +
@@ -68,7 +68,7 @@ struct BiasTiles {
   __device__ void load(int first_key, int lane, int share, int shares) {
     if (!kIsInLds) return;
     const int begin = share * kLoads / shares, end = (share + 1) * kLoads / shares;
-    // What was there is of no use: so it has taken no registers until here.
+    // The old chunks are of no use, and with this have taken no registers until here.
 #pragma unroll
     for (int n = begin; n < end; ++n) asm volatile("" : "=v"(chunk[n]));
     if (begin == end || !rows.have_whole(first_key)) return;
@@ -82,7 +82,7 @@ struct BiasTiles {
     }
   }
 
-  // The same tile into LDS, if it is there.
+  // Stores the same tile to LDS, if there is such a tile.
   __device__ void store(int first_key, bool is_there, int lane) const {
     if (!kIsInLds) return;
     if (rows.have_whole(first_key)) {
@@ -95,7 +95,7 @@ struct BiasTiles {
     wave_barrier();
   }
 
-  // What a lane needs of a tile that is stored.
+  // Reads what a lane needs of a tile that is stored.
   __device__ TileBias read(int first_key, int lane) const {
     if constexpr (!kIsInLds) return load_own(first_key, lane);
     u32x4 own[kLoads];
@@ -109,7 +109,8 @@ struct BiasTiles {
   }
 
  private:
-  // What addresses are made of. Beside a mask each tile makes its own, which takes no registers.
+  // A number that addresses are made of. Beside a mask each tile makes them anew, so that they take
+  // no registers from tile to tile.
   __device__ static int fresh(int x) { return kIsMasked ? opaque(x) : x; }
 
   __device__ unsigned offset_of_load(int n, unsigned lane) const {
@@ -127,7 +128,7 @@ struct BiasTiles {
     return lane % 32 * kRowBytes + mixed(lane % 32, lane / 32 * kLoads + n) * 16;
   }
 
-  // Of the keys that a lane needs four elements.
+  // Loads four elements of the keys that a lane needs.
   __device__ Own four(Global<const char> row, int first_key, int first, int lane) const {
     Own result;
 #pragma unroll
@@ -153,7 +154,7 @@ struct BiasTiles {
     return result;
   }
 
-  // Four after four: registers for all of them are not to be had.
+  // It copies four at a time, as there are no registers for all of them.
   __device__ void copy_own(int first_key, int lane) const {
     constexpr int kChunkKeys = 16 / sizeof(BiasElement);
     const Global<const char> row = own_row(lane);

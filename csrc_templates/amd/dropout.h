@@ -28,7 +28,7 @@ struct RandomState {
     return {words[0], words[1], words[2]};
   }
 
-  // The same, of which the compiler knows nothing. Left alone, it computes the keys of all rounds
+  // The same state, of which the compiler knows nothing. Left alone, it computes all rounds' keys
   // once, and has them in 14 scalar registers throughout a loop.
   __device__ RandomState fresh() const {
     RandomState result = *this;
@@ -62,7 +62,7 @@ struct Dropped {
     return static_cast<int>(bytes[i / 4] >> i % 4 * 8 & 0xff) <= largest_kept;
   }
 
-  // Two probabilities, with 0 for the dropped ones; as Attention::softmax asks.
+  // Puts 0 in the place of dropped ones among two probabilities, as Attention::softmax asks.
   __device__ f32x2 operator()(int i, f32x2 pair) const {
     return {is_kept(i) ? pair.x : 0, is_kept(i + 1) ? pair.y : 0};
   }

@@ -65,7 +65,7 @@ using Words = typename WordsOf<kCount * Element::kBytes>::Type;
 template <class Dtype>
 constexpr int kChunkValues = 16 / Dtype::kBytes;
 
-// Four numbers, or eight of them that become a chunk, as products take them.
+// Converts four numbers, or eight that become a chunk, to what products take.
 template <class Element, class Dtype, class From>
 __device__ inline auto as_taken(From numbers) {
   if constexpr (Element::kBytes == Dtype::kBytes) {
@@ -87,7 +87,7 @@ __device__ inline auto as_taken(From numbers) {
   }
 }
 
-// Four floats as they are written: to nearest even.
+// Rounds four floats to nearest even, as results are.
 template <class Dtype>
 __device__ inline Words<Dtype, 4> rounded_to(float a, float b, float c, float d) {
   if constexpr (Dtype::kBytes == 4) return {bits_of(a), bits_of(b), bits_of(c), bits_of(d)};

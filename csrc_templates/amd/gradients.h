@@ -11,8 +11,8 @@
 
 #include "attention.h"
 
-// Operands from LDS, kEnd of them by read(n), a few of which are read ahead of the products that
-// take them. In this order: left alone, the compiler would read each when it is needed.
+// Operands from LDS: read(n) reads one of kEnd, and a few are read ahead of the products that take
+// them. The order is enforced: left alone, the compiler would read each when it is needed.
 template <int kEnd, class Read>
 struct Operands {
   static constexpr int kAhead = 4;
@@ -42,7 +42,7 @@ __device__ inline Operands<kEnd, Read> operands(Read read) {
   return Operands<kEnd, Read>(read);
 }
 
-// The part of kAll things that goes with number n of kCount: calls each(i) for them.
+// Divides kAll things among kCount places, and calls each(i) for those of place n.
 template <int kAll, int kCount, class Each>
 __device__ inline void share(int n, Each each) {
 #pragma unroll

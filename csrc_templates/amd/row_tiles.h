@@ -34,14 +34,14 @@ struct Pages {
   __device__ long at(unsigned place) const { return there(table[place]); }
   __device__ unsigned there(unsigned named) const { return named < last ? named : last; }
 
-  // For a place that all lanes have, in scalar registers.
+  // The same for a place that all lanes have, in scalar registers.
   __device__ long at_uniform(unsigned place) const {
     using Constant = const __attribute__((address_space(4))) int*;
     return there(((Constant)(unsigned long)table)[place]);
   }
 };
 
-// What lane `lane` has. All lanes take part.
+// The number that lane `lane` has. All lanes take part.
 __device__ inline unsigned long from_lane(unsigned long x, int lane) {
   const u32x2 halves = bits_as<u32x2>(x);
   const u32x2 result = {
@@ -55,14 +55,14 @@ __device__ inline unsigned long from_lane(unsigned long x, int lane) {
 struct KeyPlaces {
   unsigned page, row;  // as the table names it, and in the page
 
-  // Of the tile from `first_key` on; keys behind the last of `count` are where that one is, so that
-  // every place is one that may be read.
+  // The places of the tile from `first_key` on. Keys behind the last of `count` have its place, so
+  // that every place may be read.
   __device__ static KeyPlaces of(const Pages& pages, int first_key, int count, int lane) {
     const Quotient in_page = divide(smaller(first_key + lane % 32, count - 1), pages.size);
     return {static_cast<unsigned>(pages.table[in_page.value]), in_page.remainder};
   }
 
-  // In bytes from page 0 on, of the tile's key number `key`.
+  // How many bytes behind the start of page 0 key number `key` of the tile lies.
   __device__ unsigned long offset_of(int key, const Pages& pages, unsigned row_stride) const {
     return from_lane(pages.there(page) * static_cast<unsigned long>(pages.stride) +
                          static_cast<unsigned long>(row) * row_stride,
@@ -86,7 +86,7 @@ struct KeyRows {
     return result;
   }
 
-  // In wide pages, those from a multiple of kWidePageRows on, which all lanes have.
+  // In wide pages: the rows from a multiple of kWidePageRows on, which all lanes have.
   __device__ Rows from_in_page(int row) const {
     const int there = first + row;
     // Behind the end no page is named, and nothing is read.
@@ -107,7 +107,7 @@ struct TileRow<Access::paged> {
   Global<const char> address;
 };
 
-// Rows of kHdim numbers of which a tile is loaded, the first of them first.
+// Rows of kHdim numbers, the first of which are loaded as a tile.
 template <int kHdim, class Element, Access kAccess>
 struct TileRows {
   using Source = KeyRows<kAccess>;
@@ -115,7 +115,7 @@ struct TileRows {
   KeyRows<kAccess> rows;
   __amdgpu_buffer_rsrc_t buffer;
 
-  // Of a tile of kRows rows, of which each wave loads some of kWidePageRows.
+  // For a tile of kRows rows; each wave loads kWidePageRows of them at a time.
   template <int kRows>
   __device__ static TileRows of(const KeyRows<kAccess>& rows, int thread) {
     constexpr int kRowBytes = kHdim * Element::kBytes;
@@ -138,10 +138,10 @@ struct TileRows {
     else return {number};
   }
 
-  // As many numbers of a row as T has, from number `first` on, and zeros in place of those behind
-  // the row's end. Of a row that is not there zeros, or where rows have addresses the numbers of
-  // the last one, which nobody needs. Where the compiler knows an `end` behind which none of them
-  // is, most of a row takes no look at where it ends.
+  // Loads as many numbers of a row as T has, from number `first` on. Numbers behind the row's end
+  // become zeros. A row that is not there gives zeros, or where rows have addresses the numbers of
+  // the last row, which nobody needs. No number lies behind `end`: where the compiler knows it,
+  // most of a row is loaded without a look at where the row ends.
   template <class T>
   __device__ T load(const Row& row, int first, int end = kHdim + 1) const {
     constexpr int kCount = sizeof(T) / Element::kBytes;
@@ -158,7 +158,7 @@ struct TileRows {
     }
   }
 
-  // Four keys, of whose four numbers line() gives those of one key.
+  // Four keys; line() gives four numbers of one of them.
   struct Keys {
     Row row[4];
   };
@@ -180,7 +180,8 @@ struct TileRows {
   template <class T>
   __device__ T piece(const Row& row, int first, bool is_inside) const {
     constexpr int kBytes = Element::kBytes;
-    // Rows begin anywhere. Taken to be aligned, ends of rows would be loaded with what is behind.
+    // Rows begin anywhere. If they were taken to be aligned, the end of a row would be loaded
+    // together with what lies behind it.
     typedef T Unaligned __attribute__((aligned(kBytes)));
     if constexpr (kAccess == Access::paged) {
       T result = T(0);
@@ -259,7 +260,7 @@ struct KeyColumns {
   }
 };
 
-// Of kHdim columns, those keys of which a tile is loaded.
+// kHdim columns, some keys of which are loaded as a tile.
 template <int kHdim, class Element, Access kAccess>
 struct TileColumns {
   using Source = KeyColumns<kAccess>;
@@ -271,8 +272,8 @@ struct TileColumns {
     return {columns};
   }
 
-  // Four keys, of whose four numbers line() gives those of one column; zeros in place of those that
-  // there are not, or in small pages those of the last one.
+  // Four keys; line() gives their numbers in one column. A key that is not there has zeros, or in
+  // small pages the numbers of the last one.
   struct Keys {
     int first;
     Global<const char> address[kAccess == Access::paged ? 4 : 1];
@@ -504,7 +505,7 @@ struct ValueRowTile
     : ValueColumns<kKeyCount, kHdim, typename LinesOf<kHdim, Element, kAccess, kAreColumns>::Type,
                    Element, Dtype, kThreads, kBankChunks> {};
 
-// With kHdim from 129 to 256: two tiles, one behind the other.
+// With kHdim from 129 to 256 there are two tiles, one behind the other.
 template <int kKeyCount, int kHdim, class Element, class Dtype, Access kAccess, bool kAreColumns,
           int kThreads, int kBankChunks>
 struct ValueRowTile<kKeyCount, kHdim, Element, Dtype, kAccess, kAreColumns, kThreads, kBankChunks,

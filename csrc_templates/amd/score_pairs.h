@@ -33,7 +33,7 @@ struct HeadScores {
   }
 
   __device__ float bias_of(const Modifiers& m, int query, int key) const {
-    // Of pairs that are not there, those of the last query or key, whose scores nobody needs.
+    // Pairs that are not there, whose scores nobody needs, have the bias of the last query or key.
     const long row = smaller(query, last_query), column = smaller(key, m.bias_keys - 1);
     return value_of(*(Global<const BiasElement>)(bias + row * m.bias_query + column * m.bias_key));
   }
@@ -72,7 +72,7 @@ struct ScorePairs {
   }
 };
 
-// What is dropped, as lanes see it that have a key each: bytes in LDS, of 32 queries and 32 keys.
+// What is dropped of 32 queries and 32 keys, for lanes that have a key each: bytes in LDS.
 struct DroppedQueries {
   static constexpr int kRowBytes = 32;
   static constexpr int kBytes = 33 * kRowBytes;
@@ -89,7 +89,7 @@ struct DroppedQueries {
     wave_barrier();
   }
 
-  // Of a lane's score i.
+  // Whether the probability of a lane's score i is kept.
   __device__ static bool is_kept(Lds<const char> from, const Modifiers& m, int i, int lane) {
     const Lds<const unsigned char> bytes = (Lds<const unsigned char>)from;
     return bytes[place(key_of_score(i, lane)) + lane % 32] <= m.largest_kept;

@@ -30,7 +30,7 @@ struct KeyTiles {
     return kHasSinkTokens && n < with_sinks ? n : n + skipped;
   }
 
-  // One of several splits; they differ by one tile at most.
+  // The tiles of one of several splits, whose counts differ by one tile at most.
   __device__ KeyTiles split(int index, const Divisor& splits) const {
     const Quotient tiles = divide(count, splits);
     const int longer = tiles.remainder, least = tiles.value;
@@ -95,7 +95,7 @@ __device__ inline int key_of_score(int i, int lane) { return lane / 32 * 16 + i;
 // Hides what a query does not see.
 __device__ inline void hide(f32x16& score, const Visibility& visibility, int query, int first_key,
                             int lane) {
-  // Made here: few tiles need it, and it would take a register in all of them.
+  // It is made here: few tiles need it, and it would take a register in all of them.
   float hidden = -kInfinity;
   asm volatile("" : "+v"(hidden));
 #pragma unroll
@@ -105,7 +105,7 @@ __device__ inline void hide(f32x16& score, const Visibility& visibility, int que
 
 constexpr bool kAreFloats = Dtype::kBytes == 4;
 
-// What all lanes have, in a scalar register.
+// A number that all lanes have, in a scalar register.
 __device__ inline float uniform(float x) {
   return bits_as<float>(__builtin_amdgcn_readfirstlane(bits_as<int>(x)));
 }
@@ -243,7 +243,7 @@ __device__ inline float alibi_slope(const Modifiers& m, const ScoreUnit& unit, l
 // Two scores with ALiBi.
 __device__ inline f32x2 with_alibi(f32x2 scores, float slope, f32x2 distances) {
   scores.x = __builtin_fmaf(slope, __builtin_fabsf(distances.x), scores.x);
-  // One after the other, since a pair has no absolute values: they would take instructions.
+  // Each is computed by itself: instructions for pairs cannot take absolute values.
   asm("" : "+v"(scores.x), "+v"(scores.y));
   scores.y = __builtin_fmaf(slope, __builtin_fabsf(distances.y), scores.y);
   return scores;

@@ -29,7 +29,7 @@ struct Dropout {
         keep_scale(shape.keep_scale) {}
 };
 
-// Of kVectors * kLanes rows: what is dropped of the keys of one counter.
+// What is dropped of the keys of one counter, for kVectors * kLanes rows.
 template <int kVectors>
 struct Dropped {
   Bits excess[kVectors][4];  // bytes that are 0 where a probability is kept

@@ -68,7 +68,7 @@ struct Problem {
     return {b, seqlen_q(b), seqlen_k(b), cu_seqlens_q_padded[b], first_k};
   }
 
-  // Those of one kv head, in a tensor like k or v.
+  // The rows of one kv head, in a tensor like k or v.
   KeyRows key_rows(const Sequence& seq, int64_t kv_head, const KeyElement* tensor,
                    const Strides& strides) const {
     const KeyElement* first = kPaged ? tensor : seq.keys_of(tensor, strides);
@@ -89,7 +89,7 @@ struct Problem {
     return is_good;
   }
 
-  // Of a whole lse.
+  // How many rows a whole lse has.
   int64_t rows_of_lse() const {
     return (kMode == Mode::gm0 ? shape.batch : 1) * shape.heads_q * shape.seqlen_q;
   }

@@ -112,8 +112,8 @@ bool run_items(int64_t items, int64_t workers, const RunItem& run_item) {
   return !work.out_of_memory.load(std::memory_order_relaxed);
 }
 
-// What an item of work has of the keys that its query tile sees: part `index` of `count`, each of
-// `tiles` key tiles. The first one is done by item `first_item`, and the others by those behind it.
+// The part of the keys of a query tile that an item of work takes: part `index` of `count`, each of
+// `tiles` key tiles. Item `first_item` does the first part, and the items behind it do the others.
 struct KeySplit {
   int64_t index, count, tiles, first_item;
 };
@@ -144,12 +144,12 @@ class QueryTiles {
     KeySplit split;
   };
 
-  // With tiles of at most `most_rows` rows; smaller ones to have `wanted_tiles`, if only for the
-  // sake of balance.
+  // Tiles have at most `most_rows` rows. They are smaller where there would be fewer of them than
+  // `wanted_tiles`, if only for the sake of balance.
   QueryTiles(const Problem& problem, int most_rows, int64_t wanted_tiles)
       : problem_(problem), tile_rows_(most_rows), wanted_tiles_(wanted_tiles) {}
 
-  // To be called once, before all else. False when there is not enough memory.
+  // It is called once, before all else, and returns false when there is not enough memory.
   bool plan() {
     const FmhaShape& s = problem_.shape;
     int64_t rows = 0;
@@ -210,7 +210,7 @@ class QueryTiles {
   // Whether any tile has more than one part.
   bool has_splits() const { return has_splits_; }
 
-  // Of one product of all queries with all keys, and one with all values.
+  // How many there are in one product of all queries with all keys, and one with all values.
   int64_t multiplications() const { return multiplications_; }
 
   Tile operator[](int64_t number) const {
@@ -253,7 +253,7 @@ class QueryTiles {
 
   int tile_rows() const { return tile_rows_; }
 
-  // From now on the tiles of so many heads of a sequence take turns.
+  // Makes the tiles of so many heads of a sequence take turns.
   void put_heads_side_by_side(int64_t count) { heads_side_by_side_ = count; }
 
   // (sequence, kv head) pairs that have tiles.
@@ -297,7 +297,7 @@ class QueryTiles {
     return sum;
   }
 
-  // At most so many key tiles are seen by a query tile of sequence b.
+  // How many key tiles a query tile of sequence b sees at most.
   int64_t key_tiles_of(int64_t b) const {
     const FmhaShape& s = problem_.shape;
     int64_t keys = problem_.seqlen_k(b);

@@ -159,7 +159,7 @@ inline Vec element_of_staged_bias(Vec staged, int key) {
 // rows are often a power of two apart, and compete for few sets of the L1 cache.
 class BiasAhead {
  public:
-  // For `count` rows and the keys [begin, end), in so many times.
+  // Begins with `count` rows and their keys [begin, end), which are asked for in so many times.
   void start(const BiasElement* const* rows, int count, int64_t begin, int64_t end, int times) {
     rows_ = rows;
     last_row_ = rows + count;
@@ -227,7 +227,7 @@ struct ModifiedRowsFrom {
         head(rows.head + at) {}
 };
 
-// By what kCount rows have probabilities in backward: those are
+// What makes probabilities of the scores of kCount rows in backward:
 // 2^((score - shift) * scale_log2 + rest).
 template <int kCount>
 struct Normalisations {
@@ -264,7 +264,7 @@ struct ScoreRows {
   }
 };
 
-// From dot products to the exponents of probabilities.
+// Makes exponents of probabilities from dot products.
 struct Scores {
   float unit;        // what a score is multiplied with to be an exponent of e
   float scale_log2;  // the same for 2
@@ -278,7 +278,7 @@ struct Scores {
   Scores(const FmhaShape& shape, const Modifiers& given)
       : Scores(shape.softmax_scale, shape, given) {}
 
-  // Of 8-bit inputs, for the query heads of one key head.
+  // The scores of 8-bit inputs, for the query heads of one key head.
   static Scores of_head(const FmhaShape& shape, const Modifiers& given, int64_t batch,
                         int64_t query_head) {
     float descale = descale_of(given.k_descale, batch, query_head);
@@ -432,8 +432,8 @@ struct Scores {
   // The sink of a head, as an exponent of e.
   float sink_of(int64_t head) const { return modifiers.sink[head * modifiers.sink_head]; }
 
-  // As from_dots, for a single row and kLanes keys from `key` on, which counts from the sequence's
-  // first.
+  // Does what from_dots does, for a single row and kLanes keys from `key` on, which counts from the
+  // sequence's first.
   inline Vec along_row(const ModifiedRowsFrom& rows, int64_t key, int64_t seqlen_k,
                        Vec dots) const {
     if (kQueryHeadDescales) dots = simd::mul(dots, simd::broadcast(rows.descale[0]));
@@ -498,7 +498,7 @@ struct Scores {
     return std::isfinite(lse) && std::abs(lse) > kLargest;
   }
 
-  // By the lse alone.
+  // Normalises a row by its lse alone.
   template <int kCount>
   void set_lse(Normalisations<kCount>& to, int row, float lse) const {
     // A row that sees no key has an lse of -inf, and scores of -inf, which have to stay that.
@@ -508,8 +508,9 @@ struct Scores {
     to.set(row, shift, lse - double(shift) * unit);
   }
 
-  // By the sum of the keys that are here, and their largest score. Where there are others, or a
-  // sink, the lse is larger than theirs; but it is theirs where rounding explains the difference.
+  // Normalises a row whose keys here have this largest score and this sum. Where there are other
+  // keys or a sink, the lse is larger than that of these keys. Where rounding explains the
+  // difference, it is theirs.
   template <int kCount>
   void set_lse(Normalisations<kCount>& to, int row, float lse, float max, float sum) const {
     if (sum == 0) return;

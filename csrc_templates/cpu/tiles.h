@@ -128,7 +128,7 @@ void stage_rows(const Row& row, int count, float* to) {
   std::memset(to, 0, (round_up(count, kBlockRows) - count) * kStride * sizeof(float));
 }
 
-// As stage_rows, with operands that reach down the columns: to[row / kOperandElements][hdim].
+// Does as stage_rows, with operands that reach down the columns: to[row / kOperandElements][hdim].
 template <int kHdim, int kStride, class Row>
 void stage_columns(const Row& row, int count, float* to) {
   static constexpr KeyElement kZeros[kHdim] = {};
