@@ -99,6 +99,18 @@ struct WithExec { u64 value; u64 exec; };
 
 template <class T> inline WithScc<T> nonzero(T value) { return {value, value != 0}; }
 
+// Fields of kBits of two dwords, multiplied and added.
+template <u32 kBits, class C>
+Saturating<C> dot(u32 a, u32 b, C addend) {
+  i64 sum = addend;
+  for (u32 position = 0; position < 32; position += kBits) {
+    const u32 up = 32 - kBits - position, down = 32 - kBits;
+    const C left = static_cast<C>(a << up) >> down, right = static_cast<C>(b << up) >> down;
+    sum += i64{left} * right;
+  }
+  return {sum};
+}
+
 // ---- C++ type -> description --------------------------------------------------------------------
 
 struct Parameter {

@@ -74,7 +74,10 @@ class Flat {
 #define FLAT_ONLY(OPCODE, NAME, ...) ROW(FLAT, OPCODE, "flat_" #NAME, __VA_ARGS__)
 #define FLAT_GLOBAL(...) FLAT_ONLY(__VA_ARGS__) GLOBAL_ONLY(__VA_ARGS__)
 #define GLOBAL_SCRATCH(...) GLOBAL_ONLY(__VA_ARGS__) SCRATCH_ONLY(__VA_ARGS__)
-#define ALL(...) FLAT_GLOBAL(__VA_ARGS__) SCRATCH_ONLY(__VA_ARGS__)
+#define MEMORY(...) FLAT_GLOBAL(__VA_ARGS__) SCRATCH_ONLY(__VA_ARGS__)
+#define MEMORY_ATOMIC FLAT_GLOBAL
+#define COMMON_ATOMIC(OPCODE, NAME, DATA, RESULT, ...) \
+  FLAT_GLOBAL(OPCODE, atomic_##NAME, BOTH, DATA, RESULT, Unit::vmem_atomic, ATOMIC(__VA_ARGS__))
 const Definition kDefinitions[] = {
 #include "instructions/flat.inc"
 };

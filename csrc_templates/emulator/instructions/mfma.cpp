@@ -382,6 +382,11 @@ constexpr Signature kSparse = signature_of_sparse();
 #define MFMA_F64(...) ROW(MFMA, kFloat64C, __VA_ARGS__)
 #define SMFMAC(...) ROW(MFMA, kSparse, __VA_ARGS__)
 #define MFMA_SCALE(...) ROW(MFMA_SCALE, kFloat32C, __VA_ARGS__)
+#define OF_CHIP(ROW, PRODUCT, OPCODE, NAME, A, B, C, PASSES, A_FORMAT, B_FORMAT, ...)              \
+  ROW(OPCODE, NAME, GFX942, A, B, C, PASSES, PRODUCT<__VA_ARGS__, A_FORMAT##Fnuz, B_FORMAT##Fnuz>) \
+  ROW(OPCODE, NAME, GFX950, A, B, C, PASSES, PRODUCT<__VA_ARGS__, A_FORMAT, B_FORMAT>)
+#define MFMA_OF_CHIP(...) OF_CHIP(MFMA, Dense, __VA_ARGS__)
+#define SMFMAC_OF_CHIP(...) OF_CHIP(SMFMAC, Sparse, __VA_ARGS__)
 const Definition kDefinitions[] = {
 #include "instructions/mfma.inc"
 };

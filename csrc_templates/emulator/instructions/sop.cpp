@@ -140,26 +140,17 @@ u64 address_of_pc(const Wave& wave) {
   return code.text_address + 4 * static_cast<u64>(wave.pc - code.instructions.data());
 }
 
-void branch_if(Wave& wave, const Instruction& inst, bool taken) {
-  if (taken) jump(wave, inst.offset);
-}
-
 void execute_nothing(Wave&, const Instruction&) {}
 void execute_endpgm(Wave& wave, const Instruction&) { wave.state = WaveState::ended; }
 void execute_branch(Wave& wave, const Instruction& inst) { jump(wave, inst.offset); }
-void execute_cbranch_scc0(Wave& wave, const Instruction& inst) { branch_if(wave, inst, !wave.scc); }
-void execute_cbranch_scc1(Wave& wave, const Instruction& inst) { branch_if(wave, inst, wave.scc); }
-void execute_cbranch_vccz(Wave& wave, const Instruction& inst) {
-  branch_if(wave, inst, read_scalar_pair(wave, kVccIndex) == 0);
+template <bool kScc> void execute_branch_scc(Wave& wave, const Instruction& inst) {
+  if (wave.scc == kScc) jump(wave, inst.offset);
 }
-void execute_cbranch_vccnz(Wave& wave, const Instruction& inst) {
-  branch_if(wave, inst, read_scalar_pair(wave, kVccIndex) != 0);
+template <bool kIsZero> void execute_branch_vcc(Wave& wave, const Instruction& inst) {
+  if ((read_scalar_pair(wave, kVccIndex) == 0) == kIsZero) jump(wave, inst.offset);
 }
-void execute_cbranch_execz(Wave& wave, const Instruction& inst) {
-  branch_if(wave, inst, wave.exec() == 0);
-}
-void execute_cbranch_execnz(Wave& wave, const Instruction& inst) {
-  branch_if(wave, inst, wave.exec() != 0);
+template <bool kIsZero> void execute_branch_exec(Wave& wave, const Instruction& inst) {
+  if ((wave.exec() == 0) == kIsZero) jump(wave, inst.offset);
 }
 
 void execute_getpc(Wave& wave, const Instruction& inst) {
@@ -390,37 +381,33 @@ void execute_setreg(Wave& wave, const Instruction& inst) {
 
 // ---- The table ----------------------------------------------------------------------------------
 
-#define SOP(NAME, RESULT, ARGS, ...) \
+#define SOP2(...) SOP(SOP2, __VA_ARGS__)
+#define SOP1(...) SOP(SOP1, __VA_ARGS__)
+#define SOPC(...) SOP(SOPC, __VA_ARGS__)
+#define SOPK(...) SOP(SOPK, __VA_ARGS__)
+#define SOP2_CUSTOM(...) CUSTOM(SOP2, __VA_ARGS__)
+#define SOP1_CUSTOM(...) CUSTOM(SOP1, __VA_ARGS__)
+#define SOPC_CUSTOM(...) CUSTOM(SOPC, __VA_ARGS__)
+#define SOPK_CUSTOM(...) CUSTOM(SOPK, __VA_ARGS__)
+#define SOPP(OPCODE, NAME, ARCH, ...) CUSTOM(SOPP, OPCODE, NAME, ARCH, void, (), __VA_ARGS__)
+#define LOGIC(OPCODE, SAVEEXEC, NAME, ...)                                                   \
+  SOP2(OPCODE, s_##NAME##_b32, BOTH, WithScc<u32>, (u32 a, u32 b), nonzero(__VA_ARGS__))     \
+  SOP2(OPCODE + 1, s_##NAME##_b64, BOTH, WithScc<u64>, (u64 a, u64 b), nonzero(__VA_ARGS__)) \
+  SOP1(SAVEEXEC, s_##NAME##_saveexec_b64, BOTH, WithExec, (u64 a, Exec b), {b, __VA_ARGS__})
+#define COMPARE(OPCODE, NAME, IS)                                                   \
+  SOPC(OPCODE, s_cmp_##NAME##_i32, BOTH, bool, (i32 a, i32 b), a IS b)              \
+  SOPC(OPCODE + 6, s_cmp_##NAME##_u32, BOTH, bool, (u32 a, u32 b), a IS b)          \
+  SOPK(OPCODE + 2, s_cmpk_##NAME##_i32, BOTH, bool, (Old<i32> d, Simm16 k), d IS k) \
+  SOPK(OPCODE + 8, s_cmpk_##NAME##_u32, BOTH, bool, (Old<u32> d, Simm16 k), d IS(k & 0xffffu))
+
+#define SOP(FORMAT, OPCODE, NAME, ARCH, RESULT, ARGS, ...) \
   RESULT NAME##_semantics ARGS { return __VA_ARGS__; }
-#define SOP2(OPCODE, NAME, ARCH, RESULT, ARGS, ...) SOP(NAME, RESULT, ARGS, __VA_ARGS__)
-#define SOP1(OPCODE, NAME, ARCH, RESULT, ARGS, ...) SOP(NAME, RESULT, ARGS, __VA_ARGS__)
-#define SOPC(OPCODE, NAME, ARCH, RESULT, ARGS, ...) SOP(NAME, RESULT, ARGS, __VA_ARGS__)
-#define SOPK(OPCODE, NAME, ARCH, RESULT, ARGS, ...) SOP(NAME, RESULT, ARGS, __VA_ARGS__)
-#define SIGNATURE(OPCODE, NAME, ARCH, RESULT, ARGS, UNIT, EXECUTOR) \
-  using NAME##_signature = RESULT ARGS;
-#define SOP2_CUSTOM(...) SIGNATURE(__VA_ARGS__)
-#define SOP1_CUSTOM(...) SIGNATURE(__VA_ARGS__)
-#define SOPK_CUSTOM(...) SIGNATURE(__VA_ARGS__)
-#define SOPC_CUSTOM(...) SIGNATURE(__VA_ARGS__)
-#define SOPP(OPCODE, NAME, ARCH, UNIT, EXECUTOR)
+#define CUSTOM(...)
 #include "instructions/sop.inc"
 #undef SOP
-#undef SOP2
-#undef SOP1
-#undef SOPC
-#undef SOPK
-#undef SOP2_CUSTOM
-#undef SOP1_CUSTOM
-#undef SOPK_CUSTOM
-#undef SOPC_CUSTOM
-#undef SOPP
+#undef CUSTOM
 
-template <class F>
-constexpr Signature signature_of_type() {
-  return signature_of(static_cast<F*>(nullptr));
-}
-
-#define SOP(FORMAT, OPCODE, NAME, ARCH)          \
+#define SOP(FORMAT, OPCODE, NAME, ARCH, ...)     \
   {Format::FORMAT,                               \
    OPCODE,                                       \
    ARCH,                                         \
@@ -428,18 +415,14 @@ constexpr Signature signature_of_type() {
    &ScalarOperation<&NAME##_semantics>::execute, \
    signature_of(&NAME##_semantics),              \
    Unit::salu},
-#define SOP2(OPCODE, NAME, ARCH, RESULT, ARGS, ...) SOP(SOP2, OPCODE, NAME, ARCH)
-#define SOP1(OPCODE, NAME, ARCH, RESULT, ARGS, ...) SOP(SOP1, OPCODE, NAME, ARCH)
-#define SOPC(OPCODE, NAME, ARCH, RESULT, ARGS, ...) SOP(SOPC, OPCODE, NAME, ARCH)
-#define SOPK(OPCODE, NAME, ARCH, RESULT, ARGS, ...) SOP(SOPK, OPCODE, NAME, ARCH)
-#define CUSTOM(FORMAT, OPCODE, NAME, ARCH, RESULT, ARGS, UNIT, EXECUTOR) \
-  {Format::FORMAT, OPCODE, ARCH, #NAME, &EXECUTOR, signature_of_type<NAME##_signature>(), UNIT},
-#define SOP2_CUSTOM(...) CUSTOM(SOP2, __VA_ARGS__)
-#define SOP1_CUSTOM(...) CUSTOM(SOP1, __VA_ARGS__)
-#define SOPK_CUSTOM(...) CUSTOM(SOPK, __VA_ARGS__)
-#define SOPC_CUSTOM(...) CUSTOM(SOPC, __VA_ARGS__)
-#define SOPP(OPCODE, NAME, ARCH, UNIT, EXECUTOR) \
-  {Format::SOPP, OPCODE, ARCH, #NAME, &EXECUTOR, {}, UNIT},
+#define CUSTOM(FORMAT, OPCODE, NAME, ARCH, RESULT, ARGS, UNIT, ...) \
+  {Format::FORMAT,                                                  \
+   OPCODE,                                                          \
+   ARCH,                                                            \
+   #NAME,                                                           \
+   &__VA_ARGS__,                                                    \
+   signature_of(static_cast<RESULT(*) ARGS>(nullptr)),              \
+   UNIT},
 const Definition kDefinitions[] = {
 #include "instructions/sop.inc"
 };

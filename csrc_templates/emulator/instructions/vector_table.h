@@ -10,57 +10,42 @@
 //       as V_NEAREST, at a quarter of the rate
 //   V_CUSTOM(opcode, mnemonic, arch, result, (parameters), executor)
 //       whole-wave semantics; the signature says what to decode
-
-#define V(OPCODE, NAME, ARCH, RESULT, ARGS, ...) \
-  inline RESULT NAME##_semantics ARGS { return __VA_ARGS__; }
-#define V_NEAREST(OPCODE, NAME, ARCH, RESULT, ARGS, ...) \
-  inline RESULT NAME##_semantics ARGS { return __VA_ARGS__; }
-#define V_TRANSCENDENTAL(OPCODE, NAME, ARCH, RESULT, ARGS, ...) \
-  inline RESULT NAME##_semantics ARGS { return __VA_ARGS__; }
-#define V_CUSTOM(OPCODE, NAME, ARCH, RESULT, ARGS, ...) using NAME##_signature = RESULT ARGS;
-#include VECTOR_TABLE
-#undef V
-#undef V_NEAREST
-#undef V_TRANSCENDENTAL
-#undef V_CUSTOM
-
-template <class F>
-constexpr Signature signature_of_type() {
-  return signature_of(static_cast<F*>(nullptr));
-}
+//   V_OF_CHIP(opcode, mnemonic, result, (parameters), executor, format)
+//       the same, with executor<format>: a format of 8 bits, FNUZ on gfx942 and OCP on gfx950
 
 #ifndef VECTOR_EXECUTOR
 #define VECTOR_EXECUTOR Elementwise
 #endif
-#define ROW(EXECUTOR, UNIT, OPCODE, NAME, ARCH) \
-  {Format::VECTOR_FORMAT,                       \
-   OPCODE,                                      \
-   ARCH,                                        \
-   #NAME,                                       \
-   &EXECUTOR<&NAME##_semantics>::execute,       \
-   EXECUTOR<&NAME##_semantics>::kSignature,     \
+#define V(...) V_ROW(VECTOR_EXECUTOR, valu, __VA_ARGS__)
+#define V_NEAREST(...) V_ROW(NearestElementwise, valu, __VA_ARGS__)
+#define V_TRANSCENDENTAL(...) V_ROW(NearestElementwise, transcendental, __VA_ARGS__)
+#define V_OF_CHIP(OPCODE, NAME, RESULT, ARGS, EXECUTOR, FORMAT)        \
+  V_CUSTOM(OPCODE, NAME, GFX942, RESULT, ARGS, EXECUTOR<FORMAT##Fnuz>) \
+  V_CUSTOM(OPCODE, NAME, GFX950, RESULT, ARGS, EXECUTOR<FORMAT>)
+
+#define V_ROW(EXECUTOR, UNIT, OPCODE, NAME, ARCH, RESULT, ARGS, ...) \
+  inline RESULT NAME##_semantics ARGS { return __VA_ARGS__; }
+#define V_CUSTOM(...)
+#include VECTOR_TABLE
+#undef V_ROW
+#undef V_CUSTOM
+
+#define V_ROW(EXECUTOR, UNIT, OPCODE, NAME, ARCH, ...) \
+  {Format::VECTOR_FORMAT,                              \
+   OPCODE,                                             \
+   ARCH,                                               \
+   #NAME,                                              \
+   &EXECUTOR<&NAME##_semantics>::execute,              \
+   EXECUTOR<&NAME##_semantics>::kSignature,            \
    Unit::UNIT},
-#define V(OPCODE, NAME, ARCH, RESULT, ARGS, ...) ROW(VECTOR_EXECUTOR, valu, OPCODE, NAME, ARCH)
-#define V_NEAREST(OPCODE, NAME, ARCH, RESULT, ARGS, ...) \
-  ROW(NearestElementwise, valu, OPCODE, NAME, ARCH)
-#define V_TRANSCENDENTAL(OPCODE, NAME, ARCH, RESULT, ARGS, ...) \
-  ROW(NearestElementwise, transcendental, OPCODE, NAME, ARCH)
 #define V_CUSTOM(OPCODE, NAME, ARCH, RESULT, ARGS, ...) \
   {Format::VECTOR_FORMAT,                               \
    OPCODE,                                              \
    ARCH,                                                \
    #NAME,                                               \
    &__VA_ARGS__,                                        \
-   signature_of_type<NAME##_signature>(),               \
+   signature_of(static_cast<RESULT(*) ARGS>(nullptr)),  \
    Unit::valu},
 const Definition kDefinitions[] = {
 #include VECTOR_TABLE
 };
-#undef V
-#undef V_NEAREST
-#undef V_TRANSCENDENTAL
-#undef V_CUSTOM
-#undef VECTOR_TABLE
-#undef VECTOR_FORMAT
-#undef VECTOR_EXECUTOR
-#undef ROW

@@ -64,14 +64,11 @@ void execute_permlane_swap(Wave& wave, const Instruction& inst) {
   exchange_lanes(wave, inst, kOddRows, [](u32 lane) { return lane - kRow; });
 }
 
-template <class Format>
-f32 small_value(u32 code) {
-  return Format::value(code);
-}
+template <class Format> constexpr auto& execute_widen = Elementwise<&Format::value>::execute;
 
 // Two numbers of 8 bits to two registers.
 template <class Format>
-void execute_unpack_pair(Wave& wave, const Instruction& inst) {
+void execute_widen_pair(Wave& wave, const Instruction& inst) {
   if (inst.clamp || inst.omod) fault("output modifiers of a packed conversion are not implemented");
   LaneBuffer buffer, result;
   const u32* const source = read_lanes(wave, inst, inst.source[0], buffer).low;

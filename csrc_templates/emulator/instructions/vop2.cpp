@@ -10,9 +10,6 @@ namespace {
 // v_cndmask moves bits: neg and abs apply, MODE does not.
 inline u32 select_lane(u32 a, u32 b, LaneBit bit) { return bit ? b : a; }
 
-inline i64 signed_24(i32 value) { return static_cast<i32>(static_cast<u32>(value) << 8) >> 8; }
-inline i64 unsigned_24(u32 value) { return value & 0xffffff; }
-
 inline WithCarry<Saturating<u32>> add_with_carry(u32 a, u32 b, LaneBit carry) {
   const i64 sum = i64{a} + b + (carry.value & 1);
   return {{sum}, sum > 0xffffffff};
@@ -34,19 +31,6 @@ u32 dot2_of_bits(u32 a, u32 b, Old<u32> addend) {
   const auto lower = [](u32 pair) { return Half::from_bits(static_cast<u16>(pair)); };
   const auto upper = [](u32 pair) { return Half::from_bits(static_cast<u16>(pair >> 16)); };
   return bit_cast<u32>(dot2_onto_addend(lower(a), upper(a), lower(b), upper(b), addend));
-}
-
-// Signed integers of `kBits` side by side.
-template <u32 kBits>
-inline i64 dot(u32 a, u32 b) {
-  i64 sum = 0;
-  for (u32 position = 0; position < 32; position += kBits) {
-    const u32 up = 32 - kBits - position;
-    const i32 left = static_cast<i32>(a << up) >> (32 - kBits);
-    const i32 right = static_cast<i32>(b << up) >> (32 - kBits);
-    sum += i64{left} * right;
-  }
-  return sum;
 }
 
 inline f16x2 fma_halves(f16x2 a, f16x2 b, f16x2 c, Mode mode) {

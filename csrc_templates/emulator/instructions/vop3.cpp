@@ -12,9 +12,6 @@ namespace {
 
 // ---- Integers -----------------------------------------------------------------------------------
 
-inline i64 signed_24(i32 value) { return static_cast<i32>(static_cast<u32>(value) << 8) >> 8; }
-inline i64 unsigned_24(u32 value) { return value & 0xffffff; }
-
 template <class T>
 inline T smaller(T a, T b) {
   return a < b ? a : b;

@@ -158,6 +158,12 @@ void execute_to_byte(Wave& wave, const Instruction& inst) {
   Elementwise<kApply>::execute(wave, byte);
 }
 
+template <class Format> constexpr auto& execute_pk = execute_to_word<&narrow_two<Format>>;
+template <class Format>
+constexpr auto& execute_unscaled_sr = execute_to_byte<&narrow_one_stochastic<Format>>;
+template <class Format, class T>
+constexpr auto& execute_sr = execute_to_byte<&narrow_scaled_stochastic<Format, T>>;
+
 // The source is the part of a register that op_sel says.
 template <auto kApply>
 void execute_from_part(Wave& wave, const Instruction& inst, Select part) {
@@ -219,39 +225,25 @@ void write_registers(Wave& wave, const Operand& operand, Registers registers) {
     write_vgpr(wave, operand.index + i, registers[i], wave.exec());
 }
 
-template <class Format, class T>
+// Elements of kSources sources in turn.
+template <class Format, class T, u32 kSources = 1>
 void execute_narrow_32(Wave& wave, const Instruction& inst) {
   refuse_output_modifiers(inst);
-  const Registers source = read_registers(wave, inst.source[0]);
+  Registers sources[kSources];
+  for (u32 k = 0; k < kSources; ++k) sources[k] = read_registers(wave, inst.source[k]);
   LaneBuffer buffer;
-  const LaneSource<f32> scale(wave, inst, inst.source[1], buffer);
+  const LaneSource<f32> scale(wave, inst, inst.source[kSources], buffer);
   u32 result[kPackedDwords][kLanes] = {};
-  for (u32 i = 0; i < kElements; ++i)
-    for (u32 lane = 0; lane < kLanes; ++lane)
-      pack_code(result, i, lane,
-                narrow<Format>(divided(element<T>(wave, source, i, lane), scale[lane]), {0}));
+  for (u32 i = 0; i < kElements; ++i) {
+    for (u32 lane = 0; lane < kLanes; ++lane) {
+      const f32 value = element<T>(wave, sources[i % kSources], i / kSources, lane);
+      pack_code(result, i, lane, narrow<Format>(divided(value, scale[lane]), {0}));
+    }
+  }
   write_registers(wave, inst.destination, result);
 }
 
-// Elements of two sources of 16 in turn.
-template <class Format>
-void execute_narrow_2x16(Wave& wave, const Instruction& inst) {
-  refuse_output_modifiers(inst);
-  const Registers sources[2] = {read_registers(wave, inst.source[0]),
-                                read_registers(wave, inst.source[1])};
-  LaneBuffer buffer;
-  const LaneSource<f32> scale(wave, inst, inst.source[2], buffer);
-  u32 result[kPackedDwords][kLanes] = {};
-  for (u32 i = 0; i < kElements; ++i)
-    for (u32 lane = 0; lane < kLanes; ++lane)
-      pack_code(result, i, lane,
-                narrow<Format>(
-                    divided(element<f32>(wave, sources[i % 2], i / 2, lane), scale[lane]), {0}));
-  write_registers(wave, inst.destination, result);
-}
-
-template <class Format, class T>
-void execute_narrow_32_stochastic(Wave& wave, const Instruction& inst) {
+template <class Format, class T> void execute_sr_32(Wave& wave, const Instruction& inst) {
   refuse_output_modifiers(inst);
   const Registers source = read_registers(wave, inst.source[0]);
   LaneBuffer buffers[2];
@@ -268,34 +260,22 @@ void execute_narrow_32_stochastic(Wave& wave, const Instruction& inst) {
   write_registers(wave, inst.destination, result);
 }
 
-template <class Format>
-void execute_widen_32_to_f32(Wave& wave, const Instruction& inst) {
+template <class Format, class T> void execute_widen_32(Wave& wave, const Instruction& inst) {
   refuse_output_modifiers(inst);
   const Registers source = read_registers(wave, inst.source[0]);
   LaneBuffer buffer;
   const LaneSource<f32> scale(wave, inst, inst.source[1], buffer);
-  const Mode mode{wave.mode};
-  u32 result[kElements][kLanes];
-  for (u32 i = 0; i < kElements; ++i)
-    for (u32 lane = 0; lane < kLanes; ++lane)
-      result[i][lane] = bit_cast<u32>(
-          mode.flush_result(widen<Format>(packed_code(source, i, lane), scale[lane])));
-  write_registers(wave, inst.destination, result);
-}
-
-template <class Format, class T>
-void execute_widen_32_to_halves(Wave& wave, const Instruction& inst) {
-  refuse_output_modifiers(inst);
-  const Registers source = read_registers(wave, inst.source[0]);
-  LaneBuffer buffer;
-  const LaneSource<f32> scale(wave, inst, inst.source[1], buffer);
-  u32 result[kElements / 2][kLanes] = {};
+  constexpr u32 kOfDword = 4 / sizeof(T);
+  u32 result[kElements / kOfDword][kLanes] = {};
   for (u32 i = 0; i < kElements; ++i) {
     for (u32 lane = 0; lane < kLanes; ++lane) {
       const f32 value = widen<Format>(packed_code(source, i, lane), scale[lane]);
-      const u32 half = std::is_same_v<T, f16> ? float_to_half_rounded<Rounding::nearest_even>(value)
-                                              : float_to_bfloat(value);
-      result[i / 2][lane] |= half << (16 * (i % 2));
+      u32 bits;
+      if constexpr (std::is_same_v<T, f32>)
+        bits = bit_cast<u32>(Mode{wave.mode}.flush_result(value));
+      else if constexpr (std::is_same_v<T, bf16>) bits = float_to_bfloat(value);
+      else bits = float_to_half_rounded<Rounding::nearest_even>(value);
+      result[i / kOfDword][lane] |= bits << (16 * (i % kOfDword));
     }
   }
   if (std::is_same_v<T, f16> && !wave.default_float_mode)

@@ -287,18 +287,6 @@ template <class C, class T> Saturating<C> dot2_integer(T a, T b, T c, T d, C add
   return {i64{a} * c + i64{b} * d + addend};
 }
 
-// Fields of kBits of two dwords, multiplied and added.
-template <u32 kBits, class C>
-Saturating<C> dot(u32 a, u32 b, C addend) {
-  i64 sum = addend;
-  for (u32 position = 0; position < 32; position += kBits) {
-    const u32 up = 32 - kBits - position, down = 32 - kBits;
-    const C left = static_cast<C>(a << up) >> down, right = static_cast<C>(b << up) >> down;
-    sum += i64{left} * right;
-  }
-  return {sum};
-}
-
 // Whole dwords: neither halves nor signs to choose.
 template <auto kApply>
 void execute_unmodified(Wave& wave, const Instruction& inst) {

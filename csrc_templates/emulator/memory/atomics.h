@@ -171,4 +171,24 @@ template <class T, class... A, T (*kNext)(T, A...)> struct Atomic<kNext> {
   }
 };
 
+// The operations that scalar, buffer and flat memory have alike, of 32 bits and, as NAME_x2, of 64:
+// ROW(opcode, NAME, registers of data, of the result, function<type>).
+#define EMULATOR_ATOMIC(ROW, OPCODE, NAME, OPERANDS, FUNCTION, SIGN) \
+  ROW(OPCODE, NAME, OPERANDS, 1, FUNCTION<SIGN##32>)                 \
+  ROW(OPCODE + 0x20, NAME##_x2, 2 * OPERANDS, 2, FUNCTION<SIGN##64>)
+#define EMULATOR_ATOMICS(ROW, BASE)                           \
+  EMULATOR_ATOMIC(ROW, BASE + 0, swap, 1, exchange, u)        \
+  EMULATOR_ATOMIC(ROW, BASE + 1, cmpswap, 2, compare_swap, u) \
+  EMULATOR_ATOMIC(ROW, BASE + 2, add, 1, add, u)              \
+  EMULATOR_ATOMIC(ROW, BASE + 3, sub, 1, subtract, u)         \
+  EMULATOR_ATOMIC(ROW, BASE + 4, smin, 1, minimum, i)         \
+  EMULATOR_ATOMIC(ROW, BASE + 5, umin, 1, minimum, u)         \
+  EMULATOR_ATOMIC(ROW, BASE + 6, smax, 1, maximum, i)         \
+  EMULATOR_ATOMIC(ROW, BASE + 7, umax, 1, maximum, u)         \
+  EMULATOR_ATOMIC(ROW, BASE + 8, and, 1, bitwise_and, u)      \
+  EMULATOR_ATOMIC(ROW, BASE + 9, or, 1, bitwise_or, u)        \
+  EMULATOR_ATOMIC(ROW, BASE + 10, xor, 1, bitwise_xor, u)     \
+  EMULATOR_ATOMIC(ROW, BASE + 11, inc, 1, increment, u)       \
+  EMULATOR_ATOMIC(ROW, BASE + 12, dec, 1, decrement, u)
+
 }  // namespace emulator

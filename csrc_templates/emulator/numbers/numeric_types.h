@@ -128,6 +128,9 @@ struct bf16 {
   }
 };
 
+inline i64 signed_24(i32 value) { return static_cast<i32>(static_cast<u32>(value) << 8) >> 8; }
+inline i64 unsigned_24(u32 value) { return value & 0xffffff; }
+
 // Packed pairs, and values of several registers.
 // clang-format off
 struct f16x2 { u32 bits; };
