@@ -71,12 +71,10 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"verdict": worst, "checks": [asdict(x) for x in findings]})
     else:
-        print(fields([(f"{x.verdict:<7}  {x.check}", _text(x)) for x in findings]))
+        texts = (x.found + (f"\n-> {x.remedy}" if x.remedy else "") for x in findings)
+        names = (f"{x.verdict:<7}  {x.check}" for x in findings)
+        print(fields(list(zip(names, texts, strict=True))))
     return FAILED if worst == "failed" else OK
-
-
-def _text(finding: Finding) -> str:
-    return finding.found + (f"\n-> {finding.remedy}" if finding.remedy else "")
 
 
 def _findings_of(check: Callable[[], Iterator[Finding]]) -> list[Finding]:
@@ -235,17 +233,14 @@ def _check_hip_runtime() -> Iterator[Finding]:
         yield Finding("HIP runtime", "failed", str(error), _INSTALL_ROCM_TORCH)
         return
     found = f"{runtime.library_path}, because {runtime.why}"
-    others = [path for path in mapped_runtimes() if not _is_same(path, runtime.library_path)]
+    own = os.path.realpath(runtime.library_path)
+    others = [path for path in mapped_runtimes() if os.path.realpath(path) != own]
     if others:
         found += f"\nalso loaded in this process: {', '.join(others)}"
         remedy = "Take the other one's folder out of LD_LIBRARY_PATH and LD_PRELOAD."
         yield Finding("HIP runtime", "warning", found, remedy)
     else:
         yield Finding("HIP runtime", "ok", found)
-
-
-def _is_same(path: str, other: str) -> bool:
-    return os.path.realpath(path) == os.path.realpath(other)
 
 
 def _check_kernel_arguments() -> Iterator[Finding]:

@@ -6,9 +6,9 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from tqdm import tqdm
-from typing_extensions import Self  # which torch brings
 
 # Units from the smallest; a value is shown in the last one that it fills.
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -87,10 +87,10 @@ def progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-class ProgressBar:
+class ProgressBar(AbstractContextManager["ProgressBar"]):
     """A bar on stderr with the time that is left, below the lines about what is under way.
 
-    Where stderr is no terminal there are the lines alone. It is a context manager.
+    Where stderr is no terminal there are the lines alone.
     """
 
     def __init__(self, total: float = 0) -> None:
@@ -102,9 +102,6 @@ class ProgressBar:
             bar_format="{percentage:3.0f}% {bar:20} {elapsed} so far, about {remaining} left",
             leave=False,
         )
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()

@@ -294,7 +294,7 @@ def _tensor(name: str, value: object, folder: Path) -> TensorDescription:
     (content,) = contents
     given: Any = fields[content]
     if content == "fill":
-        given = _fill(where, given, dtype)
+        given = _of_dtype(f"{where}.fill", given, dtype)
     elif content == "random":
         given = _integer(f"{where}.random", given, 0, 2**63 - 1)
     elif not isinstance(given, str):
@@ -311,11 +311,11 @@ def _tensor(name: str, value: object, folder: Path) -> TensorDescription:
     return TensorDescription(name, dtype, shape, content, given, low, high, is_output)
 
 
-def _fill(where: str, value: object, dtype: torch.dtype) -> float:
+def _of_dtype(where: str, value: object, dtype: torch.dtype) -> float:
     if dtype.is_floating_point:
-        return _number(f"{where}.fill", value)
+        return _number(where, value)
     limits = torch.iinfo(dtype)
-    return _integer(f"{where}.fill", value, limits.min, limits.max)
+    return _integer(where, value, limits.min, limits.max)
 
 
 def _limits(
@@ -328,11 +328,7 @@ def _limits(
         return None, None
     if len(given) != 2:
         raise LaunchDescriptionError(f"{where}: random {dtype} needs both low and high")
-    low, high = (_number(f"{where}.{name}", fields[name]) for name in ("low", "high"))
-    if not dtype.is_floating_point:
-        limits = torch.iinfo(dtype)
-        low = _integer(f"{where}.low", fields["low"], limits.min, limits.max)
-        high = _integer(f"{where}.high", fields["high"], limits.min, limits.max)
+    low, high = (_of_dtype(f"{where}.{name}", fields[name], dtype) for name in ("low", "high"))
     if not low < high:
         raise LaunchDescriptionError(f"{where}.low is {low}, which is not below high, {high}")
     return low, high

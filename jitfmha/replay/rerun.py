@@ -34,7 +34,6 @@ Fault = Literal["none", "arguments", "kernel", "arguments and kernel", "inputs",
 result is wrong, and the same launch is right when it runs again."""
 
 _CORRECTIONS = 4  # an argument may follow from others, which are corrected first
-_SECOND_SIDE = {"dq": "between", "dk": "between", "dv": "between"}
 
 
 @dataclass(frozen=True)
@@ -189,13 +188,12 @@ def _contents(record: Record, seed: int) -> list[Tensor]:
             contents.append(torch.zeros(region.size, dtype=torch.uint8))
         else:
             held = bytearray((record.folder / region.file).read_bytes())
-            contents.append(torch.frombuffer(held, dtype=torch.uint8) if held else _nothing())
+            dtype = torch.uint8
+            contents.append(
+                torch.frombuffer(held, dtype=dtype) if held else torch.empty(0, dtype=dtype)
+            )
     _make_up(record, contents, seed)
     return contents
-
-
-def _nothing() -> Tensor:
-    return torch.empty(0, dtype=torch.uint8)
 
 
 def _make_up(record: Record, contents: Sequence[Tensor], seed: int) -> None:
@@ -325,7 +323,7 @@ def _results_between(
     found = {}
     for name in ("dq", "dk", "dv"):
         written = _tensor_at(record, int(values[f"ptr_{name}"]))
-        if written is None or not written.startswith(_SECOND_SIDE[name]):
+        if written is None or not written.startswith("between"):
             continue
         x = named[written]
         if name != "dq":

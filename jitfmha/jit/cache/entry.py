@@ -19,7 +19,7 @@ import stat
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -220,11 +220,9 @@ def publish(staged: Path, target: Path) -> bool:
 
 def note_use(path: Path) -> None:
     """Record that the entry was used now, as the time of its directory. Does not raise."""
-    try:
+    with suppress(OSError):  # A read-only cache works without.
         if abs(time.time() - os.stat(path).st_mtime) > _LAST_USE_GRANULARITY_SECONDS:
             os.utime(path)
-    except OSError:
-        pass  # A read-only cache works without.
 
 
 def _open_checked(path: Path, directory: int, key: EntryKey) -> OpenEntry | None:

@@ -152,10 +152,8 @@ def discard(path: Path, trash: Path) -> None:
     Raises:
         OSError: it cannot be moved.
     """
-    try:
+    with suppress(FileNotFoundError):  # Somebody else was faster.
         os.rename(path, trash / f"{path.name}.{os.urandom(8).hex()}")
-    except FileNotFoundError:
-        return  # Somebody else was faster.
 
 
 def make_way(path: Path, trash: Path) -> None:

@@ -14,7 +14,7 @@ import shutil
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import final
@@ -44,7 +44,7 @@ class Owner:
 
 
 @final
-class OwnedDirectory:
+class OwnedDirectory(AbstractContextManager["OwnedDirectory"]):
     """A new directory of this process alone, removed on exit from the `with` block or at exit."""
 
     def __init__(self, parent: Path, prefix: str) -> None:
@@ -65,9 +65,6 @@ class OwnedDirectory:
             shutil.rmtree(self.path, ignore_errors=True)
             raise
         _owned_here.append(self)
-
-    def __enter__(self) -> OwnedDirectory:
-        return self
 
     def __exit__(self, *_exception: object) -> None:
         self.remove()

@@ -55,7 +55,9 @@ def compile_library(
     """
     sources = workspace / "sources"
     cflags = [*spec.cflags, *source_flags(sources, destination)]
-    ldflags = ["-shared", *_needed_libraries_only(), *spec.ldflags]
+    # cpp_extension links all of PyTorch; this keeps what the launcher calls.
+    as_needed = ["-Wl,--as-needed"] if sys.platform.startswith("linux") else []
+    ldflags = ["-shared", *as_needed, *spec.ldflags]
     with _one_build_at_a_time, _environment(command, workspace, variables):
         library = Path(_load(spec, sources, workspace, cflags, ldflags))
     if workspace.is_dir() and not library.is_file():
@@ -159,11 +161,6 @@ def _imported_cpp_extension() -> Any:
             if name.partition(".")[0] == "setuptools" or name == "torch.utils.cpp_extension":
                 del sys.modules[name]
         raise
-
-
-def _needed_libraries_only() -> list[str]:
-    # cpp_extension links all of PyTorch; this keeps what the launcher calls.
-    return ["-Wl,--as-needed"] if sys.platform.startswith("linux") else []
 
 
 def _check_torch_location(paths: list[str]) -> None:

@@ -110,7 +110,11 @@ def asked_hiprtc(path: str, why: str) -> DeviceHiprtc:
     answer = _ask("describe", path, Path("/"))
     version = ".".join(map(str, answer["version"]))
     try:
-        contents = tuple((file, _content_identity(file)) for file in answer["files"])
+        # What the linker wrote into a library, else the SHA-256 of all of it.
+        contents = tuple(
+            (file, build_id(file) or hashlib.sha256(Path(file).read_bytes()).hexdigest())
+            for file in answer["files"]
+        )
     except OSError as error:
         raise HiprtcNotUsable(f"torch's hiprtc: {error}") from error
     return DeviceHiprtc(path, why, version, contents)
@@ -136,11 +140,6 @@ def _text(spec: BuildSpec, name: str, sources: Path) -> str:
     hiprtc copies what it is given to a place of its own.
     """
     return f'#line 1 "{sources / name}"\n{spec.sources[name]}\n'
-
-
-def _content_identity(path: str) -> str:
-    """The build id that the linker wrote into a library, else the SHA-256 of all of it."""
-    return build_id(path) or hashlib.sha256(Path(path).read_bytes()).hexdigest()
 
 
 def _ask(what: str, path: str, folder: Path, program: Program | None = None) -> Any:

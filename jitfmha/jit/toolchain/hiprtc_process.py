@@ -7,7 +7,7 @@ interpreter that finds nothing but the standard library:
     python -I -S hiprtc_process.py describe LIBRARY >ANSWER
     python -I -S hiprtc_process.py compile LIBRARY <PROGRAM >ANSWER
 
-The program is a `Program` and the answers are a `Description` and a `Compiled`, each in JSON.
+The program is a `Program`; `describe` and `compile_program` say what the answers hold, all in JSON.
 Source of the functions: ROCm's header `hip/hiprtc.h`.
 """
 
@@ -22,7 +22,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 _FUNCTIONS = (
     *("hiprtcVersion", "hiprtcGetErrorString", "hiprtcCreateProgram", "hiprtcDestroyProgram"),
@@ -47,32 +47,6 @@ class Program(TypedDict):
     source: str
     headers: dict[str, str]
     options: list[str]
-
-
-class Description(TypedDict):
-    """What hiprtc says of itself.
-
-    Attributes:
-        version: major and minor; 9.0 in every release up to ROCm 7.
-        files: of the libraries that it consists of, where they lie.
-    """
-
-    version: tuple[int, int]
-    files: list[str]
-
-
-class Compiled(TypedDict):
-    """What came out.
-
-    Attributes:
-        code: the code object in base64; empty where there is an error.
-        log: all that the compiler said.
-        error: the function that failed and hiprtc's name for why; empty where none did.
-    """
-
-    code: str
-    log: str
-    error: str
 
 
 class HiprtcError(RuntimeError):
@@ -127,8 +101,11 @@ class Hiprtc:
             raise HiprtcError(f"{name}: {meaning.decode(errors='replace')} ({result})")
 
 
-def describe(path: str) -> Description:
-    """Version and files of the hiprtc at `path`."""
+def describe(path: str) -> dict[str, Any]:
+    """The version of the hiprtc at `path`, major and minor, and the files of its libraries.
+
+    The version is 9.0 in every release up to ROCm 7.
+    """
     hiprtc = Hiprtc(path)
     # The compiler behind it is loaded with the first program.
     with hiprtc.program("nothing.hip", "// nothing\n", {}):
@@ -138,8 +115,11 @@ def describe(path: str) -> Description:
     return {"version": (major.value, minor.value), "files": files}
 
 
-def compile_program(path: str, program: Program) -> Compiled:
-    """What the hiprtc at `path` makes of a program."""
+def compile_program(path: str, program: Program) -> dict[str, Any]:
+    """What the hiprtc at `path` makes of a program: code, in base64; log; and error.
+
+    The error is the function that failed and hiprtc's name for why; it or the code is empty.
+    """
     hiprtc = Hiprtc(path)
     with hiprtc.program(program["name"], program["source"], program["headers"]) as created:
         try:
@@ -174,7 +154,7 @@ def main() -> None:
     what, path = sys.argv[1:]
     try:
         if what == "describe":
-            answer: Description | Compiled = describe(path)
+            answer = describe(path)
         else:
             answer = compile_program(path, json.load(sys.stdin))
     except (HiprtcError, OSError) as error:

@@ -153,8 +153,7 @@ def _ask(command: str) -> HostCpp:
     path = shutil.which(words[0]) if words else None
     if path is None:
         raise DoesNotRun("not found, or not executable")
-    path = os.path.abspath(path)
-    words[0] = path
+    words[0] = path = os.path.abspath(path)
     return HostCpp(tuple(words), os.path.realpath(path), version_of(words))
 
 
