@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import pytest
+from jitfmha.jit.toolchain.zig import zig_program
 
 from jitfmha.amd.chips import Arch
 from jitfmha.emulator.library import Variant, build_spec
 from jitfmha.jit import BuildSpec
 from jitfmha.jit.toolchain.device_compiler import HIP_FLAGS
-from jitfmha.jit.toolchain.zig import zig_program
 from jitfmha.kernels.compiled.backward_traits import BackwardTraits, backward_spec
 from jitfmha.kernels.compiled.traits import ForwardTraits, ModifierTraits, kernel_spec
 from jitfmha.kernels.cpu import CpuDescales, CpuModifiers, CpuTraits, launcher_spec
