@@ -301,7 +301,7 @@ struct Scores {
         scale_over_softcap(kSoftcap ? finite(softmax_scale / softcap) : 0.0f),
         sink_size(kSinkTokens ? shape.sink_size : 0),
         modifiers(given),
-        bias_strides{given.bias_batch, given.bias_seq, given.bias_head, given.bias_hdim} {}
+        bias_strides{given.bias_batch, given.bias_query, given.bias_head, given.bias_key} {}
 
   static float finite(float a) { return std::min(a, std::numeric_limits<float>::max()); }
 
@@ -318,8 +318,9 @@ struct Scores {
       if (kInt8Probabilities)
         rows.p_scale[i] = 1.0f / descale_of(modifiers.p_descale, seq.index, head);
       if (kAlibi) {
-        rows.slope[i] = -modifiers.alibi_slopes[seq.index * modifiers.alibi_slopes_batch +
-                                                head * modifiers.alibi_slopes_head];
+        rows.slope[i] =
+            -modifiers
+                 .alibi_slopes[seq.index * modifiers.alibi_batch + head * modifiers.alibi_head];
         rows.diagonal[i] = float(query + seq.seqlen_k - seq.seqlen_q);
       }
       if (kBias != Bias::none) {

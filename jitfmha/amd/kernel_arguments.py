@@ -21,6 +21,7 @@ from ..jit.shared_struct import (
     Pointer,
     SharedStruct,
 )
+from ..problem.score_features import TENSOR_FEATURES
 
 __all__ = [
     "AITER_ARGUMENTS",
@@ -188,18 +189,24 @@ JITFMHA_ARGUMENTS = SharedStruct(
     },
 )
 
+
+def _score_tensors() -> dict[str, FieldType]:
+    """Tensors of score features with their strides, in elements, or in bytes where these have no
+    type.
+    """
+    fields: dict[str, FieldType] = {}
+    for row in TENSOR_FEATURES:
+        element = "char" if row.element == "void" else row.element
+        fields[row.name] = Pointer(f"const {element}")
+        fields |= dict.fromkeys(row.stride_names, INT64)
+    return fields
+
+
 # What a compiled kernel has beside that. What a kernel is not compiled for, it does not read.
 MODIFIERS = SharedStruct(
     "Modifiers",
     {
-        # By the four strides between batches, heads, queries and keys, in bytes.
-        "bias": Pointer("const char"),
-        **dict.fromkeys(("bias_batch", "bias_head", "bias_query", "bias_key"), INT64),
-        # Strides of these count elements.
-        "alibi_slopes": Pointer("const float"),
-        **dict.fromkeys(("alibi_batch", "alibi_head"), INT64),
-        "sink": Pointer("const float"),
-        "sink_head": INT64,
+        **_score_tensors(),
         "rng_state": Pointer("const unsigned"),  # the words of the seed, then of the offset
         # Of keys and values in pages; strides between these in bytes, between the rows of the table
         # in elements.

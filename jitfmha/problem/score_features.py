@@ -24,7 +24,7 @@ from .mask import INT64_MAX, Mask
 Family = Literal["cpu", "compiled"]
 """The families that serve score features at all."""
 
-Dimension = Literal["batch", "head", "seq", "hdim"]
+Dimension = Literal["batch", "head", "query", "key"]
 
 
 class Beside(NamedTuple):
@@ -53,7 +53,7 @@ class ScoreFeature:
         features: all that calls with it may ask for.
         flag: its constant in the sources of kernels, without the k before it, or in those of AMD
             GPUs kHas where it is true or false.
-        word: what it is called in a kernel's name.
+        word: what it is called in a kernel's name, and before its strides.
         check: gives a number as ``Modifiers`` has it; raises ``TypeError`` or ``ValueError``.
         check_tensor: the same for a tensor beside the others of the call.
         has_lengths: whether a tensor's shape changes with the lengths of a call.
@@ -92,7 +92,7 @@ class ScoreFeature:
     @property
     def stride_names(self) -> list[str]:
         """The fields of a tensor's strides in the structs that kernels read."""
-        return [f"{self.name}_{dimension}" for dimension in self.dimensions]
+        return [f"{self.word}_{dimension}" for dimension in self.dimensions]
 
     def is_off(self, value: object) -> bool:
         """Whether a value of the argument turns the feature off."""
@@ -197,7 +197,7 @@ SCORE_FEATURES = [
         word="bias",
         check_tensor=_check_bias,
         has_lengths=True,
-        dimensions=("batch", "head", "seq", "hdim"),
+        dimensions=("batch", "head", "query", "key"),
         element="void",
         asked=lambda bias, mask: _BIAS_DTYPES[bias.dtype],
         feature=lambda dtype: Feature.BOOLEAN_BIAS if dtype == "bool" else Feature.BIAS,
