@@ -177,7 +177,7 @@ struct ScoreUnit {
 
   __device__ static ScoreUnit of(const Modifiers& m, float scale) {
     ScoreUnit result = {scale, 0, m.scale_over_softcap, 1};
-    if (kHasSoftcap) result.log2 = m.softcap * kLog2e;
+    if (kHasSoftcap) result.log2 = m.logit_softcap * kLog2e;
     if (kCapsByLogistic) {
       result.excess = result.log2;
       result.log2 *= 2;

@@ -21,7 +21,7 @@ from ..jit.shared_struct import (
     Pointer,
     SharedStruct,
 )
-from ..problem.score_features import TENSOR_FEATURES
+from ..problem.score_features import NUMBER_FEATURES, TENSOR_FEATURES
 
 __all__ = [
     "AITER_ARGUMENTS",
@@ -218,10 +218,10 @@ MODIFIERS = SharedStruct(
         # A query sees the keys from so many left of the diagonal to so many right of it.
         **dict.fromkeys(("window_left", "window_right"), INT32),
         "is_bottom_right": INT32,  # where the diagonal ends; else it begins in the other corner
-        "sink_size": INT32,  # the first keys that a window's left side does not hide
+        **{row.name: FLOAT if row.schema == "float" else INT32 for row in NUMBER_FEATURES},
         "largest_kept": INT32,  # of the random bytes by which probabilities are dropped
         "keep_scale": FLOAT,  # what the kept ones are multiplied with
-        **dict.fromkeys(("scale_over_softcap", "softcap"), FLOAT),  # the softmax scale over it
+        "scale_over_softcap": FLOAT,  # the softmax scale over the soft cap
         # Those of q and p lie between the heads of q, or like the others between those of k.
         **dict.fromkeys(("q_descale_of_query_heads", "p_descale_of_query_heads"), INT32),
         "p_descale": Pointer("const float"),

@@ -9,7 +9,7 @@ from ...problem.arguments import Dropout
 from ...problem.mask import Mask
 from ...problem.problem import Problem
 from ...problem.score_features import Modifiers
-from ..modifiers import address, packed_dropout, packed_tensors, packed_window
+from ..modifiers import address, packed_dropout, packed_numbers, packed_tensors, packed_window
 
 # A side of a window that no sequence reaches; together with a row's number below 2^31.
 _OPEN_SIDE = 1 << 30
@@ -22,10 +22,9 @@ def modifier_constants(problem: Problem) -> tuple[float, ...]:
     softcap = problem.modifiers.logit_softcap
     return (
         *packed_window(problem.mask, _OPEN_SIDE),
-        min(problem.modifiers.sink_size, _OPEN_SIDE),
+        *packed_numbers(problem, _OPEN_SIDE),
         *packed_dropout(problem),
         min(problem.softmax_scale / softcap, _LARGEST_FLOAT) if softcap else 0.0,
-        softcap,
         problem.has_query_head_descale,
     )
 
