@@ -85,23 +85,40 @@ def _compiled_in(kept: object) -> object:
     return kept if isinstance(kept, str) else True
 
 
+# Of each tensor its place among the modifiers, what is packed where there is none, and whether its
+# elements have no type in C++.
+_TENSORS = [
+    (SCORE_FEATURES.index(row), (0,) * (1 + len(row.dimensions)), row.element == "void")
+    for row in TENSOR_FEATURES
+]
+_NO_TENSORS = [x for _, nothing, _ in _TENSORS for x in nothing]
+
+
 def packed_tensors(modifiers: Modifiers | None, *, has_strides_in_bytes: bool = False) -> list[int]:
     """Address and strides of each tensor, in the order of the rows and their dimensions.
 
     Strides are 0 where one element serves all. ``has_strides_in_bytes`` is of those whose elements
     have no type in C++; others count elements.
     """
+    if modifiers is None:
+        return _NO_TENSORS
     packed: list[int] = []
-    for row in TENSOR_FEATURES:
-        x: Tensor | None = getattr(modifiers, row.name, None)
+    for place, nothing, has_no_type in _TENSORS:
+        x = cast("Tensor | None", modifiers[place])
         if x is None:
-            packed += (0,) * (1 + len(row.dimensions))
+            packed += nothing
             continue
-        unit = x.element_size() if has_strides_in_bytes and row.element == "void" else 1
+        strides = x.stride()
+        if 1 in x.shape:
+            sizes = zip(x.shape, strides, strict=True)
+            strides = tuple([0 if size == 1 else stride for size, stride in sizes])
+        if has_strides_in_bytes and has_no_type:
+            unit = x.element_size()
+            strides = tuple([unit * stride for stride in strides])
         packed.append(x.data_ptr())
-        packed += (0,) * (len(row.dimensions) - x.dim())
-        sizes = zip(x.shape, x.stride(), strict=True)
-        packed += [0 if size == 1 else unit * stride for size, stride in sizes]
+        # Dimensions that are missing come first.
+        packed += nothing[1 + len(strides) :]
+        packed += strides
     return packed
 
 
