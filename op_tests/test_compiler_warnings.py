@@ -16,12 +16,15 @@ from jitfmha.jit.toolchain.zig import zig_program
 from jitfmha.amd.chips import Arch
 from jitfmha.emulator.library import Variant, build_spec
 from jitfmha.jit import BuildSpec
+from jitfmha.jit.toolchain.compiling import zig_program
 from jitfmha.jit.toolchain.device_compiler import HIP_FLAGS
 from jitfmha.kernels.compiled.backward_traits import BackwardTraits, backward_spec
-from jitfmha.kernels.compiled.traits import ForwardTraits, ModifierTraits, kernel_spec
-from jitfmha.kernels.cpu import CpuDescales, CpuModifiers, CpuTraits, launcher_spec
+from jitfmha.kernels.compiled.traits import ForwardTraits, kernel_spec
+from jitfmha.kernels.cpu import CpuTraits, launcher_spec
+from jitfmha.kernels.modifiers import ModifierTraits
 from jitfmha.planning.target import CpuIsa
 from jitfmha.problem.problem import Direction
+from jitfmha.problem.score_features import AskedModifiers
 
 Compiler = Literal["g++", "clang"]
 
@@ -30,8 +33,9 @@ _CHECKS = ("-Wall", "-Wextra", "-Werror", "-fsyntax-only")
 _OF_READY_KERNELS = "-Wno-missing-field-initializers"
 _TUNING_OF_GCC = ("-fpeel-loops", "-fvect-cost-model=dynamic")
 _X86_ISAS: tuple[CpuIsa, ...] = ("avx2", "avx512", "avx512_bf16", "amx", "generic", "amx_emulated")
-_ALL_ON_CPU = CpuModifiers(bias="bf16", alibi=True, softcap=True, sink_tokens=True, dropout=True)
-_ALL_ON_AMD = ModifierTraits("bf16", alibi=True, softcap=True, sink_tokens=True, dropout=True)
+_ALL = AskedModifiers("bf16", alibi_slopes=True, logit_softcap=True, sink_size=True)
+_ALL_ON_CPU = ModifierTraits("cpu", _ALL, dropout=True)
+_ALL_ON_AMD = ModifierTraits("compiled", _ALL, dropout=True)
 _HDIMS = ((64, 64), (37, 21))
 
 
@@ -44,14 +48,22 @@ def _cpu_kernels() -> list[CpuTraits]:
             plain.append(CpuTraits(*of_call, False, "gm0", isa, direction))
             plain.append(CpuTraits(*of_call, True, "gm1", isa, direction, _ALL_ON_CPU))
     of_8_bits = [
-        CpuTraits("bf16", 64, 64, True, "gm1", isa, paged=True, int8_kv=True, descales=descales)
-        if of_keys_alone
-        else CpuTraits(dtype, 64, 64, False, "gm0", isa, modifiers=modifiers, descales=descales)
+        kernel
         for isa in _X86_ISAS
-        for of_keys_alone, dtype, modifiers, descales in (
-            (False, "int8", CpuModifiers(bias="bool"), CpuDescales(True, True, True)),
-            (False, "fp8_e4m3fn", CpuModifiers(softcap=True), CpuDescales(True)),
-            (True, "bf16", CpuModifiers(), CpuDescales(True)),
+        for kernel in (
+            CpuTraits(
+                *("int8", 64, 64, False, "gm0", isa),
+                modifiers=ModifierTraits("cpu", AskedModifiers("bool")),
+                descales=True,
+                query_head_descales=True,
+                int8_probabilities=True,
+            ),
+            CpuTraits(
+                *("fp8_e4m3fn", 64, 64, False, "gm0", isa),
+                modifiers=ModifierTraits("cpu", AskedModifiers(logit_softcap=True)),
+                descales=True,
+            ),
+            CpuTraits(*("bf16", 64, 64, True, "gm1", isa), paged=True, int8_kv=True, descales=True),
         )
     ]
     in_columns = [
@@ -66,7 +78,7 @@ def _device_kernels() -> list[ForwardTraits | BackwardTraits]:
     archs: tuple[Arch, ...] = ("gfx942", "gfx950")
     found: list[ForwardTraits | BackwardTraits] = []
     for arch, hdims, modifiers in itertools.product(
-        archs, (*_HDIMS, (192, 128)), (ModifierTraits(), _ALL_ON_AMD)
+        archs, (*_HDIMS, (192, 128)), (ModifierTraits("compiled"), _ALL_ON_AMD)
     ):
         is_masked = modifiers == _ALL_ON_AMD
         found += [
