@@ -235,8 +235,8 @@ def _check_what_is_wanted(arguments: BackwardArguments) -> None:
 
 
 def _launch(prepared: PreparedBackward, arguments: BackwardArguments) -> Results:
-    forward, lse, dout, dlse, dq, dk, dv, with_dbias, with_dsink, _, _ = arguments
-    q, k, v, _, _, _, _, out, cu_seqlens, _, descales, modifiers, dropout, _ = forward
+    forward, dq, dk, dv = arguments.forward, arguments.dq, arguments.dk, arguments.dv
+    q, k, v, out, cu_seqlens = forward.q, forward.k, forward.v, forward.out, forward.cu_seqlens
     assert out is not None
     are_given = not (dq is dk is dv is None)
     if are_given:
@@ -256,16 +256,19 @@ def _launch(prepared: PreparedBackward, arguments: BackwardArguments) -> Results
                     torch.autograd.graph.increment_version(given)
             elif not is_covered:
                 fresh.zero_()
-    dbias = _zeros_for_dbias(prepared.problem, forward) if with_dbias else None
+    dbias = _zeros_for_dbias(prepared.problem, forward) if arguments.with_dbias else None
     if prepared.launch is None:
         for x in results:
             write_zeros(x)
     else:
-        gradients = new_tuple(Gradients, (dout, dlse, *results, dbias))
+        gradients = new_tuple(Gradients, (arguments.dout, arguments.dlse, *results, dbias))
         prepared.launch(
             new_tuple(
                 Tensors,
-                (q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, gradients, None),
+                (
+                    *(q, k, v, out, arguments.lse, cu_seqlens),
+                    *(forward.descales, forward.modifiers, forward.dropout, gradients, None),
+                ),
             )
         )
     return new_tuple(
@@ -273,7 +276,7 @@ def _launch(prepared: PreparedBackward, arguments: BackwardArguments) -> Results
         (
             *results,
             None if dbias is None else _summed_for_bias(dbias, forward),
-            _gradient_of_sink(arguments) if with_dsink else None,
+            _gradient_of_sink(arguments) if arguments.with_dsink else None,
         ),
     )
 
