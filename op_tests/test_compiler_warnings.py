@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import pytest
-from jitfmha.jit.toolchain.zig import zig_program
 
 from jitfmha.amd.chips import Arch
 from jitfmha.emulator.library import Variant, build_spec
