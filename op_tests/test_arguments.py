@@ -120,6 +120,7 @@ BROKEN: list[tuple[dict[str, object], type[Exception], list[str]]] = [
         ValueError,
         ["generator", "rng_state"],
     ),
+    ({"deterministic": "no"}, TypeError, ["deterministic", "'no'"]),
 ]
 
 

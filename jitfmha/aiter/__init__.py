@@ -21,8 +21,10 @@ What the functions have in common:
   as the longest keys, is open; with the causal mask the right side is 0 whatever is given.
 * ``how_v3_bf16_cvt`` is how probabilities are rounded to bfloat16: 0 to nearest even, 1 to nearest
   away from zero, 2 toward zero. It chooses on gfx942 with bf16 inputs; elsewhere there is only one
-  way, and it has no effect. ``deterministic`` and ``num_splits`` have none either: the forward pass
-  is deterministic, and keys are split as the chip asks for.
+  way, and it has no effect. ``num_splits`` has none either: keys are split as the chip asks for.
+* ``deterministic`` refuses backward kernels that add dq up with atomics, as
+  ``torch.use_deterministic_algorithms`` does for all calls. Functions that models call keep it for
+  ``torch.autograd``; of these :func:`flash_attn_func` has it by default, as in AITER.
 * ``q_descale``, ``k_descale`` and ``v_descale`` are what fp8 inputs are multiplied with, as for
   :func:`jitfmha.fmha_fwd`; None is 1.
 * Numbers and flags may also be 0-dim tensors and NumPy numbers, flags 0, 1 and None.
@@ -43,8 +45,8 @@ forward pass with the same values:
 * ``rng_state`` is what the forward pass returned, needed with dropout; ``gen`` is None.
 * ``sink`` is float32 ``(hq,)`` or ``(b, hq)``; its gradient is added to ``d_sink (hq,)``, which is
   given if and only if ``sink`` is. The lse of the forward pass holds the sink already.
-* ``deterministic`` refuses kernels that add dq up with atomics; ``is_v3_atomic_fp32`` and
-  ``how_v3_bf16_cvt`` choose among those, and others ignore them.
+* ``is_v3_atomic_fp32`` and ``how_v3_bf16_cvt`` choose among kernels that add dq up with atomics;
+  others ignore them.
 * The results are ``(dq, dk, dv, softmax_d)``, the last float32, the sum of ``dout * out`` for each
   query and head: ``(b, hq, sq)``, of packed sequences ``(hq, total_q)``.
 * ``dbias`` is where to write the gradient of ``bias``, in its shape.

@@ -70,7 +70,7 @@ def _backward(
         dk=dk,
         dv=dv,
         dbias=bias_with_dimensions(dbias, 4),
-        deterministic=as_flag("deterministic", deterministic),
+        deterministic=as_flag("deterministic", deterministic) or None,
         atomic_fp32=atomic_fp32,
         **options,
     )

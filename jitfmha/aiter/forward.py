@@ -47,13 +47,12 @@ def called_by_models(core: Callable[..., Results]) -> Callable[..., Any]:
         window_size: object,
         dropout_p: object = 0.0,
         sink_size: object = None,
-        deterministic: object = True,
+        deterministic: object = False,
         num_splits: object = 0,
         return_lse: object = False,
         return_attn_probs: object = False,
         **others: Any,
     ) -> Attention:
-        as_flag("deterministic", deterministic)
         check_num_splits(num_splits)
         with_probs = as_flag("return_attn_probs", return_attn_probs)
         with_lse = as_flag("return_lse", return_lse)
@@ -67,6 +66,8 @@ def called_by_models(core: Callable[..., Results]) -> Callable[..., Any]:
             window_size_right=right,
             sink_size=sinks if sink_size is None else sink_size,
             dropout_p=dropout_p,
+            # False leaves the choice to torch's own setting.
+            deterministic=as_flag("deterministic", deterministic) or None,
             return_softmax_lse=with_lse,
             return_dropout_randval=with_probs and as_dropout_p(dropout_p) > 0,
             **others,

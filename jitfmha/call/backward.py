@@ -19,6 +19,7 @@ from ..problem.arguments import (
     CuSeqlens,
     Gradients,
     Tensors,
+    check_choice,
     new_tuple,
 )
 from ..problem.checks import check_last_dimension, check_layout, not_a_tensor
@@ -216,11 +217,7 @@ def _check_what_is_wanted(arguments: BackwardArguments) -> None:
     forward = arguments.forward
     modifiers, dropout = forward.modifiers, forward.dropout
     for name in ("deterministic", "atomic_fp32"):
-        value = getattr(arguments, name)
-        if value is not None and not isinstance(value, bool):
-            raise TypeError(
-                f"{name} must be a bool or None, got {type(value).__name__} ({value!r})"
-            )
+        check_choice(name, getattr(arguments, name))
     if dropout is not None and dropout.rng_state is None:
         raise ValueError(
             f"rng_state=None: with dropout_p={dropout.p} a backward pass needs the state of the "

@@ -12,6 +12,7 @@ from ..problem.arguments import (
     Arguments,
     Bf16Cvt,
     Dropout,
+    check_choice,
     gather_cu_seqlens,
     gather_descales,
     gather_dropout,
@@ -101,6 +102,7 @@ def fmha_fwd(
     rng_state: Tensor | None = None,
     block_table: Tensor | None = None,
     num_splits: int = OFF,
+    deterministic: bool | None = None,
     **score_features: object,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Fused multi-head attention, ``softmax(softmax_scale * q @ k^T) @ v`` for each head.
@@ -178,6 +180,8 @@ def fmha_fwd(
             threads, or compute units, have something to do; 0 leaves the choice. A part is a whole
             number of key tiles, so that short sequences have fewer. Results depend on it in their
             last bits, and never on the number of threads.
+        deterministic: that of :func:`jitfmha.fmha_bwd`, where ``torch.autograd`` calls it. The
+            forward pass is deterministic in any case.
 
     Returns:
         out, contiguous unless ``out`` was given; or ``(out, lse)``, lse being float32, gm0
@@ -249,6 +253,8 @@ def fmha_fwd(
     keys = None
     if block_table is not None or num_splits is not OFF:
         keys = gather_keys(block_table, num_splits, cu_seqlens)
+    if deterministic is not None:
+        check_choice("deterministic", deterministic)
     arguments = new_tuple(
         Arguments,
         (
@@ -276,7 +282,7 @@ def fmha_fwd(
         or (modifiers is not None and _is_any_negative(*modifiers))
     )
     if not watched and _is_grad_enabled() and is_any_gradient_asked_for(arguments):
-        results = attend(arguments)
+        results = attend(arguments, deterministic)
         return results if return_lse else results[0]
     if watched:
         # Not plain: a subclass, a mode, a transform, tensors without values, or with values whose
@@ -287,7 +293,7 @@ def fmha_fwd(
             arguments = under_autocast(arguments)
             # Torch's dispatcher says less clearly, and with other types, what is wrong.
             make_problem(arguments)
-        result, lse = call_operator(arguments)
+        result, lse = call_operator(arguments, deterministic)
         return (result, lse) if return_lse else result
     try:
         result, lse_or_none = run(arguments)

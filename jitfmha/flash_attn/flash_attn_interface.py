@@ -17,8 +17,8 @@ What they have in common:
 * Numbers and flags may also be 0-dim tensors and NumPy numbers, flags 0, 1 and None, and
   ``window_size`` a list, a tensor or an array.
 * A query that sees no key gets 0 and lse -inf (flash-attn: lse +inf).
-* ``deterministic`` may be True or False and has no effect. The forward pass is deterministic;
-  ``torch.use_deterministic_algorithms`` takes backward kernels that are, too.
+* ``deterministic`` takes backward kernels that give the same bits in every run, as
+  ``torch.use_deterministic_algorithms`` does for all calls. The forward pass always gives them.
 * With ``return_attn_probs`` the result is ``(out, softmax_lse, S_dmask)``. ``S_dmask`` is an empty
   tensor without dropout. With it, it is ``(b, hq, sq, sk)`` in q's dtype, of packed sequences
   ``(b, hq, max_seqlen_q, max_seqlen_k)``: the probabilities, negative where they were dropped. It
@@ -113,7 +113,6 @@ def _attend(
     """What all six end in; ``given`` are the tensors and the lengths of packed sequences."""
     lengths = _lengths(given)
     q, k, v = _tensors(given, is_group=bool(lengths))
-    as_flag("deterministic", deterministic)
     left, right, sink_size = as_window(window_size)
     drop = as_dropout_p(dropout_p)
     options: Options = {
@@ -124,6 +123,8 @@ def _attend(
         "logit_softcap": as_softcap("softcap", softcap) or OFF,
         "alibi_slopes": alibi_slopes,
         "dropout_p": drop or OFF,
+        # False is the default, and leaves the choice to torch's own setting.
+        "deterministic": as_flag("deterministic", deterministic) or None,
         **lengths,
     }
     if block_table is not None:

@@ -69,6 +69,7 @@ class Options(AttentionOptions, total=False):
 
     out: Tensor | None
     generator: Generator | None
+    deterministic: bool | None
 
 
 class Option(NamedTuple):
@@ -116,7 +117,7 @@ OPTIONS = (
 )
 """In the order of the operators' arguments."""
 
-OPTION_NAMES = (*(option.name for option in OPTIONS), "generator")
+OPTION_NAMES = (*(option.name for option in OPTIONS), "generator", "deterministic")
 
 
 class CuSeqlens(NamedTuple):
@@ -226,6 +227,7 @@ class Arguments(NamedTuple):
         modifying = {name: rest.pop(name) for name in Modifiers._fields if name in rest}
         drawn_by = rest.pop("generator", None), rest.pop("rng_state", None)
         dropout = gather_dropout(rest.pop("dropout_p", 0), *drawn_by)
+        check_choice("deterministic", rest.pop("deterministic", None))  # only gradients need it
         table, num_splits = rest.pop("block_table", None), rest.pop("num_splits", 0)
         if rest:
             refuse_unexpected(rest, OPTION_NAMES)
@@ -402,6 +404,12 @@ def gather_keys(
     if block_table is None and num_splits == 0:
         return None
     return KeyOptions(block_table, num_splits)
+
+
+def check_choice(name: str, value: object) -> None:
+    """Raise ``TypeError`` for what is neither a bool nor None, which leaves the choice."""
+    if value is not None and not isinstance(value, bool):
+        raise TypeError(f"{name} must be a bool or None, got {type(value).__name__} ({value!r})")
 
 
 def check_num_splits(num_splits: int) -> None:

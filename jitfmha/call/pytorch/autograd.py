@@ -45,7 +45,7 @@ from .ops import (
 )
 
 _RETURN_LSE = NAMES.index("return_lse")
-_OPTIONS = BACKWARD_NAMES[BACKWARD_NAMES.index("dlse") + 1 :]
+_OPTIONS = BACKWARD_NAMES[BACKWARD_NAMES.index("dlse") + 1 : BACKWARD_NAMES.index("with_dbias")]
 _HAVE_GRADIENTS = ("q", "k", "v", "bias", "sink")
 
 
@@ -82,7 +82,9 @@ class _Attention(SingleLevelFunction):  # type: ignore[misc]
         needed = dict(zip(NAMES, ctx.needs_input_grad, strict=False))
         wanted = {f"with_d{name}": needed.get(name, False) for name in ("bias", "sink")}
         results = torch.ops.jitfmha.fmha_bwd(
-            *(_given(dout, out), *given[:3], out, lse, dlse, *options), **wanted
+            *(_given(dout, out), *given[:3], out, lse, dlse, *options),
+            **wanted,
+            deterministic=flat.get("deterministic"),
         )
         gradients = dict(zip(_HAVE_GRADIENTS, results, strict=True))
         return tuple(
@@ -103,6 +105,7 @@ class _EagerAttention(torch.autograd.Function):
         bias: Tensor | None,
         sink: Tensor | None,
         arguments: Arguments,
+        deterministic: bool | None,
     ) -> tuple[Tensor, Tensor]:
         prepared = prepared_call(arguments)
         if not prepared.has_gradients:
@@ -113,6 +116,7 @@ class _EagerAttention(torch.autograd.Function):
         # In the order of `_Attention`: a checkpoint may compute again what that computed first.
         tensors: list[Tensor] = []
         ctx.rest = _without_tensors(arguments, tensors)
+        ctx.deterministic = deterministic
         ctx.save_for_backward(*tensors, out, lse)
         ctx.set_materialize_grads(False)
         return out, lse
@@ -124,9 +128,10 @@ class _EagerAttention(torch.autograd.Function):
         needed = ctx.needs_input_grad
         dout = _given(dout, out)
         nothing_given = dlse, None, None, None
-        arguments = BackwardArguments(forward, lse, dout, *nothing_given, needed[3], needed[4])
-        gradients = differentiate(arguments)
-        return *(x if wanted else None for x, wanted in zip(gradients, needed, strict=False)), None
+        choices = needed[3], needed[4], ctx.deterministic
+        gradients = differentiate(BackwardArguments(forward, lse, dout, *nothing_given, *choices))
+        wanted = (x if is_needed else None for x, is_needed in zip(gradients, needed, strict=False))
+        return *wanted, None, None
 
 
 _TENSOR = object()
@@ -176,8 +181,10 @@ def is_any_gradient_asked_for(arguments: Arguments) -> bool:
     )
 
 
-def attend(arguments: Arguments) -> tuple[Tensor, Tensor]:
+def attend(arguments: Arguments, deterministic: bool | None) -> tuple[Tensor, Tensor]:
     """The output and the lse with their gradients, of a call that nobody but autograd watches.
+
+    ``deterministic`` is that of :func:`jitfmha.fmha_bwd`.
 
     Raises ``NotImplementedError`` where a gradient is asked for that there is not.
     """
@@ -188,7 +195,9 @@ def attend(arguments: Arguments) -> tuple[Tensor, Tensor]:
         raise result_requires_grad(next(iter((*requiring, "out"))))
     _refuse_missing_gradients(arguments, requiring)
     results: tuple[Tensor, Tensor] = _EagerAttention.apply(
-        *(*arguments[:3], modifiers.bias, modifiers.sink, arguments._replace(return_lse=True))
+        *(*arguments[:3], modifiers.bias, modifiers.sink),
+        arguments._replace(return_lse=True),
+        deterministic,
     )  # type: ignore[no-untyped-call]
     return results
 

@@ -40,12 +40,14 @@ def _schema(names: tuple[str, ...], **other: str) -> str:
 
 
 NAMES_WITH_OUT = ("q", "k", "v", *(option.name for option in OPTIONS))
-NAMES = tuple(name for name in NAMES_WITH_OUT if name != "out")
+_IN_BOTH_PASSES = tuple(name for name in NAMES_WITH_OUT if name != "out")
+# The last one is for the gradients, which a call with `out` has none of.
+NAMES = (*_IN_BOTH_PASSES, "deterministic")
 # What only a backward pass is told, beside its tensors.
 _BACKWARD_CHOICES = ("with_dbias", "with_dsink", "deterministic", "atomic_fp32")
 BACKWARD_NAMES = (
     *("dout", "q", "k", "v", "out", "lse", "dlse"),
-    *(name for name in NAMES[3:] if name != "return_lse"),
+    *(name for name in _IN_BOTH_PASSES[3:] if name != "return_lse"),
     *_BACKWARD_CHOICES,
 )
 _BACKWARD_TENSORS = 7
@@ -59,9 +61,9 @@ library.define(
 _NUMBERS = {"0": 0, "1": 1, "2": 2}
 
 
-def call_operator(arguments: Arguments) -> tuple[Tensor, Tensor]:
+def call_operator(arguments: Arguments, deterministic: bool | None) -> tuple[Tensor, Tensor]:
     """Go through torch's dispatcher: the output and the log-sum-exp, empty if not asked for."""
-    flat = arguments.flattened()
+    flat = arguments.flattened() | {"deterministic": deterministic}
     flat["mask"] = _mask_as_text(flat["mask"])
     out: Tensor | None = flat["out"]
     if out is None:
