@@ -64,6 +64,12 @@ class BackwardArguments(NamedTuple):
         lses = ("lse", self.lse), ("dlse", self.dlse)
         return ("dout", self.dout), ("q", q), ("k", k), ("v", v), ("out", out), *lses
 
+    def read(self) -> tuple[object, ...]:
+        """The tensors among them."""
+        forward = self.forward
+        given = self.dout, forward.q, forward.k, forward.v, forward.out, self.lse
+        return given if self.dlse is None else (*given, self.dlse)
+
     @property
     def must_be_deterministic(self) -> bool:
         """What is asked for, or else ``torch.use_deterministic_algorithms``."""

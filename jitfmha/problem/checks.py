@@ -153,7 +153,10 @@ def result_requires_grad(name: str) -> NotImplementedError:
 
 def requires_any_grad(*optional: object) -> bool:
     """Whether any of the tensors among them requires grad."""
-    return any(isinstance(x, Tensor) and x.requires_grad for x in optional)
+    for x in optional:  # noqa: SIM110 - a generator takes 2 us longer, with six tensors
+        if isinstance(x, Tensor) and x.requires_grad:
+            return True
+    return False
 
 
 def require_cu_seqlens(**cu_seqlens: object) -> None:

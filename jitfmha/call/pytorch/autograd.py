@@ -46,6 +46,7 @@ from .ops import (
 
 _RETURN_LSE = NAMES.index("return_lse")
 _OPTIONS = BACKWARD_NAMES[BACKWARD_NAMES.index("dlse") + 1 : BACKWARD_NAMES.index("with_dbias")]
+_is_grad_enabled = torch.is_grad_enabled
 _HAVE_GRADIENTS = ("q", "k", "v", "bias", "sink")
 
 
@@ -208,8 +209,8 @@ def differentiate(arguments: BackwardArguments) -> Results:
     With dbias and dsink where they are wanted; through the dispatcher those are not written to
     tensors that are given, but new.
     """
-    read = [x for _, x in arguments.inputs() if x is not None]
-    if not (is_watched((*read,)) or (torch.is_grad_enabled() and requires_any_grad(*read))):
+    read = arguments.read()
+    if not (is_watched(read) or (_is_grad_enabled() and requires_any_grad(*read))):
         return run_backward(arguments)
     if not torch.compiler.is_compiling():
         join_flop_counters()
