@@ -42,7 +42,8 @@ class Beside(NamedTuple):
     max_seqlen_k: int | None
 
 
-@dataclass(frozen=True)
+# Frozen, compared or printed it would take 0.7 ms of every import.
+@dataclass(eq=False, repr=False)
 class ScoreFeature:
     """A keyword argument of ``fmha_fwd`` and ``fmha_bwd`` that changes scores.
 
