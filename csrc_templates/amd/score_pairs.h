@@ -67,8 +67,11 @@ struct ScorePairs {
 
   __device__ void hide(f32x16& score, const Visibility& visibility) const {
 #pragma unroll
-    for (int i = 0; i < 16; ++i)
+    for (int i = 0; i < 16; ++i) {
       score[i] = visibility.sees(query(i), key(i)) ? score[i] : -kInfinity;
+      // One after the other: as conditions, those of a tile would take 32 scalar registers.
+      asm volatile("" : "+v"(score[i]));
+    }
   }
 };
 
@@ -92,6 +95,10 @@ struct DroppedQueries {
   // Whether the probability of a lane's score i is kept.
   __device__ static bool is_kept(Lds<const char> from, const Modifiers& m, int i, int lane) {
     const Lds<const unsigned char> bytes = (Lds<const unsigned char>)from;
-    return bytes[place(key_of_score(i, lane)) + lane % 32] <= m.largest_kept;
+    int byte = bytes[place(key_of_score(i, lane)) + lane % 32];
+    // Beside a bias and the addresses of far rows, few registers are left: a score's condition is
+    // found when it is needed, and not kept.
+    if (kIsFar && kHasAddedBias) asm volatile("" : "+v"(byte));
+    return byte <= m.largest_kept;
   }
 };

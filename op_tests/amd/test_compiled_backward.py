@@ -289,6 +289,8 @@ def test_rows_that_are_far_apart(rng):
 
 _WIDE = ((256, 256), (192, 192), (192, 128), (128, 256))
 _NARROW = ((128, 128), (64, 64), (96, 8))
+# A sink is in the lse already.
+_ALL_BUT_SINK = replace(ALL_MODIFIERS, asked=ALL_MODIFIERS.asked._replace(sink=None))
 
 
 @pytest.mark.sample(
@@ -300,7 +302,7 @@ _NARROW = ((128, 128), (64, 64), (96, 8))
         for access in ("near", "far")
         for hdims, modifiers in (
             *((hdims, NO_MODIFIERS) for hdims in (*_WIDE, *_NARROW, (255, 251), (61, 100))),
-            *((hdims, ALL_MODIFIERS) for hdims in (*_WIDE, *_NARROW)),
+            *((hdims, _ALL_BUT_SINK) for hdims in (*_WIDE, *_NARROW)),
         )
     ],
     1,
