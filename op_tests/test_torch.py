@@ -87,7 +87,9 @@ def test_compile_with_inductor(rng):
 
 @pytest.mark.usefixtures("fresh_dynamo")
 def test_compile_dynamic(rng):
-    count = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    from torch._dynamo.testing import CompileCounterWithBackend  # takes seconds
+
+    count = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend=count)
     for batch, seqlen_q, seqlen_k, heads in ((3, 33, 49, 4), (5, 64, 20, 6), (7, 100, 101, 8)):
         q, k, v = random_qkv(rng, batch=batch, seqlen_q=seqlen_q, seqlen_k=seqlen_k, heads_q=heads)

@@ -16,7 +16,13 @@ from torch import Generator, Tensor
 from .checks import describe, refuse_unexpected
 from .features import Feature
 from .mask import INT64_MAX, OPEN_WINDOW, Mask
-from .score_features import SCORE_FEATURES, Modifiers, gather_modifiers
+from .score_features import (
+    NUMBER_FEATURES,
+    SCORE_FEATURES,
+    TENSOR_FEATURES,
+    Modifiers,
+    gather_modifiers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -244,7 +250,11 @@ class Arguments(NamedTuple):
         cu_seqlens, descales = flat.pop("cu_seqlens"), flat.pop("descales")
         modifiers, dropout = flat.pop("modifiers"), flat.pop("dropout")
         flat |= dict.fromkeys((*_CU_SEQLENS, *_DESCALES))
-        flat |= (modifiers or Modifiers())._asdict()
+        if modifiers is None:
+            # 0 is written out: torch.compile takes a number of the table for one that may change.
+            flat |= dict.fromkeys(_TENSORS_OF_SCORES) | dict.fromkeys(_NUMBERS_OF_SCORES, 0)
+        else:
+            flat |= modifiers._asdict()
         flat["dropout_p"], flat["rng_state"] = dropout or (0, None)
         flat["block_table"], flat["num_splits"] = (flat.pop("keys") or KeyOptions())[:2]
         if cu_seqlens is not None:
@@ -262,6 +272,8 @@ _CU_SEQLENS = (
     *("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded"),
     *("max_seqlen_q", "max_seqlen_k"),
 )
+_TENSORS_OF_SCORES = tuple(row.name for row in TENSOR_FEATURES)
+_NUMBERS_OF_SCORES = tuple(row.name for row in NUMBER_FEATURES)
 _DESCALES = ("q_descale", "k_descale", "v_descale", "p_descale")
 
 
