@@ -495,5 +495,5 @@ def explain_bwd(
     forward = Arguments.of(q, k, v, {**options, "out": out})
     choices = dbias is not None, dsink is not None, deterministic, atomic_fp32
     arguments = BackwardArguments(forward, lse, dout, dlse, dq, dk, dv, *choices)
-    target = planned_target(q.device if device is None else device)
-    return explain_problem(make_backward_problem(arguments), target)
+    problem = make_backward_problem(arguments)
+    return explain_problem(problem, planned_target(q.device if device is None else device))

@@ -458,7 +458,7 @@ def _of_modifiers(facts: _Facts) -> Iterator[Expectation]:
     yield Expectation(f"{prefix}largest_kept", kept, f"dropout_p is {problem.dropout_p}")
     keep_scale = 1 / (1 - problem.dropout_p)
     yield Expectation(f"{prefix}keep_scale", keep_scale, f"dropout_p is {problem.dropout_p}")
-    yield Expectation(f"{prefix}softcap", float(softcap), "logit_softcap")
+    yield Expectation(f"{prefix}logit_softcap", float(softcap), "logit_softcap")
     over = problem.softmax_scale / softcap if softcap else 0.0
     yield Expectation(f"{prefix}scale_over_softcap", over, "the softmax scale over logit_softcap")
 
