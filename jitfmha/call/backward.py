@@ -31,6 +31,8 @@ from .detection import target_of
 from .dispatch import plan_for
 from .run import described, key_of
 
+_READ = ("dout", "q", "k", "v", "out", "lse", "dlse")
+
 
 class BackwardArguments(NamedTuple):
     """What a backward pass reads, and where it shall write.
@@ -58,17 +60,15 @@ class BackwardArguments(NamedTuple):
     deterministic: bool | None = None
     atomic_fp32: bool | None = None
 
-    def inputs(self) -> tuple[tuple[str, Tensor | None], ...]:
-        """What is read, under the names of the arguments."""
-        q, k, v, out = self.forward.q, self.forward.k, self.forward.v, self.forward.out
-        lses = ("lse", self.lse), ("dlse", self.dlse)
-        return ("dout", self.dout), ("q", q), ("k", k), ("v", v), ("out", out), *lses
-
-    def read(self) -> tuple[object, ...]:
-        """The tensors among them."""
+    def read(self) -> tuple[Tensor | None, ...]:
+        """The tensors that are read."""
         forward = self.forward
         given = self.dout, forward.q, forward.k, forward.v, forward.out, self.lse
         return given if self.dlse is None else (*given, self.dlse)
+
+    def inputs(self) -> tuple[tuple[str, Tensor | None], ...]:
+        """The same under the names of the arguments."""
+        return tuple(zip(_READ, self.read(), strict=False))
 
     @property
     def must_be_deterministic(self) -> bool:

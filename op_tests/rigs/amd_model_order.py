@@ -2,7 +2,7 @@
 
 A small simulation of a launch: workgroups go to the XCDs in turn, there to the first free slot, and
 take as long as they have keys. The order is stated here once more, list by list; the kernel says it
-in divisions (``place_in_group`` of ``hsa/src/fmha_fwd.hip``), and the tests compare the two.
+in divisions (``place_in_group`` of ``hsa/src/workgroups.h``), and the tests compare the two.
 """
 
 from __future__ import annotations
