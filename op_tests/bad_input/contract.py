@@ -21,7 +21,7 @@ from torch import Tensor
 from untyped import fmha_fwd
 
 REFUSALS = (TypeError, ValueError, NotImplementedError)
-_MOST_BYTES = 1 << 24  # of an output that is computed
+MOST_BYTES = 1 << 24  # of a tensor that is computed with
 _NO_MEMORY_HAS = 1 << 48  # bytes: more than a process can address
 _MOST_PAIRS = 1 << 22  # of queries and keys that are computed
 
@@ -311,7 +311,7 @@ def _has_ranks(asked: Arguments) -> bool:
 
 def _is_too_big(asked: Arguments) -> bool:
     pairs = math.prod(asked["q"].shape[:-1]) * asked["k"].shape[-3]
-    is_big = _out_bytes(asked) > _MOST_BYTES or pairs > _MOST_PAIRS
+    is_big = _out_bytes(asked) > MOST_BYTES or pairs > _MOST_PAIRS
     return is_big or max((*asked["q"].shape, *asked["k"].shape)) > _MOST_PAIRS
 
 

@@ -19,7 +19,7 @@ import torch
 import untyped
 from calls import Arguments, Draw, Subject, no_results
 from changes import any_calls
-from contract import Call, Sweep, Tally, all_threads, describe, refusal
+from contract import MOST_BYTES, Call, Sweep, Tally, all_threads, describe, refusal
 from fresh_calls import fresh_calls
 from hypothesis import reject
 from hypothesis import strategies as st
@@ -335,6 +335,9 @@ def test_function(name: str, sweep: Sweep, built: list[str]) -> None:
     )
 
     def check(call: Call, tally: Tally) -> None:
+        tensors = [x for x in call.arguments.values() if isinstance(x, Tensor)]
+        if any(x.numel() * x.element_size() > MOST_BYTES for x in tensors):
+            reject()  # a machine that has memory for it would spend all of it
         try:
             check_outcomes(call, tally, built)
         except NotBuilt:
