@@ -238,50 +238,42 @@ def _check_what_is_wanted(arguments: BackwardArguments) -> None:
 
 
 def _launch(prepared: PreparedBackward, arguments: BackwardArguments) -> Results:
-    forward, dq, dk, dv = arguments.forward, arguments.dq, arguments.dk, arguments.dv
-    q, k, v, out, cu_seqlens = forward.q, forward.k, forward.v, forward.out, forward.cu_seqlens
-    assert out is not None
+    problem, launch, _, _, are_rows_dense = prepared
+    forward, lse, dout, dlse, dq, dk, dv, with_dbias, with_dsink, _, _ = arguments
+    q, k, v, _, _, _, _, out, cu_seqlens, _, descales, modifiers, dropout, _ = forward
     are_given = not (dq is dk is dv is None)
     if are_given:
         _refuse_shared_memory(arguments)
-    q_covered = k_covered = True
+    if are_given or not are_rows_dense:
+        results = new_gradients(arguments)
+    else:
+        results = _empty_like(q), _empty_like(k), _empty_like(v)
     if cu_seqlens is not None:
         q_covered, k_covered = _covered(prepared, cu_seqlens)
-    if not are_given and prepared.are_rows_dense:
-        results = _empty_like(q), _empty_like(k), _empty_like(v)
-    else:
-        results = new_gradients(arguments)
-    covered = (q_covered, k_covered, k_covered)
-    if are_given or covered != (True, True, True):
+        covered = q_covered, k_covered, k_covered
         for given, fresh, is_covered in zip((dq, dk, dv), results, covered, strict=True):
-            if given is not None:
-                if not given.is_inference():
-                    torch.autograd.graph.increment_version(given)
-            elif not is_covered:
+            if given is None and not is_covered:
                 fresh.zero_()
-    dbias = _zeros_for_dbias(prepared.problem, forward) if arguments.with_dbias else None
-    if prepared.launch is None:
+    if are_given:
+        for given in (dq, dk, dv):
+            if given is not None and not given.is_inference():
+                torch.autograd.graph.increment_version(given)
+    dbias = _zeros_for_dbias(problem, forward) if with_dbias else None
+    if launch is None:
         for x in results:
             write_zeros(x)
     else:
-        gradients = new_tuple(Gradients, (arguments.dout, arguments.dlse, *results, dbias))
-        prepared.launch(
+        gradients = new_tuple(Gradients, (dout, dlse, *results, dbias))
+        launch(
             new_tuple(
                 Tensors,
-                (
-                    *(q, k, v, out, arguments.lse, cu_seqlens),
-                    *(forward.descales, forward.modifiers, forward.dropout, gradients, None),
-                ),
+                (q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, gradients, None),
             )
         )
-    return new_tuple(
-        Results,
-        (
-            *results,
-            None if dbias is None else _summed_for_bias(dbias, forward),
-            _gradient_of_sink(arguments) if arguments.with_dsink else None,
-        ),
-    )
+    if dbias is not None:
+        dbias = _summed_for_bias(dbias, forward)
+    dsink = _gradient_of_sink(arguments) if with_dsink else None
+    return new_tuple(Results, (*results, dbias, dsink))
 
 
 _empty_like = torch.empty_like

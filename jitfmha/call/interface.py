@@ -35,10 +35,10 @@ from .detection import planned_target
 from .dispatch import Explanation, explain_problem
 from .pytorch import batching as _batching  # noqa: F401 - of the operators
 from .pytorch.autocast import under_autocast
-from .pytorch.autograd import attend, differentiate, is_any_gradient_asked_for
+from .pytorch.autograd import attend, differentiate
 from .pytorch.flop_count import join_flop_counters
 from .pytorch.ops import call_operator
-from .run import run
+from .run import prepared_call, run_prepared
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -275,13 +275,23 @@ def fmha_fwd(
         ),
     )
     watched = (
-        is_watched((q, k, v))
+        is_watched(q, k, v)
         or is_any_autocast_enabled()
         or (out is not None and _is_any_negative(out))
         or (descales is not None and _is_any_negative(*descales))
         or (modifiers is not None and _is_any_negative(*modifiers))
     )
-    if not watched and _is_grad_enabled() and is_any_gradient_asked_for(arguments):
+    if (
+        not watched
+        and _is_grad_enabled()
+        and (
+            q.requires_grad
+            or k.requires_grad
+            or v.requires_grad
+            or (out is not None and requires_any_grad(out))
+            or (modifiers is not None and requires_any_grad(*modifiers))
+        )
+    ):
         results = attend(arguments, deterministic)
         return results if return_lse else results[0]
     if watched:
@@ -296,7 +306,7 @@ def fmha_fwd(
         result, lse = call_operator(arguments, deterministic)
         return (result, lse) if return_lse else result
     try:
-        result, lse_or_none = run(arguments)
+        result, lse_or_none = run_prepared(prepared_call(arguments), arguments)
     except RuntimeError:
         # Torch knows no shape of a nested tensor and no address of a sparse one, and to ask before
         # would cost every call.

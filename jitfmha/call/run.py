@@ -224,8 +224,8 @@ def run_prepared(
     prepared: PreparedCall, arguments: Arguments, is_profiled: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """What ``run`` does with a call that is looked up."""
-    q, k, v = arguments.q, arguments.k, arguments.v
-    out, cu_seqlens, keys = arguments.out, arguments.cu_seqlens, arguments.keys
+    # 0.2 us less than reading nine fields by their names.
+    q, k, v, _, _, _, _, out, cu_seqlens, _, descales, modifiers, dropout, keys = arguments
     kind = prepared.kind
     covered = True
     if cu_seqlens is not None:
@@ -259,10 +259,7 @@ def run_prepared(
         # Tensors(...) itself takes half a microsecond longer.
         tensors = new_tuple(
             Tensors,
-            (
-                *(q, k, v, out, lse, cu_seqlens, arguments.descales, arguments.modifiers),
-                *(arguments.dropout, None, keys),
-            ),
+            (q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, None, keys),
         )
         if is_profiled:
             with record_function(kind.kernel_name(prepared.sizes)):

@@ -170,18 +170,6 @@ def _with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
     return value
 
 
-def is_any_gradient_asked_for(arguments: Arguments) -> bool:
-    """Whether a tensor of the call requires grad."""
-    q, k, v, out, modifiers = *arguments[:3], arguments.out, arguments.modifiers
-    return (
-        q.requires_grad
-        or k.requires_grad
-        or v.requires_grad
-        or (out is not None and requires_any_grad(out))
-        or (modifiers is not None and requires_any_grad(*modifiers))
-    )
-
-
 def attend(arguments: Arguments, deterministic: bool | None) -> tuple[Tensor, Tensor]:
     """The output and the lse with their gradients, of a call that nobody but autograd watches.
 
@@ -210,7 +198,7 @@ def differentiate(arguments: BackwardArguments) -> Results:
     tensors that are given, but new.
     """
     read = arguments.read()
-    if not (is_watched(read) or (_is_grad_enabled() and requires_any_grad(*read))):
+    if not (is_watched(*read) or (_is_grad_enabled() and requires_any_grad(*read))):
         return run_backward(arguments)
     if not torch.compiler.is_compiling():
         join_flop_counters()
