@@ -1,6 +1,7 @@
 """What the arguments and the grid of a recorded kernel should be, by what was asked for.
 
-Strides, lengths and addresses follow from the recorded tensors themselves, the rest from the
+Most follow from the names that ``amd/kernel_arguments.py`` gives them: an argument that is called
+after a tensor is its address, ``k_seq`` the stride between the rows of k. The rest follows from the
 problem and from what a manifest says of the kernel. Nothing here is shared with the launcher, whose
 arguments these are held against. How workgroups divide the work is the launcher's own choice: of
 that only what must hold between the numbers is checked. Strides of dimensions of size 1 may be
@@ -10,6 +11,7 @@ anything, and what a mode does not read is not looked at.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,12 +30,35 @@ from ..call.record import (
     where_is,
 )
 from ..problem.dropout import largest_kept
+from ..problem.score_features import NUMBER_FEATURES, TENSOR_FEATURES
 
 _FLOAT_BYTES = 4
 _OPEN_SIDE = 1 << 30
 _WORD = (1 << 32) - 1
 _SHUFFLED_ROWS, _SHUFFLED_COLUMNS, _WIDE_SHUFFLED_COLUMNS = 16, 128, 192
 _ROUNDING = 1e-6  # of a float32
+# What AMD's interfaces call otherwise than this package does, behind "ptr_" or "s_".
+_TENSORS_OF_AMD = {
+    "": "q", "q": "q", "k": "k", "v": "v", "o": "out", "do": "dout",
+    "qseq": "cu_seqlens_q", "qseq_padding": "cu_seqlens_q_padded",
+    "kseq": "cu_seqlens_k", "kseq_padding": "cu_seqlens_k_padded",
+}  # fmt: skip
+_WAYS_OF_AMD = {"Bs": "batch", "Hs": "head", "Seqs": "seq"}
+_ADDRESSES = {
+    **{name: name for name in ("q", "k", "v", "out", "dout", "dlse", "dq", "dk", "dv", "dbias")},
+    **{name: name for name in ("rng_state", "block_table", "p_descale")},
+    **{row.name: row.name for row in TENSOR_FEATURES},
+    **{f"ptr_{name}": tensor for name, tensor in _TENSORS_OF_AMD.items()},
+}
+_SUMS = ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded")
+_STRUCTS = re.compile(r"(attention|modifiers|gradients|stacked)\.")
+_STRIDE = re.compile(r"(?:s_)?(?:(\w+?)(?:_strides)?[_.])?(batch|head|seq|Bs|Hs|Seqs)")
+# The dimensions whose strides count bytes, and of what has heads first, whose count elements.
+_ROWS_FIRST = ("batch", "seq", "head", "hdim")
+_HEADS_FIRST = {
+    **dict.fromkeys(("lse", "dlse"), ("batch", "head", "seq")),
+    "dbias": ("batch", "head", "seq", "key"),
+}
 
 
 class Expectation(NamedTuple):
@@ -77,7 +102,7 @@ class Mismatch(NamedTuple):
 def expectations(record: Record, kernel: RecordedKernel) -> list[Expectation]:
     """What the problem implies of one kernel's arguments and grid."""
     facts = _Facts(record, kernel)
-    return list(_OF_INTERFACE[kernel.interface](facts))
+    return [*_by_name(facts), *_OF_INTERFACE[kernel.interface](facts)]
 
 
 def mismatches(record: Record) -> list[Mismatch]:
@@ -103,13 +128,9 @@ def _is_same(found: Any, expected: Any) -> bool:
 
 def _shown(record: Record, kernel: RecordedKernel, name: str, value: Any) -> str:
     """Show an address as what lies there."""
-    if name in _addresses(kernel.interface):
+    if fields_of(INTERFACES[kernel.interface]).get(name, (0, ""))[1] == "Q":
         return where_is(record, value) or (f"{value:#x}, where nothing is" if value else "null")
     return str(value)
-
-
-def _addresses(interface: str) -> set[str]:
-    return {name for name, (_, letter) in fields_of(INTERFACES[interface]).items() if letter == "Q"}
 
 
 class _Row(dict[str, Any]):
@@ -139,6 +160,9 @@ class _Facts:
             if kernel.symbol in (row.get("symbol"), row.get("combine_symbol"))
         )
         self.row: Mapping[str, Any] = next(rows, {})
+        # Query heads that share a key head, and are rows of the same tiles.
+        is_stacked = kernel.interface == "CompiledArguments" and self.row.get("stacks_heads")
+        self.stacked = self.problem.gqa if is_stacked else 1
         # Of the longest sequence that the launch is for.
         self.rows_q, self.rows_k = (
             rows if not self.is_group or longest is None else min(longest, rows)
@@ -146,11 +170,10 @@ class _Facts:
                 record.max_seqlens, (self.problem.seqlen_q, self.problem.seqlen_k), strict=True
             )
         )
-
-    @property
-    def combines(self) -> bool:
-        """Whether the kernel makes one output of several splits."""
-        return self.kernel.symbol == self.row.get("combine_symbol")
+        # Where the caller's tensor has no room for every query head, another one takes its place.
+        self._in_place_of = {
+            name: self._written(name) for name in ("dk", "dv") if f"ptr_{name}" in self.values
+        }
 
     def tensor(self, name: str) -> RecordedTensor:
         return self.record.tensors[name]
@@ -158,27 +181,17 @@ class _Facts:
     def has(self, name: str) -> bool:
         return name in self.record.tensors
 
-    def address(self, name: str) -> int:
-        """0 where there is no such tensor."""
+    def address(self, argument: str, name: str) -> Iterator[Expectation]:
+        """The address of a tensor; null where there is none."""
+        name = self._in_place_of.get(name, name)
         if not self.has(name):
-            return 0
+            yield Expectation(argument, 0, f"the call has no {name}")
+        elif extent_bytes(self.tensor(name)):  # without elements it need not lie anywhere
+            yield Expectation(argument, self.begin(name), f"{name} begins there")
+
+    def begin(self, name: str) -> int:
         each = self.tensor(name)
-        # Without elements it need not lie anywhere.
         return self.record.regions[each.region].address + each.offset
-
-    def addresses(self, names: Mapping[str, str], suffix: str = "") -> Iterator[Expectation]:
-        """Arguments that are the addresses of tensors."""
-        for argument, name in names.items():
-            if self.has(name) and extent_bytes(self.tensor(name)) == 0:
-                continue
-            why = f"{name} begins there" if self.has(name) else f"the call has no {name}"
-            yield Expectation(argument, self.address(name), why + suffix)
-
-    def sums(self, names: Mapping[str, str]) -> Iterator[Expectation]:
-        """Addresses of prefix sums; padded ones are the plain ones where rows have no gaps."""
-        for argument, name in names.items():
-            plain = name.removesuffix("_padded")
-            yield from self.addresses({argument: name if self.has(name) else plain})
 
     def as_before(
         self, argument: str, interface: str, other: str, what: str
@@ -189,33 +202,27 @@ class _Facts:
                 expected = int(kernel.values()[other])
                 yield Expectation(argument, expected, f"the kernel before {what}")
 
-    def tensor_at(self, address: int) -> str | None:
-        """Name the tensor that begins at an address."""
-        found = where_is(self.record, address)
-        return found if found in self.record.tensors else None
+    def stride(self, argument: str, name: str, way: str) -> Iterator[Expectation]:
+        """One of the strides of a tensor, between what ``way`` names."""
+        each = self.tensor(self._in_place_of.get(name, name))
+        order = _HEADS_FIRST.get(name, _ROWS_FIRST)
+        at = order.index(way) - len(order)
+        if -at > len(each.shape) or each.shape[at] == 1 or (way == "batch" and self.is_group):
+            return
+        step = 1 if name in _HEADS_FIRST else element_bytes(each)
+        # A head of stacked ones is as many heads of the tensor.
+        count = self.stacked if way == "head" and name in ("q", "out") else 1
+        why = f"{step} times the stride of {name}'s {way}{_times(count)}"
+        yield Expectation(argument, each.strides[at] * step * count, why)
 
-    def strides(
-        self, name: str, seq: str, head: str, batch: str, *, factor: int = 1
-    ) -> Iterator[Expectation]:
-        """Expect the strides of a tensor ``(b, s, h, d)`` or ``(s, h, d)``, between rows, heads and
-        batches, in bytes.
-
-        ``factor`` is that of heads.
-        """
-        each = self.tensor(name)
-        step = element_bytes(each)
-        (rows, heads), (of_rows, of_heads) = each.shape[-3:-1], each.strides[-3:-1]
-        why = f"{step} bytes times the stride of {name}'s"
-        if rows > 1:
-            yield Expectation(seq, of_rows * step, f"{why} rows")
-        if heads > 1:
-            yield Expectation(head, of_heads * step * factor, f"{why} heads{_times(factor)}")
-        if len(each.shape) == 4 and each.shape[0] > 1 and not self.is_group:
-            yield Expectation(batch, each.strides[0] * step, f"{why} batches")
+    def _written(self, name: str) -> str:
+        found = where_is(self.record, int(self.values[f"ptr_{name}"]))
+        is_known = found in self.record.tensors and str(found).startswith((name, "between"))
+        return str(found) if is_known else name
 
 
-def _times(factor: int) -> str:
-    return f", times {factor} heads that share tiles" if factor > 1 else ""
+def _times(count: int) -> str:
+    return f", times {count} heads that share tiles" if count > 1 else ""
 
 
 def element_bytes(tensor: RecordedTensor) -> int:
@@ -227,57 +234,169 @@ def _divided_up(dividend: int, divisor: int) -> int:
     return -(-dividend // divisor)
 
 
+# ---- What names say ------------------------------------------------------------------------------
+
+Numbers = dict[str, tuple[float, str]]
+"""What arguments should be and why, by their names without the struct that they stand in."""
+
+
+def _by_name(facts: _Facts) -> Iterator[Expectation]:
+    """What follows from the name of an argument, whatever block it stands in."""
+    numbers = _sizes(facts) | _modifiers(facts) | _keys(facts)
+    addresses = dict(_ADDRESSES)
+    for side in ("q", "k", "v"):
+        # Without a scale of the caller's there is one of the launcher's.
+        if facts.has(f"{side}_descale"):
+            names = f"{side}_descale", f"ptr_{side}_descale"
+            addresses |= dict.fromkeys(names, f"{side}_descale")
+    if facts.is_group:
+        addresses |= {name: name for name in _SUMS}
+    for argument in facts.values:
+        name = _STRUCTS.sub("", argument)
+        if name in numbers:
+            yield Expectation(argument, *numbers[name])
+        elif name in addresses:
+            tensor = addresses[name]
+            # Padded sums are the plain ones where rows have no gaps.
+            is_there = facts.has(tensor)
+            yield from facts.address(
+                argument, tensor if is_there else tensor.removesuffix("_padded")
+            )
+        elif name.endswith(".reciprocal"):
+            divisor = f"{argument.removesuffix('reciprocal')}divisor"
+            value = int(facts.values[divisor])
+            yield Expectation(argument, _WORD // value if value else 0, f"(2^32 - 1) / {divisor}")
+        elif found := _STRIDE.fullmatch(name):
+            tensor = _TENSORS_OF_AMD.get(found[1] or "", found[1])
+            if tensor in (*_WITH_STRIDES, *_HEADS_FIRST) and facts.has(tensor):
+                yield from facts.stride(argument, tensor, _WAYS_OF_AMD.get(found[2], found[2]))
+
+
+_WITH_STRIDES = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
+
+
+def _sizes(facts: _Facts) -> Numbers:
+    problem, count = facts.problem, facts.stacked
+    heads, scale = problem.heads_q // count, problem.softmax_scale
+    head_bytes = _FLOAT_BYTES * problem.seqlen_q
+    of_head = "4 bytes for each row of q: a head's lse is contiguous"
+    numbers: Numbers = {
+        "scalar": (float(scale), "it is the softmax scale"),
+        "scale_log2": (scale * math.log2(math.e), "the softmax scale times log2(e)"),
+        "log2e": (math.log2(math.e), "log2(e)"),
+        **dict.fromkeys(("heads_q", "s_q_head_num"), (problem.heads_q, "heads of q")),
+        "heads_k": (problem.heads_k, "heads of k"),
+        "batch": (problem.batch, "sequences"),
+        **dict.fromkeys(("gqa", "s_gqa"), (problem.gqa, "query heads of a key head")),
+        "heads.divisor": (heads, "heads with workgroups of their own"),
+        "gqa.divisor": (heads // problem.heads_k, "of them, of a key head"),
+        "count.divisor": (count, "query heads that share tiles"),
+        "s_qk_head_dim": (problem.hdim_q, "hdim of q and k"),
+        "s_v_head_dim": (problem.hdim_v, "hdim of v"),
+        **dict.fromkeys(("s_lse_Hs", "lse_stride"), (head_bytes, of_head)),
+        "lse_head": (head_bytes * count, of_head + _times(count)),
+        **dict.fromkeys(
+            ("s_seq_len", "seqlen_q"), (facts.rows_q, "queries of the longest sequence")
+        ),
+    }
+    if facts.is_group:
+        numbers["batch.divisor"] = problem.batch, "sequences"
+    else:
+        keys = problem.seqlen_k, "keys of a sequence"
+        numbers |= dict.fromkeys(("seqlen_k", "s_kv_seq_len", "s_seq_len_k"), keys)
+        numbers["s_seq_len_q"] = problem.seqlen_q, "queries of a sequence"
+    for name in ("q", "out"):
+        each = facts.tensor(name)
+        if problem.heads_q > 1:
+            step = each.strides[-2] * element_bytes(each)
+            numbers[f"{name}_stride"] = step, f"bytes between {name}'s heads"
+    if problem.hdim_v > 1 and problem.gradients is None:
+        v = facts.tensor("v")
+        numbers["v_column"] = v.strides[-1] * element_bytes(v), "bytes between columns of v"
+    return numbers
+
+
+def _modifiers(facts: _Facts) -> Numbers:
+    problem = facts.problem
+    numbers: Numbers = {}
+    for row in TENSOR_FEATURES:
+        if not facts.has(row.name):
+            continue
+        each = facts.tensor(row.name)
+        unit = element_bytes(each) if row.element == "void" else 1
+        steps = zip(reversed(each.shape), reversed(each.strides), strict=True)
+        strides = [0 if size == 1 else stride * unit for size, stride in steps]
+        strides += [0] * (len(row.stride_names) - len(strides))
+        for name, stride in zip(row.stride_names, reversed(strides), strict=True):
+            numbers[name] = stride, f"the stride of {row.name}; 0 where one serves all"
+    if facts.has("bias"):
+        numbers["bias_keys"] = facts.tensor("bias").shape[-1], "columns of the bias"
+    for row in NUMBER_FEATURES:
+        value = getattr(problem.modifiers, row.name)
+        expected = float(value) if row.schema == "float" else min(value, _OPEN_SIDE)
+        numbers[row.name] = expected, row.name
+    softcap, dropout = problem.modifiers.logit_softcap, f"dropout_p is {problem.dropout_p}"
+    over = problem.softmax_scale / softcap if softcap else 0.0
+    mask = problem.mask
+    left, right = (
+        _OPEN_SIDE if side is None else min(side, _OPEN_SIDE) for side in (mask.left, mask.right)
+    )
+    sides = {"left": left, "right": right, "is_bottom_right": int(not mask.top_left)}
+    names = {"left": "window_left", "right": "window_right"}
+    for name, side in sides.items():
+        numbers[f"window.{name}"] = numbers[names.get(name, name)] = side, f"the mask is {mask}"
+    return numbers | {
+        "scale_over_softcap": (over, "the softmax scale over logit_softcap"),
+        "largest_kept": (largest_kept(problem.dropout_p), dropout),
+        "keep_scale": (1 / (1 - problem.dropout_p), dropout),
+    }
+
+
+def _keys(facts: _Facts) -> Numbers:
+    """Where keys and values lie in pages, and the scales of 8-bit inputs."""
+    problem = facts.problem
+    shared = "whether the scales are of query heads"
+    numbers: Numbers = {"q_descale_of_query_heads": (problem.has_query_head_descale, shared)}
+    if facts.has("p_descale"):
+        is_wide = len(facts.tensor("p_descale").shape) == 1
+        numbers["p_descale_of_query_heads"] = is_wide, shared
+    for side in ("q", "k", "v"):
+        batch, head = getattr(problem, f"{side}_descale") or (0, 0)
+        for names, stride in (
+            ((f"{side}_descale_batch", f"s_descale_{side}_Bs"), batch),
+            ((f"{side}_descale_head", f"s_descale_{side}_Hs"), head),
+        ):
+            numbers |= dict.fromkeys(names, (_FLOAT_BYTES * stride, f"{side}_descale's stride"))
+    if problem.is_paged:
+        k, v, table = (facts.tensor(name) for name in ("k", "v", "block_table"))
+        numbers["page_size.divisor"] = k.shape[1], "keys of a page"
+        numbers["num_pages"] = k.shape[0], "pages"
+        if table.shape[0] > 1:
+            numbers["block_table_batch"] = table.strides[0], "the table's stride"
+        for name, each in (("k", k), ("v", v)):
+            if each.shape[0] > 1:
+                step = each.strides[0] * element_bytes(each)
+                numbers[f"{name}_page"] = step, f"bytes between pages of {name}"
+    return numbers
+
+
 # ---- Forward kernels of AMD's --------------------------------------------------------------------
 
 
 def _of_aiter(facts: _Facts) -> Iterator[Expectation]:
-    problem = facts.problem
-    yield from facts.addresses({"ptr_o": "out", "ptr_lse": "lse"})
-    yield from _of_both_passes(facts)
-    yield Expectation("s_seq_len", facts.rows_q, "queries of the longest sequence")
-    yield from facts.strides("q", "s_Seqs", "s_Hs", "s_Bs")
-    yield from facts.strides("out", "s_o_Seqs", "s_o_Hs", "s_o_Bs")
-    if problem.seqlen_q > 1 and "ts_qo" in facts.row:
-        tile = facts.row["ts_qo"]
-        rows = facts.tensor("q").strides[-3] * element_bytes(facts.tensor("q"))
-        yield Expectation("s_Ts", tile * rows, f"{tile} rows of q, a tile")
+    yield from facts.address("ptr_lse", "lse")
     yield Expectation("s_lse", int(facts.has("lse")), "whether the lse is wanted")
-    if not facts.is_group:
-        yield Expectation("s_kv_seq_len", problem.seqlen_k, "keys of a sequence")
     yield Expectation("s_opt", _schedule(facts), "AITER's rule for the order of work")
-    for side in ("q", "k", "v"):
-        if facts.has(f"{side}_descale"):
-            yield from facts.addresses({f"ptr_{side}_descale": f"{side}_descale"})
-        batch, head = getattr(problem, f"{side}_descale") or (0, 0)
-        yield Expectation(f"s_descale_{side}_Bs", _FLOAT_BYTES * batch, f"{side}_descale's stride")
-        yield Expectation(f"s_descale_{side}_Hs", _FLOAT_BYTES * head, f"{side}_descale's stride")
     if "ts_qo" in facts.row:
+        yield from _tile_stride(facts, "q", facts.row["ts_qo"])
         yield Expectation("grid", _aiter_grid(facts), f"its row says {facts.row['grid']}")
 
 
-def _of_both_passes(facts: _Facts) -> Iterator[Expectation]:
-    """What AITER's kernels for out and for the gradients have in common."""
-    problem = facts.problem
-    yield from facts.addresses({"ptr_q": "q", "ptr_k": "k", "ptr_v": "v"})
-    yield Expectation("scalar", float(problem.softmax_scale), "it is the softmax scale")
-    for name in ("k", "v"):
-        yield from facts.strides(name, f"s_{name}_Seqs", f"s_{name}_Hs", f"s_{name}_Bs")
-    yield Expectation("s_gqa", problem.gqa, "query heads of a key head")
-    yield Expectation("s_qk_head_dim", problem.hdim_q, "hdim of q and k")
-    yield Expectation("s_v_head_dim", problem.hdim_v, "hdim of v")
-    yield Expectation("s_q_head_num", problem.heads_q, "heads of q")
-    yield Expectation("s_lse_Hs", _FLOAT_BYTES * problem.seqlen_q, _LSE_HEAD)
-    yield from facts.sums(
-        {
-            "ptr_qseq": "cu_seqlens_q",
-            "ptr_kseq": "cu_seqlens_k",
-            "ptr_qseq_padding": "cu_seqlens_q_padded",
-            "ptr_kseq_padding": "cu_seqlens_k_padded",
-        }
-    )
-
-
-_LSE_HEAD = "4 bytes for each row of q: a head's lse is contiguous"
+def _tile_stride(facts: _Facts, name: str, tile: int) -> Iterator[Expectation]:
+    each = facts.tensor(name)
+    if each.shape[-3] > 1:
+        step = tile * each.strides[-3] * element_bytes(each) & _WORD
+        yield Expectation("s_Ts", step, f"{tile} rows of {name}, a tile")
 
 
 def _schedule(facts: _Facts) -> int:
@@ -309,96 +428,30 @@ def _aiter_grid(facts: _Facts) -> tuple[int, int, int]:
 
 
 def _of_ours(facts: _Facts) -> Iterator[Expectation]:
-    yield from _of_attention(facts, "", 1)
-    yield from _of_our_grid(facts, "", 1, slices=1)
+    yield from _of_forward(facts, "", slices=1)
 
 
 def _of_compiled(facts: _Facts) -> Iterator[Expectation]:
-    count = facts.problem.gqa if facts.row.get("stacks_heads") else 1
-    yield from _of_attention(facts, "attention.", count)
-    yield from _of_modifiers(facts)
-    yield from _of_keys(facts)
-    yield Expectation("stacked.count.divisor", count, "query heads that share tiles")
-    q, out = facts.tensor("q"), facts.tensor("out")
-    if facts.problem.heads_q > 1:
-        for name, each in (("q", q), ("out", out)):
-            step = each.strides[-2] * element_bytes(each)
-            yield Expectation(f"stacked.{name}_stride", step, f"bytes between {name}'s heads")
-    yield Expectation("stacked.lse_stride", _FLOAT_BYTES * facts.problem.seqlen_q, _LSE_HEAD)
     slices = max(1, int(facts.values["modifiers.slices"]))
-    yield from _of_our_grid(facts, "attention.", count, slices)
+    yield from _of_forward(facts, "attention.", slices)
 
 
-def _of_tensors(facts: _Facts, prefix: str, count: int) -> Iterator[Expectation]:
-    """What all kernels of ours are told, forward and backward, in any block.
-
-    ``count`` query heads that share a key head are rows of the same tiles.
-    """
-    problem = facts.problem
-    yield from facts.addresses({f"{prefix}{name}": name for name in ("q", "k", "v", "out")})
-    scale = problem.softmax_scale * math.log2(math.e)
-    yield Expectation(f"{prefix}scale_log2", scale, "the softmax scale times log2(e)")
-    yield Expectation(f"{prefix}seqlen_q", facts.rows_q, "queries of the longest sequence")
-    if not facts.is_group:
-        yield Expectation(f"{prefix}seqlen_k", problem.seqlen_k, "keys of a sequence")
-    for name in ("q", "k", "v", "out"):
-        arguments = (f"{prefix}{name}_{way}" for way in ("seq", "head", "batch"))
-        factor = count if name in ("q", "out") else 1
-        yield from facts.strides(name, *arguments, factor=factor)
-    rows = problem.seqlen_q
-    why = _LSE_HEAD + _times(count)
-    yield Expectation(f"{prefix}lse_head", _FLOAT_BYTES * rows * count, why)
-    if facts.is_group:
-        sums = ("cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_q_padded", "cu_seqlens_k_padded")
-        yield from facts.sums({f"{prefix}{name}": name for name in sums})
-    yield from _reciprocals(facts)
-
-
-def _of_attention(facts: _Facts, prefix: str, count: int) -> Iterator[Expectation]:
-    """``Arguments``, with ``count`` query heads in the same tiles."""
-    problem = facts.problem
-    yield from _of_tensors(facts, prefix, count)
-    is_forward = problem.gradients is None
-    if is_forward:
-        yield from facts.addresses({f"{prefix}lse": "lse"})
-    heads = problem.heads_q // count
-    if is_forward and "ts_qo" in facts.row:
-        tiles = _divided_up(facts.rows_q * count, facts.row["ts_qo"])
-        yield Expectation(f"{prefix}query_tiles", tiles, f"tiles of {facts.row['ts_qo']} rows")
-    yield Expectation(f"{prefix}heads.divisor", heads, "heads with workgroups of their own")
-    yield Expectation(f"{prefix}gqa.divisor", heads // problem.heads_k, "of them, of a key head")
-    if facts.is_group:
-        yield Expectation(f"{prefix}batch.divisor", problem.batch, "sequences")
-    for side in ("q", "k", "v"):
-        batch, head = getattr(problem, f"{side}_descale") or (0, 0)
-        if facts.has(f"{side}_descale"):
-            yield from facts.addresses({f"{prefix}{side}_descale": f"{side}_descale"})
-        for way, stride in (("batch", batch), ("head", head)):
-            argument = f"{prefix}{side}_descale_{way}"
-            yield Expectation(argument, _FLOAT_BYTES * stride, f"{side}_descale's stride")
-
-
-def _reciprocals(facts: _Facts) -> Iterator[Expectation]:
-    for name, value in facts.values.items():
-        if name.endswith(".divisor"):
-            expected = _WORD // int(value) if value else 0
-            yield Expectation(
-                f"{name.removesuffix('divisor')}reciprocal", expected, f"(2^32 - 1) / {name}"
-            )
-
-
-def _of_our_grid(facts: _Facts, prefix: str, count: int, slices: int) -> Iterator[Expectation]:
+def _of_forward(facts: _Facts, prefix: str, slices: int) -> Iterator[Expectation]:
     """The grid, and what must hold between the numbers by which workgroups divide the work."""
     problem, values = facts.problem, facts.values
+    yield from facts.address(f"{prefix}lse", "lse")
     if "ts_qo" not in facts.row:
         return
-    tiles = _divided_up(facts.rows_q * count, facts.row["ts_qo"])
-    heads, batch = problem.heads_q // count, problem.batch
+    tiles = _divided_up(facts.rows_q * facts.stacked, facts.row["ts_qo"])
+    yield Expectation(f"{prefix}query_tiles", tiles, f"tiles of {facts.row['ts_qo']} rows")
+    heads, batch = problem.heads_q // facts.stacked, problem.batch
     splits = int(values[f"{prefix}num_splits.divisor"])
     has_room = values[f"{prefix}workspace"] != 0
     if has_room != (splits > 1):
         yield Expectation(f"{prefix}num_splits.divisor", 2 if has_room else 1, "of a workspace")
-    workgroups = (facts.row["threads"] // 64 if facts.combines else splits) * slices
+    # The kernel that makes one output of several splits has waves in their place.
+    combines = facts.kernel.symbol == facts.row.get("combine_symbol")
+    workgroups = (facts.row["threads"] // 64 if combines else splits) * slices
     if facts.is_group:
         expected = (heads, batch, tiles * workgroups)
         yield Expectation("grid", expected, "heads, sequences, and tiles with their workgroups")
@@ -429,107 +482,16 @@ def _of_group_order(facts: _Facts, prefix: str, tiles: int) -> Iterator[Expectat
     yield Expectation(f"{prefix}tail_begin", set_tiles - tail, "a set's tiles without its tail")
 
 
-def _of_modifiers(facts: _Facts) -> Iterator[Expectation]:
-    problem, prefix = facts.problem, "modifiers."
-    yield from facts.addresses(
-        {f"{prefix}{name}": name for name in ("bias", "alibi_slopes", "sink", "rng_state")}
-    )
-    if facts.has("bias"):
-        bias = facts.tensor("bias")
-        steps = _steps(bias, element_bytes(bias), 4)
-        for way, step in zip(("batch", "head", "query", "key"), steps, strict=True):
-            yield Expectation(f"{prefix}bias_{way}", step, "the bias's stride; 0 for one for all")
-        yield Expectation(f"{prefix}bias_keys", bias.shape[-1], "columns of the bias")
-    if facts.has("alibi_slopes"):
-        slopes = facts.tensor("alibi_slopes")
-        if slopes.shape[-1] > 1:
-            yield Expectation(f"{prefix}alibi_head", slopes.strides[-1], "the slopes' stride")
-        if len(slopes.shape) == 2 and slopes.shape[0] > 1:
-            yield Expectation(f"{prefix}alibi_batch", slopes.strides[0], "the slopes' stride")
-    if facts.has("sink") and facts.tensor("sink").shape[0] > 1:
-        yield Expectation(f"{prefix}sink_head", facts.tensor("sink").strides[0], "sink's stride")
-    softcap = problem.modifiers.logit_softcap
-    names = ("window_left", "window_right", "is_bottom_right")
-    yield from _of_mask(facts, *(f"{prefix}{name}" for name in names))
-    yield Expectation(
-        f"{prefix}sink_size", min(problem.modifiers.sink_size, _OPEN_SIDE), "sink tokens"
-    )
-    kept = largest_kept(problem.dropout_p)
-    yield Expectation(f"{prefix}largest_kept", kept, f"dropout_p is {problem.dropout_p}")
-    keep_scale = 1 / (1 - problem.dropout_p)
-    yield Expectation(f"{prefix}keep_scale", keep_scale, f"dropout_p is {problem.dropout_p}")
-    yield Expectation(f"{prefix}logit_softcap", float(softcap), "logit_softcap")
-    over = problem.softmax_scale / softcap if softcap else 0.0
-    yield Expectation(f"{prefix}scale_over_softcap", over, "the softmax scale over logit_softcap")
-
-
-def _of_mask(facts: _Facts, left: str, right: str, is_bottom_right: str) -> Iterator[Expectation]:
-    mask = facts.problem.mask
-    for name, side in ((left, mask.left), (right, mask.right)):
-        expected = _OPEN_SIDE if side is None else min(side, _OPEN_SIDE)
-        yield Expectation(name, expected, f"the mask is {mask}")
-    yield Expectation(is_bottom_right, int(not mask.top_left), f"the mask is {mask}")
-
-
-def _steps(tensor: RecordedTensor, unit: int, count: int) -> tuple[int, ...]:
-    """Strides; 0 where a dimension has one element, or is missing."""
-    pairs = zip(tensor.shape, tensor.strides, strict=True)
-    steps = [0 if size == 1 else stride * unit for size, stride in pairs]
-    return (*(0,) * (count - len(steps)), *steps)
-
-
-def _of_keys(facts: _Facts) -> Iterator[Expectation]:
-    """Where keys and values lie, and the scales of integers."""
-    problem, prefix = facts.problem, "modifiers."
-    yield from facts.addresses({f"{prefix}block_table": "block_table"})
-    if problem.is_paged:
-        k, v, table = (facts.tensor(name) for name in ("k", "v", "block_table"))
-        if table.shape[0] > 1:
-            stride = table.strides[0]
-            yield Expectation(f"{prefix}block_table_batch", stride, "the table's stride")
-        for name, each in (("k", k), ("v", v)):
-            if each.shape[0] > 1:
-                step = each.strides[0] * element_bytes(each)
-                yield Expectation(f"{prefix}{name}_page", step, f"bytes between pages of {name}")
-        yield Expectation(f"{prefix}page_size.divisor", k.shape[1], "keys of a page")
-        yield Expectation(f"{prefix}num_pages", k.shape[0], "pages")
-    v = facts.tensor("v")
-    if problem.hdim_v > 1:
-        step = v.strides[-1] * element_bytes(v)
-        yield Expectation(f"{prefix}v_column", step, "bytes between columns of v")
-    for name in ("q", "p"):
-        if name == "p" and not facts.has("p_descale"):
-            continue
-        is_wide = problem.has_query_head_descale
-        if name == "p":
-            is_wide = len(facts.tensor("p_descale").shape) == 1
-        expected = int(is_wide)
-        argument = f"{prefix}{name}_descale_of_query_heads"
-        yield Expectation(argument, expected, "whether the scales are of query heads")
-    yield from facts.addresses({f"{prefix}p_descale": "p_descale"})
-
-
 def _of_compiled_backward(facts: _Facts) -> Iterator[Expectation]:
-    yield from _of_attention(facts, "attention.", 1)
-    yield from _of_modifiers(facts)
-    yield from facts.addresses({"dbias": "dbias"})
-    if facts.has("dbias"):
-        strides = facts.tensor("dbias").strides[:-1]
-        yield from _strides_of_rows(facts, "dbias", "dbias_strides", strides)
     yield from _of_gradient_tensors(facts, 0)
 
 
 def _of_ready_backward(facts: _Facts) -> Iterator[Expectation]:
     problem = facts.problem
-    yield from _of_tensors(facts, "", 1)
-    for name, why in (("batch", "sequences"), ("heads_q", "heads of q"), ("heads_k", "heads of k")):
-        yield Expectation(name, getattr(problem, name), why)
-    yield Expectation("gqa", problem.gqa, "query heads of a key head")
-    yield from _of_mask(facts, "window.left", "window.right", "window.is_bottom_right")
     # dq is added up before the lse and delta of each row.
     rows = math.prod(problem.lse_shape)
     if facts.has("between_0"):
-        begin = facts.address("between_0")
+        begin = facts.begin("between_0")
         yield Expectation("dq_sums", begin, "it lies between the kernels")
         turns = begin + _FLOAT_BYTES * rows * (problem.hdim_q + 2)
         why = "where workgroups count, behind delta"
@@ -540,20 +502,12 @@ def _of_ready_backward(facts: _Facts) -> Iterator[Expectation]:
 def _of_gradient_tensors(facts: _Facts, sums: int) -> Iterator[Expectation]:
     """What both blocks have; ``sums`` float32 are what dq is added up in."""
     problem, values = facts.problem, facts.values
-    names = ("dout", "lse", "dlse", "dq", "dk", "dv")
-    yield from facts.addresses({f"gradients.{name}": name for name in names})
+    yield from facts.address("gradients.lse", "lse")
     if facts.has("between_0"):
-        lse = facts.address("between_0") + _FLOAT_BYTES * sums
+        lse = facts.begin("between_0") + _FLOAT_BYTES * sums
         yield Expectation("gradients.lse_log2", lse, "behind what dq is added up in")
         delta = lse + _FLOAT_BYTES * math.prod(problem.lse_shape)
         yield Expectation("gradients.delta", delta, "behind lse_log2")
-    for name in ("dout", "dq", "dk", "dv"):
-        ways = (f"gradients.{name}_strides.{way}" for way in ("seq", "head", "batch"))
-        yield from facts.strides(name, *ways)
-    for name in ("lse", "dlse"):
-        if facts.has(name):
-            strides = facts.tensor(name).strides
-            yield from _strides_of_rows(facts, name, f"gradients.{name}_strides", strides)
     lines, tiles = int(values["line_heads.divisor"]), int(values["tiles"])
     if "ts_qo" in facts.row:
         is_of_queries, own = _backward_tile(facts)
@@ -577,40 +531,18 @@ def _backward_tile(facts: _Facts) -> tuple[bool, int]:
     return facts.kernel.symbol.endswith("_dq"), facts.row["ts_qo"]
 
 
-def _strides_of_rows(
-    facts: _Facts, name: str, argument: str, strides: tuple[int, ...]
-) -> Iterator[Expectation]:
-    """Expect the strides of ``(b, h, s)`` or ``(h, s)``, in elements."""
-    shape = facts.tensor(name).shape[: len(strides)]
-    ways = ("batch", "head", "seq")[-len(strides) :]
-    for way, size, stride in zip(ways, shape, strides, strict=True):
-        if size > 1:
-            yield Expectation(f"{argument}.{way}", stride, f"{name}'s stride")
-
-
 # ---- Backward kernels of AMD's -------------------------------------------------------------------
 
 
 def _of_row_sums(facts: _Facts) -> Iterator[Expectation]:
     problem = facts.problem
-    yield from facts.addresses({"ptr_o": "out", "ptr_do": "dout"})
-    yield from facts.strides("out", "s_o_Seqs", "s_o_Hs", "s_o_Bs")
-    yield from facts.strides("dout", "s_do_Seqs", "s_do_Hs", "s_do_Bs")
     head = _FLOAT_BYTES * problem.seqlen_q
     yield Expectation("s_d_Hs", head, "4 bytes for each row of q: a head's sums are contiguous")
     yield Expectation("s_d_Seqs", _FLOAT_BYTES, "a float32 for each row")
     if not facts.is_group and problem.batch > 1:
         yield Expectation("s_d_Bs", head * problem.heads_q, "the sums of all heads")
-    yield from _of_queries(facts, problem.hdim_v)
+    yield Expectation("s_head_dim", problem.hdim_v, "columns of a row")
     yield from _of_tile_grid(facts, facts.rows_q, 1)
-
-
-def _of_queries(facts: _Facts, hdim: int) -> Iterator[Expectation]:
-    """What the kernels before and behind that of the gradients have in common."""
-    if not facts.is_group:
-        yield Expectation("s_seq_len_q", facts.problem.seqlen_q, "queries of a sequence")
-    yield Expectation("s_head_dim", hdim, "columns of a row")
-    yield from facts.sums({"ptr_qseq": "cu_seqlens_q", "ptr_qseq_padding": "cu_seqlens_q_padded"})
 
 
 def _of_tile_grid(facts: _Facts, rows: int, of_pair: int) -> Iterator[Expectation]:
@@ -622,31 +554,14 @@ def _of_tile_grid(facts: _Facts, rows: int, of_pair: int) -> Iterator[Expectatio
 
 
 def _of_gradients(facts: _Facts) -> Iterator[Expectation]:
-    problem = facts.problem
-    yield from facts.addresses({"ptr_do": "dout"})
-    yield from _of_both_passes(facts)
-    yield Expectation("log2e", math.log2(math.e), "log2(e)")
-    for name, of in (("q", "q"), ("do", "dout")):
-        yield from facts.strides(of, f"s_{name}_Seqs", f"s_{name}_Hs", f"s_{name}_Bs")
     for name in ("dk", "dv"):
-        # Where the caller's tensor has no room for every query head, another one takes its place.
-        written = facts.tensor_at(int(facts.values[f"ptr_{name}"]))
-        if written is None or not written.startswith((name, "between")):
-            yield from facts.addresses({f"ptr_{name}": name})
-        else:
-            yield from facts.strides(written, f"s_{name}_Seqs", f"s_{name}_Hs", f"s_{name}_Bs")
-    lse = facts.tensor_at(int(facts.values["ptr_lse"]))
-    if lse is None or not lse.startswith(("lse", "between")):
-        yield from facts.addresses({"ptr_lse": "lse"})
-    if not facts.is_group:
-        yield Expectation("s_seq_len_q", problem.seqlen_q, "queries of a sequence")
-        yield Expectation("s_seq_len_k", problem.seqlen_k, "keys of a sequence")
+        yield from facts.address(f"ptr_{name}", name)
+    lse = where_is(facts.record, int(facts.values["ptr_lse"]))
+    if lse is None or not lse.startswith("between"):
+        yield from facts.address("ptr_lse", "lse")
     yield from facts.as_before("ptr_d", "AiterRowSumArguments", "ptr_d", "writes its sums there")
     if "ts" in facts.row:
-        if problem.seqlen_k > 1:
-            k = facts.tensor("k")
-            tile = facts.row["ts"] * k.strides[-3] * element_bytes(k) % (1 << 32)
-            yield Expectation("s_Ts", tile, f"{facts.row['ts']} rows of k, a tile")
+        yield from _tile_stride(facts, "k", facts.row["ts"])
         if facts.row["mask"] == 3:
             yield from _of_window(facts)
     yield from _of_tile_grid(facts, facts.rows_k, 2 if facts.row.get("mask") in (1, 2) else 1)
@@ -665,10 +580,9 @@ def _of_window(facts: _Facts) -> Iterator[Expectation]:
 
 def _of_dq(facts: _Facts) -> Iterator[Expectation]:
     problem = facts.problem
-    yield from facts.addresses({"ptr_dq": "dq"})
+    yield from facts.address("ptr_dq", "dq")
     sums = "AiterGradientArguments", "ptr_dq", "adds dq up there"
     yield from facts.as_before("ptr_dq_acc", *sums)
-    yield from facts.strides("dq", "s_dq_Seqs", "s_dq_Hs", "s_dq_Bs")
     rows, step = problem.seqlen_q, _FLOAT_BYTES * problem.hdim_q
     if facts.row.get("kind") == "dq_shuffle":
         rows = _divided_up(facts.rows_q, _SHUFFLED_ROWS) * _SHUFFLED_ROWS
@@ -679,7 +593,7 @@ def _of_dq(facts: _Facts) -> Iterator[Expectation]:
     if problem.batch > 1 and not facts.is_group:
         all_heads = step * rows * problem.heads_q
         yield Expectation("s_dq_acc_Bs", all_heads, "the rows of all heads")
-    yield from _of_queries(facts, problem.hdim_q)
+    yield Expectation("s_head_dim", problem.hdim_q, "columns of a row")
     yield from _of_tile_grid(facts, facts.rows_q, 1)
 
 
