@@ -42,7 +42,6 @@ class _Shards(NamedTuple):
         return self._chunk(rank, number), self._chunk(number - 1 - rank, number)
 
     def length(self, rank: int) -> int:
-        """Count the rows of a process."""
         return sum(stop - start for start, stop in self.chunks(rank))
 
     def _chunk(self, i: int, number: int) -> tuple[int, int]:
@@ -382,7 +381,6 @@ class _KeysAndValues:
         return torch.cat([k.flatten(), v.flatten()])
 
     def elements(self, source: int) -> int:
-        """How many elements those of ``source`` have together."""
         return self._rows(source) * (self._hdim_k + self._hdim_v)
 
     def unpacked(self, packed: Tensor, source: int) -> tuple[Tensor, Tensor]:

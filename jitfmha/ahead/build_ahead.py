@@ -48,7 +48,6 @@ def plans_ahead(
 
 
 def _subsets(profile: object) -> tuple[Subset, ...]:
-    """Look up the subsets of a profile, or what is built without one."""
     if profile is None:
         return DEFAULT
     return PROFILES[known("profile is", profile, tuple(PROFILES))]

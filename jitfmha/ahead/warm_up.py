@@ -24,7 +24,6 @@ class WarmedLauncher(NamedTuple):
 
     @property
     def was_cached(self) -> bool:
-        """True when nothing had to be built."""
         return self.seconds is None
 
 

@@ -113,7 +113,6 @@ class KernelFacts:
 
     @property
     def chips(self) -> tuple[Chip, ...]:
-        """One chip for each variant, or for the architecture."""
         if not self.variants:
             return (chip(architecture(self.arch).unlisted_chip),)
         mine = [each for each in chips() if each.architecture.name == self.arch]
@@ -124,7 +123,6 @@ class KernelFacts:
 
     @property
     def workgroup_threads(self) -> int:
-        """The threads of a workgroup that are given, or those of AMD's kernels."""
         return default_threads(*self.hdim) if self.threads is None else self.threads
 
 
@@ -185,7 +183,6 @@ def import_listing(listing: str, facts: KernelFacts, symbol: str | None = None) 
 
 
 def _cells(name: str, facts: KernelFacts) -> dict[str, str]:
-    """A row, with the file's name as AITER makes it."""
     values = (
         *(facts.dtype, *facts.hdim, facts.mask, _MODES.index(facts.mode)),
         *(BF16_CVTS.index(facts.bf16_cvt), *facts.tile),
@@ -198,7 +195,6 @@ def _cells(name: str, facts: KernelFacts) -> dict[str, str]:
 
 
 def _checked(image: bytes, symbol: str, facts: KernelFacts) -> tuple[CodeObject, int, int]:
-    """The code object, its LDS bytes and vector registers, if it honours the interface."""
     with tempfile.TemporaryDirectory(prefix="jitfmha-") as folder:
         path = Path(folder, "imported.co")
         path.write_bytes(image)
@@ -292,7 +288,6 @@ def rows_of(kernel: ImportedKernel, root: Path) -> list[tuple[Chip, KernelRow | 
 
 
 def _lines_of(manifest: Path) -> list[tuple[int, Cells]]:
-    """The rows of a manifest, which need not be there."""
     if not manifest.exists():
         return []
     try:

@@ -133,7 +133,6 @@ class KernelRow(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The kernel's name without the decoration of its symbol."""
         return plain_name(self.symbol)
 
     @property
@@ -146,7 +145,6 @@ class KernelRow(NamedTuple):
 
     @property
     def can_split_keys(self) -> bool:
-        """Whether there is a kernel that makes the output of what several splits leave."""
         return self.combine_symbol is not None
 
     @property
@@ -155,7 +153,6 @@ class KernelRow(NamedTuple):
 
     @property
     def kernels(self) -> dict[str, int]:
-        """The threads of each kernel of the code object that is launched, by symbol."""
         combine = {self.combine_symbol: self.threads} if self.combine_symbol else {}
         return {self.symbol: self.threads, **combine}
 
@@ -211,7 +208,6 @@ class AiterBackwardRow(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The kernel's name without the decoration of its symbol."""
         return plain_name(self.symbol)
 
     @property
@@ -220,7 +216,6 @@ class AiterBackwardRow(NamedTuple):
 
     @property
     def kernels(self) -> dict[str, int]:
-        """The threads of the kernel, by symbol."""
         return {self.symbol: self.threads}
 
     @property
@@ -274,7 +269,6 @@ class ReadyBackwardRow(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The name of the kernel that makes dk and dv."""
         return self.symbol
 
     @property
@@ -283,7 +277,6 @@ class ReadyBackwardRow(NamedTuple):
 
     @property
     def kernels(self) -> dict[str, int]:
-        """The threads of each kernel, by symbol."""
         edges = dict.fromkeys((self.row_sums_symbol, self.round_dq_symbol), self.edge_threads)
         return {self.symbol: self.threads, **edges}
 
@@ -338,7 +331,6 @@ class Manifest(Generic[Row]):
 
     @property
     def why_empty(self) -> tuple[str, ...]:
-        """The oddities, where they leave no row."""
         return () if self.rows else self.oddities
 
 
@@ -451,7 +443,6 @@ def default_threads(hdim_q: int, hdim_v: int) -> int:
 
 
 def _aiter_grid(mode: int, mask: int, *, takes_pairs: bool) -> Grid:
-    """The grid of a kernel of AMD's."""
     if mode == 1:
         return "heads_batches_tile_pairs" if mask and takes_pairs else "heads_batches_tiles"
     if not takes_pairs:
@@ -531,7 +522,6 @@ class Cells:
         self._cells = cells
 
     def refuse_short(self, columns: Iterable[str]) -> None:
-        """Refuse a row that ends before all of these columns are there."""
         missing = [name for name in columns if name not in self._cells]
         if missing:
             raise OddRow(f"it has no {_listed(missing)}")
@@ -551,7 +541,6 @@ class Cells:
         return self._cells.get(name, "")
 
     def number(self, name: str, count: int) -> int:
-        """Read a number below ``count``."""
         number = self._number(name)
         if number >= count:
             raise OddRow(f"{name} {self.text(name)!r} is not known; {_listed(range(count))} are")
@@ -569,7 +558,6 @@ class Cells:
         return number
 
     def threads(self, name: str) -> int:
-        """Read how many threads a workgroup has."""
         number = self._number(name)
         if number % _WAVE or not 0 < number <= _MOST_THREADS:
             raise OddRow(
@@ -586,7 +574,6 @@ class Cells:
         raise OddRow(f"{name} {shown(text)} is not known{of}; {_listed(known)} are")
 
     def symbol(self, name: str) -> str:
-        """Read the symbol of a kernel."""
         return self._matching(name, self.text(name), _SYMBOL, "a symbol")
 
     def file(self, name: str) -> str:

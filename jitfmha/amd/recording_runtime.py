@@ -117,7 +117,6 @@ class RecordingRuntime:
 
     @property
     def library_path(self) -> str:
-        """The file of ``library``, which the launcher gives to dlopen."""
         return self.library._name
 
     @property

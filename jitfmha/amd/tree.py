@@ -63,12 +63,10 @@ class Tree:
 
     @property
     def arch(self) -> Arch:
-        """The architecture that the code objects must be for."""
         return self.chip.architecture.name
 
     @cached_property
     def forward(self) -> Manifest[KernelRow]:
-        """The manifest of the forward kernels, of our form or of AITER's."""
         path = self.folder / FORWARD_MANIFEST
         others = AITER_BACKWARD_FOLDER, READY_BACKWARD_MANIFEST.parent
         # A tree may have backward kernels only.
@@ -100,11 +98,9 @@ class Tree:
 
     @property
     def manifests(self) -> tuple[Manifest[Any], ...]:
-        """The tree's manifests, of every form."""
         return self.forward, self.aiter_backward, self.ready_backward
 
     def path_of(self, row: AnyRow) -> Path:
-        """Return the path of a row's code object."""
         return self.folder / row.folder / row.file
 
     def code_object(self, row: AnyRow) -> CodeObject | CodeObjectError:
@@ -133,7 +129,6 @@ class Tree:
         return found
 
     def warn_of(self, manifest: Manifest[Any]) -> None:
-        """Warn of everything that was left out of a manifest, once for each tree."""
         for oddity in manifest.oddities:
             self._warn_of(oddity)
 

@@ -51,7 +51,6 @@ class Peer(NamedTuple):
 
     @property
     def is_installed(self) -> bool:
-        """Whether there is anything to call."""
         if self.is_for_gpus and not torch.cuda.is_available():
             return False
         return not self.package or _is_installed(self.package)

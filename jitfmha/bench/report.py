@@ -63,19 +63,15 @@ class Report:
         return all(row.met for row in self.rows)
 
     def at_least(self, what: str, measured: float, bar: float, unit: str) -> None:
-        """Add a row whose figure must not be lower than the bar."""
         self.rows.append(Row(what, measured, bar, unit, at_least=True))
 
     def at_most(self, what: str, measured: float, bar: float, unit: str) -> None:
-        """Add a row whose figure must not be higher than the bar."""
         self.rows.append(Row(what, measured, bar, unit, at_least=False))
 
     def figure(self, what: str, measured: float, unit: str) -> None:
-        """Add a measurement that has no bar."""
         self.figures.append(Figure(what, measured, unit))
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain values, for JSON."""
         return {
             "suite": self.suite,
             "machine": self.machine,

@@ -53,7 +53,6 @@ class Shape:
 
     @property
     def hdims(self) -> tuple[int, int]:
-        """The head dimensions of queries and keys, and of values."""
         return self.hdim, self.hdim_v
 
     @property
@@ -62,7 +61,6 @@ class Shape:
 
     @property
     def is_causal(self) -> bool:
-        """Whether a query sees no later key."""
         return self.mask == "causal"
 
     @property

@@ -22,7 +22,6 @@ class Timings:
         return min(times[i] for times in self.rounds)
 
     def median(self, i: int) -> float:
-        """The time of function i in the middle round."""
         return median(times[i] for times in self.rounds)
 
     def quartiles(self, i: int) -> tuple[float, float]:

@@ -87,7 +87,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _served_device() -> tuple[torch.device, Target]:
-    """The GPU that torch takes by default where it is one that is served, or else the CPU."""
     if torch.cuda.is_available():
         device = torch.device("cuda", torch.cuda.current_device())
         try:

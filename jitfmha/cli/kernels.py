@@ -54,7 +54,6 @@ def _validate(args: argparse.Namespace, archs: list[Arch]) -> int:
 
 
 def _facts(arch: Arch) -> dict[str, Any]:
-    """Gather what is served as plain values, for JSON."""
     data = tile_table(arch)
     trees = trees_of(chip(architecture(arch).unlisted_chip))
     return {

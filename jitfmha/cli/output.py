@@ -107,7 +107,6 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         self._bar.close()
 
     def line(self, text: str) -> None:
-        """Print a line above the bar."""
         self._bar.write(text, file=sys.stderr)
         sys.stderr.flush()
 

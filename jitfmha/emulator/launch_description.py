@@ -161,7 +161,6 @@ class LaunchDescription:
     _arguments: tuple[_Argument, ...]
 
     def started(self, symbol: str, image: bytes, tensors: Mapping[str, Tensor]) -> Started:
-        """The launch of a code object's kernel with the addresses of these tensors."""
         block = bytearray(self.kernarg_bytes)
         for argument in self._arguments:
             packed = argument.packed

@@ -68,7 +68,6 @@ class Work:
 
     @property
     def matrix(self) -> int:
-        """How many matrix instructions there are."""
         return self.count("mfma")
 
     @property
@@ -78,7 +77,6 @@ class Work:
 
     @property
     def global_memory(self) -> int:
-        """How many buffer, global, flat and scratch instructions there are."""
         return self.count("vmem_load", "vmem_store", "vmem_atomic")
 
 
@@ -111,7 +109,6 @@ class Loop:
 
     @property
     def matrix_cycles(self) -> float:
-        """The cycles of matrix instructions in one iteration of one wave, on average."""
         return self.work.matrix_cycles / self.iterations
 
     @property
@@ -150,7 +147,6 @@ class Occupancy:
 
     @property
     def waves_of_simd(self) -> int:
-        """Waves that the fullest SIMD has room for."""
         return math.ceil(self.workgroups * self.waves_of_workgroup / SIMDS)
 
     @property
@@ -280,7 +276,6 @@ class LaunchProfile:
         return least * self.workgroups / self.launched_workgroups
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON takes it, with the estimate and the assumptions."""
         estimate = self.estimate()
         return {
             **asdict(self),

@@ -123,7 +123,6 @@ class Emulator:
         return Module(handle.value, device)
 
     def unload_module(self, module: Module) -> None:
-        """Unload a module; its functions become invalid."""
         self._check(self.library.hipModuleUnload(module.handle))
 
     @contextmanager
@@ -207,7 +206,6 @@ class Emulator:
                 raise raised[0] from None
 
     def device_attribute(self, attribute: int, device: int) -> int:
-        """Ask ``hipDeviceGetAttribute``."""
         value = ctypes.c_int()
         self._check(self.library.hipDeviceGetAttribute(ctypes.byref(value), attribute, device))
         return value.value
@@ -273,7 +271,6 @@ class Emulator:
         self.library.jitfmha_emulator_set_allowed_memory(array, len(ranges))
 
     def last_error(self) -> str:
-        """The text of this thread's last failure."""
         text: bytes = self.library.jitfmha_emulator_last_error()
         return text.decode(errors="replace")
 
@@ -287,7 +284,6 @@ class Emulator:
         return text.value.decode(), length
 
     def definitions(self) -> list[Definition]:
-        """Return every row of the instruction tables."""
         rows = json.loads(self.library.jitfmha_emulator_definitions())
         return [Definition(**{name: _frozen(value) for name, value in row.items()}) for row in rows]
 

@@ -67,23 +67,19 @@ class Emulation:
 
     @property
     def device(self) -> int:
-        """The index of the chip's device on the virtual node."""
         return DEVICES[self.arch]
 
     @property
     def has_host_memory(self) -> bool:
-        """The emulator works on CPU tensors, and runs a launch to its end."""
         return True
 
     def describe_device(self, device_index: int) -> str:
         return "emulated"
 
     def current_stream(self, device_index: int) -> int:
-        """The default one: there are no streams to choose from."""
         return 0
 
     def scale_of_one(self, device_index: int) -> Tensor:
-        """A float32 1 of shape (1,) for kernels to read."""
         return torch.ones(1, dtype=torch.float32)
 
     @property
@@ -97,7 +93,6 @@ class Emulation:
 
     @property
     def library_path(self) -> str:
-        """The file of ``library``, which the launcher gives to dlopen."""
         return self.library._name
 
     def emulator(self) -> Emulator:
@@ -170,7 +165,6 @@ class EmulatedRun:
         self._profiles: list[LaunchProfile] = []
 
     def emulator(self) -> Emulator:
-        """The emulator that the block's launches run on."""
         return self.emulation.emulator()
 
     def findings(self) -> tuple[Finding, ...]:

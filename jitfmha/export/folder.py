@@ -54,7 +54,6 @@ def publish(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def _exported_files(folder: Path) -> set[str]:
-    """What the inventory of an earlier export lists."""
     try:
         listed = json.loads((folder / _INVENTORY).read_text(encoding="utf-8"))["files"]
         return {_INVENTORY, *map(str, listed)}

@@ -207,7 +207,6 @@ def _image(kernel: ForwardKernel | BackwardKernels, file: str) -> str:
 
 
 def _object(kernel: ForwardKernel | BackwardKernels) -> str:
-    """The name of a code object in C++."""
     return f"{kernel.arch}_{kernel.name}"
 
 

@@ -105,7 +105,6 @@ class Translation:
         """The definitions of everything in the modules, in order."""
 
     def value(self, type_name: str, value: Any) -> str:
-        """A Python value of a known type as an initialiser in C++."""
         if type_name in self.enums:
             return f"{type_name}::{value}"
         if type_name in self.structs:
@@ -514,7 +513,6 @@ def _constant_name(name: str) -> str:
 
 
 def _arguments_of(annotation: str) -> list[str]:
-    """Split the arguments between the brackets of a type."""
     _, _, inside = annotation.partition("[")
     return [x.strip() for x in inside.removesuffix("]").split(",")]
 
@@ -524,7 +522,6 @@ def _decorators(node: ast.FunctionDef) -> list[str]:
 
 
 def _comment(node: ast.FunctionDef | ast.ClassDef) -> str:
-    """Make the first line of a docstring a C++ comment."""
     text = ast.get_docstring(node)
     return f"// {text.splitlines()[0]}\n" if text else ""
 

@@ -134,7 +134,6 @@ class _Metadata(Distribution):
         }
 
     def read_text(self, filename: str) -> str | None:
-        """One of the two files that there are."""
         return self._texts.get(filename)
 
     def locate_file(self, path: str | PathLike[str]) -> SimplePath:

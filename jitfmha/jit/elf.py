@@ -91,7 +91,6 @@ class Elf:
                 )
 
     def _headers(self, what: str, first: int, size: int, expected: int, count: int) -> range:
-        """Return where the headers of one table begin."""
         if count and size != expected:
             raise ValueError(f"its {what} headers have {size} bytes each, not {expected}")
         self._check_inside(f"the table of its {what} headers", first, count * expected)
@@ -104,16 +103,13 @@ class Elf:
             )
 
     def sections_by_name(self) -> dict[str, Section]:
-        """The sections by name; of two with one name the later."""
         table, names = self.sections[self._names], _Names(self.image)
         return {names.at(table.offset + section.name_at): section for section in self.sections}
 
     def content(self, section: Section) -> bytes:
-        """Return the bytes of a section."""
         return self.image[section.offset : section.offset + section.size]
 
     def dynamic_symbols(self) -> Iterator[Symbol]:
-        """Yield the symbols that a loader sees."""
         names = _Names(self.image)
         for section in self._disjoint(_SECTION_DYNSYM):
             table = self.sections[section.link]
@@ -161,7 +157,6 @@ def build_id(path: str) -> str | None:
 
 
 def _notes(notes: bytes, kind: int, owner: bytes = b"") -> Iterator[bytes]:
-    """The contents of the notes of one kind, and of one owner if it is given."""
     at = 0
     while at + 12 <= len(notes):
         name, size, found = struct.unpack_from("<III", notes, at)

@@ -88,12 +88,10 @@ class BuildSpec:
 
     @property
     def artifact_name(self) -> str:
-        """The file name of what is built."""
         return self.name + _SUFFIXES[self.toolchain].artifact
 
     @property
     def compiled_sources(self) -> list[str]:
-        """The names of the sources that the compiler is called for."""
         return [name for name in self.sources if name.endswith(_SUFFIXES[self.toolchain].compiled)]
 
     def _check_sources(self) -> None:

@@ -38,13 +38,11 @@ class AmdPlan(Plan):
 
     @property
     def is_built(self) -> bool:
-        """Whether the launcher is in the cache already."""
         from .launcher import launcher_spec  # of use where there is a GPU only
 
         return jit.is_built(launcher_spec(self._launcher_kind()))
 
     def build(self) -> None:
-        """Build the launcher if it is not in the cache."""
         from .launcher import load_launcher  # of use where there is a GPU only
 
         load_launcher(self._launcher_kind())

@@ -210,7 +210,6 @@ class CpuTraits:
 
     @classmethod
     def of(cls, problem: Problem, isa: CpuIsa) -> CpuTraits:
-        """What a problem asks for, on a CPU with ``isa``."""
         multiplies_bf16 = problem.dtype == problem.kv_dtype == "bf16"
         uses_tile_unit = multiplies_bf16 and not problem.has_column_major_v
         scales = problem.q_descale, problem.k_descale, problem.v_descale
@@ -262,7 +261,6 @@ class CpuTraits:
 
     @property
     def mask(self) -> str:
-        """The mask kind that the template knows."""
         return "window" if self.masked else "none"
 
 
@@ -355,11 +353,9 @@ class CpuPlan(Plan):
 
     @property
     def is_built(self) -> bool:
-        """Whether the launcher is in the cache already."""
         return is_built(launcher_spec(self.traits))
 
     def remarks(self) -> list[str]:
-        """Why the kernel is compiled for its instruction set."""
         isa, chosen = self.traits.isa, self.target.isa
         remarks = [f"{chosen} is taken because {self.target.why}."]
         if isa != chosen:
@@ -371,7 +367,6 @@ class CpuPlan(Plan):
         _entry(self.traits)
 
     def bind(self) -> None:
-        """Build and load the launcher where needed."""
         problem = self.problem
         self._entry = _entry(self.traits)
         self._is_group = problem.mode == "gm1"
@@ -388,7 +383,6 @@ class CpuPlan(Plan):
         return True
 
     def launch_for(self, sizes: PlainSizes) -> Launch:
-        """The kernel with the lengths and strides packed."""
         problem = self.problem
         seqlen_q, seqlen_k, q, k, v, out = sizes
         if problem.gradients is not None:

@@ -375,7 +375,6 @@ class BoundKernel:
         return [one if x is None else x for x in (given or _NO_DESCALES)[:3]]
 
     def error(self, status: int) -> HipError:
-        """Say why the launcher's last function failed."""
         return error_of(self.launcher, status)
 
 

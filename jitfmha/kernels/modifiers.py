@@ -59,7 +59,6 @@ class ModifierTraits:
         return cls(family, AskedModifiers._make(asked), problem.dropout_p > 0)
 
     def constants(self) -> str:
-        """Return the definitions of the constants in C++."""
         values = {
             row.flag: row.constant(kept)
             for row, kept in zip(SCORE_FEATURES, self.asked, strict=True)
@@ -72,7 +71,6 @@ class ModifierTraits:
         )
 
     def words(self) -> tuple[str, ...]:
-        """Return the words for it in a kernel's name."""
         named = (
             f"{row.word}_{kept}" if isinstance(kept, str) else row.word
             for row, kept in zip(SCORE_FEATURES, self.asked, strict=True)

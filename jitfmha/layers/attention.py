@@ -168,7 +168,6 @@ class Attention(nn.Module):
         return AttentionCache(k, v, torch.zeros(batch, dtype=torch.int32, device=weight.device))
 
     def extra_repr(self) -> str:
-        """Show the options that the projections do not."""
         shown = f"num_heads={self.num_heads}, num_kv_heads={self.num_kv_heads}"
         shown += f", head_dim={self.head_dim}, causal={self.causal}"
         if self.window_size != OPEN_WINDOW:

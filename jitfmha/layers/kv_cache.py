@@ -188,7 +188,6 @@ class _Cache(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """How many keys a sequence has room for."""
         pages = 1 if self.block_table is None else self.block_table.shape[1]
         return pages * self.k.shape[1]
 

@@ -148,7 +148,6 @@ class AmdTarget:
 
     @property
     def has_host_memory(self) -> bool:
-        """Whether the values of tensors can be read without waiting for a device."""
         return self.runtime.has_host_memory
 
     def __str__(self) -> str:

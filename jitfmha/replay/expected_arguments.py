@@ -127,7 +127,6 @@ def _is_same(found: Any, expected: Any) -> bool:
 
 
 def _shown(record: Record, kernel: RecordedKernel, name: str, value: Any) -> str:
-    """Show an address as what lies there."""
     if fields_of(INTERFACES[kernel.interface]).get(name, (0, ""))[1] == "Q":
         return where_is(record, value) or (f"{value:#x}, where nothing is" if value else "null")
     return str(value)

@@ -230,7 +230,6 @@ def _problem_of(tensors: Tensors, told: Problem) -> Problem:
 
 
 def _check_files(record: Record) -> None:
-    """Every file is there; tensors hold what they held."""
     for kernel in record.kernels:
         _contained(record.folder, kernel.code_object, None, None)
     for i, region in enumerate(record.regions):

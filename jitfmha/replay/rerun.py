@@ -79,7 +79,6 @@ class Diagnosis:
     findings: tuple[Finding, ...]
 
     def sentence(self) -> str:
-        """Say in words which side is at fault."""
         return {
             "none": "Arguments and kernels are right.",
             "arguments": "The arguments are at fault: with those that the problem implies, the "
@@ -257,7 +256,6 @@ def _outcome(
 
 
 def _moved(record: Record, kernel: RecordedKernel, rooms: Sequence[Tensor]) -> Started:
-    """The launch with the addresses of this memory."""
     interface = INTERFACES[kernel.interface]
     values = kernel.values()
     for name, (_, letter) in fields_of(interface).items():
@@ -281,7 +279,6 @@ def _moved(record: Record, kernel: RecordedKernel, rooms: Sequence[Tensor]) -> S
 
 
 def _corrected(record: Record, kernel: RecordedKernel) -> RecordedKernel:
-    """Give the kernel the arguments and the grid that the problem implies."""
     interface = INTERFACES[kernel.interface]
     for _ in range(_CORRECTIONS):
         values = kernel.values()

@@ -76,11 +76,9 @@ class EntryMeta(NamedTuple):
 
     @property
     def key(self) -> EntryKey:
-        """The key that the entry was built for."""
         return EntryKey(self.name, self.content_key, self.compiler_key)
 
     def to_bytes(self) -> bytes:
-        """Return the content of ``meta.json``, with its checksum."""
         body = self._asdict()
         document = {"checksum": _checksum(body), "entry": body}
         return json.dumps(document, indent=1, sort_keys=True).encode() + b"\n"

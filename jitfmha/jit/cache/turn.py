@@ -72,13 +72,7 @@ def turn_to_build(directory: CacheDirectory, key: EntryKey) -> Iterator[OpenEntr
 
 
 class Turn(NamedTuple):
-    """This process's turn to build one entry, and where.
-
-    Attributes:
-        directory: the cache.
-        key: of the entry.
-        stage: a new directory for this build alone.
-    """
+    """This process's turn to build one entry; ``stage`` is a new directory for this build alone."""
 
     directory: CacheDirectory
     key: EntryKey
@@ -86,7 +80,6 @@ class Turn(NamedTuple):
 
     @property
     def destination(self) -> Path:
-        """The directory that the entry will have."""
         return self.directory.entries / self.key.directory_name
 
     def build(self, spec: BuildSpec, toolchain: Toolchain) -> tuple[EntryMeta, dict[str, bytes]]:

@@ -123,7 +123,6 @@ class DeviceCompiler:
         _run([*words, "-o", str(relocatable)], relocatable.parent, limits)
 
     def link(self, relocatables: Sequence[Path], linked: Path, flags: Sequence[str] = ()) -> None:
-        """Link relocatable objects to a code object."""
         words = (*self.lld, "-shared", *flags, *map(str, relocatables))
         _run([*words, "-o", str(linked)], linked.parent)
 

@@ -42,7 +42,6 @@ class DeviceClang:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """The compilers' places, what clang says of itself, and every kernel's flags."""
         places = [os.path.realpath(words[0]) for words in (self.compiler.clang, self.compiler.lld)]
         words = (*self.compiler.clang, *self.compiler.lld)
         return (*places, *words, self.version, *HIP_FLAGS, CODE_OBJECT_VERSION_FLAG)

@@ -57,9 +57,6 @@ class DeviceHiprtc(NamedTuple):
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """The library's place, what it consists of, its version, and the options that every kernel
-        gets.
-        """
         contents = (word for pair in self.contents for word in pair)
         return ("hiprtc", self.path, self.version, *contents, *_OPTIONS)
 

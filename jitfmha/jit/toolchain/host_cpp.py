@@ -43,7 +43,6 @@ class HostCpp(NamedTuple):
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """The compiler's place, how it is called, and what it says of itself."""
         name = os.path.basename(self.command[0])
         return (self.resolved, name, *self.command[1:], self.version)
 

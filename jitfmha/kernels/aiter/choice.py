@@ -85,12 +85,10 @@ class BackwardChoice(NamedTuple):
 
     @property
     def kernels(self) -> tuple[tuple[AiterBackwardRow, CodeObject] | None, ...]:
-        """All three, in the order of their launches."""
         return self.row_sums, self.gradients, self.dq
 
     @property
     def row(self) -> AiterBackwardRow:
-        """The row of the kernel that computes the gradients."""
         return self.gradients[0]
 
     @property
@@ -100,7 +98,6 @@ class BackwardChoice(NamedTuple):
 
     @property
     def adds_to_dq(self) -> bool:
-        """Whether dq itself is what is added to."""
         return not self.row.has_atomic_fp32 and self.dq is None
 
 

@@ -79,22 +79,18 @@ class AiterBackwardPlan(AmdPlan):
         self.passed_over = passed_over
 
     def rows(self) -> tuple[AiterBackwardRow, ...]:
-        """Return the rows of the kernels, in the order of their launches."""
         return tuple(kernel[0] for kernel in self.choice.kernels if kernel is not None)
 
     def remarks(self) -> list[str]:
-        """What is odd in the trees, and why preferred kernels do not serve the problem."""
         odd = [oddity for tree in self.target.trees for oddity in tree.aiter_backward.oddities]
         return [*odd, *(str(reason) for reason in self.passed_over)]
 
     def bind(self) -> None:
-        """Build and load the launcher, and load the code objects."""
         from ..launcher import BoundAiterBackward  # of use where there is a GPU only
 
         self._bound = BoundAiterBackward(self.problem, self.target, self.choice.kernels)
 
     def launch_for(self, sizes: PlainSizes) -> Launch:
-        """The launch for the lengths and strides of the problem."""
         from .launch import AiterBackwardLaunch  # of use where there is a GPU only
 
         assert self.serves(sizes)

@@ -158,7 +158,6 @@ class AiterBackwardLaunch:
         return moved
 
     def _zeros_for_dq(self, dq: Tensor) -> Tensor:
-        """The dq that the kernels themselves add to."""
         if self._dq_room is not None:
             return dq.new_empty_strided(*self._dq_room).zero_()
         write_zeros(dq)

@@ -32,7 +32,6 @@ class Room(NamedTuple):
 
     @property
     def is_distinct(self) -> bool:
-        """Whether no two elements share memory."""
         x = torch.empty_strided(self.shape, self.strides, device="meta")
         return not overlaps_itself(x)
 

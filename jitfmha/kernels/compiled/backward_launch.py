@@ -264,7 +264,6 @@ class BackwardLaunch(NamedTuple):
 def _packed_pass(
     problem: Problem, sizes: bytes, kernels: Sequence[tuple[BoundKernel, BackwardKernel]]
 ) -> bytes:
-    """The ``BACKWARD_PASS`` of these kernels, with packed sizes."""
     heads: dict[Rows, int] = {"q": problem.heads_q, "k": problem.heads_k}
     packed = BACKWARD_PASS.ctype(
         kernel_count=len(kernels), sizes=SIZES.ctype.from_buffer_copy(sizes)

@@ -47,7 +47,6 @@ class BackwardTraits(SharedTraits):
 
     @property
     def name(self) -> str:
-        """The beginning of the kernels' symbols."""
         return self._name("bwd")
 
     @property
@@ -67,7 +66,6 @@ class BackwardTraits(SharedTraits):
         return self.tile_of("dk_and_dv") is not None
 
     def kernels(self) -> tuple[BackwardKernel, ...]:
-        """All of them, in the order of their launches."""
         of_keys = ("dk_and_dv",) if self.makes_dk_with_dv else ("dk", "dv")
         named: tuple[tuple[str, Rows], ...] = (("dq", "q"), *((each, "k") for each in of_keys))
         return tuple(

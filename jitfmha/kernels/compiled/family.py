@@ -63,22 +63,18 @@ class CompiledPlan(AmdPlan):
 
     @property
     def is_built(self) -> bool:
-        """Whether the kernels and the launcher are in the cache already."""
         return jit.is_built(self.spec) and super().is_built
 
     def remarks(self) -> list[str]:
-        """What compiles the kernels, and why that."""
         from ...jit.toolchain.device_hip import device_hip_in_words  # asks a process
 
         return [f"compiler for AMD GPUs: {device_hip_in_words()}"]
 
     def build(self) -> None:
-        """Compile the kernels and build the launcher, where needed."""
         self.compiled()
         super().build()
 
     def compiled(self) -> CodeObject:
-        """The kernels, built where needed."""
         spec = self.spec
         path, image = Path(spec.artifact_name), jit.read(spec)
         return CodeObject(path, image, self.kernel, self.arguments.size)
@@ -99,15 +95,12 @@ class ForwardPlan(CompiledPlan):
 
     @property
     def spec(self) -> jit.BuildSpec:
-        """The build of the kernel, and of the one that combines splits."""
         return kernel_spec(self.traits)
 
     def rows(self) -> tuple[KernelRow, ...]:
-        """Its kernel as a row of a manifest."""
         return (self.traits.row(),)
 
     def bind(self) -> None:
-        """Compile the kernel, build and load the launcher, and load the kernel, where needed."""
         problem, target, traits = self.problem, self.target, self.traits
         code_object = self.compiled()
         row = row_of_built(traits, code_object.image)
@@ -118,7 +111,6 @@ class ForwardPlan(CompiledPlan):
         self._kv_bytes = element_bytes(problem).kv
 
     def serves(self, sizes: PlainSizes) -> bool:
-        """Whether the kernel is compiled for such strides and so many queries, too."""
         problem, traits, tile = self.problem.with_sizes(sizes), self.traits, self._tile
         return (
             access_of(problem, tile) == traits.access
@@ -130,7 +122,6 @@ class ForwardPlan(CompiledPlan):
         )
 
     def launch_for(self, sizes: PlainSizes) -> ForwardLaunch:
-        """The launch, in gm0 with the splits of the keys."""
         seqlen_q, seqlen_k, q, k, v, out = sizes
         kernel, page_size = self._bound, seqlen_k
         columns = self._tile.slices, v[-1] * self._kv_bytes
@@ -164,19 +155,15 @@ class BackwardPlan(CompiledPlan):
 
     @property
     def spec(self) -> jit.BuildSpec:
-        """The build of the kernels."""
         return backward_spec(self.traits)
 
     def rows(self) -> tuple[KernelRow, ...]:
-        """Its kernels as rows of a manifest."""
         return tuple(kernel.row for kernel in self.traits.kernels())
 
     def bind(self) -> None:
-        """Compile the kernels, build and load the launcher, and load them, where needed."""
         self._kernels = load_kernels(self, self.traits.kernels(), self.compiled())
 
     def launch_for(self, sizes: PlainSizes) -> BackwardLaunch:
-        """The launch for these lengths and strides."""
         problem = self.problem.with_sizes(sizes)
         adds_bias = problem.modifiers.bias not in (None, "bool")
         return backward_launch(problem, self._kernels, adds_dq_up=False, shifts_rows=adds_bias)

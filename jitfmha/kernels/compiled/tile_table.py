@@ -84,7 +84,6 @@ class Tile(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """The threads of a workgroup."""
         return WAVE * self.waves
 
     @property
@@ -104,7 +103,6 @@ class Tile(NamedTuple):
 
     @property
     def direction(self) -> Direction:
-        """The pass that the kernel belongs to."""
         return "forward" if self.kernel == "forward" else "backward"
 
     def has_room_for(self, hdim_q: int, hdim_v: int) -> bool:
@@ -136,7 +134,6 @@ class TileTable(NamedTuple):
     simd_waves: tuple[SimdWaves, ...]
 
     def elements_of(self, dtype: str) -> Elements:
-        """The row of a data type that the chip has."""
         return next(row for row in self.elements if row.dtype == dtype)
 
     def tiles_of(self, direction: Direction, dtype: str) -> tuple[Tile, ...]:
@@ -151,7 +148,6 @@ class TileTable(NamedTuple):
         return max(tiles, key=lambda tile: (tile.hdim_q, tile.hdim_v), default=None)
 
     def dtypes_of(self, direction: Direction) -> tuple[str, ...]:
-        """Data types of queries with a row."""
         served = (row.dtypes for row in self.tiles if row.direction == direction)
         return tuple(dict.fromkeys(dtype for dtypes in served for dtype in dtypes))
 

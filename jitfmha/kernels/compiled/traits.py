@@ -118,7 +118,6 @@ class SharedTraits(ABC):
         return "_".join(word for word in words if word)
 
     def row_of(self, symbol: str) -> KernelRow:
-        """A kernel as a row of a manifest, as the launcher knows kernels."""
         is_group = self.mode == "gm1"
         return KernelRow(
             dtype="bf16" if self.dtype == "bf16" else "fp16",
@@ -137,7 +136,6 @@ class SharedTraits(ABC):
         )
 
     def template_values(self) -> dict[str, object]:
-        """Return the values, by their names, that the templates of both directions have."""
         return {
             "hdim_q": self.hdim_q,
             "hdim_v": self.hdim_v,
@@ -210,7 +208,6 @@ class ForwardTraits(SharedTraits):
 
     @property
     def slices(self) -> int:
-        """Into how many slices the columns of the output are divided."""
         return self.tile.slices
 
     @property
@@ -226,7 +223,6 @@ class ForwardTraits(SharedTraits):
 
     @property
     def name(self) -> str:
-        """The kernel's name, which is also its symbol."""
         of_keys = (
             "int8kv" if self.kv_dtype != self.dtype else "",
             "descales" if self.has_descales else "",
@@ -241,7 +237,6 @@ class ForwardTraits(SharedTraits):
         return f"{self.name}_combine"
 
     def row(self) -> KernelRow:
-        """The kernel as a row of a manifest, as the launcher knows kernels."""
         return self.row_of(self.name)._replace(
             combine_symbol=self.combine_name, stacks_heads=self.stacks_heads
         )

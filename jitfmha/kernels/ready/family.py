@@ -188,12 +188,10 @@ class ReadyPlan(AmdPlan):
         return (self.choice.row,)
 
     def remarks(self) -> list[str]:
-        """What is odd in the trees, and why preferred ones do not serve the problem."""
         odd = [oddity for tree in self.target.trees for oddity in tree.forward.oddities]
         return [*odd, *(str(reason) for reason in self.passed_over)]
 
     def bind(self) -> None:
-        """Build and load the launcher, and load the code object."""
         from ..launcher import BoundKernel  # of use where there is a GPU only
 
         choice = self.choice
@@ -202,7 +200,6 @@ class ReadyPlan(AmdPlan):
         )
 
     def serves(self, sizes: PlainSizes) -> bool:
-        """Whether the same row of the same tree is the choice."""
         seqlen_q, seqlen_k, _, _, _, _ = sizes
         tile = self._tile_for(seqlen_q, seqlen_k)
         if tile.row is not self._row:
@@ -217,7 +214,6 @@ class ReadyPlan(AmdPlan):
         return chosen is not None and (chosen.tree, chosen.row) == (self.choice.tree, self._row)
 
     def launch_for(self, sizes: PlainSizes) -> Launch:
-        """The launch, with the splits of the keys."""
         seqlen_q, seqlen_k, _, _, _, _ = sizes
         if seqlen_k == 0 and not self._is_group:
             return write_no_attention

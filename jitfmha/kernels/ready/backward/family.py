@@ -96,13 +96,11 @@ class ReadyBackwardPlan(AmdPlan):
         self.code_object = code_object
 
     def rows(self) -> tuple[KernelRow, ...]:
-        """Return the rows of the kernels, in the order of their launches."""
         from .kernels import kernels_of  # of use where there is a GPU only
 
         return tuple(kernel.row for kernel in kernels_of(self.row))
 
     def remarks(self) -> list[str]:
-        """What is odd in the trees, and in which order sums are added up."""
         odd = [oddity for tree in self.target.trees for oddity in tree.ready_backward.oddities]
         if self.row.is_deterministic:
             return [*odd, "dq is added up in one order: workgroups wait for their turns."]
@@ -110,14 +108,12 @@ class ReadyBackwardPlan(AmdPlan):
         return [*odd, order]
 
     def bind(self) -> None:
-        """Build and load the launcher, and load the code object."""
         from ...compiled.backward_launch import load_kernels  # of use where there is a GPU only
         from .kernels import kernels_of
 
         self._kernels = load_kernels(self, kernels_of(self.row), self.code_object)
 
     def launch_for(self, sizes: PlainSizes) -> Launch:
-        """The launch, with room for float32 sums of dq."""
         from ...compiled.backward_launch import backward_launch  # of use where there is a GPU only
         from .kernels import turns_of
 
