@@ -36,10 +36,8 @@ class ListingError(ValueError):
 
 
 def decorated(name: str) -> str:
-    """The symbol of a kernel called ``name``, as AITER's trees have it.
-
-    Raises:
-        ListingError: the name is no identifier.
+    """The symbol of a kernel called ``name``, as AITER's trees have it. Raises ``ListingError``
+    where the name is no identifier.
     """
     if not _NAME.fullmatch(name) or not name.isascii():
         raise ListingError(f"{name!r} is no name for a kernel: letters, digits and _ are")

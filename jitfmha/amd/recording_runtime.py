@@ -100,10 +100,8 @@ class RecordingRuntime:
 
     @property
     def library(self) -> ctypes.CDLL:
-        """The library before the runtime's.
-
-        Raises:
-            jitfmha.jit.BuildError: it does not compile.
+        """The library before the runtime's. Raises ``jitfmha.jit.BuildError`` where it does not
+        compile.
         """
         if self._library is None:
             library = jit.load(recorder_spec(self.recorded.library_path))
@@ -167,10 +165,8 @@ class RecordingRuntime:
 
 
 def recording_runtime(runtime: Runtime, folder: str) -> RecordingRuntime:
-    """What JITFMHA_RECORD asks for: ``folder`` is its value.
-
-    Raises:
-        ValueError: JITFMHA_RECORD_DATA is neither 0 nor 1.
+    """What JITFMHA_RECORD asks for: ``folder`` is its value. Raises ``ValueError`` where
+    JITFMHA_RECORD_DATA is neither 0 nor 1.
     """
     keeps = os.environ.get(DATA, "1")
     if keeps not in ("0", "1"):

@@ -51,10 +51,8 @@ class Runtime(Protocol):
 
     @property
     def library_path(self) -> str:
-        """The library with the HIP functions, for dlopen.
-
-        Raises:
-            jitfmha.BuildError: it is built on first use, and does not compile.
+        """The library with the HIP functions, for dlopen. Raises ``jitfmha.BuildError`` where it is
+        built on first use, and does not compile.
         """
         ...
 
@@ -186,10 +184,8 @@ _scales_of_one: dict[int, Tensor] = {}
 
 
 def loaded_runtime() -> HipRuntime:
-    """The HIP runtime that torch uses, or the one that it would load.
-
-    Raises:
-        HipError: there is none; the text names what was tried.
+    """The HIP runtime that torch uses, or the one that it would load. Raises ``HipError`` where
+    there is none; the text names what was tried.
     """
     tried = [f"{LIBRARY_OF_TORCH} (torch has not loaded it)"]
     for path, why, is_loaded in candidates():

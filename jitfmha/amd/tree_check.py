@@ -42,10 +42,8 @@ class TreeCheck:
 
 
 def check_tree(root: Path) -> TreeCheck:
-    """Check a whole tree, or one architecture's folder of it.
-
-    Raises:
-        FileNotFoundError: there is no manifest of any architecture.
+    """Check a whole tree, or one architecture's folder of it. Raises ``FileNotFoundError`` where
+    there is no manifest of any architecture.
     """
     check = TreeCheck()
     for arch, folder in manifest_folders(root).items():
@@ -61,10 +59,8 @@ def check_tree(root: Path) -> TreeCheck:
 
 
 def manifest_folders(root: Path) -> dict[Arch, Path]:
-    """The folders of a tree that have manifests, by architecture.
-
-    Raises:
-        FileNotFoundError: there is none.
+    """The folders of a tree that have manifests, by architecture. Raises ``FileNotFoundError``
+    where there is none.
     """
     found = {arch: architecture_folder(root, arch) for arch in get_args(Arch)}
     folders = {

@@ -60,10 +60,8 @@ _CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def suite(name: str) -> Suite:
-    """The ``run(quick, progress)`` of one of ``SUITES``.
-
-    Raises:
-        SuiteNotAvailable: it needs a checkout, and this package is not in one.
+    """The ``run(quick, progress)`` of one of ``SUITES``. Raises ``SuiteNotAvailable`` where it
+    needs a checkout, and this package is not in one.
     """
     module = name.replace("-", "_")
     run: Suite

@@ -24,10 +24,8 @@ class PlotError(RuntimeError):
 
 
 def check_plot(file: str) -> None:
-    """Ask before anything is measured whether ``file`` can be drawn.
-
-    Raises:
-        PlotError: its name has another ending than ``FORMATS``, or matplotlib is not installed.
+    """Ask before anything is measured whether ``file`` can be drawn. Raises ``PlotError`` where its
+    name has another ending than ``FORMATS``, or matplotlib is not installed.
     """
     if Path(file).suffix[1:].lower() not in FORMATS:
         raise PlotError(f"{file!r} does not end in {', '.join(f'.{x}' for x in FORMATS)}")

@@ -9,9 +9,7 @@ from pathlib import Path
 
 def write_whole(file: str, data: bytes) -> None:
     """Write or replace ``file``; one that is there stays as it is until the new one is complete.
-
-    Raises:
-        OSError: it cannot be written.
+    Raises ``OSError`` where it cannot be written.
     """
     target = Path(file)
     part = target.with_name(f".{target.name}-{secrets.token_hex(4)}.part")

@@ -72,10 +72,8 @@ def read_launch(args: argparse.Namespace) -> DescribedLaunch:
 
 
 def kernel_of(image: bytes, file: Path, wanted: str | None, asked: str) -> str:
-    """The symbol of the kernel that is wanted; None: of the only one.
-
-    Raises:
-        UsageError: there is none; it says what was ``asked``, and what the file has.
+    """The symbol of the kernel that is wanted; None: of the only one. Raises ``UsageError`` where
+    there is none; it says what was ``asked``, and what the file has.
     """
     try:
         names = list(kernel_descriptors(Elf(image)))
@@ -89,10 +87,8 @@ def kernel_of(image: bytes, file: Path, wanted: str | None, asked: str) -> str:
 
 
 def profile_of(launch: DescribedLaunch, **options: Any) -> LaunchProfile:
-    """What the launch costs, by options of `profile_launch`.
-
-    Raises:
-        EmulatorError: the kernel did something wrong or unknown.
+    """What the launch costs, by options of `profile_launch`. Raises ``EmulatorError`` where the
+    kernel did something wrong or unknown.
     """
     emulator = Emulator("profile")
     started, tensors = launch.make()

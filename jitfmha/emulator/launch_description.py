@@ -95,10 +95,8 @@ class TensorDescription:
     is_output: bool
 
     def make(self) -> Tensor:
-        """The tensor, on memory of its own.
-
-        Raises:
-            LaunchDescriptionError: the file is missing or has another size.
+        """The tensor, on memory of its own. Raises ``LaunchDescriptionError`` where the file is
+        missing or has another size.
         """
         where = f"tensors.{self.name}"
         size = math.prod(self.shape) * self.dtype.itemsize

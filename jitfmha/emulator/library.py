@@ -96,9 +96,7 @@ def load(variant: Variant = "plain") -> ctypes.CDLL:
 
 def taken(library: ctypes.CDLL, what: str) -> list[dict[str, Any]]:
     """What the emulator kept of this thread's launches, which it forgets then: findings, profiles.
-
-    Raises:
-        RuntimeError: this variant keeps none.
+    Raises ``RuntimeError`` where this variant keeps none.
     """
     take = getattr(library, f"jitfmha_emulator_take_{what}", None)
     if take is None:

@@ -60,10 +60,8 @@ def rates_of(arch: chips.Arch) -> Mapping[str, int]:
 
 @cache
 def rates_of_chip(name: str) -> ChipRates:
-    """Return the rates of the chip called ``name``, such as "MI300X".
-
-    Raises:
-        ValueError: the chip is not known, or its clock is not published.
+    """Return the rates of the chip called ``name``, such as "MI300X". Raises ``ValueError`` where
+    the chip is not known, or its clock is not published.
     """
     chip = chips.chip(name)
     if chip.peak_clock_mhz is None:

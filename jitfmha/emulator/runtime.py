@@ -107,10 +107,8 @@ class Emulator:
         _declare(self.library)
 
     def load_module(self, code_object: bytes, device: int) -> Module:
-        """Load a code object for a device.
-
-        Raises:
-            EmulatorError: it is damaged, or for another chip.
+        """Load a code object for a device. Raises ``EmulatorError`` where it is damaged, or for
+        another chip.
         """
         handle = _POINTER()
         self._check(self.library.hipSetDevice(device))
@@ -128,9 +126,7 @@ class Emulator:
     @contextmanager
     def loaded(self, code_object: bytes, device: int, name: str) -> Iterator[Function]:
         """The kernel called `name` of a code object that is there until the end of the block.
-
-        Raises:
-            EmulatorError: it is damaged, for another chip, or has no such kernel.
+        Raises ``EmulatorError`` where it is damaged, for another chip, or has no such kernel.
         """
         module = self.load_module(code_object, device)
         try:
@@ -139,10 +135,8 @@ class Emulator:
             self.unload_module(module)
 
     def function(self, module: Module, name: str) -> Function:
-        """The kernel called `name`.
-
-        Raises:
-            EmulatorError: there is none; the message lists those there are.
+        """The kernel called `name`. Raises ``EmulatorError`` where there is none; the message lists
+        those there are.
         """
         handle = _POINTER()
         self._check(

@@ -84,10 +84,8 @@ class Emulation:
 
     @property
     def library(self) -> ctypes.CDLL:
-        """The emulator, built where the cache lacks it; it stands in for libamdhip64.
-
-        Raises:
-            jitfmha.jit.BuildError: it does not compile.
+        """The emulator, built where the cache lacks it; it stands in for libamdhip64. Raises
+        ``jitfmha.jit.BuildError`` where it does not compile.
         """
         return _emulator(self.variant).library
 
@@ -96,10 +94,8 @@ class Emulation:
         return self.library._name
 
     def emulator(self) -> Emulator:
-        """The emulator with these options, which hold for later launches of this thread.
-
-        Raises:
-            jitfmha.jit.BuildError: it does not compile.
+        """The emulator with these options, which hold for later launches of this thread. Raises
+        ``jitfmha.jit.BuildError`` where it does not compile.
         """
         emulator = _emulator(self.variant)
         emulator.set_options(
@@ -168,10 +164,8 @@ class EmulatedRun:
         return self.emulation.emulator()
 
     def findings(self) -> tuple[Finding, ...]:
-        """What the sanitizer found until now, one for each kind, kernel and instruction.
-
-        Raises:
-            RuntimeError: the run is not checked.
+        """What the sanitizer found until now, one for each kind, kernel and instruction. Raises
+        ``RuntimeError`` where the run is not checked.
         """
         if self.emulation.variant != "check":
             raise RuntimeError("nothing is checked here; use emulate(..., check=True)")
@@ -181,10 +175,8 @@ class EmulatedRun:
             return tuple(self._findings.values())
 
     def profiles(self) -> tuple[LaunchProfile, ...]:
-        """The cost model's view of each launch until now.
-
-        Raises:
-            RuntimeError: the run is not profiled.
+        """The cost model's view of each launch until now. Raises ``RuntimeError`` where the run is
+        not profiled.
         """
         if self.emulation.variant != "profile":
             raise RuntimeError("nothing is profiled here; use emulate(..., profile=True)")
@@ -230,10 +222,8 @@ class EmulatedRun:
 
 
 def emulation() -> Emulation | None:
-    """How CPU tensors run here: set by `emulate`, else by JITFMHA_EMULATE; None: on the CPU.
-
-    Raises:
-        ValueError: JITFMHA_EMULATE names no chip that is emulated.
+    """How CPU tensors run here: set by `emulate`, else by JITFMHA_EMULATE; None: on the CPU. Raises
+    ``ValueError`` where JITFMHA_EMULATE names no chip that is emulated.
     """
     target = TARGET_HERE.get()
     if target is None and os.environ.get("JITFMHA_EMULATE"):
@@ -349,10 +339,8 @@ def _known(arch: str, origin: str) -> str:
 
 
 def target_of_environment() -> AmdTarget:
-    """The target that JITFMHA_EMULATE names; its trees are read once.
-
-    Raises:
-        ValueError: it names no chip that is emulated.
+    """The target that JITFMHA_EMULATE names; its trees are read once. Raises ``ValueError`` where
+    it names no chip that is emulated.
     """
     arch = _known(os.environ["JITFMHA_EMULATE"], "JITFMHA_EMULATE:")
     return _target_of_process(Emulation(arch, "check" if _environment_checks() else "plain"))

@@ -17,7 +17,7 @@ from .spec import BuildSpec
 if TYPE_CHECKING:
     from .cache.directory import cache_dir
     from .cache.eviction import CacheEntry, cache_clear, cache_entries
-    from .loader import LoadEvent, artifact_path, build_log, is_built, load, read
+    from .loader import LoadEvent, build_log, is_built, load, read
 
 __all__ = [
     "BuildError",
@@ -27,7 +27,6 @@ __all__ = [
     "CompilerNotFound",
     "LoadEvent",
     "TemplateError",
-    "artifact_path",
     "build_log",
     "cache_clear",
     "cache_dir",
@@ -42,7 +41,7 @@ __all__ = [
 _HOMES = {
     "cache.directory": ("cache_dir",),
     "cache.eviction": ("CacheEntry", "cache_clear", "cache_entries"),
-    "loader": ("LoadEvent", "artifact_path", "build_log", "is_built", "load", "read"),
+    "loader": ("LoadEvent", "build_log", "is_built", "load", "read"),
 }
 
 

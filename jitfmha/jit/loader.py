@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
 from .cache.directory import substitute, writable_directory
-from .cache.entry import OpenEntry, find, locate, note_use
+from .cache.entry import OpenEntry, find, note_use
 from .cache.key import entry_key
 from .errors import BuildError, CompilerNotFound
 from .spec import BuildSpec
@@ -108,31 +108,14 @@ def read(spec: BuildSpec) -> bytes:
 
 
 def is_built(spec: BuildSpec) -> bool:
-    """Whether `load` or `read` would find a valid build in the cache. Changes nothing.
-
-    Raises:
-        CacheError: the cache is not safe.
+    """Whether `load` or `read` would find a valid build in the cache. Changes nothing. Raises
+    ``CacheError`` where the cache is not safe.
     """
     entry = find(entry_key(spec, _toolchain_or_none(spec)), warn=False)
     if entry is None:
         return False
     entry.close()
     return True
-
-
-def artifact_path(spec: BuildSpec) -> Path:
-    """Where the library or code object of a spec is, or will be once it is built.
-
-    Raises:
-        CompilerNotFound: the path depends on the compiler, there is none, and no other compiler
-            built it.
-        CacheError: the cache is not safe, or there is none.
-    """
-    directory = locate(entry_key(spec, _toolchain_or_none(spec)))
-    if directory is None:
-        directory = locate(entry_key(spec, _find_toolchain(spec)))
-    assert directory is not None
-    return directory / spec.artifact_name
 
 
 def build_log() -> tuple[LoadEvent, ...]:

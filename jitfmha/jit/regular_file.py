@@ -27,10 +27,8 @@ def path_inside(folder: Path, name: str) -> Path:
 
 
 def read_regular_file(path: Path, most_bytes: int = MOST_BYTES) -> bytes:
-    """The content of a regular file, links followed; nothing else is opened.
-
-    Raises:
-        OSError: it cannot be read, is no regular file, or has more than ``most_bytes``.
+    """The content of a regular file, links followed; nothing else is opened. Raises ``OSError``
+    where it cannot be read, is no regular file, or has more than ``most_bytes``.
     """
     _refuse_irregular(path, os.stat(path))
     # What takes the file's place meanwhile is not waited for.

@@ -27,10 +27,8 @@ def _verbosity() -> str:
 
 
 def is_verbose() -> bool:
-    """Whether `JITFMHA_VERBOSE` asks for commands and compiler output.
-
-    Raises:
-        ValueError: it has an unknown value.
+    """Whether `JITFMHA_VERBOSE` asks for commands and compiler output. Raises ``ValueError`` where
+    it has an unknown value.
     """
     return _verbosity() == "1"
 

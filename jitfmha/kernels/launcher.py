@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Literal, NamedTuple
 
@@ -36,7 +36,7 @@ from ..amd.kernel_arguments import (
     TENSOR_STRIDES,
     WINDOW,
 )
-from ..amd.manifest import AiterBackwardRow, KernelRow
+from ..amd.manifest import KernelRow
 from ..amd.runtime import HipError
 from ..jit.shared_struct import BOOL, FLOAT, INT32, INT64, Array, FieldType, Pointer, SharedStruct
 from ..planning.target import AmdTarget
@@ -285,7 +285,55 @@ def launcher_spec(kind: LauncherKind) -> jit.BuildSpec:
     )
 
 
-class BoundKernel:
+class Launcher:
+    """A launcher that is loaded for a device: it loads kernels, and launches them.
+
+    Attributes:
+        entry: the function that launches; it takes bytes alone, which ctypes need not convert.
+        current_stream, device_index, launching: those of the target and of its runtime.
+    """
+
+    def __init__(self, problem: Problem, target: AmdTarget, block: Block) -> None:
+        """Build and load it, as far as that has not been done; ``block`` is what its kernels take.
+
+        Raises ``jitfmha.BuildError`` where it does not compile.
+        """
+        self.kind = LauncherKind.of(problem, target, block)
+        self._target = target
+        self._library = load_launcher(self.kind)
+        self.entry: Callable[..., int] = getattr(self._library, f"jitfmha_{self.kind.name}")
+        self.device_index = target.device_index
+        self.current_stream = target.runtime.current_stream
+        self.launching = target.runtime.launching
+
+    def load(self, image: bytes, threads: int, *names: str) -> int:
+        """The address by which the launcher knows a kernel, loaded on the target's device.
+
+        ``threads`` are those of a workgroup; ``names`` those of the file, of the kernel and of the
+        one that combines splits, or "". Raises ``HipError`` where the HIP runtime cannot be used,
+        or refuses the image.
+        """
+        target, library = self._target, self._library
+        runtime = library.jitfmha_open_runtime(target.runtime.library_path.encode())
+        if not runtime:
+            raise self.error(-1)
+        kernel = ctypes.c_void_p()
+        status = library.jitfmha_load(
+            *(runtime, target.device_index, threads, target.chip.xcds),
+            *(name.encode() for name in names),
+            *(image, len(image), ctypes.byref(kernel)),
+        )
+        if status != 0 or kernel.value is None:
+            raise self.error(status)
+        return kernel.value
+
+    def error(self, status: int) -> HipError:
+        """Why this thread's last call of the launcher failed."""
+        text: bytes = self._library.jitfmha_last_error()
+        return HipError(status, text.decode(errors="replace"))
+
+
+class BoundKernel(Launcher):
     """A kernel loaded on a device, with what is the same for all calls of a kind."""
 
     def __init__(
@@ -298,20 +346,9 @@ class BoundKernel:
     ) -> None:
         """Build and load the launcher and the kernel, as far as that has not been done.
 
-        Args:
-            block: that the kernel takes.
-
-        Raises:
-            HipError: the HIP runtime cannot be used, or refuses the code object.
-            jitfmha.BuildError: the launcher does not compile.
+        Raises what ``Launcher`` and its ``load`` do.
         """
-        kind = LauncherKind.of(problem, target, block)
-        self.block = block
-        self.launcher = load_launcher(kind)
-        self.entry = entry_of(self.launcher, kind)
-        self.device_index = target.device_index
-        self.current_stream = target.runtime.current_stream
-        self.launching = target.runtime.launching
+        super().__init__(problem, target, block)
         self.is_fp8 = problem.is_fp8
         self.is_group = problem.mode == "gm1"
         # Complete before any launch: one that is captured, or on another stream, waits for nothing.
@@ -319,7 +356,7 @@ class BoundKernel:
         names = row.file, row.symbol, row.combine_symbol or ""
         q_bytes, kv_bytes, out_bytes = element_bytes(problem)
         values = {
-            "kernel": load_kernel(self.launcher, target, row.threads, names, code_object.image),
+            "kernel": self.load(code_object.image, row.threads, *names),
             "batch": problem.batch,
             "heads_q": problem.heads_q,
             "heads_k": problem.heads_k,
@@ -339,7 +376,8 @@ class BoundKernel:
             "slots": row.workgroups_of_unit * target.compute_units,
             "stacked_heads": problem.gqa if row.stacks_heads else 1,
         }
-        self.call = bytes(kind.call.ctype(**{name: values[name] for name in kind.call.fields}))
+        call = self.kind.call
+        self.call = bytes(call.ctype(**{name: values[name] for name in call.fields}))
 
     def launch_for(
         self,
@@ -373,9 +411,6 @@ class BoundKernel:
         one = self.one
         assert one is not None, "only kernels for fp8 take scales"
         return [one if x is None else x for x in (given or _NO_DESCALES)[:3]]
-
-    def error(self, status: int) -> HipError:
-        return error_of(self.launcher, status)
 
 
 class AmdLaunch(NamedTuple):
@@ -454,91 +489,6 @@ class AmdLaunch(NamedTuple):
             raise kernel.error(status)
 
 
-class BoundAiterBackward:
-    """The kernels of a backward pass of AMD's, loaded on a device."""
-
-    def __init__(
-        self,
-        problem: Problem,
-        target: AmdTarget,
-        kernels: Sequence[tuple[AiterBackwardRow, CodeObject] | None],
-    ) -> None:
-        """Build and load the launcher and the kernels, as far as that has not been done.
-
-        Args:
-            kernels: those of row sums, gradients and dq; None for the last where there is none.
-
-        Raises:
-            HipError: the HIP runtime cannot be used, or refuses a code object.
-            jitfmha.BuildError: the launcher does not compile.
-        """
-        kind = LauncherKind.of(problem, target, "aiter")
-        self.launcher = load_launcher(kind)
-        self.entry = entry_of(self.launcher, kind)
-        self.device_index = target.device_index
-        self.current_stream = target.runtime.current_stream
-        self.launching = target.runtime.launching
-        self.addresses = [0 if x is None else self._load(target, *x) for x in kernels]
-
-    def run(self, packed: bytes, tensors: bytes, touched: Iterable[Tensor | None]) -> None:
-        """Start the kernels on the stream that ``tensors`` names.
-
-        Args:
-            packed: an ``AITER_BACKWARD``.
-            tensors: an ``AITER_BACKWARD_TENSORS``.
-            touched: what the kernels read and write.
-
-        Raises:
-            HipError: the HIP runtime refuses a launch. On the emulator also where a kernel does
-                what it must not, such as touching anything else.
-        """
-        if self.launching is None:
-            status = self.entry(packed, tensors)
-        else:
-            with self.launching(touched):
-                status = self.entry(packed, tensors)
-        if status != 0:
-            raise error_of(self.launcher, status)
-
-    def _load(self, target: AmdTarget, row: AiterBackwardRow, code_object: CodeObject) -> int:
-        names = row.file, row.symbol, ""
-        return load_kernel(self.launcher, target, row.threads, names, code_object.image)
-
-
-def load_kernel(
-    launcher: ctypes.CDLL,
-    target: AmdTarget,
-    threads: int,
-    names: tuple[str, str, str],
-    image: bytes,
-) -> int:
-    """The address by which the launcher knows a kernel, loaded on the target's device.
-
-    ``threads`` are those of a workgroup; ``names`` those of the file, of the kernel and of the one
-    that combines splits, or "".
-
-    Raises ``HipError`` where the HIP runtime cannot be used, or refuses the image.
-    """
-    runtime = launcher.jitfmha_open_runtime(target.runtime.library_path.encode())
-    if not runtime:
-        raise error_of(launcher, -1)
-    kernel = ctypes.c_void_p()
-    status = launcher.jitfmha_load(
-        *(runtime, target.device_index, threads, target.chip.xcds),
-        *(name.encode() for name in names),
-        *(image, len(image), ctypes.byref(kernel)),
-    )
-    if status != 0 or kernel.value is None:
-        raise error_of(launcher, status)
-    return kernel.value
-
-
-def error_of(launcher: ctypes.CDLL, status: int) -> HipError:
-    """Why this thread's last call of the launcher failed."""
-    text: bytes = launcher.jitfmha_last_error()
-    return HipError(status, text.decode(errors="replace"))
-
-
 def load_launcher(kind: LauncherKind) -> ctypes.CDLL:
     """The loaded library. Functions get types where ctypes would cut pointers in half without."""
     library = jit.load(launcher_spec(kind))
@@ -556,9 +506,3 @@ def load_launcher(kind: LauncherKind) -> ctypes.CDLL:
         function.restype = result
         function.argtypes = arguments
     return library
-
-
-def entry_of(launcher: ctypes.CDLL, kind: LauncherKind) -> Callable[..., int]:
-    """The function that launches; it takes bytes alone, which ctypes need not convert."""
-    entry: Callable[..., int] = getattr(launcher, f"jitfmha_{kind.name}")
-    return entry

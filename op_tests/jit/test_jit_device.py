@@ -105,7 +105,7 @@ def test_built_once_and_then_read(cache, compiled, new_process):
     assert not jit.is_built(spec)
     assert not cache.parent.exists()
     content = jit.read(spec)
-    path = jit.artifact_path(spec)
+    path = jit.build_log()[0].path
     assert path.name == "store.co"
     assert path.read_bytes() == content
     assert {name: (path.parent / name).read_text() for name in _SOURCES} == _SOURCES
@@ -140,7 +140,7 @@ def test_processes_that_start_at_once_build_once(cache, compiled):
 @pytest.mark.parametrize("name", ["store.co", "memory/address.h", "meta.json"])
 def test_damage_is_repaired(name, cache, compiled, new_process):
     content = jit.read(device_spec())
-    path = jit.artifact_path(device_spec()).parent / name
+    path = jit.build_log()[0].path.parent / name
     damaged = bytearray(path.read_bytes())
     damaged[len(damaged) // 2] ^= 1
     path.write_bytes(damaged)
@@ -222,7 +222,7 @@ def test_several_sources_are_linked(cache, tmp_path):
 
 def test_eviction_takes_code_objects_too(cache, monkeypatch):
     jit.read(device_spec("old"))
-    old = jit.artifact_path(device_spec("old")).parent
+    old = jit.build_log()[0].path.parent
     assert eviction.entry_size(old) > 0
     os.utime(old, (0, 0))
     monkeypatch.setenv("JITFMHA_CACHE_LIMIT", "1")

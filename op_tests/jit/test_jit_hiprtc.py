@@ -25,6 +25,7 @@ from jitfmha import jit
 from jitfmha.amd.chips import Arch
 from jitfmha.amd.code_object import read_code_object
 from jitfmha.jit import elf
+from jitfmha.jit.cache.key import entry_key
 from jitfmha.jit.toolchain import device_compiler, device_hip
 from jitfmha.jit.toolchain import hip_libraries as hip_runtime
 from jitfmha.jit.toolchain.device_hip import DeviceClang
@@ -180,12 +181,14 @@ def test_what_is_in_the_key(hiprtc):
 @pytest.mark.skipif(shutil.which("strip") is None, reason="it takes the build id away")
 def test_an_upgrade_while_the_process_runs(hiprtc, cache):
     """To a library without a build id."""
-    before = jit.artifact_path(device_spec())
+    before = device_hip.find_device_hip()
     subprocess.run(["strip", "-R", ".note.gnu.build-id", hiprtc], check=True)
     jit.read(device_spec())
-    assert not before.exists()
-    assert jit.build_log()[0].path != before
-    ((_, content),) = asked(device_hip.find_device_hip()).contents
+    found = device_hip.find_device_hip()
+    assert found.identity != before.identity
+    [entry] = jit.cache_entries()
+    assert entry.path.name == entry_key(device_spec(), found).directory_name
+    ((_, content),) = asked(found).contents
     assert content == hashlib.sha256(hiprtc.read_bytes()).hexdigest()
 
 
@@ -210,7 +213,7 @@ def test_build_id(tmp_path):
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 def test_built_once_and_then_read(hiprtc, cache, new_process, arch):
     content = jit.read(device_spec(arch=arch))
-    path = jit.artifact_path(device_spec(arch=arch))
+    path = jit.build_log()[0].path
     read_code_object(path, arch=arch, kernels={"store": 64}, kernarg_bytes=8, sha256=None)
     meta = json.loads((path.parent / "meta.json").read_text())
     assert f"hiprtc 9.0 ({hiprtc})" in json.dumps(meta)

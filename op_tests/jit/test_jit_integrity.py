@@ -41,8 +41,7 @@ def empty(content: bytes) -> bytes:
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", [truncate, zero_fill, flip_bit, append, empty])
 def test_damage_is_reported_once_and_repaired(name, damage, cache, fake_compiler, new_process):
-    build_only(make_spec())
-    path = jit.artifact_path(make_spec()).with_name(name)
+    path = build_only(make_spec()) / name
     path.write_bytes(damage(path.read_bytes()))
     assert not jit.is_built(make_spec())
     assert [entry.valid for entry in jit.cache_entries()] == [False]
@@ -59,8 +58,7 @@ def test_damage_is_reported_once_and_repaired(name, damage, cache, fake_compiler
 
 
 def test_every_bit_of_the_meta_data_counts(cache):
-    answer(make_spec())
-    content = jit.artifact_path(make_spec()).with_name("meta.json").read_bytes()
+    content = (build_only(make_spec()) / "meta.json").read_bytes()
     EntryMeta.from_bytes(content)
     for position in range(len(content)):
         for bit in range(8):
@@ -73,8 +71,7 @@ def test_every_bit_of_the_meta_data_counts(cache):
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("replacement", ["nothing", "link", "directory", "fifo"])
 def test_something_else_in_place_of_a_file(name, replacement, cache, tmp_path, new_process):
-    build_only(make_spec())
-    path = jit.artifact_path(make_spec()).with_name(name)
+    path = build_only(make_spec()) / name
     path.rename(tmp_path / "moved")
     if replacement == "link":
         path.symlink_to(tmp_path / "moved")
@@ -163,8 +160,7 @@ def test_disk_that_returns_something_else(cache, monkeypatch):
 
 
 def test_link_in_place_of_an_entry(cache, tmp_path, new_process):
-    build_only(make_spec())
-    path = jit.artifact_path(make_spec()).parent
+    path = build_only(make_spec())
     path.rename(tmp_path / "moved")
     path.symlink_to(tmp_path / "moved")
     with pytest.warns(RuntimeWarning, match="symbolic link"):
@@ -175,11 +171,9 @@ def test_link_in_place_of_an_entry(cache, tmp_path, new_process):
 
 
 def test_entry_of_another_key(cache, new_process):
-    other = make_spec(cflags=("-O1",))
-    build_only(other)
-    shutil.copytree(
-        jit.artifact_path(other).parent, jit.artifact_path(make_spec()).parent, symlinks=True
-    )
+    path = build_only(make_spec())
+    shutil.rmtree(path)
+    shutil.copytree(build_only(make_spec(cflags=("-O1",))), path, symlinks=True)
     with pytest.warns(RuntimeWarning, match="it was built as demo-"):
         assert answer(make_spec()) == 42
 
@@ -223,8 +217,7 @@ def test_file_of_another_user(name, cache):
 
 def test_reader_with_an_entry_that_is_replaced_meanwhile(cache, tmp_path):
     """What is missing from a directory that was moved away is no damage."""
-    answer(make_spec())
-    path = jit.artifact_path(make_spec()).parent
+    path = build_only(make_spec())
     key = EntryKey.parse(path.name)
     assert key is not None
     directory = os.open(path, os.O_RDONLY)

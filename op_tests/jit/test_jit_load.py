@@ -29,7 +29,7 @@ def test_built_once_and_then_loaded(cache, fake_compiler, new_process):
     assert jit.is_built(spec)
     assert answer(spec) == 42
     assert [(event.name, event.how) for event in jit.build_log()] == [("demo", "loaded")]
-    assert jit.build_log()[0].path == jit.artifact_path(spec)
+    assert [entry.path for entry in jit.cache_entries()] == [jit.build_log()[0].path.parent]
     assert fake_compiler.compiled() == 1
 
 
@@ -63,7 +63,7 @@ def test_sources_in_folders(cache, fake_compiler, new_process, no_umask):
     }
     spec = jit.BuildSpec("folders", sources)
     assert answer(spec) == 42
-    entry = jit.artifact_path(spec).parent
+    entry = jit.build_log()[0].path.parent
     assert {name: (entry / name).read_text() for name in sources} == sources
     assert_private(cache)
     new_process()
@@ -236,20 +236,18 @@ def test_without_compiler_each_candidate_is_listed(cache, monkeypatch):
         *("'ziglang' (not installed)", "apt install", "pip install 'jitfmha[compiler]'"),
     ):
         assert words in str(caught.value)
-    with pytest.raises(jit.CompilerNotFound):
-        jit.artifact_path(make_spec())
     assert not jit.is_built(make_spec())
 
 
 def test_without_compiler_a_finished_build_is_used(cache, monkeypatch, new_process):
-    path = jit.artifact_path(make_spec())
     answer(make_spec())
+    path = jit.build_log()[0].path
     new_process()
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(host_cpp, "zig_program", lambda: None)
     assert jit.is_built(make_spec())
-    assert jit.artifact_path(make_spec()) == path
     assert answer(make_spec()) == 42
+    assert jit.build_log()[0].path == path
     with pytest.raises(jit.CompilerNotFound):
         jit.load(make_spec(cflags=("-O3",)))
 
@@ -291,7 +289,7 @@ def test_hostile_cache_path(name, tmp_path, monkeypatch, new_process):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / name))
     assert answer(make_spec()) == 42
-    assert jit.artifact_path(make_spec()).is_relative_to(tmp_path / name)
+    assert jit.build_log()[0].path.is_relative_to(tmp_path / name)
     new_process()
     assert answer(make_spec()) == 42
     assert jit.build_log()[0].how == "loaded"
@@ -318,14 +316,14 @@ def test_ninja_beside_the_interpreter_is_found(cache, tmp_path, monkeypatch):
     assert answer(make_spec()) == 42
 
 
-def test_compiler_that_was_upgraded_meanwhile(cache, fake_compiler, new_process):
-    before = jit.artifact_path(make_spec())
+def test_compiler_that_was_upgraded_meanwhile(cache, fake_compiler):
+    assert not jit.is_built(make_spec())  # the compiler was asked
     text = fake_compiler.path.read_text()
     version = 'if [ "$1" = --version ]; then echo new; exit; fi\n'
     fake_compiler.path.write_text(text.replace("exec", version + "exec"))
     answer(make_spec())
-    assert not before.exists()
-    assert jit.build_log()[0].path != before
+    [entry] = jit.cache_entries()
+    assert "c++ (new)" in (entry.path / "meta.json").read_text()
 
 
 def test_broken_library_is_no_traceback_from_ctypes(cache):

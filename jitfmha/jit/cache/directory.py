@@ -73,10 +73,8 @@ def cache_dir() -> Path:
 
 
 def readable_directories() -> list[CacheDirectory]:
-    """The caches to look for finished builds in, best first. Creates nothing.
-
-    Raises:
-        CacheError: somebody else could put code into the configured cache.
+    """The caches to look for finished builds in, best first. Creates nothing. Raises ``CacheError``
+    where somebody else could put code into the configured cache.
     """
     root = _configured_root()
     stand_in = _usable_stand_in(root)
@@ -121,10 +119,8 @@ def writable_directory() -> CacheDirectory:
 
 
 def substitute(directory: CacheDirectory, error: OSError) -> CacheDirectory:
-    """Where to build after `directory` has failed: a temporary directory, with a warning.
-
-    Raises:
-        CacheError: `directory` is one already, or there is none.
+    """Where to build after `directory` has failed: a temporary directory, with a warning. Raises
+    ``CacheError`` where `directory` is one already, or there is none.
     """
     reason = f"{str(directory.root.parent)!r} cannot be used ({error})"
     if directory.replaced:

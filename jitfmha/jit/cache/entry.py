@@ -26,7 +26,6 @@ from typing import NamedTuple
 from ..spec import ARTIFACT_SUFFIXES
 from .directory import (
     CacheDirectory,
-    cache_dir,
     check_way_to,
     readable_directories,
     write_private,
@@ -85,10 +84,8 @@ class EntryMeta(NamedTuple):
 
     @classmethod
     def from_bytes(cls, content: bytes) -> EntryMeta:
-        """The inverse of `to_bytes`.
-
-        Raises:
-            InvalidEntry: any byte differs from what `to_bytes` wrote.
+        """The inverse of `to_bytes`. Raises ``InvalidEntry`` where any byte differs from what
+        `to_bytes` wrote.
         """
         try:
             body = json.loads(content)["entry"]
@@ -124,9 +121,7 @@ class OpenEntry(NamedTuple):
 
     def is_in_place(self) -> bool:
         """Whether `artifact` leads to the file that was checked, and nobody else can change that.
-
-        Raises:
-            CacheError: somebody else can, or could when it was opened.
+        Raises ``CacheError`` where somebody else can, or could when it was opened.
         """
         try:
             check_way_to(self.path)
@@ -203,9 +198,7 @@ def file_records(contents: Mapping[str, bytes]) -> dict[str, tuple[int, str]]:
 
 def publish(staged: Path, target: Path) -> bool:
     """Put a complete entry in place by one rename; False if there is something there already.
-
-    Raises:
-        OSError: the rename failed for another reason.
+    Raises ``OSError`` where the rename failed for another reason.
     """
     try:
         os.rename(staged, target)
@@ -390,21 +383,6 @@ def find(key: EntryKey, *, warn: bool = True) -> OpenEntry | None:
         if entry is not None:
             return entry
     return None
-
-
-def locate(key: EntryKey) -> Path | None:
-    """The directory where the entry for `key` is, or would be; None without a compiler.
-
-    Raises:
-        CacheError: somebody else could put code into the cache, or there is none.
-    """
-    places = [path for path, _ in _places(key)]
-    for path in places:
-        if path.is_dir():
-            return path
-    if key.compiler is None:
-        return None
-    return places[0] if places else CacheDirectory(cache_dir()).entries / key.directory_name
 
 
 def _places(key: EntryKey) -> Iterator[tuple[Path, EntryKey]]:

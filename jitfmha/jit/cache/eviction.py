@@ -56,10 +56,8 @@ class CacheEntry:
 
 
 def cache_entries() -> list[CacheEntry]:
-    """All entries, sorted by name; damaged ones too. Creates and changes nothing.
-
-    Raises:
-        CacheError: the cache is not safe.
+    """All entries, sorted by name; damaged ones too. Creates and changes nothing. Raises
+    ``CacheError`` where the cache is not safe.
     """
     found = []
     for directory in readable_directories():
@@ -147,20 +145,16 @@ def enforce_limit(directory: CacheDirectory, keep: Path) -> None:
 
 
 def discard(path: Path, trash: Path) -> None:
-    """Take an entry out of service by one rename, without disturbing who has it open.
-
-    Raises:
-        OSError: it cannot be moved.
+    """Take an entry out of service by one rename, without disturbing who has it open. Raises
+    ``OSError`` where it cannot be moved.
     """
     with suppress(FileNotFoundError):  # Somebody else was faster.
         os.rename(path, trash / f"{path.name}.{os.urandom(8).hex()}")
 
 
 def make_way(path: Path, trash: Path) -> None:
-    """Do what `discard` does, also for a directory that this process has no right to.
-
-    Raises:
-        OSError: it cannot be moved.
+    """Do what `discard` does, also for a directory that this process has no right to. Raises
+    ``OSError`` where it cannot be moved.
     """
     try:
         discard(path, trash)
@@ -185,10 +179,8 @@ def empty_trash(trash: Path) -> None:
 
 @contextmanager
 def removal_lock(path: Path) -> Iterator[Flock]:
-    """Try to lock what was built alone: `Flock.TAKEN` means that no process uses it.
-
-    Raises:
-        OSError: it cannot be opened, for another reason than its mode.
+    """Try to lock what was built alone: `Flock.TAKEN` means that no process uses it. Raises
+    ``OSError`` where it cannot be opened, for another reason than its mode.
     """
     artifact = _artifact_in(path)
     if artifact is None:

@@ -48,11 +48,7 @@ class OwnedDirectory(AbstractContextManager["OwnedDirectory"]):
     """A new directory of this process alone, removed on exit from the `with` block or at exit."""
 
     def __init__(self, parent: Path, prefix: str) -> None:
-        """Create it.
-
-        Raises:
-            OSError: the file system does not allow it.
-        """
+        """Raises ``OSError`` where the file system does not allow it."""
         self.path = parent / f"{prefix}.{os.urandom(8).hex()}"
         # All that takes time comes before: of a directory whose process dies before it is claimed,
         # nobody knows for long whether that is still to come.

@@ -57,11 +57,7 @@ class DoesNotRun(Exception):
 
 
 def version_of(command: Sequence[str]) -> str:
-    """A compiler's whole answer to `--version`.
-
-    Raises:
-        DoesNotRun: there is none.
-    """
+    """A compiler's whole answer to `--version`. Raises ``DoesNotRun`` where there is none."""
     # An empty name of its cache is the working directory to zig, which would leave files there.
     variables = {n: text for n, text in os.environ.items() if text or not n.startswith("ZIG_")}
     try:

@@ -43,10 +43,8 @@ HIP_FLAGS = (
 
 
 def architecture(spec: BuildSpec) -> str:
-    """The architecture that the flags of a spec name.
-
-    Raises:
-        BuildError: they name none, or several.
+    """The architecture that the flags of a spec name. Raises ``BuildError`` where they name none,
+    or several.
     """
     archs = [flag.removeprefix(_ARCH_FLAG) for flag in spec.cflags if flag.startswith(_ARCH_FLAG)]
     if len(archs) != 1:

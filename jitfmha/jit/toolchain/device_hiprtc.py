@@ -84,10 +84,8 @@ class DeviceHiprtc(NamedTuple):
 
 
 def find_hiprtc() -> tuple[str, str]:
-    """The path of the hiprtc that belongs to torch's HIP runtime, and why it is that one.
-
-    Raises:
-        HiprtcNotUsable: there is none.
+    """The path of the hiprtc that belongs to torch's HIP runtime, and why it is that one. Raises
+    ``HiprtcNotUsable`` where there is none.
     """
     folders = folders_of_torch_runtime()
     for folder, why in folders:
@@ -99,10 +97,8 @@ def find_hiprtc() -> tuple[str, str]:
 
 
 def asked_hiprtc(path: str, why: str) -> DeviceHiprtc:
-    """The hiprtc at `path`, with what it says of itself.
-
-    Raises:
-        HiprtcNotUsable: it does not run.
+    """The hiprtc at `path`, with what it says of itself. Raises ``HiprtcNotUsable`` where it does
+    not run.
     """
     answer = _ask("describe", path, Path("/"))
     version = ".".join(map(str, answer["version"]))
@@ -140,10 +136,8 @@ def _text(spec: BuildSpec, name: str, sources: Path) -> str:
 
 
 def _ask(what: str, path: str, folder: Path, program: Program | None = None) -> Any:
-    """The answer of a process in `folder` that loads the hiprtc at `path`.
-
-    Raises:
-        HiprtcNotUsable: there is no answer.
+    """The answer of a process in `folder` that loads the hiprtc at `path`. Raises
+    ``HiprtcNotUsable`` where there is no answer.
     """
     python = isolated_python()
     if python is None:

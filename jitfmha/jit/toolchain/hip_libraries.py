@@ -107,10 +107,8 @@ def _runtime_of_torch() -> str | None:
 
 
 def runtime_behind(library: ctypes.CDLL) -> str:
-    """The file with the HIP functions that a library has, or gets from those it depends on.
-
-    Raises:
-        OSError: it has none.
+    """The file with the HIP functions that a library has, or gets from those it depends on. Raises
+    ``OSError`` where it has none.
     """
     function = getattr(library, "hipGetDevice", None)
     owner = _SymbolOwner()

@@ -84,8 +84,9 @@ class BackwardChoice(NamedTuple):
     passed_over: tuple[Reason, ...]
 
     @property
-    def kernels(self) -> tuple[tuple[AiterBackwardRow, CodeObject] | None, ...]:
-        return self.row_sums, self.gradients, self.dq
+    def kernels(self) -> list[tuple[AiterBackwardRow, CodeObject]]:
+        """In the order of their launches."""
+        return [self.row_sums, self.gradients, *([] if self.dq is None else [self.dq])]
 
     @property
     def row(self) -> AiterBackwardRow:

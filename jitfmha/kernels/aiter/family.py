@@ -79,19 +79,17 @@ class AiterBackwardPlan(AmdPlan):
         self.passed_over = passed_over
 
     def rows(self) -> tuple[AiterBackwardRow, ...]:
-        return tuple(kernel[0] for kernel in self.choice.kernels if kernel is not None)
+        return tuple(row for row, _ in self.choice.kernels)
 
     def remarks(self) -> list[str]:
         odd = [oddity for tree in self.target.trees for oddity in tree.aiter_backward.oddities]
         return [*odd, *(str(reason) for reason in self.passed_over)]
 
     def bind(self) -> None:
-        from ..launcher import BoundAiterBackward  # of use where there is a GPU only
-
-        self._bound = BoundAiterBackward(self.problem, self.target, self.choice.kernels)
-
-    def launch_for(self, sizes: PlainSizes) -> Launch:
         from .launch import AiterBackwardLaunch  # of use where there is a GPU only
 
+        self._launch = AiterBackwardLaunch(self.problem, self.target, self.choice)
+
+    def launch_for(self, sizes: PlainSizes) -> Launch:
         assert self.serves(sizes)
-        return AiterBackwardLaunch(self._bound, self.problem, self.target, self.choice)
+        return self._launch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from ...problem.arguments import CuSeqlens, Tensors
 from ...problem.memory import write_values, write_zeros
 from ...problem.packed_rows import sequences_of_rows
 from ...problem.problem import Problem, Strides
-from ..launcher import AITER_BACKWARD, AITER_BACKWARD_TENSORS, BoundAiterBackward
+from ..launcher import AITER_BACKWARD, AITER_BACKWARD_TENSORS, Launcher
 from .choice import BackwardChoice
 from .faults import reads_behind_rows
 from .layouts import (
@@ -44,17 +44,19 @@ _pack_tensors = AITER_BACKWARD_TENSORS.packer.pack
 class AiterBackwardLaunch:
     """Loaded kernels with all that they need but the tensors' addresses."""
 
-    def __init__(
-        self,
-        bound: BoundAiterBackward,
-        problem: Problem,
-        target: AmdTarget,
-        choice: BackwardChoice,
-    ) -> None:
+    def __init__(self, problem: Problem, target: AmdTarget, choice: BackwardChoice) -> None:
+        """Build and load the launcher and the kernels, as far as that has not been done.
+
+        Raises what ``Launcher`` and its ``load`` do.
+        """
         row = choice.row
-        self._bound = bound
+        self._launcher = Launcher(problem, target, "aiter")
         self._problem = problem
-        self._packed = _packed_pass(bound, problem, choice)
+        addresses = [
+            self._launcher.load(of.image, each.threads, each.file, each.symbol, "")
+            for each, of in choice.kernels
+        ]
+        self._packed = _packed_pass(addresses, problem, choice)
         self._reads_cu_seqlens = target.has_host_memory
         # Rows behind the last that some kernels read.
         self._spare = _MOST_ROWS_READ_BEHIND if reads_behind_rows(row, target.arch) else 0
@@ -81,8 +83,8 @@ class AiterBackwardLaunch:
             HipError: the HIP runtime refuses a launch. On the emulator also where a kernel does
                 what it must not, such as touching anything but these tensors.
         """
+        launcher, gradients = self._launcher, tensors.gradients
         q, k, v, out, lse, cu_seqlens = tensors[:6]
-        gradients = tensors.gradients
         assert lse is not None
         assert gradients is not None
         dout, dq, dk, dv = gradients.dout, gradients.dq, gradients.dk, gradients.dv
@@ -129,10 +131,16 @@ class AiterBackwardLaunch:
             padded_k,
             max_seqlen_q,
             max_seqlen_k,
-            self._bound.current_stream(self._bound.device_index),
+            launcher.current_stream(launcher.device_index),
         )
-        touched = (q, k, v, out, dout, lse, between, sum_of_dq, dq, each_dk, each_dv, *sums)
-        self._bound.run(self._packed, addresses, touched)
+        if launcher.launching is None:
+            status = launcher.entry(self._packed, addresses)
+        else:
+            touched = (q, k, v, out, dout, lse, between, sum_of_dq, dq, each_dk, each_dv, *sums)
+            with launcher.launching(touched):
+                status = launcher.entry(self._packed, addresses)
+        if status != 0:
+            raise launcher.error(status)
         if self._converts_dq:
             cvt = self._problem.bf16_cvt if self._problem.dtype == "bf16" else "rtne"
             heads_first = between.as_strided(*_sums_as_dq(self._problem))
@@ -254,9 +262,9 @@ def prepared_for_bf16(sums: Tensor, bf16_cvt: str) -> Tensor:
 # ---- Arguments -----------------------------------------------------------------------------------
 
 
-def _packed_pass(bound: BoundAiterBackward, problem: Problem, choice: BackwardChoice) -> bytes:
+def _packed_pass(addresses: Sequence[int], problem: Problem, choice: BackwardChoice) -> bytes:
     row, row_sums = choice.row, choice.row_sums[0]
-    first, second, third = bound.addresses
+    first, second, third = *addresses, *([0] if choice.dq is None else [])
     blocks = {
         "row_sum_arguments": _row_sum_arguments(problem),
         "gradient_arguments": _gradient_arguments(problem, choice),

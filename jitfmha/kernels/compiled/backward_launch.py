@@ -123,7 +123,7 @@ def backward_launch(
         _packed_strides(problem, problem.gradients),
         constants,
         window_of(problem.mask)
-        if first.block == "ready"
+        if first.kind.block == "ready"
         else packed_modifiers(None, None, _NO_PAGES, constants),
     )
 

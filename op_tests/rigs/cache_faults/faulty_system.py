@@ -27,8 +27,8 @@ def faulty_system() -> Path:
         ldflags=("-ldl",),
         why="the cache is tried on a system with faults",
     )
-    jit.load(spec)  # Kept loaded, so that nobody evicts it while processes are started with it.
-    return jit.artifact_path(spec)
+    # Kept loaded, so that nobody evicts it while processes are started with it.
+    return Path(jit.load(spec)._name)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from jitfmha import jit
 from jitfmha.jit.cache.directory import CacheDirectory, cache_dir
 from jitfmha.jit.cache.entry import open_entry
 from jitfmha.jit.cache.eviction import discard
-from jitfmha.jit.cache.key import EntryKey
+from jitfmha.jit.cache.key import EntryKey, entry_key
+from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 
 from .outcome import Extent, Outcome
 from .processes import Worker, wait_for_exit
@@ -165,7 +166,9 @@ def _watch(_rng: random.Random) -> _Step:
 def _rebuild(rng: random.Random, specs: list[jit.BuildSpec]) -> _Step:
     """Take an entry away, as for one that is damaged, and publish it again."""
     number = rng.randrange(len(specs))
-    discard(jit.artifact_path(specs[number]).parent, CacheDirectory(cache_dir()).trash)
+    directory = CacheDirectory(cache_dir())
+    name = entry_key(specs[number], find_host_cpp()).directory_name
+    discard(directory.entries / name, directory.trash)
     return _load(specs[number], number)
 
 
