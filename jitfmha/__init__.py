@@ -11,7 +11,7 @@ from importlib import import_module
 from os.path import basename
 from typing import TYPE_CHECKING
 
-from .version import __version__
+from .version import __version__ as __version__
 
 
 def _is_command_line() -> bool:
@@ -24,66 +24,41 @@ def _is_command_line() -> bool:
 if TYPE_CHECKING or not _is_command_line():
     # Programs that were exported to files call the operators by name, and need nothing else of
     # this package. ``--help`` needs none, and would wait for torch.
-    from .call.interface import explain, explain_bwd, fmha_bwd, fmha_fwd
+    from .call.interface import explain as explain
+    from .call.interface import explain_bwd as explain_bwd
+    from .call.interface import fmha_bwd as fmha_bwd
+    from .call.interface import fmha_fwd as fmha_fwd
 
 if TYPE_CHECKING:
-    from .ahead.validate import BrokenRule, validate_config
-    from .ahead.warm_up import WarmedLauncher, warmup
-    from .aiter import fmha_v3_bwd, fmha_v3_fwd, fmha_v3_varlen_bwd, fmha_v3_varlen_fwd
-    from .amd.runtime import HipError
-    from .emulator import emulate
-    from .flash_attn import (
-        flash_attn_func,
-        flash_attn_kvpacked_func,
-        flash_attn_qkvpacked_func,
-        flash_attn_varlen_func,
-        flash_attn_varlen_kvpacked_func,
-        flash_attn_varlen_qkvpacked_func,
-    )
-    from .integrations.stand_in import install_as
-    from .jit.errors import BuildError, CacheError, CompilerNotFound
-    from .layers.attention import Attention, AttentionCache
-    from .layers.kv_cache import flash_attn_with_kvcache
-    from .layers.mla import mla_absorbed_fwd, mla_fwd
-    from .layers.split_keys import flash_attn_combine, mha_fwd_splitkv
-    from .problem.dropout import dropout_randval, new_rng_state
-
-__all__ = [
-    "Attention",
-    "AttentionCache",
-    "BrokenRule",
-    "BuildError",
-    "CacheError",
-    "CompilerNotFound",
-    "HipError",
-    "WarmedLauncher",
-    "__version__",
-    "dropout_randval",
-    "emulate",
-    "explain",
-    "explain_bwd",
-    "flash_attn_combine",
-    "flash_attn_func",
-    "flash_attn_kvpacked_func",
-    "flash_attn_qkvpacked_func",
-    "flash_attn_varlen_func",
-    "flash_attn_varlen_kvpacked_func",
-    "flash_attn_varlen_qkvpacked_func",
-    "flash_attn_with_kvcache",
-    "fmha_bwd",
-    "fmha_fwd",
-    "fmha_v3_bwd",
-    "fmha_v3_fwd",
-    "fmha_v3_varlen_bwd",
-    "fmha_v3_varlen_fwd",
-    "install_as",
-    "mha_fwd_splitkv",
-    "mla_absorbed_fwd",
-    "mla_fwd",
-    "new_rng_state",
-    "validate_config",
-    "warmup",
-]
+    from .ahead.validate import BrokenRule as BrokenRule
+    from .ahead.validate import validate_config as validate_config
+    from .ahead.warm_up import WarmedLauncher as WarmedLauncher
+    from .ahead.warm_up import warmup as warmup
+    from .aiter import fmha_v3_bwd as fmha_v3_bwd
+    from .aiter import fmha_v3_fwd as fmha_v3_fwd
+    from .aiter import fmha_v3_varlen_bwd as fmha_v3_varlen_bwd
+    from .aiter import fmha_v3_varlen_fwd as fmha_v3_varlen_fwd
+    from .amd.runtime import HipError as HipError
+    from .emulator import emulate as emulate
+    from .flash_attn import flash_attn_func as flash_attn_func
+    from .flash_attn import flash_attn_kvpacked_func as flash_attn_kvpacked_func
+    from .flash_attn import flash_attn_qkvpacked_func as flash_attn_qkvpacked_func
+    from .flash_attn import flash_attn_varlen_func as flash_attn_varlen_func
+    from .flash_attn import flash_attn_varlen_kvpacked_func as flash_attn_varlen_kvpacked_func
+    from .flash_attn import flash_attn_varlen_qkvpacked_func as flash_attn_varlen_qkvpacked_func
+    from .integrations.stand_in import install_as as install_as
+    from .jit.errors import BuildError as BuildError
+    from .jit.errors import CacheError as CacheError
+    from .jit.errors import CompilerNotFound as CompilerNotFound
+    from .layers.attention import Attention as Attention
+    from .layers.attention import AttentionCache as AttentionCache
+    from .layers.kv_cache import flash_attn_with_kvcache as flash_attn_with_kvcache
+    from .layers.mla import mla_absorbed_fwd as mla_absorbed_fwd
+    from .layers.mla import mla_fwd as mla_fwd
+    from .layers.split_keys import flash_attn_combine as flash_attn_combine
+    from .layers.split_keys import mha_fwd_splitkv as mha_fwd_splitkv
+    from .problem.dropout import dropout_randval as dropout_randval
+    from .problem.dropout import new_rng_state as new_rng_state
 
 _NAMES = {
     ".aiter": ("fmha_v3_bwd", "fmha_v3_fwd", "fmha_v3_varlen_bwd", "fmha_v3_varlen_fwd"),
@@ -109,6 +84,7 @@ _NAMES = {
     ".ahead.warm_up": ("WarmedLauncher", "warmup"),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = ["__version__", *_HOMES]
 _PUBLIC_MODULES = ("aiter", "context_parallel", "flash_attn", "integrations")
 
 

@@ -12,19 +12,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeGuard, get_args
 
-__all__ = [
-    "Arch",
-    "Architecture",
-    "Chip",
-    "KernelFolder",
-    "architecture",
-    "chip",
-    "chip_of_device",
-    "chips",
-    "is_arch",
-    "supported_chips",
-]
-
 Arch = Literal["gfx942", "gfx950"]
 KernelFolder = Literal["MI300", "MI308"]
 """Where a tree of code objects keeps those of a chip, if its architecture has several folders."""

@@ -23,29 +23,6 @@ from ..jit.shared_struct import (
 )
 from ..problem.score_features import NUMBER_FEATURES, TENSOR_FEATURES
 
-__all__ = [
-    "AITER_ARGUMENTS",
-    "AITER_DQ_ARGUMENTS",
-    "AITER_GRADIENT_ARGUMENTS",
-    "AITER_ROW_SUM_ARGUMENTS",
-    "ARGUMENTS_OF",
-    "BACKWARD_ARGUMENTS",
-    "COMPILED_ARGUMENTS",
-    "DIVISOR",
-    "GRADIENT_TENSORS",
-    "JITFMHA_ARGUMENTS",
-    "MODIFIERS",
-    "READY_BACKWARD_ARGUMENTS",
-    "STACKED_HEADS",
-    "TENSOR_STRIDES",
-    "WINDOW",
-    "Abi",
-    "backward_device_header",
-    "backward_structs",
-    "compiled_structs",
-    "device_header",
-]
-
 Abi = Literal["aiter", "jitfmha"]
 
 # Strides count bytes: Seqs between tokens, Hs between heads, Bs between batches.

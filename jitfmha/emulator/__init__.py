@@ -7,35 +7,32 @@ path; `emulation()` says whether they do. `Emulator` runs code objects directly.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .session import DEVICES, EmulatedRun, Emulation, emulate, emulation
+from .session import DEVICES as DEVICES
+from .session import EmulatedRun as EmulatedRun
+from .session import Emulation as Emulation
+from .session import emulate as emulate
+from .session import emulation as emulation
 
 if TYPE_CHECKING:
-    from .findings import Finding, FindingKind, SanitizerWarning, take_findings
-    from .runtime import Definition, Emulator, EmulatorError, Function, Module
-
-__all__ = [
-    "DEVICES",
-    "Definition",
-    "EmulatedRun",
-    "Emulation",
-    "Emulator",
-    "EmulatorError",
-    "Finding",
-    "FindingKind",
-    "Function",
-    "Module",
-    "SanitizerWarning",
-    "emulate",
-    "emulation",
-    "take_findings",
-]
+    from .findings import Finding as Finding
+    from .findings import FindingKind as FindingKind
+    from .findings import SanitizerWarning as SanitizerWarning
+    from .findings import take_findings as take_findings
+    from .runtime import Definition as Definition
+    from .runtime import Emulator as Emulator
+    from .runtime import EmulatorError as EmulatorError
+    from .runtime import Function as Function
+    from .runtime import Module as Module
 
 # Loaded when they are first asked for: every `import jitfmha` comes by here.
-_FINDINGS = ("Finding", "FindingKind", "SanitizerWarning", "take_findings")
+_HOMES = {
+    ".findings": ("Finding", "FindingKind", "SanitizerWarning", "take_findings"),
+    ".runtime": ("Definition", "Emulator", "EmulatorError", "Function", "Module"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = import_module(".findings" if name in _FINDINGS else ".runtime", __name__)
-    return getattr(module, name)
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(module, __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

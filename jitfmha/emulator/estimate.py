@@ -22,8 +22,6 @@ from dataclasses import dataclass
 
 from .rates import ChipRates
 
-__all__ = ["SIMDS", "Estimate", "TimedWorkgroup", "Timing", "estimate_launch"]
-
 # Of a compute unit.
 SIMDS = 4
 _MOST_ERROR = 0.1

@@ -12,8 +12,6 @@ from typing import Any
 
 from ..amd import chips
 
-__all__ = ["ChipRates", "rates_of", "rates_of_chip"]
-
 _FILE = Path(__file__).with_name("rates.json")
 
 

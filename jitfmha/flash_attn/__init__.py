@@ -11,25 +11,10 @@ newer than they know. That of this package is ``jitfmha.__version__``.
 
 from __future__ import annotations
 
-from .flash_attn_interface import (
-    flash_attn_func,
-    flash_attn_kvpacked_func,
-    flash_attn_qkvpacked_func,
-    flash_attn_varlen_func,
-    flash_attn_varlen_kvpacked_func,
-    flash_attn_varlen_qkvpacked_func,
-    flash_attn_with_kvcache,
-)
+from . import flash_attn_interface
+from .flash_attn_interface import *  # noqa: F403 - the same names
 
-__all__ = [
-    "__version__",
-    "flash_attn_func",
-    "flash_attn_kvpacked_func",
-    "flash_attn_qkvpacked_func",
-    "flash_attn_varlen_func",
-    "flash_attn_varlen_kvpacked_func",
-    "flash_attn_varlen_qkvpacked_func",
-    "flash_attn_with_kvcache",
-]
+__all__ = ["__version__"]
+__all__ += flash_attn_interface.__all__
 
 __version__ = "2.8.3"

@@ -10,32 +10,23 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .errors import BuildError, CacheError, CompilerNotFound
-from .render import TemplateError, render
-from .spec import BuildSpec
+from .errors import BuildError as BuildError
+from .errors import CacheError as CacheError
+from .errors import CompilerNotFound as CompilerNotFound
+from .render import TemplateError as TemplateError
+from .render import render as render
+from .spec import BuildSpec as BuildSpec
 
 if TYPE_CHECKING:
-    from .cache.directory import cache_dir
-    from .cache.eviction import CacheEntry, cache_clear, cache_entries
-    from .loader import LoadEvent, build_log, is_built, load, read
-
-__all__ = [
-    "BuildError",
-    "BuildSpec",
-    "CacheEntry",
-    "CacheError",
-    "CompilerNotFound",
-    "LoadEvent",
-    "TemplateError",
-    "build_log",
-    "cache_clear",
-    "cache_dir",
-    "cache_entries",
-    "is_built",
-    "load",
-    "read",
-    "render",
-]
+    from .cache.directory import cache_dir as cache_dir
+    from .cache.eviction import CacheEntry as CacheEntry
+    from .cache.eviction import cache_clear as cache_clear
+    from .cache.eviction import cache_entries as cache_entries
+    from .loader import LoadEvent as LoadEvent
+    from .loader import build_log as build_log
+    from .loader import is_built as is_built
+    from .loader import load as load
+    from .loader import read as read
 
 # Imported when first asked for: a program that imports the package may never call it.
 _HOMES = {
