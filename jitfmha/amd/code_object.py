@@ -31,14 +31,7 @@ class CodeObjectError(ValueError):
 
 @dataclass(frozen=True)
 class CodeObject:
-    """A code object that was checked.
-
-    Attributes:
-        path: of the file, for messages.
-        image: the file's content; what is loaded is what was checked.
-        symbol: of the kernel.
-        kernarg_bytes: size of the kernel's arguments, as its metadata declare it.
-    """
+    """A code object that was checked; ``kernarg_bytes`` is what its kernel's metadata declare."""
 
     path: Path
     image: bytes

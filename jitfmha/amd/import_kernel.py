@@ -67,13 +67,10 @@ class KernelFacts:
     """What the caller says of a kernel: it cannot be read from the listing.
 
     Attributes:
-        arch: that it is for.
         variants: of the architecture, such as MI308; empty where it has none.
         dtype: bf16, fp16, or fp8bf16 (fp8 in, bf16 out).
         hdim: of q and k, and of v.
         mask: 0 none, 1 top-left causal, 2 bottom-right causal.
-        mode: gm0 or gm1.
-        bf16_cvt: how it rounds to bf16.
         tile: rows of q and of k.
         threads: of a workgroup; None: as many as AMD's have.
         name: of the kernel; None: as the listing calls it.
@@ -146,12 +143,7 @@ class ImportedKernel:
 
 
 def import_listing(listing: str, facts: KernelFacts, symbol: str | None = None) -> ImportedKernel:
-    """Rename, assemble, link and check a listing's kernel.
-
-    Args:
-        listing: the text.
-        facts: what the kernel is for.
-        symbol: of the kernel in the listing; None: it has one.
+    """Rename, assemble, link and check a listing's kernel; ``symbol`` may be None where it has one.
 
     Raises:
         ImportRefused: the listing is for another architecture, has no such kernel, or its kernel

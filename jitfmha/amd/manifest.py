@@ -13,6 +13,10 @@ An architecture's folder has one folder for each form of manifest, with the code
   one after the other. ``hsa/src/fmha_bwd.hip`` says what each does, and
   ``hsa/src/fmha_bwd_hd192.hip`` for larger head dimensions.
 
+Of every row, ``symbol`` is the kernel's, ``file`` the code object, relative to the manifest's
+folder, ``sha256`` its hash, or None where the manifest has none, ``mode`` 0 for gm0 and 1 for gm1,
+``bf16_cvt`` an index of ``BF16_CVTS``, and ``threads`` are of a workgroup.
+
 Whatever is odd in a manifest is told by file, line and value, and left out.
 """
 
@@ -98,17 +102,9 @@ class KernelRow(NamedTuple):
 
     Attributes:
         mask: 0 none, 1 top-left causal, 2 bottom-right causal.
-        mode: 0 gm0, 1 gm1.
-        bf16_cvt: an index of ``BF16_CVTS``.
         ts_qo, ts_kv: rows of q and of k in a tile.
-        symbol: of the kernel.
-        file: of the code object, relative to the manifest's folder.
-        abi: whose argument block the kernel takes.
-        threads: of a workgroup.
-        grid: what a launch counts along x, y and z.
         combine_symbol: of the kernel that makes the output where keys are split; None: this one
             cannot split them.
-        sha256: of the file; None where the manifest has none.
         waves_of_simd: of our kernels, that share a SIMD.
         stacks_heads: whether the query heads that share a key head are rows of the same tiles.
     """
@@ -181,13 +177,8 @@ class AiterBackwardRow(NamedTuple):
         has_atomic_fp32: whether dq is added up in float32, not in q's dtype.
         takes_any_seqlen: and strides of every tensor (``pssk``).
         takes_smaller_hdim: than that it was made for (``pddv``).
-        mode: 0 gm0, 1 gm1.
-        bf16_cvt: an index of ``BF16_CVTS``, or ``ANY_BF16_CVT``.
+        bf16_cvt: may be ``ANY_BF16_CVT``, too.
         ts: rows of a workgroup: keys of a kernel of gradients, else queries.
-        symbol: of the kernel.
-        file: of the code object, relative to the manifest's folder.
-        sha256: of the file; None where the manifest has none.
-        threads: of a workgroup.
     """
 
     kind: AiterKind
@@ -236,18 +227,13 @@ class ReadyBackwardRow(NamedTuple):
     """One code object of ours for backward passes.
 
     Attributes:
-        hdim_q, hdim_v: of q and k; of v.
         is_masked: whether there may be a mask: causal of both corners, or a window.
-        mode: 0 gm0, 1 gm1.
-        bf16_cvt: an index of ``BF16_CVTS``; 0 where the chip has one way only.
+        bf16_cvt: 0 where the chip has one way only.
         is_deterministic: whether dq is added up in one order.
-        keys: of a workgroup of the kernel ``symbol``.
+        keys: of a workgroup of the kernel ``symbol``, which makes dk and dv, and adds dq up.
         queries: of a workgroup of the two others.
-        symbol: of the kernel that makes dk and dv, and adds dq up.
         row_sums_symbol, round_dq_symbol: of those before and after it.
         threads, edge_threads: of a workgroup of the first, and of the two others.
-        file: of the code object, relative to the manifest's folder.
-        sha256: of the file.
     """
 
     dtype: BackwardDtype
@@ -341,15 +327,10 @@ def read_manifests(
     *,
     is_trusted: bool,
 ) -> Manifest[Row]:
-    """Read the manifests of one form.
+    """Read the manifests of one form; each row of ``row_of`` says how the rows of one are read.
 
     Raises nothing: a manifest that cannot be read, or that somebody else could change, is left out.
-
-    Args:
-        origin: how a message names the tree.
-        columns: that each manifest must have.
-        row_of: how a row of each of them is read.
-        is_trusted: whether it does not matter who could change the files.
+    With ``is_trusted`` it does not matter who could change the files.
     """
     rows: list[Row] = []
     places: list[str] = []

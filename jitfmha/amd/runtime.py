@@ -84,14 +84,7 @@ class Runtime(Protocol):
 
 
 class HipRuntime:
-    """A real HIP runtime.
-
-    Attributes:
-        library: with HIP's functions.
-        library_path: the file that they are in.
-        why: this runtime was taken, and no other.
-        current_stream: device index -> the stream that torch's own kernels go to.
-    """
+    """A real HIP runtime; ``why`` says why it was taken, and no other."""
 
     has_host_memory = False
     launching = None

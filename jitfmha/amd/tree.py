@@ -46,7 +46,6 @@ class Tree:
     Attributes:
         origin: how a message names the tree.
         folder: of the architecture.
-        chip: whose kernels these are.
         is_shipped: whether it is a part of this package, and so as safe as that.
     """
 

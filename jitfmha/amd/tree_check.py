@@ -28,11 +28,8 @@ _FOLDERS = FORWARD_MANIFEST.parent, Path(AITER_BACKWARD_FOLDER), READY_BACKWARD_
 class TreeCheck:
     """What was looked at, and what is wrong.
 
-    Attributes:
-        rows: of all manifests.
-        files: code objects that were read and checked.
-        problems: a sentence for everything because of which a kernel is not used, or should not be.
-        remarks: what is unusual and does no harm.
+    ``problems`` has a sentence for all because of which a kernel is not used, or should not be;
+    ``remarks`` is what is unusual and does no harm.
     """
 
     rows: int = 0

@@ -70,14 +70,9 @@ def plot_over_seqlen(measurements: Sequence[Measurement], file: str, title: str)
 def plot_roofline(
     measurements: Sequence[Measurement], file: str, title: str, *, gbytes: float, gflops: float
 ) -> None:
-    """GFLOP/s over operations per byte, below what memory and matrix products allow.
+    """GFLOP/s over operations per byte, below what memory (``gbytes``) and matrix products allow.
 
-    Args:
-        measurements: of shapes of one data type.
-        file: where the plot goes.
-        title: above it.
-        gbytes: GB/s that the device's memory gives.
-        gflops: GFLOP/s of its matrix products in that data type.
+    ``measurements`` are of shapes of one data type, in which the products give ``gflops``.
     """
     figure = _figure_class()(figsize=(_INCHES[0] * 0.6, _INCHES[1]), layout="constrained")
     axes = figure.subplots()

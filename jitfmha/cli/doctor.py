@@ -49,13 +49,9 @@ _INSTALL_ROCM_TORCH = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found.
+    """What one check found, or what is wrong; a ``remedy`` is empty where nothing needs doing.
 
-    Attributes:
-        check: what was looked at.
-        verdict: warning where calls work, but not everywhere or not as quickly as they could.
-        found: the facts, or what is wrong.
-        remedy: what to do; empty where nothing needs doing.
+    A warning is where calls work, but not everywhere or not as quickly as they could.
     """
 
     check: str

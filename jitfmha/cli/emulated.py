@@ -37,12 +37,7 @@ def emulated_machine(args: argparse.Namespace, arch: str, *, sanitizes: bool) ->
 
 
 class DescribedLaunch(NamedTuple):
-    """What the files say.
-
-    Attributes:
-        description: of the launch.
-        symbol: of the kernel. image: its code object.
-    """
+    """What the files say: the launch, the symbol of its kernel, and the code object."""
 
     description: LaunchDescription
     symbol: str

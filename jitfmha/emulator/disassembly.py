@@ -37,9 +37,7 @@ class DecodedInstruction(NamedTuple):
 def disassemble(elf: Elf, symbol: str, arch: Arch) -> Iterator[DecodedInstruction]:
     """The instructions of a kernel, up to the next symbol or the end of its section.
 
-    Raises:
-        ValueError: there is no code of that name.
-        jitfmha.jit.BuildError: the emulator does not compile.
+    Raises ``ValueError`` where there is no code of that name.
     """
     code = _code_of(elf, symbol)
     words = struct.unpack(f"<{len(code) // 4}I", code[: len(code) // 4 * 4])

@@ -57,14 +57,9 @@ class Timing:
 
 @dataclass(frozen=True)
 class TimedWorkgroup:
-    """A workgroup of the sample.
+    """A workgroup of the sample, by its number (x fastest) and id (x, y, z).
 
-    Attributes:
-        number: linear, x fastest.
-        id: x, y, z.
-        instructions: of its waves.
-        timing: None where there is none; `why_not` says why.
-        why_not: empty where there is a timing.
+    ``timing`` is None where there is none, and then ``why_not`` says why.
     """
 
     number: int
@@ -138,10 +133,7 @@ def estimate_launch(
         timed: the sample, workgroup (0, 0, 0) among them.
         grid: workgroups that were launched; where they are not as many as `workgroups`, the
             sample stands for all.
-        compute_units: of the chip.
-        xcds: of the chip: chiplets, to which workgroups go in turn.
         workgroups_per_unit: that share a compute unit.
-        chip: its clock and HBM.
         memory_bytes: that HBM moves at least.
     """
     costs: dict[Id, _Cost] = {}

@@ -58,11 +58,7 @@ class Finding:
 def take_findings(library: ctypes.CDLL) -> list[Finding]:
     """The findings of this thread's launches since the last call, at most 1000.
 
-    Args:
-        library: the `check` variant of the emulator.
-
-    Raises:
-        RuntimeError: another variant.
+    Raises ``RuntimeError`` for a ``library`` that is not the `check` variant of the emulator.
     """
     found = []
     for row in taken(library, "findings"):

@@ -143,9 +143,7 @@ class LaunchDescription:
     Attributes:
         arch: a key of `DEVICES`.
         kernel: its symbol; None: the only one of the code object.
-        grid: workgroups. block: threads of each.
         dynamic_lds: bytes beyond those that the kernel declares.
-        tensors: by name.
         kernarg_bytes: of the whole argument block.
     """
 

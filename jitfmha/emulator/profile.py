@@ -177,20 +177,14 @@ class LaunchProfile:
     """What one launch of a kernel cost. Its text is a report.
 
     Attributes:
-        kernel: its name.
         device: marketing name of the virtual chip.
-        arch: gfx942 or gfx950.
-        compute_units: of the chip.
-        xcds: of the chip.
         peak_clock: of the chip, in Hz.
         grid, block: workgroups, and threads of each.
-        launched_workgroups: product of `grid`.
         selected_workgroups: that were to run: all, or the sample.
         ended_workgroups: fewer than selected where the launch failed.
         workgroups: that times are for: as many as were launched, or as options say.
         looked_at: linear number of the workgroup that is looked at wave by wave.
         rates: cycles and sizes that the model uses, by name; `rates.json` has their sources.
-        occupancy: room that the kernel takes.
         work: of all waves of the workgroups that ended.
         work_of_waves: of each wave of the workgroup that is looked at.
         loops: by address; of branches back that were taken.
@@ -369,11 +363,9 @@ def profile_launch(
     memory: Sequence[tuple[int, int]] | None = None,
     **options: Any,
 ) -> LaunchProfile:
-    """Run a kernel and give what it costs.
+    """Run a kernel on the emulator's `profile` variant, as `Emulator.launch` does: what it costs.
 
     Args:
-        emulator: its `profile` variant.
-        function, grid, block, kernarg, dynamic_lds: as `Emulator.launch` takes them.
         memory: (address, bytes) that the launch may touch; None: everything.
         options: those of `ProfileOptions`.
 
@@ -394,15 +386,9 @@ def profile_launch(
 
 
 def set_profile_options(library: ctypes.CDLL, **options: Any) -> None:
-    """Set how later launches of this thread are profiled; what is not given has its default.
+    """Set how later launches of this thread are profiled, by the fields of `ProfileOptions`.
 
-    Args:
-        library: the `profile` variant of the emulator.
-        options: those of `ProfileOptions`.
-
-    Raises:
-        RuntimeError: another variant.
-        ValueError: a sample of none.
+    Raises ``RuntimeError`` for another variant than `profile`, ``ValueError`` for a sample of none.
     """
     chosen = ProfileOptions(**options)
     if chosen.sample < 1:
@@ -418,11 +404,7 @@ def set_profile_options(library: ctypes.CDLL, **options: Any) -> None:
 def take_profiles(library: ctypes.CDLL) -> list[LaunchProfile]:
     """The profiles of the launches of this thread since the last call, at most 1000.
 
-    Args:
-        library: the `profile` variant of the emulator.
-
-    Raises:
-        RuntimeError: another variant.
+    Raises ``RuntimeError`` for a ``library`` that is not the `profile` variant of the emulator.
     """
     return [_launch(facts) for facts in taken(library, "profiles")]
 

@@ -93,14 +93,7 @@ class LaunchParameters:
 
 
 class Emulator:
-    """The virtual node of one variant of the library: the devices of `VIRTUAL_NODE`.
-
-    Args:
-        variant: plain, check (the sanitizer) or profile (the cost model).
-
-    Raises:
-        jitfmha.jit.BuildError: the library does not compile.
-    """
+    """The virtual node of one variant of the library: the devices of `VIRTUAL_NODE`."""
 
     def __init__(self, variant: Variant = "plain", library: ctypes.CDLL | None = None) -> None:
         self.library = load(variant) if library is None else library
@@ -154,18 +147,11 @@ class Emulator:
         *,
         dynamic_lds: int = 0,
     ) -> None:
-        """Run a kernel to its end.
+        """Run a kernel to its end, with packed arguments, without hidden ones.
 
-        Args:
-            grid: workgroups.
-            block: threads of a workgroup.
-            kernarg: the packed arguments, without hidden ones.
-            dynamic_lds: bytes of LDS beyond those that the kernel declares.
-
-        On the main thread Python's signal handlers run meanwhile, as in `interruptible`.
-
-        Raises:
-            EmulatorError: the kernel did something wrong or unknown; the message says where.
+        `dynamic_lds` counts bytes of LDS beyond those that the kernel declares. On the main thread
+        Python's signal handlers run meanwhile, as in `interruptible`. Raises ``EmulatorError``
+        where the kernel did something wrong or unknown; the message says where.
         """
         parameters = LaunchParameters(kernarg)
         self._check(self.library.hipSetDevice(function.device))

@@ -120,13 +120,7 @@ class Emulation:
 
         They run with the options of this emulation. What the sanitizer or the cost model sees
         goes to the `EmulatedRun` around. Other threads are not affected. On the main thread, Ctrl-C
-        ends a launch.
-
-        Args:
-            tensors: that the kernel is given, in any layout; None is skipped.
-
-        Raises:
-            jitfmha.jit.BuildError: the emulator does not compile.
+        ends a launch. Raises ``jitfmha.jit.BuildError`` where the emulator does not compile.
         """
         with _emulator(self.variant).keep_options():
             emulator = self.emulator()
@@ -147,11 +141,7 @@ def _emulator(variant: Variant) -> Emulator:
 
 
 class EmulatedRun:
-    """What `emulate` gives: how the block is emulated, and what was seen of its launches.
-
-    Attributes:
-        emulation: how.
-    """
+    """What `emulate` gives: how the block is emulated, and what was seen of its launches."""
 
     def __init__(self, emulation: Emulation) -> None:
         self.emulation = emulation

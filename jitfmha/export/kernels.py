@@ -67,7 +67,7 @@ class ForwardKernel(NamedTuple):
 
 
 class BackwardKernels(NamedTuple):
-    """The kernels of a backward pass.
+    """The kernels of a backward pass, in the order of their launches.
 
     Attributes:
         row: of the one that the pass is named after.
@@ -75,7 +75,6 @@ class BackwardKernels(NamedTuple):
         adds_dq_up: whether dq is added up in float32, by all workgroups together.
         is_deterministic: whether its order is always one.
         far_stride_bytes: from where on rows are too far apart.
-        kernels: in the order of their launches.
     """
 
     arch: Arch

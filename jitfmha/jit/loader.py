@@ -93,12 +93,7 @@ def read(spec: BuildSpec) -> bytes:
     """The content of what is built of a spec, as `hipModuleLoadData` takes a code object.
 
     Threads and processes that ask for the same one at once build it once. The bytes are those that
-    were checked.
-
-    Raises:
-        CompilerNotFound: it is not in the cache and there is no compiler.
-        BuildError: it does not compile.
-        CacheError: the cache is not safe, or there is no place to build in.
+    were checked. Raises as `load`.
     """
     with _state.lock_for(spec.digest):
         content = _state.code_objects.get(spec.digest)
@@ -126,9 +121,7 @@ def build_log() -> tuple[LoadEvent, ...]:
 def _used(spec: BuildSpec, use: Callable[[OpenEntry], _Result | None]) -> _Result:
     """What `use` makes of the entry while its path leads to what was checked; raises as `load`.
 
-    Args:
-        spec: of what to obtain.
-        use: returns None for an entry that was cleared away before it could be used.
+    It makes None of an entry that was cleared away before it could be used.
     """
     started = time.perf_counter()
     for _ in range(_LOAD_ATTEMPTS):

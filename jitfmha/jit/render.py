@@ -22,12 +22,10 @@ class TemplateError(ValueError):
 
 
 def render(template: str, values: Mapping[str, object]) -> str:
-    """The text of a template with every `@{name}` replaced by `str(values[name])`.
+    """The text of a template, by its path below `csrc_templates/`, with its `@{name}`s replaced.
 
-    Args:
-        template: path relative to `csrc_templates/`, with forward slashes.
-        values: exactly the names that the template uses. A value is inserted as it is; what looks
-            like a placeholder inside a value is not replaced again.
+    ``values`` has exactly the names that the template uses. A value is inserted as it is; what
+    looks like a placeholder inside a value is not replaced again.
 
     Raises:
         TemplateError: there is no such template, a placeholder has no value, a value has no

@@ -39,13 +39,9 @@ HOST = Dialect(scalars={}, pointer="{}*", offsetof="offsetof")
 
 
 class Scalar(NamedTuple):
-    """A number.
+    """A number: its C++ type, its letter in a :mod:`struct` format, and its ctypes type.
 
-    Attributes:
-        cpp: its C++ type.
-        letter: its letter in a :mod:`struct` format, without a byte order; its alignment is its
-            size.
-        ctype: its ctypes type.
+    Its alignment is its size.
     """
 
     cpp: str
@@ -58,11 +54,7 @@ class Scalar(NamedTuple):
 
 
 class Pointer(NamedTuple):
-    """An address, as Python's ``int``; null is 0.
-
-    Attributes:
-        to: the C++ type that it points to.
-    """
+    """An address, as Python's ``int``, of what has the C++ type ``to``; null is 0."""
 
     to: str = "void"
 

@@ -44,12 +44,8 @@ def say(text: str) -> None:
 def building(name: str, remark: str) -> Iterator[None]:
     """Say that `name` is being built if that lasts longer than a second, and how it ended.
 
-    Args:
-        name: of the build; shortened where it is long.
-        remark: shown behind it in brackets, where there is room.
-
-    Raises:
-        ValueError: `JITFMHA_VERBOSE` has an unknown value; nothing was built then.
+    A long name is shortened; ``remark`` is shown behind it in brackets, where there is room. Raises
+    ``ValueError`` where `JITFMHA_VERBOSE` has an unknown value; nothing was built then.
     """
     if _verbosity() == "quiet":
         yield

@@ -430,12 +430,6 @@ class AmdLaunch(NamedTuple):
     splits_of: SplitsOf | None
 
     def __call__(self, tensors: Tensors) -> None:
-        """Start the kernel on torch's current stream; ``out`` and ``lse`` are written later.
-
-        Raises:
-            HipError: the HIP runtime refuses the launch. On the emulator also where the kernel does
-                what it must not, such as touching anything but these tensors.
-        """
         kernel, sizes, seqlen_q, (num_splits, workspace_floats), splits_of = self
         # A star in place of the last ones would take longer.
         q, k, v, out, lse, cu_seqlens, descales, _, _, _, _ = tensors

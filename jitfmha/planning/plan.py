@@ -23,7 +23,11 @@ class Launch(Protocol):
     """A kernel that is bound to everything about a call but its tensors' addresses."""
 
     def __call__(self, tensors: Tensors) -> None:
-        """Run the kernel, or start it on torch's current stream."""
+        """Run the kernel, or start it on torch's current stream; results are written later then.
+
+        Raises ``HipError`` where the HIP runtime refuses the launch; on the emulator also where the
+        kernel does what it must not, such as touching anything but these tensors.
+        """
         ...
 
 

@@ -36,9 +36,7 @@ class CacheDirectory:
         locks: one file per entry that was ever built, to take turns.
         trash: entries taken out of service but perhaps still mapped by a process.
         logs: what the compiler said in failed builds.
-        folders: the five.
-        replaced: why the configured cache is not used, where this one goes when this process ends;
-            empty where it is the configured one.
+        replaced: why the configured cache is not used, where this one goes when this process ends.
     """
 
     def __init__(self, cache: Path, *, replaced: str = "") -> None:
@@ -137,12 +135,8 @@ def _advice(error: OSError) -> str:
 def _stand_in(reason: str, advice: str) -> CacheDirectory:
     """A temporary cache in place of the configured one, for the rest of this process.
 
-    Args:
-        reason: what goes on from "the build cache".
-        advice: what to do about that.
-
-    Raises:
-        CacheError: no temporary directory can be had.
+    ``reason`` goes on from "the build cache"; ``advice`` is what to do about that. Raises
+    ``CacheError`` where no temporary directory can be had.
     """
     # Imported here because a filled cache has no use for them.
     import tempfile
@@ -289,15 +283,8 @@ def make_private(path: Path) -> None:
 def write_private(path: Path, content: bytes, *, mode: int = 0o600, durable: bool = False) -> None:
     """Write a new file for this user alone, and the folders on the way to it.
 
-    Args:
-        path: of the file, which must not exist.
-        content: of the file.
-        mode: of the file.
-        durable: whether to wait until it is on the disk. Network file systems report a full disk
-            only then.
-
-    Raises:
-        OSError: it cannot be written.
+    With ``durable`` it waits until the file is on the disk: network file systems report a full disk
+    only then. Raises ``OSError`` where it cannot be written.
     """
     make_private(path.parent)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

@@ -106,11 +106,9 @@ class OpenEntry(NamedTuple):
     """An entry that was checked, with the shared lock that keeps it in place.
 
     Attributes:
-        path: of the entry's directory.
-        artifact: of the file that was built.
+        artifact: the path of the file that was built.
         content: of that file; what is used is what was checked.
         descriptor: of that file; the lock lasts until it is closed or the process ends.
-        meta: what the entry records about itself.
     """
 
     path: Path
@@ -179,9 +177,6 @@ def kept_in_place(artifact: Path) -> Iterator[None]:
     """Hold the shared lock of an entry that was just written, wherever it is moved meanwhile.
 
     Without it others could evict the entry between its publication and its opening.
-
-    Raises:
-        OSError: the file cannot be opened.
     """
     descriptor = os.open(artifact, _READ_FLAGS)
     try:

@@ -106,7 +106,6 @@ def node_reason(
     """Why what `status` describes is in somebody else's hands; None if it is not.
 
     Args:
-        path: for the message.
         status: of the node itself, symbolic links not followed.
         as_parent: whether the sticky bit excuses a directory that others can write to.
         trusts_unmapped: whether an owner outside of this user namespace is taken for root.

@@ -186,15 +186,8 @@ class Turn(NamedTuple):
 def wait_for_turn(directory: CacheDirectory, key: EntryKey, held: ExitStack) -> OpenEntry | None:
     """The entry that somebody else has published meanwhile; None where this process may build.
 
-    Tells once, after a second, what is waited for, and for whom as soon as that is known.
-
-    Args:
-        directory: the cache to build into.
-        key: the entry to take turns for.
-        held: ends the turn.
-
-    Raises:
-        OSError: the lock file cannot be created.
+    Tells once, after a second, what is waited for, and for whom as soon as that is known. ``held``
+    ends the turn. Raises ``OSError`` where the lock file cannot be created.
     """
     path = directory.locks / f"{key.directory_name}.lock"
     has_come = _locked(path, held) if _has_locks(path) else _first_to_come(directory, key, held)

@@ -46,13 +46,7 @@ def compile_library(
     destination: Path,
     variables: Mapping[str, str],
 ) -> bytes:
-    """Compile and link as `Toolchain.compile` says.
-
-    Args:
-        spec, workspace, destination: as there.
-        command: the compiler, as words.
-        variables: what it needs in its environment.
-    """
+    """Compile and link as `Toolchain.compile` says, by the words of ``command``."""
     sources = workspace / "sources"
     cflags = [*spec.cflags, *source_flags(sources, destination)]
     # cpp_extension links all of PyTorch; this keeps what the launcher calls.

@@ -157,16 +157,12 @@ def _find(rocm_path: str | None) -> DeviceCompiler:
 def compile_hip(
     source: str, arch: str, *, code_object_version: int = 5, flags: Sequence[str] = ()
 ) -> bytes:
-    """A linked code object from HIP C++ text.
+    """A linked code object from HIP C++ text, as `hipModuleLoadData` takes it.
 
     Args:
         source: uses no header; `__global__`, `__device__`, `__shared__` are defined.
-        arch: gfx942 or gfx950.
         code_object_version: 4, 5 or 6.
         flags: more compiler flags, after `-O3`.
-
-    Returns:
-        The bytes of an ELF file, as `hipModuleLoadData` takes them.
 
     Raises:
         DeviceCompilerNotFound: no compiler is installed.
@@ -194,12 +190,9 @@ def compile_hip_to_assembly(
 
 
 def assemble(source: str, arch: str, *, is_limited: bool = False) -> bytes:
-    """A linked code object from assembly text; the text says its code object version.
+    """A linked code object from assembly text, which says its code object version.
 
-    Args:
-        source: the text.
-        arch: gfx942 or gfx950.
-        is_limited: the assembler has limits of time, memory and output: others wrote the text.
+    With ``is_limited`` the assembler has limits of time, memory and output: others wrote the text.
 
     Raises:
         DeviceCompilerNotFound: no compiler is installed.

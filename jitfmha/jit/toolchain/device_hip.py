@@ -30,10 +30,7 @@ from .device_hiprtc import DeviceHiprtc, HiprtcNotUsable, asked_hiprtc, find_hip
 class DeviceClang:
     """The toolchain around a clang and an lld that know AMD GPUs.
 
-    Attributes:
-        compiler: both, as the words of a command.
-        version: clang's whole answer to `--version`.
-        why: it was taken, and nothing else.
+    ``version`` is clang's whole answer to `--version`; ``why`` says why it was taken.
     """
 
     compiler: DeviceCompiler
@@ -85,11 +82,8 @@ _found: dict[str | DeviceCompiler, DeviceToolchain] = {}
 def find_device_hip(*, ask_again: bool = False) -> DeviceToolchain:
     """The toolchain of the first compiler that is there and runs; its `why` says why that one.
 
-    Args:
-        ask_again: whether to distrust an answer that this process got earlier.
-
-    Raises:
-        CompilerNotFound: there is none; the message names all three, and how to get one.
+    With ``ask_again`` an answer that this process got earlier counts for nothing. Raises
+    ``CompilerNotFound`` where there is none; the message names all three, and how to get one.
     """
     try:
         path, why = find_hiprtc()

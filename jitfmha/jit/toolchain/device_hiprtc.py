@@ -42,12 +42,8 @@ class HiprtcNotUsable(RuntimeError):
 class DeviceHiprtc(NamedTuple):
     """The toolchain around a hiprtc that answered. All sources are one program for it.
 
-    Attributes:
-        path: of the library.
-        why: it was taken, and nothing else.
-        version: what it says, as ``9.0``.
-        contents: of the libraries that it consists of, the path and what tells their content from
-            any other.
+    ``contents`` has of each library that it consists of the path and what tells its content from
+    any other; ``why`` says why it was taken.
     """
 
     path: str

@@ -37,12 +37,9 @@ class _SymbolOwner(ctypes.Structure):
 
 
 class Candidate(NamedTuple):
-    """A library that may be the runtime.
+    """A library that may be the runtime, by its path, or a name for the linker.
 
-    Attributes:
-        path: or a name for the linker.
-        why: it would be taken.
-        is_loaded: whether only a copy that is in the process already counts.
+    ``why`` it would be taken; with ``is_loaded`` only a copy that is in the process already counts.
     """
 
     path: str

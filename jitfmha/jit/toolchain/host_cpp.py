@@ -71,13 +71,9 @@ _found: dict[tuple[str | None, str | None], HostCpp] = {}
 def find_host_cpp(*, ask_again: bool = False) -> HostCpp:
     """A toolchain around `CXX` (which may carry arguments), else `c++`, `g++`, `clang++`.
 
-    Where none of them is there, the compiler of the package `ziglang` is taken.
-
-    Args:
-        ask_again: whether to distrust an answer that this process got earlier.
-
-    Raises:
-        CompilerNotFound: none of them runs; the message lists each with its reason.
+    Where none of them is there, the compiler of the package `ziglang` is taken. With ``ask_again``
+    an answer that this process got earlier counts for nothing. Raises ``CompilerNotFound`` where
+    none of them runs; the message lists each with its reason.
     """
     question = (os.environ.get("CXX"), os.environ.get("PATH"))
     if ask_again or question not in _found:

@@ -37,12 +37,8 @@ os.execv(ninja, ["ninja", *sys.argv[4:]])
 def path_with_ninja(workspace: Path) -> str:
     """The `PATH` on which cpp_extension finds the ninja to build with.
 
-    Args:
-        workspace: an existing directory for this build alone, where a script may be put.
-
-    Raises:
-        BuildError: there is no ninja.
-        OSError: the script cannot be written.
+    A script may be put into the workspace of the build. Raises ``BuildError`` where there is no
+    ninja, ``OSError`` where the script cannot be written.
     """
     path = os.environ.get("PATH", os.defpath)
     ninja = shutil.which("ninja")

@@ -77,12 +77,6 @@ class AiterBackwardLaunch:
         self._floats_of_shuffled_tile = tiles * tile_bytes // _FLOAT_BYTES
 
     def __call__(self, tensors: Tensors) -> None:
-        """Start the kernels on torch's current stream; the gradients are written later.
-
-        Raises:
-            HipError: the HIP runtime refuses a launch. On the emulator also where a kernel does
-                what it must not, such as touching anything but these tensors.
-        """
         launcher, gradients = self._launcher, tensors.gradients
         q, k, v, out, lse, cu_seqlens = tensors[:6]
         assert lse is not None

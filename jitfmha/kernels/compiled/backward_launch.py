@@ -70,12 +70,7 @@ LoadedKernels = list[tuple[BoundKernel, BackwardKernel]]
 def load_kernels(
     plan: AmdPlan, kernels: Sequence[BackwardKernel], code_object: CodeObject
 ) -> LoadedKernels:
-    """The kernels of a plan, all of them in ``code_object``, loaded on its target's device.
-
-    Raises:
-        HipError: the HIP runtime cannot be used, or refuses the code object.
-        jitfmha.BuildError: the launcher does not compile.
-    """
+    """The kernels of a plan, all of them in ``code_object``, loaded as ``BoundKernel`` says."""
     return [
         (BoundKernel(plan.problem, plan.target, plan.block, kernel.row, code_object), kernel)
         for kernel in kernels
@@ -165,12 +160,6 @@ class BackwardLaunch(NamedTuple):
     unmodified: bytes
 
     def __call__(self, tensors: Tensors) -> None:
-        """Start the kernels on torch's current stream; the gradients are written later.
-
-        Raises:
-            HipError: the HIP runtime refuses a launch. On the emulator also where a kernel does
-                what it must not, such as touching anything but these tensors.
-        """
         # Written out, here and below: loops over the tensors, and stars, would take longer.
         (
             first,

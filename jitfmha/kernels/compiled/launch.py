@@ -40,12 +40,6 @@ class ForwardLaunch(NamedTuple):
     columns: tuple[int, int]
 
     def __call__(self, tensors: Tensors) -> None:
-        """Start the kernel on torch's current stream; ``out`` and ``lse`` are written later.
-
-        Raises:
-            HipError: the HIP runtime refuses the launch. On the emulator also where the kernel does
-                what it must not, such as touching anything but these tensors.
-        """
         kernel, splits, cu_seqlens = self.launch.kernel, self.launch.splits, tensors.cu_seqlens
         q, k, v, out, lse = tensors[:5]
         modifiers, dropout = tensors.modifiers, tensors.dropout
