@@ -28,13 +28,13 @@ from pathlib import Path
 
 import torch
 from elf import HEADER_BYTES, section_headers, sections
-from instruction_encodings import Encoder
+from instruction_texts import Texts
 from launches import assembled, kernel_text
 
 from jitfmha import emulate, fmha_fwd
 from jitfmha.amd import tree
 from jitfmha.amd.runtime import HipError
-from jitfmha.emulator import DEVICES, Definition, Emulator, EmulatorError, Function
+from jitfmha.emulator import DEVICES, Emulator, EmulatorError, Function
 from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "amd"))
@@ -94,7 +94,6 @@ class Fuzzer:
         self._storage = ctypes.create_string_buffer(bytes([_GUARD]) * (3 * _BUFFER_BYTES))
         self.buffer = ctypes.addressof(self._storage) + _BUFFER_BYTES
         emulator.set_allowed_memory([(self.buffer, _BUFFER_BYTES)])
-        self.rows = emulator.definitions()
         self.outcomes: dict[str, int] = {}
 
     def count(self, outcome: str) -> None:
@@ -243,13 +242,15 @@ class Calls:
 
 
 class Instructions:
-    """Disassembles and executes random, and randomly damaged, encodings of the tables' rows."""
+    """Disassembles and executes random, and randomly damaged, instructions of the tables' rows."""
 
     def __init__(self, fuzzer: Fuzzer) -> None:
         self._fuzzer = fuzzer
         self._originals = {chip: _random_code(chip) for chip in _CHIPS}
-        self._rows: dict[str, list[Definition]] = {
-            chip: [row for row in fuzzer.rows if chip in row.chips] for chip in _CHIPS
+        rng = random.Random(1)
+        self._instructions = {
+            chip: [words for _, words in Texts(fuzzer.emulator, chip, rng).assembled(2) if words]
+            for chip in _CHIPS
         }
 
     def run(self, rng: random.Random) -> None:
@@ -273,15 +274,12 @@ class Instructions:
             words[(at - entry) // 4] = _NOP
 
     def _words(self, chip: str, rng: random.Random) -> list[int]:
-        encoder = Encoder(chip, rng)
         words: list[int] = []
         damage = rng.choice((0, 0, 0, 3, 30))  # percent of damaged instructions
         while len(words) < _INSTRUCTIONS:
             if rng.randrange(16) == 0:  # M0 is an index, an offset, a count
                 words += [_SET_M0, rng.choice(_INTERESTING)]
-            row = rng.choice(self._rows[chip])
-            form = rng.choice(encoder.forms(row))
-            encoded = list(encoder.encode(row, form, plain=bool(rng.getrandbits(1))).words)
+            encoded = list(rng.choice(self._instructions[chip]))
             if rng.randrange(100) < damage:
                 encoded[rng.randrange(len(encoded))] ^= 1 << rng.randrange(32)
             if rng.randrange(100) < damage // 3:

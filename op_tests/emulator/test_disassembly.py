@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -15,86 +14,44 @@ from assembler import assemble_each
 from elf import text_words
 from hip_sources import STYLES
 from hsa_build import hsa_build
-from instruction_encodings import Encoding, encodings
+from instruction_texts import Texts
 
 from jitfmha.emulator import Emulator
 from jitfmha.jit.toolchain.device_compiler import assemble, compile_hip_to_assembly
 
-# Forms that LLVM does not write, but that the ISA documents list.
-_WITHOUT_TEXT = {("v_readfirstlane_b32", "e64")}
-# Forms that LLVM writes, but whose meaning the ISA documents do not give: SDWA of packed halves.
-_WITHOUT_MEANING = {"v_pk_fmac_f16_sdwa"}
-# LLVM knows these on some instructions only; elsewhere the bits mean nothing, or it has no text.
-# At least so much of what we write, it must read.
-_LEAST_ACCEPTED = dict.fromkeys(("neg", "abs", "sext", "omod"), 0.85) | {"op_sel": 0.75}
-_LEAST_ACCEPTED |= {"clamp": 0.4, "cbsz": 0.9, "blgp": 0.9, "lds": 0.9, "accumulation": 0.6}
-
-
-def _samples(request: pytest.FixtureRequest) -> int:
-    return 200 if request.config.getoption("--exhaustive") else 8
+# What LLVM takes and the ISA documents give no meaning: SDWA of packed halves, formats that there
+# are not, accumulation registers where nothing is accumulated, constants and signs of two floats.
+_WITHOUT_MEANING = re.compile(
+    r"v_pk_fmac_f16_sdwa|f8f6f4 .*(cbsz|blgp):[567]|ds_gws_\w+ a|sr_pk_fp4_f32 v\d+, [^v]"
+)
 
 
 def _hex(words: tuple[int, ...] | None) -> str:
     return "refused" if words is None else " ".join(f"{word:08x}" for word in words)
 
 
-def test_reassembling_every_row_gives_the_same_bits(emulator, arch, seed, request):
-    decoded: list[tuple[Encoding, str]] = []
-    forms: Counter[tuple[str, str]] = Counter()
-    rng = random.Random(seed)
-    for encoding in encodings(emulator.definitions(), arch, rng, samples=_samples(request)):
-        text, length = emulator.disassemble(arch, (*encoding.words, 0, 0))
-        assert length in (0, len(encoding.words)), f"{text} has {length} dwords"
-        form = (encoding.row.mnemonic, encoding.form)
-        forms[form] += bool(length)
-        if length and form not in _WITHOUT_TEXT:
-            decoded.append((encoding, text))
-    own = {encoding.row.mnemonic for encoding, _ in decoded}
-    unknown = {d.mnemonic for d in emulator.definitions() if arch in d.chips} - own
-    assert not unknown, f"no encoding is decoded of {sorted(unknown)}"
-
-    written: Counter[str] = Counter()
-    accepted: Counter[str] = Counter()
-    wrong = []
-    for (encoding, text), words in zip(
-        decoded, assemble_each([text for _, text in decoded], arch), strict=True
-    ):
-        written.update(encoding.modifiers)
-        if words is not None:
-            accepted.update(encoding.modifiers)
-        if words != encoding.words and (words is not None or not encoding.modifiers):
-            wrong.append(f"{_hex(encoding.words)}  {text}  LLVM: {_hex(words)}")
-    assert not wrong, f"{len(wrong)} of {len(decoded)}:\n" + "\n".join(wrong[:40])
-    for modifier, count in written.items():
-        share = accepted[modifier] / count
-        assert share >= _LEAST_ACCEPTED[modifier], f"LLVM reads {share:.0%} of our {modifier}"
-
-
-def test_forms_that_llvm_has_are_decoded(emulator, arch):
-    """SDWA, DPP and VOP3 forms with plain registers, wherever LLVM assembles them."""
-    texts = []
-    for row in emulator.definitions():
-        if arch not in row.chips or row.format not in ("VOP1", "VOP2", "VOPC"):
+def test_reassembling_what_llvm_assembles_gives_the_same_bits(emulator, arch, seed, request):
+    """Every row, encoding, form and modifier: LLVM reads our text of its bits as those."""
+    samples = 200 if request.config.getoption("--exhaustive") else 8
+    drawn, accepted, decoded, wrong = set(), set(), [], []
+    for line, words in Texts(emulator, arch, random.Random(seed)).assembled(samples):
+        parts = {line.row.mnemonic, (line.row.format, line.encoding)}
+        parts |= {(line.form, modifier) for modifier in line.modifiers}
+        drawn |= parts
+        if words is None or _WITHOUT_MEANING.search(line.text):
             continue
-        sources = [
-            1 + (kind in ("b64", "i64", "f64")) for kind, role in row.sources if role == "source"
-        ]
-        wide = row.result[0] in ("b64", "i64", "f64", "f32x2")
-        operands = ["v[2:3]" if wide else "v2"] if row.format != "VOPC" else ["vcc"]
-        operands += ["vcc"] if row.result[1] == "with_carry" else []
-        operands += ["v4" if size == 1 else "v[4:5]" for size in sources]
-        operands += ["vcc"] if any(role == "lane_bit" for _, role in row.sources) else []
-        listed = ", ".join(operands)
-        texts += [f"{row.mnemonic}_e64 {listed}", f"{row.mnemonic}_sdwa {listed}"]
-        texts += [f"{row.mnemonic}_dpp {listed} row_newbcast:1"]
-    missing = [
-        text
-        for text, words in zip(texts, assemble_each(texts, arch), strict=True)
-        if words is not None
-        and text.split()[0] not in _WITHOUT_MEANING
-        and emulator.disassemble(arch, (*words, 0, 0))[1] == 0
-    ]
-    assert not missing, missing
+        accepted |= parts
+        text, length = emulator.disassemble(arch, (*words, 0, 0))
+        if length == len(words):
+            decoded.append((line.text, words, text))
+        else:
+            wrong.append(f"{_hex(words)}  {line.text}: {length} dwords, {text}")
+    assert drawn == accepted, f"LLVM takes nothing of {drawn - accepted}"
+    again = assemble_each([text for *_, text in decoded], arch)
+    for (line_text, words, text), found in zip(decoded, again, strict=True):
+        if words != found:
+            wrong.append(f"{_hex(words)}  {line_text}: {text}, LLVM: {_hex(found)}")
+    assert not wrong, f"{len(wrong)} of {len(decoded)}:\n" + "\n".join(wrong[:40])
 
 
 _COMMENT = re.compile(r"\s*(;|//).*")
