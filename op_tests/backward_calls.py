@@ -21,6 +21,16 @@ POISON = -77.0
 CPU = torch.device("cpu")
 
 
+def exact_gradients(
+    q: Tensor, k: Tensor, v: Tensor, dout: Tensor, dlse: Tensor | None = None, **options: Any
+) -> tuple[Tensor, ...]:
+    """Those of q, k and v in float64; the options are those of ``attention``."""
+    leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    results = attention(*leaves, **options)
+    outer = [dout.double(), torch.zeros_like(results[1]) if dlse is None else dlse.double()]
+    return torch.autograd.grad(results, leaves, outer)
+
+
 @dataclass
 class BackwardCall:
     """The arguments of one backward pass and its exact gradients.

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from closeness import assert_close
 from inputs import LAYOUTS, lay_out, prefix_sums
-from score_features import Options, Shape, options_of
+from score_features import FEATURES, Options, Shape, options_of
 from torch import Tensor
 from untyped import fmha_fwd
 
-from jitfmha import emulate
-from jitfmha.problem.float64_reference import attention, attention_packed
+from jitfmha import emulate, jit
+from jitfmha.amd.code_object import kernel_metadata
+from jitfmha.jit import BuildSpec
+from jitfmha.jit.elf import Elf
+from jitfmha.problem.float64_reference import Result, attention, attention_packed, unpaged
 
 ARCHS = ("gfx942", "gfx950")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -34,6 +39,7 @@ HEADS = ((1, 1), (3, 3), (4, 2), (5, 1))
 # Those of a latent, and what is made in slices.
 WIDE_HDIMS = (257, 300, 512, 571, 576)
 SCALES = ("one", "each sequence and key head", "each head")
+MODIFIERS = tuple(sorted(set(FEATURES) - {"everything"}))
 
 
 @dataclass(frozen=True)
@@ -134,12 +140,101 @@ def draw_of_other_dtypes(drawn: random.Random, features: tuple[str, ...]) -> Com
     )
 
 
+@dataclass
+class Inputs:
+    """What a drawn call takes, and what float64 makes of it.
+
+    Attributes:
+        out: a tensor of NaN.
+        options: what float64 knows.
+        sequences: the other options: of gm1 where the sequences are.
+        reference: the call in float64, of tensors and `options`.
+        rows_q, rows_k: of a tensor, which belong to sequences; all of them in gm0.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    out: Tensor
+    options: Options
+    sequences: dict[str, Any]
+    reference: Callable[..., Result]
+    rows_q: Tensor
+    rows_k: Tensor
+
+
+def inputs_of(call: CompiledCall, rng: torch.Generator) -> Inputs:
+    """Drawn tensors and options of the call."""
+    (heads_q, heads_k), (hdim_q, hdim_v), batch = call.heads, call.hdims, len(call.lengths)
+    of_q, of_k = ([pair[side] for pair in call.lengths] for side in (0, 1))
+    rooms_q, rooms_k = ([n + call.gap for n in lengths] for lengths in (of_q, of_k))
+    if call.is_group:
+        rows_q, rows_k = [sum(rooms_q)], [sum(rooms_k)]
+    else:
+        rows_q, rows_k = [batch, of_q[0]], [batch, of_k[0]]
+    shape = Shape(batch, heads_q, rows_q[-1], max(of_k), call.out_dtype, rng, call.is_group)
+    dtype_q, dtype_kv = call.torch_dtypes
+    q, k, v, out = (
+        lay_out(_random(shape, dtype, *sizes), layout)
+        for dtype, sizes, layout in zip(
+            (dtype_q, dtype_kv, dtype_kv, call.out_dtype),
+            (
+                (*rows_q, heads_q, hdim_q),
+                (*rows_k, heads_k, hdim_q),
+                (*rows_k, heads_k, hdim_v),
+                (*rows_q, heads_q, hdim_v),
+            ),
+            call.layouts,
+            strict=True,
+        )
+    )
+    options, sequences, reference = _options(call, shape), {}, attention
+    if call.is_group:
+        sequences = {
+            "cu_seqlens_q": prefix_sums(of_q),
+            "cu_seqlens_k": prefix_sums(of_k),
+            "max_seqlen_k": max(of_k),
+        }
+        if shape.one_of(2):
+            sequences["max_seqlen_q"] = max(of_q)
+        if call.gap:
+            sequences["cu_seqlens_q_padded"] = prefix_sums(rooms_q)
+            sequences["cu_seqlens_k_padded"] = prefix_sums(rooms_k)
+        starts_q, starts_k = (prefix_sums(rooms).tolist()[:-1] for rooms in (rooms_q, rooms_k))
+        reference = partial(
+            attention_packed,
+            lengths_q=of_q,
+            lengths_k=of_k,
+            starts_q=starts_q,
+            starts_k=starts_k,
+        )
+    used = (
+        torch.cat([torch.arange(n + call.gap) < n for n in lengths[: 1 + call.is_group]])
+        for lengths in (of_q, of_k)
+    )
+    return Inputs(q, k, v, out.fill_(torch.nan), options, sequences, reference, *used)
+
+
 def check(call: CompiledCall, rng: torch.Generator) -> None:
     """Run it with the sanitizer, by a compiled kernel, and compare out and lse with float64."""
-    if call.is_group:
-        _check_group(call, rng)
-    else:
-        _check_batch(call, rng)
+    given = inputs_of(call, rng)
+    q, k, v = given.q, given.k, given.v
+    actual = run(
+        *(call.arch, q, k, column_major(v) if call.is_v_column_major else v),
+        out=given.out,
+        bf16_cvt=call.bf16_cvt,
+        num_splits=call.num_splits,
+        random_order=call.random_order,
+        **given.sequences,
+        **given.options,
+    )
+    expected = given.reference(q, k, v, **given.options)
+    # A bound is asked for: the largest scale of a tensor serves all of it.
+    scaled = (
+        x.double() * given.options.get(f"{name}_descale", torch.ones(1)).max().double()
+        for name, x in zip("qkv", (q, k, v), strict=True)
+    )
+    assert_near(actual, expected, *scaled, given.options, call.out_dtype)
 
 
 def run(
@@ -152,56 +247,78 @@ def run(
     return out, lse
 
 
-def _check_batch(call: CompiledCall, rng: torch.Generator) -> None:
-    (heads_q, heads_k), batch = call.heads, len(call.lengths)
-    seqlen_q, seqlen_k = call.lengths[0]
-    shape = Shape(batch, heads_q, seqlen_q, seqlen_k, call.out_dtype, rng)
-    of_q, of_kv = call.torch_dtypes
-    q, k, v, out = (
-        lay_out(_random(shape, dtype, batch, rows, heads, hdim), layout)
-        for dtype, rows, heads, hdim, layout in zip(
-            (of_q, of_kv, of_kv, call.out_dtype),
-            (seqlen_q, seqlen_k, seqlen_k, seqlen_q),
-            (heads_q, heads_k, heads_k, heads_q),
-            (call.hdims[0], *call.hdims, call.hdims[1]),
-            call.layouts,
-            strict=True,
-        )
-    )
-    out.fill_(torch.nan)
-    options = _options(call, shape)
-    given = column_major(v) if call.is_v_column_major else v
-    actual = run(call.arch, q, k, given, out=out, **_beside_the_result(call), **options)
-    expected = attention(q, k, v, **options)
-    _assert_close(actual, expected, (q, k, v), options, shape)
+def check_tensors(arch: str, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> None:
+    """The same for tensors of gm0."""
+    actual = run(arch, q, k, v, **options)
+    assert_near(actual, attention(q, k, v, **options), q, k, v, options)
 
 
-def _check_group(call: CompiledCall, rng: torch.Generator) -> None:
-    heads_q, heads_k = call.heads
-    of_q, of_k = ([pair[side] for pair in call.lengths] for side in (0, 1))
-    rows_q, rows_k = ([length + call.gap for length in lengths] for lengths in (of_q, of_k))
-    shape = Shape(
-        *(len(call.lengths), heads_q, sum(rows_q), max(of_k), call.out_dtype, rng), is_group=True
+def check_pages(
+    arch: str,
+    rng: torch.Generator,
+    page_size: int,
+    hdims: tuple[int, int],
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    features: tuple[str, ...] = (),
+    is_v_column_major: bool = False,
+) -> None:
+    """The same for pages in any order, used by several sequences, beside which other keys lie."""
+    lengths_q, lengths_k = [1, 33, 0, 5], [70, 0, 20, 33]
+    heads_q, heads_k, batch = 4, 2, 4
+    most = -(-max(lengths_k) // page_size)
+    kept = torch.float16 if dtype == torch.int8 else dtype
+    shape = Shape(batch, heads_q, sum(lengths_q), max(lengths_k), kept, rng, is_group=True)
+    q = _random(shape, kept, sum(lengths_q), heads_q, hdims[0])
+    k, v = (_random(shape, dtype, most + 3, heads_k, page_size, n).transpose(1, 2) for n in hdims)
+    table = torch.randint(most + 3, (batch, most + 2), generator=rng, dtype=torch.int32)
+    options = options_of(features, shape)
+    if dtype == torch.int8:
+        options["softmax_scale"] = 0.003
+    actual = run(
+        *(arch, q, k, column_major(v) if is_v_column_major else v),
+        block_table=table,
+        num_splits=shape.one_of(4),
+        cu_seqlens_q=prefix_sums(lengths_q),
+        cu_seqlens_k=prefix_sums(lengths_k),
+        max_seqlen_k=max(lengths_k),
+        **options,
     )
-    dtype_q, dtype_kv = call.torch_dtypes
-    q = _random(shape, dtype_q, sum(rows_q), heads_q, call.hdims[0])
-    k, v = (_random(shape, dtype_kv, sum(rows_k), heads_k, hdim) for hdim in call.hdims)
-    options = _options(call, shape)
-    starts = [prefix_sums(rows).tolist()[:-1] for rows in (rows_q, rows_k)]
-    sequences: dict[str, Any] = {
-        "cu_seqlens_q": prefix_sums(of_q),
-        "cu_seqlens_k": prefix_sums(of_k),
-        "max_seqlen_k": max(of_k),
-    }
-    if shape.one_of(2):
-        sequences["max_seqlen_q"] = max(of_q)
-    if call.gap:
-        sequences["cu_seqlens_q_padded"] = prefix_sums(rows_q)
-        sequences["cu_seqlens_k_padded"] = prefix_sums(rows_k)
-    given = column_major(v) if call.is_v_column_major else v
-    actual = run(call.arch, q, k, given, **_beside_the_result(call), **sequences, **options)
-    expected = attention_packed(q, k, v, of_q, of_k, *starts, **options)
-    _assert_close(actual, expected, (q, k, v), options, shape)
+    packed = [unpaged(x, table, lengths_k) for x in (k, v)]
+    starts = [prefix_sums(lengths).tolist()[:-1] for lengths in (lengths_q, lengths_k)]
+    expected = attention_packed(q, *packed, lengths_q, lengths_k, *starts, **options)
+    assert_near(actual, expected, q, *packed, options, kept)
+
+
+def assert_near(
+    actual: Result,
+    expected: Result,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    options: Options,
+    dtype: torch.dtype | None = None,
+) -> None:
+    """As near as rounding explains; ``dtype`` is the output's where it is not q's."""
+    assert_close(
+        *(actual, expected, q, k, v),
+        options.get("softmax_scale"),
+        dropout_p=options.get("dropout_p", 0.0),
+        dtype=dtype,
+    )
+
+
+def assert_nothing_is_spilled(
+    spec: BuildSpec, *kernels: str, most_vector_registers: int = 0
+) -> None:
+    """What goes to scratch memory, or scalars to vector registers, would be in every loop's way."""
+    elf = Elf(jit.read(spec))
+    for kernel in kernels:
+        metadata = kernel_metadata(elf, kernel)
+        assert metadata is not None
+        assert metadata[".private_segment_fixed_size"] == 0, kernel
+        assert metadata[".sgpr_spill_count"] == 0, kernel
+        assert metadata[".vgpr_spill_count"] <= most_vector_registers, kernel
 
 
 def column_major(v: Tensor) -> Tensor:
@@ -219,15 +336,6 @@ def _random(shape: Shape, dtype: torch.dtype, *sizes: int) -> Tensor:
     if dtype == torch.int8:
         return torch.randint(-128, 128, sizes, generator=shape.rng, dtype=dtype)
     return shape.randn(*sizes).to(dtype)
-
-
-def _beside_the_result(call: CompiledCall) -> dict[str, Any]:
-    """What the reference needs nothing of."""
-    return {
-        "bf16_cvt": call.bf16_cvt,
-        "num_splits": call.num_splits,
-        "random_order": call.random_order,
-    }
 
 
 def _options(call: CompiledCall, shape: Shape) -> Options:
@@ -254,23 +362,3 @@ def _scale(call: CompiledCall, name: str, dtype: str, shape: Shape) -> Tensor:
     }[call.scales]
     scale = torch.rand(*sizes, 2, generator=shape.rng)[..., 0] + 0.5
     return scale / 64 if dtype == "int8" else scale
-
-
-def _assert_close(
-    actual: tuple[Tensor, Tensor],
-    expected: tuple[Tensor, Tensor],
-    tensors: tuple[Tensor, ...],
-    options: Options,
-    shape: Shape,
-) -> None:
-    # A bound is asked for: the largest scale of a tensor serves all of it.
-    q, k, v = (
-        x.double() * options.get(f"{name}_descale", torch.ones(1)).max().double()
-        for name, x in zip("qkv", tensors, strict=True)
-    )
-    assert_close(
-        *(actual, expected, q, k, v),
-        options.get("softmax_scale"),
-        dropout_p=options.get("dropout_p", 0.0),
-        dtype=shape.dtype,
-    )

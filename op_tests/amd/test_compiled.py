@@ -11,23 +11,29 @@ from typing import get_args
 import pytest
 import torch
 from closeness import assert_close
-from compiled_calls import ARCHS, check, draw, run
+from compiled_calls import (
+    ARCHS,
+    MODIFIERS,
+    assert_nothing_is_spilled,
+    check,
+    check_pages,
+    check_tensors,
+    draw,
+    run,
+)
 from inputs import prefix_sums
 from score_features import ALL_MODIFIERS, FEATURES, NO_MODIFIERS, Shape, options_of
 from untyped import explain, fmha_fwd
 
-from jitfmha import dropout_randval, emulate, jit, mha_fwd_splitkv
-from jitfmha.amd.code_object import kernel_metadata
-from jitfmha.jit.elf import Elf
+from jitfmha import dropout_randval, emulate, mha_fwd_splitkv
 from jitfmha.jit.toolchain.device_hip import device_hip_in_words
 from jitfmha.kernels.compiled.traits import Access, ForwardTraits, kernel_spec
 from jitfmha.kernels.modifiers import ModifierTraits
 from jitfmha.problem.features import Feature
-from jitfmha.problem.float64_reference import attention, attention_packed, unpaged
+from jitfmha.problem.float64_reference import attention
 from jitfmha.problem.score_features import AskedModifiers
 
 _THOUSANDS = 4000
-MODIFIERS = tuple(sorted(set(FEATURES) - {"everything"}))
 # Which leave every key of a call some weight.
 _TWO_FEATURES = ("softcap", "dropout")
 
@@ -54,10 +60,11 @@ def test_dropout_drops_what_it_drops_on_the_cpu(rng, arch):
     assert torch.equal(out.transpose(1, 2) > 0, kept)
 
 
-def test_an_infinite_sink_takes_everything(rng):
-    q, k, v = (torch.randn(1, 33, 2, 24, generator=rng).bfloat16() for _ in range(3))
+@pytest.mark.parametrize(("arch", "seqlen_q", "num_splits"), [("gfx942", 33, 1), ("gfx950", 1, 3)])
+def test_an_infinite_sink_takes_everything(rng, arch, seqlen_q, num_splits):
+    q, k, v = (torch.randn(1, n, 2, 24, generator=rng).bfloat16() for n in (seqlen_q, 100, 100))
     sink = torch.tensor([torch.inf, -torch.inf])
-    out, lse = run("gfx942", q, k, v, sink=sink)
+    out, lse = run(arch, q, k, v, sink=sink, num_splits=num_splits)
     plain, plain_lse = attention(q, k, v)
     assert (out[:, :, 0] == 0).all()
     assert (lse[:, 0] == torch.inf).all()
@@ -88,11 +95,10 @@ def test_a_bias_whose_maximum_is_late_or_huge(rng, arch):
     for offsets, dtype in ((moderate, torch.float16), (huge, torch.bfloat16)):
         q, k, v = (torch.randn(1, n, 2, 24, generator=rng).to(dtype) for n in (40, 200, 200))
         bias = (drawn + offsets[:, None]).to(dtype)
-        exact = attention(q, k, v, bias=bias)
-        actual = run(arch, q, k, v, bias=bias)
         if offsets is moderate:
-            assert_close(actual, exact, q, k, v)
+            check_tensors(arch, q, k, v, bias=bias)
         else:
+            exact, actual = attention(q, k, v, bias=bias), run(arch, q, k, v, bias=bias)
             torch.testing.assert_close(actual[0].double(), exact[0], atol=0.01, rtol=0.01)
             torch.testing.assert_close(actual[1].double(), exact[1], atol=0, rtol=1e-6)
 
@@ -106,16 +112,14 @@ def test_a_bias_that_is_far_apart(rng, arch):
     memory = torch.empty(far + 3 * 70, dtype=torch.bfloat16)
     bias = memory.as_strided((1, 2, 3, 70), (0, far, 70, 1))
     bias.copy_(torch.randn(1, 2, 3, 70, generator=rng))
-    actual = run(arch, q, k, v, bias=bias)
-    assert_close(actual, attention(q, k, v, bias=bias), q, k, v)
+    check_tensors(arch, q, k, v, bias=bias)
 
 
 def test_a_bias_that_has_no_room_in_lds(rng):
     """Beside the widest tiles of fp32, which take all that gfx942 has."""
     q, k, v = (torch.randn(1, n, 1, 256, generator=rng) for n in (5, 70, 70))
     bias = torch.randn(1, 1, 5, 70, generator=rng)
-    actual = run("gfx942", q, k, v, bias=bias)
-    assert_close(actual, attention(q, k, v, bias=bias), q, k, v)
+    check_tensors("gfx942", q, k, v, bias=bias)
 
 
 @pytest.mark.sample("arch", ARCHS, 1)
@@ -126,9 +130,7 @@ def test_alibi_that_raises_the_maximum_late(rng, arch):
     for queries, keys in ((33, 450), (300, 300)):
         lengths = (queries, keys, keys)
         q, k, v = (torch.randn(1, n, 3, 24, generator=rng).bfloat16() for n in lengths)
-        exact = attention(q, k, v, alibi_slopes=slopes)
-        actual = run(arch, q, k, v, alibi_slopes=slopes)
-        assert_close(actual, exact, q, k, v)
+        check_tensors(arch, q, k, v, alibi_slopes=slopes)
 
 
 @pytest.mark.sample("arch", ARCHS, 1)
@@ -136,8 +138,7 @@ def test_a_soft_cap_far_above_the_logits(rng, arch):
     """It changes nothing: what it is wrong by must not grow with it."""
     q, k, v = (torch.randn(1, 40, 1, 24, generator=rng).half() for _ in range(3))
     for softcap in (1024.0, 1e6):
-        actual = run(arch, q, k, v, logit_softcap=softcap)
-        assert_close(actual, attention(q, k, v, logit_softcap=softcap), q, k, v)
+        check_tensors(arch, q, k, v, logit_softcap=softcap)
 
 
 @pytest.mark.sample(
@@ -146,13 +147,8 @@ def test_a_soft_cap_far_above_the_logits(rng, arch):
         (arch, hdims, is_masked, access, modifiers, stacks_heads)
         for arch in ARCHS
         for hdims in (
-            (256, 256),
-            (255, 251),
-            (192, 192),
-            (128, 224),
-            (160, 128),
-            (96, 96),
-            (64, 64),
+            *((256, 256), (255, 251), (192, 192), (128, 224)),
+            *((160, 128), (96, 96), (64, 64)),
         )
         for is_masked in (False, True)
         for access in get_args(Access)
@@ -168,26 +164,13 @@ def test_a_soft_cap_far_above_the_logits(rng, arch):
     2,
 )
 def test_nothing_is_spilled(arch, hdims, is_masked, access, modifiers, stacks_heads):
-    """What goes to scratch memory, or scalars to vector registers, would be in every loop's way."""
     traits = ForwardTraits(
-        arch,
-        "bf16",
-        *hdims,
-        "gm1",
-        "rtne",
-        is_masked=is_masked,
-        access=access,
-        modifiers=modifiers,
+        *(arch, "bf16", *hdims, "gm1", "rtne", is_masked, access, modifiers),
         has_large_softcap=modifiers == ALL_MODIFIERS,
         kv_dtype="bf16",
         stacks_heads=stacks_heads,
     )
-    code_object = Elf(jit.read(kernel_spec(traits)))
-    for kernel in (traits.name, traits.combine_name):
-        metadata = kernel_metadata(code_object, kernel)
-        assert metadata is not None
-        assert metadata[".vgpr_spill_count"] == metadata[".private_segment_fixed_size"] == 0
-        assert metadata[".sgpr_spill_count"] == 0
+    assert_nothing_is_spilled(kernel_spec(traits), traits.name, traits.combine_name)
 
 
 def test_a_ready_kernel_is_the_first_choice():
@@ -224,12 +207,9 @@ def test_rows_that_are_far_apart(rng):
     q, v = (torch.randn(1, 33, 1, 24, generator=rng).bfloat16() for _ in range(2))
     k.copy_(torch.randn(1, 33, 1, 24, generator=rng))
     for keys in (k, k.contiguous(), k):
-        actual = run("gfx942", q, keys, v)
-        assert_close(actual, attention(q, keys, v), q, keys, v)
+        check_tensors("gfx942", q, keys, v)
     shape = Shape(1, 1, 33, 33, q.dtype, rng)
-    options = options_of(_TWO_FEATURES, shape)
-    actual = run("gfx950", q, k, v, **options)
-    assert_close(*(actual, attention(q, k, v, **options), q, k, v), dropout_p=options["dropout_p"])
+    check_tensors("gfx950", q, k, v, **options_of(_TWO_FEATURES, shape))
 
 
 @pytest.mark.sample(
@@ -244,37 +224,13 @@ def test_rows_that_are_far_apart(rng):
     3,
 )
 def test_keys_in_pages(rng, arch, page_size, features, hdims):
-    """Pages in any order and used by several sequences, beside which other keys lie."""
-    lengths_q, lengths_k = [1, 33, 0, 5], [70, 0, 20, 33]
-    heads_q, heads_k, batch = 4, 2, 4
-    hdim, hdim_v = hdims
-    most = -(-max(lengths_k) // page_size)
-    num_pages = most + 3
-    q = torch.randn(sum(lengths_q), heads_q, hdim, generator=rng).bfloat16()
-    k, v = (
-        torch.randn(num_pages, heads_k, page_size, n, generator=rng).bfloat16().transpose(1, 2)
-        for n in (hdim, hdim_v)
-    )
-    table = torch.randint(num_pages, (batch, most + 2), generator=rng, dtype=torch.int32)
-    shape = Shape(batch, heads_q, len(q), max(lengths_k), q.dtype, rng, is_group=True)
-    options = options_of(features, shape)
-    sequences = {
-        "cu_seqlens_q": prefix_sums(lengths_q),
-        "cu_seqlens_k": prefix_sums(lengths_k),
-        "max_seqlen_k": max(lengths_k),
-    }
-    num_splits = shape.one_of(4)
-    actual = run(arch, q, k, v, block_table=table, num_splits=num_splits, **sequences, **options)
-    packed = [unpaged(x, table, lengths_k) for x in (k, v)]
-    starts = [prefix_sums(lengths).tolist()[:-1] for lengths in (lengths_q, lengths_k)]
-    expected = attention_packed(q, *packed, lengths_q, lengths_k, *starts, **options)
-    assert_close(*(actual, expected, q, *packed), dropout_p=options.get("dropout_p", 0.0))
+    check_pages(arch, rng, page_size, hdims, features=features)
 
 
 @pytest.mark.sample("arch", ARCHS, 1)
 def test_keys_in_small_pages_with_features(rng, arch):
     """Their kernels find out anew what has no room in scalar registers."""
-    test_keys_in_pages(rng, arch, 7, _TWO_FEATURES, (21, 37))
+    check_pages(arch, rng, 7, (21, 37), features=_TWO_FEATURES)
 
 
 def test_a_page_that_is_not_there():

@@ -6,25 +6,29 @@ A run takes a few drawn calls; `--exhaustive` takes thousands.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
-from compiled_calls import ARCHS, DTYPES, CompiledCall, draw
-from inputs import lay_out, prefix_sums, random_qkv
-from score_features import ALL_MODIFIERS, FEATURES, NO_MODIFIERS, Options, Shape, options_of
+from backward_calls import exact_gradients
+from compiled_calls import (
+    ARCHS,
+    MODIFIERS,
+    CompiledCall,
+    assert_nothing_is_spilled,
+    draw,
+    inputs_of,
+)
+from inputs import lay_out, random_qkv
+from score_features import ALL_MODIFIERS, FEATURES, NO_MODIFIERS, Shape
 from torch import Tensor
 from untyped import fmha_bwd, fmha_fwd
 
-from jitfmha import emulate, jit
-from jitfmha.amd.code_object import kernel_metadata
-from jitfmha.jit.elf import Elf
+from jitfmha import emulate
 from jitfmha.kernels.compiled.backward_traits import BackwardTraits, backward_spec
-from jitfmha.problem.float64_reference import attention, attention_packed
+from jitfmha.problem.float64_reference import attention
 
 _THOUSANDS = 4000
-MODIFIERS = tuple(sorted(set(FEATURES) - {"everything"}))
 # Of the largest gradient: sums of rounded products.
 TOLERANCE = {"bf16": 4e-2, "fp16": 1e-2}
 
@@ -39,47 +43,35 @@ def test_drawn_calls_with_modified_scores(rng, number):
     check(draw(random.Random(rng.initial_seed()), MODIFIERS), rng)
 
 
-@dataclass
-class Inputs:
-    """A drawn call's tensors and options, and how float64 has them.
-
-    Attributes:
-        options: of `fmha_fwd`, but for what has a gradient.
-        rows_q, rows_k: which rows belong to sequences; all of them in gm0.
-        with_gradient: q, k and v, and a bias or sink that has a gradient.
-    """
-
-    with_gradient: dict[str, Tensor]
-    options: Options
-    reference: Any
-    reference_options: Options
-    rows_q: Tensor
-    rows_k: Tensor
-
-
 def check(call: CompiledCall, rng: torch.Generator) -> None:
     """Compare all gradients of the call, written over what was there, with float64's."""
-    given = _group(call, rng) if call.is_group else _batch(call, rng)
-    q, k, v = (given.with_gradient[name] for name in "qkv")
-    modifiers = {name: x for name, x in given.with_gradient.items() if name not in "qkv"}
-    options = given.options | modifiers
-    layouts = (call.layouts[3], *call.layouts[:3])
+    given = inputs_of(call, rng)
+    with_gradient = {"q": given.q, "k": given.k, "v": given.v}
+    for name in ("bias", "sink"):
+        if name in given.options and given.options[name].dtype != torch.bool:
+            with_gradient[name] = given.options.pop(name)
+    options = given.options | given.sequences
+    layouts = (*call.layouts[:3], "", "")
     with emulate(call.arch, check=True) as emulated:
-        out, lse = fmha_fwd(q, k, v, return_lse=True, **options)
-        dout = torch.randn(out.shape, generator=rng).to(out.dtype)
+        out, lse = fmha_fwd(**with_gradient, return_lse=True, **options)
+        dout = lay_out(torch.randn(out.shape, generator=rng).to(out.dtype), call.layouts[3])
         dlse = torch.randn(lse.shape, generator=rng) if rng.initial_seed() % 3 else None
-        if not call.is_group:
-            dout = lay_out(dout, layouts[0])
         rooms = {
             f"d{name}": _poisoned(x, layout)
-            for (name, x), layout in zip(
-                given.with_gradient.items(), (*layouts[1:], "", ""), strict=False
-            )
+            for (name, x), layout in zip(with_gradient.items(), layouts, strict=False)
         }
-        fmha_bwd(dout, q, k, v, out, lse, dlse=dlse, **rooms, **options)
+        fmha_bwd(dout, out=out, lse=lse, dlse=dlse, **rooms, **with_gradient, **options)
         assert emulated.findings() == ()
-    expected = _expected(given, dout, dlse)
-    for name, reference in expected.items():
+    leaves = {name: x.double().requires_grad_() for name, x in with_gradient.items()}
+    exact_out, exact_lse = given.reference(**leaves, **given.options)
+    total = (exact_out * dout.double()).sum()
+    if dlse is not None:
+        seen = exact_lse > -torch.inf
+        total = total + (exact_lse[seen] * dlse[seen].double()).sum()
+    expected = torch.autograd.grad(
+        total, list(leaves.values()), allow_unused=True, materialize_grads=True
+    )
+    for name, reference in zip(leaves, expected, strict=True):
         actual = rooms[f"d{name}"].double()
         rows = {"q": given.rows_q, "k": given.rows_k, "v": given.rows_k}.get(name)
         if rows is not None:
@@ -101,97 +93,9 @@ _POISON = -77.0
 
 def _poisoned(x: Tensor, layout: str) -> Tensor:
     room = torch.empty(x.shape, dtype=x.dtype)
-    if layout and x.dim() == 4:
+    if layout:
         room = lay_out(torch.zeros_like(room), layout)
     return room.fill_(_POISON)
-
-
-def _expected(given: Inputs, dout: Tensor, dlse: Tensor | None) -> dict[str, Tensor]:
-    leaves = {name: x.double().requires_grad_() for name, x in given.with_gradient.items()}
-    out, lse = given.reference(**leaves, **given.reference_options)
-    total = (out * dout.double()).sum()
-    if dlse is not None:
-        seen = lse > -torch.inf
-        total = total + (lse[seen] * dlse[seen].double()).sum()
-    gradients = torch.autograd.grad(
-        total, list(leaves.values()), allow_unused=True, materialize_grads=True
-    )
-    return dict(zip(leaves, gradients, strict=True))
-
-
-def _batch(call: CompiledCall, rng: torch.Generator) -> Inputs:
-    (heads_q, heads_k), batch = call.heads, len(call.lengths)
-    seqlen_q, seqlen_k = call.lengths[0]
-    hdim_q, hdim_v = call.hdims
-    sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "heads_q": heads_q, "heads_k": heads_k}
-    dtype = DTYPES[call.dtype]
-    qkv = random_qkv(rng, batch=batch, hdim=hdim_q, hdim_v=hdim_v, dtype=dtype, **sizes)
-    tensors = {
-        name: lay_out(x, layout)
-        for name, x, layout in zip("qkv", qkv, call.layouts[:3], strict=True)
-    }
-    shape = Shape(batch, heads_q, seqlen_q, seqlen_k, dtype, rng)
-    options = _options(call, shape)
-    of_reference = dict(options)
-    all_rows = [torch.ones(n, dtype=torch.bool) for n in (seqlen_q, seqlen_k)]
-    return Inputs(
-        _moved(tensors, options, of_reference), options, attention, of_reference, *all_rows
-    )
-
-
-def _group(call: CompiledCall, rng: torch.Generator) -> Inputs:
-    heads_q, heads_k = call.heads
-    of_q, of_k = ([pair[side] for pair in call.lengths] for side in (0, 1))
-    room_q, room_k = ([n + call.gap for n in lengths] for lengths in (of_q, of_k))
-    hdim_q, hdim_v = call.hdims
-    sizes = {
-        "seqlen_q": sum(room_q),
-        "seqlen_k": sum(room_k),
-        "heads_q": heads_q,
-        "heads_k": heads_k,
-    }
-    dtype = DTYPES[call.dtype]
-    qkv = random_qkv(rng, batch=1, hdim=hdim_q, hdim_v=hdim_v, dtype=dtype, **sizes)
-    tensors = {name: x[0] for name, x in zip("qkv", qkv, strict=True)}
-    shape = Shape(len(call.lengths), heads_q, sum(room_q), max(of_k), dtype, rng, is_group=True)
-    options = _options(call, shape)
-    of_reference = dict(options)
-    moved = _moved(tensors, options, of_reference)
-    starts = [prefix_sums(room).tolist()[:-1] for room in (room_q, room_k)]
-    options |= {
-        "cu_seqlens_q": prefix_sums(of_q),
-        "cu_seqlens_k": prefix_sums(of_k),
-        "max_seqlen_k": max(of_k),
-    }
-    if shape.one_of(2):
-        options["max_seqlen_q"] = max(of_q)
-    if call.gap:
-        options["cu_seqlens_q_padded"] = prefix_sums(room_q)
-        options["cu_seqlens_k_padded"] = prefix_sums(room_k)
-    of_reference |= {"lengths_q": of_q, "lengths_k": of_k}
-    of_reference |= {"starts_q": starts[0], "starts_k": starts[1]}
-    used = [_used(lengths, call.gap) for lengths in (of_q, of_k)]
-    return Inputs(moved, options, attention_packed, of_reference, *used)
-
-
-def _used(lengths: list[int], gap: int) -> Tensor:
-    rows = [torch.arange(n + gap) < n for n in lengths]
-    return torch.cat(rows)
-
-
-def _options(call: CompiledCall, shape: Shape) -> Options:
-    return {"mask": call.mask} | options_of(call.features, shape)
-
-
-def _moved(
-    tensors: dict[str, Tensor], options: Options, of_reference: Options
-) -> dict[str, Tensor]:
-    """All that has a gradient, taken out of the options."""
-    for name in ("bias", "sink"):
-        if name in options and options[name].dtype != torch.bool:
-            tensors[name] = options.pop(name)
-            del of_reference[name]
-    return tensors
 
 
 def test_what_nobody_sees_has_no_gradient(rng):
@@ -220,12 +124,11 @@ def test_sink_tokens_have_gradients_of_far_queries(rng):
     with emulate("gfx942"):
         out, lse = fmha_fwd(q, k, v, return_lse=True, **options)
         actual = fmha_bwd(torch.ones_like(out), q, k, v, out, lse, **options)
-    doubles = [x.double().requires_grad_() for x in (q, k, v)]
-    attention(*doubles, **options)[0].sum().backward()
-    for x, reference in zip(actual, doubles, strict=True):
-        assert reference.grad is not None
-        largest = reference.grad.abs().max().item()
-        assert (x.double() - reference.grad).abs().max() <= TOLERANCE["bf16"] * max(1, largest)
+    for x, exact in zip(
+        actual, exact_gradients(q, k, v, torch.ones_like(out), **options), strict=True
+    ):
+        largest = exact.abs().max().item()
+        assert (x.double() - exact).abs().max() <= TOLERANCE["bf16"] * max(1, largest)
 
 
 def test_what_lies_behind_the_last_row_adds_nothing():
@@ -247,13 +150,10 @@ def test_autograd(rng):
     with emulate("gfx942", check=True) as emulated:
         (fmha_fwd(*qkv, mask="causal").float() ** 2).sum().backward()
         assert emulated.findings() == ()
-    doubles = [x.detach().double().requires_grad_() for x in qkv]
-    (attention(*doubles, mask=2)[0] ** 2).sum().backward()
-    for x, reference in zip(qkv, doubles, strict=True):
-        assert x.grad is not None
-        assert reference.grad is not None
-        bound = TOLERANCE["bf16"] * max(1.0, reference.grad.abs().max().item())
-        assert (x.grad.double() - reference.grad).abs().max() <= bound
+    out, _ = attention(*(x.detach() for x in qkv), mask=2)
+    for x, exact in zip(qkv, exact_gradients(*qkv, 2 * out, mask=2), strict=True):
+        bound = TOLERANCE["bf16"] * max(1.0, exact.abs().max().item())
+        assert (x.grad.double() - exact).abs().max() <= bound
 
 
 def test_no_order_of_waves_changes_the_bits(rng):
@@ -308,18 +208,11 @@ _ALL_BUT_SINK = replace(ALL_MODIFIERS, asked=ALL_MODIFIERS.asked._replace(sink=N
     1,
 )
 def test_nothing_is_spilled(arch, hdims, is_masked, access, modifiers):
-    """What goes to scratch memory, or scalars to vector registers, would be in every loop's way."""
     traits = BackwardTraits(
         *(arch, "bf16", *hdims, "gm1", "rtne", is_masked, access), modifiers=modifiers
     )
-    elf = Elf(jit.read(backward_spec(traits)))
-    for kernel in traits.kernels():
-        symbol = kernel.row.symbol
-        metadata = kernel_metadata(elf, symbol)
-        assert metadata is not None
-        assert metadata[".private_segment_fixed_size"] == 0, symbol
-        assert metadata[".vgpr_spill_count"] == 0, symbol
-        assert metadata[".sgpr_spill_count"] == 0, symbol
+    symbols = [kernel.row.symbol for kernel in traits.kernels()]
+    assert_nothing_is_spilled(backward_spec(traits), *symbols)
 
 
 def test_wide_heads_have_a_kernel_each_for_dk_and_dv():

@@ -14,26 +14,26 @@ from closeness import assert_close
 from compiled_calls import (
     ARCHS,
     FP8_DTYPES,
+    MODIFIERS,
     OTHER_DTYPES,
     WIDE_HDIMS,
+    assert_nothing_is_spilled,
     check,
+    check_pages,
+    check_tensors,
     column_major,
     draw_of_other_dtypes,
     run,
 )
-from inputs import prefix_sums
 from int8_calls import check_both_products, random_scales
 from score_features import ALL_MODIFIERS, FEATURES, NO_MODIFIERS, Shape
 from untyped import explain, fmha_fwd, mla_absorbed_fwd
 
-from jitfmha import emulate, jit
-from jitfmha.amd.code_object import kernel_metadata
-from jitfmha.jit.elf import Elf
+from jitfmha import emulate
 from jitfmha.kernels.compiled.traits import Access, ForwardTraits, kernel_spec
-from jitfmha.problem.float64_reference import attention, attention_packed, unpaged
+from jitfmha.problem.float64_reference import attention
 
 _THOUSANDS = 4000
-MODIFIERS = tuple(sorted(set(FEATURES) - {"everything"}))
 
 
 @pytest.mark.sample("number", range(_THOUSANDS), 2)
@@ -145,33 +145,14 @@ def test_int8_probabilities_are_rounded_towards_zero():
 )
 def test_column_major_values_in_pages(rng, arch, dtype, page_size):
     """Whole pages of them, and pages in which four keys are not side by side."""
-    lengths_q, lengths_k = [1, 33, 0, 5], [70, 0, 20, 33]
-    num_pages = -(-max(lengths_k) // page_size) + 2
-    kept = torch.float16 if dtype == torch.int8 else dtype
-    q = torch.randn(sum(lengths_q), 2, 24, generator=rng).to(kept)
-    k, v = (
-        torch.randint(-99, 99, (num_pages, page_size, 1, n), generator=rng).to(dtype)
-        if dtype == torch.int8
-        else torch.randn(num_pages, page_size, 1, n, generator=rng).to(dtype)
-        for n in (24, 40)
-    )
-    table = torch.randint(num_pages, (4, num_pages), generator=rng, dtype=torch.int32)
-    sums = [prefix_sums(lengths) for lengths in (lengths_q, lengths_k)]
-    options: dict[str, Any] = {"softmax_scale": 0.2 if dtype != torch.int8 else 0.003}
-    sequences = {"cu_seqlens_q": sums[0], "cu_seqlens_k": sums[1]}
-    actual = run(arch, q, k, column_major(v), block_table=table, **sequences, **options)
-    packed = [unpaged(x, table, lengths_k) for x in (k, v)]
-    starts = [x.tolist()[:-1] for x in sums]
-    expected = attention_packed(q, *packed, lengths_q, lengths_k, *starts, **options)
-    assert_close(actual, expected, q, *packed, options["softmax_scale"], dtype=kept)
+    check_pages(arch, rng, page_size, (24, 40), dtype=dtype, is_v_column_major=True)
 
 
 def test_rows_and_columns_in_turn(rng):
     """They are calls of two kinds, of which each finds its own kernel again."""
     q, k, v = (torch.randn(1, 33, 2, 24, generator=rng).half() for _ in range(3))
-    expected = attention(q, k, v)
     for values in (column_major(v), v, column_major(v), v):
-        assert_close(run("gfx942", q, k, values), expected, q, k, v)
+        check_tensors("gfx942", q, k, values)
 
 
 # ---- Latent attention ----------------------------------------------------------------------------
@@ -212,13 +193,8 @@ def test_latent_attention(rng, arch, dtype):
         for arch in ARCHS
         for dtypes in (*OTHER_DTYPES, ("bf16", "bf16"))
         for hdims in (
-            (576, 512),
-            (576, 571),
-            (256, 256),
-            (255, 251),
-            (192, 128),
-            (96, 96),
-            (64, 64),
+            *((576, 512), (576, 571), (256, 256), (255, 251)),
+            *((192, 128), (96, 96), (64, 64)),
         )
         if dtypes[0] != "fp32" or hdims[0] <= 256
         for access in get_args(Access)
@@ -232,32 +208,19 @@ def test_latent_attention(rng, arch, dtype):
     1,
 )
 def test_nothing_is_spilled(arch, dtypes, hdims, access, modifiers, is_v_column_major):
-    """What goes to scratch memory, or scalars to vector registers, would be in every loop's way.
-
-    With the widest queries a pair may go to accumulation registers, which counts as spilled, too.
-    """
+    """With the widest queries a pair may go to accumulation registers, which counts as spilled."""
     names = {"fp8": "fp8_e4m3fnuz" if arch == "gfx942" else "fp8_e4m3fn"}
     dtype, kv_dtype = (names.get(name, name) for name in dtypes)
     traits = ForwardTraits(
-        arch,
-        dtype,
-        *hdims,
-        "gm1",
-        "rtne",
-        is_masked=True,
-        access=access,
-        modifiers=modifiers,
+        *(arch, dtype, *hdims, "gm1", "rtne", True, access, modifiers),
         has_large_softcap=modifiers == ALL_MODIFIERS,
         kv_dtype=kv_dtype,
         has_descales=kv_dtype not in ("bf16", "fp32"),
         has_int8_probabilities=dtype == "int8",
         has_column_major_v=is_v_column_major,
     )
-    metadata = kernel_metadata(Elf(jit.read(kernel_spec(traits))), traits.name)
-    assert metadata is not None
-    assert metadata[".private_segment_fixed_size"] == 0
-    assert metadata[".sgpr_spill_count"] == 0
-    assert metadata[".vgpr_spill_count"] <= (2 if hdims[0] > 256 else 0)
+    most = 2 if hdims[0] > 256 else 0
+    assert_nothing_is_spilled(kernel_spec(traits), traits.name, most_vector_registers=most)
 
 
 def test_the_other_chip_s_fp8_is_refused_by_name():
