@@ -331,30 +331,18 @@ inline Problem problem_of(const Options& options, std::mt19937& random) {
 
 // ---- Tensors ------------------------------------------------------------------------------------
 
-// As many 16-bit values as a tensor has.
-inline std::vector<Bits> drawn(const Options& options, const Problem& problem, std::int64_t heads,
-                               std::int64_t rows, std::int64_t columns, std::mt19937& random) {
-  const std::size_t kind = options.choice("init", {{"ui", "0"}, {"uf", "1"}, {"nf"}, {"tf", "2"}});
-  std::uniform_int_distribution<int> integers(-3, 3);
-  std::uniform_real_distribution<double> floats(-1, 1);
-  std::normal_distribution<double> normal;
-  std::vector<Bits> values(static_cast<std::size_t>(problem.packs() * heads * rows * columns));
-  for (std::size_t i = 0; i < values.size(); ++i) {
-    const double value = kind == 0   ? integers(random)
-                         : kind == 1 ? floats(random)
-                         : kind == 2 ? normal(random)
-                                     : std::sin(static_cast<double>(i));
-    values[i] = narrowed(value, problem.args.dtype);
-  }
-  return values;
-}
-
 // The values of a tensor as they lie in memory.
 inline std::vector<std::uint8_t> stored(const std::vector<Bits>& values, jitfmha::DataType dtype) {
   if (is_fp8(dtype)) return {values.begin(), values.end()};
   std::vector<std::uint8_t> bytes(values.size() * sizeof(Bits));
   std::memcpy(bytes.data(), values.data(), bytes.size());
   return bytes;
+}
+
+// The place of a row in memory.
+inline std::size_t place(const jitfmha::Strides& strides, std::int64_t batch, std::int64_t head,
+                         std::int64_t row) {
+  return static_cast<std::size_t>(batch * strides.batch + head * strides.head + row * strides.seq);
 }
 
 // A tensor on the host, as doubles that are read by batch, head, row and column.
@@ -365,30 +353,107 @@ struct View {
 
   double operator()(std::int64_t batch, std::int64_t head, std::int64_t row,
                     std::int64_t column) const {
-    return widened(values[static_cast<std::size_t>(batch * strides.batch + head * strides.head +
-                                                   row * strides.seq + column)],
-                   dtype);
+    const std::size_t at = place(strides, batch, head, row) + static_cast<std::size_t>(column);
+    return widened(values[at], dtype);
   }
 };
 
-// How far results are from exact ones: the largest part of what is allowed.
+template <class T>
+void save(const Options& options, const char* name, const std::vector<T>& values) {
+  if (options.text("save").empty()) return;
+  std::ofstream file(options.text("save") + "/" + name + ".bin", std::ios::binary);
+  file.write(reinterpret_cast<const char*>(values.data()),
+             static_cast<std::streamsize>(values.size() * sizeof(T)));
+  if (!file.flush()) throw std::runtime_error("cannot write to " + options.text("save"));
+}
+
+inline std::vector<Bits> drawn(const Options& options, jitfmha::DataType dtype, std::int64_t count,
+                               std::mt19937& random) {
+  const std::size_t kind = options.choice("init", {{"ui", "0"}, {"uf", "1"}, {"nf"}, {"tf", "2"}});
+  std::uniform_int_distribution<int> integers(-3, 3);
+  std::uniform_real_distribution<double> floats(-1, 1);
+  std::normal_distribution<double> normal;
+  std::vector<Bits> values(static_cast<std::size_t>(count));
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const double value = kind == 0   ? integers(random)
+                         : kind == 1 ? floats(random)
+                         : kind == 2 ? normal(random)
+                                     : std::sin(static_cast<double>(i));
+    values[i] = narrowed(value, dtype);
+  }
+  return values;
+}
+
+// A tensor of random values, on the host and on the device. Batches lie one behind the other.
+struct Drawn {
+  Drawn(const Options& options, const Problem& problem, const jitfmha::Strides& strides,
+        std::mt19937& random)
+      : values(drawn(options, problem.args.dtype, problem.packs() * strides.batch, random)),
+        view{values, strides, problem.args.dtype},
+        memory(stored(values, problem.args.dtype)) {}
+  void save_to(const Options& options, const char* name) const {
+    save(options, name, stored(values, view.dtype));
+  }
+
+  std::vector<Bits> values;
+  View view;
+  hip::Memory memory;
+};
+
+// What both directions read.
+struct Inputs {
+  Inputs(const Options& options, const Problem& problem, std::mt19937& random)
+      : q(options, problem, problem.args.q_strides, random),
+        k(options, problem, problem.args.k_strides, random),
+        v(options, problem, problem.args.v_strides, random),
+        cu_seqlens_q(problem.cu_seqlens_q),
+        cu_seqlens_k(problem.cu_seqlens_k) {
+    q.save_to(options, "q");
+    k.save_to(options, "k");
+    v.save_to(options, "v");
+  }
+
+  void put_into(jitfmha::MhaArgs& args, const hip::Memory& workspace) const {
+    args.q = q.memory.get();
+    args.k = k.memory.get();
+    args.v = v.memory.get();
+    args.cu_seqlens_q = cu_seqlens_q.get<std::int32_t>();
+    args.cu_seqlens_k = cu_seqlens_k.get<std::int32_t>();
+    args.workspace = workspace.get();
+    args.workspace_bytes = workspace.bytes();
+  }
+
+  Drawn q, k, v;
+  hip::Memory cu_seqlens_q, cu_seqlens_k;
+};
+
+// How far results are from exact ones; a share of the largest exact value is allowed.
 class Comparison {
  public:
-  // An error of a share of the largest value is allowed beside that of each value itself.
-  explicit Comparison(double allowed) : allowed_(allowed) {}
-
-  void add(double value, double exact) {
-    if (std::isinf(exact) && value == exact) return;
-    largest_ = std::max(largest_, std::fabs(exact));
-    const double error = std::fabs(value - exact);
-    worst_ = std::isnan(error) ? HUGE_VAL : std::max(worst_, error);
+  void add(const char* name, const std::vector<double>& values, const std::vector<double>& exact,
+           double allowed) {
+    double largest = 1, worst = 0;
+    for (std::size_t i = 0; i < exact.size(); ++i) {
+      if (std::isinf(exact[i]) && values[i] == exact[i]) continue;
+      largest = std::max(largest, std::fabs(exact[i]));
+      const double error = std::fabs(values[i] - exact[i]);
+      worst = std::isnan(error) ? HUGE_VAL : std::max(worst, error);
+    }
+    is_good_ = is_good_ && worst <= allowed * largest;
+    std::printf("%s %s %.2e", is_first_ ? ", worst errors:" : ",", name, worst);
+    is_first_ = false;
   }
-  bool is_good() const { return worst_ <= allowed_ * std::max(largest_, 1.0); }
-  double worst() const { return worst_; }
+  bool is_good() const { return is_good_; }
 
  private:
-  double allowed_, largest_ = 0, worst_ = 0;
+  bool is_good_ = true, is_first_ = true;
 };
+
+inline std::vector<double> widened(const std::vector<Bits>& values, jitfmha::DataType dtype) {
+  std::vector<double> wide;
+  for (const Bits each : values) wide.push_back(widened(each, dtype));
+  return wide;
+}
 
 // The probabilities of one query, and its log-sum-exp.
 struct Row {
@@ -396,8 +461,8 @@ struct Row {
   double lse;
 };
 
-inline Row row_of(const Problem& problem, const View& q, const View& k, std::int64_t n,
-                  std::int64_t head, std::int64_t i) {
+inline Row row_of(const Problem& problem, const Inputs& inputs, std::int64_t n, std::int64_t head,
+                  std::int64_t i) {
   const Sequence& of = problem.sequences[static_cast<std::size_t>(n)];
   const std::int64_t batch = problem.is_group() ? 0 : n;
   const std::int64_t key_head = head / (problem.args.heads_q / problem.args.heads_k);
@@ -409,7 +474,8 @@ inline Row row_of(const Problem& problem, const View& q, const View& k, std::int
     if (!problem.sees(of, i, j)) continue;
     double score = 0;
     for (std::int64_t d = 0; d < problem.args.hdim_q; ++d)
-      score += q(batch, head, of.begin_q + i, d) * k(batch, key_head, of.begin_k + j, d);
+      score += inputs.q.view(batch, head, of.begin_q + i, d) *
+               inputs.k.view(batch, key_head, of.begin_k + j, d);
     row.probabilities[static_cast<std::size_t>(j)] = score * scale;
     largest = std::max(largest, score * scale);
   }
@@ -422,6 +488,45 @@ inline Row row_of(const Problem& problem, const View& q, const View& k, std::int
     row.lse = largest + std::log(sum);
   }
   return row;
+}
+
+// Calls a function with sequence, batch, head of q, head of k, and query.
+template <class Function>
+void for_queries(const Problem& problem, const Function& function) {
+  const jitfmha::MhaArgs& args = problem.args;
+  for (std::int64_t n = 0; n < args.batch; ++n)
+    for (std::int64_t head = 0; head < args.heads_q; ++head)
+      for (std::int64_t i = 0; i < problem.sequences[static_cast<std::size_t>(n)].rows_q; ++i)
+        function(n, problem.is_group() ? 0 : n, head, head / (args.heads_q / args.heads_k), i);
+}
+
+// Exact results, as they lie in memory.
+struct Forward {
+  std::vector<double> out, lse;
+};
+
+inline Forward forward_of(const Problem& problem, const Inputs& inputs,
+                          const jitfmha::Strides& strides) {
+  const jitfmha::MhaArgs& args = problem.args;
+  const auto rows = static_cast<std::size_t>(problem.packs() * args.heads_q * args.seqlen_q);
+  Forward forward = {std::vector<double>(rows * static_cast<std::size_t>(args.hdim_v)),
+                     std::vector<double>(rows)};
+  for_queries(problem, [&](auto n, auto batch, auto head, auto key_head, auto i) {
+    const Sequence& of = problem.sequences[static_cast<std::size_t>(n)];
+    const Row row = row_of(problem, inputs, n, head, i);
+    const std::size_t to = place(strides, batch, head, of.begin_q + i);
+    for (std::int64_t d = 0; d < args.hdim_v; ++d) {
+      double sum = 0;
+      for (std::int64_t j = 0; j < of.rows_k; ++j)
+        sum += row.probabilities[static_cast<std::size_t>(j)] *
+               inputs.v.view(batch, key_head, of.begin_k + j, d);
+      forward.out[to + static_cast<std::size_t>(d)] =
+          sum * problem.descale(problem.descales.v, n, key_head);
+    }
+    forward.lse[static_cast<std::size_t>((batch * args.heads_q + head) * args.seqlen_q +
+                                         of.begin_q + i)] = row.lse;
+  });
+  return forward;
 }
 
 // ---- Runs ---------------------------------------------------------------------------------------
@@ -440,26 +545,23 @@ double seconds_of(const Options& options, const Launch& launch) {
   return taken.count() / static_cast<double>(repeat);
 }
 
-template <class T>
-void save(const Options& options, const char* name, const std::vector<T>& values) {
-  if (options.text("save").empty()) return;
-  std::ofstream file(options.text("save") + "/" + name + ".bin", std::ios::binary);
-  file.write(reinterpret_cast<const char*>(values.data()),
-             static_cast<std::streamsize>(values.size() * sizeof(T)));
-  if (!file.flush()) throw std::runtime_error("cannot write to " + options.text("save"));
-}
-
-inline std::string shape_of(const Problem& problem) {
+// Launches, and prints what is known before the results are.
+template <class Launch>
+void run_and_time(const Options& options, const Problem& problem, const jitfmha::MhaPlan& plan,
+                  std::int64_t columns, const Launch& launch) {
   const jitfmha::MhaArgs& args = problem.args;
+  launch();
+  hip::synchronize();
   std::ostringstream text;
   text << name_of(args.dtype) << ", " << (problem.is_group() ? "group" : "batch") << ", b "
        << args.batch << ", h " << args.heads_q << "/" << args.heads_k << ", s " << args.seqlen_q
        << "/" << args.seqlen_k << ", d " << args.hdim_q << "/" << args.hdim_v << ", mask "
-       << static_cast<int>(args.mask);
-  return text.str();
-}
-
-inline void print_time(double seconds, double operations) {
+       << static_cast<int>(args.mask) << ", splits " << plan.num_splits;
+  if (options.flag("kname")) text << ", " << plan.kernel;
+  std::printf("%s", text.str().c_str());
+  const double seconds = seconds_of(options, launch);
+  const double operations = 2 * problem.visible_pairs() * static_cast<double>(args.heads_q) *
+                            static_cast<double>(columns);
   if (seconds > 0)
     std::printf(", %.4f ms, %.2f TFLOP/s", seconds * 1e3, operations / seconds * 1e-12);
 }
