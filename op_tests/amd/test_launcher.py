@@ -66,9 +66,7 @@ def differing_fields(launch: Launch, expected: bytes) -> list[int]:
 @pytest.mark.parametrize("return_lse", [False, True])
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 @pytest.mark.parametrize("chip", list(CHIPS))
-def test_arguments_of_gm0(
-    rng: torch.Generator, runtime: RecordingRuntime, chip: str, layout: str, return_lse: bool
-) -> None:
+def test_arguments_of_gm0(rng, runtime, chip, layout, return_lse):
     q, k, v = (lay_out(x, layout) for x in qkv(rng, 2, 70, rows_k=(2, 90)))
     out = lay_out(torch.zeros(2, 70, 4, 128, dtype=torch.bfloat16), layout)
     with runtime.stands_for(runtime.target(chip, CHIPS[chip]), stream=0xABCD0):
@@ -86,9 +84,7 @@ def test_arguments_of_gm0(
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("return_lse", [False, True])
 @pytest.mark.parametrize("chip", list(CHIPS))
-def test_arguments_of_gm1(
-    rng: torch.Generator, runtime: RecordingRuntime, chip: str, return_lse: bool, padded: bool
-) -> None:
+def test_arguments_of_gm1(rng, runtime, chip, return_lse, padded):
     q, k, v = qkv(rng, 260, rows_k=(300,))
     q, k = q.repeat(1, 2, 1)[:, ::2], k.transpose(0, 1).contiguous().transpose(0, 1)
     ends = [prefix_sums([100, 0, 150]), prefix_sums([120, 30, 140])]
@@ -121,9 +117,7 @@ def test_arguments_of_gm1(
 
 @pytest.mark.parametrize("shape", [None, "one", "each"])
 @pytest.mark.parametrize("mode", ["gm0", "gm1"])
-def test_arguments_of_fp8(
-    rng: torch.Generator, runtime: RecordingRuntime, mode: str, shape: str | None
-) -> None:
+def test_arguments_of_fp8(rng, runtime, mode, shape):
     rows, options = ((3, 70), {}) if mode == "gm0" else ((70,), {"max_seqlen_q": 33})
     q, k, v = qkv(rng, *rows, dtype=torch.float8_e4m3fnuz)
     ends = prefix_sums([33, 30, 7])
@@ -159,9 +153,7 @@ def test_arguments_of_fp8(
         assert wrong == []
 
 
-def test_the_scale_of_one_is_made_when_a_call_is_bound(
-    rng: torch.Generator, runtime: RecordingRuntime, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_scale_of_one_is_made_when_a_call_is_bound(rng, runtime, monkeypatch):
     """Before the first launch, on the call's device, and never again: a graph may be captured."""
     made: list[tuple[int, int, Tensor]] = []
 
@@ -203,16 +195,7 @@ def test_the_scale_of_one_is_made_when_a_call_is_bound(
         ("MI355X", (192, 128), 2, 4, 70, 3),
     ],
 )
-def test_scheduling_hint(
-    rng: torch.Generator,
-    runtime: RecordingRuntime,
-    chip: str,
-    hdims: tuple[int, int],
-    mask: int,
-    heads: int,
-    seqlen_q: int,
-    s_opt: int,
-) -> None:
+def test_scheduling_hint(rng, runtime, chip, hdims, mask, heads, seqlen_q, s_opt):
     q, k, v = qkv(rng, 1, seqlen_q, heads=(heads, 1), hdims=hdims, rows_k=(1, 9))
     with runtime.stands_for(runtime.target(chip, CHIPS[chip])):
         fmha_fwd(q, k, v, mask=mask)
@@ -245,17 +228,7 @@ WIDE, SQUARE = (192, 128), (128, 128)  # tiles of 32 and of 64 rows
         ("MI355X", WIDE, "gm1", 2, 70, (4, 3, 2), 256),
     ],
 )
-def test_grid(
-    rng: torch.Generator,
-    runtime: RecordingRuntime,
-    chip: str,
-    hdims: tuple[int, int],
-    mode: str,
-    mask: int,
-    seqlen_q: int,
-    grid: tuple[int, int, int],
-    threads: int,
-) -> None:
+def test_grid(rng, runtime, chip, hdims, mode, mask, seqlen_q, grid, threads):
     options: dict[str, Any] = {"mask": mask}
     rows: tuple[int, ...] = (3, seqlen_q)
     if mode == "gm1":
@@ -270,9 +243,7 @@ def test_grid(
 
 
 @pytest.mark.parametrize(("longest", "tiles"), [(None, 5), (1000, 5), (65, 2), (64, 1)])
-def test_longest_length_sizes_the_grid(
-    rng: torch.Generator, runtime: RecordingRuntime, longest: int | None, tiles: int
-) -> None:
+def test_longest_length_sizes_the_grid(rng, runtime, longest, tiles):
     """Without it, and where it is too large, there are as many tiles as all rows together have."""
     ends = prefix_sums([100, 157])
     with runtime.stands_for(runtime.target("MI300X")):
@@ -280,7 +251,7 @@ def test_longest_length_sizes_the_grid(
     assert list(only_launch(runtime).grid) == [4, 2, tiles]
 
 
-def test_nothing_is_launched_without_work(rng: torch.Generator, runtime: RecordingRuntime) -> None:
+def test_nothing_is_launched_without_work(rng, runtime):
     ends = prefix_sums([0, 0])
     q, k, v = qkv(rng, 30)
     with runtime.stands_for(runtime.target("MI300X")):
@@ -295,9 +266,7 @@ def test_nothing_is_launched_without_work(rng: torch.Generator, runtime: Recordi
     assert runtime.launch_count == 0
 
 
-def test_strides_of_single_rows_mean_nothing(
-    rng: torch.Generator, runtime: RecordingRuntime
-) -> None:
+def test_strides_of_single_rows_mean_nothing(rng, runtime):
     """Kernels take the end of a tensor from length times stride, so it must not be too short."""
     q, k, v = qkv(rng, 1, 1, heads=(1, 1))
     tensors = (q, k, v, torch.empty_like(q))
@@ -311,9 +280,7 @@ def test_strides_of_single_rows_mean_nothing(
 
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("padded", [False, True])
-def test_gaps_are_filled_without_reading_cu_seqlens(
-    rng: torch.Generator, runtime: RecordingRuntime, padded: bool
-) -> None:
+def test_gaps_are_filled_without_reading_cu_seqlens(rng, runtime, padded):
     """On a GPU the values stay unread: these would be refused on the CPU."""
     wrong = torch.tensor([7, 3, 99], dtype=torch.int32)
     options = {"cu_seqlens_q_padded": wrong.clone()} if padded else {}
@@ -329,7 +296,7 @@ def test_gaps_are_filled_without_reading_cu_seqlens(
 # ---- Devices, modules, threads -------------------------------------------------------------------
 
 
-def test_devices_get_their_own_modules(rng: torch.Generator, runtime: RecordingRuntime) -> None:
+def test_devices_get_their_own_modules(rng, runtime):
     """Each once, as long as the process lives; no other test may load the same kernel there.
 
     The thread's current device stays what it was.
@@ -351,9 +318,7 @@ def test_devices_get_their_own_modules(rng: torch.Generator, runtime: RecordingR
     assert runtime.loads() == [3, 1]
 
 
-def test_trees_with_one_manifest_keep_their_own_code_objects(
-    rng: torch.Generator, runtime: RecordingRuntime, tmp_path: Path, use_tree: UseTree
-) -> None:
+def test_trees_with_one_manifest_keep_their_own_code_objects(rng, runtime, tmp_path, use_tree):
     """They share a launcher, in which a row has one number for both."""
     kernel, inputs = PlainKernel(), qkv(rng, 1, 70)
     for name in ("one", "other"):
@@ -367,7 +332,7 @@ def test_trees_with_one_manifest_keep_their_own_code_objects(
     assert runtime.loads() == [2, 2]
 
 
-def test_threads_load_once_and_launch_all(rng: torch.Generator, runtime: RecordingRuntime) -> None:
+def test_threads_load_once_and_launch_all(rng, runtime):
     q, k, v = qkv(rng, 1, 70, hdims=(192, 128))
     threads, each = 8, 50
     barrier = threading.Barrier(threads)
@@ -391,7 +356,7 @@ def test_threads_load_once_and_launch_all(rng: torch.Generator, runtime: Recordi
 # ---- Errors --------------------------------------------------------------------------------------
 
 
-def test_errors_of_the_runtime_surface(rng: torch.Generator, runtime: RecordingRuntime) -> None:
+def test_errors_of_the_runtime_surface(rng, runtime):
     """With HIP's name, number and text, and what was being done; then it works again."""
     inputs = qkv(rng, 1, 70, hdims=(192, 128), heads=(2, 1))
     with runtime.stands_for(runtime.target("MI308X", 2)):
@@ -412,14 +377,14 @@ def test_errors_of_the_runtime_surface(rng: torch.Generator, runtime: RecordingR
     assert runtime.launch_count == 1
 
 
-def test_wrong_devices_surface(rng: torch.Generator, runtime: RecordingRuntime) -> None:
+def test_wrong_devices_surface(rng, runtime):
     text = r"hipErrorInvalidDevice \(101\): invalid device ordinal"
     target = runtime.target("MI300X", 9)
     with runtime.stands_for(target), pytest.raises(HipError, match=text):
         fmha_fwd(*qkv(rng, 1, 70))
 
 
-def test_a_library_that_is_no_hip_runtime(tmp_path: Path) -> None:
+def test_a_library_that_is_no_hip_runtime(tmp_path):
     launcher = amd_launcher.load_launcher(READY)
     assert launcher.jitfmha_open_runtime(str(tmp_path / "missing.so").encode()) is None
     assert "missing.so" in launcher.jitfmha_last_error().decode()
@@ -428,9 +393,7 @@ def test_a_library_that_is_no_hip_runtime(tmp_path: Path) -> None:
     assert "no function hipGetDevice" in launcher.jitfmha_last_error().decode()
 
 
-def test_offsets_are_checked_by_the_compiler(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offsets_are_checked_by_the_compiler(tmp_path, monkeypatch):
     """A field too many in the struct does not compile."""
     monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path))
     for kind, struct, field in (

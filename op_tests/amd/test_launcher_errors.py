@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from plain_tree import write_manifest
-from rigs.recording_runtime import RecordingRuntime
 from torch import Tensor
 from tree_environment import UseTree
 from untyped import fmha_fwd
@@ -53,9 +52,7 @@ def split_call(rng: torch.Generator) -> Tensor:
         ("hipModuleLaunchKernel", 1),
     ],
 )
-def test_a_failure_leaves_no_trace(
-    rng: torch.Generator, runtime: RecordingRuntime, function: str, after: int
-) -> None:
+def test_a_failure_leaves_no_trace(rng, runtime, function, after):
     """The device that was current is again, no error stays for torch to find, no module is lost.
 
     Every attempt fails like the first, and the one after the fault is whole: both launches of a
@@ -80,9 +77,7 @@ def test_a_failure_leaves_no_trace(
     assert runtime.unload_count == (failed_loads if is_look_up else 0)
 
 
-def test_a_device_that_does_not_come_back_leaves_no_error(
-    rng: torch.Generator, runtime: RecordingRuntime
-) -> None:
+def test_a_device_that_does_not_come_back_leaves_no_error(rng, runtime):
     """The launch has been made: it is no failure, and nothing of torch's may look like one."""
     with runtime.on_device(2), runtime.stands_for(runtime.target("MI300X", 3)):
         split_call(rng)
@@ -92,9 +87,7 @@ def test_a_device_that_does_not_come_back_leaves_no_error(
         runtime.fail("hipSetDevice", 0)
 
 
-def test_an_unknown_attribute_leaves_no_error(
-    rng: torch.Generator, runtime: RecordingRuntime
-) -> None:
+def test_an_unknown_attribute_leaves_no_error(rng, runtime):
     """The number of XCDs is asked of every runtime, and older ones do not know it."""
     with runtime.stands_for(runtime.target("MI300X", 1)):
         split_call(rng)

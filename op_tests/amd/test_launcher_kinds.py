@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -61,7 +60,7 @@ def words_of_others(kind: LauncherKind) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
-def test_nothing_of_other_kinds(kind: LauncherKind) -> None:
+def test_nothing_of_other_kinds(kind):
     code = code_of(kind)
     # Neither as a word nor as a part of a name with underscores.
     found = [
@@ -72,7 +71,7 @@ def test_nothing_of_other_kinds(kind: LauncherKind) -> None:
     assert found == []
 
 
-def test_the_words_are_there() -> None:
+def test_the_words_are_there():
     """Each of them is in some launcher; or the test above would look for what nobody writes."""
     codes = {kind: code_of(kind) for kind in KINDS}
     for owners, words in WORDS_OF.items():
@@ -82,7 +81,7 @@ def test_the_words_are_there() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=NAMES)
-def test_says_what_it_was_rendered_from(kind: LauncherKind) -> None:
+def test_says_what_it_was_rendered_from(kind):
     (source,) = launcher_spec(kind).compiled_sources
     first, *_ = launcher_spec(kind).sources[source].splitlines()
     template = f"csrc_templates/amd/launcher/{kind.direction}_{kind.block}.cpp.in"
@@ -101,7 +100,7 @@ OWN_CODE = [kind for kind in KINDS if kind.arch == "gfx942" or kind.block == "ai
 
 @pytest.mark.parametrize("compiler", list(COMPILERS))
 @pytest.mark.parametrize("kind", OWN_CODE, ids=lambda kind: f"{kind.name}_{kind.arch}")
-def test_compiles_without_warnings(kind: LauncherKind, compiler: str, tmp_path: Path) -> None:
+def test_compiles_without_warnings(kind, compiler, tmp_path):
     """With two compilers, each of which warns of what the other one does not see."""
     command = COMPILERS[compiler]
     if not command:
