@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from amd_problems import FP8, AmdProblem, assert_exact
 from plain_tree import PlainKernel
+from torch import Tensor
 from tree_environment import UseTree
 from untyped import explain, fmha_fwd, fmha_v3_fwd, fmha_v3_varlen_fwd
 
@@ -39,41 +41,35 @@ def problem(rng: torch.Generator, mode: str, **changes: object) -> AmdProblem:
     return AmdProblem(rng, **(options | changes))  # type: ignore[arg-type]
 
 
+def run_exactly(chip: str, call: AmdProblem, rounding: float = BF16_ROUNDING) -> None:
+    """On the emulated chip, and as near as rounding explains."""
+    with emulate(chip):
+        actual = call.run()
+    assert_exact(actual, call.exact(), rounding)
+
+
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("mask", [0, 2])
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("hdim_q", [128, 192])
 @pytest.mark.parametrize("chip", CHIPS)
-def test_bf16(rng, tree, chip, mode, mask):
-    kernel = PlainKernel(mask=mask, mode=MODES.index(mode))
-    call = problem(rng, mode, mask=mask)
+def test_bf16(rng, tree, chip, hdim_q, mode, mask):
+    """For 192x128 another workgroup, and on gfx942 a grid in which causal tiles come one by one."""
+    ts_qo = 64 if hdim_q == 128 else 32
+    kernel = PlainKernel(hdim_q=hdim_q, mask=mask, mode=MODES.index(mode), ts_qo=ts_qo)
+    call = problem(rng, mode, mask=mask, hdims=(hdim_q, 128))
     with emulate(chip):
         plan = explain(call.q, call.k, call.v, **call.arguments)
-        actual = call.run()
     assert plan.plan.kernel == kernel.name
     assert str(tree) in str(plan)
-    assert_exact(actual, call.exact(), BF16_ROUNDING)
-
-
-@pytest.mark.usefixtures("poisoned_memory")
-@pytest.mark.parametrize("chip", ["gfx942", "gfx950"])
-@pytest.mark.parametrize("mask", [0, 2])
-@pytest.mark.parametrize("mode", MODES)
-def test_192x128(rng, chip, mode, mask):
-    """Another workgroup, and on gfx942 another grid, in which causal tiles come one by one."""
-    call = problem(rng, mode, mask=mask, hdims=(192, 128))
-    with emulate(chip):
-        actual = call.run()
-    assert_exact(actual, call.exact(), BF16_ROUNDING)
+    run_exactly(chip, call)
 
 
 @pytest.mark.usefixtures("poisoned_memory")
 @pytest.mark.parametrize("mode", MODES)
 def test_fp16(rng, mode):
     call = problem(rng, mode, dtype=torch.float16, hdims=(64, 64))
-    with emulate("gfx942"):
-        actual = call.run()
-    assert actual[0].dtype == torch.float16
-    assert_exact(actual, call.exact(), FP16_ROUNDING)
+    run_exactly("gfx942", call, FP16_ROUNDING)
 
 
 @pytest.mark.usefixtures("poisoned_memory")
@@ -87,18 +83,8 @@ def test_fp16(rng, mode):
 )
 @pytest.mark.parametrize("mode", MODES)
 def test_fp8(rng, chip, hdim, mode, descales):
-    call = problem(
-        *(rng, mode),
-        dtype=FP8[chip],
-        hdims=(hdim, hdim),
-        heads=(4, 2),
-        softmax_scale=0.05,
-        descales=descales,
-    )
-    with emulate(chip):
-        actual = call.run()
-    assert actual[0].dtype == torch.bfloat16
-    assert_exact(actual, call.exact(), BF16_ROUNDING)
+    changes = {"hdims": (hdim, hdim), "heads": (4, 2), "softmax_scale": 0.05}
+    run_exactly(chip, problem(rng, mode, dtype=FP8[chip], descales=descales, **changes))
 
 
 def test_some_descales(rng):
@@ -106,8 +92,7 @@ def test_some_descales(rng):
     call = problem(rng, "gm0", dtype=FP8["gfx942"], descales="one")
     for name in ("q_descale", "v_descale"):
         del call.arguments[name]
-        with emulate("gfx942"):
-            assert_exact(call.run(), call.exact(), BF16_ROUNDING)
+        run_exactly("gfx942", call)
 
 
 @pytest.mark.parametrize("layout", ["bhsd", "sbhd", "packed", "packed_by_head", "every_other_row"])
@@ -116,9 +101,7 @@ def test_layouts(rng, layout):
     call = problem(rng, "gm0", mask=2, layout=layout, heads=(4, 2))
     buffer = torch.full((2, 70, 4, 3, 128), -77.0, dtype=torch.bfloat16)
     call.arguments["out"] = buffer[:, :, :, 1]
-    with emulate("gfx942"):
-        actual = call.run()
-    assert_exact(actual, call.exact(), BF16_ROUNDING)
+    run_exactly("gfx942", call)
     assert (buffer[:, :, :, ::2] == -77.0).all()
 
 
@@ -127,10 +110,7 @@ def test_layouts(rng, layout):
     ("seqlen_q", "seqlen_k"), [(1, 1), (1, 130), (65, 1), (128, 64), (127, 129)]
 )
 def test_ragged_lengths(rng, seqlen_q, seqlen_k):
-    call = problem(rng, "gm0", mask=2, lengths=((seqlen_q, seqlen_k),))
-    with emulate("gfx950"):
-        actual = call.run()
-    assert_exact(actual, call.exact(), BF16_ROUNDING)
+    run_exactly("gfx950", problem(rng, "gm0", mask=2, lengths=((seqlen_q, seqlen_k),)))
 
 
 @pytest.mark.usefixtures("poisoned_memory")
@@ -174,10 +154,8 @@ def test_no_queries(rng):
 @pytest.mark.parametrize("longest", [None, 129, 5000])
 def test_gaps_and_longest_lengths(rng, longest):
     """Unused rows are 0 and -inf; the grid holds every tile whatever length is announced."""
-    call = problem(rng, "gm1", mask=2, gap=7, options={"max_seqlen_q": longest})
-    with emulate("gfx942"):
-        actual = call.run()
-    assert_exact(actual, call.exact(), BF16_ROUNDING)
+    options = {"max_seqlen_q": longest}
+    run_exactly("gfx942", problem(rng, "gm1", mask=2, gap=7, options=options))
 
 
 def test_top_left_masks(rng):
@@ -186,7 +164,7 @@ def test_top_left_masks(rng):
         call = problem(rng, "gm0", mask=1, lengths=(lengths,))
         with emulate("gfx942"):
             assert explain(call.q, call.k, call.v, mask=1).plan.kernel == kernel.name
-            assert_exact(call.run(), call.exact(), BF16_ROUNDING)
+        run_exactly("gfx942", call)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -203,28 +181,19 @@ def test_rounding_is_the_one_asked_for(rng, mode):
     assert not torch.equal(nearest, to_zero)
     for rounded in (nearest, away):
         torch.testing.assert_close(rounded, exact, atol=2e-5, rtol=BF16_ROUNDING + 1e-4)
-    rest: dict[str, object] = (
-        {}
-        if mode == "gm0"
-        else {
-            "cu_seqlens_q": call.arguments["cu_seqlens_q"],
-            "cu_seqlens_k": call.arguments["cu_seqlens_k"],
-            "max_seqlen_q": 129,
-            "max_seqlen_k": 90,
-        }
-    )
     for how, result in enumerate(results):
         with emulate("gfx942"):
-            if mode == "gm0":
-                out = fmha_v3_fwd(
-                    *(call.q, call.k, call.v, 0.0, 0.2, False, -1, -1, False, False, how)
-                )[0]
-            else:
-                out = fmha_v3_varlen_fwd(
-                    *(call.q, call.k, call.v, *rest.values(), 0, 0.0, 0.2, 0.0, False),
-                    *(False, -1, -1, False, False, how),
-                )[0]
-        assert torch.equal(out, result)
+            assert torch.equal(of_aiter(call, how)[0], result)
+
+
+def of_aiter(call: AmdProblem, how: int, **scales: Tensor) -> Any:
+    """What AITER's functions make of it, with this rounding."""
+    last = (False, -1, -1, True, False, how)
+    if not call.is_group:
+        return fmha_v3_fwd(call.q, call.k, call.v, 0.0, 0.2, *last, **scales)
+    ends = (call.arguments["cu_seqlens_q"], call.arguments["cu_seqlens_k"], 129, 90)
+    others = (0, 0.0, 0.2, 0.0, False)
+    return fmha_v3_varlen_fwd(call.q, call.k, call.v, *ends, *others, *last, **scales)
 
 
 def test_rounding_is_ignored_on_gfx950(rng):
@@ -240,17 +209,7 @@ def test_descales_of_aiter(rng, mode):
     call = problem(rng, mode, dtype=FP8["gfx942"], heads=(4, 2), descales="each")
     scales = {name: call.arguments[name] for name in ("q_descale", "k_descale", "v_descale")}
     with emulate("gfx942"):
-        if mode == "gm0":
-            out, lse, _, _ = fmha_v3_fwd(
-                *(call.q, call.k, call.v, 0.0, 0.2, False, -1, -1, True, False, 1), **scales
-            )
-        else:
-            ends = (call.arguments["cu_seqlens_q"], call.arguments["cu_seqlens_k"])
-            out, lse, _, _ = fmha_v3_varlen_fwd(
-                *(call.q, call.k, call.v, *ends, 129, 90, 0, 0.0, 0.2, 0.0, False),
-                *(False, -1, -1, True, False, 1),
-                **scales,
-            )
+        out, lse, _, _ = of_aiter(call, 1, **scales)
     assert_exact((out, lse), call.exact(), BF16_ROUNDING)
 
 
