@@ -1,6 +1,6 @@
 """Faults that a build cache meets on clusters, each as a scenario that can be run and counted.
 
-A scenario is a module of this package with ``run(extent, progress, seed)``, or with
+A scenario is a module of this package with ``run(trial)``, or with
 ``run_inside(sandbox, extent)``, which runs in processes of its own for at most ``LIMIT_SECONDS``.
 The suite ``cache`` prints what each found, and ``op_tests/cache/`` runs the same code over a
 shorter extent.
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 
+from .callers import Trial
 from .outcome import Extent, Outcome
 from .sandbox import run_in_sandbox
 
@@ -36,9 +37,12 @@ FAULTS = {
 def scenario(name: str) -> Callable[[Extent, Callable[[str], None], int | None], Outcome]:
     """How one of ``FAULTS`` runs; without a seed it takes a fresh one, and reports it."""
     module = import_module(f".{name}", __name__)
-    run: Callable[[Extent, Callable[[str], None], int | None], Outcome]
     if hasattr(module, "run_inside"):
-        run = partial(run_in_sandbox, module.__name__, module.LIMIT_SECONDS)
-    else:
-        run = module.run
+        return partial(run_in_sandbox, module.__name__, module.LIMIT_SECONDS)
+
+    def run(extent: Extent, progress: Callable[[str], None], seed: int | None) -> Outcome:
+        trial = Trial(name, extent, progress, seed)
+        module.run(trial)
+        return trial.outcome
+
     return run

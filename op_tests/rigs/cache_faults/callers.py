@@ -25,7 +25,7 @@ from jitfmha.bench.fresh_process import fresh_python
 from jitfmha.bench.report import Progress
 
 from .faulty_system import faulty_system
-from .outcome import Outcome, reported_seed
+from .outcome import Extent, Outcome, reported_seed
 
 _SERVE = "from rigs.cache_faults.caller_process import serve; serve()"
 _WARNING = "RuntimeWarning: jitfmha: "
@@ -228,11 +228,6 @@ class Callers:
         return reply
 
 
-def seeded_rng(scenario: str, progress: Progress, seed: int | None) -> random.Random:
-    """The random numbers of a scenario, whose seed is reported."""
-    return random.Random(reported_seed(scenario, progress, seed))
-
-
 @cache
 def shared_callers() -> Callers:
     """One process for all scenarios that this process runs, ended at exit."""
@@ -293,27 +288,61 @@ def new_scratch() -> Iterator[Scratch]:
                         os.chmod(path, 0o700)
 
 
-def expect_answer(
-    outcome: Outcome, answer: Answer, what: str, *, how: str = "", warnings: int = 0
-) -> None:
-    """Expect a right result without an error, ``how`` if given, and so many warnings."""
-    holds = answer.status == 0 and answer.right and not answer.error
-    holds = holds and (not how or answer.how == how) and len(answer.warnings) == warnings
-    wanted = f"a right result{how and ', ' + how}, {warnings} warnings"
-    outcome.expect(holds, f"{what}: expected {wanted}; got {answer}")
+class Trial:
+    """A scenario under way: how much of it is run, who makes its calls, and what it found."""
 
+    def __init__(self, scenario: str, extent: Extent, progress: Progress, seed: int | None) -> None:
+        self.extent = extent
+        self.progress = progress
+        self.rng = random.Random(reported_seed(scenario, progress, seed))
+        self.callers = shared_callers()
+        self.outcome = Outcome()
 
-def expect_refused(outcome: Outcome, answer: Answer, what: str, *words: str) -> None:
-    """Expect a CacheError that has these words in it, and no warning."""
-    holds = answer.status == 0 and answer.error == "CacheError" and not answer.warnings
-    holds = holds and all(word in answer.message for word in words)
-    outcome.expect(holds, f"{what}: expected CacheError with {words}; got {answer}")
+    @property
+    def is_long(self) -> bool:
+        """Whether this is what the bars mean."""
+        return self.extent is Extent.LONG
 
+    def expect(self, holds: bool, sentence: str) -> None:
+        """As :meth:`Outcome.expect` does."""
+        self.outcome.expect(holds, sentence)
 
-def expect_clean(outcome: Outcome, scratch: Scratch, what: str) -> None:
-    """Expect no debris."""
-    debris = scratch.debris()
-    outcome.expect(not debris, f"{what}: left behind {', '.join(debris)}")
+    def builds(self, call: Call, what: str, *, warnings: int = 0) -> Answer:
+        """Make a call, and expect that it builds and is right."""
+        answer = self.callers.call(call)
+        self.expect_right(answer, what, how="built", warnings=warnings)
+        return answer
+
+    def loads(self, call: Call, what: str) -> Answer:
+        """Make a call, and expect that it finds everything built, and is right."""
+        answer = self.callers.call(call)
+        self.expect_right(answer, what, how="loaded")
+        return answer
+
+    def expect_right(self, answer: Answer, what: str, *, how: str = "", warnings: int = 0) -> None:
+        """Expect a right result without an error, ``how`` if given, and so many warnings."""
+        holds = answer.status == 0 and answer.right and not answer.error
+        holds = holds and (not how or answer.how == how) and len(answer.warnings) == warnings
+        wanted = f"a right result{how and ', ' + how}, {warnings} warnings"
+        self.expect(holds, f"{what}: expected {wanted}; got {answer}")
+
+    def refused(self, call: Call, what: str, *words: str, warnings: int = 0) -> Answer:
+        """Make a call, and expect a CacheError with these words and at most so many warnings."""
+        answer = self.callers.call(call)
+        self.expect_refused(answer, what, *words, warnings=warnings)
+        return answer
+
+    def expect_refused(self, answer: Answer, what: str, *words: str, warnings: int = 0) -> None:
+        """Expect a CacheError that has these words in it, and at most so many warnings."""
+        holds = answer.status == 0 and answer.error == "CacheError"
+        holds = holds and len(answer.warnings) <= warnings
+        holds = holds and all(word in answer.message for word in words)
+        self.expect(holds, f"{what}: expected CacheError with {words}; got {answer}")
+
+    def expect_clean(self, scratch: Scratch, what: str) -> None:
+        """Expect no debris."""
+        debris = scratch.debris()
+        self.expect(not debris, f"{what}: left behind {', '.join(debris)}")
 
 
 def _base_environment() -> dict[str, str]:

@@ -7,26 +7,15 @@ build works, or whether a builder is taken for dead.
 from __future__ import annotations
 
 import os
-import random
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from jitfmha.bench.report import Progress
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 
-from .callers import (
-    Call,
-    Callers,
-    Scratch,
-    expect_answer,
-    expect_clean,
-    new_scratch,
-    seeded_rng,
-    shared_callers,
-)
+from .callers import Call, Scratch, Trial, new_scratch
 from .faulty_system import wrong_clock
-from .outcome import Extent, Outcome
+from .outcome import Extent
 from .processes import wait_until
 from .watched_compiler import WatchedCompiler
 
@@ -46,90 +35,82 @@ _RANDOM_TIMES = {Extent.SHORT: 3, Extent.LONG: 60}
 _LATEST = 2**32
 
 
-def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
+def run(trial: Trial) -> None:
     """Entries of all ages, builds under all clocks, and a builder that others see in the past."""
-    rng = seeded_rng(__name__, progress, seed)
-    outcome = Outcome()
-    callers = shared_callers()
-    _old_and_future_entries(callers, extent, rng, outcome)
-    for jumps in _JUMPS if extent is Extent.LONG else rng.sample(_JUMPS, 2):
-        _wrong_clock(callers, jumps, "tiny1", outcome)
-        _builder_at_work(callers, jumps, outcome)
-    if extent is Extent.LONG:
-        _wrong_clock(callers, _JUMPS[-1], "attention", outcome)
-    for stamp in _STAMPS if extent is Extent.LONG else rng.sample(_STAMPS, 1):
-        _odd_sources(callers, stamp, outcome)
-    return outcome
+    _old_and_future_entries(trial)
+    for jumps in _JUMPS if trial.is_long else trial.rng.sample(_JUMPS, 2):
+        _wrong_clock(trial, jumps, "tiny1")
+        _builder_at_work(trial, jumps)
+    if trial.is_long:
+        _wrong_clock(trial, _JUMPS[-1], "attention")
+    for stamp in _STAMPS if trial.is_long else trial.rng.sample(_STAMPS, 1):
+        _odd_sources(trial, stamp)
 
 
-def _old_and_future_entries(
-    callers: Callers, extent: Extent, rng: random.Random, outcome: Outcome
-) -> None:
+def _old_and_future_entries(trial: Trial) -> None:
     def clocks() -> Sequence[_Jumps]:
-        return (_RIGHT, *_JUMPS) if extent is Extent.LONG else [rng.choice((_RIGHT, *_JUMPS))]
+        return (_RIGHT, *_JUMPS) if trial.is_long else [trial.rng.choice((_RIGHT, *_JUMPS))]
 
     with new_scratch() as scratch:
-        answer = callers.call(Call(scratch.environment))
-        expect_answer(outcome, answer, "a call at the right time", how="built")
+        trial.builds(Call(scratch.environment), "a call at the right time")
         for age in _AGES:
             for path in _everything(scratch):
                 os.utime(path, (age, age), follow_symlinks=False)
-            _expect_no_build(callers, scratch, clocks(), f"everything has the time {age}", outcome)
-        for attempt in range(_RANDOM_TIMES[extent]):
+            _expect_no_build(trial, scratch, clocks(), f"everything has the time {age}")
+        for attempt in range(_RANDOM_TIMES[trial.extent]):
             for path in _everything(scratch):
-                age = rng.randrange(_LATEST)
+                age = trial.rng.randrange(_LATEST)
                 os.utime(path, (age, age), follow_symlinks=False)
-            _expect_no_build(callers, scratch, clocks(), f"random times, {attempt}", outcome)
+            _expect_no_build(trial, scratch, clocks(), f"random times, {attempt}")
 
 
-def _expect_no_build(
-    callers: Callers, scratch: Scratch, clocks: Sequence[_Jumps], what: str, outcome: Outcome
-) -> None:
+def _expect_no_build(trial: Trial, scratch: Scratch, clocks: Sequence[_Jumps], what: str) -> None:
     for jumps in clocks:
-        answer = callers.call(Call({**scratch.environment, **wrong_clock(*jumps)}))
-        expect_answer(outcome, answer, f"{what}, the clock is off by {jumps}", how="loaded")
+        trial.loads(
+            Call({**scratch.environment, **wrong_clock(*jumps)}),
+            f"{what}, the clock is off by {jumps}",
+        )
 
 
 def _everything(scratch: Scratch) -> list[Path]:
     return [scratch.cache, *scratch.cache.rglob("*")]
 
 
-def _wrong_clock(callers: Callers, jumps: _Jumps, kernel: str, outcome: Outcome) -> None:
+def _wrong_clock(trial: Trial, jumps: _Jumps, kernel: str) -> None:
     with new_scratch() as scratch:
         what = f"{kernel} with a clock that is off by {jumps}"
         call = Call({**scratch.environment, **wrong_clock(*jumps)}, kernel)
-        expect_answer(outcome, callers.call(call), what, how="built")
-        expect_clean(outcome, scratch, what)
-        expect_answer(outcome, callers.call(call), f"{what}, again", how="loaded")
-        answer = callers.call(Call(scratch.environment, kernel))
-        expect_answer(outcome, answer, f"{what}, then the right one", how="loaded")
+        trial.builds(call, what)
+        trial.expect_clean(scratch, what)
+        trial.loads(call, f"{what}, again")
+        trial.loads(Call(scratch.environment, kernel), f"{what}, then the right one")
 
 
-def _builder_at_work(callers: Callers, jumps: _Jumps, outcome: Outcome) -> None:
+def _builder_at_work(trial: Trial, jumps: _Jumps) -> None:
     """Others may see it years ago, but not take it for dead."""
     what = f"a builder, seen by clocks that are off by {jumps}"
     with new_scratch() as scratch:
         compiler = WatchedCompiler.install(scratch.root, list(find_host_cpp().command))
         environment = {**scratch.environment, "CXX": str(compiler.path)}
         compiler.hold.touch()
-        builder = callers.start(Call(environment))
-        outcome.expect(_has_started(compiler), f"{what}: did not start")
+        builder = trial.callers.start(Call(environment))
+        trial.expect(_has_started(compiler), f"{what}: did not start")
         other = Call({**environment, **wrong_clock(*jumps), "CXX": None}, "tiny2")
         # It builds something else, and sweeps what it takes for abandoned.
-        expect_answer(outcome, callers.call(other), f"{what}: another", how="built")
-        waiting = callers.start(Call({**environment, **wrong_clock(*jumps)}))
+        trial.builds(other, f"{what}: another")
+        waiting = trial.callers.start(Call({**environment, **wrong_clock(*jumps)}))
         compiler.hold.unlink()
-        expect_answer(outcome, builder.finish(), f"{what}: itself", how="built")
-        expect_answer(outcome, waiting.finish(), f"{what}: one who waits", how="loaded")
-        outcome.expect(compiler.runs().count("compile") == 1, f"{what}: {compiler.runs()}")
-        expect_clean(outcome, scratch, what)
+        trial.expect_right(builder.finish(), f"{what}: itself", how="built")
+        trial.expect_right(waiting.finish(), f"{what}: one who waits", how="loaded")
+        trial.expect(compiler.runs().count("compile") == 1, f"{what}: {compiler.runs()}")
+        trial.expect_clean(scratch, what)
 
 
 def _has_started(compiler: WatchedCompiler) -> bool:
     return wait_until(lambda: "compile" in compiler.runs(), limit_seconds=300.0)
 
 
-def _odd_sources(callers: Callers, stamp: str, outcome: Outcome) -> None:
+def _odd_sources(trial: Trial, stamp: str) -> None:
     """The files of a build get their times late, or from a server with another clock."""
     with new_scratch() as scratch:
         real = find_host_cpp().command
@@ -144,7 +125,6 @@ def _odd_sources(callers: Callers, stamp: str, outcome: Outcome) -> None:
         compiler.chmod(0o700)
         environment = {**scratch.environment, "CXX": str(compiler)}
         what = f"a build whose files are from {stamp}"
-        expect_answer(outcome, callers.call(Call(environment)), what, how="built")
-        answer = callers.call(Call(environment))
-        expect_answer(outcome, answer, f"{what}, again", how="loaded")
-        expect_clean(outcome, scratch, what)
+        trial.builds(Call(environment), what)
+        trial.loads(Call(environment), f"{what}, again")
+        trial.expect_clean(scratch, what)

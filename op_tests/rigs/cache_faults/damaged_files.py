@@ -7,27 +7,15 @@ result; the damaged library must never reach the loader.
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from jitfmha.bench.report import Progress
 from jitfmha.jit.cache.entry import InvalidEntry, open_entry
 from jitfmha.jit.cache.key import EntryKey
 
-from .callers import (
-    Answer,
-    Call,
-    Callers,
-    Scratch,
-    expect_answer,
-    expect_clean,
-    new_scratch,
-    seeded_rng,
-    shared_callers,
-)
-from .outcome import Extent, Outcome
+from .callers import Answer, Call, Scratch, Trial, new_scratch
+from .outcome import Extent
 
 _BITS_OF_LIBRARY = {Extent.SHORT: 2, Extent.LONG: 200}
 _BITS_OF_OTHERS = {Extent.SHORT: 1, Extent.LONG: 100}
@@ -42,38 +30,33 @@ class Damage:
     content: bytes
 
 
-def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
+def run(trial: Trial) -> None:
     """All damages to the entry of a small launcher, and some to that of a real kernel."""
-    rng = seeded_rng(__name__, progress, seed)
-    outcome = Outcome()
-    callers = shared_callers()
     with new_scratch() as scratch:
-        entry = _build(callers, scratch, "tiny1", outcome)
-        damages = list(_damages(_contents(entry), extent, rng))
+        entry = _build(trial, scratch, "tiny1")
+        damages = list(_damages(trial, _contents(entry), trial.extent))
         for number, damage in enumerate(damages, start=1):
-            _try(callers, scratch, "tiny1", entry, damage, outcome)
+            _try(trial, scratch, "tiny1", entry, damage)
             if number % 100 == 0:
-                progress(f"{number} of {len(damages)} damages")
-        progress(f"{len(damages)} damages to the entry of a small launcher")
+                trial.progress(f"{number} of {len(damages)} damages")
+        trial.progress(f"{len(damages)} damages to the entry of a small launcher")
     with new_scratch() as scratch:
-        entry = _build(callers, scratch, "attention", outcome)
-        damages = list(_damages(_contents(entry), Extent.SHORT, rng))
-        if extent is Extent.SHORT:
+        entry = _build(trial, scratch, "attention")
+        damages = list(_damages(trial, _contents(entry), Extent.SHORT))
+        if not trial.is_long:
             library, *others = sorted({damage.name for damage in damages}, key=_library_first)
-            choice = [(library, "one bit"), (rng.choice(others), "zero")]
+            choice = [(library, "one bit"), (trial.rng.choice(others), "zero")]
             damages = [
                 next(damage for damage in damages if damage.name == name and kind in damage.what)
                 for name, kind in choice
             ]
         for damage in damages:
-            _try(callers, scratch, "attention", entry, damage, outcome)
-        progress(f"{len(damages)} damages to the entry of a kernel")
-    return outcome
+            _try(trial, scratch, "attention", entry, damage)
+        trial.progress(f"{len(damages)} damages to the entry of a kernel")
 
 
-def _build(callers: Callers, scratch: Scratch, kernel: str, outcome: Outcome) -> Path:
-    answer = callers.call(Call(scratch.environment, kernel))
-    expect_answer(outcome, answer, "the first call", how="built")
+def _build(trial: Trial, scratch: Scratch, kernel: str) -> Path:
+    trial.builds(Call(scratch.environment, kernel), "the first call")
     return scratch.entries / scratch.entry_names()[0]
 
 
@@ -85,7 +68,7 @@ def _library_first(name: str) -> tuple[bool, str]:
     return not name.endswith(".so"), name
 
 
-def _damages(contents: dict[str, bytes], extent: Extent, rng: random.Random) -> Iterator[Damage]:
+def _damages(trial: Trial, contents: dict[str, bytes], extent: Extent) -> Iterator[Damage]:
     for name, content in contents.items():
         bits = (_BITS_OF_LIBRARY if name.endswith(".so") else _BITS_OF_OTHERS)[extent]
         half = len(content) // 2
@@ -93,42 +76,37 @@ def _damages(contents: dict[str, bytes], extent: Extent, rng: random.Random) -> 
         yield Damage(name, f"truncated to {half} bytes", content[:half])
         yield Damage(name, "truncated by one byte", content[:-1])
         yield Damage(name, "zero-filled", bytes(len(content)))
-        for bit in sorted(rng.sample(range(8 * len(content)), min(bits, 8 * len(content)))):
+        for bit in sorted(trial.rng.sample(range(8 * len(content)), min(bits, 8 * len(content)))):
             flipped = bytearray(content)
             flipped[bit // 8] ^= 1 << bit % 8
             yield Damage(name, f"one bit flipped, number {bit}", bytes(flipped))
 
 
-def _try(
-    callers: Callers, scratch: Scratch, kernel: str, entry: Path, damage: Damage, outcome: Outcome
-) -> None:
+def _try(trial: Trial, scratch: Scratch, kernel: str, entry: Path, damage: Damage) -> None:
     what = f"{damage.name} of {kernel} {damage.what}"
     # In place, as a failing disk does it: the file stays the same one, with the same times.
     (entry / damage.name).write_bytes(damage.content)
-    answer = callers.call(Call(scratch.environment, kernel))
-    expect_answer(outcome, answer, what, how="built", warnings=1)
+    answer = trial.builds(Call(scratch.environment, kernel), what, warnings=1)
     warning = answer.warnings[0] if answer.warnings else ""
-    outcome.expect(
+    trial.expect(
         str(entry) in warning and "will be built again" in warning,
         f"{what}: the warning does not name the entry: {warning!r}",
     )
-    expect_clean(outcome, scratch, what)
-    _expect_intact(answer, entry, damage, what, outcome)
+    trial.expect_clean(scratch, what)
+    _expect_intact(trial, answer, entry, damage, what)
 
 
-def _expect_intact(
-    answer: Answer, entry: Path, damage: Damage, what: str, outcome: Outcome
-) -> None:
+def _expect_intact(trial: Trial, answer: Answer, entry: Path, damage: Damage, what: str) -> None:
     library = Path(answer.library)
     digest = hashlib.sha256(library.read_bytes()).hexdigest() if answer.library else ""
-    outcome.expect(
+    trial.expect(
         answer.loaded == ((str(library), digest),),
         f"{what}: the loader was given {answer.loaded}, the new library is {digest}",
     )
     if damage.name == library.name:
         damaged = hashlib.sha256(damage.content).hexdigest()
-        outcome.expect(damaged != digest, f"{what}: the damaged library is still in place")
-    outcome.expect(is_intact(entry), f"{what}: the new entry is not valid")
+        trial.expect(damaged != digest, f"{what}: the damaged library is still in place")
+    trial.expect(is_intact(entry), f"{what}: the new entry is not valid")
 
 
 def is_intact(entry: Path) -> bool:

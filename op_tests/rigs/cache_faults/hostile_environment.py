@@ -7,7 +7,6 @@ value that could, tries to create a file called ``marker``.
 from __future__ import annotations
 
 import os
-import random
 import shlex
 import subprocess
 import sys
@@ -16,20 +15,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from jitfmha.bench.fresh_process import search_path
-from jitfmha.bench.report import Progress
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 
-from .callers import (
-    Answer,
-    Call,
-    Callers,
-    Scratch,
-    expect_answer,
-    new_scratch,
-    seeded_rng,
-    shared_callers,
-)
-from .outcome import Extent, Outcome
+from .callers import Answer, Call, Scratch, Trial, new_scratch
 
 _MARKER = "marker"
 # Names of folders; what is not UTF-8 is written as Python's own names of such files are.
@@ -76,36 +64,32 @@ _REFUSALS = ("BuildError", "CacheError", "CompilerNotFound")
 _Case = TypeVar("_Case")
 
 
-def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
+def run(trial: Trial) -> None:
     """Paths, compilers, other variables, and the same in new interpreters."""
-    rng = seeded_rng(__name__, progress, seed)
-    outcome = Outcome()
-    callers = shared_callers()
-    short = extent is Extent.SHORT
-    for name in _some(_NAMES, 2 if short else len(_NAMES), rng):
-        _hostile_folders(callers, name, outcome)
+    short = not trial.is_long
+    for name in _some(trial, _NAMES, 2 if short else len(_NAMES)):
+        _hostile_folders(trial, name)
     for kind, commands, least in (
         ("working", _WORKING, 2),
         ("replaced", _REPLACED, 2),
         ("refused", _REFUSED, 1),
     ):
-        for command in _some(commands, least if short else len(commands), rng):
-            _compiler(callers, command, kind, outcome)
+        for command in _some(trial, commands, least if short else len(commands)):
+            _compiler(trial, command, kind)
     pairs = [(variable, value) for variable in _VARIABLES for value in _VALUES]
-    for variable, value in _some(pairs, 8 if short else 100, rng):
-        _hostile_variable(callers, variable, value, outcome, progress)
+    for variable, value in _some(trial, pairs, 8 if short else 100):
+        _hostile_variable(trial, variable, value)
     pairs = [(variable, value) for variable in _READ_AT_THE_START for value in _VALUES]
-    for variable, value in _some(pairs, 1 if short else 10, rng):
-        _new_interpreter(variable, value, outcome)
-    return outcome
+    for variable, value in _some(trial, pairs, 1 if short else 10):
+        _new_interpreter(trial, variable, value)
 
 
-def _some(cases: Sequence[_Case], count: int, rng: random.Random) -> Sequence[_Case]:
+def _some(trial: Trial, cases: Sequence[_Case], count: int) -> Sequence[_Case]:
     """So many of them, the first always."""
-    return [cases[0], *rng.sample(cases[1:], min(count, len(cases)) - 1)]
+    return [cases[0], *trial.rng.sample(cases[1:], min(count, len(cases)) - 1)]
 
 
-def _hostile_folders(callers: Callers, name: str, outcome: Outcome) -> None:
+def _hostile_folders(trial: Trial, name: str) -> None:
     with new_scratch() as scratch:
         folder = _work(scratch) / name
         folder.mkdir(mode=0o700)
@@ -127,11 +111,11 @@ def _hostile_folders(callers: Callers, name: str, outcome: Outcome) -> None:
             ("compiler's directory", {**scratch.environment, "CXX": shlex.quote(compiler)}, 0),
         ):
             what = f"{what} {name[:40]!r}"
-            answer = _call(callers, scratch, environment, what, outcome)
-            expect_answer(outcome, answer, what, warnings=warnings)
+            answer = _call(trial, scratch, environment, what)
+            trial.expect_right(answer, what, warnings=warnings)
             again = "built" if warnings else "loaded"
-            answer = _call(callers, scratch, environment, what, outcome)
-            expect_answer(outcome, answer, f"{what}, again", how=again, warnings=warnings)
+            answer = _call(trial, scratch, environment, what)
+            trial.expect_right(answer, f"{what}, again", how=again, warnings=warnings)
 
 
 def _work(scratch: Scratch) -> Path:
@@ -149,64 +133,60 @@ def _linked_compiler(folder: Path) -> str:
 
 
 def _call(
-    callers: Callers,
-    scratch: Scratch,
-    environment: Mapping[str, str | None],
-    what: str,
-    outcome: Outcome,
+    trial: Trial, scratch: Scratch, environment: Mapping[str, str | None], what: str
 ) -> Answer:
     """Call from a folder that the marker would appear in, and look for it everywhere."""
-    answer = callers.call(Call(environment, directory=_work(scratch)))
-    _expect_no_marker(scratch, what, outcome)
+    answer = trial.callers.call(Call(environment, directory=_work(scratch)))
+    _expect_no_marker(trial, scratch, what)
     return answer
 
 
-def _expect_no_marker(scratch: Scratch, what: str, outcome: Outcome) -> None:
+def _expect_no_marker(trial: Trial, scratch: Scratch, what: str) -> None:
     markers = [
         os.path.join(root, name)
         for root, folders, files in os.walk(scratch.root)
         for name in (*folders, *files)
         if name == _MARKER
     ]
-    outcome.expect(not markers, f"{what}: a shell ran it: {markers}")
+    trial.expect(not markers, f"{what}: a shell ran it: {markers}")
 
 
-def _compiler(callers: Callers, command: str, kind: str, outcome: Outcome) -> None:
+def _compiler(trial: Trial, command: str, kind: str) -> None:
     """A command that works, is replaced with a warning, or is refused."""
     with new_scratch() as scratch:
         what = f"CXX={command!r}"
         real = shlex.join(find_host_cpp().command)
         environment = {**scratch.environment, "CXX": command.replace("{compiler}", real)}
-        answer = _call(callers, scratch, environment, what, outcome)
+        answer = _call(trial, scratch, environment, what)
         if kind == "refused":
             holds = answer.status == 0 and answer.error in _REFUSALS
-            outcome.expect(holds, f"{what}: expected a refusal; got {answer}")
+            trial.expect(holds, f"{what}: expected a refusal; got {answer}")
             return
-        expect_answer(outcome, answer, what, how="built", warnings=int(kind == "replaced"))
+        trial.expect_right(answer, what, how="built", warnings=int(kind == "replaced"))
         if kind == "replaced":
-            outcome.expect("CXX=" in str(answer.warnings), f"{what}: CXX is not named: {answer}")
+            trial.expect("CXX=" in str(answer.warnings), f"{what}: CXX is not named: {answer}")
 
 
-def _hostile_variable(
-    callers: Callers, variable: str, value: str, outcome: Outcome, progress: Progress
-) -> None:
+def _hostile_variable(trial: Trial, variable: str, value: str) -> None:
     with new_scratch() as scratch:
         what = f"{variable}={value[:40]!r}"
         environment = {**scratch.environment, variable: value}
-        answer = _call(callers, scratch, environment, what, outcome)
+        answer = _call(trial, scratch, environment, what)
         is_our_own = variable == "JITFMHA_VERBOSE"  # The one whose values we judge ourselves.
         if answer.message and (
             answer.error in _REFUSALS or (is_our_own and answer.error == "ValueError")
         ):
             if is_our_own:
-                outcome.expect(variable in answer.message, f"{what} is not named: {answer}")
-            progress(f"{what} is refused: {answer.error}: {' '.join(answer.message.split())[:300]}")
-            outcome.expect(answer.status == 0, f"{what}: {answer}")
+                trial.expect(variable in answer.message, f"{what} is not named: {answer}")
+            trial.progress(
+                f"{what} is refused: {answer.error}: {' '.join(answer.message.split())[:300]}"
+            )
+            trial.expect(answer.status == 0, f"{what}: {answer}")
         else:
-            expect_answer(outcome, answer, what, how="built")
+            trial.expect_right(answer, what, how="built")
 
 
-def _new_interpreter(variable: str, value: str, outcome: Outcome) -> None:
+def _new_interpreter(trial: Trial, variable: str, value: str) -> None:
     """What the dynamic loader and Python themselves read at their start."""
     with new_scratch() as scratch:
         what = f"{variable}={value[:40]!r} in a new interpreter"
@@ -222,5 +202,5 @@ def _new_interpreter(variable: str, value: str, outcome: Outcome) -> None:
             check=False,
         )
         output = process.stderr.decode(errors="replace")[-1000:]
-        outcome.expect(process.returncode == 0, f"{what}: status {process.returncode}: {output}")
-        _expect_no_marker(scratch, what, outcome)
+        trial.expect(process.returncode == 0, f"{what}: status {process.returncode}: {output}")
+        _expect_no_marker(trial, scratch, what)

@@ -9,29 +9,15 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import random
 import shutil
 import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from jitfmha.bench.report import Progress
-
-from .callers import (
-    Call,
-    Callers,
-    Scratch,
-    expect_answer,
-    expect_clean,
-    expect_refused,
-    new_scratch,
-    seeded_rng,
-    shared_callers,
-)
+from .callers import Call, Scratch, Trial, new_scratch
 from .damaged_files import is_intact
 from .faulty_system import foreign_owner
-from .outcome import Extent, Outcome
 
 _STRANGER = 54321
 _CACHE_FOLDERS = ("v1", "v1/entries", "v1/building", "v1/locks", "v1/trash", "v1/logs")
@@ -41,25 +27,23 @@ _Case = TypeVar("_Case")
 _Environment = dict[str, str]
 
 
-def run(extent: Extent, progress: Progress, seed: int | None = None) -> Outcome:
+def run(trial: Trial) -> None:
     """Everything in every folder; the short form takes a third of each."""
-    rng = seeded_rng(__name__, progress, seed)
-    outcome = Outcome()
-    callers = shared_callers()
     is_real = os.geteuid() == 0
-    progress(f"files are owned by others {'for real' if is_real else 'in appearance'}")
+    trial.progress(f"files are owned by others {'for real' if is_real else 'in appearance'}")
     with new_scratch() as original:
-        _spoiled_caches(_FilledCache(callers, original, outcome), extent, rng)
-    kernels = ("tiny1",) if extent is Extent.SHORT else ("tiny1", "attention")
+        _spoiled_caches(_FilledCache(trial, original))
+    kernels = ("tiny1", "attention") if trial.is_long else ("tiny1",)
     for umask in _UMASKS:
         for kernel in kernels:
-            _modes_of_a_new_cache(callers, umask, kernel, outcome)
-    return outcome
+            _modes_of_a_new_cache(trial, umask, kernel)
 
 
-def _spoiled_caches(filled: _FilledCache, extent: Extent, rng: random.Random) -> None:
+def _spoiled_caches(filled: _FilledCache) -> None:
+    trial = filled.trial
+
     def some(cases: Sequence[_Case]) -> Sequence[_Case]:
-        return cases if extent is Extent.LONG else rng.sample(cases, math.ceil(len(cases) / 3))
+        return cases if trial.is_long else trial.rng.sample(cases, math.ceil(len(cases) / 3))
 
     for where in some(("..", ".", *_CACHE_FOLDERS)):
         _owned_by_another(filled, where)
@@ -85,12 +69,10 @@ def _give_away(path: Path) -> _Environment:
 class _FilledCache:
     """A cache with one entry, copied for each attempt."""
 
-    def __init__(self, callers: Callers, original: Scratch, outcome: Outcome) -> None:
-        self.callers = callers
-        self.outcome = outcome
+    def __init__(self, trial: Trial, original: Scratch) -> None:
+        self.trial = trial
         self._original = original
-        answer = callers.call(Call(original.environment))
-        expect_answer(outcome, answer, "a call before anything is done", how="built")
+        trial.builds(Call(original.environment), "a call before anything is done")
 
     def copy_to(self, scratch: Scratch) -> Path:
         """The entry in the copy."""
@@ -134,8 +116,7 @@ def _writable_by_others(filled: _FilledCache, where: str) -> None:
             _expect_refused_untouched(filled, environment, scratch, reason, path)
         path.chmod(0o1777)
         if where == "..":
-            answer = filled.callers.call(Call(environment))
-            expect_answer(filled.outcome, answer, "a parent with the sticky bit", how="loaded")
+            filled.trial.loads(Call(environment), "a parent with the sticky bit")
         else:
             reason = "can be written to by everybody (mode 1777)"
             if where != ".":
@@ -155,11 +136,12 @@ def _expect_refused_untouched(
 ) -> None:
     before = _snapshot(scratch.root)
     for kernel in ("tiny1", "tiny2"):  # What is in the cache, and what would have to be built.
-        answer = filled.callers.call(Call(environment, kernel))
         what = f"{path.relative_to(scratch.root.parent)}: {reason}"
-        expect_refused(filled.outcome, answer, what, repr(str(path)), reason, "JITFMHA_CACHE_DIR")
-        filled.outcome.expect(not answer.loaded, f"{what}: loaded {answer.loaded}")
-    filled.outcome.expect(_snapshot(scratch.root) == before, f"{path}: the cache was changed")
+        answer = filled.trial.refused(
+            Call(environment, kernel), what, repr(str(path)), reason, "JITFMHA_CACHE_DIR"
+        )
+        filled.trial.expect(not answer.loaded, f"{what}: loaded {answer.loaded}")
+    filled.trial.expect(_snapshot(scratch.root) == before, f"{path}: the cache was changed")
 
 
 def _link_instead_of_folder(filled: _FilledCache, where: str) -> None:
@@ -180,12 +162,11 @@ def _links_to_the_cache(filled: _FilledCache) -> None:
         filled.copy_to(scratch)
         (scratch.root / "link").symlink_to("cache")
         environment = {**scratch.environment, "JITFMHA_CACHE_DIR": str(scratch.root / "link")}
-        answer = filled.callers.call(Call(environment))
-        expect_answer(filled.outcome, answer, "a link of this user to the cache", how="loaded")
+        filled.trial.loads(Call(environment), "a link of this user to the cache")
         appearance = _give_away(scratch.root / "link")
-        answer = filled.callers.call(Call({**environment, **appearance}))
+        call = Call({**environment, **appearance})
         what = "a link of another user to the cache"
-        expect_refused(filled.outcome, answer, what, f"owned by user id {_STRANGER}")
+        filled.trial.refused(call, what, f"owned by user id {_STRANGER}")
 
 
 # Each takes an entry and a folder outside of the cache, spoils the entry, and returns the reason
@@ -254,19 +235,17 @@ def _spoiled_entry(filled: _FilledCache, what: str, spoil: _Spoil) -> None:
         outside.mkdir(mode=0o700)
         reason, environment = spoil(entry, outside)
         before = _snapshot(outside)
-        answer = filled.callers.call(Call({**scratch.environment, **environment}))
-        expect_answer(filled.outcome, answer, what, how="built", warnings=1)
-        filled.outcome.expect(
+        answer = filled.trial.builds(Call({**scratch.environment, **environment}), what, warnings=1)
+        filled.trial.expect(
             bool(answer.warnings) and reason in answer.warnings[0],
             f"{what}: expected the reason {reason!r}; got {answer}",
         )
-        filled.outcome.expect(_snapshot(outside) == before, f"{what}: the target was changed")
-        filled.outcome.expect(
+        filled.trial.expect(_snapshot(outside) == before, f"{what}: the target was changed")
+        filled.trial.expect(
             not entry.is_symlink() and is_intact(entry), f"{what}: the new entry is not valid"
         )
-        answer = filled.callers.call(Call(scratch.environment))
-        expect_answer(filled.outcome, answer, f"the call after {what}", how="loaded")
-        expect_clean(filled.outcome, scratch, what)
+        filled.trial.loads(Call(scratch.environment), f"the call after {what}")
+        filled.trial.expect_clean(scratch, what)
 
 
 # Each takes scratch folders whose cache has an entry, and a target outside; returns whether the
@@ -323,29 +302,29 @@ def _planted_link(filled: _FilledCache, where: str, plant: _Plant) -> None:
         is_usable = plant(scratch, target)
         shutil.rmtree(scratch.entries / scratch.entry_names()[0])
         before = _snapshot(target)
-        answer = filled.callers.call(Call(scratch.environment))
-        expect_answer(filled.outcome, answer, what, how="built", warnings=0 if is_usable else 1)
+        answer = filled.trial.builds(
+            Call(scratch.environment), what, warnings=0 if is_usable else 1
+        )
         if not is_usable:
-            filled.outcome.expect(
+            filled.trial.expect(
                 "symbolic link" in str(answer.warnings), f"{what}: no reason: {answer}"
             )
-        filled.outcome.expect(_snapshot(target) == before, f"{what}: the target was changed")
+        filled.trial.expect(_snapshot(target) == before, f"{what}: the target was changed")
 
 
-def _modes_of_a_new_cache(callers: Callers, umask: int, kernel: str, outcome: Outcome) -> None:
+def _modes_of_a_new_cache(trial: Trial, umask: int, kernel: str) -> None:
     with new_scratch() as scratch:
-        answer = callers.call(Call(scratch.environment, kernel, umask=umask, is_ordinary=True))
+        call = Call(scratch.environment, kernel, umask=umask, is_ordinary=True)
         what = f"umask {umask:04o}, {kernel}"
-        expect_answer(outcome, answer, what, how="built")
+        trial.builds(call, what)
         wrong = {
             str(path.relative_to(scratch.root)): oct(mode)
             for path, mode in _modes(scratch.cache).items()
             if mode != (0o700 if path.is_dir() else 0o600)
         }
-        outcome.expect(not wrong, f"{what}: modes {wrong}")
-        answer = callers.call(Call(scratch.environment, kernel, umask=umask, is_ordinary=True))
-        expect_answer(outcome, answer, f"{what}, second call", how="loaded")
-        expect_clean(outcome, scratch, what)
+        trial.expect(not wrong, f"{what}: modes {wrong}")
+        trial.loads(call, f"{what}, second call")
+        trial.expect_clean(scratch, what)
 
 
 def _modes(folder: Path) -> dict[Path, int]:

@@ -16,46 +16,33 @@ from pathlib import Path
 import torch
 
 import jitfmha
-from jitfmha.bench.report import Progress
 from jitfmha.jit.resources import hsa_dir, templates_dir
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 from jitfmha.planning.target import cpu_target
 
-from .callers import (
-    Call,
-    Callers,
-    Scratch,
-    expect_answer,
-    expect_clean,
-    new_scratch,
-    shared_callers,
-)
-from .outcome import Extent, Outcome
+from .callers import Call, Callers, Scratch, Trial, new_scratch
 
 _TEMPLATE = Path("cpu", "fmha_fwd.cpp.in")
 
 
-def run(extent: Extent, progress: Progress, _seed: int | None = None) -> Outcome:
+def run(trial: Trial) -> None:
     """Each upgrade, and all of them one after the other in one cache."""
-    outcome = Outcome()
-    callers = shared_callers()
-    kernel = "tiny1" if extent is Extent.SHORT else "attention"
+    kernel = "attention" if trial.is_long else "tiny1"
     with new_scratch() as scratch:
         old = Call(scratch.environment, kernel)
-        expect_answer(outcome, callers.call(old), "before any upgrade", how="built")
+        trial.builds(old, "before any upgrade")
         for what, new in _kinds_of_callers(scratch, old).items():
-            _upgrade(callers, scratch, old, callers, new, what, outcome)
-        progress(f"{len(scratch.entry_names())} entries of {kernel} beside each other")
-        _compiler_upgraded_in_place(callers, scratch, old, outcome)
+            _upgrade(trial, scratch, old, new, what)
+        trial.progress(f"{len(scratch.entry_names())} entries of {kernel} beside each other")
+        _compiler_upgraded_in_place(trial, scratch, old)
     with new_scratch() as scratch:
         old = Call(scratch.environment, "attention")
-        expect_answer(outcome, callers.call(old), "before any upgrade", how="built")
+        trial.builds(old, "before any upgrade")
         if cpu_target().isa != "generic":
             new = replace(old, answers={"jitfmha.planning.target.cpu_isas_here": ["generic"]})
-            _upgrade(callers, scratch, old, callers, new, "another CPU", outcome)
-        _edited_template(callers, scratch, old, outcome)
-        progress(f"{len(scratch.entry_names())} entries of fmha_fwd beside each other")
-    return outcome
+            _upgrade(trial, scratch, old, new, "another CPU")
+        _edited_template(trial, scratch, old)
+        trial.progress(f"{len(scratch.entry_names())} entries of fmha_fwd beside each other")
 
 
 def _kinds_of_callers(scratch: Scratch, old: Call) -> dict[str, Call]:
@@ -80,48 +67,50 @@ def _kinds_of_callers(scratch: Scratch, old: Call) -> dict[str, Call]:
 
 
 def _upgrade(
-    old_callers: Callers,
+    trial: Trial,
     scratch: Scratch,
     old: Call,
-    new_callers: Callers,
     new: Call,
     what: str,
-    outcome: Outcome,
+    new_callers: Callers | None = None,
 ) -> None:
+    callers = new_callers or trial.callers
     before = _contents(scratch)
-    answer = new_callers.call(new)
-    expect_answer(outcome, answer, f"{what}: the first call", how="built")
+    answer = callers.call(new)
+    trial.expect_right(answer, f"{what}: the first call", how="built")
     added = _contents(scratch).keys() - before.keys()
-    outcome.expect(
+    trial.expect(
         len(added) == 1 and Path(answer.library).parent.name in added,
         f"{what}: loaded {answer.library!r}, added {added}",
     )
-    expect_answer(outcome, new_callers.call(new), f"{what}: its next call", how="loaded")
-    expect_answer(outcome, old_callers.call(old), f"{what}: the old one after it", how="loaded")
+    trial.expect_right(callers.call(new), f"{what}: its next call", how="loaded")
+    trial.loads(old, f"{what}: the old one after it")
+    _expect_unchanged(trial, scratch, before, what)
+    trial.expect_clean(scratch, what)
+
+
+def _expect_unchanged(
+    trial: Trial, scratch: Scratch, before: Mapping[str, dict[str, str]], what: str
+) -> None:
     after = _contents(scratch)
     changed = [name for name in before if after.get(name) != before[name]]
-    outcome.expect(not changed, f"{what}: changed the entries {changed}")
-    expect_clean(outcome, scratch, what)
+    trial.expect(not changed, f"{what}: changed the entries {changed}")
 
 
-def _compiler_upgraded_in_place(
-    callers: Callers, scratch: Scratch, old: Call, outcome: Outcome
-) -> None:
+def _compiler_upgraded_in_place(trial: Trial, scratch: Scratch, old: Call) -> None:
     """What a distribution does: the same path, another version; and back."""
     path = scratch.root / "in-place" / "c++"
     call = _with_compiler(old, str(_compiler(path, "c++ 1.0")))
-    expect_answer(outcome, callers.call(call), "version 1.0 of a compiler", how="built")
+    trial.builds(call, "version 1.0 of a compiler")
     before = _contents(scratch)
     _compiler(path, "c++ 2.0")
-    expect_answer(outcome, callers.call(call), "version 2.0 of a compiler", how="built")
+    trial.builds(call, "version 2.0 of a compiler")
     _compiler(path, "c++ 1.0")
-    expect_answer(outcome, callers.call(call), "version 1.0 again", how="loaded")
-    after = _contents(scratch)
-    changed = [name for name in before if after.get(name) != before[name]]
-    outcome.expect(not changed, f"a compiler upgraded in place: changed the entries {changed}")
+    trial.loads(call, "version 1.0 again")
+    _expect_unchanged(trial, scratch, before, "a compiler upgraded in place")
 
 
-def _edited_template(callers: Callers, scratch: Scratch, old: Call, outcome: Outcome) -> None:
+def _edited_template(trial: Trial, scratch: Scratch, old: Call) -> None:
     copy = scratch.root / "edited"
     package = Path(jitfmha.__file__).parent
     shutil.copytree(package, copy / package.name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -132,7 +121,7 @@ def _edited_template(callers: Callers, scratch: Scratch, old: Call, outcome: Out
     with (templates / _TEMPLATE).open("a", encoding="utf-8") as template:
         template.write("// Edited.\n")
     with Callers(copy) as edited:
-        _upgrade(callers, scratch, old, edited, old, "an edited template", outcome)
+        _upgrade(trial, scratch, old, old, "an edited template", edited)
 
 
 def _with_compiler(call: Call, command: str) -> Call:
