@@ -21,20 +21,8 @@ static_assert(kSharedBytes <= kLdsBytes);
 
 constexpr int kLoads = Values::kLoads + Keys::kLoads;
 
-// Loads queries as load_queries() does; here a row is as wide as an exchange.
-template <bool kAreFar>
-__device__ inline void load_rows(u32x4 (&query)[Exchange::kPasses], Rows rows, int lane) {
-  const auto buffer = buffer_of<32, kHdimQ>(rows);
-#pragma unroll
-  for (int pass = 0; pass < Exchange::kPasses; ++pass) {
-    const int row = Exchange::row_of(pass, lane), column = Exchange::chunk_of(lane) * 16;
-    if constexpr (kAreFar) query[pass] = load_far<u32x4>(rows, row, column);
-    else
-      query[pass] = __builtin_amdgcn_raw_buffer_load_b128(buffer, row * rows.stride + column, 0, 0);
-  }
-}
-
-// Makes operands of these rows, as exchange_queries() does.
+// Makes operands of the rows that were loaded, as exchange_queries() does; a row is as wide as an
+// exchange here.
 __device__ inline void exchange_rows(u32x4 (&query)[Exchange::kPasses], Lds<char> exchange,
                                      int lane) {
 #pragma unroll
@@ -104,7 +92,7 @@ __device__ inline void attend(Task task, Lds<char> lds, int thread) {
 #pragma unroll
     for (int i = 0; i < Keys::kLoads; ++i) load_keys(first_keys, i);
     key_source.advance();
-    load_rows<kAreFar>(wave.query, head.q.from(first_row), lane);
+    load_queries<kAreFar>(wave.query, head.q.from(first_row), lane);
     load_all();
     exchange_rows(wave.query, exchange, lane);
     Keys::store(key_buffer(0), first_keys, thread);
