@@ -531,11 +531,11 @@ class Cells:
         """Whether a cell is 1; it may be 0."""
         return self.number(name, 2) == 1
 
-    def positive(self, name: str) -> int:
-        """Read a number from 1 to 65535."""
+    def positive(self, name: str, most: int = (1 << 16) - 1) -> int:
+        """Read a number from 1 to ``most``."""
         number = self._number(name)
-        if not 0 < number < 1 << 16:
-            raise OddRow(f"{name} {self.text(name)!r} is not between 1 and 65535")
+        if not 0 < number <= most:
+            raise OddRow(f"{name} {self.text(name)!r} is not between 1 and {most}")
         return number
 
     def threads(self, name: str) -> int:

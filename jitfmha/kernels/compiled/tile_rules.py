@@ -16,7 +16,6 @@ from .tile_table import PRODUCT_BYTES, Elements, Tile, TileTable, TileTableError
 
 _MATRIX_ROWS = 32  # and columns of one matrix product
 _CHUNK_BYTES = 16  # that a lane reads from LDS at once
-_LOADED_BYTES = 128  # of a row of keys at once
 _THREADS_OF_ROW = 8
 _MOST_COLUMNS = 256
 _GRADIENT_BYTES = 2
@@ -33,114 +32,100 @@ class TileRule(NamedTuple):
     """A rule of tiles.
 
     Attributes:
-        complaint: a sentence about what breaks it, without a period; None where nothing does.
+        complaints: sentences about what breaks it, without a period.
         source: where the rule comes from.
     """
 
-    complaint: Callable[[Tile, TileTable, Architecture], str | None]
+    complaints: Callable[[Tile, TileTable, Architecture], Iterator[str]]
     source: str
 
     @property
     def name(self) -> str:
-        return self.complaint.__name__
+        return self.complaints.__name__
 
 
-def lds_fits(tile: Tile, table: TileTable, chip: Architecture) -> str | None:
+def lds_fits(tile: Tile, table: TileTable, chip: Architecture) -> Iterator[str]:
     """A workgroup's LDS is not more than a compute unit has."""
-    if tile.lds_bytes <= chip.lds_bytes:
-        return None
-    return f"lds_bytes {tile.lds_bytes} is more than the {chip.lds_bytes} of a compute unit"
+    if tile.lds_bytes > chip.lds_bytes:
+        yield f"lds_bytes {tile.lds_bytes} is more than the {chip.lds_bytes} of a compute unit"
 
 
-def lds_holds_chunks(tile: Tile, table: TileTable, chip: Architecture) -> str | None:
+def lds_holds_chunks(tile: Tile, table: TileTable, chip: Architecture) -> Iterator[str]:
     """Tiles follow each other in LDS, and each begins where a lane can read a chunk."""
-    if tile.lds_bytes % _CHUNK_BYTES == 0:
-        return None
-    return f"lds_bytes {tile.lds_bytes} is no multiple of {_CHUNK_BYTES}"
+    if tile.lds_bytes % _CHUNK_BYTES:
+        yield f"lds_bytes {tile.lds_bytes} is no multiple of {_CHUNK_BYTES}"
 
 
-def waves_own_whole_products(tile: Tile, table: TileTable, chip: Architecture) -> str | None:
+def waves_own_whole_products(tile: Tile, table: TileTable, chip: Architecture) -> Iterator[str]:
     """Each wave has the 32 rows of a matrix product for itself."""
-    if tile.own_rows == _MATRIX_ROWS * tile.waves:
-        return None
-    column = "tile_q" if tile.owns_queries else "tile_k"
-    return f"{column} {tile.own_rows} is not {_MATRIX_ROWS} rows for each of {tile.waves} waves"
+    if tile.own_rows != _MATRIX_ROWS * tile.waves:
+        column = "tile_q" if tile.owns_queries else "tile_k"
+        yield f"{column} {tile.own_rows} is not {_MATRIX_ROWS} rows for each of {tile.waves} waves"
 
 
-def others_are_one_product(tile: Tile, table: TileTable, chip: Architecture) -> str | None:
+def others_are_one_product(tile: Tile, table: TileTable, chip: Architecture) -> Iterator[str]:
     """A tile of the other rows is as many as one matrix product makes scores of."""
-    if tile.other_rows == _MATRIX_ROWS:
-        return None
-    column = "tile_k" if tile.owns_queries else "tile_q"
-    return f"{column} {tile.other_rows} is not the {_MATRIX_ROWS} of a matrix product"
+    if tile.other_rows != _MATRIX_ROWS:
+        column = "tile_k" if tile.owns_queries else "tile_q"
+        yield f"{column} {tile.other_rows} is not the {_MATRIX_ROWS} of a matrix product"
 
 
-def threads_load_whole_rows(tile: Tile, table: TileTable, chip: Architecture) -> str | None:
+def threads_load_whole_rows(tile: Tile, table: TileTable, chip: Architecture) -> Iterator[str]:
     """Eight threads load a row of a tile, all rows of it at once."""
-    if tile.threads == _THREADS_OF_ROW * tile.other_rows:
-        return None
-    return (
-        f"waves {tile.waves} have {tile.threads} threads; a tile of {tile.other_rows} rows is "
-        f"loaded by {_THREADS_OF_ROW * tile.other_rows}"
-    )
+    if tile.threads != _THREADS_OF_ROW * tile.other_rows:
+        yield (
+            f"waves {tile.waves} have {tile.threads} threads; a tile of {tile.other_rows} rows is "
+            f"loaded by {_THREADS_OF_ROW * tile.other_rows}"
+        )
 
 
-def hdims_are_whole_products(tile: Tile, table: TileTable, chip: Architecture) -> str | None:
+def hdims_are_whole_products(tile: Tile, table: TileTable, chip: Architecture) -> Iterator[str]:
     """No product of a row's widest call has empty columns."""
     for name, hdim in (("hdim_q", tile.hdim_q), ("hdim_v", tile.hdim_v)):
         if hdim % _MATRIX_ROWS:
-            return f"{name} {hdim} is no multiple of {_MATRIX_ROWS}"
-    return None
+            yield f"{name} {hdim} is no multiple of {_MATRIX_ROWS}"
 
 
-def slices_are_narrow(tile: Tile, table: TileTable, chip: Architecture) -> str | None:
+def slices_are_narrow(tile: Tile, table: TileTable, chip: Architecture) -> Iterator[str]:
     """A workgroup makes up to 256 columns: tiles of values are two of 128 at most."""
-    if tile.hdim_v <= _MOST_COLUMNS * tile.slices:
-        return None
-    return (
-        f"slices {tile.slices} of hdim_v {tile.hdim_v} are wider than {_MOST_COLUMNS} columns each"
-    )
+    if tile.hdim_v > _MOST_COLUMNS * tile.slices:
+        hdim, most = tile.hdim_v, _MOST_COLUMNS
+        yield f"slices {tile.slices} of hdim_v {hdim} are wider than {most} columns each"
 
 
-def slices_are_of_forward(tile: Tile, table: TileTable, chip: Architecture) -> str | None:
+def slices_are_of_forward(tile: Tile, table: TileTable, chip: Architecture) -> Iterator[str]:
     """Gradients are sums over all columns."""
-    if tile.slices == 1 or tile.kernel == "forward":
-        return None
-    return f"slices {tile.slices} of kernel {tile.kernel!r}; those of backward have one"
+    if tile.slices != 1 and tile.kernel != "forward":
+        yield f"slices {tile.slices} of kernel {tile.kernel!r}; those of backward have one"
 
 
-def gradients_have_16_bits(tile: Tile, table: TileTable, chip: Architecture) -> str | None:
+def gradients_have_16_bits(tile: Tile, table: TileTable, chip: Architecture) -> Iterator[str]:
     """Backward counts strides in 16-bit elements, and packs its operands in pairs."""
-    if tile.kernel == "forward":
-        return None
-    for dtype in tile.dtypes:
+    for dtype in () if tile.kernel == "forward" else tile.dtypes:
         if PRODUCT_BYTES[table.elements_of(dtype).element] != _GRADIENT_BYTES:
-            return f"dtypes {dtype!r} of kernel {tile.kernel!r} is no 16-bit type"
-    return None
+            yield f"dtypes {dtype!r} of kernel {tile.kernel!r} is no 16-bit type"
 
 
-def registers_hold_operands(tile: Tile, table: TileTable, chip: Architecture) -> str | None:
+def registers_hold_operands(tile: Tile, table: TileTable, chip: Architecture) -> Iterator[str]:
     """The rows of a wave and the columns that it makes stay in its registers."""
-    if tile.kernel != "forward":
-        return None
-    for dtype in tile.dtypes:
+    for dtype in tile.dtypes if tile.kernel == "forward" else ():
         queries = tile.hdim_q * PRODUCT_BYTES[table.elements_of(dtype).scores] // 8
         columns = tile.hdim_v // tile.slices // 2
         if queries + columns > chip.simd_vgprs:
-            return (
+            yield (
                 f"hdim_q {tile.hdim_q} in {dtype} takes {queries} registers and "
                 f"{columns * 2} columns {columns}, over the {chip.simd_vgprs} that there are"
             )
-    return None
 
 
-def dtypes_are_listed(tile: Tile, table: TileTable, chip: Architecture) -> str | None:
+def dtypes_are_listed(tile: Tile, table: TileTable, chip: Architecture) -> Iterator[str]:
     """Every data type of a tile has a row that says what it is in C++."""
     known = [row.dtype for row in table.elements]
     for dtype in tile.dtypes:
         if dtype not in known:
-            return f"dtypes names {dtype!r}, which is none of the data types {', '.join(known)}"
-    return None if tile.dtypes else "dtypes is empty"
+            yield f"dtypes names {dtype!r}, which is none of the data types {', '.join(known)}"
+    if not tile.dtypes:
+        yield "dtypes is empty"
 
 
 _TILES_H = "hsa/src/tiles.h, where the same is a static_assert"
@@ -180,7 +165,7 @@ Complaint = tuple[int, str, str]
 def _complaints_of_tiles(table: TileTable, chip: Architecture) -> Iterator[Complaint]:
     for tile in table.tiles:
         for rule in TILE_RULES:
-            complaint = rule.complaint(tile, table, chip)
+            complaint = next(rule.complaints(tile, table, chip), None)
             if complaint is not None:
                 yield tile.line, complaint, rule.source
                 break  # later rules may take this one for granted
@@ -197,11 +182,8 @@ def _complaints_of_elements(table: TileTable, chip: Architecture) -> Iterator[Co
             text = f"dtype {row.dtype!r} is in line {rows[row.dtype].line} already"
             yield row.line, text, "a call has one row"
         if not table.tiles_of("forward", row.dtype):
-            yield (
-                row.line,
-                f"dtype {row.dtype!r} has no tile of forward",
-                "what is listed is served",
-            )
+            text = f"dtype {row.dtype!r} has no tile of forward"
+            yield row.line, text, "what is listed is served"
         rows[row.dtype] = row
     for dtype in chip.dtypes:
         if dtype not in rows:
@@ -254,13 +236,11 @@ def _complaints_of_waves(table: TileTable, chip: Architecture) -> Iterator[Compl
             yield table.simd_waves[-1].line, text, "the templates ask for it"
         for before, row in itertools.pairwise(rows):
             if row.held_registers <= before.held_registers:
-                text = (
-                    f"held_registers {row.held_registers} is not above that of line {before.line}"
-                )
+                held, line = row.held_registers, before.line
+                text = f"held_registers {held} is not above that of line {line}"
                 yield row.line, text, "the first row with as many is taken"
         for last in rows[-1:]:
-            if last.held_registers != chip.simd_vgprs:
-                text = (
-                    f"held_registers {last.held_registers} is not the {chip.simd_vgprs} of a SIMD"
-                )
+            held, all_of_simd = last.held_registers, chip.simd_vgprs
+            if held != all_of_simd:
+                text = f"held_registers {held} is not the {all_of_simd} of a SIMD"
                 yield last.line, text, "the last row of a kind serves what no other does"

@@ -9,10 +9,11 @@ that names the file, the line and the value; ``tile_rules.py`` says what must ho
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
+from ...amd.manifest import Cells, OddRow
 from ...problem.problem import Direction
 
 KernelPart = Literal["forward", "dq", "dk_and_dv", "dk", "dv"]
@@ -27,15 +28,7 @@ Product = Literal["FP32", "BF16", "FP16", "FP8", "INT8"]
 PRODUCT_BYTES: Mapping[Product, int] = {"FP32": 4, "BF16": 2, "FP16": 2, "FP8": 1, "INT8": 1}
 WAVE = 64  # lanes
 
-_COLUMNS = {
-    "data types": ("dtype", "element", "scores", "products"),
-    "tiles": (
-        *("kernel", "dtypes", "hdim_q", "hdim_v", "slices"),
-        *("tile_q", "tile_k", "waves", "lds_bytes"),
-    ),
-    "waves of a SIMD": ("direction", "features", "held_registers", "waves_of_simd"),
-}
-_MOST_DIGITS = 9
+_MOST = (1 << 20) - 1  # of a cell
 
 
 class TileTableError(ValueError):
@@ -160,100 +153,83 @@ class TileTable(NamedTuple):
 # ---- Reading -------------------------------------------------------------------------------------
 
 
-class _Line(NamedTuple):
-    """A row of a table, as it stands in the file."""
-
-    path: Path
-    number: int
-    cells: Mapping[str, str]
-
-    def error(self, text: str) -> TileTableError:
-        return TileTableError(f"{self.path}, line {self.number}: {text}")
-
-    def number_of(self, column: str) -> int:
-        text = self.cells[column]
-        # int() also takes "1_0" and digits of other scripts, and raises for very many digits.
-        if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS) or not int(text):
-            raise self.error(
-                f"{column} {text!r} is not a number from 1 up to {_MOST_DIGITS} digits"
-            )
-        return int(text)
-
-    def known(self, column: str, names: tuple[str, ...]) -> str:
-        text = self.cells[column]
-        if text not in names:
-            raise self.error(f"{column} {text!r} is not known; {', '.join(names)} are")
-        return text
-
-
 def read_table(path: Path) -> TileTable:
     """A file as it is; whether it keeps the rules is not looked at.
 
     Raises ``TileTableError`` for what is no table of this form, naming line and value.
     """
-    tables = _read_lines(path)
-    return TileTable(
-        path,
-        tuple(_elements(line) for line in tables["data types"]),
-        tuple(_tile(line) for line in tables["tiles"]),
-        tuple(_simd_waves(line) for line in tables["waves of a SIMD"]),
-    )
-
-
-def _elements(line: _Line) -> Elements:
-    named = (line.known(x, get_args(Product)) for x in ("element", "scores", "products"))
-    return Elements(line.number, line.cells["dtype"], *named)  # type: ignore[arg-type]
-
-
-def _tile(line: _Line) -> Tile:
-    return Tile(
-        line.number,
-        line.known("kernel", get_args(KernelPart)),  # type: ignore[arg-type]
-        tuple(line.cells["dtypes"].split()),
-        *(line.number_of(column) for column in _COLUMNS["tiles"][2:]),
-    )
-
-
-def _simd_waves(line: _Line) -> SimdWaves:
-    return SimdWaves(
-        line.number,
-        line.known("direction", get_args(Direction)),  # type: ignore[arg-type]
-        line.known("features", get_args(WithFeatures)),  # type: ignore[arg-type]
-        line.number_of("held_registers"),
-        line.number_of("waves_of_simd"),
-    )
-
-
-def _read_lines(path: Path) -> dict[str, list[_Line]]:
-    """The rows of each table, cell by cell."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise TileTableError(f"{path} cannot be read: {error}") from error
-    tables: dict[str, list[_Line]] = {}
+    tables: dict[str, list[Any]] = {}
     name, columns = "", None
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
-        cells = [cell.strip() for cell in next(csv.reader([line]))]
-        where = _Line(path, number, dict(zip(columns or (), cells, strict=False)))
-        if line.startswith("["):
-            name, columns = line.strip("[] "), None
-            if name not in _COLUMNS or name in tables:
-                known = ", ".join(_COLUMNS)
-                raise where.error(f"the table {name!r} is not known, or here twice; {known} are")
-            tables[name] = []
-        elif not name:
-            raise where.error(f"{line!r} stands before the first table")
-        elif columns is None:
-            columns = _COLUMNS[name]
-            if tuple(cells) != columns:
-                raise where.error(f"the columns are {line!r}; expected {','.join(columns)}")
-        elif len(cells) != len(columns):
-            raise where.error(f"{line!r} has {len(cells)} cells; expected {len(columns)}")
-        else:
-            tables[name].append(where)
-    missing = [name for name in _COLUMNS if not tables.get(name)]
+        try:
+            if line.startswith("["):
+                name, columns = line.strip("[] "), None
+                if name not in _TABLES or name in tables:
+                    known = ", ".join(_TABLES)
+                    raise OddRow(f"the table {name!r} is not known, or here twice; {known} are")
+                tables[name] = []
+            elif not name:
+                raise OddRow(f"{line!r} stands before the first table")
+            else:
+                cells = [cell.strip() for cell in next(csv.reader([line]))]
+                expected, read = _TABLES[name]
+                if columns is None:
+                    columns = expected
+                    if tuple(cells) != columns:
+                        raise OddRow(f"the columns are {line!r}; expected {','.join(columns)}")
+                elif len(cells) != len(columns):
+                    raise OddRow(f"{line!r} has {len(cells)} cells; expected {len(columns)}")
+                else:
+                    row = Cells(dict(zip(columns, cells, strict=True)))
+                    tables[name].append(read(number, row))
+        except OddRow as error:
+            raise TileTableError(f"{path}, line {number}: {error}") from error
+    missing = [name for name in _TABLES if not tables.get(name)]
     if missing:
         raise TileTableError(f"{path} has no rows of {', '.join(missing)}")
-    return tables
+    return TileTable(path, *(tuple(tables[name]) for name in _TABLES))
+
+
+def _elements(line: int, cells: Cells) -> Elements:
+    named = (cells.word(x, get_args(Product)) for x in ("element", "scores", "products"))
+    return Elements(line, cells.text("dtype"), *named)
+
+
+def _tile(line: int, cells: Cells) -> Tile:
+    return Tile(
+        line,
+        cells.word("kernel", get_args(KernelPart)),
+        tuple(cells.text("dtypes").split()),
+        *(cells.positive(column, _MOST) for column in _TILE_COLUMNS[2:]),
+    )
+
+
+def _simd_waves(line: int, cells: Cells) -> SimdWaves:
+    return SimdWaves(
+        line,
+        cells.word("direction", get_args(Direction)),
+        cells.word("features", get_args(WithFeatures)),
+        cells.positive("held_registers"),
+        cells.positive("waves_of_simd"),
+    )
+
+
+_TILE_COLUMNS = (
+    *("kernel", "dtypes", "hdim_q", "hdim_v", "slices"),
+    *("tile_q", "tile_k", "waves", "lds_bytes"),
+)
+# The columns of each table, and what reads a row of it.
+_TABLES: Mapping[str, tuple[tuple[str, ...], Callable[[int, Cells], Any]]] = {
+    "data types": (("dtype", "element", "scores", "products"), _elements),
+    "tiles": (_TILE_COLUMNS, _tile),
+    "waves of a SIMD": (
+        ("direction", "features", "held_registers", "waves_of_simd"),
+        _simd_waves,
+    ),
+}
