@@ -21,9 +21,9 @@ from jitfmha.bench.over_peers import Measurement, measure
 from jitfmha.bench.peers import PEERS, Peer
 from jitfmha.bench.shapes import NAMED_SHAPES, Shape, shapes_of
 from jitfmha.bench.timing import Timings
-from jitfmha.bench.whole_files import write_whole
 from jitfmha.cli import main
 from jitfmha.cli.output import ProgressBar
+from jitfmha.jit.regular_file import write_whole
 
 _SMALL = "batch=2,seqlen=64,heads=2,hdim=32,dtype=fp32"
 _CPU = torch.device("cpu")
@@ -258,7 +258,7 @@ def test_memory(monkeypatch):
 
 def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
     file = tmp_path / "x.csv"
-    write_whole(str(file), b"first")
+    write_whole(file, b"first")
 
     def full(self: Path, data: bytes) -> int:
         with open(self, "wb") as half:
@@ -267,7 +267,7 @@ def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="space"):
-        write_whole(str(file), b"second")
+        write_whole(file, b"second")
     monkeypatch.undo()
     assert file.read_bytes() == b"first"
     assert list(tmp_path.iterdir()) == [file]

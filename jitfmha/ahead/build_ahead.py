@@ -21,28 +21,17 @@ _T = TypeVar("_T")
 
 
 def plans_ahead(
-    target: Target,
-    profile: str | None,
-    *,
-    dtypes: Iterable[str | torch.dtype] | None,
-    hdims: Iterable[int | tuple[int, int]] | None,
-    masks: Iterable[int | str] | None,
-    modes: Iterable[Mode] | None,
-    directions: Iterable[Direction] | None,
-    features: Iterable[str] | None,
+    target: Target, profile: str | None, **parts: Iterable[Any] | None
 ) -> dict[str, Plan]:
     """The plans for every combination on ``target``, by the names of their kernels.
 
     The arguments, and what is raised: see :func:`jitfmha.warmup`.
     """
-    given = _checked(
-        dtypes=(dtypes, _dtype),
-        hdims=(hdims, _hdim),
-        masks=(masks, parse_mask),
-        modes=(modes, lambda mode: known("modes holds", mode, get_args(Mode))),
-        directions=(directions, lambda x: known("directions holds", x, get_args(Direction))),
-        features=(features, _features),
-    )
+    given = {
+        name: tuple(_CHECKS[name](value) for value in _several(name, values))
+        for name, values in parts.items()
+        if values is not None
+    }
     subsets = [subset._replace(**given) for subset in _subsets(profile)]
     return _plans(subsets, target, _may_be_left_out(profile, given))
 
@@ -51,17 +40,6 @@ def _subsets(profile: object) -> tuple[Subset, ...]:
     if profile is None:
         return DEFAULT
     return PROFILES[known("profile is", profile, tuple(PROFILES))]
-
-
-def _checked(
-    **given: tuple[Iterable[Any] | None, Callable[[Any], Any]],
-) -> dict[str, Any]:
-    """What is given in place of a subset's own, each value taken through its check."""
-    return {
-        name: tuple(check(value) for value in _several(name, values))
-        for name, (values, check) in given.items()
-        if values is not None
-    }
 
 
 def _may_be_left_out(
@@ -152,3 +130,13 @@ def _features(text: object) -> Features:
         return ()
     what = f"features holds 'plain', or names joined by '+'; {text!r} has"
     return tuple(known(what, name, tuple(NAMED_FEATURES)) for name in text.split("+"))
+
+
+_CHECKS: Mapping[str, Callable[[Any], Any]] = {
+    "dtypes": _dtype,
+    "hdims": _hdim,
+    "masks": parse_mask,
+    "modes": lambda mode: known("modes holds", mode, get_args(Mode)),
+    "directions": lambda x: known("directions holds", x, get_args(Direction)),
+    "features": _features,
+}

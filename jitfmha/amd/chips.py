@@ -163,3 +163,12 @@ def _facts() -> _Facts:
         for name, values in file["chips"].items()
     }
     return _Facts(MappingProxyType(architectures), MappingProxyType(known))
+
+
+def chips_of_folders(arch: Arch) -> tuple[Chip, ...]:
+    """One chip for each folder that an architecture's code objects may be in."""
+    folders = architecture(arch).kernel_folders
+    if not folders:
+        return (chip(architecture(arch).unlisted_chip),)
+    mine = [each for each in chips() if each.architecture.name == arch]
+    return tuple(next(each for each in mine if each.kernel_folder == name) for name in folders)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..jit.elf import Elf
-from ..jit.regular_file import path_inside, read_regular_file
+from ..jit.regular_file import path_inside, read_regular_file, write_whole
 from ..jit.toolchain.device_compiler import assemble
 from ..problem.arguments import Bf16Cvt
 from ..problem.problem import BF16_CVTS
@@ -30,7 +30,7 @@ from .assembly_listing import (
     renamed,
     target_of_listing,
 )
-from .chips import Arch, Chip, architecture, chip, chips
+from .chips import Arch, Chip, architecture, chips_of_folders
 from .code_object import CodeObject, CodeObjectError, kernel_descriptors, read_code_object
 from .kernel_arguments import AITER_ARGUMENTS
 from .manifest import (
@@ -42,6 +42,7 @@ from .manifest import (
     KernelRow,
     OddRow,
     default_threads,
+    forward_row,
     manifest_lines,
     manifest_text,
     plain_name,
@@ -88,7 +89,6 @@ class KernelFacts:
     name: str | None = None
 
     def check(self) -> None:
-        """Raise :class:`ImportRefused` for what no manifest can say."""
         known = architecture(self.arch).kernel_folders
         unknown = [each for each in self.variants if each not in known]
         if unknown and not known:
@@ -99,24 +99,11 @@ class KernelFacts:
             raise ImportRefused(f"{self.arch} needs a variant: {' or '.join(known)}, or both")
         if self.mode == "gm1" and self.mask == 1:
             raise ImportRefused("mask 1 with gm1: packed sequences have no top-left mask")
-        for what, value in (
-            *(("hdim", each) for each in self.hdim),
-            *(("tile", each) for each in self.tile),
-        ):
-            if not 0 < value < 1 << 16:
-                raise ImportRefused(f"{what} {value} is not between 1 and 65535")
-        if self.threads is not None and (self.threads % 64 or not 0 < self.threads <= 1024):
-            raise ImportRefused(f"threads {self.threads} is not a multiple of 64 up to 1024")
 
     @property
     def chips(self) -> tuple[Chip, ...]:
-        if not self.variants:
-            return (chip(architecture(self.arch).unlisted_chip),)
-        mine = [each for each in chips() if each.architecture.name == self.arch]
-        return tuple(
-            next(each for each in mine if each.kernel_folder == variant)
-            for variant in self.variants
-        )
+        of_arch = chips_of_folders(self.arch)
+        return tuple(x for x in of_arch if not self.variants or x.kernel_folder in self.variants)
 
     @property
     def workgroup_threads(self) -> int:
@@ -166,12 +153,14 @@ def import_listing(listing: str, facts: KernelFacts, symbol: str | None = None) 
         raise ImportRefused(f"the listing is for {named} (.amdgcn_target), not for {facts.arch}")
     try:
         name = plain_name(symbol) if facts.name is None else facts.name
-        new_symbol = decorated(name)
+        new_symbol, cells = decorated(name), _cells(name, facts)
+        for each in facts.chips:
+            forward_row(Cells(cells), each)  # what no manifest can say is refused
         image = assemble(renamed(listing, symbol, new_symbol), facts.arch, is_limited=True)
-    except ListingError as error:
+    except (ListingError, OddRow) as error:
         raise ImportRefused(str(error)) from error
     code_object, lds_bytes, vgprs = _checked(image, new_symbol, facts)
-    return ImportedKernel(facts, symbol, code_object, lds_bytes, vgprs, _cells(name, facts))
+    return ImportedKernel(facts, symbol, code_object, lds_bytes, vgprs, cells)
 
 
 def _cells(name: str, facts: KernelFacts) -> dict[str, str]:
@@ -254,8 +243,8 @@ def add_to_tree(kernel: ImportedKernel, root: Path, *, replaces: bool = False) -
         new = [path for path in files if not path.exists()]
         try:
             for path in files:
-                _write(path, kernel.code_object.image)
-            _write(manifest, text.encode())
+                write_whole(path, kernel.code_object.image, _FILE_MODE)
+            write_whole(manifest, text.encode(), _FILE_MODE)
         except BaseException:
             for path in new:
                 path.unlink(missing_ok=True)
@@ -380,22 +369,6 @@ def _make_folder(folder: Path) -> None:
     for each in reversed(missing):
         each.mkdir(exist_ok=True)
         each.chmod(_FOLDER_MODE)
-
-
-def _write(path: Path, content: bytes) -> None:
-    """The whole file, or what was there before."""
-    descriptor, temporary = tempfile.mkstemp(prefix=".new-", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, _FILE_MODE)
-        os.replace(temporary, path)
-    except BaseException:
-        with suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ..jit.elf import Elf
-from .chips import Arch, Chip, architecture, chip, chips
+from .chips import Arch, architecture, chips_of_folders
 from .code_object import CodeObjectError, kernel_descriptors
 from .manifest import (
     AITER_BACKWARD_FOLDER,
@@ -72,15 +72,6 @@ def manifest_folders(root: Path) -> dict[Arch, Path]:
             f"{' or '.join(get_args(Arch))} for <arch>"
         )
     return folders
-
-
-def chips_of_folders(arch: Arch) -> tuple[Chip, ...]:
-    """One chip for each folder that an architecture's code objects may be in."""
-    folders = architecture(arch).kernel_folders
-    if not folders:
-        return (chip(architecture(arch).unlisted_chip),)
-    mine = [each for each in chips() if each.architecture.name == arch]
-    return tuple(next(each for each in mine if each.kernel_folder == name) for name in folders)
 
 
 def _check(check: TreeCheck, named: set[Path], *read: tuple[Tree, Manifest[Any]]) -> None:

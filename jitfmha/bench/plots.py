@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .whole_files import write_whole
+from ..jit.regular_file import write_whole
 
 if TYPE_CHECKING:
     from .over_peers import Measurement
@@ -124,4 +124,4 @@ def _bars(rows: Sequence[Measurement]) -> list[list[float]]:
 def _save(figure: Any, file: str) -> None:
     drawn = io.BytesIO()
     figure.savefig(drawn, format=Path(file).suffix[1:].lower(), dpi=150)
-    write_whole(file, drawn.getvalue())
+    write_whole(Path(file), drawn.getvalue())

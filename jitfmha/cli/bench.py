@@ -7,6 +7,7 @@ import csv
 import io
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from ..bench.peers import PEERS, Peer
 from ..bench.plots import PlotError, check_plot, plot_over_seqlen, plot_roofline
 from ..bench.report import Report, Row, SuiteNotAvailable
 from ..bench.shapes import Shape, shapes_of
-from ..bench.whole_files import write_whole
+from ..jit.regular_file import write_whole
 from .exit_codes import FAILED, OK, UsageError
 from .output import ProgressBar, fields, print_json, table
 
@@ -157,7 +158,7 @@ def _write_files(
     args: argparse.Namespace, measurements: list[Measurement], device: torch.device, where: str
 ) -> None:
     if args.csv is not None:
-        write_whole(args.csv, _csv(measurements).encode())
+        write_whole(Path(args.csv), _csv(measurements).encode())
     if args.plot is not None:
         plot_over_seqlen(measurements, args.plot, where)
     if args.roofline is not None:

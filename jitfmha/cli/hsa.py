@@ -9,7 +9,7 @@ import struct
 from pathlib import Path
 from typing import Any, get_args
 
-from ..amd.chips import Arch, architecture
+from ..amd.chips import Arch, architecture, chips_of_folders
 from ..amd.code_object import kernel_descriptors, kernel_metadata
 from ..amd.import_kernel import (
     ImportRefused,
@@ -28,7 +28,7 @@ from ..amd.tree import (
     trees_of,
     user_tree,
 )
-from ..amd.tree_check import check_tree, chips_of_folders, manifest_folders
+from ..amd.tree_check import check_tree, manifest_folders
 from ..emulator.disassembly import DecodedInstruction, disassemble, without_padding
 from ..jit.elf import Elf, printable
 from ..jit.regular_file import read_regular_file

@@ -1,22 +1,6 @@
 """A launch of any code object's kernel, as data: what `python -m jitfmha run-kernel` reads.
 
-    {
-      "arch": "gfx942",
-      "kernel": "row_sums",
-      "grid": [3], "block": [256], "dynamic_lds": 0,
-      "tensors": {
-        "x":    {"dtype": "float32", "shape": [10, 1000], "random": 1},
-        "sums": {"dtype": "float32", "shape": [10], "fill": "nan", "output": true}
-      },
-      "arguments": [
-        {"tensor": "x"},
-        {"tensor": "sums"},
-        {"type": "i32", "value": 10},
-        {"offset": 24, "type": "f32", "value": 0.5}
-      ]
-    }
-
-`docs/emulator.md` says what each field means.
+`docs/emulator.md` says what each field means, on an example.
 """
 
 from __future__ import annotations

@@ -1,9 +1,13 @@
-"""Reads files whose names come from elsewhere: they may lead anywhere, or to a pipe or a device."""
+"""Reads files whose names come from elsewhere: they may lead anywhere, or to a pipe or a device.
+
+What is written is complete, or not there.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import secrets
 import stat
 from pathlib import Path
 
@@ -46,3 +50,21 @@ def _refuse_irregular(path: Path, status: os.stat_result) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+
+
+def write_whole(path: Path, content: bytes, mode: int | None = None) -> None:
+    """Write or replace a file; one that is there stays as it is until the new one is complete.
+
+    ``mode`` holds whatever the umask is. Raises ``OSError`` where it cannot be written.
+    """
+    part = path.with_name(f".{path.name}-{secrets.token_hex(4)}.part")
+    try:
+        with part.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if mode is not None:
+            part.chmod(mode)
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)

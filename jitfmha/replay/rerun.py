@@ -21,6 +21,7 @@ from ..call.record import (
     packed,
     tensors_of,
     view_of,
+    where_is,
 )
 from ..emulator.findings import Finding
 from ..emulator.guarded_memory import guarded_memory
@@ -166,10 +167,8 @@ def _recorded_outcome(record: Record, reference: Reference) -> Outcome | None:
     for name, each in record.results.items():
         if each.file is None:
             return None
-        dtype: torch.dtype = getattr(torch, each.dtype)
-        content = bytearray((record.folder / each.file).read_bytes())
-        flat = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
-        results[name] = flat.view(each.shape)
+        held = _held(record, each.file).view(getattr(torch, each.dtype))
+        results[name] = held.view(each.shape)
     # Without the tensors that it was computed from, the reference is of other ones.
     if any(region.file is None and region.size for region in record.regions):
         return None
@@ -181,18 +180,17 @@ def _recorded_outcome(record: Record, reference: Reference) -> Outcome | None:
 
 def _contents(record: Record, seed: int) -> list[Tensor]:
     """What the regions held before, on the CPU; made up where that was not recorded."""
-    contents = []
-    for region in record.regions:
-        if region.file is None:
-            contents.append(torch.zeros(region.size, dtype=torch.uint8))
-        else:
-            held = bytearray((record.folder / region.file).read_bytes())
-            dtype = torch.uint8
-            contents.append(
-                torch.frombuffer(held, dtype=dtype) if held else torch.empty(0, dtype=dtype)
-            )
+    contents = [
+        torch.zeros(x.size, dtype=torch.uint8) if x.file is None else _held(record, x.file)
+        for x in record.regions
+    ]
     _make_up(record, contents, seed)
     return contents
+
+
+def _held(record: Record, file: str) -> Tensor:
+    content = bytearray((record.folder / file).read_bytes())
+    return torch.frombuffer(content, dtype=torch.uint8) if content else torch.zeros(0).byte()
 
 
 def _make_up(record: Record, contents: Sequence[Tensor], seed: int) -> None:
@@ -319,8 +317,8 @@ def _results_between(
     problem, values = record.problem, kernel.values()
     found = {}
     for name in ("dq", "dk", "dv"):
-        written = _tensor_at(record, int(values[f"ptr_{name}"]))
-        if written is None or not written.startswith("between"):
+        written = where_is(record, int(values[f"ptr_{name}"])) or ""
+        if written not in named or not written.startswith("between"):
             continue
         x = named[written]
         if name != "dq":
@@ -337,10 +335,3 @@ def _dq_of_sums(sums: Tensor, dq: Tensor, hdim: int) -> Tensor:
     *batch, rows, heads, _ = dq.shape
     count = math.prod((*batch, heads, rows, hdim))
     return sums.reshape(-1)[:count].view(*batch, heads, rows, hdim).transpose(-2, -3).to(dq.dtype)
-
-
-def _tensor_at(record: Record, address: int) -> str | None:
-    for name, each in record.tensors.items():
-        if record.regions[each.region].address + each.offset == address:
-            return name
-    return None

@@ -144,15 +144,15 @@ def test_a_failed_import_leaves_the_tree_as_it_was(hsa, listing, tmp_path, monke
     tree = tmp_path / "tree"
     write_tree(tree, "gfx942", [PlainKernel(mask=0, mode=1)])
     before = contents(tree)
-    write = import_kernel._write
+    write = import_kernel.write_whole
 
-    def full_disk(path: Path, content: bytes) -> None:
+    def full_disk(path: Path, content: bytes, mode: int) -> None:
         if path.name == "fmha_fwd.csv" and path.is_relative_to(tree):
             raise OSError(28, "No space left on device")
-        write(path, content)
+        write(path, content, mode)
 
     with monkeypatch.context() as patched:
-        patched.setattr(import_kernel, "_write", full_disk)
+        patched.setattr(import_kernel, "write_whole", full_disk)
         ended = hsa("import", listing, *FLAGS, "--into", tree)
     assert ended.code == 1
     assert "No space left" in ended.err
@@ -169,9 +169,9 @@ def test_a_failed_import_leaves_the_tree_as_it_was(hsa, listing, tmp_path, monke
         ((*FLAGS[:2], *FLAGS[4:]), 2, "gfx942 needs a variant: MI300 or MI308, or both"),
         ((*FLAGS, "--kernel", "nonsense"), 2, f"no kernel nonsense; the listing has {PLAIN_NAME}"),
         ((*FLAGS, "--name", "no name"), 2, "'no name' is no name for a kernel"),
-        ((*FLAGS, "--threads", "100"), 2, "threads 100 is not a multiple of 64"),
+        ((*FLAGS, "--threads", "100"), 2, "threads '100' is not a multiple of 64"),
         ((*FLAGS, "--threads", "1024"), 2, "workgroups of at most 512 threads, expected 1024"),
-        (with_flag("--hdim", "0", "128"), 2, "hdim 0 is not between 1 and 65535"),
+        (with_flag("--hdim", "0", "128"), 2, "hdim_q '0' is not between 1 and 65535"),
         (with_flag("--mask", "1"), 2, "mask 1 with gm1"),
         # It says that it is for another mask than it is.
         (with_flag("--mask", "0"), 1, "computes something else than attention"),
