@@ -70,11 +70,9 @@ class Chip(NamedTuple):
     Attributes:
         name: without "AMD Instinct".
         pci_ids: the PCI device ids by which it is known.
-        compute_units: of the whole chip.
         xcds: chiplets with compute units, each with an L2 cache of its own.
         xcds_assumed: whether no document tells their number.
-        peak_clock_mhz: None where it is not published.
-        memory_gib: None where it is not published.
+        peak_clock_mhz, memory_gib: None where it is not published.
         kernel_folder: None where the architecture has one folder for all chips.
     """
 

@@ -138,10 +138,8 @@ def _check(path: Path, elf: Elf, arch: Arch, symbol: str, threads: int, kernarg_
 class KernelDescriptor(NamedTuple):
     """What a kernel's descriptor tells.
 
-    Attributes:
-        lds_bytes: of LDS that a workgroup takes.
-        kernarg_bytes: size of the arguments; 0 where it is not told.
-        vgprs: vector registers that a wave takes, those for accumulation included.
+    ``kernarg_bytes`` is 0 where it is not told; ``vgprs`` are the vector registers that a wave
+    takes, those for accumulation included.
     """
 
     lds_bytes: int

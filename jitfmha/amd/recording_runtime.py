@@ -86,10 +86,8 @@ def recorder_spec(library_path: str) -> jit.BuildSpec:
 class RecordingRuntime:
     """A runtime whose launches are kept, where a :class:`RecordedLaunch` asks for them.
 
-    Attributes:
-        recorded: the runtime that everything goes on to.
-        folder: where launches are written to.
-        keeps_data: or the shapes and hashes of tensors only.
+    Everything goes on to ``recorded``. Launches are written into ``folder``, with the bytes of
+    tensors, or their shapes and hashes only.
     """
 
     def __init__(self, recorded: Runtime, folder: Path, *, keeps_data: bool = True) -> None:

@@ -34,8 +34,7 @@ _STREAMS_OF_TORCH = 32  # that torch.cuda.Stream gives in turn
 class HipError(RuntimeError):
     """A function of the HIP runtime failed.
 
-    Attributes:
-        code: HIP's number for the error; negative where the runtime could not be used at all.
+    ``code`` is HIP's, or negative where the runtime could not be used at all.
     """
 
     def __init__(self, code: int, text: str) -> None:

@@ -19,12 +19,9 @@ from .report import Progress, Report, Suite, SuiteNotAvailable
 
 @dataclass(frozen=True)
 class SuiteInTheList:
-    """A suite before it is imported.
+    """A suite before it is imported: what it measures, and for how long on two cores of a server.
 
-    Attributes:
-        what: what it measures.
-        minutes, quick_minutes: how long it takes on two cores of a server, whole and in part.
-        from_checkout: whether it is among the test rigs, which no wheel carries.
+    ``from_checkout`` ones are among the test rigs, which no wheel carries.
     """
 
     what: str

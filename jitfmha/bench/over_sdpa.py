@@ -57,15 +57,10 @@ def time_over_sdpa(
     calls: int = 1,
     beside: Callable[[Tensor, Tensor], object] | None = None,
 ) -> tuple[Comparison, Timings]:
-    """Time a call beside SDPA's, each side in the layout that it likes best.
+    """Time a call beside SDPA's as :func:`alternate` does, each in the layout that it likes best.
 
-    Args:
-        is_causal: of as many queries as keys.
-        min_seconds, min_rounds, calls: as :func:`alternate` has them.
-        beside: another function, of k and v, that is timed along.
-
-    Raises:
-        RuntimeError: the results do not belong together.
+    ``is_causal`` is of as many queries as keys; ``beside`` is another function, of k and v, that is
+    timed along. Raises ``RuntimeError`` where the results do not belong together.
     """
     batch, seqlen_q, seqlen_k, heads_q, heads_k, hdim = sizes
     q = torch.randn(batch, seqlen_q, heads_q, hdim).to(dtype)

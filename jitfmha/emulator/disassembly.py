@@ -23,7 +23,6 @@ class DecodedInstruction(NamedTuple):
 
     Attributes:
         offset: of its first byte, from the beginning of the kernel.
-        words: its dwords.
         text: what it is; ``.long`` where it is none that the architecture has.
         target: the offset at which a branch goes on; None for others.
     """

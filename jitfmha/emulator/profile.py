@@ -124,11 +124,9 @@ class Occupancy:
     """The room that a kernel takes, and the workgroups that a compute unit has room for.
 
     Attributes:
-        vgprs: that a wave allocates, accumulation registers included.
+        vgprs, sgprs: that a wave allocates; vector registers with those for accumulation.
         architectural_vgprs: of them, those that are not for accumulation.
-        sgprs: that a wave allocates.
         lds_bytes: that a workgroup allocates.
-        waves_of_workgroup: of 64 threads.
         by_vgprs, by_sgprs, by_lds, by_waves: workgroups of a compute unit that there are enough
             vector registers, scalar registers, LDS and wave slots for.
         workgroups: the smallest of these.
@@ -341,8 +339,7 @@ class ProfileOptions(NamedTuple):
         assumed_workgroups: times are for a launch of so many; 0: for as many as are launched.
         most_steps: instructions of a timed workgroup beyond which there is no timing.
         sample: workgroups that are timed, of launches that have more.
-        run_sample_only: the other workgroups do not run: what they should write stays unwritten,
-            and counts are those of the sample. For launches that would take too long.
+        run_sample_only: the others do not run, and write nothing; counts are those of the sample.
     """
 
     looked_at: int = 0

@@ -20,12 +20,7 @@ _InterruptionCheck = ctypes.CFUNCTYPE(ctypes.c_int)
 
 
 class EmulatorError(RuntimeError):
-    """A HIP call failed.
-
-    Attributes:
-        code: HIP's error code.
-        name: its name, for example hipErrorLaunchFailure.
-    """
+    """A HIP call failed, with HIP's error code and its name, as hipErrorLaunchFailure."""
 
     def __init__(self, code: int, name: str, text: str) -> None:
         super().__init__(f"{name}: {text}")

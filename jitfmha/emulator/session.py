@@ -45,15 +45,11 @@ _CURRENT_RUN: ContextVar[EmulatedRun | None] = ContextVar("jitfmha_emulated_run"
 
 @dataclass(frozen=True)
 class Emulation:
-    """How CPU tensors run inside of `emulate`.
+    """How CPU tensors run inside of `emulate`, whose arguments these are.
 
     Attributes:
         arch: a key of `DEVICES`.
         variant: plain, or with the sanitizer or the cost model.
-        random_order: the seed of the order in which waves run; None: a fixed order.
-        threads: workers; None: as many as the CPU has.
-        sample: with the cost model, the workgroups of a launch that run at all; None: all.
-        instruction_budget: of each wave, after which it is stopped; None: none.
         prints_findings: the sanitizer tells each finding on standard error, once in a process.
     """
 

@@ -30,9 +30,8 @@ def check_folder(folder: Path) -> None:
 def publish(folder: Path, files: Mapping[str, str]) -> None:
     """Write files, by their paths in the folder, in the place of an earlier export.
 
-    Raises:
-        ForeignFilesError: the folder holds something else.
-        OSError: it cannot be written; then everything is as it was.
+    Raises ``ForeignFilesError`` where the folder holds something else, ``OSError`` where it cannot
+    be written; then everything is as it was.
     """
     check_folder(folder)
     folder = Path(os.path.abspath(folder))

@@ -46,9 +46,8 @@ class TranslationError(ValueError):
 class Vocabulary:
     """The types that translated modules use and do not define.
 
-    Attributes:
-        enums: the names of literal types -> their values, which are names in C++ too.
-        structs: names -> fields -> types, as annotations write them.
+    ``enums`` are literal types with their values, which are names in C++ too; ``structs`` have
+    their fields with types, as annotations write them.
     """
 
     enums: Mapping[str, Sequence[str]]

@@ -31,11 +31,8 @@ _Result = TypeVar("_Result")
 class LoadEvent(NamedTuple):
     """One library or code object that this process loaded.
 
-    Attributes:
-        name: of the spec.
-        seconds: from the call of `load` or `read` to what it returned.
-        how: whether this process built it, or found it (perhaps after waiting for who built it).
-        path: of the artifact.
+    ``how`` says whether this process built it, or found it, perhaps after waiting for who built it;
+    ``seconds`` are from the call of `load` or `read` to what it returned.
     """
 
     name: str

@@ -233,10 +233,8 @@ _INCLUDED = re.compile(r'^#include "(\w+\.h)"$', re.MULTILINE)
 def launcher_sources(kinds: Sequence[LauncherKind], *, suffix: str, linkage: str) -> dict[str, str]:
     """The text of one file for each name of ``kinds``, and of the headers that they include.
 
-    Args:
-        kinds: those of one name are of several chips, and differ in nothing else.
-        suffix: of the files that are named after kinds.
-        linkage: what the declarations of their functions begin with.
+    Kinds of one name are of several chips, and differ in nothing else. Files that are named after
+    kinds have the ``suffix``; the declarations of their functions begin with ``linkage``.
     """
     structs = dict.fromkeys(x for kind in kinds for x in _STRUCTS[kind.direction, kind.block])
     files = {
@@ -385,12 +383,7 @@ class BoundKernel(Launcher):
         splits: tuple[int, int],
         splits_of: SplitsOf | None,
     ) -> AmdLaunch:
-        """The launch for these lengths and strides.
-
-        Args:
-            splits: num_splits, and how many float32 values the splits leave.
-            splits_of: gm1: where they follow from the longest sequence of each call.
-        """
+        """The launch for these lengths and strides, with fields as ``AmdLaunch`` has them."""
         # Written out: with stars in the call it would take longer.
         q0 = k0 = v0 = o0 = 0
         if self.is_group:

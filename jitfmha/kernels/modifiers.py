@@ -38,11 +38,9 @@ def served_features(family: Family) -> frozenset[Feature]:
 
 @dataclass(frozen=True)
 class ModifierTraits:
-    """What is compiled in beside the mask.
+    """What is compiled into a family's kernels beside the mask.
 
-    Attributes:
-        family: whose kernel it is.
-        asked: the score features; of numbers True in place of their value.
+    ``asked`` are the score features; of numbers True in place of their value.
     """
 
     family: Family

@@ -28,9 +28,8 @@ BACKWARD = frozenset({Feature.BACKWARD, Feature.DETERMINISTIC})
 class Rule(NamedTuple):
     """One thing that must hold of a call, as a function with a name that says it.
 
-    Attributes:
-        reasons: for every way in which a call breaks it, a sentence for its caller.
-        source: where the rule comes from: a document, a file that states it, or a measurement.
+    It gives a sentence for each way in which a call breaks it. ``source`` is where the rule comes
+    from: a document, a file that states it, or a measurement.
     """
 
     reasons: Callable[[Problem, Arch], Iterator[Reason]]

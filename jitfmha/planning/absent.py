@@ -39,10 +39,8 @@ def _refuse() -> NoReturn:
 def absent_target(name: str) -> AmdTarget | None:
     """The whole chip that ``name`` means; None where it means none.
 
-    Args:
-        name: an architecture, as "gfx942", which means the chip that :func:`jitfmha.emulate` takes
-            for it; what else that function takes, as "gfx942-mi308"; or a chip, as "MI308X" or
-            "mi308".
+    It may be an architecture, as "gfx942", which means the chip that :func:`jitfmha.emulate` takes
+    for it; what else that function takes, as "gfx942-mi308"; or a chip, as "MI308X" or "mi308".
 
     Raises:
         ValueError: it begins the names of several chips, as "MI300", or nearly names an

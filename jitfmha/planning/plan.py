@@ -105,8 +105,7 @@ class Reason:
 class Refusal(NamedTuple):
     """Why a family does not serve a problem.
 
-    Attributes:
-        of_every_size: whether it refuses the same call with any other lengths and strides, too.
+    With ``of_every_size`` it refuses the same call with any other lengths and strides, too.
     """
 
     reasons: tuple[Reason, ...]

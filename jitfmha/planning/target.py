@@ -75,10 +75,8 @@ class CallCache(dict[Hashable, KeptCalls]):
 class CpuTarget:
     """A CPU, as far as kernels are compiled for it.
 
-    Attributes:
-        isa: the instruction set.
-        why: what goes on from "it is taken because".
-        calls: what calls on this target left behind where it is put in place.
+    ``why`` goes on from "it is taken because"; ``calls`` are what calls on this target left behind
+    where it is put in place.
     """
 
     __slots__ = ("calls", "isa", "why")

@@ -62,13 +62,7 @@ _HEADS_FIRST = {
 
 
 class Expectation(NamedTuple):
-    """What one argument should be.
-
-    Attributes:
-        argument: its name; ``grid`` for all three of these.
-        value: a number, or the three of a grid.
-        why: that follows.
-    """
+    """What an argument, or the ``grid``, should be: a number, or the three of a grid; and why."""
 
     argument: str
     value: Any
@@ -76,15 +70,7 @@ class Expectation(NamedTuple):
 
 
 class Mismatch(NamedTuple):
-    """An argument that is not what the problem implies.
-
-    Attributes:
-        kernel: its symbol.
-        argument: its name, or ``grid``.
-        found: what it is, as people read it.
-        expected: what it should be.
-        why: that follows.
-    """
+    """An argument, or the ``grid``, that is not what the problem implies, as people read it."""
 
     kernel: str
     argument: str

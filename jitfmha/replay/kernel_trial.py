@@ -33,13 +33,9 @@ class TrialError(RuntimeError):
 
 
 class Trial(NamedTuple):
-    """How a kernel did.
+    """How a kernel did on a device: results beside their reference, and what the sanitizer found.
 
-    Attributes:
-        emulated: the device that it ran on.
-        lengths: of each sequence, of q and of k.
-        judged: out and lse beside their reference.
-        findings: of the sanitizer.
+    ``lengths`` are those of each sequence, of q and of k.
     """
 
     emulated: str
@@ -50,11 +46,6 @@ class Trial(NamedTuple):
 
 def try_kernel(kernel: ImportedKernel, *, seed: int, sanitizes: bool = False) -> Trial:
     """Run a kernel on ragged sequences of a tile and one row, on a tree of its own.
-
-    Args:
-        kernel: from :func:`jitfmha.amd.import_kernel.import_listing`.
-        seed: of the inputs.
-        sanitizes: with the emulator's sanitizer.
 
     Raises:
         ImportRefused: a call would not take it.

@@ -21,25 +21,16 @@ class RerunError(RuntimeError):
 
 
 class Machine(Protocol):
-    """Runs one kernel after the other.
-
-    Attributes:
-        name: what people call it.
-        device: of torch, whose memory it has.
-    """
+    """Runs one kernel after the other, on the memory of torch's ``device``."""
 
     name: str
     device: torch.device
 
     def run(self, kernel: Started, memory: Iterable[Tensor]) -> None:
-        """Run a kernel to its end.
+        """Run a kernel, with addresses of this machine among its arguments, to its end.
 
-        Args:
-            kernel: with addresses of this machine among its arguments.
-            memory: what it may touch.
-
-        Raises:
-            RerunError: it does not reach its end, or cannot be loaded.
+        ``memory`` is what it may touch. Raises ``RerunError`` where it does not reach its end, or
+        cannot be loaded.
         """
         ...
 
@@ -118,9 +109,8 @@ class GpuMachine:
 def machine_named(device: str, recorded_arch: str) -> GpuMachine:
     """The GPU that torch calls ``device``.
 
-    Raises:
-        ValueError: it is none, or of another architecture than what was recorded.
-        HipError: there is no HIP runtime.
+    Raises ``ValueError`` where it is none, or of another architecture than what was recorded, and
+    ``HipError`` where there is no HIP runtime.
     """
     try:
         found = torch.device(device)

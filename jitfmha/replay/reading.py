@@ -49,9 +49,8 @@ _LARGEST_REGION = 1 << 40
 def read_record(folder: Path) -> Record:
     """Read a folder and check that it is whole.
 
-    Raises:
-        RecordError: it is no recorded launch, or a part is missing, damaged or contradicts another.
-            A code object may have been replaced: who runs it again says so.
+    Raises ``RecordError`` where it is no recorded launch, or a part is missing, damaged or
+    contradicts another. A code object may have been replaced: who runs it again says so.
     """
     path = folder / FILE
     try:

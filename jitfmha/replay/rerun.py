@@ -39,12 +39,7 @@ _CORRECTIONS = 4  # an argument may follow from others, which are corrected firs
 
 @dataclass(frozen=True)
 class Outcome:
-    """How kernels did.
-
-    Attributes:
-        failure: why one of them did not reach its end.
-        judged: their results beside the reference.
-    """
+    """How kernels did: why one of them failed, or their results beside the reference."""
 
     failure: str | None
     judged: Mapping[str, Judged]
@@ -60,8 +55,6 @@ class Diagnosis:
     """What running a launch again has shown.
 
     Attributes:
-        fault: which side is at fault.
-        mismatches: arguments that are not what the problem implies.
         replayed: with the arguments as they were recorded.
         corrected: with those that the problem implies; None where they are the same.
         recorded: what was recorded as the result; None where its bytes were not kept.
@@ -100,7 +93,6 @@ def diagnose(record: Record, make_machine: Callable[[], Machine], *, seed: int =
     """Run a recorded launch again, compare, and say which side is at fault.
 
     Args:
-        record: from :func:`jitfmha.replay.reading.read_record`.
         make_machine: gives what it runs on, for each run a new one.
         seed: of tensors whose bytes were not recorded.
 

@@ -183,16 +183,10 @@ def _unfitness(parent: Path) -> str:
 
 
 def check_trust(directory: CacheDirectory, *, must_exist: bool = False) -> None:
-    """Refuse a cache that somebody else could put code into.
+    """Refuse a cache that somebody else could put code into, by a ``CacheError``.
 
-    Args:
-        directory: the cache.
-        must_exist: whether the way to it and its root have to be there. Where they need not be,
-            somebody else may make them after this check.
-
-    Raises:
-        CacheError: with the reason.
-        OSError: it cannot be looked at, or is not there and must be.
+    With ``must_exist`` the way to it and its root have to be there, else there is an ``OSError``.
+    Where they need not be, somebody else may make them after this check.
     """
     reason = parents_reason(str(directory.root.parent), must_exist=must_exist)
     reason = reason or private_directory_reason(str(directory.root), must_exist=must_exist)
@@ -205,11 +199,7 @@ def check_way_to(entry: Path) -> None:
     """Refuse the entry in the directory `entry` if somebody else can change what is there.
 
     Asked again right before it is used, with every part of the way there. What passes now stays as
-    it is, because only this user and root can change it.
-
-    Raises:
-        CacheError: with the reason.
-        OSError: it is gone.
+    it is, because only this user and root can change it. Raises as `check_trust` does.
     """
     directory = CacheDirectory(entry.parents[2])
     check_trust(directory, must_exist=True)

@@ -354,14 +354,9 @@ def _checksum(body: Mapping[str, object]) -> str:
 def find(key: EntryKey, *, warn: bool = True) -> OpenEntry | None:
     """The entry for `key`, checked and in use by this process; None if there is none.
 
-    A failure to read it is a missing entry.
-
-    Args:
-        key: without a compiler it asks for the entry of any compiler.
-        warn: whether the user is told of an entry that is there but damaged.
-
-    Raises:
-        CacheError: somebody else could put code into the cache.
+    A key without a compiler asks for the entry of any. A failure to read it is a missing entry; the
+    user is told of one that is there but damaged, with ``warn``. Raises ``CacheError`` where
+    somebody else could put code into the cache.
     """
     for path, published in _places(key):
         try:

@@ -37,13 +37,11 @@ class CacheEntry:
     """One entry of the cache, as it is on the disk.
 
     Attributes:
-        name: of what was built.
         key: the hash in its path, of all that went into it.
         size: in bytes, all files together.
         created: seconds since the epoch; 0 if the entry does not say (any more).
         last_used: seconds since the epoch, to the hour.
         valid: whether it would be loaded.
-        path: its directory.
     """
 
     name: str

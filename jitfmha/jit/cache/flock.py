@@ -21,11 +21,9 @@ class Flock(enum.Enum):
 
 
 def try_lock(descriptor: int, operation: int) -> Flock:
-    """Lock without waiting.
+    """Lock without waiting, `fcntl.LOCK_SH` beside other readers or `fcntl.LOCK_EX` alone.
 
-    Args:
-        descriptor: of the open file. NFS wants it open for writing where the lock is exclusive.
-        operation: `fcntl.LOCK_SH`, beside other readers, or `fcntl.LOCK_EX`, alone.
+    NFS wants the file open for writing where the lock is exclusive.
     """
     return wait_for_lock(descriptor, operation | fcntl.LOCK_NB)
 

@@ -113,10 +113,8 @@ def owner_of(parent: Path, prefix: str) -> Owner | None:
 def earlier_owner(own: OwnedDirectory, prefix: str) -> Owner | None:
     """The owner of a directory beside `own`, named after `prefix`, that came before and may live.
 
-    For file systems without locks, where whoever came first goes first.
-
-    Raises:
-        OSError: `own` is gone.
+    For file systems without locks, where whoever came first goes first. Raises ``OSError`` where
+    `own` is gone.
     """
     came = _claimed(own.path)
     for path in _directories(own.path.parent, f"{prefix}."):

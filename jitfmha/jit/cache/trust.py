@@ -91,10 +91,7 @@ def file_reason(path: str) -> str | None:
     """Why what is read from the file `path` (absolute) is not safe; None if it is.
 
     Links on the way to it are followed. What passes stays as it is, because only this user and root
-    can change it.
-
-    Raises:
-        OSError: it cannot be looked at, or is not there.
+    can change it. Raises ``OSError`` where it cannot be looked at, or is not there.
     """
     reason = parents_reason(path, must_exist=True)
     return reason or node_reason(path, os.stat(path), as_parent=False)

@@ -85,10 +85,8 @@ class Turn(NamedTuple):
     def build(self, spec: BuildSpec, toolchain: Toolchain) -> tuple[EntryMeta, dict[str, bytes]]:
         """Compile; returns what is to be published.
 
-        Raises:
-            ValueError: JITFMHA_VERBOSE has an unknown value.
-            BuildError: it does not compile; the message says what the compiler said first.
-            OSError: the disk is full, or the workspace is gone.
+        Raises ``BuildError`` with what the compiler said first, ``OSError`` where the disk is full,
+        or the workspace is gone, and ``ValueError`` where JITFMHA_VERBOSE has an unknown value.
         """
         started = time.monotonic()
         with building(spec.name, spec.why):

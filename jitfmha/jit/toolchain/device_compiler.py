@@ -65,8 +65,7 @@ _REFUSED = re.compile(r":\d+:\d+: error")
 class DeviceCompilerNotFound(RuntimeError):
     """No clang with the AMDGPU back end is installed; the message says how to get one.
 
-    Attributes:
-        tried: each place, and why it is not that.
+    ``tried`` has each place, and why it is not that.
     """
 
     def __init__(self, tried: Sequence[str]) -> None:
@@ -78,11 +77,7 @@ class DeviceCompilerNotFound(RuntimeError):
 
 
 class DeviceCompileError(RuntimeError):
-    """The compiler refused the source.
-
-    Attributes:
-        output: the compiler's own words, all of them.
-    """
+    """The compiler refused the source; ``output`` has its own words, all of them."""
 
     def __init__(self, message: str, output: str) -> None:
         super().__init__(message)

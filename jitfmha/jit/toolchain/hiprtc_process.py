@@ -35,13 +35,7 @@ _MAPS = Path("/proc/self/maps")
 
 
 class Program(TypedDict):
-    """What is compiled.
-
-    Attributes:
-        name: of the source, in messages.
-        headers: file name to text, for `#include "NAME"`.
-        options: as clang takes them.
-    """
+    """What is compiled, with file names and texts for `#include "NAME"`, and clang's options."""
 
     name: str
     source: str

@@ -21,14 +21,12 @@ _STANDARD_NAMES = ("c++", "g++", "clang++")
 
 
 class HostCpp(NamedTuple):
-    """The toolchain around a C++ compiler that answered `--version`.
+    """The toolchain around a C++ compiler that answered `--version` with ``version``.
 
     Attributes:
         command: what to run, as words; the first is an absolute path, not resolved further because
             ccache and clang look at the name they are called by.
         resolved: the file that the first word leads to.
-        version: the whole answer to `--version`.
-        why: it was taken.
         variables_of_its_cache: in the environment, which name the directory where the compiler
             keeps what it makes for itself.
         unknown_flags: which only tune, and which it would refuse.

@@ -21,12 +21,9 @@ _TILE_KEYS = 256  # of the kernels for hdim 128 that were made for gfx950
 
 
 class Fault(NamedTuple):
-    """What is wrong with kernels of an architecture.
+    """What is wrong with kernels of these names, and which calls meet it.
 
-    Attributes:
-        names: of the kernels.
-        is_met_by: whether a call can meet it.
-        sentence: goes on from what is passed over.
+    ``sentence`` goes on from what is passed over.
     """
 
     arch: Arch

@@ -47,11 +47,7 @@ def propose(problem: Problem, target: Target) -> Plan | Refusal:
 
 
 class CompiledPlan(AmdPlan):
-    """A plan whose kernels are compiled when it is bound.
-
-    Attributes:
-        arguments: that its kernels take.
-    """
+    """A plan whose kernels, which take ``arguments``, are compiled when it is bound."""
 
     family = NAME
     arguments: SharedStruct

@@ -29,12 +29,7 @@ _WAVES_KINDS: tuple[tuple[Direction, WithFeatures], ...] = (
 
 
 class TileRule(NamedTuple):
-    """A rule of tiles.
-
-    Attributes:
-        complaints: sentences about what breaks it, without a period.
-        source: where the rule comes from.
-    """
+    """What complains, without a period, about tiles that break a rule, and the rule's source."""
 
     complaints: Callable[[Tile, TileTable, Architecture], Iterator[str]]
     source: str

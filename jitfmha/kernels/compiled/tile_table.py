@@ -38,11 +38,8 @@ class TileTableError(ValueError):
 class Elements(NamedTuple):
     """What a data type is in C++.
 
-    Attributes:
-        line: of the file.
-        element: an element in memory.
-        scores: what products of queries and keys take.
-        products: what products of probabilities and values take.
+    An ``element`` is in memory; products of queries and keys take ``scores``, and those of
+    probabilities and values ``products``.
     """
 
     line: int
