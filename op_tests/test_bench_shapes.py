@@ -6,10 +6,10 @@ import csv
 import io
 import json
 import math
+import os
 import re
 import struct
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -260,12 +260,11 @@ def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
     file = tmp_path / "x.csv"
     write_whole(file, b"first")
 
-    def full(self: Path, data: bytes) -> int:
-        with open(self, "wb") as half:
-            half.write(data[:2])
+    def full(descriptor: int) -> None:
+        os.truncate(descriptor, 2)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="space"):
         write_whole(file, b"second")
     monkeypatch.undo()
