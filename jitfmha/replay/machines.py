@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -20,27 +19,12 @@ class RerunError(RuntimeError):
     """A kernel that does not reach its end, or cannot be loaded."""
 
 
-class Machine(Protocol):
-    """Runs one kernel after the other, on the memory of torch's ``device``."""
-
-    name: str
-    device: torch.device
-
-    def run(self, kernel: Started, memory: Iterable[Tensor]) -> None:
-        """Run a kernel, with addresses of this machine among its arguments, to its end.
-
-        ``memory`` is what it may touch. Raises ``RerunError`` where it does not reach its end, or
-        cannot be loaded.
-        """
-        ...
-
-    def findings(self) -> tuple[Finding, ...]:
-        """What a sanitizer found in all of them."""
-        ...
-
-
 class EmulatedMachine:
-    """The emulator, with its sanitizer or without."""
+    """The emulator, with its sanitizer or without.
+
+    Attributes:
+        device: of torch, whose memory it has.
+    """
 
     device = torch.device("cpu")
 
@@ -49,6 +33,11 @@ class EmulatedMachine:
         self._run = EmulatedRun(emulation)
 
     def run(self, kernel: Started, memory: Iterable[Tensor]) -> None:
+        """Run a kernel, with addresses of this machine among its arguments, to its end.
+
+        ``memory`` is what it may touch. Raises ``RerunError`` where it does not reach its end, or
+        cannot be loaded.
+        """
         emulation = self._run.emulation
         try:
             with (
@@ -64,6 +53,7 @@ class EmulatedMachine:
             raise RerunError(str(error)) from error
 
     def findings(self) -> tuple[Finding, ...]:
+        """What the sanitizer found in all of them."""
         return self._run.findings() if self._run.emulation.variant == "check" else ()
 
 
@@ -80,7 +70,7 @@ class GpuMachine:
         self._library = loaded_runtime().library if library is None else library
 
     def run(self, kernel: Started, memory: Iterable[Tensor]) -> None:
-        """Launch as `Machine.run` says; nobody looks at what the kernel touches."""
+        """Run as the emulator does; nobody looks at what the kernel touches."""
         pointer, u32 = ctypes.c_void_p, ctypes.c_uint
         module, function = pointer(), pointer()
         self._call("hipSetDevice", ctypes.c_int(self.device.index or 0))
@@ -104,6 +94,10 @@ class GpuMachine:
         status = getattr(self._library, name)(*arguments)
         if status != 0:
             raise RerunError(f"{name} failed with HIP's error {status}")
+
+
+Machine = EmulatedMachine | GpuMachine
+"""What runs one kernel after the other."""
 
 
 def machine_named(device: str, recorded_arch: str) -> GpuMachine:

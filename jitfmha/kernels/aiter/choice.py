@@ -70,32 +70,34 @@ class BackwardChoice(NamedTuple):
     """The kernels that serve a backward pass.
 
     Attributes:
-        row_sums, gradients, dq: the kernels that make them, with their code objects; None for the
-            last where dq is written by the second, or is to be converted by other means.
+        kernels: of row sums, of gradients and of dq, with their code objects; without the last
+            where dq is written by the second, or is to be converted by other means.
         mask: the number of the mask by which the second was chosen.
         passed_over: why kernels that AITER would have chosen were not.
     """
 
     tree: Tree
-    row_sums: tuple[AiterBackwardRow, CodeObject]
-    gradients: tuple[AiterBackwardRow, CodeObject]
-    dq: tuple[AiterBackwardRow, CodeObject] | None
+    kernels: tuple[tuple[AiterBackwardRow, CodeObject], ...]
     mask: int
     passed_over: tuple[Reason, ...]
 
     @property
-    def kernels(self) -> list[tuple[AiterBackwardRow, CodeObject]]:
-        """In the order of their launches."""
-        return [self.row_sums, self.gradients, *([] if self.dq is None else [self.dq])]
+    def row_sums(self) -> AiterBackwardRow:
+        return self.kernels[0][0]
 
     @property
     def row(self) -> AiterBackwardRow:
-        return self.gradients[0]
+        """That of the kernel of gradients."""
+        return self.kernels[1][0]
+
+    @property
+    def dq(self) -> AiterBackwardRow | None:
+        return self.kernels[2][0] if len(self.kernels) > 2 else None
 
     @property
     def has_shuffled_dq(self) -> bool:
         """Whether dq is added up in an order of its own."""
-        return self.dq is not None and self.dq[0].kind == "dq_shuffle"
+        return self.dq is not None and self.dq.kind == "dq_shuffle"
 
     @property
     def adds_to_dq(self) -> bool:
@@ -104,13 +106,12 @@ class BackwardChoice(NamedTuple):
 
 def choose(tree: Tree, problem: Problem, target: AmdTarget) -> BackwardChoice | Reason:
     """The kernels of a tree for a backward pass, or why it has none."""
-    found: BackwardChoice | Reason | None = None
-    for is_atomic_fp32 in accumulations(problem, target.arch):
+    *others, last = accumulations(problem, target.arch)
+    for is_atomic_fp32 in others:
         found = _choice_with(is_atomic_fp32, tree, problem, target)
         if isinstance(found, BackwardChoice):
-            break
-    assert found is not None
-    return found
+            return found
+    return _choice_with(last, tree, problem, target)
 
 
 def _choice_with(
@@ -132,16 +133,11 @@ def _choice_with(
         and row.mode == _MODES.index(problem.mode)
         and row.rounds(problem.bf16_cvt)
     ]
-    passed_over = [
-        reason
-        for row in candidates
-        if (reason := reason_of_fault(row, problem, arch) or reason_of_layout(row, problem))
+    reasons = [
+        reason_of_fault(x, problem, arch) or reason_of_layout(x, problem) for x in candidates
     ]
-    usable = [
-        row
-        for row in candidates
-        if not (reason_of_fault(row, problem, arch) or reason_of_layout(row, problem))
-    ]
+    usable = [row for row, reason in zip(candidates, reasons, strict=True) if reason is None]
+    passed_over = [reason for reason in reasons if reason is not None]
     row = picked_row(usable, candidates, problem, arch)
     if row is None:
         if picked_row(candidates, candidates, problem, arch) is not None:
@@ -259,16 +255,13 @@ def _with_others(
     if of_dq is not None and (fault := reason_of_fault(of_dq, problem, arch)):
         passed_over = [*passed_over, fault]
         of_dq = None
-    found = []
-    for each in (row_sums, row, of_dq):
-        code_object = None if each is None else tree.code_object(each)
+    kernels = []
+    for each in (row_sums, row, *([] if of_dq is None else [of_dq])):
+        code_object = tree.code_object(each)
         if isinstance(code_object, Exception):
             return Reason("{tree}: {error}", tree=tree, error=code_object)
-        found.append(None if each is None or code_object is None else (each, code_object))
-    first, second, third = found
-    assert first is not None
-    assert second is not None
-    return BackwardChoice(tree, first, second, third, mask, tuple(passed_over))
+        kernels.append((each, code_object))
+    return BackwardChoice(tree, tuple(kernels), mask, tuple(passed_over))
 
 
 def _dq_row(

@@ -257,7 +257,7 @@ def prepared_for_bf16(sums: Tensor, bf16_cvt: str) -> Tensor:
 
 
 def _packed_pass(addresses: Sequence[int], problem: Problem, choice: BackwardChoice) -> bytes:
-    row, row_sums = choice.row, choice.row_sums[0]
+    row = choice.row
     first, second, third = *addresses, *([0] if choice.dq is None else [])
     blocks = {
         "row_sum_arguments": _row_sum_arguments(problem),
@@ -270,9 +270,9 @@ def _packed_pass(addresses: Sequence[int], problem: Problem, choice: BackwardCho
         "dq_kernel": third,
         "batch": problem.batch,
         "heads": problem.heads_q,
-        "row_sum_rows": row_sums.ts,
+        "row_sum_rows": choice.row_sums.ts,
         "gradient_rows": row.ts,
-        "dq_rows": choice.dq[0].ts if choice.dq is not None else 1,
+        "dq_rows": 1 if choice.dq is None else choice.dq.ts,
         "has_tile_pairs": choice.mask in (1, 2),
         "has_shuffled_dq": choice.has_shuffled_dq,
     }
