@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from .. import jit
+from ..amd.manifest import AnyRow
 from ..planning.plan import Plan
 from ..planning.target import AmdTarget
 from ..problem.problem import Problem
-
-if TYPE_CHECKING:
-    from ..amd.manifest import AnyRow
-    from .launcher import Block, LauncherKind
+from .launcher import Block, LauncherKind, launcher_spec, load_launcher
 
 
 class AmdPlan(Plan):
-    """A plan for an AMD GPU.
-
-    Attributes:
-        block: the arguments that its kernels take.
-    """
+    """A plan for an AMD GPU, whose kernels take the arguments of ``block``."""
 
     def __init__(
         self, problem: Problem, target: AmdTarget, block: Block, kernel: str, source: str
@@ -38,16 +31,10 @@ class AmdPlan(Plan):
 
     @property
     def is_built(self) -> bool:
-        from .launcher import launcher_spec  # of use where there is a GPU only
-
         return jit.is_built(launcher_spec(self._launcher_kind()))
 
     def build(self) -> None:
-        from .launcher import load_launcher  # of use where there is a GPU only
-
         load_launcher(self._launcher_kind())
 
     def _launcher_kind(self) -> LauncherKind:
-        from .launcher import LauncherKind  # of use where there is a GPU only
-
         return LauncherKind.of(self.problem, self.target, self.block)

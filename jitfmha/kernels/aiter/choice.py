@@ -7,19 +7,17 @@ callers checked here: kernels whose strides follow from those of other tensors, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from ...amd.chips import Arch
+from ...amd.code_object import CodeObject
+from ...amd.manifest import AiterBackwardRow, AiterKind
+from ...amd.tree import Tree
 from ...planning.plan import Reason
 from ...planning.target import AmdTarget
 from ...problem.problem import BF16_CVTS, Problem
 from .faults import reason_of_fault
 from .layouts import reason_of_layout
-
-if TYPE_CHECKING:
-    from ...amd.chips import Arch
-    from ...amd.code_object import CodeObject
-    from ...amd.manifest import AiterBackwardRow, AiterKind
-    from ...amd.tree import Tree
 
 _MODES = ("gm0", "gm1")
 _MASK_NAMES = ("none", "causal (top-left)", "causal (bottom-right)", "a window")

@@ -16,6 +16,7 @@ from ..amd_plan import AmdPlan
 from ..ready.limits import DTYPE_RULE, SIZE_RULES
 from ..rules import ATTENTION, BACKWARD, reasons_of
 from .choice import BackwardChoice, choose, reasons_of_problem
+from .launch import AiterBackwardLaunch
 from .layouts import reasons_of_strides
 
 NAME = "aiter"
@@ -86,8 +87,6 @@ class AiterBackwardPlan(AmdPlan):
         return [*odd, *(str(reason) for reason in self.passed_over)]
 
     def bind(self) -> None:
-        from .launch import AiterBackwardLaunch  # of use where there is a GPU only
-
         self._launch = AiterBackwardLaunch(self.problem, self.target, self.choice)
 
     def launch_for(self, sizes: PlainSizes) -> Launch:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from ...amd.chips import Arch
+from ...amd.manifest import AiterBackwardRow
 from ...planning.plan import Reason
 from ...problem.problem import Problem
-
-if TYPE_CHECKING:
-    from ...amd.chips import Arch
-    from ...amd.manifest import AiterBackwardRow
 
 _TILE_KEYS = 256  # of the kernels for hdim 128 that were made for gfx950
 

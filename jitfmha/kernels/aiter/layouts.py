@@ -9,16 +9,14 @@ kernels get tensors between, and the results are brought to their place afterwar
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from ...amd.manifest import AiterBackwardRow
 from ...planning.plan import Reason
 from ...problem.memory import overlaps_itself
 from ...problem.problem import Problem, Strides
-
-if TYPE_CHECKING:
-    from ...amd.manifest import AiterBackwardRow
 
 ELEMENT_BYTES = 2
 _FIELD_END = 1 << 32  # the kernels' integers have 32 bits

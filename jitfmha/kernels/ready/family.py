@@ -7,11 +7,14 @@ tiles, that with the best tile is taken.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 
 from ...amd.chips import architecture
+from ...amd.code_object import CodeObject
+from ...amd.manifest import KernelDtype, KernelRow
+from ...amd.tree import Tree
 from ...planning.plan import Launch, Reason, Refusal
 from ...planning.target import AmdTarget, Target
 from ...problem.arguments import Tensors
@@ -19,16 +22,11 @@ from ...problem.features import DTYPE_FEATURES, Feature
 from ...problem.memory import write_zeros
 from ...problem.problem import BF16_CVTS, PlainSizes, Problem
 from ..amd_plan import AmdPlan
+from ..launcher import Block, BoundKernel
 from ..rules import ATTENTION, reasons_of
 from .limits import DTYPE_RULE, SIZE_RULES, are_far_from_limits, reasons_of_row
 from .policy import Wanted, mask_column, row_serves
 from .tile_choice import Tile, TileChoice
-
-if TYPE_CHECKING:
-    from ...amd.code_object import CodeObject
-    from ...amd.manifest import KernelDtype, KernelRow
-    from ...amd.tree import Tree
-    from ..launcher import Block
 
 NAME = "ready"
 SERVES = ATTENTION | {
@@ -192,12 +190,8 @@ class ReadyPlan(AmdPlan):
         return [*odd, *(str(reason) for reason in self.passed_over)]
 
     def bind(self) -> None:
-        from ..launcher import BoundKernel  # of use where there is a GPU only
-
-        choice = self.choice
-        self._bound = BoundKernel(
-            self.problem, self.target, self.block, choice.row, choice.code_object
-        )
+        _, row, code_object, _ = self.choice
+        self._bound = BoundKernel(self.problem, self.target, self.block, row, code_object)
 
     def serves(self, sizes: PlainSizes) -> bool:
         seqlen_q, seqlen_k, _, _, _, _ = sizes

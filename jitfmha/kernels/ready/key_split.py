@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isqrt
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from ...amd.chips import Arch
-    from ...amd.manifest import KernelRow
+from ...amd.chips import Arch
+from ...amd.manifest import KernelRow
 
 # Fewer key tiles for a split would cost more in reading and writing results than they save.
 _LEAST_KEY_TILES = 4

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ...amd.chips import Arch, architecture
+from ...amd.manifest import KernelRow
 from ...planning.plan import Reason
 from ...planning.target import AmdTarget
 from ...problem.problem import DescaleStrides, PlainSizes, Problem, Strides, element_bytes
 from ..rules import Rule
-
-if TYPE_CHECKING:
-    from ...amd.manifest import KernelRow
 
 FIELD_END = 1 << 32
 """The kernels' integers have 32 bits."""

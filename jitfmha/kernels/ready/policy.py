@@ -13,13 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from ...amd.chips import Arch
+from ...amd.manifest import KernelDtype, KernelRow
 from .key_split import ONE_SPLIT, KeySplit, Splits
-
-if TYPE_CHECKING:
-    from ...amd.chips import Arch
-    from ...amd.manifest import KernelDtype, KernelRow
 
 _LARGE_TILE = 256
 # With so many queries tiles are many, and large ones are best.

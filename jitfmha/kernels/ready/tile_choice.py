@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from ...amd.manifest import KernelRow
+from ...planning.target import AmdTarget
+from ...problem.problem import Problem
 from .key_split import Splits
 from .policy import STEP_K, STEP_Q, Candidate, Load, quickest, steps
-
-if TYPE_CHECKING:
-    from ...amd.manifest import KernelRow
-    from ...planning.target import AmdTarget
-    from ...problem.problem import Problem
 
 _MOST_CHOSEN = 4096
 

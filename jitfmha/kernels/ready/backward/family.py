@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from ....amd.chips import Arch
+from ....amd.code_object import CodeObject
+from ....amd.manifest import KernelRow, ReadyBackwardRow
+from ....amd.tree import Tree
 from ....planning.plan import Launch, Reason, Refusal
 from ....planning.target import AmdTarget, Target
 from ....problem.features import Feature
 from ....problem.problem import PlainSizes, Problem
 from ...amd_plan import AmdPlan
+from ...compiled.backward_launch import backward_launch, load_kernels
 from ...rules import ATTENTION, BACKWARD, reasons_of
 from ..policy import fills_gpu
+from .kernels import kernels_of, turns_of
 from .limits import RULES
-
-if TYPE_CHECKING:
-    from ....amd.chips import Arch
-    from ....amd.code_object import CodeObject
-    from ....amd.manifest import KernelRow, ReadyBackwardRow
-    from ....amd.tree import Tree
 
 NAME = "ready"
 SERVES = ATTENTION | BACKWARD | {Feature.BF16, Feature.FP16, Feature.WINDOW_MASK}
@@ -96,8 +94,6 @@ class ReadyBackwardPlan(AmdPlan):
         self.code_object = code_object
 
     def rows(self) -> tuple[KernelRow, ...]:
-        from .kernels import kernels_of  # of use where there is a GPU only
-
         return tuple(kernel.row for kernel in kernels_of(self.row))
 
     def remarks(self) -> list[str]:
@@ -108,15 +104,9 @@ class ReadyBackwardPlan(AmdPlan):
         return [*odd, order]
 
     def bind(self) -> None:
-        from ...compiled.backward_launch import load_kernels  # of use where there is a GPU only
-        from .kernels import kernels_of
-
         self._kernels = load_kernels(self, kernels_of(self.row), self.code_object)
 
     def launch_for(self, sizes: PlainSizes) -> Launch:
-        from ...compiled.backward_launch import backward_launch  # of use where there is a GPU only
-        from .kernels import turns_of
-
         problem = self.problem.with_sizes(sizes)
         turns = turns_of(self.row, problem) if self.row.is_deterministic else 0
         return backward_launch(problem, self._kernels, adds_dq_up=True, turns=turns)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ....amd.manifest import KernelRow
+from ....amd.manifest import KernelRow, ReadyBackwardRow
 from ....problem.problem import Problem
 from ...compiled.backward_launch import BackwardKernel
 from ..policy import integers_for_turns
-
-if TYPE_CHECKING:
-    from ....amd.manifest import ReadyBackwardRow
 
 # What the kernels before and after that of the gradients have nothing to do with.
 _NOT_SUMMED = frozenset({"q", "k", "v", "dq", "dk", "dv"})
