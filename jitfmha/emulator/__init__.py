@@ -4,35 +4,17 @@
 path; `emulation()` says whether they do. `Emulator` runs code objects directly.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+from .findings import Finding as Finding
+from .findings import FindingKind as FindingKind
+from .findings import SanitizerWarning as SanitizerWarning
+from .findings import take_findings as take_findings
+from .runtime import Definition as Definition
+from .runtime import Emulator as Emulator
+from .runtime import EmulatorError as EmulatorError
+from .runtime import Function as Function
+from .runtime import Module as Module
 from .session import DEVICES as DEVICES
 from .session import EmulatedRun as EmulatedRun
 from .session import Emulation as Emulation
 from .session import emulate as emulate
 from .session import emulation as emulation
-
-if TYPE_CHECKING:
-    from .findings import Finding as Finding
-    from .findings import FindingKind as FindingKind
-    from .findings import SanitizerWarning as SanitizerWarning
-    from .findings import take_findings as take_findings
-    from .runtime import Definition as Definition
-    from .runtime import Emulator as Emulator
-    from .runtime import EmulatorError as EmulatorError
-    from .runtime import Function as Function
-    from .runtime import Module as Module
-
-# Loaded when they are first asked for: every `import jitfmha` comes by here.
-_HOMES = {
-    ".findings": ("Finding", "FindingKind", "SanitizerWarning", "take_findings"),
-    ".runtime": ("Definition", "Emulator", "EmulatorError", "Function", "Module"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(module, __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

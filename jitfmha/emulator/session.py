@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -30,12 +29,10 @@ from ..amd.tree import trees_of
 from ..planning.target import TARGET_HERE, AmdTarget
 from ..problem.checks import check_flags, check_ints
 from ..problem.memory import extent
-
-if TYPE_CHECKING:
-    from .findings import Finding
-    from .library import Variant
-    from .profile import LaunchProfile
-    from .runtime import Emulator
+from .findings import Finding, SanitizerWarning, take_findings
+from .library import Variant
+from .profile import LaunchProfile, set_profile_options, take_profiles
+from .runtime import Emulator
 
 # What `emulate` accepts -> the virtual node's device.
 DEVICES = {arch: device for device, arch in enumerate(VIRTUAL_NODE)}
@@ -102,8 +99,6 @@ class Emulation:
             print_findings=self.prints_findings,
         )
         if self.variant == "profile":
-            from .profile import set_profile_options  # of use with the cost model only
-
             if self.sample is None:
                 set_profile_options(emulator.library)
             else:
@@ -131,8 +126,6 @@ class Emulation:
 
 @cache
 def _emulator(variant: Variant) -> Emulator:
-    from .runtime import Emulator  # of use with the first launch only
-
     return Emulator(variant)
 
 
@@ -174,15 +167,11 @@ class EmulatedRun:
         """Take over what was seen of this thread's launches."""
         variant = self.emulation.variant
         if variant == "check":
-            from .findings import take_findings  # of use with the sanitizer only
-
             found = take_findings(_emulator(variant).library)
             with self._lock:
                 for finding in found:
                     self._add(finding)
         elif variant == "profile":
-            from .profile import take_profiles  # of use with the cost model only
-
             taken = take_profiles(_emulator(variant).library)
             with self._lock:
                 self._profiles += taken
@@ -294,8 +283,6 @@ def emulate(
     finally:
         TARGET_HERE.reset(target)
         if text := run.warn_of_unread():
-            from .findings import SanitizerWarning  # of use with the sanitizer only
-
             # The caller of the context manager, not contextlib.
             warnings.warn(text, SanitizerWarning, stacklevel=3)
 
