@@ -13,7 +13,7 @@ from ..amd import chips
 from ..amd.node import VIRTUAL_NODE
 from ..jit.resources import templates_dir
 from ..jit.status import say
-from ..planning.target import CpuIsa, cpu_target
+from ..planning.target import AVX2_FLAGS, AVX512_FLAGS, CpuIsa, cpu_target
 from . import rates
 from .estimate import SIMDS
 from .shared_structs import (
@@ -46,24 +46,10 @@ _CFLAGS = (
     "-fno-trapping-math",
     "-pthread",
 )
-_AVX512 = (
-    "-mavx2",
-    "-mfma",
-    "-mf16c",
-    "-mavx512f",
-    "-mavx512bw",
-    "-mavx512dq",
-    "-mavx512vl",
-    "-mprefer-vector-width=512",
-)
+# Of instruction sets with wider vectors than every processor has.
 _ISA_FLAGS: dict[CpuIsa, tuple[str, ...]] = {
-    "amx": _AVX512,
-    "avx512_bf16": _AVX512,
-    "avx512": _AVX512,
-    "avx2": ("-mavx2", "-mfma", "-mf16c"),
-    "neon": (),
-    "generic": (),
-    "amx_emulated": (),
+    "avx2": AVX2_FLAGS,
+    **dict.fromkeys(("amx", "avx512_bf16", "avx512"), (*AVX512_FLAGS, "-mprefer-vector-width=512")),
 }
 _VARIANT_FLAGS: dict[Variant, tuple[str, ...]] = {
     "plain": (),
@@ -79,7 +65,7 @@ def build_spec(variant: Variant) -> jit.BuildSpec:
     return jit.BuildSpec(
         name=f"emulator_{variant}_{isa}",
         sources=_sources(),
-        cflags=(*_CFLAGS, *_ISA_FLAGS[isa], *_VARIANT_FLAGS[variant]),
+        cflags=(*_CFLAGS, *_ISA_FLAGS.get(isa, ()), *_VARIANT_FLAGS[variant]),
         ldflags=("-pthread",),
         why=f"the first use of the emulator ({variant})",
     )

@@ -20,7 +20,7 @@ from ..jit.render import render
 from ..jit.shared_struct import FLOAT, INT32, INT64, FieldType, Pointer, SharedStruct
 from ..jit.spec import MAX_NAME, BuildSpec
 from ..planning.plan import Launch, Plan, Reason, Refusal
-from ..planning.target import CpuIsa, CpuTarget, Target
+from ..planning.target import AVX2_FLAGS, AVX512_FLAGS, CpuIsa, CpuTarget, Target
 from ..problem.arguments import Descales, Dropout, KeyOptions, Tensors
 from ..problem.dtypes import EIGHT_BIT_NAMES
 from ..problem.features import Feature
@@ -70,14 +70,12 @@ _TILE_UNITS: dict[CpuIsa, str] = {
 }
 # Tile units multiply bf16 numbers. Kernels of other dtypes are compiled for what is there beside.
 BESIDE_TILE_UNIT: dict[CpuIsa, CpuIsa] = {"amx": "avx512", "amx_emulated": "generic"}
-_AVX2 = ("-mavx2", "-mfma", "-mf16c")
-_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 # The header of an instruction set's vectors, and its flags.
 _ISAS: dict[CpuIsa, tuple[str, tuple[str, ...]]] = {
-    "amx": ("avx512", (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16")),
-    "avx512_bf16": ("avx512", (*_AVX512, "-mavx512bf16")),
-    "avx512": ("avx512", _AVX512),
-    "avx2": ("avx2", _AVX2),
+    "amx": ("avx512", (*AVX512_FLAGS, "-mavx512bf16", "-mamx-tile", "-mamx-bf16")),
+    "avx512_bf16": ("avx512", (*AVX512_FLAGS, "-mavx512bf16")),
+    "avx512": ("avx512", AVX512_FLAGS),
+    "avx2": ("avx2", AVX2_FLAGS),
     "neon": ("neon", ()),
     # The compiler makes the vector instructions.
     "generic": ("generic", ("-O3",)),

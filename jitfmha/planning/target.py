@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 RECORD = "JITFMHA_RECORD"
 CpuIsa = Literal["amx", "avx512_bf16", "avx512", "avx2", "neon", "generic", "amx_emulated"]
-
+AVX2_FLAGS = ("-mavx2", "-mfma", "-mf16c")
+AVX512_FLAGS = (*AVX2_FLAGS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 
 _MOST_OPTIONS = 1024
 _MOST_KINDS = 256
