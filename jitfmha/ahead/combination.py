@@ -163,9 +163,7 @@ class Combination(NamedTuple):
 
 
 def _strides(batch: int, rows: int, heads: int, hdim: int, layout: Layout) -> tuple[int, ...]:
-    """Give the strides of a tensor ``(batch, rows, heads, hdim)`` that lies in memory in the order
-    of ``layout``.
-    """
+    """Those of ``(batch, rows, heads, hdim)`` that lies in memory in the order of ``layout``."""
     sizes = {"b": batch, "s": rows, "h": heads, "d": hdim}
     strides, below = {}, 1
     for name in reversed(layout):

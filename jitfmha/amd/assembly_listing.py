@@ -36,9 +36,7 @@ class ListingError(ValueError):
 
 
 def decorated(name: str) -> str:
-    """The symbol of a kernel called ``name``, as AITER's trees have it. Raises ``ListingError``
-    where the name is no identifier.
-    """
+    """The symbol of a kernel, as AITER's trees have it; ``ListingError`` for what is no name."""
     if not _NAME.fullmatch(name) or not name.isascii():
         raise ListingError(f"{name!r} is no name for a kernel: letters, digits and _ are")
     return f"_ZN5aiter{len(name)}{name}E"

@@ -280,7 +280,6 @@ def _lines_of(manifest: Path) -> list[tuple[int, Cells]]:
 def _manifest_text(
     kernel: ImportedKernel, manifest: Path, lines: Lines, *, replaces: bool
 ) -> tuple[str, list[str]]:
-    """The manifest with the new row, and the files of rows that it replaces."""
     cells = kernel.cells
     columns: list[str] = [*FORWARD_COLUMNS, *(["threads"] if "threads" in cells else [])]
     if not manifest.exists():

@@ -168,9 +168,7 @@ JITFMHA_ARGUMENTS = SharedStruct(
 
 
 def _score_tensors() -> dict[str, FieldType]:
-    """Tensors of score features with their strides, in elements, or in bytes where these have no
-    type.
-    """
+    """Tensors of score features, and strides: in elements, or in bytes where these have no type."""
     fields: dict[str, FieldType] = {}
     for row in TENSOR_FEATURES:
         element = "char" if row.element == "void" else row.element

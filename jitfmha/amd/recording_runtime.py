@@ -98,9 +98,7 @@ class RecordingRuntime:
 
     @property
     def library(self) -> ctypes.CDLL:
-        """The library before the runtime's. Raises ``jitfmha.jit.BuildError`` where it does not
-        compile.
-        """
+        """The library before the runtime's, built where needed."""
         if self._library is None:
             library = jit.load(recorder_spec(self.recorded.library_path))
             library.jitfmha_recorder_record.argtypes = [ctypes.c_bool]
@@ -163,9 +161,7 @@ class RecordingRuntime:
 
 
 def recording_runtime(runtime: Runtime, folder: str) -> RecordingRuntime:
-    """What JITFMHA_RECORD asks for: ``folder`` is its value. Raises ``ValueError`` where
-    JITFMHA_RECORD_DATA is neither 0 nor 1.
-    """
+    """What JITFMHA_RECORD asks for, whose value is ``folder``, and JITFMHA_RECORD_DATA."""
     keeps = os.environ.get(DATA, "1")
     if keeps not in ("0", "1"):
         raise ValueError(f"{DATA} is {keeps!r}; it is 1 (the default) or 0")
@@ -173,9 +169,7 @@ def recording_runtime(runtime: Runtime, folder: str) -> RecordingRuntime:
 
 
 def bytes_of(x: Tensor) -> bytes:
-    """Copy the bytes from a tensor's first element to the end of its last one, from whatever
-    device.
-    """
+    """The bytes from a tensor's first element to the end of its last, from whatever device."""
     size = extent(x)[1] // x.element_size()
     flat = x.detach().as_strided((size,), (1,)).view(torch.uint8).cpu()
     return ctypes.string_at(flat.data_ptr(), flat.numel())

@@ -50,9 +50,7 @@ class Runtime(Protocol):
 
     @property
     def library_path(self) -> str:
-        """The library with the HIP functions, for dlopen. Raises ``jitfmha.BuildError`` where it is
-        built on first use, and does not compile.
-        """
+        """The library with the HIP functions, for dlopen; it may be built for that."""
         ...
 
     @property
@@ -176,9 +174,7 @@ _scales_of_one: dict[int, Tensor] = {}
 
 
 def loaded_runtime() -> HipRuntime:
-    """The HIP runtime that torch uses, or the one that it would load. Raises ``HipError`` where
-    there is none; the text names what was tried.
-    """
+    """The HIP runtime that torch uses, or would load; ``HipError`` says what was tried for it."""
     tried = [f"{LIBRARY_OF_TORCH} (torch has not loaded it)"]
     for path, why, is_loaded in candidates():
         flags = os.RTLD_NOW | (os.RTLD_NOLOAD if is_loaded else 0)

@@ -39,9 +39,7 @@ class TreeCheck:
 
 
 def check_tree(root: Path) -> TreeCheck:
-    """Check a whole tree, or one architecture's folder of it. Raises ``FileNotFoundError`` where
-    there is no manifest of any architecture.
-    """
+    """Check a whole tree, or one architecture's folder of it; raises as `manifest_folders` does."""
     check = TreeCheck()
     for arch, folder in manifest_folders(root).items():
         trees = [Tree(str(root), folder, each) for each in chips_of_folders(arch)]
@@ -56,9 +54,7 @@ def check_tree(root: Path) -> TreeCheck:
 
 
 def manifest_folders(root: Path) -> dict[Arch, Path]:
-    """The folders of a tree that have manifests, by architecture. Raises ``FileNotFoundError``
-    where there is none.
-    """
+    """The folders of a tree with manifests, by architecture; ``FileNotFoundError`` without any."""
     found = {arch: architecture_folder(root, arch) for arch in get_args(Arch)}
     folders = {
         arch: folder

@@ -57,9 +57,7 @@ _CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def suite(name: str) -> Suite:
-    """The ``run(quick, progress)`` of one of ``SUITES``. Raises ``SuiteNotAvailable`` where it
-    needs a checkout, and this package is not in one.
-    """
+    """The ``run(quick, progress)`` of a suite; ``SuiteNotAvailable`` if a checkout is missing."""
     module = name.replace("-", "_")
     run: Suite
     if not SUITES[name].from_checkout:

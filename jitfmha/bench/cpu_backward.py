@@ -122,7 +122,6 @@ def _window(report: Report, quick: bool, progress: Progress) -> None:
 
 
 def _accuracy(report: Report, progress: Progress) -> None:
-    """The largest error of the gradients, relative to the largest gradient, over SDPA's."""
     worst = 0.0
     for dtype, causal in product((*_TOLERANCE, torch.float16), (False, True)):
         q, k, v, dout = (torch.randn(2, 2, 512, 64).to(dtype) for _ in range(4))

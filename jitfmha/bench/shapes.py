@@ -65,8 +65,8 @@ class Shape:
 
     @property
     def flops(self) -> float:
-        """The operations of the matrix products on the pairs that the mask leaves: two products, or
-        five in backward.
+        """Of the matrix products on the pairs that the mask leaves: two products, or five in
+        backward.
         """
         per_pair = 2 * (self.hdim + self.hdim_v)
         if self.direction == "backward":

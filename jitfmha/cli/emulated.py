@@ -82,9 +82,7 @@ def kernel_of(image: bytes, file: Path, wanted: str | None, asked: str) -> str:
 
 
 def profile_of(launch: DescribedLaunch, **options: Any) -> LaunchProfile:
-    """What the launch costs, by options of `profile_launch`. Raises ``EmulatorError`` where the
-    kernel did something wrong or unknown.
-    """
+    """What the launch costs, by options of `profile_launch`, which says what is raised."""
     emulator = Emulator("profile")
     started, tensors = launch.make()
     device = DEVICES[launch.description.arch]

@@ -36,7 +36,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _call(args: argparse.Namespace) -> tuple[tuple[Tensor, Tensor, Tensor], Options]:
-    """q, k and v, and the prefix sums of packed sequences."""
     dtype = next(dtype for dtype, name in DTYPE_NAMES.items() if name == args.dtype)
     if args.varlen is None:
         if args.varlen_k is not None:

@@ -195,7 +195,6 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _read(path: Path) -> tuple[Elf, Arch]:
-    """Read a code object, and its architecture from its header."""
     try:
         elf = Elf(read_regular_file(path))
     except OSError as error:

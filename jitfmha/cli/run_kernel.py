@@ -69,7 +69,6 @@ def _profile(launch: DescribedLaunch) -> LaunchProfile | None:
 
 
 def _write(folder: Path | None, outputs: Mapping[str, Tensor]) -> dict[str, str]:
-    """The files by name of the output."""
     if folder is None:
         return {}
     folder.mkdir(parents=True, exist_ok=True)

@@ -216,7 +216,6 @@ def _axes(costs: Mapping[Id, _Cost], grid: Id) -> list[list[_Cost]]:
 
 
 def _on_line(line: Mapping[int, _Cost], index: int) -> _Cost:
-    """The cost between the two nearest known ones."""
     known = sorted(line)
     above = bisect_right(known, index)
     low = known[above - 1]

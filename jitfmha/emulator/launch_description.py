@@ -79,9 +79,7 @@ class TensorDescription:
     is_output: bool
 
     def make(self) -> Tensor:
-        """The tensor, on memory of its own. Raises ``LaunchDescriptionError`` where the file is
-        missing or has another size.
-        """
+        """The tensor, on its own memory; raises for a file that is missing or has another size."""
         where = f"tensors.{self.name}"
         size = math.prod(self.shape) * self.dtype.itemsize
         tensor = guarded_memory(size).view(self.dtype).view(self.shape)

@@ -81,8 +81,8 @@ def load(variant: Variant = "plain") -> ctypes.CDLL:
 
 
 def taken(library: ctypes.CDLL, what: str) -> list[dict[str, Any]]:
-    """What the emulator kept of this thread's launches, which it forgets then: findings, profiles.
-    Raises ``RuntimeError`` where this variant keeps none.
+    """What is kept of this thread's launches, and forgotten then; ``RuntimeError`` if there is
+    none.
     """
     take = getattr(library, f"jitfmha_emulator_take_{what}", None)
     if take is None:
@@ -93,7 +93,6 @@ def taken(library: ctypes.CDLL, what: str) -> list[dict[str, Any]]:
 
 
 def _sources() -> dict[str, str]:
-    """All sources by their path in the emulator's folder, templates filled in."""
     folder = templates_dir() / _FOLDER
     values = {
         "chips.h.in": _facts_about_chips(),

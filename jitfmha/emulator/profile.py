@@ -113,9 +113,7 @@ class Loop:
 
     @property
     def valu_cycles(self) -> float:
-        """The cycles of vector ALU instructions in one iteration of one wave, on average,
-        transcendental ones included.
-        """
+        """The same of vector ALUs, transcendental instructions included."""
         return self.work.valu_cycles / self.iterations
 
 
@@ -224,8 +222,8 @@ class LaunchProfile:
 
     @property
     def timing(self) -> Timing | None:
-        """The timing of the workgroup that is looked at; None where there is none, and `why_not`
-        says why.
+        """That of the workgroup that is looked at; None where there is none, and `why_not` says
+        why.
         """
         return self._looked_at.timing if self._looked_at else None
 

@@ -58,9 +58,7 @@ def rates_of(arch: chips.Arch) -> Mapping[str, int]:
 
 @cache
 def rates_of_chip(name: str) -> ChipRates:
-    """Return the rates of the chip called ``name``, such as "MI300X". Raises ``ValueError`` where
-    the chip is not known, or its clock is not published.
-    """
+    """The rates of a chip, such as "MI300X"; ``ValueError`` where its clock is not published."""
     chip = chips.chip(name)
     if chip.peak_clock_mhz is None:
         raise ValueError(f"{name} has no modelled times: its peak clock is not published")

@@ -95,9 +95,7 @@ class Emulator:
         _declare(self.library)
 
     def load_module(self, code_object: bytes, device: int) -> Module:
-        """Load a code object for a device. Raises ``EmulatorError`` where it is damaged, or for
-        another chip.
-        """
+        """Load a code object; ``EmulatorError`` where it is damaged, or for another chip."""
         handle = _POINTER()
         self._check(self.library.hipSetDevice(device))
         self._check(
@@ -113,9 +111,7 @@ class Emulator:
 
     @contextmanager
     def loaded(self, code_object: bytes, device: int, name: str) -> Iterator[Function]:
-        """The kernel called `name` of a code object that is there until the end of the block.
-        Raises ``EmulatorError`` where it is damaged, for another chip, or has no such kernel.
-        """
+        """The kernel called `name` of a code object that is there until the end of the block."""
         module = self.load_module(code_object, device)
         try:
             yield self.function(module, name)
@@ -123,9 +119,7 @@ class Emulator:
             self.unload_module(module)
 
     def function(self, module: Module, name: str) -> Function:
-        """The kernel called `name`. Raises ``EmulatorError`` where there is none; the message lists
-        those there are.
-        """
+        """The kernel called `name`; ``EmulatorError`` lists those there are where there is none."""
         handle = _POINTER()
         self._check(
             self.library.hipModuleGetFunction(ctypes.byref(handle), module.handle, name.encode())

@@ -77,9 +77,7 @@ class Emulation:
 
     @property
     def library(self) -> ctypes.CDLL:
-        """The emulator, built where the cache lacks it; it stands in for libamdhip64. Raises
-        ``jitfmha.jit.BuildError`` where it does not compile.
-        """
+        """The emulator, built where the cache lacks it; it stands in for libamdhip64."""
         return _emulator(self.variant).library
 
     @property
@@ -87,9 +85,7 @@ class Emulation:
         return self.library._name
 
     def emulator(self) -> Emulator:
-        """The emulator with these options, which hold for later launches of this thread. Raises
-        ``jitfmha.jit.BuildError`` where it does not compile.
-        """
+        """The emulator with these options, which hold for later launches of this thread."""
         emulator = _emulator(self.variant)
         emulator.set_options(
             threads=self.threads or 0,
@@ -312,9 +308,7 @@ def _known(arch: str, origin: str) -> str:
 
 
 def target_of_environment() -> AmdTarget:
-    """The target that JITFMHA_EMULATE names; its trees are read once. Raises ``ValueError`` where
-    it names no chip that is emulated.
-    """
+    """The target that JITFMHA_EMULATE names, or ``ValueError``; its trees are read once."""
     arch = _known(os.environ["JITFMHA_EMULATE"], "JITFMHA_EMULATE:")
     return _target_of_process(Emulation(arch, "check" if _environment_checks() else "plain"))
 

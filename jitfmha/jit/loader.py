@@ -100,9 +100,7 @@ def read(spec: BuildSpec) -> bytes:
 
 
 def is_built(spec: BuildSpec) -> bool:
-    """Whether `load` or `read` would find a valid build in the cache. Changes nothing. Raises
-    ``CacheError`` where the cache is not safe.
-    """
+    """Whether `load` or `read` would find a valid build; ``CacheError`` where that is not safe."""
     entry = find(entry_key(spec, _toolchain_or_none(spec)), warn=False)
     if entry is None:
         return False

@@ -13,16 +13,12 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def templates_dir() -> Path:
-    """The folder of C++ templates. Raises ``FileNotFoundError`` where the installation lacks the
-    folder.
-    """
+    """The folder of C++ templates; ``FileNotFoundError`` where the installation lacks it."""
     return _shipped_folder("csrc_templates")
 
 
 def hsa_dir() -> Path:
-    """The folder of prebuilt AMD code objects and their manifests. Raises ``FileNotFoundError``
-    where the installation lacks the folder.
-    """
+    """The folder of prebuilt AMD code objects and their manifests; raises as `templates_dir`."""
     return _shipped_folder("hsa")
 
 

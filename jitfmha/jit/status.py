@@ -27,9 +27,7 @@ def _verbosity() -> str:
 
 
 def is_verbose() -> bool:
-    """Whether `JITFMHA_VERBOSE` asks for commands and compiler output. Raises ``ValueError`` where
-    it has an unknown value.
-    """
+    """Whether JITFMHA_VERBOSE asks for commands and compiler output; ``ValueError`` if unknown."""
     return _verbosity() == "1"
 
 

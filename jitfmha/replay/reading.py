@@ -151,7 +151,6 @@ def _kernel(where: str, known: _KernelDocument) -> RecordedKernel:
 
 
 def _check_places(record: Record) -> None:
-    """Check that every tensor lies in its region."""
     for i, region in enumerate(record.regions):
         if not 0 <= region.size <= _LARGEST_REGION or not 0 <= region.address < 1 << 64:
             raise FieldError(f"regions[{i}] has {region.size} bytes at {region.address}")
@@ -170,7 +169,6 @@ def _check_places(record: Record) -> None:
 
 
 def _check_problem(record: Record) -> None:
-    """Check that the problem is that of the tensors, and that everything in it has a meaning."""
     problem, longest = record.problem, record.max_seqlens
     needed = ["q", "k", "v", "out"]
     needed += ["cu_seqlens_q", "cu_seqlens_k"] if problem.mode == "gm1" else []

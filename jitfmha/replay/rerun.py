@@ -286,7 +286,6 @@ def _corrected(record: Record, kernel: RecordedKernel) -> RecordedKernel:
 
 
 def _results(record: Record, contents: Sequence[Tensor]) -> dict[str, Tensor]:
-    """What the kernels wrote, in the shapes of the call."""
     named = {name: view_of(each, contents) for name, each in record.tensors.items()}
     results = {name: named[name] for name in record.results if name in named}
     interfaces = {kernel.interface for kernel in record.kernels}

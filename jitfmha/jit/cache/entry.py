@@ -84,9 +84,7 @@ class EntryMeta(NamedTuple):
 
     @classmethod
     def from_bytes(cls, content: bytes) -> EntryMeta:
-        """The inverse of `to_bytes`. Raises ``InvalidEntry`` where any byte differs from what
-        `to_bytes` wrote.
-        """
+        """The inverse of `to_bytes`; ``InvalidEntry`` where any byte differs from what it wrote."""
         try:
             body = json.loads(content)["entry"]
             files = {
@@ -192,9 +190,7 @@ def file_records(contents: Mapping[str, bytes]) -> dict[str, tuple[int, str]]:
 
 
 def publish(staged: Path, target: Path) -> bool:
-    """Put a complete entry in place by one rename; False if there is something there already.
-    Raises ``OSError`` where the rename failed for another reason.
-    """
+    """Put a complete entry in place by one rename; False if there is something there already."""
     try:
         os.rename(staged, target)
     except OSError as error:
@@ -259,7 +255,6 @@ def _artifact_name(directory: int, key: EntryKey) -> str:
 def _checked_artifact(
     meta: EntryMeta, key: EntryKey, directory: int, artifact: str, descriptor: int
 ) -> bytes:
-    """The artifact's content, after a check of all files."""
     if meta.key != key:
         raise InvalidEntry(f"it was built as {meta.key.directory_name}")
     if artifact not in meta.files:

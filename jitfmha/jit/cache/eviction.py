@@ -54,9 +54,7 @@ class CacheEntry:
 
 
 def cache_entries() -> list[CacheEntry]:
-    """All entries, sorted by name; damaged ones too. Creates and changes nothing. Raises
-    ``CacheError`` where the cache is not safe.
-    """
+    """All entries, by name, damaged ones too; ``CacheError`` where the cache is not safe."""
     found = []
     for directory in readable_directories():
         for path, key in published_in(directory):
@@ -143,17 +141,13 @@ def enforce_limit(directory: CacheDirectory, keep: Path) -> None:
 
 
 def discard(path: Path, trash: Path) -> None:
-    """Take an entry out of service by one rename, without disturbing who has it open. Raises
-    ``OSError`` where it cannot be moved.
-    """
+    """Take an entry out of service by one rename, without disturbing who has it open."""
     with suppress(FileNotFoundError):  # Somebody else was faster.
         os.rename(path, trash / f"{path.name}.{os.urandom(8).hex()}")
 
 
 def make_way(path: Path, trash: Path) -> None:
-    """Do what `discard` does, also for a directory that this process has no right to. Raises
-    ``OSError`` where it cannot be moved.
-    """
+    """Do what `discard` does, also for a directory that this process has no right to."""
     try:
         discard(path, trash)
     except PermissionError:
@@ -177,9 +171,7 @@ def empty_trash(trash: Path) -> None:
 
 @contextmanager
 def removal_lock(path: Path) -> Iterator[Flock]:
-    """Try to lock what was built alone: `Flock.TAKEN` means that no process uses it. Raises
-    ``OSError`` where it cannot be opened, for another reason than its mode.
-    """
+    """Try to lock what was built alone: `Flock.TAKEN` means that no process uses it."""
     artifact = _artifact_in(path)
     if artifact is None:
         yield Flock.TAKEN
@@ -247,7 +239,6 @@ def _was_removed(path: Path, trash: Path) -> bool:
 
 
 def _creation(path: Path, key: EntryKey) -> float | None:
-    """When a valid entry was built; None for another."""
     try:
         entry = open_entry(path, key)
     except (InvalidEntry, OSError):

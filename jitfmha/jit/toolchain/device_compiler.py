@@ -43,9 +43,7 @@ HIP_FLAGS = (
 
 
 def architecture(spec: BuildSpec) -> str:
-    """The architecture that the flags of a spec name. Raises ``BuildError`` where they name none,
-    or several.
-    """
+    """The one that the flags of a spec name; ``BuildError`` where they name none, or several."""
     archs = [flag.removeprefix(_ARCH_FLAG) for flag in spec.cflags if flag.startswith(_ARCH_FLAG)]
     if len(archs) != 1:
         raise BuildError(f"{spec.name} names {archs} as its architectures; give one {_ARCH_FLAG}")

@@ -80,9 +80,7 @@ class DeviceHiprtc(NamedTuple):
 
 
 def find_hiprtc() -> tuple[str, str]:
-    """The path of the hiprtc that belongs to torch's HIP runtime, and why it is that one. Raises
-    ``HiprtcNotUsable`` where there is none.
-    """
+    """The path of the hiprtc of torch's HIP runtime, and why that; or ``HiprtcNotUsable``."""
     folders = folders_of_torch_runtime()
     for folder, why in folders:
         found = [x for x in sorted(folder.glob(_NAMES)) if not x.name.startswith(_ITS_HEADERS)]
@@ -93,9 +91,7 @@ def find_hiprtc() -> tuple[str, str]:
 
 
 def asked_hiprtc(path: str, why: str) -> DeviceHiprtc:
-    """The hiprtc at `path`, with what it says of itself. Raises ``HiprtcNotUsable`` where it does
-    not run.
-    """
+    """The hiprtc at `path`, with what it says of itself; or ``HiprtcNotUsable``."""
     answer = _ask("describe", path, Path("/"))
     version = ".".join(map(str, answer["version"]))
     try:
@@ -132,9 +128,7 @@ def _text(spec: BuildSpec, name: str, sources: Path) -> str:
 
 
 def _ask(what: str, path: str, folder: Path, program: Program | None = None) -> Any:
-    """The answer of a process in `folder` that loads the hiprtc at `path`. Raises
-    ``HiprtcNotUsable`` where there is no answer.
-    """
+    """The answer of a process that loads the hiprtc at `path`; or ``HiprtcNotUsable``."""
     python = isolated_python()
     if python is None:
         raise HiprtcNotUsable(f"{path} (no interpreter to load it in can be started)")

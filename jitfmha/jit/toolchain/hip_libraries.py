@@ -104,9 +104,7 @@ def _runtime_of_torch() -> str | None:
 
 
 def runtime_behind(library: ctypes.CDLL) -> str:
-    """The file with the HIP functions that a library has, or gets from those it depends on. Raises
-    ``OSError`` where it has none.
-    """
+    """The file with the HIP functions that a library has, or depends on; ``OSError`` for none."""
     function = getattr(library, "hipGetDevice", None)
     owner = _SymbolOwner()
     if function is None or not ctypes.CDLL(None).dladdr(function, ctypes.byref(owner)):

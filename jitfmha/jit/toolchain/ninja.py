@@ -75,9 +75,7 @@ def _write_tied_ninja(workspace: Path, python: tuple[str, ...], ninja: str) -> s
 
 
 def write_script(path: Path, command: tuple[str, ...]) -> Path:
-    """Write a program that runs `command` with its own arguments after it. Raises ``OSError`` where
-    it cannot be written.
-    """
+    """Write a program that runs `command` with its own arguments after it."""
     text = f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n'
     write_private(path, os.fsencode(text), mode=0o700)
     return path

@@ -152,9 +152,7 @@ class AiterBackwardLaunch:
         return padded is not sums or (self._reads_cu_seqlens and int(sums[-1]) != rows)
 
     def _moved_lse(self, lse: Tensor) -> Tensor:
-        """Copy the lse as the kernels read it: contiguous, and with as many rows behind it as they
-        read.
-        """
+        """The lse as the kernels read it: contiguous, with as many rows behind it as they read."""
         moved = lse.new_zeros(self._rows + self._spare)
         moved[: self._rows].view(self._problem.lse_shape).copy_(lse)
         return moved
@@ -166,9 +164,7 @@ class AiterBackwardLaunch:
         return dq
 
     def _rooms_of_keys(self, dk: Tensor, dv: Tensor, keeps_rows: bool) -> tuple[Tensor, Tensor]:
-        """Allocate where dk and dv of each query head go; the kernels skip sequences without
-        queries.
-        """
+        """Where dk and dv of each query head go; sequences without queries are skipped."""
         if not self._has_key_rooms:
             if keeps_rows:
                 return _zeros_like(dk), _zeros_like(dv)
@@ -344,7 +340,6 @@ def _gradient_arguments(problem: Problem, choice: BackwardChoice) -> bytes:
 
 
 def _key_gradient_strides(problem: Problem, choice: BackwardChoice) -> tuple[Strides, Strides]:
-    """The strides of dk and dv where the kernels write them."""
     layout = gradient_layout(problem)
     if keys_are_in_place(choice.row, problem):
         return layout.dk, layout.dv
@@ -373,9 +368,7 @@ def _shuffled_columns(problem: Problem) -> int:
 
 
 def _dq_arguments(problem: Problem, choice: BackwardChoice) -> bytes:
-    """Pack the strides of dq's sums; those between heads and batches of shuffled sums follow from
-    each call's lengths.
-    """
+    """Without strides between heads of shuffled sums, which follow from each call's lengths."""
     if choice.has_shuffled_dq:
         strides = {"s_dq_acc_Seqs": _shuffled_columns(problem) * ELEMENT_BYTES}
     else:

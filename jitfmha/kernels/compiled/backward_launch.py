@@ -270,16 +270,12 @@ def _packed_pass(
 def _but(
     leaves_alone: frozenset[str], tensors: Tensors, gradients: Gradients
 ) -> list[Tensor | None]:
-    """What a kernel may touch of a call's own tensors."""
     named = {name: getattr(tensors, name) for name in ("q", "k", "v", "out", "lse")}
     named |= gradients._asdict()
     return [x for name, x in named.items() if name not in leaves_alone]
 
 
 def _packed_strides(problem: Problem, gradients: GradientStrides) -> bytes:
-    """Pack the strides between batches, heads and rows of each tensor, as ``GRADIENT_TENSORS`` has
-    them.
-    """
     dout, lse, dlse, *written = gradients
     # Kernels count a 16-bit tensor's in bytes. The lse has no last dimension, and heads first.
     strides = (

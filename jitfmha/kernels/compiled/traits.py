@@ -255,9 +255,7 @@ def elements_of(arch: Arch, dtype: str) -> Elements:
 
 
 def far_stride_bytes(tile: Tile) -> int:
-    """The stride from which on a tile's loads reach further than a buffer: each row has an address
-    then.
-    """
+    """The stride from which on a tile reaches further than a buffer, and rows have addresses."""
     return _BUFFER_REACH // tile.other_rows
 
 

@@ -192,7 +192,6 @@ def _descale_twice_reason(problem: Problem, target: AmdTarget, row: KernelRow) -
 
 
 def _strided(problem: Problem) -> tuple[tuple[str, Strides, int], ...]:
-    """The tensors with their strides and the bytes of an element."""
     bytes_of = element_bytes(problem)
     return (
         ("q", problem.q, bytes_of.q),
