@@ -243,8 +243,6 @@ class _Source:
             return []
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             return []  # the docstring
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            return []
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             return [node.target.id]
         if isinstance(node, ast.Assign) and len(node.targets) == 1:

@@ -13,11 +13,10 @@ from ..modifiers import ModifierTraits
 from .backward_launch import ELEMENT_BYTES, BackwardKernel, Rows
 from .device_spec import device_spec
 from .tile_table import KernelPart, Tile
-from .tiles import tile_for
+from .tiles import tile_for, tile_table
 from .traits import (
     Access,
     SharedTraits,
-    elements_of,
     far_stride_bytes,
 )
 
@@ -96,7 +95,7 @@ def backward_spec(traits: BackwardTraits) -> jit.BuildSpec:
         "shared_structs": backward_structs(),
         "kernel": traits.name,
         "makes_dk_with_dv": int(traits.makes_dk_with_dv),
-        "dtype": elements_of(traits.arch, traits.dtype).products,
+        "dtype": tile_table(traits.arch).elements_of(traits.dtype).products,
         **{f"lds_bytes_of_{kernel}": _lds_bytes(traits, kernel) for kernel in _OF_KEYS},
         **traits.template_values(),
     }

@@ -21,7 +21,7 @@ from ...problem.problem import BF16_CVTS, Mode, Problem, element_bytes
 from ...problem.score_features import AskedModifiers
 from ..modifiers import ModifierTraits
 from .device_spec import device_spec
-from .tile_table import Elements, Tile
+from .tile_table import Tile
 from .tiles import tile_for, tile_table, waves_in_cpp
 
 if TYPE_CHECKING:
@@ -249,11 +249,6 @@ def forward_tile(arch: Arch, dtype: str, hdim_q: int, hdim_v: int) -> Tile:
     return tile
 
 
-def elements_of(arch: Arch, dtype: str) -> Elements:
-    """What a data type is in C++."""
-    return tile_table(arch).elements_of(dtype)
-
-
 def far_stride_bytes(tile: Tile) -> int:
     """The stride from which on a tile reaches further than a buffer, and rows have addresses."""
     return _BUFFER_REACH // tile.other_rows
@@ -302,7 +297,7 @@ def row_of_built(traits: ForwardTraits, image: bytes) -> KernelRow:
 def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
     """The sources and the flags of a kernel."""
     of_queries, of_keys, of_output = (
-        elements_of(traits.arch, dtype)
+        tile_table(traits.arch).elements_of(dtype)
         for dtype in (traits.dtype, traits.kv_dtype, traits.out_dtype)
     )
     values = {
