@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -17,10 +17,8 @@ from ..layers.peer_values import (
     as_window_side,
     window_pair,
 )
+from ..problem.arguments import AttentionOptions
 from ..problem.problem import BF16_CVTS
-
-if TYPE_CHECKING:
-    from ..problem.arguments import AttentionOptions
 
 
 def common_options(

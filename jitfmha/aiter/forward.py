@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -19,14 +19,12 @@ from ..layers.peer_values import (
     ends_in,
     with_contiguous_rows,
 )
+from ..problem.arguments import AttentionOptions
 from ..problem.checks import describe, require_cu_seqlens
 from ..problem.dropout import dropout_randval, new_rng_state
 from ..problem.memory import write_zeros
 from ..problem.packed_rows import sequences_of_rows
 from .common_arguments import common_options, length_of
-
-if TYPE_CHECKING:
-    from ..problem.arguments import AttentionOptions
 
 Results = tuple[Tensor, Tensor, Tensor, Tensor]  # out, softmax_lse, p, rng_state
 Attention = Tensor | tuple[Tensor, ...]

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .over_sdpa import TOLERANCE
 from .peers import OURS, Peer
+from .shapes import Shape
 from .timing import alternate, finished
-
-if TYPE_CHECKING:
-    from .shapes import Shape
 
 _SEED = 20260101
 _LINE = 100  # characters of a refusal that are kept

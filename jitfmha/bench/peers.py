@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from ..call.interface import fmha_fwd
-
-if TYPE_CHECKING:
-    from .shapes import Shape
+from .shapes import Shape
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 

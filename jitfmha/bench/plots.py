@@ -8,12 +8,10 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..jit.regular_file import write_whole
-
-if TYPE_CHECKING:
-    from .over_peers import Measurement
+from .over_peers import Measurement
 
 FORMATS = ("png", "svg", "pdf")
 _INCHES = (10.0, 4.2)

@@ -33,7 +33,7 @@ What they have in common:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, cast, overload
+from typing import Any, Literal, ParamSpec, Protocol, cast, overload
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ from ..layers.peer_values import (
     window_pair,
     with_contiguous_rows,
 )
-from ..problem.arguments import Arguments
+from ..problem.arguments import Arguments, Options
 from ..problem.checks import describe, not_a_tensor, require_cu_seqlens, requires_any_grad
 from ..problem.dropout import new_rng_state
 from ..problem.float64_reference import signed_probabilities
@@ -66,8 +66,6 @@ __all__ = [
     "flash_attn_with_kvcache",
 ]
 
-if TYPE_CHECKING:
-    from ..problem.arguments import Options
 
 P = ParamSpec("P")
 WithProbs = tuple[Tensor, Tensor, Tensor]

@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,11 +25,9 @@ from transformers.masking_utils import causal_mask_function, sdpa_mask
 from ..call.interface import OFF, fmha_fwd
 from ..flash_attn.bert_padding import index_first_axis, pad_input, unpad_input
 from ..layers.peer_values import as_length
+from ..problem.arguments import Options
 from ..problem.checks import describe
 from ..problem.mask import OPEN_WINDOW
-
-if TYPE_CHECKING:
-    from ..problem.arguments import Options
 
 __all__ = ["NAME", "register"]
 

@@ -20,13 +20,12 @@ from torch import Tensor
 from ..call.detection import target_of
 from ..call.interface import fmha_fwd
 from ..planning.target import CpuTarget
+from ..problem.arguments import AttentionOptions, Options
 from ..problem.checks import check_flags, describe, not_a_tensor
 from ..problem.problem import MAX_HDIM
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from ..problem.arguments import AttentionOptions, Options
 
 
 def mla_absorbed_fwd(
