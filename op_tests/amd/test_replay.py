@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import struct
 import warnings
@@ -43,6 +44,7 @@ from jitfmha.jit.toolchain.device_compiler import assemble
 from jitfmha.planning.target import TARGET_HERE, AmdTarget
 from jitfmha.problem.arguments import Arguments
 from jitfmha.problem.problem import make_problem
+from jitfmha.replay.expected_arguments import expectations
 from jitfmha.replay.machines import EmulatedMachine, GpuMachine, RerunError
 from jitfmha.replay.reading import read_record
 from jitfmha.replay.rerun import diagnose
@@ -284,6 +286,19 @@ def test_a_stride_of_a_compiled_kernel(rng, recorded):
         named = {each.argument for each in found.mismatches}
         reciprocal = divisor.replace("divisor", "reciprocal")
         assert {name, divisor, reciprocal} <= named | {"tiles"}, named
+
+
+def test_every_address_and_stride_of_a_call_is_looked_at(rng, recorded):
+    """What is expected follows from names: none may be missed because it is called otherwise."""
+    with emulate("gfx950"):
+        compiled(rng)
+    tensors = r"(\w+\.)?(q|k|v|out|dout|dq|dk|dv)(_strides)?([._](seq|head|batch))?"
+    for folder in recorded():
+        record = read_record(folder)
+        for kernel in record.kernels:
+            named = {name for name in kernel.values() if re.fullmatch(tensors, name)}
+            assert len(named) >= 16
+            assert named <= {each.argument for each in expectations(record, kernel)}
 
 
 def wrong_kernel(mnemonic: str, other: str) -> bytes:
