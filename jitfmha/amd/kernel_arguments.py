@@ -45,9 +45,7 @@ AITER_ARGUMENTS = SharedStruct(
         "s_lse_Hs": UINT32,
         **dict.fromkeys(("ptr_qseq_padding", "ptr_kseq_padding"), Pointer("const void")),
         **dict.fromkeys(("ptr_q_descale", "ptr_k_descale", "ptr_v_descale"), Pointer("const void")),
-        **dict.fromkeys(("s_descale_q_Bs", "s_descale_q_Hs"), UINT32),
-        **dict.fromkeys(("s_descale_k_Bs", "s_descale_k_Hs"), UINT32),
-        **dict.fromkeys(("s_descale_v_Bs", "s_descale_v_Hs"), UINT32),
+        **{f"s_descale_{x}_{way}": UINT32 for x in "qkv" for way in ("Bs", "Hs")},
     },
     slot_bytes=16,
 )
@@ -122,7 +120,12 @@ DIVISOR = SharedStruct(
     },
 )
 
-# Strides count bytes.
+# In bytes.
+_STRIDES: Mapping[str, FieldType] = {
+    **{f"{x}_{way}": UINT32 for x in ("q", "k", "v", "out") for way in ("seq", "head", "batch")},
+    "lse_head": UINT32,
+}
+
 JITFMHA_ARGUMENTS = SharedStruct(
     "Arguments",
     {
@@ -134,11 +137,7 @@ JITFMHA_ARGUMENTS = SharedStruct(
         "scale_log2": FLOAT,  # the softmax scale times log2(e)
         "seqlen_q": UINT32,  # gm1: max_seqlen_q
         "seqlen_k": UINT32,  # gm0
-        **dict.fromkeys(("q_seq", "q_head", "q_batch"), UINT32),
-        **dict.fromkeys(("k_seq", "k_head", "k_batch"), UINT32),
-        **dict.fromkeys(("v_seq", "v_head", "v_batch"), UINT32),
-        **dict.fromkeys(("out_seq", "out_head", "out_batch"), UINT32),
-        "lse_head": UINT32,
+        **_STRIDES,
         "query_tiles": UINT32,  # of seqlen_q
         # How the workgroups divide the work: the kernel says what follows from these.
         "xcds": DIVISOR,  # gm0: or groups of them
@@ -160,9 +159,7 @@ JITFMHA_ARGUMENTS = SharedStruct(
         "tail_begin": UINT32,  # those of them before the tail
         # Of 8-bit inputs.
         **dict.fromkeys(("q_descale", "k_descale", "v_descale"), Pointer("const float")),
-        **dict.fromkeys(("q_descale_batch", "q_descale_head"), UINT32),
-        **dict.fromkeys(("k_descale_batch", "k_descale_head"), UINT32),
-        **dict.fromkeys(("v_descale_batch", "v_descale_head"), UINT32),
+        **{f"{x}_descale_{way}": UINT32 for x in "qkv" for way in ("batch", "head")},
     },
 )
 
@@ -281,11 +278,7 @@ READY_BACKWARD_ARGUMENTS = SharedStruct(
         "scale_log2": FLOAT,  # the softmax scale times log2(e)
         "seqlen_q": UINT32,  # gm1: max_seqlen_q
         "seqlen_k": UINT32,  # gm1: of all sequences together
-        **dict.fromkeys(("q_seq", "q_head", "q_batch"), UINT32),
-        **dict.fromkeys(("k_seq", "k_head", "k_batch"), UINT32),
-        **dict.fromkeys(("v_seq", "v_head", "v_batch"), UINT32),
-        **dict.fromkeys(("out_seq", "out_head", "out_batch"), UINT32),
-        "lse_head": UINT32,
+        **_STRIDES,
         **dict.fromkeys(("batch", "heads_q", "heads_k"), UINT32),
         "gqa": UINT32,  # query heads of a key head
         "window": WINDOW,
