@@ -227,14 +227,13 @@ def all_to_all_attention(
                 raise ValueError(f"{name} is {describe(given)}; expected ({q.shape[2]},)")
             options[name] = given[ours]
     shards = call.of_q, call.of_k, call.of_k
-    to_heads: Any = _RowsForHeads.apply
-    to_rows: Any = _HeadsForRows.apply
-    whole = (to_heads(x, each, call) for x, each in zip((q, k, v), shards, strict=True))
+    exchange: Any = _Exchange.apply
+    whole = (exchange(x, True, each, call) for x, each in zip((q, k, v), shards, strict=True))
     out, lse = fmha_fwd(*whole, return_lse=True, **options)
-    rows: Tensor = to_rows(out, call.of_q, call)
+    rows: Tensor = exchange(out, False, call.of_q, call)
     if not return_lse:
         return rows
-    lse_rows: Tensor = to_rows(lse.transpose(1, 2)[..., None], call.of_q, call)
+    lse_rows: Tensor = exchange(lse.transpose(1, 2)[..., None], False, call.of_q, call)
     return rows, lse_rows[..., 0].transpose(1, 2)
 
 
@@ -331,15 +330,14 @@ def _add(blocks: list[_Block], block: _Block) -> None:
     for i, other in enumerate(blocks):
         if block.mask != "none" or other.mask != "none":
             continue
+        joined = None
         if other.rows == block.rows and other.keys.stop == block.keys.start:
-            joined = slice(other.keys.start, block.keys.stop)
+            joined = other._replace(keys=slice(other.keys.start, block.keys.stop))
+        elif other.keys == block.keys and other.rows.stop == block.rows.start:
+            joined = other._replace(rows=slice(other.rows.start, block.rows.stop))
+        if joined is not None:
             del blocks[i]
-            _add(blocks, other._replace(keys=joined))
-            return
-        if other.keys == block.keys and other.rows.stop == block.rows.start:
-            joined = slice(other.rows.start, block.rows.stop)
-            del blocks[i]
-            _add(blocks, other._replace(rows=joined))
+            _add(blocks, joined)
             return
     blocks.append(block)
 
@@ -475,33 +473,23 @@ def _join(out: Tensor, lse: Tensor, part: Tensor, part_lse: Tensor) -> None:
 # ---- All to all ----------------------------------------------------------------------------------
 
 
-class _RowsForHeads(torch.autograd.Function):
-    """``(b, rows, h, d)`` becomes ``(b, seqlen, h / ranks, d)``."""
+class _Exchange(torch.autograd.Function):
+    """One of the two functions below; the other one is its inverse, and takes the gradient back."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, shards: _Shards, call: _Call) -> Tensor:
-        ctx.given = shards, call
-        return _rows_for_heads(x, shards, call)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return _heads_for_rows(gradient, *ctx.given), None, None
-
-
-class _HeadsForRows(torch.autograd.Function):
-    """Exchange heads for rows, with the gradient of the exchange."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, shards: _Shards, call: _Call) -> Tensor:
-        ctx.given = shards, call
-        return _heads_for_rows(x, shards, call)
+    def forward(ctx: Any, x: Tensor, to_heads: bool, shards: _Shards, call: _Call) -> Tensor:
+        ctx.given = to_heads, shards, call
+        return (_rows_for_heads if to_heads else _heads_for_rows)(x, shards, call)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        return _rows_for_heads(gradient, *ctx.given), None, None
+        to_heads, shards, call = ctx.given
+        back = _heads_for_rows if to_heads else _rows_for_heads
+        return back(gradient, shards, call), None, None, None
 
 
 def _rows_for_heads(x: Tensor, shards: _Shards, call: _Call) -> Tensor:
+    """``(b, rows, h, d)`` becomes ``(b, seqlen, h / ranks, d)``."""
     batch, _, heads, hdim = x.shape
     heads //= call.ranks
     parts = list(x.split(heads, dim=2))
