@@ -18,24 +18,6 @@ typedef short s4 __attribute__((ext_vector_type(4)));
 typedef int i4 __attribute__((ext_vector_type(4)));
 """
 
-_ELEMENTWISE = """
-GLOBAL void axpy(const float* x, float* y, float a, int n) {
-  const int i = GROUP * __builtin_amdgcn_workgroup_size_x() + LANE;
-  if (i < n) y[i] = a * x[i] + y[i];
-}
-GLOBAL void wide(const f4* x, f4* y, float a) {
-  y[LANE] = __builtin_elementwise_max(x[LANE] * a, y[LANE]);
-}
-GLOBAL void softmax_row(const float* x, float* y, int n) {
-  float most = -1e30f, sum = 0;
-  for (int i = LANE; i < n; i += 64) most = __builtin_fmaxf(most, x[i]);
-  for (int i = LANE; i < n; i += 64)
-    sum += __builtin_amdgcn_exp2f((x[i] - most) * 1.4426950408889634f);
-  for (int i = LANE; i < n; i += 64)
-    y[i] = __builtin_amdgcn_exp2f(x[i] - most) * __builtin_amdgcn_rcpf(sum);
-}
-"""
-
 _INTEGERS = """
 GLOBAL void bytes(const unsigned char* a, const signed char* b, int* out, unsigned shift) {
   const int i = LANE;
@@ -100,17 +82,6 @@ GLOBAL void functions(const float* a, float* c) {
 """
 
 _LANES = """
-GLOBAL void reduce(const float* x, float* out) {
-  __shared__ float partial[4];
-  float sum = x[GROUP * 256 + LANE];
-  for (int step = 32; step; step >>= 1) {
-    const int other = 4 * ((LANE ^ step) & 63), bits = __builtin_bit_cast(int, sum);
-    sum += __builtin_bit_cast(float, __builtin_amdgcn_ds_bpermute(other, bits));
-  }
-  if ((LANE & 63) == 0) partial[LANE >> 6] = sum;
-  __builtin_amdgcn_s_barrier();
-  if (LANE == 0) out[GROUP] = partial[0] + partial[1] + partial[2] + partial[3];
-}
 GLOBAL void cross(const int* x, int* out) {
   int v = x[LANE];
   v += __builtin_amdgcn_update_dpp(0, v, 0x111, 0xf, 0xf, true);
@@ -121,13 +92,6 @@ GLOBAL void cross(const int* x, int* out) {
   v += __builtin_amdgcn_mbcnt_hi(~0u, __builtin_amdgcn_mbcnt_lo(~0u, 0));
   out[LANE] = __builtin_amdgcn_perm(v, x[LANE + 1], 0x05040100);
   out[LANE] += __builtin_popcountl(__builtin_amdgcn_uicmp(v, 3, 34));
-}
-GLOBAL void transpose(const float* in, float* out, int n) {
-  __shared__ float tile[32][33];
-  const int x = LANE & 31, y = LANE >> 5;
-  for (int j = 0; j < 32; j += 8) tile[y + j][x] = in[(GROUP * 32 + y + j) * n + x];
-  __builtin_amdgcn_s_barrier();
-  for (int j = 0; j < 32; j += 8) out[(x * n) + y + j] = tile[x][y + j];
 }
 """
 
@@ -181,23 +145,12 @@ GLOBAL void products(const h4* a, const s4* b, const long* c, f16v* out, f4* sma
   tile = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(b[i], b[i + 64], tile, 0, 0, 0);
   small[i] = __builtin_amdgcn_mfma_f32_4x4x4f16(a[i], a[i + 64], tile, 1, 2, 3);
 }
-GLOBAL void many(const h4* a, f16v* out) {
-  f16v sums[12];
-  for (int j = 0; j < 12; ++j) sums[j] = out[LANE + 64 * j];
-  for (int k = 0; k < 8; ++k)
-    for (int j = 0; j < 12; ++j) {
-      const h4 x = a[LANE + k], y = a[LANE + 64 * j];
-      sums[j] = __builtin_amdgcn_mfma_f32_32x32x8f16(x, y, sums[j], 0, 0, 0);
-    }
-  for (int j = 0; j < 12; ++j) out[LANE + 64 * j] = sums[j];
-}
 """
 
 # Style -> source. What only gfx950 has is behind its macro.
 STYLES: dict[str, str] = {
     name: _COMMON + source
     for name, source in {
-        "elementwise": _ELEMENTWISE,
         "integers": _INTEGERS,
         "floats": _FLOATS,
         "lanes": _LANES,

@@ -84,6 +84,11 @@ def parse(name: str) -> _Registers:
     return _Registers(found[1], first, int(found[4] or first) - first + 1)
 
 
+def register_name(file: str, first: int, count: int = 1) -> str:
+    """The name of a range of registers, as `parse` reads it."""
+    return f"{file}{first}" if count == 1 else f"{file}[{first}:{first + count - 1}]"
+
+
 def _dwords(registers: _Registers, value: Array | int, waves: int) -> NDArray[np.uint32]:
     """The value as (registers, lanes or waves) of 32 bits."""
     if isinstance(value, int | np.integer):

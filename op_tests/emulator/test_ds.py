@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from models import ds as model
 from models.atomics import Bytes, Denormals, interesting
-from programs import DEFAULT_MODE, LANES, Array, Segment, run
+from programs import DEFAULT_MODE, LANES, Array, Segment, register_name, run
 
 from jitfmha.emulator import Definition, Emulator, EmulatorError
 
@@ -27,17 +27,6 @@ def _access_bytes(name: str) -> int:
         return 8 if model.atomic_of(name)[2] == 64 else 4
     found = re.search(r"_[bui](\d+)", name)
     return int(found[1]) // 8 if found else 4
-
-
-def _name(file: str, first: int, count: int) -> str:
-    return f"{file}{first}" if count == 1 else f"{file}[{first}:{first + count - 1}]"
-
-
-def _wide(name: str, value: Array | int) -> Array | int:
-    """A pair as 64-bit values, which is how `programs` takes pairs."""
-    if isinstance(value, np.ndarray) and value.ndim == 2 and len(value) == 2:
-        return value[0].astype(np.uint64) | value[1].astype(np.uint64) << np.uint64(32)
-    return value
 
 
 def _rows(emulator: Emulator, arch: str) -> list[Definition]:
@@ -79,10 +68,10 @@ class _Case:
     def segment(self) -> Segment:
         """Fills the region, runs the instruction under `active`, and reads the region again."""
         data0, data1, result = self.row.registers
-        operands = [_name(self.file, 40, result)] if result else []
+        operands = [register_name(self.file, 40, result)] if result else []
         operands += [] if self.row.mnemonic in _WITHOUT_ADDRESS else ["v1"]
-        operands += [_name(self.file, 10, data0)] if data0 else []
-        operands += [_name(self.file, 20, data1)] if data1 else []
+        operands += [register_name(self.file, 10, data0)] if data0 else []
+        operands += [register_name(self.file, 20, data1)] if data1 else []
         fill = [f"ds_write_b32 v2, v{100 + i} offset:{256 * i}" for i in range(_PLANES)]
         read = [f"ds_read_b32 v{120 + i}, v2 offset:{256 * i}" for i in range(_PLANES)]
         wait = "s_waitcnt lgkmcnt(0)"
@@ -98,16 +87,15 @@ class _Case:
             self.around: np.full((6, LANES), 0xABADCAFE, np.uint32),
         }  # fmt: skip
         if data0:
-            inputs[_name(self.file, 10, data0)] = self.data[:data0].squeeze()
+            inputs[register_name(self.file, 10, data0)] = self.data[:data0]
         if data1:
-            inputs[_name(self.file, 20, data1)] = self.data[data0 : data0 + data1].squeeze()
-        inputs = {k: _wide(k, v) for k, v in inputs.items()}
+            inputs[register_name(self.file, 20, data1)] = self.data[data0 : data0 + data1]
         return Segment("\n".join(code), inputs, ["v[120:127]", self.around])
 
     @property
     def around(self) -> str:
         """The result's registers and those beside them."""
-        return _name(self.file, 39, 6)
+        return register_name(self.file, 39, 6)
 
     def expected(self, lds_bytes: int) -> tuple[Array, Array]:
         """LDS and the result's registers afterwards."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from flat_cases import check, draw, rows
+from memory_cases import check, draw, rows
 from models import flat as model
 from programs import LANES, Array, Segment, run
 

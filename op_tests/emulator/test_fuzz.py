@@ -7,10 +7,12 @@ import shutil
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from jitfmha import jit
 from jitfmha.emulator.library import build_spec
 
 _WORKER = Path(__file__).with_name("fuzz_worker.py")
@@ -76,31 +78,21 @@ def test_calls_with_damaged_code_objects(seed, tmp_path, request, emulator):
 @pytest.fixture(scope="session")
 def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     """A build with AddressSanitizer and UBSan, and the environment that it needs; else skips."""
-    compiler = shutil.which(os.environ.get("CXX", "g++"))
-    if compiler is None:
-        pytest.skip("there is no C++ compiler to build with sanitizers")
-    folder = tmp_path_factory.mktemp("sanitized")
-    flags = [
-        "-fsanitize=address,undefined",
-        "-fno-sanitize-recover=all",
-        "-g",
-        "-fno-omit-frame-pointer",
-    ]
-    if not _links(compiler, folder, flags):
-        pytest.skip(f"{compiler} has no sanitizers")
     # AddressSanitizer looks for the C++ runtime when it starts, before the emulator brings it.
-    runtimes = [_library_of(compiler, name) for name in ("libasan.so", "libstdc++.so.6")]
+    runtimes = [_library_of_compiler(name) for name in ("libasan.so", "libstdc++.so.6")]
+    if not all(runtimes):
+        pytest.skip("there is no C++ compiler with sanitizers")
+    flags = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     spec = build_spec("plain")
-    for name, text in spec.sources.items():
-        path = folder / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    cflags = ["-O1" if flag == "-O2" else flag for flag in spec.cflags]
-    cflags.append(f"-iquote{folder}")
-    library = folder / "emulator.so"
-    _build(
-        compiler, sorted(n for n in spec.sources if n.endswith(".cpp")), [*cflags, *flags], library
+    cflags = ("-O1" if flag == "-O2" else flag for flag in spec.cflags)
+    spec = replace(
+        spec,
+        name="emulator_sanitized",
+        cflags=(*cflags, *flags, "-g", "-fno-omit-frame-pointer"),
+        ldflags=(*spec.ldflags, *flags),
     )
+    library = tmp_path_factory.mktemp("sanitized") / "emulator.so"
+    library.write_bytes(jit.read(spec))
     # The interpreter's own leaks are none of ours.
     return library, {
         "LD_PRELOAD": " ".join(runtimes),
@@ -109,32 +101,14 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     }
 
 
-def _library_of(compiler: str, name: str) -> str:
+def _library_of_compiler(name: str) -> str:
+    """Its path; empty where the compiler has none."""
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    if compiler is None:
+        return ""
     command = [compiler, f"-print-file-name={name}"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def _links(compiler: str, folder: Path, flags: list[str]) -> bool:
-    probe = folder / "probe.cc"
-    probe.write_text("int probe() { return 0; }\n", encoding="utf-8")
-    command = [compiler, *flags, "-fPIC", "-shared", str(probe), "-o", str(folder / "probe.so")]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-def _build(compiler: str, names: list[str], cflags: list[str], library: Path) -> None:
-    """All sources, as many at a time as there are processors."""
-    folder, waiting, running = library.parent, list(names), []
-    while waiting or running:
-        while waiting and len(running) < (os.cpu_count() or 1):
-            name = waiting.pop(0)
-            command = [compiler, *cflags, "-c", name, "-o", f"{name}.o"]
-            running.append(subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True))
-        process = running.pop(0)
-        _, messages = process.communicate()
-        assert process.returncode == 0, messages
-    objects = [f"{name}.o" for name in names]
-    link = [compiler, *cflags, "-shared", *objects, "-o", str(library)]
-    subprocess.run(link, cwd=folder, check=True)
+    path = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    return path if Path(path).is_absolute() else ""
 
 
 @pytest.mark.parametrize("kind", _KINDS)

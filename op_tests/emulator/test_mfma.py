@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
 from models import mfma as model
 from models.mfma import Array, Expected, Mfma
 from numpy.typing import NDArray
-from programs import DEFAULT_MODE, LANES, Segment, run
+from programs import DEFAULT_MODE, LANES, Segment, register_name, run
 
 from jitfmha.emulator import Definition, Emulator, EmulatorError
 
@@ -34,72 +34,19 @@ def random(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
+@pytest.fixture
+def batch(emulator: Emulator, arch: str, random: np.random.Generator) -> _Batch:
+    return _Batch(emulator, arch, random)
+
+
+@pytest.fixture
+def batch_of_gfx950(emulator: Emulator, random: np.random.Generator) -> _Batch:
+    return _Batch(emulator, "gfx950", random)
+
+
 def _definitions(emulator: Emulator, arch: str) -> list[Definition]:
     rows = (d for d in emulator.definitions() if d.format in ("MFMA", "MFMA_SCALE"))
     return [d for d in rows if arch in d.chips]
-
-
-def _instructions(emulator: Emulator, arch: str) -> list[Mfma]:
-    """Those whose formats are not chosen by modifiers."""
-    parsed = (Mfma.parse(row.mnemonic, arch) for row in _definitions(emulator, arch))
-    return [instruction for instruction in parsed if not instruction.chosen_formats]
-
-
-def _dense_instructions(emulator: Emulator, arch: str) -> list[Mfma]:
-    return [each for each in _instructions(emulator, arch) if not each.sparse]
-
-
-def _name(file: str, first: int, count: int) -> str:
-    return f"{file}{first}" if count == 1 else f"{file}[{first}:{first + count - 1}]"
-
-
-@dataclass
-class _Operands:
-    """Registers before an instruction, and where they are.
-
-    Attributes:
-        c: the content of C, or the text of a constant.
-        files: v or a, of A, B and C with D.
-        in_place: D is C.
-    """
-
-    a: Array
-    b: Array
-    c: Array | str
-    files: str = "vvv"
-    in_place: bool = True
-    extra: Mapping[str, Array | int] = field(default_factory=dict)
-
-
-def _segment(
-    random: np.random.Generator, instruction: Mfma, operands: _Operands, modifiers: str = ""
-) -> tuple[Segment, Array]:
-    """The segment, and the content of the destination with its surroundings before it."""
-    a_count, b_count, c_count = instruction.registers
-    a_file, b_file, c_file = tuple(operands.files)
-    around = random.integers(2**32, size=(c_count + 4, LANES), dtype=np.uint32)
-    d_name = _name(c_file, _D, c_count)
-    inputs: dict[str, Array | int] = {
-        _name(a_file, _A, a_count): operands.a,
-        _name(b_file, _B, b_count): operands.b,
-    }
-    if isinstance(operands.c, str):
-        c_name = operands.c
-    elif operands.in_place:
-        c_name = d_name
-        around[2:-2] = operands.c
-    else:
-        c_name = _name(c_file, _C, c_count)
-        inputs[c_name] = operands.c
-    around_name = _name(c_file, _D - 2, c_count + 4)
-    inputs[around_name] = around
-    if instruction.sparse:
-        c_name = f"v{_INDICES}"
-    names = (d_name, _name(a_file, _A, a_count), _name(b_file, _B, b_count), c_name)
-    text = f"{instruction.mnemonic} {', '.join(names)}"
-    if instruction.scaled:
-        text += f", v{_A_SCALE}, v{_B_SCALE}"
-    return Segment(f"{text} {modifiers}", inputs | dict(operands.extra), [around_name]), around
 
 
 def _random_codes(
@@ -139,21 +86,21 @@ def _random_inputs(
     random: np.random.Generator, instruction: Mfma, *, specials: bool = False
 ) -> tuple[Array, Array, Array]:
     """Registers of A, B and C."""
-    registers = []
-    for kind, items in ((instruction.a, instruction.a_items), (instruction.b, instruction.b_items)):
-        codes = _random_codes(random, kind, instruction.arch, (items, LANES))
-        if specials:
-            codes = _sprinkle(random, codes, kind, instruction.arch)
-        registers.append(model.pack(codes, model.BITS[kind]))
     results = instruction.blocks * instruction.size**2 // LANES
-    if instruction.result == "i32":
-        c = random.integers(2**32, size=(results, LANES), dtype=np.uint32)
-    else:
-        codes = _random_codes(random, instruction.result, instruction.arch, (results, LANES))
-        if specials:
-            codes = _sprinkle(random, codes, instruction.result, instruction.arch)
-        c = model.pack(codes, 64 if instruction.result == "f64" else 32)
-    return registers[0], registers[1], c
+    registers = []
+    for kind, items in (
+        (instruction.a, instruction.a_items),
+        (instruction.b, instruction.b_items),
+        (instruction.result, results),
+    ):
+        if kind == "i32":
+            registers.append(random.integers(2**32, size=(items, LANES), dtype=np.uint32))
+            continue
+        codes = _random_codes(random, kind, instruction.arch, (items, LANES))
+        codes = _sprinkle(random, codes, kind, instruction.arch) if specials else codes
+        registers.append(model.pack(codes, model.BITS[kind]))
+    a, b, c = registers
+    return a, b, c
 
 
 def _check(instruction: Mfma, expected: Expected, before: Array, after: Array, what: str) -> None:
@@ -183,17 +130,19 @@ def _dense(
     blgp: int = 0,
     cbsz: int = 0,
     abid: int = 0,
+    scales: Sequence[Array] = (),
 ) -> Expected:
-    """The model of an MFMA without scales, on registers."""
+    """The model of an MFMA on registers; `scales`: (size, blocks of 32 depths) for A, then B."""
     a_codes = instruction.a_matrix(a, lambda lane: model.cbsz_lane(cbsz, abid, lane))
     b_codes = instruction.b_matrix(b, lambda lane: model.blgp_lane(blgp, lane))
+    a_values = model.values_of(a_codes, instruction.a, instruction.arch)
+    b_values = model.values_of(b_codes, instruction.b, instruction.arch)
+    if scales:
+        a_values = a_values * np.repeat(scales[0], 32, axis=1)
+        b_values = b_values * np.repeat(scales[1], 32, axis=1).T
     c_values = c if isinstance(c, float) else instruction.c_matrix(c).astype(np.float64)
-    return model.product(
-        model.values_of(a_codes, instruction.a, instruction.arch),
-        model.values_of(b_codes, instruction.b, instruction.arch),
-        np.broadcast_to(c_values, (instruction.blocks, instruction.size, instruction.size)),
-        instruction.result,
-    )
+    shape = (instruction.blocks, instruction.size, instruction.size)
+    return model.product(a_values, b_values, np.broadcast_to(c_values, shape), instruction.result)
 
 
 def _sparse(
@@ -217,30 +166,75 @@ def _random_indices(random: np.random.Generator) -> NDArray[np.uint32]:
     return indices.astype(np.uint32)
 
 
-@dataclass
 class _Batch:
     """Segments of one launch, each with what must come out of it."""
 
-    random: np.random.Generator
-    arch: str
-    segments: list[Segment] = field(default_factory=list)
-    checks: list[tuple[Mfma, Expected, Array]] = field(default_factory=list)
+    def __init__(self, emulator: Emulator, arch: str, random: np.random.Generator) -> None:
+        self.emulator, self.arch, self.random = emulator, arch, random
+        parsed = (Mfma.parse(row.mnemonic, arch) for row in _definitions(emulator, arch))
+        # Those whose formats are not chosen by modifiers.
+        self.instructions = [each for each in parsed if not each.chosen_formats]
+        self.dense = [each for each in self.instructions if not each.sparse]
+        self.segments: list[Segment] = []
+        self.checks: list[tuple[Mfma, Expected, Array]] = []
 
     def add(
-        self, instruction: Mfma, operands: _Operands, expected: Expected, modifiers: str = ""
+        self,
+        instruction: Mfma,
+        modifiers: str = "",
+        *,
+        inputs: Sequence[Array] = (),
+        constant: str = "",
+        files: str = "vvv",
+        in_place: bool = True,
+        extra: Mapping[str, Array | int] | None = None,
+        expected: Expected | None = None,
+        **of_model: Any,
     ) -> None:
-        segment, before = _segment(self.random, instruction, operands, modifiers)
-        self.segments.append(segment)
-        self.checks.append((instruction, expected, before))
+        """A segment, and the content of the destination with its surroundings before it.
 
-    def run(self, emulator: Emulator) -> None:
+        Args:
+            inputs: registers of A, B and C; default: drawn ones.
+            constant: the text of C.
+            files: v or a, of A, B and C with D.
+            in_place: D is C.
+            extra: more registers.
+            expected: default: what the model of dense products gives with `of_model`.
+        """
+        a, b, c = inputs or _random_inputs(self.random, instruction)
+        if expected is None:
+            of_c = float(constant) if constant else c
+            expected = _dense(instruction, a, b, of_c, **of_model)
+        counts = instruction.registers
+        a_name, b_name, c_name = map(register_name, files, (_A, _B, _C), counts)
+        d_name = register_name(files[2], _D, counts[2])
+        around_name = register_name(files[2], _D - 2, counts[2] + 4)
+        around = self.random.integers(2**32, size=(counts[2] + 4, LANES), dtype=np.uint32)
+        given = {a_name: a, b_name: b, around_name: around}
+        if constant:
+            c_name = constant
+        elif in_place:
+            c_name, around[2:-2] = d_name, c
+        else:
+            given[c_name] = c
+        names = [d_name, a_name, b_name, f"v{_INDICES}" if instruction.sparse else c_name]
+        names += [f"v{_A_SCALE}", f"v{_B_SCALE}"] if instruction.scaled else []
+        code = f"{instruction.mnemonic} {', '.join(names)} {modifiers}"
+        self.segments.append(Segment(code, given | dict(extra or {}), [around_name]))
+        self.checks.append((instruction, expected, around))
+
+    def results(self) -> list[Array]:
+        """The destinations with their surroundings."""
         assert self.segments
-        for segment, check, result in zip(
-            self.segments, self.checks, run(emulator, self.arch, self.segments), strict=True
-        ):
+        return [next(iter(r.values())) for r in run(self.emulator, self.arch, self.segments)]
+
+    def run(self) -> None:
+        for segment, check, after in zip(self.segments, self.checks, self.results(), strict=True):
             instruction, expected, before = check
-            (after,) = result.values()
             _check(instruction, expected, before, after, segment.code)
+
+    def random_exec(self) -> int:
+        return int(self.random.integers(2**63))
 
 
 # ---- The table and the layouts -------------------------------------------------------------------
@@ -304,17 +298,15 @@ def test_model_has_the_layouts_of_real_kernels(mnemonic, items):
 # ---- Dense products ------------------------------------------------------------------------------
 
 
-def test_dense(emulator, arch, random):
-    batch = _Batch(random, arch)
-    for instruction in _dense_instructions(emulator, arch):
+def test_dense(batch):
+    """EXEC does not matter."""
+    for instruction in batch.dense:
         for number, files in enumerate(_FILES):
-            a, b, c = _random_inputs(random, instruction)
-            operands = _Operands(a, b, c, files, in_place=number % 2 == 0)
-            batch.add(instruction, operands, _dense(instruction, a, b, c))
+            extra = {"exec": batch.random_exec()} if number else {}
+            batch.add(instruction, files=files, in_place=number % 2 == 0, extra=extra)
         for constant in _CONSTANTS[instruction.result]:
-            operands = _Operands(a, b, constant, str(random.choice(["vvv", "vva"])))
-            batch.add(instruction, operands, _dense(instruction, a, b, float(constant)))
-    batch.run(emulator)
+            batch.add(instruction, constant=constant, files=str(batch.random.choice(_FILES[:2])))
+    batch.run()
 
 
 def test_destination_over_a_source(emulator, arch, random):
@@ -327,8 +319,8 @@ def test_destination_over_a_source(emulator, arch, random):
         count = instruction.registers[2]
         for first in (_A, _B):
             places = zip((_A, _B, _C), instruction.registers, strict=True)
-            sources = [_name("v", *place) for place in places]
-            d_name = _name("v", first, count)
+            sources = [register_name("v", *place) for place in places]
+            d_name = register_name("v", first, count)
             inputs = dict(zip(sources, (a, b, c), strict=True))
             code = f"{mnemonic} {d_name}, {', '.join(sources)}"
             segments.append(Segment(code, inputs, [d_name]))
@@ -341,30 +333,18 @@ def test_destination_over_a_source(emulator, arch, random):
         _check(instruction, result, padded, padded, segment.code)
 
 
-def test_exec_does_not_matter(emulator, arch, random):
-    batch = _Batch(random, arch)
-    for instruction in _dense_instructions(emulator, arch):
-        a, b, c = _random_inputs(random, instruction)
-        extra = {"exec": int(random.integers(2**63))}
-        batch.add(instruction, _Operands(a, b, c, extra=extra), _dense(instruction, a, b, c))
-    batch.run(emulator)
-
-
-def test_special_values(emulator, arch, random):
+def test_special_values(batch):
     """Infinity and NaN; zeros and denormals among normal numbers."""
-    batch = _Batch(random, arch)
-    for instruction in _instructions(emulator, arch):
-        if instruction.result == "i32":
-            continue
-        for _ in range(2):
-            a, b, c = _random_inputs(random, instruction, specials=True)
-            if instruction.sparse:
-                indices = _random_indices(random)
-                operands = _Operands(a, b, c, extra={f"v{_INDICES}": indices})
-                batch.add(instruction, operands, _sparse(instruction, a, b, c, indices, 0))
-            else:
-                batch.add(instruction, _Operands(a, b, c), _dense(instruction, a, b, c))
-    batch.run(emulator)
+    for instruction in [each for each in batch.instructions if each.result != "i32"] * 2:
+        inputs = _random_inputs(batch.random, instruction, specials=True)
+        if instruction.sparse:
+            indices = _random_indices(batch.random)
+            expected = _sparse(instruction, *inputs, indices, 0)
+            extra = {f"v{_INDICES}": indices}
+            batch.add(instruction, inputs=inputs, extra=extra, expected=expected)
+        else:
+            batch.add(instruction, inputs=inputs)
+    batch.run()
 
 
 def _denormal_inputs(random: np.random.Generator, instruction: Mfma) -> tuple[Array, Array, Array]:
@@ -386,50 +366,31 @@ def _denormal_inputs(random: np.random.Generator, instruction: Mfma) -> tuple[Ar
 
 
 @pytest.mark.parametrize("mode", [DEFAULT_MODE, _FLUSH_DENORMALS_32, DEFAULT_MODE & ~0xFF | 0x0F])
-def test_denormals(emulator, arch, random, mode):
+def test_denormals(batch, mode):
     """Kept whatever MODE says, and rounded to nearest; only float32 inputs look at MODE."""
-    batch = _Batch(random, arch)
-    for instruction in _dense_instructions(emulator, arch):
-        if instruction.result == "i32":
-            continue
-        a, b, c = _denormal_inputs(random, instruction)
-        expected = _dense(instruction, a, b, c)
-        if instruction.a == "f32" and not mode & 0x10:
-            expected = _dense(instruction, a & np.uint32(0x80000000), b, c)
-        batch.add(instruction, _Operands(a, b, c, extra={"mode": mode}), expected)
-    batch.run(emulator)
+    for instruction in [each for each in batch.dense if each.result != "i32"]:
+        a, b, c = _denormal_inputs(batch.random, instruction)
+        flushed = a & np.uint32(0x80000000) if instruction.a == "f32" and not mode & 0x10 else a
+        expected = _dense(instruction, flushed, b, c)
+        batch.add(instruction, inputs=(a, b, c), extra={"mode": mode}, expected=expected)
+    batch.run()
 
 
 # ---- Modifiers -----------------------------------------------------------------------------------
 
 
-def _permutes_b(instruction: Mfma) -> bool:
-    return instruction.result != "f64" and (instruction.blocks > 1 or instruction.a == "f32")
-
-
-def test_blgp(emulator, arch, random):
-    batch = _Batch(random, arch)
-    for instruction in filter(_permutes_b, _instructions(emulator, arch)):
-        for blgp in range(1, 8):
-            a, b, c = _random_inputs(random, instruction)
-            expected = _dense(instruction, a, b, c, blgp=blgp)
-            batch.add(instruction, _Operands(a, b, c), expected, f"blgp:{blgp}")
-    batch.run(emulator)
-
-
-def test_cbsz_and_abid(emulator, arch, random):
-    batch = _Batch(random, arch)
-    for instruction in _instructions(emulator, arch):
-        if instruction.blocks == 1 or instruction.result == "f64":
-            continue
-        cbsz = instruction.blocks.bit_length() - 1
-        for abid in range(instruction.blocks):
-            a, b, c = _random_inputs(random, instruction)
-            blgp = int(random.integers(8))
-            expected = _dense(instruction, a, b, c, cbsz=cbsz, abid=abid, blgp=blgp)
-            modifiers = f"cbsz:{cbsz} abid:{abid} blgp:{blgp}"
-            batch.add(instruction, _Operands(a, b, c), expected, modifiers)
-    batch.run(emulator)
+def test_blgp_cbsz_and_abid(batch):
+    for instruction in [each for each in batch.dense if each.result != "f64"]:
+        if instruction.blocks > 1 or instruction.a == "f32":
+            for blgp in range(1, 8):
+                batch.add(instruction, f"blgp:{blgp}", blgp=blgp)
+        if instruction.blocks > 1:
+            cbsz = instruction.blocks.bit_length() - 1
+            for abid in range(instruction.blocks):
+                chosen = {"cbsz": cbsz, "abid": abid, "blgp": int(batch.random.integers(8))}
+                modifiers = " ".join(f"{name}:{value}" for name, value in chosen.items())
+                batch.add(instruction, modifiers, **chosen)
+    batch.run()
 
 
 @pytest.mark.parametrize(
@@ -443,60 +404,50 @@ def test_cbsz_and_abid(emulator, arch, random):
         ("v_mfma_f32_16x16x32_fp8_fp8", "abid:1", "abid:1 is not implemented"),
     ],
 )
-def test_modifiers_without_a_meaning_are_errors(
-    emulator, arch, random, mnemonic, modifiers, message
-):
-    instruction = Mfma.parse(mnemonic, arch)
-    segment, _ = _segment(
-        random, instruction, _Operands(*_random_inputs(random, instruction)), modifiers
-    )
+def test_modifiers_without_a_meaning_are_errors(batch, mnemonic, modifiers, message):
+    batch.add(Mfma.parse(mnemonic, batch.arch), modifiers)
     with pytest.raises(EmulatorError, match=f"{mnemonic}.*{message}"):
-        run(emulator, arch, [segment])
+        batch.run()
 
 
-def test_negated_float64(emulator, arch, random):
-    batch = _Batch(random, arch)
-    sign = np.uint32(0x80000000)
+def test_negated_float64(batch):
     for mnemonic in ("v_mfma_f64_16x16x4_f64", "v_mfma_f64_4x4x4_4b_f64"):
-        instruction = Mfma.parse(mnemonic, arch)
+        instruction = Mfma.parse(mnemonic, batch.arch)
         for negated in itertools.product((0, 1), repeat=3):
-            registers = _random_inputs(random, instruction)
-            signed = [r.copy() for r in registers]
+            inputs = _random_inputs(batch.random, instruction)
+            signed = [register.copy() for register in inputs]
             for register, negate in zip(signed, negated, strict=True):
-                register[1::2] ^= sign * np.uint32(negate)
+                register[1::2] ^= np.uint32(negate << 31)
             modifiers = f"neg:[{','.join(map(str, negated))}]"
-            batch.add(instruction, _Operands(*registers), _dense(instruction, *signed), modifiers)
-            constant = _dense(instruction, signed[0], signed[1], -2.0 if negated[2] else 2.0)
-            batch.add(instruction, _Operands(*registers[:2], "2.0"), constant, modifiers)
-    batch.run(emulator)
+            batch.add(instruction, modifiers, inputs=inputs, expected=_dense(instruction, *signed))
+            expected = _dense(instruction, *signed[:2], -2.0 if negated[2] else 2.0)
+            batch.add(instruction, modifiers, inputs=inputs, constant="2.0", expected=expected)
+    batch.run()
 
 
 # ---- Sparse products -----------------------------------------------------------------------------
 
 
-def test_sparse(emulator, arch, random):
-    batch = _Batch(random, arch)
-    for instruction in _instructions(emulator, arch):
-        if not instruction.sparse:
-            continue
+def test_sparse(batch):
+    for instruction in [each for each in batch.instructions if each.sparse]:
         sets = 16 // instruction.a_items  # of two bits an element, in 32
-        for index_set, files in zip(itertools.cycle(range(sets)), _FILES, strict=False):
-            a, b, c = _random_inputs(random, instruction)
-            indices = _random_indices(random)
-            extra: dict[str, Array | int] = {f"v{_INDICES}": indices}
-            extra["exec"] = int(random.integers(2**63))
-            expected = _sparse(instruction, a, b, c, indices, index_set)
-            batch.add(
-                instruction, _Operands(a, b, c, files, extra=extra), expected, f"abid:{index_set}"
-            )
+        cases = [
+            (f"abid:{index_set}", files, index_set)
+            for index_set, files in zip(itertools.cycle(range(sets)), _FILES, strict=False)
+        ]
         # With CBSZ the first set is taken. One set alone is taken whatever the fields say.
-        for modifiers in ("cbsz:1 abid:1", "cbsz:2 abid:1", "cbsz:3 abid:3"):
-            operands = _Operands(a, b, c, extra={f"v{_INDICES}": indices})
-            batch.add(instruction, operands, _sparse(instruction, a, b, c, indices, 0), modifiers)
-        if sets == 1:
-            expected = _sparse(instruction, a, b, c, indices, 0)
-            batch.add(instruction, operands, expected, "abid:2")
-    batch.run(emulator)
+        first = ["cbsz:1 abid:1", "cbsz:2 abid:1", "cbsz:3 abid:3"] + ["abid:2"] * (sets == 1)
+        for modifiers, files, index_set in cases + [(each, "vvv", 0) for each in first]:
+            inputs, indices = (
+                _random_inputs(batch.random, instruction),
+                _random_indices(batch.random),
+            )
+            extra = {f"v{_INDICES}": indices, "exec": batch.random_exec()}
+            expected = _sparse(instruction, *inputs, indices, index_set)
+            batch.add(
+                instruction, modifiers, inputs=inputs, files=files, extra=extra, expected=expected
+            )
+    batch.run()
 
 
 # ---- Chosen formats and scales -------------------------------------------------------------------
@@ -509,105 +460,76 @@ def _format_modifiers(a: int, b: int) -> str:
     return f"{f'cbsz:{a} ' if a else ''}{f'blgp:{b}' if b else ''}"
 
 
-def test_chosen_formats(emulator, random):
-    batch = _Batch(random, "gfx950")
+def test_chosen_formats(batch_of_gfx950):
+    batch = batch_of_gfx950
     for shape, formats in itertools.product(_SHAPES, _FORMAT_PAIRS):
         instruction = Mfma.parse(f"v_mfma_f32_{shape}_f8f6f4", "gfx950", formats)
-        a, b, c = _random_inputs(random, instruction, specials=random.random() < 0.3)
-        files = str(random.choice(_FILES))
-        modifiers = _format_modifiers(*formats)
-        for operand, value in ((c, c), ("-4.0", -4.0)):
-            expected = _dense(instruction, a, b, value)
-            batch.add(instruction, _Operands(a, b, operand, files), expected, modifiers)
-    batch.run(emulator)
+        specials = batch.random.random() < 0.3
+        inputs = _random_inputs(batch.random, instruction, specials=specials)
+        files = str(batch.random.choice(_FILES))
+        for constant in ("", "-4.0"):
+            modifiers = _format_modifiers(*formats)
+            batch.add(instruction, modifiers, inputs=inputs, constant=constant, files=files)
+    batch.run()
 
 
-def _scaled(
-    instruction: Mfma,
-    a: Array,
-    b: Array,
-    c: Array | float,
-    a_scales: Array,
-    b_scales: Array,
-    bytes_: Sequence[int],
-) -> Expected:
-    """Every element times the scale of its row (column) and its block of 32 depths."""
-    a_values = model.values_of(instruction.a_matrix(a), instruction.a, "gfx950")
-    b_values = model.values_of(instruction.b_matrix(b), instruction.b, "gfx950")
-    rows = model.scales_of(a_scales, bytes_[0], instruction.size)
-    columns = model.scales_of(b_scales, bytes_[1], instruction.size)
-    c_values = c if isinstance(c, float) else instruction.c_matrix(c).astype(np.float64)
-    return model.product(
-        a_values * np.repeat(rows, 32, axis=1),
-        b_values * np.repeat(columns, 32, axis=1).T,
-        np.broadcast_to(c_values, (1, instruction.size, instruction.size)),
-        "f32",
-    )
-
-
-def test_scales(emulator, random):
-    batch = _Batch(random, "gfx950")
+def test_scales(batch_of_gfx950):
+    batch, random = batch_of_gfx950, batch_of_gfx950.random
     for number, (shape, formats) in enumerate(itertools.product(_SHAPES, _FORMAT_PAIRS)):
         instruction = Mfma.parse(f"v_mfma_scale_f32_{shape}_f8f6f4", "gfx950", formats)
-        a, b, c = _random_inputs(random, instruction)
         codes = random.integers(118, 136, size=(2, 4, LANES), dtype=np.uint8)
         if number % 5 == 0:
             codes[0, :, 5] = codes[1, :, 37] = 0xFF  # NaN
             codes[0, :, 9] = 0
-        scales = codes.transpose(0, 2, 1).copy().view(np.uint32)[:, :, 0]
+        registers = codes.transpose(0, 2, 1).copy().view(np.uint32)[:, :, 0]
         bytes_ = random.integers(4, size=2).tolist()
         low, high = ([byte >> bit & 1 for byte in bytes_] for bit in (0, 1))
         modifiers = f"op_sel:[{low[0]},{low[1]},0] op_sel_hi:[{high[0]},{high[1]},0] "
         modifiers += _format_modifiers(*formats)
-        extra = {
-            f"v{_A_SCALE}": scales[0],
-            f"v{_B_SCALE}": scales[1],
-            "exec": int(random.integers(2**63)),
-        }
+        extra = {f"v{_A_SCALE}": registers[0], f"v{_B_SCALE}": registers[1]}
+        extra["exec"] = batch.random_exec()
+        # The scale of a row (column) and a block of 32 depths.
+        scales = [
+            model.scales_of(*each, instruction.size) for each in zip(registers, bytes_, strict=True)
+        ]
         files = str(random.choice(_FILES))
-        for operand, value in ((c, c), ("1.0", 1.0)):
-            expected = _scaled(instruction, a, b, value, *scales, bytes_)
+        for constant in ("", "1.0"):
             batch.add(
-                instruction, _Operands(a, b, operand, files, extra=extra), expected, modifiers
+                instruction, modifiers, constant=constant, files=files, extra=extra, scales=scales
             )
-    batch.run(emulator)
+    batch.run()
 
 
 # ---- Overflow ------------------------------------------------------------------------------------
 
 
-def test_float_results_saturate_with_fp16_ovfl(emulator, arch, random):
-    instruction = Mfma.parse("v_mfma_f32_32x32x8_bf16", arch)
+def test_float_results_saturate_with_fp16_ovfl(batch):
+    instruction = Mfma.parse("v_mfma_f32_32x32x8_bf16", batch.arch)
     largest, infinity = np.float32(np.finfo(np.float32).max), np.float32(np.inf)
     # Row 0 of A is huge and column 1 of B is infinite; C has an infinity of its own in row 2.
-    a_values = np.full((2, LANES), 0x3F803F80, np.uint32)
-    a_values[:, 0] = a_values[:, 32] = 0x7F7F7F7F
-    b_values = np.full((2, LANES), 0x7F007F00, np.uint32)
-    b_values[:, 1] = b_values[:, 33] = 0x7F807F80
+    a = np.full((2, LANES), 0x3F803F80, np.uint32)
+    a[:, 0] = a[:, 32] = 0x7F7F7F7F
+    b = np.full((2, LANES), 0x7F007F00, np.uint32)
+    b[:, 1] = b[:, 33] = 0x7F807F80
     c = np.ones((instruction.registers[2], LANES), np.float32)
     lane, register = instruction.output_place(np.array(0), np.array(2), np.array(7))
     c[register, lane] = -infinity
-    for mode, overflow in ((DEFAULT_MODE, infinity), (_FP16_OVERFLOW, largest)):
-        operands = _Operands(a_values, b_values, c.view(np.uint32), extra={"mode": mode})
-        segment, _ = _segment(random, instruction, operands)
-        (after,) = run(emulator, arch, [segment])[0].values()
+    modes = {DEFAULT_MODE: infinity, _FP16_OVERFLOW: largest}
+    for mode in modes:
+        batch.add(instruction, inputs=(a, b, c.view(np.uint32)), extra={"mode": mode})
+    for (mode, overflow), after in zip(modes.items(), batch.results(), strict=True):
         d = instruction.c_matrix(after[2:-2])[0]
-        assert d[0, 0] == overflow
-        assert d[0, 1] == infinity
-        assert d[5, 1] == infinity
-        assert d[2, 7] == -infinity
+        assert (d[0, 0], d[0, 1], d[5, 1], d[2, 7]) == (overflow, infinity, infinity, -infinity)
         assert np.isfinite(np.delete(d[3], 1)).all() or mode == DEFAULT_MODE
 
 
-def test_integer_results_saturate_with_fp16_ovfl(emulator, arch, random):
-    batch = _Batch(random, arch)
-    for instruction in _dense_instructions(emulator, arch):
-        if instruction.result != "i32":
-            continue
-        a, b, c = _random_inputs(random, instruction)
-        c = np.where(random.random(c.shape) < 0.5, 0x7FFFFFF0, 0x80000010).astype(np.uint32)
+def test_integer_results_saturate_with_fp16_ovfl(batch):
+    for instruction in [each for each in batch.dense if each.result == "i32"]:
+        a, b, c = _random_inputs(batch.random, instruction)
+        c = np.where(batch.random.random(c.shape) < 0.5, 0x7FFFFFF0, 0x80000010).astype(np.uint32)
         exact = _dense(instruction, a, b, c)
         clipped = Expected(np.clip(exact.value, -(2.0**31), 2.0**31 - 1), exact.bound)
-        batch.add(instruction, _Operands(a, b, c), exact)
-        batch.add(instruction, _Operands(a, b, c, extra={"mode": _FP16_OVERFLOW}), clipped)
-    batch.run(emulator)
+        batch.add(instruction, inputs=(a, b, c), expected=exact)
+        extra = {"mode": _FP16_OVERFLOW}
+        batch.add(instruction, inputs=(a, b, c), extra=extra, expected=clipped)
+    batch.run()

@@ -5,24 +5,18 @@ into LDS, atomics and data formats.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-from flat_cases import between_lds, in_lanes, words
+from memory_cases import SLICE, MemoryCase, check, draw_memory
 from models import mubuf as model
 from models import vector_memory
-from models.atomics import Bytes
 from models.mubuf import Address, Resource
-from programs import LANES, Array, Segment, run
+from programs import LANES, Array, Segment, register_name, run
 
 from jitfmha.emulator import Definition, Emulator, EmulatorError
 
-_SLICE = 8192  # bytes of memory for each instruction
-_PLANES = 8  # registers around the data; as many planes of LDS
-_DATA = 10  # the first data register, among v8 to v15
-_POISON_BASE = 8
-_ALL = 2**64 - 1
 _KINDS = ("raw", "raw with cache swizzle", "structured")
 _KINDS += ("structured swizzled", "private", "private swizzled")
 
@@ -32,90 +26,34 @@ def _operation(row: Definition) -> str:
 
 
 @dataclass
-class _Case:
-    """One instruction with all that it sees."""
-
-    text: str
-    operation: str
+class _Buffer(MemoryCase):
     resource: Resource
-    instruction_offset: int
     scalar_offset: int
     index: Array | None
     offset: Array | None
-    active: int
-    registers: Array
-    content: Array
-    file: str = "v"
-    data: int = 0
-    returns: bool = True
-    to_lds: bool = False
-    m0: int = 0
-    lds: Array = field(default_factory=lambda: np.zeros((_PLANES, LANES), np.uint32))
 
-    def address(self, lane: int) -> Address:
-        index = None if self.index is None else int(self.index[lane])
-        offset = None if self.offset is None else int(self.offset[lane])
+    @property
+    def details(self) -> str:
+        return f"{self.resource} soffset={self.scalar_offset}"
+
+    def addresses(self, base: int) -> dict[str, Array | int]:
+        resource = replace(self.resource, base=base)
+        vgprs = [each.astype(np.uint32) for each in (self.index, self.offset) if each is not None]
+        scalars = {"s[20:23]": resource.bits, "s24": self.scalar_offset}
+        return scalars | dict(zip(("v2", "v3"), vgprs, strict=False))
+
+    def place(self, lane: int) -> tuple[str, vector_memory.Places]:
+        index, offset = (None if x is None else int(x[lane]) for x in (self.index, self.offset))
         offsets = (self.instruction_offset, self.scalar_offset)
-        return Address(self.resource, lane, *offsets, index, offset)
-
-    def segment(self, base: int) -> Segment:
-        resource = Resource(**{**self.resource.__dict__, "base": base})
-        code = ["s_mov_b64 exec, s[40:41]", self.text, "s_waitcnt vmcnt(0)", "s_mov_b64 exec, -1"]
-        inputs: dict[str, Array | int] = {
-            "s[40:41]": self.active, "s[20:23]": resource.bits, "s24": self.scalar_offset,
-            "m0": self.m0, f"{self.file}[8:15]": self.registers,
-        }  # fmt: skip
-        addresses = [a for a in (self.index, self.offset) if a is not None]
-        for name, value in zip(("v2", "v3"), addresses, strict=False):
-            inputs[name] = value.astype(np.uint32)
-        outputs = [f"{self.file}[8:15]"]
-        if self.to_lds:
-            code = between_lds(code, inputs, self.lds)
-            outputs.append("v[120:127]")
-        return Segment("\n".join(code), inputs, outputs)
-
-    def expected(self) -> tuple[Array, Array, Array]:
-        """Registers, memory and LDS afterwards."""
-        memory, registers = Bytes(self.content.tobytes()), self.registers.copy()
-        lds = Bytes(self.lds.tobytes())
-        pitch = 16 if vector_memory.access_bytes(self.operation) > 8 else 4
-        for lane in range(LANES):
-            if not self.active >> lane & 1:
-                continue
-            address = self.address(lane)
-            operands = [int(x) for x in self.registers[_DATA - _POISON_BASE :, lane]]
-            result = vector_memory.access(self.operation, memory, address.place, operands)
-            if self.to_lds:
-                at = self.m0 + self.instruction_offset + pitch * lane
-                for k, value in enumerate(result):
-                    lds.store(at + 4 * k, 4, value)
-            elif self.returns:
-                for k, value in enumerate(result):
-                    registers[_DATA - _POISON_BASE + k, lane] = value
-        planes = np.frombuffer(bytes(lds.content), np.uint32).reshape(_PLANES, LANES)
-        return registers, np.frombuffer(bytes(memory.content), np.uint8), planes
+        return "g", Address(self.resource, lane, *offsets, index, offset).place
 
 
-def _check(emulator: Emulator, arch: str, cases: list[_Case]) -> None:
-    arena = np.concatenate([case.content for case in cases])
-    segments = [c.segment(arena.ctypes.data + _SLICE * i) for i, c in enumerate(cases)]
-    results = run(emulator, arch, segments, memory=[arena], lds_bytes=4 * LANES * _PLANES)
-    for i, (case, result) in enumerate(zip(cases, results, strict=True)):
-        registers, memory, lds = case.expected()
-        what = f"{case.text} exec={case.active:x} {case.resource} soffset={case.scalar_offset}"
-        np.testing.assert_array_equal(result[f"{case.file}[8:15]"], registers, f"result of {what}")
-        after = arena[_SLICE * i : _SLICE * (i + 1)]
-        np.testing.assert_array_equal(after, memory, f"memory after {what}")
-        if case.to_lds:
-            np.testing.assert_array_equal(result["v[120:127]"], lds, f"LDS after {what}")
-
-
-def _case(row: Definition, rng: np.random.Generator, kind: str, *, to_lds: bool = False) -> _Case:
+def _case(
+    row: Definition, rng: np.random.Generator, kind: str, *, to_lds: bool = False
+) -> MemoryCase:
     operation = _operation(row)
     size = vector_memory.access_bytes(operation)
     is_atomic = vector_memory.is_atomic(operation)
-    content = words(operation, rng, _SLICE // 4).view(np.uint8)
-    registers = in_lanes(operation, rng, _PLANES)
     # Lanes meet in atomics only: stores that meet have no order.
     slots = rng.integers(0, 16, LANES) if is_atomic else rng.permutation(LANES)
     instruction_offset, scalar_offset = 16 * int(rng.integers(0, 16)), 16 * int(rng.integers(0, 16))
@@ -144,22 +82,25 @@ def _case(row: Definition, rng: np.random.Generator, kind: str, *, to_lds: bool 
     elif rng.random() < 0.2 and not to_lds and not row.registers[0]:
         offset = None
     returns = bool(row.registers[1]) and (not is_atomic or bool(rng.integers(2)))
-    count = max(row.registers[0], row.registers[1])
     file = str(rng.choice(["v", "a"]))
-    data = f"{file}{_DATA}" if count == 1 else f"{file}[{_DATA}:{_DATA + count - 1}]"
+    data = register_name(file, 10, max(row.registers[:2]))
     vgprs = (index is not None) + (offset is not None)
     text = row.mnemonic + ("" if to_lds else f" {data},")
     text += " " + ["off", "v2", "v[2:3]"][vgprs] + ", s[20:23], s24"
     text += " idxen" * (index is not None) + " offen" * (offset is not None)
     text += f" offset:{instruction_offset}" * bool(instruction_offset)
-    text += " sc0" * (is_atomic and returns) + " lds" * to_lds
-    return _Case(
-        text, operation, resource, instruction_offset, scalar_offset, index, offset,
-        int(rng.integers(0, 2**64, dtype=np.uint64)) if rng.integers(3) else _ALL,
-        registers, content, file, returns=returns, to_lds=to_lds,
-        m0=4 * int(rng.integers(0, 32)) if to_lds else 0,
-        lds=rng.integers(0, 2**32, (_PLANES, LANES), dtype=np.uint32),
-    )  # fmt: skip
+    return _Buffer(
+        **draw_memory(operation, rng),
+        text=text + " sc0" * (is_atomic and returns) + " lds" * to_lds,
+        file=file,
+        returns=returns,
+        to_lds=to_lds,
+        instruction_offset=instruction_offset,
+        resource=resource,
+        scalar_offset=scalar_offset,
+        index=index,
+        offset=offset,
+    )
 
 
 def _kinds(row: Definition) -> list[str]:
@@ -176,7 +117,7 @@ def test_every_row(emulator, arch, seed):
     rng = np.random.default_rng(seed)
     rows = _rows(emulator, arch)
     kinds = [(row, kind) for row in rows for kind in rng.permutation(_kinds(row))[:4]]
-    _check(emulator, arch, [_case(row, rng, kind) for row, kind in kinds])
+    check(emulator, arch, [_case(row, rng, kind) for row, kind in kinds])
 
 
 def test_loads_into_lds(emulator, arch, seed):
@@ -186,7 +127,7 @@ def test_loads_into_lds(emulator, arch, seed):
     rows = [d for d in _rows(emulator, arch) if d.mnemonic in {f"buffer_load_{n}" for n in names}]
     assert len(rows) == len(names)
     cases = [_case(row, rng, kind, to_lds=True) for row in rows for kind in _KINDS[:3] * 2]
-    _check(emulator, arch, cases)
+    check(emulator, arch, cases)
 
 
 def test_loads_into_lds_arrive_when_waited_for(emulator, arch):
@@ -226,7 +167,7 @@ def test_cache_control(emulator, arch):
 
 def _format_content(rng: np.random.Generator) -> Array:
     """Random bytes without NaNs of 16 bits, whose payloads nobody documents."""
-    halves = rng.integers(0, 2**16, _SLICE // 2, dtype=np.uint16)
+    halves = rng.integers(0, 2**16, SLICE // 2, dtype=np.uint16)
     halves[(halves & 0x7C00) == 0x7C00] &= 0x83FF
     return halves.view(np.uint8)
 
@@ -370,7 +311,7 @@ _ODD_FORMAT = Resource(0, records=64, data_format=8)
 )
 def test_faults(emulator, resource, code, message):
     memory = np.zeros(64, np.uint8)
-    bits = Resource(**{**resource.__dict__, "base": memory.ctypes.data}).bits
+    bits = replace(resource, base=memory.ctypes.data).bits
     inputs: dict[str, Array | int] = {
         "s[20:23]": bits, "s24": 1 << 20, "v2": np.zeros(64, np.uint32), "m0": 2,
     }  # fmt: skip

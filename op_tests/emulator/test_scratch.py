@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from flat_cases import check, draw, rows
 from launches import launch_code
+from memory_cases import check, draw, rows
 from programs import LANES, Segment, run
 
 from jitfmha.emulator import EmulatorError

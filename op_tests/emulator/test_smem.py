@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from models.atomics import Denormals, atomic, interesting
-from programs import Segment, run
+from programs import Segment, register_name, run
 
-from jitfmha.emulator import EmulatorError
+from jitfmha.emulator import Emulator, EmulatorError
 
 _SIZES = (1, 2, 4, 8, 16)
 
@@ -23,8 +25,8 @@ def _name(kind: str, dwords: int) -> str:
     return f"s_{kind}_dword" + ("" if dwords == 1 else f"x{dwords}")
 
 
-def _destination(dwords: int) -> str:
-    return "s16" if dwords == 1 else f"s[16:{15 + dwords}]"
+def _registers(dwords: int) -> str:
+    return register_name("s", 16, dwords)
 
 
 def _dwords(value: np.ndarray, count: int) -> list[int]:
@@ -34,45 +36,34 @@ def _dwords(value: np.ndarray, count: int) -> list[int]:
     return [int(value[0])] if count == 1 else [int(x[0]) for x in value]
 
 
+def _loaded(
+    emulator: Emulator, arch: str, data: np.ndarray, inputs: dict[str, int], *cases: tuple[str, int]
+) -> Iterator[tuple[str, int, list[int]]]:
+    """(code, dwords) with what is then in the registers from s16 on."""
+    segments = [Segment(code, inputs, [_registers(dwords)]) for code, dwords in cases]
+    results = run(emulator, arch, segments, memory=[data])
+    for (code, dwords), result in zip(cases, results, strict=True):
+        yield code, dwords, _dwords(result[_registers(dwords)], dwords)
+
+
 def test_loads(emulator, arch, seed):
     data = _data(seed)
-    cases = []
-    for dwords in _SIZES:
-        code = f"{_name('load', dwords)} {_destination(dwords)}, s[4:5], "
-        cases += [(code + text, dwords, first) for text, first in (
-            ("0x0", 64), ("0x40", 80), ("-0x20", 56), ("s6", 70), ("s6 offset:0x10", 74)
-        )]  # fmt: skip
-    middle = data.ctypes.data + 4 * 64
-    segments = [
-        Segment(code, {"s[4:5]": middle, "s6": 24}, [_destination(dwords)])
-        for code, dwords, _ in cases
-    ]
-    results = run(emulator, arch, segments, memory=[data])
-    for (code, dwords, first), result in zip(cases, results, strict=True):
-        actual = _dwords(result[_destination(dwords)], dwords)
-        assert actual == data[first : first + dwords].tolist(), code
-
-
-def test_offset_register_in_the_offset_field(emulator, arch, seed):
-    """imm = 0, soffset_en = 0: the register is named in the low bits of the offset field."""
-    data = _data(seed)
-    code = ".long 0xc0000402, 0x00000006"  # s_load_dword s16, s[4:5], s6
-    (result,) = run(
-        emulator,
-        arch,
-        [Segment(code, {"s[4:5]": data.ctypes.data, "s6": 40}, ["s16"])],
-        memory=[data],
-    )
-    assert int(result["s16"][0]) == data[10]
-
-
-def test_low_bits_of_the_address_do_not_count(emulator, arch, seed):
-    data = _data(seed)
-    code = "s_load_dwordx2 s[16:17], s[4:5], 0x5"
-    (result,) = run(
-        emulator, arch, [Segment(code, {"s[4:5]": data.ctypes.data}, ["s[16:17]"])], memory=[data]
-    )
-    assert _dwords(result["s[16:17]"], 2) == data[1:3].tolist()
+    # Offset, and the dword that it leads to from the middle of the data.
+    offsets = {"0x0": 64, "0x40": 80, "-0x20": 56, "s6": 70, "s6 offset:0x10": 74}
+    # The low bits of the address do not count.
+    offsets["0x5"] = 65
+    first = {
+        f"{_name('load', dwords)} {_registers(dwords)}, s[4:5], {offset}": (dwords, place)
+        for dwords in _SIZES
+        for offset, place in offsets.items()
+    }
+    # imm = 0, soffset_en = 0: the register is named in the low bits of the offset field.
+    first[".long 0xc0000402, 0x00000006"] = (1, 70)  # s_load_dword s16, s[4:5], s6
+    cases = [(code, dwords) for code, (dwords, _) in first.items()]
+    inputs = {"s[4:5]": data.ctypes.data + 4 * 64, "s6": 24}
+    for code, dwords, actual in _loaded(emulator, arch, data, inputs, *cases):
+        place = first[code][1]
+        assert actual == data[place : place + dwords].tolist(), code
 
 
 @pytest.mark.parametrize(("stride", "records"), [(0, 100), (12, 8)])
@@ -80,19 +71,14 @@ def test_buffer_loads(emulator, arch, seed, stride, records):
     data = _data(seed)
     resource = data.ctypes.data | stride << 48 | records << 64
     size = stride * records if stride else records
-    cases = [
-        (f"{_name('buffer_load', dwords)} {_destination(dwords)}, s[8:11], 0x{x:x}", dwords, x)
-        for dwords in _SIZES
-        for x in (0, 36, 84, 96, 100, 4000)
-    ]
-    segments = [
-        Segment(code, {"s[8:11]": resource}, [_destination(dwords)]) for code, dwords, _ in cases
-    ]
-    results = run(emulator, arch, segments, memory=[data])
-    for (code, dwords, offset), result in zip(cases, results, strict=True):
-        addresses = range(offset, offset + 4 * dwords, 4)
-        expected = [int(data[a // 4]) if a + 4 <= size else 0 for a in addresses]
-        assert _dwords(result[_destination(dwords)], dwords) == expected, code
+    for offset in (0, 36, 84, 96, 100, 4000):
+        cases = [
+            (f"{_name('buffer_load', dwords)} {_registers(dwords)}, s[8:11], 0x{offset:x}", dwords)
+            for dwords in _SIZES
+        ]
+        for code, dwords, actual in _loaded(emulator, arch, data, {"s[8:11]": resource}, *cases):
+            places = range(offset, offset + 4 * dwords, 4)
+            assert actual == [int(data[a // 4]) if a + 4 <= size else 0 for a in places], code
 
 
 def test_time_passes(emulator, arch):
@@ -102,38 +88,32 @@ def test_time_passes(emulator, arch):
     assert int(result["s[4:5]"][0]) < int(result["s[6:7]"][0])
 
 
-@pytest.mark.parametrize("address", ["s[4:5], 0x14", "s[4:5], s6", "s[4:5], s6 offset:0x10"])
-def test_stores(emulator, arch, seed, address):
-    value, offset = _data(seed), 20 if "s6" not in address else 9 + 16 * ("offset" in address)
+def test_stores(emulator, arch):
+    """1, 2, ... each into 64 dwords of its own; what lies beyond a buffer is not stored."""
+    stores = []  # code, dwords, first byte, stride and records of the buffer
     for dwords in (1, 2, 4):
-        memory = np.zeros(16, np.uint32)
-        code = f"{_name('store', dwords)} {_destination(dwords)}, {address}"
-        registers = sum(int(x) << 32 * i for i, x in enumerate(value[:dwords]))
-        inputs = {"s[4:5]": memory.ctypes.data, "s6": 9, _destination(dwords): registers}
-        run(emulator, arch, [Segment(code, inputs)], memory=[memory])
-        first = offset // 4  # the low bits do not count
-        expected = np.zeros(16, np.uint32)
-        expected[first : first + dwords] = value[:dwords]
-        np.testing.assert_array_equal(memory, expected, err_msg=code)
-
-
-@pytest.mark.parametrize(("stride", "records"), [(0, 22), (12, 2)])
-def test_buffer_stores(emulator, arch, stride, records):
-    """What lies beyond the buffer is not stored."""
-    size = stride * records if stride else records
-    for dwords in (1, 2, 4):
-        for offset in (0, 12, 16, 20, 24, 4000):
-            memory = np.zeros(64, np.uint32)
-            resource = memory.ctypes.data | stride << 48 | records << 64
-            code = f"{_name('buffer_store', dwords)} {_destination(dwords)}, s[8:11], 0x{offset:x}"
-            registers = sum((i + 1) << 32 * i for i in range(dwords))
-            inputs = {"s[8:11]": resource, _destination(dwords): registers}
-            run(emulator, arch, [Segment(code, inputs)], memory=[memory])
-            expected = np.zeros(64, np.uint32)
-            for i in range(dwords):
-                if offset + 4 * i + 4 <= size:
-                    expected[offset // 4 + i] = i + 1
-            np.testing.assert_array_equal(memory, expected, err_msg=f"{code}, {size} bytes")
+        data = _registers(dwords)
+        for offset, first in {"0x14": 20, "s6": 9, "s6 offset:0x10": 25}.items():
+            code = f"{_name('store', dwords)} {data}, s[4:5], {offset}"
+            stores.append((code, dwords, first, 0, 256))
+        for first, buffer in itertools.product((0, 12, 16, 20, 24, 4000), ((0, 22), (12, 2))):
+            code = f"{_name('buffer_store', dwords)} {data}, s[8:11], 0x{first:x}"
+            stores.append((code, dwords, first, *buffer))
+    memory = np.zeros((len(stores), 64), np.uint32)
+    expected, segments = memory.copy(), []
+    for (code, dwords, first, stride, records), own, after in zip(
+        stores, memory, expected, strict=True
+    ):
+        base, values = own.ctypes.data, np.arange(1, dwords + 1)
+        inputs = {"s[4:5]": base, "s[8:11]": base | stride << 48 | records << 64, "s6": 9}
+        inputs[_registers(dwords)] = sum(int(x) << 32 * i for i, x in enumerate(values))
+        segments.append(Segment(code, inputs))
+        places = first // 4 + values - 1  # the low bits do not count
+        within = 4 * places + 4 <= records * (stride or 1)
+        after[places[within]] = values[within]
+    run(emulator, arch, segments, memory=[memory])
+    for (code, *_), own, after in zip(stores, memory, expected, strict=True):
+        np.testing.assert_array_equal(own, after, err_msg=code)
 
 
 _ATOMICS = {
@@ -164,11 +144,11 @@ def test_atomics(emulator, arch, seed, segment):
         dwords = len(data) * bits // 32
         packed = sum(x << bits * k for k, x in enumerate(data))
         base = "s[8:11]" if segment == "buffer_atomic" else "s[8:9]"
-        code = f"s_{segment}_{name}{'_x2' if bits == 64 else ''} {_destination(dwords)}, {base}, "
+        code = f"s_{segment}_{name}{'_x2' if bits == 64 else ''} {_registers(dwords)}, {base}, "
         code += f"0x{8 * i:x}{' glc' if returns else ''}"
         resource = memory.ctypes.data | (memory.nbytes << 64 if segment == "buffer_atomic" else 0)
-        result = _destination(bits // 32)
-        segments.append(Segment(code, {base: resource, _destination(dwords): packed}, [result]))
+        result = _registers(bits // 32)
+        segments.append(Segment(code, {base: resource, _registers(dwords): packed}, [result]))
     results = run(emulator, arch, segments, memory=[memory])
     for i, (case, result) in enumerate(zip(cases, results, strict=True)):
         name, operation, kind, bits, returns, content, data = case

@@ -75,35 +75,31 @@ def test_float32_approximations_are_within_one_ulp(emulator, arch, seed, mode):
         assert not actual[below].any(), name
 
 
-@pytest.mark.parametrize(
-    ("name", "source", "expected"),
-    [
-        # The ISA documents' examples.
-        ("exp", 0xFF800000, 0x00000000), ("exp", 0x80000000, 0x3F800000),
-        ("exp", 0x7F800000, 0x7F800000),
-        ("log", 0xFF800000, 0xFFC00000), ("log", 0xBF800000, 0xFFC00000),
-        ("log", 0x80000000, 0xFF800000), ("log", 0x00000000, 0xFF800000),
-        ("log", 0x3F800000, 0x00000000), ("log", 0x7F800000, 0x7F800000),
-        ("rcp", 0xFF800000, 0x80000000), ("rcp", 0xC0000000, 0xBF000000),
-        ("rcp", 0x80000000, 0xFF800000), ("rcp", 0x00000000, 0x7F800000),
-        ("rcp", 0x7F800000, 0x00000000),
-        ("rsq", 0xFF800000, 0xFFC00000), ("rsq", 0x80000000, 0xFF800000),
-        ("rsq", 0x00000000, 0x7F800000), ("rsq", 0x40800000, 0x3F000000),
-        ("rsq", 0x7F800000, 0x00000000),
-        ("sqrt", 0xFF800000, 0xFFC00000), ("sqrt", 0x80000000, 0x80000000),
-        ("sqrt", 0x40800000, 0x40000000),
-        ("sin", 0xFF800000, 0xFFC00000), ("sin", 0xFF7FFFFF, 0x00000000),
-        ("sin", 0x80000000, 0x80000000), ("sin", 0x3E800000, 0x3F800000),
-        ("sin", 0x7F800000, 0xFFC00000),
-        ("cos", 0xFF800000, 0xFFC00000), ("cos", 0xFF7FFFFF, 0x3F800000),
-        ("cos", 0x80000000, 0x3F800000), ("cos", 0x3E800000, 0x00000000),
-        ("cos", 0x7F800000, 0xFFC00000),
-    ],
-)  # fmt: skip
-def test_documented_examples(emulator, name, source, expected):
-    inputs = {"v1": np.full(LANES, source, np.uint32)}
-    (result,) = run(emulator, "gfx942", [Segment(f"v_{name}_f32 v0, v1", inputs, ["v0"])])
-    assert hex(result["v0"][0]) == hex(expected)
+# Of the ISA documents: sources and results.
+_EXAMPLES = """
+exp  ff800000:00000000 80000000:3f800000 7f800000:7f800000
+log  ff800000:ffc00000 bf800000:ffc00000 80000000:ff800000 00000000:ff800000 3f800000:00000000
+log  7f800000:7f800000
+rcp  ff800000:80000000 c0000000:bf000000 80000000:ff800000 00000000:7f800000 7f800000:00000000
+rsq  ff800000:ffc00000 80000000:ff800000 00000000:7f800000 40800000:3f000000 7f800000:00000000
+sqrt ff800000:ffc00000 80000000:80000000 40800000:40000000
+sin  ff800000:ffc00000 ff7fffff:00000000 80000000:80000000 3e800000:3f800000 7f800000:ffc00000
+cos  ff800000:ffc00000 ff7fffff:3f800000 80000000:3f800000 3e800000:00000000 7f800000:ffc00000
+"""
+
+
+def test_documented_examples(emulator):
+    examples = [line.split() for line in _EXAMPLES.strip().splitlines()]
+    pairs = [[pair.split(":") for pair in row[1:]] for row in examples]
+    sources = [np.resize(np.uint32([int(source, 16) for source, _ in row]), LANES) for row in pairs]
+    segments = [
+        Segment(f"v_{name}_f32 v0, v1", {"v1": source}, ["v0"])
+        for (name, *_), source in zip(examples, sources, strict=True)
+    ]
+    results = run(emulator, "gfx942", segments)
+    for (name, *_), row, result in zip(examples, pairs, results, strict=True):
+        actual = [f"{bits:08x}" for bits in result["v0"][: len(row)]]
+        assert actual == [expected for _, expected in row], name
 
 
 def test_float16_approximations_of_all_numbers(emulator, arch):

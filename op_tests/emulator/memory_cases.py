@@ -1,18 +1,20 @@
-"""Random FLAT, GLOBAL and SCRATCH instructions, in every form, and what they must do."""
+"""Random instructions on memory, in every form, and what they must do."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from models import flat as model
 from models import vector_memory
 from models.atomics import Bytes, interesting
-from programs import LANES, Array, Segment, run
+from programs import LANES, Array, Segment, register_name, run
 
 from jitfmha.emulator import Definition, Emulator
 
-_SLICE = 4096  # bytes of global memory for each instruction
+SLICE = 8192  # bytes of global memory for each instruction
 _PRIVATE = 128  # bytes of scratch of each lane
 _PLANES = 8  # registers around the data, v8 to v15; as many planes of LDS
 _ALL = 2**64 - 1
@@ -23,25 +25,19 @@ def _operation(row: Definition) -> str:
     return row.mnemonic.split("_", 1)[1]
 
 
-def between_lds(code: list[str], inputs: dict[str, Array | int], content: Array) -> list[str]:
-    """With LDS filled before it, and its planes in v[120:127] after it."""
-    fill = [f"ds_write_b32 v1, v{100 + i} offset:{256 * i}" for i in range(len(content))]
-    read = [f"ds_read_b32 v{120 + i}, v1 offset:{256 * i}" for i in range(len(content))]
-    inputs["v1"] = np.arange(LANES, dtype=np.uint32) * 4
-    inputs["v[100:107]"] = content
-    return [*fill, _WAIT, *code, *read, _WAIT]
-
-
 @dataclass
-class Case:
-    """One instruction; `where` says which memory each lane goes to: g, l (LDS) or p (private)."""
+class MemoryCase:
+    """One instruction with the memory that it sees, whatever gives its addresses.
+
+    Attributes:
+        registers, lds, private: planes of the data, v[8:15] or a[8:15], of LDS, of scratch.
+        content: of global memory.
+        file: v or a, of the data.
+        returns: the instruction writes registers.
+    """
 
     text: str
     operation: str
-    where: str
-    place: Array
-    vaddr: Array | None
-    saddr: int | None
     active: int
     registers: Array
     content: Array
@@ -49,28 +45,40 @@ class Case:
     private: Array
     file: str
     returns: bool
+    to_lds: bool
     m0: int
     instruction_offset: int
 
     @property
-    def uses(self) -> set[str]:
-        return set(self.where) | ({"l"} if "lds" in self.operation else set())
+    def uses(self) -> str:
+        """Which memory besides the global one, of l (LDS) and p (private)."""
+        return "l" * self.to_lds
+
+    @property
+    def details(self) -> str:
+        """Of the addresses, for a message."""
+        raise NotImplementedError
+
+    def addresses(self, base: int) -> dict[str, Array | int]:
+        """The registers that the address is made of, where global memory begins at `base`."""
+        raise NotImplementedError
+
+    def place(self, lane: int) -> tuple[str, vector_memory.Places]:
+        """Which memory a lane goes to: g, l or p; and where there."""
+        raise NotImplementedError
 
     def segment(self, base: int) -> Segment:
         code = ["s_mov_b64 exec, s[40:41]", self.text, _WAIT, "s_mov_b64 exec, -1"]
-        inputs: dict[str, Array | int] = {
-            "s[40:41]": self.active, f"{self.file}[8:15]": self.registers, "m0": self.m0,
-        }  # fmt: skip
-        outputs = [f"{self.file}[8:15]"]
-        if self.vaddr is not None:
-            moved = [w == "g" and self.saddr is None for w in self.where]
-            bases = np.where(moved, base, 0).astype(np.uint64)
-            inputs["v[2:3]"] = self.vaddr.astype(np.uint64) + bases
-        if self.saddr is not None:
-            is_global = "g" in self.where
-            inputs["s[20:21]"] = self.saddr + (base if is_global else 0)
+        data = f"{self.file}[8:15]"
+        inputs = {"s[40:41]": self.active, data: self.registers, "m0": self.m0}
+        inputs |= self.addresses(base)
+        outputs = [data]
         if "l" in self.uses:
-            code = between_lds(code, inputs, self.lds)
+            planes = range(_PLANES)
+            fill = [f"ds_write_b32 v1, v{100 + i} offset:{256 * i}" for i in planes]
+            read = [f"ds_read_b32 v{120 + i}, v1 offset:{256 * i}" for i in planes]
+            code = [*fill, _WAIT, *code, *read, _WAIT]
+            inputs |= {"v1": np.arange(LANES, dtype=np.uint32) * 4, "v[100:107]": self.lds}
             outputs.append("v[120:127]")
         if "p" in self.uses:
             words = range(_PRIVATE // 4)
@@ -82,25 +90,23 @@ class Case:
         return Segment("\n".join(code), inputs, outputs)
 
     def expected(self) -> dict[str, Array]:
+        """Registers, LDS, private and global memory afterwards."""
         memory, lds = Bytes(self.content.tobytes()), Bytes(self.lds.tobytes())
-        private = [Bytes(np.ascontiguousarray(self.private[:, i]).tobytes()) for i in range(LANES)]
+        scratch = np.ascontiguousarray(self.private.T)
+        private = [Bytes(own.tobytes()) for own in scratch]
         registers = self.registers.copy()
         pitch = 16 if vector_memory.access_bytes(self.operation) > 8 else 4
         for lane in range(LANES):
             if not self.active >> lane & 1:
                 continue
-            target = {"g": memory, "l": lds, "p": private[lane]}[self.where[lane]]
-            start = int(self.place[lane])
+            where, places = self.place(lane)
+            target = memory if where == "g" else lds if where == "l" else private[lane]
             operands = [int(x) for x in self.registers[2:, lane]]
-            result = vector_memory.access(
-                self.operation, target, lambda within, size, at=start: at + within, operands
-            )
-            if "lds" in self.operation:
-                for k, value in enumerate(result):
-                    at = self.m0 + self.instruction_offset + pitch * lane + 4 * k
-                    lds.store(at, 4, value)
-            elif self.returns:
-                for k, value in enumerate(result):
+            result = vector_memory.access(self.operation, target, places, operands)
+            for k, value in enumerate(result):
+                if self.to_lds:
+                    lds.store(self.m0 + self.instruction_offset + pitch * lane + 4 * k, 4, value)
+                elif self.returns:
                     registers[2 + k, lane] = value
         after = [np.frombuffer(bytes(p.content), np.uint32) for p in private]
         return {
@@ -111,22 +117,36 @@ class Case:
         }
 
 
-def check(emulator: Emulator, arch: str, cases: list[Case]) -> None:
+def check(emulator: Emulator, arch: str, cases: Sequence[MemoryCase]) -> None:
+    """Runs all cases in one program."""
     arena = np.concatenate([case.content for case in cases])
-    segments = [c.segment(arena.ctypes.data + _SLICE * i) for i, c in enumerate(cases)]
+    segments = [c.segment(arena.ctypes.data + SLICE * i) for i, c in enumerate(cases)]
     results = run(
         emulator, arch, segments, memory=[arena], lds_bytes=256 * _PLANES, scratch_bytes=_PRIVATE
     )
     for i, (case, result) in enumerate(zip(cases, results, strict=True)):
         expected = case.expected()
-        what = f"{case.text} exec={case.active:x} {case.where}"
+        what = f"{case.text} exec={case.active:x} {case.details}"
+        result["memory"] = arena[SLICE * i : SLICE * (i + 1)]
         for name, value in result.items():
             np.testing.assert_array_equal(value, expected[name], f"{name} after {what}")
-        after = arena[_SLICE * i : _SLICE * (i + 1)]
-        np.testing.assert_array_equal(after, expected["memory"], f"memory after {what}")
 
 
-def words(operation: str, rng: np.random.Generator, count: int) -> Array:
+def draw_memory(operation: str, rng: np.random.Generator) -> dict[str, Any]:
+    """The fields of a case that are the same for all formats."""
+    return {
+        "operation": operation,
+        "active": int(rng.integers(0, 2**64, dtype=np.uint64)) if rng.integers(3) else _ALL,
+        "registers": _in_lanes(operation, rng, _PLANES),
+        "content": _words(operation, rng, SLICE // 4).view(np.uint8),
+        "lds": _words(operation, rng, _PLANES * LANES).reshape(_PLANES, LANES),
+        "private": _in_lanes(operation, rng, _PRIVATE // 4),
+        # Where in LDS loads into it go: here, and at the instruction's offset.
+        "m0": 64 + 4 * int(rng.integers(0, 128)),
+    }
+
+
+def _words(operation: str, rng: np.random.Generator, count: int) -> Array:
     """Random dwords, for atomics with edge values among them."""
     random = rng.integers(0, 2**32, count, dtype=np.uint32)
     if not vector_memory.is_atomic(operation):
@@ -140,7 +160,45 @@ def words(operation: str, rng: np.random.Generator, count: int) -> Array:
     return np.where(rng.random(count) < 0.3, random, chosen).astype(np.uint32)
 
 
-def draw(row: Definition, rng: np.random.Generator) -> Case:
+def _in_lanes(operation: str, rng: np.random.Generator, count: int) -> Array:
+    """Planes of which two neighbours are 64-bit values."""
+    return np.ascontiguousarray(_words(operation, rng, count * LANES).reshape(LANES, count).T)
+
+
+@dataclass
+class _Flat(MemoryCase):
+    """FLAT, GLOBAL or SCRATCH; `where` says which memory each lane goes to."""
+
+    where: str
+    at: Array
+    vaddr: Array | None
+    saddr: int | None
+
+    @property
+    def uses(self) -> str:
+        return self.where + super().uses
+
+    @property
+    def details(self) -> str:
+        return f"{self.where} saddr={self.saddr}"
+
+    def addresses(self, base: int) -> dict[str, Array | int]:
+        registers: dict[str, Array | int] = {}
+        if self.vaddr is not None:
+            moved = [w == "g" and self.saddr is None for w in self.where]
+            bases = np.where(moved, base, 0).astype(np.uint64)
+            registers["v[2:3]"] = self.vaddr.astype(np.uint64) + bases
+        if self.saddr is not None:
+            registers["s[20:21]"] = self.saddr + (base if "g" in self.where else 0)
+        return registers
+
+    def place(self, lane: int) -> tuple[str, vector_memory.Places]:
+        start = int(self.at[lane])
+        return self.where[lane], lambda within, size: start + within
+
+
+def draw(row: Definition, rng: np.random.Generator) -> MemoryCase:
+    """A FLAT, GLOBAL or SCRATCH instruction in one of its forms."""
     operation = _operation(row)
     size = vector_memory.access_bytes(operation)
     is_atomic = vector_memory.is_atomic(operation)
@@ -190,33 +248,22 @@ def draw(row: Definition, rng: np.random.Generator) -> Case:
     returns = bool(row.registers[1]) and (not is_atomic or bool(rng.integers(2)))
     # LLVM's assembler refuses accumulation registers in some floating-point atomics.
     file = "v" if is_atomic else str(rng.choice(["v", "a"]))
-    registers = [_name(file, count) for count in row.registers[:2]]
+    registers = [register_name(file, 10, count) for count in row.registers[:2]]
     operands = [registers[1]] * returns + [vaddr_text] + [registers[0]] * bool(row.registers[0])
     text = f"{row.mnemonic} {', '.join(operands)}{saddr_text}"
-    text += f" offset:{instruction_offset}" * bool(instruction_offset) + " sc0" * (
-        is_atomic and returns
+    text += f" offset:{instruction_offset}" * bool(instruction_offset)
+    return _Flat(
+        **draw_memory(operation, rng),
+        text=text + " sc0" * (is_atomic and returns),
+        file=file,
+        returns=returns,
+        to_lds="lds" in operation,
+        instruction_offset=instruction_offset,
+        where=where,
+        at=place,
+        vaddr=vaddr,
+        saddr=saddr,
     )
-    # Where in LDS loads into it go: m0 and the instruction's offset.
-    m0 = 256 * int(rng.integers(0, 3)) + 64
-    return Case(
-        text, operation, where, place, vaddr, saddr,
-        int(rng.integers(0, 2**64, dtype=np.uint64)) if rng.integers(3) else _ALL,
-        in_lanes(operation, rng, _PLANES),
-        words(operation, rng, _SLICE // 4).view(np.uint8),
-        words(operation, rng, _PLANES * LANES).reshape(_PLANES, LANES),
-        in_lanes(operation, rng, _PRIVATE // 4),
-        file, returns,
-        m0, instruction_offset,
-    )  # fmt: skip
-
-
-def in_lanes(operation: str, rng: np.random.Generator, count: int) -> Array:
-    """Planes of which two neighbours are 64-bit values."""
-    return np.ascontiguousarray(words(operation, rng, count * LANES).reshape(LANES, count).T)
-
-
-def _name(file: str, count: int) -> str:
-    return f"{file}10" if count == 1 else f"{file}[10:{9 + count}]"
 
 
 def rows(emulator: Emulator, arch: str, *formats: str) -> list[Definition]:
