@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from models.vector_alu import VOP2, VOP3, VOPC, Environment, Operation
 from models.vop1 import EXACT, OF_ONE_CHIP
+from models.vop3_convert import is_conversion
 from vector_cases import (
     FLOATS,
     WIDTHS,
@@ -156,15 +157,11 @@ def test_op_sel(emulator, arch, seed):
     check(emulator, arch, cases, seed, waves=1)
 
 
-def _is_conversion(name: str) -> bool:
-    return name.startswith("v_cvt_") and any(x in name for x in ("scale", "_fp8", "_bf8", "_sr_"))
-
-
 def test_every_row_is_modelled(emulator):
     rows = {(row.format, row.mnemonic) for row in emulator.definitions()}
     for format_ in ("VOP2", "VOPC"):
         assert {name for kind, name in rows if kind == format_} == dict(_ROWS[format_]).keys()
     # The formats of gfx950's small floats have a table and tests of their own.
     tested = Path(__file__).with_name("test_vop3.py").read_text(encoding="utf-8")
-    vop3 = {name for kind, name in rows if kind == "VOP3" and not _is_conversion(name)}
+    vop3 = {name for kind, name in rows if kind == "VOP3" and not is_conversion(name)}
     assert not {name for name in vop3 - VOP3.keys() if name not in tested}

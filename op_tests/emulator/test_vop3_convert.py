@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import product
+from typing import Any
 
 from lane_checks import LaneCheck, check_lanes
 from models.number_formats import BF16, F16, F32, Format
 from models.small_floats import SmallFormat, of_chip
 from models.vector_alu import Environment, fields
-from models.vop3_convert import FORMATS, narrow, next_random, stochastic_half, widen
-from programs import LANES
+from models.vop3_convert import FORMATS, as_small, is_conversion, narrow, next_random, widen
+from programs import LANES, register_name
 from vector_cases import random_values
 
 _ONES = [127 << 23] * LANES
@@ -96,33 +98,110 @@ def _widened_pair(small: SmallFormat, number: Format, codes: int, scale: int) ->
     return low | high << number.width
 
 
-# ---- Without a scale -----------------------------------------------------------------------------
+# ---- Every row -----------------------------------------------------------------------------------
+
+_COUNTS = {None: 1, "pk_": 2, "pk32_": 32, "2xpk16_": 32}
+_NARROWING = re.compile(r"v_cvt_(scalef32_)?(sr_)?(pk_|pk32_|2xpk16_)?(\w+)_(f32|f16|bf16)")
+_WIDENING = re.compile(r"v_cvt_scalef32_(pk_|pk32_)?(f32|f16|bf16)_(\w+)")
 
 
-def test_floats_to_8_bits(emulator, arch, seed):
+def _dword_lists(sources: Sequence[Sequence[int] | int]) -> list[Sequence[int]]:
+    return [[each] if isinstance(each, int) else each for each in sources]
+
+
+def _narrowing(name: str, arch: str, rng: random.Random) -> Iterator[LaneCheck]:
+    """To fp8, bf8, fp6, bf6, fp4, f16 or bf16, into every part of the destination."""
+    found = _NARROWING.fullmatch(name)
+    assert found
+    is_scaled, is_stochastic, packing, to, source = found.groups()
+    count, number = _COUNTS[packing], FORMATS[source]
+    small = as_small(FORMATS[to]) if to in FORMATS else of_chip(to, arch)
+    bits = count * small.width
+    parts = max(1, 32 // bits)
+    is_pair = bool(is_stochastic) and number is F32 and count == 2
+    in_source = 2 if is_pair else 32 // number.width
+    # MODE.FP16_OVFL is not emulated for halves; 32 elements take long.
+    modes = (False,) if to in FORMATS or count == 32 else (False, True)
+    for part, saturates in product(range(parts), modes):
+        scales = _scales(rng) if is_scaled else _ONES
+        draw = _floats if number is F32 or count == 1 else _pairs
+        rows = [draw(small, number, rng, scales) for _ in range(max(1, count * number.width // 32))]
+        sources: dict[str, list[Any]] = {f"v{2 + k}": row for k, row in enumerate(rows)}
+        if packing == "2xpk16_":
+            sources = {"v[8:23]": rows[:16], "v[24:39]": rows[16:]}
+        elif count == 32:
+            sources = {register_name("v", 8, len(rows)): rows}
+        elif is_pair:
+            sources = {"v[2:3]": [x | y << 32 for x, y in zip(*rows, strict=True)]}
+        sources |= {"v40": _bits(rng)} if is_stochastic else {}
+        sources |= {"v41": scales} if is_scaled else {}
+
+        def model(old: Any, *given: Any, part: int = part, saturates: bool = saturates) -> Any:
+            values = list(given)
+            scale = values.pop() if is_scaled else None
+            chosen = values.pop() if is_stochastic else None
+            # Two sources take turns.
+            dwords = [x for group in zip(*_dword_lists(values), strict=True) for x in group]
+            elements = [x for each in dwords for x in fields(each, number.width, in_source)]
+            codes = _codes(small, number, elements[:count], scale, chosen, saturates=saturates)
+            return _insert(old, codes, part, bits) if bits < 32 else fields(codes, 32, bits // 32)
+
+        chosen_part = [part & 1, part >> 1] if parts == 4 else [part] if parts == 2 else []
+        zeros = [0] * (2 if parts == 4 else len(sources))
+        destination = register_name("v", 0, max(1, bits // 32))
+        code = f"{name} {destination}, {', '.join(sources)}"
+        if chosen_part:
+            code += f" op_sel:[{','.join(map(str, zeros + chosen_part))}]"
+        old: list[Any] = _bits(rng) if bits < 32 else [_bits(rng) for _ in range(bits // 32)]
+        yield LaneCheck(
+            code, destination, old, sources, model, FORMATS.get(to), mode=_mode(saturates)
+        )
+
+
+def _widening(name: str, rng: random.Random) -> Iterator[LaneCheck]:
+    """From every part of the source; a half alone goes into either half of the destination."""
+    found = _WIDENING.fullmatch(name)
+    assert found
+    count, number, small = _COUNTS[found[1]], FORMATS[found[2]], of_chip(found[3], "gfx950")
+    bits, results = count * small.width, count * number.width
+    parts, words = max(1, 32 // bits), max(1, 32 // results)
+    for part, word in product(range(parts), range(words)):
+
+        def model(old: Any, a: Any, scale: int, part: int = part, word: int = word) -> Any:
+            (dwords,) = _dword_lists([a])
+            codes = sum(dword << (32 * i) for i, dword in enumerate(dwords)) >> bits * part
+            values = [
+                widen(small, code, number, scale) for code in fields(codes, small.width, count)
+            ]
+            together = sum(value << number.width * i for i, value in enumerate(values))
+            if count == 32:
+                return fields(together, 32, number.width)
+            return _insert(old, together, word, results)
+
+        op_sel = [part & 1, part >> 1, word] if parts == 4 else [part, 0, 0]
+        if count == 32:  # the result overlaps the source
+            destination = register_name("v", 8, results // 32)
+            sources = {"v[2:7]": [_bits(rng) for _ in range(6)], "v0": _scales(rng)}
+            old = [_bits(rng) for _ in range(results // 32)]
+            code = f"{name} {destination}, {', '.join(sources)}"
+        else:
+            destination = register_name("v", 0, max(1, results // 32))
+            sources, old = {"v2": _bits(rng), "v3": _scales(rng)}, _bits(rng, max(32, results))
+            code = f"{name} {destination}, v2, v3 op_sel:[{','.join(map(str, op_sel))}]"
+        yield LaneCheck(code, destination, old, sources, model, number)
+
+
+def test_every_row(emulator, arch, seed):
     rng = random.Random(seed)
+    rows = [row for row in emulator.definitions() if row.format == "VOP3" and arch in row.chips]
+    checks = []
+    for name in filter(is_conversion, (row.mnemonic for row in rows)):
+        is_widening = _WIDENING.fullmatch(name)
+        checks += _widening(name, rng) if is_widening else _narrowing(name, arch, rng)
+    check_lanes(emulator, arch, checks)
 
-    def pair(name: str, saturates: bool, word: int) -> LaneCheck:
-        def model(old: int, a: int, b: int) -> int:
-            return _insert(old, _codes(small, F32, (a, b), saturates=saturates), word, 16)
 
-        small = of_chip(name, arch)
-        sources = {f"v{2 + k}": _floats(small, F32, rng, _ONES) for k in range(2)}
-        code = f"v_cvt_pk_{name}_f32 v0, v2, v3" + " op_sel:[0,0,1]" * word
-        return LaneCheck(code, "v0", _bits(rng), sources, model, mode=_mode(saturates))
-
-    def one(name: str, saturates: bool, byte: int) -> LaneCheck:
-        def model(old: int, a: int, r: int) -> int:
-            return _insert(old, _codes(small, F32, (a,), random=r, saturates=saturates), byte, 8)
-
-        small = of_chip(name, arch)
-        sources = {"v2": _floats(small, F32, rng, _ONES), "v3": _bits(rng)}
-        code = f"v_cvt_sr_{name}_f32 v0, v2, v3 op_sel:[0,0,{byte & 1},{byte >> 1}]"
-        return LaneCheck(code, "v0", _bits(rng), sources, model, mode=_mode(saturates))
-
-    forms = list(product(("fp8", "bf8"), (False, True)))
-    checks = [pair(*form, word) for form in forms for word in range(2)]
-    check_lanes(emulator, arch, checks + [one(*form, byte) for form in forms for byte in range(4)])
+# ---- Modifiers and MODE --------------------------------------------------------------------------
 
 
 def test_signs_of_sources(emulator, arch, seed):
@@ -135,157 +214,6 @@ def test_signs_of_sources(emulator, arch, seed):
     sources = {f"v{2 + k}": _floats(small, F32, rng, _ONES) for k in range(2)}
     code = "v_cvt_pk_fp8_f32 v0, -v2, |v3|"
     check_lanes(emulator, arch, [LaneCheck(code, "v0", _bits(rng), sources, model)])
-
-
-def test_stochastic_halves(emulator, seed):
-    rng = random.Random(seed)
-
-    def check(name: str, word: int) -> LaneCheck:
-        def model(old: int, a: int, r: int) -> int:
-            return _insert(old, stochastic_half(FORMATS[name], a, r, saturates=False), word, 16)
-
-        sources = {"v2": random_values("f32", rng, LANES), "v3": _bits(rng)}
-        code = f"v_cvt_sr_{name}_f32 v0, v2, v3" + " op_sel:[0,0,1]" * word
-        return LaneCheck(code, "v0", _bits(rng), sources, model, FORMATS[name])
-
-    checks = [check(name, word) for name in ("f16", "bf16") for word in range(2)]
-    check_lanes(emulator, "gfx950", checks)
-
-
-# ---- Scaled --------------------------------------------------------------------------------------
-
-
-def test_scaled_pairs(emulator, seed):
-    """To fp8, bf8 and fp4, with the other parts of the destination kept."""
-    rng = random.Random(seed)
-
-    def check(name: str, source: str, i: int) -> LaneCheck:
-        def model(old: int, *sources: int) -> int:
-            *values, scale = sources
-            elements = values if number is F32 else fields(values[0], 16, 2)
-            codes = _codes(small, number, elements, scale, saturates=saturates)
-            return _insert(old, codes, part, 2 * small.width)
-
-        small, number, scales = of_chip(name, "gfx950"), FORMATS[source], _scales(rng)
-        part, saturates = i if name == "fp4" else i % 2, i > 1
-        if number is F32:
-            contents = [_floats(small, number, rng, scales) for _ in range(2)]
-        else:
-            contents = [_pairs(small, number, rng, scales)]
-        sources = {f"v{2 + k}": content for k, content in enumerate(contents)} | {"v4": scales}
-        op_sel = f"0,0,{part & 1},{part >> 1}" if name == "fp4" else f"0,0,{part}"
-        op_sel = f"0,0,0,{part}" if number is F32 and name != "fp4" else op_sel
-        code = f"v_cvt_scalef32_pk_{name}_{source} v0, {', '.join(sources)} op_sel:[{op_sel}]"
-        return LaneCheck(code, "v0", _bits(rng), sources, model, mode=_mode(saturates))
-
-    forms = product(("fp8", "bf8", "fp4"), FORMATS, range(4))
-    check_lanes(emulator, "gfx950", [check(*form) for form in forms])
-
-
-def test_scaled_stochastic(emulator, seed):
-    rng = random.Random(seed)
-
-    def check(name: str, source: str, byte: int) -> LaneCheck:
-        def model(old: int, a: int, r: int, scale: int) -> int:
-            elements = fields(a, number.width, 2 if name == "fp4" else 1)
-            return _insert(old, _codes(small, number, elements, scale, r), byte, 8)
-
-        small, number, scales = of_chip(name, "gfx950"), FORMATS[source], _scales(rng)
-        register = "v[2:3]" if name == "fp4" and number is F32 else "v2"
-        draw = _pairs if name == "fp4" else _floats
-        sources = {register: draw(small, number, rng, scales), "v4": _bits(rng), "v5": scales}
-        code = f"v_cvt_scalef32_sr_{'pk_' * (name == 'fp4')}{name}_{source} v0, "
-        code += f"{register}, v4, v5 op_sel:[0,0,{byte & 1},{byte >> 1}]"
-        return LaneCheck(code, "v0", _bits(rng), sources, model)
-
-    forms = product(("fp8", "bf8", "fp4"), FORMATS, range(4))
-    check_lanes(emulator, "gfx950", [check(*form) for form in forms])
-
-
-def test_widening(emulator, seed):
-    rng = random.Random(seed)
-
-    def pair(name: str, target: str, part: int) -> LaneCheck:
-        def model(old: int, a: int, scale: int) -> int:
-            return _widened_pair(small, number, a >> 2 * small.width * part, scale)
-
-        small, number = of_chip(name, "gfx950"), FORMATS[target]
-        destination = "v[0:1]" if number is F32 else "v0"
-        op_sel = f"{part & 1},{part >> 1},0" if name == "fp4" else f"{part},0,0"
-        code = f"v_cvt_scalef32_pk_{target}_{name} {destination}, v2, v3 op_sel:[{op_sel}]"
-        sources = {"v2": _bits(rng), "v3": _scales(rng)}
-        return LaneCheck(code, destination, _bits(rng, 2 * number.width), sources, model, number)
-
-    def one(name: str, target: str, byte: int, word: int) -> LaneCheck:
-        def model(old: int, a: int, scale: int) -> int:
-            value = widen(small, a >> (8 * byte) & 255, number, scale)
-            return _insert(old, value, word, number.width)
-
-        small, number = of_chip(name, "gfx950"), FORMATS[target]
-        code = f"v_cvt_scalef32_{target}_{name} v0, v2, v3 op_sel:[{byte & 1},{byte >> 1},{word}]"
-        sources = {"v2": _bits(rng), "v3": _scales(rng)}
-        return LaneCheck(code, "v0", _bits(rng), sources, model, number)
-
-    checks = [pair(*form) for form in product(("fp8", "bf8"), FORMATS, range(2))]
-    checks += [pair("fp4", target, part) for target in FORMATS for part in range(4)]
-    checks += [one(*form, 0) for form in product(("fp8", "bf8"), ("f32", "f16"), range(4))]
-    checks += [one(name, "f16", byte, 1) for name in ("fp8", "bf8") for byte in range(4)]
-    check_lanes(emulator, "gfx950", checks)
-
-
-# ---- 32 elements of 6 bits -----------------------------------------------------------------------
-
-
-def test_32_elements_to_6_bits(emulator, seed):
-    rng = random.Random(seed)
-
-    def check(name: str, source: str, stochastic: bool) -> LaneCheck:
-        def model(old: list[int], *sources: list[int] | int) -> list[int]:
-            *values, scale = sources
-            chosen = values.pop() if stochastic else None
-            # Two sources take turns.
-            dwords = [x for group in zip(*values, strict=True) for x in group]
-            elements = [
-                x for each in dwords for x in fields(each, number.width, 32 // number.width)
-            ]
-            return fields(_codes(small, number, elements, scale, chosen), 32, 6)
-
-        small, number, scales = of_chip(name, "gfx950"), FORMATS[source], _scales(rng)
-        draw = _floats if number is F32 else _pairs
-        rows = [draw(small, number, rng, scales) for _ in range(number.width)]
-        registers = {f"v[8:{7 + len(rows)}]": rows}
-        if number is F32 and not stochastic:
-            registers = {"v[8:23]": rows[:16], "v[24:39]": rows[16:]}
-        sources = registers | ({"v40": _bits(rng)} if stochastic else {}) | {"v41": scales}
-        count = "2xpk16" if number is F32 and not stochastic else "pk32"
-        code = f"v_cvt_scalef32_{'sr_' * stochastic}{count}_{name}_{source} v[0:5], "
-        old = [_bits(rng) for _ in range(6)]
-        return LaneCheck(code + ", ".join(sources), "v[0:5]", old, sources, model)
-
-    forms = product(("fp6", "bf6"), FORMATS, (False, True))
-    check_lanes(emulator, "gfx950", [check(*form) for form in forms])
-
-
-def test_32_elements_of_6_bits(emulator, seed):
-    rng = random.Random(seed)
-
-    def check(name: str, target: str) -> LaneCheck:
-        def model(old: list[int], a: list[int], scale: int) -> list[int]:
-            codes = fields(sum(dword << (32 * i) for i, dword in enumerate(a)), 6, 32)
-            values = [widen(small, code, number, scale) for code in codes]
-            together = sum(value << number.width * i for i, value in enumerate(values))
-            return fields(together, 32, number.width)
-
-        small, number = of_chip(name, "gfx950"), FORMATS[target]
-        destination = f"v[8:{7 + number.width}]"
-        # The result overlaps the source.
-        code = f"v_cvt_scalef32_pk32_{target}_{name} {destination}, v[2:7], v0"
-        sources = {"v[2:7]": [_bits(rng) for _ in range(6)], "v0": _scales(rng)}
-        old = [_bits(rng) for _ in range(number.width)]
-        return LaneCheck(code, destination, old, sources, model, number)
-
-    forms = product(("fp6", "bf6"), FORMATS)
-    check_lanes(emulator, "gfx950", [check(*form) for form in forms])
 
 
 def test_denormals_of_floats_are_what_mode_says(emulator, seed):

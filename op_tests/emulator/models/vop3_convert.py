@@ -60,12 +60,14 @@ def next_random(random: int) -> int:
 
 
 @cache
-def _as_small(number: Format) -> SmallFormat:
+def as_small(number: Format) -> SmallFormat:
+    """f16 or bf16 as a target of float32, which is rounded as for the small formats."""
     bias = 1 - number.lowest_exponent
     nan, infinity = number.quiet_nan, number.infinity
     return SmallFormat(16, number.mantissa, bias, nan=nan, infinity=infinity)
 
 
-def stochastic_half(target: Format, bits: int, random: int, *, saturates: bool) -> int:
-    """float32 to f16 or bf16, as the small formats do it."""
-    return narrow(_as_small(target), F32, bits, random=random, saturates=saturates)
+def is_conversion(name: str) -> bool:
+    """Whether VOP3's row is one of these."""
+    kinds = ("scalef32", "_fp8", "_bf8", "_sr_")
+    return name.startswith("v_cvt_") and any(kind in name for kind in kinds)
