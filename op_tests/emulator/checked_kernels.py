@@ -13,7 +13,7 @@ the only memory that is allowed, the workgroup's x in s2 and the thread in v0. s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,13 +79,23 @@ class Fault:
 
 def check_faults(emulator: Emulator, arch: str, faults: Mapping[str, Fault]) -> None:
     """The faults are found, and nothing else."""
-    bodies = {f"{name}_clean": fault.clean for name, fault in faults.items()}
-    bodies |= {f"{name}_faulty": fault.faulty for name, fault in faults.items()}
-    findings = run_checked(emulator, arch, bodies)
-    for name, fault in faults.items():
-        assert findings[f"{name}_clean"] == [], name
-        assert kinds(findings[f"{name}_faulty"]) == [fault.kind], name
-        assert fault.text in findings[f"{name}_faulty"][0].message, name
+    cases = {f"{name}_clean": (fault.clean, []) for name, fault in faults.items()}
+    cases |= {
+        f"{name}_faulty": (fault.faulty, [(fault.kind, fault.text)])
+        for name, fault in faults.items()
+    }
+    check_findings(emulator, arch, cases)
+
+
+def check_findings(
+    emulator: Emulator, arch: str, cases: Mapping[str, tuple[Body, Sequence[tuple[str, str]]]]
+) -> None:
+    """Each body has exactly the findings of those (kind, text of the message)."""
+    findings = run_checked(emulator, arch, {name: body for name, (body, _) in cases.items()})
+    for name, (_, expected) in cases.items():
+        assert kinds(findings[name]) == [kind for kind, _ in expected], name
+        for finding, (_, text) in zip(findings[name], expected, strict=True):
+            assert text in finding.message, name
 
 
 def memory_after(

@@ -28,7 +28,6 @@ from pathlib import Path
 
 import torch
 from elf import HEADER_BYTES, section_headers, sections
-from instruction_texts import Texts
 from launches import assembled, kernel_text
 
 from jitfmha import emulate, fmha_fwd
@@ -37,7 +36,8 @@ from jitfmha.amd.runtime import HipError
 from jitfmha.emulator import DEVICES, Emulator, EmulatorError, Function
 from jitfmha.jit.toolchain.device_compiler import compile_hip
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "amd"))
+sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in (".", "amd"))
+from instruction_texts import Texts
 from plain_tree import PlainKernel, write_tree
 
 _CHIPS = ("gfx942", "gfx950")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checked_kernels import Body, kinds, run_checked
+from checked_kernels import Body, check_findings, kinds, run_checked
 
 # Thread t of two waves writes word t, then reads word t ^ 64: the other wave's.
 _EXCHANGE = """v_lshlrev_b32 v1, 2, v0
@@ -38,58 +38,48 @@ def _waves(code: str) -> Body:
     return Body(code, waves=2, lds_bytes=512)
 
 
+_UNWRITTEN = ("uninitialized", "which nobody wrote")
+_READ = ("lds-race", "which wave 0 read, without a barrier between")
+_WRITTEN = ("lds-race", "which wave 0 wrote by `ds_write_b32 v1, v0`")
+_TOO_EARLY = ("lds-race", "that comes after the s_waitcnt for it")
+
+
 def test_races(check_emulator, arch):
-    overwrite = "s_waitcnt lgkmcnt(0)\n{}\nds_write_b32 v1, v0"
-    findings = run_checked(
-        check_emulator,
-        arch,
-        {
-            "clean": _waves(_EXCHANGE.format(before=_BARRIER, after="")),
-            "no_barrier": _waves(_EXCHANGE.format(before="s_waitcnt lgkmcnt(0)", after="")),
-            "no_wait": _waves(_EXCHANGE.format(before="s_barrier", after="")),
-            "clean_overwrite": _waves(
-                _EXCHANGE.format(before=_BARRIER, after=overwrite.format("s_barrier"))
-            ),
-            "overwrite": _waves(_EXCHANGE.format(before=_BARRIER, after=overwrite.format(""))),
-            "both_write": _waves("v_mov_b32 v1, 0\nds_write_b32 v1, v0"),
-            "other_bytes": _waves(
-                "v_lshrrev_b32 v1, 6, v0\nds_write_b8 v1, v0"  # byte 0 and byte 1
-            ),
-            "atomics": _waves("v_mov_b32 v1, 0\nds_add_u32 v1, v0"),
-        },
-    )
-    assert findings["clean"] == []
-    # Wave 0 reads what wave 1 writes later; wave 1 reads what wave 0 wrote.
-    assert kinds(findings["no_barrier"]) == ["uninitialized", "lds-race", "lds-race"]
-    written, read = (finding.message for finding in findings["no_barrier"][1:])
-    assert "which wave 0 read, without a barrier between" in written
-    assert "which wave 0 wrote by `ds_write_b32 v1, v0`" in read
-    assert "without a barrier between" in read
-    assert kinds(findings["no_wait"]) == ["lds-race"]
-    assert "that comes after the s_waitcnt for it" in findings["no_wait"][0].message
-    assert findings["clean_overwrite"] == []
-    # Wave 1 reads too late and writes too early.
-    assert kinds(findings["overwrite"]) == ["lds-race", "lds-race"]
-    assert "which wave 0 wrote" in findings["overwrite"][0].message
-    assert "which wave 0 read" in findings["overwrite"][1].message
-    assert kinds(findings["both_write"]) == ["lds-race"]
-    assert findings["other_bytes"] == []
-    # Nobody set the word before; the two additions are no race.
-    assert kinds(findings["atomics"]) == ["uninitialized"]
+    wait, overwrite = "s_waitcnt lgkmcnt(0)", "s_waitcnt lgkmcnt(0)\n{}\nds_write_b32 v1, v0"
+    exchanges = {
+        "clean": (_BARRIER, "", []),
+        # Wave 0 reads what wave 1 writes later; wave 1 reads what wave 0 wrote.
+        "no_barrier": (wait, "", [_UNWRITTEN, _READ, _WRITTEN]),
+        "no_wait": ("s_barrier", "", [_TOO_EARLY]),
+        "clean_overwrite": (_BARRIER, overwrite.format("s_barrier"), []),
+        # Wave 1 reads too late and writes too early.
+        "overwrite": (_BARRIER, overwrite.format(""), [_WRITTEN, _READ]),
+    }
+    others = {
+        "both_write": ("v_mov_b32 v1, 0\nds_write_b32 v1, v0", [_WRITTEN]),
+        # Byte 0 and byte 1.
+        "other_bytes": ("v_lshrrev_b32 v1, 6, v0\nds_write_b8 v1, v0", []),
+        # Nobody set the word before; the two additions are no race.
+        "atomics": ("v_mov_b32 v1, 0\nds_add_u32 v1, v0", [_UNWRITTEN]),
+    }
+    cases = {
+        name: (_waves(_EXCHANGE.format(before=before, after=after)), found)
+        for name, (before, after, found) in exchanges.items()
+    }
+    cases |= {name: (_waves(code), found) for name, (code, found) in others.items()}
+    check_findings(check_emulator, arch, cases)
 
 
 def test_loads_into_lds_need_vmcnt(check_emulator, arch):
     def body(wait: str) -> Body:
         return Body(_TO_LDS.format(wait=wait), lds_bytes=256)
 
-    findings = run_checked(
-        check_emulator,
-        arch,
-        {"clean": body("s_waitcnt vmcnt(0)"), "faulty": body("s_waitcnt lgkmcnt(0)")},
-    )
-    assert findings["clean"] == []
-    assert kinds(findings["faulty"]) == ["wait-count"]
-    assert "before an s_waitcnt covers `buffer_load_dword" in findings["faulty"][0].message
+    fault = ("wait-count", "before an s_waitcnt covers `buffer_load_dword")
+    cases = {
+        "clean": (body("s_waitcnt vmcnt(0)"), []),
+        "faulty": (body("s_waitcnt lgkmcnt(0)"), [fault]),
+    }
+    check_findings(check_emulator, arch, cases)
 
 
 # Both waves load the same 256 bytes to the same place; `offset` moves what the second wave loads.
@@ -113,28 +103,21 @@ def test_waves_may_load_the_same_bytes(check_emulator, arch):
         return Body(_BOTH_LOAD.format(offset=offset, after=after), waves=2, lds_bytes=256)
 
     wait, barrier = "s_waitcnt vmcnt(0)\n", "s_barrier\n"
-    findings = run_checked(
-        check_emulator,
-        arch,
-        {
-            "same": body(wait + barrier + _READ_LOADED),
-            # Each wave reads what it loaded itself.
-            "same_read_without_a_barrier": body(wait + _READ_LOADED),
-            "same_again": body(
-                wait + barrier + _READ_LOADED + "buffer_load_dword v2, s[4:7], 0 offen lds\n" + wait
-            ),
-            "same_read_without_a_wait": body(barrier + _READ_LOADED + wait),
-            "other_bytes": body(wait + barrier + _READ_LOADED, offset=4),
-            "then_written": body(wait + "ds_write_b32 v1, v0"),
-        },
-    )
-    assert findings["same"] == []
-    assert findings["same_read_without_a_barrier"] == []
-    assert findings["same_again"] == []
-    assert "wait-count" in kinds(findings["same_read_without_a_wait"])
-    assert kinds(findings["other_bytes"]) == ["lds-race"]
-    assert "which wave 0 wrote by `buffer_load_dword" in findings["other_bytes"][0].message
-    assert "lds-race" in kinds(findings["then_written"])
+    again = "buffer_load_dword v2, s[4:7], 0 offen lds\n"
+    race = ("lds-race", "which wave 0 wrote by `buffer_load_dword")
+    cases = {
+        "same": (body(wait + barrier + _READ_LOADED), []),
+        # Each wave reads what it loaded itself.
+        "same_read_without_a_barrier": (body(wait + _READ_LOADED), []),
+        "same_again": (body(wait + barrier + _READ_LOADED + again + wait), []),
+        "other_bytes": (body(wait + barrier + _READ_LOADED, offset=4), [race]),
+    }
+    check_findings(check_emulator, arch, cases)
+    too_early = body(barrier + _READ_LOADED + wait)
+    bodies = {"read": too_early, "written": body(wait + "ds_write_b32 v1, v0")}
+    findings = run_checked(check_emulator, arch, bodies)
+    assert "wait-count" in kinds(findings["read"])
+    assert "lds-race" in kinds(findings["written"])
 
 
 # The other wave's word by way of a generic address, where the aperture of LDS begins with a
@@ -157,39 +140,26 @@ def test_a_barrier_publishes_flat_stores_to_lds(check_emulator, arch):
     def body(wait: str) -> Body:
         return _waves(_FLAT_EXCHANGE.format(wait=wait))
 
-    findings = run_checked(
-        check_emulator,
-        arch,
-        {
-            "both": body("s_waitcnt vmcnt(0) lgkmcnt(0)"),
-            "lds_only": body("s_waitcnt lgkmcnt(0)"),
-            "memory_only": body("s_waitcnt vmcnt(0)"),
-            "none": body(""),
-        },
-    )
-    assert findings["both"] == []
-    assert findings["lds_only"] == []
-    for name in ("memory_only", "none"):
-        assert kinds(findings[name]) == ["lds-race"], name
-        assert "that comes after the s_waitcnt for it" in findings[name][0].message
+    cases = {
+        "both": (body("s_waitcnt vmcnt(0) lgkmcnt(0)"), []),
+        "lds_only": (body("s_waitcnt lgkmcnt(0)"), []),
+        "memory_only": (body("s_waitcnt vmcnt(0)"), [_TOO_EARLY]),
+        "none": (body(""), [_TOO_EARLY]),
+    }
+    check_findings(check_emulator, arch, cases)
 
 
 def test_divergent_barriers(check_emulator, arch):
-    def body(name: str, first: str, second: str) -> Body:
-        return Body(_BRANCH.format(name=name, first=first, second=second), waves=2)
-
-    findings = run_checked(
-        check_emulator,
-        arch,
-        {
-            "together": body("together", "s_barrier", "s_nop 0\ns_barrier"),
-            "first_only": body("first_only", "s_barrier\ns_barrier", "s_barrier"),
-            "second_only": body("second_only", "s_nop 0", "s_barrier"),
-        },
-    )
-    assert findings["together"] == []
-    assert kinds(findings["first_only"]) == ["barrier"]
-    assert findings["first_only"][0].wave == 0
+    bodies = {
+        name: Body(_BRANCH.format(name=name, first=first, second=second), waves=2)
+        for name, first, second in (
+            ("together", "s_barrier", "s_nop 0\ns_barrier"),
+            ("first_only", "s_barrier\ns_barrier", "s_barrier"),
+            ("second_only", "s_nop 0", "s_barrier"),
+        )
+    }
+    findings = run_checked(check_emulator, arch, bodies)
+    found = {name: [(each.kind, each.wave) for each in findings[name]] for name in bodies}
+    expected = {"together": [], "first_only": [("barrier", 0)], "second_only": [("barrier", 1)]}
+    assert found == expected
     assert "barrier number 2, but wave 1 has ended after 1" in findings["first_only"][0].message
-    assert kinds(findings["second_only"]) == ["barrier"]
-    assert findings["second_only"][0].wave == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from assembled_words import assemble_words
 
-from jitfmha.emulator import DEVICES, Emulation, emulate, emulation
+from jitfmha.emulator import DEVICES, Emulation, emulate, emulation, library
 from jitfmha.jit.toolchain import device_compiler
 from jitfmha.jit.toolchain.device_compiler import (
     DeviceCompileError,
@@ -74,6 +74,14 @@ def test_environment_that_names_no_chip(monkeypatch):
     monkeypatch.setenv("JITFMHA_EMULATE", "mi300")
     with pytest.raises(ValueError, match="JITFMHA_EMULATE: 'mi300' is not emulated; choose one of"):
         emulation()
+
+
+@pytest.mark.parametrize("is_built", [True, False])
+def test_first_build_says_how_long_it_takes(is_built, monkeypatch, capsys):
+    monkeypatch.setattr(library.jit, "is_built", lambda spec: is_built)
+    monkeypatch.setattr(library.jit, "load", lambda spec: spec.name)
+    library.load.__wrapped__("check")
+    assert ("up to a minute" in capsys.readouterr().err) == (not is_built)
 
 
 # ---- The device compiler -------------------------------------------------------------------------

@@ -212,15 +212,11 @@ def test_a_kernel_of_another_device(emulator):
         emulator.launch(elsewhere, (1, 1, 1), (64, 1, 1), bytes(8))
 
 
-def test_an_extra_that_is_no_list_of_parameters(library, tiny):
+def test_what_is_no_list_of_parameters_and_no_function(library, tiny):
     library.hipSetDevice(tiny.device)
     extra = (ctypes.c_void_p * 3)(77, 0, 3)
     launch = library.hipModuleLaunchKernel
     assert launch(tiny.handle, 1, 1, 1, 64, 1, 1, 0, None, None, extra) == _INVALID_VALUE
-
-
-def test_an_unknown_function(library):
-    launch = library.hipModuleLaunchKernel
     assert launch(1234, 1, 1, 1, 64, 1, 1, 0, None, None, None) == _INVALID_HANDLE
 
 
@@ -234,15 +230,6 @@ def test_function_attributes(library, tiny):
     assert library.hipFuncGetAttribute(None, 0, handle) == _INVALID_VALUE
     wrong = ctypes.c_void_p(16)
     assert library.hipFuncGetAttribute(ctypes.byref(value), 0, wrong) == _INVALID_HANDLE
-
-
-def test_a_budget_stops_endless_loops(emulator, arch, device):
-    source = 'extern "C" __global__ void endless() { for (;;) __builtin_amdgcn_s_sleep(1); }'
-    function = emulator.function(emulator.load_module(compile_hip(source, arch), device), "endless")
-    with emulator.keep_options():
-        emulator.set_options(instruction_budget=10000)
-        with pytest.raises(EmulatorError, match="budget of 10000 instructions"):
-            launch(emulator, function, 2, 64)
 
 
 # ---- Memory and streams --------------------------------------------------------------------------

@@ -285,31 +285,31 @@ def cbsz_lane(cbsz: int, abid: int, lane: Array) -> Array:
     return lane % lanes + lanes * abid
 
 
+_OF_BOTH_CHIPS = """mfma_f64 16x16x4 4x4x4_4b: f64
+mfma_f32 32x32x1_2b 16x16x1_4b 4x4x1_16b 32x32x2 16x16x4: f32
+mfma_f32 32x32x4_2b 16x16x4_4b 4x4x4_16b 32x32x8 16x16x16: f16 bf16
+mfma_i32 32x32x4_2b 16x16x4_4b 4x4x4_16b 32x32x16 16x16x32: i8
+mfma_f32 16x16x32 32x32x16: fp8_fp8 fp8_bf8 bf8_fp8 bf8_bf8
+smfmac_f32 16x16x32 32x32x16: f16 bf16
+smfmac_i32 16x16x64 32x32x32: i8
+smfmac_f32 16x16x64 32x32x32: fp8_fp8 fp8_bf8 bf8_fp8 bf8_bf8
+"""
+_OF_GFX942 = "mfma_f32 16x16x8 32x32x4: xf32"
+_OF_GFX950 = """mfma_f32 16x16x32 32x32x16: f16 bf16
+mfma_i32 16x16x64 32x32x32: i8
+smfmac_f32 16x16x64 32x32x32: f16 bf16
+smfmac_i32 16x16x128 32x32x64: i8
+smfmac_f32 16x16x128 32x32x64: fp8_fp8 fp8_bf8 bf8_fp8 bf8_bf8
+mfma_f32 16x16x128 32x32x64: f8f6f4
+mfma_scale_f32 16x16x128 32x32x64: f8f6f4
+"""
+
+
 def all_mnemonics(arch: str) -> set[str]:
     """Every matrix instruction of the chip, by the ISA documents' tables."""
-    names = {"v_mfma_f64_16x16x4_f64", "v_mfma_f64_4x4x4_4b_f64"}
-    for shape in ("32x32x1_2b", "16x16x1_4b", "4x4x1_16b", "32x32x2", "16x16x4"):
-        names.add(f"v_mfma_f32_{shape}_f32")
-    for kind in ("f16", "bf16"):
-        for shape in ("32x32x4_2b", "16x16x4_4b", "4x4x4_16b", "32x32x8", "16x16x16"):
-            names.add(f"v_mfma_f32_{shape}_{kind}")
-        names |= {f"v_smfmac_f32_16x16x32_{kind}", f"v_smfmac_f32_32x32x16_{kind}"}
-    for shape in ("32x32x4_2b", "16x16x4_4b", "4x4x4_16b", "32x32x16", "16x16x32"):
-        names.add(f"v_mfma_i32_{shape}_i8")
-    names |= {"v_smfmac_i32_16x16x64_i8", "v_smfmac_i32_32x32x32_i8"}
-    pairs = [f"{a}_{b}" for a in ("fp8", "bf8") for b in ("fp8", "bf8")]
-    for pair in pairs:
-        names |= {f"v_mfma_f32_16x16x32_{pair}", f"v_mfma_f32_32x32x16_{pair}"}
-        names |= {f"v_smfmac_f32_16x16x64_{pair}", f"v_smfmac_f32_32x32x32_{pair}"}
-    if arch == "gfx942":
-        return names | {"v_mfma_f32_16x16x8_xf32", "v_mfma_f32_32x32x4_xf32"}
-    for kind in ("f16", "bf16"):
-        names |= {f"v_mfma_f32_16x16x32_{kind}", f"v_mfma_f32_32x32x16_{kind}"}
-        names |= {f"v_smfmac_f32_16x16x64_{kind}", f"v_smfmac_f32_32x32x32_{kind}"}
-    names |= {"v_mfma_i32_16x16x64_i8", "v_mfma_i32_32x32x32_i8"}
-    names |= {"v_smfmac_i32_16x16x128_i8", "v_smfmac_i32_32x32x64_i8"}
-    for pair in pairs:
-        names |= {f"v_smfmac_f32_16x16x128_{pair}", f"v_smfmac_f32_32x32x64_{pair}"}
-    for prefix in ("v_mfma", "v_mfma_scale"):
-        names |= {f"{prefix}_f32_16x16x128_f8f6f4", f"{prefix}_f32_32x32x64_f8f6f4"}
+    names = set()
+    tables = _OF_BOTH_CHIPS + (_OF_GFX942 if arch == "gfx942" else _OF_GFX950)
+    for line in tables.splitlines():
+        products, types = (part.split() for part in line.split(":"))
+        names |= {f"v_{products[0]}_{shape}_{kind}" for shape in products[1:] for kind in types}
     return names
