@@ -44,6 +44,20 @@ class Body:
     dynamic_lds: int = 0
 
 
+def two_waves(first: str, second: str, *, before: str = "", lds_bytes: int = 0) -> Body:
+    """The first wave runs `first`, others `second`, behind `before`; the thread is in s8, too."""
+    code = f"""{before}
+v_readfirstlane_b32 s8, v0
+s_cmp_eq_u32 s8, 0
+s_cbranch_scc1 1f
+{second}
+s_branch 2f
+1:
+{first}
+2:"""
+    return Body(code, waves=2, lds_bytes=lds_bytes)
+
+
 def run_checked(
     emulator: Emulator, arch: str, bodies: Mapping[str, Body]
 ) -> dict[str, list[Finding]]:

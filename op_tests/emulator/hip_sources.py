@@ -8,13 +8,8 @@ _COMMON = """
 #define GROUP __builtin_amdgcn_workgroup_id_x()
 #define AGENT __HIP_MEMORY_SCOPE_AGENT
 #define SYSTEM __HIP_MEMORY_SCOPE_SYSTEM
-typedef float f4 __attribute__((ext_vector_type(4)));
-typedef float f16v __attribute__((ext_vector_type(16)));
 typedef _Float16 h2 __attribute__((ext_vector_type(2)));
-typedef _Float16 h4 __attribute__((ext_vector_type(4)));
-typedef _Float16 h8 __attribute__((ext_vector_type(8)));
 typedef __bf16 b2 __attribute__((ext_vector_type(2)));
-typedef short s4 __attribute__((ext_vector_type(4)));
 typedef int i4 __attribute__((ext_vector_type(4)));
 """
 
@@ -132,21 +127,6 @@ GLOBAL void generic(int* out, int pick, volatile unsigned short* h) {
 }
 """
 
-_MATRIX = """
-GLOBAL void products(const h4* a, const s4* b, const long* c, f16v* out, f4* small) {
-  const int i = LANE;
-  f16v sum = out[i];
-  sum = __builtin_amdgcn_mfma_f32_32x32x8f16(a[i], a[i + 64], sum, 0, 0, 0);
-  sum = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(b[i], b[i + 64], sum, 0, 0, 0);
-  sum = __builtin_amdgcn_mfma_f32_32x32x16_fp8_fp8(c[i], c[i + 64], sum, 0, 0, 0);
-  out[i] = sum;
-  f4 tile = {0};
-  tile = __builtin_amdgcn_mfma_f32_16x16x16f16(a[i], a[i + 64], tile, 0, 0, 0);
-  tile = __builtin_amdgcn_mfma_f32_16x16x16bf16_1k(b[i], b[i + 64], tile, 0, 0, 0);
-  small[i] = __builtin_amdgcn_mfma_f32_4x4x4f16(a[i], a[i + 64], tile, 1, 2, 3);
-}
-"""
-
 # Style -> source. What only gfx950 has is behind its macro.
 STYLES: dict[str, str] = {
     name: _COMMON + source
@@ -155,6 +135,5 @@ STYLES: dict[str, str] = {
         "floats": _FLOATS,
         "lanes": _LANES,
         "memory": _MEMORY,
-        "matrix": _MATRIX,
     }.items()
 }

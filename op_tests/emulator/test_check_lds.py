@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from checked_kernels import Body, check_findings, kinds, run_checked
+from checked_kernels import Body, check_findings, kinds, run_checked, two_waves
 
 # Thread t of two waves writes word t, then reads word t ^ 64: the other wave's.
 _EXCHANGE = """v_lshlrev_b32 v1, 2, v0
@@ -12,15 +12,6 @@ ds_write_b32 v1, v0
 ds_read_b32 v3, v2
 {after}"""
 _BARRIER = "s_waitcnt lgkmcnt(0)\ns_barrier"
-# Wave 0 runs `first`, the others `second`.
-_BRANCH = """v_readfirstlane_b32 s4, v0
-s_cmp_eq_u32 s4, 0
-s_cbranch_scc1 .L{name}_first
-{second}
-s_branch .L{name}_join
-.L{name}_first:
-{first}
-.L{name}_join:"""
 # One word, by way of M0, which is where the wave's 64 lanes begin.
 _TO_LDS = """s_mov_b32 s4, s0
 s_mov_b32 s5, s1
@@ -151,12 +142,9 @@ def test_a_barrier_publishes_flat_stores_to_lds(check_emulator, arch):
 
 def test_divergent_barriers(check_emulator, arch):
     bodies = {
-        name: Body(_BRANCH.format(name=name, first=first, second=second), waves=2)
-        for name, first, second in (
-            ("together", "s_barrier", "s_nop 0\ns_barrier"),
-            ("first_only", "s_barrier\ns_barrier", "s_barrier"),
-            ("second_only", "s_nop 0", "s_barrier"),
-        )
+        "together": two_waves("s_barrier", "s_nop 0\ns_barrier"),
+        "first_only": two_waves("s_barrier\ns_barrier", "s_barrier"),
+        "second_only": two_waves("s_nop 0", "s_barrier"),
     }
     findings = run_checked(check_emulator, arch, bodies)
     found = {name: [(each.kind, each.wave) for each in findings[name]] for name in bodies}

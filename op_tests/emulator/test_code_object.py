@@ -10,7 +10,7 @@ import pytest
 from elf import section_headers, sections
 from launches import assembled, kernel_text, launch_code
 
-from jitfmha.emulator import DEVICES, Emulator, EmulatorError, Module
+from jitfmha.emulator import Emulator, EmulatorError, Module
 from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 _OTHER_CHIP = {"gfx942": "gfx950", "gfx950": "gfx942"}
@@ -207,9 +207,3 @@ def test_handles_of_an_unloaded_module_are_errors(emulator, arch, device, good):
         with pytest.raises(EmulatorError, match="not valid") as caught:
             use()
         assert caught.value.name == "hipErrorInvalidHandle"
-
-
-def test_both_devices_of_one_chip_load_the_same_code(emulator, good):
-    for name in ("gfx942", "gfx942-mi308"):
-        module = emulator.load_module(good["gfx942"], DEVICES[name])
-        assert emulator.function(module, "scale").device == DEVICES[name]

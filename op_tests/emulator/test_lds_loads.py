@@ -3,33 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from checked_kernels import Body, memory_after
+from checked_kernels import Body, memory_after, two_waves
 
 from jitfmha.emulator import Emulator
 
 _LANES = 64
 _LOADED = np.arange(1, 2 * _LANES + 1, dtype=np.uint32)
 _FIRST_RESULT, _SECOND_RESULT = 1024 // 4, 1280 // 4
-# Wave 0 runs `first`, wave 1 `second`. s[4:7] is a buffer of the memory; v1 is 4 times the lane.
-_TWO_WAVES = """s_mov_b64 s[4:5], s[0:1]
+# s[4:7] is a buffer of the memory; v1 is 4 times the lane.
+_ADDRESSES = """s_mov_b64 s[4:5], s[0:1]
 s_mov_b32 s6, 0x1000
 s_mov_b32 s7, 0x20000
-v_readfirstlane_b32 s8, v0
 v_and_b32 v1, 63, v0
 v_lshlrev_b32 v1, 2, v1
-s_mov_b32 m0, 0
-s_cmp_eq_u32 s8, 0
-s_cbranch_scc1 .Lfirst
-{second}
-global_store_dword v1, v10, s[0:1] offset:1024
-global_store_dword v1, v11, s[0:1] offset:1280
-s_branch .Ljoin
-.Lfirst:
-{first}
-.Ljoin:"""
+s_mov_b32 m0, 0"""
+_STORE = ["global_store_dword v1, v10, s[0:1] offset:1024"]
+_STORE_BOTH = [*_STORE, "global_store_dword v1, v11, s[0:1] offset:1280"]
 _LOAD = "buffer_load_dword v1, s[4:7], 0 offen lds"
 _LOAD_MORE = "buffer_load_dword v1, s[4:7], 0 offen offset:256 lds"
 _READ = "ds_read_b32 {}, v1"
@@ -46,8 +39,9 @@ s_cbranch_scc1 .L{label}"""
 
 
 def _body(first: list[str], second: list[str]) -> Body:
-    code = _TWO_WAVES.format(first="\n".join(first), second="\n".join(second))
-    return Body(code, waves=2, lds_bytes=512)
+    """Wave 1 reads into v10 and v11."""
+    waves = "\n".join(first), "\n".join([*second, *_STORE_BOTH])
+    return two_waves(*waves, before=_ADDRESSES, lds_bytes=512)
 
 
 def _results(emulator: Emulator, arch: str, body: Body) -> tuple[np.ndarray, np.ndarray]:
@@ -100,14 +94,10 @@ def test_a_wave_has_63_loads_on_their_way(emulator, arch, waves):
     """vmcnt cannot count more: issuing another one waits for the first."""
     for later, is_there in ((62, False), (63, True)):
         loads = [_LOAD, *[_LOAD_MORE] * later]
-        read = [
-            _READ.format("v10"),
-            _WAIT_FOR_LDS,
-            "global_store_dword v1, v10, s[0:1] offset:1024",
-        ]
-        code = _TWO_WAVES.format(first="\n".join([*loads, *read]), second="\n".join(loads))
-        first, _ = _results(emulator, arch, Body(code, waves=waves, lds_bytes=512))
-        np.testing.assert_array_equal(first, _LOADED[:_LANES] if is_there else np.zeros(_LANES))
+        first = "\n".join([*loads, _READ.format("v10"), _WAIT_FOR_LDS, *_STORE])
+        body = two_waves(first, "\n".join(loads), before=_ADDRESSES, lds_bytes=512)
+        loaded, _ = _results(emulator, arch, replace(body, waves=waves))
+        np.testing.assert_array_equal(loaded, _LOADED[:_LANES] if is_there else np.zeros(_LANES))
 
 
 def test_random_order_lands_loads_early_and_late(emulator, arch, seed):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from checked_kernels import Body, memory_after
+from checked_kernels import memory_after, two_waves
 from launches import launch
 
 from jitfmha.emulator import DEVICES, Emulator, Function
@@ -94,19 +94,10 @@ def test_long_slices_hide_what_short_ones_show(emulator, kernels, arch):
 
 # Hand-overs come at each place of a turn, whatever its length, up to this one, which is prime.
 _PERIOD, _HAND_OVERS = 67, 67
-_TWO_WAVES = """v_readfirstlane_b32 s8, v0
-v_and_b32 v1, 63, v0
+_LANES_AND_ONES = """v_and_b32 v1, 63, v0
 v_lshlrev_b32 v1, 2, v1
 v_mov_b32 v2, 1
-v_mov_b32 v11, 1
-s_cmp_eq_u32 s8, 0
-s_cbranch_scc1 .Lreader
-{writer}
-s_branch .Lend
-.Lreader:
-{reader}
-global_store_dword v1, v11, s[0:1]
-.Lend:"""
+v_mov_b32 v11, 1"""
 
 
 def _hands_over(emulator: Emulator, arch: str, margin: int) -> bool:
@@ -126,8 +117,9 @@ def _hands_over(emulator: Emulator, arch: str, margin: int) -> bool:
             "v_and_b32 v11, v11, v10",
         ]
         reader += read
-    code = _TWO_WAVES.format(writer="\n".join(writer), reader="\n".join(reader))
-    body = Body(code, waves=2, lds_bytes=256 * _HAND_OVERS)
+    reader.append("global_store_dword v1, v11, s[0:1]")
+    waves = "\n".join(reader), "\n".join(writer)
+    body = two_waves(*waves, before=_LANES_AND_ONES, lds_bytes=256 * _HAND_OVERS)
     found = memory_after(emulator, arch, body, np.zeros(_LANES, np.uint32))[:_LANES]
     assert (found == found[0]).all()
     return bool(found[0])
