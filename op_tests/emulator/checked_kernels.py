@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from launches import assembled, kernel_text, launch, launch_code
@@ -118,9 +119,13 @@ def memory_after(
     """The BYTES bytes after the body, which finds `before` there, followed by zeros."""
     data = np.zeros(BYTES // 4, np.uint32)
     data[: before.size] = before
-    code_object = _assembled(arch, {"kernel": body})
-    launch_code(emulator, arch, code_object, "kernel", 1, 64 * body.waves, data)
+    launch_code(emulator, arch, _assembled_alone(arch, body), "kernel", 1, 64 * body.waves, data)
     return data
+
+
+@cache
+def _assembled_alone(arch: str, body: Body) -> bytes:
+    return _assembled(arch, {"kernel": body})
 
 
 def _assembled(arch: str, bodies: Mapping[str, Body]) -> bytes:

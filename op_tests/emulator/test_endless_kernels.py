@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 
 import pytest
@@ -60,17 +61,24 @@ def _ring() -> None:
     raise _AlarmRings
 
 
+@contextmanager
+def _interrupted(after: Callable[..., None], seconds: float = 0.2) -> Iterator[None]:
+    """What runs inside is ended by a signal handler that raises, soon after it rings."""
+    start = time.monotonic()
+    after(seconds, _ring)
+    with pytest.raises(_AlarmRings):
+        yield
+    assert seconds <= time.monotonic() - start < seconds + _SOON
+
+
 @pytest.mark.parametrize(("workgroups", "odd_ones_only"), [(1, 0), (2, 0), (2, 1), (7, 1)])
 def test_a_signal_handler_that_raises_ends_a_launch(
     emulator, endless, after, workgroups, odd_ones_only
 ):
     """Also where the thread that launches has no workgroup left and waits for the others."""
-    start = time.monotonic()
-    after(0.2, _ring)
     kernarg = odd_ones_only.to_bytes(4, "little")
-    with pytest.raises(_AlarmRings):
+    with _interrupted(after):
         emulator.launch(endless, (workgroups, 1, 1), (128, 1, 1), kernarg)
-    assert 0.2 <= time.monotonic() - start < _SOON
     # Nothing is left of it.
     emulator.set_options(threads=2, instruction_budget=1000)
     with pytest.raises(EmulatorError, match="budget of 1000 instructions"):
@@ -113,11 +121,8 @@ def test_a_workgroup_that_waits_for_a_failed_one_ends(emulator, after, failing):
 )
 def test_turns_of_any_length_end(emulator, endless, after, options):
     emulator.set_options(instruction_budget=_BUDGET, **options)
-    start = time.monotonic()
-    after(0.2, _ring)
-    with pytest.raises(_AlarmRings):
+    with _interrupted(after):
         emulator.launch(endless, (1, 1, 1), (256, 1, 1), bytes(4))
-    assert time.monotonic() - start < _SOON
 
 
 def test_a_signal_handler_that_returns_is_no_end(emulator, endless, after):
@@ -143,11 +148,8 @@ def test_a_call_is_interrupted(after):
     q, k, v = (torch.ones(1, 16384, 2, 128, dtype=torch.bfloat16) for _ in "qkv")
     with emulate("gfx942"):
         fmha_fwd(*(x[:, :3] for x in (q, k, v)))  # builds what it needs
-        start = time.monotonic()
-        after(0.5, _ring)
-        with pytest.raises(_AlarmRings):
+        with _interrupted(after, 0.5):
             fmha_fwd(q, k, v)
-    assert time.monotonic() - start < 0.5 + _SOON
 
 
 def test_ctrl_c_in_a_program_of_its_own():

@@ -79,6 +79,14 @@ def test_a_wait_lands_what_other_waves_issued_before(emulator, arch):
     np.testing.assert_array_equal(own, _LOADED[_LANES:])
 
 
+def test_a_wait_for_all_but_one_lands_the_older(emulator, arch):
+    loads = [_LOAD, _LOAD_MORE, "s_waitcnt vmcnt(1)"]
+    read = [_READ.format("v10"), _READ_MORE.format("v11"), _WAIT_FOR_LDS]
+    older, newer = _results(emulator, arch, _body([], [*loads, *read]))
+    np.testing.assert_array_equal(older, _LOADED[:_LANES])
+    np.testing.assert_array_equal(newer, np.zeros(_LANES))
+
+
 def test_a_wait_lands_nothing_that_was_issued_after(emulator, arch):
     """Wave 1 waits for a load that it issued before wave 0 issued one."""
     first = ["s_barrier", _LOAD, "s_barrier", _spin("end", 1200), "s_waitcnt vmcnt(0)"]

@@ -130,34 +130,6 @@ def test_loads_into_lds(emulator, arch, seed):
     check(emulator, arch, cases)
 
 
-def test_loads_into_lds_arrive_when_waited_for(emulator, arch):
-    memory = np.arange(1, 129, dtype=np.uint32)
-    resource = Resource(memory.ctypes.data, records=512).bits
-    code = """
-        ds_write_b32 v1, v2
-        ds_write_b32 v1, v2 offset:256
-        s_waitcnt lgkmcnt(0)
-        buffer_load_dword v1, s[20:23], 0 offen lds
-        buffer_load_dword v1, s[20:23], 0 offen offset:256 lds
-        s_nop 0
-        ds_read_b32 v10, v1
-        s_waitcnt vmcnt(1)
-        ds_read_b32 v11, v1
-        ds_read_b32 v12, v1 offset:256
-        s_waitcnt vmcnt(0)
-        ds_read_b32 v13, v1 offset:256
-        s_waitcnt lgkmcnt(0)"""
-    lanes = np.arange(LANES, dtype=np.uint32)
-    inputs: dict[str, Array | int] = {"v1": 4 * lanes, "v2": lanes * 0, "s[20:23]": resource}
-    inputs["m0"] = 0
-    segment = Segment(code, inputs, ["v10", "v11", "v12", "v13"])
-    result = run(emulator, arch, [segment], memory=[memory], lds_bytes=512)[0]
-    np.testing.assert_array_equal(result["v10"], 0 * lanes)
-    np.testing.assert_array_equal(result["v11"], memory[:64])
-    np.testing.assert_array_equal(result["v12"], 0 * lanes)
-    np.testing.assert_array_equal(result["v13"], memory[64:])
-
-
 def test_cache_control(emulator, arch):
     run(emulator, arch, [Segment("buffer_wbl2 sc1\nbuffer_inv sc1")])
 

@@ -19,17 +19,11 @@ from models.scalar_alu import (
 )
 from models.vector_alu import signed
 from programs import DEFAULT_MODE, LANES, Segment, run
+from vector_cases import random_values
 
 from jitfmha.emulator import Emulator, EmulatorError
 
 _WAVES = 24
-
-
-def _value(rng: random.Random, width: int) -> int:
-    edges = [0, 1, 2, (1 << width) - 1, 1 << (width - 1), (1 << (width - 1)) - 1, width - 1]
-    if rng.random() < 0.3:
-        return rng.choice(edges)
-    return rng.getrandbits(rng.choice((width, width, width // 2, 6)))
 
 
 def _register(first: int, width: int) -> str:
@@ -64,7 +58,7 @@ def _typed(value: int, kind: str) -> int:
 
 
 def _sources(name: str, kinds: Sequence[str], rng: random.Random) -> list[list[int]]:
-    sources = [[_value(rng, _width(kind)) for _ in range(_WAVES)] for kind in kinds]
+    sources = [random_values(f"u{_width(kind)}", rng, _WAVES) for kind in kinds]
     if "bfe" in name:  # position and size
         sources[1] = [
             rng.choice((v, rng.getrandbits(6) | rng.getrandbits(7) << 16)) for v in sources[1]
@@ -76,7 +70,7 @@ def _sources(name: str, kinds: Sequence[str], rng: random.Random) -> list[list[i
 
 def _arithmetic(name: str, op: ScalarOperation, rng: random.Random) -> _Program:
     sources = _sources(name, op.sources, rng)
-    old = [_value(rng, 64) for _ in range(_WAVES)]
+    old = random_values("u64", rng, _WAVES)
     scc = [rng.getrandbits(1) for _ in range(_WAVES)]
     width = _width(op.result) if op.result else 32
     mask = (1 << width) - 1
@@ -96,7 +90,7 @@ def _arithmetic(name: str, op: ScalarOperation, rng: random.Random) -> _Program:
 
 def _with_constant(name: str, rng: random.Random) -> _Program:
     k = rng.choice((0, 1, 0x7FFF, 0x8000, 0xFFFF, rng.getrandbits(16)))
-    old = [_value(rng, 32) for _ in range(_WAVES)]
+    old = random_values("u32", rng, _WAVES)
     old[::4] = [signed(k, 16) & 0xFFFFFFFF] * len(old[::4])
     scc = [rng.getrandbits(1) for _ in range(_WAVES)]
     results, bits = [], []
@@ -109,7 +103,7 @@ def _with_constant(name: str, rng: random.Random) -> _Program:
 
 
 def _on_exec(name: str, rng: random.Random) -> _Program:
-    sources, masks = ([_value(rng, 64) for _ in range(_WAVES)] for _ in range(2))
+    sources, masks = (random_values("u64", rng, _WAVES) for _ in range(2))
     results = [EXEC_OPERATIONS[name](a, e) for a, e in zip(sources, masks, strict=True)]
     values, after = ([x & (2**64 - 1) for x in column] for column in zip(*results, strict=True))
     inputs = {"s[6:7]": _array(sources, 64), "exec": _array(masks, 64)}
@@ -328,7 +322,7 @@ s_cselect_b32 s8, 1, 0
 
 def test_setvskip(emulator, arch, seed):
     rng = random.Random(seed)
-    sources = [_value(rng, 32) for _ in range(_WAVES)]
+    sources = random_values("u32", rng, _WAVES)
     bits = [rng.choice((rng.getrandbits(5), rng.getrandbits(32))) for _ in range(_WAVES)]
     scc = [rng.getrandbits(1) for _ in range(_WAVES)]
     inputs = {"s5": _array(sources, 32), "s6": _array(bits, 32), "scc": _array(scc, 32)}
