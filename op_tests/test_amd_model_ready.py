@@ -26,12 +26,12 @@ def _rows(
     monkeypatch.setenv("JITFMHA_HSA_DIR", tree)
     for direction in ("forward", "backward"):
         monkeypatch.setattr(
-            *(amd_model_ready._Call, direction),
-            lambda self, kernels, progress, **options: modelled(kernels, **options),
+            *(amd_model_ready, f"_{direction}"),
+            lambda call, kernels, progress, **options: modelled(kernels, **options),
         )
     monkeypatch.setattr(
-        *(amd_model_ready._Call, "backward_cycles"),
-        lambda self, progress, deterministic: modelled("own", deterministic=deterministic),
+        *(amd_model_ready, "_backward_cycles"),
+        lambda call, progress, deterministic: modelled("own", deterministic=deterministic),
     )
     report, told = Report("amd-model", {}), list[str]()
     amd_model_ready.add_rows(report, quick, told.append)

@@ -101,9 +101,7 @@ def test_the_workspace_is_as_large_as_was_promised(rng, arch, mask, promised):
 
 def fields(launch: Launch, *names: str) -> list[int]:
     """Arguments of the kernel by their names."""
-    assert launch.kernarg_bytes == COMPILED_ARGUMENTS.size
-    values = COMPILED_ARGUMENTS.packer.unpack_from(bytes(launch.kernarg))
-    by_name = dict(zip(COMPILED_ARGUMENTS.leaves, values, strict=True))
+    by_name = launch.arguments(COMPILED_ARGUMENTS)
     return [by_name[name] for name in names]
 
 

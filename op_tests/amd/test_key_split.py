@@ -67,28 +67,21 @@ def test_num_splits(seqlen_q, changes, num_splits):
     assert split(**changes).num_splits(seqlen_q, key_tiles) == num_splits
 
 
-@pytest.mark.parametrize(("key_tiles", "num_splits"), [(8, 1), (11, 1), (12, 3), (15, 3), (16, 4)])
-def test_a_second_launch_has_to_pay(key_tiles, num_splits):
-    """It takes 4 us to begin and 3 to run, as long as 7 key tiles."""
-    assert split(tile_seconds=1e-6).num_splits(1, key_tiles) == num_splits
-
-
 @pytest.mark.parametrize(
-    ("changes", "num_splits"),
+    ("key_tiles", "changes", "num_splits"),
     [
-        ({}, 4),
+        # A second launch takes 4 us to begin and 3 to run, as long as 7 key tiles.
+        *((key_tiles, {}, n) for key_tiles, n in ((8, 1), (11, 1), (12, 3), (15, 3), (16, 4))),
         # What a split of 32 tiles leaves, 4.3 MB, takes 1.7 us: it does not pay any more.
-        ({"byte_seconds": 0.4e-12}, 1),
-        ({"byte_seconds": 0.04e-12}, 4),
+        (16, {"sequences": 32, "slots": 128, "byte_seconds": 0.4e-12}, 1),
+        (16, {"sequences": 32, "slots": 128, "byte_seconds": 0.04e-12}, 4),
         # Four splits take 6 us, then 8.8, and the second launch 7.5 more.
-        ({"busy_slowdown": 1.5}, 4),
-        ({"busy_slowdown": 2.2}, 1),
+        (16, {"sequences": 32, "slots": 128, "busy_slowdown": 1.5}, 4),
+        (16, {"sequences": 32, "slots": 128, "busy_slowdown": 2.2}, 1),
     ],
 )
-def test_what_splits_cost(changes, num_splits):
-    """Of 16 key tiles, which take 16 us together."""
-    some = split(tile_seconds=1e-6, sequences=32, slots=128, **changes)
-    assert some.num_splits(1, 16) == num_splits
+def test_what_splits_cost(key_tiles, changes, num_splits):
+    assert split(tile_seconds=1e-6, **changes).num_splits(1, key_tiles) == num_splits
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
@@ -149,19 +142,24 @@ def test_the_workspace():
 
 def fields(launch: Launch, *names: str) -> list[int]:
     """Arguments of the kernel by their names."""
-    assert launch.kernarg_bytes == JITFMHA_ARGUMENTS.size
-    values = JITFMHA_ARGUMENTS.packer.unpack_from(bytes(launch.kernarg))
-    by_name = dict(zip(JITFMHA_ARGUMENTS.leaves, values, strict=True))
+    by_name = launch.arguments(JITFMHA_ARGUMENTS)
     return [by_name[name] for name in names]
 
 
-def call(runtime: RecordingRuntime, heads: int, rows_q: int, rows_k: int, **options: Any) -> None:
+def call(
+    runtime: RecordingRuntime,
+    heads: int,
+    rows_q: int,
+    rows_k: int,
+    chip: str = "MI300X",
+    **options: Any,
+) -> None:
     rows = (1,) if "cu_seqlens_q" not in options else ()
     q, k, v = (
         torch.zeros(*rows, count, heads, 128, dtype=torch.bfloat16)
         for count in (rows_q, rows_k, rows_k)
     )
-    with runtime.stands_for(runtime.target("MI300X")):
+    with runtime.stands_for(runtime.target(chip)):
         fmha_fwd(q, k, v, **options)
 
 
@@ -220,9 +218,7 @@ def test_tiles_on_an_mi300(runtime, heads, rows, mask, tile):
 @pytest.mark.parametrize(("chip", "tile"), [("MI300X", 128), ("MI308X", 256)])
 def test_tiles_depend_on_the_units(runtime, chip, tile):
     """64 large tiles, or 128 small ones: these get a unit each on the larger chip only."""
-    q = torch.zeros(1, 256, 64, 128, dtype=torch.bfloat16)
-    with runtime.stands_for(runtime.target(chip)):
-        fmha_fwd(q, q, q)
+    call(runtime, 64, 256, 256, chip=chip)
     launch, *_ = runtime.launches()
     assert list(launch.block) == [2 * tile, 1, 1]
 

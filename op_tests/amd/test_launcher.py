@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -47,17 +46,22 @@ def qkv(
     return [torch.randn(shape, generator=rng).to(dtype) for shape in shapes]
 
 
-def only_launch(runtime: RecordingRuntime) -> Launch:
-    (launch,) = runtime.launches()
-    assert launch.dynamic_lds == 0
-    assert launch.kernarg_bytes == 656
-    return launch
-
-
 def differing_fields(launch: Launch, expected: bytes) -> list[int]:
     """The offsets of the 16-byte fields that differ: a readable failure."""
     actual = bytes(launch.kernarg)
     return [i for i in range(0, 656, 16) if actual[i : i + 16] != expected[i : i + 16]]
+
+
+def launched(
+    runtime: RecordingRuntime, chip: str, *tensors: Tensor, stream: int = 0, **options: Any
+) -> tuple[Launch, Any]:
+    """The only launch of a call on the chip's device, and what the call gives."""
+    with runtime.stands_for(runtime.target(chip, CHIPS[chip]), stream=stream):
+        result = fmha_fwd(*tensors, **options)
+    (launch,) = runtime.launches()
+    assert launch.dynamic_lds == 0
+    assert launch.kernarg_bytes == 656
+    return launch, result
 
 
 # ---- Arguments -----------------------------------------------------------------------------------
@@ -69,10 +73,9 @@ def differing_fields(launch: Launch, expected: bytes) -> list[int]:
 def test_arguments_of_gm0(rng, runtime, chip, layout, return_lse):
     q, k, v = (lay_out(x, layout) for x in qkv(rng, 2, 70, rows_k=(2, 90)))
     out = lay_out(torch.zeros(2, 70, 4, 128, dtype=torch.bfloat16), layout)
-    with runtime.stands_for(runtime.target(chip, CHIPS[chip]), stream=0xABCD0):
-        result = fmha_fwd(q, k, v, out=out, return_lse=return_lse, softmax_scale=0.3)
+    options = {"out": out, "return_lse": return_lse, "softmax_scale": 0.3}
+    launch, result = launched(runtime, chip, q, k, v, stream=0xABCD0, **options)
     lse = result[1] if return_lse else None
-    launch = only_launch(runtime)
     expected = packed(q, k, v, out, lse, scale=0.3, ts_qo=64, s_opt=5)
     assert differing_fields(launch, expected) == []
     assert launch.stream == 0xABCD0
@@ -91,16 +94,9 @@ def test_arguments_of_gm1(rng, runtime, chip, return_lse, padded):
     starts = [prefix_sums([100, 5, 155]), prefix_sums([122, 33, 145])] if padded else ends
     names = ("cu_seqlens_q_padded", "cu_seqlens_k_padded")
     options = dict(zip(names, starts, strict=True)) if padded else {}
-    with runtime.stands_for(runtime.target(chip, CHIPS[chip])):
-        result = fmha_fwd(
-            *(q, k, v),
-            cu_seqlens_q=ends[0],
-            cu_seqlens_k=ends[1],
-            max_seqlen_q=150,
-            return_lse=return_lse,
-            softmax_scale=0.3,
-            **options,
-        )
+    options |= {"cu_seqlens_q": ends[0], "cu_seqlens_k": ends[1], "max_seqlen_q": 150}
+    options |= {"return_lse": return_lse, "softmax_scale": 0.3}
+    launch, result = launched(runtime, chip, q, k, v, **options)
     out, lse = result if return_lse else (result, None)
     expected = packed(
         *(q, k, v, out, lse),
@@ -110,7 +106,6 @@ def test_arguments_of_gm1(rng, runtime, chip, return_lse, padded):
         cu_seqlens=(*ends, *starts),
         max_seqlen_q=150,
     )
-    launch = only_launch(runtime)
     assert differing_fields(launch, expected) == []
     assert list(launch.grid) == [4, 3, 3]
 
@@ -130,9 +125,7 @@ def test_arguments_of_fp8(rng, runtime, mode, shape):
         size, order = ((1,), (0,)) if shape == "one" else ((2, 3), (1, 0))
         descales = tuple(torch.rand(size, generator=rng).permute(*order) for _ in range(3))
         options |= dict(zip(("q_descale", "k_descale", "v_descale"), descales, strict=True))
-    with runtime.stands_for(runtime.target("MI300X")):
-        out = fmha_fwd(q, k, v, softmax_scale=0.3, **options)
-    launch = only_launch(runtime)
+    launch, out = launched(runtime, "MI300X", q, k, v, softmax_scale=0.3, **options)
     expected = packed(
         *(q, k, v, out, None),
         scale=0.3,
@@ -197,9 +190,8 @@ def test_the_scale_of_one_is_made_when_a_call_is_bound(rng, runtime, monkeypatch
 )
 def test_scheduling_hint(rng, runtime, chip, hdims, mask, heads, seqlen_q, s_opt):
     q, k, v = qkv(rng, 1, seqlen_q, heads=(heads, 1), hdims=hdims, rows_k=(1, 9))
-    with runtime.stands_for(runtime.target(chip, CHIPS[chip])):
-        fmha_fwd(q, k, v, mask=mask)
-    assert int.from_bytes(only_launch(runtime).kernarg[240:256], "little") == s_opt
+    launch, _ = launched(runtime, chip, q, k, v, mask=mask)
+    assert int.from_bytes(launch.kernarg[240:256], "little") == s_opt
 
 
 # ---- Grids ---------------------------------------------------------------------------------------
@@ -235,9 +227,7 @@ def test_grid(rng, runtime, chip, hdims, mode, mask, seqlen_q, grid, threads):
         rows = (3 * seqlen_q,)
         ends = prefix_sums([seqlen_q, 0, 1])
         options |= {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": seqlen_q}
-    with runtime.stands_for(runtime.target(chip, CHIPS[chip])):
-        fmha_fwd(*qkv(rng, *rows, hdims=hdims), **options)
-    launch = only_launch(runtime)
+    launch, _ = launched(runtime, chip, *qkv(rng, *rows, hdims=hdims), **options)
     assert tuple(launch.grid) == grid
     assert list(launch.block) == [threads, 1, 1]
 
@@ -246,9 +236,9 @@ def test_grid(rng, runtime, chip, hdims, mode, mask, seqlen_q, grid, threads):
 def test_longest_length_sizes_the_grid(rng, runtime, longest, tiles):
     """Without it, and where it is too large, there are as many tiles as all rows together have."""
     ends = prefix_sums([100, 157])
-    with runtime.stands_for(runtime.target("MI300X")):
-        fmha_fwd(*qkv(rng, 257), cu_seqlens_q=ends, cu_seqlens_k=ends, max_seqlen_q=longest)
-    assert list(only_launch(runtime).grid) == [4, 2, tiles]
+    options = {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": longest}
+    launch, _ = launched(runtime, "MI300X", *qkv(rng, 257), **options)
+    assert list(launch.grid) == [4, 2, tiles]
 
 
 def test_nothing_is_launched_without_work(rng, runtime):
@@ -271,11 +261,10 @@ def test_strides_of_single_rows_mean_nothing(rng, runtime):
     q, k, v = qkv(rng, 1, 1, heads=(1, 1))
     tensors = (q, k, v, torch.empty_like(q))
     *odd, out = (x.as_strided(x.shape, (1 << 40, 0, 3, 1)) for x in tensors)
-    with runtime.stands_for(runtime.target("MI300X")):
-        fmha_fwd(*odd, out=out, softmax_scale=0.3)
+    launch, _ = launched(runtime, "MI300X", *odd, out=out, softmax_scale=0.3)
     contiguous = [x.as_strided(x.shape, (0, 128, 128, 1)) for x in tensors]
     expected = packed(*contiguous, None, scale=0.3, ts_qo=64, s_opt=5)
-    assert differing_fields(only_launch(runtime), expected) == []
+    assert differing_fields(launch, expected) == []
 
 
 @pytest.mark.usefixtures("poisoned_memory")
@@ -284,13 +273,10 @@ def test_gaps_are_filled_without_reading_cu_seqlens(rng, runtime, padded):
     """On a GPU the values stay unread: these would be refused on the CPU."""
     wrong = torch.tensor([7, 3, 99], dtype=torch.int32)
     options = {"cu_seqlens_q_padded": wrong.clone()} if padded else {}
-    with runtime.stands_for(runtime.target("MI300X")):
-        out, lse = fmha_fwd(
-            *qkv(rng, 30), cu_seqlens_q=wrong, cu_seqlens_k=wrong, return_lse=True, **options
-        )
+    options |= {"cu_seqlens_q": wrong, "cu_seqlens_k": wrong, "return_lse": True}
+    _, (out, lse) = launched(runtime, "MI300X", *qkv(rng, 30), **options)
     assert (out == 0).all() == padded
     assert (lse == -torch.inf).all() == padded
-    assert runtime.launch_count == 1
 
 
 # ---- Devices, modules, threads -------------------------------------------------------------------
@@ -303,16 +289,11 @@ def test_devices_get_their_own_modules(rng, runtime):
     """
     inputs = qkv(rng, 1, 70, heads=(1, 1), hdims=(64, 64), dtype=torch.float16)
     devices = [runtime.target("MI300X", i) for i in (3, 1, 3, 1)]
-    runtime.library.hipSetDevice(2)
-    try:
+    with runtime.on_device(2):
         for target in devices:
             with runtime.stands_for(target, stream=100 + target.device_index):
                 fmha_fwd(*inputs)
-        device = ctypes.c_int()
-        runtime.library.hipGetDevice(ctypes.byref(device))
-        assert device.value == 2
-    finally:
-        runtime.library.hipSetDevice(0)
+        assert runtime.current_device == 2
     assert [launch.device for launch in runtime.launches()] == [3, 1, 3, 1]
     assert [launch.stream for launch in runtime.launches()] == [103, 101, 103, 101]
     assert runtime.loads() == [3, 1]

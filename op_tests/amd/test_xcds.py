@@ -26,8 +26,7 @@ RAGGED = ((300, 500), (0, 10), (20, 0), (129, 64), (1, 1))
 def xcds_of_launch(runtime: RecordingRuntime) -> tuple[int, int, int]:
     """XCDs, heads of one, and heads of a group, as the kernel is told."""
     *_, launch = runtime.launches()
-    values = JITFMHA_ARGUMENTS.packer.unpack_from(bytes(launch.kernarg))
-    arguments = dict(zip(JITFMHA_ARGUMENTS.leaves, values, strict=True))
+    arguments = launch.arguments(JITFMHA_ARGUMENTS)
     assert arguments["xcds.reciprocal"] == (2**32 - 1) // arguments["xcds.divisor"]
     assert launch.grid[0] % arguments["xcds.divisor"] == 0
     return arguments["xcds.divisor"], arguments["xcd_heads"], arguments["group_heads"]

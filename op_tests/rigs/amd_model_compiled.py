@@ -7,11 +7,12 @@ from dataclasses import replace
 import torch
 
 from jitfmha.bench.report import Progress, Report
+from jitfmha.emulator.estimate import Estimate
 from jitfmha.emulator.profile import LaunchProfile
 from jitfmha.problem.arguments import AttentionOptions
 from jitfmha.problem.dropout import new_rng_state
 
-from .modelled_call import ModelledCall, estimate_of, matrix_busy
+from .modelled_call import ModelledCall, add_faults, estimate_of, matrix_busy
 
 _BATCH, _HEADS, _SEQLEN = 4, 32, 4096
 _HDIMS = (96, 64, 128, 192, 256)
@@ -34,68 +35,56 @@ _BACKWARD_SAMPLE = 2  # all workgroups have the same to do
 def add_rows(report: Report, quick: bool, progress: Progress) -> None:
     """Model the launches; ``quick`` takes a smaller sample of each, and fewer of them."""
     sample = _QUICK_SAMPLE if quick else _SAMPLE
-    conflicts = scratch = 0
+    modelled: list[LaunchProfile] = []
 
-    def seconds(
-        chip: str, hdim: int, seqlen: int, what: str, options: AttentionOptions
-    ) -> tuple[float, float]:
-        """The launch's time, and the share of it in which the matrix units are busy."""
-        nonlocal conflicts, scratch
-        name = f"compiled {chip} bfloat16 {hdim}x{hdim}, {what}"
-        extent = (_BATCH, _HEADS, seqlen)
-        call = ModelledCall(name, chip, (hdim, hdim), extent, options, sample, kernels="compiled")
+    def estimate(chip: str, hdim: int, seqlen: int, options: AttentionOptions) -> Estimate:
+        """Of the launch of a compiled kernel."""
+        problem = (_BATCH, _HEADS, _HEADS, seqlen)
+        call = ModelledCall(chip, (hdim, hdim), problem, options, sample, kernels="compiled")
         profile = call.forward(progress)[0]
-        conflicts += sum(loop.work.lds_conflict_cycles for loop in profile.main_loops)
-        scratch += sum(loop.work.scratch_bytes for loop in profile.main_loops)
-        estimate = estimate_of(profile)
-        return estimate.seconds, estimate.matrix_busy
+        modelled.append(profile)
+        return estimate_of(profile)
 
     for chip, bar in _BUSY.items():
         for hdim in _HDIMS[:1] if quick else _HDIMS:
-            compiled, busy = seconds(chip, hdim, _SEQLEN, "no mask", {})
+            compiled = estimate(chip, hdim, _SEQLEN, {})
             what = f"matrix units busy, compiled kernel, {chip} hdim {hdim}, whole launch"
-            report.at_least(what, 100 * busy, bar, "%")
+            report.at_least(what, 100 * compiled.matrix_busy, bar, "%")
             if hdim in _READY_HDIMS:
-                ready = _ready_seconds(chip, hdim, sample, progress)
+                problem = (_BATCH, _HEADS, _HEADS, _SEQLEN)
+                call = ModelledCall(chip, (hdim, hdim), problem, {}, sample)
+                ready = estimate_of(call.forward(progress)[0])
                 what = f"modelled time of the compiled kernel over ready, {chip} hdim {hdim}"
-                report.at_most(what, compiled / ready, _OVER_READY, "x")
+                report.at_most(what, compiled.seconds / ready.seconds, _OVER_READY, "x")
         _add_decode_rows(report, chip, sample, progress)
     for chip in _BUSY:
         for hdim in _BACKWARD_HDIMS[:1] if quick else _BACKWARD_HDIMS:
-            profiles = _backward_profiles(chip, hdim, progress)
-            loops = [loop.work for profile in profiles for loop in profile.main_loops]
-            conflicts += sum(work.lds_conflict_cycles for work in loops)
-            scratch += sum(work.scratch_bytes for work in loops)
+            problem = (_BATCH, _HEADS, _HEADS, _SEQLEN)
+            call = ModelledCall(chip, (hdim, hdim), problem, {}, _BACKWARD_SAMPLE)
+            profiles = replace(call, kernels="compiled").backward(progress)
+            modelled += profiles
             what = f"matrix units busy, compiled backward, {chip} hdim {hdim}, whole launches"
             report.at_least(what, 100 * matrix_busy(profiles), _BACKWARD_BUSY, "%")
     for chip in () if quick else _BUSY:
-        plain, _ = seconds(chip, _FEATURES_HDIM, _FEATURES_SEQLEN, "no mask", {})
+        plain = estimate(chip, _FEATURES_HDIM, _FEATURES_SEQLEN, {})
         for name, options in _features().items():
-            with_feature, _ = seconds(chip, _FEATURES_HDIM, _FEATURES_SEQLEN, name, options)
+            with_feature = estimate(chip, _FEATURES_HDIM, _FEATURES_SEQLEN, options)
             what = f"{name}, time over the plain call's, compiled kernel, {chip}"
-            report.at_most(what, with_feature / plain, _FEATURE, "x")
-        plain, _ = seconds(chip, _FEATURES_HDIM, _WINDOW_SEQLEN, "no mask", {})
+            report.at_most(what, with_feature.seconds / plain.seconds, _FEATURE, "x")
+        plain = estimate(chip, _FEATURES_HDIM, _WINDOW_SEQLEN, {})
         window: AttentionOptions = {"window_size": (_WINDOW // 2, _WINDOW // 2 - 1)}
-        windowed, _ = seconds(chip, _FEATURES_HDIM, _WINDOW_SEQLEN, f"window {_WINDOW}", window)
+        windowed = estimate(chip, _FEATURES_HDIM, _WINDOW_SEQLEN, window)
         what = f"window {_WINDOW} at seqlen {_WINDOW_SEQLEN} over no window, compiled, {chip}"
-        report.at_least(what, plain / windowed, _WINDOW_GAIN, "x")
-    report.at_most("LDS bank conflicts in all main loops, compiled", conflicts, 0, "cycles")
-    report.at_most("spilled to scratch in all main loops, compiled", scratch, 0, "bytes")
-
-
-def _ready_seconds(chip: str, hdim: int, sample: int, progress: Progress) -> float:
-    name = f"ready {chip} bfloat16 {hdim}x{hdim}, no mask"
-    call = ModelledCall(name, chip, (hdim, hdim), (_BATCH, _HEADS, _SEQLEN), {}, sample)
-    return estimate_of(call.forward(progress)[0]).seconds
+        report.at_least(what, plain.seconds / windowed.seconds, _WINDOW_GAIN, "x")
+    add_faults(report, ", compiled", modelled)
 
 
 def _add_decode_rows(report: Report, chip: str, sample: int, progress: Progress) -> None:
     """One query for each of several sequences, whose heads share key heads."""
-    hdims, extent = (_DECODE_HDIM, _DECODE_HDIM), (_DECODE_BATCH, _DECODE_HEADS, 1)
-    heads_k, seqlen_k = _DECODE_KEYS
-    name = f"compiled {chip} bfloat16 {_DECODE_HDIM}x{_DECODE_HDIM}, decode, {seqlen_k} keys"
-    call = ModelledCall(name, chip, hdims, extent, {}, sample, kernels="compiled")
-    profile = replace(call, keys=_DECODE_KEYS).forward(progress)[0]
+    hdims, (heads_k, seqlen_k) = (_DECODE_HDIM, _DECODE_HDIM), _DECODE_KEYS
+    problem = (_DECODE_BATCH, _DECODE_HEADS, heads_k, 1)
+    call = ModelledCall(chip, hdims, problem, {}, sample, kernels="compiled")
+    profile = replace(call, seqlen_k=seqlen_k).forward(progress)[0]
     # Of every workgroup, since keys and values are in no cache before.
     moved = profile.work.global_bytes / profile.ended_workgroups
     read = (moved - _SPLIT_RESULT_BYTES) * profile.launched_workgroups
@@ -107,13 +96,6 @@ def _add_decode_rows(report: Report, chip: str, sample: int, progress: Progress)
     share = profile.launched_workgroups / (rounds * slots)
     what = f"units that have work in decode, compiled kernel, {chip}"
     report.at_least(what, 100 * share, _DECODE_UNITS, "%")
-
-
-def _backward_profiles(chip: str, hdim: int, progress: Progress) -> tuple[LaunchProfile, ...]:
-    name = f"compiled backward {chip} bfloat16 {hdim}x{hdim}, no mask"
-    extent = (_BATCH, _HEADS, _SEQLEN)
-    call = ModelledCall(name, chip, (hdim, hdim), extent, {}, _BACKWARD_SAMPLE)
-    return replace(call, kernels="compiled").backward(progress)
 
 
 def _features() -> dict[str, AttentionOptions]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from jitfmha.amd.tree import HSA_DIR
@@ -47,52 +47,15 @@ _DETERMINISTIC_HDIMS, _DETERMINISTIC = {"gfx942": (64, 128, 192), "gfx950": (64,
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A call in bf16: ``problem`` is batch, heads of queries and of keys, and seqlen."""
-
-    chip: str
-    problem: tuple[int, int, int, int]
-    hdims: tuple[int, int]
-    mask: int
-    bf16_cvt: Bf16Cvt = "rtne"
-
-    def __str__(self) -> str:
-        batch, heads, heads_k, seqlen = self.problem
-        return (
-            f"{self.chip} {self.hdims[0]}x{self.hdims[1]} {self.bf16_cvt}, "
-            f"({batch}, {heads}/{heads_k}, {seqlen}), {'causal' if self.mask else 'no mask'}"
-        )
-
-    @property
-    def options(self) -> AttentionOptions:
-        """Those of `fmha_fwd` and of `fmha_bwd`."""
-        return {"mask": self.mask, "bf16_cvt": self.bf16_cvt}
-
-    def forward(self, kernels: Kernels, progress: Progress) -> float:
-        """Seconds that the model gives these kernels."""
-        call = self._modelled(f"{kernels}: {self}", _SAMPLES[self.mask], kernels)
-        return _seconds(call.forward(progress), kernels)
-
-    def backward(
-        self, kernels: Kernels, progress: Progress, *, atomic_fp32: bool | None = None
-    ) -> float:
-        """The same of all launches of a backward pass."""
-        call = self._modelled(f"backward, {kernels}: {self}", _SAMPLES[self.mask], kernels)
-        return _seconds(call.backward(progress, atomic_fp32=atomic_fp32), kernels)
-
-    def backward_cycles(self, progress: Progress, *, deterministic: bool) -> float:
-        """Of all workgroups of our launches together, none of which waits for another one."""
-        what = "deterministic" if deterministic else "default"
-        call = self._modelled(f"backward, {what}: {self}", _EVERY_WORKGROUP)
-        profiles = call.backward(progress, deterministic=deterministic)
-        return sum(_cycles(profile) for profile in profiles)
-
-    def _modelled(self, name: str, sample: int, kernels: Kernels = "own") -> ModelledCall:
-        batch, heads, heads_k, seqlen = self.problem
-        extent, keys = (batch, heads, seqlen), (heads_k, seqlen)
-        call = ModelledCall(name, self.chip, self.hdims, extent, self.options, sample)
-        return replace(call, keys=keys, kernels=kernels)
+def _call(
+    chip: str,
+    problem: tuple[int, int, int, int],
+    hdims: tuple[int, int],
+    mask: int,
+    bf16_cvt: Bf16Cvt,
+) -> ModelledCall:
+    options: AttentionOptions = {"mask": mask, "bf16_cvt": bf16_cvt}
+    return ModelledCall(chip, hdims, problem, options, _SAMPLES[mask])
 
 
 def add_rows(report: Report, quick: bool, progress: Progress) -> None:
@@ -105,37 +68,37 @@ def add_rows(report: Report, quick: bool, progress: Progress) -> None:
     else:
         report.machine["AITER's kernels"] = f"their rows are left out: {HSA_DIR} is not set"
     for call in _first_of(_deterministic_calls(), quick):
-        cycles, default = (call.backward_cycles(progress, deterministic=x) for x in (True, False))
+        cycles, default = (_backward_cycles(call, progress, deterministic=x) for x in (True, False))
         what = f"deterministic over default backward cycles, waits left out, {call}"
         report.at_most(what, cycles / default, _DETERMINISTIC, "x")
     if not quick:
-        call = _Call("gfx942", _MHA, (128, 128), 0, "rtz")
+        call = _call("gfx942", _MHA, (128, 128), 0, "rtz")
         what = f"modelled time over the fastest published one on an MI300X, {call}"
-        seconds = call.forward("own", progress)
+        seconds = _forward(call, "own", progress)
         report.at_most(what, seconds / _FASTEST_MI300X, _OVER_FASTEST, "x")
 
 
-def _forward_calls() -> Iterator[tuple[_Call, float]]:
+def _forward_calls() -> Iterator[tuple[ModelledCall, float]]:
     for (chip, bf16_cvt), bar in _FORWARD.items():
         for problem, mask in ((_GQA, 0), (_GQA, 2), (_MHA, 0)):
-            yield _Call(chip, problem, (128, 128), mask, bf16_cvt), bar
+            yield _call(chip, problem, (128, 128), mask, bf16_cvt), bar
     for mask in (0, 2):
-        yield _Call("gfx950", _GQA, _OTHER_HDIMS, mask), _FORWARD["gfx950", "rtne"]
+        yield _call("gfx950", _GQA, _OTHER_HDIMS, mask, "rtne"), _FORWARD["gfx950", "rtne"]
 
 
-def _backward_calls() -> Iterator[_Call]:
+def _backward_calls() -> Iterator[ModelledCall]:
     for chip, hdims in _BACKWARD_HDIMS.items():
         for hdim in hdims:
             for seqlen in _BACKWARD_SEQLENS:
                 for mask in (0, 2):
-                    yield _Call(chip, (*_GQA[:3], seqlen), (hdim, hdim), mask)
+                    yield _call(chip, (*_GQA[:3], seqlen), (hdim, hdim), mask, "rtne")
 
 
-def _deterministic_calls() -> Iterator[_Call]:
+def _deterministic_calls() -> Iterator[ModelledCall]:
     for chip, hdims in _DETERMINISTIC_HDIMS.items():
         for hdim in hdims:
             for mask in (0, 2):
-                yield _Call(chip, _SMALL, (hdim, hdim), mask)
+                yield _call(chip, _SMALL, (hdim, hdim), mask, "rtne")
 
 
 def _first_of(calls: Iterator[T], quick: bool) -> Iterator[T]:
@@ -146,42 +109,58 @@ def _first_of(calls: Iterator[T], quick: bool) -> Iterator[T]:
             return
 
 
-def _add_forward_row(report: Report, call: _Call, bar: float, progress: Progress) -> None:
+def _add_forward_row(report: Report, call: ModelledCall, bar: float, progress: Progress) -> None:
     try:
-        of_aiter = call.forward("named", progress)
+        of_aiter = _forward(call, "named", progress)
     except NotServedError as error:
         progress(f"{call}: left out, because {error}")
         return
-    ratio = call.forward("own", progress) / of_aiter
+    ratio = _forward(call, "own", progress) / of_aiter
     report.at_most(f"own over AITER's time, {call}", ratio, bar, "x")
 
 
-def _add_backward_row(report: Report, call: _Call, progress: Progress) -> None:
+def _add_backward_row(report: Report, call: ModelledCall, progress: Progress) -> None:
     """Over the faster one of AITER's, which add dq up in 16 bits or in 32."""
     of_aiter = []
     for atomic_fp32 in (False, True):
         try:
-            of_aiter.append(call.backward("named", progress, atomic_fp32=atomic_fp32))
+            of_aiter.append(_backward(call, "named", progress, atomic_fp32=atomic_fp32))
         except NotServedError as error:
             progress(f"backward, {call}, atomic_fp32={atomic_fp32}: left out, because {error}")
     if of_aiter:
-        ratio = call.backward("own", progress) / min(of_aiter)
+        ratio = _backward(call, "own", progress) / min(of_aiter)
         report.at_most(f"own over AITER's backward time, {call}", ratio, _BACKWARD, "x")
 
 
-def _cycles(profile: LaunchProfile) -> float:
-    """Of all workgroups.
+def _forward(call: ModelledCall, kernels: Kernels, progress: Progress) -> float:
+    """Seconds that the model gives these kernels."""
+    return _seconds(replace(call, kernels=kernels).forward(progress), kernels)
+
+
+def _backward(
+    call: ModelledCall, kernels: Kernels, progress: Progress, *, atomic_fp32: bool | None = None
+) -> float:
+    """The same of all launches of a backward pass."""
+    profiles = replace(call, kernels=kernels).backward(progress, atomic_fp32=atomic_fp32)
+    return _seconds(profiles, kernels)
+
+
+def _backward_cycles(call: ModelledCall, progress: Progress, *, deterministic: bool) -> float:
+    """Of all workgroups of our launches together, none of which waits for another one.
 
     Raises:
         RuntimeError: some have no timing.
     """
-    timings = [workgroup.timing for workgroup in profile.timed if workgroup.timing is not None]
-    if len(timings) != profile.launched_workgroups:
-        raise RuntimeError(
-            f"{len(timings)} of {profile.launched_workgroups} workgroups of {profile.kernel} have "
-            f"a timing: {profile.why_not}"
-        )
-    return sum(timing.cycles / timing.workgroups for timing in timings)
+    call, cycles = replace(call, sample=_EVERY_WORKGROUP), 0.0
+    for profile in call.backward(progress, deterministic=deterministic):
+        timings = [workgroup.timing for workgroup in profile.timed if workgroup.timing is not None]
+        if len(timings) != profile.launched_workgroups:
+            raise RuntimeError(
+                f"{len(timings)} of {profile.launched_workgroups} workgroups of {profile.kernel} "
+                f"have a timing: {profile.why_not}"
+            )
+        cycles += sum(timing.cycles / timing.workgroups for timing in timings)
+    return cycles
 
 
 def _seconds(profiles: tuple[LaunchProfile, ...], kernels: Kernels) -> float:

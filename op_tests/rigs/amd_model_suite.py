@@ -7,7 +7,7 @@ workgroups. Figures are the model's; `python -m jitfmha profile` prints what it 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import get_args
 
 import torch
@@ -22,7 +22,7 @@ from jitfmha.problem.problem import BF16_CVTS
 
 from . import amd_model_compiled, amd_model_ready, launcher_suite
 from .amd_model_order import GroupLaunch, in_flight, workgroups_in_order
-from .modelled_call import ModelledCall, estimate_of
+from .modelled_call import ModelledCall, add_faults, estimate_of
 
 # A launch of seven rounds on an MI300X: 2048 workgroups without a mask.
 _BATCH, _HEADS, _SEQLEN, _HDIM = 4, 32, 4096, 128
@@ -47,23 +47,6 @@ _TILE_ROWS, _KEY_HEADS = 256, 8
 _PAIRS = {_KEY_HEADS: 2.0, _HEADS: 8.0}
 
 
-@dataclass(frozen=True)
-class _Kernel:
-    """What chooses a code object."""
-
-    chip: str
-    dtype: torch.dtype
-    hdims: tuple[int, int]
-    mask: int
-    bf16_cvt: Bf16Cvt = "rtne"
-
-    def __str__(self) -> str:
-        hdim_q, hdim_v = self.hdims
-        dtype = str(self.dtype).removeprefix("torch.")
-        mask = "causal" if self.mask else "no mask"
-        return f"{self.chip} {dtype} {hdim_q}x{hdim_v} {self.bf16_cvt}, {mask}"
-
-
 def run(quick: bool, progress: Progress) -> Report:
     """Model the launches; ``quick`` takes a smaller sample of each and fewer kernels."""
     report = Report(
@@ -76,12 +59,7 @@ def run(quick: bool, progress: Progress) -> Report:
     sample = _QUICK_SAMPLE if quick else _SAMPLE
     kinds: list[tuple[str, Bf16Cvt]] = [("gfx942", cvt) for cvt in BF16_CVTS]
     large = {
-        (chip, cvt, mask): _profiles(
-            _Kernel(chip, torch.bfloat16, (_HDIM, _HDIM), mask, cvt),
-            (_BATCH, _HEADS, _SEQLEN),
-            sample,
-            progress,
-        )[0]
+        (chip, cvt, mask): _large_call(chip, mask, sample, cvt).forward(progress)[0]
         for chip, cvt in [*kinds, ("gfx950", "rtne")]
         for mask in (0, 2)
     }
@@ -110,8 +88,8 @@ def _fp8_over_bf16(
     """The same launches with 8-bit inputs, by time."""
     for arch in get_args(chips.Arch):
         for mask in (0, 2):
-            kernel = _Kernel(arch, _fp8_of(arch), (_HDIM, _HDIM), mask)
-            (profile,) = _profiles(kernel, (_BATCH, _HEADS, _SEQLEN), sample, progress)
+            call = replace(_large_call(arch, mask, sample), dtype=_fp8_of(arch))
+            (profile,) = call.forward(progress)
             seconds, of_bf16 = (
                 estimate_of(x).seconds for x in (profile, large[arch, "rtne", mask])
             )
@@ -159,35 +137,25 @@ def _cycles(report: Report, large: dict[tuple[str, Bf16Cvt, int], LaunchProfile]
 
 def _main_loops(report: Report, quick: bool, progress: Progress) -> None:
     """What must not be in any main loop, of each kind of kernel."""
-    conflicts = scratch = 0
-    for kernel in _kernels(quick):
-        for profile in _profiles(kernel, (1, 2, 1024), None, progress):
-            conflicts += sum(loop.work.lds_conflict_cycles for loop in profile.main_loops)
-            scratch += sum(loop.work.scratch_bytes for loop in profile.main_loops)
-    report.at_most("LDS bank conflicts in all main loops", conflicts, 0, "cycles")
-    report.at_most("spilled to scratch in all main loops", scratch, 0, "bytes")
+    calls = (replace(call, problem=(1, 2, 2, 1024)) for call in _kernels(quick))
+    add_faults(report, "", [profile for call in calls for profile in call.forward(progress)])
 
 
-def _kernels(quick: bool) -> Iterator[_Kernel]:
-    kinds: tuple[tuple[torch.dtype, tuple[int, int]], ...] = (
-        (torch.bfloat16, (128, 128)),
-        (torch.bfloat16, (64, 64)),
-        (torch.bfloat16, (192, 128)),
-        (torch.float16, (128, 128)),
-        (torch.float16, (64, 64)),
+def _kernels(quick: bool) -> Iterator[ModelledCall]:
+    kinds = (
+        *((torch.bfloat16, hdims) for hdims in ((128, 128), (64, 64), (192, 128))),
+        *((torch.float16, hdims) for hdims in ((128, 128), (64, 64))),
     )
     for chip in DEVICES:
-        for dtype, hdims in kinds[:1] if quick else kinds:
+        of_chip = kinds[:1] if quick else (*kinds, (_fp8_of(chip), (128, 128)))
+        for dtype, hdims in of_chip:
             for mask in (0, 2):
-                yield _Kernel(chip, dtype, hdims, mask)
-        if not quick:
-            for mask in (0, 2):
-                yield _Kernel(chip, _fp8_of(chip), (128, 128), mask)
+                yield replace(_large_call(chip, mask, None), dtype=dtype, hdims=hdims)
 
 
-def _profiles(
-    kernel: _Kernel, extent: tuple[int, int, int], sample: int | None, progress: Progress
-) -> tuple[LaunchProfile, ...]:
-    options: AttentionOptions = {"mask": kernel.mask, "bf16_cvt": kernel.bf16_cvt}
-    call = ModelledCall(str(kernel), kernel.chip, kernel.hdims, extent, options, sample)
-    return replace(call, dtype=kernel.dtype).forward(progress)
+def _large_call(
+    chip: str, mask: int, sample: int | None, bf16_cvt: Bf16Cvt = "rtne"
+) -> ModelledCall:
+    options: AttentionOptions = {"mask": mask, "bf16_cvt": bf16_cvt}
+    problem = (_BATCH, _HEADS, _HEADS, _SEQLEN)
+    return ModelledCall(chip, (_HDIM, _HDIM), problem, options, sample)

@@ -86,16 +86,16 @@ def run(quick: bool, progress: Progress) -> Report:
         report.at_most(what, median(seconds), FIRST_CALL_SECONDS, "s")
     _add_builds(report, progress)
     compiled_first_calls.add_row(report, quick, progress)
-    for mode in ("gm0", "gm1"):
-        microseconds = 1e6 * _steady_call(runtime, mode, 0.3 if quick else 2.0)
-        progress(f"steady call in {mode}: {microseconds:.2f} us")
-        what = f"host time of a steady call of fmha_fwd in {mode}"
-        report.at_most(what, microseconds, STEADY_CALL_MICROSECONDS, "us")
-    for mode in ("gm0", "gm1"):
-        microseconds = 1e6 * _steady_pair(runtime, mode, 0.3 if quick else 2.0)
-        progress(f"steady forward and backward pass in {mode}: {microseconds:.2f} us")
-        what = f"host time of a steady call of fmha_fwd and one of fmha_bwd in {mode}"
-        report.at_most(what, microseconds, STEADY_PAIR_MICROSECONDS, "us")
+    for kind, call, bar in (
+        ("call of fmha_fwd", call_of, STEADY_CALL_MICROSECONDS),
+        ("call of fmha_fwd and one of fmha_bwd", _pair_of, STEADY_PAIR_MICROSECONDS),
+    ):
+        for mode in ("gm0", "gm1"):
+            seconds_of_row = 0.3 if quick else 2.0
+            microseconds = 1e6 * _steady_call(runtime, call(mode), seconds_of_row)
+            what = f"host time of a steady {kind} in {mode}"
+            progress(f"{what}: {microseconds:.2f} us")
+            report.at_most(what, microseconds, bar, "us")
     _decode_loop(report, runtime, quick, progress)
     return report
 
@@ -125,23 +125,12 @@ def call_of(mode: str) -> Callable[[], object]:
     return lambda: fmha_fwd(q, k, v, cu_seqlens_q=sums, cu_seqlens_k=sums, max_seqlen_q=156)
 
 
-def _steady_call(runtime: RecordingRuntime, mode: str, seconds: float) -> float:
-    call = call_of(mode)
+def _steady_call(runtime: RecordingRuntime, call: Callable[[], object], seconds: float) -> float:
     runtime.reset(keeps_launches=False)
     with runtime.stands_for(runtime.target(_CHIP)):
         best = alternate([call], min_seconds=seconds, calls=1000).best(0)
     if runtime.launch_count == 0:
-        raise RuntimeError(f"no call in {mode} reached the runtime")
-    return best
-
-
-def _steady_pair(runtime: RecordingRuntime, mode: str, seconds: float) -> float:
-    pair = _pair_of(mode)
-    runtime.reset(keeps_launches=False)
-    with runtime.stands_for(runtime.target(_CHIP)):
-        best = alternate([pair], min_seconds=seconds, calls=1000).best(0)
-    if runtime.launch_count == 0:
-        raise RuntimeError(f"no backward pass in {mode} reached the runtime")
+        raise RuntimeError("no call reached the runtime")
     return best
 
 

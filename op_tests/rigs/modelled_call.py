@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from jitfmha.amd.tree import HSA_DIR
-from jitfmha.bench.report import Progress
+from jitfmha.bench.report import Progress, Report
 from jitfmha.call.interface import fmha_bwd, fmha_fwd
 from jitfmha.emulator import emulate
 from jitfmha.emulator.estimate import Estimate
@@ -37,26 +37,36 @@ class ModelledCall:
     """What decides about the time of a call.
 
     Attributes:
-        name: what progress is told under.
         chip: which to emulate.
         hdims: of q and k, and of v.
-        extent: batch, heads and seqlen.
+        problem: batch, heads of queries and of keys, and seqlen.
         options: those of the call.
         sample: how many workgroups are run, None for all.
         dtype: of all tensors.
-        keys: key heads and seqlen of the keys, where they are not those of the queries.
+        seqlen_k: of the keys, where it is another one.
         kernels: whose kernels are taken.
     """
 
-    name: str
     chip: str
     hdims: tuple[int, int]
-    extent: tuple[int, int, int]
+    problem: tuple[int, int, int, int]
     options: AttentionOptions
     sample: int | None
     dtype: torch.dtype = torch.bfloat16
-    keys: tuple[int, int] | None = None
+    seqlen_k: int | None = None
     kernels: Kernels = "own"
+
+    def __str__(self) -> str:
+        options = {"mask": 0, "bf16_cvt": "rtne", **self.options}
+        mask, kind = options.pop("mask"), options.pop("bf16_cvt")
+        if self.dtype != torch.bfloat16:
+            kind = str(self.dtype).removeprefix("torch.")
+        batch, heads, heads_k, seqlen = self.problem
+        seqlens = seqlen if self.seqlen_k is None else f"{seqlen}/{self.seqlen_k}"
+        words = ("causal" if mask else "no mask", *options)
+        hdims = "x".join(map(str, self.hdims))
+        shape = f"({batch}, {heads}/{heads_k}, {seqlens})"
+        return f"{self.chip} {hdims} {kind}, {shape}, {', '.join(words)}"
 
     def forward(self, progress: Progress) -> tuple[LaunchProfile, ...]:
         """Of its launches: of the kernel, and where keys are split of `combine`.
@@ -82,7 +92,7 @@ class ModelledCall:
         dout = _aligned(self.dtype, *out.shape).copy_(out)
         of_inputs = zip(("dq", "dk", "dv"), (q, k, v), strict=True)
         gradients = {name: _aligned(self.dtype, *x.shape) for name, x in of_inputs}
-        lse = torch.full(self.extent, 10.0)
+        lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), 10.0)
         choices = {"atomic_fp32": atomic_fp32, "deterministic": deterministic}
         # Workgroups that take turns are modelled without their waits: one after the other, none
         # waits.
@@ -97,8 +107,8 @@ class ModelledCall:
         return profiles
 
     def _tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        batch, heads, seqlen = self.extent
-        heads_k, seqlen_k = self.keys or (heads, seqlen)
+        batch, heads, heads_k, seqlen = self.problem
+        seqlen_k = seqlen if self.seqlen_k is None else self.seqlen_k
         out_dtype = self.dtype if self.dtype.itemsize > 1 else torch.bfloat16
         q = _aligned(self.dtype, batch, seqlen, heads, self.hdims[0])
         out = _aligned(out_dtype, batch, seqlen, heads, self.hdims[1])
@@ -112,12 +122,21 @@ class ModelledCall:
     def _tell(self, profiles: tuple[LaunchProfile, ...], progress: Progress) -> None:
         estimates = [estimate_of(profile) for profile in profiles]
         progress(
-            f"{self.name}, seqlen {self.extent[2]}: "
+            f"{self.kernels} kernels, {self}: "
             f"{' + '.join(f'{estimate.seconds * 1e3:.3f}' for estimate in estimates)} ms "
             f"give or take {estimates[0].uncertainty:.0%}, "
             f"{' + '.join(f'{estimate.cycles:.0f}' for estimate in estimates)} cycles, "
             f"matrix units busy {matrix_busy(profiles):.1%}"
         )
+
+
+def add_faults(report: Report, which: str, profiles: Iterable[LaunchProfile]) -> None:
+    """Add the rows of what must not be in any main loop of these kernels."""
+    loops = [loop.work for profile in profiles for loop in profile.main_loops]
+    conflicts = sum(work.lds_conflict_cycles for work in loops)
+    scratch = sum(work.scratch_bytes for work in loops)
+    report.at_most(f"LDS bank conflicts in all main loops{which}", conflicts, 0, "cycles")
+    report.at_most(f"spilled to scratch in all main loops{which}", scratch, 0, "bytes")
 
 
 def check_kernels_of_aiter(profiles: tuple[LaunchProfile, ...]) -> None:

@@ -206,8 +206,8 @@ def _profiles(
     is_forward = atomic_fp32 is None
     causal = _CAUSAL if is_forward else _CAUSAL_BACKWARD[chip]
     options: AttentionOptions = {"bf16_cvt": bf16_cvt, "mask": causal if is_causal else 0}
-    extent, keys = (1, heads[0], seqlen), (heads[1], seqlen)
-    call = ModelledCall("", _CHIPS[chip], hdims, extent, options, 1, keys=keys, kernels="named")
+    problem = (1, *heads, seqlen)
+    call = ModelledCall(_CHIPS[chip], hdims, problem, options, 1, kernels="named")
     return call.forward(_ignore) if is_forward else call.backward(_ignore, atomic_fp32=atomic_fp32)
 
 

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from jitfmha import jit
 from jitfmha.amd.chips import chip
 from jitfmha.amd.tree import trees_of
+from jitfmha.jit.shared_struct import SharedStruct
 from jitfmha.planning.target import TARGET_HERE, AmdTarget
 
 _SOURCE = Path(__file__).with_suffix(".cpp")
@@ -31,6 +33,12 @@ class Launch(ctypes.Structure):
         ("kernarg", ctypes.c_uint8 * 704),
         ("symbol", ctypes.c_char * 128),
     ]
+
+    def arguments(self, struct: SharedStruct) -> dict[str, Any]:
+        """The kernel's arguments by their names."""
+        assert self.kernarg_bytes == struct.size
+        values = struct.packer.unpack_from(bytes(self.kernarg))
+        return dict(zip(struct.leaves, values, strict=True))
 
 
 class RecordingRuntime:
