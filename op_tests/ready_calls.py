@@ -55,12 +55,6 @@ class ReadyCall:
     gap: int = 0
     descales: str | None = None
 
-    def __str__(self) -> str:
-        mode = f"gm1-gap{self.gap}" if self.is_group else "gm0-" + "-".join(self.layouts)
-        pairs = ("x".join(map(str, x)) for x in (self.hdims, self.lengths, self.heads))
-        words = (self.chip, self.dtype, self.bf16_cvt, *pairs, mode, f"mask{self.mask}")
-        return "-".join(map(str, (*words, self.descales, "lse" if self.return_lse else "no lse")))
-
     def problem(self, rng: torch.Generator, device: torch.device = CPU) -> AmdProblem:
         """Its tensors, with an output of NaN in gm0."""
         batch, *heads = self.heads

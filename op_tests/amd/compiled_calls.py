@@ -73,16 +73,6 @@ class CompiledCall:
     scales: str = ""
     is_v_column_major: bool = False
 
-    def __str__(self) -> str:
-        hdims, heads = ("x".join(map(str, pair)) for pair in (self.hdims, self.heads))
-        lengths = "+".join(f"{q}x{k}" for q, k in self.lengths)
-        words = (self.arch, self.dtype, self.bf16_cvt, f"hd{hdims}", f"heads{heads}", lengths)
-        mode = f"gm1-gap{self.gap}" if self.is_group else "gm0-" + "-".join(self.layouts)
-        splits = (f"splits{self.num_splits}",) if self.num_splits else ()
-        kinds = (self.kv_dtype, self.scales, "column-major v" if self.is_v_column_major else "")
-        named = (*words, mode, f"mask{self.mask}", *splits, *self.features, *filter(None, kinds))
-        return "-".join(named)
-
     @property
     def torch_dtypes(self) -> tuple[torch.dtype, torch.dtype]:
         """Of q, and of k and v."""

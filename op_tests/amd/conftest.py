@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from plain_tree import FULL_TREE, write_tree
+from plain_tree import FULL_TREE, UseTree, write_tree
 from rigs.recording_runtime import RecordingRuntime
-from tree_environment import UseTree
 
 from jitfmha.amd import tree
 from jitfmha.jit.toolchain.device_compiler import DeviceCompilerNotFound, device_compiler

@@ -1,15 +1,48 @@
-"""The kernels' arguments, packed from the tensors of a call by the table of the interface.
+"""Kernels' arguments, packed from the tensors of a call by the tables of AITER's interfaces.
 
-Written from that table alone, and from torch's own strides: it shares nothing with the launcher.
+Written from those tables alone, and from torch's own strides: it shares nothing with the launcher.
 """
 
 from __future__ import annotations
 
 import struct
 
+from rigs.recording_runtime import Launch
 from torch import Tensor
 
-BYTES = 656
+FORWARD = 656  # bytes
+Slots = list[tuple[str, float]]
+
+
+def pointers(*tensors: Tensor | None) -> Slots:
+    return [("Q", 0 if x is None else x.data_ptr()) for x in tensors]
+
+
+def numbers(*values: int) -> Slots:
+    return [("I", x) for x in values]
+
+
+def strides(x: Tensor) -> tuple[int, int, int]:
+    """Between batches, rows and heads, in bytes."""
+    *batch, row, head, _ = (stride * x.element_size() for stride in x.stride())
+    return (batch[0] if batch else 0), row, head
+
+
+def block(size: int, slots: dict[int, Slots]) -> bytes:
+    """Slots of 16 bytes, one behind the other from each of these offsets on; all others are 0."""
+    packed = bytearray(size)
+    for offset, group in slots.items():
+        for i, (form, value) in enumerate(group):
+            struct.pack_into(f"<{form}", packed, offset + 16 * i, value)
+    return bytes(packed)
+
+
+def differing_slots(launch: Launch, expected: bytes) -> list[int]:
+    """The offsets of those that differ: a readable failure."""
+    assert launch.kernarg_bytes == len(expected)
+    actual = bytes(launch.kernarg)
+    slots = range(0, len(expected), 16)
+    return [i for i in slots if actual[i : i + 16] != expected[i : i + 16]]
 
 
 def packed(
@@ -26,43 +59,23 @@ def packed(
     max_seqlen_q: int = 0,
     descales: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> bytes:
-    """All 656 bytes; what no field covers is 0."""
-    segment = bytearray(BYTES)
-
-    def put(offset: int, form: str, value: float) -> None:
-        struct.pack_into(f"<{form}", segment, offset, value)
-
-    def strides(x: Tensor) -> tuple[int, int, int]:
-        """Between tokens, heads and batches, in bytes."""
-        *batch, seq, head, _ = (stride * x.element_size() for stride in x.stride())
-        return seq, head, batch[0] if batch else 0
-
-    for i, x in enumerate((out, q, k, v, lse)):
-        put(16 * i, "Q", 0 if x is None else x.data_ptr())
-    put(80, "f", scale)
-    put(96, "I", q.shape[1] if cu_seqlens is None else max_seqlen_q)
-    seq, head, batch = strides(q)
-    for offset, value in ((112, seq), (128, ts_qo * seq), (144, head), (160, batch)):
-        put(offset, "I", value)
-    put(176, "I", q.shape[-2] // k.shape[-2])
-    for first, x in ((192, k), (336, v), (384, out)):
-        for i, value in enumerate(strides(x)):
-            put(first + 16 * i, "I", value)
-    put(240, "I", s_opt)
-    put(256, "I", lse is not None)
-    put(272, "I", k.shape[-3])
-    put(288, "I", q.shape[-1])
-    put(304, "I", v.shape[-1])
-    put(320, "I", q.shape[-2])
-    # (b, hq, sq) and (hq, total_q), both contiguous: a head's lse is as long as q has rows.
-    put(464, "I", 4 * q.shape[-3])
+    """Those of a forward kernel."""
+    (q_batch, q_row, q_head), (k_batch, k_row, k_head) = strides(q), strides(k)
+    (v_batch, v_row, v_head), (o_batch, o_row, o_head) = strides(v), strides(out)
+    slots = {
+        0: [*pointers(out, q, k, v, lse), ("f", scale)],
+        96: numbers(q.shape[1] if cu_seqlens is None else max_seqlen_q),
+        112: numbers(q_row, ts_qo * q_row, q_head, q_batch, q.shape[-2] // k.shape[-2]),
+        192: numbers(k_row, k_head, k_batch, s_opt, lse is not None),
+        272: numbers(k.shape[-3], q.shape[-1], v.shape[-1], q.shape[-2]),
+        336: numbers(v_row, v_head, v_batch, o_row, o_head, o_batch),
+        # (b, hq, sq) and (hq, total_q), both contiguous: a head's lse is as long as q has rows.
+        464: numbers(4 * q.shape[-3]),
+    }
     if cu_seqlens is not None:
-        for offset, x in zip((432, 448, 480, 496), cu_seqlens, strict=True):
-            put(offset, "Q", x.data_ptr())
+        slots |= {432: pointers(*cu_seqlens[:2]), 480: pointers(*cu_seqlens[2:])}
     if descales is not None:
+        slots[512] = pointers(*descales)
         for i, x in enumerate(descales):
-            put(512 + 16 * i, "Q", x.data_ptr())
-            if x.dim() == 2:
-                put(560 + 32 * i, "I", 4 * x.stride(0))
-                put(576 + 32 * i, "I", 4 * x.stride(1))
-    return bytes(segment)
+            slots[560 + 32 * i] = numbers(*(4 * stride for stride in x.stride() if x.dim() == 2))
+    return block(FORWARD, slots)

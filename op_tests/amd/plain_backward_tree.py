@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -162,53 +162,35 @@ OTHERS: dict[str, list[PlainOther]] = {
 
 
 @cache
-def _compiled(arch: str, dtype: str, is_wide: bool) -> bytes:
-    """All kernels of the tests for equal head dimensions, or for unequal ones."""
-    lines = [
-        x.instance(arch) for x in GRADIENTS[arch] if (x.dtype, x.hdims == _WIDE) == (dtype, is_wide)
-    ]
-    if not is_wide:
-        lines += [x.instance for x in OTHERS[arch] if x.dtype == dtype]
-    return _compiled_lines(lines, arch, dtype, is_wide)
-
-
-def _compiled_lines(lines: list[str], arch: str, dtype: str, is_wide: bool) -> bytes:
-    lines = list(dict.fromkeys(lines))  # several rows may have one kernel
+def _compiled(arch: str, dtype: str, is_wide: bool, lines: tuple[str, ...]) -> bytes:
+    """Kernels for equal head dimensions, or for unequal ones; several rows may have one."""
+    text = "\n".join((_SOURCE.read_text(), *dict.fromkeys(lines), ""))
     hdim_v = _WIDE[1] if is_wide else 0
     flags = ["-O1", f"-D{dtype.upper()}=1", f"-DTS={TS}", f"-DHDIM_V={hdim_v}"]
-    return compile_hip("\n".join((_SOURCE.read_text(), *lines, "")), arch, flags=flags)
-
-
-def write_one_pass(root: Path, arch: str, gradients: PlainGradients) -> None:
-    """A tree with one kernel of gradients and those before and behind it, compiled for it alone."""
-    folder = root / arch / "fmha_v3_bwd"
-    folder.mkdir(parents=True)
-    beside = [
-        PlainOther(kind, gradients.dtype, mode=gradients.mode) for kind in ("odo", "dq_convert")
-    ]
-    lines = [gradients.instance(arch), *(x.instance for x in beside)]
-    image = _compiled_lines(lines, arch, gradients.dtype, is_wide=False)
-    (folder / _file(gradients.dtype, gradients.hdims)).write_bytes(image)
-    for each in beside:
-        write_rows(folder, each.kind, [each.row])
-    write_rows(folder, "dqdkdv", [gradients.row])
+    return compile_hip(text, arch, flags=flags)
 
 
 def write_backward_tree(
     root: Path,
     arch: str,
-    gradients: Iterable[PlainGradients] | None = None,
-    others: Iterable[PlainOther] | None = None,
+    gradients: Sequence[PlainGradients] | None = None,
+    others: Sequence[PlainOther] | None = None,
 ) -> Path:
     """A tree below ``root``, of all kernels of the tests or of these; gives its folder."""
     folder = root / arch / "fmha_v3_bwd"
     folder.mkdir(parents=True, exist_ok=True)
-    for dtype, hdims in {(x.dtype, x.hdims) for x in GRADIENTS[arch]}:
-        (folder / _file(dtype, hdims)).write_bytes(_compiled(arch, dtype, hdims == _WIDE))
-    others = OTHERS[arch] if others is None else list(others)
+    gradients = GRADIENTS[arch] if gradients is None else gradients
+    others = OTHERS[arch] if others is None else others
+    lines: dict[tuple[str, bool], list[str]] = {}
+    for each in gradients:
+        lines.setdefault((each.dtype, each.hdims == _WIDE), []).append(each.instance(arch))
+    for other in others:
+        lines.setdefault((other.dtype, False), []).append(other.instance)
+    for (dtype, is_wide), of_file in lines.items():
+        image = _compiled(arch, dtype, is_wide, tuple(of_file))
+        (folder / _file(dtype, _WIDE if is_wide else (64, 64))).write_bytes(image)
     for kind in ("odo", "dq_convert", "dq_shuffle"):
         write_rows(folder, kind, [x.row for x in others if x.kind == kind])
-    gradients = GRADIENTS[arch] if gradients is None else gradients
     write_rows(folder, "dqdkdv", [x.row for x in gradients])
     return folder
 

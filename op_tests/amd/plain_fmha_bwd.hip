@@ -77,6 +77,10 @@ __device__ inline unsigned long times(unsigned index, unsigned stride) {
   return static_cast<unsigned long>(index) * stride;
 }
 
+__device__ inline Bits* row_of(Bits* base, int i, unsigned stride) {
+  return reinterpret_cast<Bits*>(reinterpret_cast<char*>(base) + times(i, stride));
+}
+
 __device__ inline float dot(const Bits* a, const Bits* b, int n) {
   float sum = 0;
   for (int i = 0; i < n; ++i) sum += value_of(a[i]) * value_of(b[i]);
@@ -128,12 +132,11 @@ struct Head {
   // The probability, and the gradient of the scaled score.
   __device__ bool pair(int i, int j, float& p, float& ds) const {
     if (j <= i - left || j >= i + right) return false;
-    const Bits* const query = reinterpret_cast<Bits*>(reinterpret_cast<char*>(q) + times(i, q_row));
-    const Bits* const key = reinterpret_cast<Bits*>(reinterpret_cast<char*>(k) + times(j, k_row));
+    const Bits* const query = row_of(q, i, q_row);
+    const Bits* const key = row_of(k, j, k_row);
     p = __builtin_amdgcn_exp2f((scale * dot(query, key, hdim_q) - lse[i]) * log2e);
-    const Bits* const g =
-        reinterpret_cast<Bits*>(reinterpret_cast<char*>(dout) + times(i, dout_row));
-    const Bits* const value = reinterpret_cast<Bits*>(reinterpret_cast<char*>(v) + times(j, v_row));
+    const Bits* const g = row_of(dout, i, dout_row);
+    const Bits* const value = row_of(v, j, v_row);
     ds = p * (dot(g, value, hdim_v) - d[i]) * scale;
     return true;
   }
@@ -200,17 +203,15 @@ __device__ inline void make_dk_and_dv(const Head& h, int j) {
     for (int i = 0; i < h.seqlen_q; ++i) {
       float p, ds;
       if (!h.pair(i, j, p, ds)) continue;
-      const Bits* const q =
-          reinterpret_cast<Bits*>(reinterpret_cast<char*>(h.q) + times(i, h.q_row));
-      const Bits* const g =
-          reinterpret_cast<Bits*>(reinterpret_cast<char*>(h.dout) + times(i, h.dout_row));
+      const Bits* const q = row_of(h.q, i, h.q_row);
+      const Bits* const g = row_of(h.dout, i, h.dout_row);
       for (int c = 0; c < kSlice; ++c) {
         if (first + c < h.hdim_q) dk[c] += ds * value_of(q[first + c]);
         if (first + c < h.hdim_v) dv[c] += p * value_of(g[first + c]);
       }
     }
-    Bits* const to_dk = reinterpret_cast<Bits*>(reinterpret_cast<char*>(h.dk) + times(j, h.dk_row));
-    Bits* const to_dv = reinterpret_cast<Bits*>(reinterpret_cast<char*>(h.dv) + times(j, h.dv_row));
+    Bits* const to_dk = row_of(h.dk, j, h.dk_row);
+    Bits* const to_dv = row_of(h.dv, j, h.dv_row);
     for (int c = 0; c < kSlice; ++c) {
       if (first + c < h.hdim_q) to_dk[first + c] = rounded(dk[c], 0);
       if (first + c < h.hdim_v) to_dv[first + c] = rounded(dv[c], 0);
@@ -227,8 +228,7 @@ __device__ void add_to_dq(const GradientArguments& a, const Head& h, unsigned ba
     for (int j = first_key; j < end_key; ++j) {
       float p, ds;
       if (!h.pair(i, j, p, ds)) continue;
-      const Bits* const k =
-          reinterpret_cast<Bits*>(reinterpret_cast<char*>(h.k) + times(j, h.k_row));
+      const Bits* const k = row_of(h.k, j, h.k_row);
       for (int c = 0; c < kSlice; ++c)
         if (first + c < h.hdim_q) dq[c] += ds * value_of(k[first + c]);
     }

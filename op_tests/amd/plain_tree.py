@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from jitfmha.jit.toolchain.device_compiler import compile_hip
+from jitfmha.jit.toolchain.device_compiler import compile_hip, compile_hip_to_assembly
 
 COLUMNS = (
     *("dtype", "hdim_q", "hdim_v", "mask", "mode", "bf16_cvt"),
     *("ts_qo", "ts_kv", "knl_name", "co_name"),
 )
+PLAIN_NAME = "attend_plainly"
+UseTree = Callable[..., None]
+"""The type of the fixture ``use_tree``: ``use_tree(root)``, or with another variable."""
 _SOURCE = Path(__file__).with_name("plain_fmha_fwd.hip")
 _DTYPES = {"bf16": "BF16", "fp16": "FP16", "fp8bf16": "FP8"}
 _CVTS = ("rtne", "rtna", "rtz")
@@ -64,15 +67,18 @@ class PlainKernel:
         return _compiled(replace(self, ts_kv=0), arch)
 
 
-def plain_source() -> str:
-    """The kernel's text."""
-    return _SOURCE.read_text()
+@cache
+def plain_listing(kernel: PlainKernel, arch: str) -> str:
+    """What the compiler writes with -S; the kernel is called PLAIN_NAME."""
+    return compile_hip_to_assembly(
+        _SOURCE.read_text(), arch, flags=_definitions(kernel, PLAIN_NAME)
+    )
 
 
-def definitions_of(kernel: PlainKernel) -> dict[str, object]:
+def _definitions(kernel: PlainKernel, symbol: str) -> list[str]:
     """What the kernel's text is compiled with."""
-    return {
-        "KERNEL": kernel.symbol,
+    values = {
+        "KERNEL": symbol,
         _DTYPES[kernel.dtype]: 1,
         "HDIM_Q": kernel.hdim_q,
         "HDIM_V": kernel.hdim_v,
@@ -82,13 +88,12 @@ def definitions_of(kernel: PlainKernel) -> dict[str, object]:
         "THREADS": kernel.threads,
         "CVT": kernel.bf16_cvt,
     }
+    return [f"-D{name}={value}" for name, value in values.items()]
 
 
 @cache
 def _compiled(kernel: PlainKernel, arch: str) -> bytes:
-    definitions = definitions_of(kernel)
-    flags = [f"-D{name}={value}" for name, value in definitions.items()]
-    return compile_hip(plain_source(), arch, flags=flags)
+    return compile_hip(_SOURCE.read_text(), arch, flags=_definitions(kernel, kernel.symbol))
 
 
 _BF16 = [PlainKernel(mask=mask, mode=mode) for mask in (0, 2) for mode in (0, 1)]

@@ -1,6 +1,6 @@
 """The arguments of AITER's three backward kernels byte by byte, and their grids.
 
-Written from the tables of the interface and from torch's own strides, with nothing of the package.
+Pointers to memory between the kernels are taken as they are.
 """
 
 from __future__ import annotations
@@ -12,44 +12,16 @@ from typing import Any
 import pytest
 import torch
 from backward_calls import BackwardCall
+from kernel_arguments import block, differing_slots, numbers, pointers, strides
 from plain_backward_tree import TS, PlainGradients, PlainOther, write_backward_tree
+from plain_tree import UseTree
 from rigs.recording_runtime import Launch, RecordingRuntime
 from torch import Tensor
-from tree_environment import UseTree
 
 from jitfmha import HipError
 
 CHIPS = {"gfx942": "MI300X", "gfx950": "MI355X"}
 ROW_SUMS, GRADIENTS, DQ = 256, 704, 192  # bytes
-
-
-def pointer(x: Tensor) -> tuple[str, int]:
-    return "Q", x.data_ptr()
-
-
-def number(x: int) -> tuple[str, int]:
-    return "I", x
-
-
-def strides(x: Tensor) -> tuple[int, int, int]:
-    """Between batches, rows and heads, in bytes."""
-    *batch, row, head, _ = (stride * x.element_size() for stride in x.stride())
-    return (batch[0] if batch else 0), row, head
-
-
-def block(size: int, slots: dict[int, tuple[str, float]]) -> bytes:
-    packed = bytearray(size)
-    for offset, (form, value) in slots.items():
-        struct.pack_into(f"<{form}", packed, offset, value)
-    return bytes(packed)
-
-
-def differing_slots(launch: Launch, expected: bytes) -> list[str]:
-    """The offsets of the slots that differ, but for pointers to memory between the kernels."""
-    assert launch.kernarg_bytes == len(expected)
-    actual = bytes(launch.kernarg)[: len(expected)]
-    slots = range(0, len(expected), 16)
-    return [hex(i) for i in slots if actual[i : i + 16] != expected[i : i + 16]]
 
 
 def run(
@@ -98,28 +70,17 @@ def test_arguments(rng, tmp_path, use_tree, runtime, arch, is_group):
 
     batch_o, row_o, head_o = strides(call.out)
     batch_do, row_do, head_do = strides(call.dout)
-    between = {0x20: struct.unpack_from("<Q", bytes(row_sums.kernarg), 0x20)[0]}
+    (row_sum,) = struct.unpack_from("<Q", bytes(row_sums.kernarg), 0x20)
     slots = {
-        0x00: pointer(call.out),
-        0x10: pointer(call.dout),
-        0x20: ("Q", between[0x20]),
-        0x30: number(head_o),
-        0x40: number(batch_o),
-        0x50: number(row_o),
-        0x60: number(head_do),
-        0x70: number(batch_do),
-        0x80: number(row_do),
-        0x90: number(4 * rows_q),
-        0xA0: number(0 if is_group else 16 * rows_q),
-        0xB0: number(4),
-        0xC0: number(rows_q),
-        0xD0: number(8),
+        0x00: [*pointers(call.out, call.dout), ("Q", row_sum)],
+        0x30: numbers(head_o, batch_o, row_o, head_do, batch_do, row_do),
+        0x90: numbers(4 * rows_q, 0 if is_group else 16 * rows_q, 4, rows_q, 8),
     }
     sums: list[Tensor] = []
     if is_group:
         names = ("q", "k", "q_padded", "k_padded")
         sums = [call.arguments[f"cu_seqlens_{name}"] for name in names]
-        slots |= {0xE0: pointer(sums[0]), 0xF0: pointer(sums[2])}
+        slots[0xE0] = pointers(sums[0], sums[2])
     assert differing_slots(row_sums, block(ROW_SUMS, slots)) == []
 
     at = bytes(gradients.kernarg)
@@ -130,49 +91,17 @@ def test_arguments(rng, tmp_path, use_tree, runtime, arch, is_group):
     each_batch = 0 if is_group else rows_k * each
     shuffled_rows = 48 if is_gfx950 and is_group else longest_q
     slots = {
-        0x00: ("Q", sum_of_dq),
-        0x10: ("Q", dk),
-        0x20: ("Q", dv),
-        0x30: pointer(call.q),
-        0x40: pointer(call.k),
-        0x50: pointer(call.v),
-        0x60: pointer(call.dout),
-        0x70: pointer(call.lse),
-        0x80: ("Q", between[0x20]),
-        0x90: ("f", 0.3),
-        0xA0: ("f", 1.4426950408889634),
-        0xB0: number(rows_q),
-        0xC0: number(TS * row_k),
-        0xD0: number(head_q),
-        0xE0: number(batch_q),
-        0xF0: number(row_q),
-        0x100: number(2),
-        0x110: number(head_k),
-        0x120: number(batch_k),
-        0x130: number(row_k),
-        0x140: number(each),
-        0x150: number(rows_k),
-        0x160: number(8),
-        0x170: number(8),
-        0x180: number(4),
-        0x190: number(head_v),
-        0x1A0: number(batch_v),
-        0x1B0: number(row_v),
-        0x1C0: number(head_do),
-        0x1D0: number(batch_do),
-        0x1E0: number(row_do),
-        0x1F0: number(16),
-        0x200: number(each_batch),
-        0x210: number(16),
-        0x220: number(each_batch),
-        0x230: number(each),
-        0x240: number(4 * rows_q),
-        0x290: number(shuffled_rows),
+        0x00: [("Q", sum_of_dq), ("Q", dk), ("Q", dv)],
+        0x30: pointers(call.q, call.k, call.v, call.dout, call.lse),
+        0x80: [("Q", row_sum), ("f", 0.3), ("f", 1.4426950408889634)],
+        0xB0: numbers(rows_q, TS * row_k, head_q, batch_q, row_q, 2, head_k, batch_k, row_k),
+        0x140: numbers(each, rows_k, 8, 8, 4, head_v, batch_v, row_v, head_do, batch_do, row_do),
+        0x1F0: numbers(16, each_batch, 16, each_batch, each, 4 * rows_q),
+        0x250: pointers(*sums),
+        0x290: numbers(shuffled_rows),
     }
-    if is_group:
-        slots |= {0x250 + 16 * i: pointer(x) for i, x in enumerate(sums)}
     assert differing_slots(gradients, block(GRADIENTS, slots)) == []
-    assert len({sum_of_dq, dk, dv, between[0x20]}) == 4
+    assert len({sum_of_dq, dk, dv, row_sum}) == 4
     if is_gfx950:
         check_dq(launches[2], call, sum_of_dq, longest_q, sums)
 
@@ -185,19 +114,10 @@ def check_dq(
     rows = call.q.shape[-3]
     head, row = (4 * 8 * rows, 4 * 8) if not sums else (48 * 128 * 2, 128 * 2)
     slots = {
-        0x00: ("Q", sum_of_dq),
-        0x10: pointer(call.gradients["dq"]),
-        0x20: number(head),
-        0x30: number(4 * head),
-        0x40: number(row),
-        0x50: number(head_dq),
-        0x60: number(batch_dq),
-        0x70: number(row_dq),
-        0x80: number(rows),
-        0x90: number(8),
+        0x00: [("Q", sum_of_dq), *pointers(call.gradients["dq"])],
+        0x20: numbers(head, 4 * head, row, head_dq, batch_dq, row_dq, rows, 8),
+        0xA0: pointers(*sums[::2]),
     }
-    if sums:
-        slots |= {0xA0: pointer(sums[0]), 0xB0: pointer(sums[2])}
     assert differing_slots(launch, block(DQ, slots)) == []
     assert list(launch.grid) == [-(-longest // 64), 4, 3]
 

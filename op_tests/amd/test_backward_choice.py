@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import shutil
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,11 @@ from plain_backward_tree import (
     write_backward_tree,
     write_rows,
 )
+from plain_tree import UseTree
 from rigs.recording_runtime import RecordingRuntime
-from tree_environment import UseTree
 from untyped import explain_bwd
 
 import jitfmha
-from jitfmha import emulate
 from jitfmha.amd.manifest import AiterBackwardRow
 from jitfmha.call import dispatch
 from jitfmha.call.dispatch import Entrant
@@ -318,28 +316,6 @@ def test_functions_of_aiter(tree, runtime, calls, mode):
         assert "causal_a16_rtne_pddvE" in gradients
         with pytest.raises(NotImplementedError, match="float32 sums"):
             run(False, True, 0)
-
-
-# ---- The whole way -------------------------------------------------------------------------------
-
-
-def test_autograd(tmp_path, monkeypatch, rng):
-    """Forward by the kernels of this package, backward by those of the tree."""
-    write_backward_tree(tmp_path, "gfx942")
-    monkeypatch.setenv("JITFMHA_HSA_DIR", str(tmp_path))
-    qkv = [torch.randn(1, 9, 1, 64, generator=rng).bfloat16().requires_grad_() for _ in range(3)]
-    exact = [x.detach().double().requires_grad_() for x in qkv]
-    q, k, v = (x.transpose(1, 2) for x in exact)
-    torch.nn.functional.scaled_dot_product_attention(q, k, v).sum().backward()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with emulate("gfx942"):
-            jitfmha.fmha_fwd(*qkv).float().sum().backward()
-    for x, y in zip(qkv, exact, strict=True):
-        assert x.grad is not None
-        assert y.grad is not None
-        size = y.grad.abs().max().item()
-        assert (x.grad.double() - y.grad).abs().max() <= 2e-2 * max(size, 1e-1)
 
 
 def test_columns():

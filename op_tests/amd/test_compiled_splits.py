@@ -13,7 +13,6 @@ import pytest
 import torch
 from compiled_calls import ARCHS, MODIFIERS, CompiledCall, check, check_tensors, draw
 from inputs import prefix_sums
-from rigs.recording_runtime import Launch
 from test_promises import run_with_promise
 from torch import Tensor
 from untyped import explain, fmha_fwd
@@ -99,12 +98,6 @@ def test_the_workspace_is_as_large_as_was_promised(rng, arch, mask, promised):
 # ---- What is launched ----------------------------------------------------------------------------
 
 
-def fields(launch: Launch, *names: str) -> list[int]:
-    """Arguments of the kernel by their names."""
-    by_name = launch.arguments(COMPILED_ARGUMENTS)
-    return [by_name[name] for name in names]
-
-
 def batch_of_8(rows: int, heads: int) -> Tensor:
     """Of a head dimension that no ready kernel has; one row's memory for all."""
     return torch.zeros(1, 1, heads, 96, dtype=torch.bfloat16).expand(8, rows, -1, -1)
@@ -120,7 +113,7 @@ def test_stacked_heads_take_the_workgroups_of_key_heads(runtime):
         decode(8192)
     first, second = runtime.launches()
     # 64 sequences and key heads, which are fewer than the chip's units.
-    (num_splits,) = fields(first, "attention.num_splits.divisor")
+    (num_splits,) = first.fields(COMPILED_ARGUMENTS, "attention.num_splits.divisor")
     assert num_splits > 1
     assert first.grid[0] * first.grid[1] * first.grid[2] == 64 * num_splits
     # A workgroup for each of four waves.
@@ -128,8 +121,8 @@ def test_stacked_heads_take_the_workgroups_of_key_heads(runtime):
     assert bytes(first.kernarg) == bytes(second.kernarg)
     assert second.symbol == first.symbol + b"_combine"
     names = ("heads.divisor", "gqa.divisor", "query_tiles")
-    assert fields(first, *(f"attention.{name}" for name in names)) == [8, 1, 1]
-    assert fields(first, "stacked.count.divisor", "stacked.q_stride") == [4, 192]
+    assert first.fields(COMPILED_ARGUMENTS, *(f"attention.{name}" for name in names)) == [8, 1, 1]
+    assert first.fields(COMPILED_ARGUMENTS, "stacked.count.divisor", "stacked.q_stride") == [4, 192]
 
 
 @pytest.mark.parametrize(
@@ -183,7 +176,7 @@ def test_keys_in_pages_are_split_by_the_longest_sequence(runtime, max_seqlen_k, 
     with runtime.stands_for(runtime.target("MI300X")):
         fmha_fwd(q, k, k, block_table=table, **ends, **longest)
     first, *others = runtime.launches()
-    (num_splits,) = fields(first, "attention.num_splits.divisor")
+    (num_splits,) = first.fields(COMPILED_ARGUMENTS, "attention.num_splits.divisor")
     assert (num_splits > 1) == bool(others) == are_split
 
 

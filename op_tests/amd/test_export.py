@@ -22,8 +22,10 @@ from exported_calls import (
     WARNINGS,
     BackwardArguments,
     CallError,
+    Descale,
     ExportedCalls,
     ForwardArguments,
+    Strides,
     build_shared,
     build_shim,
     compile_cpp,
@@ -48,7 +50,7 @@ from jitfmha.kernels import ready
 from jitfmha.kernels.ready.backward.family import ReadyBackwardPlan
 from jitfmha.kernels.ready.backward.kernels import turns_of
 from jitfmha.kernels.ready.family import ReadyPlan
-from jitfmha.planning.target import TARGET_HERE, AmdTarget
+from jitfmha.planning.target import TARGET_HERE
 from jitfmha.problem.dtypes import DTYPE_NAMES
 from jitfmha.problem.mask import parse_mask
 
@@ -100,11 +102,13 @@ def ready_hdims(arch: Arch) -> list[tuple[int, int]]:
     return sorted({(each.row.hdim_q, each.row.hdim_v) for each in kernels})
 
 
-def arguments_of(wanted: Combination, max_seqlen_q: int = 0) -> ForwardArguments:
+def arguments_of(
+    wanted: Combination, max_seqlen_q: int = 0, kind: Any = ForwardArguments
+) -> ForwardArguments | BackwardArguments:
     """Without addresses."""
     problem = wanted.problem()
     mask = 0 if wanted.mask.is_none else 1 if wanted.mask.top_left else 2
-    arguments = ForwardArguments(
+    arguments = kind(
         dtype=DTYPES[wanted.dtype],
         mode=("gm0", "gm1").index(wanted.mode),
         mask=mask,
@@ -151,7 +155,6 @@ def test_plans_are_those_of_python(chip, calls, seed):
     kernels = set()
     with emulate(chip):
         target = TARGET_HERE.get()
-        assert isinstance(target, AmdTarget)
         for _ in range(400):
             wanted = drawn_combination(draw, target.chip.architecture.fp8_dtype)
             cvt = draw.choice(("rtne", "rtna", "rtz"))
@@ -191,10 +194,8 @@ def test_backward_plans_are_those_of_python(chip, calls, seed):
         problem = wanted.problem()._replace(bf16_cvt=cvt, is_deterministic=is_deterministic)
         with emulate(chip):
             target = TARGET_HERE.get()
-            assert target is not None
             plan = plan_for(problem, target)
-        arguments = BackwardArguments()
-        copy_shared(arguments_of(wanted), arguments)
+        arguments = arguments_of(wanted, kind=BackwardArguments)
         arguments.bf16_cvt = CVTS[cvt]
         arguments.deterministic = is_deterministic
         if plan.family == "compiled" and not is_compiled(wanted, cvt, chip):
@@ -244,13 +245,6 @@ def is_compiled(wanted: Combination, cvt: str, arch: Arch) -> bool:
     like = as_compiled(wanted)._replace(mask=wanted.mask)
     is_named = arch in COMPILED.arches and cvt == "rtne" and not wanted.mask.is_none
     return is_named and wanted == like
-
-
-def copy_shared(one: ForwardArguments, other: BackwardArguments) -> None:
-    """What both directions have."""
-    for name, *_ in ForwardArguments._fields_:
-        if hasattr(other, name):
-            setattr(other, name, getattr(one, name))
 
 
 # ---- Results -------------------------------------------------------------------------------------
@@ -433,6 +427,9 @@ def backward_arguments(call: BackwardCall) -> BackwardArguments:
 # ---- What is refused -----------------------------------------------------------------------------
 
 PLAIN = Combination("bf16", "bf16", 64, 64, batch=1, heads_q=2, heads_k=1, seqlen_q=5, seqlen_k=9)
+FP8_CALL = {"dtype": 2, "hdim_q": 128, "hdim_v": 128} | {
+    name: Descale(1, 0, 1) for name in DESCALES
+}
 
 
 @pytest.mark.parametrize(
@@ -461,6 +458,10 @@ PLAIN = Combination("bf16", "bf16", 64, 64, batch=1, heads_q=2, heads_k=1, seqle
         ({"hdim_q": 80}, "unsupported: no kernel for bf16, hdim 80x64, mask none, batch mode"),
         ({"heads_q": 1 << 16}, "unsupported: heads_q is 65536"),
         ({"seqlen_k": 1 << 30}, "unsupported: seqlen_k is 1073741824"),
+        ({"k_strides": Strides(0, 1 << 31, 64)}, r"unsupported: k_strides\.seq is 2147483648"),
+        ({"k_strides": Strides(0, -1, 64)}, r"invalid_argument: k_strides\.seq is -1"),
+        (FP8_CALL | {"v_descale": Descale(1, 0, -1)}, r"invalid_argument: v_descale\.head is -1"),
+        (FP8_CALL | {"v_descale": Descale(1, 0, 1 << 30)}, r"unsupported: v_descale\.head is 1073"),
     ],
 )
 def test_refusals(changes, text, calls):
@@ -475,29 +476,11 @@ def test_refusals(changes, text, calls):
         calls.launch(arguments)
 
 
-def test_a_stride_that_does_not_fit_is_named(calls):
-    arguments = arguments_of(PLAIN)
-    arguments.k_strides.seq = 1 << 31
-    with pytest.raises(CallError, match=r"^unsupported: k_strides\.seq is 2147483648"):
-        calls.plan(arguments)
-    arguments.k_strides.seq = -1
-    with pytest.raises(CallError, match=r"^invalid_argument: k_strides\.seq is -1"):
-        calls.plan(arguments)
-    arguments.seqlen_k = 1  # then it may be anything
-    calls.plan(arguments)
-
-
-def test_a_stride_of_a_descale_is_checked(calls, rng):
-    problem = AmdProblem(rng, dtype=FP8["gfx942"], batch=1, descales="each")
+def test_the_stride_of_a_single_row_may_be_anything(calls):
     use_device("gfx942")
-    arguments = forward_arguments(problem, 0)
-    set_tensor(arguments, "out", torch.zeros(problem.q.shape, dtype=torch.bfloat16))
-    arguments.v_descale.head = -1
-    with pytest.raises(CallError, match=r"^invalid_argument: v_descale\.head is -1"):
-        calls.launch(arguments)
-    arguments.v_descale.head = 1 << 30
-    with pytest.raises(CallError, match=r"^unsupported: v_descale\.head is 1073741824"):
-        calls.launch(arguments)
+    arguments = arguments_of(PLAIN._replace(seqlen_k=1))
+    arguments.k_strides.seq = -1
+    calls.plan(arguments)
 
 
 def test_rows_that_are_too_far_apart_are_refused(calls, rng):
@@ -583,7 +566,9 @@ class Program:
     def __init__(self, name: str, exported: Path, library: Path, runtime: str) -> None:
         flags = (f"-I{exported / 'include'}", CPP / f"{name}.cpp", library)
         rpath = f"-Wl,-rpath,{library.parent}"
-        self._path = compile_cpp(library.with_name(name), *flags, rpath)
+        self._path = library.with_name(name)
+        if not self._path.exists():
+            compile_cpp(self._path, *flags, rpath)
         alias = library.with_name("libamdhip64.so")
         if not alias.exists():
             alias.symlink_to(runtime)
@@ -599,65 +584,73 @@ def saved(folder: Path, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
     return torch.frombuffer(content, dtype=dtype).view(shape)
 
 
-def test_forward_program(exported, shared_library, emulator_path, tmp_path, seed):
+OF_GROUPS = {
+    "cu_seqlens_q": prefix_sums([1, 0, 129]),
+    "cu_seqlens_k": prefix_sums([700, 5, 33]),
+    "max_seqlen_q": 129,
+}
+
+
+@pytest.mark.parametrize(
+    ("chip", "flags", "options", "kernel"),
+    [
+        (
+            "gfx942",
+            "-prec=bf16 -h=4 -h_k=2 -s=65 -s_k=130 -d=64 -mask=b -operm=0 -scale=.3 -v3_bf16_cvt=1",
+            {"mask": 2, "softmax_scale": 0.3, "bf16_cvt": "rtna"},
+            "fmha_fwd_hd64_bf16_causal_rtna, ",
+        ),
+        (
+            "gfx950",
+            "-prec=fp16 -mode=1 -s=1,0,129 -s_k=700,5,33 -h=3 -h_k=1 -iperm=0 -init=ui",
+            OF_GROUPS,
+            "fmha_fwd_hd128_fp16",
+        ),
+        *(
+            (
+                chip,
+                "-prec=fp8 -h=4 -h_k=2 -s=33 -s_k=130 -mask=1 -iperm=0 -operm=0 -qscale=ph",
+                {"mask": 1},
+                "fmha_fwd_hd128_fp8bf16_causal_top_left",
+            )
+            for chip in ("gfx942", "gfx950")
+        ),
+    ],
+)
+def test_forward_program(
+    chip, flags, options, kernel, exported, shared_library, emulator_path, tmp_path, seed
+):
     built = Program("bench_mha_fwd", exported, shared_library, emulator_path)
-    options = ("-lse=1", "-kname=1", "-warmup=0", f"-seed={seed}", f"-save={tmp_path}")
     said = built.run(
-        *("-prec=bf16", "-b=2", "-h=4", "-h_k=2", "-s=65", "-s_k=130", "-d=64", "-mask=b"),
-        *("-iperm=1", "-operm=0", "-init=nf", "-scale=0.3", "-v3_bf16_cvt=1", "-repeat=1"),
-        *options,
+        *("-init=nf", *flags.split(), "-lse=1", "-kname=1", "-warmup=0", "-repeat=1"),
+        *(f"-device={DEVICES[chip]}", f"-seed={seed}", f"-save={tmp_path}"),
     )
-    assert "fmha_fwd_hd64_bf16_causal_rtna, " in said
-    assert "TFLOP/s" in said
-    assert "valid: y" in said
-    q, k, v = (
-        saved(tmp_path, name, torch.bfloat16, 2, heads, rows, 64).transpose(1, 2)
-        for name, heads, rows in (("q", 4, 65), ("k", 2, 130), ("v", 2, 130))
-    )
-    with emulate("gfx942"):
-        out, lse = fmha_fwd(q, k, v, mask=2, softmax_scale=0.3, bf16_cvt="rtna", return_lse=True)
-    assert torch.equal(saved(tmp_path, "out", torch.bfloat16, 2, 65, 4, 64), out)
-    assert torch.equal(saved(tmp_path, "lse", torch.float32, 2, 4, 65), lse)
+    for word in ("valid: y", "TFLOP/s", kernel):
+        assert word in said
+    given = {"d": "128", "iperm": "1", "operm": "1"}
+    given |= dict(flag[1:].split("=") for flag in flags.split())
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": FP8[chip]}[given["prec"]]
+    heads_q, heads_k, hdim = (int(given[name]) for name in ("h", "h_k", "d"))
+    batch = () if "mode" in given else (2,)
+    rows_q, rows_k = (sum(map(int, given[name].split(","))) for name in ("s", "s_k"))
 
-    said = built.run(
-        *("-prec=fp16", "-mode=1", "-s=1,0,129", "-s_k=700,5,33", "-h=3", "-h_k=1", "-d=128"),
-        *("-iperm=0", "-operm=1", "-init=ui", "-repeat=0", "-device=2", *options),
-    )
-    assert "valid: y" in said
-    q, k, v = (
-        saved(tmp_path, name, torch.float16, rows, heads, 128)
-        for name, heads, rows in (("q", 3, 130), ("k", 1, 738), ("v", 1, 738))
-    )
-    sums = prefix_sums([1, 0, 129]), prefix_sums([700, 5, 33])
-    with emulate("gfx950"):
-        out, lse = fmha_fwd(
-            *(q, k, v),
-            cu_seqlens_q=sums[0],
-            cu_seqlens_k=sums[1],
-            max_seqlen_q=129,
-            return_lse=True,
-        )
-    assert torch.equal(saved(tmp_path, "out", torch.float16, 3, 130, 128).transpose(0, 1), out)
-    assert torch.equal(saved(tmp_path, "lse", torch.float32, 3, 130), lse)
+    def tensor(name: str, flag: str, kind: torch.dtype, rows: int, heads: int) -> Tensor:
+        if given[flag] == "0":
+            return saved(tmp_path, name, kind, *batch, rows, heads, hdim)
+        return saved(tmp_path, name, kind, *batch, heads, rows, hdim).transpose(-3, -2)
 
-    for chip in ("gfx942", "gfx950"):
-        said = built.run(
-            *("-prec=fp8", "-b=2", "-h=4", "-h_k=2", "-s=33", "-s_k=130", "-mask=1", "-init=nf"),
-            *("-iperm=0", "-operm=0", "-repeat=0", "-qscale=ph", f"-device={DEVICES[chip]}"),
-            *options,
-        )
-        assert "fmha_fwd_hd128_fp8bf16_causal_top_left" in said
-        assert "valid: y" in said
-        q, k, v = (
-            saved(tmp_path, name, FP8[chip], 2, rows, heads, 128)
-            for name, heads, rows in (("q", 4, 33), ("k", 2, 130), ("v", 2, 130))
-        )
-        descales = {name: saved(tmp_path, name, torch.float32, 2, 2) for name in DESCALES}
-        with emulate(chip):
-            out, lse = fmha_fwd(q, k, v, mask=1, return_lse=True, **descales)
-        assert torch.equal(saved(tmp_path, "out", torch.bfloat16, 2, 33, 4, 128), out)
-        assert torch.equal(saved(tmp_path, "lse", torch.float32, 2, 4, 33), lse)
+    q = tensor("q", "iperm", dtype, rows_q, heads_q)
+    k, v = (tensor(name, "iperm", dtype, rows_k, heads_k) for name in "kv")
+    if given["prec"] == "fp8":
+        options |= {name: saved(tmp_path, name, torch.float32, 2, 2) for name in DESCALES}
+    with emulate(chip):
+        out, lse = fmha_fwd(q, k, v, return_lse=True, **options)
+    assert torch.equal(tensor("out", "operm", out.dtype, rows_q, heads_q), out)
+    assert torch.equal(saved(tmp_path, "lse", torch.float32, *batch, heads_q, rows_q), lse)
 
+
+def test_flags_of_programs(exported, shared_library, emulator_path):
+    built = Program("bench_mha_fwd", exported, shared_library, emulator_path)
     for said, *options in (
         ("-prec=fp4 is not served", "-prec=fp4"),
         ("-nonsense=1 is no option", "-nonsense=1"),
@@ -667,6 +660,8 @@ def test_forward_program(exported, shared_library, emulator_path, tmp_path, seed
     ):
         assert said in built.run(*options, code=2)
     assert "no kernel for fp16, hdim 80x80" in built.run("-d=80", "-s=3", code=1)
+    backward = Program("bench_mha_bwd", exported, shared_library, emulator_path)
+    assert "-prec=fp8 is not served" in backward.run("-prec=fp8", code=2)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -698,7 +693,6 @@ def test_backward_program(deterministic, exported, shared_library, emulator_path
         expected = fmha_bwd(dout, q, k, v, out, lse, mask=2, deterministic=deterministic)
     for one, other in zip(here, expected, strict=True):
         assert torch.equal(one, other)
-    assert "-prec=fp8 is not served" in built.run("-prec=fp8", code=2)
 
 
 CONSUMER = """

@@ -12,9 +12,8 @@ from typing import get_args
 import pytest
 from amd_problems import AmdProblem, assert_exact
 from assembled_words import assemble_words
-from commands import Run
-from plain_listing import PLAIN_NAME, plain_listing
-from plain_tree import COLUMNS, PlainKernel, write_tree
+from commands import Ended, Run
+from plain_tree import COLUMNS, PLAIN_NAME, PlainKernel, plain_listing, write_tree
 from untyped import explain
 
 from jitfmha import emulate
@@ -67,6 +66,10 @@ def with_flag(name: str, *values: str) -> tuple[str, ...]:
     """FLAGS with other values of one."""
     at = FLAGS.index(name) + 1
     return (*FLAGS[:at], *values, *FLAGS[at + len(values) :])
+
+
+def assert_refused(ended: Ended, complaint: str, code: int = 2) -> None:
+    assert (ended.code, complaint in ended.err) == (code, True), ended.err
 
 
 def test_an_imported_kernel_serves_calls(rng, hsa, listing, tmp_path, use_tree):
@@ -182,7 +185,7 @@ def test_a_failed_import_leaves_the_tree_as_it_was(hsa, listing, tmp_path, monke
 def test_a_kernel_is_refused(hsa, listing, tmp_path, flags, code, complaint):
     tree = tmp_path / "tree"
     ended = hsa("import", listing, "--into", tree, *flags)
-    assert (ended.code, complaint in ended.err) == (code, True), ended.err
+    assert_refused(ended, complaint, code)
     assert not tree.exists()
 
 
@@ -279,7 +282,7 @@ def test_pipes_and_devices_are_not_read(hsa, tmp_path, action):
     os.mkfifo(pipe)
     for path in (pipe, Path("/dev/zero")):
         ended = hsa(action, path, *(FLAGS if action == "import" else ()))
-        assert (ended.code, "not a regular file" in ended.err) == (2, True), ended.err
+        assert_refused(ended, "not a regular file")
 
 
 def test_every_place_of_a_name_is_found():
@@ -358,8 +361,7 @@ def test_what_is_no_code_object_is_refused(hsa, tmp_path, action, content, compl
     path = tmp_path / "kernel.co"
     if content is not None:
         path.write_bytes(content)
-    ended = hsa(action, path)
-    assert (ended.code, complaint in ended.err) == (2, True), ended.err
+    assert_refused(hsa(action, path), complaint)
 
 
 def test_verify_names_each_problem(hsa, tmp_path):
@@ -438,5 +440,4 @@ def test_a_damaged_backward_manifest_is_named(action, code, hsa, tmp_path):
 
 
 def test_a_folder_without_manifests_is_not_listed(hsa, tmp_path):
-    ended = hsa("list", tmp_path)
-    assert (ended.code, f"{tmp_path} has no manifest" in ended.err) == (2, True)
+    assert_refused(hsa("list", tmp_path), f"{tmp_path} has no manifest")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from inputs import prefix_sums
-from rigs.recording_runtime import Launch, RecordingRuntime
+from rigs.recording_runtime import RecordingRuntime
 from untyped import fmha_fwd
 
 from jitfmha.amd.kernel_arguments import JITFMHA_ARGUMENTS
@@ -140,12 +140,6 @@ def test_the_workspace():
     assert split().workspace_floats(257, 3) == 8 * 2 * 3 * 8 * 64 * 66
 
 
-def fields(launch: Launch, *names: str) -> list[int]:
-    """Arguments of the kernel by their names."""
-    by_name = launch.arguments(JITFMHA_ARGUMENTS)
-    return [by_name[name] for name in names]
-
-
 def call(
     runtime: RecordingRuntime,
     heads: int,
@@ -167,7 +161,11 @@ def test_a_full_chip_gets_one_launch(runtime):
     call(runtime, 64, 2048, 2048, mask=2)
     (launch,) = runtime.launches()
     assert list(launch.grid) == [64, 8, 1]
-    assert fields(launch, "workspace", "num_splits.divisor", "query_tiles") == [0, 1, 8]
+    assert launch.fields(JITFMHA_ARGUMENTS, "workspace", "num_splits.divisor", "query_tiles") == [
+        0,
+        1,
+        8,
+    ]
 
 
 @pytest.mark.parametrize("mask", [0, 2])
@@ -177,8 +175,8 @@ def test_split_keys_take_two_launches(runtime, mask):
     assert list(first.grid) == [8, 3, 16]
     assert list(second.grid) == [8, 3, 4]  # a workgroup for each of four waves
     assert bytes(first.kernarg) == bytes(second.kernarg)
-    assert fields(first, "num_splits.divisor", "query_tiles") == [16, 3]
-    assert fields(first, "workspace") != [0]
+    assert first.fields(JITFMHA_ARGUMENTS, "num_splits.divisor", "query_tiles") == [16, 3]
+    assert first.fields(JITFMHA_ARGUMENTS, "workspace") != [0]
     assert second.symbol.decode().endswith("_combine")
     assert list(first.block) == list(second.block) == [256, 1, 1]
 
@@ -190,7 +188,7 @@ def test_group_mode_splits_by_the_longest_sequence(runtime):
     first, second = runtime.launches()
     assert list(first.grid) == [4, 2, 3 * 16]
     assert list(second.grid) == [4, 2, 3 * 4]
-    assert fields(first, "num_splits.divisor", "query_tiles") == [16, 3]
+    assert first.fields(JITFMHA_ARGUMENTS, "num_splits.divisor", "query_tiles") == [16, 3]
 
 
 @pytest.mark.parametrize(

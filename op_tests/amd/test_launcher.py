@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 from inputs import LAYOUTS, lay_out, prefix_sums
-from kernel_arguments import packed
-from plain_tree import PlainKernel, write_tree
+from kernel_arguments import FORWARD, differing_slots, packed
+from plain_tree import PlainKernel, UseTree, write_tree
 from rigs.recording_runtime import Launch, RecordingRuntime
 from torch import Tensor
-from tree_environment import UseTree
 from untyped import fmha_fwd
 
 from jitfmha import HipError, jit
@@ -46,12 +45,6 @@ def qkv(
     return [torch.randn(shape, generator=rng).to(dtype) for shape in shapes]
 
 
-def differing_fields(launch: Launch, expected: bytes) -> list[int]:
-    """The offsets of the 16-byte fields that differ: a readable failure."""
-    actual = bytes(launch.kernarg)
-    return [i for i in range(0, 656, 16) if actual[i : i + 16] != expected[i : i + 16]]
-
-
 def launched(
     runtime: RecordingRuntime, chip: str, *tensors: Tensor, stream: int = 0, **options: Any
 ) -> tuple[Launch, Any]:
@@ -60,7 +53,7 @@ def launched(
         result = fmha_fwd(*tensors, **options)
     (launch,) = runtime.launches()
     assert launch.dynamic_lds == 0
-    assert launch.kernarg_bytes == 656
+    assert launch.kernarg_bytes == FORWARD
     return launch, result
 
 
@@ -77,7 +70,7 @@ def test_arguments_of_gm0(rng, runtime, chip, layout, return_lse):
     launch, result = launched(runtime, chip, q, k, v, stream=0xABCD0, **options)
     lse = result[1] if return_lse else None
     expected = packed(q, k, v, out, lse, scale=0.3, ts_qo=64, s_opt=5)
-    assert differing_fields(launch, expected) == []
+    assert differing_slots(launch, expected) == []
     assert launch.stream == 0xABCD0
     assert launch.device == CHIPS[chip]
     assert launch.symbol.decode() == PlainKernel().symbol
@@ -106,7 +99,7 @@ def test_arguments_of_gm1(rng, runtime, chip, return_lse, padded):
         cu_seqlens=(*ends, *starts),
         max_seqlen_q=150,
     )
-    assert differing_fields(launch, expected) == []
+    assert differing_slots(launch, expected) == []
     assert list(launch.grid) == [4, 3, 3]
 
 
@@ -135,7 +128,7 @@ def test_arguments_of_fp8(rng, runtime, mode, shape):
         max_seqlen_q=33,
         descales=descales,
     )
-    wrong = differing_fields(launch, expected)
+    wrong = differing_slots(launch, expected)
     if shape is None:
         # One scale of 1 takes the place of all three.
         assert wrong == [512, 528, 544]
@@ -264,7 +257,7 @@ def test_strides_of_single_rows_mean_nothing(rng, runtime):
     launch, _ = launched(runtime, "MI300X", *odd, out=out, softmax_scale=0.3)
     contiguous = [x.as_strided(x.shape, (0, 128, 128, 1)) for x in tensors]
     expected = packed(*contiguous, None, scale=0.3, ts_qo=64, s_opt=5)
-    assert differing_fields(launch, expected) == []
+    assert differing_slots(launch, expected) == []
 
 
 @pytest.mark.usefixtures("poisoned_memory")

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from plain_tree import write_manifest
+from plain_tree import UseTree, write_manifest
 from torch import Tensor
-from tree_environment import UseTree
 from untyped import fmha_fwd
 
 from jitfmha import HipError

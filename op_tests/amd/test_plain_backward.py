@@ -7,6 +7,7 @@ memory that the call does not own, which the emulator reports.
 from __future__ import annotations
 
 import warnings
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 from backward_calls import BackwardCall
 from plain_backward_tree import GRADIENTS, PlainGradients, write_backward_tree
-from tree_environment import UseTree
+from plain_tree import UseTree
 from untyped import fmha_bwd
 
 from jitfmha import emulate
@@ -56,7 +57,6 @@ def check(call: BackwardCall, arch: str, kernel: PlainGradients | None = None) -
     """The gradients are right, and that kernel makes them."""
     with emulate(arch):
         plan = call.explain().plan
-        assert plan is not None
         assert plan.family == "aiter", str(call.explain())
         if kernel is not None:
             assert plan.kernel == f"fmha_{kernel.name}"
@@ -80,15 +80,8 @@ BATCHES = [
     5,
 )
 def test_batches(rng, arch, kernel, mask, atomic_fp32, heads):
-    layouts = {
-        "q": "packed",
-        "k": "bhsd",
-        "v": "every_other_row",
-        "dout": "sbhd",
-        "dq": "bhsd",
-        "dk": "packed",
-        "dv": "sbhd",
-    }
+    layouts = {"q": "packed", "k": "bhsd", "v": "every_other_row"}
+    layouts |= {"dout": "sbhd", "dq": "bhsd", "dk": "packed", "dv": "sbhd"}
     options = {"atomic_fp32": atomic_fp32}
     call = backward(
         *(rng, arch),
@@ -127,12 +120,7 @@ def test_packed_sequences(rng, arch, kernel, mask, atomic_fp32, heads, gap, long
 
 @pytest.mark.sample(
     ("mask", "layout", "gradient_layout"),
-    [
-        (mask, layout, gradient_layout)
-        for mask in (0, 2)
-        for layout in ("bshd", "bhsd", "packed", "sbhd")
-        for gradient_layout in ("bshd", "bhsd")
-    ],
+    list(product((0, 2), ("bshd", "bhsd", "packed", "sbhd"), ("bshd", "bhsd"))),
     5,
 )
 def test_kernels_of_the_short_block(rng, mask, layout, gradient_layout):
@@ -142,28 +130,15 @@ def test_kernels_of_the_short_block(rng, mask, layout, gradient_layout):
     kernel = PlainGradients(mask=mask // 2, atomic32=1 - mask // 2, pssk=0, bf16_cvt=0)
     layouts = dict.fromkeys(("q", "k", "v", "dout"), layout)
     layouts |= dict.fromkeys(("dq", "dk", "dv"), gradient_layout)
-    call = backward(
-        *(rng, "gfx942"),
-        heads=(4, 2),
-        lengths=((64, 64),),
-        batch=2,
-        mask=mask,
-        layouts=layouts,
-        options={"atomic_fp32": mask == 0},
-    )
+    changes = {"layouts": layouts, "options": {"atomic_fp32": mask == 0}}
+    call = backward(rng, "gfx942", lengths=((64, 64),), batch=2, mask=mask, **changes)
     check(call, "gfx942", kernel)
 
 
 def test_192x128(rng):
     """The sums of rows go by the columns of v, and shuffled rows of dq are wider."""
-    call = backward(
-        *(rng, "gfx950"),
-        hdims=(192, 128),
-        heads=(1, 1),
-        lengths=((5, 40),),
-        batch=2,
-        options={"atomic_fp32": False},
-    )
+    changes = {"hdims": (192, 128), "heads": (1, 1), "options": {"atomic_fp32": False}}
+    call = backward(rng, "gfx950", lengths=((5, 40),), batch=2, **changes)
     check(call, "gfx950", PlainGradients("fp16", (192, 128), atomic32=0))
 
 
@@ -186,9 +161,8 @@ def test_roundings(rng):
     seed, results = rng.initial_seed(), []
     for cvt in ("rtne", "rtna", "rtz"):
         options = {"bf16_cvt": cvt}
-        call = backward(
-            rng.manual_seed(seed), "gfx942", lengths=((33, 20),), batch=1, options=options
-        )
+        rng.manual_seed(seed)
+        call = backward(rng, "gfx942", lengths=((33, 20),), batch=1, options=options)
         with emulate("gfx942", threads=1):
             results.append(call.run()["dq"])
     nearest, away, to_zero = (x.double() for x in results)
@@ -240,8 +214,6 @@ def test_gradients_of_inference_mode(rng):
 
 def test_one_key_tile_is_deterministic(rng):
     """On gfx950, where kernels that add up in 16 bits add to each element once."""
-    options = {"deterministic": True}
-    call = backward(
-        rng, "gfx950", hdims=(72, 72), lengths=((9, 30),), batch=1, mask=2, options=options
-    )
+    changes = {"hdims": (72, 72), "mask": 2, "options": {"deterministic": True}}
+    call = backward(rng, "gfx950", lengths=((9, 30),), batch=1, **changes)
     check(call, "gfx950", PlainGradients("fp16", (128, 128), mask=2, atomic32=0))

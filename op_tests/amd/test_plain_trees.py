@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 from amd_problems import FP8, AmdProblem, assert_exact
-from plain_tree import PlainKernel
+from plain_tree import PlainKernel, UseTree
 from torch import Tensor
-from tree_environment import UseTree
-from untyped import explain, fmha_fwd, fmha_v3_fwd, fmha_v3_varlen_fwd
+from untyped import explain, fmha_v3_fwd, fmha_v3_varlen_fwd
 
 from jitfmha import emulate
 
@@ -120,13 +119,12 @@ def test_no_keys(rng, return_lse):
     buffer = torch.full((2, 70, 2, 3, 128), -77.0, dtype=torch.bfloat16)
     call.arguments["out"] = buffer[:, :, :, 1]
     with emulate("gfx942"):
-        result = fmha_fwd(call.q, call.k, call.v, **call.arguments)
-    out = result[0] if return_lse else result
+        out, lse = call.run()
     assert (out == 0).all()
     assert (buffer[:, :, :, ::2] == -77.0).all()
     if return_lse:
-        assert result[1].shape == (2, 2, 70)
-        assert (result[1] == -torch.inf).all()
+        assert lse.shape == (2, 2, 70)
+        assert (lse == -torch.inf).all()
 
 
 @pytest.mark.usefixtures("poisoned_memory")

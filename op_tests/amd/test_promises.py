@@ -11,15 +11,11 @@ from itertools import product
 
 import pytest
 import torch
-from inputs import prefix_sums
-from untyped import fmha_fwd
+from amd_problems import AmdProblem
 
-from jitfmha.amd.chips import chip
-from jitfmha.amd.node import VIRTUAL_NODE
-from jitfmha.amd.tree import trees_of
+from jitfmha import emulate
 from jitfmha.emulator.session import Emulation
-from jitfmha.planning.target import TARGET_HERE, AmdTarget
-from jitfmha.problem.float64_reference import attention_packed
+from jitfmha.planning.target import TARGET_HERE
 
 ARCHS, HDIMS, MASKS = ("gfx942", "gfx950"), ((64, 64), (128, 128), (192, 128)), (0, 2)
 
@@ -34,13 +30,10 @@ class _UnreadEmulation(Emulation):
 
 @contextmanager
 def _unread(arch: str) -> Iterator[None]:
-    emulated, runtime = chip(VIRTUAL_NODE[arch]), _UnreadEmulation(arch, "check")
-    units, trees = emulated.compute_units, trees_of(emulated)
-    token = TARGET_HERE.set(AmdTarget(emulated, runtime.device, units, runtime, trees))
-    try:
+    with emulate(arch, check=True) as run:
+        TARGET_HERE.get().runtime = _UnreadEmulation(arch, "check")
         yield
-    finally:
-        TARGET_HERE.reset(token)
+        assert run.findings() == ()
 
 
 @pytest.mark.sample(
@@ -70,36 +63,12 @@ def run_with_promise(
     lengths: list[tuple[int, int]],
 ) -> None:
     """Compute, and compare the promised queries with float64."""
-    rows = [sum(pair[side] for pair in lengths) for side in (0, 1)]
-    q, k, v = (
-        torch.randn(n, heads, hdim, generator=rng).bfloat16()
-        for n, heads, hdim in (
-            (rows[0], 2, hdims[0]),
-            (rows[1], 1, hdims[0]),
-            (rows[1], 1, hdims[1]),
-        )
-    )
-    sums = [prefix_sums([pair[side] for pair in lengths]) for side in (0, 1)]
-    out = torch.full((rows[0], 2, hdims[1]), 7.0, dtype=torch.bfloat16)
+    options = {"max_seqlen_q": promised}
+    call = AmdProblem(rng, hdims=hdims, lengths=lengths, mask=mask, options=options)
+    out = torch.full((*call.q.shape[:2], hdims[1]), 7.0, dtype=call.dtype)
+    call.arguments["out"] = out
     with _unread(arch):
-        _, lse = fmha_fwd(
-            *(q, k, v),
-            mask=mask,
-            out=out,
-            return_lse=True,
-            cu_seqlens_q=sums[0],
-            cu_seqlens_k=sums[1],
-            max_seqlen_q=promised,
-        )
-    starts = [each.tolist()[:-1] for each in sums]
-    pairs = [[pair[side] for pair in lengths] for side in (0, 1)]
-    exact, exact_lse = attention_packed(q, k, v, *pairs, *starts, mask=mask)
-    for start, (length, _) in zip(starts[0], lengths, strict=True):
-        computed = slice(start, start + min(length, promised))
-        torch.testing.assert_close(
-            out[computed].double(), exact[computed], atol=2e-2, rtol=2e-2, msg="a computed row"
-        )
-        torch.testing.assert_close(
-            lse[:, computed].double(), exact_lse[:, computed], atol=2e-3, rtol=1e-3
-        )
+        actual = call.run()
+    call.assert_right(actual, 2**-8, max_seqlen_q=promised)
+    for start, (length, _) in zip(call.starts[0], lengths, strict=True):
         assert (out[start + min(length, promised) : start + length] == 7).all(), "a row beyond"

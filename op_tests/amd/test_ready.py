@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from plain_tree import PlainKernel, write_tree
+from plain_tree import PlainKernel, UseTree, write_tree
 from torch import Tensor
-from tree_environment import UseTree
 from untyped import explain, fmha_fwd
 
 from jitfmha import emulate

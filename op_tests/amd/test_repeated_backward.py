@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,9 @@ import torch
 from backward_calls import BackwardCall
 from inputs import lay_out
 from plain_backward_tree import write_backward_tree
+from plain_tree import UseTree
 from rigs.recording_runtime import RecordingRuntime
 from torch import Tensor
-from tree_environment import UseTree
 from untyped import fmha_bwd
 
 from jitfmha import emulate
@@ -60,57 +59,34 @@ def assert_repeated(
         assert launched(runtime, target, read, **options) == alone
 
 
-def test_options_are_told_apart(rng, runtime):
+@pytest.mark.parametrize("mode", ["gm0", "gm1"])
+def test_types_are_told_apart(rng, runtime, mode):
+    """Of values that are one key of a dictionary, and of what is no value at all."""
     target = runtime.target("MI300X")
-    read = read_by_backward(BackwardCall(rng, hdims=(72, 72), lengths=LENGTHS, batch=1))
-    small = read_by_backward(BackwardCall(rng, hdims=(8, 8), lengths=LENGTHS, batch=1))
-    each = (
-        *((read, {"mask": mask}) for mask in ("t:20,3", "t:20,4", "b:9,3")),
-        *((read, {"window_size": sides}) for sides in ((20, 3), (9, 3), [9, 3])),
-        *((small, {"softmax_scale": scale}) for scale in (0.5, 1, None)),
-        *((small, {"bf16_cvt": cvt}) for cvt in ("rtne", "rtna")),
-        *((small, {"mask": 2, "atomic_fp32": False}), (small, {})),
-        (small, dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q"))),
-    )
-    for tensors, options in (*each, *each):
-        assert_repeated(runtime, target, tensors, **options)
+    kind = {"batch": 1, "lengths": LENGTHS} if mode == "gm0" else {"lengths": ((9, 30), (1, 1))}
+    call = BackwardCall(rng, hdims=(8, 8), **kind)
+    read, good = read_by_backward(call), call.arguments | {"deterministic": False}
+    wrong = [({"deterministic": 0}, "deterministic must be a bool or None")]
+    if mode == "gm0":
+        array = torch.ones(2).numpy()
+        wrong.append(({"mask": False}, "mask must be an int or a str, got bool"))
+        wrong.append(({"max_seqlen_q": array}, "max_seqlen_q is given without cu_seqlens_q"))
+    else:
+        good |= {"max_seqlen_q": 1, "max_seqlen_k": 30}
+        of_q, of_k = (call.arguments[f"cu_seqlens_{side}"] for side in "qk")
+        wrong += [
+            ({"max_seqlen_q": longest}, "max_seqlen_q must be an int, got ")
+            for longest in (True, 1.0, torch.ones(2).numpy())
+        ]
+        wrong.append(({"cu_seqlens_k": None}, "cu_seqlens_k is missing"))
+        wrong.append(({"cu_seqlens_k": of_k[:-1]}, "cu_seqlens"))
+        wrong.append(({"cu_seqlens_q": of_q.long()}, "cu_seqlens_q"))
+        wrong.append(({"cu_seqlens_q": nested(of_q[None])}, "cu_seqlens_q"))
     with runtime.stands_for(target):
-        fmha_bwd(*small, deterministic=False)
-        with pytest.raises(TypeError, match="deterministic must be a bool or None"):
-            fmha_bwd(*small, deterministic=0)
-        with pytest.raises(TypeError, match="mask must be an int or a str, got bool"):
-            fmha_bwd(*small, mask=False)
-
-
-def test_sequences_are_told_apart(rng, runtime):
-    target = runtime.target("MI300X")
-    call = BackwardCall(rng, hdims=(8, 8), lengths=((9, 30), (1, 1), (40, 7)), gap=3)
-    read, packed = read_by_backward(call), call.arguments
-    lengths = ((40, 30), (41, 30), (40, 40), (None, 30), (1, 30))
-    each = [packed | {"max_seqlen_q": q, "max_seqlen_k": k} for q, k in lengths]
-    for options in (*each, *each):
-        assert_repeated(runtime, target, read, **options)
-    of_q, of_k = (packed[f"cu_seqlens_{side}"] for side in "qk")
-    for changed, error, text in (
-        ({"max_seqlen_q": True}, TypeError, "max_seqlen_q must be an int, got bool"),
-        ({"max_seqlen_q": 1.0}, TypeError, "max_seqlen_q must be an int, got float"),
-        ({"max_seqlen_q": torch.ones(2).numpy()}, TypeError, "max_seqlen_q must be an int, got nd"),
-        ({"cu_seqlens_k": None}, ValueError, "cu_seqlens_k is missing"),
-        ({"cu_seqlens_k": of_k[:-1]}, ValueError, "cu_seqlens"),
-        ({"cu_seqlens_q": of_q.long()}, TypeError, "cu_seqlens_q"),
-        ({"cu_seqlens_q": nested(of_q[None])}, (TypeError, ValueError), "cu_seqlens_q"),
-    ):
-        with runtime.stands_for(target), pytest.raises(error, match=text):
-            fmha_bwd(*read, **each[-1] | changed)
-    call = BackwardCall(rng, hdims=(8, 8), lengths=LENGTHS, batch=1)
-    for options in ({}, {"max_seqlen_q": torch.ones(2).numpy()}):
-        with (
-            runtime.stands_for(target),
-            pytest.raises(ValueError, match="max_seqlen_q is given without cu_seqlens_q")
-            if options
-            else nullcontext(),
-        ):
-            fmha_bwd(*read_by_backward(call), **options)
+        fmha_bwd(*read, **good)
+        for changed, text in wrong:
+            with pytest.raises((TypeError, ValueError), match=text):
+                fmha_bwd(*read, **good | changed)
 
 
 def test_layouts_are_told_apart(rng, runtime):

@@ -11,10 +11,8 @@ import re
 import shutil
 import struct
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import reduce
-from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +20,8 @@ import pytest
 import torch
 from amd_problems import AmdProblem
 from backward_calls import BackwardCall
-from plain_backward_tree import PlainGradients, write_one_pass
-from plain_listing import PLAIN_NAME, plain_listing
-from plain_tree import PlainKernel, write_manifest, write_tree
-from tree_environment import UseTree
+from plain_backward_tree import PlainGradients, PlainOther, write_backward_tree
+from plain_tree import PLAIN_NAME, PlainKernel, UseTree, plain_listing, write_manifest, write_tree
 from untyped import fmha_bwd, fmha_fwd
 
 from jitfmha import HipError, emulate
@@ -41,7 +37,7 @@ from jitfmha.emulator import emulation
 from jitfmha.emulator.runtime import Emulator
 from jitfmha.emulator.session import Emulation, emulated_name
 from jitfmha.jit.toolchain.device_compiler import assemble
-from jitfmha.planning.target import TARGET_HERE, AmdTarget
+from jitfmha.planning.target import TARGET_HERE
 from jitfmha.problem.arguments import Arguments
 from jitfmha.problem.problem import make_problem
 from jitfmha.replay.expected_arguments import expectations
@@ -163,7 +159,8 @@ def test_backward_kernels_of_a_tree_are_replayed(
     rng, recorded, use_tree, tmp_path, monkeypatch, with_data
 ):
     """Three kernels with tensors between them; dk and dv of each query head are summed by torch."""
-    write_one_pass(tmp_path / "tree", "gfx950", PlainGradients("fp16", mode=1))
+    others = [PlainOther(kind, "fp16", mode=1) for kind in ("odo", "dq_convert")]
+    write_backward_tree(tmp_path / "tree", "gfx950", [PlainGradients("fp16", mode=1)], others)
     use_tree(tmp_path / "tree")
     monkeypatch.setenv("JITFMHA_RECORD_DATA", str(int(with_data)))
     lengths = ((5, 35), (0, 3), (4, 0), (1, 1))
@@ -444,14 +441,12 @@ def test_nothing_is_between_where_nothing_is_recorded(rng, monkeypatch):
     problem = make_problem(Arguments(q, k, v))
     with emulate("gfx950") as run:
         target = TARGET_HERE.get()
-        assert isinstance(target, AmdTarget)
         assert target.runtime is run.emulation
         assert plan_for(problem, target).__class__.__module__.startswith("jitfmha.kernels")
         monkeypatch.setenv("JITFMHA_RECORD", "/nowhere")  # read when the target was made
         assert plan_for(problem, target).__class__.__module__.startswith("jitfmha.kernels")
     with emulate("gfx950") as run:
         target = TARGET_HERE.get()
-        assert isinstance(target, AmdTarget)
         assert isinstance(target.runtime, RecordingRuntime)
         assert target.runtime.recorded is run.emulation
         assert emulation() is run.emulation
@@ -484,46 +479,6 @@ def test_the_command(group_launch, capsys):
     assert (document["fault"], document["mismatches"][0]["argument"]) == ("arguments", "s_lse_Hs")
 
 
-@pytest.mark.parametrize(
-    ("spoil", "complaint"),
-    [
-        (lambda folder: (folder / FILE).unlink(), "cannot be read: No such file"),
-        (lambda folder: (folder / FILE).write_text("{"), "is not JSON"),
-        (lambda folder: (folder / FILE).write_text('{"format": 2}'), "has format 2, expected 1"),
-        (lambda folder: edit(folder, "problem", None), "is damaged"),
-        (lambda folder: leave_out(folder, "chip"), "chip is missing"),
-        (lambda folder: edit(folder, "kernels", 0, "interface", "other"), "'other'"),
-        (
-            lambda folder: edit(folder, "kernels", 0, "grid", [1, 2]),
-            "kernels[0].grid is [1, 2], expected",
-        ),
-        (lambda folder: edit(folder, "kernels", 0, "arguments", 5, "value", 1.5), "value 1.5"),
-        (lambda folder: edit(folder, "kernels", 0, "arguments", 5, "bytes", "00"), "has 1 bytes"),
-        (lambda folder: edit(folder, "kernels", 0, "code_object", "no.co"), "no.co cannot be read"),
-        (lambda folder: edit(folder, "kernels", 0, "code_object", "../x"), "not in the folder"),
-        (lambda folder: edit(folder, "kernels", 0, "code_object", ".."), "names '..' is not in"),
-        (lambda folder: edit(folder, "kernels", 0, "code_object", 7), "code_object is 7, expected"),
-        (lambda folder: edit(folder, "regions", 0, "file", "/dev/zero"), "'/dev/zero', which is"),
-        (lambda folder: link_out(folder), "which is not in"),
-        (lambda folder: put_a_pipe(folder), "region_0.bin cannot be read: it is not a regular"),
-        (lambda folder: edit(folder, "tensors", "q", "region", 99), "region 99"),
-        (lambda folder: edit(folder, "tensors", "q", "shape", [1 << 40, 1, 1]), "not lie in its"),
-        (lambda folder: edit(folder, "tensors", "q", "dtype", "float12"), "'float12'"),
-        (lambda folder: leave_out(folder, "tensors", "v"), "tensors has no v"),
-        (lambda folder: spoil_region(folder, lambda x: x[:-1]), "bytes, and regions[0] says"),
-        (lambda folder: spoil_region(folder, lambda x: x + bytes(20)), "bytes, and regions[0]"),
-        (
-            lambda folder: spoil_region(folder, lambda x: x[:-1] + bytes([x[-1] ^ 1])),
-            "is damaged: its SHA-256 is not what regions[0] says",
-        ),
-    ],
-)
-def test_a_damaged_folder_is_refused(group_launch, capsys, spoil, complaint):
-    spoil(group_launch)
-    assert main(["replay", str(group_launch)]) == 2
-    assert complaint in capsys.readouterr().err
-
-
 # What takes the place of a field; LEFT_OUT of the field itself.
 LEFT_OUT = object()
 DAMAGES = (LEFT_OUT, None, True, -1, 0, 1, 7.5, 2**31, 2**63, 2**70, "", "x", [], [1], {}, {"a": 1})
@@ -538,7 +493,7 @@ def places_of(value: Any, *path: Any) -> Iterator[tuple[Any, ...]]:
             yield from places_of(each, *path, name)
 
 
-def damage(document: Any, path: tuple[Any, ...], value: Any) -> None:
+def damage(document: Any, path: Sequence[Any], value: Any) -> None:
     *names, last = path
     for name in names:
         document = document[name]
@@ -546,6 +501,66 @@ def damage(document: Any, path: tuple[Any, ...], value: Any) -> None:
         del document[last]
     else:
         document[last] = value
+
+
+def link_out(folder: Path) -> None:
+    """A region's file is a link to what is not in the folder."""
+    path = folder / "region_0.bin"
+    path.rename(folder.parent / "elsewhere")
+    path.symlink_to(folder.parent / "elsewhere")
+
+
+def put_a_pipe(folder: Path) -> None:
+    """In the place of a region's file."""
+    (folder / "region_0.bin").unlink()
+    os.mkfifo(folder / "region_0.bin")
+
+
+def spoil_region(folder: Path, change: Callable[[bytes], bytes]) -> None:
+    path = folder / "region_0.bin"
+    path.write_bytes(change(path.read_bytes()))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (lambda folder: (folder / FILE).unlink(), "cannot be read: No such file"),
+        (lambda folder: (folder / FILE).write_text("{"), "is not JSON"),
+        (lambda folder: (folder / FILE).write_text('{"format": 2}'), "has format 2, expected 1"),
+        (("problem", None), "is damaged"),
+        (("chip", LEFT_OUT), "chip is missing"),
+        (("kernels", 0, "interface", "other"), "'other'"),
+        (("kernels", 0, "grid", [1, 2]), "kernels[0].grid is [1, 2], expected"),
+        (("kernels", 0, "arguments", 5, "value", 1.5), "value 1.5"),
+        (("kernels", 0, "arguments", 5, "bytes", "00"), "has 1 bytes"),
+        (("kernels", 0, "code_object", "no.co"), "no.co cannot be read"),
+        (("kernels", 0, "code_object", "../x"), "not in the folder"),
+        (("kernels", 0, "code_object", ".."), "names '..' is not in"),
+        (("kernels", 0, "code_object", 7), "code_object is 7, expected"),
+        (("regions", 0, "file", "/dev/zero"), "'/dev/zero', which is"),
+        (link_out, "which is not in"),
+        (put_a_pipe, "region_0.bin cannot be read: it is not a regular"),
+        (("tensors", "q", "region", 99), "region 99"),
+        (("tensors", "q", "shape", [1 << 40, 1, 1]), "not lie in its"),
+        (("tensors", "q", "dtype", "float12"), "'float12'"),
+        (("tensors", "v", LEFT_OUT), "tensors has no v"),
+        (lambda folder: spoil_region(folder, lambda x: x[:-1]), "bytes, and regions[0] says"),
+        (lambda folder: spoil_region(folder, lambda x: x + bytes(20)), "bytes, and regions[0]"),
+        (
+            lambda folder: spoil_region(folder, lambda x: x[:-1] + bytes([x[-1] ^ 1])),
+            "is damaged: its SHA-256 is not what regions[0] says",
+        ),
+    ],
+)
+def test_a_damaged_folder_is_refused(group_launch, capsys, spoil, complaint):
+    if callable(spoil):
+        spoil(group_launch)
+    else:  # a field's path, and what takes its place
+        *path, value = spoil
+        with edited(group_launch) as document:
+            damage(document, path, value)
+    assert main(["replay", str(group_launch)]) == 2
+    assert complaint in capsys.readouterr().err
 
 
 def refusal_of(folder: Path) -> str | None:
@@ -600,37 +615,6 @@ def test_cut_off_anywhere(group_launch, rng):
         (group_launch / FILE).write_text(text[:end])
         with pytest.raises(RecordError, match=FILE):
             read_record(group_launch)
-
-
-def edit(folder: Path, *path: Any) -> None:
-    """Give a field another value, the last of ``path``."""
-    *names, last, value = path
-    with edited(folder) as document:
-        reduce(getitem, names, document)[last] = value
-
-
-def leave_out(folder: Path, *path: str) -> None:
-    """Without a field."""
-    with edited(folder) as document:
-        del reduce(getitem, path[:-1], document)[path[-1]]
-
-
-def link_out(folder: Path) -> None:
-    """A region's file is a link to what is not in the folder."""
-    path = folder / "region_0.bin"
-    path.rename(folder.parent / "elsewhere")
-    path.symlink_to(folder.parent / "elsewhere")
-
-
-def put_a_pipe(folder: Path) -> None:
-    """In the place of a region's file."""
-    (folder / "region_0.bin").unlink()
-    os.mkfifo(folder / "region_0.bin")
-
-
-def spoil_region(folder: Path, change: Callable[[bytes], bytes]) -> None:
-    path = folder / "region_0.bin"
-    path.write_bytes(change(path.read_bytes()))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,9 @@ import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -158,47 +160,38 @@ class FakeTorchGpu:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, captured: set[int]) -> None:
         self.events: list[object] = []
-        self.captured = captured
-        self.stream = 0
-        self.streams = 0
-        self.ones = torch.ones
-        monkeypatch.setattr(torch.cuda, "device", self.scope)
-        monkeypatch.setattr(torch.cuda, "Stream", self.new_stream)
-        monkeypatch.setattr(torch.cuda, "stream", self.on_stream)
-        monkeypatch.setattr(
-            torch.cuda, "is_current_stream_capturing", lambda: self.stream in captured
-        )
-        monkeypatch.setattr(torch, "ones", self.make_ones)
+        self.stream = self.streams = 0
+        ones = torch.ones
+
+        def make_ones(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+            self.events.append(("fill", self.stream))
+            return ones(*shape, dtype=dtype)
+
+        for name, value in {
+            "device": self.on_device,
+            "Stream": self.new_stream,
+            "stream": self.on_stream,
+            "is_current_stream_capturing": lambda: self.stream in captured,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+        monkeypatch.setattr(torch, "ones", make_ones)
         monkeypatch.setattr(hip_runtime, "_scales_of_one", {})
 
     @contextmanager
-    def scope(self, device: torch.device) -> Iterator[None]:
+    def on_device(self, device: torch.device) -> Iterator[None]:
         self.events.append(str(device))
         yield
 
-    def new_stream(self, device: torch.device) -> FakeStream:
+    def new_stream(self, device: torch.device) -> SimpleNamespace:
         self.streams += 1
-        return FakeStream(self, self.streams)
+        wait = partial(self.events.append, ("synchronize", self.streams))
+        return SimpleNamespace(number=self.streams, synchronize=wait)
 
     @contextmanager
-    def on_stream(self, stream: FakeStream) -> Iterator[None]:
+    def on_stream(self, stream: SimpleNamespace) -> Iterator[None]:
         before, self.stream = self.stream, stream.number
-        try:
-            yield
-        finally:
-            self.stream = before
-
-    def make_ones(self, *shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        self.events.append(("fill", self.stream))
-        return self.ones(*shape, dtype=dtype)
-
-
-class FakeStream:
-    def __init__(self, gpu: FakeTorchGpu, number: int) -> None:
-        self.gpu, self.number = gpu, number
-
-    def synchronize(self) -> None:
-        self.gpu.events.append(("synchronize", self.number))
+        yield
+        self.stream = before
 
 
 class FakeLibrary:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -50,27 +51,27 @@ class _TinyModel(torch.nn.Module):
         self.embedding = torch.nn.Embedding(len(_LETTERS), _WIDTH)
         torch.nn.init.normal_(self.embedding.weight, std=0.2)
         self.positions = torch.nn.Parameter(0.1 * torch.randn(_SEQLEN, _WIDTH))
-        self.projections = torch.nn.ModuleList(
-            torch.nn.Linear(_WIDTH, _WIDTH + 2 * of_keys) for _ in range(_LAYERS)
-        )
-        self.mlps = torch.nn.ModuleList(
-            torch.nn.Sequential(
-                torch.nn.Linear(_WIDTH, 2 * _WIDTH),
-                torch.nn.GELU(),
-                torch.nn.Linear(2 * _WIDTH, _WIDTH),
-            )
+        self.layers = torch.nn.ModuleList(
+            torch.nn.ModuleList((_layer(_WIDTH + 2 * of_keys), _layer(2 * _WIDTH, _WIDTH)))
             for _ in range(_LAYERS)
         )
 
     def forward(self, letters: Tensor) -> Tensor:
         x: Tensor = self.embedding(letters) + self.positions
-        for projection, mlp in zip(self.projections, self.mlps, strict=True):
-            normal = functional.layer_norm(x, (_WIDTH,))
-            qkv = projection(normal).bfloat16().unflatten(-1, (-1, _HDIM))
+        for projection, mlp in self.layers:
+            qkv = projection(x).bfloat16().unflatten(-1, (-1, _HDIM))
             heads = qkv.split((_HEADS, _KEY_HEADS, _KEY_HEADS), dim=-2)
             x = x + self.attention(*heads).flatten(-2).float()
-            x = x + mlp(functional.layer_norm(x, (_WIDTH,)))
+            x = x + mlp(x)
         return functional.layer_norm(x, (_WIDTH,)) @ self.embedding.weight.T
+
+
+def _layer(*widths: int) -> torch.nn.Sequential:
+    """A normalization and a linear map, with another one behind a GELU."""
+    layers = [torch.nn.LayerNorm(_WIDTH), torch.nn.Linear(_WIDTH, widths[0])]
+    for before, after in itertools.pairwise(widths):
+        layers += [torch.nn.GELU(), torch.nn.Linear(before, after)]
+    return torch.nn.Sequential(*layers)
 
 
 def _losses(attention: _Attention, seed: int, steps: int, where: Any) -> list[float]:

@@ -80,13 +80,10 @@ class Options {
 
   const std::string& text(const std::string& name) const { return values_.at(name); }
   double real(const std::string& name) const {
-    return parsed<double>(name,
-                          [](const std::string& x, std::size_t* end) { return std::stod(x, end); });
+    return parsed<double>(name, text(name),
+                          [](const auto& x, auto* end) { return std::stod(x, end); });
   }
-  std::int64_t number(const std::string& name) const {
-    return parsed<std::int64_t>(
-        name, [](const std::string& x, std::size_t* end) { return std::stoll(x, end); });
-  }
+  std::int64_t number(const std::string& name) const { return number_of(name, text(name)); }
   bool flag(const std::string& name) const {
     if (text(name) != "0" && text(name) != "1") refuse(name);
     return text(name) == "1";
@@ -94,14 +91,7 @@ class Options {
   std::vector<std::int64_t> numbers(const std::string& name) const {
     std::vector<std::int64_t> found;
     std::stringstream stream(text(name));
-    for (std::string each; std::getline(stream, each, ',');) {
-      std::size_t end = 0;
-      try {
-        found.push_back(std::stoll(each, &end));
-      } catch (const std::logic_error&) {
-      }
-      if (end == 0 || end != each.size()) refuse(name);
-    }
+    for (std::string each; std::getline(stream, each, ',');) found.push_back(number_of(name, each));
     return found;
   }
   // One of several words, as its place among these.
@@ -116,12 +106,16 @@ class Options {
   }
 
  private:
+  std::int64_t number_of(const std::string& name, const std::string& text) const {
+    return parsed<std::int64_t>(name, text,
+                                [](const auto& x, auto* end) { return std::stoll(x, end); });
+  }
   template <class Number, class Parse>
-  Number parsed(const std::string& name, const Parse& parse) const {
+  Number parsed(const std::string& name, const std::string& text, const Parse& parse) const {
     std::size_t end = 0;
     try {
-      const Number value = parse(text(name), &end);
-      if (end == text(name).size()) return value;
+      const Number value = parse(text, &end);
+      if (end == text.size()) return value;
     } catch (const std::logic_error&) {
     }
     refuse(name);

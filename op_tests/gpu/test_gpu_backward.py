@@ -33,33 +33,18 @@ def backward(
     return call
 
 
-def assert_family(call: BackwardCall, *families: str) -> None:
-    plan = call.explain().plan
-    assert plan is not None
-    assert plan.family in families
-
-
 @pytest.mark.parametrize(
     ("mode", "mask"), [*MODES_AND_MASKS, ("gm0", "t:20,10"), ("gm1", "b:40,0")]
 )
 @pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("hdims", READY_HDIMS)
-def test_ready_kernels(gpu, rng, hdims, dtype, deterministic, mode, mask):
+@pytest.mark.parametrize("hdims", [*READY_HDIMS, *COMPILED_HDIMS])
+def test_gradients(gpu, rng, hdims, dtype, deterministic, mode, mask):
     call = backward(
         rng, gpu, mode, deterministic=deterministic, hdims=hdims, dtype=dtype, mask=mask
     )
-    assert_family(call, "ready", "aiter")
-    call.run()
-    call.assert_right(TOLERANCE)
-
-
-@pytest.mark.parametrize(("mode", "mask"), MODES_AND_MASKS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("hdims", COMPILED_HDIMS)
-def test_compiled_kernels(gpu, rng, hdims, dtype, mode, mask):
-    call = backward(rng, gpu, mode, deterministic=True, hdims=hdims, dtype=dtype, mask=mask)
-    assert_family(call, "compiled")
+    families = ("ready", "aiter") if hdims in READY_HDIMS else ("compiled",)
+    assert call.explain().plan.family in families
     call.run()
     call.assert_right(TOLERANCE)
 

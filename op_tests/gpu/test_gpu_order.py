@@ -13,7 +13,6 @@ import torch
 from amd_problems import FP8, AmdProblem
 from torch import Tensor
 from torch.utils._triton import has_triton
-from untyped import explain
 
 ROUNDING = 2**-8
 LATE = 200_000_000  # cycles: a tenth of a second
@@ -147,8 +146,6 @@ def test_graph_of_fp8_without_scales(gpu, arch, rng):
     """The scale of 1 is not the graph's: it is there before, on other streams, and after."""
     changes = {"dtype": FP8[arch], "mask": 0, "softmax_scale": 0.05}
     call, other = gm0(rng, gpu, **changes), gm0(rng, gpu, **changes)
-    if explain(call.q, call.k, call.v, **call.arguments).plan is None:
-        pytest.skip("JITFMHA_HSA_DIR names no tree with kernels for fp8")
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call.launch()

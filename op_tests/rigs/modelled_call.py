@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,7 +73,8 @@ class ModelledCall:
         The output is not looked at, since a sample leaves most of it undone.
         """
         q, k, v, out = self._tensors()
-        with emulate(self.chip, profile=True, sample=self.sample) as run, _trees_of(self.kernels):
+        with emulate(self.chip, profile=True, sample=self.sample) as run:
+            _take_trees_of(self.kernels)
             fmha_fwd(q, k, v, out=out, **self.options)
             profiles = run.profiles()
         self._tell(profiles, progress)
@@ -97,10 +97,8 @@ class ModelledCall:
         # Workgroups that take turns are modelled without their waits: one after the other, none
         # waits.
         threads = 1 if deterministic else None
-        with (
-            emulate(self.chip, profile=True, sample=self.sample, threads=threads) as run,
-            _trees_of(self.kernels),
-        ):
+        with emulate(self.chip, profile=True, sample=self.sample, threads=threads) as run:
+            _take_trees_of(self.kernels)
             fmha_bwd(dout, q, k, v, out, lse, **gradients, **choices, **self.options)  # type: ignore[arg-type]
             profiles = run.profiles()
         self._tell(profiles, progress)
@@ -172,22 +170,15 @@ def estimate_of(profile: LaunchProfile) -> Estimate:
     return estimate
 
 
-@contextmanager
-def _trees_of(kernels: Kernels) -> Iterator[None]:
-    """The target in place with the trees of code objects that these kernels are in."""
+def _take_trees_of(kernels: Kernels) -> None:
+    """Leave the target in place the trees of code objects that these kernels are in."""
     target = TARGET_HERE.get()
     assert isinstance(target, AmdTarget)
-    same = target.chip, target.device_index, target.compute_units, target.runtime
-    trees = tuple(
+    target.trees = tuple(
         tree
         for tree in target.trees
         if kernels == "named" or (kernels == "own" and tree.is_shipped)
     )
-    before = TARGET_HERE.set(AmdTarget(*same, trees=trees))
-    try:
-        yield
-    finally:
-        TARGET_HERE.reset(before)
 
 
 def _aligned(dtype: torch.dtype, *shape: int) -> Tensor:

@@ -40,6 +40,11 @@ class Launch(ctypes.Structure):
         values = struct.packer.unpack_from(bytes(self.kernarg))
         return dict(zip(struct.leaves, values, strict=True))
 
+    def fields(self, struct: SharedStruct, *names: str) -> list[int]:
+        """Some of them."""
+        arguments = self.arguments(struct)
+        return [arguments[name] for name in names]
+
 
 class RecordingRuntime:
     """The runtime's library, and what it recorded since :meth:`reset`."""
