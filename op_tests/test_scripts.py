@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import smoke_fwd_v3
 import torch
+from subprocesses import ROOT, run_program, run_python
 from torch import Tensor
 
 _HERE = Path(__file__).parent
 
 
-def test_the_smoke_test(request: pytest.FixtureRequest, seed: int) -> None:
-    process = subprocess.run(
-        [_HERE / "smoke_test_fwd_v3.sh", "-a", "gfx950", "-n", "3", "-s", str(seed)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=request.config.rootpath,
+def test_the_smoke_test(seed):
+    process = run_program(
+        _HERE / "smoke_test_fwd_v3.sh", "-a", "gfx950", "-n", "3", "-s", str(seed), cwd=ROOT
     )
-    assert process.returncode == 0, process.stderr
     assert process.stdout.count(", right,") == 3
     assert "fmha_fwd_hd" in process.stdout
 
 
-def test_the_smoke_test_fails(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_smoke_test_fails(monkeypatch, capsys):
     def halved(*_: object) -> tuple[Tensor, Tensor]:
         out, lse = expected(*_)
         return out / 2, lse
@@ -44,7 +37,7 @@ def test_the_smoke_test_fails(
     assert "WRONG" in capsys.readouterr().out
 
 
-def test_the_smoke_test_has_all_of_its_options() -> None:
+def test_the_smoke_test_has_all_of_its_options():
     for arch, cvts in (("gfx942", 3), ("gfx950", 1)):
         problems = list(smoke_fwd_v3.problems(arch))
         assert len(set(map(str, problems))) == len(problems)
@@ -54,26 +47,16 @@ def test_the_smoke_test_has_all_of_its_options() -> None:
         assert {p.hdim for p in problems} == {128, 192}
 
 
-def test_what_nobody_wrote_is_an_error() -> None:
+def test_what_nobody_wrote_is_an_error():
     assert smoke_fwd_v3._finite(torch.tensor([torch.nan])).item() == 1e9
 
 
 @pytest.mark.parametrize(
     ("name", "lengths"), [("test_mha", ("-q", "5", "-k", "9")), ("test_mha_varlen", ("-s", "9,9"))]
 )
-def test_scripts_of_calls(
-    name: str, lengths: tuple[str, ...], request: pytest.FixtureRequest
-) -> None:
+def test_scripts_of_calls(name, lengths):
     dtype = "-d" if name == "test_mha" else "-dt"
     heads = "-n" if name == "test_mha" else "-nh"
     flags = (*lengths, heads, "3", "-d_qk_v", "64,64", "-c", "true", "-l", "false", dtype, "bf16")
-    process = subprocess.run(
-        [sys.executable, _HERE / f"{name}.py", *flags, "-det", "false"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=request.config.rootpath,
-        env=None,
-    )
-    assert process.returncode == 0, process.stderr
+    process = run_python(_HERE / f"{name}.py", *flags, "-det", "false", cwd=ROOT)
     assert [line.split()[-1] for line in process.stdout.splitlines()[-3:]] == ["yes"] * 3

@@ -190,42 +190,30 @@ def assert_refused(reason: str) -> None:
 
 
 @pytest.mark.parametrize("where", [".", "..", "entries", "building"])
-def test_writable_by_others(where, cache):
-    answer(make_spec())
-    # Another spec is asked for, so that the memory of this process does not answer.
-    os.chmod(cache / where, 0o777)
-    with pytest.raises(jit.CacheError, match=r"written to by everybody \(mode 0777\)"):
-        jit.load(make_spec(name="other"))
-
-
-def test_writable_by_group(cache, monkeypatch):
-    cache.mkdir(parents=True)
-    if not _IS_ROOT:
-        pytest.skip("giving a directory to another group needs root")
-    os.chown(cache, 0, 4321)
-    cache.chmod(0o770)
-    assert_refused("written to by group id 4321")
-
-
-def test_sticky_parent_is_good_enough(cache):
-    cache.parent.mkdir()
-    cache.parent.chmod(0o1777)
-    assert answer(make_spec()) == 42
-
-
-def test_sticky_bit_does_not_excuse_the_cache_itself(cache):
-    cache.mkdir(parents=True)
-    cache.chmod(0o1777)
-    assert_refused("written to by everybody")
-
-
-@pytest.mark.parametrize("where", [".", "..", "entries"])
-def test_owned_by_another_user(where, cache, monkeypatch):
-    if not _IS_ROOT:
+@pytest.mark.parametrize(
+    ("user", "group", "mode", "reason"),
+    [
+        (-1, -1, 0o777, r"written to by everybody \(mode 0777\)"),
+        (-1, 4321, 0o770, "written to by group id 4321"),
+        (4321, -1, 0o700, "owned by user id 4321"),
+        (-1, -1, 0o1777, "written to by everybody"),
+    ],
+)
+def test_in_other_hands(where, user, group, mode, reason, cache):
+    """The sticky bit excuses the folder above the cache alone."""
+    if (user, group) != (-1, -1) and not _IS_ROOT:
         pytest.skip("giving a directory away needs root")
-    (cache / "entries").mkdir(parents=True)
-    os.chown(cache / where, 4321, 0)
-    assert_refused("owned by user id 4321")
+    answer(make_spec())
+    os.chown(cache / where, user, group)
+    os.chmod(cache / where, mode)
+    # Another spec is asked for, so that the memory of this process does not answer.
+    if (where, mode) == ("..", 0o1777):
+        assert answer(make_spec(name="other")) == 42
+        return
+    for attempt in (jit.load, jit.is_built):
+        with pytest.raises(jit.CacheError, match=reason) as caught:
+            attempt(make_spec(name="other"))
+        assert "JITFMHA_CACHE_DIR" in str(caught.value)
 
 
 def test_owner_is_this_user_or_root(tmp_path, monkeypatch):

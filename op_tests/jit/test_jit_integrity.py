@@ -14,7 +14,11 @@ from jitfmha.jit.cache.key import EntryKey
 
 from .conftest import answer, build_only, make_spec
 
-FILES = ["demo.so", "demo.cpp", "meta.json"]
+SPEC = jit.BuildSpec(
+    "demo", {"demo.cpp": make_spec().sources["demo.cpp"], "a/b/c.h": "// c\n", "a/d.h": "// d\n"}
+)
+FILES = ["demo.so", "demo.cpp", "meta.json", "a/b/c.h"]
+FOLDERS = ["a", "a/b"]
 
 
 def truncate(content: bytes) -> bytes:
@@ -38,22 +42,28 @@ def empty(content: bytes) -> bytes:
     return b""
 
 
+def assert_built_again(reason: str) -> None:
+    """Told once, and then it is as it should be."""
+    assert not jit.is_built(SPEC)
+    assert [entry.valid for entry in jit.cache_entries()] in ([False], [])
+    with pytest.warns(RuntimeWarning, match=reason) as caught:
+        assert answer(SPEC) == 42
+    assert len(caught) == 1
+    assert jit.build_log()[0].how == "built"
+    assert jit.is_built(SPEC)
+
+
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", [truncate, zero_fill, flip_bit, append, empty])
 def test_damage_is_reported_once_and_repaired(name, damage, cache, fake_compiler, new_process):
-    path = build_only(make_spec()) / name
+    path = build_only(SPEC) / name
     path.write_bytes(damage(path.read_bytes()))
-    assert not jit.is_built(make_spec())
-    assert [entry.valid for entry in jit.cache_entries()] == [False]
-    with pytest.warns(RuntimeWarning, match=f"{name} is damaged") as caught:
-        assert answer(make_spec()) == 42
-    assert len(caught) == 1
-    assert jit.build_log()[0].how == "built"
+    assert_built_again(f"{name} is damaged")
     assert fake_compiler.compiled() == 2
     new_process()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert answer(make_spec()) == 42
+        assert answer(SPEC) == 42
     assert jit.build_log()[0].how == "loaded"
 
 
@@ -68,76 +78,51 @@ def test_every_bit_of_the_meta_data_counts(cache):
                 EntryMeta.from_bytes(bytes(damaged))
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("replacement", ["nothing", "link", "directory", "fifo"])
-def test_something_else_in_place_of_a_file(name, replacement, cache, tmp_path, new_process):
-    path = build_only(make_spec()) / name
+@pytest.mark.parametrize("name", [*FILES[:3], *FOLDERS])
+@pytest.mark.parametrize("replacement", ["nothing", "link", "file or directory", "fifo"])
+def test_something_else_in_its_place(name, replacement, cache, tmp_path):
+    """Not even a link to the very same files is followed."""
+    path = build_only(SPEC) / name
     path.rename(tmp_path / "moved")
     if replacement == "link":
         path.symlink_to(tmp_path / "moved")
-    elif replacement == "directory":
-        path.mkdir()
     elif replacement == "fifo":
         os.mkfifo(path, 0o600)
-    with pytest.warns(RuntimeWarning, match="is not used"):
-        assert answer(make_spec()) == 42
-    assert jit.build_log()[0].how == "built"
-    assert jit.is_built(make_spec())
+    elif replacement != "nothing":
+        path.write_text("") if name in FOLDERS else path.mkdir()
+    is_other = "is no folder" if name in FOLDERS else "is not a regular file|is a symbolic link"
+    assert_built_again("is missing" if replacement == "nothing" else is_other)
     assert (tmp_path / "moved").exists()
 
 
-IN_FOLDERS = jit.BuildSpec(
-    "demo", {"demo.cpp": make_spec().sources["demo.cpp"], "a/b/c.h": "// c\n", "a/d.h": "// d\n"}
-)
+@pytest.mark.parametrize("name", [*FILES, *FOLDERS])
+@pytest.mark.parametrize("how", ["open to all", "sticky and open to all", "a group's", "another's"])
+def test_in_other_hands(name, how, cache, monkeypatch):
+    """Each file of an entry counts, not only the one that is loaded; no sticky bit excuses it.
 
-
-def assert_built_again(reason: str) -> None:
-    assert not jit.is_built(IN_FOLDERS)
-    with pytest.warns(RuntimeWarning, match=reason):
-        assert answer(IN_FOLDERS) == 42
-    assert jit.build_log()[0].how == "built"
-    assert jit.is_built(IN_FOLDERS)
-
-
-@pytest.mark.parametrize("name", ["a/b/c.h", "a/d.h"])
-@pytest.mark.parametrize("damage", [truncate, flip_bit, empty])
-def test_damage_in_a_folder(name, damage, cache):
-    path = build_only(IN_FOLDERS) / name
-    path.write_bytes(damage(path.read_bytes()))
-    assert_built_again(f"{name} is damaged")
-
-
-@pytest.mark.parametrize("name", ["a", "a/b"])
-@pytest.mark.parametrize("replacement", ["nothing", "link", "file"])
-def test_something_else_in_place_of_a_folder(name, replacement, cache, tmp_path):
-    """Not even a link to the very same files is followed."""
-    path = build_only(IN_FOLDERS) / name
-    path.rename(tmp_path / "moved")
-    if replacement == "link":
-        path.symlink_to(tmp_path / "moved")
-    elif replacement == "file":
-        path.write_text("")
-    assert_built_again("is missing" if replacement == "nothing" else "is no folder")
-    assert (tmp_path / "moved").is_dir()
-
-
-@pytest.mark.parametrize("name", ["a", "a/b", "a/b/c.h"])
-def test_folder_that_others_can_write_to(name, cache):
-    (build_only(IN_FOLDERS) / name).chmod(0o777)
-    assert_built_again(f"'{name}' can be written to by everybody")
-
-
-@pytest.mark.parametrize("name", ["a", "a/b", "a/b/c.h"])
-def test_folder_of_another_user(name, cache):
+    Nor does it help that this process belongs to the group: so may others.
+    """
+    path = build_only(SPEC) / name
+    if "open to all" in how:
+        path.chmod(path.stat().st_mode | (0o1002 if "sticky" in how else 0o002))
+        assert_built_again(f"'{name}' can be written to by everybody")
+        return
     if os.geteuid() != 0:
-        pytest.skip("giving a folder away needs root")
-    os.chown(build_only(IN_FOLDERS) / name, 4321, 0)
-    assert_built_again(f"'{name}' is owned by user id 4321")
+        pytest.skip("giving a file away needs root")
+    if how == "another's":
+        os.chown(path, 4321, 0)
+        assert_built_again(f"'{name}' is owned by user id 4321")
+        return
+    monkeypatch.setattr(os, "getgroups", lambda: [0, 4321])
+    monkeypatch.setattr(os, "getegid", lambda: 4321)
+    os.chown(path, 0, 4321)
+    path.chmod(path.stat().st_mode | 0o020)
+    assert_built_again(f"'{name}' can be written to by group id 4321")
 
 
 @pytest.mark.parametrize("name", ["../outside", "a/../../outside", "/etc/passwd", "a//d.h", "a/"])
 def test_listed_path_that_leads_out(name, cache, tmp_path):
-    path = build_only(IN_FOLDERS)
+    path = build_only(SPEC)
     (path.parent / "outside").write_text("")
     directory = os.open(path, os.O_RDONLY)
     try:
@@ -176,43 +161,6 @@ def test_entry_of_another_key(cache, new_process):
     shutil.copytree(build_only(make_spec(cflags=("-O1",))), path, symlinks=True)
     with pytest.warns(RuntimeWarning, match="it was built as demo-"):
         assert answer(make_spec()) == 42
-
-
-def assert_refused_file(name: str, reason: str) -> None:
-    assert not jit.is_built(make_spec())
-    with pytest.warns(RuntimeWarning, match=f"'{name}' {reason}"):
-        assert answer(make_spec()) == 42
-    assert jit.build_log()[0].how == "built"
-    assert jit.is_built(make_spec())
-
-
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("mode", [0o666, 0o602, 0o1602])
-def test_file_that_others_can_write_to(name, mode, cache):
-    """Each file of an entry counts, not only the one that is loaded; no sticky bit excuses it."""
-    (build_only(make_spec()) / name).chmod(mode)
-    assert_refused_file(name, "can be written to by everybody")
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_file_that_a_group_can_write_to(name, cache, monkeypatch):
-    """Also where this process belongs to the group: so may others."""
-    if os.geteuid() != 0:
-        pytest.skip("giving a file to another group needs root")
-    path = build_only(make_spec()) / name
-    monkeypatch.setattr(os, "getgroups", lambda: [0, 4321])
-    monkeypatch.setattr(os, "getegid", lambda: 4321)
-    os.chown(path, 0, 4321)
-    path.chmod(0o660)
-    assert_refused_file(name, "can be written to by group id 4321")
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_file_of_another_user(name, cache):
-    if os.geteuid() != 0:
-        pytest.skip("giving a file away needs root")
-    os.chown(build_only(make_spec()) / name, 4321, 0)
-    assert_refused_file(name, "is owned by user id 4321")
 
 
 def test_reader_with_an_entry_that_is_replaced_meanwhile(cache, tmp_path):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from subprocesses import run_python
 
 import jitfmha
 from jitfmha.bench.fresh_process import fresh_python, search_path
@@ -64,16 +65,8 @@ def run_job(tmp_path: Path, where: Path, code: str) -> None:
     job = tmp_path / "job" / "job.py"
     job.parent.mkdir()
     job.write_text(code)
-    done = subprocess.run(
-        [sys.executable, str(job)],
-        cwd=where,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(search_path())},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run_python(job, cwd=where, PYTHONPATH=os.pathsep.join(search_path()))
     assert imported(tmp_path) == []
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("arguments", [("-c", "import ctypes"), ("-m", "ziglang", "clang")])
