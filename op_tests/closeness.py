@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
+from untyped import fmha_fwd
 
-from jitfmha.problem.float64_reference import Result, rounding_of_forward
+from jitfmha.problem.float64_reference import Result, attention, rounding_of_forward
 
 
 def assert_close(
@@ -38,3 +42,17 @@ def assert_close(
         largest = error.max().item() if error.numel() else 0.0
         bound = allowed[name]
         assert largest <= bound, f"{name} is off by {largest:.3g}, allowed are {bound:.3g}"
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> None:
+    """A call of ``fmha_fwd`` with its lse; ``out`` and ``num_splits`` change no result."""
+    actual = fmha_fwd(q, k, v, return_lse=True, **options)
+    of_result = {name: x for name, x in options.items() if name not in ("out", "num_splits")}
+    scale, dropout_p = options.get("softmax_scale"), options.get("dropout_p", 0.0)
+    expected = attention(q, k, v, **of_result)
+    assert_close(actual, expected, q, k, v, scale, dropout_p=dropout_p)
+
+
+def is_same(results: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    """Whether they are as many, and the same to the last bit."""
+    return len(results) == len(others) and all(map(torch.equal, results, others))

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# seqlen_q, seqlen_k, heads_q, heads_k: single rows, nothing, and what lies around tiles.
+Sizes = tuple[int, int, int, int]
+SIZES: list[Sizes] = [
+    *[(1, 1, 1, 1), (1, 300, 4, 4), (3, 77, 6, 2), (9, 0, 2, 2), (0, 5, 2, 1), (2, 129, 13, 13)],
+    *[(33, 49, 2, 2), (150, 290, 3, 1), (17, 127, 7, 7), (129, 128, 2, 1)],
+]
 
 
 def random_qkv(
     rng: torch.Generator,
+    sizes: Sizes = (33, 49, 2, 2),
     *,
     batch: int = 2,
-    seqlen_q: int = 33,
-    seqlen_k: int = 49,
-    heads_q: int = 2,
-    heads_k: int = 2,
+    seqlen_q: int | None = None,
+    seqlen_k: int | None = None,
+    heads_q: int | None = None,
+    heads_k: int | None = None,
     hdim: int = 64,
     hdim_v: int | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Contiguous normal q, k, v in gm0's shape ``(batch, seqlen, heads, hdim)``."""
+    """Contiguous normal q, k, v in gm0's shape ``(batch, seqlen, heads, hdim)``.
+
+    ``sizes`` are the lengths and heads, for which those with names stand in.
+    """
+    named = (seqlen_q, seqlen_k, heads_q, heads_k)
+    lengths = [size if own is None else own for own, size in zip(named, sizes, strict=True)]
+    seqlen_q, seqlen_k, heads_q, heads_k = lengths
     return (
         torch.randn(batch, seqlen_q, heads_q, hdim, generator=rng).to(dtype),
         torch.randn(batch, seqlen_k, heads_k, hdim, generator=rng).to(dtype),
@@ -28,7 +43,7 @@ def random_qkv(
     )
 
 
-def prefix_sums(lengths: list[int]) -> Tensor:
+def prefix_sums(lengths: Sequence[int]) -> Tensor:
     """``cu_seqlens`` of the given lengths."""
     return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
 

@@ -114,33 +114,52 @@ def best_ms(function: Callable[[], object], repeats: int) -> float:
 
 
 def check(
-    attend: Callable[..., Any],
+    function: Callable[..., Any],
     reference: Callable[..., tuple[Tensor, Tensor]],
     inputs: Sequence[Tensor],
     dout: Tensor,
     *,
-    repeats: int = _REPEATS,
-) -> tuple[float, float, float, float]:
-    """Errors and milliseconds of ``attend(q, k, v)``, forward and backward.
+    mask: dict[str, Any],
+    bias_type: str,
+    dropout_p: float,
+    deterministic: bool,
+    pairs: int,
+    repeats: int,
+    **options: Tensor | int | None,
+) -> Checked:
+    """AITER's function, forward and backward, on tensors that are moved where calls run.
 
-    ``attend`` returns out, lse and the random bytes of dropout; ``reference(q, k, v, randval)`` is
-    in float64.
+    ``reference(q, k, v, randval, **features)`` is in float64; ``pairs`` are those of a query and a
+    key, of all sequences, which the flops count.
     """
+    has_randval = dropout_p > 0
+    moved = {n: x.to(DEVICE) if isinstance(x, Tensor) else x for n, x in options.items()}
+    switches = {"dropout_p": dropout_p, "deterministic": deterministic, "return_lse": True}
     leaves = [x.detach().to(DEVICE).requires_grad_() for x in inputs]
     dout_here = dout.to(DEVICE)
-    out, _, randval = attend(*leaves)
+
+    def attend() -> Any:
+        return function(*leaves, **moved, **mask, **switches, return_attn_probs=has_randval)
+
+    out, _, *randval = attend()
     gradients = torch.autograd.grad(out, leaves, dout_here, retain_graph=True)
     exact = [x.detach().double().requires_grad_() for x in inputs]
-    expected, _ = reference(*exact, None if randval is None else randval.cpu())
+    expected, _ = reference(*exact, randval[0].cpu() if has_randval else None)
     expected_gradients = torch.autograd.grad(expected, exact, dout.double())
     with torch.no_grad():
-        forward_ms = best_ms(lambda: attend(*leaves), repeats)
+        forward_ms = best_ms(attend, repeats)
     backward_ms = best_ms(
         lambda: torch.autograd.grad(out, leaves, dout_here, retain_graph=True), repeats
     )
-    return (
-        *(relative_error([out], [expected]), relative_error(gradients, expected_gradients)),
-        *(forward_ms, backward_ms),
+    q, k, v = inputs
+    hdims = q.shape[-1], v.shape[-1]
+    flops = 2 * q.shape[-2] * pairs * sum(hdims)
+    return Checked(
+        *(next(n for n, dtype in DTYPES.items() if dtype == q.dtype), "x".join(map(str, hdims))),
+        *(f"{q.shape[-2]}/{k.shape[-2]}", mask_in_words(mask), bias_type, dropout_p, deterministic),
+        relative_error([out], [expected]),
+        relative_error(gradients, expected_gradients),
+        *(forward_ms, backward_ms, flops / forward_ms / 1e9 if forward_ms else 0.0),
     )
 
 
@@ -196,12 +215,15 @@ def _boolean(text: str) -> bool:
 def run_all(args: argparse.Namespace, check_one: Callable[..., Checked]) -> int:
     """Every combination of the lists, a line each; the exit code is 1 where an error is too large.
 
-    ``check_one(args, dtype, hdims, mha_type, causal, local, deterministic)`` runs one.
+    ``check_one(dtype=..., ...)`` runs one, with the options of that script that have no list.
     """
     rows: list[Checked] = []
-    lists = (args.dtype, args.hdims, args.mha_type, args.causal, args.local, args.deterministic)
-    for combination in product(*lists):
-        rows.append(check_one(args, *combination))
+    listed = ("dtype", "hdims", "mha_type", "causal", "local", "deterministic")
+    for combination in product(*(getattr(args, name) for name in listed)):
+        named = dict(zip(listed, combination, strict=True))
+        rest = {"dropout_p": args.dropout_p, "bias_type": args.bias_type, "repeats": _REPEATS}
+        rest |= {"layout": args.input_layout, "heads": args.nheads}
+        rows.append(check_one(**named, **rest))
         print(_shown(rows[-1]), flush=True)
     names = [field.name.replace("_", " ") for field in fields(Checked)]
     print(table((*names, "holds"), [_cells(row) for row in rows]))

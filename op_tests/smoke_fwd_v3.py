@@ -13,8 +13,8 @@ from itertools import product
 from typing import Any
 
 import torch
-from inputs import prefix_sums
 from mha_calls import relative_error
+from packed_calls import Sequences
 from torch import Tensor
 
 import jitfmha
@@ -50,6 +50,10 @@ class Problem:
     mask: int
     lse: int
     cvt: str
+
+    @property
+    def sequences(self) -> Sequences:
+        return Sequences((self.lengths_q, self.lengths_k))
 
     def __str__(self) -> str:
         lengths = f"-s={_joined(self.lengths_q)} -s_k={_joined(self.lengths_k)}"
@@ -95,12 +99,9 @@ def check(problem: Problem, rng: torch.Generator, device: torch.device) -> tuple
         out = _by_head(out[None])[0] if is_packed else _by_head(out)
     options: dict[str, Any] = {"mask": problem.mask, "bf16_cvt": problem.cvt}
     if is_packed:
-        options.update(
-            cu_seqlens_q=prefix_sums(list(problem.lengths_q)).to(device),
-            cu_seqlens_k=prefix_sums(list(problem.lengths_k)).to(device),
-            max_seqlen_q=max(problem.lengths_q),
-            max_seqlen_k=max(problem.lengths_k),
-        )
+        options |= {name: sums.to(device) for name, sums in problem.sequences.groups.items()}
+        longest = {"max_seqlen_q": problem.lengths_q, "max_seqlen_k": problem.lengths_k}
+        options |= {name: max(some) for name, some in longest.items()}
     kernel = str(jitfmha.explain(q, k, v, **options).to_dict()["kernel"])
     results = jitfmha.fmha_fwd(q, k, v, **options, out=out.to(device), return_lse=bool(problem.lse))
     actual = results if problem.lse else (results,)
@@ -122,9 +123,7 @@ def _finite(x: Tensor) -> Tensor:
 def _expected(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     if problem.mode == 0:
         return attention(q, k, v, mask=problem.mask)
-    lengths = (problem.lengths_q, problem.lengths_k)
-    starts = [[sum(some[:n]) for n in range(len(some))] for some in lengths]
-    return attention_packed(q, k, v, *lengths, *starts, mask=problem.mask)
+    return attention_packed(q, k, v, *problem.sequences.spans, mask=problem.mask)
 
 
 def _target(arch: str) -> tuple[torch.device, AbstractContextManager[object]]:

@@ -6,12 +6,12 @@ import functools
 import math
 import re
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from inputs import random_qkv
+from refusals import Refusal, refused, values
 from torch import Tensor
 from untyped import explain, fmha_bwd, fmha_fwd
 
@@ -29,7 +29,24 @@ def zeros(*shape: int, **options: Any) -> Tensor:
     return torch.zeros(shape, **options)
 
 
-BROKEN: list[tuple[dict[str, object], type[Exception], list[str]]] = [
+BROKEN: list[Refusal] = [
+    *values(
+        ValueError,
+        softmax_scale=[0.0, -1, math.nan, math.inf, 1e39, 1e-50],
+        logit_softcap=[-1.0, math.nan, math.inf, 1e-40],
+        sink_size=[-1, 2**63],
+        dropout_p=[1.0, -0.1, math.nan],
+    ),
+    *values(
+        TypeError,
+        softmax_scale=["1", True],
+        return_lse=[1],
+        bias=[1.0],
+        logit_softcap=[False],
+        sink_size=[1.0, False],
+        dropout_p=["0.1"],
+        deterministic=["no"],
+    ),
     ({"q": None}, TypeError, ["q", "NoneType"]),
     ({"q": [1.0]}, TypeError, ["q", "list"]),
     ({"k": 3}, TypeError, ["k", "int"]),
@@ -58,14 +75,6 @@ BROKEN: list[tuple[dict[str, object], type[Exception], list[str]]] = [
     ({"q": zeros(2, 33, 4, 128)[..., ::2]}, ValueError, ["q", "stride 2", "contiguous"]),
     ({"k": zeros(2, 49, 64, 2).mT}, ValueError, ["k", "stride 2", "contiguous"]),
     ({"v": zeros(2, 49, 2, 1).expand(K)}, ValueError, ["v", "stride 0", "contiguous"]),
-    ({"softmax_scale": 0.0}, ValueError, ["softmax_scale=0.0"]),
-    ({"softmax_scale": -1}, ValueError, ["softmax_scale=-1"]),
-    ({"softmax_scale": math.nan}, ValueError, ["softmax_scale=nan"]),
-    ({"softmax_scale": math.inf}, ValueError, ["softmax_scale=inf"]),
-    ({"softmax_scale": 1e39}, ValueError, ["softmax_scale=1e+39"]),
-    ({"softmax_scale": 1e-50}, ValueError, ["softmax_scale=1e-50"]),
-    ({"softmax_scale": "1"}, TypeError, ["softmax_scale", "'1'"]),
-    ({"softmax_scale": True}, TypeError, ["softmax_scale", "True"]),
     ({"softmax_scale": 10**400}, ValueError, ["softmax_scale"]),
     ({"out": 1}, TypeError, ["out", "int"]),
     ({"out": zeros(*Q, dtype=torch.float16)}, TypeError, ["out", "torch.float16"]),
@@ -74,8 +83,6 @@ BROKEN: list[tuple[dict[str, object], type[Exception], list[str]]] = [
     ({"out": zeros(1, 33, 4, 64).expand(Q)}, ValueError, ["out", "(0, 256, 64, 1)", "overlap"]),
     ({"out": zeros(20000).as_strided(Q, (8448, 64, 64, 1))}, ValueError, ["out", "overlap"]),
     ({"out": torch.zeros(Q).to_sparse()}, TypeError, ["out", "torch.sparse_coo"]),
-    ({"return_lse": 1}, TypeError, ["return_lse", "1"]),
-    ({"bias": 1.0}, TypeError, ["bias", "float (1.0)"]),
     ({"bias": zeros(33, 49)}, ValueError, ["bias", "(33, 49)", "(2, 4, 33, 49)"]),
     ({"bias": zeros(2, 4, 33, 48)}, ValueError, ["bias", "(2, 4, 33, 48)", "(2, 4, 33, 49)"]),
     ({"bias": zeros(2, 4, 33, 1)}, ValueError, ["bias", "(2, 4, 33, 1)"]),
@@ -87,22 +94,9 @@ BROKEN: list[tuple[dict[str, object], type[Exception], list[str]]] = [
     ({"alibi_slopes": [1.0]}, TypeError, ["alibi_slopes", "list"]),
     ({"alibi_slopes": zeros(3)}, ValueError, ["alibi_slopes", "(3,)", "(2, 4)"]),
     ({"alibi_slopes": zeros(4, dtype=torch.half)}, TypeError, ["alibi_slopes", "torch.float16"]),
-    ({"logit_softcap": -1.0}, ValueError, ["logit_softcap=-1.0"]),
-    ({"logit_softcap": math.nan}, ValueError, ["logit_softcap=nan"]),
-    ({"logit_softcap": math.inf}, ValueError, ["logit_softcap=inf"]),
-    ({"logit_softcap": 1e-40}, ValueError, ["logit_softcap=1e-40"]),
     ({"logit_softcap": None}, TypeError, ["logit_softcap", "NoneType"]),
-    ({"logit_softcap": False}, TypeError, ["logit_softcap", "bool (False)"]),
     ({"sink": zeros(2)}, ValueError, ["sink", "(2,)", "(4,)"]),
     ({"sink": zeros(4, dtype=torch.float64)}, TypeError, ["sink", "torch.float64"]),
-    ({"sink_size": -1}, ValueError, ["sink_size=-1"]),
-    ({"sink_size": 1.0}, TypeError, ["sink_size", "float (1.0)"]),
-    ({"sink_size": False}, TypeError, ["sink_size", "bool (False)"]),
-    ({"sink_size": 2**63}, ValueError, [f"sink_size={2**63}"]),
-    ({"dropout_p": 1.0}, ValueError, ["dropout_p=1.0"]),
-    ({"dropout_p": -0.1}, ValueError, ["dropout_p=-0.1"]),
-    ({"dropout_p": math.nan}, ValueError, ["dropout_p=nan"]),
-    ({"dropout_p": "0.1"}, TypeError, ["dropout_p", "str ('0.1')"]),
     ({"dropout_p": 0.1, "generator": 3}, TypeError, ["generator", "int (3)"]),
     ({"dropout_p": 0.1, "rng_state": 3}, TypeError, ["rng_state", "int"]),
     ({"dropout_p": 0.1, "rng_state": zeros(2)}, TypeError, ["rng_state", "torch.float32"]),
@@ -120,41 +114,33 @@ BROKEN: list[tuple[dict[str, object], type[Exception], list[str]]] = [
         ValueError,
         ["generator", "rng_state"],
     ),
-    ({"deterministic": "no"}, TypeError, ["deterministic", "'no'"]),
 ]
 
 
 @pytest.mark.parametrize(("changes", "error", "texts"), BROKEN)
 @pytest.mark.parametrize("function", [fmha_fwd, explain])
-def test_errors(
-    function: Callable[..., object],
-    changes: dict[str, Any],
-    error: type[Exception],
-    texts: list[str],
-) -> None:
+def test_errors(function, changes, error, texts):
     arguments = tensors() | changes
     for _ in range(2):  # also when the same call came before
-        with pytest.raises(error) as raised:
+        with refused(error, *texts):
             function(**arguments)
-        for text in texts:
-            assert text in str(raised.value)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_meta_beside_cpu(name: str) -> None:
+def test_meta_beside_cpu(name):
     arguments = tensors()
     arguments[name] = arguments[name].to("meta")
     with pytest.raises(ValueError, match=r"(meta|cpu).*(cpu|meta)"):
         fmha_fwd(**arguments)
 
 
-def test_all_but_the_tensors_are_keyword_only() -> None:
+def test_all_but_the_tensors_are_keyword_only():
     with pytest.raises(TypeError):
         fmha_fwd(*tensors().values(), 0.5)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_out_shares_memory(rng: torch.Generator, name: str) -> None:
+def test_out_shares_memory(rng, name):
     buffer = torch.zeros(3, 2, 33, 2, 64)
     named = dict(zip(("q", "k", "v"), random_qkv(rng, seqlen_k=33), strict=True))
     named[name] = buffer[0]
@@ -166,7 +152,7 @@ def test_out_shares_memory(rng: torch.Generator, name: str) -> None:
     fmha_fwd(**named, out=buffer[1])
 
 
-def test_out_interleaved_with_q_is_served(rng: torch.Generator) -> None:
+def test_out_interleaved_with_q_is_served(rng):
     """Slices of one packed buffer span each other without sharing an element."""
     buffer = torch.randn(2, 33, 4, 2, 64, generator=rng)
     q, k, v, out = buffer.unbind(2)
@@ -178,40 +164,14 @@ def test_out_interleaved_with_q_is_served(rng: torch.Generator) -> None:
     assert torch.equal(fmha_fwd(rows[:, ::2], k, v, out=rows[:, 1::2]), expected)
 
 
-def test_the_same_shapes_with_other_addresses_are_checked_again(rng: torch.Generator) -> None:
+def test_the_same_shapes_with_other_addresses_are_checked_again(rng):
     q, k, v = random_qkv(rng, seqlen_k=33)
     fmha_fwd(q, k, v, out=torch.empty_like(q))
     with pytest.raises(ValueError, match="out shares memory with v"):
         fmha_fwd(q, k, v, out=v)
 
 
-def test_numbers_that_are_equal_but_of_other_types(rng: torch.Generator) -> None:
-    """1, 1.0 and True are one dictionary key; only some are valid arguments."""
-    q, k, v = random_qkv(rng)
-    fmha_fwd(q, k, v, mask=1, softmax_scale=1)
-    with pytest.raises(TypeError, match="mask"):
-        fmha_fwd(q, k, v, mask=True, softmax_scale=1)
-    with pytest.raises(TypeError, match="mask"):
-        fmha_fwd(q, k, v, mask=1.0, softmax_scale=1)
-    with pytest.raises(TypeError, match="softmax_scale"):
-        fmha_fwd(q, k, v, mask=1, softmax_scale=True)
-    fmha_fwd(q, k, v, window_size=(1, 0))
-    with pytest.raises(TypeError, match="window_size"):
-        fmha_fwd(q, k, v, window_size=(True, 0))
-    with pytest.raises(TypeError, match="window_size"):
-        fmha_fwd(q, k, v, window_size=(1.0, 0))
-    fmha_fwd(q, k, v, return_lse=False)
-    with pytest.raises(TypeError, match="return_lse"):
-        fmha_fwd(q, k, v, return_lse=0)
-
-
-def test_window_size_may_be_a_list(rng: torch.Generator) -> None:
-    q, k, v = random_qkv(rng)
-    as_list = fmha_fwd(q, k, v, window_size=[3, 4])
-    assert torch.equal(as_list, fmha_fwd(q, k, v, window_size=(3, 4)))
-
-
-def test_nothing_is_written_when_a_rule_is_broken(rng: torch.Generator) -> None:
+def test_nothing_is_written_when_a_rule_is_broken(rng):
     q, k, v = random_qkv(rng)
     out = torch.full_like(q, -77.0)
     with pytest.raises(ValueError, match="softmax_scale"):
@@ -219,14 +179,14 @@ def test_nothing_is_written_when_a_rule_is_broken(rng: torch.Generator) -> None:
     assert (out == -77.0).all()
 
 
-def test_public_names() -> None:
+def test_public_names():
     assert all(hasattr(jitfmha, name) for name in jitfmha.__all__)
     modules = ("aiter", "context_parallel", "flash_attn", "integrations")
     assert dir(jitfmha) == sorted([*jitfmha.__all__, *modules])
     assert all(hasattr(jitfmha, name) for name in modules)
 
 
-def test_options_are_given_by_name() -> None:
+def test_options_are_given_by_name():
     q = torch.zeros(1, 4, 2, 8)
     for rest in ((0.5,), (None, 0.5)):
         with pytest.raises(TypeError, match="by name"):
@@ -246,7 +206,7 @@ def test_options_are_given_by_name() -> None:
         ("return_les", "return_lse"),
     ],
 )
-def test_unexpected_keywords_say_what_is_meant(name: str, meant: str) -> None:
+def test_unexpected_keywords_say_what_is_meant(name, meant):
     q = torch.zeros(1, 4, 2, 8)
     backward = functools.partial(jitfmha.fmha_bwd, dout=q, out=q, lse=torch.zeros(1, 2, 4))
     for call in (fmha_fwd, explain, backward):
@@ -255,7 +215,7 @@ def test_unexpected_keywords_say_what_is_meant(name: str, meant: str) -> None:
             call(q=q, k=q, v=q, **{name: True})
 
 
-def test_an_unexpected_keyword_like_nothing() -> None:
+def test_an_unexpected_keyword_like_nothing():
     q = torch.zeros(1, 4, 2, 8)
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'zzz'$"):
         fmha_fwd(q, q, q, zzz=1)
@@ -263,7 +223,7 @@ def test_an_unexpected_keyword_like_nothing() -> None:
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_nested_tensors(layout: torch.layout, place: int) -> None:
+def test_nested_tensors(layout, place):
     inputs = [torch.zeros(2, 4, 2, 8)] * 3
     parts = [torch.zeros(3, 2, 8), torch.zeros(4, 2, 8)]
     with warnings.catch_warnings():
@@ -274,7 +234,7 @@ def test_nested_tensors(layout: torch.layout, place: int) -> None:
             call(*inputs)
 
 
-def test_arrays_are_named_by_their_type() -> None:
+def test_arrays_are_named_by_their_type():
     q = torch.zeros(1, 4, 2, 8)
     for name in ("q", "k", "v", "bias", "cu_seqlens_q"):
         given = {"q": q, "k": q, "v": q, "cu_seqlens_k": q} if name == "cu_seqlens_q" else {}

@@ -124,9 +124,7 @@ def arguments_with_everything(rng: torch.Generator, mode: str) -> Arguments:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_checks_of_the_kind_look_at_no_length(
-    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch, mode: str
-) -> None:
+def test_checks_of_the_kind_look_at_no_length(rng, monkeypatch, mode):
     """Nor does anything else that makes a problem, but what makes its sizes."""
     arguments = arguments_with_everything(rng, mode)
     expected = make_problem(arguments)
@@ -148,7 +146,7 @@ def test_checks_of_the_kind_look_at_no_length(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_glance_gives_what_the_checks_give(rng: torch.Generator, mode: str) -> None:
+def test_a_glance_gives_what_the_checks_give(rng, mode):
     """Where one says that there is nothing to refuse, no check refuses anything."""
     drawn = Drawn(rng, mode)
     glances = refusals = 0
@@ -168,9 +166,7 @@ def test_a_glance_gives_what_the_checks_give(rng: torch.Generator, mode: str) ->
     assert (glances > 0) == (mode != "pages")
 
 
-def test_every_check_is_made_for_the_first_call_of_a_kind(
-    rng: torch.Generator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_check_is_made_for_the_first_call_of_a_kind(rng, monkeypatch):
     made: list[int] = []
     counted = {
         what: [lambda arguments, n=100 * i + j: made.append(n) for j, _ in enumerate(checks)]

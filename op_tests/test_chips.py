@@ -88,7 +88,7 @@ def test_importing_reads_nothing():
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_decisions_read_facts() -> None:
+def test_decisions_read_facts():
     """No decision names an architecture: it reads a fact, or a table of a kernel family's own.
 
     The launcher is told which ABI of AMD's it renders; what a replay expects is stated apart; and

@@ -8,21 +8,17 @@ import pytest
 import torch
 from closeness import assert_close
 from fresh_calls import fresh_calls
-from inputs import DTYPES, prefix_sums, random_qkv
+from inputs import DTYPES, SIZES, random_qkv
+from packed_calls import RAGGED, packed
 from torch import Tensor
 from untyped import explain, fmha_bwd, fmha_fwd
 
 from jitfmha.planning.target import cpu_isas_here
-from jitfmha.problem.float64_reference import Result, attention, attention_packed
+from jitfmha.problem.float64_reference import Result, attention
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 HDIM, HDIM_V = 37, 21
-# seqlen_q, seqlen_k, heads_q, heads_k: single rows, nothing, and what lies around tiles.
-SIZES = [
-    *[(1, 1, 1, 1), (1, 300, 4, 4), (3, 77, 6, 2), (9, 0, 2, 2), (0, 5, 2, 1), (2, 129, 13, 13)],
-    *[(33, 49, 2, 2), (150, 290, 3, 1), (17, 127, 7, 7), (129, 128, 2, 1)],
-]
 DRAWN = pytest.mark.sample(
     ("an_isa", "dtype"),
     [(isa, dtype) for isa in cpu_isas_here() for dtype in (*DTYPES, "fp8_e4m3fn")],
@@ -31,9 +27,9 @@ DRAWN = pytest.mark.sample(
 )
 
 
-def inputs(rng: torch.Generator, dtype: str, **sizes: int) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(rng: torch.Generator, dtype: str, *sizes: Any, **named: int) -> Any:
     torch_dtype = DTYPES.get(dtype, torch.float8_e4m3fn)
-    return random_qkv(rng, hdim=HDIM, hdim_v=HDIM_V, dtype=torch_dtype, **sizes)
+    return random_qkv(rng, *sizes, hdim=HDIM, hdim_v=HDIM_V, dtype=torch_dtype, **named)
 
 
 def column_major(v: Tensor) -> Tensor:
@@ -54,9 +50,8 @@ def check(actual: Result, expected: Result, *tensors: Tensor) -> None:
 @DRAWN
 def test_batch_mode(rng, an_isa, dtype):
     """Rows with contiguous elements first and last: they are calls of another kind."""
-    for seqlen_q, seqlen_k, heads_q, heads_k in SIZES:
-        sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "heads_q": heads_q, "heads_k": heads_k}
-        q, k, v = inputs(rng, dtype, **sizes)
+    for sizes in SIZES:
+        q, k, v = inputs(rng, dtype, sizes)
         expected = attention(q, k, v, mask="causal")
         with fresh_calls(an_isa):
             for layout in (column_major(v), v, column_major(v), v):
@@ -65,15 +60,11 @@ def test_batch_mode(rng, an_isa, dtype):
 
 @DRAWN
 def test_group_mode(rng, an_isa, dtype):
-    lengths_q, lengths_k = [1, 130, 0, 17, 3, 65], [70, 5, 4, 17, 300, 0]
-    cu_q, cu_k = prefix_sums(lengths_q), prefix_sums(lengths_k)
-    sizes = {"seqlen_q": sum(lengths_q), "seqlen_k": sum(lengths_k), "heads_q": 4, "heads_k": 2}
-    q, k, v = (x[0] for x in inputs(rng, dtype, batch=1, **sizes))
-    groups = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
+    torch_dtype = DTYPES.get(dtype, torch.float8_e4m3fn)
+    call = packed(rng, *RAGGED, hdim=HDIM, hdim_v=HDIM_V, dtype=torch_dtype)
+    call.v = column_major(call.v)
     with fresh_calls(an_isa):
-        actual = fmha_fwd(q, k, column_major(v), return_lse=True, **groups)
-    starts = cu_q.tolist()[:-1], cu_k.tolist()[:-1]
-    check(actual, attention_packed(q, k, v, lengths_q, lengths_k, *starts), q, k, v)
+        check(call.call(), call.expected(), *call.qkv)
 
 
 @pytest.mark.sample(
@@ -84,8 +75,8 @@ def test_group_mode(rng, an_isa, dtype):
 )
 def test_gradients(rng, an_isa, dtype):
     """The same bits as with rows that are contiguous, in the order of the call's own v."""
-    for seqlen_q, seqlen_k in ((33, 49), (150, 290), (1, 130), (40, 1)):
-        q, k, v = inputs(rng, dtype, seqlen_q=seqlen_q, seqlen_k=seqlen_k, heads_q=4, heads_k=2)
+    for lengths in ((33, 49), (150, 290), (1, 130), (40, 1)):
+        q, k, v = inputs(rng, dtype, (*lengths, 4, 2))
         with fresh_calls(an_isa):
             out, lse = fmha_fwd(q, k, v, mask="causal", return_lse=True)
             dout = torch.randn(out.shape, generator=rng).to(out.dtype)

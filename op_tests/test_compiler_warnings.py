@@ -129,12 +129,12 @@ def host_compiler(name: Compiler) -> list[str]:
 @pytest.mark.sample(
     ("compiler", "name"), list(itertools.product(get_args(Compiler), CPU_KERNELS)), 4
 )
-def test_kernels_for_the_cpu(compiler: Compiler, name: str, tmp_path: Path) -> None:
+def test_kernels_for_the_cpu(compiler, name, tmp_path):
     check(launcher_spec(CPU_KERNELS[name]), host_compiler(compiler), tmp_path)
 
 
 @pytest.mark.sample("name", list(DEVICE_KERNELS), 2)
-def test_kernels_for_amd_gpus(name: str, tmp_path: Path) -> None:
+def test_kernels_for_amd_gpus(name, tmp_path):
     traits, zig = DEVICE_KERNELS[name], zig_program()
     if zig is None:
         pytest.skip("ziglang is not installed")
@@ -147,5 +147,5 @@ def test_kernels_for_amd_gpus(name: str, tmp_path: Path) -> None:
     list(itertools.product(get_args(Compiler), get_args(Variant))),
     1,
 )
-def test_the_emulator(compiler: Compiler, variant: Variant, tmp_path: Path) -> None:
+def test_the_emulator(compiler, variant, tmp_path):
     check(build_spec(variant), host_compiler(compiler), tmp_path)

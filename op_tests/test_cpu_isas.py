@@ -11,9 +11,10 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from closeness import assert_close
+from closeness import check
 from fresh_calls import fresh_calls
 from inputs import DTYPES, lay_out, prefix_sums, random_qkv
+from packed_calls import RAGGED, packed
 from subprocesses import run_program
 from torch import Tensor
 from untyped import explain, fmha_fwd
@@ -21,7 +22,6 @@ from untyped import explain, fmha_fwd
 from jitfmha.kernels.cpu import BESIDE_TILE_UNIT, CpuTraits, launcher_spec
 from jitfmha.kernels.modifiers import ModifierTraits
 from jitfmha.planning.target import CpuIsa, cpu_isas_here
-from jitfmha.problem.float64_reference import attention, attention_packed
 from jitfmha.problem.problem import Direction
 from jitfmha.problem.score_features import AskedModifiers
 
@@ -47,8 +47,8 @@ FEW_DTYPES = pytest.mark.sample(
 )
 
 
-def inputs(rng: torch.Generator, dtype: str, **sizes: int) -> tuple[Tensor, Tensor, Tensor]:
-    return random_qkv(rng, hdim=HDIM, hdim_v=HDIM_V, dtype=DTYPES[dtype], **sizes)
+def inputs(rng: torch.Generator, dtype: str, *sizes: Any, **named: int) -> Any:
+    return random_qkv(rng, *sizes, hdim=HDIM, hdim_v=HDIM_V, dtype=DTYPES[dtype], **named)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -66,25 +66,15 @@ def test_tile_units_are_for_bf16(rng, isa, beside):
 @FEW_DTYPES
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 def test_batch_mode(rng, isa, mask, dtype):
-    for seqlen_q, seqlen_k, heads_q, heads_k in SIZES:
-        sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "heads_q": heads_q, "heads_k": heads_k}
-        q, k, v = inputs(rng, dtype, **sizes)
-        actual = fmha_fwd(q, k, v, return_lse=True, **mask)
-        assert_close(actual, attention(q, k, v, **mask), q, k, v)
+    for sizes in SIZES:
+        check(*inputs(rng, dtype, sizes), **mask)
 
 
 @FEW_DTYPES
 @pytest.mark.parametrize("mask", [x for x in MASKS if x.get("mask") in (None, 2)], ids=str)
 def test_group_mode(rng, isa, mask, dtype):
-    lengths_q, lengths_k = [1, 130, 0, 17, 3, 65], [70, 5, 4, 17, 300, 0]
-    cu_q, cu_k = prefix_sums(lengths_q), prefix_sums(lengths_k)
-    sizes = {"seqlen_q": sum(lengths_q), "seqlen_k": sum(lengths_k), "heads_q": 4, "heads_k": 2}
-    q, k, v = (x[0] for x in inputs(rng, dtype, batch=1, **sizes))
-    groups = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
-    actual = fmha_fwd(q, k, v, return_lse=True, **groups, **mask)
-    starts = cu_q.tolist()[:-1], cu_k.tolist()[:-1]
-    expected = attention_packed(q, k, v, lengths_q, lengths_k, *starts, **mask)
-    assert_close(actual, expected, q, k, v)
+    hdims = {"hdim": HDIM, "hdim_v": HDIM_V}
+    packed(rng, *RAGGED, dtype=DTYPES[dtype], **hdims).check(**mask)
 
 
 @pytest.mark.parametrize("mask", [{}, {"mask": 2}], ids=str)
@@ -95,14 +85,8 @@ def test_lengths_at_the_edges_of_tiles(rng, isa, mask):
     edges = [n + more for n in (4, 8, 16, 32, 64, 128, 256) for more in (-1, 0, 1)]
     lengths_k = [0, 1, 2, *edges]
     lengths_q = [lengths_k[i] for i in torch.randperm(len(lengths_k), generator=rng).tolist()]
-    cu_q, cu_k = prefix_sums(lengths_q), prefix_sums(lengths_k)
-    sizes = {"seqlen_q": sum(lengths_q), "seqlen_k": sum(lengths_k), "heads_q": 3, "heads_k": 1}
-    q, k, v = (x[0] for x in inputs(rng, "bf16", batch=1, **sizes))
-    groups = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k}
-    actual = fmha_fwd(q, k, v, return_lse=True, **groups, **mask)
-    starts = cu_q.tolist()[:-1], cu_k.tolist()[:-1]
-    expected = attention_packed(q, k, v, lengths_q, lengths_k, *starts, **mask)
-    assert_close(actual, expected, q, k, v)
+    hdims = {"hdim": HDIM, "hdim_v": HDIM_V}
+    packed(rng, lengths_q, lengths_k, heads=(3, 1), dtype=torch.bfloat16, **hdims).check(**mask)
 
 
 @pytest.mark.skipif("amx" not in cpu_isas_here(), reason="this processor has no AMX")
@@ -168,8 +152,7 @@ def test_nan_of_an_earlier_call(rng, isa):
     for seqlen_q, seqlen_k in ((150, 290), (2, 290), (150, 5), (3, 33)):
         clean = [x[:, :n] for x, n in ((q, seqlen_q), (k, seqlen_k), (v, seqlen_k))]
         assert fmha_fwd(nan, k * torch.nan, v * torch.nan).isnan().all()
-        actual = fmha_fwd(*clean, return_lse=True)
-        assert_close(actual, attention(*clean), *clean)
+        check(*clean)
 
 
 def dominating(scores: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -251,13 +234,6 @@ def test_other_isas_are_compiled(tmp_path, other_isa, dtype):
         for name, text in spec.sources.items():
             (tmp_path / name).write_text(text)
         compiler = [sys.executable, "-I", "-m", "ziglang", "c++", f"--target={machine}-linux-gnu"]
-        arguments = [
-            *spec.cflags,
-            "-fPIC",
-            "-c",
-            f"fmha_{traits.short_direction}.cpp",
-            "-o",
-            "fmha.o",
-        ]
-        run_program(*compiler, *arguments, cwd=tmp_path)
+        file = f"fmha_{traits.short_direction}.cpp"
+        run_program(*compiler, *spec.cflags, "-fPIC", "-c", file, "-o", "fmha.o", cwd=tmp_path)
         assert int.from_bytes((tmp_path / "fmha.o").read_bytes()[18:20], "little") == in_elf

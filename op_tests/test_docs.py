@@ -41,9 +41,7 @@ _PYTHON = [
 
 
 @pytest.mark.parametrize("code", _PYTHON)
-def test_python_of_a_document(
-    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_python_of_a_document(code, tmp_path, monkeypatch, capsys):
     if "install_as" in code:
         # What it installs stays for as long as the process.
         subprocess.run([sys.executable, "-c", code], check=True)
@@ -57,7 +55,7 @@ def test_python_of_a_document(
         assert expected in capsys.readouterr().out
 
 
-def test_there_is_python_to_run() -> None:
+def test_there_is_python_to_run():
     assert len(_PYTHON) >= 4
     assert all(ast.parse(parameters.values[0]).body for parameters in _PYTHON)
 
@@ -68,7 +66,7 @@ def _commands() -> list[str]:
 
 
 @pytest.mark.parametrize("command", _commands())
-def test_a_command_of_a_document_is_one(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_of_a_document_is_one(command, capsys):
     words = shlex.split(command.replace("...", "x"), comments=True)
     try:
         parser().parse_args(words)
@@ -80,7 +78,7 @@ def test_a_command_of_a_document_is_one(command: str, capsys: pytest.CaptureFixt
             pytest.fail(f"{command!r}: {end.code}, {error}")
 
 
-def test_the_readme_takes_two_minutes() -> None:
+def test_the_readme_takes_two_minutes():
     text = _README.read_text(encoding="utf-8")
     lines = text.splitlines()
     assert len(lines) <= 120
@@ -90,7 +88,7 @@ def test_the_readme_takes_two_minutes() -> None:
     assert "--exhaustive" in text
 
 
-def test_the_pages_name_everything_there_is() -> None:
+def test_the_pages_name_everything_there_is():
     functions = (_ROOT / "docs" / "functions.md").read_text(encoding="utf-8")
     errors = {name for name in jitfmha.__all__ if name.endswith(("Error", "NotFound"))}
     # What functions return is described with these.
@@ -112,7 +110,7 @@ def test_the_pages_name_everything_there_is() -> None:
     assert [x for x in sorted(variables) if f"`{x}`" not in page] == []
 
 
-def test_every_page_is_listed() -> None:
+def test_every_page_is_listed():
     listing = (_ROOT / "docs" / "README.md").read_text(encoding="utf-8")
     menu = (_ROOT / ".ci" / "mkdocs.yml").read_text(encoding="utf-8")
     for file in _DOCS:
@@ -120,7 +118,7 @@ def test_every_page_is_listed() -> None:
         assert file.stem == "README" or f"({file.name})" in listing
 
 
-def test_the_site(tmp_path: Path) -> None:
+def test_the_site(tmp_path):
     site = tmp_path / "site"
     build = [sys.executable, str(_ROOT / ".ci" / "site.py"), str(site)]
     process = subprocess.run(build, capture_output=True, text=True, check=False)
@@ -176,14 +174,14 @@ def _missing(text: str) -> list[str]:
     return wrong
 
 
-def test_what_contributing_names_is_there() -> None:
+def test_what_contributing_names_is_there():
     text = _CONTRIBUTING.read_text(encoding="utf-8")
     assert _missing(text) == []
     for was, gone in (("`call/run.py`", "call.py"), ("`Arguments`", "TensorGuards")):
         assert _missing(text.replace(was, f"`{gone}`")) != []
 
 
-def test_files_that_documents_name_are_there() -> None:
+def test_files_that_documents_name_are_there():
     others = ("SECURITY.md", "CHANGELOG.md", "hsa/README.md", "csrc_templates/emulator/README.md")
     folders = "jitfmha|csrc_templates|hsa|op_tests|docs|examples"
     named = re.compile(rf"\b((?:{folders})/[\w/-]+\.[\w.]*\w)")

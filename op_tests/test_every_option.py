@@ -95,17 +95,20 @@ class Launched(NamedTuple):
     tensors: Tensors
 
 
+def bad_sums(sums: Tensor) -> list[Tensor]:
+    """Of another length, rank, dtype, stride or device."""
+    return [sums[:2], sums[None], sums.long(), spread(sums, 0), sums.to("meta")]
+
+
+BAD_SCALES = [torch.ones(3), torch.ones(1).double(), torch.ones(1, device="meta")]
 # Tensors that are refused, though a good one is like them but for one thing.
 REFUSED: dict[str, list[Tensor]] = {
-    "cu_seqlens_q": [SUMS_Q[:2], SUMS_Q.long(), spread(SUMS_Q, 0), SUMS_Q.to("meta")],
-    "cu_seqlens_k": [SUMS_K[:2], SUMS_K.long(), spread(SUMS_K, 0), SUMS_K.to("meta")],
-    "cu_seqlens_q_padded": [ROOMY_Q[:2], ROOMY_Q.long(), ROOMY_Q.to("meta"), spread(ROOMY_Q, 0)],
-    "cu_seqlens_k_padded": [ROOMY_K[:2], ROOMY_K.long(), ROOMY_K.to("meta"), spread(ROOMY_K, 0)],
+    "cu_seqlens_q": bad_sums(SUMS_Q),
+    "cu_seqlens_k": bad_sums(SUMS_K),
+    "cu_seqlens_q_padded": bad_sums(ROOMY_Q),
+    "cu_seqlens_k_padded": bad_sums(ROOMY_K),
     "out": [torch.zeros(BATCH, SEQLEN_Q, HEADS_Q, HDIM, dtype=torch.half)],
-    "q_descale": [torch.ones(3), torch.ones(1).double(), torch.ones(1, device="meta")],
-    "k_descale": [torch.ones(3), torch.ones(1).double(), torch.ones(1, device="meta")],
-    "v_descale": [torch.ones(3), torch.ones(1).double(), torch.ones(1, device="meta")],
-    "p_descale": [torch.ones(3), torch.ones(1).double(), torch.ones(1, device="meta")],
+    **{f"{name}_descale": BAD_SCALES for name in "qkvp"},
     "bias": [BIAS[..., :3], BIAS[0], BIAS.half(), BIAS.to("meta")],
     "alibi_slopes": [SLOPES[:, :2], SLOPES.double(), SLOPES.to("meta")],
     "sink": [torch.zeros(3), torch.zeros(HEADS_Q).half(), torch.zeros(HEADS_Q, device="meta")],
@@ -174,14 +177,14 @@ def expect(launched: Launched, problem: Problem, forward: Arguments) -> None:
             assert is_same(getattr(launched.tensors, name), getattr(forward, name)), name
 
 
-def test_values_of_every_option_are_tried() -> None:
+def test_values_of_every_option_are_tried():
     assert VALUES.keys() == {option.name for option in OPTIONS}
     backward = {*BACKWARD_NAMES} - {"dout", "q", "k", "v", "out", "lse", "with_dbias", "with_dsink"}
     assert backward <= VALUES.keys() | BACKWARD_VALUES.keys()
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.name)
-def test_an_option_asks_for_its_features(option: Any) -> None:
+def test_an_option_asks_for_its_features(option):
     """Families that lack one refuse the call; one that asks for none would be ignored by them."""
     asked = []
     for call in calls_of(option.name, VALUES):
@@ -192,7 +195,7 @@ def test_an_option_asks_for_its_features(option: Any) -> None:
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_pairs_of_forward_calls(launches: list[Launched], name: str) -> None:
+def test_pairs_of_forward_calls(launches, name):
     for pair in pairs(calls_of(name, VALUES)):
         with fresh_calls():
             seen = []
@@ -211,7 +214,7 @@ def test_pairs_of_forward_calls(launches: list[Launched], name: str) -> None:
 
 @pytest.mark.usefixtures("launches")
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_good_call_lets_no_other_pass(name: str) -> None:
+def test_a_good_call_lets_no_other_pass(name):
     for value in REFUSED[name]:
         texts = []
         with fresh_calls():
@@ -227,7 +230,7 @@ def test_a_good_call_lets_no_other_pass(name: str) -> None:
         assert texts[0] == texts[1]
 
 
-def test_every_tensor_has_some_that_are_refused() -> None:
+def test_every_tensor_has_some_that_are_refused():
     assert REFUSED.keys() == {x.name for x in OPTIONS if x.schema.startswith("Tensor")}
 
 
@@ -240,7 +243,7 @@ HAVE_GRADIENTS = [
 @pytest.mark.parametrize(
     "name", [n for n in HAVE_GRADIENTS if n not in ("out", "block_table", "num_splits")]
 )
-def test_pairs_of_backward_calls(launches: list[Launched], name: str) -> None:
+def test_pairs_of_backward_calls(launches, name):
     values = BACKWARD_VALUES if name in BACKWARD_VALUES else VALUES
     for pair in pairs(calls_of(name, values)):
         with fresh_calls():

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from inputs import prefix_sums
+from refusals import refused, values
 from rigs.recording_runtime import RecordingRuntime
 from untyped import explain, fmha_fwd, validate_config, warmup
 
@@ -190,30 +191,20 @@ def test_every_broken_rule_is_told():
 @pytest.mark.parametrize(
     ("options", "error", "texts"),
     [
+        *values(ValueError, seqlen=[-1], page_size=[0], mask=["diagonal"], mode=["gm2"]),
+        *values(ValueError, direction=["sideways"], layout=["dhsb"]),
+        *values(TypeError, arch=[None], kv_dtype=[torch.int8], hdim=[64.0], heads=[True]),
+        *values(TypeError, features=["bias"], num_splits=["2"]),
         ({"arch": "gfx90a"}, ValueError, ["arch", "'gfx90a'", "gfx950"]),
-        ({"arch": None}, TypeError, ["arch", "None"]),
         ({"dtype": "float8"}, ValueError, ["dtype", "'float8'", "fp8_e4m3fn"]),
-        ({"kv_dtype": torch.int8}, TypeError, ["kv_dtype", "torch.int8"]),
-        ({"hdim": 64.0}, TypeError, ["hdim", "64.0"]),
-        ({"heads": True}, TypeError, ["heads", "True"]),
-        ({"seqlen": -1}, ValueError, ["seqlen=-1"]),
-        ({"page_size": 0}, ValueError, ["page_size=0"]),
-        ({"mask": "diagonal"}, ValueError, ["mask='diagonal'"]),
-        ({"mode": "gm2"}, ValueError, ["mode", "'gm2'"]),
-        ({"direction": "sideways"}, ValueError, ["direction", "'sideways'"]),
-        ({"layout": "dhsb"}, ValueError, ["layout", "'dhsb'"]),
-        ({"features": "bias"}, TypeError, ["features", "'bias'"]),
         ({"features": ["magic"]}, ValueError, ["features", "'magic'", "alibi"]),
         ({"features": ["bias", "boolean_bias"]}, ValueError, ["boolean_bias", "one bias"]),
-        ({"num_splits": "2"}, TypeError, ["num_splits", "'2'"]),
     ],
 )
 def test_bad_arguments(options, error, texts):
     arguments = {"arch": "gfx942", **options}
-    with pytest.raises(error) as raised:
+    with refused(error, *texts):
         validate_config(**arguments)
-    for text in texts:
-        assert text in str(raised.value)
 
 
 # ---- The same as real calls ----------------------------------------------------------------------

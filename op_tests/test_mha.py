@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from inputs import DTYPES, lay_out, random_qkv
 from mha_calls import (
-    DEVICE,
     Checked,
     add_lists,
     add_shared_options,
     check,
     kept,
     key_heads,
-    mask_in_words,
     masked,
     reference_mask,
     run_all,
@@ -54,17 +53,9 @@ def check_batch(
     repeats: int = 0,
 ) -> Checked:
     heads_k = key_heads(mha_type, heads)
-    sizes = {"batch": batch, "seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
-    q, k, v = random_qkv(
-        *(rng,),
-        **sizes,
-        heads_q=heads,
-        heads_k=heads_k,
-        hdim=hdims[0],
-        hdim_v=hdims[1],
-        dtype=DTYPES[dtype],
-    )
-    q, k, v = (lay_out(x, _LAYOUTS[layout]) for x in (q, k, v))
+    sizes, of_rows = (seqlen_q, seqlen_k, heads, heads_k), {"hdim": hdims[0], "hdim_v": hdims[1]}
+    qkv = random_qkv(rng, sizes, batch=batch, dtype=DTYPES[dtype], **of_rows)
+    q, k, v = (lay_out(x, _LAYOUTS[layout]) for x in qkv)
     dout = torch.randn(batch, seqlen_q, heads, hdims[1], generator=rng).to(q.dtype)
     mask = masked(causal, local, seqlen_k, rng)
     bias = slopes = None
@@ -72,20 +63,8 @@ def check_batch(
         bias = torch.randn(seqlen_q, seqlen_k, generator=rng).to(q.dtype)
     if bias_type == "alibi":
         slopes = torch.rand(batch, heads, generator=rng)
-    options: dict[str, Any] = {
-        **mask,
-        "dropout_p": dropout_p,
-        "deterministic": deterministic,
-        "bias": None if bias is None else bias.to(DEVICE),
-        "alibi_slopes": None if slopes is None else slopes.to(DEVICE),
-    }
 
-    def attend(*qkv: torch.Tensor) -> Any:
-        has_randval = dropout_p > 0
-        results = flash_attn_func(*qkv, **options, return_lse=True, return_attn_probs=has_randval)
-        return results if has_randval else (*results, None)
-
-    def reference(*tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def reference(*tensors: Any) -> tuple[torch.Tensor, torch.Tensor]:
         *qkv, randval = tensors
         features: dict[str, Any] = {"alibi_slopes": slopes}
         if bias is not None:
@@ -94,14 +73,16 @@ def check_batch(
             features.update(keep=kept(randval, dropout_p), dropout_p=dropout_p)
         return attention(*qkv, **features, **reference_mask(mask))
 
-    out_error, gradient_error, forward_ms, backward_ms = check(
-        attend, reference, (q, k, v), dout, repeats=repeats
-    )
-    flops = 2 * batch * heads * seqlen_q * seqlen_k * sum(hdims)
-    return Checked(
-        *(dtype, "x".join(map(str, hdims)), f"{heads}/{heads_k}"),
-        *(mask_in_words(mask), bias_type, dropout_p, deterministic, out_error, gradient_error),
-        *(forward_ms, backward_ms, flops / forward_ms / 1e9 if forward_ms else 0.0),
+    return check(
+        *(flash_attn_func, reference, (q, k, v), dout),
+        mask=mask,
+        bias_type=bias_type,
+        dropout_p=dropout_p,
+        repeats=repeats,
+        deterministic=deterministic,
+        pairs=batch * seqlen_q * seqlen_k,
+        bias=bias,
+        alibi_slopes=slopes,
     )
 
 
@@ -142,23 +123,8 @@ def main() -> int:
     add_lists(parser, "-m", "-d")
     args = parser.parse_args()
     rng = torch.Generator().manual_seed(args.seed)
-    names = ("dtype", "hdims", "mha_type", "causal", "local", "deterministic")
-
-    def check_one(args: argparse.Namespace, *combination: Any) -> Checked:
-        return check_batch(
-            rng,
-            batch=args.batch_size,
-            heads=args.nheads,
-            seqlen_q=args.seqlen_q,
-            seqlen_k=args.seqlen_k,
-            dropout_p=args.dropout_p,
-            bias_type=args.bias_type,
-            layout=args.input_layout,
-            repeats=5,
-            **dict(zip(names, combination, strict=True)),
-        )
-
-    return run_all(args, check_one)
+    sizes = {"batch": args.batch_size, "seqlen_q": args.seqlen_q, "seqlen_k": args.seqlen_k}
+    return run_all(args, partial(check_batch, rng, **sizes))
 
 
 if __name__ == "__main__":

@@ -11,26 +11,24 @@ from __future__ import annotations
 
 import argparse
 import sys
-from itertools import accumulate
 from typing import Any
 
 import pytest
 import torch
-from inputs import DTYPES, prefix_sums
+from inputs import DTYPES
 from mha_calls import (
     BIAS_TYPES,
-    DEVICE,
     Checked,
     add_lists,
     add_shared_options,
     check,
     kept,
     key_heads,
-    mask_in_words,
     masked,
     reference_mask,
     run_all,
 )
+from packed_calls import Sequences
 
 from jitfmha.aiter import flash_attn_varlen_func
 from jitfmha.problem.float64_reference import attention_packed
@@ -75,52 +73,34 @@ def check_packed(
     slopes = None
     if bias_type == "alibi":
         slopes = torch.rand(len(lengths_q), heads, generator=rng)
-    options: dict[str, Any] = {
-        **mask,
-        "dropout_p": dropout_p,
-        "deterministic": deterministic,
-        "min_seqlen_q": min_seqlen_q,
-        "cu_seqlens_q": prefix_sums(lengths_q).to(DEVICE),
-        "cu_seqlens_k": prefix_sums(lengths_k).to(DEVICE),
-        "max_seqlen_q": max(lengths_q),
-        "max_seqlen_k": max(lengths_k),
-        "alibi_slopes": None if slopes is None else slopes.to(DEVICE),
-    }
+    sequences = Sequences((lengths_q, lengths_k))
 
-    def attend(*qkv: torch.Tensor) -> Any:
-        has_randval = dropout_p > 0
-        results = flash_attn_varlen_func(
-            *qkv, **options, return_lse=True, return_attn_probs=has_randval
-        )
-        return results if has_randval else (*results, None)
-
-    def reference(*tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def reference(*tensors: Any) -> tuple[torch.Tensor, torch.Tensor]:
         *qkv, randval = tensors
         features: dict[str, Any] = {"alibi_slopes": slopes}
         if randval is not None:
             # Of the packed rows; the reference has them by sequence.
             keep = torch.zeros(len(lengths_q), heads, max(lengths_q), max(lengths_k)).bool()
-            starts = accumulate(lengths_q, initial=0)
-            for n, (start, length) in enumerate(zip(starts, lengths_q, strict=False)):
+            for n, (start, length) in enumerate(zip(sequences.spans[2], lengths_q, strict=True)):
                 keep[n, :, :length] = kept(randval[:, start : start + length], dropout_p)
             features.update(keep=keep, dropout_p=dropout_p)
-        spans = (lengths_q, lengths_k, _starts(lengths_q), _starts(lengths_k))
-        return attention_packed(*qkv, *spans, **features, **reference_mask(mask))
+        return attention_packed(*qkv, *sequences.spans, **features, **reference_mask(mask))
 
-    out_error, gradient_error, forward_ms, backward_ms = check(
-        attend, reference, (q, k, v), dout, repeats=repeats
-    )
     pairs = sum(sq * sk for sq, sk in zip(lengths_q, lengths_k, strict=True))
-    return Checked(
-        *(dtype, "x".join(map(str, hdims)), f"{heads}/{heads_k}"),
-        *(mask_in_words(mask), bias_type, dropout_p, deterministic, out_error, gradient_error),
-        *(forward_ms, backward_ms),
-        2 * heads * pairs * sum(hdims) / forward_ms / 1e9 if forward_ms else 0.0,
+    return check(
+        *(flash_attn_varlen_func, reference, (q, k, v), dout),
+        mask=mask,
+        bias_type=bias_type,
+        dropout_p=dropout_p,
+        repeats=repeats,
+        deterministic=deterministic,
+        pairs=pairs,
+        alibi_slopes=slopes,
+        max_seqlen_q=max(lengths_q),
+        max_seqlen_k=max(lengths_k),
+        min_seqlen_q=min_seqlen_q,
+        **sequences.groups,
     )
-
-
-def _starts(lengths: list[int]) -> list[int]:
-    return list(accumulate(lengths, initial=0))[:-1]
 
 
 # With the head dimension and the data type of other tests, whose kernels are there.
@@ -160,24 +140,13 @@ def main() -> int:
     if args.bias_type not in (*BIAS_TYPES[:1], "alibi"):
         parser.error(f"-bt {args.bias_type}: packed sequences have no bias here")
     rng = torch.Generator().manual_seed(args.seed)
-    names = ("dtype", "hdims", "mha_type", "causal", "local", "deterministic")
 
-    def check_one(args: argparse.Namespace, *combination: Any) -> Checked:
+    def check_one(**options: Any) -> Checked:
         lengths = [
             torch.randint(1, longest + 1, (args.batch_size,), generator=rng).tolist()
             for longest in args.seqlen_q_k
         ]
-        return check_packed(
-            rng,
-            *lengths,
-            heads=args.nheads,
-            min_seqlen_q=args.min_seqlen_q,
-            dropout_p=args.dropout_p,
-            bias_type=args.bias_type,
-            layout=args.input_layout,
-            repeats=5,
-            **dict(zip(names, combination, strict=True)),
-        )
+        return check_packed(rng, *lengths, min_seqlen_q=args.min_seqlen_q, **options)
 
     return run_all(args, check_one)
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from closeness import assert_close
+from closeness import assert_close, is_same
 from inputs import DTYPES, lay_out, prefix_sums
+from refusals import refused
 from torch import Tensor
 from untyped import fmha_fwd
 
@@ -91,7 +92,7 @@ def test_layouts(rng, layout):
     expected = it.call(mask=2)
     it.k, it.v = lay_out(it.k, layout), lay_out(it.v, layout)
     actual = it.call(mask=2)
-    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
+    assert is_same(actual, expected)
 
 
 def test_sequences_share_pages(rng):
@@ -140,9 +141,7 @@ def test_compiled_and_traced(rng):
         block_table=tensors[2],
         num_splits=2,
     )
-    assert all(
-        torch.equal(a, b) for a, b in zip(results, it.call(mask=2, num_splits=2), strict=True)
-    )
+    assert is_same(results, it.call(mask=2, num_splits=2))
 
 
 def cache_of(page_size: int, pages: int) -> dict[str, Any]:
@@ -178,10 +177,8 @@ TABLE = torch.zeros(2, 2, dtype=torch.int32)
 )
 def test_errors(changes, error, texts):
     given = cache_of(4, 3) | {"cu_seqlens_k": prefix_sums([3, 7]), "block_table": TABLE}
-    with pytest.raises(error) as raised:
+    with refused(error, *texts):
         fmha_fwd(**(given | changes))
-    for text in texts:
-        assert text in str(raised.value)
 
 
 # ---- AITER's functions ---------------------------------------------------------------------------
@@ -267,7 +264,7 @@ def test_mha_batch_prefill(rng, page_size):
         block_table=it.table,
         seqlen_k=lengths,
     )
-    assert all(torch.equal(a, b) for a, b in zip(by_table, (out, lse), strict=True))
+    assert is_same(by_table, (out, lse))
 
 
 @pytest.mark.parametrize(
@@ -286,7 +283,5 @@ def test_mha_batch_prefill_errors(changes, error, texts):
     given = cache_of(4, 3) | aiter_options()
     given |= {"kv_indptr": prefix_sums([1, 1]), "kv_page_indices": TABLE[0]}
     given |= {"kv_last_page_lens": torch.tensor([4, 1], dtype=torch.int32)}
-    with pytest.raises(error) as raised:
+    with refused(error, *texts):
         mha_batch_prefill(**(given | changes))
-    for text in texts:
-        assert text in str(raised.value)

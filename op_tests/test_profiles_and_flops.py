@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from inputs import prefix_sums, random_qkv
+from inputs import random_qkv
+from packed_calls import packed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
@@ -18,8 +19,6 @@ import jitfmha
 from jitfmha.call.pytorch.flop_count import visible_pairs
 from jitfmha.problem.float64_reference import visible
 from jitfmha.problem.mask import parse_mask
-
-LENGTHS = ([5, 0, 17], [9, 4, 30])
 
 
 def profiled(call: Any) -> dict[str, Any]:
@@ -118,11 +117,9 @@ def test_flops_are_those_of_sdpa_without_a_mask(rng):
 
 
 def test_flops_of_packed_sequences(rng):
-    lengths_q, lengths_k = LENGTHS
-    qkv = random_qkv(rng, batch=1, seqlen_q=sum(lengths_q), seqlen_k=sum(lengths_k))
-    q, k, v = (x[0] for x in qkv)
-    groups = {"cu_seqlens_q": prefix_sums(lengths_q), "cu_seqlens_k": prefix_sums(lengths_k)}
-    pairs = 2 * sum(sq * sk for sq, sk in zip(lengths_q, lengths_k, strict=True))
+    call = packed(rng, [5, 0, 17], [9, 4, 30], heads=(2, 2))
+    (q, k, v), groups = call.qkv, call.sequences.groups
+    pairs = 2 * (5 * 9 + 17 * 30)
     assert counted(lambda: fmha_fwd(q, k, v, **groups)) == {"jitfmha.fmha_fwd": pairs * 2 * 128}
     out = torch.empty_like(q)
     assert counted(lambda: fmha_fwd(q, k, v, **groups, out=out)) == {

@@ -3,87 +3,52 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
-from closeness import assert_close
-from inputs import DTYPES, prefix_sums, random_qkv
-from score_features import FEATURES, Options, Shape
+from closeness import assert_close, check
+from inputs import DTYPES, SIZES, prefix_sums, random_qkv
+from packed_calls import RAGGED, packed
+from score_features import FEATURES, Shape
 from untyped import fmha_fwd
 
-from jitfmha.planning.target import CpuIsa
-from jitfmha.problem.float64_reference import Result, attention, attention_packed
+from jitfmha.problem.float64_reference import attention, attention_packed
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 HDIM, HDIM_V = 37, 21
-# seqlen_q, seqlen_k, heads_q, heads_k: single rows, nothing, and what lies around tiles.
-SIZES = [
-    *[(1, 1, 1, 1), (1, 300, 4, 4), (3, 77, 6, 2), (9, 0, 2, 2), (0, 5, 2, 1), (2, 129, 13, 13)],
-    *[(33, 49, 2, 2), (150, 290, 3, 1), (17, 127, 7, 7), (129, 128, 2, 1), (270, 131, 2, 2)],
-]
 # All features together are tested with each instruction set.
 KINDS = list(itertools.product(sorted(set(FEATURES) - {"everything"}), DTYPES))
 
 
-def check(actual: Result, expected: Result, tensors: Any, options: Options) -> None:
-    assert_close(
-        actual,
-        expected,
-        *tensors,
-        dropout_p=options.get("dropout_p", 0.0),
-    )
-
-
 def check_batches(rng: torch.Generator, feature: str, dtype: str) -> None:
-    for seqlen_q, seqlen_k, heads_q, heads_k in SIZES:
-        sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "heads_q": heads_q, "heads_k": heads_k}
-        tensors = random_qkv(rng, hdim=HDIM, hdim_v=HDIM_V, dtype=DTYPES[dtype], **sizes)
+    for sizes in (*SIZES, (270, 131, 2, 2)):
+        tensors = random_qkv(rng, sizes, hdim=HDIM, hdim_v=HDIM_V, dtype=DTYPES[dtype])
+        seqlen_q, seqlen_k, heads_q, _ = sizes
         shape = Shape(2, heads_q, seqlen_q, seqlen_k, DTYPES[dtype], rng)
-        options = FEATURES[feature](shape)
-        actual = fmha_fwd(*tensors, return_lse=True, **options)
-        expected = attention(*tensors, **options)
-        check(actual, expected, tensors, options)
+        check(*tensors, **FEATURES[feature](shape))
 
 
 @pytest.mark.sample(("feature", "dtype"), KINDS, 3)
-def test_batch_mode(rng: torch.Generator, feature: str, dtype: str) -> None:
+def test_batch_mode(rng, feature, dtype):
     check_batches(rng, feature, dtype)
 
 
 @pytest.mark.sample("dtype", list(DTYPES), 1)
-def test_all_features_together(rng: torch.Generator, isa: CpuIsa, dtype: str) -> None:
+def test_all_features_together(rng, isa, dtype):
     check_batches(rng, "everything", dtype)
 
 
 @pytest.mark.sample(("feature", "dtype"), KINDS, 2)
-def test_group_mode(rng: torch.Generator, feature: str, dtype: str) -> None:
-    lengths_q, lengths_k = [1, 130, 0, 17, 3, 65], [70, 5, 4, 17, 300, 0]
-    for heads_q, heads_k in ((4, 2), (13, 13)):
-        tensors = random_qkv(
-            rng,
-            batch=1,
-            seqlen_q=sum(lengths_q),
-            seqlen_k=sum(lengths_k),
-            heads_q=heads_q,
-            heads_k=heads_k,
-            hdim=HDIM,
-            hdim_v=HDIM_V,
-            dtype=DTYPES[dtype],
-        )
-        q, k, v = (x[0] for x in tensors)
-        packed = Shape(6, heads_q, sum(lengths_q), 300, q.dtype, rng, is_group=True)
-        options = FEATURES[feature](packed)
-        cu_q, cu_k = prefix_sums(lengths_q), prefix_sums(lengths_k)
-        groups = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_k": 300}
-        actual = fmha_fwd(q, k, v, return_lse=True, **groups, **options)
-        starts = cu_q.tolist()[:-1], cu_k.tolist()[:-1]
-        expected = attention_packed(q, k, v, lengths_q, lengths_k, *starts, **options)
-        check(actual, expected, (q, k, v), options)
+def test_group_mode(rng, feature, dtype):
+    for heads in ((4, 2), (13, 13)):
+        sizes = {"heads": heads, "hdim": HDIM, "hdim_v": HDIM_V, "dtype": DTYPES[dtype]}
+        call = packed(rng, *RAGGED, **sizes)
+        shape = Shape(6, heads[0], len(call.q), 300, DTYPES[dtype], rng, is_group=True)
+        call.check(max_seqlen_k=300, **FEATURES[feature](shape))
 
 
-def test_padded_sequences(rng: torch.Generator) -> None:
+def test_padded_sequences(rng):
     """The rows of a packed bias lie as those of q do, between which there may be unused ones."""
     q, k, v = (x[0] for x in random_qkv(rng, batch=1, seqlen_q=40, seqlen_k=50))
     bias = torch.randn(2, 40, 20, generator=rng)
@@ -104,17 +69,14 @@ def test_padded_sequences(rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("seqlen_q", [1, 40])
-def test_a_bias_of_subnormal_probabilities_or_infinities(
-    rng: torch.Generator, seqlen_q: int
-) -> None:
+def test_a_bias_of_subnormal_probabilities_or_infinities(rng, seqlen_q):
     q, k, v = random_qkv(rng, seqlen_q=seqlen_q, seqlen_k=300)
     steps = torch.linspace(-300, 0, 300)[None, None, None]
     for bias in (steps, steps.flip(-1), steps.masked_fill(steps < -5, -torch.inf)):
-        actual = fmha_fwd(q, k, v, bias=bias, return_lse=True)
-        assert_close(actual, attention(q, k, v, bias=bias), q, k, v)
+        check(q, k, v, bias=bias)
 
 
-def test_what_a_boolean_bias_hides_is_not_looked_at(rng: torch.Generator) -> None:
+def test_what_a_boolean_bias_hides_is_not_looked_at(rng):
     q, k, v = random_qkv(rng, seqlen_q=70)
     takes_part = torch.rand(2, 1, 1, 49, generator=rng) < 0.5
     expected = fmha_fwd(q, k, v, bias=takes_part)
@@ -122,7 +84,7 @@ def test_what_a_boolean_bias_hides_is_not_looked_at(rng: torch.Generator) -> Non
     assert torch.equal(fmha_fwd(q, k, v, bias=takes_part), expected)
 
 
-def test_an_infinite_sink_takes_everything(rng: torch.Generator) -> None:
+def test_an_infinite_sink_takes_everything(rng):
     q, k, v = random_qkv(rng)
     sink = torch.tensor([torch.inf, -torch.inf])
     out, lse = fmha_fwd(q, k, v, sink=sink, return_lse=True)
@@ -133,7 +95,7 @@ def test_an_infinite_sink_takes_everything(rng: torch.Generator) -> None:
     assert torch.equal(lse[:, 1], plain_lse[:, 1])
 
 
-def test_softcap_bounds_scores(rng: torch.Generator) -> None:
+def test_softcap_bounds_scores(rng):
     """Scores far beyond the cap, up to the largest float, become the cap itself."""
     for size, scale in ((1e4, 1.0), (1e18, 1.0), (1.0, 3e38)):
         q, k, v = (size * x for x in random_qkv(rng, hdim=8))
@@ -146,7 +108,7 @@ def test_softcap_bounds_scores(rng: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("bias_dtype", [torch.float32, torch.bool])
-def test_nothing_behind_a_bias_is_read(rng: torch.Generator, bias_dtype: torch.dtype) -> None:
+def test_nothing_behind_a_bias_is_read(rng, bias_dtype):
     """Rows of a bias end where the keys do; behind them lies what must not be added."""
     for seqlen_k in (1, 15, 17, 49):
         q, k, v = random_qkv(rng, seqlen_k=seqlen_k)
@@ -157,12 +119,10 @@ def test_nothing_behind_a_bias_is_read(rng: torch.Generator, bias_dtype: torch.d
         assert torch.equal(fmha_fwd(q, k, v, bias=bias), fmha_fwd(q, k, v, bias=bias.contiguous()))
 
 
-def test_decode_steps_with_a_growing_bias(rng: torch.Generator) -> None:
+def test_decode_steps_with_a_growing_bias(rng):
     """The lengths and strides of a bias change from call to call, the kernel does not."""
     _, k, v = random_qkv(rng, seqlen_k=80)
     for seqlen_k in (1, 2, 64, 65, 80):
         q, _, _ = random_qkv(rng, seqlen_q=1)
         bias = torch.randn(2, 2, 1, seqlen_k, generator=rng)
-        tensors = (q, k[:, :seqlen_k], v[:, :seqlen_k])
-        actual = fmha_fwd(*tensors, bias=bias, return_lse=True)
-        assert_close(actual, attention(*tensors, bias=bias), *tensors)
+        check(q, k[:, :seqlen_k], v[:, :seqlen_k], bias=bias)

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from typing import Any
 
 import pytest
 import torch
 from fresh_calls import fresh_calls
-from inputs import DTYPES, prefix_sums, random_qkv
+from inputs import DTYPES, random_qkv
+from packed_calls import packed
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from untyped import explain, fmha_fwd
 
-LENGTHS = ([5, 0, 17], [9, 4, 30])
-
 
 def packed_qkv(rng: torch.Generator) -> tuple[list[Tensor], dict[str, Tensor]]:
-    lengths_q, lengths_k = LENGTHS
-    qkv = random_qkv(rng, batch=1, seqlen_q=sum(lengths_q), seqlen_k=sum(lengths_k))
-    groups = {"cu_seqlens_q": prefix_sums(lengths_q), "cu_seqlens_k": prefix_sums(lengths_k)}
-    return [x[0] for x in qkv], groups
+    call = packed(rng, [5, 0, 17], [9, 4, 30], heads=(2, 2))
+    return [*call.qkv], call.sequences.groups
 
 
 def operator_arguments(rng: torch.Generator, mode: str, return_lse: bool) -> tuple[Any, ...]:
@@ -43,22 +39,8 @@ def fresh_dynamo() -> None:
 def test_opcheck(rng, mode, return_lse):
     arguments = operator_arguments(rng, mode, return_lse)
     torch.library.opcheck(torch.ops.jitfmha.fmha_fwd.default, arguments)
-
-
-@pytest.mark.parametrize("return_lse", [False, True])
-@pytest.mark.parametrize("mode", ["gm0", "gm1"])
-def test_opcheck_out(rng, mode, return_lse):
-    arguments = operator_arguments(rng, mode, return_lse)
     out = torch.empty_like(arguments[0])
     torch.library.opcheck(torch.ops.jitfmha.fmha_fwd_out.default, (*arguments, out))
-
-
-def test_operator_equals_function(rng):
-    q, k, v, *rest = operator_arguments(rng, "gm0", True)
-    out, lse = torch.ops.jitfmha.fmha_fwd(q, k, v, *rest)
-    expected = fmha_fwd(q, k, v, softmax_scale=0.3, mask="causal", return_lse=True)
-    assert torch.equal(out, expected[0])
-    assert torch.equal(lse, expected[1])
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
@@ -226,14 +208,6 @@ def test_meta_tensors(rng):
     assert q.grad is not None
     assert q.grad.is_meta
     assert q.grad.shape == q.shape
-
-
-def test_vmap(rng):
-    q, k, v = (x[None].expand(3, *x.shape) * 1.0 for x in random_qkv(rng))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch notes that a loop runs instead of one batch
-        batched = torch.vmap(fmha_fwd)(q, k, v)
-    assert torch.equal(batched, torch.stack([fmha_fwd(*x) for x in zip(q, k, v, strict=True)]))
 
 
 def test_forward_mode_tangents_are_refused(rng):

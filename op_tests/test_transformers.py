@@ -269,9 +269,7 @@ def test_training_step(pair, rng, name, side):
 
 
 @pytest.mark.parametrize("level", [torch.finfo(torch.float32).min, -1e9])
-def test_training_step_with_an_additive_mask(
-    pair: Callable[..., tuple[Any, Any]], rng: torch.Generator, level: float
-) -> None:
+def test_training_step_with_an_additive_mask(pair, rng, level):
     """Queries of padding on the left see nothing but hidden keys, and nobody wants them."""
     given = arguments("llama", rng)
     mask = padding([12, 1, 7, 11], 12, "left")

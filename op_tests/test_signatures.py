@@ -1,0 +1,97 @@
+"""Functions of other packages: names, order and defaults of arguments, as those declare them."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import jitfmha
+
+_V3 = "q_descale=None, k_descale=None, v_descale=None"
+_PADDED = "cu_seqlens_q_padded=None, cu_seqlens_k_padded=None"
+_GROUPS = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k"
+_WINDOW = "is_causal, window_size_left, window_size_right"
+_RETURNS = "return_softmax_lse, return_dropout_randval"
+_BATCH = f"q, k, v, dropout_p, softmax_scale, {_WINDOW}"
+_GROUP = (
+    f"q, k, v, {_GROUPS}, min_seqlen_q, dropout_p, softmax_scale, logits_soft_cap, zero_tensors, "
+    f"{_WINDOW}"
+)
+_MODELS = (
+    "causal=False, window_size=(-1, -1, 0), bias=None, alibi_slopes=None, deterministic={}, "
+    "return_lse=False, return_attn_probs=False, how_v3_bf16_cvt=1"
+)
+_FP8 = "causal=False, window_size=(-1, -1, 0), softmax_scale=None, sink_ptr=None"
+_BACKWARD = "dropout_p, softmax_scale, {}" + f"{_WINDOW}, deterministic"
+_FORWARD_RESULTS = "dout, q, k, v, out, softmax_lse"
+_GRADIENTS = "dq=None, dk=None, dv=None"
+_RANDOM = "alibi_slopes=None, rng_state=None, gen=None"
+_ATOMICS = "is_v3_atomic_fp32, how_v3_bf16_cvt"
+_FLASH_ATTN = (
+    "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, "
+    "alibi_slopes=None, deterministic=False, return_attn_probs=False"
+)
+
+# Of flash-attn 2.8, and of AITER.
+SIGNATURES = {
+    "flash_attn_func": f"q, k, v, {_FLASH_ATTN}",
+    "flash_attn_kvpacked_func": f"q, kv, {_FLASH_ATTN}",
+    "flash_attn_qkvpacked_func": f"qkv, {_FLASH_ATTN}",
+    "flash_attn_varlen_func": f"q, k, v, {_GROUPS}, {_FLASH_ATTN}, block_table=None",
+    "flash_attn_varlen_kvpacked_func": f"q, kv, {_GROUPS}, {_FLASH_ATTN}",
+    "flash_attn_varlen_qkvpacked_func": f"qkv, cu_seqlens, max_seqlen, {_FLASH_ATTN}",
+    "aiter.flash_attn_func": (
+        f"q, k, v, dropout_p=0.0, softmax_scale=None, {_MODELS.format(True)}, cu_seqlens_q=None, "
+        "cu_seqlens_kv=None, sink_ptr=None, num_splits=0"
+    ),
+    "aiter.flash_attn_varlen_func": (
+        f"q, k, v, {_GROUPS}, min_seqlen_q=0, dropout_p=0.0, softmax_scale=None, "
+        f"logits_soft_cap=0.0, {_MODELS.format(False)}, block_table=None, out=None, {_PADDED}, "
+        "sink_ptr=None"
+    ),
+    "aiter.flash_attn_fp8_pertensor_func": f"q, k, v, q_descale, k_descale, v_descale, {_FP8}",
+    "aiter.flash_attn_varlen_fp8_pertensor_func": (
+        f"q, k, v, q_descale, k_descale, v_descale, {_GROUPS}, min_seqlen_q=0, "
+        f"logits_soft_cap=0.0, {_FP8}"
+    ),
+    "fmha_v3_fwd": (
+        f"{_BATCH}, {_RETURNS}, how_v3_bf16_cvt, out=None, bias=None, alibi_slopes=None, {_V3}, "
+        "gen=None"
+    ),
+    "fmha_v3_varlen_fwd": (
+        f"{_GROUP}, {_RETURNS}, how_v3_bf16_cvt, out=None, block_table=None, bias=None, "
+        f"alibi_slopes=None, {_V3}, gen=None, {_PADDED}"
+    ),
+    "aiter.mha_fwd": (
+        f"{_BATCH}, sink_size, {_RETURNS}, cu_seqlens_q=None, cu_seqlens_kv=None, out=None, "
+        f"bias=None, alibi_slopes=None, {_V3}, sink_ptr=None, gen=None"
+    ),
+    "aiter.mha_varlen_fwd": (
+        f"{_GROUP}, sink_size, {_RETURNS}, out=None, block_table=None, bias=None, "
+        f"alibi_slopes=None, {_V3}, gen=None, {_PADDED}, sink_ptr=None"
+    ),
+    "aiter.mha_bwd": (
+        f"{_FORWARD_RESULTS}, {_BACKWARD.format('')}, {_GRADIENTS}, dbias=None, bias=None, "
+        f"{_RANDOM}, sink=None, d_sink=None"
+    ),
+    "aiter.fmha_v3_bwd": (
+        f"{_FORWARD_RESULTS}, {_BACKWARD.format('')}, {_ATOMICS}, {_GRADIENTS}, {_RANDOM}"
+    ),
+    "aiter.mha_varlen_bwd": (
+        f"{_FORWARD_RESULTS}, {_GROUPS}, {_BACKWARD.format('zero_tensors, ')}, {_GRADIENTS}, "
+        f"{_RANDOM}, {_PADDED}, sink=None, d_sink=None"
+    ),
+    "aiter.fmha_v3_varlen_bwd": (
+        f"{_FORWARD_RESULTS}, {_GROUPS}, {_BACKWARD.format('zero_tensors, ')}, {_ATOMICS}, "
+        f"{_GRADIENTS}, {_RANDOM}, {_PADDED}"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature(name):
+    *package, function = name.split(".")
+    found = inspect.signature(getattr(jitfmha.aiter if package else jitfmha, function))
+    plain = [x.replace(annotation=x.empty) for x in found.parameters.values()]
+    assert str(inspect.Signature(plain)) == f"({SIGNATURES[name]})"
