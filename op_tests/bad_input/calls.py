@@ -7,6 +7,7 @@ reference serve all of them.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -317,190 +318,127 @@ class PeerArguments:
         return self.side("window_size", window[0]), self.side("window_size", window[1])
 
 
-# flash-attn.
-
-
-def flash_arguments(packed: int, group: bool) -> Callable[[Draw, Arguments], Arguments]:
-    """The arguments of the flash-attn function with `packed` tensors in one."""
-
-    def arguments(draw: Draw, problem: Arguments) -> Arguments:
-        window = problem["window_size"]
-        made: Arguments = {
-            "dropout_p": draw(st.sampled_from((0.0, 0))),
-            "softmax_scale": problem["softmax_scale"],
-            "causal": draw(st.booleans()),
-            "window_size": window,
-            "softcap": draw(st.sampled_from((0.0, 0))),
-            "alibi_slopes": None,
-            "deterministic": draw(st.booleans()),
-            "return_attn_probs": problem["return_lse"],
-        }
-        q, k, v = problem["q"], problem["k"], problem["v"]
-        if packed == 1:
-            made |= {"q": q, "k": k, "v": v}
-        elif packed == 2:
-            made |= {"q": q, "kv": torch.stack((k, v), dim=-3)}
-        else:
-            made |= {"qkv": torch.stack((q, k, v), dim=-3)}
-        if group and packed == 3:
-            made |= {"cu_seqlens": problem["cu_seqlens_q"], "max_seqlen": problem["max_seqlen_q"]}
-        elif group:
-            made |= {n: problem[n] for n in GROUP[:4]}
-        if group and packed == 1:
-            made["block_table"] = None
-        return made
-
-    return arguments
-
-
-def flash_asked(packed: int, group: bool) -> Callable[[Arguments], tuple[Arguments, set[str]]]:
-    """What a call of the flash-attn function with `packed` tensors in one asks for."""
-
-    def asked(arguments: Arguments) -> tuple[Arguments, set[str]]:
-        peer = PeerArguments(arguments)
-        peer.flag("deterministic")
-        peer.feature("dropout_p", below=1)
-        peer.feature("softcap", below=math.inf)
-        peer.none("alibi_slopes", "block_table")
-        call: Arguments = {
-            **PLAIN,
-            "softmax_scale": peer.number("softmax_scale"),
-            "mask": 2 if peer.flag("causal") else 0,
-            "window_size": peer.window_size(),
-            "return_lse": peer.flag("return_attn_probs"),
-            "features": peer.features,
-        }
-        broken = peer.broken
-        call |= _unpacked(arguments, packed, group, broken)
-        for name in ("q", "k", "v"):
-            x = call[name]
-            if (
-                isinstance(x, Tensor)
-                and x.layout == torch.strided
-                and x.dim()
-                and x.stride(-1) != 1
-            ):
-                call[name] = x.contiguous()  # flash-attn copies these
-        if group and packed == 3:
-            longest = peer.number("max_seqlen")
-            call |= dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), arguments["cu_seqlens"])
-            call |= dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), longest)
-        elif group:
-            call |= {n: peer.number(n) for n in GROUP[:4]}
-        # Without them it would be the batch mode, which has functions of its own.
-        sums = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k")
-        broken |= {name for name in sums if group and arguments.get(name, ()) is None}
-        return call, broken
-
-    return asked
-
-
-def _unpacked(arguments: Arguments, packed: int, group: bool, broken: set[str]) -> Arguments:
-    if packed == 1:
-        return {n: arguments[n] for n in ("q", "k", "v")}
-    name = "kv" if packed == 2 else "qkv"
-    x = arguments[name]
-    found: Arguments = {"q": arguments.get("q"), "k": None, "v": None}
-    is_one = isinstance(x, Tensor) and x.layout == torch.strided
-    if is_one and x.dim() == (4 if group else 5) and x.shape[-3] == len(name):
-        return found | dict(zip(name, x.unbind(-3), strict=True))
-    broken.add(name)
-    return found
-
-
-def flash_results(returned: Any) -> tuple[Tensor, Tensor | None]:
-    if isinstance(returned, Tensor):
-        return returned, None
-    out, lse, dropout_mask = returned
-    assert dropout_mask.numel() == 0
-    return out, lse
-
-
-# AITER.
-
-
-def v3_arguments(group: bool) -> Callable[[Draw, Arguments], Arguments]:
-    """The arguments of `fmha_v3_fwd`, or of `fmha_v3_varlen_fwd`."""
+def peer_arguments(function: Callable[..., Any]) -> Callable[[Draw, Arguments], Arguments]:
+    """Those of a function of flash-attn or AITER, by the names that it declares."""
+    names = inspect.signature(function).parameters
 
     def arguments(draw: Draw, problem: Arguments) -> Arguments:
         left, right = problem["window_size"]
+        has_lse = problem["return_lse"]
         made: Arguments = {
-            **{n: problem[n] for n in ("q", "k", "v", "softmax_scale", "out")},
-            "dropout_p": draw(st.sampled_from((0.0, 0))),
-            "is_causal": draw(st.booleans()),
+            **{n: draw(st.sampled_from((0.0, 0))) for n in _FEATURES},
+            **{n: draw(st.booleans()) for n in ("causal", "is_causal", "deterministic")},
             "window_size_left": left,
             "window_size_right": right,
-            "return_softmax_lse": problem["return_lse"],
+            "return_attn_probs": has_lse,
+            "return_softmax_lse": has_lse,
             "return_dropout_randval": False,
+            "zero_tensors": draw(st.booleans()),
             "how_v3_bf16_cvt": draw(st.integers(0, 2)),
-            **dict.fromkeys(("bias", "alibi_slopes", "q_descale", "k_descale", "v_descale", "gen")),
+            "min_seqlen_q": 0,
+            "cu_seqlens": problem["cu_seqlens_q"],
+            "max_seqlen": problem["max_seqlen_q"],
         }
-        if group:
-            longest = {n: problem[n] or 2**31 - 1 for n in ("max_seqlen_q", "max_seqlen_k")}
-            made |= {
-                **{n: problem[n] for n in GROUP if n not in longest},
-                **longest,
-                "min_seqlen_q": 0,
-                "logits_soft_cap": draw(st.sampled_from((0.0, 0))),
-                "zero_tensors": draw(st.booleans()),
-                "block_table": None,
-            }
-        return made
+        for packed in ("kv", "qkv"):
+            if packed in names:
+                made[packed] = torch.stack([problem[n] for n in packed], dim=-3)
+        if "min_seqlen_q" in names:  # AITER's need numbers.
+            made |= {n: problem[n] or 2**31 - 1 for n in ("max_seqlen_q", "max_seqlen_k")}
+        return {n: made.get(n, problem.get(n)) for n in names}
 
     return arguments
 
 
-def v3_asked(group: bool) -> Callable[[Arguments], tuple[Arguments, set[str]]]:
-    """What a call of `fmha_v3_fwd`, or of `fmha_v3_varlen_fwd`, asks for."""
-
-    def asked(arguments: Arguments) -> tuple[Arguments, set[str]]:
-        peer = PeerArguments(arguments)
-        peer.feature("dropout_p", below=1)
-        peer.none("bias", "alibi_slopes", "block_table")
-        if peer.flag("return_dropout_randval") and not peer.features:
-            peer.broken.add("return_dropout_randval")
-        if not isinstance(arguments["gen"], torch.Generator | None):
-            peer.broken.add("gen")
-        cvt = peer.number("how_v3_bf16_cvt")
-        if not (is_int(cvt) and 0 <= cvt <= 2):
-            peer.broken.add("how_v3_bf16_cvt")
-        names = ("window_size_left", "window_size_right")
-        window = [peer.side(name, arguments[name]) for name in names]
-        # Every side from the longest sequence of keys up is open.
-        k = arguments["k"]
-        most = peer.number("max_seqlen_k") if group else k.shape[1] if _has_rows(k) else 0
-        call: Arguments = {
-            **PLAIN,
-            **{n: arguments[n] for n in ("q", "k", "v", "out")},
-            **{n: arguments[n] for n in ("q_descale", "k_descale", "v_descale")},
-            "softmax_scale": peer.number("softmax_scale"),
-            "mask": 2 if peer.flag("is_causal") else 0,
-            "window_size": tuple(-1 if is_int(most) and x >= most else x for x in window),
-            "return_lse": peer.flag("return_softmax_lse"),
-            "features": peer.features,
-        }
-        if group:
-            peer.flag("zero_tensors")
-            peer.count("min_seqlen_q")
-            peer.feature("logits_soft_cap", below=math.inf)
-            call |= {n: peer.number(n) for n in GROUP}
-            longest = ("max_seqlen_q", "max_seqlen_k")
-            peer.broken |= {n for n in longest if not is_int(call[n])}
-            ends = ("cu_seqlens_q", "cu_seqlens_k")
-            peer.broken |= {n for n in ends if call[n] is None}
-        return call, peer.broken
-
-    return asked
+_FEATURES = {"dropout_p": 1.0, "softcap": math.inf, "logits_soft_cap": math.inf}
+_FLAGS = (
+    *("causal", "is_causal", "deterministic", "zero_tensors"),
+    *("return_attn_probs", "return_softmax_lse", "return_dropout_randval"),
+)
 
 
-def _has_rows(x: object) -> bool:
-    return isinstance(x, Tensor) and x.dim() > 1
+def peer_asked(arguments: Arguments) -> tuple[Arguments, set[str]]:
+    """What a call of a function of flash-attn or AITER asks for."""
+    peer = PeerArguments(arguments)
+    is_group = "cu_seqlens" in arguments or "cu_seqlens_q" in arguments
+    flags = {n: peer.flag(n) for n in _FLAGS if n in arguments}
+    for name, below in _FEATURES.items():
+        if name in arguments:
+            peer.feature(name, below)
+    if flags.get("return_dropout_randval") and "dropout_p" not in peer.features:
+        peer.broken.add("return_dropout_randval")
+    peer.none("alibi_slopes", "bias", "block_table")
+    if not isinstance(arguments.get("gen"), torch.Generator | None):
+        peer.broken.add("gen")
+    if "min_seqlen_q" in arguments:
+        peer.count("min_seqlen_q")
+    cvt = peer.number("how_v3_bf16_cvt") if "how_v3_bf16_cvt" in arguments else 0
+    if not (is_int(cvt) and 0 <= cvt <= 2):
+        peer.broken.add("how_v3_bf16_cvt")
+    causes = flags.get("causal") or flags.get("is_causal")
+    names = (*GROUP, "out", "q_descale", "k_descale", "v_descale")
+    call: Arguments = {
+        **PLAIN,
+        **{n: arguments[n] for n in names if n in arguments},
+        **{n: peer.number(n) for n in GROUP if n in arguments},
+        "softmax_scale": peer.number("softmax_scale"),
+        "mask": 2 if causes else 0,
+        "return_lse": bool(flags.get("return_attn_probs") or flags.get("return_softmax_lse")),
+        "features": peer.features,
+        **_unpacked(arguments, is_group, peer.broken),
+    }
+    if "cu_seqlens" in arguments:
+        longest = peer.number("max_seqlen")
+        call |= dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), arguments["cu_seqlens"])
+        call |= dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), longest)
+    # Without them it would be the batch mode, which has functions of its own.
+    sums = ("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k")
+    peer.broken |= {name for name in sums if arguments.get(name, ()) is None}
+    if "window_size" in arguments:
+        call["window_size"] = peer.window_size()
+        return _contiguous(call), peer.broken
+    # In AITER's, every side from the longest sequence of keys up is open.
+    most = call["max_seqlen_k"] if is_group else _seqlen(arguments["k"])
+    sides = [peer.side(name, arguments[name]) for name in ("window_size_left", "window_size_right")]
+    call["window_size"] = tuple(-1 if is_int(most) and x >= most else x for x in sides)
+    longest_sides = ("max_seqlen_q", "max_seqlen_k")
+    peer.broken |= {n for n in longest_sides if is_group and not is_int(call[n])}
+    return call, peer.broken
 
 
-def v3_results(returned: Any) -> tuple[Tensor, Tensor | None]:
-    out, lse, p, rng_state = returned
-    assert p.numel() == 0
-    assert rng_state.shape == (2,)
+def _unpacked(arguments: Arguments, is_group: bool, broken: set[str]) -> Arguments:
+    found = {n: arguments.get(n) for n in ("q", "k", "v")}
+    for name in ("kv", "qkv"):
+        x = arguments.get(name)
+        if name not in arguments:
+            continue
+        is_one = isinstance(x, Tensor) and x.layout == torch.strided
+        if is_one and x.dim() == (4 if is_group else 5) and x.shape[-3] == len(name):
+            found |= dict(zip(name, x.unbind(-3), strict=True))
+        else:
+            broken.add(name)
+    return found
+
+
+def _contiguous(call: Arguments) -> Arguments:
+    """With the rows that flash-attn's functions copy."""
+
+    def copied(x: Any) -> Any:
+        is_plain = isinstance(x, Tensor) and x.layout == torch.strided and x.dim() > 0
+        return x.contiguous() if is_plain and x.stride(-1) != 1 else x
+
+    return call | {n: copied(call[n]) for n in ("q", "k", "v")}
+
+
+def _seqlen(x: object) -> int:
+    return x.shape[1] if isinstance(x, Tensor) and x.dim() > 1 else 0
+
+
+def peer_results(returned: Any) -> tuple[Tensor, Tensor | None]:
+    if isinstance(returned, Tensor):
+        return returned, None
+    out, lse, randval, *state = returned
+    assert randval.numel() == 0
+    assert [x.shape for x in state] in ([], [(2,)])
     return out, lse if lse.dim() > 1 else None
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from calls import Subject, on_amd
+from calls import on_amd
 from changes import any_calls
-from contract import Call, KnownCall, Sweep, Tally, check_call
+from contract import Call, KnownCall, Tally, check_call
 from rigs.recording_runtime import RecordingRuntime
 from test_functions import SUBJECTS
 
@@ -41,7 +41,7 @@ def is_not_served(error: BaseException) -> bool:
 
 @pytest.mark.parametrize("chip", ["MI300X", "MI355X"])
 @pytest.mark.parametrize("subject", _SUBJECTS, ids=lambda subject: subject.name)
-def test_launcher(subject: Subject, chip: str, sweep: Sweep) -> None:
+def test_launcher(subject, chip, sweep):
     """The launcher gets what it can launch; results are left out, as nothing runs."""
     runtime = RecordingRuntime()
     runtime.reset(keeps_launches=False)
@@ -56,7 +56,7 @@ def test_launcher(subject: Subject, chip: str, sweep: Sweep) -> None:
 
 
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
-def test_emulated(arch: str, sweep: Sweep) -> None:
+def test_emulated(arch, sweep):
     """The whole way, with results. What AMD's kernels make of NaN is not settled here."""
     subject = next(subject for subject in SUBJECTS if subject.name == "fmha_fwd")
     subject = replace(on_amd(subject), results=subject.results, is_finite=True)

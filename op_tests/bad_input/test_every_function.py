@@ -19,7 +19,7 @@ import torch
 import untyped
 from calls import Arguments, Draw, Subject, no_results
 from changes import any_calls
-from contract import MOST_BYTES, Call, Sweep, Tally, all_threads, describe, refusal
+from contract import MOST_BYTES, Call, Tally, all_threads, describe, refusal
 from fresh_calls import fresh_calls
 from hypothesis import reject
 from hypothesis import strategies as st
@@ -226,7 +226,7 @@ ELSEWHERE = {
 """Functions that have tests of their own of what can be passed."""
 
 
-def test_no_public_function_is_forgotten() -> None:
+def test_no_public_function_is_forgotten():
     subjects = {subject.name for subject in (*test_functions.SUBJECTS, test_gradients.SUBJECT)}
     tried = {*subjects, *FUNCTIONS, *ELSEWHERE}
     modules = {"": jitfmha, "flash_attn.": flash_attn, "aiter.": aiter}
@@ -327,7 +327,7 @@ def check_outcomes(call: Call, tally: Tally, built: list[str]) -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_function(name: str, sweep: Sweep, built: list[str]) -> None:
+def test_function(name, sweep, built):
     function, good = FUNCTIONS[name]
     subject = Subject(
         *(name, function, ("gm0",), lambda draw, problem: good(draw), lambda x: (x, set())),

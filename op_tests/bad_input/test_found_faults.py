@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -29,7 +27,7 @@ def qkv(device: str = "cpu") -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("side", [2**40 + 1, 2**62, 2**63 - 1])
-def test_windows_up_to_the_largest_number(side: int) -> None:
+def test_windows_up_to_the_largest_number(side):
     """They went to the kernel as they were, where adding a row's number to them overflows."""
     q, k, v = qkv()
     for window_size in ((side, 1), (1, side), (side, side)):
@@ -42,19 +40,41 @@ def test_windows_up_to_the_largest_number(side: int) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_numbers_beyond_64_bits(device: str) -> None:
-    """They became other numbers, or an OverflowError on the way through torch's dispatcher."""
-    q, k, v = qkv(device)
-    with pytest.raises(ValueError, match=r"window_size=\(9223372036854775808, 0\)"):
-        fmha_fwd(q, k, v, window_size=(2**63, 0))
-    ends = prefix_sums([5]).to(device)
-    group = {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
+@pytest.mark.parametrize(
+    ("changes", "error", "text"),
+    [
+        # They became other numbers, or an OverflowError on the way through torch's dispatcher.
+        ({"window_size": (2**63, 0)}, ValueError, r"window_size=\(9223372036854775808, 0\)"),
+        # Wrong types reached torch's dispatcher, which has RuntimeErrors for them.
+        ({"softmax_scale": "1"}, TypeError, "softmax_scale"),
+        ({"return_lse": 3}, TypeError, "return_lse"),
+        ({"window_size": 3}, TypeError, "window_size"),
+        ({"out": 3}, TypeError, "out"),
+        ({"bf16_cvt": 3}, ValueError, "bf16_cvt"),
+        ({"mask": [1]}, TypeError, "mask"),
+        # An array compares element by element.
+        ({"bf16_cvt": np.zeros(3)}, ValueError, "bf16_cvt=array"),
+        # Python's own refusal to read them does not name the argument.
+        ({"mask": f"b:{'9' * 5000},1"}, ValueError, "mask='b:99"),
+        # The lengths are given back.
+        ({"max_seqlen_k": 17}, ValueError, r"max_seqlen_k is given without .* \(17\)"),
+    ],
+)
+def test_batches(device, changes, error, text):
+    with pytest.raises(error, match=text):
+        fmha_fwd(*qkv(device), **changes)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_lengths_beyond_64_bits(device):
+    tensors, ends = [x[0] for x in qkv(device)], prefix_sums([5]).to(device)
+    groups = {"cu_seqlens_q": ends, "cu_seqlens_k": ends}
     with pytest.raises(ValueError, match="max_seqlen_q=9223372036854775808"):
-        fmha_fwd(q[0], k[0], v[0], **group, max_seqlen_q=2**63)
-    fmha_fwd(q[0], k[0], v[0], **group, max_seqlen_q=2**63 - 1)
+        fmha_fwd(*tensors, **groups, max_seqlen_q=2**63)
+    fmha_fwd(*tensors, **groups, max_seqlen_q=2**63 - 1)
 
 
-def test_pages_of_no_keys_after_pages_of_some() -> None:
+def test_pages_of_no_keys_after_pages_of_some():
     """They ended the process: the kernel divides by the size of a page."""
     q, ends = torch.zeros(1, 2, 64), prefix_sums([1])
     first = torch.zeros(1, dtype=torch.int32)
@@ -75,53 +95,22 @@ def test_pages_of_no_keys_after_pages_of_some() -> None:
                 call()
 
 
-def test_a_mask_with_thousands_of_digits() -> None:
-    """Python's own refusal to read them does not name the argument."""
-    with pytest.raises(ValueError, match="mask='b:99"):
-        fmha_fwd(*qkv(), mask=f"b:{'9' * 5000},1")
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "name"),
-    [
-        ({"softmax_scale": "1"}, TypeError, "softmax_scale"),
-        ({"return_lse": 3}, TypeError, "return_lse"),
-        ({"window_size": 3}, TypeError, "window_size"),
-        ({"out": 3}, TypeError, "out"),
-        ({"bf16_cvt": 3}, ValueError, "bf16_cvt"),
-        ({"mask": [1]}, TypeError, "mask"),
-    ],
-)
-def test_wrong_types_beside_meta_tensors(
-    changes: dict[str, Any], error: type[Exception], name: str
-) -> None:
-    """They reached torch's dispatcher, which has RuntimeErrors for them."""
-    with pytest.raises(error, match=name):
-        fmha_fwd(*qkv("meta"), **changes)
-    with pytest.raises(error, match=name):
-        fmha_fwd(*qkv(), **changes)
-
-
-def test_sparse_prefix_sums() -> None:
-    """One entry was accepted; more were an error of torch's."""
-    q, k, v = qkv()
+def test_sparse_tensors():
+    """One entry of prefix sums was accepted; more were an error of torch's, as others were, which
+    flash-attn's functions first tried to make contiguous.
+    """
+    q, k, v = (x.float() for x in qkv())
     for lengths in ([], [5]):
         ends = prefix_sums(lengths)
         for group in ((ends.to_sparse(), ends), (ends, ends.to_sparse())):
             with pytest.raises(TypeError, match=r"cu_seqlens_[qk] has layout torch.sparse_coo"):
                 flash_attn_varlen_func(q[0], k[0], v[0], *group, 5, 5)
+    for sparse in (k.to_sparse(), torch.eye(5).to_sparse_csr()):
+        with pytest.raises(TypeError, match=r"k has layout torch\.sparse"):
+            flash_attn_func(q, sparse, v)
 
 
-@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
-def test_sparse_tensors_for_flash_attn(layout: str) -> None:
-    """Making them contiguous was tried first."""
-    q, k, v = (x.float() for x in qkv())
-    sparse = torch.eye(5).to_sparse_csr() if layout == "to_sparse_csr" else k.to_sparse()
-    with pytest.raises(TypeError, match=r"k has layout torch\.sparse"):
-        flash_attn_func(q, sparse, v)
-
-
-def test_zero_tensors_without_a_sequence() -> None:
+def test_zero_tensors_without_a_sequence():
     """There is no last sequence to count the unused rows to."""
     q, k, v = (x[0] for x in qkv())
     out, ends = torch.full_like(q, -77.0), prefix_sums([])
@@ -131,18 +120,7 @@ def test_zero_tensors_without_a_sequence() -> None:
     assert (out == 0).all()
 
 
-def test_bf16_cvt_that_is_an_array() -> None:
-    """An array compares element by element."""
-    with pytest.raises(ValueError, match="bf16_cvt=array"):
-        fmha_fwd(*qkv(), bf16_cvt=np.zeros(3))
-
-
-def test_lengths_without_prefix_sums_are_given_back() -> None:
-    with pytest.raises(ValueError, match=r"max_seqlen_k is given without .* \(17\)"):
-        fmha_fwd(*qkv(), max_seqlen_k=17)
-
-
-def test_operators_check_what_the_dispatcher_lets_pass() -> None:
+def test_operators_check_what_the_dispatcher_lets_pass():
     """Windows of one side or three, and None in place of a tensor."""
     arguments = [*qkv(), None, "0", [-1, -1], False, *[None] * 6]
     for window in ([1], [1, 2, 3]):
@@ -152,7 +130,7 @@ def test_operators_check_what_the_dispatcher_lets_pass() -> None:
         torch.ops.jitfmha.fmha_fwd_out(*arguments, None)
 
 
-def test_warmup_checks_on_ready_before_it_builds() -> None:
+def test_warmup_checks_on_ready_before_it_builds():
     with pytest.raises(TypeError, match="on_ready must be a function or None, got 3"):
         warmup(dtypes=["fp16"], hdims=[64], masks=[0], modes=["gm0"], on_ready=3)
 
@@ -168,7 +146,7 @@ def test_warmup_checks_on_ready_before_it_builds() -> None:
         ({"profile": True, "sample": 2**40}, ValueError, "sample is 1099511627776"),
     ],
 )
-def test_emulate(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+def test_emulate(arguments, error, text):
     """They were found out when something was launched, or never."""
     with pytest.raises(error, match=text), emulate(**({"arch": "gfx950"} | arguments)):
         pass

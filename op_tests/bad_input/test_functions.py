@@ -8,40 +8,33 @@ import pytest
 import torch
 import untyped
 from calls import (
+    KINDS,
     SQUARE_KINDS,
     Subject,
-    flash_arguments,
-    flash_asked,
-    flash_results,
     no_results,
     operator_arguments,
     operator_asked,
     operator_results,
     pair_results,
+    peer_arguments,
+    peer_asked,
+    peer_results,
     plain_arguments,
     plain_asked,
-    v3_arguments,
-    v3_asked,
-    v3_results,
 )
 from changes import any_calls
-from contract import Call, KnownCall, Sweep, Tally, check_call
+from contract import Call, KnownCall, Tally, check_call
 from torch import Tensor
 
 _BOTH, _GM0, _GM1 = ("gm0", "gm1"), ("gm0",), ("gm1",)
 
 
-def _flash(name: str, packed: int, group: bool) -> Subject:
-    return Subject(
-        name,
-        getattr(untyped, name),
-        _GM1 if group else _GM0,
-        flash_arguments(packed, group),
-        flash_asked(packed, group),
-        flash_results,
-        packed=packed,
-        **({} if packed == 1 else {"kinds": SQUARE_KINDS}),
-    )
+def _peer(name: str, packed: int = 1) -> Subject:
+    function = getattr(untyped, name)
+    modes = _GM1 if "varlen" in name else _GM0
+    kinds = KINDS if packed == 1 else SQUARE_KINDS
+    calls = (modes, peer_arguments(function), peer_asked, peer_results, kinds)
+    return Subject(name, function, *calls, packed=packed)
 
 
 def _fmha_fwd_out(**arguments: Any) -> tuple[Tensor, Tensor]:
@@ -51,21 +44,12 @@ def _fmha_fwd_out(**arguments: Any) -> tuple[Tensor, Tensor]:
 SUBJECTS = (
     Subject("fmha_fwd", untyped.fmha_fwd, _BOTH, plain_arguments, plain_asked, pair_results),
     Subject("explain", untyped.explain, _BOTH, plain_arguments, plain_asked, no_results),
+    *(_peer(name) for name in ("fmha_v3_fwd", "fmha_v3_varlen_fwd")),
     *(
-        Subject(
-            name, getattr(untyped, name), modes, v3_arguments(group), v3_asked(group), v3_results
-        )
-        for name, modes, group in (
-            ("fmha_v3_fwd", _GM0, False),
-            ("fmha_v3_varlen_fwd", _GM1, True),
-        )
+        _peer(f"flash_attn_{name}func", packed)
+        for mode in ("", "varlen_")
+        for packed, name in ((1, mode), (2, f"{mode}kvpacked_"), (3, f"{mode}qkvpacked_"))
     ),
-    _flash("flash_attn_func", 1, group=False),
-    _flash("flash_attn_kvpacked_func", 2, group=False),
-    _flash("flash_attn_qkvpacked_func", 3, group=False),
-    _flash("flash_attn_varlen_func", 1, group=True),
-    _flash("flash_attn_varlen_kvpacked_func", 2, group=True),
-    _flash("flash_attn_varlen_qkvpacked_func", 3, group=True),
     *(
         Subject(
             *(name, function, _BOTH, operator_arguments(with_out)),
@@ -81,7 +65,7 @@ SUBJECTS = (
 
 
 @pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
-def test_function(subject: Subject, sweep: Sweep) -> None:
+def test_function(subject, sweep):
     known = KnownCall()
 
     def check(call: Call, tally: Tally) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from calls import BACKWARD_KINDS, FRESH, PLAIN, Arguments, Draw, Subject, no_results
 from changes import any_calls
-from contract import Call, KnownCall, Sweep, Tally, check_call
+from contract import Call, KnownCall, Tally, check_call
 from expected import places
 from hypothesis import strategies as st
 from inputs import LAYOUTS, lay_out
@@ -149,7 +149,7 @@ SUBJECT = Subject(
 )
 
 
-def test_function(sweep: Sweep) -> None:
+def test_function(sweep):
     known = KnownCall()
 
     def check(call: Call, tally: Tally) -> None:

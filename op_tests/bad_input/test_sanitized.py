@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 from sanitized_launchers import OPTIMISE, all_specs
+from subprocesses import ROOT, run_program, run_python
 
 from jitfmha.jit import is_built, loader
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
@@ -43,8 +42,7 @@ def environment() -> dict[str, str]:
     compiler = list(find_host_cpp().command)
     found = []
     for name in ("libasan.so", "libstdc++.so.6"):
-        command = [*compiler, f"-print-file-name={name}"]
-        path = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        path = run_program(*compiler, f"-print-file-name={name}", code=None).stdout.strip()
         if not os.path.isabs(path):
             pytest.skip(f"{compiler[0]} has no {name}")
         found.append(path)
@@ -63,24 +61,9 @@ def environment() -> dict[str, str]:
     }
 
 
-def _run(
-    arguments: list[str], environment: dict[str, str], seconds: float
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, **environment},
-        cwd=_FOLDER.parents[1],
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=seconds,
-        check=False,
-    )
-
-
-def test_a_fault_is_noticed(environment: dict[str, str], launcher_cache: str) -> None:
+def test_a_fault_is_noticed(environment, launcher_cache):
     """Or everything else here would prove nothing."""
-    done = _run(["-c", _FAULT], environment, _SECONDS)
+    done = run_python("-c", _FAULT, code=None, timeout=_SECONDS, **environment)
     assert "so far, so good" in done.stdout, done.stderr
     assert done.returncode != 0
     assert "heap-buffer-overflow" in done.stderr
@@ -93,9 +76,7 @@ def _build(index: int, level: str) -> None:
     entry.close()
 
 
-def test_bad_input(
-    environment: dict[str, str], launcher_cache: str, seed: int, request: pytest.FixtureRequest
-) -> None:
+def test_bad_input(environment, launcher_cache, seed, request):
     is_long = request.config.getoption("--exhaustive")
     level = "1" if is_long else "0"
     with pytest.MonkeyPatch.context() as patch:
@@ -106,11 +87,10 @@ def test_bad_input(
     tests = [str(_FOLDER / name) for name in _TESTS]
     plugins = ["-p", "sanitized_launchers", "-p", "no:cacheprovider"]
     options = ["--seed", str(seed), *(["--exhaustive"] if is_long else [])]
-    done = _run(
-        ["-m", "pytest", "-q", *plugins, *options, *tests],
-        {**environment, OPTIMISE: level},
-        _LONG_SECONDS if is_long else _SECONDS,
-    )
+    arguments = ("-m", "pytest", "-q", *plugins, *options, *tests)
+    seconds = _LONG_SECONDS if is_long else _SECONDS
+    environment = environment | {OPTIMISE: level}
+    done = run_python(*arguments, cwd=ROOT, code=None, timeout=seconds, **environment)
     output = done.stdout + done.stderr
     assert done.returncode == 0, output[-8000:]
     print(done.stdout[-1500:])

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 from calls import PLAIN, Arguments, is_int
 from changes import INTEGERS, MASKS, THINGS
-from contract import REFUSALS, Sweep, Tally
+from contract import REFUSALS, Tally
 from hypothesis import strategies as st
 from rules import broken_numbers
 from untyped import warmup
@@ -79,7 +78,7 @@ def _warmups(draw: Any) -> tuple[Arguments, set[str]]:
     return arguments, broken
 
 
-def test_warmup(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warmup(sweep, monkeypatch):
     """Nothing is built: that would take seconds for each."""
     bound: list[str] = []
     monkeypatch.setattr(CpuPlan, "build", lambda plan: bound.append(plan.kernel))
@@ -139,7 +138,7 @@ def _broken_emulation(arguments: Arguments) -> set[str]:
     return broken
 
 
-def test_emulate(sweep: Sweep) -> None:
+def test_emulate(sweep):
     def check(arguments: Arguments, tally: Tally) -> None:
         def enter() -> None:
             with emulate(**arguments):
