@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from inputs import lay_out, prefix_sums
+from inputs import lay_out
+from packed_calls import Sequences
 from torch import Tensor
 from untyped import fmha_fwd
 
@@ -47,23 +48,12 @@ class AmdProblem:
     def __post_init__(self) -> None:
         (hq, hk), (dq, dv) = self.heads, self.hdims
         if self.is_group:
-            lengths_q, lengths_k = (
-                [pair[side] + self.gap for pair in self.lengths] for side in (0, 1)
-            )
-            rows_q, rows_k = (sum(lengths_q),), (sum(lengths_k),)
-            logical = [prefix_sums([pair[side] for pair in self.lengths]) for side in (0, 1)]
-            physical = [prefix_sums(lengths) for lengths in (lengths_q, lengths_k)]
-            self.arguments: dict[str, Any] = {
-                "cu_seqlens_q": logical[0],
-                "cu_seqlens_k": logical[1],
-            }
-            if self.gap:
-                self.arguments |= {
-                    "cu_seqlens_q_padded": physical[0],
-                    "cu_seqlens_k_padded": physical[1],
-                }
-            self.arguments = {name: x.to(self.device) for name, x in self.arguments.items()}
-            self.starts = [ends.tolist()[:-1] for ends in physical]
+            lengths_q, lengths_k = ([pair[side] for pair in self.lengths] for side in (0, 1))
+            self.sequences = Sequences((lengths_q, lengths_k), self.gap)
+            rows_q, rows_k = ((rows,) for rows in self.sequences.rows)
+            groups = self.sequences.groups
+            self.arguments: dict[str, Any] = {n: x.to(self.device) for n, x in groups.items()}
+            self.starts = self.sequences.spans[2:]
         else:
             (seqlen_q, seqlen_k) = self.lengths[0]
             rows_q, rows_k = (self.batch, seqlen_q), (self.batch, seqlen_k)
@@ -144,8 +134,7 @@ class AmdProblem:
         options: dict[str, Any] = {"mask": self.mask, "softmax_scale": self.softmax_scale}
         if not self.is_group:
             return attention(q, k, v, **options)
-        lengths = [[pair[side] for pair in self.lengths] for side in (0, 1)]
-        return attention_packed(q, k, v, *lengths, *self.starts, **options)
+        return attention_packed(q, k, v, *self.sequences.spans, **options)
 
     def _scaled(self, name: str) -> Tensor:
         x: Tensor = getattr(self, name).cpu().double()

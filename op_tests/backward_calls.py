@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from inputs import lay_out, prefix_sums
+from inputs import lay_out
+from packed_calls import Sequences
 from torch import Tensor
 from untyped import explain_bwd, fmha_bwd
 
@@ -57,15 +58,11 @@ class BackwardCall:
         (hq, hk), (dq, dv) = self.heads, self.hdims
         self.arguments: dict[str, Any] = {"mask": self.mask, **self.options}
         if self.is_group:
-            rooms = [[pair[side] + self.gap for pair in self.lengths] for side in (0, 1)]
-            self.starts = [prefix_sums(room).tolist()[:-1] for room in rooms]
-            rows_q, rows_k = ((sum(room),) for room in rooms)
-            for side, name in enumerate("qk"):
-                of_side = [pair[side] for pair in self.lengths]
-                self.arguments[f"cu_seqlens_{name}"] = prefix_sums(of_side).to(self.device)
-                if self.gap:
-                    padded = prefix_sums(rooms[side]).to(self.device)
-                    self.arguments[f"cu_seqlens_{name}_padded"] = padded
+            lengths_q, lengths_k = ([pair[side] for pair in self.lengths] for side in (0, 1))
+            self.sequences = Sequences((lengths_q, lengths_k), self.gap)
+            rows_q, rows_k = ((rows,) for rows in self.sequences.rows)
+            groups = self.sequences.groups
+            self.arguments |= {name: x.to(self.device) for name, x in groups.items()}
         else:
             rows_q, rows_k = ((self.batch, n) for n in self.lengths[0])
         self.q, self.k = self._random("q", *rows_q, hq, dq), self._random("k", *rows_k, hk, dq)
@@ -146,9 +143,7 @@ class BackwardCall:
         """Which rows of a gradient belong to a sequence; None: all."""
         if not self.is_group:
             return None
-        side = 0 if name == "dq" else 1
-        rows = [torch.arange(pair[side] + self.gap) < pair[side] for pair in self.lengths]
-        return torch.cat(rows)
+        return self.sequences.used_rows(0 if name == "dq" else 1)
 
     def _random(self, name: str, *shape: int | None) -> Tensor:
         values = torch.randn([n or 0 for n in shape], generator=self.rng)
@@ -162,5 +157,4 @@ class BackwardCall:
     def _attention(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         if not self.is_group:
             return attention(q, k, v, mask=self.mask)
-        lengths = [[pair[side] for pair in self.lengths] for side in (0, 1)]
-        return attention_packed(q, k, v, *lengths, *self.starts, mask=self.mask)
+        return attention_packed(q, k, v, *self.sequences.spans, mask=self.mask)

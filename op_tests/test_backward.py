@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from itertools import product
 from typing import Any
@@ -10,13 +9,15 @@ from typing import Any
 import pytest
 import torch
 from fresh_calls import fresh_calls
-from inputs import DTYPES, lay_out, prefix_sums, random_qkv
+from inputs import DTYPES, Sizes, lay_out, random_qkv
+from packed_calls import packed
+from subprocesses import run_python
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from untyped import fmha_bwd, fmha_fwd
 
-from jitfmha.planning.target import CpuIsa, cpu_isas_here
+from jitfmha.planning.target import cpu_isas_here
 from jitfmha.problem.float64_reference import Result, attention, attention_packed
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -108,11 +109,10 @@ def gradients_of_results(rng: torch.Generator, out: Tensor, lse: Tensor) -> tupl
 
 
 def check_batch_mode(
-    rng: torch.Generator, dtype: str, mask: dict[str, Any], *sizes: int, batch: int = 2
+    rng: torch.Generator, dtype: str, mask: dict[str, Any], sizes: Sizes, batch: int = 2
 ) -> None:
-    names = ("seqlen_q", "seqlen_k", "heads_q", "heads_k")
-    named = dict(zip(names, sizes, strict=True))
-    q, k, v = random_qkv(rng, batch=batch, hdim=HDIM, hdim_v=HDIM_V, dtype=DTYPES[dtype], **named)
+    hdims = {"hdim": HDIM, "hdim_v": HDIM_V}
+    q, k, v = random_qkv(rng, sizes, batch=batch, dtype=DTYPES[dtype], **hdims)
     out, lse = fmha_fwd(q, k, v, return_lse=True, **mask)
     dout, drawn_dlse = gradients_of_results(rng, out, lse)
     # A call takes one of the two, as the references are what takes long.
@@ -124,24 +124,22 @@ def check_batch_mode(
 
 @drawn_dtypes(2)
 @pytest.mark.parametrize("kind", ["none", "window"])
-def test_batch_mode(
-    rng: torch.Generator, dtype: str, kind: str, pytestconfig: pytest.Config
-) -> None:
+def test_batch_mode(rng, dtype, kind, pytestconfig):
     """Each of the sizes with two of the masks, as the references are what takes long."""
     masks = masks_of(kind)
     for sizes in SIZES:
         drawn = torch.randperm(len(masks), generator=rng).tolist()
         for i in drawn if pytestconfig.getoption("--exhaustive") else drawn[:2]:
-            check_batch_mode(rng, dtype, masks[i], *sizes)
+            check_batch_mode(rng, dtype, masks[i], sizes)
 
 
 @pytest.mark.sample(
     "other_isa, dtype, kind", [(x, *y) for x in cpu_isas_here()[1:] for y in KERNELS], 1
 )
-def test_other_isas(rng: torch.Generator, other_isa: CpuIsa, dtype: str, kind: str) -> None:
+def test_other_isas(rng, other_isa, dtype, kind):
     with fresh_calls(other_isa):
         for mask, sizes in product(masks_of(kind)[:3], SIZES[1:6]):
-            check_batch_mode(rng, dtype, mask, *sizes, batch=1)
+            check_batch_mode(rng, dtype, mask, sizes, batch=1)
 
 
 # Around the squares of a tile unit, its key tiles and its query tiles.
@@ -152,69 +150,54 @@ TILE_UNIT_SIZES = [
 
 
 @pytest.mark.parametrize("kind", ["none", "window"])
-def test_emulated_tile_unit(rng: torch.Generator, kind: str) -> None:
+def test_emulated_tile_unit(rng, kind):
     with fresh_calls("amx_emulated"):
         for mask, sizes in product(masks_of(kind)[1::2] or [{}], TILE_UNIT_SIZES):
-            check_batch_mode(rng, "bf16", mask, *sizes, batch=1)
+            check_batch_mode(rng, "bf16", mask, sizes, batch=1)
 
 
-def test_group_mode_in_an_emulated_tile_unit(rng: torch.Generator) -> None:
+def test_group_mode_in_an_emulated_tile_unit(rng):
     with fresh_calls("amx_emulated"):
         check_group_mode(rng, "bf16", {"mask": 2})
 
 
 @drawn_dtypes(1)
 @pytest.mark.sample("mask", [{}, {"mask": 2}], 1)
-def test_group_mode(rng: torch.Generator, dtype: str, mask: dict[str, Any]) -> None:
+def test_group_mode(rng, dtype, mask):
     check_group_mode(rng, dtype, mask)
 
 
 def check_group_mode(rng: torch.Generator, dtype: str, mask: dict[str, Any]) -> None:
     """Sequences without queries, without keys, and unused rows between them."""
-    lengths_q, lengths_k = [1, 130, 0, 17, 3, 265], [70, 5, 4, 17, 300, 0]
     for gap in (0, 3):
-        padded_q, padded_k = ([n + gap for n in lengths] for lengths in (lengths_q, lengths_k))
-        sizes = {"seqlen_q": sum(padded_q), "seqlen_k": sum(padded_k), "heads_q": 4, "heads_k": 2}
-        q, k, v = (
-            x[0]
-            for x in random_qkv(
-                rng, batch=1, hdim=HDIM, hdim_v=HDIM_V, dtype=DTYPES[dtype], **sizes
-            )
+        call = packed(
+            *(rng, [1, 130, 0, 17, 3, 265], [70, 5, 4, 17, 300, 0]),
+            gap=gap,
+            hdim=HDIM,
+            hdim_v=HDIM_V,
+            dtype=DTYPES[dtype],
         )
-        options: dict[str, Any] = {
-            "cu_seqlens_q": prefix_sums(lengths_q),
-            "cu_seqlens_k": prefix_sums(lengths_k),
-            **mask,
-        }
-        if gap:
-            options["cu_seqlens_q_padded"] = prefix_sums(padded_q)
-            options["cu_seqlens_k_padded"] = prefix_sums(padded_k)
-        starts = prefix_sums(padded_q).tolist()[:-1], prefix_sums(padded_k).tolist()[:-1]
-        out, lse = fmha_fwd(q, k, v, return_lse=True, **options)
+        q, k, v = call.qkv
+        options: dict[str, Any] = {**call.sequences.groups, **mask}
+        out, lse = call.call(**mask)
         dout, dlse = gradients_of_results(rng, out, lse)
-        actual = fmha_bwd(dout, q, k, v, out, lse, dlse=dlse, **options)
+        inputs = (dout, call.q, call.k, call.v, out, lse)
+        actual = fmha_bwd(*inputs, dlse=dlse, **options)
         expected = expected_gradients(
-            lambda *qkv: attention_packed(*qkv, lengths_q, lengths_k, *starts, **mask),  # noqa: B023
+            lambda *qkv: attention_packed(*qkv, *call.sequences.spans, **mask),  # noqa: B023
             *(dout, dlse, q, k, v),
         )
         assert_gradients_close(actual, expected, dout, q, k, v)
-        unused = torch.ones(sum(padded_k), dtype=torch.bool)
-        for start, length in zip(starts[1], lengths_k, strict=True):
-            unused[start : start + length] = False
-        given = tuple(torch.full_like(x, 7.0) for x in (q, k, v))
-        fmha_bwd(
-            *(dout, q, k, v, out, lse),
-            **dict(zip(("dq", "dk", "dv"), given, strict=True)),
-            dlse=dlse,
-            **options,
-        )
-        assert torch.equal(given[1][~unused], actual[1][~unused])
-        assert (given[1][unused] == 7.0).all()
-        assert (given[2][unused] == 7.0).all()
+        unused = ~call.sequences.used_rows(1)
+        given = {f"d{name}": torch.full_like(getattr(call, name), 7.0) for name in "qkv"}
+        fmha_bwd(*inputs, dlse=dlse, **given, **options)
+        assert torch.equal(given["dk"][~unused], actual[1][~unused])
+        assert (given["dk"][unused] == 7.0).all()
+        assert (given["dv"][unused] == 7.0).all()
 
 
 @drawn_dtypes(1)
-def test_layouts(rng: torch.Generator, dtype: str) -> None:
+def test_layouts(rng, dtype):
     """What lies between the elements is NaN in the inputs, and stays in the gradients."""
     q, k, v = random_qkv(rng, hdim=HDIM, hdim_v=HDIM_V, dtype=DTYPES[dtype])
     out, lse = fmha_fwd(q, k, v, mask=2, return_lse=True)
@@ -237,7 +220,7 @@ def test_layouts(rng: torch.Generator, dtype: str) -> None:
 
 
 @drawn_dtypes(1)
-def test_rows_that_are_one_row(rng: torch.Generator, dtype: str) -> None:
+def test_rows_that_are_one_row(rng, dtype):
     """What is only read may lie in any place, also several times in one."""
     q, k, v = random_qkv(rng, hdim=HDIM, hdim_v=HDIM_V, dtype=DTYPES[dtype])
     q = q[:, :1].expand_as(q)
@@ -250,14 +233,14 @@ def test_rows_that_are_one_row(rng: torch.Generator, dtype: str) -> None:
 
 
 @pytest.mark.usefixtures("num_threads")
-def test_threads_do_not_change_the_bits_of_an_emulated_tile_unit(rng: torch.Generator) -> None:
+def test_threads_do_not_change_the_bits_of_an_emulated_tile_unit(rng):
     with fresh_calls("amx_emulated"):
         check_that_threads_do_not_change_the_bits(rng, "bf16", [(300, 290, 2, 1)], (1, 3, 16))
 
 
 @pytest.mark.usefixtures("num_threads")
 @drawn_dtypes(2)
-def test_threads_do_not_change_the_bits(rng: torch.Generator, dtype: str) -> None:
+def test_threads_do_not_change_the_bits(rng, dtype):
     sizes = [(700, 700, 1, 1), (400, 300, 6, 2), (90, 1000, 3, 3)]
     check_that_threads_do_not_change_the_bits(rng, dtype, sizes, (1, 2, 3, 16, 1, 5))
 
@@ -270,9 +253,7 @@ def check_that_threads_do_not_change_the_bits(
 ) -> None:
     """Few heads and many threads: all of them add to the same dk and dv."""
     for sizes in all_sizes:
-        names = ("seqlen_q", "seqlen_k", "heads_q", "heads_k")
-        named = dict(zip(names, sizes, strict=True))
-        q, k, v = random_qkv(rng, hdim=HDIM, hdim_v=HDIM_V, dtype=DTYPES[dtype], **named)
+        q, k, v = random_qkv(rng, sizes, hdim=HDIM, hdim_v=HDIM_V, dtype=DTYPES[dtype])
         out, lse = fmha_fwd(q, k, v, mask=2, return_lse=True)
         dout, _ = gradients_of_results(rng, out, lse)
         first = fmha_bwd(dout, q, k, v, out, lse, mask=2)
@@ -282,7 +263,7 @@ def check_that_threads_do_not_change_the_bits(
             assert all(map(torch.equal, again, first)), f"{threads} threads"
 
 
-def test_keys_that_nobody_sees(rng: torch.Generator) -> None:
+def test_keys_that_nobody_sees(rng):
     """Their gradients are 0, whatever they hold; so are those of queries that see nothing."""
     q, k, v = random_qkv(rng, seqlen_q=20, seqlen_k=400)
     out, lse = fmha_fwd(q, k, v, mask=1, return_lse=True)
@@ -297,7 +278,7 @@ def test_keys_that_nobody_sees(rng: torch.Generator) -> None:
     assert dq[:, 381:].any()
 
 
-def test_large_scores(rng: torch.Generator) -> None:
+def test_large_scores(rng):
     """Where one key has all the probability, its value's gradient is that of the output."""
     q, k, v = random_qkv(rng, seqlen_q=40, seqlen_k=40)
     k = 1000 * q
@@ -315,7 +296,7 @@ def root_mean_square(x: Tensor) -> float:
 
 
 @pytest.mark.parametrize("amplitude", [9.0, 30.0])
-def test_large_scores_are_as_exact_as_torch(rng: torch.Generator, amplitude: float) -> None:
+def test_large_scores_are_as_exact_as_torch(rng, amplitude):
     """The lse has 24 bits, of which large scores leave few to their differences."""
     q, k, v = (amplitude * (2 * torch.rand(40, 50, 2, 8, generator=rng) - 1) for _ in range(3))
     dout = torch.randn(q.shape, generator=rng)
@@ -355,7 +336,7 @@ BROKEN: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_arguments(rng: torch.Generator, name: str) -> None:
+def test_broken_arguments(rng, name):
     changes, error, text = BROKEN[name]
     q, k, v = random_qkv(rng)
     out, lse = fmha_fwd(q, k, v, return_lse=True)
@@ -364,7 +345,7 @@ def test_broken_arguments(rng: torch.Generator, name: str) -> None:
         fmha_bwd(**{**arguments, **changes})
 
 
-def test_shared_memory_is_refused(rng: torch.Generator) -> None:
+def test_shared_memory_is_refused(rng):
     q, k, v = random_qkv(rng)
     out, lse = fmha_fwd(q, k, v, return_lse=True)
     for name, x, other in (("dq", q, "q"), ("dk", v, "v"), ("dv", v, "v")):
@@ -377,7 +358,7 @@ def test_shared_memory_is_refused(rng: torch.Generator) -> None:
 
 @pytest.mark.parametrize("name", ["dq", "dk", "dv", "dsink"])
 @pytest.mark.parametrize("seqlen", [0, 5])
-def test_results_with_gradients_are_refused(rng: torch.Generator, seqlen: int, name: str) -> None:
+def test_results_with_gradients_are_refused(rng, seqlen, name):
     """As out=... is by torch's functions; without grad mode they are written."""
     q, k, v = random_qkv(rng, seqlen_q=seqlen, seqlen_k=seqlen)
     sink = torch.zeros(q.shape[2])
@@ -416,8 +397,6 @@ assert beyond <= 0.05 * tensors + (16 << 20), (beyond, tensors)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nothing says what is resident")
-def test_memory_is_linear_in_the_sequence_length() -> None:
+def test_memory_is_linear_in_the_sequence_length():
     """The scores of 16384 queries and keys are 1 GiB; nothing near that is taken."""
-    command = [sys.executable, "-c", MEMORY_PROGRAM]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python("-c", MEMORY_PROGRAM)

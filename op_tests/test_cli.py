@@ -56,17 +56,12 @@ def test_help(run, argv):
 
 
 @pytest.mark.parametrize("argv", [("--help",), ("--version",), ("build", "--help")])
-def test_help_does_not_wait_for_torch(argv):
-    imported = imported_by("-m", "jitfmha", *argv)
-    assert "jitfmha.cli" in imported
-    assert "torch" not in imported
-
-
-def test_the_script_does_not_wait_for_torch(tmp_path):
-    """As an installer writes it."""
+@pytest.mark.parametrize("is_script", [False, True])
+def test_help_does_not_wait_for_torch(tmp_path, argv, is_script):
+    """Nor in the script that an installer writes."""
     script = tmp_path / "jitfmha"
     script.write_text("import sys\nfrom jitfmha.cli import main\nsys.exit(main())\n")
-    imported = imported_by(str(script), "--help")
+    imported = imported_by(*((str(script),) if is_script else ("-m", "jitfmha")), *argv)
     assert "jitfmha.cli" in imported
     assert "torch" not in imported
 

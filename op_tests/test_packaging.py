@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+from subprocesses import ROOT, run_python
 
 import jitfmha
 
 pytest.importorskip("build", reason="the extra is not installed: pip install '.[test]'")
 pytest.importorskip("hatchling", reason="the extra is not installed: pip install '.[test]'")
 
-ROOT = Path(__file__).resolve().parents[1]
 SHIPPED_FOLDERS = ("csrc_templates", "hsa")
 
 ONE_CALL = """
@@ -33,20 +31,9 @@ print(json.dumps([jitfmha.__file__, str(templates_dir()), str(hsa_dir())]))
 """
 
 
-def run(*argv: str, cwd: Path, **environment: str) -> str:
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    process = subprocess.run(
-        [sys.executable, *argv],
-        cwd=cwd,
-        env={**inherited, **environment},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert process.returncode == 0, process.stdout + process.stderr
-    return process.stdout
+def run(*argv: str, cwd: Path, code: int = 0, **environment: str) -> CompletedProcess[str]:
+    """This interpreter, which finds the package only where the environment says."""
+    return run_python(*argv, cwd=cwd, code=code, **{"PYTHONPATH": "", **environment})
 
 
 def files_below(folder: Path) -> set[str]:
@@ -71,7 +58,7 @@ def wheel(distributions: Path) -> Path:
     return path
 
 
-def test_wheel_contents(wheel: Path) -> None:
+def test_wheel_contents(wheel):
     assert wheel.name == f"jitfmha-{jitfmha.__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
@@ -89,11 +76,11 @@ def test_wheel_contents(wheel: Path) -> None:
     assert "Requires-Dist: torch>=2.10" in fields
 
 
-def test_what_an_index_would_show(distributions: Path) -> None:
+def test_what_an_index_would_show(distributions):
     run("-m", "twine", "check", "--strict", *map(str, distributions.iterdir()), cwd=distributions)
 
 
-def test_most_of_the_wheel_are_kernels(wheel: Path) -> None:
+def test_most_of_the_wheel_are_kernels(wheel):
     """A notebook waits for the download; code objects are what it is for."""
     with zipfile.ZipFile(wheel) as archive:
         sizes = {info.filename: info.compress_size for info in archive.infolist()}
@@ -103,7 +90,7 @@ def test_most_of_the_wheel_are_kernels(wheel: Path) -> None:
     assert total < 8_000_000
 
 
-def test_sdist_contents(distributions: Path) -> None:
+def test_sdist_contents(distributions):
     (path,) = distributions.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         names = {x.name.partition("/")[2] for x in archive.getmembers() if x.isfile()}
@@ -117,25 +104,7 @@ def install(wheel: Path, site_packages: Path) -> None:
     run("-m", "pip", "install", *arguments, str(wheel), cwd=site_packages.parent)
 
 
-def test_a_wheel_says_that_suites_with_rigs_need_a_checkout(wheel: Path, tmp_path: Path) -> None:
-    install(wheel, tmp_path / "site-packages")
-    for suite in ("cache", "amd-model"):
-        process = subprocess.run(
-            [sys.executable, "-m", "jitfmha", "bench", "--suite", suite, "--quick"],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(tmp_path / "site-packages")},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert process.returncode == 2
-        assert f"the suite {suite!r} needs the test rigs of a checkout" in process.stderr
-        assert process.stdout == ""
-
-
-def test_works_from_an_unwritable_wheel_install(wheel: Path, tmp_path: Path) -> None:
+def test_works_from_an_unwritable_wheel_install(wheel, tmp_path):
     site_packages = tmp_path / "site-packages"
     install(wheel, site_packages)
     everything = [site_packages, *site_packages.rglob("*")]
@@ -145,18 +114,17 @@ def test_works_from_an_unwritable_wheel_install(wheel: Path, tmp_path: Path) -> 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     try:
-        output = run(
-            *("-c", ONE_CALL),
-            cwd=elsewhere,
-            PYTHONPATH=str(site_packages),
-            JITFMHA_CACHE_DIR=str(tmp_path / "cache"),
-        )
+        places = {"PYTHONPATH": str(site_packages), "JITFMHA_CACHE_DIR": str(tmp_path / "cache")}
+        output = run("-c", ONE_CALL, cwd=elsewhere, **places).stdout
         # The modes stop no root user, so what counts is that nothing has changed.
         after = [site_packages, *site_packages.rglob("*")]
         assert {path: path.stat().st_mtime_ns for path in after} == before
     finally:
         for path in everything:
             path.chmod(0o755 if path.is_dir() else 0o644)
+    arguments = ("-m", "jitfmha", "bench", "--suite", "cache", "--quick")
+    process = run(*arguments, cwd=elsewhere, code=2, PYTHONPATH=str(site_packages))
+    assert "the suite 'cache' needs the test rigs of a checkout" in process.stderr
     package = site_packages / "jitfmha"
     for found in (package / "__init__.py", package / "csrc_templates", package / "hsa"):
         assert f'"{found}"' in output
@@ -164,7 +132,7 @@ def test_works_from_an_unwritable_wheel_install(wheel: Path, tmp_path: Path) -> 
     assert not list(elsewhere.iterdir())
 
 
-def test_works_from_an_editable_install(tmp_path: Path) -> None:
+def test_works_from_an_editable_install(tmp_path):
     site_packages = tmp_path / "site-packages"
     arguments = ("--no-deps", "--no-index", "--no-build-isolation", "--quiet")
     target = ("--target", str(site_packages))
@@ -180,7 +148,7 @@ def test_works_from_an_editable_install(tmp_path: Path) -> None:
         "added = [path for path in sys.path if path not in before]\n"
         "assert [module.name for module in pkgutil.iter_modules(added)] == ['jitfmha']\n"
     ) + ONE_CALL
-    output = run("-c", code, cwd=tmp_path)
+    output = run("-c", code, cwd=tmp_path).stdout
     package = ROOT / ".editable" / "jitfmha"
     assert package.resolve() == ROOT / "jitfmha"
     for found in (package / "__init__.py", ROOT / "csrc_templates", ROOT / "hsa"):
@@ -189,12 +157,12 @@ def test_works_from_an_editable_install(tmp_path: Path) -> None:
     assert not list(site_packages.rglob("*.cpp.in"))
 
 
-def test_import_compiles_nothing_and_touches_no_cache(tmp_path: Path) -> None:
+def test_import_compiles_nothing_and_touches_no_cache(tmp_path):
     code = (
         "import sys, torch, jitfmha; "
         "print('torch.utils.cpp_extension' in sys.modules, 'setuptools' in sys.modules)"
     )
     cache = tmp_path / "cache"
-    output = run("-c", code, cwd=tmp_path, PYTHONPATH=str(ROOT), JITFMHA_CACHE_DIR=str(cache))
-    assert output == "False False\n"
+    places = {"PYTHONPATH": str(ROOT), "JITFMHA_CACHE_DIR": str(cache)}
+    assert run("-c", code, cwd=tmp_path, **places).stdout == "False False\n"
     assert not cache.exists()

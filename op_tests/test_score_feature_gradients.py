@@ -10,12 +10,12 @@ import pytest
 import torch
 from fresh_calls import fresh_calls
 from inputs import DTYPES, prefix_sums, random_qkv
+from packed_calls import packed
 from score_features import FEATURES, Options, Shape
 from torch import Tensor
 from untyped import fmha_bwd, fmha_fwd
 
 from jitfmha import emulate
-from jitfmha.amd.chips import Arch
 from jitfmha.problem.float64_reference import attention, attention_packed
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -65,9 +65,8 @@ def with_lse(**arguments: Any) -> tuple[Tensor, Tensor]:
 
 
 def check(rng: torch.Generator, feature: str, dtype: str, sizes: tuple[int, int, int, int]) -> None:
-    seqlen_q, seqlen_k, heads_q, heads_k = sizes
-    named = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k, "heads_q": heads_q, "heads_k": heads_k}
-    qkv = random_qkv(rng, hdim=37, hdim_v=21, dtype=DTYPES[dtype], **named)
+    seqlen_q, seqlen_k, heads_q, _ = sizes
+    qkv = random_qkv(rng, sizes, hdim=37, hdim_v=21, dtype=DTYPES[dtype])
     shape = Shape(2, heads_q, seqlen_q, seqlen_k, DTYPES[dtype], rng)
     options = FEATURES[feature](shape)
     tensors = with_gradients(qkv, options)
@@ -108,66 +107,57 @@ def assert_close(
 @pytest.mark.sample(
     ("feature", "dtype"), list(itertools.product(sorted(set(FEATURES) - {"everything"}), DTYPES)), 2
 )
-def test_one_feature(rng: torch.Generator, feature: str, dtype: str) -> None:
+def test_one_feature(rng, feature, dtype):
     for sizes in SIZES:
         check(rng, feature, dtype, sizes)
 
 
 @DRAWN_DTYPE
-def test_all_features_together(rng: torch.Generator, dtype: str) -> None:
+def test_all_features_together(rng, dtype):
     for sizes in SIZES:
         check(rng, "everything", dtype, sizes)
 
 
-def test_all_features_together_in_an_emulated_tile_unit(rng: torch.Generator) -> None:
+def test_all_features_together_in_an_emulated_tile_unit(rng):
     with fresh_calls("amx_emulated"):
         for sizes in SIZES:
             check(rng, "everything", "bf16", sizes)
 
 
 @pytest.mark.sample(("feature", "dtype"), list(itertools.product(sorted(FEATURES), DTYPES)), 1)
-def test_group_mode(rng: torch.Generator, feature: str, dtype: str) -> None:
+def test_group_mode(rng, feature, dtype):
     """Sequences without queries and without keys, and unused rows between them."""
-    lengths_q, lengths_k, gap, heads_q, heads_k = [1, 70, 0, 17, 3], [70, 5, 4, 130, 0], 3, 6, 2
-    room_q, room_k = ([n + gap for n in lengths] for lengths in (lengths_q, lengths_k))
-    rows_q, rows_k = sum(room_q), sum(room_k)
-    sizes = {"seqlen_q": rows_q, "seqlen_k": rows_k, "heads_q": heads_q, "heads_k": heads_k}
-    packed = random_qkv(rng, batch=1, hdim=37, hdim_v=21, dtype=DTYPES[dtype], **sizes)
-    longest = max(lengths_k)
-    shape = Shape(5, heads_q, rows_q, longest, DTYPES[dtype], rng, is_group=True)
+    call = packed(
+        *(rng, [1, 70, 0, 17, 3], [70, 5, 4, 130, 0]),
+        gap=3,
+        heads=(6, 2),
+        hdim=37,
+        hdim_v=21,
+        dtype=DTYPES[dtype],
+    )
+    rows_q, rows_k = len(call.q), len(call.k)
+    shape = Shape(5, 6, rows_q, 130, DTYPES[dtype], rng, is_group=True)
     options = FEATURES[feature](shape)
-    tensors = with_gradients(tuple(x[0] for x in packed), options)
-    starts = [prefix_sums(room) for room in (room_q, room_k)]
-    groups = {
-        "cu_seqlens_q": prefix_sums(lengths_q),
-        "cu_seqlens_k": prefix_sums(lengths_k),
-        "cu_seqlens_q_padded": starts[0],
-        "cu_seqlens_k_padded": starts[1],
-        "max_seqlen_k": longest,
-    }
-    dout = shape.randn(rows_q, heads_q, 21).to(DTYPES[dtype])
-    dlse = shape.randn(heads_q, rows_q)
+    tensors = with_gradients((call.q, call.k, call.v), options)
+    dout = shape.randn(rows_q, 6, 21).to(DTYPES[dtype])
+    dlse = shape.randn(6, rows_q)
+    groups = call.sequences.groups | {"max_seqlen_k": 130}
     actual, out = differentiate(with_lse, tensors, options | groups, dout, dlse)
     doubled = {name: x.double() for name, x in tensors.items()}
-    lengths = {"lengths_q": lengths_q, "lengths_k": lengths_k}
-    first_rows = {"starts_q": starts[0].tolist()[:-1], "starts_k": starts[1].tolist()[:-1]}
-    of_reference = options | lengths | first_rows
+    names = ("lengths_q", "lengths_k", "starts_q", "starts_k")
+    of_reference = options | dict(zip(names, call.sequences.spans, strict=True))
     expected, _ = differentiate(attention_packed, doubled, of_reference, dout, dlse, rounded=out)
     assert_close(actual, expected, dtype, (rows_q, rows_k))
 
 
 @pytest.mark.sample("arch", [None, "gfx942", "gfx950"], 1)
 @pytest.mark.parametrize("garbage", [-50.0, 3.0, torch.nan])
-def test_rows_of_no_sequence_have_no_sink(
-    rng: torch.Generator, garbage: float, arch: Arch | None
-) -> None:
+def test_rows_of_no_sequence_have_no_sink(rng, garbage, arch):
     """Whatever is between the sequences, and behind the last one."""
     starts, lengths, rows = [0, 9, 9], [7, 0, 5], 19
     groups = {
-        "cu_seqlens_q": prefix_sums(lengths),
-        "cu_seqlens_k": prefix_sums(lengths),
-        "cu_seqlens_q_padded": torch.tensor([*starts, 17], dtype=torch.int32),
-        "cu_seqlens_k_padded": torch.tensor([*starts, 17], dtype=torch.int32),
+        **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), prefix_sums(lengths)),
+        **dict.fromkeys(("cu_seqlens_q_padded", "cu_seqlens_k_padded"), prefix_sums([9, 0, 8])),
     }
     sizes = {"batch": 1, "seqlen_q": rows, "seqlen_k": rows, "hdim": 24}
     q, k, v = (x[0] for x in random_qkv(rng, dtype=torch.bfloat16, **sizes))
@@ -192,17 +182,12 @@ def call_with_everything(rng: torch.Generator, dtype: str) -> tuple[dict[str, Te
     """What has gradients, and the other options, of one call."""
     shape = Shape(2, 4, 9, 40, DTYPES[dtype], rng)
     options = FEATURES["everything"](shape)
-    sizes = {"seqlen_q": 9, "seqlen_k": 40, "heads_q": 4, "heads_k": 2}
-    qkv = random_qkv(rng, hdim=37, hdim_v=21, dtype=DTYPES[dtype], **sizes)
+    qkv = random_qkv(rng, (9, 40, 4, 2), hdim=37, hdim_v=21, dtype=DTYPES[dtype])
     return with_gradients(qkv, options), options
 
 
 @DRAWN_DTYPE
-def test_compile(
-    rng: torch.Generator,
-    dtype: str,
-    call_with_everything: tuple[dict[str, Tensor], Options],
-) -> None:
+def test_compile(rng, dtype, call_with_everything):
     torch._dynamo.reset()
     tensors, options = call_with_everything
     dout = torch.randn(2, 9, 4, 21, generator=rng).to(DTYPES[dtype])
@@ -215,7 +200,7 @@ def test_compile(
 
 
 @DRAWN_DTYPE
-def test_opcheck(call_with_everything: tuple[dict[str, Tensor], Options]) -> None:
+def test_opcheck(call_with_everything):
     tensors, options = call_with_everything
     plain: Options = {
         **dict.fromkeys(("softmax_scale", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q")),
@@ -235,7 +220,7 @@ def test_opcheck(call_with_everything: tuple[dict[str, Tensor], Options]) -> Non
     )
 
 
-def test_broken_rules(rng: torch.Generator) -> None:
+def test_broken_rules(rng):
     q, k, v = random_qkv(rng)
     out, lse = fmha_fwd(q, k, v, return_lse=True)
     with pytest.raises(ValueError, match=r"rng_state=None: with dropout_p=0\.5"):
@@ -249,7 +234,7 @@ def test_broken_rules(rng: torch.Generator) -> None:
         fmha_bwd(out, q, k, v, out, lse, dsink=torch.zeros(2))
 
 
-def test_alibi_slopes_have_no_gradient(rng: torch.Generator) -> None:
+def test_alibi_slopes_have_no_gradient(rng):
     q, k, v = random_qkv(rng)
     with pytest.raises(NotImplementedError, match="alibi_slopes requires grad"):
         fmha_fwd(q, k, v, alibi_slopes=torch.ones(2, requires_grad=True))
