@@ -19,6 +19,7 @@ import jitfmha
 
 Q = (2, 33, 4, 64)
 K = (2, 49, 2, 64)
+SHAPES = (("q", Q), ("k", K), ("v", K))
 
 
 def tensors(**changes: Tensor) -> dict[str, Tensor]:
@@ -35,6 +36,7 @@ BROKEN: list[Refusal] = [
         softmax_scale=[0.0, -1, math.nan, math.inf, 1e39, 1e-50],
         logit_softcap=[-1.0, math.nan, math.inf, 1e-40],
         sink_size=[-1, 2**63],
+        num_splits=[-1, 129],
         dropout_p=[1.0, -0.1, math.nan],
     ),
     *values(
@@ -44,6 +46,7 @@ BROKEN: list[Refusal] = [
         bias=[1.0],
         logit_softcap=[False],
         sink_size=[1.0, False],
+        num_splits=[True, 1.0, "2"],
         dropout_p=["0.1"],
         deterministic=["no"],
     ),
@@ -76,6 +79,7 @@ BROKEN: list[Refusal] = [
     ({"k": zeros(2, 49, 64, 2).mT}, ValueError, ["k", "stride 2", "contiguous"]),
     ({"v": zeros(2, 49, 2, 1).expand(K)}, ValueError, ["v", "stride 0", "contiguous"]),
     ({"softmax_scale": 10**400}, ValueError, ["softmax_scale"]),
+    *(({n: zeros(*shape, device="meta")}, ValueError, ["meta", "cpu"]) for n, shape in SHAPES),
     ({"out": 1}, TypeError, ["out", "int"]),
     ({"out": zeros(*Q, dtype=torch.float16)}, TypeError, ["out", "torch.float16"]),
     ({"out": zeros(2, 33, 4, 63)}, ValueError, ["out", "(2, 33, 4, 63)", "(2, 33, 4, 64)"]),
@@ -124,19 +128,6 @@ def test_errors(function, changes, error, texts):
     for _ in range(2):  # also when the same call came before
         with refused(error, *texts):
             function(**arguments)
-
-
-@pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_meta_beside_cpu(name):
-    arguments = tensors()
-    arguments[name] = arguments[name].to("meta")
-    with pytest.raises(ValueError, match=r"(meta|cpu).*(cpu|meta)"):
-        fmha_fwd(**arguments)
-
-
-def test_all_but_the_tensors_are_keyword_only():
-    with pytest.raises(TypeError):
-        fmha_fwd(*tensors().values(), 0.5)
 
 
 @pytest.mark.parametrize("name", ["q", "k", "v"])

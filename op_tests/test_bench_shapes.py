@@ -99,7 +99,7 @@ def test_medians_and_quartiles():
 
 
 def _wrong(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return (v.mean(1, keepdim=True) + 1).expand_as(q)
+    return 0 * (q + k.mean(1, keepdim=True)) + 2 * v.mean(1, keepdim=True) + 1
 
 
 def _refusing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -110,8 +110,9 @@ _WRONG = Peer("wrong", lambda _shape: _wrong)
 _REFUSING = Peer("refusing", lambda _shape: _refusing)
 
 
-def test_peers_are_checked_before_they_are_timed():
-    (shape,) = shapes_of(_SMALL)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_peers_are_checked_before_they_are_timed(direction):
+    (shape,) = shapes_of(f"{_SMALL},direction={direction}")
     peers = [PEERS["sdpa"], _WRONG, _REFUSING]
     ours, sdpa, wrong, refusing = measure(shape, peers, _CPU, seconds=0.0)
     assert ours.peer == "jitfmha"
@@ -122,7 +123,7 @@ def test_peers_are_checked_before_they_are_timed():
         assert x.quartiles[0] <= x.seconds <= x.quartiles[1]
         assert x.gflops == pytest.approx(shape.flops / x.seconds / 1e9)
     assert sdpa.difference is not None
-    assert 0 < sdpa.difference < 1e-5
+    assert 0 < sdpa.difference < (1e-5 if direction == "forward" else 1e-4)
     assert wrong.seconds is None
     assert wrong.difference is not None
     assert wrong.difference > 0.1
@@ -131,15 +132,6 @@ def test_peers_are_checked_before_they_are_timed():
     assert refusing.difference is None
     assert refusing.refusal.startswith("RuntimeError: not this shape..")
     assert len(refusing.refusal) == 100
-
-
-def test_gradients_are_compared():
-    (shape,) = shapes_of(f"{_SMALL},direction=backward")
-    ours, sdpa = measure(shape, [PEERS["sdpa"]], _CPU, seconds=0.0)
-    assert ours.seconds is not None
-    assert sdpa.seconds is not None
-    assert sdpa.difference is not None
-    assert 0 < sdpa.difference < 1e-4
 
 
 def test_the_other_corner_is_not_compared():

@@ -157,17 +157,6 @@ def test_combine(rng):
 
 
 @pytest.mark.parametrize(
-    ("num_splits", "error"),
-    [(-1, ValueError), (129, ValueError), (True, TypeError), (1.0, TypeError), ("2", TypeError)],
-)
-def test_num_splits_errors(num_splits, error):
-    q = torch.zeros(1, 2, 1, 16)
-    with pytest.raises(error, match="num_splits") as raised:
-        fmha_fwd(q, q, q, num_splits=num_splits)
-    assert str(num_splits) in str(raised.value)
-
-
-@pytest.mark.parametrize(
     ("changes", "error", "texts"),
     [
         ({"out_partial": torch.zeros(2, 1, 3, 4, 8).half()}, TypeError, ["out_partial", "float16"]),

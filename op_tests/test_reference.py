@@ -60,17 +60,11 @@ def assert_same(actual: Tensor, expected: Tensor, *tensors: Tensor) -> None:
 
 @pytest.mark.parametrize("seqlens", SEQLENS)
 @pytest.mark.parametrize("softmax_scale", [None, 0.7])
-def test_plain(rng, seqlens, softmax_scale):
+@pytest.mark.parametrize("mask", [0, 1])
+def test_plain_and_top_left_causal(rng, seqlens, softmax_scale, mask):
     q, k, v = inputs(rng, *seqlens)
-    out, _ = attention(q, k, v, softmax_scale=softmax_scale)
-    assert_same(out, sdpa(q, k, v, scale=softmax_scale), q, k, v)
-
-
-@pytest.mark.parametrize("seqlens", SEQLENS)
-def test_top_left_causal(rng, seqlens):
-    q, k, v = inputs(rng, *seqlens)
-    out, _ = attention(q, k, v, mask=1)
-    assert_same(out, sdpa(q, k, v, is_causal=True), q, k, v)
+    out, _ = attention(q, k, v, mask=mask, softmax_scale=softmax_scale)
+    assert_same(out, sdpa(q, k, v, is_causal=mask == 1, scale=softmax_scale), q, k, v)
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 5, 9), (1, 4, 1, 9), (2, 1, 5, 9), (1, 1, 1, 9)])

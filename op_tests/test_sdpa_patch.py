@@ -232,6 +232,11 @@ def test_compiled_code_keeps_torch(rng, ours):
     )
     torch.testing.assert_close(compiled(*qkv), TORCH(*qkv) + 1)
     assert ours == []
+    compiled = torch.compile(
+        lambda *x: F.scaled_dot_product_attention(*x, causal_upper_left(33, 49)),
+        backend="aot_eager",
+    )
+    torch.testing.assert_close(compiled(*qkv), TORCH(*qkv, is_causal=True))
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -255,18 +260,6 @@ def test_causal_biases_of_torch(rng, ours, bias, sizes, options):
     assert "CausalBias" in route.reasons[0]
     with pytest.raises(ValueError, match="CausalBias"):  # torch's refusal
         F.scaled_dot_product_attention(*qkv, bias(*sizes), is_causal=True)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_causal_biases_of_torch_in_compiled_code(rng, ours):
-    qkv = heads_first(rng)
-    torch._dynamo.reset()
-
-    def attend(*x: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(*x, causal_upper_left(33, 49))
-
-    compiled = torch.compile(attend, backend="aot_eager")
-    torch.testing.assert_close(compiled(*qkv), TORCH(*qkv, is_causal=True))
 
 
 class Doubling(Tensor):

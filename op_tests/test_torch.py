@@ -251,6 +251,13 @@ def test_module_with_attention_can_be_copied_and_saved(rng):
     assert copy.deepcopy(first).problem == first.problem
 
 
+def call_for_both(rng: torch.Generator, mode: str, dtype: str) -> tuple[Any, Any, Any]:
+    """Tensors, what the function takes beside them, and what the operator does."""
+    qkv, groups = (random_qkv(rng), {}) if mode == "gm0" else packed_qkv(rng)
+    rest = (None, "0", [-1, -1], True, *groups.values(), *[None] * (6 - len(groups)))
+    return [x.to(DTYPES[dtype]) for x in qkv], groups, rest
+
+
 def negated(x: Tensor) -> Tensor:
     """The same values with torch's negative bit: what lies in memory has the other sign."""
     return torch._neg_view(-x)
@@ -260,9 +267,7 @@ def negated(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("mode", ["gm0", "gm1"])
 def test_negative_bit_of_inputs(rng, mode, dtype):
     """Also where the same call without the bit came before."""
-    qkv, groups = (random_qkv(rng), {}) if mode == "gm0" else packed_qkv(rng)
-    plain = [x.to(DTYPES[dtype]) for x in qkv]
-    rest = (None, "0", [-1, -1], True, *groups.values(), *[None] * (6 - len(groups)))
+    plain, groups, rest = call_for_both(rng, mode, dtype)
     expected = fmha_fwd(*plain, **groups)
     for i in range(3):
         inputs = [negated(x) if i == j else x for j, x in enumerate(plain)]
@@ -276,9 +281,7 @@ def test_negative_bit_of_inputs(rng, mode, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("mode", ["gm0", "gm1"])
 def test_negative_bit_of_out(rng, mode, dtype):
-    qkv, groups = (random_qkv(rng), {}) if mode == "gm0" else packed_qkv(rng)
-    plain = [x.to(DTYPES[dtype]) for x in qkv]
-    rest = (None, "0", [-1, -1], True, *groups.values(), *[None] * (6 - len(groups)))
+    plain, groups, rest = call_for_both(rng, mode, dtype)
     expected, expected_lse = fmha_fwd(*plain, **groups, return_lse=True)
     fmha_fwd(*plain, **groups, out=torch.empty_like(expected))
     for inputs in (plain, [negated(x) for x in plain]):
