@@ -42,7 +42,7 @@ struct BiasRows {
 // Lanes load 16 bytes each of whole tiles, as they lie in LDS; of others each lane copies what it
 // needs. Without room in LDS it loads that when it needs it: beside products that wide it takes
 // little. row_of(number) gives a row of the tile: the `query`, and the `head` of stacked ones.
-template <int kBankChunks, bool kIsInLds, class RowOf>
+template <bool kIsInLds, class RowOf>
 struct BiasTiles {
   static constexpr int kRowBytes = kTileKeys * sizeof(BiasElement), kBytes = 32 * kRowBytes;
   static constexpr int kChunks = kRowBytes / 16;

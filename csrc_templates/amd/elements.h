@@ -33,33 +33,26 @@ struct INT8 {
   }
 };
 
+// The one type or the other.
+template <bool kIsFirst, class First, class Second>
+struct EitherOf {
+  using Type = First;
+};
+template <class First, class Second>
+struct EitherOf<false, First, Second> {
+  using Type = Second;
+};
+template <bool kIsFirst, class First, class Second>
+using Either = typename EitherOf<kIsFirst, First, Second>::Type;
+
 // Unsigned integers of so many bytes.
 template <int kBytes>
-struct WordsOf;
-template <>
-struct WordsOf<1> {
-  using Type = unsigned char;
-};
-template <>
-struct WordsOf<2> {
-  using Type = unsigned short;
-};
-template <>
-struct WordsOf<4> {
-  using Type = unsigned;
-};
-template <>
-struct WordsOf<8> {
-  using Type = u32x2;
-};
-template <>
-struct WordsOf<16> {
-  using Type = u32x4;
-};
+using WordsOf = Either<(kBytes < 4), Either<kBytes == 1, unsigned char, unsigned short>,
+                       Either<kBytes == 4, unsigned, Either<kBytes == 8, u32x2, u32x4>>>;
 
 // kCount numbers of a dtype.
 template <class Element, int kCount>
-using Words = typename WordsOf<kCount * Element::kBytes>::Type;
+using Words = WordsOf<kCount * Element::kBytes>;
 
 // How many numbers a chunk of LDS has.
 template <class Dtype>

@@ -149,7 +149,7 @@ struct TileRows {
       return piece<T>(row, first, end <= kHdim || first < kHdim);
     } else {
       if (end <= kHdim) return piece<T>(row, first, true);
-      using Half = typename WordsOf<sizeof(T) / 2>::Type;
+      using Half = WordsOf<sizeof(T) / 2>;
       const Half halves[2] = {load<Half>(row, first, end),
                               load<Half>(row, first + kCount / 2, end)};
       T result;
@@ -319,8 +319,7 @@ template <int kHdim, class Dtype>
 constexpr int kKeyTileWidth = rounded_up(kHdim * Dtype::kBytes, 128) / 2;
 
 // A tile of keys with any kHdim; Element is what they are in memory, Dtype what products take.
-template <int kKeyCount, int kHdim, class Element, class Dtype, Access kAccess, int kThreads,
-          int kBankChunks>
+template <int kKeyCount, int kHdim, class Element, class Dtype, Access kAccess, int kThreads>
 struct KeyRowTile : KeyTile<kKeyCount, kKeyTileWidth<kHdim, Dtype>, kThreads, kBankChunks> {
   using Base = KeyTile<kKeyCount, kKeyTileWidth<kHdim, Dtype>, kThreads, kBankChunks>;
   static constexpr int kSteps = rounded_up(kHdim, Dtype::kDepth) / Dtype::kDepth;
@@ -409,7 +408,7 @@ struct FloatValueTile : Tile<kHdim, kKeys / 4> {
 // A tile of 16-bit values, with the keys of a lane as in FloatValueTile: chunks have eight that
 // follow each other, and lie in LDS in their order. Also with columns that have been transposed
 // before.
-template <int kKeys, int kHdim, int kThreads, int kBankChunks>
+template <int kKeys, int kHdim, int kThreads>
 struct HalfValueTile : ValueTile<kKeys, kHdim, kThreads, kBankChunks> {
   using Base = ValueTile<kKeys, kHdim, kThreads, kBankChunks>;
   static_assert(kKeys == 32 && Base::kWidth == 4);
@@ -436,31 +435,20 @@ struct HalfValueTile : ValueTile<kKeys, kHdim, kThreads, kBankChunks> {
 };
 
 // What products take decides how a tile of 128 columns lies in LDS; one of 64 would have conflicts.
-template <class Dtype, int kKeys, int kThreads, int kBankChunks>
-struct ValueTileOf {
-  using Type = HalfValueTile<kKeys, 128, kThreads, kBankChunks>;
-};
-template <int kKeys, int kThreads, int kBankChunks>
-struct ValueTileOf<FP32, kKeys, kThreads, kBankChunks> {
-  using Type = FloatValueTile<kKeys, 128, kThreads>;
-};
+template <class Dtype, int kKeys, int kThreads>
+using ValueTileOf = Either<Dtype::kBytes == 4, FloatValueTile<kKeys, 128, kThreads>,
+                           HalfValueTile<kKeys, 128, kThreads>>;
 
 // How values are reached: a row for each key, or with kAreColumns a column for each number of one.
 template <int kHdim, class Element, Access kAccess, bool kAreColumns>
-struct LinesOf {
-  using Type = TileRows<kHdim, Element, kAccess>;
-};
-template <int kHdim, class Element, Access kAccess>
-struct LinesOf<kHdim, Element, kAccess, true> {
-  using Type = TileColumns<kHdim, Element, kAccess>;
-};
+using LinesOf =
+    Either<kAreColumns, TileColumns<kHdim, Element, kAccess>, TileRows<kHdim, Element, kAccess>>;
 
 // Columns of a tile of values, up to 128 of them. Lines is how they are reached, Element what they
 // are in memory, and Dtype what products take.
-template <int kKeyCount, int kHdim, class Lines, class Element, class Dtype, int kThreads,
-          int kBankChunks>
-struct ValueColumns : ValueTileOf<Dtype, kKeyCount, kThreads, kBankChunks>::Type {
-  using Base = typename ValueTileOf<Dtype, kKeyCount, kThreads, kBankChunks>::Type;
+template <int kKeyCount, int kHdim, class Lines, class Element, class Dtype, int kThreads>
+struct ValueColumns : ValueTileOf<Dtype, kKeyCount, kThreads> {
+  using Base = ValueTileOf<Dtype, kKeyCount, kThreads>;
   static_assert(kHdim <= 128);
   static constexpr int kBlocks = rounded_up(kHdim, 32) / 32;
   using Four = Words<Element, 4>;
@@ -500,23 +488,20 @@ struct ValueColumns : ValueTileOf<Dtype, kKeyCount, kThreads, kBankChunks>::Type
 
 // A tile of values with kHdim up to 128.
 template <int kKeyCount, int kHdim, class Element, class Dtype, Access kAccess, bool kAreColumns,
-          int kThreads, int kBankChunks, bool kIsWide>
-struct ValueRowTile
-    : ValueColumns<kKeyCount, kHdim, typename LinesOf<kHdim, Element, kAccess, kAreColumns>::Type,
-                   Element, Dtype, kThreads, kBankChunks> {};
+          int kThreads, bool kIsWide = (kHdim > 128)>
+struct ValueRowTile : ValueColumns<kKeyCount, kHdim, LinesOf<kHdim, Element, kAccess, kAreColumns>,
+                                   Element, Dtype, kThreads> {};
 
 // With kHdim from 129 to 256 there are two tiles, one behind the other.
 template <int kKeyCount, int kHdim, class Element, class Dtype, Access kAccess, bool kAreColumns,
-          int kThreads, int kBankChunks>
-struct ValueRowTile<kKeyCount, kHdim, Element, Dtype, kAccess, kAreColumns, kThreads, kBankChunks,
-                    true> {
+          int kThreads>
+struct ValueRowTile<kKeyCount, kHdim, Element, Dtype, kAccess, kAreColumns, kThreads, true> {
   static constexpr int kFirstHdim = 128;
   template <int kColumns>
-  using Part = ValueRowTile<kKeyCount, kColumns, Element, Dtype, kAccess, kAreColumns, kThreads,
-                            kBankChunks, false>;
+  using Part = ValueRowTile<kKeyCount, kColumns, Element, Dtype, kAccess, kAreColumns, kThreads>;
   using First = Part<kFirstHdim>;
   using Second = Part<kHdim - kFirstHdim>;
-  using Lines = typename LinesOf<kHdim, Element, kAccess, kAreColumns>::Type;
+  using Lines = LinesOf<kHdim, Element, kAccess, kAreColumns>;
   static constexpr int kBytes = First::kBytes + Second::kBytes;
   static constexpr int kLoads = First::kLoads + Second::kLoads;
   static constexpr int kBlocks = First::kBlocks + Second::kBlocks;

@@ -7,6 +7,7 @@
 
 #include "attention.h"
 #include "dropout.h"
+#include "elements.h"
 #include "workgroups.h"
 
 constexpr float kLog2e = 1.4426950408889634f;
@@ -202,19 +203,8 @@ struct ScoreUnit {
 };
 
 // An element of a bias, as it lies in memory.
-template <Bias>
-struct BiasElementOf {
-  using Type = unsigned short;
-};
-template <>
-struct BiasElementOf<Bias::boolean> {
-  using Type = unsigned char;
-};
-template <>
-struct BiasElementOf<Bias::fp32> {
-  using Type = float;
-};
-using BiasElement = BiasElementOf<kBias>::Type;
+using BiasElement = Either<kBias == Bias::boolean, unsigned char,
+                           Either<kBias == Bias::fp32, float, unsigned short>>;
 
 template <class Element>
 __device__ inline float value_of(Element element) {

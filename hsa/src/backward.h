@@ -17,8 +17,6 @@ using Dtype = DTYPE;
 
 constexpr float kLog2e = 1.4426950408889634f;
 
-constexpr unsigned kRawBuffer = 0x27000;  // 32-bit elements; no swizzle
-
 __device__ inline int larger(int a, int b) { return a > b ? a : b; }
 
 // ---- What a workgroup has to do -----------------------------------------------------------------

@@ -7,11 +7,6 @@
 // All of those that bring a tile to LDS.
 constexpr int kTileThreads = 2 * kKeys;
 constexpr int kKeySteps = kKeys / 16;
-#if defined(__gfx950__)
-constexpr int kBankChunks = 16;  // 64 banks
-#else
-constexpr int kBankChunks = 8;  // 32 banks
-#endif
 
 // A part's columns, with places of their own: free of conflicts for what ValueTile reads and
 // writes, and for writes where a thread has two columns only, so that bits 1 to 3 of the row vary.

@@ -15,13 +15,10 @@ static_assert(kGroups == 1 || kGroups == 2);
 // The diagonal of the causal mask begins in the top left corner or ends in the bottom right one.
 constexpr bool kCausal = MASK != 0, kTopLeft = MASK == 1, kGroupMode = GROUP;
 #if defined(__gfx950__)
-constexpr int kBankChunks = 16;  // 64 banks
 constexpr int kLdsBytes = 160 * 1024;
 #else
-constexpr int kBankChunks = 8;  // 32 banks
 constexpr int kLdsBytes = 64 * 1024;
 #endif
-using Exchange = RowExchange<kBankChunks>;
 constexpr int kExchangeBytes = kWaves * Exchange::kBytes;
 
 // A tile of queries of one sequence and head, and a share of its keys.

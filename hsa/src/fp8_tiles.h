@@ -20,8 +20,7 @@ struct TileSource {
   }
 
   __device__ __amdgpu_buffer_rsrc_t buffer() const {
-    constexpr unsigned kRaw = 0x27000;  // 32-bit elements; no swizzle
-    return __builtin_amdgcn_make_buffer_rsrc((void*)(rows.base), 0, bytes, kRaw);
+    return __builtin_amdgcn_make_buffer_rsrc((void*)(rows.base), 0, bytes, kRawBuffer);
   }
 
  private:
@@ -34,7 +33,7 @@ struct TileSource {
 };
 
 // A tile of 8-bit keys: rows of 128 values.
-template <int kKeyCount, int kThreads, int kBankChunks>
+template <int kKeyCount, int kThreads>
 struct Fp8KeyTile : Tile<kKeyCount, 8> {
   using Base = Tile<kKeyCount, 8>;
   static constexpr int kKeys = kKeyCount, kChunks = 8, kSteps = 4;
@@ -84,7 +83,7 @@ struct Fp8KeyTile : Tile<kKeyCount, 8> {
 // A tile of 8-bit values, transposed: rows of kKeys keys. The product takes keys in the order in
 // which the accumulators of the scores hold them: a lane of the first half of the wave has keys 0
 // to 3, 8 to 11, 16 to 19 and 24 to 27 of 32, one of the second half the others. These are a chunk.
-template <int kKeys, int kHdim, int kThreads, int kBankChunks>
+template <int kKeys, int kHdim, int kThreads>
 struct Fp8ValueTile : Tile<kHdim, kKeys / 16> {
   using Base = Tile<kHdim, kKeys / 16>;
   static constexpr int kChunks = kKeys / 16, kBlocks = kHdim / 32, kColumns = kHdim / 4;

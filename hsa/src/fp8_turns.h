@@ -8,8 +8,8 @@
 #include "fp8_tiles.h"
 
 static_assert(kHdimQ == 128 && kHdimV == 128 && kGroups == 2);
-using Keys = Fp8KeyTile<kTileKeys, kThreads, kBankChunks>;
-using Values = Fp8ValueTile<kTileKeys, kHdimV, kThreads, kBankChunks>;
+using Keys = Fp8KeyTile<kTileKeys, kThreads>;
+using Values = Fp8ValueTile<kTileKeys, kHdimV, kThreads>;
 using Wave = Fp8Attention<Keys, Values>;
 
 // LDS: the buffers of keys, then those of values, then room for Exchange of each wave.

@@ -5,6 +5,15 @@
 #include "address_spaces.h"
 #include "number_formats.h"
 
+// What LDS serves at once, in chunks of 16 bytes.
+#if defined(__gfx950__)
+constexpr int kBankChunks = 16;  // 64 banks
+#else
+constexpr int kBankChunks = 8;  // 32 banks
+#endif
+
+constexpr unsigned kRawBuffer = 0x27000;  // 32-bit elements; no swizzle
+
 // Rows of a tensor from `base` on: of one sequence and head.
 struct Rows {
   Global<const char> base;
@@ -36,10 +45,9 @@ __device__ inline T load_far(const Rows& rows, int row, int offset) {
 // A view of kRows rows at most, of which the hardware reads those beyond the end as zeros.
 template <int kRows, int kRowBytes>
 __device__ inline __amdgpu_buffer_rsrc_t buffer_of(Rows rows) {
-  constexpr unsigned kRaw = 0x27000;  // 32-bit elements; no swizzle
   const int count = rows.count < kRows ? rows.count : kRows;
   const int bytes = count > 0 ? (count - 1) * static_cast<int>(rows.stride) + kRowBytes : 0;
-  return __builtin_amdgcn_make_buffer_rsrc((void*)(rows.base), 0, bytes, kRaw);
+  return __builtin_amdgcn_make_buffer_rsrc((void*)(rows.base), 0, bytes, kRawBuffer);
 }
 
 // The same in two steps, in scalar registers, where they are called and without a branch: between
@@ -52,8 +60,7 @@ __device__ inline int bytes_at_once(const Rows& rows) {
   return bytes;
 }
 __device__ inline __amdgpu_buffer_rsrc_t buffer_with(const Rows& rows, int bytes) {
-  constexpr unsigned kRaw = 0x27000;  // 32-bit elements; no swizzle
-  return __builtin_amdgcn_make_buffer_rsrc((void*)(rows.base), 0, bytes, kRaw);
+  return __builtin_amdgcn_make_buffer_rsrc((void*)(rows.base), 0, bytes, kRawBuffer);
 }
 
 // Both steps.
@@ -295,11 +302,6 @@ struct PaddedKeyTile : KeyTile<kKeyCount, kHdim, kThreads, 8> {
 
   __device__ static int place(int row, int chunk) { return row * kRowBytes + chunk * 16; }
 
-  __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
-#pragma unroll
-    for (int i = 0; i < Base::kStores; ++i) store_piece(tile + first_store(thread), from, i);
-  }
-
   __device__ static int first_store(int thread) { return place(thread / 8, thread % 8); }
   __device__ static void store_piece(Lds<char> first, const Registers& from, int i) {
     *(Lds<u32x4>)(first + i * 128) = from.chunk[i];
@@ -328,11 +330,6 @@ struct PaddedValueTile : ValueTile<kKeys, kHdim, kThreads, 8> {
     return row % kWidth * kPartBytes + row / kWidth * kRowBytes + chunk * 16;
   }
 
-  __device__ static void store(Lds<char> tile, const Registers& from, int thread) {
-#pragma unroll
-    for (int i = 0; i < Base::kStores; ++i) store_piece(tile + first_store(thread), from, i);
-  }
-
   __device__ static int first_store(int thread) {
     return place(Base::column_of(thread) * kWidth, Base::chunk_of(thread)) +
            Base::half_of(thread) * 8;
@@ -350,8 +347,7 @@ struct PaddedValueTile : ValueTile<kKeys, kHdim, kThreads, 8> {
 
 // A wave's way between rows in global memory and rows of its lanes: 32 rows of 64 values in LDS of
 // its own. So global memory is read and written in whole lines.
-template <int kBankChunks>
-struct RowExchange {
+struct Exchange {
   static constexpr int kBytes = 32 * 128;
   static constexpr int kPasses = 4;  // of eight rows each, eight lanes a row
 
