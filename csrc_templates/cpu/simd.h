@@ -23,7 +23,7 @@
 //                                     elsewhere
 //
 // A lane of two 16-bit values of memory has the first in its low half. first_bf16 and second_bf16
-// give these as bf16 numbers, and where JITFMHA_BF16_PAIRS is defined they are operands of products:
+// give these as bf16 numbers. Where JITFMHA_BF16_PAIRS is defined, they are operands of products:
 //
 //     pair_mul_add(a, b, c)           c + a.first * b.first + a.second * b.second
 //     round_to_pairs(first, second)   pairs (first[i], second[i]) of rounded floats

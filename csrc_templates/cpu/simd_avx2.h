@@ -17,22 +17,16 @@ constexpr int kBlockVectors = 2;
 inline Vec load(const float* from) { return _mm256_loadu_ps(from); }
 inline void store(float* to, Vec a) { _mm256_storeu_ps(to, a); }
 inline Vec broadcast(float a) { return _mm256_set1_ps(a); }
-inline Vec add(Vec a, Vec b) { return _mm256_add_ps(a, b); }
-inline Vec sub(Vec a, Vec b) { return _mm256_sub_ps(a, b); }
-inline Vec mul(Vec a, Vec b) { return _mm256_mul_ps(a, b); }
 inline Vec mul_add(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
 
-// The larger of both; `b` where `a` is NaN.
 inline Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 
-// `a` in the lanes with low <= x <= high, `b` in all others.
 inline Vec select_between(Vec low, Vec x, Vec high, Vec a, Vec b) {
   const Vec inside =
       _mm256_and_ps(_mm256_cmp_ps(low, x, _CMP_LE_OQ), _mm256_cmp_ps(x, high, _CMP_LE_OQ));
   return _mm256_blendv_ps(b, a, inside);
 }
 
-// `x` where it lies between -limit and limit, the nearer of both elsewhere. NaN stays NaN.
 inline Vec clamp(Vec x, float limit) {
   return _mm256_max_ps(_mm256_set1_ps(-limit), _mm256_min_ps(_mm256_set1_ps(limit), x));
 }
@@ -40,7 +34,6 @@ inline Vec abs(Vec a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
 inline Vec divide(Vec a, Vec b) { return _mm256_div_ps(a, b); }
 inline Vec divide_roughly(Vec a, Vec b) { return divide(a, b); }
 
-// As many unsigned integers of 32 bits.
 using Bits = __m256i;
 inline Bits load_bits(const uint32_t* from) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
@@ -59,7 +52,6 @@ inline Factors spread(Bits a) { return {a, _mm256_srli_epi64(a, 32)}; }
 inline Bits gather(Factors a) {
   return _mm256_blend_epi32(a.even, _mm256_slli_epi64(a.odd, 32), 0xaa);
 }
-// The 64 bits of a * b in each lane, as their high and their low half.
 inline void multiply_wide(Factors a, uint32_t b, Factors& high, Factors& low) {
   const Bits factor = _mm256_set1_epi32(int(b));
   low = {_mm256_mul_epu32(a.even, factor), _mm256_mul_epu32(a.odd, factor)};
@@ -70,18 +62,14 @@ inline Factors exclusive_or(Factors a, Factors b, uint32_t c) {
           exclusive_or(a.odd, b.odd, broadcast_bits(c))};
 }
 
-// Each byte less `b`, and 0 where that is negative.
 inline Bits subtract_bytes(Bits a, uint8_t b) {
   return _mm256_subs_epu8(a, _mm256_set1_epi8(char(b)));
 }
-// `a` in the lanes whose bits under `mask` are all 0, and 0 elsewhere.
 inline Vec where_zero(Bits bits, uint32_t mask, Vec a) {
   const Bits masked = _mm256_and_si256(bits, _mm256_set1_epi32(int(mask)));
   return _mm256_and_ps(_mm256_castsi256_ps(_mm256_cmpeq_epi32(masked, _mm256_setzero_si256())), a);
 }
 
-// For x < 128: 2^x = scale_exponent(2^(c - w), w), where c = clamp_exponent(x) and
-// w = round_exponent(c). It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
 constexpr float kLeastExponent = -127.0f;
 inline Vec clamp_exponent(Vec x) { return _mm256_max_ps(_mm256_set1_ps(kLeastExponent), x); }
 inline Vec round_exponent(Vec x) {
@@ -92,7 +80,6 @@ inline Vec scale_exponent(Vec a, Vec whole) {
   return _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23)));
 }
 
-// rows[i] lane j <-> rows[j] lane i, bit patterns untouched.
 inline void transpose(Vec (&rows)[kLanes]) {
   Vec t[kLanes];
   for (int i = 0; i < kLanes; i += 4) {
@@ -111,7 +98,6 @@ inline void transpose(Vec (&rows)[kLanes]) {
     rows[4 + i] = _mm256_permute2f128_ps(t[i], t[4 + i], 0x31);
   }
 }
-// Lane i = the sum of rows[i]'s lanes.
 inline Vec sum_rows(const Vec (&rows)[kLanes]) {
   const auto add_halves = [](Vec a, Vec b) {
     return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
@@ -125,7 +111,6 @@ inline float largest_lane(Vec a) {
   largest = _mm_max_ps(largest, _mm_movehl_ps(largest, largest));
   return _mm_cvtss_f32(_mm_max_ss(largest, _mm_movehdup_ps(largest)));
 }
-// block[j] lane i = the j-th float from rows[i] on.
 inline void load_transposed(const void* const (&rows)[kLanes], Vec (&block)[kLanes]) {
   for (int i = 0; i < kLanes; ++i) block[i] = load(static_cast<const float*>(rows[i]));
   transpose(block);
@@ -144,7 +129,6 @@ inline Vec load_bytes(const uint8_t* from) {
       _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
 }
 
-// A lane has two 16-bit values of memory, the first in its low half; these are the bf16 numbers.
 inline Vec first_bf16(Vec pairs) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(pairs), 16));
 }

@@ -19,35 +19,27 @@ constexpr int kBlockVectors = 2;
 inline Vec load(const float* from) { return _mm512_loadu_ps(from); }
 inline void store(float* to, Vec a) { _mm512_storeu_ps(to, a); }
 inline Vec broadcast(float a) { return _mm512_set1_ps(a); }
-inline Vec add(Vec a, Vec b) { return _mm512_add_ps(a, b); }
-inline Vec sub(Vec a, Vec b) { return _mm512_sub_ps(a, b); }
-inline Vec mul(Vec a, Vec b) { return _mm512_mul_ps(a, b); }
 inline Vec mul_add(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 
-// The larger of both; `b` where `a` is NaN.
 inline Vec max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 
-// `a` in the lanes with low <= x <= high, `b` in all others.
 inline Vec select_between(Vec low, Vec x, Vec high, Vec a, Vec b) {
   const __mmask16 above = _mm512_cmp_ps_mask(low, x, _CMP_LE_OQ);
   return _mm512_mask_blend_ps(_mm512_mask_cmp_ps_mask(above, x, high, _CMP_LE_OQ), b, a);
 }
 
-// `x` where it lies between -limit and limit, the nearer of both elsewhere. NaN stays NaN.
 inline Vec clamp(Vec x, float limit) {
   return _mm512_max_ps(_mm512_set1_ps(-limit), _mm512_min_ps(_mm512_set1_ps(limit), x));
 }
 inline Vec abs(Vec a) { return _mm512_abs_ps(a); }
-// a / b within 2^-14 of it, relatively.
 inline Vec divide_roughly(Vec a, Vec b) { return _mm512_mul_ps(a, _mm512_rcp14_ps(b)); }
-// The same within 2^-22: one step of Newton's, where the processor's own division takes longer.
+// Within 2^-22: one step of Newton's, where the processor's own division takes longer.
 inline Vec divide(Vec a, Vec b) {
   const Vec inverse = _mm512_rcp14_ps(b);
   const Vec quotient = _mm512_mul_ps(a, inverse);
   return _mm512_fmadd_ps(_mm512_fnmadd_ps(b, quotient, a), inverse, quotient);
 }
 
-// As many unsigned integers of 32 bits.
 using Bits = __m512i;
 inline Bits load_bits(const uint32_t* from) { return _mm512_loadu_si512(from); }
 inline Bits broadcast_bits(uint32_t a) { return _mm512_set1_epi32(int(a)); }
@@ -64,7 +56,6 @@ inline Factors spread(Bits a) { return {a, _mm512_srli_epi64(a, 32)}; }
 inline Bits gather(Factors a) {
   return _mm512_mask_shuffle_epi32(a.even, 0xaaaa, a.odd, _MM_PERM_CCAA);
 }
-// The 64 bits of a * b in each lane, as their high and their low half.
 inline void multiply_wide(Factors a, uint32_t b, Factors& high, Factors& low) {
   const Bits factor = _mm512_set1_epi32(int(b));
   low = {_mm512_mul_epu32(a.even, factor), _mm512_mul_epu32(a.odd, factor)};
@@ -76,18 +67,13 @@ inline Factors exclusive_or(Factors a, Factors b, uint32_t c) {
           exclusive_or(a.odd, b.odd, broadcast_bits(c))};
 }
 
-// Each byte less `b`, and 0 where that is negative.
 inline Bits subtract_bytes(Bits a, uint8_t b) {
   return _mm512_subs_epu8(a, _mm512_set1_epi8(char(b)));
 }
-// `a` in the lanes whose bits under `mask` are all 0, and 0 elsewhere.
 inline Vec where_zero(Bits bits, uint32_t mask, Vec a) {
   return _mm512_maskz_mov_ps(_mm512_testn_epi32_mask(bits, _mm512_set1_epi32(int(mask))), a);
 }
 
-// 2^x = scale_exponent(2^(c - w), w) with c = clamp_exponent(x), w = round_exponent(c).
-// It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
-//
 // The clamp is well above where numbers become subnormal, so that products of results are none
 // either: one that is costs a hundred times as much, and masks, biases and ALiBi make many scores
 // that small. They do not count in any sum.
@@ -101,7 +87,6 @@ inline Vec scale_exponent(Vec a, Vec whole) {
   return _mm512_maskz_scalef_ps(counts, a, whole);
 }
 
-// rows[i] lane j <-> rows[j] lane i, bit patterns untouched.
 inline void transpose(Vec (&rows)[kLanes]) {
   Vec t[kLanes];
   for (int i = 0; i < kLanes; i += 4) {
@@ -128,8 +113,7 @@ inline void transpose(Vec (&rows)[kLanes]) {
   }
 }
 
-// Lane i = the sum of rows[i]'s lanes. Halves are added, then halves of these, with half as many
-// shuffles as a transposition takes.
+// Halves are added, then halves of these, with half as many shuffles as a transposition takes.
 inline Vec sum_rows(const Vec (&rows)[kLanes]) {
   const auto add_wide_halves = [](Vec a, Vec b) {
     return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
@@ -150,8 +134,7 @@ inline Vec sum_rows(const Vec (&rows)[kLanes]) {
   return add_neighbours(add_halves(blocks[0], blocks[1]), add_halves(blocks[2], blocks[3]));
 }
 inline float largest_lane(Vec a) { return _mm512_reduce_max_ps(a); }
-// block[j] lane i = the j-th float from rows[i] on. With two rows in a register to begin with, a
-// quarter of the shuffles of `transpose` is not needed.
+// With two rows in a register to begin with, a quarter of `transpose`'s shuffles is not needed.
 inline void load_transposed(const void* const (&rows)[kLanes], Vec (&block)[kLanes]) {
   for (int column = 0; column < kLanes; column += 8) {
     const auto rows_i_and_4 = [&](int i) {
@@ -193,7 +176,6 @@ inline Vec load_bytes(const uint8_t* from) {
       _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 }
 
-// A lane has two 16-bit values of memory, the first in its low half; these are the bf16 numbers.
 inline Vec first_bf16(Vec pairs) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16));
 }
@@ -222,13 +204,9 @@ inline void store_bf16(uint16_t* to, Vec a) {
 #if defined(__AVX512BF16__)
 #define JITFMHA_BF16_PAIRS 1
 
-// A lane is a pair of bf16 numbers, the first in its low half.
-
-// c + a.first * b.first + a.second * b.second
 inline Vec pair_mul_add(Vec a, Vec b, Vec c) {
   return _mm512_dpbf16_ps(c, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
 }
-// Pairs (first[i], second[i]) of rounded floats.
 inline Vec round_to_pairs(Vec first, Vec second) {
   // The conversion yields all of `first`, then all of `second`.
   alignas(64) static constexpr uint16_t kInterleave[32] = {
@@ -238,11 +216,9 @@ inline Vec round_to_pairs(Vec first, Vec second) {
   return _mm512_castsi512_ps(
       _mm512_permutexvar_epi16(_mm512_load_si512(kInterleave), reinterpret_cast<__m512i>(halves)));
 }
-// Pairs of rounded floats that follow each other: those of `first`, then those of `second`.
 inline Vec round_to_successive_pairs(Vec first, Vec second) {
   return reinterpret_cast<Vec>(_mm512_cvtne2ps_pbh(second, first));
 }
-// Pairs (first[i], second[i]) of 16 values each in memory.
 inline Vec load_pairs(const uint16_t* first, const uint16_t* second) {
   const __m512i high = _mm512_slli_epi32(widen(second), 16);
   return _mm512_castsi512_ps(_mm512_or_si512(widen(first), high));

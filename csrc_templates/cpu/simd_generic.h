@@ -24,9 +24,6 @@ inline Vec load(const float* from) {
 }
 inline void store(float* to, Vec a) { std::memcpy(to, &a, sizeof(a)); }
 inline Vec broadcast(float a) { return Vec{a, a, a, a}; }
-inline Vec add(Vec a, Vec b) { return a + b; }
-inline Vec sub(Vec a, Vec b) { return a - b; }
-inline Vec mul(Vec a, Vec b) { return a * b; }
 inline Vec mul_add(Vec a, Vec b, Vec c) { return a * b + c; }
 
 inline BitVec bits_of(Vec a) { return (BitVec)a; }
@@ -37,15 +34,12 @@ inline Vec select(IntVec condition, Vec a, Vec b) {
   return (Vec)(((IntVec)a & condition) | ((IntVec)b & ~condition));
 }
 
-// The larger of both; `b` where `a` is NaN.
 inline Vec max(Vec a, Vec b) { return select(a > b, a, b); }
 
-// `a` in the lanes with low <= x <= high, `b` in all others.
 inline Vec select_between(Vec low, Vec x, Vec high, Vec a, Vec b) {
   return select((low <= x) & (x <= high), a, b);
 }
 
-// `x` where it lies between -limit and limit, the nearer of both elsewhere. NaN stays NaN.
 inline Vec clamp(Vec x, float limit) {
   const Vec below = select(x > broadcast(limit), broadcast(limit), x);
   return select(below < broadcast(-limit), broadcast(-limit), below);
@@ -54,7 +48,6 @@ inline Vec abs(Vec a) { return from_bits(bits_of(a) & 0x7fffffffu); }
 inline Vec divide(Vec a, Vec b) { return a / b; }
 inline Vec divide_roughly(Vec a, Vec b) { return divide(a, b); }
 
-// As many unsigned integers of 32 bits.
 using Bits = BitVec;
 inline Bits load_bits(const uint32_t* from) {
   Bits a;
@@ -64,11 +57,9 @@ inline Bits load_bits(const uint32_t* from) {
 inline Bits broadcast_bits(uint32_t a) { return Bits{a, a, a, a}; }
 inline Bits exclusive_or(Bits a, Bits b, uint32_t c) { return a ^ b ^ c; }
 
-// The same integers as they are multiplied.
 using Factors = Bits;
 inline Factors spread(Bits a) { return a; }
 inline Bits gather(Factors a) { return a; }
-// The 64 bits of a * b in each lane, as their high and their low half.
 inline void multiply_wide(Bits a, uint32_t b, Bits& high, Bits& low) {
   for (int i = 0; i < kLanes; ++i) {
     const uint64_t product = uint64_t(a[i]) * b;
@@ -76,20 +67,16 @@ inline void multiply_wide(Bits a, uint32_t b, Bits& high, Bits& low) {
     low[i] = uint32_t(product);
   }
 }
-// Each byte less `b`, and 0 where that is negative.
 inline Bits subtract_bytes(Bits a, uint8_t b) {
   ByteVec bytes = (ByteVec)a;
   const ByteVec other = ByteVec{} + b;
   bytes = (bytes - other) & (ByteVec)(bytes > other);
   return (Bits)bytes;
 }
-// `a` in the lanes whose bits under `mask` are all 0, and 0 elsewhere.
 inline Vec where_zero(Bits bits, uint32_t mask, Vec a) {
   return select((IntVec)((bits & mask) == 0u), a, broadcast(0.0f));
 }
 
-// For x < 128: 2^x = scale_exponent(2^(c - w), w), where c = clamp_exponent(x) and
-// w = round_exponent(c). It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
 constexpr float kLeastExponent = -127.0f;
 inline Vec clamp_exponent(Vec x) {
   const Vec lowest = broadcast(kLeastExponent);
@@ -102,13 +89,11 @@ inline Vec scale_exponent(Vec a, Vec whole) {
   return a * from_bits(bits_of(whole + (kIntegerBits + 127.0f)) << 23);
 }
 
-// rows[i] lane j <-> rows[j] lane i, bit patterns untouched.
 inline void transpose(Vec (&rows)[kLanes]) {
   Vec t[kLanes];
   for (int i = 0; i < kLanes; ++i) t[i] = Vec{rows[0][i], rows[1][i], rows[2][i], rows[3][i]};
   for (int i = 0; i < kLanes; ++i) rows[i] = t[i];
 }
-// Lane i = the sum of rows[i]'s lanes.
 inline Vec sum_rows(const Vec (&rows)[kLanes]) {
   const auto sum = [](Vec a) { return (a[0] + a[1]) + (a[2] + a[3]); };
   return Vec{sum(rows[0]), sum(rows[1]), sum(rows[2]), sum(rows[3])};
@@ -117,7 +102,6 @@ inline float largest_lane(Vec a) {
   const float first = a[0] < a[1] ? a[1] : a[0], second = a[2] < a[3] ? a[3] : a[2];
   return first < second ? second : first;
 }
-// block[j] lane i = the j-th float from rows[i] on.
 inline void load_transposed(const void* const (&rows)[kLanes], Vec (&block)[kLanes]) {
   for (int i = 0; i < kLanes; ++i) block[i] = load(static_cast<const float*>(rows[i]));
   transpose(block);
@@ -132,7 +116,6 @@ inline Vec load_bytes(const uint8_t* from) {
   return Vec{0.0f + from[0], 0.0f + from[1], 0.0f + from[2], 0.0f + from[3]};
 }
 
-// A lane has two 16-bit values of memory, the first in its low half; these are the bf16 numbers.
 inline Vec first_bf16(Vec pairs) { return from_bits(bits_of(pairs) << 16); }
 inline Vec second_bf16(Vec pairs) { return from_bits(bits_of(pairs) & 0xffff0000u); }
 
@@ -171,20 +154,15 @@ inline void store_fp16(uint16_t* to, Vec a) {
 }
 
 #if defined(JITFMHA_BF16_PAIRS)
-// A lane is a pair of bf16 numbers, the first in its low half.
-
-// c + a.first * b.first + a.second * b.second
 inline Vec pair_mul_add(Vec a, Vec b, Vec c) {
   return mul_add(second_bf16(a), second_bf16(b), mul_add(first_bf16(a), first_bf16(b), c));
 }
-// Pairs (first[i], second[i]) of rounded floats.
 inline Vec round_to_pairs(Vec first, Vec second) {
   uint16_t firsts[kLanes], seconds[kLanes];
   store_bf16(firsts, first);
   store_bf16(seconds, second);
   return from_bits(widen(firsts) | widen(seconds) << 16);
 }
-// Pairs of rounded floats that follow each other: those of `first`, then those of `second`.
 inline Vec round_to_successive_pairs(Vec first, Vec second) {
   uint16_t rounded[2 * kLanes];
   store_bf16(rounded, first);
@@ -193,7 +171,6 @@ inline Vec round_to_successive_pairs(Vec first, Vec second) {
   std::memcpy(&pairs, rounded, sizeof(pairs));
   return pairs;
 }
-// Pairs (first[i], second[i]) of 4 values each in memory.
 inline Vec load_pairs(const uint16_t* first, const uint16_t* second) {
   return from_bits(widen(first) | widen(second) << 16);
 }

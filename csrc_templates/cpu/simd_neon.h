@@ -17,20 +17,14 @@ constexpr int kBlockVectors = 2;
 inline Vec load(const float* from) { return vld1q_f32(from); }
 inline void store(float* to, Vec a) { vst1q_f32(to, a); }
 inline Vec broadcast(float a) { return vdupq_n_f32(a); }
-inline Vec add(Vec a, Vec b) { return vaddq_f32(a, b); }
-inline Vec sub(Vec a, Vec b) { return vsubq_f32(a, b); }
-inline Vec mul(Vec a, Vec b) { return vmulq_f32(a, b); }
 inline Vec mul_add(Vec a, Vec b, Vec c) { return vfmaq_f32(c, a, b); }
 
-// The larger of both; `b` where `a` is NaN.
 inline Vec max(Vec a, Vec b) { return vmaxnmq_f32(a, b); }
 
-// `a` in the lanes with low <= x <= high, `b` in all others.
 inline Vec select_between(Vec low, Vec x, Vec high, Vec a, Vec b) {
   return vbslq_f32(vandq_u32(vcleq_f32(low, x), vcleq_f32(x, high)), a, b);
 }
 
-// `x` where it lies between -limit and limit, the nearer of both elsewhere. NaN stays NaN.
 inline Vec clamp(Vec x, float limit) {
   return vmaxq_f32(vminq_f32(x, vdupq_n_f32(limit)), vdupq_n_f32(-limit));
 }
@@ -38,38 +32,30 @@ inline Vec abs(Vec a) { return vabsq_f32(a); }
 inline Vec divide(Vec a, Vec b) { return vdivq_f32(a, b); }
 inline Vec divide_roughly(Vec a, Vec b) { return divide(a, b); }
 
-// As many unsigned integers of 32 bits.
 using Bits = uint32x4_t;
 inline Bits load_bits(const uint32_t* from) { return vld1q_u32(from); }
 inline Bits broadcast_bits(uint32_t a) { return vdupq_n_u32(a); }
-// a ^ b ^ c
 inline Bits exclusive_or(Bits a, Bits b, uint32_t c) {
   return veorq_u32(veorq_u32(a, b), vdupq_n_u32(c));
 }
 
-// The same integers as they are multiplied.
 using Factors = Bits;
 inline Factors spread(Bits a) { return a; }
 inline Bits gather(Factors a) { return a; }
-// The 64 bits of a * b in each lane, as their high and their low half.
 inline void multiply_wide(Bits a, uint32_t b, Bits& high, Bits& low) {
   const Bits first = vreinterpretq_u32_u64(vmull_n_u32(vget_low_u32(a), b));
   const Bits last = vreinterpretq_u32_u64(vmull_n_u32(vget_high_u32(a), b));
   high = vuzp2q_u32(first, last);
   low = vuzp1q_u32(first, last);
 }
-// Each byte less `b`, and 0 where that is negative.
 inline Bits subtract_bytes(Bits a, uint8_t b) {
   return vreinterpretq_u32_u8(vqsubq_u8(vreinterpretq_u8_u32(a), vdupq_n_u8(b)));
 }
-// `a` in the lanes whose bits under `mask` are all 0, and 0 elsewhere.
 inline Vec where_zero(Bits bits, uint32_t mask, Vec a) {
   const uint32x4_t is_set = vtstq_u32(bits, vdupq_n_u32(mask));
   return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(a), is_set));
 }
 
-// For x < 128: 2^x = scale_exponent(2^(c - w), w), where c = clamp_exponent(x) and
-// w = round_exponent(c). It is exactly 0 from the clamp downwards, -inf included. NaN stays NaN.
 constexpr float kLeastExponent = -127.0f;
 inline Vec clamp_exponent(Vec x) { return vmaxq_f32(x, vdupq_n_f32(kLeastExponent)); }
 inline Vec round_exponent(Vec x) { return vrndnq_f32(x); }
@@ -78,7 +64,6 @@ inline Vec scale_exponent(Vec a, Vec whole) {
   return vmulq_f32(a, vreinterpretq_f32_s32(vshlq_n_s32(biased, 23)));
 }
 
-// rows[i] lane j <-> rows[j] lane i, bit patterns untouched.
 inline void transpose(Vec (&rows)[kLanes]) {
   const Vec even_01 = vtrn1q_f32(rows[0], rows[1]), odd_01 = vtrn2q_f32(rows[0], rows[1]);
   const Vec even_23 = vtrn1q_f32(rows[2], rows[3]), odd_23 = vtrn2q_f32(rows[2], rows[3]);
@@ -87,12 +72,10 @@ inline void transpose(Vec (&rows)[kLanes]) {
   rows[2] = vcombine_f32(vget_high_f32(even_01), vget_high_f32(even_23));
   rows[3] = vcombine_f32(vget_high_f32(odd_01), vget_high_f32(odd_23));
 }
-// Lane i = the sum of rows[i]'s lanes.
 inline Vec sum_rows(const Vec (&rows)[kLanes]) {
   return vpaddq_f32(vpaddq_f32(rows[0], rows[1]), vpaddq_f32(rows[2], rows[3]));
 }
 inline float largest_lane(Vec a) { return vmaxvq_f32(a); }
-// block[j] lane i = the j-th float from rows[i] on.
 inline void load_transposed(const void* const (&rows)[kLanes], Vec (&block)[kLanes]) {
   for (int i = 0; i < kLanes; ++i) block[i] = load(static_cast<const float*>(rows[i]));
   transpose(block);
@@ -107,7 +90,6 @@ inline Vec load_bytes(const uint8_t* from) {
   return Vec{0.0f + from[0], 0.0f + from[1], 0.0f + from[2], 0.0f + from[3]};
 }
 
-// A lane has two 16-bit values of memory, the first in its low half; these are the bf16 numbers.
 inline Vec first_bf16(Vec pairs) {
   return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(pairs), 16));
 }

@@ -63,7 +63,10 @@ SERVES = (
 )
 
 # What all kernels are made of beside their template and what depends on their traits.
-_HEADERS = ("dropout", "elements", "few_rows", "problem", "schedule", "scores", "tiles")
+_HEADERS = (
+    *("dropout", "elements", "few_rows", "problem"),
+    *("schedule", "scores", "simd", "tiles"),
+)
 _TILE_UNITS: dict[CpuIsa, str] = {
     "amx": "cpu/tile_unit_amx.h",
     "amx_emulated": "cpu/tile_unit_emulated.h",
@@ -299,7 +302,7 @@ def launcher_spec(traits: CpuTraits) -> BuildSpec:
         sources={
             f"fmha_{traits.short_direction}.cpp": render(traits.template, origin),
             "traits.h": render("cpu/traits.h.in", values),
-            "simd.h": render(f"cpu/simd_{vectors}.h", {}),
+            "vectors.h": render(f"cpu/simd_{vectors}.h", {}),
             **_product_sources(traits),
             **{f"{header}.h": render(f"cpu/{header}.h", {}) for header in _HEADERS},
         },
