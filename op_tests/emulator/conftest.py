@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from jitfmha.emulator import DEVICES, Emulator
@@ -17,6 +19,19 @@ def emulator() -> Emulator:
 def check_emulator() -> Emulator:
     """With the sanitizer."""
     return Emulator("check")
+
+
+@pytest.fixture(scope="session")
+def profiler() -> Emulator:
+    """With the cost model."""
+    return Emulator("profile")
+
+
+@pytest.fixture
+def default_options(emulator: Emulator) -> Iterator[None]:
+    """Puts back what a test sets."""
+    with emulator.keep_options():
+        yield
 
 
 @pytest.fixture(params=["gfx942", "gfx950"])

@@ -142,24 +142,23 @@ def test_workgroups_that_share_a_unit_share_its_work():
     assert estimate.matrix_busy == pytest.approx(0.5)
 
 
-def test_the_order_of_the_launch_counts():
-    # The long ones first: the short ones fill up. The long ones last: everybody waits for them.
-    first = _estimate((608, 1, 1), lambda x, y, z: 1000 if x < 304 else 500)
-    last = _estimate((912, 1, 1), lambda x, y, z: 3000 if x >= 608 else 1000)
-    assert first.cycles == 1500
-    assert last.cycles == 5000
-    # A unit that is free takes the next one: two rounds of 900 cycles would be 1800.
-    mixed = _estimate((608, 1, 1), lambda x, y, z: 900 if x // 8 % 2 else 100)
-    assert 1000 <= mixed.cycles < 1800
-
-
-def test_workgroups_go_to_chiplets_in_turn():
-    # All long ones are the first chiplet's: its 38 units need two rounds of them.
-    estimate = _estimate((608, 1, 1), lambda x, y, z: 1000 if x % 8 == 0 else 10)
-    assert estimate.cycles == 2000
-    # Of four chiplets, each has twice as many units for them.
-    estimate = _estimate((608, 1, 1), lambda x, y, z: 1000 if x % 8 == 0 else 10, xcds=4)
-    assert 1000 < estimate.cycles < 2000
+@pytest.mark.parametrize(
+    ("workgroups", "cycles", "xcds", "least", "most"),
+    [
+        # The long ones first: the short ones fill up. The long ones last: everybody waits for them.
+        (608, lambda x: 1000 if x < 304 else 500, 8, 1500, 1500),
+        (912, lambda x: 3000 if x >= 608 else 1000, 8, 5000, 5000),
+        # A unit that is free takes the next one: two rounds of 900 cycles would be 1800.
+        (608, lambda x: 900 if x // 8 % 2 else 100, 8, 1000, 1799),
+        # All long ones are the first chiplet's: its 38 units need two rounds of them.
+        (608, lambda x: 1000 if x % 8 == 0 else 10, 8, 2000, 2000),
+        # Of four chiplets, each has twice as many units for them.
+        (608, lambda x: 1000 if x % 8 == 0 else 10, 4, 1001, 1999),
+    ],
+)
+def test_the_order_of_the_launch_and_chiplets_count(workgroups, cycles, xcds, least, most):
+    estimate = _estimate((workgroups, 1, 1), lambda x, y, z: cycles(x), xcds=xcds)
+    assert least <= estimate.cycles <= most
 
 
 def _sample_of(profiler: Emulator, grid: tuple[int, int, int], most: int) -> list[int]:
@@ -172,11 +171,6 @@ def _sample_of(profiler: Emulator, grid: tuple[int, int, int], most: int) -> lis
     )
     profiler.unload_module(module)
     return [timed.number for timed in taken.timed]
-
-
-@pytest.fixture(scope="module")
-def profiler() -> Emulator:
-    return Emulator("profile")
 
 
 @pytest.mark.parametrize("grid", [(16, 64, 1), (64, 24, 2), (8, 3, 50), (5000, 1, 1)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +9,8 @@ import pytest
 from checked_kernels import Body, memory_after, two_waves
 
 from jitfmha.emulator import Emulator
+
+pytestmark = pytest.mark.usefixtures("default_options")
 
 _LANES = 64
 _LOADED = np.arange(1, 2 * _LANES + 1, dtype=np.uint32)
@@ -51,12 +52,6 @@ def _results(emulator: Emulator, arch: str, body: Body) -> tuple[np.ndarray, np.
         memory[_FIRST_RESULT : _FIRST_RESULT + _LANES],
         memory[_SECOND_RESULT : _SECOND_RESULT + _LANES],
     )
-
-
-@pytest.fixture(autouse=True)
-def _default_options(emulator: Emulator) -> Iterator[None]:
-    with emulator.keep_options():
-        yield
 
 
 # Wave 0 does not wait for its load before wave 1 has read; both have a barrier after the load.

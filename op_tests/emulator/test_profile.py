@@ -24,11 +24,6 @@ Profile = Callable[..., LaunchProfile]
 _LDS_BYTES = 65536
 
 
-@pytest.fixture(scope="module")
-def profiler() -> Emulator:
-    return Emulator("profile")
-
-
 def _taken(profiler: Emulator, launch: Callable[..., object], *what: Any, **more: Any) -> Any:
     """The profile of a launch."""
     take_profiles(profiler.library)

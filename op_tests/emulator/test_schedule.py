@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,6 +11,8 @@ from launches import launch
 
 from jitfmha.emulator import DEVICES, Emulator, Function
 from jitfmha.jit.toolchain.device_compiler import compile_hip
+
+pytestmark = pytest.mark.usefixtures("default_options")
 
 _WORKGROUPS, _THREADS, _LANES = 8, 256, 64
 # Threads hand a word to the next wave. `racy` trusts that the other wave needs less time for its
@@ -44,12 +45,6 @@ def kernels(emulator: Emulator) -> dict[tuple[str, str], Function]:
         for arch, module in modules.items()
         for name in ("racy", "clean")
     }
-
-
-@pytest.fixture(autouse=True)
-def _default_options(emulator: Emulator) -> Iterator[None]:
-    with emulator.keep_options():
-        yield
 
 
 def _run(emulator: Emulator, kernel: Function) -> np.ndarray:

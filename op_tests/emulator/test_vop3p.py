@@ -75,27 +75,21 @@ def _plain(count: int, *, clamp: bool = False) -> Modifiers:
 
 
 def test_packed(emulator, arch, seed):
+    """With drawn modifiers, and floating point in drawn modes."""
     rng = random.Random(seed)
     checks = []
     for name, op in PACKED.items():
         if arch not in op.archs:
             continue
-        checks.append(_packed_check(name, op, _plain(op.count), rng, Environment()))
+        is_float = op.kind[0] == "f"
+        cases = [(_plain(op.count), Environment())]
         for _ in range(4):
-            clamp = rng.random() < 0.4 and (op.saturates or op.kind[0] == "f")
+            clamp = rng.random() < 0.4 and (op.saturates or is_float)
             bits = [_random_bits(rng, op.count) for _ in range(4)]
-            checks.append(_packed_check(name, op, Modifiers(*bits, clamp), rng, Environment()))
-    check_lanes(emulator, arch, checks)
-
-
-def test_packed_under_every_mode(emulator, arch, seed):
-    rng = random.Random(seed)
-    checks = [
-        _packed_check(name, op, _plain(op.count, clamp=clamp), rng, random_environment(rng))
-        for name, op in PACKED.items()
-        if arch in op.archs and op.kind[0] == "f"
-        for clamp in (False, False, False, True)
-    ]
+            cases.append((Modifiers(*bits, clamp), Environment()))
+        for_modes = (False, False, False, True) if is_float else ()
+        cases += [(_plain(op.count, clamp=clamp), random_environment(rng)) for clamp in for_modes]
+        checks += [_packed_check(name, op, modifiers, rng, mode) for modifiers, mode in cases]
     check_lanes(emulator, arch, checks)
 
 

@@ -68,6 +68,15 @@ class Form:
     # The first source from an SGPR.
     scalar_source: bool = False
 
+    @property
+    def mask(self) -> str:
+        """Where a comparison's result and a carry go."""
+        return "s[10:11]" if self.encoding == "e64" else "vcc"
+
+    @property
+    def carry_in(self) -> str:
+        return "s[12:13]" if self.encoding == "e64" else "vcc"
+
 
 @dataclass(frozen=True)
 class Case:
@@ -140,19 +149,17 @@ def _source_text(case: Case, k: int) -> str:
 def _text(case: Case) -> str:
     op, form = case.operation, case.form
     operands = []
-    pair = "vcc" if form.encoding != "e64" else "s[10:11]"
-    carry = "vcc" if form.encoding != "e64" else "s[12:13]"
     if op.result == "mask":
-        operands.append(pair)
+        operands.append(form.mask)
     else:
         operands.append(_registers(0, WIDTHS[op.result]))
     if op.carry_out:
-        operands.append(pair)
+        operands.append(form.mask)
     operands += [
         "0x3555" if k == op.literal else _source_text(case, k) for k in range(len(op.sources))
     ]
     if op.carry_in:
-        operands.append(carry)
+        operands.append(form.carry_in)
     suffix = "" if form.encoding == "vop3" or op.literal is not None else f"_{form.encoding}"
     text = f"{case.name}{suffix} " + ", ".join(operands)
     if case.name.startswith("v_bitop3"):
@@ -297,15 +304,14 @@ class _Prepared:
                 self.old, np.uint64 if wide else np.uint32
             )
         if op.carry_in:
-            name = "vcc" if form.encoding != "e64" else "s[12:13]"
-            inputs[name] = np.array(self.carry, np.uint64)
+            inputs[form.carry_in] = np.array(self.carry, np.uint64)
         if form.environment != Environment():
             inputs["mode"] = form.environment.bits
         outputs = []
         if op.result != "mask":
             outputs.append(_registers(0, WIDTHS[op.result]))
         if op.result == "mask" or op.carry_out:
-            outputs.append("vcc" if form.encoding != "e64" else "s[10:11]")
+            outputs.append(form.mask)
         if op.result == "mask":
             outputs.append("exec")
         return Segment(_text(self.case), inputs, outputs)
@@ -365,8 +371,7 @@ class _Prepared:
                 shown = ", ".join(f"{x & (2**64 - 1):x}" for x in arguments)
                 failures.append(f"lane {lane}: ({shown}) gave {actual:x}, not {expected:x}")
         if op.result == "mask" or op.carry_out:
-            name = "vcc" if form.encoding != "e64" else "s[10:11]"
-            actual_masks = [int(x) for x in results[name]]
+            actual_masks = [int(x) for x in results[form.mask]]
             if actual_masks != masks:
                 failures.append(f"mask {actual_masks[0]:x}, not {masks[0]:x}")
         if op.result == "mask":
