@@ -58,6 +58,11 @@ def test_races(check_emulator, arch):
         for name, (before, after, found) in exchanges.items()
     }
     cases |= {name: (_waves(code), found) for name, (code, found) in others.items()}
+    # Both waves have read what the first one writes.
+    read = "ds_read_b32 v3, v1\ns_waitcnt lgkmcnt(0)\n"
+    first = f"ds_write_b32 v1, v1\n{_BARRIER}\n{read}" + "s_nop 0\n" * 16 + "ds_write_b32 v1, v1"
+    body = two_waves(first, f"s_barrier\n{read}", before="v_mov_b32 v1, 0", lds_bytes=512)
+    cases["second_reader"] = (body, [("lds-race", "which wave 1 read")])
     check_findings(check_emulator, arch, cases)
 
 
