@@ -36,6 +36,11 @@ class _Named:
         name = self.name if self.bf16_cvt == _ANY_CVT else replace(self, bf16_cvt=0).name
         return f"_ZN5aiter{len(name) + 5}fmha_{name}E"
 
+    @property
+    def row(self) -> dict[str, object]:
+        cells = (*self.cells, self.symbol, _file(self.dtype, self.hdims))
+        return dict(zip(COLUMNS, cells, strict=True))
+
 
 @dataclass(frozen=True)
 class PlainGradients(_Named):
@@ -65,12 +70,11 @@ class PlainGradients(_Named):
         return "".join(words)
 
     @property
-    def row(self) -> dict[str, object]:
-        cells = (
+    def cells(self) -> tuple[object, ...]:
+        return (
             *(self.dtype, *self.hdims, self.mask, self.atomic32, self.pssk, self.pddv, self.mode),
-            *(self.bf16_cvt, 16, self.ts, self.symbol, _file(self.dtype, self.hdims)),
+            *(self.bf16_cvt, 16, self.ts),
         )
-        return dict(zip(COLUMNS, cells, strict=True))
 
     def instance(self, arch: str) -> str:
         """The line of the source that makes the kernel."""
@@ -99,13 +103,9 @@ class PlainOther(_Named):
         return "".join(words)
 
     @property
-    def row(self) -> dict[str, object]:
+    def cells(self) -> tuple[object, ...]:
         ts = 128 if self.kind == "odo" else 64
-        cells = (
-            *(self.dtype, *self.hdims, 0, 0, 0, 0, self.mode, self.bf16_cvt, 0, ts),
-            *(self.symbol, _file(self.dtype, (64, 64))),
-        )
-        return dict(zip(COLUMNS, cells, strict=True))
+        return self.dtype, *self.hdims, 0, 0, 0, 0, self.mode, self.bf16_cvt, 0, ts
 
     @property
     def instance(self) -> str:

@@ -12,7 +12,6 @@ import pytest
 import torch
 from backward_calls import BackwardCall
 from plain_backward_tree import (
-    COLUMNS,
     GRADIENTS,
     OTHERS,
     PlainGradients,
@@ -316,10 +315,3 @@ def test_functions_of_aiter(tree, runtime, calls, mode):
         assert "causal_a16_rtne_pddvE" in gradients
         with pytest.raises(NotImplementedError, match="float32 sums"):
             run(False, True, 0)
-
-
-def test_columns():
-    """The plain tree has the columns of a published one."""
-    assert ",".join(COLUMNS) == (
-        "dtype,hdim_q,hdim_v,mask,atomic32,pssk,pddv,mode,bf16_cvt,ts_qo,ts,knl_name,co_name"
-    )

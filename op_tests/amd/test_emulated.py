@@ -98,15 +98,6 @@ def test_cu_seqlens_are_checked_as_on_the_cpu(rng, tree):
         fmha_fwd(*x, cu_seqlens_q=wrong, cu_seqlens_k=wrong)
 
 
-def test_what_no_ready_kernel_serves_has_a_compiled_one(tree):
-    floats = [torch.zeros(1, 30, 2, 128) for _ in range(3)]
-    q, k, v = (torch.zeros(1, 30, n, 128).to(torch.float8_e4m3fnuz) for n in (4, 2, 2))
-    with emulate("gfx942"):
-        assert explain(*floats).plan.family == "compiled"
-        assert explain(q, k, v).plan.family == "ready"
-        assert explain(q, k, v, q_descale=torch.ones(4)).plan.family == "compiled"
-
-
 @pytest.mark.parametrize("bf16_cvt", ["up", 0, []])
 def test_a_rounding_that_is_not_known(tree, bf16_cvt):
     x = [torch.zeros(2, 30, 4, 128).bfloat16() for _ in range(3)]

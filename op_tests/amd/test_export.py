@@ -128,23 +128,30 @@ def arguments_of(
 # ---- The policy ----------------------------------------------------------------------------------
 
 
-def drawn_combination(draw: random.Random, fp8: str) -> Combination:
-    mode = draw.choice(("gm0", "gm1"))
-    heads_k = draw.choice((1, 2, 5, 8))
-    batch = draw.choice((1, 2, 3, 16))
-    # Many are short, where splits and tiles depend on everything.
-    seqlen_q, seqlen_k = (int(2 ** draw.uniform(0, 15)) - 1 for _ in "qk")
+def drawn_combination(
+    draw: random.Random,
+    dtypes: Sequence[str],
+    hdims: Sequence[tuple[int, int]],
+    seqlens: tuple[int, int],
+    *,
+    heads_k: Sequence[int] = (1, 2, 5, 8),
+    **others: Any,
+) -> Combination:
+    """`seqlens` are those of a sequence; half of all calls have no more queries than keys."""
+    mode, batch = draw.choice(("gm0", "gm1")), draw.choice((1, 2, 3, 16))
+    key_heads, (seqlen_q, seqlen_k) = draw.choice(heads_k), seqlens
     packs = batch if mode == "gm1" else 1
     return Combination(
-        *(dtype := draw.choice(("bf16", "fp16", fp8)), dtype),
-        *draw.choice(((64, 64), (128, 128), (192, 128), (96, 96))),
+        *(dtype := draw.choice(dtypes), dtype),
+        *draw.choice(hdims),
         mask=parse_mask(draw.choice((0, 1, 2) if mode == "gm0" else (0, 2))),
         mode=mode,
         batch=batch,
-        heads_q=heads_k * draw.choice((1, 2, 7)),
-        heads_k=heads_k,
-        seqlen_q=min(seqlen_q, seqlen_k) * packs if draw.random() < 0.5 else seqlen_q * packs,
-        seqlen_k=seqlen_k * packs,
+        heads_q=key_heads * draw.choice((1, 2, 7)),
+        heads_k=key_heads,
+        seqlen_q=packs * (min(seqlens) if draw.random() < 0.5 else seqlen_q),
+        seqlen_k=packs * seqlen_k,
+        **others,
     )
 
 
@@ -156,7 +163,11 @@ def test_plans_are_those_of_python(chip, calls, seed):
     with emulate(chip):
         target = TARGET_HERE.get()
         for _ in range(400):
-            wanted = drawn_combination(draw, target.chip.architecture.fp8_dtype)
+            # Many are short, where splits and tiles depend on everything.
+            seqlens = tuple(int(2 ** draw.uniform(0, 15)) - 1 for _ in "qk")
+            dtypes = "bf16", "fp16", target.chip.architecture.fp8_dtype
+            hdims = (64, 64), (128, 128), (192, 128), (96, 96)
+            wanted = drawn_combination(draw, dtypes, hdims, seqlens)
             cvt = draw.choice(("rtne", "rtna", "rtz"))
             max_seqlen_q = draw.randint(1, wanted.seqlen_q + 3) if wanted.mode == "gm1" else 0
             problem = wanted.problem()._replace(bf16_cvt=cvt)
@@ -185,9 +196,12 @@ def test_plans_are_those_of_python(chip, calls, seed):
 def test_backward_plans_are_those_of_python(chip, calls, seed):
     draw = random.Random(seed)
     use_device(chip)
-    families, kernels, hdims = set(), set(), ready_hdims(chip)
+    families, kernels, hdims = set(), set(), (*ready_hdims(chip), (64, 64), (96, 96))
+    options = {"direction": "backward", "heads_k": (1, 2, 5, 100)}  # 100: all units have work
     for _ in range(150):
-        wanted, cvt = drawn_backward(draw, hdims), draw.choice(tuple(CVTS))
+        seqlens = draw.randint(1, 3000), draw.randint(1, 3000)
+        wanted = drawn_combination(draw, ("bf16", "fp16"), hdims, seqlens, **options)
+        cvt = draw.choice(tuple(CVTS))
         if draw.random() < 0.3:
             wanted, cvt = as_compiled(wanted), "rtne"
         is_deterministic = draw.random() < 0.3
@@ -214,23 +228,6 @@ def test_backward_plans_are_those_of_python(chip, calls, seed):
     assert any("wide" in name for name in kernels) == (chip == "gfx950")
     compiled = {"compiled"} if chip == "gfx942" else set()
     assert families == {"ready"} | compiled
-
-
-def drawn_backward(draw: random.Random, hdims: Sequence[tuple[int, int]]) -> Combination:
-    mode = draw.choice(("gm0", "gm1"))
-    heads_k = draw.choice((1, 2, 5, 100))  # the last for workgroups on all compute units
-    return Combination(
-        *(dtype := draw.choice(("bf16", "fp16")), dtype),
-        *draw.choice((*hdims, (64, 64), (96, 96))),
-        mask=parse_mask(draw.choice((0, 1, 2) if mode == "gm0" else (0, 2))),
-        mode=mode,
-        direction="backward",
-        batch=draw.choice((1, 3)),
-        heads_q=heads_k * draw.choice((1, 2, 7)),
-        heads_k=heads_k,
-        seqlen_q=draw.randint(1, 3000),
-        seqlen_k=draw.randint(1, 3000),
-    )
 
 
 def as_compiled(wanted: Combination) -> Combination:

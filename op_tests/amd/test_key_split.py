@@ -192,31 +192,26 @@ def test_group_mode_splits_by_the_longest_sequence(runtime):
 
 
 @pytest.mark.parametrize(
-    ("heads", "rows", "mask", "tile"),
+    ("chip", "heads", "rows", "mask", "tile"),
     [
-        (304, 1, 0, 128),  # half of a large tile's waves would have no rows
-        (304, 128, 0, 128),
-        (304, 256, 0, 256),  # one round of either, and large ones go through keys faster
-        (100, 256, 0, 128),  # small ones have units of their own
-        (200, 384, 0, 128),  # one round in place of two
-        (304, 384, 0, 256),  # two rounds of either
-        (304, 512, 0, 256),
-        (400, 384, 2, 128),  # less is computed that the mask hides
-        (400, 2048, 2, 256),
-        (400, 2048, 0, 256),
+        ("MI300X", 304, 1, 0, 128),  # half of a large tile's waves would have no rows
+        ("MI300X", 304, 128, 0, 128),
+        ("MI300X", 304, 256, 0, 256),  # one round of either, and large ones go through keys faster
+        ("MI300X", 100, 256, 0, 128),  # small ones have units of their own
+        ("MI300X", 200, 384, 0, 128),  # one round in place of two
+        ("MI300X", 304, 384, 0, 256),  # two rounds of either
+        ("MI300X", 304, 512, 0, 256),
+        ("MI300X", 400, 384, 2, 128),  # less is computed that the mask hides
+        ("MI300X", 400, 2048, 2, 256),
+        ("MI300X", 400, 2048, 0, 256),
+        # 64 large tiles, or 128 small ones: these get a unit each on the larger chip only.
+        ("MI300X", 64, 256, 0, 128),
+        ("MI308X", 64, 256, 0, 256),
     ],
 )
-def test_tiles_on_an_mi300(runtime, heads, rows, mask, tile):
+def test_tiles(runtime, chip, heads, rows, mask, tile):
     """A wave of 64 threads has 32 queries."""
-    call(runtime, heads, rows, rows, mask=mask)
-    launch, *_ = runtime.launches()
-    assert list(launch.block) == [2 * tile, 1, 1]
-
-
-@pytest.mark.parametrize(("chip", "tile"), [("MI300X", 128), ("MI308X", 256)])
-def test_tiles_depend_on_the_units(runtime, chip, tile):
-    """64 large tiles, or 128 small ones: these get a unit each on the larger chip only."""
-    call(runtime, 64, 256, 256, chip=chip)
+    call(runtime, heads, rows, rows, chip, mask=mask)
     launch, *_ = runtime.launches()
     assert list(launch.block) == [2 * tile, 1, 1]
 

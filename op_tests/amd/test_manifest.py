@@ -66,13 +66,6 @@ def test_rows(tmp_path):
     assert read(tmp_path, "MI300A").forward.rows == tree.forward.rows
 
 
-def test_gfx950_files_lie_beside_the_manifest(tmp_path):
-    write_tree(tmp_path, "gfx950", [GOOD])
-    tree = read(tmp_path, "MI355X")
-    assert tree.forward.rows[0].file == GOOD.file
-    assert tree.forward.oddities == ()
-
-
 def test_columns_are_found_by_name(tmp_path):
     """In any order, with unknown ones between, quotes, spaces and a byte order mark."""
     columns = ("compiler", *reversed(COLUMNS), "what_else")

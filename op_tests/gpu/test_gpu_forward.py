@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from amd_problems import AmdProblem
-from ready_calls import ReadyCall, drawn_call, edges
+from ready_calls import HDIMS, MODES_AND_MASKS, ReadyCall, drawn_call, edges
 
 from jitfmha.cli import doctor
 
@@ -37,18 +37,12 @@ def check(call: ReadyCall, gpu: torch.device, arch: str, rng: torch.Generator) -
     call.assert_right(of_gpu, of_gpu.run())
 
 
-@pytest.mark.parametrize("mask", [0, 1, 2])
-@pytest.mark.parametrize("hdims", [(64, 64), (128, 128), (192, 128)])
-def test_split_keys(gpu, rng, hdims, mask):
+@pytest.mark.parametrize(("is_group", "mask"), MODES_AND_MASKS)
+@pytest.mark.parametrize("hdims", HDIMS["bf16"])
+def test_split_keys(gpu, arch, rng, hdims, is_group, mask):
     """Few queries and many keys: each tile of queries is shared by several workgroups."""
-    call = AmdProblem(
-        rng, hdims=hdims, lengths=((70, 9000),), batch=1, heads=(4, 2), mask=mask, device=gpu
-    )
-    call.assert_right(call.run(), ROUNDING)
-    if mask != 1:
-        lengths = ((70, 9000), (1, 700), (129, 4096))
-        call = AmdProblem(rng, hdims=hdims, lengths=lengths, mask=mask, device=gpu)
-        call.assert_right(call.run(), ROUNDING)
+    call = ReadyCall(arch, "bf16", hdims, is_group, mask, (70, 9000), heads=(2, 4, 2))
+    check(call, gpu, arch, rng)
 
 
 @pytest.mark.parametrize("mask", [0, 2])
