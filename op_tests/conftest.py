@@ -14,6 +14,7 @@ import pytest
 import torch
 from commands import Ended, Run
 from fresh_calls import fresh_calls
+from inputs import DTYPES
 
 from jitfmha.cli import main
 from jitfmha.kernels.cpu import BESIDE_TILE_UNIT
@@ -137,6 +138,15 @@ def poisoned_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)  # includes torch.utils.deterministic's filling
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def dtypes(request: pytest.FixtureRequest, rng: torch.Generator) -> list[torch.dtype]:
+    """Those of a test with many other cases: a drawn one, and with ``--exhaustive`` all."""
+    every = list(DTYPES.values())
+    if request.config.getoption("--exhaustive"):
+        return every
+    return [every[int(torch.randint(len(every), (), generator=rng))]]
 
 
 @pytest.fixture
