@@ -1,4 +1,4 @@
-"""int8 inputs: scales for them, and what their two products may be off by."""
+"""8-bit inputs: scales for them, and what two products of int8 numbers may be off by."""
 
 from __future__ import annotations
 
@@ -13,12 +13,21 @@ from jitfmha.problem.float64_reference import Result, attention, descaled
 QkvScales = dict[str, Tensor]
 
 
-def random_scales(rng: torch.Generator, form: str, heads_q: int, heads_k: int) -> QkvScales:
-    """Such that the numbers are about as large as normal ones."""
+def random_scales(
+    rng: torch.Generator,
+    form: str,
+    heads_q: int,
+    heads_k: int,
+    *,
+    batch: int = 2,
+    size: float = 1 / 64,
+) -> QkvScales:
+    """Of about this size, with gaps between them; by default int8 numbers become normal ones."""
     scales = {}
     for name, heads in (("q", heads_q), ("k", heads_k), ("v", heads_k)):
-        shape = {"one": (1,), "each sequence and key head": (2, heads_k), "each head": (heads,)}
-        scales[f"{name}_descale"] = (torch.rand(shape[form], generator=rng) + 0.5) / 64
+        shape = {"one": (1,), "each sequence and key head": (batch, heads_k), "each head": (heads,)}
+        spread = torch.rand(*shape[form], 2, generator=rng) + 0.5
+        scales[f"{name}_descale"] = size * spread[..., 0]
     return scales
 
 

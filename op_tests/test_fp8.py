@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from closeness import assert_close
+from descaled_calls import QkvScales, random_scales, scaled
 from fresh_calls import fresh_calls
 from inputs import LAYOUTS, SIZES, lay_out, prefix_sums, random_qkv
 from packed_calls import RAGGED, packed
@@ -18,15 +20,15 @@ from untyped import explain, fmha_fwd
 
 from jitfmha.aiter import flash_attn_fp8_pertensor_func, flash_attn_varlen_fp8_pertensor_func
 from jitfmha.planning.target import cpu_isas_here
-from jitfmha.problem.float64_reference import Result, attention, descaled
+from jitfmha.problem.float64_reference import Result, attention
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 DTYPES = {"fp8_e4m3fn": torch.float8_e4m3fn, "fp8_e4m3fnuz": torch.float8_e4m3fnuz}
 # One pair serves all tests: each is whole vectors and a rest in every instruction set.
 HDIM, HDIM_V = 37, 21
+fp8_scales = partial(random_scales, size=1.0)
 SCALES = ("q_descale", "k_descale", "v_descale")
-QkvScales = dict[str, Tensor]
 # test_elements.py has the conversion in every instruction set, which needs no whole kernel.
 DRAWN_DTYPE = pytest.mark.sample("dtype", list(DTYPES), 1, shared_by="fp8")
 DRAWN_ISA = pytest.mark.sample("an_isa", list(cpu_isas_here()), 1, shared_by="fp8")
@@ -36,22 +38,6 @@ def inputs(rng: torch.Generator, dtype: str, *sizes: Any, **named: int) -> Any:
     return random_qkv(rng, *sizes, hdim=HDIM, hdim_v=HDIM_V, dtype=DTYPES[dtype], **named)
 
 
-def random_scales(
-    rng: torch.Generator, form: str, batch: int, heads_q: int, heads_k: int
-) -> QkvScales:
-    """A scale each of q, k and v, with gaps between its elements."""
-    shapes = {
-        "one": lambda heads: (1,),
-        "each sequence and key head": lambda heads: (batch, heads_k),
-        "each head": lambda heads: (heads,),
-    }
-    scales = {}
-    for name, heads in zip(SCALES, (heads_q, heads_k, heads_k), strict=True):
-        shape = shapes[form](heads)
-        scales[name] = (torch.rand(*shape, 2, generator=rng) + 0.5)[..., 0]
-    return scales
-
-
 def check(
     actual: Result,
     expected: Result,
@@ -59,14 +45,7 @@ def check(
     scales: QkvScales,
     **bounds: float,
 ) -> None:
-    heads_k = tensors[1].shape[-2]
-    batched = [x if x.dim() == 4 else x[None] for x in tensors]
-    scaled = [
-        # A bound is asked for: the largest scale of a tensor serves all of it.
-        descaled(x, None if name not in scales else scales[name].amax().view(1), heads_k)
-        for x, name in zip(batched, SCALES, strict=True)
-    ]
-    assert_close(actual, expected, *scaled, dtype=torch.bfloat16, **bounds)
+    assert_close(actual, expected, *scaled(tensors, scales), dtype=torch.bfloat16, **bounds)
 
 
 @DRAWN_DTYPE
@@ -117,7 +96,7 @@ def test_batch_mode(rng, an_isa, dtype):
 def test_scales(rng, dtype, form):
     for sizes in SIZES:
         tensors = inputs(rng, dtype, sizes)
-        scales = random_scales(rng, form, 2, *sizes[2:])
+        scales = fp8_scales(rng, form, *sizes[2:])
         actual = fmha_fwd(*tensors, mask="causal", return_lse=True, **scales)
         expected = attention(*tensors, mask="causal", **scales)
         check(actual, expected, tensors, scales)
@@ -138,7 +117,7 @@ def test_one_scale_at_a_time(rng, dtype):
 def test_group_mode(rng, dtype):
     call = packed(rng, *RAGGED, hdim=HDIM, hdim_v=HDIM_V, dtype=DTYPES[dtype])
     for form in ("one", "each sequence and key head"):
-        scales = random_scales(rng, form, 6, 4, 2)
+        scales = fp8_scales(rng, form, 4, 2, batch=6)
         options = {"mask": "causal", **scales}
         check(call.call(**options), call.expected(**options), call.qkv, scales)
 
@@ -152,7 +131,7 @@ def test_with_all_features(rng, dtype):
         shape = Shape(2, heads_q, seqlen_q, seqlen_k, torch.bfloat16, rng)
         options: dict[str, Any] = FEATURES["everything"](shape)
         options["bias"] = options["bias"].bfloat16()
-        scales = random_scales(rng, "each head", 2, heads_q, heads_k)
+        scales = fp8_scales(rng, "each head", heads_q, heads_k)
         actual = fmha_fwd(*tensors, return_lse=True, **options, **scales)
         expected = attention(*tensors, **options, **scales)
         check(*(actual, expected, tensors, scales), dropout_p=options["dropout_p"])
@@ -208,7 +187,7 @@ def test_two_formats_in_one_call(rng):
 @DRAWN_DTYPE
 def test_under_torch_compile(rng, dtype):
     tensors = inputs(rng, dtype, heads_q=4, heads_k=2)
-    scales = random_scales(rng, "each head", 2, 4, 2)
+    scales = fp8_scales(rng, "each head", 4, 2)
 
     @torch.compile(fullgraph=True, backend="aot_eager")
     def compiled(q: Tensor, k: Tensor, v: Tensor, scales: QkvScales) -> Any:
@@ -235,7 +214,7 @@ def test_scales_belong_to_the_call(rng, dtype):
 @DRAWN_DTYPE
 def test_functions_of_aiter(rng, dtype):
     tensors = inputs(rng, dtype, heads_q=4, heads_k=2, seqlen_q=40)
-    scales = random_scales(rng, "each sequence and key head", 2, 4, 2)
+    scales = fp8_scales(rng, "each sequence and key head", 4, 2)
     sink = torch.randn(4, generator=rng)
     out = flash_attn_fp8_pertensor_func(
         *(*tensors, *scales.values(), True, (30, -1)), softmax_scale=0.3, sink_ptr=sink

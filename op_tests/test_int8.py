@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from closeness import assert_close
+from descaled_calls import check_both_products, random_scales, scaled
 from fresh_calls import fresh_calls
 from inputs import DTYPES, SIZES, random_qkv
-from int8_calls import check_both_products, random_scales, scaled
 from packed_calls import packed
 from refusals import refused
 from score_features import FEATURES, Shape

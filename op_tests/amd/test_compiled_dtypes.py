@@ -25,7 +25,7 @@ from compiled_calls import (
     draw_of_other_dtypes,
     run,
 )
-from int8_calls import check_both_products, random_scales
+from descaled_calls import check_both_products, random_scales
 from score_features import ALL_MODIFIERS, FEATURES, NO_MODIFIERS, Shape
 from untyped import explain, fmha_fwd, mla_absorbed_fwd
 
