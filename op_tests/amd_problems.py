@@ -12,7 +12,7 @@ from packed_calls import Sequences
 from torch import Tensor
 from untyped import fmha_fwd
 
-from jitfmha.problem.float64_reference import attention, attention_packed
+from jitfmha.problem.float64_reference import Result, attention, attention_packed
 
 CPU = torch.device("cpu")
 FP8 = {
@@ -23,8 +23,8 @@ FP8 = {
 
 
 @dataclass
-class AmdProblem:
-    """The arguments of one call and its exact result.
+class AmdInputs:
+    """q, k and v of one call, and its arguments beside them.
 
     ``lengths`` are (seqlen_q, seqlen_k) of each sequence; gm0 takes them from the first, ``batch``
     times. ``gap`` unused rows follow each sequence of gm1. Tensors are on ``device``; those of the
@@ -38,50 +38,67 @@ class AmdProblem:
     lengths: Sequence[tuple[int, int]] = ((70, 90),)
     batch: int | None = None
     mask: int | str = 0
-    softmax_scale: float = 0.2
-    layout: str = "bshd"
     gap: int = 0
-    descales: str | None = None  # "one": shape (1,); "each": shape (b, hk)
     options: dict[str, Any] = field(default_factory=dict)
     device: torch.device = CPU
 
     def __post_init__(self) -> None:
         (hq, hk), (dq, dv) = self.heads, self.hdims
+        self.arguments: dict[str, Any] = {"mask": self.mask}
         if self.is_group:
             lengths_q, lengths_k = ([pair[side] for pair in self.lengths] for side in (0, 1))
             self.sequences = Sequences((lengths_q, lengths_k), self.gap)
-            rows_q, rows_k = ((rows,) for rows in self.sequences.rows)
-            groups = self.sequences.groups
-            self.arguments: dict[str, Any] = {n: x.to(self.device) for n, x in groups.items()}
             self.starts = self.sequences.spans[2:]
+            self.rows_q, rows_k = ((rows,) for rows in self.sequences.rows)
+            groups = self.sequences.groups
+            self.arguments |= {name: x.to(self.device) for name, x in groups.items()}
         else:
-            (seqlen_q, seqlen_k) = self.lengths[0]
-            rows_q, rows_k = (self.batch, seqlen_q), (self.batch, seqlen_k)
-            self.arguments = {}
-        self.q = self._random(*rows_q, hq, dq)
-        self.k = self._random(*rows_k, hk, dq)
-        self.v = self._random(*rows_k, hk, dv)
-        count = len(self.lengths) if self.is_group else self.batch
-        if self.descales:
-            shape = (1,) if self.descales == "one" else (count, hk)
-            for name in ("q_descale", "k_descale", "v_descale"):
-                scale = torch.rand(shape, generator=self.rng) + 0.5
-                self.arguments[name] = scale.to(self.device)
-        self.arguments |= {
-            "mask": self.mask,
-            "softmax_scale": self.softmax_scale,
-            "return_lse": True,
-        } | self.options
+            self.rows_q, rows_k = ((self.batch, n) for n in self.lengths[0])
+        self.q = self.random("q", *self.rows_q, hq, dq)
+        self.k, self.v = (self.random(n, *rows_k, hk, hdim) for n, hdim in (("k", dq), ("v", dv)))
 
     @property
     def is_group(self) -> bool:
         return self.batch is None
 
-    def _random(self, *shape: int) -> Tensor:
+    def layout_of(self, name: str) -> str:
+        """In gm0."""
+        raise NotImplementedError
+
+    def random(self, name: str, *shape: int) -> Tensor:
         values = torch.randn(shape, generator=self.rng).to(self.dtype).to(self.device)
-        if self.is_group or self.layout == "bshd":
-            return values
-        return lay_out(values, self.layout)
+        return self.laid_out(name, values)
+
+    def laid_out(self, name: str, x: Tensor) -> Tensor:
+        return x if self.is_group else lay_out(x, self.layout_of(name))
+
+    def reference(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Result:
+        if not self.is_group:
+            return attention(q, k, v, mask=self.mask, **options)
+        return attention_packed(q, k, v, *self.sequences.spans, mask=self.mask, **options)
+
+
+@dataclass
+class AmdProblem(AmdInputs):
+    """A forward pass and its exact result."""
+
+    softmax_scale: float = 0.2
+    layout: str = "bshd"
+    descales: str | None = None  # "one": shape (1,); "each": shape (b, hk)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        count = len(self.lengths) if self.is_group else self.batch
+        if self.descales:
+            shape = (1,) if self.descales == "one" else (count, self.heads[1])
+            for name in ("q_descale", "k_descale", "v_descale"):
+                scale = torch.rand(shape, generator=self.rng) + 0.5
+                self.arguments[name] = scale.to(self.device)
+        plain = {"softmax_scale": self.softmax_scale, "return_lse": True}
+        self.arguments |= plain | self.options
+
+    def layout_of(self, name: str) -> str:
+        return self.layout
 
     def launch(self) -> tuple[Tensor, Any]:
         """Out, and lse or None, as they are on the device; a GPU may still be at work."""
@@ -130,11 +147,8 @@ class AmdProblem:
             for row in range(min(seqlen_q, max_seqlen_q))
         ]
 
-    def _attention(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        options: dict[str, Any] = {"mask": self.mask, "softmax_scale": self.softmax_scale}
-        if not self.is_group:
-            return attention(q, k, v, **options)
-        return attention_packed(q, k, v, *self.sequences.spans, **options)
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor) -> Result:
+        return self.reference(q, k, v, softmax_scale=self.softmax_scale)
 
     def _scaled(self, name: str) -> Tensor:
         x: Tensor = getattr(self, name).cpu().double()
