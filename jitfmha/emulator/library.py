@@ -56,6 +56,8 @@ _VARIANT_FLAGS: dict[Variant, tuple[str, ...]] = {
     "check": ("-DJITFMHA_EMULATOR_CHECK=1",),
     "profile": ("-DJITFMHA_EMULATOR_PROFILE=1",),
 }
+# Whose sources one variant alone has.
+_VARIANT_OF_FOLDER: dict[str, Variant] = {"checks": "check", "profile": "profile"}
 
 
 @cache
@@ -64,7 +66,7 @@ def build_spec(variant: Variant) -> jit.BuildSpec:
     isa = cpu_target().isa
     return jit.BuildSpec(
         name=f"emulator_{variant}_{isa}",
-        sources=_sources(),
+        sources=_sources(variant),
         cflags=(*_CFLAGS, *_ISA_FLAGS.get(isa, ()), *_VARIANT_FLAGS[variant]),
         ldflags=("-pthread",),
         why=f"the first use of the emulator ({variant})",
@@ -92,7 +94,7 @@ def taken(library: ctypes.CDLL, what: str) -> list[dict[str, Any]]:
     return kept
 
 
-def _sources() -> dict[str, str]:
+def _sources(variant: Variant) -> dict[str, str]:
     folder = templates_dir() / _FOLDER
     values = {
         "chips.h.in": _facts_about_chips(),
@@ -104,6 +106,7 @@ def _sources() -> dict[str, str]:
         name.removesuffix(".in"): jit.render(f"{_FOLDER}/{name}", values.get(name, {}))
         for name in names
         if name.endswith(_SUFFIXES)
+        and _VARIANT_OF_FOLDER.get(name.partition("/")[0], variant) == variant
     }
 
 

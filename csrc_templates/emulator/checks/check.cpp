@@ -1,12 +1,9 @@
 // The sanitizer: definitions of the hooks for -DJITFMHA_EMULATOR_CHECK=1. See hooks.h and check.h.
-#include "execution/hooks.h"
-
-#if JITFMHA_EMULATOR_CHECK
+// Those of registers, of LDS and of s_waitcnt are in the files of their checks.
+#include "checks/check.h"
 
 #include <algorithm>
 #include <cstring>
-
-#include "checks/check.h"
 
 namespace emulator::hooks {
 
@@ -80,15 +77,6 @@ void instruction_skipped(Wave& wave, const Instruction& inst) {
   check_vskip(wave, inst, wave.dispatch().observation->traits[dword_of(wave, inst)]);
 }
 
-void vgpr_read(Wave& wave, u32 index, u32 dwords, u64 lanes) {
-  check_vgpr_read(wave, index, dwords, lanes);
-}
-void vgpr_written(Wave& wave, u32 index, u32 dwords, u64 lanes) {
-  note_vgpr_written(wave, index, dwords, lanes);
-}
-void scalar_read(Wave& wave, u32 index, u32 dwords) { check_scalar_read(wave, index, dwords); }
-void scalar_written(Wave& wave, u32 index, u32 dwords) { note_scalar_written(wave, index, dwords); }
-
 // ---- Memory -------------------------------------------------------------------------------------
 
 // The first address of each lane: the dwords of a load into LDS come in order.
@@ -98,10 +86,6 @@ void global_access(Wave& wave, const Instruction&, int lane, u64 address, u32, A
     observation.loaded_from[lane] = address;
 }
 void scratch_access(Wave&, const Instruction&, int, u64, u32, Access) {}
-void lds_access(Wave& wave, const Instruction& inst, int lane, u64 offset, u32 bytes,
-                Access access) {
-  check_lds(wave, inst, lane, offset, bytes, access);
-}
 
 // What is read there is zero, what is written is lost.
 u8* instead_of_memory(Wave& wave, const Instruction& inst, bool is_scratch, const Fault& fault) {
@@ -112,8 +96,6 @@ u8* instead_of_memory(Wave& wave, const Instruction& inst, bool is_scratch, cons
 }
 
 // ---- Waves among each other ---------------------------------------------------------------------
-
-void waitcnt(Wave& wave, u32 vmcnt, u32 lgkmcnt, u32) { note_waitcnt(wave, vmcnt, lgkmcnt); }
 
 void barrier_arrived(Wave& wave) { ++wave.observation->barriers; }
 
@@ -136,5 +118,3 @@ void barrier_released(Workgroup& workgroup) {
 }
 
 }  // namespace emulator::hooks
-
-#endif

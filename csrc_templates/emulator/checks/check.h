@@ -62,33 +62,48 @@ using ProducerSet = u32;
 enum class Order : u8 { none, vector_memory, lds, flat, scalar };
 constexpr u32 kOrders = 5;
 
+// Registers by one number: VGPRs as operands have them, then scalar ones by their encoding.
+constexpr u32 kFirstScalar = kVgprs, kRegisters = kFirstScalar + 128;
+inline std::string name_of_register(u32 number) {
+  return number < kFirstScalar ? register_name(number) : scalar_name(number - kFirstScalar);
+}
+
 struct RegisterRange {
-  u16 first;  // VGPR number, or encoding of a scalar register
-  u16 count;
+  u32 first, count;
   UseSet uses;
+  u32 end() const { return first + count; }
+};
+
+template <u32 kMost>
+struct RegisterRanges {
+  RegisterRange ranges[kMost];
+  u8 count = 0;
+
+  void add(const RegisterRange& range) {
+    if (count < kMost) ranges[count++] = range;
+  }
+  const RegisterRange* begin() const { return ranges; }
+  const RegisterRange* end() const { return ranges + count; }
 };
 
 // s_getreg and s_setreg.
 enum class HardwareRegisterUse : u8 { none, read, written };
 
 struct InstructionTraits {
-  static constexpr u32 kMostReads = 7, kMostWrites = 2;
-  RegisterRange vgpr_reads[kMostReads], vgpr_writes[kMostWrites];
-  RegisterRange scalar_reads[kMostReads], scalar_writes[kMostWrites];
-  u8 vgpr_read_count = 0, vgpr_write_count = 0, scalar_read_count = 0, scalar_write_count = 0;
+  RegisterRanges<14> reads;
+  RegisterRanges<4> writes;
 
   Order order = Order::none;  // of the counter that it raises
   bool loads_to_lds = false;
   bool has_result = false;  // in its `writes`, when the counter says so
 
-  u8 wait_states = 1;    // that it takes itself; s_nop takes more
-  u8 passes_column = 0;  // MFMA: 2, 4, 8, 16 passes are columns 0 to 3
-  ProducerSet produces_vgpr = 0, produces_scalar = 0;
+  u8 wait_states = 1;                   // that it takes itself; s_nop takes more
+  u8 passes_column = 0;                 // MFMA: 2, 4, 8, 16 passes are columns 0 to 3
+  ProducerSet produces = 0;             // by what it writes
   ProducerSet produces_by_reading = 0;  // write-after-read hazards
-  UseSet threatened_by_vgpr = 0, threatened_by_scalar = 0, threatened_by_read = 0;
-  u8 protected_source = 0xff;  // vgpr_reads entry that produces_by_reading is about
-  UseSet exec_uses = 0;        // of EXEC and VCC, without naming them
-  u8 matrix_c = 0xff;          // vgpr_reads entry of C
+  UseSet threatened = 0;                // uses of what it writes
+  u8 protected_source = 0xff;           // the entry of `reads` that produces_by_reading is about
+  u8 matrix_c = 0xff;                   // that of C
   HardwareRegisterUse hardware_register = HardwareRegisterUse::none;
   ProducerSet changes_vskip = 0;
   bool is_vector = false;
@@ -117,19 +132,18 @@ struct LastAccess {
 
 struct WaitStateState {
   u32 now = 1000;  // so that an access that never happened is long ago
-  LastAccess vgpr[kVgprs], vgpr_read[kVgprs], scalar[128], hardware_register[64], f64_matrix, vskip;
+  LastAccess written[kRegisters], read[kRegisters], hardware_register[64], f64_matrix, vskip;
 };
 
 struct CounterState {
   u32 issued[kOrders] = {}, completed[kOrders] = {};
   u32 flat_vmcnt_done = 0, flat_lgkmcnt_done = 0;  // flat operations wait for both counters
-  // Registers that an operation is going to write.
-  u64 pending_vgprs[kVgprs / 64] = {}, pending_scalars[2] = {};
-  struct Pending {
+  u64 pending[kRegisters / 64] = {};               // registers that an operation is going to write
+  struct Operation {
     Order order = Order::none;
     u32 serial = 0, dword = 0;
   };
-  Pending vgpr[kVgprs], scalar[128];
+  Operation operations[kRegisters];  // by the register
 
   bool is_complete(Order order, u32 serial) const {
     return serial <= completed[static_cast<u32>(order)];
@@ -185,20 +199,14 @@ struct WorkgroupObservation {
 // ---- The checks, called by the hooks ------------------------------------------------------------
 
 void begin_registers(Wave&);
-void check_vgpr_read(Wave&, u32 index, u32 dwords, u64 lanes);
-void note_vgpr_written(Wave&, u32 index, u32 dwords, u64 lanes);
-void check_scalar_read(Wave&, u32 index, u32 dwords);
-void note_scalar_written(Wave&, u32 index, u32 dwords);
 void finish_registers(Wave&, const Instruction&);
 
 void check_counters(Wave&, const Instruction&, const InstructionTraits&);
-void note_waitcnt(Wave&, u32 vmcnt, u32 lgkmcnt);
 
 void check_wait_states(Wave&, const Instruction&, const InstructionTraits&);
 // Of an instruction that is not executed.
 void check_vskip(Wave&, const Instruction&, const InstructionTraits&);
 
-void check_lds(Wave&, const Instruction&, int lane, u64 offset, u32 bytes, Access);
 void publish_lds(Workgroup&);
 
 void export_findings(const Dispatch&, const Findings&);

@@ -9,14 +9,11 @@
 // An operation of an in-order kind is complete when the counter was seen at or below the number of
 // operations of its own kind that were issued after it: operations of other kinds only make the
 // counter larger.
-#include "checks/check.h"
-
-#if JITFMHA_EMULATOR_CHECK
-
 #include <algorithm>
 
-namespace emulator {
+#include "checks/check.h"
 
+namespace emulator {
 namespace {
 
 constexpr u32 kVmcntLimit = 63, kLgkmcntLimit = 15;  // these do not wait at all
@@ -32,17 +29,16 @@ const char* counter_name(Order order) {
 
 // The first register of the range whose pending result `inst` must not touch; -1 if there is none.
 // Pending marks of complete operations are removed on the way.
-int find_pending(CounterState& state, u64* pending, CounterState::Pending* operations,
-                 const RegisterRange& range, Order writes_in) {
-  for (u32 reg = range.first; reg < u32{range.first} + range.count; ++reg) {
-    u64& word = pending[reg / 64];
+int find_pending(CounterState& state, const RegisterRange& range, Order writes_in) {
+  for (u32 reg = range.first; reg < range.end(); ++reg) {
+    u64& word = state.pending[reg / 64];
     if (__builtin_expect(word == 0, 1)) {  // skip to the next 64
       reg |= 63;
       continue;
     }
     const u64 bit = u64{1} << (reg % 64);
     if (!(word & bit)) continue;
-    const CounterState::Pending& operation = operations[reg];
+    const CounterState::Operation& operation = state.operations[reg];
     if (state.is_complete(operation.order, operation.serial)) {
       word &= ~bit;
       continue;
@@ -55,64 +51,44 @@ int find_pending(CounterState& state, u64* pending, CounterState::Pending* opera
   return -1;
 }
 
-void report_pending(Wave& wave, const Instruction& inst, const std::string& name,
-                    const CounterState::Pending& operation, bool is_write) {
-  report(wave, inst, FindingKind::wait_count, -1, [&] {
-    return formatted("%s %s, the result of %s, before an s_waitcnt (%s) covers it",
-                     is_write ? "overwrites" : "uses", name.c_str(),
-                     instruction_at(wave, operation.dword).c_str(), counter_name(operation.order));
-  });
-}
-
 }  // namespace
 
 void check_counters(Wave& wave, const Instruction& inst, const InstructionTraits& traits) {
   CounterState& state = wave.observation->counters;
-  const auto check_vgprs = [&](const RegisterRange& range, bool is_write) {
-    const int reg = find_pending(state, state.pending_vgprs, state.vgpr, range,
-                                 is_write ? traits.order : Order::none);
-    if (reg >= 0)
-      report_pending(wave, inst, register_name(static_cast<u32>(reg)), state.vgpr[reg], is_write);
+  const auto check = [&](const RegisterRange& range, bool is_write) {
+    const int reg = find_pending(state, range, is_write ? traits.order : Order::none);
+    if (reg < 0) return;
+    const CounterState::Operation& operation = state.operations[reg];
+    report(wave, inst, FindingKind::wait_count, -1, [&] {
+      return formatted(
+          "%s %s, the result of %s, before an s_waitcnt (%s) covers it",
+          is_write ? "overwrites" : "uses", name_of_register(static_cast<u32>(reg)).c_str(),
+          instruction_at(wave, operation.dword).c_str(), counter_name(operation.order));
+    });
   };
-  const auto check_scalars = [&](const RegisterRange& range, bool is_write) {
-    const int reg = find_pending(state, state.pending_scalars, state.scalar, range, Order::none);
-    if (reg >= 0)
-      report_pending(wave, inst, scalar_name(static_cast<u32>(reg)), state.scalar[reg], is_write);
-  };
-  for (u32 i = 0; i < traits.vgpr_read_count; ++i) check_vgprs(traits.vgpr_reads[i], false);
-  for (u32 i = 0; i < traits.vgpr_write_count; ++i) check_vgprs(traits.vgpr_writes[i], true);
-  for (u32 i = 0; i < traits.scalar_read_count; ++i) check_scalars(traits.scalar_reads[i], false);
-  for (u32 i = 0; i < traits.scalar_write_count; ++i) check_scalars(traits.scalar_writes[i], true);
+  for (const RegisterRange& range : traits.reads) check(range, false);
+  for (const RegisterRange& range : traits.writes) check(range, true);
 
-  if (traits.order == Order::none) {
-    // Written at once: nothing is pending any more, also where that was reported.
-    const auto clear = [](const RegisterRange& range, u64* pending) {
-      for (u32 reg = range.first; reg < u32{range.first} + range.count; ++reg)
-        pending[reg / 64] &= ~(u64{1} << (reg % 64));
-    };
-    for (u32 i = 0; i < traits.vgpr_write_count; ++i)
-      clear(traits.vgpr_writes[i], state.pending_vgprs);
-    for (u32 i = 0; i < traits.scalar_write_count; ++i)
-      clear(traits.scalar_writes[i], state.pending_scalars);
-    return;
+  u32 serial = 0;
+  if (traits.order != Order::none) {
+    serial = ++state.issued[static_cast<u32>(traits.order)];
+    if (!traits.has_result) return;
   }
-  const u32 serial = ++state.issued[static_cast<u32>(traits.order)];
-  if (!traits.has_result) return;
-  const CounterState::Pending operation{traits.order, serial, dword_of(wave, inst)};
-  const auto mark = [&](const RegisterRange& range, u64* pending,
-                        CounterState::Pending* operations) {
-    for (u32 reg = range.first; reg < u32{range.first} + range.count; ++reg) {
-      pending[reg / 64] |= u64{1} << (reg % 64);
-      operations[reg] = operation;
+  for (const RegisterRange& range : traits.writes) {
+    for (u32 reg = range.first; reg < range.end(); ++reg) {
+      u64& word = state.pending[reg / 64];
+      const u64 bit = u64{1} << (reg % 64);
+      if (traits.order == Order::none) {
+        word &= ~bit;  // it is written at once: also where that was reported
+        continue;
+      }
+      word |= bit;
+      state.operations[reg] = {traits.order, serial, dword_of(wave, inst)};
     }
-  };
-  for (u32 i = 0; i < traits.vgpr_write_count; ++i)
-    mark(traits.vgpr_writes[i], state.pending_vgprs, state.vgpr);
-  for (u32 i = 0; i < traits.scalar_write_count; ++i)
-    mark(traits.scalar_writes[i], state.pending_scalars, state.scalar);
+  }
 }
 
-void note_waitcnt(Wave& wave, u32 vmcnt, u32 lgkmcnt) {
+void hooks::waitcnt(Wave& wave, u32 vmcnt, u32 lgkmcnt, u32) {
   CounterState& state = wave.observation->counters;
   const auto mark_completed = [&](Order order, u32 outstanding) {
     const u32 issued = state.issued[static_cast<u32>(order)];
@@ -130,5 +106,3 @@ void note_waitcnt(Wave& wave, u32 vmcnt, u32 lgkmcnt) {
 }
 
 }  // namespace emulator
-
-#endif

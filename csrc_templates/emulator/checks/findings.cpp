@@ -1,18 +1,14 @@
 // The sanitizer's findings: one for each kind and instruction, with a count. They are printed when
 // they first occur in the process, and kept for the thread that launched the kernel.
-#include "checks/check.h"
-
-#if JITFMHA_EMULATOR_CHECK
-
 #include <cstdio>
 #include <set>
 #include <tuple>
 
+#include "checks/check.h"
 #include "decode/text.h"
 #include "json.h"
 
 namespace emulator {
-
 namespace {
 
 constexpr std::size_t kMostFindings = 1000, kMostPrinted = 20;
@@ -129,5 +125,3 @@ EXPORT const char* jitfmha_emulator_take_findings() {
   findings_of_thread.clear();
   return text.c_str();
 }
-
-#endif

@@ -3,14 +3,11 @@
 //
 // An operation is ordered before what other waves do after a barrier if an s_waitcnt had covered it
 // when its wave arrived there: s_barrier itself waits for nothing.
-#include "checks/check.h"
-
-#if JITFMHA_EMULATOR_CHECK
-
 #include <algorithm>
 
-namespace emulator {
+#include "checks/check.h"
 
+namespace emulator {
 namespace {
 
 // The access that is checked.
@@ -173,7 +170,8 @@ inline void check_word(const LdsAccess& access, LdsWord& word, u32 offset, u8 by
 
 }  // namespace
 
-void check_lds(Wave& wave, const Instruction& inst, int lane, u64 offset, u32 bytes, Access kind) {
+void hooks::lds_access(Wave& wave, const Instruction& inst, int lane, u64 offset, u32 bytes,
+                       Access kind) {
   const u32 allocated = wave.dispatch().lds_bytes;  // what the kernel asked for, not rounded up
   if (offset > allocated || allocated - offset < bytes) {
     report(wave, inst, FindingKind::lds_bounds, lane, [&] {
@@ -208,5 +206,3 @@ void publish_lds(Workgroup& workgroup) {
 }
 
 }  // namespace emulator
-
-#endif

@@ -1,12 +1,8 @@
 // Reads of registers that nobody wrote, lane by lane.
 #include "checks/check.h"
-
-#if JITFMHA_EMULATOR_CHECK
-
 #include "execution/lanes.h"
 
 namespace emulator {
-
 namespace {
 
 constexpr u64 bits_of(u32 index, u32 count) {
@@ -89,19 +85,19 @@ void begin_registers(Wave& wave) {
   state.written[0] = wave.exec();
 }
 
-void check_vgpr_read(Wave& wave, u32 index, u32 dwords, u64 lanes) {
+void hooks::vgpr_read(Wave& wave, u32 index, u32 dwords, u64 lanes) {
   const RegisterState& state = wave.observation->registers;
   u64 missing = 0;
   for (u32 reg = index; reg < index + dwords; ++reg) missing |= lanes & ~state.written[reg];
   if (__builtin_expect(missing != 0, 0)) report_unwritten(wave, index, dwords, lanes);
 }
 
-void note_vgpr_written(Wave& wave, u32 index, u32 dwords, u64 lanes) {
+void hooks::vgpr_written(Wave& wave, u32 index, u32 dwords, u64 lanes) {
   RegisterState& state = wave.observation->registers;
   for (u32 reg = index; reg < index + dwords; ++reg) state.written[reg] |= lanes;
 }
 
-void check_scalar_read(Wave& wave, u32 index, u32 dwords) {
+void hooks::scalar_read(Wave& wave, u32 index, u32 dwords) {
   RegisterState& state = wave.observation->registers;
   const u64 wanted = bits_of(index, dwords);
   const u64 missing = wanted & ~state.written_scalars[index / 64];
@@ -124,7 +120,7 @@ void check_scalar_read(Wave& wave, u32 index, u32 dwords) {
          [&] { return formatted("reads %s, which nobody wrote", scalar_name(first).c_str()); });
 }
 
-void note_scalar_written(Wave& wave, u32 index, u32 dwords) {
+void hooks::scalar_written(Wave& wave, u32 index, u32 dwords) {
   set_written_scalars(wave.observation->registers, index, dwords);
 }
 
@@ -143,5 +139,3 @@ void finish_registers(Wave& wave, const Instruction& inst) {
 }
 
 }  // namespace emulator
-
-#endif

@@ -3,18 +3,14 @@
 // An instruction's traits say which producers of the rules it is and which uses it makes of each
 // register. Every register remembers who wrote it last, and when, counted in wait states: an
 // instruction takes one, s_nop N takes N + 1.
-#include "checks/check.h"
-
-#if JITFMHA_EMULATOR_CHECK
-
 #include <algorithm>
 #include <array>
 #include <cstring>
 
+#include "checks/check.h"
 #include "execution/dispatch.h"
 
 namespace emulator {
-
 namespace {
 
 // ---- The rules ----------------------------------------------------------------------------------
@@ -146,22 +142,17 @@ class TraitsBuilder {
       default: describe_scalar(); break;
     }
     traits_.is_vector = is_vector(definition_);
-    traits_.threatened_by_vgpr = threatened_by(traits_.produces_vgpr);
-    traits_.threatened_by_scalar = threatened_by(traits_.produces_scalar);
-    traits_.threatened_by_read = threatened_by(traits_.produces_by_reading);
+    traits_.threatened = threatened_by(traits_.produces);
     return traits_;
   }
 
  private:
   void reads_vgpr(const Operand& operand, UseSet uses) {
-    if (operand.place == Place::vgpr && operand.dwords &&
-        traits_.vgpr_read_count < InstructionTraits::kMostReads)
-      traits_.vgpr_reads[traits_.vgpr_read_count++] = {operand.index, operand.dwords, uses};
+    if (operand.place == Place::vgpr && operand.dwords)
+      traits_.reads.add({operand.index, operand.dwords, uses});
   }
   void reads_scalar(u32 index, u32 dwords, UseSet uses) {
-    if (index < 128 && traits_.scalar_read_count < InstructionTraits::kMostReads)
-      traits_.scalar_reads[traits_.scalar_read_count++] = {static_cast<u16>(index),
-                                                           static_cast<u16>(dwords), uses};
+    if (index < 128) traits_.reads.add({kFirstScalar + index, dwords, uses});
   }
   void reads(const Operand& operand, UseSet vgpr_uses, UseSet scalar_uses) {
     reads_vgpr(operand, vgpr_uses);
@@ -170,14 +161,10 @@ class TraitsBuilder {
     if (operand.place == Place::execz) reads_scalar(kExecIndex, 2, one(use::reads_execz));
   }
   void writes(const Operand& operand, UseSet vgpr_uses) {
-    const RegisterRange range{operand.index, operand.dwords,
-                              operand.place == Place::vgpr ? vgpr_uses : 0};
-    if (operand.place == Place::vgpr && operand.dwords &&
-        traits_.vgpr_write_count < InstructionTraits::kMostWrites)
-      traits_.vgpr_writes[traits_.vgpr_write_count++] = range;
-    if (operand.place == Place::scalar &&
-        traits_.scalar_write_count < InstructionTraits::kMostWrites)
-      traits_.scalar_writes[traits_.scalar_write_count++] = range;
+    if (operand.place == Place::vgpr && operand.dwords)
+      traits_.writes.add({operand.index, operand.dwords, vgpr_uses});
+    if (operand.place == Place::scalar)
+      traits_.writes.add({kFirstScalar + operand.index, operand.dwords, 0});
   }
   void is_under_exec(Use use) { reads_scalar(kExecIndex, 2, one(use)); }
 
@@ -211,11 +198,11 @@ class TraitsBuilder {
       reads(inst_.source[k], source, scalar_use);
       if (parameter.role == Role::vcc)
         reads_scalar(kVccIndex, 2, is_div_fmas ? one(use::div_fmas_reads_vcc) : 0);
-      if (traits_.is_dot && parameter.role == Role::old)
-        traits_.matrix_c = static_cast<u8>(traits_.vgpr_read_count - 1);
+      // D += A . B, or D = A . B + C
+      if (traits_.is_dot && inst_.source[k].place == Place::vgpr &&
+          (k == 2 || parameter.role == Role::old))
+        traits_.matrix_c = static_cast<u8>(traits_.reads.count - 1);
     }
-    if (traits_.is_dot && traits_.matrix_c == 0xff && inst_.source[2].place == Place::vgpr)
-      traits_.matrix_c = static_cast<u8>(traits_.vgpr_read_count - 1);  // D = A . B + C
     // The rest of the register stays, so that it is read.
     if (inst_.destination_unused == 2) reads_vgpr(inst_.destination, source);
     writes(inst_.destination, one(use::valu_writes));
@@ -226,16 +213,14 @@ class TraitsBuilder {
       reads_vgpr(inst_.destination, source);
       writes(inst_.source[0], one(use::valu_writes));
     }
-    if (begins_with(name_, "v_cmpx"))
-      traits_.scalar_writes[traits_.scalar_write_count++] = {kExecIndex, 2, 0};
+    if (begins_with(name_, "v_cmpx")) traits_.writes.add({kFirstScalar + kExecIndex, 2, 0});
     if (inst_.dpp) is_under_exec(use::dpp_under_exec);
     if (is_lane_access) is_under_exec(use::lane_access_under_exec);
     if (is_permlane) is_under_exec(use::permlane_under_exec);
 
-    traits_.produces_scalar = one(valu_writes_scalar);
-    traits_.produces_vgpr = traits_.is_dot ? one(dot_writes) : one(valu_writes);
-    if (is_trans) traits_.produces_vgpr |= one(trans_writes);
-    if (writes_part()) traits_.produces_vgpr |= one(valu_writes_part);
+    traits_.produces = one(valu_writes_scalar) | one(traits_.is_dot ? dot_writes : valu_writes);
+    if (is_trans) traits_.produces |= one(trans_writes);
+    if (writes_part()) traits_.produces |= one(valu_writes_part);
   }
 
   bool name_is(const char* name) const { return std::strcmp(name_, name) == 0; }
@@ -272,16 +257,16 @@ class TraitsBuilder {
     reads(inst_.source[4], one(use::matrix_reads_ab), one(use::valu_reads_scalar));
     if (is_sparse) reads(inst_.source[2], one(use::matrix_reads_ab), 0);  // the indices
     const Operand& accumulator = is_sparse ? inst_.destination : inst_.source[2];
-    if (accumulator.place == Place::vgpr) traits_.matrix_c = traits_.vgpr_read_count;
+    if (accumulator.place == Place::vgpr) traits_.matrix_c = traits_.reads.count;
     reads(accumulator, c, 0);
     writes(inst_.destination, 0);
     is_under_exec(use::matrix_under_exec);
     const u32 passes = mfma_passes(inst_);
     traits_.passes_column = passes <= 2 ? 0 : passes <= 4 ? 1 : passes <= 8 ? 2 : 3;
-    traits_.produces_vgpr = one(is_xdl       ? xdl_writes
-                                : is_f32     ? sgemm_writes
-                                : is_f64_4x4 ? dgemm_4_writes
-                                             : dgemm_16_writes);
+    traits_.produces = one(is_xdl       ? xdl_writes
+                           : is_f32     ? sgemm_writes
+                           : is_f64_4x4 ? dgemm_4_writes
+                                        : dgemm_16_writes);
     traits_.is_f64_matrix = is_f64;
     if (is_xdl && traits_.matrix_c != 0xff) {
       traits_.produces_by_reading = one(Producer::xdl_reads_c);
@@ -298,7 +283,7 @@ class TraitsBuilder {
     if (is_cache_invalidation) traits_.order = Order::none;
     traits_.loads_to_lds = inst_.to_lds;
     for (u32 k = 0; k < kMaxSources; ++k) {
-      if (k == 1) traits_.protected_source = traits_.vgpr_read_count;
+      if (k == 1) traits_.protected_source = traits_.reads.count;
       reads(inst_.source[k], one(use::memory_reads), is_lds ? 0 : one(use::vmem_reads_scalar));
     }
     const Operand& data = inst_.source[1];
@@ -309,7 +294,7 @@ class TraitsBuilder {
     if (is_wide_store && !has_soffset) traits_.produces_by_reading = one(wide_store_reads);
     // A half that is loaded keeps the other half: old content, not a use.
     writes(inst_.destination, 0);
-    traits_.has_result = traits_.vgpr_write_count != 0;
+    traits_.has_result = traits_.writes.count != 0;
     if (inst_.to_lds) reads_scalar(kM0, 1, one(use::lds_dma_reads_m0));
     if (contains(name_, "addtid")) reads_scalar(kM0, 1, one(use::addtid_reads_m0));
   }
@@ -319,10 +304,10 @@ class TraitsBuilder {
     writes(inst_.destination, 0);
     if (definition_.format == Format::SMEM) {
       traits_.order = Order::scalar;
-      traits_.has_result = traits_.scalar_write_count != 0;
+      traits_.has_result = traits_.writes.count != 0;
       return;
     }
-    traits_.produces_scalar = one(salu_writes_scalar);
+    traits_.produces = one(salu_writes_scalar);
     if (name_is("s_nop")) traits_.wait_states = static_cast<u8>((inst_.offset & 15) + 1);
     if (begins_with(name_, "s_sendmsg")) {
       traits_.order = Order::scalar;
@@ -377,63 +362,53 @@ bool is_recent(const WaitStateState& state, const LastAccess& last) {
   return state.now - last.time <= kLongestWait;
 }
 
+// Whether the last access is that of the same dot product, which passes its result on to itself.
+bool is_same_dot(const Site& site, const LastAccess& last) {
+  const Instruction& before = site.wave.dispatch().code->instructions[last.dword];
+  return last.by->is_dot && before.definition == site.inst.definition;
+}
+
 // What reading C means to the matrix instruction that wrote it: exactly its result is passed on
 // inside of the matrix unit.
 UseSet uses_of_matrix_c(const InstructionTraits& traits, const LastAccess& last) {
-  const RegisterRange& c = traits.vgpr_reads[traits.matrix_c];
-  const RegisterRange& written = last.by->vgpr_writes[0];
+  const RegisterRange& c = traits.reads.ranges[traits.matrix_c];
+  const RegisterRange& written = last.by->writes.ranges[0];
   constexpr ProducerSet kMatrix =
       one(xdl_writes) | one(sgemm_writes) | one(dgemm_4_writes) | one(dgemm_16_writes);
-  const bool by_matrix = last.by->produces_vgpr & kMatrix;
+  const bool by_matrix = last.by->produces & kMatrix;
   if (!by_matrix || c.first != written.first || c.count != written.count) return c.uses;
-  const bool both_f64_4x4 = last.by->produces_vgpr & traits.produces_vgpr & one(dgemm_4_writes);
+  const bool both_f64_4x4 = last.by->produces & traits.produces & one(dgemm_4_writes);
   return one(both_f64_4x4 ? use::dgemm_4_reads_same_c : use::matrix_reads_same_c);
 }
 
-void check_vgpr_reads(const Site& site, const InstructionTraits& traits) {
-  for (u32 i = 0; i < traits.vgpr_read_count; ++i) {
-    const RegisterRange& range = traits.vgpr_reads[i];
-    for (u32 reg = range.first; reg < u32{range.first} + range.count; ++reg) {
-      const LastAccess& last = site.state.vgpr[reg];
-      if (!is_recent(site.state, last) || !(last.by->threatened_by_vgpr & range.uses)) continue;
+void check_reads(const Site& site, const InstructionTraits& traits) {
+  for (u32 i = 0; i < traits.reads.count; ++i) {
+    const RegisterRange& range = traits.reads.ranges[i];
+    if (!range.uses) continue;
+    for (u32 reg = range.first; reg < range.end(); ++reg) {
+      const LastAccess& last = site.state.written[reg];
+      if (!is_recent(site.state, last) || !(last.by->threatened & range.uses)) continue;
       UseSet uses = range.uses;
       if (i == traits.matrix_c) {
-        const Instruction& writer = site.wave.dispatch().code->instructions[last.dword];
         if (!traits.is_dot) uses = uses_of_matrix_c(traits, last);
-        else if (last.by->is_dot && writer.definition == site.inst.definition) continue;
+        else if (is_same_dot(site, last)) continue;
       }
-      check_rules(site, last, last.by->produces_vgpr, uses, register_name(reg));
+      check_rules(site, last, last.by->produces, uses, name_of_register(reg));
     }
   }
 }
 
-void check_vgpr_writes(const Site& site, const InstructionTraits& traits) {
-  for (u32 i = 0; i < traits.vgpr_write_count; ++i) {
-    const RegisterRange& range = traits.vgpr_writes[i];
+void check_writes(const Site& site, const InstructionTraits& traits) {
+  for (const RegisterRange& range : traits.writes) {
     if (!range.uses) continue;
-    for (u32 reg = range.first; reg < u32{range.first} + range.count; ++reg) {
-      const LastAccess& read = site.state.vgpr_read[reg];
+    for (u32 reg = range.first; reg < range.end(); ++reg) {
+      const LastAccess& read = site.state.read[reg];
       if (is_recent(site.state, read))
-        check_rules(site, read, read.by->produces_by_reading, range.uses, register_name(reg));
-      const LastAccess& written = site.state.vgpr[reg];
-      if (!is_recent(site.state, written) || !(written.by->threatened_by_vgpr & range.uses))
-        continue;
-      if (written.by->is_dot &&
-          site.wave.dispatch().code->instructions[written.dword].definition == site.inst.definition)
-        continue;
-      check_rules(site, written, written.by->produces_vgpr, range.uses, register_name(reg));
-    }
-  }
-}
-
-void check_scalar_reads(const Site& site, const InstructionTraits& traits) {
-  for (u32 i = 0; i < traits.scalar_read_count; ++i) {
-    const RegisterRange& range = traits.scalar_reads[i];
-    if (!range.uses) continue;
-    for (u32 reg = range.first; reg < u32{range.first} + range.count; ++reg) {
-      const LastAccess& last = site.state.scalar[reg];
-      if (is_recent(site.state, last) && last.by->threatened_by_scalar & range.uses)
-        check_rules(site, last, last.by->produces_scalar, range.uses, scalar_name(reg));
+        check_rules(site, read, read.by->produces_by_reading, range.uses, name_of_register(reg));
+      const LastAccess& written = site.state.written[reg];
+      if (is_recent(site.state, written) && written.by->threatened & range.uses &&
+          !is_same_dot(site, written))
+        check_rules(site, written, written.by->produces, range.uses, name_of_register(reg));
     }
   }
 }
@@ -475,26 +450,17 @@ void check_wait_states(Wave& wave, const Instruction& inst, const InstructionTra
   WaitStateState& state = wave.observation->wait_states;
   const Site site{wave, inst, state};
   const LastAccess here{&traits, state.now, dword_of(wave, inst)};
-  check_vgpr_reads(site, traits);
-  check_vgpr_writes(site, traits);
-  check_scalar_reads(site, traits);
+  check_reads(site, traits);
+  check_writes(site, traits);
   check_hardware_register(site, traits, here);
   check_uses_of_vskip(site, traits);
   if (traits.changes_vskip) state.vskip = here;
   check_f64(site, traits, here);
-  if (traits.produces_by_reading) {
-    const RegisterRange& range = traits.vgpr_reads[traits.protected_source];
-    for (u32 reg = range.first; reg < u32{range.first} + range.count; ++reg)
-      state.vgpr_read[reg] = here;
-  }
-  for (u32 i = 0; i < traits.vgpr_write_count; ++i)
-    for (u32 reg = traits.vgpr_writes[i].first;
-         reg < u32{traits.vgpr_writes[i].first} + traits.vgpr_writes[i].count; ++reg)
-      state.vgpr[reg] = here;
-  for (u32 i = 0; i < traits.scalar_write_count; ++i)
-    for (u32 reg = traits.scalar_writes[i].first;
-         reg < u32{traits.scalar_writes[i].first} + traits.scalar_writes[i].count; ++reg)
-      state.scalar[reg] = here;
+  const auto note = [&](const RegisterRange& range, LastAccess* accesses) {
+    std::fill(accesses + range.first, accesses + range.end(), here);
+  };
+  if (traits.produces_by_reading) note(traits.reads.ranges[traits.protected_source], state.read);
+  for (const RegisterRange& range : traits.writes) note(range, state.written);
   state.now += traits.wait_states;
 }
 
@@ -503,5 +469,3 @@ void check_vskip(Wave& wave, const Instruction& inst, const InstructionTraits& t
 }
 
 }  // namespace emulator
-
-#endif

@@ -13,7 +13,6 @@
 #include "decode/decode.h"
 
 namespace emulator {
-
 namespace {
 
 // What no real code object exceeds: a damaged field must not cost gigabytes.
@@ -193,7 +192,7 @@ class MessagePack {
 };
 
 struct KernelMetadata {
-  std::string name, symbol;
+  std::string symbol;
   std::vector<KernelArgument> arguments;
   u32 kernarg_bytes = 0;
   u32 max_workgroup_size = 1024;
@@ -215,8 +214,7 @@ KernelMetadata read_kernel(MessagePack& metadata) {
   KernelMetadata kernel;
   for (u64 n = metadata.begin_map(); n; --n) {
     const std::string key = metadata.string();
-    if (key == ".name") kernel.name = metadata.string();
-    else if (key == ".symbol") kernel.symbol = metadata.string();
+    if (key == ".symbol") kernel.symbol = metadata.string();
     else if (key == ".kernarg_segment_size")
       kernel.kernarg_bytes = static_cast<u32>(metadata.integer());
     else if (key == ".max_flat_workgroup_size")

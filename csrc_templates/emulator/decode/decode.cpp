@@ -7,12 +7,7 @@
 #include "execution/wave.h"
 
 namespace emulator {
-
 namespace {
-
-constexpr u32 bits(u32 word, u32 high, u32 low) {
-  return word >> low & ((u64{1} << (high - low + 1)) - 1);
-}
 
 constexpr u32 kSourceSdwa = 249, kSourceDpp = 250, kSourceLiteral = 255, kFirstVgpr = 256;
 constexpr u32 kNoSaddr = 0x7f;
@@ -64,25 +59,6 @@ u64 inline_integer(u32 field) {
   return static_cast<u64>(value);
 }
 
-// Fields 240 to 248: 0.5 -0.5 1 -1 2 -2 4 -4 1/(2 pi).
-u64 inline_float(u32 field, OperandType type) {
-  constexpr f32 kValues[9] = {0.5f, -0.5f, 1.0f, -1.0f, 2.0f, -2.0f, 4.0f, -4.0f, 0.15915494f};
-  const f32 value = kValues[field - 240];
-  const bool is_inverse_2_pi = field == 248;
-  switch (type) {
-    case OperandType::f64:
-    case OperandType::b64:
-    case OperandType::i64:
-      return is_inverse_2_pi ? 0x3fc45f306dc9c882u : bit_cast<u64>(static_cast<f64>(value));
-    case OperandType::f16:
-    case OperandType::f16x2: return float_to_half(value);
-    case OperandType::bf16:
-    case OperandType::bf16x2: return bit_cast<u32>(value) >> 16;
-    case OperandType::f32x2: return bit_cast<u32>(value) * u64{0x100000001};
-    default: return bit_cast<u32>(value);
-  }
-}
-
 // A 32-bit literal as a 64-bit operand: the upper half of a double, a sign-extended signed integer.
 u64 widen_literal(u32 literal, OperandType type) {
   switch (type) {
@@ -111,6 +87,13 @@ class Decoder {
  private:
   u32 word(u32 i) const { return inst_.words[i]; }
 
+  // Bits of two dwords, the first of which is number `first`.
+  u32 field(u32 high, u32 low, u32 first = 0) const {
+    const u64 pair = word(first) | static_cast<u64>(word(first + 1)) << 32;
+    return static_cast<u32>(pair >> low & ((u64{1} << (high - low + 1)) - 1));
+  }
+  bool bit(u32 position, u32 first = 0) const { return field(position, position, first); }
+
   Instruction unknown() const {
     Instruction unknown{};
     unknown.execute = execute_unknown;
@@ -132,19 +115,15 @@ class Decoder {
   void decode_format() {
     const u32 w = word(0);
     if (w >> 31 == 0) {
-      if (bits(w, 30, 25) == 0x3f) decode_vop1();
-      else if (bits(w, 30, 25) == 0x3e) decode_vopc();
-      else decode_vop2();
+      if (w >> 25 == 0x3f) decode_vop1();
+      else if (w >> 25 == 0x3e) decode_vop12c(Format::VOPC, field(24, 17), 0, 2);
+      else decode_vop12c(Format::VOP2, field(30, 25), field(24, 17), 2);
     } else if (w >> 30 == 2) {
-      if (w >> 23 == 0x17d) decode_sop1();
-      else if (w >> 23 == 0x17e) decode_sopc();
-      else if (w >> 23 == 0x17f) decode_sopp();
-      else if (w >> 28 == 0xb) decode_sopk();
-      else decode_sop2();
+      decode_scalar();
     } else {
       switch (w >> 26) {
         case 0x30: decode_smem(); break;
-        case 0x34: bits(w, 25, 23) == 7 ? decode_vop3p() : decode_vop3(); break;
+        case 0x34: field(25, 23) == 7 ? decode_vop3p() : decode_vop3(); break;
         case 0x36: decode_ds(); break;
         case 0x37: decode_flat(); break;
         case 0x38: decode_mubuf(); break;
@@ -205,7 +184,8 @@ class Decoder {
     if (field >= kFirstVgpr) return vgpr(field - kFirstVgpr, dwords, false, type);
     if (field < 128) return scalar(field, dwords, type);
     if (field <= 208) return constant(inline_integer(field), type);
-    if (field >= 240 && field <= 248) return constant(inline_float(field, type), type);
+    if (field >= kFirstInlineFloat && field <= kLastInlineFloat)
+      return constant(inline_float(field, type), type);
     Operand operand;
     operand.type = type;
     operand.dwords = static_cast<u8>(dwords);
@@ -232,20 +212,29 @@ class Decoder {
 
   // ---- Scalar formats ----
 
+  void decode_scalar() {
+    const u32 w = word(0), sdst = field(22, 16), first = field(7, 0), second = field(15, 8);
+    if (w >> 23 == 0x17d) bind_scalar(Format::SOP1, second, {first}, sdst);
+    else if (w >> 23 == 0x17e) bind_scalar(Format::SOPC, sdst, {first, second}, 0);
+    else if (w >> 23 == 0x17f) bind_scalar(Format::SOPP, sdst, {}, 0);
+    else if (w >> 28 == 0xb) bind_scalar(Format::SOPK, field(27, 23), {}, sdst);
+    else bind_scalar(Format::SOP2, field(29, 23), {first, second}, sdst);
+    if (inst_.encoding == Format::SOPP || inst_.encoding == Format::SOPK)
+      inst_.offset = static_cast<i16>(w);
+  }
+
   // Fields are consumed by the parameters that are plain sources.
-  void bind_scalar(std::initializer_list<u32> fields, u32 sdst) {
+  void bind_scalar(Format format, u32 opcode, std::initializer_list<u32> fields, u32 sdst) {
+    if (!define(format, format, opcode, 1)) return;
     literal_allowed_ = true;
     const Signature& signature = inst_.definition->signature;
-    auto field = fields.begin();
+    auto next = fields.begin();
     for (u32 k = 0; k < kMaxSources; ++k) {
       const Parameter& parameter = signature.sources[k];
       switch (parameter.role) {
         case Role::source:
-          if (field == fields.end()) {
-            valid_ = false;
-            return;
-          }
-          inst_.source[k] = source(*field++, parameter.type);
+          if (next == fields.end()) valid_ = false;
+          else inst_.source[k] = source(*next++, parameter.type);
           break;
         case Role::old:
           inst_.source[k] = scalar(sdst, dwords_of(parameter.type), parameter.type);
@@ -258,51 +247,24 @@ class Decoder {
       inst_.destination = scalar(sdst, dwords_of(signature.result.type), signature.result.type);
   }
 
-  void decode_sop1() {
-    const u32 w = word(0);
-    if (define(Format::SOP1, Format::SOP1, bits(w, 15, 8), 1))
-      bind_scalar({bits(w, 7, 0)}, bits(w, 22, 16));
-  }
-  void decode_sop2() {
-    const u32 w = word(0);
-    if (define(Format::SOP2, Format::SOP2, bits(w, 29, 23), 1))
-      bind_scalar({bits(w, 7, 0), bits(w, 15, 8)}, bits(w, 22, 16));
-  }
-  void decode_sopc() {
-    const u32 w = word(0);
-    if (define(Format::SOPC, Format::SOPC, bits(w, 22, 16), 1))
-      bind_scalar({bits(w, 7, 0), bits(w, 15, 8)}, 0);
-  }
-  void decode_sopk() {
-    const u32 w = word(0);
-    if (!define(Format::SOPK, Format::SOPK, bits(w, 27, 23), 1)) return;
-    inst_.offset = static_cast<i16>(w);
-    bind_scalar({}, bits(w, 22, 16));
-  }
-  void decode_sopp() {
-    const u32 w = word(0);
-    if (define(Format::SOPP, Format::SOPP, bits(w, 22, 16), 1)) inst_.offset = static_cast<i16>(w);
-  }
-
   void decode_smem() {
-    const u32 w = word(0), w1 = word(1);
-    if (!define(Format::SMEM, Format::SMEM, bits(w, 25, 18), 2)) return;
-    const u32 opcode = bits(w, 25, 18);
+    if (!define(Format::SMEM, Format::SMEM, field(25, 18), 2)) return;
+    const u32 opcode = field(25, 18);
     const u32 result = inst_.definition->registers[0], data = inst_.definition->registers[1];
-    const bool is_atomic = opcode >= 0x40, is_glc = bits(w, 16, 16);
+    const bool is_atomic = opcode >= 0x40, is_glc = bit(16);
     const bool is_buffer = (opcode >= 0x08 && opcode <= 0x0c) ||
                            (opcode >= 0x18 && opcode <= 0x1a) || opcode == 0x27 ||
                            (opcode >= 0x40 && opcode <= 0x6c);
-    if (data) inst_.source[2] = scalar(bits(w, 12, 6), data);
-    if (result && (!is_atomic || is_glc)) inst_.destination = scalar(bits(w, 12, 6), result);
+    if (data) inst_.source[2] = scalar(field(12, 6), data);
+    if (result && (!is_atomic || is_glc)) inst_.destination = scalar(field(12, 6), result);
     const bool has_address = opcode < 0x20 || opcode > 0x25;  // between: cache control and clocks
     if (!has_address) return;
-    inst_.source[0] = scalar(2 * bits(w, 5, 0), is_buffer ? 4 : 2);
-    const bool has_immediate = bits(w, 17, 17), has_sgpr = bits(w, 14, 14);
-    if (has_immediate) inst_.offset = static_cast<i32>(w1 << 11) >> 11;  // 21 bits, signed
-    if (has_sgpr) inst_.source[1] = source(bits(w1, 31, 25), OperandType::b32);
+    inst_.source[0] = scalar(2 * field(5, 0), is_buffer ? 4 : 2);
+    const bool has_immediate = bit(17), has_sgpr = bit(14);
+    if (has_immediate) inst_.offset = static_cast<i32>(word(1) << 11) >> 11;  // 21 bits, signed
+    if (has_sgpr) inst_.source[1] = source(field(63, 57), OperandType::b32);
     // Without both bits the offset field names an SGPR. Compilers never emit it, people do.
-    else if (!has_immediate) inst_.source[1] = source(bits(w1, 6, 0), OperandType::b32);
+    else if (!has_immediate) inst_.source[1] = source(field(38, 32), OperandType::b32);
     inst_.cache_policy = static_cast<u8>(is_glc);
   }
 
@@ -318,17 +280,18 @@ class Decoder {
 
   void bind_vector(const VectorFields& fields, u32 field_count) {
     const Signature& signature = inst_.definition->signature;
-    u32 field = 0;
+    u32 next = 0;
+    const auto next_source = [&](OperandType type) {
+      if (next < field_count) return source(fields.source[next++], type);
+      valid_ = false;
+      return Operand{};
+    };
     for (u32 k = 0; k < kMaxSources; ++k) {
       const Parameter& parameter = signature.sources[k];
       switch (parameter.role) {
         case Role::source:
-          if (field == field_count) {
-            valid_ = false;
-            return;
-          }
-          source_field_[k] = static_cast<int>(field);
-          inst_.source[k] = source(fields.source[field++], parameter.type);
+          source_field_[k] = static_cast<int>(next);
+          inst_.source[k] = next_source(parameter.type);
           if (dwords_of(parameter.type) > 2 && inst_.source[k].place != Place::vgpr) valid_ = false;
           break;
         case Role::old:
@@ -339,16 +302,9 @@ class Decoder {
           inst_.source[k] = literal(parameter.type);
           break;
         case Role::lane_bit:
-          if (fields.lane_bit_in_field) {
-            if (field == field_count) {
-              valid_ = false;
-              return;
-            }
-            inst_.source[k] = source(fields.source[field++], OperandType::lane_mask);
-            if (inst_.source[k].place == Place::vgpr) valid_ = false;
-          } else {
-            inst_.source[k] = scalar(kVccIndex, 2, OperandType::lane_mask);
-          }
+          inst_.source[k] = fields.lane_bit_in_field ? next_source(OperandType::lane_mask)
+                                                     : scalar(kVccIndex, 2, OperandType::lane_mask);
+          if (inst_.source[k].place == Place::vgpr) valid_ = false;
           break;
         default: break;
       }
@@ -387,9 +343,8 @@ class Decoder {
   }
 
   void decode_vop1() {
-    const u32 w = word(0);
-    if (!define(Format::VOP1, Format::VOP1, bits(w, 16, 9), 1)) return;
-    decode_vop12c(bits(w, 8, 0), 0, bits(w, 24, 17), 1);
+    decode_vop12c(Format::VOP1, field(16, 9), field(24, 17), 1);
+    if (!inst_.definition) return;
     if (is_swap()) require_vgpr_source();
     if (is_accvgpr_mov()) {
       require_vgpr_source();
@@ -397,19 +352,11 @@ class Decoder {
       inst_.destination.index |= kFirstAccumulation;
     }
   }
-  void decode_vop2() {
-    const u32 w = word(0);
-    if (define(Format::VOP2, Format::VOP2, bits(w, 30, 25), 1))
-      decode_vop12c(bits(w, 8, 0), bits(w, 16, 9), bits(w, 24, 17), 2);
-  }
-  void decode_vopc() {
-    const u32 w = word(0);
-    if (define(Format::VOPC, Format::VOPC, bits(w, 24, 17), 1))
-      decode_vop12c(bits(w, 8, 0), bits(w, 16, 9), 0, 2);
-  }
 
-  void decode_vop12c(u32 source0, u32 source1, u32 vdst, u32 field_count) {
+  void decode_vop12c(Format format, u32 opcode, u32 vdst, u32 field_count) {
+    if (!define(format, format, opcode, 1)) return;
     literal_allowed_ = true;
+    const u32 source0 = field(8, 0), source1 = field(16, 9);
     VectorFields fields{{source0, kFirstVgpr + source1, 0}, vdst};
     if (source0 != kSourceSdwa && source0 != kSourceDpp) {
       bind_vector(fields, field_count);
@@ -417,35 +364,34 @@ class Decoder {
     }
     check_sdwa_or_dpp(source0 == kSourceSdwa);
     inst_.dwords = 2;
-    const u32 w1 = word(1);
     if (source0 == kSourceDpp) {
-      fields.source[0] = kFirstVgpr + bits(w1, 7, 0);
-      if (inst_.encoding == Format::VOPC || !is_dpp_control(bits(w1, 16, 8))) valid_ = false;
+      fields.source[0] = kFirstVgpr + field(39, 32);
+      if (inst_.encoding == Format::VOPC || !is_dpp_control(field(48, 40))) valid_ = false;
       bind_vector(fields, field_count);
       inst_.dpp = true;
-      inst_.dpp_control = {static_cast<u16>(bits(w1, 16, 8)), static_cast<u8>(bits(w1, 31, 28)),
-                           static_cast<u8>(bits(w1, 27, 24)), bits(w1, 19, 19) != 0};
-      modify_source(0, bits(w1, 20, 20), bits(w1, 21, 21));
-      modify_source(1, bits(w1, 22, 22), bits(w1, 23, 23));
+      inst_.dpp_control = {static_cast<u16>(field(48, 40)), static_cast<u8>(field(63, 60)),
+                           static_cast<u8>(field(59, 56)), bit(51)};
+      modify_source(0, bit(52), bit(53));
+      modify_source(1, bit(54), bit(55));
       return;
     }
-    fields.source[0] = bits(w1, 7, 0) + (bits(w1, 23, 23) ? 0 : kFirstVgpr);
-    if (bits(w1, 31, 31)) fields.source[1] = source1;
+    fields.source[0] = field(39, 32) + (bit(55) ? 0 : kFirstVgpr);
+    if (bit(63)) fields.source[1] = source1;
     const bool is_comparison = inst_.encoding == Format::VOPC;
-    if (is_comparison && bits(w1, 15, 15)) fields.mask = bits(w1, 14, 8);
+    if (is_comparison && bit(47)) fields.mask = field(46, 40);
     literal_allowed_ = false;
     bind_vector(fields, field_count);
     inst_.sdwa = true;
-    select_source(0, bits(w1, 18, 16), bits(w1, 19, 19));
-    select_source(1, bits(w1, 26, 24), bits(w1, 27, 27));
-    modify_source(0, bits(w1, 20, 20), bits(w1, 21, 21));
-    modify_source(1, bits(w1, 28, 28), bits(w1, 29, 29));
+    select_source(0, field(50, 48), bit(51));
+    select_source(1, field(58, 56), bit(59));
+    modify_source(0, bit(52), bit(53));
+    modify_source(1, bit(60), bit(61));
     if (is_comparison) return;
-    inst_.destination_select = select_of(bits(w1, 10, 8));
-    inst_.destination_unused = static_cast<u8>(bits(w1, 12, 11));
+    inst_.destination_select = select_of(field(42, 40));
+    inst_.destination_unused = static_cast<u8>(field(44, 43));
     if (inst_.destination_unused == 3) valid_ = false;
-    inst_.clamp = bits(w1, 13, 13);
-    inst_.omod = static_cast<u8>(bits(w1, 15, 14));
+    inst_.clamp = bit(45);
+    inst_.omod = static_cast<u8>(field(47, 46));
   }
 
   // Which instructions have these forms.
@@ -499,31 +445,28 @@ class Decoder {
   }
 
   void decode_vop3() {
-    const u32 w = word(0), w1 = word(1);
-    const u32 opcode = bits(w, 25, 16);
+    const u32 opcode = field(25, 16);
     const bool found = opcode < 0x100   ? define(Format::VOP3, Format::VOPC, opcode, 2)
                        : opcode < 0x140 ? define(Format::VOP3, Format::VOP2, opcode - 0x100, 2)
                        : opcode < 0x1c0 ? define(Format::VOP3, Format::VOP1, opcode - 0x140, 2)
                                         : define(Format::VOP3, Format::VOP3, opcode, 2);
     if (!found) return;
-    VectorFields fields{{bits(w1, 8, 0), bits(w1, 17, 9), bits(w1, 26, 18)}, bits(w, 7, 0)};
+    VectorFields fields{{field(40, 32), field(49, 41), field(58, 50)}, field(7, 0)};
     fields.lane_bit_in_field = true;
     for (const Parameter& parameter : inst_.definition->signature.sources)
       if (parameter.role == Role::literal) valid_ = false;  // no room for it
     if (is_accvgpr_mov() || is_vop1(kSwap)) valid_ = false;
     const Role result = inst_.definition->signature.result.role;
     const bool has_sdst = result == Role::with_carry;  // VOP3B
-    if (has_sdst) fields.mask = bits(w, 14, 8);
-    if (result == Role::lane_mask) fields.mask = bits(w, 7, 0);
+    if (has_sdst) fields.mask = field(14, 8);
+    if (result == Role::lane_mask) fields.mask = field(7, 0);
     bind_vector(fields, 3);
     if (is_swap()) require_vgpr_source();
-    inst_.clamp = bits(w, 15, 15);
-    inst_.omod = static_cast<u8>(bits(w1, 28, 27));
-    for (u32 field = 0; field < 3; ++field)
-      modify_source(field, bits(w1, 29 + field, 29 + field),
-                    !has_sdst && bits(w, 8 + field, 8 + field));
+    inst_.clamp = bit(15);
+    inst_.omod = static_cast<u8>(field(60, 59));
+    for (u32 k = 0; k < 3; ++k) modify_source(k, bit(61 + k), !has_sdst && bit(8 + k));
     if (has_sdst) return;
-    inst_.op_sel = static_cast<u8>(bits(w, 14, 11));
+    inst_.op_sel = static_cast<u8>(field(14, 11));
     for (u32 k = 0; k < kMaxSources; ++k) {
       const int field = source_field_[k];
       if (field >= 0 && is_16_bit(inst_.source[k].type) && inst_.op_sel >> field & 1)
@@ -536,46 +479,46 @@ class Decoder {
   }
 
   void decode_vop3p() {
-    const u32 w = word(0), w1 = word(1);
-    const u32 opcode = bits(w, 22, 16);
+    const u32 opcode = field(22, 16);
     constexpr u32 kAccvgprRead = 0x58, kAccvgprWrite = 0x59, kLoadScale = 0x2c;
     if (opcode == kLoadScale && arch_ == kGfx950) decode_mfma_scale();
     if (inst_.definition) return;
     if (tables().find(arch_, Format::MFMA, opcode)) {
-      decode_mfma(Format::MFMA, opcode, w, w1, 2);
+      decode_mfma(Format::MFMA, 0, 2);
     } else if (define(Format::VOP3P, Format::VOP3P, opcode, 2)) {
-      bind_vector({{bits(w1, 8, 0), bits(w1, 17, 9), bits(w1, 26, 18)}, bits(w, 7, 0)}, 3);
-      inst_.neg_hi = static_cast<u8>(bits(w, 10, 8));
-      inst_.op_sel = static_cast<u8>(bits(w, 13, 11));
-      inst_.op_sel_hi = static_cast<u8>(bits(w, 14, 14) << 2 | bits(w1, 28, 27));
-      inst_.neg_lo = static_cast<u8>(bits(w1, 31, 29));
-      inst_.clamp = bits(w, 15, 15);
+      bind_vector({{field(40, 32), field(49, 41), field(58, 50)}, field(7, 0)}, 3);
+      inst_.neg_hi = static_cast<u8>(field(10, 8));
+      inst_.op_sel = static_cast<u8>(field(13, 11));
+      inst_.op_sel_hi = static_cast<u8>(bit(14) << 2 | field(60, 59));
+      inst_.neg_lo = static_cast<u8>(field(63, 61));
+      inst_.clamp = bit(15);
       if (opcode == kAccvgprRead) require_vgpr_source();
       if (opcode == kAccvgprRead) inst_.source[0].index |= kFirstAccumulation;
       if (opcode == kAccvgprWrite) inst_.destination.index |= kFirstAccumulation;
     }
   }
 
-  void decode_mfma(Format table, u32 opcode, u32 w, u32 w1, u32 dwords) {
-    if (!define(table, table, opcode, dwords)) return;
+  // `first` is the first dword of the MFMA itself.
+  void decode_mfma(Format table, u32 first, u32 dwords) {
+    if (!define(table, table, field(22, 16, first), dwords)) return;
     const u8* const registers = inst_.definition->registers;
     const Signature& signature = inst_.definition->signature;
     const bool is_sparse = signature.sources[3].role == Role::old;  // SMFMAC
-    inst_.cbsz = static_cast<u8>(bits(w, 10, 8));
-    inst_.abid = static_cast<u8>(bits(w, 14, 11));
-    inst_.blgp = static_cast<u8>(bits(w1, 31, 29));
-    const bool accumulates = bits(w, 15, 15);
-    inst_.destination = vgpr(bits(w, 7, 0), registers[2], accumulates);
-    if (bits(w1, 8, 8) == 0 || bits(w1, 17, 17) == 0) valid_ = false;
+    inst_.cbsz = static_cast<u8>(field(10, 8, first));
+    inst_.abid = static_cast<u8>(field(14, 11, first));
+    inst_.blgp = static_cast<u8>(field(63, 61, first));
+    const bool accumulates = bit(15, first);
+    inst_.destination = vgpr(field(7, 0, first), registers[2], accumulates);
+    if (bit(40, first) == 0 || bit(49, first) == 0) valid_ = false;
     inst_.source[0] =
-        vgpr(bits(w1, 7, 0), registers[0] ? registers[0] : registers_of_format(inst_.cbsz),
-             bits(w1, 27, 27));
+        vgpr(field(39, 32, first), registers[0] ? registers[0] : registers_of_format(inst_.cbsz),
+             bit(59, first));
     inst_.source[1] =
-        vgpr(bits(w1, 16, 9), registers[1] ? registers[1] : registers_of_format(inst_.blgp),
-             bits(w1, 28, 28));
+        vgpr(field(48, 41, first), registers[1] ? registers[1] : registers_of_format(inst_.blgp),
+             bit(60, first));
     // C is where D is, in architectural or accumulation registers; SMFMAC's indices are never in
     // the latter.
-    const u32 c = bits(w1, 26, 18);
+    const u32 c = field(58, 50, first);
     if (c >= kFirstVgpr)
       inst_.source[2] =
           is_sparse ? vgpr(c - kFirstVgpr, 1) : vgpr(c - kFirstVgpr, registers[2], accumulates);
@@ -595,92 +538,85 @@ class Decoder {
   // Two instructions in one: the first names the scales, the second is an MFMA.
   void decode_mfma_scale() {
     if (available_ < 4 || word(2) >> 23 != 0x1a7) return;
-    decode_mfma(Format::MFMA_SCALE, bits(word(2), 22, 16), word(2), word(3), 4);
+    decode_mfma(Format::MFMA_SCALE, 2, 4);
     if (!inst_.definition) return;
-    const u32 w = word(0), w1 = word(1);
-    inst_.source[3] = source(bits(w1, 8, 0), OperandType::b32);
-    inst_.source[4] = source(bits(w1, 17, 9), OperandType::b32);
-    inst_.op_sel = static_cast<u8>(bits(w, 13, 11));
-    inst_.op_sel_hi = static_cast<u8>(bits(w, 14, 14) << 2 | bits(w1, 28, 27));
+    inst_.source[3] = source(field(40, 32), OperandType::b32);
+    inst_.source[4] = source(field(49, 41), OperandType::b32);
+    inst_.op_sel = static_cast<u8>(field(13, 11));
+    inst_.op_sel_hi = static_cast<u8>(bit(14) << 2 | field(60, 59));
   }
 
   // ---- Memory ----
 
   void decode_ds() {
-    const u32 w = word(0), w1 = word(1);
-    if (!define(Format::DS, Format::DS, bits(w, 24, 17), 2)) return;
-    inst_.offset = static_cast<i32>(bits(w, 15, 0));
+    if (!define(Format::DS, Format::DS, field(24, 17), 2)) return;
+    inst_.offset = static_cast<i32>(field(15, 0));
     const u8* const registers = inst_.definition->registers;
-    const bool accumulation = bits(w, 25, 25);
+    const bool accumulation = bit(25);
     constexpr u32 kNop = 0x14, kWriteAddtid = 0x1d, kReadAddtid = 0xb6, kConsume = 0xbd,
                   kAppend = 0xbe;
-    const u32 opcode = bits(w, 24, 17);
+    const u32 opcode = field(24, 17);
     constexpr u32 kFirstGws = 0x98, kLastGws = 0x9d;
     const bool is_gws = opcode >= kFirstGws && opcode <= kLastGws;
     // Nothing else of GDS, the memory of all workgroups, is left on these chips.
-    if (bits(w, 16, 16) != is_gws) valid_ = false;
+    if (bit(16) != is_gws) valid_ = false;
     const bool has_value = opcode % 2;  // of the GWS: init, sema_br, barrier
     if (is_gws && !has_value) return;
     const bool has_address = opcode != kNop && opcode != kWriteAddtid && opcode != kReadAddtid &&
                              opcode != kConsume && opcode != kAppend;
-    if (has_address) inst_.source[0] = vgpr(bits(w1, 7, 0), 1, false, OperandType::b32);
-    if (registers[0]) inst_.source[1] = vgpr(bits(w1, 15, 8), registers[0], accumulation);
-    if (registers[1]) inst_.source[2] = vgpr(bits(w1, 23, 16), registers[1], accumulation);
-    if (registers[2]) inst_.destination = vgpr(bits(w1, 31, 24), registers[2], accumulation);
+    if (has_address) inst_.source[0] = vgpr(field(39, 32), 1, false, OperandType::b32);
+    if (registers[0]) inst_.source[1] = vgpr(field(47, 40), registers[0], accumulation);
+    if (registers[1]) inst_.source[2] = vgpr(field(55, 48), registers[1], accumulation);
+    if (registers[2]) inst_.destination = vgpr(field(63, 56), registers[2], accumulation);
   }
 
   void decode_mubuf() {
-    const u32 w = word(0);
-    if (!define(Format::MUBUF, Format::MUBUF, bits(w, 24, 18), 2)) return;
-    inst_.to_lds = bits(w, 16, 16);
-    bind_buffer(bits(w, 14, 14) | bits(w, 17, 17) << 1 | bits(w, 15, 15) << 2);
+    if (!define(Format::MUBUF, Format::MUBUF, field(24, 18), 2)) return;
+    inst_.to_lds = bit(16);
+    bind_buffer(bit(14) | bit(17) << 1 | bit(15) << 2);
   }
   // The format is read from the words.
   void decode_mtbuf() {
-    const u32 w = word(0), w1 = word(1);
-    if (define(Format::MTBUF, Format::MTBUF, bits(w, 18, 15), 2))
-      bind_buffer(bits(w, 14, 14) | bits(w1, 22, 22) << 1 | bits(w1, 21, 21) << 2);
+    if (define(Format::MTBUF, Format::MTBUF, field(18, 15), 2))
+      bind_buffer(bit(14) | bit(54) << 1 | bit(53) << 2);
   }
 
   void bind_buffer(u32 cache_policy) {
-    const u32 w = word(0), w1 = word(1);
     const u8* const registers = inst_.definition->registers;
-    inst_.offset = static_cast<i32>(bits(w, 11, 0));
-    inst_.offen = bits(w, 12, 12);
-    inst_.idxen = bits(w, 13, 13);
+    inst_.offset = static_cast<i32>(field(11, 0));
+    inst_.offen = bit(12);
+    inst_.idxen = bit(13);
     inst_.cache_policy = static_cast<u8>(cache_policy);
     if (!registers[0] && !registers[1]) return;  // cache control
-    const bool accumulation = bits(w1, 23, 23);
+    const bool accumulation = bit(55);
     const u32 address_dwords = inst_.offen + inst_.idxen;
-    if (address_dwords) inst_.source[0] = vgpr(bits(w1, 7, 0), address_dwords);
-    if (registers[0]) inst_.source[1] = vgpr(bits(w1, 15, 8), registers[0], accumulation);
-    inst_.source[2] = scalar(4 * bits(w1, 20, 16), 4);
-    inst_.source[3] = source(bits(w1, 31, 24), OperandType::b32);
+    if (address_dwords) inst_.source[0] = vgpr(field(39, 32), address_dwords);
+    if (registers[0]) inst_.source[1] = vgpr(field(47, 40), registers[0], accumulation);
+    inst_.source[2] = scalar(4 * field(52, 48), 4);
+    inst_.source[3] = source(field(63, 56), OperandType::b32);
     if (registers[1] && !inst_.to_lds && returns())
-      inst_.destination = vgpr(bits(w1, 15, 8), registers[1], accumulation);
+      inst_.destination = vgpr(field(47, 40), registers[1], accumulation);
   }
 
   void decode_flat() {
-    const u32 w = word(0), w1 = word(1);
     constexpr Format kSegments[4] = {Format::FLAT, Format::SCRATCH, Format::GLOBAL, Format::count};
-    const Format segment = kSegments[bits(w, 15, 14)];
-    if (segment == Format::count || !define(segment, segment, bits(w, 24, 18), 2)) return;
+    const Format segment = kSegments[field(15, 14)];
+    if (segment == Format::count || !define(segment, segment, field(24, 18), 2)) return;
     const u8* const registers = inst_.definition->registers;
-    const u32 offset = bits(w, 12, 0);
+    const u32 offset = field(12, 0);
     inst_.offset = segment == Format::FLAT ? static_cast<i32>(offset & 0xfff)
                                            : static_cast<i32>(offset << 19) >> 19;
-    inst_.cache_policy =
-        static_cast<u8>(bits(w, 16, 16) | bits(w, 17, 17) << 1 | bits(w, 25, 25) << 2);
-    const bool accumulation = bits(w1, 23, 23);
-    const u32 saddr = bits(w1, 22, 16);
+    inst_.cache_policy = static_cast<u8>(bit(16) | bit(17) << 1 | bit(25) << 2);
+    const bool accumulation = bit(55);
+    const u32 saddr = field(54, 48);
     const bool has_saddr = segment != Format::FLAT && saddr != kNoSaddr;
-    const bool scratch_has_vaddr = bits(w, 13, 13);
-    if (segment != Format::SCRATCH) inst_.source[0] = vgpr(bits(w1, 7, 0), has_saddr ? 1 : 2);
-    else if (scratch_has_vaddr) inst_.source[0] = vgpr(bits(w1, 7, 0), 1);
-    if (registers[0]) inst_.source[1] = vgpr(bits(w1, 15, 8), registers[0], accumulation);
+    const bool scratch_has_vaddr = bit(13);
+    if (segment != Format::SCRATCH) inst_.source[0] = vgpr(field(39, 32), has_saddr ? 1 : 2);
+    else if (scratch_has_vaddr) inst_.source[0] = vgpr(field(39, 32), 1);
+    if (registers[0]) inst_.source[1] = vgpr(field(47, 40), registers[0], accumulation);
     if (has_saddr) inst_.source[2] = scalar(saddr, segment == Format::SCRATCH ? 1 : 2);
     if (registers[1] && returns())
-      inst_.destination = vgpr(bits(w1, 31, 24), registers[1], accumulation);
+      inst_.destination = vgpr(field(63, 56), registers[1], accumulation);
     inst_.to_lds = inst_.definition->unit == Unit::vmem_load && !registers[1];
   }
 
@@ -716,6 +652,24 @@ class Decoder {
 };
 
 }  // namespace
+
+u64 inline_float(u32 field, OperandType type) {
+  constexpr f32 kValues[9] = {0.5f, -0.5f, 1.0f, -1.0f, 2.0f, -2.0f, 4.0f, -4.0f, 0.15915494f};
+  const f32 value = kValues[field - kFirstInlineFloat];
+  const bool is_inverse_2_pi = field == kLastInlineFloat;
+  switch (type) {
+    case OperandType::f64:
+    case OperandType::b64:
+    case OperandType::i64:
+      return is_inverse_2_pi ? 0x3fc45f306dc9c882u : bit_cast<u64>(static_cast<f64>(value));
+    case OperandType::f16:
+    case OperandType::f16x2: return float_to_half(value);
+    case OperandType::bf16:
+    case OperandType::bf16x2: return bit_cast<u32>(value) >> 16;
+    case OperandType::f32x2: return bit_cast<u32>(value) * u64{0x100000001};
+    default: return bit_cast<u32>(value);
+  }
+}
 
 void execute_unsupported(Wave&, const Instruction&) {
   fault("the emulator knows this instruction, but does not emulate it");

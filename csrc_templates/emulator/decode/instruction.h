@@ -55,6 +55,9 @@ struct Definition {
   u8 passes = 0;  // MFMA: passes of 4 cycles; mfma_passes() knows better for f8f6f4
 };
 
+#define EMULATOR_ROW(FORMAT, OPCODE, ARCH, NAME, ...) \
+  {Format::FORMAT, OPCODE, ARCH, NAME, __VA_ARGS__},
+
 // What MODE.VSKIP skips.
 inline bool is_vector(const Definition& row) { return row.unit >= Unit::valu; }
 

@@ -21,15 +21,17 @@ namespace emulator {
   }
 
 // clang-format off
-#define EMULATOR_OPERAND_TYPES(X) \
-  X(none) \
+#define EMULATOR_VALUE_TYPES(X)        /* each is called as its C++ type */ \
   X(u16) X(i16) X(f16) X(bf16)         /* the low half of a register; SDWA and op_sel choose */ \
   X(b32) X(i32) X(f32)                 /* b32 stands for u32 too */ \
   X(b64) X(i64) X(f64)                 /* two registers */ \
   X(f16x2) X(bf16x2) X(i16x2) X(f32x2) /* packed: VOP3P */ \
-  X(lane_mask)                         /* one bit a lane, in a pair of scalar registers */ \
-  X(registers)                         /* as many as the instruction says (memory, MFMA) */ \
   X(b128) X(b192) X(b512) X(b1024)     /* as many bits, in registers */
+#define EMULATOR_OPERAND_TYPES(X) \
+  X(none) \
+  EMULATOR_VALUE_TYPES(X) \
+  X(lane_mask)                         /* one bit a lane, in a pair of scalar registers */ \
+  X(registers)                         /* as many as the instruction says (memory, MFMA) */
 EMULATOR_ENUM(OperandType, EMULATOR_OPERAND_TYPES)
 
 #define EMULATOR_ROLES(X) \
@@ -119,74 +121,33 @@ struct Parameter {
 };
 
 template <class T> constexpr OperandType operand_type = OperandType::none;
-template <> inline constexpr OperandType operand_type<u16> = OperandType::u16;
-template <> inline constexpr OperandType operand_type<i16> = OperandType::i16;
-template <> inline constexpr OperandType operand_type<f16> = OperandType::f16;
-template <> inline constexpr OperandType operand_type<bf16> = OperandType::bf16;
-template <> inline constexpr OperandType operand_type<u32> = OperandType::b32;
-template <> inline constexpr OperandType operand_type<i32> = OperandType::i32;
-template <> inline constexpr OperandType operand_type<f32> = OperandType::f32;
-template <> inline constexpr OperandType operand_type<u64> = OperandType::b64;
-template <> inline constexpr OperandType operand_type<i64> = OperandType::i64;
-template <> inline constexpr OperandType operand_type<f64> = OperandType::f64;
-template <> inline constexpr OperandType operand_type<f16x2> = OperandType::f16x2;
-template <> inline constexpr OperandType operand_type<bf16x2> = OperandType::bf16x2;
-template <> inline constexpr OperandType operand_type<i16x2> = OperandType::i16x2;
-template <> inline constexpr OperandType operand_type<f32x2> = OperandType::f32x2;
-template <> inline constexpr OperandType operand_type<b128> = OperandType::b128;
-template <> inline constexpr OperandType operand_type<b192> = OperandType::b192;
-template <> inline constexpr OperandType operand_type<b512> = OperandType::b512;
-template <> inline constexpr OperandType operand_type<b1024> = OperandType::b1024;
+#define EMULATOR_OPERAND_TYPE(TYPE) \
+  template <> inline constexpr OperandType operand_type<TYPE> = OperandType::TYPE;
+EMULATOR_VALUE_TYPES(EMULATOR_OPERAND_TYPE)
 
-template <class T> struct ParameterOf {
-  static constexpr Parameter value{operand_type<T>, Role::source};
-};
-template <class T> struct ParameterOf<Old<T>> {
-  static constexpr Parameter value{operand_type<T>, Role::old};
-};
-template <class T> struct ParameterOf<Literal<T>> {
-  static constexpr Parameter value{operand_type<T>, Role::literal};
-};
-template <> struct ParameterOf<LaneBit> {
-  static constexpr Parameter value{OperandType::lane_mask, Role::lane_bit};
-};
-template <> struct ParameterOf<Vcc> {
-  static constexpr Parameter value{OperandType::lane_mask, Role::vcc};
-};
-template <> struct ParameterOf<Scc> {
-  static constexpr Parameter value{OperandType::none, Role::scc};
-};
-template <> struct ParameterOf<Exec> {
-  static constexpr Parameter value{OperandType::none, Role::exec};
-};
+// clang-format off
+template <class T> constexpr Parameter parameter_of{operand_type<T>, Role::source};
+template <class T> constexpr Parameter parameter_of<Old<T>>{operand_type<T>, Role::old};
+template <class T> constexpr Parameter parameter_of<Literal<T>>{operand_type<T>, Role::literal};
+template <>
+inline constexpr Parameter parameter_of<LaneBit>{OperandType::lane_mask, Role::lane_bit};
+template <> inline constexpr Parameter parameter_of<Vcc>{OperandType::lane_mask, Role::vcc};
+template <> inline constexpr Parameter parameter_of<Scc>{OperandType::none, Role::scc};
+template <> inline constexpr Parameter parameter_of<Exec>{OperandType::none, Role::exec};
+template <> inline constexpr Parameter parameter_of<Mode>{OperandType::none, Role::mode};
+template <> inline constexpr Parameter parameter_of<Simm16>{OperandType::none, Role::simm16};
 
-template <> struct ParameterOf<Mode> {
-  static constexpr Parameter value{OperandType::none, Role::mode};
-};
-template <> struct ParameterOf<Simm16> {
-  static constexpr Parameter value{OperandType::none, Role::simm16};
-};
-
-template <class T> struct ResultOf {
-  static constexpr Parameter value{operand_type<T>, Role::destination};
-};
-template <> struct ResultOf<void> {
-  static constexpr Parameter value{};
-};
-template <> struct ResultOf<bool> {
-  static constexpr Parameter value{OperandType::lane_mask, Role::lane_mask};
-};
-template <class T> struct ResultOf<WithCarry<T>> {
-  static constexpr Parameter value{operand_type<T>, Role::with_carry};
-};
-template <class T> struct ResultOf<Saturating<T>> : ResultOf<T> {};
-template <class T> struct ResultOf<WithCarry<Saturating<T>>> : ResultOf<WithCarry<T>> {};
-template <class T> struct ResultOf<KeepHigh<T>> : ResultOf<T> {};
-template <class T> struct ResultOf<ToScalar<T>> {
-  static constexpr Parameter value{operand_type<T>, Role::scalar_destination};
-};
-template <class T> struct ResultOf<WithScc<T>> : ResultOf<T> {};
-template <> struct ResultOf<WithExec> : ResultOf<u64> {};
+template <class T> constexpr Parameter result_of{operand_type<T>, Role::destination};
+template <> inline constexpr Parameter result_of<void>{};
+template <> inline constexpr Parameter result_of<bool>{OperandType::lane_mask, Role::lane_mask};
+template <class T> constexpr Parameter result_of<Saturating<T>> = result_of<T>;
+template <class T> constexpr Parameter result_of<KeepHigh<T>> = result_of<T>;
+template <class T> constexpr Parameter result_of<WithCarry<T>>{result_of<T>.type, Role::with_carry};
+template <class T>
+constexpr Parameter result_of<ToScalar<T>>{operand_type<T>, Role::scalar_destination};
+template <class T> constexpr Parameter result_of<WithScc<T>> = result_of<T>;
+template <> inline constexpr Parameter result_of<WithExec> = result_of<u64>;
+// clang-format on
 
 constexpr int kMaxSources = 5;
 
@@ -204,7 +165,7 @@ struct Signature {
 template <class R, class... A>
 constexpr Signature signature_of(R (*)(A...)) {
   static_assert(sizeof...(A) <= kMaxSources, "more sources than an encoding has");
-  return {ResultOf<R>::value, {ParameterOf<A>::value...}, kSaturates<R>};
+  return {result_of<R>, {parameter_of<A>...}, kSaturates<R>};
 }
 
 // 32-bit registers that a value of this type takes.

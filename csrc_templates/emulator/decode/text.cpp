@@ -4,10 +4,10 @@
 
 #include <cstring>
 
+#include "decode/decode.h"
 #include "execution/wave.h"
 
 namespace emulator {
-
 namespace {
 
 // ---- Registers and constants --------------------------------------------------------------------
@@ -31,44 +31,12 @@ std::string scalar_text(u32 index, u32 dwords) {
 
 // 0.5 and its like, where the constant is what the operand's type makes of them.
 const char* inline_float_name(const Operand& operand) {
-  struct Name {
-    const char* text;
-    const char* text64;
-    u64 f64_bits;
-    u32 f32_bits;
-    u16 f16_bits, bf16_bits;
-  };
-  static constexpr Name kNames[] = {
-      {"0.5", "0.5", 0x3fe0000000000000, 0x3f000000, 0x3800, 0x3f00},
-      {"-0.5", "-0.5", 0xbfe0000000000000, 0xbf000000, 0xb800, 0xbf00},
-      {"1.0", "1.0", 0x3ff0000000000000, 0x3f800000, 0x3c00, 0x3f80},
-      {"-1.0", "-1.0", 0xbff0000000000000, 0xbf800000, 0xbc00, 0xbf80},
-      {"2.0", "2.0", 0x4000000000000000, 0x40000000, 0x4000, 0x4000},
-      {"-2.0", "-2.0", 0xc000000000000000, 0xc0000000, 0xc000, 0xc000},
-      {"4.0", "4.0", 0x4010000000000000, 0x40800000, 0x4400, 0x4080},
-      {"-4.0", "-4.0", 0xc010000000000000, 0xc0800000, 0xc400, 0xc080},
-      {"0.15915494", "0.15915494309189532", 0x3fc45f306dc9c882, 0x3e22f983, 0x3118, 0x3e22},
-  };
-  const u32 bits32 = static_cast<u32>(operand.constant);
-  for (const Name& name : kNames) {
-    switch (operand.type) {
-      case OperandType::f64:
-      case OperandType::b64:
-      case OperandType::i64:
-        if (operand.constant == name.f64_bits) return name.text64;
-        break;
-      case OperandType::f16:
-      case OperandType::f16x2:
-        if (bits32 == name.f16_bits) return name.text;
-        break;
-      case OperandType::bf16:
-      case OperandType::bf16x2:
-        if (bits32 == name.bf16_bits) return name.text;
-        break;
-      default:
-        if (bits32 == name.f32_bits) return name.text;
-    }
-  }
+  static constexpr const char* kNames[] = {"0.5",  "-0.5", "1.0",  "-1.0",      "2.0",
+                                           "-2.0", "4.0",  "-4.0", "0.15915494"};
+  if (operand.constant == inline_float(kLastInlineFloat, OperandType::f64))
+    return "0.15915494309189532";
+  for (u32 i = 0; i < std::size(kNames); ++i)
+    if (operand.constant == inline_float(kFirstInlineFloat + i, operand.type)) return kNames[i];
   return nullptr;
 }
 

@@ -18,7 +18,6 @@
 #include "execution/hooks.h"
 
 namespace emulator {
-
 namespace {
 
 std::string with_arguments(const char* format, va_list arguments) {

@@ -1,8 +1,8 @@
-// Where the sanitizer (checks/check.cpp) and the cost model (profile/profile.cpp) look in.
+// Where the sanitizer (checks/) and the cost model (profile/) look in.
 //
-// They are compile-time variants of the same sources: -DJITFMHA_EMULATOR_CHECK=1 or
-// -DJITFMHA_EMULATOR_PROFILE=1, never both. Without either, every hook is an empty inline function
-// and its arguments fold away. With one, the functions below are defined in one of these files.
+// Each is a build with -DJITFMHA_EMULATOR_CHECK=1 or -DJITFMHA_EMULATOR_PROFILE=1, never both.
+// Without either, every hook is an empty inline function and its arguments fold away. With one, the
+// functions below are defined in its folder, which no other build has.
 //
 // Instruction families never call hooks: the operand layer (lanes.h, scalar_operands.h), the memory
 // functions (memory.h) and the scheduler do.

@@ -120,15 +120,20 @@ void broadcast(u32 value, u32* plane) {
   for (u32 lane = 0; lane < kLanes; ++lane) plane[lane] = value;
 }
 
+// The width of a part of a dword, and where it begins.
+std::pair<u32, u32> part_of(Select select) {
+  const u32 number = static_cast<u32>(select);
+  return select <= Select::byte_3
+             ? std::pair{8u, 8 * number}
+             : std::pair{16u, 16 * (number - static_cast<u32>(Select::word_0))};
+}
+
 void select_part(Select select, bool sign_extend, const u32* from, u32* to) {
   if (select == Select::dword) {
     std::memcpy(to, from, sizeof(u32) * kLanes);
     return;
   }
-  const u32 width = select <= Select::byte_3 ? 8 : 16;
-  const u32 position = select <= Select::byte_3
-                           ? 8 * static_cast<u32>(select)
-                           : 16 * (static_cast<u32>(select) - static_cast<u32>(Select::word_0));
+  const auto [width, position] = part_of(select);
   const u32 up = 32 - width - position, down = 32 - width;
   if (sign_extend) {
     for (u32 lane = 0; lane < kLanes; ++lane)
@@ -323,10 +328,7 @@ void modify_output(const Wave& wave, const Instruction& inst, u32* low, u32* hig
 
 // Puts a narrow result into its part of the register.
 void place_part(Select select, u8 unused, const u32* old, u32* plane) {
-  const u32 width = select <= Select::byte_3 ? 8 : 16;
-  const u32 position = select <= Select::byte_3
-                           ? 8 * static_cast<u32>(select)
-                           : 16 * (static_cast<u32>(select) - static_cast<u32>(Select::word_0));
+  const auto [width, position] = part_of(select);
   const u32 part = ((width == 8 ? 0xffu : 0xffffu)) << position;
   for (u32 lane = 0; lane < kLanes; ++lane) {
     const u32 placed = plane[lane] << position & part;

@@ -130,25 +130,22 @@ struct LaneSource<Literal<T>> {
   Literal<T> operator[](u32) const { return {value}; }
 };
 
-template <>
-struct LaneSource<LaneBit> {
+// A bit of each lane, by the operand's mask or by VCC.
+template <class T>
+struct LaneBits {
   const u32* low;
-  LaneSource(Wave& wave, const Instruction&, const Operand& operand, LaneBuffer& buffer)
+  LaneBits(Wave& wave, const Instruction&, const Operand& operand, LaneBuffer& buffer)
       : low(buffer.plane[0]) {
-    expand_mask(read_scalar_bits(wave, operand), buffer.plane[0]);
+    expand_mask(std::is_same_v<T, Vcc> ? read_scalar_pair(wave, kVccIndex)
+                                       : read_scalar_bits(wave, operand),
+                buffer.plane[0]);
   }
-  LaneBit operator[](u32 lane) const { return {low[lane]}; }
+  T operator[](u32 lane) const { return {low[lane]}; }
 };
-
-template <>
-struct LaneSource<Vcc> {
-  const u32* low;
-  LaneSource(Wave& wave, const Instruction&, const Operand&, LaneBuffer& buffer)
-      : low(buffer.plane[0]) {
-    expand_mask(read_scalar_pair(wave, kVccIndex), buffer.plane[0]);
-  }
-  Vcc operator[](u32 lane) const { return {low[lane]}; }
-};
+// clang-format off
+template <> struct LaneSource<LaneBit> : LaneBits<LaneBit> { using LaneBits::LaneBits; };
+template <> struct LaneSource<Vcc> : LaneBits<Vcc> { using LaneBits::LaneBits; };
+// clang-format on
 
 template <>
 struct LaneSource<Mode> {
@@ -159,6 +156,14 @@ struct LaneSource<Mode> {
 
 // ---- The results of all lanes -------------------------------------------------------------------
 // Holds pointers only: its address never escapes, so that the loop keeps them in registers.
+
+template <class T>
+inline void flush_results(const Wave& wave, u32* low, u32* high) {
+  constexpr OperandType kType = result_of<T>.type;
+  if constexpr (float_class(kType) != FloatClass::none)
+    if (__builtin_expect(!wave.default_float_mode, 0))
+      flush_denormal_results(wave, kType, low, high);
+}
 
 enum Buffered { kBuffered };  // a result that goes to the buffer first, whatever the registers
 
@@ -178,10 +183,7 @@ struct LaneResult {
     }
   }
   void finish(Wave& wave, const Instruction& inst, ResultBuffer& buffer) const {
-    if constexpr (float_class(operand_type<T>) != FloatClass::none) {
-      if (__builtin_expect(!wave.default_float_mode, 0))
-        flush_denormal_results(wave, operand_type<T>, out, nullptr);
-    }
+    flush_results<T>(wave, out, nullptr);
     if (out != buffer.plane[0]) {
       hooks::vgpr_written(wave, inst.destination.index, 1, kAllLanes);
     } else {
@@ -204,22 +206,15 @@ struct LaneResult64 {
     high[lane] = static_cast<u32>(bits >> 32);
   }
   void finish(Wave& wave, const Instruction& inst, ResultBuffer& buffer) const {
-    if constexpr (float_class(operand_type<T>) != FloatClass::none) {
-      if (__builtin_expect(!wave.default_float_mode, 0))
-        flush_denormal_results(wave, operand_type<T>, low, high);
-    }
+    flush_results<T>(wave, low, high);
     commit(wave, inst, buffer.plane[0], buffer.plane[1], write_mask(wave, inst));
   }
 };
-template <> struct LaneResult<u64> : LaneResult64<u64> {
-  using LaneResult64<u64>::LaneResult64;
-};
-template <> struct LaneResult<i64> : LaneResult64<i64> {
-  using LaneResult64<i64>::LaneResult64;
-};
-template <> struct LaneResult<f64> : LaneResult64<f64> {
-  using LaneResult64<f64>::LaneResult64;
-};
+// clang-format off
+template <> struct LaneResult<u64> : LaneResult64<u64> { using LaneResult64::LaneResult64; };
+template <> struct LaneResult<i64> : LaneResult64<i64> { using LaneResult64::LaneResult64; };
+template <> struct LaneResult<f64> : LaneResult64<f64> { using LaneResult64::LaneResult64; };
+// clang-format on
 
 template <class T>
 struct LaneResult<Saturating<T>> : LaneResult<T> {
@@ -248,10 +243,7 @@ struct LaneResult<KeepHigh<T>> : LaneResult<T> {
     LaneResult<T>::put_saturated(lane, result.value);
   }
   void finish(Wave& wave, const Instruction& inst, ResultBuffer& buffer) const {
-    if constexpr (float_class(ResultOf<T>::value.type) != FloatClass::none) {
-      if (__builtin_expect(!wave.default_float_mode, 0))
-        flush_denormal_results(wave, ResultOf<T>::value.type, buffer.plane[0], nullptr);
-    }
+    flush_results<T>(wave, buffer.plane[0], nullptr);
     commit(wave, inst, buffer.plane[0], nullptr, write_mask(wave, inst), true);
   }
 };

@@ -188,39 +188,36 @@ int launch(void* function_handle, const u32 (&grid)[3], const u32 (&block)[3], u
   const Function& function = *static_cast<Function*>(function_handle);
   const Kernel& kernel = *function.kernel;
   const Device& device = kDevices[current_device];
+  const auto refused = [&](int code, const std::string& why) {
+    return failed(code, "kernel " + kernel.name + why);
+  };
   if (function.code->arch != device.arch)
-    return failed(kNoBinaryForGpu,
-                  "kernel " + kernel.name + " is for another chip than " + device.name);
+    return refused(kNoBinaryForGpu, std::string(" is for another chip than ") + device.name);
   if (function.device != current_device)
-    return failed(kInvalidHandle, "kernel " + kernel.name + " was loaded for device " +
-                                      std::to_string(function.device) +
-                                      ", and the current device is " +
-                                      std::to_string(current_device));
+    return refused(kInvalidHandle,
+                   formatted(" was loaded for device %d, and the current device is %d",
+                             function.device, current_device));
   const u64 threads = u64{block[0]} * block[1] * block[2];
   for (u32 axis = 0; axis < 3; ++axis)
     if (!grid[axis] || !block[axis])
-      return failed(kInvalidConfiguration,
-                    "kernel " + kernel.name + ": a grid or block dimension is 0");
+      return refused(kInvalidConfiguration, ": a grid or block dimension is 0");
   if (threads > 1024 || threads > kernel.max_workgroup_size)
-    return failed(kInvalidConfiguration, "kernel " + kernel.name + ": a workgroup of " +
-                                             std::to_string(threads) +
-                                             " threads; it was compiled for at most " +
-                                             std::to_string(kernel.max_workgroup_size));
+    return refused(kInvalidConfiguration, ": a workgroup of " + std::to_string(threads) +
+                                              " threads; it was compiled for at most " +
+                                              std::to_string(kernel.max_workgroup_size));
   const u64 lds = u64{kernel.descriptor.group_segment_bytes} + dynamic_lds;
   if (lds > device.architecture().lds_bytes)
-    return failed(kLaunchOutOfResources, "kernel " + kernel.name + " needs " + std::to_string(lds) +
-                                             " bytes of LDS; " + device.name + " has " +
-                                             std::to_string(device.architecture().lds_bytes));
+    return refused(kLaunchOutOfResources, " needs " + std::to_string(lds) + " bytes of LDS; " +
+                                              device.name + " has " +
+                                              std::to_string(device.architecture().lds_bytes));
 
   LaunchArguments arguments;
   arguments.pointers = params;
   if (extra && !parse_extra(extra, arguments))
-    return failed(kInvalidValue,
-                  "kernel " + kernel.name + ": `extra` is not a HIP_LAUNCH_PARAM list");
+    return refused(kInvalidValue, ": `extra` is not a HIP_LAUNCH_PARAM list");
   if (arguments.pointers && kernel.arguments.empty() && kernel.kernarg_bytes)
-    return failed(kInvalidValue,
-                  "kernel " + kernel.name +
-                      " has no metadata about its arguments; pass them as one buffer in `extra`");
+    return refused(kInvalidValue,
+                   " has no metadata about its arguments; pass them as one buffer in `extra`");
 
   Dispatch dispatch{};
   dispatch.code = function.code;
@@ -245,8 +242,7 @@ int launch(void* function_handle, const u32 (&grid)[3], const u32 (&block)[3], u
   u32 explicit_index = 0;
   for (const KernelArgument& argument : kernel.arguments) {
     if (u64{argument.offset} + argument.bytes > kernarg_bytes)
-      return failed(kInvalidImage,
-                    "kernel " + kernel.name + " has arguments outside of its segment");
+      return refused(kInvalidImage, " has arguments outside of its segment");
     if (argument.is_hidden()) fill_hidden_argument(argument, dispatch, segment);
     else if (arguments.pointers)
       std::memcpy(segment + argument.offset, arguments.pointers[explicit_index++], argument.bytes);
@@ -349,16 +345,6 @@ void fill_properties(const Device& device, u8* properties) {
   for (const Attribute& attribute : attributes_of(device))
     if (attribute.offset) put(attribute.offset, attribute.value);
 }
-
-// hipFuncAttribute_t; sizes in bytes.
-enum FunctionAttribute : int {
-  kFunctionMaxThreadsPerBlock = 0,
-  kFunctionSharedSize = 1,
-  kFunctionConstSize = 2,
-  kFunctionLocalSize = 3,
-  kFunctionRegisters = 4,
-  kFunctionMaxDynamicShared = 8,
-};
 
 int load_module(void** module_handle, const u8* image, u64 bytes) {
   try {
@@ -486,19 +472,20 @@ EXPORT int hipFuncGetAttribute(int* value, int attribute, void* function) {
     const Kernel& kernel = *static_cast<Function*>(function)->kernel;
     const KernelDescriptor& descriptor = kernel.descriptor;
     const u32 lds_bytes = kDevices[current_device].architecture().lds_bytes;
-    switch (attribute) {
-      case kFunctionMaxThreadsPerBlock: *value = static_cast<int>(kernel.max_workgroup_size); break;
-      case kFunctionSharedSize: *value = static_cast<int>(descriptor.group_segment_bytes); break;
-      case kFunctionConstSize: *value = 0; break;
-      case kFunctionLocalSize: *value = static_cast<int>(descriptor.private_segment_bytes); break;
-      case kFunctionRegisters: *value = static_cast<int>(descriptor.vgprs()); break;
-      case kFunctionMaxDynamicShared:
-        *value = static_cast<int>(lds_bytes - descriptor.group_segment_bytes);
-        break;
-      default:
-        return failed(kInvalidValue,
-                      "function attribute " + std::to_string(attribute) + " is not emulated");
-    }
+    // By hipFuncAttribute_t; sizes in bytes.
+    const std::map<int, u32> known = {
+        {0, kernel.max_workgroup_size},
+        {1, descriptor.group_segment_bytes},
+        {2, 0},  // constants
+        {3, descriptor.private_segment_bytes},
+        {4, descriptor.vgprs()},
+        {8, lds_bytes - descriptor.group_segment_bytes},
+    };
+    const auto found = known.find(attribute);
+    if (found == known.end())
+      return failed(kInvalidValue,
+                    "function attribute " + std::to_string(attribute) + " is not emulated");
+    *value = static_cast<int>(found->second);
     return int{kSuccess};
   });
 }

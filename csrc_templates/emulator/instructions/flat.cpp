@@ -6,7 +6,6 @@
 #include "memory/vector_memory.h"
 
 namespace emulator {
-
 namespace {
 
 class Flat {
@@ -68,7 +67,7 @@ class Flat {
 #define ATOMIC(...) execute_atomic<Flat, &atomics::__VA_ARGS__>
 
 #define ROW(FORMAT, OPCODE, NAME, ARCH, DATA, RESULT, UNIT, ...) \
-  {Format::FORMAT, OPCODE, ARCH, NAME, &__VA_ARGS__, {}, UNIT, {DATA, RESULT}},
+  EMULATOR_ROW(FORMAT, OPCODE, ARCH, NAME, &__VA_ARGS__, {}, UNIT, {DATA, RESULT})
 #define GLOBAL_ONLY(OPCODE, NAME, ...) ROW(GLOBAL, OPCODE, "global_" #NAME, __VA_ARGS__)
 #define SCRATCH_ONLY(OPCODE, NAME, ...) ROW(SCRATCH, OPCODE, "scratch_" #NAME, __VA_ARGS__)
 #define FLAT_ONLY(OPCODE, NAME, ...) ROW(FLAT, OPCODE, "flat_" #NAME, __VA_ARGS__)

@@ -12,7 +12,6 @@
 #include "instructions/matrix_operands.h"
 
 namespace emulator {
-
 namespace {
 
 // ---- Modifiers ----------------------------------------------------------------------------------
@@ -375,9 +374,9 @@ constexpr Signature kFloat32C = signature_of_c(OperandType::f32);
 constexpr Signature kFloat64C = signature_of_c(OperandType::f64);
 constexpr Signature kSparse = signature_of_sparse();
 
-#define ROW(FORMAT, SIGNATURE, OPCODE, NAME, ARCH, A, B, C, PASSES, ...) \
-  {Format::FORMAT, OPCODE,     ARCH,      #NAME, &__VA_ARGS__::execute,  \
-   SIGNATURE,      Unit::mfma, {A, B, C}, PASSES},
+#define ROW(FORMAT, SIGNATURE, OPCODE, NAME, ARCH, A, B, C, PASSES, ...)                  \
+  EMULATOR_ROW(FORMAT, OPCODE, ARCH, #NAME, &__VA_ARGS__::execute, SIGNATURE, Unit::mfma, \
+               {A, B, C}, PASSES)
 #define MFMA(...) ROW(MFMA, kFloat32C, __VA_ARGS__)
 #define MFMA_F64(...) ROW(MFMA, kFloat64C, __VA_ARGS__)
 #define SMFMAC(...) ROW(MFMA, kSparse, __VA_ARGS__)

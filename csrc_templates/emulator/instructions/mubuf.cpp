@@ -3,7 +3,6 @@
 #include "memory/vector_memory.h"
 
 namespace emulator {
-
 namespace {
 
 // A buffer as its resource (4 SGPRs) describes it.
@@ -216,7 +215,7 @@ void execute_cache_control(Wave& wave, const Instruction& inst) {
 #define ATOMIC(...) execute_atomic<Buffer, &atomics::__VA_ARGS__>
 
 #define ROW(FORMAT, OPCODE, NAME, ARCH, DATA, RESULT, UNIT, ...) \
-  {Format::FORMAT, OPCODE, ARCH, #NAME, &__VA_ARGS__, {}, UNIT, {DATA, RESULT}},
+  EMULATOR_ROW(FORMAT, OPCODE, ARCH, #NAME, &__VA_ARGS__, {}, UNIT, {DATA, RESULT})
 #define MUBUF(...) ROW(MUBUF, __VA_ARGS__)
 #define MTBUF(...) ROW(MTBUF, __VA_ARGS__)
 #define FORMATS(OPCODE, NAME, REGISTERS, ...)                                        \

@@ -6,7 +6,6 @@
 #include "memory/atomics.h"
 
 namespace emulator {
-
 namespace {
 
 u64 offset_of(Wave& wave, const Instruction& inst) {
@@ -15,35 +14,25 @@ u64 offset_of(Wave& wave, const Instruction& inst) {
   return from_register + static_cast<u64>(static_cast<i64>(inst.offset));
 }
 
-// Where an access goes; the low bits of addresses and of offsets do not count. Of each dword,
-// because part of an access can be out of a buffer's range.
-class GlobalAddress {
+// Where an access goes; the low bits of addresses and of offsets do not count. A buffer's resource
+// has a base, stride and size: beyond the size, loads give 0 and stores are dropped. Of each dword,
+// because part of an access can be out of its range.
+template <bool kIsBuffer>
+class Address {
  public:
-  GlobalAddress(Wave& wave, const Instruction& inst)
-      : wave_(wave), inst_(inst), address_(base(wave, inst) & ~u64{3}) {}
-  u8* at(u32 dword, u32 dwords, Access access) const {
-    return global_memory(wave_, inst_, kScalarLane, address_ + 4 * dword, 4 * dwords, access);
-  }
-
- private:
-  static u64 base(Wave& wave, const Instruction& inst) {
-    return read_scalar_pair(wave, inst.source[0].index) + offset_of(wave, inst);
-  }
-  Wave& wave_;
-  const Instruction& inst_;
-  u64 address_;
-};
-
-// A buffer resource's base, stride and size. Beyond the size, loads give 0 and stores are dropped.
-class BufferAddress {
- public:
-  BufferAddress(Wave& wave, const Instruction& inst) : wave_(wave), inst_(inst) {
+  Address(Wave& wave, const Instruction& inst) : wave_(wave), inst_(inst) {
     const u64 low = read_scalar_pair(wave, inst.source[0].index);
-    const u32 records = read_scalar_register(wave, inst.source[0].index + 2);
-    const u32 stride = static_cast<u32>(low >> 48 & 0x3fff);
-    base_ = low & 0xfffffffffffc;
-    bytes_ = stride ? u64{stride} * records : records;
-    offset_ = offset_of(wave, inst) & ~u64{3};
+    offset_ = offset_of(wave, inst);
+    if constexpr (kIsBuffer) {
+      const u32 records = read_scalar_register(wave, inst.source[0].index + 2);
+      const u32 stride = static_cast<u32>(low >> 48 & 0x3fff);
+      base_ = low & 0xfffffffffffc;
+      bytes_ = stride ? u64{stride} * records : records;
+      offset_ &= ~u64{3};
+    } else {
+      base_ = (low + offset_) & ~u64{3};
+      offset_ = 0;
+    }
   }
   u8* at(u32 dword, u32 dwords, Access access) const {
     const u64 offset = offset_ + 4 * dword, bytes = 4 * dwords;
@@ -54,8 +43,10 @@ class BufferAddress {
  private:
   Wave& wave_;
   const Instruction& inst_;
-  u64 base_, bytes_, offset_;
+  u64 base_, bytes_ = ~u64{0}, offset_;
 };
+using GlobalAddress = Address<false>;
+using BufferAddress = Address<true>;
 
 // ---- Executors ----------------------------------------------------------------------------------
 
@@ -76,16 +67,12 @@ void execute_buffer_load(Wave& wave, const Instruction& inst) {
 }
 
 template <class Address>
-void store_dwords(Wave& wave, const Instruction& inst) {
+void execute_store(Wave& wave, const Instruction& inst) {
   const Address address(wave, inst);
   for (u32 dword = 0; dword < inst.source[2].dwords; ++dword) {
     const u32 value = read_scalar_register(wave, inst.source[2].index + dword);
     if (u8* const to = address.at(dword, 1, Access::store)) std::memcpy(to, &value, 4);
   }
-}
-void execute_store(Wave& wave, const Instruction& inst) { store_dwords<GlobalAddress>(wave, inst); }
-void execute_buffer_store(Wave& wave, const Instruction& inst) {
-  store_dwords<BufferAddress>(wave, inst);
 }
 
 // One operation for the wave, whatever EXEC is.
@@ -119,7 +106,7 @@ void execute_time(Wave& wave, const Instruction& inst) {
 // ---- The table ----------------------------------------------------------------------------------
 
 #define SMEM(OPCODE, NAME, ARCH, RESULT, DATA, ...) \
-  {Format::SMEM, OPCODE, ARCH, #NAME, &__VA_ARGS__, {}, Unit::smem, {RESULT, DATA}},
+  EMULATOR_ROW(SMEM, OPCODE, ARCH, #NAME, &__VA_ARGS__, {}, Unit::smem, {RESULT, DATA})
 #define ATOMIC(OPCODE, NAME, DATA, RESULT, ...)     \
   SMEM(OPCODE, s_atomic_##NAME, BOTH, RESULT, DATA, \
        execute_scalar_atomic<GlobalAddress, &atomics::__VA_ARGS__>)

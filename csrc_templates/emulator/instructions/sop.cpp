@@ -4,7 +4,6 @@
 #include "execution/scalar_operands.h"
 
 namespace emulator {
-
 namespace {
 
 // ---- Semantics that do not fit in the table -----------------------------------------------------
@@ -58,31 +57,12 @@ u64 replicate_bits(u32 value) {
 // ---- Executor of the table's one-liners ---------------------------------------------------------
 
 template <class T>
-struct ScalarArgument {
-  static T read(Wave& wave, const Instruction&, const Operand& operand) {
-    return read_scalar<T>(wave, operand);
-  }
-};
-template <class T>
-struct ScalarArgument<Old<T>> {
-  static Old<T> read(Wave& wave, const Instruction&, const Operand& operand) {
-    return {read_scalar<T>(wave, operand)};
-  }
-};
-template <>
-struct ScalarArgument<Scc> {
-  static Scc read(Wave& wave, const Instruction&, const Operand&) { return {wave.scc}; }
-};
-template <>
-struct ScalarArgument<Exec> {
-  static Exec read(Wave& wave, const Instruction&, const Operand&) {
-    return {read_scalar_pair(wave, kExecIndex)};
-  }
-};
-template <>
-struct ScalarArgument<Simm16> {
-  static Simm16 read(Wave&, const Instruction& inst, const Operand&) { return {inst.offset}; }
-};
+T read_argument(Wave& wave, const Instruction& inst, const Operand& operand) {
+  if constexpr (std::is_same_v<T, Scc>) return {wave.scc};
+  else if constexpr (std::is_same_v<T, Exec>) return {read_scalar_pair(wave, kExecIndex)};
+  else if constexpr (std::is_same_v<T, Simm16>) return {inst.offset};
+  else return read_scalar<T>(wave, operand);
+}
 
 template <class T> void write_result(Wave& wave, const Instruction& inst, T result) {
   write_scalar(wave, inst.destination, result);
@@ -110,7 +90,7 @@ struct ScalarOperation<kApply> {
  private:
   template <std::size_t... I>
   static void run(Wave& wave, const Instruction& inst, std::index_sequence<I...>) {
-    write_result(wave, inst, kApply(ScalarArgument<A>::read(wave, inst, inst.source[I])...));
+    write_result(wave, inst, kApply(read_argument<A>(wave, inst, inst.source[I])...));
   }
 };
 
@@ -407,22 +387,12 @@ void execute_setreg(Wave& wave, const Instruction& inst) {
 #undef SOP
 #undef CUSTOM
 
-#define SOP(FORMAT, OPCODE, NAME, ARCH, ...)     \
-  {Format::FORMAT,                               \
-   OPCODE,                                       \
-   ARCH,                                         \
-   #NAME,                                        \
-   &ScalarOperation<&NAME##_semantics>::execute, \
-   signature_of(&NAME##_semantics),              \
-   Unit::salu},
+#define SOP(FORMAT, OPCODE, NAME, ARCH, ...)                                              \
+  EMULATOR_ROW(FORMAT, OPCODE, ARCH, #NAME, &ScalarOperation<&NAME##_semantics>::execute, \
+               signature_of(&NAME##_semantics), Unit::salu)
 #define CUSTOM(FORMAT, OPCODE, NAME, ARCH, RESULT, ARGS, UNIT, ...) \
-  {Format::FORMAT,                                                  \
-   OPCODE,                                                          \
-   ARCH,                                                            \
-   #NAME,                                                           \
-   &__VA_ARGS__,                                                    \
-   signature_of(static_cast<RESULT(*) ARGS>(nullptr)),              \
-   UNIT},
+  EMULATOR_ROW(FORMAT, OPCODE, ARCH, #NAME, &__VA_ARGS__,           \
+               signature_of(static_cast<RESULT(*) ARGS>(nullptr)), UNIT)
 const Definition kDefinitions[] = {
 #include "instructions/sop.inc"
 };

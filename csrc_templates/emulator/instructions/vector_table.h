@@ -30,22 +30,12 @@
 #undef V_ROW
 #undef V_CUSTOM
 
-#define V_ROW(EXECUTOR, UNIT, OPCODE, NAME, ARCH, ...) \
-  {Format::VECTOR_FORMAT,                              \
-   OPCODE,                                             \
-   ARCH,                                               \
-   #NAME,                                              \
-   &EXECUTOR<&NAME##_semantics>::execute,              \
-   EXECUTOR<&NAME##_semantics>::kSignature,            \
-   Unit::UNIT},
-#define V_CUSTOM(OPCODE, NAME, ARCH, RESULT, ARGS, ...) \
-  {Format::VECTOR_FORMAT,                               \
-   OPCODE,                                              \
-   ARCH,                                                \
-   #NAME,                                               \
-   &__VA_ARGS__,                                        \
-   signature_of(static_cast<RESULT(*) ARGS>(nullptr)),  \
-   Unit::valu},
+#define V_ROW(EXECUTOR, UNIT, OPCODE, NAME, ARCH, ...)                                    \
+  EMULATOR_ROW(VECTOR_FORMAT, OPCODE, ARCH, #NAME, &EXECUTOR<&NAME##_semantics>::execute, \
+               EXECUTOR<&NAME##_semantics>::kSignature, Unit::UNIT)
+#define V_CUSTOM(OPCODE, NAME, ARCH, RESULT, ARGS, ...)          \
+  EMULATOR_ROW(VECTOR_FORMAT, OPCODE, ARCH, #NAME, &__VA_ARGS__, \
+               signature_of(static_cast<RESULT(*) ARGS>(nullptr)), Unit::valu)
 const Definition kDefinitions[] = {
 #include VECTOR_TABLE
 };

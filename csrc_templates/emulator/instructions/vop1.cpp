@@ -1,11 +1,12 @@
 // VOP1. The table is vop1.inc.
+#include <limits>
+
 #include "execution/lanes.h"
 #include "numbers/float_order.h"
 #include "numbers/small_floats.h"
 #include "numbers/transcendental.h"
 
 namespace emulator {
-
 namespace {
 
 // ---- Executors ----------------------------------------------------------------------------------
@@ -82,48 +83,14 @@ void execute_widen_pair(Wave& wave, const Instruction& inst) {
 
 // ---- Conversions to integers: truncated, saturated; NaN gives 0 ---------------------------------
 
-inline u32 float_to_u32(f32 value) {
-  const f32 bounded = value < 4294967296.0f ? value : 0.0f;
-  const u32 converted = static_cast<u32>(static_cast<i64>(bounded > 0.0f ? bounded : 0.0f));
-  return value >= 4294967296.0f ? 0xffffffffu : converted;
-}
-inline i32 float_to_i32(f32 value) {
-  const f32 bounded = value >= -2147483648.0f && value < 2147483648.0f ? value : 0.0f;
-  const i32 converted = static_cast<i32>(bounded);
-  return value >= 2147483648.0f   ? 0x7fffffff
-         : value < -2147483648.0f ? i32(0x80000000u)
-                                  : converted;
-}
-inline u32 double_to_u32(f64 value) {
-  const f64 not_negative = value > 0.0 ? value : 0.0;  // also for NaN
-  return static_cast<u32>(
-      static_cast<i64>(not_negative < 4294967295.0 ? not_negative : 4294967295.0));
-}
-inline i32 double_to_i32(f64 value) {
-  const f64 number = value == value ? value : 0.0;
-  const f64 not_below = number > -2147483648.0 ? number : -2147483648.0;
-  return static_cast<i32>(not_below < 2147483647.0 ? not_below : 2147483647.0);
-}
-inline u16 half_to_u16(f32 value) {
-  const f32 not_negative = value > 0.0f ? value : 0.0f;
-  return static_cast<u16>(static_cast<i32>(not_negative < 65535.0f ? not_negative : 65535.0f));
-}
-inline i16 half_to_i16(f32 value) {
-  const f32 number = value == value ? value : 0.0f;
-  const f32 not_below = number > -32768.0f ? number : -32768.0f;
-  return static_cast<i16>(static_cast<i32>(not_below < 32767.0f ? not_below : 32767.0f));
-}
-// [-1, 1] or [0, 1] to the whole range, to nearest.
-inline i16 normalized_i16(f32 value) {
-  const f32 number = value == value ? value : 0.0f;
-  const f32 bounded = number > 1.0f ? 1.0f : number < -1.0f ? -1.0f : number;
-  return static_cast<i16>(
-      static_cast<i32>(__builtin_nearbyint(static_cast<f64>(bounded) * 32767.0)));
-}
-inline u16 normalized_u16(f32 value) {
-  const f32 bounded = value > 1.0f ? 1.0f : value > 0.0f ? value : 0.0f;
-  return static_cast<u16>(
-      static_cast<i32>(__builtin_nearbyint(static_cast<f64>(bounded) * 65535.0)));
+template <class To, class T>
+inline To saturated(T value) {
+  using Integer = std::conditional_t<std::is_same_v<To, u32>, i64, i32>;
+  constexpr T kLowest = std::numeric_limits<To>::lowest(),
+              kHighest = std::numeric_limits<To>::max();
+  const T number = value == value ? value : T(0);
+  const T not_below = number > kLowest ? number : kLowest;
+  return static_cast<To>(static_cast<Integer>(not_below < kHighest ? not_below : kHighest));
 }
 inline u32 saturated_u8(u32 value) {
   const i32 number = static_cast<i16>(value);
@@ -167,38 +134,26 @@ inline f32 fraction(f32 value) { return fraction(value, floor_of(value), 0x1.fff
 inline f64 fraction(f64 value) { return fraction(value, floor_of(value), 0x1.fffffffffffffp-1); }
 inline f32 half_fraction(f32 value) { return fraction(value, floor_of(value), 0x1.ffcp-1f); }
 
-// frexp: a mantissa from 1/2 to 1, and the exponent; 0 for zeros, infinities and NaN.
-inline i32 exponent_of(f64 value) {
-  const bool is_denormal = (bit_cast<u64>(value) >> 52 & 0x7ff) == 0;
-  const f64 normal = is_denormal ? value * 0x1p54 : value;
-  const i32 field = static_cast<i32>(bit_cast<u64>(normal) >> 52 & 0x7ff);
-  const bool has_none = field == 0 || field == 0x7ff;
-  return has_none ? 0 : field - 1022 - (is_denormal ? 54 : 0);
+// frexp: a mantissa from 1/2 to 1, and the exponent; 0 for zeros, infinities and NaN. Halves are
+// normal numbers as floats.
+constexpr i32 kLift = 64;  // powers of two that make a denormal normal
+template <class T>
+inline T lifted(T value) {
+  return biased_exponent(value) == 0 ? value * T(0x1p64) : value;
 }
-inline f64 mantissa_of(f64 value) {
-  const bool is_denormal = (bit_cast<u64>(value) >> 52 & 0x7ff) == 0;
-  const u64 bits = bit_cast<u64>(is_denormal ? value * 0x1p54 : value);
-  const u64 field = bits >> 52 & 0x7ff;
-  const bool has_none = field == 0 || field == 0x7ff;
-  return has_none ? value : bit_cast<f64>((bits & 0x800fffffffffffffu) | u64{1022} << 52);
+template <class T>
+inline bool has_exponent(T lifted) {  // zeros, infinities and NaN have none
+  return biased_exponent(lifted) != 0 && !is_nan(lifted - lifted);
 }
-// Floats and halves are normal numbers as doubles.
-inline i32 exponent_of(f32 value) {
-  const u32 bits = bit_cast<u32>(value);
-  const bool is_denormal = (bits & 0x7f800000u) == 0;
-  const f32 normal = is_denormal ? static_cast<f32>(static_cast<i32>(bits & 0x7fffff)) : value;
-  const i32 field = static_cast<i32>(bit_cast<u32>(normal) >> 23 & 0xff);
-  const bool has_none = field == 0 || field == 0xff;
-  return has_none ? 0 : field - 126 - (is_denormal ? 149 : 0);
+template <class T>
+inline i32 exponent_of(T value) {
+  const i32 exponent = biased_exponent(lifted(value)) - biased_exponent(T(0.5));
+  return has_exponent(lifted(value)) ? exponent - (biased_exponent(value) == 0 ? kLift : 0) : 0;
 }
-inline f32 mantissa_of(f32 value) {
-  const u32 bits = bit_cast<u32>(value);
-  const bool is_denormal = (bits & 0x7f800000u) == 0;
-  const u32 normal =
-      is_denormal ? bit_cast<u32>(static_cast<f32>(static_cast<i32>(bits & 0x7fffff))) : bits;
-  const u32 field = normal >> 23 & 0xff;
-  const bool has_none = field == 0 || field == 0xff;
-  return has_none ? value : bit_cast<f32>((bits & 0x80000000u) | (normal & 0x7fffff) | 126u << 23);
+template <class T>
+inline T mantissa_of(T value) {
+  const auto bits = float_bits(lifted(value)) & ~FloatFormat<T>::kInfinity;
+  return has_exponent(lifted(value)) ? bit_cast<T>(bits | float_bits(T(0.5))) : value;
 }
 
 // ---- Bits ---------------------------------------------------------------------------------------

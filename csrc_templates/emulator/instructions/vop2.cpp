@@ -4,7 +4,6 @@
 #include "numbers/half_arithmetic.h"
 
 namespace emulator {
-
 namespace {
 
 // v_cndmask moves bits: neg and abs apply, MODE does not.

@@ -7,7 +7,6 @@
 #include "numbers/half_arithmetic.h"
 
 namespace emulator {
-
 namespace {
 
 // ---- Integers -----------------------------------------------------------------------------------
@@ -167,23 +166,6 @@ inline u32 with_byte(u32 word, u32 index, u32 byte) {
   return (word & ~(0xffu << position)) | byte << position;
 }
 
-// -1..1 or 0..1 to all 16 bits, to nearest even whatever MODE says; NaN gives 0. Exact in doubles.
-inline i32 scaled_norm(f32 value, f32 lowest, f64 scale) {
-  const f32 above = value > lowest ? value : lowest;
-  const f64 scaled = (above < 1.0f ? above : 1.0f) * scale;
-  const i32 whole = static_cast<i32>(scaled);
-  const f64 rest = __builtin_fabs(scaled - whole);
-  const bool away = rest > 0.5 || (rest == 0.5 && (whole & 1));
-  const i32 rounded = whole + (away ? (scaled < 0.0 ? -1 : 1) : 0);
-  return value != value ? 0 : rounded;
-}
-inline u32 signed_norms(f32 a, f32 b) {
-  return two_words(scaled_norm(a, -1.0f, 32767.0), scaled_norm(b, -1.0f, 32767.0));
-}
-inline u32 unsigned_norms(f32 a, f32 b) {
-  return two_words(scaled_norm(a, 0.0f, 65535.0), scaled_norm(b, 0.0f, 65535.0));
-}
-
 // ---- Floating point -----------------------------------------------------------------------------
 
 // Any larger one gives the same for a float.
@@ -214,11 +196,6 @@ template <> struct Division<f64> {
                        kLargestWithNormalInverse = 0x1p1022;
 };
 
-template <class T>
-inline i32 biased_exponent(T value) {
-  constexpr u32 kMantissaBits = sizeof(T) == 8 ? 52 : sizeof(T) == 4 ? 23 : 10;
-  return static_cast<i32>((float_bits(value) & FloatFormat<T>::kInfinity) >> kMantissaBits);
-}
 template <class T>
 inline T magnitude(T value) {
   return bit_cast<T>(

@@ -11,7 +11,6 @@
 #include "numbers/small_floats.h"
 
 namespace emulator {
-
 namespace {
 
 // ---- Scales -------------------------------------------------------------------------------------

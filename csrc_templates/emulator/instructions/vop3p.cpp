@@ -4,7 +4,6 @@
 #include "numbers/half_arithmetic.h"
 
 namespace emulator {
-
 namespace {
 
 // ---- Halves -------------------------------------------------------------------------------------

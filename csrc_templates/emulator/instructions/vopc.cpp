@@ -3,7 +3,6 @@
 #include "numbers/float_order.h"
 
 namespace emulator {
-
 namespace {
 
 // v_cmpx: the mask goes to its destination and to EXEC.

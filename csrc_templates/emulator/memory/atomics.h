@@ -157,15 +157,16 @@ template <class T, class... A, T (*kNext)(T, A...)> struct Atomic<kNext> {
 
   static void apply(u8* memory, const u32* data, u32* old, Denormals denormals) {
     const T before = atomics::update<T>(memory, [&](T content) {
-      constexpr std::size_t kOperands = sizeof...(A) - kFloat;
-      if constexpr (kOperands == 1 && !kFloat) return kNext(content, atomics::operand<T>(data, 0));
-      else if constexpr (kOperands == 1)
-        return kNext(content, atomics::operand<T>(data, 0), denormals);
-      else if constexpr (!kFloat)
-        return kNext(content, atomics::operand<T>(data, 0), atomics::operand<T>(data, 1));
-      else
-        return kNext(content, atomics::operand<T>(data, 0), atomics::operand<T>(data, 1),
-                     denormals);
+      const T first = atomics::operand<T>(data, 0);
+      if constexpr (sizeof...(A) - kFloat == 2) {
+        const T second = atomics::operand<T>(data, 1);
+        if constexpr (kFloat) return kNext(content, first, second, denormals);
+        else return kNext(content, first, second);
+      } else if constexpr (kFloat) {
+        return kNext(content, first, denormals);
+      } else {
+        return kNext(content, first);
+      }
     });
     std::memcpy(old, &before, sizeof(T));
   }

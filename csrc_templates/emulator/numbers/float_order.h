@@ -3,6 +3,7 @@
 // V_MED3_F32, V_CMP_CLASS_F32.
 #pragma once
 
+#include <limits>
 #include <type_traits>
 
 #include "decode/signature.h"
@@ -28,6 +29,13 @@ inline typename FloatFormat<T>::Bits float_bits(T value) {
   return bit_cast<typename FloatFormat<T>::Bits>(value);
 }
 
+// The field of the exponent.
+template <class T>
+inline i32 biased_exponent(T value) {
+  constexpr u32 kMantissaBits = sizeof(T) == 8 ? 52 : sizeof(T) == 4 ? 23 : 10;
+  return static_cast<i32>((float_bits(value) & FloatFormat<T>::kInfinity) >> kMantissaBits);
+}
+
 template <class T>
 inline bool is_nan(T value) {
   using Format = FloatFormat<T>;
@@ -43,6 +51,17 @@ template <class T>
 inline T quiet(T nan) {
   using Format = FloatFormat<T>;
   return bit_cast<T>(static_cast<typename Format::Bits>(float_bits(nan) | Format::kQuiet));
+}
+
+// [-1, 1] or [0, 1] to the whole range, rounded as the host does; NaN gives 0. Exact in doubles.
+template <class To>
+inline To normalized(f32 value) {
+  constexpr f32 kLowest = std::is_signed_v<To> ? -1.0f : 0.0f;
+  const f32 number = value == value ? value : 0.0f;
+  const f32 not_below = number > kLowest ? number : kLowest;
+  const f64 bounded = not_below < 1.0f ? not_below : 1.0f;
+  return static_cast<To>(
+      static_cast<i32>(__builtin_nearbyint(bounded * std::numeric_limits<To>::max())));
 }
 
 // Numbers as integers in the order of the numbers, -0 below +0.

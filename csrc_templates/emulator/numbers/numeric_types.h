@@ -16,6 +16,8 @@ using i32 = std::int32_t;
 using i64 = std::int64_t;
 using f32 = float;
 using f64 = double;
+using b32 = u32;  // as operands whose bits are no number
+using b64 = u64;
 
 template <class To, class From>
 inline To bit_cast(From from) {

@@ -1,15 +1,10 @@
 // What an access costs: the banks of LDS, and cache lines.
-#include "execution/hooks.h"
-
-#if JITFMHA_EMULATOR_PROFILE
-
 #include <algorithm>
 #include <array>
 
 #include "profile/profile.h"
 
 namespace emulator {
-
 namespace {
 
 constexpr u32 kBankBytes = 4;
@@ -85,5 +80,3 @@ u64 AccessList::bank_cycles(const Rates& rates, bool is_read, u64* without_confl
 }
 
 }  // namespace emulator
-
-#endif

@@ -1,8 +1,4 @@
 // What an instruction occupies, and the room that a kernel's waves take.
-#include "execution/hooks.h"
-
-#if JITFMHA_EMULATOR_PROFILE
-
 #include <algorithm>
 #include <cstring>
 
@@ -118,5 +114,3 @@ Occupancy occupancy_of(const Dispatch& dispatch) {
 }
 
 }  // namespace emulator
-
-#endif

@@ -1,8 +1,4 @@
 // The loops of the code that ran: branches back, by address.
-#include "execution/hooks.h"
-
-#if JITFMHA_EMULATOR_PROFILE
-
 #include <algorithm>
 
 #include "profile/profile.h"
@@ -43,5 +39,3 @@ std::vector<int> innermost_loops(const std::vector<Loop>& loops, std::size_t dwo
 }
 
 }  // namespace emulator
-
-#endif

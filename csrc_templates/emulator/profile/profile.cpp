@@ -1,14 +1,9 @@
 // The cost model: the hooks for -DJITFMHA_EMULATOR_PROFILE=1. See hooks.h and profile.h.
-#include "execution/hooks.h"
-
-#if JITFMHA_EMULATOR_PROFILE
+#include "profile/profile.h"
 
 #include <algorithm>
 
-#include "profile/profile.h"
-
 namespace emulator {
-
 namespace {
 
 u64 number_of(const Workgroup& workgroup) {
@@ -219,5 +214,3 @@ void barrier_released(Workgroup&) {}
 }  // namespace hooks
 
 }  // namespace emulator
-
-#endif

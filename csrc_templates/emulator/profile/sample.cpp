@@ -4,17 +4,12 @@
 // a batch of sequences on their lengths. So the sample has a line along each axis of the grid,
 // through workgroup (0, 0, 0), from which estimate.py predicts the others as a sum of one term for
 // each axis; and workgroups anywhere in the grid, which show how good that is.
-#include "execution/hooks.h"
-
-#if JITFMHA_EMULATOR_PROFILE
-
 #include <algorithm>
 #include <set>
 
 #include "profile/profile.h"
 
 namespace emulator {
-
 namespace {
 
 // The fractions that the golden ratio leaves lie evenly, and in step with no grid.
@@ -53,5 +48,3 @@ std::vector<u64> sample_of(const u32 (&workgroups)[3], u64 most, u64 looked_at) 
 }
 
 }  // namespace emulator
-
-#endif

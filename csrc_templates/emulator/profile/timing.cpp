@@ -15,10 +15,6 @@
 //
 // What is not modelled: what L2 holds, instruction fetch other than of branch targets, register
 // banks, and workgroups that start while others run. HBM's bandwidth is estimate.py's.
-#include "execution/hooks.h"
-
-#if JITFMHA_EMULATOR_PROFILE
-
 #include <algorithm>
 #include <deque>
 #include <memory>
@@ -26,7 +22,6 @@
 #include "profile/profile.h"
 
 namespace emulator {
-
 namespace {
 
 constexpr u32 kPriorities = 4;
@@ -350,5 +345,3 @@ Timing time_workgroups(const std::vector<Cost>& costs, const Rates& rates,
 }
 
 }  // namespace emulator
-
-#endif
