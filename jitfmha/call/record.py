@@ -178,23 +178,6 @@ def packed(interface: SharedStruct, values: Mapping[str, float]) -> bytes:
     return interface.packer.pack(*(values[name] for name in interface.leaves))
 
 
-def fields_of(interface: SharedStruct) -> dict[str, tuple[int, str]]:
-    """Offset and letter of each value, by name; addresses are those with a Q."""
-    places = {}
-    form = interface.packer.format.lstrip("=")
-    at, count = 0, ""
-    names = iter(interface.leaves)
-    for letter in form:
-        if letter.isdigit():
-            count += letter
-        elif letter == "x":
-            at, count = at + int(count or 1), ""
-        else:
-            places[next(names)] = (at, letter)
-            at += struct.calcsize(f"={letter}")
-    return places
-
-
 # ---- Named tensors -------------------------------------------------------------------------------
 
 
@@ -302,7 +285,7 @@ def _described_kernel(kernel: RecordedKernel, record: Record) -> dict[str, Any]:
     del described["kernarg"]
     values = kernel.values()
     arguments = []
-    for name, (at, letter) in fields_of(INTERFACES[kernel.interface]).items():
+    for name, (at, letter) in INTERFACES[kernel.interface].leaves.items():
         size = struct.calcsize(f"={letter}")
         one: dict[str, Any] = {"name": name, "offset": at, "value": json_number(values[name])}
         if letter == "Q":

@@ -14,7 +14,6 @@ from ..call.record import (
     Record,
     RecordedKernel,
     RecordError,
-    fields_of,
 )
 from ..emulator.session import emulated_name
 from ..replay.machines import Machine, machine_named
@@ -151,7 +150,7 @@ def _print(
 
 def _argument_rows(kernel: RecordedKernel) -> list[tuple[str, str]]:
     """Names and values, those of addresses in hexadecimal."""
-    forms = fields_of(INTERFACES[kernel.interface])
+    forms = INTERFACES[kernel.interface].leaves
     return [
         (name, hex(int(value)) if forms[name][1] == "Q" else str(value))
         for name, value in kernel.values().items()

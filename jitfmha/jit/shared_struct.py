@@ -106,9 +106,9 @@ class SharedStruct:
         return f"SharedStruct({self.name!r}, {self.size} bytes)"
 
     @cached_property
-    def leaves(self) -> tuple[str, ...]:
-        """The plain values in the order in which ``packer`` takes them, as ``strides[1].head``."""
-        return tuple(name for name, _, _ in _leaves(self, "", 0))
+    def leaves(self) -> dict[str, tuple[int, str]]:
+        """Offset and letter of each plain value, as ``strides[1].head``, in ``packer``'s order."""
+        return {name: (offset, letter) for name, letter, offset in _leaves(self, "", 0)}
 
     @cached_property
     def layout(self) -> str:
@@ -116,16 +116,15 @@ class SharedStruct:
 
         What was compiled for one layout of a struct can be told from what is packed for another.
         """
-        leaves = "".join(
-            f"{name} {letter} {offset}\n" for name, letter, offset in _leaves(self, "", 0)
-        )
+        each = self.leaves.items()
+        leaves = "".join(f"{name} {letter} {offset}\n" for name, (offset, letter) in each)
         return hashlib.sha256(f"{leaves}{self.size}".encode()).hexdigest()[:16]
 
     @cached_property
     def packer(self) -> struct.Struct:
         """Packs the values of all ``leaves``; what lies between fields is 0."""
         form, end = "=", 0
-        for _, letter, offset in _leaves(self, "", 0):
+        for offset, letter in self.leaves.values():
             gap = offset - end
             form += f"{gap}x{letter}" if gap else letter
             end = offset + struct.calcsize(f"={letter}")

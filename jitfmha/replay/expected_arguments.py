@@ -26,7 +26,6 @@ from ..call.record import (
     RecordedTensor,
     RecordError,
     extent_bytes,
-    fields_of,
     where_is,
 )
 from ..problem.dropout import largest_kept
@@ -113,7 +112,7 @@ def _is_same(found: Any, expected: Any) -> bool:
 
 
 def _shown(record: Record, kernel: RecordedKernel, name: str, value: Any) -> str:
-    if fields_of(INTERFACES[kernel.interface]).get(name, (0, ""))[1] == "Q":
+    if INTERFACES[kernel.interface].leaves.get(name, (0, ""))[1] == "Q":
         return where_is(record, value) or (f"{value:#x}, where nothing is" if value else "null")
     return str(value)
 

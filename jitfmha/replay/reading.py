@@ -23,7 +23,6 @@ from ..call.record import (
     RecordError,
     dtype_named,
     extent_bytes,
-    fields_of,
     json_number,
     tensors_of,
 )
@@ -129,7 +128,7 @@ def _kernel(where: str, known: _KernelDocument) -> RecordedKernel:
         one = _ArgumentDocument(**fields(_OF_ARGUMENT, described, f"{where}.arguments[{i}]"))
         arguments[one.name] = one
     block = bytearray(interface.size)
-    for name, (at, letter) in fields_of(interface).items():
+    for name, (at, letter) in interface.leaves.items():
         if name not in arguments:
             raise FieldError(f"{where} has no argument {name}")
         _, offset, told, text = arguments[name]

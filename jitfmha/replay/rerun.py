@@ -17,7 +17,6 @@ from ..call.record import (
     Record,
     RecordedKernel,
     RecordError,
-    fields_of,
     packed,
     tensors_of,
     view_of,
@@ -248,7 +247,7 @@ def _outcome(
 def _moved(record: Record, kernel: RecordedKernel, rooms: Sequence[Tensor]) -> Started:
     interface = INTERFACES[kernel.interface]
     values = kernel.values()
-    for name, (_, letter) in fields_of(interface).items():
+    for name, (_, letter) in interface.leaves.items():
         if letter != "Q" or not values[name]:
             continue
         address = int(values[name])

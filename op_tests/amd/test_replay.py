@@ -31,7 +31,7 @@ from jitfmha.amd.recording_runtime import RecordingRuntime, Started
 from jitfmha.amd.tree import AITER_ASM_DIR, HSA_DIR
 from jitfmha.call import recording
 from jitfmha.call.dispatch import plan_for
-from jitfmha.call.record import FILE, INTERFACES, RecordError, fields_of
+from jitfmha.call.record import FILE, INTERFACES, RecordError
 from jitfmha.cli import main
 from jitfmha.emulator import emulation
 from jitfmha.emulator.runtime import Emulator
@@ -227,7 +227,7 @@ def tamper(folder: Path, values: dict[str, float], *, kernel: int = 0, **fields:
     with edited(folder) as document:
         described = document["kernels"][kernel]
         described.update(fields)
-        places = fields_of(INTERFACES[described["interface"]])
+        places = INTERFACES[described["interface"]].leaves
         for argument in described["arguments"]:
             if argument["name"] in values:
                 form = f"={places[argument['name']][1]}"
@@ -335,7 +335,7 @@ def test_regions_may_adjoin(group_launch):
     (group_launch / FILE).write_text(json.dumps(document))
     (kernel,) = record.kernels
     pointers = {}
-    for name, (_, letter) in fields_of(INTERFACES[kernel.interface]).items():
+    for name, (_, letter) in INTERFACES[kernel.interface].leaves.items():
         address = int(kernel.values()[name])
         for i, region in enumerate(record.regions):
             if letter == "Q" and region.address <= address < region.address + region.size:

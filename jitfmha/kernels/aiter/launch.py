@@ -281,7 +281,7 @@ def _packed_pass(addresses: Sequence[int], problem: Problem, choice: BackwardCho
 
 def _packed(struct: SharedStruct, values: Mapping[str, float]) -> bytes:
     """A struct with these values and 0 in all other places; ``values`` names none that it lacks."""
-    unknown = values.keys() - set(struct.leaves)
+    unknown = values.keys() - struct.leaves.keys()
     assert not unknown, unknown
     return struct.packer.pack(*(values.get(name, 0) for name in struct.leaves))
 
