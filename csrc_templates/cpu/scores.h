@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "problem.h"
 
@@ -75,33 +76,19 @@ inline Vec tanh(Vec x) {
 
 // ---- A bias, element by element -----------------------------------------------------------------
 
-// kStaged elements of a row make a lane where they are staged for a panel.
-template <Bias>
-struct BiasElements {
-  using Element = float;
-  static constexpr int kStaged = 1;
-  static Vec load(const Element* from) { return simd::load(from); }
-};
-template <>
-struct BiasElements<Bias::bf16> {
-  using Element = uint16_t;
-  static constexpr int kStaged = 2;
-  static Vec load(const Element* from) { return simd::load_bf16(from); }
-};
-template <>
-struct BiasElements<Bias::fp16> {
-  using Element = uint16_t;
-  static constexpr int kStaged = 1;
-  static Vec load(const Element* from) { return simd::load_fp16(from); }
-};
-template <>
-struct BiasElements<Bias::boolean> {
-  using Element = uint8_t;
-  static constexpr int kStaged = 1;
-  static Vec load(const Element* from) { return simd::load_bytes(from); }
-};
-using BiasElement = BiasElements<kBias>::Element;
-constexpr int kStagedBias = BiasElements<kBias>::kStaged;
+using BiasElement = std::conditional_t<
+    kBias == Bias::boolean, uint8_t,
+    std::conditional_t<kBias == Bias::bf16 || kBias == Bias::fp16, uint16_t, float>>;
+// So many elements of a row make a lane where they are staged for a panel.
+constexpr int kStagedBias = kBias == Bias::bf16 ? 2 : 1;
+
+template <class Element>
+inline Vec load_bias(const Element* from) {
+  if constexpr (kBias == Bias::boolean) return simd::load_bytes(from);
+  else if constexpr (kBias == Bias::bf16) return simd::load_bf16(from);
+  else if constexpr (kBias == Bias::fp16) return simd::load_fp16(from);
+  else return simd::load(from);
+}
 static_assert(kBlockRows % kStagedBias == 0, "register blocks have whole lanes of it");
 // Vectors that are staged for the keys of a tile; the last ones may reach beyond it.
 template <int kTileKeys>
@@ -130,11 +117,11 @@ inline Vec bias_along_row(const BiasElement* row, int64_t key_stride, int64_t ke
   if (has_contiguous_bias<kLanes>(key_stride, key, seqlen_k)) {
     // Rows lie far apart: the processor does not see by itself what comes next.
     __builtin_prefetch(row + key + kBiasPrefetch);
-    return BiasElements<kBias>::load(row + key);
+    return load_bias(row + key);
   }
   BiasElement copy[kLanes];
   copy_bias(row, key_stride, key, seqlen_k, copy);
-  return BiasElements<kBias>::load(copy);
+  return load_bias(copy);
 }
 
 // What is staged of the keys from `key` on, for kLanes rows.
@@ -144,7 +131,7 @@ inline void load_staged_bias(const BiasElement* const* rows, int64_t key, Vec (&
     for (int i = 0; i < kLanes; ++i) from[i] = rows[i] + key;
     simd::load_transposed(from, block);
   } else {
-    for (int i = 0; i < kLanes; ++i) block[i] = BiasElements<kBias>::load(rows[i] + key);
+    for (int i = 0; i < kLanes; ++i) block[i] = load_bias(rows[i] + key);
     simd::transpose(block);
   }
 }
