@@ -102,6 +102,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"bad input: {sum(ended.values())} calls: {counts}")
 
 
+@pytest.fixture(scope="session")
+def run_seed(pytestconfig: pytest.Config) -> int:
+    """The seed of the whole run."""
+    return pytestconfig.stash[_SEED]
+
+
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
     """The seed of one test: it depends on the run's seed and on the test's name only."""

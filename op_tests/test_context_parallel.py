@@ -13,7 +13,7 @@ import pytest
 import torch
 from subprocesses import run_python
 
-from jitfmha.context_parallel import _Call, _Shards, _visible
+from jitfmha.context_parallel import _Call, _join, _Shards, _visible
 from jitfmha.problem.float64_reference import visible
 from jitfmha.problem.mask import parse_mask
 
@@ -23,15 +23,13 @@ BY_DEFAULT = (2,)
 
 @pytest.fixture(scope="module")
 def results(
-    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory
+    pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory, run_seed: int
 ) -> dict[int, list[dict[str, Any]]]:
     """What every process of every group has to say."""
     folder = tmp_path_factory.mktemp("ranks")
     sizes = SIZES if pytestconfig.getoption("--exhaustive") else BY_DEFAULT
-    seed = torch.seed() % 2**31
-    print(f"the inputs are those of seed {seed}")
     process = run_python(
-        *(context_parallel_ranks.__file__, folder, str(seed), *map(str, sizes)),
+        *(context_parallel_ranks.__file__, folder, str(run_seed), *map(str, sizes)),
         # The test's own imports, and a network that is always there.
         PYTHONPATH=os.pathsep.join(sys.path),
         GLOO_SOCKET_IFNAME="lo",
@@ -92,8 +90,25 @@ def test_blocks_show_what_the_mask_shows(seed):
             if block is not None:
                 part = found[block.rows, block.keys]
                 assert min(part.shape) > 0
-                found[block.rows, block.keys] = visible(*part.shape, block.mask)
+                found[block.rows, block.keys] = shown = visible(*part.shape, block.mask)
+                # What is at an edge without being seen would be sent and computed in vain.
+                assert shown[[0, -1]].any(1).all()
+                assert shown[:, [0, -1]].any(0).all()
             assert torch.equal(found, seen), (seqlen_q, seqlen_k, diagonal, left, right)
+
+
+def test_rows_that_have_seen_nothing_join_to_nothing(rng):
+    """Without keys before and now; and what either side has seen is what both have."""
+    out, part = torch.randn(2, 1, 4, 2, 3, generator=rng)
+    lse, part_lse = torch.randn(2, 1, 2, 4, generator=rng)
+    out[:, :2], lse[..., :2] = 0, -torch.inf
+    part[:, 1:3], part_lse[..., 1:3] = 0, -torch.inf
+    old, old_lse = out.clone(), lse.clone()
+    _join(out, lse, part, part_lse)
+    torch.testing.assert_close(out[:, :3], (part + old)[:, :3])
+    assert torch.equal(lse[..., :3], torch.maximum(old_lse, part_lse)[..., :3])
+    weight = torch.sigmoid(part_lse - old_lse)[..., 3:].transpose(1, 2)[..., None]
+    torch.testing.assert_close(out[:, 3:], torch.lerp(old[:, 3:], part[:, 3:], weight))
 
 
 def test_zigzag_gives_every_process_the_same_work():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import threading
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import get_args
@@ -229,6 +231,50 @@ def test_a_replaced_row_that_names_another_file(listing, tmp_path, imported, nam
         add_to_tree(imported, tree, replaces=True)
     assert contents(tree) == before
     assert victim.read_text() == "precious"
+
+
+def test_a_file_of_another_kernel_stays(tmp_path, imported):
+    """Whether a row names it, or it only lies there."""
+    tree = tmp_path / "tree"
+    add_to_tree(imported, tree)
+    before = contents(tree)
+    other = replace(imported, cells={**imported.cells, "mask": "0"})
+    for replaces in (False, True):
+        with pytest.raises(
+            ImportRefused, match=rf"^{PLAIN_NAME}\.co is the file of another kernel"
+        ):
+            add_to_tree(other, tree, replaces=replaces)
+        assert contents(tree) == before
+    (tree / FORWARD / "fmha_fwd.csv").unlink()
+    (tree / FILE).write_text("precious")
+    with pytest.raises(ImportRefused, match=r"\.co is there already; replace it with --replace"):
+        add_to_tree(imported, tree)
+    assert contents(tree) == {FILE: b"precious"}
+    add_to_tree(imported, tree, replaces=True)
+    assert contents(tree) == before
+
+
+def test_a_row_that_another_variant_has_stays(tmp_path, imported):
+    tree = tmp_path / "tree"
+    add_to_tree(replace(imported, facts=replace(imported.facts, variants=("MI300", "MI308"))), tree)
+    before = contents(tree)
+    names = {"knl_name": decorated("other"), "co_name": "other.co"}
+    with pytest.raises(ImportRefused, match=r"MI300/\S+ has the row .*: give --variant MI300 as"):
+        add_to_tree(replace(imported, cells={**imported.cells, **names}), tree, replaces=True)
+    assert contents(tree) == before
+
+
+def test_who_adds_to_a_tree_waits_for_others(tmp_path, imported):
+    """Each writes the rows that it has read: at once, one of two new ones would be lost."""
+    tree = tmp_path / "tree"
+    (tree / FORWARD).mkdir(parents=True)
+    other = threading.Thread(target=add_to_tree, args=(imported, tree))
+    with import_kernel._turn(tree / FORWARD):
+        other.start()
+        other.join(timeout=1)
+        assert not contents(tree)
+    other.join()
+    assert contents(tree).keys() == {FILE, FORWARD / "fmha_fwd.csv"}
 
 
 def test_a_folder_that_is_a_link_out_of_the_tree(tmp_path, imported):

@@ -57,7 +57,9 @@ _NOT_COMPILED = re.compile(r"\b(?:BuildError|DeviceCompileError|SyntaxError|Inde
 _FINE = ("caught", "equivalent", "not run here")
 # What is built while a test runs: some for minutes, and an error of it is no catch.
 _BUILT_BY_TESTS = ("csrc_templates/", "hsa/src/")
-_BUILT_FOR_LONG = ("csrc_templates/emulator/", "csrc_templates/amd/")
+_BUILT_FOR_LONG = ("csrc_templates/emulator/", "csrc_templates/amd/", "jitfmha/emulator/")
+# What a fault of these would leave in a cache, others must not find.
+_OF_THE_CACHE = ("jitfmha/jit/cache/", "jitfmha/jit/toolchain/", "jitfmha/jit/loader.py")
 
 
 @dataclass(frozen=True)
@@ -253,7 +255,7 @@ class Runner:
                 command += [f"--seed={self.seed}", f"--basetemp={scratch}/tests"]
                 command += shlex.split(mutant.tests)
                 code, output = _run(command, tree, environment, self.timeout)
-        return _judged(mutant, code, output)
+        return judged(mutant, code, output)
 
     def _environment(self, mutant: Mutant, tree: Path, scratch: Path) -> dict[str, str]:
         environment = dict(os.environ)
@@ -264,10 +266,10 @@ class Runner:
         environment.setdefault("OMP_NUM_THREADS", "2")
         if mutant.isa:
             environment["JITFMHA_CPU_ISA"] = mutant.isa
-        # What a faulty cache does is done to one of its own. All others share one by their keys.
+        # All others share one, by their keys.
         shared = scratch.parent / "cache"
         shared.mkdir(mode=0o700, exist_ok=True)
-        if mutant.file.startswith("jitfmha/jit/"):
+        if mutant.file.startswith(_OF_THE_CACHE):
             environment["JITFMHA_CACHE_DIR"] = str(scratch / "cache")
             (scratch / "cache").mkdir(mode=0o700)
         else:
@@ -275,7 +277,7 @@ class Runner:
         return environment
 
 
-def _judged(mutant: Mutant, code: int | None, output: str) -> tuple[str, str]:
+def judged(mutant: Mutant, code: int | None, output: str) -> tuple[str, str]:
     """What an exit code of pytest says of a mutant, with a detail."""
     if code == 0:
         if not re.search(r"\b\d+ passed\b", output):
