@@ -60,7 +60,8 @@ def test_bytes_are_uniform():
 @pytest.mark.usefixtures("num_threads")
 def test_the_kernel_drops_by_these_bytes(rng, dtype):
     """With a unit matrix for v the output is the probabilities, all of which are equal here."""
-    q, k, _ = (torch.zeros_like(x) for x in random_qkv(rng, seqlen_q=140, seqlen_k=64))
+    sizes = {"seqlen_q": 140, "seqlen_k": 64, "heads_q": 4, "heads_k": 2}
+    q, k, _ = (torch.zeros_like(x) for x in random_qkv(rng, **sizes))
     v = torch.eye(64)[None, :, None].expand(2, 64, 2, 64).to(DTYPES[dtype])
     q, k = q.to(v.dtype), k.to(v.dtype)
     state = new_rng_state(generator=rng)
@@ -69,7 +70,7 @@ def test_the_kernel_drops_by_these_bytes(rng, dtype):
         torch.set_num_threads(threads)
         outs.append(fmha_fwd(q, k, v, dropout_p=0.3, rng_state=state))
     assert torch.equal(*outs)
-    kept = dropout_randval(state, 2, 2, 140, 64) <= 255 * 0.7
+    kept = dropout_randval(state, 2, 4, 140, 64) <= 255 * 0.7
     assert torch.equal(outs[0].transpose(1, 2) != 0, kept)
 
 

@@ -112,6 +112,19 @@ def test_one_feature(rng, feature, dtype):
         check(rng, feature, dtype, sizes)
 
 
+def test_gradient_of_a_bias_ends_where_the_keys_do(rng: torch.Generator) -> None:
+    """Behind the last key of a row is the first of the next."""
+    for seqlen_k in (1, 15, 17, 49):
+        qkv = random_qkv(rng, seqlen_q=33, seqlen_k=seqlen_k, hdim=37, hdim_v=21)
+        tensors = dict(zip(("q", "k", "v"), qkv, strict=True))
+        tensors["bias"] = torch.randn(2, 2, 33, seqlen_k, generator=rng)
+        dout, dlse = torch.randn(2, 33, 2, 21, generator=rng), torch.zeros(2, 2, 33)
+        actual, _ = differentiate(with_lse, tensors, {}, dout, dlse)
+        doubled = {name: x.double() for name, x in tensors.items()}
+        expected, _ = differentiate(attention, doubled, {}, dout, dlse)
+        assert_close(actual, expected, "fp32", (seqlen_k,))
+
+
 @DRAWN_DTYPE
 def test_all_features_together(rng, dtype):
     for sizes in SIZES:
