@@ -263,7 +263,9 @@ class Runner:
         # A module whose fault came within a second of its last change would be read from a cache.
         environment |= {"PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
         environment.pop("PYTEST_ADDOPTS", None)
+        # Of each of the jobs: threads, and compilers at once.
         environment.setdefault("OMP_NUM_THREADS", "2")
+        environment.setdefault("MAX_JOBS", "2")
         if mutant.isa:
             environment["JITFMHA_CPU_ISA"] = mutant.isa
         # All others share one, by their keys.
@@ -301,11 +303,12 @@ def judged(mutant: Mutant, code: int | None, output: str) -> tuple[str, str]:
 
 
 def drawn(of: Sequence[Mutant], n: int, rng: random.Random) -> list[Mutant]:
-    """n of those that this machine can run, and for which no compiler has to work for long."""
+    """n of those that this machine can see caught, without a compiler that works for long."""
     isas = isas_here()
 
     def is_quick(mutant: Mutant) -> bool:
-        return not mutant.build and not mutant.file.startswith(_BUILT_FOR_LONG)
+        is_built = mutant.build or mutant.file.startswith(_BUILT_FOR_LONG)
+        return not (is_built or mutant.hangs or mutant.equivalent)
 
     quick = [each for each in of if each.runs_on(isas) and is_quick(each)]
     return rng.sample(quick, min(n, len(quick)))
