@@ -124,7 +124,7 @@ def test_what_becomes_of_them(monkeypatch, capfd):
     ("changes", "code", "output", "word"),
     [
         ({}, 0, "3 passed in 0.1s", "SURVIVED"),
-        ({}, 0, "3 skipped in 0.1s", "broken"),
+        ({}, 0, "3 skipped in 0.1s", "not run here"),
         ({}, 1, "FAILED op_tests/test_x.py::test_y - assert 1 == 2", "caught"),
         ({}, 2, "ERROR op_tests/test_x.py", "broken"),
         ({}, -11, "Fatal Python error", "caught"),

@@ -18,8 +18,8 @@ The lists are the files `*.toml` beside this one. A mutant is a table with these
     equivalent         a sentence that says why nothing can tell: its tests must pass
 
 A mutant is caught when pytest says that a test failed (exit code 1) or when a signal ended it.
-Tests that are not there, none that ran, a compiler's error and a timeout are no catch. The exit
-code is 1 where a mutant survived, or could not be tried although this machine could run it.
+Tests that are not there, a compiler's error and a timeout are no catch. The exit code is 1 where a
+mutant survived, or could not be tried although this machine could run it.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ def judged(mutant: Mutant, code: int | None, output: str) -> tuple[str, str]:
     """What an exit code of pytest says of a mutant, with a detail."""
     if code == 0:
         if not re.search(r"\b\d+ passed\b", output):
-            return "broken", "no test ran"
+            return "not run here", "its tests are skipped"
         return ("equivalent" if mutant.equivalent else "SURVIVED"), mutant.fault
     if code is None:
         return ("caught" if mutant.hangs else "timed out"), "the tests did not end"
