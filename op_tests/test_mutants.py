@@ -7,6 +7,7 @@ import random
 import re
 import shlex
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,18 @@ def test_tests_are_there():
             file, _, function = name.partition("::")
             if not (ROOT / file).is_file() or not _has_function(ROOT / file, function):
                 missing.append(f"{each.id}: {name}")
+        texts = [(ROOT / x.partition("::")[0]).read_text() for x in names if not missing]
+        for word in _selected(each):
+            if not any(word in text for text in texts):
+                missing.append(f"{each.id}: {word}")
     assert not missing
+
+
+def _selected(mutant: Mutant) -> list[str]:
+    """The tests that ``-k`` names."""
+    arguments = shlex.split(mutant.tests)
+    expressions = [b for a, b in pairwise(arguments) if a == "-k"]
+    return re.findall(r"\btest_\w+", " ".join(expressions))
 
 
 def _has_function(file: Path, name: str) -> bool:
