@@ -57,9 +57,11 @@ def test_tests_are_there():
             if not (ROOT / file).is_file() or not _has_function(ROOT / file, function):
                 missing.append(f"{each.id}: {name}")
         texts = [(ROOT / x.partition("::")[0]).read_text() for x in names if not missing]
-        for word in _selected(each):
-            if not any(word in text for text in texts):
-                missing.append(f"{each.id}: {word}")
+        missing += [
+            f"{each.id}: {word}"
+            for word in _selected(each)
+            if not any(word in text for text in texts)
+        ]
     assert not missing
 
 

@@ -471,3 +471,9 @@ def test_every_row_is_tested(emulator):
 def test_what_is_not_emulated_is_an_error(emulator, arch, code):
     with pytest.raises(EmulatorError, match=code.split()[0]):
         run(emulator, arch, [Segment(code)])
+
+
+def test_a_branch_behind_the_last_instruction_is_an_error(emulator, arch):
+    code = "s_branch behind\n.subsection 1\nbehind:\n.previous"
+    with pytest.raises(EmulatorError, match="branch leaves the code object"):
+        run(emulator, arch, [Segment(code)])
