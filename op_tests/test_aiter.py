@@ -332,9 +332,10 @@ def test_dropout_and_bias_of_packed_sequences(rng):
         assert_close((out[None, rows], lse[None, :, rows]), expected, *one[:2], one[2] / 0.7, 0.2)
 
 
-def test_bias_and_dropout_of_shorter_sequences(rng):
+@pytest.mark.parametrize("shape", [(20, 40), (2, 4, 20, 40)])
+def test_bias_and_dropout_of_shorter_sequences(rng, shape):
     q, k, v = random_qkv(rng, batch=2, seqlen_q=20, seqlen_k=40, heads_q=4, hdim=32)
-    bias, lengths = torch.randn(20, 40, generator=rng), ([20, 7], [31, 40])
+    bias, lengths = torch.randn(shape, generator=rng), ([20, 7], [31, 40])
     cu_seqlens = {"cu_seqlens_q": prefix_sums(lengths[0]), "cu_seqlens_kv": prefix_sums(lengths[1])}
     out, lse, randval, _ = mha_fwd(
         *(q, k, v, 0.3, 0.2, False, -1, -1, 0, True, True), **cu_seqlens, bias=bias
@@ -342,10 +343,35 @@ def test_bias_and_dropout_of_shorter_sequences(rng):
     for n, (sq, sk) in enumerate(zip(*lengths, strict=True)):
         one = [x[n : n + 1, :length] for x, length in zip((q, k, v), (sq, sk, sk), strict=True)]
         keep = kept(randval[n, None, :, :sq, :sk], 0.3)
-        small = bias[None, None, :sq, :sk]
+        small = bias.expand(2, 4, -1, -1)[n : n + 1, :, :sq, :sk]
         expected = attention(*one, softmax_scale=0.2, bias=small, keep=keep, dropout_p=0.3)
         result = out[n, None, :sq], lse[n, None, :, :sq]
         assert_close(result, expected, *one[:2], one[2] / 0.7, 0.2)
+
+
+def test_short_sequences_are_skipped(rng):
+    """Those of as many queries, too."""
+    q, k, v = packed_qkv(rng)
+    whole, all_lse = group_call(q, k, v, return_softmax_lse=True)[:2]
+    out, lse = group_call(q, k, v, return_softmax_lse=True, min_seqlen_q=5)[:2]
+    assert not out[:5].any()
+    assert (lse[:, :5] == -torch.inf).all()
+    assert torch.equal(out[5:], whole[5:])
+    assert torch.equal(lse[:, 5:], all_lse[:, 5:])
+
+
+def test_roundings_by_number(rng, monkeypatch):
+    """As AITER counts them."""
+    asked = []
+
+    def spy(q: Tensor, *_: Tensor, bf16_cvt: str, **options: Any) -> Tensor:
+        asked.append(bf16_cvt)
+        return torch.zeros_like(q)
+
+    monkeypatch.setattr("jitfmha.aiter.forward.fmha_fwd", spy)
+    for number in range(3):
+        batch_call(*random_qkv(rng), how_v3_bf16_cvt=number)
+    assert asked == ["rtne", "rtna", "rtz"]
 
 
 def test_num_splits_is_a_number(rng):

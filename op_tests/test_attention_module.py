@@ -57,14 +57,16 @@ def expected(own: jitfmha.Attention, x: Tensor, context: Tensor | None = None) -
         turning = own.rotary_dim, own.rotary_base, own.rotary_interleaved
         q, k = (rotated(y, *turning) for y in (q, k))
     mask = "causal" if own.causal else 0
-    out, _ = attention(q, k, v, mask=mask, window_size=own.window_size)
+    out, _ = attention(
+        q, k, v, mask=mask, window_size=own.window_size, logit_softcap=own.logit_softcap
+    )
     return projected("out_proj", out.flatten(-2))
 
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {"bias": True, "num_kv_heads": 1},
-    {"causal": True, "rotary_dim": HDIM, "qk_norm": True},
+    {"causal": True, "rotary_dim": HDIM, "qk_norm": True, "logit_softcap": 2.0},
     {"causal": True, "rotary_dim": 32, "rotary_interleaved": True, "window_size": (7, 0)},
 )
 

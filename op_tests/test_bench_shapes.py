@@ -23,7 +23,7 @@ from jitfmha.bench.shapes import NAMED_SHAPES, Shape, shapes_of
 from jitfmha.bench.timing import Timings
 from jitfmha.cli import main
 from jitfmha.cli.output import ProgressBar
-from jitfmha.jit.regular_file import write_whole
+from jitfmha.jit.regular_file import read_regular_file, write_whole
 
 _SMALL = "batch=2,seqlen=64,heads=2,hdim=32,dtype=fp32"
 _CPU = torch.device("cpu")
@@ -262,6 +262,14 @@ def test_a_file_is_whole_or_as_it_was(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert file.read_bytes() == b"first"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path):
+    file = tmp_path / "x.csv"
+    file.write_bytes(bytes(9))
+    assert read_regular_file(file, 9) == bytes(9)
+    with pytest.raises(OSError, match="more than 8 bytes"):
+        read_regular_file(file, 8)
 
 
 def test_the_seed_of_inputs_is_one_for_all_peers():

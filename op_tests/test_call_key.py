@@ -17,7 +17,7 @@ from inputs import prefix_sums, random_qkv
 from torch import Tensor
 from untyped import fmha_fwd
 
-from jitfmha.planning.target import cpu_isas_here
+from jitfmha.planning.target import MOST_CALLS, cpu_isas_here
 
 Call = dict[str, Any]
 OUT = ((2, 33, 4, 16), (2112, 64, 16, 1), torch.float32, "cpu")
@@ -213,6 +213,15 @@ def test_lengths_and_strides_of_one_kind(rng, base):
     with fresh_calls():
         for _ in range(2):
             assert [outcome(c) for c in calls] == expected
+
+
+def test_few_calls_of_one_kind_are_kept():
+    with fresh_calls() as target:
+        for n in range(MOST_CALLS + 2):
+            x = torch.zeros(1, n, 1, 8)
+            fmha_fwd(x, x, x)
+        (kept,) = target.calls.values()
+    assert 0 < len(kept.prepared) <= MOST_CALLS
 
 
 def test_target(rng):

@@ -192,6 +192,25 @@ def test_who_refuses_some_sizes_is_asked_about_others(answer_with, of_every_size
     assert _Entrant.asked == [(name, n) for n in lengths for name in ("first", "second")]
 
 
+@pytest.mark.parametrize("rows", [[1, 0], [0, 1]])
+def test_what_nobody_serves_is_refused_without_a_query_too(answer_with, rows):
+    answer_with(first=Refusal((Reason("Never."),)))
+    x = torch.zeros(1, 1, 2, 24)
+    for n in rows:
+        with pytest.raises(NotImplementedError, match=r"not first: Never\."):
+            fmha_fwd(x[:, :n], x, x)
+
+
+@pytest.mark.parametrize("feature", Feature)
+def test_a_family_is_asked_for_what_it_declares(monkeypatch, feature):
+    problem = _problem(Problem)
+    monkeypatch.setattr(Problem, "features", frozenset({feature}))
+    for entrant in dispatch.FAMILIES:
+        family = entrant.family()
+        refusal = dispatch.refusal_of_features(family, problem)
+        assert (refusal is None) == (feature in family.SERVES), entrant
+
+
 @pytest.mark.parametrize("fresh", [False, True], ids=["slices", "fresh"])
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 def test_new_lengths_are_not_planned_again(monkeypatch, rng, layout, fresh):

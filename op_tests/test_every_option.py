@@ -23,6 +23,7 @@ from jitfmha.call.pytorch.ops import BACKWARD_NAMES
 from jitfmha.kernels.cpu import CpuPlan
 from jitfmha.planning.plan import Launch
 from jitfmha.problem.arguments import OPTIONS, Arguments, Tensors
+from jitfmha.problem.features import Feature
 from jitfmha.problem.problem import PlainSizes, Problem, make_problem
 
 BATCH, SEQLEN_Q, SEQLEN_K, HEADS_Q, HEADS_K, HDIM = 2, 5, 7, 4, 2, 16
@@ -46,6 +47,8 @@ BIAS = torch.zeros(1, 1, SEQLEN_Q, SEQLEN_K)
 SLOPES = torch.ones(BATCH, HEADS_Q)
 SCALES = [None, torch.ones(1), torch.ones(BATCH, HEADS_K), spread(torch.ones(BATCH, HEADS_K), 0)]
 TABLE = torch.zeros(2, 4, dtype=torch.int32)
+DLSE = torch.zeros(BATCH, HEADS_Q, SEQLEN_Q)
+DQ, DK = torch.zeros(BATCH, SEQLEN_Q, HEADS_Q, HDIM), torch.zeros(BATCH, SEQLEN_K, HEADS_K, HDIM)
 
 # What goes with an option, and values that it may have, each of which is another call.
 VALUES: dict[str, tuple[Call, list[Any]]] = {
@@ -86,7 +89,10 @@ VALUES: dict[str, tuple[Call, list[Any]]] = {
 BACKWARD_VALUES: dict[str, tuple[Call, list[Any]]] = {
     "deterministic": ({}, [None, True]),
     "atomic_fp32": ({}, [None, False, True]),
-    "dlse": ({}, [None, torch.zeros(BATCH, HEADS_Q, SEQLEN_Q)]),
+    "dlse": ({}, [None, DLSE, spread(DLSE, 1)]),
+    "dq": ({}, [None, DQ, spread(DQ, 1)]),
+    "dk": ({}, [None, DK, spread(DK, 1)]),
+    "dv": ({}, [None, DK, spread(DK, 1)]),
 }
 
 
@@ -192,6 +198,20 @@ def test_an_option_asks_for_its_features(option):
         asked.append(make_problem(Arguments.of(q, k, v, options)).features)
     assert frozenset().union(*asked).issuperset(option.features)
     assert option.features or len({*asked}) == 1, "what it asks for is not said"
+
+
+@pytest.mark.parametrize("window_size", [(-1, 3), (3, -1), (2, 1)])
+def test_every_window_asks_for_one(window_size):
+    q, k, v, _ = inputs({})
+    problem = make_problem(Arguments.of(q, k, v, {"window_size": window_size}))
+    assert Feature.WINDOW_MASK in problem.features
+
+
+def test_what_hides_nothing_asks_for_no_feature():
+    q, k, v, _ = inputs({})
+    plain = make_problem(Arguments.of(q, k, v, {})).features
+    for options in ({"sink_size": 4}, {"logit_softcap": 0}, {"dropout_p": 0.0}):
+        assert make_problem(Arguments.of(q, k, v, options)).features == plain
 
 
 @pytest.mark.parametrize("name", VALUES)

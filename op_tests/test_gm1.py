@@ -127,6 +127,7 @@ def i32(*values: int) -> Tensor:
         ({"max_seqlen_q": 20.0}, TypeError, ["max_seqlen_q", "20.0"]),
         ({"max_seqlen_q": True}, TypeError, ["max_seqlen_q", "True"]),
         ({"cu_seqlens_q_padded": i32(0, 9, 30)}, ValueError, ["cu_seqlens_q_padded leaves 9"]),
+        ({"cu_seqlens_q_padded": i32(0, 11, 30)}, ValueError, ["leaves 19 rows for sequence 1"]),
         ({"cu_seqlens_k_padded": i32(0, 5, 46)}, ValueError, ["cu_seqlens_k_padded ends at 46"]),
         ({"cu_seqlens_k_padded": i32(1, 5, 45)}, ValueError, ["cu_seqlens_k_padded starts at 1"]),
         ({"cu_seqlens_q_padded": i32(0, 10)}, ValueError, ["cu_seqlens_q_padded has 2 entries"]),

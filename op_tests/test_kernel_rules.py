@@ -16,7 +16,7 @@ from refusals import refused, values
 from rigs.recording_runtime import RecordingRuntime
 from untyped import explain, fmha_fwd, validate_config, warmup
 
-from jitfmha.ahead.combination import CALL_RULES, NAMED_FEATURES, TORCH_DTYPES
+from jitfmha.ahead.combination import CALL_RULES, NAMED_FEATURES, TORCH_DTYPES, Combination
 from jitfmha.ahead.profiles import PROFILES, Subset
 from jitfmha.amd.chips import Arch, architecture
 from jitfmha.call.backward import BackwardArguments, make_backward_problem
@@ -28,6 +28,7 @@ from jitfmha.kernels.ready.family import ReadyPlan
 from jitfmha.planning.target import TARGET_HERE, AmdTarget, Target, cpu_target
 from jitfmha.problem.arguments import Arguments, KeyOptions
 from jitfmha.problem.dtypes import out_dtype_of
+from jitfmha.problem.features import Feature
 from jitfmha.problem.problem import Problem, make_problem
 
 ARCHS: tuple[Arch, ...] = get_args(Arch)
@@ -385,6 +386,27 @@ def test_agrees_with_real_calls(rng, number):
         assert sorted(said) == sorted(of_features or of_kernels), combination
 
 
+@pytest.mark.parametrize("mode", ["gm0", "gm1"])
+def test_a_combination_lies_as_real_tensors_do(mode):
+    call = Drawn(mode=mode, direction="backward")
+    real = real_problem(call)
+    combination = Combination(
+        *(call.dtype, call.dtype, call.hdim, call.hdim_v),
+        mode=real.mode,
+        direction="backward",
+        batch=call.batch,
+        heads_q=call.heads,
+        heads_k=call.heads_k,
+        seqlen_q=call.seqlen,
+        seqlen_k=call.seqlen_k,
+    )
+    made = combination.problem()
+    assert (made.sizes, made.gradients) == (real.sizes, real.gradients)
+    made = combination._replace(features=frozenset([Feature.COLUMN_MAJOR_V])).problem()
+    assert made.gradients is not None
+    assert (made.sizes.v[-1], made.gradients.dv[-1]) == (call.seqlen_k, 1)
+
+
 # ---- Profiles ------------------------------------------------------------------------------------
 
 
@@ -487,6 +509,8 @@ def test_arguments_override_a_profile():
         of_gm0 = warmup(profile="inference", modes=["gm0"], hdims=[24], dtypes=["fp16"])
         backward = warmup(profile="inference", directions=["backward"], hdims=[24])
         fp32 = warmup(profile="pytorch", dtypes=["fp32"], hdims=[24])
+        with pytest.raises(NotImplementedError, match="hdim"):
+            warmup(dtypes=["fp32"], hdims=[64, 300])
         with pytest.raises(NotImplementedError, match="block_table"):
             warmup(profile="inference", features=["paged_keys"], directions=["backward"])
     assert len(everything) > len(of_gm0) > 0

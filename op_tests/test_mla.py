@@ -204,7 +204,9 @@ def test_the_latent_is_not_copied(rng, monkeypatch):
     assert [x.shape[-1] for x in seen] == [RANK + POSITIONAL, RANK]
 
 
-@pytest.mark.parametrize(("seqlen_q", "is_absorbed"), [(1, True), (40, False)])
+@pytest.mark.parametrize(
+    ("seqlen_q", "is_absorbed"), [(1, True), (22, True), (23, False), (40, False)]
+)
 def test_the_form_with_less_work_is_taken(rng, monkeypatch, seqlen_q, is_absorbed):
     """Decoding attends to the latent, in gm0 and in gm1; as many queries as keys do not."""
     heads_k = []

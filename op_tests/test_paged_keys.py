@@ -163,6 +163,7 @@ TABLE = torch.zeros(2, 2, dtype=torch.int32)
         ({"block_table": TABLE[:1]}, ValueError, ["block_table", "(1, 2)", "2"]),
         ({"block_table": TABLE.T.contiguous().T}, ValueError, ["block_table", "contiguous"]),
         ({"block_table": TABLE[:, :1]}, ValueError, ["sequence 1", "7 keys", "4"]),
+        ({"cu_seqlens_k": prefix_sums([3, 9])}, ValueError, ["sequence 1", "9 keys", "8"]),
         ({"block_table": [0]}, TypeError, ["block_table", "list"]),
         ({"v": torch.zeros(2, 4, 1, 16)}, ValueError, ["v has 2 pages", "3"]),
         ({"v": torch.zeros(3, 5, 1, 16)}, ValueError, ["v has seqlen 5", "4"]),

@@ -46,6 +46,10 @@ def translated(text: str, folder: Path) -> str:
         ),
         ("def f(x: Arch) -> bool:\n    return x == 'gfx950'", "x == Arch::gfx950"),
         ("K: dict[Arch, int] = {'gfx950': 5, 'gfx942': 4}", "kK[] = {std::int64_t{4}, std::int64"),
+        (
+            "class P(NamedTuple):\n a: int\n @classmethod\n def f(cls) -> P:\n  return cls(3)",
+            "static P f(",
+        ),
         ("_A, _B = 1, 2.0", "constexpr double kB = 2.0;"),
         (
             "class P(NamedTuple):\n    a: int\ndef f() -> int:\n    return P(3).a",
@@ -53,8 +57,9 @@ def translated(text: str, folder: Path) -> str:
         ),
         (
             "def f(n: int) -> int:\n    s = 0\n    for i in range(n):\n     s += i\n    return s",
-            "s = (s + i);",
+            "i < n; ++i) {\n    s = (s + i);",
         ),
+        ("def f(a: int) -> bool:\n    return a <= 3", "return a <= std::int64_t{3};"),
         ("def f(r: Row) -> int:\n    return r.rows if not r.rows < 3 else 0", "(!(r.rows < std"),
     ],
 )

@@ -298,6 +298,15 @@ def test_every_address_and_stride_of_a_call_is_looked_at(rng, recorded):
             assert named <= {each.argument for each in expectations(record, kernel)}
 
 
+def test_the_grid_of_every_kernel_of_splits_is_looked_at(rng, recorded):
+    with emulate("gfx950"):
+        split(rng)
+    (folder,) = recorded()
+    record = read_record(folder)
+    for kernel in record.kernels:
+        assert "grid" in {each.argument for each in expectations(record, kernel)}
+
+
 def wrong_kernel(mnemonic: str, other: str) -> bytes:
     """The plain kernel with another instruction in the place of each of one kind."""
     listing = plain_listing(GROUP_KERNEL, "gfx942")
@@ -528,6 +537,7 @@ def spoil_region(folder: Path, change: Callable[[bytes], bytes]) -> None:
         (lambda folder: (folder / FILE).write_text("{"), "is not JSON"),
         (lambda folder: (folder / FILE).write_text('{"format": 2}'), "has format 2, expected 1"),
         (("problem", None), "is damaged"),
+        (("problem", "heads_k", 9), "problem.heads_k is 9, and the tensors say"),
         (("chip", LEFT_OUT), "chip is missing"),
         (("kernels", 0, "interface", "other"), "'other'"),
         (("kernels", 0, "grid", [1, 2]), "kernels[0].grid is [1, 2], expected"),
@@ -542,6 +552,7 @@ def spoil_region(folder: Path, change: Callable[[bytes], bytes]) -> None:
         (put_a_pipe, "region_0.bin cannot be read: it is not a regular"),
         (("tensors", "q", "region", 99), "region 99"),
         (("tensors", "q", "shape", [1 << 40, 1, 1]), "not lie in its"),
+        (("tensors", "q", "offset", 2), "not lie in its"),
         (("tensors", "q", "dtype", "float12"), "'float12'"),
         (("tensors", "v", LEFT_OUT), "tensors has no v"),
         (lambda folder: spoil_region(folder, lambda x: x[:-1]), "bytes, and regions[0] says"),

@@ -52,6 +52,8 @@ def test_windows_up_to_the_largest_number(side):
         ({"out": 3}, TypeError, "out"),
         ({"bf16_cvt": 3}, ValueError, "bf16_cvt"),
         ({"mask": [1]}, TypeError, "mask"),
+        ({"mask": "1"}, ValueError, "mask='1'"),
+        ({"logit_softcap": 2.0**-101}, ValueError, "logit_softcap=.* between 2"),
         # An array compares element by element.
         ({"bf16_cvt": np.zeros(3)}, ValueError, "bf16_cvt=array"),
         # Python's own refusal to read them does not name the argument.

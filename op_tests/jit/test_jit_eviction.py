@@ -64,6 +64,17 @@ def test_what_was_just_published_stays(cache, monkeypatch):
     assert evictions == [True]
 
 
+def test_eviction_keeps_what_it_is_told_to(cache, unused):
+    oldest, newest = unused("oldest", 50), unused("newest", 0)
+    eviction.enforce_limit(CacheDirectory(cache.parent), keep=oldest)
+    assert newest.exists()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("JITFMHA_CACHE_LIMIT", "0")
+        eviction.enforce_limit(CacheDirectory(cache.parent), keep=oldest)
+    assert oldest.exists()
+    assert not newest.exists()
+
+
 def test_entry_under_eviction_is_not_there(cache, unused, monkeypatch):
     path = unused("demo", 0)
     key = EntryKey.parse(path.name)

@@ -4,6 +4,7 @@ import os
 import shutil
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -163,14 +164,18 @@ def test_entry_of_another_key(cache, new_process):
         assert answer(make_spec()) == 42
 
 
-def test_reader_with_an_entry_that_is_replaced_meanwhile(cache, tmp_path):
+def test_reader_with_an_entry_that_is_replaced_meanwhile(cache, tmp_path, monkeypatch):
     """What is missing from a directory that was moved away is no damage."""
     path = build_only(make_spec())
     key = EntryKey.parse(path.name)
     assert key is not None
-    directory = os.open(path, os.O_RDONLY)
-    path.rename(tmp_path / "moved")
-    (tmp_path / "moved" / "demo.cpp").unlink()
-    assert entry_module._is_elsewhere(path, directory)
-    os.close(directory)
+    checked = entry_module._open_checked
+
+    def checked_late(*given: Any) -> Any:
+        path.rename(tmp_path / "moved")
+        (tmp_path / "moved" / "demo.cpp").unlink()
+        return checked(*given)
+
+    monkeypatch.setattr(entry_module, "_open_checked", checked_late)
     assert entry_module.open_entry(path, key) is None
+    assert (tmp_path / "moved").exists()

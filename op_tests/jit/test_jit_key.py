@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 
@@ -59,7 +60,8 @@ def test_compiler_is_in_its_part_of_the_key(change):
         (torch, "compiled_with_cxx11_abi", lambda: "another"),
         (key_module, "__version__", "99.0"),
         (sys, "platform", "darwin"),
-        (key_module, "_machine", lambda: ("linux", "riscv64", "glibc 2.36")),
+        (os, "uname", lambda: os.uname_result(("Linux", "name", "6", "version", "riscv64"))),
+        (key_module, "_c_library", lambda: "glibc 2.99"),
         (key_module, "_FORMAT", 99),
     ],
 )

@@ -8,12 +8,14 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jitfmha import jit
-from jitfmha.jit import status
+from jitfmha.jit import loader, status
 from jitfmha.jit.cache import owned_directory, turn
 from jitfmha.jit.cache.owned_directory import OwnedDirectory, earlier_owner, owner_of
 from jitfmha.jit.toolchain import ninja
@@ -91,6 +93,21 @@ def test_killed_builder_leaves_no_trace(ends_with_its_builder, cache, fake_compi
     assert not processes_in(cache / "building")
 
 
+def test_threads_that_ask_at_once_load_once(cache, monkeypatch):
+    used, entered = loader._used, []
+
+    def used_slowly(spec: jit.BuildSpec, how: Callable[..., Any]) -> Any:
+        entered.append(spec)
+        time.sleep(0.3)
+        return used(spec, how)
+
+    monkeypatch.setattr(loader, "_used", used_slowly)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(jit.load, [make_spec()] * 2)
+    assert first is second
+    assert len(entered) == 1
+
+
 def test_fork_during_a_build(cache, fake_compiler):
     """The child has no use for the locks and the environment of the parent's build."""
     fake_compiler.delay.write_text("0.5")
@@ -146,6 +163,10 @@ def test_who_came_earlier(tmp_path, monkeypatch):
     with OwnedDirectory(tmp_path, "a") as first, OwnedDirectory(tmp_path, "a") as second:
         os.utime(first.path / "owner", (1000, 1000))
         os.utime(second.path / "owner", (1001, 1001))
+        os.utime(first.path / "owner", (1001, 1001))
+        waits = [earlier_owner(own, "a") is not None for own in (first, second)]
+        assert sorted(waits) == [False, True], "of two at the same moment one goes first"
+        os.utime(first.path / "owner", (1000, 1000))
         with OwnedDirectory(tmp_path, "b") as other:
             os.utime(other.path / "owner", (1, 1))
             assert earlier_owner(first, "a") is None
