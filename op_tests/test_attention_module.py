@@ -66,7 +66,7 @@ def expected(own: jitfmha.Attention, x: Tensor, context: Tensor | None = None) -
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {"bias": True, "num_kv_heads": 1},
-    {"causal": True, "rotary_dim": HDIM, "qk_norm": True, "logit_softcap": 2.0},
+    {"causal": True, "rotary_dim": HDIM, "qk_norm": True, "logit_softcap": 0.1},
     {"causal": True, "rotary_dim": 32, "rotary_interleaved": True, "window_size": (7, 0)},
 )
 

@@ -169,6 +169,13 @@ def test_forward(pair, rng, name, side):
         assert_close(ours(**given).logits[tokens], logits, rounding)
 
 
+def test_a_window_that_hides_one_key(pair, rng):
+    ours, expected = pair("mistral")
+    given = arguments("mistral", rng, WINDOW["sliding_window"] + 1)
+    with torch.no_grad():
+        assert_close(ours(**given).logits, expected(**given).logits)
+
+
 def test_mask_of_four_dimensions(pair, rng):
     """Which keys are seen is then what the mask says, and nothing else."""
     ours, expected = pair("llama")

@@ -132,6 +132,12 @@ def test_operators_check_what_the_dispatcher_lets_pass():
         torch.ops.jitfmha.fmha_fwd_out(*arguments, None)
 
 
+def test_a_number_as_a_text_is_no_mask_under_compile():
+    compiled = torch.compile(lambda q, k, v: fmha_fwd(q, k, v, mask="1"), backend="eager")
+    with pytest.raises(Exception, match="is not known; use 0, 1, 2"):
+        compiled(*qkv())
+
+
 def test_warmup_checks_on_ready_before_it_builds():
     with pytest.raises(TypeError, match="on_ready must be a function or None, got 3"):
         warmup(dtypes=["fp16"], hdims=[64], masks=[0], modes=["gm0"], on_ready=3)

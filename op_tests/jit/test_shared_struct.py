@@ -84,8 +84,6 @@ def test_ctypes_and_the_packer_agree():
         filled.strides[i].batch, filled.strides[i].head = batch, head
     assert bytes(filled) == CALL.packer.pack(*VALUES)
     assert bytes(SLOTS.ctype(out=1, scale=2, rows=3)) == SLOTS.packer.pack(1, 2, 3)
-    for each in (STRIDES, CALL, SLOTS):
-        assert each.size == ctypes.sizeof(each.ctype)
 
 
 def test_slots():

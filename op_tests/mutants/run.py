@@ -309,11 +309,11 @@ def judged(mutant: Mutant, code: int | None, output: str) -> tuple[str, str]:
 
 
 def drawn(of: Sequence[Mutant], n: int, rng: random.Random) -> list[Mutant]:
-    """n of those that this machine can see caught, without a compiler that works for long."""
+    """n of those that this machine can see caught in little time, without a compiler."""
     isas = isas_here()
 
     def is_quick(mutant: Mutant) -> bool:
-        is_built = mutant.build or mutant.file.startswith(_BUILT_FOR_LONG)
+        is_built = mutant.build or mutant.file.startswith(_BUILT_BY_TESTS + _BUILT_FOR_LONG)
         return not (is_built or mutant.hangs or mutant.slow or mutant.equivalent or mutant.hole)
 
     quick = [each for each in of if each.runs_on(isas) and is_quick(each)]
