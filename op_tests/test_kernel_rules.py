@@ -168,6 +168,13 @@ def test_strides_of_gradients():
         assert f"rows of {name} are {FAR} bytes" in str(reason)
 
 
+def test_the_stride_of_a_single_row_says_nothing():
+    near, far = (torch.empty_strided((2, 1, 2, 64), (128, seq, 64, 1)) for seq in (128, FAR))
+    problems = [make_problem(Arguments.of(x, x, x, {})) for x in (near, far)]
+    of_near, of_far = ((each.q, each.k, each.v, each.out) for each in problems)
+    assert of_near == of_far
+
+
 def test_every_broken_rule_is_told():
     broken = validate_config(
         "gfx942",
