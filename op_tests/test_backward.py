@@ -202,8 +202,8 @@ def test_layouts(rng, dtype):
     """What lies between the elements is NaN in the inputs, and stays in the gradients."""
     q, k, v = random_qkv(rng, hdim=HDIM, hdim_v=HDIM_V, dtype=DTYPES[dtype])
     out, lse = fmha_fwd(q, k, v, mask=2, return_lse=True)
-    dout, _ = gradients_of_results(rng, out, lse)
-    expected = fmha_bwd(dout, q, k, v, out, lse, mask=2)
+    dout, dlse = gradients_of_results(rng, out, lse)
+    expected = fmha_bwd(dout, q, k, v, out, lse, dlse=dlse, mask=2)
     for layout in ("bhsd", "sbhd", "packed_by_head", "every_other_row", "odd_address"):
         given = [lay_out(torch.zeros_like(x), layout) for x in (q, k, v)]
         storages = [torch.empty(0, dtype=q.dtype).set_(x.untyped_storage()) for x in given]
@@ -212,7 +212,7 @@ def test_layouts(rng, dtype):
         laid_out = [lay_out(x, layout) for x in (dout, q, k, v, out)]
         lse_by_query = lse.transpose(1, 2).contiguous().transpose(1, 2)
         dq, dk, dv = given
-        actual = fmha_bwd(*laid_out, lse_by_query, mask=2, dq=dq, dk=dk, dv=dv)
+        actual = fmha_bwd(*laid_out, lse_by_query, dlse=dlse, mask=2, dq=dq, dk=dk, dv=dv)
         assert actual == (dq, dk, dv)
         for x, reference, storage in zip(given, expected, storages, strict=True):
             assert torch.equal(x, reference)
@@ -230,6 +230,20 @@ def test_rows_that_are_one_row(rng, dtype):
     given = dout, q, k, v, out[:, :1].expand_as(out), lse[:, :, :1].expand_as(lse)
     actual = fmha_bwd(*given)
     expected = fmha_bwd(*(x.contiguous() for x in given))
+    assert all(map(torch.equal, actual, expected))
+
+
+@pytest.mark.usefixtures("num_threads")
+def test_nan_of_an_earlier_call(rng):
+    """Scratch is kept between calls, and squares of a tile unit have room for more keys."""
+    torch.set_num_threads(1)
+    q, k, v = random_qkv(rng, (40, 64, 2, 1), hdim=HDIM, hdim_v=HDIM_V, dtype=DTYPES["bf16"])
+    with fresh_calls("amx_emulated"):
+        out, lse = fmha_fwd(q, k[:, :5], v[:, :5], return_lse=True)
+        few_keys = out, q, k[:, :5], v[:, :5], out, lse
+        expected = fmha_bwd(*few_keys)
+        fmha_bwd(out, q, k * torch.nan, v * torch.nan, out, lse)
+        actual = fmha_bwd(*few_keys)
     assert all(map(torch.equal, actual, expected))
 
 

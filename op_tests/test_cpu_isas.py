@@ -132,6 +132,18 @@ def test_numbers_at_the_edges_of_the_format(isa, dtype):
 
 
 @FEW_DTYPES
+def test_halves_are_rounded_to_even(isa, dtype):
+    """The mean of two neighbours is as far from one as from the other."""
+    numbers = 1 + torch.finfo(DTYPES[dtype]).eps * torch.arange(HDIM_V + 1, dtype=torch.float64)
+    v = torch.stack([numbers[:-1], numbers[1:]]).to(DTYPES[dtype]).view(1, 2, 1, HDIM_V)
+    expected = v.double().mean(1, keepdim=True).to(v.dtype)
+    for seqlen_q in (1, 40):
+        q, k = (torch.zeros(1, n, 1, HDIM, dtype=v.dtype) for n in (seqlen_q, 2))
+        out = fmha_fwd(q, k, v)
+        assert torch.equal(out, expected.expand_as(out))
+
+
+@FEW_DTYPES
 def test_nan_and_hidden_keys(rng, isa, dtype):
     q, k, v = inputs(rng, dtype, seqlen_q=150, seqlen_k=150)
     clean = fmha_fwd(q, k, v, mask="causal")
@@ -149,7 +161,7 @@ def test_nan_of_an_earlier_call(rng, isa):
     torch.set_num_threads(1)
     q, k, v = inputs(rng, "bf16", seqlen_q=150, seqlen_k=290)
     nan = torch.full_like(q, torch.nan)
-    for seqlen_q, seqlen_k in ((150, 290), (2, 290), (150, 5), (3, 33)):
+    for seqlen_q, seqlen_k in ((150, 290), (2, 290), (150, 5), (20, 33), (3, 33)):
         clean = [x[:, :n] for x, n in ((q, seqlen_q), (k, seqlen_k), (v, seqlen_k))]
         assert fmha_fwd(nan, k * torch.nan, v * torch.nan).isnan().all()
         check(*clean)

@@ -30,7 +30,7 @@ extern "C" void add_product(int m, int k, int n, const void* a, const void* b, v
 }
 
 extern "C" void misuse(int which) {
-  const tile_unit::Shapes shapes{{2, 2, which == 0 ? 3 : 2}, {8, 8, 8}};
+  const tile_unit::Shapes shapes{{which == 2 ? 3 : 2, 2, which == 0 ? 3 : 2}, {8, 8, 8}};
   const tile_unit::Configured unit(shapes);
   if (which == 1) tile_unit::zero<3>();
   tile_unit::add_bf16_products<0, 1, 2>();
@@ -94,7 +94,11 @@ def test_emulated_as_amx(rng, numbers):
         assert torch.equal(actual.view(torch.int32)[~nan], expected.view(torch.int32)[~nan])
 
 
-@pytest.mark.parametrize("which", [0, 1], ids=["shapes that do not fit", "a tile without a shape"])
+@pytest.mark.parametrize(
+    "which",
+    [0, 1, 2],
+    ids=["factors that do not fit", "a tile without a shape", "a sum that does not fit"],
+)
 @pytest.mark.parametrize("isa", _TILE_UNITS)
 def test_misuse_ends_the_process(isa, which):
     """As it does on the chip, so that tests without one find it, too."""

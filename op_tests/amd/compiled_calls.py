@@ -263,6 +263,8 @@ def check_pages(
     q = _random(shape, kept, sum(lengths_q), heads_q, hdims[0])
     k, v = (_random(shape, dtype, most + 3, heads_k, page_size, n).transpose(1, 2) for n in hdims)
     table = torch.randint(most + 3, (batch, most + 2), generator=rng, dtype=torch.int32)
+    for pages, length in zip(table, lengths_k, strict=True):
+        pages[-(-length // page_size) :] = -1
     options = options_of(features, shape)
     if dtype == torch.int8:
         options["softmax_scale"] = 0.003
@@ -344,12 +346,16 @@ def _options(call: CompiledCall, shape: Shape) -> Options:
 
 
 def _scale(call: CompiledCall, name: str, dtype: str, shape: Shape) -> Tensor:
-    """Such that numbers are about as large as normal ones; with room between its elements."""
+    """Such that numbers are about as large as normal ones.
+
+    Elements are not side by side, and as far apart as those of no other tensor's.
+    """
     heads_q, heads_k = call.heads
     sizes = {
         "one": (1,),
         "each sequence and key head": (shape.batch, heads_k),
         "each head": (heads_q if name == "q" else heads_k,),
     }[call.scales]
-    scale = torch.rand(*sizes, 2, generator=shape.rng)[..., 0] + 0.5
-    return scale / 64 if dtype == "int8" else scale
+    room = 2 + "qkv".index(name)
+    scale = torch.rand(*sizes, room, generator=shape.rng).add_(0.5)[..., 0]
+    return scale.div_(64) if dtype == "int8" else scale

@@ -194,6 +194,34 @@ def test_refusals(tree, explained, changes, reason):
     assert reason in text
 
 
+@pytest.mark.parametrize(
+    ("seqlen_k", "atomic32", "said"),
+    [
+        (256, 0, "family aiter"),
+        (257, 0, "deterministic gradients are asked for"),
+        (256, 1, "16-bit sums of dq"),  # by atomics in any order
+    ],
+)
+def test_one_key_tile_is_deterministic_in_16_bits(
+    tmp_path, use_tree, explained, seqlen_k, atomic32, said
+):
+    kernel = PlainGradients("fp16", (128, 128), mask=2, atomic32=atomic32)
+    others = [PlainOther(kind, "fp16", (128, 128)) for kind in ("odo", "dq_convert", "dq_shuffle")]
+    write_backward_tree(tmp_path, "gfx950", [kernel], others)
+    use_tree(tmp_path)
+    values = {"dtype": torch.float16, "hdims": (72, 72), "lengths": ((9, seqlen_k),), "mask": 2}
+    assert said in explained("MI355X", **values, options={"deterministic": True})
+
+
+def test_gradients_of_keys_that_are_one_head_would_overlap(tree, runtime, calls):
+    """Where they have the strides of the keys."""
+    sizes = {"mask": 2, "lengths": ((64, 64),), "heads": (2, 2)}
+    call = calls(**sizes, options={"atomic_fp32": False})
+    call.k, call.v = (x[:, :, :1].expand_as(x) for x in (call.k, call.v))
+    with runtime.stands_for(runtime.target("MI300X")):
+        assert "gives dk the strides of k, with which its elements" in str(call.explain())
+
+
 def test_a_gradient_of_the_lse_is_refused(tree, runtime, calls):
     call = calls()
     with runtime.stands_for(runtime.target("MI300X")):

@@ -19,7 +19,7 @@ from plain_tree import COLUMNS, PLAIN_NAME, PlainKernel, plain_listing, write_tr
 from untyped import explain
 
 from jitfmha import emulate
-from jitfmha.amd import import_kernel
+from jitfmha.amd import import_kernel, tree_check
 from jitfmha.amd.assembly_listing import ListingError, decorated, kernels_of, refuse_files, renamed
 from jitfmha.amd.chips import Arch, architecture, chip
 from jitfmha.amd.import_kernel import (
@@ -466,6 +466,12 @@ def test_backward_kernels_of_this_package_are_listed_and_verified(hsa, tmp_path,
     copied = tmp_path / tree.arch / folder
     shutil.copytree(tree.folder / folder, copied)
     assert hsa("verify", tmp_path).code == 0
+    # More than the arguments of a kernel take, and less than its LDS.
+    with monkeypatch.context() as on_a_small_chip:
+        small = architecture(tree.arch)._replace(lds_bytes=1000)
+        on_a_small_chip.setattr(tree_check, "architecture", {tree.arch: small}.__getitem__)
+        problems = hsa("verify", tmp_path, "--json").json[str(tmp_path)]["problems"]
+    assert any(f"bytes of LDS; {tree.arch} has 1000" in problem for problem in problems)
     first, second, *_ = tree.ready_backward.rows
     shutil.copy(copied / second.file, copied / first.file)
     shutil.copy(copied / second.file, copied / "unlisted.co")

@@ -201,7 +201,7 @@ def test_group_mode_splits_by_the_longest_sequence(runtime):
         ("MI300X", 200, 384, 0, 128),  # one round in place of two
         ("MI300X", 304, 384, 0, 256),  # two rounds of either
         ("MI300X", 304, 512, 0, 256),
-        ("MI300X", 400, 384, 2, 128),  # less is computed that the mask hides
+        ("MI300X", 304, 384, 2, 128),  # less is computed that the mask hides
         ("MI300X", 400, 2048, 2, 256),
         ("MI300X", 400, 2048, 0, 256),
         # 64 large tiles, or 128 small ones: these get a unit each on the larger chip only.
@@ -229,7 +229,8 @@ def test_group_mode_chooses_tiles_by_the_average(runtime, lengths, tile):
 
 def test_a_loop_changes_kernels_where_others_would_be_chosen(runtime):
     """Each call gets the kernel and the splits that a fresh process would give it."""
-    lengths = [(128, 128), (256, 256), (384, 384), (512, 512), (1, 4096), (1, 4097), (1, 8192)]
+    squares = [(n, n) for n in (128, 256, 257, 384, 512)]
+    lengths = [*squares, (1, 4096), (1, 4097), (1, 8192)]
 
     def launches(each_afresh: bool) -> list[tuple[bytes, list[int], list[int]]]:
         runtime.reset()

@@ -295,11 +295,11 @@ def test_devices_get_their_own_modules(rng, runtime):
 def test_trees_with_one_manifest_keep_their_own_code_objects(rng, runtime, tmp_path, use_tree):
     """They share a launcher, in which a row has one number for both."""
     kernel, inputs = PlainKernel(), qkv(rng, 1, 70)
-    for name in ("one", "other"):
+    for name in ("one", "two"):
         write_tree(tmp_path / name, "gfx942", [kernel])
-    file = tmp_path / "other" / "gfx942" / "fmha_v3_fwd" / "MI300" / kernel.file
-    file.write_bytes(file.read_bytes() + b"something behind the sections")
-    for name in ("one", "other", "one"):
+        file = tmp_path / name / "gfx942" / "fmha_v3_fwd" / "MI300" / kernel.file
+        file.write_bytes(file.read_bytes() + name.encode())  # behind the sections
+    for name in ("one", "two", "one"):
         use_tree(tmp_path / name)
         with runtime.stands_for(runtime.target("MI300X", 2)):
             fmha_fwd(*inputs)

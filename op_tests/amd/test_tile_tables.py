@@ -11,7 +11,7 @@ import pytest
 
 from jitfmha import jit
 from jitfmha.amd.chips import Arch, architecture
-from jitfmha.amd.code_object import kernel_descriptors
+from jitfmha.amd.code_object import kernel_descriptors, kernel_metadata
 from jitfmha.jit.elf import Elf
 from jitfmha.kernels.compiled import tile_table as form
 from jitfmha.kernels.compiled.backward_traits import BackwardTraits, backward_spec
@@ -174,4 +174,9 @@ def test_the_widest_kernel_of_a_row_takes_its_lds(tile):
             *common, **options, modifiers=ModifierTraits("compiled", dropout=True)
         )
         image, symbol = jit.read(backward_spec(backward)), f"{backward.name}_{row.kernel}"
-    assert kernel_descriptors(Elf(image))[symbol].lds_bytes == row.lds_bytes
+    elf = Elf(image)
+    descriptor, metadata = kernel_descriptors(elf)[symbol], kernel_metadata(elf, symbol)
+    assert descriptor.lds_bytes == row.lds_bytes
+    assert metadata is not None
+    # A wave takes them in eights.
+    assert 0 <= descriptor.vgprs - metadata[".vgpr_count"] < 8
