@@ -263,8 +263,6 @@ def check_pages(
     q = _random(shape, kept, sum(lengths_q), heads_q, hdims[0])
     k, v = (_random(shape, dtype, most + 3, heads_k, page_size, n).transpose(1, 2) for n in hdims)
     table = torch.randint(most + 3, (batch, most + 2), generator=rng, dtype=torch.int32)
-    for pages, length in zip(table, lengths_k, strict=True):
-        pages[-(-length // page_size) :] = -1
     options = options_of(features, shape)
     if dtype == torch.int8:
         options["softmax_scale"] = 0.003
