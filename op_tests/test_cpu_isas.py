@@ -161,7 +161,7 @@ def test_nan_of_an_earlier_call(rng, isa):
     torch.set_num_threads(1)
     q, k, v = inputs(rng, "bf16", seqlen_q=150, seqlen_k=290)
     nan = torch.full_like(q, torch.nan)
-    for seqlen_q, seqlen_k in ((150, 290), (2, 290), (150, 5), (20, 33), (3, 33)):
+    for seqlen_q, seqlen_k in ((150, 290), (2, 290), (150, 5), (3, 33)):
         clean = [x[:, :n] for x, n in ((q, seqlen_q), (k, seqlen_k), (v, seqlen_k))]
         assert fmha_fwd(nan, k * torch.nan, v * torch.nan).isnan().all()
         check(*clean)
