@@ -61,6 +61,8 @@ def test_tile_units_are_for_bf16(rng, isa, beside):
     with fresh_calls(isa):
         for dtype in ("fp16", "fp32"):
             assert explain(*inputs(rng, dtype)).plan.traits.isa == beside
+        q, k, v = inputs(rng, "bf16")
+        assert explain(q, k.to(torch.int8), v.to(torch.int8)).plan.traits.isa == beside
 
 
 @FEW_DTYPES
