@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
+import untyped
 from closeness import assert_close
 from inputs import DTYPES, prefix_sums
 from refusals import refused, values
@@ -326,3 +327,17 @@ def test_errors(rng, changes, error, texts):
     given = {"q": it.q, "k_cache": it.k_cache, "v_cache": it.v_cache, "cache_seqlens": 5}
     with refused(error, *texts):
         flash_attn_with_kvcache(**(given | changes))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"softmax_scale": -1.0}, {"softcap": -1.0}, {"num_splits": "all"}, {"dtype": True}]
+)
+def test_what_is_refused_changes_no_cache(rng, wrong):
+    q, k, v = (torch.randn(1, 1, 2, 16, generator=rng).bfloat16() for _ in range(3))
+    caches = [torch.zeros(1, 4, 2, 16, dtype=torch.bfloat16) for _ in range(2)]
+    if wrong == {"dtype": True}:
+        wrong, q, k, v = {}, *(x.to(torch.int16) for x in (q, k, v))
+        caches = [x.to(torch.int16) for x in caches]
+    with pytest.raises((TypeError, ValueError)):
+        untyped.flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=1, **wrong)
+    assert not any(x.any() for x in caches)

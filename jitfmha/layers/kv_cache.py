@@ -6,13 +6,17 @@ github.com/Dao-AILab/flash-attention. It ends in :func:`jitfmha.fmha_fwd`.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..call.interface import OFF, fmha_fwd
+from ..call.run import prepared_call
+from ..problem.arguments import Arguments
 from ..problem.checks import describe, refuse_grad, with_keyword_advice
+from ..problem.problem import check_kv_dtype
+from ..problem.torch_parts import is_watched
 from .peer_values import (
     as_flag,
     as_int,
@@ -22,6 +26,9 @@ from .peer_values import (
     window_pair,
     with_contiguous_rows,
 )
+
+if TYPE_CHECKING:
+    from ..problem.arguments import Options
 
 
 @with_keyword_advice
@@ -97,31 +104,37 @@ def flash_attn_with_kvcache(
             turning = Rotary(rotary_cos, rotary_sin, interleaved)
             k = turning.rotated("k", k, seqlens_k, moves=True)
             q = turning.rotated("q", q, seqlens_k, moves=causal or window[:2] != (-1, -1))
-        cache.append(k, v, seqlens_k)
-        seqlens_k = seqlens_k + k.shape[1]
+        lengths_k = seqlens_k + k.shape[1]
     elif rotary_cos is not None:
         raise ValueError(f"rotary_cos ({describe(rotary_cos)}) needs k and v, which are missing")
+    else:
+        lengths_k = seqlens_k
+    if cache_leftpad is not None:
+        lengths_k = lengths_k - cache_leftpad
     where = cache.where_keys_lie()
     batch, seqlen_q, heads_q, _ = q.shape
-    lengths_k = seqlens_k if cache_leftpad is None else seqlens_k - cache_leftpad
-    result = fmha_fwd(
-        with_contiguous_rows(q.flatten(0, 1)),
-        where.keys,
-        where.values,
-        softmax_scale=as_softmax_scale(softmax_scale),
-        mask=2 if causal else 0,
-        window_size=window_pair(*window[:2]),
-        sink_size=window[2],
-        logit_softcap=as_softcap("softcap", softcap) or OFF,
-        alibi_slopes=alibi_slopes,
-        return_lse=as_flag("return_softmax_lse", return_softmax_lse),
-        cu_seqlens_q=starts_in_batch(batch, seqlen_q, q.device),
-        cu_seqlens_k=torch.nn.functional.pad(lengths_k.cumsum(0, dtype=torch.int32), (1, 0)),
-        cu_seqlens_k_padded=where.starts,
-        block_table=where.block_table,
-        num_splits=as_int("num_splits", num_splits) or OFF,
-        max_seqlen_q=seqlen_q,
-    )
+    tensors = with_contiguous_rows(q.flatten(0, 1)), where.keys, where.values
+    options: Options = {
+        "softmax_scale": as_softmax_scale(softmax_scale),
+        "mask": 2 if causal else 0,
+        "window_size": window_pair(*window[:2]),
+        "sink_size": window[2],
+        "logit_softcap": as_softcap("softcap", softcap) or OFF,
+        "alibi_slopes": alibi_slopes,
+        "cu_seqlens_q": starts_in_batch(batch, seqlen_q, q.device),
+        "cu_seqlens_k": torch.nn.functional.pad(lengths_k.cumsum(0, dtype=torch.int32), (1, 0)),
+        "cu_seqlens_k_padded": where.starts,
+        "block_table": where.block_table,
+        "num_splits": as_int("num_splits", num_splits) or OFF,
+        "max_seqlen_q": seqlen_q,
+    }
+    return_lse = as_flag("return_softmax_lse", return_softmax_lse)
+    if k is not None and v is not None:
+        if not is_watched(*tensors):
+            # What is refused changes no cache.
+            prepared_call(Arguments.of(*tensors, {**options, "return_lse": return_lse}))
+        cache.append(k, v, seqlens_k)
+    result = fmha_fwd(*tensors, return_lse=return_lse, **options)
     if isinstance(result, Tensor):
         return result.view(batch, seqlen_q, *result.shape[1:])
     out, lse = result
@@ -169,6 +182,7 @@ class _Cache(NamedTuple):
                 "dimension agree"
             )
         for name, x in tensors[1:]:
+            check_kv_dtype(name, x.dtype, q.dtype)
             if x.stride(-1) != 1:
                 raise ValueError(f"{name} has strides {x.stride()}; the last one must be 1")
         batch = q.shape[0]

@@ -301,8 +301,9 @@ def judged(mutant: Mutant, code: int | None, output: str) -> tuple[str, str]:
         if is_built and _NOT_COMPILED.search(output):
             word, detail = "broken", f"does not compile: {detail}"
     else:
-        last = output.strip().rpartition("\n")[2]
-        return "broken", f"pytest ended with {code}: {last}"
+        # What a module that cannot be imported says, or else pytest's last line.
+        said = re.findall(r"^E +(.+)$", output, re.MULTILINE) or output.strip().splitlines()
+        return "broken", f"pytest ended with {code}: {said[-1] if said else 'nothing said'}"
     if word == "caught" and (mutant.equivalent or mutant.hole):
         return ("not equivalent" if mutant.equivalent else "no hole"), detail
     return word, detail
