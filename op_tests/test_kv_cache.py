@@ -8,7 +8,6 @@ from typing import Any, get_args
 
 import pytest
 import torch
-import untyped
 from closeness import assert_close
 from inputs import DTYPES, prefix_sums
 from refusals import refused, values
@@ -339,5 +338,20 @@ def test_what_is_refused_changes_no_cache(rng, wrong):
         wrong, q, k, v = {}, *(x.to(torch.int16) for x in (q, k, v))
         caches = [x.to(torch.int16) for x in caches]
     with pytest.raises((TypeError, ValueError)):
-        untyped.flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=1, **wrong)
+        flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=1, **wrong)
     assert not any(x.any() for x in caches)
+
+
+def test_new_keys_in_caches_that_have_to_be_copied(rng):
+    """With first keys that do not count, where sequences do not lie one after the other."""
+    q, k, v = (torch.randn(2, 1, 2, 16, generator=rng).bfloat16() for _ in range(3))
+    apart = [torch.randn(6, 2, 2, 16, generator=rng).bfloat16().transpose(0, 1) for _ in range(2)]
+    together = [x.contiguous() for x in apart]
+    rest = {
+        "cache_seqlens": torch.tensor([2, 4]).int(),
+        "cache_leftpad": torch.tensor([1, 0]).int(),
+    }
+    results = [flash_attn_with_kvcache(q, *caches, k, v, **rest) for caches in (together, apart)]
+    assert torch.equal(*results)
+    for x, y in zip(apart, together, strict=True):
+        assert torch.equal(x, y)

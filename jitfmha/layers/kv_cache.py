@@ -134,6 +134,10 @@ def flash_attn_with_kvcache(
             # What is refused changes no cache.
             prepared_call(Arguments.of(*tensors, {**options, "return_lse": return_lse}))
         cache.append(k, v, seqlens_k)
+        if cache.leftpad is not None:
+            # Those that were copied do not have the new ones yet.
+            where = cache.where_keys_lie()
+            tensors = tensors[0], where.keys, where.values
     result = fmha_fwd(*tensors, return_lse=return_lse, **options)
     if isinstance(result, Tensor):
         return result.view(batch, seqlen_q, *result.shape[1:])
