@@ -355,3 +355,15 @@ def test_new_keys_in_caches_that_have_to_be_copied(rng):
     assert torch.equal(*results)
     for x, y in zip(apart, together, strict=True):
         assert torch.equal(x, y)
+
+
+def test_new_keys_under_autocast(rng):
+    """Which gives q the dtype that the caches have."""
+    q = torch.randn(1, 1, 2, 16, generator=rng)
+    k, v, *caches = (torch.randn(1, n, 2, 16, generator=rng).bfloat16() for n in (1, 1, 4, 4))
+    copies = [x.clone() for x in caches]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = flash_attn_with_kvcache(q, *caches, k, v, cache_seqlens=1)
+    same = flash_attn_with_kvcache(q.bfloat16(), *copies, k, v, cache_seqlens=1)
+    assert torch.equal(result, same)
+    assert all(map(torch.equal, caches, copies))

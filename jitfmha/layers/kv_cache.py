@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from ..call.interface import OFF, fmha_fwd
+from ..call.pytorch.autocast import under_autocast
 from ..call.run import prepared_call
 from ..problem.arguments import Arguments
 from ..problem.checks import describe, refuse_grad, with_keyword_advice
-from ..problem.problem import check_kv_dtype
-from ..problem.torch_parts import is_watched
+from ..problem.problem import make_problem
+from ..problem.torch_parts import is_any_autocast_enabled, is_watched
 from .peer_values import (
     as_flag,
     as_int,
@@ -99,11 +100,6 @@ def flash_attn_with_kvcache(
         raise ValueError("rotary_cos and rotary_sin go together; one of them is missing")
     if k is not None or v is not None:
         k, v = _checked_new(cache, k, v)
-        if rotary_cos is not None and rotary_sin is not None:
-            interleaved = as_flag("rotary_interleaved", rotary_interleaved)
-            turning = Rotary(rotary_cos, rotary_sin, interleaved)
-            k = turning.rotated("k", k, seqlens_k, moves=True)
-            q = turning.rotated("q", q, seqlens_k, moves=causal or window[:2] != (-1, -1))
         lengths_k = seqlens_k + k.shape[1]
     elif rotary_cos is not None:
         raise ValueError(f"rotary_cos ({describe(rotary_cos)}) needs k and v, which are missing")
@@ -113,7 +109,6 @@ def flash_attn_with_kvcache(
         lengths_k = lengths_k - cache_leftpad
     where = cache.where_keys_lie()
     batch, seqlen_q, heads_q, _ = q.shape
-    tensors = with_contiguous_rows(q.flatten(0, 1)), where.keys, where.values
     options: Options = {
         "softmax_scale": as_softmax_scale(softmax_scale),
         "mask": 2 if causal else 0,
@@ -130,20 +125,34 @@ def flash_attn_with_kvcache(
     }
     return_lse = as_flag("return_softmax_lse", return_softmax_lse)
     if k is not None and v is not None:
-        if not is_watched(*tensors):
-            # What is refused changes no cache.
-            prepared_call(Arguments.of(*tensors, {**options, "return_lse": return_lse}))
+        # What is refused changes no cache.
+        rows = with_contiguous_rows(q.flatten(0, 1))
+        given = {**options, "return_lse": return_lse}
+        _refuse_unserved(Arguments.of(rows, where.keys, where.values, given))
+        if rotary_cos is not None and rotary_sin is not None:
+            interleaved = as_flag("rotary_interleaved", rotary_interleaved)
+            turning = Rotary(rotary_cos, rotary_sin, interleaved)
+            k = turning.rotated("k", k, seqlens_k, moves=True)
+            q = turning.rotated("q", q, seqlens_k, moves=causal or window[:2] != (-1, -1))
         cache.append(k, v, seqlens_k)
         if cache.leftpad is not None:
             # Those that were copied do not have the new ones yet.
             where = cache.where_keys_lie()
-            tensors = tensors[0], where.keys, where.values
-    result = fmha_fwd(*tensors, return_lse=return_lse, **options)
+    rows = with_contiguous_rows(q.flatten(0, 1))
+    result = fmha_fwd(rows, where.keys, where.values, return_lse=return_lse, **options)
     if isinstance(result, Tensor):
         return result.view(batch, seqlen_q, *result.shape[1:])
     out, lse = result
     by_batch = lse.view(heads_q, batch, seqlen_q).transpose(0, 1)
     return out.view(batch, seqlen_q, *out.shape[1:]), by_batch
+
+
+def _refuse_unserved(arguments: Arguments) -> None:
+    """Raise what ``fmha_fwd`` would, and run nothing."""
+    if not (is_watched(*arguments[:3]) or is_any_autocast_enabled()):
+        prepared_call(arguments)
+    elif not torch.compiler.is_compiling():
+        make_problem(under_autocast(arguments))
 
 
 class _WhereKeysLie(NamedTuple):
@@ -186,7 +195,6 @@ class _Cache(NamedTuple):
                 "dimension agree"
             )
         for name, x in tensors[1:]:
-            check_kv_dtype(name, x.dtype, q.dtype)
             if x.stride(-1) != 1:
                 raise ValueError(f"{name} has strides {x.stride()}; the last one must be 1")
         batch = q.shape[0]

@@ -350,6 +350,12 @@ def _mask_of(arguments: Arguments) -> Mask:
 def _check_dtypes_and_devices(arguments: Arguments) -> None:
     _check_layouts(arguments)
     q, k, v = arguments[:3]
+    if q.dtype not in DTYPE_NAMES:
+        raise TypeError(
+            f"q has dtype {q.dtype}; served are torch.bfloat16, torch.float16, torch.float32 and "
+            "torch.int8, torch.float8_e4m3fnuz on the CPU and on gfx942, and torch.float8_e4m3fn "
+            "on the CPU and on gfx950"
+        )
     for name, x in (("k", k), ("v", v)):
         check_kv_dtype(name, x.dtype, q.dtype)
         if x.device != q.device:
@@ -511,16 +517,7 @@ def check_heads(heads_q: int, heads_k: int) -> None:
 
 
 def check_kv_dtype(name: str, dtype: torch.dtype, q_dtype: torch.dtype) -> None:
-    """Raise ``TypeError`` where q's is none that is served, or k or v, of that name, does not fit.
-
-    Keys and values have q's dtype, or int8 beside one of more bits.
-    """
-    if q_dtype not in DTYPE_NAMES:
-        raise TypeError(
-            f"q has dtype {q_dtype}; served are torch.bfloat16, torch.float16, torch.float32 and "
-            "torch.int8, torch.float8_e4m3fnuz on the CPU and on gfx942, and torch.float8_e4m3fn "
-            "on the CPU and on gfx950"
-        )
+    """Raise ``TypeError`` where k or v, of that name, is neither as q nor int8 beside it."""
     if dtype != q_dtype and (dtype != torch.int8 or q_dtype in EIGHT_BIT_DTYPES):
         raise TypeError(f"{name} has dtype {dtype}, q has {q_dtype}; they must be equal")
 
