@@ -6,7 +6,7 @@ github.com/Dao-AILab/flash-attention. It ends in :func:`jitfmha.fmha_fwd`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch import Tensor
 from ..call.interface import OFF, fmha_fwd
 from ..call.pytorch.autocast import under_autocast
 from ..call.run import prepared_call
-from ..problem.arguments import Arguments
+from ..problem.arguments import Arguments, Options
 from ..problem.checks import describe, refuse_grad, with_keyword_advice
 from ..problem.problem import make_problem
 from ..problem.torch_parts import is_any_autocast_enabled, is_watched
@@ -27,9 +27,6 @@ from .peer_values import (
     window_pair,
     with_contiguous_rows,
 )
-
-if TYPE_CHECKING:
-    from ..problem.arguments import Options
 
 
 @with_keyword_advice
