@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from compiled_calls import ARCHS, MODIFIERS, CompiledCall, check, check_tensors, draw
+from compiled_calls import (
+    ARCHS,
+    MODIFIERS,
+    CompiledCall,
+    assert_near,
+    check,
+    check_tensors,
+    draw,
+    run,
+)
 from inputs import prefix_sums
 from test_promises import run_with_promise
 from torch import Tensor
@@ -21,6 +30,7 @@ from jitfmha.amd.kernel_arguments import COMPILED_ARGUMENTS
 from jitfmha.kernels.compiled.split_choice import SplitChoice
 from jitfmha.kernels.compiled.traits import ForwardTraits, forward_tile, stacks_heads
 from jitfmha.problem.arguments import Arguments, KeyOptions, Modifiers
+from jitfmha.problem.float64_reference import attention
 from jitfmha.problem.problem import make_problem
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -81,6 +91,15 @@ def test_splits_together_count_everything_once(rng, arch, heads_q, feature):
     )
     call = replace(call, lengths=((3, 150),), features=(feature,), num_splits=3)
     check(call, rng)
+
+
+@pytest.mark.sample("arch", ARCHS, 1)
+def test_splits_whose_largest_scores_differ(rng, arch):
+    """By 2 from one to the next, for a bias that rises from key to key."""
+    q, k, v = (torch.randn(1, n, 2, 24, generator=rng).half() for n in (3, 96, 96))
+    options = {"bias": torch.arange(96.0).view(1, 1, 1, 96) / 16}
+    actual = run(arch, q, k, v, num_splits=3, **options)
+    assert_near(actual, attention(q, k, v, **options), q, k, v, options)
 
 
 @pytest.mark.sample(
