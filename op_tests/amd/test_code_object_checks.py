@@ -107,6 +107,16 @@ def test_a_kernel_may_read_a_part_of_the_arguments(tmp_path):
     assert read(file, kernels={"small": 512}).kernarg_bytes == 16
 
 
+@pytest.mark.parametrize("count", [15, 16])
+def test_a_kernel_may_have_many_arguments(tmp_path, count):
+    """Each has an entry in a list, which begins in another way from the 16th on."""
+    others = "".join(f", int* p{i}" for i in range(2, count))
+    text = compile_hip_to_assembly(_MINIMAL.replace("int* b", f"int* b{others}"), "gfx942")
+    file = tmp_path / "small.co"
+    file.write_bytes(assemble(text, "gfx942"))
+    assert read(file, kernels={"small": 512}).kernarg_bytes == 8 * count
+
+
 def test_required_workgroup_size(tmp_path):
     source = _MINIMAL.replace("512, 512", "1, 1024")
     text = compile_hip_to_assembly(source, "gfx942").replace(
