@@ -12,7 +12,9 @@ from subprocesses import run_python
 
 from jitfmha import jit
 from jitfmha.jit import status
+from jitfmha.jit.errors import CompileFailure
 from jitfmha.jit.toolchain import host_cpp
+from jitfmha.jit.toolchain.compiling import compile_failure
 from jitfmha.jit.toolchain.cpp_extension import ShownOutput
 
 from .conftest import REAL_COMPILER, answer, assert_private, make_spec
@@ -332,3 +334,12 @@ def test_broken_library_is_no_traceback_from_ctypes(cache):
     )
     with pytest.raises(jit.BuildError, match="missing_symbol"):
         jit.load(make_spec(source=source))
+
+
+@pytest.mark.parametrize("said_before", ["note", "fatal error", "kernel.cpp:3: error"])
+def test_a_compiler_that_aborts_without_a_word(said_before):
+    """Only that is said to be the disk's fault."""
+    failure = compile_failure(
+        f"FAILED: tiny\nc++ tiny.o -o tiny\n{said_before}: no more\nAborted\n"
+    )
+    assert isinstance(failure, OSError if said_before == "note" else CompileFailure)

@@ -19,6 +19,12 @@ from ..spec import BuildSpec
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+=@,-]+")
 _VERSION_TIMEOUT_SECONDS = 30.0
 _DISK_FULL_MESSAGES = ("No space left on device", "Disk quota exceeded")
+# How the programs around GCC's compiler end where they cannot close a new temporary file.
+_ABORTED = re.compile(
+    r"^Aborted( \(core dumped\))?$|"
+    r"internal compiler error: Aborted signal terminated program collect2",
+    re.MULTILINE,
+)
 
 # `pip` adds what an extra names to a package that is there already, whatever it came from.
 INSTALL_ZIG = "pip install 'jitfmha[compiler]'"
@@ -128,4 +134,6 @@ def compile_failure(output: str) -> CompileFailure | OSError:
     for message in _DISK_FULL_MESSAGES:
         if message in output:
             return OSError(errno.ENOSPC, message)
+    if _ABORTED.search(output) and "error: " not in _ABORTED.sub("", output):
+        return OSError(errno.EIO, "the compiler could not write a temporary file, and aborted")
     return CompileFailure(output)
