@@ -1,7 +1,5 @@
 """Calls on an AMD GPU, emulated or real, and their float64 answers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

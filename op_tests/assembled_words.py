@@ -1,7 +1,5 @@
 """What LLVM's assembler makes of single instructions."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Backward passes by kernels of a tree, and their float64 answers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

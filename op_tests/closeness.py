@@ -1,7 +1,5 @@
 """Results beside their float64 reference, within what rounding explains."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

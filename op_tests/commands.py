@@ -1,7 +1,5 @@
 """The package's command, run in this process."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass

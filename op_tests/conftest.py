@@ -1,7 +1,5 @@
 """Options and fixtures of all tests: the seed, the launcher cache, poisoned memory."""
 
-from __future__ import annotations
-
 import os
 import random
 import secrets

@@ -5,8 +5,6 @@ the gradients were off by, or the error of a case that failed. Processes are for
 has imported everything, which takes longer than all cases.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

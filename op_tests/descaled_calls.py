@@ -1,7 +1,5 @@
 """8-bit inputs: scales for them, and what two products of int8 numbers may be off by."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Calls on a CPU target that was put in place, which finds nothing that earlier calls left."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

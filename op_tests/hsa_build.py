@@ -1,7 +1,5 @@
 """hsa/build.py as a module: it is a script of the repository, and in no package."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from pathlib import Path

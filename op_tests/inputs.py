@@ -1,7 +1,5 @@
 """Random inputs, and the memory layouts that a tensor of given values can have."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

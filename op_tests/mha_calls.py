@@ -3,8 +3,6 @@
 The options of both scripts are those of AITER's files of the same names.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import time

@@ -1,7 +1,5 @@
 """Packed sequences, their calls, and what the float64 reference makes of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

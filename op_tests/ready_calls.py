@@ -1,7 +1,5 @@
 """Forward calls of kernels that come ready: drawn ones, and all about the sizes of tiles."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import dataclass

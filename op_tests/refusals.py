@@ -1,7 +1,5 @@
 """Calls that are refused: with an error of which type, and with which words in it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -4,8 +4,6 @@ Every feature is a function of a shape that gives the options of `fmha_fwd`. It 
 the forms that the feature can have, drawn anew for each call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any

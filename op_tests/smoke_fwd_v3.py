@@ -1,7 +1,5 @@
 """What smoke_test_fwd_v3.sh runs: the kernels that come ready, over AITER's shapes of them."""
 
-from __future__ import annotations
-
 import argparse
 import random
 import sys

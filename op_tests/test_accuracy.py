@@ -1,7 +1,5 @@
 """The error is at most twice that of torch's own attention in the same dtype, against float64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from inputs import DTYPES, random_qkv

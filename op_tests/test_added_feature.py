@@ -1,7 +1,5 @@
 """A score feature that is added as CONTRIBUTING.md says: a row of the table, and a line of C++."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

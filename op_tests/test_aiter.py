@@ -1,7 +1,5 @@
 """AITER's functions: the meaning of their arguments, and the four results."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """AITER's functions of the backward pass against the reference's gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

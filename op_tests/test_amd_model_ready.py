@@ -1,7 +1,5 @@
 """The amd-model suite's rows of ready kernels; what the model says of calls is put in its place."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

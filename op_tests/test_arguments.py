@@ -1,7 +1,5 @@
 """Every broken rule is an error that names the argument and its value."""
 
-from __future__ import annotations
-
 import functools
 import math
 import re

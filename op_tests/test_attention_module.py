@@ -1,7 +1,5 @@
 """``jitfmha.Attention`` against the same module in float64, made of plain operations."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

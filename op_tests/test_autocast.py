@@ -1,7 +1,5 @@
 """torch.autocast does to attention what it does to scaled_dot_product_attention."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

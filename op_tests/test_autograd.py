@@ -1,7 +1,5 @@
 """Gradients through torch: autograd, torch.compile, torch.func, hooks, checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The backward pass on the CPU against the gradients of the float64 reference."""
 
-from __future__ import annotations
-
 import sys
 from itertools import product
 from typing import Any

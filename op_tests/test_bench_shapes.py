@@ -1,7 +1,5 @@
 """`bench --shapes`: shapes in text, measurements beside other packages, files and plots."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

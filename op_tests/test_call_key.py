@@ -6,8 +6,6 @@ Every case changes one thing about a call. Both orders of the two calls must end
 does where nothing came before: with the same bits, or with the same error.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

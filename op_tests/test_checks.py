@@ -4,8 +4,6 @@ A call of a kind that came before is checked for its lengths alone, and not even
 is plain at a glance that there is nothing to refuse. Both must leave nothing out.
 """
 
-from __future__ import annotations
-
 from typing import Any, NoReturn
 
 import pytest

@@ -1,7 +1,5 @@
 """The facts about chips, and how devices find theirs."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The script that formats C++ leaves the placeholders of templates as they are."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from types import ModuleType

@@ -1,7 +1,5 @@
 """The command line: what it prints, pure JSON, and exit codes."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Values whose keys are contiguous: `v.stride(1) == 1` in gm0 and `v.stride(0) == 1` in gm1."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What is compiled on users' machines is free of warnings, with g++ and with clang."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

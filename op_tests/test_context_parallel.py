@@ -1,7 +1,5 @@
 """Context parallelism: groups of processes against one process in float64."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Which instruction set a CPU's kernels are compiled for: by the processor, or as it is told."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

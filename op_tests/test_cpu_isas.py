@@ -4,8 +4,6 @@ One pair of head dimensions serves all tests: each is whole vectors and a rest i
 set, an odd number of a tile unit's tiles of values, and odd where bf16 numbers come in pairs.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """The same call gives the same bits: again, with other thread counts, and from many threads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial

@@ -1,7 +1,5 @@
 """The question to the families: features that nobody declares, and what is asked how often."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """The documents: Python runs, commands parse, what is named exists, the site builds."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

@@ -1,7 +1,5 @@
 """``python -m jitfmha doctor``: each fault is found, with a remedy, and the exit code says so."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """The random numbers of dropout: the generator, its state, and that the kernels use these."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from inputs import DTYPES, random_qkv

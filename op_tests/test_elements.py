@@ -3,8 +3,6 @@
 Every code of every format, in every instruction set that this processor has.
 """
 
-from __future__ import annotations
-
 import ctypes
 
 import pytest

@@ -5,8 +5,6 @@ from ``OPTIONS``, so that a new one fails here until its values stand in ``VALUE
 that it says it asks for has to be asked for by one of these.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The example and the code in README.md run as they are written."""
 
-from __future__ import annotations
-
 import re
 from importlib.util import find_spec
 from pathlib import Path

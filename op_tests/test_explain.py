@@ -1,7 +1,5 @@
 """explain(): the plan and the reasons, without building or launching anything."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

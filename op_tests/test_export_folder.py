@@ -1,7 +1,5 @@
 """`python -m jitfmha export`: the folder is complete or absent; foreign files are left alone."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tensors of more than 2^31 elements, most of which nobody touches: they take no memory."""
 
-from __future__ import annotations
-
 import mmap
 from contextlib import nullcontext
 from math import prod

@@ -1,7 +1,5 @@
 """flash-attn 2's functions: meaning and results, against flash-attn's own formula."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Calls in forked children, which have none of their parent's threads."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

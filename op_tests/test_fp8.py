@@ -1,7 +1,5 @@
 """fp8 inputs on the CPU: every code of both formats, scales in all their shapes, and refusals."""
 
-from __future__ import annotations
-
 import itertools
 from functools import partial
 from typing import Any

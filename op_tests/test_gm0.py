@@ -1,7 +1,5 @@
 """Batch mode against the float64 reference: head dimensions, lengths, heads, scales, layouts."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Group mode: ragged and empty sequences, padding between them, and the rules of cu_seqlens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

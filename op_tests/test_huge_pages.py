@@ -1,7 +1,5 @@
 """Large outputs ask for huge pages; small ones, and outputs that the caller owns, do not."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

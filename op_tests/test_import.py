@@ -1,7 +1,5 @@
 """``import jitfmha`` compiles nothing and brings in nothing heavy; no module needs itself."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

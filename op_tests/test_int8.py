@@ -1,7 +1,5 @@
 """int8 inputs in their three combinations: both products, the first one, keys and values alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

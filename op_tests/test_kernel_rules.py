@@ -1,7 +1,5 @@
 """validate_config() and profiles: rules broken alone, and what real calls say of the same."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Keys that are split into parts: the result, the parts themselves, and their combination."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

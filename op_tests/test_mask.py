@@ -1,7 +1,5 @@
 """Every form of mask against its written definition."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

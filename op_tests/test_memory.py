@@ -1,7 +1,5 @@
 """Whether views share elements: the smallest overlaps and the smallest distances."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -3,8 +3,6 @@
 Runs in processes of their own, because a violation ends the process.
 """
 
-from __future__ import annotations
-
 import sys
 
 import pytest

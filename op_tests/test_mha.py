@@ -6,8 +6,6 @@ checks and times every combination of its options, which are those of AITER's fi
 on the GPU if there is one, else on the CPU, or with JITFMHA_EMULATE on an emulated GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from functools import partial

@@ -7,8 +7,6 @@ on the GPU if there is one, else on the CPU, or with JITFMHA_EMULATE on an emula
 of the sequences are drawn up to those of ``-s``.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Latent attention in both forms against the float64 reference."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The notebook runs from its first cell to its last, and what it shows is what it gave."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import nbformat

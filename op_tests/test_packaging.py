@@ -1,7 +1,5 @@
 """The wheel and the sdist hold everything, and the package works from wherever it is installed."""
 
-from __future__ import annotations
-
 import tarfile
 import zipfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Keys and values in pages that a block table names, read where they lie."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The runner for tests that other packages wrote: what it counts, and when it fails."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

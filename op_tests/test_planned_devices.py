@@ -1,7 +1,5 @@
 """Plans and builds for GPUs that are not here, by the names of their chips."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from untyped import explain, fmha_fwd

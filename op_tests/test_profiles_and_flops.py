@@ -1,7 +1,5 @@
 """torch.profiler shows calls with kernel names and shapes; FlopCounterMode counts them."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

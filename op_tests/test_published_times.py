@@ -1,7 +1,5 @@
 """The suite that holds the cost model against published times; the model itself is put in place."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

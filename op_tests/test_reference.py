@@ -1,7 +1,5 @@
 """The float64 reference against PyTorch's own attention where it has the feature, else by hand."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

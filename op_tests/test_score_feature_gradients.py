@@ -1,7 +1,5 @@
 """Gradients through bias, ALiBi, soft cap, sinks and dropout, against the float64 reference's."""
 
-from __future__ import annotations
-
 import itertools
 from contextlib import nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """Bias, ALiBi, soft cap, sinks, sink tokens and dropout against the float64 reference."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The scripts beside the tests, which users of the AMD stack know by name."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

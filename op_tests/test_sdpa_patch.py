@@ -1,7 +1,5 @@
 """scaled_dot_product_attention under the patch: what is routed is right, the rest is torch's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any

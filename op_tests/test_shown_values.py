@@ -1,7 +1,5 @@
 """What people see of tables, explanations and profiles: terminals and notebooks."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

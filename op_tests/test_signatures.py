@@ -1,7 +1,5 @@
 """Functions of other packages: names, order and defaults of arguments, as those declare them."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

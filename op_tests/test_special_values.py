@@ -1,7 +1,5 @@
 """NaN and infinity reach exactly the results that they should, and no others."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

@@ -1,7 +1,5 @@
 """This package in the place of flash-attn and AITER, for code that imports those by their names."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import inspect

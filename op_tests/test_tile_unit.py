@@ -1,7 +1,5 @@
 """The emulated tile unit: against exact sums, and bit for bit against AMX where that is here."""
 
-from __future__ import annotations
-
 import ctypes
 
 import pytest

@@ -1,7 +1,5 @@
 """What torch's transforms see: the operators, torch.compile, fake and meta tensors, grad mode."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is taken from torch that is not public stands in one module, and may be missing."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

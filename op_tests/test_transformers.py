@@ -3,8 +3,6 @@
 The expected results are those of the same model in float64, with Transformers' own eager attention.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import sys

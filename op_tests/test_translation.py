@@ -1,7 +1,5 @@
 """Python that has no translation to C++ is refused by file and line; the rest is seen in C++."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from types import ModuleType

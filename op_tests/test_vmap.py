@@ -1,7 +1,5 @@
 """torch.vmap: in one launch where that fits, else example by example; the results are the same."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Iterator
 from typing import Any

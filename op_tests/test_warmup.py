@@ -1,7 +1,5 @@
 """warmup(): exactly the launchers that later calls look up, each once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

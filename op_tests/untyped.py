@@ -1,7 +1,5 @@
 """The public functions without their annotations: tests also pass what those forbid."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jitfmha

@@ -1,7 +1,5 @@
 """Calls for compiled kernels, drawn as a whole, on the emulator and against float64."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace

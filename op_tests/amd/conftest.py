@@ -1,7 +1,5 @@
 """Trees of code objects for the tests of the AMD path, and a runtime that records launches."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """An exported library, built by g++ and called from Python through op_tests/cpp/calls.cpp."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Written from those tables alone, and from torch's own strides: it shares nothing with the launcher.
 """
 
-from __future__ import annotations
-
 import struct
 
 from rigs.recording_runtime import Launch

@@ -1,7 +1,5 @@
 """Trees of backward kernels in AITER's form, compiled from simple ones that honour it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Trees of code objects in the plain form, assembled from a simple kernel that honours it."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace

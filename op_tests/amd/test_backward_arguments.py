@@ -3,8 +3,6 @@
 Pointers to memory between the kernels are taken as they are.
 """
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Which kernels of a tree in AITER's form serve a backward pass, and why others do not."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import shutil

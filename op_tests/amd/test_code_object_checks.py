@@ -1,7 +1,5 @@
 """Code objects are checked before they are loaded; a bad one is named with what was expected."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import struct

@@ -1,7 +1,5 @@
 """The code objects in the tree: what their sources give, and what their manifests say."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import random

@@ -3,8 +3,6 @@
 A run takes a few drawn calls; `--exhaustive` takes thousands.
 """
 
-from __future__ import annotations
-
 import random
 from typing import get_args
 

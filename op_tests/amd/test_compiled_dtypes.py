@@ -3,8 +3,6 @@
 fp32, fp8, int8 in its three combinations, values whose keys lie side by side, and latent attention.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any, get_args
 

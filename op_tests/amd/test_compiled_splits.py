@@ -3,8 +3,6 @@
 On the emulator with the sanitizer and waves in random order, and what the launcher asks for.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What the emulator adds to a launch: memory that is declared, findings, options, errors."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from dataclasses import replace

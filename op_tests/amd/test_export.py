@@ -1,7 +1,5 @@
 """An exported library against Python: the same plans, and the same results bit for bit."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import os

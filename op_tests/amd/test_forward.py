@@ -5,8 +5,6 @@ a sixteenth of themselves at most, before they are multiplied with the values; t
 it the lse, has float32's precision. A run draws a few calls; `--exhaustive` takes thousands.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """`python -m jitfmha hsa`: a listing becomes a kernel of a tree, and what is wrong is named."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

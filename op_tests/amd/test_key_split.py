@@ -1,7 +1,5 @@
 """When keys are split, into how many splits, and what the launcher asks of the runtime then."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The launcher on a runtime that records: arguments byte by byte, grids, devices, errors."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

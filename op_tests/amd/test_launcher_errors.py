@@ -1,7 +1,5 @@
 """The launcher on a runtime that fails: nothing is left behind, and the next attempt is whole."""
 
-from __future__ import annotations
-
 import csv
 import secrets
 from pathlib import Path

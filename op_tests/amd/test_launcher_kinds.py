@@ -1,7 +1,5 @@
 """Each kind of launcher has what its kernels need, nothing of other kinds, and no warnings."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

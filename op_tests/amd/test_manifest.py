@@ -1,7 +1,5 @@
 """Manifests and what can be odd in them: told by name, warned of once, and never contagious."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

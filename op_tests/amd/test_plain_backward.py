@@ -4,8 +4,6 @@ A wrong argument, grid, stride or sum, and a zero that is missing, give wrong gr
 memory that the call does not own, which the emulator reports.
 """
 
-from __future__ import annotations
-
 import warnings
 from itertools import product
 from pathlib import Path

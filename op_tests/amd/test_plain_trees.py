@@ -1,7 +1,5 @@
 """Trees in the plain form run on the emulated chips: every row of the interface, in numbers."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

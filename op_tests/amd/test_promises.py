@@ -3,8 +3,6 @@
 On a GPU the prefix sums stay unread, and a captured graph may be replayed with others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product

@@ -6,8 +6,6 @@ Skipped where JITFMHA_HSA_DIR names no tree with backward kernels; otherwise a r
 them, and `--exhaustive` takes all, for some minutes.
 """
 
-from __future__ import annotations
-
 import csv
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The rules of the ready family, each with its sentence, and what explain makes of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Waves take their turns in a random order. A run draws a few calls; `--exhaustive` takes hundreds.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

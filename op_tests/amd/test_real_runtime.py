@@ -4,8 +4,6 @@ Every function that the launcher looks up has to be there, and the runtime's err
 Debian's package libamdhip64-5 has such a runtime.
 """
 
-from __future__ import annotations
-
 import json
 from ctypes.util import find_library
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Backward passes that were there before go a short way: what differs must not be overlooked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

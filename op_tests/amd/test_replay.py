@@ -1,7 +1,5 @@
 """`JITFMHA_RECORD` and `python -m jitfmha replay`: which side of a wrong result is at fault."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import itertools

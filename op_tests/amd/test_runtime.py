@@ -1,7 +1,5 @@
 """Which HIP runtime is bound where there are several, and what is asked of it besides launches."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterator

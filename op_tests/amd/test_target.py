@@ -1,7 +1,5 @@
 """Which chip it is: by the name's first part and the PCI id, for each device once."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The data that compiled kernels are made of: what its rules refuse, and that kernels agree."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

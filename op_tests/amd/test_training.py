@@ -1,7 +1,5 @@
 """A tiny language model, trained on the emulated GPU and on the CPU: the losses agree."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Whose hands a tree of code objects is in: what the environment names, and what is shipped."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

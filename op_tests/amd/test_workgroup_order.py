@@ -1,7 +1,5 @@
 """The order of gm1's workgroups: the kernel's is the one that is simulated, and what that shows."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import replace

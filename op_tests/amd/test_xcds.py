@@ -1,7 +1,5 @@
 """How many XCDs a device has, and that every tile is computed once however many there are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product

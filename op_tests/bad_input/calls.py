@@ -5,8 +5,6 @@ what `fmha_fwd` computes; `Subject.asked` translates them, so that one set of ru
 reference serve all of them.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Iterable

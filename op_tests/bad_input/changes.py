@@ -1,7 +1,5 @@
 """What is done to a valid call: one argument or two become something else, valid or not."""
 
-from __future__ import annotations
-
 import enum
 import math
 import warnings

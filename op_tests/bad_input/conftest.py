@@ -1,7 +1,5 @@
 """How many examples a test draws, from which seed, and what became of them all."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What a valid call must return, in float64, and how near to it a result must be."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """The rules of `fmha_fwd` from its docstring, once more: which arguments break one."""
 
-from __future__ import annotations
-
 import math
 import re
 from itertools import pairwise

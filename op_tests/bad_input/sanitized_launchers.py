@@ -6,8 +6,6 @@ The first fault ends the process, with a report on standard error. `test_sanitiz
 other tests of this folder in this way.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """The way to an AMD GPU with whatever can be passed: on a runtime that records, and emulated."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

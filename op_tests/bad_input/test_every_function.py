@@ -4,8 +4,6 @@ Whatever is passed, a call ends the same way alone and after a good one of its k
 bits, or with the same refusal, which names an argument.
 """
 
-from __future__ import annotations
-
 import copy
 import inspect
 import re

@@ -1,7 +1,5 @@
 """What the sweeps of this folder have found, each as one call."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Every public function, with whatever can be passed: the right result, or a clear refusal."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The backward pass with whatever can be passed: the same gradients, or a clear refusal."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The host code of the launchers, built with AddressSanitizer and UBSan, passes the same tests."""
 
-from __future__ import annotations
-
 import os
 import re
 from concurrent.futures import ProcessPoolExecutor

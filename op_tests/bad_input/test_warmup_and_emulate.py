@@ -1,7 +1,5 @@
 """`warmup` and `emulate` with whatever can be passed: done, or a clear refusal."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Every scenario of the rigs, over the extent that the run asks for."""
 
-from __future__ import annotations
-
 import pytest
 from rigs.cache_faults import FAULTS, Extent, scenario
 

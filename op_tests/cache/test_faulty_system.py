@@ -1,7 +1,5 @@
 """The faults are real: what is preloaded reaches a process, and the report shows what it did."""
 
-from __future__ import annotations
-
 import errno
 import time
 from collections.abc import Iterator, Mapping

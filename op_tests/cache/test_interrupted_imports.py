@@ -1,7 +1,5 @@
 """KeyboardInterrupt during the imports of a first build."""
 
-from __future__ import annotations
-
 from jitfmha.bench.fresh_process import run_fresh
 
 # Interrupts the imports of the first build at every sixth module, each in a fork; prints the

@@ -1,7 +1,5 @@
 """The umask during a build."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

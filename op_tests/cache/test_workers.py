@@ -1,7 +1,5 @@
 """The processes of the scenarios: a signal reaches a worker, and nobody else."""
 
-from __future__ import annotations
-
 import signal
 import time
 from pathlib import Path

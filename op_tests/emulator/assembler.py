@@ -1,7 +1,5 @@
 """What LLVM's assembler makes of many lines at once, refused ones included."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

@@ -11,8 +11,6 @@ the only memory that is allowed, the workgroup's x in s2 and the thread in v0. s
 `memory_after` runs one body without a look at findings, and returns these bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """One emulator for all tests of this folder, on the virtual node's chips."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

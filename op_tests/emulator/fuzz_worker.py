@@ -8,8 +8,6 @@ Every case depends on the kind, the seed and its number only. Errors are what sh
 crash, a hang or a damaged buffer ends the process. FILE holds the number of the case that runs.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import faulthandler

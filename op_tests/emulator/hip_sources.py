@@ -1,7 +1,5 @@
 """HIP programs of several styles, for what compilers emit: no header, builtins only."""
 
-from __future__ import annotations
-
 _COMMON = """
 #define GLOBAL extern "C" __global__
 #define LANE __builtin_amdgcn_workitem_id_x()

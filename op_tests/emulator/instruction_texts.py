@@ -5,8 +5,6 @@ opcode; registers, constants, forms and modifiers are drawn. LLVM judges whether
 instruction, and which bits it has.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import re

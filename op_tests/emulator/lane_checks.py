@@ -4,8 +4,6 @@ The content of a register is a value a lane, of a pair one of 64 bits; that of a
 list of such registers, of which models take and give a lane's dwords.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Launches of small kernels, compiled or in assembly, on arrays of NumPy."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Random instructions on memory, in every form, and what they must do."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -25,8 +25,6 @@ Outputs, unsigned:
     s and so on: (waves,) u32 or u64, (registers, waves) u32 of a range.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The sanitizer: results that are used before the s_waitcnt that covers them."""
 
-from __future__ import annotations
-
 import pytest
 from checked_kernels import Body, Fault, check_faults, run_checked
 

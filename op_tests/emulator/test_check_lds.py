@@ -1,7 +1,5 @@
 """The sanitizer: races in LDS, loads into LDS, and divergent barriers."""
 
-from __future__ import annotations
-
 from checked_kernels import Body, check_findings, kinds, run_checked, two_waves
 
 # Thread t of two waves writes word t, then reads word t ^ 64: the other wave's.

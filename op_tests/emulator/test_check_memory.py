@@ -1,7 +1,5 @@
 """The sanitizer: accesses outside of memory, LDS and scratch, and reads of what nobody wrote."""
 
-from __future__ import annotations
-
 import pytest
 from checked_kernels import BYTES, Body, Fault, check_faults, kinds, run_checked
 

@@ -3,8 +3,6 @@
 Each hazard runs with the wait states that the documents ask for, and with one fewer.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Code objects of all versions: arguments, preloading, and what is wrong with broken ones."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 

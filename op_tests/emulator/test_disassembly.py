@@ -1,7 +1,5 @@
 """The decoder's view of instructions agrees with LLVM's."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterator, Sequence

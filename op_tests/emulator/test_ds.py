@@ -1,7 +1,5 @@
 """Every LDS instruction against its model, on random and on edge values."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

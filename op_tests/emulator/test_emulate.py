@@ -1,7 +1,5 @@
 """`emulate`, JITFMHA_EMULATE and the search for a device compiler."""
 
-from __future__ import annotations
-
 import pytest
 from assembled_words import assemble_words
 

@@ -1,7 +1,5 @@
 """What `emulate` gives: findings of the sanitizer, profiles, and launches with their memory."""
 
-from __future__ import annotations
-
 import struct
 import textwrap
 import threading

@@ -1,7 +1,5 @@
 """Kernels that do not end: signals and budgets stop them. And launches that cannot begin."""
 
-from __future__ import annotations
-
 import signal
 import threading
 import time

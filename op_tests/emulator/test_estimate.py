@@ -1,7 +1,5 @@
 """Whole launches: put together from timed workgroups, and from a sample of them."""
 
-from __future__ import annotations
-
 import json
 import random
 import struct

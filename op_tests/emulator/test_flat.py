@@ -1,7 +1,5 @@
 """FLAT, GLOBAL, SCRATCH: every row against its model, apertures, atomics across threads."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from launches import launch_code

@@ -1,7 +1,5 @@
 """Damaged code objects and random instructions end in an error, never in a crash or a hang."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import struct

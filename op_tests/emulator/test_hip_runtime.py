@@ -1,7 +1,5 @@
 """The HIP functions themselves: attributes, properties, error names, wrong arguments."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Damage that is random is for `test_fuzz.py`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import struct

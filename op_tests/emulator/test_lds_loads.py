@@ -1,7 +1,5 @@
 """When loads into LDS land: in the order of issue of all waves, some time after issue."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -2,8 +2,6 @@
 into LDS, atomics and data formats.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """The cost model: exact counts, the costs of accesses, and what the timing must satisfy."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

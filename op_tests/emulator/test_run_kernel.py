@@ -1,7 +1,5 @@
 """`run-kernel`: any kernel with its arguments as data, and what docs/emulator.md shows."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

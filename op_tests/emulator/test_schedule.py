@@ -1,7 +1,5 @@
 """The order in which waves run: fixed, or random from a seed, which shows races."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

@@ -1,7 +1,5 @@
 """SMEM: scalar loads, stores and atomics in all forms of their offset, and buffers' bounds."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """SOP1, SOP2, SOPC, SOPK, SOPP: the scalar ALU, program flow, hardware registers, VGPR indexing."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Sequence

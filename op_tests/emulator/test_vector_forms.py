@@ -1,7 +1,5 @@
 """VOP1, VOP2, VOPC and VOP3: every row in all forms, modifiers and modes against its model."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """VOP1 instructions that are no row of a table: approximations, small floats, moves."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from models.small_floats import of_chip

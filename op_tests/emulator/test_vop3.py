@@ -1,7 +1,5 @@
 """VOP3 instructions that are no row of a table: truth tables, division, what works across lanes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from models.vector_alu import bitop3

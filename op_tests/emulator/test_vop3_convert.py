@@ -1,7 +1,5 @@
 """VOP3's conversions to and from fp8, bf8, fp6, bf6 and fp4, scaled and stochastic."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """VOP3P: packed math with halves chosen and negated, mixed precision, dot products, moves."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """HIP programs, compiled by clang, against NumPy; the sanitizer finds nothing in them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache
 

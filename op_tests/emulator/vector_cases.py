@@ -4,8 +4,6 @@ A `Form` says how an instruction is written: encoding, modifiers, SDWA, DPP, MOD
 `Case`s of instruction and form in one program, on random and edge values, with some lanes inactive.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Real GPUs. Where there is none, every test here is skipped, and the run's summary says so."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Backward passes on a GPU by kernels that come ready and by compiled ones, against float64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Every mode and dtype on a GPU, against float64, with outputs poisoned before."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Streams, devices, graphs, threads and torch.compile: what runs when, where, and again."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """A private cache for each test, and a compiler that can be counted and slowed down."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

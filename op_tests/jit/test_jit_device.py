@@ -3,8 +3,6 @@
 Here the compiler is clang as a program; `test_jit_hiprtc.py` has the one in a library.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import warnings

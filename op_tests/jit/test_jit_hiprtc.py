@@ -4,8 +4,6 @@ The library has hiprtc's interface, with ziglang's clang behind it; the last tes
 where there is one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

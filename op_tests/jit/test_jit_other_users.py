@@ -1,7 +1,5 @@
 """Another user of the machine, who gets between a check and what relies on it."""
 
-from __future__ import annotations
-
 import ctypes
 import fcntl
 import os

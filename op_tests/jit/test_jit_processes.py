@@ -1,7 +1,5 @@
 """Several processes at one cache. Forked, because importing torch takes longer than the tests."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Whose hands a file or directory is in, by its owner, its group and its mode."""
 
-from __future__ import annotations
-
 import grp
 import os
 import pwd

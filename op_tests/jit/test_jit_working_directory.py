@@ -1,7 +1,5 @@
 """The working directory may be anybody's: nothing that is started imports from it."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Where there is no C++ compiler, that of the package `ziglang` builds for the host."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 

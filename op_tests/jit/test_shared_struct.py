@@ -1,7 +1,5 @@
 """One statement of a struct: the bytes that Python packs are those that C++ reads."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import struct

@@ -6,8 +6,6 @@ that this package has, those of the checkout. The device "cuda" becomes "cpu", a
 answers what the tests ask of it.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 import sys

@@ -1,7 +1,5 @@
 """The cases of parametrized tests, drawn without listing the hundreds of thousands there are."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Iterator

@@ -12,8 +12,6 @@ whose own assertion fails before it has called anything of this package counts a
 The exit code is 1 if a case fails, or is refused for another reason than the suite's ``refusals``.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import inspect

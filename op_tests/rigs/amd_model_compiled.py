@@ -1,7 +1,5 @@
 """The amd-model suite's rows of kernels that are compiled for a call."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

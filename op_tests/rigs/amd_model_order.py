@@ -5,8 +5,6 @@ take as long as they have keys. The order is stated here once more, list by list
 in divisions (``place_in_group`` of ``hsa/src/workgroups.h``), and the tests compare the two.
 """
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import Counter

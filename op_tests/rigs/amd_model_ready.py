@@ -3,8 +3,6 @@
 AITER's are those of the tree that ``JITFMHA_HSA_DIR`` names; without one, their rows are left out.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import replace

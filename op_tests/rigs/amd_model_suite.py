@@ -4,8 +4,6 @@ Calls of `fmha_fwd` go the whole way to the emulator, which counts and times a s
 workgroups. Figures are the model's; `python -m jitfmha profile` prints what it assumes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import get_args

@@ -1,7 +1,5 @@
 """The cache suite: faults of clusters and of shared disks, and what must hold in spite of them."""
 
-from __future__ import annotations
-
 import os
 import platform
 import time

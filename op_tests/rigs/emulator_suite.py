@@ -1,7 +1,5 @@
 """The emulator suite: how fast it executes, what checks cost, and how long its build takes."""
 
-from __future__ import annotations
-
 import os
 import platform
 import tempfile

@@ -1,7 +1,5 @@
 """A library with hiprtc's C interface, on top of the clang of the package `ziglang`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from jitfmha import jit

@@ -5,8 +5,6 @@ runs nothing. Kernels are the shipped ones, or those of the tree that JITFMHA_HS
 first calls of compiled kernels those that are compiled for them.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import tempfile

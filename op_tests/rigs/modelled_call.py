@@ -1,7 +1,5 @@
 """A call of `fmha_fwd` or `fmha_bwd` that the emulator's cost model times."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass

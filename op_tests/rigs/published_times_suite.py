@@ -5,8 +5,6 @@ one source is what the model's constants are fitted to (``emulator/rates.json``)
 other points.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

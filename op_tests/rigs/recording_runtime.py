@@ -1,7 +1,5 @@
 """A HIP runtime that records what a launcher asks of it and runs nothing."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 Values are the bits of 32- or 64-bit operands as Python integers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction

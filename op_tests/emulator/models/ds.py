@@ -1,7 +1,5 @@
 """LDS instructions, from the ISA documents' words, one lane after the other."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Addresses of FLAT, GLOBAL and SCRATCH, from the ISA documents' words."""
 
-from __future__ import annotations
-
 SHARED_APERTURE = 0x10000 << 32
 PRIVATE_APERTURE = 0x20000 << 32
 

@@ -1,7 +1,5 @@
 """Buffer addresses, range checks and data formats, from the ISA documents' words."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass

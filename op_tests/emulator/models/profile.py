@@ -1,7 +1,5 @@
 """Costs of memory accesses, from the published descriptions, one lane after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 READ_BANKS = {"gfx942": 32, "gfx950": 64}

@@ -4,8 +4,6 @@ A `ScalarOperation` takes its sources (signed ones as signed integers) and SCC, 
 and the new SCC; None leaves either alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

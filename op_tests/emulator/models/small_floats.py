@@ -4,8 +4,6 @@ gfx942's FNUZ and gfx950's OCP forms, from the documents' tables: AMD's CDNA3 IS
 the OCP 8-bit floating point and microscaling specifications. Codes are integers, values exact.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from fractions import Fraction

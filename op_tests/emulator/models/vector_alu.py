@@ -5,8 +5,6 @@ integers as signed ones. It returns the result's bits, or whatever integer the e
 caller takes the low bits, or saturates. Denormals are the caller's too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction

@@ -4,8 +4,6 @@ From the ISA documents' words. An operation is a mnemonic without its format: lo
 store_dwordx2, atomic_smin_x2.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 

@@ -3,8 +3,6 @@
 The approximations (transcendental instructions) are in `APPROXIMATIONS`, in float64.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from fractions import Fraction

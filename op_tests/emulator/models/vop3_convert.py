@@ -5,8 +5,6 @@ rules for MODE.FP16_OVFL: an overflow gives infinity, NaN where there is none, o
 number.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 from functools import cache
 

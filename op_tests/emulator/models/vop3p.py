@@ -1,7 +1,5 @@
 """One lane of VOP3P's packed math and dot products, by the conventions of models/vector_alu.py."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from .number_formats import BF16, F16, F32, FORMATS, NEAREST, Format

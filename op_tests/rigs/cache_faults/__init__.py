@@ -6,8 +6,6 @@ The suite ``cache`` prints what each found, and ``op_tests/cache/`` runs the sam
 shorter extent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module

@@ -1,7 +1,5 @@
 """What runs in the process that :mod:`.callers` starts, and in the callers that it forks."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import hashlib

@@ -4,8 +4,6 @@ Neither the time of day nor a modification time may decide whether an entry is v
 build works, or whether a builder is taken for dead.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ A process that has never seen the entry must notice, say so once, build again an
 result; the damaged library must never reach the loader.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ A library that is preloaded into a process stands in front of the C library ther
 file system has to be mounted and no right is needed.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Real first calls of ``fmha_fwd`` that are let go together. The compiler is count
 front of it, the waiters' messages are read from their stderr.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 

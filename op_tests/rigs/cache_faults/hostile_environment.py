@@ -4,8 +4,6 @@ A call works or is refused with a clear error, and nothing is ever passed throug
 value that could, tries to create a file called ``marker``.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

@@ -4,8 +4,6 @@ Where an end has to come during a build, the compiler is held: it would never fi
 whatever returns did not wait for it, and a compiler that nobody ends is there to be found.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

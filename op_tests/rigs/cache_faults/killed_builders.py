@@ -10,8 +10,6 @@ A normal build is timed before every recovery, because the load of a shared mach
 minute to minute.
 """
 
-from __future__ import annotations
-
 import shutil
 import signal
 import statistics

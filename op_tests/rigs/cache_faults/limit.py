@@ -1,7 +1,5 @@
 """A cache that grows past its limit: what was not used for longest goes, never what is in use."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

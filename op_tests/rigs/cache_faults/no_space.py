@@ -9,8 +9,6 @@ compiler, by a library that is preloaded (:mod:`.faulty_system`); where this pro
 on memory file systems that are too small.
 """
 
-from __future__ import annotations
-
 import errno
 import math
 import os

@@ -1,7 +1,5 @@
 """How much of a scenario to run, and what it found."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, field
 from enum import Enum

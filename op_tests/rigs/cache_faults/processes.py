@@ -5,8 +5,6 @@ would hardly meet. A fork has everything of a new process that matters to the bu
 locks, mappings and a memory of its own.
 """
 
-from __future__ import annotations
-
 import ctypes
 import faulthandler
 import json

@@ -6,8 +6,6 @@ to come from a file that has lost its name. The launchers are small, but their a
 every page of the library.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import time

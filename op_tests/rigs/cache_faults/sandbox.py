@@ -5,8 +5,6 @@ directory of its own. So nothing of the program that runs the scenario leaks in,
 and whatever is still running afterwards was left over by the package.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os

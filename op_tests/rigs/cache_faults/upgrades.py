@@ -4,8 +4,6 @@ What changed builds an entry of its own; the old one stays as it is, and serves 
 of the old kind.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shlex
 import shutil

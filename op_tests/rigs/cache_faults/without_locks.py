@@ -4,8 +4,6 @@ Whoever came first builds then, as far as the others can see. What keeps the cac
 entry appears by one rename.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 
