@@ -174,11 +174,6 @@ class Emulator:
             if raised:
                 raise raised[0] from None
 
-    def device_attribute(self, attribute: int, device: int) -> int:
-        value = ctypes.c_int()
-        self._check(self.library.hipDeviceGetAttribute(ctypes.byref(value), attribute, device))
-        return value.value
-
     def set_options(
         self,
         *,
@@ -294,7 +289,6 @@ def _declare(library: ctypes.CDLL) -> None:
         ("hipModuleUnload", integer, [_POINTER]),
         ("hipModuleGetFunction", integer, [_POINTER, _POINTER, text]),
         ("hipModuleLaunchKernel", integer, [_POINTER, *[u32] * 7, _POINTER, _POINTER, _POINTER]),
-        ("hipDeviceGetAttribute", integer, [_POINTER, integer, integer]),
         ("hipGetErrorName", text, [integer]),
         ("jitfmha_emulator_last_error", text, []),
         ("jitfmha_emulator_set_options", None, [_POINTER, _POINTER]),

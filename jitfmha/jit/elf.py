@@ -21,7 +21,6 @@ _HEADER_BYTES, _SECTION_BYTES, _SEGMENT_BYTES, _SYMBOL_BYTES = 64, 64, 56, 24
 class Section(NamedTuple):
     """One section header: where the section lies in the file, and where in memory."""
 
-    name_at: int
     type: int
     address: int
     offset: int
@@ -53,7 +52,6 @@ class Elf:
         image: the file's content.
         machine: what the file is for; 224 is AMD GPU.
         flags: whose meaning depends on the machine.
-        section_table: offset and size of the section headers, in bytes.
         sections, segments: in the file's order; all that they have in the file lies inside of it.
     """
 
@@ -64,11 +62,10 @@ class Elf:
         (self.machine,) = struct.unpack_from("<H", image, 18)
         segments_at, sections_at = struct.unpack_from("<QQ", image, 32)
         (self.flags,) = struct.unpack_from("<I", image, 48)
-        sizes_and_counts = struct.unpack_from("<HHHHH", image, 54)
-        segment_bytes, segment_count, section_bytes, section_count, self._names = sizes_and_counts
-        self.section_table: tuple[int, int] = (sections_at, _SECTION_BYTES * section_count)
+        sizes_and_counts = struct.unpack_from("<HHHH", image, 54)
+        segment_bytes, segment_count, section_bytes, section_count = sizes_and_counts
         self.sections = [
-            Section(*struct.unpack_from("<II8xQQQI20x", image, at))
+            Section(*struct.unpack_from("<4xI8xQQQI20x", image, at))
             for at in self._headers(
                 "section", sections_at, section_bytes, _SECTION_BYTES, section_count
             )
@@ -101,10 +98,6 @@ class Elf:
             raise ValueError(
                 f"{what} ends at byte {offset + size}, and the file has {len(self.image)}"
             )
-
-    def sections_by_name(self) -> dict[str, Section]:
-        table, names = self.sections[self._names], _Names(self.image)
-        return {names.at(table.offset + section.name_at): section for section in self.sections}
 
     def content(self, section: Section) -> bytes:
         return self.image[section.offset : section.offset + section.size]

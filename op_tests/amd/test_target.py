@@ -208,9 +208,11 @@ def test_emulated_targets_are_what_the_emulator_says(chip):
     emulator.library.hipGetDevicePropertiesR0600(properties, device)
     name = properties.raw[1160:].split(b"\0")[0].decode()
     assert name.partition(":")[0] == target.arch
-    assert emulator.device_attribute(COMPUTE_UNITS, device) == target.compute_units
-    is_mi308 = emulator.device_attribute(PCI_CHIP_ID, device) in MI308_IDS
-    assert is_mi308 == (target.chip.name == "MI308X")
+    units, chip_id = ctypes.c_int(), ctypes.c_int()
+    for value, attribute in ((units, COMPUTE_UNITS), (chip_id, PCI_CHIP_ID)):
+        assert not emulator.library.hipDeviceGetAttribute(ctypes.byref(value), attribute, device)
+    assert units.value == target.compute_units
+    assert (chip_id.value in MI308_IDS) == (target.chip.name == "MI308X")
     assert (
         str(target)
         == f"{target.arch} {target.chip} (emulated, {target.compute_units} compute units)"

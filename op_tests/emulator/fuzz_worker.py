@@ -25,7 +25,6 @@ from itertools import count, takewhile
 from pathlib import Path
 
 import torch
-from elf import HEADER_BYTES, section_headers, sections
 from launches import assembled, kernel_text
 
 from jitfmha import emulate, fmha_fwd
@@ -35,6 +34,7 @@ from jitfmha.emulator import DEVICES, Emulator, EmulatorError, Function
 from jitfmha.jit.toolchain.device_compiler import compile_hip
 
 sys.path.extend(str(Path(__file__).resolve().parents[1] / folder) for folder in (".", "amd"))
+from elf import HEADER_BYTES, section_headers, sections
 from instruction_texts import Texts
 from plain_tree import PlainKernel, write_tree
 

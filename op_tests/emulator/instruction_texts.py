@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from assembler import assemble_each
+from assembled_words import assemble_each
 
 from jitfmha.emulator import Definition, Emulator
 

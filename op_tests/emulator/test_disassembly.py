@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import pytest
-from assembled_words import assemble_words
-from assembler import assemble_each
+from assembled_words import assemble_each, assemble_words
 from elf import text_words
 from hip_sources import STYLES
 from hsa_build import hsa_build

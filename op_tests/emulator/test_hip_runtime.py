@@ -46,6 +46,12 @@ def tiny(emulator: Emulator, arch: str, device: int) -> Function:
 # ---- Devices -------------------------------------------------------------------------------------
 
 
+def _attribute(library: ctypes.CDLL, attribute: int, device: int) -> int:
+    value = ctypes.c_int()
+    assert library.hipDeviceGetAttribute(ctypes.byref(value), attribute, device) == _SUCCESS
+    return value.value
+
+
 @pytest.mark.parametrize(
     ("chip", "units", "xcds", "lds", "is_mi308"),
     [
@@ -54,24 +60,24 @@ def tiny(emulator: Emulator, arch: str, device: int) -> Function:
         ("gfx950", 256, 8, 160 * 1024, False),
     ],
 )
-def test_attributes_tell_the_chips_apart(emulator, chip, units, xcds, lds, is_mi308):
+def test_attributes_tell_the_chips_apart(library, chip, units, xcds, lds, is_mi308):
     device = DEVICES[chip]
-    assert emulator.device_attribute(_MULTIPROCESSOR_COUNT, device) == units
-    assert emulator.device_attribute(_NUMBER_OF_XCCS, device) == xcds
-    assert emulator.device_attribute(_MAX_LDS, device) == lds
-    assert emulator.device_attribute(_WARP_SIZE, device) == 64
-    assert (emulator.device_attribute(_PCI_CHIP_ID, device) in _MI308_PCI_IDS) == is_mi308
+    assert _attribute(library, _MULTIPROCESSOR_COUNT, device) == units
+    assert _attribute(library, _NUMBER_OF_XCCS, device) == xcds
+    assert _attribute(library, _MAX_LDS, device) == lds
+    assert _attribute(library, _WARP_SIZE, device) == 64
+    assert (_attribute(library, _PCI_CHIP_ID, device) in _MI308_PCI_IDS) == is_mi308
 
 
 @pytest.mark.parametrize("chip", _CHIPS)
-def test_properties_agree_with_attributes(emulator, library, chip):
+def test_properties_agree_with_attributes(library, chip):
     properties = ctypes.create_string_buffer(_PROPERTIES_BYTES)
     assert library.hipGetDevicePropertiesR0600(properties, DEVICES[chip]) == _SUCCESS
     raw = properties.raw
     assert raw[1160:].split(b"\0")[0].split(b":")[0].decode() == chip.partition("-")[0]
     assert raw[:256].startswith(b"AMD Instinct MI3")
     (units,) = struct.unpack_from("<i", raw, 388)
-    assert units == emulator.device_attribute(_MULTIPROCESSOR_COUNT, DEVICES[chip])
+    assert units == _attribute(library, _MULTIPROCESSOR_COUNT, DEVICES[chip])
     (warp,) = struct.unpack_from("<i", raw, 308)
     assert warp == 64
 
@@ -101,13 +107,12 @@ def test_names(library):
     assert library.hipDeviceGetName(None, 11, handle) == _INVALID_VALUE
 
 
-def test_unknown_attributes_and_devices(emulator):
-    with pytest.raises(EmulatorError, match="device attribute 9999 is not emulated") as caught:
-        emulator.device_attribute(9999, 0)
-    assert caught.value.code == _INVALID_VALUE
-    with pytest.raises(EmulatorError, match="there is no device 3") as caught:
-        emulator.device_attribute(_WARP_SIZE, 3)
-    assert caught.value.code == _INVALID_DEVICE
+def test_unknown_attributes_and_devices(emulator, library):
+    value = ctypes.byref(ctypes.c_int())
+    assert library.hipDeviceGetAttribute(value, 9999, 0) == _INVALID_VALUE
+    assert "device attribute 9999 is not emulated" in emulator.last_error()
+    assert library.hipDeviceGetAttribute(value, _WARP_SIZE, 3) == _INVALID_DEVICE
+    assert "there is no device 3" in emulator.last_error()
 
 
 # ---- Errors --------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import hashlib
 import importlib.util
 import json
 import shutil
-import struct
 import subprocess
 import sys
 from ctypes.util import find_library
@@ -16,14 +15,15 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from elf import text_words
 from rigs.hiprtc_on_clang import write_hiprtc
 from score_features import ALL_MODIFIERS
 
 from jitfmha import jit
 from jitfmha.amd.chips import Arch
 from jitfmha.amd.code_object import read_code_object
-from jitfmha.jit import elf
 from jitfmha.jit.cache.key import entry_key
+from jitfmha.jit.elf import build_id
 from jitfmha.jit.toolchain import device_compiler, device_hip
 from jitfmha.jit.toolchain import hip_libraries as hip_runtime
 from jitfmha.jit.toolchain.device_hip import DeviceClang
@@ -198,11 +198,11 @@ def test_build_id(tmp_path):
         command = [*find_host_cpp().command, "-shared", "-fPIC", "-x", "c++", "-"]
         arguments = ["-o", str(path), f"-Wl,--build-id={flag}"]
         subprocess.run([*command, *arguments], input=b"int x;", check=True)
-        assert elf.build_id(str(path)) == expected
+        assert build_id(str(path)) == expected
     image = path.read_bytes()
     for size in (0, 5, 63, 64, 100):
         path.write_bytes(image[:size])
-        assert elf.build_id(str(path)) is None
+        assert build_id(str(path)) is None
 
 
 # ---- Compiling -----------------------------------------------------------------------------------
@@ -221,10 +221,9 @@ def test_built_once_and_then_read(hiprtc, cache, new_process, arch):
     assert not [*(cache / "building").iterdir(), *(cache / "trash").iterdir()]
 
 
-def instructions(spec: jit.BuildSpec) -> bytes:
+def instructions(spec: jit.BuildSpec) -> tuple[int, ...]:
     jit.loader._state.code_objects.clear()
-    code_object = elf.Elf(jit.read(spec))
-    return code_object.content(code_object.sections_by_name()[".text"])
+    return text_words(jit.read(spec))
 
 
 def test_code_is_that_of_clang(hiprtc, cache):
@@ -376,12 +375,9 @@ def real_hiprtc(site_packages: Path) -> Path:
 def test_a_real_one_compiles(real_hiprtc, cache):
     content = jit.read(device_spec(arch="gfx90a"))
     assert str(real_hiprtc) in asked(device_hip.find_device_hip()).path
-    code_object = elf.Elf(content)
     assert b"store.kd" in content
-    text = code_object.content(code_object.sections_by_name()[".text"])
-    words = struct.unpack(f"<{len(text) // 4}I", text)
     # v_mov_b32 of 42, into whichever register.
-    assert any(word & 0xFE01FFFF == 0x7E0002AA for word in words)
+    assert any(word & 0xFE01FFFF == 0x7E0002AA for word in text_words(content))
 
 
 def test_a_real_ones_errors_name_the_source(real_hiprtc, cache):
