@@ -58,10 +58,7 @@ DEFAULT = (Subset(_FLOATS, _COMMON_HDIMS),)
 
 PROFILES: Mapping[str, tuple[Subset, ...]] = {
     # Prompts and decoding, with a cache in pages too.
-    "inference": (
-        Subset(_SIXTEEN_BITS, _COMMON_HDIMS, heads=_WITH_SHARED_HEADS),
-        _KEYS_IN_PAGES,
-    ),
+    "inference": (Subset(_SIXTEEN_BITS, _COMMON_HDIMS, heads=_WITH_SHARED_HEADS), _KEYS_IN_PAGES),
     "training": (
         Subset(
             _SIXTEEN_BITS,

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from ..call.detection import target_of
 from ..call.interface import fmha_fwd
-from ..problem.arguments import AttentionOptions
+from ..problem.arguments import AttentionOptions, Options
 from ..problem.dropout import new_rng_state
 from ..problem.dtypes import DTYPE_NAMES
 from . import cpu_backward, cpu_decode, decode_loop
@@ -127,17 +127,12 @@ def _time_ragged(
         for batch, packed in ((qp, q), (kp, k), (vp, v)):
             batch[i, :, : end - start] = packed[start:end].transpose(0, 1)
 
+    packing: Options = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens}
+    packing["max_seqlen_q"] = packing["max_seqlen_k"] = max(lengths)
+
     # Each side returns a new tensor, which is a part of the cost where it is large.
     def ours() -> Tensor:
-        return fmha_fwd(
-            q,
-            k,
-            v,
-            cu_seqlens_q=cu_seqlens,
-            cu_seqlens_k=cu_seqlens,
-            max_seqlen_q=max(lengths),
-            max_seqlen_k=max(lengths),
-        )
+        return fmha_fwd(q, k, v, **packing)
 
     def looped() -> Tensor:
         packed_out = torch.empty_like(q)

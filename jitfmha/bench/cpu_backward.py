@@ -94,10 +94,7 @@ def _share_of_forward(report: Report, quick: bool, progress: Progress) -> None:
     q, k, v, dout = (torch.randn(1, seqlen, _HEADS, hdim) for _ in range(4))
     out, lse = fmha_fwd(q, k, v, return_lse=True)
     times = alternate(
-        [
-            lambda: fmha_fwd(q, k, v, return_lse=True),
-            lambda: fmha_bwd(dout, q, k, v, out, lse),
-        ],
+        [lambda: fmha_fwd(q, k, v, return_lse=True), lambda: fmha_bwd(dout, q, k, v, out, lse)],
         min_seconds=0.5 if quick else 6.0,
     )
     share = 100 * _BACKWARD_FLOPS * times.ratio(0, 1)

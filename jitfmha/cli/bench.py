@@ -17,7 +17,7 @@ from ..bench.memory import bandwidths, peak_gflops
 from ..bench.over_peers import Measurement, measure
 from ..bench.peers import PEERS, Peer
 from ..bench.plots import PlotError, check_plot, plot_over_seqlen, plot_roofline
-from ..bench.report import Report, Row, SuiteNotAvailable
+from ..bench.report import Comparison, Report, Row, SuiteNotAvailable
 from ..bench.shapes import Shape, shapes_of
 from ..jit.regular_file import write_whole
 from .exit_codes import FAILED, OK, UsageError
@@ -183,46 +183,24 @@ def _print(report: Report) -> None:
     print(fields(list(report.machine.items())))
     print()
     if report.comparisons:
-        print(
-            table(
-                ("problem", "ms", "GFLOP/s", "against", "its ms", "speed", "difference"),
-                [
-                    (
-                        x.what,
-                        f"{x.seconds * 1e3:.3f}",
-                        f"{x.gflops:.1f}",
-                        x.against,
-                        f"{x.against_seconds * 1e3:.3f}",
-                        f"{x.speedup:.2f}x",
-                        f"{x.error:.1e}",
-                    )
-                    for x in report.comparisons
-                ],
-            )
-        )
-        print()
+        headers = ("problem", "ms", "GFLOP/s", "against", "its ms", "speed", "difference")
+        print(table(headers, [_compared(x) for x in report.comparisons]), end="\n\n")
     if report.figures:
-        print(
-            table(
-                ("what", "measured"),
-                [(x.what, f"{x.measured:.1f} {x.unit}") for x in report.figures],
-            )
-        )
-    if not report.rows:
-        return
-    print(
-        table(
-            ("what", "measured", "bar", "met"),
-            [
-                (row.what, _figure(row.measured, row), _bar(row), "yes" if row.met else "NO")
-                for row in report.rows
-            ],
-        )
-    )
+        figures = [(x.what, f"{x.measured:.1f} {x.unit}") for x in report.figures]
+        print(table(("what", "measured"), figures))
+    if report.rows:
+        print(table(("what", "measured", "bar", "met"), [_beside_its_bar(x) for x in report.rows]))
 
 
-def _bar(row: Row) -> str:
-    return f"{'>=' if row.at_least else '<='} {_figure(row.bar, row)}"
+def _compared(x: Comparison) -> tuple[str, ...]:
+    ours, theirs = (f"{seconds * 1e3:.3f}" for seconds in (x.seconds, x.against_seconds))
+    speed, difference = f"{x.speedup:.2f}x", f"{x.error:.1e}"
+    return x.what, ours, f"{x.gflops:.1f}", x.against, theirs, speed, difference
+
+
+def _beside_its_bar(row: Row) -> tuple[str, ...]:
+    bar = f"{'>=' if row.at_least else '<='} {_figure(row.bar, row)}"
+    return row.what, _figure(row.measured, row), bar, "yes" if row.met else "NO"
 
 
 def _figure(value: float, row: Row) -> str:

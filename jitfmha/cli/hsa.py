@@ -11,13 +11,7 @@ from typing import Any, get_args
 
 from ..amd.chips import Arch, architecture, chips_of_folders
 from ..amd.code_object import kernel_descriptors, kernel_metadata
-from ..amd.import_kernel import (
-    ImportRefused,
-    KernelFacts,
-    add_to_tree,
-    import_listing,
-    rows_of,
-)
+from ..amd.import_kernel import ImportRefused, KernelFacts, add_to_tree, import_listing, rows_of
 from ..amd.manifest import AnyRow, KernelRow, ReadyBackwardRow
 from ..amd.tree import (
     AITER_ASM_DIR,

@@ -8,13 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ..call.record import (
-    FILE,
-    INTERFACES,
-    Record,
-    RecordedKernel,
-    RecordError,
-)
+from ..call.record import FILE, INTERFACES, Record, RecordedKernel, RecordError
 from ..emulator.session import emulated_name
 from ..replay.machines import Machine, machine_named
 from ..replay.reading import read_record
@@ -90,15 +84,15 @@ def _document(folder: Path, machine: str, record: Record, diagnosis: Diagnosis) 
         }
         for kernel in record.kernels
     ]
-    document: dict[str, Any] = {"folder": str(folder), "ran on": machine}
-    document |= {
+    outcomes = {name: _outcome(outcome) for name, outcome in _outcomes(diagnosis).items()}
+    return {
+        "folder": str(folder),
+        "ran on": machine,
         "family": record.family,
         "kernels": kernels,
         "fault": diagnosis.fault,
         "replaced": diagnosis.replaced,
-    }
-    document |= {name: _outcome(outcome) for name, outcome in _outcomes(diagnosis).items()}
-    return document | {
+        **outcomes,
         "mismatches": [each._asdict() for each in diagnosis.mismatches],
         "findings": [dataclasses.asdict(each) for each in diagnosis.findings],
     }

@@ -41,19 +41,16 @@ def run(args: argparse.Namespace) -> int:
     outputs = {name: tensors[name] for name, each in described.items() if each.is_output}
     files = _write(args.out, outputs)
     if args.json:
-        print_json(
-            {
-                "kernel": launch.symbol,
-                "arch": launch.description.arch,
-                "failure": failure,
-                "findings": [dataclasses.asdict(finding) for finding in findings],
-                "outputs": {
-                    name: _description(each) | {"file": files.get(name)}
-                    for name, each in outputs.items()
-                },
-                "profile": profile.to_dict() if profile else None,
-            }
-        )
+        shown = {n: _description(each) | {"file": files.get(n)} for n, each in outputs.items()}
+        document = {
+            "kernel": launch.symbol,
+            "arch": launch.description.arch,
+            "failure": failure,
+            "findings": [dataclasses.asdict(finding) for finding in findings],
+            "outputs": shown,
+            "profile": profile.to_dict() if profile else None,
+        }
+        print_json(document)
     else:
         _print(launch, findings, failure, outputs, files, profile)
     return FAILED if findings or failure is not None else OK
@@ -105,17 +102,14 @@ def _print(
 ) -> None:
     of_launch = launch.description
     grid, block = (" x ".join(map(str, each)) for each in (of_launch.grid, of_launch.block))
-    print(
-        fields(
-            [
-                ("kernel", printable(demangled(launch.symbol))),
-                ("arch", of_launch.arch),
-                ("launch", f"{grid} workgroups of {block} threads"),
-                ("failure", failure or "none"),
-                ("findings", "\n".join(map(str, findings)) or "none"),
-            ]
-        )
-    )
+    about_launch = [
+        ("kernel", printable(demangled(launch.symbol))),
+        ("arch", of_launch.arch),
+        ("launch", f"{grid} workgroups of {block} threads"),
+        ("failure", failure or "none"),
+        ("findings", "\n".join(map(str, findings)) or "none"),
+    ]
+    print(fields(about_launch))
     rows = []
     for name, tensor in outputs.items():
         about = _description(tensor)

@@ -24,12 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..spec import ARTIFACT_SUFFIXES
-from .directory import (
-    CacheDirectory,
-    check_way_to,
-    readable_directories,
-    write_private,
-)
+from .directory import CacheDirectory, check_way_to, readable_directories, write_private
 from .flock import Flock, try_lock
 from .key import EntryKey
 from .trust import node_reason
