@@ -190,11 +190,7 @@ def inputs_of(call: CompiledCall, rng: torch.Generator) -> Inputs:
             sequences["cu_seqlens_k_padded"] = prefix_sums(rooms_k)
         starts_q, starts_k = (prefix_sums(rooms).tolist()[:-1] for rooms in (rooms_q, rooms_k))
         reference = partial(
-            attention_packed,
-            lengths_q=of_q,
-            lengths_k=of_k,
-            starts_q=starts_q,
-            starts_k=starts_k,
+            attention_packed, lengths_q=of_q, lengths_k=of_k, starts_q=starts_q, starts_k=starts_k
         )
     used = (
         torch.cat([torch.arange(n + call.gap) < n for n in lengths[: 1 + call.is_group]])

@@ -109,15 +109,10 @@ class _Recorded:
         symbol = recorded.symbol.decode()
         file = symbol.removeprefix("fmha_") + ".co"
         image = (REPOSITORY / "hsa" / ARCH / "fmha_v3_fwd" / file).read_bytes()
-        emulator = Emulator()
-        module = emulator.load_module(image, DEVICES[ARCH])
-        try:
-            kernarg = bytes(recorded.kernarg)[: recorded.kernarg_bytes]
-            # The kernel counts its workgroups, whatever the shape of the grid.
-            block = tuple(recorded.block)
-            emulator.launch(emulator.function(module, symbol), (count, 1, 1), block, kernarg)
-        finally:
-            emulator.unload_module(module)
+        emulator, kernarg = Emulator(), bytes(recorded.kernarg)[: recorded.kernarg_bytes]
+        # The kernel counts its workgroups, whatever the shape of the grid.
+        with emulator.loaded(image, DEVICES[ARCH], symbol) as function:
+            emulator.launch(function, (count, 1, 1), tuple(recorded.block), kernarg)
         every = workgroups_in_order(self._launch)
         return {each for each in every if self._is_computed(each)}
 

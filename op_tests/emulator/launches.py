@@ -101,9 +101,5 @@ def launch_code(
 ) -> None:
     """`launch` of a kernel whose code object is loaded for it alone."""
     index = DEVICES[device] if isinstance(device, str) else device
-    module = emulator.load_module(code_object, index)
-    try:
-        function = emulator.function(module, name)
+    with emulator.loaded(code_object, index, name) as function:
         launch(emulator, function, grid, block, *arguments, memory=memory)
-    finally:
-        emulator.unload_module(module)

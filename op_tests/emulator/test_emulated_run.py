@@ -4,6 +4,7 @@ import struct
 import textwrap
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -27,16 +28,9 @@ def _launch(run: EmulatedRun, given: torch.Tensor, to: torch.Tensor, kernel: str
     emulation = run.emulation
     code_object = compile_hip(_SOURCE.replace("copy", kernel), emulation.arch[:6])
     with emulation.launching((given, None, to)) as emulator:
-        module = emulator.load_module(code_object, emulation.device)
-        try:
-            emulator.launch(
-                emulator.function(module, kernel),
-                (to.numel() // 64, 1, 1),
-                (64, 1, 1),
-                struct.pack("<QQ", given.data_ptr(), to.data_ptr()),
-            )
-        finally:
-            emulator.unload_module(module)
+        kernarg = struct.pack("<QQ", given.data_ptr(), to.data_ptr())
+        with emulator.loaded(code_object, emulation.device, kernel) as function:
+            emulator.launch(function, (to.numel() // 64, 1, 1), (64, 1, 1), kernarg)
 
 
 @pytest.fixture
@@ -145,11 +139,8 @@ def test_threads_do_not_see_each_others_memory_and_findings():
                 _launch(run, memory[:words], output)
             found[words] = [f"{finding.lane} {finding.count}" for finding in run.findings()]
 
-    threads = [threading.Thread(target=work, args=(words,)) for words in (64, 40)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, (64, 40)))
     assert found == {64: [], 40: ["40 120"]}
 
 
@@ -162,11 +153,12 @@ def test_options_hold_inside_only(output):
             pass
         run = EmulatedRun(Emulation("gfx942"))
         _launch(run, output, output.clone())  # options of the emulation: no budget
-        module = emulator.load_module(compile_hip(_SOURCE, "gfx942"), 0)
         kernarg = struct.pack("<QQ", output.data_ptr(), output.data_ptr())
-        with pytest.raises(EmulatorError, match="budget of 1 instructions"):
-            emulator.launch(emulator.function(module, "copy"), (1, 1, 1), (64, 1, 1), kernarg)
-        emulator.unload_module(module)
+        with (
+            emulator.loaded(compile_hip(_SOURCE, "gfx942"), 0, "copy") as function,
+            pytest.raises(EmulatorError, match="budget of 1 instructions"),
+        ):
+            emulator.launch(function, (1, 1, 1), (64, 1, 1), kernarg)
     finally:
         emulator.set_options()
 

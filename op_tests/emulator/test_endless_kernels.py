@@ -1,9 +1,9 @@
 """Kernels that do not end: signals and budgets stop them. And launches that cannot begin."""
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
 
@@ -47,11 +47,11 @@ def after() -> Iterator[Callable[[float, Callable[[], None]], None]]:
 
 @pytest.fixture
 def endless(emulator: Emulator) -> Iterator[Function]:
-    module = emulator.load_module(compile_hip(_SOURCE, "gfx942"), DEVICES["gfx942"])
-    with emulator.keep_options():
+    code_object = compile_hip(_SOURCE, "gfx942")
+    loaded = emulator.loaded(code_object, DEVICES["gfx942"], "endless")
+    with loaded as function, emulator.keep_options():
         emulator.set_options(threads=2, instruction_budget=_BUDGET)
-        yield emulator.function(module, "endless")
-    emulator.unload_module(module)
+        yield function
 
 
 def _ring() -> None:
@@ -100,17 +100,17 @@ extern "C" __global__ void waits(unsigned* turn, unsigned failing) {
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_workgroup_that_waits_for_a_failed_one_ends(emulator, after, failing):
     """The failed one would have let it go on. The failure is what is reported."""
-    module = emulator.load_module(compile_hip(_WAITS_SOURCE, "gfx942"), DEVICES["gfx942"])
+    code_object = compile_hip(_WAITS_SOURCE, "gfx942")
     turn = torch.zeros(1, dtype=torch.int32)
     kernarg = turn.data_ptr().to_bytes(8, "little") + failing.to_bytes(8, "little")
     after(60, _ring)
-    try:
-        with emulator.keep_options():
-            emulator.set_options(threads=2)
-            with pytest.raises(EmulatorError, match=rf"s_trap.*workgroup \({failing}, 0, 0\)"):
-                emulator.launch(emulator.function(module, "waits"), (2, 1, 1), (64, 1, 1), kernarg)
-    finally:
-        emulator.unload_module(module)
+    with (
+        emulator.keep_options(),
+        emulator.loaded(code_object, DEVICES["gfx942"], "waits") as function,
+    ):
+        emulator.set_options(threads=2)
+        with pytest.raises(EmulatorError, match=rf"s_trap.*workgroup \({failing}, 0, 0\)"):
+            emulator.launch(function, (2, 1, 1), (64, 1, 1), kernarg)
     assert turn.item() == 1
 
 
@@ -184,11 +184,9 @@ def test_other_threads_launch_as_well(emulator, endless):
         except EmulatorError as error:
             errors.append(str(error))
 
-    threads = [threading.Thread(target=launch) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(3) as pool:
+        for done in [pool.submit(launch) for _ in range(3)]:
+            done.result()
     assert len(errors) == 3
     assert all("budget of 100000 instructions is used up" in error for error in errors)
 
