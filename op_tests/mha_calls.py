@@ -165,7 +165,7 @@ def add_shared_options(parser: argparse.ArgumentParser) -> None:
     """Those that both scripts spell alike."""
     parser.add_argument(
         *("-d_qk_v", "--hdims"),
-        type=_pair,
+        type=pair,
         nargs="+",
         default=[(64, 64), (128, 128), (192, 128)],
         metavar="D,D_V",
@@ -198,7 +198,8 @@ def add_lists(parser: argparse.ArgumentParser, mha_type: str, dtype: str) -> Non
     )
 
 
-def _pair(text: str) -> tuple[int, int]:
+def pair(text: str) -> tuple[int, int]:
+    """Two numbers with a comma between, or one for both."""
     first, _, second = text.partition(",")
     return int(first), int(second or first)
 

@@ -141,9 +141,7 @@ def test_kernels_for_amd_gpus(name, tmp_path):
 
 
 @pytest.mark.sample(
-    ("compiler", "variant"),
-    list(itertools.product(get_args(Compiler), get_args(Variant))),
-    1,
+    ("compiler", "variant"), list(itertools.product(get_args(Compiler), get_args(Variant))), 1
 )
 def test_the_emulator(compiler, variant, tmp_path):
     check(build_spec(variant), host_compiler(compiler), tmp_path)

@@ -32,6 +32,13 @@ from jitfmha.problem.problem import Problem, make_problem
 ARCHS: tuple[Arch, ...] = get_args(Arch)
 FAR = 1 << 32
 
+BACKWARD = {"direction": "backward"}
+PADDED = {"features": ["padded_sequences"]}
+PAGED = {"features": ["paged_keys"], "mode": "gm1"}
+OF_QUERY_HEADS = {"features": ["query_head_descales"], "kv_dtype": "int8", "heads_k": 2}
+INT8_PRODUCT = {"features": ["int8_probabilities"], "kv_dtype": "int8"}
+MANY_ROWS = {"seqlen": 1 << 30, "hdim": 8, "mode": "gm1", "batch": 2}
+IN_COLUMNS = {"features": ["column_major_v"]}
 # What breaks one rule alone, on every architecture but where one is named, and what it says.
 BROKEN: list[tuple[str, dict[str, Any], list[str]]] = [
     ("hdims_are_in_range", {"hdim": 0, "hdim_v": 8}, ["q and k is 0", "576"]),
@@ -39,75 +46,32 @@ BROKEN: list[tuple[str, dict[str, Any], list[str]]] = [
     ("query_heads_share_key_heads_evenly", {"heads": 3, "heads_k": 2}, ["3 heads", "2 heads"]),
     ("keys_are_as_queries_or_int8", {"dtype": "bf16", "kv_dtype": "fp16"}, ["float16", "bfloat16"]),
     ("packed_sequences_have_bottom_right_masks", {"mask": 1, "mode": "gm1"}, ["top-left", "gm1"]),
-    (
-        "padding_is_between_packed_sequences",
-        {"features": ["padded_sequences"]},
-        ["cu_seqlens_q_padded"],
-    ),
+    ("padding_is_between_packed_sequences", PADDED, ["cu_seqlens_q_padded"]),
     ("pages_have_lengths", {"page_size": 16}, ["block_table", "cu_seqlens_k"]),
-    (
-        "pages_have_no_gradients",
-        {"features": ["paged_keys"], "mode": "gm1", "direction": "backward"},
-        ["block_table", "backward"],
-    ),
+    ("pages_have_no_gradients", PAGED | BACKWARD, ["block_table", "backward"]),
     ("num_splits_is_in_range", {"num_splits": 129}, ["num_splits=129", "128"]),
     ("num_splits_is_in_range", {"num_splits": -1}, ["num_splits=-1"]),
     ("scaled_inputs_have_8_bits", {"features": ["descales"]}, ["k_descale", "bfloat16"]),
-    (
-        "scales_of_query_heads_are_of_8_bit_queries",
-        {"features": ["query_head_descales"], "kv_dtype": "int8", "heads_k": 2},
-        ["q_descale", "bfloat16"],
-    ),
-    (
-        "int8_probabilities_meet_int8_values",
-        {"features": ["int8_probabilities"], "kv_dtype": "int8"},
-        ["p_descale", "bfloat16"],
-    ),
+    ("scales_of_query_heads_are_of_8_bit_queries", OF_QUERY_HEADS, ["q_descale", "bfloat16"]),
+    ("int8_probabilities_meet_int8_values", INT8_PRODUCT, ["p_descale", "bfloat16"]),
     ("features_are_served", {"features": ["split_results"]}, ["mha_fwd_splitkv"]),
-    (
-        "dtype_is_one_of_the_matrix_units",
-        {"arch": "gfx942", "dtype": "fp8_e4m3fn"},
-        ["gfx942", "fp8_e4m3fnuz", "are fp8_e4m3fn"],
+    *(
+        ("dtype_is_one_of_the_matrix_units", {"arch": arch, "dtype": dtype}, texts)
+        for arch, dtype, texts in (
+            ("gfx942", "fp8_e4m3fn", ["gfx942", "fp8_e4m3fnuz", "are fp8_e4m3fn"]),
+            ("gfx950", "fp8_e4m3fnuz", ["gfx950", "are fp8_e4m3fnuz"]),
+        )
     ),
-    (
-        "dtype_is_one_of_the_matrix_units",
-        {"arch": "gfx950", "dtype": "fp8_e4m3fnuz"},
-        ["gfx950", "are fp8_e4m3fnuz"],
-    ),
-    (
-        "rows_can_be_counted",
-        {"seqlen": 1 << 30, "hdim": 8, "mode": "gm1", "batch": 2},
-        ["1073741823", "q has 1073741824"],
-    ),
+    ("rows_can_be_counted", MANY_ROWS, ["1073741823", "q has 1073741824"]),
     ("strides_fit", {"seqlen": 1 << 20, "batch": 2, "hdim": 256, "heads": 9}, ["4 GiB", "batch"]),
     ("the_grid_has_room", {"heads": 65536, "hdim": 8, "seqlen": 8}, ["65535 heads", "65536"]),
     ("the_grid_has_room", {"batch": 65537, "hdim": 8, "seqlen": 8}, ["sequences", "65537"]),
     ("hdims_have_a_tile", {"dtype": "fp32", "hdim": 264, "hdim_v": 8}, ["fp32", "256", "264"]),
-    (
-        "hdims_have_a_tile",
-        {"hdim": 257, "hdim_v": 256, "direction": "backward"},
-        ["q and k", "257"],
-    ),
-    (
-        "hdims_have_a_tile",
-        {"hdim": 8, "hdim_v": 512, "direction": "backward"},
-        ["that of v", "512"],
-    ),
-    (
-        "gradients_have_tiles_of_the_dtype",
-        {"dtype": "fp32", "direction": "backward"},
-        ["bf16, fp16", "are fp32"],
-    ),
-    (
-        "gradients_have_tiles_of_the_dtype",
-        {"kv_dtype": "int8", "direction": "backward"},
-        ["are int8"],
-    ),
-    (
-        "gradients_are_of_values_in_rows",
-        {"features": ["column_major_v"], "direction": "backward"},
-        ["contiguous keys"],
-    ),
+    ("hdims_have_a_tile", {"hdim": 257, "hdim_v": 256} | BACKWARD, ["q and k", "257"]),
+    ("hdims_have_a_tile", {"hdim": 8, "hdim_v": 512} | BACKWARD, ["that of v", "512"]),
+    ("gradients_have_tiles_of_the_dtype", {"dtype": "fp32"} | BACKWARD, ["bf16, fp16", "are fp32"]),
+    ("gradients_have_tiles_of_the_dtype", {"kv_dtype": "int8"} | BACKWARD, ["are int8"]),
+    ("gradients_are_of_values_in_rows", IN_COLUMNS | BACKWARD, ["contiguous keys"]),
 ]
 CALL_RULE_NAMES = {rule.name for rule in CALL_RULES}
 # That one is broken by the strides of tensors that a combination has none of.

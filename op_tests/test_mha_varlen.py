@@ -23,6 +23,7 @@ from mha_calls import (
     kept,
     key_heads,
     masked,
+    pair,
     reference_mask,
     run_all,
 )
@@ -127,7 +128,7 @@ def main() -> int:
     parser.add_argument("-b", "--batch_size", type=int, default=4)
     parser.add_argument("-nh", "--nheads", type=int, default=9)
     parser.add_argument(
-        *("-s", "--seqlen_q_k"), type=_lengths, default=(512, 512), metavar="SQ,SK", help="longest"
+        *("-s", "--seqlen_q_k"), type=pair, default=(512, 512), metavar="SQ,SK", help="longest"
     )
     parser.add_argument("-dp", "--dropout_p", type=float, default=0.0)
     parser.add_argument("-msq", "--min_seqlen_q", type=int, default=0)
@@ -147,11 +148,6 @@ def main() -> int:
         return check_packed(rng, *lengths, min_seqlen_q=args.min_seqlen_q, **options)
 
     return run_all(args, check_one)
-
-
-def _lengths(text: str) -> tuple[int, int]:
-    first, _, second = text.partition(",")
-    return int(first), int(second or first)
 
 
 if __name__ == "__main__":

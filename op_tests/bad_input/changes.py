@@ -66,10 +66,7 @@ MASKS = (
 
 _MOST_ELEMENTS = 1 << 20  # that are written
 _PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int32)
-_TENSORS = (
-    *("q", "k", "v", "kv", "qkv", "out"),
-    *("dout", "lse", "dlse", "dq", "dk", "dv"),
-)
+_TENSORS = (*("q", "k", "v", "kv", "qkv", "out"), *("dout", "lse", "dlse", "dq", "dk", "dv"))
 _INPUTS = ("q", "k", "v", "kv", "qkv", "k_cache", "v_cache")
 _FLAGS = (
     *("return_lse", "causal", "deterministic", "return_attn_probs", "is_causal", "zero_tensors"),

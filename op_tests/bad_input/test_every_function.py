@@ -8,6 +8,7 @@ import copy
 import inspect
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -122,7 +123,7 @@ def of_cache(draw: Draw) -> Arguments:
     return made | {"causal": False, "softcap": 0.0, "num_splits": 0, "return_softmax_lse": True}
 
 
-def of_pages(draw: Draw, *, as_operator: bool) -> Arguments:
+def of_pages(draw: Draw, *, as_operator: bool = False) -> Arguments:
     made = of_operators(is_group=True)(draw) if as_operator else of_models(is_group=True)(draw)
     for name in ("cu_seqlens_k", "min_seqlen_q" if as_operator else "bias"):
         made.pop(name)
@@ -170,6 +171,7 @@ def of_random_bytes(draw: Draw) -> Arguments:
     return {"rng_state": state, "batch": 1, "heads_q": 2, "seqlen_q": 3, "seqlen_k": 5}
 
 
+V3 = {"is_v3_atomic_fp32": True, "how_v3_bf16_cvt": 0}
 FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[Draw], Arguments]]] = {
     "flash_attn_with_kvcache": (untyped.flash_attn_with_kvcache, of_cache),
     "explain_bwd": (untyped.explain_bwd, of_explanations),
@@ -178,36 +180,20 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], Callable[[Draw], Arguments]]] = {
     "mla_fwd": (untyped.mla_fwd, of_latents),
     "mla_absorbed_fwd": (untyped.mla_absorbed_fwd, of_absorbed_latents),
     "dropout_randval": (jitfmha.dropout_randval, of_random_bytes),
-    "fmha_v3_bwd": (
-        aiter.fmha_v3_bwd,
-        of_backward(is_group=False, is_v3_atomic_fp32=True, how_v3_bf16_cvt=0),
-    ),
-    "fmha_v3_varlen_bwd": (
-        aiter.fmha_v3_varlen_bwd,
-        of_backward(is_group=True, is_v3_atomic_fp32=True, how_v3_bf16_cvt=0),
-    ),
+    "fmha_v3_bwd": (aiter.fmha_v3_bwd, of_backward(is_group=False, **V3)),
+    "fmha_v3_varlen_bwd": (aiter.fmha_v3_varlen_bwd, of_backward(is_group=True, **V3)),
     "aiter.mha_bwd": (aiter.mha_bwd, of_backward(is_group=False)),
     "aiter.mha_varlen_bwd": (aiter.mha_varlen_bwd, of_backward(is_group=True)),
     "aiter.flash_attn_func": (aiter.flash_attn_func, of_models(is_group=False)),
     "aiter.flash_attn_varlen_func": (aiter.flash_attn_varlen_func, of_models(is_group=True)),
     "aiter.mha_fwd": (aiter.mha_fwd, of_operators(is_group=False)),
     "aiter.mha_varlen_fwd": (aiter.mha_varlen_fwd, of_operators(is_group=True)),
-    "aiter.mha_batch_prefill": (
-        aiter.mha_batch_prefill,
-        lambda draw: of_pages(draw, as_operator=True),
-    ),
-    "aiter.mha_batch_prefill_func": (
-        aiter.mha_batch_prefill_func,
-        lambda draw: of_pages(draw, as_operator=False),
-    ),
-    "aiter.flash_attn_fp8_pertensor_func": (
-        aiter.flash_attn_fp8_pertensor_func,
-        of_fp8(is_group=False),
-    ),
-    "aiter.flash_attn_varlen_fp8_pertensor_func": (
-        aiter.flash_attn_varlen_fp8_pertensor_func,
-        of_fp8(is_group=True),
-    ),
+    "aiter.mha_batch_prefill": (aiter.mha_batch_prefill, partial(of_pages, as_operator=True)),
+    "aiter.mha_batch_prefill_func": (aiter.mha_batch_prefill_func, of_pages),
+    **{
+        f"aiter.{name}": (getattr(aiter, name), of_fp8(is_group="varlen" in name))
+        for name in ("flash_attn_fp8_pertensor_func", "flash_attn_varlen_fp8_pertensor_func")
+    },
 }
 ELSEWHERE = {
     "emulate": "test_warmup_and_emulate.py",

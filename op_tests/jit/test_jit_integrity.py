@@ -20,25 +20,18 @@ FILES = ["demo.so", "demo.cpp", "meta.json", "a/b/c.h"]
 FOLDERS = ["a", "a/b"]
 
 
-def truncate(content: bytes) -> bytes:
-    return content[: len(content) // 2]
-
-
-def zero_fill(content: bytes) -> bytes:
-    return bytes(len(content))
-
-
 def flip_bit(content: bytes) -> bytes:
     middle = len(content) // 2
     return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
 
 
-def append(content: bytes) -> bytes:
-    return content + b"\n"
-
-
-def empty(content: bytes) -> bytes:
-    return b""
+DAMAGES = {
+    "truncated": lambda content: content[: len(content) // 2],
+    "zero-filled": lambda content: bytes(len(content)),
+    "a bit flipped": flip_bit,
+    "longer": lambda content: content + b"\n",
+    "empty": lambda content: b"",
+}
 
 
 def assert_built_again(reason: str) -> None:
@@ -53,10 +46,10 @@ def assert_built_again(reason: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("damage", [truncate, zero_fill, flip_bit, append, empty])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_is_reported_once_and_repaired(name, damage, cache, fake_compiler, new_process):
     path = build_only(SPEC) / name
-    path.write_bytes(damage(path.read_bytes()))
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
     assert_built_again(f"{name} is damaged")
     assert fake_compiler.compiled() == 2
     new_process()
