@@ -1,7 +1,5 @@
 """torch.vmap: in one launch where that fits, else example by example; the results are the same."""
 
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,15 +13,10 @@ from untyped import fmha_bwd, fmha_fwd
 from jitfmha.call.pytorch.ops import BACKWARD_NAMES, NAMES
 from jitfmha.problem.float64_reference import attention
 
+# Torch warns of operators without a rule.
+pytestmark = pytest.mark.filterwarnings("error")
+
 EXAMPLES = 3
-
-
-@pytest.fixture(autouse=True)
-def no_warnings() -> Iterator[None]:
-    """Torch warns of operators without a rule."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
 
 
 class Launches(TorchDispatchMode):

@@ -44,6 +44,12 @@ def full_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(name="tree")
+def full_tree_in_use(full_tree: Path, use_tree: UseTree) -> Path:
+    use_tree(full_tree)
+    return full_tree
+
+
 @pytest.fixture(scope="session")
 def recording_runtime() -> RecordingRuntime:
     return RecordingRuntime()

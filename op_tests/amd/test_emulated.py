@@ -17,12 +17,6 @@ from jitfmha import HipError, emulate, jit
 BF16_ROUNDING = 2**-8
 
 
-@pytest.fixture
-def tree(full_tree: Path, use_tree: UseTree) -> Path:
-    use_tree(full_tree)
-    return full_tree
-
-
 def problems(rng: torch.Generator) -> list[AmdProblem]:
     """One of each kind: batch and group, causal, lse, gaps, fp8 with scales."""
     ragged = ((70, 90), (0, 10), (20, 0), (129, 64), (1, 1))

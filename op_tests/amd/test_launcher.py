@@ -2,14 +2,13 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from inputs import LAYOUTS, lay_out, prefix_sums
 from kernel_arguments import FORWARD, differing_slots, packed
-from plain_tree import PlainKernel, UseTree, write_tree
+from plain_tree import PlainKernel, write_tree
 from rigs.recording_runtime import Launch, RecordingRuntime
 from torch import Tensor
 from untyped import fmha_fwd
@@ -18,15 +17,11 @@ from jitfmha import HipError, jit
 from jitfmha.amd.kernel_arguments import AITER_ARGUMENTS, JITFMHA_ARGUMENTS
 from jitfmha.kernels import launcher as amd_launcher
 
+pytestmark = pytest.mark.usefixtures("tree")
+
 READY = amd_launcher.LauncherKind("gfx942", "gm0", "forward", "ready")
 AITER = READY._replace(block="aiter")
 CHIPS = {"MI300X": 0, "MI308X": 1, "MI355X": 2}  # device of each
-
-
-@pytest.fixture(autouse=True)
-def tree(full_tree: Path, use_tree: UseTree) -> Path:
-    use_tree(full_tree)
-    return full_tree
 
 
 def qkv(

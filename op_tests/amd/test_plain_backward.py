@@ -4,7 +4,6 @@ A wrong argument, grid, stride or sum, and a zero that is missing, give wrong gr
 memory that the call does not own, which the emulator reports.
 """
 
-import warnings
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,16 +18,13 @@ from untyped import fmha_bwd
 from jitfmha import emulate
 from jitfmha.kernels.aiter.launch import prepared_for_bf16
 
+pytestmark = pytest.mark.filterwarnings("error")
+
 # Of rounding probabilities, gradients and their sums.
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 # Lengths of 0, of 1, of a tile and one key more or less, some without queries or without keys.
 RAGGED = ((33, 65), (0, 20), (17, 0), (1, 1), (40, 31))
 DTYPES = {"gfx942": torch.bfloat16, "gfx950": torch.float16}
-
-
-@pytest.fixture(autouse=True)
-def _every_warning_is_an_error() -> None:
-    warnings.simplefilter("error")
 
 
 @pytest.fixture(scope="session")

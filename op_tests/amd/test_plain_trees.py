@@ -1,34 +1,23 @@
 """Trees in the plain form run on the emulated chips: every row of the interface, in numbers."""
 
-import warnings
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from amd_problems import FP8, AmdProblem, assert_exact
-from plain_tree import PlainKernel, UseTree
+from plain_tree import PlainKernel
 from torch import Tensor
 from untyped import explain, fmha_v3_fwd, fmha_v3_varlen_fwd
 
 from jitfmha import emulate
+
+pytestmark = [pytest.mark.usefixtures("tree"), pytest.mark.filterwarnings("error")]
 
 CHIPS = ("gfx942", "gfx942-mi308", "gfx950")
 # The largest relative error of rounding to nearest.
 BF16_ROUNDING, FP16_ROUNDING = 2**-8, 2**-11
 MODES = ("gm0", "gm1")
 RAGGED = ((70, 90), (0, 10), (20, 0), (129, 64), (1, 1))
-
-
-@pytest.fixture(autouse=True)
-def _every_warning_is_an_error() -> None:
-    warnings.simplefilter("error")
-
-
-@pytest.fixture(autouse=True)
-def tree(full_tree: Path, use_tree: UseTree) -> Path:
-    use_tree(full_tree)
-    return full_tree
 
 
 def problem(rng: torch.Generator, mode: str, **changes: object) -> AmdProblem:

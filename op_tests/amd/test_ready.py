@@ -1,12 +1,11 @@
 """The rules of the ready family, each with its sentence, and what explain makes of them."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from plain_tree import PlainKernel, UseTree, write_tree
+from plain_tree import PlainKernel, write_tree
 from torch import Tensor
 from untyped import explain, fmha_fwd
 
@@ -23,14 +22,10 @@ from jitfmha.planning.target import AmdTarget, CpuTarget
 from jitfmha.problem.mask import parse_mask
 from jitfmha.problem.problem import Mode, Problem, Sizes
 
+pytestmark = pytest.mark.usefixtures("tree")
+
 MI300, MI350 = "MI300X", "MI355X"
 GIB = 1 << 30
-
-
-@pytest.fixture(autouse=True)
-def tree(full_tree: Path, use_tree: UseTree) -> Path:
-    use_tree(full_tree)
-    return full_tree
 
 
 def target(name: str) -> AmdTarget:
