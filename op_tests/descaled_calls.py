@@ -1,5 +1,6 @@
 """8-bit inputs: scales for them, and what two products of int8 numbers may be off by."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -90,3 +91,17 @@ def check_both_products(
     bound = slack + 0.01 * expected.abs() + 1e-4 * largest
     assert (error <= bound).all(), (error - bound).max()
     assert_close((plain[0].bfloat16(), lse), plain, q, k, v, dtype=torch.bfloat16)
+
+
+def check_rounding_towards_zero(hdims: tuple[int, int], call: Callable[..., Tensor]) -> None:
+    """Two keys, whose relative probabilities are 1 and one just below, at or above a whole step."""
+    q = torch.ones(1, 3, 1, hdims[0], dtype=torch.int8)
+    k, v = (torch.zeros(1, 2, 1, hdim, dtype=torch.int8) for hdim in hdims)
+    k[:, 1, :, 0] = -1
+    v[:, 1] = 64
+    for steps, whole in ((1.98, 1), (2.02, 2), (0.97, 0), (3.9, 3)):
+        # The second score is the first one's less the logarithm.
+        scale = -torch.tensor(steps / 4).log().item()
+        out = call(q, k, v, softmax_scale=scale, p_descale=torch.full((1,), 1 / 4))
+        share = whole / 4 / (1 + steps / 4)
+        torch.testing.assert_close(out, torch.full_like(out, 64 * share), rtol=0.01, atol=1e-3)

@@ -1,11 +1,17 @@
 """int8 inputs in their three combinations: both products, the first one, keys and values alone."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from closeness import assert_close
-from descaled_calls import check_both_products, random_scales, scaled
+from descaled_calls import (
+    check_both_products,
+    check_rounding_towards_zero,
+    random_scales,
+    scaled,
+)
 from fresh_calls import fresh_calls
 from inputs import DTYPES, SIZES, random_qkv
 from packed_calls import packed
@@ -109,24 +115,8 @@ def test_both_products_in_group_mode_with_all_features(rng):
 
 
 def test_probabilities_are_rounded_towards_zero():
-    """Two keys, whose relative probabilities are 1 and one just below, at or above a whole step."""
-    q = torch.ones(1, 3, 1, HDIM, dtype=torch.int8)
-    k, v = torch.zeros(1, 2, 1, HDIM, dtype=torch.int8), torch.zeros(1, 2, 1, HDIM_V)
-    k[:, 1, :, 0] = -1
-    v[:, 1] = 64
-    p_descale = torch.full((1,), 1 / 4)
-    for steps, expected in ((1.98, 1), (2.02, 2), (0.97, 0), (3.9, 3)):
-        # The second score is the first one's less the logarithm.
-        scale = -torch.tensor(steps / 4).log().item()
-        out = fmha_fwd(
-            *(q, k, v.to(torch.int8)),
-            mask="b:9,9",
-            softmax_scale=scale,
-            v_descale=torch.ones(1),
-            p_descale=p_descale,
-        )
-        share = expected / 4 / (1 + steps / 4)
-        torch.testing.assert_close(out, torch.full_like(out, 64 * share), rtol=0.01, atol=1e-3)
+    options = {"mask": "b:9,9", "v_descale": torch.ones(1)}
+    check_rounding_towards_zero((HDIM, HDIM_V), partial(fmha_fwd, **options))
 
 
 # ---- Refusals ------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from compiled_calls import (
     draw_of_other_dtypes,
     run,
 )
-from descaled_calls import check_both_products, random_scales
+from descaled_calls import check_both_products, check_rounding_towards_zero, random_scales
 from score_features import ALL_MODIFIERS, FEATURES, NO_MODIFIERS, Shape
 from untyped import explain, fmha_fwd, mla_absorbed_fwd
 
@@ -115,17 +115,7 @@ def test_int8_probabilities(rng, arch, form, feature):
 
 
 def test_int8_probabilities_are_rounded_towards_zero():
-    """Two keys, whose relative probabilities are 1 and one just below or above a whole step."""
-    q = torch.ones(1, 3, 1, 24, dtype=torch.int8)
-    k, v = torch.zeros(1, 2, 1, 24, dtype=torch.int8), torch.zeros(1, 2, 1, 24, dtype=torch.int8)
-    k[:, 1, :, 0] = -1
-    v[:, 1] = 64
-    for steps, whole in ((1.98, 1), (2.02, 2), (0.97, 0), (3.9, 3)):
-        # The second score is the first one's less the logarithm.
-        scale = -torch.tensor(steps / 4).log().item()
-        out, _ = run("gfx942", q, k, v, softmax_scale=scale, p_descale=torch.full((1,), 1 / 4))
-        share = whole / 4 / (1 + steps / 4)
-        torch.testing.assert_close(out, torch.full_like(out, 64 * share), rtol=0.01, atol=1e-3)
+    check_rounding_towards_zero((24, 24), lambda *x, **options: run("gfx942", *x, **options)[0])
 
 
 # ---- Values in columns ---------------------------------------------------------------------------
