@@ -94,6 +94,19 @@ def test_nan_is_passed_on(rng, mask, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(3, 5), (1, 600)])
+def test_nan_of_a_sink_is_passed_on(rng, seqlen_q, seqlen_k, dtype):
+    """Also one with bits that would carry into the sign, if it were rounded as numbers are."""
+    q, k, v = random_qkv(rng, seqlen_q=seqlen_q, seqlen_k=seqlen_k, dtype=DTYPES[dtype])
+    bits = torch.full((q.shape[2],), 0x7FFFFFFF, dtype=torch.int32)
+    bits[0] = 0
+    out, lse = fmha_fwd(q, k, v, sink=bits.view(torch.float32), return_lse=True)
+    assert out[:, :, 1:].isnan().all()
+    assert lse[:, 1:].isnan().all()
+    assert out[:, :, 0].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_a_score_of_minus_infinity_hides_its_key(rng, dtype):
     q, k, v = random_qkv(rng, dtype=DTYPES[dtype])
     q = q.abs() + 0.5
