@@ -121,9 +121,9 @@ def flash_attn_with_kvcache(
         "max_seqlen_q": seqlen_q,
     }
     return_lse = as_flag("return_softmax_lse", return_softmax_lse)
+    rows = with_contiguous_rows(q.flatten(0, 1))
     if k is not None and v is not None:
         # What is refused changes no cache.
-        rows = with_contiguous_rows(q.flatten(0, 1))
         given = {**options, "return_lse": return_lse}
         _refuse_unserved(Arguments.of(rows, where.keys, where.values, given))
         if rotary_cos is not None and rotary_sin is not None:
@@ -131,11 +131,11 @@ def flash_attn_with_kvcache(
             turning = Rotary(rotary_cos, rotary_sin, interleaved)
             k = turning.rotated("k", k, seqlens_k, moves=True)
             q = turning.rotated("q", q, seqlens_k, moves=causal or window[:2] != (-1, -1))
+            rows = with_contiguous_rows(q.flatten(0, 1))
         cache.append(k, v, seqlens_k)
         if cache.leftpad is not None:
             # Those that were copied do not have the new ones yet.
             where = cache.where_keys_lie()
-    rows = with_contiguous_rows(q.flatten(0, 1))
     result = fmha_fwd(rows, where.keys, where.values, return_lse=return_lse, **options)
     if isinstance(result, Tensor):
         return result.view(batch, seqlen_q, *result.shape[1:])
