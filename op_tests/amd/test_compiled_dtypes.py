@@ -150,12 +150,12 @@ def test_rows_and_columns_in_turn(rng):
     ("arch", "dtype"), [(a, d) for a in ARCHS for d in (torch.bfloat16, torch.float16)], 1
 )
 def test_latent_attention(rng, arch, dtype):
-    """With a cache that has room for more keys; 5 heads of 13 queries take three waves."""
+    """Decoding and forward, with room for more keys; 5 heads of 13 queries take three waves."""
     rank, scale = 512, 192**-0.5
     cache = torch.randn(2, 80, 576, generator=rng).to(dtype)
     latent = cache[:, :70]
     keys = latent[:, :, None]
-    for seqlen_q, heads, num_splits in ((13, 5, 2), (3, 1, 0)):
+    for seqlen_q, heads, num_splits in ((1, 5, 2), (13, 5, 2), (3, 1, 0)):
         q = torch.randn(2, seqlen_q, heads, 576, generator=rng).to(dtype)
         with emulate(arch, check=True) as emulated:
             actual = mla_absorbed_fwd(
