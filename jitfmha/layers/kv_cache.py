@@ -15,7 +15,7 @@ from ..call.interface import OFF, fmha_fwd
 from ..call.pytorch.autocast import under_autocast
 from ..call.run import prepared_call
 from ..problem.arguments import Arguments, Options
-from ..problem.checks import describe, refuse_grad, with_keyword_advice
+from ..problem.checks import describe, refuse_grad, with_clear_errors
 from ..problem.problem import make_problem
 from ..problem.torch_parts import is_any_autocast_enabled, is_watched
 from .peer_values import (
@@ -29,7 +29,7 @@ from .peer_values import (
 )
 
 
-@with_keyword_advice
+@with_clear_errors
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,

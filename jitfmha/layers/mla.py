@@ -21,13 +21,14 @@ from ..call.detection import target_of
 from ..call.interface import fmha_fwd
 from ..planning.target import CpuTarget
 from ..problem.arguments import AttentionOptions, Options
-from ..problem.checks import check_flags, describe, not_a_tensor
+from ..problem.checks import check_flags, describe, not_a_tensor, with_clear_errors
 from ..problem.problem import MAX_HDIM
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@with_clear_errors
 def mla_absorbed_fwd(
     q: Tensor,
     latent: Tensor,
@@ -87,6 +88,7 @@ def mla_absorbed_fwd(
     return fmha_fwd(q, k, v, return_lse=return_lse, **options)
 
 
+@with_clear_errors
 def mla_fwd(
     q_nope: Tensor,
     q_pe: Tensor,

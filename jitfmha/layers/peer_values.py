@@ -18,7 +18,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from ..problem.checks import with_keyword_advice
+from ..problem.checks import with_clear_errors
 from ..problem.mask import INT64_MAX, OPEN_WINDOW
 
 P = ParamSpec("P")
@@ -32,17 +32,16 @@ def ends_in(core: Callable[..., R]) -> Callable[[Callable[P, R]], Callable[P, R]
     """
 
     def served(declared: Callable[P, R]) -> Callable[P, R]:
-        check = with_keyword_advice(declared)
         parameters = inspect.signature(declared).parameters
         names = tuple(parameters)
         defaults = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
 
         @functools.wraps(declared)
         def call(*arguments: P.args, **named: P.kwargs) -> R:
-            check(*arguments, **named)  # what is missing or not known ends in Python's own error
+            declared(*arguments, **named)  # what is missing or not known ends in Python's own error
             return core(**{**defaults, **dict(zip(names, arguments, strict=False)), **named})
 
-        return call
+        return with_clear_errors(call)
 
     return served
 

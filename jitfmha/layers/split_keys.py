@@ -11,12 +11,13 @@ from torch import Tensor
 
 from ..call.run import run
 from ..problem.arguments import MAX_NUM_SPLITS, Arguments, KeyOptions, gather_cu_seqlens
-from ..problem.checks import describe, refuse_grad, with_keyword_advice
+from ..problem.checks import describe, refuse_grad, with_clear_errors
 from ..problem.mask import OPEN_WINDOW
 from ..problem.problem import make_problem
 from .peer_values import as_int
 
 
+@with_clear_errors
 def mha_fwd_splitkv(
     q: Tensor,
     k: Tensor,
@@ -76,7 +77,7 @@ def mha_fwd_splitkv(
     return out, lse, out_accum, lse_accum
 
 
-@with_keyword_advice
+@with_clear_errors
 def flash_attn_combine(
     out_partial: Tensor,
     lse_partial: Tensor,

@@ -7,6 +7,7 @@ served yet raises ``NotImplementedError`` naming it and its value.
 from __future__ import annotations
 
 import functools
+import inspect
 import reprlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NoReturn, ParamSpec, TypeVar
@@ -77,22 +78,28 @@ _SYNONYMS = (
 )
 
 
-def with_keyword_advice(function: Callable[P, R]) -> Callable[P, R]:
-    """The function; a keyword that it lacks ends in a ``TypeError`` that says which may be meant.
+def with_clear_errors(function: Callable[P, R]) -> Callable[P, R]:
+    """The function; where it fails, what Python and torch say less clearly is looked for.
 
-    A ``**unexpected`` in its signature would do the same, but libraries read the signatures of
-    flash-attn's and AITER's functions to find out what these take.
+    A keyword that it lacks ends in a ``TypeError`` that says which may be meant, as does a sparse
+    or nested tensor, wherever the function or torch came to grief over it. (A ``**unexpected`` in
+    its signature would do for keywords, but libraries read the signatures of flash-attn's and
+    AITER's functions to find out what these take.)
     """
 
     @functools.wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> R:
         try:
             return function(*arguments, **named)
-        except TypeError:
-            code = function.__code__
+        except Exception as error:
+            code = inspect.unwrap(function).__code__
             known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
             unknown = [name for name in named if name not in known]
-            if not unknown:
+            takes_any = code.co_flags & inspect.CO_VARKEYWORDS
+            if takes_any or not unknown or not isinstance(error, TypeError):
+                for name, x in (*zip(known, arguments, strict=False), *named.items()):
+                    if isinstance(x, Tensor):
+                        check_layout(name, x)
                 raise
         refuse_unexpected(unknown, known, _known_by_synonym(known))
 

@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Generator, Tensor
 
-from .checks import check_ints
+from .checks import check_ints, with_clear_errors
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
@@ -47,6 +47,7 @@ def largest_kept(dropout_p: float) -> int:
     return math.floor(255.0 * (1.0 - dropout_p))
 
 
+@with_clear_errors
 def dropout_randval(
     rng_state: Tensor, batch: int, heads_q: int, seqlen_q: int, seqlen_k: int
 ) -> Tensor:

@@ -239,7 +239,10 @@ def _facts(arguments: Arguments, text: str) -> list[str]:
         if value.layout == torch.strided:
             facts += [str(stride) for stride in value.stride()]
             if value.dim() == 1 and not value.is_meta:
-                numbers = value.tolist()
+                try:
+                    numbers = value.tolist()
+                except RuntimeError:
+                    continue  # of a dtype that torch knows by name only
                 facts += [str(number) for number in numbers]
                 # The lengths of sequences, where these are prefix sums.
                 facts += [str(end - start) for start, end in pairwise(numbers)]

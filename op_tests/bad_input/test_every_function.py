@@ -279,10 +279,10 @@ def copied(arguments: Arguments) -> Arguments:
     """The same in other memory, where tensors share it as they did."""
     kept: dict[int, Any] = {}
     for x in arguments.values():
-        if not isinstance(x, Tensor):
+        if not isinstance(x, Tensor) or x.is_quantized:  # those are served nowhere
             kept[id(x)] = x
-        elif x.is_meta or x.layout != torch.strided:
-            kept[id(x)] = x.detach().clone()
+        elif x.is_meta or x.layout != torch.strided or not x.is_leaf:
+            kept[id(x)] = x.detach().clone().requires_grad_(x.requires_grad)
     return copy.deepcopy(arguments, memo=kept)
 
 
@@ -328,3 +328,26 @@ def test_function(name, sweep, built):
             reject()
 
     sweep(any_calls(subject), check, share=0.5)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_tensors_without_strides(name, sweep):
+    """Sparse and nested ones are refused by their names, wherever torch cannot go on with them."""
+    function, good = FUNCTIONS[name]
+
+    def check(arguments: Arguments, tally: Tally) -> None:
+        function(**copied(arguments))
+        for argument, x in arguments.items():
+            if not isinstance(x, Tensor):
+                continue
+            odd = [torch.zeros(x.shape, dtype=x.dtype, layout=torch.sparse_coo)]
+            if x.dim() > 1 and x.shape[0] > 0:
+                row = x[0].half() if x.itemsize == 1 else x[0]  # torch nests no fp8
+                layouts = (torch.strided, torch.jagged)
+                odd += [torch.nested.nested_tensor([row, row], layout=y) for y in layouts]
+            for y in odd:
+                with pytest.raises((TypeError, ValueError)) as refused:
+                    function(**{**copied(arguments), argument: y})
+                assert refusal(refused.value, {argument: y}), f"{argument}: {refused.value!r}"
+
+    sweep(st.composite(lambda draw: good(draw))(), check, share=0.1)

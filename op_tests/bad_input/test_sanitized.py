@@ -83,7 +83,8 @@ def test_bad_input(environment, launcher_cache, seed, request):
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
         list(pool.map(_build, missing, [level] * len(missing)))
     tests = [str(_FOLDER / name) for name in _TESTS]
-    plugins = ["-p", "sanitized_launchers", "-p", "no:cacheprovider"]
+    # What a sanitizer says before it ends the process is not caught with it.
+    plugins = ["-p", "sanitized_launchers", "-p", "no:cacheprovider", "--capture=sys"]
     options = ["--seed", str(seed), *(["--exhaustive"] if is_long else [])]
     arguments = ("-m", "pytest", "-q", *plugins, *options, *tests)
     seconds = _LONG_SECONDS if is_long else _SECONDS
