@@ -23,6 +23,14 @@ constexpr int kPanelLanes = kBlockVectors * kLanes;
 
 constexpr int round_up(int n, int multiple) { return (n + multiple - 1) / multiple * multiple; }
 
+// An element of a caller's tensor, which need not lie at a multiple of its size.
+template <class T>
+inline T element_at(const T* from) {
+  T element;
+  std::memcpy(&element, from, sizeof(element));
+  return element;
+}
+
 struct fp32 {
   using Element = float;
   static constexpr int kExpDegree = 5;

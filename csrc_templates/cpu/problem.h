@@ -39,7 +39,8 @@ struct KeyRows {
   const KeyElement* operator[](int64_t key) const {
     if (!kPaged) return first + key * strides.seq;
     const uint32_t page = uint32_t(key) / page_size;
-    return first + pages[page] * strides.batch + (uint32_t(key) - page * page_size) * strides.seq;
+    return first + element_at(pages + page) * strides.batch +
+           (uint32_t(key) - page * page_size) * strides.seq;
   }
 };
 
@@ -55,17 +56,20 @@ struct Problem {
 
   int64_t group_size() const { return shape.heads_q / shape.heads_k; }
 
+  static int64_t length(const int32_t* cu_seqlens, int64_t b) {
+    return element_at(cu_seqlens + b + 1) - element_at(cu_seqlens + b);
+  }
   int64_t seqlen_q(int64_t b) const {
-    return kMode == Mode::gm0 ? shape.seqlen_q : cu_seqlens_q[b + 1] - cu_seqlens_q[b];
+    return kMode == Mode::gm0 ? shape.seqlen_q : length(cu_seqlens_q, b);
   }
   int64_t seqlen_k(int64_t b) const {
-    return kMode == Mode::gm0 ? shape.seqlen_k : cu_seqlens_k[b + 1] - cu_seqlens_k[b];
+    return kMode == Mode::gm0 ? shape.seqlen_k : length(cu_seqlens_k, b);
   }
 
   Sequence sequence(int64_t b) const {
     if (kMode == Mode::gm0) return {b, shape.seqlen_q, shape.seqlen_k, 0, 0};
-    const int64_t first_k = kPaged ? 0 : cu_seqlens_k_padded[b];
-    return {b, seqlen_q(b), seqlen_k(b), cu_seqlens_q_padded[b], first_k};
+    const int64_t first_k = kPaged ? 0 : element_at(cu_seqlens_k_padded + b);
+    return {b, seqlen_q(b), seqlen_k(b), element_at(cu_seqlens_q_padded + b), first_k};
   }
 
   // The rows of one kv head, in a tensor like k or v.
@@ -84,7 +88,8 @@ struct Problem {
     for (int64_t b = 0; b < shape.batch; ++b) {
       const int32_t* pages = keys.block_table + b * keys.block_table_stride;
       const int64_t count = (seqlen_k(b) + shape.seqlen_k - 1) / shape.seqlen_k;
-      for (int64_t i = 0; i < count; ++i) is_good &= uint32_t(pages[i]) < uint32_t(keys.num_pages);
+      for (int64_t i = 0; i < count; ++i)
+        is_good &= uint32_t(element_at(pages + i)) < uint32_t(keys.num_pages);
     }
     return is_good;
   }

@@ -106,7 +106,7 @@ template <int kCount>
 inline void copy_bias(const BiasElement* row, int64_t key_stride, int64_t key, int64_t seqlen_k,
                       BiasElement (&copy)[kCount]) {
   for (int i = 0; i < kCount; ++i)
-    copy[i] = key + i < seqlen_k ? row[(key + i) * key_stride] : BiasElement(0);
+    copy[i] = key + i < seqlen_k ? element_at(row + (key + i) * key_stride) : BiasElement(0);
   // As in readable.
   __asm__("" : "+m"(copy));
 }
@@ -175,7 +175,8 @@ class BiasAhead {
 // What the elements of a head are multiplied with.
 inline float descale_of(const Descale& descale, int64_t batch, int64_t query_head) {
   if (!descale.values) return 1.0f;
-  return descale.values[batch * descale.batch + query_head / descale.group * descale.head];
+  const int64_t head = query_head / descale.group;
+  return element_at(descale.values + batch * descale.batch + head * descale.head);
 }
 
 // ---- Rows ---------------------------------------------------------------------------------------
@@ -305,9 +306,8 @@ struct Scores {
       if (kInt8Probabilities)
         rows.p_scale[i] = 1.0f / descale_of(modifiers.p_descale, seq.index, head);
       if (kAlibi) {
-        rows.slope[i] =
-            -modifiers
-                 .alibi_slopes[seq.index * modifiers.alibi_batch + head * modifiers.alibi_head];
+        rows.slope[i] = -element_at(modifiers.alibi_slopes + seq.index * modifiers.alibi_batch +
+                                    head * modifiers.alibi_head);
         rows.diagonal[i] = float(query + seq.seqlen_k - seq.seqlen_q);
       }
       if (kBias != Bias::none) {
@@ -418,7 +418,9 @@ struct Scores {
   }
 
   // The sink of a head, as an exponent of e.
-  float sink_of(int64_t head) const { return modifiers.sink[head * modifiers.sink_head]; }
+  float sink_of(int64_t head) const {
+    return element_at(modifiers.sink + head * modifiers.sink_head);
+  }
 
   // Does what from_dots does, for a single row and kLanes keys from `key` on, which counts from the
   // sequence's first.

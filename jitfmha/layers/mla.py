@@ -21,7 +21,7 @@ from ..call.detection import target_of
 from ..call.interface import fmha_fwd
 from ..planning.target import CpuTarget
 from ..problem.arguments import AttentionOptions, Options
-from ..problem.checks import check_flags, describe, not_a_tensor, with_clear_errors
+from ..problem.checks import check_flags, check_layout, describe, not_a_tensor, with_clear_errors
 from ..problem.problem import MAX_HDIM
 
 if TYPE_CHECKING:
@@ -223,5 +223,6 @@ def _checked_hdims(
 def _check_dimensions(name: str, x: object, allowed: tuple[int, ...], expected: str) -> None:
     if not isinstance(x, Tensor):
         raise not_a_tensor(name, x)
+    check_layout(name, x)
     if x.dim() not in allowed:
         raise ValueError(f"{name} is {describe(x)}; expected {expected}")

@@ -97,9 +97,10 @@ def with_clear_errors(function: Callable[P, R]) -> Callable[P, R]:
             unknown = [name for name in named if name not in known]
             takes_any = code.co_flags & inspect.CO_VARKEYWORDS
             if takes_any or not unknown or not isinstance(error, TypeError):
-                for name, x in (*zip(known, arguments, strict=False), *named.items()):
-                    if isinstance(x, Tensor):
-                        check_layout(name, x)
+                if not isinstance(error, (TypeError, ValueError)):  # not of the package's own
+                    for name, x in (*zip(known, arguments, strict=False), *named.items()):
+                        if isinstance(x, Tensor):
+                            check_layout(name, x)
                 raise
         refuse_unexpected(unknown, known, _known_by_synonym(known))
 

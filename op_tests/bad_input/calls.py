@@ -298,7 +298,10 @@ class PeerArguments:
 
     def window_size(self) -> tuple[int, int]:
         window = self._arguments["window_size"]
-        if isinstance(window, (Tensor, np.ndarray)) and window.ndim == 1:
+        is_array = isinstance(window, np.ndarray) or (
+            isinstance(window, Tensor) and not window.is_meta
+        )
+        if is_array and window.ndim == 1:
             window = window.tolist()
         if not isinstance(window, (tuple, list)) or len(window) not in (2, 3):
             self.broken.add("window_size")
