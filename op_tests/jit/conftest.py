@@ -14,11 +14,35 @@ from jitfmha.jit.cache import directory
 from jitfmha.jit.toolchain import host_cpp
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
+DEVICE_SOURCES = {
+    "store.hip": (
+        '#include "memory/address.h"\n'
+        'extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(64, 64)))\n'
+        "void store(GLOBAL int* out) { out[THREAD] = ANSWER; }\n"
+    ),
+    "memory/address.h": (
+        '#include "memory/answer.h"\n'
+        "#define GLOBAL __attribute__((address_space(1)))\n"
+        "#define THREAD __builtin_amdgcn_workitem_id_x()\n"
+    ),
+    "memory/answer.h": "#define ANSWER 42\n",
+}
 REAL_COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 
 
 def make_spec(name: str = "demo", source: str = SOURCE, **fields: object) -> jit.BuildSpec:
     return jit.BuildSpec(name, {"demo.cpp": source}, **fields)  # type: ignore[arg-type]
+
+
+def device_spec(
+    name: str = "store",
+    arch: str = "gfx942",
+    sources: dict[str, str] = DEVICE_SOURCES,
+    **fields: object,
+) -> jit.BuildSpec:
+    """One of device code, for this architecture."""
+    cflags = (f"--offload-arch={arch}",)
+    return jit.BuildSpec(name, sources, cflags, toolchain="device_hip", **fields)  # type: ignore[arg-type]
 
 
 def answer(spec: jit.BuildSpec) -> int:

@@ -3,9 +3,6 @@
 Here the compiler is clang as a program; `test_jit_hiprtc.py` has the one in a library.
 """
 
-import multiprocessing
-import os
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,26 +10,12 @@ import pytest
 
 from jitfmha import jit
 from jitfmha.amd.code_object import read_code_object
-from jitfmha.jit.cache import eviction
 from jitfmha.jit.toolchain import device_compiler, device_hip
 from jitfmha.jit.toolchain.device_compiler import DeviceCompilerNotFound
 from jitfmha.jit.toolchain.device_hip import DeviceClang
 from jitfmha.jit.toolchain.device_hiprtc import HiprtcNotUsable
 
-from .conftest import make_spec, write_programs
-
-_FORK = multiprocessing.get_context("fork")
-_SOURCES = {
-    "store.hip": (
-        '#include "memory/address.h"\n'
-        'extern "C" __global__ void store(GLOBAL int* out) { out[THREAD] = ANSWER; }\n'
-    ),
-    "memory/address.h": (
-        "#define GLOBAL __attribute__((address_space(1)))\n"
-        "#define THREAD __builtin_amdgcn_workitem_id_x()\n"
-        "#define ANSWER 42\n"
-    ),
-}
+from .conftest import DEVICE_SOURCES, device_spec, make_spec, write_programs
 
 
 @pytest.fixture(autouse=True)
@@ -51,21 +34,6 @@ def no_hiprtc() -> tuple[str, str]:
 
 
 @pytest.fixture
-def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """How many sources were compiled, in this process and those that it forks."""
-    log = tmp_path / "compiled"
-    real = device_compiler.DeviceCompiler.compile
-
-    def compile_(self: object, *arguments: object) -> None:
-        with log.open("a") as file:
-            file.write("compiling\n")
-        real(self, *arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(device_compiler.DeviceCompiler, "compile", compile_)
-    return lambda: len(log.read_text().splitlines()) if log.exists() else 0
-
-
-@pytest.fixture
 def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def hide() -> None:
         monkeypatch.setenv("ROCM_PATH", str(tmp_path / "rocm"))
@@ -75,13 +43,7 @@ def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
     return hide
 
 
-def device_spec(name: str = "store", arch: str = "gfx942", **fields: object) -> jit.BuildSpec:
-    sources = fields.pop("sources", _SOURCES)
-    cflags = (f"--offload-arch={arch}",)
-    return jit.BuildSpec(name, sources, cflags, toolchain="device_hip", **fields)  # type: ignore[arg-type]
-
-
-def test_built_once_and_then_read(cache, compiled, new_process):
+def test_built_once_and_then_read(cache, new_process):
     spec = device_spec()
     assert not jit.is_built(spec)
     assert not cache.parent.exists()
@@ -89,7 +51,7 @@ def test_built_once_and_then_read(cache, compiled, new_process):
     path = jit.build_log()[0].path
     assert path.name == "store.co"
     assert path.read_bytes() == content
-    assert {name: (path.parent / name).read_text() for name in _SOURCES} == _SOURCES
+    assert {name: (path.parent / name).read_text() for name in DEVICE_SOURCES} == DEVICE_SOURCES
     read_code_object(path, arch="gfx942", kernels={"store": 64}, kernarg_bytes=8, sha256=None)
     assert jit.read(device_spec()) is content
     assert [(event.name, event.how) for event in jit.build_log()] == [("store", "built")]
@@ -97,49 +59,11 @@ def test_built_once_and_then_read(cache, compiled, new_process):
     assert jit.is_built(spec)
     assert jit.read(spec) == content
     assert [(event.how, event.path) for event in jit.build_log()] == [("loaded", path)]
-    assert compiled() == 1
     assert not [*(cache / "building").iterdir(), *(cache / "trash").iterdir()]
 
 
-def test_processes_that_start_at_once_build_once(cache, compiled):
-    gate = _FORK.Event()
-
-    def work() -> None:
-        gate.wait()
-        os._exit(0 if jit.read(device_spec()) else 1)
-
-    children = [_FORK.Process(target=work) for _ in range(4)]
-    for child in children:
-        child.start()
-    gate.set()
-    for child in children:
-        child.join(60)
-    assert [child.exitcode for child in children] == [0] * 4
-    assert compiled() == 1
-    assert jit.read(device_spec())
-    assert [event.how for event in jit.build_log()] == ["loaded"]
-
-
-@pytest.mark.parametrize("name", ["store.co", "memory/address.h", "meta.json"])
-def test_damage_is_repaired(name, cache, compiled, new_process):
-    content = jit.read(device_spec())
-    path = jit.build_log()[0].path.parent / name
-    damaged = bytearray(path.read_bytes())
-    damaged[len(damaged) // 2] ^= 1
-    path.write_bytes(damaged)
-    new_process()
-    assert [entry.valid for entry in jit.cache_entries()] == [False]
-    with pytest.warns(RuntimeWarning, match=f"{name} is damaged"):
-        assert jit.read(device_spec()) == content
-    assert compiled() == 2
-    new_process()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert jit.read(device_spec()) == content
-
-
 def test_compile_error_is_shown(cache):
-    sources = {**_SOURCES, "memory/address.h": "int fine;\nint x = nonsense;\n"}
+    sources = {**DEVICE_SOURCES, "memory/address.h": "int fine;\nint x = nonsense;\n"}
     with pytest.raises(jit.BuildError) as caught:
         jit.read(device_spec(sources=sources))
     text = str(caught.value)
@@ -184,35 +108,18 @@ def test_without_compiler_a_finished_build_is_used(cache, no_compiler, new_proce
 
 @pytest.mark.parametrize("cflags", [(), ("--offload-arch=gfx942", "--offload-arch=gfx950")])
 def test_one_architecture_is_needed(cache, cflags):
-    spec = jit.BuildSpec("store", _SOURCES, cflags, toolchain="device_hip")
+    spec = jit.BuildSpec("store", DEVICE_SOURCES, cflags, toolchain="device_hip")
     with pytest.raises(jit.BuildError, match=r"store names \[.*\] as its architectures"):
         jit.read(spec)
 
 
 def test_several_sources_are_linked(cache, tmp_path):
-    second = _SOURCES["store.hip"].replace("void store", "void second")
-    spec = device_spec("both", sources={**_SOURCES, "other/second.hip": second})
+    second = DEVICE_SOURCES["store.hip"].replace("void store", "void second")
+    spec = device_spec("both", sources={**DEVICE_SOURCES, "other/second.hip": second})
     path = tmp_path / "both.co"
     path.write_bytes(jit.read(spec))
     for symbol in ("store", "second"):
         read_code_object(path, arch="gfx942", kernels={symbol: 64}, kernarg_bytes=8, sha256=None)
-
-
-def test_eviction_takes_code_objects_too(cache, monkeypatch):
-    jit.read(device_spec("old"))
-    old = jit.build_log()[0].path.parent
-    assert eviction.entry_size(old) > 0
-    os.utime(old, (0, 0))
-    monkeypatch.setenv("JITFMHA_CACHE_LIMIT", "1")
-    jit.read(device_spec("new"))
-    assert [entry.name for entry in jit.cache_entries()] == ["new"]
-    assert not [*(cache / "trash").iterdir()]
-
-
-def test_status_line(cache, monkeypatch, capfd):
-    monkeypatch.setattr("jitfmha.jit.status.PATIENCE_SECONDS", 0.0)
-    jit.read(device_spec(why="a test"))
-    assert "jitfmha: building store (a test) ... " in capfd.readouterr().err
 
 
 def test_verbose_shows_the_command(cache, monkeypatch, capfd):

@@ -31,32 +31,11 @@ from jitfmha.jit.toolchain.device_hiprtc import DeviceHiprtc
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 from jitfmha.kernels.compiled.traits import ForwardTraits, kernel_spec
 
-from .conftest import REAL_COMPILER, write_programs
+from .conftest import DEVICE_SOURCES, REAL_COMPILER, device_spec, write_programs
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("ziglang") is None, reason="hiprtc stands on ziglang's clang here"
 )
-
-_SOURCES = {
-    "store.hip": (
-        '#include "memory/address.h"\n'
-        'extern "C" __global__ __attribute__((amdgpu_flat_work_group_size(64, 64)))\n'
-        "void store(GLOBAL int* out) { out[THREAD] = ANSWER; }\n"
-    ),
-    "memory/address.h": (
-        '#include "memory/answer.h"\n'
-        "#define GLOBAL __attribute__((address_space(1)))\n"
-        "#define THREAD __builtin_amdgcn_workitem_id_x()\n"
-    ),
-    "memory/answer.h": "#define ANSWER 42\n",
-}
-
-
-def device_spec(
-    sources: dict[str, str] | None = None, arch: str = "gfx942", **fields: object
-) -> jit.BuildSpec:
-    cflags = (f"--offload-arch={arch}",)
-    return jit.BuildSpec("store", sources or _SOURCES, cflags, toolchain="device_hip", **fields)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -243,12 +222,12 @@ def test_code_is_that_of_clang(hiprtc, cache):
             "    for (int i = 0; i < n; ++i) sum += row[(THREAD + i) & 63] * ANSWER;\n"
             "  out[THREAD] = sum;\n}\n"
         ),
-        "memory/address.h": _SOURCES["memory/address.h"],
-        "memory/answer.h": _SOURCES["memory/answer.h"],
+        "memory/address.h": DEVICE_SOURCES["memory/address.h"],
+        "memory/answer.h": DEVICE_SOURCES["memory/answer.h"],
     }
-    by_hiprtc = instructions(device_spec(sources))
+    by_hiprtc = instructions(device_spec(sources=sources))
     hiprtc.unlink()
-    assert instructions(device_spec(sources)) == by_hiprtc
+    assert instructions(device_spec(sources=sources)) == by_hiprtc
     assert len(jit.cache_entries()) == 2
 
 
@@ -281,22 +260,22 @@ def test_a_program_may_use_names_that_hiprtc_declares(hiprtc, cache):
             "__device__ inline float tanh(float x) { return 0.5f * x; }\n"
         ),
     }
-    assert b"store.kd" in jit.read(device_spec(sources))
+    assert b"store.kd" in jit.read(device_spec(sources=sources))
 
 
 def test_several_sources_are_one_program(hiprtc, cache, tmp_path):
-    second = _SOURCES["store.hip"].replace("void store", "void second")
+    second = DEVICE_SOURCES["store.hip"].replace("void store", "void second")
     path = tmp_path / "both.co"
-    path.write_bytes(jit.read(device_spec({**_SOURCES, "other/second.hip": second})))
+    path.write_bytes(jit.read(device_spec(sources={**DEVICE_SOURCES, "other/second.hip": second})))
     for symbol in ("store", "second"):
         read_code_object(path, arch="gfx942", kernels={symbol: 64}, kernarg_bytes=8, sha256=None)
 
 
 def assert_error_is_named(cache: Path, name: str, **spec: str) -> str:
     """Of a source, as it is kept; gives what is said."""
-    sources = {**_SOURCES, name: f"int fine;\nint x = nonsense;\n{_SOURCES[name]}"}
+    sources = {**DEVICE_SOURCES, name: f"int fine;\nint x = nonsense;\n{DEVICE_SOURCES[name]}"}
     with pytest.raises(jit.BuildError) as caught:
-        jit.read(device_spec(sources, **spec))
+        jit.read(device_spec(sources=sources, **spec))
     [log] = (cache / "logs").iterdir()
     assert f"{log}/{name}:2:" in str(caught.value)
     assert "nonsense" in (log / "build.log").read_text()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from rigs.cache_faults.caller_process import give_up_privileges
+from rigs.cache_faults.processes import Worker
 
 from jitfmha import jit
 from jitfmha.jit.cache import directory, entry, eviction, owned_directory
@@ -216,23 +217,16 @@ def test_cache_of_root_that_others_can_read(monkeypatch, new_process):
         os.close(done[0])
 
 
-def in_ordinary_process(work: Callable[[], None]) -> None:
+def in_ordinary_process(folder: Path, work: Callable[[], None]) -> None:
     """Run `work` in a child that permissions bind, also where this process is root's."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            give_up_privileges()
-            work()
-            os.write(writing, b"done")
-        except BaseException:
-            os.write(writing, traceback.format_exc().encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as report:
-        assert report.read().decode() == "done"
-    os.waitpid(child, 0)
+
+    def bound() -> dict[str, object]:
+        give_up_privileges()
+        work()
+        return {}
+
+    ending = Worker(folder / "worker", bound, {}).end(120.0)
+    assert ending.status == 0, ending
 
 
 def _hide(name: str) -> Callable[[Path], None]:
@@ -271,10 +265,10 @@ def test_entry_that_cannot_be_read(hide, cache, tmp_path, new_process):
         assert jit.cache_dir() == cache.parent
         assert {found.name for found in jit.cache_entries() if found.valid} == {"demo", "second"}
 
-    in_ordinary_process(work)
+    in_ordinary_process(tmp_path, work)
 
 
-def test_what_cannot_be_locked_leaves_the_trash_in_the_end(cache, monkeypatch):
+def test_what_cannot_be_locked_leaves_the_trash_in_the_end(cache, tmp_path, monkeypatch):
     discarded = cache / "trash" / "demo"
     discarded.mkdir(parents=True, mode=0o700)
     (discarded / "demo.so").touch(mode=0)
@@ -286,7 +280,7 @@ def test_what_cannot_be_locked_leaves_the_trash_in_the_end(cache, monkeypatch):
         empty_trash(cache / "trash")
         assert not discarded.exists()
 
-    in_ordinary_process(work)
+    in_ordinary_process(tmp_path, work)
 
 
 # ---- A stand-in for the cache, in a directory for temporary files --------------------------------

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rigs.cache_faults.processes import wait_until
 
 from jitfmha import jit
 from jitfmha.jit import loader, status
@@ -29,13 +30,6 @@ def start(work: Callable[[], object]) -> multiprocessing.process.BaseProcess:
     return process
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.01)
-
-
 def is_compiling(fake_compiler: FakeCompiler, count: int = 1) -> Callable[[], bool]:
     return lambda: fake_compiler.compiled() >= count
 
@@ -46,7 +40,7 @@ def start_build(
     """Another process whose compiler runs, the one of this number."""
     fake_compiler.delay.write_text(seconds)
     builder = start(lambda: jit.load(make_spec()))
-    wait_until(is_compiling(fake_compiler, count))
+    assert wait_until(is_compiling(fake_compiler, count))
     return builder
 
 
@@ -80,7 +74,7 @@ def test_killed_builder_leaves_no_trace(ends_with_its_builder, cache, fake_compi
         kill(start_build(fake_compiler, "60", round_))
     assert len(list((cache / "building").iterdir())) == 1
     if ends_with_its_builder:
-        wait_until(lambda: not processes_in(cache / "building"))
+        assert wait_until(lambda: not processes_in(cache / "building"))
     else:
         assert processes_in(cache / "building")
     fake_compiler.delay.unlink()
@@ -111,7 +105,7 @@ def test_fork_during_a_build(cache, fake_compiler):
     fake_compiler.delay.write_text("0.5")
     thread = threading.Thread(target=lambda: jit.load(make_spec()))
     thread.start()
-    wait_until(is_compiling(fake_compiler))
+    assert wait_until(is_compiling(fake_compiler))
 
     def work() -> None:
         unchanged = "TORCH_NO_COMPILER_WRAPPER" not in os.environ
@@ -130,7 +124,7 @@ def test_child_does_not_keep_the_lock_of_a_killed_parent(cache, fake_compiler, t
 
     def work() -> None:
         threading.Thread(target=lambda: jit.load(make_spec()), daemon=True).start()
-        wait_until(is_compiling(fake_compiler))
+        assert wait_until(is_compiling(fake_compiler))
         child = os.fork()
         if child == 0:
             time.sleep(60)
@@ -139,7 +133,7 @@ def test_child_does_not_keep_the_lock_of_a_killed_parent(cache, fake_compiler, t
         time.sleep(60)
 
     builder = start(work)
-    wait_until(lambda: child_pid.exists() and child_pid.read_text() != "")
+    assert wait_until(lambda: child_pid.exists() and child_pid.read_text() != "")
     kill(builder)
     fake_compiler.delay.unlink()
     try:

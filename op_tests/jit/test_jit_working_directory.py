@@ -15,7 +15,7 @@ from jitfmha.bench.fresh_process import fresh_python, search_path
 from jitfmha.jit.toolchain.device_compiler import DeviceCompilerNotFound, device_compiler
 from jitfmha.jit.toolchain.ninja import path_with_ninja
 
-from .test_jit_device import device_spec
+from .conftest import device_spec
 
 _ROOT = Path(jitfmha.__file__).parents[1]
 _OTHER_MODULES = ("filelock", "jitfmha", "ninja", "setuptools", "torch", "ziglang")
