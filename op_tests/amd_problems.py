@@ -60,7 +60,7 @@ class AmdInputs:
         return self.batch is None
 
     def layout_of(self, name: str) -> str:
-        """In gm0."""
+        """In gm1 of one batch that holds all rows."""
         raise NotImplementedError
 
     def random(self, name: str, *shape: int) -> Tensor:
@@ -68,7 +68,8 @@ class AmdInputs:
         return self.laid_out(name, values)
 
     def laid_out(self, name: str, x: Tensor) -> Tensor:
-        return x if self.is_group else lay_out(x, self.layout_of(name))
+        layout = self.layout_of(name)
+        return lay_out(x[None], layout)[0] if self.is_group else lay_out(x, layout)
 
     def reference(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Result:
         if not self.is_group:

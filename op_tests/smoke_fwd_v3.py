@@ -8,17 +8,15 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import torch
+from amd_problems import AmdProblem
 from mha_calls import relative_error
-from packed_calls import Sequences
 from torch import Tensor
 
 import jitfmha
 from jitfmha.call.detection import target_of
 from jitfmha.planning.target import AmdTarget
-from jitfmha.problem.float64_reference import attention, attention_packed
 
 _MOST = 3e-2  # of the largest value; a wrong kernel is far outside
 _SEQLENS_Q = (127, 192, 301, 512, 1024)
@@ -49,10 +47,6 @@ class Problem:
     lse: int
     cvt: str
 
-    @property
-    def sequences(self) -> Sequences:
-        return Sequences((self.lengths_q, self.lengths_k))
-
     def __str__(self) -> str:
         lengths = f"-s={_joined(self.lengths_q)} -s_k={_joined(self.lengths_k)}"
         heads = f"-b={len(self.lengths_q)} -h={self.heads} -h_k={self.heads_k} -d={self.hdim}"
@@ -81,47 +75,34 @@ def problems(arch: str) -> Iterator[Problem]:
 
 def check(problem: Problem, rng: torch.Generator, device: torch.device) -> tuple[str, float]:
     """The kernel's name, and the largest error of out and lse."""
-    heads = {"q": problem.heads, "k": problem.heads_k, "v": problem.heads_k}
-    lengths = {"q": problem.lengths_q, "k": problem.lengths_k, "v": problem.lengths_k}
-    hdims = {"q": problem.hdim, "k": problem.hdim, "v": 128}
-    batch, is_packed = len(problem.lengths_q), problem.mode == 1
-    qkv = []
-    for name in "qkv":
-        rows = (1, sum(lengths[name])) if is_packed else (batch, lengths[name][0])
-        x = torch.randn(*rows, heads[name], hdims[name], generator=rng).bfloat16()
-        x = _by_head(x) if problem.iperm else x
-        qkv.append((x[0] if is_packed else x).to(device))
-    q, k, v = qkv
-    out = torch.full((*q.shape[:-1], 128), torch.nan, dtype=q.dtype)
-    if problem.operm:
-        out = _by_head(out[None])[0] if is_packed else _by_head(out)
-    options: dict[str, Any] = {"mask": problem.mask, "bf16_cvt": problem.cvt}
-    if is_packed:
-        options |= {name: sums.to(device) for name, sums in problem.sequences.groups.items()}
-        longest = {"max_seqlen_q": problem.lengths_q, "max_seqlen_k": problem.lengths_k}
-        options |= {name: max(some) for name, some in longest.items()}
-    kernel = str(jitfmha.explain(q, k, v, **options).to_dict()["kernel"])
-    results = jitfmha.fmha_fwd(q, k, v, **options, out=out.to(device), return_lse=bool(problem.lse))
-    actual = results if problem.lse else (results,)
-    expected = _expected(problem, *(x.cpu() for x in (q, k, v)))[: len(actual)]
-    return kernel, relative_error(
-        [_finite(x.cpu()) for x in actual], [_finite(x) for x in expected]
+    layouts = ("bshd", "bhsd")
+    call = AmdProblem(
+        rng,
+        hdims=(problem.hdim, 128),
+        heads=(problem.heads, problem.heads_k),
+        lengths=list(zip(problem.lengths_q, problem.lengths_k, strict=True)),
+        batch=None if problem.mode else len(problem.lengths_q),
+        mask=problem.mask,
+        softmax_scale=problem.hdim**-0.5,
+        layout=layouts[problem.iperm],
+        options={"bf16_cvt": problem.cvt, "return_lse": bool(problem.lse)},
+        device=device,
     )
-
-
-def _by_head(x: Tensor) -> Tensor:
-    return x.transpose(1, 2).contiguous().transpose(1, 2)
+    call.layout = layouts[problem.operm]
+    out = torch.full((*call.q.shape[:-1], 128), torch.nan, dtype=call.dtype, device=device)
+    call.arguments["out"] = call.laid_out("out", out)
+    if problem.mode:
+        longest = {"max_seqlen_q": problem.lengths_q, "max_seqlen_k": problem.lengths_k}
+        call.arguments |= {name: max(some) for name, some in longest.items()}
+    explanation = jitfmha.explain(call.q, call.k, call.v, **call.arguments)
+    actual = [_finite(x) for x in call.run() if x is not None]
+    expected = [_finite(x) for x in call.exact()][: len(actual)]
+    return str(explanation.to_dict()["kernel"]), relative_error(actual, expected)
 
 
 def _finite(x: Tensor) -> Tensor:
     """Without the lse of rows that see no key; NaN, which nobody wrote, stays an error."""
     return x.double().nan_to_num(nan=1e9, neginf=0.0)
-
-
-def _expected(problem: Problem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    if problem.mode == 0:
-        return attention(q, k, v, mask=problem.mask)
-    return attention_packed(q, k, v, *problem.sequences.spans, mask=problem.mask)
 
 
 def _target(arch: str) -> tuple[torch.device, AbstractContextManager[object]]:

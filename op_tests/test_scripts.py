@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import smoke_fwd_v3
 import torch
+from amd_problems import AmdProblem
 from subprocesses import ROOT, run_program, run_python
 from torch import Tensor
 
@@ -21,16 +22,16 @@ def test_the_smoke_test(seed):
 
 
 def test_the_smoke_test_fails(monkeypatch, capsys):
-    def halved(*_: object) -> tuple[Tensor, Tensor]:
-        out, lse = expected(*_)
+    def halved(problem: AmdProblem) -> tuple[Tensor, Tensor]:
+        out, lse = exact(problem)
         return out / 2, lse
 
-    expected = smoke_fwd_v3._expected
+    exact = AmdProblem.exact
     small = smoke_fwd_v3.Problem((40,), (50,), 1, 1, 128, 0, 0, 0, 2, 1, "rtz")
     monkeypatch.setattr(smoke_fwd_v3, "problems", lambda arch: iter([small]))
     monkeypatch.setattr(sys, "argv", ["smoke_test_fwd_v3.sh", "-a", "gfx942"])
     assert smoke_fwd_v3.main() == 0
-    monkeypatch.setattr(smoke_fwd_v3, "_expected", halved)
+    monkeypatch.setattr(AmdProblem, "exact", halved)
     assert smoke_fwd_v3.main() == 1
     assert "WRONG" in capsys.readouterr().out
 
