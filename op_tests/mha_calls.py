@@ -24,6 +24,44 @@ _REPEATS = 5
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a line of a script's table is about, beside the lengths; ``gqa`` has three key heads.
+
+    Attributes:
+        local: with a window that is drawn.
+        repeats: how often the call is timed.
+    """
+
+    dtype: str = "bf16"
+    hdims: tuple[int, int] = (64, 64)
+    mha_type: str = "mha"
+    causal: bool = False
+    local: bool = False
+    deterministic: bool = False
+    heads: int = 6
+    layout: str = "BSHD"
+    bias_type: str = "no"
+    dropout_p: float = 0.0
+    repeats: int = 0
+
+    @property
+    def heads_k(self) -> int:
+        count = KEY_HEADS[self.mha_type](self.heads)
+        if self.heads % count:
+            raise ValueError(
+                f"{self.heads} query heads cannot share {count} key heads ({self.mha_type})"
+            )
+        return count
+
+    def mask(self, seqlen_k: int, rng: torch.Generator) -> dict[str, Any]:
+        """The arguments of AITER's functions."""
+        if not self.local:
+            return {"causal": self.causal, "window_size": (-1, -1)}
+        left, right = torch.randint(0, max(seqlen_k, 1), (2,), generator=rng).tolist()
+        return {"causal": self.causal, "window_size": (left, right)}
+
+
+@dataclass(frozen=True)
 class Checked:
     """One line of a script's table.
 
@@ -52,22 +90,6 @@ class Checked:
         """Within some roundings of the data type: a wrong kernel is far outside."""
         most = {"fp32": 1e-5, "fp16": 5e-3, "bf16": 3e-2}[self.dtype]
         return self.out_error <= most and self.gradient_error <= 2 * most
-
-
-def key_heads(mha_type: str, heads: int) -> int:
-    """How many key heads there are; ``gqa`` has three."""
-    count = KEY_HEADS[mha_type](heads)
-    if heads % count:
-        raise ValueError(f"{heads} query heads cannot share {count} key heads ({mha_type})")
-    return count
-
-
-def masked(causal: bool, local: bool, seqlen_k: int, rng: torch.Generator) -> dict[str, Any]:
-    """The arguments of AITER's functions: a drawn window for ``local``."""
-    if not local:
-        return {"causal": causal, "window_size": (-1, -1)}
-    left, right = torch.randint(0, max(seqlen_k, 1), (2,), generator=rng).tolist()
-    return {"causal": causal, "window_size": (left, right)}
 
 
 def reference_mask(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -116,13 +138,10 @@ def check(
     reference: Callable[..., tuple[Tensor, Tensor]],
     inputs: Sequence[Tensor],
     dout: Tensor,
+    asked: Asked,
     *,
     mask: dict[str, Any],
-    bias_type: str,
-    dropout_p: float,
-    deterministic: bool,
     pairs: int,
-    repeats: int,
     **options: Tensor | int | None,
 ) -> Checked:
     """AITER's function, forward and backward, on tensors that are moved where calls run.
@@ -130,14 +149,15 @@ def check(
     ``reference(q, k, v, randval, **features)`` is in float64; ``pairs`` are those of a query and a
     key, of all sequences, which the flops count.
     """
-    has_randval = dropout_p > 0
+    has_randval = asked.dropout_p > 0
     moved = {n: x.to(DEVICE) if isinstance(x, Tensor) else x for n, x in options.items()}
-    switches = {"dropout_p": dropout_p, "deterministic": deterministic, "return_lse": True}
+    switches: dict[str, Any] = {"return_lse": True, "return_attn_probs": has_randval}
+    switches |= {"dropout_p": asked.dropout_p, "deterministic": asked.deterministic}
     leaves = [x.detach().to(DEVICE).requires_grad_() for x in inputs]
     dout_here = dout.to(DEVICE)
 
     def attend() -> Any:
-        return function(*leaves, **moved, **mask, **switches, return_attn_probs=has_randval)
+        return function(*leaves, **moved, **mask, **switches)
 
     out, _, *randval = attend()
     gradients = torch.autograd.grad(out, leaves, dout_here, retain_graph=True)
@@ -145,16 +165,14 @@ def check(
     expected, _ = reference(*exact, randval[0].cpu() if has_randval else None)
     expected_gradients = torch.autograd.grad(expected, exact, dout.double())
     with torch.no_grad():
-        forward_ms = best_ms(attend, repeats)
+        forward_ms = best_ms(attend, asked.repeats)
     backward_ms = best_ms(
-        lambda: torch.autograd.grad(out, leaves, dout_here, retain_graph=True), repeats
+        lambda: torch.autograd.grad(out, leaves, dout_here, retain_graph=True), asked.repeats
     )
-    q, k, v = inputs
-    hdims = q.shape[-1], v.shape[-1]
-    flops = 2 * q.shape[-2] * pairs * sum(hdims)
+    flops = 2 * asked.heads * pairs * sum(asked.hdims)
     return Checked(
-        *(next(n for n, dtype in DTYPES.items() if dtype == q.dtype), "x".join(map(str, hdims))),
-        *(f"{q.shape[-2]}/{k.shape[-2]}", mask_in_words(mask), bias_type, dropout_p, deterministic),
+        *(asked.dtype, "x".join(map(str, asked.hdims)), f"{asked.heads}/{asked.heads_k}"),
+        *(mask_in_words(mask), asked.bias_type, asked.dropout_p, asked.deterministic),
         relative_error([out], [expected]),
         relative_error(gradients, expected_gradients),
         *(forward_ms, backward_ms, flops / forward_ms / 1e9 if forward_ms else 0.0),
@@ -211,18 +229,13 @@ def _boolean(text: str) -> bool:
     return values[text.lower()]
 
 
-def run_all(args: argparse.Namespace, check_one: Callable[..., Checked]) -> int:
-    """Every combination of the lists, a line each; the exit code is 1 where an error is too large.
-
-    ``check_one(dtype=..., ...)`` runs one, with the options of that script that have no list.
-    """
+def run_all(args: argparse.Namespace, check_one: Callable[[Asked], Checked]) -> int:
+    """Every combination of the lists, a line each; the exit code is 1 if an error is too large."""
     rows: list[Checked] = []
     listed = ("dtype", "hdims", "mha_type", "causal", "local", "deterministic")
     for combination in product(*(getattr(args, name) for name in listed)):
-        named = dict(zip(listed, combination, strict=True))
-        rest = {"dropout_p": args.dropout_p, "bias_type": args.bias_type, "repeats": _REPEATS}
-        rest |= {"layout": args.input_layout, "heads": args.nheads}
-        rows.append(check_one(**named, **rest))
+        rest = args.nheads, args.input_layout, args.bias_type, args.dropout_p, _REPEATS
+        rows.append(check_one(Asked(*combination, *rest)))
         print(_shown(rows[-1]), flush=True)
     names = [field.name.replace("_", " ") for field in fields(Checked)]
     print(table((*names, "holds"), [_cells(row) for row in rows]))

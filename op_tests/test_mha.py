@@ -15,13 +15,12 @@ import pytest
 import torch
 from inputs import DTYPES, lay_out, random_qkv
 from mha_calls import (
+    Asked,
     Checked,
     add_lists,
     add_shared_options,
     check,
     kept,
-    key_heads,
-    masked,
     reference_mask,
     run_all,
 )
@@ -34,33 +33,23 @@ _LAYOUTS = {"BSHD": "bshd", "BHSD": "bhsd", "SBHD": "sbhd", "QKVPACKED": "packed
 
 def check_batch(
     rng: torch.Generator,
+    asked: Asked,
     *,
     batch: int = 2,
-    heads: int = 6,
     seqlen_q: int = 33,
     seqlen_k: int = 65,
-    dropout_p: float = 0.0,
-    bias_type: str = "no",
-    layout: str = "BSHD",
-    dtype: str = "bf16",
-    hdims: tuple[int, int] = (64, 64),
-    mha_type: str = "mha",
-    causal: bool = False,
-    local: bool = False,
-    deterministic: bool = False,
-    repeats: int = 0,
 ) -> Checked:
-    heads_k = key_heads(mha_type, heads)
-    sizes, of_rows = (seqlen_q, seqlen_k, heads, heads_k), {"hdim": hdims[0], "hdim_v": hdims[1]}
-    qkv = random_qkv(rng, sizes, batch=batch, dtype=DTYPES[dtype], **of_rows)
-    q, k, v = (lay_out(x, _LAYOUTS[layout]) for x in qkv)
-    dout = torch.randn(batch, seqlen_q, heads, hdims[1], generator=rng).to(q.dtype)
-    mask = masked(causal, local, seqlen_k, rng)
+    (hdim, hdim_v), sizes = asked.hdims, (seqlen_q, seqlen_k, asked.heads, asked.heads_k)
+    options = {"hdim": hdim, "hdim_v": hdim_v, "dtype": DTYPES[asked.dtype]}
+    qkv = random_qkv(rng, sizes, batch=batch, **options)
+    q, k, v = (lay_out(x, _LAYOUTS[asked.layout]) for x in qkv)
+    dout = torch.randn(batch, seqlen_q, asked.heads, hdim_v, generator=rng).to(q.dtype)
+    mask = asked.mask(seqlen_k, rng)
     bias = slopes = None
-    if bias_type == "bias":
+    if asked.bias_type == "bias":
         bias = torch.randn(seqlen_q, seqlen_k, generator=rng).to(q.dtype)
-    if bias_type == "alibi":
-        slopes = torch.rand(batch, heads, generator=rng)
+    if asked.bias_type == "alibi":
+        slopes = torch.rand(batch, asked.heads, generator=rng)
 
     def reference(*tensors: Any) -> tuple[torch.Tensor, torch.Tensor]:
         *qkv, randval = tensors
@@ -68,16 +57,13 @@ def check_batch(
         if bias is not None:
             features["bias"] = bias[None, None]
         if randval is not None:
-            features.update(keep=kept(randval, dropout_p), dropout_p=dropout_p)
+            keep = kept(randval, asked.dropout_p)
+            features.update(keep=keep, dropout_p=asked.dropout_p)
         return attention(*qkv, **features, **reference_mask(mask))
 
     return check(
-        *(flash_attn_func, reference, (q, k, v), dout),
+        *(flash_attn_func, reference, (q, k, v), dout, asked),
         mask=mask,
-        bias_type=bias_type,
-        dropout_p=dropout_p,
-        repeats=repeats,
-        deterministic=deterministic,
         pairs=batch * seqlen_q * seqlen_k,
         bias=bias,
         alibi_slopes=slopes,
@@ -87,7 +73,7 @@ def check_batch(
 # All with the head dimension and the data type of other tests, whose kernels are there.
 @pytest.mark.parametrize("layout", list(_LAYOUTS))
 def test_layouts(rng, layout):
-    assert check_batch(rng, layout=layout, mha_type="gqa", causal=True).holds
+    assert check_batch(rng, Asked(layout=layout, mha_type="gqa", causal=True)).holds
 
 
 @pytest.mark.parametrize("mha_type", ["mha", "mqa", "gqa"])
@@ -95,7 +81,7 @@ def test_layouts(rng, layout):
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 1), (64, 127), (129, 128), (113, 203)])
 def test_batches(rng, mha_type, local, seqlen_q, seqlen_k):
     sizes = {"seqlen_q": seqlen_q, "seqlen_k": seqlen_k}
-    checked = check_batch(rng, mha_type=mha_type, local=local, causal=True, **sizes)
+    checked = check_batch(rng, Asked(mha_type=mha_type, local=local, causal=True), **sizes)
     assert checked.holds, checked
 
 
@@ -106,7 +92,7 @@ def test_a_wrong_result_does_not_hold(rng, monkeypatch):
         "flash_attn_func",
         lambda q, k, v, **options: right(q, k * 1.5, v, **options),
     )
-    assert not check_batch(rng, causal=True).holds
+    assert not check_batch(rng, Asked(causal=True)).holds
 
 
 def main() -> int:
