@@ -23,11 +23,10 @@ from inputs import prefix_sums
 from score_features import ALL_MODIFIERS, FEATURES, NO_MODIFIERS, Shape, options_of
 from untyped import explain, fmha_fwd
 
-from jitfmha import dropout_randval, emulate, mha_fwd_splitkv
+from jitfmha import dropout_randval, emulate
 from jitfmha.jit.toolchain.device_hip import device_hip_in_words
 from jitfmha.kernels.compiled.traits import Access, ForwardTraits, kernel_spec
 from jitfmha.kernels.modifiers import ModifierTraits
-from jitfmha.problem.features import Feature
 from jitfmha.problem.float64_reference import attention
 from jitfmha.problem.score_features import AskedModifiers
 
@@ -185,13 +184,6 @@ def test_explain_names_the_compiler():
         explanation = explain(q, q, q)
     assert explanation.remarks == (f"compiler for AMD GPUs: {device_hip_in_words()}",)
     assert f"note     {explanation.remarks[0]}" in str(explanation)
-
-
-def test_what_is_not_served_is_refused_by_name():
-    q = torch.zeros(1, 4, 2, 96, dtype=torch.bfloat16)
-    with emulate("gfx950"), pytest.raises(NotImplementedError) as raised:
-        mha_fwd_splitkv(q, q, q, 2)
-    assert f"not compiled: It does not serve {Feature.SPLIT_RESULTS.value}." in str(raised.value)
 
 
 def test_rows_that_are_far_apart(rng):

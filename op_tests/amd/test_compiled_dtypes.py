@@ -14,7 +14,6 @@ from compiled_calls import (
     FP8_DTYPES,
     MODIFIERS,
     OTHER_DTYPES,
-    WIDE_HDIMS,
     assert_nothing_is_spilled,
     check,
     check_pages,
@@ -25,7 +24,7 @@ from compiled_calls import (
 )
 from descaled_calls import check_both_products, check_rounding_towards_zero, random_scales
 from score_features import ALL_MODIFIERS, FEATURES, NO_MODIFIERS, Shape
-from untyped import explain, fmha_fwd, mla_absorbed_fwd
+from untyped import explain, mla_absorbed_fwd
 
 from jitfmha import emulate
 from jitfmha.kernels.compiled.traits import Access, ForwardTraits, kernel_spec
@@ -209,20 +208,6 @@ def test_nothing_is_spilled(arch, dtypes, hdims, access, modifiers, is_v_column_
     )
     most = 2 if hdims[0] > 256 else 0
     assert_nothing_is_spilled(kernel_spec(traits), traits.name, most_vector_registers=most)
-
-
-def test_the_other_chip_s_fp8_is_refused_by_name():
-    for arch, other in zip(ARCHS, reversed(ARCHS), strict=True):
-        q = torch.zeros(1, 4, 1, 24).to(FP8_DTYPES[other])
-        with emulate(arch), pytest.raises(NotImplementedError, match="the inputs are fp8"):
-            fmha_fwd(q, q, q)
-
-
-def test_wide_queries_of_fp32_are_refused_by_name():
-    q, v = (torch.zeros(1, 4, 1, hdim) for hdim in (257, WIDE_HDIMS[-1]))
-    with emulate("gfx950"), pytest.raises(NotImplementedError) as raised:
-        fmha_fwd(q, q, v)
-    assert "serves fp32 with head dimensions of q and k up to 256; here is 257" in str(raised.value)
 
 
 def test_kernels_are_named_by_what_they_are_for():

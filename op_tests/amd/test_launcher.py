@@ -13,14 +13,12 @@ from rigs.recording_runtime import Launch, RecordingRuntime
 from torch import Tensor
 from untyped import fmha_fwd
 
-from jitfmha import HipError, jit
-from jitfmha.amd.kernel_arguments import AITER_ARGUMENTS, JITFMHA_ARGUMENTS
+from jitfmha import HipError
 from jitfmha.kernels import launcher as amd_launcher
 
 pytestmark = pytest.mark.usefixtures("tree")
 
 READY = amd_launcher.LauncherKind("gfx942", "gm0", "forward", "ready")
-AITER = READY._replace(block="aiter")
 CHIPS = {"MI300X": 0, "MI308X": 1, "MI355X": 2}  # device of each
 
 
@@ -323,27 +321,6 @@ def test_threads_load_once_and_launch_all(rng, runtime):
 # ---- Errors --------------------------------------------------------------------------------------
 
 
-def test_errors_of_the_runtime_surface(rng, runtime):
-    """With HIP's name, number and text, and what was being done; then it works again."""
-    inputs = qkv(rng, 1, 70, hdims=(192, 128), heads=(2, 1))
-    with runtime.stands_for(runtime.target("MI308X", 2)):
-        for function in ("hipModuleLoadData", "hipModuleGetFunction", "hipModuleLaunchKernel"):
-            runtime.fail(function, 719)
-            with pytest.raises(HipError) as raised:
-                fmha_fwd(*inputs)
-            assert raised.value.code == 719
-            for part in (
-                *(function, "hipErrorOfTheRecorder", "719", "told to fail", "device 2"),
-                PlainKernel(hdim_q=192).file
-                if "Load" in function
-                else PlainKernel(hdim_q=192).name,
-            ):
-                assert part in str(raised.value)
-            runtime.fail(function, 0)
-        fmha_fwd(*inputs)
-    assert runtime.launch_count == 1
-
-
 def test_wrong_devices_surface(rng, runtime):
     text = r"hipErrorInvalidDevice \(101\): invalid device ordinal"
     target = runtime.target("MI300X", 9)
@@ -358,20 +335,3 @@ def test_a_library_that_is_no_hip_runtime(tmp_path):
     # The launcher itself is a library without HIP's functions.
     assert launcher.jitfmha_open_runtime(launcher._name.encode()) is None
     assert "no function hipGetDevice" in launcher.jitfmha_last_error().decode()
-
-
-def test_offsets_are_checked_by_the_compiler(tmp_path, monkeypatch):
-    """A field too many in the struct does not compile."""
-    monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path))
-    for kind, struct, field in (
-        (AITER, AITER_ARGUMENTS, "alignas(16) std::uint32_t s_lse_Hs;"),
-        (READY, JITFMHA_ARGUMENTS, "std::uint32_t k_seq;"),
-    ):
-        spec = amd_launcher.launcher_spec(kind)
-        text = spec.sources["structs.h"]
-        assert text.count(f"static_assert(offsetof({struct.name}") == len(struct.fields)
-        surplus = field.replace(";", "_surplus;")
-        broken = {**spec.sources, "structs.h": text.replace(field, f"{field} {surplus}")}
-        assert broken != spec.sources
-        with pytest.raises(jit.BuildError, match="static"):
-            jit.load(jit.BuildSpec("broken_launcher", broken, spec.cflags))

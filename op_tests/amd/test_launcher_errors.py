@@ -52,8 +52,8 @@ def split_call(rng: torch.Generator) -> Tensor:
 def test_a_failure_leaves_no_trace(rng, runtime, function, after):
     """The device that was current is again, no error stays for torch to find, no module is lost.
 
-    Every attempt fails like the first, and the one after the fault is whole: both launches of a
-    call with split keys, in their order.
+    Every attempt fails like the first, with HIP's name, number and text, and the one after the
+    fault is whole: both launches of a call with split keys, in their order.
     """
     with runtime.on_device(2), runtime.stands_for(runtime.target("MI300X", 3)):
         for _ in range(3):
@@ -62,6 +62,10 @@ def test_a_failure_leaves_no_trace(rng, runtime, function, after):
                 split_call(rng)
             runtime.fail(function, 0)
             assert raised.value.code == 719
+            if "Module" in function:
+                place = (function, KERNEL.removeprefix("fmha_"), "device 3")
+                for part in (*place, "hipErrorOfTheRecorder (719)", "told to fail"):
+                    assert part in str(raised.value)
             assert runtime.last_error == 0
             assert runtime.current_device == 2
         failed_launches, failed_loads = runtime.launch_count, len(runtime.loads())

@@ -119,23 +119,3 @@ def test_published_kernel(rng, use_tree, tmp_path, kernel):
         assert call.explain().plan.source.startswith(kernel["co_name"])
         call.run()
     call.assert_right(TOLERANCE[kernel["dtype"]])
-
-
-@pytest.mark.parametrize(
-    "kernel", [x for x in PUBLISHED if x.can_fail_with_more_than_one_tile], ids=str
-)
-def test_what_may_fail_is_passed_over(rng, use_tree, tmp_path, kernel):
-    tree_of(kernel, tmp_path)
-    use_tree(tmp_path)
-    call = kernel.call(rng)
-    longer = BackwardCall(
-        *(rng, call.dtype, call.hdims),
-        lengths=((50, 297),),
-        batch=2,
-        mask=call.mask,
-        options=call.options,
-    )
-    with emulate(kernel.arch):
-        assert f"{kernel['knl_name'][len('_ZN5aiter00') : -1]} is passed over" in str(
-            longer.explain()
-        )

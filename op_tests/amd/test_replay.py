@@ -618,14 +618,6 @@ def test_every_damaged_field_is_refused_or_harmless(launch_to_damage, rng, capsy
     assert refused > 50
 
 
-def test_cut_off_anywhere(group_launch, rng):
-    text = (group_launch / FILE).read_text()
-    for end in torch.randint(len(text) - 1, (40,), generator=rng).tolist():
-        (group_launch / FILE).write_text(text[:end])
-        with pytest.raises(RecordError, match=FILE):
-            read_record(group_launch)
-
-
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
