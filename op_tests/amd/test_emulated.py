@@ -1,18 +1,16 @@
 """What the emulator adds to a launch: memory that is declared, findings, options, errors."""
 
-import re
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from amd_problems import FP8, AmdProblem, assert_exact
 from inputs import prefix_sums
-from plain_tree import PlainKernel, UseTree, write_manifest, write_tree
-from untyped import explain, fmha_fwd, warmup
+from plain_tree import PlainKernel, write_manifest, write_tree
+from untyped import fmha_fwd, warmup
 
-from jitfmha import HipError, emulate, jit
+from jitfmha import emulate, jit
 
 BF16_ROUNDING = 2**-8
 
@@ -40,37 +38,17 @@ def test_every_tensor_of_a_launch_is_declared(rng, tree):
         assert_exact(actual, problem.exact(), BF16_ROUNDING)
 
 
-@pytest.fixture
-def reaching_tree(tmp_path: Path, use_tree: UseTree) -> Path:
+def test_the_sanitizer_finds_an_access_outside_of_the_tensors(rng, tmp_path, use_tree):
     """A manifest that promises larger tiles than its kernel has: q is read beyond its end."""
     kernel = PlainKernel(mask=2)
-    write_tree(tmp_path, "gfx942", [kernel])
-    folder = tmp_path / "gfx942" / "fmha_v3_fwd"
-    write_manifest(folder, [replace(kernel, ts_qo=4096).row])
+    path = write_tree(tmp_path, "gfx942", [kernel])
+    write_manifest(path.parent, [replace(kernel, ts_qo=4096).row])
     use_tree(tmp_path)
-    return tmp_path
-
-
-@pytest.mark.usefixtures("reaching_tree")
-def test_the_sanitizer_finds_an_access_outside_of_the_tensors(rng):
     problem = AmdProblem(rng, batch=1, lengths=((130, 65),), mask=2)
     with emulate("gfx942", check=True) as run:
         problem.run()
         kinds = {finding.kind for finding in run.findings()}
     assert kinds == {"global-bounds"}
-
-
-@pytest.mark.usefixtures("reaching_tree")
-def test_without_the_sanitizer_it_is_an_error(rng):
-    """Not a crash of the process; and the next launch is none the worse."""
-    problem = AmdProblem(rng, batch=1, lengths=((130, 65),), mask=2)
-    with emulate("gfx942"):
-        with pytest.raises(HipError, match="hipErrorLaunchFailure") as raised:
-            problem.run()
-        small = AmdProblem(rng, batch=1, lengths=((60, 65),), mask=2)
-        assert_exact(small.run(), small.exact(), BF16_ROUNDING)
-    for part in (PlainKernel(mask=2).name, "lane", "device 0", "load of"):
-        assert part in str(raised.value)
 
 
 def test_random_order_gives_the_same(rng, tree):
@@ -88,21 +66,6 @@ def test_cu_seqlens_are_checked_as_on_the_cpu(rng, tree):
     wrong = prefix_sums([10, 40])
     with emulate("gfx942"), pytest.raises(ValueError, match="cu_seqlens_q ends at 50, past the 30"):
         fmha_fwd(*x, cu_seqlens_q=wrong, cu_seqlens_k=wrong)
-
-
-@pytest.mark.parametrize("bf16_cvt", ["up", 0, []])
-def test_a_rounding_that_is_not_known(tree, bf16_cvt):
-    x = [torch.zeros(2, 30, 4, 128).bfloat16() for _ in range(3)]
-    words = re.escape(f"bf16_cvt={bf16_cvt!r}") + ".*'rtne', 'rtna', 'rtz'"
-    for function in (fmha_fwd, explain):
-        with emulate("gfx942"), pytest.raises(ValueError, match=words):
-            function(*x, bf16_cvt=bf16_cvt)
-
-
-def test_descales_are_for_8_bits_only():
-    x = [torch.zeros(2, 30, 4, 128) for _ in range(3)]
-    with pytest.raises(ValueError, match="k_descale is the scale of fp8 or int8 inputs, k has dt"):
-        fmha_fwd(*x, k_descale=torch.ones(1))
 
 
 def test_warmup(tree, tmp_path, monkeypatch):

@@ -1,8 +1,6 @@
 """Which chip it is: by the name's first part and the PCI id, for each device once."""
 
 import ctypes
-import json
-import subprocess
 import threading
 import warnings
 from dataclasses import dataclass
@@ -11,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from rigs.recording_runtime import RecordingRuntime
-from subprocesses import run_python
 
 from jitfmha.amd import runtime as hip_runtime
 from jitfmha.amd.runtime import HipRuntime
@@ -226,26 +223,3 @@ def test_other_threads_are_not_emulated():
         thread.start()
         thread.join()
     assert seen == [cpu_target()]
-
-
-def jitfmha(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return run_python("-m", "jitfmha", *argv, code=None, timeout=120, **environment)
-
-
-def test_the_environment_emulates(full_tree):
-    variables = {"JITFMHA_EMULATE": "gfx942-mi308", "JITFMHA_HSA_DIR": str(full_tree)}
-    checks = json.loads(jitfmha("doctor", "--json", **variables).stdout)["checks"]
-    found = {each["check"]: each["found"].splitlines() for each in checks}
-    assert found["emulation"] == ["gfx942 MI308X (emulated, 80 compute units)"]
-    first = next(each["found"] for each in checks if each["check"] == "code objects for MI308X")
-    assert f"17 kernels in JITFMHA_HSA_DIR={full_tree}" in first.splitlines()
-    assert {f"{name}={value}" for name, value in variables.items()} <= {*found["environment"]}
-    explained = jitfmha("explain", "--mask", "causal", "--json", **variables)
-    assert explained.returncode == 0
-    assert "JITFMHA_HSA_DIR" in json.loads(explained.stdout)["source"]
-    refused = jitfmha("explain", "--hdim", "300", "--dtype", "fp32", **variables)
-    assert refused.returncode == 1
-    assert "serves fp32 with head dimensions of q and k up to 256; here is 300" in refused.stdout
-    wrong = jitfmha("doctor", JITFMHA_EMULATE="gfx90a")
-    assert wrong.returncode == 1
-    assert "'gfx90a' is not emulated; choose one of gfx942" in wrong.stdout

@@ -1,13 +1,11 @@
-"""`emulate`, JITFMHA_EMULATE and the search for a device compiler."""
+"""`emulate`, JITFMHA_EMULATE and what the device compiler says."""
 
 import pytest
 from assembled_words import assemble_words
 
 from jitfmha.emulator import DEVICES, Emulation, emulate, emulation, library
-from jitfmha.jit.toolchain import device_compiler
 from jitfmha.jit.toolchain.device_compiler import (
     DeviceCompileError,
-    DeviceCompilerNotFound,
     compile_hip,
 )
 
@@ -83,30 +81,6 @@ def test_first_build_says_how_long_it_takes(is_built, monkeypatch, capsys):
 
 
 # ---- The device compiler -------------------------------------------------------------------------
-
-
-def test_no_compiler_names_what_was_tried(monkeypatch, tmp_path):
-    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
-    monkeypatch.setattr(device_compiler, "_DEFAULT_ROCM", str(tmp_path / "default"))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(DeviceCompilerNotFound) as caught:
-        device_compiler.device_compiler()
-    words = str(caught.value)
-    assert f"ROCM_PATH: {tmp_path}/llvm/bin/clang++ (not there)" in words
-    assert f"the default: {tmp_path}/default/llvm/bin/clang++ (not there)" in words
-    assert "'ziglang' (not installed)" in words
-    assert "pip install 'jitfmha[compiler]'" in words
-
-
-def test_rocm_comes_first(monkeypatch, tmp_path):
-    folder = tmp_path / "llvm" / "bin"
-    folder.mkdir(parents=True)
-    for name in ("clang++", "ld.lld"):
-        folder.joinpath(name).touch()
-    monkeypatch.setenv("ROCM_PATH", str(tmp_path))
-    found = device_compiler.device_compiler()
-    assert found.clang == (str(folder / "clang++"),)
-    assert found.lld == (str(folder / "ld.lld"),)
 
 
 def test_the_compilers_words_are_passed_on():

@@ -87,6 +87,7 @@ def test_without_compiler_the_message_names_what_was_tried(cache, tmp_path, no_c
     for words in (
         "torch's hiprtc: hidden",
         f"ROCM_PATH: {tmp_path}/rocm/llvm/bin/clang++ (not there)",
+        f"the default: {tmp_path}/default/llvm/bin/clang++ (not there)",
         "'ziglang' (not installed)",
         "install PyTorch for ROCm",
         "install ROCm, and set ROCM_PATH",

@@ -6,7 +6,6 @@ where there is one.
 
 import hashlib
 import importlib.util
-import json
 import shutil
 import subprocess
 import sys
@@ -185,19 +184,6 @@ def test_build_id(tmp_path):
 
 
 # ---- Compiling -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
-def test_built_once_and_then_read(hiprtc, cache, new_process, arch):
-    content = jit.read(device_spec(arch=arch))
-    path = jit.build_log()[0].path
-    read_code_object(path, arch=arch, kernels={"store": 64}, kernarg_bytes=8, sha256=None)
-    meta = json.loads((path.parent / "meta.json").read_text())
-    assert f"hiprtc 9.0 ({hiprtc})" in json.dumps(meta)
-    new_process()
-    assert jit.read(device_spec(arch=arch)) == content
-    assert [event.how for event in jit.build_log()] == ["loaded"]
-    assert not [*(cache / "building").iterdir(), *(cache / "trash").iterdir()]
 
 
 def instructions(spec: jit.BuildSpec) -> tuple[int, ...]:

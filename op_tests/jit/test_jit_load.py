@@ -80,16 +80,6 @@ def test_compile_error_in_a_folder(cache):
     assert (log / "c" / "d.h").read_text() == spec.sources["c/d.h"]
 
 
-def test_torch_library_can_be_called(cache):
-    source = (
-        "namespace at { int get_num_threads(); }\n"
-        'extern "C" int answer() { return at::get_num_threads(); }\n'
-    )
-    import torch
-
-    assert answer(make_spec(source=source)) == torch.get_num_threads()
-
-
 def test_warm_path_imports_nothing_heavy(cache):
     answer(make_spec())
     program = (
