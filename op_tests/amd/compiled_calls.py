@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from closeness import assert_close
-from inputs import LAYOUTS, lay_out, prefix_sums
+from inputs import LAYOUTS, lay_out
+from packed_calls import Sequences
 from score_features import FEATURES, Options, Shape, options_of
 from torch import Tensor
 from untyped import fmha_fwd
@@ -154,12 +155,10 @@ class Inputs:
 def inputs_of(call: CompiledCall, rng: torch.Generator) -> Inputs:
     """Drawn tensors and options of the call."""
     (heads_q, heads_k), (hdim_q, hdim_v), batch = call.heads, call.hdims, len(call.lengths)
-    of_q, of_k = ([pair[side] for pair in call.lengths] for side in (0, 1))
-    rooms_q, rooms_k = ([n + call.gap for n in lengths] for lengths in (of_q, of_k))
-    if call.is_group:
-        rows_q, rows_k = [sum(rooms_q)], [sum(rooms_k)]
-    else:
-        rows_q, rows_k = [batch, of_q[0]], [batch, of_k[0]]
+    lengths = call.lengths if call.is_group else call.lengths[:1]
+    of_q, of_k = ([pair[side] for pair in lengths] for side in (0, 1))
+    sequences = Sequences((of_q, of_k), call.gap)
+    rows_q, rows_k = ([n] if call.is_group else [batch, n] for n in sequences.rows)
     shape = Shape(batch, heads_q, rows_q[-1], max(of_k), call.out_dtype, rng, call.is_group)
     dtype_q, dtype_kv = call.torch_dtypes
     q, k, v, out = (
@@ -176,27 +175,15 @@ def inputs_of(call: CompiledCall, rng: torch.Generator) -> Inputs:
             strict=True,
         )
     )
-    options, sequences, reference = _options(call, shape), {}, attention
+    options, groups, reference = _options(call, shape), {}, attention
     if call.is_group:
-        sequences = {
-            "cu_seqlens_q": prefix_sums(of_q),
-            "cu_seqlens_k": prefix_sums(of_k),
-            "max_seqlen_k": max(of_k),
-        }
+        groups = sequences.groups | {"max_seqlen_k": max(of_k)}
         if shape.one_of(2):
-            sequences["max_seqlen_q"] = max(of_q)
-        if call.gap:
-            sequences["cu_seqlens_q_padded"] = prefix_sums(rooms_q)
-            sequences["cu_seqlens_k_padded"] = prefix_sums(rooms_k)
-        starts_q, starts_k = (prefix_sums(rooms).tolist()[:-1] for rooms in (rooms_q, rooms_k))
-        reference = partial(
-            attention_packed, lengths_q=of_q, lengths_k=of_k, starts_q=starts_q, starts_k=starts_k
-        )
-    used = (
-        torch.cat([torch.arange(n + call.gap) < n for n in lengths[: 1 + call.is_group]])
-        for lengths in (of_q, of_k)
-    )
-    return Inputs(q, k, v, out.fill_(torch.nan), options, sequences, reference, *used)
+            groups["max_seqlen_q"] = max(of_q)
+        names = ("lengths_q", "lengths_k", "starts_q", "starts_k")
+        reference = partial(attention_packed, **dict(zip(names, sequences.spans, strict=True)))
+    used = (sequences.used_rows(side) for side in (0, 1))
+    return Inputs(q, k, v, out.fill_(torch.nan), options, groups, reference, *used)
 
 
 def check(call: CompiledCall, rng: torch.Generator) -> None:
@@ -250,6 +237,7 @@ def check_pages(
 ) -> None:
     """The same for pages in any order, used by several sequences, beside which other keys lie."""
     lengths_q, lengths_k = [1, 33, 0, 5], [70, 0, 20, 33]
+    sequences = Sequences((lengths_q, lengths_k))
     heads_q, heads_k, batch = 4, 2, 4
     most = -(-max(lengths_k) // page_size)
     kept = torch.float16 if dtype == torch.int8 else dtype
@@ -264,14 +252,12 @@ def check_pages(
         *(arch, q, k, column_major(v) if is_v_column_major else v),
         block_table=table,
         num_splits=shape.one_of(4),
-        cu_seqlens_q=prefix_sums(lengths_q),
-        cu_seqlens_k=prefix_sums(lengths_k),
         max_seqlen_k=max(lengths_k),
+        **sequences.groups,
         **options,
     )
     packed = [unpaged(x, table, lengths_k) for x in (k, v)]
-    starts = [prefix_sums(lengths).tolist()[:-1] for lengths in (lengths_q, lengths_k)]
-    expected = attention_packed(q, *packed, lengths_q, lengths_k, *starts, **options)
+    expected = attention_packed(q, *packed, *sequences.spans, **options)
     assert_near(actual, expected, q, *packed, options, kept)
 
 
