@@ -1,4 +1,4 @@
-"""flash-attn 2's functions: meaning and results, against flash-attn's own formula."""
+"""flash-attn 2's functions: the meaning of their arguments, and their results."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from untyped import (
 )
 
 import jitfmha
-from jitfmha.problem.float64_reference import Result, attention
+from jitfmha.problem.float64_reference import attention
 
 GROUPS = ["cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]
 REQUIRED = {
@@ -32,26 +32,6 @@ REQUIRED = {
     "flash_attn_varlen_kvpacked_func": ["q", "kv", *GROUPS],
     "flash_attn_varlen_qkvpacked_func": ["qkv", "cu_seqlens", "max_seqlen"],
 }
-
-
-def by_formula(
-    q: Tensor, k: Tensor, v: Tensor, causal: bool, window_size: tuple[int, int]
-) -> Result:
-    """Key j is seen when ``i + sk - sq - left <= j <= i + sk - sq + right``, causal being right 0.
-
-    That is the documented rule; masks are built entry by entry to keep it recognisable.
-    """
-    left = math.inf if window_size[0] == -1 else window_size[0]
-    right = 0 if causal else (math.inf if window_size[1] == -1 else window_size[1])
-    sq, sk = q.shape[1], k.shape[1]
-    entries = (i + sk - sq - left <= j <= i + sk - sq + right for i in range(sq) for j in range(sk))
-    seen = torch.tensor(list(entries), dtype=torch.bool).view(sq, sk)
-    groups = q.shape[2] // k.shape[2]
-    k, v = (x.double().repeat_interleave(groups, dim=2) for x in (k, v))
-    scores = torch.einsum("bihd,bjhd->bhij", q.double(), k) / math.sqrt(q.shape[-1])
-    scores = scores.masked_fill(~seen, -torch.inf)
-    weights = scores.softmax(-1).nan_to_num(0.0)
-    return torch.einsum("bhij,bjhd->bihd", weights, v), scores.logsumexp(-1)
 
 
 WINDOWS = [(-1, -1), (0, 0), (4, 9), (-1, 5), (7, -1), (30, 30), (200, 200)]
@@ -65,7 +45,8 @@ def test_formula(rng, seqlens, window_size, causal):
     out, lse, s_dmask = flash_attn_func(
         q, k, v, causal=causal, window_size=window_size, return_attn_probs=True
     )
-    assert_close((out, lse), by_formula(q, k, v, causal, window_size), q, k, v)
+    expected = attention(q, k, v, mask=2 if causal else 0, window_size=window_size)
+    assert_close((out, lse), expected, q, k, v)
     assert s_dmask.numel() == 0
     alone = flash_attn_func(q, k, v, 0.0, None, causal, window_size, 0.0, None, True)
     assert isinstance(alone, Tensor)
@@ -100,7 +81,7 @@ def test_varlen_forms(rng):
     assert lse.shape == (4, sum(lengths))
     for start, end in zip(cu.tolist(), cu.tolist()[1:], strict=False):
         q1, k1, v1 = (x[None, start:end] for x in (q, k, v))
-        expected = by_formula(q1, k1, v1, causal=False, window_size=(9, 3))
+        expected = attention(q1, k1, v1, window_size=(9, 3))
         assert_close((out[None, start:end], lse[None, :, start:end]), expected, q1, k1, v1)
 
 

@@ -161,10 +161,3 @@ def test_group_arguments_without_cu_seqlens(rng, name):
     q, k, v = random_qkv(rng)
     with pytest.raises(ValueError, match=f"{name} is given without cu_seqlens"):
         fmha_fwd(q, k, v, **{name: 8 if "max" in name else i32(0, 8)})
-
-
-def test_four_dimensions_are_refused(rng):
-    q, k, v = random_qkv(rng)
-    groups = {"cu_seqlens_q": i32(0, 33), "cu_seqlens_k": i32(0, 49)}
-    with pytest.raises(ValueError, match=r"q has shape \(2, 33, 2, 64\)"):
-        fmha_fwd(q, k, v, **groups)

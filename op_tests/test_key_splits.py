@@ -181,9 +181,3 @@ def test_parts_have_no_gradient():
         mha_fwd_splitkv(q, q, q, 2)
     with pytest.raises(ValueError, match="num_splits=0"):
         mha_fwd_splitkv(q.detach(), q.detach(), q.detach(), 0)
-
-
-def test_gpus_refuse_the_parts_by_name():
-    q = torch.zeros(1, 2, 1, 64, dtype=torch.bfloat16)
-    with jitfmha.emulate("gfx942"), pytest.raises(NotImplementedError, match="mha_fwd_splitkv"):
-        mha_fwd_splitkv(q, q, q, 2)

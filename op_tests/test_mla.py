@@ -1,6 +1,5 @@
 """Latent attention in both forms against the float64 reference."""
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -51,18 +50,6 @@ def random_inputs(
     return tuple(x.to(DTYPES[dtype]) for x in inputs)  # type: ignore[return-value]
 
 
-def mla_absorbed(q: Tensor, kv: Tensor, k_pe: Tensor, **options: Any) -> Result:
-    """MLA with the projection of keys in q: out ``(b, sq, hq, c)`` and lse ``(b, hq, sq)``.
-
-    q is ``(b, sq, hq, c + r)``: what meets the latent, then the positional part. All heads share
-    the latent ``kv (b, sk, c)``, which is key and value, and the positional keys ``k_pe
-    (b, sk, r)``. The scale that a model means is ``1 / sqrt(hdim + r)`` with the head dimension
-    from before the absorption; the default knows only ``c``.
-    """
-    keys = torch.cat([kv, k_pe], dim=-1)[:, :, None]
-    return attention(q, keys, kv[:, :, None], **options)
-
-
 def mla(
     q_nope: Tensor, q_pe: Tensor, kv: Tensor, k_pe: Tensor, wkv_b: Tensor, **options: Any
 ) -> Result:
@@ -78,28 +65,6 @@ def mla(
     k = torch.cat([projected[..., :hdim], positional], dim=-1)
     q = torch.cat([q_nope, q_pe], dim=-1)
     return attention(q, k, projected[..., hdim:], **options)
-
-
-def test_both_forms_of_mla_agree(rng):
-    hdim, hdim_v, rank, positional, heads = 6, 5, 8, 4, 3
-    normal = partial(torch.randn, generator=rng, dtype=torch.float64)
-    q_nope, q_pe = normal(2, 5, heads, hdim), normal(2, 5, heads, positional)
-    kv, k_pe = normal(2, 9, rank), normal(2, 9, positional)
-    wkv_b = normal(heads, hdim + hdim_v, rank)
-    inside = [x.requires_grad_() for x in (q_nope, q_pe, kv, k_pe, wkv_b)]
-    out, lse = mla(*inside, mask=2)
-    absorbed = torch.einsum("bihd,hdc->bihc", q_nope, wkv_b[:, :hdim])
-    q = torch.cat([absorbed, q_pe], dim=-1)
-    latent, latent_lse = mla_absorbed(
-        q, kv, k_pe, mask=2, softmax_scale=(hdim + positional) ** -0.5
-    )
-    projected = torch.einsum("bihc,hdc->bihd", latent, wkv_b[:, hdim:])
-    torch.testing.assert_close(lse, latent_lse, atol=1e-10, rtol=1e-10)
-    torch.testing.assert_close(out, projected, atol=1e-10, rtol=1e-10)
-    weights = normal(*out.shape)
-    gradients = (torch.autograd.grad((x * weights).sum(), inside) for x in (out, projected))
-    for ours, theirs in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-10)
 
 
 def assert_close(
@@ -186,7 +151,8 @@ def test_decoding_with_the_largest_latent(rng, dtype):
     q = torch.randn(2, 2, heads, rank + r, generator=rng).to(DTYPES[dtype])
     options = {"softmax_scale": 192**-0.5, "mask": 2}
     actual = mla_absorbed_fwd(q, latent, rank, return_lse=True, **options)
-    expected = mla_absorbed(q, latent[..., :rank], latent[..., rank:], **options)
+    keys = latent[:, :, None]
+    expected = attention(q, keys, keys[..., :rank], **options)
     assert_close(actual, expected, DTYPES[dtype])
     out = torch.full_like(actual[0], 7.0)
     assert mla_absorbed_fwd(q, latent, rank, out=out, **options) is out
@@ -255,7 +221,8 @@ def test_gradients_of_the_largest_latent(rng):
     )
     doubles = [x.detach().double().requires_grad_() for x in (q, latent)]
     expected = gradients_of(
-        lambda q, x: mla_absorbed(q, x[..., :rank], x[..., rank:], **options), dout, dlse, doubles
+        lambda q, x: attention(q, x[:, :, None], x[:, :, None, :rank], **options),
+        *(dout, dlse, doubles),
     )
     assert_gradients_close(actual, expected)
 

@@ -65,23 +65,6 @@ def test_num_splits(seqlen_q, changes, num_splits):
     assert split(**changes).num_splits(seqlen_q, key_tiles) == num_splits
 
 
-@pytest.mark.parametrize(
-    ("key_tiles", "changes", "num_splits"),
-    [
-        # A second launch takes 4 us to begin and 3 to run, as long as 7 key tiles.
-        *((key_tiles, {}, n) for key_tiles, n in ((8, 1), (11, 1), (12, 3), (15, 3), (16, 4))),
-        # What a split of 32 tiles leaves, 4.3 MB, takes 1.7 us: it does not pay any more.
-        (16, {"sequences": 32, "slots": 128, "byte_seconds": 0.4e-12}, 1),
-        (16, {"sequences": 32, "slots": 128, "byte_seconds": 0.04e-12}, 4),
-        # Four splits take 6 us, then 8.8, and the second launch 7.5 more.
-        (16, {"sequences": 32, "slots": 128, "busy_slowdown": 1.5}, 4),
-        (16, {"sequences": 32, "slots": 128, "busy_slowdown": 2.2}, 1),
-    ],
-)
-def test_what_splits_cost(key_tiles, changes, num_splits):
-    assert split(tile_seconds=1e-6, **changes).num_splits(1, key_tiles) == num_splits
-
-
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950"])
 def test_fp8_keys_take_little_more_than_half_the_time(arch):
     """As whole launches do by the cost model."""
