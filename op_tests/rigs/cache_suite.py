@@ -30,8 +30,7 @@ def run(quick: bool, progress: Progress) -> Report:
 def _add(report: Report, what: str, outcome: Outcome) -> None:
     label = f"{what} ({outcome.attempts} checks)"
     report.at_most(label, len(outcome.failures), 0, "failures")
-    for figure in outcome.figures:
-        report.at_most(figure.what, figure.measured, figure.bar, figure.unit)
+    report.rows += outcome.figures
 
 
 def _machine(extent: Extent) -> dict[str, str]:

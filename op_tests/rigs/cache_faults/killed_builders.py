@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from .attention_call import AttentionCall
-from .outcome import Extent, Figure, Outcome
+from .outcome import Extent, Outcome
 from .processes import Ending, Gate, Worker, wait_until
 from .sandbox import Sandbox
 
@@ -45,9 +45,9 @@ def run_inside(sandbox: Sandbox, extent: Extent) -> Outcome:
     if extent is Extent.LONG:  # The slowest of a few tells of the machine, not of the package.
         what = f"killed builder: slowest of {_KILLS[extent]} next callers"
         what += " over the slowest normal build"
-        outcome.figures.append(Figure(what, kills.slowest_over_slowest(), _BAR, "x"))
+        outcome.at_most(what, kills.slowest_over_slowest(), _BAR, "x")
     what = "killed builder: median next caller over the median normal build"
-    outcome.figures.append(Figure(what, kills.median_over_median(), _BAR, "x"))
+    outcome.at_most(what, kills.median_over_median(), _BAR, "x")
     return outcome
 
 

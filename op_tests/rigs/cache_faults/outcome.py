@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass, field
 from enum import Enum
 
-from jitfmha.bench.report import Progress
+from jitfmha.bench.report import Progress, Row
 
 
 class Extent(Enum):
@@ -12,16 +12,6 @@ class Extent(Enum):
 
     SHORT = "short"
     LONG = "long"
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One measured number with the bar that it must not exceed; ``unit`` is "x" or "s"."""
-
-    what: str
-    measured: float
-    bar: float
-    unit: str
 
 
 @dataclass
@@ -36,7 +26,11 @@ class Outcome:
 
     attempts: int = 0
     failures: list[str] = field(default_factory=list)
-    figures: list[Figure] = field(default_factory=list)
+    figures: list[Row] = field(default_factory=list)
+
+    def at_most(self, what: str, measured: float, bar: float, unit: str) -> None:
+        """Add a figure with the bar that it must not exceed."""
+        self.figures.append(Row(what, measured, bar, unit, at_least=False))
 
     def expect(self, holds: bool, sentence: str) -> None:
         """Count an attempt, and a failure described by ``sentence`` unless it ``holds``."""

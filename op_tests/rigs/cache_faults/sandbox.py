@@ -21,11 +21,11 @@ from importlib import import_module
 from pathlib import Path
 
 from jitfmha.bench.fresh_process import fresh_python
-from jitfmha.bench.report import Progress
+from jitfmha.bench.report import Progress, Row
 from jitfmha.jit.cache.directory import CacheDirectory
 from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 
-from .outcome import Extent, Figure, Outcome, reported_seed
+from .outcome import Extent, Outcome, reported_seed
 from .processes import Ending, Worker, end_with_parent, live_processes, wait_until
 from .watched_compiler import WatchedCompiler
 
@@ -189,7 +189,7 @@ def _listen(
                     progress(message["progress"])
                 else:
                     fields = message["outcome"]
-                    figures = [Figure(**figure) for figure in fields.pop("figures")]
+                    figures = [Row(**figure) for figure in fields.pop("figures")]
                     return Outcome(**fields, figures=figures)
         finally:
             watchdog.cancel()

@@ -12,7 +12,7 @@ from jitfmha.jit.toolchain.host_cpp import find_host_cpp
 from .callers import Call, Scratch, Trial, new_scratch
 from .damaged_files import is_intact
 from .faulty_system import without_locks
-from .outcome import Extent, Figure
+from .outcome import Extent
 from .watched_compiler import WatchedCompiler
 
 _ERRORS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -36,7 +36,7 @@ def run(trial: Trial) -> None:
             _damaged_entry(trial, error)
     if trial.is_long:
         most = max(most, _at_once(trial, errno.ENOLCK, 2, "attention"))
-    trial.outcome.figures.append(Figure("builds of one entry without locks", most, 2, "builds"))
+    trial.outcome.at_most("builds of one entry without locks", most, 2, "builds")
 
 
 def _at_once(trial: Trial, error: int, count: int, kernel: str) -> int:
