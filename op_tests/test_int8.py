@@ -143,3 +143,10 @@ def test_errors(rng, dtypes, changes, error, words):
     for function in (fmha_fwd, explain):
         with refused(error, *words):
             function(q, k, v, **changes)
+
+
+def test_gradients_are_refused_before_anything_runs(rng):
+    _, k, v = int8_inputs(rng)
+    q = torch.randn(2, 33, 2, HDIM, generator=rng).requires_grad_()
+    with pytest.raises(NotImplementedError, match="backward pass serves fp32, bf16, fp16; k and v"):
+        fmha_fwd(q, k, v)
