@@ -5,7 +5,8 @@ import random
 import secrets
 import zlib
 from collections import Counter
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
+from pathlib import Path
 from typing import Any, TypeGuard, get_args
 
 import pytest
@@ -167,6 +168,30 @@ def num_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def give_away(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Makes a path that of user 54321; only in appearance where this process is not root's."""
+    is_root, stranger = os.geteuid() == 0, 54321
+    strange: set[str] = set()
+    lstat = os.lstat
+
+    def fabricated(path: str | Path) -> os.stat_result:
+        status = lstat(path)
+        if str(path) in strange:
+            return os.stat_result((*status[:4], stranger, *status[5:]))
+        return status
+
+    def give(path: Path) -> None:
+        if is_root:
+            os.chown(path, stranger, stranger, follow_symlinks=False)
+        else:
+            strange.add(str(path))
+
+    if not is_root:
+        monkeypatch.setattr(os, "lstat", fabricated)
+    return give
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Whose hands a tree of code objects is in: what the environment names, and what is shipped."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -46,46 +45,30 @@ def test_file_that_others_can_write_to(where, mode, tmp_path):
 
 
 @pytest.mark.parametrize("where", [".", "fmha_fwd.csv", "MI300", f"MI300/{GOOD.file}"])
-def test_owned_by_another_user(where, tmp_path, monkeypatch):
-    path = good_tree(tmp_path) / where
-    give_away(path, monkeypatch)
+def test_owned_by_another_user(where, tmp_path, give_away):
+    give_away(good_tree(tmp_path) / where)
     assert_not_used(tmp_path, "is owned by user id 54321, not by this user")
 
 
-def test_link_to_a_file_of_another_user(tmp_path, monkeypatch):
+def test_link_to_a_file_of_another_user(tmp_path, give_away):
     path = good_tree(tmp_path) / "MI300" / GOOD.file
     other = path.with_name("elsewhere.co")
     path.rename(other)
     path.symlink_to(other)
     assert isinstance(read_first(tmp_path), CodeObject)
-    give_away(other, monkeypatch)
+    give_away(other)
     assert_not_used(tmp_path, "elsewhere.co' is owned by user id 54321")
 
 
-def test_the_shipped_tree_is_as_safe_as_the_package(tmp_path, use_tree, monkeypatch):
+def test_the_shipped_tree_is_as_safe_as_the_package(tmp_path, use_tree, give_away, monkeypatch):
     folder = good_tree(tmp_path)
     use_tree(tmp_path)
     monkeypatch.setattr("jitfmha.amd.tree.hsa_dir", lambda: tmp_path)
-    give_away(folder / "fmha_fwd.csv", monkeypatch)
-    give_away(folder / "MI300" / GOOD.file, monkeypatch)
+    give_away(folder / "fmha_fwd.csv")
+    give_away(folder / "MI300" / GOOD.file)
     theirs, ours = trees_of(chip("MI300X"))
     assert theirs.forward.rows == ()
     assert isinstance(ours.code_object(ours.forward.rows[0]), CodeObject)
-
-
-def give_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make it another user's, or where this process may not, have it look so."""
-    if os.geteuid() == 0:
-        os.chown(path, 54321, 54321)
-        return
-    real = os.lstat
-
-    def lstat(node: str) -> os.stat_result:
-        status = real(node)
-        is_given = os.path.samestat(status, real(path))
-        return os.stat_result((*status[:4], 54321, *status[5:])) if is_given else status
-
-    monkeypatch.setattr(os, "lstat", lstat)
 
 
 def assert_not_used(root: Path, reason: str) -> None:

@@ -27,29 +27,6 @@ _NEW_USER_NAMESPACE = 0x10000000
 
 
 @pytest.fixture
-def give_away(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Makes a path another user's; only in appearance where this process is not root's."""
-    strange: set[str] = set()
-    lstat = os.lstat
-
-    def fabricated(path: str | Path) -> os.stat_result:
-        status = lstat(path)
-        if str(path) in strange:
-            return os.stat_result((*status[:4], _STRANGER, *status[5:]))
-        return status
-
-    def give(path: Path) -> None:
-        if _IS_ROOT:
-            os.chown(path, _STRANGER, _STRANGER, follow_symlinks=False)
-        else:
-            strange.add(str(path))
-
-    if not _IS_ROOT:
-        monkeypatch.setattr(os, "lstat", fabricated)
-    return give
-
-
-@pytest.fixture
 def foreign_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A library with the same symbol and another answer."""
     monkeypatch.setenv("JITFMHA_CACHE_DIR", str(tmp_path / "foreign"))
