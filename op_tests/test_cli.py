@@ -20,6 +20,7 @@ from jitfmha.bench.timing import Timings, alternate
 from jitfmha.cli import bench, demo, explain, main, output
 from jitfmha.kernels.compiled.tiles import tile_table
 
+_SHAPE = "seqlen=3,dtype=fp32"
 COMMANDS = (
     *("demo", "doctor", "explain", "kernels", "build", "cache", "bench", "profile"),
     *("run-kernel", "hsa", "replay", "export"),
@@ -77,6 +78,16 @@ def imported_by(*argv: str) -> set[str]:
         (("nonsense",), "nonsense"),
         (("cache",), "action"),
         (("bench", "--suite", "nonsense"), "nonsense"),
+        (("bench", "--shapes", "nonsense"), "'nonsense'"),
+        (("bench", "--shapes", "@/nowhere/at/all"), "/nowhere/at/all"),
+        (("bench", "--shapes", _SHAPE, "--peers", "nobody"), "'nobody'"),
+        (("bench", "--shapes", _SHAPE, "--device", "nowhere"), "'nowhere'"),
+        (("bench", "--shapes", _SHAPE, "--plot", "x.gif"), "'x.gif'"),
+        (("bench", "--shapes", _SHAPE, "--seconds", "-1"), "-1"),
+        (("bench", "--shapes", _SHAPE, "--quick"), "--quick"),
+        (("bench", "--shapes", _SHAPE, "seqlen=3,dtype=fp16", "--roofline", "x.png"), "fp16, fp32"),
+        (("bench", "--csv", "x.csv"), "'x.csv'"),
+        (("bench", "--suite", "memory", "--device", "cpu"), "'cpu'"),
         (("explain", "--mask", "diagonal"), "mask='diagonal'"),
         (("explain", "--hdim", "577"), "577"),
         (("explain", "--heads", "8", "--heads-k", "3"), "3 heads"),
