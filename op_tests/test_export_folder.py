@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from jitfmha.cli import main
 from jitfmha.export.folder import ForeignFilesError, publish
 
 SMALL = ("export", "--arch", "gfx942", "--direction", "forward", "--hdim", "64", "--dtype", "fp16")
@@ -19,10 +18,9 @@ def contents(folder: Path) -> dict[str, str]:
     }
 
 
-def test_command(tmp_path, capfd):
+def test_command(tmp_path, run):
     folder = tmp_path / "new" / "library"
-    assert main([*SMALL, "--json", "-o", str(folder)]) == 0
-    said = json.loads(capfd.readouterr().out)
+    said = run(*SMALL, "--json", "-o", folder).json
     files = contents(folder)
     inventory = json.loads(files.pop("exported.json"))
     assert inventory["files"] == sorted(files)
@@ -32,7 +30,7 @@ def test_command(tmp_path, capfd):
     assert not any("@{" in text for text in files.values())
     assert os.listdir(tmp_path / "new") == ["library"]
     # In the place of an earlier one.
-    assert main([*SMALL, "--mask", "none", "-o", str(folder)]) == 0
+    assert run(*SMALL, "--mask", "none", "-o", folder).code == 0
     assert "causal" not in contents(folder)["src/code_objects.h"]
     assert os.listdir(tmp_path / "new") == ["library"]
 
@@ -46,19 +44,20 @@ def test_command(tmp_path, capfd):
         (("--dtype", "fp32"), "fp32"),
     ],
 )
-def test_usage_errors(flags, complaint, tmp_path, capfd):
-    command = [*SMALL[:5], *flags, "-o", str(tmp_path / "library")]
-    assert main(command) == 2
-    assert complaint in capfd.readouterr().err
+def test_usage_errors(flags, complaint, tmp_path, run):
+    result = run(*SMALL[:5], *flags, "-o", tmp_path / "library")
+    assert result.code == 2
+    assert complaint in result.err
     assert not os.listdir(tmp_path)
 
 
-def test_foreign_files_are_left_alone(tmp_path, capfd):
+def test_foreign_files_are_left_alone(tmp_path, run):
     folder = tmp_path / "library"
     folder.mkdir()
     (folder / "letter.txt").write_text("dear")
-    assert main([*SMALL, "-o", str(folder)]) == 2
-    assert "letter.txt" in capfd.readouterr().err
+    result = run(*SMALL, "-o", folder)
+    assert result.code == 2
+    assert "letter.txt" in result.err
     assert contents(folder) == {"letter.txt": "dear"}
     # Also beside an export, and where a file stands in the place of the folder.
     publish(tmp_path / "other", FILES)
