@@ -34,6 +34,7 @@ BROKEN: list[Refusal] = [
         softmax_scale=[0.0, -1, math.nan, math.inf, 1e39, 1e-50],
         logit_softcap=[-1.0, math.nan, math.inf, 1e-40],
         sink_size=[-1, 2**63],
+        window_size=[(2**63, 0)],
         num_splits=[-1, 129],
         dropout_p=[1.0, -0.1, math.nan],
     ),

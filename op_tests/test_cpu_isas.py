@@ -165,6 +165,10 @@ def test_nan_of_an_earlier_call(rng, isa):
         clean = [x[:, :n] for x, n in ((q, seqlen_q), (k, seqlen_k), (v, seqlen_k))]
         assert fmha_fwd(nan, k * torch.nan, v * torch.nan).isnan().all()
         check(*clean)
+    # The second panel of each tile has one vector, where the earlier one had two.
+    q, k, v = inputs(rng, "bf16", (16, 33, 8, 8), batch=6)
+    assert fmha_fwd(q * torch.nan, k, v).isnan().all()
+    check(q[:, :12], k, v)
 
 
 def dominating(scores: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,8 +33,11 @@ def test_hdims(rng, dtype, hdims, mask):
 
 @pytest.mark.sample("dtype", list(DTYPES), 1)
 def test_a_dot_product_of_two_parts_and_one_element(rng, dtype):
-    """Long dot products are sums of parts; the part that is left over has a single element here."""
-    for seqlen_q in (1, 33):
+    """Long dot products are sums of parts; the one that is left over has a single element.
+
+    Of so many queries tiles have several panels: behind the end of one is the next.
+    """
+    for seqlen_q in (1, 33, 1100):
         q, k, v = random_qkv(rng, seqlen_q=seqlen_q, hdim=257, hdim_v=9, dtype=DTYPES[dtype])
         check(q, k, v)
         # The last element alone decides.

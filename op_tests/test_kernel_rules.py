@@ -128,6 +128,8 @@ def test_strides_of_gradients():
         far = problem._replace(gradients=problem.gradients._replace(**{name: strides}))
         (reason,) = rule.reasons(far, "gfx942")
         assert f"rows of {name} are {FAR} bytes" in str(reason)
+        of_one_row = far.with_sizes(far.sizes._replace(seqlen_q=1, seqlen_k=1))
+        assert not list(rule.reasons(of_one_row, "gfx942"))
 
 
 def test_the_stride_of_a_single_row_says_nothing():

@@ -147,8 +147,6 @@ def test_what_becomes_of_them(monkeypatch, capfd):
         ({"hangs": True}, None, "", "caught"),
         ({"equivalent": "why"}, 0, "3 passed in 0.1s", "equivalent"),
         ({"equivalent": "why"}, 1, "FAILED op_tests/test_x.py::test_y", "not equivalent"),
-        ({"hole": "what"}, 0, "3 passed in 0.1s", "known hole"),
-        ({"hole": "what"}, 1, "FAILED op_tests/test_x.py::test_y", "no hole"),
         ({"file": "csrc_templates/x.h"}, 1, "jitfmha.jit.errors.BuildError: x", "broken"),
         ({"file": "csrc_templates/x.h", "does_not_compile": True}, 1, "BuildError: x", "caught"),
     ],

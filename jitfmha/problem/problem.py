@@ -231,6 +231,11 @@ class Problem(NamedTuple):
         """Return the problem with other lengths and strides."""
         return self._replace(sizes=Sizes._make(sizes))
 
+    def row_stride(self, gradient: str) -> int:
+        """Elements between rows of dout, dq, dk or dv; 0 of one row, whose stride is anything."""
+        seqlen = self.seqlen_k if gradient in ("dk", "dv") else self.seqlen_q
+        return getattr(self.gradients, gradient)[-3] if seqlen > 1 else 0
+
     def _strides(self, given: tuple[int, ...], seqlen: int, heads: int, hdim: int) -> Strides:
         *batch, seq, head, _ = given
         return Strides(

@@ -8,8 +8,9 @@ _ADDRESS = "v_lshlrev_b32 v1, 2, v0\n"
 _FLAT_ADDRESS = "v_mov_b32 v2, s0\nv_mov_b32 v3, s1\n"
 _FILLED_LDS = _ADDRESS + "ds_write_b32 v1, v0\nds_write_b32 v1, v0 offset:256\n"
 _TWO_READS = _FILLED_LDS + "ds_read_b32 v2, v1\nds_read_b32 v3, v1 offset:256\n"
-_TWO_SCALARS = "s_load_dword s4, s[0:1], 0x0\ns_load_dword s5, s[0:1], 0x4\n"
-_MIXED = _FILLED_LDS + "ds_read_b32 v2, v1\ns_load_dword s4, s[0:1], 0x0\n"
+_SCALAR = "s_load_dword s4, s[0:1], 0x0"
+_TWO_SCALARS = f"{_SCALAR}\ns_load_dword s5, s[0:1], 0x4\n"
+_MIXED = f"{_FILLED_LDS}ds_read_b32 v2, v1\n{_SCALAR}\n"
 _TWO_LOADS = _ADDRESS + (
     "global_load_dword v2, v1, s[0:1]\nglobal_load_dword v3, v1, s[0:1] offset:256\n"
 )
@@ -51,11 +52,12 @@ _FAULTS = {
     "overwritten_by_lds": _fault(
         "overwrites v2", _FILLED_LDS + _LOAD_V2, "vmcnt(0)", "", "ds_read_b32 v2, v1", **_LDS
     ),
+    "overwritten_in_any_order": _fault(
+        "overwrites s4", _SCALAR, "lgkmcnt(0)", "", "s_load_dword s4, s[0:1], 0x4"
+    ),
     "lds": _fault("uses v2", _TWO_READS, "lgkmcnt(1)", "lgkmcnt(2)", _USE_V2, **_LDS),
     "lds_is_not_vmcnt": _fault("uses v2", _READ_V2, "lgkmcnt(0)", "vmcnt(0)", _USE_V2, **_LDS),
-    "scalar": _fault(
-        "uses s4", "s_load_dword s4, s[0:1], 0x0", "lgkmcnt(0)", "", "s_mov_b32 s6, s4"
-    ),
+    "scalar": _fault("uses s4", _SCALAR, "lgkmcnt(0)", "", "s_mov_b32 s6, s4"),
     "scalar_comes_in_any_order": _fault(
         "uses s4", _TWO_SCALARS, "lgkmcnt(0)", "lgkmcnt(1)", "s_mov_b32 s6, s4"
     ),

@@ -122,6 +122,13 @@ _HAZARDS = [
     _Hazard("wide_store_reads, valu_writes", _WIDE_STORE, "v_mov_b32 v6, 0", 2),
     # Operands that the products below do not have.
     _Hazard("xdl_writes, matrix_reads_ab", _XDL_32, _XDL_OF_B, _by_chip(11, 12)),
+    # C begins where the result does and is a part of it.
+    _Hazard(
+        "xdl_writes, xdl_reads_c",
+        _XDL_32,
+        "v_mfma_f32_16x16x16_f16 v[24:27], v[2:3], v[4:5], v[8:11]",
+        _by_chip(9, 10),
+    ),
     _Hazard("xdl_writes, valu_reads", _XDL_32, "v_mov_b32 v1, v23", _by_chip(11, 12)),
     _Hazard("xdl_writes, memory_reads", _XDL_32, "ds_write_b32 v1, v8", _by_chip(11, 12)),
 ]

@@ -16,7 +16,6 @@ The lists are the files `*.toml` beside this one. A mutant is a table with these
     does_not_compile   the tests fail because a compiler refuses the file
     hangs              the tests fail because they do not end
     equivalent         a sentence that says why nothing can tell: its tests must pass
-    hole               no test sees it yet, and what one would have to look at: its tests must pass
     slow               its tests take long, so that it is not drawn
 
 A mutant is caught when pytest says that a test failed (exit code 1) or when a signal ended it.
@@ -56,7 +55,7 @@ DEFAULT_TIMEOUT = 420.0
 _CACHES = shutil.ignore_patterns("__pycache__", ".git", ".*_cache", "*.egg-info", ".venv", "build")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
 _NOT_COMPILED = re.compile(r"\b(?:BuildError|DeviceCompileError|SyntaxError|IndentationError)\b")
-_FINE = ("caught", "equivalent", "known hole", "not run here")
+_FINE = ("caught", "equivalent", "not run here")
 # What is built while a test runs: some for minutes, and an error of it is no catch.
 _BUILT_BY_TESTS = ("csrc_templates/", "hsa/src/")
 _BUILT_FOR_LONG = ("csrc_templates/emulator/", "csrc_templates/amd/", "jitfmha/emulator/")
@@ -79,7 +78,6 @@ class Mutant:
     does_not_compile: bool = False
     hangs: bool = False
     equivalent: str = ""
-    hole: str = ""
     slow: bool = False
     room: str = ""
 
@@ -288,8 +286,6 @@ def judged(mutant: Mutant, code: int | None, output: str) -> tuple[str, str]:
     if code == 0:
         if not re.search(r"\b\d+ passed\b", output):
             return "not run here", "its tests are skipped"
-        if mutant.hole:
-            return "known hole", mutant.hole
         return ("equivalent" if mutant.equivalent else "SURVIVED"), mutant.fault
     if code is None:
         return ("caught" if mutant.hangs else "timed out"), "the tests did not end"
@@ -304,8 +300,8 @@ def judged(mutant: Mutant, code: int | None, output: str) -> tuple[str, str]:
         # What a module that cannot be imported says, or else pytest's last line.
         said = re.findall(r"^E +(.+)$", output, re.MULTILINE) or output.strip().splitlines()
         return "broken", f"pytest ended with {code}: {said[-1] if said else 'nothing said'}"
-    if word == "caught" and (mutant.equivalent or mutant.hole):
-        return ("not equivalent" if mutant.equivalent else "no hole"), detail
+    if word == "caught" and mutant.equivalent:
+        word = "not equivalent"
     return word, detail
 
 
@@ -315,7 +311,7 @@ def drawn(of: Sequence[Mutant], n: int, rng: random.Random) -> list[Mutant]:
 
     def is_quick(mutant: Mutant) -> bool:
         is_built = mutant.build or mutant.file.startswith(_BUILT_BY_TESTS + _BUILT_FOR_LONG)
-        return not (is_built or mutant.hangs or mutant.slow or mutant.equivalent or mutant.hole)
+        return not (is_built or mutant.hangs or mutant.slow or mutant.equivalent)
 
     quick = [each for each in of if each.runs_on(isas) and is_quick(each)]
     return rng.sample(quick, min(n, len(quick)))
@@ -325,7 +321,7 @@ def _unchanged(of: Iterable[Mutant]) -> list[Mutant]:
     """One mutant without a fault for each selection of tests: they must pass."""
     first: dict[tuple[str, str], Mutant] = {}
     for each in of:
-        passes = replace(each, new=each.old, build="", equivalent="nothing was changed", hole="")
+        passes = replace(each, new=each.old, build="", equivalent="nothing was changed")
         first.setdefault((each.tests, each.isa), passes)
     return list(first.values())
 
@@ -351,9 +347,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.list:
         for each in chosen:
             print(f"{each.room:<12} {each.id:<28} {each.file}: {each.fault}")
-        holes = sum(bool(each.hole) for each in chosen)
         equivalents = sum(bool(each.equivalent) for each in chosen)
-        print(f"{len(chosen)} mutants, {equivalents} of them equivalent and {holes} known holes")
+        print(f"{len(chosen)} mutants, {equivalents} of them equivalent")
         return 0
     if arguments.unchanged:
         chosen = _unchanged(chosen)

@@ -276,26 +276,20 @@ def _but(
 
 
 def _packed_strides(problem: Problem, gradients: GradientStrides) -> bytes:
-    dout, lse, dlse, *written = gradients
-    # Kernels count a 16-bit tensor's in bytes. The lse has no last dimension, and heads first.
+    def by_head(name: str) -> list[int]:
+        """Bytes between batches, heads and rows, for 16 bits in ``([b,] s, h, d)``."""
+        *batch, _, head, _ = getattr(gradients, name)
+        strides = batch[0] if batch else 0, head, problem.row_stride(name)
+        return [ELEMENT_BYTES * x for x in strides]
+
+    # The lse has no last dimension, and heads first.
     strides = (
-        [ELEMENT_BYTES * x for x in _by_head(_one_row(dout, problem.seqlen_q))],
-        _row_strides(lse),
-        (0, 0, 0) if dlse is None else _row_strides(dlse),
-        *([ELEMENT_BYTES * x for x in _by_head(each)] for each in written),
+        by_head("dout"),
+        _row_strides(gradients.lse),
+        (0, 0, 0) if gradients.dlse is None else _row_strides(gradients.dlse),
+        *(by_head(name) for name in ("dq", "dk", "dv")),
     )
     return b"".join(_pack_strides(*each) for each in strides)
-
-
-def _one_row(strides: Sequence[int], seqlen: int) -> Sequence[int]:
-    """Put 0 between rows where there is one: the stride of a dimension of size 1 is anything."""
-    return strides if seqlen > 1 else (*strides[:-3], 0, *strides[-2:])
-
-
-def _by_head(strides: Sequence[int]) -> tuple[int, int, int]:
-    """The strides of batch, head and row of a tensor ``(b, s, h, d)``, or in gm1 ``(s, h, d)``."""
-    *batch, row, head, _ = strides
-    return (batch[0] if batch else 0), head, row
 
 
 def _row_strides(strides: Sequence[int]) -> tuple[int, int, int]:

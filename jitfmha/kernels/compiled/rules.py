@@ -82,7 +82,7 @@ def strides_of_gradients_fit(problem: Problem, arch: Arch) -> Iterator[Reason]:
     if problem.gradients is None:
         return
     for name in ("dout", "dq", "dk", "dv"):
-        size = getattr(problem.gradients, name)[-3] * DTYPE_BYTES[problem.dtype]
+        size = problem.row_stride(name) * DTYPE_BYTES[problem.dtype]
         if size >= FIELD_END:
             template = (
                 "The kernels take strides below 4 GiB; rows of {name} are {size} bytes apart."

@@ -19,10 +19,8 @@ FAR_STRIDE_BYTES = _BUFFER_REACH // _MOST_ROWS
 
 def rows_are_within_reach(problem: Problem, arch: Arch) -> Iterator[Reason]:
     """The rows of a tile are reached by the offsets of one buffer."""
-    gradients = problem.gradients
-    assert gradients is not None
     strides = {"q": problem.q.seq, "k": problem.k.seq, "v": problem.v.seq}
-    strides["dout"] = gradients.dout[-3] if problem.seqlen_q > 1 else 0
+    strides["dout"] = problem.row_stride("dout")
     for name, stride in strides.items():
         size = stride * _ELEMENT_BYTES
         if size >= FAR_STRIDE_BYTES:
