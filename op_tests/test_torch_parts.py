@@ -15,6 +15,8 @@ MISSING = {
     "        return reduce(getattr, path.split(": '        if "._" in f".{path}":\n'
     "            raise AttributeError(path)\n"
     "        return reduce(getattr, path.split(",
+    "forward_ad._current_level": "forward_ad.missing",
+    "profiler._is_profiler_enabled": "profiler.missing",
     'getattr(forward_ad, "_current_level"': 'getattr(forward_ad, "missing"',
     'getattr(profiler, "_is_profiler_enabled"': 'getattr(profiler, "missing"',
     "from torch._functorch.utils import": "from torch.missing import",

@@ -417,8 +417,8 @@ def _forward_launch(entry: Callable[..., int], shape: bytes, group: int) -> Laun
     """Runs the kernel; returns when ``out`` and ``lse`` are written."""
 
     def launch(tensors: Tensors) -> None:
-        lse, cu_seqlens, descales = tensors.lse, tensors.cu_seqlens, tensors.descales
-        modifiers, dropout, keys = tensors.modifiers, tensors.dropout, tensors.keys
+        # 0.2 us less than reading them by their names.
+        q, k, v, out, lse, cu_seqlens, descales, modifiers, dropout, _, keys = tensors
         modifying = None
         if modifiers is not None or dropout is not None or descales is not None:
             scales = _NO_DESCALES if descales is None else _located_descales(descales, group)
@@ -428,17 +428,17 @@ def _forward_launch(entry: Callable[..., int], shape: bytes, group: int) -> Laun
             sums_q, sums_k, padded_q, padded_k = [x.data_ptr() for x in cu_seqlens[:4]]
         # Written out: a loop over the tensors takes 1 us longer.
         packed = _pack_tensors(
-            tensors.q.data_ptr(),
-            tensors.k.data_ptr(),
-            tensors.v.data_ptr(),
-            tensors.out.data_ptr(),
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            out.data_ptr(),
             0 if lse is None else lse.data_ptr(),
             sums_q,
             sums_k,
             padded_q,
             padded_k,
         )
-        key_options = None if keys is None else _packed_keys(keys, tensors.k)
+        key_options = None if keys is None else _packed_keys(keys, k)
         status = entry(shape, packed, modifying, key_options)
         if status != 0:
             _raise_for(status, tensors)
