@@ -4,8 +4,6 @@ A call is looked up under everything that the checks look at. What is not there 
 planned and bound, as in :mod:`jitfmha.call.run`.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -60,15 +58,11 @@ class BackwardArguments(NamedTuple):
     deterministic: bool | None = None
     atomic_fp32: bool | None = None
 
-    def read(self) -> tuple[Tensor | None, ...]:
-        """The tensors that are read."""
-        forward = self.forward
-        given = self.dout, forward.q, forward.k, forward.v, forward.out, self.lse
-        return given if self.dlse is None else (*given, self.dlse)
-
     def inputs(self) -> tuple[tuple[str, Tensor | None], ...]:
-        """The same under the names of the arguments."""
-        return tuple(zip(_READ, self.read(), strict=False))
+        """The tensors that are read, under the names of the arguments."""
+        q, k, v = self.forward[:3]
+        read = self.dout, q, k, v, self.forward.out, self.lse, self.dlse
+        return tuple(zip(_READ, read, strict=True))
 
     @property
     def must_be_deterministic(self) -> bool:
@@ -125,11 +119,7 @@ def run_backward(arguments: BackwardArguments, is_profiled: bool = False) -> Res
         if deterministic is None:
             deterministic = _are_deterministic_algorithms_enabled()
         choices = with_dbias, with_dsink, deterministic, deterministic.__class__, atomic
-        calls = cache[options, choices, atomic.__class__]
-        # Where gradients are written to new tensors, and the lse has none, nobody describes them.
-        others = None
-        if not (dlse is dq is dk is dv is None):
-            others = described((dlse, dq, dk, dv))
+        calls = cache[options]
         key = (
             key,
             dout.shape,
@@ -140,7 +130,10 @@ def run_backward(arguments: BackwardArguments, is_profiled: bool = False) -> Res
             lse.stride(),
             lse.dtype,
             lse.device,
-            others,
+            # Where gradients are written to new tensors, and the lse has none, nobody asks.
+            None if dlse is dq is dk is dv is None else described((dlse, dq, dk, dv)),
+            choices,
+            atomic.__class__,
         )
         prepared = calls.prepared.get(key)
     except (AttributeError, TypeError, RuntimeError):
@@ -238,32 +231,34 @@ def _check_what_is_wanted(arguments: BackwardArguments) -> None:
 
 
 def _launch(prepared: PreparedBackward, arguments: BackwardArguments) -> Results:
-    problem, launch, _, _, are_rows_dense = prepared
     forward, lse, dout, dlse, dq, dk, dv, with_dbias, with_dsink, _, _ = arguments
     q, k, v, _, _, _, _, out, cu_seqlens, _, descales, modifiers, dropout, _ = forward
     are_given = not (dq is dk is dv is None)
     if are_given:
         _refuse_shared_memory(arguments)
-    if are_given or not are_rows_dense:
-        results = new_gradients(arguments)
+    if are_given or not prepared.are_rows_dense:
+        new_dq, new_dk, new_dv = new_gradients(arguments)
     else:
-        results = _empty_like(q), _empty_like(k), _empty_like(v)
+        new_dq, new_dk, new_dv = _empty_like(q), _empty_like(k), _empty_like(v)
     if cu_seqlens is not None:
         q_covered, k_covered = _covered(prepared, cu_seqlens)
-        covered = q_covered, k_covered, k_covered
-        for given, fresh, is_covered in zip((dq, dk, dv), results, covered, strict=True):
-            if given is None and not is_covered:
-                fresh.zero_()
+        if not q_covered and dq is None:
+            new_dq.zero_()
+        if not k_covered and dk is None:
+            new_dk.zero_()
+        if not k_covered and dv is None:
+            new_dv.zero_()
     if are_given:
         for given in (dq, dk, dv):
             if given is not None and not given.is_inference():
                 torch.autograd.graph.increment_version(given)
-    dbias = _zeros_for_dbias(problem, forward) if with_dbias else None
+    dbias = _zeros_for_dbias(prepared.problem, forward) if with_dbias else None
+    launch = prepared.launch
     if launch is None:
-        for x in results:
+        for x in (new_dq, new_dk, new_dv):
             write_zeros(x)
     else:
-        gradients = new_tuple(Gradients, (dout, dlse, *results, dbias))
+        gradients = new_tuple(Gradients, (dout, dlse, new_dq, new_dk, new_dv, dbias))
         launch(
             new_tuple(
                 Tensors,
@@ -273,7 +268,7 @@ def _launch(prepared: PreparedBackward, arguments: BackwardArguments) -> Results
     if dbias is not None:
         dbias = _summed_for_bias(dbias, forward)
     dsink = _gradient_of_sink(arguments) if with_dsink else None
-    return new_tuple(Results, (*results, dbias, dsink))
+    return new_tuple(Results, (new_dq, new_dk, new_dv, dbias, dsink))
 
 
 _empty_like = torch.empty_like

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 _is_grad_enabled = torch.is_grad_enabled
 
+_NO_FEATURES = (None,) * 4  # the last fields of Arguments
+
 # The default of what a number turns on. That nothing is asked for is seen by its identity, which is
 # quick; every other number, 0.0 as well, is checked. An int: torch.compile makes floats inputs.
 OFF = 0
@@ -404,13 +406,12 @@ def fmha_bwd(
             max_seqlen_k,
         )
     plain = (q, k, v, softmax_scale, mask, window_size, False, out, cu_seqlens, bf16_cvt)
-    forward = new_tuple(Arguments, (*plain, None, None, None, None))
+    forward = new_tuple(Arguments, plain + _NO_FEATURES)
     if features:
         forward = forward.with_features(features)
-    rooms = dq, dk, dv, dbias is not None, dsink is not None
-    arguments = new_tuple(
-        BackwardArguments, (forward, lse, dout, dlse, *rooms, deterministic, atomic_fp32)
-    )
+    wants = dbias is not None, dsink is not None, deterministic, atomic_fp32
+    given = forward, lse, dout, dlse, dq, dk, dv
+    arguments = new_tuple(BackwardArguments, given + wants)
     if not (dq is dk is dv is dbias is dsink is None):
         _refuse_rooms_with_gradients(dq=dq, dk=dk, dv=dv, dbias=dbias, dsink=dsink)
         _check_room("dbias", dbias, features.get("bias"))

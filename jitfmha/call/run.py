@@ -9,6 +9,7 @@ alone, and gets a launch of the kernel that the kind has.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -39,6 +40,7 @@ from .detection import target_of
 from .dispatch import plan_for
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class PreparedCall:
     """A call of which everything but the tensors' addresses is settled.
 
@@ -56,38 +58,15 @@ class PreparedCall:
         has_gradients: whether it is known that backward is served, too.
     """
 
-    __slots__ = (
-        "has_gradients",
-        "kind",
-        "launch",
-        "lse_layout",
-        "out_is_like_q",
-        "out_shape",
-        "sizes",
-        "spans",
-        "wants_huge_pages",
-    )
-
-    def __init__(
-        self,
-        kind: CallKind,
-        launch: Launch | None,
-        sizes: PlainSizes,
-        out_shape: tuple[int, ...],
-        out_is_like_q: bool,
-        wants_huge_pages: bool,
-        lse_layout: tuple[tuple[int, ...], tuple[int, ...]] | None,
-        spans: tuple[int, ...],
-    ) -> None:
-        self.kind = kind
-        self.launch = launch
-        self.sizes = sizes
-        self.out_shape = out_shape
-        self.out_is_like_q = out_is_like_q
-        self.wants_huge_pages = wants_huge_pages
-        self.lse_layout = lse_layout
-        self.spans = spans
-        self.has_gradients = False
+    kind: CallKind
+    launch: Launch | None
+    sizes: PlainSizes
+    out_shape: tuple[int, ...]
+    out_is_like_q: bool
+    wants_huge_pages: bool
+    lse_layout: tuple[tuple[int, ...], tuple[int, ...]] | None
+    spans: tuple[int, ...]
+    has_gradients: bool = False
 
 
 class CallKind:

@@ -450,12 +450,30 @@ def _backward_launch(entry: Callable[..., int], shape: bytes) -> Launch:
     """Runs the kernel; returns when ``dq``, ``dk`` and ``dv`` are written."""
 
     def launch(tensors: Tensors) -> None:
-        assert tensors.gradients is not None
-        dout, dlse, *written, dbias = tensors.gradients
-        read = tensors.q, tensors.k, tensors.v, tensors.out, dout, tensors.lse, dlse
-        sums = (None,) * 4 if tensors.cu_seqlens is None else tensors.cu_seqlens[:4]
-        packed = TENSORS["backward"].packer.pack(*map(address, (*read, *written, *sums)))
-        modifiers, dropout = tensors.modifiers, tensors.dropout
+        # Written out, as above.
+        q, k, v, out, lse, cu_seqlens, _, modifiers, dropout, gradients, _ = tensors
+        assert lse is not None, "a backward pass reads the lse"
+        assert gradients is not None, "a backward pass has gradients"
+        dout, dlse, dq, dk, dv, dbias = gradients
+        sums_q = sums_k = padded_q = padded_k = 0
+        if cu_seqlens is not None:
+            sums_q, sums_k, padded_q, padded_k = [x.data_ptr() for x in cu_seqlens[:4]]
+        packed = _pack_backward_tensors(
+            q.data_ptr(),
+            k.data_ptr(),
+            v.data_ptr(),
+            out.data_ptr(),
+            dout.data_ptr(),
+            lse.data_ptr(),
+            0 if dlse is None else dlse.data_ptr(),
+            dq.data_ptr(),
+            dk.data_ptr(),
+            dv.data_ptr(),
+            sums_q,
+            sums_k,
+            padded_q,
+            padded_k,
+        )
         modifying = None
         if modifiers is not None or dropout is not None:
             modifying = _packed_modifiers(modifiers, dropout, _NO_DESCALES, dbias)
@@ -476,7 +494,7 @@ def _raise_for(status: int, tensors: Tensors) -> NoReturn:
 
 _NAMES_NO_PAGE = 2
 _NO_MEMORY = "the CPU kernel could not allocate its scratch memory"
-_pack_tensors = TENSORS["forward"].packer.pack
+_pack_tensors, _pack_backward_tensors = (x.packer.pack for x in TENSORS.values())
 _NO_DESCALES: tuple[int, ...] = (0,) * 16
 
 

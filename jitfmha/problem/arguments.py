@@ -5,10 +5,9 @@ is launched with is :class:`Tensors`. Optional arguments that belong together ar
 which is None where the call does not have them. ``OPTIONS`` lists the keyword arguments.
 """
 
-from __future__ import annotations
-
+from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Generator, Tensor
@@ -24,8 +23,7 @@ from .score_features import (
     gather_modifiers,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+# Annotations are not deferred here: each of the many fields would be compiled once more on import.
 
 new_tuple = tuple.__new__
 """What a NamedTuple's own constructor ends in, at half of its cost; for what every call makes."""
@@ -213,7 +211,7 @@ class Arguments(NamedTuple):
     keys: KeyOptions | None = None
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, v: Tensor, options: Mapping[str, Any]) -> Arguments:
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, options: Mapping[str, Any]) -> "Arguments":
         """The value for keyword arguments by their public names.
 
         Raises ``TypeError`` or ``ValueError`` as the functions that gather nested values do.
@@ -223,7 +221,7 @@ class Arguments(NamedTuple):
         plain = {name: rest.pop(name) for name in _PLAIN if name in rest}
         return cls(q, k, v, **plain, cu_seqlens=cu_seqlens).with_features(rest)
 
-    def with_features(self, options: Mapping[str, Any]) -> Arguments:
+    def with_features(self, options: Mapping[str, Any]) -> "Arguments":
         """Return the arguments with the options of features, by their public names.
 
         Raises ``TypeError`` or ``ValueError`` as the functions that gather nested values do.

@@ -18,10 +18,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ...planning.target import CpuTarget
-from ...problem.arguments import Arguments, CuSeqlens
+from ...problem.arguments import Arguments, CuSeqlens, new_tuple
 from ...problem.checks import requires_any_grad, result_requires_grad
 from ...problem.problem import GradientStrides, Problem, make_problem
-from ...problem.score_features import Modifiers
 from ...problem.torch_parts import (
     SingleLevelFunction,
     apply_at_one_level,
@@ -115,8 +114,12 @@ class _EagerAttention(torch.autograd.Function):
         out, lse = run_prepared(prepared, arguments)
         assert lse is not None, "it is asked for"
         # In the order of `_Attention`: a checkpoint may compute again what that computed first.
-        tensors: list[Tensor] = []
-        ctx.rest = _without_tensors(arguments, tensors)
+        tensors = [q, k, v]
+        ctx.rest = rest = list(arguments)
+        rest[:3] = None, None, None
+        for i in _NESTED:
+            if rest[i] is not None:
+                rest[i] = _without_tensors(rest[i], tensors)
         ctx.deterministic = deterministic
         ctx.save_for_backward(*tensors, out, lse)
         ctx.set_materialize_grads(False)
@@ -124,17 +127,26 @@ class _EagerAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
-        *tensors, out, lse = ctx.saved_tensors
-        forward = _with_tensors(ctx.rest, iter(tensors))._replace(out=out, return_lse=False)
+        q, k, v, *tensors, out, lse = ctx.saved_tensors
+        rest = ctx.rest.copy()
+        rest[:3] = q, k, v
+        rest[_RETURN_LSE_FIELD], rest[_OUT_FIELD] = False, out
+        others = iter(tensors)
+        for i in _NESTED:
+            if rest[i] is not None:
+                rest[i] = _with_tensors(rest[i], others)
         needed = ctx.needs_input_grad
-        dout = _given(dout, out)
-        nothing_given = dlse, None, None, None
-        choices = needed[3], needed[4], ctx.deterministic
-        gradients = differentiate(BackwardArguments(forward, lse, dout, *nothing_given, *choices))
-        wanted = (x if is_needed else None for x, is_needed in zip(gradients, needed, strict=False))
-        return *wanted, None, None
+        choices = needed[3], needed[4], ctx.deterministic, None
+        forward = new_tuple(Arguments, rest)
+        given = forward, lse, _given(dout, out), dlse, None, None, None
+        # Torch drops those of dq, dk and dv that nobody needs.
+        return *differentiate(new_tuple(BackwardArguments, given + choices)), None, None
 
 
+_OUT_FIELD, _RETURN_LSE_FIELD = map(Arguments._fields.index, ("out", "return_lse"))
+_NESTED = tuple(
+    map(Arguments._fields.index, ("cu_seqlens", "descales", "modifiers", "dropout", "keys"))
+)
 _TENSOR = object()
 _AS_PLAIN = object()
 
@@ -177,16 +189,17 @@ def attend(arguments: Arguments, deterministic: bool | None) -> tuple[Tensor, Te
 
     Raises ``NotImplementedError`` where a gradient is asked for that there is not.
     """
-    modifiers = arguments.modifiers or Modifiers()
-    requiring = _names_that_require_grad(arguments)
-    if arguments.out is not None or not isinstance(arguments.return_lse, bool):
+    q, k, v, _, _, _, return_lse, out, _, _, descales, modifiers, _, keys = arguments
+    if out is not None or not isinstance(return_lse, bool):
         make_problem(arguments)
-        raise result_requires_grad(next(iter((*requiring, "out"))))
-    _refuse_missing_gradients(arguments, requiring)
+        raise result_requires_grad(next(iter((*_names_that_require_grad(arguments), "out"))))
+    if descales is not None or modifiers is not None or keys is not None:
+        _refuse_missing_gradients(arguments)
+    if not return_lse:
+        arguments = arguments._replace(return_lse=True)
+    bias, sink = (None, None) if modifiers is None else (modifiers.bias, modifiers.sink)
     results: tuple[Tensor, Tensor] = _EagerAttention.apply(
-        *(*arguments[:3], modifiers.bias, modifiers.sink),
-        arguments._replace(return_lse=True),
-        deterministic,
+        q, k, v, bias, sink, arguments, deterministic
     )  # type: ignore[no-untyped-call]
     return results
 
@@ -197,8 +210,13 @@ def differentiate(arguments: BackwardArguments) -> Results:
     With dbias and dsink where they are wanted; through the dispatcher those are not written to
     tensors that are given, but new.
     """
-    read = arguments.read()
-    if not (is_watched(*read) or (_is_grad_enabled() and requires_any_grad(*read))):
+    forward, lse, dout, dlse = arguments[:4]
+    (q, k, v), out = forward[:3], forward.out
+    if not (
+        is_watched(dout, q, k, v, out, lse)
+        or (dlse is not None and is_watched(dlse, dout, lse))
+        or (_is_grad_enabled() and requires_any_grad(dout, q, k, v, out, lse, dlse))
+    ):
         return run_backward(arguments)
     if not torch.compiler.is_compiling():
         join_flop_counters()
@@ -246,7 +264,7 @@ def _fmha_fwd(*given: Any) -> tuple[Tensor, Tensor]:
     if not _is_gradient_asked_for(given):
         return _Attention.forward(*given)
     arguments = arguments_of(NAMES, given)
-    _refuse_missing_gradients(arguments, _names_that_require_grad(arguments))
+    _refuse_missing_gradients(arguments)
     if type(given[0]) is Tensor and not given[0].is_meta:
         # Of a tensor without values the target may be another machine's.
         _refuse_unserved_backward(arguments)
@@ -298,9 +316,9 @@ def _names_that_require_grad(arguments: Arguments) -> list[str]:
     return [name for name, x in named if isinstance(x, Tensor) and x.requires_grad]
 
 
-def _refuse_missing_gradients(arguments: Arguments, requiring: list[str]) -> None:
+def _refuse_missing_gradients(arguments: Arguments) -> None:
     are_paged = arguments.keys is not None and arguments.keys.block_table is not None
-    for name in requiring:
+    for name in _names_that_require_grad(arguments):
         if are_paged:
             raise NotImplementedError(
                 f"{name} requires grad; attention over keys and values in pages (block_table) has "

@@ -109,4 +109,4 @@ class ReadyBackwardPlan(AmdPlan):
     def launch_for(self, sizes: PlainSizes) -> Launch:
         problem = self.problem.with_sizes(sizes)
         turns = turns_of(self.row, problem) if self.row.is_deterministic else 0
-        return backward_launch(problem, self._kernels, adds_dq_up=True, turns=turns)
+        return backward_launch(problem, self._kernels, adds_dq_up=True, turns=turns).__call__
