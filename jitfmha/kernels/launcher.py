@@ -147,9 +147,8 @@ AITER_BACKWARD_TENSORS = SharedStruct(
     {
         **dict.fromkeys(("q", "k", "v", "out", "dout"), Pointer("const void")),
         **dict.fromkeys(("lse", "row_sums"), Pointer("const void")),
-        "dq_acc": Pointer(
-            "const void"
-        ),  # what dq is added up in; dq itself where no kernel follows
+        # What dq is added up in; dq itself where no kernel follows.
+        "dq_acc": Pointer("const void"),
         **dict.fromkeys(("dq", "dk", "dv"), Pointer("const void")),
         **dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), Pointer("const void")),
         **dict.fromkeys(("cu_seqlens_q_padded", "cu_seqlens_k_padded"), Pointer("const void")),

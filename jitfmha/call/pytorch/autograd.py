@@ -301,9 +301,7 @@ def _tensors(names: tuple[str, ...], given: tuple[Any, ...]) -> Iterator[tuple[s
 
 
 def _is_gradient_asked_for(given: tuple[Any, ...]) -> bool:
-    if not torch.is_grad_enabled():
-        return False
-    return any(isinstance(x, Tensor) and x.requires_grad for x in given)
+    return _is_grad_enabled() and requires_any_grad(*given)
 
 
 def _names_that_require_grad(arguments: Arguments) -> list[str]:
