@@ -27,6 +27,8 @@ def test_every_chip():
         assert each == chip(each.name)
         assert 0 < each.xcds <= each.compute_units
         assert each.compute_units % each.xcds == 0
+        # Between the slowest and the fastest HBM among them: 5.3 and 8 TB/s at their peaks.
+        assert each.streaming_gb_s is None or 4000 <= each.streaming_gb_s < 8000
         for pci_id in each.pci_ids:
             assert chip_of_device(each.architecture.name, pci_id) == each
 

@@ -73,6 +73,8 @@ class Chip(NamedTuple):
         xcds: chiplets with compute units, each with an L2 cache of its own.
         xcds_assumed: whether no document tells their number.
         peak_clock_mhz, memory_gib: None where it is not published.
+        streaming_gb_s: 10^9 bytes a second that a kernel which only reads gets out of HBM, which is
+            less than the peak; None where it is not published.
         kernel_folder: None where the architecture has one folder for all chips.
     """
 
@@ -84,6 +86,7 @@ class Chip(NamedTuple):
     xcds_assumed: bool
     peak_clock_mhz: int | None
     memory_gib: int | None
+    streaming_gb_s: int | None
     kernel_folder: KernelFolder | None
 
     def __str__(self) -> str:
