@@ -7,9 +7,11 @@ for the others where it does not. Then all workgroups are put on the compute uni
 the launch.
 
 Cycles become a time by the clock that the chip keeps up with its matrix units as busy as they are.
-What the launch must move between HBM and the chip is added, because it does not hide behind other
-work in the kernels that are looked at: workgroups begin and end together, and then all of them load
-what is theirs alone, or store it.
+What HBM moves while matrix units work is in the cycles, as far as it does not hide behind that
+work: a unit's share of HBM is a part of the model of a unit (csrc_templates/emulator/profile/).
+What it moves before and behind them is added, because it hides behind nothing: workgroups begin
+and end together, and then all of them load what is theirs alone, or store it. No launch takes less
+than HBM does to stream what it touches.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ class Timing:
         lds_busy: share in which the LDS banks worked.
         l1_busy: share in which L1 delivered.
         l1_hits: share of the cache lines that loads asked for which L1 had, or had asked for.
+        lines_at_ends: that HBM moves before and behind the matrix work of a workgroup.
         stalls: cycles in which waves waited, summed over waves, by what they waited for.
     """
 
@@ -52,6 +55,7 @@ class Timing:
     lds_busy: float
     l1_busy: float
     l1_hits: float
+    lines_at_ends: float
     stalls: Mapping[str, int]
 
 
@@ -76,10 +80,11 @@ class Estimate:
     Attributes:
         workgroups: of the launch.
         rounds: in which the compute units would run them if all took equally long.
-        cycles: from the first workgroup's begin to the last one's end, without `memory_seconds`.
+        cycles: from the first workgroup's begin to the last one's end, without `ends_seconds`.
         clock: cycles a second that the chip keeps up with its matrix units as busy as they are.
-        memory_seconds: in which HBM moves the memory that the launch may touch, once.
-        seconds: cycles over clock, and `memory_seconds`.
+        memory_seconds: in which HBM streams the memory that the launch may touch, once.
+        ends_seconds: the part of them before and behind the matrix work of workgroups.
+        seconds: cycles over clock, and `ends_seconds`; at least `memory_seconds`.
         uncertainty: standard deviation of `seconds` as a share, from published times that nothing
             was fitted to.
         matrix_busy: share of the cycles in which the chip's matrix units worked.
@@ -92,6 +97,7 @@ class Estimate:
     cycles: float
     clock: float
     memory_seconds: float
+    ends_seconds: float
     seconds: float
     uncertainty: float
     matrix_busy: float
@@ -101,19 +107,28 @@ class Estimate:
 
 @dataclass(frozen=True)
 class _Cost:
-    """What one workgroup takes: its slot's time, and work of the four SIMDs together."""
+    """What one workgroup takes: its slot's time, work of the four SIMDs together, and lines."""
 
     cycles: float
     matrix: float
     vector: float
+    lines_at_ends: float
 
     def __add__(self, other: _Cost) -> _Cost:
         return _Cost(
-            self.cycles + other.cycles, self.matrix + other.matrix, self.vector + other.vector
+            self.cycles + other.cycles,
+            self.matrix + other.matrix,
+            self.vector + other.vector,
+            self.lines_at_ends + other.lines_at_ends,
         )
 
     def scaled(self, factor: float) -> _Cost:
-        return _Cost(self.cycles * factor, self.matrix * factor, self.vector * factor)
+        return _Cost(
+            self.cycles * factor,
+            self.matrix * factor,
+            self.vector * factor,
+            self.lines_at_ends * factor,
+        )
 
 
 def estimate_launch(
@@ -125,6 +140,7 @@ def estimate_launch(
     xcds: int,
     workgroups_per_unit: int,
     chip: ChipRates,
+    line_bytes: int,
     memory_bytes: float = 0,
 ) -> Estimate | None:
     """The estimate of a launch of `workgroups`; None where a workgroup of the sample has no timing.
@@ -143,7 +159,10 @@ def estimate_launch(
             return None
         share = SIMDS * timing.cycles / timing.workgroups
         costs[workgroup.id] = _Cost(
-            timing.cycles, timing.matrix_busy * share, timing.vector_busy * share
+            timing.cycles,
+            timing.matrix_busy * share,
+            timing.vector_busy * share,
+            timing.lines_at_ends,
         )
     if not costs:
         return None
@@ -152,14 +171,16 @@ def estimate_launch(
     available = SIMDS * compute_units * cycles
     matrix_busy = sum(cost.matrix for cost in every) / available
     clock = chip.clock_at(matrix_busy)
-    memory_seconds = memory_bytes / chip.memory_bandwidth
+    memory_seconds = memory_bytes / chip.streaming
+    ends_seconds = sum(cost.lines_at_ends for cost in every) * line_bytes / chip.streaming
     return Estimate(
         workgroups=workgroups,
         rounds=math.ceil(workgroups / (compute_units * workgroups_per_unit)),
         cycles=cycles,
         clock=clock,
         memory_seconds=memory_seconds,
-        seconds=cycles / clock + memory_seconds,
+        ends_seconds=ends_seconds,
+        seconds=max(cycles / clock + ends_seconds, memory_seconds),
         uncertainty=chip.scatter,
         matrix_busy=matrix_busy,
         vector_busy=sum(cost.vector for cost in every) / available,

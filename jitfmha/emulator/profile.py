@@ -248,6 +248,7 @@ class LaunchProfile:
             xcds=self.xcds,
             workgroups_per_unit=self.workgroups_per_unit,
             chip=self._chip,
+            line_bytes=self.rates["line_bytes"],
             memory_bytes=self._least_moved,
         )
 
@@ -293,12 +294,15 @@ class LaunchProfile:
             (published: 64 to 128) and the time in the queue.
 
             L1: {rates["l1_bytes"] >> 10} KiB, {rates["l1_latency"]} cycles, and
-            {rates["l1_line"]} for each line of {rates["line_bytes"]} bytes. L2 and all behind it:
+            {rates["l1_line"]} for each line of {rates["line_bytes"]} bytes. L2 and Infinity Cache:
             {rates["global_latency"]} cycles (published: 400 to 800), and {rates["global_line"]} a
             line; {rates["atomic_line"]} a line of atomics (fitted).
 
-            HBM moves what the launch may touch once, at {chip.memory_bandwidth / 1e12:.1f} TB/s,
-            and nothing else happens meanwhile; which lines L2 gives up is not modelled.
+            HBM moves what the launch may touch once, at {chip.streaming / 1e12:.1f} TB/s, which
+            published kernels stream, and all units at work share that evenly; a line is there
+            after {rates["hbm_latency"]} cycles (published). While matrix units work this hides
+            behind other work as far as loads are in flight, before and behind that not at all. The
+            Infinity Cache is cold. Which lines L2 gives up is not modelled.
 
             Barrier {rates["barrier"]} cycles (published: 37 to 65, the waves' own waiting
             included). Assumed without a source: scalar loads {rates["scalar_latency"]} cycles,
@@ -478,6 +482,7 @@ def _timing(facts: dict[str, Any]) -> Timing:
         lds_busy=facts["lds_busy"] / cycles,
         l1_busy=facts["l1_busy"] / cycles,
         l1_hits=facts["l1_hits"] / max(facts["lines"], 1),
+        lines_at_ends=facts["lines_at_ends"] / facts["workgroups"],
         stalls=facts["stalls"],
     )
 
@@ -612,7 +617,8 @@ def _timing_lines(profile: LaunchProfile) -> list[str]:
         (
             f"  time: {estimate.seconds * 1e3:.3f} ms, give or take {estimate.uncertainty:.0%}: "
             f"the cycles at {estimate.clock / 1e6:.0f} MHz, "
-            f"and {estimate.memory_seconds * 1e3:.3f} ms of HBM"
+            f"and {estimate.ends_seconds * 1e3:.3f} ms of HBM before and behind matrix work; "
+            f"HBM streams for {estimate.memory_seconds * 1e3:.3f} ms in all"
         ),
         (
             f"  busy over the whole launch: matrix units {estimate.matrix_busy:.1%}, vector ALUs "

@@ -24,7 +24,7 @@ class ChipRates:
         clock_points: measured ones: the share of a launch in which matrix units are busy, and Hz.
         activity: fitted: what the matrix work of attention counts for, beside that of the points.
         clock_is_assumed: the points are another chip's.
-        memory_bandwidth: of HBM, in bytes a second.
+        streaming: bytes a second that come out of HBM.
         scatter: of modelled times around published ones, as a share.
     """
 
@@ -32,7 +32,7 @@ class ChipRates:
     clock_points: tuple[tuple[float, float], ...]
     activity: float
     clock_is_assumed: bool
-    memory_bandwidth: float
+    streaming: float
     scatter: float
 
     def clock_at(self, matrix_busy: float) -> float:
@@ -42,10 +42,20 @@ class ChipRates:
         another one with those of matrix units. So the time of a cycle is on the straight line
         through those of the outermost points. At most the peak.
         """
-        (low, fast), (high, slow) = self.clock_points[0], self.clock_points[-1]
-        of_matrix_work = (1 / slow - 1 / fast) / (high - low)
-        cycle = 1 / fast + of_matrix_work * (self.activity * matrix_busy - low)
+        cycle = self.cycle + self.cycle_of_matrix_work * matrix_busy
         return min(self.peak_clock, 1 / cycle) if cycle > 0 else self.peak_clock
+
+    @property
+    def cycle(self) -> float:
+        """Seconds of a cycle without matrix work, if the peak did not limit the clock."""
+        busy, clock = self.clock_points[0]
+        return 1 / clock - self.cycle_of_matrix_work * busy / self.activity
+
+    @property
+    def cycle_of_matrix_work(self) -> float:
+        """Seconds that a cycle takes longer where matrix units are busy all the time."""
+        (low, fast), (high, slow) = self.clock_points[0], self.clock_points[-1]
+        return self.activity * (1 / slow - 1 / fast) / (high - low)
 
 
 @cache
@@ -60,7 +70,7 @@ def rates_of(arch: chips.Arch) -> Mapping[str, int]:
 def rates_of_chip(name: str) -> ChipRates:
     """The rates of a chip, such as "MI300X"; ``ValueError`` where its clock is not published."""
     chip = chips.chip(name)
-    if chip.peak_clock_mhz is None:
+    if chip.peak_clock_mhz is None or chip.streaming_gb_s is None:
         raise ValueError(f"{name} has no modelled times: its peak clock is not published")
     own = _file()["chips"][name]
     clocks = _file()["chips"][own.get("clock_of", name)]
@@ -69,7 +79,7 @@ def rates_of_chip(name: str) -> ChipRates:
         clock_points=tuple((busy, mhz * 1e6) for busy, mhz in clocks["clock"]),
         activity=clocks["activity"],
         clock_is_assumed="clock_of" in own,
-        memory_bandwidth=own["memory_tb_s"] * 1e12,
+        streaming=chip.streaming_gb_s * 1e9,
         scatter=clocks["scatter"],
     )
 

@@ -26,7 +26,7 @@ _CHIP = ChipRates(
     clock_points=((0.5, 2.0e9), (0.9, 1.6e9)),
     activity=1.0,
     clock_is_assumed=False,
-    memory_bandwidth=4e12,
+    streaming=4e12,
     scatter=0.07,
 )
 
@@ -41,13 +41,14 @@ def _estimate(
     workgroups: int | None = None,
     matrix_busy: float = 0.5,
     memory_bytes: float = 0,
+    lines_at_ends: float = 0,
 ) -> Estimate:
     total = grid[0] * grid[1] * grid[2]
     timed = []
     for number in range(total) if sample is None else sample:
         x, y, z = number % grid[0], number // grid[0] % grid[1], number // (grid[0] * grid[1])
         measured = (workgroups_per_unit, cycles(x, y, z), matrix_busy)
-        timing = Timing(*measured, 0.25, 0.0, 0.0, 0.0, {})
+        timing = Timing(*measured, 0.25, 0.0, 0.0, 0.0, lines_at_ends, {})
         timed.append(TimedWorkgroup(number, (x, y, z), 1000, timing, ""))
     estimate = estimate_launch(
         timed,
@@ -57,6 +58,7 @@ def _estimate(
         xcds=xcds,
         workgroups_per_unit=workgroups_per_unit,
         chip=_CHIP,
+        line_bytes=128,
         memory_bytes=memory_bytes,
     )
     assert estimate is not None
@@ -96,13 +98,23 @@ def test_an_idle_part_of_the_chip_lets_the_rest_run_faster():
     assert (full.clock, quarter.clock) == (pytest.approx(1.6e9), _CLOCK)
 
 
-def test_what_hbm_moves_takes_time_of_its_own():
-    without, with_memory = (
-        _estimate((304, 1, 1), lambda x, y, z: 1000, memory_bytes=size) for size in (0, 4e6)
+def test_what_hbm_moves_beside_no_matrix_work_takes_time_of_its_own():
+    without, with_ends = (
+        _estimate((304, 1, 1), lambda x, y, z: 1000, lines_at_ends=lines) for lines in (0, 100)
     )
-    assert with_memory.memory_seconds == pytest.approx(1e-6)
-    assert with_memory.seconds == pytest.approx(without.seconds + 1e-6)
-    assert (with_memory.cycles, with_memory.clock) == (without.cycles, without.clock)
+    assert with_ends.ends_seconds == pytest.approx(304 * 100 * 128 / 4e12)
+    assert with_ends.seconds == pytest.approx(without.seconds + with_ends.ends_seconds)
+    assert (with_ends.cycles, with_ends.clock) == (without.cycles, without.clock)
+
+
+def test_a_launch_takes_at_least_as_long_as_hbm_does():
+    without, hidden, bound = (
+        _estimate((304, 1, 1), lambda x, y, z: 1000, memory_bytes=size) for size in (0, 4e5, 4e7)
+    )
+    assert hidden.memory_seconds == pytest.approx(1e-7)
+    assert hidden.seconds == without.seconds
+    assert bound.seconds == bound.memory_seconds == pytest.approx(1e-5)
+    assert without.cycles == hidden.cycles == bound.cycles
 
 
 def test_an_estimate_says_how_uncertain_it_is():
@@ -124,7 +136,7 @@ def test_every_chip_with_a_clock_has_rates(chip):
     assert work == sorted(set(work))
     more = replace(rates, activity=2 * rates.activity)
     assert more.clock_at(0.4) == pytest.approx(rates.clock_at(0.8))
-    assert rates.memory_bandwidth > 1e12
+    assert rates.streaming == chip.streaming_gb_s * 1e9
 
 
 def test_each_rate_has_a_source():

@@ -21,6 +21,8 @@ class AddressSpace {
   void allow(u64 address, u64 bytes);
   void finish();      // sorts; no `allow` after it
   u64 bytes() const;  // of the ranges together; 0 where everything is allowed
+  // Ascending, apart from each other; none where everything is allowed.
+  const std::vector<Range>& ranges() const { return ranges_; }
 
   // Whether a range contains the access; remembers it for the next one.
   bool contains(u64 address, u32 bytes, Hit& hit) const {

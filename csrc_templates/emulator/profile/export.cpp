@@ -109,6 +109,7 @@ Json json_of(const TimedWorkgroup& timed) {
                                       {"l1_busy", timing.l1_busy},
                                       {"lines", timing.lines},
                                       {"l1_hits", timing.l1_hits},
+                                      {"lines_at_ends", timing.lines_at_ends},
                                       {"stalls", Json{"{" + stalls + "}"}}});
   return json_object({{"number", timed.number},
                       {"id", json_list(timed.id)},

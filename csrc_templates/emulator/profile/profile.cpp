@@ -25,10 +25,7 @@ TimedWorkgroup timed_workgroup(const Workgroup& workgroup, const DispatchObserva
   } else if (!dispatch.occupancy.workgroups) {
     result.timing.why_not = "a workgroup does not fit into a compute unit";
   } else {
-    std::vector<const Steps*> waves;
-    for (const Steps& steps : state.steps) waves.push_back(&steps);
-    result.timing =
-        time_workgroups(dispatch.costs, dispatch.rates, waves, dispatch.workgroups_per_unit);
+    result.timing = time_workgroup(workgroup.dispatch, state.steps);
   }
   return result;
 }

@@ -6,6 +6,7 @@
 //   loops.cpp     the loops of the code that ran
 //   sample.cpp    which workgroups are timed
 //   timing.cpp    when the instructions of a compute unit's waves issue
+//   hbm.cpp       what a workgroup brings in from HBM, and how fast
 //   export.cpp    all of it as JSON, for jitfmha/emulator/profile.py
 #pragma once
 
@@ -140,6 +141,19 @@ enum class Stall : u32 {
 };
 constexpr u32 kStalls = static_cast<u32>(Stall::kinds);
 
+// What a workgroup brings in from HBM. A launch moves each line that it touches once, and its
+// workgroups share that evenly, whichever of them is the first to ask: of a range that all of them
+// read, most lines are in L2 or the Infinity Cache when a workgroup comes to them.
+struct Hbm {
+  struct Part {
+    u32 first_line, lines;  // of a range that the launch may touch, by the low bits of the number
+    double share;           // of the workgroup's lines there that it brings in
+  };
+  std::vector<Part> parts;
+  double share_elsewhere;  // the same of lines in none of them
+  double line_cycles;      // until the unit's share of HBM has moved a line
+};
+
 struct Timing {
   bool is_known = false;
   std::string why_not;
@@ -148,12 +162,16 @@ struct Timing {
   u64 matrix_busy = 0, vector_busy = 0;  // sums over the four SIMDs
   u64 lds_busy = 0, l1_busy = 0;         // of the compute unit
   u64 lines = 0, l1_hits = 0;            // that loads asked for, and that L1 had
+  u64 lines_at_ends = 0;                 // that HBM moves before and behind the matrix work
   u64 stalls[kStalls] = {};              // sums over all waves
 };
 
 // `workgroups` copies of one workgroup, whose waves did `waves`, on one compute unit.
-Timing time_workgroups(const std::vector<Cost>&, const Rates&,
+Timing time_workgroups(const std::vector<Cost>&, const Rates&, const Hbm&,
                        const std::vector<const Steps*>& waves, u32 workgroups);
+
+// With as many copies as the launch has on a compute unit, at the clock that the chip keeps up.
+Timing time_workgroup(const Dispatch&, const std::vector<Steps>& waves);
 
 // ---- Occupancy ----------------------------------------------------------------------------------
 

@@ -10,14 +10,21 @@
 //  * An instruction that reads or overwrites a matrix result waits for it for
 //    Rates::matrix_result; the accumulator of the next matrix instruction does not.
 //  * LDS and L1 are the compute unit's. They serve requests in order; data comes a latency later,
-//    of lines that L1 does not have the one of L2 and all behind it. Atomics are L2's, which takes
-//    a line of a compute unit at a time.
+//    of lines that L1 does not have the one of L2 and the Infinity Cache. Atomics are L2's, which
+//    takes a line of a compute unit at a time.
+//  * HBM moves the lines that the workgroup brings in (hbm.cpp) one after the other, at the unit's
+//    share of what the chip streams, and their latency is HBM's. So as much of its time hides
+//    behind other work as the loads do that s_waitcnt lets a wave have on their way.
+//  * Before a wave's first matrix instruction and behind its last one there is no such work, and
+//    those of all units come at once: these lines are counted, for estimate.py.
 //
-// What is not modelled: what L2 holds, instruction fetch other than of branch targets, register
-// banks, and workgroups that start while others run. HBM's bandwidth is estimate.py's.
+// What is not modelled: which lines L2 gives up, instruction fetch other than of branch targets,
+// register banks, and workgroups that start while others run.
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <memory>
+#include <unordered_set>
 
 #include "profile/profile.h"
 
@@ -25,7 +32,9 @@ namespace emulator {
 namespace {
 
 constexpr u32 kPriorities = 4;
+constexpr u32 kMostOutstanding = 63;  // of a wave's loads and stores: as far as vmcnt counts
 constexpr u64 kNever = ~u64{0};
+constexpr std::size_t kNoEnd = ~std::size_t{0};
 
 // Operations that a counter of s_waitcnt counts, by the time when each is done: in order.
 class Outstanding {
@@ -46,7 +55,8 @@ struct SimulatedWave {
   const u32* next_line;  // of those that the steps touch
   u32 workgroup;
   std::size_t next = 0;
-  u64 ready = 0;  // it cannot issue before
+  std::size_t matrix_begin = 0, matrix_end = kNoEnd;  // its matrix instructions are within
+  u64 ready = 0;                                      // it cannot issue before
   Stall waiting_for = Stall::fetch;
   u64 issued_at = kNever;
   u32 priority = 0;
@@ -58,6 +68,7 @@ struct SimulatedWave {
   u64 accumulator[kVgprs] = {};  // the same for the next matrix instruction's C
 
   bool has_ended() const { return next >= steps->size(); }
+  bool is_at_an_end() const { return next < matrix_begin || next >= matrix_end; }
   bool can_try(u64 now) const {
     return !has_ended() && !at_barrier && ready <= now && issued_at != now;
   }
@@ -113,10 +124,12 @@ class Cache {
 
 class ComputeUnit {
  public:
-  ComputeUnit(const std::vector<Cost>& costs, const Rates& rates,
+  ComputeUnit(const std::vector<Cost>& costs, const Rates& rates, const Hbm& hbm,
               const std::vector<const Steps*>& waves, u32 workgroups)
       : costs_(costs),
         rates_(rates),
+        hbm_(hbm),
+        brought_(hbm.parts.size() + 1, 0.5),
         running_(workgroups, 0),
         arrived_(workgroups, 0),
         l1_(rates.l1_bytes / rates.line_bytes, rates.l1_ways) {
@@ -127,6 +140,7 @@ class ComputeUnit {
         waves_.back()->steps = &steps->steps;
         waves_.back()->next_line = steps->lines.data();
         waves_.back()->workgroup = workgroup;
+        find_matrix_work(*waves_.back());
         simd.waves.push_back(waves_.back().get());
         running_[workgroup] += !steps->steps.empty();
       }
@@ -158,12 +172,22 @@ class ComputeUnit {
         return timing_;
       }
     }
-    timing_.cycles = std::max({now_ + rates_.issue, lds_free_, l1_free_, last_end_});
+    timing_.cycles = std::max({now_ + rates_.issue, lds_free_, l1_free_, last_end_, hbm_end()});
     timing_.is_known = true;
     return timing_;
   }
 
  private:
+  void find_matrix_work(SimulatedWave& wave) const {
+    const std::vector<Step>& steps = *wave.steps;
+    const auto is_matrix = [&](const Step& step) { return costs_[step.dword].unit == Unit::mfma; };
+    const auto first = std::find_if(steps.begin(), steps.end(), is_matrix);
+    if (first == steps.end()) return;  // a kernel, or a wave, that only moves: all of it overlaps
+    const auto behind = std::find_if(steps.rbegin(), steps.rend(), is_matrix).base();
+    wave.matrix_begin = static_cast<std::size_t>(first - steps.begin());
+    wave.matrix_end = static_cast<std::size_t>(behind - steps.begin());
+  }
+
   bool issue_slot(Simd& simd) {
     bool issued = false;
     for (u32 priority = kPriorities; priority-- > 0;) {
@@ -203,8 +227,12 @@ class ComputeUnit {
         simd.claimant = nullptr;
       }
     }
-    if (cost.port == Cost::Port::memory && queue_of(cost.unit) > now_ + rates_.queue)
-      return wave.waits(Stall::memory_unit);
+    if (cost.port == Cost::Port::memory) {
+      if (queue_of(cost.unit) > now_ + rates_.queue) return wave.waits(Stall::memory_unit);
+      if (cost.unit != Unit::lds)
+        if (const u64 time = wave.vm.time_of(kMostOutstanding - 1, now_); time > now_)
+          return wave.waits(Stall::vm_count, time);
+    }
 
     port_used = now_;
     wave.ready = now_ + rates_.issue;
@@ -265,8 +293,11 @@ class ComputeUnit {
       timing_.l1_hits += known != nullptr;
       if (!known) {
         fills_free_ = std::max(fills_free_, l1_free_) + rates_.global_line;
-        l1_.insert(line, fills_free_ + rates_.global_latency);
-        there = std::max(there, fills_free_ + rates_.global_latency);
+        u64 filled = fills_free_ + rates_.global_latency;
+        if (is_brought_in(line) && move(wave, fills_free_))
+          filled = std::max(filled, hbm_end() + rates_.hbm_latency);
+        l1_.insert(line, filled);
+        there = std::max(there, filled);
       } else {
         there = std::max({there, *known, l1_free_ + rates_.l1_latency});
       }
@@ -277,9 +308,10 @@ class ComputeUnit {
     return there;
   }
 
-  // Written through, and atomics are L2's.
+  // Written through, and atomics are L2's. L2 has what is stored before HBM does.
   u64 store(SimulatedWave& wave, const Step& step, Unit unit) {
-    wave.next_line += step.lines;
+    for (u32 i = 0; i < step.lines; ++i)
+      if (is_brought_in(u64{wave.workgroup} << 32 | *wave.next_line++)) move(wave, l1_free_);
     occupy_l1(step.lines * rates_.l1_line);
     u64 begin = l1_free_;
     if (unit == Unit::vmem_atomic)
@@ -289,6 +321,30 @@ class ComputeUnit {
     last_end_ = std::max(last_end_, done);
     return done;
   }
+
+  // Whether the workgroup, when it touches a line for the first time, is the one that brings it in:
+  // evenly as many of those of each part as are its share.
+  bool is_brought_in(u64 line) {
+    std::size_t part = 0;
+    while (part < hbm_.parts.size() &&
+           static_cast<u32>(line) - hbm_.parts[part].first_line >= hbm_.parts[part].lines)
+      ++part;
+    const double share = part < hbm_.parts.size() ? hbm_.parts[part].share : hbm_.share_elsewhere;
+    if (share == 0 || !touched_.insert(line).second) return false;
+    brought_[part] += share;
+    if (brought_[part] < 1) return false;
+    brought_[part] -= 1;
+    return true;
+  }
+
+  // HBM moves a line of this unit, not before `time`. False: it is counted, and takes no time here.
+  bool move(const SimulatedWave& wave, u64 time) {
+    timing_.lines_at_ends += wave.is_at_an_end();
+    if (wave.is_at_an_end()) return false;
+    hbm_free_ = std::max(hbm_free_, static_cast<double>(time)) + hbm_.line_cycles;
+    return true;
+  }
+  u64 hbm_end() const { return static_cast<u64>(std::ceil(hbm_free_)); }
 
   void occupy_l1(u32 cycles) {
     l1_free_ = std::max(l1_free_, now_) + cycles;
@@ -329,19 +385,23 @@ class ComputeUnit {
 
   const std::vector<Cost>& costs_;
   const Rates& rates_;
+  const Hbm& hbm_;
+  std::vector<double> brought_;  // of each part: what is due of the next line
+  std::unordered_set<u64> touched_;
   std::vector<std::unique_ptr<SimulatedWave>> waves_;
   std::vector<u32> running_, arrived_;  // waves of each workgroup: not ended, at the barrier
   Simd simds_[kSimds];
   Cache l1_;
   u64 now_ = 0, lds_free_ = 0, l1_free_ = 0, fills_free_ = 0, atomics_free_ = 0, last_end_ = 0;
+  double hbm_free_ = 0;
   Timing timing_;
 };
 
 }  // namespace
 
-Timing time_workgroups(const std::vector<Cost>& costs, const Rates& rates,
+Timing time_workgroups(const std::vector<Cost>& costs, const Rates& rates, const Hbm& hbm,
                        const std::vector<const Steps*>& waves, u32 workgroups) {
-  return ComputeUnit(costs, rates, waves, workgroups).run();
+  return ComputeUnit(costs, rates, hbm, waves, workgroups).run();
 }
 
 }  // namespace emulator
