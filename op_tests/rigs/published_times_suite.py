@@ -20,6 +20,7 @@ from jitfmha.emulator.profile import LaunchProfile
 from jitfmha.problem.arguments import AttentionOptions, Bf16Cvt
 from jitfmha.problem.problem import BF16_CVTS
 
+from . import published_decode
 from .modelled_call import ModelledCall, NotServedError, check_kernels_of_aiter, estimate_of
 
 _FILE = Path(__file__).with_name("published_times.json")
@@ -31,6 +32,7 @@ _CAUSAL, _CAUSAL_BACKWARD = 2, {"MI300X": 1, "MI355X": 2}
 # Rows of queries that a modelled call has at most; longer launches are like it.
 _ROWS = 1 << 18
 _MEAN, _SPREAD = 5.0, 10.0
+_DECODE_MEAN = 10.0
 _QUICK_SEQLEN = 2048
 
 
@@ -147,6 +149,7 @@ def run(quick: bool, progress: Progress) -> Report:
         progress(f"{point}{', fitted' if point.is_fitted else ''}: {ratio:.3f}")
         ratios.setdefault((point.source, point.chip, point.is_fitted), []).append(ratio)
     report.machine["left out"] = f"{left_out} points whose kernels are refused"
+    _add_decode_row(report, Path(tree), progress)
     for (source, chip, is_fitted), of_group in sorted(ratios.items()):
         mean = statistics.fmean(of_group)
         spread = 100 * statistics.pstdev(of_group)
@@ -158,6 +161,23 @@ def run(quick: bool, progress: Progress) -> Report:
         report.at_most(off, 100 * abs(mean - 1), _MEAN, "%")
         report.at_most(f"spread of modelled over published time, {what}", spread, _SPREAD, "%")
     return report
+
+
+def _add_decode_row(report: Report, tree: Path, progress: Progress) -> None:
+    ratios = []
+    for point in published_decode.points():
+        try:
+            ratios.append(published_decode.modelled_seconds(point, tree) / point.seconds)
+        except FileNotFoundError as error:
+            progress(f"{point}: left out, because {error}")
+            continue
+        progress(f"{point}: {ratios[-1]:.3f}")
+    if ratios:
+        what = f"AITER's decode, {len(ratios)} points"
+        mean, spread = statistics.fmean(ratios), 100 * statistics.pstdev(ratios)
+        off = f"mean of modelled over published time less 1, {what} that are not fitted"
+        report.at_most(off, 100 * abs(mean - 1), _DECODE_MEAN, "%")
+        report.machine[f"spread of {what}"] = f"{spread:.1f} %"
 
 
 def modelled_seconds(point: Point) -> float:
