@@ -33,6 +33,7 @@ from ..problem.problem import (
     Problem,
     check_cu_seqlens_values,
     check_sizes,
+    is_v_at_k,
     make_problem,
 )
 from ..problem.score_features import SCORE_FEATURES, Modifiers
@@ -303,6 +304,7 @@ def key_of(arguments: Arguments) -> tuple[Hashable, Any]:
         None if modifiers is None else _described_modifiers(modifiers),
         None if dropout is None else described(dropout),
         None if keys is None else described(keys),
+        is_v_at_k(k, v),
     ), (
         q.shape,
         q.stride(),

@@ -126,6 +126,7 @@ class Problem(NamedTuple):
     modifiers: AskedModifiers = AskedModifiers()
     dropout_p: float = 0.0
     is_paged: bool = False
+    has_v_at_k: bool = False
     num_splits: int = 0
     has_split_results: bool = False
     gradients: GradientStrides | None = None
@@ -290,10 +291,16 @@ def make_problem(arguments: Arguments) -> Problem:
         modifiers=asked_modifiers(arguments.modifiers, mask),
         dropout_p=0.0 if arguments.dropout is None else arguments.dropout.p,
         is_paged=keys.block_table is not None,
+        has_v_at_k=is_v_at_k(k, v),
         num_splits=keys.num_splits,
         has_split_results=keys.out_accum is not None,
         gradients=None,
     )
+
+
+def is_v_at_k(k: Tensor, v: Tensor) -> bool:
+    """Whether narrower values begin where keys do, as those of a latent."""
+    return k.shape != v.shape and k.data_ptr() == v.data_ptr() != 0
 
 
 def check_sizes(arguments: Arguments) -> Sizes:

@@ -13,7 +13,7 @@ from ..modifiers import ModifierTraits
 from .backward_launch import ELEMENT_BYTES, BackwardKernel, Rows
 from .device_spec import device_spec
 from .tile_table import KernelPart, Tile
-from .tiles import tile_for, tile_table
+from .tiles import tile_for, tile_table, waves_in_cpp
 from .traits import (
     Access,
     SharedTraits,
@@ -94,6 +94,7 @@ def backward_spec(traits: BackwardTraits) -> jit.BuildSpec:
     values = {
         "shared_structs": backward_structs(),
         "kernel": traits.name,
+        "waves_with_features": waves_in_cpp(traits.arch, "backward", "any"),
         "makes_dk_with_dv": int(traits.makes_dk_with_dv),
         "dtype": tile_table(traits.arch).elements_of(traits.dtype).products,
         **{f"lds_bytes_of_{kernel}": _lds_bytes(traits, kernel) for kernel in _OF_KEYS},

@@ -24,7 +24,15 @@ from .launch import ForwardLaunch
 from .modifiers import modifier_constants
 from .rules import RULES
 from .split_choice import SplitChoice
-from .traits import ForwardTraits, access_of, kernel_spec, row_of_built, stacks_heads
+from .latent import row_blocks_of
+from .traits import (
+    ForwardTraits,
+    access_of,
+    forward_tile,
+    kernel_spec,
+    row_of_built,
+    stacks_heads,
+)
 
 NAME = "compiled"
 
@@ -86,7 +94,8 @@ class ForwardPlan(CompiledPlan):
         source = "csrc_templates/amd/compiled_fwd.hip.in"
         super().__init__(problem, target, "compiled", traits.name, source)
         self.traits = traits
-        self._tile = traits.tile
+        self._tile = forward_tile(traits.arch, traits.dtype, traits.hdim_q, traits.hdim_v)
+        self._slices = traits.slices
         self._are_far_from_limits = are_far_from_limits(problem, traits.row())
 
     @property
@@ -101,16 +110,20 @@ class ForwardPlan(CompiledPlan):
         code_object = self.compiled()
         row = row_of_built(traits, code_object.image)
         self._bound = BoundKernel(problem, target, self.block, row, code_object)
-        self._splits = SplitChoice(problem, target, row, traits.slices, traits.columns)
+        self._splits = SplitChoice(
+            problem, target, row, traits.slices, traits.made_columns
+        )
         self._constants = modifier_constants(problem)
         self._is_paged = problem.is_paged
         self._kv_bytes = element_bytes(problem).kv
 
     def serves(self, sizes: PlainSizes) -> bool:
         problem, traits, tile = self.problem.with_sizes(sizes), self.traits, self._tile
+        are_heads_stacked = stacks_heads(problem, tile)
         return (
             access_of(problem, tile) == traits.access
-            and stacks_heads(problem, tile) == traits.stacks_heads
+            and are_heads_stacked == traits.stacks_heads
+            and row_blocks_of(problem, are_heads_stacked) == traits.row_blocks
             and (
                 self._are_far_from_limits(sizes)
                 or not any(reasons_of(SIZE_RULES, problem, traits.arch))
@@ -120,7 +133,7 @@ class ForwardPlan(CompiledPlan):
     def launch_for(self, sizes: PlainSizes) -> ForwardLaunch:
         seqlen_q, seqlen_k, q, k, v, out = sizes
         kernel, page_size = self._bound, seqlen_k
-        columns = self._tile.slices, v[-1] * self._kv_bytes
+        columns = self._slices, v[-1] * self._kv_bytes
         pages = (0, 0)
         if self._is_paged:
             # The launcher is told of the rows of a page, the kernel of pages too.

@@ -21,6 +21,7 @@ from ...problem.problem import BF16_CVTS, Mode, Problem, element_bytes
 from ...problem.score_features import AskedModifiers
 from ..modifiers import ModifierTraits
 from .device_spec import device_spec
+from .latent import latent_tile, made_columns, row_blocks_of
 from .tile_table import Tile
 from .tiles import tile_for, tile_table, waves_in_cpp
 
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 Access = Literal["near", "far", "paged", "wide_pages"]
 
-_TEMPLATE = "compiled_fwd.hip"
-_HEADERS = ("bias_tiles.h", "dropout.h", "elements.h", "row_tiles.h", "scores.h")
+_TEMPLATE, _LATENT_TEMPLATE = "compiled_fwd.hip", "latent_fwd.hip"
+_LATENT_HEADERS = ("dropout.h", "elements.h", "forward_tasks.h", "row_tiles.h", "scores.h")
 _ROUNDINGS: dict[Bf16Cvt, str] = {
     "rtne": "nearest_even",
     "rtna": "nearest_away",
@@ -149,7 +150,6 @@ class SharedTraits(ABC):
             "other_rows": self.tile.other_rows,
             "waves": self.tile.waves,
             "lds_bytes": self.tile.lds_bytes,
-            "waves_with_features": waves_in_cpp(self.arch, self.tile.direction, "any"),
             "wide_page_rows": _WIDE_PAGE_ROWS,
         }
 
@@ -176,6 +176,7 @@ class ForwardTraits(SharedTraits):
         has_int8_probabilities: whether probabilities become int8 before they meet values.
         has_column_major_v: whether keys lie side by side in v.
         stacks_heads: whether the query heads that share a key head are rows of the same tiles.
+        row_blocks: where values are the first columns of keys: the rows of a workgroup, in blocks.
     """
 
     kv_dtype: str
@@ -183,11 +184,13 @@ class ForwardTraits(SharedTraits):
     has_int8_probabilities: bool = False
     has_column_major_v: bool = False
     stacks_heads: bool = False
+    row_blocks: int | None = None
 
     @classmethod
     def of(cls, problem: Problem, arch: Arch) -> ForwardTraits:
         """What a problem asks for; there has to be a tile with room for it."""
         tile = forward_tile(arch, problem.dtype, problem.hdim_q, problem.hdim_v)
+        are_heads_stacked = stacks_heads(problem, tile)
         return cls._of(
             problem,
             arch,
@@ -199,12 +202,14 @@ class ForwardTraits(SharedTraits):
             ),
             has_int8_probabilities=problem.has_p_descale,
             has_column_major_v=problem.has_column_major_v,
-            stacks_heads=stacks_heads(problem, tile),
+            stacks_heads=are_heads_stacked,
+            row_blocks=row_blocks_of(problem, are_heads_stacked),
         )
 
     @property
     def tile(self) -> Tile:
-        return forward_tile(self.arch, self.dtype, self.hdim_q, self.hdim_v)
+        tile = forward_tile(self.arch, self.dtype, self.hdim_q, self.hdim_v)
+        return latent_tile(tile, self.dtype, self.row_blocks) if self.row_blocks else tile
 
     @property
     def slices(self) -> int:
@@ -218,6 +223,11 @@ class ForwardTraits(SharedTraits):
         return -(-self.hdim_v // (8 * self.slices)) * 8
 
     @property
+    def made_columns(self) -> int:
+        """How many columns a split of the keys leaves."""
+        return made_columns(self.hdim_v) if self.row_blocks else self.columns
+
+    @property
     def out_dtype(self) -> str:
         return "bf16" if self.dtype in EIGHT_BIT_NAMES else self.dtype
 
@@ -229,7 +239,11 @@ class ForwardTraits(SharedTraits):
             "int8p" if self.has_int8_probabilities else "",
             "column_major_v" if self.has_column_major_v else "",
         )
-        return self._name("fwd", of_keys, ("stacked",) if self.stacks_heads else ())
+        of_queries = (
+            "stacked" if self.stacks_heads else "",
+            f"latent{self.row_blocks}" if self.row_blocks else "",
+        )
+        return self._name("fwd", of_keys, of_queries)
 
     @property
     def combine_name(self) -> str:
@@ -304,25 +318,31 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
         "shared_structs": compiled_structs(),
         "kernel": traits.name,
         "combine_kernel": traits.combine_name,
-        "slices": traits.slices,
-        "columns": traits.columns,
         "stacks_heads": cpp_bool(traits.stacks_heads),
-        "waves_without_features": waves_in_cpp(traits.arch, "forward", "none"),
-        "chip_lds_bytes": architecture(traits.arch).lds_bytes,
-        "waves_with_light_one": waves_in_cpp(traits.arch, "forward", "light one"),
         "query_element": of_queries.element,
-        "key_element": of_keys.element,
         "out_element": of_output.element,
-        "score_dtype": of_queries.scores,
         "dtype": of_queries.products,
         "descales": cpp_bool(traits.has_descales),
-        "int8_probabilities": cpp_bool(traits.has_int8_probabilities),
-        "column_major_v": cpp_bool(traits.has_column_major_v),
         **traits.template_values(),
     }
+    template, headers = _LATENT_TEMPLATE, _LATENT_HEADERS
+    if not traits.row_blocks:
+        template, headers = _TEMPLATE, (*_LATENT_HEADERS, "bias_tiles.h")
+        values |= {
+            "slices": traits.slices,
+            "columns": traits.columns,
+            "waves_without_features": waves_in_cpp(traits.arch, "forward", "none"),
+            "waves_with_light_one": waves_in_cpp(traits.arch, "forward", "light one"),
+            "waves_with_features": waves_in_cpp(traits.arch, "forward", "any"),
+            "chip_lds_bytes": architecture(traits.arch).lds_bytes,
+            "key_element": of_keys.element,
+            "score_dtype": of_queries.scores,
+            "int8_probabilities": cpp_bool(traits.has_int8_probabilities),
+            "column_major_v": cpp_bool(traits.has_column_major_v),
+        }
     why = traits.why_built("call")
     return device_spec(
-        *(traits.name, traits.arch, _TEMPLATE, values, _HEADERS, why),
+        *(traits.name, traits.arch, template, values, headers, why),
         packs_floats=_packs_floats(traits),
     )
 

@@ -116,9 +116,7 @@ class KeySplit:
     def workspace_floats(self, seqlen_q: int, num_splits: int) -> int:
         """The size of what splits leave: for each query the output, its maximum and its sum.
 
-        A wave of 64 lanes has 32 queries: the last two are there twice.
+        Two lanes have a query's columns, 16 of every 32: its maximum and sum are there twice.
         """
-        waves = self.ts_qo // 32
-        tiles = self.sequences * -(-seqlen_q // self.ts_qo)
-        # Of every 32 columns of a query two lanes have 16 each.
-        return tiles * num_splits * waves * 64 * (-(-self.hdim_v // 32) * 16 + 2)
+        rows = self.sequences * -(-seqlen_q // self.ts_qo) * self.ts_qo
+        return rows * num_splits * (-(-self.hdim_v // 32) * 32 + 4)

@@ -1,0 +1,205 @@
+// What a workgroup of a compiled forward kernel has to do, and where its output goes.
+//
+// Included after the traits, kTileRows, kSlices, kColumns, and kResultFloats: what a split of the
+// keys leaves of a tile.
+#pragma once
+
+#include "row_tiles.h"
+#include "scores.h"
+#include "workgroups.h"
+
+// A tile of rows of one sequence and head, or of the heads that are stacked there, and a share of
+// the keys that they see.
+struct Task {
+  Head head;  // the first one where heads are stacked
+  Visibility visibility;
+  Sequence sequence;
+  Place place;
+  unsigned first_head;
+  unsigned first_line;  // first_head, counted among the heads of all sequences
+  int queries, rows;    // of the sequence; rows counts those of all stacked heads
+  int first_row;        // of the workgroup
+  float scale;          // of scores, with log2(e) in it
+  int slice;            // of the columns
+  Divisor num_splits;
+  Global<float> results;  // of the splits of these rows; null where keys are not split
+};
+
+// One of a task's rows.
+struct Row {
+  int number, query;
+  unsigned head;  // of the stacked ones
+
+  __device__ static Row of(const StackedHeads& stacked, int number) {
+    if (!kStacksHeads) return {number, number, 0};
+    const Quotient query = divide(number, stacked.count);
+    return {number, static_cast<int>(query.value), query.remainder};
+  }
+};
+
+// The scale of 8-bit numbers, one of a sequence's and head's; `batch` and `head` are strides in
+// bytes. Without scales it is 1.
+__device__ inline float descale_of(Global<const float> scales, unsigned long batch,
+                                   unsigned long head) {
+  return scales ? *(Global<const float>)((Global<const char>)scales + batch + head) : 1;
+}
+
+// The scale of probabilities that are integers.
+__device__ inline float p_descale_of(const Arguments& a, const Modifiers& m, const Place& place) {
+  const unsigned long head =
+      m.p_descale_of_query_heads ? place.head : divide(place.head, a.gqa).value;
+  return descale_of(m.p_descale, place.batch * m.p_descale_batch, head * m.p_descale_head);
+}
+
+// Inputs that are all 0 may have a scale of 0. Hidden scores are infinite, and times 0 they would
+// be NaN.
+__device__ inline float descaled(float scale, float descale) {
+  constexpr float kLargest = __FLT_MAX__, kSmallest = __FLT_MIN__;
+  return __builtin_amdgcn_fmed3f(scale * descale, kSmallest, kLargest);
+}
+
+// The arguments, loaded anew: what the end of a kernel alone needs takes no registers in its loop.
+__device__ inline const CompiledArguments& late_arguments() {
+  auto arguments = __builtin_amdgcn_kernarg_segment_ptr();
+  asm volatile("" : "+s"(arguments));
+  return *(const CompiledArguments*)arguments;
+}
+
+// The first column of a slice.
+__device__ inline int first_column(int slice) {
+  return smaller(slice * kColumns, kHdimV - kColumns);
+}
+
+// What the output is multiplied with, beside 1 / sum.
+__device__ inline float output_scale(const CompiledArguments& arguments, const Place& place) {
+  const Arguments& a = arguments.attention;
+  const Modifiers& m = arguments.modifiers;
+  float scale = kHasDropout ? m.keep_scale : 1;
+  if (kHasDescales) {
+    const unsigned long head = divide(place.head, a.gqa).value;
+    scale *= descale_of(a.v_descale, static_cast<unsigned long>(place.batch) * a.v_descale_batch,
+                        head * a.v_descale_head);
+  }
+  if (kHasInt8Probabilities) scale *= p_descale_of(a, m, place);
+  return scale;
+}
+
+// A row of the output on its way to memory, and its lse.
+struct OutputRow {
+  Global<char> to;
+  Global<float> lse;
+  float sum, factor, excess;
+
+  __device__ static OutputRow of(const Task& task, const Row& row, float sum) {
+    const CompiledArguments& late = late_arguments();
+    const Head head = head_of<kIsGroup>(late.attention, task.place, 0, task.sequence,
+                                        line_of(late.attention, task.place), task.queries);
+    const unsigned long stacked = row.head;
+    OutputRow result = {};
+    result.to = (Global<char>)head.o.from(row.query).base + stacked * late.stacked.out_stride +
+                first_column(task.slice) * OutElement::kBytes;
+    if (head.lse && task.slice == 0)
+      result.lse =
+          (Global<float>)((Global<char>)head.lse + stacked * late.stacked.lse_stride) + row.query;
+    result.sum = sum;
+    result.excess = ScoreUnit::of(late.modifiers, 1).excess;
+    result.factor = sum == 0 ? 0 : __builtin_amdgcn_rcpf(sum) * output_scale(late, task.place);
+    return result;
+  }
+
+  // Four values that follow each other.
+  __device__ void store(int first, f32x4 o) const {
+    o *= factor;
+    const auto values = rounded_to<OutElement>(o.x, o.y, o.z, o.w);
+    if constexpr (kColumns % 4 == 0) {
+      if (first < kColumns)
+        *(Global<Words<OutElement, 4>>)(to + first * OutElement::kBytes) = values;
+    } else {
+      typedef Bits<OutElement> Four __attribute__((ext_vector_type(4)));
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        if (first + j < kColumns)
+          ((Global<Bits<OutElement>>)to)[first + j] = bits_as<Four>(values)[j];
+    }
+  }
+
+  // The first kLanes lanes of a wave have rows of their own.
+  template <int kLanes>
+  __device__ void store_lse(float maximum, int lane) const {
+    if (!lse || lane >= kLanes) return;
+    const float of_largest = maximum - excess, of_sum = __builtin_amdgcn_logf(sum);
+    const float of_row =
+        kHasAddedBias ? __builtin_fmaf(of_sum, kLn2, of_largest) : (of_largest + of_sum) * kLn2;
+    *lse = sum == 0 ? -kInfinity : of_row;
+  }
+};
+
+__device__ inline Pages pages_of(const Modifiers& m, long stride, long batch) {
+  return {m.block_table + batch * m.block_table_batch, m.page_size,
+          static_cast<unsigned>(m.num_pages - 1), stride};
+}
+
+// Under a mask the longest tiles go first: what is left for the end is short. Negative, or behind
+// the last one: the sequence has no such tile, as in gm1 alone sequences differ in length.
+__device__ inline int tile_of(const Arguments& a, const Place& place, int rows) {
+  const int rank = place.tile_rank;
+  if (!kIsMasked) return rank;
+  return (kIsGroup ? tiles_of(rows, kTileRows) : static_cast<int>(a.query_tiles)) - 1 - rank;
+}
+
+// The task of a workgroup; where its sequence has no such tile, first_row is not below rows.
+// `given.share` counts the slices of all shares.
+__device__ inline Task task_of(const CompiledArguments& arguments, const Place& given) {
+  const Arguments& a = arguments.attention;
+  const int slice = given.share % kSlices;
+  Place place = given;
+  place.share /= kSlices;
+  const int stacked = kStacksHeads ? arguments.stacked.count.divisor : 1;
+  Sequence sequence = sequence_of<kIsGroup>(a, place.batch);
+  // The prefix sums of keys in pages are lengths alone.
+  if (is_paged(kAccess)) sequence.k_start = 0;
+  const int queries = computed_queries<kIsGroup>(a, sequence), rows = queries * stacked;
+  const int tile = tile_of(a, place, rows);
+  const unsigned head_k = divide(place.head, a.gqa).value;
+  const unsigned long line = line_of(a, place);
+  Task task = {head_of<kIsGroup>(a, place, head_k, sequence, line, queries),
+               Visibility::of(arguments.modifiers, sequence),
+               sequence,
+               place,
+               place.head * stacked,
+               static_cast<unsigned>(line) * stacked,
+               queries,
+               rows,
+               tile < 0 ? rows : tile * kTileRows,
+               a.scale_log2,
+               slice,
+               a.num_splits,
+               a.workspace};
+  if (task.results)
+    task.results += ((line * a.query_tiles + tile) * kSlices + slice) * a.num_splits.divisor *
+                    kResultFloats;
+  return task;
+}
+
+// All slices of a split follow one another.
+__device__ inline Divisor shares_of(const Arguments& a) {
+  return {a.num_splits.divisor * kSlices, a.num_splits.reciprocal / kSlices};
+}
+
+__device__ inline Task task_of_workgroup(const CompiledArguments& arguments) {
+  const Arguments& a = arguments.attention;
+  return task_of(arguments, place_of_workgroup<kIsGroup>(a, shares_of(a)));
+}
+
+// The scales of q and k become part of the scale of scores.
+__device__ inline void take_descales(Task& task, CompiledArguments& arguments) {
+  const Arguments& a = arguments.attention;
+  Modifiers& m = arguments.modifiers;
+  const unsigned long batch = task.place.batch, head_k = divide(task.place.head, a.gqa).value;
+  const unsigned long head_q = m.q_descale_of_query_heads ? task.place.head : head_k;
+  const float of_scores =
+      descale_of(a.q_descale, batch * a.q_descale_batch, head_q * a.q_descale_head) *
+      descale_of(a.k_descale, batch * a.k_descale_batch, head_k * a.k_descale_head);
+  task.scale = uniform(descaled(task.scale, of_scores));
+  if (kHasSoftcap) m.scale_over_softcap = uniform(descaled(m.scale_over_softcap, of_scores));
+}
