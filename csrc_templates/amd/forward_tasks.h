@@ -176,8 +176,8 @@ __device__ inline Task task_of(const CompiledArguments& arguments, const Place& 
                a.num_splits,
                a.workspace};
   if (task.results)
-    task.results += ((line * a.query_tiles + tile) * kSlices + slice) * a.num_splits.divisor *
-                    kResultFloats;
+    task.results +=
+        ((line * a.query_tiles + tile) * kSlices + slice) * a.num_splits.divisor * kResultFloats;
   return task;
 }
 

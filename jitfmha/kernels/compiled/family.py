@@ -20,11 +20,11 @@ from ..ready.limits import SIZE_RULES, are_far_from_limits
 from ..rules import reasons_of
 from .backward_launch import BackwardLaunch, backward_launch, load_kernels
 from .backward_traits import BackwardTraits, backward_spec
+from .latent import row_blocks_of
 from .launch import ForwardLaunch
 from .modifiers import modifier_constants
 from .rules import RULES
 from .split_choice import SplitChoice
-from .latent import row_blocks_of
 from .traits import (
     ForwardTraits,
     access_of,
@@ -91,7 +91,7 @@ class ForwardPlan(CompiledPlan):
 
     def __init__(self, problem: Problem, target: AmdTarget) -> None:
         traits = ForwardTraits.of(problem, target.arch)
-        source = "csrc_templates/amd/compiled_fwd.hip.in"
+        source = f"csrc_templates/amd/{traits.template}.in"
         super().__init__(problem, target, "compiled", traits.name, source)
         self.traits = traits
         self._tile = forward_tile(traits.arch, traits.dtype, traits.hdim_q, traits.hdim_v)
@@ -110,9 +110,7 @@ class ForwardPlan(CompiledPlan):
         code_object = self.compiled()
         row = row_of_built(traits, code_object.image)
         self._bound = BoundKernel(problem, target, self.block, row, code_object)
-        self._splits = SplitChoice(
-            problem, target, row, traits.slices, traits.made_columns
-        )
+        self._splits = SplitChoice(problem, target, row, traits.slices, traits.made_columns)
         self._constants = modifier_constants(problem)
         self._is_paged = problem.is_paged
         self._kv_bytes = element_bytes(problem).kv

@@ -49,9 +49,7 @@ def latent_tile(tile: Tile, dtype: str, row_blocks: int) -> Tile:
     """The tile of such calls, made of that of others with their head dimensions."""
     exchange = row_blocks * (5 * _LANES * 16 + 3 * _BLOCK_ROWS * 4)
     columns = tile.other_rows * _SERVED_COLUMNS[1] * DTYPE_BYTES[dtype]
-    return tile._replace(
-        slices=1, tile_q=row_blocks * _BLOCK_ROWS, lds_bytes=columns + exchange
-    )
+    return tile._replace(slices=1, tile_q=row_blocks * _BLOCK_ROWS, lds_bytes=columns + exchange)
 
 
 def made_columns(hdim_v: int) -> int:

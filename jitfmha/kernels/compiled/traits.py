@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
 Access = Literal["near", "far", "paged", "wide_pages"]
 
-_TEMPLATE, _LATENT_TEMPLATE = "compiled_fwd.hip", "latent_fwd.hip"
-_LATENT_HEADERS = ("dropout.h", "elements.h", "forward_tasks.h", "row_tiles.h", "scores.h")
+_HEADERS = ("dropout.h", "elements.h", "forward_tasks.h", "row_tiles.h", "scores.h")
 _ROUNDINGS: dict[Bf16Cvt, str] = {
     "rtne": "nearest_even",
     "rtna": "nearest_away",
@@ -212,6 +211,10 @@ class ForwardTraits(SharedTraits):
         return latent_tile(tile, self.dtype, self.row_blocks) if self.row_blocks else tile
 
     @property
+    def template(self) -> str:
+        return "latent_fwd.hip" if self.row_blocks else "compiled_fwd.hip"
+
+    @property
     def slices(self) -> int:
         return self.tile.slices
 
@@ -325,9 +328,9 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
         "descales": cpp_bool(traits.has_descales),
         **traits.template_values(),
     }
-    template, headers = _LATENT_TEMPLATE, _LATENT_HEADERS
+    headers = _HEADERS
     if not traits.row_blocks:
-        template, headers = _TEMPLATE, (*_LATENT_HEADERS, "bias_tiles.h")
+        headers = *_HEADERS, "bias_tiles.h"
         values |= {
             "slices": traits.slices,
             "columns": traits.columns,
@@ -342,7 +345,7 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
         }
     why = traits.why_built("call")
     return device_spec(
-        *(traits.name, traits.arch, template, values, headers, why),
+        *(traits.name, traits.arch, traits.template, values, headers, why),
         packs_floats=_packs_floats(traits),
     )
 

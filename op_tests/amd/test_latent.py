@@ -1,0 +1,180 @@
+"""Kernels whose values are the first columns of their keys, on the emulator with its sanitizer."""
+
+import random
+from functools import partial
+from typing import Any, get_args
+
+import pytest
+import torch
+from compiled_calls import (
+    ARCHS,
+    DTYPES,
+    FP8_DTYPES,
+    assert_near,
+    assert_nothing_is_spilled,
+    run,
+)
+from packed_calls import Sequences
+from torch import Tensor
+from untyped import explain
+
+from jitfmha import emulate
+from jitfmha.kernels.compiled.traits import Access, ForwardTraits, kernel_spec
+from jitfmha.kernels.modifiers import ModifierTraits
+from jitfmha.problem.float64_reference import attention, attention_packed, unpaged
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+
+_THOUSANDS = 1000
+HEADS = (2, 5, 16, 17, 32, 64, 128)
+SEQLENS_K = (0, 1, 31, 32, 33, 63, 64, 65, 100, 300)
+# DeepSeek's, and others that no chunk, line or group of columns divides.
+HDIMS = ((576, 512), (576, 512), (576, 500), (512, 511), (324, 300), (300, 257))
+SCALE = 192**-0.5
+
+
+def random_rows(rng: torch.Generator, dtype: torch.dtype, *sizes: int) -> Tensor:
+    return torch.randn(sizes, generator=rng).to(dtype)
+
+
+def is_latent(arch: str, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> bool:
+    with emulate(arch):
+        return "latent" in explain(q, k, v, **options).plan.kernel
+
+
+@pytest.mark.sample("number", range(_THOUSANDS), 4)
+def test_drawn_calls(rng, number):
+    """Of any number of heads and a few queries, in all modes, with keys that are split or not."""
+    drawn = random.Random(rng.initial_seed())
+    arch, kind = ARCHS[number % 2], ("gm0", "gm1", "pages")[number // 2 % 3]
+    dtypes = *DTYPES.values(), FP8_DTYPES[arch]
+    dtype, heads = drawn.choice(dtypes), drawn.choice(HEADS)
+    hdim, hdim_v = drawn.choice(HDIMS)
+    seqlens_q = [drawn.randint(1, 4)] * 3
+    seqlens_k = [drawn.choice(SEQLENS_K) for _ in seqlens_q]
+    options: dict[str, Any] = {
+        "softmax_scale": SCALE,
+        "mask": drawn.choice((0, 2, "b:3,0", "b:40,1")),
+    }
+    if dtype.itemsize == 1:
+        options |= {f"{x}_descale": torch.rand(1, generator=rng) + 0.5 for x in "qkv"}
+    more: dict[str, Any] = {
+        "num_splits": drawn.randint(0, 4),
+        "random_order": drawn.choice((None, number)),
+    }
+    if (arch, dtype) == ("gfx942", torch.bfloat16):
+        more["bf16_cvt"] = drawn.choice(("rtne", "rtna", "rtz"))
+    reference = attention
+    if kind == "gm0":
+        rows = random_rows(rng, dtype, len(seqlens_q), seqlens_k[0] + 5, 1, hdim)
+        rows[:, seqlens_k[0] :] = torch.nan
+        q = random_rows(rng, dtype, len(seqlens_q), seqlens_q[0], heads, hdim)
+        latent = keys = rows[:, : seqlens_k[0]]
+    else:
+        sequences = Sequences((seqlens_q, seqlens_k), 0 if kind == "pages" else 3)
+        names = "lengths_q", "lengths_k", "starts_q", "starts_k"
+        reference = partial(attention_packed, **dict(zip(names, sequences.spans, strict=True)))
+        total_q, total_k = sequences.rows
+        q = random_rows(rng, dtype, total_q, heads, hdim)
+        more |= sequences.groups | {"max_seqlen_k": max(seqlens_k)}
+        if kind == "pages":
+            page_size = drawn.choice((1, 6, 16, 64))
+            most = -(-max(*seqlens_k, 1) // page_size)
+            latent = random_rows(rng, dtype, most + 3, page_size, 1, hdim)
+            shape = len(seqlens_k), most + 1
+            table = torch.randint(most + 3, shape, generator=rng, dtype=torch.int32)
+            more["block_table"] = table
+            keys = unpaged(latent, table, seqlens_k)
+        else:
+            latent = keys = random_rows(rng, dtype, total_k, 1, hdim)
+    values = latent[..., :hdim_v]
+    if latent.numel():
+        asked = {name: x for name, x in more.items() if name != "random_order"}
+        assert is_latent(arch, q, latent, values, **asked, **options)
+    actual = run(arch, q, latent, values, **more, **options)
+    expected = reference(q, keys, keys[..., :hdim_v], **options)
+    scaled = (
+        x.double() * options.get(f"{name}_descale", torch.ones(1)).double()
+        for name, x in zip("qkv", (q, keys, keys[..., :hdim_v]), strict=True)
+    )
+    out_dtype = dtype if dtype.itemsize == 2 else torch.bfloat16
+    assert_near(actual, expected, *scaled, options, out_dtype)
+
+
+@pytest.mark.parametrize("heads", [16, 40])
+@pytest.mark.sample("arch", ARCHS, 1)
+def test_hidden_values_and_later_maxima(rng, arch, heads):
+    """Rows that see nothing are 0 beside values of NaN, and scores that grow rescale the output."""
+    q, latent = random_rows(rng, torch.bfloat16, 1, 3, heads, 576), torch.full((1, 97, 1, 576), 0.1)
+    latent = latent.bfloat16()
+    latent[:, 64:] += q[:, :1, :1] * 8
+    for options in ({"num_splits": 1}, {"num_splits": 3}):
+        actual = run(arch, q, latent, latent[..., :512], softmax_scale=SCALE, **options)
+        expected = attention(q, latent, latent[..., :512], softmax_scale=SCALE)
+        assert_near(actual, expected, q, latent, latent[..., :512], {"softmax_scale": SCALE})
+        blind = torch.full((1, 2, 1, 576), torch.nan).bfloat16()
+        blind[:, 0] = 1
+        out, lse = run(arch, q, blind, blind[..., :512], mask=2, **options)
+        assert out[:, 0].eq(0).all()
+        assert lse[..., 0].eq(-torch.inf).all()
+
+
+@pytest.mark.sample(
+    ("arch", "dtype", "row_blocks", "access", "is_masked"),
+    [
+        (arch, dtype, row_blocks, access, is_masked)
+        for arch in ARCHS
+        for dtype in ("bf16", "fp16", "fp8")
+        for row_blocks in (1, 2, 4)
+        for access in get_args(Access)
+        for is_masked in (False, True)
+    ],
+    2,
+)
+def test_nothing_is_spilled(arch, dtype, row_blocks, access, is_masked):
+    fp8 = "fp8_e4m3fnuz" if arch == "gfx942" else "fp8_e4m3fn"
+    name = fp8 if dtype == "fp8" else dtype
+    traits = ForwardTraits(
+        *(arch, name, 576, 512, "gm1", "rtne", is_masked, access, ModifierTraits("compiled")),
+        kv_dtype=name,
+        has_descales=dtype == "fp8",
+        stacks_heads=True,
+        row_blocks=row_blocks,
+    )
+    assert_nothing_is_spilled(kernel_spec(traits), traits.name, traits.combine_name)
+
+
+def test_which_calls_are_meant(rng):
+    """Those of few rows, whose values are the keys' columns; the same shapes otherwise are not."""
+    arch = "gfx942"
+    latent = random_rows(rng, torch.bfloat16, 2, 70, 1, 576)
+    for seqlen_q, heads, blocks in ((1, 16, 1), (1, 17, 2), (2, 16, 2), (1, 33, 4), (4, 128, 4)):
+        q = random_rows(rng, torch.bfloat16, 2, seqlen_q, heads, 576)
+        with emulate(arch):
+            plan = explain(q, latent, latent[..., :512]).plan
+        assert plan.kernel.endswith(f"stacked_latent{blocks}_gm0_{arch}")
+        assert "latent_fwd" in str(plan.source)
+    q = random_rows(rng, torch.bfloat16, 2, 1, 16, 576)
+    for k, v, options in (
+        (latent, latent.clone()[..., :512], {}),
+        (latent, latent[..., 1:513], {}),
+        (latent, latent[..., :256], {}),
+        (latent, latent[..., :513], {}),
+        (latent, latent[..., :512], {"sink": torch.zeros(16)}),
+        (latent, latent[..., :512], {"dropout_p": 0.5}),
+    ):
+        assert not is_latent(arch, q, k, v, **options)
+    for shape in ((2, 1, 1, 576), (2, 65, 16, 576)):  # heads that share nothing, and many queries
+        q = random_rows(rng, torch.bfloat16, *shape)
+        assert not is_latent(arch, q, latent, latent[..., :512])
+
+
+def test_views_and_copies_in_turn(rng):
+    """Values elsewhere, of the same strides, are not taken for those of the keys."""
+    q, latent, other = (random_rows(rng, torch.bfloat16, 1, n, 16, 576) for n in (1, 40, 40))
+    latent, other = latent[:, :, :1], other[:, :, :1]
+    for values in (latent, other, latent, other):
+        v = values[..., :512]
+        actual = run("gfx950", q, latent, v, softmax_scale=SCALE)
+        expected = attention(q, latent, v, softmax_scale=SCALE)
+        assert_near(actual, expected, q, latent, v, {"softmax_scale": SCALE})
