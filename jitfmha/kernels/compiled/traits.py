@@ -328,7 +328,7 @@ def kernel_spec(traits: ForwardTraits) -> jit.BuildSpec:
         "descales": cpp_bool(traits.has_descales),
         **traits.template_values(),
     }
-    headers = _HEADERS
+    headers: tuple[str, ...] = _HEADERS
     if not traits.row_blocks:
         headers = *_HEADERS, "bias_tiles.h"
         values |= {
