@@ -90,6 +90,26 @@ def _device_kernels() -> list[ForwardTraits | BackwardTraits]:
                 stacks_heads=not is_masked,
             ),
         ]
+    of_latents = itertools.product(archs, ("bf16", "fp16"), (1, 2, 4), ("near", "wide_pages"))
+    found += [
+        ForwardTraits(
+            *(
+                arch,
+                dtype,
+                576,
+                512,
+                "gm1",
+                "rtne",
+                True,
+                access,
+                ModifierTraits("compiled"),
+                dtype,
+            ),
+            stacks_heads=True,
+            row_blocks=row_blocks,
+        )
+        for arch, dtype, row_blocks, access in of_latents
+    ]
     return found
 
 
